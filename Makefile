@@ -1,0 +1,40 @@
+# make demo and make test do all of their own set-up in .venv, and reuse it afterwards.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+DEMO_DIR := work_dirs/demo
+# Two small cores are busiest with one thread a process; give more where there are more.
+export OMP_NUM_THREADS ?= $(shell nproc 2>/dev/null || echo 2)
+
+.PHONY: help setup demo test lint format gpu clean
+
+help:
+	@echo "make demo    set up, train Mask R-CNN with Vittt on the built-in data, show AP and pictures"
+	@echo "make test    set up, lint, run the tests"
+	@echo "make gpu     on a machine with a CUDA GPU: the kernels' tests on it, then the benchmarks"
+	@echo "make lint    check format and style;  make format    mend them"
+
+setup: $(VENV)/.installed
+
+# mmdet, mmsegmentation and mmpretrain without a compiler: mmcv-lite and torchvision.
+$(VENV)/.installed: setup.py pyproject.toml mmvttt/version.py
+	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 10) else "mmvttt needs Python 3.10 or newer: make PYTHON=python3.12 …")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet -e '.[lite,all]'
+	$(BIN)/python -m mmvttt
+	touch $@
+
+test: setup lint
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf build *.egg-info work_dirs/demo

@@ -1,0 +1,25 @@
+"""Registries of mmvttt: children of mmengine's roots, so that `type='mmvttt.X'` resolves anywhere.
+
+mmengine imports `locations` when a scoped type is looked up for the first time: a config of mmdet,
+mmsegmentation or mmpretrain can name `mmvttt.Vittt` without `custom_imports`.
+"""
+
+from mmengine import registry as root
+
+_MODELS = ['mmvttt.models']
+_ENGINE = ['mmvttt.engine']
+_DATA = ['mmvttt.datasets']
+
+
+def _child(name: str, parent: root.Registry, locations: list[str]) -> root.Registry:
+    return root.Registry(name, parent=parent, scope='mmvttt', locations=locations)
+
+
+MODELS = _child('model', root.MODELS, _MODELS)
+HOOKS = _child('hook', root.HOOKS, _ENGINE)
+OPTIM_WRAPPERS = _child('optim wrapper', root.OPTIM_WRAPPERS, _ENGINE)
+OPTIM_WRAPPER_CONSTRUCTORS = _child(
+    'optim wrapper constructor', root.OPTIM_WRAPPER_CONSTRUCTORS, _ENGINE
+)
+DATASETS = _child('dataset', root.DATASETS, _DATA)
+TRANSFORMS = _child('transform', root.TRANSFORMS, _DATA)

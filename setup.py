@@ -1,0 +1,85 @@
+"""Packaging of the plugin (`mmvttt`), its kernels (`ttt_kernels`) and its configs (for `::`)."""
+
+import shutil
+from pathlib import Path
+
+from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
+
+ROOT = Path(__file__).resolve().parent
+# What `_base_ = 'mmvttt::…'`, `mim` and the inferencers look for under mmvttt/.mim.
+MIM_PARTS = ('configs', 'tools', 'model-index.yml')
+
+
+class BuildWithMim(build_py):
+    """Puts configs and tools under `mmvttt/.mim`: links if editable, copies in a wheel."""
+
+    def run(self) -> None:
+        super().run()
+        base = ROOT if self.editable_mode else Path(self.build_lib)
+        target = base / 'mmvttt' / '.mim'
+        shutil.rmtree(target, ignore_errors=True)
+        target.mkdir(parents=True)
+        for name in MIM_PARTS:
+            source = ROOT / name
+            if not source.exists():
+                continue
+            if self.editable_mode:
+                (target / name).symlink_to(Path('..') / '..' / name)
+            elif source.is_dir():
+                shutil.copytree(source, target / name, ignore=shutil.ignore_patterns('__pycache__'))
+            else:
+                shutil.copy(source, target / name)
+
+
+def version() -> str:
+    scope: dict[str, str] = {}
+    exec((ROOT / 'mmvttt' / 'version.py').read_text(), scope)
+    return scope['__version__']
+
+
+# Ranges that were tried, see docs of each line.
+INSTALL = [
+    # 2.11 is the common GPU image, 2.14 the newest one that was tried.
+    'torch>=2.11,<2.15',
+    'triton>=3.6,<3.9; platform_system == "Linux"',
+    'torchvision>=0.26,<0.30',
+    'mmengine>=0.10.7,<0.11',
+    'timm>=1.0.20,<1.1',
+    'numpy>=1.26,<2.6',
+]
+EXTRAS = {
+    # Without mmcv's compiled operators; never beside the `mmcv` distribution (same import).
+    # 2.1.0 because mmdet 3.3 and mmsegmentation 1.2 refuse 2.2.
+    'lite': ['mmcv-lite==2.1.0'],
+    'det': ['mmdet==3.3.0', 'opencv-python-headless>=4.9,<6'],
+    # mmsegmentation imports ftfy and regex without declaring them.
+    'seg': ['mmsegmentation==1.2.2', 'ftfy', 'regex', 'opencv-python-headless>=4.9,<6'],
+    'pretrain': ['mmpretrain==1.2.0', 'opencv-python-headless>=4.9,<6'],
+    # The photographs and digits of the built-in data set, and its pictures.
+    'demo': ['scikit-learn>=1.5,<2', 'scikit-image>=0.24,<0.27', 'matplotlib>=3.8,<4'],
+    'test': ['pytest>=8,<10', 'hypothesis>=6.100,<7', 'ruff>=0.12,<0.18'],
+}
+EXTRAS['all'] = sorted({d for name, deps in EXTRAS.items() if name != 'lite' for d in deps})
+
+packages = find_packages(include=['mmvttt', 'mmvttt.*'])
+packages += ['ttt_kernels', *(f'ttt_kernels.{p}' for p in find_packages('kernels'))]
+
+setup(
+    name='mmvttt',
+    version=version(),
+    description='Linear-time Test-Time-Training backbones for OpenMMLab, on fused Triton kernels',
+    long_description=(ROOT / 'README.md').read_text(encoding='utf-8'),
+    long_description_content_type='text/markdown',
+    license='Apache-2.0',
+    keywords='object detection, segmentation, test-time training, Triton, OpenMMLab',
+    python_requires='>=3.10',
+    packages=packages,
+    # The folder is `kernels/` and the import `ttt_kernels`: a top-level package named `kernels`
+    # would shadow another distribution.
+    package_dir={'ttt_kernels': 'kernels'},
+    install_requires=INSTALL,
+    extras_require=EXTRAS,
+    cmdclass={'build_py': BuildWithMim},
+    zip_safe=False,
+)
