@@ -1,0 +1,12 @@
+"""Ops of the Test-Time-Training backbones: PyTorch definitions, fused Triton kernels on a GPU.
+
+`python -m ttt_kernels` prints what can run here. Importing needs torch only.
+"""
+
+from ._backend import available
+from .deform_attn import deform_attn
+from .ttt_dwconv import ttt_dwconv
+from .ttt_glu import ttt_glu
+from .ttt_linear import ttt_linear
+
+__all__ = ['available', 'deform_attn', 'ttt_dwconv', 'ttt_glu', 'ttt_linear']

@@ -1,0 +1,37 @@
+"""`python -m ttt_kernels`: versions, and for every op which backends can run here or why not."""
+
+import importlib.metadata
+import platform
+
+import torch
+
+from ._backend import available
+
+
+def report() -> str:
+    """What this machine has and what every op makes of it, a line each."""
+    try:
+        triton = importlib.metadata.version('triton')
+    except importlib.metadata.PackageNotFoundError:
+        triton = 'not installed'
+    if torch.cuda.is_available():
+        major, minor = torch.cuda.get_device_capability()
+        gpu = f'{torch.cuda.get_device_name()} (compute capability {major}.{minor})'
+    else:
+        gpu = 'none'
+    versions = {
+        'python': platform.python_version(),
+        'torch': torch.__version__,
+        'triton': triton,
+        'GPU': gpu,
+    }
+    lines = [f'{name:<12} {value}' for name, value in versions.items()]
+    for op, backends in available().items():
+        for backend, reason in backends.items():
+            verdict = 'can run' if reason is None else f'cannot run: {reason}'
+            lines.append(f'{op:<12} {backend:<10} {verdict}')
+    return '\n'.join(lines)
+
+
+if __name__ == '__main__':
+    print(report())

@@ -1,0 +1,273 @@
+"""TTT-linear: Vittt's mini-batch scan, f(x) = x + LN(Wx + b) (App. A, B), as a registered op."""
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from .. import _backend, _inputs
+from . import reference
+
+_NAME = 'ttt_linear'
+_LETTERS = {'forward': 'f', 'backward': 'b'}
+
+
+def ttt_linear(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    eta: Tensor,
+    w0: Tensor,
+    b0: Tensor,
+    ln_weight: Tensor,
+    ln_bias: Tensor,
+    token_scale: Tensor | None = None,
+    *,
+    directions: tuple[str, ...] = ('forward', 'backward'),
+    mini_batch_size: int = 16,
+    eps: float = 1e-6,
+    backend: str | None = None,
+) -> Tensor:
+    """Reads every token with the state that all tokens before it have trained (App. A, B).
+
+    Each head of each scan owns a linear model (W, c), which starts at (`w0`, `b0`) and learns,
+    while it reads, to reconstruct v from k: f(x) = x + LN(xW + c), inner loss ½‖f(k) − v‖². The
+    gradients of a mini-batch are taken at the state before it; token t is read with its own state,
+    which holds the steps of every token s ≤ t: `O_t = f(q_t; W_t, c_t)`, where
+    `W_t = W − Σ_{s ≤ t} token_scale[t]·eta[s]·∇_W ℓ(W; s)` inside a mini-batch.
+
+    B images, T tokens, R = len(directions) scans of the same tokens, H heads, d channels a head.
+
+    Args:
+        q, k, v: `(B, T, R, H, d)`, T ≥ 1, one dtype of fp32, bf16, fp16, fp64; any strides. Stands
+            at [:, t, r] what scan r makes of the token at position t, whatever its direction.
+        eta: `(B, T, R, H)` step of every token, ready to use: eta_base·σ(·)/d.
+        w0: `(R, H, d, d)` initial state, `Z = K W + c` with row vectors.
+        b0: `(R, H, d)` initial bias c.
+        ln_weight, ln_bias: `(R, H, d)` of the inner LayerNorm.
+        token_scale: `(R, mini_batch_size)` factor of the step by the reader's place in the
+            mini-batch; None is ones. A mini-batch hands on the state with its last entry.
+        directions: per scan, 'forward' (reads tokens 0…T−1) or 'backward' (T−1…0). The output of
+            token t stands at t in both.
+        mini_batch_size: tokens whose gradients share one state, ≥ 1; more than T is one mini-batch.
+        eps: of the inner LayerNorm.
+        backend: None takes the Triton kernel on a GPU where it can run and the reference elsewhere;
+            'triton' or 'reference' forces one.
+
+    eta and the parameters are fp32 (fp64 where q is fp64) and may be expanded views. State and sums
+    are kept in that dtype. Under autocast q, k and v go to the autocast dtype, the rest to fp32.
+
+    Returns:
+        O, `(B, T, R, H, d)`, contiguous, dtype of q.
+
+    Raises:
+        TypeError: a wrong dtype or type.
+        ValueError: a wrong shape, T = 0, mixed devices, an unknown direction or backend.
+        RuntimeError: `backend='triton'` where the kernel cannot run.
+    """
+    backend = _backend.resolve(backend)
+    tensors = {
+        'q': q,
+        'k': k,
+        'v': v,
+        'eta': eta,
+        'w0': w0,
+        'b0': b0,
+        'ln_weight': ln_weight,
+        'ln_bias': ln_bias,
+        'token_scale': token_scale,
+    }
+    _inputs.check_tensors(_NAME, optional=('token_scale',), **tensors)
+    if _inputs.autocasting(q.device):
+        tensors['q'], tensors['k'], tensors['v'] = q, k, v = _inputs.to_autocast(q, k, v)
+        # Steps come out of a linear layer, so autocast has rounded them already.
+        tensors['eta'] = eta = eta.to(reference.state_dtype(q.dtype))
+    ways = _letters(directions)
+    _check(ways, mini_batch_size, **tensors)
+    return _op(
+        q, k, v, eta, w0, b0, ln_weight, ln_bias, token_scale, ways, mini_batch_size, eps, backend
+    )[0]
+
+
+def _letters(directions: tuple[str, ...]) -> str:
+    if isinstance(directions, str) or len(directions) == 0:
+        raise ValueError(
+            f"{_NAME}: directions must be a non-empty tuple such as ('forward', 'backward'), "
+            f'got {directions!r}'
+        )
+    for way in directions:
+        if way not in _LETTERS:
+            raise ValueError(
+                f"{_NAME}: a direction is 'forward' or 'backward', got {way!r} in {directions!r}"
+            )
+    return ''.join(_LETTERS[way] for way in directions)
+
+
+def _check(ways: str, mini_batch_size: int, **tensors: Tensor | None) -> None:
+    q, token_scale = tensors['q'], tensors['token_scale']
+    if q.dim() != 5:
+        raise ValueError(
+            f'{_NAME}: q must have shape (B, T, R, H, d), got {q.dim()} dimensions: '
+            f'{tuple(q.shape)}'
+        )
+    batch, tokens, scans, heads, dim = q.shape
+    if tokens == 0:
+        raise ValueError(
+            f'{_NAME}: T must be at least 1, got q of shape {tuple(q.shape)}; skip the call for '
+            'an empty sequence'
+        )
+    if scans != len(ways):
+        raise ValueError(
+            f'{_NAME}: q has R = {scans} scans for {len(ways)} directions; give one direction '
+            'for each scan'
+        )
+    if isinstance(mini_batch_size, bool) or not isinstance(mini_batch_size, int | torch.SymInt):
+        raise TypeError(f'{_NAME}: mini_batch_size must be an int, got {mini_batch_size!r}')
+    if mini_batch_size < 1:
+        raise ValueError(
+            f"{_NAME}: mini_batch_size must be at least 1, got {mini_batch_size}; 16 is the paper's"
+        )
+    letters = {
+        'k': ('(B, T, R, H, d)', q.shape),
+        'v': ('(B, T, R, H, d)', q.shape),
+        'eta': ('(B, T, R, H)', (batch, tokens, scans, heads)),
+        'w0': ('(R, H, d, d)', (scans, heads, dim, dim)),
+        'b0': ('(R, H, d)', (scans, heads, dim)),
+        'ln_weight': ('(R, H, d)', (scans, heads, dim)),
+        'ln_bias': ('(R, H, d)', (scans, heads, dim)),
+    }
+    if token_scale is not None:
+        letters['token_scale'] = ('(R, mini_batch_size)', (scans, mini_batch_size))
+    if q.dtype not in _inputs.FLOATS:
+        raise TypeError(f'{_NAME}: q must be float32, bfloat16, float16 or float64, got {q.dtype}')
+    state = reference.state_dtype(q.dtype)
+    for name, (meaning, shape) in letters.items():
+        _inputs.check_shape(_NAME, name, tensors[name], shape, meaning)
+        if name in 'kv':
+            _inputs.check_dtype(_NAME, name, tensors[name], q.dtype, 'as q is')
+        else:
+            why = f'where q is {q.dtype}'
+            _inputs.check_dtype(_NAME, name, tensors[name], state, why)
+
+
+# ------------------------------------------------------------------------------------ registration
+
+
+@torch.library.custom_op('ttt_kernels::ttt_linear', mutates_args=())
+def _op(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    eta: Tensor,
+    w0: Tensor,
+    b0: Tensor,
+    ln_weight: Tensor,
+    ln_bias: Tensor,
+    token_scale: Tensor | None,
+    directions: str,
+    mini_batch_size: int,
+    eps: float,
+    backend: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    tensors = (q, k, v, eta, w0, b0, ln_weight, ln_bias, token_scale)
+    kernel = _choose(backend, mini_batch_size, *tensors)
+    if kernel is not None:
+        return kernel.forward(*tensors, directions, eps)
+    # The dispatcher leaves autocast on in here, and it would round the state.
+    with torch.autocast(q.device.type, enabled=False):
+        return reference.forward(*tensors, directions, mini_batch_size, eps)
+
+
+@torch.library.custom_op('ttt_kernels::ttt_linear_backward', mutates_args=())
+def _backward_op(
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    eta: Tensor,
+    w0: Tensor,
+    b0: Tensor,
+    ln_weight: Tensor,
+    ln_bias: Tensor,
+    token_scale: Tensor | None,
+    g: Tensor,
+    w_final: Tensor,
+    c_final: Tensor,
+    directions: str,
+    mini_batch_size: int,
+    eps: float,
+    backend: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    tensors = (q, k, v, eta, w0, b0, ln_weight, ln_bias, token_scale)
+    saved = (g, w_final, c_final)
+    kernel = _choose(backend, mini_batch_size, *tensors)
+    if kernel is not None:
+        # The gradient of a sum comes as a view of one number, with stride 0.
+        return kernel.backward(do.contiguous(), *tensors, *saved, directions, eps)
+    with torch.autocast(q.device.type, enabled=False):
+        return reference.backward(do, *tensors, *saved, directions, mini_batch_size, eps)
+
+
+def _choose(backend: str, mini_batch_size: int, q: Tensor, *rest: Tensor | None):
+    return _backend.choose(
+        _NAME, backend, q, lambda kernel: kernel.supported(q, *rest, mini_batch_size)
+    )
+
+
+@_op.register_fake
+def _(q, k, v, eta, w0, b0, ln_weight, ln_bias, token_scale, directions, *rest):
+    batch, _, scans, heads, dim = q.shape
+    new = {'dtype': reference.state_dtype(q.dtype)}
+    return (
+        q.new_empty(q.shape),
+        q.new_empty(q.shape),
+        q.new_empty((batch, scans, heads, dim, dim), **new),
+        q.new_empty((batch, scans, heads, dim), **new),
+    )
+
+
+@_backward_op.register_fake
+def _(do, q, k, v, eta, w0, b0, ln_weight, ln_bias, token_scale, *rest):
+    tensors = (q, k, v, eta, w0, b0, ln_weight, ln_bias)
+    last = w0.new_empty((w0.shape[0], 0)) if token_scale is None else token_scale
+    return *(x.new_empty(x.shape) for x in tensors), last.new_empty(last.shape)
+
+
+def _setup_context(ctx, inputs, output):
+    *tensors, ctx.directions, ctx.mini_batch_size, ctx.eps, ctx.backend = inputs
+    ctx.save_for_backward(*tensors, *output[1:])
+    # The inner gradient and the final state are there for the backward pass alone.
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx, do, *_):
+    options = (ctx.directions, ctx.mini_batch_size, ctx.eps, ctx.backend)
+    # Under checkpointing the saved tensors can be asked for only once.
+    saved = ctx.saved_tensors
+    *grads, dtoken_scale = _backward_op(do, *saved, *options)
+    return *grads, None if saved[8] is None else dtoken_scale, None, None, None, None
+
+
+_op.register_autograd(_backward, setup_context=_setup_context)
+
+
+# ------------------------------------------------------------------------------------------- FLOPs
+
+
+def _tokens_and_sizes(q_shape, mini_batch_size: int) -> tuple[int, int, int]:
+    batch, tokens, scans, heads, dim = q_shape
+    return batch * tokens * scans * heads, dim, min(mini_batch_size, tokens)
+
+
+@register_flop_formula(torch.ops.ttt_kernels.ttt_linear)
+def _forward_flops(q_shape, *args, out_shape=None, **kwargs) -> int:
+    """2(3d² + 2bd) per token, head and scan: Eq. 13's inner loop, 2 per multiply-accumulate."""
+    tokens, dim, size = _tokens_and_sizes(q_shape, args[9])
+    return 2 * tokens * (3 * dim * dim + 2 * size * dim)
+
+
+@register_flop_formula(torch.ops.ttt_kernels.ttt_linear_backward)
+def _backward_flops(do_shape, *args, out_shape=None, **kwargs) -> int:
+    """2(9d² + 6bd) per token, head and scan, with the walk back."""
+    tokens, dim, size = _tokens_and_sizes(do_shape, args[13])
+    return 2 * tokens * (9 * dim * dim + 6 * size * dim)

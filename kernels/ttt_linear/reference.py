@@ -1,0 +1,429 @@
+"""TTT-linear in plain PyTorch: the executable specification of Vittt's mini-batch scan (App. A).
+
+Three ways to the same numbers, from the clearest to the fastest:
+
+- `primal`: the definition. One state per token, gradients of the inner loss by autograd.
+- `dual`: matrix products a mini-batch at a time (App. A.2), differentiable by autograd.
+- `forward`, `backward`: what the op runs without a GPU. Explicit formulas, every image, head and
+  direction in the same batched products; only the dependence on the state is a Python loop.
+
+Vectors are rows: `Z = K W + c`. Each scan r reads its tokens from the first to the last
+('f' in `directions`) or from the last to the first ('b'), and everything is indexed by the
+token's own position. The step of token s in the state of token t, s ≤ t in one mini-batch,
+is `τ_t·ℓ_s` (`token_scale`, `eta`), and a mini-batch hands on the state of its last token, τ_b·ℓ_s.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# The gradient of a LayerNorm with respect to its input only.
+_INPUT_ONLY = [True, False, False]
+
+
+def state_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What the state and every accumulation is kept in: fp64 for fp64 tokens, else fp32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _scan_order(x: Tensor, directions: str) -> Tensor:
+    """Tokens `(B, T, R, …)` in the order in which each scan reads them; its own inverse."""
+    if 'b' not in directions:
+        return x
+    scans = [x[:, :, r].flip(1) if way == 'b' else x[:, :, r] for r, way in enumerate(directions)]
+    return torch.stack(scans, dim=2)
+
+
+# ------------------------------------------------------------------------------------- definition
+
+
+def primal(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    eta: Tensor,
+    w0: Tensor,
+    b0: Tensor | None,
+    ln_weight: Tensor | None,
+    ln_bias: Tensor | None,
+    token_scale: Tensor | None,
+    directions: str,
+    mini_batch_size: int,
+    eps: float = 1e-6,
+    inner: str = 'ln_residual',
+) -> Tensor:
+    """The literal definition, token by token (App. A.1). Slow; differentiable; for tests.
+
+    Args:
+        inner: 'ln_residual' is f(x) = x + LN(xW + c) (App. B, Remarks); 'linear' is the f(x) = xW
+            of Theorems 1 and 2, which ignores `b0`, `ln_weight` and `ln_bias` (None will do).
+
+    The inner loss is ½‖f(k) − v‖², so a step ℓ = 1 is the theorems' η = ½ on ‖f(k) − v‖².
+
+    Returns:
+        O, `(B, T, R, H, d)`.
+    """
+    if inner not in ('ln_residual', 'linear'):
+        raise ValueError(f"inner must be 'ln_residual' or 'linear', got {inner!r}")
+    batch, tokens, _, _, dim = q.shape
+    dtype, state = q.dtype, state_dtype(q.dtype)
+    q, k, v, eta = (_scan_order(x.to(state), directions) for x in (q, k, v, eta))
+
+    def f(w: Tensor, c: Tensor, x: Tensor) -> Tensor:
+        z = (x.unsqueeze(-2) @ w).squeeze(-2)
+        if inner == 'linear':
+            return z
+        return x + F.layer_norm(z + c, (dim,), eps=eps) * ln_weight + ln_bias
+
+    def loss(w: Tensor, c: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        # A sum over independent problems: its gradient is each problem's own.
+        return (f(w, c, key) - value).square().sum() / 2
+
+    descent = torch.func.grad(loss, argnums=(0, 1))
+    w = w0.expand(batch, *w0.shape)
+    c = w.new_zeros(w.shape[:-1]) if b0 is None else b0.expand(batch, *b0.shape)
+    outputs = []
+    for start in range(0, tokens, mini_batch_size):
+        sum_w, sum_c = torch.zeros_like(w), torch.zeros_like(c)
+        for t in range(start, min(start + mini_batch_size, tokens)):
+            grad_w, grad_c = descent(w, c, k[:, t], v[:, t])
+            sum_w = sum_w + eta[:, t, :, :, None, None] * grad_w
+            sum_c = sum_c + eta[:, t, :, :, None] * grad_c
+            scale = w0.new_ones(1) if token_scale is None else token_scale[:, t - start]
+            scale = scale.view(-1, 1, 1)
+            outputs.append(f(w - scale[..., None] * sum_w, c - scale * sum_c, q[:, t]))
+        # Only a full mini-batch has a successor, so `scale` is τ_b here whenever it matters.
+        w, c = w - scale[..., None] * sum_w, c - scale * sum_c
+    return _scan_order(torch.stack(outputs, dim=1), directions).to(dtype)
+
+
+def dual(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    eta: Tensor,
+    w0: Tensor,
+    b0: Tensor,
+    ln_weight: Tensor,
+    ln_bias: Tensor,
+    token_scale: Tensor | None,
+    directions: str,
+    mini_batch_size: int,
+    eps: float = 1e-6,
+) -> Tensor:
+    """The dual form, a mini-batch at a time (App. A.2); differentiable by autograd.
+
+    Returns:
+        O, `(B, T, R, H, d)`.
+    """
+    tokens, dim = q.shape[1], q.shape[-1]
+    dtype, state = q.dtype, state_dtype(q.dtype)
+    # (B, R, H, T, …), in scan order
+    q, k, v, eta = (_scan_order(x.to(state), directions).movedim(1, 3) for x in (q, k, v, eta))
+    tau = _token_scale(token_scale, w0, mini_batch_size)[:, None]
+    weight, bias = ln_weight[:, :, None], ln_bias[:, :, None]
+    w, c = w0, b0[:, :, None]
+    outputs = []
+    for start in range(0, tokens, mini_batch_size):
+        qi, ki, vi, step = (x[:, :, :, start : start + mini_batch_size] for x in (q, k, v, eta))
+        size = qi.shape[3]
+        z = ki @ w + c
+        x = F.layer_norm(z, (dim,), eps=eps)
+        sigma = (z.var(-1, unbiased=False, keepdim=True) + eps).sqrt()
+        p = weight * (weight * x + bias - (vi - ki))
+        g = (p - p.mean(-1, keepdim=True) - x * (p * x).mean(-1, keepdim=True)) / sigma
+        e = (tau[:, :, :size, None] * step[..., None, :]).tril()
+        zq = qi @ w + c - (e * (qi @ ki.mT + 1)) @ g
+        outputs.append(qi + weight * F.layer_norm(zq, (dim,), eps=eps) + bias)
+        last = (tau[:, :, -1:] * step)[..., None]
+        w, c = w - (last * ki).mT @ g, c - (last * g).sum(-2, keepdim=True)
+    return _scan_order(torch.cat(outputs, dim=3).movedim(3, 1), directions).to(dtype)
+
+
+def _token_scale(token_scale: Tensor | None, like: Tensor, mini_batch_size: int) -> Tensor:
+    if token_scale is None:
+        return like.new_ones((like.shape[0], mini_batch_size))
+    return token_scale
+
+
+# --------------------------------------------------------------------------------- what the op runs
+
+
+class _Chunks:
+    """Tokens `(B, T, R, H, …)` to chunks `(n, B·R·H, b, …)` in scan order, and back.
+
+    The ragged tail is filled with zeros. A zero step makes the filling invisible to the state and
+    to every output, and its gradients are zero: the same as a shorter last mini-batch.
+    """
+
+    def __init__(self, q: Tensor, directions: str, mini_batch_size: int) -> None:
+        self.batch, self.tokens, self.scans, self.heads, self.dim = q.shape
+        self.directions = directions
+        self.dtype, self.state = q.dtype, state_dtype(q.dtype)
+        self.size = min(mini_batch_size, self.tokens)
+        self.full, self.tail = divmod(self.tokens, self.size)
+        self.count = self.full + bool(self.tail)
+        self.programs = self.batch * self.scans * self.heads
+
+    def empty(self, like: Tensor, *shape: int) -> Tensor:
+        return like.new_empty((self.count, self.programs, *shape), dtype=self.state)
+
+    def pack(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """Chunks of `x` in the state's dtype; `out` may be a view `(n, B·R·H, b, …)`."""
+        if out is None:
+            out = self.empty(x, self.size, *x.shape[4:])
+        if self.tail:
+            out[-1].zero_()
+        chunks = out.unflatten(1, (self.batch, self.scans, self.heads)).movedim((0, 4), (1, 2))
+        for r, way in enumerate(self.directions):
+            scan = x[:, :, r].flip(1) if way == 'b' else x[:, :, r]
+            body, rest = scan.split([self.full * self.size, self.tail], dim=1)
+            chunks[:, : self.full, :, r] = body.unflatten(1, (self.full, self.size))
+            if self.tail:
+                chunks[:, -1, : self.tail, r] = rest
+        return out
+
+    def pack_with_one(self, x: Tensor) -> Tensor:
+        """`pack` with a column of ones at the end: the bias becomes one more row of the state."""
+        out = self.empty(x, self.size, self.dim + 1)
+        self.pack(x, out[..., : self.dim])
+        out[..., self.dim] = 1
+        return out
+
+    def unpack(self, chunks: Tensor, dtype: torch.dtype) -> Tensor:
+        """The inverse of `pack`, in a contiguous tensor of `dtype`."""
+        shape = (self.batch, self.tokens, self.scans, self.heads, *chunks.shape[3:])
+        out = chunks.new_empty(shape, dtype=dtype)
+        chunks = chunks.unflatten(1, (self.batch, self.scans, self.heads)).movedim((0, 4), (1, 2))
+        for r, way in enumerate(self.directions):
+            scan = chunks[:, :, :, r].flatten(1, 2)[:, : self.tokens]
+            out[:, :, r] = scan.flip(1) if way == 'b' else scan
+        return out
+
+    def parameter(self, x: Tensor) -> Tensor:
+        """A parameter `(R, H, …)` as `(B·R·H, …)`: a row for every program, its own memory."""
+        return x.to(self.state).expand(self.batch, *x.shape).flatten(0, 2).contiguous()
+
+    def reduce(self, x: Tensor) -> Tensor:
+        """Sum of `(…, B·R·H, d)` over all but scans, heads and d: a parameter's gradient."""
+        return x.sum(0).view(self.batch, self.scans, self.heads, *x.shape[2:]).sum(0)
+
+
+def _normalize(z: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """(z − mean)/σ, mean and 1/σ of each row."""
+    return torch.native_layer_norm(z, z.shape[-1:], None, None, eps)
+
+
+def _project(u: Tensor, z: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
+    """Π(u) = (u − mean(u) − X·mean(uX))/σ, X = (z − mean)/σ: LayerNorm's input gradient."""
+    return torch.ops.aten.native_layer_norm_backward(
+        u, z, z.shape[-1:], mean, rstd, None, None, _INPUT_ONLY
+    )[0]
+
+
+@dataclass
+class _Operands:
+    """Whatever of a scan does not depend on its state: computed for all chunks at once."""
+
+    chunks: _Chunks
+    k: Tensor  # (n, N, b, d+1), N = B·R·H programs, last column 1
+    q: Tensor  # (n, N, b, d+1), last column 1
+    weight: Tensor  # γ (N, 1, d)
+    target: Tensor  # λ − (V − K) (n, N, b, d): Y = γX + target
+    tau: Tensor  # (N, b)
+    tau_last: Tensor  # (N, 1)
+    step: Tensor  # ℓ (n, N, b)
+    scores: Tensor  # QKᵀ + 1 (n, N, b, b)
+    e: Tensor  # E, lower triangle (n, N, b, b)
+    m: Tensor  # M = E⊙(QKᵀ + 1) (n, N, b, b)
+    decay: Tensor  # e⊙[K, 1] (n, N, b, d+1)
+
+
+def _operands(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    eta: Tensor,
+    ln_weight: Tensor,
+    ln_bias: Tensor,
+    token_scale: Tensor | None,
+    directions: str,
+    mini_batch_size: int,
+) -> _Operands:
+    chunks = _Chunks(q, directions, mini_batch_size)
+    keys, queries = chunks.pack_with_one(k), chunks.pack_with_one(q)
+    step = chunks.pack(eta)
+    tau = _token_scale(token_scale, ln_weight, mini_batch_size)
+    tau = chunks.parameter(tau[:, None].expand(-1, chunks.heads, -1))
+    tau, tau_last = tau[:, : chunks.size], tau[:, -1:]
+    target = chunks.pack(v).neg_().add_(keys[..., :-1])
+    target += chunks.parameter(ln_bias).unsqueeze(-2)
+    scores = queries @ keys.mT
+    e = (tau[..., None] * step[..., None, :]).tril_()
+    return _Operands(
+        chunks=chunks,
+        k=keys,
+        q=queries,
+        weight=chunks.parameter(ln_weight).unsqueeze(-2),
+        target=target,
+        tau=tau,
+        tau_last=tau_last,
+        step=step,
+        scores=scores,
+        e=e,
+        m=e * scores,
+        decay=keys * (tau_last * step)[..., None],
+    )
+
+
+@torch.no_grad()
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    eta: Tensor,
+    w0: Tensor,
+    b0: Tensor,
+    ln_weight: Tensor,
+    ln_bias: Tensor,
+    token_scale: Tensor | None,
+    directions: str,
+    mini_batch_size: int,
+    eps: float = 1e-6,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The scan, chunk by chunk.
+
+    Returns:
+        O `(B, T, R, H, d)`, the inner gradient G in the same shape and dtype, rounded as the state
+        update used it, and the final state: W `(B, R, H, d, d)`, c `(B, R, H, d)`.
+    """
+    x = _operands(q, k, v, eta, ln_weight, ln_bias, token_scale, directions, mini_batch_size)
+    chunks, dim = x.chunks, q.shape[-1]
+    decay = x.decay.neg_()
+    gain, offset = x.weight.square(), x.weight * x.target  # P = γ²X + γ·target
+    state = chunks.parameter(torch.cat([w0, b0.unsqueeze(-2)], dim=-2))  # (N, d+1, d)
+    z = chunks.empty(q, chunks.size, dim)
+    g = torch.empty_like(z)
+    for i in range(chunks.count):
+        torch.bmm(x.q[i], state, out=z[i])
+        key_z = torch.bmm(x.k[i], state)
+        normed, mean, rstd = _normalize(key_z, eps)
+        inner = _project(torch.addcmul(offset[i], gain, normed), key_z, mean, rstd)
+        g[i] = inner if chunks.dtype == chunks.state else inner.to(chunks.dtype)
+        state.baddbmm_(decay[i].mT, g[i])
+    z.flatten(0, 1).baddbmm_(x.m.flatten(0, 1), g.flatten(0, 1), alpha=-1)
+    o = _normalize(z, eps)[0].mul_(x.weight).add_(chunks.parameter(ln_bias).unsqueeze(-2))
+    o += x.q[..., :dim]
+    state = state.unflatten(0, (chunks.batch, chunks.scans, chunks.heads))
+    return (
+        chunks.unpack(o, chunks.dtype),
+        chunks.unpack(g, chunks.dtype),
+        state[..., :dim, :].clone(memory_format=torch.contiguous_format),
+        state[..., dim, :].clone(memory_format=torch.contiguous_format),
+    )
+
+
+@torch.no_grad()
+def backward(
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    eta: Tensor,
+    w0: Tensor,
+    b0: Tensor,
+    ln_weight: Tensor,
+    ln_bias: Tensor,
+    token_scale: Tensor | None,
+    g: Tensor,
+    w_final: Tensor,
+    c_final: Tensor,
+    directions: str,
+    mini_batch_size: int,
+    eps: float = 1e-6,
+) -> tuple[Tensor, ...]:
+    """Gradients of `forward`'s O, walking the state back from the final one with the saved G.
+
+    Returns:
+        dq, dk, dv, deta, dw0, db0, dln_weight, dln_bias, dtoken_scale, contiguous, in the shape
+        and dtype of what they belong to; dtoken_scale is empty where `token_scale` is None.
+    """
+    x = _operands(q, k, v, eta, ln_weight, ln_bias, token_scale, directions, mini_batch_size)
+    chunks, dim, n = x.chunks, q.shape[-1], x.chunks.count
+    g, do = chunks.pack(g), chunks.pack(do)
+    final = torch.cat([w_final, c_final.unsqueeze(-2)], dim=-2).to(chunks.state).flatten(0, 2)
+
+    # Walk back once for what the keys and the queries met: Z and Z̄.
+    state = final.clone()
+    z, zq = torch.empty_like(g), torch.empty_like(g)
+    for i in reversed(range(n)):
+        state.baddbmm_(x.decay[i].mT, g[i])
+        torch.bmm(x.k[i], state, out=z[i])
+        torch.bmm(x.q[i], state, out=zq[i])
+    zq.flatten(0, 1).baddbmm_(x.m.flatten(0, 1), g.flatten(0, 1), alpha=-1)
+
+    # The query side needs no gradient of the state.
+    normed, mean, rstd = _normalize(zq, eps)
+    dweight, dbias = (do * normed).sum(-2), do.sum(-2)
+    d = _project(do * x.weight, zq, mean, rstd)
+    s = (d @ g.mT).tril_()
+    es = x.e * s
+    de = (s * x.scores).neg_()
+    dq = do.sub_(es @ x.k[..., :dim])
+    dk = (es.mT @ x.q[..., :dim]).neg_()
+    du = (x.m.mT @ d).neg_()
+
+    # The key side of every LayerNorm before the gradient of the state is known.
+    normed, mean, rstd = _normalize(z, eps)
+    y = x.target.addcmul_(x.weight, normed)
+    gain = x.weight.square()
+    # dZ = Π(dX) + dσ·X/d with Π taken term by term: it is linear, and Π(c·u) = c·Π(u) for a number
+    # c per row, so Π(U·mean(PX)) = mean(PX)·dP and Π(P·mean(UX)) = mean(UX)·G.
+    mixed = (x.weight * y * normed).mean(-1, keepdim=True).mul_(rstd)
+    neg_last, neg_rstd = (x.tau_last * x.step)[..., None].neg_(), rstd.neg()
+    decay_g = neg_last * g
+    h, dp = torch.empty_like(g), torch.empty_like(g)
+
+    # Walk back again with the gradient of the state.
+    state, dstate = final, torch.zeros_like(final)
+    dim_state = state[:, :dim]
+    for i in reversed(range(n)):
+        state.baddbmm_(x.decay[i].mT, g[i])
+        torch.bmm(x.k[i], dstate, out=h[i])
+        u = torch.addcmul(du[i], neg_last[i], h[i])
+        dp[i] = _project(u, z[i], mean[i], rstd[i])
+        dz = _project(dp[i] * gain, z[i], mean[i], rstd[i]).addcmul_(dp[i], mixed[i], value=-1)
+        dz.addcmul_((u * normed[i]).mean(-1, keepdim=True).mul_(neg_rstd[i]), g[i])
+        dz.addcmul_((u * g[i]).mean(-1, keepdim=True).mul_(neg_rstd[i]), normed[i])
+        dk[i].baddbmm_(decay_g[i], dstate[:, :dim].mT).baddbmm_(dz, dim_state.mT)
+        dq[i].baddbmm_(d[i], dim_state.mT)
+        dstate.baddbmm_(x.k[i].mT, dz).baddbmm_(x.q[i].mT, d[i])
+
+    dy = dp * x.weight
+    dk += dy
+    dweight += dp.mul_(y).addcmul_(dy, normed).sum(-2)
+    dbias += dy.sum(-2)
+    dlast = (h * g).sum(-1).neg_()
+    dstep = (x.tau[..., None] * de).sum(-2).addcmul_(x.tau_last, dlast)
+    unpack, dtype = chunks.unpack, chunks.dtype
+    dw0 = dstate.view(chunks.batch, chunks.scans, chunks.heads, dim + 1, dim).sum(0)
+    if token_scale is None:
+        dtoken_scale = w0.new_empty((chunks.scans, 0))
+    else:
+        dtoken_scale = w0.new_zeros(token_scale.shape, dtype=chunks.state)
+        dtoken_scale[:, : chunks.size] = chunks.reduce((de * x.step[..., None, :]).sum(-1)).sum(1)
+        dtoken_scale[:, -1] += chunks.reduce((dlast * x.step).sum(-1)).sum(1)
+        dtoken_scale = dtoken_scale.to(token_scale.dtype)
+    return (
+        unpack(dq, dtype),
+        unpack(dk, dtype),
+        unpack(dy.neg_(), dtype),
+        unpack(dstep, eta.dtype),
+        torch.empty_like(w0, memory_format=torch.contiguous_format).copy_(dw0[..., :dim, :]),
+        torch.empty_like(b0, memory_format=torch.contiguous_format).copy_(dw0[..., dim, :]),
+        chunks.reduce(dweight).to(ln_weight.dtype),
+        chunks.reduce(dbias).to(ln_bias.dtype),
+        dtoken_scale,
+    )

@@ -1,0 +1,97 @@
+"""Which backend an op takes, what it says when it cannot, and `python -m ttt_kernels`."""
+
+import subprocess
+import sys
+import types
+import warnings
+
+import pytest
+import torch
+
+import ttt_kernels
+from ttt_kernels import _backend
+
+ON_GPU = types.SimpleNamespace(device=torch.device('cuda'))
+ON_CPU = types.SimpleNamespace(device=torch.device('cpu'))
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+    """A kernel module that takes everything, for an op of its own name."""
+    module = types.ModuleType('kernel')
+    monkeypatch.setattr(_backend, 'load_kernel', lambda op: module)
+    monkeypatch.delenv('TRITON_INTERPRET', raising=False)
+    return module
+
+
+def test_a_gpu_takes_the_kernel_and_a_cpu_the_reference(kernel):
+    assert _backend.choose('op', 'auto', ON_GPU, lambda k: None) is kernel
+    assert _backend.choose('op', 'triton', ON_GPU, lambda k: None) is kernel
+    assert _backend.choose('op', 'reference', ON_GPU, lambda k: None) is None
+    assert _backend.choose('op', 'auto', ON_CPU, lambda k: None) is None
+
+
+def test_the_interpreter_takes_the_kernel_on_a_cpu_when_forced(kernel, monkeypatch):
+    with pytest.raises(RuntimeError, match=r"tensors are on 'cpu'.*TRITON_INTERPRET=1"):
+        _backend.choose('op', 'triton', ON_CPU, lambda k: None)
+    monkeypatch.setenv('TRITON_INTERPRET', '1')
+    assert _backend.choose('op', 'triton', ON_CPU, lambda k: None) is kernel
+    assert _backend.choose('op', 'auto', ON_CPU, lambda k: None) is None
+
+
+def test_falling_back_on_a_gpu_warns_once(kernel):
+    def refuse(module):
+        return 'd must be 64, got 65'
+
+    with pytest.warns(
+        RuntimeWarning, match='op_once runs its slow reference.*d must be 64, got 65'
+    ):
+        assert _backend.choose('op_once', 'auto', ON_GPU, refuse) is None
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        assert _backend.choose('op_once', 'auto', ON_GPU, refuse) is None
+    with pytest.raises(
+        RuntimeError, match=r"op_once: backend='triton' cannot run here: d must be 64"
+    ):
+        _backend.choose('op_once', 'triton', ON_GPU, refuse)
+
+
+def test_a_kernel_that_cannot_be_imported_is_a_reason(monkeypatch):
+    def broken(name):
+        raise ImportError('no libcuda')
+
+    monkeypatch.setattr(_backend.importlib, 'import_module', broken)
+    monkeypatch.setattr(_backend.importlib.util, 'find_spec', lambda name: object())
+    reason = _backend.load_kernel.__wrapped__('ttt_linear')
+    assert reason == 'its kernel cannot be imported (ImportError: no libcuda)'
+
+
+def test_an_op_without_a_kernel_is_a_reason():
+    assert 'no Triton kernel for deform_attn' in _backend.load_kernel.__wrapped__('deform_attn')
+
+
+def test_available_names_every_op_and_backend():
+    report = ttt_kernels.available()
+    assert {'ttt_linear', 'deform_attn'} <= report.keys()
+    for backends in report.values():
+        assert backends.keys() == {'triton', 'reference'}
+        assert backends['reference'] is None
+    assert all(hasattr(ttt_kernels, op) for op in report)
+
+
+def test_module_prints_versions_and_reasons():
+    run = subprocess.run(
+        [sys.executable, '-m', 'ttt_kernels'], capture_output=True, text=True, check=True
+    )
+    for word in ('python', f'torch        {torch.__version__}', 'triton', 'GPU'):
+        assert word in run.stdout
+    for op, backends in ttt_kernels.available().items():
+        for backend, reason in backends.items():
+            (line,) = (x for x in run.stdout.splitlines() if x.split()[:2] == [op, backend])
+            assert line.endswith('can run' if reason is None else reason)
+
+
+def test_importing_needs_no_triton():
+    code = "import sys; sys.modules['triton'] = None; import ttt_kernels; print('imported')"
+    run = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True)
+    assert run.stdout == 'imported\n'
