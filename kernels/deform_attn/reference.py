@@ -1,0 +1,174 @@
+"""Multi-scale deformable attention in plain PyTorch: the executable specification.
+
+Deformable DETR, Eq. 3 (the ViT-Adapter's attention): every query reads L·P points of a feature
+pyramid by bilinear interpolation with zeros outside, and adds them up with its own weights.
+
+A point is four pixels with four weights, so the whole op is one weighted sum of rows of `value`:
+`torch.nn.functional.embedding_bag`, which never stores the rows it reads. Its transpose, the
+gradient of `value`, is the same sum with rows and queries swapped, after a sort.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What sums and positions are computed in: fp64 for fp64 values, else fp32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+class _Axis(NamedTuple):
+    """The two neighbours of every point along one axis, `(B, Q, H, P)` each."""
+
+    near: Tensor  # index, in the image
+    far: Tensor
+    near_weight: Tensor  # 0 where the neighbour lies outside
+    far_weight: Tensor
+    near_slope: Tensor  # d near_weight / d location
+    far_slope: Tensor
+
+    @classmethod
+    def of(cls, location: Tensor, size: int) -> '_Axis':
+        """`location` in [0, 1] over `size` pixels, whose centres stand at (i + ½)/size."""
+        x = location * size - 0.5
+        # Beyond one pixel outside nothing changes any more; huge numbers must not reach int32.
+        inside = (x > -1) & (x < size)
+        x = x.clamp(-1, size)
+        near = x.floor()
+        fraction = x - near
+        near_ok = (near >= 0) & inside
+        far_ok = (near < size - 1) & inside
+        return cls(
+            # In this order: a NaN becomes some integer, which the clamp keeps inside.
+            near.int().clamp(0, size - 1),
+            near.int().add_(1).clamp_(0, size - 1),
+            (1 - fraction) * near_ok,
+            fraction * far_ok,
+            near_ok * -float(size),
+            far_ok * float(size),
+        )
+
+
+class _Points(NamedTuple):
+    """What every point reads; its four corners are (near, near), (near, far), … in (y, x)."""
+
+    rows: Tensor  # (L, 4, B, Q, H, P) int32 row of `value` seen as (B·S·H, d)
+    weights: Tensor  # (L, 4, B, Q, H, P) bilinear, without the attention weight
+    axes: list[tuple[_Axis, _Axis]]  # per level: y, x
+
+
+def _points(value: Tensor, shapes: Sequence[int], locations: Tensor) -> _Points:
+    batch, tokens, heads, _ = value.shape
+    index = {'dtype': torch.int32, 'device': value.device}
+    base = torch.arange(batch, **index).view(-1, 1, 1, 1) * (tokens * heads)
+    base = base + torch.arange(heads, **index).view(-1, 1)
+    levels = len(shapes) // 2
+    shape = (levels, 4, *locations.shape[:3], locations.shape[4])
+    rows = torch.empty(shape, **index)
+    weights = torch.empty(shape, dtype=locations.dtype, device=value.device)
+    axes, start = [], 0
+    for level in range(levels):
+        h, w = shapes[2 * level : 2 * level + 2]
+        y = _Axis.of(locations[:, :, :, level, :, 1], h)
+        x = _Axis.of(locations[:, :, :, level, :, 0], w)
+        for i in range(2):
+            line = ((y[i] * w + start) * heads).add_(base)
+            for j in range(2):
+                torch.add(line, x[j], alpha=heads, out=rows[level, 2 * i + j])
+                torch.mul(y[2 + i], x[2 + j], out=weights[level, 2 * i + j])
+        axes.append((y, x))
+        start += h * w
+    return _Points(rows, weights, axes)
+
+
+def _bag(table: Tensor, rows: Tensor, weights: Tensor, offsets: Tensor) -> Tensor:
+    return F.embedding_bag(rows, table, offsets, mode='sum', per_sample_weights=weights)
+
+
+def _by_level(attention_weights: Tensor) -> Tensor:
+    """`(B, Q, H, L, P)` as `(L, 1, B, Q, H, P)`."""
+    return attention_weights.movedim(3, 0).unsqueeze(1).contiguous()
+
+
+@torch.no_grad()
+def forward(
+    value: Tensor, shapes: Sequence[int], sampling_locations: Tensor, attention_weights: Tensor
+) -> Tensor:
+    """The sum over levels and points.
+
+    Args:
+        value: `(B, S, H, d)`.
+        shapes: h, w of every level, one after the other.
+        sampling_locations: `(B, Q, H, L, P, 2)`, x and y in [0, 1].
+        attention_weights: `(B, Q, H, L, P)`.
+
+    Returns:
+        `(B, Q, H·d)`, dtype of `value`.
+    """
+    dtype = sum_dtype(value.dtype)
+    batch, queries, heads, _, points, _ = sampling_locations.shape
+    table = value.to(dtype).reshape(-1, value.shape[-1])
+    rows, weights, _ = _points(value, shapes, sampling_locations.to(dtype))
+    weights *= _by_level(attention_weights.to(dtype))
+    offsets = torch.arange(0, rows.numel(), points, dtype=torch.int32, device=value.device)
+    # A bag is one corner of one level of one query's head.
+    out = _bag(table, rows.view(-1), weights.view(-1), offsets)
+    return out.view(-1, batch, queries, heads * value.shape[-1]).sum(0).to(value.dtype)
+
+
+@torch.no_grad()
+def backward(
+    do: Tensor,
+    value: Tensor,
+    shapes: Sequence[int],
+    sampling_locations: Tensor,
+    attention_weights: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of `forward`; points exactly between two cells take the slope to their right.
+
+    Returns:
+        dvalue, dsampling_locations, dattention_weights, contiguous, shape and dtype of each.
+    """
+    dtype = sum_dtype(value.dtype)
+    levels, points = sampling_locations.shape[3:5]
+    dim = value.shape[-1]
+    table = value.to(dtype).reshape(-1, dim)
+    do = do.to(dtype).reshape(-1, dim)
+    rows, bilinear, axes = _points(value, shapes, sampling_locations.to(dtype))
+    attention = _by_level(attention_weights.to(dtype))
+    flat = rows.view(-1)
+    # The query and head, b·Q·H + q·H + h, of every corner.
+    reader = torch.arange(do.shape[0], dtype=torch.int32, device=do.device)
+    reader = reader.repeat_interleave(points).repeat(4 * levels)
+
+    # dvalue: the same sum with the roles of rows and readers swapped.
+    order = flat.sort(stable=True)[1]
+    counts = torch.bincount(flat, minlength=table.shape[0])
+    offsets = F.pad(counts.cumsum(0, dtype=torch.int32), (1, -1))
+    weights = (bilinear * attention).view(-1).index_select(0, order)
+    dvalue = _bag(do, reader.index_select(0, order), weights, offsets)
+
+    # What every corner's pixel contributes: ⟨value, do⟩.
+    dots = torch.ops.aten._embedding_bag_per_sample_weights_backward(
+        do, table, flat, offsets, reader, 0
+    ).view_as(rows)
+    dattention = (dots * bilinear).sum(1).movedim(0, 3)
+    dots *= attention
+    dlocations = torch.empty_like(sampling_locations, memory_format=torch.contiguous_format)
+    for level, (y, x) in enumerate(axes):
+        d00, d01, d10, d11 = dots[level]
+        dlocations[:, :, :, level, :, 0] = x.near_slope * (
+            y.near_weight * d00 + y.far_weight * d10
+        ) + x.far_slope * (y.near_weight * d01 + y.far_weight * d11)
+        dlocations[:, :, :, level, :, 1] = y.near_slope * (
+            x.near_weight * d00 + x.far_weight * d01
+        ) + y.far_slope * (x.near_weight * d10 + x.far_weight * d11)
+    return (
+        dvalue.view(value.shape).to(value.dtype),
+        dlocations,
+        dattention.to(attention_weights.dtype).contiguous(),
+    )
