@@ -1,0 +1,5 @@
+"""Layers, backbones and the adapter around them; mmengine imports this to find `mmvttt.X`."""
+
+from . import adapters, backbones, classifiers
+
+__all__ = ['adapters', 'backbones', 'classifiers']

@@ -1,0 +1,20 @@
+"""Token mixers, convolutions over tokens, position encodings: the parts of the backbones."""
+
+from .conv import CausalConv1d, DWConv2d
+from .rope import rotate, rotation_2d
+from .ttt_design import TTTMixer
+from .ttt_mixer import TTTLinearMixer
+from .vit3_block import FeedForward, ViT3Block
+from .vit3_mixer import ViT3Mixer
+
+__all__ = [
+    'CausalConv1d',
+    'DWConv2d',
+    'FeedForward',
+    'TTTLinearMixer',
+    'TTTMixer',
+    'ViT3Block',
+    'ViT3Mixer',
+    'rotate',
+    'rotation_2d',
+]

@@ -1,0 +1,83 @@
+"""Depth-wise convolutions over tokens: Conv1d on q, k and X, Conv2d on X (vision-ttt Sec. 4.3).
+
+Tokens stay token-major, `(B, T, C)`: seen as an image that is exactly the channels-last layout, so
+no convolution here copies its input into another layout.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class DWConv2d(nn.Conv2d):
+    """Depth-wise k×k convolution of a token map, zero padded to keep its size.
+
+    Args:
+        channels: Channels C.
+        kernel_size: Odd side of the kernel.
+        bias: Whether to add a bias per channel.
+    """
+
+    def __init__(self, channels: int, kernel_size: int = 3, bias: bool = False) -> None:
+        super().__init__(
+            channels, channels, kernel_size, padding=kernel_size // 2, groups=channels, bias=bias
+        )
+
+    def forward(self, x: Tensor, hw: tuple[int, int]) -> Tensor:
+        """`(B, h·w, C)` tokens of an `(h, w)` map → `(B, h·w, C)`."""
+        x = x.unflatten(1, hw).permute(0, 3, 1, 2)
+        return super().forward(x).permute(0, 2, 3, 1).flatten(1, 2)
+
+
+class CausalConv1d(nn.Module):
+    """Depth-wise convolution along the scan, one kernel a direction; a token sees only its past.
+
+    The past of a 'forward' scan lies at smaller token indices, that of a 'backward' scan at larger
+    ones: reversing the tokens swaps the two (Algorithm 1, line 10).
+
+    Args:
+        channels: Channels C of one direction.
+        kernel_size: Taps; the last one weighs the token itself.
+        directions: 'forward' or 'backward', one for each scan.
+    """
+
+    def __init__(
+        self, channels: int, kernel_size: int = 4, directions: tuple[str, ...] = ('forward',)
+    ) -> None:
+        super().__init__()
+        self.directions = tuple(directions)
+        self.kernel_size = kernel_size
+        self.weight = nn.Parameter(torch.empty(len(self.directions), channels, kernel_size))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """The uniform start of `nn.Conv1d` at a fan-in of `kernel_size`."""
+        bound = 1 / math.sqrt(self.kernel_size)
+        nn.init.uniform_(self.weight, -bound, bound)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`(B, T, R, C)` → `(B, T, R, C)`, scan r convolved in its own direction."""
+        _, tokens, scans, channels = x.shape
+        reach = self.kernel_size - 1
+        kernels = [
+            w.flip(-1) if direction == 'backward' else w
+            for w, direction in zip(self.weight, self.directions, strict=True)
+        ]
+        # Padded on both sides: the causal result stands at t, the anti-causal one at t + reach.
+        y = F.conv2d(
+            x.flatten(2).transpose(1, 2).unsqueeze(2),
+            torch.cat(kernels)[:, None, None],
+            padding=(0, reach),
+            groups=scans * channels,
+        )
+        y = y.squeeze(2).transpose(1, 2).unflatten(2, (scans, channels))
+        if scans == 1:
+            start = reach if self.directions[0] == 'backward' else 0
+            return y[:, start : start + tokens]
+        starts = [reach if direction == 'backward' else 0 for direction in self.directions]
+        return torch.stack([y[:, s : s + tokens, r] for r, s in enumerate(starts)], dim=2)
+
+    def extra_repr(self) -> str:
+        return f'{self.weight.shape[1]}, kernel_size={self.kernel_size}, {self.directions}'

@@ -1,0 +1,37 @@
+"""Weights named in `init_cfg` load with a report of keys, and never silently match nothing."""
+
+from mmengine.model import PretrainedInit
+from torch import Tensor
+
+from ..engine.checkpoint import load_pretrained
+
+
+class PretrainedMixin:
+    """For a `BaseModule`: `init_cfg=dict(type='Pretrained', …)` goes through `load_pretrained`.
+
+    mmengine's own loading is `strict=False` without a word about what did not match.
+    """
+
+    def init_weights(self) -> None:
+        """Initialises as mmengine does, then loads the `Pretrained` entries of `init_cfg`."""
+        configs = self.init_cfg
+        entries = [configs] if isinstance(configs, dict) else list(configs or [])
+        pretrained = [c for c in entries if c['type'] in ('Pretrained', PretrainedInit)]
+        first_time = not self.is_init
+        self.init_cfg = [c for c in entries if c not in pretrained]
+        try:
+            super().init_weights()
+        finally:
+            self.init_cfg = configs
+        if first_time:
+            for config in pretrained:
+                options = {k: v for k, v in config.items() if k != 'type'}
+                load_pretrained(self, **options, adapt=self._adapted)
+
+    def _adapted(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The weights after every part of the model has made them its own, e.g. resized them."""
+        weights = dict(weights)
+        for name, module in self.named_modules():
+            if hasattr(module, 'adapt_weights'):
+                module.adapt_weights(weights, f'{name}.' if name else '')
+        return weights
