@@ -1,0 +1,5 @@
+"""Adapters: what turns a plain backbone into a pyramid for dense prediction."""
+
+from .vit_adapter import ViTAdapter
+
+__all__ = ['ViTAdapter']

@@ -1,0 +1,149 @@
+"""Deformable attention between grids of features (Deformable DETR, Sec. 4.1)."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ttt_kernels import deform_attn
+
+
+class Level(NamedTuple):
+    """A grid over the image: pixels per cell, and its height and width in cells."""
+
+    stride: int
+    height: int
+    width: int
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return self.height, self.width
+
+    @property
+    def num_cells(self) -> int:
+        return self.height * self.width
+
+
+class SamplingGrid(NamedTuple):
+    """Where the cells of Q queries lie on L levels of values.
+
+    Attributes:
+        centres: `(Q, L, 2)`: x and y of every query cell; [0, 1] is the extent of the value level.
+        cells: `(L, 2)`: width and height of the value levels in cells.
+        sizes: Height and width of the value levels in cells, as numbers.
+    """
+
+    centres: Tensor
+    cells: Tensor
+    sizes: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def between(
+        cls,
+        queries: Sequence[Level],
+        values: Sequence[Level],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> 'SamplingGrid':
+        """The cells of the levels `queries`, one level after the other, on the levels `values`.
+
+        The grids of an image whose sides are no multiples of the largest stride reach over its
+        border by different amounts. A centre is therefore a place in pixels first, and is divided
+        by what each value level covers (its stride times its cells), not by one common extent.
+        """
+        centres = []
+        for stride, height, width in queries:
+            y = (torch.arange(height, dtype=dtype, device=device) + 0.5) * stride
+            x = (torch.arange(width, dtype=dtype, device=device) + 0.5) * stride
+            y, x = torch.meshgrid(y, x, indexing='ij')
+            centres.append(torch.stack((x, y), -1).flatten(0, 1))
+        cells = torch.tensor([[v.width, v.height] for v in values], dtype=dtype, device=device)
+        strides = torch.tensor([[v.stride] for v in values], dtype=dtype, device=device)
+        return cls(
+            torch.cat(centres)[:, None] / (strides * cells), cells, tuple(v.size for v in values)
+        )
+
+
+class DeformableAttention(nn.Module):
+    """Multi-head attention to a few sampled places instead of to every token.
+
+    Each query predicts, for each head and value level, `num_points` offsets from its own place and
+    their weights; the values are sampled there bilinearly and summed.
+
+    Args:
+        embed_dims: Channels of queries and values, C.
+        num_heads: Heads H.
+        num_levels: Value levels L.
+        num_points: Sampled places per head and level, P.
+        ratio: Channels of the sampled values, as a part of C.
+
+    Raises:
+        ValueError: If `embed_dims * ratio` is not a positive multiple of `num_heads`, or
+            `num_points` is less than 1.
+    """
+
+    def __init__(
+        self,
+        embed_dims: int,
+        num_heads: int,
+        num_levels: int,
+        num_points: int = 4,
+        ratio: float = 1.0,
+    ) -> None:
+        super().__init__()
+        value_dims = round(embed_dims * ratio)
+        if num_heads < 1 or value_dims < 1 or value_dims % num_heads:
+            raise ValueError(
+                f'deformable attention has {value_dims} value channels (embed_dims {embed_dims} × '
+                f'deform_ratio {ratio}), which {num_heads} heads cannot share evenly: choose '
+                'deform_num_heads (or deform_ratio) so that they divide'
+            )
+        if num_points < 1:
+            raise ValueError(f'num_points is {num_points}; deformable attention needs at least 1')
+        self.num_heads = num_heads
+        self.num_levels = num_levels
+        self.num_points = num_points
+        samples = num_heads * num_levels * num_points
+        self.sampling_offsets = nn.Linear(embed_dims, 2 * samples)
+        self.attention_weights = nn.Linear(embed_dims, samples)
+        self.value_proj = nn.Linear(embed_dims, value_dims)
+        self.output_proj = nn.Linear(value_dims, embed_dims)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Start as a fixed pattern: head h looks in direction h of a ring, point p at p + 1 cells.
+
+        All samples weigh the same. Content moves the pattern once the two zeroed maps have learned.
+        """
+        angles = torch.arange(self.num_heads) * (2 * math.pi / self.num_heads)
+        ring = torch.stack((angles.cos(), angles.sin()), -1)
+        # Onto the border of a square, so that diagonal heads look at diagonal neighbours.
+        ring = ring / ring.abs().amax(-1, keepdim=True)
+        steps = torch.arange(1, self.num_points + 1)
+        offsets = ring[:, None, None, :] * steps[:, None]
+        offsets = offsets.expand(-1, self.num_levels, -1, -1)
+        self.sampling_offsets.bias.copy_(offsets.flatten())
+        nn.init.zeros_(self.sampling_offsets.weight)
+        nn.init.zeros_(self.attention_weights.weight)
+        nn.init.zeros_(self.attention_weights.bias)
+        for projection in (self.value_proj, self.output_proj):
+            nn.init.xavier_uniform_(projection.weight)
+            nn.init.zeros_(projection.bias)
+
+    def forward(self, query: Tensor, value: Tensor, grid: SamplingGrid) -> Tensor:
+        """Attend from `query` `(B, Q, C)` to `value` `(B, S, C)`; returns `(B, Q, C)`.
+
+        S runs over the cells of the value levels of `grid`, one level after the other.
+        """
+        batch, num_queries, _ = query.shape
+        shape = (batch, num_queries, self.num_heads, self.num_levels, self.num_points)
+        value = self.value_proj(value).unflatten(-1, (self.num_heads, -1))
+        offsets = self.sampling_offsets(query).view(*shape, 2)
+        weights = self.attention_weights(query).view(*shape[:3], -1).softmax(-1).view(shape)
+        # In the precision of the grid: a half-precision number cannot tell places on a wide map.
+        offsets = offsets.to(grid.cells.dtype) / grid.cells[:, None]
+        locations = grid.centres[:, None, :, None] + offsets
+        return self.output_proj(deform_attn(value, grid.sizes, locations, weights))

@@ -1,0 +1,161 @@
+"""The exchange between a plain backbone and the spatial prior (ViT-Adapter, Sec. 3.3 and 3.4)."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from timm.layers import DropPath
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from .deformable_attention import DeformableAttention, SamplingGrid
+
+_LN_EPS = 1e-6
+
+
+def split_levels(pyramid: Tensor, sizes: Sequence[tuple[int, int]]) -> list[Tensor]:
+    """Pyramid `(B, S, C)` → its maps `(B, C, h, w)`, for S the cells of all `sizes` (h, w)."""
+    parts = pyramid.split([height * width for height, width in sizes], dim=1)
+    return [x.transpose(1, 2).unflatten(2, s) for x, s in zip(parts, sizes, strict=True)]
+
+
+def join_levels(maps: Sequence[Tensor]) -> Tensor:
+    """Maps `(B, C, h, w)` → pyramid `(B, S, C)`, the inverse of `split_levels`."""
+    return torch.cat([x.flatten(2).transpose(1, 2) for x in maps], dim=1)
+
+
+class ConvFFN(nn.Module):
+    """MLP with a depth-wise 3×3 convolution, run on each level by itself, before its GELU."""
+
+    def __init__(self, embed_dims: int, hidden_dims: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(embed_dims, hidden_dims)
+        self.dwconv = nn.Conv2d(hidden_dims, hidden_dims, 3, padding=1, groups=hidden_dims)
+        self.fc2 = nn.Linear(hidden_dims, embed_dims)
+        for linear in (self.fc1, self.fc2):
+            nn.init.trunc_normal_(linear.weight, std=0.02)
+            nn.init.zeros_(linear.bias)
+        # Fan-out of a depth-wise convolution: the nine taps of its own channel.
+        nn.init.normal_(self.dwconv.weight, std=(2 / 9) ** 0.5)
+        nn.init.zeros_(self.dwconv.bias)
+
+    def forward(self, pyramid: Tensor, sizes: Sequence[tuple[int, int]]) -> Tensor:
+        """Pyramid `(B, S, C)` → `(B, S, C)`; S runs over the cells of levels of `sizes` (h, w)."""
+        hidden = join_levels([self.dwconv(x) for x in split_levels(self.fc1(pyramid), sizes)])
+        return self.fc2(F.gelu(hidden))
+
+
+class Injector(nn.Module):
+    """Adds what the backbone's tokens find in the pyramid: `x + γ · attn(LN(x), LN(c))`.
+
+    γ starts at `init_values`: from 0, training begins at exactly the backbone's own features.
+    """
+
+    def __init__(
+        self, embed_dims: int, num_levels: int, init_values: float, attention: dict
+    ) -> None:
+        super().__init__()
+        self.query_norm = nn.LayerNorm(embed_dims, eps=_LN_EPS)
+        self.value_norm = nn.LayerNorm(embed_dims, eps=_LN_EPS)
+        self.attention = DeformableAttention(embed_dims, num_levels=num_levels, **attention)
+        self.gamma = nn.Parameter(torch.full((embed_dims,), float(init_values)))
+
+    def forward(self, tokens: Tensor, pyramid: Tensor, grid: SamplingGrid) -> Tensor:
+        found = self.attention(self.query_norm(tokens), self.value_norm(pyramid), grid)
+        return tokens + self.gamma * found
+
+
+class Extractor(nn.Module):
+    """Adds what the pyramid finds in the backbone's tokens, then a conv-FFN (`ffn_dims` 0: none).
+
+    `c ← c + attn(LN(c), LN(x))`, then `c ← c + DropPath(FFN(LN(c)))`.
+    """
+
+    def __init__(
+        self, embed_dims: int, ffn_dims: int, drop_path_rate: float, attention: dict
+    ) -> None:
+        super().__init__()
+        self.query_norm = nn.LayerNorm(embed_dims, eps=_LN_EPS)
+        self.value_norm = nn.LayerNorm(embed_dims, eps=_LN_EPS)
+        self.attention = DeformableAttention(embed_dims, num_levels=1, **attention)
+        self.ffn = None
+        if ffn_dims:
+            self.ffn_norm = nn.LayerNorm(embed_dims, eps=_LN_EPS)
+            self.ffn = ConvFFN(embed_dims, ffn_dims)
+            self.drop_path = DropPath(drop_path_rate)
+
+    def forward(
+        self,
+        pyramid: Tensor,
+        tokens: Tensor,
+        grid: SamplingGrid,
+        sizes: Sequence[tuple[int, int]],
+    ) -> Tensor:
+        found = self.attention(self.query_norm(pyramid), self.value_norm(tokens), grid)
+        pyramid = pyramid + found
+        if self.ffn is not None:
+            pyramid = pyramid + self.drop_path(self.ffn(self.ffn_norm(pyramid), sizes))
+        return pyramid
+
+
+class Interaction(nn.Module):
+    """One injector before, and one or more extractors after, a group of the backbone's blocks.
+
+    Args:
+        embed_dims: Channels C of tokens and pyramid.
+        num_levels: Levels of the pyramid.
+        num_extractors: Extractors, one after the other.
+        init_values: Start of the injector's γ.
+        ffn_dims: Hidden channels of the extractors' conv-FFN; 0 for none.
+        drop_path_rate: Stochastic depth of the conv-FFN.
+        attention: `num_heads`, `num_points` and `ratio` of the deformable attentions.
+        with_cp: Recompute the injector and the extractors in the backward pass (non-reentrant
+            checkpointing). The backbone's blocks have a `with_cp` of their own.
+    """
+
+    def __init__(
+        self,
+        embed_dims: int,
+        *,
+        num_levels: int,
+        num_extractors: int,
+        init_values: float,
+        ffn_dims: int,
+        drop_path_rate: float,
+        attention: dict,
+        with_cp: bool = False,
+    ) -> None:
+        super().__init__()
+        self.with_cp = with_cp
+        self.injector = Injector(embed_dims, num_levels, init_values, attention)
+        self.extractors = nn.ModuleList(
+            Extractor(embed_dims, ffn_dims, drop_path_rate, attention)
+            for _ in range(num_extractors)
+        )
+
+    def inject(self, tokens: Tensor, pyramid: Tensor, grid: SamplingGrid) -> Tensor:
+        """Tokens `(B, T, C)` → the same, enriched from the pyramid `(B, S, C)`.
+
+        `grid` has the tokens as queries, the levels of the pyramid as values.
+        """
+        return self._run(self.injector, tokens, pyramid, grid)
+
+    def extract(
+        self,
+        pyramid: Tensor,
+        tokens: Tensor,
+        grid: SamplingGrid,
+        sizes: Sequence[tuple[int, int]],
+    ) -> Tensor:
+        """Pyramid `(B, S, C)` of `sizes` (h, w) → the same, enriched from tokens `(B, T, C)`.
+
+        `grid` has the cells of the pyramid as queries, the tokens as values.
+        """
+        for extractor in self.extractors:
+            pyramid = self._run(extractor, pyramid, tokens, grid, sizes)
+        return pyramid
+
+    def _run(self, module: nn.Module, *args) -> Tensor:
+        if self.with_cp and torch.is_grad_enabled():
+            return checkpoint(module, *args, use_reentrant=False)
+        return module(*args)

@@ -1,0 +1,331 @@
+"""ViT-Adapter: a four-level pyramid from any plain backbone (Chen et al., ICLR 2023, Sec. 3)."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from mmcv.cnn import build_norm_layer
+from mmengine.model import BaseModule
+from torch import Tensor, nn
+
+from mmvttt.registry import MODELS
+
+from ..pretrained import PretrainedMixin
+from .deformable_attention import Level, SamplingGrid
+from .interaction import Interaction, join_levels, split_levels
+from .spatial_prior import SpatialPrior
+
+_STRIDES = (4, 8, 16, 32)
+_PATCH = 16
+_NUM_GROUPS = 4
+_SYNC_BN = dict(type='SyncBN')
+
+
+class _SizeDefaults(NamedTuple):
+    deform_num_heads: int
+    deform_ratio: float
+    drop_path_rate: float
+
+
+_SIZES = {
+    192: _SizeDefaults(6, 1.0, 0.1),
+    384: _SizeDefaults(6, 1.0, 0.2),
+    768: _SizeDefaults(12, 0.5, 0.3),
+}
+
+
+@MODELS.register_module()
+class ViTAdapter(PretrainedMixin, BaseModule):
+    """Wraps a plain backbone of patch size 16 and returns maps at strides 4, 8, 16 and 32.
+
+    A spatial prior of convolutions makes a pyramid beside the backbone's tokens. The blocks run in
+    groups; before each group an injector adds the pyramid (strides 8, 16, 32) to the tokens, after
+    it an extractor adds the tokens to the pyramid. All channels are the backbone's `embed_dims`.
+
+    Defaults by the backbone's `embed_dims` (the recipes of Vittt, Tab. 2): 192, 384, 768 have
+    6, 6, 12 heads of deformable attention, ratio 1.0, 1.0, 0.5 and drop path .1, .2, .3. Another
+    width has a head per 32 channels, ratio 1.0 and no drop path.
+
+    The parameters without the backbone, 2.438 / 5.830 / 13.681 M at these three widths, settle what
+    the paper's text leaves open: convolutions before a norm have no bias, 1×1 projections, the
+    transposed convolution and every linear do; the injector sees three levels, the extractor one;
+    queries and values have a LayerNorm each; γ is a vector per injector; the level embedding is
+    `(3, C)`; each output has one norm.
+
+    An image of any size is taken as it is: level s has `ceil(H / s)` × `ceil(W / s)` cells, as the
+    convolutions and the backbone's padding to whole patches give by themselves. Sampling places are
+    aligned in pixels and resized maps are cropped, so nothing shifts where 32 does not divide a
+    side; where it does, this is the usual ViT-Adapter.
+
+    The backbone's final norm and class tokens have no part in this model and are taken out: loading
+    a classifier's checkpoint reports them as unexpected.
+
+    Args:
+        backbone: Config of a plain backbone (or the module itself): attributes `embed_dims`,
+            `num_layers`, `patch_size`, `norm`; methods `embed(image) -> (tokens, (h, w))` and
+            `run_block(i, tokens, (h, w)) -> tokens`. Its drop path, freezing of single stages and
+            checkpointing of blocks are its own options.
+        task: What is added to the pyramid at the end. `'det'`: the last tokens, to all four maps;
+            `'seg'`: those after interaction 1, 2, 3, 4, to map 1, 2, 3, 4.
+        interaction_indexes: First and last block of every group. Default: four even groups
+            ([0, 2], [3, 5], [6, 8], [9, 11] at depth 12).
+        deform_num_heads: Heads of the deformable attention. Default by width.
+        deform_ratio: Channels of its values as a part of `embed_dims`. Default by width.
+        num_points: Its sampled places per head and level.
+        conv_inplane: Width of the spatial prior's stem.
+        with_cffn: Whether extractors end with a conv-FFN.
+        cffn_ratio: Its hidden channels as a part of `embed_dims`.
+        num_extra_extractors: Extractors after the one of the last interaction.
+        init_values: Start of the injectors' γ.
+        drop_path_rate: Stochastic depth of the conv-FFN. Default by width.
+        out_indices: Which of the maps (0: stride 4 … 3: stride 32) to return.
+        freeze_backbone: Train the adapter alone. The backbone gets no gradients and stays in
+            evaluation mode (gradients still pass through it to the injectors).
+        with_cp: Recompute injectors and extractors in the backward pass, non-reentrantly.
+        norm_cfg: Norm layers of the spatial prior and of the outputs. `SyncBN` equals `BN` while no
+            process group exists; in a process group on CPUs it cannot run: take `BN` or `GN`.
+            One image per GPU, or images so small that a level is one cell, ask for `GN`.
+        init_cfg: As in mmengine. The adapter is initialised when built; a `Pretrained` of the
+            backbone's own `init_cfg` is loaded by `init_weights`, and one given here after it.
+
+    Raises:
+        TypeError: If `backbone` lacks a part of the contract, or `norm_cfg` is no dict.
+        ValueError: If an option is none of those named here, or does not fit the backbone.
+    """
+
+    def __init__(
+        self,
+        backbone: dict | nn.Module,
+        task: str = 'det',
+        interaction_indexes: Sequence[Sequence[int]] | None = None,
+        deform_num_heads: int | None = None,
+        deform_ratio: float | None = None,
+        num_points: int = 4,
+        conv_inplane: int = 64,
+        with_cffn: bool = True,
+        cffn_ratio: float = 0.25,
+        num_extra_extractors: int = 2,
+        init_values: float = 0.0,
+        drop_path_rate: float | None = None,
+        out_indices: Sequence[int] = (0, 1, 2, 3),
+        freeze_backbone: bool = False,
+        with_cp: bool = False,
+        norm_cfg: dict = _SYNC_BN,
+        init_cfg: dict | list[dict] | None = None,
+    ) -> None:
+        super().__init__(init_cfg)
+        self.backbone = backbone if isinstance(backbone, nn.Module) else MODELS.build(backbone)
+        _check_backbone(self.backbone)
+        # Parameters that nothing here uses would stay without gradients, which stops DDP.
+        self.backbone.norm = nn.Identity()
+        if hasattr(self.backbone, 'cls_token'):
+            self.backbone.cls_token = None
+        dims = self.embed_dims = self.backbone.embed_dims
+        self.task = task
+        self.interaction_indexes = _groups(interaction_indexes, self.backbone.num_layers)
+        self.out_indices = _checked_out_indices(out_indices)
+        self.freeze_backbone = freeze_backbone
+        if task not in ('det', 'seg'):
+            raise ValueError(
+                f"task is {task!r}; ViTAdapter knows 'det' (the last tokens are added to every "
+                "map) and 'seg' (those after each of four interactions are)"
+            )
+        if task == 'seg' and len(self.interaction_indexes) != len(_STRIDES):
+            raise ValueError(
+                f"task 'seg' needs {len(_STRIDES)} interactions, one per map; interaction_indexes "
+                f'has {len(self.interaction_indexes)}: {self.interaction_indexes}'
+            )
+
+        if not isinstance(norm_cfg, dict):
+            raise TypeError(f"norm_cfg is {norm_cfg!r}; give a dict such as dict(type='BN')")
+        if conv_inplane < 1:
+            raise ValueError(f'conv_inplane is {conv_inplane}; the stem needs at least 1 channel')
+        if with_cffn and round(dims * cffn_ratio) < 1:
+            raise ValueError(
+                f'cffn_ratio is {cffn_ratio}, which leaves the conv-FFN no channel of {dims}: '
+                'enlarge it, or set with_cffn=False'
+            )
+        if num_extra_extractors < 0:
+            raise ValueError(f'num_extra_extractors is {num_extra_extractors}; choose 0 or more')
+        default = _SIZES.get(dims, _SizeDefaults(max(1, dims // 32), 1.0, 0.0))
+        drop_path_rate = _or(drop_path_rate, default.drop_path_rate)
+        if not 0 <= drop_path_rate < 1:
+            raise ValueError(f'drop_path_rate is {drop_path_rate}; choose a rate in [0, 1)')
+        attention = dict(
+            num_heads=_or(deform_num_heads, default.deform_num_heads),
+            num_points=num_points,
+            ratio=_or(deform_ratio, default.deform_ratio),
+        )
+        last = len(self.interaction_indexes) - 1
+        self.interactions = nn.ModuleList(
+            Interaction(
+                dims,
+                num_levels=len(_STRIDES) - 1,
+                num_extractors=1 + (num_extra_extractors if i == last else 0),
+                init_values=init_values,
+                ffn_dims=round(dims * cffn_ratio) if with_cffn else 0,
+                drop_path_rate=drop_path_rate,
+                attention=attention,
+                with_cp=with_cp,
+            )
+            for i in range(last + 1)
+        )
+        with_stride4 = 0 in self.out_indices
+        self.spatial_prior = SpatialPrior(
+            dims,
+            conv_inplane,
+            norm_cfg,
+            in_channels=getattr(self.backbone, 'in_channels', 3),
+            with_stride4=with_stride4,
+        )
+        self.level_embed = nn.Parameter(torch.randn(len(_STRIDES) - 1, dims))
+        self.norms = nn.ModuleList(
+            build_norm_layer(norm_cfg, dims)[1] if i in self.out_indices else nn.Identity()
+            for i in range(len(_STRIDES))
+        )
+        if with_stride4:
+            self.up = nn.ConvTranspose2d(dims, dims, 2, stride=2)
+            # Kernel and stride are equal: every output has one tap per input channel.
+            nn.init.normal_(self.up.weight, std=dims**-0.5)
+            nn.init.zeros_(self.up.bias)
+        if freeze_backbone:
+            self.backbone.requires_grad_(False)
+            self.backbone.eval()
+
+    def train(self, mode: bool = True) -> 'ViTAdapter':
+        super().train(mode)
+        if self.freeze_backbone:
+            self.backbone.eval()
+        return self
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Image `(B, 3, H, W)` → maps `(B, C, ⌈H/s⌉, ⌈W/s⌉)`, s = 4, 8, 16, 32 (`out_indices`)."""
+        self._check_sync_bn(x)
+        tokens, hw = self.backbone.embed(x)
+        first, *maps = self.spatial_prior(x)
+        sizes = [tuple(c.shape[-2:]) for c in maps]
+        pyramid = join_levels(
+            [c + e[:, None, None] for c, e in zip(maps, self.level_embed, strict=True)]
+        )
+        levels = [Level(s, *size) for s, size in zip(_STRIDES[1:], sizes, strict=True)]
+        patches = [Level(_PATCH, *hw)]
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        on_pyramid = SamplingGrid.between(patches, levels, dtype, x.device)
+        on_tokens = SamplingGrid.between(levels, patches, dtype, x.device)
+
+        stages = []
+        for interaction, (start, end) in zip(
+            self.interactions, self.interaction_indexes, strict=True
+        ):
+            tokens = interaction.inject(tokens, pyramid, on_pyramid)
+            for i in range(start, end + 1):
+                tokens = self.backbone.run_block(i, tokens, hw)
+            pyramid = interaction.extract(pyramid, tokens, on_tokens, sizes)
+            stages.append(tokens)
+
+        maps = split_levels(pyramid, sizes)
+        if first is not None:
+            height, width = first.shape[-2:]
+            first = first + self.up(maps[0])[..., :height, :width]
+        added = stages if self.task == 'seg' else stages[-1:] * len(_STRIDES)
+        outs = []
+        for i in self.out_indices:
+            c = (first, *maps)[i]
+            features = added[i].transpose(1, 2).unflatten(2, hw)
+            outs.append(self.norms[i](c + _resize(features, _STRIDES[i], c.shape[-2:])))
+        return tuple(outs)
+
+    def get_layer_depth(self, param_name: str, prefix: str = '') -> tuple[int, int]:
+        """Layer of a parameter and their number, for layer-wise decay of the learning rate.
+
+        What lies in the backbone has the backbone's own layers; the adapter is part of the last
+        layer, which learns at the full rate.
+        """
+        inner = f'{prefix}backbone.'
+        if param_name.startswith(inner):
+            return self.backbone.get_layer_depth(param_name, inner)
+        num_layers = self.backbone.num_layers + 2
+        return num_layers - 1, num_layers
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of parameters that must not decay, beyond norms, biases and 1-D ones."""
+        return {'level_embed'} | {f'backbone.{name}' for name in self.backbone.no_weight_decay()}
+
+    def _check_sync_bn(self, x: Tensor) -> None:
+        if not (self.training and x.device.type == 'cpu'):
+            return
+        if not (dist.is_available() and dist.is_initialized()):
+            return
+        if any(isinstance(module, nn.SyncBatchNorm) for module in self.modules()):
+            raise ValueError(
+                "norm_cfg=dict(type='SyncBN') cannot train on CPUs in a process group (torch has "
+                "no such kernel): set the ViTAdapter's norm_cfg to dict(type='BN') or "
+                "dict(type='GN', num_groups=32)"
+            )
+
+
+def _resize(features: Tensor, stride: int, size: tuple[int, int]) -> Tensor:
+    """Features `(B, C, h, w)` of the patches on the grid of `stride`, cropped to `size` (h, w)."""
+    if stride < _PATCH:
+        # By a factor, not to a size: the grids may reach over the image's border differently.
+        features = F.interpolate(
+            features, scale_factor=_PATCH // stride, mode='bilinear', align_corners=False
+        )
+    elif stride > _PATCH:
+        # Bilinear at one half is the mean of 2 × 2; this form takes odd sides too.
+        features = F.avg_pool2d(features, stride // _PATCH, ceil_mode=True)
+    return features[..., : size[0], : size[1]]
+
+
+def _or(given: float | None, default: float) -> float:
+    return default if given is None else given
+
+
+def _check_backbone(backbone: nn.Module) -> None:
+    needed = ('embed_dims', 'num_layers', 'patch_size', 'embed', 'run_block')
+    missing = [name for name in needed if not hasattr(backbone, name)]
+    if missing:
+        raise TypeError(
+            f'ViTAdapter cannot wrap {type(backbone).__name__}, which lacks {", ".join(missing)}: '
+            'it needs a plain backbone such as mmvttt.Vittt'
+        )
+    if backbone.patch_size != _PATCH:
+        raise ValueError(
+            f'ViTAdapter needs a backbone with patch_size {_PATCH} (its maps have strides '
+            f'{_STRIDES}); {type(backbone).__name__} has {backbone.patch_size}'
+        )
+
+
+def _checked_out_indices(out_indices: Sequence[int]) -> tuple[int, ...]:
+    out_indices = tuple(out_indices)
+    if not out_indices or not set(out_indices) <= set(range(len(_STRIDES))):
+        raise ValueError(
+            f'out_indices is {out_indices}; ViTAdapter has maps 0, 1, 2, 3 (strides {_STRIDES}): '
+            'name one or more of them'
+        )
+    return out_indices
+
+
+def _groups(indexes: Sequence[Sequence[int]] | None, depth: int) -> list[tuple[int, int]]:
+    """The first and last block of every interaction, checked to run every block once, in order."""
+    if indexes is None:
+        count = min(_NUM_GROUPS, depth)
+        bounds = [depth * i // count for i in range(count + 1)]
+        indexes = [(start, end - 1) for start, end in pairwise(bounds)]
+    groups = [tuple(group) for group in indexes]
+    expected = 0
+    for group in groups:
+        if len(group) != 2 or group[0] != expected or not group[0] <= group[1] < depth:
+            break
+        expected = group[1] + 1
+    else:
+        if expected == depth:
+            return groups
+    raise ValueError(
+        f'interaction_indexes is {[list(group) for group in groups]}; the groups [first, last] '
+        f"must run the backbone's blocks 0 to {depth - 1} once each, in order, as in "
+        f'{[[0, depth - 1]]}'
+    )
