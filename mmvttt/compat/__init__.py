@@ -1,0 +1,18 @@
+"""Small, named mends that keep one code base working across OpenMMLab, torch and mmcv builds.
+
+Each mend is idempotent, does nothing where nothing is broken, and imports no toolbox: what concerns
+mmcv or mmdet waits until somebody imports them. `python -m mmvttt` prints what was done.
+"""
+
+from . import amp, checkpoints, configs, launcher, mmcv_ext, rois
+from .mend import Mend, mends, run_all
+
+__all__ = ['Mend', 'mends', 'setup']
+
+# Importing these modules registers their mends.
+_MODULES = (configs, mmcv_ext, checkpoints, launcher, amp, rois)
+
+
+def setup() -> None:
+    """Applies every mend that this machine needs; called by `import mmvttt`."""
+    run_all()

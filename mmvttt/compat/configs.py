@@ -1,0 +1,142 @@
+"""Makes `_base_ = 'package::config.py'` work: without pkg_resources, on the forks, for mmvttt.
+
+mmengine finds a package by setuptools' pkg_resources, which setuptools 81 no longer brings, looks
+the package's name up in a fixed table, and wants a slash in the config's path.
+"""
+
+from __future__ import annotations
+
+import sys
+from difflib import get_close_matches
+from functools import wraps
+from importlib.metadata import PackageNotFoundError, distribution
+from importlib.util import find_spec
+from pathlib import Path
+
+import mmengine.utils.package_utils as package_utils
+from mmengine.config import Config
+from mmengine.config.utils import MODULE2PACKAGE
+
+from .mend import mend
+
+# The maintained forks of OpenMMLab: the same import names, other names on the package index.
+_FORKS = {
+    'mmdet': 'onedl-mmdetection',
+    'mmseg': 'onedl-mmsegmentation',
+    'mmpretrain': 'onedl-mmpretrain',
+}
+
+
+def _has_distribution(package: str) -> bool:
+    try:
+        distribution(package)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+def _module_path(module: str) -> str | None:
+    # find_spec refuses names that are no identifiers, such as those of some distributions.
+    spec = find_spec(module) if module.isidentifier() else None
+    return None if spec is None or spec.origin is None else str(Path(spec.origin).parent)
+
+
+def _modules_of(package: str) -> list[str]:
+    """Candidates for the import name of a distribution, the likeliest first."""
+    listed = []
+    if _has_distribution(package):
+        listed = (distribution(package).read_text('top_level.txt') or '').split()
+    return [package, *(m for m, p in MODULE2PACKAGE.items() if p == package), *listed]
+
+
+def is_installed(package: str) -> bool:
+    """Whether a distribution, or a module, of that name is installed."""
+    return _has_distribution(package) or _module_path(package) is not None
+
+
+def get_installed_path(package: str) -> str:
+    """The folder of a package, given the name of its distribution or module.
+
+    Asks the import system instead of joining paths: right for editable installs too.
+
+    Raises:
+        PackageNotFoundError: Nothing of that name can be imported.
+    """
+    for module in _modules_of(package):
+        path = _module_path(module)
+        if path is not None:
+            return path
+    raise PackageNotFoundError(package)
+
+
+@mend(
+    'package-paths',
+    'mmengine needs pkg_resources (gone from setuptools 81) to find a package, '
+    'and misses editable installs',
+)
+def find_packages_by_import() -> str | None:
+    """Replaces mmengine's two look-ups, wherever they have been imported to."""
+    own = Path(__file__).parents[1]
+    if find_spec('pkg_resources') is not None and own.parent.name == 'site-packages':
+        return 'pkg_resources is there, and mmvttt is not installed in editable mode'
+    for replacement in (is_installed, get_installed_path):
+        name = replacement.__name__
+        original = getattr(package_utils, name)
+        for module in list(sys.modules.values()):
+            if module is not None and vars(module).get(name) is original:
+                setattr(module, name, replacement)
+    return None
+
+
+@mend('package-names', "mmengine's table of packages lacks mmvttt and the onedl forks")
+def name_packages() -> str | None:
+    """Adds mmvttt, and the forks where they are installed instead of the originals."""
+    MODULE2PACKAGE.setdefault('mmvttt', 'mmvttt')
+    for module, fork in _FORKS.items():
+        if _has_distribution(fork) and not _has_distribution(MODULE2PACKAGE[module]):
+            MODULE2PACKAGE[module] = fork
+    return None
+
+
+def config_root() -> Path:
+    """The folder of mmvttt's configs: in the installed package, or beside it in a clone."""
+    package = Path(__file__).parents[1]
+    packaged = package / '.mim' / 'configs'
+    return packaged if packaged.is_dir() else package.parent / 'configs'
+
+
+def own_config(name: str) -> Path:
+    """The file of `mmvttt::name`.
+
+    Raises:
+        FileNotFoundError: There is no such config; names the ones that come close.
+    """
+    root = config_root()
+    path = root / name
+    if not path.is_file():
+        names = [p.relative_to(root).as_posix() for p in root.rglob('*.py')]
+        close = get_close_matches(name, names, n=3, cutoff=0.4) or sorted(names)
+        raise FileNotFoundError(
+            f"mmvttt has no config '{name}' (looked in {root}); there is, for example: "
+            f'{", ".join(close[:3]) or "none at all"}'
+        )
+    return path
+
+
+@mend(
+    'own-configs',
+    "mmengine wants a slash in 'mmvttt::config.py', and would look for all its types in mmvttt",
+)
+def resolve_own_configs() -> str | None:
+    """Resolves `mmvttt::` in `_base_`; the base keeps the scope that its own default_scope says."""
+    original = Config._get_cfg_path
+
+    @wraps(original)
+    def get_cfg_path(cfg_path: str, filename: str) -> tuple[str, str | None]:
+        scope, found, name = cfg_path.partition('::')
+        if found and scope == 'mmvttt':
+            return str(own_config(name)), None
+        return original(cfg_path, filename)
+
+    Config._get_cfg_path = staticmethod(get_cfg_path)
+    return None

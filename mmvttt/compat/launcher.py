@@ -1,0 +1,62 @@
+"""Distributed training without a GPU: gloo for launcher 'pytorch', no device ids for DDP."""
+
+from __future__ import annotations
+
+from functools import wraps
+from typing import Any
+
+import torch
+from mmengine.dist import utils as dist_utils
+from mmengine.logging import print_log
+from mmengine.model import MMDistributedDataParallel, revert_sync_batchnorm
+from torch import nn
+
+from .mend import mend
+
+
+def _no_gpu() -> bool:
+    # mmengine's own accelerators (NPU, MLU, MUSA) have branches of their own: leave them alone.
+    return not (
+        torch.cuda.is_available()
+        or dist_utils.is_npu_available()
+        or dist_utils.is_mlu_available()
+        or dist_utils.is_musa_available()
+    )
+
+
+def _on_cpu(module: nn.Module) -> bool:
+    return all(p.device.type == 'cpu' for p in module.parameters())
+
+
+@mend('launcher-cpu', "launcher 'pytorch' sets a CUDA device, and chooses nccl, without a GPU")
+def launch_with_gloo() -> str | None:
+    """Makes `init_dist('pytorch')` use gloo where there is no accelerator."""
+    original = dist_utils._init_dist_pytorch
+    if not _no_gpu():
+        return 'there is a GPU'
+
+    @wraps(original)
+    def init(backend: str, init_backend: str = 'torch', **kwargs: Any) -> None:
+        torch.distributed.init_process_group('gloo', **kwargs)
+
+    dist_utils._init_dist_pytorch = init
+    return None
+
+
+@mend('ddp-cpu', 'mmengine hands device ids to DDP, and leaves SyncBN in, for a model on the CPU')
+def wrap_without_devices() -> str | None:
+    """Drops `device_ids` of MMDistributedDataParallel, and SyncBN, for modules on the CPU."""
+    original = MMDistributedDataParallel.__init__
+
+    @wraps(original)
+    def init(self: nn.Module, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        if _on_cpu(module):
+            kwargs.update(device_ids=None, output_device=None)
+            if any(isinstance(m, nn.SyncBatchNorm) for m in module.modules()):
+                # torch has no SyncBN on the CPU; said aloud, since the statistics change.
+                print_log('SyncBN needs a GPU: every process normalises by itself', 'current')
+                module = revert_sync_batchnorm(module)
+        original(self, module, *args, **kwargs)
+
+    MMDistributedDataParallel.__init__ = init
+    return None

@@ -1,0 +1,216 @@
+"""A stand-in for mmcv's compiled extension, for mmcv-lite: common operators through torchvision.
+
+mmcv-lite has all of mmcv's Python, and lacks `mmcv._ext`. The stand-in is offered by an import
+finder at the very end of `sys.meta_path`: a compiled extension, where there is one, is found first.
+The functions have the signatures of mmcv's extension: outputs are buffers that the caller brings.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from .mend import mend
+
+EXT = 'mmcv._ext'
+
+
+def _wide(*tensors: Tensor) -> tuple[Tensor, ...]:
+    # torchvision's kernels want one type for all; half types would round box coordinates.
+    dtype = torch.float64 if tensors[0].dtype == torch.float64 else torch.float32
+    return tuple(t.to(dtype) for t in tensors)
+
+
+def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Tensor:
+    """Indices of the kept boxes, best score first.
+
+    Args:
+        boxes: `(N, 4)`, x1, y1, x2, y2 in pixels.
+        scores: `(N,)`.
+        iou_threshold: Boxes that overlap a better one by more than this are dropped.
+        offset: 0 or 1; a box is x2 - x1 + offset pixels wide.
+    """
+    from torchvision.ops import nms as torchvision_nms
+
+    boxes, scores = _wide(boxes, scores)
+    if offset:
+        boxes = boxes + boxes.new_tensor([0, 0, offset, offset])
+    return torchvision_nms(boxes, scores, iou_threshold)
+
+
+def _average_only(pool_mode: int) -> None:
+    if pool_mode != 1:
+        raise NotImplementedError(
+            "RoIAlign with pool_mode='max' is not served without a compiled mmcv; "
+            "allowed: pool_mode='avg'. Change it in the roi_layer of the config, "
+            'or install a compiled mmcv in place of mmcv-lite.'
+        )
+
+
+def roi_align_forward(
+    input: Tensor,
+    rois: Tensor,
+    output: Tensor,
+    argmax_y: Tensor,
+    argmax_x: Tensor,
+    *,
+    aligned_height: int,
+    aligned_width: int,
+    spatial_scale: float,
+    sampling_ratio: int,
+    pool_mode: int,
+    aligned: bool,
+) -> None:
+    """Writes RoIAlign of `input` `(N, C, H, W)` at `rois` `(K, 5)` to `output` `(K, C, h, w)`."""
+    import torchvision  # noqa: F401  (registers the operator)
+
+    _average_only(pool_mode)
+    wide, boxes = _wide(input, rois)
+    output.copy_(
+        torch.ops.torchvision.roi_align(
+            wide, boxes, spatial_scale, aligned_height, aligned_width, sampling_ratio, aligned
+        )
+    )
+
+
+def roi_align_backward(
+    grad_output: Tensor,
+    rois: Tensor,
+    argmax_y: Tensor,
+    argmax_x: Tensor,
+    grad_input: Tensor,
+    *,
+    aligned_height: int,
+    aligned_width: int,
+    spatial_scale: float,
+    sampling_ratio: int,
+    pool_mode: int,
+    aligned: bool,
+) -> None:
+    """Writes the gradient `(N, C, H, W)` of RoIAlign's input to `grad_input`."""
+    import torchvision  # noqa: F401  (registers the operator)
+
+    _average_only(pool_mode)
+    wide, boxes = _wide(grad_output, rois)
+    grad_input.copy_(
+        torch.ops.torchvision._roi_align_backward(
+            wide,
+            boxes,
+            spatial_scale,
+            aligned_height,
+            aligned_width,
+            *grad_input.shape,
+            sampling_ratio,
+            aligned,
+        )
+    )
+
+
+def _focal_loss(
+    input: Tensor, target: Tensor, weight: Tensor, gamma: float, alpha: float
+) -> Tensor:
+    from torchvision.ops import sigmoid_focal_loss
+
+    if weight.numel():
+        raise NotImplementedError(
+            'class weights of sigmoid_focal_loss are not served without a compiled mmcv; '
+            'leave weight=None, as mmdet does'
+        )
+    classes = torch.arange(input.shape[1], device=input.device)
+    hot = (target[:, None] == classes).to(input.dtype)
+    return sigmoid_focal_loss(input, hot, alpha, gamma)
+
+
+def sigmoid_focal_loss_forward(
+    input: Tensor, target: Tensor, weight: Tensor, output: Tensor, *, gamma: float, alpha: float
+) -> None:
+    """Writes the focal loss of logits `(N, C)` for labels `(N,)`, of which C is the background."""
+    output.copy_(_focal_loss(input, target, weight, gamma, alpha))
+
+
+def sigmoid_focal_loss_backward(
+    input: Tensor, target: Tensor, weight: Tensor, grad_input: Tensor, *, gamma: float, alpha: float
+) -> None:
+    """Writes the element-wise derivative of the focal loss to `grad_input` `(N, C)`."""
+    with torch.enable_grad():
+        leaf = input.detach().requires_grad_()
+        loss = _focal_loss(leaf, target, weight, gamma, alpha)
+        grad_input.copy_(torch.autograd.grad(loss.sum(), leaf)[0])
+
+
+def get_compiler_version() -> str:
+    """The compiler of mmcv's extension, for environment reports."""
+    return 'none (mmcv-lite)'
+
+
+def get_compiling_cuda_version() -> str:
+    """The CUDA version of mmcv's extension, for environment reports."""
+    return 'none (mmcv-lite)'
+
+
+SERVED: dict[str, Callable[..., Any]] = {
+    f.__name__: f
+    for f in (
+        nms,
+        roi_align_forward,
+        roi_align_backward,
+        sigmoid_focal_loss_forward,
+        sigmoid_focal_loss_backward,
+        get_compiler_version,
+        get_compiling_cuda_version,
+    )
+}
+
+
+def _missing(name: str, *args: Any, **kwargs: Any) -> NoReturn:
+    raise NotImplementedError(
+        f"mmcv's operator '{name}' needs a compiled mmcv: mmcv-lite is installed, and the stand-in "
+        f'of mmvttt serves only {", ".join(SERVED)}. Use a model that does without it, or replace '
+        'mmcv-lite by a compiled mmcv (pip uninstall mmcv-lite, then pip install mmcv).'
+    )
+
+
+class _StandIn(ModuleType):
+    """The module `mmcv._ext`: mmcv asks for every operator at import, most are never called."""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith('__'):
+            raise AttributeError(name)
+        return SERVED.get(name) or partial(_missing, name)
+
+
+class _Finder:
+    """Offers the stand-in when no other finder has `mmcv._ext`."""
+
+    @classmethod
+    def find_spec(cls, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        return ModuleSpec(name, cls, origin=__name__) if name == EXT else None
+
+    @staticmethod
+    def create_module(spec: ModuleSpec) -> ModuleType:
+        return _StandIn(spec.name)
+
+    @staticmethod
+    def exec_module(module: ModuleType) -> None:
+        """Nothing to run: attributes are looked up when asked for."""
+
+
+@mend('mmcv-ext', 'mmcv-lite has no compiled operators: importing mmcv.ops fails')
+def offer_stand_in() -> str | None:
+    """Appends the finder of the stand-in, unless mmcv is compiled or missing."""
+    mmcv = find_spec('mmcv')
+    if mmcv is None:
+        return 'mmcv is not installed'
+    if PathFinder.find_spec(EXT, mmcv.submodule_search_locations) is not None:
+        return 'mmcv is compiled'
+    if _Finder not in sys.meta_path:
+        sys.meta_path.append(_Finder)
+    return None

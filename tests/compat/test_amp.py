@@ -1,0 +1,49 @@
+"""AmpOptimWrapper without a GPU."""
+
+import pytest
+import torch
+from mmengine.optim import AmpOptimWrapper
+
+from mmvttt.compat import amp as mend
+
+
+def wrapper(model: torch.nn.Module, **kwargs: object) -> AmpOptimWrapper:
+    return AmpOptimWrapper(optimizer=torch.optim.SGD(model.parameters(), lr=0.1), **kwargs)
+
+
+@pytest.fixture(autouse=True)
+def _without_gpu() -> None:
+    if torch.cuda.is_available():
+        pytest.skip('there is a GPU here: mmengine needs no mend')
+
+
+@pytest.mark.parametrize('loss_scale', ['dynamic', 512.0, dict(init_scale=512.0)])
+def test_steps_in_bf16_like_fp32(loss_scale: object) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(5, 1)
+    x = torch.randn(7, 5)
+    (grad,) = torch.autograd.grad(model(x).sum(), model.weight)
+    before = model.weight.detach().clone()
+    optim = wrapper(model, loss_scale=loss_scale)
+    with optim.optim_context(model):
+        out = model(x)
+    assert out.dtype == torch.bfloat16
+    optim.update_params(out.float().sum())
+    # x is rounded to 8 bits, and so is the sum over the seven samples.
+    torch.testing.assert_close((before - model.weight) / 0.1, grad, rtol=2**-6, atol=2**-6)
+
+
+def test_fp16_on_the_cpu_is_refused_by_mmengine() -> None:
+    model = torch.nn.Linear(5, 1)
+    with (
+        pytest.raises(AssertionError, match='bfloat16'),
+        wrapper(model, dtype='float16').optim_context(model),
+    ):
+        model(torch.zeros(1, 5))
+
+
+def test_nothing_to_mend_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mend.amp, 'is_cuda_available', lambda: True)
+    scaler = mend.amp.GradScaler
+    assert mend.autocast_on_cpu() == 'there is a GPU'
+    assert mend.amp.GradScaler is scaler

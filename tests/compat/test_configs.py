@@ -1,0 +1,113 @@
+"""`::` in `_base_`: packages are found without pkg_resources, mmvttt's configs from anywhere."""
+
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+
+import mmengine.config.config
+import mmengine.utils
+import pytest
+from mmengine.config.utils import MODULE2PACKAGE
+
+import mmvttt
+from mmvttt.compat import configs
+
+INHERIT = """
+import sys
+sys.modules['pkg_resources'] = None  # importing it fails, as with setuptools >= 81
+import mmvttt
+from mmengine.config import Config
+det = Config.fromfile('det.py')
+assert det.model.roi_head.bbox_head.num_classes == 7, det.model
+assert det.model.backbone.depth == 50
+ours = Config.fromfile('ours.py')
+assert ours.model.backbone.type == 'mmvttt.ViTAdapter', ours.model.backbone
+assert ours.model.backbone.backbone.arch == 'tiny'
+assert ours.default_scope == 'mmdet'
+assert 'mmvttt' not in {d.get('_scope_') for d in (ours.model, ours.optim_wrapper)}
+assert not {'mmcv', 'mmdet', 'mmseg', 'mmpretrain'} & set(sys.modules)
+"""
+
+
+def test_bases_of_packages_from_another_folder(tmp_path: Path) -> None:
+    (tmp_path / 'det.py').write_text(
+        "_base_ = 'mmdet::_base_/models/mask-rcnn_r50_fpn.py'\n"
+        'model = dict(roi_head=dict(bbox_head=dict(num_classes=7)))\n'
+    )
+    (tmp_path / 'ours.py').write_text(
+        "_base_ = 'mmvttt::maskrcnn_vittt_s_1x.py'\n"
+        "model = dict(backbone=dict(backbone=dict(arch='tiny')))\n"
+    )
+    run = subprocess.run(
+        [sys.executable, '-c', INHERIT], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.parametrize('package', ['mmdet', 'mmsegmentation', 'mmpretrain', 'mmvttt', 'mmengine'])
+def test_finds_installed_packages(package: str) -> None:
+    assert configs.is_installed(package)
+    module = {'mmsegmentation': 'mmseg'}.get(package, package)
+    path = Path(configs.get_installed_path(package))
+    assert path.name == module
+    assert (path / '__init__.py').is_file()
+
+
+def test_paths_are_right_in_an_editable_install() -> None:
+    assert Path(configs.get_installed_path('mmvttt')) == Path(mmvttt.__file__).parent
+
+
+@pytest.mark.parametrize('package', ['no_such_package', 'no-such-package'])
+def test_missing_packages(package: str) -> None:
+    assert not configs.is_installed(package)
+    with pytest.raises(PackageNotFoundError, match=package):
+        configs.get_installed_path(package)
+
+
+def test_replaces_both_look_ups_where_they_were_imported_to() -> None:
+    needed = configs.find_packages_by_import() is None
+    for module in (mmengine.utils, mmengine.config.config):
+        assert (module.is_installed is configs.is_installed) == needed
+        assert (module.get_installed_path is configs.get_installed_path) == needed
+
+
+def test_no_replacement_where_nothing_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(configs, 'find_spec', lambda name: object())
+    monkeypatch.setattr(configs, '__file__', '/env/site-packages/mmvttt/compat/configs.py')
+    assert 'pkg_resources is there' in (configs.find_packages_by_import() or '')
+
+
+def test_forks_get_their_names_only_instead_of_the_originals(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = dict(MODULE2PACKAGE)
+    try:
+        monkeypatch.setattr(configs, '_has_distribution', lambda name: True)
+        configs.name_packages()
+        assert before == MODULE2PACKAGE
+
+        monkeypatch.setattr(configs, '_has_distribution', lambda name: name.startswith('onedl-'))
+        configs.name_packages()
+        assert MODULE2PACKAGE['mmseg'] == 'onedl-mmsegmentation'
+        assert MODULE2PACKAGE['mmdet'] == 'onedl-mmdetection'
+        assert MODULE2PACKAGE['mmvttt'] == 'mmvttt'
+    finally:
+        MODULE2PACKAGE.update(before)
+
+
+def test_configs_are_found_with_and_without_mim(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    clone = tmp_path / 'configs'
+    clone.mkdir()
+    monkeypatch.setattr(configs, '__file__', str(tmp_path / 'mmvttt' / 'compat' / 'configs.py'))
+    assert configs.config_root() == clone
+    packaged = tmp_path / 'mmvttt' / '.mim' / 'configs'
+    packaged.mkdir(parents=True)
+    assert configs.config_root() == packaged
+
+
+def test_unknown_config_names_the_close_ones() -> None:
+    with pytest.raises(FileNotFoundError, match=r'maskrcnn_vit_s_1x\.py.*maskrcnn_vittt_s_1x\.py'):
+        configs.own_config('maskrcnn_vit_s_1x.py')

@@ -1,0 +1,67 @@
+"""Two processes without a GPU: gloo, DDP without device ids, SyncBN put aside."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+TINY = ROOT / 'tests' / 'engine'
+
+TRAIN = """
+import sys
+import torch
+from mmvttt.engine.runner import train
+runner = train(sys.argv[1], launcher='pytorch', work_dir=sys.argv[2])
+model = runner.model.module
+assert type(runner.model).__name__ == 'MMDistributedDataParallel'
+assert torch.distributed.get_backend() == 'gloo'
+assert type(model.norm).__name__ != 'SyncBatchNorm', model.norm
+seen = [None, None]
+torch.distributed.all_gather_object(seen, model.seen)
+# Each epoch shows all 16 samples once, shared out between the two.
+assert sorted(seen[0][:8] + seen[1][:8]) == list(range(16)), seen
+states = [None, None]
+weights = {k: v.tolist() for k, v in model.named_parameters()}
+torch.distributed.all_gather_object(states, weights)
+assert states[0] == states[1]
+assert runner.iter == 4, runner.iter
+print(f'rank {torch.distributed.get_rank()} is fine')
+"""
+
+
+def test_two_processes_train_the_same_weights(tmp_path: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip('there is a GPU here: mmengine needs no mend')
+    script = tmp_path / 'run.py'
+    script.write_text(TRAIN)
+    run = subprocess.run(
+        [
+            'bash',
+            '-c',
+            f'source "{ROOT}/tools/_torchrun.sh"; run_distributed "$@"',
+            'bash',
+            str(script),
+            '2',
+            str(TINY / 'tiny_config.py'),
+            str(tmp_path / 'work'),
+        ],
+        env={
+            **os.environ,
+            'PYTHONPATH': str(TINY),
+            'PYTHON': sys.executable,
+            'OMP_NUM_THREADS': '1',
+        },
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    assert set(re.findall(r'rank (\d) is fine', run.stdout)) == {'0', '1'}
+    assert 'SyncBN needs a GPU' in run.stdout + run.stderr
+    assert (tmp_path / 'work' / 'epoch_2.pth').is_file()

@@ -1,0 +1,167 @@
+"""The stand-in for `mmcv._ext`: values by hand and by torchvision, gradients, missing operators."""
+
+import sys
+from importlib.util import find_spec, spec_from_file_location
+from pathlib import Path
+
+import mmcv.ops
+import numpy as np
+import pytest
+import torch
+import torchvision
+
+from mmvttt.compat import mmcv_ext
+
+BOXES = torch.tensor(
+    [[0.0, 0, 10, 10], [1, 1, 11, 11], [20, 20, 30, 30], [20, 20, 30, 25], [0, 0, 10, 10]]
+)
+SCORES = torch.tensor([0.5, 0.9, 0.8, 0.7, 0.4])
+
+
+@pytest.fixture(autouse=True)
+def _without_compiled_mmcv() -> None:
+    if not isinstance(sys.modules['mmcv._ext'], mmcv_ext._StandIn):
+        pytest.skip('mmcv is compiled here: the stand-in is not used')
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+def test_nms_by_hand(dtype: torch.dtype) -> None:
+    # IoU(0, 1) = 81 / 119 = 0.68; IoU(2, 3) = 0.5 exactly: kept at 0.5, dropped at 0.49.
+    dets, kept = mmcv.ops.nms(BOXES.to(dtype), SCORES.to(dtype), 0.5)
+    assert kept.tolist() == [1, 2, 3]
+    torch.testing.assert_close(dets[:, 4], SCORES.to(dtype)[kept], rtol=0, atol=0)
+    assert mmcv.ops.nms(BOXES.to(dtype), SCORES.to(dtype), 0.49)[1].tolist() == [1, 2]
+    assert mmcv.ops.nms(BOXES.to(dtype), SCORES.to(dtype), 0.7)[1].tolist() == [1, 2, 3, 0]
+
+
+def test_nms_counts_the_last_pixel_with_offset() -> None:
+    boxes = torch.tensor([[0.0, 0, 9, 9], [0, 0, 9, 4]])
+    scores = torch.tensor([0.9, 0.8])
+    # Without: 36 / 81 = 0.444; with a pixel more on each side: 50 / 100 = 0.5.
+    assert len(mmcv.ops.nms(boxes, scores, 0.47, offset=0)[1]) == 2
+    assert len(mmcv.ops.nms(boxes, scores, 0.47, offset=1)[1]) == 1
+
+
+def test_nms_takes_numpy_thresholds_and_nothing() -> None:
+    dets, kept = mmcv.ops.nms(BOXES.numpy(), SCORES.numpy(), 0.5, score_threshold=0.75, max_num=1)
+    assert isinstance(dets, np.ndarray)
+    assert kept.tolist() == [1]
+    assert mmcv.ops.nms(BOXES[:0], SCORES[:0], 0.5)[0].shape == (0, 5)
+
+
+def test_batched_nms_keeps_classes_apart() -> None:
+    labels = torch.tensor([0, 1, 0, 0, 0])
+    _, kept = mmcv.ops.batched_nms(BOXES, SCORES, labels, dict(type='nms', iou_threshold=0.49))
+    assert kept.tolist() == [1, 2, 0]
+
+
+@pytest.mark.parametrize('aligned', [True, False])
+@pytest.mark.parametrize('sampling_ratio', [0, 2])
+def test_roi_align_is_torchvision_s(aligned: bool, sampling_ratio: int) -> None:
+    torch.manual_seed(0)
+    features = torch.randn(2, 3, 15, 17, dtype=torch.float64)
+    rois = torch.tensor(
+        [[0, 3.0, 2, 40, 33], [1, 0, 0, 60, 60], [1, 10, 10, 10.5, 12]], dtype=torch.float64
+    )
+    got = mmcv.ops.roi_align(features, rois, (5, 7), 0.25, sampling_ratio, 'avg', aligned)
+    want = torchvision.ops.roi_align(features, rois, (5, 7), 0.25, sampling_ratio, aligned)
+    torch.testing.assert_close(got, want, rtol=0, atol=0)
+
+
+def test_roi_align_by_hand() -> None:
+    # A plane is its own bilinear interpolation: a bin's average is its value at the bin's centre.
+    x = torch.arange(16.0).expand(16, 16)
+    plane = (2 * x + 3 * x.T)[None, None].double()
+    rois = torch.tensor([[0, 4.0, 8, 28, 40]]).double()
+    out = mmcv.ops.roi_align(plane, rois, (2, 3), 0.25, 2, 'avg', True)[0, 0]
+    # In feature pixels the RoI is (1, 2) to (7, 10), half a pixel further left and up.
+    columns = torch.tensor([2.0, 4, 6]).double() - 0.5
+    rows = torch.tensor([4.0, 8]).double() - 0.5
+    torch.testing.assert_close(out, 2 * columns + 3 * rows[:, None], rtol=1e-12, atol=0)
+
+
+def test_roi_align_gradient() -> None:
+    torch.manual_seed(0)
+    features = torch.randn(2, 2, 6, 7, dtype=torch.float64, requires_grad=True)
+    rois = torch.tensor([[0, 1.0, 2, 20, 21], [1, 0, 0, 9, 26]], dtype=torch.float64)
+    assert torch.autograd.gradcheck(
+        lambda f: mmcv.ops.roi_align(f, rois, (3, 2), 0.25, 0, 'avg', True), (features,)
+    )
+
+
+def test_roi_align_in_bf16_is_that_of_the_rounded_features() -> None:
+    torch.manual_seed(0)
+    features = torch.randn(1, 3, 12, 12).bfloat16()
+    rois = torch.tensor([[0, 4.0, 4, 32, 40]])
+    half = features.clone().requires_grad_()
+    out = mmcv.ops.roi_align(half, rois.bfloat16(), (3, 3), 0.25, 2, 'avg', True)
+    assert out.dtype == torch.bfloat16
+    full = features.float().requires_grad_()
+    want = torchvision.ops.roi_align(full, rois, (3, 3), 0.25, 2, True)
+    out.sum().backward()
+    want.sum().backward()
+    # One rounding of the result to 8 bits.
+    torch.testing.assert_close(out.float(), want, rtol=2**-8, atol=0)
+    torch.testing.assert_close(half.grad.float(), full.grad, rtol=2**-8, atol=0)
+
+
+def test_focal_loss_and_its_gradient() -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(15, 4, dtype=torch.float64, requires_grad=True)
+    target = torch.randint(0, 5, (15,))  # 4 is the background
+    loss = mmcv.ops.sigmoid_focal_loss(logits, target, 2.0, 0.25, None, 'none')
+    p = logits.detach().sigmoid()
+    hot = torch.nn.functional.one_hot(target, 5)[:, :4].bool()
+    want = torch.where(hot, -0.25 * (1 - p) ** 2 * p.log(), -0.75 * p**2 * (1 - p).log())
+    torch.testing.assert_close(loss.detach(), want, rtol=1e-12, atol=1e-14)
+    assert torch.autograd.gradcheck(
+        lambda x: mmcv.ops.sigmoid_focal_loss(x, target, 2.0, 0.25, None, 'none'), (logits,)
+    )
+
+
+def test_focal_loss_refuses_class_weights() -> None:
+    with pytest.raises(NotImplementedError, match='leave weight=None'):
+        mmcv.ops.sigmoid_focal_loss(
+            torch.zeros(2, 3), torch.zeros(2, dtype=torch.long), 2.0, 0.25, torch.ones(3), 'none'
+        )
+
+
+def test_max_pooling_is_refused() -> None:
+    with pytest.raises(NotImplementedError, match=r"pool_mode='max'.*allowed: pool_mode='avg'"):
+        mmcv.ops.roi_align(torch.zeros(1, 1, 8, 8), torch.zeros(1, 5), (2, 2), 1.0, 0, 'max')
+
+
+def test_missing_operator_says_what_to_do() -> None:
+    with pytest.raises(NotImplementedError, match=r"'softnms' needs a compiled mmcv.*pip install"):
+        mmcv.ops.soft_nms(BOXES, SCORES)
+
+
+def test_report_of_the_environment() -> None:
+    assert mmcv.ops.get_compiler_version() == 'none (mmcv-lite)'
+    assert mmcv.ops.get_compiling_cuda_version() == 'none (mmcv-lite)'
+
+
+def test_offers_only_what_is_asked_for() -> None:
+    assert mmcv_ext._Finder.find_spec('mmcv.other') is None
+    assert find_spec('mmcv.no_such_module') is None
+
+
+def test_leaves_a_compiled_mmcv_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / '__init__.py').touch()
+    spec = spec_from_file_location(
+        'mmcv', tmp_path / '__init__.py', submodule_search_locations=[str(tmp_path)]
+    )
+    monkeypatch.setattr(mmcv_ext, 'find_spec', lambda name: spec)
+    monkeypatch.setattr(sys, 'meta_path', [])
+    (tmp_path / '_ext.py').touch()
+    assert mmcv_ext.offer_stand_in() == 'mmcv is compiled'
+    assert sys.meta_path == []
+    (tmp_path / '_ext.py').unlink()
+    assert mmcv_ext.offer_stand_in() is None
+    assert mmcv_ext.offer_stand_in() is None
+    assert sys.meta_path == [mmcv_ext._Finder]
+
+
+def test_does_without_mmcv(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mmcv_ext, 'find_spec', lambda name: None)
+    assert mmcv_ext.offer_stand_in() == 'mmcv is not installed'
