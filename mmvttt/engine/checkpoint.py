@@ -1,0 +1,227 @@
+"""Loads weights safely, says what matched, and refuses a file that matches next to nothing."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from mmengine.logging import print_log
+from torch import Tensor, nn
+
+# Where training scripts put the weights, in the order of preference.
+_EMA = ('state_dict_ema', 'model_ema')
+_CONTAINERS = ('state_dict', 'model', *_EMA)
+# Below this share of the module's tensors a checkpoint is somebody else's.
+_LEAST = 0.1
+_LISTED = 8
+
+StateDict = Mapping[str, Tensor]
+
+
+class CheckpointError(ValueError):
+    """A checkpoint cannot be used."""
+
+
+class CheckpointMissingError(CheckpointError, FileNotFoundError):
+    """There is no such checkpoint."""
+
+
+class CheckpointMismatchError(CheckpointError):
+    """A checkpoint has next to nothing in common with the module it was given for."""
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """How the tensors of a checkpoint meet those of a module.
+
+    Attributes:
+        matched: Same name and shape.
+        missing: In the module alone: left as they were.
+        unexpected: In the checkpoint alone: ignored.
+        mismatched: Same name, other shape: `name: checkpoint's → module's`; left as they were.
+    """
+
+    matched: list[str]
+    missing: list[str]
+    unexpected: list[str]
+    mismatched: list[str]
+
+    def __str__(self) -> str:
+        lines = [f'{len(self.matched)} tensors matched']
+        for kind in ('missing', 'unexpected', 'mismatched'):
+            names = getattr(self, kind)
+            if names:
+                more = f', … {len(names) - _LISTED} more' if len(names) > _LISTED else ''
+                lines.append(f'{len(names)} {kind}: {", ".join(names[:_LISTED])}{more}')
+        return '\n'.join(lines)
+
+
+def read_weights(
+    checkpoint: str | os.PathLike[str], map_location: Any = 'cpu', ema: bool = False
+) -> dict[str, Tensor]:
+    """The named tensors of a file or URL, without running any code that the file may bring.
+
+    Takes raw state dicts and those under `state_dict`, `model`, `state_dict_ema` or `model_ema`,
+    and drops DDP's `module.`. With `ema`, takes the averaged weights alone, the last two.
+
+    Raises:
+        CheckpointMissingError: There is no such file.
+        CheckpointError: The file has no weights, is no checkpoint, is damaged, or holds objects
+            that would need pickle's code execution.
+    """
+    source = os.fspath(checkpoint)
+    try:
+        if source.startswith(('http://', 'https://')):
+            content = torch.hub.load_state_dict_from_url(
+                source, map_location=map_location, weights_only=True
+            )
+        else:
+            path = os.path.expanduser(source)
+            if not os.path.isfile(path):
+                raise CheckpointMissingError(
+                    f'there is no checkpoint {source!r} (looked for {os.path.abspath(path)}); '
+                    'give the path of a file, or an http(s) URL'
+                )
+            content = torch.load(path, map_location=map_location, weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            f'{source!r} holds more than tensors, or is no checkpoint, and is not read: unpickling '
+            'it could run code. If you trust it, write its weights to a new file once: '
+            "torch.save(torch.load(FILE, weights_only=False)['model'], NEW_FILE). "
+            f'torch says: {str(error).strip().splitlines()[0]}'
+        ) from error
+    except (RuntimeError, EOFError) as error:
+        raise CheckpointError(
+            f'{source!r} is damaged or no checkpoint of torch ({error}); download or save it again'
+        ) from error
+    return _tensors(content, source, ema)
+
+
+def _tensors(content: Any, source: str, ema: bool) -> dict[str, Tensor]:
+    containers = _EMA if ema else _CONTAINERS
+    if isinstance(content, Mapping):
+        held = [c for c in containers if isinstance(content.get(c), Mapping)]
+        weights = content[held[0]] if held else content
+        tensors = {k: v for k, v in weights.items() if isinstance(v, Tensor)}
+        if tensors and (held or not ema):
+            if all(name.startswith('module.') for name in tensors):
+                return {name.removeprefix('module.'): v for name, v in tensors.items()}
+            return tensors
+        found = f'the keys {sorted(map(str, weights))[:_LISTED]}'
+    else:
+        found = f'a {type(content).__name__}'
+    what, alone = ('averaged weights', '') if ema else ('weights', 'by itself or ')
+    raise CheckpointError(
+        f'{source!r} holds no {what} but {found}; allowed: a state dict, {alone}under '
+        f'{", ".join(containers)}'
+    )
+
+
+def compare(module: nn.Module, weights: StateDict) -> LoadReport:
+    """Compares names and shapes of a module's state with those of a checkpoint."""
+    own = module.state_dict()
+    shared = [name for name in own if name in weights]
+    matched = [name for name in shared if own[name].shape == weights[name].shape]
+    return LoadReport(
+        matched=matched,
+        # Counters of batches are of no consequence, and absent from many files.
+        missing=[n for n in own if n not in weights and not n.endswith('num_batches_tracked')],
+        unexpected=[name for name in weights if name not in own],
+        mismatched=[
+            f'{name}: {tuple(weights[name].shape)} → {tuple(own[name].shape)}'
+            for name in shared
+            if own[name].shape != weights[name].shape
+        ],
+    )
+
+
+def require_match(
+    module: nn.Module, weights: StateDict, source: str, prefix: str = ''
+) -> LoadReport:
+    """Compares, and refuses a checkpoint that has next to nothing for the module.
+
+    Args:
+        module: What the weights are for.
+        weights: Named tensors, all of the file.
+        source: The file's name, for the message.
+        prefix: Only tensors under it count, by the rest of their names.
+
+    Raises:
+        CheckpointMismatchError: Fewer than a tenth of the module's tensors are there. Names the
+            prefixes of the file, and the one to write where one would fit.
+    """
+    report = compare(module, _under(weights, prefix))
+    size = len(module.state_dict())
+    if len(report.matched) >= max(1, _LEAST * size):
+        return report
+    fits = {p: len(compare(module, _under(weights, p)).matched) for p in _prefixes(weights)}
+    best = max(fits, key=fits.__getitem__, default='')
+    advice = 'give the checkpoint of this architecture'
+    if fits.get(best, 0) >= max(1, _LEAST * size):
+        advice = (
+            f'write prefix={best!r}: {fits[best]} tensors match then'
+            if best
+            else 'leave prefix out: the names match without it'
+        )
+    heads = Counter(name.partition('.')[0] for name in weights)
+    listed = ', '.join(f'{head}. ({count})' for head, count in heads.most_common(_LISTED))
+    raise CheckpointMismatchError(
+        f'{source!r} has {len(report.matched)} of the {size} tensors of {type(module).__name__}'
+        f'{f" under prefix={prefix!r}" if prefix else ""}; its names begin with {listed}; {advice}'
+    )
+
+
+def load_pretrained(
+    module: nn.Module,
+    checkpoint: str | os.PathLike[str],
+    prefix: str | None = None,
+    map_location: Any = 'cpu',
+    adapt: Callable[[dict[str, Tensor]], StateDict] | None = None,
+) -> LoadReport:
+    """Loads what a checkpoint has for a module, and logs what matched and what did not.
+
+    Args:
+        module: Receives the weights.
+        checkpoint: A file or http(s) URL.
+        prefix: Takes the tensors whose names begin with it, e.g. `'backbone.'`.
+        map_location: As of `torch.load`.
+        adapt: Changes the tensors before they are compared, e.g. resizes a position embedding.
+
+    Returns:
+        The report that was logged.
+
+    Raises:
+        CheckpointMissingError: There is no such file.
+        CheckpointError: The file holds no weights, or can't be read without running its code.
+        CheckpointMismatchError: Next to nothing matches.
+    """
+    source = os.fspath(checkpoint)
+    prefix = f'{prefix.rstrip(".")}.' if prefix else ''
+    weights = read_weights(checkpoint, map_location)
+    if adapt is not None:
+        adapted = adapt(_under(weights, prefix))
+        weights = {name: v for name, v in weights.items() if not name.startswith(prefix)}
+        weights |= {f'{prefix}{name}': v for name, v in adapted.items()}
+    report = require_match(module, weights, source, prefix)
+    own = _under(weights, prefix)
+    module.load_state_dict({name: own[name] for name in report.matched}, strict=False)
+    print_log(f'Weights of {type(module).__name__} from {source}: {report}', 'current')
+    return report
+
+
+def _under(weights: StateDict, prefix: str) -> dict[str, Tensor]:
+    return {name[len(prefix) :]: v for name, v in weights.items() if name.startswith(prefix)}
+
+
+def _prefixes(weights: StateDict) -> list[str]:
+    """Every prefix that ends at a dot, the shortest first."""
+    found = {''}
+    for name in weights:
+        parts = name.split('.')
+        found.update('.'.join(parts[:i]) + '.' for i in range(1, len(parts)))
+    return sorted(found, key=lambda p: (p.count('.'), p))

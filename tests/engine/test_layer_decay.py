@@ -1,0 +1,203 @@
+"""Rates by depth, and which parameters do not decay."""
+
+import pytest
+import torch
+from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
+from torch import nn
+
+from mmvttt.engine import LayerDecayOptimWrapperConstructor
+
+LR, DECAY = 0.1, 0.05
+OPTIM = dict(type='OptimWrapper', optimizer=dict(type='AdamW', lr=LR, weight_decay=DECAY))
+
+
+class Plain(nn.Module):
+    """Two blocks between an embedding and a norm: layers 0 to 3."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pos_embed = nn.Parameter(torch.zeros(1, 5, 4))
+        self.embed = nn.Linear(3, 4)
+        self.blocks = nn.ModuleList(
+            nn.ModuleDict({'mix': nn.Linear(4, 4), 'norm': nn.LayerNorm(4)}) for _ in range(2)
+        )
+        self.blocks[1]['dw'] = nn.Conv2d(4, 4, 3, groups=4)
+        self.w0 = nn.Parameter(torch.zeros(2, 4, 4))
+        self.scale = nn.Parameter(torch.ones(4))
+        self.norm = nn.LayerNorm(4)
+
+    def get_layer_depth(self, param_name: str, prefix: str = '') -> tuple[int, int]:
+        name = param_name.removeprefix(prefix)
+        if name.startswith('blocks.'):
+            return int(name.split('.')[1]) + 1, 4
+        return (3 if name.startswith('norm.') else 0), 4
+
+    def no_weight_decay(self) -> set[str]:
+        return {'w0'}
+
+
+class Detector(nn.Module):
+    """A backbone and a head."""
+
+    def __init__(self, backbone: nn.Module) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.head = nn.Linear(4, 2)
+
+
+class Adapter(nn.Module):
+    """Delegates the depth of the backbone it wraps; its own parameters are at the top."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = Plain()
+        self.inject = nn.Linear(4, 4)
+
+    def get_layer_depth(self, param_name: str, prefix: str = '') -> tuple[int, int]:
+        inner = f'{prefix}backbone.'
+        if param_name.startswith(inner):
+            return self.backbone.get_layer_depth(param_name, inner)
+        return 3, 4
+
+
+def settings(model: nn.Module, optim: dict = OPTIM, **paramwise: object) -> dict[str, tuple]:
+    """Rate and decay of every parameter by name, from the optimizer that was built."""
+    config = dict(
+        type='mmvttt.LayerDecayOptimWrapperConstructor',
+        optim_wrapper_cfg=optim,
+        paramwise_cfg={'layer_decay_rate': 0.5, **paramwise},
+    )
+    optimizer = OPTIM_WRAPPER_CONSTRUCTORS.build(config)(model).optimizer
+    by_id = {id(p): g for g in optimizer.param_groups for p in g['params']}
+    assert sum(len(g['params']) for g in optimizer.param_groups) == len(by_id)
+    return {
+        name: (by_id[id(p)]['lr'], by_id[id(p)]['weight_decay'])
+        for name, p in model.named_parameters()
+        if id(p) in by_id
+    }
+
+
+def test_rates_halve_from_layer_to_layer() -> None:
+    got = settings(Detector(Plain()))
+    assert got['backbone.embed.weight'] == (LR / 8, DECAY)
+    assert got['backbone.blocks.0.mix.weight'] == (LR / 4, DECAY)
+    assert got['backbone.blocks.1.mix.weight'] == (LR / 2, DECAY)
+    assert got['backbone.norm.weight'] == (LR, 0)
+    assert got['head.weight'] == (LR, DECAY)
+
+
+def test_what_does_not_decay() -> None:
+    got = settings(Detector(Plain()))
+    undecayed = {name for name, (_, decay) in got.items() if decay == 0}
+    assert undecayed == {
+        'backbone.pos_embed',  # by its name
+        'backbone.w0',  # by no_weight_decay
+        'backbone.scale',  # 1-D
+        'backbone.embed.bias',
+        'backbone.blocks.0.mix.bias',
+        'backbone.blocks.1.mix.bias',
+        'backbone.blocks.1.dw.bias',
+        'backbone.blocks.0.norm.weight',
+        'backbone.blocks.0.norm.bias',
+        'backbone.blocks.1.norm.weight',
+        'backbone.blocks.1.norm.bias',
+        'backbone.norm.weight',
+        'backbone.norm.bias',
+        'head.bias',
+    }
+
+
+def test_a_wrapped_backbone_is_asked_through_its_adapter() -> None:
+    got = settings(Detector(Adapter()))
+    assert got['backbone.backbone.embed.weight'] == (LR / 8, DECAY)
+    assert got['backbone.backbone.blocks.1.mix.weight'] == (LR / 2, DECAY)
+    assert got['backbone.inject.weight'] == (LR, DECAY)
+    assert got['backbone.backbone.w0'] == (LR / 8, 0)
+
+
+def test_a_backbone_by_itself() -> None:
+    assert settings(Plain())['blocks.0.mix.weight'] == (LR / 4, DECAY)
+
+
+def test_custom_keys_and_multipliers() -> None:
+    got = settings(
+        Detector(Plain()),
+        custom_keys={
+            'blocks': dict(lr_mult=4.0),
+            'blocks.1.mix': dict(lr_mult=2.0, decay_mult=3.0),
+            'pos_embed': dict(decay_mult=1.0),
+        },
+        bias_lr_mult=2.0,
+        bias_decay_mult=1.0,
+        norm_decay_mult=1.0,
+        flat_decay_mult=1.0,
+        dwconv_decay_mult=0.0,
+    )
+    # The longest key counts; its rate comes on top of the layer's.
+    assert got['backbone.blocks.1.mix.weight'] == (LR / 2 * 2, DECAY * 3)
+    assert got['backbone.blocks.0.mix.weight'] == (LR / 4 * 4, DECAY)
+    assert got['backbone.pos_embed'] == (LR / 8, DECAY)
+    assert got['head.bias'] == (LR * 2, DECAY)
+    assert got['backbone.norm.bias'] == (LR, DECAY)
+    assert got['backbone.scale'] == (LR / 8, DECAY)
+    # A custom key replaces the other rules.
+    assert got['backbone.blocks.1.dw.weight'] == (LR / 2 * 4, DECAY)
+    model = Detector(Plain())
+    assert settings(model, dwconv_decay_mult=0.0)['backbone.blocks.1.dw.weight'] == (LR / 2, 0)
+
+
+def test_one_group_for_each_setting() -> None:
+    constructor = LayerDecayOptimWrapperConstructor(OPTIM, dict(layer_decay_rate=0.5))
+    groups = constructor(Detector(Plain())).optimizer.param_groups
+    # Four layers and the head, each with and without decay; the norm's layer has norms alone.
+    assert len(groups) == 9
+    assert [g['layer'] for g in groups] == sorted(
+        (g['layer'] for g in groups), key=lambda layer: (layer is None, layer)
+    )
+
+
+def test_frozen_and_shared_parameters() -> None:
+    model = Detector(Plain())
+    model.backbone.embed.requires_grad_(False)
+    model.tied = model.head
+    got = settings(model)
+    assert not any(name.startswith('backbone.embed') for name in got)
+    assert got['head.weight'] == (LR, DECAY)
+
+
+def test_without_weight_decay() -> None:
+    sgd = dict(type='OptimWrapper', optimizer=dict(type='SGD', lr=LR))
+    assert settings(Detector(Plain()), sgd)['backbone.embed.weight'] == (LR / 8, 0)
+
+
+def test_logs_a_table_of_groups(caplog: pytest.LogCaptureFixture, capsys: object) -> None:
+    from mmengine.logging import MMLogger
+
+    MMLogger.get_instance('layer_decay_test')
+    settings(Detector(Plain()))
+    out = capsys.readouterr()
+    assert 'Layer-wise learning rates' in out.out + out.err
+    assert 'other' in out.out + out.err
+
+
+@pytest.mark.parametrize('rate', [None, 0, -0.5, 1.5])
+def test_bad_rate(rate: object) -> None:
+    with pytest.raises(ValueError, match=rf'layer_decay_rate is {rate}; it must be in \(0, 1\]'):
+        settings(Detector(Plain()), layer_decay_rate=rate)
+
+
+def test_unknown_key() -> None:
+    with pytest.raises(ValueError, match=r"unknown keys \['num_layers'\]; allowed: layer_decay"):
+        settings(Detector(Plain()), num_layers=12)
+
+
+def test_missing_rate_of_the_optimizer() -> None:
+    with pytest.raises(ValueError, match=r'optimizer\.lr is missing'):
+        settings(Detector(Plain()), dict(optimizer=dict(type='AdamW')))
+
+
+def test_backbone_without_depth_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r'get_layer_depth.*backbone \(Linear\) does not have'):
+        settings(Detector(nn.Linear(4, 4)))
+    with pytest.raises(ValueError, match='Linear does not have'):
+        settings(nn.Linear(4, 4))

@@ -1,0 +1,128 @@
+"""dist_train.sh, dist_test.sh and slurm_train.sh: the torchrun command lines that they end in."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+TOOLS = Path(__file__).parents[2] / 'tools'
+VARIABLES = ('NNODES', 'NODE_RANK', 'MASTER_ADDR', 'PORT', 'RDZV_ID', 'LOCAL_ADDR', 'GPUS')
+
+
+@pytest.fixture
+def call(tmp_path: Path) -> object:
+    """Runs a script with an interpreter, srun and scontrol that print what they are given."""
+    fakes = {
+        'python': 'printf "%s\\n" "$@"',
+        # Two nodes, one after the other, as slurm would start them side by side.
+        'srun': (
+            'for arg in "$@"; do case "$arg" in --*) echo "srun $arg"; shift;; *) break;; esac; '
+            'done; for node in $(seq 0 $((NNODES - 1))); do SLURM_NODEID=$node "$@"; done'
+        ),
+        'scontrol': 'printf "node-a\\nnode-b\\n"',
+    }
+    for name, body in fakes.items():
+        (tmp_path / name).write_text(f'#!/usr/bin/env bash\n{body}\n')
+        (tmp_path / name).chmod(0o755)
+
+    def call(script: str, *args: str, **env: str) -> subprocess.CompletedProcess:
+        clean = {k: v for k, v in os.environ.items() if k not in (*VARIABLES, 'PYTHON')}
+        path = f'{tmp_path}{os.pathsep}{os.environ["PATH"]}'
+        return subprocess.run(
+            [str(TOOLS / script), *args],
+            cwd=tmp_path,
+            env={**clean, **env, 'PATH': path},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return call
+
+
+def test_one_node(call) -> None:
+    lines = call('dist_train.sh', 'my config.py', '4', '--amp', '--work-dir', 'a b').stdout
+    assert lines.splitlines() == [
+        *('-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', '4'),
+        *(str(TOOLS / 'train.py'), 'my config.py', '--amp', '--work-dir', 'a b'),
+        *('--launcher', 'pytorch'),
+    ]
+
+
+def test_one_node_with_a_port(call) -> None:
+    out = call('dist_train.sh', 'c.py', '2', PORT='1234').stdout
+    assert '--nnodes\n1\n--master-addr\n127.0.0.1\n--master-port\n1234\n' in out
+
+
+def test_testing(call) -> None:
+    lines = call('dist_test.sh', 'c.py', 'a.pth', '2', '--out', 'p.pkl').stdout.splitlines()
+    assert lines[-7:] == [
+        *(str(TOOLS / 'test.py'), 'c.py', 'a.pth', '--out', 'p.pkl', '--launcher', 'pytorch')
+    ]
+
+
+def test_nodes_with_ranks(call) -> None:
+    out = call('dist_train.sh', 'c.py', '8', NNODES='2', NODE_RANK='1', MASTER_ADDR='n0').stdout
+    assert '--nnodes\n2\n--node-rank\n1\n--master-addr\nn0\n--master-port\n29500\n' in out
+    assert 'rdzv' not in out
+
+
+def test_nodes_without_ranks_meet_by_c10d(call) -> None:
+    nodes = dict(NNODES='2', MASTER_ADDR='n0', PORT='1234')
+    out = call('dist_train.sh', 'c.py', '8', **nodes).stdout
+    assert '--rdzv-backend\nc10d\n--rdzv-endpoint\nn0:1234\n--rdzv-id\nmmvttt\n' in out
+    assert 'node-rank' not in out
+    out = call('dist_train.sh', 'c.py', '8', **nodes, RDZV_ID='b', LOCAL_ADDR='10.0.0.2').stdout
+    assert '--rdzv-id\nb\n--local-addr\n10.0.0.2\n' in out
+
+
+def test_nodes_without_an_address(call) -> None:
+    done = call('dist_train.sh', 'c.py', '8', NNODES='2')
+    assert done.returncode == 2
+    assert 'NNODES=2 needs MASTER_ADDR' in done.stderr
+    assert done.stdout == ''
+
+
+@pytest.mark.parametrize('script', ['dist_train.sh', 'dist_test.sh', 'slurm_train.sh'])
+def test_usage(call, script: str) -> None:
+    done = call(script, 'c.py')
+    assert done.returncode == 2
+    assert done.stderr.startswith('usage: ')
+    assert done.stdout == ''
+
+
+def test_slurm_starts_one_torchrun_on_every_node(call) -> None:
+    done = call(
+        *('slurm_train.sh', 'gpu', 'my job', 'c.py', 'a b', '--amp'),
+        GPUS='16',
+        SRUN_ARGS='--qos=high --exclusive',
+        SLURM_JOB_ID='20007',
+        SLURM_JOB_NODELIST='node-[a-b]',
+    )
+    assert done.returncode == 0, done.stderr
+    for option in (
+        *('--partition=gpu', '--job-name=my job', '--nodes=2', '--ntasks=2', '--ntasks-per-node=1'),
+        *('--gres=gpu:8', '--cpus-per-task=40', '--kill-on-bad-exit=1', '--qos=high'),
+        '--exclusive',
+    ):
+        assert f'srun {option}\n' in done.stdout
+    for rank in (0, 1):
+        assert (
+            f'--nnodes\n2\n--node-rank\n{rank}\n--master-addr\nnode-a\n--master-port\n20007\n'
+            f'--nproc-per-node\n8\n{TOOLS}/train.py\nc.py\n--work-dir\na b\n--amp\n'
+        ) in done.stdout
+
+
+def test_slurm_with_less_than_a_node(call) -> None:
+    env = dict(GPUS='2', SLURM_JOB_ID='1', SLURM_JOB_NODELIST='node-a', PORT='9')
+    out = call('slurm_train.sh', 'p', 'j', 'c.py', 'w', **env).stdout
+    assert 'srun --gres=gpu:2\n' in out
+    assert '--nnodes\n1\n' in out
+    assert '--nproc-per-node\n2\n' in out
+
+
+def test_slurm_with_half_a_node_too_many(call) -> None:
+    done = call('slurm_train.sh', 'p', 'j', 'c.py', 'w', GPUS='12')
+    assert done.returncode == 2
+    assert 'GPUS=12 is not a multiple of GPUS_PER_NODE=8' in done.stderr

@@ -1,0 +1,36 @@
+# Sourced by dist_train.sh and dist_test.sh: run_distributed SCRIPT GPUS ARGUMENTS… on every node.
+#
+# One node:      nothing to set (a free port is found; PORT fixes it).
+# Several nodes: NNODES and MASTER_ADDR, and either NODE_RANK (0 … NNODES-1, one each) or nothing
+#                more: without NODE_RANK the nodes find each other (c10d rendezvous) at
+#                MASTER_ADDR:PORT, on the machine of that name. RDZV_ID tells two runs apart;
+#                LOCAL_ADDR is this node's address, where its host name does not resolve.
+# PYTHON:        the interpreter (default: python).
+
+run_distributed() {
+    local script="$1" gpus="$2"
+    shift 2
+    local nnodes="${NNODES:-1}" addr="${MASTER_ADDR:-}" port="${PORT:-29500}"
+    local where=()
+    if [[ "$nnodes" == 1 ]]; then
+        if [[ -n "${PORT:-}" ]]; then
+            where=(--nnodes 1 --master-addr "${addr:-127.0.0.1}" --master-port "$port")
+        else
+            where=(--standalone)
+        fi
+    elif [[ -z "$addr" ]]; then
+        echo "error: NNODES=$nnodes needs MASTER_ADDR, the name of the first node" >&2
+        return 2
+    elif [[ -n "${NODE_RANK:-}" ]]; then
+        where=(--nnodes "$nnodes" --node-rank "$NODE_RANK"
+            --master-addr "$addr" --master-port "$port")
+    else
+        where=(--nnodes "$nnodes" --rdzv-backend c10d --rdzv-endpoint "$addr:$port"
+            --rdzv-id "${RDZV_ID:-mmvttt}")
+        if [[ -n "${LOCAL_ADDR:-}" ]]; then
+            where+=(--local-addr "$LOCAL_ADDR")
+        fi
+    fi
+    "${PYTHON:-python}" -m torch.distributed.run "${where[@]}" --nproc-per-node "$gpus" \
+        "$script" "$@" --launcher pytorch
+}

@@ -1,0 +1,41 @@
+"""Evaluates a checkpoint on the test set of a config of mmdet, mmsegmentation or mmpretrain."""
+
+import argparse
+import os
+
+from mmengine.config import DictAction
+
+from mmvttt.engine.runner import evaluate, plain_errors
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('config', help='path of a config; its default_scope decides the toolbox')
+    parser.add_argument('checkpoint', help='file with the weights')
+    parser.add_argument(
+        '--work-dir', help='where to write; default: work_dirs/<name of the config>'
+    )
+    parser.add_argument('--out', metavar='FILE.pkl', help='write the predictions to a pickle file')
+    parser.add_argument('--show-dir', metavar='DIR', help='draw the predictions into a folder')
+    parser.add_argument(
+        '--cfg-options',
+        nargs='+',
+        action=DictAction,
+        metavar='KEY=VALUE',
+        help='change entries of the config, e.g. test_dataloader.batch_size=4',
+    )
+    parser.add_argument('--launcher', choices=('none', 'pytorch', 'slurm', 'mpi'), default='none')
+    # What older launchers pass instead of the environment variable.
+    parser.add_argument('--local-rank', '--local_rank', type=int, default=0, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = vars(parse_args())
+    os.environ.setdefault('LOCAL_RANK', str(args.pop('local_rank')))
+    with plain_errors():
+        evaluate(**args)
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,57 @@
+"""Trains a model from a config of mmdet, mmsegmentation or mmpretrain."""
+
+import argparse
+import os
+
+from mmengine.config import DictAction
+
+from mmvttt.engine.runner import plain_errors, train
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('config', help='path of a config; its default_scope decides the toolbox')
+    parser.add_argument(
+        '--work-dir', help='where to write; default: work_dirs/<name of the config>'
+    )
+    parser.add_argument(
+        '--resume',
+        nargs='?',
+        const='auto',
+        metavar='CHECKPOINT',
+        help='go on from a checkpoint; without a path, from the latest one of the work directory',
+    )
+    parser.add_argument(
+        '--amp', action='store_true', help='mixed precision: bf16 where the device has it'
+    )
+    parser.add_argument(
+        '--auto-scale-lr',
+        action='store_true',
+        help="scale the learning rate by the real batch over the config's base_batch_size",
+    )
+    parser.add_argument('--seed', type=int, help='seed of all random numbers')
+    parser.add_argument(
+        '--deterministic', action='store_true', help='choose deterministic algorithms'
+    )
+    parser.add_argument(
+        '--cfg-options',
+        nargs='+',
+        action=DictAction,
+        metavar='KEY=VALUE',
+        help='change entries of the config, e.g. train_cfg.max_epochs=1',
+    )
+    parser.add_argument('--launcher', choices=('none', 'pytorch', 'slurm', 'mpi'), default='none')
+    # What older launchers pass instead of the environment variable.
+    parser.add_argument('--local-rank', '--local_rank', type=int, default=0, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = vars(parse_args())
+    os.environ.setdefault('LOCAL_RANK', str(args.pop('local_rank')))
+    with plain_errors():
+        train(**args)
+
+
+if __name__ == '__main__':
+    main()
