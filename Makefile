@@ -25,8 +25,16 @@ $(VENV)/.installed: setup.py pyproject.toml mmvttt/version.py
 	$(BIN)/python -m mmvttt
 	touch $@
 
+demo: setup
+	$(BIN)/python -m mmvttt.datasets.digits --root data/mmvttt_digits
+	$(BIN)/python tools/train.py configs/maskrcnn_vittt_demo.py --work-dir $(DEMO_DIR) --resume
+	$(BIN)/python tools/draw_predictions.py configs/maskrcnn_vittt_demo.py $(DEMO_DIR)
+	$(BIN)/python tools/analyze_logs.py $(DEMO_DIR) --metrics \
+		coco/bbox_mAP_50 coco/bbox_mAP coco/segm_mAP_50 coco/segm_mAP
+
+# One process a core, each with one thread: nothing here is large enough for two.
 test: setup lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile
 
 lint: setup
 	$(BIN)/ruff check .

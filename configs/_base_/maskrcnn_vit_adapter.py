@@ -1,0 +1,11 @@
+# Mask R-CNN with FPN on the four maps of a ViT-Adapter around a plain backbone.
+_base_ = 'mmdet::_base_/models/mask-rcnn_r50_fpn.py'
+
+model = dict(
+    backbone=dict(
+        _delete_=True,
+        type='mmvttt.ViTAdapter',
+        task='det',
+        norm_cfg=dict(type='SyncBN'),
+    ),
+)

@@ -1,0 +1,172 @@
+"""The built-in instance-segmentation set: real handwritten digits on real photographs, COCO format.
+
+Made once, from what scikit-learn and scikit-image hold in their wheels; seeded, cached, and whole
+or absent.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from .scene import Scene, compose
+from .sources import CLASSES, SPLITS, load_digits, load_photos, split_digits, split_photos
+
+__all__ = ['CLASSES', 'make_digits']
+
+# Counts up when the same parameters give other images or annotations.
+RECIPE = 1
+MARKER = 'mmvttt_digits.json'
+MIN_SIZE = 32
+
+
+def make_digits(
+    root: str | os.PathLike[str],
+    num_train: int = 600,
+    num_val: int = 100,
+    size: int = 160,
+    seed: int = 0,
+) -> Path:
+    """Makes the set under `root`, unless the same one is there already.
+
+    Layout: `{train,val}/000000.png` and `annotations/instances_{train,val}.json`, with a category
+    for each digit, ids 1 to 10. Images carry `background` (photograph and crop), annotations carry
+    `digit` (row in scikit-learn's set). val shares neither a digit's instance nor a pixel of
+    background with train.
+
+    Args:
+        root: the folder to make. It appears in one step when all is written; an older set of ours
+            with other parameters is replaced.
+        num_train: training images.
+        num_val: held-out images.
+        size: side of the square images, in pixels.
+        seed: everything random follows from it.
+
+    Returns:
+        `root` as a path.
+
+    Raises:
+        ValueError: for counts below 1, a size below 32 or too large for the photographs, a negative
+            seed.
+        FileExistsError: if `root` holds something that is not a set of ours.
+        ModuleNotFoundError: without scikit-learn or scikit-image.
+    """
+    root = Path(root)
+    _check(num_train=num_train, num_val=num_val, size=size, seed=seed)
+    made_of = {
+        'recipe': RECIPE,
+        'num_train': num_train,
+        'num_val': num_val,
+        'size': size,
+        'seed': seed,
+    }
+    mark = {
+        **made_of,
+        'fingerprint': hashlib.sha256(json.dumps(made_of).encode()).hexdigest(),
+    }
+    if _read_mark(root) == mark:
+        return root
+    if root.exists() and _read_mark(root) is None and (root.is_file() or any(root.iterdir())):
+        raise FileExistsError(
+            f'{root} is there and was not made by mmvttt: it will not be overwritten; '
+            f'move it away or choose another root'
+        )
+    root.parent.mkdir(parents=True, exist_ok=True)
+    # Beside the target, so that the rename stays inside one file system.
+    with tempfile.TemporaryDirectory(prefix=f'.{root.name}-', dir=root.parent) as scratch:
+        new = Path(scratch) / 'new'
+        _build(new, {'train': num_train, 'val': num_val}, size, seed)
+        (new / MARKER).write_text(json.dumps(mark, indent=1))
+        if _read_mark(root) is not None:
+            root.rename(Path(scratch) / 'old')
+        with contextlib.suppress(FileNotFoundError):
+            root.rmdir()
+        new.rename(root)
+    return root
+
+
+def _check(**given: int) -> None:
+    least = {'num_train': 1, 'num_val': 1, 'size': MIN_SIZE, 'seed': 0}
+    for name, value in given.items():
+        if value < least[name]:
+            raise ValueError(f'{name}={value}: pass {least[name]} or more')
+
+
+def _read_mark(root: Path) -> dict | None:
+    """What the set at `root` was made of; None where there is none."""
+    try:
+        return json.loads((root / MARKER).read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _build(root: Path, counts: dict[str, int], size: int, seed: int) -> None:
+    photos = load_photos()
+    # One stream for each purpose: more training images leave val as it was.
+    dealing, *streams = np.random.default_rng(seed).spawn(1 + len(SPLITS))
+    digits = split_digits(load_digits(), dealing)
+    regions = split_photos(photos, size, dealing)
+    (root / 'annotations').mkdir(parents=True)
+    for split, rng in zip(SPLITS, streams, strict=True):
+        (root / split).mkdir()
+        scenes = []
+        for number in range(counts[split]):
+            scene = compose(photos, regions[split], digits[split], size, rng)
+            Image.fromarray(scene.image).save(root / split / f'{number:06}.png', compress_level=3)
+            scenes.append(scene)
+        path = root / 'annotations' / f'instances_{split}.json'
+        path.write_text(json.dumps(_coco(scenes)))
+
+
+def _coco(scenes: list[Scene]) -> dict:
+    images, annotations = [], []
+    for image_id, scene in enumerate(scenes, start=1):
+        height, width = scene.image.shape[:2]
+        at = scene.background
+        images.append(
+            {
+                'id': image_id,
+                'file_name': f'{image_id - 1:06}.png',
+                'height': height,
+                'width': width,
+                'background': {
+                    'photo': at.photo,
+                    'crop': [at.left, at.top, at.width, at.height],
+                },
+            }
+        )
+        for paste in scene.pastes:
+            annotations.append(
+                {
+                    'id': len(annotations) + 1,
+                    'image_id': image_id,
+                    'category_id': paste.digit.label + 1,
+                    'iscrowd': 0,
+                    'area': int(paste.mask.sum()),
+                    'bbox': _box(paste.mask),
+                    'segmentation': _rle(paste.mask),
+                    'digit': paste.digit.index,
+                }
+            )
+    categories = [{'id': i + 1, 'name': name} for i, name in enumerate(CLASSES)]
+    return {'images': images, 'annotations': annotations, 'categories': categories}
+
+
+def _box(mask: np.ndarray) -> list[int]:
+    """COCO's `[x, y, width, height]` of a mask `(H, W)`, in pixels."""
+    rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
+    top, left = int(rows[0]), int(columns[0])
+    return [left, top, int(columns[-1]) - left + 1, int(rows[-1]) - top + 1]
+
+
+def _rle(mask: np.ndarray) -> dict:
+    """COCO's uncompressed run lengths of a mask `(H, W)`: down the columns, first run of zeros."""
+    flat = mask.ravel(order='F')
+    edges = np.flatnonzero(np.diff(flat)) + 1
+    runs = np.diff(np.concatenate([[0], edges, [flat.size]])).tolist()
+    return {'size': list(mask.shape), 'counts': [0, *runs] if flat[0] else runs}

@@ -1,0 +1,141 @@
+"""Where the digits and photographs of the built-in set come from, and which go to train or val."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+CLASSES = tuple('0123456789')
+SPLITS = ('train', 'val')
+
+# Part of the digits, and of each photograph's longer side, that is kept for val.
+VAL_DIGITS = 0.2
+VAL_REGION = 0.3
+
+
+@dataclass(frozen=True)
+class Region:
+    """A rectangle `(left, top, width, height)`, in pixels, of one photograph."""
+
+    photo: str
+    left: int
+    top: int
+    width: int
+    height: int
+
+
+@dataclass(frozen=True)
+class Digit:
+    """One handwritten digit: row in scikit-learn's set, class, and `(8, 8)` ink in [0, 1]."""
+
+    index: int
+    label: int
+    ink: np.ndarray
+
+
+def load_photos() -> dict[str, np.ndarray]:
+    """Photographs as `(H, W, 3)` uint8 RGB: those that the wheels themselves hold, so no download.
+
+    Raises:
+        ModuleNotFoundError: without scikit-learn and scikit-image, saying how to install them.
+    """
+    try:
+        from skimage import data
+        from sklearn.datasets import load_sample_image
+    except ModuleNotFoundError as error:
+        raise _missing(error) from error
+    readers: dict[str, Callable[[], np.ndarray]] = {
+        'astronaut': data.astronaut,
+        'camera': data.camera,
+        'chelsea': data.chelsea,
+        'china': lambda: load_sample_image('china.jpg'),
+        'coffee': data.coffee,
+        'flower': lambda: load_sample_image('flower.jpg'),
+        'motorcycle': lambda: data.stereo_motorcycle()[0],
+        'rocket': data.rocket,
+    }
+    photos = {name: np.asarray(read(), dtype=np.uint8) for name, read in readers.items()}
+    return {
+        name: photo if photo.ndim == 3 else np.repeat(photo[..., None], 3, axis=2)
+        for name, photo in photos.items()
+    }
+
+
+def load_digits() -> list[Digit]:
+    """The 1797 handwritten digits of scikit-learn (UCI's optical recognition test set).
+
+    Raises:
+        ModuleNotFoundError: without scikit-learn, saying how to install it.
+    """
+    try:
+        from sklearn import datasets
+    except ModuleNotFoundError as error:
+        raise _missing(error) from error
+    bunch = datasets.load_digits()
+    return [
+        Digit(i, int(label), ink / 16)
+        for i, (ink, label) in enumerate(zip(bunch.images, bunch.target, strict=True))
+    ]
+
+
+def split_digits(digits: list[Digit], rng: np.random.Generator) -> dict[str, list[Digit]]:
+    """Deals every digit to train or val, class by class, so that val holds each class alike."""
+    parts: dict[str, list[Digit]] = {split: [] for split in SPLITS}
+    for label in range(len(CLASSES)):
+        of_class = [d for d in digits if d.label == label]
+        order = rng.permutation(len(of_class))
+        num_val = round(VAL_DIGITS * len(of_class))
+        parts['val'] += [of_class[i] for i in order[:num_val]]
+        parts['train'] += [of_class[i] for i in order[num_val:]]
+    return parts
+
+
+def split_photos(
+    photos: dict[str, np.ndarray], size: int, rng: np.random.Generator
+) -> dict[str, list[Region]]:
+    """Cuts every photograph across its longer side: val gets one end, train all the rest.
+
+    Args:
+        photos: from `load_photos`.
+        size: side, in pixels, of the square crops that both parts must hold.
+        rng: decides which end val gets.
+
+    Raises:
+        ValueError: if a photograph is too small for two crops of this size.
+    """
+    largest = max_size(photos)
+    if size > largest:
+        raise ValueError(
+            f'size={size}: the photographs hold disjoint train and val crops of at most '
+            f'{largest} px; pass a size of at most {largest}'
+        )
+    parts: dict[str, list[Region]] = {split: [] for split in SPLITS}
+    for name, photo in photos.items():
+        height, width = photo.shape[:2]
+        long_side = max(height, width)
+        val = max(size, round(VAL_REGION * long_side))
+        train = long_side - val
+        spans = {'val': (0, val), 'train': (val, train)}
+        if rng.random() < 0.5:
+            spans = {'train': (0, train), 'val': (train, val)}
+        for split, (start, extent) in spans.items():
+            wide = width >= height
+            parts[split].append(
+                Region(name, start, 0, extent, height)
+                if wide
+                else Region(name, 0, start, width, extent)
+            )
+    return parts
+
+
+def max_size(photos: dict[str, np.ndarray]) -> int:
+    """Largest side, in pixels, of a crop that fits train's and val's part of every photograph."""
+    return min(min(min(p.shape[:2]), max(p.shape[:2]) // 2) for p in photos.values())
+
+
+def _missing(error: ModuleNotFoundError) -> ModuleNotFoundError:
+    return ModuleNotFoundError(
+        f'the built-in data set is made from the digits and photographs inside scikit-learn and '
+        f"scikit-image, and {error.name!r} is not installed: pip install 'mmvttt[demo]'",
+        name=error.name,
+    )

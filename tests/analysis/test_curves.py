@@ -1,0 +1,129 @@
+"""Curves of a run: what mmengine's own writer logged is read back, over resumes, and drawn."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+from mmengine.visualization import LocalVisBackend
+from PIL import Image
+
+from mmvttt.analysis.curves import plot_curves, read_scalars, summary
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def log(work_dir: Path, start: str, entries: list[tuple[int, dict]]) -> Path:
+    writer = LocalVisBackend(save_dir=str(work_dir / start / 'vis_data'))
+    for step, entry in entries:
+        writer.add_scalars(entry, step=step)
+    return work_dir / start / 'vis_data' / 'scalars.json'
+
+
+def training(step: int, loss: float) -> tuple[int, dict]:
+    entry = {'lr': 1e-3, 'time': 0.1, 'loss': loss, 'loss_mask': loss / 2, 'acc': 50.0}
+    return step, {**entry, 'epoch': 1, 'iter': step}
+
+
+def evaluation(epoch: int, ap: float) -> tuple[int, dict]:
+    return epoch, {
+        'coco/bbox_mAP_50': ap,
+        'coco/bbox_mAP_l': -1,
+        'data_time': 0.0,
+        'time': 0.1,
+    }
+
+
+@pytest.fixture
+def work_dir(tmp_path) -> Path:
+    """Stopped after step 75, resumed from the checkpoint of step 50."""
+    first = [training(25, 4.0), training(50, 3.0), evaluation(1, 0.2), training(75, 2.5)]
+    second = [training(75, 2.0), training(100, 1.0), evaluation(2, 0.6), evaluation(3, 0.4)]
+    log(tmp_path, '20260102_000000', second)
+    log(tmp_path, '20260101_000000', first)
+    return tmp_path
+
+
+def test_resumed_runs_are_one_curve(work_dir):
+    train, evaluated = read_scalars(work_dir)
+    assert train['loss'] == {25: 4.0, 50: 3.0, 75: 2.0, 100: 1.0}
+    assert list(train['loss']) == [25, 50, 75, 100]
+    assert evaluated == {
+        'coco/bbox_mAP_50': {1: 0.2, 2: 0.6, 3: 0.4},
+        'coco/bbox_mAP_l': {1: -1, 2: -1, 3: -1},
+    }
+    assert set(train) == {'lr', 'loss', 'loss_mask', 'acc'}
+
+
+def test_a_line_cut_by_a_kill_is_skipped(work_dir):
+    before = read_scalars(work_dir)
+    with (work_dir / '20260102_000000' / 'vis_data' / 'scalars.json').open('a') as file:
+        file.write('{"loss": 1.0, "it')
+    assert read_scalars(work_dir) == before
+
+
+def test_summary_says_last_and_highest(work_dir):
+    """What COCO left undefined (−1) is said where it is asked for, and only there."""
+    assert summary(*read_scalars(work_dir)).splitlines() == [
+        'loss 4 at first, 1 at last',
+        'coco/bbox_mAP_50 0.4 at 3 (highest 0.6 at 2)',
+    ]
+    assert summary(*read_scalars(work_dir), ['coco/bbox_mAP_l']).endswith('(highest -1 at 1)')
+
+
+def test_picture_shows_every_point(work_dir, monkeypatch):
+    """Losses (not lr or accuracy) and metrics (not those that are never defined), all points."""
+    from matplotlib.figure import Figure
+
+    drawn = []
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, 'savefig', lambda s, *a, **k: (drawn.append(s), save(s, *a, **k)))
+    out = plot_curves(*read_scalars(work_dir), work_dir / 'new' / 'c.png')
+    left, right = (
+        {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
+        for axes in drawn[0].axes
+    )
+    assert set(left) == {'loss', 'loss_mask'}
+    assert left['loss'] == [[25, 4.0], [50, 3.0], [75, 2.0], [100, 1.0]]
+    assert right == {'coco/bbox_mAP_50': [[1, 0.2], [2, 0.6], [3, 0.4]]}
+    with Image.open(out) as image:
+        assert image.format == 'PNG'
+        assert image.width > image.height > 300
+
+
+def test_a_run_that_was_never_evaluated_is_drawn(tmp_path):
+    log(tmp_path, '20260101_000000', [training(1, 1.0)])
+    train, evaluated = read_scalars(tmp_path)
+    assert evaluated == {}
+    assert plot_curves(train, evaluated, tmp_path / 'c.png').exists()
+
+
+def test_tool_writes_beside_the_run_and_says_where(work_dir, capsys):
+    tool().main([str(work_dir)])
+    said = capsys.readouterr().out
+    assert 'coco/bbox_mAP_50 0.4 at 3' in said
+    assert said.endswith(f'curves: {work_dir / "curves.png"}\n')
+    assert (work_dir / 'curves.png').exists()
+
+
+def test_nothing_logged_is_one_sentence(tmp_path, capsys):
+    with pytest.raises(FileNotFoundError, match='pass the --work-dir'):
+        read_scalars(tmp_path)
+    with pytest.raises(SystemExit) as stopped:
+        tool().main([str(tmp_path)])
+    assert stopped.value.code == 1
+    assert str(tmp_path) in capsys.readouterr().err
+
+
+def test_unknown_metric_names_the_known_ones(work_dir, capsys):
+    with pytest.raises(SystemExit):
+        tool().main([str(work_dir), '--metrics', 'bbox_AP'])
+    assert "['bbox_AP'] not evaluated in this run; there are ['coco/bbox_mAP_50'" in (
+        capsys.readouterr().err
+    )
+
+
+def tool():
+    spec = importlib.util.spec_from_file_location('analyze_logs', ROOT / 'tools/analyze_logs.py')
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

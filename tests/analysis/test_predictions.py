@@ -1,0 +1,107 @@
+"""Pictures of predictions on the built-in set: ground truth left, predictions right."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.structures import InstanceData
+from PIL import Image
+
+from mmvttt.analysis import predictions
+from mmvttt.analysis.predictions import draw_predictions
+from mmvttt.datasets import make_digits
+from mmvttt.registry import MODELS
+
+CONFIGS = Path(__file__).resolve().parents[2] / 'configs'
+SIZE = 96
+
+
+@pytest.fixture(scope='module')
+def config(tmp_path_factory) -> Config:
+    """The demo's detector, smaller still, on five images of its own."""
+    root = make_digits(tmp_path_factory.mktemp('digits') / 'set', 1, 5, SIZE)
+    cfg = Config.fromfile(CONFIGS / 'maskrcnn_vittt_demo.py')
+    cfg.model.backbone.backbone.arch = dict(
+        embed_dims=32, num_layers=4, num_heads=1, feedforward_channels=32
+    )
+    cfg.model.neck.in_channels = [32] * 4
+    cfg.test_dataloader.dataset.data_root = str(root)
+    # Another size than the files': annotations and predictions must come back to theirs.
+    cfg.test_dataloader.dataset.pipeline[1].scale = (64, 64)
+    return cfg
+
+
+@pytest.fixture(scope='module')
+def checkpoint(config, tmp_path_factory) -> Path:
+    from mmengine.registry import init_default_scope
+
+    init_default_scope('mmdet')
+    path = tmp_path_factory.mktemp('weights') / 'epoch_1.pth'
+    torch.save(dict(state_dict=MODELS.build(config.model).state_dict()), path)
+    return path
+
+
+def test_pictures_hold_ground_truth_and_predictions(config, checkpoint, tmp_path, monkeypatch):
+    drawn = []
+    enlarge = predictions._enlarge
+
+    def spy(image, sample):
+        image, sample = enlarge(image, perfect(sample))
+        drawn.append((image, sample))
+        return image, sample
+
+    def perfect(sample):
+        truth = sample.gt_instances
+        sample.pred_instances = InstanceData(
+            bboxes=truth.bboxes,
+            labels=truth.labels,
+            scores=torch.ones(len(truth)),
+            masks=torch.from_numpy(truth.masks.masks.astype(bool)),
+        )
+        return sample
+
+    monkeypatch.setattr(predictions, '_enlarge', spy)
+    files = draw_predictions(config, checkpoint, tmp_path / 'out', num_images=3)
+    # Evenly spread over the five images, the first and the last among them.
+    assert [f.name for f in files] == ['000000.png', '000002.png', '000004.png']
+    assert sorted((tmp_path / 'out').iterdir()) == files
+    for file, (image, sample) in zip(files, drawn, strict=True):
+        picture = np.asarray(Image.open(file))
+        assert image.shape == (480, 480, 3)
+        assert picture.shape == (480, 960, 3)
+        left, right = picture[:, :480], picture[:, 480:]
+        masks = sample.gt_instances.masks
+        covered = np.asarray(masks).any(axis=0)
+        for half in (left, right):
+            changed = (half != image).any(axis=-1)
+            assert changed[covered].mean() > 0.9
+            assert changed[~covered].mean() < 0.5
+        # Boxes and masks are at home in the same image: each box is its mask's extent.
+        for box, mask in zip(sample.gt_instances.bboxes.tolist(), np.asarray(masks), strict=True):
+            rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
+            extent = [columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]
+            assert box == pytest.approx(extent, abs=1e-3)
+
+
+def test_the_detectors_own_predictions_are_drawn(config, checkpoint, tmp_path):
+    """All images where there are fewer; a high threshold leaves the right half untouched."""
+    files = draw_predictions(config, checkpoint, tmp_path, num_images=9, score_thr=1.0)
+    assert len(files) == 5
+    untouched = np.asarray(Image.open(files[0]))[:, 480:]
+    source = Path(config.test_dataloader.dataset.data_root) / 'val' / files[0].name
+    expected = np.asarray(Image.open(source)).repeat(5, axis=0).repeat(5, axis=1)
+    assert np.array_equal(untouched, expected)
+
+
+def test_a_checkpoint_of_another_model_is_refused(config, tmp_path):
+    path = tmp_path / 'other.pth'
+    torch.save(dict(state_dict=torch.nn.Linear(2, 2).state_dict()), path)
+    with pytest.raises(RuntimeError, match='unexpected key in source state_dict: weight, bias'):
+        draw_predictions(config, path, tmp_path)
+
+
+def test_num_images_below_one_is_named(config, checkpoint, tmp_path):
+    with pytest.raises(ValueError, match='num_images=0: pass 1 or more'):
+        draw_predictions(config, checkpoint, tmp_path, num_images=0)

@@ -1,0 +1,256 @@
+"""The built-in data set is what it says: exact masks, held-out val, made once, whole or absent."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mmvttt.datasets import digits as digits_module
+from mmvttt.datasets import make_digits
+from mmvttt.datasets.digits import scene, sources
+from mmvttt.datasets.digits.__main__ import main
+
+SIZE = 96
+COUNTS = {'train': 40, 'val': 12}
+
+
+def make(root: Path, **changes) -> Path:
+    given = dict(num_train=COUNTS['train'], num_val=COUNTS['val'], size=SIZE, seed=3)
+    return make_digits(root, **{**given, **changes})
+
+
+def read(root: Path, split: str) -> dict:
+    return json.loads((root / 'annotations' / f'instances_{split}.json').read_text())
+
+
+def pixels(root: Path, split: str, image: dict) -> np.ndarray:
+    return np.asarray(Image.open(root / split / image['file_name']))
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    return {
+        str(p.relative_to(root)): p.read_bytes() for p in sorted(root.rglob('*')) if p.is_file()
+    }
+
+
+@pytest.fixture(scope='module')
+def root(tmp_path_factory) -> Path:
+    return make(tmp_path_factory.mktemp('digits') / 'set')
+
+
+@pytest.fixture(scope='module')
+def photos() -> dict[str, np.ndarray]:
+    return sources.load_photos()
+
+
+@pytest.mark.parametrize('split', sources.SPLITS)
+def test_counts_sizes_and_categories(root, split):
+    coco = read(root, split)
+    assert len(coco['images']) == len(list((root / split).iterdir())) == COUNTS[split]
+    assert [c['name'] for c in coco['categories']] == list('0123456789')
+    assert len({a['id'] for a in coco['annotations']}) == len(coco['annotations'])
+    for image in coco['images']:
+        assert pixels(root, split, image).shape == (SIZE, SIZE, 3)
+        assert image['height'] == image['width'] == SIZE
+        of_image = [a for a in coco['annotations'] if a['image_id'] == image['id']]
+        assert scene.COUNTS[0] <= len(of_image) <= scene.COUNTS[1]
+
+
+@pytest.mark.parametrize('split', sources.SPLITS)
+def test_masks_are_exactly_what_was_pasted(root, photos, split):
+    """Outside of the masks all pixels are the photograph's; a mask is the shape of its digit."""
+    coco_mask = pytest.importorskip('pycocotools.mask')
+    coco = read(root, split)
+    ink_of = {d.index: d for d in sources.load_digits()}
+    for image in coco['images']:
+        left, top, width, height = image['background']['crop']
+        photo = photos[image['background']['photo']][top : top + height, left : left + width]
+        differs = (pixels(root, split, image) != photo).any(axis=-1)
+        covered = np.zeros((SIZE, SIZE), dtype=int)
+        for annotation in (a for a in coco['annotations'] if a['image_id'] == image['id']):
+            rle = coco_mask.frPyObjects(annotation['segmentation'], SIZE, SIZE)
+            mask = coco_mask.decode(rle).astype(bool)
+            covered += mask
+            assert annotation['area'] == mask.sum() > 0
+            rows, columns = np.nonzero(mask)
+            x, y, w, h = annotation['bbox']
+            assert (x, x + w - 1) == (columns.min(), columns.max())
+            assert (y, y + h - 1) == (rows.min(), rows.max())
+            digit = ink_of[annotation['digit']]
+            assert annotation['category_id'] == digit.label + 1
+            assert is_shape_of(mask[y : y + h, x : x + w], digit.ink)
+        # Digits don't overlap, and nothing but digits was painted. A pen may match the photograph
+        # on single pixels by chance, so not every masked pixel must differ.
+        assert covered.max() == 1
+        assert not (differs & ~covered.astype(bool)).any()
+        assert (differs & covered.astype(bool)).sum() > 0.98 * covered.sum()
+
+
+def is_shape_of(mask: np.ndarray, ink: np.ndarray) -> bool:
+    """Whether some enlargement of this ink has exactly this mask, cut to its own extent."""
+    sides = range(round(scene.SIDES[0] * SIZE), round(scene.SIDES[1] * SIZE) + 1)
+    for side in sides:
+        shape = scene._enlarge(ink, side) > scene.INK
+        rows, columns = np.flatnonzero(shape.any(1)), np.flatnonzero(shape.any(0))
+        cut = shape[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+        if np.array_equal(cut, mask):
+            return True
+    return False
+
+
+def test_val_shares_no_digit_with_train(root):
+    train, val = ({a['digit'] for a in read(root, s)['annotations']} for s in sources.SPLITS)
+    assert len(train) > COUNTS['train'] / 2
+    assert not train & val
+
+
+def test_val_shares_no_pixel_of_background_with_train(root, photos):
+    """Each split's crops are marked on the photographs; the marks of the two never meet."""
+    seen = {
+        split: {name: np.zeros(p.shape[:2], dtype=bool) for name, p in photos.items()}
+        for split in sources.SPLITS
+    }
+    for split, marks in seen.items():
+        for image in read(root, split)['images']:
+            left, top, width, height = image['background']['crop']
+            marks[image['background']['photo']][top : top + height, left : left + width] = True
+    assert sum(m.any() for m in seen['train'].values()) > len(photos) / 2
+    for name in photos:
+        assert not (seen['train'][name] & seen['val'][name]).any(), name
+
+
+@pytest.mark.parametrize('size', [32, 97, 160])
+@pytest.mark.parametrize('seed', range(5))
+def test_regions_hold_a_crop_and_are_disjoint(photos, size, seed):
+    regions = sources.split_photos(photos, size, np.random.default_rng(seed))
+    for name, photo in photos.items():
+        count = np.zeros(photo.shape[:2], dtype=int)
+        for split in sources.SPLITS:
+            (r,) = (r for r in regions[split] if r.photo == name)
+            assert min(r.width, r.height) >= size
+            count[r.top : r.top + r.height, r.left : r.left + r.width] += 1
+        assert (count == 1).all()
+
+
+def test_every_digit_is_dealt_once_and_val_holds_every_class():
+    digits = sources.load_digits()
+    parts = sources.split_digits(digits, np.random.default_rng(0))
+    dealt = sorted(d.index for part in parts.values() for d in part)
+    assert dealt == list(range(len(digits)))
+    for label in range(10):
+        assert sum(d.label == label for d in parts['val']) >= 30
+
+
+def test_same_seed_same_bytes_other_seed_other_images(root, tmp_path):
+    assert contents(make(tmp_path / 'again')) == contents(root)
+    other = read(make(tmp_path / 'other', seed=4), 'val')
+    assert other['annotations'] != read(root, 'val')['annotations']
+
+
+def test_more_training_images_leave_val_alone(root, tmp_path):
+    larger = make(tmp_path / 'larger', num_train=COUNTS['train'] + 1)
+    assert read(larger, 'val') == read(root, 'val')
+    assert read(larger, 'train')['images'][:-1] == read(root, 'train')['images']
+
+
+def test_cache_is_used_and_other_parameters_replace_it(tmp_path, monkeypatch):
+    root = make(tmp_path / 'set', num_train=2, num_val=1)
+    before = contents(root)
+    with monkeypatch.context() as patch:
+        patch.setattr(digits_module, '_build', lambda *_: pytest.fail('was built again'))
+        assert make(root, num_train=2, num_val=1) == root
+    assert contents(root) == before
+    make(root, num_train=3, num_val=1)
+    assert len(read(root, 'train')['images']) == len(list((root / 'train').iterdir())) == 3
+    # Neither the older set nor the place where this one was built stays behind.
+    assert list(tmp_path.iterdir()) == [root]
+
+
+@pytest.mark.parametrize('older', [False, True])
+def test_interrupted_build_leaves_no_half_set(tmp_path, monkeypatch, older):
+    root = tmp_path / 'set'
+    if older:
+        make(root, num_train=2, num_val=1)
+    before = contents(root)
+
+    def interrupted(scenes):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(digits_module, '_coco', interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            make(root, num_train=3, num_val=1)
+    assert root.exists() == older
+    assert contents(root) == before
+    assert make(root, num_train=3, num_val=1) == root
+    assert len(read(root, 'train')['images']) == 3
+
+
+def test_a_set_without_its_marker_is_not_taken_for_whole(tmp_path):
+    root = make(tmp_path / 'set', num_train=2, num_val=1)
+    (root / digits_module.MARKER).unlink()
+    with pytest.raises(FileExistsError, match='was not made by mmvttt'):
+        make(root, num_train=2, num_val=1)
+
+
+def test_a_folder_of_somebody_else_is_left_alone(tmp_path):
+    (tmp_path / 'mine.txt').write_text('precious')
+    with pytest.raises(FileExistsError, match='choose another root'):
+        make(tmp_path)
+    assert contents(tmp_path) == {'mine.txt': b'precious'}
+
+
+def test_an_empty_folder_is_filled(tmp_path):
+    root = tmp_path / 'empty'
+    root.mkdir()
+    assert len(read(make(root, num_train=1, num_val=1), 'val')['images']) == 1
+
+
+@pytest.mark.parametrize(
+    ('given', 'message'),
+    [
+        (dict(num_train=0), 'num_train=0: pass 1 or more'),
+        (dict(num_val=-1), 'num_val=-1: pass 1 or more'),
+        (dict(size=31), 'size=31: pass 32 or more'),
+        (dict(seed=-1), 'seed=-1: pass 0 or more'),
+        (dict(size=400), 'size=400: .* size of at most'),
+    ],
+)
+def test_bad_parameters_are_named(tmp_path, given, message):
+    with pytest.raises(ValueError, match=message):
+        make(tmp_path / 'set', **given)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(('name', 'load'), [('skimage', 'load_photos'), ('sklearn', 'load_digits')])
+def test_missing_library_says_what_to_install(monkeypatch, name, load):
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ModuleNotFoundError, match=r'mmvttt\[demo\]'):
+        getattr(sources, load)()
+
+
+def test_command_line_from_anywhere_and_without_a_toolbox(tmp_path):
+    """`python -m` makes the set in a working directory elsewhere, and imports no toolbox for it."""
+    toolboxes = {'mmdet', 'mmseg', 'mmpretrain'}
+    code = (
+        'import runpy, sys\n'
+        "runpy.run_module('mmvttt.datasets.digits', run_name='__main__', alter_sys=True)\n"
+        f'print(sorted({toolboxes} & set(sys.modules)))'
+    )
+    given = ['--root', 'set', '--num-train', '2', '--num-val', '1', '--size', '64']
+    command = [sys.executable, '-c', code, *given]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ['2 training and 1 held-out images are in set', '[]']
+    assert len(read(tmp_path / 'set', 'train')['images']) == 2
+
+
+def test_command_line_says_what_is_wrong_in_one_line(tmp_path, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(['--root', str(tmp_path / 'set'), '--size', '5'])
+    assert stopped.value.code == 1
+    assert capsys.readouterr().err == 'size=5: pass 32 or more\n'

@@ -1,0 +1,51 @@
+"""Draws a detector's predictions beside the ground truth (mmvttt.analysis.predictions)."""
+
+import argparse
+from pathlib import Path
+
+from mmengine.config import DictAction
+from mmengine.runner import find_latest_checkpoint
+
+from mmvttt.engine.data_check import check_data
+from mmvttt.engine.runner import UsageError, load_config, plain_errors
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('config', help='config of the detector')
+    parser.add_argument('checkpoint', help='its checkpoint, or its work directory for the latest')
+    parser.add_argument('--out', help='folder of the pictures; default: predictions beside it')
+    parser.add_argument('--num-images', type=int, default=12, help='spread over the test set')
+    parser.add_argument('--score-thr', type=float, default=0.3, help='draw from this score on')
+    parser.add_argument('--device', default='cpu')
+    parser.add_argument('--cfg-options', nargs='+', action=DictAction, metavar='KEY=VALUE')
+    return parser.parse_args(argv)
+
+
+def find_checkpoint(path: Path) -> Path:
+    """The path itself, or the latest checkpoint of the work directory that it is."""
+    latest = find_latest_checkpoint(str(path)) if path.is_dir() else path
+    if latest is None or not Path(latest).is_file():
+        raise UsageError(f'no checkpoint at {path}: pass a .pth file, or the --work-dir of a run')
+    return Path(latest)
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = parse_args(argv)
+    with plain_errors():
+        config = load_config(args.config, cfg_options=args.cfg_options)
+        check_data(config, ('test_dataloader',))
+        checkpoint = find_checkpoint(Path(args.checkpoint))
+        # Here, because it imports mmdet.
+        from mmvttt.analysis.predictions import draw_predictions
+
+        out = Path(args.out or checkpoint.parent / 'predictions')
+        files = draw_predictions(
+            config, checkpoint, out, args.num_images, args.score_thr, args.device
+        )
+    print(f'checkpoint: {checkpoint}')
+    print(f'{len(files)} images, ground truth on the left, predictions on the right: {out}')
+
+
+if __name__ == '__main__':
+    main()
