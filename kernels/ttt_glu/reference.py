@@ -1,0 +1,129 @@
+"""ViT³'s gated inner model in plain PyTorch: the executable specification of one full-batch step.
+
+- `primal`: the definition, with the gradient of the inner loss by autograd.
+- `forward`, `backward`: what the op runs without a GPU. Explicit formulas, with both weights side
+  by side: `W = [W1 | W2]` `(H, d, 2d)`, so that every step is one product.
+
+Vectors are rows, f(x) = (xW1)⊙silu(xW2). The inner loss is −(s/N)·Σ f(k)·v; nothing is scaled by
+s/N before the sum over the tokens: tokens of a large map would underflow in half precision.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .._inner_step import damped, damped_backward, state_dtype
+
+
+def primal(
+    q: Tensor, k: Tensor, v: Tensor, w1: Tensor, w2: Tensor, scale: float, damping: bool = True
+) -> Tensor:
+    """The literal definition: one gradient step on the inner loss, then q through the new model.
+
+    Differentiable by autograd; for tests.
+
+    Returns:
+        `(B, N, H, d)`.
+    """
+    state = state_dtype(q.dtype)
+    heads = (x.to(state).transpose(1, 2) for x in (q, k, v))  # (B, H, N, d)
+
+    def f(w1: Tensor, w2: Tensor, x: Tensor) -> Tensor:
+        return (x @ w1) * F.silu(x @ w2)
+
+    def loss(w1: Tensor, w2: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return -scale / q.shape[1] * (f(w1, w2, k) * v).sum()
+
+    def read(q: Tensor, k: Tensor, v: Tensor, w1: Tensor, w2: Tensor) -> Tensor:
+        grads = torch.func.grad(loss, argnums=(0, 1))(w1, w2, k, v)
+        if damping:
+            grads = [g / (g.norm(dim=0, keepdim=True) + 1) for g in grads]
+        return f(w1 - grads[0], w2 - grads[1], q)
+
+    over_heads = torch.func.vmap(read)
+    o = torch.func.vmap(over_heads, in_dims=(0, 0, 0, None, None))(*heads, w1, w2)
+    return o.transpose(1, 2).to(q.dtype)
+
+
+def _gate(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """silu(z), its first and its second derivative."""
+    sigma = torch.sigmoid(z)
+    spread = 1 - sigma
+    slope = torch.addcmul(sigma, z, sigma * spread)
+    return z * sigma, slope, sigma * spread * (2 + z * (spread - sigma))
+
+
+def _heads_first(*tokens: Tensor) -> list[Tensor]:
+    """`(B, N, H, d)` to `(B, H, N, d)`, in the state's dtype."""
+    return [x.to(state_dtype(x.dtype)).transpose(1, 2) for x in tokens]
+
+
+def _tokens_first(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x.transpose(1, 2).to(dtype).contiguous()
+
+
+@torch.no_grad()
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, w1: Tensor, w2: Tensor, scale: float, damping: bool = True
+) -> tuple[Tensor, Tensor]:
+    """The step and the reading.
+
+    Returns:
+        O `(B, N, H, d)` contiguous, and the inner gradients before damping, [G1 | G2]
+        `(B, H, d, 2d)` in the state's dtype.
+    """
+    dtype, tokens, dim = q.dtype, q.shape[1], q.shape[-1]
+    q, k, v = _heads_first(q, k, v)
+    w = torch.cat([w1, w2], dim=-1)
+    z1, z2 = (k @ w).split(dim, dim=-1)
+    a, slope, _ = _gate(z2)
+    g = k.mT @ torch.cat([v * a, v * z1 * slope], dim=-1) * (-scale / tokens)
+    u1, u2 = (q @ (w - (damped(g, -2) if damping else g))).split(dim, dim=-1)
+    return _tokens_first(u1 * F.silu(u2), dtype), g
+
+
+@torch.no_grad()
+def backward(
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    g: Tensor,
+    scale: float,
+    damping: bool = True,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v, w1 and w2, given that of O and the g that `forward` returned.
+
+    Everything behind the step is linear in `j = −κH`, κ = s/N, H the gradient with respect to G:
+    with r = K·j, dV = r1·a + r2·z1·a′, and so on.
+    """
+    dtype, tokens, dim = q.dtype, q.shape[1], q.shape[-1]
+    do, q, k, v = _heads_first(do, q, k, v)
+    w = torch.cat([w1, w2], dim=-1)
+
+    # The reading: gradients of q and of the stepped weights.
+    stepped = w - (damped(g, -2) if damping else g)
+    u1, u2 = (q @ stepped).split(dim, dim=-1)
+    b, slope, _ = _gate(u2)
+    du = torch.cat([do * b, do * u1 * slope], dim=-1)
+    dq = du @ stepped.mT
+    dw = q.mT @ du
+    j = (damped_backward(dw, g, -2) if damping else dw) * (scale / tokens)
+
+    # The step: gradients of k, v and of the weights that it starts from.
+    z1, z2 = (k @ w).split(dim, dim=-1)
+    a, slope, bend = _gate(z2)
+    r1, r2 = (k @ j).split(dim, dim=-1)
+    dv = r1 * a + r2 * z1 * slope
+    dz = torch.cat([r2 * v * slope, v * (r1 * slope + r2 * z1 * bend)], dim=-1)
+    dk = torch.cat([v * a, v * z1 * slope], dim=-1) @ j.mT + dz @ w.mT
+    dw1, dw2 = (dw + k.mT @ dz).sum(0).split(dim, dim=-1)
+    return (
+        _tokens_first(dq, dtype),
+        _tokens_first(dk, dtype),
+        _tokens_first(dv, dtype),
+        dw1.contiguous(),
+        dw2.contiguous(),
+    )

@@ -1,0 +1,7 @@
+"""Lets the tests of the kernels import the helper modules beside them, and the benchmarks."""
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parents[1] / 'tools' / 'benchmark')]
