@@ -250,9 +250,7 @@ def resolve_indices(indices: int | Sequence[int], num_layers: int) -> tuple[int,
     indices = [indices] if isinstance(indices, int) else list(indices)
     resolved = tuple(i + num_layers if i < 0 else i for i in indices)
     if not resolved or any(not 0 <= i < num_layers for i in resolved):
-        raise ValueError(
-            f'out_indices={indices}: choose from {-num_layers} to {num_layers - 1}.'
-        )
+        raise ValueError(f'out_indices={indices}: choose from {-num_layers} to {num_layers - 1}.')
     if list(resolved) != sorted(set(resolved)):
         raise ValueError(f'out_indices={indices}: give every block once, in ascending order.')
     return resolved

@@ -1,0 +1,307 @@
+"""H-ViT³, the four-stage Vision Test-Time Training backbone (vit3 Sec. 5 and 9, Tab. 12)."""
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+
+import torch
+import torch.nn.functional as F
+from mmcv.cnn import ConvModule, build_norm_layer
+from mmengine.model import BaseModule
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from mmvttt.registry import MODELS
+
+from ..layers import ViT3Block, rotation_2d
+from ..pretrained import PretrainedMixin
+from .base import OUT_TYPES, drop_path_rates, resolve_arch, resolve_indices
+
+_BN = dict(type='BN')
+_MIXER = dict(type='mmvttt.ViT3Mixer')
+_MLP_RATIO = 4
+_NORM_EPS = 1e-5
+
+
+class Stem(nn.Sequential):
+    """Five convolutions from an image to a map of a quarter of its sides, padded to whole cells.
+
+    Args:
+        in_channels: Channels of the image.
+        embed_dims: Channels C of the map.
+        norm_cfg: Norm after each convolution.
+    """
+
+    def __init__(self, in_channels: int, embed_dims: int, norm_cfg: Mapping) -> None:
+        half, wide = embed_dims // 2, 4 * embed_dims
+        common = dict(norm_cfg=norm_cfg, bias=False)
+        super().__init__(
+            ConvModule(in_channels, half, 3, stride=2, padding=1, **common),
+            ConvModule(half, half, 3, padding=1, **common),
+            ConvModule(half, half, 3, padding=1, **common),
+            ConvModule(half, wide, 3, stride=2, padding=1, **common),
+            ConvModule(wide, embed_dims, 1, act_cfg=None, **common),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`(B, in_channels, H, W)` → `(B, C, ⌈H/4⌉, ⌈W/4⌉)`."""
+        return super().forward(_pad_to_multiple(x, 4))
+
+
+class Downsample(nn.Module):
+    """Widens, halves the sides by a depth-wise convolution, and narrows to the next stage.
+
+    Args:
+        in_channels: Channels of the stage before.
+        out_channels: Channels C of the stage after; in between there are 4 C.
+        norm_cfg: Norm after the last convolution.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, norm_cfg: Mapping) -> None:
+        super().__init__()
+        wide = 4 * out_channels
+        self.widen = nn.Conv2d(in_channels, wide, 1)
+        self.halve = nn.Conv2d(wide, wide, 3, stride=2, padding=1, groups=wide)
+        self.narrow = nn.Conv2d(wide, out_channels, 1)
+        self.norm = build_norm_layer(norm_cfg, out_channels)[1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`(B, C', h, w)` → `(B, C, ⌈h/2⌉, ⌈w/2⌉)`; odd sides are padded at the end."""
+        x = self.widen(_pad_to_multiple(x, 2)).relu()
+        return self.norm(self.narrow(self.halve(x).relu()))
+
+
+class Stage(nn.Module):
+    """A downsampling (but in the first stage) and the blocks of one resolution.
+
+    Args:
+        embed_dims: Channels C.
+        num_heads: Gated heads of the mixers.
+        drop_path_rates: Stochastic depth of every block.
+        downsample: The module in front of the blocks.
+        with_cp: Recompute the blocks in the backward pass (non-reentrant checkpointing).
+    """
+
+    def __init__(
+        self,
+        embed_dims: int,
+        num_heads: int,
+        drop_path_rates: Sequence[float],
+        downsample: Downsample | None,
+        with_cp: bool,
+    ) -> None:
+        super().__init__()
+        self.embed_dims = embed_dims
+        self.with_cp = with_cp
+        self.downsample = downsample
+        self.blocks = nn.ModuleList(
+            ViT3Block(
+                embed_dims,
+                num_heads,
+                _MLP_RATIO * embed_dims,
+                mixer=_MIXER,
+                dwconv=True,
+                drop_path=rate,
+                norm_eps=_NORM_EPS,
+            )
+            for rate in drop_path_rates
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map of the stage before (or of the stem) → map `(B, C, h, w)`, channels last."""
+        if self.downsample is not None:
+            x = self.downsample(x)
+        hw = (x.shape[2], x.shape[3])
+        exact = torch.promote_types(x.dtype, torch.float32)
+        rotation = rotation_2d(hw, self.embed_dims, device=x.device, dtype=exact)
+        # Contiguous: sums take the layout of their first operand, and carry it through the blocks.
+        x = x.flatten(2).transpose(1, 2).contiguous()
+        for block in self.blocks:
+            if self.with_cp and torch.is_grad_enabled():
+                x = checkpoint(block, x, hw, rotation, use_reentrant=False)
+            else:
+                x = block(x, hw, rotation)
+        return x.transpose(1, 2).unflatten(2, hw)
+
+
+@MODELS.register_module()
+class HViT3(PretrainedMixin, BaseModule):
+    """H-ViT³-T/S/B: four stages at strides 4, 8, 16 and 32, linear in the number of pixels.
+
+    An image of any size is padded at the right and the bottom to multiples of 4, and so is a map
+    of odd sides before it is halved: stage s has ⌈H / s⌉ × ⌈W / s⌉ cells. The rotary positions are
+    made for the size at hand.
+
+    Args:
+        arch: 'tiny', 'small', 'base', or a dict with `embed_dims`, `depths` and `num_heads`, a
+            number for each stage.
+        out_type: 'featmap' returns maps `(B, C_i, h_i, w_i)`, with a LayerNorm each, for detection
+            and segmentation; 'pooled' the mean `(B, C)` of the last one after a BatchNorm, for a
+            classification head.
+        out_indices: Stages whose maps are returned. Default: all; the last one if pooled.
+        drop_path_rate: Stochastic depth of the last block, rising linearly from 0 at the first.
+        norm_cfg: Norms of the stem and of the downsampling, and of the pooled output. Detection
+            with few images per GPU asks for `SyncBN`, or `BN` in frozen stages, or `GN`.
+        in_channels: Channels of the image.
+        frozen_stages: −1 trains everything, 0 freezes the stem, n the stem and the first n stages
+            with the norms of their outputs.
+        with_cp: Recompute the blocks in the backward pass (non-reentrant checkpointing).
+        init_cfg: mmengine's; `dict(type='Pretrained', checkpoint=…, prefix='backbone.')` loads
+            weights, reports matched, missing and unexpected keys, and fails where nothing matched.
+
+    Raises:
+        ValueError: If an option is not one of those named here.
+    """
+
+    arch_zoo: Mapping[str, Mapping[str, Sequence[int]]] = {
+        'tiny': dict(embed_dims=(64, 128, 320, 512), depths=(1, 3, 9, 4), num_heads=(2, 4, 10, 16)),
+        'small': dict(
+            embed_dims=(64, 128, 320, 512), depths=(2, 6, 18, 8), num_heads=(2, 4, 10, 16)
+        ),
+        'base': dict(
+            embed_dims=(96, 192, 448, 640), depths=(2, 6, 18, 8), num_heads=(3, 6, 14, 20)
+        ),
+    }
+
+    def __init__(
+        self,
+        arch: str | Mapping[str, Sequence[int]] = 'tiny',
+        out_type: str = 'featmap',
+        out_indices: int | Sequence[int] | None = None,
+        drop_path_rate: float = 0.0,
+        norm_cfg: Mapping = _BN,
+        in_channels: int = 3,
+        frozen_stages: int = -1,
+        with_cp: bool = False,
+        init_cfg: dict | list[dict] | None = None,
+    ) -> None:
+        super().__init__(init_cfg)
+        arch = resolve_arch(arch, self.arch_zoo, type(self).__name__)
+        dims, depths, heads = (tuple(arch[k]) for k in ('embed_dims', 'depths', 'num_heads'))
+        last = len(dims) - 1
+        if not len(dims) == len(depths) == len(heads):
+            raise ValueError(f'The arch needs one number for each stage in every entry: {arch}.')
+        if out_type not in OUT_TYPES:
+            raise ValueError(f'out_type={out_type!r}: choose one of {OUT_TYPES}.')
+        if out_indices is None:
+            out_indices = last if out_type == 'pooled' else range(last + 1)
+        self.out_indices = resolve_indices(out_indices, last + 1)
+        if out_type == 'pooled' and self.out_indices != (last,):
+            raise ValueError(
+                f"out_type='pooled' returns the mean of the last stage, {last}, not of "
+                f"{self.out_indices}: leave out_indices out, or choose out_type='featmap'."
+            )
+        if not -1 <= frozen_stages <= last + 1:
+            raise ValueError(
+                f'frozen_stages={frozen_stages}: choose −1 (train all) to {last + 1} (freeze all).'
+            )
+        self.embed_dims = dims
+        self.depths = depths
+        self.in_channels = in_channels
+        self.out_type = out_type
+        self.frozen_stages = frozen_stages
+
+        rates = drop_path_rates(drop_path_rate, sum(depths))
+        self.stem = Stem(in_channels, dims[0], norm_cfg)
+        self.stages = nn.ModuleList(
+            Stage(
+                dims[s],
+                heads[s],
+                rates[end - depths[s] : end],
+                Downsample(dims[s - 1], dims[s], norm_cfg) if s else None,
+                with_cp,
+            )
+            for s, end in enumerate(accumulate(depths))
+        )
+        if out_type == 'pooled':
+            # The BatchNorm of tokens `(B, C, N)` has another name than that of maps.
+            one_d = norm_cfg['type'] in ('BN', 'BN2d')
+            norm_cfg = dict(norm_cfg, type='BN1d') if one_d else norm_cfg
+            self.norm = build_norm_layer(norm_cfg, dims[-1])[1]
+        else:
+            self.norms = nn.ModuleDict(
+                {str(i): nn.LayerNorm(dims[i], eps=_NORM_EPS) for i in self.out_indices}
+            )
+        self.train(self.training)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Image `(B, in_channels, H, W)` → one output for each of `out_indices`.
+
+        Maps `(B, C_i, ⌈H/s⌉, ⌈W/s⌉)`, s = 4, 8, 16, 32, or with `out_type='pooled'` a feature
+        `(B, C)`.
+
+        Raises:
+            ValueError: If the image has other channels or no pixels, or if it is a single one in
+                training and a map of it shrinks to one cell.
+        """
+        if x.dim() != 4 or x.shape[1] != self.in_channels or 0 in x.shape:
+            raise ValueError(
+                f'{type(self).__name__} takes images (B, {self.in_channels}, H, W), got '
+                f'{tuple(x.shape)}: convert the images or set in_channels.'
+            )
+        self._check_statistics(x)
+        x = self.stem(x)
+        outs = []
+        for i in range(max(self.out_indices) + 1):
+            x = self.stages[i](x)
+            if i in self.out_indices:
+                outs.append(self._pool(x) if self.out_type == 'pooled' else self._norm_map(i, x))
+        return tuple(outs)
+
+    def _check_statistics(self, x: Tensor) -> None:
+        stride = 4 << max(self.out_indices)
+        cells = x.shape[0] * -(-x.shape[2] // stride) * -(-x.shape[3] // stride)
+        batch_norms = (nn.BatchNorm1d, nn.BatchNorm2d)
+        if cells == 1 and any(isinstance(m, batch_norms) and m.training for m in self.modules()):
+            raise ValueError(
+                f'A single image of {x.shape[2]}×{x.shape[3]} pixels is one cell at stride '
+                f'{stride}, of which BatchNorm has no statistics to train with: give more or '
+                "larger images, or another norm_cfg, such as dict(type='GN', num_groups=32)."
+            )
+
+    def _pool(self, x: Tensor) -> Tensor:
+        return self.norm(x.flatten(2)).mean(-1)
+
+    def _norm_map(self, index: int, x: Tensor) -> Tensor:
+        return self.norms[str(index)](x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+    def train(self, mode: bool = True) -> 'HViT3':
+        """Sets the mode; what is frozen stays in evaluation mode and without gradients."""
+        super().train(mode)
+        if self.frozen_stages >= 0:
+            frozen = [self.stem, *self.stages[: self.frozen_stages]]
+            if self.out_type == 'featmap':
+                frozen += [m for i, m in self.norms.items() if int(i) < self.frozen_stages]
+            elif self.frozen_stages == len(self.stages):
+                frozen.append(self.norm)
+            for module in frozen:
+                module.eval().requires_grad_(False)
+        return self
+
+    def get_layer_depth(self, param_name: str, prefix: str = '') -> tuple[int, int]:
+        """Layer of a parameter for layer-wise learning rates (mmpretrain's protocol).
+
+        Args:
+            param_name: The full name, e.g. `backbone.stages.2.blocks.0.norm1.weight`.
+            prefix: What precedes the backbone's own names, e.g. `backbone.`.
+
+        Returns:
+            `(layer, number of layers)`: 0 for the stem, one layer for each block, with the
+            downsampling in the layer of the block behind it, and the last for the norms of the
+            outputs and everything outside of the backbone.
+        """
+        total = sum(self.depths) + 2
+        if not param_name.startswith(prefix):
+            return total - 1, total
+        head, *rest = param_name[len(prefix) :].split('.')
+        if head == 'stem':
+            return 0, total
+        if head != 'stages':
+            return total - 1, total
+        stage, kind, index = int(rest[0]), rest[1], rest[2]
+        return 1 + sum(self.depths[:stage]) + (int(index) if kind == 'blocks' else 0), total
+
+
+def _pad_to_multiple(x: Tensor, multiple: int) -> Tensor:
+    """Zeros at the right and the bottom, up to the next multiple of both sides."""
+    right, bottom = -x.shape[3] % multiple, -x.shape[2] % multiple
+    return F.pad(x, (0, right, 0, bottom)) if right or bottom else x

@@ -1,0 +1,68 @@
+"""MESA for mmpretrain: an averaged copy of the classifier teaches it (ViT³ Sec. 5.1 and Tab. 5)."""
+
+import copy
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from mmpretrain.models import ImageClassifier
+from mmpretrain.structures import DataSample
+from torch import Tensor, nn
+
+
+class MESAClassifier(ImageClassifier):
+    """An `ImageClassifier` that also learns the predictions of its own moving average.
+
+    The loss grows by `mesa_weight · CE(student, softmax(teacher))`, on the same augmented images,
+    once `mmvttt.MESAHook` says so; the hook moves the teacher too. Names of backbone and head are
+    those of an `ImageClassifier`, so that a checkpoint of one loads in the other; the teacher's
+    begin with `teacher.`.
+
+    Args:
+        mesa_weight: λ: 1.0, 1.5, 2.0 for H-ViT³-T/S/B.
+        kwargs: Those of `ImageClassifier`.
+    """
+
+    def __init__(self, mesa_weight: float = 1.0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.mesa_weight = mesa_weight
+        self.distilling = False
+        parts = {name: getattr(self, name) for name in ('backbone', 'neck', 'head')}
+        self.teacher = nn.ModuleDict(
+            {name: copy.deepcopy(part) for name, part in parts.items() if part is not None}
+        )
+        self.teacher.requires_grad_(False)
+
+    def train(self, mode: bool = True) -> 'MESAClassifier':
+        """Sets the mode of the student; the teacher evaluates."""
+        super().train(mode)
+        self.teacher.eval()
+        return self
+
+    def loss(self, inputs: Tensor, data_samples: list[DataSample]) -> dict[str, Tensor]:
+        """Images `(B, 3, H, W)` → the head's losses, and `loss_mesa` while distilling."""
+        feats = self.extract_feat(inputs)
+        losses = self.head.loss(feats, data_samples)
+        if self.distilling:
+            target = self.teacher_scores(inputs).softmax(-1)
+            loss = F.cross_entropy(self.head(feats), target)
+            losses['loss_mesa'] = self.mesa_weight * loss
+        return losses
+
+    @torch.no_grad()
+    def teacher_scores(self, inputs: Tensor) -> Tensor:
+        """Images `(B, 3, H, W)` → the teacher's scores `(B, classes)`."""
+        x = inputs
+        for part in self.teacher.values():
+            x = part(x)
+        return x
+
+    @torch.no_grad()
+    def update_teacher(self, decay: float) -> None:
+        """teacher ← decay · teacher + (1 − decay) · student, buffers too; 0 copies the student."""
+        student = self.state_dict()
+        for name, value in self.teacher.state_dict().items():
+            if value.is_floating_point():
+                value.lerp_(student[name], 1 - decay)
+            else:
+                value.copy_(student[name])

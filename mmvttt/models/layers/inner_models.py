@@ -1,0 +1,185 @@
+"""The inner models of ViT³'s design space: what each head trains at test time (vit3 Tab. 4, 6)."""
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ttt_kernels import ttt_dwconv, ttt_glu
+
+Weights = Mapping[str, Tensor]
+
+
+class InnerModel(nn.Module):
+    """A function of d channels with weights of its own in every head, and their starting values.
+
+    Parameters are `(H, …)`: matrices `(H, d_in, d_out)` of row vectors, full convolutions
+    `(H, d_out, d_in, 3, 3)`, depth-wise ones `(H, d, 3, 3)`. A subclass says in `call` what it
+    computes with the weights of one head; `fused` is an op for one full-batch step of 1.0 on the
+    dot loss, where there is one.
+    """
+
+    # Whether a token's output depends on its neighbours.
+    spatial = False
+    fused = None
+
+    def __init__(self, num_heads: int, **shapes: tuple[int, ...]) -> None:
+        super().__init__()
+        for name, shape in shapes.items():
+            weight = nn.Parameter(torch.empty(num_heads, *shape))
+            nn.init.trunc_normal_(weight, std=0.02)
+            self.register_parameter(name, weight)
+
+    def call(self, w: Weights, x: Tensor, hw: tuple[int, int]) -> Tensor:
+        """The function of one head: `(N, d)` tokens of an `(h, w)` map → `(N, d)`."""
+        raise NotImplementedError
+
+
+class FC(InnerModel):
+    """x W."""
+
+    def __init__(self, num_heads: int, head_dims: int) -> None:
+        super().__init__(num_heads, w1=(head_dims, head_dims))
+
+    def call(self, w: Weights, x: Tensor, hw: tuple[int, int]) -> Tensor:
+        return x @ w['w1']
+
+
+class SiLUFC(FC):
+    """silu(x W)."""
+
+    def call(self, w: Weights, x: Tensor, hw: tuple[int, int]) -> Tensor:
+        return F.silu(super().call(w, x, hw))
+
+
+class MLP(InnerModel):
+    """silu(… silu(x W1) …) Wl.
+
+    Args:
+        ratio: Width of the hidden layers as a multiple of d.
+        depth: Layers l, at least 2.
+        residual: None; 'input' adds x to the output; 'weight' adds the identity to Wl (Tab. 6).
+        identity_init: Whether Wl starts as the identity (Tab. 6).
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_dims: int,
+        ratio: float = 1,
+        depth: int = 2,
+        residual: str | None = None,
+        identity_init: bool = False,
+    ) -> None:
+        hidden = int(head_dims * ratio)
+        if depth < 2 or hidden < 1:
+            raise ValueError(
+                f'MLP(ratio={ratio}, depth={depth}): give 2 or more layers (one is FC) and a '
+                'positive ratio.'
+            )
+        if residual not in {None, 'input', 'weight'}:
+            raise ValueError(f"residual={residual!r}: choose None, 'input' or 'weight'.")
+        if hidden != head_dims and (identity_init or residual == 'weight'):
+            raise ValueError(f'ratio={ratio}: an identity as the last layer needs ratio=1.')
+        widths = [head_dims, *[hidden] * (depth - 1), head_dims]
+        super().__init__(num_heads, **{f'w{i + 1}': widths[i : i + 2] for i in range(depth)})
+        self.depth = depth
+        self.residual = residual
+        if identity_init:
+            with torch.no_grad():
+                self.get_parameter(f'w{depth}').copy_(torch.eye(head_dims))
+
+    def call(self, w: Weights, x: Tensor, hw: tuple[int, int]) -> Tensor:
+        y = x
+        for i in range(1, self.depth):
+            y = F.silu(y @ w[f'w{i}'])
+        out = y @ w[f'w{self.depth}']
+        if self.residual is None:
+            return out
+        return out + (x if self.residual == 'input' else y)
+
+
+class GatedFC(InnerModel):
+    """(x W1) ⊙ silu(x W2), the gated heads of ViT³."""
+
+    def __init__(self, num_heads: int, head_dims: int) -> None:
+        super().__init__(num_heads, w1=(head_dims, head_dims), w2=(head_dims, head_dims))
+
+    def call(self, w: Weights, x: Tensor, hw: tuple[int, int]) -> Tensor:
+        return (x @ w['w1']) * F.silu(x @ w['w2'])
+
+    def fused(
+        self, w: Weights, q: Tensor, k: Tensor, v: Tensor, hw: tuple[int, int], **options
+    ) -> Tensor:
+        """`q, k, v: (B, N, H, d)` → `(B, N, H, d)`, all heads in one kernel."""
+        return ttt_glu(q, k, v, w['w1'], w['w2'], **options)
+
+
+class SwiGLU(InnerModel):
+    """(silu(x W1) ⊙ x W2) W3."""
+
+    def __init__(self, num_heads: int, head_dims: int) -> None:
+        super().__init__(num_heads, **{f'w{i}': (head_dims, head_dims) for i in (1, 2, 3)})
+
+    def call(self, w: Weights, x: Tensor, hw: tuple[int, int]) -> Tensor:
+        return (F.silu(x @ w['w1']) * (x @ w['w2'])) @ w['w3']
+
+
+class Conv(InnerModel):
+    """A 3×3 convolution of the d channels of a head, zero padded."""
+
+    spatial = True
+
+    def __init__(self, num_heads: int, head_dims: int) -> None:
+        super().__init__(num_heads, w1=(head_dims, head_dims, 3, 3))
+
+    def call(self, w: Weights, x: Tensor, hw: tuple[int, int]) -> Tensor:
+        return torch.einsum('ncs,ocs->no', _neighbours(x, hw), w['w1'].flatten(2))
+
+
+class DWConv(InnerModel):
+    """A depth-wise 3×3 convolution, zero padded, the convolution head of ViT³."""
+
+    spatial = True
+
+    def __init__(self, num_heads: int, head_dims: int) -> None:
+        super().__init__(num_heads, w1=(head_dims, 3, 3))
+
+    def call(self, w: Weights, x: Tensor, hw: tuple[int, int]) -> Tensor:
+        return torch.einsum('ncs,cs->nc', _neighbours(x, hw), w['w1'].flatten(1))
+
+    def fused(
+        self, w: Weights, q: Tensor, k: Tensor, v: Tensor, hw: tuple[int, int], **options
+    ) -> Tensor:
+        """`q, k, v: (B, N, H, d)` → `(B, N, H, d)`; channels know nothing of heads here."""
+        out = ttt_dwconv(
+            q.flatten(2), k.flatten(2), v.flatten(2), w['w1'].flatten(0, 1), hw=hw, **options
+        )
+        return out.unflatten(2, q.shape[2:])
+
+
+INNER_MODELS: dict[str, type[InnerModel]] = {
+    cls.__name__: cls for cls in (FC, SiLUFC, MLP, GatedFC, SwiGLU, Conv, DWConv)
+}
+
+
+def build_inner_model(config: Mapping, num_heads: int, head_dims: int) -> InnerModel:
+    """An inner model from `dict(type=…)` and its options.
+
+    Raises:
+        ValueError: If the type is unknown.
+    """
+    options = dict(config)
+    name = options.pop('type', None)
+    if name not in INNER_MODELS:
+        raise ValueError(f'inner has type {name!r}: choose one of {list(INNER_MODELS)}.')
+    return INNER_MODELS[name](num_heads, head_dims, **options)
+
+
+def _neighbours(x: Tensor, hw: tuple[int, int]) -> Tensor:
+    """Each token's 3×3 neighbourhood, zeros outside of the map: `(h·w, d)` → `(h·w, d, 9)`."""
+    h, w = hw
+    image = F.pad(x.unflatten(0, hw), (0, 0, 1, 1, 1, 1))
+    shifts = [image[i : i + h, j : j + w] for i in range(3) for j in range(3)]
+    return torch.stack(shifts, dim=-1).flatten(0, 1)

@@ -1,0 +1,56 @@
+"""Rotary position of a token map: half of the channels turn with the row, half with the column."""
+
+import torch
+from torch import Tensor
+
+
+def rotation_2d(
+    hw: tuple[int, int],
+    channels: int,
+    base: float = 10000.0,
+    device: torch.device | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """The turns of every token of an `(h, w)` map, `(h·w, channels / 2)` unit complex numbers.
+
+    The first channels/4 turn by the row index times a frequency, the others by the column index;
+    frequency j of channels/4 is `base ** (−4j / channels)`. Made from the size at hand, so that no
+    image is too large for it.
+
+    Args:
+        hw: Size of the map.
+        channels: Channels C, a multiple of 4.
+        base: Base of the frequencies.
+        device: Where the angles are made.
+        dtype: Precision of the angles, fp32 or fp64.
+    """
+    if channels % 4:
+        raise ValueError(
+            f'Rotary positions of a map turn pairs of channels, half of them by the row: '
+            f'{channels} channels do not divide by 4.'
+        )
+    height, width = hw
+    place = dict(device=device, dtype=dtype)
+    frequencies = base ** -torch.arange(0, 1, 4 / channels, **place)
+    rows = torch.arange(height, **place)[:, None] * frequencies
+    columns = torch.arange(width, **place)[:, None] * frequencies
+    angles = torch.cat(
+        [
+            rows[:, None].expand(-1, width, -1),
+            columns[None].expand(height, -1, -1),
+        ],
+        dim=-1,
+    ).flatten(0, 1)
+    return torch.polar(torch.ones_like(angles), angles)
+
+
+def rotate(x: Tensor, rotation: Tensor) -> Tensor:
+    """Turns the pairs of neighbouring channels of `(B, N, …, C)` by `(N, C / 2)`, in fp32 or more.
+
+    Returns:
+        A contiguous tensor of the shape and dtype of `x`.
+    """
+    exact = x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(-1, (-1, 2))
+    rotation = rotation.unflatten(0, (-1, *[1] * (x.dim() - 3)))
+    turned = torch.view_as_complex(exact.contiguous()) * rotation
+    return torch.view_as_real(turned).flatten(-2).to(x.dtype)

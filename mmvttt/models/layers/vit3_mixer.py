@@ -1,0 +1,87 @@
+"""ViT³'s token mixer: gated heads and one depth-wise convolution head (vit3 Sec. 5 and 9)."""
+
+import torch
+from torch import Tensor, nn
+
+from mmvttt.registry import MODELS
+from ttt_kernels import ttt_dwconv, ttt_glu
+
+from .rope import rotate
+
+
+@MODELS.register_module()
+class ViT3Mixer(nn.Module):
+    """Mixes tokens by one full-batch step of 1.0 of two kinds of small models on (K, V).
+
+    H heads train `f(x) = (x W1) ⊙ silu(x W2)`, one more head trains a depth-wise 3×3 convolution,
+    all on the dot product with V, every gradient divided by its norm plus one. The trained models
+    read Q; their outputs, C + d channels, are projected back to C.
+
+    Args:
+        embed_dims: Channels C of the tokens.
+        num_heads: Gated heads H of d = C / H channels; the convolution head comes on top.
+        scale: Factor s of the inner loss −(s / N)·Σ f(K)·V, the same in both kinds of heads.
+
+    Raises:
+        ValueError: If C does not divide into H heads.
+    """
+
+    def __init__(self, embed_dims: int, num_heads: int, scale: float = 1 / 3) -> None:
+        super().__init__()
+        self.head_dims = checked_head_dims(embed_dims, num_heads)
+        self.embed_dims = embed_dims
+        self.num_heads = num_heads
+        self.scale = scale
+        head = self.head_dims
+        # q, k, v of the gated heads (C each), then those of the convolution head (d each).
+        self.qkv = nn.Linear(embed_dims, 3 * embed_dims + 3 * head)
+        self.proj = nn.Linear(embed_dims + head, embed_dims)
+        self.w1 = nn.Parameter(torch.empty(num_heads, head, head))
+        self.w2 = nn.Parameter(torch.empty(num_heads, head, head))
+        self.w3 = nn.Parameter(torch.empty(head, 3, 3))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Truncated normal 0.02 for all matrices and kernels, 0 for the biases."""
+        for weight in (self.qkv.weight, self.proj.weight, self.w1, self.w2, self.w3):
+            nn.init.trunc_normal_(weight, std=0.02)
+        nn.init.zeros_(self.qkv.bias)
+        nn.init.zeros_(self.proj.bias)
+
+    def forward(self, x: Tensor, hw: tuple[int, int], rotation: Tensor | None = None) -> Tensor:
+        """Normed tokens `(B, h·w, C)` of an `(h, w)` map → mixed tokens `(B, h·w, C)`.
+
+        Args:
+            x: The tokens.
+            hw: Size of the map.
+            rotation: `(h·w, C / 2)` of `rotation_2d`: turns q and k of the gated heads.
+        """
+        gated, local = self.qkv(x).split([3 * self.embed_dims, 3 * self.head_dims], dim=-1)
+        gated = gated.unflatten(-1, (3, self.embed_dims))
+        q, k, v = gated.unbind(2)
+        if rotation is not None:
+            q, k = rotate(gated[:, :, :2], rotation).unbind(2)
+        q, k, v = (y.unflatten(-1, (self.num_heads, self.head_dims)) for y in (q, k, v))
+        w1, w2, w3 = (at_least_fp32(w) for w in (self.w1, self.w2, self.w3))
+        out = ttt_glu(q, k, v, w1, w2, scale=self.scale).flatten(2)
+        q, k, v = local.chunk(3, dim=-1)
+        return self.proj(torch.cat([out, ttt_dwconv(q, k, v, w3, hw=hw, scale=self.scale)], dim=-1))
+
+
+def checked_head_dims(embed_dims: int, num_heads: int) -> int:
+    """Channels of one head.
+
+    Raises:
+        ValueError: If the channels do not divide into the heads.
+    """
+    if num_heads < 1 or embed_dims % num_heads:
+        raise ValueError(
+            f'embed_dims={embed_dims} does not divide into num_heads={num_heads}: '
+            'choose a number of heads that divides the channels.'
+        )
+    return embed_dims // num_heads
+
+
+def at_least_fp32(x: Tensor) -> Tensor:
+    """The inner models train in fp32, whatever the activations are; fp64 stays fp64."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -1,0 +1,257 @@
+"""ViT³'s design space: parameter counts, losses and their derivatives, the fused points."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import grad
+
+from mmvttt.models.backbones import ViT3
+from mmvttt.models.layers import TTTMixer
+from mmvttt.models.layers.inner_losses import INNER_LOSSES
+
+HW = (5, 7)
+EVERY_INNER = [
+    dict(type='FC'),
+    dict(type='MLP', ratio=2),
+    dict(type='MLP', depth=3, residual='input'),
+    dict(type='MLP', residual='weight'),
+    dict(type='SiLUFC'),
+    dict(type='GatedFC'),
+    dict(type='SwiGLU'),
+    dict(type='Conv'),
+    dict(type='DWConv'),
+]
+
+
+def mixer(inner: dict, **kwargs) -> TTTMixer:
+    """In fp64, with weights large enough for the step to matter."""
+    torch.manual_seed(0)
+    module = TTTMixer(16, 2, inner, **kwargs).double()
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    return module
+
+
+def tokens(count: int = HW[0] * HW[1]) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(2, count, 16, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ('inner', 'params'),
+    [
+        (dict(type='FC'), 23.2),
+        (dict(type='MLP', ratio=1), 23.5),
+        (dict(type='MLP', ratio=2), 24.1),
+        (dict(type='MLP', ratio=3), 24.7),
+        (dict(type='MLP', ratio=4), 25.2),
+        (dict(type='MLP', depth=3), 23.8),
+        (dict(type='SiLUFC'), 23.2),
+        (dict(type='SwiGLU'), 23.8),
+        (dict(type='GatedFC'), 23.5),
+        (dict(type='Conv'), 25.5),
+        (dict(type='DWConv'), 22.9),
+    ],
+)
+def test_parameters_of_tab_4_on_a_deit_s_body(inner: dict, params: float) -> None:
+    config = dict(type='mmvttt.TTTMixer', inner=inner, key_position=(14, 14))
+    with torch.device('meta'):
+        model = ViT3('small', mixer=config, cpe=False)
+    head = (model.embed_dims + 1) * 1000
+    assert round((sum(p.numel() for p in model.parameters()) + head) / 1e6, 1) == params
+
+
+@pytest.mark.parametrize('inner', EVERY_INNER, ids=lambda i: '-'.join(map(str, i.values())))
+def test_every_inner_model_trains_and_lets_gradients_through(inner: dict) -> None:
+    module = mixer(inner)
+    module.fused = False
+    module(tokens(), HW).square().sum().backward()
+    silent = [n for n, p in module.named_parameters() if p.grad is None or not p.grad.any()]
+    assert not silent
+
+
+@pytest.mark.parametrize('damping', [False, True])
+@pytest.mark.parametrize('kind', ['GatedFC', 'DWConv'])
+def test_the_fused_points_equal_the_definition(kind: str, damping: bool) -> None:
+    results = []
+    for fused in (True, False):
+        module = mixer(dict(type=kind), damping=damping, scale=1 / 3)
+        assert module.fused
+        module.fused = fused
+        x = tokens().requires_grad_()
+        out = module(x, HW)
+        out.square().sum().backward()
+        results.append([out, x.grad, *(p.grad for p in module.parameters())])
+    for one, other in zip(*results, strict=True):
+        # fp64: what is left is rounding.
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ('inner', 'options'),
+    [
+        (dict(type='FC'), {}),
+        (dict(type='GatedFC'), dict(loss='l2')),
+        (dict(type='GatedFC'), dict(num_batches=2)),
+        (dict(type='DWConv'), dict(epochs=2)),
+        (dict(type='DWConv'), dict(step=0.5)),
+        (dict(type='GatedFC'), dict(step='dynamic')),
+    ],
+)
+def test_other_points_are_not_fused(inner: dict, options: dict) -> None:
+    assert not mixer(inner, **options).fused
+
+
+def test_fc_with_the_dot_loss_is_linear_attention() -> None:
+    """Eq. 4: Q (W + s/N · KᵀV)."""
+    module = mixer(dict(type='FC'))
+    x = tokens()
+    q, k, v = (y.unflatten(-1, (2, 8)).transpose(1, 2) for y in module.qkv(x).chunk(3, -1))
+    weight = module.inner.w1 + k.mT @ v / (len(x[0]) * math.sqrt(8))
+    expected = module.proj((q @ weight).transpose(1, 2).flatten(2))
+    torch.testing.assert_close(module(x, HW), expected)
+
+
+def test_l2_step_of_fc_is_eq_7() -> None:
+    """η·Kᵀ(KW − V), with the mean over tokens and 1/√d of Eq. 10."""
+    module = mixer(dict(type='FC'), loss='l2', step=0.7)
+    k, v = torch.randn(2, 35, 8, dtype=torch.float64)
+    w = module.inner.w1[0].detach()
+    trained = module.train_inner({'w1': w}, k, v, torch.ones(35, dtype=torch.float64), HW)['w1']
+    expected = w - 0.7 * k.mT @ (k @ w - v) / (35 * math.sqrt(8))
+    torch.testing.assert_close(trained, expected)
+
+
+def test_mini_batches_and_epochs_are_steps_in_order() -> None:
+    """Tab. 2: B = N/3 takes three steps, each at the weights that the last one left."""
+    module = mixer(dict(type='FC'), loss='l2', num_batches=3, epochs=2)
+    k, v = torch.randn(2, 35, 8, dtype=torch.float64)
+    w = module.inner.w1[0].detach()
+    trained = module.train_inner({'w1': w}, k, v, torch.ones(35, dtype=torch.float64), HW)['w1']
+    for batch in [slice(0, 12), slice(12, 24), slice(24, 35)] * 2:
+        kb, vb = k[batch], v[batch]
+        w = w - kb.mT @ (kb @ w - vb) / (len(kb) * math.sqrt(8))
+    torch.testing.assert_close(trained, w)
+
+
+def test_dynamic_step_weighs_tokens() -> None:
+    module = mixer(dict(type='FC'), step='dynamic')
+    x = tokens()
+    q, k, v = (y.unflatten(-1, (2, 8)).transpose(1, 2) for y in module.qkv(x).chunk(3, -1))
+    eta = module.eta(x).sigmoid().transpose(1, 2).unsqueeze(-1)
+    weight = module.inner.w1 + k.mT @ (eta * v) / (len(x[0]) * math.sqrt(8))
+    expected = module.proj((q @ weight).transpose(1, 2).flatten(2))
+    torch.testing.assert_close(module(x, HW), expected)
+
+
+def test_convolutions_are_torchs() -> None:
+    x = torch.randn(35, 8, dtype=torch.float64)
+    image = x.T.reshape(1, 8, *HW)
+    for kind in ('Conv', 'DWConv'):
+        inner = mixer(dict(type=kind)).inner
+        weight = inner.w1[0]
+        full = weight if kind == 'Conv' else weight[:, None]
+        groups = 1 if kind == 'Conv' else 8
+        expected = nn.functional.conv2d(image, full, padding=1, groups=groups)[0].flatten(1).T
+        torch.testing.assert_close(inner.call({'w1': weight}, x, HW), expected)
+
+
+def test_identity_initialisation_of_tab_6() -> None:
+    inner = TTTMixer(16, 2, dict(type='MLP', identity_init=True)).inner
+    torch.testing.assert_close(inner.w2[1], torch.eye(8))
+    assert inner.w1.std().item() == pytest.approx(0.02, rel=0.3)
+
+
+def test_damping_is_per_output_channel() -> None:
+    module = mixer(dict(type='GatedFC'), damping=True)
+    matrix = torch.tensor([[3.0, 0.0], [4.0, 1.0]])
+    torch.testing.assert_close(module._damped(matrix), torch.tensor([[0.5, 0.0], [4 / 6, 0.5]]))
+    kernels = torch.stack([torch.ones(3, 3), torch.zeros(3, 3)])
+    torch.testing.assert_close(module._damped(kernels), kernels / 4)
+    full = torch.ones(2, 1, 3, 3)
+    torch.testing.assert_close(module._damped(full), full / 4)
+
+
+def formulas(p: Tensor, v: Tensor, s: float) -> dict[str, tuple[Tensor, Tensor]]:
+    """∂L/∂V̂ and ∂²L/∂V̂∂V (its diagonal) of Eq. 8–17, with s for 1/√d."""
+    c, diff = s / len(p), p - v
+    root = (c * diff.square().sum()).sqrt()
+    inside = (diff.abs() < 1).to(p.dtype)
+    one = torch.ones_like(p)
+    return {
+        'dot': (-c * v, -c * one),
+        'l2': (c * diff, -c * one),
+        'rmse': (c * diff / root, -c / root + c**2 * diff.square() / root**3),
+        'l1': (c * diff.sign(), 0 * one),
+        'smooth_l1': (c * torch.where(inside == 1, diff, diff.sign()), -c * inside),
+    }
+
+
+@pytest.mark.parametrize('loss', INNER_LOSSES)
+def test_derivatives_of_each_loss(loss: str) -> None:
+    torch.manual_seed(0)
+    p, v = 2 * torch.randn(2, 6, 8, dtype=torch.float64)
+    s = 8**-0.5
+    first, mixed = formulas(p, v, s)[loss]
+    slope = grad(INNER_LOSSES[loss])
+    torch.testing.assert_close(slope(p, v, s), first)
+    jacobian = torch.func.jacrev(lambda v: slope(p, v, s))(v).reshape(48, 48)
+    torch.testing.assert_close(jacobian.diagonal().view(6, 8), mixed)
+
+
+def test_l1_gives_the_values_no_gradient() -> None:
+    """Insight 1: the mixed derivative of L1 vanishes, so nothing reaches W_V; with L2 it does."""
+    values = slice(32, 48)
+    for loss, reached in (('l1', False), ('l2', True)):
+        module = mixer(dict(type='MLP'), loss=loss)
+        module(tokens(), HW).square().sum().backward()
+        assert module.qkv.weight.grad[values].any() == reached
+        assert module.qkv.weight.grad[:32].any()
+
+
+def test_rmse_of_a_perfect_prediction_has_no_gradient() -> None:
+    p = torch.randn(3, 4)
+    assert not grad(INNER_LOSSES['rmse'])(p, p.clone(), 0.5).any()
+
+
+@pytest.mark.parametrize(('count', 'hw'), [(1, (1, 1)), (2, (1, 2)), (15, (3, 5)), (52, (4, 13))])
+@pytest.mark.parametrize('kind', ['MLP', 'Conv', 'GatedFC'])
+def test_few_tokens(count: int, hw: tuple[int, int], kind: str) -> None:
+    module = mixer(dict(type=kind), num_batches=4)
+    assert module(tokens(count), hw).isfinite().all()
+
+
+def test_other_sizes_than_the_key_position_and_bf16() -> None:
+    module = TTTMixer(16, 2, dict(type='SwiGLU'), key_position=(3, 4))
+    x = tokens().float()
+    with torch.autocast('cpu', torch.bfloat16):
+        out = module(x, HW)
+    assert out.dtype == torch.bfloat16
+    # 8 bits of mantissa, a few roundings, outputs far below 1.
+    torch.testing.assert_close(out.float(), module(x, HW), rtol=0.05, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ('kwargs', 'named'),
+    [
+        (dict(inner=dict(type='LSTM')), ['LSTM', 'GatedFC', 'DWConv']),
+        (dict(inner=dict(type='MLP', depth=1)), ['depth=1', 'FC']),
+        (dict(inner=dict(type='MLP', ratio=0)), ['ratio=0']),
+        (dict(inner=dict(type='MLP', residual='all')), ['all', 'input', 'weight']),
+        (dict(inner=dict(type='MLP', ratio=2, identity_init=True)), ['ratio=2', 'ratio=1']),
+        (dict(loss='huber'), ['huber', 'smooth_l1']),
+        (dict(num_batches=0), ['num_batches=0', '1 or more']),
+        (dict(epochs=0), ['epochs=0', '1 or more']),
+        (dict(step=0), ['step=0', 'dynamic']),
+        (dict(step='fast'), ['fast', 'dynamic']),
+        (dict(num_heads=3), ['16', '3']),
+    ],
+)
+def test_bad_options_are_named(kwargs: dict, named: list[str]) -> None:
+    options = {'embed_dims': 16, 'num_heads': 2, 'inner': dict(type='FC'), **kwargs}
+    with pytest.raises(ValueError) as error:  # noqa: PT011 - the text is checked below
+        TTTMixer(**options)
+    for text in named:
+        assert text in str(error.value)

@@ -1,0 +1,236 @@
+"""H-ViT³ against the numbers of its paper and public code; sizes, norms, freezing, bad input."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from mmvttt.models.backbones import HViT3
+from mmvttt.registry import MODELS
+
+DIMS = (16, 32, 48, 64)
+REDUCED = dict(embed_dims=DIMS, depths=(1, 2, 1, 1), num_heads=(1, 2, 3, 4))
+CLASSES = 1000
+GN = dict(type='GN', num_groups=8)
+
+
+def reduced(**kwargs) -> HViT3:
+    torch.manual_seed(0)
+    return HViT3(**{'arch': REDUCED, **kwargs})
+
+
+@pytest.mark.parametrize(
+    ('arch', 'params', 'flops', 'dense'),
+    [
+        ('tiny', 28.7036, 4.920, 28.19),
+        ('small', 54.3621, 8.760, 53.85),
+        ('base', 94.3693, 16.723, 93.73),
+    ],
+)
+def test_sizes_of_tab_5(arch: str, params: float, flops: float, dense: float) -> None:
+    with torch.device('meta'):
+        model, backbone = HViT3(arch, out_type='pooled').eval(), HViT3(arch)
+        images = torch.empty(1, 3, 224, 224)
+    head = model.embed_dims[-1] * CLASSES
+    count = sum(p.numel() for p in model.parameters()) + head + CLASSES
+    assert round(count / 1e6, 4) == params
+    assert round(sum(p.numel() for p in backbone.parameters()) / 1e6, 2) == dense
+    with FlopCounterMode(display=False) as counter:
+        model(images)
+    # The public count is 0.2 % to 0.3 % over our matrix products and convolutions.
+    assert counter.get_total_flops() / 2e9 + head / 1e9 == pytest.approx(flops, rel=0.005)
+
+
+@pytest.mark.parametrize('size', [(1, 1), (4, 31), (31, 31), (33, 64), (225, 333)])
+def test_any_image(size: tuple[int, int]) -> None:
+    model = reduced().eval()
+    with torch.no_grad():
+        outs = model(torch.randn(2, 3, *size))
+    for stride, channels, out in zip((4, 8, 16, 32), DIMS, outs, strict=True):
+        grid = (math.ceil(size[0] / stride), math.ceil(size[1] / stride))
+        assert out.shape == (2, channels, *grid)
+        assert out.isfinite().all()
+
+
+def test_no_buffer_knows_the_size_of_an_image() -> None:
+    buffers = {n.rpartition('.')[2] for n, _ in reduced().named_buffers()}
+    assert buffers == {'running_mean', 'running_var', 'num_batches_tracked'}
+
+
+def test_every_parameter_gets_a_gradient_and_checkpointing_changes_none() -> None:
+    x = torch.randn(2, 3, 70, 64)
+    grads = []
+    for with_cp in (False, True):
+        model = reduced(with_cp=with_cp)
+        sum(out.square().mean() for out in model(x)).backward()
+        grads.append({n: p.grad for n, p in model.named_parameters()})
+    assert all(g is not None and g.any() for g in grads[0].values())
+    for name, grad in grads[0].items():
+        torch.testing.assert_close(grad, grads[1][name], rtol=0, atol=0, msg=name)
+
+
+def test_pooled_is_the_mean_of_the_batch_normed_tokens() -> None:
+    model = reduced(out_type='pooled').eval()
+    nn.init.normal_(model.norm.running_mean)
+    dense = reduced().eval()
+    dense.load_state_dict(model.state_dict(), strict=False)
+    x = torch.randn(2, 3, 96, 64)
+    with torch.no_grad():
+        (pooled,) = model(x)
+        last = dense.stages[3](dense.stages[2](dense.stages[1](dense.stages[0](dense.stem(x)))))
+    mean = (last.mean((2, 3)) - model.norm.running_mean) / (1 + 1e-5) ** 0.5
+    torch.testing.assert_close(pooled, mean)
+
+
+def test_images_of_a_batch_are_independent_and_layout_does_not_matter() -> None:
+    model = reduced().eval()
+    x = torch.randn(2, 3, 64, 80)
+    with torch.no_grad():
+        together = model(x)
+        alone = [torch.cat(maps) for maps in zip(*(model(i[None]) for i in x), strict=True)]
+        channels_last = model(x.to(memory_format=torch.channels_last))
+    for a, b, c in zip(together, alone, channels_last, strict=True):
+        # fp32, another order of sums; the norms make outputs of size 1.
+        torch.testing.assert_close(a, b, rtol=0, atol=5e-5)
+        torch.testing.assert_close(a, c, rtol=0, atol=5e-5)
+
+
+def test_positions_turn_with_rows_and_columns() -> None:
+    """Without local convolutions only the rotary angles tell a map from its transpose."""
+    model = reduced().double().eval()
+    stage = model.stages[0]
+    for block in stage.blocks:
+        for conv in (block.cpe, block.mlp.dwconv):
+            nn.init.zeros_(conv.weight)
+        nn.init.zeros_(block.mixer.w3)
+        nn.init.normal_(block.mixer.w1, std=0.3)
+        nn.init.normal_(block.mixer.w2, std=0.3)
+        nn.init.normal_(block.mixer.qkv.weight, std=0.3)
+        with torch.no_grad():
+            block.mixer.proj.weight.normal_(std=0.3)[:, -block.mixer.head_dims :] = 0
+    x = torch.randn(1, 16, 6, 9, dtype=torch.float64)
+    assert not torch.allclose(stage(x).mT, stage(x.mT), atol=1e-6)
+
+
+@pytest.mark.parametrize('norm_cfg', [dict(type='SyncBN'), GN])
+def test_norm_cfg_reaches_stem_and_downsampling(norm_cfg: dict) -> None:
+    model = reduced(norm_cfg=norm_cfg)
+    kind = nn.SyncBatchNorm if norm_cfg['type'] == 'SyncBN' else nn.GroupNorm
+    assert sum(isinstance(m, kind) for m in model.modules()) == 5 + 3
+    assert not any(isinstance(m, nn.BatchNorm2d) for m in model.modules())
+    pooled = reduced(norm_cfg=norm_cfg, out_type='pooled').eval()
+    assert isinstance(pooled.norm, kind)
+    assert pooled(torch.randn(1, 3, 32, 32))[0].shape == (1, 64)
+
+
+@pytest.mark.parametrize('stages', [-1, 0, 2, 4])
+@pytest.mark.parametrize('out_type', ['featmap', 'pooled'])
+def test_frozen_stages(stages: int, out_type: str) -> None:
+    model = reduced(frozen_stages=stages, out_type=out_type).train()
+    assert model.stem[0].bn.training is (stages < 0)
+    assert model.stem[0].conv.weight.requires_grad is (stages < 0)
+    for i, stage in enumerate(model.stages):
+        assert all(p.requires_grad is (i >= stages) for p in stage.parameters())
+        assert stage.training is (i >= stages)
+    if out_type == 'pooled':
+        assert model.norm.weight.requires_grad is (stages < 4)
+    else:
+        free = [model.norms[str(i)].weight.requires_grad for i in range(4)]
+        assert free == [i >= stages for i in range(4)]
+
+
+def test_out_indices() -> None:
+    model = reduced(out_indices=(1, -1)).eval()
+    outs = model(torch.randn(1, 3, 64, 64))
+    assert [out.shape[1] for out in outs] == [32, 64]
+    assert set(model.norms) == {'1', '3'}
+
+
+def test_drop_path_rises_over_all_blocks() -> None:
+    model = reduced(drop_path_rate=0.4)
+    rates = [b.drop_path.drop_prob for s in model.stages for b in s.blocks]
+    assert rates == pytest.approx([0, 0.1, 0.2, 0.3, 0.4])
+
+
+def test_layer_depth() -> None:
+    model = reduced()
+    depth = {
+        'backbone.stem.0.conv.weight': 0,
+        'backbone.stages.0.blocks.0.mixer.w1': 1,
+        'backbone.stages.1.downsample.widen.weight': 2,
+        'backbone.stages.1.blocks.1.cpe.bias': 3,
+        'backbone.stages.3.blocks.0.norm1.weight': 5,
+        'backbone.norms.0.weight': 6,
+        'neck.conv.weight': 6,
+    }
+    for name, layer in depth.items():
+        assert model.get_layer_depth(name, 'backbone.') == (layer, 7), name
+    pooled = reduced(out_type='pooled')
+    assert pooled.get_layer_depth('norm.weight') == (6, 7)
+
+
+def test_autocast_to_bf16_stays_near_fp32() -> None:
+    model = reduced().eval()
+    x = torch.randn(1, 3, 64, 64)
+    with torch.no_grad():
+        exact = model(x)
+        with torch.autocast('cpu', torch.bfloat16):
+            rounded = model(x)
+    # The norms make outputs of size 1; bf16 keeps 8 bits, a few roundings add up.
+    for a, b in zip(exact, rounded, strict=True):
+        assert (a - b.float()).abs().max() < 0.15
+
+
+def test_one_cell_trains_with_two_images_or_another_norm() -> None:
+    x = torch.randn(1, 3, 32, 32)
+    with pytest.raises(ValueError, match=r'32×32 pixels is one cell at stride 32.*GN'):
+        reduced()(x)
+    with pytest.raises(ValueError, match='one cell at stride 32'):
+        reduced(out_type='pooled')(x)
+    for model, images in ((reduced(), x.repeat(2, 1, 1, 1)), (reduced(norm_cfg=GN), x)):
+        outs = model(images)
+        sum(out.square().sum() for out in outs).backward()
+        assert all(out.isfinite().all() for out in outs)
+        assert all(p.grad.isfinite().all() for p in model.parameters())
+    assert reduced().eval()(x)[3].shape == (1, 64, 1, 1)
+
+
+def test_registry_and_pretrained_weights(tmp_path) -> None:
+    source = reduced()
+    path = tmp_path / 'classifier.pth'
+    torch.save({'state_dict': {f'backbone.{k}': v for k, v in source.state_dict().items()}}, path)
+    init_cfg = dict(type='Pretrained', checkpoint=str(path), prefix='backbone.')
+    torch.manual_seed(1)
+    model = MODELS.build(dict(type='mmvttt.HViT3', arch=REDUCED, init_cfg=init_cfg))
+    model.init_weights()
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, source.state_dict()[name]), name
+
+
+@pytest.mark.parametrize(
+    ('kwargs', 'named'),
+    [
+        (dict(arch='huge'), ['huge', 'base', 'small', 'tiny']),
+        (dict(arch=dict(REDUCED, depths=(1, 1))), ['each stage', '(1, 1)']),
+        (dict(arch=dict(REDUCED, num_heads=(1, 2, 5, 4))), ['48', '5']),
+        (dict(out_type='raw'), ['raw', 'featmap', 'pooled']),
+        (dict(out_type='pooled', out_indices=(2, 3)), ['pooled', '(2, 3)']),
+        (dict(out_indices=4), ['4', '3']),
+        (dict(drop_path_rate=1.5), ['1.5']),
+        (dict(frozen_stages=5), ['5', '4']),
+    ],
+)
+def test_bad_options_are_named(kwargs: dict, named: list[str]) -> None:
+    with pytest.raises(ValueError) as error:  # noqa: PT011 - the text is checked below
+        reduced(**kwargs)
+    for text in named:
+        assert text in str(error.value)
+
+
+@pytest.mark.parametrize('shape', [(1, 1, 32, 32), (3, 32, 32), (1, 3, 0, 32)])
+def test_bad_images_are_named(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match='HViT3 takes images') as error:
+        reduced()(torch.zeros(shape))
+    assert str(shape) in str(error.value)
