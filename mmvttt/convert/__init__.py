@@ -1,0 +1,6 @@
+"""Checkpoints of other code to ours and back: ViT³ and H-ViT³."""
+
+from .conversion import Conversion, to_ours, to_public
+from .files import convert_checkpoint, read_checkpoint
+
+__all__ = ['Conversion', 'convert_checkpoint', 'read_checkpoint', 'to_ours', 'to_public']

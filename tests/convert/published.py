@@ -1,0 +1,259 @@
+"""ViT³ and H-ViT³ written down from the paper's formulas on weights in the public layout.
+
+For comparison only: heads, taps and channels one after the other, no modules, no batching tricks.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Weights = dict[str, Tensor]
+
+
+def random_weights(shapes: dict[str, tuple[int, ...]], seed: int = 0) -> Weights:
+    """Values that keep activations near one, with inner weights large enough to matter."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = {}
+    for name, shape in shapes.items():
+        value = torch.randn(shape, generator=generator)
+        if name.endswith('running_var'):
+            value = value.abs() + 0.5
+        elif name.endswith('num_batches_tracked'):
+            value = torch.tensor(7)
+        elif 'norm' in name and name.endswith('weight'):
+            value = 1 + 0.2 * value
+        elif len(shape) > 1:
+            fan_in = value[0].numel() if not name.endswith(('w1', 'w2')) else shape[-1]
+            value = value / fan_in**0.5
+        else:
+            value = 0.2 * value
+        weights[name] = value
+    return weights
+
+
+def linear(name: str, inputs: int, outputs: int) -> dict:
+    return {f'{name}.weight': (outputs, inputs), f'{name}.bias': (outputs,)}
+
+
+def conv(name: str, inputs: int, outputs: int, side: int, bias: bool = True) -> dict:
+    shapes = {f'{name}.weight': (outputs, inputs, side, side)}
+    return shapes | ({f'{name}.bias': (outputs,)} if bias else {})
+
+
+def norm(name: str, channels: int, batch: bool = False) -> dict:
+    shapes = {f'{name}.weight': (channels,), f'{name}.bias': (channels,)}
+    if batch:
+        shapes |= {f'{name}.running_mean': (channels,), f'{name}.running_var': (channels,)}
+        shapes |= {f'{name}.num_batches_tracked': ()}
+    return shapes
+
+
+def block_shapes(name: str, channels: int, heads: int, dwc: bool) -> dict:
+    d = channels // heads
+    shapes = conv(f'{name}.cpe', 1, channels, 3)
+    shapes |= norm(f'{name}.norm1', channels)
+    shapes |= {f'{name}.attn.w1': (1, heads, d, d), f'{name}.attn.w2': (1, heads, d, d)}
+    shapes |= {f'{name}.attn.w3': (d, 1, 3, 3)}
+    shapes |= linear(f'{name}.attn.qkv', channels, 3 * channels + 3 * d)
+    shapes |= linear(f'{name}.attn.proj', channels + d, channels)
+    shapes |= norm(f'{name}.norm2', channels)
+    shapes |= linear(f'{name}.mlp.fc1', channels, 4 * channels)
+    shapes |= linear(f'{name}.mlp.fc2', 4 * channels, channels)
+    return shapes | (conv(f'{name}.mlp.dwc', 1, 4 * channels, 3) if dwc else {})
+
+
+def plain_shapes(channels: int, depth: int, heads: int, classes: int) -> dict:
+    shapes = conv('patch_embed.proj', 3, channels, 16)
+    for i in range(depth):
+        shapes |= block_shapes(f'blocks.{i}', channels, heads, dwc=False)
+    return shapes | norm('norm', channels) | linear('head', channels, classes)
+
+
+def hierarchical_shapes(
+    dims: tuple[int, ...], depths: tuple[int, ...], heads: tuple[int, ...], classes: int = 0
+) -> dict:
+    """With `classes`, the classifier; without, the backbone of detection and segmentation."""
+    c = dims[0]
+    shapes = {}
+    for i, (inputs, outputs, side) in enumerate(
+        [
+            (3, c // 2, 3),
+            (c // 2, c // 2, 3),
+            (c // 2, c // 2, 3),
+            (c // 2, 4 * c, 3),
+            (4 * c, c, 1),
+        ]
+    ):
+        shapes |= conv(f'patch_embed.conv.{i}.conv', inputs, outputs, side, bias=False)
+        shapes |= norm(f'patch_embed.conv.{i}.norm', outputs, batch=True)
+    for s, (channels, depth) in enumerate(zip(dims, depths, strict=True)):
+        for i in range(depth):
+            shapes |= block_shapes(f'layers.{s}.blocks.{i}', channels, heads[s], dwc=True)
+        if s < len(dims) - 1:
+            down, wide = f'layers.{s}.downsample.conv', 4 * dims[s + 1]
+            shapes |= conv(f'{down}.0.conv', channels, wide, 1)
+            shapes |= conv(f'{down}.1.conv', 1, wide, 3)
+            shapes |= conv(f'{down}.2.conv', wide, dims[s + 1], 1)
+            shapes |= norm(f'{down}.2.norm', dims[s + 1], batch=True)
+    if classes:
+        return shapes | norm('norm', dims[-1], batch=True) | linear('head', dims[-1], classes)
+    for s, channels in enumerate(dims):
+        shapes |= norm(f'norm{s}', channels)
+    return shapes
+
+
+def silu_slope(z: Tensor) -> Tensor:
+    s = 1 / (1 + torch.exp(-z))
+    return s * (1 + z * (1 - s))
+
+
+def gated_head(q: Tensor, k: Tensor, v: Tensor, w1: Tensor, w2: Tensor) -> Tensor:
+    """`(N, d)` of one head of one image."""
+    e = -v / 3 / len(v)
+    z1, z2 = k @ w1, k @ w2
+    g1 = k.T @ (e * z2 / (1 + torch.exp(-z2)))
+    g2 = k.T @ (e * z1 * silu_slope(z2))
+    w1 = w1 - g1 / (g1.square().sum(0).sqrt() + 1)
+    w2 = w2 - g2 / (g2.square().sum(0).sqrt() + 1)
+    u = q @ w2
+    return (q @ w1) * u / (1 + torch.exp(-u))
+
+
+def conv_channel(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    """`(h, w)` of one channel of one image, `w` 3×3."""
+    h, width = q.shape
+    e = -v / 3 / v.numel()
+    k, q = F.pad(k, (1, 1, 1, 1)), F.pad(q, (1, 1, 1, 1))
+    g = torch.stack(
+        [(k[i : i + h, j : j + width] * e).sum() for i in range(3) for j in range(3)]
+    ).view(3, 3)
+    w = w - g / (g.square().sum().sqrt() + 1)
+    return sum(q[i : i + h, j : j + width] * w[i, j] for i in range(3) for j in range(3))
+
+
+def rope(x: Tensor, hw: tuple[int, int]) -> Tensor:
+    """`(N, C)` of one image: pair j turns by the row or the column, times 10000^(−j / (C/4))."""
+    quarter = x.shape[1] // 4
+    out = torch.empty_like(x)
+    place = torch.arange(len(x))
+    for pair in range(2 * quarter):
+        position = place // hw[1] if pair < quarter else place % hw[1]
+        angle = position * 10000 ** (-(pair % quarter) / quarter)
+        a, b = x[:, 2 * pair], x[:, 2 * pair + 1]
+        out[:, 2 * pair] = a * angle.cos() - b * angle.sin()
+        out[:, 2 * pair + 1] = a * angle.sin() + b * angle.cos()
+    return out
+
+
+def mixer(
+    w: Weights, name: str, x: Tensor, hw: tuple[int, int], heads: int, turned: bool
+) -> Tensor:
+    """`(N, C)` of one image."""
+    c = x.shape[1]
+    d = c // heads
+    y = F.linear(x, w[f'{name}.qkv.weight'], w[f'{name}.qkv.bias'])
+    q, k, v, q3, k3, v3 = y.split([c, c, c, d, d, d], dim=1)
+    if turned:
+        q, k = rope(q, hw), rope(k, hw)
+    outs = []
+    for h in range(heads):
+        own = slice(h * d, (h + 1) * d)
+        w1, w2 = w[f'{name}.w1'][0, h], w[f'{name}.w2'][0, h]
+        outs.append(gated_head(q[:, own], k[:, own], v[:, own], w1, w2))
+    channels = [
+        conv_channel(*(t[:, i].view(hw) for t in (q3, k3, v3)), w[f'{name}.w3'][i, 0]).flatten()
+        for i in range(d)
+    ]
+    out = torch.cat([*outs, torch.stack(channels, dim=1)], dim=1)
+    return F.linear(out, w[f'{name}.proj.weight'], w[f'{name}.proj.bias'])
+
+
+def depthwise(w: Weights, name: str, x: Tensor, hw: tuple[int, int]) -> Tensor:
+    image = x.T.reshape(1, -1, *hw)
+    weight, bias = w[f'{name}.weight'], w[f'{name}.bias']
+    return F.conv2d(image, weight, bias, padding=1, groups=len(weight)).flatten(2)[0].T
+
+
+def layer_norm(w: Weights, name: str, x: Tensor, eps: float) -> Tensor:
+    return F.layer_norm(x, x.shape[-1:], w[f'{name}.weight'], w[f'{name}.bias'], eps)
+
+
+def batch_norm(w: Weights, name: str, x: Tensor) -> Tensor:
+    parts = (w[f'{name}.{p}'] for p in ('running_mean', 'running_var', 'weight', 'bias'))
+    return F.batch_norm(x, *parts, eps=1e-5)
+
+
+def block(
+    w: Weights, name: str, x: Tensor, hw: tuple[int, int], heads: int, h_variant: bool
+) -> Tensor:
+    """`(N, C)` of one image."""
+    eps = 1e-5 if h_variant else 1e-6
+    x = x + depthwise(w, f'{name}.cpe', x, hw)
+    x = x + mixer(w, f'{name}.attn', layer_norm(w, f'{name}.norm1', x, eps), hw, heads, h_variant)
+    y = layer_norm(w, f'{name}.norm2', x, eps)
+    y = F.gelu(F.linear(y, w[f'{name}.mlp.fc1.weight'], w[f'{name}.mlp.fc1.bias']))
+    if h_variant:
+        y = F.gelu(y + depthwise(w, f'{name}.mlp.dwc', y, hw))
+    return x + F.linear(y, w[f'{name}.mlp.fc2.weight'], w[f'{name}.mlp.fc2.bias'])
+
+
+def plain_logits(w: Weights, image: Tensor, depth: int, heads: int) -> Tensor:
+    """Image `(3, H, W)`, sides a multiple of 16 → `(classes,)`."""
+    y = F.conv2d(image[None], w['patch_embed.proj.weight'], w['patch_embed.proj.bias'], stride=16)
+    hw = y.shape[2:]
+    x = y.flatten(2)[0].T
+    for i in range(depth):
+        x = block(w, f'blocks.{i}', x, hw, heads, h_variant=False)
+    x = layer_norm(w, 'norm', x, 1e-6).mean(0)
+    return F.linear(x, w['head.weight'], w['head.bias'])
+
+
+def pad_to(x: Tensor, multiple: int) -> Tensor:
+    return F.pad(x, (0, -x.shape[-1] % multiple, 0, -x.shape[-2] % multiple))
+
+
+def hierarchical_maps(
+    w: Weights, image: Tensor, depths: tuple[int, ...], heads: tuple[int, ...]
+) -> list[Tensor]:
+    """Image `(3, H, W)` → the map `(C_s, h_s, w_s)` of every stage, before any output norm."""
+    x = pad_to(image[None], 4)
+    for i, stride in enumerate((2, 1, 1, 2, 1)):
+        weight = w[f'patch_embed.conv.{i}.conv.weight']
+        x = F.conv2d(x, weight, stride=stride, padding=weight.shape[-1] // 2)
+        x = batch_norm(w, f'patch_embed.conv.{i}.norm', x)
+        x = x if i == 4 else x.relu()
+    maps = []
+    for s, depth in enumerate(depths):
+        hw = x.shape[2:]
+        tokens = x.flatten(2)[0].T
+        for i in range(depth):
+            tokens = block(w, f'layers.{s}.blocks.{i}', tokens, hw, heads[s], h_variant=True)
+        x = tokens.T.reshape(1, -1, *hw)
+        maps.append(x[0])
+        if s < len(depths) - 1:
+            down = f'layers.{s}.downsample.conv'
+            parts = [(w[f'{down}.{i}.conv.weight'], w[f'{down}.{i}.conv.bias']) for i in range(3)]
+            x = F.conv2d(pad_to(x, 2), *parts[0]).relu()
+            x = F.conv2d(x, *parts[1], stride=2, padding=1, groups=x.shape[1]).relu()
+            x = batch_norm(w, f'{down}.2.norm', F.conv2d(x, *parts[2]))
+    return maps
+
+
+def hierarchical_logits(
+    w: Weights, image: Tensor, depths: tuple[int, ...], heads: tuple[int, ...]
+) -> Tensor:
+    """Image `(3, H, W)` → `(classes,)`."""
+    tokens = hierarchical_maps(w, image, depths, heads)[-1].flatten(1)
+    x = batch_norm(w, 'norm', tokens[None])[0].mean(-1)
+    return F.linear(x, w['head.weight'], w['head.bias'])
+
+
+def hierarchical_features(
+    w: Weights, image: Tensor, depths: tuple[int, ...], heads: tuple[int, ...]
+) -> list[Tensor]:
+    """Image `(3, H, W)` → the normed map `(C_s, h_s, w_s)` of every stage."""
+    maps = hierarchical_maps(w, image, depths, heads)
+    return [
+        layer_norm(w, f'norm{s}', m.permute(1, 2, 0), 1e-5).permute(2, 0, 1)
+        for s, m in enumerate(maps)
+    ]

@@ -1,0 +1,273 @@
+"""Converted public weights compute what the published formulas do; files, reports, refusals."""
+
+import argparse
+import pickle
+import runpy
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmvttt.convert import convert_checkpoint, read_checkpoint, to_ours, to_public
+from mmvttt.engine.checkpoint import CheckpointError
+from mmvttt.models.backbones import HViT3, ViT3, Vittt
+from mmvttt.registry import MODELS
+
+from . import published
+
+TOOL = Path(__file__).resolve().parents[2] / 'tools' / 'convert_checkpoint.py'
+CLASSES = 5
+DIMS, DEPTHS, HEADS = (16, 24, 32, 48), (1, 2, 1, 1), (2, 3, 2, 4)
+H_ARCH = dict(embed_dims=DIMS, depths=DEPTHS, num_heads=HEADS)
+PLAIN_ARCH = dict(embed_dims=48, num_layers=3, num_heads=3, feedforward_channels=192)
+
+
+def plain() -> dict[str, Tensor]:
+    return published.random_weights(published.plain_shapes(48, 3, 3, CLASSES))
+
+
+def hierarchical(classes: int = 0) -> dict[str, Tensor]:
+    shapes = published.hierarchical_shapes(DIMS, DEPTHS, HEADS, classes)
+    return published.random_weights(shapes)
+
+
+def with_tables(weights: dict[str, Tensor], inside: str) -> dict[str, Tensor]:
+    """The rotary tables, as the public models save them in every block."""
+    names = [f'{n[: -len(".cpe.bias")]}.{inside}' for n in weights if n.endswith('.cpe.bias')]
+    return weights | {f'{name}rope.rotations': torch.zeros(4, 4, 8, 2) for name in names}
+
+
+def dense(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A whole detector's checkpoint."""
+    others = {'neck.lateral_convs.0.conv.weight': torch.ones(2), 'roi_head.bias': torch.ones(3)}
+    return {f'backbone.{name}': value for name, value in weights.items()} | others
+
+
+def load(model: torch.nn.Module, weights: dict[str, Tensor]) -> torch.nn.Module:
+    own = {n.removeprefix('backbone.'): v for n, v in weights.items() if n.startswith('backbone.')}
+    model.load_state_dict(own)
+    return model.eval()
+
+
+def logits(model: torch.nn.Module, weights: dict[str, Tensor], image: Tensor) -> Tensor:
+    with torch.no_grad():
+        feature = model(image[None])[0]
+    return feature @ weights['head.fc.weight'].T + weights['head.fc.bias']
+
+
+# fp32, the order of sums; the values compared are of size 1.
+CLOSE = dict(rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize('size', [(16, 16), (48, 80)])
+def test_plain_computes_the_published_formula(size: tuple[int, int]) -> None:
+    weights = plain()
+    done = to_ours(weights)
+    assert done.complete
+    assert not done.dropped
+    assert len(done.matched) == len(weights)
+    model = load(ViT3(PLAIN_ARCH, out_type='pooled'), done.weights)
+    image = torch.randn(3, *size, generator=torch.Generator().manual_seed(1))
+    expected = published.plain_logits(weights, image, depth=3, heads=3)
+    assert expected.std() > 0.1
+    torch.testing.assert_close(logits(model, done.weights, image)[0], expected, **CLOSE)
+
+
+@pytest.mark.parametrize('size', [(32, 32), (50, 93)])
+def test_hierarchical_classifier_computes_the_published_formula(size: tuple[int, int]) -> None:
+    weights = with_tables(hierarchical(CLASSES), '')
+    done = to_ours(weights)
+    assert done.complete
+    assert len(done.dropped) == sum(DEPTHS)
+    assert len(done.matched) == len(weights) - len(done.dropped)
+    model = load(HViT3(H_ARCH, out_type='pooled'), done.weights)
+    image = torch.randn(3, *size, generator=torch.Generator().manual_seed(1))
+    expected = published.hierarchical_logits(weights, image, DEPTHS, HEADS)
+    assert expected.std() > 0.1
+    torch.testing.assert_close(logits(model, done.weights, image)[0], expected, **CLOSE)
+
+
+@pytest.mark.parametrize('size', [(33, 70), (5, 1)])
+def test_detectors_backbone_computes_the_published_formula(size: tuple[int, int]) -> None:
+    weights = hierarchical()
+    done = to_ours(dense(with_tables(weights, 'attn.')))
+    assert done.complete
+    assert len(done.dropped) == sum(DEPTHS)
+    assert torch.equal(done.weights['roi_head.bias'], torch.ones(3))
+    model = load(HViT3(H_ARCH), done.weights)
+    image = torch.randn(3, *size, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        maps = model(image[None])
+    for ours, theirs in zip(
+        maps, published.hierarchical_features(weights, image, DEPTHS, HEADS), strict=True
+    ):
+        torch.testing.assert_close(ours[0], theirs, **CLOSE)
+
+
+def test_the_public_plain_model_has_210_tensors() -> None:
+    shapes = published.plain_shapes(192, 12, 6, 1000)
+    assert len(shapes) == 210
+    done = to_ours({name: torch.empty(shape, device='meta') for name, shape in shapes.items()})
+    assert done.complete
+    assert done.name == 'ViT3, tiny'
+
+
+@pytest.mark.parametrize('weights', [plain(), hierarchical(CLASSES), dense(hierarchical())])
+def test_there_and_back_is_the_same(weights: dict[str, Tensor]) -> None:
+    back = to_public(to_ours(weights).weights)
+    assert back.complete
+    assert list(back.weights) == list(weights)
+    for name, value in weights.items():
+        assert torch.equal(back.weights[name], value), name
+
+
+def test_the_teacher_of_mesa_stays_behind() -> None:
+    weights = to_ours(plain()).weights
+    back = to_public(weights | {'teacher.head.fc.bias': torch.ones(1)})
+    assert back.complete
+    assert 'MESA' in back.dropped['teacher.head.fc.bias']
+
+
+@pytest.mark.parametrize('container', ['model', 'state_dict', None])
+def test_files_and_their_containers(tmp_path: Path, container: str | None) -> None:
+    weights, averaged = plain(), {n: 2 * v for n, v in plain().items()}
+    content = weights if container is None else {container: weights, 'state_dict_ema': averaged}
+    torch.save(content, tmp_path / 'public.pth')
+    assert convert_checkpoint(tmp_path / 'public.pth', tmp_path / 'sub/ours.pth').complete
+    written = torch.load(tmp_path / 'sub/ours.pth', weights_only=True)
+    assert written['meta']['source'] == 'public.pth'
+    assert torch.equal(written['state_dict']['head.fc.bias'], weights['head.bias'])
+    if container:
+        convert_checkpoint(tmp_path / 'public.pth', tmp_path / 'ema.pth', ema=True)
+        written = torch.load(tmp_path / 'ema.pth', weights_only=True)
+        assert torch.equal(written['state_dict']['head.fc.bias'], averaged['head.bias'])
+    else:
+        with pytest.raises(CheckpointError, match=r'no averaged weights.*state_dict_ema'):
+            read_checkpoint(tmp_path / 'public.pth', ema=True)
+
+
+class Planted:
+    """What a training checkpoint might bring: an object that runs code when it is unpickled."""
+
+    def __reduce__(self) -> tuple:
+        return print, ('code of the file ran',)
+
+
+def test_a_config_of_yacs_or_argparse_is_read_without_running_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    yacs = types.ModuleType('yacs.config')
+    yacs.CfgNode = type('CfgNode', (dict,), {'__module__': 'yacs.config'})
+    monkeypatch.setitem(sys.modules, 'yacs', types.ModuleType('yacs'))
+    monkeypatch.setitem(sys.modules, 'yacs.config', yacs)
+    node = yacs.CfgNode(MODEL=yacs.CfgNode(NAME='vit3'), LR=4e-3)
+    node.frozen = True
+    path = tmp_path / 'training.pth'
+    torch.save({'model': plain(), 'config': node, 'args': argparse.Namespace(lr=1)}, path)
+    monkeypatch.delitem(sys.modules, 'yacs.config')
+    assert torch.equal(read_checkpoint(path)['head.bias'], plain()['head.bias'])
+    # The allow-list ends with the call.
+    with pytest.raises(pickle.UnpicklingError):
+        torch.load(path, weights_only=True)
+
+
+def test_code_in_a_checkpoint_does_not_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save({'model': plain(), 'config': Planted()}, tmp_path / 'training.pth')
+    with pytest.raises(CheckpointError, match='could run code'):
+        read_checkpoint(tmp_path / 'training.pth')
+    assert not capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ('weights', 'direction', 'named'),
+    [
+        (Vittt('tiny').state_dict(), to_ours, ['neither', 'blocks.0']),
+        ({'conv1.weight': torch.ones(1)}, to_ours, ['neither', 'conv1.weight']),
+        (to_ours(plain()).weights, to_ours, ['mmvttt names already']),
+        (plain(), to_public, ['public names already']),
+        ({k: v for k, v in plain().items() if 'patch' not in k}, to_ours, ['patch_embed.proj']),
+        (plain() | {'norm.bias': torch.ones(7)}, to_ours, ['norm.bias', '(7,)', '(48,)']),
+    ],
+)
+def test_other_models_are_refused(weights: dict, direction, named: list[str]) -> None:
+    with pytest.raises(CheckpointError) as error:
+        direction(weights)
+    for text in named:
+        assert text in str(error.value)
+
+
+def run_tool(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
+    monkeypatch.setattr(sys, 'argv', ['convert_checkpoint.py', *map(str, arguments)])
+    runpy.run_path(str(TOOL), run_name='__main__')
+
+
+def test_the_tool_prints_the_table_and_its_result_loads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights = with_tables(hierarchical(CLASSES), '')
+    torch.save({'model': weights}, tmp_path / 'public.pth')
+    run_tool(monkeypatch, tmp_path / 'public.pth', tmp_path / 'ours.pth')
+    printed = ' '.join(capsys.readouterr().out.split())
+    for text in ('matched', 'layers.*.blocks.*.attn.w3', 'backbone.stages.*.blocks.*.mixer.w3'):
+        assert text in printed
+    assert 'dropped' in printed
+    assert 'a table for one image size' in printed
+    checkpoint = str(tmp_path / 'ours.pth')
+    init_cfg = dict(type='Pretrained', checkpoint=checkpoint, prefix='backbone.')
+    model = MODELS.build(dict(type='mmvttt.HViT3', arch=H_ARCH, init_cfg=init_cfg))
+    messages = []
+    monkeypatch.setattr('mmvttt.engine.checkpoint.print_log', lambda text, _: messages.append(text))
+    model.init_weights()
+    # A classifier's weights in a detector: everything but the norms of the outputs.
+    assert 'norms.0.weight' in messages[0]
+    assert 'norm.running_mean' in messages[0]
+    own = model.state_dict()
+    for name, value in to_ours(weights).weights.items():
+        key = name.removeprefix('backbone.')
+        if not key.startswith(('head', 'norm')):
+            assert torch.equal(own[key], value), name
+    run_tool(monkeypatch, checkpoint, tmp_path / 'back.pth', '--to', 'public')
+    back = torch.load(tmp_path / 'back.pth', weights_only=True)['model']
+    assert torch.equal(back['layers.1.blocks.1.attn.w3'], weights['layers.1.blocks.1.attn.w3'])
+
+
+@pytest.mark.parametrize(
+    ('change', 'named'),
+    [
+        (dict(surprise=torch.ones(1)), 'left over'),
+        ({'blocks.1.attn.w4': torch.ones(1)}, 'blocks.*.attn.w4'),
+        ({'blocks.1.attn.w2': None}, 'missing'),
+    ],
+)
+def test_the_tool_fails_where_something_does_not_fit(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    change: dict,
+    named: str,
+) -> None:
+    weights = {n: v for n, v in (plain() | change).items() if v is not None}
+    torch.save(weights, tmp_path / 'public.pth')
+    with pytest.raises(SystemExit) as error:
+        run_tool(monkeypatch, tmp_path / 'public.pth', tmp_path / 'ours.pth')
+    assert error.value.code not in (0, None)
+    assert named in capsys.readouterr().out
+    assert not (tmp_path / 'ours.pth').exists()
+
+
+def test_the_tool_explains_a_file_that_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        run_tool(monkeypatch, tmp_path / 'none.pth', tmp_path / 'ours.pth')
+    assert 'none.pth' in capsys.readouterr().err
+
+
+def test_an_unknown_direction_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"to='timm'.*ours.*public"):
+        convert_checkpoint(tmp_path / 'a', tmp_path / 'b', to='timm')

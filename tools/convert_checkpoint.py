@@ -1,0 +1,32 @@
+"""Converts public ViT³ and H-ViT³ checkpoints to ours, or ours to public ones."""
+
+import argparse
+
+from mmvttt.convert import convert_checkpoint
+from mmvttt.engine.runner import plain_errors
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('source', help='a checkpoint of classification, detection or segmentation')
+    parser.add_argument('target', help='the file to write')
+    parser.add_argument('--to', choices=('ours', 'public'), default='ours')
+    parser.add_argument('--ema', action='store_true', help='take the averaged weights of the file')
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = parse_args()
+    with plain_errors():
+        conversion = convert_checkpoint(args.source, args.target, to=args.to, ema=args.ema)
+    print(conversion)
+    if not conversion.complete:
+        raise SystemExit(
+            f'error: {len(conversion.missing)} tensors are missing and '
+            f'{len(conversion.left_over)} are left over; nothing was written'
+        )
+    print(f'wrote {len(conversion.weights)} tensors to {args.target}')
+
+
+if __name__ == '__main__':
+    main()
