@@ -1,0 +1,8 @@
+# 12 epochs of AdamW, the same rate in all layers, no decay on norms; 16 images a step.
+_base_ = './adamw_1x.py'
+
+optim_wrapper = dict(
+    constructor='DefaultOptimWrapperConstructor',
+    paramwise_cfg=dict(_delete_=True, norm_decay_mult=0.0),
+    optimizer=dict(lr=2e-4),
+)

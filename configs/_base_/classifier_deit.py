@@ -1,0 +1,16 @@
+# A linear head on the pooled features of a plain backbone; DeiT's label smoothing, mixup, cutmix.
+model = dict(
+    type='ImageClassifier',
+    backbone=dict(out_type='pooled'),
+    head=dict(
+        type='LinearClsHead',
+        num_classes=1000,
+        loss=dict(type='LabelSmoothLoss', label_smooth_val=0.1, mode='original'),
+    ),
+    train_cfg=dict(
+        augments=[
+            dict(type='Mixup', alpha=0.8),
+            dict(type='CutMix', alpha=1.0),
+        ],
+    ),
+)

@@ -1,0 +1,6 @@
+# Mask R-CNN with FPN on the four stages of an H-ViT³.
+_base_ = 'mmdet::_base_/models/mask-rcnn_r50_fpn.py'
+
+model = dict(
+    backbone=dict(_delete_=True, type='mmvttt.HViT3', norm_cfg=dict(type='SyncBN')),
+)

@@ -1,0 +1,7 @@
+# UperNet on the four stages of an H-ViT³, with its auxiliary head.
+_base_ = 'mmseg::_base_/models/upernet_swin.py'
+
+model = dict(
+    data_preprocessor=dict(size=(512, 512)),
+    backbone=dict(_delete_=True, type='mmvttt.HViT3', norm_cfg=dict(type='SyncBN')),
+)

@@ -1,0 +1,16 @@
+"""Backbones of the configs, small enough for a test."""
+
+from mmengine.config import ConfigDict
+
+PLAIN = dict(embed_dims=64, num_layers=4, num_heads=2, feedforward_channels=96)
+STAGES = dict(embed_dims=(16, 32, 48, 64), depths=(1, 1, 1, 1), num_heads=(1, 2, 3, 4))
+
+
+def reduce_backbone(backbone: ConfigDict) -> list[int]:
+    """Shrinks a backbone of four maps, with norms for two small images; returns their channels."""
+    backbone.norm_cfg = dict(type='BN')
+    if 'backbone' in backbone:
+        backbone.backbone.arch = PLAIN
+        return [PLAIN['embed_dims']] * 4
+    backbone.arch = STAGES
+    return list(STAGES['embed_dims'])
