@@ -1,0 +1,116 @@
+"""Parameters and FLOPs of a model, by part and by op (the papers' Tab. 1 and 2; vittt Eq. 13).
+
+FLOPs are multiply-accumulates of linear layers, convolutions and products of matrices, and of the
+inner loops by the ops' own formulas: the papers' convention, half of what torch counts.
+"""
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
+
+# Namespaces of torch's own operators; what has no formula there is no product of matrices.
+_OF_TORCH = ('aten', 'prim', 'prims', 'profiler')
+
+
+@dataclass
+class Cost:
+    """What a model costs on one image.
+
+    Attributes:
+        params: Parameters of each part; the model itself is ''.
+        macs: Multiply-accumulates of each part on one image.
+        by_op: Multiply-accumulates of each op, by its name in torch.
+        uncounted: Custom operators that ran and have no formula: their work is missing.
+    """
+
+    params: dict[str, int]
+    macs: dict[str, int]
+    by_op: dict[str, int]
+    uncounted: list[str] = field(default_factory=list)
+
+    @property
+    def total_params(self) -> int:
+        """Parameters of the model."""
+        return self.params.get('', 0)
+
+    @property
+    def total_macs(self) -> int:
+        """Multiply-accumulates of the model on one image."""
+        return self.macs['']
+
+    def parts(self, depth: int) -> list[tuple[str, int, int]]:
+        """`(name, parameters, multiply-accumulates)` of the parts down to a depth, in order.
+
+        Parts that have neither are left out.
+        """
+        names = [n for n in self.params if n and n.count('.') < depth]
+        rows = [(n, self.params[n], self.macs.get(n, 0)) for n in names]
+        return [row for row in rows if row[1] or row[2]]
+
+
+def count_cost(network: nn.Module, size: tuple[int, int], in_channels: int = 3) -> Cost:
+    """Runs one image through a network on the meta device, where nothing is computed.
+
+    Args:
+        network: Takes an image `(1, in_channels, H, W)`. It is moved to the meta device and loses
+            its weights.
+        size: (height, width) of the image in pixels.
+        in_channels: Channels of the image.
+    """
+    network = network.to('meta').eval()
+    image = torch.empty(1, in_channels, *size, device='meta')
+    watch = _CustomOps()
+    with torch.no_grad(), FlopCounterMode(display=False) as counter, watch:
+        network(image)
+    macs: Counter[str] = Counter()
+    root = type(network).__name__
+    counts = counter.get_flop_counts()
+    for name, ops in counts.items():
+        if name != 'Global':
+            macs[_part(name.removeprefix(root).lstrip('.'))] += sum(ops.values()) // 2
+    params = _params(network)
+    # What is not called as a module, such as a list of blocks, is the sum of what is in it.
+    for name in sorted(params, key=lambda n: -n.count('.')):
+        if name not in macs:
+            inside = [n for n in macs if n.rpartition('.')[0] == name]
+            macs[name] = sum(macs[n] for n in inside)
+    macs[''] = counter.get_total_flops() // 2
+    return Cost(
+        params=params,
+        macs=dict(macs),
+        by_op={str(op): n // 2 for op, n in Counter(counts.get('Global')).most_common()},
+        uncounted=sorted(watch.names),
+    )
+
+
+def _part(name: str) -> str:
+    """`model.backbone.blocks.3.mlp` → `backbone.blocks.*.mlp`: layers of one kind are one part."""
+    return re.sub(r'\.\d+(?=\.|$)', '.*', name.removeprefix('model').lstrip('.'))
+
+
+def _params(network: nn.Module) -> dict[str, int]:
+    totals: Counter[str] = Counter()
+    for name, parameter in network.named_parameters():
+        names = _part(name).split('.')
+        for end in range(len(names)):
+            totals['.'.join(names[:end])] += parameter.numel()
+    return dict(totals)
+
+
+class _CustomOps(TorchDispatchMode):
+    """Collects operators from outside of torch for which nobody has registered a FLOP formula."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        packet = func.overloadpacket
+        if func.namespace not in _OF_TORCH and packet not in flop_registry:
+            self.names.add(str(packet))
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,164 @@
+"""Finds a model by what users call it: a config file, a config's name, or a name of timm's."""
+
+import os
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from mmengine.config import Config
+from mmengine.registry import MODELS as ROOT
+from mmengine.registry import init_default_scope
+from torch import Tensor, nn
+
+from ..compat.configs import config_root
+from ..engine.runner import UsageError, load_config
+
+# (height, width) at which the papers measure; 1333×800 is what detectors see.
+_SIZES = {'mmdet': (800, 1333), 'mmseg': (512, 512), 'mmpretrain': (224, 224)}
+
+
+@dataclass(frozen=True)
+class FoundModel:
+    """A model with what is known about its use.
+
+    Attributes:
+        name: What it was asked for as, without folder and suffix.
+        model: On the CPU with random weights, or on the meta device.
+        size: (height, width) that the papers measure at.
+        config: Its config, or None for a model of timm.
+    """
+
+    name: str
+    model: nn.Module
+    size: tuple[int, int]
+    config: Config | None
+
+
+def find_config(name: str | os.PathLike[str]) -> Path | None:
+    """The file of a config, given as a path or by the name of one of mmvttt's own; else None."""
+    path = Path(name)
+    if path.suffix == '.py':
+        return path
+    own = config_root() / f'{name}.py'
+    return own if own.is_file() else None
+
+
+def find_model(
+    name: str, cfg_options: dict[str, Any] | None = None, weightless: bool = False
+) -> FoundModel:
+    """Builds a model; no data set and no checkpoint is needed.
+
+    Args:
+        name: A config file, the name of one of mmvttt's configs (`vittt_t_in1k`), or a model of
+            timm's registry, in which mmvttt's are.
+        cfg_options: Dotted keys of the config and their values; arguments of a model of timm.
+        weightless: Build it on the meta device where its code allows that: shapes, no numbers.
+
+    Raises:
+        UsageError: There is no such model.
+    """
+    config = find_config(name)
+    if config is None:
+        build, size, cfg = _of_timm(name, cfg_options or {}), None, None
+    else:
+        cfg = load_config(config, cfg_options=cfg_options)
+        build, size = _of_config(cfg), _SIZES.get(cfg.default_scope, (224, 224))
+        name = Path(config).stem
+    try:
+        with torch.device('meta') if weightless else nullcontext():
+            model = build()
+    except (NotImplementedError, RuntimeError):
+        if not weightless:
+            raise
+        # Somebody reads a number while building, such as the rates of a linspace.
+        model = build()
+    return FoundModel(name, model, size or _input_size(model), cfg)
+
+
+def _of_config(cfg: Config) -> Callable[[], nn.Module]:
+    init_default_scope(cfg.default_scope)
+    model = cfg.model.copy()
+    if 'data_preprocessor' in cfg:
+        model.setdefault('data_preprocessor', cfg.data_preprocessor)
+    return lambda: ROOT.build(model)
+
+
+def _of_timm(name: str, arguments: dict[str, Any]) -> Callable[[], nn.Module]:
+    from ..models import timm as _registers  # noqa: F401
+
+    if not timm.is_model(name):
+        own = ', '.join(sorted(path.stem for path in config_root().glob('*.py')))
+        raise UsageError(
+            f'there is no model {name!r}; give the path of a config (….py), the name of one of '
+            f'{own}, or of a model of timm such as vittt_tiny_patch16_224'
+        )
+
+    def build() -> nn.Module:
+        # What lets the ViTs of timm take any size.
+        any_size = dict(dynamic_img_size=True, dynamic_img_pad=True)
+        try:
+            return timm.create_model(name, **{**any_size, **arguments})
+        except TypeError:
+            return timm.create_model(name, **arguments)
+
+    return build
+
+
+def _input_size(model: nn.Module) -> tuple[int, int]:
+    height, width = timm.data.resolve_model_data_config(model)['input_size'][1:]
+    return height, width
+
+
+class DenseForward(nn.Module):
+    """The part of a model whose work does not depend on what is seen in the image.
+
+    A classifier and a segmentor at inference as they are. Of a two-stage detector the box and mask
+    heads, on as many regions as its `test_cfg` lets through at most; nothing of what chooses these
+    regions, and not the RoIAlign between, which has no multiplications of matrices.
+
+    Args:
+        model: A model of mmdet, mmsegmentation or mmpretrain, a backbone, or a model of timm.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, image: Tensor) -> Any:
+        """Preprocessed image `(B, 3, H, W)` → whatever the heads return."""
+        model = self.model
+        if not hasattr(model, 'extract_feat'):
+            return model(image)
+        features = model.extract_feat(image)
+        if hasattr(model, 'decode_head'):
+            return model.decode_head(features)
+        if hasattr(model, 'rpn_head'):
+            return self._two_stages(features)
+        head = getattr(model, 'bbox_head', None) or getattr(model, 'head', None)
+        return features if head is None else head(features)
+
+    def _two_stages(self, features: tuple[Tensor, ...]) -> list:
+        model, roi = self.model, self.model.roi_head
+        outs = [model.rpn_head(features)] if model.with_rpn else []
+        regions = dict(
+            bbox=model.test_cfg.rpn.max_per_img,
+            mask=model.test_cfg.rcnn.max_per_img,
+        )
+        for kind, count in regions.items():
+            head = getattr(roi, f'{kind}_head', None)
+            if head is None:
+                continue
+            if isinstance(head, nn.ModuleList):
+                raise UsageError(
+                    f'{type(roi).__name__} has a cascade of heads, whose work depends on the '
+                    'image: look at its backbone alone'
+                )
+            extractor = getattr(roi, f'{kind}_roi_extractor')
+            side = extractor.roi_layers[0].output_size
+            shape = (len(features[0]) * count, extractor.out_channels, *side)
+            outs.append(head(features[0].new_zeros(shape)))
+        return outs

@@ -1,0 +1,204 @@
+"""Every model of ours in timm's registry, by the contract that timm's own models are held to."""
+
+import pytest
+import timm
+import torch
+from timm.data import resolve_model_data_config
+from timm.models import group_parameters
+from timm.optim import param_groups_layer_decay, param_groups_weight_decay
+
+import mmvttt.models.timm as ours
+from mmvttt.models.backbones import HViT3, ViT3, Vittt
+
+PLAIN = dict(embed_dims=64, num_layers=3, num_heads=2, feedforward_channels=96)
+STAGED = dict(embed_dims=(16, 32, 48, 64), depths=(1, 1, 2, 1), num_heads=(1, 2, 3, 4))
+MODELS = timm.list_models(module='timm')
+# One model a family, for what does not depend on the size.
+FAMILIES = ['vittt_tiny_patch16_224', 'vit3_tiny_patch16_224', 'h_vit3_tiny']
+# vision-ttt Tab. 1; vit3 Tab. 11 and 12: millions of parameters.
+PARAMS = {
+    'vittt_tiny_patch16_224': 6.976,
+    'vittt_small_patch16_224': 26.365,
+    'vittt_base_patch16_224': 102.385,
+    'vit3_tiny_patch16_224': 6.1494,
+    'vit3_small_patch16_224': 23.7994,
+    'vit3_base_patch16_224': 90.0559,
+    'h_vit3_tiny': 28.7036,
+    'h_vit3_small': 54.3621,
+    'h_vit3_base': 94.3693,
+}
+
+
+def reduced(name: str, **kwargs) -> torch.nn.Module:
+    torch.manual_seed(0)
+    if name.startswith('h_'):
+        return timm.create_model(name, arch=STAGED, **kwargs)
+    return timm.create_model(name, arch=PLAIN, img_size=64, **kwargs)
+
+
+def test_all_models_are_registered() -> None:
+    assert set(MODELS) == set(PARAMS)
+    assert all(timm.is_model(name) for name in PARAMS)
+    assert not set(timm.list_models(pretrained=True)) & set(MODELS)
+
+
+@pytest.mark.parametrize('name', PARAMS)
+def test_parameters_of_the_papers(name: str) -> None:
+    with torch.device('meta'):
+        model = timm.create_model(name)
+    millions = sum(p.numel() for p in model.parameters()) / 1e6
+    assert millions == pytest.approx(PARAMS[name], abs=5e-4)
+
+
+@pytest.mark.parametrize('name', PARAMS)
+def test_config_and_head(name: str) -> None:
+    with torch.device('meta'):
+        model = timm.create_model(name, num_classes=10)
+        x = torch.empty(2, 3, 64, 96)
+        config = resolve_model_data_config(model)
+        assert config['input_size'] == (3, 224, 224)
+        # The same classes of parameters as the config names.
+        state = model.state_dict()
+        assert f'{model.pretrained_cfg["first_conv"]}.weight' in state
+        assert f'{model.pretrained_cfg["classifier"]}.weight' in state
+        model.eval()
+        features = model.forward_features(x)
+        assert features.shape[:2] == (2, model.num_features)
+        pooled = model.forward_head(features, pre_logits=True)
+        assert pooled.shape == (2, model.num_features)
+        assert model(x).shape == (2, 10)
+        assert model.get_classifier().out_features == model.num_classes == 10
+        model.reset_classifier(7)
+        assert model(x).shape == (2, 7) == (2, model.num_classes)
+        model.reset_classifier(0)
+        assert model(x).shape == (2, model.num_features)
+        model.reset_classifier(0, '')
+        assert model(x).shape == features.shape
+
+
+@pytest.mark.parametrize('name', PARAMS)
+def test_pyramid_of_features(name: str) -> None:
+    with torch.device('meta'):
+        model = timm.create_model(name, features_only=True).eval()
+        maps = model(torch.empty(2, 3, 96, 64))
+    info = model.feature_info
+    assert [m.shape[1] for m in maps] == info.channels()
+    for features, stride in zip(maps, info.reduction(), strict=True):
+        assert features.shape[2:] == (96 // stride, 64 // stride)
+    assert len(maps) == (4 if name.startswith('h_') else 3)
+
+
+@pytest.mark.parametrize('name', PARAMS)
+def test_groups_of_parameters(name: str) -> None:
+    with torch.device('meta'):
+        model = timm.create_model(name)
+    names = {n for n, _ in model.named_parameters()}
+    groups = group_parameters(model, model.group_matcher())
+    assert {n for members in groups.values() for n in members} == names
+    blocks = [m for n, m in model.named_modules() if n.rpartition('.')[0].endswith('blocks')]
+    # The embedding, a group for each block, what is behind them.
+    assert len(groups) == len(blocks) + 2
+    assert all('head' in n or '.norm' in n for n in groups[len(blocks) + 1])
+    coarse = group_parameters(model, model.group_matcher(coarse=True))
+    assert len(coarse) <= len(groups)
+    assert model.no_weight_decay() <= names
+    named = {id(p): n for n, p in model.named_parameters()}
+    for group in param_groups_weight_decay(
+        model, 0.05, no_weight_decay_list=model.no_weight_decay()
+    ):
+        members = {named[id(p)] for p in group['params']}
+        undecayed = {n for n in members if model.get_parameter(n).ndim < 2}
+        undecayed |= members & model.no_weight_decay()
+        assert undecayed == (set() if group['weight_decay'] else members)
+    scales = {g['lr_scale'] for g in param_groups_layer_decay(model, layer_decay=0.5)}
+    assert len(scales) == len(groups)
+
+
+@pytest.mark.parametrize('name', FAMILIES)
+def test_forward_and_backward(name: str) -> None:
+    model = reduced(name, num_classes=10, drop_path_rate=0.1).train()
+    for size in ((64, 64), (97, 33)):
+        out = model(torch.randn(2, 3, *size))
+        assert out.shape == (2, 10)
+        out.square().mean().backward()
+    silent = [n for n, p in model.named_parameters() if p.grad is None]
+    assert not silent
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize('name', FAMILIES)
+def test_checkpointing_changes_nothing(name: str) -> None:
+    model = reduced(name).train()
+    x = torch.randn(2, 3, 64, 64)
+    grads = []
+    for enable in (False, True):
+        model.set_grad_checkpointing(enable)
+        model.zero_grad()
+        model(x).square().mean().backward()
+        grads.append({n: p.grad.clone() for n, p in model.named_parameters()})
+    for key, grad in grads[0].items():
+        torch.testing.assert_close(grads[1][key], grad, rtol=0, atol=0, msg=key)
+
+
+@pytest.mark.parametrize('name', FAMILIES)
+def test_intermediates_are_those_of_the_forward_pass(name: str) -> None:
+    model = reduced(name).eval()
+    x = torch.randn(1, 3, 64, 80)
+    with torch.no_grad():
+        final, features = model.forward_intermediates(x)
+        torch.testing.assert_close(final, model.forward_features(x), rtol=0, atol=0)
+        assert len(features) == len(model.feature_info)
+        (last,) = model.forward_intermediates(
+            x, [-2], stop_early=True, output_fmt='NLC', intermediates_only=True
+        )
+        tokens = features[-2].flatten(2).transpose(1, 2)
+        torch.testing.assert_close(last, tokens, rtol=0, atol=0)
+        pruned = reduced(name, features_only=True, out_indices=(1,))
+        pruned.model.load_state_dict(model.state_dict(), strict=False)
+        torch.testing.assert_close(pruned.eval()(x)[0], features[1], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize('name', FAMILIES)
+def test_it_is_the_backbone_of_mmvttt(name: str) -> None:
+    """The same function as an mmpretrain classifier with that backbone, weights by name."""
+    model = reduced(name).eval()
+    backbone = type(model.backbone)
+    assert backbone in (Vittt, ViT3, HViT3)
+    size = {} if backbone is HViT3 else dict(img_size=64)
+    other = backbone(STAGED if backbone is HViT3 else PLAIN, out_type='pooled', **size).eval()
+    prefix = 'backbone.'
+    other.load_state_dict(
+        {k.removeprefix(prefix): v for k, v in model.state_dict().items() if k.startswith(prefix)}
+    )
+    x = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        pooled = model.forward_head(model.forward_features(x), pre_logits=True)
+        # fp32; the means are taken over other layouts.
+        torch.testing.assert_close(pooled, other(x)[-1], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize('name', FAMILIES)
+def test_export_takes_the_place_of_scripting(name: str) -> None:
+    """TorchScript is deprecated, and the ops are beyond it; torch.export keeps them as they are."""
+    model = reduced(name, num_classes=5).eval()
+    x = torch.randn(1, 3, 64, 48)
+    exported = torch.export.export(model, (x,))
+    with torch.no_grad():
+        torch.testing.assert_close(exported.module()(x), model(x), rtol=0, atol=1e-6)
+
+
+def test_bad_options_are_named() -> None:
+    model = reduced('vittt_tiny_patch16_224')
+    x = torch.zeros(1, 3, 32, 32)
+    with pytest.raises(ValueError, match=r"'NHWC'.*'NLC'"):
+        model.forward_intermediates(x, output_fmt='NHWC')
+    with pytest.raises(ValueError, match="cls_mode='head'"):
+        reduced('vittt_tiny_patch16_224', cls_mode='head').forward_intermediates(x)
+    with pytest.raises(ValueError, match='norm=True'):
+        reduced('h_vit3_tiny').forward_intermediates(x, norm=True)
+    with pytest.raises(RuntimeError, match='No pretrained weights'):
+        timm.create_model('vittt_tiny_patch16_224', arch=PLAIN, pretrained=True)
+
+
+def test_listing_is_for_users_too() -> None:
+    assert {'vittt_tiny_patch16_224', 'PlainClassifier'} <= set(ours.__all__)

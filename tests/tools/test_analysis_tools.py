@@ -1,0 +1,125 @@
+"""The command lines of the tools that look at models: help with an example, and one real call."""
+
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+TOOLS = Path(__file__).resolve().parents[2] / 'tools'
+NAMES = (
+    'benchmark.py',
+    'browse_dataset.py',
+    'checkpoint_info.py',
+    'get_flops.py',
+    'image_demo.py',
+    'make_model_zoo.py',
+    'publish_checkpoint.py',
+)
+
+
+def run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tool: str, *args: str
+) -> str:
+    """The output of a tool that ends well."""
+    monkeypatch.setattr(sys, 'argv', [tool, *args])
+    runpy.run_path(str(TOOLS / tool), run_name='__main__')
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize('tool', NAMES)
+def test_help_shows_an_example(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tool: str
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        run(monkeypatch, capsys, tool, '--help')
+    assert end.value.code == 0
+    text = capsys.readouterr().out
+    assert f'example: python tools/{tool}' in text
+    # Whatever takes a value or changes something says so.
+    assert 'optional arguments' in text or 'options:' in text
+
+
+def test_get_flops(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    out = run(monkeypatch, capsys, 'get_flops.py', 'vittt_t_in1k', '--depth', '1')
+    assert re.search(r'backbone +│ 6,783,240 +│ 1\.459', out)
+    assert 'ttt_kernels.ttt_linear' in out
+    assert 'vittt_t_in1k at 224×224: 6.976 M parameters, 1.459 GFLOPs' in out
+    shape = ('--shape', '225', '333')
+    assert '225×333' in run(monkeypatch, capsys, 'get_flops.py', 'vittt_t_in1k', *shape)
+
+
+def test_an_unknown_model_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        run(monkeypatch, capsys, 'get_flops.py', 'vittt_xxl')
+    assert end.value.code == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: there is no model 'vittt_xxl'")
+    assert len(error.splitlines()) == 1
+
+
+def test_benchmark(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    table, picture = tmp_path / 'rows.csv', tmp_path / 'rows.png'
+    options = ('--sizes', '32', '48', '--repeats', '1', '--warmup', '0', '--device', 'cpu')
+    out = run(
+        monkeypatch,
+        capsys,
+        'benchmark.py',
+        'vittt_tiny_patch16_224',
+        *options,
+        *('--out', str(table), '--plot', str(picture)),
+    )
+    assert 'vittt_tiny_patch16_224 inference 1 × 48×48:' in out
+    assert len(table.read_text().splitlines()) == 3
+    assert picture.is_file()
+
+
+def test_image_demo_and_browse_dataset(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for folder, color in (('a', 0), ('b', 200)):
+        (tmp_path / 'train' / folder).mkdir(parents=True)
+        image = np.full((40, 40, 3), color, np.uint8)
+        cv2.imwrite(str(tmp_path / 'train' / folder / '0.png'), image)
+    config = tmp_path / 'config.py'
+    config.write_text(f"""
+_base_ = 'mmvttt::vittt_t_in1k.py'
+model = dict(
+    backbone=dict(arch=dict(
+        _delete_=True, embed_dims=32, num_layers=1, num_heads=1, feedforward_channels=32)),
+    head=dict(in_channels=32, num_classes=2))
+data_preprocessor = dict(num_classes=2)
+train_dataloader = dict(dataset=dict(
+    _delete_=True, type='CustomDataset', data_root={str(tmp_path)!r}, data_prefix='train',
+    pipeline=_base_.train_pipeline))
+""")
+    out = run(
+        monkeypatch, capsys, 'browse_dataset.py', str(config), '--out', str(tmp_path / 'drawn')
+    )
+    assert '2 pictures' in out
+    assert len(list((tmp_path / 'drawn').glob('*.png'))) == 2
+
+    from mmvttt.analysis.models import find_model
+
+    weights = tmp_path / 'w.pth'
+    meta = dict(dataset_meta=dict(classes=('a', 'b')))
+    torch.save(dict(state_dict=find_model(str(config)).model.state_dict(), meta=meta), weights)
+    photo = tmp_path / 'train' / 'b' / '0.png'
+    where = ('--config', str(config), '--checkpoint', str(weights), '--out', str(tmp_path / 'o'))
+    out = run(monkeypatch, capsys, 'image_demo.py', str(photo), *where, '--device', 'cpu')
+    assert re.search(r'0\.png: [ab] 0\.\d+; [ab] 0\.\d+ → .*0\.png', out)
+
+    # The same file, published, and described.
+    out = run(monkeypatch, capsys, 'publish_checkpoint.py', str(weights), str(tmp_path / 'zoo.pth'))
+    published = Path(out.split(':')[0])
+    assert published.is_file()
+    page = run(monkeypatch, capsys, 'checkpoint_info.py', str(published), '--depth', '1')
+    assert '2 classes: a, b' in page

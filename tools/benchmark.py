@@ -1,0 +1,86 @@
+"""Measures throughput, latency and peak memory of models (mmvttt.analysis.benchmark).
+
+Writes a CSV that names the machine, and draws it (vision-ttt Fig. 6).
+
+example: python tools/benchmark.py vittt_tiny_patch16_224 deit_tiny_patch16_224 \\
+           --sizes 224 512 1024 --batch 8 --device cuda --dtype bfloat16 --plot fig6.png
+"""
+
+import argparse
+
+import torch
+from mmengine.config import DictAction
+from rich.progress import track
+
+from mmvttt.analysis.benchmark import Measurement, measure, plot, write_csv
+from mmvttt.analysis.models import DenseForward, find_model
+from mmvttt.engine.runner import plain_errors
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        'models', nargs='+', help="configs, names of ours, or models of timm's registry"
+    )
+    parser.add_argument(
+        '--sizes', nargs='+', type=int, default=[224], help='sides of the (square) images in pixels'
+    )
+    parser.add_argument('--batch', nargs='+', type=int, default=[1], help='images at once')
+    parser.add_argument('--device', default='cuda' if torch.cuda.is_available() else 'cpu')
+    parser.add_argument('--dtype', choices=('float32', 'bfloat16', 'float16'), default='float32')
+    parser.add_argument('--train', action='store_true', help='time forward and backward')
+    parser.add_argument('--backbone', action='store_true', help="leave out a config's heads")
+    parser.add_argument('--repeats', type=int, default=10, help='timed batches; the median counts')
+    parser.add_argument('--warmup', type=int, default=3, help='batches before them')
+    parser.add_argument('--out', default='work_dirs/benchmark.csv', help='the CSV')
+    parser.add_argument('--plot', help='an image file to draw, e.g. work_dirs/benchmark.png')
+    parser.add_argument(
+        '--cfg-options',
+        nargs='+',
+        action=DictAction,
+        metavar='KEY=VALUE',
+        help='change entries of the configs',
+    )
+    return parser.parse_args(argv)
+
+
+def describe(row: Measurement) -> str:
+    """A line for the screen."""
+    what = f'{row.model} {row.mode} {row.batch} × {row.height}×{row.width}'
+    if row.latency_ms is None:
+        return f'{what}: out of memory'
+    memory = '' if row.peak_mib is None else f', {row.peak_mib:.0f} MiB'
+    return f'{what}: {row.latency_ms:.1f} ms, {row.images_per_s:.1f} images/s{memory}'
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = parse_args(argv)
+    rows = []
+    with plain_errors():
+        for name in args.models:
+            found = find_model(name, args.cfg_options)
+            model = found.model.backbone if args.backbone else found.model
+            cases = [(size, batch) for size in args.sizes for batch in args.batch]
+            for size, batch in track(cases, description=found.name):
+                row = measure(
+                    DenseForward(model),
+                    found.name,
+                    batch,
+                    (size, size),
+                    args.device,
+                    getattr(torch, args.dtype),
+                    args.train,
+                    args.repeats,
+                    args.warmup,
+                )
+                print(describe(row), flush=True)
+                rows.append(row)
+    print(f'measurements: {write_csv(rows, args.out)}')
+    if args.plot:
+        print(f'plot: {plot(rows, args.plot)}')
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,44 @@
+"""Draws what a data set hands to the model, with its annotations (mmvttt.analysis.browse).
+
+example: python tools/browse_dataset.py configs/upernet_vittt_t_camvid.py --num-images 8
+"""
+
+import argparse
+
+from mmengine.config import DictAction
+from rich.progress import track
+
+from mmvttt.analysis.browse import browse
+from mmvttt.analysis.models import find_config
+from mmvttt.engine.runner import load_config, plain_errors
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('config', help='path of a config, or the name of ours')
+    parser.add_argument('--split', choices=('train', 'val', 'test'), default='train')
+    parser.add_argument('--num-images', type=int, default=12, help='spread over the set')
+    parser.add_argument('--out', default='work_dirs/browse', help='folder of the pictures')
+    parser.add_argument(
+        '--cfg-options',
+        nargs='+',
+        action=DictAction,
+        metavar='KEY=VALUE',
+        help='change entries of the config',
+    )
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = parse_args(argv)
+    with plain_errors():
+        config = load_config(find_config(args.config) or args.config, cfg_options=args.cfg_options)
+        pictures = browse(config, args.out, args.split, args.num_images)
+        written = list(track(pictures, description='images', total=args.num_images))
+    print(f'{len(written)} pictures: {args.out}')
+
+
+if __name__ == '__main__':
+    main()

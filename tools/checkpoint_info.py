@@ -1,0 +1,30 @@
+"""Says what is in a checkpoint: entries, classes, tensors, parameters of each part.
+
+See mmvttt.analysis.weights.
+
+example: python tools/checkpoint_info.py work_dirs/vittt_s_in1k/epoch_300.pth --depth 3
+"""
+
+import argparse
+
+from mmvttt.analysis.weights import describe_checkpoint
+from mmvttt.engine.runner import plain_errors
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('checkpoint', help='a file of mmengine or timm, or a state dict')
+    parser.add_argument('--depth', type=int, default=2, help='of the parts; default: 2')
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = parse_args(argv)
+    with plain_errors():
+        print(describe_checkpoint(args.checkpoint, args.depth))
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,76 @@
+"""Prints a model's parameters and FLOPs, by part and by op (mmvttt.analysis.flops).
+
+FLOPs are multiply-accumulates, as in the papers. Needs no data set, no weights and no GPU.
+
+example: python tools/get_flops.py upernet_vittt_s_160k --shape 512 512
+"""
+
+import argparse
+
+from mmengine.config import DictAction
+from rich.console import Console
+from rich.table import Table
+
+from mmvttt.analysis.flops import Cost, count_cost
+from mmvttt.analysis.models import DenseForward, find_model
+from mmvttt.engine.runner import plain_errors
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('model', help="a config, the name of one of ours, or a model of timm's")
+    parser.add_argument(
+        '--shape',
+        nargs=2,
+        type=int,
+        metavar=('HEIGHT', 'WIDTH'),
+        help='of the image; default: 800 1333 for detectors, 512 512 for segmentors, else 224 224',
+    )
+    parser.add_argument('--depth', type=int, default=2, help='of the parts; default: 2')
+    parser.add_argument(
+        '--cfg-options',
+        nargs='+',
+        action=DictAction,
+        metavar='KEY=VALUE',
+        help='change entries of the config',
+    )
+    return parser.parse_args(argv)
+
+
+def tables(cost: Cost, depth: int) -> list[Table]:
+    """The parts and the ops, each with its share."""
+    parts = Table('part', 'parameters', 'GFLOPs', 'share', title='By part')
+    rows = [*cost.parts(depth), ('total', cost.total_params, cost.total_macs)]
+    for name, params, macs in rows:
+        parts.add_row(name, f'{params:,}', f'{macs / 1e9:.3f}', _share(macs, cost))
+    ops = Table('op', 'GFLOPs', 'share', title='By op')
+    for name, macs in cost.by_op.items():
+        ops.add_row(name, f'{macs / 1e9:.3f}', _share(macs, cost))
+    return [parts, ops]
+
+
+def _share(macs: int, cost: Cost) -> str:
+    return f'{macs / max(cost.total_macs, 1):.1%}'
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = parse_args(argv)
+    with plain_errors():
+        found = find_model(args.model, args.cfg_options, weightless=True)
+        size = tuple(args.shape or found.size)
+        cost = count_cost(DenseForward(found.model), size)
+    console = Console(width=100)
+    for table in tables(cost, args.depth):
+        console.print(table)
+    print(
+        f'{found.name} at {size[0]}×{size[1]}: {cost.total_params / 1e6:.3f} M parameters, '
+        f'{cost.total_macs / 1e9:.3f} GFLOPs (multiply-accumulates)'
+    )
+    if cost.uncounted:
+        print(f'Without a FLOP formula, and missing above: {", ".join(cost.uncounted)}')
+
+
+if __name__ == '__main__':
+    main()

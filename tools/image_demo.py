@@ -1,0 +1,54 @@
+"""Shows what a trained model sees in photographs (mmvttt.analysis.demo).
+
+Boxes and masks, a label map or the five likeliest classes, by the toolbox of the config.
+
+example: python tools/image_demo.py photo.jpg --config configs/upernet_vittt_t_camvid.py \\
+           --checkpoint work_dirs/upernet_vittt_t_camvid/epoch_100.pth
+"""
+
+import argparse
+
+import torch
+from mmengine.config import DictAction
+from rich.progress import track
+
+from mmvttt.analysis.demo import show_images
+from mmvttt.analysis.models import find_config
+from mmvttt.engine.runner import load_config, plain_errors
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('images', nargs='+', help='image files')
+    parser.add_argument('--config', required=True, help='path of a config, or the name of ours')
+    parser.add_argument('--checkpoint', required=True, help='file with the weights')
+    parser.add_argument('--out', default='work_dirs/image_demo', help='folder of the pictures')
+    parser.add_argument(
+        '--score-thr', type=float, default=0.3, help='draw boxes from this score on'
+    )
+    parser.add_argument('--device', default='cuda' if torch.cuda.is_available() else 'cpu')
+    parser.add_argument(
+        '--cfg-options',
+        nargs='+',
+        action=DictAction,
+        metavar='KEY=VALUE',
+        help='change entries of the config',
+    )
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = parse_args(argv)
+    with plain_errors():
+        config = load_config(find_config(args.config) or args.config, cfg_options=args.cfg_options)
+        findings = show_images(
+            config, args.checkpoint, args.images, args.out, args.score_thr, args.device
+        )
+        for finding in track(findings, description='images', total=len(args.images)):
+            print(f'{finding.image}: {"; ".join(finding.lines) or "nothing"} → {finding.picture}')
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,39 @@
+"""Writes the tables of the model zoo into documents, from configs/metafile.yml.
+
+See mmvttt.analysis.model_zoo.
+
+example: python tools/make_model_zoo.py docs/model_zoo.md
+"""
+
+import argparse
+
+from mmvttt.analysis.model_zoo import update
+from mmvttt.engine.runner import plain_errors
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('documents', nargs='+', help='files with <!-- model-zoo:… --> markers')
+    parser.add_argument(
+        '--check', action='store_true', help='change nothing; fail where something would change'
+    )
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = parse_args(argv)
+    with plain_errors():
+        changed = [document for document in args.documents if update(document, args.check)]
+    for document in args.documents:
+        state = 'up to date'
+        if document in changed:
+            state = 'out of date' if args.check else 'written'
+        print(f'{document}: {state}')
+    if args.check and changed:
+        raise SystemExit(1)
+
+
+if __name__ == '__main__':
+    main()
