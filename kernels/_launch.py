@@ -1,0 +1,96 @@
+"""How the kernels of the full-batch inner steps are launched, and how they sum over all tokens.
+
+Where there are few sums, several programs share one: fp32 partials, added up in a fixed order.
+No atomics, and nothing depends on the GPU at hand: the same inputs give the same bits.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from . import _backend
+
+# Programs that keep a large GPU busy: about four for each of its ~130 multiprocessors.
+_ENOUGH = 512
+# Blocks of tokens that a program reads at least, so that fetching the weights is worth its while.
+_LEAST_BLOCKS = 4
+
+
+def unfit(q: Tensor) -> str | None:
+    """Why no kernel here takes `q`, or None."""
+    if q.numel() == 0:
+        return 'the batch is empty'
+    if _backend.interpreting():
+        return None
+    if q.dtype == torch.float64:
+        return 'q is torch.float64, which the kernels have in the interpreter alone'
+    major, minor = torch.cuda.get_device_capability(q.device)
+    if major < 8:
+        return f'the GPU has compute capability {major}.{minor}; the kernels need 8.0 or more'
+    return None
+
+
+def given(axes: str, **tokens: Tensor) -> dict[str, Tensor | int]:
+    """Kernel arguments `x`, `x_b`, … of every tensor x: itself and its stride along each axis.
+
+    The last dimension is read as contiguous; a tensor where it isn't (an expanded gradient, say) is
+    copied.
+    """
+    arguments: dict[str, Tensor | int] = {}
+    for name, x in tokens.items():
+        x = x if x.stride(-1) == 1 else x.contiguous()
+        arguments[name] = x
+        arguments |= {f'{name}_{axis}': x.stride(i) for i, axis in enumerate(axes)}
+    return arguments
+
+
+def split(tokens: int, sums: int, block: int) -> tuple[int, int]:
+    """How many programs share each of `sums` sums over `tokens`, and how many tokens each takes.
+
+    Returns:
+        splits ≥ 1, and the span, a multiple of `block`; no split is empty.
+    """
+    blocks = triton.cdiv(tokens, block)
+    splits = min(triton.cdiv(_ENOUGH, max(sums, 1)), triton.cdiv(blocks, _LEAST_BLOCKS))
+    span = triton.cdiv(blocks, splits) * block
+    return triton.cdiv(tokens, span), span
+
+
+@triton.jit(do_not_specialize=['splits', 'size', 'divisor'])
+def _add_up(
+    partials,  # (P, splits, size)
+    total,  # (P, size)
+    factor,
+    splits,
+    size,
+    divisor,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    blocks = tl.cdiv(size, COLUMNS)
+    program = (tl.program_id(0) // blocks).to(tl.int64)
+    columns = tl.program_id(0) % blocks * COLUMNS + tl.arange(0, COLUMNS)
+    rows = tl.arange(0, ROWS)
+    start = partials + program * splits * size
+    out = tl.zeros((COLUMNS,), total.dtype.element_ty)
+    for first in tl.range(0, splits, ROWS):
+        inside = (first + rows < splits)[:, None] & (columns < size)[None, :]
+        pointers = start + (first + rows)[:, None].to(tl.int64) * size + columns[None, :]
+        out += tl.sum(tl.load(pointers, mask=inside, other=0.0), axis=0)
+    out = out * factor / divisor
+    tl.store(total + program * size + columns, out, mask=columns < size)
+
+
+def add_up(partials: Tensor, factor: float = 1.0, divisor: int = 1) -> Tensor:
+    """`partials` `(P, splits, …)` summed over its splits, times `factor/divisor`: `(P, …)`."""
+    programs, splits = partials.shape[:2]
+    total = torch.empty_like(partials[:, 0], memory_format=torch.contiguous_format)
+    size = total[0].numel()
+    columns = 64
+    grid = (programs * triton.cdiv(size, columns),)
+    with torch.cuda.device_of(partials):
+        _add_up[grid](
+            partials, total, factor, splits, size, divisor, ROWS=16, COLUMNS=columns, num_warps=4
+        )
+    return total

@@ -1,0 +1,394 @@
+"""Triton kernels of ViT³'s depth-wise 3×3 inner model: two passes forward, two backward.
+
+Forward: `_step` sums the inner gradients G over k and v, `_read` takes the damped step as it loads
+the kernels and filters q. Backward: `_read_backward` goes over dO and q and sums the gradients of
+the stepped kernels; `_step_backward` turns them into `j = −κH` as it loads them and filters k, v.
+Where few images would leave a GPU idle, several programs share a sum (`_launch`).
+
+Everything is channels-last: a tile has pixels as rows and channels as columns, and the nine
+neighbours of a tile are nine loads, eight of which the caches serve. Taps are numbered row by row.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .. import _launch
+
+# Triton knows no starred tuples.
+# ruff: noqa: RUF005
+
+# ------------------------------------------------------------------------------------------- tiles
+
+
+@triton.jit
+def _pointers(base, pixels, stride, channels):
+    return base + pixels.to(tl.int64)[:, None] * stride + channels[None, :]
+
+
+@triton.jit
+def _load(base, pixels, last, stride, channels, D):
+    inside = (pixels < last)[:, None] & (channels < D)[None, :]
+    return tl.load(_pointers(base, pixels, stride, channels), mask=inside, other=0.0)
+
+
+@triton.jit
+def _store(base, pixels, last, stride, channels, D, x):
+    inside = (pixels < last)[:, None] & (channels < D)[None, :]
+    pointers = _pointers(base, pixels, stride, channels)
+    tl.store(pointers, x.to(base.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _neighbours(base, pixels, last, stride, channels, D, h, w, ACC: tl.constexpr):
+    """x[p + δ] of the nine taps δ, in ACC; zeros outside of the map."""
+    row, column = pixels // w, pixels % w
+    taps = ()
+    for tap in tl.static_range(9):
+        down, right = tap // 3 - 1, tap % 3 - 1
+        inside = (pixels < last) & (row + down >= 0) & (row + down < h)
+        inside &= (column + right >= 0) & (column + right < w)
+        pointers = _pointers(base, pixels + (down * w + right), stride, channels)
+        x = tl.load(pointers, mask=inside[:, None] & (channels < D)[None, :], other=0.0)
+        taps = taps + (x.to(ACC),)
+    return taps
+
+
+@triton.jit
+def _taps(base, channels, stride_tap, stride_channel, D, ACC: tl.constexpr):
+    """The nine weights of every channel."""
+    taps = ()
+    for tap in tl.static_range(9):
+        pointers = base + tap * stride_tap + channels * stride_channel
+        taps = taps + (tl.load(pointers, mask=channels < D, other=0.0).to(ACC),)
+    return taps
+
+
+@triton.jit
+def _dot(x, y):
+    """Σ over the taps of x[δ]·y[δ]."""
+    total = x[0] * y[0]
+    for tap in tl.static_range(1, 9):
+        total += x[tap] * y[tap]
+    return total
+
+
+@triton.jit
+def _stepped(w3, g, channels, D, DAMPING: tl.constexpr, ACC: tl.constexpr):
+    """w′ = w − G/(‖G‖ + 1), with the norm over the taps; w3 `(D, 9)`, g `(9, D)`."""
+    w = _taps(w3, channels, 1, 9, D, ACC)
+    g = _taps(g, channels, D, 1, D, ACC)
+    divisor = tl.sqrt(_dot(g, g)) + 1 if DAMPING else tl.full(channels.shape, 1, ACC)
+    out = ()
+    for tap in tl.static_range(9):
+        out = out + (w[tap] - g[tap] / divisor,)
+    return out
+
+
+@triton.jit
+def _step_gradient(g, dw, channels, D, factor, DAMPING: tl.constexpr, ACC: tl.constexpr):
+    """j = −κH: the gradient of w′ through the damping, times κ = `factor`."""
+    g = _taps(g, channels, D, 1, D, ACC)
+    dw = _taps(dw, channels, D, 1, D, ACC)
+    out = ()
+    if DAMPING:
+        norm = tl.sqrt(_dot(g, g))
+        along = _dot(g, dw) / tl.where(norm == 0, 1, norm) / (norm + 1)
+        for tap in tl.static_range(9):
+            out = out + ((dw[tap] - g[tap] * along) / (norm + 1) * factor,)
+    else:
+        for tap in tl.static_range(9):
+            out = out + (dw[tap] * factor,)
+    return out
+
+
+@triton.jit
+def _correlate(x, taps):
+    """Σ_δ taps[δ]·x[p + δ]; x: nine tiles, taps: nine rows of channels."""
+    total = x[0] * taps[0][None, :]
+    for tap in tl.static_range(1, 9):
+        total += x[tap] * taps[tap][None, :]
+    return total
+
+
+@triton.jit
+def _correlate_turned(x, taps):
+    """`_correlate` with the kernels turned by 180°: the taps in reverse."""
+    total = x[0] * taps[8][None, :]
+    for tap in tl.static_range(1, 9):
+        total += x[tap] * taps[8 - tap][None, :]
+    return total
+
+
+@triton.jit
+def _zeros(PIXELS: tl.constexpr, CHANNELS: tl.constexpr, ACC: tl.constexpr):
+    sums = ()
+    for _ in tl.static_range(9):
+        sums = sums + (tl.zeros((PIXELS, CHANNELS), ACC),)
+    return sums
+
+
+@triton.jit
+def _add_products(sums, x, y):
+    out = ()
+    for tap in tl.static_range(9):
+        out = out + (sums[tap] + x[tap] * y,)
+    return out
+
+
+# ----------------------------------------------------------------------------------------- forward
+
+
+@triton.jit(do_not_specialize=['h', 'w', 'span', 'splits', 'divisor'])
+def _step(
+    k,  # (B, h·w, D), any strides but the last
+    v,
+    g,  # (B, splits, 9, D)
+    k_b,
+    k_n,
+    v_b,
+    v_n,
+    factor,
+    D,
+    h,
+    w,
+    span,
+    splits,
+    divisor,
+    PIXELS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
+    """Sums k[p + δ]·v[p]·factor/divisor over a span of pixels, for every tap δ."""
+    ACC: tl.constexpr = g.dtype.element_ty
+    image = (tl.program_id(0) // splits).to(tl.int64)
+    first = tl.program_id(0) % splits * span
+    last = tl.minimum(first + span, h * w)
+    channels = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    k += image * k_b
+    v += image * v_b
+    sums = _zeros(PIXELS, CHANNELS, ACC)
+    for n in tl.range(first, last, PIXELS):
+        pixels = n + tl.arange(0, PIXELS)
+        e = _load(v, pixels, last, v_n, channels, D).to(ACC)
+        sums = _add_products(sums, _neighbours(k, pixels, last, k_n, channels, D, h, w, ACC), e)
+    g += tl.program_id(0).to(tl.int64) * 9 * D + channels
+    for tap in tl.static_range(9):
+        total = tl.sum(sums[tap], axis=0) * factor / divisor
+        tl.store(g + tap * D, total, mask=channels < D)
+
+
+@triton.jit(do_not_specialize=['h', 'w', 'span', 'splits'])
+def _read(
+    q,  # (B, h·w, D), any strides but the last
+    w3,  # (D, 3, 3)
+    g,  # (B, 9, D)
+    o,  # (B, h·w, D)
+    q_b,
+    q_n,
+    D,
+    h,
+    w,
+    span,
+    splits,
+    PIXELS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    DAMPING: tl.constexpr,
+):
+    """O[p] = Σ_δ w′[δ]·q[p + δ] of a span of pixels."""
+    ACC: tl.constexpr = g.dtype.element_ty
+    image = (tl.program_id(0) // splits).to(tl.int64)
+    first = tl.program_id(0) % splits * span
+    last = tl.minimum(first + span, h * w)
+    channels = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    q += image * q_b
+    o += image * h * w * D
+    taps = _stepped(w3, g + image * 9 * D, channels, D, DAMPING, ACC)
+    for n in tl.range(first, last, PIXELS):
+        pixels = n + tl.arange(0, PIXELS)
+        near = _neighbours(q, pixels, last, q_n, channels, D, h, w, ACC)
+        _store(o, pixels, last, D, channels, D, _correlate(near, taps))
+
+
+# ---------------------------------------------------------------------------------------- backward
+
+
+@triton.jit(do_not_specialize=['h', 'w', 'span', 'splits'])
+def _read_backward(
+    do,  # (B, h·w, D), any strides but the last
+    q,
+    w3,  # (D, 3, 3)
+    g,  # (B, 9, D)
+    dq,  # (B, h·w, D)
+    dw,  # (B, splits, 9, D)
+    do_b,
+    do_n,
+    q_b,
+    q_n,
+    D,
+    h,
+    w,
+    span,
+    splits,
+    PIXELS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    DAMPING: tl.constexpr,
+):
+    """dQ[p] = Σ_δ w′[δ]·dO[p − δ] and dw′[δ] = Σ_p q[p]·dO[p − δ], from the same nine loads."""
+    ACC: tl.constexpr = dw.dtype.element_ty
+    image = (tl.program_id(0) // splits).to(tl.int64)
+    first = tl.program_id(0) % splits * span
+    last = tl.minimum(first + span, h * w)
+    channels = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    do += image * do_b
+    q += image * q_b
+    dq += image * h * w * D
+    taps = _stepped(w3, g + image * 9 * D, channels, D, DAMPING, ACC)
+    sums = _zeros(PIXELS, CHANNELS, ACC)
+    for n in tl.range(first, last, PIXELS):
+        pixels = n + tl.arange(0, PIXELS)
+        near = _neighbours(do, pixels, last, do_n, channels, D, h, w, ACC)
+        _store(dq, pixels, last, D, channels, D, _correlate_turned(near, taps))
+        sums = _add_products(sums, near, _load(q, pixels, last, q_n, channels, D).to(ACC))
+    dw += tl.program_id(0).to(tl.int64) * 9 * D + channels
+    for tap in tl.static_range(9):
+        # `near` was numbered by −δ.
+        tl.store(dw + (8 - tap) * D, tl.sum(sums[tap], axis=0), mask=channels < D)
+
+
+@triton.jit(do_not_specialize=['h', 'w', 'span', 'splits'])
+def _step_backward(
+    k,  # (B, h·w, D), any strides but the last
+    v,
+    g,  # (B, 9, D)
+    dw,  # (B, 9, D)
+    dk,  # (B, h·w, D)
+    dv,
+    k_b,
+    k_n,
+    v_b,
+    v_n,
+    factor,
+    D,
+    h,
+    w,
+    span,
+    splits,
+    PIXELS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    DAMPING: tl.constexpr,
+):
+    """dV[p] = Σ_δ j[δ]·k[p + δ] and dK[p] = Σ_δ j[δ]·v[p − δ] of a span of pixels."""
+    ACC: tl.constexpr = dw.dtype.element_ty
+    image = (tl.program_id(0) // splits).to(tl.int64)
+    first = tl.program_id(0) % splits * span
+    last = tl.minimum(first + span, h * w)
+    channels = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    k += image * k_b
+    v += image * v_b
+    dk += image * h * w * D
+    dv += image * h * w * D
+    start = image * 9 * D
+    kappa = tl.cast(factor, ACC) / (h * w)
+    j = _step_gradient(g + start, dw + start, channels, D, kappa, DAMPING, ACC)
+    for n in tl.range(first, last, PIXELS):
+        pixels = n + tl.arange(0, PIXELS)
+        near = _neighbours(k, pixels, last, k_n, channels, D, h, w, ACC)
+        _store(dv, pixels, last, D, channels, D, _correlate(near, j))
+        near = _neighbours(v, pixels, last, v_n, channels, D, h, w, ACC)
+        _store(dk, pixels, last, D, channels, D, _correlate_turned(near, j))
+
+
+# -------------------------------------------------------------------------------------------- host
+
+
+# Pixels a block and warps: a thread holds eight channels of a pixel, 16 bytes in half precision,
+# and their nine sums. tests/kernels/test_ttt_glu_dwconv_aot.py keeps registers and spills in check.
+_PIXELS = 16
+_WARPS = 4
+_CHANNELS = 64
+
+
+def config(dim: int) -> dict:
+    """How the kernels are compiled for `dim` channels, whatever the dtype and the GPU."""
+    channels = min(_CHANNELS, max(triton.next_power_of_2(dim), 16))
+    return {
+        'PIXELS': _PIXELS * _CHANNELS // channels,
+        'CHANNELS': channels,
+        'num_warps': _WARPS,
+    }
+
+
+def supported(q: Tensor, k: Tensor, v: Tensor, w3: Tensor) -> str | None:
+    """None where the kernels can run with these arguments, else a sentence that says why not."""
+    return _launch.unfit(q)
+
+
+def _share(q: Tensor, h: int, w: int) -> tuple[tuple[int, int], dict]:
+    """The grid, and the arguments that all kernels take."""
+    batch, pixels, dim = q.shape
+    options = config(dim)
+    blocks = triton.cdiv(dim, options['CHANNELS'])
+    splits, span = _launch.split(pixels, batch * blocks, options['PIXELS'])
+    sizes = {'D': dim, 'h': h, 'w': w, 'span': span, 'splits': splits}
+    return (batch * splits, blocks), {**sizes, **options}
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w3: Tensor,
+    h: int,
+    w: int,
+    scale: float,
+    damping: bool,
+) -> tuple[Tensor, Tensor]:
+    """O `(B, h·w, d)` and G before damping `(B, 9, d)`; arguments as the reference's."""
+    batch, pixels, dim = q.shape
+    grid, shared = _share(q, h, w)
+    g = w3.new_empty((batch, shared['splits'], 9, dim))
+    o = torch.empty_like(q, memory_format=torch.contiguous_format)
+    whole = shared['splits'] == 1
+    with torch.cuda.device_of(q):
+        _step[grid](
+            **_launch.given('bn', k=k, v=v),
+            g=g,
+            factor=-scale if whole else 1.0,
+            divisor=pixels if whole else 1,
+            **shared,
+        )
+        g = g.squeeze(1) if whole else _launch.add_up(g, -scale, pixels)
+        _read[grid](
+            **_launch.given('bn', q=q), w3=w3.contiguous(), g=g, o=o, DAMPING=damping, **shared
+        )
+    return o, g
+
+
+def backward(
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w3: Tensor,
+    g: Tensor,
+    h: int,
+    w: int,
+    scale: float,
+    damping: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """dq, dk, dv `(B, h·w, d)`, dw3 `(d, 3, 3)`; arguments as the reference's."""
+    batch, _, dim = q.shape
+    dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+    grid, shared = _share(q, h, w)
+    shared |= {'g': g.contiguous(), 'DAMPING': damping}
+    dw = w3.new_empty((batch, shared['splits'], 9, dim))
+    with torch.cuda.device_of(q):
+        _read_backward[grid](
+            **_launch.given('bn', do=do, q=q), w3=w3.contiguous(), dq=dq, dw=dw, **shared
+        )
+        dw = dw.squeeze(1) if shared['splits'] == 1 else _launch.add_up(dw)
+        _step_backward[grid](
+            **_launch.given('bn', k=k, v=v), dw=dw, dk=dk, dv=dv, factor=scale, **shared
+        )
+    return dq, dk, dv, dw.sum(0).mT.reshape(w3.shape).contiguous()

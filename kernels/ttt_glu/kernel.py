@@ -1,0 +1,438 @@
+"""Triton kernels of ViT³'s gated inner model: two passes over the tokens forward, two backward.
+
+Forward: `_step` sums the inner gradients G over k and v, `_read` takes the damped step as it loads
+the weights and reads q. Backward: `_read_backward` goes over q and dO and sums the gradients of the
+stepped weights; `_step_backward` turns them into `j = −κH` as it loads them and goes over k and v.
+Where few (image, head) pairs would leave a GPU idle, several programs share a sum (`_launch`).
+
+q, k, v and dO are read where they lie, by their strides. [W1 | W2] and all their gradients are
+`(d, 2d)` tiles in memory, and two `(d, d)` tiles in a program.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .. import _backend, _launch
+
+DIMS = (32, 64)
+
+
+# ------------------------------------------------------------------------------------------- tiles
+
+
+@triton.jit
+def _start(program, H, stride_b, stride_h):
+    """Elements from a tensor's start to the first token of an (image, head), in 64 bits."""
+    return (program // H).to(tl.int64) * stride_b + (program % H).to(tl.int64) * stride_h
+
+
+@triton.jit
+def _pointers(base, first, stride, D: tl.constexpr, BLOCK: tl.constexpr):
+    rows = (first + tl.arange(0, BLOCK)).to(tl.int64)
+    return base + rows[:, None] * stride + tl.arange(0, D)[None, :]
+
+
+@triton.jit
+def _load_tokens(base, first, last, stride, D: tl.constexpr, BLOCK: tl.constexpr):
+    """Tokens `(BLOCK, D)` from `first` on; zeros from `last` on, which add nothing to any sum."""
+    inside = first + tl.arange(0, BLOCK) < last
+    return tl.load(_pointers(base, first, stride, D, BLOCK), mask=inside[:, None], other=0.0)
+
+
+@triton.jit
+def _store_tokens(base, first, last, stride, x, D: tl.constexpr, BLOCK: tl.constexpr):
+    inside = first + tl.arange(0, BLOCK) < last
+    pointers = _pointers(base, first, stride, D, BLOCK)
+    tl.store(pointers, x.to(base.dtype.element_ty), mask=inside[:, None])
+
+
+@triton.jit
+def _square(D: tl.constexpr, WIDTH: tl.constexpr):
+    return tl.arange(0, D)[:, None] * WIDTH + tl.arange(0, D)[None, :]
+
+
+@triton.jit
+def _gate(z):
+    """silu(z) and its derivative, and 1 − 2σ(z) and σ(z)(1 − σ(z)), of which the second is made."""
+    sigma = tl.sigmoid(z)
+    spread = sigma * (1 - sigma)
+    return z * sigma, sigma + z * spread, 1 - 2 * sigma, spread
+
+
+@triton.jit
+def _stepped(w, g, D: tl.constexpr, DAMPING: tl.constexpr):
+    """W′ = W − G/(‖G‖ + 1), with the norm of every column."""
+    g = tl.load(g + _square(D, 2 * D))
+    if DAMPING:
+        g = g / (tl.sqrt(tl.sum(g * g, axis=0)) + 1)[None, :]
+    return tl.load(w + _square(D, D)) - g
+
+
+@triton.jit
+def _step_gradient(g, dw, D: tl.constexpr, DAMPING: tl.constexpr):
+    """−H: what the gradient of W′ makes, through the damping, of that with respect to −G."""
+    g = tl.load(g + _square(D, 2 * D))
+    dw = tl.load(dw + _square(D, 2 * D))
+    if DAMPING:
+        norm = tl.sqrt(tl.sum(g * g, axis=0))
+        along = tl.sum(g * dw, axis=0) / tl.where(norm == 0, 1, norm)
+        dw = (dw - g * (along / (norm + 1))[None, :]) / (norm + 1)[None, :]
+    return dw
+
+
+# ----------------------------------------------------------------------------------------- forward
+
+
+@triton.jit(do_not_specialize=['N', 'H', 'span', 'splits', 'divisor'])
+def _step(
+    k,  # (B, N, H, D), any strides but the last
+    v,
+    w1,  # (H, D, D)
+    w2,
+    g,  # (B, H, splits, D, 2·D)
+    k_b,
+    k_n,
+    k_h,
+    v_b,
+    v_n,
+    v_h,
+    factor,
+    N,
+    H,
+    span,
+    splits,
+    divisor,
+    D: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Sums `[Kᵀ(V⊙a) | Kᵀ(V⊙z1⊙a′)]·factor/divisor` over a span of tokens, a = silu(z2)."""
+    ACC: tl.constexpr = g.dtype.element_ty
+    program = tl.program_id(0) // splits
+    first = tl.program_id(0) % splits * span
+    last = tl.minimum(first + span, N)
+    k += _start(program, H, k_b, k_h)
+    v += _start(program, H, v_b, v_h)
+    weights = program % H * D * D + _square(D, D)
+    w1_tile = tl.load(w1 + weights).to(k.dtype.element_ty)
+    w2_tile = tl.load(w2 + weights).to(k.dtype.element_ty)
+    g1 = tl.zeros((D, D), ACC)
+    g2 = tl.zeros((D, D), ACC)
+    for n in tl.range(first, last, BLOCK, num_stages=STAGES):
+        k_tile = _load_tokens(k, n, last, k_n, D, BLOCK)
+        v_tile = _load_tokens(v, n, last, v_n, D, BLOCK).to(ACC)
+        z1 = tl.dot(k_tile, w1_tile, input_precision=PRECISION, out_dtype=ACC)
+        z2 = tl.dot(k_tile, w2_tile, input_precision=PRECISION, out_dtype=ACC)
+        a, slope, _, _ = _gate(z2)
+        k_columns = tl.trans(k_tile)
+        e1 = (v_tile * a).to(k_tile.dtype)
+        e2 = (v_tile * z1 * slope).to(k_tile.dtype)
+        g1 = tl.dot(k_columns, e1, g1, input_precision=PRECISION, out_dtype=ACC)
+        g2 = tl.dot(k_columns, e2, g2, input_precision=PRECISION, out_dtype=ACC)
+    g += tl.program_id(0).to(tl.int64) * 2 * D * D
+    tl.store(g + _square(D, 2 * D), g1 * factor / divisor)
+    tl.store(g + D + _square(D, 2 * D), g2 * factor / divisor)
+
+
+@triton.jit(do_not_specialize=['N', 'H', 'span', 'splits'])
+def _read(
+    q,  # (B, N, H, D), any strides but the last
+    w1,  # (H, D, D)
+    w2,
+    g,  # (B, H, D, 2·D)
+    o,  # (B, N, H, D)
+    q_b,
+    q_n,
+    q_h,
+    N,
+    H,
+    span,
+    splits,
+    D: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DAMPING: tl.constexpr,
+    PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """O = (QW1′)⊙silu(QW2′) of a span of tokens."""
+    ACC: tl.constexpr = g.dtype.element_ty
+    program = tl.program_id(0) // splits
+    first = tl.program_id(0) % splits * span
+    last = tl.minimum(first + span, N)
+    q += _start(program, H, q_b, q_h)
+    o += _start(program, H, tl.cast(N, tl.int64) * H * D, D)
+    g += program.to(tl.int64) * 2 * D * D
+    weights = program % H * D * D
+    w1_tile = _stepped(w1 + weights, g, D, DAMPING).to(q.dtype.element_ty)
+    w2_tile = _stepped(w2 + weights, g + D, D, DAMPING).to(q.dtype.element_ty)
+    for n in tl.range(first, last, BLOCK, num_stages=STAGES):
+        q_tile = _load_tokens(q, n, last, q_n, D, BLOCK)
+        u1 = tl.dot(q_tile, w1_tile, input_precision=PRECISION, out_dtype=ACC)
+        u2 = tl.dot(q_tile, w2_tile, input_precision=PRECISION, out_dtype=ACC)
+        _store_tokens(o, n, last, H * D, u1 * u2 * tl.sigmoid(u2), D, BLOCK)
+
+
+# ---------------------------------------------------------------------------------------- backward
+
+
+@triton.jit(do_not_specialize=['N', 'H', 'span', 'splits'])
+def _read_backward(
+    do,  # (B, N, H, D), any strides but the last
+    q,
+    w1,  # (H, D, D)
+    w2,
+    g,  # (B, H, D, 2·D)
+    dq,  # (B, N, H, D)
+    dw,  # (B, H, splits, D, 2·D)
+    do_b,
+    do_n,
+    do_h,
+    q_b,
+    q_n,
+    q_h,
+    N,
+    H,
+    span,
+    splits,
+    D: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DAMPING: tl.constexpr,
+    PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """dQ = dU1·W1′ᵀ + dU2·W2′ᵀ, and [dW1′ | dW2′] = Qᵀ[dU1 | dU2] of a span of tokens."""
+    ACC: tl.constexpr = dw.dtype.element_ty
+    program = tl.program_id(0) // splits
+    first = tl.program_id(0) % splits * span
+    last = tl.minimum(first + span, N)
+    do += _start(program, H, do_b, do_h)
+    q += _start(program, H, q_b, q_h)
+    dq += _start(program, H, tl.cast(N, tl.int64) * H * D, D)
+    g += program.to(tl.int64) * 2 * D * D
+    weights = program % H * D * D
+    w1_tile = _stepped(w1 + weights, g, D, DAMPING).to(q.dtype.element_ty)
+    w2_tile = _stepped(w2 + weights, g + D, D, DAMPING).to(q.dtype.element_ty)
+    dw1 = tl.zeros((D, D), ACC)
+    dw2 = tl.zeros((D, D), ACC)
+    for n in tl.range(first, last, BLOCK, num_stages=STAGES):
+        q_tile = _load_tokens(q, n, last, q_n, D, BLOCK)
+        do_tile = _load_tokens(do, n, last, do_n, D, BLOCK).to(ACC)
+        u1 = tl.dot(q_tile, w1_tile, input_precision=PRECISION, out_dtype=ACC)
+        u2 = tl.dot(q_tile, w2_tile, input_precision=PRECISION, out_dtype=ACC)
+        b, slope, _, _ = _gate(u2)
+        du1 = (do_tile * b).to(q_tile.dtype)
+        du2 = (do_tile * u1 * slope).to(q_tile.dtype)
+        out = tl.dot(du1, tl.trans(w1_tile), input_precision=PRECISION, out_dtype=ACC)
+        out = tl.dot(du2, tl.trans(w2_tile), out, input_precision=PRECISION, out_dtype=ACC)
+        _store_tokens(dq, n, last, H * D, out, D, BLOCK)
+        q_columns = tl.trans(q_tile)
+        dw1 = tl.dot(q_columns, du1, dw1, input_precision=PRECISION, out_dtype=ACC)
+        dw2 = tl.dot(q_columns, du2, dw2, input_precision=PRECISION, out_dtype=ACC)
+    dw += tl.program_id(0).to(tl.int64) * 2 * D * D
+    tl.store(dw + _square(D, 2 * D), dw1)
+    tl.store(dw + D + _square(D, 2 * D), dw2)
+
+
+@triton.jit(do_not_specialize=['N', 'H', 'span', 'splits'])
+def _step_backward(
+    k,  # (B, N, H, D), any strides but the last
+    v,
+    w1,  # (H, D, D)
+    w2,
+    g,  # (B, H, D, 2·D)
+    dw_total,  # (B, H, D, 2·D): dW′ over all tokens
+    dk,  # (B, N, H, D)
+    dv,
+    dw,  # (B, H, splits, D, 2·D): dW′ of this split's tokens, to which it adds
+    k_b,
+    k_n,
+    k_h,
+    v_b,
+    v_n,
+    v_h,
+    factor,
+    N,
+    H,
+    span,
+    splits,
+    D: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DAMPING: tl.constexpr,
+    PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """dK, dV and the step's share of dW for a span of tokens, all of them linear in j."""
+    ACC: tl.constexpr = dw.dtype.element_ty
+    program = tl.program_id(0) // splits
+    first = tl.program_id(0) % splits * span
+    last = tl.minimum(first + span, N)
+    k += _start(program, H, k_b, k_h)
+    v += _start(program, H, v_b, v_h)
+    out_start = _start(program, H, tl.cast(N, tl.int64) * H * D, D)
+    dk += out_start
+    dv += out_start
+    g += program.to(tl.int64) * 2 * D * D
+    dw_total += program.to(tl.int64) * 2 * D * D
+    dw += tl.program_id(0).to(tl.int64) * 2 * D * D
+    weights = program % H * D * D + _square(D, D)
+    w1_tile = tl.load(w1 + weights).to(k.dtype.element_ty)
+    w2_tile = tl.load(w2 + weights).to(k.dtype.element_ty)
+    j1 = _step_gradient(g, dw_total, D, DAMPING)
+    j2 = _step_gradient(g + D, dw_total + D, D, DAMPING)
+    # Mean gradients may be too small for half precision: carry them relative to the largest.
+    peak = tl.maximum(tl.max(tl.abs(j1)), tl.max(tl.abs(j2)))
+    peak = tl.where(peak == 0, 1, peak)
+    j1_tile = (j1 / peak).to(k.dtype.element_ty)
+    j2_tile = (j2 / peak).to(k.dtype.element_ty)
+    peak = peak * factor / N
+    sum1 = tl.zeros((D, D), ACC)
+    sum2 = tl.zeros((D, D), ACC)
+    for n in tl.range(first, last, BLOCK, num_stages=STAGES):
+        k_tile = _load_tokens(k, n, last, k_n, D, BLOCK)
+        v_tile = _load_tokens(v, n, last, v_n, D, BLOCK).to(ACC)
+        z1 = tl.dot(k_tile, w1_tile, input_precision=PRECISION, out_dtype=ACC)
+        z2 = tl.dot(k_tile, w2_tile, input_precision=PRECISION, out_dtype=ACC)
+        r1 = tl.dot(k_tile, j1_tile, input_precision=PRECISION, out_dtype=ACC)
+        r2 = tl.dot(k_tile, j2_tile, input_precision=PRECISION, out_dtype=ACC)
+        a, slope, tilt, spread = _gate(z2)
+        bend = spread * (2 + z2 * tilt)
+        _store_tokens(dv, n, last, H * D, (r1 * a + r2 * z1 * slope) * peak, D, BLOCK)
+        e1 = (v_tile * a).to(k_tile.dtype)
+        e2 = (v_tile * z1 * slope).to(k_tile.dtype)
+        dz1 = (r2 * v_tile * slope).to(k_tile.dtype)
+        dz2 = (v_tile * (r1 * slope + r2 * z1 * bend)).to(k_tile.dtype)
+        out = tl.dot(e1, tl.trans(j1_tile), input_precision=PRECISION, out_dtype=ACC)
+        out = tl.dot(e2, tl.trans(j2_tile), out, input_precision=PRECISION, out_dtype=ACC)
+        out = tl.dot(dz1, tl.trans(w1_tile), out, input_precision=PRECISION, out_dtype=ACC)
+        out = tl.dot(dz2, tl.trans(w2_tile), out, input_precision=PRECISION, out_dtype=ACC)
+        _store_tokens(dk, n, last, H * D, out * peak, D, BLOCK)
+        k_columns = tl.trans(k_tile)
+        sum1 = tl.dot(k_columns, dz1, sum1, input_precision=PRECISION, out_dtype=ACC)
+        sum2 = tl.dot(k_columns, dz2, sum2, input_precision=PRECISION, out_dtype=ACC)
+    left = dw + _square(D, 2 * D)
+    tl.store(left, tl.load(left) + sum1 * peak)
+    tl.store(left + D, tl.load(left + D) + sum2 * peak)
+
+
+# -------------------------------------------------------------------------------------------- host
+
+
+# Tokens a block, warps and pipeline stages. tests/kernels/test_ttt_glu_dwconv_aot.py holds what
+# comes out to a ceiling of registers, spills and shared memory, and refuses WGMMA with an operand
+# in registers: ptxas before 13.3 may let another value overwrite it. Triton takes that for products
+# with a computed first operand in blocks of 64 tokens, and for all of them in fp32.
+_HALF = {
+    'step': {'BLOCK': 64, 'num_warps': 4, 'STAGES': 2},
+    'read': {'BLOCK': 64, 'num_warps': 4, 'STAGES': 2},
+    'read_backward': {'BLOCK': 32, 'num_warps': 4, 'STAGES': 2},
+    'step_backward': {'BLOCK': 32, 'num_warps': 8, 'STAGES': 2},
+}
+_SINGLE = {'BLOCK': 32, 'num_warps': 4, 'STAGES': 1}
+
+
+def config(kernel: str, dtype: torch.dtype) -> dict:
+    """How a kernel is compiled for tokens of `dtype`, whatever the GPU."""
+    if dtype in (torch.float16, torch.bfloat16):
+        return {**_HALF[kernel], 'PRECISION': 'ieee'}
+    # A product of fp32 tiles is one of TF32, with 10 bits, unless it is told otherwise.
+    return {**_SINGLE, 'PRECISION': 'tf32x3' if dtype == torch.float32 else 'ieee'}
+
+
+def supported(q: Tensor, k: Tensor, v: Tensor, w1: Tensor, w2: Tensor) -> str | None:
+    """None where the kernels can run with these arguments, else a sentence that says why not."""
+    dim = q.shape[-1]
+    if dim not in DIMS:
+        return f'd is {dim}; the kernels have {" and ".join(map(str, DIMS))}'
+    if q.dtype == torch.float32 and dim == 64 and not _backend.interpreting():
+        return 'q is torch.float32 with d = 64, which does not fit the registers'
+    return _launch.unfit(q)
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, w1: Tensor, w2: Tensor, scale: float, damping: bool
+) -> tuple[Tensor, Tensor]:
+    """O `(B, N, H, d)` and G before damping `(B, H, d, 2d)`; arguments as the reference's."""
+    batch, tokens, heads, dim = q.shape
+    weights = {'w1': w1.contiguous(), 'w2': w2.contiguous()}
+    sizes = {'N': tokens, 'H': heads, 'D': dim}
+    options = config('step', q.dtype)
+    splits, span = _launch.split(tokens, batch * heads, options['BLOCK'])
+    g = w1.new_empty((batch * heads, splits, dim, 2 * dim))
+    o = torch.empty_like(q, memory_format=torch.contiguous_format)
+    whole = splits == 1
+    with torch.cuda.device_of(q):
+        _step[(batch * heads * splits,)](
+            **_launch.given('bnh', k=k, v=v),
+            **weights,
+            g=g,
+            factor=-scale if whole else 1.0,
+            divisor=tokens if whole else 1,
+            span=span,
+            splits=splits,
+            **sizes,
+            **options,
+        )
+        g = g.squeeze(1) if whole else _launch.add_up(g, -scale, tokens)
+        options = config('read', q.dtype)
+        splits, span = _launch.split(tokens, batch * heads, options['BLOCK'])
+        _read[(batch * heads * splits,)](
+            **_launch.given('bnh', q=q),
+            **weights,
+            g=g,
+            o=o,
+            span=span,
+            splits=splits,
+            DAMPING=damping,
+            **sizes,
+            **options,
+        )
+    return o, g.view(batch, heads, dim, 2 * dim)
+
+
+def backward(
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    g: Tensor,
+    scale: float,
+    damping: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """dq, dk, dv `(B, N, H, d)`, dw1, dw2 `(H, d, d)`; arguments as the reference's."""
+    batch, tokens, heads, dim = q.shape
+    dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+    first, second = config('read_backward', q.dtype), config('step_backward', q.dtype)
+    # Both passes share out the tokens alike: the second adds to the partial sums of the first.
+    splits, span = _launch.split(tokens, batch * heads, first['BLOCK'])
+    grid = (batch * heads * splits,)
+    dw = w1.new_empty((batch * heads, splits, dim, 2 * dim))
+    shared = {
+        'w1': w1.contiguous(),
+        'w2': w2.contiguous(),
+        'g': g.contiguous(),
+        'dw': dw,
+        'N': tokens,
+        'H': heads,
+        'D': dim,
+        'span': span,
+        'splits': splits,
+        'DAMPING': damping,
+    }
+    with torch.cuda.device_of(q):
+        _read_backward[grid](**_launch.given('bnh', do=do, q=q), dq=dq, **shared, **first)
+        _step_backward[grid](
+            **_launch.given('bnh', k=k, v=v),
+            dw_total=dw if splits == 1 else _launch.add_up(dw),
+            dk=dk,
+            dv=dv,
+            factor=scale,
+            **shared,
+            **second,
+        )
+    dw1, dw2 = dw.view(batch, heads, splits, dim, 2 * dim).sum((0, 2)).split(dim, dim=-1)
+    return dq, dk, dv, dw1.contiguous(), dw2.contiguous()

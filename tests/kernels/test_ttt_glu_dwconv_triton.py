@@ -1,0 +1,213 @@
+"""The Triton kernels of ttt_glu and ttt_dwconv in Triton's interpreter, against the references.
+
+The interpreter knows neither races nor layouts, and its bf16 is wrong: fp64, fp32 and fp16 it is.
+"""
+
+import pytest
+import torch
+from inner_steps import CASES, SCALE, arguments, assert_same, normal, primal, with_gradients
+from interpreter import INTERPRETING, patched_once, run_inside
+
+inside = pytest.mark.skipif(not INTERPRETING, reason='run by test_in_the_interpreter')
+# The two sides differ by the order of their sums.
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
+
+
+@pytest.mark.skipif(INTERPRETING, reason='this is the interpreter')
+def test_in_the_interpreter():
+    run_inside(__file__)
+
+
+@pytest.fixture(scope='module', autouse=INTERPRETING)
+def quick():
+    from ttt_kernels import _launch
+    from ttt_kernels.ttt_dwconv import kernel as dwconv
+    from ttt_kernels.ttt_glu import kernel as glu
+
+    with patched_once(_launch, dwconv, glu):
+        yield
+
+
+@pytest.fixture(autouse=INTERPRETING)
+def poison():
+    """Has torch fill every fresh tensor with NaN: what is not written cannot go unseen."""
+    torch.use_deterministic_algorithms(True)
+    assert torch.empty(3).isnan().all()
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(params=CASES)
+def case(request):
+    return CASES[request.param]
+
+
+@pytest.fixture
+def several_programs(monkeypatch):
+    """Shares a sum among as many programs as there are blocks."""
+    from ttt_kernels import _launch
+
+    monkeypatch.setattr(_launch, '_ENOUGH', 1 << 20)
+    monkeypatch.setattr(_launch, '_LEAST_BLOCKS', 1)
+
+
+@pytest.fixture
+def one_program(monkeypatch):
+    from ttt_kernels import _launch
+
+    monkeypatch.setattr(_launch, '_ENOUGH', 1)
+
+
+def check(case, hw, dtype=torch.float64, tolerance=None, damping=True, **sizes):
+    inputs = case.make(hw, dtype=dtype, **sizes)
+    exact = {n: x.double() for n, x in inputs.items()}
+    found = with_gradients(case.call, inputs, hw, damping=damping, backend='triton')
+    assert found[0].dtype == dtype
+    assert {n: g.dtype for n, g in found[1].items()} == {n: x.dtype for n, x in inputs.items()}
+    assert_same(found, with_gradients(primal, exact, hw, damping), tolerance or TOLERANCE[dtype])
+
+
+@inside
+@pytest.mark.parametrize(
+    ('hw', 'dim'),
+    [((1, 1), 32), ((1, 7), 64), ((3, 5), 32), ((7, 9), 64), ((9, 13), 32), ((14, 14), 32)],
+)
+def test_every_gradient_equals_that_of_the_definition(case, hw, dim, several_programs):
+    check(case, hw, dim=dim, batch=2 if dim == 32 and hw[0] < 9 else 1)
+
+
+@inside
+def test_one_program_takes_a_whole_sum(case, one_program):
+    check(case, (3, 40), dim=32, batch=1, damping=False)
+
+
+@inside
+@pytest.mark.parametrize('dim', [1, 5, 80])
+def test_dwconv_takes_any_number_of_channels(dim):
+    check(CASES['dwconv'], (3, 13), dim=dim)
+
+
+@inside
+def test_single_precision(case, several_programs):
+    check(case, (9, 13), torch.float32, dim=32, batch=1)
+
+
+@inside
+def test_half_precision(case, several_programs):
+    # Unit roundoff 2⁻¹¹ of every operand of a product, a few of them in a row.
+    check(case, (5, 9), torch.float16, tolerance=5e-3, dim=64, batch=1)
+
+
+@inside
+def test_small_values_do_not_underflow_in_half_precision(case, several_programs):
+    # v/N would be around 1e-6, of which fp16 keeps four bits, as that of a map of 66 800 tokens.
+    hw = (20, 30)
+    inputs = case.make(hw, 32, 1, dtype=torch.float16)
+    inputs['v'] = inputs['v'] * 2**-10
+    _, g = case.op(*arguments(inputs, hw), SCALE, True, 'triton')
+    exact = {n: x.double() for n, x in inputs.items()}
+    _, expected = case.op(*arguments(exact, hw), SCALE, True, 'reference')
+    # The gated model rounds the operands of its products to 11 bits.
+    assert ((g - expected).norm() / expected.norm()).item() < 2e-3
+
+
+@inside
+def test_small_gradients_keep_their_bits_in_half_precision(case, several_programs):
+    # dO near the least normal number of fp16: its mean products over the tokens lie far below.
+    hw = (14, 14)
+    inputs = {n: x.requires_grad_() for n, x in case.make(hw, 32, 1, dtype=torch.float16).items()}
+    exact = {n: x.detach().double().requires_grad_() for n, x in inputs.items()}
+    grad = normal(torch.Generator().manual_seed(1), *inputs['q'].shape)
+    grad = (grad.abs() * 2**-13).half()
+    names = [n for n in inputs if n.startswith('w')]
+    found, expected = (
+        torch.autograd.grad(
+            case.call(x, hw, backend=backend), [x[n] for n in names], grad.to(x['q'].dtype)
+        )
+        for x, backend in ((inputs, 'triton'), (exact, 'reference'))
+    )
+    for name, x, y in zip(names, found, expected, strict=True):
+        assert ((x - y).norm() / y.norm()).item() < 5e-3, name
+
+
+@inside
+@pytest.mark.parametrize('zero', ['q', 'k', 'v'])
+def test_a_zero_gradient_has_a_derivative(case, zero):
+    inputs = case.make((3, 3), dim=32)
+    inputs[zero] = torch.zeros_like(inputs[zero])
+    expected = with_gradients(primal, inputs, (3, 3))
+    assert_same(with_gradients(case.call, inputs, (3, 3), backend='triton'), expected, 1e-12)
+
+
+@inside
+@pytest.mark.parametrize('layout', ['reversed', 'expanded', 'far apart'])
+def test_any_strides(case, layout, monkeypatch):
+    inputs = case.make((3, 5), dim=32, dtype=torch.float16)
+    expected = case.call(inputs, (3, 5), backend='triton')
+    for name in 'qkv':
+        x = inputs[name]
+        if layout == 'reversed':
+            turn = tuple(range(x.dim()))[::-1]
+            x = x.permute(turn).contiguous().permute(turn)
+        elif layout == 'expanded':
+            inputs[name] = x[:1].clone()
+            x = inputs[name].expand_as(x)
+        else:
+            # 5 GB of address space, of which a few pages are touched: offsets beyond 2³¹.
+            monkeypatch.setattr(torch.utils.deterministic, 'fill_uninitialized_memory', False)
+            step = 180_000_000
+            strides = (x[0, 0].numel(), step, *x[0, 0].contiguous().stride())
+            x = torch.empty(15 * step, dtype=x.dtype).as_strided(x.shape, strides).copy_(x)
+        inputs[name] = x
+    if layout == 'expanded':
+        expected = expected[:1].expand_as(expected)
+    torch.testing.assert_close(
+        case.call(inputs, (3, 5), backend='triton'), expected, rtol=0, atol=0
+    )
+
+
+@inside
+@pytest.mark.parametrize('layout', ['expanded', 'slice'])
+def test_strided_gradients(case, layout):
+    inputs = {n: x.requires_grad_() for n, x in case.make((3, 5), dim=32).items()}
+    output = case.call(inputs, (3, 5), backend='triton')
+    grad = torch.ones((), dtype=torch.float64).expand(output.shape)
+    if layout == 'slice':
+        shape = (*output.shape[:-1], 3 * output.shape[-1])
+        grad = normal(torch.Generator().manual_seed(2), *shape)[..., : output.shape[-1]]
+    leaves = list(inputs.values())
+    found = torch.autograd.grad(output, leaves, grad, retain_graph=True)
+    expected = torch.autograd.grad(output, leaves, grad.contiguous())
+    for name, x, y in zip(inputs, found, expected, strict=True):
+        assert torch.equal(x, y), name
+
+
+@inside
+def test_what_the_kernels_leave_to_the_reference():
+    for dim in (16, 48, 128):
+        inputs = CASES['glu'].make((2, 2), dim=dim)
+        with pytest.raises(RuntimeError, match=f'd is {dim}; the kernels have 32 and 64'):
+            CASES['glu'].call(inputs, (2, 2), backend='triton')
+    for case in CASES.values():
+        with pytest.raises(RuntimeError, match='the batch is empty'):
+            case.call(case.make((2, 2), dim=32, batch=0), (2, 2), backend='triton')
+
+
+@inside
+@pytest.mark.parametrize(('tokens', 'sums'), [(1, 1), (17, 3), (196, 768), (66_800, 3), (6400, 0)])
+def test_every_token_has_one_program(tokens, sums):
+    from ttt_kernels import _launch
+
+    splits, span = _launch.split(tokens, sums, 32)
+    assert span % 32 == 0
+    assert (splits - 1) * span < tokens <= splits * span
+
+
+@inside
+@pytest.mark.parametrize('splits', [1, 16, 37])
+def test_partial_sums_add_up(splits):
+    from ttt_kernels import _launch
+
+    partials = normal(torch.Generator().manual_seed(0), 3, splits, 5, 33)
+    expected = partials.sum(1) * 0.25 / 7
+    torch.testing.assert_close(_launch.add_up(partials, 0.25, 7), expected, rtol=0, atol=1e-14)
