@@ -44,5 +44,9 @@ format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# Needs no set-up: torch, Triton and a GPU are enough.
+gpu:
+	$(PYTHON) tools/gpu_check.py
+
 clean:
 	rm -rf build *.egg-info work_dirs/demo

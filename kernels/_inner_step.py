@@ -4,11 +4,6 @@ import torch
 from torch import Tensor
 
 
-def state_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What inner weights, their gradients and sums are kept in: fp64 for fp64 tokens, else fp32."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
 def damped(g: Tensor, dim: int) -> Tensor:
     """g/(‖g‖₂ + 1), norms along `dim`: a step of at most 1, and the plain one for small g."""
     return g / (torch.linalg.vector_norm(g, dim=dim, keepdim=True) + 1)

@@ -6,6 +6,11 @@ from torch import Tensor
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
+def state_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What states and sums are kept in: fp64 for fp64 tokens, else fp32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
 def autocasting(device: torch.device) -> bool:
     """Whether autocast is on for `device`; never on devices that know no autocast, such as meta."""
     return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)

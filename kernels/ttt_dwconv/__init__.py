@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from .. import _backend, _inputs
-from .._inner_step import state_dtype
+from .._inputs import state_dtype
 from . import reference
 
 _NAME = 'ttt_dwconv'

@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._inner_step import damped, damped_backward, state_dtype
+from .._inner_step import damped, damped_backward
+from .._inputs import state_dtype
 
 
 def primal(

@@ -80,7 +80,7 @@ def ttt_linear(
     if _inputs.autocasting(q.device):
         tensors['q'], tensors['k'], tensors['v'] = q, k, v = _inputs.to_autocast(q, k, v)
         # Steps come out of a linear layer, so autocast has rounded them already.
-        tensors['eta'] = eta = eta.to(reference.state_dtype(q.dtype))
+        tensors['eta'] = eta = eta.to(_inputs.state_dtype(q.dtype))
     ways = _letters(directions)
     _check(ways, mini_batch_size, **tensors)
     return _op(
@@ -139,7 +139,7 @@ def _check(ways: str, mini_batch_size: int, **tensors: Tensor | None) -> None:
         letters['token_scale'] = ('(R, mini_batch_size)', (scans, mini_batch_size))
     if q.dtype not in _inputs.FLOATS:
         raise TypeError(f'{_NAME}: q must be float32, bfloat16, float16 or float64, got {q.dtype}')
-    state = reference.state_dtype(q.dtype)
+    state = _inputs.state_dtype(q.dtype)
     for name, (meaning, shape) in letters.items():
         _inputs.check_shape(_NAME, name, tensors[name], shape, meaning)
         if name in 'kv':
@@ -216,7 +216,7 @@ def _choose(backend: str, mini_batch_size: int, q: Tensor, *rest: Tensor | None)
 @_op.register_fake
 def _(q, k, v, eta, w0, b0, ln_weight, ln_bias, token_scale, directions, *rest):
     batch, _, scans, heads, dim = q.shape
-    new = {'dtype': reference.state_dtype(q.dtype)}
+    new = {'dtype': _inputs.state_dtype(q.dtype)}
     return (
         q.new_empty(q.shape),
         q.new_empty(q.shape),

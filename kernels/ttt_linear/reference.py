@@ -19,13 +19,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .._inputs import state_dtype
+
 # The gradient of a LayerNorm with respect to its input only.
 _INPUT_ONLY = [True, False, False]
-
-
-def state_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What the state and every accumulation is kept in: fp64 for fp64 tokens, else fp32."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def _scan_order(x: Tensor, directions: str) -> Tensor:

@@ -12,7 +12,7 @@ import numpy as np
 from mmengine.config import Config
 from mmengine.registry import init_default_scope
 
-from ..engine.checkpoint import read_weights, require_match
+from ..checkpoint import read_weights, require_match
 from ..engine.runner import UsageError
 
 _TOP = 5

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..engine.checkpoint import read_weights
+from ..checkpoint import read_weights
 from ..engine.runner import UsageError
 from ..version import __version__
 

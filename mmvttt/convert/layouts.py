@@ -13,7 +13,7 @@ import torch
 from mmengine.model import BaseModule
 from torch import Tensor
 
-from mmvttt.engine.checkpoint import CheckpointError
+from mmvttt.checkpoint import CheckpointError
 from mmvttt.models.backbones import HViT3, ViT3
 
 # Inner weights have one more dimension of size 1 there: images, or input channels per group.

@@ -15,7 +15,7 @@ from mmengine.config import Config
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
-from .checkpoint import CheckpointError, read_weights, require_match
+from ..checkpoint import CheckpointError, read_weights, require_match
 from .data_check import MissingDataError, check_data
 
 # The toolbox of a scope: the extra of mmvttt that installs it.

@@ -3,7 +3,7 @@
 from mmengine.model import PretrainedInit
 from torch import Tensor
 
-from ..engine.checkpoint import load_pretrained
+from ..checkpoint import load_pretrained
 
 
 class PretrainedMixin:

@@ -12,7 +12,8 @@ from mmengine.registry import init_default_scope
 
 from mmvttt.analysis.browse import browse
 from mmvttt.analysis.demo import show_images
-from mmvttt.engine import CheckpointMismatchError, MissingDataError
+from mmvttt.checkpoint import CheckpointMismatchError
+from mmvttt.engine import MissingDataError
 from mmvttt.engine.runner import UsageError
 
 CONFIGS = Path(__file__).resolve().parents[2] / 'configs'

@@ -14,7 +14,7 @@ from mmengine.registry import init_default_scope
 from mmpretrain.structures import DataSample
 
 import mmvttt.models.timm  # noqa: F401 - registers
-from mmvttt.engine import checkpoint as checkpoints
+from mmvttt import checkpoint as checkpoints
 from mmvttt.engine.runner import train
 from mmvttt.models.backbones.vittt import CLASS_TOKENS, POOLING
 from mmvttt.registry import MODELS

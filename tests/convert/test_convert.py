@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from mmvttt.checkpoint import CheckpointError
 from mmvttt.convert import convert_checkpoint, read_checkpoint, to_ours, to_public
-from mmvttt.engine.checkpoint import CheckpointError
 from mmvttt.models.backbones import HViT3, ViT3, Vittt
 from mmvttt.registry import MODELS
 
@@ -221,7 +221,7 @@ def test_the_tool_prints_the_table_and_its_result_loads(
     init_cfg = dict(type='Pretrained', checkpoint=checkpoint, prefix='backbone.')
     model = MODELS.build(dict(type='mmvttt.HViT3', arch=H_ARCH, init_cfg=init_cfg))
     messages = []
-    monkeypatch.setattr('mmvttt.engine.checkpoint.print_log', lambda text, _: messages.append(text))
+    monkeypatch.setattr('mmvttt.checkpoint.print_log', lambda text, _: messages.append(text))
     model.init_weights()
     # A classifier's weights in a detector: everything but the norms of the outputs.
     assert 'norms.0.weight' in messages[0]

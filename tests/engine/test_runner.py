@@ -9,7 +9,7 @@ import torch
 from mmengine.config import Config
 from mmengine.optim import AmpOptimWrapper
 
-from mmvttt.engine import CheckpointMismatchError
+from mmvttt.checkpoint import CheckpointMismatchError
 from mmvttt.engine.runner import (
     UsageError,
     enable_amp,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from ttt_kernels import ttt_dwconv, ttt_glu
-from ttt_kernels._inner_step import state_dtype
+from ttt_kernels._inputs import state_dtype
 from ttt_kernels.ttt_dwconv import reference as dwconv_reference
 from ttt_kernels.ttt_glu import reference as glu_reference
 

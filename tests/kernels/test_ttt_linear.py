@@ -5,6 +5,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from ttt_kernels import ttt_linear
+from ttt_kernels._inputs import state_dtype
 from ttt_kernels.ttt_linear import reference
 
 NAMES = ('q', 'k', 'v', 'eta', 'w0', 'b0', 'ln_weight', 'ln_bias', 'token_scale')
@@ -18,7 +19,7 @@ FP64 = 1e-12
 def make(tokens, ways='fb', size=16, batch=2, heads=2, dim=6, dtype=torch.float64, seed=0):
     """Inputs by name, of the magnitudes of a trained model; a seed gives one set in all dtypes."""
     generator = torch.Generator().manual_seed(seed)
-    scans, state = len(ways), reference.state_dtype(dtype)
+    scans, state = len(ways), state_dtype(dtype)
 
     def normal(*shape):
         return torch.randn(*shape, generator=generator, dtype=torch.float64)

@@ -9,8 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mmvttt.engine import CheckpointError, CheckpointMismatchError, load_pretrained
-from mmvttt.engine.checkpoint import compare, read_weights
+from mmvttt.checkpoint import (
+    CheckpointError,
+    CheckpointMismatchError,
+    compare,
+    load_pretrained,
+    read_weights,
+)
 
 
 def net(width: int = 4) -> nn.Module:
