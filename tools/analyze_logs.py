@@ -1,4 +1,7 @@
-"""Draws the curves of a run and prints its last and highest figures (mmvttt.analysis.curves)."""
+"""Draws the curves of a run and prints its last and highest figures (mmvttt.analysis.curves).
+
+example: python tools/analyze_logs.py work_dirs/demo --metrics coco/bbox_mAP
+"""
 
 import argparse
 from pathlib import Path
@@ -7,7 +10,9 @@ from mmvttt.analysis.curves import plot_curves, read_scalars, summary
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument('work_dir', help='the --work-dir of a run of tools/train.py')
     parser.add_argument(
         '--metrics', nargs='+', help='evaluated scalars, e.g. coco/bbox_mAP_50 (default: all)'

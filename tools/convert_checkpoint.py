@@ -1,4 +1,7 @@
-"""Converts public ViT³ and H-ViT³ checkpoints to ours, or ours to public ones."""
+"""Converts public ViT³ and H-ViT³ checkpoints to ours, or ours to public ones.
+
+example: python tools/convert_checkpoint.py vit3_small_public.pth vit3_small.pth
+"""
 
 import argparse
 
@@ -7,7 +10,9 @@ from mmvttt.engine.runner import plain_errors
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument('source', help='a checkpoint of classification, detection or segmentation')
     parser.add_argument('target', help='the file to write')
     parser.add_argument('--to', choices=('ours', 'public'), default='ours')

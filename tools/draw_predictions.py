@@ -1,4 +1,7 @@
-"""Draws a detector's predictions beside the ground truth (mmvttt.analysis.predictions)."""
+"""Draws a detector's predictions beside the ground truth (mmvttt.analysis.predictions).
+
+example: python tools/draw_predictions.py configs/maskrcnn_vittt_demo.py work_dirs/demo
+"""
 
 import argparse
 from pathlib import Path
@@ -11,7 +14,9 @@ from mmvttt.engine.runner import UsageError, load_config, plain_errors
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument('config', help='config of the detector')
     parser.add_argument('checkpoint', help='its checkpoint, or its work directory for the latest')
     parser.add_argument('--out', help='folder of the pictures; default: predictions beside it')

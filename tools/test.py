@@ -1,4 +1,7 @@
-"""Evaluates a checkpoint on the test set of a config of mmdet, mmsegmentation or mmpretrain."""
+"""Evaluates a checkpoint on the test set of a config of mmdet, mmsegmentation or mmpretrain.
+
+example: python tools/test.py configs/maskrcnn_vittt_demo.py work_dirs/demo/epoch_4.pth
+"""
 
 import argparse
 import os
@@ -9,7 +12,9 @@ from mmvttt.engine.runner import evaluate, plain_errors
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument('config', help='path of a config; its default_scope decides the toolbox')
     parser.add_argument('checkpoint', help='file with the weights')
     parser.add_argument(

@@ -1,4 +1,7 @@
-"""Trains a model from a config of mmdet, mmsegmentation or mmpretrain."""
+"""Trains a model from a config of mmdet, mmsegmentation or mmpretrain.
+
+example: python tools/train.py configs/maskrcnn_vittt_s_1x.py --amp --resume
+"""
 
 import argparse
 import os
@@ -9,7 +12,9 @@ from mmvttt.engine.runner import plain_errors, train
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument('config', help='path of a config; its default_scope decides the toolbox')
     parser.add_argument(
         '--work-dir', help='where to write; default: work_dirs/<name of the config>'
