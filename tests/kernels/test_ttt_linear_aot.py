@@ -1,0 +1,105 @@
+"""The Triton kernels of ttt_linear compiled for sm_80, sm_89 and sm_90, with or without a GPU.
+
+A ratchet: registers, spills and shared memory may not exceed those of ttt_linear_aot.json. Where
+they went below, or a change is worth its price, the tool writes the table anew:
+
+    python tools/benchmark/ttt_linear_aot.py --update
+"""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TOOL = ROOT / 'tools' / 'benchmark' / 'ttt_linear_aot.py'
+UPDATE = f'run python {TOOL.relative_to(ROOT)} --update'
+
+
+@pytest.fixture(scope='module')
+def tool():
+    spec = importlib.util.spec_from_file_location('ttt_linear_aot', TOOL)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope='module')
+def found(tmp_path_factory):
+    """What a fresh compilation gives, in a process of its own: nothing here may set Triton up."""
+    out = tmp_path_factory.mktemp('aot') / 'found.json'
+    env = {n: v for n, v in os.environ.items() if n not in ('TRITON_INTERPRET', 'DISABLE_MMA_V3')}
+    run = subprocess.run(
+        [sys.executable, str(TOOL), '--out', str(out)], env=env, capture_output=True, text=True
+    )
+    assert out.exists(), run.stdout + run.stderr
+    return json.loads(out.read_text())
+
+
+def test_every_kernel_uses_tensor_cores_and_never_wgmma(found):
+    # ptxas before 13.3 lets a WGMMA read registers that were given away; MMA has no such flaw.
+    wrong = {n: f for n, f in found['found'].items() if f['wgmma'] or not f['tensor_core']}
+    assert not wrong
+
+
+def test_half_precision_forward_fits_three_programs(found):
+    for name, figures in found['found'].items():
+        kernel, dtype, _, _ = name.split('/')
+        if kernel.startswith('forward') and dtype != 'fp32':
+            # 65536 registers a multiprocessor, 128 threads a program.
+            assert 3 * 128 * figures['registers'] <= 65536, name
+
+
+def test_what_is_not_on_the_chain_does_not_spill(found):
+    for name, figures in found['found'].items():
+        kernel, dtype, _, _ = name.split('/')
+        parallel = kernel in ('forward_output', 'backward_states', 'backward_query')
+        if parallel and dtype != 'fp32':
+            assert figures['spills'] == 0, name
+
+
+def test_nothing_got_worse_than_the_table(found, tool):
+    table = json.loads(tool.TABLE.read_text()).get(found['triton'])
+    if table is None:
+        pytest.skip(f'no table for Triton {found["triton"]}; {UPDATE}')
+    missing = found['found'].keys() - table.keys()
+    assert not missing, f'not in the table: {missing}; {UPDATE}'
+    changes = tool.compare(found['found'], table)
+    better = [line for line in changes if line.startswith('-')]
+    if better:
+        print('Better than the table:', *better, UPDATE, sep='\n')
+    assert not [line for line in changes if line.startswith('+')], f'{UPDATE} if it is worth it'
+
+
+def test_the_table_covers_every_variant(tool):
+    for version, table in json.loads(tool.TABLE.read_text()).items():
+        assert list(table) == tool.variants(everything=True), version
+
+
+def test_launches_bind_and_another_size_compiles_nothing_anew():
+    env = {n: v for n, v in os.environ.items() if n != 'TRITON_INTERPRET'}
+    script = Path(__file__).with_name('ttt_linear_launch.py')
+    run = subprocess.run([sys.executable, str(script)], env=env, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    # The scan is one kernel with its output and another without.
+    assert json.loads(run.stdout.splitlines()[-1]) == {
+        'forward_scan': 2,
+        'forward_output': 1,
+        'backward_states': 1,
+        'backward_query': 1,
+        'backward_key': 1,
+    }
+
+
+def test_a_worse_figure_is_told_from_a_better_one(tool):
+    old = {'registers': 128, 'spills': 4, 'shared': 0}
+    new = {'registers': 130, 'spills': 2, 'shared': 0}
+    assert tool.compare({'x': new}, {'x': old}) == [
+        '+ x: registers 128 → 130',
+        '- x: spills 4 → 2',
+    ]
+    assert tool.compare({'x': old}, {'x': old}) == []

@@ -1,0 +1,119 @@
+"""The benchmark of ttt_linear and `make gpu`'s script, as far as a CPU can run them."""
+
+import csv
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+BENCHMARK = ROOT / 'tools' / 'benchmark' / 'ttt_linear.py'
+GPU_CHECK = ROOT / 'tools' / 'gpu_check.py'
+without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason='there is a GPU')
+
+
+def load(path):
+    spec = importlib.util.spec_from_file_location(path.stem + '_tool', path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope='module')
+def benchmark():
+    return load(BENCHMARK)
+
+
+def run(*command, **options):
+    command = [sys.executable, *map(str, command)]
+    return subprocess.run(command, capture_output=True, text=True, **options)
+
+
+def test_smoke_run_writes_a_table_that_says_it_is_one(tmp_path, benchmark):
+    done = run(BENCHMARK, '--device', 'cpu', '--smoke', '--out', tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (table,) = tmp_path.glob('*.csv')
+    assert table.name.startswith('ttt_linear_cpu_smoke')
+    with table.open() as file:
+        rows = list(csv.DictReader(file))
+    assert {row['gpu'].split(' (')[0] for row in rows} == {'CPU smoke'}
+    assert {row['torch'] for row in rows} == {torch.__version__}
+    found = {(r['what'], r['contender'], r['pass']) for r in rows if r['ms']}
+    for contender in ('ours', 'eager', 'compiled', 'SDPA flash', 'SDPA cuDNN'):
+        for way in ('fwd', 'fwd+bwd'):
+            assert ('layer', contender, way) in found
+    # Whatever has no time has a reason.
+    assert all(row['ms'] or row['note'] for row in rows)
+
+
+@without_gpu
+def test_without_a_gpu_nothing_is_timed():
+    done = run(BENCHMARK)
+    assert done.returncode == 1
+    assert 'no CUDA GPU' in done.stdout
+    done = run(BENCHMARK, '--device', 'cpu')
+    assert done.returncode == 1
+    assert 'no benchmark' in done.stdout
+
+
+@pytest.mark.parametrize('tokens', [16, 25])
+def test_the_eager_contender_computes_the_same_function(tokens, benchmark):
+    device, shape = torch.device('cpu'), benchmark.Shape('layer', '', 2, 'T', tokens)
+    results = []
+    for contender in (benchmark.ours, benchmark.eager):
+        torch.manual_seed(0)
+        call, leaves = contender(shape, device)
+        with torch.no_grad():
+            # Constant steps and a fresh state would hide a mistake.
+            leaves[3].copy_(torch.rand(leaves[3].shape) / 64)
+            for x in leaves[4:]:
+                x.add_(0.1 * torch.randn(x.shape))
+        output = call().float()
+        results.append((output, *torch.autograd.grad(output.square().sum(), leaves)))
+    for x, y in zip(*results, strict=True):
+        # bf16 products and LayerNorms in the one, fp32 in the other: some units of 2⁻⁸.
+        assert (x.float() - y.float()).norm() < 0.04 * y.float().norm()
+
+
+def test_the_slope_is_that_of_a_power_law(benchmark):
+    rows = [
+        {**benchmark.Shape('sweep', '', 1, 'S', n)._asdict(), 'contender': 'ours', 'pass': 'fwd'}
+        for n in (1024, 4096, 16384, 65536)
+    ]
+    rows = [{**row, 'ms': 1e-4 * row['tokens'] ** 1.25} for row in rows]
+    assert benchmark.slope(rows, 'fwd') == pytest.approx(1.25)
+    assert benchmark.slope(rows, 'fwd+bwd') is None
+    assert 'T^1.250' in benchmark.summary(rows)[-1]
+
+
+def test_a_measured_plan_takes_the_place_of_the_last_one_of_its_gpu(tmp_path, benchmark):
+    path = tmp_path / 'plans.py'
+    shutil.copy(ROOT / 'kernels' / 'ttt_linear' / '_plans.py', path)
+    for cut in (4, 16):
+        row = f"    Plan('Some GPU', 64, 3.0, 1024, forward={cut}, backward=0),"
+        benchmark.write_plans([row], path)
+    plans = load(path)
+    assert plans.plan('Some GPU', 64, 1.0, 2048) == ('Some GPU', 64, 3.0, 1024, 16, 0)
+    others = [row for row in plans.PLANS if row.device != 'Some GPU']
+    assert len(plans.PLANS) == len(others) + 1
+    assert plans.plan('Another GPU', 64, 1.0, 2048) == others[0]
+
+
+@without_gpu
+def test_gpu_check_says_that_there_is_no_gpu():
+    done = run(GPU_CHECK)
+    assert done.returncode == 1
+    assert 'sees no CUDA GPU' in done.stdout
+
+
+def test_gpu_check_needs_nothing_installed(tmp_path):
+    env = load(GPU_CHECK).environment(tmp_path)
+    done = run('-c', 'import ttt_kernels; print(ttt_kernels.__file__)', env=env, cwd=tmp_path)
+    assert done.stdout.startswith(str(tmp_path)), done.stderr
+    assert 'TRITON_INTERPRET' not in env
+    assert env.keys() >= os.environ.keys() - {'TRITON_INTERPRET'}

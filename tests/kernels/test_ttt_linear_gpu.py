@@ -1,0 +1,162 @@
+"""The Triton kernels of ttt_linear on a CUDA GPU, against the fp64 reference: `make gpu`.
+
+Needs torch, Triton and pytest. What the interpreter cannot show is here: layouts, races, the GPU's
+rounding, and both paths of the plan.
+"""
+
+import pytest
+import torch
+from test_ttt_linear import NAMES, assert_same, call, error, make, with_gradients
+
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available(),
+    reason='torch sees no CUDA GPU: run `make gpu` on a machine with one',
+)
+TOKENS = (1, 15, 16, 17, 52, 63, 64, 196, 1000)
+# Relative to the largest value: a few units of 2⁻⁸ and 2⁻¹¹, through a chain of chunks. In fp32 a
+# product is three in tf32, which keep some 21 bits, and LayerNorms amplify what is lost.
+TOLERANCE = {torch.bfloat16: 3e-2, torch.float16: 4e-3, torch.float32: 5e-4}
+
+
+@pytest.fixture
+def cut(monkeypatch):
+    """Sets the mini-batches of a segment, forward and backward; 0 runs the fused path."""
+    from ttt_kernels.ttt_linear import _plans
+
+    def set_cut(chunks):
+        row = _plans.Plan('', 0, float('inf'), 0, forward=chunks, backward=chunks)
+        monkeypatch.setattr(_plans, 'PLANS', (row,))
+
+    return set_cut
+
+
+@pytest.fixture(autouse=True)
+def poison():
+    """Has torch fill every fresh tensor with NaN: what is not written cannot go unseen."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def on_gpu(inputs, ways='fb', **options):
+    return call(inputs, ways, backend='triton', **options)
+
+
+def cuda(inputs):
+    return {n: x if x is None else x.cuda() for n, x in inputs.items()}
+
+
+def graded(function, inputs, seed=1):
+    """Output and gradients by name, on the CPU, for the same random gradient on any device."""
+    leaves = {n: x.detach().clone().requires_grad_() for n, x in inputs.items() if x is not None}
+    output = function({**inputs, **leaves})
+    generator = torch.Generator().manual_seed(seed)
+    grad = torch.randn(output.shape, generator=generator, dtype=torch.float64)
+    grads = torch.autograd.grad(output, list(leaves.values()), grad.to(output))
+    return output.detach().cpu(), {n: g.cpu() for n, g in zip(leaves, grads, strict=True)}
+
+
+@pytest.mark.parametrize('segment', [0, 3])
+@pytest.mark.parametrize('dim', [32, 64])
+@pytest.mark.parametrize('dtype', TOLERANCE, ids=str)
+def test_every_gradient_at_every_length(dtype, dim, segment, cut):
+    cut(segment)
+    for tokens in TOKENS:
+        inputs = make(tokens, dim=dim, heads=3, dtype=dtype)
+        exact = {n: x.double() for n, x in inputs.items()}
+        expected = with_gradients(lambda x: call(x, backend='reference'), exact)
+        found = graded(on_gpu, cuda(inputs))
+        assert found[0].dtype == dtype
+        assert not found[0].isnan().any(), tokens
+        assert_same(found, expected, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize('segment', [0, 4])
+@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16], ids=str)
+def test_a_hundred_times_the_same_bits(dtype, segment, cut):
+    cut(segment)
+    inputs = cuda(make(500, batch=4, dim=64, heads=6, dtype=dtype))
+    output, grads = graded(on_gpu, inputs)
+    for _ in range(99):
+        again, grads_again = graded(on_gpu, inputs)
+        assert torch.equal(output, again)
+        assert all(torch.equal(grads[n], grads_again[n]) for n in NAMES)
+
+
+@pytest.mark.parametrize('ways', ['f', 'b', 'bfb'])
+def test_directions_without_token_scale(ways, cut):
+    cut(2)
+    inputs = make(70, ways, dim=64, dtype=torch.bfloat16)
+    inputs['token_scale'] = None
+    exact = {n: x if x is None else x.double() for n, x in inputs.items()}
+    expected = with_gradients(lambda x: call(x, ways, backend='reference'), exact)
+    found = graded(lambda x: on_gpu(x, ways), cuda(inputs))
+    assert_same(found, expected, TOLERANCE[torch.bfloat16])
+
+
+def test_packed_inputs_and_the_gradient_of_a_sum():
+    inputs = cuda(make(70, dim=64, dtype=torch.bfloat16))
+    packed = torch.cat([inputs[n] for n in 'qkv'], dim=-1)
+    strided = {**inputs, **dict(zip('qkv', packed.chunk(3, -1), strict=True))}
+    assert not any(strided[n].is_contiguous() for n in 'qkv')
+
+    def run(tensors):
+        leaves = [x.detach().requires_grad_() for x in tensors.values()]
+        output = on_gpu(dict(zip(NAMES, leaves, strict=True)))
+        return output, *torch.autograd.grad(output.sum(), leaves)
+
+    for name, x, y in zip(('o', *NAMES), run(strided), run(inputs), strict=True):
+        assert torch.equal(x, y), name
+
+
+def test_the_state_walks_back_over_a_long_sequence():
+    # 1000 chunks; the fp64 reference on the GPU, where it is quick.
+    inputs = cuda(make(16000, batch=1, heads=1, dim=64, dtype=torch.bfloat16))
+    exact = {n: x.double() for n, x in inputs.items()}
+    expected = graded(lambda x: call(x, backend='reference'), exact)
+    assert_same(graded(on_gpu, inputs), expected, 5e-2)
+
+
+def test_memory_is_linear_in_the_tokens():
+    peaks = []
+    for tokens in (2048, 4096):
+        inputs = cuda(make(tokens, batch=2, dim=64, heads=6, dtype=torch.bfloat16))
+        leaves = {n: x.requires_grad_() for n, x in inputs.items()}
+        on_gpu(leaves).float().square().mean().backward()
+        for x in leaves.values():
+            x.grad = None
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        output = on_gpu(leaves)
+        kept = torch.cuda.memory_allocated() - before
+        output.backward(torch.ones_like(output))
+        peaks.append(torch.cuda.max_memory_allocated() - before)
+        token_sized = output.numel() * output.element_size()
+        # O and G, and the final states.
+        assert kept < 2.5 * token_sized
+    assert peaks[1] < 2.2 * peaks[0]
+
+
+def test_compiled_and_on_a_second_stream():
+    inputs = cuda(make(70, dim=64, dtype=torch.bfloat16))
+    expected = graded(on_gpu, inputs)
+    compiled = torch.compile(on_gpu, fullgraph=True, backend='aot_eager')
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        found = graded(compiled, inputs)
+    assert_same(found, expected, 1e-6)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason='needs a second GPU')
+def test_a_gpu_that_is_not_the_current_one():
+    inputs = make(70, dim=64, dtype=torch.bfloat16)
+    there = {n: x.to('cuda:1') for n, x in inputs.items()}
+    assert torch.cuda.current_device() == 0
+    assert error(on_gpu(there).cpu(), on_gpu(cuda(inputs)).cpu()) == 0
+
+
+def test_what_a_gpu_does_by_default():
+    inputs = cuda(make(70, dim=64, dtype=torch.bfloat16))
+    assert torch.equal(call(inputs), on_gpu(inputs))

@@ -1,0 +1,295 @@
+"""The Triton kernels of ttt_linear in Triton's interpreter, against the fp64 reference.
+
+The interpreter knows neither races nor layouts nor the GPU's rounding, and its bf16 is wrong: fp64,
+fp32 and fp16 it is here; test_ttt_linear_aot.py and test_ttt_linear_gpu.py look at the rest.
+"""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from test_ttt_linear import NAMES, OP, OP_BACKWARD, assert_same, call, error, make, with_gradients
+
+from ttt_kernels import ttt_linear
+from ttt_kernels.ttt_linear import reference
+from ttt_kernels.ttt_linear._tiles import dense_start, scan_start, tile_pointers
+
+INTERPRETING = os.environ.get('TRITON_INTERPRET') == '1'
+inside = pytest.mark.skipif(not INTERPRETING, reason='run by test_in_the_interpreter')
+TOKENS = (1, 15, 16, 17, 52, 64, 196)
+# Relative to the largest value. The two sides add up in another order; in half precision they also
+# round the operands at other places: a few units of 2⁻¹¹, through a chain of chunks.
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 3e-3}
+
+
+@pytest.mark.skipif(INTERPRETING, reason='this is the interpreter')
+def test_in_the_interpreter():
+    # Triton reads TRITON_INTERPRET when it is imported: a process of its own.
+    run = subprocess.run(
+        [sys.executable, '-m', 'pytest', '-x', '-p', 'no:cacheprovider', __file__],
+        env={**os.environ, 'TRITON_INTERPRET': '1'},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert ' passed' in run.stdout.splitlines()[-1]
+
+
+@pytest.fixture(scope='module', autouse=INTERPRETING)
+def quick():
+    """Has the interpreter patch Triton's language once a launch, not at every function call."""
+    from triton.runtime.interpreter import InterpretedFunction
+
+    from ttt_kernels.ttt_linear import _backward_kernels, _forward_kernels, _tiles
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(InterpretedFunction, '__call__', lambda f, *a, **k: f.rewrite()(*a, **k))
+        for module in (_backward_kernels, _forward_kernels, _tiles):
+            # A launch patches the modules that it finds here; Triton's own functions use this one.
+            patch.setattr(module, 'core', tl.core, raising=False)
+        yield
+
+
+@pytest.fixture(autouse=INTERPRETING)
+def poison():
+    """Has torch fill every fresh tensor with NaN: what is not written cannot go unseen."""
+    torch.use_deterministic_algorithms(True)
+    assert torch.empty(3).isnan().all()
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def cut(monkeypatch):
+    """Sets the mini-batches of a segment, forward and backward; 0 runs the fused path."""
+    from ttt_kernels.ttt_linear import _plans
+
+    def set_cut(chunks):
+        row = _plans.Plan('', 0, float('inf'), 0, forward=chunks, backward=chunks)
+        monkeypatch.setattr(_plans, 'PLANS', (row,))
+
+    return set_cut
+
+
+def on_triton(inputs, ways='fb', **options):
+    return call(inputs, ways, backend='triton', **options)
+
+
+def sizes(tokens):
+    return {'batch': 1 if tokens > 100 else 2, 'heads': 1, 'dim': 64 if tokens % 2 else 32}
+
+
+def check(inputs, ways='fb', **options):
+    dtype = inputs['q'].dtype
+    exact = {n: x if x is None else x.double() for n, x in inputs.items()}
+    found = with_gradients(lambda x: on_triton(x, ways, **options), inputs)
+    assert found[0].dtype == dtype
+    assert {n: g.dtype for n, g in found[1].items()} == {
+        n: x.dtype for n, x in inputs.items() if x is not None
+    }
+    expected = with_gradients(lambda x: call(x, ways, backend='reference', **options), exact)
+    assert_same(found, expected, TOLERANCE[dtype])
+
+
+@inside
+@pytest.mark.parametrize('tokens', TOKENS)
+@pytest.mark.parametrize('dtype', TOLERANCE, ids=str)
+def test_fused_path_and_every_gradient(tokens, dtype, cut):
+    cut(0)
+    check(make(tokens, dtype=dtype, **sizes(tokens)))
+
+
+@inside
+@pytest.mark.parametrize('tokens', TOKENS)
+def test_scan_in_segments_and_every_gradient(tokens, cut):
+    # One segment of one mini-batch, of several, a ragged last one, and a single long one.
+    cut({1: 1, 15: 3, 16: 2, 17: 1, 52: 2, 64: 2, 196: 5}[tokens])
+    check(make(tokens, **sizes(tokens)))
+
+
+@inside
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float16], ids=str)
+def test_scan_in_segments_in_low_precision(dtype, cut):
+    cut(2)
+    check(make(52, dtype=dtype, **sizes(52)))
+
+
+@inside
+@pytest.mark.parametrize('dim', [32, 64])
+def test_both_head_sizes_with_several_heads(dim, cut):
+    cut(0)
+    check(make(19, dim=dim, heads=3))
+
+
+@inside
+@pytest.mark.parametrize('ways', ['f', 'b', 'bfb'])
+def test_any_set_of_directions(ways, cut):
+    cut(1)
+    check(make(18, ways, dim=32, batch=1), ways)
+
+
+@inside
+def test_no_token_scale_and_another_eps(cut):
+    cut(1)
+    inputs = make(18, dim=32, batch=1)
+    inputs['token_scale'] = None
+    check(inputs, eps=0.3)
+
+
+@inside
+@pytest.mark.parametrize('segment', [0, 2])
+def test_both_backends_save_the_same(segment, cut):
+    # The backward pass of one can follow the forward pass of the other.
+    cut(segment)
+    tensors = make(52, dim=32).values()
+    found, expected = (OP(*tensors, 'fb', 16, 1e-6, way) for way in ('triton', 'reference'))
+    for name, x, y in zip(('o', 'g', 'w_final', 'c_final'), found, expected, strict=True):
+        assert x.shape == y.shape, name
+        assert error(x, y) < TOLERANCE[torch.float64], name
+
+
+@inside
+def test_the_same_bits_twice_and_on_either_path(cut):
+    inputs = make(50, batch=1, heads=1, dim=32, dtype=torch.float16)
+    outputs = []
+    for segment in (0, 0, 2, 2):
+        cut(segment)
+        outputs.append(with_gradients(on_triton, inputs))
+    for (output, grads), (again, grads_again) in (outputs[:2], outputs[2:]):
+        assert torch.equal(output, again)
+        assert all(torch.equal(grads[n], grads_again[n]) for n in NAMES)
+    # The state is cut without rounding, so the output does not tell one path from the other.
+    assert torch.equal(outputs[0][0], outputs[2][0])
+
+
+@inside
+def test_packed_strided_and_expanded_inputs(cut):
+    cut(1)
+    inputs = make(18, batch=1, dim=32)
+    packed = torch.cat([inputs[n] for n in 'qkv'], dim=-1)
+    strided = {**inputs, **dict(zip('qkv', packed.chunk(3, -1), strict=True))}
+    # Both scans share what they start from, and v has its features apart.
+    for name in ('w0', 'b0', 'ln_weight', 'ln_bias', 'token_scale'):
+        strided[name] = inputs[name][:1].expand_as(inputs[name])
+    strided['v'] = inputs['v'].mT.contiguous().mT
+    strided['eta'] = inputs['eta'][..., None].expand(-1, -1, -1, -1, 2)[..., 0]
+    assert not any(strided[n].is_contiguous() for n in 'qkv')
+    dense = {n: x.contiguous() for n, x in strided.items()}
+
+    def run(tensors):
+        leaves = [x.requires_grad_() for x in (x.detach() for x in tensors.values())]
+        output = on_triton(dict(zip(NAMES, leaves, strict=True)))
+        # The gradient of a sum is one number with stride 0.
+        return output, *torch.autograd.grad(output.sum(), leaves)
+
+    for name, x, y in zip(('o', *NAMES), run(strided), run(dense), strict=True):
+        assert torch.equal(x, y), name
+
+
+@inside
+@pytest.mark.parametrize('token_scale', [True, False])
+def test_opcheck(token_scale, cut):
+    cut(1)
+    inputs = make(17, batch=1, heads=1, dim=32, dtype=torch.float32)
+    if not token_scale:
+        inputs['token_scale'] = None
+    options = ('fb', 16, 1e-6, 'triton')
+    outputs = OP(*inputs.values(), *options)
+    checks = ('test_schema', 'test_autograd_registration', 'test_faketensor')
+    torch.library.opcheck(
+        OP_BACKWARD.default,
+        (outputs[0] + 1, *inputs.values(), *outputs[1:], *options),
+        test_utils=checks,
+    )
+    leaves = [x if x is None else x.requires_grad_() for x in inputs.values()]
+    torch.library.opcheck(OP.default, (*leaves, *options), test_utils=checks)
+
+
+@inside
+def test_compiles_into_one_graph(cut):
+    cut(0)
+    inputs = make(17, batch=1, heads=1, dim=32, dtype=torch.float32)
+    compiled = torch.compile(on_triton, fullgraph=True, backend='aot_eager')
+    assert_same(with_gradients(compiled, inputs), with_gradients(on_triton, inputs), 1e-6)
+
+
+@inside
+@pytest.mark.parametrize(
+    ('change', 'message'),
+    [
+        ({'dim': 48}, 'd is 48; the kernels have 32 and 64'),
+        ({'size': 8}, 'mini_batch_size is 8; the kernels have 16'),
+        ({'dtype': torch.bfloat16}, r'q is torch\.bfloat16; the kernels have torch\.float32'),
+        ({'ways': 'f' * 32}, 'R is 32; the kernels have at most 31'),
+    ],
+)
+def test_what_the_kernels_cannot_run_is_named(change, message):
+    options = {'dim': 32, 'batch': 1, 'heads': 1, 'ways': 'fb', 'size': 16, **change}
+    with pytest.raises(RuntimeError, match=f"backend='triton' cannot run here: {message}"):
+        on_triton(make(2, **options), options['ways'], size=options['size'])
+
+
+def test_a_token_too_far_from_the_next_is_named():
+    from ttt_kernels.ttt_linear import kernel
+
+    inputs = make(2, dim=32, dtype=torch.float32)
+    far = torch.empty((2**27 + 64) // 32, 1, 2, 2, 32, device='meta')
+    far = far.as_strided((2, 2, 2, 2, 32), (1, 2**27, 64, 32, 1))
+    reason = kernel.supported(*{**inputs, 'k': far}.values(), 16)
+    assert 'k has 134217728 elements from token to token' in reason
+
+
+@triton.jit
+def write_offsets(out, scan, T, R, H, reverse_mask, b, t, r, h, n, DENSE: tl.constexpr):
+    D: tl.constexpr = 64
+    start, step = scan_start(scan, T, R, H, reverse_mask, b, t, r, h)
+    if DENSE:
+        start, step = dense_start(scan, T, R, H, reverse_mask, D)
+    tile = tl.arange(0, 16)[:, None] * D + tl.arange(0, D)[None, :]
+    tl.store(out + tile, tile_pointers(start, step, n, D))
+
+
+@inside
+@pytest.mark.parametrize('dense', [True, False])
+@pytest.mark.parametrize('last', [True, False])
+def test_offsets_do_not_overflow(last, dense):
+    batch, tokens, scans, heads, dim = 9, 2**21 + 5, 2, 12, 64
+    b, t, r, h = tokens * scans * heads * dim, scans * heads * dim, heads * dim, dim
+    if not dense:
+        # A view into a packed projection.
+        b, t = 3 * b, 3 * t
+    assert batch * b > 2**34
+    scan = batch * scans * heads - 1 if last else 0
+    image, way, head = scan // (scans * heads), scan // heads % scans, scan % heads
+    chunk = triton.cdiv(tokens, 16) - 1
+    out = torch.empty(16, dim, dtype=torch.int64)
+    write_offsets[(1,)](out, scan, tokens, scans, heads, 0b10, b, t, r, h, chunk, DENSE=dense)
+    places = chunk * 16 + torch.arange(16)
+    # The second scan runs backward.
+    places = tokens - 1 - places if way else places
+    rows = image * b + places * t + way * r + head * h
+    assert torch.equal(out, rows[:, None] + torch.arange(dim))
+
+
+def test_a_plan_is_the_first_row_that_fits():
+    from ttt_kernels.ttt_linear._plans import PLANS, Plan, plan
+
+    few = plan('NVIDIA H200', 64, scans_per_sm=12 / 132, tokens=4200)
+    many = plan('NVIDIA H200', 64, scans_per_sm=3072 / 132, tokens=196)
+    assert few.forward > 0
+    assert many.forward == many.backward == 0
+    assert all(isinstance(row, Plan) for row in PLANS)
+    # Whatever the device and the sizes, some row fits.
+    assert plan('', 1, 1e9, 0) in PLANS
+
+
+def test_the_reference_is_what_runs_without_a_gpu():
+    inputs = make(5, dim=32, dtype=torch.float32)
+    options = {'directions': ('forward', 'backward')}
+    found = ttt_linear(**inputs, **options)
+    expected = reference.forward(*inputs.values(), 'fb', 16, 1e-6)[0]
+    assert torch.equal(found, expected)
