@@ -1,0 +1,175 @@
+"""Compiles the TTT-linear kernels for GPUs that need not be there, and counts what came out.
+
+    python tools/benchmark/ttt_linear_aot.py            # compare with the committed table
+    python tools/benchmark/ttt_linear_aot.py --update   # write the table anew, every variant
+
+The table, tests/kernels/ttt_linear_aot.json, is by Triton version, which brings its assembler:
+registers a thread, instructions that spill (LDL, STL), bytes of shared memory, and tensor-core
+instructions (HMMA), of the whole kernel. tests/kernels/test_ttt_linear_aot.py holds them to it.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+if __name__ == '__main__':
+    # Before Triton is imported: its interpreter and its cache would compile nothing.
+    os.environ.pop('TRITON_INTERPRET', None)
+    os.environ['TRITON_ALWAYS_COMPILE'] = '1'
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+ROOT = Path(__file__).resolve().parents[2]
+TABLE = ROOT / 'tests' / 'kernels' / 'ttt_linear_aot.json'
+ARCHS = (80, 89, 90)
+TYPES = {'bf16': torch.bfloat16, 'fp16': torch.float16, 'fp32': torch.float32}
+KERNELS = {
+    'forward_fused': ('forward_scan', {'QUERY': True}),
+    'forward_scan': ('forward_scan', {'QUERY': False}),
+    'forward_output': ('forward_output', {}),
+    'backward_states': ('backward_states', {}),
+    'backward_query': ('backward_query', {}),
+    'backward_key': ('backward_key', {}),
+}
+# Tensors in the dtype of the tokens; all others are in that of the state.
+TOKENS = {'q', 'k', 'v', 'o', 'g', 'do', 'd_out', 'dq', 'dk', 'dv'}
+LOWER_IS_BETTER = ('registers', 'spills', 'shared')
+
+
+def variants(everything: bool) -> list[str]:
+    """Names such as 'forward_fused/bf16/64/sm_90'.
+
+    Not everything: what takes two minutes on one core. Every kernel on every architecture, and
+    the other dtypes and sizes on one.
+    """
+    names = []
+    for kernel in KERNELS:
+        for arch in ARCHS:
+            for dim in (64, 32):
+                for dtype in TYPES:
+                    main = dtype == 'bf16' and dim == 64
+                    other = (
+                        arch == 90
+                        and (dim == 64) != (dtype == 'bf16')
+                        and (dtype != 'fp32' or kernel in ('forward_fused', 'backward_query'))
+                    )
+                    if everything or main or other:
+                        names.append(f'{kernel}/{dtype}/{dim}/sm_{arch}')
+    return names
+
+
+def build(name: str):
+    """The compiled kernel of a variant, with the options that kernel.py launches it with."""
+    from ttt_kernels.ttt_linear import _backward_kernels, _forward_kernels, kernel
+
+    kind, dtype, dim, arch = name.split('/')
+    function, options = KERNELS[kind]
+    module = _forward_kernels if function.startswith('forward') else _backward_kernels
+    function = getattr(module, function)
+    half = dtype != 'fp32'
+    constants = {
+        **options,
+        'D': int(dim),
+        'HAS_SCALE': True,
+        'PRECISION': 'ieee' if half else 'tf32x3',
+    }
+    signature, attributes = {}, {}
+    for i, argument in enumerate(function.arg_names):
+        stride = re.fullmatch(r'(\w+)_[btrh]', argument)
+        if argument in constants:
+            signature[argument] = 'constexpr'
+        elif stride or argument in ('T', 'R', 'H', 'reverse_mask', 'segment'):
+            signature[argument] = 'i32'
+        elif argument == 'eps':
+            signature[argument] = 'fp32'
+        else:
+            signature[argument] = '*' + (dtype if argument in TOKENS else 'fp32')
+        # What a launch finds out: aligned pointers, and strides that are multiples of 16.
+        if signature[argument].startswith('*') or (stride and stride[1] in TOKENS):
+            attributes[(i,)] = [['tt.divisibility', 16]]
+    capped = half and module is _forward_kernels
+    registers = kernel.FORWARD_REGISTERS if capped else kernel.ALL_REGISTERS
+    return triton.compile(
+        ASTSource(function, signature, constants, attributes),
+        target=GPUTarget('cuda', int(arch.removeprefix('sm_')), 32),
+        options={'num_warps': int(dim) // kernel.CHUNK, 'maxnreg': registers},
+    )
+
+
+def _cuobjdump(flag: str, path: str) -> str:
+    binary = Path(triton.__file__).parent / 'backends' / 'nvidia' / 'bin' / 'cuobjdump'
+    return subprocess.run(
+        [str(binary), flag, path], check=True, capture_output=True, text=True
+    ).stdout
+
+
+def count(compiled) -> dict[str, int]:
+    """Figures of a compiled kernel; `wgmma` from its PTX, the rest from its machine code."""
+    with tempfile.NamedTemporaryFile(suffix='.cubin') as file:
+        file.write(compiled.asm['cubin'])
+        file.flush()
+        usage, code = _cuobjdump('-res-usage', file.name), _cuobjdump('-sass', file.name)
+    opcodes = Counter(re.findall(r'/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9]*)', code))
+    return {
+        'registers': int(re.search(r'REG:(\d+)', usage)[1]),
+        'spills': opcodes['LDL'] + opcodes['STL'],
+        'shared': compiled.metadata.shared,
+        'tensor_core': opcodes['HMMA'],
+        'instructions': opcodes.total(),
+        'wgmma': compiled.asm['ptx'].count('wgmma.mma_async'),
+    }
+
+
+def compare(found: dict[str, dict[str, int]], table: dict[str, dict[str, int]]) -> list[str]:
+    """A line for every figure that is not the table's, '+' in front where it is a worse one."""
+    lines = []
+    for name, figures in found.items():
+        for figure in LOWER_IS_BETTER:
+            new, old = figures[figure], table[name][figure]
+            if new != old:
+                lines.append(f'{"+" if new > old else "-"} {name}: {figure} {old} → {new}')
+    return lines
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('--update', action='store_true', help='write the table, every variant')
+    parser.add_argument('--all', action='store_true', help='every variant, not two minutes of them')
+    parser.add_argument('--out', type=Path, help='also write what was found, as JSON')
+    args = parser.parse_args()
+    found = {}
+    for name in variants(args.update or args.all):
+        found[name] = count(build(name))
+        print(name, *(f'{key} {value}' for key, value in found[name].items()), flush=True)
+    if args.out:
+        args.out.write_text(json.dumps({'triton': triton.__version__, 'found': found}))
+    tables = json.loads(TABLE.read_text()) if TABLE.exists() else {}
+    if args.update:
+        tables[triton.__version__] = found
+        lines = [
+            f' {json.dumps(version)}: {{\n'
+            + ',\n'.join(f'  {json.dumps(n)}: {json.dumps(f)}' for n, f in table.items())
+            + '\n }'
+            for version, table in sorted(tables.items())
+        ]
+        TABLE.write_text('{\n' + ',\n'.join(lines) + '\n}\n')
+        return 0
+    if triton.__version__ not in tables:
+        print(f'no table for Triton {triton.__version__}; --update writes one')
+        return 0
+    changes = compare(found, tables[triton.__version__])
+    print(*changes, sep='\n')
+    return int(any(line.startswith('+') for line in changes))
+
+
+if __name__ == '__main__':
+    sys.exit(main())
