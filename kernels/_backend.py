@@ -13,19 +13,26 @@ from torch import Tensor
 
 OPS = ('ttt_linear', 'ttt_glu', 'ttt_dwconv', 'deform_attn')
 BACKENDS = ('triton', 'reference')
+VARIABLE = 'TTT_KERNELS_BACKEND'
 
 
 def resolve(backend: str | None) -> str:
     """The `backend` argument of an op as the string that travels through its registration.
 
+    None leaves the choice to the environment variable TTT_KERNELS_BACKEND, for those who cannot
+    reach the call, and without it to `choose`.
+
     Raises:
-        ValueError: `backend` is not None, 'triton' or 'reference'.
+        ValueError: `backend`, or the variable, is not None, 'triton' or 'reference'.
     """
+    name = 'backend'
+    if backend is None:
+        name, backend = VARIABLE, os.environ.get(VARIABLE) or None
     if backend is None:
         return 'auto'
     if backend not in BACKENDS:
         raise ValueError(
-            f"backend must be None, 'triton' or 'reference', got {backend!r}; None picks the "
+            f"{name} must be None, 'triton' or 'reference', got {backend!r}; None picks the "
             'Triton kernel on a GPU where it can run and the reference elsewhere'
         )
     return backend

@@ -95,3 +95,14 @@ def test_importing_needs_no_triton():
     code = "import sys; sys.modules['triton'] = None; import ttt_kernels; print('imported')"
     run = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True)
     assert run.stdout == 'imported\n'
+
+
+def test_the_environment_chooses_where_the_call_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv('TTT_KERNELS_BACKEND', raising=False)
+    assert _backend.resolve(None) == 'auto'
+    monkeypatch.setenv('TTT_KERNELS_BACKEND', 'reference')
+    assert _backend.resolve(None) == 'reference'
+    assert _backend.resolve('triton') == 'triton'
+    monkeypatch.setenv('TTT_KERNELS_BACKEND', 'cuda')
+    with pytest.raises(ValueError, match=r"TTT_KERNELS_BACKEND.*'cuda'"):
+        _backend.resolve(None)
