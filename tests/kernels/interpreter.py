@@ -22,6 +22,7 @@ def run_inside(path: str) -> None:
         text=True,
     )
     assert run.returncode == 0, run.stdout + run.stderr
+    assert ' passed' in run.stdout.splitlines()[-1]
 
 
 @contextlib.contextmanager

@@ -4,21 +4,17 @@ The interpreter knows neither races nor layouts nor the GPU's rounding, and its 
 fp32 and fp16 it is here; test_ttt_linear_aot.py and test_ttt_linear_gpu.py look at the rest.
 """
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 import triton
 import triton.language as tl
+from interpreter import INTERPRETING, patched_once, run_inside
 from test_ttt_linear import NAMES, OP, OP_BACKWARD, assert_same, call, error, make, with_gradients
 
 from ttt_kernels import ttt_linear
 from ttt_kernels.ttt_linear import reference
 from ttt_kernels.ttt_linear._tiles import dense_start, scan_start, tile_pointers
 
-INTERPRETING = os.environ.get('TRITON_INTERPRET') == '1'
 inside = pytest.mark.skipif(not INTERPRETING, reason='run by test_in_the_interpreter')
 TOKENS = (1, 15, 16, 17, 52, 64, 196)
 # Relative to the largest value. The two sides add up in another order; in half precision they also
@@ -28,29 +24,14 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 3e-3}
 
 @pytest.mark.skipif(INTERPRETING, reason='this is the interpreter')
 def test_in_the_interpreter():
-    # Triton reads TRITON_INTERPRET when it is imported: a process of its own.
-    run = subprocess.run(
-        [sys.executable, '-m', 'pytest', '-x', '-p', 'no:cacheprovider', __file__],
-        env={**os.environ, 'TRITON_INTERPRET': '1'},
-        capture_output=True,
-        text=True,
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert ' passed' in run.stdout.splitlines()[-1]
+    run_inside(__file__)
 
 
 @pytest.fixture(scope='module', autouse=INTERPRETING)
 def quick():
-    """Has the interpreter patch Triton's language once a launch, not at every function call."""
-    from triton.runtime.interpreter import InterpretedFunction
-
     from ttt_kernels.ttt_linear import _backward_kernels, _forward_kernels, _tiles
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(InterpretedFunction, '__call__', lambda f, *a, **k: f.rewrite()(*a, **k))
-        for module in (_backward_kernels, _forward_kernels, _tiles):
-            # A launch patches the modules that it finds here; Triton's own functions use this one.
-            patch.setattr(module, 'core', tl.core, raising=False)
+    with patched_once(_backward_kernels, _forward_kernels, _tiles):
         yield
 
 
