@@ -6,7 +6,7 @@ rounding, and both paths of the plan.
 
 import pytest
 import torch
-from test_ttt_linear import NAMES, assert_same, call, error, make, with_gradients
+from scans import NAMES, assert_same, call, error, make, with_gradients
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(),

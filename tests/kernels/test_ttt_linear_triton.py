@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 from interpreter import INTERPRETING, patched_once, run_inside
-from test_ttt_linear import NAMES, OP, OP_BACKWARD, assert_same, call, error, make, with_gradients
+from scans import NAMES, OP, OP_BACKWARD, assert_same, call, error, make, with_gradients
 
 from ttt_kernels import ttt_linear
 from ttt_kernels.ttt_linear import reference

@@ -7,7 +7,7 @@ Prints the number of variants of each kernel, after calls with several sizes.
 import json
 
 import torch
-from test_ttt_linear import make
+from scans import make
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
