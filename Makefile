@@ -3,8 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 DEMO_DIR := work_dirs/demo
-# Two small cores are busiest with one thread a process; give more where there are more.
-export OMP_NUM_THREADS ?= $(shell nproc 2>/dev/null || echo 2)
+# The demo's products are small: more threads than a few wait for each other.
+export OMP_NUM_THREADS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? n : 4)))
 
 .PHONY: help setup demo test lint format gpu clean
 
