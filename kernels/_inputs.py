@@ -12,8 +12,11 @@ def state_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def autocasting(device: torch.device) -> bool:
-    """Whether autocast is on for `device`; never on devices that know no autocast, such as meta."""
-    return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+    """Whether autocast is on for `device`; never on the meta device, which knows none.
+
+    (`torch.amp.is_autocast_available` would say so, but torch 2.11 cannot trace it.)
+    """
+    return device.type != 'meta' and torch.is_autocast_enabled(device.type)
 
 
 def to_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
