@@ -1,5 +1,6 @@
 """The inner models of ViT³'s design space: what each head trains at test time (vit3 Tab. 4, 6)."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
 import torch
@@ -11,7 +12,7 @@ from ttt_kernels import ttt_dwconv, ttt_glu
 Weights = Mapping[str, Tensor]
 
 
-class InnerModel(nn.Module):
+class InnerModel(nn.Module, ABC):
     """A function of d channels with weights of its own in every head, and their starting values.
 
     Parameters are `(H, …)`: matrices `(H, d_in, d_out)` of row vectors, full convolutions
@@ -31,9 +32,9 @@ class InnerModel(nn.Module):
             nn.init.trunc_normal_(weight, std=0.02)
             self.register_parameter(name, weight)
 
+    @abstractmethod
     def call(self, w: Weights, x: Tensor, hw: tuple[int, int]) -> Tensor:
         """The function of one head: `(N, d)` tokens of an `(h, w)` map → `(N, d)`."""
-        raise NotImplementedError
 
 
 class FC(InnerModel):
