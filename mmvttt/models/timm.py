@@ -5,6 +5,7 @@ names of an mmpretrain classifier (`backbone.*`, `head.fc.*`): its checkpoints l
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
@@ -302,24 +303,25 @@ default_cfgs = generate_default_cfgs(
 )
 
 
-def _plain(variant: str, pretrained: bool, options: dict[str, Any], **defaults: Any) -> nn.Module:
+def _build(
+    model_cls: type[_Classifier],
+    out_indices: int | tuple[int, ...],
+    variant: str,
+    pretrained: bool,
+    options: dict[str, Any],
+    **defaults: Any,
+) -> nn.Module:
     return build_model_with_cfg(
-        PlainClassifier,
+        model_cls,
         variant,
         pretrained,
-        feature_cfg=dict(out_indices=3, feature_cls='getter'),
+        feature_cfg=dict(out_indices=out_indices, feature_cls='getter'),
         **{**defaults, **options},
     )
 
 
-def _staged(variant: str, pretrained: bool, options: dict[str, Any], **defaults: Any) -> nn.Module:
-    return build_model_with_cfg(
-        StagedClassifier,
-        variant,
-        pretrained,
-        feature_cfg=dict(out_indices=(0, 1, 2, 3), feature_cls='getter'),
-        **{**defaults, **options},
-    )
+_plain = partial(_build, PlainClassifier, 3)
+_staged = partial(_build, StagedClassifier, (0, 1, 2, 3))
 
 
 @register_model
