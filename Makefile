@@ -6,11 +6,12 @@ DEMO_DIR := work_dirs/demo
 # The demo's products are small: more threads than a few wait for each other.
 export OMP_NUM_THREADS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? n : 4)))
 
-.PHONY: help setup demo test lint format gpu clean
+.PHONY: help setup demo test stress lint format gpu clean
 
 help:
 	@echo "make demo    set up, train Mask R-CNN with Vittt on the built-in data, show AP and pictures"
 	@echo "make test    set up, lint, run the tests"
+	@echo "make stress  the tests that take minutes: kills, long sequences, whole models"
 	@echo "make gpu     on a machine with a CUDA GPU: the kernels' tests on it, then the benchmarks"
 	@echo "make lint    check format and style;  make format    mend them"
 
@@ -34,7 +35,10 @@ demo: setup
 
 # One process a core, each with one thread: nothing here is large enough for two.
 test: setup lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not stress" -n auto --maxprocesses 8 --dist loadfile
+
+stress: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m stress -n auto --maxprocesses 8 --dist loadfile
 
 lint: setup
 	$(BIN)/ruff check .

@@ -59,7 +59,7 @@ EXTRAS = {
     # The photographs and digits of the built-in data set, and its pictures.
     'demo': ['scikit-learn>=1.5,<2', 'scikit-image>=0.24,<0.27', 'matplotlib>=3.8,<4'],
     # One minor release of ruff: the next one formats other things.
-    'test': ['pytest>=8,<10', 'pytest-xdist>=3.6,<4', 'ruff>=0.17,<0.18'],
+    'test': ['pytest>=8,<10', 'pytest-xdist>=3.6,<4', 'hypothesis>=6.100,<7', 'ruff>=0.17,<0.18'],
 }
 EXTRAS['all'] = sorted({d for name, deps in EXTRAS.items() if name != 'lite' for d in deps})
 

@@ -4,13 +4,13 @@ Each mend is idempotent, does nothing where nothing is broken, and imports no to
 mmcv or mmdet waits until somebody imports them. `python -m mmvttt` prints what was done.
 """
 
-from . import amp, checkpoints, configs, launcher, mmcv_ext, rois
+from . import amp, checkpoints, configs, files, launcher, mmcv_ext, rois
 from .mend import Mend, mends, run_all
 
 __all__ = ['Mend', 'mends', 'setup']
 
 # Importing these modules registers their mends.
-_MODULES = (configs, mmcv_ext, checkpoints, launcher, amp, rois)
+_MODULES = (configs, mmcv_ext, checkpoints, files, launcher, amp, rois)
 
 
 def setup() -> None:
