@@ -21,5 +21,9 @@ OPTIM_WRAPPERS = _child('optim wrapper', root.OPTIM_WRAPPERS, _ENGINE)
 OPTIM_WRAPPER_CONSTRUCTORS = _child(
     'optim wrapper constructor', root.OPTIM_WRAPPER_CONSTRUCTORS, _ENGINE
 )
-DATASETS = _child('dataset', root.DATASETS, _DATA)
+DATASETS = _child('dataset', root.DATASETS, _DATA + _ENGINE)
+DATA_SAMPLERS = _child('data sampler', root.DATA_SAMPLERS, _ENGINE)
+LOOPS = _child('loop', root.LOOPS, _ENGINE)
 TRANSFORMS = _child('transform', root.TRANSFORMS, _DATA)
+STRATEGIES = _child('strategy', root.STRATEGIES, _ENGINE)
+FUNCTIONS = _child('function', root.FUNCTIONS, _ENGINE)

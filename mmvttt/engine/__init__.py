@@ -1,12 +1,25 @@
 """What trains a model: layer decay, MESA's schedule, the check for data, the runs behind tools/."""
 
+from .checkpoint_hook import CheckpointHook, Preempted
 from .data_check import MissingDataError, check_data
+from .exact import ExactBatchSampler, ExactEpochLoop, ExactIterLoop, SeededDataset, make_exact
 from .layer_decay import LayerDecayOptimWrapperConstructor
 from .mesa import MESAHook
+from .resume import ResumeError, latest_checkpoint, settle_resume
 
 __all__ = [
+    'CheckpointHook',
+    'ExactBatchSampler',
+    'ExactEpochLoop',
+    'ExactIterLoop',
     'LayerDecayOptimWrapperConstructor',
     'MESAHook',
     'MissingDataError',
+    'Preempted',
+    'ResumeError',
+    'SeededDataset',
     'check_data',
+    'latest_checkpoint',
+    'make_exact',
+    'settle_resume',
 ]

@@ -11,15 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from mmengine.config import Config
+from mmengine.config import Config, ConfigDict
+from mmengine.logging import print_log
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
 from ..checkpoint import CheckpointError, read_weights, require_match
 from .data_check import MissingDataError, check_data
+from .exact import make_exact
+from .resume import settle_resume
 
 # The toolbox of a scope: the extra of mmvttt that installs it.
 _EXTRAS = {'mmdet': 'det', 'mmseg': 'seg', 'mmpretrain': 'pretrain'}
+# The hooks of every training.
+_SAFETY: tuple[str, ...] = ()
 
 
 class UsageError(ValueError):
@@ -32,8 +37,8 @@ def plain_errors() -> Iterator[None]:
     try:
         yield
     except (UsageError, MissingDataError, CheckpointError) as error:
-        # All ranks meet the same error; one of them says it.
-        if os.environ.get('RANK', '0') == '0':
+        # All ranks meet the same error; one of each node says it.
+        if os.environ.get('LOCAL_RANK', '0') == '0':
             print(f'error: {error}', file=sys.stderr)
         raise SystemExit(1) from None
 
@@ -109,6 +114,25 @@ def enable_auto_scale_lr(cfg: Config) -> None:
     cfg.auto_scale_lr.enable = True
 
 
+def make_safe(cfg: Config) -> None:
+    """Puts into a training's config what keeps it from being lost.
+
+    Checkpoints that survive a kill and a SIGTERM (`CheckpointHook`), the exact order of data and
+    random numbers (`make_exact`), a stop where the loss is not finite (`AnomalyHook`), and a line
+    that says on how many machines it runs (`TopologyHook`). What the config has already stays.
+    """
+    default_hooks = cfg.setdefault('default_hooks', ConfigDict())
+    hook = default_hooks.setdefault('checkpoint', dict(type='CheckpointHook', interval=1))
+    if hook is not None and hook['type'] == 'CheckpointHook':
+        hook['type'] = 'mmvttt.CheckpointHook'
+    custom = list(cfg.get('custom_hooks') or [])
+    present = {h.get('type') for h in custom if isinstance(h, dict)}
+    cfg.custom_hooks = custom + [dict(type=t) for t in _SAFETY if t not in present]
+    reason = make_exact(cfg)
+    if reason is not None:
+        print_log(f'a resume of this training will not be exact: {reason}', 'current')
+
+
 def train(
     config: str | os.PathLike[str],
     *,
@@ -136,7 +160,8 @@ def train(
     Raises:
         UsageError: An option does not fit the config.
         MissingDataError: Before anything is built, where the config's data is missing.
-        CheckpointError: `load_from` cannot be read, or has next to nothing for the model.
+        CheckpointError: `load_from` cannot be read, or has next to nothing for the model; or (as
+            ResumeError) there is nothing good to resume from.
     """
     cfg = load_config(config, **config_args)
     if amp:
@@ -151,9 +176,11 @@ def train(
         cfg.resume = True
         cfg.load_from = None if resume == 'auto' else _existing(resume)
     check_data(cfg, ('train', 'val'))
+    make_safe(cfg)
     runner = build_runner(cfg)
     if cfg.get('load_from') and not cfg.get('resume'):
         require_match(_bare(runner), read_weights(cfg.load_from), cfg.load_from)
+    settle_resume(runner)
     runner.train()
     return runner
 

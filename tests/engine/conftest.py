@@ -1,5 +1,6 @@
-"""Runs of the tiny model, inside the test's process."""
+"""Runs of the small models beside this file, inside the test's process."""
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +13,7 @@ HERE = Path(__file__).parent
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable:
-    """`run('train' or 'evaluate', *args, **kwargs)` in a folder of its own.
+    """`run('train' or 'evaluate', *args, config='tiny', **kwargs)` in a folder of its own.
 
     Runs within one second would share mmengine's logs, were it not for their names.
     """
@@ -20,12 +21,13 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable:
     monkeypatch.chdir(tmp_path)
     names = iter(range(100))
 
-    def run(what: str, *args: object, **kwargs: object) -> object:
+    def run(what: str, *args: object, config: str = 'tiny', **kwargs: object) -> object:
         options = {
             'experiment_name': f'{tmp_path.name}_{next(names)}',
-            **kwargs.pop('cfg_options', {}),
+            # Merging takes `_delete_` out.
+            **copy.deepcopy(kwargs.pop('cfg_options', {})),
         }
         function = {'train': train, 'evaluate': evaluate}[what]
-        return function(HERE / 'tiny_config.py', *args, cfg_options=options, **kwargs)
+        return function(HERE / f'{config}_config.py', *args, cfg_options=options, **kwargs)
 
     return run

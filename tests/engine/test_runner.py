@@ -151,11 +151,11 @@ def test_show_dir_without_a_hook() -> None:
         show_predictions(Config(dict(default_scope='mmdet', default_hooks=dict())), 'a')
 
 
-def test_plain_errors_are_said_once_without_a_traceback(
+def test_plain_errors_are_said_once_a_node_without_a_traceback(
     capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for rank in ('0', '1'):
-        monkeypatch.setenv('RANK', rank)
+        monkeypatch.setenv('LOCAL_RANK', rank)
         with pytest.raises(SystemExit) as error, plain_errors():
             raise UsageError('what to do')
         assert error.value.code == 1

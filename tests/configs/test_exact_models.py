@@ -1,0 +1,121 @@
+"""Real recipes, reduced, stopped inside of an epoch and resumed: the end is the same, bit for bit.
+
+Tolerance: none. They have random augmentation in worker processes, drop path, sampled anchors and
+RoIs, mixup, a teacher and averaged weights.
+"""
+
+import copy
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.hooks import Hook
+from mmengine.registry import HOOKS
+
+from mmvttt.datasets import make_digits
+from mmvttt.engine import Preempted, latest_checkpoint
+from mmvttt.engine.runner import train
+
+from .reduced import STAGES
+
+CONFIGS = Path(__file__).resolve().parents[2] / 'configs'
+pytestmark = pytest.mark.stress
+
+
+@HOOKS.register_module(force=True)
+class TerminateAt(Hook):
+    """Sends this process a SIGTERM in a step, counted from 1."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def before_train_iter(self, runner: object, *_: object, **__: object) -> None:
+        if runner.iter + 1 == self.step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def demo(folder: Path) -> tuple[Path, dict]:
+    """Mask R-CNN with Vittt and its adapter on 24 images of digits: 6 steps an epoch."""
+    data = str(make_digits(folder / 'digits', num_train=24, num_val=4)) + '/'
+    loaders = {f'{split}_dataloader.dataset.data_root': data for split in ('train', 'val', 'test')}
+    return CONFIGS / 'maskrcnn_vittt_demo.py', loaders | {
+        'val_evaluator.ann_file': data + 'annotations/instances_val.json',
+        'test_evaluator.ann_file': data + 'annotations/instances_val.json',
+        'train_dataloader.num_workers': 2,
+        'train_dataloader.dataset.pipeline.2': dict(type='RandomResize', ratio_range=(0.7, 1.0)),
+        'train_cfg.max_epochs': 2,
+        'model.backbone.backbone.drop_path_rate': 0.3,
+        'default_hooks.checkpoint.max_keep_ckpts': 5,
+    }
+
+
+def mesa(folder: Path) -> tuple[Path, dict]:
+    """H-ViT³ with MESA, mixup and RandAugment on 24 images of two classes."""
+    rng = np.random.default_rng(0)
+    for split in ('train', 'val'):
+        for name in 'ab':
+            place = folder / 'images' / split / name
+            place.mkdir(parents=True)
+            for i in range(12):
+                cv2.imwrite(str(place / f'{i}.png'), rng.integers(0, 255, (70, 80, 3), np.uint8))
+    config = folder / 'mesa.py'
+    config.write_text(f"""
+_base_ = 'mmvttt::hvit3_t_mesa_in1k.py'
+pipeline = _base_.train_pipeline
+pipeline[1].scale = 64
+data = dict(_delete_=True, type='CustomDataset', data_root={str(folder / 'images')!r})
+train_dataloader = dict(
+    batch_size=4, num_workers=2, dataset=dict(data, data_prefix='train', pipeline=pipeline))
+val_dataloader = dict(
+    batch_size=4,
+    num_workers=2,
+    dataset=dict(data, data_prefix='val', pipeline=_base_.test_pipeline))
+test_dataloader = val_dataloader
+model = dict(
+    backbone=dict(arch=dict(_delete_=True, **{STAGES!r}), drop_path_rate=0.3),
+    head=dict(in_channels=64))
+custom_hooks = [
+    dict(type='mmvttt.MESAHook', start=0.1),
+    dict(type='EMAHook', momentum=0.1, priority='ABOVE_NORMAL')]
+train_cfg = dict(max_epochs=2)
+param_scheduler = _base_.param_scheduler[:1]
+""")
+    return config, {}
+
+
+@pytest.mark.parametrize('make', [demo, mesa], ids=['maskrcnn', 'mesa'])
+def test_a_stopped_recipe_ends_as_an_undisturbed_one(
+    make: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, options = make(tmp_path)
+    monkeypatch.chdir(tmp_path)
+
+    def run(work_dir: str, step: int | None = None) -> object:
+        changed = {**copy.deepcopy(options), 'experiment_name': f'{config.stem}_{work_dir}_{step}'}
+        if step:
+            hooks = Config.fromfile(config).get('custom_hooks', [])
+            changed['custom_hooks'] = [*hooks, dict(type='TerminateAt', step=step)]
+        return train(config, work_dir=work_dir, resume='auto', seed=0, cfg_options=changed)
+
+    whole = run('whole')
+    for step in (3, 8):
+        with pytest.raises(Preempted):
+            run('parts', step)
+        assert latest_checkpoint('parts')[0].endswith(f'iter_{step}.pth')
+    rest = run('parts')
+    assert rest.iter == whole.iter == 12
+    ends = [torch.load(latest_checkpoint(d)[0], weights_only=True) for d in ('parts', 'whole')]
+    for part in {'state_dict', 'ema_state_dict', 'optimizer'} & ends[1].keys():
+        one, other = (torch.utils._pytree.tree_flatten(end[part])[0] for end in ends)
+        assert len(one) == len(other) > 100
+        for a, b in zip(one, other, strict=True):
+            assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+    # It has moved: the equality is not that of two fresh models.
+    first = torch.load('parts/epoch_1.pth', weights_only=True)['state_dict']
+    assert any(not torch.equal(v, first[k]) for k, v in ends[0]['state_dict'].items())

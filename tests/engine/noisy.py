@@ -1,0 +1,77 @@
+"""A model and a data set full of randomness, to see whether a resumed run repeats it."""
+
+import os
+import random
+import signal
+import time
+
+import numpy as np
+import torch
+from mmengine.dataset import BaseDataset
+from mmengine.evaluator import BaseMetric
+from mmengine.hooks import Hook
+from mmengine.model import BaseModel
+from mmengine.registry import DATASETS, HOOKS, METRICS, MODELS
+from torch import nn
+
+
+@DATASETS.register_module(force=True)
+class NoisyData(BaseDataset):
+    """22 points, which every random number generator that a pipeline may use has disturbed."""
+
+    def load_data_list(self) -> list[dict]:
+        return [{'x': float(i) / 22, 'width': 1 + i % 2, 'height': 1} for i in range(22)]
+
+    def prepare_data(self, idx: int) -> dict:
+        noise = random.random() + np.random.rand() + torch.rand(()).item()
+        x = torch.full((8,), self.get_data_info(idx)['x'] + noise)
+        return {'x': x, 'y': x.sum(), 'index': idx}
+
+
+@MODELS.register_module(force=True)
+class NoisyModel(BaseModel):
+    """A network with dropout and batch statistics; `seconds` makes its steps slower."""
+
+    def __init__(self, width: int = 16, seconds: float = 0.0) -> None:
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Linear(8, width), nn.BatchNorm1d(width), nn.Dropout(0.5), nn.Linear(width, 1)
+        )
+        self.seconds = seconds
+        self.seen: list[int] = []
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor, index: torch.Tensor, mode: str) -> object:
+        time.sleep(self.seconds)
+        out = self.net(x)[:, 0]
+        if mode != 'loss':
+            return [{'error': float((o - t) ** 2)} for o, t in zip(out, y, strict=True)]
+        self.seen += index.tolist()
+        return {'loss': ((out - y) ** 2).mean()}
+
+
+@METRICS.register_module(force=True)
+class NoisyError(BaseMetric):
+    """Mean squared error."""
+
+    def process(self, data_batch: object, data_samples: list[dict]) -> None:
+        self.results += data_samples
+
+    def compute_metrics(self, results: list[dict]) -> dict[str, float]:
+        return {'mse': sum(r['error'] for r in results) / len(results)}
+
+
+@HOOKS.register_module(force=True)
+class Terminate(Hook):
+    """Sends this process a SIGTERM in a training step (counted from 1), or in a validation step."""
+
+    def __init__(self, step: int = 0, val_step: int = 0) -> None:
+        self.step = step
+        self.val_step = val_step
+
+    def before_train_iter(self, runner: object, *_: object, **__: object) -> None:
+        if runner.iter + 1 == self.step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def after_val_iter(self, runner: object, batch_idx: int, *_: object, **__: object) -> None:
+        if batch_idx + 1 == self.val_step:
+            os.kill(os.getpid(), signal.SIGTERM)
