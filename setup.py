@@ -45,7 +45,8 @@ INSTALL = [
     'triton>=3.6,<3.9; platform_system == "Linux"',
     'torchvision>=0.26,<0.30',
     'mmengine>=0.10.7,<0.11',
-    'timm>=1.0.20,<1.1',
+    # 1.0.24 and older unpickle what create_model(checkpoint_path=…) reads.
+    'timm>=1.0.26,<1.1',
     'numpy>=1.26,<2.6',
 ]
 EXTRAS = {

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
+import zipfile
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlparse
 
 import torch
 from mmengine.logging import print_log
@@ -19,6 +22,12 @@ _CONTAINERS = ('state_dict', 'model', *_EMA)
 # Below this share of the module's tensors a checkpoint is somebody else's.
 _LEAST = 0.1
 _LISTED = 8
+# How torch's weights-only reader says what it refuses; the last one comes with the others.
+_REFUSED = (
+    r'GLOBAL (\S+) was not an allowed',
+    r'unsupported GLOBAL (\S+) whose',
+    r'WeightsUnpickler error:\s*(.+)',
+)
 
 StateDict = Mapping[str, Tensor]
 
@@ -43,7 +52,8 @@ class LoadReport:
         matched: Same name and shape.
         missing: In the module alone: left as they were.
         unexpected: In the checkpoint alone: ignored.
-        mismatched: Same name, other shape: `name: checkpoint's → module's`; left as they were.
+        mismatched: Same name, other shape, or integers for numbers: `name: checkpoint's →
+            module's`; left as they were.
     """
 
     matched: list[str]
@@ -64,50 +74,100 @@ class LoadReport:
 def read_weights(
     checkpoint: str | os.PathLike[str], map_location: Any = 'cpu', ema: bool = False
 ) -> dict[str, Tensor]:
-    """The named tensors of a file or URL, without running any code that the file may bring.
+    """The named tensors of a file or URL, as `read_content` reads it.
 
     Takes raw state dicts and those under `state_dict`, `model`, `state_dict_ema` or `model_ema`,
     and drops DDP's `module.`. With `ema`, takes the averaged weights alone, the last two.
 
     Raises:
-        CheckpointMissingError: There is no such file.
-        CheckpointError: The file has no weights, is no checkpoint, is damaged, or holds objects
-            that would need pickle's code execution.
+        CheckpointError: See `read_content`; or the file has no weights.
     """
+    return named_tensors(read_content(checkpoint, map_location), os.fspath(checkpoint), ema)
+
+
+def read_content(checkpoint: str | os.PathLike[str], map_location: Any = 'cpu') -> Any:
+    """All that is in a file or at a URL, without running any code that it may bring.
+
+    torch does not compare the checksums that it has written: a flipped bit would become a wrong
+    weight. Here they are compared.
+
+    Raises:
+        TypeError: The checkpoint is no path.
+        CheckpointMissingError: There is no such file.
+        CheckpointError: The file is no checkpoint, is damaged, cannot be downloaded, or holds
+            objects that would need pickle's code execution.
+    """
+    if not isinstance(checkpoint, str | os.PathLike):
+        raise TypeError(f'checkpoint={checkpoint!r}: give the path of a file, or an http(s) URL')
     source = os.fspath(checkpoint)
+    path = _located(source)
     try:
-        if source.startswith(('http://', 'https://')):
-            content = torch.hub.load_state_dict_from_url(
-                source, map_location=map_location, weights_only=True
+        damaged = damaged_part(path)
+        if damaged is not None:
+            raise CheckpointError(
+                f'{source!r} is damaged: the checksum of its part {damaged!r} is wrong; '
+                f'download or save it again'
             )
-        else:
-            path = os.path.expanduser(source)
-            if not os.path.isfile(path):
-                raise CheckpointMissingError(
-                    f'there is no checkpoint {source!r} (looked for {os.path.abspath(path)}); '
-                    'give the path of a file, or an http(s) URL'
-                )
-            content = torch.load(path, map_location=map_location, weights_only=True)
+        return torch.load(path, map_location=map_location, weights_only=True)
+    except CheckpointError:
+        raise
     except pickle.UnpicklingError as error:
         raise CheckpointError(
             f'{source!r} holds more than tensors, or is no checkpoint, and is not read: unpickling '
             'it could run code. If you trust it, write its weights to a new file once: '
             "torch.save(torch.load(FILE, weights_only=False)['model'], NEW_FILE). "
-            f'torch says: {str(error).strip().splitlines()[0]}'
-        ) from error
-    except (RuntimeError, EOFError) as error:
+            f'What it stumbles over: {stumbling_block(error)}'
+        ) from None
+    except Exception as error:
+        # What a damaged file raises depends on the place of the damage.
         raise CheckpointError(
-            f'{source!r} is damaged or no checkpoint of torch ({error}); download or save it again'
+            f'{source!r} is damaged or no checkpoint of torch ({type(error).__name__}: {error}); '
+            'download or save it again'
         ) from error
-    return _tensors(content, source, ema)
 
 
-def _tensors(content: Any, source: str, ema: bool) -> dict[str, Tensor]:
+def damaged_part(path: str | os.PathLike[str]) -> str | None:
+    """The part of torch's archive whose checksum is wrong, or None; torch does not look at them."""
+    if not zipfile.is_zipfile(path):
+        return None
+    with zipfile.ZipFile(path) as archive:
+        return archive.testzip()
+
+
+def stumbling_block(error: pickle.UnpicklingError) -> str:
+    """What torch's weights-only reader would not make, out of its long message."""
+    found = (re.search(pattern, str(error)) for pattern in _REFUSED)
+    return next((f[1] for f in found if f), str(error).strip().partition('\n')[0])
+
+
+def _located(source: str) -> str:
+    """The file of a path, or of a URL in torch's cache, downloaded if it is not there yet."""
+    if not source.startswith(('http://', 'https://')):
+        path = os.path.expanduser(source)
+        if not os.path.isfile(path):
+            raise CheckpointMissingError(
+                f'there is no checkpoint {source!r} (looked for {os.path.abspath(path)}); '
+                'give the path of a file, or an http(s) URL'
+            )
+        return path
+    name = os.path.basename(urlparse(source).path)
+    path = os.path.join(torch.hub.get_dir(), 'checkpoints', name)
+    if not os.path.isfile(path):
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        try:
+            torch.hub.download_url_to_file(source, path)
+        except OSError as error:
+            raise CheckpointError(f'{source!r} cannot be downloaded: {error}') from error
+    return path
+
+
+def named_tensors(content: Any, source: str, ema: bool = False) -> dict[str, Tensor]:
+    """The weights in what `read_content` has read; `source` names it in the error."""
     containers = _EMA if ema else _CONTAINERS
     if isinstance(content, Mapping):
         held = [c for c in containers if isinstance(content.get(c), Mapping)]
         weights = content[held[0]] if held else content
-        tensors = {k: v for k, v in weights.items() if isinstance(v, Tensor)}
+        tensors = {k: v for k, v in weights.items() if isinstance(k, str) and isinstance(v, Tensor)}
         if tensors and (held or not ema):
             if all(name.startswith('module.') for name in tensors):
                 return {name.removeprefix('module.'): v for name, v in tensors.items()}
@@ -126,18 +186,24 @@ def compare(module: nn.Module, weights: StateDict) -> LoadReport:
     """Compares names and shapes of a module's state with those of a checkpoint."""
     own = module.state_dict()
     shared = [name for name in own if name in weights]
-    matched = [name for name in shared if own[name].shape == weights[name].shape]
+    matched = [name for name in shared if _kind(own[name]) == _kind(weights[name])]
     return LoadReport(
         matched=matched,
         # Counters of batches are of no consequence, and absent from many files.
         missing=[n for n in own if n not in weights and not n.endswith('num_batches_tracked')],
         unexpected=[name for name in weights if name not in own],
         mismatched=[
-            f'{name}: {tuple(weights[name].shape)} → {tuple(own[name].shape)}'
+            f'{name}: {_kind(weights[name])} → {_kind(own[name])}'
             for name in shared
-            if own[name].shape != weights[name].shape
+            if _kind(own[name]) != _kind(weights[name])
         ],
     )
+
+
+def _kind(tensor: Tensor) -> str:
+    """The shape, with a word where the numbers are integers: quantised weights are no weights."""
+    shape = str(tuple(tensor.shape))
+    return shape if tensor.is_floating_point() else f'{shape} of integers'
 
 
 def require_match(
@@ -196,13 +262,17 @@ def load_pretrained(
         The report that was logged.
 
     Raises:
+        TypeError: The checkpoint is no path, or the prefix no string.
         CheckpointMissingError: There is no such file.
-        CheckpointError: The file holds no weights, or can't be read without running its code.
+        CheckpointError: The file holds no weights, is damaged, or can't be read without running
+            its code.
         CheckpointMismatchError: Next to nothing matches.
     """
-    source = os.fspath(checkpoint)
+    if not isinstance(prefix, str | None):
+        raise TypeError(f"prefix={prefix!r}: give the beginning of the names, e.g. 'backbone.'")
     prefix = f'{prefix.rstrip(".")}.' if prefix else ''
     weights = read_weights(checkpoint, map_location)
+    source = os.fspath(checkpoint)
     if adapt is not None:
         adapted = adapt(_under(weights, prefix))
         weights = {name: v for name, v in weights.items() if not name.startswith(prefix)}

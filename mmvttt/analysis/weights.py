@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..checkpoint import read_weights
+from ..checkpoint import named_tensors, read_content
 from ..engine.runner import UsageError
 from ..version import __version__
 
@@ -27,9 +28,9 @@ def describe_checkpoint(path: str | os.PathLike[str], depth: int = 2) -> str:
         path: A checkpoint of mmengine or timm, or a state dict.
         depth: Of the parts.
     """
-    weights = read_weights(path)
-    content = torch.load(path, map_location='cpu', weights_only=True)
-    meta = content.get('meta') or {} if 'state_dict' in content else {}
+    content = read_content(path)
+    weights = named_tensors(content, os.fspath(path))
+    meta = _meta(content)
     lines = [f'{os.fspath(path)}: {os.path.getsize(path) / 2**20:.1f} MiB']
     others = [key for key in content if not isinstance(content[key], Tensor)]
     lines += [f'entries: {", ".join(map(str, others))}'] if others else []
@@ -38,8 +39,9 @@ def describe_checkpoint(path: str | os.PathLike[str], depth: int = 2) -> str:
         for key in ('epoch', 'iter', 'time', 'mmengine_version', 'mmvttt_version')
         if meta.get(key) is not None
     ]
-    classes = (meta.get('dataset_meta') or {}).get('classes')
-    if classes:
+    dataset = meta.get('dataset_meta')
+    classes = dataset.get('classes') if isinstance(dataset, Mapping) else None
+    if isinstance(classes, list | tuple):
         shown = ', '.join(map(str, classes[:_HASH_DIGITS]))
         more = ', …' if len(classes) > _HASH_DIGITS else ''
         lines.append(f'{len(classes)} classes: {shown}{more}')
@@ -78,7 +80,8 @@ def publish_checkpoint(
     out = Path(out)
     if out.suffix != '.pth':
         raise UsageError(f'the new checkpoint {os.fspath(out)!r} must end in .pth')
-    weights = read_weights(path)
+    content = read_content(path)
+    weights = named_tensors(content, os.fspath(path))
     kept = {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
     if not kept:
         heads = sorted({name.partition('.')[0] + '.' for name in weights})
@@ -86,17 +89,17 @@ def publish_checkpoint(
     if half:
         kept = {n: w.half() if w.dtype == torch.float32 else w for n, w in kept.items()}
     # Clones: a view would bring the whole tensor that it looks at into the file.
-    content: dict[str, Any] = {
+    meta = {key: value for key, value in _meta(content).items() if key in _KEPT_META}
+    published: dict[str, Any] = {
         'state_dict': {n: w.detach().clone() for n, w in kept.items()},
-        'meta': {**_kept_meta(path), 'mmvttt_version': __version__},
+        'meta': {**meta, 'mmvttt_version': __version__},
     }
     out.parent.mkdir(parents=True, exist_ok=True)
-    torch.save(content, out)
+    torch.save(published, out)
     digest = hashlib.sha256(out.read_bytes()).hexdigest()[:_HASH_DIGITS]
     return out.rename(out.with_name(f'{out.stem}-{digest}.pth'))
 
 
-def _kept_meta(path: str | os.PathLike[str]) -> dict[str, Any]:
-    content = torch.load(path, map_location='cpu', weights_only=True)
-    meta = content.get('meta') or {} if 'state_dict' in content else {}
-    return {key: meta[key] for key in _KEPT_META if key in meta}
+def _meta(content: Mapping[str, Any]) -> Mapping[str, Any]:
+    meta = content.get('meta') if 'state_dict' in content else None
+    return meta if isinstance(meta, Mapping) else {}

@@ -1,70 +1,117 @@
-"""Lets `torch.load(weights_only=True)` read mmengine's own checkpoints, and no more than that.
+"""Checkpoints are read by an allow-list, whoever reads them, and nothing that they bring is run.
 
-torch refuses, since 2.6, every class in a checkpoint that is not allowed by name. mmengine's
-checkpoints hold `HistoryBuffer` (the log curves), its four statistics as `getattr(HistoryBuffer,
-'mean')`, and NumPy arrays and scalars. None of the allowed names can run anything that the file
-brings along: what stands in for `getattr` knows those four methods only.
+mmengine's checkpoints hold log curves (`HistoryBuffer`) and NumPy's arrays and numbers, which torch
+refuses by itself; `stand_ins` has what may be read instead. mmengine reads URLs with full pickle,
+and all files where TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD is set; it runs the config inside a checkpoint
+when a training resumes, and when an inferencer is not given one. docs/safety.md tells users.
 """
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from functools import partial, wraps
+from types import ModuleType
 from typing import Any
 
-import numpy as np
 import torch
-from mmengine.logging import HistoryBuffer
+from mmengine.infer import BaseInferencer
+from mmengine.logging import HistoryBuffer, print_log
 from mmengine.runner import checkpoint as mmengine_checkpoint
+from torch import nn
 
+from ..checkpoint import CheckpointError, stumbling_block
 from .mend import mend
-
-# The types of log values, counters and palettes.
-_DTYPES = ('bool', 'uint8', 'int32', 'int64', 'float32', 'float64')
-_STATISTICS = ('min', 'max', 'mean', 'current')
+from .stand_ins import allowed
 
 
-def statistic(owner: type, name: str) -> Callable:
-    """What `getattr` means in a checkpoint: one of HistoryBuffer's statistics, nothing else."""
-    if owner is not HistoryBuffer or name not in _STATISTICS:
-        raise pickle.UnpicklingError(
-            f'the checkpoint asks for the attribute {name!r} of {owner!r}; allowed: '
-            f'{", ".join(_STATISTICS)} of HistoryBuffer'
-        )
-    return getattr(owner, name)
+class RefusedCheckpointError(CheckpointError, pickle.UnpicklingError):
+    """A checkpoint holds what is not on the allow-list."""
 
 
-def allowed() -> list:
-    """The allow-list, in the form of `torch.serialization.add_safe_globals`."""
-    # np.ndarray.__reduce__ names the functions; numpy 2 renamed their module, files keep the old.
-    reconstruct = np.zeros(0).__reduce__()[0]
-    scalar = np.float64(0).__reduce__()[0]
-    numpy_names = [
-        (function, f'numpy.{core}.multiarray.{name}')
-        for core in ('core', '_core')
-        for function, name in ((reconstruct, '_reconstruct'), (scalar, 'scalar'))
-    ]
-    statistics = [(statistic, f'{module}.getattr') for module in ('builtins', '__builtin__')]
-    dtypes = [type(np.dtype(name)) for name in _DTYPES]
-    return [HistoryBuffer, np.ndarray, np.dtype, *dtypes, *numpy_names, *statistics]
+def load_safely(file: Any, map_location: Any = None, **_: Any) -> Any:
+    """`torch.load` by the allow-list, whatever the caller or the environment asks for."""
+    return torch.load(file, map_location=map_location, weights_only=True)
+
+
+class _Torch(ModuleType):
+    """torch as one module of mmengine sees it: with another `load`."""
+
+    load = staticmethod(load_safely)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
 
 
 @mend('resume', "torch >= 2.6 refuses mmengine's HistoryBuffer and NumPy objects when resuming")
 def allow_checkpoints() -> str | None:
-    """Adds mmengine's types to torch's allow-list."""
+    """Puts the stand-ins on torch's allow-list."""
     torch.serialization.add_safe_globals(allowed())
     return None
 
 
-def load_safely(file: Any, map_location: Any = None, weights_only: bool | None = None) -> Any:
-    """`torch.load` by the allow-list, whatever the caller asks for."""
-    return torch.load(file, map_location=map_location, weights_only=True)
+@mend('safe-load', 'mmengine unpickles what comes from a URL, and the onedl fork whatever it must')
+def load_by_the_list() -> str | None:
+    """Makes every loader of mmengine read by the allow-list."""
+    mmengine_checkpoint.torch = _Torch('torch')
+    mmengine_checkpoint.load_url = partial(mmengine_checkpoint.load_url, weights_only=True)
+    if hasattr(mmengine_checkpoint, '_safe_torch_load'):
+        # The fork's: it puts getattr on the list, and falls back to pickle.
+        mmengine_checkpoint._safe_torch_load = load_safely
+    return None
 
 
-@mend('safe-resume', 'onedl-mmengine runs the code in a checkpoint that it cannot read safely')
-def load_forks_safely() -> str | None:
-    """Replaces the fork's loader, which also takes mmengine's types off torch's allow-list."""
-    if not hasattr(mmengine_checkpoint, '_safe_torch_load'):
-        return 'this mmengine has no such fallback'
-    mmengine_checkpoint._safe_torch_load = load_safely
+@mend('safe-resume', 'mmengine runs the config in a checkpoint when a training resumes from it')
+def drop_configs() -> str | None:
+    """Wraps the one function that all of mmengine's loading goes through."""
+    loader = mmengine_checkpoint.CheckpointLoader
+    original = loader.load_checkpoint.__func__
+
+    @wraps(original)
+    def load_checkpoint(cls: type, filename: str, *args: Any, **kwargs: Any) -> Any:
+        try:
+            content = original(cls, filename, *args, **kwargs)
+        except pickle.UnpicklingError as error:
+            raise RefusedCheckpointError(
+                f'the checkpoint {filename!r} is not read: it holds {stumbling_block(error)}, and '
+                'reading that could run code. Where you trust its source, docs/safety.md says how '
+                'to make a plain checkpoint of it'
+            ) from None
+        # `meta['cfg']`, which mmengine itself writes, stays: no resume runs it.
+        meta = content.get('meta') if isinstance(content, dict) else None
+        if isinstance(meta, dict) and meta.pop('config', None) is not None:
+            print_log(f"{filename}: left out meta['config'], which mmengine would run", 'current')
+        return content
+
+    loader.load_checkpoint = classmethod(load_checkpoint)
+    return None
+
+
+@mend('safe-inferencer', 'an inferencer without a config runs the one in the checkpoint')
+def ask_for_config() -> str | None:
+    """Makes mmengine's inferencers refuse to take a config out of a checkpoint."""
+    original = BaseInferencer._init_model
+
+    @wraps(original)
+    def init_model(
+        self: BaseInferencer, cfg: Any, weights: Any, *args: Any, **kwargs: Any
+    ) -> nn.Module:
+        if not cfg:
+            raise CheckpointError(
+                f'the inferencer has no config, and the one inside {weights!r} is not run, since '
+                "it is code of the file's author; give the config: model='path/of/config.py'"
+            )
+        return original(self, cfg, weights, *args, **kwargs)
+
+    BaseInferencer._init_model = init_model
+    return None
+
+
+@mend('plain-curves', 'with a HistoryBuffer.register_statistics no checkpoint can be read again')
+def save_numbers_only() -> str | None:
+    """Leaves the functions of a log curve out of its state: they are the class's, not its own."""
+
+    def state(self: HistoryBuffer) -> dict[str, Any]:
+        return {k: v for k, v in vars(self).items() if k != 'statistics_methods'}
+
+    HistoryBuffer.__getstate__ = state
     return None

@@ -1,0 +1,77 @@
+"""Checks of arguments: every error names the argument, what was given, and what is allowed.
+
+A wrong type is a `TypeError`, a wrong value a `ValueError`, before torch stumbles over either.
+"""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from numbers import Integral, Real
+from typing import Any
+
+
+def check_int(name: str, value: Any, least: int = 1, most: int | None = None) -> None:
+    """An integer of at least `least`, and at most `most`. True and False are none."""
+    allowed = f'{least} or more' if most is None else f'{least} to {most}'
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f'{name}={value!r}: give an integer, {allowed}.')
+    if value < least or (most is not None and value > most):
+        raise ValueError(f'{name}={value!r}: give an integer, {allowed}.')
+
+
+def check_ints(name: str, values: Any, least: int = 1, most: int | None = None) -> None:
+    """A list or tuple of such integers."""
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        raise TypeError(f'{name}={values!r}: give a list or tuple of integers.')
+    for value in values:
+        check_int(name, value, least, most)
+
+
+def check_number(name: str, value: Any, above: float = -math.inf) -> None:
+    """A finite number above a bound."""
+    allowed = 'finite number' if above == -math.inf else f'number above {above}'
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f'{name}={value!r}: give a {allowed}.')
+    if not above < value < math.inf:
+        raise ValueError(f'{name}={value!r}: give a {allowed}.')
+
+
+def check_rate(name: str, value: Any) -> None:
+    """A part of the whole that is not all of it, in [0, 1)."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f'{name}={value!r}: choose a rate in [0, 1).')
+    if not 0 <= value < 1:
+        raise ValueError(f'{name}={value!r}: choose a rate in [0, 1).')
+
+
+def check_choice(name: str, value: Any, choices: Collection) -> None:
+    """One of a few, all of them named in the error."""
+    # A list has no hash, and would be an error of the look-up in a dict.
+    if value not in list(choices):
+        raise ValueError(f'{name}={value!r}: choose one of {", ".join(map(repr, choices))}.')
+
+
+def check_config(name: str, value: Any, example: str) -> None:
+    """A dict."""
+    if not isinstance(value, Mapping):
+        raise TypeError(f'{name}={value!r}: give a dict such as {example}.')
+
+
+def checked_size(name: str, value: Any) -> tuple[int, int]:
+    """A side, or (height, width), as the latter."""
+    pair = (value, value) if isinstance(value, Integral) else value
+    check_ints(name, pair)
+    if len(pair) != 2:
+        raise ValueError(f'{name}={value!r}: give one side, or (height, width).')
+    return pair[0], pair[1]
+
+
+def checked_head_dims(embed_dims: int, num_heads: int) -> int:
+    """Channels of one head, of which the channels must be a multiple."""
+    check_int('embed_dims', embed_dims)
+    check_int('num_heads', num_heads)
+    if embed_dims % num_heads:
+        raise ValueError(
+            f'embed_dims={embed_dims} does not divide into num_heads={num_heads}: '
+            'choose a number of heads that divides the channels.'
+        )
+    return embed_dims // num_heads
