@@ -1,13 +1,17 @@
 """What trains a model: layer decay, MESA's schedule, the check for data, the runs behind tools/."""
 
+from .anomaly import AnomalyError, AnomalyHook
 from .checkpoint_hook import CheckpointHook, Preempted
 from .data_check import MissingDataError, check_data
 from .exact import ExactBatchSampler, ExactEpochLoop, ExactIterLoop, SeededDataset, make_exact
 from .layer_decay import LayerDecayOptimWrapperConstructor
 from .mesa import MESAHook
 from .resume import ResumeError, latest_checkpoint, settle_resume
+from .topology import TopologyHook
 
 __all__ = [
+    'AnomalyError',
+    'AnomalyHook',
     'CheckpointHook',
     'ExactBatchSampler',
     'ExactEpochLoop',
@@ -18,6 +22,7 @@ __all__ = [
     'Preempted',
     'ResumeError',
     'SeededDataset',
+    'TopologyHook',
     'check_data',
     'latest_checkpoint',
     'make_exact',

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from pathlib import Path
@@ -16,6 +17,7 @@ from mmengine.runner import Runner
 
 from ..compat.files import PARTIAL
 from ..registry import HOOKS
+from .anomaly import AnomalyError, bad_weights
 
 _PREEMPTED = 'preempted_checkpoint'
 
@@ -34,6 +36,7 @@ class CheckpointHook(hooks.CheckpointHook):
       `iter_<steps>.pth`, from which `--resume` goes on; all ranks stop at the same step, whichever
       has got the signal. The file is removed when the next regular checkpoint is there. A
       validation is broken off, and done again after the resume.
+    - Weights that are not finite are not saved: the training ends with an `AnomalyError`.
 
     That no file is ever half written is `mmvttt.compat.files`' doing.
 
@@ -56,6 +59,7 @@ class CheckpointHook(hooks.CheckpointHook):
 
     def before_train(self, runner: Runner) -> None:
         """Clears what a killed run has left half written, and begins to listen."""
+        self._keep_to_our_folder(runner)
         super().before_train(runner)
         if is_main_process() and '://' not in self.out_dir:
             for partial in Path(self.out_dir).glob(f'.*{PARTIAL}'):
@@ -105,6 +109,21 @@ class CheckpointHook(hooks.CheckpointHook):
         self._stop_listening()
         super().after_train(runner)
 
+    def _keep_to_our_folder(self, runner: Runner) -> None:
+        """Makes the paths that a resumed checkpoint brings those of files in this run's folder.
+
+        They are removed when better or newer checkpoints come: a crafted one would name others.
+        """
+        folder = self.out_dir or runner.work_dir
+        if folder != runner.work_dir:
+            folder = os.path.join(folder, os.path.basename(runner.work_dir.rstrip(os.sep)))
+        info = runner.message_hub.runtime_info
+        for key, value in info.items():
+            if key.startswith('best_ckpt') or key in ('last_ckpt', _PREEMPTED):
+                info[key] = os.path.join(folder, os.path.basename(str(value)))
+        if 'keep_ckpt_ids' in info:
+            info['keep_ckpt_ids'] = [i for i in info['keep_ckpt_ids'] if isinstance(i, int)]
+
     @property
     def _listening(self) -> bool:
         return self._group is not None or self._former_handler is not None
@@ -126,8 +145,22 @@ class CheckpointHook(hooks.CheckpointHook):
         self._poll = work, flag
         return asked
 
+    def _require_good_weights(self, runner: Runner) -> None:
+        """Raises AnomalyError, on all ranks, rather than let weights that are not finite be saved.
+
+        A loss may be finite and its gradients not: the next step would stop the training, and a
+        resume would begin with that checkpoint.
+        """
+        bad = next(bad_weights(runner.model), None)
+        flag = torch.tensor(int(bad is not None))
+        if self._group is not None:
+            dist.all_reduce(flag, dist.ReduceOp.MAX, self._group)
+        if flag:
+            raise AnomalyError(f'No checkpoint is written. {bad or "See the other ranks."}')
+
     def _save_and_stop(self, runner: Runner, meta: dict[str, int]) -> None:
         if self._saved_iter != meta['iter']:
+            self._require_good_weights(runner)
             name = f'iter_{meta["iter"]}.pth'
             self.last_ckpt = self.file_backend.join_path(self.out_dir, name)
             runner.message_hub.update_info('last_ckpt', self.last_ckpt)
@@ -162,6 +195,7 @@ class CheckpointHook(hooks.CheckpointHook):
         self._group = None
 
     def _save_checkpoint_with_step(self, runner: Runner, step: int, meta: dict) -> None:
+        self._require_good_weights(runner)
         outdated = []
         # With the step among those to keep mmengine removes nothing.
         if self.max_keep_ckpts > 0 and (not self.keep_ckpt_ids or self.keep_ckpt_ids[-1] != step):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import socket
 import zipfile
 import zlib
@@ -14,6 +15,7 @@ import torch
 from mmengine.dist import all_gather_object, broadcast_object_list, get_rank, get_world_size
 from mmengine.runner import Runner
 
+from ..checkpoint import damaged_part, stumbling_block
 from .exact import ResumeError
 
 # What `Runner.resume` reads.
@@ -105,15 +107,16 @@ def why_not_resumable(path: str | os.PathLike[str]) -> str | None:
         problems = (f'has a part {p.name} that {w}' for p in parts if (w := why_not_resumable(p)))
         return next(problems, None) if parts else 'is a folder without rank*.pth'
     try:
-        if zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as archive:
-                broken = archive.testzip()
-            if broken is not None:
-                return f'is damaged: the checksum of its part {broken!r} is wrong'
+        broken = damaged_part(path)
+        if broken is not None:
+            return f'is damaged: the checksum of its part {broken!r} is wrong'
         content = torch.load(
             path, map_location='cpu', weights_only=True, mmap=zipfile.is_zipfile(path) or None
         )
+    except pickle.UnpicklingError as error:
+        return f'holds {stumbling_block(error)}, which is not read, or is no checkpoint'
     except Exception as error:
+        # What a damaged file raises depends on the place of the damage.
         reason = str(error).strip().splitlines() or [type(error).__name__]
         return f'is damaged or no checkpoint: {reason[0]}'
     missing = [k for k in _NEEDED if not isinstance(content, dict) or k not in content]

@@ -24,7 +24,7 @@ from .resume import settle_resume
 # The toolbox of a scope: the extra of mmvttt that installs it.
 _EXTRAS = {'mmdet': 'det', 'mmseg': 'seg', 'mmpretrain': 'pretrain'}
 # The hooks of every training.
-_SAFETY: tuple[str, ...] = ()
+_SAFETY = ('mmvttt.TopologyHook', 'mmvttt.AnomalyHook')
 
 
 class UsageError(ValueError):

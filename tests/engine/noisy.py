@@ -61,6 +61,19 @@ class NoisyError(BaseMetric):
 
 
 @HOOKS.register_module(force=True)
+class Spoil(Hook):
+    """Makes a weight NaN after a training step, counted from 1."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def after_train_iter(self, runner: object, *_: object, **__: object) -> None:
+        if runner.iter + 1 == self.step:
+            with torch.no_grad():
+                runner.model.net[0].weight[0, 0] = torch.nan
+
+
+@HOOKS.register_module(force=True)
 class Terminate(Hook):
     """Sends this process a SIGTERM in a training step (counted from 1), or in a validation step."""
 

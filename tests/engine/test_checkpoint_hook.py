@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mmvttt.engine import CheckpointHook, Preempted, latest_checkpoint
+from mmvttt.engine import AnomalyError, CheckpointHook, Preempted, latest_checkpoint
 
 HERE = Path(__file__).parent
 TRAIN = HERE.parents[1] / 'tools' / 'train.py'
@@ -159,3 +159,39 @@ def test_sigterm_ends_the_tool_cleanly(tmp_path: Path, run: Callable) -> None:
         cfg_options={'train_cfg.max_epochs': step // 6 + 1},
     )
     assert len(runner.model.seen) == 22 - min(22, 4 * (step % 6))
+
+
+def test_a_resumed_checkpoint_names_no_files_of_others(run: Callable, tmp_path: Path) -> None:
+    """What a checkpoint calls the best one, or a preempted one, is removed in time."""
+    folder, file = tmp_path / 'precious', tmp_path / 'precious.txt'
+    folder.mkdir()
+    file.write_text('mine')
+    run('train', config='noisy', work_dir='a', cfg_options={'train_cfg.max_epochs': 1})
+    content = torch.load('a/epoch_1.pth', weights_only=True)
+    hub = content['message_hub']
+    for key, value in {
+        'best_ckpt': str(folder),
+        'best_score': 1e9,
+        'preempted_checkpoint': str(file),
+        'keep_ckpt_ids': ['../precious', 1],
+    }.items():
+        hub['runtime_info'][key] = value
+        hub['resumed_keys'][key] = True
+    torch.save(content, 'a/epoch_1.pth')
+    options = {
+        'default_hooks.checkpoint.save_best': 'mse',
+        'default_hooks.checkpoint.rule': 'less',
+        'default_hooks.checkpoint.max_keep_ckpts': 1,
+    }
+    runner = run('train', config='noisy', work_dir='a', resume='auto', cfg_options=options)
+    assert runner.message_hub.get_info('best_score') < 1e9
+    assert folder.is_dir()
+    assert file.read_text() == 'mine'
+
+
+def test_weights_that_are_not_finite_are_not_saved(run: Callable) -> None:
+    spoil = {'custom_hooks': [dict(type='Spoil', step=12)]}
+    with pytest.raises(AnomalyError, match=r'No checkpoint is written.*1 weights.*net\.0\.weight'):
+        run('train', config='noisy', work_dir='a', cfg_options=spoil)
+    assert names('a') == {'epoch_1.pth'}
+    assert run('train', config='noisy', work_dir='a', resume='auto').iter == 18

@@ -108,3 +108,8 @@ def test_names_the_environment_variable(root: Path, monkeypatch: pytest.MonkeyPa
         with pytest.raises(MissingDataError, match=rf"variable SOME_DATA \(now '{value}'\)"):
             check_data(Config.fromfile(root / 'c.py'))
         monkeypatch.setenv('SOME_DATA', '/elsewhere')
+
+
+def test_only_splits_that_there_are(root: Path) -> None:
+    with pytest.raises(ValueError, match=r"\['test_dataloader'\]: choose from train, val, test"):
+        check_data(config(coco('nowhere'), 'test'), ('test_dataloader',))
