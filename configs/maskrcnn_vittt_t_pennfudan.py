@@ -7,7 +7,7 @@
 #
 # To train on a set of yours (any COCO-format instance segmentation), copy this file and change
 #   1. `data_root` and, where they differ, the names of the folders and annotation files;
-#   2. `classes`: the names in the annotation file's `categories`, in any order. A name that is not
+#   2. `classes`: the names in the annotation file's `categories`, in its order. A name that is not
 #      there is the usual reason for an AP of 0. One class is a tuple too: ('person',);
 #   3. `short_side` and `long_side`: pixels after resizing; cost grows with their product;
 #   4. `max_epochs`: a few thousand steps for a set of this size, fewer from trained weights.

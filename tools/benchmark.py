@@ -9,12 +9,12 @@ example: python tools/benchmark.py vittt_tiny_patch16_224 deit_tiny_patch16_224 
 import argparse
 
 import torch
-from mmengine.config import DictAction
 from rich.progress import track
 
 from mmvttt.analysis.benchmark import Measurement, measure, plot, write_csv
 from mmvttt.analysis.models import DenseForward, find_model
-from mmvttt.engine.runner import plain_errors
+from mmvttt.command_line import Options, not_negative, positive, usable_device
+from mmvttt.engine.runner import UsageError, plain_errors
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -25,21 +25,31 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         'models', nargs='+', help="configs, names of ours, or models of timm's registry"
     )
     parser.add_argument(
-        '--sizes', nargs='+', type=int, default=[224], help='sides of the (square) images in pixels'
+        '--sizes',
+        nargs='+',
+        type=positive,
+        default=[224],
+        help='sides of the (square) images in pixels',
     )
-    parser.add_argument('--batch', nargs='+', type=int, default=[1], help='images at once')
-    parser.add_argument('--device', default='cuda' if torch.cuda.is_available() else 'cpu')
+    parser.add_argument('--batch', nargs='+', type=positive, default=[1], help='images at once')
+    parser.add_argument(
+        '--device',
+        type=usable_device,
+        default='cuda' if torch.cuda.is_available() else 'cpu',
+    )
     parser.add_argument('--dtype', choices=('float32', 'bfloat16', 'float16'), default='float32')
     parser.add_argument('--train', action='store_true', help='time forward and backward')
     parser.add_argument('--backbone', action='store_true', help="leave out a config's heads")
-    parser.add_argument('--repeats', type=int, default=10, help='timed batches; the median counts')
-    parser.add_argument('--warmup', type=int, default=3, help='batches before them')
+    parser.add_argument(
+        '--repeats', type=positive, default=10, help='timed batches; the median counts'
+    )
+    parser.add_argument('--warmup', type=not_negative, default=3, help='batches before them')
     parser.add_argument('--out', default='work_dirs/benchmark.csv', help='the CSV')
     parser.add_argument('--plot', help='an image file to draw, e.g. work_dirs/benchmark.png')
     parser.add_argument(
         '--cfg-options',
         nargs='+',
-        action=DictAction,
+        action=Options,
         metavar='KEY=VALUE',
         help='change entries of the configs',
     )
@@ -61,6 +71,8 @@ def main(argv: list[str] | None = None) -> None:
     with plain_errors():
         for name in args.models:
             found = find_model(name, args.cfg_options)
+            if args.backbone and not hasattr(found.model, 'backbone'):
+                raise UsageError(f'--backbone: {name!r} has no part of that name')
             model = found.model.backbone if args.backbone else found.model
             cases = [(size, batch) for size in args.sizes for batch in args.batch]
             for size, batch in track(cases, description=found.name):

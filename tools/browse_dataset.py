@@ -5,11 +5,11 @@ example: python tools/browse_dataset.py configs/upernet_vittt_t_camvid.py --num-
 
 import argparse
 
-from mmengine.config import DictAction
 from rich.progress import track
 
 from mmvttt.analysis.browse import browse
 from mmvttt.analysis.models import find_config
+from mmvttt.command_line import Options, positive
 from mmvttt.engine.runner import load_config, plain_errors
 
 
@@ -19,12 +19,12 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument('config', help='path of a config, or the name of ours')
     parser.add_argument('--split', choices=('train', 'val', 'test'), default='train')
-    parser.add_argument('--num-images', type=int, default=12, help='spread over the set')
+    parser.add_argument('--num-images', type=positive, default=12, help='spread over the set')
     parser.add_argument('--out', default='work_dirs/browse', help='folder of the pictures')
     parser.add_argument(
         '--cfg-options',
         nargs='+',
-        action=DictAction,
+        action=Options,
         metavar='KEY=VALUE',
         help='change entries of the config',
     )

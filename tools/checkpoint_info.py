@@ -8,6 +8,7 @@ example: python tools/checkpoint_info.py work_dirs/vittt_s_in1k/epoch_300.pth --
 import argparse
 
 from mmvttt.analysis.weights import describe_checkpoint
+from mmvttt.command_line import positive
 from mmvttt.engine.runner import plain_errors
 
 
@@ -16,7 +17,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument('checkpoint', help='a file of mmengine or timm, or a state dict')
-    parser.add_argument('--depth', type=int, default=2, help='of the parts; default: 2')
+    parser.add_argument('--depth', type=positive, default=2, help='of the parts; default: 2')
     return parser.parse_args(argv)
 
 

@@ -6,9 +6,9 @@ example: python tools/draw_predictions.py configs/maskrcnn_vittt_demo.py work_di
 import argparse
 from pathlib import Path
 
-from mmengine.config import DictAction
 from mmengine.runner import find_latest_checkpoint
 
+from mmvttt.command_line import Options, positive, usable_device
 from mmvttt.engine.data_check import check_data
 from mmvttt.engine.runner import UsageError, load_config, plain_errors
 
@@ -20,10 +20,10 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument('config', help='config of the detector')
     parser.add_argument('checkpoint', help='its checkpoint, or its work directory for the latest')
     parser.add_argument('--out', help='folder of the pictures; default: predictions beside it')
-    parser.add_argument('--num-images', type=int, default=12, help='spread over the test set')
+    parser.add_argument('--num-images', type=positive, default=12, help='spread over the test set')
     parser.add_argument('--score-thr', type=float, default=0.3, help='draw from this score on')
-    parser.add_argument('--device', default='cpu')
-    parser.add_argument('--cfg-options', nargs='+', action=DictAction, metavar='KEY=VALUE')
+    parser.add_argument('--device', type=usable_device, default='cpu')
+    parser.add_argument('--cfg-options', nargs='+', action=Options, metavar='KEY=VALUE')
     return parser.parse_args(argv)
 
 
@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     with plain_errors():
         config = load_config(args.config, cfg_options=args.cfg_options)
-        check_data(config, ('test_dataloader',))
+        check_data(config, ('test',))
         checkpoint = find_checkpoint(Path(args.checkpoint))
         # Here, because it imports mmdet.
         from mmvttt.analysis.predictions import draw_predictions

@@ -7,12 +7,12 @@ example: python tools/get_flops.py upernet_vittt_s_160k --shape 512 512
 
 import argparse
 
-from mmengine.config import DictAction
 from rich.console import Console
 from rich.table import Table
 
 from mmvttt.analysis.flops import Cost, count_cost
 from mmvttt.analysis.models import DenseForward, find_model
+from mmvttt.command_line import Options, positive
 from mmvttt.engine.runner import plain_errors
 
 
@@ -24,15 +24,15 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         '--shape',
         nargs=2,
-        type=int,
+        type=positive,
         metavar=('HEIGHT', 'WIDTH'),
         help='of the image; default: 800 1333 for detectors, 512 512 for segmentors, else 224 224',
     )
-    parser.add_argument('--depth', type=int, default=2, help='of the parts; default: 2')
+    parser.add_argument('--depth', type=positive, default=2, help='of the parts; default: 2')
     parser.add_argument(
         '--cfg-options',
         nargs='+',
-        action=DictAction,
+        action=Options,
         metavar='KEY=VALUE',
         help='change entries of the config',
     )

@@ -9,11 +9,11 @@ example: python tools/image_demo.py photo.jpg --config configs/upernet_vittt_t_c
 import argparse
 
 import torch
-from mmengine.config import DictAction
 from rich.progress import track
 
 from mmvttt.analysis.demo import show_images
 from mmvttt.analysis.models import find_config
+from mmvttt.command_line import Options, usable_device
 from mmvttt.engine.runner import load_config, plain_errors
 
 
@@ -28,11 +28,15 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         '--score-thr', type=float, default=0.3, help='draw boxes from this score on'
     )
-    parser.add_argument('--device', default='cuda' if torch.cuda.is_available() else 'cpu')
+    parser.add_argument(
+        '--device',
+        type=usable_device,
+        default='cuda' if torch.cuda.is_available() else 'cpu',
+    )
     parser.add_argument(
         '--cfg-options',
         nargs='+',
-        action=DictAction,
+        action=Options,
         metavar='KEY=VALUE',
         help='change entries of the config',
     )

@@ -6,8 +6,7 @@ example: python tools/test.py configs/maskrcnn_vittt_demo.py work_dirs/demo/epoc
 import argparse
 import os
 
-from mmengine.config import DictAction
-
+from mmvttt.command_line import Options
 from mmvttt.engine.runner import evaluate, plain_errors
 
 
@@ -25,7 +24,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         '--cfg-options',
         nargs='+',
-        action=DictAction,
+        action=Options,
         metavar='KEY=VALUE',
         help='change entries of the config, e.g. test_dataloader.batch_size=4',
     )

@@ -6,8 +6,7 @@ example: python tools/train.py configs/maskrcnn_vittt_s_1x.py --amp --resume
 import argparse
 import os
 
-from mmengine.config import DictAction
-
+from mmvttt.command_line import Options
 from mmvttt.engine.runner import plain_errors, train
 
 
@@ -41,7 +40,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         '--cfg-options',
         nargs='+',
-        action=DictAction,
+        action=Options,
         metavar='KEY=VALUE',
         help='change entries of the config, e.g. train_cfg.max_epochs=1',
     )

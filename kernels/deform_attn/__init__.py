@@ -67,12 +67,17 @@ def _flatten(spatial_shapes: Sequence[tuple[int, int]]) -> list[int]:
             f'{_NAME}: spatial_shapes must be a sequence of (h, w) python ints, got a tensor; the '
             'sizes are known on the host, use [(h, w), …]'
         )
+    if not isinstance(spatial_shapes, tuple | list):
+        raise TypeError(f'{_NAME}: spatial_shapes must be a list of (h, w), got {spatial_shapes!r}')
     if len(spatial_shapes) == 0:
         raise ValueError(f'{_NAME}: spatial_shapes must name at least one level, got none')
     for level in spatial_shapes:
-        if len(level) != 2 or min(level) < 1:
+        ints = isinstance(level, tuple | list) and all(
+            isinstance(x, int | torch.SymInt) and not isinstance(x, bool) for x in level
+        )
+        if not ints or len(level) != 2 or min(level) < 1:
             raise ValueError(
-                f'{_NAME}: a level of spatial_shapes is (h, w) with h, w ≥ 1, got {tuple(level)}'
+                f'{_NAME}: a level of spatial_shapes is (h, w) with h, w ≥ 1, got {level!r}'
             )
     return [size for level in spatial_shapes for size in level]
 
@@ -88,7 +93,7 @@ def _check(value: Tensor, shapes: list[int], locations: Tensor, weights: Tensor)
             f'{_NAME}: sampling_locations must have shape (B, Q, H, L, P, 2), got '
             f'{locations.dim()} dimensions: {tuple(locations.shape)}'
         )
-    batch, tokens, heads, _ = value.shape
+    batch, tokens, heads, dim = value.shape
     levels, pixels = len(shapes) // 2, sum(h * w for h, w in zip(*[iter(shapes)] * 2, strict=True))
     if tokens != pixels:
         raise ValueError(
@@ -96,6 +101,8 @@ def _check(value: Tensor, shapes: list[int], locations: Tensor, weights: Tensor)
             f'add up to {pixels}'
         )
     queries, points = locations.shape[1], locations.shape[4]
+    _inputs.check_not_empty(_NAME, 'value', value, H=heads, d=dim)
+    _inputs.check_not_empty(_NAME, 'sampling_locations', locations, P=points)
     _inputs.check_shape(
         _NAME,
         'sampling_locations',

@@ -117,7 +117,8 @@ def forward(
     offsets = torch.arange(0, rows.numel(), points, dtype=torch.int32, device=value.device)
     # A bag is one corner of one level of one query's head.
     out = _bag(table, rows.view(-1), weights.view(-1), offsets)
-    return out.view(-1, batch, queries, heads * value.shape[-1]).sum(0).to(value.dtype)
+    shape = (rows.shape[0] * rows.shape[1], batch, queries, heads * value.shape[-1])
+    return out.view(shape).sum(0).to(value.dtype)
 
 
 @torch.no_grad()
@@ -148,7 +149,7 @@ def backward(
     # dvalue: the same sum with the roles of rows and readers swapped.
     order = flat.sort(stable=True)[1]
     counts = torch.bincount(flat, minlength=table.shape[0])
-    offsets = F.pad(counts.cumsum(0, dtype=torch.int32), (1, -1))
+    offsets = (counts.cumsum(0) - counts).int()
     weights = (bilinear * attention).view(-1).index_select(0, order)
     dvalue = _bag(do, reader.index_select(0, order), weights, offsets)
 

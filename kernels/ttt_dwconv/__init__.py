@@ -57,7 +57,9 @@ def ttt_dwconv(
     q, k, v = _inputs.to_autocast(q, k, v)
     h, w = _size(hw)
     _check(q, k, v, w3, h, w)
-    return _op(q, k, v, w3, h, w, float(scale), bool(damping), backend)[0]
+    _inputs.check_number(_NAME, 'scale', scale)
+    _inputs.check_bool(_NAME, 'damping', damping)
+    return _op(q, k, v, w3, h, w, float(scale), damping, backend)[0]
 
 
 def _size(hw: tuple[int, int]) -> tuple[int, int]:
@@ -80,6 +82,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor, w3: Tensor, h: int, w: int) -> None:
             f'{_NAME}: q must have shape (B, h·w, d), got {q.dim()} dimensions: {tuple(q.shape)}'
         )
     _, tokens, dim = q.shape
+    _inputs.check_not_empty(_NAME, 'q', q, d=dim)
     if tokens != h * w:
         raise ValueError(
             f'{_NAME}: hw = {(h, w)} makes {h * w} pixels, and q has {tokens}: {tuple(q.shape)}'

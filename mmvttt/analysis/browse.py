@@ -11,7 +11,7 @@ import numpy as np
 from mmengine.config import Config
 from mmengine.registry import DATASETS, VISUALIZERS, init_default_scope
 
-from ..engine.data_check import check_data
+from ..engine.data_check import check_paths
 from ..engine.runner import UsageError
 
 
@@ -43,7 +43,7 @@ def browse(
     loader = config.get(f'{split}_dataloader')
     if loader is None:
         raise UsageError(f'the config has no {split}_dataloader')
-    check_data(config, (split,))
+    check_paths(config, (split,))
     from mmcv import imresize
 
     init_default_scope(config.default_scope)

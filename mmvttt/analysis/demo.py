@@ -13,6 +13,7 @@ from mmengine.config import Config
 from mmengine.registry import init_default_scope
 
 from ..checkpoint import read_weights, require_match
+from ..engine.checks.images import read_image
 from ..engine.runner import UsageError
 
 _TOP = 5
@@ -52,15 +53,22 @@ def show_images(
         device: Where to run.
 
     Raises:
-        UsageError: There is no such image, or the config is of another toolbox.
-        CheckpointMismatchError: The checkpoint has next to nothing for the model.
+        UsageError: There is no such image, or the config is of another toolbox or has no model.
+        CheckpointError: The checkpoint cannot be read, or has next to nothing for the model.
     """
     scope = config.get('default_scope')
     if scope not in _SHOWS:
         raise UsageError(f'default_scope is {scope!r}: images are shown by {", ".join(_SHOWS)}')
+    if 'model' not in config:
+        raise UsageError('the config has no model')
     for image in images:
         if not Path(image).is_file():
             raise UsageError(f'there is no image {os.fspath(image)!r}')
+        problem = read_image(os.fspath(image)).problem
+        if problem:
+            raise UsageError(f'{os.fspath(image)!r} is among the {problem}')
+    # Before the toolboxes stumble over what is no checkpoint.
+    read_weights(checkpoint)
     init_default_scope(scope)
     show = _SHOWS[scope](config, os.fspath(checkpoint), Path(out_dir), score_thr, device)
     for image in images:

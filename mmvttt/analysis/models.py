@@ -59,14 +59,14 @@ def find_model(
         weightless: Build it on the meta device where its code allows that: shapes, no numbers.
 
     Raises:
-        UsageError: There is no such model.
+        UsageError: There is no such model, or the config has none.
     """
     config = find_config(name)
     if config is None:
         build, size, cfg = _of_timm(name, cfg_options or {}), None, None
     else:
         cfg = load_config(config, cfg_options=cfg_options)
-        build, size = _of_config(cfg), _SIZES.get(cfg.default_scope, (224, 224))
+        build, size = _of_config(cfg), _SIZES.get(cfg.get('default_scope'), (224, 224))
         name = Path(config).stem
     try:
         with torch.device('meta') if weightless else nullcontext():
@@ -80,7 +80,9 @@ def find_model(
 
 
 def _of_config(cfg: Config) -> Callable[[], nn.Module]:
-    init_default_scope(cfg.default_scope)
+    if 'model' not in cfg:
+        raise UsageError(f'the config {cfg.filename} has no model')
+    init_default_scope(cfg.get('default_scope', 'mmengine'))
     model = cfg.model.copy()
     if 'data_preprocessor' in cfg:
         model.setdefault('data_preprocessor', cfg.data_preprocessor)

@@ -17,6 +17,8 @@ from mmengine.registry import init_default_scope
 from mmengine.runner import load_checkpoint
 from torch import nn
 
+from ..checkpoint import read_weights
+
 # Smaller images are enlarged by a whole factor until their text can be read.
 _READABLE = 480
 
@@ -44,6 +46,7 @@ def draw_predictions(
 
     Raises:
         FileNotFoundError: without that checkpoint, or without the data.
+        CheckpointError: if the checkpoint cannot be read.
         RuntimeError: if the checkpoint is not of this detector.
         ValueError: for `num_images` below 1.
     """
@@ -52,6 +55,8 @@ def draw_predictions(
     init_default_scope(config.get('default_scope', 'mmdet'))
     dataset = DATASETS.build(config.test_dataloader.dataset)
     model = MODELS.build(config.model)
+    # Before mmengine stumbles over what is no checkpoint.
+    read_weights(checkpoint)
     load_checkpoint(model, os.fspath(checkpoint), map_location='cpu', strict=True)
     visualizer = DetLocalVisualizer('predictions', alpha=0.5)
     visualizer.dataset_meta = dataset.metainfo

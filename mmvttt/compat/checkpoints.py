@@ -8,6 +8,7 @@ when a training resumes, and when an inferencer is not given one. docs/safety.md
 
 from __future__ import annotations
 
+import os
 import pickle
 from functools import partial, wraps
 from types import ModuleType
@@ -19,7 +20,7 @@ from mmengine.logging import HistoryBuffer, print_log
 from mmengine.runner import checkpoint as mmengine_checkpoint
 from torch import nn
 
-from ..checkpoint import CheckpointError, stumbling_block
+from ..checkpoint import CheckpointError, damaged_part, stumbling_block
 from .mend import mend
 from .stand_ins import allowed
 
@@ -29,7 +30,13 @@ class RefusedCheckpointError(CheckpointError, pickle.UnpicklingError):
 
 
 def load_safely(file: Any, map_location: Any = None, **_: Any) -> Any:
-    """`torch.load` by the allow-list, whatever the caller or the environment asks for."""
+    """`torch.load` by the allow-list, whatever the caller or the environment asks for.
+
+    Raises:
+        CheckpointError: A part of the file has another checksum than was written.
+    """
+    if isinstance(file, str | os.PathLike) and (part := damaged_part(file)) is not None:
+        raise CheckpointError(f'{file!r} is damaged: the checksum of its part {part!r} is wrong')
     return torch.load(file, map_location=map_location, weights_only=True)
 
 

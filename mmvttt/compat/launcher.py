@@ -1,14 +1,20 @@
-"""Distributed training without a GPU: gloo for launcher 'pytorch', no device ids for DDP."""
+"""Distributed training without a GPU: gloo for launcher 'pytorch', DDP and FSDP without devices."""
 
 from __future__ import annotations
 
+import atexit
+import sys
 from functools import wraps
 from typing import Any
 
 import torch
 from mmengine.dist import utils as dist_utils
 from mmengine.logging import print_log
-from mmengine.model import MMDistributedDataParallel, revert_sync_batchnorm
+from mmengine.model import (
+    MMDistributedDataParallel,
+    MMFullyShardedDataParallel,
+    revert_sync_batchnorm,
+)
 from torch import nn
 
 from .mend import mend
@@ -28,6 +34,21 @@ def _on_cpu(module: nn.Module) -> bool:
     return all(p.device.type == 'cpu' for p in module.parameters())
 
 
+def _without_sync_bn(module: nn.Module) -> nn.Module:
+    if not any(isinstance(m, nn.SyncBatchNorm) for m in module.modules()):
+        return module
+    # torch has no SyncBN on the CPU; said aloud, since the statistics change.
+    print_log('SyncBN needs a GPU: every process normalises by itself', 'current')
+    return revert_sync_batchnorm(module)
+
+
+def _leave() -> None:
+    # Nobody else does: gloo's threads would outlive Python, and at times abort a run that has ended
+    # well. After an error others may wait for this process, and it would wait for them here.
+    if torch.distributed.is_initialized() and not hasattr(sys, 'last_value'):
+        torch.distributed.destroy_process_group()
+
+
 @mend('launcher-cpu', "launcher 'pytorch' sets a CUDA device, and chooses nccl, without a GPU")
 def launch_with_gloo() -> str | None:
     """Makes `init_dist('pytorch')` use gloo where there is no accelerator."""
@@ -38,6 +59,7 @@ def launch_with_gloo() -> str | None:
     @wraps(original)
     def init(backend: str, init_backend: str = 'torch', **kwargs: Any) -> None:
         torch.distributed.init_process_group('gloo', **kwargs)
+        atexit.register(_leave)
 
     dist_utils._init_dist_pytorch = init
     return None
@@ -52,11 +74,25 @@ def wrap_without_devices() -> str | None:
     def init(self: nn.Module, module: nn.Module, *args: Any, **kwargs: Any) -> None:
         if _on_cpu(module):
             kwargs.update(device_ids=None, output_device=None)
-            if any(isinstance(m, nn.SyncBatchNorm) for m in module.modules()):
-                # torch has no SyncBN on the CPU; said aloud, since the statistics change.
-                print_log('SyncBN needs a GPU: every process normalises by itself', 'current')
-                module = revert_sync_batchnorm(module)
+            module = _without_sync_bn(module)
         original(self, module, *args, **kwargs)
 
     MMDistributedDataParallel.__init__ = init
+    return None
+
+
+@mend('fsdp-cpu', 'mmengine hands the index of a GPU to FSDP for a model that trains on the CPU')
+def shard_without_devices() -> str | None:
+    """Makes MMFullyShardedDataParallel stay on the CPU, without SyncBN, where there is no GPU."""
+    original = MMFullyShardedDataParallel.__init__
+    if not _no_gpu():
+        return 'there is a GPU'
+
+    @wraps(original)
+    def init(self: nn.Module, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        # The blocks inside are wrapped by the same class, with what the root was given.
+        kwargs.update(device_id=torch.device('cpu'))
+        original(self, _without_sync_bn(module), *args, **kwargs)
+
+    MMFullyShardedDataParallel.__init__ = init
     return None

@@ -88,6 +88,11 @@ def find_layout(weights: Mapping[str, Tensor], public: bool) -> Layout:
         raise CheckpointError(
             f'The weights are damaged or of another model: {prefix}{error.args[0]} is missing.'
         ) from error
+    except (IndexError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f'The weights are damaged or of another model: shapes under {prefix!r} make no sense '
+            f'({error}).'
+        ) from error
     return Layout(prefix, model)
 
 
@@ -124,7 +129,7 @@ def _h_vit3(weights: Mapping[str, Tensor], inner: str, public: bool) -> HViT3:
 
 
 def _count(names: Iterable[str], pattern: str) -> int:
-    return 1 + max(int(m[1]) for name in names if (m := re.match(pattern, name)))
+    return len({m[1] for name in names if (m := re.match(pattern, name))})
 
 
 def public_name(name: str) -> str:

@@ -1,8 +1,9 @@
 """What trains a model: layer decay, MESA's schedule, the check for data, the runs behind tools/."""
 
+from .annotation_check import check_annotations
 from .anomaly import AnomalyError, AnomalyHook
 from .checkpoint_hook import CheckpointHook, Preempted
-from .data_check import MissingDataError, check_data
+from .data_check import DataError, MissingDataError, check_data
 from .exact import ExactBatchSampler, ExactEpochLoop, ExactIterLoop, SeededDataset, make_exact
 from .layer_decay import LayerDecayOptimWrapperConstructor
 from .mesa import MESAHook
@@ -13,6 +14,7 @@ __all__ = [
     'AnomalyError',
     'AnomalyHook',
     'CheckpointHook',
+    'DataError',
     'ExactBatchSampler',
     'ExactEpochLoop',
     'ExactIterLoop',
@@ -23,6 +25,7 @@ __all__ = [
     'ResumeError',
     'SeededDataset',
     'TopologyHook',
+    'check_annotations',
     'check_data',
     'latest_checkpoint',
     'make_exact',

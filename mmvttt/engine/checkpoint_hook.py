@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
 import threading
@@ -44,10 +45,21 @@ class CheckpointHook(hooks.CheckpointHook):
         exit_code: Exit status after a SIGTERM. A scheduler that starts a job again only if it has
             failed (Kubernetes) needs another than 0; 143 is the shells' for SIGTERM.
         kwargs: Those of mmengine's hook.
+
+    Raises:
+        TypeError: There is no such option.
     """
 
     def __init__(self, *args: Any, exit_code: int = 0, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        if self.args:
+            # mmengine would hand them on, and stumble when the first checkpoint is due.
+            known = inspect.signature(hooks.CheckpointHook.__init__).parameters
+            options = [n for n in known if n not in ('self', 'kwargs')]
+            raise TypeError(
+                f'CheckpointHook has no option {", ".join(self.args)}; allowed: exit_code, '
+                f'{", ".join(options)}'
+            )
         self.exit_code = exit_code
         self._saved_iter: int | None = None
         self._signalled = False
@@ -174,7 +186,6 @@ class CheckpointHook(hooks.CheckpointHook):
                 meta=meta,
                 by_epoch=False,
                 backend_args=self.backend_args,
-                **self.args,
             )
             if is_main_process():
                 Path(runner.work_dir, 'last_checkpoint').write_text(self.last_ckpt)

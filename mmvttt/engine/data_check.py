@@ -1,61 +1,84 @@
-"""Says before a run, in one sentence, which data is missing and how to point elsewhere."""
+"""Says before a run, in a sentence, which data is missing or cannot be what the config means."""
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from mmengine.config import Config
+from mmengine.logging import print_log
 
-# What data sets wrap others in, in mmengine and the toolboxes.
-_WRAPPED = ('dataset', 'datasets')
+from .annotation_check import check_annotations, innermost
+
 _KINDS = {'train': 'training', 'val': 'validation', 'test': 'test'}
 # How a config names an environment variable, with a default: {{$NAME:default}}.
 _VARIABLE = re.compile(r'\{\{\s*[\'"]?\s*\$(\w+)\s*:\s*(\S*?)\s*[\'"]?\s*\}\}')
 
 
-class MissingDataError(FileNotFoundError):
+class DataError(ValueError):
+    """The data of a config cannot be what its author means."""
+
+
+class MissingDataError(DataError, FileNotFoundError):
     """The data of a config is not where the config says."""
 
 
 def check_data(cfg: Config, splits: Sequence[str] = ('train', 'val', 'test')) -> None:
-    """Checks that the folders and annotation files that a config names exist.
+    """Checks that the folders and annotation files that a config names exist, and make sense.
 
-    Reads the config alone, before anything is built; sees through RepeatDataset, ConcatDataset and
-    the like. Remote paths (`s3://…`) are not looked at.
+    Before anything is built. Of the annotations it reads what takes about a second (see
+    `check_annotations`); tools/check_data.py reads all, and the images. What a training silently
+    does without, such as categories that are no class, is logged.
 
     Args:
         cfg: The config of a run.
         splits: Which of the config's data to check: of 'train', 'val', 'test'.
 
     Raises:
+        ValueError: A split is another one.
+        MissingDataError: See `check_paths`.
+        DataError: No class is a category, a file is no JSON, there is nothing to learn, a label is
+            no class, …: what, and what to do.
+    """
+    check_paths(cfg, splits)
+    for findings in check_annotations(cfg, splits, thorough=False):
+        if findings.errors:
+            raise DataError(f'{findings.place}: {findings.errors[0]}')
+        # All ranks read the same; one of them says it.
+        if os.environ.get('RANK', '0') == '0':
+            for sentence in findings.warnings:
+                print_log(f'{findings.place}: {sentence}', 'current', logging.WARNING)
+
+
+def check_paths(cfg: Config, splits: Sequence[str] = ('train', 'val', 'test')) -> None:
+    """Checks that the folders and annotation files that a config names exist.
+
+    Reads the config alone; sees through RepeatDataset, ConcatDataset and the like. Remote paths
+    (`s3://…`) are not looked at.
+
+    Args:
+        cfg: The config of a run.
+        splits: As of `check_data`.
+
+    Raises:
+        ValueError: A split is another one.
         MissingDataError: Something is missing: what, where it was expected, how to point elsewhere.
     """
+    unknown = [split for split in splits if split not in _KINDS]
+    if unknown:
+        raise ValueError(f'splits={list(splits)}: choose from {", ".join(_KINDS)}')
     for split in splits:
         loader = cfg.get(f'{split}_dataloader') or {}
         places = [
-            *_datasets(loader.get('dataset'), f'{split}_dataloader.dataset'),
-            *_datasets(cfg.get(f'{split}_evaluator'), f'{split}_evaluator'),
+            *innermost(loader.get('dataset'), f'{split}_dataloader.dataset'),
+            *innermost(cfg.get(f'{split}_evaluator'), f'{split}_evaluator'),
         ]
         for place, config in places:
             for key, what, path in _paths(config):
                 if '://' not in path and not os.path.exists(os.path.expanduser(path)):
                     raise MissingDataError(_sentence(cfg, split, f'{place}.{key}', what, path))
-
-
-def _datasets(config: Any, place: str) -> Iterator[tuple[str, Mapping]]:
-    """The innermost data sets (or metrics) of a config, with the dotted key of each."""
-    if isinstance(config, (list, tuple)):
-        for index, inner in enumerate(config):
-            yield from _datasets(inner, f'{place}.{index}')
-    elif isinstance(config, Mapping):
-        wrapped = [key for key in _WRAPPED if key in config]
-        for key in wrapped:
-            yield from _datasets(config[key], f'{place}.{key}')
-        if not wrapped:
-            yield place, config
 
 
 def _paths(config: Mapping) -> Iterator[tuple[str, str, str]]:

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
+from ..arguments import check_config, check_number
 from ..registry import OPTIM_WRAPPER_CONSTRUCTORS
 
 _MULTIPLIERS = (
@@ -68,11 +69,15 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
                 f'paramwise_cfg has the unknown keys {unknown}; allowed: {", ".join(_KEYS)}'
             )
         rate = self.paramwise_cfg.get('layer_decay_rate')
-        if rate is None or not 0 < rate <= 1:
+        if not (isinstance(rate, int | float) and 0 < rate <= 1):
             raise ValueError(
                 f'paramwise_cfg.layer_decay_rate is {rate}; it must be in (0, 1]. Write '
                 'paramwise_cfg=dict(layer_decay_rate=0.85), or 1.0 for the same rate everywhere'
             )
+        for key in _MULTIPLIERS:
+            check_number(f'paramwise_cfg.{key}', self.paramwise_cfg.get(key, 0))
+        for key, settings in self.paramwise_cfg.get('custom_keys', {}).items():
+            check_config(f'paramwise_cfg.custom_keys[{key!r}]', settings, 'dict(lr_mult=0.1)')
         if self.base_lr is None:
             raise ValueError('optimizer.lr is missing: layer decay scales it')
 

@@ -8,6 +8,7 @@ from mmengine.model import is_model_wrapper
 from mmengine.runner import Runner
 from torch import nn
 
+from ..arguments import check_int
 from ..registry import HOOKS
 
 
@@ -28,10 +29,11 @@ class MESAHook(Hook):
     def __init__(
         self, decay: float = 0.9996, base_batch_size: int = 4096, start: float = 0.25
     ) -> None:
-        if not 0 < decay < 1:
-            raise ValueError(f'decay={decay}: choose a decay between 0 and 1 (default 0.9996).')
-        if not 0 <= start <= 1:
-            raise ValueError(f'start={start}: choose a part of the training in [0, 1].')
+        if not (isinstance(decay, float) and 0 < decay < 1):
+            raise ValueError(f'decay={decay!r}: choose a decay between 0 and 1 (default 0.9996).')
+        if not (isinstance(start, int | float) and 0 <= start <= 1):
+            raise ValueError(f'start={start!r}: choose a part of the training in [0, 1].')
+        check_int('base_batch_size', base_batch_size)
         self.decay = decay
         self.base_batch_size = base_batch_size
         self.start = start

@@ -17,7 +17,7 @@ from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
 from ..checkpoint import CheckpointError, read_weights, require_match
-from .data_check import MissingDataError, check_data
+from .data_check import DataError, check_data
 from .exact import make_exact
 from .resume import settle_resume
 
@@ -36,7 +36,7 @@ def plain_errors() -> Iterator[None]:
     """Turns errors that a sentence explains into that sentence on stderr and exit status 1."""
     try:
         yield
-    except (UsageError, MissingDataError, CheckpointError) as error:
+    except (UsageError, DataError, CheckpointError) as error:
         # All ranks meet the same error; one of each node says it.
         if os.environ.get('LOCAL_RANK', '0') == '0':
             print(f'error: {error}', file=sys.stderr)
@@ -59,14 +59,18 @@ def load_config(
         launcher: 'none', 'pytorch', 'slurm' or 'mpi'.
 
     Raises:
-        UsageError: There is no such file, or the toolbox of its default_scope is not installed.
+        UsageError: There is no such file, it cannot be read, or the toolbox of its default_scope
+            is not installed.
     """
     if not os.path.isfile(config):
         raise UsageError(
             f"there is no config '{config}' (looked for {os.path.abspath(config)}); give the path "
             'of a .py file such as configs/maskrcnn_vittt_s_1x.py'
         )
-    cfg = Config.fromfile(config)
+    try:
+        cfg = Config.fromfile(config)
+    except (SyntaxError, OSError, ValueError) as error:
+        raise UsageError(f"the config '{config}' cannot be read: {error}") from error
     cfg.merge_from_dict(cfg_options or {})
     cfg.launcher = launcher
     if work_dir is not None:
@@ -159,11 +163,13 @@ def train(
 
     Raises:
         UsageError: An option does not fit the config.
-        MissingDataError: Before anything is built, where the config's data is missing.
+        DataError: Before anything is built, where the config's data is missing, or cannot be what
+            is meant.
         CheckpointError: `load_from` cannot be read, or has next to nothing for the model; or (as
             ResumeError) there is nothing good to resume from.
     """
     cfg = load_config(config, **config_args)
+    _require(cfg, 'model', 'train_dataloader', 'train_cfg', 'optim_wrapper')
     if amp:
         enable_amp(cfg)
     if auto_scale_lr:
@@ -207,10 +213,12 @@ def evaluate(
 
     Raises:
         UsageError: An option does not fit the config, or there is no such checkpoint.
-        MissingDataError: Before anything is built, where the test data is missing.
+        DataError: Before anything is built, where the test data is missing, or cannot be what is
+            meant.
         CheckpointError: The checkpoint cannot be read, or has next to nothing for the model.
     """
     cfg = load_config(config, **config_args)
+    _require(cfg, 'model', 'test_dataloader', 'test_cfg', 'test_evaluator')
     cfg.load_from = _existing(checkpoint)
     cfg.resume = False
     if show_dir is not None:
@@ -255,6 +263,15 @@ def _dump(cfg: Config, out: str) -> Any:
     from mmengine.evaluator import DumpResults
 
     return DumpResults(out_file_path=out)
+
+
+def _require(cfg: Config, *keys: str) -> None:
+    missing = [key for key in keys if cfg.get(key) is None]
+    if missing:
+        raise UsageError(
+            f"the config '{cfg.filename}' has no {', '.join(missing)}; it may be a part for the "
+            '_base_ of another one'
+        )
 
 
 def _bare(runner: Runner) -> torch.nn.Module:

@@ -1,5 +1,7 @@
 """Weights named in `init_cfg` load with a report of keys, and never silently match nothing."""
 
+from collections.abc import Mapping
+
 from mmengine.model import PretrainedInit
 from torch import Tensor
 
@@ -15,7 +17,12 @@ class PretrainedMixin:
     def init_weights(self) -> None:
         """Initialises as mmengine does, then loads the `Pretrained` entries of `init_cfg`."""
         configs = self.init_cfg
-        entries = [configs] if isinstance(configs, dict) else list(configs or [])
+        entries = [configs] if isinstance(configs, Mapping) else configs or []
+        if not all(isinstance(entry, Mapping) and 'type' in entry for entry in entries):
+            raise TypeError(
+                f"init_cfg={configs!r}: give dict(type='Pretrained', checkpoint=…), another of "
+                "mmengine's initialisers, or a list of them."
+            )
         pretrained = [c for c in entries if c['type'] in ('Pretrained', PretrainedInit)]
         first_time = not self.is_init
         self.init_cfg = [c for c in entries if c not in pretrained]

@@ -195,3 +195,10 @@ def test_weights_that_are_not_finite_are_not_saved(run: Callable) -> None:
         run('train', config='noisy', work_dir='a', cfg_options=spoil)
     assert names('a') == {'epoch_1.pth'}
     assert run('train', config='noisy', work_dir='a', resume='auto').iter == 18
+
+
+def test_a_misspelt_option_is_an_error_at_once() -> None:
+    with pytest.raises(
+        TypeError, match=r'no option max_keep_ckpt; allowed: exit_code.*max_keep_ck'
+    ):
+        CheckpointHook(interval=1, max_keep_ckpt=3)

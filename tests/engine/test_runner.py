@@ -14,9 +14,11 @@ from mmvttt.engine.runner import (
     UsageError,
     enable_amp,
     enable_auto_scale_lr,
+    evaluate,
     load_config,
     plain_errors,
     show_predictions,
+    train,
 )
 
 TINY = Path(__file__).with_name('tiny_config.py')
@@ -162,3 +164,13 @@ def test_plain_errors_are_said_once_a_node_without_a_traceback(
     assert capsys.readouterr().err == 'error: what to do\n'
     with pytest.raises(ZeroDivisionError), plain_errors():
         raise ZeroDivisionError
+
+
+@pytest.mark.parametrize('text', ['a = (', "_base_ = './nowhere.py'", 'a = 1'])
+def test_a_config_that_cannot_be_trained_is_one_sentence(tmp_path: Path, text: str) -> None:
+    config = tmp_path / 'broken.py'
+    config.write_text(text)
+    with pytest.raises(UsageError, match=r"config '.*broken\.py' (cannot be read|has no model, )"):
+        train(config, work_dir=str(tmp_path))
+    with pytest.raises(UsageError, match=r"config '.*broken\.py' (cannot be read|has no model, )"):
+        evaluate(config, config, work_dir=str(tmp_path))

@@ -494,7 +494,7 @@ def test_layer_depth_of_vittt():
         (dict(task='cls'), r"task is 'cls'.*'det'.*'seg'"),
         (dict(deform_num_heads=5), r'32 value channels.*5 heads'),
         (dict(deform_num_heads=4, deform_ratio=0.06), r'2 value channels.*deform_ratio 0.06'),
-        (dict(num_points=0), r'num_points is 0.*at least 1'),
+        (dict(num_points=0), r'num_points=0.*1 or more'),
         (dict(interaction_indexes=[[0, 1], [1, 3]]), r'\[\[0, 1\], \[1, 3\]\].*0 to 3'),
         (dict(interaction_indexes=[[0, 1], [2, 4]]), r'\[\[0, 1\], \[2, 4\]\].*0 to 3'),
         (dict(interaction_indexes=[[0, 1], [3, 3]]), r'\[\[0, 1\], \[3, 3\]\].*0 to 3'),
@@ -504,10 +504,10 @@ def test_layer_depth_of_vittt():
         (dict(task='seg', interaction_indexes=[[0, 3]]), r'needs 4 interactions.*has 1'),
         (dict(out_indices=(0, 4)), r'out_indices is \(0, 4\).*0, 1, 2, 3'),
         (dict(out_indices=()), r'out_indices is \(\).*0, 1, 2, 3'),
-        (dict(num_extra_extractors=-1), r'num_extra_extractors is -1.*0 or more'),
-        (dict(conv_inplane=0), r'conv_inplane is 0.*at least 1'),
+        (dict(num_extra_extractors=-1), r'num_extra_extractors=-1.*0 or more'),
+        (dict(conv_inplane=0), r'conv_inplane=0.*1 or more'),
         (dict(cffn_ratio=0.0), r'cffn_ratio is 0.0.*with_cffn=False'),
-        (dict(drop_path_rate=1.0), r'drop_path_rate is 1.0.*\[0, 1\)'),
+        (dict(drop_path_rate=1.0), r'drop_path_rate=1.0.*\[0, 1\)'),
     ],
 )
 def test_bad_options(options, message):
@@ -521,7 +521,7 @@ def test_no_plain_backbone():
 
 
 def test_no_norm_cfg():
-    with pytest.raises(TypeError, match=r"norm_cfg is None.*dict\(type='BN'\)"):
+    with pytest.raises(TypeError, match=r"norm_cfg=None.*dict\(type='BN'\)"):
         build(norm_cfg=None)
 
 

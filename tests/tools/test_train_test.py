@@ -107,3 +107,11 @@ def test_missing_coco_is_one_sentence(tmp_path: Path) -> None:
     assert str(tmp_path / 'data' / 'coco') in line
     assert 'MMVTTT_DATA' in line
     assert '--cfg-options train_dataloader.dataset.data_root=PATH' in line
+
+
+def test_an_option_without_a_value_is_a_usage_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    with pytest.raises(SystemExit, match='2'):
+        run(monkeypatch, 'train.py', 'c.py', '--cfg-options', 'a=1', 'nonsense')
+    assert "--cfg-options 'nonsense': write KEY=VALUE" in capsys.readouterr().err

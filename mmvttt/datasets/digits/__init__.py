@@ -93,8 +93,8 @@ def make_digits(
 def _check(**given: int) -> None:
     least = {'num_train': 1, 'num_val': 1, 'size': MIN_SIZE, 'seed': 0}
     for name, value in given.items():
-        if value < least[name]:
-            raise ValueError(f'{name}={value}: pass {least[name]} or more')
+        if isinstance(value, bool) or not isinstance(value, int) or value < least[name]:
+            raise ValueError(f'{name}={value!r}: pass {least[name]} or more')
 
 
 def _read_mark(root: Path) -> dict | None:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from mmvttt.arguments import check_int, check_number
 from ttt_kernels import deform_attn
 
 
@@ -93,15 +94,16 @@ class DeformableAttention(nn.Module):
         ratio: float = 1.0,
     ) -> None:
         super().__init__()
+        check_int('deform_num_heads', num_heads)
+        check_number('deform_ratio', ratio, above=0)
+        check_int('num_points', num_points)
         value_dims = round(embed_dims * ratio)
-        if num_heads < 1 or value_dims < 1 or value_dims % num_heads:
+        if value_dims < 1 or value_dims % num_heads:
             raise ValueError(
                 f'deformable attention has {value_dims} value channels (embed_dims {embed_dims} × '
                 f'deform_ratio {ratio}), which {num_heads} heads cannot share evenly: choose '
                 'deform_num_heads (or deform_ratio) so that they divide'
             )
-        if num_points < 1:
-            raise ValueError(f'num_points is {num_points}; deformable attention needs at least 1')
         self.num_heads = num_heads
         self.num_levels = num_levels
         self.num_points = num_points

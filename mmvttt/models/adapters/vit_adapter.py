@@ -11,8 +11,16 @@ from mmcv.cnn import build_norm_layer
 from mmengine.model import BaseModule
 from torch import Tensor, nn
 
+from mmvttt.arguments import (
+    check_config,
+    check_int,
+    check_ints,
+    check_number,
+    check_rate,
+)
 from mmvttt.registry import MODELS
 
+from ..norms import check_norm_cfg, check_statistics
 from ..pretrained import PretrainedMixin
 from .deformable_attention import Level, SamplingGrid
 from .interaction import Interaction, join_levels, split_levels
@@ -92,7 +100,7 @@ class ViTAdapter(PretrainedMixin, BaseModule):
             backbone's own `init_cfg` is loaded by `init_weights`, and one given here after it.
 
     Raises:
-        TypeError: If `backbone` lacks a part of the contract, or `norm_cfg` is no dict.
+        TypeError: If `backbone` lacks a part of the contract, or an option has another type.
         ValueError: If an option is none of those named here, or does not fit the backbone.
     """
 
@@ -117,7 +125,10 @@ class ViTAdapter(PretrainedMixin, BaseModule):
         init_cfg: dict | list[dict] | None = None,
     ) -> None:
         super().__init__(init_cfg)
-        self.backbone = backbone if isinstance(backbone, nn.Module) else MODELS.build(backbone)
+        if not isinstance(backbone, nn.Module):
+            check_config('backbone', backbone, "dict(type='mmvttt.Vittt', arch='small')")
+            backbone = MODELS.build(backbone)
+        self.backbone = backbone
         _check_backbone(self.backbone)
         # Parameters that nothing here uses would stay without gradients, which stops DDP.
         self.backbone.norm = nn.Identity()
@@ -139,21 +150,19 @@ class ViTAdapter(PretrainedMixin, BaseModule):
                 f'has {len(self.interaction_indexes)}: {self.interaction_indexes}'
             )
 
-        if not isinstance(norm_cfg, dict):
-            raise TypeError(f"norm_cfg is {norm_cfg!r}; give a dict such as dict(type='BN')")
-        if conv_inplane < 1:
-            raise ValueError(f'conv_inplane is {conv_inplane}; the stem needs at least 1 channel')
+        check_int('conv_inplane', conv_inplane)
+        check_norm_cfg(norm_cfg, conv_inplane)
+        check_int('num_extra_extractors', num_extra_extractors, 0)
+        check_number('init_values', init_values)
+        check_number('cffn_ratio', cffn_ratio)
         if with_cffn and round(dims * cffn_ratio) < 1:
             raise ValueError(
                 f'cffn_ratio is {cffn_ratio}, which leaves the conv-FFN no channel of {dims}: '
                 'enlarge it, or set with_cffn=False'
             )
-        if num_extra_extractors < 0:
-            raise ValueError(f'num_extra_extractors is {num_extra_extractors}; choose 0 or more')
         default = _SIZES.get(dims, _SizeDefaults(max(1, dims // 32), 1.0, 0.0))
         drop_path_rate = _or(drop_path_rate, default.drop_path_rate)
-        if not 0 <= drop_path_rate < 1:
-            raise ValueError(f'drop_path_rate is {drop_path_rate}; choose a rate in [0, 1)')
+        check_rate('drop_path_rate', drop_path_rate)
         attention = dict(
             num_heads=_or(deform_num_heads, default.deform_num_heads),
             num_points=num_points,
@@ -205,6 +214,7 @@ class ViTAdapter(PretrainedMixin, BaseModule):
         """Image `(B, 3, H, W)` → maps `(B, C, ⌈H/s⌉, ⌈W/s⌉)`, s = 4, 8, 16, 32 (`out_indices`)."""
         self._check_sync_bn(x)
         tokens, hw = self.backbone.embed(x)
+        check_statistics(self, x, _STRIDES[-1])
         first, *maps = self.spatial_prior(x)
         sizes = [tuple(c.shape[-2:]) for c in maps]
         pyramid = join_levels(
@@ -300,6 +310,7 @@ def _check_backbone(backbone: nn.Module) -> None:
 
 
 def _checked_out_indices(out_indices: Sequence[int]) -> tuple[int, ...]:
+    check_ints('out_indices', out_indices, 0)
     out_indices = tuple(out_indices)
     if not out_indices or not set(out_indices) <= set(range(len(_STRIDES))):
         raise ValueError(
@@ -315,6 +326,10 @@ def _groups(indexes: Sequence[Sequence[int]] | None, depth: int) -> list[tuple[i
         count = min(_NUM_GROUPS, depth)
         bounds = [depth * i // count for i in range(count + 1)]
         indexes = [(start, end - 1) for start, end in pairwise(bounds)]
+    if isinstance(indexes, str) or not isinstance(indexes, Sequence):
+        raise TypeError(f'interaction_indexes={indexes!r}: give a list of groups [first, last].')
+    for group in indexes:
+        check_ints('a group of interaction_indexes', group, 0)
     groups = [tuple(group) for group in indexes]
     expected = 0
     for group in groups:

@@ -8,6 +8,15 @@ from timm.layers import PatchEmbed, resample_abs_pos_embed
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from mmvttt.arguments import (
+    check_choice,
+    check_int,
+    check_ints,
+    check_number,
+    check_rate,
+    checked_size,
+)
+
 from ..pretrained import PretrainedMixin
 
 OUT_TYPES = ('featmap', 'pooled')
@@ -54,8 +63,11 @@ class PlainBackbone(PretrainedMixin, BaseModule):
         init_cfg: dict | list[dict] | None = None,
     ) -> None:
         super().__init__(init_cfg)
-        if out_type not in OUT_TYPES:
-            raise ValueError(f'out_type={out_type!r}: choose one of {OUT_TYPES}.')
+        check_choice('out_type', out_type, OUT_TYPES)
+        check_int('patch_size', patch_size)
+        check_int('in_channels', in_channels)
+        check_int('frozen_stages', frozen_stages, -1, num_layers)
+        check_number('norm_eps', norm_eps, above=0)
         self.embed_dims = embed_dims
         self.num_layers = num_layers
         self.patch_size = patch_size
@@ -63,11 +75,6 @@ class PlainBackbone(PretrainedMixin, BaseModule):
         self.with_cp = with_cp
         self.out_indices = resolve_indices(out_indices, num_layers)
         self.out_type = out_type
-        if not -1 <= frozen_stages <= num_layers:
-            raise ValueError(
-                f'frozen_stages={frozen_stages}: choose −1 (train all) to {num_layers} '
-                '(freeze all).'
-            )
         self.frozen_stages = frozen_stages
 
         self.patch_embed = PatchEmbed(
@@ -79,7 +86,7 @@ class PlainBackbone(PretrainedMixin, BaseModule):
             strict_img_size=False,
             dynamic_img_pad=True,
         )
-        height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
+        height, width = checked_size('img_size', img_size)
         self.grid = (-(-height // patch_size), -(-width // patch_size))
         self.pos_embed = None
         if pos_embed:
@@ -95,13 +102,10 @@ class PlainBackbone(PretrainedMixin, BaseModule):
         position embedding is resized to (h, w).
 
         Raises:
+            TypeError: If the image holds integers.
             ValueError: If the image has other channels, or is smaller than a patch.
         """
-        if x.dim() != 4 or x.shape[1] != self.in_channels:
-            raise ValueError(
-                f'{type(self).__name__} takes images (B, {self.in_channels}, H, W), got '
-                f'{tuple(x.shape)}: convert the images or set in_channels.'
-            )
+        check_image(x, self.in_channels, type(self).__name__)
         if min(x.shape[2:]) < self.patch_size:
             raise ValueError(
                 f'An image of {x.shape[2]}×{x.shape[3]} pixels is smaller than a patch '
@@ -193,8 +197,11 @@ class PlainBackbone(PretrainedMixin, BaseModule):
         stored = state_dict.get(key)
         if self.pos_embed is None or stored is None or stored.shape == self.pos_embed.shape:
             return
+        # What is none stays, to be reported as a mismatch.
+        if stored.dim() != 3 or 0 in stored.shape or not stored.is_floating_point():
+            return
         side = round(stored.shape[1] ** 0.5)
-        if stored.dim() == 3 and side * side == stored.shape[1]:
+        if side * side == stored.shape[1]:
             state_dict[key] = resample_abs_pos_embed(
                 stored, list(self.grid), [side, side], num_prefix_tokens=0
             )
@@ -208,25 +215,45 @@ class PlainBackbone(PretrainedMixin, BaseModule):
         return names
 
 
+def check_image(x: Tensor, in_channels: int, model: str) -> None:
+    """Refuses what is no image `(B, in_channels, H, W)` of floating-point numbers."""
+    if x.dim() != 4 or x.shape[1] != in_channels or 0 in x.shape:
+        raise ValueError(
+            f'{model} takes images (B, {in_channels}, H, W), got {tuple(x.shape)}: convert the '
+            'images, or set in_channels.'
+        )
+    if not x.is_floating_point():
+        raise TypeError(
+            f'{model} takes images of floating-point numbers, got {x.dtype}: normalise them '
+            'first, as a data_preprocessor does.'
+        )
+
+
 def resolve_arch(
     arch: str | Mapping[str, int], zoo: Mapping[str, Mapping[str, int]], model: str
 ) -> dict[str, int]:
     """An architecture by name, or as a dict with the same keys as those of the zoo.
 
     Raises:
-        ValueError: If the name is unknown, or keys are missing or too many.
+        ValueError: If the name is unknown, keys are missing or too many, or a number is below 1.
+        TypeError: If an entry is no integer, or where there are stages, no sequence of them.
     """
-    if isinstance(arch, str):
-        if arch not in zoo:
+    example = next(iter(zoo.values()))
+    if not isinstance(arch, Mapping):
+        if arch not in list(zoo):
             raise ValueError(
-                f'{model} has no arch {arch!r}: choose one of {sorted(zoo)}, or give a dict.'
+                f'{model} has no arch {arch!r}: choose one of {sorted(zoo)}, or give a dict with '
+                f'{sorted(example)}.'
             )
         return dict(zoo[arch])
-    expected = set(next(iter(zoo.values())))
-    if set(arch) != expected:
+    if set(arch) != set(example):
         raise ValueError(
-            f'The arch of {model} needs exactly the keys {sorted(expected)}, got {sorted(arch)}.'
+            f'The arch of {model} needs exactly the keys {sorted(example)}, got '
+            f'{sorted(map(str, arch))}.'
         )
+    for key, value in arch.items():
+        check = check_int if isinstance(example[key], int) else check_ints
+        check(f'arch[{key!r}]', value)
     return dict(arch)
 
 
@@ -236,8 +263,7 @@ def drop_path_rates(rate: float, num_layers: int) -> list[float]:
     Raises:
         ValueError: If the rate is not in [0, 1).
     """
-    if not 0 <= rate < 1:
-        raise ValueError(f'drop_path_rate={rate}: choose a rate in [0, 1).')
+    check_rate('drop_path_rate', rate)
     return [rate * i / max(num_layers - 1, 1) for i in range(num_layers)]
 
 
@@ -245,14 +271,17 @@ def resolve_indices(indices: int | Sequence[int], num_layers: int) -> tuple[int,
     """`out_indices` counted from the start.
 
     Raises:
-        ValueError: If one is out of range, or they are not in ascending order.
+        ValueError: If one is out of range, there is none, or they are not in ascending order.
+        TypeError: If one is no integer.
     """
-    indices = [indices] if isinstance(indices, int) else list(indices)
+    indices = [indices] if isinstance(indices, int) else indices
+    check_ints('out_indices', indices, -num_layers, num_layers - 1)
     resolved = tuple(i + num_layers if i < 0 else i for i in indices)
-    if not resolved or any(not 0 <= i < num_layers for i in resolved):
-        raise ValueError(f'out_indices={indices}: choose from {-num_layers} to {num_layers - 1}.')
-    if list(resolved) != sorted(set(resolved)):
-        raise ValueError(f'out_indices={indices}: give every block once, in ascending order.')
+    if not resolved or list(resolved) != sorted(set(resolved)):
+        raise ValueError(
+            f'out_indices={list(indices)}: give one or more from {-num_layers} to '
+            f'{num_layers - 1}, each once, in ascending order.'
+        )
     return resolved
 
 

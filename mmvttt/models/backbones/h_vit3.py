@@ -10,11 +10,13 @@ from mmengine.model import BaseModule
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from mmvttt.arguments import check_choice, check_int
 from mmvttt.registry import MODELS
 
 from ..layers import ViT3Block, rotation_2d
+from ..norms import check_norm_cfg, check_statistics
 from ..pretrained import PretrainedMixin
-from .base import OUT_TYPES, drop_path_rates, resolve_arch, resolve_indices
+from .base import OUT_TYPES, check_image, drop_path_rates, resolve_arch, resolve_indices
 
 _BN = dict(type='BN')
 _MIXER = dict(type='mmvttt.ViT3Mixer')
@@ -178,10 +180,14 @@ class HViT3(PretrainedMixin, BaseModule):
         arch = resolve_arch(arch, self.arch_zoo, type(self).__name__)
         dims, depths, heads = (tuple(arch[k]) for k in ('embed_dims', 'depths', 'num_heads'))
         last = len(dims) - 1
-        if not len(dims) == len(depths) == len(heads):
+        if not len(dims) == len(depths) == len(heads) > 0:
             raise ValueError(f'The arch needs one number for each stage in every entry: {arch}.')
-        if out_type not in OUT_TYPES:
-            raise ValueError(f'out_type={out_type!r}: choose one of {OUT_TYPES}.')
+        if any(channels % 4 for channels in dims):
+            raise ValueError(f'embed_dims={dims}: the rotary positions need multiples of 4.')
+        check_choice('out_type', out_type, OUT_TYPES)
+        check_int('in_channels', in_channels)
+        check_int('frozen_stages', frozen_stages, -1, last + 1)
+        check_norm_cfg(norm_cfg, dims[0])
         if out_indices is None:
             out_indices = last if out_type == 'pooled' else range(last + 1)
         self.out_indices = resolve_indices(out_indices, last + 1)
@@ -189,10 +195,6 @@ class HViT3(PretrainedMixin, BaseModule):
             raise ValueError(
                 f"out_type='pooled' returns the mean of the last stage, {last}, not of "
                 f"{self.out_indices}: leave out_indices out, or choose out_type='featmap'."
-            )
-        if not -1 <= frozen_stages <= last + 1:
-            raise ValueError(
-                f'frozen_stages={frozen_stages}: choose −1 (train all) to {last + 1} (freeze all).'
             )
         self.embed_dims = dims
         self.depths = depths
@@ -230,15 +232,12 @@ class HViT3(PretrainedMixin, BaseModule):
         `(B, C)`.
 
         Raises:
+            TypeError: If the image holds integers.
             ValueError: If the image has other channels or no pixels, or if it is a single one in
                 training and a map of it shrinks to one cell.
         """
-        if x.dim() != 4 or x.shape[1] != self.in_channels or 0 in x.shape:
-            raise ValueError(
-                f'{type(self).__name__} takes images (B, {self.in_channels}, H, W), got '
-                f'{tuple(x.shape)}: convert the images or set in_channels.'
-            )
-        self._check_statistics(x)
+        check_image(x, self.in_channels, type(self).__name__)
+        check_statistics(self, x, 4 << max(self.out_indices))
         x = self.stem(x)
         outs = []
         for i in range(max(self.out_indices) + 1):
@@ -246,17 +245,6 @@ class HViT3(PretrainedMixin, BaseModule):
             if i in self.out_indices:
                 outs.append(self._pool(x) if self.out_type == 'pooled' else self._norm_map(i, x))
         return tuple(outs)
-
-    def _check_statistics(self, x: Tensor) -> None:
-        stride = 4 << max(self.out_indices)
-        cells = x.shape[0] * -(-x.shape[2] // stride) * -(-x.shape[3] // stride)
-        batch_norms = (nn.BatchNorm1d, nn.BatchNorm2d)
-        if cells == 1 and any(isinstance(m, batch_norms) and m.training for m in self.modules()):
-            raise ValueError(
-                f'A single image of {x.shape[2]}×{x.shape[3]} pixels is one cell at stride '
-                f'{stride}, of which BatchNorm has no statistics to train with: give more or '
-                "larger images, or another norm_cfg, such as dict(type='GN', num_groups=32)."
-            )
 
     def _pool(self, x: Tensor) -> Tensor:
         return self.norm(x.flatten(2)).mean(-1)

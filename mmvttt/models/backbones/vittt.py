@@ -6,6 +6,7 @@ import torch
 from timm.layers import DropPath, SwiGLUPacked
 from torch import Tensor, nn
 
+from mmvttt.arguments import check_choice, check_config
 from mmvttt.registry import MODELS
 
 from ..layers import CausalConv1d, DWConv2d, TTTLinearMixer
@@ -56,10 +57,8 @@ class VitttBlock(nn.Module):
         mixer: Mapping | None = None,
     ) -> None:
         super().__init__()
-        if preprocess not in {None, 'conv1d', 'conv2d'}:
-            raise ValueError(f"preprocess={preprocess!r}: choose 'conv2d', 'conv1d' or None.")
-        if residual not in {'input', 'normed'}:
-            raise ValueError(f"residual={residual!r}: choose 'input' (Eq. 9) or 'normed' (Alg. 1).")
+        check_choice('preprocess', preprocess, (None, 'conv1d', 'conv2d'))
+        check_choice('residual', residual, ('input', 'normed'))
         self.normed_residual = residual == 'normed'
         self.conv1d = CausalConv1d(embed_dims) if preprocess == 'conv1d' else None
         self.conv2d = DWConv2d(embed_dims) if preprocess == 'conv2d' else None
@@ -142,10 +141,10 @@ class Vittt(PlainBackbone):
         init_cfg: dict | list[dict] | None = None,
     ) -> None:
         arch = resolve_arch(arch, self.arch_zoo, type(self).__name__)
-        if design not in DESIGN_ROUTE:
-            raise ValueError(f'design={design!r}: choose a step of {list(DESIGN_ROUTE)}.')
-        if cls_mode not in POOLING + CLASS_TOKENS:
-            raise ValueError(f'cls_mode={cls_mode!r}: choose one of {POOLING + CLASS_TOKENS}.')
+        check_choice('design', design, DESIGN_ROUTE)
+        check_choice('cls_mode', cls_mode, POOLING + CLASS_TOKENS)
+        if mixer is not None:
+            check_config('mixer', mixer, 'dict(mini_batch_size=16)')
         super().__init__(
             embed_dims=arch['embed_dims'],
             num_layers=arch['num_layers'],

@@ -1,6 +1,7 @@
 """MESA for mmpretrain: an averaged copy of the classifier teaches it (ViT³ Sec. 5.1 and Tab. 5)."""
 
 import copy
+import math
 from typing import Any
 
 import torch
@@ -21,10 +22,15 @@ class MESAClassifier(ImageClassifier):
     Args:
         mesa_weight: λ: 1.0, 1.5, 2.0 for H-ViT³-T/S/B.
         kwargs: Those of `ImageClassifier`.
+
+    Raises:
+        ValueError: If λ is no number, or below 0.
     """
 
     def __init__(self, mesa_weight: float = 1.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        if not (isinstance(mesa_weight, int | float) and 0 <= mesa_weight < math.inf):
+            raise ValueError(f'mesa_weight={mesa_weight!r}: give a number, 0 or more.')
         self.mesa_weight = mesa_weight
         self.distilling = False
         parts = {name: getattr(self, name) for name in ('backbone', 'neck', 'head')}

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mmvttt.arguments import check_choice, check_config, check_int, check_number
 from ttt_kernels import ttt_dwconv, ttt_glu
 
 Weights = Mapping[str, Tensor]
@@ -73,14 +74,15 @@ class MLP(InnerModel):
         residual: str | None = None,
         identity_init: bool = False,
     ) -> None:
+        check_number('ratio', ratio, above=0)
+        check_int('depth', depth)
         hidden = int(head_dims * ratio)
         if depth < 2 or hidden < 1:
             raise ValueError(
                 f'MLP(ratio={ratio}, depth={depth}): give 2 or more layers (one is FC) and a '
                 'positive ratio.'
             )
-        if residual not in {None, 'input', 'weight'}:
-            raise ValueError(f"residual={residual!r}: choose None, 'input' or 'weight'.")
+        check_choice('residual', residual, (None, 'input', 'weight'))
         if hidden != head_dims and (identity_init or residual == 'weight'):
             raise ValueError(f'ratio={ratio}: an identity as the last layer needs ratio=1.')
         widths = [head_dims, *[hidden] * (depth - 1), head_dims]
@@ -171,10 +173,10 @@ def build_inner_model(config: Mapping, num_heads: int, head_dims: int) -> InnerM
     Raises:
         ValueError: If the type is unknown.
     """
+    check_config('inner', config, "dict(type='GatedFC')")
     options = dict(config)
     name = options.pop('type', None)
-    if name not in INNER_MODELS:
-        raise ValueError(f'inner has type {name!r}: choose one of {list(INNER_MODELS)}.')
+    check_choice('the type of inner', name, INNER_MODELS)
     return INNER_MODELS[name](num_heads, head_dims, **options)
 
 

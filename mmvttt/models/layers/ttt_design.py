@@ -7,11 +7,12 @@ from timm.layers import resample_abs_pos_embed
 from torch import Tensor, nn
 from torch.func import grad, vjp, vmap
 
+from mmvttt.arguments import check_choice, check_int, check_number, checked_head_dims, checked_size
 from mmvttt.registry import MODELS
 
 from .inner_losses import INNER_LOSSES
 from .inner_models import Weights, build_inner_model
-from .vit3_mixer import at_least_fp32, checked_head_dims
+from .vit3_mixer import at_least_fp32
 
 DYNAMIC = 'dynamic'
 
@@ -61,14 +62,15 @@ class TTTMixer(nn.Module):
     ) -> None:
         super().__init__()
         head_dims = checked_head_dims(embed_dims, num_heads)
-        if loss not in INNER_LOSSES:
-            raise ValueError(f'loss={loss!r}: choose one of {list(INNER_LOSSES)}.')
-        if min(num_batches, epochs) < 1:
-            raise ValueError(
-                f'num_batches={num_batches}, epochs={epochs}: inner training needs 1 or more.'
-            )
-        if step != DYNAMIC and not (isinstance(step, int | float) and step > 0):
+        check_choice('loss', loss, INNER_LOSSES)
+        check_int('num_batches', num_batches)
+        check_int('epochs', epochs)
+        if step != DYNAMIC and not (isinstance(step, int | float) and 0 < step < float('inf')):
             raise ValueError(f'step={step!r}: give a positive rate (default 1.0) or {DYNAMIC!r}.')
+        if scale is not None:
+            check_number('scale', scale, above=0)
+        if key_position is not None:
+            key_position = checked_size('key_position', key_position)
         self.heads = (num_heads, head_dims)
         self.loss = loss
         self.num_batches = num_batches

@@ -6,6 +6,7 @@ import torch
 from mmcv.cnn import build_activation_layer
 from torch import Tensor, nn
 
+from mmvttt.arguments import check_config, check_int, check_number, checked_head_dims
 from ttt_kernels import ttt_linear
 
 from .conv import CausalConv1d
@@ -53,16 +54,19 @@ class TTTLinearMixer(nn.Module):
         inner_eps: float = 1e-6,
     ) -> None:
         super().__init__()
-        directions = tuple(directions)
+        directions = _checked_directions(directions)
         scans = len(directions)
         if learnable_states is None:
             learnable_states = scans
-        _check_options(
-            embed_dims, num_heads, directions, conv_kernel, mini_batch_size, learnable_states
-        )
+        head_dims = checked_head_dims(embed_dims, num_heads)
+        check_int('conv_kernel', conv_kernel, 0)
+        check_int('mini_batch_size', mini_batch_size)
+        check_int('learnable_states', learnable_states, 0, scans)
+        check_number('eta_base', eta_base, above=0)
+        check_number('inner_eps', inner_eps, above=0)
         self.embed_dims = embed_dims
         self.num_heads = num_heads
-        self.head_dims = embed_dims // num_heads
+        self.head_dims = head_dims
         self.directions = directions
         self.share_qk = share_qk
         self.mini_batch_size = mini_batch_size
@@ -85,6 +89,7 @@ class TTTLinearMixer(nn.Module):
         self.post_norm = nn.LayerNorm(embed_dims, eps=1e-6) if post_norm else None
         self.gate = self.gate_act = None
         if gate_cfg is not None:
+            check_config('gate_cfg', gate_cfg, "dict(type='GELU')")
             self.gate = nn.Linear(embed_dims, embed_dims, bias=False)
             self.gate_act = build_activation_layer(gate_cfg)
         self.proj = nn.Linear(embed_dims, embed_dims, bias=False)
@@ -165,31 +170,11 @@ def _state_dtype(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
-def _check_options(
-    embed_dims: int,
-    num_heads: int,
-    directions: tuple[str, ...],
-    conv_kernel: int,
-    mini_batch_size: int,
-    learnable_states: int,
-) -> None:
-    if num_heads < 1 or embed_dims % num_heads:
+def _checked_directions(directions: Sequence[str]) -> tuple[str, ...]:
+    allowed = [('forward',), ('backward',), DIRECTIONS]
+    # A string would be taken apart into letters.
+    if not isinstance(directions, list | tuple) or tuple(directions) not in allowed:
         raise ValueError(
-            f'embed_dims={embed_dims} does not divide into num_heads={num_heads}: '
-            'choose a number of heads that divides the channels.'
+            f"directions={directions!r}: choose ('forward',), ('backward',) or {DIRECTIONS}."
         )
-    if directions not in {('forward',), ('backward',), DIRECTIONS}:
-        raise ValueError(
-            f"directions={directions}: choose ('forward',), ('backward',) or {DIRECTIONS}."
-        )
-    if conv_kernel < 0:
-        raise ValueError(f'conv_kernel={conv_kernel}: give 0 (no convolution) or more taps.')
-    if mini_batch_size < 1:
-        raise ValueError(
-            f'mini_batch_size={mini_batch_size}: an inner step needs at least 1 token (default 16).'
-        )
-    if learnable_states not in {0, 1, len(directions)}:
-        raise ValueError(
-            f'learnable_states={learnable_states} with {len(directions)} direction(s): choose 0 '
-            '(drawn once and kept), 1 (shared) or one for each direction.'
-        )
+    return tuple(directions)

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from timm.layers import DropPath
 from torch import Tensor, nn
 
+from mmvttt.arguments import check_config
 from mmvttt.registry import MODELS
 
 from .conv import DWConv2d
@@ -63,6 +64,7 @@ class ViT3Block(nn.Module):
         norm_eps: float = 1e-6,
     ) -> None:
         super().__init__()
+        check_config('mixer', mixer, "dict(type='mmvttt.ViT3Mixer')")
         self.cpe = DWConv2d(embed_dims, bias=True) if cpe else None
         self.norm1 = nn.LayerNorm(embed_dims, eps=norm_eps)
         self.mixer = MODELS.build(dict(mixer, embed_dims=embed_dims, num_heads=num_heads))

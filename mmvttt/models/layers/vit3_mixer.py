@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from mmvttt.arguments import check_number, checked_head_dims
 from mmvttt.registry import MODELS
 from ttt_kernels import ttt_dwconv, ttt_glu
 
@@ -23,12 +24,13 @@ class ViT3Mixer(nn.Module):
         scale: Factor s of the inner loss −(s / N)·Σ f(K)·V, the same in both kinds of heads.
 
     Raises:
-        ValueError: If C does not divide into H heads.
+        ValueError: If C does not divide into H heads, or the scale is not above 0.
     """
 
     def __init__(self, embed_dims: int, num_heads: int, scale: float = 1 / 3) -> None:
         super().__init__()
         self.head_dims = checked_head_dims(embed_dims, num_heads)
+        check_number('scale', scale, above=0)
         self.embed_dims = embed_dims
         self.num_heads = num_heads
         self.scale = scale
@@ -66,20 +68,6 @@ class ViT3Mixer(nn.Module):
         out = ttt_glu(q, k, v, w1, w2, scale=self.scale).flatten(2)
         q, k, v = local.chunk(3, dim=-1)
         return self.proj(torch.cat([out, ttt_dwconv(q, k, v, w3, hw=hw, scale=self.scale)], dim=-1))
-
-
-def checked_head_dims(embed_dims: int, num_heads: int) -> int:
-    """Channels of one head.
-
-    Raises:
-        ValueError: If the channels do not divide into the heads.
-    """
-    if num_heads < 1 or embed_dims % num_heads:
-        raise ValueError(
-            f'embed_dims={embed_dims} does not divide into num_heads={num_heads}: '
-            'choose a number of heads that divides the channels.'
-        )
-    return embed_dims // num_heads
 
 
 def at_least_fp32(x: Tensor) -> Tensor:

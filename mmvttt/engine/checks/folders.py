@@ -1,0 +1,109 @@
+"""Pictures of classification: a folder for each class, or a list of files and labels."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from .findings import Findings
+from .images import Progress, check_images, check_some_images
+
+
+def check_folders(
+    dataset: Any,
+    num_classes: int | None,
+    findings: Findings,
+    *,
+    thorough: bool,
+    images: bool,
+    progress: Progress,
+) -> None:
+    """Checks what a `CustomDataset` of mmpretrain reads.
+
+    Args:
+        dataset: The data set, not loaded yet.
+        num_classes: Classes that the head knows, or None.
+        findings: Where problems go.
+        thorough: Look at all files; else at the folders.
+        images: Whether to decode the images, or if not thorough, to see whether some are there.
+        progress: Wraps the images on their way.
+    """
+    root = dataset.img_prefix
+    if dataset.ann_file:
+        samples = _listed(dataset, num_classes, findings)
+    else:
+        samples = _in_folders(root, dataset, num_classes, findings, thorough)
+    if not samples:
+        return
+    paths = [os.path.join(root, name) for name in samples]
+    if images and not thorough:
+        check_some_images(paths, findings)
+    elif images:
+        check_images([(path, None) for path in paths], findings, progress)
+
+
+def _in_folders(
+    root: str, dataset: Any, num_classes: int | None, findings: Findings, thorough: bool
+) -> list[str]:
+    names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
+    if not dataset.with_label:
+        return []
+    if not names:
+        findings.error(f'{root} has no folders, of which each would be a class')
+        return []
+    findings.classes = tuple(names)
+    findings.summary = f'{len(names)} classes in {root}'
+    if num_classes is not None and len(names) > num_classes:
+        findings.error(
+            f'{root} has {len(names)} folders, and the head {num_classes} classes: set '
+            'model.head.num_classes, or move what is no class away'
+        )
+    samples = []
+    for name in names:
+        files = _pictures(root, name, dataset.extensions, stop=not thorough)
+        samples += files
+        if not files:
+            findings.count_warning('classes without an image', repr(name))
+    if not samples:
+        findings.error(
+            f'there is no image in the folders of {root}; allowed: '
+            f'{", ".join(sorted(dataset.extensions))}'
+        )
+    elif thorough:
+        findings.summary = f'{len(samples)} images of {len(names)} classes in {root}'
+    return samples
+
+
+def _pictures(root: str, name: str, extensions: tuple[str, ...], stop: bool) -> list[str]:
+    """The pictures in a folder and those inside, or only one of them."""
+    found = []
+    for folder, _, files in os.walk(os.path.join(root, name)):
+        for file in sorted(files):
+            if file.lower().endswith(extensions):
+                found.append(os.path.relpath(os.path.join(folder, file), root))
+                if stop:
+                    return found
+    return found
+
+
+def _listed(dataset: Any, num_classes: int | None, findings: Findings) -> list[str]:
+    with open(dataset.ann_file, encoding='utf-8') as file:
+        lines = [line.strip() for line in file if line.strip()]
+    findings.summary = f'{len(lines)} images in {dataset.ann_file}'
+    if not lines:
+        findings.error(f'{dataset.ann_file} names no image')
+    if not dataset.with_label:
+        return lines
+    samples = []
+    for line in lines:
+        name, _, label = line.rpartition(' ')
+        if not name or not label.isdigit():
+            findings.count_error('lines that are not a file and a number', repr(line[:60]))
+        elif num_classes is not None and int(label) >= num_classes:
+            findings.count_error(
+                f'labels that are none of the {num_classes} classes (0 to {num_classes - 1})',
+                repr(line[:60]),
+            )
+        else:
+            samples.append(name)
+    return samples

@@ -1,0 +1,101 @@
+"""Label maps of segmentation: missing, of another size, or with numbers that are no class."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from .findings import Findings
+from .images import Progress, check_images, check_some_images, read_image, spread
+
+# Maps that are decoded before a training: wrong numbers are mostly wrong everywhere.
+_QUICK = 8
+_IGNORED = 255
+
+
+def check_labels(
+    dataset: Any,
+    num_classes: int | None,
+    findings: Findings,
+    *,
+    thorough: bool,
+    images: bool,
+    progress: Progress,
+) -> None:
+    """Checks what a `BaseSegDataset` reads.
+
+    Args:
+        dataset: The data set, not loaded yet.
+        num_classes: Classes that the heads and the metrics know; labels count from 0. None where a
+            transform of the user's own may change the numbers.
+        findings: Where problems go.
+        thorough: Decode all label maps; else a few.
+        images: Whether to decode the images, or if not thorough, to see whether some are there.
+        progress: Wraps the label maps, and the images, on their way.
+    """
+    samples = dataset.load_data_list()
+    folder = dataset.data_prefix.get('img_path')
+    if not samples:
+        findings.error(
+            f'there is no image *{dataset.img_suffix} in {folder}: correct img_suffix or '
+            'data_prefix.img_path'
+        )
+        return
+    findings.summary = f'{len(samples)} images in {folder}'
+    if not thorough:
+        if images:
+            check_some_images([sample['img_path'] for sample in samples], findings)
+        samples = spread(samples, _QUICK)
+    sizes: list[tuple[int, int] | None] = [None] * len(samples)
+    if samples[0].get('seg_map_path'):
+        maps = [sample['seg_map_path'] for sample in samples]
+        seen = set()
+        with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
+            found = zip(maps, pool.map(_read_map, maps), strict=True)
+            for i, (path, (problem, size, numbers)) in enumerate(progress(found, total=len(maps))):
+                sizes[i] = size
+                labels = {_label(n, dataset) for n in numbers}
+                seen |= labels
+                limit = _IGNORED if num_classes is None else num_classes
+                wrong = sorted(n for n in labels if n >= limit and n != _IGNORED)
+                if problem:
+                    findings.count_error(problem, path)
+                elif wrong:
+                    findings.count_error(
+                        f'label maps with numbers that are none of the {num_classes} classes '
+                        f'(0 to {num_classes - 1}, and {_IGNORED} for none)',
+                        f'{path} ({", ".join(map(str, wrong[:6]))})',
+                    )
+        if thorough and num_classes is not None:
+            for number, name in enumerate(dataset.metainfo.get('classes') or ()):
+                if number not in seen:
+                    findings.count_warning('classes that no pixel has', f'{name!r} ({number})')
+    if thorough and images:
+        pictures = [sample['img_path'] for sample in samples]
+        check_images(zip(pictures, sizes, strict=True), findings, progress)
+
+
+def _read_map(path: str) -> tuple[str | None, tuple[int, int] | None, list[int]]:
+    """A kind of problem or None, (height, width), and the numbers in a label map."""
+    facts = read_image(path)
+    if facts.problem:
+        return facts.problem.replace('images', 'label maps'), None, []
+    with Image.open(path) as image:
+        pixels = np.asarray(image).squeeze()
+    if pixels.ndim != 2:
+        return 'label maps with several channels, instead of a number a pixel', facts.size, []
+    numbers = np.unique(pixels).astype(int).tolist()
+    if numbers[-1] > _IGNORED:
+        return 'label maps with numbers above 255, of which 8 bits are read', facts.size, []
+    return None, pixels.shape, numbers
+
+
+def _label(number: int, dataset: Any) -> int:
+    """The label that mmsegmentation makes of a number in a map."""
+    if dataset.reduce_zero_label:
+        number = _IGNORED if number in (0, _IGNORED) else number - 1
+    return (dataset.label_map or {}).get(number, number)

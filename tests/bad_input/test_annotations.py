@@ -1,0 +1,324 @@
+"""Annotations with every kind of fault: each is found and named, and mmdet is predicted rightly."""
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import strategies as st
+from mmengine.registry import DATASETS
+
+from mmvttt.engine.annotation_check import check_annotations
+from mmvttt.engine.checks import coco as coco_check
+from mmvttt.engine.checks.findings import Findings
+from mmvttt.engine.checks.rle import run_lengths
+from mmvttt.engine.data_check import DataError, check_data
+
+from .cases import Cases, refused
+from .faults import FAULTS
+from .sets import CLASSES, annotation, coco, coco_dataset, config, make_coco, write
+
+pytest.importorskip('mmdet')
+CASES = Cases('annotations')
+
+
+@pytest.fixture(scope='module')
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp('coco')
+    make_coco(root / 'set')
+    return root / 'set'
+
+
+def findings(root: Path, content: object, images: bool = False, **changes: object) -> Findings:
+    write(root, content)
+    (found,) = check_annotations(config(coco_dataset(root, **changes)), ('train',), images=images)
+    return found
+
+
+def load(root: Path, **changes: object) -> object:
+    """mmdet's data set, fully loaded."""
+    return DATASETS.build(
+        dict(coco_dataset(root, **changes), pipeline=[], serialize_data=False, _scope_='mmdet')
+    )
+
+
+def test_nothing_wrong(root: Path) -> None:
+    found = findings(root, coco(), images=True)
+    assert not found.errors + found.warnings
+    assert found.classes == CLASSES
+    assert str(found).endswith('categories in ' + f'{root}/a.json\n  nothing wrong')
+    write(root, coco())
+    check_data(config(coco_dataset(root)))
+
+
+def test_faults_of_single_annotations(root: Path) -> None:
+    def check(value: tuple[str, int]) -> None:
+        name, number = value
+        change, kind, fatal = FAULTS[name]
+        content = coco()
+        change(content['annotations'][number])
+        found = findings(root, content)
+        sentences = found.errors if fatal else found.warnings
+        assert [s for s in sentences if kind in s and s.startswith('1 × ')], str(found)
+        assert len(found.errors) == fatal, str(found)
+
+    for name in FAULTS:
+        CASES.run(st.tuples(st.just(name), st.integers(0, 7)), check, 2, name)
+
+
+def test_several_faults_are_counted_by_kind(root: Path) -> None:
+    def check(chosen: list[str]) -> None:
+        content = coco()
+        for ann, name in zip(content['annotations'], chosen, strict=False):
+            FAULTS[name][0](ann)
+        found = findings(root, content)
+        counted = '\n'.join(found.errors + found.warnings)
+        for kind in {FAULTS[name][1] for name in chosen}:
+            assert kind in counted
+
+    # 'without id' is no reason not to look further; all others are told one by one.
+    names = st.sampled_from(sorted(set(FAULTS) - {'no id'}))
+    CASES.run(st.lists(names, min_size=2, max_size=8), check, 15, 'several')
+
+
+LIST_FAULTS: dict[str, tuple[Callable[[dict], None], str, bool]] = {
+    'the same id twice': (lambda c: c['annotations'][1].update(id=0), 'ids of several anno', True),
+    'the same image id twice': (lambda c: c['images'][1].update(id=0), 'ids of several ima', True),
+    'a file twice': (lambda c: c['images'][1].update(file_name='0.jpg'), 'several times', False),
+    'an image without a box': (
+        lambda c: c.update(annotations=c['annotations'][2:]),
+        '1 × images without a box: 0.jpg',
+        False,
+    ),
+    'an image without a name': (lambda c: c['images'][2].pop('file_name'), 'number 2', True),
+    'an image without height': (lambda c: c['images'][2].pop('height'), 'number 2', True),
+    'an image of height 0': (lambda c: c['images'][2].update(height=0), 'impossible', True),
+    'a width in words': (lambda c: c['images'][2].update(width='64'), 'impossible', True),
+    'a number for an image': (lambda c: c['images'].append(5), 'number 4', True),
+    'a number for an annotation': (lambda c: c['annotations'].append(5), 'number 8', True),
+    'a category without a name': (lambda c: c['categories'].append({'id': 9}), 'id or name', True),
+    'a name twice': (
+        lambda c: c['categories'].append({'id': 9, 'name': 'cat'}),
+        'names of several categories',
+        True,
+    ),
+    'a category id twice': (
+        lambda c: c['categories'].append({'id': 1, 'name': 'cow'}),
+        'ids of several categories',
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize('name', LIST_FAULTS)
+def test_faults_of_the_lists(root: Path, name: str) -> None:
+    change, kind, fatal = LIST_FAULTS[name]
+    content = coco()
+    change(content)
+    found = findings(root, content)
+    assert [s for s in (found.errors if fatal else found.warnings) if kind in s], str(found)
+    assert bool(found.errors) == fatal
+
+
+numbers = st.floats(-90, 150, width=16)
+boxes = st.tuples(numbers, numbers, numbers, numbers).map(list)
+
+
+def test_what_mmdet_drops_is_what_is_counted(root: Path) -> None:
+    """Of generated boxes, ids and areas, as many are left in mmdet's data set as are right here."""
+
+    def check(values: list) -> None:
+        content = coco(2)
+        content['annotations'] = [
+            {**annotation(i, image, box, category), 'area': area}
+            for i, (image, box, category, area) in enumerate(values)
+        ]
+        found = findings(root, content)
+        left = sum(len(d['instances']) for d in load(root).load_data_list())
+        counted = [
+            int(s.split()[0])
+            for s in found.errors + found.warnings
+            if 'dropped' in s or 'not listed' in s
+        ]
+        assert left == len(values) - sum(counted), str(found)
+        assert any(coco_check._usable(content, CLASSES)) == (left > 0)
+
+    annotations = st.tuples(
+        st.integers(0, 1), boxes, st.sampled_from([1, 2, 2, 3]), st.sampled_from([-1, 0, 5, 400])
+    )
+    CASES.run(st.lists(annotations, min_size=1, max_size=12), check, 40, 'dropped')
+
+
+names = st.sampled_from(['cat', 'dog', 'cow', 'car', 'Cat'])
+name_lists = st.lists(names, min_size=1, max_size=4, unique=True)
+
+
+def test_categories_and_classes(root: Path) -> None:
+    """What label i is in mmdet is what is said here; where nothing matches, training is refused."""
+
+    def check(value: tuple[list[str], list[str]]) -> None:
+        categories, classes = value
+        content = coco()
+        content['categories'] = [dict(id=1 + i, name=n) for i, n in enumerate(categories)]
+        content['annotations'] = [a for a in content['annotations'] if a['category_id'] == 1]
+        changes = dict(metainfo=dict(classes=tuple(classes)))
+        found = findings(root, content, **changes)
+        dataset = load(root, **changes)
+        labels = tuple(categories[i - 1] for i in dataset.cat_ids)
+        cfg = config(coco_dataset(root, **changes))
+        if not labels:
+            refused(lambda: check_data(cfg), 'no class of metainfo', repr(categories[0]))
+            assert found.classes is None
+            return
+        assert found.classes == labels
+        # mmdet counts labels by the file, and names them by metainfo.
+        named = tuple(classes[: len(labels)]) == labels and len(classes) == len(labels)
+        assert named != any('order of the categories' in w for w in found.warnings)
+        if categories[0] in classes:
+            check_data(cfg)
+        else:
+            refused(lambda: check_data(cfg), 'no box to learn', kind=DataError)
+
+    CASES.run(st.tuples(name_lists, name_lists), check, 30, 'categories')
+
+
+def test_coco_s_own_classes_where_the_config_gives_none(root: Path) -> None:
+    write(root, coco())
+    cfg = config(coco_dataset(root, metainfo=None))
+    check_data(cfg)
+    (found,) = check_annotations(cfg, images=False)
+    assert found.classes == CLASSES
+    assert any(
+        'classes of metainfo that are no category' in w and '(78)' in w for w in found.warnings
+    )
+    content = coco()
+    content['categories'] = [dict(id=1, name='screw'), dict(id=2, name='nut')]
+    write(root, content)
+    refused(lambda: check_data(cfg), "'person'", "classes=('screw', 'nut')", kind=DataError)
+
+
+def test_a_class_without_its_comma(root: Path) -> None:
+    write(root, coco())
+
+    def check(name: str) -> None:
+        cfg = config(coco_dataset(root, metainfo=dict(classes=name)))
+        refused(lambda: check_data(cfg), f'the string {name!r}', f'classes=({name!r},)')
+
+    CASES.run(st.sampled_from(['cat', 'dog', 'cat dog', '']), check, 4, 'comma')
+
+
+no_content = st.recursive(
+    st.none() | st.integers() | st.text(max_size=3) | st.floats(),
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(
+            st.sampled_from(['images', 'annotations', 'categories', 'data_list']), inner, max_size=4
+        )
+    ),
+)
+
+
+def test_no_coco_at_all(root: Path) -> None:
+    cfg = config(coco_dataset(root))
+
+    def check(content: object) -> None:
+        write(root, content)
+        refused(lambda: check_data(cfg), 'a.json', kind=DataError)
+
+    CASES.run(no_content, check, 30, 'content')
+
+
+def test_no_json(root: Path) -> None:
+    cfg = config(coco_dataset(root))
+    whole = json.dumps(coco()).encode()
+
+    def check(content: bytes) -> None:
+        (root / 'a.json').write_bytes(content)
+        refused(lambda: check_data(cfg), 'a.json is no JSON', kind=DataError)
+
+    cut = st.integers(0, len(whole) - 1).map(lambda n: whole[:n])
+    junk = st.binary(max_size=40).filter(lambda b: not b.strip().isdigit())
+    deep = st.just(b'[' * 100_000)
+    CASES.run(cut | junk | deep, check, 25, 'json')
+
+
+@pytest.mark.parametrize('first', [True, False])
+def test_large_files_are_not_parsed(
+    root: Path, first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of them the categories are read, which stand at the start or, as in COCO's, at the end."""
+    monkeypatch.setattr(coco_check, 'LARGEST', 100)
+    monkeypatch.setattr(coco_check, '_PIECE', 200)
+    monkeypatch.setattr(coco_check.json, 'load', None)
+    content = coco()
+    categories = dict(categories=content.pop('categories'))
+    content = {**categories, **content} if first else {**content, **categories}
+    write(root, content)
+    check_data(config(coco_dataset(root)))
+    other = config(coco_dataset(root, metainfo=dict(classes=('cow',))))
+    refused(lambda: check_data(other), "categories 'cat', 'dog'", kind=DataError)
+    text = (root / 'a.json').read_text()
+    (root / 'a.json').write_text(text[:-5])
+    refused(lambda: check_data(other), 'ends in the middle', kind=DataError)
+
+
+def test_labels_must_mean_the_same_in_training_and_validation(root: Path, tmp_path: Path) -> None:
+    write(root, coco())
+    make_coco(tmp_path / 'val')
+    cfg = config(coco_dataset(root))
+
+    def check(order: list[str]) -> None:
+        content = coco()
+        content['categories'] = [dict(id=1 + CLASSES.index(n), name=n) for n in order]
+        write(tmp_path / 'val', content)
+        cfg.val_dataloader = dict(dataset=copy.deepcopy(coco_dataset(tmp_path / 'val')))
+        if tuple(order) == CLASSES:
+            check_data(cfg)
+        else:
+            refused(lambda: check_data(cfg), 'label', 'val_dataloader', kind=DataError)
+
+    orders = st.sampled_from([['cat', 'dog'], ['dog', 'cat'], ['cat'], ['dog']])
+    CASES.run(orders, check, 4, 'splits')
+
+
+def test_heads_with_fewer_classes(root: Path) -> None:
+    write(root, coco())
+    heads: dict[str, Callable[[int], dict]] = {
+        'roi_head.bbox_head': lambda n: dict(roi_head=dict(bbox_head=dict(num_classes=n))),
+        'bbox_head': lambda n: dict(bbox_head=dict(num_classes=n)),
+    }
+
+    def check(value: tuple[str, int]) -> None:
+        name, count = value
+        cfg = config(coco_dataset(root), model=heads[name](count))
+        if count >= len(CLASSES):
+            check_data(cfg)
+        else:
+            refused(lambda: check_data(cfg), f'model.{name}', 'num_classes=2', kind=DataError)
+
+    CASES.run(st.tuples(st.sampled_from(sorted(heads)), st.integers(0, 4)), check, 8, 'heads')
+
+
+def test_run_lengths_are_those_of_pycocotools() -> None:
+    masks = pytest.importorskip('pycocotools.mask')
+    np = pytest.importorskip('numpy')
+
+    def check(value: tuple[int, int, int]) -> None:
+        height, width, seed = value
+        rng = np.random.default_rng(seed)
+        pixels = rng.random((height, width)) < rng.random()
+        # Long runs too, of which the numbers need several digits.
+        pixels = pixels.repeat(rng.integers(1, 30), 0)
+        flat = pixels.ravel(order='F')
+        edges = np.flatnonzero(np.diff(flat)) + 1
+        runs = np.diff([0, *edges, flat.size]).tolist()
+        encoded = masks.encode(np.asfortranarray(pixels.astype(np.uint8)))
+        assert run_lengths(encoded['counts']) == ([0, *runs] if flat[0] else runs)
+
+    side = st.integers(1, 20)
+    CASES.run(st.tuples(side, side, st.integers(0, 999)), check, 25, 'rle')
+
+
+def test_enough_cases_ran() -> None:
+    CASES.assert_enough()

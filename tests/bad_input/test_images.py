@@ -1,0 +1,118 @@
+"""Images that a backbone cannot take are refused; those that it can take, however odd, are used."""
+
+import copy
+import math
+
+import pytest
+import torch
+from hypothesis import strategies as st
+from torch import nn
+
+from mmvttt.registry import MODELS
+
+from .cases import Cases, refused
+from .models import BASES
+
+CASES = Cases('images')
+NAMES = ('Vittt', 'ViT3', 'HViT3', 'ViTAdapter')
+STRIDES = {'HViT3': (4, 8, 16, 32), 'ViTAdapter': (4, 8, 16, 32)}
+every_backbone = pytest.mark.parametrize('name', NAMES)
+
+
+@pytest.fixture(scope='module')
+def models() -> dict[str, nn.Module]:
+    torch.manual_seed(0)
+    return {name: MODELS.build(copy.deepcopy(BASES[name])).eval() for name in NAMES}
+
+
+wrong_shapes = st.one_of(
+    st.tuples(st.just(1), st.sampled_from([0, 1, 2, 4]), st.just(32), st.just(32)),
+    st.tuples(st.just(1), st.just(3), st.just(0), st.integers(0, 40)),
+    st.tuples(st.just(0), st.just(3), st.integers(32, 40), st.just(32)),
+    st.sampled_from([(), (3,), (32, 32), (3, 32, 32), (1, 3, 1, 32, 32)]),
+)
+
+
+@every_backbone
+def test_wrong_shapes(name: str, models: dict[str, nn.Module]) -> None:
+    CASES.run(
+        wrong_shapes,
+        lambda shape: refused(
+            lambda: models[name](torch.zeros(shape)), '(B, 3, H, W)', str(shape), kind=ValueError
+        ),
+        10,
+        name,
+    )
+
+
+@every_backbone
+def test_integers_are_no_image(name: str, models: dict[str, nn.Module]) -> None:
+    dtypes = st.sampled_from([torch.uint8, torch.int8, torch.int32, torch.int64, torch.bool])
+    CASES.run(
+        dtypes,
+        lambda dtype: refused(
+            lambda: models[name](torch.ones(1, 3, 32, 32).to(dtype)),
+            str(dtype),
+            'normalise',
+            kind=TypeError,
+        ),
+        5,
+        name,
+    )
+
+
+sides = st.tuples(st.integers(1, 70), st.integers(1, 70))
+
+
+@every_backbone
+def test_any_size_or_a_clear_error(name: str, models: dict[str, nn.Module]) -> None:
+    """From 1×1 on: H-ViT³ takes everything, the others everything from a patch on."""
+
+    def check(size: tuple[int, int]) -> None:
+        image = torch.ones(1, 3, *size)
+        if name != 'HViT3' and min(size) < 16:
+            refused(lambda: models[name](image), f'{size[0]}×{size[1]} pixels', '16×16')
+            return
+        with torch.no_grad():
+            maps = models[name](image)
+        assert [tuple(m.shape[2:]) for m in maps] == [
+            tuple(math.ceil(side / stride) for side in size) for stride in STRIDES.get(name, (16,))
+        ]
+        assert all(m.isfinite().all() for m in maps)
+
+    CASES.run(sides, check, 12, name)
+
+
+@pytest.mark.parametrize('name', ['HViT3', 'ViTAdapter'])
+def test_images_too_small_to_train_batch_norm(name: str, models: dict[str, nn.Module]) -> None:
+    model = copy.deepcopy(models[name]).train()
+
+    def check(size: tuple[int, int]) -> None:
+        refused(lambda: model(torch.ones(1, 3, *size)), f'{size[0]}×{size[1]} pixels', 'GN')
+
+    CASES.run(st.tuples(st.integers(16, 32), st.integers(16, 32)), check, 4, name)
+
+
+@every_backbone
+def test_nan_stays_in_its_image_and_is_seen(name: str, models: dict[str, nn.Module]) -> None:
+    clean = torch.randn(2, 3, 33, 40, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = models[name](clean)
+
+    def check(value: tuple[float, int, int]) -> None:
+        number, row, column = value
+        image = clean.clone()
+        image[0, :, row, column] = number
+        with torch.no_grad():
+            found = models[name](image)
+        # What is not finite reaches the last map, and no other image.
+        assert not found[-1][0].isfinite().all()
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a[1], b[1], rtol=0, atol=1e-5)
+
+    numbers = st.sampled_from([math.nan, math.inf, -math.inf])
+    CASES.run(st.tuples(numbers, st.integers(0, 32), st.integers(0, 39)), check, 4, name)
+
+
+def test_enough_cases_ran() -> None:
+    CASES.assert_enough()

@@ -1,0 +1,66 @@
+"""Says what is wrong with the data of a config: annotations, labels, files, images.
+
+See mmvttt.engine.annotation_check. Exit status 1 where there are errors; warnings name what a
+training silently does without.
+
+example: python tools/check_data.py configs/maskrcnn_vittt_t_pennfudan.py
+"""
+
+import argparse
+from functools import partial
+
+from rich.console import Console
+from rich.progress import track
+
+from mmvttt.analysis.models import find_config
+from mmvttt.command_line import Options
+from mmvttt.engine.annotation_check import check_annotations
+from mmvttt.engine.data_check import check_paths
+from mmvttt.engine.runner import UsageError, load_config, plain_errors
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('config', help='path of a config, or the name of ours')
+    parser.add_argument(
+        '--splits', nargs='+', choices=('train', 'val', 'test'), default=['train', 'val', 'test']
+    )
+    parser.add_argument(
+        '--no-images', action='store_true', help='do not decode the images: seconds, not minutes'
+    )
+    parser.add_argument(
+        '--cfg-options',
+        nargs='+',
+        action=Options,
+        metavar='KEY=VALUE',
+        help='change entries of the config',
+    )
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = parse_args(argv)
+    checked = wrong = 0
+    progress = partial(track, description='files', console=Console(stderr=True), transient=True)
+    with plain_errors():
+        config = load_config(find_config(args.config) or args.config, cfg_options=args.cfg_options)
+        check_paths(config, args.splits)
+        for findings in check_annotations(
+            config, args.splits, images=not args.no_images, progress=progress
+        ):
+            print(findings)
+            checked += 1
+            wrong += bool(findings.errors)
+        if not checked:
+            raise UsageError(
+                'there is nothing to check: the config has no data set of COCO, label maps or '
+                f'folders of pictures in {", ".join(args.splits)}'
+            )
+    print(f'{checked} data sets, {wrong} of them with errors')
+    raise SystemExit(1 if wrong else 0)
+
+
+if __name__ == '__main__':
+    main()
