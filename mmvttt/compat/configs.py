@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from difflib import get_close_matches
-from functools import wraps
+from functools import cache, wraps
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path
@@ -131,12 +131,17 @@ def resolve_own_configs() -> str | None:
     """Resolves `mmvttt::` in `_base_`; the base keeps the scope that its own default_scope says."""
     original = Config._get_cfg_path
 
+    # For every base of a toolbox mmengine reads all of its metafiles: a second each.
+    @cache
+    def in_toolbox(cfg_path: str) -> tuple[str, str | None]:
+        return original(cfg_path, '')
+
     @wraps(original)
     def get_cfg_path(cfg_path: str, filename: str) -> tuple[str, str | None]:
         scope, found, name = cfg_path.partition('::')
         if found and scope == 'mmvttt':
             return str(own_config(name)), None
-        return original(cfg_path, filename)
+        return in_toolbox(cfg_path) if found else original(cfg_path, filename)
 
     Config._get_cfg_path = staticmethod(get_cfg_path)
     return None

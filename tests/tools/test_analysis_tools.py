@@ -16,6 +16,7 @@ NAMES = (
     'browse_dataset.py',
     'checkpoint_info.py',
     'get_flops.py',
+    'get_memory.py',
     'image_demo.py',
     'make_model_zoo.py',
     'publish_checkpoint.py',

@@ -1,0 +1,102 @@
+"""Recomputed blocks change nothing, bit for bit: with drop path, autocast, and data parallelism."""
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from mmengine.registry import MODELS as ROOT
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import mmvttt  # noqa: F401
+
+PLAIN = dict(embed_dims=64, num_layers=4, num_heads=2, feedforward_channels=96)
+STAGES = dict(embed_dims=(16, 32, 48, 64), depths=(1, 1, 2, 1), num_heads=(1, 2, 3, 4))
+DROP = dict(drop_path_rate=0.5)
+BN = dict(type='BN')
+BACKBONES = {
+    'Vittt': dict(type='mmvttt.Vittt', arch=PLAIN, img_size=64, **DROP),
+    'Vittt with class tokens': dict(
+        type='mmvttt.Vittt', arch=PLAIN, cls_mode='double', design='conv1d', **DROP
+    ),
+    'ViT3': dict(type='mmvttt.ViT3', arch=PLAIN, **DROP),
+    'HViT3': dict(type='mmvttt.HViT3', arch=STAGES, norm_cfg=BN, **DROP),
+    'ViTAdapter': dict(
+        type='mmvttt.ViTAdapter',
+        conv_inplane=16,
+        norm_cfg=BN,
+        # Nothing of the injectors would be seen at γ = 0.
+        init_values=0.5,
+        backbone=dict(type='mmvttt.Vittt', arch=PLAIN, img_size=64, **DROP),
+        **DROP,
+    ),
+}
+every_backbone = pytest.mark.parametrize('name', BACKBONES)
+
+
+def build(name: str, with_cp: bool) -> nn.Module:
+    config = copy.deepcopy(BACKBONES[name]) | dict(with_cp=with_cp)
+    if 'backbone' in config:
+        config['backbone']['with_cp'] = with_cp
+    torch.manual_seed(0)
+    return ROOT.build(config).train()
+
+
+def steps(model: nn.Module, count: int = 1, amp: bool = False) -> dict[str, Tensor]:
+    """Everything that steps make: outputs, gradients, buffers, and the random numbers after."""
+    torch.manual_seed(1)
+    made = {}
+    for i in range(count):
+        model.zero_grad()
+        with torch.autocast('cpu', torch.bfloat16, enabled=amp):
+            outs = model(torch.randn(3, 3, 64, 80))
+        sum((out.float() * torch.linspace(-1, 1, out.shape[-1])).mean() for out in outs).backward()
+        made |= {f'step {i}: output {j}': out.detach() for j, out in enumerate(outs)}
+        made |= {f'step {i}: gradient of {n}': p.grad.clone() for n, p in model.named_parameters()}
+        made |= {f'step {i}: {n}': b.clone() for n, b in model.named_buffers()}
+    return made | {'random numbers': torch.rand(8)}
+
+
+def assert_same(made: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert made.keys() == expected.keys()
+    # Not one bit: the same kernels run on the same numbers in the same order.
+    assert not [name for name, value in expected.items() if not torch.equal(made[name], value)]
+
+
+@every_backbone
+@pytest.mark.parametrize('amp', [False, True], ids=['fp32', 'bf16'])
+def test_outputs_gradients_and_statistics_are_the_same(name: str, amp: bool) -> None:
+    plain, recomputed = (steps(build(name, with_cp), amp=amp) for with_cp in (False, True))
+    assert_same(recomputed, plain)
+    assert any(value.any() for key, value in plain.items() if 'gradient' in key)
+
+
+@every_backbone
+def test_the_switch_is_on_in_every_part_that_has_one(name: str) -> None:
+    modules = dict(build(name, True).named_modules())
+    split = [key.rpartition('.') for key in modules]
+    owners = {owner for owner, _, last in split if last in ('blocks', 'injector', 'extractors')}
+    # One where there is something to recompute, and none that nothing listens to.
+    switches = {key: m.with_cp for key, m in modules.items() if hasattr(m, 'with_cp')}
+    assert switches == dict.fromkeys(owners, True)
+
+
+@pytest.fixture
+def one_process(tmp_path: Path) -> Iterator[None]:
+    if dist.is_initialized():
+        pytest.skip('somebody left a process group behind')
+    dist.init_process_group('gloo', init_method=f'file://{tmp_path}/group', rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@every_backbone
+def test_under_ddp_without_looking_for_unused_parameters(name: str, one_process: None) -> None:
+    """Two steps: a parameter that got no gradient would stop the second one."""
+    plain = steps(build(name, False), count=2)
+    ddp = DistributedDataParallel(build(name, True), find_unused_parameters=False)
+    made = {key.replace('module.', ''): value for key, value in steps(ddp, count=2).items()}
+    assert_same(made, plain)
