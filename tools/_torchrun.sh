@@ -6,6 +6,9 @@
 #                MASTER_ADDR:PORT, on the machine of that name. RDZV_ID tells two runs apart;
 #                LOCAL_ADDR is this node's address, where its host name does not resolve.
 # PYTHON:        the interpreter (default: python).
+#
+# The shell becomes torchrun: a SIGTERM to it, as of a scheduler that takes the machine away, reaches
+# the ranks, which have 30 seconds for a checkpoint.
 
 run_distributed() {
     local script="$1" gpus="$2"
@@ -31,6 +34,8 @@ run_distributed() {
             where+=(--local-addr "$LOCAL_ADDR")
         fi
     fi
-    "${PYTHON:-python}" -m torch.distributed.run "${where[@]}" --nproc-per-node "$gpus" \
+    # From Python 3.11 on: no module of the working directory stands in for one of torch's.
+    export PYTHONSAFEPATH=1
+    exec "${PYTHON:-python}" -m torch.distributed.run "${where[@]}" --nproc-per-node "$gpus" \
         "$script" "$@" --launcher pytorch
 }

@@ -29,7 +29,7 @@ read -ra srun_args <<<"${SRUN_ARGS:-}"
 
 export TOOLS="$tools" NNODES="$((gpus / per_node))" PER_NODE="$per_node"
 # The single quotes matter: node names and ranks are known on the nodes only.
-srun --partition="$partition" --job-name="$job" \
+exec srun --partition="$partition" --job-name="$job" \
     --nodes="$NNODES" --ntasks="$NNODES" --ntasks-per-node=1 \
     --gres="gpu:$per_node" --cpus-per-task="$((per_node * ${CPUS_PER_TASK:-5}))" \
     --kill-on-bad-exit=1 ${srun_args[@]+"${srun_args[@]}"} \

@@ -1,6 +1,7 @@
 """dist_train.sh, dist_test.sh and slurm_train.sh: the torchrun command lines that they end in."""
 
 import os
+import signal
 import subprocess
 from pathlib import Path
 
@@ -90,6 +91,39 @@ def test_usage(call, script: str) -> None:
     assert done.returncode == 2
     assert done.stderr.startswith('usage: ')
     assert done.stdout == ''
+
+
+@pytest.mark.parametrize(
+    ('script', 'program', 'args'),
+    [
+        ('dist_train.sh', 'python', ('c.py', '2')),
+        ('dist_test.sh', 'python', ('c.py', 'a.pth', '2')),
+        ('slurm_train.sh', 'srun', ('gpu', 'job', 'c.py', 'w')),
+    ],
+)
+def test_sigterm_to_the_script_reaches_what_it_starts(
+    tmp_path: Path, script: str, program: str, args: tuple[str, ...]
+) -> None:
+    """A bash that waits for its child dies of a SIGTERM, and leaves the child alone."""
+    fake = tmp_path / program
+    fake.write_text(
+        '#!/usr/bin/env bash\ntrap "echo heard; exit 7" TERM\necho ready\n'
+        'for i in {1..300}; do sleep 0.1; done\n'
+    )
+    fake.chmod(0o755)
+    process = subprocess.Popen(
+        [str(TOOLS / script), *args],
+        env={**os.environ, 'PATH': f'{tmp_path}{os.pathsep}{os.environ["PATH"]}', 'PYTHON': ''},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout.readline() == 'ready\n'
+        process.send_signal(signal.SIGTERM)
+        assert process.communicate(timeout=60)[0] == 'heard\n'
+    finally:
+        process.kill()
+    assert process.returncode == 7
 
 
 def test_slurm_starts_one_torchrun_on_every_node(call) -> None:

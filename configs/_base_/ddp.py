@@ -1,0 +1,11 @@
+# One copy of the model on every GPU: add this file to the `_base_` of a config.
+model_wrapper_cfg = dict(
+    type='MMDistributedDataParallel',
+    # Statistics are SyncBN's, or each process has its own: none to send around in every step.
+    broadcast_buffers=False,
+    # Gradients live in DDP's buckets, without a copy: saves what the parameters take.
+    gradient_as_bucket_view=True,
+    # Nothing is unused; but without it DDP rearranges its buckets after the first step, after that
+    # of a resumed run too: sums over three or more processes then end in other last bits.
+    find_unused_parameters=True,
+)

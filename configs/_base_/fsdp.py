@@ -1,0 +1,13 @@
+# Parameters, gradients and the optimizer's state are shared out among the GPUs, for a model that
+# one GPU cannot hold: add this file to the `_base_` of a config. Checkpoints are the usual ones.
+runner_type = 'FlexibleRunner'
+strategy = dict(
+    type='mmvttt.BlockFSDPStrategy',
+    model_wrapper=dict(
+        type='MMFullyShardedDataParallel',
+        # Gathered block by block: of modules whose class names end in these.
+        auto_wrap_policy=dict(type='mmvttt.wrap_blocks', names=['Block']),
+        # The next block is gathered while the gradients of one are computed.
+        backward_prefetch='BACKWARD_PRE',
+    ),
+)

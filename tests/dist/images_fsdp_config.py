@@ -1,0 +1,2 @@
+# The small classifier, sharded.
+_base_ = ['images_config.py', '../../configs/_base_/fsdp.py']

@@ -1,0 +1,168 @@
+"""Starts several nodes on this machine, each a group of processes of tools/dist_train.sh."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+TOOLS = Path(__file__).parents[2] / 'tools'
+# Where the modules lie that configs of tests import.
+TESTS = TOOLS.parent / 'tests'
+_MARK = 'MMVTTT_TEST_NODE'
+_LAUNCHER = ('NNODES', 'NODE_RANK', 'MASTER_ADDR', 'PORT', 'RDZV_ID', 'LOCAL_ADDR')
+_WORKER = ('RANK', 'LOCAL_RANK', 'WORLD_SIZE', 'MASTER_PORT', 'GROUP_WORLD_SIZE')
+
+
+@dataclass(frozen=True)
+class Node:
+    """One group of processes, as one machine of a run would have it."""
+
+    process: subprocess.Popen
+    output: Path
+    mark: str
+    started: float
+
+    def text(self) -> str:
+        """What the launcher and the ranks have written to stdout and stderr."""
+        return self.output.read_text(errors='replace')
+
+    def kill(self) -> None:
+        """Ends the launcher and all that it started: torchrun gives every rank its own session."""
+        for environment in Path('/proc').glob('[0-9]*/environ'):
+            # A process may end between listing and reading.
+            with contextlib.suppress(OSError):
+                if f'{_MARK}={self.mark}'.encode() in environment.read_bytes().split(b'\0'):
+                    os.kill(int(environment.parent.name), signal.SIGKILL)
+        self.process.kill()
+        self.process.wait()
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a node ended.
+
+    Attributes:
+        status: Exit status of its launcher; None if it had to be killed.
+        text: What it has written.
+        seconds: How long it ran.
+    """
+
+    status: int | None
+    text: str
+    seconds: float
+
+
+def free_port() -> str:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(('127.0.0.1', 0))
+        return str(probe.getsockname()[1])
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """This process's environment, fit for a rank on the loopback device, with `variables`."""
+    clean = {k: v for k, v in os.environ.items() if k not in (*_LAUNCHER, *_WORKER)}
+    paths = [str(TESTS / 'dist'), str(TESTS / 'engine'), *filter(None, [clean.get('PYTHONPATH')])]
+    clean.update(PYTHON=sys.executable, OMP_NUM_THREADS='1', PYTHONPATH=os.pathsep.join(paths))
+    if 'lo' in {name for _, name in socket.if_nameindex()}:
+        clean['GLOO_SOCKET_IFNAME'] = 'lo'
+    return {**clean, **variables}
+
+
+def start_node(command: Sequence[str], output: Path, **variables: str) -> Node:
+    """Starts a command in its own session.
+
+    Args:
+        command: Program and arguments.
+        output: The file that its stdout and stderr go to.
+        variables: Added to the environment.
+    """
+    mark = uuid.uuid4().hex
+    with output.open('wb') as sink:
+        process = subprocess.Popen(
+            [*map(str, command)],
+            env=environment(**variables, **{_MARK: mark}),
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    return Node(process, output, mark, time.monotonic())
+
+
+def start_nodes(
+    config: Path,
+    folder: Path,
+    *args: str,
+    nodes: int = 2,
+    processes: int = 2,
+    ranks: bool = True,
+    each: Sequence[Sequence[str]] = (),
+    variables: Mapping[str, str] | None = None,
+) -> list[Node]:
+    """Starts tools/dist_train.sh on every node, as its user would.
+
+    Args:
+        config: What to train.
+        folder: Where node i's output goes, to `node_i.log`; made if missing.
+        args: Arguments of train.py on every node.
+        nodes: How many; one starts as `dist_train.sh` alone does.
+        processes: On each node.
+        ranks: Whether nodes are told their NODE_RANK, or find each other by c10d rendezvous.
+        each: Further arguments for every node, e.g. `[['--work-dir', 'a'], ['--work-dir', 'b']]`.
+        variables: Added to the environment.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    common = {'MASTER_ADDR': '127.0.0.1', 'PORT': free_port(), **(variables or {})}
+    started = []
+    for rank, own in enumerate(each or [()] * nodes):
+        where = {'NODE_RANK': str(rank)} if ranks else {'LOCAL_ADDR': '127.0.0.1'}
+        many = {'NNODES': str(nodes), **where} if nodes > 1 else {}
+        command = ['bash', TOOLS / 'dist_train.sh', config, str(processes), *args, *own]
+        started.append(start_node(command, folder / f'node_{rank}.log', **common, **many))
+    return started
+
+
+def wait(nodes: Sequence[Node], timeout: float = 180, grace: float = 45) -> list[Ended]:
+    """Waits for all nodes, and kills what is left of them.
+
+    Args:
+        nodes: Those of one run.
+        timeout: Seconds for all of them.
+        grace: Seconds for the others after the first that failed.
+    """
+    ends: dict[Node, Ended] = {}
+    deadline = time.monotonic() + timeout
+    try:
+        while len(ends) < len(nodes) and time.monotonic() < deadline:
+            for node in nodes:
+                status = node.process.poll()
+                if status is not None and node not in ends:
+                    ends[node] = Ended(status, node.text(), time.monotonic() - node.started)
+                    if status:
+                        deadline = min(deadline, time.monotonic() + grace)
+            time.sleep(0.1)
+    finally:
+        for node in nodes:
+            node.kill()
+    return [
+        ends.get(node) or Ended(None, node.text(), time.monotonic() - node.started)
+        for node in nodes
+    ]
+
+
+def run_nodes(config: Path, folder: Path, *args: str, **options: object) -> list[str]:
+    """`start_nodes`, and the output of every node once all of them have ended well."""
+    ends = wait(start_nodes(config, folder, *args, **options))
+    for rank, end in enumerate(ends):
+        assert end.status == 0, f'node {rank} ended with {end.status}:\n{end.text[-6000:]}'
+    return [end.text for end in ends]

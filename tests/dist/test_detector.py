@@ -1,0 +1,48 @@
+"""Mask R-CNN with Vittt in its adapter on two ranks: DDP, and FSDP, which takes the same steps."""
+
+from __future__ import annotations
+
+from itertools import chain
+from pathlib import Path
+
+import pytest
+import torch
+
+from mmvttt.datasets import make_digits
+
+from .launch import run_nodes
+
+pytestmark = pytest.mark.stress
+HERE = Path(__file__).parent
+
+
+def run(name: str, folder: Path) -> tuple[list[dict], str]:
+    """What the two ranks have kept, and the output."""
+    digits = make_digits(folder / 'digits', num_train=8, num_val=4, size=96)
+    work_dir = folder / name
+    args = ('--work-dir', str(work_dir))
+    variables = {'DIGITS': str(digits)}
+    (text,) = run_nodes(HERE / f'{name}.py', folder, *args, nodes=1, variables=variables)
+    return [torch.load(work_dir / f'rank_{r}.pth', weights_only=True) for r in range(2)], text
+
+
+def test_detector(tmp_path: Path) -> None:
+    ranks, text = run('digits_config', tmp_path)
+    # The weights are equal, bit for bit; each rank has statistics of its own.
+    torch.testing.assert_close(ranks[1]['weights'], ranks[0]['weights'], rtol=0, atol=0)
+    assert text.count('SyncBN needs a GPU: every process normalises by itself') >= 1
+    seen = list(chain(*ranks[0]['seen'], *ranks[1]['seen']))
+    assert len(seen) == len(set(seen)) == 8
+    assert len(ranks[0]['weights']) > 200
+    assert 'coco/segm_mAP' in text
+
+    sharded, text = run('digits_fsdp_config', tmp_path)
+    assert 'FSDP: 4 blocks are gathered one at a time' in text
+    whole = sum(p.numel() for p in ranks[0]['weights'].values())
+    parts = [sum(p.numel() for p in rank['weights'].values()) for rank in sharded]
+    assert sum(parts) == whole
+    assert max(parts) < 0.55 * whole
+    for rank, other in zip(ranks, sharded, strict=True):
+        assert other['seen'] == rank['seen']
+        # fp32 sums of the gradients in another order; one step of AdamW lies between.
+        torch.testing.assert_close(other['losses'], rank['losses'], rtol=1e-4, atol=0)

@@ -1,0 +1,245 @@
+"""FSDP trains, saves and resumes what DDP does, with a part of it on each rank."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.optim import OptimWrapper
+from mmengine.registry import FUNCTIONS, STRATEGIES, init_default_scope
+from torch import nn
+
+from mmvttt.engine.fsdp import (
+    BlockFSDPStrategy,
+    _clip_by_all_ranks,
+    _require_same_parameters,
+    wrap_blocks,
+)
+from mmvttt.engine.runner import train
+from mmvttt.registry import MODELS
+
+from .launch import TOOLS, start_node, wait
+
+HERE = Path(__file__).parent
+RANKS = 2
+# fp32: DDP and FSDP average the gradients of two ranks and sum their squares in another order.
+CLOSE = dict(rtol=1e-5, atol=1e-6)
+PLAIN = dict(embed_dims=32, num_layers=3, num_heads=2)
+BACKBONES = {
+    'Vittt': dict(arch=dict(PLAIN, feedforward_channels=32)),
+    'ViT3': dict(arch=dict(PLAIN, feedforward_channels=32)),
+    'HViT3': dict(arch=dict(embed_dims=(8, 16, 24, 32), depths=(1, 2, 1, 1), num_heads=(1,) * 4)),
+}
+
+
+@pytest.fixture(autouse=True)
+def own_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the configs import."""
+    monkeypatch.syspath_prepend(str(HERE))
+
+
+@pytest.fixture(scope='module')
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of fsdp_runs.py."""
+    folder = tmp_path_factory.mktemp('fsdp')
+    script = f'source "{TOOLS}/_torchrun.sh"; run_distributed "$@"'
+    command = ['bash', '-c', script, 'bash', HERE / 'fsdp_runs.py', str(RANKS), folder]
+    (end,) = wait([start_node(command, folder / 'log')])
+    assert end.status == 0, end.text[-6000:]
+    return folder
+
+
+def kept(folder: Path) -> list[dict]:
+    return [torch.load(folder / f'rank_{r}.pth', weights_only=True) for r in range(RANKS)]
+
+
+def checkpoint(folder: Path) -> dict:
+    return torch.load(folder / 'epoch_2.pth', weights_only=True)
+
+
+def numel(tensors: dict[str, torch.Tensor]) -> int:
+    return sum(t.numel() for t in tensors.values())
+
+
+@pytest.mark.parametrize('name', BACKBONES)
+def test_every_block_is_a_unit(name: str) -> None:
+    model = MODELS.build(dict(type=f'mmvttt.{name}', **BACKBONES[name]))
+    units = {n for n, m in model.named_modules() if wrap_blocks(m, False, 1)}
+    blocks = {n for n, _ in model.named_modules() if n.rpartition('.')[0].endswith('blocks')}
+    assert len(blocks) == (5 if name == 'HViT3' else 3)
+    assert units == blocks
+
+
+def test_policy() -> None:
+    assert wrap_blocks(nn.Linear(2, 2), True, 6)
+    assert not wrap_blocks(nn.Linear(2, 2), False, 6)
+    assert wrap_blocks(nn.Linear(2, 2), False, 6, names=['Layer', 'Linear'])
+    # What is in units already, or has no parameters, needs no unit.
+    assert not wrap_blocks(nn.Linear(2, 2), False, 0, names=['Linear'])
+    # As MMFullyShardedDataParallel asks for it, which leaves the scope of the config.
+    init_default_scope('mmpretrain')
+    with FUNCTIONS.switch_scope_and_registry(None):
+        assert FUNCTIONS.get('mmvttt.wrap_blocks') is wrap_blocks
+
+
+@pytest.mark.parametrize('name', ['maskrcnn_vittt_t_1x', 'upernet_vit3_t_160k', 'hvit3_t_in1k'])
+def test_mix_ins_fit_the_configs(name: str, tmp_path: Path) -> None:
+    configs = TOOLS.parent / 'configs'
+    given = {}
+    for mix_in in ('ddp', 'fsdp'):
+        path = tmp_path / f'{mix_in}.py'
+        path.write_text(f"_base_ = ['{configs}/{name}.py', '{configs}/_base_/{mix_in}.py']\n")
+        given[mix_in] = Config.fromfile(path)
+    for cfg in given.values():
+        assert cfg.model == Config.fromfile(configs / f'{name}.py').model
+        # FlexibleRunner cannot do without.
+        assert cfg.env_cfg.dist_cfg.backend == 'nccl'
+    assert given['ddp'].model_wrapper_cfg.find_unused_parameters
+    assert STRATEGIES.get(given['fsdp'].strategy.type) is BlockFSDPStrategy
+    assert given['fsdp'].runner_type == 'FlexibleRunner'
+
+
+def test_each_rank_holds_a_part(runs: Path) -> None:
+    whole = numel(kept(runs / 'ddp')[0]['weights'])
+    parts = [numel(rank['weights']) for rank in kept(runs / 'fsdp')]
+    # Shards are padded to equal size; what is named are the parameters in them.
+    assert sum(parts) == whole
+    assert all(0.45 * whole < part < 0.55 * whole for part in parts)
+    assert all(
+        any('.blocks.1._fsdp_wrapped_module.' in n for n in rank['weights'])
+        for rank in kept(runs / 'fsdp')
+    )
+
+
+def test_says_what_it_does(runs: Path) -> None:
+    text = (runs / 'log').read_text()
+    units = 'FSDP: 2 blocks are gathered one at a time; this rank holds 46,'
+    line = (
+        '1 node × 2 CPU processes (2 processes, gloo), 2 images each × 2 × 1 accumulated = '
+        '4 images a step, learning rate 0.00127 to 0.003 by parameter'
+    )
+    # The third and fourth run resume, and say so before they know the rates of the checkpoint.
+    assert text.count(units) == 3
+    assert text.count(line) == 4
+
+
+def test_losses_are_those_of_the_whole_model(runs: Path) -> None:
+    for whole, sharded in zip(kept(runs / 'ddp'), kept(runs / 'fsdp'), strict=True):
+        assert len(whole['losses']) == 8
+        assert sharded['seen'] == whole['seen']
+        torch.testing.assert_close(
+            torch.tensor(sharded['losses']), torch.tensor(whole['losses']), **CLOSE
+        )
+
+
+def test_checkpoint_is_that_of_the_whole_model(runs: Path) -> None:
+    whole, sharded = checkpoint(runs / 'ddp'), checkpoint(runs / 'fsdp')
+    cfg = Config.fromfile(HERE / 'images_config.py')
+    init_default_scope('mmpretrain')
+    model = MODELS.build(cfg.model)
+    model.load_state_dict(sharded['state_dict'], strict=True)
+    torch.testing.assert_close(
+        dict(model.state_dict()), {k: v.cpu() for k, v in whole['state_dict'].items()}, **CLOSE
+    )
+
+
+def test_optimizer_is_that_of_the_whole_model(runs: Path) -> None:
+    whole, sharded = (checkpoint(runs / kind)['optimizer'] for kind in ('ddp', 'fsdp'))
+    assert len(sharded['param_groups']) == len(whole['param_groups']) > 5
+    numbers = iter(range(len(whole['state'])))
+    for group, other in zip(sharded['param_groups'], whole['param_groups'], strict=True):
+        names = group.pop('params')
+        assert len(names) == len(other.pop('params'))
+        # Rates by layer, and decay by shape, of which shards have none.
+        assert group == other
+        for name in names:
+            state = whole['state'][next(numbers)]
+            assert set(state) == {'step', 'exp_avg', 'exp_avg_sq'}
+            torch.testing.assert_close(sharded['state'][name], state, **CLOSE)
+    assert {g['weight_decay'] for g in sharded['param_groups']} == {0.0, 0.05}
+    assert sharded['base_param_settings'] == whole['base_param_settings']
+
+
+def test_resume_goes_on_exactly(runs: Path) -> None:
+    for before, after in zip(kept(runs / 'fsdp'), kept(runs / 'rest'), strict=True):
+        assert after['seen'] == before['seen'][4:]
+        assert after['losses'] == before['losses'][4:]
+        torch.testing.assert_close(after['weights'], before['weights'], rtol=0, atol=0)
+    last = checkpoint(runs / 'rest')
+    torch.testing.assert_close(
+        last['optimizer']['state'],
+        checkpoint(runs / 'fsdp')['optimizer']['state'],
+        rtol=0,
+        atol=0,
+    )
+    hub = last['message_hub']['log_scalars']
+    expected = checkpoint(runs / 'fsdp')['message_hub']['log_scalars']
+    for name in ('train/base_lr', 'train/grad_norm'):
+        assert hub[name].data[0].tolist() == expected[name].data[0].tolist()
+
+
+def test_a_run_of_whole_models_goes_on_in_shards(runs: Path) -> None:
+    for before, after in zip(kept(runs / 'ddp'), kept(runs / 'moved'), strict=True):
+        torch.testing.assert_close(after['losses'], before['losses'][4:], **CLOSE)
+    torch.testing.assert_close(
+        checkpoint(runs / 'moved')['optimizer']['state'],
+        checkpoint(runs / 'fsdp')['optimizer']['state'],
+        **CLOSE,
+    )
+
+
+def test_another_optimizer_is_an_error() -> None:
+    weight, bias = nn.Linear(2, 2).parameters()
+    optimizer = torch.optim.SGD([{'params': [weight]}, {'params': [bias]}], lr=1.0)
+    strategy = SimpleNamespace(
+        optim_wrapper=SimpleNamespace(optimizer=optimizer),
+        id_to_name={id(weight): 'weight', id(bias): 'bias'},
+    )
+    group = dict(params=[0, 1], lr=1.0)
+    message = r'an optimizer with \[2\] parameters in its groups, this training \[1, 1\]'
+    with pytest.raises(ValueError, match=message):
+        BlockFSDPStrategy._by_names(strategy, dict(state={}, param_groups=[group]))
+
+
+def test_without_a_launcher_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r'start with tools/dist_train\.sh CONFIG GPUS, or leave'):
+        train(HERE / 'images_fsdp_config.py', work_dir=str(tmp_path))
+
+
+def test_clips_by_the_norm_of_all_ranks_where_it_clips_by_norm() -> None:
+    model = nn.Linear(2, 2)
+    model.clip_grad_norm_ = lambda *args: args
+    kinds = (None, dict(type='value', clip_value=1.0), dict(max_norm=3.0), dict(max_norm=3.0))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    bare, by_value, *by_norm = (OptimWrapper(optimizer, clip_grad=kind) for kind in kinds)
+    for wrapper in (bare, by_value, by_norm[0]):
+        _clip_by_all_ranks(wrapper, model)
+    assert not hasattr(bare, 'clip_func')
+    assert by_value.clip_func is torch.nn.utils.clip_grad_value_
+    assert by_norm[0].clip_func([], max_norm=3.0) == (3.0, 2.0)
+    assert by_norm[1].clip_func is torch.nn.utils.clip_grad_norm_
+
+
+def test_parameters_that_fsdp_replaces_are_an_error() -> None:
+    model, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    wrapper = SimpleNamespace(optimizer=torch.optim.SGD(model.parameters(), lr=1.0))
+    _require_same_parameters(wrapper, model)
+    with pytest.raises(ValueError, match=r'set use_orig_params=True in strategy\.model_wrapper'):
+        _require_same_parameters(wrapper, other)
+
+
+def test_a_model_without_blocks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = []
+    logger = SimpleNamespace(warning=said.append, info=said.append)
+    bare = nn.Sequential(nn.Linear(2, 2))
+    bare.module = bare[0]
+    monkeypatch.setattr('mmvttt.engine.fsdp.FSDP.fsdp_modules', lambda model: [model])
+    BlockFSDPStrategy._report(SimpleNamespace(logger=logger), bare, 12)
+    assert said[0].startswith('FSDP found no block in Linear: every rank gathers the whole model')
+    assert "names=['Layer']" in said[0]
+    assert (
+        said[1] == 'FSDP: 0 blocks are gathered one at a time; this rank holds 6 of 12 parameters'
+    )

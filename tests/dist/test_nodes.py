@@ -1,0 +1,96 @@
+"""Two nodes on this machine, of two processes each, train what one process would have trained."""
+
+from __future__ import annotations
+
+from itertools import chain
+from pathlib import Path
+
+import pytest
+import torch
+
+from mmvttt.engine.runner import train
+
+from .launch import run_nodes
+
+HERE = Path(__file__).parent
+CONFIG = HERE / 'small_config.py'
+# Sums of 16 samples' gradients in another order, in fp32, then AdamW, which divides by their size:
+# 8 steps of rate 0.02 with relative errors of some 1e-6 in the gradients.
+CLOSE = dict(rtol=1e-4, atol=1e-6)
+
+
+def kept(work_dir: Path, ranks: int = 4) -> list[dict]:
+    """What the hook `Keep` has written on every rank."""
+    return [torch.load(work_dir / f'rank_{r}.pth', weights_only=True) for r in range(ranks)]
+
+
+def require_equal_weights(ranks: list[dict]) -> None:
+    for rank in ranks[1:]:
+        torch.testing.assert_close(rank['weights'], ranks[0]['weights'], rtol=0, atol=0)
+
+
+def steps(ranks: list[dict]) -> list[list[int]]:
+    """The samples of every step, of all ranks together."""
+    return [sorted(chain(*parts)) for parts in zip(*(r['seen'] for r in ranks), strict=True)]
+
+
+@pytest.fixture(scope='module')
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """The work directory of an undisturbed run on two nodes, and what they have written."""
+    folder = tmp_path_factory.mktemp('nodes')
+    args = ('--work-dir', str(folder / 'whole'), '--auto-scale-lr')
+    return folder / 'whole', run_nodes(CONFIG, folder, *args)
+
+
+def test_two_nodes_train_as_one_process_does(
+    whole: tuple[Path, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = kept(whole[0])
+    require_equal_weights(ranks)
+    # Each epoch shows each of the 64 samples to one rank, once.
+    assert all(len(batch) == 4 for rank in ranks for batch in rank['seen'])
+    together = steps(ranks)
+    assert len(together) == 8
+    for epoch in (together[:4], together[4:]):
+        assert sorted(chain(*epoch)) == list(range(64))
+    assert together[:4] != together[4:]
+
+    monkeypatch.syspath_prepend(str(HERE))
+    options = {'train_dataloader.batch_size': 16}
+    train(CONFIG, work_dir=str(tmp_path), auto_scale_lr=True, cfg_options=options)
+    (alone,) = kept(tmp_path, ranks=1)
+    # The same samples make up each step.
+    assert steps([alone]) == together
+    losses = torch.tensor([r['losses'] for r in ranks]).mean(0)
+    torch.testing.assert_close(losses, torch.tensor(alone['losses']), **CLOSE)
+    bare = {n.removeprefix('module.'): p for n, p in ranks[0]['weights'].items()}
+    torch.testing.assert_close(bare, alone['weights'], **CLOSE)
+    # Which says something, for the training has moved them.
+    assert losses[-1] < 0.7 * losses[0]
+
+
+def test_topology_is_said_once(whole: tuple[Path, list[str]]) -> None:
+    line = (
+        '2 nodes × 2 CPU processes (4 processes, gloo), 4 images each × 4 × 1 accumulated = '
+        '16 images a step, learning rate 0.02 (configured 0.01 for 8 images, scaled)'
+    )
+    first, second = whole[1]
+    assert first.count(line) == 1
+    assert 'accumulated = ' not in second
+
+
+@pytest.mark.stress
+def test_resume_goes_on_exactly_however_nodes_find_each_other(
+    whole: tuple[Path, list[str]], tmp_path: Path
+) -> None:
+    """From the middle of an epoch too, and by c10d rendezvous, where nodes have no NODE_RANK."""
+    work_dir, _ = whole
+    undisturbed = kept(work_dir)
+    resume = ('--resume', str(work_dir / 'epoch_1.pth'), '--auto-scale-lr')
+    run_nodes(CONFIG, tmp_path, '--work-dir', str(tmp_path / 'rest'), *resume, ranks=False)
+    ranks = kept(tmp_path / 'rest')
+    require_equal_weights(ranks)
+    for before, after in zip(undisturbed, ranks, strict=True):
+        assert after['seen'] == before['seen'][4:]
+        assert after['losses'] == before['losses'][4:]
+        torch.testing.assert_close(after['weights'], before['weights'], rtol=0, atol=0)
