@@ -12,10 +12,11 @@ def damped(g: Tensor, dim: int) -> Tensor:
 def damped_backward(grad: Tensor, g: Tensor, dim: int) -> Tensor:
     """Gradient with respect to g of a loss with gradient `grad` with respect to `damped(g)`.
 
-    `grad/(n + 1) − g·Σ(g·grad)/(n(n + 1)²)`, n = ‖g‖; at n = 0, where the damping is the identity
-    to first order, the second term is 0.
+    `(grad − e·Σ(e·grad) + e·Σ(e·grad)/(n + 1))/(n + 1)`, n = ‖g‖ and e = g/n: what is across g, and
+    what is along it, apart, because of the latter a large g leaves next to nothing. At n = 0, where
+    the damping is the identity to first order, e is 0.
     """
     norm = torch.linalg.vector_norm(g, dim=dim, keepdim=True)
     unit = g / norm.masked_fill(norm == 0, 1)
-    along = (unit * grad).sum(dim, keepdim=True)
-    return grad / (norm + 1) - g * along / (norm + 1).square()
+    along = unit * (unit * grad).sum(dim, keepdim=True)
+    return (grad - along + along / (norm + 1)) / (norm + 1)

@@ -1,5 +1,7 @@
 """What the public functions of all ops do to their inputs: autocast and the checks of types."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -9,6 +11,14 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 def state_dtype(dtype: torch.dtype) -> torch.dtype:
     """What states and sums are kept in: fp64 for fp64 tokens, else fp32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def gradient_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What the inner gradients of tokens are kept in: their dtype, but fp32 for fp16.
+
+    They are divided by a σ, which may be as small as √ε, and leave the range of fp16 with it.
+    """
+    return torch.float32 if dtype == torch.float16 else dtype
 
 
 def autocasting(device: torch.device) -> bool:
@@ -35,7 +45,7 @@ def check_tensors(op: str, optional: tuple[str, ...] = (), **tensors: Tensor | N
     """Everything is a tensor on the device of the first; the `optional` ones may be None.
 
     Raises:
-        TypeError: not a tensor.
+        TypeError: not a tensor, or a sparse one.
         ValueError: not on the device of the first.
     """
     first_name, first = next(iter(tensors.items()))
@@ -44,11 +54,38 @@ def check_tensors(op: str, optional: tuple[str, ...] = (), **tensors: Tensor | N
             continue
         if not isinstance(x, Tensor):
             raise TypeError(f'{op}: {name} must be a tensor, got {type(x).__name__}')
+        if x.layout != torch.strided:
+            raise TypeError(f'{op}: {name} must be dense, got {x.layout}; use .to_dense()')
         if x.device != first.device:
             raise ValueError(
                 f'{op}: {name} is on {x.device} and {first_name} on {first.device}; move them to '
                 'one device'
             )
+
+
+def check_not_empty(op: str, name: str, x: Tensor, **sizes: int) -> None:
+    """Raises ValueError if one of the `sizes` of `x` is 0; a batch may be."""
+    for letter, size in sizes.items():
+        if size == 0:
+            raise ValueError(
+                f'{op}: {letter} must be at least 1, got {name} of shape {tuple(x.shape)}; skip '
+                'the call where there is nothing to compute'
+            )
+
+
+def check_number(op: str, name: str, value: float, least: float = -math.inf) -> None:
+    """Raises TypeError or ValueError unless `value` is a finite number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int | float | torch.SymFloat):
+        raise TypeError(f'{op}: {name} must be a number, got {value!r}')
+    if not (least <= value < math.inf and value > -math.inf):
+        bound = '' if least == -math.inf else f' of at least {least}'
+        raise ValueError(f'{op}: {name} must be a finite number{bound}, got {value!r}')
+
+
+def check_bool(op: str, name: str, value: bool) -> None:
+    """Raises TypeError unless `value` is True or False: 'no' would count as True."""
+    if not isinstance(value, bool):
+        raise TypeError(f'{op}: {name} must be True or False, got {value!r}')
 
 
 def check_shape(op: str, name: str, x: Tensor, shape: tuple[int, ...], meaning: str) -> None:

@@ -54,7 +54,9 @@ def ttt_glu(
     _inputs.check_tensors(_NAME, q=q, k=k, v=v, w1=w1, w2=w2)
     q, k, v = _inputs.to_autocast(q, k, v)
     _check(q, k, v, w1, w2)
-    return _op(q, k, v, w1, w2, float(scale), bool(damping), backend)[0]
+    _inputs.check_number(_NAME, 'scale', scale)
+    _inputs.check_bool(_NAME, 'damping', damping)
+    return _op(q, k, v, w1, w2, float(scale), damping, backend)[0]
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, w1: Tensor, w2: Tensor) -> None:
@@ -63,11 +65,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor, w1: Tensor, w2: Tensor) -> None:
             f'{_NAME}: q must have shape (B, N, H, d), got {q.dim()} dimensions: {tuple(q.shape)}'
         )
     _, tokens, heads, dim = q.shape
-    if tokens == 0:
-        raise ValueError(
-            f'{_NAME}: N must be at least 1, got q of shape {tuple(q.shape)}; skip the call for '
-            'an empty sequence'
-        )
+    _inputs.check_not_empty(_NAME, 'q', q, N=tokens, H=heads, d=dim)
     if q.dtype not in _inputs.FLOATS:
         raise TypeError(f'{_NAME}: q must be float32, bfloat16, float16 or float64, got {q.dtype}')
     for name, x in (('k', k), ('v', v)):

@@ -282,9 +282,10 @@ def _step_backward(
     w2_tile = tl.load(w2 + weights).to(k.dtype.element_ty)
     j1 = _step_gradient(g, dw_total, D, DAMPING)
     j2 = _step_gradient(g + D, dw_total + D, D, DAMPING)
-    # Mean gradients may be too small for half precision: carry them relative to the largest.
+    # Mean gradients may be too small for half precision: carry them relative to the largest, at
+    # 1/16 of it, because what follows is multiplied with keys and values and must not overflow.
     peak = tl.maximum(tl.max(tl.abs(j1)), tl.max(tl.abs(j2)))
-    peak = tl.where(peak == 0, 1, peak)
+    peak = tl.where(peak == 0, 1, peak) * 16
     j1_tile = (j1 / peak).to(k.dtype.element_ty)
     j2_tile = (j2 / peak).to(k.dtype.element_ty)
     peak = peak * factor / N

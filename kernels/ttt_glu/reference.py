@@ -125,6 +125,7 @@ def backward(
         _tokens_first(dq, dtype),
         _tokens_first(dk, dtype),
         _tokens_first(dv, dtype),
-        dw1.contiguous(),
-        dw2.contiguous(),
+        # Of one head of one channel these views are contiguous, and would share their memory.
+        dw1.clone(memory_format=torch.contiguous_format),
+        dw2.clone(memory_format=torch.contiguous_format),
     )

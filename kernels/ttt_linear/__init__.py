@@ -83,13 +83,14 @@ def ttt_linear(
         tensors['eta'] = eta = eta.to(_inputs.state_dtype(q.dtype))
     ways = _letters(directions)
     _check(ways, mini_batch_size, **tensors)
+    _inputs.check_number(_NAME, 'eps', eps, least=0)
     return _op(
         q, k, v, eta, w0, b0, ln_weight, ln_bias, token_scale, ways, mini_batch_size, eps, backend
     )[0]
 
 
 def _letters(directions: tuple[str, ...]) -> str:
-    if isinstance(directions, str) or len(directions) == 0:
+    if not isinstance(directions, tuple | list) or len(directions) == 0:
         raise ValueError(
             f"{_NAME}: directions must be a non-empty tuple such as ('forward', 'backward'), "
             f'got {directions!r}'
@@ -110,11 +111,7 @@ def _check(ways: str, mini_batch_size: int, **tensors: Tensor | None) -> None:
             f'{tuple(q.shape)}'
         )
     batch, tokens, scans, heads, dim = q.shape
-    if tokens == 0:
-        raise ValueError(
-            f'{_NAME}: T must be at least 1, got q of shape {tuple(q.shape)}; skip the call for '
-            'an empty sequence'
-        )
+    _inputs.check_not_empty(_NAME, 'q', q, T=tokens, H=heads, d=dim)
     if scans != len(ways):
         raise ValueError(
             f'{_NAME}: q has R = {scans} scans for {len(ways)} directions; give one direction '
@@ -204,7 +201,7 @@ def _backward_op(
         # The gradient of a sum comes as a view of one number, with stride 0.
         return kernel.backward(do.contiguous(), *tensors, *saved, directions, eps)
     with torch.autocast(q.device.type, enabled=False):
-        return reference.backward(do, *tensors, *saved, directions, mini_batch_size, eps)
+        return reference.backward(do, *tensors, g, directions, mini_batch_size, eps)
 
 
 def _choose(backend: str, mini_batch_size: int, q: Tensor, *rest: Tensor | None):
@@ -219,7 +216,7 @@ def _(q, k, v, eta, w0, b0, ln_weight, ln_bias, token_scale, directions, *rest):
     new = {'dtype': _inputs.state_dtype(q.dtype)}
     return (
         q.new_empty(q.shape),
-        q.new_empty(q.shape),
+        q.new_empty(q.shape, dtype=_inputs.gradient_dtype(q.dtype)),
         q.new_empty((batch, scans, heads, dim, dim), **new),
         q.new_empty((batch, scans, heads, dim), **new),
     )

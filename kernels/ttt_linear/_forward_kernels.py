@@ -14,6 +14,7 @@ from ._tiles import (
     load_state,
     load_tile,
     normalized,
+    operand,
     output_mean,
     projected,
     scan_start,
@@ -31,7 +32,7 @@ def inner_gradient(z, k, v, gamma, lam, eps, D: tl.constexpr):
     x, rstd = normalized(z, eps, D)
     # In this order V and K come into the tensor cores' layout in their own dtype, not in fp32.
     y = (gamma[None, :] * x + lam[None, :]) - v.to(z.dtype) + k.to(z.dtype)
-    return projected(gamma[None, :] * y, x, rstd, D).to(k.dtype)
+    return operand(projected(gamma[None, :] * y, x, rstd, D), k)
 
 
 @triton.jit
@@ -39,7 +40,7 @@ def mixing(k, q, steps, tau, PRECISION: tl.constexpr, ACC: tl.constexpr):
     """−Mᵀ `(16 s, 16 t)`, M = tril(E⊙(QKᵀ + 1)): what each step of a mini-batch does to Z̄."""
     scores = tl.dot(k, tl.trans(q), input_precision=PRECISION, out_dtype=ACC)
     causal = tl.arange(0, CHUNK)[:, None] <= tl.arange(0, CHUNK)[None, :]
-    return tl.where(causal, -steps[:, None] * tau[None, :] * (scores + 1), 0).to(q.dtype)
+    return operand(tl.where(causal, -steps[:, None] * tau[None, :] * (scores + 1), 0), q)
 
 
 @triton.jit

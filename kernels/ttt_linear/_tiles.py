@@ -14,7 +14,7 @@ import triton.language as tl
 CHUNK = tl.constexpr(16)
 # Integers that change from call to call: whether they are 1 or a multiple of 16 compiles nothing
 # anew. (Floats never do.) Those of them that a kernel does not have are no harm.
-VARYING = ('T', 'R', 'H', 'reverse_mask', 'segment', 'eta_b', 'eta_t', 'eta_r', 'eta_h')
+VARYING = ('T', 'R', 'H', 'reverse_mask', 'segment', 'starts', 'eta_b', 'eta_t', 'eta_r', 'eta_h')
 
 
 @triton.jit
@@ -180,13 +180,30 @@ def store_state(w, c, s, bias, D: tl.constexpr):
 
 
 @triton.jit
+def operand(x, like):
+    """`x` in the type of the tokens `like`, to be multiplied with; fp16 saturates.
+
+    Infinity would leave a NaN behind it in every later token of the scan, at any scale of the loss.
+    """
+    if like.dtype == tl.float16:
+        x = tl.minimum(tl.maximum(x, -65504.0), 65504.0)
+    return x.to(like.dtype)
+
+
+@triton.jit
+def update(g, k, e, ACC: tl.constexpr, D: tl.constexpr):
+    """`(e⊙G)ᵀ` in blocks, in the type of the keys: what a mini-batch writes, times its keys."""
+    return blocks(operand(g.to(ACC) * e[:, None], k), D)
+
+
+@triton.jit
 def walk(s, c, g, k, e, D: tl.constexpr, PRECISION: tl.constexpr):
     """Adds `(e⊙G)ᵀK` to S and `(e⊙G)ᵀ1` to c: a step back, or with -e a step forth.
 
     The rounding of the operands depends on neither the sign of e nor the kernel, so a walk back
     meets the states of the forward pass again, up to the rounding of the sums.
     """
-    eg = blocks((g.to(s.dtype) * e[:, None]).to(k.dtype), D)
+    eg = update(g, k, e, s.dtype, D)
     ones = tl.full((CHUNK, CHUNK), 1.0, k.dtype)
     return add_product(s, eg, k, PRECISION), add_product(c, eg, ones, PRECISION)
 

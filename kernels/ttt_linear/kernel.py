@@ -7,6 +7,7 @@ import torch
 import triton
 from torch import Tensor
 
+from .._inputs import gradient_dtype
 from . import _backward_kernels, _forward_kernels
 from ._plans import Plan, plan
 
@@ -73,8 +74,8 @@ def forward(
     """The scan of every image, direction and head, one program each.
 
     Returns:
-        O and G `(B, T, R, H, d)` in q's dtype, and the final state W `(B, R, H, d, d)` and
-        c `(B, R, H, d)` in eta's dtype.
+        O and G `(B, T, R, H, d)` in q's dtype (G in fp32 for fp16), and the final state
+        W `(B, R, H, d, d)` and c `(B, R, H, d)` in eta's dtype.
     """
     call = _Call(q, k, v, eta, w0, b0, ln_weight, ln_bias, token_scale, directions, eps)
     o, g = call.tokens(), call.tokens()
@@ -109,7 +110,7 @@ def forward(
             segment=cut,
             eps=eps,
         )
-    return o, g, w_final, c_final
+    return o, g.to(gradient_dtype(q.dtype)), w_final, c_final
 
 
 @torch.no_grad()
@@ -130,7 +131,7 @@ def backward(
     directions: str,
     eps: float,
 ) -> tuple[Tensor, ...]:
-    """Gradients of `forward`'s O, from the saved G and the final state walked back.
+    """Gradients of `forward`'s O, from the saved G, which takes the state from either end.
 
     Parameters are shared by all images: every program writes its own part, and the parts are
     summed in the order of their index, so that the same bits come out twice.
@@ -140,26 +141,27 @@ def backward(
         `(R, 0)` where `token_scale` is None.
     """
     call = _Call(q, k, v, eta, w0, b0, ln_weight, ln_bias, token_scale, directions, eps)
-    do, g = do.contiguous(), g.contiguous()
-    w_final, c_final = w_final.contiguous(), c_final.contiguous()
+    do, g, w_final = do.contiguous(), g.to(call.dtype).contiguous(), w_final.contiguous()
     cut = call.plan.backward
     segments = call.segments(cut)
-    # Uncut, the state after the only segment is the final one.
-    w_segment, c_segment = call.states(segments) if cut else (w_final, c_final)
     if cut:
+        w_segment, c_segment = call.states(segments)
+        starts = call.scans * segments
         call.launch(
             _backward_kernels.backward_states,
             call.scans,
-            **call.given('k', 'eta', 'token_scale'),
+            **call.given('k', 'eta', 'w0', 'b0', 'token_scale'),
             g=g,
-            w_final=w_final,
-            c_final=c_final,
             w_segment=w_segment,
             c_segment=c_segment,
             segment=cut,
         )
-    d_out, dq, dk, dv = (call.tokens() for _ in range(4))
-    deta = call.empty(*call.shape[:4])
+    else:
+        # The only segment of every scan starts where the scans of its head do.
+        w_segment, c_segment = call.parameters['w0'], call.parameters['b0']
+        starts = call.shape[2] * call.shape[3]
+    d_out, normed, dq, dk, dv = (call.tokens() for _ in range(5))
+    rstd, deta = call.empty(*call.shape[:4]), call.empty(*call.shape[:4])
     # Parts by image, scan, head and segment; the key side's follow the query side's segments.
     dln_weight, dln_bias = (call.empty(call.scans, segments, call.dim) for _ in range(2))
     dtoken_scale = call.empty(call.scans, segments, CHUNK)
@@ -172,12 +174,15 @@ def backward(
         w_segment=w_segment,
         c_segment=c_segment,
         d_out=d_out,
+        normed=normed,
+        rstd=rstd,
         dq=dq,
         deta=deta,
         dln_weight=dln_weight,
         dln_bias=dln_bias,
         dtoken_scale=dtoken_scale,
         segment=cut or call.chunks,
+        starts=starts,
         eps=eps,
     )
     dw0, db0 = call.states()
@@ -189,8 +194,9 @@ def backward(
         **call.given('q', 'k', 'v', 'eta', 'ln_weight', 'ln_bias', 'token_scale'),
         g=g,
         d_out=d_out,
+        normed=normed,
+        rstd=rstd,
         w_final=w_final,
-        c_final=c_final,
         dk=dk,
         dv=dv,
         deta=deta,
@@ -199,7 +205,6 @@ def backward(
         dln_weight=key_weight,
         dln_bias=key_bias,
         dtau_last=dtau_last,
-        eps=eps,
     )
     if token_scale is None:
         dtau = call.empty(call.shape[2], 0)

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._inputs import state_dtype
+from .._inputs import gradient_dtype, state_dtype
 
 # The gradient of a LayerNorm with respect to its input only.
 _INPUT_ONLY = [True, False, False]
@@ -293,11 +293,12 @@ def forward(
     """The scan, chunk by chunk.
 
     Returns:
-        O `(B, T, R, H, d)`, the inner gradient G in the same shape and dtype, rounded as the state
-        update used it, and the final state: W `(B, R, H, d, d)`, c `(B, R, H, d)`.
+        O `(B, T, R, H, d)`, the inner gradient G in the same shape and rounded as the state update
+        used it, to q's dtype (fp32 for fp16), and the final state: W `(B, R, H, d, d)`,
+        c `(B, R, H, d)`.
     """
     x = _operands(q, k, v, eta, ln_weight, ln_bias, token_scale, directions, mini_batch_size)
-    chunks, dim = x.chunks, q.shape[-1]
+    chunks, dim, kept = x.chunks, q.shape[-1], gradient_dtype(q.dtype)
     decay = x.decay.neg_()
     gain, offset = x.weight.square(), x.weight * x.target  # P = γ²X + γ·target
     state = chunks.parameter(torch.cat([w0, b0.unsqueeze(-2)], dim=-2))  # (N, d+1, d)
@@ -308,7 +309,7 @@ def forward(
         key_z = torch.bmm(x.k[i], state)
         normed, mean, rstd = _normalize(key_z, eps)
         inner = _project(torch.addcmul(offset[i], gain, normed), key_z, mean, rstd)
-        g[i] = inner if chunks.dtype == chunks.state else inner.to(chunks.dtype)
+        g[i] = inner if kept == chunks.state else inner.to(kept)
         state.baddbmm_(decay[i].mT, g[i])
     z.flatten(0, 1).baddbmm_(x.m.flatten(0, 1), g.flatten(0, 1), alpha=-1)
     o = _normalize(z, eps)[0].mul_(x.weight).add_(chunks.parameter(ln_bias).unsqueeze(-2))
@@ -316,7 +317,7 @@ def forward(
     state = state.unflatten(0, (chunks.batch, chunks.scans, chunks.heads))
     return (
         chunks.unpack(o, chunks.dtype),
-        chunks.unpack(g, chunks.dtype),
+        chunks.unpack(g, kept),
         state[..., :dim, :].clone(memory_format=torch.contiguous_format),
         state[..., dim, :].clone(memory_format=torch.contiguous_format),
     )
@@ -335,13 +336,11 @@ def backward(
     ln_bias: Tensor,
     token_scale: Tensor | None,
     g: Tensor,
-    w_final: Tensor,
-    c_final: Tensor,
     directions: str,
     mini_batch_size: int,
     eps: float = 1e-6,
 ) -> tuple[Tensor, ...]:
-    """Gradients of `forward`'s O, walking the state back from the final one with the saved G.
+    """Gradients of `forward`'s O, from the saved G, which takes the state where it went before.
 
     Returns:
         dq, dk, dv, deta, dw0, db0, dln_weight, dln_bias, dtoken_scale, contiguous, in the shape
@@ -350,15 +349,18 @@ def backward(
     x = _operands(q, k, v, eta, ln_weight, ln_bias, token_scale, directions, mini_batch_size)
     chunks, dim, n = x.chunks, q.shape[-1], x.chunks.count
     g, do = chunks.pack(g), chunks.pack(do)
-    final = torch.cat([w_final, c_final.unsqueeze(-2)], dim=-2).to(chunks.state).flatten(0, 2)
 
-    # Walk back once for what the keys and the queries met: Z and Z̄.
-    state = final.clone()
+    # Walk forth through the very states of `forward`, for what keys and queries met: Z and Z̄.
+    # States walked back from the last one would be off by the rounding of the largest on the way,
+    # of which LayerNorm makes errors of any size where Z is smaller still: at tiny or zero keys.
+    decay = x.decay.neg_()
+    start = chunks.parameter(torch.cat([w0, b0.unsqueeze(-2)], dim=-2))
+    state = start.clone()
     z, zq = torch.empty_like(g), torch.empty_like(g)
-    for i in reversed(range(n)):
-        state.baddbmm_(x.decay[i].mT, g[i])
+    for i in range(n):
         torch.bmm(x.k[i], state, out=z[i])
         torch.bmm(x.q[i], state, out=zq[i])
+        state.baddbmm_(decay[i].mT, g[i])
     zq.flatten(0, 1).baddbmm_(x.m.flatten(0, 1), g.flatten(0, 1), alpha=-1)
 
     # The query side needs no gradient of the state.
@@ -383,20 +385,25 @@ def backward(
     decay_g = neg_last * g
     h, dp = torch.empty_like(g), torch.empty_like(g)
 
-    # Walk back again with the gradient of the state.
-    state, dstate = final, torch.zeros_like(final)
-    dim_state = state[:, :dim]
+    # Walk back with the gradient of the state.
+    dstate = torch.zeros_like(start)
     for i in reversed(range(n)):
-        state.baddbmm_(x.decay[i].mT, g[i])
         torch.bmm(x.k[i], dstate, out=h[i])
         u = torch.addcmul(du[i], neg_last[i], h[i])
         dp[i] = _project(u, z[i], mean[i], rstd[i])
         dz = _project(dp[i] * gain, z[i], mean[i], rstd[i]).addcmul_(dp[i], mixed[i], value=-1)
         dz.addcmul_((u * normed[i]).mean(-1, keepdim=True).mul_(neg_rstd[i]), g[i])
         dz.addcmul_((u * g[i]).mean(-1, keepdim=True).mul_(neg_rstd[i]), normed[i])
-        dk[i].baddbmm_(decay_g[i], dstate[:, :dim].mT).baddbmm_(dz, dim_state.mT)
-        dq[i].baddbmm_(d[i], dim_state.mT)
+        dk[i].baddbmm_(decay_g[i], dstate[:, :dim].mT)
         dstate.baddbmm_(x.k[i].mT, dz).baddbmm_(x.q[i].mT, d[i])
+        z[i] = dz
+
+    # Walk forth again, with what Z and Z̄ hand to the keys and the queries.
+    state = start
+    for i in range(n):
+        dk[i].baddbmm_(z[i], state[:, :dim].mT)
+        dq[i].baddbmm_(d[i], state[:, :dim].mT)
+        state.baddbmm_(decay[i].mT, g[i])
 
     dy = dp * x.weight
     dk += dy

@@ -41,7 +41,7 @@ KERNELS = {
     'backward_key': ('backward_key', {}),
 }
 # Tensors in the dtype of the tokens; all others are in that of the state.
-TOKENS = {'q', 'k', 'v', 'o', 'g', 'do', 'd_out', 'dq', 'dk', 'dv'}
+TOKENS = {'q', 'k', 'v', 'o', 'g', 'do', 'd_out', 'normed', 'dq', 'dk', 'dv'}
 LOWER_IS_BETTER = ('registers', 'spills', 'shared')
 
 
@@ -87,7 +87,7 @@ def build(name: str):
         stride = re.fullmatch(r'(\w+)_[btrh]', argument)
         if argument in constants:
             signature[argument] = 'constexpr'
-        elif stride or argument in ('T', 'R', 'H', 'reverse_mask', 'segment'):
+        elif stride or argument in ('T', 'R', 'H', 'reverse_mask', 'segment', 'starts'):
             signature[argument] = 'i32'
         elif argument == 'eps':
             signature[argument] = 'fp32'

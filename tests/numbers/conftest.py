@@ -1,0 +1,16 @@
+"""Lets the tests of the numbers import the helper modules beside them and those of the kernels."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent / 'kernels')]
+
+
+@pytest.fixture(autouse=True)
+def single_precision(monkeypatch):
+    """Convolutions in fp32 are in TF32 on a GPU unless they are told otherwise."""
+    monkeypatch.setattr(torch.backends.cudnn, 'allow_tf32', False)

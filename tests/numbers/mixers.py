@@ -1,0 +1,107 @@
+"""The token mixers by name, with weights of the size of trained ones: every kind that there is."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from precision import Function
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from mmvttt.models.layers import TTTLinearMixer, TTTMixer, ViT3Mixer, rotation_2d
+
+DIMS = 32
+GELU = dict(type='GELU')
+GATED = dict(type='GatedFC')
+INNER_MODELS = {
+    'FC': dict(type='FC'),
+    'MLP of 2r': dict(type='MLP', ratio=2),
+    'MLP of 3 layers': dict(type='MLP', depth=3, residual='input'),
+    'MLP with a residual weight': dict(type='MLP', residual='weight'),
+    'SiLUFC': dict(type='SiLUFC'),
+    'SwiGLU': dict(type='SwiGLU'),
+    'Conv': dict(type='Conv'),
+    'DWConv': dict(type='DWConv'),
+    'GatedFC': GATED,
+}
+
+
+class Mixer(NamedTuple):
+    """A mixer of tokens `(B, h·w, DIMS)`.
+
+    Attributes:
+        build: The module, in fp32.
+        rest: Its arguments behind the tokens, for a map (h, w) in a precision on a device.
+    """
+
+    build: Callable[[], nn.Module]
+    rest: Callable[[tuple[int, int], torch.dtype, str], tuple]
+
+    def make(self) -> nn.Module:
+        torch.manual_seed(0)
+        module = self.build()
+        with torch.no_grad():
+            for parameter in module.parameters():
+                if parameter.std(correction=0) == 0:
+                    # Biases from 0, gains from 1.
+                    parameter += 0.05 * torch.randn(parameter.shape)
+                elif parameter.std(correction=0) < 0.03:
+                    # Matrices from 0.02.
+                    parameter *= 5
+        return module
+
+
+def vittt(**options) -> Mixer:
+    return Mixer(lambda: TTTLinearMixer(DIMS, 1, **{'gate_cfg': GELU, **options}), lambda *_: ())
+
+
+def design(inner: dict, **options) -> Mixer:
+    return Mixer(lambda: TTTMixer(DIMS, 2, inner, **options), lambda hw, *_: (hw,))
+
+
+def turned(hw: tuple[int, int], dtype: torch.dtype, device: str) -> tuple:
+    return hw, rotation_2d(hw, DIMS, dtype=dtype, device=device)
+
+
+VITTT = {
+    'Vittt': vittt(),
+    'TTT layer': vittt(directions=('forward',), share_qk=False, gate_cfg=None, conv_kernel=0),
+    'Vittt, shared state': vittt(learnable_states=1),
+    'Vittt, fixed state, b = 4': vittt(learnable_states=0, mini_batch_size=4),
+    'Vittt, normed': vittt(post_norm=True),
+}
+VIT3 = {
+    'ViT3': Mixer(lambda: ViT3Mixer(DIMS, 1), lambda hw, *_: (hw,)),
+    'H-ViT3': Mixer(lambda: ViT3Mixer(DIMS, 1), turned),
+}
+DESIGN = {
+    **{name: design(inner) for name, inner in INNER_MODELS.items()},
+    **{loss: design(GATED, loss=loss) for loss in ('l2', 'rmse', 'l1', 'smooth_l1')},
+    'two epochs of four': design(dict(type='SwiGLU'), num_batches=4, epochs=2, loss='l2'),
+    'dynamic, damped': design(GATED, step='dynamic', damping=True, key_position=(4, 4)),
+    'damped Conv': design(dict(type='Conv'), damping=True),
+}
+MIXERS = {**VITTT, **VIT3, **DESIGN}
+# Their gradients are small differences: an output behind a LayerNorm hardly feels a step's length.
+STEPS = ('eta.weight', 'eta.bias', 'token_scale')
+
+
+def leaves_of(module: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    """The tokens `x` and all parameters of the mixer, by name."""
+    return {'x': x, **{n: p.detach() for n, p in module.named_parameters()}}
+
+
+def function_of(
+    mixer: Mixer, module: nn.Module, hw: tuple[int, int], dtype: torch.dtype, device: str = 'cpu'
+) -> Function:
+    """The mixer as a function of its leaves: in fp64, in fp32, or under autocast to `dtype`."""
+    exact = torch.float64 if dtype == torch.float64 else torch.float32
+    rest = mixer.rest(hw, exact, device)
+
+    def function(leaves: dict[str, Tensor]) -> Tensor:
+        x = leaves.pop('x')
+        half = dtype in (torch.bfloat16, torch.float16)
+        with torch.autocast(device, dtype if half else torch.bfloat16, enabled=half):
+            return functional_call(module, leaves, (x, *rest))
+
+    return function
