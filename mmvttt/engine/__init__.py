@@ -5,6 +5,7 @@ from .anomaly import AnomalyError, AnomalyHook
 from .checkpoint_hook import CheckpointHook, Preempted
 from .data_check import DataError, MissingDataError, check_data
 from .exact import ExactBatchSampler, ExactEpochLoop, ExactIterLoop, SeededDataset, make_exact
+from .fsdp import BlockFSDPStrategy, wrap_blocks
 from .layer_decay import LayerDecayOptimWrapperConstructor
 from .mesa import MESAHook
 from .resume import ResumeError, latest_checkpoint, settle_resume
@@ -13,6 +14,7 @@ from .topology import TopologyHook
 __all__ = [
     'AnomalyError',
     'AnomalyHook',
+    'BlockFSDPStrategy',
     'CheckpointHook',
     'DataError',
     'ExactBatchSampler',
@@ -30,4 +32,5 @@ __all__ = [
     'latest_checkpoint',
     'make_exact',
     'settle_resume',
+    'wrap_blocks',
 ]

@@ -203,7 +203,10 @@ class CheckpointHook(hooks.CheckpointHook):
         if self._poll is not None:
             self._poll[0].wait()
             self._poll = None
-        self._group = None
+        if self._group is not None:
+            # A thread of gloo that is left when Python ends may abort the process.
+            dist.destroy_process_group(self._group)
+            self._group = None
 
     def _save_checkpoint_with_step(self, runner: Runner, step: int, meta: dict) -> None:
         self._require_good_weights(runner)

@@ -80,6 +80,10 @@ def make_exact(cfg: Config) -> str | None:
         batch_sampler=loader.get('batch_sampler'),
         drop_last=loader.pop('drop_last', False),
     )
+    if cfg.get('model_wrapper_cfg') is None:
+        # Else DDP rearranges its buckets after the first step, of a resumed run too: sums over
+        # three or more processes then end in other last bits.
+        cfg.setdefault('find_unused_parameters', True)
     return None
 
 

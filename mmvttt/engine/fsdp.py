@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
@@ -107,8 +107,7 @@ class BlockFSDPStrategy(FSDPStrategy):
         self._report(wrapped, total)
         if self._built is not None:
             _require_same_parameters(self._built, wrapped)
-            if self._built.clip_func is torch.nn.utils.clip_grad_norm_:
-                self._built.clip_func = _clip_by_all_ranks(wrapped)
+            _clip_by_all_ranks(self._built, wrapped)
         return wrapped
 
     def _by_names(self, state: dict) -> dict:
@@ -150,11 +149,13 @@ class BlockFSDPStrategy(FSDPStrategy):
         )
 
 
-def _clip_by_all_ranks(model: FSDP) -> Callable[..., Tensor]:
+def _clip_by_all_ranks(wrapper: OptimWrapper, model: FSDP) -> None:
     def clip(_: Sequence[nn.Parameter], max_norm: float, norm_type: float = 2.0) -> Tensor:
         return model.clip_grad_norm_(max_norm, norm_type)
 
-    return clip
+    # By value is done shard by shard; without clip_grad there is no such function.
+    if getattr(wrapper, 'clip_func', None) is torch.nn.utils.clip_grad_norm_:
+        wrapper.clip_func = clip
 
 
 def _require_same_parameters(wrapper: OptimWrapper, model: nn.Module) -> None:

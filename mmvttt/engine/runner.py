@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from mmengine.config import Config, ConfigDict
 from mmengine.logging import print_log
-from mmengine.registry import RUNNERS
+from mmengine.registry import MODELS, RUNNERS
 from mmengine.runner import Runner
 
 from ..checkpoint import CheckpointError, read_weights, require_match
@@ -221,6 +221,9 @@ def evaluate(
     _require(cfg, 'model', 'test_dataloader', 'test_cfg', 'test_evaluator')
     cfg.load_from = _existing(checkpoint)
     cfg.resume = False
+    if cfg.get('runner_type') == 'FlexibleRunner':
+        # FSDP's checkpoints are whole, and are evaluated as such.
+        cfg.pop('runner_type')
     if show_dir is not None:
         show_predictions(cfg, show_dir)
     check_data(cfg, ('test',))
@@ -275,6 +278,10 @@ def _require(cfg: Config, *keys: str) -> None:
 
 
 def _bare(runner: Runner) -> torch.nn.Module:
+    if isinstance(runner.model, dict):
+        # FlexibleRunner builds it later; its names and shapes are enough.
+        with torch.device('meta'):
+            return MODELS.build(runner.model)
     return getattr(runner.model, 'module', runner.model)
 
 

@@ -160,6 +160,7 @@ def test_make_exact_changes_a_config_once() -> None:
     assert loader.batch_sampler.drop_last
     # torch refuses it beside a batch sampler.
     assert 'drop_last' not in loader
+    assert cfg.find_unused_parameters
     once = cfg.to_dict()
     assert make_exact(cfg) is None
     assert cfg.to_dict() == once
