@@ -13,7 +13,7 @@ help:
 	@echo "make test    set up, lint, run the tests"
 	@echo "make stress  the tests that take minutes: kills, long sequences, whole models"
 	@echo "make gpu     on a machine with a CUDA GPU: the kernels' tests on it, then the benchmarks"
-	@echo "make lint    check format and style;  make format    mend them"
+	@echo "make lint    check format and style;  make format    put them right"
 
 setup: $(VENV)/.installed
 

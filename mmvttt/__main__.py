@@ -1,4 +1,4 @@
-"""`python -m mmvttt`: the versions here, what was mended and why, and which kernels can run."""
+"""`python -m mmvttt`: the versions here, what was patched and why, and which kernels can run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from ttt_kernels import available
 
 from . import __version__
-from .compat import mends
+from .compat import patches
 
 # By import name, the distributions that can bring it: the forks have names of their own.
 _PACKAGES = {
@@ -72,9 +72,9 @@ def versions() -> list[str]:
 def main() -> None:
     """Prints the report."""
     print('\n'.join(versions()))
-    print('\nMends')
-    for m in mends():
-        outcome = 'mended' if m.applied else f'not needed: {m.unneeded}'
+    print('\nPatches')
+    for m in patches():
+        outcome = 'patched' if m.applied else f'not needed: {m.unneeded}'
         print(f'{m.name:14} {outcome}\n{"":14} {m.why}')
     print('\nKernels')
     for op, backends in available().items():

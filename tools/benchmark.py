@@ -13,8 +13,8 @@ from rich.progress import track
 
 from mmvttt.analysis.benchmark import Measurement, measure, plot, write_csv
 from mmvttt.analysis.models import DenseForward, find_model
-from mmvttt.command_line import Options, not_negative, positive, usable_device
-from mmvttt.engine.runner import UsageError, plain_errors
+from mmvttt.cli import Options, not_negative, plain_errors, positive, usable_device
+from mmvttt.errors import UsageError
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:

@@ -8,9 +8,8 @@ import argparse
 from rich.progress import track
 
 from mmvttt.analysis.browse import browse
-from mmvttt.analysis.models import find_config
-from mmvttt.command_line import Options, positive
-from mmvttt.engine.runner import load_config, plain_errors
+from mmvttt.cli import Options, plain_errors, positive
+from mmvttt.config import find_config, load_config
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:

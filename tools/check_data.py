@@ -1,6 +1,6 @@
 """Says what is wrong with the data of a config: annotations, labels, files, images.
 
-See mmvttt.engine.annotation_check. Exit status 1 where there are errors; warnings name what a
+See mmvttt.datasets.checks.annotations. Exit status 1 where there are errors; warnings name what a
 training silently does without.
 
 example: python tools/check_data.py configs/maskrcnn_vittt_t_pennfudan.py
@@ -12,11 +12,11 @@ from functools import partial
 from rich.console import Console
 from rich.progress import track
 
-from mmvttt.analysis.models import find_config
-from mmvttt.command_line import Options
-from mmvttt.engine.annotation_check import check_annotations
-from mmvttt.engine.data_check import check_paths
-from mmvttt.engine.runner import UsageError, load_config, plain_errors
+from mmvttt.cli import Options, plain_errors
+from mmvttt.config import find_config, load_config
+from mmvttt.datasets.checks.annotations import check_annotations
+from mmvttt.datasets.checks.paths import check_paths
+from mmvttt.errors import UsageError
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:

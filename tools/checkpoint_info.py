@@ -1,15 +1,14 @@
 """Says what is in a checkpoint: entries, classes, tensors, parameters of each part.
 
-See mmvttt.analysis.weights.
+See mmvttt.checkpoints.publish.
 
 example: python tools/checkpoint_info.py work_dirs/vittt_s_in1k/epoch_300.pth --depth 3
 """
 
 import argparse
 
-from mmvttt.analysis.weights import describe_checkpoint
-from mmvttt.command_line import positive
-from mmvttt.engine.runner import plain_errors
+from mmvttt.checkpoints.publish import describe_checkpoint
+from mmvttt.cli import plain_errors, positive
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:

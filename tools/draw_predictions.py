@@ -8,9 +8,10 @@ from pathlib import Path
 
 from mmengine.runner import find_latest_checkpoint
 
-from mmvttt.command_line import Options, positive, usable_device
-from mmvttt.engine.data_check import check_data
-from mmvttt.engine.runner import UsageError, load_config, plain_errors
+from mmvttt.cli import Options, plain_errors, positive, usable_device
+from mmvttt.config import load_config
+from mmvttt.datasets.checks.paths import check_data
+from mmvttt.errors import UsageError
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:

@@ -12,8 +12,7 @@ from rich.table import Table
 
 from mmvttt.analysis.flops import Cost, count_cost
 from mmvttt.analysis.models import DenseForward, find_model
-from mmvttt.command_line import Options, positive
-from mmvttt.engine.runner import plain_errors
+from mmvttt.cli import Options, plain_errors, positive
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:

@@ -1,4 +1,4 @@
-"""Prints the peak memory of a training step, by what takes it (mmvttt.analysis.memory).
+"""Prints the peak memory of a training step, by what takes it (mmvttt.analysis.memory.report).
 
 On a GPU it is measured, elsewhere computed from the tensors of a step that is not computed. Needs
 no data set and no weights. With more than one case (configs, --with-cp, --amp) it prints a table.
@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from mmvttt.analysis.memory import (
+from mmvttt.analysis.memory.report import (
     CHECKPOINTING,
     COMPUTED,
     KINDS,
@@ -24,9 +24,9 @@ from mmvttt.analysis.memory import (
     to_table,
     write_csv,
 )
-from mmvttt.analysis.training_step import PRECISIONS
-from mmvttt.command_line import Options
-from mmvttt.engine.runner import UsageError, plain_errors
+from mmvttt.analysis.memory.training_step import PRECISIONS
+from mmvttt.cli import Options, plain_errors
+from mmvttt.errors import UsageError
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:

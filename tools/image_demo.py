@@ -1,4 +1,4 @@
-"""Shows what a trained model sees in photographs (mmvttt.analysis.demo).
+"""Shows what a trained model sees in photographs (mmvttt.apis.inference).
 
 Boxes and masks, a label map or the five likeliest classes, by the toolbox of the config.
 
@@ -11,10 +11,9 @@ import argparse
 import torch
 from rich.progress import track
 
-from mmvttt.analysis.demo import show_images
-from mmvttt.analysis.models import find_config
-from mmvttt.command_line import Options, usable_device
-from mmvttt.engine.runner import load_config, plain_errors
+from mmvttt.apis.inference import show_images
+from mmvttt.cli import Options, plain_errors, usable_device
+from mmvttt.config import find_config, load_config
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:

@@ -8,7 +8,7 @@ example: python tools/make_model_zoo.py docs/model_zoo.md
 import argparse
 
 from mmvttt.analysis.model_zoo import update
-from mmvttt.engine.runner import plain_errors
+from mmvttt.cli import plain_errors
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:

@@ -1,14 +1,14 @@
 """Writes a checkpoint's weights without optimizer and history, named by hash.
 
-See mmvttt.analysis.weights.
+See mmvttt.checkpoints.publish.
 
 example: python tools/publish_checkpoint.py work_dirs/vittt_s_in1k/epoch_300.pth vittt_s_in1k.pth
 """
 
 import argparse
 
-from mmvttt.analysis.weights import publish_checkpoint
-from mmvttt.engine.runner import plain_errors
+from mmvttt.checkpoints.publish import publish_checkpoint
+from mmvttt.cli import plain_errors
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:

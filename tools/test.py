@@ -6,8 +6,8 @@ example: python tools/test.py configs/maskrcnn_vittt_demo.py work_dirs/demo/epoc
 import argparse
 import os
 
-from mmvttt.command_line import Options
-from mmvttt.engine.runner import evaluate, plain_errors
+from mmvttt.apis.train import evaluate
+from mmvttt.cli import Options, plain_errors
 
 
 def parse_args() -> argparse.Namespace:

@@ -6,8 +6,8 @@ example: python tools/train.py configs/maskrcnn_vittt_s_1x.py --amp --resume
 import argparse
 import os
 
-from mmvttt.command_line import Options
-from mmvttt.engine.runner import plain_errors, train
+from mmvttt.apis.train import train
+from mmvttt.cli import Options, plain_errors
 
 
 def parse_args() -> argparse.Namespace:

@@ -1,7 +1,7 @@
 # A linear head on the pooled features of a plain backbone; DeiT's label smoothing, mixup, cutmix.
 model = dict(
     type='ImageClassifier',
-    backbone=dict(out_type='pooled'),
+    backbone=dict(out_type='avg_featmap'),
     head=dict(
         type='LinearClsHead',
         num_classes=1000,

@@ -11,8 +11,8 @@ import numpy as np
 from mmengine.config import Config
 from mmengine.registry import DATASETS, VISUALIZERS, init_default_scope
 
-from ..engine.data_check import check_paths
-from ..engine.runner import UsageError
+from ..datasets.checks.paths import check_paths
+from ..errors import UsageError
 
 
 def browse(

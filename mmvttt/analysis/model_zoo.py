@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
-from ..compat.configs import config_root
-from ..engine.runner import UsageError
+from ..config import config_root
+from ..errors import UsageError
 
 # A table for each: what its rows have in common, and the metrics that are its last columns.
 _TABLES = {

@@ -1,6 +1,5 @@
 """Finds a model by what users call it: a config file, a config's name, or a name of timm's."""
 
-import os
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -14,8 +13,8 @@ from mmengine.registry import MODELS as ROOT
 from mmengine.registry import init_default_scope
 from torch import Tensor, nn
 
-from ..compat.configs import config_root
-from ..engine.runner import UsageError, load_config
+from ..config import config_root, find_config, load_config
+from ..errors import UsageError
 
 # (height, width) at which the papers measure; 1333×800 is what detectors see.
 _SIZES = {'mmdet': (800, 1333), 'mmseg': (512, 512), 'mmpretrain': (224, 224)}
@@ -36,15 +35,6 @@ class FoundModel:
     model: nn.Module
     size: tuple[int, int]
     config: Config | None
-
-
-def find_config(name: str | os.PathLike[str]) -> Path | None:
-    """The file of a config, given as a path or by the name of one of mmvttt's own; else None."""
-    path = Path(name)
-    if path.suffix == '.py':
-        return path
-    own = config_root() / f'{name}.py'
-    return own if own.is_file() else None
 
 
 def find_model(

@@ -17,7 +17,7 @@ from mmengine.registry import init_default_scope
 from mmengine.runner import load_checkpoint
 from torch import nn
 
-from ..checkpoint import read_weights
+from ..checkpoints.read import read_weights
 
 # Smaller images are enlarged by a whole factor until their text can be read.
 _READABLE = 480

@@ -7,10 +7,10 @@ from functools import partial
 import torch
 from mmengine.optim.optimizer import amp_optimizer_wrapper as amp
 
-from .mend import mend
+from .patch import patch
 
 
-@mend('amp-cpu', 'AmpOptimWrapper asserts that there is a GPU')
+@patch('amp-cpu', 'AmpOptimWrapper asserts that there is a GPU')
 def autocast_on_cpu() -> str | None:
     """Lets AmpOptimWrapper be built without a GPU; mmengine's autocast does bf16 there."""
     if amp.is_cuda_available() or amp.is_npu_available() or amp.is_mlu_available():

@@ -1,9 +1,10 @@
 """Checkpoints are read by an allow-list, whoever reads them, and nothing that they bring is run.
 
 mmengine's checkpoints hold log curves (`HistoryBuffer`) and NumPy's arrays and numbers, which torch
-refuses by itself; `stand_ins` has what may be read instead. mmengine reads URLs with full pickle,
-and all files where TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD is set; it runs the config inside a checkpoint
-when a training resumes, and when an inferencer is not given one. docs/safety.md tells users.
+refuses by itself; `checkpoints/allow_list.py` has what may be read instead. mmengine reads URLs
+with full pickle, and all files where TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD is set; it runs the config
+inside a checkpoint when a training resumes, and when an inferencer is not given one.
+docs/safety.md tells users.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from mmengine.logging import HistoryBuffer, print_log
 from mmengine.runner import checkpoint as mmengine_checkpoint
 from torch import nn
 
-from ..checkpoint import CheckpointError, damaged_part, stumbling_block
-from .mend import mend
-from .stand_ins import allowed
+from ..checkpoints.allow_list import allowed
+from ..checkpoints.read import damaged_part, stumbling_block
+from ..errors import CheckpointError
+from .patch import patch
 
 
 class RefusedCheckpointError(CheckpointError, pickle.UnpicklingError):
@@ -49,14 +51,14 @@ class _Torch(ModuleType):
         return getattr(torch, name)
 
 
-@mend('resume', "torch >= 2.6 refuses mmengine's HistoryBuffer and NumPy objects when resuming")
+@patch('resume', "torch >= 2.6 refuses mmengine's HistoryBuffer and NumPy objects when resuming")
 def allow_checkpoints() -> str | None:
     """Puts the stand-ins on torch's allow-list."""
     torch.serialization.add_safe_globals(allowed())
     return None
 
 
-@mend('safe-load', 'mmengine unpickles what comes from a URL, and the onedl fork whatever it must')
+@patch('safe-load', 'mmengine unpickles what comes from a URL, and the onedl fork whatever it must')
 def load_by_the_list() -> str | None:
     """Makes every loader of mmengine read by the allow-list."""
     mmengine_checkpoint.torch = _Torch('torch')
@@ -67,7 +69,7 @@ def load_by_the_list() -> str | None:
     return None
 
 
-@mend('safe-resume', 'mmengine runs the config in a checkpoint when a training resumes from it')
+@patch('safe-resume', 'mmengine runs the config in a checkpoint when a training resumes from it')
 def drop_configs() -> str | None:
     """Wraps the one function that all of mmengine's loading goes through."""
     loader = mmengine_checkpoint.CheckpointLoader
@@ -93,7 +95,7 @@ def drop_configs() -> str | None:
     return None
 
 
-@mend('safe-inferencer', 'an inferencer without a config runs the one in the checkpoint')
+@patch('safe-inferencer', 'an inferencer without a config runs the one in the checkpoint')
 def ask_for_config() -> str | None:
     """Makes mmengine's inferencers refuse to take a config out of a checkpoint."""
     original = BaseInferencer._init_model
@@ -113,7 +115,7 @@ def ask_for_config() -> str | None:
     return None
 
 
-@mend('plain-curves', 'with a HistoryBuffer.register_statistics no checkpoint can be read again')
+@patch('plain-curves', 'with a HistoryBuffer.register_statistics no checkpoint can be read again')
 def save_numbers_only() -> str | None:
     """Leaves the functions of a log curve out of its state: they are the class's, not its own."""
 

@@ -7,7 +7,6 @@ the package's name up in a fixed table, and wants a slash in the config's path.
 from __future__ import annotations
 
 import sys
-from difflib import get_close_matches
 from functools import cache, wraps
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
@@ -17,7 +16,8 @@ import mmengine.utils.package_utils as package_utils
 from mmengine.config import Config
 from mmengine.config.utils import MODULE2PACKAGE
 
-from .mend import mend
+from ..config import own_config
+from .patch import patch
 
 # The maintained forks of OpenMMLab: the same import names, other names on the package index.
 _FORKS = {
@@ -69,7 +69,7 @@ def get_installed_path(package: str) -> str:
     raise PackageNotFoundError(package)
 
 
-@mend(
+@patch(
     'package-paths',
     'mmengine needs pkg_resources (gone from setuptools 81) to find a package, '
     'and misses editable installs',
@@ -88,7 +88,7 @@ def find_packages_by_import() -> str | None:
     return None
 
 
-@mend('package-names', "mmengine's table of packages lacks mmvttt and the onedl forks")
+@patch('package-names', "mmengine's table of packages lacks mmvttt and the onedl forks")
 def name_packages() -> str | None:
     """Adds mmvttt, and the forks where they are installed instead of the originals."""
     MODULE2PACKAGE.setdefault('mmvttt', 'mmvttt')
@@ -98,32 +98,7 @@ def name_packages() -> str | None:
     return None
 
 
-def config_root() -> Path:
-    """The folder of mmvttt's configs: in the installed package, or beside it in a clone."""
-    package = Path(__file__).parents[1]
-    packaged = package / '.mim' / 'configs'
-    return packaged if packaged.is_dir() else package.parent / 'configs'
-
-
-def own_config(name: str) -> Path:
-    """The file of `mmvttt::name`.
-
-    Raises:
-        FileNotFoundError: There is no such config; names the ones that come close.
-    """
-    root = config_root()
-    path = root / name
-    if not path.is_file():
-        names = [p.relative_to(root).as_posix() for p in root.rglob('*.py')]
-        close = get_close_matches(name, names, n=3, cutoff=0.4) or sorted(names)
-        raise FileNotFoundError(
-            f"mmvttt has no config '{name}' (looked in {root}); there is, for example: "
-            f'{", ".join(close[:3]) or "none at all"}'
-        )
-    return path
-
-
-@mend(
+@patch(
     'own-configs',
     "mmengine wants a slash in 'mmvttt::config.py', and would look for all its types in mmvttt",
 )

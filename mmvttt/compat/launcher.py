@@ -17,7 +17,7 @@ from mmengine.model import (
 )
 from torch import nn
 
-from .mend import mend
+from .patch import patch
 
 
 def _no_gpu() -> bool:
@@ -50,7 +50,7 @@ def _leave() -> None:
         torch.distributed.destroy_process_group()
 
 
-@mend('launcher-cpu', "launcher 'pytorch' sets a CUDA device, and chooses nccl, without a GPU")
+@patch('launcher-cpu', "launcher 'pytorch' sets a CUDA device, and chooses nccl, without a GPU")
 def launch_with_gloo() -> str | None:
     """Makes `init_dist('pytorch')` use gloo where there is no accelerator."""
     original = dist_utils._init_dist_pytorch
@@ -66,7 +66,7 @@ def launch_with_gloo() -> str | None:
     return None
 
 
-@mend('ddp-cpu', 'mmengine hands device ids to DDP, and leaves SyncBN in, for a model on the CPU')
+@patch('ddp-cpu', 'mmengine hands device ids to DDP, and leaves SyncBN in, for a model on the CPU')
 def wrap_without_devices() -> str | None:
     """Drops `device_ids` of MMDistributedDataParallel, and SyncBN, for modules on the CPU."""
     original = MMDistributedDataParallel.__init__
@@ -82,7 +82,7 @@ def wrap_without_devices() -> str | None:
     return None
 
 
-@mend('fsdp-cpu', 'mmengine hands the index of a GPU to FSDP for a model that trains on the CPU')
+@patch('fsdp-cpu', 'mmengine hands the index of a GPU to FSDP for a model that trains on the CPU')
 def shard_without_devices() -> str | None:
     """Makes MMFullyShardedDataParallel stay on the CPU, without SyncBN, where there is no GPU."""
     original = MMFullyShardedDataParallel.__init__

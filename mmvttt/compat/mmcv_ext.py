@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from .mend import mend
+from .patch import patch
 
 EXT = 'mmcv._ext'
 
@@ -203,7 +203,7 @@ class _Finder:
         """Nothing to run: attributes are looked up when asked for."""
 
 
-@mend('mmcv-ext', 'mmcv-lite has no compiled operators: importing mmcv.ops fails')
+@patch('mmcv-ext', 'mmcv-lite has no compiled operators: importing mmcv.ops fails')
 def offer_stand_in() -> str | None:
     """Appends the finder of the stand-in, unless mmcv is compiled or missing."""
     mmcv = find_spec('mmcv')

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .mend import mend
+from .patch import patch
 
 EXTRACTOR = 'mmdet.models.roi_heads.roi_extractors.single_level_roi_extractor'
 _HALF = (torch.float16, torch.bfloat16)
@@ -59,7 +59,7 @@ def extract_in_fp32(module: ModuleType) -> None:
     extractor.forward = forward
 
 
-@mend('rois-amp', 'mmdet rounds the RoIs to bf16 or fp16 under autocast: boxes move by pixels')
+@patch('rois-amp', 'mmdet rounds the RoIs to bf16 or fp16 under autocast: boxes move by pixels')
 def keep_rois() -> str | None:
     """Wraps mmdet's RoI extractor as soon as somebody imports it."""
     if find_spec('mmdet') is None:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from mmvttt.checkpoint import CheckpointError
+from mmvttt.errors import CheckpointError
 
 from .layouts import find_layout, to_our_shape, to_public_shape
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.serialization import safe_globals
 
-from mmvttt.checkpoint import read_weights
+from mmvttt.checkpoints.read import read_weights
 from mmvttt.version import __version__
 
 from .conversion import Conversion, to_ours, to_public

@@ -13,7 +13,7 @@ import torch
 from mmengine.model import BaseModule
 from torch import Tensor
 
-from mmvttt.checkpoint import CheckpointError
+from mmvttt.errors import CheckpointError
 from mmvttt.models.backbones import HViT3, ViT3
 
 # Inner weights have one more dimension of size 1 there: images, or input channels per group.
@@ -116,7 +116,7 @@ def _h_vit3(weights: Mapping[str, Tensor], inner: str, public: bool) -> HViT3:
     first = [weights[f'{stages}.{s}.blocks.0.{inner}.w1'] for s in range(count)]
     maps = {int(m[1]) for n in weights if (m := re.match(r'norms?\.?(\d+)\.', n))}
     stem = weights['patch_embed.conv.0.conv.weight' if public else 'stem.0.conv.weight']
-    options: dict = dict(out_indices=sorted(maps)) if maps else dict(out_type='pooled')
+    options: dict = dict(out_indices=sorted(maps)) if maps else dict(out_type='avg_featmap')
     return HViT3(
         dict(
             embed_dims=tuple(w.shape[-3] * w.shape[-1] for w in first),

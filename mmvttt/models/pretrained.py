@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from mmengine.model import PretrainedInit
 from torch import Tensor
 
-from ..checkpoint import load_pretrained
+from ..checkpoints.load import load_pretrained
 
 
 class PretrainedMixin:

@@ -185,7 +185,7 @@ class StagedClassifier(_Classifier):
         drop_rate: float = 0.0,
         **backbone: Any,
     ) -> None:
-        model = HViT3(in_channels=in_chans, out_type='pooled', **backbone)
+        model = HViT3(in_channels=in_chans, out_type='avg_featmap', **backbone)
         info = [
             dict(module=f'backbone.stages.{i}', num_chs=channels, reduction=4 << i)
             for i, channels in enumerate(model.embed_dims)

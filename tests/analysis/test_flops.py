@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from mmvttt.analysis.flops import count_cost
-from mmvttt.analysis.models import DenseForward, find_config, find_model
-from mmvttt.engine.runner import UsageError
+from mmvttt.analysis.models import DenseForward, find_model
+from mmvttt.config import find_config
+from mmvttt.errors import UsageError
 
 CONFIGS = Path(__file__).resolve().parents[2] / 'configs'
 

@@ -19,12 +19,19 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from mmvttt.analysis import memory
-from mmvttt.analysis.dry_run import DryRun
-from mmvttt.analysis.ledger import ACTIVATIONS, BACKWARD, FORWARD, GRADIENTS, TRANSIENT, Ledger
-from mmvttt.analysis.memory import MemoryUse, keep_books, memory_use, to_row, to_table
+from mmvttt.analysis.memory.dry_run import DryRun
+from mmvttt.analysis.memory.ledger import (
+    ACTIVATIONS,
+    BACKWARD,
+    FORWARD,
+    GRADIENTS,
+    TRANSIENT,
+    Ledger,
+)
+from mmvttt.analysis.memory.report import MemoryUse, keep_books, memory_use, to_row, to_table
+from mmvttt.analysis.memory.training_step import TrainingStep
 from mmvttt.analysis.models import find_model
-from mmvttt.analysis.training_step import TrainingStep
-from mmvttt.engine.runner import UsageError
+from mmvttt.errors import UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLES = sorted((ROOT / 'docs/benchmarks').glob('memory_*.csv'))

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import strategies as st
 from mmengine.registry import DATASETS
 
-from mmvttt.engine.annotation_check import check_annotations
-from mmvttt.engine.checks import coco as coco_check
-from mmvttt.engine.checks.findings import Findings
-from mmvttt.engine.checks.rle import run_lengths
-from mmvttt.engine.data_check import DataError, check_data
+from mmvttt.datasets.checks import coco as coco_check
+from mmvttt.datasets.checks.annotations import check_annotations
+from mmvttt.datasets.checks.findings import Findings
+from mmvttt.datasets.checks.paths import check_data
+from mmvttt.datasets.checks.rle import run_lengths
+from mmvttt.errors import DataError
 
 from .cases import Cases, refused
 from .faults import FAULTS

@@ -16,10 +16,10 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from mmvttt.analysis.weights import describe_checkpoint, publish_checkpoint
-from mmvttt.checkpoint import CheckpointError, CheckpointMismatchError, load_pretrained
+from mmvttt.checkpoints.load import load_pretrained
+from mmvttt.checkpoints.publish import describe_checkpoint, publish_checkpoint
 from mmvttt.convert import convert_checkpoint, to_ours, to_public
-from mmvttt.engine.runner import UsageError
+from mmvttt.errors import CheckpointError, CheckpointMismatchError, UsageError
 from mmvttt.registry import MODELS
 
 from .cases import Cases, not_ints, refused

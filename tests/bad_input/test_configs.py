@@ -67,7 +67,7 @@ COMMON = {
 }
 BACKBONE = {
     **COMMON,
-    'out_type': (other_than('featmap', 'pooled'), 'pooled'),
+    'out_type': (other_than('featmap', 'avg_featmap'), 'avg_featmap'),
     'in_channels': (below(1), 'integer'),
 }
 PLAIN_BACKBONE = {
@@ -271,7 +271,9 @@ def test_mesa_classifier() -> None:
     init_default_scope('mmpretrain')
     head = dict(type='mmpretrain.LinearClsHead', num_classes=3, in_channels=32)
     base = dict(
-        type='mmvttt.MESAClassifier', backbone=dict(BASES['Vittt'], out_type='pooled'), head=head
+        type='mmvttt.MESAClassifier',
+        backbone=dict(BASES['Vittt'], out_type='avg_featmap'),
+        head=head,
     )
     CASES.run(
         st.floats(max_value=-1e-3) | st.just(float('nan')) | not_numbers,

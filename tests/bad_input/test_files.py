@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from mmengine.registry import DATASETS
 from PIL import Image
 
-from mmvttt.engine.annotation_check import check_annotations
-from mmvttt.engine.checks.findings import Findings
-from mmvttt.engine.checks.labels import _label
-from mmvttt.engine.data_check import DataError, check_data
+from mmvttt.datasets.checks.annotations import check_annotations
+from mmvttt.datasets.checks.findings import Findings
+from mmvttt.datasets.checks.labels import _label
+from mmvttt.datasets.checks.paths import check_data
+from mmvttt.errors import DataError
 
 from .cases import Cases, refused
 from .sets import (

@@ -4,7 +4,7 @@ import pytest
 import torch
 from mmengine.optim import AmpOptimWrapper
 
-from mmvttt.compat import amp as mend
+from mmvttt.compat import amp as patch
 
 
 def wrapper(model: torch.nn.Module, **kwargs: object) -> AmpOptimWrapper:
@@ -14,7 +14,7 @@ def wrapper(model: torch.nn.Module, **kwargs: object) -> AmpOptimWrapper:
 @pytest.fixture(autouse=True)
 def _without_gpu() -> None:
     if torch.cuda.is_available():
-        pytest.skip('there is a GPU here: mmengine needs no mend')
+        pytest.skip('there is a GPU here: mmengine needs no patch')
 
 
 @pytest.mark.parametrize('loss_scale', ['dynamic', 512.0, dict(init_scale=512.0)])
@@ -43,7 +43,7 @@ def test_fp16_on_the_cpu_is_refused_by_mmengine() -> None:
 
 
 def test_nothing_to_mend_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mend.amp, 'is_cuda_available', lambda: True)
-    scaler = mend.amp.GradScaler
-    assert mend.autocast_on_cpu() == 'there is a GPU'
-    assert mend.amp.GradScaler is scaler
+    monkeypatch.setattr(patch.amp, 'is_cuda_available', lambda: True)
+    scaler = patch.amp.GradScaler
+    assert patch.autocast_on_cpu() == 'there is a GPU'
+    assert patch.amp.GradScaler is scaler

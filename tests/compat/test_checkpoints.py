@@ -14,9 +14,10 @@ import torch
 from mmengine.infer import BaseInferencer
 from mmengine.logging import HistoryBuffer, MessageHub
 
-from mmvttt.checkpoint import CheckpointError
-from mmvttt.compat import checkpoints, stand_ins
-from mmvttt.compat.stand_ins import Array
+from mmvttt.checkpoints import allow_list
+from mmvttt.checkpoints.allow_list import Array
+from mmvttt.compat import checkpoints
+from mmvttt.errors import CheckpointError
 
 
 def through_file(content: object, protocol: int = 2) -> object:
@@ -99,7 +100,7 @@ def test_a_statistic_of_one_s_own_does_not_spoil_the_checkpoint(
     assert copy.deepcopy(buffer).data[0].tolist() == [1.0, 2.0]
 
 
-@pytest.mark.parametrize('code', stand_ins._CODES)
+@pytest.mark.parametrize('code', allow_list._CODES)
 def test_arrays_and_scalars(code: str) -> None:
     dtype = np.dtype(code)
     numbers = np.array([[0, 1, 1], [1, 0, 1]], dtype)
@@ -126,7 +127,7 @@ def test_an_array_behaves_and_is_saved_as_numpy_s() -> None:
 
 
 def test_names_of_both_numpy_generations() -> None:
-    names = {name for _, name in stand_ins.allowed()}
+    names = {name for _, name in allow_list.allowed()}
     assert {
         'numpy.core.multiarray._reconstruct',
         'numpy._core.multiarray._reconstruct',
@@ -137,10 +138,10 @@ def test_names_of_both_numpy_generations() -> None:
 
 def test_the_originals_are_not_on_the_list() -> None:
     originals = (np.ndarray, np.dtype, RECONSTRUCT, SCALAR, HistoryBuffer, getattr)
-    listed = [entry for entry, _ in stand_ins.allowed()]
+    listed = [entry for entry, _ in allow_list.allowed()]
     assert not any(entry is original for entry in listed for original in originals)
     # What has no dot is there for its type alone; a file's names have one between their two lines.
-    callables = [name for entry, name in stand_ins.allowed() if '.' in name]
+    callables = [name for entry, name in allow_list.allowed() if '.' in name]
     assert len(callables) == 9
     with pytest.raises(pickle.UnpicklingError, match='Unsupported global'):
         through_file(Reduced(type(DOUBLE)))
@@ -250,7 +251,7 @@ def test_every_mix_with_the_originals_can_read() -> None:
     state = {**vars(buffer), 'statistics_methods': dict(HistoryBuffer._statistics_methods)}
     content = [New(HistoryBuffer, state=state), np.arange(3), np.float64(2)]
     before = torch.serialization.get_safe_globals()
-    types = [type(np.dtype(code)) for code in stand_ins._CODES]
+    types = [type(np.dtype(code)) for code in allow_list._CODES]
     try:
         for bits in range(1 << len(originals)):
             chosen = [o for i, o in enumerate(originals) if bits >> i & 1]
@@ -258,7 +259,7 @@ def test_every_mix_with_the_originals_can_read() -> None:
                 (originals[part[0]], name)
                 if (part := [c for c in chosen if c in name])
                 else (e, name)
-                for e, name in stand_ins.allowed()
+                for e, name in allow_list.allowed()
             ]
             torch.serialization.clear_safe_globals()
             # Who adds NumPy's array adds what its states need.

@@ -11,6 +11,7 @@ import pytest
 from mmengine.config.utils import MODULE2PACKAGE
 
 import mmvttt
+from mmvttt import config
 from mmvttt.compat import configs
 
 INHERIT = """
@@ -101,11 +102,11 @@ def test_configs_are_found_with_and_without_mim(
 ) -> None:
     clone = tmp_path / 'configs'
     clone.mkdir()
-    monkeypatch.setattr(configs, '__file__', str(tmp_path / 'mmvttt' / 'compat' / 'configs.py'))
-    assert configs.config_root() == clone
+    monkeypatch.setattr(config, '__file__', str(tmp_path / 'mmvttt' / 'config.py'))
+    assert config.config_root() == clone
     packaged = tmp_path / 'mmvttt' / '.mim' / 'configs'
     packaged.mkdir(parents=True)
-    assert configs.config_root() == packaged
+    assert config.config_root() == packaged
 
 
 def test_unknown_config_names_the_close_ones() -> None:

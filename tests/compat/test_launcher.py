@@ -13,12 +13,12 @@ from mmengine.model import MMFullyShardedDataParallel
 from mmvttt.compat import launcher
 
 ROOT = Path(__file__).parents[2]
-TINY = ROOT / 'tests' / 'engine'
+TINY = ROOT / 'tests' / 'trainings'
 
 TRAIN = """
 import sys
 import torch
-from mmvttt.engine.runner import train
+from mmvttt.apis.train import train
 runner = train(sys.argv[1], launcher='pytorch', work_dir=sys.argv[2])
 model = runner.model.module
 assert type(runner.model).__name__ == 'MMDistributedDataParallel'
@@ -39,7 +39,7 @@ print(f'rank {torch.distributed.get_rank()} is fine')
 
 def test_two_processes_train_the_same_weights(tmp_path: Path) -> None:
     if torch.cuda.is_available():
-        pytest.skip('there is a GPU here: mmengine needs no mend')
+        pytest.skip('there is a GPU here: mmengine needs no patch')
     script = tmp_path / 'run.py'
     script.write_text(TRAIN)
     run = subprocess.run(

@@ -14,8 +14,8 @@ from mmengine.registry import init_default_scope
 from mmpretrain.structures import DataSample
 
 import mmvttt.models.timm  # noqa: F401 - registers
-from mmvttt import checkpoint as checkpoints
-from mmvttt.engine.runner import train
+from mmvttt.apis.train import train
+from mmvttt.checkpoints import load as checkpoints
 from mmvttt.models.backbones.vittt import CLASS_TOKENS, POOLING
 from mmvttt.registry import MODELS
 

@@ -18,9 +18,10 @@ from mmengine.config import Config
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
+from mmvttt.apis.train import train
+from mmvttt.checkpoints.resume import latest_checkpoint
 from mmvttt.datasets import make_digits
-from mmvttt.engine import Preempted, latest_checkpoint
-from mmvttt.engine.runner import train
+from mmvttt.engine import Preempted
 
 from .reduced import STAGES
 

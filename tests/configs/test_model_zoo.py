@@ -10,7 +10,7 @@ from mmengine.infer import BaseInferencer
 from mmvttt.analysis.flops import count_cost
 from mmvttt.analysis.model_zoo import fill, load_models, table, update
 from mmvttt.analysis.models import DenseForward, find_model
-from mmvttt.engine.runner import UsageError
+from mmvttt.errors import UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = load_models(ROOT / 'configs' / 'metafile.yml')

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmvttt.checkpoint import CheckpointError
 from mmvttt.convert import convert_checkpoint, read_checkpoint, to_ours, to_public
+from mmvttt.errors import CheckpointError
 from mmvttt.models.backbones import HViT3, ViT3, Vittt
 from mmvttt.registry import MODELS
 
@@ -69,7 +69,7 @@ def test_plain_computes_the_published_formula(size: tuple[int, int]) -> None:
     assert done.complete
     assert not done.dropped
     assert len(done.matched) == len(weights)
-    model = load(ViT3(PLAIN_ARCH, out_type='pooled'), done.weights)
+    model = load(ViT3(PLAIN_ARCH, out_type='avg_featmap'), done.weights)
     image = torch.randn(3, *size, generator=torch.Generator().manual_seed(1))
     expected = published.plain_logits(weights, image, depth=3, heads=3)
     assert expected.std() > 0.1
@@ -83,7 +83,7 @@ def test_hierarchical_classifier_computes_the_published_formula(size: tuple[int,
     assert done.complete
     assert len(done.dropped) == sum(DEPTHS)
     assert len(done.matched) == len(weights) - len(done.dropped)
-    model = load(HViT3(H_ARCH, out_type='pooled'), done.weights)
+    model = load(HViT3(H_ARCH, out_type='avg_featmap'), done.weights)
     image = torch.randn(3, *size, generator=torch.Generator().manual_seed(1))
     expected = published.hierarchical_logits(weights, image, DEPTHS, HEADS)
     assert expected.std() > 0.1
@@ -221,7 +221,7 @@ def test_the_tool_prints_the_table_and_its_result_loads(
     init_cfg = dict(type='Pretrained', checkpoint=checkpoint, prefix='backbone.')
     model = MODELS.build(dict(type='mmvttt.HViT3', arch=H_ARCH, init_cfg=init_cfg))
     messages = []
-    monkeypatch.setattr('mmvttt.checkpoint.print_log', lambda text, _: messages.append(text))
+    monkeypatch.setattr('mmvttt.checkpoints.load.print_log', lambda text, _: messages.append(text))
     model.init_weights()
     # A classifier's weights in a detector: everything but the norms of the outputs.
     assert 'norms.0.weight' in messages[0]

@@ -12,7 +12,7 @@ model = dict(
     backbone=dict(
         type='mmvttt.Vittt',
         arch=dict(embed_dims=48, num_layers=2, num_heads=2, feedforward_channels=64),
-        out_type='pooled',
+        out_type='avg_featmap',
         img_size=32,
     ),
     head=dict(

@@ -18,7 +18,7 @@ from mmvttt.engine.fsdp import (
     _require_same_parameters,
     wrap_blocks,
 )
-from mmvttt.engine.runner import train
+from mmvttt.apis.train import train
 from mmvttt.registry import MODELS
 
 from .launch import TOOLS, start_node, wait

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mmvttt.engine.runner import train
+from mmvttt.apis.train import train
 
 from .launch import run_nodes
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mmvttt.engine.runner import train
-from mmvttt.engine.topology import Topology, count_nodes
+from mmvttt.apis.train import train
+from mmvttt.engine.hooks.topology import Topology, count_nodes
 
 HERE = Path(__file__).parent
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-SCRIPT = Path(__file__).with_name('kill_runs.py')
+SCRIPT = Path(__file__).parents[1] / 'trainings' / 'kill_runs.py'
 
 
 def states(folder: Path) -> dict[str, dict]:

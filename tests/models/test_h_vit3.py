@@ -31,7 +31,7 @@ def reduced(**kwargs) -> HViT3:
 )
 def test_sizes_of_tab_5(arch: str, params: float, flops: float, dense: float) -> None:
     with torch.device('meta'):
-        model, backbone = HViT3(arch, out_type='pooled').eval(), HViT3(arch)
+        model, backbone = HViT3(arch, out_type='avg_featmap').eval(), HViT3(arch)
         images = torch.empty(1, 3, 224, 224)
     head = model.embed_dims[-1] * CLASSES
     count = sum(p.numel() for p in model.parameters()) + head + CLASSES
@@ -72,7 +72,7 @@ def test_every_parameter_gets_a_gradient_and_checkpointing_changes_none() -> Non
 
 
 def test_pooled_is_the_mean_of_the_batch_normed_tokens() -> None:
-    model = reduced(out_type='pooled').eval()
+    model = reduced(out_type='avg_featmap').eval()
     nn.init.normal_(model.norm.running_mean)
     dense = reduced().eval()
     dense.load_state_dict(model.state_dict(), strict=False)
@@ -120,13 +120,13 @@ def test_norm_cfg_reaches_stem_and_downsampling(norm_cfg: dict) -> None:
     kind = nn.SyncBatchNorm if norm_cfg['type'] == 'SyncBN' else nn.GroupNorm
     assert sum(isinstance(m, kind) for m in model.modules()) == 5 + 3
     assert not any(isinstance(m, nn.BatchNorm2d) for m in model.modules())
-    pooled = reduced(norm_cfg=norm_cfg, out_type='pooled').eval()
+    pooled = reduced(norm_cfg=norm_cfg, out_type='avg_featmap').eval()
     assert isinstance(pooled.norm, kind)
     assert pooled(torch.randn(1, 3, 32, 32))[0].shape == (1, 64)
 
 
 @pytest.mark.parametrize('stages', [-1, 0, 2, 4])
-@pytest.mark.parametrize('out_type', ['featmap', 'pooled'])
+@pytest.mark.parametrize('out_type', ['featmap', 'avg_featmap'])
 def test_frozen_stages(stages: int, out_type: str) -> None:
     model = reduced(frozen_stages=stages, out_type=out_type).train()
     assert model.stem[0].bn.training is (stages < 0)
@@ -134,7 +134,7 @@ def test_frozen_stages(stages: int, out_type: str) -> None:
     for i, stage in enumerate(model.stages):
         assert all(p.requires_grad is (i >= stages) for p in stage.parameters())
         assert stage.training is (i >= stages)
-    if out_type == 'pooled':
+    if out_type == 'avg_featmap':
         assert model.norm.weight.requires_grad is (stages < 4)
     else:
         free = [model.norms[str(i)].weight.requires_grad for i in range(4)]
@@ -167,7 +167,7 @@ def test_layer_depth() -> None:
     }
     for name, layer in depth.items():
         assert model.get_layer_depth(name, 'backbone.') == (layer, 7), name
-    pooled = reduced(out_type='pooled')
+    pooled = reduced(out_type='avg_featmap')
     assert pooled.get_layer_depth('norm.weight') == (6, 7)
 
 
@@ -188,7 +188,7 @@ def test_one_cell_trains_with_two_images_or_another_norm() -> None:
     with pytest.raises(ValueError, match=r'32×32 pixels is one cell at stride 32.*GN'):
         reduced()(x)
     with pytest.raises(ValueError, match='one cell at stride 32'):
-        reduced(out_type='pooled')(x)
+        reduced(out_type='avg_featmap')(x)
     for model, images in ((reduced(), x.repeat(2, 1, 1, 1)), (reduced(norm_cfg=GN), x)):
         outs = model(images)
         sum(out.square().sum() for out in outs).backward()
@@ -215,8 +215,8 @@ def test_registry_and_pretrained_weights(tmp_path) -> None:
         (dict(arch='huge'), ['huge', 'base', 'small', 'tiny']),
         (dict(arch=dict(REDUCED, depths=(1, 1))), ['each stage', '(1, 1)']),
         (dict(arch=dict(REDUCED, num_heads=(1, 2, 5, 4))), ['48', '5']),
-        (dict(out_type='raw'), ['raw', 'featmap', 'pooled']),
-        (dict(out_type='pooled', out_indices=(2, 3)), ['pooled', '(2, 3)']),
+        (dict(out_type='raw'), ['raw', 'featmap', 'avg_featmap']),
+        (dict(out_type='avg_featmap', out_indices=(2, 3)), ['avg_featmap', '(2, 3)']),
         (dict(out_indices=4), ['4', '3']),
         (dict(drop_path_rate=1.5), ['1.5']),
         (dict(frozen_stages=5), ['5', '4']),

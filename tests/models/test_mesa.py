@@ -22,7 +22,7 @@ ARCH = dict(embed_dims=(16, 16, 32, 32), depths=(1, 1, 1, 1), num_heads=(1, 1, 2
 def config(kind: str = 'mmvttt.MESAClassifier', **kwargs) -> dict:
     return dict(
         type=kind,
-        backbone=dict(type='mmvttt.HViT3', arch=ARCH, out_type='pooled', drop_path_rate=0.5),
+        backbone=dict(type='mmvttt.HViT3', arch=ARCH, out_type='avg_featmap', drop_path_rate=0.5),
         head=dict(
             type='LinearClsHead',
             num_classes=CLASSES,

@@ -165,7 +165,7 @@ def test_it_is_the_backbone_of_mmvttt(name: str) -> None:
     backbone = type(model.backbone)
     assert backbone in (Vittt, ViT3, HViT3)
     size = {} if backbone is HViT3 else dict(img_size=64)
-    other = backbone(STAGED if backbone is HViT3 else PLAIN, out_type='pooled', **size).eval()
+    other = backbone(STAGED if backbone is HViT3 else PLAIN, out_type='avg_featmap', **size).eval()
     prefix = 'backbone.'
     other.load_state_dict(
         {k.removeprefix(prefix): v for k, v in model.state_dict().items() if k.startswith(prefix)}

@@ -75,7 +75,7 @@ def test_every_parameter_gets_a_gradient_and_checkpointing_changes_none() -> Non
 def test_pooled_is_the_mean_of_the_normed_tokens() -> None:
     x = torch.randn(2, 3, 40, 64)
     with torch.no_grad():
-        featmap, pooled = reduced().eval()(x)[0], reduced(out_type='pooled').eval()(x)[0]
+        featmap, pooled = reduced().eval()(x)[0], reduced(out_type='avg_featmap').eval()(x)[0]
     torch.testing.assert_close(pooled, featmap.mean((2, 3)))
 
 
@@ -191,7 +191,7 @@ def test_the_adapter_wraps_it(size: tuple[int, int]) -> None:
 
 
 def test_registry() -> None:
-    model = MODELS.build(dict(type='mmvttt.ViT3', arch=REDUCED, out_type='pooled'))
+    model = MODELS.build(dict(type='mmvttt.ViT3', arch=REDUCED, out_type='avg_featmap'))
     assert isinstance(model, ViT3)
 
 
@@ -201,7 +201,7 @@ def test_registry() -> None:
         (dict(arch='huge'), ['huge', 'base', 'small', 'tiny']),
         (dict(arch=dict(embed_dims=64)), ['embed_dims', 'num_heads']),
         (dict(arch=dict(REDUCED, num_heads=5)), ['48', '5']),
-        (dict(out_type='raw'), ['raw', 'featmap', 'pooled']),
+        (dict(out_type='raw'), ['raw', 'featmap', 'avg_featmap']),
         (dict(drop_path_rate=-0.1), ['-0.1']),
         (dict(out_indices=3), ['3', '2']),
         (dict(frozen_stages=4), ['4', '3']),

@@ -183,7 +183,7 @@ def test_mini_batch_size_changes_the_function() -> None:
 
 
 @pytest.mark.parametrize('cls_mode', POOLING + CLASS_TOKENS)
-@pytest.mark.parametrize('out_type', ['featmap', 'pooled'])
+@pytest.mark.parametrize('out_type', ['featmap', 'avg_featmap'])
 def test_classification_strategies_of_tab_4(cls_mode: str, out_type: str) -> None:
     model = reduced(cls_mode=cls_mode, out_type=out_type)
     out = model(torch.randn(2, 3, 48, 80))[0]
@@ -191,16 +191,16 @@ def test_classification_strategies_of_tab_4(cls_mode: str, out_type: str) -> Non
     tokens = 0 if model.cls_token is None else model.cls_token.shape[1]
     assert tokens == {'head': 1, 'middle': 1, 'double': 2}.get(cls_mode, 0)
     out.square().sum().backward()
-    if out_type == 'pooled':
+    if out_type == 'avg_featmap':
         assert all(p.grad is not None for p in model.parameters())
 
 
 def test_pooled_features_are_what_they_are_called() -> None:
     x = torch.randn(2, 3, 64, 64)
     tokens = reduced().eval()(x)[0].flatten(2).transpose(1, 2)
-    mean = reduced(out_type='pooled').eval()(x)[0]
+    mean = reduced(out_type='avg_featmap').eval()(x)[0]
     torch.testing.assert_close(mean, tokens.mean(1))
-    largest = reduced(out_type='pooled', cls_mode='max').eval()(x)[0]
+    largest = reduced(out_type='avg_featmap', cls_mode='max').eval()(x)[0]
     expected = torch.stack([t[t.norm(dim=-1).argmax()] for t in tokens])
     torch.testing.assert_close(largest, expected)
 

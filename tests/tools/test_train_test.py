@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-import mmvttt.engine.runner
+import mmvttt.apis.train
 
 ROOT = Path(__file__).parents[2]
 TOOLS = ROOT / 'tools'
@@ -20,7 +20,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What the tools ask of mmvttt, instead of doing it."""
     calls: list[dict[str, Any]] = []
     for name in ('train', 'evaluate'):
-        monkeypatch.setattr(mmvttt.engine.runner, name, lambda **kwargs: calls.append(kwargs))
+        monkeypatch.setattr(mmvttt.apis.train, name, lambda **kwargs: calls.append(kwargs))
     return calls
 
 

@@ -19,7 +19,7 @@ from mmvttt.arguments import (
 
 from ..pretrained import PretrainedMixin
 
-OUT_TYPES = ('featmap', 'pooled')
+OUT_TYPES = ('featmap', 'avg_featmap')
 
 
 class PlainBackbone(PretrainedMixin, BaseModule):
@@ -37,7 +37,7 @@ class PlainBackbone(PretrainedMixin, BaseModule):
         in_channels: Channels of the image.
         pos_embed: Whether to learn a position embedding.
         out_indices: Blocks whose tokens are returned; negative counts from the end.
-        out_type: 'featmap' returns maps `(B, C, h, w)`, 'pooled' features `(B, C)`.
+        out_type: 'featmap' returns maps `(B, C, h, w)`, 'avg_featmap' features `(B, C)`.
         frozen_stages: −1 trains everything, 0 freezes the embedding, n the embedding and the first
             n blocks, `num_layers` the whole backbone with its final norm.
         with_cp: Recompute the blocks in the backward pass (non-reentrant checkpointing).
@@ -133,8 +133,8 @@ class PlainBackbone(PretrainedMixin, BaseModule):
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """Image `(B, in_channels, H, W)` → one output for each of `out_indices`.
 
-        Maps `(B, C, ⌈H/patch⌉, ⌈W/patch⌉)`, or with `out_type='pooled'` their means `(B, C)`. The
-        final norm is applied to the output of the last block only.
+        Maps `(B, C, ⌈H/patch⌉, ⌈W/patch⌉)`, or with `out_type='avg_featmap'` their means `(B, C)`.
+        The final norm is applied to the output of the last block only.
         """
         x, hw = self.embed(x)
         outs = []
@@ -146,7 +146,7 @@ class PlainBackbone(PretrainedMixin, BaseModule):
 
     def to_output(self, x: Tensor, hw: tuple[int, int]) -> Tensor:
         """Tokens `(B, h·w, C)` as `out_type` says: the map, or the mean."""
-        return x.mean(1) if self.out_type == 'pooled' else self.to_map(x, hw)
+        return x.mean(1) if self.out_type == 'avg_featmap' else self.to_map(x, hw)
 
     @staticmethod
     def to_map(x: Tensor, hw: tuple[int, int]) -> Tensor:

@@ -137,8 +137,8 @@ class HViT3(PretrainedMixin, BaseModule):
         arch: 'tiny', 'small', 'base', or a dict with `embed_dims`, `depths` and `num_heads`, a
             number for each stage.
         out_type: 'featmap' returns maps `(B, C_i, h_i, w_i)`, with a LayerNorm each, for detection
-            and segmentation; 'pooled' the mean `(B, C)` of the last one after a BatchNorm, for a
-            classification head.
+            and segmentation; 'avg_featmap' the mean `(B, C)` of the last one after a BatchNorm, for
+            a classification head.
         out_indices: Stages whose maps are returned. Default: all; the last one if pooled.
         drop_path_rate: Stochastic depth of the last block, rising linearly from 0 at the first.
         norm_cfg: Norms of the stem and of the downsampling, and of the pooled output. Detection
@@ -189,11 +189,11 @@ class HViT3(PretrainedMixin, BaseModule):
         check_int('frozen_stages', frozen_stages, -1, last + 1)
         check_norm_cfg(norm_cfg, dims[0])
         if out_indices is None:
-            out_indices = last if out_type == 'pooled' else range(last + 1)
+            out_indices = last if out_type == 'avg_featmap' else range(last + 1)
         self.out_indices = resolve_indices(out_indices, last + 1)
-        if out_type == 'pooled' and self.out_indices != (last,):
+        if out_type == 'avg_featmap' and self.out_indices != (last,):
             raise ValueError(
-                f"out_type='pooled' returns the mean of the last stage, {last}, not of "
+                f"out_type='avg_featmap' returns the mean of the last stage, {last}, not of "
                 f"{self.out_indices}: leave out_indices out, or choose out_type='featmap'."
             )
         self.embed_dims = dims
@@ -214,7 +214,7 @@ class HViT3(PretrainedMixin, BaseModule):
             )
             for s, end in enumerate(accumulate(depths))
         )
-        if out_type == 'pooled':
+        if out_type == 'avg_featmap':
             # The BatchNorm of tokens `(B, C, N)` has another name than that of maps.
             one_d = norm_cfg['type'] in ('BN', 'BN2d')
             norm_cfg = dict(norm_cfg, type='BN1d') if one_d else norm_cfg
@@ -228,7 +228,7 @@ class HViT3(PretrainedMixin, BaseModule):
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """Image `(B, in_channels, H, W)` → one output for each of `out_indices`.
 
-        Maps `(B, C_i, ⌈H/s⌉, ⌈W/s⌉)`, s = 4, 8, 16, 32, or with `out_type='pooled'` a feature
+        Maps `(B, C_i, ⌈H/s⌉, ⌈W/s⌉)`, s = 4, 8, 16, 32, or with `out_type='avg_featmap'` a feature
         `(B, C)`.
 
         Raises:
@@ -243,7 +243,8 @@ class HViT3(PretrainedMixin, BaseModule):
         for i in range(max(self.out_indices) + 1):
             x = self.stages[i](x)
             if i in self.out_indices:
-                outs.append(self._pool(x) if self.out_type == 'pooled' else self._norm_map(i, x))
+                pooled = self.out_type == 'avg_featmap'
+                outs.append(self._pool(x) if pooled else self._norm_map(i, x))
         return tuple(outs)
 
     def _pool(self, x: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ class ViT3(PlainBackbone):
             is any other point of the paper's design space.
         cpe: Whether every block begins with a conditional position encoding.
         pos_embed: Whether to learn a position embedding for the grid of `img_size` (ViT³: no).
-        out_type: 'featmap' returns maps `(B, C, h, w)`, 'pooled' their means `(B, C)`, for a
+        out_type: 'featmap' returns maps `(B, C, h, w)`, 'avg_featmap' their means `(B, C)`, for a
             classification head.
         drop_path_rate: Stochastic depth of the last block, rising linearly from 0 at the first.
         img_size, patch_size, in_channels, out_indices, frozen_stages, with_cp, norm_eps, init_cfg:

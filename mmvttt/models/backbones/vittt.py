@@ -106,7 +106,7 @@ class Vittt(PlainBackbone):
         cls_mode: How a classifier's feature is taken (Tab. 4): 'mean' or 'max' (the token of the
             largest L2 norm) of the patches, or class tokens at the 'head', in the 'middle', or at
             both ends ('double', averaged).
-        out_type: 'featmap' returns maps `(B, C, h, w)`, 'pooled' the features `(B, C)` of
+        out_type: 'featmap' returns maps `(B, C, h, w)`, 'avg_featmap' the features `(B, C)` of
             `cls_mode`, for a classification head.
         drop_path_rate: Stochastic depth of the last block, rising linearly from 0 at the first.
         img_size, patch_size, in_channels, out_indices, frozen_stages, with_cp, init_cfg:
@@ -183,7 +183,7 @@ class Vittt(PlainBackbone):
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """Image `(B, in_channels, H, W)` → one output for each of `out_indices`.
 
-        Maps `(B, C, ⌈H/patch⌉, ⌈W/patch⌉)`, or features `(B, C)` with `out_type='pooled'`. The
+        Maps `(B, C, ⌈H/patch⌉, ⌈W/patch⌉)`, or features `(B, C)` with `out_type='avg_featmap'`. The
         final norm is applied to the output of the last block only.
         """
         x, hw = self.embed(x)
@@ -215,7 +215,7 @@ class Vittt(PlainBackbone):
     def _format(
         self, x: Tensor, hw: tuple[int, int], patches: Tensor | None, classes: list[int]
     ) -> Tensor:
-        if self.out_type == 'pooled' and classes:
+        if self.out_type == 'avg_featmap' and classes:
             return x[:, classes].mean(1)
         if patches is not None:
             x = x[:, patches]

@@ -2,8 +2,8 @@
 
 from .conv import CausalConv1d, DWConv2d
 from .rope import rotate, rotation_2d
-from .ttt_design import TTTMixer
-from .ttt_mixer import TTTLinearMixer
+from .ttt_linear_mixer import TTTLinearMixer
+from .ttt_mixer import TTTMixer
 from .vit3_block import FeedForward, ViT3Block
 from .vit3_mixer import ViT3Mixer
 

@@ -1,39 +1,47 @@
-"""The TTT-linear token mixer: Algorithm 1, lines 7-20, and every step of the route of Tab. 3."""
+"""ViT³'s design space as one mixer: inner model, loss, batches, epochs, step (vit3 Sec. 4)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import torch
-from mmcv.cnn import build_activation_layer
+from timm.layers import resample_abs_pos_embed
 from torch import Tensor, nn
+from torch.func import grad, vjp, vmap
 
-from mmvttt.arguments import check_config, check_int, check_number, checked_head_dims
-from ttt_kernels import ttt_linear
+from mmvttt.arguments import check_choice, check_int, check_number, checked_head_dims, checked_size
+from mmvttt.registry import MODELS
 
-from .conv import CausalConv1d
+from .inner_losses import INNER_LOSSES
+from .inner_models import Weights, build_inner_model
+from .vit3_mixer import at_least_fp32
 
-DIRECTIONS = ('forward', 'backward')
+DYNAMIC = 'dynamic'
 
 
-class TTTLinearMixer(nn.Module):
-    """Mixes tokens by training f(x) = x + LN(W x + b) on them, one mini-batch after the other.
+@MODELS.register_module()
+class TTTMixer(nn.Module):
+    """Mixes tokens by training any inner model on (K, V), by the definition (Eq. 5), then reads Q.
 
-    The keys are the training inputs, V − K the targets, the queries the test inputs
-    (vision-ttt Sec. 4.1, App. A and B). With `directions=('forward',)`, `share_qk=False`,
-    `gate_cfg=None` and `conv_kernel=0` it is the plain TTT layer, the first row of Tab. 3.
+    Every head of every image starts from the head's learned weights and takes
+    `epochs × num_batches` gradient steps. Where the inner model is `GatedFC` or `DWConv`, trained
+    by one step of 1.0 on the dot loss of all tokens, a fused kernel does the same; everything else
+    runs by `torch.func`, which is the executable definition and not fast.
 
     Args:
-        embed_dims: Channels D.
-        num_heads: Heads; D must be a multiple of it. The fused kernels want 32 or 64 channels each.
-        directions: The scans over the tokens: ('forward',), ('backward',) or both ('dual dataset').
-        share_qk: One projection for queries and keys, told apart by their convolutions.
-        gate_cfg: Activation of the output gate, e.g. `dict(type='GELU')`; None for no gate.
-        conv_kernel: Taps of the causal depth-wise convolutions on q and on k; 0 for none.
-        mini_batch_size: Tokens b of one inner gradient step (Fig. 7a); 16 is the fused fast path.
-        learnable_states: How many initial states (W0, b0) are learned (Fig. 7b): one for each
-            direction (the default, None), 1 shared by both, or 0: drawn once and kept.
-        eta_base: Factor of the inner learning rate η = eta_base·σ(Linear(x)) / d.
-        post_norm: LayerNorm between the inner loop and the gate (Algorithm 1 has none).
-        inner_eps: ε of the inner LayerNorm.
+        embed_dims: Channels C.
+        num_heads: Heads H of d = C / H channels.
+        inner: Config of the inner model: `FC`, `MLP` (`ratio`, `depth`, `residual`,
+            `identity_init`), `SiLUFC`, `SwiGLU`, `GatedFC`, `Conv`, `DWConv`.
+        loss: 'dot', 'l2', 'rmse', 'l1' or 'smooth_l1' (Tab. 1).
+        num_batches: Mini-batches of one epoch, in the order of the tokens: B = N / num_batches
+            (Tab. 2). Convolutions see the whole map of keys in each.
+        epochs: How often all tokens are gone through (Tab. 2).
+        step: The inner learning rate η (Tab. 3), or 'dynamic': σ(x W_η) for every token and head.
+        scale: Factor s of the loss; None is d^−½, as in Sec. 8.
+        damping: Divide every gradient by its norm plus one, per output channel, as ViT³ does.
+        key_position: Grid (h, w) for which every mixer learns a position embedding of its keys,
+            with a gain per channel; None for none. The paper's Tab. 4 counts 0.91M parameters that
+            cost no FLOPs and that its text does not mention; at the grid (14, 14) this reading
+            meets all of its rows.
 
     Raises:
         ValueError: If an option is not one of those above; the message names what is allowed.
@@ -43,138 +51,116 @@ class TTTLinearMixer(nn.Module):
         self,
         embed_dims: int,
         num_heads: int,
-        directions: Sequence[str] = DIRECTIONS,
-        share_qk: bool = True,
-        gate_cfg: dict | None = None,
-        conv_kernel: int = 4,
-        mini_batch_size: int = 16,
-        learnable_states: int | None = None,
-        eta_base: float = 1.0,
-        post_norm: bool = False,
-        inner_eps: float = 1e-6,
+        inner: Mapping,
+        loss: str = 'dot',
+        num_batches: int = 1,
+        epochs: int = 1,
+        step: float | str = 1.0,
+        scale: float | None = None,
+        damping: bool = False,
+        key_position: tuple[int, int] | None = None,
     ) -> None:
         super().__init__()
-        directions = _checked_directions(directions)
-        scans = len(directions)
-        if learnable_states is None:
-            learnable_states = scans
         head_dims = checked_head_dims(embed_dims, num_heads)
-        check_int('conv_kernel', conv_kernel, 0)
-        check_int('mini_batch_size', mini_batch_size)
-        check_int('learnable_states', learnable_states, 0, scans)
-        check_number('eta_base', eta_base, above=0)
-        check_number('inner_eps', inner_eps, above=0)
-        self.embed_dims = embed_dims
-        self.num_heads = num_heads
-        self.head_dims = head_dims
-        self.directions = directions
-        self.share_qk = share_qk
-        self.mini_batch_size = mini_batch_size
-        self.eta_base = eta_base
-        self.inner_eps = inner_eps
-
-        # One product for all: q (and k, if apart) and v of the first direction, then the second.
-        self.num_projections = 2 if share_qk else 3
-        self.qkv = nn.Linear(embed_dims, scans * self.num_projections * embed_dims, bias=False)
-        self.q_conv = self.k_conv = None
-        if conv_kernel:
-            self.q_conv = CausalConv1d(embed_dims, conv_kernel, directions)
-            self.k_conv = CausalConv1d(embed_dims, conv_kernel, directions)
-        self.eta = nn.Linear(embed_dims, scans * num_heads)
-        self.token_scale = nn.Parameter(torch.zeros(scans, mini_batch_size))
-        self._add_state('w0', (num_heads, self.head_dims, self.head_dims), learnable_states)
-        self._add_state('b0', (num_heads, self.head_dims), learnable_states)
-        self.ln_weight = nn.Parameter(torch.ones(scans, num_heads, self.head_dims))
-        self.ln_bias = nn.Parameter(torch.zeros(scans, num_heads, self.head_dims))
-        self.post_norm = nn.LayerNorm(embed_dims, eps=1e-6) if post_norm else None
-        self.gate = self.gate_act = None
-        if gate_cfg is not None:
-            check_config('gate_cfg', gate_cfg, "dict(type='GELU')")
-            self.gate = nn.Linear(embed_dims, embed_dims, bias=False)
-            self.gate_act = build_activation_layer(gate_cfg)
-        self.proj = nn.Linear(embed_dims, embed_dims, bias=False)
-        self.reset_parameters()
-
-    def _add_state(self, name: str, shape: tuple[int, ...], learnable: int) -> None:
-        copies = learnable or len(self.directions)
-        value = torch.zeros(copies, *shape)
-        if learnable:
-            self.register_parameter(name, nn.Parameter(value))
-        else:
-            self.register_buffer(name, value)
-
-    @torch.no_grad()
-    def reset_parameters(self) -> None:
-        """Starting values of the language-model TTT layer: normal 0.02, learned scale from 0."""
-        for linear in (self.qkv, self.eta, self.gate, self.proj):
+        check_choice('loss', loss, INNER_LOSSES)
+        check_int('num_batches', num_batches)
+        check_int('epochs', epochs)
+        if step != DYNAMIC and not (isinstance(step, int | float) and 0 < step < float('inf')):
+            raise ValueError(f'step={step!r}: give a positive rate (default 1.0) or {DYNAMIC!r}.')
+        if scale is not None:
+            check_number('scale', scale, above=0)
+        if key_position is not None:
+            key_position = checked_size('key_position', key_position)
+        self.heads = (num_heads, head_dims)
+        self.loss = loss
+        self.num_batches = num_batches
+        self.epochs = epochs
+        self.scale = head_dims**-0.5 if scale is None else scale
+        self.damping = damping
+        self.qkv = nn.Linear(embed_dims, 3 * embed_dims)
+        self.proj = nn.Linear(embed_dims, embed_dims)
+        self.inner = build_inner_model(inner, num_heads, head_dims)
+        self.eta = nn.Linear(embed_dims, num_heads) if step == DYNAMIC else None
+        self.step = 1.0 if step == DYNAMIC else float(step)
+        for linear in (self.qkv, self.proj, self.eta):
             if linear is not None:
                 nn.init.trunc_normal_(linear.weight, std=0.02)
-        nn.init.normal_(self.eta.weight, std=0.02)
-        nn.init.zeros_(self.eta.bias)
-        nn.init.normal_(self.w0, std=0.02)
-
-    def scaled_eta(self, x: Tensor) -> Tensor:
-        """The step of every token, η_base·σ(Linear(x)) / d: `(B, T, D)` → `(B, T, R, H)`."""
-        eta = self.eta(x).unflatten(-1, (len(self.directions), self.num_heads))
-        return self.eta_base / self.head_dims * _state_dtype(eta).sigmoid()
-
-    def positional_scale(self) -> Tensor:
-        """The token-index scale max(0, 1/t + learned) of t = 1…b, `(R, b)`."""
-        learned = _state_dtype(self.token_scale)
-        t = torch.arange(1, self.mini_batch_size + 1, device=learned.device, dtype=learned.dtype)
-        return (1 / t + learned).clamp(min=0)
-
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Test, training and label view of the tokens: `(B, T, D)` → three `(B, T, R, H, d)`."""
-        split = (len(self.directions), self.num_projections, self.embed_dims)
-        views = self.qkv(x).unflatten(-1, split).unbind(3)
-        q, k, v = (views[0], *views) if self.share_qk else views
-        if self.q_conv is not None:
-            q, k = self.q_conv(q), self.k_conv(k)
-        heads = (self.num_heads, self.head_dims)
-        return q.unflatten(-1, heads), k.unflatten(-1, heads), v.unflatten(-1, heads)
-
-    def inner_parameters(self) -> tuple[Tensor, ...]:
-        """W0 `(R, H, d, d)`; b0, inner LN weight and bias `(R, H, d)`, in the state's precision."""
-        scans = len(self.directions)
-        w0 = _state_dtype(self.w0).expand(scans, -1, -1, -1)
-        b0 = _state_dtype(self.b0).expand(scans, -1, -1)
-        return w0, b0, _state_dtype(self.ln_weight), _state_dtype(self.ln_bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normed tokens `(B, T, D)` → mixed tokens `(B, T, D)`."""
-        z = ttt_linear(
-            *self.project(x),
-            self.scaled_eta(x),
-            *self.inner_parameters(),
-            self.positional_scale(),
-            directions=self.directions,
-            mini_batch_size=self.mini_batch_size,
-            eps=self.inner_eps,
+                nn.init.zeros_(linear.bias)
+        self.key_grid = key_position
+        if key_position is not None:
+            self.key_pos = nn.Parameter(
+                torch.zeros(1, key_position[0] * key_position[1], embed_dims)
+            )
+            self.key_gain = nn.Parameter(torch.ones(embed_dims))
+            nn.init.trunc_normal_(self.key_pos, std=0.02)
+        # Whether a kernel does all of it; set it to False for the definition.
+        self.fused = self.inner.fused is not None and (loss, num_batches, epochs, step) == (
+            'dot',
+            1,
+            1,
+            1.0,
         )
-        z = z.sum(2).flatten(2)
-        if self.post_norm is not None:
-            z = self.post_norm(z)
-        if self.gate is not None:
-            z = z * self.gate_act(self.gate(x))
-        return self.proj(z)
 
-    @staticmethod
-    def no_weight_decay() -> set[str]:
-        """Vectors that are stored as matrices, and must not decay."""
-        return {'b0', 'ln_weight', 'ln_bias', 'token_scale'}
+    def forward(self, x: Tensor, hw: tuple[int, int]) -> Tensor:
+        """Normed tokens `(B, h·w, C)` of an `(h, w)` map → mixed tokens `(B, h·w, C)`."""
+        q, k, v = self.qkv(x).chunk(3, dim=-1)
+        if self.key_grid is not None:
+            k = k + resample_abs_pos_embed(self.key_pos, list(hw), list(self.key_grid), 0)
+            k = k * self.key_gain
+        q, k, v = (y.unflatten(-1, self.heads) for y in (q, k, v))
+        weights = {name: at_least_fp32(w) for name, w in self.inner.named_parameters()}
+        if self.fused:
+            options = dict(scale=self.scale, damping=self.damping)
+            out = self.inner.fused(weights, q, k, v, hw, **options)
+        else:
+            eta = torch.ones_like(q[..., 0]) if self.eta is None else self.eta(x).sigmoid()
+            out = self._by_definition(weights, q, k, v, eta, hw)
+        return self.proj(out.flatten(2))
 
+    def _by_definition(
+        self, weights: Weights, q: Tensor, k: Tensor, v: Tensor, eta: Tensor, hw: tuple[int, int]
+    ) -> Tensor:
+        """`q, k, v: (B, N, H, d)`, `eta: (B, N, H)` → `(B, N, H, d)`, in fp32 or more."""
 
-def _state_dtype(x: Tensor) -> Tensor:
-    """The inner loop keeps its state in fp32, whatever the activations are; fp64 stays fp64."""
-    return x if x.dtype == torch.float64 else x.float()
+        def read(w: Weights, q: Tensor, k: Tensor, v: Tensor, eta: Tensor) -> Tensor:
+            return self.inner.call(self.train_inner(w, k, v, eta, hw), q, hw)
 
+        heads = vmap(read, in_dims=(0, 1, 1, 1, 1), out_dims=1)
+        images = vmap(heads, in_dims=(None, 0, 0, 0, 0))
+        with torch.autocast(q.device.type, enabled=False):
+            out = images(weights, *(at_least_fp32(y) for y in (q, k, v, eta)))
+        return out.to(q.dtype)
 
-def _checked_directions(directions: Sequence[str]) -> tuple[str, ...]:
-    allowed = [('forward',), ('backward',), DIRECTIONS]
-    # A string would be taken apart into letters.
-    if not isinstance(directions, list | tuple) or tuple(directions) not in allowed:
-        raise ValueError(
-            f"directions={directions!r}: choose ('forward',), ('backward',) or {DIRECTIONS}."
-        )
-    return tuple(directions)
+    def train_inner(
+        self, weights: Weights, k: Tensor, v: Tensor, eta: Tensor, hw: tuple[int, int]
+    ) -> Weights:
+        """The weights of one head after its training (Eq. 5).
+
+        Args:
+            weights: Those that it starts with.
+            k: `(N, d)` inputs.
+            v: `(N, d)` labels.
+            eta: `(N,)` weight of every token in the steps.
+            hw: Size of the map, N = h·w.
+        """
+        loss = INNER_LOSSES[self.loss]
+        batches = torch.arange(len(k), device=k.device).tensor_split(min(self.num_batches, len(k)))
+        for batch in list(batches) * self.epochs:
+
+            def predict(w: Weights, batch: Tensor = batch) -> Tensor:
+                if self.inner.spatial:
+                    return self.inner.call(w, k, hw)[batch]
+                return self.inner.call(w, k[batch], hw)
+
+            predicted, pull = vjp(predict, weights)
+            error = grad(loss)(predicted, v[batch], self.scale)
+            (gradient,) = pull(error * eta[batch, None])
+            weights = {n: w - self.step * self._damped(gradient[n]) for n, w in weights.items()}
+        return weights
+
+    def _damped(self, gradient: Tensor) -> Tensor:
+        if not self.damping:
+            return gradient
+        # What feeds one output channel: a column of a matrix, a kernel of a convolution.
+        inputs = {2: (-2,), 3: (-2, -1), 4: (-3, -2, -1)}[gradient.dim()]
+        return gradient / (torch.linalg.vector_norm(gradient, dim=inputs, keepdim=True) + 1)

@@ -1,0 +1,261 @@
+"""One training step of a config on a made-up batch that costs as much memory as a batch can."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from mmengine.logging import MMLogger
+from mmengine.optim import build_optim_wrapper
+from mmengine.structures import BaseDataElement
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ...errors import UsageError
+from ..models import FoundModel
+from .dry_run import DryRun
+
+# Objects in an image, and how far a region that shall match one is moved, in parts of its size.
+_OBJECTS, _JITTER = 8, 0.03
+_OPTIMIZER_KEYS = ('optimizer', 'constructor', 'paramwise_cfg')
+PRECISIONS = {'none': None, 'bf16': torch.bfloat16, 'fp16': torch.float16}
+
+
+class TrainingStep:
+    """A model in training with an optimizer that has its state, and a batch.
+
+    The images are grey. Those of a detector show objects of all sizes; what its RPN proposes is
+    replaced by regions of which as many match as its RoI head samples at most.
+
+    Args:
+        found: A model that has a config; its parts are changed.
+        batch: Images in the batch.
+        size: Their (height, width) in pixels, before the model's preprocessor pads them.
+        amp: 'none', 'bf16' or 'fp16'; None is what the config says.
+        device: Where to run; None makes weights and images fake.
+
+    Attributes:
+        model: The model.
+        inputs: `(B, 3, H, W)` as the model gets it.
+        samples: The ground truth, as the model gets it.
+        average: The copy of the weights that the config's EMAHook keeps; or none.
+        amp: 'none', 'bf16' or 'fp16'.
+    """
+
+    def __init__(
+        self,
+        found: FoundModel,
+        batch: int,
+        size: tuple[int, int],
+        amp: str | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        cfg = found.config
+        if cfg is None or cfg.get('default_scope') not in _BATCHES:
+            raise UsageError(
+                f'{found.name} is no config of {", ".join(_BATCHES)}: a training step needs a '
+                'head, a loss and an optimizer; give a config such as maskrcnn_vittt_s_1x'
+            )
+        self.model = model = found.model.train()
+        preprocessor = model.data_preprocessor
+        if device is None:
+            # Its numbers do not matter, but it has to run.
+            preprocessor.to_empty(device='cpu')
+        else:
+            model.to(device)
+        images = [torch.full((3, *size), 128, dtype=torch.uint8) for _ in range(batch)]
+        samples = [_BATCHES[cfg.default_scope](size) for _ in images]
+        data = preprocessor(dict(inputs=images, data_samples=samples), True)
+        self.inputs, self.samples = data['inputs'], data['data_samples']
+        self._dry_run = None
+        if device is None:
+            self._dry_run = DryRun()
+            self._dry_run.empty(model)
+            for module in model.modules():
+                if hasattr(module, 'use_torchvision'):
+                    # The operators of a compiled mmcv know no fake tensors.
+                    module.use_torchvision = True
+            self.inputs = self._dry_run.fake(self.inputs)
+        if getattr(model, 'with_rpn', False):
+            _replace_proposals(model, size, batch, device)
+        hooks = {hook['type'].split('.')[-1] for hook in cfg.get('custom_hooks') or []}
+        if 'MESAHook' in hooks:
+            model.distilling = True
+        self.amp = amp or _amp_of(cfg.optim_wrapper)
+        self.optimizer = _build_optimizer(model, cfg.optim_wrapper)
+        self._start_optimizer()
+        weights = [*model.parameters(), *model.buffers()]
+        self.average = [torch.empty_like(w) for w in weights] if 'EMAHook' in hooks else []
+
+    def running(self) -> AbstractContextManager[None]:
+        """What `forward`, the backward pass and `update` have to run in.
+
+        Raises:
+            ValueNeededError: Fake tensors do not suffice for this model.
+        """
+        return nullcontext() if self._dry_run is None else self._dry_run.running()
+
+    def forward(self) -> Tensor:
+        """The loss."""
+        dtype = PRECISIONS[self.amp]
+        with torch.autocast(self.inputs.device.type, dtype, enabled=dtype is not None):
+            losses = self.model(self.inputs, self.samples, mode='loss')
+        return self.model.parse_losses(losses)[0]
+
+    def backward(self, loss: Tensor) -> None:
+        """The gradients."""
+        if self._dry_run is None:
+            loss.backward()
+        else:
+            self._dry_run.backward(loss)
+
+    def update(self) -> None:
+        """What follows the backward pass: the optimizer takes its step, gradients are freed."""
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def states(self) -> list[Tensor]:
+        """What the optimizer keeps from step to step."""
+        return list(_tensors(list(self.optimizer.state.values())))
+
+    def ground_truth(self) -> list[Tensor]:
+        """What of the samples lies on the device of the model."""
+        return list(_tensors(self.samples))
+
+    def _start_optimizer(self) -> None:
+        for group in self.optimizer.param_groups:
+            if 'foreach' in group and group['foreach'] is None and not group.get('fused'):
+                # What torch chooses for tensors on a GPU.
+                group['foreach'] = True
+            for parameter in group['params']:
+                if parameter.requires_grad:
+                    parameter.grad = torch.zeros_like(parameter)
+        self.update()
+
+
+def _build_optimizer(model: nn.Module, optim_wrapper: dict[str, Any]) -> Optimizer:
+    wrapper = {k: v for k, v in optim_wrapper.items() if k in _OPTIMIZER_KEYS}
+    # Constructors report their groups of parameters.
+    logger = MMLogger.get_current_instance()
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        return build_optim_wrapper(model, dict(type='OptimWrapper', **wrapper)).optimizer
+    finally:
+        logger.setLevel(level)
+
+
+def _amp_of(optim_wrapper: dict[str, Any]) -> str:
+    if optim_wrapper.get('type') != 'AmpOptimWrapper':
+        return 'none'
+    return 'bf16' if optim_wrapper.get('dtype') == 'bfloat16' else 'fp16'
+
+
+def _tensors(data: Any) -> Iterator[Tensor]:
+    if isinstance(data, Tensor):
+        yield data
+    elif isinstance(data, BaseDataElement):
+        yield from _tensors(data.values())
+    elif isinstance(data, dict):
+        yield from _tensors(list(data.values()))
+    elif isinstance(data, list | tuple):
+        for item in data:
+            yield from _tensors(item)
+
+
+def _detection_sample(size: tuple[int, int]) -> BaseDataElement:
+    from mmdet.structures import DetDataSample
+    from mmdet.structures.mask import BitmapMasks
+    from mmengine.structures import InstanceData
+
+    boxes = _objects(size)
+    masks = np.zeros((len(boxes), *size), np.uint8)
+    for mask, (x1, y1, x2, y2) in zip(masks, boxes.astype(int), strict=True):
+        mask[y1:y2, x1:x2] = 1
+    meta = dict(img_shape=size, ori_shape=size, pad_shape=size, scale_factor=(1.0, 1.0))
+    sample = DetDataSample(metainfo=meta)
+    sample.gt_instances = InstanceData(
+        bboxes=torch.from_numpy(boxes),
+        labels=torch.zeros(len(boxes), dtype=torch.long),
+        masks=BitmapMasks(masks, *size),
+    )
+    return sample
+
+
+def _segmentation_sample(size: tuple[int, int]) -> BaseDataElement:
+    from mmengine.structures import PixelData
+    from mmseg.structures import SegDataSample
+
+    sample = SegDataSample(metainfo=dict(img_shape=size, ori_shape=size))
+    sample.gt_sem_seg = PixelData(data=torch.zeros(1, *size, dtype=torch.long))
+    return sample
+
+
+def _classification_sample(size: tuple[int, int]) -> BaseDataElement:
+    from mmpretrain.structures import DataSample
+
+    return DataSample(metainfo=dict(img_shape=size)).set_gt_label(0)
+
+
+# What a toolbox wants as ground truth of an image of (height, width).
+_BATCHES: dict[str, Callable[[tuple[int, int]], BaseDataElement]] = {
+    'mmdet': _detection_sample,
+    'mmseg': _segmentation_sample,
+    'mmpretrain': _classification_sample,
+}
+
+
+def _objects(size: tuple[int, int]) -> np.ndarray:
+    """Boxes `(objects, 4)`, x1, y1, x2, y2, from a twelfth to two thirds of the image's sides."""
+    parts = np.geomspace(1 / 12, 2 / 3, _OBJECTS)
+    return _boxes(np.random.default_rng(0), size, parts)
+
+
+def _boxes(random: np.random.Generator, size: tuple[int, int], parts: np.ndarray) -> np.ndarray:
+    """A box for each part of the image's sides, somewhere inside."""
+    image = np.array([size[1], size[0]])
+    sides = parts[:, None] * image
+    corners = random.uniform(size=(len(parts), 2)) * (image - sides)
+    return np.concatenate([corners, corners + sides], 1).astype(np.float32)
+
+
+def _regions(size: tuple[int, int], count: int) -> np.ndarray:
+    """Boxes `(count, 4)`: one half lies on objects, the other somewhere."""
+    random = np.random.default_rng(1)
+    objects = np.resize(_objects(size), (count // 2, 4))
+    sides = (objects[:, 2:] - objects[:, :2])[:, [0, 1, 0, 1]]
+    near = objects + random.uniform(-_JITTER, _JITTER, objects.shape) * sides
+    anywhere = _boxes(random, size, random.uniform(1 / 20, 1 / 3, count - count // 2))
+    return np.concatenate([near, anywhere]).astype(np.float32)
+
+
+def _replace_proposals(
+    model: nn.Module, size: tuple[int, int], batch: int, device: torch.device | None
+) -> None:
+    """Lets the RPN propose what does not depend on its weights.
+
+    On a device its own predictions are made too, for the memory that they take.
+    """
+    from mmengine.structures import InstanceData
+
+    predict = model.rpn_head.predict_by_feat
+    regions = torch.from_numpy(_regions(size, model.train_cfg.rpn_proposal.max_per_img))
+    regions = regions.to(device or 'cpu')
+
+    def predict_by_feat(*args: Any, **kwargs: Any) -> list[InstanceData]:
+        if device is not None:
+            predict(*args, **kwargs)
+        return [
+            InstanceData(
+                bboxes=regions.clone(),
+                scores=regions.new_ones(len(regions)),
+                labels=regions.new_zeros(len(regions), dtype=torch.long),
+            )
+            for _ in range(batch)
+        ]
+
+    model.rpn_head.predict_by_feat = predict_by_feat

@@ -1,0 +1,232 @@
+"""Training and testing from a config, for every toolbox: what tools/train.py and test.py call."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from mmengine.config import Config, ConfigDict
+from mmengine.logging import print_log
+from mmengine.registry import MODELS, RUNNERS
+from mmengine.runner import Runner
+
+from ..checkpoints.load import require_match
+from ..checkpoints.read import read_weights
+from ..checkpoints.resume import settle_resume
+from ..config import load_config
+from ..datasets.checks.paths import check_data
+from ..engine.exact_resume import make_exact
+from ..errors import UsageError
+
+# The hooks of every training.
+_SAFETY = ('mmvttt.TopologyHook', 'mmvttt.AnomalyHook')
+
+
+def build_runner(cfg: Config) -> Runner:
+    """The runner of a config: mmengine's, or the one that `runner_type` names."""
+    return Runner.from_cfg(cfg) if 'runner_type' not in cfg else RUNNERS.build(cfg)
+
+
+def enable_amp(cfg: Config) -> None:
+    """Switches to mixed precision: bf16 where the device has it, else fp16 with loss scaling.
+
+    A `dtype` that the config gives stays. bf16 is the type to use with test-time training: in fp16
+    the inner gradients underflow more easily.
+    """
+    wrapper = cfg.optim_wrapper
+    if wrapper.get('type', 'OptimWrapper') not in ('OptimWrapper', 'AmpOptimWrapper'):
+        raise UsageError(
+            f"--amp needs optim_wrapper.type 'OptimWrapper' or 'AmpOptimWrapper', the config has "
+            f'{wrapper.type!r}; set the precision in the config'
+        )
+    bf16 = not torch.cuda.is_available() or torch.cuda.is_bf16_supported(including_emulation=False)
+    wrapper.type = 'AmpOptimWrapper'
+    wrapper.setdefault('dtype', 'bfloat16' if bf16 else 'float16')
+    wrapper.setdefault('loss_scale', 'dynamic')
+
+
+def enable_auto_scale_lr(cfg: Config) -> None:
+    """Scales the learning rate by the real batch over the config's `base_batch_size`."""
+    if 'base_batch_size' not in cfg.get('auto_scale_lr', {}):
+        raise UsageError(
+            '--auto-scale-lr needs to know the batch that the learning rate is meant for; add '
+            'auto_scale_lr = dict(base_batch_size=16) to the config'
+        )
+    cfg.auto_scale_lr.enable = True
+
+
+def make_safe(cfg: Config) -> None:
+    """Puts into a training's config what keeps it from being lost.
+
+    Checkpoints that survive a kill and a SIGTERM (`CheckpointHook`), the exact order of data and
+    random numbers (`make_exact`), a stop where the loss is not finite (`AnomalyHook`), and a line
+    that says on how many machines it runs (`TopologyHook`). What the config has already stays.
+    """
+    default_hooks = cfg.setdefault('default_hooks', ConfigDict())
+    hook = default_hooks.setdefault('checkpoint', dict(type='CheckpointHook', interval=1))
+    if hook is not None and hook['type'] == 'CheckpointHook':
+        hook['type'] = 'mmvttt.CheckpointHook'
+    custom = list(cfg.get('custom_hooks') or [])
+    present = {h.get('type') for h in custom if isinstance(h, dict)}
+    cfg.custom_hooks = custom + [dict(type=t) for t in _SAFETY if t not in present]
+    reason = make_exact(cfg)
+    if reason is not None:
+        print_log(f'a resume of this training will not be exact: {reason}', 'current')
+
+
+def train(
+    config: str | os.PathLike[str],
+    *,
+    resume: str | None = None,
+    amp: bool = False,
+    auto_scale_lr: bool = False,
+    seed: int | None = None,
+    deterministic: bool = False,
+    **config_args: Any,
+) -> Runner:
+    """Trains what a config describes.
+
+    Args:
+        config: Path of a config; its `default_scope` decides the toolbox.
+        resume: 'auto' (the latest checkpoint of the work directory, if any), or a path.
+        amp: See `enable_amp`.
+        auto_scale_lr: See `enable_auto_scale_lr`.
+        seed: For all random numbers; default: the config's, or a new one.
+        deterministic: Choose deterministic algorithms.
+        config_args: See `load_config`.
+
+    Returns:
+        The runner, after training.
+
+    Raises:
+        UsageError: An option does not fit the config.
+        DataError: Before anything is built, where the config's data is missing, or cannot be what
+            is meant.
+        CheckpointError: `load_from` cannot be read, or has next to nothing for the model; or (as
+            ResumeError) there is nothing good to resume from.
+    """
+    cfg = load_config(config, **config_args)
+    _require(cfg, 'model', 'train_dataloader', 'train_cfg', 'optim_wrapper')
+    if amp:
+        enable_amp(cfg)
+    if auto_scale_lr:
+        enable_auto_scale_lr(cfg)
+    if seed is not None:
+        cfg.merge_from_dict({'randomness.seed': seed})
+    if deterministic:
+        cfg.merge_from_dict({'randomness.deterministic': True})
+    if resume is not None:
+        cfg.resume = True
+        cfg.load_from = None if resume == 'auto' else _existing(resume)
+    check_data(cfg, ('train', 'val'))
+    make_safe(cfg)
+    runner = build_runner(cfg)
+    if cfg.get('load_from') and not cfg.get('resume'):
+        require_match(_bare(runner), read_weights(cfg.load_from), cfg.load_from)
+    settle_resume(runner)
+    runner.train()
+    return runner
+
+
+def evaluate(
+    config: str | os.PathLike[str],
+    checkpoint: str | os.PathLike[str],
+    *,
+    out: str | None = None,
+    show_dir: str | None = None,
+    **config_args: Any,
+) -> dict[str, float]:
+    """Evaluates a checkpoint on the config's test set.
+
+    Args:
+        config: Path of the config.
+        checkpoint: The weights.
+        out: A .pkl file for the predictions.
+        show_dir: A folder for pictures of the predictions.
+        config_args: See `load_config`.
+
+    Returns:
+        The metrics.
+
+    Raises:
+        UsageError: An option does not fit the config, or there is no such checkpoint.
+        DataError: Before anything is built, where the test data is missing, or cannot be what is
+            meant.
+        CheckpointError: The checkpoint cannot be read, or has next to nothing for the model.
+    """
+    cfg = load_config(config, **config_args)
+    _require(cfg, 'model', 'test_dataloader', 'test_cfg', 'test_evaluator')
+    cfg.load_from = _existing(checkpoint)
+    cfg.resume = False
+    if cfg.get('runner_type') == 'FlexibleRunner':
+        # FSDP's checkpoints are whole, and are evaluated as such.
+        cfg.pop('runner_type')
+    if show_dir is not None:
+        show_predictions(cfg, show_dir)
+    check_data(cfg, ('test',))
+    runner = build_runner(cfg)
+    require_match(_bare(runner), read_weights(cfg.load_from), cfg.load_from)
+    if out is not None:
+        runner.test_evaluator.metrics.append(_dump(cfg, out))
+    return runner.test()
+
+
+def show_predictions(cfg: Config, folder: str) -> None:
+    """Makes the toolbox's VisualizationHook draw every test image's prediction into a folder.
+
+    Raises:
+        UsageError: The config has no hook that draws.
+    """
+    hook = cfg.get('default_hooks', {}).get('visualization')
+    if hook is None:
+        raise UsageError(
+            '--show-dir needs default_hooks.visualization, which the config lacks; add the '
+            "toolbox's, e.g. dict(type='DetVisualizationHook')"
+        )
+    if cfg.default_scope == 'mmpretrain':
+        hook.update(enable=True, out_dir=folder, interval=1)
+    elif cfg.default_scope == 'mmseg':
+        hook.update(draw=True, interval=1)
+        cfg.visualizer.update(save_dir=folder)
+    else:
+        # mmdet joins the folder to work_dir/<timestamp>, unless it is absolute.
+        hook.update(draw=True, test_out_dir=os.path.abspath(folder))
+
+
+def _dump(cfg: Config, out: str) -> Any:
+    if not out.endswith(('.pkl', '.pickle')):
+        raise UsageError(f'--out {out!r} must end in .pkl or .pickle: predictions are pickled')
+    if cfg.default_scope == 'mmdet':
+        from mmdet.evaluation import DumpDetResults
+
+        return DumpDetResults(out_file_path=out)
+    from mmengine.evaluator import DumpResults
+
+    return DumpResults(out_file_path=out)
+
+
+def _require(cfg: Config, *keys: str) -> None:
+    missing = [key for key in keys if cfg.get(key) is None]
+    if missing:
+        raise UsageError(
+            f"the config '{cfg.filename}' has no {', '.join(missing)}; it may be a part for the "
+            '_base_ of another one'
+        )
+
+
+def _bare(runner: Runner) -> torch.nn.Module:
+    if isinstance(runner.model, dict):
+        # FlexibleRunner builds it later; its names and shapes are enough.
+        with torch.device('meta'):
+            return MODELS.build(runner.model)
+    return getattr(runner.model, 'module', runner.model)
+
+
+def _existing(checkpoint: str | os.PathLike[str]) -> str:
+    source = os.path.expanduser(os.fspath(checkpoint))
+    if '://' not in source and not os.path.isfile(source):
+        raise UsageError(
+            f'there is no checkpoint {source!r} (looked for {os.path.abspath(source)})'
+        )
+    return source

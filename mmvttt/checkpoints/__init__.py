@@ -1,0 +1,1 @@
+"""Checkpoints: reading, loading, whole files, resuming, publishing."""

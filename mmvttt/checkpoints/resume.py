@@ -1,0 +1,211 @@
+"""Where a training goes on: the newest good checkpoint, found by rank 0 and agreed on by all."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from mmengine.dist import all_gather_object, broadcast_object_list, get_rank, get_world_size
+from mmengine.runner import Runner
+
+from ..errors import ResumeError
+from .read import damaged_part, stumbling_block
+
+# What `Runner.resume` reads.
+_NEEDED = ('meta', 'state_dict', 'message_hub')
+
+
+@dataclass(frozen=True)
+class _View:
+    """What one rank sees."""
+
+    rank: int
+    host: str
+    newest: str | None
+    problem: str | None
+
+    @property
+    def place(self) -> str:
+        return f"node '{self.host}' (rank {self.rank})"
+
+
+def settle_resume(runner: Runner) -> None:
+    """Decides, before the training, which checkpoint it goes on from, if the config says resume.
+
+    Rank 0 looks for the newest checkpoint that is whole (see `latest_checkpoint`), or checks the
+    one that the config names; every other rank checks that it has the very same file. Afterwards
+    all ranks hold the same path, or none of them does and the training begins anew.
+
+    Args:
+        runner: A Runner or FlexibleRunner whose training has not begun.
+
+    Raises:
+        ResumeError: On all ranks alike: the named file is damaged or missing; no file of the work
+            directory is whole; a node lacks the file, or has another one by its name.
+    """
+    if not runner._resume:
+        return
+    wanted = runner._resume if isinstance(runner._resume, str) else runner._load_from
+    if wanted is not None and '://' in wanted:
+        return
+    rank = get_rank()
+    newest = None if wanted else _newest(runner.work_dir)
+    verdict: list[Any] = [_choose(runner, wanted) if rank == 0 else None]
+    broadcast_object_list(verdict)
+    chosen, fingerprint, error = verdict[0]
+    if error is not None:
+        raise ResumeError(error)
+    if chosen is not None:
+        # A node may call its own work directory otherwise; an absolute path stays what it is.
+        chosen = os.path.join(runner.work_dir, chosen)
+    problem = None
+    if chosen is not None and rank > 0:
+        # One rank of a node reads all of the file; for the others its index will do.
+        thorough = os.environ.get('LOCAL_RANK', '0') == '0'
+        problem = _difference(chosen, fingerprint, thorough)
+    view = _View(rank, socket.gethostname(), newest, problem)
+    views: list[_View] = all_gather_object(view) if get_world_size() > 1 else [view]
+    _require_agreement(views, chosen, runner.work_dir)
+    runner._load_from = chosen
+    runner._resume = chosen is not None
+    runner.logger.info(
+        f'resuming from {chosen}' if chosen else f'no checkpoint in {runner.work_dir} yet'
+    )
+
+
+def latest_checkpoint(work_dir: str | os.PathLike[str]) -> tuple[str | None, list[str]]:
+    """The newest checkpoint of a folder that is whole and can be gone on from.
+
+    Looks at `*.pth` but for `best_*`, by the time of writing, and at the file that
+    `last_checkpoint` names, which may lie elsewhere (`CheckpointHook.out_dir`).
+
+    Returns:
+        The path, or None where there is none; and a sentence for each newer one that was passed
+        over.
+    """
+    passed_over = []
+    for path in _candidates(Path(work_dir)):
+        problem = why_not_resumable(path)
+        if problem is None:
+            return str(path), passed_over
+        passed_over.append(f"'{path}' {problem}")
+    return None, passed_over
+
+
+def why_not_resumable(path: str | os.PathLike[str]) -> str | None:
+    """None for a checkpoint that a training can go on from, else what is wrong, as a predicate."""
+    if os.path.isdir(path):
+        # One file a rank: mmengine's sharded states.
+        parts = sorted(Path(path).glob('rank*.pth'))
+        problems = (f'has a part {p.name} that {w}' for p in parts if (w := why_not_resumable(p)))
+        return next(problems, None) if parts else 'is a folder without rank*.pth'
+    try:
+        broken = damaged_part(path)
+        if broken is not None:
+            return f'is damaged: the checksum of its part {broken!r} is wrong'
+        content = torch.load(
+            path, map_location='cpu', weights_only=True, mmap=zipfile.is_zipfile(path) or None
+        )
+    except pickle.UnpicklingError as error:
+        return f'holds {stumbling_block(error)}, which is not read, or is no checkpoint'
+    except Exception as error:
+        # What a damaged file raises depends on the place of the damage.
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        return f'is damaged or no checkpoint: {reason[0]}'
+    missing = [k for k in _NEEDED if not isinstance(content, dict) or k not in content]
+    if missing:
+        return f'has no {", ".join(missing)}: it holds weights to load, not a training to resume'
+    return None
+
+
+def _candidates(work_dir: Path) -> list[Path]:
+    """Checkpoints, the newest first."""
+    pointer = work_dir / 'last_checkpoint'
+    pointed = Path(pointer.read_text().strip() or '.') if pointer.is_file() else Path()
+    found = {p.resolve() for p in work_dir.glob('*.pth') if not p.name.startswith('best_')}
+    if pointed.name and pointed.exists():
+        found.add(pointed.resolve())
+    # Two files of one moment: the one that was named last.
+    return sorted(found, key=lambda p: (p.stat().st_mtime_ns, p == pointed.resolve()), reverse=True)
+
+
+def _newest(work_dir: str) -> str | None:
+    return next(map(str, _candidates(Path(work_dir))), None)
+
+
+def _choose(runner: Runner, wanted: str | None) -> tuple[str | None, str | None, str | None]:
+    """Rank 0's path (relative, if it lies in the work directory) and fingerprint, or the error."""
+    if wanted is not None:
+        chosen = os.path.realpath(wanted)
+        problem = why_not_resumable(chosen) if os.path.exists(chosen) else 'does not exist'
+        if problem:
+            other, _ = latest_checkpoint(os.path.dirname(chosen))
+            advice = f'; the newest good one beside it is {other!r}' if other else ''
+            return None, None, f'the checkpoint {wanted!r} {problem}{advice}'
+    else:
+        chosen, passed_over = latest_checkpoint(runner.work_dir)
+        for sentence in passed_over:
+            runner.logger.warning(f'not resumed from: {sentence}')
+        if chosen is None and passed_over:
+            return (
+                None,
+                None,
+                f'no checkpoint in {runner.work_dir!r} can be resumed: {"; ".join(passed_over)}; '
+                'to begin anew, move them away or leave --resume out',
+            )
+    if chosen is None:
+        return None, None, None
+    fingerprint = _fingerprint(chosen)
+    if Path(chosen).is_relative_to(Path(runner.work_dir).resolve()):
+        chosen = os.path.relpath(chosen, os.path.realpath(runner.work_dir))
+    return chosen, fingerprint, None
+
+
+def _fingerprint(path: str) -> str:
+    """A checksum of the names, sizes and checksums in a checkpoint's index: quick, and enough."""
+    if os.path.isdir(path):
+        # Every rank has a part of its own.
+        return 'folder'
+    if not zipfile.is_zipfile(path):
+        return f'{os.path.getsize(path)}'
+    with zipfile.ZipFile(path) as archive:
+        index = ' '.join(f'{i.filename}:{i.file_size}:{i.CRC}' for i in archive.infolist())
+    return f'{zlib.crc32(index.encode()):08x}'
+
+
+def _difference(path: str, fingerprint: str, thorough: bool) -> str | None:
+    """What is wrong with this node's copy of the file that rank 0 has chosen."""
+    if not os.path.exists(path):
+        return f'lacks {path!r}'
+    if thorough and (problem := why_not_resumable(path)):
+        return f'has {path!r}, which {problem}'
+    if _fingerprint(path) != fingerprint:
+        return f'has another file by the name of {path!r}'
+    return None
+
+
+def _require_agreement(views: list[_View], chosen: str | None, work_dir: str) -> None:
+    if chosen is None:
+        elsewhere = [v for v in views if v.newest is not None]
+        if elsewhere:
+            raise ResumeError(
+                f'{views[0].place} has no checkpoint in {work_dir!r}, but {elsewhere[0].place} has '
+                f'{elsewhere[0].newest!r}: make that node the first one (NODE_RANK=0), copy the '
+                'file to all nodes, or use a work directory that the nodes share'
+            )
+        return
+    problems = [f'{v.place} {v.problem}' for v in views if v.problem]
+    if problems:
+        more = f' (and {len(problems) - 4} more)' if len(problems) > 4 else ''
+        raise ResumeError(
+            f'the training would go on from {chosen!r} of {views[0].place}, but '
+            f'{"; ".join(problems[:4])}{more}: copy the file there, or use a work directory that '
+            'the nodes share'
+        )

@@ -1,0 +1,92 @@
+"""Finds and reads configs: the same way for every tool."""
+
+from __future__ import annotations
+
+import os
+from difflib import get_close_matches
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from mmengine.config import Config
+
+from .errors import UsageError
+
+# The toolbox of a scope: the extra of mmvttt that installs it.
+_EXTRAS = {'mmdet': 'det', 'mmseg': 'seg', 'mmpretrain': 'pretrain'}
+
+
+def load_config(
+    config: str | os.PathLike[str],
+    *,
+    cfg_options: dict[str, Any] | None = None,
+    work_dir: str | None = None,
+    launcher: str = 'none',
+) -> Config:
+    """Reads a config, merges the options, and settles the toolbox and the work directory.
+
+    Args:
+        config: Path of a config.
+        cfg_options: Dotted keys and their values.
+        work_dir: Where the run writes; default: the config's, or `work_dirs/<config's name>`.
+        launcher: 'none', 'pytorch', 'slurm' or 'mpi'.
+
+    Raises:
+        UsageError: There is no such file, it cannot be read, or the toolbox of its default_scope
+            is not installed.
+    """
+    if not os.path.isfile(config):
+        raise UsageError(
+            f"there is no config '{config}' (looked for {os.path.abspath(config)}); give the path "
+            'of a .py file such as configs/maskrcnn_vittt_s_1x.py'
+        )
+    try:
+        cfg = Config.fromfile(config)
+    except (SyntaxError, OSError, ValueError) as error:
+        raise UsageError(f"the config '{config}' cannot be read: {error}") from error
+    cfg.merge_from_dict(cfg_options or {})
+    cfg.launcher = launcher
+    if work_dir is not None:
+        cfg.work_dir = work_dir
+    elif cfg.get('work_dir') is None:
+        cfg.work_dir = os.path.join('work_dirs', Path(config).stem)
+    scope = cfg.get('default_scope', 'mmengine')
+    if find_spec(scope) is None:
+        extra = _EXTRAS.get(scope)
+        install = f"pip install 'mmvttt[{extra}]'" if extra else f'install {scope}'
+        raise UsageError(f"the config's default_scope is '{scope}', which is missing: {install}")
+    return cfg
+
+
+def config_root() -> Path:
+    """The folder of mmvttt's configs: in the installed package, or beside it in a clone."""
+    package = Path(__file__).parent
+    packaged = package / '.mim' / 'configs'
+    return packaged if packaged.is_dir() else package.parent / 'configs'
+
+
+def own_config(name: str) -> Path:
+    """The file of `mmvttt::name`.
+
+    Raises:
+        FileNotFoundError: There is no such config; names the ones that come close.
+    """
+    root = config_root()
+    path = root / name
+    if not path.is_file():
+        names = [p.relative_to(root).as_posix() for p in root.rglob('*.py')]
+        close = get_close_matches(name, names, n=3, cutoff=0.4) or sorted(names)
+        raise FileNotFoundError(
+            f"mmvttt has no config '{name}' (looked in {root}); there is, for example: "
+            f'{", ".join(close[:3]) or "none at all"}'
+        )
+    return path
+
+
+def find_config(name: str | os.PathLike[str]) -> Path | None:
+    """The file of a config, given as a path or by the name of one of mmvttt's own; else None."""
+    path = Path(name)
+    if path.suffix == '.py':
+        return path
+    own = config_root() / f'{name}.py'
+    return own if own.is_file() else None

@@ -1,0 +1,1 @@
+"""What can be wrong with data, by its format; `annotations` puts it together."""

@@ -1,0 +1,214 @@
+"""What is wrong with the data that a config names: annotations against classes, files, images.
+
+Reads COCO's JSON (mmdet), label maps (mmsegmentation), and folders or lists of pictures
+(mmpretrain), as the toolboxes' base data sets do. Data sets with a format of their own are left
+alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
+from typing import Any
+
+from mmengine.config import Config
+from mmengine.registry import DATASETS, TRANSFORMS
+
+from .coco import check_coco
+from .findings import Findings
+from .folders import check_folders
+from .images import Progress
+from .labels import check_labels
+
+_SPLITS = ('train', 'val', 'test')
+_TOOLBOXES = ('mmcv', 'mmengine', 'mmdet', 'mmseg', 'mmpretrain', 'mmvttt')
+# What data sets wrap others in, in mmengine and the toolboxes.
+_WRAPPED = ('dataset', 'datasets')
+# The data set of each toolbox whose format is known, and what makes the format.
+_KNOWN = {
+    ('mmdet', 'CocoDataset'): ('load_data_list', 'parse_data_info'),
+    ('mmseg', 'BaseSegDataset'): ('load_data_list',),
+    ('mmpretrain', 'CustomDataset'): ('load_data_list', '_find_samples'),
+}
+
+
+def innermost(config: Any, place: str) -> Iterator[tuple[str, Mapping]]:
+    """The innermost data sets (or metrics) of a config, with the dotted key of each."""
+    if isinstance(config, list | tuple):
+        for index, inner in enumerate(config):
+            yield from innermost(inner, f'{place}.{index}')
+    elif isinstance(config, Mapping):
+        wrapped = [key for key in _WRAPPED if key in config]
+        for key in wrapped:
+            yield from innermost(config[key], f'{place}.{key}')
+        if not wrapped:
+            yield place, config
+
+
+def check_annotations(
+    cfg: Config,
+    splits: Sequence[str] = _SPLITS,
+    *,
+    thorough: bool = True,
+    images: bool = True,
+    progress: Progress = lambda items, **_: items,
+) -> Iterator[Findings]:
+    """Checks the data sets of a config, each once.
+
+    Args:
+        cfg: A config whose files exist (see `check_data`).
+        splits: Of 'train', 'val', 'test'.
+        thorough: Look at every annotation and file; else at what is quick, and stops or spoils most
+            trainings: categories that are not the classes, files that are no JSON, nothing to
+            learn, labels that are no class.
+        images: Whether to decode the images, or if not thorough, to see whether some are there.
+        progress: Wraps images on their way, such as `rich.progress.track`.
+
+    Yields:
+        What was found, for each data set whose format is known.
+    """
+    seen = []
+    first: Findings | None = None
+    for split in splits:
+        loader = cfg.get(f'{split}_dataloader') or {}
+        sets = list(innermost(loader.get('dataset'), f'{split}_dataloader.dataset'))
+        for place, config in sets:
+            if config in seen:
+                continue
+            seen.append(config)
+            known = _known_kind(config, cfg.get('default_scope', 'mmengine'))
+            if known is None or _is_remote(config):
+                continue
+            findings = Findings(place)
+            files = images and _reads_files(config)
+            options = dict(thorough=thorough, images=files, progress=progress)
+            # One of several sets may well be of images without a box.
+            training = split == 'train' and len(sets) == 1
+            _check(known, config, cfg, training, findings, options)
+            if first is not None and None not in (first.classes, findings.classes):
+                _compare(first, findings)
+            elif findings.classes is not None:
+                first = findings
+            yield findings
+
+
+def _is_remote(config: Mapping) -> bool:
+    paths = (config.get('data_root'), config.get('ann_file'), config.get('data_prefix'))
+    return bool(config.get('backend_args')) or any('://' in str(path) for path in paths)
+
+
+def _reads_files(config: Mapping) -> bool:
+    """Whether the images are files by the names that the annotations give them."""
+    kinds = [t.get('type') for t in config.get('pipeline') or () if isinstance(t, Mapping)]
+    names = [getattr(kind, '__name__', str(kind)).rpartition('.')[2] for kind in kinds]
+    return not names or 'LoadImageFromFile' in names
+
+
+def _known_kind(config: Mapping, scope: str) -> str | None:
+    """The toolbox whose format a data set has, or None."""
+    kind = config.get('type')
+    if isinstance(kind, str):
+        with DATASETS.switch_scope_and_registry(scope) as registry:
+            kind = registry.get(kind)
+    if not isinstance(kind, type):
+        return None
+    for base in kind.__mro__:
+        toolbox = base.__module__.partition('.')[0]
+        methods = _KNOWN.get((toolbox, base.__name__))
+        if methods is not None:
+            own = all(getattr(kind, m) is getattr(base, m) for m in methods)
+            return toolbox if own else None
+    return None
+
+
+def _check(
+    toolbox: str,
+    config: Mapping,
+    cfg: Config,
+    training: bool,
+    findings: Findings,
+    options: dict[str, Any],
+) -> None:
+    lazy = dict(config, pipeline=[], lazy_init=True, _scope_=cfg.get('default_scope'))
+    try:
+        dataset = DATASETS.build(lazy)
+    except Exception as error:
+        # Whatever the toolbox says about its own arguments.
+        findings.error(f'{config["type"]} cannot be built: {type(error).__name__}: {error}')
+        return
+    classes = dataset.metainfo.get('classes')
+    if isinstance(classes, str):
+        findings.error(
+            f'metainfo.classes is the string {classes!r}, whose letters would be the classes: '
+            f'write a tuple, classes=({classes!r},)'
+        )
+        return
+    if toolbox == 'mmdet':
+        masks = any(
+            isinstance(t, Mapping) and t.get('with_mask') for t in config.get('pipeline') or ()
+        )
+        check_coco(
+            dataset.ann_file,
+            dataset.data_prefix.get('img') or '',
+            classes or (),
+            findings,
+            training=training,
+            masks=masks,
+            **options,
+        )
+        _check_heads(cfg, findings)
+    elif toolbox == 'mmseg':
+        known = [len(classes)] if classes else []
+        known += [n for n in _num_classes(cfg, 'decode_head') if n > 1]
+        own = _own_transform(config, cfg.get('default_scope'))
+        if own is not None:
+            findings.warn(f'the numbers in the label maps are not checked: {own} may change them')
+            known = []
+        check_labels(dataset, min(known, default=None), findings, **options)
+    else:
+        check_folders(dataset, next(_num_classes(cfg, 'head'), None), findings, **options)
+
+
+def _own_transform(config: Mapping, scope: str) -> str | None:
+    """The first transform of a pipeline that is not one of the toolboxes, or None."""
+    with TRANSFORMS.switch_scope_and_registry(scope) as registry:
+        for transform in config.get('pipeline') or ():
+            kind = transform.get('type') if isinstance(transform, Mapping) else transform
+            known = registry.get(kind) if isinstance(kind, str) else kind
+            if getattr(known, '__module__', '').partition('.')[0] not in _TOOLBOXES:
+                return str(kind)
+    return None
+
+
+def _num_classes(cfg: Config, name: str) -> Iterator[int]:
+    """`num_classes` of a part of the model, which may be a list of heads (a cascade)."""
+    part = cfg.get('model') or {}
+    for key in name.split('.'):
+        part = part.get(key) or {} if isinstance(part, Mapping) else {}
+    for head in part if isinstance(part, list | tuple) else [part]:
+        if isinstance(head, Mapping) and isinstance(head.get('num_classes'), int):
+            yield head['num_classes']
+
+
+def _check_heads(cfg: Config, findings: Findings) -> None:
+    """A head takes the label behind its last one for background, and fails at those after it."""
+    count = len(findings.classes or ())
+    for name in ('roi_head.bbox_head', 'bbox_head'):
+        for known in _num_classes(cfg, name):
+            if known < count:
+                findings.error(
+                    f'model.{name} has num_classes={known} for {count} classes of the data: set '
+                    f'num_classes={count} in all heads, or metainfo.classes in the data sets'
+                )
+
+
+def _compare(first: Findings, other: Findings) -> None:
+    """Labels must mean the same in training and in evaluation."""
+    pairs = zip_longest(first.classes, other.classes)
+    label = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
+    if label is not None:
+        there, here = (' '.join(map(repr, f.classes[label : label + 1])) for f in (first, other))
+        other.error(
+            f'label {label} is {here or "nothing"} here and {there or "nothing"} in {first.place}: '
+            'both need the same classes, in the same order'
+        )

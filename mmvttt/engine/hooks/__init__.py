@@ -1,0 +1,1 @@
+"""Hooks of mmengine: checkpoints, anomalies, MESA, topology."""

@@ -1,0 +1,180 @@
+"""The TTT-linear token mixer: Algorithm 1, lines 7-20, and every step of the route of Tab. 3."""
+
+from collections.abc import Sequence
+
+import torch
+from mmcv.cnn import build_activation_layer
+from torch import Tensor, nn
+
+from mmvttt.arguments import check_config, check_int, check_number, checked_head_dims
+from ttt_kernels import ttt_linear
+
+from .conv import CausalConv1d
+
+DIRECTIONS = ('forward', 'backward')
+
+
+class TTTLinearMixer(nn.Module):
+    """Mixes tokens by training f(x) = x + LN(W x + b) on them, one mini-batch after the other.
+
+    The keys are the training inputs, V − K the targets, the queries the test inputs
+    (vision-ttt Sec. 4.1, App. A and B). With `directions=('forward',)`, `share_qk=False`,
+    `gate_cfg=None` and `conv_kernel=0` it is the plain TTT layer, the first row of Tab. 3.
+
+    Args:
+        embed_dims: Channels D.
+        num_heads: Heads; D must be a multiple of it. The fused kernels want 32 or 64 channels each.
+        directions: The scans over the tokens: ('forward',), ('backward',) or both ('dual dataset').
+        share_qk: One projection for queries and keys, told apart by their convolutions.
+        gate_cfg: Activation of the output gate, e.g. `dict(type='GELU')`; None for no gate.
+        conv_kernel: Taps of the causal depth-wise convolutions on q and on k; 0 for none.
+        mini_batch_size: Tokens b of one inner gradient step (Fig. 7a); 16 is the fused fast path.
+        learnable_states: How many initial states (W0, b0) are learned (Fig. 7b): one for each
+            direction (the default, None), 1 shared by both, or 0: drawn once and kept.
+        eta_base: Factor of the inner learning rate η = eta_base·σ(Linear(x)) / d.
+        post_norm: LayerNorm between the inner loop and the gate (Algorithm 1 has none).
+        inner_eps: ε of the inner LayerNorm.
+
+    Raises:
+        ValueError: If an option is not one of those above; the message names what is allowed.
+    """
+
+    def __init__(
+        self,
+        embed_dims: int,
+        num_heads: int,
+        directions: Sequence[str] = DIRECTIONS,
+        share_qk: bool = True,
+        gate_cfg: dict | None = None,
+        conv_kernel: int = 4,
+        mini_batch_size: int = 16,
+        learnable_states: int | None = None,
+        eta_base: float = 1.0,
+        post_norm: bool = False,
+        inner_eps: float = 1e-6,
+    ) -> None:
+        super().__init__()
+        directions = _checked_directions(directions)
+        scans = len(directions)
+        if learnable_states is None:
+            learnable_states = scans
+        head_dims = checked_head_dims(embed_dims, num_heads)
+        check_int('conv_kernel', conv_kernel, 0)
+        check_int('mini_batch_size', mini_batch_size)
+        check_int('learnable_states', learnable_states, 0, scans)
+        check_number('eta_base', eta_base, above=0)
+        check_number('inner_eps', inner_eps, above=0)
+        self.embed_dims = embed_dims
+        self.num_heads = num_heads
+        self.head_dims = head_dims
+        self.directions = directions
+        self.share_qk = share_qk
+        self.mini_batch_size = mini_batch_size
+        self.eta_base = eta_base
+        self.inner_eps = inner_eps
+
+        # One product for all: q (and k, if apart) and v of the first direction, then the second.
+        self.num_projections = 2 if share_qk else 3
+        self.qkv = nn.Linear(embed_dims, scans * self.num_projections * embed_dims, bias=False)
+        self.q_conv = self.k_conv = None
+        if conv_kernel:
+            self.q_conv = CausalConv1d(embed_dims, conv_kernel, directions)
+            self.k_conv = CausalConv1d(embed_dims, conv_kernel, directions)
+        self.eta = nn.Linear(embed_dims, scans * num_heads)
+        self.token_scale = nn.Parameter(torch.zeros(scans, mini_batch_size))
+        self._add_state('w0', (num_heads, self.head_dims, self.head_dims), learnable_states)
+        self._add_state('b0', (num_heads, self.head_dims), learnable_states)
+        self.ln_weight = nn.Parameter(torch.ones(scans, num_heads, self.head_dims))
+        self.ln_bias = nn.Parameter(torch.zeros(scans, num_heads, self.head_dims))
+        self.post_norm = nn.LayerNorm(embed_dims, eps=1e-6) if post_norm else None
+        self.gate = self.gate_act = None
+        if gate_cfg is not None:
+            check_config('gate_cfg', gate_cfg, "dict(type='GELU')")
+            self.gate = nn.Linear(embed_dims, embed_dims, bias=False)
+            self.gate_act = build_activation_layer(gate_cfg)
+        self.proj = nn.Linear(embed_dims, embed_dims, bias=False)
+        self.reset_parameters()
+
+    def _add_state(self, name: str, shape: tuple[int, ...], learnable: int) -> None:
+        copies = learnable or len(self.directions)
+        value = torch.zeros(copies, *shape)
+        if learnable:
+            self.register_parameter(name, nn.Parameter(value))
+        else:
+            self.register_buffer(name, value)
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Starting values of the language-model TTT layer: normal 0.02, learned scale from 0."""
+        for linear in (self.qkv, self.eta, self.gate, self.proj):
+            if linear is not None:
+                nn.init.trunc_normal_(linear.weight, std=0.02)
+        nn.init.normal_(self.eta.weight, std=0.02)
+        nn.init.zeros_(self.eta.bias)
+        nn.init.normal_(self.w0, std=0.02)
+
+    def scaled_eta(self, x: Tensor) -> Tensor:
+        """The step of every token, η_base·σ(Linear(x)) / d: `(B, T, D)` → `(B, T, R, H)`."""
+        eta = self.eta(x).unflatten(-1, (len(self.directions), self.num_heads))
+        return self.eta_base / self.head_dims * _state_dtype(eta).sigmoid()
+
+    def positional_scale(self) -> Tensor:
+        """The token-index scale max(0, 1/t + learned) of t = 1…b, `(R, b)`."""
+        learned = _state_dtype(self.token_scale)
+        t = torch.arange(1, self.mini_batch_size + 1, device=learned.device, dtype=learned.dtype)
+        return (1 / t + learned).clamp(min=0)
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Test, training and label view of the tokens: `(B, T, D)` → three `(B, T, R, H, d)`."""
+        split = (len(self.directions), self.num_projections, self.embed_dims)
+        views = self.qkv(x).unflatten(-1, split).unbind(3)
+        q, k, v = (views[0], *views) if self.share_qk else views
+        if self.q_conv is not None:
+            q, k = self.q_conv(q), self.k_conv(k)
+        heads = (self.num_heads, self.head_dims)
+        return q.unflatten(-1, heads), k.unflatten(-1, heads), v.unflatten(-1, heads)
+
+    def inner_parameters(self) -> tuple[Tensor, ...]:
+        """W0 `(R, H, d, d)`; b0, inner LN weight and bias `(R, H, d)`, in the state's precision."""
+        scans = len(self.directions)
+        w0 = _state_dtype(self.w0).expand(scans, -1, -1, -1)
+        b0 = _state_dtype(self.b0).expand(scans, -1, -1)
+        return w0, b0, _state_dtype(self.ln_weight), _state_dtype(self.ln_bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normed tokens `(B, T, D)` → mixed tokens `(B, T, D)`."""
+        z = ttt_linear(
+            *self.project(x),
+            self.scaled_eta(x),
+            *self.inner_parameters(),
+            self.positional_scale(),
+            directions=self.directions,
+            mini_batch_size=self.mini_batch_size,
+            eps=self.inner_eps,
+        )
+        z = z.sum(2).flatten(2)
+        if self.post_norm is not None:
+            z = self.post_norm(z)
+        if self.gate is not None:
+            z = z * self.gate_act(self.gate(x))
+        return self.proj(z)
+
+    @staticmethod
+    def no_weight_decay() -> set[str]:
+        """Vectors that are stored as matrices, and must not decay."""
+        return {'b0', 'ln_weight', 'ln_bias', 'token_scale'}
+
+
+def _state_dtype(x: Tensor) -> Tensor:
+    """The inner loop keeps its state in fp32, whatever the activations are; fp64 stays fp64."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def _checked_directions(directions: Sequence[str]) -> tuple[str, ...]:
+    allowed = [('forward',), ('backward',), DIRECTIONS]
+    # A string would be taken apart into letters.
+    if not isinstance(directions, list | tuple) or tuple(directions) not in allowed:
+        raise ValueError(
+            f"directions={directions!r}: choose ('forward',), ('backward',) or {DIRECTIONS}."
+        )
+    return tuple(directions)

@@ -1,0 +1,154 @@
+"""Photographs through a model of each toolbox, and its data set, drawn by its own visualizer."""
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.registry import MODELS as ROOT
+from mmengine.registry import init_default_scope
+
+from mmvttt.analysis.browse import browse
+from mmvttt.apis.inference import show_images
+from mmvttt.errors import CheckpointMismatchError, MissingDataError, UsageError
+
+CONFIGS = Path(__file__).resolve().parents[2] / 'configs'
+ARCH = dict(embed_dims=32, num_layers=4, num_heads=1, feedforward_channels=32)
+
+
+@pytest.fixture(scope='module')
+def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three scenes in CamVid's layout: a bright box on dark ground is class 1."""
+    root = tmp_path_factory.mktemp('scenes')
+    rng = np.random.default_rng(0)
+    for split in ('train', 'val'):
+        images, labels = root / 'img_dir' / split, root / 'ann_dir' / split
+        images.mkdir(parents=True)
+        labels.mkdir(parents=True)
+        for i in range(3):
+            label = np.zeros((48, 64), np.uint8)
+            label[8:30, 10 + 8 * i : 40 + 8 * i] = 1
+            image = rng.integers(0, 60, (48, 64, 3)) + 150 * label[..., None]
+            cv2.imwrite(str(images / f'{i}.jpg'), image)
+            cv2.imwrite(str(labels / f'{i}.png'), label)
+    return root
+
+
+def small(name: str, root: Path) -> Config:
+    """A config with a tiny model, on the scenes."""
+    cfg = Config.fromfile(CONFIGS / f'{name}.py')
+    model = cfg.model
+    if cfg.default_scope == 'mmpretrain':
+        model.backbone.update(arch=ARCH, img_size=32)
+        model.head.update(in_channels=32, num_classes=7)
+        cfg.data_preprocessor.num_classes = 7
+        return cfg
+    model.backbone.update(conv_inplane=8)
+    model.backbone.norm_cfg = dict(type='BN')
+    model.backbone.backbone.arch = ARCH
+    if cfg.default_scope == 'mmseg':
+        for head, channels in ((model.decode_head, [32] * 4), (model.auxiliary_head, 32)):
+            head.in_channels, head.channels = channels, 64
+        for split in ('train', 'val', 'test'):
+            cfg[f'{split}_dataloader'].dataset.data_root = str(root)
+        return cfg
+    model.neck.in_channels = [32] * 4
+    model.roi_head.bbox_head.fc_out_channels = 32
+    model.test_cfg.rpn.max_per_img = 8
+    return cfg
+
+
+def save_random(cfg: Config, path: Path, classes: tuple[str, ...]) -> Path:
+    init_default_scope(cfg.default_scope)
+    torch.manual_seed(0)
+    model = ROOT.build(dict(cfg.model, data_preprocessor=cfg.get('data_preprocessor')))
+    model.init_weights()
+    meta = dict(dataset_meta=dict(classes=classes, palette=[]))
+    torch.save(dict(state_dict=model.state_dict(), meta=meta), path)
+    return path
+
+
+def is_picture(path: Path) -> bool:
+    return path.is_file() and cv2.imread(str(path)) is not None
+
+
+def test_a_segmentor_draws_a_label_map(scenes: Path, tmp_path: Path) -> None:
+    cfg = small('upernet_vittt_t_camvid', scenes)
+    classes = cfg.train_dataloader.dataset.metainfo.classes
+    checkpoint = save_random(cfg, tmp_path / 'w.pth', classes)
+    images = sorted((scenes / 'img_dir' / 'val').glob('*.jpg'))[:2]
+    findings = list(show_images(cfg, checkpoint, images, tmp_path / 'out'))
+    assert [f.image for f in findings] == images
+    for finding in findings:
+        assert is_picture(finding.picture)
+        names, shares = zip(*(line.rsplit(' ', 1) for line in finding.lines), strict=True)
+        assert set(names) <= set(classes)
+        assert sum(float(s.rstrip('%')) for s in shares) == pytest.approx(100, abs=1)
+
+
+def test_a_classifier_names_the_five_likeliest(scenes: Path, tmp_path: Path) -> None:
+    cfg = small('vittt_t_in1k', scenes)
+    classes = tuple(f'kind {i}' for i in range(7))
+    checkpoint = save_random(cfg, tmp_path / 'w.pth', classes)
+    image = scenes / 'img_dir' / 'val' / '0.jpg'
+    (finding,) = show_images(cfg, checkpoint, [image], tmp_path / 'out')
+    assert is_picture(finding.picture)
+    names, scores = zip(*(line.rsplit(' ', 1) for line in finding.lines), strict=True)
+    assert len(names) == 5
+    assert set(names) <= set(classes)
+    assert list(scores) == sorted(scores, reverse=True)
+
+
+def test_a_detector_names_its_boxes(scenes: Path, tmp_path: Path) -> None:
+    cfg = small('maskrcnn_vittt_t_pennfudan', scenes)
+    checkpoint = save_random(cfg, tmp_path / 'w.pth', ('person',))
+    image = scenes / 'img_dir' / 'val' / '0.jpg'
+    (finding,) = show_images(cfg, checkpoint, [image], tmp_path / 'out', score_thr=0.05)
+    assert is_picture(finding.picture)
+    # An untrained head says 0.5 for each of two classes.
+    assert finding.lines
+    assert all(line.startswith('person 0.') for line in finding.lines)
+    (nothing,) = show_images(cfg, checkpoint, [image], tmp_path / 'none', score_thr=0.99)
+    assert nothing.lines == []
+
+
+def test_what_cannot_be_shown_is_named(scenes: Path, tmp_path: Path) -> None:
+    cfg = small('vittt_t_in1k', scenes)
+    with pytest.raises(UsageError, match='no image'):
+        list(show_images(cfg, 'w.pth', ['nowhere.jpg'], tmp_path))
+    with pytest.raises(UsageError, match=r'default_scope.*mmdet, mmseg, mmpretrain'):
+        list(show_images(Config(dict(default_scope='mmengine')), 'w.pth', [], tmp_path))
+    other = save_random(small('upernet_vittt_t_camvid', scenes), tmp_path / 'seg.pth', ('a',))
+    weights = torch.load(other, weights_only=True)
+    weights['state_dict'] = {f'x.{k}': v for k, v in weights['state_dict'].items()}
+    torch.save(weights, other)
+    image = scenes / 'img_dir' / 'val' / '0.jpg'
+    with pytest.raises(CheckpointMismatchError):
+        list(show_images(cfg, other, [image], tmp_path))
+
+
+def test_browsing_draws_the_labels(scenes: Path, tmp_path: Path) -> None:
+    cfg = small('upernet_vittt_t_camvid', scenes)
+    written = list(browse(cfg, tmp_path / 'train', num_images=2))
+    assert [path.name for path in written] == ['00000.png', '00002.png']
+    assert all(is_picture(path) for path in written)
+    (path,) = browse(cfg, tmp_path / 'val', split='val', num_images=1)
+    picture = cv2.imread(str(path)).astype(int)
+    # The size of the scene, not of the pipeline's resize; and painted, not the bare image.
+    assert picture.shape == (48, 64, 3)
+    assert np.ptp(picture, axis=-1).max() > 60
+
+
+def test_browsing_says_what_is_missing(scenes: Path, tmp_path: Path) -> None:
+    cfg = small('upernet_vittt_t_camvid', scenes)
+    with pytest.raises(UsageError, match=r"'validation'.*'val'"):
+        list(browse(cfg, tmp_path, split='validation'))
+    with pytest.raises(UsageError, match='num_images is 0'):
+        list(browse(cfg, tmp_path, num_images=0))
+    with pytest.raises(UsageError, match='no train_dataloader'):
+        list(browse(Config(dict(default_scope='mmseg')), tmp_path))
+    cfg.train_dataloader.dataset.data_root = str(tmp_path / 'nowhere')
+    with pytest.raises(MissingDataError, match='nowhere'):
+        list(browse(cfg, tmp_path))

@@ -1,0 +1,169 @@
+"""Training, resuming, testing and the options of tools/, on a model that trains in milliseconds."""
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.optim import AmpOptimWrapper
+
+from mmvttt.apis.train import enable_amp, enable_auto_scale_lr, evaluate, show_predictions, train
+from mmvttt.cli import plain_errors
+from mmvttt.config import load_config
+from mmvttt.errors import CheckpointMismatchError, UsageError
+
+TINY = Path(__file__).parents[1] / 'trainings' / 'tiny_config.py'
+
+
+def state(runner: object) -> dict[str, torch.Tensor]:
+    return {k: v.clone() for k, v in runner.model.state_dict().items()}
+
+
+def test_resume_ends_where_an_undisturbed_run_ends(run: Callable) -> None:
+    whole = run('train', work_dir='whole')
+    assert whole.iter == 8
+    run('train', work_dir='parts', cfg_options={'train_cfg.max_epochs': 1})
+    rest = run('train', work_dir='parts', resume='auto')
+    assert rest.iter == 8
+    assert rest.model.seen == whole.model.seen[16:]
+    torch.testing.assert_close(state(rest), state(whole), rtol=0, atol=0)
+    # The curve of the loss goes on as well: it is what weights_only refused.
+    losses = rest.message_hub.get_scalar('train/loss').data[0]
+    assert len(losses) == 8
+    assert losses.tolist() == whole.message_hub.get_scalar('train/loss').data[0].tolist()
+
+
+def test_resume_from_a_path_and_from_nothing(run: Callable) -> None:
+    fresh = run('train', work_dir='a', resume='auto', cfg_options={'train_cfg.max_epochs': 1})
+    assert fresh.iter == 4
+    rest = run('train', work_dir='b', resume='a/epoch_1.pth')
+    assert rest.iter == 8
+    assert len(rest.model.seen) == 16
+    with pytest.raises(UsageError, match=r"no checkpoint 'a/epoch_9\.pth'"):
+        run('train', work_dir='b', resume='a/epoch_9.pth')
+
+
+def test_evaluation_of_the_checkpoint_gives_the_metric_of_training(run: Callable) -> None:
+    trained = run('train', work_dir='a')
+    metrics = run('evaluate', 'a/epoch_2.pth', out='predictions.pkl')
+    assert metrics['mse'] == trained.message_hub.get_scalar('val/mse').current()
+    assert len(pickle.loads(Path('predictions.pkl').read_bytes())) == 16
+
+
+def test_work_dir_is_named_after_the_config(run: Callable) -> None:
+    run('train', cfg_options={'train_cfg.max_epochs': 1})
+    assert Path('work_dirs/tiny_config/epoch_1.pth').is_file()
+
+
+def test_amp_trains_in_bf16_without_a_gpu(run: Callable) -> None:
+    if torch.cuda.is_available():
+        pytest.skip('there is a GPU here: mmengine needs no patch')
+    runner = run('train', work_dir='a', amp=True)
+    assert isinstance(runner.optim_wrapper, AmpOptimWrapper)
+    assert torch.bfloat16 in runner.model.dtypes
+    scalers = torch.load('a/epoch_2.pth', weights_only=True)['optimizer']['loss_scaler']
+    assert scalers['scale'] > 0
+    assert run('train', work_dir='a', amp=True, resume='auto').iter == 8
+
+
+def test_amp_keeps_what_the_config_says() -> None:
+    cfg = Config(dict(optim_wrapper=dict(type='AmpOptimWrapper', dtype='float16', loss_scale=8.0)))
+    enable_amp(cfg)
+    assert cfg.optim_wrapper.dtype == 'float16'
+    assert cfg.optim_wrapper.loss_scale == 8.0
+    with pytest.raises(UsageError, match=r"--amp needs.*the config has 'ApexOptimWrapper'"):
+        enable_amp(Config(dict(optim_wrapper=dict(type='ApexOptimWrapper'))))
+
+
+def test_auto_scale_lr(run: Callable) -> None:
+    runner = run('train', auto_scale_lr=True, cfg_options={'train_cfg.max_epochs': 1})
+    # A batch of 4 where 8 are meant: half the rate.
+    assert runner.optim_wrapper.param_groups[0]['initial_lr'] == 0.025
+    with pytest.raises(UsageError, match='base_batch_size'):
+        enable_auto_scale_lr(Config(dict()))
+
+
+def test_seed(run: Callable) -> None:
+    one = {'train_cfg.max_epochs': 1}
+    first, again, other = (
+        state(run('train', work_dir=f'{i}', seed=seed, cfg_options=one))
+        for i, seed in enumerate((3, 3, 4))
+    )
+    torch.testing.assert_close(again, first, rtol=0, atol=0)
+    assert not torch.equal(other['linear.weight'], first['linear.weight'])
+
+
+def test_weights_of_another_model_are_an_error(run: Callable) -> None:
+    torch.save({'state_dict': {'encoder.weight': torch.zeros(3)}}, 'other.pth')
+    message = r'0 of the 9 tensors of TinyModel.*encoder'
+    with pytest.raises(CheckpointMismatchError, match=message):
+        run('train', cfg_options={'load_from': 'other.pth'})
+    with pytest.raises(CheckpointMismatchError, match=message):
+        run('evaluate', 'other.pth')
+
+
+def test_missing_checkpoint_and_config(run: Callable) -> None:
+    with pytest.raises(UsageError, match=r"no checkpoint 'nowhere\.pth' \(looked for /"):
+        run('evaluate', 'nowhere.pth')
+    with pytest.raises(UsageError, match=r"no config 'nowhere\.py' \(looked for /"):
+        load_config('nowhere.py')
+
+
+def test_missing_toolbox() -> None:
+    with pytest.raises(UsageError, match="'no_such_box', which is missing"):
+        load_config(TINY, cfg_options={'default_scope': 'no_such_box'})
+
+
+def test_predictions_are_pickled_only() -> None:
+    from mmvttt.apis.train import _dump
+
+    with pytest.raises(UsageError, match=r"'a\.json' must end in \.pkl"):
+        _dump(Config(dict(default_scope='mmengine')), 'a.json')
+
+
+@pytest.mark.parametrize(
+    ('scope', 'drawn'),
+    [
+        ('mmdet', {'draw': True, 'test_out_dir': '/pictures'}),
+        ('mmseg', {'draw': True, 'interval': 1}),
+        ('mmpretrain', {'enable': True, 'out_dir': '/pictures', 'interval': 1}),
+    ],
+)
+def test_show_dir_speaks_every_toolbox_s_language(scope: str, drawn: dict) -> None:
+    hook = dict(type='Hook')
+    cfg = Config(
+        dict(default_scope=scope, default_hooks=dict(visualization=hook), visualizer=dict())
+    )
+    show_predictions(cfg, '/pictures')
+    assert cfg.default_hooks.visualization == {**hook, **drawn}
+    assert cfg.visualizer == ({'save_dir': '/pictures'} if scope == 'mmseg' else {})
+
+
+def test_show_dir_without_a_hook() -> None:
+    with pytest.raises(UsageError, match=r'--show-dir needs default_hooks\.visualization'):
+        show_predictions(Config(dict(default_scope='mmdet', default_hooks=dict())), 'a')
+
+
+def test_plain_errors_are_said_once_a_node_without_a_traceback(
+    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rank in ('0', '1'):
+        monkeypatch.setenv('LOCAL_RANK', rank)
+        with pytest.raises(SystemExit) as error, plain_errors():
+            raise UsageError('what to do')
+        assert error.value.code == 1
+    assert capsys.readouterr().err == 'error: what to do\n'
+    with pytest.raises(ZeroDivisionError), plain_errors():
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize('text', ['a = (', "_base_ = './nowhere.py'", 'a = 1'])
+def test_a_config_that_cannot_be_trained_is_one_sentence(tmp_path: Path, text: str) -> None:
+    config = tmp_path / 'broken.py'
+    config.write_text(text)
+    with pytest.raises(UsageError, match=r"config '.*broken\.py' (cannot be read|has no model, )"):
+        train(config, work_dir=str(tmp_path))
+    with pytest.raises(UsageError, match=r"config '.*broken\.py' (cannot be read|has no model, )"):
+        evaluate(config, config, work_dir=str(tmp_path))

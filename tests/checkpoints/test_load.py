@@ -1,0 +1,161 @@
+"""Loading weights: prefixes, containers, reports, and files that must not be read."""
+
+import io
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mmvttt.checkpoints.load import compare, load_pretrained
+from mmvttt.checkpoints.read import read_weights
+from mmvttt.errors import CheckpointError, CheckpointMismatchError
+
+
+def net(width: int = 4) -> nn.Module:
+    return nn.Sequential(nn.Linear(3, width), nn.BatchNorm1d(width), nn.Linear(width, 2))
+
+
+def with_prefix(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {f'{prefix}{name}': tensor for name, tensor in state.items()}
+
+
+@pytest.mark.parametrize('container', [None, 'state_dict', 'model', 'state_dict_ema', 'model_ema'])
+@pytest.mark.parametrize('ddp', ['', 'module.'])
+def test_containers(tmp_path: Path, container: str | None, ddp: str) -> None:
+    source, target = net(), net()
+    content = with_prefix(source.state_dict(), ddp)
+    torch.save({container: content, 'epoch': 3} if container else content, tmp_path / 'a.pth')
+    report = load_pretrained(target, tmp_path / 'a.pth')
+    assert len(report.matched) == len(source.state_dict())
+    assert report.missing == report.unexpected == report.mismatched == []
+    torch.testing.assert_close(target.state_dict(), source.state_dict(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize('prefix', ['backbone.', 'backbone'])
+def test_prefix(tmp_path: Path, prefix: str) -> None:
+    source, target = net(), net()
+    content = with_prefix(source.state_dict(), 'backbone.') | {'backbones.x': torch.zeros(1)}
+    torch.save({'state_dict': content}, tmp_path / 'a.pth')
+    report = load_pretrained(target, tmp_path / 'a.pth', prefix=prefix)
+    assert not report.unexpected
+    torch.testing.assert_close(target.state_dict(), source.state_dict(), rtol=0, atol=0)
+
+
+def test_report(tmp_path: Path) -> None:
+    source, target = net(), net()
+    before = {k: v.clone() for k, v in target.state_dict().items()}
+    content = source.state_dict()
+    del content['0.weight'], content['1.num_batches_tracked']
+    content['2.weight'] = torch.zeros(7, 4)
+    content['head.weight'] = torch.zeros(1)
+    torch.save(content, tmp_path / 'a.pth')
+    report = load_pretrained(target, tmp_path / 'a.pth')
+    assert report.missing == ['0.weight']
+    assert report.unexpected == ['head.weight']
+    assert report.mismatched == ['2.weight: (7, 4) → (2, 4)']
+    assert len(report.matched) == 6
+    torch.testing.assert_close(target[0].weight, before['0.weight'], rtol=0, atol=0)
+    torch.testing.assert_close(target[2].weight, before['2.weight'], rtol=0, atol=0)
+    torch.testing.assert_close(target[0].bias, source[0].bias, rtol=0, atol=0)
+    assert str(report).splitlines() == [
+        '6 tensors matched',
+        '1 missing: 0.weight',
+        '1 unexpected: head.weight',
+        '1 mismatched: 2.weight: (7, 4) → (2, 4)',
+    ]
+
+
+def test_report_lists_a_few_names_of_many() -> None:
+    report = compare(nn.Module(), {f'a.{i}': torch.zeros(1) for i in range(11)})
+    assert str(report).endswith(
+        '11 unexpected: ' + ', '.join(f'a.{i}' for i in range(8)) + ', … 3 more'
+    )
+
+
+def test_adapt_sees_names_without_the_prefix(tmp_path: Path) -> None:
+    source, target = net(5), net(4)
+    torch.save(with_prefix(source.state_dict(), 'backbone.'), tmp_path / 'a.pth')
+
+    def cut(state: dict[str, Tensor]) -> dict[str, Tensor]:
+        own = target.state_dict()
+        state.pop('2.bias')
+        return {k: v[tuple(map(slice, own[k].shape))] for k, v in state.items()}
+
+    report = load_pretrained(target, tmp_path / 'a.pth', prefix='backbone.', adapt=cut)
+    assert report.missing == ['2.bias']
+    assert not report.mismatched
+    torch.testing.assert_close(target[2].weight, source[2].weight[:, :4], rtol=0, atol=0)
+
+
+def test_wrong_prefix_names_the_right_one(tmp_path: Path) -> None:
+    content = with_prefix(net().state_dict(), 'backbone.') | {'head.fc.weight': torch.zeros(1)}
+    torch.save(content, tmp_path / 'a.pth')
+    message = (
+        r"a\.pth' has 0 of the 9 tensors of Sequential; its names begin with "
+        r"backbone\. \(9\), head\. \(1\); write prefix='backbone\.': 9 tensors match then"
+    )
+    with pytest.raises(CheckpointMismatchError, match=message):
+        load_pretrained(net(), tmp_path / 'a.pth')
+    with pytest.raises(
+        CheckpointMismatchError, match=r"under prefix='neck\.'.*prefix='backbone\.'"
+    ):
+        load_pretrained(net(), tmp_path / 'a.pth', prefix='neck.')
+
+
+def test_superfluous_prefix(tmp_path: Path) -> None:
+    torch.save(net().state_dict(), tmp_path / 'a.pth')
+    with pytest.raises(CheckpointMismatchError, match='leave prefix out'):
+        load_pretrained(net(), tmp_path / 'a.pth', prefix='backbone.')
+
+
+def test_weights_of_another_architecture(tmp_path: Path) -> None:
+    torch.save({'conv.weight': torch.zeros(3), '0.bias': torch.zeros(99)}, tmp_path / 'a.pth')
+    with pytest.raises(CheckpointMismatchError, match='give the checkpoint of this architecture'):
+        load_pretrained(net(), tmp_path / 'a.pth')
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no checkpoint '.*none\.pth'.*http\(s\) URL"):
+        read_weights(tmp_path / 'none.pth')
+
+
+class Command:
+    """Runs a command when unpickled."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> tuple:
+        return os.mkdir, (str(self.target),)
+
+
+def test_code_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:
+    torch.save({'model': net().state_dict(), 'x': Command(tmp_path / 'ran')}, tmp_path / 'a.pth')
+    with pytest.raises(CheckpointError, match='unpickling it could run code'):
+        read_weights(tmp_path / 'a.pth')
+    assert not (tmp_path / 'ran').exists()
+
+
+def test_damaged_files(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    torch.save(net().state_dict(), buffer)
+    whole = buffer.getvalue()
+    for content in (whole[: len(whole) // 2], b'', b'not a checkpoint', pickle.dumps([1], 2)):
+        (tmp_path / 'a.pth').write_bytes(content)
+        with pytest.raises(CheckpointError, match=r'a\.pth'):
+            read_weights(tmp_path / 'a.pth')
+
+
+@pytest.mark.parametrize(
+    ('content', 'found'),
+    [({'epoch': 3}, r"the keys \['epoch'\]"), ([1, 2], 'a list'), ({}, r'the keys \[\]')],
+)
+def test_files_without_weights(tmp_path: Path, content: object, found: str) -> None:
+    torch.save(content, tmp_path / 'a.pth')
+    with pytest.raises(
+        CheckpointError, match=f'holds no weights but {found}.*allowed: a state dict'
+    ):
+        read_weights(tmp_path / 'a.pth')

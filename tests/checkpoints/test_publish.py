@@ -1,0 +1,90 @@
+"""Checkpoints: what is in them, and the small copy to hand on."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+import torch
+
+from mmvttt.checkpoints.publish import describe_checkpoint, publish_checkpoint
+from mmvttt.errors import UsageError
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Path:
+    """A checkpoint as a run leaves it, with everything that is nobody's business."""
+    big = torch.arange(10000.0)
+    content = dict(
+        state_dict={
+            'backbone.blocks.0.weight': big[:6].view(2, 3),
+            'backbone.norm.weight': torch.ones(3),
+            'backbone.steps': torch.tensor(5),
+            'head.fc.weight': torch.ones(4, 3),
+        },
+        optimizer=dict(state={0: dict(exp_avg=torch.ones(10000))}),
+        meta=dict(
+            epoch=7,
+            cfg="work_dir = '/home/somebody'",
+            dataset_meta=dict(classes=('cat', 'dog', 'cow', 'hen')),
+        ),
+    )
+    path = tmp_path / 'epoch_7.pth'
+    torch.save(content, path)
+    return path
+
+
+def test_the_page_names_parts_and_classes(trained: Path) -> None:
+    page = describe_checkpoint(trained)
+    assert 'entries: state_dict, optimizer, meta' in page
+    assert 'epoch: 7' in page
+    assert '4 classes: cat, dog, cow, hen' in page
+    assert '4 tensors (3 float32, 1 int64), 22 numbers' in page
+    parts = dict(line.split() for line in page.splitlines() if line.startswith('  '))
+    assert parts == {
+        'backbone.blocks': '6',
+        'backbone.norm': '3',
+        'backbone': '1',
+        'head.fc': '12',
+    }
+    assert '  backbone ' in describe_checkpoint(trained, depth=1)
+
+
+def test_the_copy_has_weights_classes_and_its_hash(trained: Path, tmp_path: Path) -> None:
+    path = publish_checkpoint(trained, tmp_path / 'zoo' / 'model.pth')
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert path.name == f'model-{digest[:8]}.pth'
+    content = torch.load(path, weights_only=True)
+    assert set(content) == {'state_dict', 'meta'}
+    assert content['meta']['dataset_meta']['classes'] == ('cat', 'dog', 'cow', 'hen')
+    assert 'cfg' not in content['meta']
+    source = torch.load(trained, weights_only=True)['state_dict']
+    assert all(torch.equal(v, source[k]) for k, v in content['state_dict'].items())
+    assert len(content['state_dict']) == len(source)
+    # The view into a large tensor did not bring it along.
+    assert path.stat().st_size < 10000
+
+
+def test_the_copy_of_a_backbone_in_half_precision(trained: Path, tmp_path: Path) -> None:
+    path = publish_checkpoint(trained, tmp_path / 'b.pth', prefix='backbone.', half=True)
+    weights = torch.load(path, weights_only=True)['state_dict']
+    assert {k: v.dtype for k, v in weights.items()} == {
+        'blocks.0.weight': torch.float16,
+        'norm.weight': torch.float16,
+        'steps': torch.int64,
+    }
+
+
+def test_bare_state_dicts_are_taken_too(tmp_path: Path) -> None:
+    path = tmp_path / 'bare.pth'
+    torch.save({'conv.weight': torch.ones(2)}, path)
+    assert '1 tensors (1 float32), 2 numbers' in describe_checkpoint(path)
+    assert publish_checkpoint(path, tmp_path / 'out.pth').is_file()
+
+
+def test_mistakes_are_named(trained: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"'neck\.'.*backbone\., head\."):
+        publish_checkpoint(trained, tmp_path / 'out.pth', prefix='neck.')
+    with pytest.raises(UsageError, match=r'out\.pt.*must end in \.pth'):
+        publish_checkpoint(trained, tmp_path / 'out.pt')
+    with pytest.raises(FileNotFoundError, match='nowhere'):
+        describe_checkpoint(tmp_path / 'nowhere.pth')

@@ -1,0 +1,205 @@
+"""Checkpoints on SIGTERM, and a good one on the disk at any moment."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from mmvttt.checkpoints.resume import latest_checkpoint
+from mmvttt.engine import AnomalyError, CheckpointHook, Preempted
+
+TRAININGS = Path(__file__).parents[2] / 'trainings'
+TRAIN = TRAININGS.parents[1] / 'tools' / 'train.py'
+
+
+def names(folder: str) -> set[str]:
+    return {p.name for p in Path(folder).glob('*.pth')}
+
+
+def stop_at(step: int = 0, val_step: int = 0) -> dict:
+    return {'custom_hooks': [dict(type='Terminate', step=step, val_step=val_step)]}
+
+
+def test_sigterm_leaves_a_checkpoint_of_this_step(run: Callable) -> None:
+    former = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(Preempted) as stopped:
+        run('train', config='noisy', work_dir='a', cfg_options=stop_at(9))
+    assert stopped.value.code == 0
+    assert signal.getsignal(signal.SIGTERM) is former
+    assert names('a') == {'epoch_1.pth', 'iter_9.pth'}
+    path, _ = latest_checkpoint('a')
+    assert path.endswith('iter_9.pth')
+    assert torch.load(path, weights_only=True)['meta']['iter'] == 9
+    # The next regular one takes its place.
+    run('train', config='noisy', work_dir='a', resume='auto')
+    assert names('a') == {'epoch_1.pth', 'epoch_2.pth', 'epoch_3.pth'}
+    assert signal.getsignal(signal.SIGTERM) is former
+
+
+def test_the_exit_status_can_be_chosen(run: Callable) -> None:
+    options = {'default_hooks.checkpoint.exit_code': 143, **stop_at(2)}
+    with pytest.raises(Preempted) as stopped:
+        run('train', config='noisy', work_dir='a', cfg_options=options)
+    assert stopped.value.code == 143
+
+
+def test_a_regular_checkpoint_of_this_step_is_enough(run: Callable) -> None:
+    options = {
+        'train_cfg': dict(_delete_=True, by_epoch=False, max_iters=8),
+        'default_hooks.checkpoint': dict(by_epoch=False, interval=4),
+        **stop_at(4),
+    }
+    with pytest.raises(Preempted):
+        run('train', config='noisy', work_dir='a', cfg_options=options)
+    assert names('a') == {'iter_4.pth'}
+
+
+def test_accumulated_gradients_are_not_cut_off(run: Callable) -> None:
+    options = {'optim_wrapper.accumulative_counts': 4, **stop_at(5)}
+    with pytest.raises(Preempted):
+        run('train', config='noisy', work_dir='a', cfg_options=options)
+    assert names('a') == {'epoch_1.pth', 'iter_8.pth'}
+    (log,) = Path('a').glob('*/*.log')
+    assert '6 steps apart, no multiple of accumulative_counts=4' in log.read_text()
+
+
+def test_sigterm_in_a_validation(run: Callable) -> None:
+    # The last checkpoint is an epoch old here, and the model holds the averaged weights.
+    options = {
+        'default_hooks.checkpoint.interval': 2,
+        'custom_hooks': [dict(type='EMAHook', momentum=0.1), dict(type='Terminate', val_step=3)],
+        'randomness.seed': 0,
+    }
+    whole = {**options, 'custom_hooks': options['custom_hooks'][:1]}
+    run('train', config='noisy', work_dir='whole', cfg_options=whole)
+    with pytest.raises(Preempted):
+        run('train', config='noisy', work_dir='a', cfg_options=options)
+    assert names('a') == {'iter_6.pth'}
+    assert torch.load('a/iter_6.pth', weights_only=True)['meta']['epoch'] == 1
+    run('train', config='noisy', work_dir='a', resume='auto', cfg_options=whole)
+    assert names('a') == {'epoch_2.pth', 'epoch_3.pth'}
+    ends = [torch.load(f'{d}/epoch_3.pth', weights_only=True) for d in ('a', 'whole')]
+    for part in ('state_dict', 'ema_state_dict'):
+        for name, value in ends[0][part].items():
+            assert torch.equal(value, ends[1][part][name]), name
+
+
+def test_the_old_checkpoint_goes_after_the_new_one_has_come(
+    run: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep = {'default_hooks.checkpoint.max_keep_ckpts': 1}
+    run('train', config='noisy', work_dir='a', cfg_options={**keep, 'train_cfg.max_epochs': 2})
+    assert names('a') == {'epoch_2.pth'}
+
+    def full(*_: object) -> None:
+        raise OSError('no space left on device')
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, 'fsync', full)
+        with pytest.raises(OSError, match='no space'):
+            run('train', config='noisy', work_dir='a', resume='auto', cfg_options=keep)
+    assert names('a') == {'epoch_2.pth'}
+    assert not list(Path('a').glob('.*'))
+    run('train', config='noisy', work_dir='a', resume='auto', cfg_options=keep)
+    assert names('a') == {'epoch_3.pth'}
+
+
+def test_what_a_kill_left_half_written_is_cleared(run: Callable) -> None:
+    Path('a').mkdir()
+    Path('a/.epoch_1.pth.77.partial').write_bytes(b'half')
+    run('train', config='noisy', work_dir='a', cfg_options={'train_cfg.max_epochs': 1})
+    assert [p.name for p in Path('a').glob('.*')] == []
+
+
+def test_mmengines_hook_gives_way_to_ours(run: Callable) -> None:
+    runner = run('train', config='noisy', work_dir='a', cfg_options={'train_cfg.max_epochs': 1})
+    (hook,) = [h for h in runner.hooks if type(h).__name__ == 'CheckpointHook']
+    assert isinstance(hook, CheckpointHook)
+    assert hook.interval == 1
+
+
+def test_sigterm_ends_the_tool_cleanly(tmp_path: Path, run: Callable) -> None:
+    options = ['model.seconds=0.02', 'train_cfg.max_epochs=200']
+    command = [sys.executable, str(TRAIN), str(TRAININGS / 'noisy_config.py'), '--work-dir', 'a']
+    process = subprocess.Popen(
+        [*command, '--cfg-options', *options],
+        cwd=tmp_path,
+        env=os.environ | {'PYTHONPATH': str(TRAININGS), 'OMP_NUM_THREADS': '1'},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    pointer = tmp_path / 'a' / 'last_checkpoint'
+    try:
+        for _ in range(600):
+            if pointer.exists() or process.poll() is not None:
+                break
+            time.sleep(0.1)
+        process.terminate()
+        out, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 0, out
+    assert 'Traceback' not in out
+    (line,) = [x for x in out.splitlines() if 'SIGTERM' in x]
+    path = Path(pointer.read_text())
+    assert path.name.startswith(('iter_', 'epoch_'))
+    assert f'stopped with {path}; --resume goes on' in line
+    step = torch.load(path, weights_only=True)['meta']['iter']
+    runner = run(
+        'train',
+        config='noisy',
+        work_dir=str(tmp_path / 'a'),
+        resume='auto',
+        cfg_options={'train_cfg.max_epochs': step // 6 + 1},
+    )
+    assert len(runner.model.seen) == 22 - min(22, 4 * (step % 6))
+
+
+def test_a_resumed_checkpoint_names_no_files_of_others(run: Callable, tmp_path: Path) -> None:
+    """What a checkpoint calls the best one, or a preempted one, is removed in time."""
+    folder, file = tmp_path / 'precious', tmp_path / 'precious.txt'
+    folder.mkdir()
+    file.write_text('mine')
+    run('train', config='noisy', work_dir='a', cfg_options={'train_cfg.max_epochs': 1})
+    content = torch.load('a/epoch_1.pth', weights_only=True)
+    hub = content['message_hub']
+    for key, value in {
+        'best_ckpt': str(folder),
+        'best_score': 1e9,
+        'preempted_checkpoint': str(file),
+        'keep_ckpt_ids': ['../precious', 1],
+    }.items():
+        hub['runtime_info'][key] = value
+        hub['resumed_keys'][key] = True
+    torch.save(content, 'a/epoch_1.pth')
+    options = {
+        'default_hooks.checkpoint.save_best': 'mse',
+        'default_hooks.checkpoint.rule': 'less',
+        'default_hooks.checkpoint.max_keep_ckpts': 1,
+    }
+    runner = run('train', config='noisy', work_dir='a', resume='auto', cfg_options=options)
+    assert runner.message_hub.get_info('best_score') < 1e9
+    assert folder.is_dir()
+    assert file.read_text() == 'mine'
+
+
+def test_weights_that_are_not_finite_are_not_saved(run: Callable) -> None:
+    spoil = {'custom_hooks': [dict(type='Spoil', step=12)]}
+    with pytest.raises(AnomalyError, match=r'No checkpoint is written.*1 weights.*net\.0\.weight'):
+        run('train', config='noisy', work_dir='a', cfg_options=spoil)
+    assert names('a') == {'epoch_1.pth'}
+    assert run('train', config='noisy', work_dir='a', resume='auto').iter == 18
+
+
+def test_a_misspelt_option_is_an_error_at_once() -> None:
+    with pytest.raises(
+        TypeError, match=r'no option max_keep_ckpt; allowed: exit_code.*max_keep_ck'
+    ):
+        CheckpointHook(interval=1, max_keep_ckpt=3)
