@@ -65,7 +65,7 @@ def main() -> int:
             passed = False
         for i, name in enumerate(BENCHMARKS):
             seconds = (end - time.monotonic()) / (len(BENCHMARKS) - i)
-            benchmark = str(ROOT / 'tools' / 'benchmark' / f'{name}.py')
+            benchmark = str(ROOT / 'tools' / 'kernel_benchmarks' / f'{name}.py')
             command = [sys.executable, benchmark, '--out', str(args.out)]
             # What has begun is finished: the slowest contender takes some half a minute.
             command += ['--seconds', str(max(int(seconds - 40), 20))]

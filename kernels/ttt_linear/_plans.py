@@ -1,4 +1,4 @@
-"""Where a TTT-linear scan is cut into segments: `python tools/benchmark/ttt_linear.py --tune`.
+"""Where a TTT-linear scan is cut: `python tools/kernel_benchmarks/ttt_linear.py --tune` measures.
 
 A scan is one chain of mini-batches and keeps one program busy; few scans leave most of a GPU idle.
 Cut into segments, everything that does not sit on that chain runs on the idle part, for the price

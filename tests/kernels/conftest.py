@@ -4,4 +4,5 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parents[1] / 'tools' / 'benchmark')]
+BENCHMARKS = HERE.parents[1] / 'tools' / 'kernel_benchmarks'
+sys.path[:0] = [str(HERE), str(BENCHMARKS), str(BENCHMARKS / 'aot')]

@@ -1,7 +1,8 @@
 """The kernels of ttt_glu and ttt_dwconv, compiled for GPUs that need not be there.
 
-A ratchet on registers, spills and shared memory, by Triton version: tests/kernels/ttt_glu_aot.json,
-which `python tools/benchmark/ttt_glu_aot.py --update` writes.
+A ratchet on registers, spills and shared memory, by Triton version:
+tools/kernel_benchmarks/aot/ttt_glu_aot.json, which
+`python tools/kernel_benchmarks/aot/ttt_glu_aot.py --update` writes.
 """
 
 import json

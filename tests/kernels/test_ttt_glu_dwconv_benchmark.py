@@ -1,4 +1,4 @@
-"""tools/benchmark/ttt_glu.py compares like with like, writes a table, and refuses to time a CPU."""
+"""The benchmark of ttt_glu compares like with like, writes a table, and refuses to time a CPU."""
 
 import csv
 import os

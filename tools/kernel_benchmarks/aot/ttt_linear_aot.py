@@ -1,9 +1,9 @@
 """Compiles the TTT-linear kernels for GPUs that need not be there, and counts what came out.
 
-    python tools/benchmark/ttt_linear_aot.py            # compare with the committed table
-    python tools/benchmark/ttt_linear_aot.py --update   # write the table anew, every variant
+    python tools/kernel_benchmarks/aot/ttt_linear_aot.py            # compare with the table
+    python tools/kernel_benchmarks/aot/ttt_linear_aot.py --update   # write the table anew
 
-The table, tests/kernels/ttt_linear_aot.json, is by Triton version, which brings its assembler:
+The table, ttt_linear_aot.json, is by Triton version, which brings its assembler:
 registers a thread, instructions that spill (LDL, STL), bytes of shared memory, and tensor-core
 instructions (HMMA), of the whole kernel. tests/kernels/test_ttt_linear_aot.py holds them to it.
 """
@@ -28,8 +28,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-ROOT = Path(__file__).resolve().parents[2]
-TABLE = ROOT / 'tests' / 'kernels' / 'ttt_linear_aot.json'
+TABLE = Path(__file__).with_suffix('.json')
 ARCHS = (80, 89, 90)
 TYPES = {'bf16': torch.bfloat16, 'fp16': torch.float16, 'fp32': torch.float32}
 KERNELS = {

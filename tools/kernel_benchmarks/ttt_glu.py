@@ -1,8 +1,8 @@
 """Times ttt_glu and ttt_dwconv side by side with their eager formulas, as they are and compiled.
 
-    python tools/benchmark/ttt_glu.py           # writes docs/benchmarks/ttt_glu_<gpu>.csv
-    python tools/benchmark/ttt_glu.py --op dwconv --model vit3-tiny
-    python tools/benchmark/ttt_glu.py --device cpu --smoke --out /some/folder
+    python tools/kernel_benchmarks/ttt_glu.py           # writes docs/benchmarks/ttt_glu_<gpu>.csv
+    python tools/kernel_benchmarks/ttt_glu.py --op dwconv --model vit3-tiny
+    python tools/kernel_benchmarks/ttt_glu.py --device cpu --smoke --out /some/folder
 
 In bf16, at the shapes of ViT³ and of the stages of H-ViT³: forward, and forward with backward.
 """

@@ -1,8 +1,8 @@
 """Times ttt_linear side by side with its eager form, flash-linear-attention and attention.
 
-    python tools/benchmark/ttt_linear.py           # writes docs/benchmarks/ttt_linear_<gpu>.*
-    python tools/benchmark/ttt_linear.py --tune    # writes kernels/ttt_linear/_plans.py
-    python tools/benchmark/ttt_linear.py --device cpu --smoke --out /some/folder
+    python tools/kernel_benchmarks/ttt_linear.py         # docs/benchmarks/ttt_linear_<gpu>.*
+    python tools/kernel_benchmarks/ttt_linear.py --tune  # kernels/ttt_linear/_plans.py
+    python tools/kernel_benchmarks/ttt_linear.py --device cpu --smoke --out /some/folder
 
 One layer's worth of work in bf16: Vittt's two scans with H heads of 64 channels, and for attention
 one call over the same tokens and channels. flash-linear-attention (optional) gets the two scans as

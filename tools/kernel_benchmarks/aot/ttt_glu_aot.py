@@ -1,10 +1,10 @@
 """Compiles the kernels of ttt_glu and ttt_dwconv for GPUs that need not be there, and counts.
 
-    python tools/benchmark/ttt_glu_aot.py            # compare with the committed table
-    python tools/benchmark/ttt_glu_aot.py --update   # write the table anew, every variant
+    python tools/kernel_benchmarks/aot/ttt_glu_aot.py            # compare with the committed table
+    python tools/kernel_benchmarks/aot/ttt_glu_aot.py --update   # write the table anew
 
-The table, tests/kernels/ttt_glu_aot.json, is like that of ttt_linear_aot.py, whose counting it
-shares; tests/kernels/test_ttt_glu_dwconv_aot.py holds the kernels to it.
+The table, ttt_glu_aot.json, is like that of ttt_linear_aot.py, whose counting it shares;
+tests/kernels/test_ttt_glu_dwconv_aot.py holds the kernels to it.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from ttt_linear_aot import TYPES, compare, count
 
-TABLE = Path(__file__).resolve().parents[2] / 'tests' / 'kernels' / 'ttt_glu_aot.json'
+TABLE = Path(__file__).with_suffix('.json')
 ARCHS = (80, 89, 90)
 KERNELS = ('step', 'read', 'read_backward', 'step_backward')
 # Tensors in the dtype of the tokens; all others are in that of the inner weights.
