@@ -8,5 +8,6 @@ from .deform_attn import deform_attn
 from .ttt_dwconv import ttt_dwconv
 from .ttt_glu import ttt_glu
 from .ttt_linear import ttt_linear
+from .ttt_mlp import ttt_mlp
 
-__all__ = ['available', 'deform_attn', 'ttt_dwconv', 'ttt_glu', 'ttt_linear']
+__all__ = ['available', 'deform_attn', 'ttt_dwconv', 'ttt_glu', 'ttt_linear', 'ttt_mlp']

@@ -11,7 +11,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-OPS = ('ttt_linear', 'ttt_glu', 'ttt_dwconv', 'deform_attn')
+OPS = ('ttt_linear', 'ttt_glu', 'ttt_dwconv', 'ttt_mlp', 'deform_attn')
 BACKENDS = ('triton', 'reference')
 VARIABLE = 'TTT_KERNELS_BACKEND'
 

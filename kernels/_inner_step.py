@@ -1,7 +1,39 @@
-"""What the references of ViT³'s inner steps share: their dtype and the damping g/(‖g‖ + 1)."""
+"""What the references of the full-batch inner steps share: layouts, silu and the damping of ViT³."""
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
+
+from ._inputs import state_dtype
+
+
+def over_heads(
+    read: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, *weights: Tensor
+) -> Tensor:
+    """`read(q, k, v, *weights)` of one head `(N, d)`, for every image and head of `(B, N, H, d)`."""
+    heads = (x.to(state_dtype(x.dtype)).transpose(1, 2) for x in (q, k, v))  # (B, H, N, d)
+    images = (0, 0, 0, *[None] * len(weights))
+    o = torch.func.vmap(torch.func.vmap(read), in_dims=images)(*heads, *weights)
+    return o.transpose(1, 2).to(q.dtype)
+
+
+def heads_first(*tokens: Tensor) -> list[Tensor]:
+    """`(B, N, H, d)` to `(B, H, N, d)`, in the state's dtype."""
+    return [x.to(state_dtype(x.dtype)).transpose(1, 2) for x in tokens]
+
+
+def tokens_first(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """`(B, H, N, d)` to a contiguous `(B, N, H, d)` of `dtype`."""
+    return x.transpose(1, 2).to(dtype).contiguous()
+
+
+def silu_derivatives(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """silu(z), its first and its second derivative."""
+    sigma = torch.sigmoid(z)
+    spread = 1 - sigma
+    slope = torch.addcmul(sigma, z, sigma * spread)
+    return z * sigma, slope, sigma * spread * (2 + z * (spread - sigma))
 
 
 def damped(g: Tensor, dim: int) -> Tensor:

@@ -102,3 +102,26 @@ def check_dtype(op: str, name: str, x: Tensor, dtype: torch.dtype, why: str) -> 
         raise TypeError(
             f'{op}: {name} must be {dtype} {why}, got {x.dtype}; convert it with .to({dtype})'
         )
+
+
+def check_inner_step(op: str, q: Tensor, k: Tensor, v: Tensor, **weights: Tensor) -> None:
+    """Tokens `(B, N, H, d)` of one shape and dtype, and weights `(H, d, d)` of that of the state.
+
+    Raises:
+        TypeError: a wrong dtype.
+        ValueError: a wrong shape, or N, H or d = 0.
+    """
+    if q.dim() != 4:
+        raise ValueError(
+            f'{op}: q must have shape (B, N, H, d), got {q.dim()} dimensions: {tuple(q.shape)}'
+        )
+    _, tokens, heads, dim = q.shape
+    check_not_empty(op, 'q', q, N=tokens, H=heads, d=dim)
+    if q.dtype not in FLOATS:
+        raise TypeError(f'{op}: q must be float32, bfloat16, float16 or float64, got {q.dtype}')
+    for name, x in (('k', k), ('v', v)):
+        check_shape(op, name, x, q.shape, '(B, N, H, d)')
+        check_dtype(op, name, x, q.dtype, 'as q is')
+    for name, x in weights.items():
+        check_shape(op, name, x, (heads, dim, dim), '(H, d, d)')
+        check_dtype(op, name, x, state_dtype(q.dtype), f'where q is {q.dtype}')

@@ -5,7 +5,6 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from .. import _backend, _inputs
-from .._inputs import state_dtype
 from . import reference
 
 _NAME = 'ttt_glu'
@@ -53,28 +52,10 @@ def ttt_glu(
     backend = _backend.resolve(backend)
     _inputs.check_tensors(_NAME, q=q, k=k, v=v, w1=w1, w2=w2)
     q, k, v = _inputs.to_autocast(q, k, v)
-    _check(q, k, v, w1, w2)
+    _inputs.check_inner_step(_NAME, q, k, v, w1=w1, w2=w2)
     _inputs.check_number(_NAME, 'scale', scale)
     _inputs.check_bool(_NAME, 'damping', damping)
     return _op(q, k, v, w1, w2, float(scale), damping, backend)[0]
-
-
-def _check(q: Tensor, k: Tensor, v: Tensor, w1: Tensor, w2: Tensor) -> None:
-    if q.dim() != 4:
-        raise ValueError(
-            f'{_NAME}: q must have shape (B, N, H, d), got {q.dim()} dimensions: {tuple(q.shape)}'
-        )
-    _, tokens, heads, dim = q.shape
-    _inputs.check_not_empty(_NAME, 'q', q, N=tokens, H=heads, d=dim)
-    if q.dtype not in _inputs.FLOATS:
-        raise TypeError(f'{_NAME}: q must be float32, bfloat16, float16 or float64, got {q.dtype}')
-    for name, x in (('k', k), ('v', v)):
-        _inputs.check_shape(_NAME, name, x, q.shape, '(B, N, H, d)')
-        _inputs.check_dtype(_NAME, name, x, q.dtype, 'as q is')
-    for name, x in (('w1', w1), ('w2', w2)):
-        _inputs.check_shape(_NAME, name, x, (heads, dim, dim), '(H, d, d)')
-        state = state_dtype(q.dtype)
-        _inputs.check_dtype(_NAME, name, x, state, f'where q is {q.dtype}')
 
 
 # ------------------------------------------------------------------------------------ registration

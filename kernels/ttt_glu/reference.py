@@ -12,8 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._inner_step import damped, damped_backward
-from .._inputs import state_dtype
+from .._inner_step import (
+    damped,
+    damped_backward,
+    heads_first,
+    over_heads,
+    silu_derivatives,
+    tokens_first,
+)
 
 
 def primal(
@@ -26,9 +32,6 @@ def primal(
     Returns:
         `(B, N, H, d)`.
     """
-    state = state_dtype(q.dtype)
-    heads = (x.to(state).transpose(1, 2) for x in (q, k, v))  # (B, H, N, d)
-
     def f(w1: Tensor, w2: Tensor, x: Tensor) -> Tensor:
         return (x @ w1) * F.silu(x @ w2)
 
@@ -41,26 +44,7 @@ def primal(
             grads = [g / (g.norm(dim=0, keepdim=True) + 1) for g in grads]
         return f(w1 - grads[0], w2 - grads[1], q)
 
-    over_heads = torch.func.vmap(read)
-    o = torch.func.vmap(over_heads, in_dims=(0, 0, 0, None, None))(*heads, w1, w2)
-    return o.transpose(1, 2).to(q.dtype)
-
-
-def _gate(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """silu(z), its first and its second derivative."""
-    sigma = torch.sigmoid(z)
-    spread = 1 - sigma
-    slope = torch.addcmul(sigma, z, sigma * spread)
-    return z * sigma, slope, sigma * spread * (2 + z * (spread - sigma))
-
-
-def _heads_first(*tokens: Tensor) -> list[Tensor]:
-    """`(B, N, H, d)` to `(B, H, N, d)`, in the state's dtype."""
-    return [x.to(state_dtype(x.dtype)).transpose(1, 2) for x in tokens]
-
-
-def _tokens_first(x: Tensor, dtype: torch.dtype) -> Tensor:
-    return x.transpose(1, 2).to(dtype).contiguous()
+    return over_heads(read, q, k, v, w1, w2)
 
 
 @torch.no_grad()
@@ -74,13 +58,13 @@ def forward(
         `(B, H, d, 2d)` in the state's dtype.
     """
     dtype, tokens, dim = q.dtype, q.shape[1], q.shape[-1]
-    q, k, v = _heads_first(q, k, v)
+    q, k, v = heads_first(q, k, v)
     w = torch.cat([w1, w2], dim=-1)
     z1, z2 = (k @ w).split(dim, dim=-1)
-    a, slope, _ = _gate(z2)
+    a, slope, _ = silu_derivatives(z2)
     g = k.mT @ torch.cat([v * a, v * z1 * slope], dim=-1) * (-scale / tokens)
     u1, u2 = (q @ (w - (damped(g, -2) if damping else g))).split(dim, dim=-1)
-    return _tokens_first(u1 * F.silu(u2), dtype), g
+    return tokens_first(u1 * F.silu(u2), dtype), g
 
 
 @torch.no_grad()
@@ -101,13 +85,13 @@ def backward(
     with r = K·j, dV = r1·a + r2·z1·a′, and so on.
     """
     dtype, tokens, dim = q.dtype, q.shape[1], q.shape[-1]
-    do, q, k, v = _heads_first(do, q, k, v)
+    do, q, k, v = heads_first(do, q, k, v)
     w = torch.cat([w1, w2], dim=-1)
 
     # The reading: gradients of q and of the stepped weights.
     stepped = w - (damped(g, -2) if damping else g)
     u1, u2 = (q @ stepped).split(dim, dim=-1)
-    b, slope, _ = _gate(u2)
+    b, slope, _ = silu_derivatives(u2)
     du = torch.cat([do * b, do * u1 * slope], dim=-1)
     dq = du @ stepped.mT
     dw = q.mT @ du
@@ -115,16 +99,16 @@ def backward(
 
     # The step: gradients of k, v and of the weights that it starts from.
     z1, z2 = (k @ w).split(dim, dim=-1)
-    a, slope, bend = _gate(z2)
+    a, slope, bend = silu_derivatives(z2)
     r1, r2 = (k @ j).split(dim, dim=-1)
     dv = r1 * a + r2 * z1 * slope
     dz = torch.cat([r2 * v * slope, v * (r1 * slope + r2 * z1 * bend)], dim=-1)
     dk = torch.cat([v * a, v * z1 * slope], dim=-1) @ j.mT + dz @ w.mT
     dw1, dw2 = (dw + k.mT @ dz).sum(0).split(dim, dim=-1)
     return (
-        _tokens_first(dq, dtype),
-        _tokens_first(dk, dtype),
-        _tokens_first(dv, dtype),
+        tokens_first(dq, dtype),
+        tokens_first(dk, dtype),
+        tokens_first(dv, dtype),
         # Of one head of one channel these views are contiguous, and would share their memory.
         dw1.clone(memory_format=torch.contiguous_format),
         dw2.clone(memory_format=torch.contiguous_format),

@@ -46,6 +46,10 @@ def glu(batch: int, tokens: int, heads: int, dim: int) -> dict[str, Any]:
     return dict(q=q, k=k, v=v, w1=w1, w2=w2)
 
 
+def mlp(batch: int, tokens: int, heads: int, dim: int) -> dict[str, Any]:
+    return dict(**glu(batch, tokens, heads, dim), w3=rand(heads, dim, dim), scale=0.5)
+
+
 def dwconv(batch: int, tokens: int, heads: int, dim: int) -> dict[str, Any]:
     q, k, v = rand(3, batch, tokens * heads, dim)
     return dict(q=q, k=k, v=v, w3=rand(dim, 3, 3), hw=(tokens, heads))
@@ -65,6 +69,7 @@ OPS: dict[str, Callable[..., dict[str, Any]]] = {
     'ttt_linear': linear,
     'ttt_glu': glu,
     'ttt_dwconv': dwconv,
+    'ttt_mlp': mlp,
     'deform_attn': deform,
 }
 every_op = pytest.mark.parametrize('op', OPS)
@@ -133,6 +138,11 @@ OPTIONS = {
         'hw': st.lists(st.integers(-3, 1), max_size=3) | st.floats() | not_numbers,
         'scale': st.sampled_from([float('nan'), float('inf')]) | not_numbers,
         'damping': st.integers() | not_numbers,
+    },
+    'ttt_mlp': {
+        'loss': other_than('dot', 'l2'),
+        'scale': st.sampled_from([float('nan'), float('inf')]) | not_numbers,
+        'backend': other_than('triton', 'reference', None),
     },
     'deform_attn': {
         'spatial_shapes': st.lists(st.lists(st.integers(-3, 1), max_size=3), max_size=3)

@@ -1,15 +1,14 @@
-"""Inputs, calls and comparisons for the tests of ViT³'s inner steps, ttt_glu and ttt_dwconv."""
+"""Inputs, calls and comparisons for the tests of the full-batch inner steps of ViT³ and T⁵."""
 
 import dataclasses
+import importlib
 import math
 from collections.abc import Callable
 
 import torch
 
-from ttt_kernels import ttt_dwconv, ttt_glu
+from ttt_kernels import ttt_dwconv, ttt_glu, ttt_mlp
 from ttt_kernels._inputs import state_dtype
-from ttt_kernels.ttt_dwconv import reference as dwconv_reference
-from ttt_kernels.ttt_glu import reference as glu_reference
 
 # fp64 has 16 digits; sums over some thousand tokens of terms that cancel cost three or four.
 FP64 = 1e-12
@@ -38,6 +37,16 @@ def make_dwconv(hw, dim=6, batch=2, dtype=torch.float64, seed=0):
     return {'q': q, 'k': k, 'v': v, 'w3': (normal(generator, dim, 3, 3) / 3).to(state_dtype(dtype))}
 
 
+def make_mlp(hw, dim=6, batch=2, heads=2, dtype=torch.float64, seed=0):
+    """The two-layer model's; `make_swiglu` has a third weight."""
+    return make_glu(hw, dim, batch, heads, dtype, seed)
+
+
+def make_swiglu(hw, dim=6, batch=2, heads=2, dtype=torch.float64, seed=0):
+    w3 = normal(torch.Generator().manual_seed(seed + 1), heads, dim, dim) / dim**0.5
+    return {**make_glu(hw, dim, batch, heads, dtype, seed), 'w3': w3.to(state_dtype(dtype))}
+
+
 def call_glu(inputs, hw, scale=SCALE, **options):
     return ttt_glu(**inputs, scale=scale, **options)
 
@@ -46,28 +55,66 @@ def call_dwconv(inputs, hw, scale=SCALE, **options):
     return ttt_dwconv(**inputs, hw=hw, scale=scale, **options)
 
 
-def arguments(inputs, hw):
-    """Those of the registered op, up to `scale`."""
-    return (*inputs.values(), *(hw if 'w3' in inputs else ()))
-
-
-def primal(inputs, hw, damping=True, scale=SCALE):
-    reference = dwconv_reference if 'w3' in inputs else glu_reference
-    return reference.primal(*arguments(inputs, hw), scale, damping)
+def call_mlp(inputs, hw, scale=1.0, **options):
+    return ttt_mlp(**inputs, scale=scale, **options)
 
 
 @dataclasses.dataclass
 class Case:
+    """An op with one of its inner models.
+
+    Attributes:
+        make: Inputs by name, of a map (h, w) and sizes.
+        call: The public function, from those inputs, (h, w) and options.
+        name: Of the op.
+        option: An option that chooses what is computed, and its values, the default first.
+        scale: The default of `call`.
+    """
+
     make: Callable
     call: Callable
-    op: Callable
-    op_backward: Callable
+    name: str
+    option: tuple[str, tuple]
+    scale: float = SCALE
+
+    @property
+    def other(self):
+        """The option at its other value, for `call` and `primal`."""
+        return {self.option[0]: self.option[1][1]}
+
+    @property
+    def op(self):
+        return getattr(torch.ops.ttt_kernels, self.name)
+
+    @property
+    def op_backward(self):
+        return getattr(torch.ops.ttt_kernels, f'{self.name}_backward')
+
+    def tensors(self, inputs):
+        """Those that the registered op takes first."""
+        missing = self.name == 'ttt_mlp' and 'w3' not in inputs
+        return (*inputs.values(), *[None] * missing)
+
+    def rest(self, hw, scale=None, backend='auto'):
+        """What the registered op takes after the tensors."""
+        size = hw if self.name == 'ttt_dwconv' else ()
+        return (*size, self.scale if scale is None else scale, self.option[1][0], backend)
+
+    def primal(self, inputs, hw, scale=None, **options):
+        """The definition."""
+        size = hw if self.name == 'ttt_dwconv' else ()
+        reference = importlib.import_module(f'ttt_kernels.{self.name}.reference')
+        scale = self.scale if scale is None else scale
+        return reference.primal(*self.tensors(inputs), *size, scale, **options)
 
 
-NAMESPACE = torch.ops.ttt_kernels
+DAMPING = ('damping', (True, False))
+LOSS = ('loss', ('dot', 'l2'))
 CASES = {
-    'glu': Case(make_glu, call_glu, NAMESPACE.ttt_glu, NAMESPACE.ttt_glu_backward),
-    'dwconv': Case(make_dwconv, call_dwconv, NAMESPACE.ttt_dwconv, NAMESPACE.ttt_dwconv_backward),
+    'glu': Case(make_glu, call_glu, 'ttt_glu', DAMPING),
+    'dwconv': Case(make_dwconv, call_dwconv, 'ttt_dwconv', DAMPING),
+    'mlp': Case(make_mlp, call_mlp, 'ttt_mlp', LOSS, scale=1.0),
+    'swiglu': Case(make_swiglu, call_mlp, 'ttt_mlp', LOSS, scale=1.0),
 }
 
 

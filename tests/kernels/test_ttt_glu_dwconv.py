@@ -1,4 +1,4 @@
-"""ttt_glu and ttt_dwconv, ViT³'s inner steps, on the CPU: definition, formulas, registration."""
+"""ttt_glu, ttt_dwconv and ttt_mlp on the CPU: definition, formulas, registration."""
 
 import math
 
@@ -8,7 +8,6 @@ from inner_steps import (
     CASES,
     FP64,
     SCALE,
-    arguments,
     assert_same,
     call_dwconv,
     call_glu,
@@ -16,12 +15,12 @@ from inner_steps import (
     make_dwconv,
     make_glu,
     normal,
-    primal,
     with_gradients,
 )
 from torch.utils.flop_counter import FlopCounterMode
 
-from ttt_kernels import ttt_dwconv, ttt_glu
+import ttt_kernels
+from ttt_kernels import ttt_dwconv, ttt_glu, ttt_mlp
 from ttt_kernels._inner_step import damped, damped_backward
 
 
@@ -33,14 +32,15 @@ def case(request):
 # ------------------------------------------------------------------------------------- definition
 
 
-@pytest.mark.parametrize('damping', [True, False])
+@pytest.mark.parametrize('other', [False, True])
 @pytest.mark.parametrize(
     'hw', [(1, 1), (1, 7), (7, 1), (3, 5), (7, 9), (9, 13), (14, 14), (60, 70)]
 )
-def test_explicit_formulas_equal_the_definition_with_every_gradient(case, hw, damping):
+def test_explicit_formulas_equal_the_definition_with_every_gradient(case, hw, other):
     inputs = case.make(hw, dim=3 if math.prod(hw) > 1000 else 6)
-    expected = with_gradients(primal, inputs, hw, damping)
-    found = with_gradients(case.call, inputs, hw, damping=damping)
+    options = case.other if other else {}
+    expected = with_gradients(case.primal, inputs, hw, **options)
+    found = with_gradients(case.call, inputs, hw, **options)
     assert found[1].keys() == inputs.keys()
     assert_same(found, expected, FP64)
 
@@ -48,18 +48,19 @@ def test_explicit_formulas_equal_the_definition_with_every_gradient(case, hw, da
 @pytest.mark.parametrize('dim', [1, 2, 32])
 def test_any_head_dim(case, dim):
     inputs = case.make((5, 3), dim=dim)
-    expected = with_gradients(primal, inputs, (5, 3))
+    expected = with_gradients(case.primal, inputs, (5, 3))
     assert_same(with_gradients(case.call, inputs, (5, 3)), expected, FP64)
 
 
 def test_the_step_matters_and_has_the_published_scale(case):
     inputs = case.make((4, 4))
-    function = ttt_dwconv if 'w3' in inputs else ttt_glu
-    options = {'hw': (4, 4)} if 'w3' in inputs else {}
-    found = function(**inputs, **options)
-    assert error(found, primal(inputs, (4, 4), scale=1 / 3)) < FP64
+    found = case.call(inputs, (4, 4), scale=1 / 3)
+    assert error(found, case.primal(inputs, (4, 4), scale=1 / 3)) < FP64
+    if case.name != 'ttt_mlp':  # which has no default
+        size = {'hw': (4, 4)} if case.name == 'ttt_dwconv' else {}
+        assert torch.equal(getattr(ttt_kernels, case.name)(**inputs, **size), found)
     assert error(found, case.call(inputs, (4, 4), scale=0.0)) > 1e-2
-    assert error(found, case.call(inputs, (4, 4), scale=1 / 3, damping=False)) > 1e-3
+    assert error(found, case.call(inputs, (4, 4), scale=1 / 3, **case.other)) > 1e-3
 
 
 def test_glu_step_is_the_papers_by_hand():
@@ -98,17 +99,66 @@ def test_dwconv_step_is_nine_shifted_products_by_hand():
     assert error(found, expected[0]) < FP64
 
 
+# T = 4, d = 2, s = 1/√2, computed apart from this code.
+WORKED = {
+    ('swiglu', 'dot'): [
+        [-2.9105474636, 4.4988783353],
+        [0.1638725521, -0.5881973433],
+        [-25.5564897589, 41.4480488164],
+        [-0.0199421740, -1.6857320936],
+    ],
+    ('mlp', 'dot'): [
+        [0.4919172649, 0.1926560139],
+        [-0.2291787200, 0.9917061632],
+        [0.5905592015, 0.4018537771],
+        [-0.1607894912, -0.0656393197],
+    ],
+    ('mlp', 'l2'): [
+        [0.2055936054, -0.2209775298],
+        [0.0708955164, 0.4165132079],
+        [0.2071032207, -0.2566177378],
+        [-0.3891973219, 0.1459970073],
+    ],
+}
+
+
+@pytest.mark.parametrize('which', WORKED, ids='-'.join)
+def test_mlp_step_has_the_digits_of_the_worked_example(which):
+    q, k, v, w1, w2, w3 = (
+        torch.tensor(x, dtype=torch.float64)
+        for x in (
+            [[0.5, 1], [-1, 1], [2, 0], [0, -1]],
+            [[1, -1], [0.5, 2], [-1.5, 0], [2, 1]],
+            [[1, 0], [0, -2], [1, 1], [-1, 3]],
+            [[0.5, -1], [1, 0.25]],
+            [[1, 0.5], [-0.5, 1]],
+            [[-1, 0.5], [0.25, 2]],
+        )
+    )
+    weights = (w1, w2, w3) if which[0] == 'swiglu' else (w1, w2)
+    found = ttt_mlp(
+        *(x[None, :, None] for x in (q, k, v)),
+        *(w[None] for w in weights),
+        loss=which[1],
+        scale=2**-0.5,
+    )
+    expected = torch.tensor(WORKED[which], dtype=torch.float64)
+    torch.testing.assert_close(found[0, :, 0], expected, rtol=0, atol=6e-11)
+
+
 def test_images_do_not_see_each_other(case):
     inputs = case.make((3, 5), batch=3)
     one = {n: x[1:2] if n in 'qkv' else x for n, x in inputs.items()}
     assert error(case.call(one, (3, 5)), case.call(inputs, (3, 5))[1:2]) < FP64
 
 
-def test_tokens_have_no_order_in_the_gated_model():
-    inputs = make_glu((19, 1))
+@pytest.mark.parametrize('name', ['glu', 'mlp', 'swiglu'])
+def test_tokens_have_no_order(name):
+    case = CASES[name]
+    inputs = case.make((19, 1))
     order = torch.randperm(19, generator=torch.Generator().manual_seed(0))
     shuffled = {n: x[:, order] if n in 'qkv' else x for n, x in inputs.items()}
-    assert error(call_glu(shuffled, (19, 1)), call_glu(inputs, (19, 1))[:, order]) < FP64
+    assert error(case.call(shuffled, (19, 1)), case.call(inputs, (19, 1))[:, order]) < FP64
 
 
 @pytest.mark.parametrize('zero', ['q', 'k', 'v'])
@@ -116,7 +166,7 @@ def test_a_zero_gradient_has_a_derivative(case, zero):
     # ‖g‖ = 0 for k = 0 or v = 0: the damping is the identity there, and nothing is divided by 0.
     inputs = case.make((3, 3))
     inputs[zero] = torch.zeros_like(inputs[zero])
-    expected = with_gradients(primal, inputs, (3, 3))
+    expected = with_gradients(case.primal, inputs, (3, 3))
     assert all(g.isfinite().all() for g in expected[1].values())
     assert_same(with_gradients(case.call, inputs, (3, 3)), expected, FP64)
 
@@ -163,14 +213,15 @@ def test_a_detection_sized_map_does_not_underflow(case, dtype):
     # 66 800 tokens: v/N in half precision has lost everything below 6e-8·N, or most of its bits.
     hw = (200, 334)
     inputs = case.make(hw, dim=4, batch=1, dtype=dtype)
-    _, g = case.op(*arguments(inputs, hw), 1 / 3, True, 'auto')
+    rest = case.rest(hw, 1 / 3)
+    _, g = case.op(*case.tensors(inputs), *rest)
     exact = {n: x.double() for n, x in inputs.items()}
-    _, expected = case.op(*arguments(exact, hw), 1 / 3, True, 'auto')
+    _, expected = case.op(*case.tensors(exact), *rest)
     relative = ((g - expected).norm() / expected.norm()).item()
     # fp32 sums of 66 800 terms that nearly cancel.
     assert relative < 4e-4
     scaled = (exact['v'] / math.prod(hw)).half().double() * math.prod(hw)
-    _, underflown = case.op(*arguments({**exact, 'v': scaled}, hw), 1 / 3, True, 'auto')
+    _, underflown = case.op(*case.tensors({**exact, 'v': scaled}), *rest)
     assert ((underflown - expected).norm() / expected.norm()).item() > 4e-4
 
 
@@ -227,10 +278,9 @@ def test_inputs_are_left_alone(case):
     inputs = case.make((3, 5))
     copies = {n: x.clone() for n, x in inputs.items()}
     with_gradients(case.call, inputs, (3, 5))
-    output, g = case.op(*arguments(inputs, (3, 5)), SCALE, True, 'auto')
-    case.op_backward(
-        output, *inputs.values(), g, *arguments(inputs, (3, 5))[len(inputs) :], SCALE, True, 'auto'
-    )
+    tensors, rest = case.tensors(inputs), case.rest((3, 5))
+    output, g = case.op(*tensors, *rest)
+    case.op_backward(output, *tensors, g, *rest)
     assert all(torch.equal(inputs[n], x) for n, x in copies.items())
 
 
@@ -238,27 +288,23 @@ def test_inputs_are_left_alone(case):
 
 
 def test_opcheck(case):
-    hw = (3, 5)
-    inputs = case.make(hw, dtype=torch.float32)
-    options = (*arguments(inputs, hw)[len(inputs) :], SCALE, True, 'auto')
-    output, g = case.op(*inputs.values(), *options)
-    backward = (output + 1, *inputs.values(), g, *options)
+    inputs, rest = case.make((3, 5), dtype=torch.float32), case.rest((3, 5))
+    output, g = case.op(*case.tensors(inputs), *rest)
+    backward = (output + 1, *case.tensors(inputs), g, *rest)
     torch.library.opcheck(case.op_backward.default, backward)
-    leaves = [x.requires_grad_() for x in inputs.values()]
-    torch.library.opcheck(case.op.default, (*leaves, *options))
+    leaves = {n: x.requires_grad_() for n, x in inputs.items()}
+    torch.library.opcheck(case.op.default, (*case.tensors(leaves), *rest))
 
 
 def test_meta_tensors_have_the_shapes_of_real_ones(case):
-    hw = (3, 5)
-    inputs = case.make(hw, dtype=torch.bfloat16)
-    options = (*arguments(inputs, hw)[len(inputs) :], SCALE, True, 'auto')
-    real = case.op(*inputs.values(), *options)
-    meta = case.op(*(x.to('meta') for x in inputs.values()), *options)
+    inputs, rest = case.make((3, 5), dtype=torch.bfloat16), case.rest((3, 5))
+    on_meta = {n: x.to('meta') for n, x in inputs.items()}
+    real = case.op(*case.tensors(inputs), *rest)
+    meta = case.op(*case.tensors(on_meta), *rest)
     for x, y in zip(real, meta, strict=True):
         assert (x.shape, x.dtype, x.stride()) == (y.shape, y.dtype, y.stride())
-    real = case.op_backward(real[0], *inputs.values(), real[1], *options)
-    on_meta = (x.to('meta') for x in inputs.values())
-    meta = case.op_backward(meta[0], *on_meta, meta[1], *options)
+    real = case.op_backward(real[0], *case.tensors(inputs), real[1], *rest)
+    meta = case.op_backward(meta[0], *case.tensors(on_meta), meta[1], *rest)
     for x, y in zip(real, meta, strict=True):
         assert (x.shape, x.dtype, x.stride()) == (y.shape, y.dtype, y.stride())
 
@@ -271,8 +317,8 @@ def test_compiles_into_one_graph(case):
     assert_same(with_gradients(compiled, inputs, (3, 5)), expected, 1e-6)
 
 
-class Both(torch.nn.Module):
-    """The two branches of ViT³'s mixer, on maps of any size."""
+class All(torch.nn.Module):
+    """The two branches of ViT³'s mixer, and T⁵'s models behind, on maps of any size."""
 
     def forward(self, x, w1, w2, w3):
         height, width = x.shape[1:3]
@@ -280,7 +326,9 @@ class Both(torch.nn.Module):
         heads = tokens.unflatten(-1, (3, 2, 4))
         gated = ttt_glu(*heads.unbind(2), w1, w2)
         filtered = ttt_dwconv(*tokens.chunk(3, -1), w3, hw=(height, width))
-        return gated.flatten(2) + filtered
+        layers = ttt_mlp(*heads.unbind(2), w2, w1, scale=0.5)
+        layers = ttt_mlp(layers, layers, gated, w1, w2, w2, loss='l2', scale=0.5)
+        return layers.flatten(2) + filtered
 
 
 def test_exports_with_any_map_size():
@@ -292,13 +340,13 @@ def test_exports_with_any_map_size():
         2: torch.export.Dim('width', min=2, max=64),
     }
     program = torch.export.export(
-        Both(), (image, *weights), dynamic_shapes=(sizes, None, None, None)
+        All(), (image, *weights), dynamic_shapes=(sizes, None, None, None)
     )
     targets = {node.target for node in program.graph.nodes}
-    assert {CASES['glu'].op.default, CASES['dwconv'].op.default} <= targets
+    assert {case.op.default for case in CASES.values()} <= targets
     larger = normal(generator, 2, 9, 13, 24).float()
     found = program.module()(larger, *weights)
-    torch.testing.assert_close(found, Both()(larger, *weights))
+    torch.testing.assert_close(found, All()(larger, *weights))
 
 
 @pytest.mark.parametrize('compiled', [False, True])
@@ -337,16 +385,21 @@ def test_a_second_derivative_is_an_error(case):
         torch.autograd.grad(dq.sum(), inputs['k'])
 
 
-def count(case, hw):
+def count(case, hw, **options):
     inputs = {n: x.requires_grad_() for n, x in case.make(hw, dim=8).items()}
     with FlopCounterMode(display=False) as counter:
-        case.call(inputs, hw).sum().backward()
+        case.call(inputs, hw, **options).sum().backward()
     counts = counter.get_flop_counts()['Global']
     return counts[case.op], counts[case.op_backward]
 
 
 def test_flops_follow_the_formula():
-    assert count(CASES['glu'], (3, 5)) == (2 * 2 * 15 * 2 * 6 * 64, 2 * 2 * 15 * 2 * 16 * 64)
+    products = 2 * 2 * 15 * 2 * 64
+    assert count(CASES['glu'], (3, 5)) == (products * 6, products * 16)
+    for loss, counts in {'dot': [(6, 15), (9, 23)], 'l2': [(7, 18), (10, 26)]}.items():
+        for name, (forward, backward) in zip(('mlp', 'swiglu'), counts, strict=True):
+            found = count(CASES[name], (3, 5), loss=loss)
+            assert found == (products * forward, products * backward), (name, loss)
     assert count(CASES['dwconv'], (3, 5)) == (2 * 2 * 15 * 18 * 8, 2 * 2 * 15 * 36 * 8)
 
 
@@ -396,6 +449,7 @@ ANY = {
 BAD = {
     **{('glu', name): case for name, case in ANY.items()},
     **{('dwconv', name): case for name, case in ANY.items()},
+    **{('swiglu', name): case for name, case in ANY.items()},
     ('glu', 'no tokens'): (
         changed(q=lambda x: x[:, :0], k=lambda x: x[:, :0], v=lambda x: x[:, :0]),
         {},
@@ -414,6 +468,31 @@ BAD = {
         {},
         TypeError,
         r'w2 must be torch.float32 where q is',
+    ),
+    ('mlp', 'w2'): (changed(w2=lambda x: x[0]), {}, ValueError, r'w2 must have shape'),
+    ('swiglu', 'w3'): (
+        changed(w3=lambda x: x[:, :4]),
+        {},
+        ValueError,
+        r'w3 must have shape \(H, d, d\) = \(2, 6, 6\), got \(2, 4, 6\)',
+    ),
+    ('swiglu', 'w3 dtype'): (
+        changed(w3=lambda x: x.half()),
+        {},
+        TypeError,
+        r'w3 must be torch.float32 where q is',
+    ),
+    ('mlp', 'loss'): (
+        changed(),
+        {'loss': 'l1'},
+        ValueError,
+        r"loss must be 'dot' or 'l2', got 'l1'",
+    ),
+    ('mlp', 'scale'): (
+        changed(),
+        {'scale': float('nan')},
+        ValueError,
+        r'scale must be a finite number, got nan',
     ),
     ('dwconv', 'w3'): (
         changed(w3=lambda x: x[:, None]),
