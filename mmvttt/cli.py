@@ -1,4 +1,4 @@
-"""Types of options for argparse, that say what is wrong with a value and what is allowed."""
+"""What the command lines of tools/ share: parsers, options, types of values, plain errors."""
 
 import argparse
 import os
@@ -11,6 +11,32 @@ import torch
 from mmengine.config import DictAction
 
 from .errors import CheckpointError, DataError, UsageError
+
+
+def command_line(doc: str | None) -> argparse.ArgumentParser:
+    """A parser whose --help is the docstring of a tool, as it is written."""
+    return argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+
+
+def add_config(parser: argparse.ArgumentParser, name: str = 'config', **options: Any) -> None:
+    """The argument `name`: a config, as `mmvttt.config.find_config` takes it."""
+    options.setdefault('help', "path of a config, or the name of one of mmvttt's")
+    parser.add_argument(name, **options)
+
+
+def add_cfg_options(
+    parser: argparse.ArgumentParser, example: str = 'train_cfg.max_epochs=1'
+) -> None:
+    """The option --cfg-options KEY=VALUE …"""
+    parser.add_argument(
+        '--cfg-options',
+        nargs='+',
+        action=Options,
+        metavar='KEY=VALUE',
+        help=f'change entries of the config, e.g. {example}',
+    )
 
 
 def positive(text: str) -> int:

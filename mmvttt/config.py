@@ -26,7 +26,7 @@ def load_config(
     """Reads a config, merges the options, and settles the toolbox and the work directory.
 
     Args:
-        config: Path of a config.
+        config: See `find_config`.
         cfg_options: Dotted keys and their values.
         work_dir: Where the run writes; default: the config's, or `work_dirs/<config's name>`.
         launcher: 'none', 'pytorch', 'slurm' or 'mpi'.
@@ -35,13 +35,15 @@ def load_config(
         UsageError: There is no such file, it cannot be read, or the toolbox of its default_scope
             is not installed.
     """
-    if not os.path.isfile(config):
+    path = find_config(config)
+    if path is None or not path.is_file():
         raise UsageError(
-            f"there is no config '{config}' (looked for {os.path.abspath(config)}); give the path "
-            'of a .py file such as configs/maskrcnn_vittt_s_1x.py'
+            f"there is no config '{config}' (looked for {os.path.abspath(config)})"
+            f'{_closest(config)}; give the path of a .py file, or the name of one in '
+            f'{config_root()} such as maskrcnn_vittt_s_1x'
         )
     try:
-        cfg = Config.fromfile(config)
+        cfg = Config.fromfile(path)
     except (SyntaxError, OSError, ValueError) as error:
         raise UsageError(f"the config '{config}' cannot be read: {error}") from error
     cfg.merge_from_dict(cfg_options or {})
@@ -49,13 +51,47 @@ def load_config(
     if work_dir is not None:
         cfg.work_dir = work_dir
     elif cfg.get('work_dir') is None:
-        cfg.work_dir = os.path.join('work_dirs', Path(config).stem)
+        cfg.work_dir = os.path.join('work_dirs', path.stem)
     scope = cfg.get('default_scope', 'mmengine')
     if find_spec(scope) is None:
         extra = _EXTRAS.get(scope)
         install = f"pip install 'mmvttt[{extra}]'" if extra else f'install {scope}'
         raise UsageError(f"the config's default_scope is '{scope}', which is missing: {install}")
     return cfg
+
+
+def find_config(config: str | os.PathLike[str]) -> Path | None:
+    """The file of a config, or None for what is no name of one.
+
+    Args:
+        config: A path ending in .py; the name of one of mmvttt's configs, such as
+            `maskrcnn_vittt_s_1x`; or `package::path`, as `_base_` takes it.
+
+    Raises:
+        UsageError: The package of a `package::path` has no such config, or is not installed.
+    """
+    if '::' in os.fspath(config):
+        package, _, name = os.fspath(config).partition('::')
+        name = name if name.endswith('.py') else f'{name}.py'
+        try:
+            return Path(Config._get_cfg_path(f'{package}::{name}', '')[0])
+        except (ImportError, OSError, ValueError) as error:
+            raise UsageError(f"there is no config '{config}': {error}") from error
+    path = Path(config)
+    if path.suffix == '.py':
+        return path
+    own = config_root() / f'{path}.py'
+    return own if own.is_file() else None
+
+
+def config_names() -> list[str]:
+    """The names of mmvttt's configs, without folder and suffix."""
+    return sorted(path.stem for path in config_root().glob('*.py'))
+
+
+def _closest(config: str | os.PathLike[str]) -> str:
+    close = get_close_matches(Path(config).stem, config_names(), n=1, cutoff=0.7)
+    return f", did you mean '{close[0]}'?" if close else ''
 
 
 def config_root() -> Path:
@@ -73,7 +109,8 @@ def own_config(name: str) -> Path:
     """
     root = config_root()
     path = root / name
-    if not path.is_file():
+    # A name may not lead out of the folder.
+    if not path.is_file() or '..' in path.parts or Path(name).is_absolute():
         names = [p.relative_to(root).as_posix() for p in root.rglob('*.py')]
         close = get_close_matches(name, names, n=3, cutoff=0.4) or sorted(names)
         raise FileNotFoundError(
@@ -81,12 +118,3 @@ def own_config(name: str) -> Path:
             f'{", ".join(close[:3]) or "none at all"}'
         )
     return path
-
-
-def find_config(name: str | os.PathLike[str]) -> Path | None:
-    """The file of a config, given as a path or by the name of one of mmvttt's own; else None."""
-    path = Path(name)
-    if path.suffix == '.py':
-        return path
-    own = config_root() / f'{name}.py'
-    return own if own.is_file() else None

@@ -26,4 +26,4 @@ class CheckpointMismatchError(CheckpointError):
 
 
 class ResumeError(CheckpointError):
-    """A checkpoint cannot be gone on from."""
+    """A training cannot be resumed from a checkpoint."""

@@ -3,16 +3,14 @@
 example: python tools/analyze_logs.py work_dirs/demo --metrics coco/bbox_mAP
 """
 
-import argparse
 from pathlib import Path
 
 from mmvttt.analysis.curves import plot_curves, read_scalars, summary
+from mmvttt.cli import command_line
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument('work_dir', help='the --work-dir of a run of tools/train.py')
     parser.add_argument(
         '--metrics', nargs='+', help='evaluated scalars, e.g. coco/bbox_mAP_50 (default: all)'

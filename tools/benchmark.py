@@ -13,14 +13,19 @@ from rich.progress import track
 
 from mmvttt.analysis.benchmark import Measurement, measure, plot, write_csv
 from mmvttt.analysis.models import DenseForward, find_model
-from mmvttt.cli import Options, not_negative, plain_errors, positive, usable_device
+from mmvttt.cli import (
+    add_cfg_options,
+    command_line,
+    not_negative,
+    plain_errors,
+    positive,
+    usable_device,
+)
 from mmvttt.errors import UsageError
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument(
         'models', nargs='+', help="configs, names of ours, or models of timm's registry"
     )
@@ -46,13 +51,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument('--warmup', type=not_negative, default=3, help='batches before them')
     parser.add_argument('--out', default='work_dirs/benchmark.csv', help='the CSV')
     parser.add_argument('--plot', help='an image file to draw, e.g. work_dirs/benchmark.png')
-    parser.add_argument(
-        '--cfg-options',
-        nargs='+',
-        action=Options,
-        metavar='KEY=VALUE',
-        help='change entries of the configs',
-    )
+    add_cfg_options(parser)
     return parser.parse_args(argv)
 
 

@@ -8,32 +8,24 @@ import argparse
 from rich.progress import track
 
 from mmvttt.analysis.browse import browse
-from mmvttt.cli import Options, plain_errors, positive
-from mmvttt.config import find_config, load_config
+from mmvttt.cli import add_cfg_options, add_config, command_line, plain_errors, positive
+from mmvttt.config import load_config
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument('config', help='path of a config, or the name of ours')
+    parser = command_line(__doc__)
+    add_config(parser)
     parser.add_argument('--split', choices=('train', 'val', 'test'), default='train')
     parser.add_argument('--num-images', type=positive, default=12, help='spread over the set')
     parser.add_argument('--out', default='work_dirs/browse', help='folder of the pictures')
-    parser.add_argument(
-        '--cfg-options',
-        nargs='+',
-        action=Options,
-        metavar='KEY=VALUE',
-        help='change entries of the config',
-    )
+    add_cfg_options(parser)
     return parser.parse_args(argv)
 
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     with plain_errors():
-        config = load_config(find_config(args.config) or args.config, cfg_options=args.cfg_options)
+        config = load_config(args.config, cfg_options=args.cfg_options)
         pictures = browse(config, args.out, args.split, args.num_images)
         written = list(track(pictures, description='images', total=args.num_images))
     print(f'{len(written)} pictures: {args.out}')

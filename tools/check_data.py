@@ -12,31 +12,23 @@ from functools import partial
 from rich.console import Console
 from rich.progress import track
 
-from mmvttt.cli import Options, plain_errors
-from mmvttt.config import find_config, load_config
+from mmvttt.cli import add_cfg_options, add_config, command_line, plain_errors
+from mmvttt.config import load_config
 from mmvttt.datasets.checks.annotations import check_annotations
 from mmvttt.datasets.checks.paths import check_paths
 from mmvttt.errors import UsageError
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument('config', help='path of a config, or the name of ours')
+    parser = command_line(__doc__)
+    add_config(parser)
     parser.add_argument(
         '--splits', nargs='+', choices=('train', 'val', 'test'), default=['train', 'val', 'test']
     )
     parser.add_argument(
         '--no-images', action='store_true', help='do not decode the images: seconds, not minutes'
     )
-    parser.add_argument(
-        '--cfg-options',
-        nargs='+',
-        action=Options,
-        metavar='KEY=VALUE',
-        help='change entries of the config',
-    )
+    add_cfg_options(parser)
     return parser.parse_args(argv)
 
 
@@ -45,7 +37,7 @@ def main(argv: list[str] | None = None) -> None:
     checked = wrong = 0
     progress = partial(track, description='files', console=Console(stderr=True), transient=True)
     with plain_errors():
-        config = load_config(find_config(args.config) or args.config, cfg_options=args.cfg_options)
+        config = load_config(args.config, cfg_options=args.cfg_options)
         check_paths(config, args.splits)
         for findings in check_annotations(
             config, args.splits, images=not args.no_images, progress=progress

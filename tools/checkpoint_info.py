@@ -8,13 +8,11 @@ example: python tools/checkpoint_info.py work_dirs/vittt_s_in1k/epoch_300.pth --
 import argparse
 
 from mmvttt.checkpoints.publish import describe_checkpoint
-from mmvttt.cli import plain_errors, positive
+from mmvttt.cli import command_line, plain_errors, positive
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument('checkpoint', help='a file of mmengine or timm, or a state dict')
     parser.add_argument('--depth', type=positive, default=2, help='of the parts; default: 2')
     return parser.parse_args(argv)

@@ -5,14 +5,12 @@ example: python tools/convert_checkpoint.py vit3_small_public.pth vit3_small.pth
 
 import argparse
 
-from mmvttt.cli import plain_errors
+from mmvttt.cli import command_line, plain_errors
 from mmvttt.convert import convert_checkpoint
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument('source', help='a checkpoint of classification, detection or segmentation')
     parser.add_argument('target', help='the file to write')
     parser.add_argument('--to', choices=('ours', 'public'), default='ours')

@@ -8,23 +8,28 @@ from pathlib import Path
 
 from mmengine.runner import find_latest_checkpoint
 
-from mmvttt.cli import Options, plain_errors, positive, usable_device
+from mmvttt.cli import (
+    add_cfg_options,
+    add_config,
+    command_line,
+    plain_errors,
+    positive,
+    usable_device,
+)
 from mmvttt.config import load_config
 from mmvttt.datasets.checks.paths import check_data
 from mmvttt.errors import UsageError
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument('config', help='config of the detector')
+    parser = command_line(__doc__)
+    add_config(parser)
     parser.add_argument('checkpoint', help='its checkpoint, or its work directory for the latest')
     parser.add_argument('--out', help='folder of the pictures; default: predictions beside it')
     parser.add_argument('--num-images', type=positive, default=12, help='spread over the test set')
     parser.add_argument('--score-thr', type=float, default=0.3, help='draw from this score on')
     parser.add_argument('--device', type=usable_device, default='cpu')
-    parser.add_argument('--cfg-options', nargs='+', action=Options, metavar='KEY=VALUE')
+    add_cfg_options(parser)
     return parser.parse_args(argv)
 
 

@@ -12,13 +12,11 @@ from rich.table import Table
 
 from mmvttt.analysis.flops import Cost, count_cost
 from mmvttt.analysis.models import DenseForward, find_model
-from mmvttt.cli import Options, plain_errors, positive
+from mmvttt.cli import add_cfg_options, command_line, plain_errors, positive
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument('model', help="a config, the name of one of ours, or a model of timm's")
     parser.add_argument(
         '--shape',
@@ -28,13 +26,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         help='of the image; default: 800 1333 for detectors, 512 512 for segmentors, else 224 224',
     )
     parser.add_argument('--depth', type=positive, default=2, help='of the parts; default: 2')
-    parser.add_argument(
-        '--cfg-options',
-        nargs='+',
-        action=Options,
-        metavar='KEY=VALUE',
-        help='change entries of the config',
-    )
+    add_cfg_options(parser)
     return parser.parse_args(argv)
 
 

@@ -25,14 +25,12 @@ from mmvttt.analysis.memory.report import (
     write_csv,
 )
 from mmvttt.analysis.memory.training_step import PRECISIONS
-from mmvttt.cli import Options, plain_errors
+from mmvttt.cli import add_cfg_options, command_line, plain_errors
 from mmvttt.errors import UsageError
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument('configs', nargs='+', help='configs, or names of ours')
     parser.add_argument('--batch', type=int, default=2, help='images; default: 2')
     parser.add_argument(
@@ -58,13 +56,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument('--depth', type=int, default=2, help='of the parts; default: 2')
     parser.add_argument('--csv', metavar='FILE', help='write the numbers to a file')
-    parser.add_argument(
-        '--cfg-options',
-        nargs='+',
-        action=Options,
-        metavar='KEY=VALUE',
-        help='change entries of the configs',
-    )
+    add_cfg_options(parser)
     return parser.parse_args(argv)
 
 

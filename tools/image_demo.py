@@ -12,16 +12,14 @@ import torch
 from rich.progress import track
 
 from mmvttt.apis.inference import show_images
-from mmvttt.cli import Options, plain_errors, usable_device
-from mmvttt.config import find_config, load_config
+from mmvttt.cli import add_cfg_options, add_config, command_line, plain_errors, usable_device
+from mmvttt.config import load_config
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument('images', nargs='+', help='image files')
-    parser.add_argument('--config', required=True, help='path of a config, or the name of ours')
+    add_config(parser, '--config', required=True)
     parser.add_argument('--checkpoint', required=True, help='file with the weights')
     parser.add_argument('--out', default='work_dirs/image_demo', help='folder of the pictures')
     parser.add_argument(
@@ -32,20 +30,14 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         type=usable_device,
         default='cuda' if torch.cuda.is_available() else 'cpu',
     )
-    parser.add_argument(
-        '--cfg-options',
-        nargs='+',
-        action=Options,
-        metavar='KEY=VALUE',
-        help='change entries of the config',
-    )
+    add_cfg_options(parser)
     return parser.parse_args(argv)
 
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     with plain_errors():
-        config = load_config(find_config(args.config) or args.config, cfg_options=args.cfg_options)
+        config = load_config(args.config, cfg_options=args.cfg_options)
         findings = show_images(
             config, args.checkpoint, args.images, args.out, args.score_thr, args.device
         )

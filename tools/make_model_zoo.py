@@ -8,13 +8,11 @@ example: python tools/make_model_zoo.py docs/model_zoo.md
 import argparse
 
 from mmvttt.analysis.model_zoo import update
-from mmvttt.cli import plain_errors
+from mmvttt.cli import command_line, plain_errors
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument('documents', nargs='+', help='files with <!-- model-zoo:… --> markers')
     parser.add_argument(
         '--check', action='store_true', help='change nothing; fail where something would change'

@@ -8,13 +8,11 @@ example: python tools/publish_checkpoint.py work_dirs/vittt_s_in1k/epoch_300.pth
 import argparse
 
 from mmvttt.checkpoints.publish import publish_checkpoint
-from mmvttt.cli import plain_errors
+from mmvttt.cli import command_line, plain_errors
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument('checkpoint', help='the file of a run')
     parser.add_argument('out', help='the new file; its hash is added to the name')
     parser.add_argument('--prefix', default='', help="keep what is under it, e.g. 'backbone.'")

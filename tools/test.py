@@ -7,27 +7,19 @@ import argparse
 import os
 
 from mmvttt.apis.train import evaluate
-from mmvttt.cli import Options, plain_errors
+from mmvttt.cli import add_cfg_options, add_config, command_line, plain_errors
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument('config', help='path of a config; its default_scope decides the toolbox')
+    parser = command_line(__doc__)
+    add_config(parser)
     parser.add_argument('checkpoint', help='file with the weights')
     parser.add_argument(
         '--work-dir', help='where to write; default: work_dirs/<name of the config>'
     )
     parser.add_argument('--out', metavar='FILE.pkl', help='write the predictions to a pickle file')
     parser.add_argument('--show-dir', metavar='DIR', help='draw the predictions into a folder')
-    parser.add_argument(
-        '--cfg-options',
-        nargs='+',
-        action=Options,
-        metavar='KEY=VALUE',
-        help='change entries of the config, e.g. test_dataloader.batch_size=4',
-    )
+    add_cfg_options(parser, 'test_dataloader.batch_size=4')
     parser.add_argument('--launcher', choices=('none', 'pytorch', 'slurm', 'mpi'), default='none')
     # What older launchers pass instead of the environment variable.
     parser.add_argument('--local-rank', '--local_rank', type=int, default=0, help=argparse.SUPPRESS)

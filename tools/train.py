@@ -7,14 +7,12 @@ import argparse
 import os
 
 from mmvttt.apis.train import train
-from mmvttt.cli import Options, plain_errors
+from mmvttt.cli import add_cfg_options, add_config, command_line, plain_errors
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument('config', help='path of a config; its default_scope decides the toolbox')
+    parser = command_line(__doc__)
+    add_config(parser)
     parser.add_argument(
         '--work-dir', help='where to write; default: work_dirs/<name of the config>'
     )
@@ -23,7 +21,7 @@ def parse_args() -> argparse.Namespace:
         nargs='?',
         const='auto',
         metavar='CHECKPOINT',
-        help='go on from a checkpoint; without a path, from the latest one of the work directory',
+        help='resume from a checkpoint; without a path, from the latest one of the work directory',
     )
     parser.add_argument(
         '--amp', action='store_true', help='mixed precision: bf16 where the device has it'
@@ -37,13 +35,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         '--deterministic', action='store_true', help='choose deterministic algorithms'
     )
-    parser.add_argument(
-        '--cfg-options',
-        nargs='+',
-        action=Options,
-        metavar='KEY=VALUE',
-        help='change entries of the config, e.g. train_cfg.max_epochs=1',
-    )
+    add_cfg_options(parser)
     parser.add_argument('--launcher', choices=('none', 'pytorch', 'slurm', 'mpi'), default='none')
     # What older launchers pass instead of the environment variable.
     parser.add_argument('--local-rank', '--local_rank', type=int, default=0, help=argparse.SUPPRESS)

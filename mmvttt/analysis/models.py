@@ -13,7 +13,7 @@ from mmengine.registry import MODELS as ROOT
 from mmengine.registry import init_default_scope
 from torch import Tensor, nn
 
-from ..config import config_root, find_config, load_config
+from ..config import config_names, find_config, load_config
 from ..errors import UsageError
 
 # (height, width) at which the papers measure; 1333×800 is what detectors see.
@@ -83,7 +83,7 @@ def _of_timm(name: str, arguments: dict[str, Any]) -> Callable[[], nn.Module]:
     from ..models import timm as _registers  # noqa: F401
 
     if not timm.is_model(name):
-        own = ', '.join(sorted(path.stem for path in config_root().glob('*.py')))
+        own = ', '.join(config_names())
         raise UsageError(
             f'there is no model {name!r}; give the path of a config (….py), the name of one of '
             f'{own}, or of a model of timm such as vittt_tiny_patch16_224'

@@ -81,7 +81,7 @@ def settle_resume(runner: Runner) -> None:
 
 
 def latest_checkpoint(work_dir: str | os.PathLike[str]) -> tuple[str | None, list[str]]:
-    """The newest checkpoint of a folder that is whole and can be gone on from.
+    """The newest checkpoint of a folder that is whole and can be resumed from.
 
     Looks at `*.pth` but for `best_*`, by the time of writing, and at the file that
     `last_checkpoint` names, which may lie elsewhere (`CheckpointHook.out_dir`).
