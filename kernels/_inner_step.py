@@ -1,4 +1,4 @@
-"""What the references of the full-batch inner steps share: layouts, silu and the damping of ViT³."""
+"""What the references of the full-batch inner steps share: layouts, silu, the damping of ViT³."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ from ._inputs import state_dtype
 def over_heads(
     read: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, *weights: Tensor
 ) -> Tensor:
-    """`read(q, k, v, *weights)` of one head `(N, d)`, for every image and head of `(B, N, H, d)`."""
+    """`read(q, k, v, *weights)` of one head `(N, d)`, for all images and heads `(B, N, H, d)`."""
     heads = (x.to(state_dtype(x.dtype)).transpose(1, 2) for x in (q, k, v))  # (B, H, N, d)
     images = (0, 0, 0, *[None] * len(weights))
     o = torch.func.vmap(torch.func.vmap(read), in_dims=images)(*heads, *weights)

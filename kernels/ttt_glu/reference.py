@@ -32,6 +32,7 @@ def primal(
     Returns:
         `(B, N, H, d)`.
     """
+
     def f(w1: Tensor, w2: Tensor, x: Tensor) -> Tensor:
         return (x @ w1) * F.silu(x @ w2)
 

@@ -5,8 +5,8 @@
 
 Vectors are rows. The two-layer model is f(x) = silu(xW1)·W2; the SwiGLU model (silu(xW1)⊙xW2)·W3,
 so that the first weight is the one below silu and the last one that of the output in both. The
-inner loss of N tokens is −(s/N)·Σ f(k)·v ('dot') or (s/2N)·Σ‖f(k) − v‖² ('l2'); nothing is scaled by
-s/N before the sum over the tokens: tokens of a large map would underflow in half precision.
+inner loss of N tokens is −(s/N)·Σ f(k)·v ('dot') or (s/2N)·Σ‖f(k) − v‖² ('l2'); nothing is scaled
+by s/N before the sum over the tokens: tokens of a large map would underflow in half precision.
 """
 
 import torch
@@ -109,9 +109,9 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, w1, w2 and w3, given that of O and the g that `forward` returned.
 
-    Everything behind the step is linear in `j = −κ·dW′`, κ = s/N, which is κ times the gradient with
-    respect to G. What has a d before it is a gradient, but for D, that of the hidden layer in the
-    inner loss. Without w3 the last one is empty.
+    Everything behind the step is linear in `j = −κ·dW′`, κ = s/N, which is κ times the gradient
+    with respect to G. What has a d before it is a gradient, but for D, that of the hidden layer in
+    the inner loss. Without w3 the last one is empty.
     """
     dtype, tokens = q.dtype, q.shape[1]
     do, q, k, v = heads_first(do, q, k, v)
