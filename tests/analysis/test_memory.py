@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
-from mmvttt.analysis import memory
+from mmvttt.analysis.memory import report as memory
 from mmvttt.analysis.memory.dry_run import DryRun
 from mmvttt.analysis.memory.ledger import (
     ACTIVATIONS,
