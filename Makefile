@@ -6,12 +6,13 @@ DEMO_DIR := work_dirs/demo
 # The demo's products are small: more threads than a few wait for each other.
 export OMP_NUM_THREADS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? n : 4)))
 
-.PHONY: help setup demo test stress lint format gpu clean
+.PHONY: help setup demo test stress lint format docs gpu clean
 
 help:
 	@echo "make demo    set up, train Mask R-CNN with Vittt on the built-in data, show AP and pictures"
 	@echo "make test    set up, lint, run the tests"
 	@echo "make stress  the tests that take minutes: kills, long sequences, whole models"
+	@echo "make docs    guide and API reference in build/site; a warning is an error"
 	@echo "make gpu     on a machine with a CUDA GPU: the kernels' tests on it, then the benchmarks"
 	@echo "make lint    check format and style;  make format    put them right"
 
@@ -47,6 +48,12 @@ lint: setup
 format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# ttt_kernels is the folder kernels/: the reference finds it by a link of that name.
+docs: setup
+	$(BIN)/python -m pip install --quiet -e '.[docs]'
+	mkdir -p build/docs && ln -sfn ../../kernels build/docs/ttt_kernels
+	$(BIN)/mkdocs build
 
 # Needs no set-up: torch, Triton and a GPU are enough.
 gpu:

@@ -61,8 +61,9 @@ EXTRAS = {
     'demo': ['scikit-learn>=1.5,<2', 'scikit-image>=0.24,<0.27', 'matplotlib>=3.8,<4'],
     # One minor release of ruff: the next one formats other things.
     'test': ['pytest>=8,<10', 'pytest-xdist>=3.6,<4', 'hypothesis>=6.100,<7', 'ruff>=0.17,<0.18'],
+    'docs': ['mkdocs>=1.6,<1.7', 'mkdocstrings[python]>=1.0,<2'],
 }
-EXTRAS['all'] = sorted({d for name, deps in EXTRAS.items() if name != 'lite' for d in deps})
+EXTRAS['all'] = sorted({d for n, deps in EXTRAS.items() if n not in ('lite', 'docs') for d in deps})
 
 packages = find_packages(include=['mmvttt', 'mmvttt.*'])
 packages += ['ttt_kernels', *(f'ttt_kernels.{p}' for p in find_packages('kernels'))]
@@ -77,6 +78,7 @@ setup(
     keywords='object detection, segmentation, test-time training, Triton, OpenMMLab',
     python_requires='>=3.10',
     packages=packages,
+    package_data={'mmvttt': ['py.typed'], 'ttt_kernels': ['py.typed']},
     # The folder is `kernels/` and the import `ttt_kernels`: a top-level package named `kernels`
     # would shadow another distribution.
     package_dir={'ttt_kernels': 'kernels'},
