@@ -1,4 +1,4 @@
-"""Hook of mkdocs: brings the READMEs of the ops and the configs, which lie elsewhere, into the site."""
+"""Hook of mkdocs: brings the READMEs of the ops and the configs into the site."""
 
 import re
 from pathlib import Path
