@@ -4,6 +4,7 @@ _base_ = [
     './_base_/classifier_deit.py',
     './_base_/imagenet_deit.py',
     './_base_/adamw_300e_bs4096.py',
+    './_base_/ema_bs4096.py',
     'mmpretrain::_base_/default_runtime.py',
 ]
 

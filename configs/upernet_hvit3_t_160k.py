@@ -16,3 +16,6 @@ model = dict(
     decode_head=dict(in_channels=[64, 128, 320, 512], num_classes=150),
     auxiliary_head=dict(in_channels=320, num_classes=150),
 )
+
+# Of the three sizes only this one was trained in mixed precision.
+optim_wrapper = dict(type='mmvttt.AmpOptimWrapper')

@@ -1,4 +1,4 @@
-# 36 epochs of AdamW, the same rate in all layers, steps after epochs 27 and 33; 16 images a step.
+# 36 epochs of AdamW as in adamw_flat_1x.py, steps after epochs 27 and 33.
 _base_ = './adamw_flat_1x.py'
 
 train_cfg = dict(max_epochs=36)

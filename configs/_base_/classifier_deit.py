@@ -5,6 +5,7 @@ model = dict(
     head=dict(
         type='LinearClsHead',
         num_classes=1000,
+        init_cfg=dict(type='TruncNormal', layer='Linear', std=0.02),
         loss=dict(type='LabelSmoothLoss', label_smooth_val=0.1, mode='original'),
     ),
     train_cfg=dict(

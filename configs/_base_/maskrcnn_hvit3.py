@@ -2,5 +2,6 @@
 _base_ = 'mmdet::_base_/models/mask-rcnn_r50_fpn.py'
 
 model = dict(
-    backbone=dict(_delete_=True, type='mmvttt.HViT3', norm_cfg=dict(type='SyncBN')),
+    # BatchNorm of each GPU's own images, as the authors trained.
+    backbone=dict(_delete_=True, type='mmvttt.HViT3', norm_cfg=dict(type='BN')),
 )

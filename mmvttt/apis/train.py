@@ -19,6 +19,7 @@ from ..datasets.checks.paths import check_data
 from ..engine.exact_resume import make_exact
 from ..errors import UsageError
 
+_WRAPPERS = ('OptimWrapper', 'AmpOptimWrapper')
 # The hooks of every training.
 _SAFETY = ('mmvttt.TopologyHook', 'mmvttt.AnomalyHook')
 
@@ -35,15 +36,12 @@ def enable_amp(cfg: Config) -> None:
     the inner gradients underflow more easily.
     """
     wrapper = cfg.optim_wrapper
-    if wrapper.get('type', 'OptimWrapper') not in ('OptimWrapper', 'AmpOptimWrapper'):
+    if wrapper.get('type', 'OptimWrapper').rpartition('.')[2] not in _WRAPPERS:
         raise UsageError(
             f"--amp needs optim_wrapper.type 'OptimWrapper' or 'AmpOptimWrapper', the config has "
             f'{wrapper.type!r}; set the precision in the config'
         )
-    bf16 = not torch.cuda.is_available() or torch.cuda.is_bf16_supported(including_emulation=False)
-    wrapper.type = 'AmpOptimWrapper'
-    wrapper.setdefault('dtype', 'bfloat16' if bf16 else 'float16')
-    wrapper.setdefault('loss_scale', 'dynamic')
+    wrapper.type = 'mmvttt.AmpOptimWrapper'
 
 
 def enable_auto_scale_lr(cfg: Config) -> None:

@@ -1,5 +1,6 @@
-"""What trains a model: hooks, loops that resume exactly, layer decay, FSDP."""
+"""What trains a model: hooks, loops that resume exactly, schedules, layer decay, FSDP."""
 
+from .amp import AmpOptimWrapper
 from .exact_resume import (
     ExactBatchSampler,
     ExactEpochLoop,
@@ -10,15 +11,19 @@ from .exact_resume import (
 from .fsdp import BlockFSDPStrategy, wrap_blocks
 from .hooks.anomaly import AnomalyError, AnomalyHook
 from .hooks.checkpoint import CheckpointHook, Preempted
+from .hooks.ema import EMAHook
 from .hooks.mesa import MESAHook
 from .hooks.topology import TopologyHook
 from .layer_decay import LayerDecayOptimWrapperConstructor
+from .schedules import WarmupCosineLR
 
 __all__ = [
+    'AmpOptimWrapper',
     'AnomalyError',
     'AnomalyHook',
     'BlockFSDPStrategy',
     'CheckpointHook',
+    'EMAHook',
     'ExactBatchSampler',
     'ExactEpochLoop',
     'ExactIterLoop',
@@ -27,6 +32,7 @@ __all__ = [
     'Preempted',
     'SeededDataset',
     'TopologyHook',
+    'WarmupCosineLR',
     'make_exact',
     'wrap_blocks',
 ]

@@ -71,8 +71,8 @@ def test_imagenet_recipe_is_the_papers() -> None:
     assert cfg.train_dataloader.batch_size * 8 == 1024
     optimizer = cfg.optim_wrapper.optimizer
     assert (optimizer.type, optimizer.lr, optimizer.weight_decay) == ('AdamW', 1e-3, 0.05)
-    warmup, cosine = cfg.param_scheduler
-    assert (warmup.type, warmup.end, cosine.type) == ('LinearLR', 20, 'CosineAnnealingLR')
+    (schedule,) = cfg.param_scheduler
+    assert schedule == dict(type='mmvttt.WarmupCosineLR', convert_to_iter_based=True)
     transforms = [t.type for t in cfg.train_dataloader.dataset.pipeline]
     assert {'RandomResizedCrop', 'RandAugment', 'RandomErasing'} <= set(transforms)
     assert [(a.type, a.alpha) for a in cfg.model.train_cfg.augments] == [

@@ -100,7 +100,12 @@ def test_classification_recipe(name: str, params: float, drop_path: float) -> No
     assert cfg.optim_wrapper.clip_grad.max_norm == 5.0
     assert cfg.auto_scale_lr.base_batch_size == 4096
     assert cfg.train_cfg.max_epochs == 300
-    assert cfg.param_scheduler[0].end == 20
+    assert cfg.auto_scale_lr.enable
+    assert cfg.optim_wrapper.type == 'mmvttt.AmpOptimWrapper'
+    (schedule,) = cfg.param_scheduler
+    assert schedule == dict(type='mmvttt.WarmupCosineLR', convert_to_iter_based=True)
+    averages = [h for h in cfg.get('custom_hooks', []) if h.type == 'mmvttt.EMAHook']
+    assert [h.decay for h in averages] == ([0.9996] if name.startswith('h') else [])
 
 
 @pytest.mark.parametrize(('size', 'weight'), [('t', 1.0), ('s', 1.5), ('b', 2.0)])
@@ -110,6 +115,8 @@ def test_mesa_is_the_same_recipe_with_a_teacher(size: str, weight: float) -> Non
     assert taught.mesa_weight == weight
     assert millions(taught) == millions(model)
     assert [hook.type for hook in mesa.custom_hooks] == ['mmvttt.MESAHook']
+    assert [e.type for e in mesa.val_evaluator] == ['Accuracy', 'mmvttt.TeacherAccuracy']
+    assert mesa.default_hooks.checkpoint.save_best == 'teacher/top1'
     assert mesa.model.backbone == plain.model.backbone
     assert mesa.optim_wrapper == plain.optim_wrapper
 
@@ -131,8 +138,12 @@ def test_detection_recipe(
         assert cfg.optim_wrapper.optimizer.to_dict() == dict(
             type='AdamW', lr=2e-4, betas=(0.9, 0.999), weight_decay=0.05
         )
+        assert cfg.optim_wrapper.type == 'mmvttt.AmpOptimWrapper'
         assert cfg.optim_wrapper.constructor == 'DefaultOptimWrapperConstructor'
         assert cfg.optim_wrapper.paramwise_cfg == dict(norm_decay_mult=0.0)
+        assert cfg.auto_scale_lr.to_dict() == dict(enable=True, base_batch_size=32)
+        assert cfg.param_scheduler[0].end == 1000
+        assert cfg.model.backbone.norm_cfg.type == 'BN'
         pipeline = {t.type: t for t in cfg.train_dataloader.dataset.pipeline}
         whole, cropped = pipeline['RandomChoice'].transforms
         for resize in (whole[0], cropped[-1]):
@@ -151,7 +162,19 @@ def test_segmentation_recipe(size: str, drop_path: float, params: int) -> None:
     assert cfg.optim_wrapper.optimizer.to_dict() == dict(
         type='AdamW', lr=6e-5, betas=(0.9, 0.999), weight_decay=0.01
     )
-    assert cfg.optim_wrapper.paramwise_cfg == dict(norm_decay_mult=0.0)
+    assert (cfg.optim_wrapper.type == 'mmvttt.AmpOptimWrapper') == (size == 't')
+    assert cfg.model.backbone.norm_cfg.type == 'BN'
+    optim = build_optim_wrapper(model, dict(cfg.optim_wrapper, type='OptimWrapper'))
+    names = {id(p): n for n, p in model.named_parameters()}
+    groups = {names[id(p)]: g for g in optim.optimizer.param_groups for p in g['params']}
+    norms = {
+        f'{name}.{kind}'
+        for name, module in model.backbone.named_modules(prefix='backbone')
+        if isinstance(module, nn.LayerNorm | nn.BatchNorm2d)
+        for kind in ('weight', 'bias')
+    }
+    assert {n for n, g in groups.items() if not g['weight_decay']} == norms
+    assert sum('.bn.' in n for n in set(groups) - norms) == 26
     # Tab. 9 counts without the auxiliary head.
     assert round(millions(model) - millions(model.auxiliary_head)) == params
 

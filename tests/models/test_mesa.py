@@ -13,7 +13,7 @@ from mmpretrain.structures import DataSample
 from torch import nn
 
 from mmvttt.engine import MESAHook
-from mmvttt.registry import MODELS
+from mmvttt.registry import METRICS, MODELS
 
 CLASSES = 4
 ARCH = dict(embed_dims=(16, 16, 32, 32), depths=(1, 1, 1, 1), num_heads=(1, 1, 2, 2))
@@ -177,3 +177,22 @@ def test_the_models_import_no_toolbox() -> None:
     )
     done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == 'set()'
+
+
+def test_student_and_teacher_are_both_evaluated() -> None:
+    model = build(evaluate_teacher=True).eval()
+    nn.init.zeros_(model.teacher['head'].fc.weight)
+    bias = model.teacher['head'].fc.bias.data
+    bias.copy_(torch.arange(CLASSES))
+    images, samples = batch()
+    predicted = model.predict(images, samples)
+    scores = torch.stack([s.teacher_score for s in predicted])
+    torch.testing.assert_close(scores, model.teacher_scores(images).softmax(-1))
+    assert not any('teacher_score' in s for s in build().eval().predict(*batch()))
+    metric = METRICS.build(dict(type='mmvttt.TeacherAccuracy', topk=(1,), prefix='teacher'))
+    metric.process(None, [s.to_dict() for s in predicted])
+    # The teacher says the last class of all three, whose labels are 0, 1 and 2.
+    assert metric.evaluate(3) == {'teacher/top1': 0.0}
+    bias.copy_(-torch.arange(CLASSES))
+    metric.process(None, [s.to_dict() for s in model.predict(images, samples)])
+    assert metric.evaluate(3)['teacher/top1'] == pytest.approx(100 / 3)

@@ -15,6 +15,7 @@ from mmengine.structures import BaseDataElement
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ...engine.amp import half_type
 from ...errors import UsageError
 from ..models import FoundModel
 from .dry_run import DryRun
@@ -150,9 +151,10 @@ def _build_optimizer(model: nn.Module, optim_wrapper: dict[str, Any]) -> Optimiz
 
 
 def _amp_of(optim_wrapper: dict[str, Any]) -> str:
-    if optim_wrapper.get('type') != 'AmpOptimWrapper':
+    if optim_wrapper.get('type', '').rpartition('.')[2] != 'AmpOptimWrapper':
         return 'none'
-    return 'bf16' if optim_wrapper.get('dtype') == 'bfloat16' else 'fp16'
+    default = half_type() if optim_wrapper['type'].startswith('mmvttt.') else 'float16'
+    return 'bf16' if optim_wrapper.get('dtype', default) == 'bfloat16' else 'fp16'
 
 
 def _tensors(data: Any) -> Iterator[Tensor]:

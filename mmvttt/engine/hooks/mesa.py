@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from mmengine.dist import get_world_size
 from mmengine.hooks import Hook
 from mmengine.model import is_model_wrapper
 from mmengine.runner import Runner
@@ -10,6 +9,7 @@ from torch import nn
 
 from ...arguments import check_int
 from ...registry import HOOKS
+from .ema import check_decay, step_decay
 
 
 @HOOKS.register_module()
@@ -29,8 +29,7 @@ class MESAHook(Hook):
     def __init__(
         self, decay: float = 0.9996, base_batch_size: int = 4096, start: float = 0.25
     ) -> None:
-        if not (isinstance(decay, float) and 0 < decay < 1):
-            raise ValueError(f'decay={decay!r}: choose a decay between 0 and 1 (default 0.9996).')
+        check_decay(decay)
         if not (isinstance(start, int | float) and 0 <= start <= 1):
             raise ValueError(f'start={start!r}: choose a part of the training in [0, 1].')
         check_int('base_batch_size', base_batch_size)
@@ -59,8 +58,8 @@ class MESAHook(Hook):
 
     def after_train_iter(self, runner: Runner, *_: Any, **__: Any) -> None:
         """Moves the teacher towards the student."""
-        images = runner.train_dataloader.batch_sampler.batch_size * get_world_size()
-        _bare(runner.model).update_teacher(self.decay ** (images / self.base_batch_size))
+        decay = step_decay(runner, self.decay, self.base_batch_size)
+        _bare(runner.model).update_teacher(decay)
 
 
 def _bare(model: nn.Module) -> nn.Module:

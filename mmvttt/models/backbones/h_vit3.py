@@ -43,6 +43,9 @@ class Stem(nn.Sequential):
             ConvModule(half, wide, 3, stride=2, padding=1, **common),
             ConvModule(wide, embed_dims, 1, act_cfg=None, **common),
         )
+        # torch's own start, as the authors'; mmcv's (Kaiming, fan-out) is up to five times wider.
+        for module in self:
+            module.conv.reset_parameters()
 
     def forward(self, x: Tensor) -> Tensor:
         """`(B, in_channels, H, W)` → `(B, C, ⌈H/4⌉, ⌈W/4⌉)`."""

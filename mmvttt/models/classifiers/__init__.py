@@ -2,9 +2,10 @@
 
 from typing import Any
 
+from mmengine.evaluator import BaseMetric
 from mmengine.model import BaseModel
 
-from mmvttt.registry import MODELS
+from mmvttt.registry import METRICS, MODELS
 
 
 @MODELS.register_module(name='MESAClassifier')
@@ -15,4 +16,12 @@ def build_mesa_classifier(**config: Any) -> BaseModel:
     return MESAClassifier(**config)
 
 
-__all__ = ['build_mesa_classifier']
+@METRICS.register_module(name='TeacherAccuracy')
+def build_teacher_accuracy(**config: Any) -> BaseMetric:
+    """A `mmvttt.models.classifiers.mesa.TeacherAccuracy`, which see for the arguments."""
+    from .mesa import TeacherAccuracy
+
+    return TeacherAccuracy(**config)
+
+
+__all__ = ['build_mesa_classifier', 'build_teacher_accuracy']

@@ -2,10 +2,12 @@
 
 import copy
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from mmpretrain.evaluation import Accuracy
 from mmpretrain.models import ImageClassifier
 from mmpretrain.structures import DataSample
 from torch import Tensor, nn
@@ -21,17 +23,22 @@ class MESAClassifier(ImageClassifier):
 
     Args:
         mesa_weight: λ: 1.0, 1.5, 2.0 for H-ViT³-T/S/B.
+        evaluate_teacher: Whether predictions also have the teacher's, for `TeacherAccuracy`; twice
+            the work.
         kwargs: Those of `ImageClassifier`.
 
     Raises:
         ValueError: If λ is no number, or below 0.
     """
 
-    def __init__(self, mesa_weight: float = 1.0, **kwargs: Any) -> None:
+    def __init__(
+        self, mesa_weight: float = 1.0, evaluate_teacher: bool = False, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
         if not (isinstance(mesa_weight, int | float) and 0 <= mesa_weight < math.inf):
             raise ValueError(f'mesa_weight={mesa_weight!r}: give a number, 0 or more.')
         self.mesa_weight = mesa_weight
+        self.evaluate_teacher = evaluate_teacher
         self.distilling = False
         parts = {name: getattr(self, name) for name in ('backbone', 'neck', 'head')}
         self.teacher = nn.ModuleDict(
@@ -55,6 +62,16 @@ class MESAClassifier(ImageClassifier):
             losses['loss_mesa'] = self.mesa_weight * loss
         return losses
 
+    def predict(
+        self, inputs: Tensor, data_samples: list[DataSample] | None = None, **kwargs: Any
+    ) -> list[DataSample]:
+        """The student's predictions; with `evaluate_teacher` also `teacher_score` `(classes,)`."""
+        samples = super().predict(inputs, data_samples, **kwargs)
+        if self.evaluate_teacher:
+            for sample, scores in zip(samples, self.teacher_scores(inputs), strict=True):
+                sample.set_field(scores.softmax(-1), 'teacher_score')
+        return samples
+
     @torch.no_grad()
     def teacher_scores(self, inputs: Tensor) -> Tensor:
         """Images `(B, 3, H, W)` → the teacher's scores `(B, classes)`."""
@@ -72,3 +89,15 @@ class MESAClassifier(ImageClassifier):
                 value.lerp_(student[name], 1 - decay)
             else:
                 value.copy_(student[name])
+
+
+class TeacherAccuracy(Accuracy):
+    """mmpretrain's `Accuracy` of MESA's teacher, whose average the authors publish.
+
+    Needs `MESAClassifier(evaluate_teacher=True)`; give it a `prefix` of its own.
+    """
+
+    def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
+        """Collects the teacher's scores in place of the student's."""
+        taught = [dict(s, pred_score=s['teacher_score']) for s in data_samples]
+        super().process(data_batch, taught)

@@ -1,0 +1,50 @@
+"""A moving average of the weights whose decay follows the images of a step (ViT³ Sec. 5.1)."""
+
+from typing import Any
+
+from mmengine import hooks
+from mmengine.dist import get_world_size
+from mmengine.runner import Runner
+
+from ...arguments import check_int
+from ...registry import HOOKS
+
+
+@HOOKS.register_module()
+class EMAHook(hooks.EMAHook):
+    """mmengine's `EMAHook` with `decay ** (b / base_batch_size)` for a step of b images.
+
+    Args:
+        decay: Decay of the average for a step of `base_batch_size` images, in (0, 1).
+        base_batch_size: See `decay`.
+        kwargs: Those of mmengine's `EMAHook`, but for `momentum`.
+
+    Raises:
+        ValueError: If an option is out of range.
+    """
+
+    priority = 'ABOVE_NORMAL'
+
+    def __init__(self, decay: float = 0.9996, base_batch_size: int = 4096, **kwargs: Any) -> None:
+        check_decay(decay)
+        check_int('base_batch_size', base_batch_size)
+        super().__init__(**kwargs)
+        self.decay = decay
+        self.base_batch_size = base_batch_size
+
+    def before_train(self, runner: Runner) -> None:
+        """Sets the momentum, now that the size of a step is known."""
+        self.ema_model.momentum = 1 - step_decay(runner, self.decay, self.base_batch_size)
+        super().before_train(runner)
+
+
+def check_decay(decay: float) -> None:
+    """Raises a ValueError for what is no decay."""
+    if not (isinstance(decay, float) and 0 < decay < 1):
+        raise ValueError(f'decay={decay!r}: choose a decay between 0 and 1 (default 0.9996).')
+
+
+def step_decay(runner: Runner, decay: float, base_batch_size: int) -> float:
+    """The decay for a step of this training: `decay ** (images / base_batch_size)`."""
+    images = runner.train_dataloader.batch_sampler.batch_size * get_world_size()
+    return decay ** (images / base_batch_size)

@@ -1,0 +1,81 @@
+"""Our schedule against timm's, value by value, and through mmengine's epochs."""
+
+import math
+
+import pytest
+import torch
+from timm.scheduler import CosineLRScheduler
+
+from mmvttt.engine import WarmupCosineLR
+from mmvttt.registry import PARAM_SCHEDULERS
+
+
+def optimizer(*rates: float) -> torch.optim.Optimizer:
+    groups = [dict(params=[torch.nn.Parameter(torch.zeros(1))], lr=rate) for rate in rates]
+    return torch.optim.SGD(groups)
+
+
+def rates(schedule: WarmupCosineLR, steps: int) -> list[list[float]]:
+    values = []
+    for _ in range(steps):
+        values.append([group['lr'] for group in schedule.optimizer.param_groups])
+        schedule.optimizer.step()
+        schedule.step()
+    return values
+
+
+@pytest.mark.parametrize(('epochs', 'length'), [(300, 2), (30, 7), (9, 3)])
+def test_it_is_timms_schedule(epochs: int, length: int) -> None:
+    ours = PARAM_SCHEDULERS.build(
+        dict(type='WarmupCosineLR', convert_to_iter_based=True, end=epochs, warmup_ratio=2 / 30),
+        default_args=dict(optimizer=optimizer(4e-3), epoch_length=length),
+    )
+    total = epochs * length
+    theirs = CosineLRScheduler(
+        optimizer(4e-3),
+        t_initial=total,
+        lr_min=4e-5,
+        warmup_t=int(total * 2 / 30),
+        warmup_lr_init=4e-6,
+        t_in_epochs=False,
+    )
+    for step, (rate,) in enumerate(rates(ours, total)):
+        theirs.step_update(step)
+        assert rate == pytest.approx(theirs.optimizer.param_groups[0]['lr'], rel=1e-12), step
+
+
+def test_groups_keep_their_proportions() -> None:
+    values = rates(WarmupCosineLR(optimizer(1.0, 0.1), end=30, by_epoch=False), 30)
+    for first, second in values:
+        assert second == pytest.approx(first / 10, rel=1e-12)
+    assert values[0][0] == pytest.approx(1e-3)
+    assert values[-1][0] == pytest.approx(0.01 + 0.99 * (1 + math.cos(math.pi * 29 / 30)) / 2)
+
+
+def test_a_short_run_has_a_short_warm_up() -> None:
+    values = rates(WarmupCosineLR(optimizer(1.0), end=15, by_epoch=False), 15)
+    assert values[1][0] > 0.98
+    assert rates(WarmupCosineLR(optimizer(1.0), end=3, by_epoch=False), 1) == [[1.0]]
+
+
+def test_it_resumes_where_it_stopped() -> None:
+    whole = rates(WarmupCosineLR(optimizer(1.0), end=40, by_epoch=False), 40)
+    first = WarmupCosineLR(optimizer(1.0), end=40, by_epoch=False)
+    rates(first, 17)
+    second = WarmupCosineLR(optimizer(1.0), end=40, by_epoch=False)
+    second.load_state_dict(first.state_dict())
+    second.optimizer.load_state_dict(first.optimizer.state_dict())
+    assert rates(second, 23) == whole[17:]
+
+
+@pytest.mark.parametrize(
+    ('options', 'words'),
+    [
+        (dict(end=10, warmup_ratio=1.5), r'warmup_ratio=1\.5: choose a part'),
+        (dict(end=10, start_factor='a'), "start_factor='a'"),
+        (dict(), 'needs the end of the run'),
+    ],
+)
+def test_mistakes(options: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        WarmupCosineLR(optimizer(1.0), **options)
