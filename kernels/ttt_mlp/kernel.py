@@ -454,5 +454,6 @@ def backward(
             **shared,
         )
         dw = (read + _launch.add_up(dw)).view(g.shape).sum(0)
-    dw = [x.contiguous() for x in dw.unbind(1)]
+    # Of one head these views are contiguous, and would share their memory.
+    dw = [x.clone(memory_format=torch.contiguous_format) for x in dw.unbind(1)]
     return dq, dk, dv, *dw, *([] if gated else [w1.new_empty(0)])
