@@ -43,6 +43,14 @@ def unfit_heads(q: Tensor) -> str | None:
     return unfit(q)
 
 
+def little_shared_memory(q: Tensor) -> bool:
+    """Whether a program has 99 KB on the GPU of `q`: those of desktops from 8.6 on."""
+    if _backend.interpreting():
+        return False
+    roomy = ((8, 0), (8, 7), (9, 0), (10, 0), (10, 3))
+    return torch.cuda.get_device_capability(q.device) not in roomy
+
+
 def given(axes: str, **tokens: Tensor) -> dict[str, Tensor | int]:
     """Kernel arguments `x`, `x_b`, … of every tensor x: itself and its stride along each axis.
 

@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .. import _launch
+from .. import _backend, _launch
 from .._tiles import add_dot, dot, load_tokens, silu, square, start, store_tokens
 
 # ------------------------------------------------------------------------------------------- tiles
@@ -267,10 +267,15 @@ def _step_backward(
     BLOCK: tl.constexpr,
     GATED: tl.constexpr,
     L2: tl.constexpr,
+    RELOAD: tl.constexpr,
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """dK, dV and the step's share of dW for a span of tokens, all of them linear in j."""
+    """dK, dV and the step's share of dW for a span of tokens, all of them linear in j.
+
+    RELOAD fetches a weight again for every block, from the cache: Triton keeps the two orientations
+    of all six matrices in shared memory, 96 KB at D = 64, to which little may come on some GPUs.
+    """
     ACC: tl.constexpr = dw.dtype.element_ty
     TYPE: tl.constexpr = k.dtype.element_ty
     program = tl.program_id(0) // splits
@@ -327,7 +332,8 @@ def _step_backward(
         if GATED:
             dz2 = (d * tilt + dp * a).to(TYPE)
             sum2 = add_dot(sum2, k_columns, tl.trans(dz2), PRECISION)
-            out = add_dot(out, w2, dz2, PRECISION)
+            again = _weights(weights, program % H, D, GATED)[1] if RELOAD else w2
+            out = add_dot(out, again, dz2, PRECISION)
             out = add_dot(out, j2, (d * a).to(TYPE), PRECISION)
         store_tokens(dk, n, last, H * D, tl.trans(out * scale), D, BLOCK)
     _store_sums(dw, sum1 * scale, sum2 * scale, tl.reshape(sum_out, (D, D)) * scale, D, GATED)
@@ -339,32 +345,35 @@ def _step_backward(
 # Tokens a block, warps and pipeline stages, chosen by the registers, spills and predicted cycles of
 # README.md; tests/kernels/ttt_glu_aot.json holds what comes out. Four warps are one WGMMA of 64
 # features; eight would both do all of it.
-_HALF = {
+_CONFIGS = {
     'step': {'BLOCK': 64, 'num_warps': 4, 'STAGES': 2},
     'read': {'BLOCK': 64, 'num_warps': 4, 'STAGES': 2},
     'read_backward': {'BLOCK': 32, 'num_warps': 4, 'STAGES': 2},
-    'step_backward': {'BLOCK': 32, 'num_warps': 4, 'STAGES': 2},
+    'step_backward': {'BLOCK': 32, 'num_warps': 4, 'STAGES': 2, 'RELOAD': False},
 }
-_SINGLE = {'BLOCK': 32, 'num_warps': 4, 'STAGES': 1}
+# With the L2 loss the products of `_add_output` take their operands from registers.
+_CONFIGS_L2 = {**_CONFIGS, 'step': {'BLOCK': 32, 'num_warps': 4, 'STAGES': 2}}
+# For GPUs that have less than 104 KB of shared memory for a program.
+_LITTLE = {'step_backward': {'BLOCK': 16, 'num_warps': 4, 'STAGES': 1, 'RELOAD': True}}
 
 
-def config(kernel: str, dtype: torch.dtype) -> dict:
-    """How a kernel is compiled for tokens of `dtype`, whatever the GPU."""
-    if dtype in (torch.float16, torch.bfloat16):
-        return {**_HALF[kernel], 'PRECISION': 'ieee'}
-    # A product of fp32 tiles is one of TF32, with 10 bits, unless it is told otherwise.
-    return {**_SINGLE, 'PRECISION': 'tf32x3' if dtype == torch.float32 else 'ieee'}
+def config(kernel: str, l2: bool, little: bool) -> dict:
+    """How a kernel is compiled; `little`: for a GPU with little shared memory."""
+    table = (_CONFIGS_L2 if l2 else _CONFIGS) | (_LITTLE if little else {})
+    return {**table[kernel], 'PRECISION': 'ieee'}
 
 
 def supported(q: Tensor) -> str | None:
     """None where the kernels can run with these tokens, else a sentence that says why not."""
+    if q.dtype == torch.float32 and not _backend.interpreting():
+        return 'q is torch.float32, which the kernels have in the interpreter alone'
     return _launch.unfit_heads(q)
 
 
-def _share(kernel: str, q: Tensor, **constants: bool) -> tuple[tuple[int, int], dict]:
+def _share(kernel: str, q: Tensor, l2: bool, **constants) -> tuple[tuple[int, int], dict]:
     """The programs as (sums, splits), and the arguments that every kernel takes."""
     batch, tokens, heads, dim = q.shape
-    options = config(kernel, q.dtype)
+    options = config(kernel, l2, _launch.little_shared_memory(q))
     splits, span = _launch.split(tokens, batch * heads, options['BLOCK'])
     sizes = {'N': tokens, 'H': heads, 'D': dim, 'span': span, 'splits': splits}
     return (batch * heads, splits), {**sizes, **options, **constants}
@@ -389,7 +398,7 @@ def forward(
     batch, tokens, heads = q.shape[:3]
     gated, l2 = w3 is not None, loss == 'l2'
     weights = torch.stack([w1, w2, w3] if gated else [w1, w2], dim=1)
-    (sums, splits), shared = _share('step', q, GATED=gated, L2=l2)
+    (sums, splits), shared = _share('step', q, l2, GATED=gated, L2=l2)
     g = w1.new_empty((sums, splits, *weights.shape[1:]))
     o = torch.empty_like(q, memory_format=torch.contiguous_format)
     whole = splits == 1
@@ -405,7 +414,7 @@ def forward(
         )
         g = g.squeeze(1) if whole else _launch.add_up(g, scale, tokens)
         g = g.view(batch, heads, *weights.shape[1:])
-        (sums, splits), shared = _share('read', q, GATED=gated)
+        (sums, splits), shared = _share('read', q, l2, GATED=gated)
         _read[(sums * splits,)](
             **_launch.given('bnh', q=q), stepped=_stepped(weights, g, q.dtype), o=o, **shared
         )
@@ -429,7 +438,7 @@ def backward(
     weights = torch.stack([w1, w2, w3] if gated else [w1, w2], dim=1)
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     with torch.cuda.device_of(q):
-        (sums, splits), shared = _share('read_backward', q, GATED=gated)
+        (sums, splits), shared = _share('read_backward', q, l2, GATED=gated)
         dw = g.new_empty((sums, splits, *g.shape[2:]))
         _read_backward[(sums * splits,)](
             **_launch.given('bnh', do=do, q=q),
@@ -440,7 +449,7 @@ def backward(
         )
         read = _launch.add_up(dw)
         j, peak = _launch.relative(read, q.dtype)
-        (sums, splits), shared = _share('step_backward', q, GATED=gated, L2=l2)
+        (sums, splits), shared = _share('step_backward', q, l2, GATED=gated, L2=l2)
         dw = g.new_empty((sums, splits, *g.shape[2:]))
         _step_backward[(sums * splits,)](
             **_launch.given('bnh', k=k, v=v),
