@@ -11,6 +11,8 @@ from torch import Tensor
 
 from . import _backend
 
+# Channels of a head that the kernels for heads as matrices have.
+DIMS = (32, 64)
 # Programs that keep a large GPU busy: about four for each of its ~130 multiprocessors.
 _ENOUGH = 512
 # Blocks of tokens that a program reads at least, so that fetching the weights is worth its while.
@@ -29,6 +31,24 @@ def unfit(q: Tensor) -> str | None:
     if major < 8:
         return f'the GPU has compute capability {major}.{minor}; the kernels need 8.0 or more'
     return None
+
+
+def unfit_heads(q: Tensor) -> str | None:
+    """Why the kernels for heads as matrices do not take `q` `(B, N, H, d)`, or None."""
+    dim = q.shape[-1]
+    if dim not in DIMS:
+        return f'd is {dim}; the kernels have {" and ".join(map(str, DIMS))}'
+    if q.dtype == torch.float32 and dim == 64 and not _backend.interpreting():
+        return 'q is torch.float32 with d = 64, which does not fit the registers'
+    return unfit(q)
+
+
+def little_shared_memory(q: Tensor) -> bool:
+    """Whether a program has 99 KB on the GPU of `q`: those of desktops from 8.6 on."""
+    if _backend.interpreting():
+        return False
+    roomy = ((8, 0), (8, 7), (9, 0), (10, 0), (10, 3))
+    return torch.cuda.get_device_capability(q.device) not in roomy
 
 
 def given(axes: str, **tokens: Tensor) -> dict[str, Tensor | int]:
@@ -85,6 +105,8 @@ def _add_up(
 def add_up(partials: Tensor, factor: float = 1.0, divisor: int = 1) -> Tensor:
     """`partials` `(P, splits, …)` summed over its splits, times `factor/divisor`: `(P, …)`."""
     programs, splits = partials.shape[:2]
+    if splits == 1 and factor == divisor:
+        return partials[:, 0]
     total = torch.empty_like(partials[:, 0], memory_format=torch.contiguous_format)
     size = total[0].numel()
     columns = 64
@@ -94,3 +116,35 @@ def add_up(partials: Tensor, factor: float = 1.0, divisor: int = 1) -> Tensor:
             partials, total, factor, splits, size, divisor, ROWS=16, COLUMNS=columns, num_warps=4
         )
     return total
+
+
+@triton.jit(do_not_specialize=['size'])
+def _relative(x, out, peak, size, COLUMNS: tl.constexpr):
+    x += tl.program_id(0).to(tl.int64) * size
+    out += tl.program_id(0).to(tl.int64) * size
+    largest = tl.zeros((COLUMNS,), x.dtype.element_ty)
+    for first in tl.range(0, size, COLUMNS):
+        columns = first + tl.arange(0, COLUMNS)
+        inside = columns < size
+        largest = tl.maximum(largest, tl.abs(tl.load(x + columns, mask=inside, other=0.0)))
+    divisor = tl.max(largest)
+    divisor = tl.where(divisor == 0, 1, divisor) * 16
+    for first in tl.range(0, size, COLUMNS):
+        columns = first + tl.arange(0, COLUMNS)
+        inside = columns < size
+        found = tl.load(x + columns, mask=inside, other=0.0) / divisor
+        tl.store(out + columns, found.to(out.dtype.element_ty), mask=inside)
+    tl.store(peak + tl.program_id(0), divisor)
+
+
+def relative(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """`x` `(P, …)` over 16 times its largest entry for every P, in `dtype`, and what it was over.
+
+    Mean gradients may be too small for half precision. They are carried at 1/16 because what
+    follows is multiplied with keys and values and must not overflow.
+    """
+    out = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
+    peak = x.new_empty(len(x))
+    with torch.cuda.device_of(x):
+        _relative[(len(x),)](x.contiguous(), out, peak, x[0].numel(), COLUMNS=1024, num_warps=4)
+    return out, peak

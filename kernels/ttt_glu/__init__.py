@@ -72,7 +72,7 @@ def _op(
     damping: bool,
     backend: str,
 ) -> tuple[Tensor, Tensor]:
-    kernel = _choose(backend, q, k, v, w1, w2)
+    kernel = _choose(backend, q)
     if kernel is not None:
         return kernel.forward(q, k, v, w1, w2, scale, damping)
     # The dispatcher leaves autocast on in here, and it would round the inner weights.
@@ -93,15 +93,15 @@ def _backward_op(
     damping: bool,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    kernel = _choose(backend, q, k, v, w1, w2)
+    kernel = _choose(backend, q)
     if kernel is not None:
         return kernel.backward(do, q, k, v, w1, w2, g, scale, damping)
     with torch.autocast(q.device.type, enabled=False):
         return reference.backward(do, q, k, v, w1, w2, g, scale, damping)
 
 
-def _choose(backend: str, q: Tensor, *rest: Tensor):
-    return _backend.choose(_NAME, backend, q, lambda kernel: kernel.supported(q, *rest))
+def _choose(backend: str, q: Tensor):
+    return _backend.choose(_NAME, backend, q, lambda kernel: kernel.supported(q))
 
 
 @_op.register_fake

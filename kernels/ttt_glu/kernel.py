@@ -14,67 +14,26 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .. import _backend, _launch
-
-DIMS = (32, 64)
-
+from .. import _launch
+from .._tiles import load_tokens, silu, square, start, store_tokens
 
 # ------------------------------------------------------------------------------------------- tiles
 
 
 @triton.jit
-def _start(program, H, stride_b, stride_h):
-    """Elements from a tensor's start to the first token of an (image, head), in 64 bits."""
-    return (program // H).to(tl.int64) * stride_b + (program % H).to(tl.int64) * stride_h
-
-
-@triton.jit
-def _pointers(base, first, stride, D: tl.constexpr, BLOCK: tl.constexpr):
-    rows = (first + tl.arange(0, BLOCK)).to(tl.int64)
-    return base + rows[:, None] * stride + tl.arange(0, D)[None, :]
-
-
-@triton.jit
-def _load_tokens(base, first, last, stride, D: tl.constexpr, BLOCK: tl.constexpr):
-    """Tokens `(BLOCK, D)` from `first` on; zeros from `last` on, which add nothing to any sum."""
-    inside = first + tl.arange(0, BLOCK) < last
-    return tl.load(_pointers(base, first, stride, D, BLOCK), mask=inside[:, None], other=0.0)
-
-
-@triton.jit
-def _store_tokens(base, first, last, stride, x, D: tl.constexpr, BLOCK: tl.constexpr):
-    inside = first + tl.arange(0, BLOCK) < last
-    pointers = _pointers(base, first, stride, D, BLOCK)
-    tl.store(pointers, x.to(base.dtype.element_ty), mask=inside[:, None])
-
-
-@triton.jit
-def _square(D: tl.constexpr, WIDTH: tl.constexpr):
-    return tl.arange(0, D)[:, None] * WIDTH + tl.arange(0, D)[None, :]
-
-
-@triton.jit
-def _gate(z):
-    """silu(z) and its derivative, and 1 − 2σ(z) and σ(z)(1 − σ(z)), of which the second is made."""
-    sigma = tl.sigmoid(z)
-    spread = sigma * (1 - sigma)
-    return z * sigma, sigma + z * spread, 1 - 2 * sigma, spread
-
-
-@triton.jit
 def _stepped(w, g, D: tl.constexpr, DAMPING: tl.constexpr):
     """W′ = W − G/(‖G‖ + 1), with the norm of every column."""
-    g = tl.load(g + _square(D, 2 * D))
+    g = tl.load(g + square(D, 2 * D))
     if DAMPING:
         g = g / (tl.sqrt(tl.sum(g * g, axis=0)) + 1)[None, :]
-    return tl.load(w + _square(D, D)) - g
+    return tl.load(w + square(D, D)) - g
 
 
 @triton.jit
 def _step_gradient(g, dw, D: tl.constexpr, DAMPING: tl.constexpr):
     """−H: what the gradient of W′ makes, through the damping, of that with respect to −G."""
-    g = tl.load(g + _square(D, 2 * D))
-    dw = tl.load(dw + _square(D, 2 * D))
+    g = tl.load(g + square(D, 2 * D))
+    dw = tl.load(dw + square(D, 2 * D))
     if DAMPING:
         norm = tl.sqrt(tl.sum(g * g, axis=0))
         along = tl.sum(g * dw, axis=0) / tl.where(norm == 0, 1, norm)
@@ -114,27 +73,27 @@ def _step(
     program = tl.program_id(0) // splits
     first = tl.program_id(0) % splits * span
     last = tl.minimum(first + span, N)
-    k += _start(program, H, k_b, k_h)
-    v += _start(program, H, v_b, v_h)
-    weights = program % H * D * D + _square(D, D)
+    k += start(program, H, k_b, k_h)
+    v += start(program, H, v_b, v_h)
+    weights = program % H * D * D + square(D, D)
     w1_tile = tl.load(w1 + weights).to(k.dtype.element_ty)
     w2_tile = tl.load(w2 + weights).to(k.dtype.element_ty)
     g1 = tl.zeros((D, D), ACC)
     g2 = tl.zeros((D, D), ACC)
     for n in tl.range(first, last, BLOCK, num_stages=STAGES):
-        k_tile = _load_tokens(k, n, last, k_n, D, BLOCK)
-        v_tile = _load_tokens(v, n, last, v_n, D, BLOCK).to(ACC)
+        k_tile = load_tokens(k, n, last, k_n, D, BLOCK)
+        v_tile = load_tokens(v, n, last, v_n, D, BLOCK).to(ACC)
         z1 = tl.dot(k_tile, w1_tile, input_precision=PRECISION, out_dtype=ACC)
         z2 = tl.dot(k_tile, w2_tile, input_precision=PRECISION, out_dtype=ACC)
-        a, slope, _, _ = _gate(z2)
+        a, slope, _ = silu(z2)
         k_columns = tl.trans(k_tile)
         e1 = (v_tile * a).to(k_tile.dtype)
         e2 = (v_tile * z1 * slope).to(k_tile.dtype)
         g1 = tl.dot(k_columns, e1, g1, input_precision=PRECISION, out_dtype=ACC)
         g2 = tl.dot(k_columns, e2, g2, input_precision=PRECISION, out_dtype=ACC)
     g += tl.program_id(0).to(tl.int64) * 2 * D * D
-    tl.store(g + _square(D, 2 * D), g1 * factor / divisor)
-    tl.store(g + D + _square(D, 2 * D), g2 * factor / divisor)
+    tl.store(g + square(D, 2 * D), g1 * factor / divisor)
+    tl.store(g + D + square(D, 2 * D), g2 * factor / divisor)
 
 
 @triton.jit(do_not_specialize=['N', 'H', 'span', 'splits'])
@@ -162,17 +121,17 @@ def _read(
     program = tl.program_id(0) // splits
     first = tl.program_id(0) % splits * span
     last = tl.minimum(first + span, N)
-    q += _start(program, H, q_b, q_h)
-    o += _start(program, H, tl.cast(N, tl.int64) * H * D, D)
+    q += start(program, H, q_b, q_h)
+    o += start(program, H, tl.cast(N, tl.int64) * H * D, D)
     g += program.to(tl.int64) * 2 * D * D
     weights = program % H * D * D
     w1_tile = _stepped(w1 + weights, g, D, DAMPING).to(q.dtype.element_ty)
     w2_tile = _stepped(w2 + weights, g + D, D, DAMPING).to(q.dtype.element_ty)
     for n in tl.range(first, last, BLOCK, num_stages=STAGES):
-        q_tile = _load_tokens(q, n, last, q_n, D, BLOCK)
+        q_tile = load_tokens(q, n, last, q_n, D, BLOCK)
         u1 = tl.dot(q_tile, w1_tile, input_precision=PRECISION, out_dtype=ACC)
         u2 = tl.dot(q_tile, w2_tile, input_precision=PRECISION, out_dtype=ACC)
-        _store_tokens(o, n, last, H * D, u1 * u2 * tl.sigmoid(u2), D, BLOCK)
+        store_tokens(o, n, last, H * D, u1 * u2 * tl.sigmoid(u2), D, BLOCK)
 
 
 # ---------------------------------------------------------------------------------------- backward
@@ -208,9 +167,9 @@ def _read_backward(
     program = tl.program_id(0) // splits
     first = tl.program_id(0) % splits * span
     last = tl.minimum(first + span, N)
-    do += _start(program, H, do_b, do_h)
-    q += _start(program, H, q_b, q_h)
-    dq += _start(program, H, tl.cast(N, tl.int64) * H * D, D)
+    do += start(program, H, do_b, do_h)
+    q += start(program, H, q_b, q_h)
+    dq += start(program, H, tl.cast(N, tl.int64) * H * D, D)
     g += program.to(tl.int64) * 2 * D * D
     weights = program % H * D * D
     w1_tile = _stepped(w1 + weights, g, D, DAMPING).to(q.dtype.element_ty)
@@ -218,22 +177,22 @@ def _read_backward(
     dw1 = tl.zeros((D, D), ACC)
     dw2 = tl.zeros((D, D), ACC)
     for n in tl.range(first, last, BLOCK, num_stages=STAGES):
-        q_tile = _load_tokens(q, n, last, q_n, D, BLOCK)
-        do_tile = _load_tokens(do, n, last, do_n, D, BLOCK).to(ACC)
+        q_tile = load_tokens(q, n, last, q_n, D, BLOCK)
+        do_tile = load_tokens(do, n, last, do_n, D, BLOCK).to(ACC)
         u1 = tl.dot(q_tile, w1_tile, input_precision=PRECISION, out_dtype=ACC)
         u2 = tl.dot(q_tile, w2_tile, input_precision=PRECISION, out_dtype=ACC)
-        b, slope, _, _ = _gate(u2)
+        b, slope, _ = silu(u2)
         du1 = (do_tile * b).to(q_tile.dtype)
         du2 = (do_tile * u1 * slope).to(q_tile.dtype)
         out = tl.dot(du1, tl.trans(w1_tile), input_precision=PRECISION, out_dtype=ACC)
         out = tl.dot(du2, tl.trans(w2_tile), out, input_precision=PRECISION, out_dtype=ACC)
-        _store_tokens(dq, n, last, H * D, out, D, BLOCK)
+        store_tokens(dq, n, last, H * D, out, D, BLOCK)
         q_columns = tl.trans(q_tile)
         dw1 = tl.dot(q_columns, du1, dw1, input_precision=PRECISION, out_dtype=ACC)
         dw2 = tl.dot(q_columns, du2, dw2, input_precision=PRECISION, out_dtype=ACC)
     dw += tl.program_id(0).to(tl.int64) * 2 * D * D
-    tl.store(dw + _square(D, 2 * D), dw1)
-    tl.store(dw + D + _square(D, 2 * D), dw2)
+    tl.store(dw + square(D, 2 * D), dw1)
+    tl.store(dw + D + square(D, 2 * D), dw2)
 
 
 @triton.jit(do_not_specialize=['N', 'H', 'span', 'splits'])
@@ -269,15 +228,15 @@ def _step_backward(
     program = tl.program_id(0) // splits
     first = tl.program_id(0) % splits * span
     last = tl.minimum(first + span, N)
-    k += _start(program, H, k_b, k_h)
-    v += _start(program, H, v_b, v_h)
-    out_start = _start(program, H, tl.cast(N, tl.int64) * H * D, D)
+    k += start(program, H, k_b, k_h)
+    v += start(program, H, v_b, v_h)
+    out_start = start(program, H, tl.cast(N, tl.int64) * H * D, D)
     dk += out_start
     dv += out_start
     g += program.to(tl.int64) * 2 * D * D
     dw_total += program.to(tl.int64) * 2 * D * D
     dw += tl.program_id(0).to(tl.int64) * 2 * D * D
-    weights = program % H * D * D + _square(D, D)
+    weights = program % H * D * D + square(D, D)
     w1_tile = tl.load(w1 + weights).to(k.dtype.element_ty)
     w2_tile = tl.load(w2 + weights).to(k.dtype.element_ty)
     j1 = _step_gradient(g, dw_total, D, DAMPING)
@@ -292,15 +251,14 @@ def _step_backward(
     sum1 = tl.zeros((D, D), ACC)
     sum2 = tl.zeros((D, D), ACC)
     for n in tl.range(first, last, BLOCK, num_stages=STAGES):
-        k_tile = _load_tokens(k, n, last, k_n, D, BLOCK)
-        v_tile = _load_tokens(v, n, last, v_n, D, BLOCK).to(ACC)
+        k_tile = load_tokens(k, n, last, k_n, D, BLOCK)
+        v_tile = load_tokens(v, n, last, v_n, D, BLOCK).to(ACC)
         z1 = tl.dot(k_tile, w1_tile, input_precision=PRECISION, out_dtype=ACC)
         z2 = tl.dot(k_tile, w2_tile, input_precision=PRECISION, out_dtype=ACC)
         r1 = tl.dot(k_tile, j1_tile, input_precision=PRECISION, out_dtype=ACC)
         r2 = tl.dot(k_tile, j2_tile, input_precision=PRECISION, out_dtype=ACC)
-        a, slope, tilt, spread = _gate(z2)
-        bend = spread * (2 + z2 * tilt)
-        _store_tokens(dv, n, last, H * D, (r1 * a + r2 * z1 * slope) * peak, D, BLOCK)
+        a, slope, bend = silu(z2)
+        store_tokens(dv, n, last, H * D, (r1 * a + r2 * z1 * slope) * peak, D, BLOCK)
         e1 = (v_tile * a).to(k_tile.dtype)
         e2 = (v_tile * z1 * slope).to(k_tile.dtype)
         dz1 = (r2 * v_tile * slope).to(k_tile.dtype)
@@ -309,11 +267,11 @@ def _step_backward(
         out = tl.dot(e2, tl.trans(j2_tile), out, input_precision=PRECISION, out_dtype=ACC)
         out = tl.dot(dz1, tl.trans(w1_tile), out, input_precision=PRECISION, out_dtype=ACC)
         out = tl.dot(dz2, tl.trans(w2_tile), out, input_precision=PRECISION, out_dtype=ACC)
-        _store_tokens(dk, n, last, H * D, out * peak, D, BLOCK)
+        store_tokens(dk, n, last, H * D, out * peak, D, BLOCK)
         k_columns = tl.trans(k_tile)
         sum1 = tl.dot(k_columns, dz1, sum1, input_precision=PRECISION, out_dtype=ACC)
         sum2 = tl.dot(k_columns, dz2, sum2, input_precision=PRECISION, out_dtype=ACC)
-    left = dw + _square(D, 2 * D)
+    left = dw + square(D, 2 * D)
     tl.store(left, tl.load(left) + sum1 * peak)
     tl.store(left + D, tl.load(left + D) + sum2 * peak)
 
@@ -342,14 +300,9 @@ def config(kernel: str, dtype: torch.dtype) -> dict:
     return {**_SINGLE, 'PRECISION': 'tf32x3' if dtype == torch.float32 else 'ieee'}
 
 
-def supported(q: Tensor, k: Tensor, v: Tensor, w1: Tensor, w2: Tensor) -> str | None:
-    """None where the kernels can run with these arguments, else a sentence that says why not."""
-    dim = q.shape[-1]
-    if dim not in DIMS:
-        return f'd is {dim}; the kernels have {" and ".join(map(str, DIMS))}'
-    if q.dtype == torch.float32 and dim == 64 and not _backend.interpreting():
-        return 'q is torch.float32 with d = 64, which does not fit the registers'
-    return _launch.unfit(q)
+def supported(q: Tensor) -> str | None:
+    """None where the kernels can run with these tokens, else a sentence that says why not."""
+    return _launch.unfit_heads(q)
 
 
 def forward(

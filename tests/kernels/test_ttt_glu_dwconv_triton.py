@@ -1,11 +1,11 @@
-"""The Triton kernels of ttt_glu and ttt_dwconv in Triton's interpreter, against the references.
+"""The Triton kernels of the inner steps in Triton's interpreter, against the references.
 
 The interpreter knows neither races nor layouts, and its bf16 is wrong: fp64, fp32 and fp16 it is.
 """
 
 import pytest
 import torch
-from inner_steps import CASES, SCALE, arguments, assert_same, normal, primal, with_gradients
+from inner_steps import CASES, assert_same, normal, with_gradients
 from interpreter import INTERPRETING, patched_once, run_inside
 
 inside = pytest.mark.skipif(not INTERPRETING, reason='run by test_in_the_interpreter')
@@ -20,11 +20,12 @@ def test_in_the_interpreter():
 
 @pytest.fixture(scope='module', autouse=INTERPRETING)
 def quick():
-    from ttt_kernels import _launch
+    from ttt_kernels import _launch, _tiles
     from ttt_kernels.ttt_dwconv import kernel as dwconv
     from ttt_kernels.ttt_glu import kernel as glu
+    from ttt_kernels.ttt_mlp import kernel as mlp
 
-    with patched_once(_launch, dwconv, glu):
+    with patched_once(_launch, _tiles, dwconv, glu, mlp):
         yield
 
 
@@ -58,13 +59,15 @@ def one_program(monkeypatch):
     monkeypatch.setattr(_launch, '_ENOUGH', 1)
 
 
-def check(case, hw, dtype=torch.float64, tolerance=None, damping=True, **sizes):
+def check(case, hw, dtype=torch.float64, tolerance=None, options=None, **sizes):
     inputs = case.make(hw, dtype=dtype, **sizes)
     exact = {n: x.double() for n, x in inputs.items()}
-    found = with_gradients(case.call, inputs, hw, damping=damping, backend='triton')
+    options = options or {}
+    found = with_gradients(case.call, inputs, hw, **options, backend='triton')
     assert found[0].dtype == dtype
     assert {n: g.dtype for n, g in found[1].items()} == {n: x.dtype for n, x in inputs.items()}
-    assert_same(found, with_gradients(primal, exact, hw, damping), tolerance or TOLERANCE[dtype])
+    expected = with_gradients(case.primal, exact, hw, **options)
+    assert_same(found, expected, tolerance or TOLERANCE[dtype])
 
 
 @inside
@@ -78,7 +81,7 @@ def test_every_gradient_equals_that_of_the_definition(case, hw, dim, several_pro
 
 @inside
 def test_one_program_takes_a_whole_sum(case, one_program):
-    check(case, (3, 40), dim=32, batch=1, damping=False)
+    check(case, (3, 40), dim=32, batch=1, options=case.other)
 
 
 @inside
@@ -104,9 +107,9 @@ def test_small_values_do_not_underflow_in_half_precision(case, several_programs)
     hw = (20, 30)
     inputs = case.make(hw, 32, 1, dtype=torch.float16)
     inputs['v'] = inputs['v'] * 2**-10
-    _, g = case.op(*arguments(inputs, hw), SCALE, True, 'triton')
+    _, g = case.op(*case.tensors(inputs), *case.rest(hw, backend='triton'))
     exact = {n: x.double() for n, x in inputs.items()}
-    _, expected = case.op(*arguments(exact, hw), SCALE, True, 'reference')
+    _, expected = case.op(*case.tensors(exact), *case.rest(hw, backend='reference'))
     # The gated model rounds the operands of its products to 11 bits.
     assert ((g - expected).norm() / expected.norm()).item() < 2e-3
 
@@ -135,7 +138,7 @@ def test_small_gradients_keep_their_bits_in_half_precision(case, several_program
 def test_a_zero_gradient_has_a_derivative(case, zero):
     inputs = case.make((3, 3), dim=32)
     inputs[zero] = torch.zeros_like(inputs[zero])
-    expected = with_gradients(primal, inputs, (3, 3))
+    expected = with_gradients(case.primal, inputs, (3, 3))
     assert_same(with_gradients(case.call, inputs, (3, 3), backend='triton'), expected, 1e-12)
 
 
@@ -184,10 +187,10 @@ def test_strided_gradients(case, layout):
 
 @inside
 def test_what_the_kernels_leave_to_the_reference():
-    for dim in (16, 48, 128):
-        inputs = CASES['glu'].make((2, 2), dim=dim)
+    for name, dim in (('glu', 16), ('glu', 48), ('mlp', 72), ('swiglu', 128)):
+        inputs = CASES[name].make((2, 2), dim=dim)
         with pytest.raises(RuntimeError, match=f'd is {dim}; the kernels have 32 and 64'):
-            CASES['glu'].call(inputs, (2, 2), backend='triton')
+            CASES[name].call(inputs, (2, 2), backend='triton')
     for case in CASES.values():
         with pytest.raises(RuntimeError, match='the batch is empty'):
             case.call(case.make((2, 2), dim=32, batch=0), (2, 2), backend='triton')

@@ -1,7 +1,8 @@
-"""Compiles the kernels of ttt_glu and ttt_dwconv for GPUs that need not be there, and counts.
+"""Compiles the kernels of the inner steps for GPUs that need not be there, and counts.
 
     python tools/kernel_benchmarks/aot/ttt_glu_aot.py            # compare with the committed table
     python tools/kernel_benchmarks/aot/ttt_glu_aot.py --update   # write the table anew
+    python tools/kernel_benchmarks/aot/ttt_glu_aot.py --update --only ttt_mlp
 
 The table, ttt_glu_aot.json, is like that of ttt_linear_aot.py, whose counting it shares;
 tests/kernels/test_ttt_glu_dwconv_aot.py holds the kernels to it.
@@ -28,7 +29,14 @@ TABLE = Path(__file__).with_suffix('.json')
 ARCHS = (80, 89, 90)
 KERNELS = ('step', 'read', 'read_backward', 'step_backward')
 # Tensors in the dtype of the tokens; all others are in that of the inner weights.
-TOKENS = {'q', 'k', 'v', 'o', 'do', 'dq', 'dk', 'dv'}
+TOKENS = {'q', 'k', 'v', 'o', 'do', 'dq', 'dk', 'dv', 'weights', 'stepped', 'j'}
+# Inner models of ttt_mlp.
+MODELS = {
+    'ttt_mlp': {'GATED': False, 'L2': False},
+    'ttt_mlp_l2': {'GATED': False, 'L2': True},
+    'ttt_mlp_swiglu': {'GATED': True, 'L2': False},
+    'ttt_mlp_swiglu_l2': {'GATED': True, 'L2': True},
+}
 
 
 def variants(everything: bool) -> list[str]:
@@ -38,14 +46,19 @@ def variants(everything: bool) -> list[str]:
     the heaviest ones elsewhere.
     """
     names = []
-    for op in ('ttt_glu', 'ttt_dwconv'):
+    for op in ('ttt_glu', 'ttt_dwconv', *MODELS):
         for kernel in KERNELS:
+            if op.endswith('_l2') and not kernel.startswith('step'):
+                continue  # as for the other loss
             for dtype in TYPES:
                 for dim in (64, 32):
-                    if op == 'ttt_glu' and dtype == 'fp32' and dim == 64:
+                    if dtype == 'fp32' and op == 'ttt_glu' and dim == 64:
                         continue  # runs as the reference
+                    if dtype != 'bf16' and op in MODELS:
+                        continue  # fp16 comes out as bf16 does
                     for arch in ARCHS:
                         main = dtype == 'bf16' and dim == 64 and arch == 90
+                        main = main and op not in ('ttt_mlp', 'ttt_mlp_l2')
                         heavy = op == 'ttt_glu' and kernel in ('step', 'step_backward')
                         other = heavy and (
                             (dtype == 'bf16' and dim == 64 and arch == 80)
@@ -60,11 +73,16 @@ def build(name: str):
     """The compiled kernel of a variant, with the options that kernel.py launches it with."""
     from ttt_kernels.ttt_dwconv import kernel as dwconv
     from ttt_kernels.ttt_glu import kernel as glu
+    from ttt_kernels.ttt_mlp import kernel as mlp
 
     op, kind, dtype, dim, arch = name.split('/')
     if op == 'ttt_glu':
         function = getattr(glu, f'_{kind}')
         options = {**glu.config(kind, TYPES[dtype]), 'D': int(dim)}
+    elif op in MODELS:
+        function = getattr(mlp, f'_{kind}')
+        little = arch == 'sm_89'
+        options = {**mlp.config(kind, MODELS[op]['L2'], little), **MODELS[op], 'D': int(dim)}
     else:
         function = getattr(dwconv, f'_{kind}')
         options = dwconv.config(int(dim))
@@ -109,14 +127,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--update', action='store_true', help='write the table, every variant')
     parser.add_argument('--all', action='store_true', help='every variant, not a minute of them')
+    parser.add_argument('--only', default='', help='variants whose names start with this')
     args = parser.parse_args()
     found = {}
-    for name in variants(args.update or args.all):
+    names = variants(args.update or args.all)
+    for name in (name for name in names if name.startswith(args.only)):
         found[name] = figures(build(name))
         print(name, *(f'{key} {value}' for key, value in found[name].items()), flush=True)
     tables = json.loads(TABLE.read_text()) if TABLE.exists() else {}
     if args.update:
-        tables[triton.__version__] = found
+        kept = tables.get(triton.__version__, {}) | found
+        tables[triton.__version__] = {name: kept[name] for name in names if name in kept}
         lines = [
             f' {json.dumps(version)}: {{\n'
             + ',\n'.join(f'  {json.dumps(n)}: {json.dumps(f)}' for n, f in table.items())

@@ -1,0 +1,468 @@
+"""Triton kernels of T⁵'s inner models: two passes over the tokens forward, two backward.
+
+Forward: `_step` sums the inner gradients G over k and v, `_read` reads q with the stepped weights.
+Backward: `_read_backward` goes over q and dO and sums dW′, the gradients of the stepped weights;
+`_step_backward` goes over k and v with j, which is dW′ as `_launch.relative` makes it: a mean
+gradient may be too small for half precision, and all that follows is linear in it. Where few
+(image, head) pairs would leave a GPU idle, several programs share a sum (`_launch`).
+
+Everything between the loads and the stores of tokens is feature-major, `(D, BLOCK)`: a weight is
+then the first operand of a product and what was computed from the tokens the second, which WGMMA
+takes from shared memory only, where both uses of it, in a token's gradient and in a sum over the
+tokens, find it. Sums of the output weight are kept transposed for the same reason. Weights come in
+the type of the tokens, because what is used as it was loaded may stay in shared memory too.
+
+Weights and their gradients lie one after the other, `(2|3, D, D)`, the output weight last. In the
+two-layer model (not GATED) w2 is not read, and z2 and u2 count as 1. With the dot loss e is v, and
+its sign goes into the factors.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .. import _backend, _launch
+from .._tiles import add_dot, dot, load_tokens, silu, square, start, store_tokens
+
+# ------------------------------------------------------------------------------------------- tiles
+
+
+@triton.jit
+def _weights(base, program, D: tl.constexpr, GATED: tl.constexpr):
+    """W1, W2 and the output weight of a head, each `(D, D)`; without GATED W2 is W1, and unused."""
+    base += program.to(tl.int64) * ((3 if GATED else 2) * D * D) + square(D, D)
+    return (
+        tl.load(base),
+        tl.load(base + (D * D if GATED else 0)),
+        tl.load(base + (2 * D * D if GATED else D * D)),
+    )
+
+
+@triton.jit
+def _store_sums(base, w1, w2, w_out, D: tl.constexpr, GATED: tl.constexpr):
+    """Sums of a program, `w_out` transposed."""
+    base += tl.program_id(0).to(tl.int64) * ((3 if GATED else 2) * D * D)
+    tl.store(base + square(D, D), w1)
+    if GATED:
+        tl.store(base + D * D + square(D, D), w2)
+    tl.store(base + (2 if GATED else 1) * D * D + tl.trans(square(D, D)), w_out)
+
+
+@triton.jit
+def _error(v_tile, hidden, w_out, L2: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr):
+    """e `(D, BLOCK)`: v, or for the L2 loss V̂ − v; `hidden` is in the type of the tokens."""
+    e = tl.trans(v_tile)
+    if L2:
+        e = (dot(tl.trans(w_out), hidden, ACC, PRECISION) - e.to(ACC)).to(v_tile.dtype)
+    return e
+
+
+@triton.jit
+def _zeros(D: tl.constexpr, L2: tl.constexpr, ACC: tl.constexpr):
+    """The sum of `_add_output`."""
+    return tl.zeros((2, D // 2, D) if L2 else (D, D), ACC)
+
+
+@triton.jit
+def _add_output(total, e, p, L2: tl.constexpr, PRECISION: tl.constexpr):
+    """total + e·pᵀ, what the tokens add to the output weight, transposed.
+
+    With the L2 loss both factors are computed, and WGMMA would take the first from registers:
+    products of half the rows, two by two, are left to mma.sync.
+    """
+    if L2:
+        D: tl.constexpr = p.shape[0]
+        BLOCK: tl.constexpr = p.shape[1]
+        e = tl.reshape(e, (2, D // 2, BLOCK))
+        rows = tl.broadcast_to(tl.trans(p)[None], (2, BLOCK, D))
+        total = add_dot(total, e, rows, PRECISION)
+    else:
+        total = add_dot(total, e, tl.trans(p), PRECISION)
+    return total
+
+
+# ----------------------------------------------------------------------------------------- forward
+
+
+@triton.jit(do_not_specialize=['N', 'H', 'span', 'splits', 'divisor'])
+def _step(
+    k,  # (B, N, H, D), any strides but the last
+    v,
+    weights,  # (H, 2|3, D, D), as all weights from here on in the type of the tokens
+    g,  # (B, H, splits, 2|3, D, D)
+    k_b,
+    k_n,
+    k_h,
+    v_b,
+    v_n,
+    v_h,
+    factor,
+    N,
+    H,
+    span,
+    splits,
+    divisor,
+    D: tl.constexpr,
+    BLOCK: tl.constexpr,
+    GATED: tl.constexpr,
+    L2: tl.constexpr,
+    PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Sums G·N/s of a span of tokens, times factor/divisor."""
+    ACC: tl.constexpr = g.dtype.element_ty
+    TYPE: tl.constexpr = k.dtype.element_ty
+    program = tl.program_id(0) // splits
+    first = tl.program_id(0) % splits * span
+    last = tl.minimum(first + span, N)
+    k += start(program, H, k_b, k_h)
+    v += start(program, H, v_b, v_h)
+    w1, w2, w_out = _weights(weights, program % H, D, GATED)
+    g1 = tl.zeros((D, D), ACC)
+    g2 = tl.zeros((D, D), ACC)
+    g_out = _zeros(D, L2, ACC)
+    for n in tl.range(first, last, BLOCK, num_stages=STAGES):
+        k_tile = load_tokens(k, n, last, k_n, D, BLOCK)
+        v_tile = load_tokens(v, n, last, v_n, D, BLOCK)
+        k_columns = tl.trans(k_tile)
+        a, slope, _ = silu(dot(tl.trans(w1), k_columns, ACC, PRECISION))
+        p = a
+        if GATED:
+            z2 = dot(tl.trans(w2), k_columns, ACC, PRECISION)
+            p = a * z2
+            slope = slope * z2
+        p = p.to(TYPE)
+        e = _error(v_tile, p, w_out, L2, ACC, PRECISION)
+        d = dot(w_out, e, ACC, PRECISION)
+        f1 = (d * slope).to(TYPE)
+        g1 = add_dot(g1, k_columns, tl.trans(f1), PRECISION)
+        if GATED:
+            f2 = (d * a).to(TYPE)
+            g2 = add_dot(g2, k_columns, tl.trans(f2), PRECISION)
+        g_out = _add_output(g_out, e, p, L2, PRECISION)
+    factor = tl.cast(factor, ACC) / divisor
+    _store_sums(g, g1 * factor, g2 * factor, tl.reshape(g_out, (D, D)) * factor, D, GATED)
+
+
+@triton.jit(do_not_specialize=['N', 'H', 'span', 'splits'])
+def _read(
+    q,  # (B, N, H, D), any strides but the last
+    stepped,  # (B, H, 2|3, D, D): W′
+    o,  # (B, N, H, D)
+    q_b,
+    q_n,
+    q_h,
+    N,
+    H,
+    span,
+    splits,
+    D: tl.constexpr,
+    BLOCK: tl.constexpr,
+    GATED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """O = (silu(QW1′)⊙QW2′)·W_o′ of a span of tokens."""
+    TYPE: tl.constexpr = q.dtype.element_ty
+    ACC: tl.constexpr = tl.float64 if tl.float64 == TYPE else tl.float32
+    program = tl.program_id(0) // splits
+    first = tl.program_id(0) % splits * span
+    last = tl.minimum(first + span, N)
+    q += start(program, H, q_b, q_h)
+    o += start(program, H, tl.cast(N, tl.int64) * H * D, D)
+    w1, w2, w_out = _weights(stepped, program, D, GATED)
+    for n in tl.range(first, last, BLOCK, num_stages=STAGES):
+        q_columns = tl.trans(load_tokens(q, n, last, q_n, D, BLOCK))
+        p, _, _ = silu(dot(tl.trans(w1), q_columns, ACC, PRECISION))
+        if GATED:
+            p *= dot(tl.trans(w2), q_columns, ACC, PRECISION)
+        out = dot(tl.trans(w_out), p.to(TYPE), ACC, PRECISION)
+        store_tokens(o, n, last, H * D, tl.trans(out), D, BLOCK)
+
+
+# ---------------------------------------------------------------------------------------- backward
+
+
+@triton.jit(do_not_specialize=['N', 'H', 'span', 'splits'])
+def _read_backward(
+    do,  # (B, N, H, D), any strides but the last
+    q,
+    stepped,  # (B, H, 2|3, D, D): W′
+    dq,  # (B, N, H, D)
+    dw,  # (B, H, splits, 2|3, D, D)
+    do_b,
+    do_n,
+    do_h,
+    q_b,
+    q_n,
+    q_h,
+    N,
+    H,
+    span,
+    splits,
+    D: tl.constexpr,
+    BLOCK: tl.constexpr,
+    GATED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """dQ, and dW′ of a span of tokens."""
+    ACC: tl.constexpr = dw.dtype.element_ty
+    TYPE: tl.constexpr = q.dtype.element_ty
+    program = tl.program_id(0) // splits
+    first = tl.program_id(0) % splits * span
+    last = tl.minimum(first + span, N)
+    do += start(program, H, do_b, do_h)
+    q += start(program, H, q_b, q_h)
+    dq += start(program, H, tl.cast(N, tl.int64) * H * D, D)
+    w1, w2, w_out = _weights(stepped, program, D, GATED)
+    dw1 = tl.zeros((D, D), ACC)
+    dw2 = tl.zeros((D, D), ACC)
+    dw_out = tl.zeros((D, D), ACC)
+    for n in tl.range(first, last, BLOCK, num_stages=STAGES):
+        q_columns = tl.trans(load_tokens(q, n, last, q_n, D, BLOCK))
+        do_columns = tl.trans(load_tokens(do, n, last, do_n, D, BLOCK))
+        h, slope, _ = silu(dot(tl.trans(w1), q_columns, ACC, PRECISION))
+        dp = dot(w_out, do_columns, ACC, PRECISION)
+        p = h
+        if GATED:
+            u2 = dot(tl.trans(w2), q_columns, ACC, PRECISION)
+            p = h * u2
+            slope = slope * u2
+        du1 = (dp * slope).to(TYPE)
+        out = dot(w1, du1, ACC, PRECISION)
+        dw1 = add_dot(dw1, q_columns, tl.trans(du1), PRECISION)
+        if GATED:
+            du2 = (dp * h).to(TYPE)
+            out = add_dot(out, w2, du2, PRECISION)
+            dw2 = add_dot(dw2, q_columns, tl.trans(du2), PRECISION)
+        store_tokens(dq, n, last, H * D, tl.trans(out), D, BLOCK)
+        dw_out = add_dot(dw_out, do_columns, tl.trans(p.to(TYPE)), PRECISION)
+    _store_sums(dw, dw1, dw2, dw_out, D, GATED)
+
+
+@triton.jit(do_not_specialize=['N', 'H', 'span', 'splits'])
+def _step_backward(
+    k,  # (B, N, H, D), any strides but the last
+    v,
+    weights,  # (H, 2|3, D, D)
+    j,  # (B, H, 2|3, D, D): dW′ over all tokens, over `peak`
+    peak,  # (B, H)
+    dk,  # (B, N, H, D)
+    dv,
+    dw,  # (B, H, splits, 2|3, D, D)
+    k_b,
+    k_n,
+    k_h,
+    v_b,
+    v_n,
+    v_h,
+    factor,
+    N,
+    H,
+    span,
+    splits,
+    D: tl.constexpr,
+    BLOCK: tl.constexpr,
+    GATED: tl.constexpr,
+    L2: tl.constexpr,
+    RELOAD: tl.constexpr,
+    PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """dK, dV and the step's share of dW for a span of tokens, all of them linear in j.
+
+    RELOAD fetches a weight again for every block, from the cache: Triton keeps the two orientations
+    of all six matrices in shared memory, 96 KB at D = 64, to which little may come on some GPUs.
+    """
+    ACC: tl.constexpr = dw.dtype.element_ty
+    TYPE: tl.constexpr = k.dtype.element_ty
+    program = tl.program_id(0) // splits
+    first = tl.program_id(0) % splits * span
+    last = tl.minimum(first + span, N)
+    k += start(program, H, k_b, k_h)
+    v += start(program, H, v_b, v_h)
+    out_start = start(program, H, tl.cast(N, tl.int64) * H * D, D)
+    dk += out_start
+    dv += out_start
+    w1, w2, w_out = _weights(weights, program % H, D, GATED)
+    j1, j2, j_out = _weights(j, program, D, GATED)
+    # For the L2 loss j has the other sign, and v in e too.
+    sign = -1.0 if L2 else 1.0
+    scale = tl.load(peak + program) * factor / N
+    sum1 = tl.zeros((D, D), ACC)
+    sum2 = tl.zeros((D, D), ACC)
+    sum_out = _zeros(D, L2, ACC)
+    for n in tl.range(first, last, BLOCK, num_stages=STAGES):
+        k_tile = load_tokens(k, n, last, k_n, D, BLOCK)
+        v_tile = load_tokens(v, n, last, v_n, D, BLOCK)
+        k_columns = tl.trans(k_tile)
+        # What d and dp are multiplied with in dz1 and dz2, so that little stays in registers.
+        a, slope, bend = silu(dot(tl.trans(w1), k_columns, ACC, PRECISION))
+        r1 = dot(tl.trans(j1), k_columns, ACC, PRECISION)
+        dd = r1 * slope
+        bend *= r1
+        p = a
+        if GATED:
+            z2 = dot(tl.trans(w2), k_columns, ACC, PRECISION)
+            r2 = dot(tl.trans(j2), k_columns, ACC, PRECISION)
+            tilt = dd
+            p = a * z2
+            dd = dd * z2 + r2 * a
+            bend = bend * z2 + r2 * slope
+            slope *= z2
+        p = p.to(TYPE)
+        dd = dd.to(TYPE)
+        e = _error(v_tile, p, w_out, L2, ACC, PRECISION)
+        sum_out = _add_output(sum_out, e, dd, L2, PRECISION)
+        de = dot(tl.trans(j_out), p, ACC, PRECISION)
+        de = add_dot(de, tl.trans(w_out), dd, PRECISION)
+        store_tokens(dv, n, last, H * D, tl.trans(de * (scale * sign)), D, BLOCK)
+        dp = dot(j_out, e, ACC, PRECISION)
+        if L2:
+            de = de.to(TYPE)
+            dp = add_dot(dp, w_out, de, PRECISION)
+            sum_out = _add_output(sum_out, de, p, L2, PRECISION)
+        d = dot(w_out, e, ACC, PRECISION)
+        dz1 = (d * bend + dp * slope).to(TYPE)
+        sum1 = add_dot(sum1, k_columns, tl.trans(dz1), PRECISION)
+        out = dot(w1, dz1, ACC, PRECISION)
+        out = add_dot(out, j1, (d * slope).to(TYPE), PRECISION)
+        if GATED:
+            dz2 = (d * tilt + dp * a).to(TYPE)
+            sum2 = add_dot(sum2, k_columns, tl.trans(dz2), PRECISION)
+            again = _weights(weights, program % H, D, GATED)[1] if RELOAD else w2
+            out = add_dot(out, again, dz2, PRECISION)
+            out = add_dot(out, j2, (d * a).to(TYPE), PRECISION)
+        store_tokens(dk, n, last, H * D, tl.trans(out * scale), D, BLOCK)
+    _store_sums(dw, sum1 * scale, sum2 * scale, tl.reshape(sum_out, (D, D)) * scale, D, GATED)
+
+
+# -------------------------------------------------------------------------------------------- host
+
+
+# Tokens a block, warps and pipeline stages, chosen by the registers, spills and predicted cycles of
+# README.md; tests/kernels/ttt_glu_aot.json holds what comes out. Four warps are one WGMMA of 64
+# features; eight would both do all of it.
+_CONFIGS = {
+    'step': {'BLOCK': 64, 'num_warps': 4, 'STAGES': 2},
+    'read': {'BLOCK': 64, 'num_warps': 4, 'STAGES': 2},
+    'read_backward': {'BLOCK': 32, 'num_warps': 4, 'STAGES': 2},
+    'step_backward': {'BLOCK': 32, 'num_warps': 4, 'STAGES': 2, 'RELOAD': False},
+}
+# With the L2 loss the products of `_add_output` take their operands from registers.
+_CONFIGS_L2 = {**_CONFIGS, 'step': {'BLOCK': 32, 'num_warps': 4, 'STAGES': 2}}
+# For GPUs that have less than 104 KB of shared memory for a program.
+_LITTLE = {'step_backward': {'BLOCK': 16, 'num_warps': 4, 'STAGES': 1, 'RELOAD': True}}
+
+
+def config(kernel: str, l2: bool, little: bool) -> dict:
+    """How a kernel is compiled; `little`: for a GPU with little shared memory."""
+    table = (_CONFIGS_L2 if l2 else _CONFIGS) | (_LITTLE if little else {})
+    return {**table[kernel], 'PRECISION': 'ieee'}
+
+
+def supported(q: Tensor) -> str | None:
+    """None where the kernels can run with these tokens, else a sentence that says why not."""
+    if q.dtype == torch.float32 and not _backend.interpreting():
+        return 'q is torch.float32, which the kernels have in the interpreter alone'
+    return _launch.unfit_heads(q)
+
+
+def _share(kernel: str, q: Tensor, l2: bool, **constants) -> tuple[tuple[int, int], dict]:
+    """The programs as (sums, splits), and the arguments that every kernel takes."""
+    batch, tokens, heads, dim = q.shape
+    options = config(kernel, l2, _launch.little_shared_memory(q))
+    splits, span = _launch.split(tokens, batch * heads, options['BLOCK'])
+    sizes = {'N': tokens, 'H': heads, 'D': dim, 'span': span, 'splits': splits}
+    return (batch * heads, splits), {**sizes, **options, **constants}
+
+
+def _stepped(weights: Tensor, g: Tensor, dtype: torch.dtype) -> Tensor:
+    """W′ = W − G `(B, H, 2|3, d, d)` in the type of the tokens."""
+    return torch.sub(weights, g, out=torch.empty_like(g, dtype=dtype))
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    w3: Tensor | None,
+    scale: float,
+    loss: str,
+) -> tuple[Tensor, Tensor]:
+    """O `(B, N, H, d)` and G `(B, H, 2|3, d, d)`; arguments as the reference's."""
+    batch, tokens, heads = q.shape[:3]
+    gated, l2 = w3 is not None, loss == 'l2'
+    weights = torch.stack([w1, w2, w3] if gated else [w1, w2], dim=1)
+    (sums, splits), shared = _share('step', q, l2, GATED=gated, L2=l2)
+    g = w1.new_empty((sums, splits, *weights.shape[1:]))
+    o = torch.empty_like(q, memory_format=torch.contiguous_format)
+    whole = splits == 1
+    scale = scale if l2 else -scale
+    with torch.cuda.device_of(q):
+        _step[(sums * splits,)](
+            **_launch.given('bnh', k=k, v=v),
+            weights=weights.to(q.dtype),
+            g=g,
+            factor=scale if whole else 1.0,
+            divisor=tokens if whole else 1,
+            **shared,
+        )
+        g = g.squeeze(1) if whole else _launch.add_up(g, scale, tokens)
+        g = g.view(batch, heads, *weights.shape[1:])
+        (sums, splits), shared = _share('read', q, l2, GATED=gated)
+        _read[(sums * splits,)](
+            **_launch.given('bnh', q=q), stepped=_stepped(weights, g, q.dtype), o=o, **shared
+        )
+    return o, g
+
+
+def backward(
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    w3: Tensor | None,
+    g: Tensor,
+    scale: float,
+    loss: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """dq, dk, dv `(B, N, H, d)`, dw1, dw2, dw3 `(H, d, d)`; arguments as the reference's."""
+    gated, l2 = w3 is not None, loss == 'l2'
+    weights = torch.stack([w1, w2, w3] if gated else [w1, w2], dim=1)
+    dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+    with torch.cuda.device_of(q):
+        (sums, splits), shared = _share('read_backward', q, l2, GATED=gated)
+        dw = g.new_empty((sums, splits, *g.shape[2:]))
+        _read_backward[(sums * splits,)](
+            **_launch.given('bnh', do=do, q=q),
+            stepped=_stepped(weights, g, q.dtype),
+            dq=dq,
+            dw=dw,
+            **shared,
+        )
+        read = _launch.add_up(dw)
+        j, peak = _launch.relative(read, q.dtype)
+        (sums, splits), shared = _share('step_backward', q, l2, GATED=gated, L2=l2)
+        dw = g.new_empty((sums, splits, *g.shape[2:]))
+        _step_backward[(sums * splits,)](
+            **_launch.given('bnh', k=k, v=v),
+            weights=weights.to(q.dtype),
+            j=j,
+            peak=peak,
+            dk=dk,
+            dv=dv,
+            dw=dw,
+            factor=-scale if l2 else scale,
+            **shared,
+        )
+        dw = (read + _launch.add_up(dw)).view(g.shape).sum(0)
+    # Of one head these views are contiguous, and would share their memory.
+    dw = [x.clone(memory_format=torch.contiguous_format) for x in dw.unbind(1)]
+    return dq, dk, dv, *dw, *([] if gated else [w1.new_empty(0)])
