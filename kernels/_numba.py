@@ -21,25 +21,32 @@ _PARTS_PER_THREAD = 4
 _CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
+# Sums may be taken in another order and products be fused with sums, but NaN and infinity count,
+# and a compiled function takes one order always.
+_OPTIONS = {
+    'nogil': True,
+    'error_model': 'numpy',
+    'fastmath': {'contract', 'reassoc', 'nsz', 'arcp'},
+}
+
+
 def jit(function: Callable) -> Callable:
     """Compiles `function` at its first call for each set of types, and keeps the result on disk.
 
     It is kept in `__pycache__` beside the source or, where that cannot be written (a read-only
     installation), in the user's cache (NUMBA_CACHE_DIR, else ~/.cache/numba or its like). Where
-    there is no such place either, every process compiles anew.
-
-    Sums may be taken in another order and products be fused with sums, but NaN and infinity count,
-    and a compiled function takes one order always. The GIL is released.
+    there is no such place either, every process compiles anew. numba looks at the time of the file
+    of `function` alone: whoever changes a `part` in another file deletes what is kept.
     """
-    options = {
-        'nogil': True,
-        'error_model': 'numpy',
-        'fastmath': {'contract', 'reassoc', 'nsz', 'arcp'},
-    }
     try:
-        return numba.njit(cache=True, **options)(function)
+        return numba.njit(cache=True, **_OPTIONS)(function)
     except RuntimeError:  # numba: no locator available
-        return numba.njit(**options)(function)
+        return numba.njit(**_OPTIONS)(function)
+
+
+def part(function: Callable) -> Callable:
+    """Compiles `function` for other compiled functions alone, which is faster done."""
+    return numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **_OPTIONS)(function)
 
 
 # ----------------------------------------------------------------------------------------- products
@@ -97,7 +104,7 @@ def _add_tile(context, z, i, j, x, w):
     return types.void(z, types.intp, types.intp, x, w), generate
 
 
-@jit
+@part
 def add_product(z, x, w):
     """z += x @ w, `(m, n)`, `(m, k)`, `(k, n)` of one type; rows of z and w dense, x any strides.
 

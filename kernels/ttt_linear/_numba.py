@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .._inputs import gradient_dtype, state_dtype
-from .._numba import COLUMNS, add_product, jit, padded, parallel
+from .._numba import COLUMNS, add_product, jit, padded, parallel, part
 
 # The scores of a chunk, (b, b), should stay in the cache with its tokens.
 _LARGEST_MINI_BATCH = 128
@@ -32,7 +32,7 @@ def supported(*inputs: Tensor | int | None) -> str | None:
 # ------------------------------------------------------------------------------- parts of a chunk
 
 
-@jit
+@part
 def _program(number, sizes, reverse):
     """Image, scan and head of a program, and whether it reads from the last token to the first."""
     scans, heads = sizes[1], sizes[2]
@@ -40,7 +40,7 @@ def _program(number, sizes, reverse):
     return number // (scans * heads), scan, number % heads, reverse[scan]
 
 
-@jit
+@part
 def _walk(strides, tokens, image, scan, head, back):
     """Where a program's first token lies in memory, and how far it is to the next one."""
     start = image * strides[0] + scan * strides[2] + head * strides[3]
@@ -48,20 +48,34 @@ def _walk(strides, tokens, image, scan, head, back):
     return (start + (tokens - 1) * step, -step) if back else (start, step)
 
 
-@jit
+@part
 def _load(out, x, start, step, count, dim):
     """Rows of `dim` numbers, `step` apart, into the corner of `out`, and zeros below them."""
     for t in range(count):
         row, line = out[t], x[start + t * step : start + t * step + dim]
         for i in range(dim):
             row[i] = line[i]
-    for t in range(count, out.shape[0]):
-        row = out[t]
-        for i in range(dim):
-            row[i] = 0
+    _zero(out[count:])
 
 
-@jit
+@part
+def _zero(x):
+    for i in range(x.shape[0]):
+        row = x[i]
+        for j in range(row.shape[0]):
+            row[j] = 0
+
+
+@part
+def _copy(to, x, rows, columns):
+    """The corner of a matrix."""
+    for i in range(rows):
+        row, line = to[i], x[i]
+        for j in range(columns):
+            row[j] = line[j]
+
+
+@part
 def _transpose(out, x):
     for i in range(x.shape[0]):
         row = x[i]
@@ -69,7 +83,7 @@ def _transpose(out, x):
             out[j, i] = row[j]
 
 
-@jit
+@part
 def _start(z, c):
     """Every row of `z` becomes `c`."""
     for t in range(z.shape[0]):
@@ -78,7 +92,7 @@ def _start(z, c):
             row[i] = c[i]
 
 
-@jit
+@part
 def _normalize(z, dim, inverse, eps, one):
     """A row z becomes (z − mean)/σ; returns 1/σ. `inverse` is 1/dim."""
     total = one - one
@@ -95,19 +109,22 @@ def _normalize(z, dim, inverse, eps, one):
     return rstd
 
 
-@jit
+@part
 def _scores(scores, m, keys, queries, keys_t, tau, step, count):
     """QKᵀ + 1, and −M = −E⊙(QKᵀ + 1)."""
     _transpose(keys_t, keys)
-    scores[:] = 1
+    for t in range(scores.shape[0]):
+        row = scores[t]
+        for i in range(row.shape[0]):
+            row[i] = 1
     add_product(scores, queries, keys_t)
-    m[:] = 0
+    _zero(m)
     for t in range(count):
         for s in range(t + 1):
             m[t, s] = -scores[t, s] * (tau[t] * step[s])
 
 
-@jit
+@part
 def _decay(decayed, g, step, last, count, dim):
     """−e⊙G; the rows below are zero."""
     for t in range(count):
@@ -115,13 +132,10 @@ def _decay(decayed, g, step, last, count, dim):
         row, line = decayed[t], g[t]
         for i in range(dim):
             row[i] = e * line[i]
-    for t in range(count, decayed.shape[0]):
-        row = decayed[t]
-        for i in range(dim):
-            row[i] = 0
+    _zero(decayed[count:])
 
 
-@jit
+@part
 def _update(w, c, keys, decayed, count):
     """W' = W − (e⊙K)ᵀG, c' = c − eᵀG."""
     add_product(w, keys.T, decayed)
@@ -131,7 +145,7 @@ def _update(w, c, keys, decayed, count):
             c[i] += line[i]
 
 
-@jit
+@part
 def _round_to_bf16(row):
     bits = row.view(np.uint32)
     for i in range(bits.shape[0]):
@@ -172,11 +186,12 @@ def _forward(
     inner, decayed = np.zeros((rows, columns), w0.dtype), np.zeros((rows, columns), w0.dtype)
     values = np.zeros((rows, columns), w0.dtype)
     step = np.zeros(rows, w0.dtype)
-    w, c = np.zeros((columns, columns), w0.dtype), np.zeros(columns, w0.dtype)
+    state = np.zeros((columns + 1, columns), w0.dtype)
+    w, c = state[:columns], state[columns]
     for number in range(start, stop):
         image, scan, head, back = _program(number, sizes, reverse)
-        w[:dim, :dim] = w0[scan, head]
-        c[:dim] = b0[scan, head]
+        _copy(w, w0[scan, head], dim, dim)
+        _copy(state[columns:], b0[scan, head : head + 1], 1, dim)
         gain, shift, tau = weight[scan, head], bias[scan, head], token_scale[scan]
         q_at, q_step = _walk(strides[0], tokens, image, scan, head, back)
         k_at, k_step = _walk(strides[1], tokens, image, scan, head, back)
@@ -220,8 +235,8 @@ def _forward(
                 line = o[place : place + dim]
                 for i in range(dim):
                     line[i] = query[i] + (gain[i] * x[i] + shift[i])
-        w_final[image, scan, head] = w[:dim, :dim]
-        c_final[image, scan, head] = c[:dim]
+        _copy(w_final[image, scan, head], w, dim, dim)
+        _copy(c_final[image, scan, head : head + 1], state[columns:], 1, dim)
 
 
 @jit
@@ -250,16 +265,15 @@ def _backward(
     zero = one - one
     w0, b0, weight, bias, token_scale = parameters
     chunks = -(-tokens // size)
-    states = np.zeros((chunks, columns, columns), w0.dtype)
-    biases = np.zeros((chunks, columns), w0.dtype)
+    states = np.zeros((chunks, columns + 1, columns), w0.dtype)
     kq, z, dzd = np.zeros((3, 2 * rows, columns), w0.dtype)  # K and Q, Z and Z̄, dZ and D
     keys, queries, dz, d = kq[:rows], kq[rows:], dzd[:rows], dzd[rows:]
     grad, inner, decayed, values, u, h, dkeys, dqueries = np.zeros((8, rows, columns), w0.dtype)
     keys_t, inner_t, dz_t, d_t, decayed_t, dk_t, dq_t = np.zeros((7, columns, rows), w0.dtype)
     scores, m, s, es = np.zeros((4, rows, rows), w0.dtype)
     step, dstep = np.zeros((2, rows), w0.dtype)
-    w, dw = np.zeros((2, columns, columns), w0.dtype)
-    c, dc = np.zeros((2, columns), w0.dtype)
+    state, dstate = np.zeros((2, columns + 1, columns), w0.dtype)
+    w, c, dw, dc = state[:columns], state[columns], dstate[:columns], dstate[columns]
     for number in range(start, stop):
         image, scan, head, back = _program(number, sizes, reverse)
         gain, shift, tau = weight[scan, head], bias[scan, head], token_scale[scan]
@@ -269,22 +283,20 @@ def _backward(
         v_at, v_step = _walk(strides[2], tokens, image, scan, head, back)
         eta_at, eta_step = _walk(strides[3], tokens, image, scan, head, back)
         at, ahead = _walk(strides[4], tokens, image, scan, head, back)
-        part = parts[image, scan, head]
-        part[:] = 0
-        dgain, dshift = (
-            part[dim * (dim + 1) : dim * (dim + 2)],
-            part[dim * (dim + 2) : dim * (dim + 3)],
-        )
-        dtau = part[dim * (dim + 3) :]
+        own = parts[image, scan, head]
+        for i in range(own.shape[0]):
+            own[i] = 0
+        at_gain = dim * (dim + 1)
+        dgain, dshift = own[at_gain : at_gain + dim], own[at_gain + dim : at_gain + 2 * dim]
+        dtau = own[at_gain + 2 * dim :]
 
         # Forth, for the states before each chunk.
-        w[:dim, :dim] = w0[scan, head]
-        c[:dim] = b0[scan, head]
+        _copy(w, w0[scan, head], dim, dim)
+        _copy(state[columns:], b0[scan, head : head + 1], 1, dim)
         for n in range(chunks):
             first = n * size
             count = min(size, tokens - first)
-            states[n] = w
-            biases[n] = c
+            _copy(states[n], state, columns + 1, columns)
             _load(keys, k, k_at + first * k_step, k_step, count, dim)
             _load(inner, g, at + first * ahead, ahead, count, dim)
             for t in range(count):
@@ -293,8 +305,7 @@ def _backward(
             _update(w, c, keys, decayed, count)
 
         # Back, with the gradient of the state.
-        dw[:] = 0
-        dc[:] = 0
+        _zero(dstate)
         for n in range(chunks - 1, -1, -1):
             first = n * size
             count = min(size, tokens - first)
@@ -307,8 +318,8 @@ def _backward(
                 step[t] = eta[eta_at + (first + t) * eta_step]
             _decay(decayed, inner, step, last, count, dim)
             _scores(scores, m, keys, queries, keys_t, tau, step, count)
-            _start(z, biases[n])
-            add_product(z, kq, states[n])
+            _start(z, states[n, columns])
+            add_product(z, kq, states[n, :columns])
             add_product(z[rows:], m, inner)
 
             # The query side: D, S = DGᵀ, dE and E⊙S.
@@ -325,25 +336,25 @@ def _backward(
                 mean, along = mean * inverse, along * inverse
                 for i in range(dim):
                     out[i] = (out[i] - mean - x[i] * along) * rstd
-            for t in range(count, rows):
-                d[t] = 0
-                dz[t] = 0
+            _zero(d[count:])
+            _zero(dz[count:])
             _transpose(inner_t, inner)
-            s[:] = 0
+            _zero(s)
             add_product(s, d, inner_t)
-            es[:] = 0
-            dstep[:] = 0
+            _zero(es)
+            for t in range(rows):
+                dstep[t] = 0
             for t in range(count):
                 for i in range(t + 1):
                     de = -s[t, i] * scores[t, i]
                     es[t, i] = -s[t, i] * (tau[t] * step[i])
                     dstep[i] += tau[t] * de
                     dtau[t] += step[i] * de
-            dqueries[:] = 0
+            _zero(dqueries)
             add_product(dqueries, es, keys)
-            dkeys[:] = 0
+            _zero(dkeys)
             add_product(dkeys, es.T, queries)
-            u[:] = 0
+            _zero(u)
             add_product(u, m.T, d)
 
             # The key side: U, and back through the inner gradient and the inner model.
@@ -395,10 +406,10 @@ def _backward(
             _transpose(d_t, d)
             _transpose(dz_t, dz)
             _transpose(decayed_t, decayed)
-            dq_t[:] = 0
-            add_product(dq_t, states[n], d_t)
-            dk_t[:] = 0
-            add_product(dk_t, states[n], dz_t)
+            _zero(dq_t)
+            add_product(dq_t, states[n, :columns], d_t)
+            _zero(dk_t)
+            add_product(dk_t, states[n, :columns], dz_t)
             add_product(dk_t, dw, decayed_t)
             for t in range(count):
                 place = at + (first + t) * ahead
@@ -414,8 +425,9 @@ def _backward(
                 for i in range(dim):
                     dc[i] += row[i] + line[i]
         for i in range(dim):
-            part[i * dim : (i + 1) * dim] = dw[i, :dim]
-        part[dim * dim : dim * (dim + 1)] = dc[:dim]
+            for j in range(dim):
+                own[i * dim + j] = dw[i, j]
+            own[dim * dim + i] = dc[i]
 
 
 # ---------------------------------------------------------------------------------------- tensors
