@@ -45,75 +45,85 @@ def jit(function: Callable) -> Callable:
 
 
 def part(function: Callable) -> Callable:
-    """Compiles `function` for other compiled functions alone, which is faster done."""
-    return numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **_OPTIONS)(function)
+    """Compiles `function` for other compiled functions alone.
+
+    A loop runs in vectors where LLVM needs at most 8 comparisons to know that no array written in
+    it overlaps another one of it. So: one array written in a loop, or two beside few others.
+    """
+    unwrapped = {'no_cpython_wrapper': True, 'no_cfunc_wrapper': True}
+    return numba.njit(**unwrapped, **_OPTIONS)(function)
 
 
 # ----------------------------------------------------------------------------------------- products
 
 
 @intrinsic
-def _add_tile(context, z, i, j, x, w):
-    """z[i:i+4, j:j+n] += x[i:i+4] @ w[:, j:j+n], n numbers being 64 bytes; z and w have dense rows.
+def add_product(context, z, x, w):
+    """z += x @ w, `(m, n)`, `(m, k)`, `(k, n)` of one type; rows of z and w dense, x any strides.
 
-    Said in vectors, because LLVM's loop vectorizer does not keep a tile of sums in registers.
+    m and k must be multiples of ROWS, n of COLUMNS. Written in LLVM's vectors, because its loop
+    vectorizer does not keep a tile of sums in registers; near the speed of a BLAS.
     """
-    size = z.dtype.bitwidth // 8
-    lanes = _TILE_BYTES // size
 
     def generate(context, builder, signature, arguments):
-        z, i, j, x, w = arguments
+        numbers = []
+        for kind, value in zip(signature.args, arguments, strict=True):
+            array = context.make_array(kind)(context, builder, value)
+            numbers.append(builder.bitcast(array.data, ir.IntType(8).as_pointer()))
+            numbers += cgutils.unpack_tuple(builder, array.strides)
+            numbers += cgutils.unpack_tuple(builder, array.shape)
         number = context.get_data_type(signature.args[0].dtype)
-        vector, index = ir.VectorType(number, lanes), ir.IntType(64)
-        everywhere = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
-        undefined = ir.Constant(vector, ir.Undefined)
-        fuse = {'flags': ('contract',)}
+        size = signature.args[0].dtype.bitwidth // 8
+        builder.call(_product_function(builder.module, number, size), numbers)
+        return context.get_dummy_value()
 
-        def array(kind, value):
-            """Address, strides in bytes and shape."""
-            struct = context.make_array(kind)(context, builder, value)
-            start = builder.bitcast(struct.data, ir.IntType(8).as_pointer())
-            strides = cgutils.unpack_tuple(builder, struct.strides)
-            return start, strides, cgutils.unpack_tuple(builder, struct.shape)
+    return types.void(z, x, w), generate
 
-        def at(kind, start, offset):
-            return builder.bitcast(builder.gep(start, [offset]), kind.as_pointer())
 
-        z, (z_row, _), _ = array(signature.args[0], z)
-        x, (x_row, x_column), (_, terms) = array(signature.args[3], x)
-        w, (w_row, _), _ = array(signature.args[4], w)
-        column = builder.mul(j, ir.Constant(index, size))
-        rows = [builder.add(i, ir.Constant(index, r)) for r in range(ROWS)]
+def _product_function(module: ir.Module, number: ir.Type, size: int) -> ir.Function:
+    """`add_product` of numbers of `size` bytes: address, strides, shape of z, of x and of w."""
+    name, index, byte = f'ttt_kernels_add_product_{size}', ir.IntType(64), ir.IntType(8)
+    array = [byte.as_pointer(), *[index] * 4]
+    if name in module.globals:
+        return module.globals[name]
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), 3 * array), name)
+    function.linkage = 'linkonce_odr'
+    function.attributes.add('noinline')
+    builder = ir.IRBuilder(function.append_basic_block())
+    z, z_row, _, height, width, x, x_row, x_column, _, terms, w, w_row, *_ = function.args
+    lanes = _TILE_BYTES // size
+    vector = ir.VectorType(number, lanes)
+    everywhere = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
+    undefined, first = ir.Constant(vector, ir.Undefined), ir.Constant(ir.IntType(32), 0)
+    fuse = {'flags': ('contract',)}
+
+    def at(kind, start, offset):
+        return builder.bitcast(builder.gep(start, [offset]), kind.as_pointer())
+
+    def steps(stop, step):
+        return cgutils.for_range_slice(builder, index(0), stop, index(step), index)
+
+    with steps(width, lanes) as (j, _), steps(height, ROWS) as (i, _):
+        column = builder.mul(j, index(size))
+        rows = [builder.add(i, index(r)) for r in range(ROWS)]
         places = [at(vector, z, builder.add(builder.mul(r, z_row), column)) for r in rows]
         starts = [builder.mul(r, x_row) for r in rows]
         sums = [cgutils.alloca_once_value(builder, builder.load(p, align=size)) for p in places]
-        with cgutils.for_range(builder, terms) as loop:
-            row = builder.add(builder.mul(loop.index, w_row), column)
-            b = builder.load(at(vector, w, row), align=size)
-            shift = builder.mul(loop.index, x_column)
-            for start, total in zip(starts, sums, strict=True):
-                a = builder.load(at(number, x, builder.add(start, shift)), align=size)
-                a = builder.insert_element(undefined, a, ir.Constant(ir.IntType(32), 0))
-                a = builder.shuffle_vector(a, undefined, everywhere)
-                more = builder.fadd(builder.load(total), builder.fmul(a, b, **fuse), **fuse)
-                builder.store(more, total)
+        with steps(terms, ROWS) as (first_term, _):
+            for more in range(ROWS):
+                term = builder.add(first_term, index(more))
+                row = builder.add(builder.mul(term, w_row), column)
+                b = builder.load(at(vector, w, row), align=size)
+                shift = builder.mul(term, x_column)
+                for start, total in zip(starts, sums, strict=True):
+                    a = builder.load(at(number, x, builder.add(start, shift)), align=size)
+                    a = builder.insert_element(undefined, a, first)
+                    a = builder.fmul(builder.shuffle_vector(a, undefined, everywhere), b, **fuse)
+                    builder.store(builder.fadd(builder.load(total), a, **fuse), total)
         for place, total in zip(places, sums, strict=True):
             builder.store(builder.load(total), place, align=size)
-        return context.get_dummy_value()
-
-    return types.void(z, types.intp, types.intp, x, w), generate
-
-
-@part
-def add_product(z, x, w):
-    """z += x @ w, `(m, n)`, `(m, k)`, `(k, n)` of one type; rows of z and w dense, x any strides.
-
-    m must be a multiple of ROWS and n of COLUMNS.
-    """
-    lanes = _TILE_BYTES // z.itemsize
-    for j in range(0, z.shape[1], lanes):
-        for i in range(0, z.shape[0], ROWS):
-            _add_tile(z, i, j, x, w)
+    builder.ret_void()
+    return function
 
 
 def padded(size: int, multiple: int) -> int:

@@ -93,8 +93,9 @@ def _start(z, c):
 
 
 @part
-def _normalize(z, dim, inverse, eps, one):
-    """A row z becomes (z − mean)/σ; returns 1/σ. `inverse` is 1/dim."""
+def _normalize(z, numbers):
+    """A row z becomes (z − mean)/σ; returns 1/σ."""
+    dim, inverse, eps, one = numbers
     total = one - one
     for i in range(dim):
         total += z[i]
@@ -107,6 +108,88 @@ def _normalize(z, dim, inverse, eps, one):
     for i in range(dim):
         z[i] *= rstd
     return rstd
+
+
+@part
+def _inner_gradient(p, x, key, value, gain, shift, rstd, numbers):
+    """G = Π(γY), Y = γX + λ − (V − K), of a token."""
+    dim, inverse, _, one = numbers
+    mean, along = one - one, one - one
+    for i in range(dim):
+        p[i] = gain[i] * (gain[i] * x[i] + shift[i] - (value[i] - key[i]))
+        mean += p[i]
+        along += p[i] * x[i]
+    mean, along = mean * inverse, along * inverse
+    for i in range(dim):
+        p[i] = (p[i] - mean - x[i] * along) * rstd
+
+
+@part
+def _query_gradient(d, x, do, gain, dgain, dshift, rstd, numbers):
+    """D = Π(γ·dO), and the output's part of dγ and dλ, of a token."""
+    dim, inverse, _, one = numbers
+    mean, along = one - one, one - one
+    for i in range(dim):
+        dgain[i] += do[i] * x[i]
+    for i in range(dim):
+        dshift[i] += do[i]
+    for i in range(dim):
+        d[i] = gain[i] * do[i]
+        mean += d[i]
+        along += d[i] * x[i]
+    mean, along = mean * inverse, along * inverse
+    for i in range(dim):
+        d[i] = (d[i] - mean - x[i] * along) * rstd
+
+
+@part
+def _key_gradient(
+    u, h, g, x, value, key, gain, shift, e, rstd, dz, dkey, dvalue, dgain, dshift, numbers
+):
+    """From U's query side and H = KdW' + dc' of a token to dZ, dY and what they add; returns de.
+
+    U becomes dY and `value` becomes Y on the way.
+    """
+    dim, inverse, _, one = numbers
+    zero = one - one
+    de, mean, along, with_p, with_g = zero, zero, zero, zero, zero
+    for i in range(dim):
+        value[i] = gain[i] * x[i] + shift[i] - (value[i] - key[i])
+        with_p += gain[i] * value[i] * x[i]
+    for i in range(dim):
+        de -= h[i] * g[i]
+        u[i] -= e * h[i]
+        mean += u[i]
+        along += u[i] * x[i]
+        with_g += u[i] * g[i]
+    mean, along = mean * inverse, along * inverse
+    with_p, with_g = with_p * inverse * rstd, with_g * inverse * rstd
+    mean_dx, along_dx = zero, zero
+    for i in range(dim):
+        u[i] = (u[i] - mean - x[i] * along) * rstd
+        dx = gain[i] * gain[i] * u[i]
+        mean_dx += dx
+        along_dx += dx * x[i]
+    mean_dx, along_dx, along = mean_dx * inverse, along_dx * inverse, along * rstd
+    for i in range(dim):
+        dx = (gain[i] * gain[i] * u[i] - mean_dx - x[i] * along_dx) * rstd
+        dz[i] = dx - with_p * u[i] - along * g[i] - with_g * x[i]
+    for i in range(dim):
+        dgain[i] += u[i] * (value[i] + gain[i] * x[i])
+    for i in range(dim):
+        u[i] *= gain[i]
+    for i in range(dim):
+        dshift[i] += u[i]
+        dkey[i] += u[i]
+    for i in range(dim):
+        dvalue[i] = -u[i]
+    return de
+
+
+@part
+def _affine(out, x, gain, shift, query, numbers):
+    for i in range(numbers[0]):
+        out[i] = query[i] + (gain[i] * x[i] + shift[i])
 
 
 @part
@@ -176,7 +259,6 @@ def _forward(
     c_final,
 ):
     tokens, _, _, dim, size, rows, columns = sizes
-    inverse, eps, one = numbers
     w0, b0, weight, bias, token_scale = parameters
     kq = np.zeros((2 * rows, columns), w0.dtype)
     keys, queries = kq[:rows], kq[rows:]
@@ -209,15 +291,8 @@ def _forward(
             add_product(z, kq, w)
             for t in range(count):
                 x, key, value, p = z[t], keys[t], values[t], inner[t]
-                rstd = _normalize(x, dim, inverse, eps, one)
-                mean, along = one - one, one - one
-                for i in range(dim):
-                    p[i] = gain[i] * (gain[i] * x[i] + shift[i] - (value[i] - key[i]))
-                    mean += p[i]
-                    along += p[i] * x[i]
-                mean, along = mean * inverse, along * inverse
-                for i in range(dim):
-                    p[i] = (p[i] - mean - x[i] * along) * rstd
+                rstd = _normalize(x, numbers)
+                _inner_gradient(p, x, key, value, gain, shift, rstd, numbers)
                 if rounds:
                     _round_to_bf16(p)
                 place = at + (first + t) * ahead
@@ -229,12 +304,10 @@ def _forward(
             add_product(z[rows:], m, inner)
             _update(w, c, keys, decayed, count)
             for t in range(count):
-                x, query = z[rows + t], queries[t]
-                _normalize(x, dim, inverse, eps, one)
+                x = z[rows + t]
+                _normalize(x, numbers)
                 place = at + (first + t) * ahead
-                line = o[place : place + dim]
-                for i in range(dim):
-                    line[i] = query[i] + (gain[i] * x[i] + shift[i])
+                _affine(o[place : place + dim], x, gain, shift, queries[t], numbers)
         _copy(w_final[image, scan, head], w, dim, dim)
         _copy(c_final[image, scan, head : head + 1], state[columns:], 1, dim)
 
@@ -261,8 +334,6 @@ def _backward(
     parts,
 ):
     tokens, _, _, dim, size, rows, columns = sizes
-    inverse, eps, one = numbers
-    zero = one - one
     w0, b0, weight, bias, token_scale = parameters
     chunks = -(-tokens // size)
     states = np.zeros((chunks, columns + 1, columns), w0.dtype)
@@ -324,18 +395,9 @@ def _backward(
 
             # The query side: D, S = DGᵀ, dE and E⊙S.
             for t in range(count):
-                x, row, out = z[rows + t], grad[t], d[t]
-                rstd = _normalize(x, dim, inverse, eps, one)
-                mean, along = zero, zero
-                for i in range(dim):
-                    dgain[i] += row[i] * x[i]
-                    dshift[i] += row[i]
-                    out[i] = gain[i] * row[i]
-                    mean += out[i]
-                    along += out[i] * x[i]
-                mean, along = mean * inverse, along * inverse
-                for i in range(dim):
-                    out[i] = (out[i] - mean - x[i] * along) * rstd
+                x = z[rows + t]
+                rstd = _normalize(x, numbers)
+                _query_gradient(d[t], x, grad[t], gain, dgain, dshift, rstd, numbers)
             _zero(d[count:])
             _zero(dz[count:])
             _transpose(inner_t, inner)
@@ -361,46 +423,29 @@ def _backward(
             _start(h, dc)
             add_product(h, keys, dw)
             for t in range(count):
-                x, row, dg, p = z[t], h[t], u[t], inner[t]
-                key, value, dkey, out = keys[t], values[t], dkeys[t], dz[t]
-                rstd = _normalize(x, dim, inverse, eps, one)
-                e, dlast = last * step[t], zero
-                mean, along, with_p, with_g = zero, zero, zero, zero
-                for i in range(dim):
-                    dlast -= row[i] * p[i]
-                    dg[i] -= e * row[i]
-                    y = gain[i] * x[i] + shift[i] - (value[i] - key[i])
-                    mean += dg[i]
-                    along += dg[i] * x[i]
-                    with_p += gain[i] * y * x[i]
-                    with_g += dg[i] * p[i]
-                    value[i] = y
-                dstep[t] += last * dlast
-                dtau[-1] += step[t] * dlast
-                mean, along = mean * inverse, along * inverse
-                with_p, with_g = with_p * inverse * rstd, with_g * inverse * rstd
-                mean_dx, along_dx = zero, zero
-                for i in range(dim):
-                    dp = (dg[i] - mean - x[i] * along) * rstd
-                    dx = gain[i] * gain[i] * dp
-                    mean_dx += dx
-                    along_dx += dx * x[i]
-                    dg[i] = dp
-                mean_dx, along_dx = mean_dx * inverse, along_dx * inverse
-                along = along * rstd
-                for i in range(dim):
-                    dp = dg[i]
-                    dy = gain[i] * dp
-                    dx = (gain[i] * dy - mean_dx - x[i] * along_dx) * rstd
-                    out[i] = dx - with_p * dp - along * p[i] - with_g * x[i]
-                    dgain[i] += dp * value[i] + dy * x[i]
-                    dshift[i] += dy
-                    dkey[i] += dy
-                place = at + (first + t) * ahead
-                line = dv[place : place + dim]
-                for i in range(dim):
-                    line[i] = -gain[i] * dg[i]
-                deta[(at + (first + t) * ahead) // dim] = dstep[t]
+                x, e, place = z[t], last * step[t], at + (first + t) * ahead
+                rstd = _normalize(x, numbers)
+                de = _key_gradient(
+                    u[t],
+                    h[t],
+                    inner[t],
+                    x,
+                    values[t],
+                    keys[t],
+                    gain,
+                    shift,
+                    e,
+                    rstd,
+                    dz[t],
+                    dkeys[t],
+                    dv[place : place + dim],
+                    dgain,
+                    dshift,
+                    numbers,
+                )
+                dstep[t] += last * de
+                dtau[-1] += step[t] * de
+                deta[place // dim] = dstep[t]
 
             # Through the state: dQ += DWᵀ, dK += dZWᵀ − e⊙(GdW'ᵀ), with tokens as columns.
             _transpose(d_t, d)
@@ -465,7 +510,7 @@ def _common(
         token_scale = w0.new_ones((scans, mini_batch_size))
     parameters = tuple(_whole(x) for x in (w0, b0, ln_weight, ln_bias, token_scale))
     reverse = np.array([way == 'b' for way in directions])
-    numbers = tuple(parameters[0].dtype.type(x) for x in (1 / dim, eps, 1))
+    numbers = (dim, *(parameters[0].dtype.type(x) for x in (1 / dim, eps, 1)))
     return sizes, reverse, numbers, parameters
 
 
