@@ -1,4 +1,4 @@
-"""Which implementation of an op runs: its Triton kernel where it can, its reference elsewhere."""
+"""Which implementation of an op runs: Triton on a GPU, numba on a CPU, else its reference."""
 
 import functools
 import importlib
@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 OPS = ('ttt_linear', 'ttt_glu', 'ttt_dwconv', 'ttt_mlp', 'deform_attn')
-BACKENDS = ('triton', 'reference')
+# The module of an op's folder that holds its kernels.
+_MODULES = {'triton': 'kernel', 'numba': '_numba'}
+BACKENDS = (*_MODULES, 'reference')
 VARIABLE = 'TTT_KERNELS_BACKEND'
 
 
@@ -23,7 +25,7 @@ def resolve(backend: str | None) -> str:
     reach the call, and without it to `choose`.
 
     Raises:
-        ValueError: `backend`, or the variable, is not None, 'triton' or 'reference'.
+        ValueError: `backend`, or the variable, is not None or one of BACKENDS.
     """
     name = 'backend'
     if backend is None:
@@ -32,18 +34,21 @@ def resolve(backend: str | None) -> str:
         return 'auto'
     if backend not in BACKENDS:
         raise ValueError(
-            f"{name} must be None, 'triton' or 'reference', got {backend!r}; None picks the "
-            'Triton kernel on a GPU where it can run and the reference elsewhere'
+            f"{name} must be None, 'triton', 'numba' or 'reference', got {backend!r}; None picks "
+            'the Triton kernel on a GPU, the numba kernel on a CPU, where they can run, and the '
+            'reference elsewhere'
         )
     return backend
 
 
 @functools.cache
-def load_kernel(op: str) -> ModuleType | str:
-    """The Triton module of an op, imported on first use, or why there is none."""
-    name = f'{__package__}.{op}.kernel'
+def load_kernel(op: str, backend: str = 'triton') -> ModuleType | str:
+    """The module of an op's kernels, imported on first use, or why there is none."""
+    name = f'{__package__}.{op}.{_MODULES[backend]}'
     if importlib.util.find_spec(name) is None:
-        return f'this version has no Triton kernel for {op}'
+        return f'this version has no {backend.capitalize()} kernel for {op}'
+    if backend == 'numba' and importlib.util.find_spec('numba') is None:
+        return 'numba is not installed; `pip install numba` makes the op faster on a CPU'
     try:
         return importlib.import_module(name)
     except Exception as error:  # a broken Triton raises nearly anything
@@ -55,7 +60,11 @@ def interpreting() -> bool:
     return os.environ.get('TRITON_INTERPRET', '0') == '1'
 
 
-def _unreachable(device: torch.device) -> str | None:
+def _unreachable(backend: str, device: torch.device) -> str | None:
+    if backend == 'numba':
+        if device.type == 'cpu':
+            return None
+        return f'the tensors are on {device.type!r}; numba kernels run on a CPU'
     if device.type == 'cuda' or (device.type == 'cpu' and interpreting()):
         return None
     return (
@@ -77,27 +86,31 @@ def choose(
     """The kernel module to run on `tensor`'s device, or None for the reference.
 
     Args:
-        backend: 'auto', 'triton' or 'reference'.
+        backend: 'auto' or one of BACKENDS.
         supported: asks a loaded kernel module whether it takes these inputs; None means yes.
 
     Raises:
-        RuntimeError: `backend` is 'triton' and the kernel cannot run.
+        RuntimeError: `backend` is 'triton' or 'numba' and that kernel cannot run.
     """
-    if backend == 'reference' or (backend == 'auto' and tensor.device.type != 'cuda'):
+    wanted = backend
+    if backend == 'auto':
+        wanted = {'cuda': 'triton', 'cpu': 'numba'}.get(tensor.device.type, 'reference')
+    if wanted == 'reference':
         return None
-    kernel = load_kernel(op)
+    kernel = load_kernel(op, wanted)
     if isinstance(kernel, str):
         reason = kernel
     else:
-        reason = _unreachable(tensor.device) or supported(kernel)
+        reason = _unreachable(wanted, tensor.device) or supported(kernel)
         if reason is None:
             return kernel
-    if backend == 'triton':
+    if backend != 'auto':
         raise RuntimeError(
-            f"{op}: backend='triton' cannot run here: {reason}; leave backend=None, or use "
+            f'{op}: backend={backend!r} cannot run here: {reason}; leave backend=None, or use '
             "backend='reference'"
         )
-    _warn_once(op, reason)
+    if wanted == 'triton':
+        _warn_once(op, reason)
     return None
 
 
@@ -105,17 +118,18 @@ def available() -> dict[str, dict[str, str | None]]:
     """For every op, what each backend lacks to run on this machine: None where it can run.
 
     Returns:
-        {op: {'triton': reason or None, 'reference': None}}.
+        {op: {'triton': reason or None, 'numba': reason or None, 'reference': None}}.
     """
-    device = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
+    no_gpu = None
+    if not (torch.cuda.is_available() or interpreting()):
+        no_gpu = (
+            'torch sees no GPU; for a test without one, set TRITON_INTERPRET=1 before Python starts'
+        )
     report = {}
     for op in OPS:
-        kernel = load_kernel(op)
-        reason = kernel if isinstance(kernel, str) else None
-        if reason is None and device.type == 'cpu' and not interpreting():
-            reason = (
-                'torch sees no GPU; for a test without one, set TRITON_INTERPRET=1 before Python '
-                'starts'
-            )
-        report[op] = {'triton': reason, 'reference': None}
+        reasons = {}
+        for backend, missing in (('triton', no_gpu), ('numba', None)):
+            kernel = load_kernel(op, backend)
+            reasons[backend] = kernel if isinstance(kernel, str) else missing
+        report[op] = {**reasons, 'reference': None}
     return report

@@ -50,8 +50,8 @@ def ttt_linear(
             token t stands at t in both.
         mini_batch_size: tokens whose gradients share one state, ≥ 1; more than T is one mini-batch.
         eps: of the inner LayerNorm.
-        backend: None takes the Triton kernel on a GPU where it can run and the reference elsewhere;
-            'triton' or 'reference' forces one.
+        backend: None takes the Triton kernel on a GPU and the numba kernel on a CPU, where they can
+            run, and the reference elsewhere; 'triton', 'numba' or 'reference' forces one.
 
     eta and the parameters are fp32 (fp64 where q is fp64) and may be expanded views. State and sums
     are kept in that dtype. Under autocast q, k and v go to the autocast dtype, the rest to fp32.
@@ -62,7 +62,7 @@ def ttt_linear(
     Raises:
         TypeError: a wrong dtype or type.
         ValueError: a wrong shape, T = 0, mixed devices, an unknown direction or backend.
-        RuntimeError: `backend='triton'` where the kernel cannot run.
+        RuntimeError: `backend='triton'` or 'numba' where the kernel cannot run.
     """
     backend = _backend.resolve(backend)
     tensors = {
@@ -168,7 +168,7 @@ def _op(
     tensors = (q, k, v, eta, w0, b0, ln_weight, ln_bias, token_scale)
     kernel = _choose(backend, mini_batch_size, *tensors)
     if kernel is not None:
-        return kernel.forward(*tensors, directions, eps)
+        return kernel.forward(*tensors, directions, mini_batch_size, eps)
     # The dispatcher leaves autocast on in here, and it would round the state.
     with torch.autocast(q.device.type, enabled=False):
         return reference.forward(*tensors, directions, mini_batch_size, eps)
@@ -199,7 +199,8 @@ def _backward_op(
     kernel = _choose(backend, mini_batch_size, *tensors)
     if kernel is not None:
         # The gradient of a sum comes as a view of one number, with stride 0.
-        return kernel.backward(do.contiguous(), *tensors, *saved, directions, eps)
+        options = (directions, mini_batch_size, eps)
+        return kernel.backward(do.contiguous(), *tensors, *saved, *options)
     with torch.autocast(q.device.type, enabled=False):
         return reference.backward(do, *tensors, g, directions, mini_batch_size, eps)
 

@@ -69,6 +69,7 @@ def forward(
     ln_bias: Tensor,
     token_scale: Tensor | None,
     directions: str,
+    mini_batch_size: int,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The scan of every image, direction and head, one program each.
@@ -129,6 +130,7 @@ def backward(
     w_final: Tensor,
     c_final: Tensor,
     directions: str,
+    mini_batch_size: int,
     eps: float,
 ) -> tuple[Tensor, ...]:
     """Gradients of `forward`'s O, from the saved G, which takes the state from either end.

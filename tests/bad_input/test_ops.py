@@ -127,12 +127,12 @@ OPTIONS = {
         'directions': other_than('forward', 'backward'),
         'mini_batch_size': st.integers(max_value=0) | st.floats() | not_numbers,
         'eps': st.floats(max_value=-1e-9) | st.just(float('nan')) | not_numbers,
-        'backend': other_than('triton', 'reference', None),
+        'backend': other_than('triton', 'numba', 'reference', None),
     },
     'ttt_glu': {
         'scale': st.sampled_from([float('nan'), float('inf')]) | not_numbers,
         'damping': st.integers() | not_numbers,
-        'backend': other_than('triton', 'reference', None),
+        'backend': other_than('triton', 'numba', 'reference', None),
     },
     'ttt_dwconv': {
         'hw': st.lists(st.integers(-3, 1), max_size=3) | st.floats() | not_numbers,
@@ -148,7 +148,7 @@ OPTIONS = {
         'spatial_shapes': st.lists(st.lists(st.integers(-3, 1), max_size=3), max_size=3)
         | st.lists(st.tuples(st.floats(1, 9), st.text(max_size=1)), min_size=1, max_size=2)
         | not_numbers,
-        'backend': other_than('triton', 'reference', None),
+        'backend': other_than('triton', 'numba', 'reference', None),
     },
 }
 

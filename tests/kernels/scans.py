@@ -33,9 +33,10 @@ def make(tokens, ways='fb', size=16, batch=2, heads=2, dim=6, dtype=torch.float6
     return dict(zip(NAMES, values, strict=True))
 
 
-def call(inputs, ways='fb', size=16, **kwargs):
+def call(inputs, ways='fb', size=16, backend='reference', **kwargs):
+    directions = tuple(WAYS[w] for w in ways)
     return ttt_linear(
-        **inputs, directions=tuple(WAYS[w] for w in ways), mini_batch_size=size, **kwargs
+        **inputs, directions=directions, mini_batch_size=size, backend=backend, **kwargs
     )
 
 

@@ -17,26 +17,38 @@ ON_CPU = types.SimpleNamespace(device=torch.device('cpu'))
 
 @pytest.fixture
 def kernel(monkeypatch):
-    """A kernel module that takes everything, for an op of its own name."""
-    module = types.ModuleType('kernel')
-    monkeypatch.setattr(_backend, 'load_kernel', lambda op: module)
+    """Kernel modules that take everything, by backend, for an op of its own name."""
+    modules = {name: types.ModuleType(name) for name in ('triton', 'numba')}
+    monkeypatch.setattr(_backend, 'load_kernel', lambda op, backend: modules[backend])
     monkeypatch.delenv('TRITON_INTERPRET', raising=False)
-    return module
+    return modules
 
 
-def test_a_gpu_takes_the_kernel_and_a_cpu_the_reference(kernel):
-    assert _backend.choose('op', 'auto', ON_GPU, lambda k: None) is kernel
-    assert _backend.choose('op', 'triton', ON_GPU, lambda k: None) is kernel
+def test_each_device_takes_its_kernel_and_the_reference_when_forced(kernel):
+    assert _backend.choose('op', 'auto', ON_GPU, lambda k: None) is kernel['triton']
+    assert _backend.choose('op', 'triton', ON_GPU, lambda k: None) is kernel['triton']
     assert _backend.choose('op', 'reference', ON_GPU, lambda k: None) is None
-    assert _backend.choose('op', 'auto', ON_CPU, lambda k: None) is None
+    assert _backend.choose('op', 'auto', ON_CPU, lambda k: None) is kernel['numba']
+    assert _backend.choose('op', 'numba', ON_CPU, lambda k: None) is kernel['numba']
+    assert _backend.choose('op', 'reference', ON_CPU, lambda k: None) is None
+    other = types.SimpleNamespace(device=torch.device('meta'))
+    assert _backend.choose('op', 'auto', other, lambda k: None) is None
 
 
 def test_the_interpreter_takes_the_kernel_on_a_cpu_when_forced(kernel, monkeypatch):
     with pytest.raises(RuntimeError, match=r"tensors are on 'cpu'.*TRITON_INTERPRET=1"):
         _backend.choose('op', 'triton', ON_CPU, lambda k: None)
     monkeypatch.setenv('TRITON_INTERPRET', '1')
-    assert _backend.choose('op', 'triton', ON_CPU, lambda k: None) is kernel
-    assert _backend.choose('op', 'auto', ON_CPU, lambda k: None) is None
+    assert _backend.choose('op', 'triton', ON_CPU, lambda k: None) is kernel['triton']
+    assert _backend.choose('op', 'auto', ON_CPU, lambda k: None) is kernel['numba']
+
+
+def test_a_cpu_falls_back_without_a_word(kernel):
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        assert _backend.choose('op', 'auto', ON_CPU, lambda k: 'd must be 64') is None
+    with pytest.raises(RuntimeError, match=r"backend='numba' cannot run here: d must be 64"):
+        _backend.choose('op', 'numba', ON_CPU, lambda k: 'd must be 64')
 
 
 def test_falling_back_on_a_gpu_warns_once(kernel):
@@ -66,6 +78,15 @@ def test_a_kernel_that_cannot_be_imported_is_a_reason(monkeypatch):
     assert reason == 'its kernel cannot be imported (ImportError: no libcuda)'
 
 
+def test_numba_that_is_not_installed_is_a_reason(monkeypatch):
+    find = _backend.importlib.util.find_spec
+    monkeypatch.setattr(
+        _backend.importlib.util, 'find_spec', lambda n: None if n == 'numba' else find(n)
+    )
+    reason = _backend.load_kernel.__wrapped__('ttt_linear', 'numba')
+    assert reason.startswith('numba is not installed; `pip install numba`')
+
+
 def test_an_op_without_a_kernel_is_a_reason():
     assert 'no Triton kernel for deform_attn' in _backend.load_kernel.__wrapped__('deform_attn')
 
@@ -74,7 +95,7 @@ def test_available_names_every_op_and_backend():
     report = ttt_kernels.available()
     assert {'ttt_linear', 'deform_attn'} <= report.keys()
     for backends in report.values():
-        assert backends.keys() == {'triton', 'reference'}
+        assert list(backends) == ['triton', 'numba', 'reference']
         assert backends['reference'] is None
     assert all(hasattr(ttt_kernels, op) for op in report)
 
