@@ -1,14 +1,12 @@
 """Public ViT³ and H-ViT³ weights to ours and back, tensor by tensor, with nothing left unsaid."""
 
 import re
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
+from mmvttt.checkpoints.names_table import names_table
 from mmvttt.errors import CheckpointError
 
 from .layouts import find_layout, to_our_shape, to_public_shape
@@ -60,20 +58,15 @@ class Conversion:
 
     def __str__(self) -> str:
         """A table of all names, those that differ in numbers alone in one row."""
-        table = Table('', 'from', 'to, or why not', 'tensors', title=self.name)
-        for kind, pairs in (
-            ('matched', self.matched.items()),
-            ('dropped', self.dropped.items()),
-            ('missing', ((name, '') for name in self.missing)),
-            ('left over', ((name, '') for name in self.left_over)),
-        ):
-            rows = Counter((_pattern(old), _pattern(new)) for old, new in pairs)
-            for (old, new), count in rows.items():
-                table.add_row(kind, old, new, str(count))
-        console = Console(width=120)
-        with console.capture() as capture:
-            console.print(table)
-        return capture.get()
+        return names_table(
+            self.name,
+            {
+                'matched': self.matched.items(),
+                'dropped': self.dropped.items(),
+                'missing': ((name, '') for name in self.missing),
+                'left over': ((name, '') for name in self.left_over),
+            },
+        )
 
 
 def to_ours(weights: StateDict) -> Conversion:
@@ -152,7 +145,3 @@ def _missing(prefix: str, names: Mapping[str, str], weights: StateDict) -> list[
     # Counters of batches are of no consequence, and absent from many files.
     expected = [f'{prefix}{name}' for name in names if not name.endswith(_COUNTER)]
     return [name for name in expected if name not in weights]
-
-
-def _pattern(name: str) -> str:
-    return re.sub(r'(?<=\.)\d+(?=\.)', '*', name)

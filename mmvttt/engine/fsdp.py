@@ -28,7 +28,7 @@ def wrap_blocks(
         module: The module in question.
         recurse: Whether the question is if to look inside, or if to make it a unit.
         nonwrapped_numel: Its parameters that are in no unit yet.
-        names: What the class names of the blocks end in: `VitttBlock`, `ViT3Block`, timm's `Block`.
+        names: What class names of blocks end in: `VitttBlock`, `MixerBlock`, timm's `Block`.
     """
     return recurse or (nonwrapped_numel > 0 and type(module).__name__.endswith(tuple(names)))
 

@@ -2,16 +2,21 @@
 
 from collections.abc import Mapping
 
+from mmengine.logging import print_log
 from mmengine.model import PretrainedInit
 from torch import Tensor
 
 from ..checkpoints.load import load_pretrained
+
+_INHERIT = 'mmvttt.InheritViT'
 
 
 class PretrainedMixin:
     """For a `BaseModule`: `init_cfg=dict(type='Pretrained', …)` goes through `load_pretrained`.
 
     mmengine's own loading is `strict=False` without a word about what did not match.
+    `dict(type='mmvttt.InheritViT', …)` takes the same options for the checkpoint of a ViT, and logs
+    what T⁵ has of it; see `inherit_vit`.
     """
 
     def init_weights(self) -> None:
@@ -23,7 +28,7 @@ class PretrainedMixin:
                 f"init_cfg={configs!r}: give dict(type='Pretrained', checkpoint=…), another of "
                 "mmengine's initialisers, or a list of them."
             )
-        pretrained = [c for c in entries if c['type'] in ('Pretrained', PretrainedInit)]
+        pretrained = [c for c in entries if c['type'] in ('Pretrained', PretrainedInit, _INHERIT)]
         first_time = not self.is_init
         self.init_cfg = [c for c in entries if c not in pretrained]
         try:
@@ -33,7 +38,17 @@ class PretrainedMixin:
         if first_time:
             for config in pretrained:
                 options = {k: v for k, v in config.items() if k != 'type'}
-                load_pretrained(self, **options, adapt=self._adapted)
+                adapt = self._inherited if config['type'] == _INHERIT else self._adapted
+                load_pretrained(self, **options, adapt=adapt)
+
+    def _inherited(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        """What a ViT has for this model, by its names."""
+        # The mapping knows the backbones, which are built on this class.
+        from .inherit import inherit_vit
+
+        result = inherit_vit(weights, self)
+        print_log(str(result), 'current')
+        return self._adapted(result.weights)
 
     def _adapted(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         """The weights after every part of the model has made them its own, e.g. resized them."""

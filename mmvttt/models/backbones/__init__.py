@@ -1,8 +1,9 @@
 """Backbones: each exists once and serves classification, detection and segmentation."""
 
-from .base import PlainBackbone
+from .base import MixerBackbone, PlainBackbone
 from .h_vit3 import HViT3
+from .t5 import T5
 from .vit3 import ViT3
 from .vittt import DESIGN_ROUTE, Vittt
 
-__all__ = ['DESIGN_ROUTE', 'HViT3', 'PlainBackbone', 'ViT3', 'Vittt']
+__all__ = ['DESIGN_ROUTE', 'T5', 'HViT3', 'MixerBackbone', 'PlainBackbone', 'ViT3', 'Vittt']

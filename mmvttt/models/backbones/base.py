@@ -1,6 +1,7 @@
 """The contract of the plain backbones: embed → tokens and (h, w); blocks; norm."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from mmengine.model import BaseModule
@@ -17,6 +18,7 @@ from mmvttt.arguments import (
     checked_size,
 )
 
+from ..layers import MixerBlock
 from ..pretrained import PretrainedMixin
 
 OUT_TYPES = ('featmap', 'avg_featmap')
@@ -213,6 +215,47 @@ class PlainBackbone(PretrainedMixin, BaseModule):
             if module is not self and hasattr(module, 'no_weight_decay'):
                 names |= {f'{prefix}.{name}' for name in module.no_weight_decay()}
         return names
+
+
+class MixerBackbone(PlainBackbone):
+    """The body of ViT³ and T⁵: blocks of one token mixer and a feed-forward network of a ViT.
+
+    Args:
+        arch: A name of `arch_zoo`, or a dict with `embed_dims`, `num_layers`, `num_heads` and
+            `feedforward_channels`.
+        mixer: Config of the token mixer, without channels and heads.
+        cpe: Whether every block begins with a conditional position encoding.
+        drop_path_rate: Stochastic depth of the last block, rising linearly from 0 at the first.
+        norm_eps: ε of all LayerNorms.
+        options: See `PlainBackbone`.
+    """
+
+    arch_zoo: Mapping[str, Mapping[str, int]]
+
+    def __init__(
+        self,
+        arch: str | Mapping[str, int],
+        mixer: Mapping,
+        cpe: bool,
+        drop_path_rate: float,
+        norm_eps: float,
+        **options: Any,
+    ) -> None:
+        arch = resolve_arch(arch, self.arch_zoo, type(self).__name__)
+        super().__init__(arch['embed_dims'], arch['num_layers'], norm_eps=norm_eps, **options)
+        self.blocks = nn.ModuleList(
+            MixerBlock(
+                self.embed_dims,
+                arch['num_heads'],
+                arch['feedforward_channels'],
+                mixer=mixer,
+                cpe=cpe,
+                drop_path=rate,
+                norm_eps=norm_eps,
+            )
+            for rate in drop_path_rates(drop_path_rate, self.num_layers)
+        )
+        self.train(self.training)
 
 
 def check_image(x: Tensor, in_channels: int, model: str) -> None:

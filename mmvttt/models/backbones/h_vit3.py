@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from mmvttt.arguments import check_choice, check_int
 from mmvttt.registry import MODELS
 
-from ..layers import ViT3Block, rotation_2d
+from ..layers import MixerBlock, rotation_2d
 from ..norms import check_norm_cfg, check_statistics
 from ..pretrained import PretrainedMixin
 from .base import OUT_TYPES, check_image, drop_path_rates, resolve_arch, resolve_indices
@@ -99,7 +99,7 @@ class Stage(nn.Module):
         self.with_cp = with_cp
         self.downsample = downsample
         self.blocks = nn.ModuleList(
-            ViT3Block(
+            MixerBlock(
                 embed_dims,
                 num_heads,
                 _MLP_RATIO * embed_dims,

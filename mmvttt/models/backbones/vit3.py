@@ -2,18 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 
-from torch import nn
-
 from mmvttt.registry import MODELS
 
-from ..layers import ViT3Block
-from .base import PlainBackbone, drop_path_rates, resolve_arch
+from .base import MixerBackbone
 
 DEFAULT_MIXER = dict(type='mmvttt.ViT3Mixer')
 
 
 @MODELS.register_module()
-class ViT3(PlainBackbone):
+class ViT3(MixerBackbone):
     """ViT³-T/S/B: a ViT without position embedding and class token, its attention trained by TTT.
 
     Args:
@@ -56,31 +53,19 @@ class ViT3(PlainBackbone):
         norm_eps: float = 1e-6,
         init_cfg: dict | list[dict] | None = None,
     ) -> None:
-        arch = resolve_arch(arch, self.arch_zoo, type(self).__name__)
         super().__init__(
-            embed_dims=arch['embed_dims'],
-            num_layers=arch['num_layers'],
+            arch,
+            mixer,
+            cpe,
+            drop_path_rate,
+            norm_eps,
+            pos_embed=pos_embed,
+            out_type=out_type,
             img_size=img_size,
             patch_size=patch_size,
             in_channels=in_channels,
-            pos_embed=pos_embed,
-            norm_eps=norm_eps,
             out_indices=out_indices,
-            out_type=out_type,
             frozen_stages=frozen_stages,
             with_cp=with_cp,
             init_cfg=init_cfg,
         )
-        self.blocks = nn.ModuleList(
-            ViT3Block(
-                self.embed_dims,
-                arch['num_heads'],
-                arch['feedforward_channels'],
-                mixer=mixer,
-                cpe=cpe,
-                drop_path=rate,
-                norm_eps=norm_eps,
-            )
-            for rate in drop_path_rates(drop_path_rate, self.num_layers)
-        )
-        self.train(self.training)

@@ -1,16 +1,36 @@
-"""The inner models of ViT³'s design space: what each head trains at test time (vit3 Tab. 4, 6)."""
+"""The inner models: what each head trains at test time (vit3 Tab. 4 and 6; t5 Tab. 1)."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmvttt.arguments import check_choice, check_config, check_int, check_number
-from ttt_kernels import ttt_dwconv, ttt_glu
+from ttt_kernels import ttt_dwconv, ttt_glu, ttt_mlp
+
+from .attention import ATTENTIONS, Attention
 
 Weights = Mapping[str, Tensor]
+Size = tuple[int, int]
+# Those that ttt_mlp has; it has no damping.
+MLP_LOSSES = ('dot', 'l2')
+
+
+class Step(NamedTuple):
+    """One full-batch step of 1.0.
+
+    Attributes:
+        loss: The name of the inner loss.
+        scale: Its factor s.
+        damping: Whether the gradients are damped.
+    """
+
+    loss: str
+    scale: float
+    damping: bool
 
 
 class InnerModel(nn.Module, ABC):
@@ -18,13 +38,12 @@ class InnerModel(nn.Module, ABC):
 
     Parameters are `(H, …)`: matrices `(H, d_in, d_out)` of row vectors, full convolutions
     `(H, d_out, d_in, 3, 3)`, depth-wise ones `(H, d, 3, 3)`. A subclass says in `call` what it
-    computes with the weights of one head; `fused` is an op for one full-batch step of 1.0 on the
-    dot loss, where there is one.
+    computes with the weights of one head. Where `fuses`, `fused` is an op for one full-batch step
+    of 1.0.
     """
 
     # Whether a token's output depends on its neighbours.
     spatial = False
-    fused = None
 
     def __init__(self, num_heads: int, **shapes: tuple[int, ...]) -> None:
         super().__init__()
@@ -34,8 +53,16 @@ class InnerModel(nn.Module, ABC):
             self.register_parameter(name, weight)
 
     @abstractmethod
-    def call(self, w: Weights, x: Tensor, hw: tuple[int, int]) -> Tensor:
+    def call(self, w: Weights, x: Tensor, hw: Size) -> Tensor:
         """The function of one head: `(N, d)` tokens of an `(h, w)` map → `(N, d)`."""
+
+    def fuses(self, step: Step) -> bool:
+        """Whether there is an op for this step."""
+        return False
+
+    def fused(self, w: Weights, q: Tensor, k: Tensor, v: Tensor, hw: Size, step: Step) -> Tensor:
+        """The step and the reading of all heads in one op: `q, k, v: (B, N, H, d)` → the same."""
+        raise NotImplementedError
 
 
 class FC(InnerModel):
@@ -44,14 +71,14 @@ class FC(InnerModel):
     def __init__(self, num_heads: int, head_dims: int) -> None:
         super().__init__(num_heads, w1=(head_dims, head_dims))
 
-    def call(self, w: Weights, x: Tensor, hw: tuple[int, int]) -> Tensor:
+    def call(self, w: Weights, x: Tensor, hw: Size) -> Tensor:
         return x @ w['w1']
 
 
 class SiLUFC(FC):
     """silu(x W)."""
 
-    def call(self, w: Weights, x: Tensor, hw: tuple[int, int]) -> Tensor:
+    def call(self, w: Weights, x: Tensor, hw: Size) -> Tensor:
         return F.silu(super().call(w, x, hw))
 
 
@@ -89,11 +116,12 @@ class MLP(InnerModel):
         super().__init__(num_heads, **{f'w{i + 1}': widths[i : i + 2] for i in range(depth)})
         self.depth = depth
         self.residual = residual
+        self.square = hidden == head_dims
         if identity_init:
             with torch.no_grad():
                 self.get_parameter(f'w{depth}').copy_(torch.eye(head_dims))
 
-    def call(self, w: Weights, x: Tensor, hw: tuple[int, int]) -> Tensor:
+    def call(self, w: Weights, x: Tensor, hw: Size) -> Tensor:
         y = x
         for i in range(1, self.depth):
             y = F.silu(y @ w[f'w{i}'])
@@ -102,6 +130,13 @@ class MLP(InnerModel):
             return out
         return out + (x if self.residual == 'input' else y)
 
+    def fuses(self, step: Step) -> bool:
+        plain = self.depth == 2 and self.square and self.residual is None
+        return plain and step.loss in MLP_LOSSES and not step.damping
+
+    def fused(self, w: Weights, q: Tensor, k: Tensor, v: Tensor, hw: Size, step: Step) -> Tensor:
+        return ttt_mlp(q, k, v, w['w1'], w['w2'], loss=step.loss, scale=step.scale)
+
 
 class GatedFC(InnerModel):
     """(x W1) ⊙ silu(x W2), the gated heads of ViT³."""
@@ -109,14 +144,14 @@ class GatedFC(InnerModel):
     def __init__(self, num_heads: int, head_dims: int) -> None:
         super().__init__(num_heads, w1=(head_dims, head_dims), w2=(head_dims, head_dims))
 
-    def call(self, w: Weights, x: Tensor, hw: tuple[int, int]) -> Tensor:
+    def call(self, w: Weights, x: Tensor, hw: Size) -> Tensor:
         return (x @ w['w1']) * F.silu(x @ w['w2'])
 
-    def fused(
-        self, w: Weights, q: Tensor, k: Tensor, v: Tensor, hw: tuple[int, int], **options
-    ) -> Tensor:
-        """`q, k, v: (B, N, H, d)` → `(B, N, H, d)`, all heads in one kernel."""
-        return ttt_glu(q, k, v, w['w1'], w['w2'], **options)
+    def fuses(self, step: Step) -> bool:
+        return step.loss == 'dot'
+
+    def fused(self, w: Weights, q: Tensor, k: Tensor, v: Tensor, hw: Size, step: Step) -> Tensor:
+        return ttt_glu(q, k, v, w['w1'], w['w2'], scale=step.scale, damping=step.damping)
 
 
 class SwiGLU(InnerModel):
@@ -125,8 +160,14 @@ class SwiGLU(InnerModel):
     def __init__(self, num_heads: int, head_dims: int) -> None:
         super().__init__(num_heads, **{f'w{i}': (head_dims, head_dims) for i in (1, 2, 3)})
 
-    def call(self, w: Weights, x: Tensor, hw: tuple[int, int]) -> Tensor:
+    def call(self, w: Weights, x: Tensor, hw: Size) -> Tensor:
         return (F.silu(x @ w['w1']) * (x @ w['w2'])) @ w['w3']
+
+    def fuses(self, step: Step) -> bool:
+        return step.loss in MLP_LOSSES and not step.damping
+
+    def fused(self, w: Weights, q: Tensor, k: Tensor, v: Tensor, hw: Size, step: Step) -> Tensor:
+        return ttt_mlp(q, k, v, w['w1'], w['w2'], w['w3'], loss=step.loss, scale=step.scale)
 
 
 class Conv(InnerModel):
@@ -137,7 +178,7 @@ class Conv(InnerModel):
     def __init__(self, num_heads: int, head_dims: int) -> None:
         super().__init__(num_heads, w1=(head_dims, head_dims, 3, 3))
 
-    def call(self, w: Weights, x: Tensor, hw: tuple[int, int]) -> Tensor:
+    def call(self, w: Weights, x: Tensor, hw: Size) -> Tensor:
         return torch.einsum('ncs,ocs->no', _neighbours(x, hw), w['w1'].flatten(2))
 
 
@@ -149,16 +190,17 @@ class DWConv(InnerModel):
     def __init__(self, num_heads: int, head_dims: int) -> None:
         super().__init__(num_heads, w1=(head_dims, 3, 3))
 
-    def call(self, w: Weights, x: Tensor, hw: tuple[int, int]) -> Tensor:
+    def call(self, w: Weights, x: Tensor, hw: Size) -> Tensor:
         return torch.einsum('ncs,cs->nc', _neighbours(x, hw), w['w1'].flatten(1))
 
-    def fused(
-        self, w: Weights, q: Tensor, k: Tensor, v: Tensor, hw: tuple[int, int], **options
-    ) -> Tensor:
-        """`q, k, v: (B, N, H, d)` → `(B, N, H, d)`; channels know nothing of heads here."""
-        out = ttt_dwconv(
-            q.flatten(2), k.flatten(2), v.flatten(2), w['w1'].flatten(0, 1), hw=hw, **options
-        )
+    def fuses(self, step: Step) -> bool:
+        return step.loss == 'dot'
+
+    def fused(self, w: Weights, q: Tensor, k: Tensor, v: Tensor, hw: Size, step: Step) -> Tensor:
+        # Channels know nothing of heads here.
+        tokens = (x.flatten(2) for x in (q, k, v))
+        weight = w['w1'].flatten(0, 1)
+        out = ttt_dwconv(*tokens, weight, hw=hw, scale=step.scale, damping=step.damping)
         return out.unflatten(2, q.shape[2:])
 
 
@@ -167,8 +209,8 @@ INNER_MODELS: dict[str, type[InnerModel]] = {
 }
 
 
-def build_inner_model(config: Mapping, num_heads: int, head_dims: int) -> InnerModel:
-    """An inner model from `dict(type=…)` and its options.
+def build_inner_model(config: Mapping, num_heads: int, head_dims: int) -> InnerModel | Attention:
+    """An inner model, or an attention in its place, from `dict(type=…)` and its options.
 
     Raises:
         ValueError: If the type is unknown.
@@ -176,11 +218,12 @@ def build_inner_model(config: Mapping, num_heads: int, head_dims: int) -> InnerM
     check_config('inner', config, "dict(type='GatedFC')")
     options = dict(config)
     name = options.pop('type', None)
-    check_choice('the type of inner', name, INNER_MODELS)
-    return INNER_MODELS[name](num_heads, head_dims, **options)
+    kinds = {**INNER_MODELS, **ATTENTIONS}
+    check_choice('the type of inner', name, kinds)
+    return kinds[name](num_heads, head_dims, **options)
 
 
-def _neighbours(x: Tensor, hw: tuple[int, int]) -> Tensor:
+def _neighbours(x: Tensor, hw: Size) -> Tensor:
     """Each token's 3×3 neighbourhood, zeros outside of the map: `(h·w, d)` → `(h·w, d, 9)`."""
     h, w = hw
     image = F.pad(x.unflatten(0, hw), (0, 0, 1, 1, 1, 1))

@@ -1,4 +1,4 @@
-"""ViT³'s design space as one mixer: inner model, loss, batches, epochs, step (vit3 Sec. 4)."""
+"""The design spaces of ViT³ and T⁵ as one mixer (vit3 Sec. 4; t5 Sec. 4, Tab. 1 to 3)."""
 
 from collections.abc import Mapping
 
@@ -10,11 +10,16 @@ from torch.func import grad, vjp, vmap
 from mmvttt.arguments import check_choice, check_int, check_number, checked_head_dims, checked_size
 from mmvttt.registry import MODELS
 
+from .attention import Attention, without_autocast
+from .conv import DWConv2d
 from .inner_losses import INNER_LOSSES
-from .inner_models import Weights, build_inner_model
+from .inner_models import InnerModel, Step, Weights, build_inner_model
+from .key_norms import KEY_NORMS, normalize_keys
+from .neighborhood import neighborhood_attention
 from .vit3_mixer import at_least_fp32
 
 DYNAMIC = 'dynamic'
+LOCALITIES = (None, 'dwc_v', 'dwc_qk')
 
 
 @MODELS.register_module()
@@ -22,15 +27,19 @@ class TTTMixer(nn.Module):
     """Mixes tokens by training any inner model on (K, V), by the definition (Eq. 5), then reads Q.
 
     Every head of every image starts from the head's learned weights and takes
-    `epochs × num_batches` gradient steps. Where the inner model is `GatedFC` or `DWConv`, trained
-    by one step of 1.0 on the dot loss of all tokens, a fused kernel does the same; everything else
-    runs by `torch.func`, which is the executable definition and not fast.
+    `epochs × num_batches` gradient steps. One step of 1.0 over all tokens is a fused op where there
+    is one: `GatedFC` and `DWConv` on the dot loss, `MLP` of two square layers and `SwiGLU` on the
+    dot or L2 loss without damping. Everything else runs by `torch.func`, which is the executable
+    definition and not fast.
+
+    T⁵ is `inner=dict(type='SwiGLU'), key_norm='instance', locality='dwc_qk'`.
 
     Args:
         embed_dims: Channels C.
         num_heads: Heads H of d = C / H channels.
         inner: Config of the inner model: `FC`, `MLP` (`ratio`, `depth`, `residual`,
-            `identity_init`), `SiLUFC`, `SwiGLU`, `GatedFC`, `Conv`, `DWConv`.
+            `identity_init`), `SiLUFC`, `SwiGLU`, `GatedFC`, `Conv`, `DWConv`; or of an attention
+            that trains nothing: `SoftmaxAttention`, `LinearAttention` (`project`).
         loss: 'dot', 'l2', 'rmse', 'l1' or 'smooth_l1' (Tab. 1).
         num_batches: Mini-batches of one epoch, in the order of the tokens: B = N / num_batches
             (Tab. 2). Convolutions see the whole map of keys in each.
@@ -42,6 +51,14 @@ class TTTMixer(nn.Module):
             with a gain per channel; None for none. The paper's Tab. 4 counts 0.91M parameters that
             cost no FLOPs and that its text does not mention; at the grid (14, 14) this reading
             meets all of its rows.
+        key_norm: How the keys are normed (t5 Tab. 2): None, 'rms', 'layer', 'instance',
+            'instance_center', 'instance_scale'; see `normalize_keys`.
+        locality: Depth-wise 3×3 convolutions (t5 Tab. 3): 'dwc_qk' adds one to q and one to the
+            normed k; 'dwc_v' adds that of v to what is read, before the projection (the paper
+            leaves the place open); None.
+        neighborhood: Side of the window of neighbourhood attention, odd, whose mean with the inner
+            model's output counts (T⁵⁺, t5 Eq. 15: 3 or 5); None for none. It takes q, k, v as they
+            are projected.
 
     Raises:
         ValueError: If an option is not one of those above; the message names what is allowed.
@@ -59,6 +76,9 @@ class TTTMixer(nn.Module):
         scale: float | None = None,
         damping: bool = False,
         key_position: tuple[int, int] | None = None,
+        key_norm: str | None = None,
+        locality: str | None = None,
+        neighborhood: int | None = None,
     ) -> None:
         super().__init__()
         head_dims = checked_head_dims(embed_dims, num_heads)
@@ -71,6 +91,12 @@ class TTTMixer(nn.Module):
             check_number('scale', scale, above=0)
         if key_position is not None:
             key_position = checked_size('key_position', key_position)
+        check_choice('key_norm', key_norm, KEY_NORMS)
+        check_choice('locality', locality, LOCALITIES)
+        if neighborhood is not None:
+            check_int('neighborhood', neighborhood)
+            if neighborhood % 2 == 0:
+                raise ValueError(f'neighborhood={neighborhood}: give an odd side, such as 3 or 5.')
         self.heads = (num_heads, head_dims)
         self.loss = loss
         self.num_batches = num_batches
@@ -93,13 +119,22 @@ class TTTMixer(nn.Module):
             )
             self.key_gain = nn.Parameter(torch.ones(embed_dims))
             nn.init.trunc_normal_(self.key_pos, std=0.02)
+        self.key_norm = key_norm
+        self.neighborhood = neighborhood
+        both = locality == 'dwc_qk'
+        self.q_conv = DWConv2d(embed_dims, bias=True) if both else None
+        self.k_conv = DWConv2d(embed_dims, bias=True) if both else None
+        self.v_conv = DWConv2d(embed_dims, bias=True) if locality == 'dwc_v' else None
+        plain = (num_batches, epochs, step) == (1, 1, 1.0)
         # Whether a kernel does all of it; set it to False for the definition.
-        self.fused = self.inner.fused is not None and (loss, num_batches, epochs, step) == (
-            'dot',
-            1,
-            1,
-            1.0,
-        )
+        self.fused = False
+        if isinstance(self.inner, InnerModel):
+            self.fused = plain and self.inner.fuses(Step(loss, self.scale, damping))
+        elif not plain or damping or loss != 'dot' or scale is not None:
+            raise ValueError(
+                f'{type(self.inner).__name__} trains nothing: leave out loss, num_batches, epochs, '
+                'step, scale and damping, or choose an inner model.'
+            )
 
     def forward(self, x: Tensor, hw: tuple[int, int]) -> Tensor:
         """Normed tokens `(B, h·w, C)` of an `(h, w)` map → mixed tokens `(B, h·w, C)`."""
@@ -107,15 +142,35 @@ class TTTMixer(nn.Module):
         if self.key_grid is not None:
             k = k + resample_abs_pos_embed(self.key_pos, list(hw), list(self.key_grid), 0)
             k = k * self.key_gain
-        q, k, v = (y.unflatten(-1, self.heads) for y in (q, k, v))
+        projected = self._by_heads(q, k, v)
+        q, k = self.shape_keys(q, k, hw)
+        out = self._read(x, *self._by_heads(q, k, v), hw)
+        if self.v_conv is not None:
+            out = out + self.v_conv(v, hw).unflatten(-1, self.heads)
+        if self.neighborhood is not None:
+            out = (out + neighborhood_attention(*projected, hw, self.neighborhood)) / 2
+        return self.proj(out.flatten(2))
+
+    def shape_keys(self, q: Tensor, k: Tensor, hw: tuple[int, int]) -> tuple[Tensor, Tensor]:
+        """Queries and keys `(B, N, C)`, the keys normed, then both convolved (t5 Sec. 4.2, 4.3)."""
+        k = normalize_keys(k, self.key_norm)
+        if self.q_conv is None:
+            return q, k
+        return q + self.q_conv(q, hw), k + self.k_conv(k, hw)
+
+    def _by_heads(self, *tokens: Tensor) -> list[Tensor]:
+        return [y.unflatten(-1, self.heads) for y in tokens]
+
+    def _read(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, hw: tuple[int, int]) -> Tensor:
+        """`q, k, v: (B, N, H, d)` → `(B, N, H, d)`: trains on (k, v), reads q."""
+        if isinstance(self.inner, Attention):
+            return self.inner(q, k, v)
         weights = {name: at_least_fp32(w) for name, w in self.inner.named_parameters()}
         if self.fused:
-            options = dict(scale=self.scale, damping=self.damping)
-            out = self.inner.fused(weights, q, k, v, hw, **options)
-        else:
-            eta = torch.ones_like(q[..., 0]) if self.eta is None else self.eta(x).sigmoid()
-            out = self._by_definition(weights, q, k, v, eta, hw)
-        return self.proj(out.flatten(2))
+            step = Step(self.loss, self.scale, self.damping)
+            return self.inner.fused(weights, q, k, v, hw, step)
+        eta = torch.ones_like(q[..., 0]) if self.eta is None else self.eta(x).sigmoid()
+        return self._by_definition(weights, q, k, v, eta, hw)
 
     def _by_definition(
         self, weights: Weights, q: Tensor, k: Tensor, v: Tensor, eta: Tensor, hw: tuple[int, int]
@@ -127,7 +182,7 @@ class TTTMixer(nn.Module):
 
         heads = vmap(read, in_dims=(0, 1, 1, 1, 1), out_dims=1)
         images = vmap(heads, in_dims=(None, 0, 0, 0, 0))
-        with torch.autocast(q.device.type, enabled=False):
+        with without_autocast(q):
             out = images(weights, *(at_least_fp32(y) for y in (q, k, v, eta)))
         return out.to(q.dtype)
 

@@ -1,4 +1,4 @@
-"""The block of ViT³ and H-ViT³: local positions, TTT mixer, feed-forward (vit3 Fig. 2, Sec. 9)."""
+"""The block of ViT³, H-ViT³ and T⁵: local positions, TTT mixer, feed-forward (vit3 Fig. 2)."""
 
 from collections.abc import Mapping
 
@@ -38,7 +38,7 @@ class FeedForward(nn.Module):
         return self.fc2(x)
 
 
-class ViT3Block(nn.Module):
+class MixerBlock(nn.Module):
     """Conditional position encoding, mixer and feed-forward, each with a residual.
 
     Args:

@@ -1,0 +1,115 @@
+"""T⁵, a pretrained ViT whose attention is replaced by Test-Time Training (t5 Sec. 4 and 5.1)."""
+
+from collections.abc import Mapping, Sequence
+
+from mmvttt.arguments import check_config
+from mmvttt.registry import MODELS
+
+from .base import MixerBackbone
+
+T5_MIXER = dict(
+    type='mmvttt.TTTMixer',
+    inner=dict(type='SwiGLU'),
+    key_norm='instance',
+    locality='dwc_qk',
+)
+# The parts of a mixer that a ViT has under the same meaning.
+_INHERITED = ('.mixer.qkv.', '.mixer.proj.')
+
+
+@MODELS.register_module()
+class T5(MixerBackbone):
+    """T⁵-T/S/B: DeiT's body without class token, which takes over a ViT's weights, and linear cost.
+
+    `init_cfg=dict(type='mmvttt.InheritViT', checkpoint=…)` begins from a ViT or DeiT of timm or
+    mmpretrain. The paper has tiny and small; base is DeiT-B with the same mixer.
+
+    Args:
+        arch: 'tiny', 'small', 'base', or a dict with `embed_dims`, `num_layers`, `num_heads` and
+            `feedforward_channels`. Its heads must be those of the source: the shapes of weights do
+            not tell.
+        mixer: Options of `TTTMixer` that overrule T⁵'s: `inner` (Tab. 1), `key_norm` (Tab. 2),
+            `locality` and `neighborhood` (Tab. 3; T⁵⁺ is `dict(neighborhood=5)`).
+        cpe: Whether every block begins with a conditional position encoding ("+ CPE(x)", Tab. 3).
+        pos_embed: Whether to learn a position embedding for the grid of `img_size`.
+        only_new: Train nothing but what a ViT does not have (the "freeze" of Tab. 1). Of this
+            backbone: a classifier's head is frozen by a rate of 0, see `new_parameters`.
+        drop_path_rate: Stochastic depth of the last block, rising linearly from 0 at the first.
+        img_size, patch_size, in_channels, out_indices, out_type, frozen_stages, with_cp, norm_eps,
+            init_cfg: See `PlainBackbone`.
+
+    Raises:
+        ValueError: If an option is not one of those named here, or nothing is left to train.
+    """
+
+    arch_zoo: Mapping[str, Mapping[str, int]] = {
+        'tiny': dict(embed_dims=192, num_layers=12, num_heads=3, feedforward_channels=768),
+        'small': dict(embed_dims=384, num_layers=12, num_heads=6, feedforward_channels=1536),
+        'base': dict(embed_dims=768, num_layers=12, num_heads=12, feedforward_channels=3072),
+    }
+
+    def __init__(
+        self,
+        arch: str | Mapping[str, int] = 'small',
+        mixer: Mapping | None = None,
+        cpe: bool = False,
+        pos_embed: bool = True,
+        only_new: bool = False,
+        out_type: str = 'featmap',
+        drop_path_rate: float = 0.0,
+        img_size: int | tuple[int, int] = 224,
+        patch_size: int = 16,
+        in_channels: int = 3,
+        out_indices: int | Sequence[int] = -1,
+        frozen_stages: int = -1,
+        with_cp: bool = False,
+        norm_eps: float = 1e-6,
+        init_cfg: dict | list[dict] | None = None,
+    ) -> None:
+        if mixer is not None:
+            check_config('mixer', mixer, 'dict(neighborhood=5)')
+        self.only_new = only_new
+        super().__init__(
+            arch,
+            {**T5_MIXER, **(mixer or {})},
+            cpe,
+            drop_path_rate,
+            norm_eps,
+            pos_embed=pos_embed,
+            out_type=out_type,
+            img_size=img_size,
+            patch_size=patch_size,
+            in_channels=in_channels,
+            out_indices=out_indices,
+            frozen_stages=frozen_stages,
+            with_cp=with_cp,
+            init_cfg=init_cfg,
+        )
+        if only_new and not any(p.requires_grad for p in self.parameters()):
+            raise ValueError(
+                f'only_new=True leaves nothing to train: mixer={mixer!r}, cpe={cpe} and '
+                f'frozen_stages={frozen_stages} have no new parameters that are not frozen. Leave '
+                'it out, or choose an inner model with weights.'
+            )
+
+    def train(self, mode: bool = True) -> 'T5':
+        """Sets the mode; what is frozen stays without gradients."""
+        super().train(mode)
+        if self.only_new:
+            new = self.new_parameters()
+            for name, parameter in self.named_parameters():
+                if name not in new:
+                    parameter.requires_grad_(False)
+        return self
+
+    def new_parameters(self) -> set[str]:
+        """Names of the parameters that no ViT has: inner models, convolutions, projections of q, k.
+
+        `paramwise_cfg=dict(new_lr_mult=20)` of `LayerDecayOptimWrapperConstructor` reads it.
+        """
+        return {
+            name
+            for name, _ in self.named_parameters()
+            if ('.mixer.' in name or '.cpe.' in name)
+            and not any(part in name for part in _INHERITED)
+        }

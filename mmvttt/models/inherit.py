@@ -1,0 +1,283 @@
+"""The weights of a ViT or DeiT of timm or mmpretrain for T⁵, nothing left unsaid (t5 Sec. 5.1).
+
+Everything that the source has is kept under the same meaning, but for class and distillation
+tokens. What T⁵ has no place for is refused: a network that is nearly the source's would have to
+learn anew what it seems to have.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from mmvttt.checkpoints.names_table import names_table
+from mmvttt.checkpoints.read import read_weights
+from mmvttt.errors import CheckpointError, CheckpointMismatchError
+from mmvttt.version import __version__
+
+from .backbones import T5
+
+StateDict = Mapping[str, Tensor]
+
+# What a ViT is recognised by, behind a prefix: timm's and mmpretrain's.
+_MARKS = ('blocks.0.attn.qkv.weight', 'layers.0.attn.qkv.weight')
+# Names behind the prefix: theirs → ours.
+_NAMES = (
+    (r'patch_embed\.proj(?:ection)?\.', r'patch_embed.proj.'),
+    (r'pos_embed$', r'pos_embed'),
+    (r'blocks\.(\d+)\.norm([12])\.', r'blocks.\1.norm\2.'),
+    (r'layers\.(\d+)\.ln([12])\.', r'blocks.\1.norm\2.'),
+    (r'(?:blocks|layers)\.(\d+)\.attn\.(qkv|proj)\.', r'blocks.\1.mixer.\2.'),
+    (r'blocks\.(\d+)\.mlp\.fc([12])\.', r'blocks.\1.mlp.fc\2.'),
+    (r'layers\.(\d+)\.ffn\.layers\.0\.0\.', r'blocks.\1.mlp.fc1.'),
+    (r'layers\.(\d+)\.ffn\.layers\.1\.', r'blocks.\1.mlp.fc2.'),
+    (r'(?:norm|ln1)\.', r'norm.'),
+)
+# LayerScale: the linear layer whose output it multiplies.
+_SCALES = (
+    (r'blocks\.(\d+)\.ls1\.gamma$', r'blocks.\1.mixer.proj'),
+    (r'blocks\.(\d+)\.ls2\.gamma$', r'blocks.\1.mlp.fc2'),
+    (r'layers\.(\d+)\.attn\.gamma1\.weight$', r'blocks.\1.mixer.proj'),
+    (r'layers\.(\d+)\.ffn\.gamma2\.weight$', r'blocks.\1.mlp.fc2'),
+)
+_HEADS = ((r'head\.(?:fc\.|layers\.head\.)?(weight|bias)$', r'head.fc.\1'),)
+_DROPPED = (
+    (r'cls_token$', 'a class token: T⁵ pools the patches'),
+    (r'dist_token$', 'a distillation token: T⁵ pools the patches'),
+    (r'head(\.layers\.head)?_dist\.', 'the head of the distillation token'),
+)
+_REFUSED = (
+    (r'attn\.([qk]_norm|q_?ln|k_?ln)', 'queries and keys are normed'),
+    (r'(reg|register|storage)_tokens?$', 'register tokens take part in its attention'),
+    (r'rel_pos|relative_position', 'its attention has relative position biases'),
+    (r'rope|freqs', 'its positions are rotations of queries and keys'),
+    (r'(mlp|ffn)\.(w\d|fc1_|gate)', 'its feed-forward networks are gated'),
+    (r'^(fc_norm|ln2)\.', 'it norms the mean of the tokens, which no norm of tokens equals'),
+    (r'^(norm_pre|pre_norm|ln_pre)\.', 'it norms the embedded patches'),
+    (r'attn\.[qv]_bias', 'queries, keys and values have biases of their own, as in BEiT'),
+    (r'attn\.w\d$', 'it is a TTT model: tools/convert_checkpoint.py reads it'),
+)
+
+
+@dataclass
+class Inheritance:
+    """The weights of a ViT by T⁵'s names, and what became of each.
+
+    Attributes:
+        weights: The backbone's tensors, by our names without prefix; the position embedding has
+            the rows of the source's grid.
+        head: `head.fc.weight` and `head.fc.bias`, where the source is a classifier.
+        inherited: Their name → ours.
+        folded: Their name of a LayerScale → the layer that it went into.
+        dropped: Their name → why it is not needed.
+        new: Our names of what no ViT has; it begins at random.
+    """
+
+    weights: dict[str, Tensor] = field(default_factory=dict)
+    head: dict[str, Tensor] = field(default_factory=dict)
+    inherited: dict[str, str] = field(default_factory=dict)
+    folded: dict[str, str] = field(default_factory=dict)
+    dropped: dict[str, str] = field(default_factory=dict)
+    new: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        """A table of all names, those that differ in numbers alone in one row."""
+        return names_table(
+            'a ViT to T⁵',
+            {
+                'inherited': self.inherited.items(),
+                'folded': self.folded.items(),
+                'dropped': self.dropped.items(),
+                'new': ((name, 'begins at random') for name in self.new),
+            },
+        )
+
+
+def inherit_vit(weights: StateDict, model: nn.Module | None = None) -> Inheritance:
+    """What T⁵ takes over from a ViT.
+
+    The number of heads is in no tensor: give the model that of the source.
+
+    Args:
+        weights: Named tensors of a ViT or DeiT of timm or mmpretrain, under any prefix.
+        model: The T⁵ that they are for; None for one of the source's sizes.
+
+    Raises:
+        TypeError: The model is no T⁵.
+        CheckpointMismatchError: The source is of another architecture or size.
+        CheckpointError: The source is incomplete or quantised, or its positions are no grid.
+    """
+    if model is not None and not isinstance(model, T5):
+        raise TypeError(
+            f'{type(model).__name__} cannot inherit a ViT: give init_cfg=dict(type='
+            "'mmvttt.InheritViT', …) to a mmvttt.T5 (inside of a ViTAdapter, to its backbone)."
+        )
+    result, scales = _renamed(weights)
+    if model is None:
+        with torch.device('meta'):
+            model = _same_sizes(result.weights)
+    _check_sizes(result.weights, model)
+    own = model.state_dict()
+    result.new = [name for name in own if name in model.new_parameters()]
+    for theirs, ours in list(result.inherited.items()):
+        if ours in result.weights and ours not in own:
+            # An adapter takes the final norm off; a backbone may have no positions.
+            result.dropped[theirs] = 'the model has none'
+            del result.weights[ours], result.inherited[theirs]
+    missing = [name for name in own if name not in result.weights and name not in result.new]
+    if missing:
+        raise CheckpointError(
+            f'The ViT lacks {len(missing)} tensors of T⁵, the first of them {missing[0]!r}: give a '
+            'complete ViT, with biases and learned positions.'
+        )
+    for theirs, layer in scales.items():
+        gamma = weights[theirs]
+        for name in (f'{layer}.weight', f'{layer}.bias'):
+            old = result.weights[name]
+            result.weights[name] = old * gamma.view(-1, *[1] * (old.dim() - 1)).to(old)
+    position = result.weights.get('pos_embed')
+    if position is not None and position.dim() == 3:
+        tokens = sum(re.search(r'(cls|dist)_token$', name) is not None for name in result.dropped)
+        result.weights['pos_embed'] = _patches_only(position, tokens, model.grid)
+    for name, value in own.items():
+        found = result.weights.get(name, value)
+        # The grid of positions can be resized.
+        wanted = found.shape[:2] + value.shape[2:] if name == 'pos_embed' else value.shape
+        if found.shape != wanted:
+            raise CheckpointMismatchError(
+                f'{name} of the ViT has the shape {tuple(found.shape)}, where T⁵ has '
+                f'{tuple(value.shape)}: give the arch of the source.'
+            )
+    return result
+
+
+def inherit_checkpoint(
+    source: str | os.PathLike[str], target: str | os.PathLike[str], ema: bool = False
+) -> Inheritance:
+    """Writes a classifier's checkpoint, `backbone.…` and `head.fc.…`, from a file of a ViT.
+
+    Args:
+        source: A file or URL of a ViT or DeiT of timm or mmpretrain.
+        target: The file to write. What is new in T⁵ is not in it, and begins at random.
+        ema: Take the averaged weights of the file.
+
+    Raises:
+        CheckpointError: See `read_weights` and `inherit_vit`.
+    """
+    result = inherit_vit(read_weights(source, ema=ema))
+    weights = {f'backbone.{name}': value for name, value in result.weights.items()} | result.head
+    meta = dict(mmvttt_version=__version__, model='T5, inherited', source=Path(source).name)
+    Path(target).parent.mkdir(parents=True, exist_ok=True)
+    torch.save({'state_dict': weights, 'meta': meta}, target)
+    return result
+
+
+def _renamed(weights: StateDict) -> tuple[Inheritance, dict[str, str]]:
+    """All tensors by our names, and the layers that LayerScales multiply; folds nothing yet."""
+    marks = sorted((n for n in weights if n.endswith(_MARKS)), key=len)
+    if not marks:
+        if any(name.endswith('blocks.0.mixer.qkv.weight') for name in weights):
+            raise CheckpointMismatchError(
+                "These are weights of mmvttt already: load them with type='Pretrained'."
+            )
+        begin = ', '.join(sorted({'.'.join(name.split('.')[:2]) for name in weights})[:6])
+        raise CheckpointMismatchError(
+            f'This is no ViT of timm or mmpretrain: no name ends in {" or ".join(_MARKS)}; they '
+            f'begin with {begin}. Give the checkpoint of a ViT or DeiT.'
+        )
+    prefix = next(marks[0].removesuffix(m) for m in _MARKS if marks[0].endswith(m))
+    result, scales = Inheritance(), {}
+    for name, value in weights.items():
+        inside = name.startswith(prefix)
+        short = name[len(prefix) :] if inside else name
+        if not value.is_floating_point():
+            raise CheckpointError(
+                f'{name} holds {value.dtype}: quantised weights are not inherited; give those that '
+                'they were made from.'
+            )
+        if inside and (ours := _first(_NAMES, short)):
+            result.weights[ours], result.inherited[name] = value, ours
+        elif inside and (layer := _first(_SCALES, short)):
+            scales[name] = result.folded[name] = layer
+        elif ours := _first(_HEADS, short):
+            result.head[ours], result.inherited[name] = value, ours
+        elif reason := next((r for p, r in _DROPPED if re.match(p, short)), None):
+            result.dropped[name] = reason
+        elif inside:
+            reason = next((r for p, r in _REFUSED if re.search(p, short)), 'T⁵ has no such part')
+            raise CheckpointMismatchError(
+                f'{name} cannot be inherited: {reason}. Give a plain ViT or DeiT.'
+            )
+        else:
+            result.dropped[name] = 'no part of the backbone'
+    return result, scales
+
+
+def _first(rules: tuple[tuple[str, str], ...], name: str) -> str | None:
+    for pattern, replacement in rules:
+        if match := re.match(pattern, name):
+            return match.expand(replacement) + name[match.end() :]
+    return None
+
+
+def _sizes(weights: StateDict) -> dict[str, int]:
+    patch, hidden = (weights.get(n) for n in ('patch_embed.proj.weight', 'blocks.0.mlp.fc1.weight'))
+    if patch is None or patch.dim() != 4 or hidden is None or hidden.dim() != 2:
+        raise CheckpointError(
+            'The ViT has no patch embedding or no feed-forward network of a usual shape: give a '
+            'complete ViT.'
+        )
+    return dict(
+        embed_dims=patch.shape[0],
+        num_layers=len({n.split('.')[1] for n in weights if n.startswith('blocks.')}),
+        feedforward_channels=hidden.shape[0],
+        patch_size=patch.shape[-1],
+        in_channels=patch.shape[1],
+    )
+
+
+def _same_sizes(weights: StateDict) -> T5:
+    """A T⁵ of the source's sizes; of one head, which changes no name."""
+    sizes = _sizes(weights)
+    patch_size, in_channels = sizes.pop('patch_size'), sizes.pop('in_channels')
+    return T5(dict(sizes, num_heads=1), patch_size=patch_size, in_channels=in_channels)
+
+
+def _check_sizes(weights: StateDict, model: T5) -> None:
+    theirs = _sizes(weights)
+    ours = dict(
+        embed_dims=model.embed_dims,
+        num_layers=model.num_layers,
+        feedforward_channels=model.blocks[0].mlp.fc1.out_features,
+        patch_size=model.patch_size,
+        in_channels=model.in_channels,
+    )
+    wrong = [f'{key} {theirs[key]} (T⁵: {value})' for key, value in ours.items()]
+    wrong = [text for text, key in zip(wrong, ours, strict=True) if theirs[key] != ours[key]]
+    if wrong:
+        raise CheckpointMismatchError(
+            f'The ViT has {", ".join(wrong)}: sizes cannot be changed; give T⁵ those of the source.'
+        )
+
+
+def _patches_only(position: Tensor, tokens: int, grid: tuple[int, int]) -> Tensor:
+    """The rows of the patches `(1, h·w, C)`: those of the class and distillation tokens lie first.
+
+    DeiT-III has a class token without a row.
+    """
+    rows = position.shape[1]
+    for count in dict.fromkeys((tokens, 0)):
+        patches = rows - count
+        if patches == grid[0] * grid[1] or round(patches**0.5) ** 2 == patches:
+            return position[:, count:]
+    raise CheckpointError(
+        f'pos_embed has {rows} rows, for {tokens} class and distillation tokens and no square grid '
+        f'of patches, nor that of {grid[0]}×{grid[1]}: set img_size to (height, width) of the '
+        'source, or give its class token along.'
+    )

@@ -1,0 +1,91 @@
+"""Neighbourhood attention, the local branch of T⁵⁺ (t5 Eq. 15; Hassani et al., 2023)."""
+
+import importlib.util
+from functools import cache, lru_cache
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+
+# Numbers that are gathered at once: 256 MiB of fp32.
+_GATHERED = 2**26
+
+
+def neighborhood_attention(
+    q: Tensor, k: Tensor, v: Tensor, hw: tuple[int, int], window: int
+) -> Tensor:
+    """softmax(q·kᵀ / √d)·v over the window around each query, shifted into the map at its borders.
+
+    So every query sees `window²` keys, none of them padding; a window larger than the map is cut to
+    it. On a GPU NATTEN does it where it is installed, else torch's FlexAttention, compiled;
+    elsewhere the neighbours are gathered, a chunk of queries at a time (memory N·window²·C while
+    gradients are wanted). Uncompiled, FlexAttention would form all N² scores, and on a CPU it has
+    no backward.
+
+    Args:
+        q, k, v: `(B, h·w, H, d)`.
+        hw: Size of the map.
+        window: Side of the window, odd.
+
+    Returns:
+        `(B, h·w, H, d)`.
+    """
+    sides = (min(window, hw[0]), min(window, hw[1]))
+    if not q.is_cuda:
+        return _gathered(q, k, v, hw, sides)
+    if sides == (window, window) and window > 1 and _has_natten():
+        from natten.functional import na2d
+
+        return na2d(*(x.unflatten(1, hw) for x in (q, k, v)), kernel_size=sides).flatten(1, 2)
+    return _flex(q, k, v, _block_mask(hw, sides, str(q.device)), _compiled_flex())
+
+
+def _gathered(
+    q: Tensor, k: Tensor, v: Tensor, hw: tuple[int, int], sides: tuple[int, int]
+) -> Tensor:
+    batch, _, heads, dim = q.shape
+    rows, columns = (
+        _start(torch.arange(n, device=q.device), n, side)[:, None]
+        + torch.arange(side, device=q.device)
+        for n, side in zip(hw, sides, strict=True)
+    )
+    # (h, w, kh, kw) → (N, window²): the index of every neighbour.
+    index = (rows[:, None, :, None] * hw[1] + columns[None, :, None, :]).flatten(2).flatten(0, 1)
+    chunk = max(1, _GATHERED // (batch * index.shape[1] * heads * dim))
+    outs = []
+    for near, query in zip(index.split(chunk), (q * dim**-0.5).split(chunk, 1), strict=True):
+        scores = torch.einsum('bnhd,bnmhd->bnhm', query, k[:, near])
+        weights = scores.float().softmax(-1) if scores.dtype.itemsize < 4 else scores.softmax(-1)
+        outs.append(torch.einsum('bnhm,bnmhd->bnhd', weights.to(v.dtype), v[:, near]))
+    return torch.cat(outs, 1)
+
+
+def _start(query: Tensor, side: int, window: int) -> Tensor:
+    """Where the window of a row or column begins, in a map of `side` of them."""
+    return (query - window // 2).clamp(0, side - window)
+
+
+@cache
+def _has_natten() -> bool:
+    return importlib.util.find_spec('natten') is not None
+
+
+@cache
+def _compiled_flex():
+    # Dynamic: detection has many sizes of images, and each would be another compilation.
+    return torch.compile(flex_attention, dynamic=True)
+
+
+@lru_cache(maxsize=64)
+def _block_mask(hw: tuple[int, int], sides: tuple[int, int], device: str) -> BlockMask:
+    def inside(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        row = key // hw[1] - _start(query // hw[1], hw[0], sides[0])
+        column = key % hw[1] - _start(query % hw[1], hw[1], sides[1])
+        return (row >= 0) & (row < sides[0]) & (column >= 0) & (column < sides[1])
+
+    tokens = hw[0] * hw[1]
+    return create_block_mask(inside, None, None, tokens, tokens, device=device)
+
+
+def _flex(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask, attention) -> Tensor:
+    return attention(*(x.transpose(1, 2) for x in (q, k, v)), block_mask=mask).transpose(1, 2)

@@ -1,0 +1,256 @@
+"""T⁵ from ViTs that timm and mmpretrain build at random: bit-equal, exact, or refused by name."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from mmpretrain.models import DeiTClsHead, DistilledVisionTransformer, VisionTransformer
+from timm.layers import GluMlp, SwiGLU
+from timm.models.deit import VisionTransformerDistilled
+from timm.models.vision_transformer import VisionTransformer as TimmViT
+from torch import Tensor, nn
+
+from mmvttt.errors import CheckpointError, CheckpointMismatchError
+from mmvttt.models.adapters import ViTAdapter
+from mmvttt.models.backbones import T5, ViT3
+from mmvttt.models.inherit import inherit_vit
+
+ROOT = Path(__file__).resolve().parents[2]
+ARCH = dict(embed_dims=32, num_layers=2, num_heads=2, feedforward_channels=64)
+SOFTMAX = dict(inner=dict(type='SoftmaxAttention'), key_norm=None, locality=None)
+SIZES = dict(img_size=64, embed_dim=32, depth=2, num_heads=2, mlp_ratio=2, num_classes=5)
+
+
+def shaken(model: nn.Module) -> nn.Module:
+    """No weight is 0 or 1, whatever the initialisation: not a bias, nor a LayerScale."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.3 * torch.randn(parameter.shape, generator=generator)
+    # mmpretrain's returns nothing.
+    model.eval()
+    return model
+
+
+def timm(cls: type = TimmViT, **options) -> nn.Module:
+    return shaken(cls(**{**SIZES, **options}))
+
+
+def mmpretrain(cls: type = VisionTransformer, **options) -> nn.Module:
+    arch = dict(embed_dims=32, num_layers=2, num_heads=2, feedforward_channels=64)
+    return shaken(cls(**{'arch': arch, 'img_size': 64, **options}))
+
+
+WITHOUT = dict(class_token=False, global_pool='avg', fc_norm=False)
+SOURCES = {
+    'timm': timm,
+    'timm, LayerScale, no row of the class token': lambda: timm(
+        init_values=0.5, no_embed_class=True
+    ),
+    'timm, distilled': lambda: timm(VisionTransformerDistilled),
+    'timm, no class token': lambda: timm(**WITHOUT),
+    'timm, LayerScale, no class token': lambda: timm(**WITHOUT, init_values=0.5),
+    'mmpretrain': mmpretrain,
+    'mmpretrain, LayerScale': lambda: mmpretrain(layer_scale_init_value=0.5),
+    'mmpretrain, distilled': lambda: mmpretrain(DistilledVisionTransformer),
+    'mmpretrain, no class token': lambda: mmpretrain(with_cls_token=False, out_type='raw'),
+}
+
+
+def t5(weights: dict[str, Tensor], tmp_path: Path, prefix: str | None = None, **options) -> T5:
+    """A T⁵ from the file of a source, as a config makes it."""
+    torch.save({'model': weights}, tmp_path / 'vit.pth')
+    init_cfg = dict(type='mmvttt.InheritViT', checkpoint=str(tmp_path / 'vit.pth'), prefix=prefix)
+    model = T5(**{'arch': ARCH, 'img_size': 64, 'init_cfg': init_cfg, **options})
+    model.init_weights()
+    return model.eval()
+
+
+@pytest.mark.parametrize('name', SOURCES)
+def test_what_is_inherited_is_bit_equal(name: str, tmp_path: Path) -> None:
+    source = SOURCES[name]().state_dict()
+    report = inherit_vit(source, T5(ARCH, img_size=64))
+    own = t5(source, tmp_path).state_dict()
+    folded = set(report.folded.values())
+    for theirs, ours in report.inherited.items():
+        if ours.startswith('head'):
+            assert torch.equal(report.head[ours], source[theirs])
+        elif ours == 'pos_embed':
+            # The rows of the tokens lie first.
+            assert torch.equal(own[ours], source[theirs][:, -16:])
+        elif ours.rpartition('.')[0] not in folded:
+            assert torch.equal(own[ours], source[theirs]), ours
+    # Every tensor of the source and of T⁵ is accounted for, once.
+    told = [*report.inherited, *report.folded, *report.dropped]
+    assert sorted(told) == sorted(source)
+    assert {*report.weights, *report.new} == set(own)
+    assert {n.split('.')[-1] for n in report.dropped if 'dist' not in n} <= {'cls_token'}
+    assert len(report.folded) == (4 if 'LayerScale' in name else 0)
+    assert all(name.split('.')[2] == 'mixer' for name in report.new)
+
+
+def blocks_of(source: nn.Module, x: Tensor) -> Tensor:
+    """A ViT's own parts, run without its class and distillation tokens: normed tokens."""
+    if isinstance(source, TimmViT):
+        x = source.patch_embed(x)
+        x = x + source.pos_embed[:, -x.shape[1] :]
+        return source.norm(source.blocks(x))
+    x = source.patch_embed(x)[0]
+    x = x + source.pos_embed[:, -x.shape[1] :]
+    for layer in source.layers:
+        x = layer(x)
+    return source.ln1(x)
+
+
+@pytest.mark.parametrize('name', SOURCES)
+def test_with_softmax_put_back_it_is_the_source(name: str, tmp_path: Path) -> None:
+    source = SOURCES[name]()
+    model = t5(source.state_dict(), tmp_path, mixer=SOFTMAX)
+    x = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        found = model(x)[0].flatten(2).mT
+        # fp32, two blocks; LayerScale is multiplied at another place.
+        torch.testing.assert_close(found, blocks_of(source, x), rtol=1e-5, atol=1e-5)
+        if name.startswith('timm') and 'no class token' in name:
+            pooled = model(x)[0].mean((2, 3))
+            head = source.head
+            torch.testing.assert_close(head(pooled), source(x), rtol=1e-5, atol=1e-5)
+
+
+def test_prefixes_and_other_grids(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
+    """Of a classifier of mmpretrain, with and without prefix, at another image size."""
+    backbone, head = mmpretrain(), DeiTClsHead(5, 32)
+    source = {f'backbone.{n}': w for n, w in backbone.state_dict().items()}
+    source |= {f'head.{n}': w for n, w in head.state_dict().items()}
+    models = [t5(source, tmp_path, prefix, img_size=(64, 96)) for prefix in (None, 'backbone.')]
+    for model in models:
+        assert model.pos_embed.shape == (1, 24, 32)
+        for name in ('patch_embed.proj.weight', 'pos_embed', 'blocks.1.mlp.fc2.bias'):
+            assert torch.equal(model.state_dict()[name], models[0].state_dict()[name])
+    report = inherit_vit(source, T5(ARCH))
+    assert torch.equal(report.head['head.fc.weight'], source['head.layers.head.weight'])
+    assert set(report.dropped) == {
+        'backbone.cls_token',
+        'head.layers.head_dist.weight',
+        'head.layers.head_dist.bias',
+    }
+    text = str(report)
+    for row in ('layers.*.attn.qkv.weight', 'class token', 'begins at random', 'inner.w3'):
+        assert row in text
+
+
+def test_a_grid_that_is_no_square(tmp_path: Path) -> None:
+    source = timm(img_size=(64, 80)).state_dict()
+    model = t5(source, tmp_path, img_size=(64, 80))
+    assert torch.equal(model.pos_embed, source['pos_embed'][:, 1:])
+    with pytest.raises(CheckpointError, match=r'21 rows.*no square.*img_size'):
+        t5(source, tmp_path)
+
+
+def test_an_adapter_has_it_inside(tmp_path: Path) -> None:
+    source = timm(depth=4).state_dict()
+    torch.save(source, tmp_path / 'vit.pth')
+    init_cfg = dict(type='mmvttt.InheritViT', checkpoint=str(tmp_path / 'vit.pth'))
+    options = dict(conv_inplane=16, norm_cfg=dict(type='GN', num_groups=8))
+    inside = dict(type='mmvttt.T5', arch=dict(ARCH, num_layers=4), img_size=64, init_cfg=init_cfg)
+    model = ViTAdapter(backbone=inside, **options)
+    model.init_weights()
+    weight = model.backbone.blocks[3].mixer.qkv.weight
+    assert torch.equal(weight, source['blocks.3.attn.qkv.weight'])
+    outside = ViTAdapter(backbone=dict(inside, init_cfg=None), init_cfg=init_cfg, **options)
+    with pytest.raises(TypeError, match=r'ViTAdapter.*to its backbone'):
+        outside.init_weights()
+    with pytest.raises(TypeError, match=r'ViT3.*mmvttt\.T5'):
+        inherit_vit(source, ViT3(ARCH))
+
+
+@pytest.mark.parametrize(
+    ('source', 'named'),
+    [
+        (lambda: timm(qk_norm=True), ['q_norm', 'normed']),
+        (lambda: timm(reg_tokens=4, class_token=False, global_pool='avg'), ['reg_token']),
+        (lambda: timm(class_token=False, global_pool='avg'), ['fc_norm', 'mean']),
+        (lambda: timm(pre_norm=True), ['norm_pre']),
+        (lambda: timm(mlp_layer=SwiGLU), ['fc1_g', 'gated']),
+        (lambda: timm(mlp_layer=GluMlp), ['fc2', '(32, 32)', '(32, 64)']),
+        (lambda: timm(qkv_bias=False), ['qkv.bias', 'complete']),
+        (lambda: timm(pos_embed='none'), ['pos_embed', 'complete']),
+        (lambda: timm(embed_dim=48), ['embed_dims 48 (T⁵: 32)']),
+        (lambda: timm(depth=3), ['num_layers 3 (T⁵: 2)']),
+        (lambda: timm(mlp_ratio=4), ['feedforward_channels 128 (T⁵: 64)']),
+        (lambda: timm(patch_size=8), ['patch_size 8 (T⁵: 16)']),
+        (lambda: mmpretrain(out_type='avg_featmap'), ['ln2', 'mean']),
+        (lambda: mmpretrain(pre_norm=True), ['pre_norm']),
+        (lambda: T5(ARCH), ['already', 'Pretrained']),
+        (lambda: nn.Sequential(nn.Linear(3, 3)), ['0.bias', 'no ViT']),
+    ],
+)
+def test_what_cannot_be_inherited_is_refused(source, named: list[str]) -> None:
+    with pytest.raises(CheckpointError) as error:
+        inherit_vit(source().state_dict(), T5(ARCH, img_size=64))
+    for text in named:
+        assert text in str(error.value)
+
+
+def renamed(old: str, new: str) -> dict[str, Tensor]:
+    return {name.replace(old, new): w for name, w in timm().state_dict().items()}
+
+
+@pytest.mark.parametrize(
+    ('change', 'named'),
+    [
+        (lambda s: {n: w for n, w in s.items() if n != 'cls_token'}, ['17 rows', 'class token']),
+        (lambda s: s | {'pos_embed': torch.zeros(1, 18, 32)}, ['18 rows', '4×4']),
+        (lambda s: s | {'pos_embed': torch.zeros(16, 32)}, ['pos_embed', '(16, 32)']),
+        (lambda s: s | {'pos_embed': torch.zeros(1, 17, 48)}, ['pos_embed', '(1, 16, 48)']),
+        (lambda s: s | {'blocks.0.attn.rel_pos_h': torch.zeros(3)}, ['rel_pos_h', 'relative']),
+        (lambda s: s | {'rope.freqs': torch.zeros(3)}, ['rope', 'rotations']),
+        (lambda s: s | {'blocks.0.attn.q_bias': torch.zeros(3)}, ['q_bias', 'BEiT']),
+        (lambda s: s | {'blocks.0.attn.w3': torch.zeros(3)}, ['attn.w3', 'convert_checkpoint']),
+        (lambda s: s | {'blocks.0.gate': torch.zeros(3)}, ['blocks.0.gate', 'no such part']),
+        (lambda s: s | {'norm.bias': torch.zeros(32, dtype=torch.int8)}, ['norm.bias', 'int8']),
+        (lambda s: {n: w for n, w in s.items() if 'fc1' not in n}, ['feed-forward']),
+        (lambda s: {n: w for n, w in s.items() if 'norm1.w' not in n}, ['norm1.weight']),
+    ],
+)
+def test_damaged_and_strange_sources_are_refused(change, named: list[str]) -> None:
+    with pytest.raises(CheckpointError) as error:
+        inherit_vit(change(timm().state_dict()), T5(ARCH, img_size=64))
+    for text in named:
+        assert text in str(error.value)
+
+
+def test_the_tool_writes_a_classifier(tmp_path: Path) -> None:
+    source = timm(class_token=True, init_values=0.5)
+    torch.save({'model': source.state_dict()}, tmp_path / 'vit.pth')
+    tool = [sys.executable, str(ROOT / 'tools' / 'inherit_weights.py')]
+    done = subprocess.run(
+        [*tool, 'vit.pth', 'out/t5.pth'], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    for text in ('inherited', 'folded', 'dropped', 'new', 'begins at random', 'wrote 31 tensors'):
+        assert text in done.stdout
+    written = torch.load(tmp_path / 'out' / 't5.pth', weights_only=True)['state_dict']
+    assert torch.equal(written['head.fc.weight'], source.head.weight)
+    # As a detector takes it, at another size.
+    model = T5(
+        ARCH,
+        img_size=96,
+        init_cfg=dict(
+            type='Pretrained', checkpoint=str(tmp_path / 'out' / 't5.pth'), prefix='backbone.'
+        ),
+    )
+    model.init_weights()
+    assert torch.equal(model.blocks[0].mixer.qkv.bias, source.blocks[0].attn.qkv.bias)
+    bad = subprocess.run(
+        [*tool, 'out/t5.pth', 'x.pth'], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert bad.returncode == 1
+    assert bad.stderr.startswith('error: These are weights of mmvttt already')
+    assert not (tmp_path / 'x.pth').exists()
+
+
+def test_the_errors_are_of_two_kinds() -> None:
+    with pytest.raises(CheckpointMismatchError):
+        inherit_vit(timm(qk_norm=True).state_dict())

@@ -1,0 +1,365 @@
+"""T⁵ against the counts of its paper and code, a worked example, and the theory of its key norm."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from mmengine.registry import MODELS as ROOT
+from torch import Tensor, nn
+from torch.nn.attention.flex_attention import flex_attention
+from torch.utils.flop_counter import FlopCounterMode
+
+from mmvttt.models.backbones import T5
+from mmvttt.models.layers import TTTMixer, neighborhood, neighborhood_attention, normalize_keys
+from mmvttt.models.layers.key_norms import KEY_NORMS
+
+REDUCED = dict(embed_dims=32, num_layers=2, num_heads=2, feedforward_channels=64)
+SOFTMAX = dict(inner=dict(type='SoftmaxAttention'), key_norm=None, locality=None)
+
+
+def inner(kind: str, **options) -> dict:
+    """A row of Tab. 1: no locality."""
+    return dict(inner=dict(type=kind, **options), locality=None)
+
+
+def reduced(**options) -> T5:
+    torch.manual_seed(0)
+    return T5(**{'arch': REDUCED, 'img_size': 64, **options})
+
+
+@pytest.mark.parametrize(
+    ('arch', 'mixer', 'params', 'macs'),
+    [
+        ('tiny', SOFTMAX, 5.7170, 1.2466),
+        ('tiny', inner('LinearAttention'), 5.7170, 1.1278),
+        ('tiny', inner('LinearAttention', project=True), 6.0119, 1.1856),
+        ('tiny', inner('GatedFC'), 6.0119, 1.2430),
+        ('tiny', inner('MLP'), 6.0119, 1.2430),
+        ('tiny', inner('MLP', depth=3), 6.1594, None),
+        ('tiny', inner('SwiGLU'), 6.1594, 1.3297),
+        ('tiny', {}, 6.2055, 1.3378),
+        ('tiny', dict(neighborhood=3), 6.2055, 1.3378 + 0.0081),
+        ('tiny', dict(neighborhood=5), 6.2055, 1.3378 + 0.0226),
+        ('small', {}, 23.0268, 4.7565),
+        ('small', inner('MLP'), 22.6397, 4.5668),
+        ('base', {}, 88.5199, 17.8365),
+        ('base', inner('MLP'), 87.7458, 17.4572),
+    ],
+)
+def test_counts_of_tab_1_and_3(arch: str, mixer: dict, params: float, macs: float | None) -> None:
+    """Millions, and 10⁹ multiply-accumulates of products, with a head of 1000 classes."""
+    with torch.device('meta'):
+        model = T5(arch, mixer=mixer)
+        with FlopCounterMode(display=False) as counter:
+            model(torch.empty(1, 3, 224, 224))
+    head = model.embed_dims * 1000
+    assert round((sum(p.numel() for p in model.parameters()) + head + 1000) / 1e6, 4) == params
+    if macs is not None:
+        assert counter.get_total_flops() / 2e9 + head / 1e9 == pytest.approx(macs, abs=1e-4)
+
+
+def test_more_positions_and_linear_cost() -> None:
+    counts = []
+    with torch.device('meta'):
+        for side in (512, 1024):
+            model = T5('tiny', img_size=side)
+            with FlopCounterMode(display=False) as counter:
+                model(torch.empty(1, 3, side, side))
+            counts.append(counter.get_total_flops() / 2e9)
+            if side == 512:
+                millions = (sum(p.numel() for p in model.parameters()) + 193_000) / 1e6
+    assert round(millions, 4) == 6.3645
+    assert counts[0] + 192e-6 == pytest.approx(6.9884, abs=1e-4)
+    assert counts[1] == pytest.approx(4 * counts[0])
+
+
+K = [[1, -1], [0.5, 2], [-1.5, 0], [2, 1]]
+V = [[1, 0], [0, -2], [1, 1], [-1, 3]]
+Q = [[0.5, 1], [-1, 1], [2, 0], [0, -1]]
+WEIGHTS = dict(w1=[[0.5, -1], [1, 0.25]], w2=[[1, 0.5], [-0.5, 1]], w3=[[-1, 0.5], [0.25, 2]])
+
+
+def fp64(values: list) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ('kind', 'loss', 'expected'),
+    [
+        (
+            dict(type='SwiGLU'),
+            'dot',
+            [
+                [-2.9105474636, 4.4988783353],
+                [0.1638725521, -0.5881973433],
+                [-25.5564897589, 41.4480488164],
+                [-0.0199421740, -1.6857320936],
+            ],
+        ),
+        (
+            dict(type='MLP'),
+            'dot',
+            [
+                [0.4919172649, 0.1926560139],
+                [-0.2291787200, 0.9917061632],
+                [0.5905592015, 0.4018537771],
+                [-0.1607894912, -0.0656393197],
+            ],
+        ),
+        (
+            dict(type='MLP'),
+            'l2',
+            [
+                [0.2055936054, -0.2209775298],
+                [0.0708955164, 0.4165132079],
+                [0.2071032207, -0.2566177378],
+                [-0.3891973219, 0.1459970073],
+            ],
+        ),
+        (
+            dict(type='GatedFC'),
+            'dot',
+            [
+                [-0.1721356931, -0.0077521449],
+                [-0.0556124867, -1.0797302189],
+                [0.1351357163, -0.1458680615],
+                [-0.3010590667, 0.0015824830],
+            ],
+        ),
+        (
+            dict(type='MLP', depth=3),
+            'dot',
+            [
+                [-3.0927454398, 2.1778384025],
+                [0.6957316618, 2.0956422426],
+                [-7.6190223103, 7.5149239194],
+                [0.2748664407, 0.0272722269],
+            ],
+        ),
+    ],
+)
+def test_worked_example(kind: dict, loss: str, expected: list) -> None:
+    """One head of two channels; q, k, v come out of the projection as they are wanted."""
+    mixer = TTTMixer(2, 1, kind, loss=loss).double()
+    nn.init.eye_(mixer.proj.weight)
+    with torch.no_grad():
+        for name, weight in mixer.inner.named_parameters():
+            weight.copy_(torch.tensor(WEIGHTS[name]))
+    mixer.qkv = nn.Identity()
+    packed = fp64([Q, K, V]).permute(1, 0, 2).flatten(1)[None]
+    fused = mixer.fused
+    assert fused == (kind != dict(type='MLP', depth=3))
+    for mixer.fused in {fused, False}:
+        out = mixer(packed, (2, 2))[0]
+        torch.testing.assert_close(out, fp64(expected), rtol=0, atol=1e-9)
+
+
+def test_instance_norm_of_the_worked_example() -> None:
+    expected = [[0.3086066999, -1], [0, 1], [-1.2344267997, -1 / 3], [0.9258200998, 1 / 3]]
+    normed = normalize_keys(fp64([K]), 'instance')[0]
+    torch.testing.assert_close(normed, fp64(expected), rtol=0, atol=1e-9)
+
+
+def test_key_norms_are_torchs() -> None:
+    k = torch.randn(2, 15, 8, dtype=torch.float64) + 1
+    expected = {
+        'instance': F.instance_norm(k.mT, eps=1.0).mT,
+        'layer': F.layer_norm(k, (8,), eps=1e-6),
+        'instance_center': k - k.mean(1, keepdim=True),
+        'instance_scale': k / (k.var(1, correction=0, keepdim=True) + 1).sqrt(),
+        'rms': k / (k.norm(dim=-1, keepdim=True) / 8**0.5 + 1e-6),
+        None: k,
+    }
+    assert set(expected) == set(KEY_NORMS)
+    for kind, value in expected.items():
+        torch.testing.assert_close(normalize_keys(k, kind), value)
+
+
+@pytest.mark.parametrize('kind', KEY_NORMS)
+def test_a_shift_of_all_keys(kind: str | None) -> None:
+    """Sec. 4.2: nothing changes with the mean over tokens removed, and something otherwise."""
+    torch.manual_seed(0)
+    mixer = TTTMixer(8, 2, dict(type='SwiGLU'), key_norm=kind, locality='dwc_qk').double()
+    for parameter in mixer.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    x = torch.randn(2, 15, 8, dtype=torch.float64)
+    with torch.no_grad():
+        before = mixer(x, (3, 5))
+        # The bias of the keys, between those of the queries and the values.
+        mixer.qkv.bias[8:16] += torch.randn(8)
+        after = mixer(x, (3, 5))
+    change = (after - before).abs().max()
+    # fp64: rounding alone is left.
+    assert change < 1e-11 if kind in ('instance', 'instance_center') else change > 1e-3
+
+
+def test_softmax_does_not_feel_a_shift_either() -> None:
+    torch.manual_seed(0)
+    mixer = TTTMixer(8, 2, dict(type='SoftmaxAttention')).double()
+    x = torch.randn(2, 15, 8, dtype=torch.float64)
+    with torch.no_grad():
+        nn.init.normal_(mixer.qkv.weight)
+        before = mixer(x, (3, 5))
+        mixer.qkv.bias[8:16] += 1
+    torch.testing.assert_close(mixer(x, (3, 5)), before)
+
+
+@pytest.mark.parametrize('kind', KEY_NORMS)
+def test_a_single_token(kind: str | None) -> None:
+    model = reduced(mixer=dict(key_norm=kind, neighborhood=5)).train()
+    out = model(torch.randn(1, 3, 16, 16))[0]
+    out.square().sum().backward()
+    assert out.shape == (1, 32, 1, 1)
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_key_norm_is_not_made_in_half_precision() -> None:
+    # The mean of numbers this far from 0 would lose all of their differences.
+    k = (torch.randn(1, 4200, 4) + 60).bfloat16()
+    exact = normalize_keys(k.double(), 'instance')
+    found = normalize_keys(k, 'instance')
+    assert found.dtype == torch.bfloat16
+    # One rounding to 8 bits.
+    torch.testing.assert_close(found.double(), exact, rtol=2**-8, atol=1e-5)
+
+
+def brute_force(q: Tensor, k: Tensor, v: Tensor, hw: tuple[int, int], window: int) -> Tensor:
+    """Query by query, in words: the window is shifted into the map, then cut to it."""
+    out = torch.zeros_like(q)
+    for i in range(hw[0]):
+        for j in range(hw[1]):
+            near = []
+            for centre, side in zip((i, j), hw, strict=True):
+                first = min(max(centre - window // 2, 0), max(side - window, 0))
+                near.append(range(first, min(first + window, side)))
+            index = [r * hw[1] + c for r in near[0] for c in near[1]]
+            at = i * hw[1] + j
+            scores = torch.einsum('bhd,bmhd->bhm', q[:, at], k[:, index]) / q.shape[-1] ** 0.5
+            out[:, at] = torch.einsum('bhm,bmhd->bhd', scores.softmax(-1), v[:, index])
+    return out
+
+
+@pytest.mark.filterwarnings('ignore:flex_attention called without')
+@pytest.mark.parametrize('window', [1, 3, 5])
+@pytest.mark.parametrize('hw', [(1, 1), (1, 7), (2, 3), (6, 5), (4, 9)])
+def test_neighborhoods_are_exact(
+    hw: tuple[int, int], window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    # So that even these maps are made in several chunks.
+    monkeypatch.setattr(neighborhood, '_GATHERED', 500)
+    leaves = [torch.randn(2, hw[0] * hw[1], 2, 4, dtype=torch.float64) for _ in range(3)]
+    found = []
+    for function in (brute_force, neighborhood_attention):
+        inputs = [x.clone().requires_grad_() for x in leaves]
+        out = function(*inputs, hw, window)
+        out.square().sum().backward()
+        found.append([out, *(x.grad for x in inputs)])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b)
+    # The mask of the GPU's path, in FlexAttention without a compiler.
+    sides = tuple(min(window, side) for side in hw)
+    mask = neighborhood._block_mask(hw, sides, 'cpu')
+    out = neighborhood._flex(*(x.float() for x in leaves), mask, flex_attention)
+    torch.testing.assert_close(out.double(), found[0][0], rtol=0, atol=1e-5)
+
+
+def test_a_window_of_the_whole_map_is_softmax_attention() -> None:
+    mixers = []
+    for options in (dict(inner=dict(type='FC'), neighborhood=5), SOFTMAX):
+        torch.manual_seed(0)
+        mixers.append(TTTMixer(16, 2, **options).double())
+    local, whole = mixers
+    # An inner model of W0 = 0 and no values to learn from reads zeros: the neighbours are left.
+    local._read = lambda x, q, k, v, hw: torch.zeros_like(q)
+    whole.load_state_dict({n: w for n, w in local.state_dict().items() if 'inner' not in n})
+    x = torch.randn(2, 12, 16, dtype=torch.float64)
+    torch.testing.assert_close(2 * local(x, (3, 4)), whole(x, (3, 4)))
+
+
+def test_locality_of_the_values_is_added_before_the_projection() -> None:
+    torch.manual_seed(0)
+    mixer = TTTMixer(8, 2, dict(type='SwiGLU'), locality='dwc_v').double()
+    x = torch.randn(2, 15, 8, dtype=torch.float64)
+    image = mixer.qkv(x)[..., 16:].mT.unflatten(2, (3, 5))
+    conv = F.conv2d(image, mixer.v_conv.weight, mixer.v_conv.bias, padding=1, groups=8)
+    both = mixer(x, (3, 5))
+    mixer.v_conv = None
+    alone = mixer(x, (3, 5))
+    torch.testing.assert_close(both - alone, conv.flatten(2).mT @ mixer.proj.weight.T)
+
+
+@pytest.mark.parametrize('project', [False, True])
+def test_linear_attention_by_its_weights(project: bool) -> None:
+    torch.manual_seed(0)
+    mixer = TTTMixer(8, 2, dict(type='LinearAttention', project=project)).double()
+    q, k, v = torch.randn(3, 2, 7, 2, 4, dtype=torch.float64).unbind(0)
+    if project:
+        nn.init.normal_(mixer.inner.wq)
+        nn.init.normal_(mixer.inner.wk)
+    left, right = mixer.inner.features(q, k)
+    weights = left @ right.mT
+    expected = weights / weights.sum(-1, keepdim=True) @ v.transpose(1, 2)
+    torch.testing.assert_close(mixer.inner(q, k, v), expected.transpose(1, 2))
+    with torch.autocast('cpu', torch.bfloat16):
+        assert mixer.float()(torch.randn(1, 6, 8), (2, 3)).dtype == torch.bfloat16
+
+
+def test_new_parameters_are_named_and_alone_trained() -> None:
+    model = reduced(cpe=True, only_new=True)
+    new = model.new_parameters()
+    parts = {'inner.w1', 'inner.w2', 'inner.w3'}
+    parts |= {f'{side}_conv.{name}' for side in 'qk' for name in ('weight', 'bias')}
+    assert {n.split('.', 3)[3] for n in new if '.mixer.' in n} == parts
+    assert {n for n in new if '.mixer.' not in n} == {
+        f'blocks.{i}.cpe.{name}' for i in range(2) for name in ('weight', 'bias')
+    }
+    assert {n for n, p in model.train().named_parameters() if p.requires_grad} == new
+    model(torch.randn(1, 3, 64, 64))[0].square().mean().backward()
+    assert {n for n, p in model.named_parameters() if p.grad is not None} == new
+    assert reduced(mixer=SOFTMAX).new_parameters() == set()
+
+
+def test_every_toolbox_gets_an_adapter_around_it() -> None:
+    config = dict(
+        type='mmvttt.ViTAdapter',
+        conv_inplane=16,
+        norm_cfg=dict(type='GN', num_groups=8),
+        backbone=dict(type='mmvttt.T5', arch=dict(REDUCED, num_layers=4)),
+    )
+    with torch.no_grad():
+        maps = ROOT.build(config).eval()(torch.randn(1, 3, 50, 70))
+    assert [tuple(m.shape[1:]) for m in maps] == [(32, 13, 18), (32, 7, 9), (32, 4, 5), (32, 2, 3)]
+
+
+def test_state_dict_of_the_paper() -> None:
+    with torch.device('meta'):
+        # And weight and bias of a head.
+        assert len(T5('tiny').state_dict()) + 2 == 235
+
+
+@pytest.mark.parametrize(
+    ('options', 'named'),
+    [
+        (dict(arch='huge'), ['huge', 'base', 'small', 'tiny']),
+        (dict(arch=dict(REDUCED, num_heads=5)), ['32', '5']),
+        (dict(mixer=dict(key_norm='batch')), ['batch', "'instance'"]),
+        (dict(mixer=dict(locality='conv')), ['conv', 'dwc_qk']),
+        (dict(mixer=dict(neighborhood=4)), ['neighborhood=4', 'odd']),
+        (dict(mixer=dict(neighborhood=0)), ['neighborhood=0']),
+        (dict(mixer=dict(inner=dict(type='Performer'))), ['Performer', 'SoftmaxAttention']),
+        (dict(mixer=dict(SOFTMAX, loss='l2')), ['SoftmaxAttention', 'loss']),
+        (dict(mixer=dict(loss='huber')), ['huber', 'dot', 'l2']),
+        (dict(mixer=SOFTMAX, only_new=True), ['only_new=True', 'nothing to train']),
+        (dict(only_new=True, frozen_stages=2), ['only_new=True', 'frozen_stages=2']),
+    ],
+)
+def test_bad_options_are_named(options: dict, named: list[str]) -> None:
+    with pytest.raises(ValueError) as error:  # noqa: PT011 - the text is checked below
+        reduced(**options)
+    for text in named:
+        assert text in str(error.value)
+
+
+def test_a_mixer_that_is_no_dict_is_named() -> None:
+    with pytest.raises(TypeError, match=r"mixer='mmvttt.TTTMixer'.*neighborhood=5"):
+        reduced(mixer='mmvttt.TTTMixer')

@@ -1,0 +1,34 @@
+"""Makes a T⁵ checkpoint of a ViT or DeiT of timm or mmpretrain, to be fine-tuned.
+
+The target has the names of an mmpretrain classifier, backbone.* and head.fc.*. What T⁵ adds is not
+in it: it begins at random, and should learn at a higher rate (configs/t5_t_in1k_30e.py).
+
+example: python tools/inherit_weights.py deit_tiny.pth t5_tiny_inherited.pth
+"""
+
+import argparse
+
+from mmvttt.cli import plain_errors
+from mmvttt.models.inherit import inherit_checkpoint
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('source', help='a checkpoint of a ViT, a file or URL')
+    parser.add_argument('target', help='the file to write')
+    parser.add_argument('--ema', action='store_true', help='take the averaged weights of the file')
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = parse_args()
+    with plain_errors():
+        result = inherit_checkpoint(args.source, args.target, ema=args.ema)
+    print(result)
+    print(f'wrote {len(result.weights) + len(result.head)} tensors to {args.target}')
+
+
+if __name__ == '__main__':
+    main()
