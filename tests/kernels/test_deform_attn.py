@@ -183,8 +183,8 @@ def flat(shapes=PYRAMID):
 
 def test_opcheck():
     value, locations, weights = make(dtype=torch.float32).values()
-    args = (value, flat(), locations, weights, 'auto')
-    torch.library.opcheck(OP_BACKWARD.default, (OP(*args) + 1, *args))
+    args = (value, flat(), None, None, locations, weights, 'auto')
+    torch.library.opcheck(OP_BACKWARD.default, (OP(*args) + 1, None, *args))
     leaves = [x.requires_grad_() if isinstance(x, torch.Tensor) else x for x in args]
     torch.library.opcheck(OP.default, leaves)
 
