@@ -44,35 +44,48 @@ def _locate(
 
 
 @triton.jit
-def _cell(x, size, ACC: tl.constexpr):
-    """The pixel before x, the way from it to x, and whether x reaches the map at all."""
+def _axis(x, size, ACC: tl.constexpr):
+    """The pixel before x, the way from it to x, and whether it and the next one are on the map."""
     reaches = (x > -1) & (x < size)
     # Huge numbers and NaN must not become integers.
     x = tl.where(reaches, x, 0.0)
     near = tl.floor(x)
-    return near.to(tl.int32), x - near, reaches
+    index = near.to(tl.int32)
+    return index, x - near, reaches & (index >= 0), reaches & (index + 1 < size)
 
 
 @triton.jit
-def _pixels(value, pixel, inside, head, H, D: tl.constexpr, CHANNELS: tl.constexpr):
-    """One pixel `(ROWS, CHANNELS)` of every row's head; zeros outside."""
+def _pixels(
+    value,
+    offset,
+    step_y,
+    step_x,
+    near_y,
+    far_y,
+    near_x,
+    far_x,
+    FAR_Y: tl.constexpr,
+    FAR_X: tl.constexpr,
+    D: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
+    """One of the four pixels around every row's point `(ROWS, CHANNELS)`; zeros outside."""
+    offset += FAR_Y * step_y + FAR_X * step_x
     channel = tl.arange(0, CHANNELS)
-    mask = inside[:, None]
+    mask = ((far_y if FAR_Y else near_y) & (far_x if FAR_X else near_x))[:, None]
     if CHANNELS != D:
         mask = mask & (channel < D)[None, :]
-    return tl.load(
-        value + ((pixel * H + head) * D)[:, None] + channel[None, :], mask=mask, other=0.0
-    )
+    return tl.load(value + offset[:, None] + channel[None, :], mask=mask, other=0.0)
 
 
 @triton.jit
 def _softmax_statistics(logits, first, live, COUNT: tl.constexpr, ACC: tl.constexpr):
     """Largest logit and sum of exponentials of every row."""
     peak = tl.load(logits + first, mask=live, other=0.0).to(ACC)
-    for i in range(1, COUNT):
+    for i in tl.static_range(1, COUNT):
         peak = tl.maximum(peak, tl.load(logits + first + i, mask=live, other=0.0).to(ACC))
     total = tl.zeros_like(peak)
-    for i in range(COUNT):
+    for i in tl.static_range(COUNT):
         total += tl.exp(tl.load(logits + first + i, mask=live, other=0.0).to(ACC) - peak)
     return peak, total
 
@@ -119,6 +132,7 @@ def _forward(
     for level in range(L):
         height = tl.load(shapes + 2 * level).to(tl.int32)
         width = tl.load(shapes + 2 * level + 1).to(tl.int32)
+        fits = live & (start + height * width <= S)
         here = (first + row) // H * L + level
         for p in tl.range(0, P, loop_unroll_factor=4):
             point = row * (L * P) + level * P + p
@@ -128,17 +142,25 @@ def _forward(
                 a = tl.exp(a - peak)
             # A location that is no number makes an output that is none.
             a = tl.where((x == x) & (y == y), a, float('nan'))
-            left, fx, reaches_x = _cell(x, width, ACC)
-            top, fy, reaches_y = _cell(y, height, ACC)
-            reaches = live & reaches_x & reaches_y
+            left, fx, near_x, far_x = _axis(x, width, ACC)
+            top, fy, near_y, far_y = _axis(y, height, ACC)
+            offset = ((start + top * width + left) * H + head) * D
             for corner in tl.static_range(4):
-                dy: tl.constexpr = corner // 2
-                dx: tl.constexpr = corner % 2
-                beta = (fy if dy else 1 - fy) * (fx if dx else 1 - fx)
-                i, j = top + dy, left + dx
-                pixel = start + i * width + j
-                inside = reaches & (i >= 0) & (i < height) & (j >= 0) & (j < width) & (pixel < S)
-                v = _pixels(value, pixel, inside, head, H, D, CHANNELS)
+                v = _pixels(
+                    value,
+                    offset,
+                    width * H * D,
+                    H * D,
+                    near_y & fits,
+                    far_y & fits,
+                    near_x,
+                    far_x,
+                    corner // 2,
+                    corner % 2,
+                    D,
+                    CHANNELS,
+                )
+                beta = (fy if corner // 2 else 1 - fy) * (fx if corner % 2 else 1 - fx)
                 sum_ += (a * beta)[:, None] * v.to(ACC)
         start += height * width
     if FUSED:
@@ -208,6 +230,7 @@ def _backward_points(
     for level in range(L):
         height = tl.load(shapes + 2 * level).to(tl.int32)
         width = tl.load(shapes + 2 * level + 1).to(tl.int32)
+        fits = live & (start + height * width <= S)
         here = (first + row) // H * L + level
         for p in tl.range(0, P, loop_unroll_factor=4):
             point = row * (L * P) + level * P + p
@@ -216,25 +239,33 @@ def _backward_points(
             if FUSED:
                 a = tl.exp(a - peak) / total
                 tl.store(attention + point, a, mask=live)
-            left, fx, reaches_x = _cell(x, width, ACC)
-            top, fy, reaches_y = _cell(y, height, ACC)
-            reaches = live & reaches_x & reaches_y
+            left, fx, near_x, far_x = _axis(x, width, ACC)
+            top, fy, near_y, far_y = _axis(y, height, ACC)
+            offset = ((start + top * width + left) * H + head) * D
             da = tl.zeros_like(a)
             gx = tl.zeros_like(a)
             gy = tl.zeros_like(a)
             for corner in tl.static_range(4):
-                dy: tl.constexpr = corner // 2
-                dx: tl.constexpr = corner % 2
-                i, j = top + dy, left + dx
-                pixel = start + i * width + j
-                inside = reaches & (i >= 0) & (i < height) & (j >= 0) & (j < width) & (pixel < S)
-                v = _pixels(value, pixel, inside, head, H, D, CHANNELS).to(ACC)
+                v = _pixels(
+                    value,
+                    offset,
+                    width * H * D,
+                    H * D,
+                    near_y & fits,
+                    far_y & fits,
+                    near_x,
+                    far_x,
+                    corner // 2,
+                    corner % 2,
+                    D,
+                    CHANNELS,
+                ).to(ACC)
                 dot = tl.sum(v * g, axis=1)
-                beta_y = fy if dy else 1 - fy
-                beta_x = fx if dx else 1 - fx
+                beta_y = fy if corner // 2 else 1 - fy
+                beta_x = fx if corner % 2 else 1 - fx
                 da += beta_y * beta_x * dot
-                gx += (beta_y if dx else -beta_y) * dot
-                gy += (beta_x if dy else -beta_x) * dot
+                gx += (beta_y if corner % 2 else -beta_y) * dot
+                gy += (beta_x if corner // 2 else -beta_x) * dot
             # A location that is no number has no gradient either.
             a = tl.where((x == x) & (y == y), a, float('nan'))
             gx = gx * a
@@ -248,8 +279,9 @@ def _backward_points(
             tl.store(dplaces + 2 * point + 1, gy.to(dplaces.dtype.element_ty), mask=live)
             tl.store(dweights + point, da.to(dweights.dtype.element_ty), mask=live)
             # Points before the first pixel of a line weigh nothing on its second: one cell for all.
-            cell = tl.maximum(top, 0) * width + tl.maximum(left, 0)
-            key = tl.where(reaches & (start + cell < S), group * S + start + cell, B * H * S)
+            cell = start + tl.maximum(top, 0) * width + tl.maximum(left, 0)
+            reaches = fits & (near_y | far_y) & (near_x | far_x)
+            key = tl.where(reaches, group * S + cell, B * H * S)
             tl.store(keys + point, key, mask=live)
         start += height * width
 
@@ -295,13 +327,13 @@ def _backward_value(
     height = tl.full((PIXELS,), 1, tl.int32)
     width = tl.full((PIXELS,), 1, tl.int32)
     start = 0
-    for i in range(L):
-        h = tl.load(shapes + 2 * i).to(tl.int32)
-        w = tl.load(shapes + 2 * i + 1).to(tl.int32)
+    for lv in range(L):
+        h = tl.load(shapes + 2 * lv).to(tl.int32)
+        w = tl.load(shapes + 2 * lv + 1).to(tl.int32)
         within = (pixel >= start) & (pixel < start + h * w)
         row = tl.where(within, (pixel - start) // w, row)
         column = tl.where(within, (pixel - start) % w, column)
-        level = tl.where(within, i, level)
+        level = tl.where(within, lv, level)
         height = tl.where(within, h, height)
         width = tl.where(within, w, width)
         start += h * w
@@ -358,21 +390,16 @@ def _backward_value(
 def config(kernel: str, dtype: torch.dtype, dim: int) -> dict[str, int]:
     """How a kernel is compiled for values of `dtype` with `dim` channels, whatever the GPU.
 
-    Every thread holds 16 bytes of a pixel: one load instruction.
+    A thread holds 16 bytes of a pixel, one load; what is computed of a point is computed again by
+    every thread that shares it. The dot products of `_backward_points` change hands between threads
+    on their way to memory: within one warp, that needs no barrier.
     """
     channels = triton.next_power_of_2(dim)
-    warps = 4
-    threads = max(channels * dtype.itemsize // 16, 1)  # of a pixel
+    together = max(32 * 16 // (channels * dtype.itemsize), 1)  # pixels that a warp loads at once
     if kernel == 'backward_value':
-        pixels = warps
-        points = max(32 // threads, 1)
-        return {
-            'CHANNELS': channels,
-            'PIXELS': pixels,
-            'POINTS': points,
-            'num_warps': warps,
-        }
-    return {'CHANNELS': channels, 'ROWS': max(32 * warps // threads, 1), 'num_warps': warps}
+        return {'CHANNELS': channels, 'PIXELS': 4, 'POINTS': together, 'num_warps': 4}
+    warps = 1 if kernel == 'backward_points' else 4
+    return {'CHANNELS': channels, 'ROWS': together * warps, 'num_warps': warps}
 
 
 def supported(
