@@ -327,7 +327,7 @@ def _backward_value(
     height = tl.full((PIXELS,), 1, tl.int32)
     width = tl.full((PIXELS,), 1, tl.int32)
     start = 0
-    for lv in range(L):
+    for lv in tl.static_range(L):
         h = tl.load(shapes + 2 * lv).to(tl.int32)
         w = tl.load(shapes + 2 * lv + 1).to(tl.int32)
         within = (pixel >= start) & (pixel < start + h * w)
@@ -354,9 +354,9 @@ def _backward_value(
         above = i < count_above[:, None]
         near = i < (count + count_above)[:, None]
         slot = tl.where(above, first_above[:, None] + i, (first - count_above)[:, None] + i)
-        point = tl.load(order + slot, mask=near, other=0)
+        point = tl.load(order + slot, mask=near, other=0).to(tl.int32)
         reader = point // (L * P)
-        here = (reader // H - image * Q) * L + level[:, None]
+        here = (reader // H - image.to(tl.int32) * Q) * L + level[:, None]
         x, y = _locate(
             places,
             reference,
@@ -374,7 +374,11 @@ def _backward_value(
         mask = near[:, :, None]
         if CHANNELS != D:
             mask = mask & (channel < D)[None, None, :]
-        g = tl.load(do + (reader * D)[:, :, None] + channel[None, None, :], mask=mask, other=0.0)
+        g = tl.load(
+            do + (reader.to(tl.int64) * D)[:, :, None] + channel[None, None, :],
+            mask=mask,
+            other=0.0,
+        )
         sum_ += a[:, :, None] * g.to(ACC)
     dvalue += (image * S * H + head) * D
     tl.store(
@@ -416,8 +420,7 @@ def supported(
         return f'd is {dim}; the kernels have at most {MAX_DIM}'
     if weights.numel() == 0:
         return 'there are no queries'
-    largest = max(pixels * heads * dim, batch * heads * pixels, 2 * weights[0].numel())
-    if largest > _INT32 or weights.numel() > _INT32:
+    if max(pixels * heads * dim, batch * heads * pixels, places.numel()) > _INT32:
         return 'the tensors need 64-bit indices, which the kernels do not have'
     return _launch.unfit(value)
 
