@@ -86,8 +86,7 @@ def deform_attn_fused(
         value: As in `deform_attn`.
         spatial_shapes: As in `deform_attn`.
         reference_points: `(B, Q, L, 2)`, or `(1, Q, L, 2)` for all images: (x, y) of every query,
-            normalised to [0, 1] over each level; fp32 (fp64 with a `value` of fp64). Constants:
-            they get no gradient.
+            normalised to [0, 1] over each level; fp32 (fp64 with a `value` of fp64).
         sampling_offsets: `(B, Q, H, L, P, 2)`, (x, y) in pixels of the level; fp32 or the dtype of
             `value`.
         attention_logits: `(B, Q, H, L, P)`; fp32 or the dtype of `value`.
@@ -98,8 +97,7 @@ def deform_attn_fused(
 
     Raises:
         TypeError: a wrong dtype or type.
-        ValueError: a wrong shape, levels that do not add up to S, mixed devices, unknown backend,
-            `reference_points` that require a gradient.
+        ValueError: a wrong shape, levels that do not add up to S, mixed devices, unknown backend.
         RuntimeError: `backend='triton'` where the kernel cannot run.
     """
     backend = _backend.resolve(backend)
@@ -110,11 +108,6 @@ def deform_attn_fused(
         sampling_offsets=sampling_offsets,
         attention_logits=attention_logits,
     )
-    if reference_points.requires_grad and torch.is_grad_enabled():
-        raise ValueError(
-            f'{_NAME}: reference_points must not require a gradient, they get none: detach them, '
-            'or give deform_attn the locations'
-        )
     return _call(
         value,
         spatial_shapes,
@@ -250,13 +243,14 @@ def _backward_op(
     reference_points: Tensor | None,
     places: Tensor,
     weights: Tensor,
+    move: bool,
     backend: str,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     inputs = (value, shapes, levels, reference_points, places, weights)
     kernel = _choose(backend, *inputs)
     if kernel is not None:
-        return kernel.backward(do, out, *inputs)
-    return reference.backward(do, *_on_host(*inputs))
+        return kernel.backward(do, out, *inputs, move)
+    return reference.backward(do, *_on_host(*inputs), move)
 
 
 def _choose(backend: str, value: Tensor, *rest):
@@ -278,8 +272,9 @@ def _(value, shapes, levels, reference_points, places, weights, backend):
 
 
 @_backward_op.register_fake
-def _(do, out, value, shapes, levels, reference_points, places, weights, backend):
-    return tuple(x.new_empty(x.shape) for x in (value, places, weights))
+def _(do, out, value, shapes, levels, reference_points, places, weights, move, backend):
+    moved = value.new_empty(0) if not move else reference_points.new_empty(reference_points.shape)
+    return moved, *(x.new_empty(x.shape) for x in (value, places, weights))
 
 
 def _setup_context(ctx, inputs, output):
@@ -291,10 +286,11 @@ def _setup_context(ctx, inputs, output):
 
 def _backward(ctx, do):
     out, value, levels, reference_points, places, weights = ctx.saved_tensors
-    dvalue, dplaces, dweights = _backward_op(
-        do, out, value, ctx.shapes, levels, reference_points, places, weights, ctx.backend
+    move = ctx.needs_input_grad[3]
+    dreference, dvalue, dplaces, dweights = _backward_op(
+        do, out, value, ctx.shapes, levels, reference_points, places, weights, move, ctx.backend
     )
-    return dvalue, None, None, None, dplaces, dweights, None
+    return dvalue, None, None, dreference if move else None, dplaces, dweights, None
 
 
 _op.register_autograd(_backward, setup_context=_setup_context)

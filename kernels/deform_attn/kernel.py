@@ -492,18 +492,24 @@ def backward(
     reference: Tensor | None,
     places: Tensor,
     weights: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """dvalue, dplaces and dweights; `out` of the forward pass is needed with a `reference`."""
+    move: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """dreference (empty unless `move`), dvalue, dplaces, dweights.
+
+    `out` of the forward pass is needed with a `reference`.
+    """
     batch, pixels, heads, dim = value.shape
     queries = places.shape[1]
-    dvalue, dplaces, dweights = (
-        torch.empty_like(x, memory_format=torch.contiguous_format) for x in (value, places, weights)
-    )
+    wide = torch.promote_types(value.dtype, torch.float32)
+    dvalue = torch.empty_like(value, memory_format=torch.contiguous_format)
+    dweights = torch.empty_like(weights, memory_format=torch.contiguous_format)
+    # Gradients of reference points are sums of those of the offsets, before they are rounded.
+    dplaces = torch.empty(places.shape, dtype=wide if move else places.dtype, device=places.device)
     keys = torch.empty(weights.numel(), dtype=torch.int32, device=value.device)
     weights = weights.contiguous()
     attention = weights
     if reference is not None:
-        attention = torch.empty_like(weights, dtype=torch.promote_types(value.dtype, torch.float32))
+        attention = torch.empty_like(weights, dtype=wide)
     given = _arguments(value, shapes, levels, reference, places, weights)
     do = do.contiguous()
     options = config('backward_points', value.dtype, dim)
@@ -536,4 +542,8 @@ def backward(
             **given,
             **options,
         )
-    return dvalue, dplaces, dweights
+    dreference = value.new_empty(0)
+    if move:
+        sizes = given['shapes'].view(-1, 2).flip(-1)
+        dreference = (dplaces.sum((2, 4)) * sizes).sum_to_size(reference.shape)
+    return dreference, dvalue, dplaces.to(places.dtype), dweights

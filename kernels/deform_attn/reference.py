@@ -166,21 +166,27 @@ def backward(
     reference_points: Tensor | None,
     places: Tensor,
     weights: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
+    move: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of `forward`; points exactly between two cells take the slope to their right.
 
     Returns:
-        dvalue, dplaces, dweights, contiguous, shape and dtype of each.
+        dreference_points, empty unless `move`; dvalue, dplaces, dweights: contiguous, shape and
+        dtype of each.
     """
+    dreference = value.new_empty(0)
     if reference_points is None:
         dvalue, dplaces, dweights = _backward(do, value, shapes, places, weights)
     else:
         locations, attention = unfused(shapes, reference_points, places, weights)
         dvalue, dplaces, dweights = _backward(do, value, shapes, locations, attention)
+        if move:
+            dreference = dplaces.sum((2, 4)).sum_to_size(reference_points.shape)
         dplaces /= _sizes(shapes, dplaces)
         mean = (attention * dweights).sum((-2, -1), keepdim=True)
         dweights = attention * (dweights - mean)
-    return dvalue, dplaces.to(places.dtype), dweights.to(weights.dtype).contiguous()
+    dweights = dweights.to(weights.dtype).contiguous()
+    return dreference, dvalue, dplaces.to(places.dtype), dweights
 
 
 def _backward(
