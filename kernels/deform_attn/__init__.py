@@ -118,6 +118,36 @@ def deform_attn_fused(
     )
 
 
+def gradients(
+    do: Tensor,
+    value: Tensor,
+    spatial_shapes: Tensor,
+    sampling_locations: Tensor,
+    attention_weights: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of `deform_attn`, for callers with an autograd function of their own, such as mmcv's.
+
+    Args:
+        do: `(B, Q, H·d)`, the gradient of the output.
+
+    Returns:
+        Gradients of `value`, `sampling_locations` and `attention_weights`.
+    """
+    _, *found = _backward_op(
+        do,
+        None,
+        value,
+        [],
+        spatial_shapes,
+        None,
+        sampling_locations,
+        attention_weights,
+        False,
+        _backend.resolve(None),
+    )
+    return tuple(found)
+
+
 def _call(
     value: Tensor,
     spatial_shapes: Shapes,
