@@ -4,10 +4,18 @@
 """
 
 from ._backend import available
-from .deform_attn import deform_attn
+from .deform_attn import deform_attn, deform_attn_fused
 from .ttt_dwconv import ttt_dwconv
 from .ttt_glu import ttt_glu
 from .ttt_linear import ttt_linear
 from .ttt_mlp import ttt_mlp
 
-__all__ = ['available', 'deform_attn', 'ttt_dwconv', 'ttt_glu', 'ttt_linear', 'ttt_mlp']
+__all__ = [
+    'available',
+    'deform_attn',
+    'deform_attn_fused',
+    'ttt_dwconv',
+    'ttt_glu',
+    'ttt_linear',
+    'ttt_mlp',
+]

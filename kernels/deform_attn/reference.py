@@ -94,29 +94,66 @@ def _by_level(attention_weights: Tensor) -> Tensor:
     return attention_weights.movedim(3, 0).unsqueeze(1).contiguous()
 
 
+def check_levels(value: Tensor, shapes: Sequence[int]) -> None:
+    """Raises ValueError unless the levels of `shapes` (h, w, h, w, …) fill `value` `(B, S, …)`."""
+    if min(shapes) < 1:
+        raise ValueError(
+            f'deform_attn: a level of spatial_shapes is (h, w) with h, w ≥ 1, got {list(shapes)}'
+        )
+    pixels = sum(h * w for h, w in zip(shapes[::2], shapes[1::2], strict=True))
+    if value.shape[1] != pixels:
+        raise ValueError(
+            f'deform_attn: value has S = {value.shape[1]} pixels, but the {len(shapes) // 2} '
+            f'levels of spatial_shapes add up to {pixels}'
+        )
+
+
+def _sizes(shapes: Sequence[int], places: Tensor) -> Tensor:
+    """`(L, 1, 2)`: width and height of every level, to broadcast with `places`."""
+    sizes = torch.tensor(shapes, dtype=places.dtype, device=places.device)
+    return sizes.view(-1, 1, 2).flip(-1)
+
+
+def unfused(
+    shapes: Sequence[int], reference_points: Tensor, offsets: Tensor, logits: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Locations and weights, in the dtype of `reference_points`, from offsets and logits."""
+    offsets = offsets.to(reference_points.dtype)
+    locations = reference_points[:, :, None, :, None] + offsets / _sizes(shapes, offsets)
+    weights = logits.to(reference_points.dtype).flatten(-2).softmax(-1).view(logits.shape)
+    return locations, weights
+
+
 @torch.no_grad()
 def forward(
-    value: Tensor, shapes: Sequence[int], sampling_locations: Tensor, attention_weights: Tensor
+    value: Tensor,
+    shapes: Sequence[int],
+    reference_points: Tensor | None,
+    places: Tensor,
+    weights: Tensor,
 ) -> Tensor:
     """The sum over levels and points.
 
     Args:
         value: `(B, S, H, d)`.
         shapes: h, w of every level, one after the other.
-        sampling_locations: `(B, Q, H, L, P, 2)`, x and y in [0, 1].
-        attention_weights: `(B, Q, H, L, P)`.
+        reference_points: None, or `(B or 1, Q, L, 2)`.
+        places: `(B, Q, H, L, P, 2)`, x and y in [0, 1]; with `reference_points`, pixels from them.
+        weights: `(B, Q, H, L, P)`; with `reference_points`, logits.
 
     Returns:
         `(B, Q, H·d)`, dtype of `value`.
     """
+    if reference_points is not None:
+        places, weights = unfused(shapes, reference_points, places, weights)
     dtype = sum_dtype(value.dtype)
-    batch, queries, heads, _, points, _ = sampling_locations.shape
+    batch, queries, heads, _, points, _ = places.shape
     table = value.to(dtype).reshape(-1, value.shape[-1])
-    rows, weights, _ = _points(value, shapes, sampling_locations.to(dtype))
-    weights *= _by_level(attention_weights.to(dtype))
+    rows, bilinear, _ = _points(value, shapes, places.to(dtype))
+    bilinear *= _by_level(weights.to(dtype))
     offsets = torch.arange(0, rows.numel(), points, dtype=torch.int32, device=value.device)
     # A bag is one corner of one level of one query's head.
-    out = _bag(table, rows.view(-1), weights.view(-1), offsets)
+    out = _bag(table, rows.view(-1), bilinear.view(-1), offsets)
     shape = (rows.shape[0] * rows.shape[1], batch, queries, heads * value.shape[-1])
     return out.view(shape).sum(0).to(value.dtype)
 
@@ -126,14 +163,39 @@ def backward(
     do: Tensor,
     value: Tensor,
     shapes: Sequence[int],
-    sampling_locations: Tensor,
-    attention_weights: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
+    reference_points: Tensor | None,
+    places: Tensor,
+    weights: Tensor,
+    move: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of `forward`; points exactly between two cells take the slope to their right.
 
     Returns:
-        dvalue, dsampling_locations, dattention_weights, contiguous, shape and dtype of each.
+        dreference_points, empty unless `move`; dvalue, dplaces, dweights: contiguous, shape and
+        dtype of each.
     """
+    dreference = value.new_empty(0)
+    if reference_points is None:
+        dvalue, dplaces, dweights = _backward(do, value, shapes, places, weights)
+    else:
+        locations, attention = unfused(shapes, reference_points, places, weights)
+        dvalue, dplaces, dweights = _backward(do, value, shapes, locations, attention)
+        if move:
+            dreference = dplaces.sum((2, 4)).sum_to_size(reference_points.shape)
+        dplaces /= _sizes(shapes, dplaces)
+        mean = (attention * dweights).sum((-2, -1), keepdim=True)
+        dweights = attention * (dweights - mean)
+    dweights = dweights.to(weights.dtype).contiguous()
+    return dreference, dvalue, dplaces.to(places.dtype), dweights
+
+
+def _backward(
+    do: Tensor,
+    value: Tensor,
+    shapes: Sequence[int],
+    sampling_locations: Tensor,
+    attention_weights: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
     dtype = sum_dtype(value.dtype)
     levels, points = sampling_locations.shape[3:5]
     dim = value.shape[-1]
@@ -159,7 +221,7 @@ def backward(
     ).view_as(rows)
     dattention = (dots * bilinear).sum(1).movedim(0, 3)
     dots *= attention
-    dlocations = torch.empty_like(sampling_locations, memory_format=torch.contiguous_format)
+    dlocations = torch.empty(sampling_locations.shape, dtype=dtype, device=value.device)
     for level, (y, x) in enumerate(axes):
         d00, d01, d10, d11 = dots[level]
         dlocations[:, :, :, level, :, 0] = x.near_slope * (
@@ -168,8 +230,4 @@ def backward(
         dlocations[:, :, :, level, :, 1] = y.near_slope * (
             x.near_weight * d00 + x.far_weight * d01
         ) + y.far_slope * (x.near_weight * d10 + x.far_weight * d11)
-    return (
-        dvalue.view(value.shape).to(value.dtype),
-        dlocations,
-        dattention.to(attention_weights.dtype).contiguous(),
-    )
+    return dvalue.view(value.shape).to(value.dtype), dlocations, dattention

@@ -1,4 +1,4 @@
-"""A stand-in for mmcv's compiled extension, for mmcv-lite: common operators through torchvision.
+"""A stand-in for mmcv's compiled extension, for mmcv-lite: operators of torchvision and our own.
 
 mmcv-lite has all of mmcv's Python, and lacks `mmcv._ext`. The stand-in is offered by an import
 finder at the very end of `sys.meta_path`: a compiled extension, where there is one, is found first.
@@ -146,6 +146,56 @@ def sigmoid_focal_loss_backward(
         grad_input.copy_(torch.autograd.grad(loss.sum(), leaf)[0])
 
 
+def ms_deform_attn_forward(
+    value: Tensor,
+    spatial_shapes: Tensor,
+    level_start_index: Tensor,
+    sampling_locations: Tensor,
+    attention_weights: Tensor,
+    *,
+    im2col_step: int,
+) -> Tensor:
+    """Deformable attention: `ttt_kernels.deform_attn`, which needs no steps.
+
+    Args:
+        value: `(B, S, H, d)`.
+        spatial_shapes: `(L, 2)`, height and width of the levels.
+        level_start_index: `(L,)`; the levels lie one after the other, as everywhere in OpenMMLab.
+        sampling_locations: `(B, Q, H, L, P, 2)`, x and y in [0, 1].
+        attention_weights: `(B, Q, H, L, P)`.
+        im2col_step: Images at a time; not used.
+
+    Returns:
+        `(B, Q, H·d)`.
+    """
+    from ttt_kernels import deform_attn
+
+    return deform_attn(value, spatial_shapes, sampling_locations, attention_weights)
+
+
+def ms_deform_attn_backward(
+    value: Tensor,
+    spatial_shapes: Tensor,
+    level_start_index: Tensor,
+    sampling_locations: Tensor,
+    attention_weights: Tensor,
+    grad_output: Tensor,
+    grad_value: Tensor,
+    grad_sampling_loc: Tensor,
+    grad_attn_weight: Tensor,
+    *,
+    im2col_step: int,
+) -> None:
+    """Writes the gradients of `ms_deform_attn_forward` to the three buffers."""
+    from ttt_kernels.deform_attn import gradients
+
+    found = gradients(grad_output, value, spatial_shapes, sampling_locations, attention_weights)
+    for buffer, gradient in zip(
+        (grad_value, grad_sampling_loc, grad_attn_weight), found, strict=True
+    ):
+        buffer.copy_(gradient)
+
+
 def get_compiler_version() -> str:
     """The compiler of mmcv's extension, for environment reports."""
     return 'none (mmcv-lite)'
@@ -164,6 +214,8 @@ SERVED: dict[str, Callable[..., Any]] = {
         roi_align_backward,
         sigmoid_focal_loss_forward,
         sigmoid_focal_loss_backward,
+        ms_deform_attn_forward,
+        ms_deform_attn_backward,
         get_compiler_version,
         get_compiling_cuda_version,
     )

@@ -131,6 +131,52 @@ def test_max_pooling_is_refused() -> None:
         mmcv.ops.roi_align(torch.zeros(1, 1, 8, 8), torch.zeros(1, 5), (2, 2), 1.0, 0, 'max')
 
 
+def deformable_attention_inputs(dtype: torch.dtype) -> list[torch.Tensor]:
+    """Value, shapes, starts of levels, locations (some outside) and weights, as mmcv has them."""
+    torch.manual_seed(0)
+    shapes = torch.tensor([[5, 7], [3, 1], [1, 1]])
+    starts = torch.tensor([0, 35, 38])
+    value = torch.randn(2, 39, 2, 8, dtype=dtype)
+    locations = 1.4 * torch.rand(2, 9, 2, 3, 4, 2, dtype=dtype) - 0.2
+    weights = torch.rand(2, 9, 2, 3, 4, dtype=dtype)
+    return [value, shapes, starts, locations, weights]
+
+
+def test_deformable_attention_is_that_of_mmcv_on_a_cpu() -> None:
+    from mmcv.ops.multi_scale_deform_attn import (
+        MultiScaleDeformableAttnFunction,
+        multi_scale_deformable_attn_pytorch,
+    )
+
+    value, shapes, starts, locations, weights = deformable_attention_inputs(torch.float64)
+    leaves = [x.requires_grad_() for x in (value, locations, weights)]
+    want = multi_scale_deformable_attn_pytorch(value, shapes, locations, weights)
+    # What mmcv calls for tensors on a GPU.
+    got = MultiScaleDeformableAttnFunction.apply(value, shapes, starts, locations, weights, 64)
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+    grad = torch.randn_like(want)
+    for x, y in zip(
+        torch.autograd.grad(got, leaves, grad),
+        torch.autograd.grad(want, leaves, grad),
+        strict=True,
+    ):
+        torch.testing.assert_close(x, y, rtol=1e-10, atol=1e-11)
+
+
+def test_deformable_attention_in_half_precision() -> None:
+    from mmcv.ops.multi_scale_deform_attn import MultiScaleDeformableAttnFunction
+
+    value, shapes, starts, locations, weights = deformable_attention_inputs(torch.float32)
+    want = MultiScaleDeformableAttnFunction.apply(value, shapes, starts, locations, weights, 64)
+    # mmcv rounds the locations to the type of the values: by up to 2⁻⁹ of 7 pixels here.
+    value = value.bfloat16().requires_grad_()
+    got = MultiScaleDeformableAttnFunction.apply(value, shapes, starts, locations, weights, 64)
+    assert got.dtype == torch.bfloat16
+    assert (got.float() - want).norm() < 2e-2 * want.norm()
+    got.sum().backward()
+    assert value.grad.isfinite().all()
+
+
 def test_missing_operator_says_what_to_do() -> None:
     with pytest.raises(NotImplementedError, match=r"'softnms' needs a compiled mmcv.*pip install"):
         mmcv.ops.soft_nms(BOXES, SCORES)

@@ -183,8 +183,8 @@ def flat(shapes=PYRAMID):
 
 def test_opcheck():
     value, locations, weights = make(dtype=torch.float32).values()
-    args = (value, flat(), locations, weights, 'auto')
-    torch.library.opcheck(OP_BACKWARD.default, (OP(*args) + 1, *args))
+    args = (value, flat(), None, None, locations, weights, 'auto')
+    torch.library.opcheck(OP_BACKWARD.default, (OP(*args) + 1, None, *args[:-1], False, 'auto'))
     leaves = [x.requires_grad_() if isinstance(x, torch.Tensor) else x for x in args]
     torch.library.opcheck(OP.default, leaves)
 
@@ -301,11 +301,35 @@ BAD = {
         ValueError,
         r'attention_weights is on meta and value on cpu',
     ),
-    'tensor of shapes': (
+    'tensor that does not add up': (
         lambda x: x,
-        {'shapes': torch.tensor(PYRAMID)},
+        {'shapes': torch.tensor(PYRAMID[:2] + PYRAMID[1:3])},
+        ValueError,
+        r'value has S = 43 pixels, but the 4 levels of spatial_shapes add up to 40',
+    ),
+    'tensor of floats': (
+        lambda x: x,
+        {'shapes': torch.tensor(PYRAMID).float()},
         TypeError,
-        r'spatial_shapes must be a sequence of \(h, w\) python ints, got a tensor',
+        r'spatial_shapes must be of torch.int64 or torch.int32, got torch.float32',
+    ),
+    'flat tensor': (
+        lambda x: x,
+        {'shapes': torch.tensor(PYRAMID).flatten()},
+        ValueError,
+        r'spatial_shapes must have shape \(L, 2\) with L ≥ 1, got \(8,\)',
+    ),
+    'tensor elsewhere': (
+        lambda x: x,
+        {'shapes': torch.tensor(PYRAMID, device='meta')},
+        ValueError,
+        r'spatial_shapes is on meta and value on cpu',
+    ),
+    'no string': (
+        lambda x: x,
+        {'shapes': '57'},
+        TypeError,
+        r"spatial_shapes must be a list of \(h, w\), got '57'",
     ),
     'no level': (lambda x: x, {'shapes': []}, ValueError, r'at least one level'),
     'empty level': (

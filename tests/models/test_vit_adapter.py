@@ -18,10 +18,10 @@ from mmvttt.models.adapters.deformable_attention import (
     DeformableAttention,
     Level,
     SamplingGrid,
-    deform_attn,
 )
 from mmvttt.models.adapters.vit_adapter import _resize
 from mmvttt.registry import MODELS
+from ttt_kernels import deform_attn, deform_attn_fused
 
 SIZES = [(31, 31), (225, 333), (64, 96)]
 GN = dict(type='GN', num_groups=8)
@@ -354,17 +354,31 @@ def test_places_keep_fp32_under_autocast(monkeypatch):
     """In bf16, neighbouring cells of a map 150 wide would fall together."""
     dtypes = []
 
-    def spy(value, spatial_shapes, locations, weights):
-        dtypes.append(locations.dtype)
-        return deform_attn(value, spatial_shapes, locations, weights)
+    def spy(value, spatial_shapes, reference_points, *rest):
+        dtypes.append(reference_points.dtype)
+        return deform_attn_fused(value, spatial_shapes, reference_points, *rest)
 
-    monkeypatch.setattr('mmvttt.models.adapters.deformable_attention.deform_attn', spy)
+    monkeypatch.setattr('mmvttt.models.adapters.deformable_attention.deform_attn_fused', spy)
     with torch.autocast('cpu', torch.bfloat16):
         build()(image())
     assert set(dtypes) == {torch.float32}
 
 
 # Norms -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('task', ['det', 'seg'])
+def test_one_image_has_the_gradients_of_the_same_image_twice(task):
+    """torch's BatchNorm on a CPU goes wrong for one image with the strides (C, 1, w·C, C)."""
+    model = build(task=task, norm_cfg=dict(type='BN'))
+    x = image(96, 64)[:1]
+    gradients = []
+    for batch in (x, x.expand(2, -1, -1, -1)):
+        loss = sum((out * out.detach().cos()).mean() for out in model(batch))
+        gradients.append(torch.autograd.grad(loss, list(model.parameters())))
+    for (name, _), one, two in zip(model.named_parameters(), *gradients, strict=True):
+        # fp32 through a dozen layers and norms; the defect is of 100 %.
+        assert (one - two).norm() <= 1e-2 * two.norm() + 1e-6, name
 
 
 def test_sync_bn_is_bn_without_a_process_group():

@@ -23,9 +23,7 @@ def function_of(module, grid, device, dtype):
 
     def function(leaves):
         query, value = leaves.pop('query'), leaves.pop('value')
-        placed = grid._replace(
-            centres=leaves.pop('centres'), cells=grid.cells.to(query.device, query.dtype)
-        )
+        placed = grid._replace(centres=leaves.pop('centres'))
         with torch.autocast(device, dtype if half else torch.bfloat16, enabled=half):
             return functional_call(module, leaves, (query, value, placed))
 

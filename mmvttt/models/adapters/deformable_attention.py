@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mmvttt.arguments import check_int, check_number
-from ttt_kernels import deform_attn
+from ttt_kernels import deform_attn_fused
 
 
 class Level(NamedTuple):
@@ -32,12 +32,10 @@ class SamplingGrid(NamedTuple):
 
     Attributes:
         centres: `(Q, L, 2)`: x and y of every query cell; [0, 1] is the extent of the value level.
-        cells: `(L, 2)`: width and height of the value levels in cells.
-        sizes: Height and width of the value levels in cells, as numbers.
+        sizes: Height and width of the value levels in cells.
     """
 
     centres: Tensor
-    cells: Tensor
     sizes: tuple[tuple[int, int], ...]
 
     @classmethod
@@ -62,9 +60,7 @@ class SamplingGrid(NamedTuple):
             centres.append(torch.stack((x, y), -1).flatten(0, 1))
         cells = torch.tensor([[v.width, v.height] for v in values], dtype=dtype, device=device)
         strides = torch.tensor([[v.stride] for v in values], dtype=dtype, device=device)
-        return cls(
-            torch.cat(centres)[:, None] / (strides * cells), cells, tuple(v.size for v in values)
-        )
+        return cls(torch.cat(centres)[:, None] / (strides * cells), tuple(v.size for v in values))
 
 
 class DeformableAttention(nn.Module):
@@ -144,8 +140,7 @@ class DeformableAttention(nn.Module):
         shape = (batch, num_queries, self.num_heads, self.num_levels, self.num_points)
         value = self.value_proj(value).unflatten(-1, (self.num_heads, -1))
         offsets = self.sampling_offsets(query).view(*shape, 2)
-        weights = self.attention_weights(query).view(*shape[:3], -1).softmax(-1).view(shape)
-        # In the precision of the grid: a half-precision number cannot tell places on a wide map.
-        offsets = offsets.to(grid.cells.dtype) / grid.cells[:, None]
-        locations = grid.centres[:, None, :, None] + offsets
-        return self.output_proj(deform_attn(value, grid.sizes, locations, weights))
+        logits = self.attention_weights(query).view(shape)
+        return self.output_proj(
+            deform_attn_fused(value, grid.sizes, grid.centres[None], offsets, logits)
+        )

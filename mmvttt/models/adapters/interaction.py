@@ -13,15 +13,24 @@ from .deformable_attention import DeformableAttention, SamplingGrid
 _LN_EPS = 1e-6
 
 
+def to_map(tokens: Tensor, size: tuple[int, int]) -> Tensor:
+    """Tokens `(B, h·w, C)` → map `(B, C, h, w)`, for h, w of `size`.
+
+    A transposition followed by an unflattening gives one image the strides (C, 1, w·C, C), with
+    which torch's BatchNorm on a CPU has a wrong gradient. A permutation has them of channels_last.
+    """
+    return tokens.unflatten(1, size).permute(0, 3, 1, 2)
+
+
 def split_levels(pyramid: Tensor, sizes: Sequence[tuple[int, int]]) -> list[Tensor]:
     """Pyramid `(B, S, C)` → its maps `(B, C, h, w)`, for S the cells of all `sizes` (h, w)."""
     parts = pyramid.split([height * width for height, width in sizes], dim=1)
-    return [x.transpose(1, 2).unflatten(2, s) for x, s in zip(parts, sizes, strict=True)]
+    return [to_map(x, size) for x, size in zip(parts, sizes, strict=True)]
 
 
 def join_levels(maps: Sequence[Tensor]) -> Tensor:
     """Maps `(B, C, h, w)` → pyramid `(B, S, C)`, the inverse of `split_levels`."""
-    return torch.cat([x.flatten(2).transpose(1, 2) for x in maps], dim=1)
+    return torch.cat([x.permute(0, 2, 3, 1).flatten(1, 2) for x in maps], dim=1)
 
 
 class ConvFFN(nn.Module):

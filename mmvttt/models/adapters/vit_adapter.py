@@ -23,7 +23,7 @@ from mmvttt.registry import MODELS
 from ..norms import check_norm_cfg, check_statistics
 from ..pretrained import PretrainedMixin
 from .deformable_attention import Level, SamplingGrid
-from .interaction import Interaction, join_levels, split_levels
+from .interaction import Interaction, join_levels, split_levels, to_map
 from .spatial_prior import SpatialPrior
 
 _STRIDES = (4, 8, 16, 32)
@@ -244,7 +244,7 @@ class ViTAdapter(PretrainedMixin, BaseModule):
         outs = []
         for i in self.out_indices:
             c = (first, *maps)[i]
-            features = added[i].transpose(1, 2).unflatten(2, hw)
+            features = to_map(added[i], hw)
             outs.append(self.norms[i](c + _resize(features, _STRIDES[i], c.shape[-2:])))
         return tuple(outs)
 

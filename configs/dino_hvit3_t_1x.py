@@ -1,0 +1,26 @@
+# DINO with four scales (mmdet's), H-ViT³-T, COCO, 12 epochs.
+# No paper has trained it, and nor have we: there is no result.
+# Start from ImageNet weights (public ones after tools/convert_checkpoint.py) with
+#   --cfg-options model.backbone.init_cfg.type=Pretrained \
+#     model.backbone.init_cfg.checkpoint=hvit3_t_in1k.pth \
+#     model.backbone.init_cfg.prefix=backbone.
+_base_ = 'mmdet::dino/dino-4scale_r50_8xb2-12e_coco.py'
+
+data_root = '{{$MMVTTT_DATA:data}}/coco/'
+train_dataloader = dict(dataset=dict(data_root=data_root))
+val_dataloader = dict(dataset=dict(data_root=data_root))
+test_dataloader = val_dataloader
+val_evaluator = dict(ann_file=data_root + 'annotations/instances_val2017.json')
+test_evaluator = val_evaluator
+
+model = dict(
+    backbone=dict(
+        _delete_=True,
+        type='mmvttt.HViT3',
+        arch='tiny',
+        drop_path_rate=0.1,
+        out_indices=(1, 2, 3),
+        norm_cfg=dict(type='SyncBN'),
+    ),
+    neck=dict(in_channels=[128, 320, 512]),
+)
