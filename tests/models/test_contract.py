@@ -103,7 +103,9 @@ def test_one_image_has_the_gradients_of_two_copies(name: str, head: str) -> None
     grads = []
     for copies in (1, 2):
         maps = model(x.expand(copies, -1, -1, -1).clone())
-        outs = [m(f) for m, f in zip(top, maps, strict=True)] if head == 'BatchNorm' else [top(maps)]
+        outs = (
+            [m(f) for m, f in zip(top, maps, strict=True)] if head == 'BatchNorm' else [top(maps)]
+        )
         # A norm leaves the sum of its output as it was: weigh every cell differently.
         weights = [torch.linspace(-1, 1, o[0].numel()).sin().view_as(o[0]) for o in outs]
         loss = sum((o.tanh() * w).mean() for o, w in zip(outs, weights, strict=True))
