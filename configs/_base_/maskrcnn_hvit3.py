@@ -3,4 +3,9 @@ _base_ = 'mmdet::_base_/models/mask-rcnn_r50_fpn.py'
 
 model = dict(
     backbone=dict(_delete_=True, type='mmvttt.HViT3', norm_cfg=dict(type='SyncBN')),
+    # mmdet's own rounds the boxes to bf16 under --amp.
+    roi_head=dict(
+        bbox_roi_extractor=dict(type='mmvttt.FP32RoIExtractor'),
+        mask_roi_extractor=dict(type='mmvttt.FP32RoIExtractor'),
+    ),
 )
