@@ -24,6 +24,11 @@ $(VENV)/.installed: setup.py pyproject.toml mmvttt/version.py
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet -e '.[lite,all]'
+	# mmengine asks for opencv-python, which lies in the folder of opencv-python-headless and needs
+	# libGL: a slim machine keeps the one that needs nothing.
+	$(BIN)/python -c 'import cv2' 2>/dev/null || { \
+		$(BIN)/python -m pip uninstall --quiet --yes opencv-python opencv-python-headless && \
+		$(BIN)/python -m pip install --quiet 'opencv-python-headless>=4.9,<6'; }
 	$(BIN)/python -m mmvttt
 	touch $@
 

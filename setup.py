@@ -1,14 +1,20 @@
 """Packaging of the plugin (`mmvttt`), its kernels (`ttt_kernels`) and its configs (for `::`)."""
 
 import shutil
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 from setuptools import find_packages, setup
 from setuptools.command.build_py import build_py
+from setuptools.command.editable_wheel import editable_wheel
+from setuptools.errors import FileError
 
 ROOT = Path(__file__).resolve().parent
 # What `_base_ = 'mmvttt::…'`, `mim` and the inferencers look for under mmvttt/.mim.
 MIM_PARTS = ('configs', 'tools', 'model-index.yml')
+# Lies in site-packages itself: stock tools get `import mmvttt` by it, see mmvttt_startup.py.
+STARTUP = 'mmvttt.pth'
 
 
 class BuildWithMim(build_py):
@@ -16,6 +22,8 @@ class BuildWithMim(build_py):
 
     def run(self) -> None:
         super().run()
+        if not self.editable_mode:
+            self.copy_file(str(ROOT / STARTUP), str(Path(self.build_lib) / STARTUP))
         base = ROOT if self.editable_mode else Path(self.build_lib)
         target = base / 'mmvttt' / '.mim'
         shutil.rmtree(target, ignore_errors=True)
@@ -23,13 +31,33 @@ class BuildWithMim(build_py):
         for name in MIM_PARTS:
             source = ROOT / name
             if not source.exists():
-                continue
+                raise FileError(f'{source} is missing: a wheel without it has no configs')
             if self.editable_mode:
                 (target / name).symlink_to(Path('..') / '..' / name)
             elif source.is_dir():
                 shutil.copytree(source, target / name, ignore=shutil.ignore_patterns('__pycache__'))
             else:
                 shutil.copy(source, target / name)
+
+    def get_outputs(self, include_bytecode: bool = True) -> list[str]:
+        return [*super().get_outputs(include_bytecode), str(Path(self.build_lib) / STARTUP)]
+
+
+class EditableWithStartup(editable_wheel):
+    """An editable install with the start-up line, which setuptools leaves out."""
+
+    def _select_strategy(self, *args: Any, **kwargs: Any) -> AbstractContextManager:
+        strategy = super()._select_strategy(*args, **kwargs)
+
+        class WithStartup(AbstractContextManager):
+            def __call__(self, wheel: Any, *rest: Any) -> None:
+                strategy(wheel, *rest)
+                wheel.writestr(STARTUP, (ROOT / STARTUP).read_bytes())
+
+            def __exit__(self, *error: Any) -> None:
+                strategy.__exit__(*error)
+
+        return WithStartup()
 
 
 def version() -> str:
@@ -80,11 +108,12 @@ setup(
     python_requires='>=3.10',
     packages=packages,
     package_data={'mmvttt': ['py.typed'], 'ttt_kernels': ['py.typed']},
+    py_modules=['mmvttt_startup'],
     # The folder is `kernels/` and the import `ttt_kernels`: a top-level package named `kernels`
     # would shadow another distribution.
     package_dir={'ttt_kernels': 'kernels'},
     install_requires=INSTALL,
     extras_require=EXTRAS,
-    cmdclass={'build_py': BuildWithMim},
+    cmdclass={'build_py': BuildWithMim, 'editable_wheel': EditableWithStartup},
     zip_safe=False,
 )

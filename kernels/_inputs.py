@@ -4,6 +4,7 @@ import math
 
 import torch
 from torch import Tensor
+from torch.autograd.forward_ad import unpack_dual
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -47,6 +48,7 @@ def check_tensors(op: str, optional: tuple[str, ...] = (), **tensors: Tensor | N
     Raises:
         TypeError: not a tensor, or a sparse one.
         ValueError: not on the device of the first.
+        NotImplementedError: it carries a tangent of `torch.func.jvp`, which the op would drop.
     """
     first_name, first = next(iter(tensors.items()))
     for name, x in tensors.items():
@@ -60,6 +62,11 @@ def check_tensors(op: str, optional: tuple[str, ...] = (), **tensors: Tensor | N
             raise ValueError(
                 f'{op}: {name} is on {x.device} and {first_name} on {first.device}; move them to '
                 'one device'
+            )
+        if not torch.compiler.is_compiling() and unpack_dual(x).tangent is not None:
+            raise NotImplementedError(
+                f'{op}: {name} carries a tangent, and the op has no forward-mode derivative; use '
+                f'ttt_kernels.{op}.reference.forward, or reverse mode (torch.func.vjp)'
             )
 
 

@@ -1,8 +1,31 @@
 """mmvttt: linear-time Test-Time-Training backbones for OpenMMLab."""
 
-from .compat import setup as _setup_compat
+import sys
+
 from .version import __version__
 
-_setup_compat()
-
 __all__ = ['__version__']
+
+
+def _set_up() -> ImportError | None:
+    """Applies the patches, see `mmvttt.compat.setup`; what `python -m mmvttt` shows if it fails."""
+    try:
+        from .compat import setup
+
+        setup()
+    except ImportError as error:
+        # While Python looks for the module of -m, that is what stands in the place of the script.
+        if sys.argv[:1] == ['-m'] and 'mmvttt' in sys.orig_argv:
+            return error
+        if 'libGL' not in str(error) and 'libgthread' not in str(error):
+            raise
+        raise ImportError(
+            f'OpenCV cannot be loaded ({error}): opencv-python needs libraries of a desktop, and '
+            'lies in the same folder as opencv-python-headless, which does not; keep that one: '
+            'pip uninstall -y opencv-python opencv-python-headless && '
+            'pip install opencv-python-headless'
+        ) from error
+    return None
+
+
+_failure = _set_up()

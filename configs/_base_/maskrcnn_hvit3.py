@@ -4,4 +4,9 @@ _base_ = 'mmdet::_base_/models/mask-rcnn_r50_fpn.py'
 model = dict(
     # BatchNorm of each GPU's own images, as the authors trained.
     backbone=dict(_delete_=True, type='mmvttt.HViT3', norm_cfg=dict(type='BN')),
+    # mmdet's own rounds the boxes to bf16 in mixed precision.
+    roi_head=dict(
+        bbox_roi_extractor=dict(type='mmvttt.FP32RoIExtractor'),
+        mask_roi_extractor=dict(type='mmvttt.FP32RoIExtractor'),
+    ),
 )

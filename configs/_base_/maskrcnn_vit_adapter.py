@@ -8,4 +8,9 @@ model = dict(
         task='det',
         norm_cfg=dict(type='SyncBN'),
     ),
+    # mmdet's own rounds the boxes to bf16 under --amp.
+    roi_head=dict(
+        bbox_roi_extractor=dict(type='mmvttt.FP32RoIExtractor'),
+        mask_roi_extractor=dict(type='mmvttt.FP32RoIExtractor'),
+    ),
 )

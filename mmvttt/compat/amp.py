@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from mmengine.optim.optimizer import amp_optimizer_wrapper as amp
 
-from .patch import patch
+from .patch import patch, replace
 
 
 @patch('amp-cpu', 'AmpOptimWrapper asserts that there is a GPU')
@@ -16,6 +16,6 @@ def autocast_on_cpu() -> str | None:
     if amp.is_cuda_available() or amp.is_npu_available() or amp.is_mlu_available():
         return 'there is a GPU'
     # Only this module's view of the machine: its assertion, and the device of its loss scaler.
-    amp.is_cuda_available = lambda: True
-    amp.GradScaler = partial(torch.amp.GradScaler, 'cpu')
+    replace(amp, 'is_cuda_available', lambda: True)
+    replace(amp, 'GradScaler', partial(torch.amp.GradScaler, 'cpu'))
     return None

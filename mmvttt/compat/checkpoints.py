@@ -24,7 +24,7 @@ from torch import nn
 from ..checkpoints.allow_list import allowed
 from ..checkpoints.read import damaged_part, stumbling_block
 from ..errors import CheckpointError
-from .patch import patch
+from .patch import on_undo, patch, replace
 
 
 class RefusedCheckpointError(CheckpointError, pickle.UnpicklingError):
@@ -51,21 +51,30 @@ class _Torch(ModuleType):
         return getattr(torch, name)
 
 
+def _disallow(names: list) -> None:
+    others = [g for g in torch.serialization.get_safe_globals() if g not in names]
+    torch.serialization.clear_safe_globals()
+    torch.serialization.add_safe_globals(others)
+
+
 @patch('resume', "torch >= 2.6 refuses mmengine's HistoryBuffer and NumPy objects when resuming")
 def allow_checkpoints() -> str | None:
     """Puts the stand-ins on torch's allow-list."""
-    torch.serialization.add_safe_globals(allowed())
+    ours = allowed()
+    torch.serialization.add_safe_globals(ours)
+    on_undo(_disallow, ours)
     return None
 
 
 @patch('safe-load', 'mmengine unpickles what comes from a URL, and the onedl fork whatever it must')
 def load_by_the_list() -> str | None:
     """Makes every loader of mmengine read by the allow-list."""
-    mmengine_checkpoint.torch = _Torch('torch')
-    mmengine_checkpoint.load_url = partial(mmengine_checkpoint.load_url, weights_only=True)
+    replace(mmengine_checkpoint, 'torch', _Torch('torch'))
+    load_url = partial(mmengine_checkpoint.load_url, weights_only=True)
+    replace(mmengine_checkpoint, 'load_url', load_url)
     if hasattr(mmengine_checkpoint, '_safe_torch_load'):
         # The fork's: it puts getattr on the list, and falls back to pickle.
-        mmengine_checkpoint._safe_torch_load = load_safely
+        replace(mmengine_checkpoint, '_safe_torch_load', load_safely)
     return None
 
 
@@ -91,7 +100,7 @@ def drop_configs() -> str | None:
             print_log(f"{filename}: left out meta['config'], which mmengine would run", 'current')
         return content
 
-    loader.load_checkpoint = classmethod(load_checkpoint)
+    replace(loader, 'load_checkpoint', classmethod(load_checkpoint))
     return None
 
 
@@ -111,7 +120,7 @@ def ask_for_config() -> str | None:
             )
         return original(self, cfg, weights, *args, **kwargs)
 
-    BaseInferencer._init_model = init_model
+    replace(BaseInferencer, '_init_model', init_model)
     return None
 
 
@@ -122,5 +131,5 @@ def save_numbers_only() -> str | None:
     def state(self: HistoryBuffer) -> dict[str, Any]:
         return {k: v for k, v in vars(self).items() if k != 'statistics_methods'}
 
-    HistoryBuffer.__getstate__ = state
+    replace(HistoryBuffer, '__getstate__', state)
     return None

@@ -17,7 +17,7 @@ from mmengine.config import Config
 from mmengine.config.utils import MODULE2PACKAGE
 
 from ..config import own_config
-from .patch import patch
+from .patch import on_undo, patch, replace
 
 # The maintained forks of OpenMMLab: the same import names, other names on the package index.
 _FORKS = {
@@ -84,13 +84,15 @@ def find_packages_by_import() -> str | None:
         original = getattr(package_utils, name)
         for module in list(sys.modules.values()):
             if module is not None and vars(module).get(name) is original:
-                setattr(module, name, replacement)
+                replace(module, name, replacement)
     return None
 
 
 @patch('package-names', "mmengine's table of packages lacks mmvttt and the onedl forks")
 def name_packages() -> str | None:
     """Adds mmvttt, and the forks where they are installed instead of the originals."""
+    on_undo(MODULE2PACKAGE.update, dict(MODULE2PACKAGE))
+    on_undo(MODULE2PACKAGE.clear)
     MODULE2PACKAGE.setdefault('mmvttt', 'mmvttt')
     for module, fork in _FORKS.items():
         if _has_distribution(fork) and not _has_distribution(MODULE2PACKAGE[module]):
@@ -118,5 +120,5 @@ def resolve_own_configs() -> str | None:
             return str(own_config(name)), None
         return in_toolbox(cfg_path) if found else original(cfg_path, filename)
 
-    Config._get_cfg_path = staticmethod(get_cfg_path)
+    replace(Config, '_get_cfg_path', staticmethod(get_cfg_path))
     return None

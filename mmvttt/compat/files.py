@@ -7,7 +7,7 @@ from pathlib import Path
 from mmengine.fileio import LocalBackend
 
 from ..checkpoints.atomic_write import write_whole
-from .patch import patch
+from .patch import patch, replace
 
 
 @patch('whole-files', 'a kill while mmengine writes a checkpoint leaves half a file by its name')
@@ -22,5 +22,6 @@ def write_whole_files() -> str | None:
     ) -> None:
         write_whole(filepath, obj.encode(encoding))
 
-    LocalBackend.put, LocalBackend.put_text = put, put_text
+    replace(LocalBackend, 'put', put)
+    replace(LocalBackend, 'put_text', put_text)
     return None

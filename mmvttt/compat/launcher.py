@@ -17,7 +17,7 @@ from mmengine.model import (
 )
 from torch import nn
 
-from .patch import patch
+from .patch import patch, replace
 
 
 def _no_gpu() -> bool:
@@ -62,7 +62,7 @@ def launch_with_gloo() -> str | None:
         torch.distributed.init_process_group('gloo', **kwargs)
         atexit.register(_leave)
 
-    dist_utils._init_dist_pytorch = init
+    replace(dist_utils, '_init_dist_pytorch', init)
     return None
 
 
@@ -78,7 +78,7 @@ def wrap_without_devices() -> str | None:
             module = _without_sync_bn(module)
         original(self, module, *args, **kwargs)
 
-    MMDistributedDataParallel.__init__ = init
+    replace(MMDistributedDataParallel, '__init__', init)
     return None
 
 
@@ -95,5 +95,5 @@ def shard_without_devices() -> str | None:
         kwargs.update(device_id=torch.device('cpu'))
         original(self, _without_sync_bn(module), *args, **kwargs)
 
-    MMFullyShardedDataParallel.__init__ = init
+    replace(MMFullyShardedDataParallel, '__init__', init)
     return None

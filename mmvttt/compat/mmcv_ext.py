@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from .patch import patch
+from .patch import on_undo, patch
 
 EXT = 'mmcv._ext'
 
@@ -265,4 +265,5 @@ def offer_stand_in() -> str | None:
         return 'mmcv is compiled'
     if _Finder not in sys.meta_path:
         sys.meta_path.append(_Finder)
+        on_undo(sys.meta_path.remove, _Finder)
     return None

@@ -1,5 +1,5 @@
 """Layers, backbones and the adapter around them; mmengine imports this to find `mmvttt.X`."""
 
-from . import adapters, backbones, classifiers
+from . import adapters, backbones, classifiers, roi_extractors
 
-__all__ = ['adapters', 'backbones', 'classifiers']
+__all__ = ['adapters', 'backbones', 'classifiers', 'roi_extractors']

@@ -1,7 +1,10 @@
 """Patches run once, say what they did, and `python -m mmvttt` prints it."""
 
+import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -20,8 +23,8 @@ def test_every_patch_ran_once_and_has_a_reason() -> None:
 
 def test_outcomes(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    monkeypatch.setattr(patch, '_REPAIRS', [])
-    monkeypatch.setattr(patch, '_DONE', {})
+    for name in ('_REPAIRS', '_DONE', '_UNDO'):
+        monkeypatch.setattr(patch, name, {})
 
     @patch.patch('broken', 'it was broken')
     def repair() -> None:
@@ -40,6 +43,49 @@ def test_outcomes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert whole.unneeded == 'it is whole'
 
 
+SKIPS = """
+import os
+from mmengine.config import Config
+from mmengine.config.utils import MODULE2PACKAGE
+from mmengine.fileio import LocalBackend
+from mmengine.logging import HistoryBuffer
+import torch
+put, path = LocalBackend.put, Config.__dict__['_get_cfg_path']
+names, state = dict(MODULE2PACKAGE), vars(HistoryBuffer).get('__getstate__')
+os.environ['MMVTTT_SKIP_PATCHES'] = 'whole-files'
+from mmvttt import compat
+def applied(): return {m.name for m in compat.patches() if m.applied}
+everything = applied()
+assert 'whole-files' not in everything and LocalBackend.put is put
+assert {'resume', 'own-configs', 'package-names', 'plain-curves'} <= everything
+assert vars(HistoryBuffer)['__getstate__'] is not state
+compat.setup(skip=everything)
+assert not applied()
+assert MODULE2PACKAGE == names and Config.__dict__['_get_cfg_path'] is path
+assert vars(HistoryBuffer).get('__getstate__') is state
+assert 'mmvttt' not in str(torch.serialization.get_safe_globals())
+os.environ['MMVTTT_SKIP_PATCHES'] = ''
+compat.setup()
+assert applied() == everything | {'whole-files'}
+"""
+
+
+def test_any_can_be_left_out_and_taken_back() -> None:
+    environment = os.environ | {'MMVTTT_SKIP_PATCHES': 'startup'}
+    subprocess.run([sys.executable, '-c', SKIPS], check=True, env=environment)
+
+
+def test_an_unknown_name_is_an_error_that_lists_them() -> None:
+    with pytest.raises(ValueError, match=r"no patch 'whole-file' .* did you mean 'whole-files'"):
+        compat.setup(skip=['whole-file'])
+
+
+def test_the_table_in_the_documents_is_complete() -> None:
+    page = Path(__file__).parents[2] / 'docs' / 'patches.md'
+    rows = re.findall(r'^\| `([\w-]+)` \|', page.read_text(), re.MULTILINE)
+    assert sorted(rows) == sorted(['startup', *(m.name for m in compat.patches())])
+
+
 def test_report() -> None:
     run = subprocess.run(
         [sys.executable, '-m', 'mmvttt'], capture_output=True, text=True, check=True
@@ -50,8 +96,10 @@ def test_report() -> None:
 
 
 def test_versions_nobody_tried_are_named_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, '_installed', lambda names: (names[0], '9.9.9'))
+    monkeypatch.setattr(report, '_gpus', lambda: 'no GPU')
+    monkeypatch.setattr(report, '_imported', lambda name: ('9.9.9', None))
     lines = report.versions()
     assert any('mmengine' in x and 'not tried yet; tried: 0.10' in x for x in lines)
-    monkeypatch.setattr(report, '_installed', lambda names: None)
+    monkeypatch.setattr(report, '_installed', lambda names: {})
+    monkeypatch.setattr(report, '_imported', lambda name: ('?', 'ModuleNotFoundError'))
     assert any(x.split() == ['mmseg', 'not', 'installed'] for x in report.versions())

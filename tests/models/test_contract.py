@@ -83,6 +83,43 @@ def test_a_step_reaches_every_parameter_and_lowers_the_loss(name: str) -> None:
 
 
 @every_backbone
+@pytest.mark.parametrize('head', ['BatchNorm', 'UPerHead', 'FCNHead'])
+def test_one_image_has_the_gradients_of_two_copies(name: str, head: str) -> None:
+    """Layouts of a batch of 1 are where torch's BatchNorm on the CPU goes wrong (docs/faq.md)."""
+    model, strides = build(name).double().train(), CASES[name][1]
+    x = torch.randn(1, 3, 96, 80, dtype=torch.float64)
+    channels = [m.shape[1] for m in model(x)]
+    options = dict(channels=8, num_classes=3, norm_cfg=BN, dropout_ratio=0, align_corners=False)
+    if head == 'BatchNorm':
+        top = nn.ModuleList(nn.BatchNorm2d(c) for c in channels)
+    elif head == 'UPerHead':
+        every = dict(in_channels=channels, in_index=list(range(len(strides))))
+        top = ROOT.build(dict(type='mmseg.UPerHead', pool_scales=(2, 3), **every, **options))
+    else:
+        last = dict(in_channels=channels[-1], in_index=len(strides) - 1)
+        top = ROOT.build(dict(type='mmseg.FCNHead', **last, **options))
+    top = top.double().train()
+    named = [*model.named_parameters(), *top.named_parameters(prefix='head')]
+    grads = []
+    for copies in (1, 2):
+        maps = model(x.expand(copies, -1, -1, -1).clone())
+        outs = (
+            [m(f) for m, f in zip(top, maps, strict=True)] if head == 'BatchNorm' else [top(maps)]
+        )
+        # A norm leaves the sum of its output as it was: weigh every cell differently.
+        weights = [torch.linspace(-1, 1, o[0].numel()).sin().view_as(o[0]) for o in outs]
+        loss = sum((o.tanh() * w).mean() for o, w in zip(outs, weights, strict=True))
+        grads.append(torch.autograd.grad(loss, [p for _, p in named], allow_unused=True))
+    wrong = [
+        key
+        for (key, _), one, two in zip(named, *grads, strict=True)
+        # fp64: what is left is roundings; an order of magnitude per norm on the way.
+        if one is not None and not torch.allclose(one, two, rtol=1e-6, atol=1e-10)
+    ]
+    assert not wrong, f'{len(wrong)} of {len(named)}: {wrong[:5]}'
+
+
+@every_backbone
 def test_checkpointing_equals_none(name: str) -> None:
     x = torch.randn(2, 3, 64, 64)
     grads = []

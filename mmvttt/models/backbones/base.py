@@ -153,7 +153,9 @@ class PlainBackbone(PretrainedMixin, BaseModule):
     @staticmethod
     def to_map(x: Tensor, hw: tuple[int, int]) -> Tensor:
         """Tokens `(B, h·w, C)` → map `(B, C, h, w)`."""
-        return x.transpose(1, 2).unflatten(2, hw)
+        # Not x.transpose(1, 2).unflatten(2, hw): for a single image that has a batch stride of C,
+        # with which torch's BatchNorm on the CPU returns wrong gradients (docs/faq.md).
+        return x.unflatten(1, hw).permute(0, 3, 1, 2)
 
     def train(self, mode: bool = True) -> 'PlainBackbone':
         """Sets the mode; what is frozen stays in evaluation mode and without gradients."""

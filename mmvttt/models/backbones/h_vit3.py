@@ -119,13 +119,13 @@ class Stage(nn.Module):
         exact = torch.promote_types(x.dtype, torch.float32)
         rotation = rotation_2d(hw, self.embed_dims, device=x.device, dtype=exact)
         # Contiguous: sums take the layout of their first operand, and carry it through the blocks.
-        x = x.flatten(2).transpose(1, 2).contiguous()
+        x = x.permute(0, 2, 3, 1).flatten(1, 2).contiguous()
         for block in self.blocks:
             if self.with_cp and torch.is_grad_enabled():
                 x = checkpoint(block, x, hw, rotation, use_reentrant=False)
             else:
                 x = block(x, hw, rotation)
-        return x.transpose(1, 2).unflatten(2, hw)
+        return x.unflatten(1, hw).permute(0, 3, 1, 2)
 
 
 @MODELS.register_module()
