@@ -81,7 +81,7 @@ EXTRAS = {
     # Without mmcv's compiled operators; never beside the `mmcv` distribution (same import).
     # 2.1.0 because mmdet 3.3 and mmsegmentation 1.2 refuse 2.2.
     # numba: the kernels of a CPU.
-    'lite': ['mmcv-lite==2.1.0', 'numba>=0.63,<0.69'],
+    'lite': ['mmcv-lite==2.1.0', 'numba>=0.65,<0.69'],
     'det': ['mmdet==3.3.0', 'opencv-python-headless>=4.9,<6'],
     # mmsegmentation imports ftfy and regex without declaring them.
     'seg': ['mmsegmentation==1.2.2', 'ftfy', 'regex', 'opencv-python-headless>=4.9,<6'],

@@ -8,12 +8,15 @@ import torch
 from ._backend import available
 
 
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return 'not installed'
+
+
 def report() -> str:
     """What this machine has and what every op makes of it, a line each."""
-    try:
-        triton = importlib.metadata.version('triton')
-    except importlib.metadata.PackageNotFoundError:
-        triton = 'not installed'
     if torch.cuda.is_available():
         major, minor = torch.cuda.get_device_capability()
         gpu = f'{torch.cuda.get_device_name()} (compute capability {major}.{minor})'
@@ -22,7 +25,8 @@ def report() -> str:
     versions = {
         'python': platform.python_version(),
         'torch': torch.__version__,
-        'triton': triton,
+        'triton': _version('triton'),
+        'numba': _version('numba'),
         'GPU': gpu,
     }
     lines = [f'{name:<12} {value}' for name, value in versions.items()]

@@ -14,6 +14,7 @@ from torch import Tensor
 OPS = ('ttt_linear', 'ttt_glu', 'ttt_dwconv', 'ttt_mlp', 'deform_attn')
 # The module of an op's folder that holds its kernels.
 _MODULES = {'triton': 'kernel', 'numba': '_numba'}
+_NAMES = {'triton': 'Triton', 'numba': 'numba'}
 BACKENDS = (*_MODULES, 'reference')
 VARIABLE = 'TTT_KERNELS_BACKEND'
 
@@ -46,7 +47,7 @@ def load_kernel(op: str, backend: str = 'triton') -> ModuleType | str:
     """The module of an op's kernels, imported on first use, or why there is none."""
     name = f'{__package__}.{op}.{_MODULES[backend]}'
     if importlib.util.find_spec(name) is None:
-        return f'this version has no {backend.capitalize()} kernel for {op}'
+        return f'this version has no {_NAMES[backend]} kernel for {op}'
     if backend == 'numba' and importlib.util.find_spec('numba') is None:
         return 'numba is not installed; `pip install numba` makes the op faster on a CPU'
     try:

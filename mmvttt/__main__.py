@@ -17,6 +17,7 @@ _PACKAGES = {
     'torch': ('torch',),
     'torchvision': ('torchvision',),
     'triton': ('triton',),
+    'numba': ('numba',),
     'numpy': ('numpy',),
     'cv2': ('opencv-python-headless', 'opencv-python'),
     'timm': ('timm',),

@@ -143,7 +143,7 @@ OPTIONS = {
     'ttt_mlp': {
         'loss': other_than('dot', 'l2'),
         'scale': st.sampled_from([float('nan'), float('inf')]) | not_numbers,
-        'backend': other_than('triton', 'reference', None),
+        'backend': other_than('triton', 'numba', 'reference', None),
     },
     'deform_attn': {
         'spatial_shapes': st.lists(st.lists(st.integers(-3, 1), max_size=3), max_size=3)

@@ -342,7 +342,7 @@ BAD = {
         lambda x: x,
         {'backend': 'mmcv'},
         ValueError,
-        r"backend must be None, 'triton' or 'reference', got 'mmcv'",
+        r"backend must be None, 'triton', 'numba' or 'reference', got 'mmcv'",
     ),
 }
 

@@ -443,7 +443,7 @@ ANY = {
         changed(),
         {'backend': 'cuda'},
         ValueError,
-        r"backend must be None, 'triton' or 'reference', got 'cuda'",
+        r"backend must be None, 'triton', 'numba' or 'reference', got 'cuda'",
     ),
 }
 BAD = {
