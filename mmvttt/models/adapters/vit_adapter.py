@@ -197,8 +197,8 @@ class ViTAdapter(PretrainedMixin, BaseModule):
         )
         if with_stride4:
             self.up = nn.ConvTranspose2d(dims, dims, 2, stride=2)
-            # Kernel and stride are equal: every output has one tap per input channel.
-            nn.init.normal_(self.up.weight, std=dims**-0.5)
+            # The original's rule for every convolution: fan-out, of four taps.
+            nn.init.normal_(self.up.weight, std=(2 / (4 * dims)) ** 0.5)
             nn.init.zeros_(self.up.bias)
         if freeze_backbone:
             self.backbone.requires_grad_(False)

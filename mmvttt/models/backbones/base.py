@@ -22,6 +22,7 @@ from ..layers import MixerBlock
 from ..pretrained import PretrainedMixin
 
 OUT_TYPES = ('featmap', 'avg_featmap')
+INTERPOLATIONS = ('antialiased', 'bicubic')
 
 
 class PlainBackbone(PretrainedMixin, BaseModule):
@@ -43,6 +44,8 @@ class PlainBackbone(PretrainedMixin, BaseModule):
         frozen_stages: −1 trains everything, 0 freezes the embedding, n the embedding and the first
             n blocks, `num_layers` the whole backbone with its final norm.
         with_cp: Recompute the blocks in the backward pass (non-reentrant checkpointing).
+        pos_embed_interpolation: How a position embedding is resized: 'antialiased' as timm does,
+            or 'bicubic' as the original ViT-Adapter; they differ by 2 % on smooth embeddings.
         init_cfg: mmengine's; `dict(type='Pretrained', checkpoint=…, prefix='backbone.')` loads
             weights, reports matched, missing and unexpected keys, and fails where nothing matched.
     """
@@ -62,10 +65,12 @@ class PlainBackbone(PretrainedMixin, BaseModule):
         out_type: str = 'featmap',
         frozen_stages: int = -1,
         with_cp: bool = False,
+        pos_embed_interpolation: str = 'antialiased',
         init_cfg: dict | list[dict] | None = None,
     ) -> None:
         super().__init__(init_cfg)
         check_choice('out_type', out_type, OUT_TYPES)
+        check_choice('pos_embed_interpolation', pos_embed_interpolation, INTERPOLATIONS)
         check_int('patch_size', patch_size)
         check_int('in_channels', in_channels)
         check_int('frozen_stages', frozen_stages, -1, num_layers)
@@ -75,6 +80,7 @@ class PlainBackbone(PretrainedMixin, BaseModule):
         self.patch_size = patch_size
         self.in_channels = in_channels
         self.with_cp = with_cp
+        self.antialias = pos_embed_interpolation == 'antialiased'
         self.out_indices = resolve_indices(out_indices, num_layers)
         self.out_type = out_type
         self.frozen_stages = frozen_stages
@@ -118,9 +124,7 @@ class PlainBackbone(PretrainedMixin, BaseModule):
         # Contiguous: sums take the layout of their first operand, and carry it through the blocks.
         x = x.flatten(2).transpose(1, 2).contiguous()
         if self.pos_embed is not None:
-            x = x + resample_abs_pos_embed(
-                self.pos_embed, list(hw), list(self.grid), num_prefix_tokens=0
-            )
+            x = x + self._resized(self.pos_embed, hw, self.grid)
         return x, hw
 
     def run_block(
@@ -206,9 +210,12 @@ class PlainBackbone(PretrainedMixin, BaseModule):
             return
         side = round(stored.shape[1] ** 0.5)
         if side * side == stored.shape[1]:
-            state_dict[key] = resample_abs_pos_embed(
-                stored, list(self.grid), [side, side], num_prefix_tokens=0
-            )
+            state_dict[key] = self._resized(stored, self.grid, (side, side))
+
+    def _resized(self, embedding: Tensor, new: tuple[int, int], old: tuple[int, int]) -> Tensor:
+        return resample_abs_pos_embed(
+            embedding, list(new), list(old), num_prefix_tokens=0, antialias=self.antialias
+        )
 
     def no_weight_decay(self) -> set[str]:
         """Names of parameters that must not decay, beyond norms, biases and 1-D ones."""

@@ -39,8 +39,10 @@ class VitttBlock(nn.Module):
         num_heads: Heads of the mixer.
         feedforward_channels: Hidden channels of the SwiGLU MLP.
         preprocess: 'conv2d' (depth-wise 3×3), 'conv1d' (causal depth-wise, 4 taps) or None.
-        residual: What the mixer's output is added to. The paper contradicts itself: 'input' is
-            Eq. 9 (the preprocessed y), 'normed' is line 21 of Algorithm 1 (x, after the norm).
+        residual: What the mixer's output is added to, and what the convolution is. The paper
+            contradicts itself: 'normed' is Algorithm 1 (y ← DWConv(y) + y, x = LN(y),
+            x + mixer(x)), 'literal' Eq. 9 and 12 (y + mixer(DWConv(LN(y)))), 'input' between them
+            (as Algorithm 1, but y + mixer(x) as in Eq. 9).
         drop_path: Rate at which whole samples skip a branch.
         mixer: Further options of `TTTLinearMixer`.
     """
@@ -58,8 +60,8 @@ class VitttBlock(nn.Module):
     ) -> None:
         super().__init__()
         check_choice('preprocess', preprocess, (None, 'conv1d', 'conv2d'))
-        check_choice('residual', residual, ('input', 'normed'))
-        self.normed_residual = residual == 'normed'
+        check_choice('residual', residual, ('input', 'normed', 'literal'))
+        self.residual = residual
         self.conv1d = CausalConv1d(embed_dims) if preprocess == 'conv1d' else None
         self.conv2d = DWConv2d(embed_dims) if preprocess == 'conv2d' else None
         self.norm1 = nn.LayerNorm(embed_dims, eps=norm_eps)
@@ -80,15 +82,29 @@ class VitttBlock(nn.Module):
             hw: Size of the map in patches.
             patches: `(h·w,)` positions of the patches in the sequence, where it has class tokens.
         """
-        if self.conv1d is not None:
-            y = y + self.conv1d(y.unsqueeze(2)).squeeze(2)
-        elif self.conv2d is not None and patches is None:
-            y = y + self.conv2d(y, hw)
-        elif self.conv2d is not None:
-            y = y.index_add(1, patches, self.conv2d(y[:, patches], hw).to(y.dtype))
-        x = self.norm1(y)
-        y = (x if self.normed_residual else y) + self.drop_path(self.mixer(x))
+        if self.residual == 'literal':
+            x = self._convolved(self.norm1(y), hw, patches, residual=False)
+        else:
+            y = self._convolved(y, hw, patches, residual=True)
+            x = self.norm1(y)
+        y = (x if self.residual == 'normed' else y) + self.drop_path(self.mixer(x))
         return y + self.drop_path(self.mlp(self.norm2(y)))
+
+    def _convolved(
+        self, x: Tensor, hw: tuple[int, int], patches: Tensor | None, residual: bool
+    ) -> Tensor:
+        """The preprocessing of tokens `(B, T, D)`; class tokens, and all without it, stay."""
+        if self.conv2d is not None and patches is not None:
+            convolved = self.conv2d(x[:, patches], hw).to(x.dtype)
+            merge = x.index_add if residual else x.index_copy
+            return merge(1, patches, convolved)
+        if self.conv1d is not None:
+            convolved = self.conv1d(x.unsqueeze(2)).squeeze(2)
+        elif self.conv2d is not None:
+            convolved = self.conv2d(x, hw)
+        else:
+            return x
+        return x + convolved if residual else convolved
 
 
 @MODELS.register_module()
@@ -102,15 +118,16 @@ class Vittt(PlainBackbone):
             (the vanilla TTT block), 'dual' or 'conv2d' (Vittt).
         mixer: Options of `TTTLinearMixer` that overrule the design: `mini_batch_size`,
             `learnable_states`, `eta_base`, `post_norm`, `gate_cfg`, …
-        residual: 'input' (Eq. 9) or 'normed' (Algorithm 1).
+        residual: 'input', 'normed' (Algorithm 1) or 'literal' (Eq. 9 and 12), see `VitttBlock`.
         cls_mode: How a classifier's feature is taken (Tab. 4): 'mean' or 'max' (the token of the
             largest L2 norm) of the patches, or class tokens at the 'head', in the 'middle', or at
             both ends ('double', averaged).
         out_type: 'featmap' returns maps `(B, C, h, w)`, 'avg_featmap' the features `(B, C)` of
             `cls_mode`, for a classification head.
         drop_path_rate: Stochastic depth of the last block, rising linearly from 0 at the first.
-        img_size, patch_size, in_channels, out_indices, frozen_stages, with_cp, init_cfg:
-            See `PlainBackbone`.
+        img_size, patch_size, in_channels, out_indices, frozen_stages, with_cp, norm_eps,
+            pos_embed_interpolation, init_cfg: See `PlainBackbone`; the position embedding is
+            resized as in the original ViT-Adapter.
 
     Raises:
         ValueError: If an option is not one of those named here.
@@ -138,6 +155,7 @@ class Vittt(PlainBackbone):
         frozen_stages: int = -1,
         with_cp: bool = False,
         norm_eps: float = 1e-6,
+        pos_embed_interpolation: str = 'bicubic',
         init_cfg: dict | list[dict] | None = None,
     ) -> None:
         arch = resolve_arch(arch, self.arch_zoo, type(self).__name__)
@@ -156,6 +174,7 @@ class Vittt(PlainBackbone):
             out_type=out_type,
             frozen_stages=frozen_stages,
             with_cp=with_cp,
+            pos_embed_interpolation=pos_embed_interpolation,
             init_cfg=init_cfg,
         )
         self.cls_mode = cls_mode

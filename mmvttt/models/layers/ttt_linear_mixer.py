@@ -1,4 +1,9 @@
-"""The TTT-linear token mixer: Algorithm 1, lines 7-20, and every step of the route of Tab. 3."""
+"""The TTT-linear token mixer of Vittt, and every step of the design route of Tab. 3.
+
+It follows Algorithm 1, lines 7 to 20, but for what the Remarks of App. B take from the
+language-model layer: f(x) = x + LN(Wx + b), the token-index scale, η/d with half the squared norm.
+docs/fidelity.md lists the readings.
+"""
 
 from collections.abc import Sequence
 
@@ -6,7 +11,13 @@ import torch
 from mmcv.cnn import build_activation_layer
 from torch import Tensor, nn
 
-from mmvttt.arguments import check_config, check_int, check_number, checked_head_dims
+from mmvttt.arguments import (
+    check_choice,
+    check_config,
+    check_int,
+    check_number,
+    checked_head_dims,
+)
 from ttt_kernels import ttt_linear
 
 from .conv import CausalConv1d
@@ -31,7 +42,11 @@ class TTTLinearMixer(nn.Module):
         mini_batch_size: Tokens b of one inner gradient step (Fig. 7a); 16 is the fused fast path.
         learnable_states: How many initial states (W0, b0) are learned (Fig. 7b): one for each
             direction (the default, None), 1 shared by both, or 0: drawn once and kept.
-        eta_base: Factor of the inner learning rate η = eta_base·σ(Linear(x)) / d.
+        eta_base: Factor of the inner learning rate η = eta_base·σ(Linear(x))·eta_scale.
+        eta_scale: See `eta_base`. None is 1/d, as in the language-model layer; 2.0 is Algorithm 1
+            to the letter, whose loss is ‖·‖² without a half.
+        token_scale: 'learned' scales the step of the t-th token of a mini-batch by τ_t =
+            max(0, 1/t + learned), as in the language-model layer; None does not (Eq. 7).
         post_norm: LayerNorm between the inner loop and the gate (Algorithm 1 has none).
         inner_eps: ε of the inner LayerNorm.
 
@@ -50,6 +65,8 @@ class TTTLinearMixer(nn.Module):
         mini_batch_size: int = 16,
         learnable_states: int | None = None,
         eta_base: float = 1.0,
+        eta_scale: float | None = None,
+        token_scale: str | None = 'learned',
         post_norm: bool = False,
         inner_eps: float = 1e-6,
     ) -> None:
@@ -63,6 +80,9 @@ class TTTLinearMixer(nn.Module):
         check_int('mini_batch_size', mini_batch_size)
         check_int('learnable_states', learnable_states, 0, scans)
         check_number('eta_base', eta_base, above=0)
+        if eta_scale is not None:
+            check_number('eta_scale', eta_scale, above=0)
+        check_choice('token_scale', token_scale, (None, 'learned'))
         check_number('inner_eps', inner_eps, above=0)
         self.embed_dims = embed_dims
         self.num_heads = num_heads
@@ -70,7 +90,7 @@ class TTTLinearMixer(nn.Module):
         self.directions = directions
         self.share_qk = share_qk
         self.mini_batch_size = mini_batch_size
-        self.eta_base = eta_base
+        self.step_scale = eta_base * (1 / head_dims if eta_scale is None else eta_scale)
         self.inner_eps = inner_eps
 
         # One product for all: q (and k, if apart) and v of the first direction, then the second.
@@ -81,7 +101,9 @@ class TTTLinearMixer(nn.Module):
             self.q_conv = CausalConv1d(embed_dims, conv_kernel, directions)
             self.k_conv = CausalConv1d(embed_dims, conv_kernel, directions)
         self.eta = nn.Linear(embed_dims, scans * num_heads)
-        self.token_scale = nn.Parameter(torch.zeros(scans, mini_batch_size))
+        self.token_scale = None
+        if token_scale is not None:
+            self.token_scale = nn.Parameter(torch.zeros(scans, mini_batch_size))
         self._add_state('w0', (num_heads, self.head_dims, self.head_dims), learnable_states)
         self._add_state('b0', (num_heads, self.head_dims), learnable_states)
         self.ln_weight = nn.Parameter(torch.ones(scans, num_heads, self.head_dims))
@@ -114,12 +136,14 @@ class TTTLinearMixer(nn.Module):
         nn.init.normal_(self.w0, std=0.02)
 
     def scaled_eta(self, x: Tensor) -> Tensor:
-        """The step of every token, η_base·σ(Linear(x)) / d: `(B, T, D)` → `(B, T, R, H)`."""
+        """The step of every token, η: `(B, T, D)` → `(B, T, R, H)`."""
         eta = self.eta(x).unflatten(-1, (len(self.directions), self.num_heads))
-        return self.eta_base / self.head_dims * _state_dtype(eta).sigmoid()
+        return self.step_scale * _state_dtype(eta).sigmoid()
 
-    def positional_scale(self) -> Tensor:
-        """The token-index scale max(0, 1/t + learned) of t = 1…b, `(R, b)`."""
+    def positional_scale(self) -> Tensor | None:
+        """The token-index scale max(0, 1/t + learned) of t = 1…b, `(R, b)`, if there is one."""
+        if self.token_scale is None:
+            return None
         learned = _state_dtype(self.token_scale)
         t = torch.arange(1, self.mini_batch_size + 1, device=learned.device, dtype=learned.dtype)
         return (1 / t + learned).clamp(min=0)
