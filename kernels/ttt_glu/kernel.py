@@ -2,7 +2,8 @@
 
 Forward: `_step` sums the inner gradients G over k and v, `_read` takes the damped step as it loads
 the weights and reads q. Backward: `_read_backward` goes over q and dO and sums the gradients of the
-stepped weights; `_step_backward` turns them into `j = −κH` as it loads them and goes over k and v.
+stepped weights; `_step_gradients` turns them into `j = −κH`, with which `_step_backward` goes over k
+and v.
 Where few (image, head) pairs would leave a GPU idle, several programs share a sum (`_launch`).
 
 q, k, v and dO are read where they lie, by their strides. [W1 | W2] and all their gradients are
@@ -204,7 +205,7 @@ def _step_gradients(
     D: tl.constexpr,
     DAMPING: tl.constexpr,
 ):
-    """j, relative to its largest entry as `_launch.relative` makes it, and what it was divided by."""
+    """j over 16 times its largest entry, as `_launch.relative` makes it, and that divisor."""
     program = tl.program_id(0).to(tl.int64)
     g += program * 2 * D * D
     dw += program * 2 * D * D
@@ -300,7 +301,7 @@ _HALF = {
     'step': {'BLOCK': 64, 'num_warps': 4, 'STAGES': 2},
     'read': {'BLOCK': 64, 'num_warps': 4, 'STAGES': 2},
     'read_backward': {'BLOCK': 32, 'num_warps': 4, 'STAGES': 2},
-    'step_backward': {'BLOCK': 32, 'num_warps': 8, 'STAGES': 2},
+    'step_backward': {'BLOCK': 32, 'num_warps': 4, 'STAGES': 2},
 }
 _SINGLE = {'BLOCK': 32, 'num_warps': 4, 'STAGES': 1}
 

@@ -29,9 +29,8 @@ def quick():
     from ttt_kernels.ttt_glu import kernel as glu
     from ttt_kernels.ttt_linear import _backward_kernels, _forward_kernels, _tiles
 
-    with patched_once(
-        _launch, _head_tiles, dwconv, glu, _backward_kernels, _forward_kernels, _tiles
-    ):
+    scan = (_backward_kernels, _forward_kernels, _tiles)
+    with patched_once(_launch, _head_tiles, dwconv, glu, *scan):
         yield
 
 
