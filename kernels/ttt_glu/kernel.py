@@ -2,7 +2,7 @@
 
 Forward: `_step` sums the inner gradients G over k and v, `_read` takes the damped step as it loads
 the weights and reads q. Backward: `_read_backward` goes over q and dO and sums the gradients of the
-stepped weights; `_step_gradients` turns them into `j = −κH`, and `_step_backward` goes over k and v.
+stepped weights; `_step_gradients` turns them into `j = −κH` for `_step_backward`, over k and v.
 Where few (image, head) pairs would leave a GPU idle, several programs share a sum (`_launch`).
 
 q, k, v and dO are read where they lie, by their strides. [W1 | W2] and all their gradients are
