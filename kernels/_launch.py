@@ -13,8 +13,10 @@ from . import _backend
 
 # Channels of a head that the kernels for heads as matrices have.
 DIMS = (32, 64)
-# Programs that keep a large GPU busy: about four for each of its ~130 multiprocessors.
+# Programs that keep a large GPU busy: about four for each of its ~130 multiprocessors, of which it
+# runs some 264 at a time.
 _ENOUGH = 512
+_AT_A_TIME = 264
 # Blocks of tokens that a program reads at least, so that fetching the weights is worth its while.
 _LEAST_BLOCKS = 4
 
@@ -72,7 +74,14 @@ def split(tokens: int, sums: int, block: int) -> tuple[int, int]:
         splits ≥ 1, and the span, a multiple of `block`; no split is empty.
     """
     blocks = triton.cdiv(tokens, block)
-    splits = min(triton.cdiv(_ENOUGH, max(sums, 1)), triton.cdiv(blocks, _LEAST_BLOCKS))
+    most = triton.cdiv(blocks, _LEAST_BLOCKS)
+    splits = min(triton.cdiv(_ENOUGH, max(sums, 1)), most)
+    if splits > 1:
+        # With 2.2 rounds of programs the third is nearly empty: cut finer, where that takes less.
+        finer = range(splits, min(2 * splits, most) + 1)
+        splits = min(
+            finer, key=lambda n: triton.cdiv(n * sums, _AT_A_TIME) * triton.cdiv(blocks, n)
+        )
     span = triton.cdiv(blocks, splits) * block
     return triton.cdiv(tokens, span), span
 

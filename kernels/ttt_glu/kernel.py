@@ -2,7 +2,7 @@
 
 Forward: `_step` sums the inner gradients G over k and v, `_read` takes the damped step as it loads
 the weights and reads q. Backward: `_read_backward` goes over q and dO and sums the gradients of the
-stepped weights; `_step_backward` turns them into `j = −κH` as it loads them and goes over k and v.
+stepped weights; `_step_gradients` turns them into `j = −κH` for `_step_backward`, over k and v.
 Where few (image, head) pairs would leave a GPU idle, several programs share a sum (`_launch`).
 
 q, k, v and dO are read where they lie, by their strides. [W1 | W2] and all their gradients are
@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .. import _launch
-from .._tiles import load_tokens, silu, square, start, store_tokens
+from .._head_tiles import add_dot, dot, load_tokens, silu, square, start, store_tokens
 
 # ------------------------------------------------------------------------------------------- tiles
 
@@ -195,14 +195,36 @@ def _read_backward(
     tl.store(dw + D + square(D, 2 * D), dw2)
 
 
+@triton.jit
+def _step_gradients(
+    g,  # (B, H, D, 2·D)
+    dw,  # (B, H, D, 2·D): dW′ over all tokens
+    j,  # (B, H, 2, D, D), in the type of the tokens
+    peak,  # (B, H)
+    D: tl.constexpr,
+    DAMPING: tl.constexpr,
+):
+    """j over 16 times its largest entry, as `_launch.relative` makes it, and that divisor."""
+    program = tl.program_id(0).to(tl.int64)
+    g += program * 2 * D * D
+    dw += program * 2 * D * D
+    j += program * 2 * D * D + square(D, D)
+    j1 = _step_gradient(g, dw, D, DAMPING)
+    j2 = _step_gradient(g + D, dw + D, D, DAMPING)
+    largest = tl.maximum(tl.max(tl.abs(j1)), tl.max(tl.abs(j2)))
+    largest = tl.where(largest == 0, 1, largest) * 16
+    tl.store(j, (j1 / largest).to(j.dtype.element_ty))
+    tl.store(j + D * D, (j2 / largest).to(j.dtype.element_ty))
+    tl.store(peak + program, largest)
+
+
 @triton.jit(do_not_specialize=['N', 'H', 'span', 'splits'])
 def _step_backward(
     k,  # (B, N, H, D), any strides but the last
     v,
-    w1,  # (H, D, D)
-    w2,
-    g,  # (B, H, D, 2·D)
-    dw_total,  # (B, H, D, 2·D): dW′ over all tokens
+    weights,  # (H, 2, D, D), in the type of the tokens
+    j,  # (B, H, 2, D, D), likewise: over `peak`
+    peak,  # (B, H)
     dk,  # (B, N, H, D)
     dv,
     dw,  # (B, H, splits, D, 2·D): dW′ of this split's tokens, to which it adds
@@ -219,12 +241,15 @@ def _step_backward(
     splits,
     D: tl.constexpr,
     BLOCK: tl.constexpr,
-    DAMPING: tl.constexpr,
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """dK, dV and the step's share of dW for a span of tokens, all of them linear in j."""
+    """dK, dV and the step's share of dW for a span of tokens, all of them linear in j.
+
+    Feature-major, `(D, BLOCK)`, as in ttt_mlp: what was computed is always a second operand.
+    """
     ACC: tl.constexpr = dw.dtype.element_ty
+    TYPE: tl.constexpr = k.dtype.element_ty
     program = tl.program_id(0) // splits
     first = tl.program_id(0) % splits * span
     last = tl.minimum(first + span, N)
@@ -233,47 +258,35 @@ def _step_backward(
     out_start = start(program, H, tl.cast(N, tl.int64) * H * D, D)
     dk += out_start
     dv += out_start
-    g += program.to(tl.int64) * 2 * D * D
-    dw_total += program.to(tl.int64) * 2 * D * D
     dw += tl.program_id(0).to(tl.int64) * 2 * D * D
-    weights = program % H * D * D + square(D, D)
-    w1_tile = tl.load(w1 + weights).to(k.dtype.element_ty)
-    w2_tile = tl.load(w2 + weights).to(k.dtype.element_ty)
-    j1 = _step_gradient(g, dw_total, D, DAMPING)
-    j2 = _step_gradient(g + D, dw_total + D, D, DAMPING)
-    # Mean gradients may be too small for half precision: carry them relative to the largest, at
-    # 1/16 of it, because what follows is multiplied with keys and values and must not overflow.
-    peak = tl.maximum(tl.max(tl.abs(j1)), tl.max(tl.abs(j2)))
-    peak = tl.where(peak == 0, 1, peak) * 16
-    j1_tile = (j1 / peak).to(k.dtype.element_ty)
-    j2_tile = (j2 / peak).to(k.dtype.element_ty)
-    peak = peak * factor / N
+    weights += program % H * 2 * D * D + square(D, D)
+    w1, w2 = tl.load(weights), tl.load(weights + D * D)
+    j += program.to(tl.int64) * 2 * D * D + square(D, D)
+    j1, j2 = tl.load(j), tl.load(j + D * D)
+    scale = tl.load(peak + program) * factor / N
     sum1 = tl.zeros((D, D), ACC)
     sum2 = tl.zeros((D, D), ACC)
     for n in tl.range(first, last, BLOCK, num_stages=STAGES):
-        k_tile = load_tokens(k, n, last, k_n, D, BLOCK)
-        v_tile = load_tokens(v, n, last, v_n, D, BLOCK).to(ACC)
-        z1 = tl.dot(k_tile, w1_tile, input_precision=PRECISION, out_dtype=ACC)
-        z2 = tl.dot(k_tile, w2_tile, input_precision=PRECISION, out_dtype=ACC)
-        r1 = tl.dot(k_tile, j1_tile, input_precision=PRECISION, out_dtype=ACC)
-        r2 = tl.dot(k_tile, j2_tile, input_precision=PRECISION, out_dtype=ACC)
-        a, slope, bend = silu(z2)
-        store_tokens(dv, n, last, H * D, (r1 * a + r2 * z1 * slope) * peak, D, BLOCK)
-        e1 = (v_tile * a).to(k_tile.dtype)
-        e2 = (v_tile * z1 * slope).to(k_tile.dtype)
-        dz1 = (r2 * v_tile * slope).to(k_tile.dtype)
-        dz2 = (v_tile * (r1 * slope + r2 * z1 * bend)).to(k_tile.dtype)
-        out = tl.dot(e1, tl.trans(j1_tile), input_precision=PRECISION, out_dtype=ACC)
-        out = tl.dot(e2, tl.trans(j2_tile), out, input_precision=PRECISION, out_dtype=ACC)
-        out = tl.dot(dz1, tl.trans(w1_tile), out, input_precision=PRECISION, out_dtype=ACC)
-        out = tl.dot(dz2, tl.trans(w2_tile), out, input_precision=PRECISION, out_dtype=ACC)
-        store_tokens(dk, n, last, H * D, out * peak, D, BLOCK)
-        k_columns = tl.trans(k_tile)
-        sum1 = tl.dot(k_columns, dz1, sum1, input_precision=PRECISION, out_dtype=ACC)
-        sum2 = tl.dot(k_columns, dz2, sum2, input_precision=PRECISION, out_dtype=ACC)
+        k_columns = tl.trans(load_tokens(k, n, last, k_n, D, BLOCK))
+        v_columns = tl.trans(load_tokens(v, n, last, v_n, D, BLOCK)).to(ACC)
+        a, slope, bend = silu(dot(tl.trans(w2), k_columns, ACC, PRECISION))
+        z1 = dot(tl.trans(w1), k_columns, ACC, PRECISION)
+        r1 = dot(tl.trans(j1), k_columns, ACC, PRECISION)
+        r2 = dot(tl.trans(j2), k_columns, ACC, PRECISION)
+        found = (r1 * a + r2 * z1 * slope) * scale
+        store_tokens(dv, n, last, H * D, tl.trans(found), D, BLOCK)
+        dz2 = (v_columns * (r1 * slope + r2 * z1 * bend)).to(TYPE)
+        dz1 = (r2 * v_columns * slope).to(TYPE)
+        out = dot(w2, dz2, ACC, PRECISION)
+        out = add_dot(out, w1, dz1, PRECISION)
+        out = add_dot(out, j1, (v_columns * a).to(TYPE), PRECISION)
+        out = add_dot(out, j2, (v_columns * z1 * slope).to(TYPE), PRECISION)
+        store_tokens(dk, n, last, H * D, tl.trans(out * scale), D, BLOCK)
+        sum1 = add_dot(sum1, k_columns, tl.trans(dz1), PRECISION)
+        sum2 = add_dot(sum2, k_columns, tl.trans(dz2), PRECISION)
     left = dw + square(D, 2 * D)
-    tl.store(left, tl.load(left) + sum1 * peak)
-    tl.store(left + D, tl.load(left + D) + sum2 * peak)
+    tl.store(left, tl.load(left) + sum1 * scale)
+    tl.store(left + D, tl.load(left + D) + sum2 * scale)
 
 
 # -------------------------------------------------------------------------------------------- host
@@ -287,7 +300,7 @@ _HALF = {
     'step': {'BLOCK': 64, 'num_warps': 4, 'STAGES': 2},
     'read': {'BLOCK': 64, 'num_warps': 4, 'STAGES': 2},
     'read_backward': {'BLOCK': 32, 'num_warps': 4, 'STAGES': 2},
-    'step_backward': {'BLOCK': 32, 'num_warps': 8, 'STAGES': 2},
+    'step_backward': {'BLOCK': 32, 'num_warps': 4, 'STAGES': 2},
 }
 _SINGLE = {'BLOCK': 32, 'num_warps': 4, 'STAGES': 1}
 
@@ -379,13 +392,20 @@ def backward(
     }
     with torch.cuda.device_of(q):
         _read_backward[grid](**_launch.given('bnh', do=do, q=q), dq=dq, **shared, **first)
+        j = q.new_empty((batch * heads, 2, dim, dim))
+        peak = dw.new_empty(batch * heads)
+        _step_gradients[(batch * heads,)](
+            g=shared['g'], dw=_launch.add_up(dw), j=j, peak=peak, D=dim, DAMPING=damping
+        )
         _step_backward[grid](
             **_launch.given('bnh', k=k, v=v),
-            dw_total=dw if splits == 1 else _launch.add_up(dw),
+            weights=torch.stack([w1, w2], dim=1).to(q.dtype),
+            j=j,
+            peak=peak,
             dk=dk,
             dv=dv,
             factor=scale,
-            **shared,
+            **{n: x for n, x in shared.items() if n not in ('w1', 'w2', 'g', 'DAMPING')},
             **second,
         )
     dw1, dw2 = dw.view(batch, heads, splits, dim, 2 * dim).sum((0, 2)).split(dim, dim=-1)

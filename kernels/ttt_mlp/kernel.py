@@ -23,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .. import _backend, _launch
-from .._tiles import add_dot, dot, load_tokens, silu, square, start, store_tokens
+from .._head_tiles import add_dot, dot, load_tokens, silu, square, start, store_tokens
 
 # ------------------------------------------------------------------------------------------- tiles
 

@@ -1,4 +1,4 @@
-"""The kernels of ttt_glu and ttt_dwconv, compiled for GPUs that need not be there.
+"""The kernels of the inner steps, compiled for GPUs that need not be there.
 
 A ratchet on registers, spills and shared memory, by Triton version:
 tools/kernel_benchmarks/aot/ttt_glu_aot.json, which
@@ -40,7 +40,9 @@ def test_the_table_has_every_variant_and_none_that_cannot_run(version):
         assert figures['wgmma_registers'] == 0, name
         assert figures['shared'] <= SHARED[name.split('/')[-1]], name
         if name.endswith('sm_90') and '/fp32/' not in name:
-            assert figures['spills'] == 0, name
+            # Three sums over the tokens at d = 64 fill the registers: README.md of ttt_mlp.
+            full = ('ttt_mlp' in name and '/64/' in name) or '/step_backward/' in name
+            assert figures['spills'] == 0 or full, name
 
 
 def test_versions_that_are_supported_have_a_table():

@@ -39,7 +39,7 @@ def test_smoke(tmp_path):
     rows = list(csv.DictReader(path.open()))
     assert {(r['op'], r['contender'], r['pass']) for r in rows} == {
         (op, contender, way)
-        for op in ('glu', 'dwconv')
+        for op in ('glu', 'dwconv', 'mlp')
         for contender in ('ours', 'eager')
         for way in ('fwd', 'fwd+bwd')
     }
@@ -58,6 +58,6 @@ def test_times_of_a_cpu_are_refused(arguments, message):
 
 def test_every_stage_is_there():
     shapes = benchmark.shapes()
-    assert len(shapes) == 2 * 5 * (3 + 2 * 4)
+    assert len(shapes) == 2 * 5 * (3 + 2 * 4) + 5 * 3
     assert benchmark.Shape('glu', 'h-vit3-tiny', '1333x800', 2, 200, 334, 2, 32) in shapes
     assert benchmark.Shape('dwconv', 'vit3-base', '224x224', 128, 14, 14, 1, 64) in shapes

@@ -20,12 +20,12 @@ def test_in_the_interpreter():
 
 @pytest.fixture(scope='module', autouse=INTERPRETING)
 def quick():
-    from ttt_kernels import _launch, _tiles
+    from ttt_kernels import _head_tiles, _launch
     from ttt_kernels.ttt_dwconv import kernel as dwconv
     from ttt_kernels.ttt_glu import kernel as glu
     from ttt_kernels.ttt_mlp import kernel as mlp
 
-    with patched_once(_launch, _tiles, dwconv, glu, mlp):
+    with patched_once(_launch, _head_tiles, dwconv, glu, mlp):
         yield
 
 

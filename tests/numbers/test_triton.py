@@ -24,12 +24,13 @@ def test_in_the_interpreter():
 
 @pytest.fixture(scope='module', autouse=INTERPRETING)
 def quick():
-    from ttt_kernels import _launch
+    from ttt_kernels import _head_tiles, _launch
     from ttt_kernels.ttt_dwconv import kernel as dwconv
     from ttt_kernels.ttt_glu import kernel as glu
     from ttt_kernels.ttt_linear import _backward_kernels, _forward_kernels, _tiles
 
-    with patched_once(_launch, dwconv, glu, _backward_kernels, _forward_kernels, _tiles):
+    scan = (_backward_kernels, _forward_kernels, _tiles)
+    with patched_once(_launch, _head_tiles, dwconv, glu, *scan):
         yield
 
 

@@ -1,10 +1,10 @@
-"""Times ttt_glu and ttt_dwconv side by side with their eager formulas, as they are and compiled.
+"""Times the inner steps side by side with their eager formulas, as they are and compiled.
 
     python tools/kernel_benchmarks/ttt_glu.py           # writes docs/benchmarks/ttt_glu_<gpu>.csv
     python tools/kernel_benchmarks/ttt_glu.py --op dwconv --model vit3-tiny
     python tools/kernel_benchmarks/ttt_glu.py --device cpu --smoke --out /some/folder
 
-In bf16, at the shapes of ViT³ and of the stages of H-ViT³: forward, and forward with backward.
+In bf16, at the shapes of ViT³, of the stages of H-ViT³ and of T⁵: forward, and with backward.
 """
 
 import argparse
@@ -24,12 +24,12 @@ import triton
 from torch import Tensor
 from ttt_linear import device_name, milliseconds
 
-from ttt_kernels import ttt_dwconv, ttt_glu
+from ttt_kernels import ttt_dwconv, ttt_glu, ttt_mlp
 
 ROOT = Path(__file__).resolve().parents[2]
 SHAPE = ('op', 'model', 'image', 'batch', 'height', 'width', 'heads', 'dim')
 FIELDS = ('gpu', 'torch', 'triton', *SHAPE, 'contender', 'pass', 'ms', 'peak_mib', 'note')
-OPS = ('glu', 'dwconv')
+OPS = ('glu', 'dwconv', 'mlp')
 # Images (height, width) and their number.
 IMAGES = (
     ((224, 224), 128),
@@ -46,11 +46,13 @@ MODELS = {
     'h-vit3-tiny': {4: (2, 32), 8: (4, 32), 16: (10, 32), 32: (16, 32)},
     'h-vit3-base': {4: (3, 32), 8: (6, 32), 16: (14, 32), 32: (20, 32)},
 }
+# T⁵'s, which have ttt_mlp with three weights in all heads.
+T5_MODELS = {'t5-tiny': {16: (3, 64)}, 't5-small': {16: (6, 64)}, 't5-base': {16: (12, 64)}}
 SCALE = 1 / 3
 
 
 class Shape(NamedTuple):
-    op: str  # 'glu' or 'dwconv', which has one head
+    op: str  # 'glu', 'dwconv', which has one head, or 'mlp'
     model: str
     image: str
     batch: int
@@ -63,15 +65,15 @@ class Shape(NamedTuple):
 def shapes() -> list[Shape]:
     """Every stage of every model at every image size."""
     return [
-        Shape(op, model, f'{image[1]}x{image[0]}', batch, *hw, heads if op == 'glu' else 1, dim)
-        for (model, maps), (image, batch) in itertools.product(MODELS.items(), IMAGES)
+        Shape(op, model, f'{image[1]}x{image[0]}', batch, *hw, 1 if op == 'dwconv' else heads, dim)
+        for (model, maps), (image, batch) in itertools.product((MODELS | T5_MODELS).items(), IMAGES)
         for stride, (heads, dim) in maps.items()
         for hw in [[math.ceil(side / stride) for side in image]]
-        for op in OPS
+        for op in (('mlp',) if model in T5_MODELS else ('glu', 'dwconv'))
     ]
 
 
-SMOKE = [Shape(op, 'smoke', '80x112', 2, 5, 7, 2 if op == 'glu' else 1, 32) for op in OPS]
+SMOKE = [Shape(op, 'smoke', '80x112', 2, 5, 7, 1 if op == 'dwconv' else 2, 32) for op in OPS]
 
 
 # ---------------------------------------------------------------------------------- contenders
@@ -109,6 +111,26 @@ def eager_dwconv(q: Tensor, k: Tensor, v: Tensor, w3: Tensor, hw: tuple[int, int
     return o.view(batch, dim, tokens).mT
 
 
+def eager_mlp(q: Tensor, k: Tensor, v: Tensor, w1: Tensor, w2: Tensor, w3: Tensor) -> Tensor:
+    """The SwiGLU inner step as one would write it, in the dtype of q; `(B, N, H, d)`."""
+    tokens, dim = q.shape[1], q.shape[-1]
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    z1, z2 = k @ w1.to(k.dtype), k @ w2.to(k.dtype)
+    sigma = torch.sigmoid(z1)
+    a = z1 * sigma
+    d = v @ w3.to(k.dtype).mT
+    sums = (
+        k.mT @ (d * z2 * sigma * (1 + z1 * (1 - sigma))),
+        k.mT @ (d * a),
+        (a * z2).mT @ v,
+    )
+    stepped = [
+        (w + g.float() * (dim**-0.5 / tokens)).to(q.dtype)
+        for w, g in zip((w1, w2, w3), sums, strict=True)
+    ]
+    return ((F.silu(q @ stepped[0]) * (q @ stepped[1])) @ stepped[2]).transpose(1, 2)
+
+
 def inputs_of(shape: Shape, device: torch.device, dtype: torch.dtype) -> list[Tensor]:
     """Views of one packed projection, as the mixer makes them, and weights of N(0, 0.02)."""
     heads, dim = shape.heads, shape.dim
@@ -116,9 +138,9 @@ def inputs_of(shape: Shape, device: torch.device, dtype: torch.dtype) -> list[Te
     # The projection also holds the three tensors of the other op.
     packed = torch.randn(shape.batch, tokens, 3 * dim * (heads + 1), device=device, dtype=dtype)
     packed = packed[..., : 3 * dim * heads]
-    if shape.op == 'glu':
+    if shape.op != 'dwconv':
         tensors = [x.unflatten(-1, (heads, dim)) for x in packed.chunk(3, -1)]
-        sizes = [(heads, dim, dim)] * 2
+        sizes = [(heads, dim, dim)] * (2 if shape.op == 'glu' else 3)
     else:
         tensors, sizes = list(packed.chunk(3, -1)), [(dim, 3, 3)]
     tensors += [0.02 * torch.randn(size, device=device) for size in sizes]
@@ -128,12 +150,16 @@ def inputs_of(shape: Shape, device: torch.device, dtype: torch.dtype) -> list[Te
 def ours(shape: Shape) -> Callable[..., Tensor]:
     if shape.op == 'glu':
         return ttt_glu
+    if shape.op == 'mlp':
+        return lambda *tensors: ttt_mlp(*tensors, scale=shape.dim**-0.5)
     return lambda *tensors: ttt_dwconv(*tensors, hw=(shape.height, shape.width))
 
 
 def eager(shape: Shape) -> Callable[..., Tensor]:
     if shape.op == 'glu':
         return eager_glu
+    if shape.op == 'mlp':
+        return eager_mlp
     return lambda *tensors: eager_dwconv(*tensors, (shape.height, shape.width))
 
 
@@ -186,7 +212,7 @@ def main() -> int:
     parser.add_argument('--seconds', type=float, default=600, help='start nothing new after that')
     parser.add_argument('--smoke', action='store_true', help='tiny shapes: does it run at all?')
     parser.add_argument('--op', choices=OPS, help='one op only')
-    parser.add_argument('--model', choices=MODELS, help='one model only')
+    parser.add_argument('--model', choices=MODELS | T5_MODELS, help='one model only')
     args = parser.parse_args()
     device = torch.device(args.device)
     if device.type == 'cuda' and not torch.cuda.is_available():
