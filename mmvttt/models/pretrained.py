@@ -1,5 +1,6 @@
 """Weights named in `init_cfg` load with a report of keys, and never silently match nothing."""
 
+import re
 from collections.abc import Mapping
 
 from mmengine.logging import print_log
@@ -7,8 +8,11 @@ from mmengine.model import PretrainedInit
 from torch import Tensor
 
 from ..checkpoints.load import load_pretrained
+from ..errors import CheckpointMismatchError
 
 _INHERIT = 'mmvttt.InheritViT'
+# The inner weights as the authors of ViT³ and T⁵ name them; much of the rest has our names.
+_PUBLIC = re.compile(r'(^|\.)attn\.w[123]$')
 
 
 class PretrainedMixin:
@@ -51,7 +55,16 @@ class PretrainedMixin:
         return self._adapted(result.weights)
 
     def _adapted(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The weights after every part of the model has made them its own, e.g. resized them."""
+        """The weights after every part of the model has made them its own, e.g. resized them.
+
+        Raises:
+            CheckpointMismatchError: They are of the authors' code, and would load in part.
+        """
+        if any(_PUBLIC.search(name) for name in weights):
+            raise CheckpointMismatchError(
+                "the checkpoint is one of the authors' of ViT³ or T⁵, with names of their own; "
+                'convert it once: python tools/convert_checkpoint.py PUBLIC.pth OURS.pth'
+            )
         weights = dict(weights)
         for name, module in self.named_modules():
             if hasattr(module, 'adapt_weights'):

@@ -271,3 +271,24 @@ def test_the_tool_explains_a_file_that_is_not_there(
 def test_an_unknown_direction_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"to='timm'.*ours.*public"):
         convert_checkpoint(tmp_path / 'a', tmp_path / 'b', to='timm')
+
+
+@pytest.mark.parametrize(
+    ('kind', 'weights', 'prefix'),
+    [
+        ('ViT3', plain(), None),
+        ('HViT3', hierarchical(), None),
+        ('HViT3', hierarchical(), 'backbone.'),
+    ],
+)
+def test_a_public_file_in_init_cfg_names_the_tool(
+    tmp_path: Path, kind: str, weights: dict, prefix: str | None
+) -> None:
+    path = tmp_path / 'public.pth'
+    weights = {n.removeprefix('backbone.'): v for n, v in weights.items()}
+    torch.save({'model': {f'{prefix or ""}{n}': v for n, v in weights.items()}}, path)
+    arch = PLAIN_ARCH if kind == 'ViT3' else H_ARCH
+    init_cfg = dict(type='Pretrained', checkpoint=str(path), prefix=prefix)
+    model = MODELS.build(dict(type=kind, arch=arch, init_cfg=init_cfg))
+    with pytest.raises(CheckpointError, match=r'tools/convert_checkpoint\.py PUBLIC\.pth'):
+        model.init_weights()
