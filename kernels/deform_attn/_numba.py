@@ -34,11 +34,11 @@ def _softmax(a, logits):
 
 
 @part
-def _axis(x, size):
+def _axis(x, size, zero):
     """Both neighbours of x among `size` pixels, their weights (0 outside), and whether they are."""
     if not (x > -1 and x < size):
-        # Also huge numbers and NaN, which must not become integers; NaN spoils the weights.
-        nothing = x * 0 if x != x else x - x if abs(x) < 1e30 else np.float32(0)
+        # Huge numbers and NaN must not become integers; NaN spoils the weights.
+        nothing = x if x != x else zero
         return 0, 0, nothing, nothing, False, False
     near = int(np.floor(x))
     fraction = x - near
@@ -46,8 +46,8 @@ def _axis(x, size):
     return (
         near if near_ok else 0,
         near + 1 if far_ok else near,
-        1 - fraction if near_ok else fraction * 0,
-        fraction if far_ok else fraction * 0,
+        1 - fraction if near_ok else zero,
+        fraction if far_ok else zero,
         near_ok,
         far_ok,
     )
@@ -62,6 +62,7 @@ def _forward(first, last, value, shapes, centres, places, weights, out, sizes, f
     levels, points = places.shape[1], places.shape[2]
     a = np.empty(levels * points, value.dtype)
     half = value.dtype.type(0.5)
+    zero = value.dtype.type(0)
     for program in range(first, last):
         image, head = program // heads, program % heads
         for query in range(queries):
@@ -84,8 +85,8 @@ def _forward(first, last, value, shapes, centres, places, weights, out, sizes, f
                     else:
                         x *= width
                         y *= height
-                    x0, x1, wx0, wx1, _, _ = _axis(x - half, width)
-                    y0, y1, wy0, wy1, _, _ = _axis(y - half, height)
+                    x0, x1, wx0, wx1, _, _ = _axis(x - half, width, zero)
+                    y0, y1, wy0, wy1, _, _ = _axis(y - half, height, zero)
                     weight = a[level * points + p]
                     w00, w01 = weight * wy0 * wx0, weight * wy0 * wx1
                     w10, w11 = weight * wy1 * wx0, weight * wy1 * wx1
@@ -150,8 +151,8 @@ def _backward(
                     else:
                         x *= width
                         y *= height
-                    x0, x1, wx0, wx1, has_x0, has_x1 = _axis(x - half, width)
-                    y0, y1, wy0, wy1, has_y0, has_y1 = _axis(y - half, height)
+                    x0, x1, wx0, wx1, has_x0, has_x1 = _axis(x - half, width, zero)
+                    y0, y1, wy0, wy1, has_y0, has_y1 = _axis(y - half, height, zero)
                     weight = a[level * points + p]
                     r00 = (start + y0 * width + x0) * heads + head
                     r01 = (start + y0 * width + x1) * heads + head
