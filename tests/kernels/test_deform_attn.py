@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from ttt_kernels import deform_attn
+from ttt_kernels import deform_attn, deform_attn_fused
 
 NAMES = ('value', 'sampling_locations', 'attention_weights')
+FUSED_NAMES = ('value', 'reference_points', 'sampling_offsets', 'attention_logits')
 OP = torch.ops.ttt_kernels.deform_attn
 OP_BACKWARD = torch.ops.ttt_kernels.deform_attn_backward
 # fp64 has 16 digits, sums of at most some hundred terms.
@@ -23,7 +24,7 @@ def make(shapes=PYRAMID, queries=9, batch=2, heads=3, dim=5, points=4, dtype=tor
 
     pixels, levels = sum(h * w for h, w in shapes), len(shapes)
     locations = 1.5 * rand(batch, queries, heads, levels, points, 2) - 0.25
-    locations[:, 0] *= 40
+    locations[:, :1] *= 40
     values = (
         2 * rand(batch, pixels, heads, dim) - 1,
         locations,
@@ -38,6 +39,32 @@ def make(shapes=PYRAMID, queries=9, batch=2, heads=3, dim=5, points=4, dtype=tor
 def call(inputs, shapes=PYRAMID, **kwargs):
     value, locations, weights = inputs.values()
     return deform_attn(value, shapes, locations, weights, **kwargs)
+
+
+def fused(inputs, shapes=PYRAMID, shared=True):
+    """Inputs of deform_attn_fused, with offsets of some pixels and logits of some size."""
+    value, locations, weights = inputs.values()
+    generator = torch.Generator().manual_seed(3)
+    batch, queries = locations.shape[:2]
+    wide = torch.promote_types(value.dtype, torch.float32)
+    size = (1 if shared else batch, queries, len(shapes), 2)
+    reference_points = torch.rand(size, generator=generator, dtype=torch.float64).to(wide)
+    tensors = (value, reference_points, (locations - 0.5) * 6, weights * 9)
+    return dict(zip(FUSED_NAMES, tensors, strict=True))
+
+
+def call_fused(inputs, shapes=PYRAMID, **kwargs):
+    value, reference_points, offsets, logits = inputs.values()
+    return deform_attn_fused(value, shapes, reference_points, offsets, logits, **kwargs)
+
+
+def unfused(inputs, shapes=PYRAMID):
+    """What deform_attn_fused replaces, left to autograd."""
+    value, reference_points, offsets, logits = inputs.values()
+    sizes = torch.tensor(shapes, dtype=offsets.dtype).flip(-1)
+    locations = reference_points[:, :, None, :, None] + offsets / sizes[:, None]
+    weights = logits.flatten(-2).softmax(-1).view_as(logits)
+    return definition(dict(zip(NAMES, (value, locations, weights), strict=True)), shapes)
 
 
 def definition(inputs, shapes=PYRAMID):
@@ -57,14 +84,14 @@ def definition(inputs, shapes=PYRAMID):
     return output.flatten(2)
 
 
-def with_gradients(function, inputs, grad=None):
+def with_gradients(function, inputs, grad=None, names=NAMES):
     leaves = {n: x.detach().clone().requires_grad_() for n, x in inputs.items()}
     output = function(leaves)
     if grad is None:
         generator = torch.Generator().manual_seed(1)
         grad = torch.randn(output.shape, generator=generator, dtype=torch.float64)
     grads = torch.autograd.grad(output, list(leaves.values()), grad.to(output.dtype))
-    return output.detach(), dict(zip(NAMES, grads, strict=True))
+    return output.detach(), dict(zip(names, grads, strict=True))
 
 
 def error(x, y):
@@ -72,10 +99,10 @@ def error(x, y):
     return ((x.double() - y.double()).abs().max() / y.double().abs().max().clamp_min(1e-30)).item()
 
 
-def assert_same(found, expected, tolerance):
+def assert_same(found, expected, tolerance, names=NAMES):
     assert found[0].shape == expected[0].shape
     assert error(found[0], expected[0]) < tolerance
-    wrong = {n: error(found[1][n], expected[1][n]) for n in NAMES}
+    wrong = {n: error(found[1][n], expected[1][n]) for n in names}
     assert all(e < tolerance for e in wrong.values()), wrong
 
 
@@ -87,6 +114,44 @@ def test_output_and_every_gradient_follow_the_definition(shapes, queries, points
     inputs = make(shapes, queries, points=points)
     expected = with_gradients(lambda x: definition(x, shapes), inputs)
     assert_same(with_gradients(lambda x: call(x, shapes), inputs), expected, FP64)
+
+
+@pytest.mark.parametrize('shared', [True, False])
+@pytest.mark.parametrize(
+    ('shapes', 'queries', 'points'), [(PYRAMID, 9, 4), (((1, 1),), 1, 1), (((6, 6),), 17, 3)]
+)
+def test_fused_is_softmax_and_places_and_deform_attn(shapes, queries, points, shared):
+    inputs = fused(make(shapes, queries, points=points), shapes, shared)
+    expected = with_gradients(lambda x: unfused(x, shapes), inputs, names=FUSED_NAMES)
+    found = with_gradients(lambda x: call_fused(x, shapes), inputs, names=FUSED_NAMES)
+    assert_same(found, expected, FP64, FUSED_NAMES)
+
+
+def test_gradcheck():
+    shapes = ((3, 4), (1, 2))
+    inputs = fused(make(shapes, 2, batch=1, heads=1, dim=2, points=2), shapes)
+    leaves = [x.requires_grad_() for x in inputs.values()]
+    value, reference_points, offsets, logits = leaves
+    assert torch.autograd.gradcheck(
+        lambda v, r, o, g: deform_attn_fused(v, shapes, r, o, g),
+        (value, reference_points, offsets, logits),
+    )
+
+
+def test_sizes_in_a_tensor_are_those_in_numbers():
+    inputs = make()
+    expected = with_gradients(call, inputs)
+    for dtype in (torch.int64, torch.int32):
+        found = with_gradients(lambda x, d=dtype: call(x, torch.tensor(PYRAMID, dtype=d)), inputs)
+        assert torch.equal(found[0], expected[0])
+        assert all(torch.equal(found[1][n], expected[1][n]) for n in NAMES)
+
+
+def test_no_queries_give_nothing():
+    inputs = make(queries=0)
+    output, grads = with_gradients(call, inputs)
+    assert output.shape == (2, 0, 15)
+    assert grads['value'].eq(0).all()
 
 
 def test_pixel_centres_read_the_pixel():
@@ -186,6 +251,17 @@ def test_opcheck():
     args = (value, flat(), None, None, locations, weights, 'auto')
     torch.library.opcheck(OP_BACKWARD.default, (OP(*args) + 1, None, *args[:-1], False, 'auto'))
     leaves = [x.requires_grad_() if isinstance(x, torch.Tensor) else x for x in args]
+    torch.library.opcheck(OP.default, leaves)
+
+
+def test_opcheck_of_the_fused_op():
+    value, reference_points, offsets, logits = fused(make(dtype=torch.float32)).values()
+    args = (value, [], torch.tensor(PYRAMID), reference_points, offsets, logits, 'auto')
+    torch.library.opcheck(OP_BACKWARD.default, (OP(*args) + 1, OP(*args), *args[:-1], True, 'auto'))
+    leaves = [
+        x.requires_grad_() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+        for x in args
+    ]
     torch.library.opcheck(OP.default, leaves)
 
 
@@ -325,6 +401,12 @@ BAD = {
         ValueError,
         r'spatial_shapes is on meta and value on cpu',
     ),
+    'no points': (
+        lambda x: {**x, 'sampling_locations': x['sampling_locations'][..., :0, :]},
+        {},
+        ValueError,
+        r'P must be at least 1, got sampling_locations of shape',
+    ),
     'no string': (
         lambda x: x,
         {'shapes': '57'},
@@ -352,6 +434,29 @@ def test_bad_input_is_named(case):
     change, options, kind, message = BAD[case]
     with pytest.raises(kind, match=message):
         call(change(make(dtype=torch.float32)), **options)
+
+
+BAD_FUSED = {
+    'reference_points': (
+        lambda x: x['reference_points'][:, :, :2],
+        ValueError,
+        r'reference_points must have shape \(B or 1, Q, L, 2\) = .*, got \(1, 9, 2, 2\)',
+    ),
+    'dtype': (
+        lambda x: x['reference_points'].bfloat16(),
+        TypeError,
+        r'reference_points must be torch.float32 for positions in large maps, got torch.bfloat16',
+    ),
+    'nothing': (lambda x: None, TypeError, r'reference_points must be a tensor, got NoneType'),
+}
+
+
+@pytest.mark.parametrize('case', BAD_FUSED)
+def test_bad_reference_points_are_named(case):
+    change, kind, message = BAD_FUSED[case]
+    inputs = fused(make(dtype=torch.float32))
+    with pytest.raises(kind, match=message):
+        call_fused({**inputs, 'reference_points': change(inputs)})
 
 
 def test_triton_without_a_gpu_says_why(monkeypatch):
