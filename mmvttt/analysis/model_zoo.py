@@ -58,7 +58,7 @@ def table(models: Iterable[dict[str, Any]], kind: str, configs: str = 'configs')
                     f'{height}×{width}',
                     f'{meta["Parameters"] / 1e6:.1f} M',
                     f'{meta["FLOPs"] / 1e9:.1f} G',
-                    *(str(values[metric]) for metric in metrics),
+                    *(str(values.get(metric, '–')) for metric in metrics),
                     meta['Results From'].removeprefix('the paper ').strip('()'),
                 ]
             )
