@@ -1,4 +1,4 @@
-"""Converts public ViT³ and H-ViT³ checkpoints to ours, or ours to public ones.
+"""Converts public ViT³, H-ViT³ and T⁵ checkpoints to ours, or ours to public ones.
 
 example: python tools/convert_checkpoint.py vit3_small_public.pth vit3_small.pth
 """

@@ -1,4 +1,4 @@
-"""Public ViT³ and H-ViT³ weights to ours and back, tensor by tensor, with nothing left unsaid."""
+"""Public ViT³, H-ViT³ and T⁵ weights to ours and back, tensor by tensor, nothing left unsaid."""
 
 import re
 from collections.abc import Mapping

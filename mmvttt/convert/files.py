@@ -47,7 +47,7 @@ def convert_checkpoint(
     """Converts a file, and writes the result where nothing is missing or left over.
 
     Args:
-        source: A public (or our) checkpoint of ViT³ or H-ViT³.
+        source: A public (or our) checkpoint of ViT³, H-ViT³ or T⁵.
         target: The file to write, with the weights under `state_dict` (ours) or `model` (public).
         to: 'ours' or 'public'.
         ema: Take the averaged weights of the file.

@@ -1,4 +1,4 @@
-"""Names and shapes of the public ViT³ and H-ViT³ weights, and what each is called here.
+"""Names and shapes of the public ViT³, H-ViT³ and T⁵ weights, and what each is called here.
 
 One rule, `public_name`, says what a tensor of ours is called there. Read backwards over all tensors
 of the architecture at hand, it says what a public tensor is called here: a name that it does not
@@ -14,12 +14,14 @@ from mmengine.model import BaseModule
 from torch import Tensor
 
 from mmvttt.errors import CheckpointError
-from mmvttt.models.backbones import HViT3, ViT3
+from mmvttt.models.backbones import T5, HViT3, ViT3
 
 # Inner weights have one more dimension of size 1 there: images, or input channels per group.
 _EXTRA_DIMENSION = {'mixer.w1': 0, 'mixer.w2': 0, 'mixer.w3': 1}
-_PUBLIC_MARK = 'blocks.0.attn.w3'
-_OUR_MARK = 'blocks.0.mixer.w3'
+_EXTRA_DIMENSION |= {'inner.w1': 0, 'inner.w2': 0, 'inner.w3': 0}
+_PUBLIC_MARKS = ('blocks.0.attn.w1',)
+# Of ViT³ and H-ViT³, of T⁵.
+_OUR_MARKS = ('blocks.0.mixer.w1', 'blocks.0.mixer.inner.w1')
 _DOWNSAMPLE = ('widen', 'halve', 'narrow')
 
 
@@ -60,12 +62,12 @@ def find_layout(weights: Mapping[str, Tensor], public: bool) -> Layout:
         public: Whether the names should be the public ones, or ours.
 
     Raises:
-        CheckpointError: If it is neither ViT³ nor H-ViT³, or the names are the other ones.
+        CheckpointError: If it is none of ViT³, H-ViT³ and T⁵, or the names are the other ones.
     """
-    mark, other = (_PUBLIC_MARK, _OUR_MARK) if public else (_OUR_MARK, _PUBLIC_MARK)
-    found = sorted((name for name in weights if name.endswith(mark)), key=len)
+    marks, others = (_PUBLIC_MARKS, _OUR_MARKS) if public else (_OUR_MARKS, _PUBLIC_MARKS)
+    found = sorted((name for name in weights if name.endswith(marks)), key=len)
     if not found:
-        if any(name.endswith(other) for name in weights):
+        if any(name.endswith(others) for name in weights):
             there = 'mmvttt' if public else 'public'
             raise CheckpointError(
                 f'These are {there} names already, which need no conversion to them: choose the '
@@ -73,17 +75,22 @@ def find_layout(weights: Mapping[str, Tensor], public: bool) -> Layout:
             )
         begin = sorted({'.'.join(name.split('.')[:2]) for name in weights})[:6]
         raise CheckpointError(
-            f'This is neither a ViT³ nor an H-ViT³: no name ends in {mark!r}; the names begin with '
-            f'{", ".join(begin)}. Give a checkpoint of one of these models.'
+            f'This is neither a ViT³, an H-ViT³ nor a T⁵: none ends in {" or ".join(marks)}; names '
+            f'begin with {", ".join(begin)}. Give a checkpoint of one of these models.'
         )
-    stem = found[0][: -len(mark)]
+    stem = next(found[0].removesuffix(m) for m in marks if found[0].endswith(m))
     hierarchical = re.fullmatch(r'(.*?)(?:layers|stages)\.0\.', stem)
     prefix = hierarchical[1] if hierarchical else stem
     own = {n[len(prefix) :]: w for n, w in weights.items() if n.startswith(prefix)}
     inner = 'attn' if public else 'mixer'
     try:
         with torch.device('meta'):
-            model = _h_vit3(own, inner, public) if hierarchical else _vit3(own, inner)
+            if hierarchical:
+                model = _h_vit3(own, inner, public)
+            elif 'pos_embed' in own:
+                model = _t5(own, public)
+            else:
+                model = _vit3(own, inner)
     except KeyError as error:
         raise CheckpointError(
             f'The weights are damaged or of another model: {prefix}{error.args[0]} is missing.'
@@ -97,17 +104,32 @@ def find_layout(weights: Mapping[str, Tensor], public: bool) -> Layout:
 
 
 def _vit3(weights: Mapping[str, Tensor], inner: str) -> ViT3:
-    patch = weights['patch_embed.proj.weight']
-    return ViT3(
-        dict(
-            embed_dims=patch.shape[0],
-            num_layers=_count(weights, r'blocks\.(\d+)\.'),
-            num_heads=weights[f'blocks.0.{inner}.w1'].shape[-3],
-            feedforward_channels=weights['blocks.0.mlp.fc1.weight'].shape[0],
-        ),
-        in_channels=patch.shape[1],
-        patch_size=patch.shape[-1],
+    arch, patches = _plain_sizes(weights, f'blocks.0.{inner}.w1')
+    return ViT3(arch, **patches)
+
+
+def _t5(weights: Mapping[str, Tensor], public: bool) -> T5:
+    """The public models have SwiGLU, or the two-layer model; the convolutions, or none."""
+    inner, conv = ('attn', 'attn.q_conv2d') if public else ('mixer.inner', 'mixer.q_conv')
+    arch, patches = _plain_sizes(weights, f'blocks.0.{inner}.w1')
+    side = round(weights['pos_embed'].shape[1] ** 0.5)
+    mixer = dict(
+        inner=dict(type='SwiGLU' if f'blocks.0.{inner}.w3' in weights else 'MLP'),
+        locality='dwc_qk' if f'blocks.0.{conv}.weight' in weights else None,
     )
+    return T5(arch, mixer, img_size=side * patches['patch_size'], **patches)
+
+
+def _plain_sizes(weights: Mapping[str, Tensor], first: str) -> tuple[dict, dict]:
+    """The arch of a plain backbone, and its patches; `first` is an inner weight of a block."""
+    patch = weights['patch_embed.proj.weight']
+    arch = dict(
+        embed_dims=patch.shape[0],
+        num_layers=_count(weights, r'blocks\.(\d+)\.'),
+        num_heads=weights[first].shape[-3],
+        feedforward_channels=weights['blocks.0.mlp.fc1.weight'].shape[0],
+    )
+    return arch, dict(in_channels=patch.shape[1], patch_size=patch.shape[-1])
 
 
 def _h_vit3(weights: Mapping[str, Tensor], inner: str, public: bool) -> HViT3:
@@ -135,9 +157,14 @@ def _count(names: Iterable[str], pattern: str) -> int:
 def public_name(name: str) -> str:
     """The public name of a backbone's tensor: `stem.0.bn.bias` → `patch_embed.conv.0.norm.bias`.
 
-    Plain ViT³ differs in the mixer's name alone.
+    Plain ViT³ differs in the mixer's name alone, T⁵ in the names of its convolutions too.
     """
-    name = name.replace('.mixer.', '.attn.').replace('.mlp.dwconv.', '.mlp.dwc.')
+    name = re.sub(r'\.mixer\.([qk])_conv\.', r'.attn.\1_conv2d.', name)
+    name = (
+        name.replace('.mixer.inner.', '.attn.')
+        .replace('.mixer.', '.attn.')
+        .replace('.mlp.dwconv.', '.mlp.dwc.')
+    )
     name = re.sub(r'^norms\.(\d+)\.', r'norm\1.', name)
     if stem := re.match(r'stem\.(\d+)\.(conv|bn)\.', name):
         kind = 'norm' if stem[2] == 'bn' else 'conv'

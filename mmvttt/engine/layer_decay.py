@@ -25,7 +25,7 @@ _MULTIPLIERS = (
     'flat_decay_mult',
     'dwconv_decay_mult',
 )
-_KEYS = ('layer_decay_rate', 'custom_keys', *_MULTIPLIERS)
+_KEYS = ('layer_decay_rate', 'new_lr_mult', 'custom_keys', *_MULTIPLIERS)
 _NORMS = (
     nn.modules.batchnorm._BatchNorm,
     nn.modules.instancenorm._InstanceNorm,
@@ -54,7 +54,9 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
               `flat_decay_mult` (0; 1-D parameters), `dwconv_decay_mult` (1);
             - `custom_keys`: `{part of a name: dict(lr_mult=…, decay_mult=…)}`; the longest part
               that occurs in a name counts. `lr_mult` comes on top of the layer's rate,
-              `decay_mult` replaces the rules above; other entries go to the optimizer's group.
+              `decay_mult` replaces the rules above; other entries go to the optimizer's group;
+            - `new_lr_mult` (1): on top of all that for what the modules' `new_parameters()` name,
+              the tensors that a model with inherited weights has begun at random (20 in T⁵).
 
     Raises:
         ValueError: An option is unknown, missing or out of range, or no backbone of the model
@@ -78,6 +80,7 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
             check_number(f'paramwise_cfg.{key}', self.paramwise_cfg.get(key, 0))
         for key, settings in self.paramwise_cfg.get('custom_keys', {}).items():
             check_config(f'paramwise_cfg.custom_keys[{key!r}]', settings, 'dict(lr_mult=0.1)')
+        check_number('paramwise_cfg.new_lr_mult', self.paramwise_cfg.get('new_lr_mult', 1), above=0)
         if self.base_lr is None:
             raise ValueError('optimizer.lr is missing: layer decay scales it')
 
@@ -91,6 +94,12 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         """
         backbones = _backbones(module)
         undecayed = _undecayed(module)
+        new = _named_by(module, 'new_parameters') if 'new_lr_mult' in self.paramwise_cfg else set()
+        if 'new_lr_mult' in self.paramwise_cfg and not new:
+            raise ValueError(
+                'paramwise_cfg.new_lr_mult is for models that name their new parameters '
+                '(new_parameters()), and this one names none: take mmvttt.T5, or leave it out'
+            )
         groups: dict[tuple, dict] = {}
         for owner_name, owner, name, parameter in _parameters(module):
             full_name = f'{owner_name}.{name}' if owner_name else name
@@ -98,6 +107,8 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
             lr_mult, decay_mult, extra = self._settings(
                 owner, full_name, parameter, full_name in undecayed
             )
+            if full_name in new:
+                lr_mult *= self.paramwise_cfg['new_lr_mult']
             group = {'lr': self.base_lr * scale * lr_mult, **extra}
             if self.base_wd is not None:
                 group['weight_decay'] = self.base_wd * decay_mult
@@ -177,10 +188,17 @@ def _backbones(model: nn.Module) -> dict[str, nn.Module]:
 def _undecayed(model: nn.Module) -> set[str]:
     """Names of the parameters that must not decay whatever their shape."""
     names = {n for n, _ in model.named_parameters() if n.rpartition('.')[2] in _EMBEDDINGS}
-    for prefix, module in model.named_modules():
-        if hasattr(module, 'no_weight_decay'):
-            names |= {f'{prefix}.{n}' if prefix else n for n in module.no_weight_decay()}
-    return names
+    return names | _named_by(model, 'no_weight_decay')
+
+
+def _named_by(model: nn.Module, method: str) -> set[str]:
+    """The parameters that the modules' own methods of this name name, by their full names."""
+    return {
+        f'{prefix}.{name}' if prefix else name
+        for prefix, module in model.named_modules()
+        if hasattr(module, method)
+        for name in getattr(module, method)()
+    }
 
 
 def _is_depthwise(module: nn.Module) -> bool:

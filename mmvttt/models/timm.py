@@ -14,7 +14,7 @@ from timm.models import build_model_with_cfg, generate_default_cfgs, register_mo
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
-from .backbones import HViT3, PlainBackbone, ViT3, Vittt
+from .backbones import T5, HViT3, PlainBackbone, ViT3, Vittt
 
 __all__ = ['PlainClassifier', 'StagedClassifier']
 
@@ -70,7 +70,7 @@ class PlainClassifier(_Classifier):
     """A plain backbone with a linear head, as timm's tools expect a model to be.
 
     Args:
-        backbone_cls: `Vittt`, `ViT3`, or another `PlainBackbone`.
+        backbone_cls: `Vittt`, `ViT3`, `T5`, or another `PlainBackbone`.
         num_classes: Classes of the head; 0 for none.
         in_chans: Channels of the image.
         global_pool: timm's pooling: 'avg' (the papers'), 'max', 'avgmax', 'catavgmax', or '' for
@@ -296,6 +296,9 @@ default_cfgs = generate_default_cfgs(
         'vit3_tiny_patch16_224': _PATCHES,
         'vit3_small_patch16_224': _PATCHES,
         'vit3_base_patch16_224': _PATCHES,
+        't5_tiny_patch16_224': _PATCHES,
+        't5_small_patch16_224': _PATCHES,
+        't5_base_patch16_224': _PATCHES,
         'h_vit3_tiny': _STEM,
         'h_vit3_small': _STEM,
         'h_vit3_base': _STEM,
@@ -358,6 +361,24 @@ def vit3_small_patch16_224(pretrained: bool = False, **kwargs: Any) -> nn.Module
 def vit3_base_patch16_224(pretrained: bool = False, **kwargs: Any) -> nn.Module:
     """ViT³-B (vit3 Tab. 11)."""
     return _plain('vit3_base_patch16_224', pretrained, kwargs, backbone_cls=ViT3, arch='base')
+
+
+@register_model
+def t5_tiny_patch16_224(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """T⁵-T (t5 Tab. 4)."""
+    return _plain('t5_tiny_patch16_224', pretrained, kwargs, backbone_cls=T5, arch='tiny')
+
+
+@register_model
+def t5_small_patch16_224(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """T⁵-S (t5 Tab. 4)."""
+    return _plain('t5_small_patch16_224', pretrained, kwargs, backbone_cls=T5, arch='small')
+
+
+@register_model
+def t5_base_patch16_224(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """T⁵-B (DeiT-B's body; not in the paper)."""
+    return _plain('t5_base_patch16_224', pretrained, kwargs, backbone_cls=T5, arch='base')
 
 
 @register_model

@@ -8,6 +8,7 @@ BASES = {
     'ViT3 of the design space': dict(
         type='mmvttt.ViT3', arch=PLAIN, mixer=dict(type='mmvttt.TTTMixer', inner=dict(type='MLP'))
     ),
+    'T5': dict(type='mmvttt.T5', arch=PLAIN, img_size=64, mixer={}),
     'HViT3': dict(type='mmvttt.HViT3', arch=STAGES),
     'ViTAdapter': dict(
         type='mmvttt.ViTAdapter',

@@ -116,6 +116,13 @@ ARGUMENTS = {
         'mixer.scale': (not_positive.filter(lambda v: v is not None), 'above 0'),
         'mixer.key_position': (wrong_sizes.filter(lambda v: v is not None), 'key_position'),
     },
+    'T5': {
+        **PLAIN_BACKBONE,
+        'mixer': (not_dicts, 'neighborhood'),
+        'mixer.key_norm': (other_than(None, 'rms', 'layer', 'instance'), 'instance_center'),
+        'mixer.locality': (other_than(None, 'dwc_v', 'dwc_qk'), 'dwc_qk'),
+        'mixer.neighborhood': (below(1) | st.just(4), 'neighborhood'),
+    },
     'HViT3': {
         **BACKBONE,
         'arch.embed_dims': (

@@ -14,7 +14,7 @@ from .cases import Cases, refused
 from .models import BASES
 
 CASES = Cases('images')
-NAMES = ('Vittt', 'ViT3', 'HViT3', 'ViTAdapter')
+NAMES = ('Vittt', 'ViT3', 'T5', 'HViT3', 'ViTAdapter')
 STRIDES = {'HViT3': (4, 8, 16, 32), 'ViTAdapter': (4, 8, 16, 32)}
 every_backbone = pytest.mark.parametrize('name', NAMES)
 

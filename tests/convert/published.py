@@ -1,4 +1,4 @@
-"""ViT³ and H-ViT³ written down from the paper's formulas on weights in the public layout.
+"""ViT³, H-ViT³ and T⁵ written down from their formulas on weights in the public layout.
 
 For comparison only: heads, taps and channels one after the other, no modules, no batching tricks.
 """
@@ -257,3 +257,56 @@ def hierarchical_features(
         layer_norm(w, f'norm{s}', m.permute(1, 2, 0), 1e-5).permute(2, 0, 1)
         for s, m in enumerate(maps)
     ]
+
+
+def t5_weights(
+    channels: int, depth: int, heads: int, hidden: int, rows: int, gated: bool, classes: int = 5
+) -> Weights:
+    """T⁵: with `gated` SwiGLU and convolutions, else the two-layer model without them."""
+    d = channels // heads
+    shapes = {'pos_embed': (1, rows, channels)} | conv('patch_embed.proj', 3, channels, 16)
+    for i in range(depth):
+        name = f'blocks.{i}'
+        shapes |= norm(f'{name}.norm1', channels) | norm(f'{name}.norm2', channels)
+        shapes |= {f'{name}.attn.w{j}': (1, heads, d, d) for j in ((1, 2, 3) if gated else (1, 2))}
+        if gated:
+            shapes |= conv(f'{name}.attn.q_conv2d', 1, channels, 3)
+            shapes |= conv(f'{name}.attn.k_conv2d', 1, channels, 3)
+        shapes |= linear(f'{name}.attn.qkv', channels, 3 * channels)
+        shapes |= linear(f'{name}.attn.proj', channels, channels)
+        shapes |= linear(f'{name}.mlp.fc1', channels, hidden)
+        shapes |= linear(f'{name}.mlp.fc2', hidden, channels)
+    return random_weights(shapes | norm('norm', channels) | linear('head', channels, classes))
+
+
+def swiglu_head(q: Tensor, k: Tensor, v: Tensor, w: list[Tensor]) -> Tensor:
+    """`(N, d)` of one head of one image: one step on −Σ f(k)·v / (N√d), without damping."""
+    e = -v / (len(v) * v.shape[1] ** 0.5)
+    z1, z2 = k @ w[0], k @ w[1]
+    a = z1 / (1 + torch.exp(-z1))
+    back = e @ w[2].T
+    g1, g2 = k.T @ (back * z2 * silu_slope(z1)), k.T @ (back * a)
+    u = q @ (w[0] - g1)
+    return (u / (1 + torch.exp(-u)) * (q @ (w[1] - g2))) @ (w[2] - (a * z2).T @ e)
+
+
+def t5_logits(w: Weights, image: Tensor, depth: int, heads: int) -> Tensor:
+    """The classifier of SwiGLU and convolutions, for an image of as many patches as positions."""
+    x = F.conv2d(image[None], w['patch_embed.proj.weight'], w['patch_embed.proj.bias'], stride=16)
+    hw = (x.shape[2], x.shape[3])
+    x = x.flatten(2)[0].T + w['pos_embed'][0]
+    for i in range(depth):
+        name = f'blocks.{i}.attn'
+        y = layer_norm(w, f'blocks.{i}.norm1', x, 1e-6)
+        q, k, v = F.linear(y, w[f'{name}.qkv.weight'], w[f'{name}.qkv.bias']).chunk(3, 1)
+        k = (k - k.mean(0)) / (k.var(0, correction=0) + 1).sqrt()
+        q = q + depthwise(w, f'{name}.q_conv2d', q, hw)
+        k = k + depthwise(w, f'{name}.k_conv2d', k, hw)
+        inner = [w[f'{name}.w{j}'][0] for j in (1, 2, 3)]
+        parts = zip(*(t.chunk(heads, 1) for t in (q, k, v)), range(heads), strict=True)
+        out = torch.cat([swiglu_head(a, b, c, [m[h] for m in inner]) for a, b, c, h in parts], 1)
+        x = x + F.linear(out, w[f'{name}.proj.weight'], w[f'{name}.proj.bias'])
+        y = layer_norm(w, f'blocks.{i}.norm2', x, 1e-6)
+        y = F.gelu(F.linear(y, w[f'blocks.{i}.mlp.fc1.weight'], w[f'blocks.{i}.mlp.fc1.bias']))
+        x = x + F.linear(y, w[f'blocks.{i}.mlp.fc2.weight'], w[f'blocks.{i}.mlp.fc2.bias'])
+    return F.linear(layer_norm(w, 'norm', x, 1e-6).mean(0), w['head.weight'], w['head.bias'])

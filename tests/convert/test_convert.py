@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mmvttt.convert import convert_checkpoint, read_checkpoint, to_ours, to_public
 from mmvttt.errors import CheckpointError
-from mmvttt.models.backbones import HViT3, ViT3, Vittt
+from mmvttt.models.backbones import T5, HViT3, ViT3, Vittt
 from mmvttt.registry import MODELS
 
 from . import published
@@ -115,6 +115,36 @@ def test_the_public_plain_model_has_210_tensors() -> None:
     assert done.name == 'ViT3, tiny'
 
 
+def test_t5_is_told_from_vit3() -> None:
+    """Both have `blocks.0.attn.w3`: here its tensors are named as T⁵'s, the last weight `w3`."""
+    for inner, count in (('SwiGLU', 235), ('MLP', 175)):
+        weights = published.t5_weights(192, 12, 3, 768, 196, gated=inner == 'SwiGLU')
+        assert len(weights) == count
+        done = to_ours(weights)
+        assert done.complete
+        assert done.name == 'T5, tiny'
+        mixer = dict(inner=dict(type=inner))
+        if inner == 'MLP':
+            mixer['locality'] = None
+        load(T5('tiny', mixer), done.weights)
+        back = to_public(done.weights)
+        assert back.complete
+        assert {n: tuple(w.shape) for n, w in back.weights.items()} == {
+            n: tuple(w.shape) for n, w in weights.items()
+        }
+
+
+def test_t5_computes_the_published_formula() -> None:
+    weights = published.t5_weights(32, 2, 2, 64, 16, gated=True)
+    done = to_ours(dict(weights))
+    arch = dict(embed_dims=32, num_layers=2, num_heads=2, feedforward_channels=64)
+    model = load(T5(arch, img_size=64, out_type='avg_featmap'), done.weights)
+    image = torch.randn(3, 64, 64, generator=torch.Generator().manual_seed(1))
+    expected = published.t5_logits(weights, image, depth=2, heads=2)
+    assert expected.std() > 0.1
+    torch.testing.assert_close(logits(model, done.weights, image)[0], expected, **CLOSE)
+
+
 @pytest.mark.parametrize('weights', [plain(), hierarchical(CLASSES), dense(hierarchical())])
 def test_there_and_back_is_the_same(weights: dict[str, Tensor]) -> None:
     back = to_public(to_ours(weights).weights)
@@ -187,6 +217,7 @@ def test_code_in_a_checkpoint_does_not_run(
     ('weights', 'direction', 'named'),
     [
         (Vittt('tiny').state_dict(), to_ours, ['neither', 'blocks.0']),
+        (T5('tiny', dict(locality='dwc_v')).state_dict(), to_ours, ['mmvttt names already']),
         ({'conv1.weight': torch.ones(1)}, to_ours, ['neither', 'conv1.weight']),
         (to_ours(plain()).weights, to_ours, ['mmvttt names already']),
         (plain(), to_public, ['public names already']),

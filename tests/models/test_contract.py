@@ -19,6 +19,7 @@ BN = dict(type='BN')
 CASES = {
     'Vittt': (dict(type='mmvttt.Vittt', arch=PLAIN, img_size=64), (16,)),
     'ViT3': (dict(type='mmvttt.ViT3', arch=PLAIN), (16,)),
+    'T5': (dict(type='mmvttt.T5', arch=PLAIN, img_size=64), (16,)),
     'HViT3': (dict(type='mmvttt.HViT3', arch=STAGES), (4, 8, 16, 32)),
     'ViTAdapter': (
         dict(

@@ -72,12 +72,21 @@ def test_every_inner_model_trains_and_lets_gradients_through(inner: dict) -> Non
     assert not silent
 
 
-@pytest.mark.parametrize('damping', [False, True])
-@pytest.mark.parametrize('kind', ['GatedFC', 'DWConv'])
-def test_the_fused_points_equal_the_definition(kind: str, damping: bool) -> None:
+@pytest.mark.parametrize(
+    ('kind', 'options'),
+    [
+        *(
+            (kind, dict(damping=damping))
+            for kind in ('GatedFC', 'DWConv')
+            for damping in (False, True)
+        ),
+        *((kind, dict(loss=loss)) for kind in ('MLP', 'SwiGLU') for loss in ('dot', 'l2')),
+    ],
+)
+def test_the_fused_points_equal_the_definition(kind: str, options: dict) -> None:
     results = []
     for fused in (True, False):
-        module = mixer(dict(type=kind), damping=damping, scale=1 / 3)
+        module = mixer(dict(type=kind), scale=1 / 3, **options)
         assert module.fused
         module.fused = fused
         x = tokens().requires_grad_()
@@ -94,6 +103,11 @@ def test_the_fused_points_equal_the_definition(kind: str, damping: bool) -> None
     [
         (dict(type='FC'), {}),
         (dict(type='GatedFC'), dict(loss='l2')),
+        (dict(type='MLP'), dict(damping=True)),
+        (dict(type='MLP', depth=3), {}),
+        (dict(type='MLP', ratio=2), {}),
+        (dict(type='MLP', residual='input'), {}),
+        (dict(type='SwiGLU'), dict(loss='l1')),
         (dict(type='GatedFC'), dict(num_batches=2)),
         (dict(type='DWConv'), dict(epochs=2)),
         (dict(type='DWConv'), dict(step=0.5)),

@@ -8,14 +8,19 @@ from timm.models import group_parameters
 from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 
 import mmvttt.models.timm as ours
-from mmvttt.models.backbones import HViT3, ViT3, Vittt
+from mmvttt.models.backbones import T5, HViT3, ViT3, Vittt
 
 PLAIN = dict(embed_dims=64, num_layers=3, num_heads=2, feedforward_channels=96)
 STAGED = dict(embed_dims=(16, 32, 48, 64), depths=(1, 1, 2, 1), num_heads=(1, 2, 3, 4))
 MODELS = timm.list_models(module='timm')
 # One model a family, for what does not depend on the size.
-FAMILIES = ['vittt_tiny_patch16_224', 'vit3_tiny_patch16_224', 'h_vit3_tiny']
-# vision-ttt Tab. 1; vit3 Tab. 11 and 12: millions of parameters.
+FAMILIES = [
+    'vittt_tiny_patch16_224',
+    'vit3_tiny_patch16_224',
+    't5_tiny_patch16_224',
+    'h_vit3_tiny',
+]
+# vision-ttt Tab. 1; vit3 Tab. 11 and 12; t5 Tab. 4: millions of parameters.
 PARAMS = {
     'vittt_tiny_patch16_224': 6.976,
     'vittt_small_patch16_224': 26.365,
@@ -23,6 +28,9 @@ PARAMS = {
     'vit3_tiny_patch16_224': 6.1494,
     'vit3_small_patch16_224': 23.7994,
     'vit3_base_patch16_224': 90.0559,
+    't5_tiny_patch16_224': 6.2055,
+    't5_small_patch16_224': 23.0268,
+    't5_base_patch16_224': 88.5199,
     'h_vit3_tiny': 28.7036,
     'h_vit3_small': 54.3621,
     'h_vit3_base': 94.3693,
@@ -163,7 +171,7 @@ def test_it_is_the_backbone_of_mmvttt(name: str) -> None:
     """The same function as an mmpretrain classifier with that backbone, weights by name."""
     model = reduced(name).eval()
     backbone = type(model.backbone)
-    assert backbone in (Vittt, ViT3, HViT3)
+    assert backbone in (Vittt, ViT3, T5, HViT3)
     size = {} if backbone is HViT3 else dict(img_size=64)
     other = backbone(STAGED if backbone is HViT3 else PLAIN, out_type='avg_featmap', **size).eval()
     prefix = 'backbone.'

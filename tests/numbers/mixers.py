@@ -81,7 +81,17 @@ DESIGN = {
     'dynamic, damped': design(GATED, step='dynamic', damping=True, key_position=(4, 4)),
     'damped Conv': design(dict(type='Conv'), damping=True),
 }
-MIXERS = {**VITTT, **VIT3, **DESIGN}
+SWIGLU = dict(type='SwiGLU')
+T5 = {
+    'T5': design(SWIGLU, key_norm='instance', locality='dwc_qk'),
+    'T5+': design(SWIGLU, key_norm='instance', locality='dwc_qk', neighborhood=3),
+    'T5 of two layers': design(dict(type='MLP'), key_norm='instance'),
+    'T5 of two layers, L2': design(dict(type='MLP'), loss='l2', key_norm='instance'),
+    'T5, RMS, DWC(v)': design(SWIGLU, key_norm='rms', locality='dwc_v'),
+    'linear attention': design(dict(type='LinearAttention', project=True), key_norm='instance'),
+    'softmax attention': design(dict(type='SoftmaxAttention')),
+}
+MIXERS = {**VITTT, **VIT3, **DESIGN, **T5}
 # Their gradients are small differences: an output behind a LayerNorm hardly feels a step's length.
 STEPS = ('eta.weight', 'eta.bias', 'token_scale')
 

@@ -18,6 +18,8 @@ NAMES = (
     'get_flops.py',
     'get_memory.py',
     'image_demo.py',
+    'inherit_weights.py',
+    'inspect_attention.py',
     'make_model_zoo.py',
     'publish_checkpoint.py',
 )

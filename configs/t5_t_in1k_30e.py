@@ -1,0 +1,18 @@
+# T⁵-T on ImageNet-1k, 224×224, 30 epochs from the weights of a DeiT (t5 Sec. 5.1).
+# Tab. 4, from a DeiT that its authors trained without class token.
+# The paper's result: Top-1 71.19.
+#   python tools/inherit_weights.py DEIT inherited.pth
+#   python tools/train.py configs/t5_t_in1k_30e.py --cfg-options load_from=inherited.pth
+_base_ = [
+    './_base_/classifier_deit.py',
+    './_base_/imagenet_deit.py',
+    './_base_/adamw_30e_inherit.py',
+    'mmpretrain::_base_/default_runtime.py',
+]
+
+model = dict(
+    backbone=dict(type='mmvttt.T5', arch='tiny'),
+    head=dict(in_channels=192),
+)
+
+default_hooks = dict(checkpoint=dict(max_keep_ckpts=3, save_best='auto'))

@@ -1,0 +1,209 @@
+"""What T⁵'s mixers attend to: key shift (t5 Eq. 11) and implicit attention (t5 Eq. 13), by layer.
+
+A token's output depends on the value of another by a d×d matrix J_ij = ∂o_i/∂v_j. Two numbers of it
+are the attention weight itself where a mixer is softmax attention: its trace over d, which has a
+sign, and its Frobenius norm over √d. One step on the dot loss is linear in V, so both have closed
+forms, and no autograd is needed. The paper says "gradient magnitude", and not which.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+
+from ..models.layers import TTTMixer
+from ..models.layers.attention import LinearAttention, SoftmaxAttention
+from ..models.layers.inner_models import MLP, GatedFC, SwiGLU
+
+# Numbers of (query, key, hidden) that are formed at once: 128 MiB of fp32.
+_AT_ONCE = 2**25
+
+
+class ImplicitAttention(NamedTuple):
+    """∂o_i/∂v_j of the heads of a layer, `(B, H, N, N)` each: query i, key j.
+
+    Attributes:
+        trace: trace(J) / d.
+        norm: ‖J‖_F / √d.
+    """
+
+    trace: Tensor
+    norm: Tensor
+
+
+@dataclass(frozen=True)
+class LayerAttention:
+    """A mixer on some images.
+
+    Attributes:
+        name: The mixer's name in the model.
+        hw: Size of the map, N = h·w.
+        key_shift: Of the projected keys of each image `(B,)`, before any norm.
+        attention: Of the inner model, or None where it has no closed form.
+    """
+
+    name: str
+    hw: tuple[int, int]
+    key_shift: Tensor
+    attention: ImplicitAttention | None
+
+
+def key_shift(k: Tensor) -> Tensor:
+    """‖mean of the keys‖ / mean of ‖key‖ over N tokens (t5 Eq. 11): keys `(…, N, C)` → `(…)`.
+
+    0 after an instance norm; 1/√N for independent keys of mean 0, so that only ratios at one N
+    compare. The paper prints about 0.5 for a trained ViT at N = 196.
+    """
+    return k.mean(-2).norm(dim=-1) / k.norm(dim=-1).mean(-1)
+
+
+def implicit_attention(mixer: TTTMixer, x: Tensor, hw: tuple[int, int]) -> ImplicitAttention:
+    """The implicit attention of a mixer's inner model, without its projections of v and output.
+
+    q and k are those after norm and convolutions. Neighbourhood attention and DWC(v) come on top of
+    it and are not in it.
+
+    Args:
+        mixer: With `SoftmaxAttention`, `LinearAttention`, or one full-batch step of 1.0 on the dot
+            loss of `SwiGLU`, `GatedFC` or `MLP` of two layers without residual, undamped.
+        x: The mixer's input `(B, N, C)`, normed tokens.
+        hw: Size of the map.
+
+    Raises:
+        ValueError: For another mixer.
+    """
+    if not has_closed_form(mixer):
+        raise ValueError(
+            f'{type(mixer.inner).__name__} with loss={mixer.loss!r}, damping={mixer.damping} has '
+            'no closed form here: choose SwiGLU, GatedFC, MLP of two layers (one step on the dot '
+            'loss, undamped) or an attention.'
+        )
+    with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+        q, k, v = mixer.qkv(x).chunk(3, dim=-1)
+        q, k = mixer.shape_keys(q, k, hw)
+        q, k, v = (y.unflatten(-1, mixer.heads) for y in (q, k, v))
+        if isinstance(mixer.inner, SoftmaxAttention):
+            scores = torch.einsum('bihd,bjhd->bhij', q, k) * q.shape[-1] ** -0.5
+            weights = scores.softmax(-1)
+            return ImplicitAttention(weights, weights)
+        if isinstance(mixer.inner, LinearAttention):
+            left, right = mixer.inner.features(q, k)
+            weights = left @ right.mT
+            weights = weights / weights.sum(-1, keepdim=True)
+            return ImplicitAttention(weights, weights)
+        return _of_step(mixer, q, k, v, hw)
+
+
+def has_closed_form(mixer: TTTMixer) -> bool:
+    """Whether `implicit_attention` knows the mixer."""
+    inner = mixer.inner
+    if isinstance(inner, SoftmaxAttention | LinearAttention):
+        return True
+    plain = mixer.fused and mixer.loss == 'dot' and not mixer.damping
+    return plain and isinstance(inner, SwiGLU | GatedFC | MLP) and mixer.key_grid is None
+
+
+def _of_step(
+    mixer: TTTMixer, q: Tensor, k: Tensor, v: Tensor, hw: tuple[int, int]
+) -> ImplicitAttention:
+    """J = κ (α I + β Lᵀ diag(m) R) with β = q·k, α and m products of the hidden layers of both."""
+    start = {name: w.to(q.dtype) for name, w in mixer.inner.named_parameters()}
+
+    def train(w: dict, k: Tensor, v: Tensor) -> dict:
+        return mixer.train_inner(w, k, v, torch.ones_like(k[:, 0]), hw)
+
+    stepped = vmap(vmap(train, in_dims=(0, 1, 1)), in_dims=(None, 0, 0))(start, k, v)
+    q, k = q.transpose(1, 2), k.transpose(1, 2)
+    hidden_q, factors_q = _hidden(mixer.inner, stepped, q)
+    hidden_k, factors_k = _hidden(mixer.inner, start, k)
+    dim = q.shape[-1]
+    if isinstance(mixer.inner, GatedFC):
+        left = right = torch.eye(dim, dtype=q.dtype, device=q.device).expand(*q.shape[:2], -1, -1)
+        alpha = q.new_zeros(())
+    else:
+        last = 'w3' if isinstance(mixer.inner, SwiGLU) else 'w2'
+        left, right = start[last].expand_as(stepped[last]), stepped[last]
+        alpha = hidden_q @ hidden_k.mT
+    beta = q @ k.mT
+    kappa = mixer.scale / k.shape[2]
+    # Of the rows of both last weights: what a hidden channel adds to the trace, and two to ‖J‖².
+    g = (left * right).sum(-1)
+    both = (left @ left.mT) * (right @ right.mT)
+    traces = sum((a * g.unsqueeze(2)) @ c.mT for a, c in zip(factors_q, factors_k, strict=True))
+    trace = kappa * (alpha + beta * traces / dim)
+    squares = torch.empty_like(beta)
+    chunk = max(1, _AT_ONCE // max(1, k.shape[:3].numel() * dim))
+    for at in range(0, q.shape[2], chunk):
+        rows = slice(at, at + chunk)
+        m = sum(
+            a[:, :, rows, None] * c[:, :, None] for a, c in zip(factors_q, factors_k, strict=True)
+        )
+        squares[:, :, rows] = (m @ both.unsqueeze(2) * m).sum(-1)
+    norm = alpha**2 * dim + 2 * alpha * beta * traces + beta**2 * squares
+    return ImplicitAttention(trace, kappa * (norm.clamp_min(0) / dim).sqrt())
+
+
+def _hidden(inner: nn.Module, w: dict, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """A token's hidden layer, and its factors of m, `(B, H, N, d)` each.
+
+    m_ij is the sum of the products of the factors of query i and key j.
+    """
+
+    def silu(z: Tensor) -> tuple[Tensor, Tensor]:
+        s = z.sigmoid()
+        return z * s, s * (1 + z * (1 - s))
+
+    if isinstance(inner, MLP):
+        value, slope = silu(x @ w['w1'])
+        return value, [slope]
+    gate, up = ('w2', 'w1') if isinstance(inner, GatedFC) else ('w1', 'w2')
+    value, slope = silu(x @ w[gate])
+    up = x @ w[up]
+    return value * up, [up * slope, value]
+
+
+def attention_distance(attention: Tensor, hw: tuple[int, int]) -> Tensor:
+    """Σ_j |A_ij|·‖i − j‖ / Σ_j |A_ij|, the mean over queries: `(…, N, N)` → `(…)`, in patches."""
+    rows, columns = torch.meshgrid(*(torch.arange(n) for n in hw), indexing='ij')
+    places = torch.stack([rows, columns], -1).flatten(0, 1).to(attention)
+    apart = torch.cdist(places, places)
+    weights = attention.abs()
+    return ((weights * apart).sum(-1) / weights.sum(-1)).mean(-1)
+
+
+def inspect_layers(model: nn.Module, images: Tensor) -> list[LayerAttention]:
+    """Every `TTTMixer` of a model on images `(B, 3, H, W)`, in evaluation mode.
+
+    Raises:
+        ValueError: The model has none.
+    """
+    mixers = {name: m for name, m in model.named_modules() if isinstance(m, TTTMixer)}
+    if not mixers:
+        raise ValueError(
+            f'{type(model).__name__} has no TTTMixer to look at: give a T⁵, or a ViT³ with one.'
+        )
+    seen: dict[str, tuple[Tensor, tuple[int, int]]] = {}
+    handles = [
+        mixer.register_forward_pre_hook(lambda _, args, name=name: seen.update({name: args[:2]}))
+        for name, mixer in mixers.items()
+    ]
+    training = model.training
+    try:
+        with torch.no_grad():
+            model.eval()(images)
+    finally:
+        model.train(training)
+        for handle in handles:
+            handle.remove()
+    found = []
+    for name, (x, hw) in seen.items():
+        mixer = mixers[name]
+        with torch.no_grad():
+            shift = key_shift(mixer.qkv(x).chunk(3, dim=-1)[1])
+        attention = implicit_attention(mixer, x, hw) if has_closed_form(mixer) else None
+        found.append(LayerAttention(name, hw, shift, attention))
+    return found

@@ -1,0 +1,120 @@
+"""Closed forms of implicit attention against autograd; key shift and distance by hand."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from mmvttt.analysis.attention import (
+    attention_distance,
+    implicit_attention,
+    inspect_layers,
+    key_shift,
+)
+from mmvttt.models.backbones import T5, ViT3
+from mmvttt.models.layers import TTTMixer
+
+HW = (2, 3)
+TOOL = Path(__file__).resolve().parents[2] / 'tools' / 'inspect_attention.py'
+
+
+def mixer(kind: str, **options) -> TTTMixer:
+    torch.manual_seed(0)
+    module = TTTMixer(8, 2, dict(type=kind), **options).double()
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter, std=0.7)
+    return module
+
+
+def jacobians(module: TTTMixer, x: Tensor) -> Tensor:
+    """∂o_i/∂v_j by autograd, `(B, H, N, N, d, d)`."""
+    q, k, v = module.qkv(x).chunk(3, dim=-1)
+    q, k = module.shape_keys(q, k, HW)
+    q, k, v = (y.unflatten(-1, module.heads) for y in (q, k, v))
+    full = torch.autograd.functional.jacobian(lambda v: module._read(x, q, k, v, HW), v)
+    # (b, i, h, a, b, j, h, c), of which images and heads do not mix.
+    return torch.einsum('nihanjhc->nhijac', full)
+
+
+@pytest.mark.parametrize(
+    'kind', ['SwiGLU', 'GatedFC', 'MLP', 'LinearAttention', 'SoftmaxAttention']
+)
+@pytest.mark.parametrize('locality', [None, 'dwc_qk'])
+def test_closed_forms_are_autograds(kind: str, locality: str | None) -> None:
+    module = mixer(kind, key_norm='instance', locality=locality)
+    x = torch.randn(2, 6, 8, dtype=torch.float64)
+    expected = jacobians(module, x)
+    found = implicit_attention(module, x, HW)
+    trace = expected.diagonal(dim1=-2, dim2=-1).mean(-1)
+    torch.testing.assert_close(found.trace, trace)
+    torch.testing.assert_close(found.norm, expected.flatten(-2).norm(dim=-1) / 2)
+
+
+def test_of_softmax_it_is_the_attention_matrix() -> None:
+    module = mixer('SoftmaxAttention')
+    x = torch.randn(1, 6, 8, dtype=torch.float64)
+    found = implicit_attention(module, x, HW)
+    torch.testing.assert_close(found.norm.sum(-1), torch.ones(1, 2, 6, dtype=torch.float64))
+    v = module.qkv(x)[..., 16:].unflatten(-1, (2, 4)).transpose(1, 2)
+    read = module.proj((found.trace @ v).transpose(1, 2).flatten(2))
+    torch.testing.assert_close(read, module(x, HW))
+
+
+def test_key_shift_by_hand() -> None:
+    k = torch.tensor([[1, -1], [0.5, 2], [-1.5, 0], [2, 1]], dtype=torch.float64)
+    assert key_shift(k).item() == pytest.approx(0.3921924696, abs=1e-9)
+    assert key_shift(k - k.mean(0)).item() == pytest.approx(0, abs=1e-12)
+    generator = torch.Generator().manual_seed(0)
+    independent = key_shift(torch.randn(64, 196, 64, generator=generator)).mean()
+    assert independent.item() == pytest.approx(196**-0.5, rel=0.02)
+
+
+def test_distance_by_hand() -> None:
+    itself, uniform = torch.eye(6), torch.full((6, 6), -1 / 6)
+    assert attention_distance(itself, HW).item() == 0
+    places = [(r, c) for r in range(2) for c in range(3)]
+    apart = [((a - c) ** 2 + (b - d) ** 2) ** 0.5 for a, b in places for c, d in places]
+    assert attention_distance(uniform, HW).item() == pytest.approx(sum(apart) / 36)
+
+
+def test_every_layer_of_a_model() -> None:
+    arch = dict(embed_dims=16, num_layers=3, num_heads=2, feedforward_channels=32)
+    model = T5(arch, dict(neighborhood=3), img_size=48).train()
+    found = inspect_layers(model, torch.randn(2, 3, 48, 33))
+    assert [layer.name for layer in found] == [f'blocks.{i}.mixer' for i in range(3)]
+    assert model.training
+    for layer in found:
+        assert layer.hw == (3, 3)
+        assert layer.key_shift.shape == (2,)
+        assert layer.attention.norm.shape == (2, 2, 9, 9)
+        assert (layer.attention.trace.abs() <= layer.attention.norm + 1e-6).all()
+    with pytest.raises(ValueError, match='ViT3 has no TTTMixer'):
+        inspect_layers(ViT3(arch), torch.randn(1, 3, 32, 32))
+
+
+@pytest.mark.parametrize('options', [dict(loss='l2'), dict(step=0.5), dict(damping=True)])
+def test_what_has_no_closed_form_is_refused(options: dict) -> None:
+    x = torch.randn(1, 6, 8, dtype=torch.float64)
+    with pytest.raises(ValueError, match='no closed form'):
+        implicit_attention(mixer('SwiGLU', **options), x, HW)
+
+
+def test_the_tool_draws_and_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    config = tmp_path / 'small.py'
+    arch = dict(embed_dims=16, num_layers=2, num_heads=2, feedforward_channels=32)
+    config.write_text(f"model = dict(type='mmvttt.T5', arch={arch!r}, img_size=64)\n")
+    image = np.random.default_rng(0).integers(0, 255, (50, 70, 3), dtype=np.uint8)
+    cv2.imwrite(str(tmp_path / 'image.png'), image)
+    arguments = [str(config), str(tmp_path / 'image.png'), '--out', str(tmp_path / 'out')]
+    monkeypatch.setattr(sys, 'argv', ['inspect_attention.py', *arguments, '--shape', '64', '96'])
+    runpy.run_path(str(TOOL), run_name='__main__')
+    assert 'blocks.1.mixer' in capsys.readouterr().out
+    lines = (tmp_path / 'out' / 'layers.csv').read_text().splitlines()
+    assert lines[0] == 'layer,key_shift,distance'
+    assert len(lines) == 3
+    assert cv2.imread(str(tmp_path / 'out' / 'image.png')) is not None

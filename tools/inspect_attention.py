@@ -1,0 +1,108 @@
+"""Prints the key shift and the attention distance of each layer, and draws implicit attention.
+
+For T⁵ and other models of TTTMixer (mmvttt.analysis.attention). Writes layers.csv, means over the
+images, and for each image a picture: what the patch in its middle reads, layer by layer. A ViT's
+own attention is that of T⁵ with SoftmaxAttention and the ViT's weights.
+
+example: python tools/inspect_attention.py t5_t_in1k_30e photo.jpg --checkpoint t5.pth --out looks
+"""
+
+import argparse
+import csv
+from pathlib import Path
+
+import cv2
+import torch
+from torch import Tensor
+from torchvision.transforms.functional import normalize
+
+from mmvttt.analysis.attention import LayerAttention, attention_distance, inspect_layers
+from mmvttt.analysis.models import DenseForward, find_model
+from mmvttt.checkpoints.load import load_pretrained
+from mmvttt.cli import Options, plain_errors, positive
+from mmvttt.errors import DataError
+
+# ImageNet's, as in the recipes.
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('model', help="a config, the name of one of ours, or a model of timm's")
+    parser.add_argument('images', nargs='+', type=Path)
+    parser.add_argument('--checkpoint', help='the weights; default: random or those of init_cfg')
+    parser.add_argument('--shape', nargs=2, type=positive, metavar=('HEIGHT', 'WIDTH'))
+    parser.add_argument('--out', type=Path, default=Path('work_dirs/attention'))
+    parser.add_argument('--cfg-options', nargs='+', action=Options, metavar='KEY=VALUE')
+    return parser.parse_args()
+
+
+def read(path: Path, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """An image of a file, resized: `(3, H, W)` from 0 to 1, and as the model sees it."""
+    image = cv2.imread(str(path))
+    if image is None:
+        raise DataError(f'{str(path)!r} is no image that can be read')
+    image = cv2.cvtColor(cv2.resize(image, size[::-1]), cv2.COLOR_BGR2RGB)
+    picture = torch.from_numpy(image).permute(2, 0, 1) / 255
+    return picture, normalize(picture, MEAN, STD)
+
+
+def draw(picture: Tensor, layers: list[LayerAttention], target: Path) -> None:
+    """The image, and for each layer the magnitudes of the middle patch, mean over the heads."""
+    import matplotlib
+
+    matplotlib.use('Agg')
+    import matplotlib.pyplot as plt
+
+    columns = 5
+    rows = -(-(len(layers) + 1) // columns)
+    figure, panels = plt.subplots(rows, columns, figsize=(2.2 * columns, 2.4 * rows), squeeze=False)
+    for panel in panels.flat:
+        panel.axis('off')
+    panels.flat[0].imshow(picture.permute(1, 2, 0).numpy())
+    for panel, layer in zip(panels.flat[1:], layers, strict=False):
+        h, w = layer.hw
+        middle = h // 2 * w + w // 2
+        panel.imshow(layer.attention.norm[0, :, middle].mean(0).unflatten(0, layer.hw).numpy())
+        panel.plot(w // 2, h // 2, 'r+')
+        panel.set_title(layer.name.removesuffix('.mixer'), fontsize=7)
+    figure.tight_layout()
+    figure.savefig(target, dpi=100)
+    plt.close(figure)
+
+
+def main() -> None:
+    args = parse_args()
+    totals: dict[str, list[tuple[float, float]]] = {}
+    with plain_errors():
+        found = find_model(args.model, args.cfg_options)
+        if hasattr(found.model, 'init_weights'):
+            found.model.init_weights()
+        if args.checkpoint:
+            load_pretrained(found.model, args.checkpoint)
+        args.out.mkdir(parents=True, exist_ok=True)
+        for path in args.images:
+            picture, image = read(path, tuple(args.shape or found.size))
+            layers = inspect_layers(DenseForward(found.model), image[None])
+            known = [layer for layer in layers if layer.attention is not None]
+            draw(picture, known, args.out / f'{path.stem}.png')
+            for layer in layers:
+                distance = float('nan')
+                if layer.attention is not None:
+                    distance = attention_distance(layer.attention.norm, layer.hw).mean().item()
+                name = layer.name.removeprefix('model.')
+                totals.setdefault(name, []).append((layer.key_shift.item(), distance))
+    with (args.out / 'layers.csv').open('w', newline='') as file:
+        writer = csv.writer(file, lineterminator='\n')
+        writer.writerow(['layer', 'key_shift', 'distance'])
+        for name, values in totals.items():
+            means = [sum(column) / len(values) for column in zip(*values, strict=True)]
+            writer.writerow([name, *(f'{value:.4f}' for value in means)])
+            print(f'{name}: key shift {means[0]:.4f}, attention distance {means[1]:.2f} patches')
+    print(f'wrote {args.out}')
+
+
+if __name__ == '__main__':
+    main()
