@@ -18,6 +18,7 @@ from ..config import load_config
 from ..datasets.checks.paths import check_data
 from ..engine.exact_resume import make_exact
 from ..errors import UsageError
+from .screen import QuietRunner, summary
 
 _WRAPPERS = ('OptimWrapper', 'AmpOptimWrapper')
 # The hooks of every training.
@@ -26,7 +27,7 @@ _SAFETY = ('mmvttt.TopologyHook', 'mmvttt.AnomalyHook')
 
 def build_runner(cfg: Config) -> Runner:
     """The runner of a config: mmengine's, or the one that `runner_type` names."""
-    return Runner.from_cfg(cfg) if 'runner_type' not in cfg else RUNNERS.build(cfg)
+    return QuietRunner.from_cfg(cfg) if 'runner_type' not in cfg else RUNNERS.build(cfg)
 
 
 def enable_amp(cfg: Config) -> None:
@@ -52,6 +53,34 @@ def enable_auto_scale_lr(cfg: Config) -> None:
             'auto_scale_lr = dict(base_batch_size=16) to the config'
         )
     cfg.auto_scale_lr.enable = True
+
+
+def fit_warmup(cfg: Config) -> None:
+    """Shortens a warm-up that is as long as the training or longer, by which mmengine ends.
+
+    Recipes of 300 epochs warm up for 20. A training of 20 or fewer warms up for a tenth of its
+    length instead, at least half an epoch, and what begins after the warm-up begins there.
+    """
+    epochs = cfg.train_cfg.get('max_epochs')
+    schedulers = cfg.get('param_scheduler')
+    if not epochs or not isinstance(schedulers, list):
+        return
+    ends = {s.get('end') for s in schedulers if s.get('by_epoch', True) and not s.get('begin')}
+    for end in ends - {None}:
+        after = [s for s in schedulers if s.get('by_epoch', True) and s.get('begin') == end]
+        if end < epochs or not after:
+            continue
+        short = max(epochs / 10, 0.5)
+        for scheduler in schedulers:
+            for key in ('begin', 'end'):
+                if scheduler.get(key) == end and scheduler.get('by_epoch', True):
+                    # Only iterations can be counted by parts of an epoch.
+                    scheduler.update({key: short, 'by_epoch': True, 'convert_to_iter_based': True})
+        print_log(
+            f'max_epochs={epochs} leaves no room for a warm-up of {end} epochs: it takes '
+            f'{short:g} now',
+            'current',
+        )
 
 
 def make_safe(cfg: Config) -> None:
@@ -81,6 +110,7 @@ def train(
     auto_scale_lr: bool = False,
     seed: int | None = None,
     deterministic: bool = False,
+    plain: bool = False,
     **config_args: Any,
 ) -> Runner:
     """Trains what a config describes.
@@ -92,6 +122,7 @@ def train(
         auto_scale_lr: See `enable_auto_scale_lr`.
         seed: For all random numbers; default: the config's, or a new one.
         deterministic: Choose deterministic algorithms.
+        plain: Leave out what `make_safe` adds.
         config_args: See `load_config`.
 
     Returns:
@@ -118,11 +149,14 @@ def train(
         cfg.resume = True
         cfg.load_from = None if resume == 'auto' else _existing(resume)
     check_data(cfg, ('train', 'val'))
-    make_safe(cfg)
+    fit_warmup(cfg)
+    if not plain:
+        make_safe(cfg)
     runner = build_runner(cfg)
     if cfg.get('load_from') and not cfg.get('resume'):
         require_match(_bare(runner), read_weights(cfg.load_from), cfg.load_from)
     settle_resume(runner)
+    print_log(summary(runner, cfg), runner.logger)
     runner.train()
     return runner
 
