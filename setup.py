@@ -76,6 +76,9 @@ INSTALL = [
     # 1.0.24 and older unpickle what create_model(checkpoint_path=…) reads.
     'timm>=1.0.26,<1.1',
     'numpy>=1.26,<2.6',
+    'pillow>=10,<14',
+    'pyyaml>=6,<7',
+    'rich>=13,<16',
 ]
 EXTRAS = {
     # Without mmcv's compiled operators; never beside the `mmcv` distribution (same import).
@@ -89,7 +92,13 @@ EXTRAS = {
     # The photographs and digits of the built-in data set, and its pictures.
     'demo': ['scikit-learn>=1.5,<2', 'scikit-image>=0.24,<0.27', 'matplotlib>=3.8,<4'],
     # One minor release of ruff: the next one formats other things.
-    'test': ['pytest>=8,<10', 'pytest-xdist>=3.6,<4', 'hypothesis>=6.100,<7', 'ruff>=0.17,<0.18'],
+    'test': [
+        'pytest>=8,<10',
+        'pytest-xdist>=3.6,<4',
+        'hypothesis>=6.100,<7',
+        'ruff>=0.17,<0.18',
+        'build>=1.2,<2',
+    ],
     'docs': ['mkdocs>=1.6,<1.7', 'mkdocstrings[python]>=1.0,<2'],
 }
 EXTRAS['all'] = sorted({d for n, deps in EXTRAS.items() if n not in ('lite', 'docs') for d in deps})

@@ -138,6 +138,10 @@ def explain_build(error: KeyError | TypeError) -> str | None:
 
 def _types(frame: FrameType) -> list[str]:
     """Names in the registries that were asked, and mmvttt's, with their scope where it differs."""
+    # Whoever names none of our types has not imported them yet.
+    import mmvttt.engine
+    import mmvttt.models  # noqa: F401
+
     registry = frame.f_locals.get('registry')
     names = []
     while registry is not None:

@@ -60,9 +60,6 @@ def test_plain_leaves_the_config_as_it_is(run: Callable) -> None:
     assert {'AnomalyHook', 'TopologyHook'} <= set(names[1]) - set(names[0])
     assert names[0]['CheckpointHook'].startswith('mmengine')
     assert names[1]['CheckpointHook'].startswith('mmvttt')
-    modules = [type(r.train_dataloader.sampler).__module__ for r in (plain, safe)]
-    assert modules[0].startswith('mmengine')
-    assert modules[1].startswith('mmvttt')
 
 
 def test_the_screen_shows_a_summary_and_the_log_all(
@@ -73,6 +70,6 @@ def test_the_screen_shows_a_summary_and_the_log_all(
     for shown in ('model     TinyModel', 'data      TinyData', 'schedule  1 epochs, AdamW'):
         assert shown in printed
     (log,) = Path(runner.log_dir).glob('*.log')
-    for hidden in ('TinyError', 'System environment', 'before_train_epoch'):
+    for hidden in ('val_evaluator = ', 'System environment', 'before_train_epoch'):
         assert hidden not in printed
         assert hidden in log.read_text()
