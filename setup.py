@@ -68,9 +68,9 @@ def version() -> str:
 
 # Ranges that were tried, see docs of each line.
 INSTALL = [
-    # 2.11 is the common GPU image, 2.14 the newest one that was tried.
+    # 2.11 is the common GPU image, 2.14 the newest one that was tried. CUDA builds bring the Triton
+    # that they were tested with; without it the ops run their definitions in PyTorch.
     'torch>=2.11,<2.15',
-    'triton>=3.6,<3.9; platform_system == "Linux"',
     'torchvision>=0.26,<0.30',
     'mmengine>=0.10.7,<0.11',
     # 1.0.24 and older unpickle what create_model(checkpoint_path=…) reads.
@@ -98,6 +98,8 @@ EXTRAS = {
         'hypothesis>=6.100,<7',
         'ruff>=0.17,<0.18',
         'build>=1.2,<2',
+        # The interpreter that the kernels are tested in; torch's CPU builds do not bring it.
+        'triton>=3.6,<3.9; platform_system == "Linux"',
     ],
     'docs': ['mkdocs>=1.6,<1.7', 'mkdocstrings[python]>=1.0,<2'],
 }

@@ -55,34 +55,6 @@ def enable_auto_scale_lr(cfg: Config) -> None:
     cfg.auto_scale_lr.enable = True
 
 
-def fit_warmup(cfg: Config) -> None:
-    """Shortens a warm-up that is as long as the training or longer, by which mmengine ends.
-
-    Recipes of 300 epochs warm up for 20. A training of 20 or fewer warms up for a tenth of its
-    length instead, at least half an epoch, and what begins after the warm-up begins there.
-    """
-    epochs = cfg.train_cfg.get('max_epochs')
-    schedulers = cfg.get('param_scheduler')
-    if not epochs or not isinstance(schedulers, list):
-        return
-    ends = {s.get('end') for s in schedulers if s.get('by_epoch', True) and not s.get('begin')}
-    for end in ends - {None}:
-        after = [s for s in schedulers if s.get('by_epoch', True) and s.get('begin') == end]
-        if end < epochs or not after:
-            continue
-        short = max(epochs / 10, 0.5)
-        for scheduler in schedulers:
-            for key in ('begin', 'end'):
-                if scheduler.get(key) == end and scheduler.get('by_epoch', True):
-                    # Only iterations can be counted by parts of an epoch.
-                    scheduler.update({key: short, 'by_epoch': True, 'convert_to_iter_based': True})
-        print_log(
-            f'max_epochs={epochs} leaves no room for a warm-up of {end} epochs: it takes '
-            f'{short:g} now',
-            'current',
-        )
-
-
 def make_safe(cfg: Config) -> None:
     """Puts into a training's config what keeps it from being lost.
 
@@ -149,7 +121,6 @@ def train(
         cfg.resume = True
         cfg.load_from = None if resume == 'auto' else _existing(resume)
     check_data(cfg, ('train', 'val'))
-    fit_warmup(cfg)
     if not plain:
         make_safe(cfg)
     runner = build_runner(cfg)

@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 from mmengine.config import Config
 
-from mmvttt.apis.train import fit_warmup
 from mmvttt.config import config_root, load_config
 
-# ImageNet's recipe: mmpretrain's warm-up of 20 epochs, then a cosine.
+# A warm-up of a fifteenth of the run, then a cosine.
 RECIPE = load_config('vittt_t_in1k').param_scheduler
 
 
@@ -17,7 +16,7 @@ def rates(runner: object) -> list[float]:
     return runner.message_hub.get_scalar('train/lr').data[0].tolist()
 
 
-@pytest.mark.parametrize('epochs', [1, 3, 20])
+@pytest.mark.parametrize('epochs', [1, 20])
 def test_the_imagenet_recipe_takes_any_number_of_epochs(run: Callable, epochs: int) -> None:
     options = {
         'train_cfg.max_epochs': epochs,
@@ -26,20 +25,11 @@ def test_the_imagenet_recipe_takes_any_number_of_epochs(run: Callable, epochs: i
         'default_hooks.checkpoint': None,
     }
     curve = rates(run('train', work_dir='a', plain=True, cfg_options=options))
-    # Four steps an epoch; the rate of 0.05 rises from a thousandth, and falls once it is there.
+    # Four steps an epoch; the rate of 0.05 falls once the warm-up is over.
     assert len(curve) == 4 * epochs
-    assert curve[0] == pytest.approx(0.05e-3)
-    top = curve.index(max(curve))
-    assert 1 <= top <= max(2, len(curve) // 10)
-    assert max(curve) == pytest.approx(0.05, rel=0.3)
-    assert epochs == 1 or curve[-1] < 0.2 * max(curve)
-
-
-@pytest.mark.parametrize('epochs', [21, 300])
-def test_longer_trainings_stay_as_they_are(epochs: int) -> None:
-    cfg = load_config('vittt_t_in1k', cfg_options={'train_cfg.max_epochs': epochs})
-    fit_warmup(cfg)
-    assert cfg.param_scheduler == RECIPE
+    assert curve.index(max(curve)) <= len(curve) // 10
+    assert max(curve) == pytest.approx(0.05, rel=0.05)
+    assert curve[-1] < 0.5 * max(curve)
 
 
 def test_the_finetuning_schedule_takes_any_number_of_epochs(run: Callable) -> None:

@@ -125,7 +125,7 @@ norm_cfg = dict(type='GN', num_groups=4)
 model = dict(
     data_preprocessor=dict(size=(64, 64)),
     backbone=dict(backbone=dict(arch=dict(
-        embed_dims=64, num_layers=4, num_heads=2, feedforward_channels=64))),
+        _delete_=True, embed_dims=64, num_layers=4, num_heads=2, feedforward_channels=64))),
     decode_head=dict(in_channels=[64] * 4, channels=32, norm_cfg=norm_cfg),
     auxiliary_head=dict(in_channels=64, channels=32, norm_cfg=norm_cfg),
 )
@@ -142,7 +142,7 @@ val_dataloader = dict(batch_size=4, num_workers=0, persistent_workers=False, dat
 test_dataloader = val_dataloader
 model = dict(
     backbone=dict(arch=dict(
-        embed_dims=64, num_layers=2, num_heads=2, feedforward_channels=64)),
+        _delete_=True, embed_dims=64, num_layers=2, num_heads=2, feedforward_channels=64)),
     head=dict(in_channels=64),
 )
 train_cfg = dict(max_epochs=2)
