@@ -120,8 +120,8 @@ def explain_build(error: KeyError | TypeError) -> str | None:
         return None
     kind = frame.f_locals.get('obj_type')
     if isinstance(error, KeyError):
-        # Not a KeyError of the constructor.
-        if frame is not frames[-1]:
+        # Not a KeyError of the constructor, nor of a config without a type.
+        if frame is not frames[-1] or not isinstance(kind, str):
             return None
         return f'there is no type {kind!r}{_did_you_mean(kind, _types(frame))}'
     found = re.search(r"unexpected keyword argument '(\w+)'", str(error))
@@ -131,7 +131,7 @@ def explain_build(error: KeyError | TypeError) -> str | None:
         return None
     options = [name for name in inspect.signature(built).parameters if name != 'kwargs']
     return (
-        f'{kind} has no option {found[1]!r}{_did_you_mean(found[1], options)}; it has '
+        f'{built.__name__} has no option {found[1]!r}{_did_you_mean(found[1], options)}; it has '
         f'{", ".join(options)}'
     )
 

@@ -51,7 +51,7 @@ def summary(runner: Runner, cfg: Config) -> str:
         f'schedule  {length}, {optimizer.get("type")}, learning rate {optimizer.get("lr")}, '
         f'{cfg.optim_wrapper.get("type", "OptimWrapper")}'
     )
-    lines.append(f'writes    {runner.work_dir}; config, environment and hooks: {runner.log_dir}')
+    lines.append(f'writes    {runner.work_dir}; the whole config stands in its log')
     return '\n'.join(lines)
 
 

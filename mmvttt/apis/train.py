@@ -127,7 +127,7 @@ def train(
     if cfg.get('load_from') and not cfg.get('resume'):
         require_match(_bare(runner), read_weights(cfg.load_from), cfg.load_from)
     settle_resume(runner)
-    print_log(summary(runner, cfg), runner.logger)
+    print_log(f'\n{summary(runner, cfg)}', 'current')
     runner.train()
     return runner
 
