@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Where to take torch and torchvision from, for the builds that PyTorch's own index alone has (CPU).
+TORCH_INDEX ?=
 DEMO_DIR := work_dirs/demo
 # The demo's products are small: more threads than a few wait for each other.
 export OMP_NUM_THREADS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? n : 4)))
@@ -23,6 +25,7 @@ $(VENV)/.installed: setup.py pyproject.toml mmvttt/version.py
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 10) else "mmvttt needs Python 3.10 or newer: make PYTHON=python3.12 …")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
+	test -z "$(TORCH_INDEX)" || $(BIN)/python -m pip install --quiet 'torch>=2.11,<2.15' torchvision --index-url '$(TORCH_INDEX)'
 	$(BIN)/python -m pip install --quiet -e '.[lite,all]'
 	# mmengine asks for opencv-python, which lies in the folder of opencv-python-headless and needs
 	# libGL: a slim machine keeps the one that needs nothing.

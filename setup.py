@@ -68,14 +68,17 @@ def version() -> str:
 
 # Ranges that were tried, see docs of each line.
 INSTALL = [
-    # 2.11 is the common GPU image, 2.14 the newest one that was tried.
+    # 2.11 is the common GPU image, 2.14 the newest one that was tried. CUDA builds bring the Triton
+    # that they were tested with; without it the ops run their definitions in PyTorch.
     'torch>=2.11,<2.15',
-    'triton>=3.6,<3.9; platform_system == "Linux"',
     'torchvision>=0.26,<0.30',
     'mmengine>=0.10.7,<0.11',
     # 1.0.24 and older unpickle what create_model(checkpoint_path=…) reads.
     'timm>=1.0.26,<1.1',
     'numpy>=1.26,<2.6',
+    'pillow>=10,<14',
+    'pyyaml>=6,<7',
+    'rich>=13,<16',
 ]
 EXTRAS = {
     # Without mmcv's compiled operators; never beside the `mmcv` distribution (same import).
@@ -89,7 +92,15 @@ EXTRAS = {
     # The photographs and digits of the built-in data set, and its pictures.
     'demo': ['scikit-learn>=1.5,<2', 'scikit-image>=0.24,<0.27', 'matplotlib>=3.8,<4'],
     # One minor release of ruff: the next one formats other things.
-    'test': ['pytest>=8,<10', 'pytest-xdist>=3.6,<4', 'hypothesis>=6.100,<7', 'ruff>=0.17,<0.18'],
+    'test': [
+        'pytest>=8,<10',
+        'pytest-xdist>=3.6,<4',
+        'hypothesis>=6.100,<7',
+        'ruff>=0.17,<0.18',
+        'build>=1.2,<2',
+        # The interpreter that the kernels are tested in; torch's CPU builds do not bring it.
+        'triton>=3.6,<3.9; platform_system == "Linux"',
+    ],
     'docs': ['mkdocs>=1.6,<1.7', 'mkdocstrings[python]>=1.0,<2'],
 }
 EXTRAS['all'] = sorted({d for n, deps in EXTRAS.items() if n not in ('lite', 'docs') for d in deps})

@@ -1,15 +1,22 @@
 """What the command lines of tools/ share: parsers, options, types of values, plain errors."""
 
 import argparse
+import inspect
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
+from traceback import walk_tb
+from types import FrameType
 from typing import Any
 
 import torch
 from mmengine.config import DictAction
+from mmengine.registry import Registry
 
+from . import registry as registries
 from .errors import CheckpointError, DataError, UsageError
 
 
@@ -92,3 +99,61 @@ def plain_errors() -> Iterator[None]:
         if os.environ.get('LOCAL_RANK', '0') == '0':
             print(f'error: {error}', file=sys.stderr)
         raise SystemExit(1) from None
+    except (KeyError, TypeError) as error:
+        sentence = explain_build(error)
+        if sentence is None:
+            raise
+        if os.environ.get('LOCAL_RANK', '0') == '0':
+            print(f'error: {sentence}', file=sys.stderr)
+        raise SystemExit(1) from None
+
+
+def explain_build(error: KeyError | TypeError) -> str | None:
+    """A type that no registry has, or an option that a type has not, with the closest; else None.
+
+    Args:
+        error: What building something from a config has raised.
+    """
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    frame = next((f for f in frames[::-1] if f.f_code.co_name == 'build_from_cfg'), None)
+    if frame is None:
+        return None
+    kind = frame.f_locals.get('obj_type')
+    if isinstance(error, KeyError):
+        # Not a KeyError of the constructor, nor of a config without a type.
+        if frame is not frames[-1] or not isinstance(kind, str):
+            return None
+        return f'there is no type {kind!r}{_did_you_mean(kind, _types(frame))}'
+    found = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+    built = frame.f_locals.get('obj_cls')
+    # Of the class or function itself, not of what it calls.
+    if found is None or frame is not frames[-1]:
+        return None
+    options = [name for name in inspect.signature(built).parameters if name != 'kwargs']
+    return (
+        f'{built.__name__} has no option {found[1]!r}{_did_you_mean(found[1], options)}; it has '
+        f'{", ".join(options)}'
+    )
+
+
+def _types(frame: FrameType) -> list[str]:
+    """Names in the registries that were asked, and mmvttt's, with their scope where it differs."""
+    # Whoever names none of our types has not imported them yet.
+    import mmvttt.engine
+    import mmvttt.models  # noqa: F401
+
+    registry = frame.f_locals.get('registry')
+    names = []
+    while registry is not None:
+        names += registry.module_dict
+        registry = registry.parent
+    own = [r for r in vars(registries).values() if isinstance(r, Registry)]
+    return names + [f'mmvttt.{name}' for r in own if r.scope == 'mmvttt' for name in r.module_dict]
+
+
+def _did_you_mean(name: str, names: list[str]) -> str:
+    bare = name.rpartition('.')[2]
+    # A name without its scope is the most frequent mistake.
+    exact = [n for n in names if n.rpartition('.')[2] == bare and n != name]
+    close = exact or get_close_matches(name, names, n=1) or get_close_matches(bare, names, n=1)
+    return f', did you mean {close[0]!r}?' if close else ''

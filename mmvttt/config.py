@@ -14,6 +14,7 @@ from .errors import UsageError
 
 # The toolbox of a scope: the extra of mmvttt that installs it.
 _EXTRAS = {'mmdet': 'det', 'mmseg': 'seg', 'mmpretrain': 'pretrain'}
+_DISTRIBUTIONS = {'mmseg': 'mmsegmentation'}
 
 
 def load_config(
@@ -46,6 +47,15 @@ def load_config(
         cfg = Config.fromfile(path)
     except (SyntaxError, OSError, ValueError) as error:
         raise UsageError(f"the config '{config}' cannot be read: {error}") from error
+    except ImportError as error:
+        # A base of a toolbox that is not there; named by mmengine as its distribution.
+        missing = next((s for s in _EXTRAS if _DISTRIBUTIONS.get(s, s) in str(error)), None)
+        if missing is None:
+            raise
+        raise UsageError(
+            f"the config '{config}' inherits from {missing}, which is missing: "
+            f"pip install 'mmvttt[{_EXTRAS[missing]}]'"
+        ) from error
     cfg.merge_from_dict(cfg_options or {})
     cfg.launcher = launcher
     if work_dir is not None:

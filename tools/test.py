@@ -19,6 +19,11 @@ def parse_args() -> argparse.Namespace:
     )
     parser.add_argument('--out', metavar='FILE.pkl', help='write the predictions to a pickle file')
     parser.add_argument('--show-dir', metavar='DIR', help='draw the predictions into a folder')
+    parser.add_argument(
+        '--tta',
+        action='store_true',
+        help='average the predictions for every image and its mirror image',
+    )
     add_cfg_options(parser, 'test_dataloader.batch_size=4')
     parser.add_argument('--launcher', choices=('none', 'pytorch', 'slurm', 'mpi'), default='none')
     # What older launchers pass instead of the environment variable.

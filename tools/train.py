@@ -35,6 +35,12 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         '--deterministic', action='store_true', help='choose deterministic algorithms'
     )
+    parser.add_argument(
+        '--plain',
+        action='store_true',
+        help='without exact resume, checkpoints that survive a kill, and the checks of loss and '
+        'machines: the config as it is',
+    )
     add_cfg_options(parser)
     parser.add_argument('--launcher', choices=('none', 'pytorch', 'slurm', 'mpi'), default='none')
     # What older launchers pass instead of the environment variable.

@@ -49,7 +49,7 @@ def table(models: Iterable[dict[str, Any]], kind: str, configs: str = 'configs')
         if task not in {result['Task'] for result in model['Results']}:
             continue
         meta = model['Metadata']
-        height, width = meta['Input Size']
+        height, width = meta['Input Size'].split('x')
         path = Path(model['Config']).name
         lines.append(
             _row(

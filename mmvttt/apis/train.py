@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from typing import Any
 
@@ -18,15 +19,35 @@ from ..config import load_config
 from ..datasets.checks.paths import check_data
 from ..engine.exact_resume import make_exact
 from ..errors import UsageError
+from .screen import QuietRunner, summary
 
 _WRAPPERS = ('OptimWrapper', 'AmpOptimWrapper')
+# What merges the predictions for several versions of an image, where a config has no tta_model.
+_TTA_MODELS = {
+    'mmdet': dict(
+        type='DetTTAModel',
+        tta_cfg=dict(nms=dict(type='nms', iou_threshold=0.5), max_per_img=100),
+    ),
+    'mmseg': dict(type='SegTTAModel'),
+    'mmpretrain': dict(type='AverageClsScoreTTA'),
+}
+# What DetTTAModel needs to know to turn boxes back.
+_DET_META = (
+    'img_id',
+    'img_path',
+    'ori_shape',
+    'img_shape',
+    'scale_factor',
+    'flip',
+    'flip_direction',
+)
 # The hooks of every training.
 _SAFETY = ('mmvttt.TopologyHook', 'mmvttt.AnomalyHook')
 
 
 def build_runner(cfg: Config) -> Runner:
     """The runner of a config: mmengine's, or the one that `runner_type` names."""
-    return Runner.from_cfg(cfg) if 'runner_type' not in cfg else RUNNERS.build(cfg)
+    return QuietRunner.from_cfg(cfg) if 'runner_type' not in cfg else RUNNERS.build(cfg)
 
 
 def enable_amp(cfg: Config) -> None:
@@ -52,6 +73,37 @@ def enable_auto_scale_lr(cfg: Config) -> None:
             'auto_scale_lr = dict(base_batch_size=16) to the config'
         )
     cfg.auto_scale_lr.enable = True
+
+
+def enable_tta(cfg: Config) -> None:
+    """Averages the predictions for an image and its mirror image, by the toolbox's own model.
+
+    A `tta_model` and `tta_pipeline` of the config are used as they are. mmdet's model merges boxes
+    and no masks, so masks are not evaluated.
+
+    Raises:
+        UsageError: The config is of no toolbox that has such a model.
+    """
+    scope = cfg.get('default_scope')
+    if scope not in _TTA_MODELS:
+        raise UsageError(f'--tta needs default_scope to be one of {", ".join(_TTA_MODELS)}')
+    dataset = cfg.test_dataloader.dataset
+    while 'dataset' in dataset:
+        dataset = dataset.dataset
+    if 'tta_pipeline' not in cfg:
+        *before, pack = copy.deepcopy(dataset.pipeline)
+        if scope == 'mmdet':
+            pack.meta_keys = _DET_META
+        flips = [dict(type='RandomFlip', prob=prob) for prob in (1.0, 0.0)]
+        cfg.tta_pipeline = [*before, dict(type='TestTimeAug', transforms=[flips, [pack]])]
+    dataset.pipeline = cfg.tta_pipeline
+    if cfg.get('data_preprocessor') is not None:
+        cfg.model.setdefault('data_preprocessor', cfg.pop('data_preprocessor'))
+    cfg.model = ConfigDict(**cfg.get('tta_model', _TTA_MODELS[scope]), module=cfg.model)
+    metric = cfg.test_evaluator.get('metric')
+    if scope == 'mmdet' and isinstance(metric, list) and 'segm' in metric:
+        print_log("--tta: mmdet merges boxes only, 'segm' is not evaluated", 'current')
+        cfg.test_evaluator.metric = [m for m in metric if m != 'segm']
 
 
 def make_safe(cfg: Config) -> None:
@@ -81,6 +133,7 @@ def train(
     auto_scale_lr: bool = False,
     seed: int | None = None,
     deterministic: bool = False,
+    plain: bool = False,
     **config_args: Any,
 ) -> Runner:
     """Trains what a config describes.
@@ -92,6 +145,7 @@ def train(
         auto_scale_lr: See `enable_auto_scale_lr`.
         seed: For all random numbers; default: the config's, or a new one.
         deterministic: Choose deterministic algorithms.
+        plain: Leave out what `make_safe` adds.
         config_args: See `load_config`.
 
     Returns:
@@ -118,11 +172,13 @@ def train(
         cfg.resume = True
         cfg.load_from = None if resume == 'auto' else _existing(resume)
     check_data(cfg, ('train', 'val'))
-    make_safe(cfg)
+    if not plain:
+        make_safe(cfg)
     runner = build_runner(cfg)
     if cfg.get('load_from') and not cfg.get('resume'):
         require_match(_bare(runner), read_weights(cfg.load_from), cfg.load_from)
     settle_resume(runner)
+    print_log(f'\n{summary(runner, cfg)}', 'current')
     runner.train()
     return runner
 
@@ -133,6 +189,7 @@ def evaluate(
     *,
     out: str | None = None,
     show_dir: str | None = None,
+    tta: bool = False,
     **config_args: Any,
 ) -> dict[str, float]:
     """Evaluates a checkpoint on the config's test set.
@@ -142,6 +199,7 @@ def evaluate(
         checkpoint: The weights.
         out: A .pkl file for the predictions.
         show_dir: A folder for pictures of the predictions.
+        tta: See `enable_tta`.
         config_args: See `load_config`.
 
     Returns:
@@ -162,6 +220,8 @@ def evaluate(
         cfg.pop('runner_type')
     if show_dir is not None:
         show_predictions(cfg, show_dir)
+    if tta:
+        enable_tta(cfg)
     check_data(cfg, ('test',))
     runner = build_runner(cfg)
     require_match(_bare(runner), read_weights(cfg.load_from), cfg.load_from)

@@ -212,3 +212,37 @@ def test_check_data(run: Run, capsys: pytest.CaptureFixture) -> None:
 
 def test_enough_cases_ran() -> None:
     CASES.assert_enough()
+
+
+BASE = f'_base_ = {str(ROOT / "tests/trainings/tiny_config.py")!r}\n'
+MISSPELT = {
+    'unscoped': ("dict(type='Vittt')", "no type 'Vittt', did you mean 'mmvttt.Vittt'?"),
+    'misspelt type': ("dict(type='mmvttt.Vitt')", "did you mean 'mmvttt.Vittt'?"),
+    'misspelt option': (
+        "dict(type='mmvttt.Vittt', out_indexes=(3,))",
+        "no option 'out_indexes', did you mean 'out_indices'?",
+    ),
+}
+
+
+@pytest.mark.parametrize('case', MISSPELT)
+def test_misspelt_types_and_options(case: str, run: Run) -> None:
+    backbone, sentence = MISSPELT[case]
+    run.patch.syspath_prepend(str(ROOT / 'tests/trainings'))
+    Path('config.py').write_text(f'{BASE}model = dict(_delete_=True, **{backbone})\n')
+    code, said = run('train', 'config.py')
+    assert code == 1
+    assert sentence in said
+    assert 'Traceback' not in said
+
+
+def test_a_missing_toolbox_is_named_with_its_extra(run: Run) -> None:
+    Path('config.py').write_text("_base_ = 'mmdet::_base_/models/mask-rcnn_r50_fpn.py'\n")
+
+    def missing(package: str) -> bool:
+        return False
+
+    run.patch.setattr('mmengine.config.config.is_installed', missing)
+    code, said = run('train', 'config.py')
+    assert code == 1
+    assert "pip install 'mmvttt[det]'" in said

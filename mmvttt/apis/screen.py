@@ -1,0 +1,61 @@
+"""What a training says on the screen: a summary; the whole config stands in the log file."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from mmengine.config import Config
+from mmengine.dist import get_world_size
+from mmengine.runner import Runner
+
+# How the long messages of mmengine's Runner begin: environment, config, hooks.
+_LONG = ('\n---', 'Config:', 'Hooks will be executed', 'Distributed training is not used')
+
+
+def _is_short(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith(_LONG)
+
+
+class QuietRunner(Runner):
+    """mmengine's Runner, whose environment, config and hooks go to the log file alone."""
+
+    def build_logger(self, *args: Any, **kwargs: Any) -> logging.Logger:
+        """The logger of the run."""
+        logger = super().build_logger(*args, **kwargs)
+        for handler in logger.handlers:
+            if not isinstance(handler, logging.FileHandler):
+                handler.addFilter(_is_short)
+        return logger
+
+
+def summary(runner: Runner, cfg: Config) -> str:
+    """The model, the data, the schedule, and where the run writes: a line each."""
+    model = getattr(runner.model, 'module', runner.model)
+    lines = [f'model     {_names(cfg.model)}']
+    if hasattr(model, 'parameters'):
+        lines[0] += f', {sum(p.numel() for p in model.parameters()) / 1e6:.1f} M parameters'
+    loader, dataset = cfg.train_dataloader, cfg.train_dataloader.dataset
+    while 'dataset' in dataset:
+        dataset = dataset.dataset
+    batch = f'{loader.batch_size} images' if loader.get('batch_size') else 'images'
+    lines.append(
+        f'data      {dataset.type} {dataset.get("data_root") or ""}, {batch} a step in each of '
+        f'{get_world_size()} process(es)'
+    )
+    loop, optimizer = cfg.train_cfg, cfg.optim_wrapper.get('optimizer', {})
+    length = (
+        f'{loop.max_epochs} epochs' if loop.get('max_epochs') else f'{loop.get("max_iters")} steps'
+    )
+    lines.append(
+        f'schedule  {length}, {optimizer.get("type")}, learning rate {optimizer.get("lr")}, '
+        f'{cfg.optim_wrapper.get("type", "OptimWrapper")}'
+    )
+    lines.append(f'writes    {runner.work_dir}; the whole config stands in its log')
+    return '\n'.join(lines)
+
+
+def _names(model: dict) -> str:
+    """`MaskRCNN(mmvttt.ViTAdapter(mmvttt.Vittt))`."""
+    inner = model.get('backbone')
+    return f'{model["type"]}({_names(inner)})' if isinstance(inner, dict) else str(model['type'])
