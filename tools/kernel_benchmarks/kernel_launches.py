@@ -6,6 +6,7 @@ to the caller. The tests' emulator and the cycle model stand on it.
 
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 from unittest import mock
 
 import torch
@@ -17,6 +18,22 @@ from triton.runtime.jit import JITFunction
 from ttt_kernels import _backend
 
 Instead = Callable[[JITFunction, CompiledKernel, tuple[int, int, int], dict[str, object]], object]
+
+
+class Launch(NamedTuple):
+    """One launch, which can be made again while its tensors live."""
+
+    kernel: JITFunction
+    compiled: CompiledKernel
+    grid: tuple[int, int, int]
+    arguments: dict[str, object]
+
+    @property
+    def programs(self) -> int:
+        return self.grid[0] * self.grid[1] * self.grid[2]
+
+    def again(self) -> object:
+        return self.kernel[self.grid](**self.arguments)
 
 
 class _NoGpu:
@@ -61,3 +78,20 @@ def compiled_for(arch: int, instead: Instead) -> Iterator[None]:
         mock.patch.object(_backend, '_unreachable', return_value=None),
     ):
         yield
+
+
+@contextlib.contextmanager
+def recorded() -> Iterator[list[Launch]]:
+    """Launches inside take place, and are in the list that this yields."""
+    launches: list[Launch] = []
+
+    def run(self: JITFunction, *args, grid, warmup, **kwargs):
+        arguments = dict(zip(self.arg_names, args, strict=False)) | kwargs
+        shape = grid(arguments) if callable(grid) else grid
+        compiled = launch(self, *args, grid=grid, warmup=warmup, **kwargs)
+        launches.append(Launch(self, compiled, (*shape, 1, 1)[:3], arguments))
+        return compiled
+
+    launch = JITFunction.run
+    with mock.patch.object(JITFunction, 'run', run):
+        yield launches

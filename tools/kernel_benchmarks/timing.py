@@ -16,8 +16,6 @@ from torch import Tensor
 Run = tuple[Callable[[], Tensor], list[Tensor]]  # a call, and what it has gradients for
 WAYS = ('fwd', 'fwd+bwd')
 MEASURED = ('contender', 'pass', 'ms', 'peak_mib', 'note')
-# Bytes that push everything else out of the L2 cache of any GPU so far.
-FLUSH = 256 << 20
 # A call above this is timed as it is: launching costs it nothing.
 LONG = 20.0
 
@@ -92,7 +90,9 @@ def milliseconds(call: Callable[[], object], device: torch.device) -> tuple[floa
     except RuntimeError as error:
         remark = f'launched, not replayed: {str(error).splitlines()[0][:80]}'
         replay = call
-    flush = torch.empty(FLUSH, dtype=torch.int8, device=device)
+    # Writing several times its size leaves nothing else in the L2 cache.
+    size = 4 * torch.cuda.get_device_properties(device).L2_cache_size
+    flush = torch.empty(size, dtype=torch.int8, device=device)
     times = []
     for _ in range(max(5, min(50, int(60 / max(first, 0.01))))):
         flush.zero_()
