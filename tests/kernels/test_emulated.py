@@ -12,6 +12,7 @@ from typing import NamedTuple
 import inner_steps
 import pytest
 import scans
+import test_deform_attn as deform
 import torch
 from emulator import emulated
 from kernel_testing import assert_same, with_gradients
@@ -52,6 +53,14 @@ def step(op: str, hw: tuple[int, int], **sizes) -> Case:
     )
 
 
+def deformable(shapes: tuple, **sizes) -> Case:
+    return Case(
+        lambda dtype: deform.make(shapes, batch=1, dtype=dtype, **sizes),
+        lambda inputs, backend: deform.call(inputs, shapes, backend=backend),
+        STEP,
+    )
+
+
 CASES = {
     'ttt_linear fused, T 17': scan(17, heads=1, dim=64),
     'ttt_linear in segments, T 49': scan(49, 'b', cut=2, heads=1, dim=64),
@@ -64,6 +73,9 @@ CASES = {
     'ttt_dwconv 7 × 9': step('dwconv', (7, 9), dim=64),
     'ttt_dwconv 9 × 13, d 5': step('dwconv', (9, 13), dim=5),
     'ttt_dwconv 31 × 33, d 80': step('dwconv', (31, 33), dim=80),
+    'ttt_mlp 7 × 9': step('mlp', (7, 9), heads=1, dim=64),
+    'ttt_mlp SwiGLU 9 × 13, d 32': step('swiglu', (9, 13), heads=1, dim=32),
+    'deform_attn 5 × 7, 3 × 4': deformable(((5, 7), (3, 4)), queries=9, heads=2, dim=16),
 }
 # By `make test`; each compiles its kernels anew, which takes longer than they run.
 QUICK = {
@@ -73,13 +85,17 @@ QUICK = {
     ('ttt_glu 9 × 13, d 32', 80, 'fp16'),
     ('ttt_dwconv 7 × 9', 90, 'fp16'),
     ('ttt_dwconv 9 × 13, d 5', 80, 'bf16'),
+    ('ttt_mlp 7 × 9', 90, 'bf16'),
+    ('deform_attn 5 × 7, 3 × 4', 80, 'fp16'),
 }
+GLU_64 = ('ttt_glu 7 × 9', 'ttt_glu 1 × 1')
 VARIANTS = [
     pytest.param(
         *v, id=f'{v[0]}, sm_{v[1]}, {v[2]}', marks=() if v in QUICK else pytest.mark.stress
     )
     for v in itertools.product(CASES, (80, 90), TYPES)
-    if not (v[0].startswith('ttt_glu') and 'd 32' not in v[0] and v[2] == 'fp32')  # the reference
+    # In fp32 these run as their references.
+    if v[2] != 'fp32' or not (v[0].startswith('ttt_mlp') or v[0] in GLU_64)
 ]
 
 

@@ -141,7 +141,8 @@ def test_a_missing_row_is_a_failure(tmp_path):
     script = tmp_path / 'missing.py'
     script.write_text(
         f'import sys\nsys.path.insert(0, {str(ROOT / "tools" / "kernel_benchmarks")!r})\n'
-        'import ttt_glu\n'
+        'import stand_in\nimport ttt_glu\n'
+        'stand_in.Event.between = 30.0\n'  # too long for a graph
         'def broken(shape):\n    raise RuntimeError("no kernel image")\n'
         'ttt_glu.CONTENDERS["eager"] = broken\n'
         f'sys.argv = ["ttt_glu", "--smoke", "--out", {str(tmp_path)!r}]\n'

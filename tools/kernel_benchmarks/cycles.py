@@ -183,16 +183,17 @@ class _Multiprocessor:
         self.issued, self.tensor, self.special = ([0.0] * SCHEDULERS for _ in range(3))
         self.memory = 0.0
         self.arrived: dict[int, list[tuple[float, int]]] = {p: [] for p in range(programs)}
-        self.heap = [(0.0, number) for number in range(len(self.warps))]
+        # By time; of those that could issue at once, the one that is behind.
+        self.heap = [(0.0, 0, number) for number in range(len(self.warps))]
 
     def run(self) -> None:
         while self.heap:
-            due, number = heapq.heappop(self.heap)
+            due, _, number = heapq.heappop(self.heap)
             warp = self.warps[number]
             instruction = self.loop.body[warp.at]
             time = self._earliest(warp, instruction)
             if time > due + 1e-9:
-                heapq.heappush(self.heap, (time, number))
+                self._queue(time, number)
                 continue
             if warp.at == 0:
                 warp.starts.append(time)
@@ -208,7 +209,12 @@ class _Multiprocessor:
             if instruction.name == 'BAR':
                 self._meet(warp, number, time)
             elif warp.iteration < ITERATIONS:
-                heapq.heappush(self.heap, (warp.time, number))
+                self._queue(warp.time, number)
+
+    def _queue(self, time: float, number: int) -> None:
+        warp = self.warps[number]
+        done = warp.iteration * len(self.loop.body) + warp.at
+        heapq.heappush(self.heap, (time, done, number))
 
     def _earliest(self, warp: _Warp, instruction: Instruction) -> float:
         time = max(warp.ready(instruction), self.issued[warp.scheduler])
@@ -275,7 +281,7 @@ class _Multiprocessor:
             met = self.warps[other]
             met.time = max(met.time, past)
             if met.iteration < ITERATIONS:
-                heapq.heappush(self.heap, (met.time, other))
+                self._queue(met.time, other)
         arrived.clear()
 
 

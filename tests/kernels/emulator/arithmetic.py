@@ -153,10 +153,10 @@ def _convert(machine: Machine, instruction: Instruction) -> np.ndarray:
     operand = instruction.operands[1]
     if source in ('f32', 'f16', 'bf16'):
         values = to_fp32(machine.value(operand, 32 if source == 'f32' else 16), source)
-        if to[0] in 'su':
-            modes = {'rni': np.rint, 'rmi': np.floor, 'rpi': np.ceil}
-            mode = next((m for m in instruction.modifiers if m in modes), None)
-            values = modes.get(mode, np.trunc)(values)
+        # Rounding to whole numbers, in their own type too.
+        modes = {'rni': np.rint, 'rmi': np.floor, 'rpi': np.ceil, 'rzi': np.trunc}
+        if mode := next((m for m in instruction.modifiers if m in modes), None):
+            values = modes[mode](values)
     else:
         bits = int(source[1:])
         values = machine.value(operand, bits).astype(UNSIGNED[bits])

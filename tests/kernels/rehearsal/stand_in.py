@@ -9,7 +9,6 @@ the same checks of their arguments as on a GPU; times mean nothing.
 
 import contextlib
 import sys
-import time
 import types
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -23,11 +22,17 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-_launch = JITFunction.run
+from ttt_kernels import _backend
+
+# What `install` puts others in the place of.
+_launch, _autocast = JITFunction.run, torch.autocast
+_choose = _backend.choose
+_autocasting, _autocast_dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
 DEVICE = torch.device('cuda', 0)
 NAME = 'Stand-in GPU'
 # Past these torch.compile runs a function as it is.
 COMPILATIONS = 8
+MOVING = ('copy_', 'to', 'cuda', 'cpu')
 WAITING = {'item', 'tolist', 'cpu', 'numpy', '__bool__', '__float__', '__int__', 'nonzero'}
 
 
@@ -76,18 +81,18 @@ class _Gpu(TorchFunctionMode):
             return 0
         if _graph and _graph[-1].recording and name in WAITING:
             raise RuntimeError('operation not permitted when stream is capturing')
-        if func in (Tensor.cuda, Tensor.to, Tensor.cpu):
-            return _moved(func, name, args, kwargs)
         if name == 'numpy' and on_gpu:
             raise TypeError("can't convert cuda:0 device type tensor to numpy")
         # A tensor without dimensions may come from anywhere, an index and a copy too.
         mixed = on_gpu and any(not isinstance(x, GpuTensor) and x.dim() for x in flat)
-        if mixed and name not in ('copy_', '__getitem__', '__setitem__', '__set__', '__get__'):
+        if mixed and name not in (*MOVING, '__getitem__', '__setitem__', '__set__', '__get__'):
             raise RuntimeError(
                 'Expected all tensors to be on the same device, but found at least two devices, '
                 f'cuda:0 and cpu! ({name})'
             )
-        if kwargs.get('device') is not None:
+        if name in ('cuda', 'cpu', 'to'):
+            args, kwargs, func, on_gpu = (name, args, kwargs), {}, _moved, False
+        elif kwargs.get('device') is not None:
             on_gpu = _is_gpu(kwargs['device'])
             if on_gpu and kwargs.get('generator') is not None:
                 raise RuntimeError("Expected a 'cuda' device type for generator but found 'cpu'")
@@ -102,13 +107,15 @@ class _Gpu(TorchFunctionMode):
         if on_gpu:
             result = tree_map(_wrapped, result)
         if _graph and _graph[-1].recording:
-            _graph[-1].calls.append((func, args, kwargs, result))
+            # A graph holds what autocast and autograd made of a call.
+            context = (_autocasting('cpu'), _autocast_dtype('cpu'), torch.is_grad_enabled())
+            _graph[-1].calls.append((func, args, kwargs, result, context))
         return result
 
 
-def _moved(func: Callable, name: str, args: tuple, kwargs: dict) -> Tensor:
+def _moved(name: str, args: tuple, kwargs: dict) -> Tensor:
     """Tensor.to, .cuda and .cpu."""
-    x, *rest = args
+    (x, *rest), kwargs = args, dict(kwargs)
     target = DEVICE if name == 'cuda' else torch.device('cpu') if name == 'cpu' else None
     options = []
     for option in [*rest, *([kwargs.pop('device')] if 'device' in kwargs else [])]:
@@ -143,11 +150,13 @@ def _attention(func: Callable, args: tuple, kwargs: dict) -> Tensor:
 
 
 class Event:
+    between = 10.0  # ms between any two, so that a rehearsal does not depend on the time
+
     def __init__(self, enable_timing: bool = False) -> None:
-        self.timed, self.time, self.waited = enable_timing, None, False
+        self.timed, self.recorded, self.waited = enable_timing, False, False
 
     def record(self, stream: object = None) -> None:
-        self.time = time.perf_counter()
+        self.recorded = True
 
     def synchronize(self) -> None:
         self.waited = True
@@ -155,9 +164,9 @@ class Event:
     def elapsed_time(self, end: 'Event') -> float:
         if not (self.timed and end.timed):
             raise ValueError('both events must be created with enable_timing')
-        if self.time is None or end.time is None or not end.waited:
+        if not (self.recorded and end.recorded and end.waited):
             raise RuntimeError('an event was not recorded, or nobody waited for it')
-        return 1e3 * (end.time - self.time)
+        return self.between
 
 
 class Stream:
@@ -186,8 +195,9 @@ class CUDAGraph:
         def current(x: object) -> object:
             return new.get(id(x), x)
 
-        for func, args, kwargs, old in self.calls:
-            result = func(*tree_map(current, args), **tree_map(current, kwargs))
+        for func, args, kwargs, old, (casting, dtype, grad) in self.calls:
+            with _autocast('cpu', dtype, enabled=casting), torch.set_grad_enabled(grad):
+                result = func(*tree_map(current, args), **tree_map(current, kwargs))
             for x, y in zip(tree_flatten(old)[0], tree_flatten(result)[0], strict=True):
                 if isinstance(x, Tensor) and isinstance(y, Tensor):
                     new[id(x)] = _wrapped(y)
@@ -247,10 +257,8 @@ class _Compile:
 
 def _kernel_or_refusal(op: str, backend: str, tensor: Tensor, supported: Callable) -> None:
     """`_backend.choose` on a GPU, up to the kernel itself: its reference stands in."""
-    from ttt_kernels import _backend
-
-    if backend == 'reference':
-        return None
+    if backend in ('reference', 'numba'):
+        return _choose(op, backend, tensor, supported)
     kernel = _backend.load_kernel(op)
     if JITFunction.run is not _compile_only:
         return kernel  # somebody records its launches
@@ -265,7 +273,7 @@ def _kernel_or_refusal(op: str, backend: str, tensor: Tensor, supported: Callabl
 def _compile_only(kernel: object, *args: object, grid: object, warmup: bool, **kwargs: object):
     """A launch of Triton up to the launch: arguments are bound, and the kernel is compiled."""
     if _graph:
-        _graph[-1].calls.append((lambda: None, (), {}, None))
+        _graph[-1].calls.append((lambda: None, (), {}, None, (False, torch.bfloat16, False)))
     return _launch(kernel, *args, grid=grid, warmup=True, **kwargs)
 
 
@@ -302,8 +310,6 @@ def _fla() -> types.ModuleType:
 
 def install() -> None:
     """For the rest of this process."""
-    import ttt_kernels._backend as backend
-
     compiler = _Compile()
     properties = types.SimpleNamespace(
         name=NAME, multi_processor_count=132, L2_cache_size=1 << 20, major=9, minor=0
@@ -330,11 +336,9 @@ def install() -> None:
     }.items():
         setattr(torch.cuda, name, value)
     torch.compile, torch.compiler.reset = compiler, compiler.reset
-    autocast = torch.autocast
-    torch.autocast = lambda device, *args, **kwargs: autocast('cpu', *args, **kwargs)
-    enabled, dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
-    torch.is_autocast_enabled = lambda *_: enabled('cpu')
-    torch.get_autocast_dtype = lambda *_: dtype('cpu')
+    torch.autocast = lambda device, *args, **kwargs: _autocast('cpu', *args, **kwargs)
+    torch.is_autocast_enabled = lambda *_: _autocasting('cpu')
+    torch.get_autocast_dtype = lambda *_: _autocast_dtype('cpu')
     opcheck = torch.library.opcheck
 
     def plain_opcheck(op: object, args: tuple, **kwargs: object) -> object:
@@ -343,7 +347,7 @@ def install() -> None:
             return opcheck(op, tree_map(_plain, args), **kwargs)
 
     torch.library.opcheck = plain_opcheck
-    backend.choose = _kernel_or_refusal
+    _backend.choose = _kernel_or_refusal
     JITFunction.run = _compile_only
     driver.set_active(_Driver())
     package = _fla()
