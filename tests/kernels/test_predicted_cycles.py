@@ -64,13 +64,13 @@ def test_no_kernel_got_slower_than_the_table(case, arch):
     assert not worse, 'run python tools/kernel_benchmarks/predict.py --write if it is worth it'
 
 
-def test_every_case_is_in_the_table_of_every_version_that_is_supported():
+def test_the_tables_hold_cases_that_there_are_and_the_quick_ones():
     tables = predict.tables()
-    assert {'3.6.0', '3.8.0'} <= tables.keys()
+    assert tables
+    known = {(case, f'sm_{arch}') for case in predict.CASES for arch in predict.ARCHS}
     for table in tables.values():
-        assert {(n.split(', ')[0], n.split(', ')[-1]) for n in table} == {
-            (case, f'sm_{arch}') for case in predict.CASES for arch in predict.ARCHS
-        }
+        cases = {(name.split(', ')[0], name.split(', ')[-1]) for name in table}
+        assert {(case, f'sm_{arch}') for case, arch in QUICK} <= cases <= known
 
 
 def test_more_cycles_are_told_from_fewer():

@@ -203,8 +203,7 @@ class CUDAGraph:
                     new[id(x)] = _wrapped(y)
                     if 0 in x.stride():
                         continue  # one number in many places, which the graph wrote elsewhere
-                    with torch.no_grad():
-                        _plain(x.detach()).copy_(_plain(y.detach()))
+                    x.data.copy_(_wrapped(y.data))
 
 
 _graph: list[CUDAGraph] = []
