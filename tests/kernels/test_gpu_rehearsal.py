@@ -42,9 +42,10 @@ def test_everything_goes_to_out(checked):
     assert (out / 'gpu_check.log').read_text() == said
     for step in ('tests', 'benchmark ttt_linear', 'benchmark ttt_glu', 'benchmark predict'):
         assert f'== {step}: ok after' in said
-    # All of them ran: nothing is skipped but what needs two GPUs.
+    # All of them ran, but for what needs two GPUs or has no kernel.
     assert 'failed' not in said
-    assert all('needs' in line for line in said.splitlines() if line.startswith('SKIPPED'))
+    skipped = [line for line in said.splitlines() if line.startswith('SKIPPED')]
+    assert all('needs' in line or 'runs its reference' in line for line in skipped)
 
 
 def test_every_contender_has_every_row(checked):
@@ -68,7 +69,7 @@ def test_every_kernel_is_predicted_and_measured(checked):
     out, _ = checked
     with (out / 'predicted_cycles_stand_in_gpu.csv').open() as file:
         rows = list(csv.DictReader(file))
-    assert {r['case'].split()[0] for r in rows} == {'ttt_linear', 'ttt_glu', 'ttt_dwconv'}
+    assert {r['case'].split()[0] for r in rows} >= {'ttt_linear', 'ttt_glu', 'ttt_dwconv'}
     assert {'read', 'read_backward', 'step', 'step_backward'} <= {r['kernel'] for r in rows}
     for row in rows:
         assert float(row['ms']) > 0
