@@ -15,7 +15,7 @@ help:
 	@echo "make test    set up, lint, run the tests"
 	@echo "make stress  the tests that take minutes: kills, long sequences, whole models"
 	@echo "make docs    guide and API reference in build/site; a warning is an error"
-	@echo "make gpu     on a machine with a CUDA GPU: the kernels' tests on it, then the benchmarks"
+	@echo "make gpu     on a machine with a CUDA GPU: the kernels' tests on it, then the benchmarks [OUT=folder]"
 	@echo "make lint    check format and style;  make format    put them right"
 
 setup: $(VENV)/.installed
@@ -65,7 +65,7 @@ docs: setup
 
 # Needs no set-up: torch, Triton and a GPU are enough.
 gpu:
-	$(PYTHON) tools/gpu_check.py
+	$(PYTHON) tools/gpu_check.py $(if $(OUT),--out $(OUT))
 
 clean:
 	rm -rf build *.egg-info work_dirs/demo

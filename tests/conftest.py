@@ -1,20 +1,106 @@
-"""What all tests share: the patched stack, and runs of the small models in tests/trainings.
+"""What all tests share: the patched stack, runs of the small models, and where tests run.
 
-The tests of the kernels run without mmengine too, on a machine with torch and Triton alone.
+The tests of the kernels run without mmengine too, on a machine with torch and Triton alone. Tests
+marked `gpu` are deselected where there is none, in one line; tests marked `interpreter` run in a
+process of their own, and are reported here one by one.
 """
 
 import copy
 import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
+import torch
 
 if importlib.util.find_spec('mmengine'):
     # Before any test module imports mmdet, as for users.
     import mmvttt  # noqa: F401
 
 TRAININGS = Path(__file__).parent / 'trainings'
+INTERPRETING = os.environ.get('TRITON_INTERPRET') == '1'
+DESELECTED = 'tests for a GPU deselected'
+_interpreted = pytest.StashKey[dict[str, dict[str, str]]]()
+_deselected = pytest.StashKey[int]()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    gone = [item for item in items if item.get_closest_marker('gpu')]
+    if gone:
+        items[:] = [item for item in items if not item.get_closest_marker('gpu')]
+        config.hook.pytest_deselected(items=gone)
+    if hasattr(config, 'workeroutput'):
+        config.workeroutput[DESELECTED] = len(gone)  # every worker of xdist collects everything
+    else:
+        config.stash[_deselected] = len(gone)
+
+
+class _Workers:
+    """With xdist the workers know."""
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: object, error: object) -> None:
+        node.config.stash[_deselected] = getattr(node, 'workeroutput', {}).get(DESELECTED, 0)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(_Workers())
+
+
+def pytest_terminal_summary(terminalreporter: object, config: pytest.Config) -> None:
+    if count := config.stash.get(_deselected, 0):
+        terminalreporter.write_line(
+            f'{count} {DESELECTED}: torch sees none here; `make gpu` runs them on one, and '
+            'tests/kernels/test_gpu_rehearsal.py on a stand-in'
+        )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Takes the outcome of a test for the interpreter from a run of its file inside."""
+    if INTERPRETING or not pyfuncitem.get_closest_marker('interpreter'):
+        return None
+    found = pyfuncitem.config.stash.setdefault(_interpreted, {})
+    path = str(pyfuncitem.path)
+    if path not in found:
+        items = [
+            item.nodeid
+            for item in pyfuncitem.session.items
+            if item.path == pyfuncitem.path and item.get_closest_marker('interpreter')
+        ]
+        found[path] = _run_inside(items, pyfuncitem.config.rootpath)
+    if (failure := found[path].get(pyfuncitem.name, 'it did not run inside')) is not None:
+        pytest.fail(f'in the interpreter: {failure}', pytrace=False)
+    return True
+
+
+def _run_inside(items: list[str], root: Path) -> dict[str, str | None]:
+    """Why each of these tests failed in Triton's interpreter, None where it passed.
+
+    Triton reads TRITON_INTERPRET when it is imported: a process of its own.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / 'report.xml'
+        run = subprocess.run(
+            [sys.executable, '-m', 'pytest', '-p', 'no:cacheprovider', '-p', 'no:xdist',
+             f'--junitxml={report}', *items],
+            env={**os.environ, 'TRITON_INTERPRET': '1'},
+            cwd=root, capture_output=True, text=True,
+        )  # fmt: skip
+        if not report.exists():
+            return dict.fromkeys(items, run.stdout + run.stderr)
+        outcomes = {}
+        for case in ElementTree.parse(report).iter('testcase'):
+            wrong = next((x for x in case if x.tag in ('failure', 'error', 'skipped')), None)
+            outcomes[case.get('name')] = None if wrong is None else wrong.text or wrong.tag
+        return outcomes
 
 
 @pytest.fixture

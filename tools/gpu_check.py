@@ -1,8 +1,13 @@
-"""`make gpu`: the tests of the kernels on this machine's GPU, then the benchmarks, in 8 minutes.
+"""`make gpu`: the tests of the kernels on this machine's GPU, then their benchmarks.
 
-Needs torch and Triton; pytest for the tests, matplotlib for the plots, flash-linear-attention for a
-comparison with it, where they are there. Nothing has to be installed: `ttt_kernels` is found in
-the folder kernels/.
+    python tools/gpu_check.py --out DIR                     # both, in less than 20 minutes
+    python tools/gpu_check.py --out DIR --part tests        # each in less than 10
+    python tools/gpu_check.py --out DIR --part benchmarks
+
+Everything goes to DIR: tables that name the GPU and the versions, plots, and a log of the whole.
+The exit status is 1 where a test fails or a row is missing. Needs torch and Triton; pytest for the
+tests, matplotlib for the plots, flash-linear-attention for a comparison with it, where they are
+there. Nothing has to be installed: `ttt_kernels` is found in the folder kernels/.
 """
 
 import argparse
@@ -11,14 +16,41 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
+from typing import NamedTuple, TextIO
 
 import torch
 
 ROOT = Path(__file__).resolve().parents[1]
-LIMIT = 480  # seconds
-BENCHMARKS = ('ttt_linear', 'ttt_glu')
+BENCHMARKS = ROOT / 'tools' / 'kernel_benchmarks'
+# What has begun is finished: the slowest contender takes some half a minute.
+GRACE = 40
+
+
+class Step(NamedTuple):
+    part: str
+    title: str
+    command: tuple[str, ...]
+    seconds: int  # for all of it
+
+
+def steps(out: Path, smoke: bool) -> list[Step]:
+    """Each part stays below ten minutes; the figures that are waited for most come first."""
+    tests = sorted(str(path) for path in (ROOT / 'tests' / 'kernels').glob('test_*_gpu.py'))
+    pytest = ('-m', 'pytest', '-q', '-p', 'no:cacheprovider', '-m', 'gpu', *tests)
+    # A rehearsal has all the time that a busy CPU needs.
+    slower = 20 if smoke else 1
+    found = [Step('tests', 'tests', pytest, 540 * slower)]
+    for name, seconds in (('ttt_linear', 270), ('ttt_glu', 170), ('predict', 100)):
+        seconds *= slower
+        script = str(BENCHMARKS / f'{name}.py')
+        options = ('--calibrate',) if name == 'predict' else ()
+        options += ('--out', str(out), '--seconds', str(seconds - GRACE))
+        options += ('--smoke',) if smoke else ()
+        found.append(Step('benchmarks', f'benchmark {name}', (script, *options), seconds))
+    return found
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -26,50 +58,67 @@ def environment(folder: Path) -> dict[str, str]:
     env = {name: value for name, value in os.environ.items() if name != 'TRITON_INTERPRET'}
     (folder / 'ttt_kernels').symlink_to(ROOT / 'kernels', target_is_directory=True)
     env['PYTHONPATH'] = os.pathsep.join(filter(None, (str(folder), env.get('PYTHONPATH'))))
+    env['PYTHONUNBUFFERED'] = '1'
     return env
 
 
-def run(title: str, command: list[str], env: dict[str, str], seconds: float) -> bool:
-    """Whether a command succeeds within its time."""
-    print(f'== {title}', flush=True)
+def say(line: str, log: TextIO) -> None:
+    print(line, flush=True)
+    log.write(line + '\n')
+    log.flush()
+
+
+def run(step: Step, env: dict[str, str], log: TextIO) -> bool:
+    """Whether a step succeeds within its time; its output goes to the screen and to the log."""
+    say(f'== {step.title}', log)
     start = time.monotonic()
-    try:
-        code = subprocess.run(command, cwd=ROOT, env=env, timeout=max(seconds, 1)).returncode
-    except subprocess.TimeoutExpired:
-        code = 'out of time'
-    print(f'== {title}: {code or "ok"} after {time.monotonic() - start:.0f} s', flush=True)
+    process = subprocess.Popen(
+        [sys.executable, *step.command],
+        cwd=ROOT,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    timer = threading.Timer(step.seconds, process.kill)
+    timer.start()
+    for line in process.stdout:
+        say(line.rstrip('\n'), log)
+    code = process.wait()
+    timer.cancel()
+    took = time.monotonic() - start
+    result = 'ok' if code == 0 else 'out of time' if took >= step.seconds else f'failed ({code})'
+    say(f'== {step.title}: {result} after {took:.0f} s', log)
     return code == 0
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--out', type=Path, default=ROOT / 'docs' / 'benchmarks')
+    parser.add_argument('--part', choices=('tests', 'benchmarks'), help='one of them only')
+    parser.add_argument('--smoke', action='store_true', help='tiny shapes: does it run at all?')
     args = parser.parse_args()
-    end = time.monotonic() + LIMIT
     if not torch.cuda.is_available():
         print(
             f'torch {torch.__version__} sees no CUDA GPU here. `make gpu` tests and times the '
             'kernels on one; `make test` tests them without.'
         )
         return 1
-    print(f'{torch.cuda.get_device_name()}, torch {torch.__version__}')
-    with tempfile.TemporaryDirectory() as folder:
+    out = args.out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    passed = True
+    name = f'gpu_check_{args.part}.log' if args.part else 'gpu_check.log'
+    with tempfile.TemporaryDirectory() as folder, (out / name).open('w') as log:
+        say(f'{torch.cuda.get_device_name()}, torch {torch.__version__}', log)
         env = environment(Path(folder))
-        passed = True
-        tests = sorted(str(path) for path in (ROOT / 'tests' / 'kernels').glob('test_*_gpu.py'))
-        if importlib.util.find_spec('pytest'):
-            command = [sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', *tests]
-            passed = run('tests', command, env, 0.45 * LIMIT)
-        else:
-            print('== tests: not run, pytest is missing (pip install pytest); the check has failed')
-            passed = False
-        for i, name in enumerate(BENCHMARKS):
-            seconds = (end - time.monotonic()) / (len(BENCHMARKS) - i)
-            benchmark = str(ROOT / 'tools' / 'kernel_benchmarks' / f'{name}.py')
-            command = [sys.executable, benchmark, '--out', str(args.out)]
-            # What has begun is finished: the slowest contender takes some half a minute.
-            command += ['--seconds', str(max(int(seconds - 40), 20))]
-            passed = run(f'benchmark {name}', command, env, seconds) and passed
+        for step in steps(out, args.smoke):
+            if args.part not in (None, step.part):
+                continue
+            if step.part == 'tests' and not importlib.util.find_spec('pytest'):
+                say('== tests: not run, pytest is missing (pip install pytest): failed', log)
+                passed = False
+                continue
+            passed = run(step, env, log) and passed
     return int(not passed)
 
 

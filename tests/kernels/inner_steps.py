@@ -1,4 +1,4 @@
-"""Inputs, calls and comparisons for the tests of the full-batch inner steps of ViT³ and T⁵."""
+"""Inputs and calls of the full-batch inner steps of ViT³ and T⁵, for their tests."""
 
 import dataclasses
 import importlib
@@ -6,6 +6,10 @@ import math
 from collections.abc import Callable
 
 import torch
+from kernel_testing import assert_same as assert_same
+from kernel_testing import error as error
+from kernel_testing import normal as normal
+from kernel_testing import with_gradients as with_gradients
 
 from ttt_kernels import ttt_dwconv, ttt_glu, ttt_mlp
 from ttt_kernels._inputs import state_dtype
@@ -16,35 +20,35 @@ FP64 = 1e-12
 SCALE = 5.0
 
 
-def normal(generator, *shape):
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-
-def make_glu(hw, dim=6, batch=2, heads=2, dtype=torch.float64, seed=0):
+def make_glu(hw, dim=6, batch=2, heads=2, dtype=torch.float64, seed=0, device='cpu'):
     """Inputs by name; a seed gives one set in all dtypes. q, k and v share one projection."""
     generator = torch.Generator().manual_seed(seed)
-    packed = normal(generator, batch, math.prod(hw), 3 * heads * dim + 1).to(dtype)[..., :-1]
+    packed = normal(generator, batch, math.prod(hw), 3 * heads * dim + 1)
+    # Moved in one piece: views that are moved one by one arrive contiguous.
+    packed = packed.to(device, dtype)[..., :-1]
     q, k, v = (x.unflatten(-1, (heads, dim)) for x in packed.chunk(3, -1))
     w1, w2 = (normal(generator, heads, dim, dim) / dim**0.5 for _ in range(2))
-    state = state_dtype(dtype)
-    return {'q': q, 'k': k, 'v': v, 'w1': w1.to(state), 'w2': w2.to(state)}
+    w1, w2 = (w.to(device, state_dtype(dtype)) for w in (w1, w2))
+    return {'q': q, 'k': k, 'v': v, 'w1': w1, 'w2': w2}
 
 
-def make_dwconv(hw, dim=6, batch=2, dtype=torch.float64, seed=0):
+def make_dwconv(hw, dim=6, batch=2, dtype=torch.float64, seed=0, device='cpu'):
     generator = torch.Generator().manual_seed(seed)
-    packed = normal(generator, batch, math.prod(hw), 3 * dim + 1).to(dtype)[..., :-1]
-    q, k, v = packed.chunk(3, -1)
-    return {'q': q, 'k': k, 'v': v, 'w3': (normal(generator, dim, 3, 3) / 3).to(state_dtype(dtype))}
+    packed = normal(generator, batch, math.prod(hw), 3 * dim + 1)
+    q, k, v = packed.to(device, dtype)[..., :-1].chunk(3, -1)
+    w3 = normal(generator, dim, 3, 3) / 3
+    return {'q': q, 'k': k, 'v': v, 'w3': w3.to(device, state_dtype(dtype))}
 
 
-def make_mlp(hw, dim=6, batch=2, heads=2, dtype=torch.float64, seed=0):
+def make_mlp(hw, dim=6, batch=2, heads=2, dtype=torch.float64, seed=0, device='cpu'):
     """The two-layer model's; `make_swiglu` has a third weight."""
-    return make_glu(hw, dim, batch, heads, dtype, seed)
+    return make_glu(hw, dim, batch, heads, dtype, seed, device)
 
 
-def make_swiglu(hw, dim=6, batch=2, heads=2, dtype=torch.float64, seed=0):
+def make_swiglu(hw, dim=6, batch=2, heads=2, dtype=torch.float64, seed=0, device='cpu'):
     w3 = normal(torch.Generator().manual_seed(seed + 1), heads, dim, dim) / dim**0.5
-    return {**make_glu(hw, dim, batch, heads, dtype, seed), 'w3': w3.to(state_dtype(dtype))}
+    inputs = make_glu(hw, dim, batch, heads, dtype, seed, device)
+    return {**inputs, 'w3': w3.to(device, state_dtype(dtype))}
 
 
 def call_glu(inputs, hw, scale=SCALE, **options):
@@ -116,25 +120,3 @@ CASES = {
     'mlp': Case(make_mlp, call_mlp, 'ttt_mlp', LOSS, scale=1.0),
     'swiglu': Case(make_swiglu, call_mlp, 'ttt_mlp', LOSS, scale=1.0),
 }
-
-
-def with_gradients(function, inputs, *args, seed=1, **options):
-    """Output and gradients by name, for a random gradient of the output."""
-    leaves = {n: x.detach().clone().requires_grad_() for n, x in inputs.items()}
-    output = function(leaves, *args, **options)
-    grad = normal(torch.Generator().manual_seed(seed), *output.shape).to(output.dtype)
-    grads = torch.autograd.grad(output, list(leaves.values()), grad)
-    return output.detach(), dict(zip(leaves, grads, strict=True))
-
-
-def error(x, y):
-    """Largest difference over the largest value of `y`."""
-    return ((x.double() - y.double()).abs().max() / y.double().abs().max().clamp_min(1e-30)).item()
-
-
-def assert_same(found, expected, tolerance):
-    (output, grads), (expected_output, expected_grads) = found, expected
-    assert error(output, expected_output) < tolerance
-    assert grads.keys() == expected_grads.keys()
-    wrong = {n: error(g, expected_grads[n]) for n, g in grads.items()}
-    assert all(e < tolerance for e in wrong.values()), wrong

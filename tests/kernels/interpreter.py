@@ -1,9 +1,7 @@
-"""Runs tests of Triton kernels in Triton's interpreter, in a process of its own and fast enough."""
+"""Makes Triton's interpreter fast enough for the tests that are marked `interpreter`."""
 
 import contextlib
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from types import ModuleType
 
@@ -11,18 +9,6 @@ import pytest
 import triton.language as tl
 
 INTERPRETING = os.environ.get('TRITON_INTERPRET') == '1'
-
-
-def run_inside(path: str) -> None:
-    """Runs a test file again with TRITON_INTERPRET, which Triton reads when it is imported."""
-    run = subprocess.run(
-        [sys.executable, '-m', 'pytest', '-x', '-p', 'no:cacheprovider', path],
-        env={**os.environ, 'TRITON_INTERPRET': '1'},
-        capture_output=True,
-        text=True,
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert ' passed' in run.stdout.splitlines()[-1]
 
 
 @contextlib.contextmanager

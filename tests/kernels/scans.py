@@ -1,6 +1,9 @@
-"""Inputs of ttt_linear, its gradients and errors: shared by its tests."""
+"""Inputs and calls of ttt_linear for its tests."""
 
 import torch
+from kernel_testing import assert_same as assert_same
+from kernel_testing import error as error
+from kernel_testing import with_gradients as with_gradients
 
 from ttt_kernels import ttt_linear
 from ttt_kernels._inputs import state_dtype
@@ -38,27 +41,3 @@ def call(inputs, ways='fb', size=16, backend='reference', **kwargs):
     return ttt_linear(
         **inputs, directions=directions, mini_batch_size=size, backend=backend, **kwargs
     )
-
-
-def with_gradients(function, inputs, seed=1):
-    """Output and gradients by name, for a random gradient of the output."""
-    leaves = {n: x.detach().clone().requires_grad_() for n, x in inputs.items() if x is not None}
-    output = function({**inputs, **leaves})
-    grad = torch.randn(
-        output.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
-    )
-    grads = torch.autograd.grad(output, list(leaves.values()), grad.to(output.dtype))
-    return output.detach(), dict(zip(leaves, grads, strict=True))
-
-
-def error(x, y):
-    """Largest difference over the largest value of `y`."""
-    return ((x.double() - y.double()).abs().max() / y.double().abs().max().clamp_min(1e-30)).item()
-
-
-def assert_same(found, expected, tolerance):
-    (output, grads), (expected_output, expected_grads) = found, expected
-    assert error(output, expected_output) < tolerance
-    assert grads.keys() == expected_grads.keys()
-    wrong = {n: error(g, expected_grads[n]) for n, g in grads.items()}
-    assert all(e < tolerance for e in wrong.values()), wrong

@@ -5,16 +5,20 @@ import warnings
 
 import pytest
 import torch
-from inner_steps import CASES, assert_same, normal, with_gradients
+from inner_steps import CASES
+from kernel_testing import REHEARSING, assert_same, normal, with_gradients
 
 from ttt_kernels import ttt_glu
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA GPU')
+pytestmark = pytest.mark.gpu
 # Of the largest value, for 15 tokens or more: about twice the error of a PyTorch transcription that
 # rounds the operands of the products as the kernels do, to 8, 11 or about 21 bits.
 TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 2e-3, torch.float32: 2e-5}
 # Plain and hierarchical stages, odd maps, 224² to 1333×800.
 SIZES = [(1, 1), (1, 7), (3, 5), (7, 9), (9, 13), (14, 14), (31, 33), (50, 84), (200, 334)]
+if REHEARSING:
+    SIZES = SIZES[:5]
+LARGE = (9, 13) if REHEARSING else (50, 84)
 
 
 @pytest.fixture(params=CASES)
@@ -23,7 +27,7 @@ def case(request):
 
 
 def make(case, hw, dim, dtype, batch=2):
-    return {n: x.cuda() for n, x in case.make(hw, dim, batch, dtype=dtype).items()}
+    return case.make(hw, dim, batch, dtype=dtype, device='cuda')
 
 
 def check(case, inputs, hw, **options):
@@ -44,7 +48,7 @@ def test_bf16_agrees_with_fp64(case, hw, dim):
 
 
 @pytest.mark.parametrize('dtype', [torch.float16, torch.float32])
-@pytest.mark.parametrize('hw', [(1, 1), (9, 13), (50, 84)])
+@pytest.mark.parametrize('hw', [(1, 1), (9, 13), LARGE])
 def test_other_dtypes_agree_with_fp64(case, hw, dtype):
     if (case.name, dtype) == ('ttt_mlp', torch.float32):
         pytest.skip('ttt_mlp runs its reference in fp32')
@@ -56,7 +60,7 @@ def test_the_other_option(case, dim):
     check(case, make(case, (31, 33), dim, torch.bfloat16), (31, 33), **case.other)
 
 
-@pytest.mark.parametrize('batch', [1, 3, 300])
+@pytest.mark.parametrize('batch', [1, 3, 30 if REHEARSING else 300])
 def test_any_batch(case, batch):
     check(case, make(case, (14, 14), 32, torch.float16, batch), (14, 14))
 
@@ -69,7 +73,7 @@ def test_dwconv_takes_any_number_of_channels(dim):
 
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
 def test_a_detection_sized_map_does_not_underflow(case, dtype):
-    hw = (200, 334)
+    hw = (20, 33) if REHEARSING else (200, 334)
     inputs = make(case, hw, 32, dtype, batch=1)
     _, g = case.op(*case.tensors(inputs), *case.rest(hw, 1 / 3, 'triton'))
     exact = {n: x.double() for n, x in inputs.items()}
@@ -79,10 +83,10 @@ def test_a_detection_sized_map_does_not_underflow(case, dtype):
 
 
 def test_the_same_bits_come_out_twice(case):
-    inputs = make(case, (50, 84), 32, torch.bfloat16)
-    first = with_gradients(case.call, inputs, (50, 84), backend='triton')
+    inputs = make(case, LARGE, 32, torch.bfloat16)
+    first = with_gradients(case.call, inputs, LARGE, backend='triton')
     for _ in range(5):
-        again = with_gradients(case.call, inputs, (50, 84), backend='triton')
+        again = with_gradients(case.call, inputs, LARGE, backend='triton')
         assert torch.equal(first[0], again[0])
         assert all(torch.equal(first[1][n], x) for n, x in again[1].items())
 

@@ -6,13 +6,12 @@ rounding, and both paths of the plan.
 
 import pytest
 import torch
-from scans import NAMES, assert_same, call, error, make, with_gradients
+from kernel_testing import REHEARSING, assert_same, error, with_gradients
+from scans import NAMES, call, make
 
-pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available(),
-    reason='torch sees no CUDA GPU: run `make gpu` on a machine with one',
-)
-TOKENS = (1, 15, 16, 17, 52, 63, 64, 196, 1000)
+pytestmark = pytest.mark.gpu
+TOKENS = (1, 17) if REHEARSING else (1, 15, 16, 17, 52, 63, 64, 196, 1000)
+TIMES = 1 if REHEARSING else 99
 # Relative to the largest value: a few units of 2⁻⁸ and 2⁻¹¹, through a chain of chunks. In fp32 a
 # product is three in tf32, which keep some 21 bits, and LayerNorms amplify what is lost.
 TOLERANCE = {torch.bfloat16: 3e-2, torch.float16: 4e-3, torch.float32: 5e-4}
@@ -46,16 +45,6 @@ def cuda(inputs):
     return {n: x if x is None else x.cuda() for n, x in inputs.items()}
 
 
-def graded(function, inputs, seed=1):
-    """Output and gradients by name, on the CPU, for the same random gradient on any device."""
-    leaves = {n: x.detach().clone().requires_grad_() for n, x in inputs.items() if x is not None}
-    output = function({**inputs, **leaves})
-    generator = torch.Generator().manual_seed(seed)
-    grad = torch.randn(output.shape, generator=generator, dtype=torch.float64)
-    grads = torch.autograd.grad(output, list(leaves.values()), grad.to(output))
-    return output.detach().cpu(), {n: g.cpu() for n, g in zip(leaves, grads, strict=True)}
-
-
 @pytest.mark.parametrize('segment', [0, 3])
 @pytest.mark.parametrize('dim', [32, 64])
 @pytest.mark.parametrize('dtype', TOLERANCE, ids=str)
@@ -65,7 +54,7 @@ def test_every_gradient_at_every_length(dtype, dim, segment, cut):
         inputs = make(tokens, dim=dim, heads=3, dtype=dtype)
         exact = {n: x.double() for n, x in inputs.items()}
         expected = with_gradients(lambda x: call(x, backend='reference'), exact)
-        found = graded(on_gpu, cuda(inputs))
+        found = with_gradients(on_gpu, cuda(inputs))
         assert found[0].dtype == dtype
         assert not found[0].isnan().any(), tokens
         assert_same(found, expected, TOLERANCE[dtype])
@@ -75,10 +64,10 @@ def test_every_gradient_at_every_length(dtype, dim, segment, cut):
 @pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16], ids=str)
 def test_a_hundred_times_the_same_bits(dtype, segment, cut):
     cut(segment)
-    inputs = cuda(make(500, batch=4, dim=64, heads=6, dtype=dtype))
-    output, grads = graded(on_gpu, inputs)
-    for _ in range(99):
-        again, grads_again = graded(on_gpu, inputs)
+    inputs = cuda(make(17 if REHEARSING else 500, batch=4, dim=64, heads=6, dtype=dtype))
+    output, grads = with_gradients(on_gpu, inputs)
+    for _ in range(TIMES):
+        again, grads_again = with_gradients(on_gpu, inputs)
         assert torch.equal(output, again)
         assert all(torch.equal(grads[n], grads_again[n]) for n in NAMES)
 
@@ -90,7 +79,7 @@ def test_directions_without_token_scale(ways, cut):
     inputs['token_scale'] = None
     exact = {n: x if x is None else x.double() for n, x in inputs.items()}
     expected = with_gradients(lambda x: call(x, ways, backend='reference'), exact)
-    found = graded(lambda x: on_gpu(x, ways), cuda(inputs))
+    found = with_gradients(lambda x: on_gpu(x, ways), cuda(inputs))
     assert_same(found, expected, TOLERANCE[torch.bfloat16])
 
 
@@ -111,15 +100,15 @@ def test_packed_inputs_and_the_gradient_of_a_sum():
 
 def test_the_state_walks_back_over_a_long_sequence():
     # 1000 chunks; the fp64 reference on the GPU, where it is quick.
-    inputs = cuda(make(16000, batch=1, heads=1, dim=64, dtype=torch.bfloat16))
+    inputs = cuda(make(32 if REHEARSING else 16000, batch=1, heads=1, dim=64, dtype=torch.bfloat16))
     exact = {n: x.double() for n, x in inputs.items()}
-    expected = graded(lambda x: call(x, backend='reference'), exact)
-    assert_same(graded(on_gpu, inputs), expected, 5e-2)
+    expected = with_gradients(lambda x: call(x, backend='reference'), exact)
+    assert_same(with_gradients(on_gpu, inputs), expected, 5e-2)
 
 
 def test_memory_is_linear_in_the_tokens():
     peaks = []
-    for tokens in (2048, 4096):
+    for tokens in (16, 32) if REHEARSING else (2048, 4096):
         inputs = cuda(make(tokens, batch=2, dim=64, heads=6, dtype=torch.bfloat16))
         leaves = {n: x.requires_grad_() for n, x in inputs.items()}
         on_gpu(leaves).float().square().mean().backward()
@@ -140,12 +129,12 @@ def test_memory_is_linear_in_the_tokens():
 
 def test_compiled_and_on_a_second_stream():
     inputs = cuda(make(70, dim=64, dtype=torch.bfloat16))
-    expected = graded(on_gpu, inputs)
+    expected = with_gradients(on_gpu, inputs)
     compiled = torch.compile(on_gpu, fullgraph=True, backend='aot_eager')
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        found = graded(compiled, inputs)
+        found = with_gradients(compiled, inputs)
     assert_same(found, expected, 1e-6)
 
 

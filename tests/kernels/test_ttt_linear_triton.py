@@ -8,23 +8,18 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from interpreter import INTERPRETING, patched_once, run_inside
+from interpreter import INTERPRETING, patched_once
 from scans import NAMES, OP, OP_BACKWARD, assert_same, call, error, make, with_gradients
 
 from ttt_kernels import ttt_linear
 from ttt_kernels.ttt_linear import reference
 from ttt_kernels.ttt_linear._tiles import dense_start, scan_start, tile_pointers
 
-inside = pytest.mark.skipif(not INTERPRETING, reason='run by test_in_the_interpreter')
+inside = pytest.mark.interpreter
 TOKENS = (1, 15, 16, 17, 52, 64, 196)
 # Relative to the largest value. The two sides add up in another order; in half precision they also
 # round the operands at other places: a few units of 2⁻¹¹, through a chain of chunks.
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 3e-3}
-
-
-@pytest.mark.skipif(INTERPRETING, reason='this is the interpreter')
-def test_in_the_interpreter():
-    run_inside(__file__)
 
 
 @pytest.fixture(scope='module', autouse=INTERPRETING)

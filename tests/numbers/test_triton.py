@@ -6,20 +6,15 @@ well, at d = 32 and 64, and that is a smaller range than that of the tokens: see
 
 import pytest
 import torch
-from interpreter import INTERPRETING, patched_once, run_inside
+from interpreter import INTERPRETING, patched_once
 from operations import OPERATIONS
 from precision import ROUNDINGS, Truth, evaluate
 from test_extremes_of_ops import EVERYWHERE, EXTREMES, OF_KEYS, OF_THE_STATE, all_scaled, scaled
 
-inside = pytest.mark.skipif(not INTERPRETING, reason='run by test_in_the_interpreter')
+inside = pytest.mark.interpreter
 # Two mini-batches, the second of them ragged.
 HW = (3, 7)
 KERNELS = ('ttt_linear', 'ttt_glu', 'ttt_dwconv')
-
-
-@pytest.mark.skipif(INTERPRETING, reason='this is the interpreter')
-def test_in_the_interpreter():
-    run_inside(__file__)
 
 
 @pytest.fixture(scope='module', autouse=INTERPRETING)

@@ -8,36 +8,33 @@ In bf16, at the shapes of ViT³, of the stages of H-ViT³ and of T⁵: forward, 
 """
 
 import argparse
-import csv
 import itertools
 import math
-import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-import triton
+from timing import MEASURED, Run, Table, measure, path_for, refusal
 from torch import Tensor
-from ttt_linear import device_name, milliseconds
 
 from ttt_kernels import ttt_dwconv, ttt_glu, ttt_mlp
 
 ROOT = Path(__file__).resolve().parents[2]
 SHAPE = ('op', 'model', 'image', 'batch', 'height', 'width', 'heads', 'dim')
-FIELDS = ('gpu', 'torch', 'triton', *SHAPE, 'contender', 'pass', 'ms', 'peak_mib', 'note')
 OPS = ('glu', 'dwconv', 'mlp')
-# Images (height, width) and their number.
+# Images (height, width) and their number: the two of the targets first.
 IMAGES = (
+    ((1280, 1280), 8),
+    ((800, 1333), 2),
     ((224, 224), 128),
     ((512, 512), 16),
-    ((800, 1333), 2),
     ((800, 1333), 16),
-    ((1280, 1280), 8),
 )
+TARGETS = IMAGES[:2]
 # Gated heads and channels a head, by the stride of the map. H-ViT³-S has the maps of T.
 MODELS = {
     'vit3-tiny': {16: (6, 32)},
@@ -164,6 +161,7 @@ def eager(shape: Shape) -> Callable[..., Tensor]:
 
 
 def compiled(shape: Shape) -> Callable[..., Tensor]:
+    # Past eight compilations of one function torch runs it as it is.
     torch.compiler.reset()
     return torch.compile(eager(shape), dynamic=False)
 
@@ -171,38 +169,25 @@ def compiled(shape: Shape) -> Callable[..., Tensor]:
 CONTENDERS = {'ours': ours, 'eager': eager, 'compiled': compiled}
 
 
-# --------------------------------------------------------------------------------- measurement
+def build(name: str, shape: Shape, device: torch.device) -> Run:
+    leaves = inputs_of(shape, device, torch.bfloat16)
+    function = CONTENDERS[name](shape)
+    return lambda: function(*leaves), leaves
 
 
-def measure(name: str, shape: Shape, device: torch.device) -> Iterator[dict[str, object]]:
-    """A row for the forward pass and one for forward and backward."""
-    for way in ('fwd', 'fwd+bwd'):
-        row = {'contender': name, 'pass': way, 'ms': '', 'peak_mib': '', 'note': ''}
-        try:
-            leaves = inputs_of(shape, device, torch.bfloat16)
-            run = CONTENDERS[name](shape)
-            grad = torch.randn_like(run(*leaves))
+def cases(smoke: bool) -> list[tuple[str, Shape]]:
+    """Contenders and shapes, the targets first; compiling, which takes seconds, for them alone."""
+    if smoke:
+        return [(name, shape) for name in ('ours', 'eager') for shape in SMOKE]
+    targets = {(f'{image[1]}x{image[0]}', batch) for image, batch in TARGETS}
+    # A stable sort: within a rank the order of `shapes` stays.
+    found = [(name, s) for name, s in itertools.product(CONTENDERS, shapes())]
+    found = [c for c in found if c[0] != 'compiled' or _is_target(c[1], targets)]
+    return sorted(found, key=lambda c: (not _is_target(c[1], targets), c[0] == 'compiled'))
 
-            def call(run=run, leaves=leaves, grad=grad, way=way) -> None:
-                with torch.set_grad_enabled(way != 'fwd'):
-                    output = run(*leaves)
-                if way != 'fwd':
-                    torch.autograd.grad(output, leaves, grad)
 
-            call()
-            if device.type == 'cuda':
-                before = torch.cuda.memory_allocated(device)
-                torch.cuda.reset_peak_memory_stats(device)
-                call()
-                peak = torch.cuda.max_memory_allocated(device) - before
-                row['peak_mib'] = round(peak / 2**20, 1)
-            row['ms'] = round(milliseconds(call, device), 4)
-        except Exception as error:  # one contender's failure is a finding, not the end
-            row['note'] = f'{type(error).__name__}: {error}'.split('\n')[0][:160]
-        run = leaves = grad = call = None
-        if device.type == 'cuda':
-            torch.cuda.empty_cache()
-        yield row
+def _is_target(shape: Shape, targets: set[tuple[str, int]]) -> bool:
+    return shape.model.startswith('vit3') and (shape.image, shape.batch) in targets
 
 
 def main() -> int:
@@ -215,36 +200,23 @@ def main() -> int:
     parser.add_argument('--model', choices=MODELS | T5_MODELS, help='one model only')
     args = parser.parse_args()
     device = torch.device(args.device)
-    if device.type == 'cuda' and not torch.cuda.is_available():
-        print('torch sees no CUDA GPU; --device cpu --smoke --out FOLDER tries the script')
-        return 1
-    if device.type != 'cuda' and (not args.smoke or args.out == parser.get_default('out')):
-        print('times of a CPU are no benchmark: --smoke and --out, outside docs/, go with it')
+    outside = args.out != parser.get_default('out')
+    if reason := refusal(device, smoke=args.smoke, outside=outside):
+        print(reason)
         return 1
     torch.manual_seed(0)
     end = time.monotonic() + args.seconds
-    name = device_name(device)
-    about = {'gpu': name, 'torch': torch.__version__, 'triton': triton.__version__}
-    rows = []
-    # What takes longest to compile comes last.
-    for contender, shape in itertools.product(CONTENDERS, SMOKE if args.smoke else shapes()):
-        if args.op not in (None, shape.op) or args.model not in (None, shape.model):
-            continue
-        if args.smoke and contender == 'compiled':
-            continue
-        found = [{'contender': contender, 'pass': 'fwd', 'note': 'no time left'}]
-        for row in found if time.monotonic() > end else measure(contender, shape, device):
-            rows.append({**about, **shape._asdict(), **row})
-            print(*(rows[-1].get(field, '') for field in FIELDS[3:]), sep='\t', flush=True)
-    args.out.mkdir(parents=True, exist_ok=True)
-    short = re.sub(r'[^a-z0-9]+', '_', name.lower().removeprefix('nvidia ')).strip('_')
-    path = args.out / f'ttt_glu_{short}.csv'
-    with path.open('w', newline='') as file:
-        writer = csv.DictWriter(file, FIELDS)
-        writer.writeheader()
-        writer.writerows(rows)
-    print(f'wrote {path}')
-    return int(not any(row['contender'] == 'ours' and row.get('ms') for row in rows))
+    with Table(path_for(args.out, 'ttt_glu', device), (*SHAPE, *MEASURED), device) as table:
+        for name, shape in cases(args.smoke):
+            if args.op not in (None, shape.op) or args.model not in (None, shape.model):
+                continue
+            row = {**shape._asdict(), 'contender': name}
+            if time.monotonic() > end:
+                table.add({**row, 'note': 'no time left'})
+                continue
+            for found in measure(lambda n=name, s=shape: build(n, s, device), device):
+                table.add({**row, **found})
+    return table.status()
 
 
 if __name__ == '__main__':

@@ -10,10 +10,8 @@ one call over the same tokens and channels. flash-linear-attention (optional) ge
 """
 
 import argparse
-import csv
-import itertools
+import importlib.util
 import math
-import platform
 import re
 import statistics
 import sys
@@ -25,17 +23,14 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-import triton
+from timing import MEASURED, Run, Table, measure, milliseconds, path_for, refusal
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 ROOT = Path(__file__).resolve().parents[2]
-VERSIONS = ('gpu', 'torch', 'triton')
 SHAPE = ('what', 'image', 'batch', 'size', 'tokens')
-FIELDS = (*VERSIONS, *SHAPE, 'contender', 'pass', 'ms', 'peak_mib', 'note')
 HEADS = {'T': 3, 'S': 6, 'B': 12}
 DIM, CHUNK, SCANS = 64, 16, 2
-SLOW = ('eager', 'compiled')
 
 
 class Shape(NamedTuple):
@@ -46,21 +41,27 @@ class Shape(NamedTuple):
     tokens: int
 
 
-LAYERS = [
-    Shape('layer', image, batch, size, tokens)
-    for image, batch, tokens in (
-        ('224x224', 128, 14 * 14),
-        ('512x512', 16, 32 * 32),
-        ('1333x800', 2, 84 * 50),
-        ('1333x800', 16, 84 * 50),
-        ('1280x1280', 64, 80 * 80),
+IMAGES = {
+    '1280x1280': 80 * 80,
+    '1333x800': 84 * 50,
+    '224x224': 14 * 14,
+    '512x512': 32 * 32,
+}
+# What the design aims at comes first, whatever the time allows after it.
+TARGETS = [
+    Shape('layer', image, batch, size, IMAGES[image])
+    for image, batch, size in (
+        ('1280x1280', 64, 'T'),
+        ('1333x800', 2, 'S'),
+        ('224x224', 128, 'T'),
+        ('512x512', 16, 'S'),
+        ('1333x800', 16, 'S'),
     )
-    for size in HEADS
 ]
-SWEEP = [Shape('sweep', '', 1, 'S', 1024 * 2**i) for i in range(7)]
+OTHERS = [
+    shape._replace(size=size) for shape in TARGETS for size in HEADS if shape.size != size
+] + [Shape('sweep', '', 1, 'S', 1024 * 2**i) for i in range(7)]
 SMOKE = [Shape('layer', '80x80', 1, 'T', 25), Shape('sweep', '', 1, 'S', 16)]
-
-Run = tuple[Callable[[], Tensor], list[Tensor]]
 
 
 # ---------------------------------------------------------------------------------- contenders
@@ -137,6 +138,8 @@ def eager(shape: Shape, device: torch.device, step: Callable = dual_step) -> Run
 
 
 def compiled(shape: Shape, device: torch.device) -> Run:
+    # Past eight compilations of one function torch runs it as it is.
+    torch.compiler.reset()
     backend = 'inductor' if device.type == 'cuda' else 'eager'
     return eager(shape, device, torch.compile(dual_step, dynamic=True, backend=backend))
 
@@ -145,15 +148,15 @@ def fla(name: str) -> Callable[[Shape, torch.device], Run]:
     def contender(shape: Shape, device: torch.device) -> Run:
         import fla.ops.ttt
 
+        # Its kernels multiply tokens with LayerNorm's parameters and the step: one dtype for all.
+        like = {'device': device, 'dtype': torch.bfloat16, 'requires_grad': True}
         function = getattr(fla.ops.ttt, name)
         q, k, v = (x.detach().flatten(2, 3).requires_grad_() for x in tokens_of(shape, device))
         heads = q.shape[2]
         w0 = torch.zeros(shape.batch, heads, DIM, DIM, device=device, requires_grad=True)
         b0 = torch.zeros(shape.batch, heads, 1, DIM, device=device, requires_grad=True)
-        weight = torch.ones(heads, DIM, device=device, requires_grad=True)
-        bias = torch.zeros(heads, DIM, device=device, requires_grad=True)
-        size = (shape.batch, shape.tokens, heads, 1)
-        eta = torch.full(size, 0.5 / DIM, device=device, dtype=q.dtype, requires_grad=True)
+        weight, bias = torch.ones(heads, DIM, **like), torch.zeros(heads, DIM, **like)
+        eta = torch.full((shape.batch, shape.tokens, heads, 1), 0.5 / DIM, **like)
         options = {'chunk_size': CHUNK, 'initial_state': w0, 'initial_state_bias': b0}
         leaves = [q, k, v, weight, bias, eta, w0, b0]
         return lambda: function(q, k, v, weight, bias, eta, **options)[0], leaves
@@ -161,14 +164,14 @@ def fla(name: str) -> Callable[[Shape, torch.device], Run]:
     return contender
 
 
-def attention(backend: SDPBackend | None) -> Callable[[Shape, torch.device], Run]:
+def attention(backend: SDPBackend) -> Callable[[Shape, torch.device], Run]:
     def contender(shape: Shape, device: torch.device) -> Run:
         leaves = tokens_of(shape, device, scans=1)
-        only = sdpa_kernel(backend) if device.type == 'cuda' else nullcontext()
 
         def run() -> Tensor:
             q, k, v = (x.flatten(2, 3).transpose(1, 2) for x in leaves)
-            with only:
+            # A new one for each call: it can be entered once.
+            with sdpa_kernel(backend) if device.type == 'cuda' else nullcontext():
                 return F.scaled_dot_product_attention(q, k, v)
 
         return run, leaves
@@ -190,83 +193,40 @@ CONTENDERS = {
 # --------------------------------------------------------------------------------- measurement
 
 
-def milliseconds(function: Callable[[], object], device: torch.device) -> float:
-    """Median time of a call; few calls where one takes long."""
-    if device.type != 'cuda':
-        function()
-        start = time.perf_counter()
-        function()
-        return 1e3 * (time.perf_counter() - start)
-
-    def once() -> float:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        function()
-        end.record()
-        end.synchronize()
-        return start.elapsed_time(end)
-
-    function()
-    first = once()
-    if first > 50:
-        return statistics.median([first, once()])
-    # Clears the L2 cache between calls.
-    return triton.testing.do_bench(function, warmup=10, rep=60, return_mode='median')
+FAST = ('ours', 'SDPA flash', 'SDPA cuDNN')
+FLA = ('fla chunk', 'fla fused')
+SLOW = ('eager', 'compiled')
 
 
-def measure(name: str, shape: Shape, device: torch.device) -> Iterator[dict[str, object]]:
-    """A row for the forward pass and one for forward and backward."""
-    for way in ('fwd', 'fwd+bwd'):
-        row = {'contender': name, 'pass': way, 'ms': '', 'peak_mib': '', 'note': ''}
-        try:
-            run, leaves = CONTENDERS[name](shape, device)
-            grad = torch.randn_like(run())
-
-            def call(run=run, leaves=leaves, grad=grad, way=way) -> None:
-                with torch.set_grad_enabled(way != 'fwd'):
-                    output = run()
-                if way != 'fwd':
-                    torch.autograd.grad(output, leaves, grad, allow_unused=True)
-
-            call()
-            if device.type == 'cuda':
-                before = torch.cuda.memory_allocated(device)
-                torch.cuda.reset_peak_memory_stats(device)
-                call()
-                peak = torch.cuda.max_memory_allocated(device) - before
-                row['peak_mib'] = round(peak / 2**20, 1)
-            row['ms'] = round(milliseconds(call, device), 4)
-        except Exception as error:  # one contender's failure is a finding, not the end
-            row['note'] = f'{type(error).__name__}: {error}'.split('\n')[0][:160]
-        run = leaves = grad = call = None
-        if device.type == 'cuda':
-            torch.cuda.empty_cache()
-        yield row
+def rows_of(
+    shapes: list[Shape], names: tuple[str, ...], device: torch.device, end: float, late: str
+) -> Iterator[dict[str, object]]:
+    """Every contender at every shape; `late` is the note of those that come after the end."""
+    for shape in shapes:
+        for name in names:
+            row = {**shape._asdict(), 'contender': name}
+            if time.monotonic() > end:
+                yield {**row, 'note': late}
+                continue
+            for found in measure(lambda n=name, s=shape: CONTENDERS[n](s, device), device):
+                yield {**row, **found}
 
 
 def run_all(
-    shapes: list[Shape], device: torch.device, seconds: float
+    smoke: bool, device: torch.device, seconds: float, fla_seconds: float
 ) -> Iterator[dict[str, object]]:
-    """Every contender at every shape; the slow ones last, as far as the time goes."""
+    """Targets first; what compiles for long has a budget of its own or comes last."""
     end = time.monotonic() + seconds
-    versions = dict(
-        zip(VERSIONS, (device_name(device), torch.__version__, triton.__version__), strict=True)
-    )
-    for slow in (False, True):
-        for shape, name in itertools.product(shapes, CONTENDERS):
-            if (name in SLOW) != slow or (shape.what == 'sweep' and slow):
-                continue
-            if time.monotonic() > end:
-                yield {**versions, **shape._asdict(), 'contender': name, 'note': 'no time left'}
-                continue
-            for row in measure(name, shape, device):
-                yield {**versions, **shape._asdict(), **row}
-
-
-def device_name(device: torch.device) -> str:
-    if device.type == 'cuda':
-        return torch.cuda.get_device_name(device)
-    return f'CPU smoke ({platform.machine()})'
+    targets, others = (SMOKE[:1], SMOKE[1:]) if smoke else (TARGETS, OTHERS)
+    yield from rows_of(targets, FAST, device, end, 'no time left')
+    if importlib.util.find_spec('fla'):
+        fla_end = min(end, time.monotonic() + fla_seconds)
+        yield from rows_of(targets, FLA, device, fla_end, f'no time left of {fla_seconds:.0f} s')
+    else:
+        note = 'not installed: pip install flash-linear-attention'
+        yield from rows_of(targets, FLA, device, -math.inf, note)
+    yield from rows_of(others, FAST, device, end, 'no time left')
+    yield from rows_of(targets, SLOW, device, end, 'no time left')
 
 
 # -------------------------------------------------------------------------------------- results
@@ -335,8 +295,8 @@ def plot(rows: list[dict[str, object]], path: Path) -> None:
         for axis in (left, right):
             axis.legend(fontsize=7)
             axis.grid(alpha=0.3)
-    versions = rows[0]
-    figure.suptitle(f'{versions["gpu"]}, torch {versions["torch"]}, Triton {versions["triton"]}')
+    about = rows[0]
+    figure.suptitle(f'{about["gpu"]}, torch {about["torch"]}, Triton {about["triton"]}')
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
@@ -366,7 +326,7 @@ def tune(device: torch.device) -> list[str]:
                         call = lambda: kernel.forward(*tensors, 'fb', 1e-6)  # noqa: B023, E731
                     else:
                         call = lambda: kernel.backward(o, *tensors, *saved, 'fb', 1e-6)  # noqa: B023, E731
-                    found.append((milliseconds(call, device), cut))
+                    found.append((milliseconds(call, device)[0], cut))
                 print(tokens, per_sm, 'forward' if forward else 'backward', found, flush=True)
                 best.append(min(found)[1])
             # A row holds from its own number of scans up to half-way to the next.
@@ -392,36 +352,26 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--device', default='cuda')
     parser.add_argument('--out', type=Path, default=ROOT / 'docs' / 'benchmarks')
-    parser.add_argument('--seconds', type=float, default=270, help='start nothing new after that')
+    parser.add_argument('--seconds', type=float, default=300, help='start nothing new after that')
+    parser.add_argument('--fla-seconds', type=float, default=120, help="fla's part of them")
     parser.add_argument('--smoke', action='store_true', help='tiny shapes: does it run at all?')
     parser.add_argument('--tune', action='store_true', help='measure and rewrite the plans')
     args = parser.parse_args()
     device = torch.device(args.device)
-    if device.type == 'cuda' and not torch.cuda.is_available():
-        print('torch sees no CUDA GPU; --device cpu --smoke --out FOLDER tries the script')
-        return 1
-    if device.type != 'cuda' and (not args.smoke or args.out == parser.get_default('out')):
-        print('times of a CPU are no benchmark: --smoke and --out, outside docs/, go with it')
+    outside = args.out != parser.get_default('out')
+    if reason := refusal(device, smoke=args.smoke, outside=outside):
+        print(reason)
         return 1
     torch.manual_seed(0)
     if args.tune:
         write_plans(tune(device), ROOT / 'kernels' / 'ttt_linear' / '_plans.py')
         return 0
-    args.out.mkdir(parents=True, exist_ok=True)
-    short = re.sub(r'[^a-z0-9]+', '_', device_name(device).lower()).strip('_')
-    path = args.out / f'ttt_linear_{short.removeprefix("nvidia_")}.csv'
-    rows = []
-    # Line by line: what was measured is kept, whatever happens next.
-    with path.open('w', newline='', buffering=1) as file:
-        writer = csv.DictWriter(file, FIELDS)
-        writer.writeheader()
-        for row in run_all(SMOKE if args.smoke else LAYERS + SWEEP, device, args.seconds):
-            rows.append(row)
-            writer.writerow(row)
-            print(*(row.get(f, '') for f in FIELDS[len(VERSIONS) :]), sep='\t', flush=True)
-    plot(rows, path.with_suffix('.png'))
-    print(*summary(rows), f'wrote {path}', sep='\n')
-    return int(not any(row['contender'] == 'ours' and row.get('ms') for row in rows))
+    with Table(path_for(args.out, 'ttt_linear', device), (*SHAPE, *MEASURED), device) as table:
+        for row in run_all(args.smoke, device, args.seconds, args.fla_seconds):
+            table.add(row)
+    plot(table.rows, table.path.with_suffix('.png'))
+    print(*summary(table.rows), sep='\n')
+    return table.status()
 
 
 if __name__ == '__main__':

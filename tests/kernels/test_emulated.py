@@ -1,0 +1,146 @@
+"""The kernels as Triton compiles them for sm_80 and sm_90, emulated, against the fp64 references.
+
+What the interpreter can't show is here: bf16, tf32 and the other roundings of a GPU, layouts,
+races, accesses out of bounds and reads of what nothing wrote. An op is a row of `CASES`. A few
+variants of each run by `make test`, all of them by `make stress`.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import inner_steps
+import pytest
+import scans
+import test_deform_attn as deform
+import torch
+from emulator import emulated
+from kernel_testing import assert_same, with_gradients
+from torch import Tensor
+
+Inputs = dict[str, Tensor]
+TYPES = {'bf16': torch.bfloat16, 'fp16': torch.float16, 'fp32': torch.float32}
+
+
+class Case(NamedTuple):
+    """Some inputs of an op; `options` are whatever `make` and `call` of the op take."""
+
+    make: Callable[[torch.dtype], Inputs]
+    call: Callable[[Inputs, str], Tensor]  # inputs, backend
+    tolerance: dict[str, float]  # of the largest value, by dtype
+    cut: int | None = None  # ttt_linear: mini-batches of a segment, 0 is the fused path
+
+
+# As the tests on a GPU have it; fp32 products are three in tf32 there and here.
+SCAN = {'bf16': 3e-2, 'fp16': 4e-3, 'fp32': 5e-4}
+STEP = {'bf16': 4e-2, 'fp16': 4e-3, 'fp32': 4e-5}
+
+
+def scan(tokens: int, ways: str = 'fb', *, cut: int = 0, scale: bool = True, **sizes) -> Case:
+    def make(dtype: torch.dtype) -> Inputs:
+        inputs = scans.make(tokens, ways, batch=1, dtype=dtype, **sizes)
+        return inputs if scale else {**inputs, 'token_scale': None}
+
+    return Case(make, lambda inputs, backend: scans.call(inputs, ways, backend=backend), SCAN, cut)
+
+
+def step(op: str, hw: tuple[int, int], **sizes) -> Case:
+    case = inner_steps.CASES[op]
+    return Case(
+        lambda dtype: case.make(hw, batch=1, dtype=dtype, **sizes),
+        lambda inputs, backend: case.call(inputs, hw, backend=backend),
+        STEP,
+    )
+
+
+def deformable(shapes: tuple, **sizes) -> Case:
+    return Case(
+        lambda dtype: deform.make(shapes, batch=1, dtype=dtype, **sizes),
+        lambda inputs, backend: deform.call(inputs, shapes, backend=backend),
+        STEP,
+    )
+
+
+CASES = {
+    'ttt_linear fused, T 17': scan(17, heads=1, dim=64),
+    'ttt_linear in segments, T 49': scan(49, 'b', cut=2, heads=1, dim=64),
+    'ttt_linear fused, T 1, d 32': scan(1, heads=2, dim=32),
+    'ttt_linear in segments, T 63, d 32': scan(63, 'fb', cut=3, heads=1, dim=32, scale=False),
+    'ttt_linear fused, T 196': scan(196, 'bf', heads=1, dim=64),
+    'ttt_glu 7 × 9': step('glu', (7, 9), heads=1, dim=64),
+    'ttt_glu 9 × 13, d 32': step('glu', (9, 13), heads=3, dim=32),
+    'ttt_glu 1 × 1': step('glu', (1, 1), heads=1, dim=64),
+    'ttt_dwconv 7 × 9': step('dwconv', (7, 9), dim=64),
+    'ttt_dwconv 9 × 13, d 5': step('dwconv', (9, 13), dim=5),
+    'ttt_dwconv 31 × 33, d 80': step('dwconv', (31, 33), dim=80),
+    'ttt_mlp 7 × 9': step('mlp', (7, 9), heads=1, dim=64),
+    'ttt_mlp SwiGLU 9 × 13, d 32': step('swiglu', (9, 13), heads=1, dim=32),
+    'deform_attn 5 × 7, 3 × 4': deformable(((5, 7), (3, 4)), queries=9, heads=2, dim=16),
+}
+# By `make test`; each compiles its kernels anew, which takes longer than they run.
+QUICK = {
+    ('ttt_linear fused, T 17', 90, 'bf16'),
+    ('ttt_linear in segments, T 49', 80, 'fp16'),
+    ('ttt_glu 7 × 9', 90, 'bf16'),
+    ('ttt_glu 9 × 13, d 32', 80, 'fp16'),
+    ('ttt_dwconv 7 × 9', 90, 'fp16'),
+    ('ttt_dwconv 9 × 13, d 5', 80, 'bf16'),
+    ('ttt_mlp 7 × 9', 90, 'bf16'),
+    ('deform_attn 5 × 7, 3 × 4', 80, 'fp16'),
+}
+GLU_64 = ('ttt_glu 7 × 9', 'ttt_glu 1 × 1')
+VARIANTS = [
+    pytest.param(
+        *v, id=f'{v[0]}, sm_{v[1]}, {v[2]}', marks=() if v in QUICK else pytest.mark.stress
+    )
+    for v in itertools.product(CASES, (80, 90), TYPES)
+    # In fp32 these run as their references.
+    if v[2] != 'fp32' or not (v[0].startswith('ttt_mlp') or v[0] in GLU_64)
+]
+
+
+@pytest.fixture(autouse=True)
+def poison() -> Iterator[None]:
+    """Has torch fill every fresh tensor with NaN: what is not written cannot go unseen."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def cut(monkeypatch):
+    from ttt_kernels.ttt_linear import _plans
+
+    def set_cut(chunks: int) -> None:
+        row = _plans.Plan('', 0, float('inf'), 0, forward=chunks, backward=chunks)
+        monkeypatch.setattr(_plans, 'PLANS', (row,))
+
+    return set_cut
+
+
+def check(case: Case, arch: int, dtype: str, late: bool = True) -> None:
+    inputs = case.make(TYPES[dtype])
+    exact = {n: x if x is None else x.double() for n, x in inputs.items()}
+    with emulated(arch, copies_land_late=late) as ran:
+        found = with_gradients(lambda x: case.call(x, 'triton'), inputs)
+    assert ran
+    expected = with_gradients(lambda x: case.call(x, 'reference'), exact)
+    assert not found[0].isnan().any()
+    assert_same(found, expected, case.tolerance[dtype])
+
+
+@pytest.mark.parametrize(('name', 'arch', 'dtype'), VARIANTS)
+def test_output_and_every_gradient(name, arch, dtype, cut):
+    case = CASES[name]
+    if case.cut is not None:
+        cut(case.cut)
+    check(case, arch, dtype)
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize('name', CASES)
+def test_copies_that_land_at_once(name, cut):
+    case = CASES[name]
+    if case.cut is not None:
+        cut(case.cut)
+    check(case, 80, 'bf16', late=False)

@@ -1,0 +1,154 @@
+"""The emulator itself: what a kernel must not do is found, and what it may is not."""
+
+from collections.abc import Callable
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+import triton
+import triton.language as tl
+from emulator import EmulationError, emulated, launch, program
+
+THREADS = 128
+
+
+@triton.jit
+def _transpose(x, y, n, N: tl.constexpr):
+    """y = xᵀ through shared memory, in steps of one block."""
+    i = tl.arange(0, N)
+    for block in range(n):
+        start = block * N * N
+        tile = tl.load(x + start + i[:, None] * N + i[None, :])
+        # Two reductions over different axes need two layouts.
+        tile = tile + tl.sum(tile, 1)[:, None] + tl.sum(tile, 0)[None, :]
+        tl.store(y + start + i[None, :] * N + i[:, None], tile)
+
+
+@triton.jit
+def _masked(x, y, length, HOLE: tl.constexpr):
+    i = tl.program_id(0) * 64 + tl.arange(0, 64)
+    inside = i < length + HOLE
+    tl.store(y + i, tl.load(x + i, mask=inside, other=0.0), mask=i < length)
+
+
+@triton.jit
+def _product(x, y, o, N: tl.constexpr, PRECISION: tl.constexpr):
+    i = tl.arange(0, N)
+    at = i[:, None] * N + i[None, :]
+    product = tl.dot(tl.load(x + at), tl.load(y + at), input_precision=PRECISION)
+    tl.store(o + at, product)
+
+
+def transpose(change: Callable[[str], str] = str, arch: int = 90) -> tuple[torch.Tensor, ...]:
+    """Input and output of `_transpose`, whose PTX was changed in between."""
+    x = torch.randn(3, 32, 32, generator=torch.Generator().manual_seed(0))
+    y = torch.full_like(x, float('nan'))
+    parse = program.parse
+    with emulated(arch), mock.patch.object(launch, 'parse', lambda ptx: parse(change(ptx))):
+        _transpose[(1,)](x, y, 3, N=32)
+    return x, y
+
+
+def without(pattern: str, which: int) -> Callable[[str], str]:
+    """Leaves out one line of PTX that holds `pattern`."""
+
+    def change(ptx: str) -> str:
+        lines = ptx.splitlines()
+        places = [i for i, line in enumerate(lines) if pattern in line]
+        del lines[places[which]]
+        return '\n'.join(lines)
+
+    return change
+
+
+def count(pattern: str) -> int:
+    counts = []
+    transpose(lambda ptx: counts.append(ptx.count(pattern)) or ptx)
+    return counts[0]
+
+
+@pytest.mark.parametrize('arch', [80, 90])
+def test_a_correct_kernel_runs(arch):
+    x, y = transpose(arch=arch)
+    expected = (x + x.sum(2, keepdim=True) + x.sum(1, keepdim=True)).mT
+    torch.testing.assert_close(y, expected, rtol=0, atol=1e-5)
+
+
+def test_every_barrier_that_is_removed_is_found():
+    barriers = count('bar.sync')
+    assert barriers >= 3
+    for which in range(barriers):
+        with pytest.raises(EmulationError, match=r'a race: .* with no barrier between'):
+            transpose(without('bar.sync', which))
+
+
+def test_shared_memory_that_nothing_wrote_is_found():
+    with pytest.raises(EmulationError, match='shared memory is read before anything was written'):
+        transpose(without('st.shared', 0))
+
+
+def test_a_register_that_nothing_wrote_is_found():
+    with pytest.raises(EmulationError, match=r'%\w+ is read before anything was written'):
+        transpose(without('add.f32', 0))
+
+
+@pytest.mark.parametrize('length', [1, 63, 64, 100])
+def test_masks_keep_a_kernel_in_bounds(length):
+    x, y = torch.randn(length), torch.zeros(length)
+    with emulated(90) as ran:
+        _masked[(2,)](x, y, length, HOLE=0)
+    assert torch.equal(x, y)
+    assert ran == {'_masked': 2}
+
+
+def test_an_access_out_of_bounds_is_found_and_named():
+    x, y = torch.randn(100), torch.zeros(100)
+    with (
+        emulated(90),
+        pytest.raises(
+            EmulationError, match=r'out of bounds: 400 bytes into x, .* 400 .*ld\.global'
+        ),
+    ):
+        _masked[(2,)](x, y, 100, HOLE=1)
+
+
+@pytest.mark.parametrize('arch', [80, 90])
+@pytest.mark.parametrize(
+    ('dtype', 'precision', 'tolerance'),
+    [
+        # Products of rounded operands are exact in fp64 and summed there: one rounding to fp32.
+        (torch.bfloat16, 'ieee', 1e-6),
+        (torch.float16, 'ieee', 1e-6),
+        # Ten bits of an operand.
+        (torch.float32, 'tf32', 2e-3),
+        (torch.float32, 'tf32x3', 1e-6),
+    ],
+    ids=str,
+)
+def test_matrix_products(arch, dtype, precision, tolerance):
+    generator = torch.Generator().manual_seed(0)
+    # 64 rows are WGMMA's on sm_90, which Triton takes for fp32 too: no kernel here has that.
+    size = 32 if dtype == torch.float32 else 64
+    x, y = (torch.randn(size, size, generator=generator).to(dtype) for _ in range(2))
+    o = torch.full((size, size), float('nan'))
+    with emulated(arch):
+        _product[(1,)](x, y, o, N=size, PRECISION=precision)
+    expected = x.double() @ y.double()
+    found = ((o - expected).abs().max() / expected.abs().max()).item()
+    assert found < tolerance
+    if precision == 'tf32':
+        assert found > 1e-5
+
+
+def test_bf16_is_rounded_to_nearest_even():
+    from emulator.arithmetic import fp32_to_bf16
+
+    generator = np.random.default_rng(0)
+    bits = generator.integers(0, 2**32, 10000, dtype=np.uint32)
+    # Halves, which go to the even neighbour.
+    bits[:1000] = bits[:1000] & 0xFFFF0000 | 0x8000
+    values = bits.view(np.float32)
+    values = values[np.isfinite(values)]
+    expected = torch.from_numpy(values.copy()).bfloat16().view(torch.int16).numpy()
+    assert (fp32_to_bf16(values).view(np.int16) == expected).all()

@@ -1,0 +1,155 @@
+"""`make gpu` rehearsed on a stand-in device: its tests, its benchmarks and their tables."""
+
+import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+REHEARSAL = Path(__file__).with_name('rehearsal')
+
+
+def rehearse(*command: object) -> subprocess.CompletedProcess[str]:
+    """Runs Python with the stand-in GPU in place from its start."""
+    env = {name: value for name, value in os.environ.items() if name != 'TRITON_INTERPRET'}
+    env |= {'PYTHONPATH': str(REHEARSAL), 'TTT_KERNELS_REHEARSAL': '1'}
+    return subprocess.run(
+        [sys.executable, *map(str, command)], env=env, cwd=ROOT, capture_output=True, text=True
+    )
+
+
+@pytest.fixture(scope='module')
+def checked(tmp_path_factory):
+    """The folder and the output of a whole `make gpu` on tiny shapes."""
+    out = tmp_path_factory.mktemp('gpu') / 'results'
+    done = rehearse('tools/gpu_check.py', '--out', out, '--smoke')
+    assert done.returncode == 0, done.stdout + done.stderr
+    return out, done.stdout
+
+
+def test_everything_goes_to_out(checked):
+    out, said = checked
+    assert sorted(path.name for path in out.iterdir() if path.suffix != '.png') == [
+        'gpu_check.log',
+        'predicted_cycles_stand_in_gpu.csv',
+        'ttt_glu_stand_in_gpu.csv',
+        'ttt_linear_stand_in_gpu.csv',
+    ]
+    assert (out / 'gpu_check.log').read_text() == said
+    for step in ('tests', 'benchmark ttt_linear', 'benchmark ttt_glu', 'benchmark predict'):
+        assert f'== {step}: ok after' in said
+    # All of them ran, but for what needs two GPUs or has no kernel.
+    assert 'failed' not in said
+    skipped = [line for line in said.splitlines() if line.startswith('SKIPPED')]
+    assert all('needs' in line or 'runs its reference' in line for line in skipped)
+
+
+def test_every_contender_has_every_row(checked):
+    out, _ = checked
+    for name, contenders in {
+        'ttt_linear': {'ours', 'SDPA flash', 'SDPA cuDNN', 'fla chunk', 'fla fused', 'eager',
+                       'compiled'},
+        'ttt_glu': {'ours', 'eager'},
+    }.items():  # fmt: skip
+        with (out / f'{name}_stand_in_gpu.csv').open() as file:
+            rows = list(csv.DictReader(file))
+        assert {(r['contender'], r['pass']) for r in rows} == {
+            (contender, way) for contender in contenders for way in ('fwd', 'fwd+bwd')
+        }
+        # Replayed from a graph, without a remark.
+        assert all(float(r['ms']) > 0 and not r['note'] for r in rows)
+        assert {(r['gpu'], r['torch']) for r in rows} == {('Stand-in GPU', torch.__version__)}
+
+
+def test_every_kernel_is_predicted_and_measured(checked):
+    out, _ = checked
+    with (out / 'predicted_cycles_stand_in_gpu.csv').open() as file:
+        rows = list(csv.DictReader(file))
+    assert {r['case'].split()[0] for r in rows} >= {'ttt_linear', 'ttt_glu', 'ttt_dwconv'}
+    assert {'read', 'read_backward', 'step', 'step_backward'} <= {r['kernel'] for r in rows}
+    for row in rows:
+        assert float(row['ms']) > 0
+        if row['kernel'] != 'add_up':  # its loop is too short to be one
+            assert float(row['predicted_ms']) > 0
+
+
+# What a GPU refuses and a CPU takes. The stand-in must refuse it, or the rehearsal shows nothing.
+REFUSED = {
+    'two devices': (
+        'torch.autograd.grad((x * x).sum(-1), x, torch.ones(3, dtype=x.dtype))',
+        'Expected all tensors to be on the same device',
+    ),
+    'a context twice': (
+        'c = sdpa_kernel(SDPBackend.FLASH_ATTENTION)\nfor _ in range(2):\n    with c: pass',
+        "generator didn't yield|object has no attribute 'args'",
+    ),
+    'fp32 in flash attention': (
+        'with sdpa_kernel(SDPBackend.FLASH_ATTENTION):\n'
+        '    F.scaled_dot_product_attention(*[torch.randn(1, 1, 8, 8, device="cuda")] * 3)',
+        'No available kernel',
+    ),
+    'a wait in a graph': (
+        'with torch.cuda.graph(torch.cuda.CUDAGraph()):\n    x.sum().item()',
+        'not permitted when stream is capturing',
+    ),
+    'a time nobody waited for': (
+        'a, b = (torch.cuda.Event(enable_timing=True) for _ in range(2))\n'
+        'a.record(); b.record(); a.elapsed_time(b)',
+        'nobody waited',
+    ),
+    'a ninth compilation': (
+        'f = torch.compile(lambda x: x + 1)\nfor n in range(9): f(torch.zeros(n))',
+        'recompile_limit',
+    ),
+    'dtypes that fla does not mix': (
+        'import fla.ops.ttt\nt = x.bfloat16()\n'
+        'fla.ops.ttt.chunk_ttt_linear(t, t, t, x, x, t, chunk_size=16, initial_state=x, '
+        'initial_state_bias=x)',
+        'must have the same dtype',
+    ),
+    'a generator of the CPU': (
+        'torch.randn(3, device="cuda", generator=torch.Generator())',
+        "Expected a 'cuda' device type for generator",
+    ),
+    'a NumPy array of the GPU': ('x.detach().numpy()', "can't convert cuda"),
+}
+
+
+def test_the_stand_in_refuses_what_a_gpu_refuses(tmp_path):
+    script = tmp_path / 'refusals.py'
+    script.write_text(
+        'import re\nimport torch\nimport torch.nn.functional as F\n'
+        'from torch.nn.attention import SDPBackend, sdpa_kernel\n'
+        f'for name, (code, message) in {REFUSED!r}.items():\n'
+        '    x = torch.randn(3, 4, device="cuda", requires_grad=True)\n'
+        '    try:\n'
+        '        exec(code)\n'
+        '    except Exception as error:\n'
+        '        assert re.search(message, str(error)), (name, error)\n'
+        '    else:\n'
+        '        raise AssertionError(name)\n'
+        'print("all refused")\n'
+    )
+    done = rehearse(script)
+    assert done.stdout == 'all refused\n', done.stderr
+
+
+def test_a_missing_row_is_a_failure(tmp_path):
+    script = tmp_path / 'missing.py'
+    script.write_text(
+        f'import sys\nsys.path.insert(0, {str(ROOT / "tools" / "kernel_benchmarks")!r})\n'
+        'import stand_in\nimport ttt_glu\n'
+        'stand_in.Event.between = 30.0\n'  # too long for a graph
+        'def broken(shape):\n    raise RuntimeError("no kernel image")\n'
+        'ttt_glu.CONTENDERS["eager"] = broken\n'
+        f'sys.argv = ["ttt_glu", "--smoke", "--out", {str(tmp_path)!r}]\n'
+        'sys.exit(ttt_glu.main())\n'
+    )
+    done = rehearse(script)
+    assert done.returncode == 1
+    assert done.stdout.count('missing: ') == 4
+    assert 'no kernel image' in done.stdout

@@ -1,0 +1,81 @@
+"""The cycle model on loops with a known answer, and the kernels held to its committed table.
+
+A ratchet: no kernel may be predicted to take more cycles than in predicted_cycles.json. Where one
+takes fewer, or more is worth it, `python tools/kernel_benchmarks/predict.py --write` writes anew.
+"""
+
+import predict
+import pytest
+import triton
+from cycles import BARRIER, GLOBAL, TENSOR_CORE_BUSY, Instruction, Loop, cycles
+
+# What a few seconds compile; all of it by `make stress`.
+QUICK = {('ttt_linear whole d 64', 90), ('ttt_glu d 64', 90)}
+VARIANTS = [
+    pytest.param(*v, marks=() if v in QUICK else pytest.mark.stress)
+    for v in ((case, arch) for case in predict.CASES for arch in predict.ARCHS)
+]
+
+
+def instruction(name, stall=1, sets=7, waits=0, registers=()):
+    return Instruction(name, '', name, False, stall, sets, 7, waits, registers)
+
+
+def loop(*body, warps=4):
+    return Loop(body, registers=64, warps=warps, resident=4)
+
+
+def test_one_warp_a_scheduler_is_bound_by_its_stalls():
+    chain = loop(*[instruction('FADD', stall=4)] * 20)
+    assert cycles(chain, 1) == pytest.approx(80)
+    # Others fill the gaps, until every cycle issues.
+    assert cycles(chain, 4) == pytest.approx(80, rel=0.05)
+    assert cycles(chain, 8) == pytest.approx(160, rel=0.05)
+
+
+def test_tensor_cores_are_shared_by_the_warps_of_a_scheduler():
+    products = loop(*[instruction('HMMA')] * 20)
+    for programs in (1, 2):
+        expected = 20 * TENSOR_CORE_BUSY * programs
+        assert cycles(products, programs) == pytest.approx(expected, rel=0.1)
+
+
+def test_a_load_is_waited_for_and_hidden_by_others():
+    load = loop(instruction('LDG', sets=0), instruction('FADD', waits=1))
+    one = cycles(load, 1)
+    assert GLOBAL < one < GLOBAL + 40
+    # Twice the work in the same time.
+    assert cycles(load, 2) == pytest.approx(one, rel=0.1)
+
+
+def test_a_barrier_waits_for_the_last_warp():
+    met = loop(instruction('FADD', stall=4), instruction('BAR'))
+    assert cycles(met, 1) >= BARRIER
+
+
+@pytest.mark.parametrize(('case', 'arch'), VARIANTS)
+def test_no_kernel_got_slower_than_the_table(case, arch):
+    table = predict.tables().get(triton.__version__)
+    if table is None:
+        pytest.skip(f'no table for Triton {triton.__version__}: predict.py --write')
+    found = dict(predict.predicted(case, arch))
+    assert found
+    worse = [line for line in predict.compare(found, table) if line.startswith('+')]
+    assert not worse, 'run python tools/kernel_benchmarks/predict.py --write if it is worth it'
+
+
+def test_the_tables_hold_cases_that_there_are_and_the_quick_ones():
+    tables = predict.tables()
+    assert tables
+    known = {(case, f'sm_{arch}') for case in predict.CASES for arch in predict.ARCHS}
+    for table in tables.values():
+        cases = {(name.split(', ')[0], name.split(', ')[-1]) for name in table}
+        assert {(case, f'sm_{arch}') for case, arch in QUICK} <= cases <= known
+
+
+def test_more_cycles_are_told_from_fewer():
+    table = {'a': {'cycles': [100, 200]}}
+    assert predict.compare({'a': {'cycles': [100, 200]}}, table) == []
+    assert predict.compare({'a': {'cycles': [100, 210]}}, table)[0].startswith('+')
+    assert predict.compare({'a': {'cycles': [90, 200]}}, table)[0].startswith('-')
+    assert predict.compare({'b': {'cycles': [1]}}, table) == ['+ b: not in the table']

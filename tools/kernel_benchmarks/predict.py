@@ -1,0 +1,243 @@
+"""Cycles that the kernels' main loops should take, by kernel, architecture and Triton version.
+
+    python tools/kernel_benchmarks/predict.py              # compare with the committed table
+    python tools/kernel_benchmarks/predict.py --write      # write the table anew
+    python tools/kernel_benchmarks/predict.py --calibrate --out DIR    # on a GPU: against times
+
+The table, predicted_cycles.json, holds predictions of the model in cycles.py, not measurements:
+`cycles` of an iteration with one program on a multiprocessor, and with as many as fit.
+`--calibrate` runs the ops at the shapes of the targets, times each launch by itself, and writes
+both times side by side.
+"""
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+import triton
+import ttt_glu as step_benchmark
+import ttt_linear as scan_benchmark
+from cycles import Loop, cycles, main_loop
+from kernel_launches import Launch, compiled_for, recorded
+from timing import MEASURED, Run, Table, milliseconds, path_for, refusal
+
+from ttt_kernels import ttt_dwconv, ttt_glu, ttt_linear
+
+ROOT = Path(__file__).resolve().parents[2]
+TABLE = Path(__file__).with_name('predicted_cycles.json')
+ARCHS = (80, 90)
+CLOCK = 1.83e9  # Hz, an H200's under load
+SLACK = 1.01  # of the table's cycles, before a kernel counts as slower
+
+
+# ---------------------------------------------------------------------------------------- table
+
+
+def _leaves(*shapes: tuple[int, ...], tokens: int) -> list[torch.Tensor]:
+    """The first `tokens` in bf16, parameters in fp32; zeros, because nothing is computed."""
+    return [
+        torch.zeros(shape, dtype=torch.bfloat16 if i < tokens else torch.float32).requires_grad_()
+        for i, shape in enumerate(shapes)
+    ]
+
+
+def _scan(dim: int, tokens: int, heads: int) -> Run:
+    token, lead = (1, tokens, 1, heads), (1, heads)
+    leaves = _leaves(
+        *[(*token, dim)] * 3, token, (*lead, dim, dim), *[(*lead, dim)] * 3, (1, 16), tokens=3
+    )
+    return lambda: ttt_linear(*leaves, directions=('forward',), backend='triton'), leaves
+
+
+def _glu(dim: int) -> Run:
+    leaves = _leaves(*[(2, 256, 2, dim)] * 3, *[(2, dim, dim)] * 2, tokens=3)
+    return lambda: ttt_glu(*leaves, backend='triton'), leaves
+
+
+def _dwconv(dim: int) -> Run:
+    leaves = _leaves(*[(2, 256, dim)] * 3, (dim, 3, 3), tokens=3)
+    return lambda: ttt_dwconv(*leaves, hw=(16, 16), backend='triton'), leaves
+
+
+# An op is a row for each way that it takes; without a GPU there is one multiprocessor, so that few
+# scans of many tokens are cut into segments and many are not.
+CASES: dict[str, Callable[[], Run]] = {
+    'ttt_linear whole d 64': lambda: _scan(64, 64, heads=8),
+    'ttt_linear in segments d 64': lambda: _scan(64, 512, heads=2),
+    'ttt_linear whole d 32': lambda: _scan(32, 64, heads=8),
+    'ttt_glu d 64': lambda: _glu(64),
+    'ttt_glu d 32': lambda: _glu(32),
+    'ttt_dwconv d 64': lambda: _dwconv(64),
+}
+
+
+def predicted(case: str, arch: int) -> Iterator[tuple[str, dict[str, object]]]:
+    """Figures of every kernel that a case launches, by 'case, kernel, sm_90'."""
+    launches: dict[str, Launch] = {}
+
+    def instead(*launch: object) -> None:
+        launches.setdefault(launch[0].__name__, Launch(*launch))
+
+    with compiled_for(arch, instead):
+        run, leaves = CASES[case]()
+        output = run()
+        torch.autograd.grad(output, leaves, torch.zeros_like(output))
+    for name, launch in launches.items():
+        if (loop := main_loop(launch.compiled, arch)) is not None:
+            yield f'{case}, {name.strip("_")}, sm_{arch}', figures(loop)
+
+
+def figures(loop: Loop) -> dict[str, object]:
+    return {
+        'registers': loop.registers,
+        'instructions': len(loop.body),
+        'spills': loop.spills,
+        'fit': loop.resident,
+        'cycles': [round(cycles(loop, n)) for n in sorted({1, loop.resident})],
+    }
+
+
+def compare(found: dict[str, dict], table: dict[str, dict]) -> list[str]:
+    """A line for every kernel whose cycles changed, '+' in front where there are more."""
+    lines = []
+    for name, now in found.items():
+        if name not in table:
+            lines.append(f'+ {name}: not in the table')
+            continue
+        new, old = now['cycles'], table[name]['cycles']
+        if new != old:
+            worse = any(x > SLACK * y for x, y in zip(new, old, strict=False))
+            sign = '+' if worse or len(new) != len(old) else '-'
+            lines.append(f'{sign} {name}: predicted cycles {old} → {new}')
+    return lines
+
+
+def tables() -> dict[str, dict]:
+    return json.loads(TABLE.read_text()) if TABLE.exists() else {}
+
+
+def write(found: dict[str, dict]) -> None:
+    everything = {**tables(), triton.__version__: found}
+    lines = [
+        f' {json.dumps(version)}: {{\n'
+        + ',\n'.join(f'  {json.dumps(name)}: {json.dumps(row)}' for name, row in table.items())
+        + '\n }'
+        for version, table in sorted(everything.items())
+    ]
+    TABLE.write_text('{\n' + ',\n'.join(lines) + '\n}\n')
+
+
+# ---------------------------------------------------------------------------------- calibration
+
+FIELDS = ('case', 'kernel', 'programs', 'iterations', 'fit', 'predicted_ms', 'ratio', *MEASURED)
+
+
+def iterations(arguments: dict[str, object]) -> int:
+    """How often a program of ours goes through its main loop, from what it was launched with."""
+    if 'span' in arguments:
+        return math.ceil(arguments['span'] / arguments.get('BLOCK', arguments.get('PIXELS')))
+    if 'segment' in arguments:
+        return min(arguments['segment'], math.ceil(arguments['T'] / scan_benchmark.CHUNK))
+    if 'T' in arguments:
+        return math.ceil(arguments['T'] / scan_benchmark.CHUNK)
+    return math.ceil(arguments['splits'] / arguments['ROWS'])
+
+
+def milliseconds_of(launch: Launch, loop: Loop, processors: int) -> float:
+    """Predicted: rounds of resident programs, each through all of its iterations."""
+    resident = min(loop.resident, math.ceil(launch.programs / processors))
+    rounds = math.ceil(launch.programs / (processors * resident))
+    return 1e3 * rounds * iterations(launch.arguments) * cycles(loop, resident) / CLOCK
+
+
+def calibration_cases(smoke: bool, device: torch.device) -> dict[str, Callable[[], Run]]:
+    scans = scan_benchmark.SMOKE[:1] if smoke else scan_benchmark.TARGETS[:2]
+    steps = step_benchmark.SMOKE if smoke else [
+        s for s in step_benchmark.shapes() if s.model == 'vit3-small'
+    ][:4]  # fmt: skip
+    cases = {}
+    for s in scans:
+        cases[f'ttt_linear {s.image} B={s.batch} {s.size}'] = lambda s=s: scan_benchmark.ours(
+            s, device
+        )
+    for s in steps:
+        cases[f'ttt_{s.op} {s.image} B={s.batch} {s.model}'] = lambda s=s: step_benchmark.build(
+            'ours', s, device
+        )
+    return cases
+
+
+def calibrate(table: Table, smoke: bool, device: torch.device, end: float) -> None:
+    """A row for every launch of a forward and backward pass: predicted and measured."""
+    properties = torch.cuda.get_device_properties(device)
+    for case, build in calibration_cases(smoke, device).items():
+        row = {'case': case, 'contender': 'ours', 'pass': 'launch'}
+        if time.monotonic() > end:
+            table.add({**row, 'note': 'no time left'})
+            continue
+        run, leaves = build()
+        with recorded() as launches:
+            output = run()
+            torch.autograd.grad(output, leaves, torch.ones_like(output))
+        if not launches:
+            table.add({**row, 'note': 'no kernel was launched'})
+        for launch in launches:
+            loop = main_loop(launch.compiled, 10 * properties.major + properties.minor)
+            ms, note = milliseconds(launch.again, device)
+            row |= {'kernel': launch.kernel.__name__.strip('_'), 'ms': round(ms, 4), 'note': note}
+            row |= {'programs': launch.programs}
+            if loop is not None:
+                expected = milliseconds_of(launch, loop, properties.multi_processor_count)
+                row |= {
+                    'iterations': iterations(launch.arguments),
+                    'fit': loop.resident,
+                    'predicted_ms': round(expected, 4),
+                    'ratio': round(ms / expected, 3),
+                }
+            table.add(row)
+            row = {'case': case, 'contender': 'ours', 'pass': 'launch'}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('--write', action='store_true', help='write the table for this Triton')
+    parser.add_argument('--case', choices=CASES, help='one case only, without --write')
+    parser.add_argument('--calibrate', action='store_true', help='on a GPU: against its times')
+    parser.add_argument('--device', default='cuda')
+    parser.add_argument('--out', type=Path, default=ROOT / 'docs' / 'benchmarks')
+    parser.add_argument('--seconds', type=float, default=60, help='start nothing new after that')
+    parser.add_argument('--smoke', action='store_true', help='tiny shapes: does it run at all?')
+    args = parser.parse_args()
+    if args.calibrate:
+        device = torch.device(args.device)
+        if reason := refusal(device, smoke=False, outside=False):
+            print(reason)
+            return 1
+        end = time.monotonic() + args.seconds
+        with Table(path_for(args.out, 'predicted_cycles', device), FIELDS, device) as table:
+            calibrate(table, args.smoke, device, end)
+        return table.status()
+    found = {}
+    for case in [args.case] if args.case else CASES:
+        for arch in ARCHS:
+            for name, row in predicted(case, arch):
+                found[name] = row
+                print(name, *(f'{key} {value}' for key, value in row.items()), flush=True)
+    if args.write and not args.case:
+        write(found)
+        return 0
+    if triton.__version__ not in tables():
+        print(f'no table for Triton {triton.__version__}; --write writes one')
+        return 0
+    changes = compare(found, tables()[triton.__version__])
+    print(*changes, sep='\n')
+    return int(any(line.startswith('+') for line in changes))
+
+
+if __name__ == '__main__':
+    sys.exit(main())
