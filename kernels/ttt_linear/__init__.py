@@ -6,6 +6,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from .. import _backend, _inputs
 from . import reference
+from .reference import Inputs
 
 _NAME = 'ttt_linear'
 _LETTERS = {'forward': 'f', 'backward': 'b'}
@@ -83,10 +84,11 @@ def ttt_linear(
         tensors['eta'] = eta = eta.to(_inputs.state_dtype(q.dtype))
     ways = _letters(directions)
     _check(ways, mini_batch_size, **tensors)
+    inputs = Inputs(**tensors)
     _inputs.check_number(_NAME, 'eps', eps, least=0)
-    return _op(
-        q, k, v, eta, w0, b0, ln_weight, ln_bias, token_scale, ways, mini_batch_size, eps, backend
-    )[0]
+    # What the backward pass needs is not written where there will be none.
+    keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
+    return _op(*inputs, ways, mini_batch_size, eps, backend, keep)[0]
 
 
 def _letters(directions: tuple[str, ...]) -> str:
@@ -164,14 +166,15 @@ def _op(
     mini_batch_size: int,
     eps: float,
     backend: str,
+    keep: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    tensors = (q, k, v, eta, w0, b0, ln_weight, ln_bias, token_scale)
-    kernel = _choose(backend, mini_batch_size, *tensors)
+    inputs = Inputs(q, k, v, eta, w0, b0, ln_weight, ln_bias, token_scale)
+    kernel = _choose(backend, mini_batch_size, inputs)
     if kernel is not None:
-        return kernel.forward(*tensors, directions, mini_batch_size, eps)
+        return kernel.forward(inputs, directions, mini_batch_size, eps, keep)
     # The dispatcher leaves autocast on in here, and it would round the state.
     with torch.autocast(q.device.type, enabled=False):
-        return reference.forward(*tensors, directions, mini_batch_size, eps)
+        return reference.forward(inputs, directions, mini_batch_size, eps, keep)
 
 
 @torch.library.custom_op('ttt_kernels::ttt_linear_backward', mutates_args=())
@@ -187,39 +190,40 @@ def _backward_op(
     ln_bias: Tensor,
     token_scale: Tensor | None,
     g: Tensor,
-    w_final: Tensor,
-    c_final: Tensor,
+    w_kept: Tensor,
+    c_kept: Tensor,
     directions: str,
     mini_batch_size: int,
     eps: float,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    tensors = (q, k, v, eta, w0, b0, ln_weight, ln_bias, token_scale)
-    saved = (g, w_final, c_final)
-    kernel = _choose(backend, mini_batch_size, *tensors)
+    inputs = Inputs(q, k, v, eta, w0, b0, ln_weight, ln_bias, token_scale)
+    kernel = _choose(backend, mini_batch_size, inputs)
     if kernel is not None:
         # The gradient of a sum comes as a view of one number, with stride 0.
-        options = (directions, mini_batch_size, eps)
-        return kernel.backward(do.contiguous(), *tensors, *saved, *options)
+        saved, options = (g, w_kept, c_kept), (directions, mini_batch_size, eps)
+        return kernel.backward(do.contiguous(), inputs, *saved, *options)
     with torch.autocast(q.device.type, enabled=False):
-        return reference.backward(do, *tensors, g, directions, mini_batch_size, eps)
+        return reference.backward(do, inputs, g, directions, mini_batch_size, eps)
 
 
-def _choose(backend: str, mini_batch_size: int, q: Tensor, *rest: Tensor | None):
+def _choose(backend: str, mini_batch_size: int, inputs: Inputs):
     return _backend.choose(
-        _NAME, backend, q, lambda kernel: kernel.supported(q, *rest, mini_batch_size)
+        _NAME, backend, inputs.q, lambda kernel: kernel.supported(inputs, mini_batch_size)
     )
 
 
 @_op.register_fake
-def _(q, k, v, eta, w0, b0, ln_weight, ln_bias, token_scale, directions, *rest):
-    batch, _, scans, heads, dim = q.shape
+def _(q, k, v, eta, w0, b0, ln_weight, ln_bias, token_scale, ways, size, eps, backend, keep=True):
+    batch, tokens, scans, heads, dim = q.shape
+    # Ceilings; of the mini-batches that T tokens make, the reference keeps every SEGMENT-th.
+    states = -(tokens // -(reference.SEGMENT * size)) if keep else 0
     new = {'dtype': _inputs.state_dtype(q.dtype)}
     return (
         q.new_empty(q.shape),
-        q.new_empty(q.shape, dtype=_inputs.gradient_dtype(q.dtype)),
-        q.new_empty((batch, scans, heads, dim, dim), **new),
-        q.new_empty((batch, scans, heads, dim), **new),
+        q.new_empty(q.shape if keep else 0, dtype=_inputs.gradient_dtype(q.dtype)),
+        q.new_empty((batch, scans, heads, states, dim, dim), **new),
+        q.new_empty((batch, scans, heads, states, dim), **new),
     )
 
 
@@ -231,9 +235,9 @@ def _(do, q, k, v, eta, w0, b0, ln_weight, ln_bias, token_scale, *rest):
 
 
 def _setup_context(ctx, inputs, output):
-    *tensors, ctx.directions, ctx.mini_batch_size, ctx.eps, ctx.backend = inputs
+    *tensors, ctx.directions, ctx.mini_batch_size, ctx.eps, ctx.backend, _ = inputs
     ctx.save_for_backward(*tensors, *output[1:])
-    # The inner gradient and the final state are there for the backward pass alone.
+    # The inner gradient and the states are there for the backward pass alone.
     ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)
 
@@ -243,7 +247,7 @@ def _backward(ctx, do, *_):
     # Under checkpointing the saved tensors can be asked for only once.
     saved = ctx.saved_tensors
     *grads, dtoken_scale = _backward_op(do, *saved, *options)
-    return *grads, None if saved[8] is None else dtoken_scale, None, None, None, None
+    return *grads, None if saved[8] is None else dtoken_scale, None, None, None, None, None
 
 
 _op.register_autograd(_backward, setup_context=_setup_context)

@@ -1,10 +1,10 @@
-"""Backward kernels of TTT-linear (App. A; README.md): states, query side, key side.
+"""Backward kernels of TTT-linear (App. A; README.md): query side, chain, key side.
 
-With the saved G the state can be walked in either direction. What the tokens ask of it needs no
-gradient of the state, so it runs in parallel over segments of a scan, and forward: LayerNorm
+What the tokens ask of the state needs no gradient of it: the query side runs in parallel over the
+segments of a scan, each from the state that the forward pass kept before it, and forward: LayerNorm
 divides by what it finds there, and of the rounding that a walk back leaves in a small state it
-would make errors of any size. What the keys made of the state runs from the last mini-batch to the
-first, with the gradient of the state in hand.
+would make errors of any size. Only the gradient of the state is a chain, from the last mini-batch
+to the first, and the chain holds nothing else. What follows from it for the keys is parallel again.
 """
 
 import triton
@@ -13,95 +13,46 @@ import triton.language as tl
 from ._tiles import (
     CHUNK,
     VARYING,
+    across,
+    add_outer,
     add_product,
-    blocks,
-    centred,
+    column,
     dense_start,
-    in_place,
+    every,
+    feature_offsets,
+    joined,
+    less_mean,
+    load_features,
     load_rows,
     load_state,
+    load_state_before,
     load_tile,
-    normalized,
     operand,
-    output_mean,
+    own_rows,
+    own_start,
+    own_tile,
     product,
-    projected,
+    query_state,
     row_pointers,
     scan_start,
-    state_offsets,
+    scores,
+    split,
     store_state,
     store_tile,
     token_scales,
-    tokens,
+    totals2,
+    totals3,
     turned,
-    update,
-    walk,
 )
 
 
 @triton.jit
 def fold(x, D: tl.constexpr):
-    """Sums of a `(16, D)` over what one thread of a tensor-core tile holds: `(4, D)`.
+    """Sums of a `(D/16, 16, 16)` over the two tokens that a thread holds: `(D/16, 8, 16)`.
 
-    A running sum over tokens then costs a quarter of the registers and no exchange.
+    A running sum over tokens then costs half of the registers and no exchange.
     """
-    return tl.sum(tl.sum(tl.reshape(x, (2, 4, 2, D)), axis=2), axis=0)
-
-
-@triton.jit(do_not_specialize=VARYING)
-def backward_states(
-    k,  # (B, T, R, H, D), any strides but the last
-    eta,  # (B, T, R, H), any strides
-    w0,  # (R, H, D, D), contiguous like all that follow
-    b0,
-    token_scale,  # (R, 16)
-    g,  # (B, T, R, H, D)
-    w_segment,  # (B·R·H, segments, D, D)
-    c_segment,
-    k_b,
-    k_t,
-    k_r,
-    k_h,
-    eta_b,
-    eta_t,
-    eta_r,
-    eta_h,
-    T,
-    R,
-    H,
-    reverse_mask,
-    segment,
-    D: tl.constexpr,
-    HAS_SCALE: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """One program walks one scan and writes the state before every segment."""
-    scan = tl.program_id(0)
-    ACC: tl.constexpr = w_segment.dtype.element_ty
-    k_start, k_step = scan_start(scan, T, R, H, reverse_mask, k_b, k_t, k_r, k_h)
-    e_start, e_step = scan_start(scan, T, R, H, reverse_mask, eta_b, eta_t, eta_r, eta_h)
-    g_start, g_step = dense_start(scan, T, R, H, reverse_mask, D)
-    k += k_start
-    eta += e_start
-    g += g_start
-    head = scan % (R * H)
-    _, tau_last = token_scales(token_scale, head // H, HAS_SCALE, ACC)
-    s, c = load_state(w0 + head * D * D, b0 + head * D, D)
-    s, c = centred(s, c, D)
-    chunks = tl.cdiv(T, CHUNK)
-    slot = tl.cast(scan, tl.int64) * tl.cdiv(chunks, segment)
-    k_next = load_tile(k, k_step, 0, T, D)
-    g_next = load_tile(g, g_step, 0, T, D)
-    e_next = load_rows(eta, e_step, 0, T)
-    for n in tl.range(chunks, num_stages=1):
-        if n % segment == 0:
-            here = slot + n // segment
-            store_state(w_segment + here * D * D, c_segment + here * D, s, c, D)
-        k_tile, g_tile, steps = k_next, g_next, e_next
-        k_next = load_tile(k, k_step, n + 1, T, D)
-        g_next = load_tile(g, g_step, n + 1, T, D)
-        e_next = load_rows(eta, e_step, n + 1, T)
-        s, c = walk(s, c, g_tile, k_tile, -tau_last * steps, D, PRECISION)
+    return tl.sum(tl.reshape(x, (D // CHUNK, 2, CHUNK // 2, CHUNK)), axis=1)
 
 
 @triton.jit(do_not_specialize=VARYING)
@@ -109,125 +60,26 @@ def backward_query(
     do,  # (B, T, R, H, D), contiguous
     q,  # (B, T, R, H, D), any strides but the last
     k,
-    eta,  # (B, T, R, H), any strides
-    ln_weight,  # (R, H, D), contiguous like all that follow
-    token_scale,  # (R, 16)
-    g,  # (B, T, R, H, D)
-    w_segment,  # (starts, D, D): before every segment, or before every scan of a head
-    c_segment,
-    d_out,  # (B, T, R, H, D): D = Π(γ⊙dO)
-    normed,  # (B, T, R, H, D): X = LN̂(Z)
-    rstd,  # (B, T, R, H): 1/σ of Z
-    dq,
-    deta,  # (B, T, R, H)
-    dln_weight,  # (B·R·H, segments, D)
-    dln_bias,
-    dtoken_scale,  # (B·R·H, segments, 16)
-    q_b,
-    q_t,
-    q_r,
-    q_h,
-    k_b,
-    k_t,
-    k_r,
-    k_h,
-    eta_b,
-    eta_t,
-    eta_r,
-    eta_h,
-    T,
-    R,
-    H,
-    reverse_mask,
-    segment,
-    starts,
-    eps,
-    D: tl.constexpr,
-    HAS_SCALE: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """One program walks one segment of a scan: X, D, dQ, and what E gets through M."""
-    chunks = tl.cdiv(T, CHUNK)
-    segments = tl.cdiv(chunks, segment)
-    scan = tl.program_id(0) // segments
-    i_s = tl.program_id(0) % segments
-    ACC: tl.constexpr = w_segment.dtype.element_ty
-    q_start, q_step = scan_start(scan, T, R, H, reverse_mask, q_b, q_t, q_r, q_h)
-    k_start, k_step = scan_start(scan, T, R, H, reverse_mask, k_b, k_t, k_r, k_h)
-    e_start, e_step = scan_start(scan, T, R, H, reverse_mask, eta_b, eta_t, eta_r, eta_h)
-    g_start, g_step = dense_start(scan, T, R, H, reverse_mask, D)
-    de_start, de_step = dense_start(scan, T, R, H, reverse_mask, 1)
-    head = scan % (R * H)
-    tau, tau_last = token_scales(token_scale, head // H, HAS_SCALE, ACC)
-    gamma = tl.load(ln_weight + head * D + tl.arange(0, D))
-    slot = tl.cast(tl.program_id(0), tl.int64)
-    start = slot % starts
-    s, c = load_state(w_segment + start * D * D, c_segment + start * D, D)
-    s, c = centred(s, c, D)
-    causal = tl.arange(0, CHUNK)[:, None] <= tl.arange(0, CHUNK)[None, :]
-    dgamma = tl.zeros((4, D), ACC)
-    dlam = tl.zeros((4, D), ACC)
-    dtau = tl.zeros((CHUNK,), ACC)
-    first = i_s * segment
-    for n in range(first, tl.minimum(first + segment, chunks)):
-        k_tile = load_tile(k + k_start, k_step, n, T, D)
-        g_tile = load_tile(g + g_start, g_step, n, T, D)
-        q_tile = load_tile(q + q_start, q_step, n, T, D)
-        do_tile = load_tile(do + g_start, g_step, n, T, D)
-        steps = load_rows(eta + e_start, e_step, n, T)
-        state = s.to(k_tile.dtype)
-        inside = n * CHUNK + tl.arange(0, CHUNK) < T
-        z = add_product(c, state, tl.trans(k_tile), PRECISION)
-        x, rstd_k = normalized(tokens(z, D), eps, D)
-        store_tile(normed + g_start, g_step, n, T, x, D)
-        tl.store(row_pointers(rstd + de_start, de_step, n), rstd_k, mask=inside)
-        scores = tl.dot(k_tile, tl.trans(q_tile), input_precision=PRECISION, out_dtype=ACC) + 1
-        e = tl.where(causal, steps[:, None] * tau[None, :], 0)
-        z = add_product(c, state, tl.trans(q_tile), PRECISION)
-        z = add_product(z, blocks(g_tile, D), operand(-e * scores, k_tile), PRECISION)
-        x, rstd_q = normalized(tokens(z, D), eps, D)
-        grad = in_place(do_tile, 1.0, D, PRECISION, ACC)
-        dlam += fold(grad, D)
-        dgamma += fold(grad * x, D)
-        d = projected(gamma[None, :] * grad, x, rstd_q, D).to(k_tile.dtype)
-        store_tile(d_out + g_start, g_step, n, T, d, D)
-        gd = tl.dot(g_tile, tl.trans(d), input_precision=PRECISION, out_dtype=ACC)
-        de = tl.where(causal, -gd * scores, 0)
-        dtau += tl.sum(de * steps[:, None], axis=0)
-        dsteps = tl.sum(de * tau[None, :], axis=1)
-        tl.store(row_pointers(deta + de_start, de_step, n), dsteps, mask=inside)
-        es = (-e * gd).to(k_tile.dtype)
-        dq_tile = product(turned(state, D), tl.trans(d), PRECISION, ACC)
-        dq_tile = add_product(dq_tile, blocks(k_tile, D), es, PRECISION)
-        store_tile(dq + g_start, g_step, n, T, grad + tokens(dq_tile, D), D)
-        s, c = walk(s, c, g_tile, k_tile, -tau_last * steps, D, PRECISION)
-    tl.store(dln_weight + slot * D + tl.arange(0, D), tl.sum(dgamma, axis=0))
-    tl.store(dln_bias + slot * D + tl.arange(0, D), tl.sum(dlam, axis=0))
-    tl.store(dtoken_scale + slot * CHUNK + tl.arange(0, CHUNK), dtau)
-
-
-@triton.jit(do_not_specialize=VARYING)
-def backward_key(
-    q,  # (B, T, R, H, D), any strides but the last
-    k,
     v,
     eta,  # (B, T, R, H), any strides
-    ln_weight,  # (R, H, D), contiguous like all that follow
+    w0,  # (R, H, D, D), contiguous like all that follow
+    b0,
+    ln_weight,
     ln_bias,
     token_scale,  # (R, 16)
     g,  # (B, T, R, H, D)
-    d_out,
-    normed,
-    rstd,  # (B, T, R, H)
-    w_final,  # (B·R·H, D, D)
-    dk,  # (B, T, R, H, D)
-    dv,
-    deta,  # (B, T, R, H), with the query side's part
-    dw0,  # (B·R·H, D, D)
-    db0,
-    dln_weight,  # (B·R·H, D)
+    w_kept,  # (B, R, H, segments, D, D)
+    c_kept,
+    d_out,  # (B·R·H, chunks, 16, D): D = Π(γ⊙dO)
+    normed,  # X = LN̂(Z)
+    u_out,  # −MᵀD, what G gets from the outputs of its mini-batch
+    rstd,  # (B·R·H, chunks, 16): 1/σ of Z
+    mean_px,  # mean(P⊙X)
+    deta_out,  # what ℓ gets from the outputs of its mini-batch
+    dq,  # (B, T, R, H, D)
+    dln_weight,  # (B·R·H, segments, D)
     dln_bias,
-    dtau_last,  # (B·R·H,)
+    dtoken_scale,  # (B·R·H, segments, 16)
     q_b,
     q_t,
     q_r,
@@ -248,13 +100,305 @@ def backward_key(
     R,
     H,
     reverse_mask,
+    segment,
+    eps,
     D: tl.constexpr,
+    WIDTH: tl.constexpr,
     HAS_SCALE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One program walks one scan back with the gradient of its state: dK, dV and what is left."""
+    """One program walks one segment of a scan: X, D, dQ, and what G and E get through M."""
+    chunks = tl.cdiv(T, CHUNK)
+    segments = tl.cdiv(chunks, segment)
+    scan = tl.program_id(0) // segments
+    i_s = tl.program_id(0) % segments
+    ACC: tl.constexpr = w0.dtype.element_ty
+    q_start, q_step = scan_start(scan, T, R, H, reverse_mask, q_b, q_t, q_r, q_h)
+    k_start, k_step = scan_start(scan, T, R, H, reverse_mask, k_b, k_t, k_r, k_h)
+    v_start, v_step = scan_start(scan, T, R, H, reverse_mask, v_b, v_t, v_r, v_h)
+    e_start, e_step = scan_start(scan, T, R, H, reverse_mask, eta_b, eta_t, eta_r, eta_h)
+    g_start, g_step = dense_start(scan, T, R, H, reverse_mask, D)
+    q += q_start
+    k += k_start
+    v += v_start
+    eta += e_start
+    g += g_start
+    do += g_start
+    own, rows = own_start(scan, chunks, D), own_start(scan, chunks, 1)
+    d_out += own
+    normed += own
+    u_out += own
+    rstd += rows
+    mean_px += rows
+    deta_out += rows
+    head = scan % (R * H)
+    tau, tau_last = token_scales(token_scale, head // H, HAS_SCALE, ACC)
+    gamma = load_features(ln_weight + head * D, D)
+    lam = load_features(ln_bias + head * D, D)
+    s, c = load_state_before(i_s, w0, b0, w_kept, c_kept, scan, head, segments, D, WIDTH)
+    causal = tl.arange(0, CHUNK)[None, :, None] >= tl.arange(0, CHUNK)[None, None, :]
+    block = tl.arange(0, D // CHUNK)[:, None]
+    dgamma = tl.zeros((D // CHUNK, CHUNK // 2, CHUNK), ACC)
+    dlam = tl.zeros((CHUNK, D), ACC)
+    dtau = tl.zeros((D // CHUNK, CHUNK), ACC)
+    first = i_s * segment
+    # The tokens of the next chunk are on their way while this one is computed.
+    k_next = load_tile(k, k_step, first, T, D)
+    q_next = load_tile(q, q_step, first, T, D)
+    v_next = load_tile(v, v_step, first, T, D)
+    g_next = load_tile(g, g_step, first, T, D)
+    do_next = load_tile(do, g_step, first, T, D)
+    e_next = load_rows(eta, e_step, first, T)
+    for n in tl.range(first, tl.minimum(first + segment, chunks), num_stages=1):
+        k_tile, q_tile, v_tile, g_tile, do_tile = k_next, q_next, v_next, g_next, do_next
+        steps = e_next
+        k_next = load_tile(k, k_step, n + 1, T, D)
+        q_next = load_tile(q, q_step, n + 1, T, D)
+        v_next = load_tile(v, v_step, n + 1, T, D)
+        g_next = load_tile(g, g_step, n + 1, T, D)
+        do_next = load_tile(do, g_step, n + 1, T, D)
+        e_next = load_rows(eta, e_step, n + 1, T)
+        g_blocks = split(g_tile, D)
+
+        # What the keys and the queries meet: Z and Z̄.
+        z = query_state(s, c, k_tile, D, PRECISION)
+        zq = query_state(s, c, q_tile, D, PRECISION)
+        e = tl.where(causal, tau[None, :, None] * steps[None, None, :], 0)
+        qk = scores(q_tile, k_tile, D, PRECISION, ACC) + 1
+        m = operand(-e * qk, k_tile)
+        zq = add_product(zq, m, g_blocks, PRECISION)
+        sum_z, sum_zq = totals2(z * z, zq * zq)
+        rstd_k, rstd_q = tl.rsqrt(sum_z / WIDTH + eps), tl.rsqrt(sum_zq / WIDTH + eps)
+        x, xq = z * column(rstd_k), zq * column(rstd_q)
+        tl.store(own_tile(normed, n, D), joined(x.to(k_tile.dtype), D))
+        tl.store(own_rows(rstd, n), rstd_k)
+
+        # The gradient of Z̄, and with it what the inner model's target and step are worth.
+        dlam += do_tile.to(ACC)
+        grad = split(do_tile, D).to(ACC)
+        dgamma += fold(grad * xq, D)
+        residual = split(k_tile, D).to(ACC) - split(v_tile, D).to(ACC)
+        p = gamma * (gamma * x + (lam + residual))
+        u = gamma * grad
+        sum_u, sum_ux, sum_px = totals3(u, u * xq, p * x)
+        tl.store(own_rows(mean_px, n), sum_px / WIDTH)
+        u = less_mean(u, column(sum_u / WIDTH), D, WIDTH)
+        d = ((u - xq * column(sum_ux / WIDTH)) * column(rstd_q)).to(k_tile.dtype)
+        d_tile = joined(d, D)
+        tl.store(own_tile(d_out, n, D), d_tile)
+
+        # Through M to G and E, and to the queries.
+        u = product(turned(m), d, PRECISION, ACC)
+        tl.store(own_tile(u_out, n, D), joined(u.to(k_tile.dtype), D))
+        dg = scores(d_tile, g_tile, D, PRECISION, ACC)
+        de = tl.where(causal, -dg * qk, 0)
+        dtau += tl.sum(de * steps[None, None, :], axis=2)
+        # Every block has the same.
+        places = own_rows(deta_out, n)[None, :] + block * 0
+        tl.store(places, tl.sum(de * tau[None, :, None], axis=1), mask=block == 0)
+        es = (-e * dg).to(k_tile.dtype)
+        dq_tile = product(every(d_tile, D), across(s.to(k_tile.dtype), D), PRECISION, ACC)
+        dq_tile = add_product(dq_tile, es, split(k_tile, D), PRECISION)
+        store_tile(dq + g_start, g_step, n, T, joined(dq_tile + grad, D), D)
+        eg = operand(g_tile.to(ACC) * (-tau_last * steps)[:, None], k_tile)
+        s, c = add_outer(s, c, split(eg, D), k_tile, D, PRECISION)
+    slot = tl.cast(tl.program_id(0), tl.int64)
+    tl.store(dln_weight + slot * D + feature_offsets(D), tl.sum(dgamma, axis=1))
+    tl.store(dln_bias + slot * D + tl.arange(0, D), tl.sum(dlam, axis=0))
+    places = dtoken_scale + slot * CHUNK + tl.arange(0, CHUNK)[None, :] + block * 0
+    tl.store(places, dtau, mask=block == 0)
+
+
+@triton.jit(do_not_specialize=VARYING)
+def backward_chain(
+    q,  # (B, T, R, H, D), any strides but the last
+    k,
+    eta,  # (B, T, R, H), any strides
+    ln_weight,  # (R, H, D), contiguous like all that follow
+    token_scale,  # (R, 16)
+    g,  # (B, T, R, H, D)
+    d_out,  # (B·R·H, chunks, 16, D)
+    normed,
+    u_out,
+    rstd,  # (B·R·H, chunks, 16)
+    mean_px,
+    dp_out,  # (B·R·H, chunks, 16, D): dP = Π(U)
+    dz_out,
+    dlast_out,  # (B·R·H, chunks, 16): what e gets
+    dw_kept,  # (B·R·H, segments, D, D): gradient of the state after each segment
+    dc_kept,
+    dw0,  # (B·R·H, D, D)
+    db0,
+    q_b,
+    q_t,
+    q_r,
+    q_h,
+    k_b,
+    k_t,
+    k_r,
+    k_h,
+    eta_b,
+    eta_t,
+    eta_r,
+    eta_h,
+    T,
+    R,
+    H,
+    reverse_mask,
+    segment,
+    D: tl.constexpr,
+    WIDTH: tl.constexpr,
+    HAS_SCALE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """One program walks one scan back with the gradient of its state: dP and dZ."""
     scan = tl.program_id(0)
-    ACC: tl.constexpr = w_final.dtype.element_ty
+    ACC: tl.constexpr = dw0.dtype.element_ty
+    q_start, q_step = scan_start(scan, T, R, H, reverse_mask, q_b, q_t, q_r, q_h)
+    k_start, k_step = scan_start(scan, T, R, H, reverse_mask, k_b, k_t, k_r, k_h)
+    e_start, e_step = scan_start(scan, T, R, H, reverse_mask, eta_b, eta_t, eta_r, eta_h)
+    g_start, g_step = dense_start(scan, T, R, H, reverse_mask, D)
+    q += q_start
+    k += k_start
+    eta += e_start
+    g += g_start
+    head = scan % (R * H)
+    _, tau_last = token_scales(token_scale, head // H, HAS_SCALE, ACC)
+    gamma = load_features(ln_weight + head * D, D)
+    ds = tl.zeros((D // CHUNK, CHUNK, D), ACC)
+    dc = tl.zeros((D // CHUNK, CHUNK, CHUNK), ACC)
+    chunks = tl.cdiv(T, CHUNK)
+    own, rows = own_start(scan, chunks, D), own_start(scan, chunks, 1)
+    d_out += own
+    normed += own
+    u_out += own
+    dp_out += own
+    dz_out += own
+    rstd += rows
+    mean_px += rows
+    dlast_out += rows
+    segments = tl.cdiv(chunks, segment)
+    slot = tl.cast(scan, tl.int64) * segments
+    # The tokens of the next chunk are on their way while this one is computed.
+    k_next = load_tile(k, k_step, chunks - 1, T, D)
+    q_next = load_tile(q, q_step, chunks - 1, T, D)
+    g_next = load_tile(g, g_step, chunks - 1, T, D)
+    d_next = tl.load(own_tile(d_out, chunks - 1, D))
+    x_next = tl.load(own_tile(normed, chunks - 1, D))
+    u_next = tl.load(own_tile(u_out, chunks - 1, D))
+    e_next = load_rows(eta, e_step, chunks - 1, T)
+    r_next = tl.load(own_rows(rstd, chunks - 1))
+    p_next = tl.load(own_rows(mean_px, chunks - 1))
+    # Two loops, so that storing a state takes no registers from the chunks between.
+    for j in range(segments):
+        i_s = segments - 1 - j
+        store_state(dw_kept + (slot + i_s) * D * D, dc_kept + (slot + i_s) * D, ds, dc, D)
+        first = i_s * segment
+        last = tl.minimum(first + segment, chunks) - 1
+        for i in tl.range(last - first + 1, num_stages=1):
+            n = last - i
+            before = tl.maximum(n - 1, 0)
+            k_tile, q_tile, g_tile, d_tile, x_tile, u_tile = (
+                k_next,
+                q_next,
+                g_next,
+                d_next,
+                x_next,
+                u_next,
+            )
+            steps, rstd_k, mean_p = e_next, r_next, p_next
+            k_next = load_tile(k, k_step, before, T, D)
+            q_next = load_tile(q, q_step, before, T, D)
+            g_next = load_tile(g, g_step, before, T, D)
+            d_next = tl.load(own_tile(d_out, before, D))
+            x_next = tl.load(own_tile(normed, before, D))
+            u_next = tl.load(own_tile(u_out, before, D))
+            e_next = load_rows(eta, e_step, before, T)
+            r_next = tl.load(own_rows(rstd, before))
+            p_next = tl.load(own_rows(mean_px, before))
+
+            # U = −MᵀD − e⊙H with H = K dW' + dc', which like D has no mean over the features.
+            h = query_state(ds, dc, k_tile, D, PRECISION)
+            ds, dc = add_outer(ds, dc, split(d_tile, D), q_tile, D, PRECISION)
+            x, grad = split(x_tile, D).to(ACC), split(g_tile, D).to(ACC)
+            u = split(u_tile, D).to(ACC) - h * column(tau_last * steps)
+            mean_ux, mean_ug, sum_hg = totals3(u * x, u * grad, h * grad)
+            mean_ux, mean_ug = mean_ux / WIDTH, mean_ug / WIDTH
+            tl.store(own_rows(dlast_out, n), -sum_hg)
+
+            # Through the inner model: LN̂ of Z, the loss's own LayerNorm, and Z to the state.
+            dp = (u - x * column(mean_ux)) * column(rstd_k)
+            du = gamma * gamma * dp
+            mean_du, mean_dux = totals2(du, du * x)
+            dz = less_mean(du, column(mean_du / WIDTH), D, WIDTH)
+            dz -= x * column(mean_dux / WIDTH + mean_ug)
+            dz -= dp * column(mean_p) + grad * column(mean_ux)
+            dz = (dz * column(rstd_k)).to(k_tile.dtype)
+            ds, dc = add_outer(ds, dc, dz, k_tile, D, PRECISION)
+            tl.store(own_tile(dz_out, n, D), joined(dz, D))
+            tl.store(own_tile(dp_out, n, D), joined(dp.to(k_tile.dtype), D))
+    slot = tl.cast(scan, tl.int64)
+    store_state(dw0 + slot * D * D, db0 + slot * D, ds, dc, D)
+
+
+@triton.jit(do_not_specialize=VARYING)
+def backward_key(
+    q,  # (B, T, R, H, D), any strides but the last
+    k,
+    v,
+    eta,  # (B, T, R, H), any strides
+    ln_weight,  # (R, H, D), contiguous like all that follow
+    ln_bias,
+    token_scale,  # (R, 16)
+    g,  # (B, T, R, H, D)
+    w_kept,  # (B, R, H, segments, D, D)
+    c_kept,
+    dw_kept,  # (B·R·H, segments, D, D)
+    dc_kept,
+    d_out,  # (B·R·H, chunks, 16, D)
+    normed,
+    dp_out,
+    dz_out,
+    deta_out,  # (B·R·H, chunks, 16)
+    dlast_out,
+    dk,  # (B, T, R, H, D)
+    dv,
+    deta,  # (B, T, R, H)
+    dln_weight,  # (B·R·H, segments, D)
+    dln_bias,
+    dtau_last,  # (B·R·H, segments)
+    q_b,
+    q_t,
+    q_r,
+    q_h,
+    k_b,
+    k_t,
+    k_r,
+    k_h,
+    v_b,
+    v_t,
+    v_r,
+    v_h,
+    eta_b,
+    eta_t,
+    eta_r,
+    eta_h,
+    T,
+    R,
+    H,
+    reverse_mask,
+    segment,
+    D: tl.constexpr,
+    WIDTH: tl.constexpr,
+    HAS_SCALE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """One program walks one segment back with the state and its gradient: dK, dV, what is left."""
+    chunks = tl.cdiv(T, CHUNK)
+    segments = tl.cdiv(chunks, segment)
+    scan = tl.program_id(0) // segments
+    i_s = tl.program_id(0) % segments
+    ACC: tl.constexpr = dw_kept.dtype.element_ty
     q_start, q_step = scan_start(scan, T, R, H, reverse_mask, q_b, q_t, q_r, q_h)
     k_start, k_step = scan_start(scan, T, R, H, reverse_mask, k_b, k_t, k_r, k_h)
     v_start, v_step = scan_start(scan, T, R, H, reverse_mask, v_b, v_t, v_r, v_h)
@@ -266,93 +410,72 @@ def backward_key(
     v += v_start
     eta += e_start
     g += g_start
-    d_out += g_start
-    normed += g_start
-    rstd += de_start
-    dk += g_start
-    dv += g_start
-    deta += de_start
+    own, rows = own_start(scan, chunks, D), own_start(scan, chunks, 1)
+    d_out += own
+    normed += own
+    dp_out += own
+    dz_out += own
+    deta_out += rows
+    dlast_out += rows
     head = scan % (R * H)
     tau, tau_last = token_scales(token_scale, head // H, HAS_SCALE, ACC)
-    gamma = tl.load(ln_weight + head * D + tl.arange(0, D))
-    lam = tl.load(ln_bias + head * D + tl.arange(0, D))
-    slot = tl.cast(scan, tl.int64)
-    s = tl.load(w_final + slot * D * D + state_offsets(D))
-    s -= output_mean(s, D)
-    ds = tl.zeros((D // CHUNK, CHUNK, D), ACC)
-    dc = tl.zeros((D // CHUNK, CHUNK, CHUNK), ACC)
-    dgamma = tl.zeros((4, D), ACC)
-    dlam = tl.zeros((4, D), ACC)
+    # Nothing is summed over features here: what is not multiplied stays in the layout of loads.
+    gamma = tl.load(ln_weight + head * D + tl.arange(0, D))[None, :]
+    lam = tl.load(ln_bias + head * D + tl.arange(0, D))[None, :]
+    slot = tl.cast(tl.program_id(0), tl.int64)
+    s, _ = load_state(w_kept + slot * D * D, c_kept + slot * D, D, WIDTH)
+    ds, _ = load_state(dw_kept + slot * D * D, dc_kept + slot * D, D, WIDTH)
+    causal = tl.arange(0, CHUNK)[None, :, None] <= tl.arange(0, CHUNK)[None, None, :]
+    dgamma = tl.zeros((CHUNK, D), ACC)
+    dlam = tl.zeros((CHUNK, D), ACC)
     dlast = tl.zeros((CHUNK,), ACC)
-    causal = tl.arange(0, CHUNK)[:, None] >= tl.arange(0, CHUNK)[None, :]
-    chunks = tl.cdiv(T, CHUNK)
+    first = i_s * segment
+    last = tl.minimum(first + segment, chunks) - 1
     # The tokens of the next chunk are on their way while this one is computed.
-    k_next = load_tile(k, k_step, chunks - 1, T, D)
-    g_next = load_tile(g, g_step, chunks - 1, T, D)
-    q_next = load_tile(q, q_step, chunks - 1, T, D)
-    d_next = load_tile(d_out, g_step, chunks - 1, T, D)
-    v_next = load_tile(v, v_step, chunks - 1, T, D)
-    for i in tl.range(chunks, num_stages=1):
-        n = chunks - 1 - i
+    k_next = load_tile(k, k_step, last, T, D)
+    g_next = load_tile(g, g_step, last, T, D)
+    q_next = load_tile(q, q_step, last, T, D)
+    d_next = tl.load(own_tile(d_out, last, D))
+    dz_next = tl.load(own_tile(dz_out, last, D))
+    e_next = load_rows(eta, e_step, last, T)
+    for i in tl.range(last - first + 1, num_stages=1):
+        n = last - i
         before = tl.maximum(n - 1, 0)
-        k_tile, g_tile, q_tile, d_tile, v_tile = k_next, g_next, q_next, d_next, v_next
-        steps = load_rows(eta, e_step, n, T)
+        k_tile, g_tile, q_tile, d_tile, dz_tile = k_next, g_next, q_next, d_next, dz_next
+        steps = e_next
         k_next = load_tile(k, k_step, before, T, D)
         g_next = load_tile(g, g_step, before, T, D)
         q_next = load_tile(q, q_step, before, T, D)
-        d_next = load_tile(d_out, g_step, before, T, D)
-        v_next = load_tile(v, v_step, before, T, D)
-        last = tau_last * steps
-        ones = tl.full((CHUNK, CHUNK), 1.0, k_tile.dtype)
+        d_next = tl.load(own_tile(d_out, before, D))
+        dz_next = tl.load(own_tile(dz_out, before, D))
+        e_next = load_rows(eta, e_step, before, T)
+        v_tile = load_tile(v, v_step, n, T, D)
+        x_tile = tl.load(own_tile(normed, n, D))
+        dp_tile = tl.load(own_tile(dp_out, n, D))
 
-        # From the gradient of the state after this mini-batch: H = K dW' + dc' and -e⊙R.
-        dstate = ds.to(k_tile.dtype)
-        h = add_product(dc, dstate, tl.trans(k_tile), PRECISION)
-        eg = operand(g_tile.to(ACC) * -last[:, None], k_tile)
-        dk_tile = product(turned(dstate, D), tl.trans(eg), PRECISION, ACC)
+        # The state goes a step back: entering linearly, it may be off by the rounding of a sum.
+        eg = operand(g_tile.to(ACC) * (tau_last * steps)[:, None], k_tile)
+        s = add_product(s, turned(split(eg, D)), every(k_tile, D), PRECISION)
+        dk_tile = product(every(-eg, D), across(ds.to(k_tile.dtype), D), PRECISION, ACC)
+        dk_tile = add_product(dk_tile, every(dz_tile, D), across(s.to(k_tile.dtype), D), PRECISION)
+        es = -steps[None, :, None] * tau[None, None, :] * scores(g_tile, d_tile, D, PRECISION, ACC)
+        es = tl.where(causal, es, 0).to(k_tile.dtype)
+        dk_tile = add_product(dk_tile, es, split(q_tile, D), PRECISION)
+        ds = add_product(ds, turned(split(d_tile, D)), every(q_tile, D), PRECISION)
+        ds = add_product(ds, turned(split(dz_tile, D)), every(k_tile, D), PRECISION)
 
-        # From the outputs of this mini-batch: through M to U, through E⊙S to K, and to the state.
-        e = tl.where(causal, tau[:, None] * steps[None, :], 0)
-        scores = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION, out_dtype=ACC) + 1
-        d_blocks = blocks(d_tile, D)
-        m = operand(e * scores, k_tile)
-        u = -tokens(add_product(h * last[None, None, :], d_blocks, m, PRECISION), D)
-        es = tl.dot(d_tile, tl.trans(g_tile), input_precision=PRECISION, out_dtype=ACC)
-        es = (-e * es).to(k_tile.dtype)
-        dk_tile = add_product(dk_tile, blocks(q_tile, D), es, PRECISION)
-        ds = add_product(ds, d_blocks, q_tile, PRECISION)
-        dc = add_product(dc, d_blocks, ones, PRECISION)
-
-        # Through the inner model: LN̂ of Z, the loss's own LayerNorm, and Z to K and the state.
-        s = add_product(s, update(g_tile, k_tile, last, ACC, D), k_tile, PRECISION)
-        state = s.to(k_tile.dtype)
-        x = in_place(load_tile(normed, g_step, n, T, D), 1.0, D, PRECISION, ACC)
-        rstd_k = load_rows(rstd, de_step, n, T)
-        y = gamma[None, :] * x + lam[None, :] + in_place(k_tile, 1.0, D, PRECISION, ACC)
-        y += in_place(v_tile, -1.0, D, PRECISION, ACC)
-        grad = in_place(g_tile, 1.0, D, PRECISION, ACC)
-        dsteps = -tl.sum(tokens(h, D) * grad, axis=1)
-        mean_ux = tl.sum(u * x, axis=1) / D
-        mean_ug = tl.sum(u * grad, axis=1) / D
-        mean_px = tl.sum(gamma[None, :] * y * x, axis=1) / D
-        dp = projected(u, x, rstd_k, D)
-        dy = gamma[None, :] * dp
-        store_tile(dv, g_step, n, T, -dy, D)
-        dgamma += fold(dp * y + dy * x, D)
-        dlam += fold(dy, D)
-        rest = mean_px[:, None] * dp + mean_ux[:, None] * grad + mean_ug[:, None] * x
-        dz = projected(gamma[None, :] * dy, x, rstd_k, D) - rstd_k[:, None] * rest
-        dz = dz.to(k_tile.dtype)
-        dz_blocks = blocks(dz, D)
-        ds = add_product(ds, dz_blocks, k_tile, PRECISION)
-        dc = add_product(dc, dz_blocks, ones, PRECISION)
-        dk_tile = add_product(dk_tile, turned(state, D), tl.trans(dz), PRECISION)
-        store_tile(dk, g_step, n, T, tokens(dk_tile, D) + dy, D)
-        dlast += steps * dsteps
-        pointers = row_pointers(deta, de_step, n)
+        gx = gamma * x_tile.to(ACC)
+        dp = dp_tile.to(ACC)
+        dy = gamma * dp
+        store_tile(dv + g_start, g_step, n, T, -dy, D)
+        store_tile(dk + g_start, g_step, n, T, joined(dk_tile, D) + dy, D)
+        dgamma += dp * (2 * gx + lam + k_tile.to(ACC) - v_tile.to(ACC))
+        dlam += dy
+        de_last = tl.load(own_rows(dlast_out, n))
+        dlast += steps * de_last
+        de = tl.load(own_rows(deta_out, n)) + tau_last * de_last
         inside = n * CHUNK + tl.arange(0, CHUNK) < T
-        tl.store(pointers, tl.load(pointers, mask=inside) + tau_last * dsteps, mask=inside)
-    store_state(dw0 + slot * D * D, db0 + slot * D, ds, dc, D)
+        tl.store(row_pointers(deta + de_start, de_step, n), de, mask=inside)
     tl.store(dln_weight + slot * D + tl.arange(0, D), tl.sum(dgamma, axis=0))
     tl.store(dln_bias + slot * D + tl.arange(0, D), tl.sum(dlam, axis=0))
     tl.store(dtau_last + slot, tl.sum(dlast, axis=0))

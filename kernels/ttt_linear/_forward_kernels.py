@@ -1,4 +1,4 @@
-"""Forward kernels of TTT-linear (App. A): the fused scan, or a lean scan and a parallel output."""
+"""Forward kernels of TTT-linear (App. A): the scan, with its output or with a parallel output."""
 
 import triton
 import triton.language as tl
@@ -6,48 +6,65 @@ import triton.language as tl
 from ._tiles import (
     CHUNK,
     VARYING,
+    add_outer,
     add_product,
-    blocks,
-    centred,
+    column,
     dense_start,
+    every,
+    joined,
+    less_mean,
+    load_features,
     load_rows,
     load_state,
+    load_state_before,
     load_tile,
-    normalized,
     operand,
-    output_mean,
-    projected,
+    product,
+    query_state,
     scan_start,
+    split,
     store_state,
     store_tile,
     token_scales,
-    tokens,
-    walk,
+    total,
+    totals2,
 )
 
 
 @triton.jit
-def inner_gradient(z, k, v, gamma, lam, eps, D: tl.constexpr):
-    """G = Π(γ⊙(γX + λ − (V − K))) of a chunk, `(16, D)`, from Z = KW + c."""
-    x, rstd = normalized(z, eps, D)
-    # In this order V and K come into the tensor cores' layout in their own dtype, not in fp32.
-    y = (gamma[None, :] * x + lam[None, :]) - v.to(z.dtype) + k.to(z.dtype)
-    return operand(projected(gamma[None, :] * y, x, rstd, D), k)
+def inner_gradient(z, k, v, gamma, lam, eps, D: tl.constexpr, WIDTH: tl.constexpr):
+    """G = Π(γ⊙(γX + λ − (V − K))) of a chunk, in blocks, from Z = KW + c."""
+    rstd = column(tl.rsqrt(total(z * z) / WIDTH + eps))
+    x = z * rstd
+    residual = split(k, D).to(z.dtype) - split(v, D).to(z.dtype)
+    p = gamma * (gamma * x + (lam + residual))
+    mean_p, mean_px = totals2(p, p * x)
+    p = less_mean(p, column(mean_p / WIDTH), D, WIDTH)
+    return operand((p - x * column(mean_px / WIDTH)) * rstd, k)
 
 
 @triton.jit
-def mixing(k, q, steps, tau, PRECISION: tl.constexpr, ACC: tl.constexpr):
-    """−Mᵀ `(16 s, 16 t)`, M = tril(E⊙(QKᵀ + 1)): what each step of a mini-batch does to Z̄."""
-    scores = tl.dot(k, tl.trans(q), input_precision=PRECISION, out_dtype=ACC)
-    causal = tl.arange(0, CHUNK)[:, None] <= tl.arange(0, CHUNK)[None, :]
-    return operand(tl.where(causal, -steps[:, None] * tau[None, :] * (scores + 1), 0), q)
-
-
-@triton.jit
-def output(z, q, gamma, lam, eps, D: tl.constexpr):
-    """O = Q + γ⊙LN̂(Z̄) + λ, `(16, D)`."""
-    x, _ = normalized(z, eps, D)
-    return q.to(z.dtype) + gamma[None, :] * x + lam[None, :]
+def output(
+    z,
+    k,
+    q,
+    g,
+    steps,
+    tau,
+    gamma,
+    lam,
+    eps,
+    D: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """O = Q + γ⊙LN̂(Z̄) + λ, `(16, D)`, from QW + c and G, both in blocks."""
+    causal = tl.arange(0, CHUNK)[:, None] >= tl.arange(0, CHUNK)[None, :]
+    scores = product(q, tl.trans(k), PRECISION, z.dtype) + 1
+    m = operand(tl.where(causal, -tau[:, None] * steps[None, :] * scores, 0), q)
+    z = add_product(z, every(m, D), g, PRECISION)
+    x = z * column(tl.rsqrt(total(z * z) / WIDTH + eps))
+    return joined(split(q, D).to(z.dtype) + gamma * x + lam, D)
 
 
 @triton.jit(do_not_specialize=VARYING)
@@ -63,10 +80,8 @@ def forward_scan(
     token_scale,  # (R, 16)
     o,  # (B, T, R, H, D)
     g,
-    w_final,  # (B·R·H, D, D)
-    c_final,
-    w_segment,  # (B·R·H, segments, D, D)
-    c_segment,
+    w_kept,  # (B, R, H, segments, D, D)
+    c_kept,
     q_b,
     q_t,
     q_r,
@@ -90,13 +105,15 @@ def forward_scan(
     segment,
     eps,
     D: tl.constexpr,
+    WIDTH: tl.constexpr,
     QUERY: tl.constexpr,
+    KEEP: tl.constexpr,
     HAS_SCALE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One program runs one scan: with its output, or with the state before each segment."""
+    """One program runs one scan: QUERY writes its output, KEEP writes G and the states."""
     scan = tl.program_id(0)
-    ACC: tl.constexpr = w_final.dtype.element_ty
+    ACC: tl.constexpr = w0.dtype.element_ty
     k_start, k_step = scan_start(scan, T, R, H, reverse_mask, k_b, k_t, k_r, k_h)
     v_start, v_step = scan_start(scan, T, R, H, reverse_mask, v_b, v_t, v_r, v_h)
     e_start, e_step = scan_start(scan, T, R, H, reverse_mask, eta_b, eta_t, eta_r, eta_h)
@@ -104,15 +121,13 @@ def forward_scan(
     k += k_start
     v += v_start
     eta += e_start
-    o += o_start
-    g += o_start
     head = scan % (R * H)
     tau, tau_last = token_scales(token_scale, head // H, HAS_SCALE, ACC)
-    gamma = tl.load(ln_weight + head * D + tl.arange(0, D))
-    lam = tl.load(ln_bias + head * D + tl.arange(0, D))
-    s, c = load_state(w0 + head * D * D, b0 + head * D, D)
-    s, c = centred(s, c, D)
+    gamma = load_features(ln_weight + head * D, D)
+    lam = load_features(ln_bias + head * D, D)
+    s, c = load_state(w0 + head * D * D, b0 + head * D, D, WIDTH)
     chunks = tl.cdiv(T, CHUNK)
+    segments = tl.cdiv(chunks, segment)
     # The tokens of the next chunk are on their way while this one is computed.
     k_next = load_tile(k, k_step, 0, T, D)
     v_next = load_tile(v, v_step, 0, T, D)
@@ -120,35 +135,36 @@ def forward_scan(
     if QUERY:
         q_start, q_step = scan_start(scan, T, R, H, reverse_mask, q_b, q_t, q_r, q_h)
         q += q_start
+        o += o_start
         q_next = load_tile(q, q_step, 0, T, D)
-    for n in tl.range(chunks, num_stages=1):
-        if not QUERY:  # noqa: SIM102, known when compiling, unlike the next condition
-            if n % segment == 0:
-                slot = tl.cast(scan, tl.int64) * tl.cdiv(chunks, segment) + n // segment
-                store_state(w_segment + slot * D * D, c_segment + slot * D, s, c, D)
-        k_tile, v_tile, steps = k_next, v_next, e_next
-        k_next = load_tile(k, k_step, n + 1, T, D)
-        v_next = load_tile(v, v_step, n + 1, T, D)
-        e_next = load_rows(eta, e_step, n + 1, T)
-        state = s.to(k_tile.dtype)
-        z = add_product(c, state, tl.trans(k_tile), PRECISION)
-        if QUERY:
-            q_tile = q_next
-            q_next = load_tile(q, q_step, n + 1, T, D)
-            zq = add_product(c, state, tl.trans(q_tile), PRECISION)
-        g_tile = inner_gradient(tokens(z, D), k_tile, v_tile, gamma, lam, eps, D)
-        store_tile(g, o_step, n, T, g_tile, D)
-        s, c = walk(s, c, g_tile, k_tile, -tau_last * steps, D, PRECISION)
-        if QUERY:
-            m = mixing(k_tile, q_tile, steps, tau, PRECISION, ACC)
-            zq = tokens(add_product(zq, blocks(g_tile, D), m, PRECISION), D)
-            store_tile(o, o_step, n, T, output(zq, q_tile, gamma, lam, eps, D), D)
-    # Back comes the mean that `centred` took away.
-    s0, c0 = load_state(w0 + head * D * D, b0 + head * D, D)
-    s += output_mean(s0, D)
-    c += output_mean(c0, D)
-    slot = tl.cast(scan, tl.int64)
-    store_state(w_final + slot * D * D, c_final + slot * D, s, c, D)
+    if KEEP:
+        g += o_start
+    # Two loops, so that storing a state takes no registers from the chunks between.
+    for i_s in range(segments):
+        last = tl.minimum(i_s * segment + segment, chunks)
+        for n in tl.range(i_s * segment, last, num_stages=1):
+            k_tile, v_tile, steps = k_next, v_next, e_next
+            k_next = load_tile(k, k_step, n + 1, T, D)
+            v_next = load_tile(v, v_step, n + 1, T, D)
+            e_next = load_rows(eta, e_step, n + 1, T)
+            z = query_state(s, c, k_tile, D, PRECISION)
+            if QUERY:
+                q_tile = q_next
+                q_next = load_tile(q, q_step, n + 1, T, D)
+                zq = query_state(s, c, q_tile, D, PRECISION)
+            g_tile = inner_gradient(z, k_tile, v_tile, gamma, lam, eps, D, WIDTH)
+            eg = operand(g_tile.to(ACC) * column(-tau_last * steps), k_tile)
+            s, c = add_outer(s, c, eg, k_tile, D, PRECISION)
+            if KEEP:
+                store_tile(g, o_step, n, T, joined(g_tile, D), D)
+            if QUERY:
+                o_tile = output(
+                    zq, k_tile, q_tile, g_tile, steps, tau, gamma, lam, eps, D, WIDTH, PRECISION
+                )
+                store_tile(o, o_step, n, T, o_tile, D)
+        if KEEP:
+            slot = tl.cast(scan, tl.int64) * segments + i_s
+            store_state(w_kept + slot * D * D, c_kept + slot * D, s, c, D)
 
 
 @triton.jit(do_not_specialize=VARYING)
@@ -156,13 +172,15 @@ def forward_output(
     q,  # (B, T, R, H, D), any strides but the last
     k,
     eta,  # (B, T, R, H), any strides
-    ln_weight,  # (R, H, D)
+    w0,  # (R, H, D, D), contiguous like all that follow
+    b0,
+    ln_weight,
     ln_bias,
     token_scale,  # (R, 16)
     g,  # (B, T, R, H, D)
     o,
-    w_segment,  # (B·R·H, segments, D, D)
-    c_segment,
+    w_kept,  # (B, R, H, segments, D, D)
+    c_kept,
     q_b,
     q_t,
     q_r,
@@ -182,6 +200,7 @@ def forward_output(
     segment,
     eps,
     D: tl.constexpr,
+    WIDTH: tl.constexpr,
     HAS_SCALE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
@@ -190,25 +209,35 @@ def forward_output(
     segments = tl.cdiv(chunks, segment)
     scan = tl.program_id(0) // segments
     i_s = tl.program_id(0) % segments
-    ACC: tl.constexpr = w_segment.dtype.element_ty
+    ACC: tl.constexpr = w0.dtype.element_ty
     q_start, q_step = scan_start(scan, T, R, H, reverse_mask, q_b, q_t, q_r, q_h)
     k_start, k_step = scan_start(scan, T, R, H, reverse_mask, k_b, k_t, k_r, k_h)
     e_start, e_step = scan_start(scan, T, R, H, reverse_mask, eta_b, eta_t, eta_r, eta_h)
     o_start, o_step = dense_start(scan, T, R, H, reverse_mask, D)
+    q += q_start
+    k += k_start
+    eta += e_start
+    g += o_start
     head = scan % (R * H)
     tau, tau_last = token_scales(token_scale, head // H, HAS_SCALE, ACC)
-    gamma = tl.load(ln_weight + head * D + tl.arange(0, D))
-    lam = tl.load(ln_bias + head * D + tl.arange(0, D))
-    slot = tl.cast(tl.program_id(0), tl.int64)
-    s, c = load_state(w_segment + slot * D * D, c_segment + slot * D, D)
-    for n in range(i_s * segment, tl.minimum(i_s * segment + segment, chunks)):
-        k_tile = load_tile(k + k_start, k_step, n, T, D)
-        q_tile = load_tile(q + q_start, q_step, n, T, D)
-        g_tile = load_tile(g + o_start, o_step, n, T, D)
-        steps = load_rows(eta + e_start, e_step, n, T)
-        m = mixing(k_tile, q_tile, steps, tau, PRECISION, ACC)
-        state = s.to(q_tile.dtype)
-        z = add_product(c, state, tl.trans(q_tile), PRECISION)
-        z = tokens(add_product(z, blocks(g_tile, D), m, PRECISION), D)
-        store_tile(o + o_start, o_step, n, T, output(z, q_tile, gamma, lam, eps, D), D)
-        s, c = walk(s, c, g_tile, k_tile, -tau_last * steps, D, PRECISION)
+    gamma = load_features(ln_weight + head * D, D)
+    lam = load_features(ln_bias + head * D, D)
+    s, c = load_state_before(i_s, w0, b0, w_kept, c_kept, scan, head, segments, D, WIDTH)
+    first = i_s * segment
+    k_next = load_tile(k, k_step, first, T, D)
+    q_next = load_tile(q, q_step, first, T, D)
+    g_next = load_tile(g, o_step, first, T, D)
+    e_next = load_rows(eta, e_step, first, T)
+    for n in tl.range(first, tl.minimum(first + segment, chunks), num_stages=1):
+        k_tile, q_tile, g_tile, steps = k_next, q_next, g_next, e_next
+        k_next = load_tile(k, k_step, n + 1, T, D)
+        q_next = load_tile(q, q_step, n + 1, T, D)
+        g_next = load_tile(g, o_step, n + 1, T, D)
+        e_next = load_rows(eta, e_step, n + 1, T)
+        z = query_state(s, c, q_tile, D, PRECISION)
+        eg = operand(g_tile.to(ACC) * (-tau_last * steps)[:, None], k_tile)
+        o_tile = output(
+            z, k_tile, q_tile, split(g_tile, D), steps, tau, gamma, lam, eps, D, WIDTH, PRECISION
+        )
+        store_tile(o + o_start, o_step, n, T, o_tile, D)
+        s, c = add_outer(s, c, split(eg, D), k_tile, D, PRECISION)

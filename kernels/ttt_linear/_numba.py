@@ -16,14 +16,15 @@ from torch import Tensor
 
 from .._inputs import gradient_dtype, state_dtype
 from .._numba import COLUMNS, add_product, jit, padded, parallel, part
+from . import reference
+from .reference import Inputs
 
 # The scores of a chunk, (b, b), should stay in the cache with its tokens.
 _LARGEST_MINI_BATCH = 128
 
 
-def supported(*inputs: Tensor | int | None) -> str | None:
+def supported(inputs: Inputs, mini_batch_size: int) -> str | None:
     """Why these inputs need the reference: None where they do not."""
-    mini_batch_size = inputs[-1]
     if mini_batch_size > _LARGEST_MINI_BATCH:
         return f'mini_batch_size must be at most {_LARGEST_MINI_BATCH}, got {mini_batch_size}'
     return None
@@ -255,8 +256,9 @@ def _forward(
     strides,
     o,
     g,
-    w_final,
-    c_final,
+    segment,
+    w_kept,
+    c_kept,
 ):
     tokens, _, _, dim, size, rows, columns = sizes
     w0, b0, weight, bias, token_scale = parameters
@@ -308,8 +310,10 @@ def _forward(
                 _normalize(x, numbers)
                 place = at + (first + t) * ahead
                 _affine(o[place : place + dim], x, gain, shift, queries[t], numbers)
-        _copy(w_final[image, scan, head], w, dim, dim)
-        _copy(c_final[image, scan, head : head + 1], state[columns:], 1, dim)
+            if w_kept.shape[3] and ((first + size) % segment == 0 or first + size >= tokens):
+                n = first // segment
+                _copy(w_kept[image, scan, head, n], w, dim, dim)
+                _copy(c_kept[image, scan, head, n : n + 1], state[columns:], 1, dim)
 
 
 @jit
@@ -492,17 +496,10 @@ def _whole(x: Tensor) -> np.ndarray:
 
 
 def _common(
-    q: Tensor,
-    w0: Tensor,
-    b0: Tensor,
-    ln_weight: Tensor,
-    ln_bias: Tensor,
-    token_scale: Tensor | None,
-    directions: str,
-    mini_batch_size: int,
-    eps: float,
+    inputs: Inputs, directions: str, mini_batch_size: int, eps: float
 ) -> tuple[tuple, tuple, tuple, tuple]:
     """Sizes, directions, numbers in the state's type and parameters, as both passes take them."""
+    q, _, _, _, w0, b0, ln_weight, ln_bias, token_scale = inputs
     _, tokens, scans, heads, dim = q.shape
     size = min(mini_batch_size, tokens)
     sizes = (tokens, scans, heads, dim, size, padded(size, COLUMNS), padded(dim, COLUMNS))
@@ -515,30 +512,23 @@ def _common(
 
 
 def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    eta: Tensor,
-    w0: Tensor,
-    b0: Tensor,
-    ln_weight: Tensor,
-    ln_bias: Tensor,
-    token_scale: Tensor | None,
+    inputs: Inputs,
     directions: str,
     mini_batch_size: int,
     eps: float,
+    keep: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """As `reference.forward`."""
-    batch, _, scans, heads, dim = q.shape
+    q, k, v, eta = inputs[:4]
+    batch, tokens, scans, heads, dim = q.shape
     state = state_dtype(q.dtype)
-    sizes, reverse, numbers, parameters = _common(
-        q, w0, b0, ln_weight, ln_bias, token_scale, directions, mini_batch_size, eps
-    )
+    sizes, reverse, numbers, parameters = _common(inputs, directions, mini_batch_size, eps)
     o, g = (q.new_empty(q.shape, dtype=state) for _ in range(2))
-    w_final = q.new_empty((batch, scans, heads, dim, dim), dtype=state)
-    c_final = q.new_empty((batch, scans, heads, dim), dtype=state)
+    segment = reference.SEGMENT * mini_batch_size
+    lead = (batch, scans, heads, -(-tokens // segment) if keep else 0)
+    w_kept, c_kept = (q.new_empty((*lead, *x), dtype=state) for x in ((dim, dim), (dim,)))
     if batch:
-        inputs, strides = zip(*(_flat(x, state) for x in (q, k, v, eta, o)), strict=True)
+        flat, strides = zip(*(_flat(x, state) for x in (q, k, v, eta, o)), strict=True)
         parallel(
             _forward,
             batch * scans * heads,
@@ -546,47 +536,40 @@ def forward(
             reverse,
             numbers,
             q.dtype == torch.bfloat16,
-            *inputs[:4],
+            *flat[:4],
             parameters,
             strides,
-            inputs[4],
+            flat[4],
             g.view(-1).numpy(),
-            w_final.numpy(),
-            c_final.numpy(),
+            segment,
+            w_kept.numpy(),
+            c_kept.numpy(),
         )
-    return o.to(q.dtype), g.to(gradient_dtype(q.dtype)), w_final, c_final
+    g = g if keep else g.new_empty(0)
+    return o.to(q.dtype), g.to(gradient_dtype(q.dtype)), w_kept, c_kept
 
 
 def backward(
     do: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    eta: Tensor,
-    w0: Tensor,
-    b0: Tensor,
-    ln_weight: Tensor,
-    ln_bias: Tensor,
-    token_scale: Tensor | None,
+    inputs: Inputs,
     g: Tensor,
-    w_final: Tensor,
-    c_final: Tensor,
+    w_kept: Tensor,
+    c_kept: Tensor,
     directions: str,
     mini_batch_size: int,
     eps: float,
 ) -> tuple[Tensor, ...]:
-    """As `reference.backward`; needs no final state."""
+    """As `reference.backward`; needs no kept state."""
+    q, k, v, eta, w0, *_, token_scale = inputs
     batch, _, scans, heads, dim = q.shape
     state = state_dtype(q.dtype)
-    sizes, reverse, numbers, parameters = _common(
-        q, w0, b0, ln_weight, ln_bias, token_scale, directions, mini_batch_size, eps
-    )
+    sizes, reverse, numbers, parameters = _common(inputs, directions, mini_batch_size, eps)
     dq, dk, dv = (q.new_empty(q.shape, dtype=state) for _ in range(3))
     deta = q.new_empty(q.shape[:-1], dtype=state)
     length = dim * (dim + 3) + mini_batch_size
     parts = q.new_empty((batch, scans, heads, length), dtype=state)
     if batch:
-        inputs, strides = zip(*(_flat(x, state) for x in (q, k, v, eta, dq)), strict=True)
+        flat, strides = zip(*(_flat(x, state) for x in (q, k, v, eta, dq)), strict=True)
         parallel(
             _backward,
             batch * scans * heads,
@@ -594,11 +577,11 @@ def backward(
             reverse,
             numbers,
             _flat(do.contiguous(), state)[0],
-            *inputs[:4],
+            *flat[:4],
             _flat(g.contiguous(), state)[0],
             parameters,
             strides,
-            inputs[4],
+            flat[4],
             *(x.view(-1).numpy() for x in (dk, dv, deta)),
             parts.numpy(),
         )

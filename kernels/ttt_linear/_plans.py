@@ -1,28 +1,27 @@
-"""Where a TTT-linear scan is cut: `python tools/kernel_benchmarks/ttt_linear.py --tune` measures.
+"""Whether a TTT-linear scan writes its output: tools/kernel_benchmarks/ttt_linear.py --tune.
 
 A scan is one chain of mini-batches and keeps one program busy; few scans leave most of a GPU idle.
-Cut into segments, everything that does not sit on that chain runs on the idle part, for the price
-of writing one state a segment and of reading tokens once more. The first row that fits decides.
+A kernel of its own then writes the output, segment by segment, on the idle part, for the price of
+writing G and a state a segment and of reading tokens once more. The first row that fits decides.
 """
 
 from typing import NamedTuple
 
 
 class Plan(NamedTuple):
-    """One row: for which calls, and the mini-batches of a segment (0: never cut)."""
+    """One row: for which calls, and whether the output is apart from the scan."""
 
     device: str  # part of the device's name, '' is any
     dim: int  # d, 0 is any
     scans_below: float  # B·R·H per multiprocessor
     tokens_from: int  # T
-    forward: int
-    backward: int
+    apart: bool
 
 
-# Not measured yet: three programs fit a multiprocessor, and below that a cut costs no throughput.
+# Not measured yet: three programs fit a multiprocessor, and below that it costs no throughput.
 PLANS = (
-    Plan('', 0, 3.0, 256, forward=8, backward=8),
-    Plan('', 0, float('inf'), 0, forward=0, backward=0),
+    Plan('', 0, 3.0, 256, apart=True),
+    Plan('', 0, float('inf'), 0, apart=False),
 )
 
 

@@ -1,11 +1,15 @@
 """What the TTT-linear kernels share: where a scan's tokens lie, its state, its products.
 
-Token tiles are `(16, d)`, as in the formulas. The state is kept as `S = Wᵀ`, in d/16 blocks of 16
-output features, `(d/16, 16, d)`, and there is one warp for each block: Triton gives the batch of
-a batched product to the warps. So no warp repeats another's work, as all would with the 16 rows
-of `K W`, a block goes from sum to operand within its registers, and Triton never takes WGMMA,
-which ptxas miscompiles when its operand is in registers (README.md, "The kernels").
+Tokens are loaded as tiles `(16, d)`, as in the formulas, and multiplied as `(d/16, 16, 16)`, tokens
+in rows, d/16 blocks of 16 features: one warp for each block, as Triton gives the batch of a batched
+product to the warps. The state is kept as `S = Wᵀ`, in blocks of 16 output features,
+`(d/16, 16, d)`. So no warp repeats another's work, as all would with the 16 rows of `K W`; a block
+of S goes from sum to operand within its registers; a sum over features takes two exchanges in a
+warp and one between warps, for sixteen tokens at once; and Triton never takes WGMMA, which ptxas
+miscompiles when its operand is in registers (README.md, "The kernels").
 """
+
+import os
 
 import triton
 import triton.language as tl
@@ -14,7 +18,9 @@ import triton.language as tl
 CHUNK = tl.constexpr(16)
 # Integers that change from call to call: whether they are 1 or a multiple of 16 compiles nothing
 # anew. (Floats never do.) Those of them that a kernel does not have are no harm.
-VARYING = ('T', 'R', 'H', 'reverse_mask', 'segment', 'starts', 'eta_b', 'eta_t', 'eta_r', 'eta_h')
+VARYING = ('T', 'R', 'H', 'reverse_mask', 'segment', 'eta_b', 'eta_t', 'eta_r', 'eta_h')
+# Triton's interpreter reduces several tensors at once number by number, in Python.
+INTERPRETED = tl.constexpr(os.environ.get('TRITON_INTERPRET', '0') == '1')
 
 
 @triton.jit
@@ -82,52 +88,122 @@ def load_rows(base, step, n, T):
 
 
 @triton.jit
-def blocks(x, D: tl.constexpr):
-    """A `(16, D)` tile of tokens as columns, in blocks of features: `(D/16, 16, 16)`."""
-    return tl.reshape(tl.trans(x), (D // CHUNK, CHUNK, CHUNK))
+def own_start(scan, chunks, WIDTH: tl.constexpr):
+    """Elements before a scan in what kernels hand on to each other, `(scans, chunks, 16, WIDTH)`.
+
+    In the order of the scan and in whole chunks: no stride is a variable, and nothing is masked.
+    """
+    return tl.cast(scan, tl.int64) * chunks * (CHUNK * WIDTH)
 
 
 @triton.jit
-def tokens(z, D: tl.constexpr):
-    """The inverse of `blocks`."""
-    return tl.trans(tl.reshape(z, (D, CHUNK)))
+def own_tile(base, n, D: tl.constexpr):
+    """Pointers `(16, D)` to chunk `n`; `base` is at the scan."""
+    return base + n * (CHUNK * D) + tl.arange(0, CHUNK)[:, None] * D + tl.arange(0, D)[None, :]
 
 
 @triton.jit
-def turned(s, D: tl.constexpr):
-    """The transpose of a state, in blocks of its own."""
-    return tl.reshape(tl.trans(tl.reshape(s, (D, D))), (D // CHUNK, CHUNK, D))
+def own_rows(base, n):
+    """Pointers `(16,)` to one number a token of chunk `n`."""
+    return base + n * CHUNK + tl.arange(0, CHUNK)
+
+
+@triton.jit
+def split(x, D: tl.constexpr):
+    """A `(16, D)` tile of tokens in blocks of features: `(D/16, 16, 16)`."""
+    return tl.permute(tl.reshape(x, (CHUNK, D // CHUNK, CHUNK)), (1, 0, 2))
+
+
+@triton.jit
+def joined(z, D: tl.constexpr):
+    """The inverse of `split`."""
+    return tl.reshape(tl.permute(z, (1, 0, 2)), (CHUNK, D))
+
+
+@triton.jit
+def turned(x):
+    """Every block transposed."""
+    return tl.permute(x, (0, 2, 1))
+
+
+@triton.jit
+def across(s, D: tl.constexpr):
+    """S `(D/16, 16, D)` in blocks of input features, outputs in rows: `(D/16, D, 16)`."""
+    return tl.permute(tl.reshape(s, (D, D // CHUNK, CHUNK)), (1, 0, 2))
+
+
+@triton.jit
+def every(x, D: tl.constexpr):
+    """A matrix for every block: `(D/16, …)`."""
+    return tl.broadcast_to(x[None, :, :], (D // CHUNK, x.shape[0], x.shape[1]))
+
+
+@triton.jit
+def column(x):
+    """One number a token `(16,)`, to broadcast over a `(D/16, 16, 16)`."""
+    return x[None, :, None]
 
 
 @triton.jit
 def product(a, b, PRECISION: tl.constexpr, ACC: tl.constexpr):
-    """`(n, 16, K) (K, N)` → `(n, 16, N)`: every block times the same columns."""
-    b = tl.broadcast_to(b[None, :, :], (a.shape[0], b.shape[0], b.shape[1]))
+    """`a b`, in every block where there are blocks."""
     return tl.dot(a, b, input_precision=PRECISION, out_dtype=ACC)
 
 
 @triton.jit
 def add_product(acc, a, b, PRECISION: tl.constexpr):
     """`acc + product(a, b)`, summed where the tensor cores sum."""
-    b = tl.broadcast_to(b[None, :, :], (a.shape[0], b.shape[0], b.shape[1]))
     return tl.dot(a, b, acc, input_precision=PRECISION, out_dtype=acc.dtype)
 
 
 @triton.jit
-def in_place(x, scale, D: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr):
-    """`scale·x`, a loaded `(16, D)`, in the accumulators' layout: the product with `scale·1`.
+def total(a):
+    """Sum over the features of a `(D/16, 16, 16)`: `(16,)`."""
+    return tl.sum(tl.sum(a, axis=2), axis=0)
 
-    Triton would rather bring what stands in that layout to the layout of loads, in fp32 through
-    shared memory and with the statistics split over both. In half precision two tensor-core
-    instructions, and exact ones, leave it no choice.
-    """
-    if x.dtype.primitive_bitwidth == 16:
-        t = tl.arange(0, CHUNK)
-        one = tl.where(t[:, None] == t[None, :], scale, 0).to(x.dtype)
-        x = tokens(product(blocks(x, D), one, PRECISION, ACC), D)
+
+@triton.jit
+def _add2(a, b, c, d):
+    return a + c, b + d
+
+
+@triton.jit
+def _add3(a, b, c, d, e, f):
+    return a + d, b + e, c + f
+
+
+@triton.jit
+def totals2(a, b):
+    """`total` of two, in one exchange between the warps."""
+    if INTERPRETED:
+        a, b = total(a), total(b)
     else:
-        x = x.to(ACC) * scale
-    return x
+        a, b = tl.reduce((a, b), 2, _add2)
+        a, b = tl.reduce((a, b), 0, _add2)
+    return a, b
+
+
+@triton.jit
+def totals3(a, b, c):
+    """`total` of three, in one exchange between the warps."""
+    if INTERPRETED:
+        a, b, c = total(a), total(b), total(c)
+    else:
+        a, b, c = tl.reduce((a, b, c), 2, _add3)
+        a, b, c = tl.reduce((a, b, c), 0, _add3)
+    return a, b, c
+
+
+@triton.jit
+def feature_offsets(D: tl.constexpr):
+    """Offsets `(D/16, 16)` of a vector of features."""
+    return tl.arange(0, D // CHUNK)[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :]
+
+
+@triton.jit
+def load_features(x, D: tl.constexpr):
+    """A vector of features, to broadcast over a `(D/16, 16, 16)`."""
+    return tl.load(x + feature_offsets(D))[:, None, :]
 
 
 @triton.jit
@@ -138,45 +214,53 @@ def state_offsets(D: tl.constexpr):
 
 
 @triton.jit
-def bias_offsets(D: tl.constexpr):
-    """Offsets `(D/16, 16)` of a vector of output features."""
-    return tl.arange(0, D // CHUNK)[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :]
+def less_mean(x, mean, D: tl.constexpr, WIDTH: tl.constexpr):
+    """`x − mean`, in blocks of features, of which those from WIDTH on stay zero."""
+    x -= mean
+    if WIDTH != D:
+        x = tl.where(feature_offsets(D)[:, None, :] < WIDTH, x, 0)
+    return x
 
 
 @triton.jit
-def load_state(w, c, D: tl.constexpr):
-    """S `(D/16, 16, D)`, and the bias state in every column of a `(D/16, 16, 16)`.
+def load_state(w, c, D: tl.constexpr, WIDTH: tl.constexpr):
+    """S `(D/16, 16, D)`, and the bias state in every row of a `(D/16, 16, 16)`, without their mean.
 
     So spread, the bias is where the tensor cores start their sums, and its update is one more
     product; as a vector it would cost an addition and a reduction over tokens in every chunk.
+
+    LayerNorm is blind to a mean over the outputs, and updates have none: without it Z has mean
+    zero, of which no sum need be formed, and the variance loses nothing to cancellation.
     """
-    bias = tl.load(c + bias_offsets(D))
-    bias = tl.broadcast_to(bias[:, :, None], (D // CHUNK, CHUNK, CHUNK))
-    return tl.load(w + state_offsets(D)), bias
+    s = tl.load(w + state_offsets(D))
+    s -= (tl.sum(tl.sum(s, axis=1), axis=0) / WIDTH)[None, None, :]
+    if WIDTH != D:
+        s = tl.where(feature_offsets(D)[:, :, None] < WIDTH, s, 0)
+    bias = load_features(c, D)
+    mean = tl.sum(tl.sum(tl.sum(bias, axis=2), axis=1), axis=0) / WIDTH
+    bias = less_mean(bias, mean, D, WIDTH)
+    return s, tl.broadcast_to(bias, (D // CHUNK, CHUNK, CHUNK))
 
 
 @triton.jit
-def output_mean(x, D: tl.constexpr):
-    """Mean over the output features of S or the bias, ready to broadcast: `(1, 1, …)`."""
-    return (tl.sum(tl.sum(x, axis=1), axis=0) / D)[None, None, :]
-
-
-@triton.jit
-def centred(s, c, D: tl.constexpr):
-    """The state without its mean over the outputs, to which LayerNorm is blind.
-
-    Updates have no such mean either, so Z stays free of it, and the variance loses nothing to
-    cancellation when it is formed from the sum of squares, in one pass.
-    """
-    return s - output_mean(s, D), c - output_mean(c, D)
+def load_state_before(
+    segment, w0, b0, w_kept, c_kept, scan, head, segments, D: tl.constexpr, WIDTH: tl.constexpr
+):
+    """The state before a segment of a scan: the one kept after the last segment, or the first."""
+    if segment == 0:
+        s, c = load_state(w0 + head * D * D, b0 + head * D, D, WIDTH)
+    else:
+        slot = tl.cast(scan, tl.int64) * segments + segment - 1
+        s, c = load_state(w_kept + slot * D * D, c_kept + slot * D, D, WIDTH)
+    return s, c
 
 
 @triton.jit
 def store_state(w, c, s, bias, D: tl.constexpr):
     """The inverse of `load_state`."""
     tl.store(w + state_offsets(D), s)
-    first = tl.arange(0, CHUNK)[None, None, :] == 0
-    tl.store(c + bias_offsets(D), tl.sum(tl.where(first, bias, 0), axis=2))
+    first = tl.arange(0, CHUNK)[None, :, None] == 0
+    tl.store(c + feature_offsets(D), tl.sum(tl.where(first, bias, 0), axis=1))
 
 
 @triton.jit
@@ -191,37 +275,23 @@ def operand(x, like):
 
 
 @triton.jit
-def update(g, k, e, ACC: tl.constexpr, D: tl.constexpr):
-    """`(e⊙G)ᵀ` in blocks, in the type of the keys: what a mini-batch writes, times its keys."""
-    return blocks(operand(g.to(ACC) * e[:, None], k), D)
+def query_state(s, c, x, D: tl.constexpr, PRECISION: tl.constexpr):
+    """`x W + c` in blocks of features, of tokens `(16, D)`."""
+    return add_product(c, every(x, D), turned(s.to(x.dtype)), PRECISION)
 
 
 @triton.jit
-def walk(s, c, g, k, e, D: tl.constexpr, PRECISION: tl.constexpr):
-    """Adds `(e⊙G)ᵀK` to S and `(e⊙G)ᵀ1` to c: a step back, or with -e a step forth.
-
-    The rounding of the operands depends on neither the sign of e nor the kernel, so a walk back
-    meets the states of the forward pass again, up to the rounding of the sums.
-    """
-    eg = update(g, k, e, s.dtype, D)
-    ones = tl.full((CHUNK, CHUNK), 1.0, k.dtype)
-    return add_product(s, eg, k, PRECISION), add_product(c, eg, ones, PRECISION)
+def add_outer(s, c, x, y, D: tl.constexpr, PRECISION: tl.constexpr):
+    """Adds `xᵀy` to S and `xᵀ1` to c, of tokens x in blocks and y `(16, D)`."""
+    ones = tl.full((D // CHUNK, CHUNK, CHUNK), 1.0, y.dtype)
+    s = add_product(s, turned(x), every(y, D), PRECISION)
+    return s, add_product(c, ones, x, PRECISION)
 
 
 @triton.jit
-def normalized(z, eps, D: tl.constexpr):
-    """LN̂ of the rows of a `(16, D)` whose means are near zero, and 1/σ `(16,)`."""
-    mean = tl.sum(z, axis=1) / D
-    rstd = tl.rsqrt(tl.sum(z * z, axis=1) / D - mean * mean + eps)
-    return (z - mean[:, None]) * rstd[:, None], rstd
-
-
-@triton.jit
-def projected(u, x, rstd, D: tl.constexpr):
-    """Π(u) = (u − mean(u) − x·mean(u⊙x))/σ, the gradient of LN̂ with respect to its input."""
-    mean_u = tl.sum(u, axis=1) / D
-    mean_ux = tl.sum(u * x, axis=1) / D
-    return (u - mean_u[:, None] - x * mean_ux[:, None]) * rstd[:, None]
+def scores(x, y, D: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr):
+    """`xyᵀ` of tokens `(16, D)`, once for every block: every warp has it where it multiplies."""
+    return product(every(x, D), every(tl.trans(y), D), PRECISION, ACC)
 
 
 @triton.jit

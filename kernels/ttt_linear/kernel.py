@@ -8,43 +8,36 @@ import triton
 from torch import Tensor
 
 from .._inputs import gradient_dtype
-from . import _backward_kernels, _forward_kernels
-from ._plans import Plan, plan
+from . import _backward_kernels, _forward_kernels, _tiles, reference
+from ._plans import plan
+from .reference import Inputs
 
+# What a head is filled up to with zeros.
 DIMS = (32, 64)
-CHUNK = 16
+CHUNK = _tiles.CHUNK.value
 INTERPRETED = os.environ.get('TRITON_INTERPRET', '0') == '1'
 # fp64 is for the interpreter only, where bf16 arithmetic is wrong.
 DTYPES = (torch.float32, torch.float16) + ((torch.float64,) if INTERPRETED else (torch.bfloat16,))
 # Registers a thread: three programs of four warps on a multiprocessor with 65536, or all there are.
 # Said outright because ptxas, left alone, gives the fp32 backward kernels 32 and spills the rest.
-FORWARD_REGISTERS, ALL_REGISTERS = 168, 255
+SHARED_REGISTERS, ALL_REGISTERS = 168, 255
 
 
-def supported(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    eta: Tensor,
-    w0: Tensor,
-    b0: Tensor,
-    ln_weight: Tensor,
-    ln_bias: Tensor,
-    token_scale: Tensor | None,
-    mini_batch_size: int,
-) -> str | None:
+def supported(inputs: Inputs, mini_batch_size: int) -> str | None:
     """None where the kernels can run with these arguments, else a sentence that says why not."""
+    q = inputs.q
     dim = q.shape[-1]
     if mini_batch_size != CHUNK:
         return f'mini_batch_size is {mini_batch_size}; the kernels have {CHUNK}'
-    if dim not in DIMS:
-        return f'd is {dim}; the kernels have {" and ".join(map(str, DIMS))}'
+    if dim > DIMS[-1]:
+        return f'd is {dim}; the kernels have at most {DIMS[-1]}'
     if q.dtype not in DTYPES:
         return f'q is {q.dtype}; the kernels have {", ".join(map(str, DTYPES))} here'
     if q.shape[2] > 31:
         return f'R is {q.shape[2]}; the kernels have at most 31 scans'
     # Inside a mini-batch offsets are 32-bit.
-    for name, x in {'q': q, 'k': k, 'v': v, 'eta': eta}.items():
+    for name in ('q', 'k', 'v', 'eta'):
+        x = getattr(inputs, name)
         if CHUNK * x.stride(1) >= 2**31:
             return (
                 f'{name} has {x.stride(1)} elements from token to token, of which {CHUNK} must '
@@ -59,81 +52,67 @@ def supported(
 
 @torch.no_grad()
 def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    eta: Tensor,
-    w0: Tensor,
-    b0: Tensor,
-    ln_weight: Tensor,
-    ln_bias: Tensor,
-    token_scale: Tensor | None,
-    directions: str,
-    mini_batch_size: int,
-    eps: float,
+    inputs: Inputs, directions: str, mini_batch_size: int, eps: float, keep: bool = True
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The scan of every image, direction and head, one program each.
 
     Returns:
-        O and G `(B, T, R, H, d)` in q's dtype (G in fp32 for fp16), and the final state
-        W `(B, R, H, d, d)` and c `(B, R, H, d)` in eta's dtype.
+        O in q's dtype, and what `reference.forward` keeps for the backward pass: G, W and c, the
+        states less their mean over the outputs, to which LayerNorm is blind.
     """
-    call = _Call(q, k, v, eta, w0, b0, ln_weight, ln_bias, token_scale, directions, eps)
-    o, g = call.tokens(), call.tokens()
-    w_final, c_final = call.states()
-    cut = call.plan.forward
-    w_segment, c_segment = call.states(call.segments(cut)) if cut else (w_final, c_final)
+    width, inputs = inputs.q.shape[-1], _filled(inputs)
+    call = _Call(inputs, directions, width)
+    o = call.tokens()
+    # With few scans for the GPU, only G and the states are a matter of the scan itself.
+    apart = call.plan.apart
+    written = apart or keep
+    g = call.tokens() if written else o
+    w_kept, c_kept = call.kept_states() if written else (call.parameters['w0'],) * 2
     call.launch(
         _forward_kernels.forward_scan,
         call.scans,
         **call.given('q', 'k', 'v', 'eta', 'w0', 'b0', 'ln_weight', 'ln_bias', 'token_scale'),
         o=o,
         g=g,
-        w_final=w_final,
-        c_final=c_final,
-        w_segment=w_segment,
-        c_segment=c_segment,
-        segment=cut or call.chunks,
+        w_kept=w_kept,
+        c_kept=c_kept,
         eps=eps,
-        QUERY=not cut,
-        registers=FORWARD_REGISTERS,
+        QUERY=not apart,
+        KEEP=written,
+        registers=call.registers_for_chain,
     )
-    if cut:
+    if apart:
         call.launch(
             _forward_kernels.forward_output,
-            call.scans * call.segments(cut),
-            registers=FORWARD_REGISTERS,
-            **call.given('q', 'k', 'eta', 'ln_weight', 'ln_bias', 'token_scale'),
+            call.scans * call.segments,
+            **call.given('q', 'k', 'eta', 'w0', 'b0', 'ln_weight', 'ln_bias', 'token_scale'),
             g=g,
             o=o,
-            w_segment=w_segment,
-            c_segment=c_segment,
-            segment=cut,
+            w_kept=w_kept,
+            c_kept=c_kept,
             eps=eps,
+            registers=SHARED_REGISTERS,
         )
-    return o, g.to(gradient_dtype(q.dtype)), w_final, c_final
+    if not keep:
+        g, w_kept, c_kept = o.new_empty(0), *call.kept_states(0)
+    if width < call.dim:
+        o, g, c_kept = (x[..., :width].contiguous() for x in (o, g, c_kept))
+        w_kept = w_kept[..., :width, :width].contiguous()
+    return o, g.to(gradient_dtype(o.dtype)), w_kept, c_kept
 
 
 @torch.no_grad()
 def backward(
     do: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    eta: Tensor,
-    w0: Tensor,
-    b0: Tensor,
-    ln_weight: Tensor,
-    ln_bias: Tensor,
-    token_scale: Tensor | None,
+    inputs: Inputs,
     g: Tensor,
-    w_final: Tensor,
-    c_final: Tensor,
+    w_kept: Tensor,
+    c_kept: Tensor,
     directions: str,
     mini_batch_size: int,
     eps: float,
 ) -> tuple[Tensor, ...]:
-    """Gradients of `forward`'s O, from the saved G, which takes the state from either end.
+    """Gradients of `forward`'s O, from the saved G and states.
 
     Parameters are shared by all images: every program writes its own part, and the parts are
     summed in the order of their index, so that the same bits come out twice.
@@ -142,113 +121,108 @@ def backward(
         dq, dk, dv, deta, dw0, db0, dln_weight, dln_bias, dtoken_scale, contiguous; the last is
         `(R, 0)` where `token_scale` is None.
     """
-    call = _Call(q, k, v, eta, w0, b0, ln_weight, ln_bias, token_scale, directions, eps)
-    do, g, w_final = do.contiguous(), g.to(call.dtype).contiguous(), w_final.contiguous()
-    cut = call.plan.backward
-    segments = call.segments(cut)
-    if cut:
-        w_segment, c_segment = call.states(segments)
-        starts = call.scans * segments
-        call.launch(
-            _backward_kernels.backward_states,
-            call.scans,
-            **call.given('k', 'eta', 'w0', 'b0', 'token_scale'),
-            g=g,
-            w_segment=w_segment,
-            c_segment=c_segment,
-            segment=cut,
-        )
-    else:
-        # The only segment of every scan starts where the scans of its head do.
-        w_segment, c_segment = call.parameters['w0'], call.parameters['b0']
-        starts = call.shape[2] * call.shape[3]
-    d_out, normed, dq, dk, dv = (call.tokens() for _ in range(5))
-    rstd, deta = call.empty(*call.shape[:4]), call.empty(*call.shape[:4])
-    # Parts by image, scan, head and segment; the key side's follow the query side's segments.
-    dln_weight, dln_bias = (call.empty(call.scans, segments, call.dim) for _ in range(2))
-    dtoken_scale = call.empty(call.scans, segments, CHUNK)
+    width, inputs = inputs.q.shape[-1], _filled(inputs)
+    call = _Call(inputs, directions, width)
+    do, g, c_kept = (_fill(x, call.dim).contiguous() for x in (do, g.to(call.dtype), c_kept))
+    kept = {'w_kept': _fill(w_kept, call.dim, square=True).contiguous(), 'c_kept': c_kept}
+    dq, dk, dv = (call.tokens() for _ in range(3))
+    # From one kernel to the next, in whole mini-batches.
+    tiles = {name: call.tiles() for name in ('d_out', 'normed', 'u_out', 'dp_out', 'dz_out')}
+    rows = {n: call.rows() for n in ('rstd', 'mean_px', 'deta_out', 'dlast_out')}
+    # Parts of sums, by image, scan, head and segment: the query side's, then the key side's.
+    parts = (call.scans, call.segments)
+    dln_weight, dln_bias = (call.empty(2, *parts, call.dim) for _ in range(2))
+    dtau, dtau_last = call.empty(*parts, CHUNK), call.empty(*parts)
     call.launch(
         _backward_kernels.backward_query,
-        call.scans * segments,
-        **call.given('q', 'k', 'eta', 'ln_weight', 'token_scale'),
+        call.scans * call.segments,
+        **call.given('q', 'k', 'v', 'eta', 'w0', 'b0', 'ln_weight', 'ln_bias', 'token_scale'),
+        **kept,
+        **{n: tiles[n] for n in ('d_out', 'normed', 'u_out')},
+        **{n: rows[n] for n in ('rstd', 'mean_px', 'deta_out')},
         do=do,
         g=g,
-        w_segment=w_segment,
-        c_segment=c_segment,
-        d_out=d_out,
-        normed=normed,
-        rstd=rstd,
         dq=dq,
-        deta=deta,
-        dln_weight=dln_weight,
-        dln_bias=dln_bias,
-        dtoken_scale=dtoken_scale,
-        segment=cut or call.chunks,
-        starts=starts,
+        dln_weight=dln_weight[0],
+        dln_bias=dln_bias[0],
+        dtoken_scale=dtau,
         eps=eps,
     )
-    dw0, db0 = call.states()
-    key_weight, key_bias = (call.empty(call.scans, call.dim) for _ in range(2))
-    dtau_last = call.empty(call.scans)
+    dw_kept, dc_kept = call.empty(*parts, call.dim, call.dim), call.empty(*parts, call.dim)
+    dw0, db0 = call.empty(call.scans, call.dim, call.dim), call.empty(call.scans, call.dim)
+    call.launch(
+        _backward_kernels.backward_chain,
+        call.scans,
+        **call.given('q', 'k', 'eta', 'ln_weight', 'token_scale'),
+        **tiles,
+        **{n: rows[n] for n in ('rstd', 'mean_px', 'dlast_out')},
+        g=g,
+        dw_kept=dw_kept,
+        dc_kept=dc_kept,
+        dw0=dw0,
+        db0=db0,
+        registers=call.registers_for_chain,
+    )
+    deta = call.empty(*call.shape[:4])
     call.launch(
         _backward_kernels.backward_key,
-        call.scans,
+        call.scans * call.segments,
         **call.given('q', 'k', 'v', 'eta', 'ln_weight', 'ln_bias', 'token_scale'),
+        **kept,
+        **{n: tiles[n] for n in ('d_out', 'normed', 'dp_out', 'dz_out')},
+        **{n: rows[n] for n in ('deta_out', 'dlast_out')},
         g=g,
-        d_out=d_out,
-        normed=normed,
-        rstd=rstd,
-        w_final=w_final,
+        dw_kept=dw_kept,
+        dc_kept=dc_kept,
         dk=dk,
         dv=dv,
         deta=deta,
-        dw0=dw0,
-        db0=db0,
-        dln_weight=key_weight,
-        dln_bias=key_bias,
+        dln_weight=dln_weight[1],
+        dln_bias=dln_bias[1],
         dtau_last=dtau_last,
     )
-    if token_scale is None:
-        dtau = call.empty(call.shape[2], 0)
+    if inputs.token_scale is None:
+        dtoken_scale = call.empty(call.shape[2], 0)
     else:
-        dtau = call.by_head(dtoken_scale.sum(1)).sum(1)
-        dtau[:, -1] += call.by_head(dtau_last).sum(1)
-    return (
-        dq,
-        dk,
-        dv,
-        deta,
-        dw0.sum(0),
-        db0.sum(0),
-        call.by_head(dln_weight.sum(1) + key_weight),
-        call.by_head(dln_bias.sum(1) + key_bias),
-        dtau,
+        dtoken_scale = call.by_head(dtau.sum(1)).sum(1)
+        dtoken_scale[:, -1] += call.by_head(dtau_last.sum(1)).sum(1)
+    dw0, db0 = call.by_head(dw0)[..., :width, :], call.by_head(db0)
+    dln_weight, dln_bias = (call.by_head(x.sum((0, 2))) for x in (dln_weight, dln_bias))
+    dq, dk, dv, dw0, db0, dln_weight, dln_bias = (
+        x[..., :width].contiguous() for x in (dq, dk, dv, dw0, db0, dln_weight, dln_bias)
     )
+    return dq, dk, dv, deta, dw0, db0, dln_weight, dln_bias, dtoken_scale
+
+
+def _fill(x: Tensor, dim: int, square: bool = False) -> Tensor:
+    """`x` with its last dimension, or its last two, filled up to `dim` with zeros."""
+    more = dim - x.shape[-1]
+    return torch.nn.functional.pad(x, (0, more) * (1 + square)) if more else x
+
+
+def _filled(inputs: Inputs) -> Inputs:
+    """The inputs with as many features as the next of `DIMS`."""
+    dim = next(dim for dim in DIMS if dim >= inputs.q.shape[-1])
+    names = ('q', 'k', 'v', 'b0', 'ln_weight', 'ln_bias')
+    filled = {name: _fill(getattr(inputs, name), dim) for name in names}
+    return inputs._replace(**filled, w0=_fill(inputs.w0, dim, square=True))
 
 
 class _Call:
     """Sizes, strides and options that all kernels of one call share."""
 
-    def __init__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        eta: Tensor,
-        w0: Tensor,
-        b0: Tensor,
-        ln_weight: Tensor,
-        ln_bias: Tensor,
-        token_scale: Tensor | None,
-        directions: str,
-        eps: float,
-    ) -> None:
+    def __init__(self, inputs: Inputs, directions: str, width: int) -> None:
+        q, k, v, eta, w0, b0, ln_weight, ln_bias, token_scale = inputs
         self.shape = q.shape
         batch, tokens, scans, heads, self.dim = q.shape
         self.scans = batch * scans * heads
         self.chunks = triton.cdiv(tokens, CHUNK)
+        self.segments = triton.cdiv(self.chunks, reference.SEGMENT)
         self.dtype, self.state_dtype, self.device = q.dtype, eta.dtype, q.device
-        self.plan = _plan(q.device, self.dim, self.scans, tokens)
+        scans_per_sm = self.scans / _device(q.device)[1]
+        self.plan = plan(_device(q.device)[0], self.dim, scans_per_sm, tokens)
+        # A chain that has a multiprocessor to itself, or shares it with one other, takes them all.
+        self.registers_for_chain = ALL_REGISTERS if scans_per_sm <= 2 else SHARED_REGISTERS
         # The last dimension of tokens, and all of the small parameters, are read as contiguous.
         q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
         self.tensors = {'q': q, 'k': k, 'v': v, 'eta': eta}
@@ -260,7 +234,9 @@ class _Call:
             'R': scans,
             'H': heads,
             'reverse_mask': sum(1 << r for r, way in enumerate(directions) if way == 'b'),
+            'segment': reference.SEGMENT,
             'D': self.dim,
+            'WIDTH': width,
             'HAS_SCALE': token_scale is not None,
             'PRECISION': 'tf32x3' if q.dtype == torch.float32 else 'ieee',
             'num_warps': self.dim // CHUNK,
@@ -272,14 +248,18 @@ class _Call:
     def tokens(self) -> Tensor:
         return torch.empty(self.shape, dtype=self.dtype, device=self.device)
 
-    def states(self, segments: int | None = None) -> tuple[Tensor, Tensor]:
-        """W and c of every scan, `(B, R, H, …)`, or of every segment of every scan."""
-        batch, _, scans, heads, dim = self.shape
-        lead = (batch, scans, heads) if segments is None else (self.scans, segments)
-        return self.empty(*lead, dim, dim), self.empty(*lead, dim)
+    def tiles(self) -> Tensor:
+        shape = (self.scans, self.chunks, CHUNK, self.dim)
+        return torch.empty(shape, dtype=self.dtype, device=self.device)
 
-    def segments(self, cut: int) -> int:
-        return triton.cdiv(self.chunks, cut or self.chunks)
+    def rows(self) -> Tensor:
+        return self.empty(self.scans, self.chunks, CHUNK)
+
+    def kept_states(self, segments: int | None = None) -> tuple[Tensor, Tensor]:
+        """W and c after every segment of every scan."""
+        batch, _, scans, heads, dim = self.shape
+        lead = (batch, scans, heads, self.segments if segments is None else segments)
+        return self.empty(*lead, dim, dim), self.empty(*lead, dim)
 
     def by_head(self, x: Tensor) -> Tensor:
         """Sums what the scans `(B·R·H, …)` of one head of one direction have in common."""
@@ -303,11 +283,6 @@ class _Call:
         # Triton launches on the current device, whatever the tensors are on.
         with torch.cuda.device_of(self.tensors['q']):
             kernel[(programs,)](**arguments, **self.sizes, maxnreg=registers)
-
-
-def _plan(device: torch.device, dim: int, scans: int, tokens: int) -> Plan:
-    name, processors = _device(device)
-    return plan(name, dim, scans / processors, tokens)
 
 
 @functools.cache

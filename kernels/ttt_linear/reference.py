@@ -14,6 +14,7 @@ is `τ_t·ℓ_s` (`token_scale`, `eta`), and a mini-batch hands on the state of 
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -21,8 +22,24 @@ from torch import Tensor
 
 from .._inputs import gradient_dtype, state_dtype
 
+# Mini-batches between two states that the forward pass keeps for the backward pass.
+SEGMENT = 32
 # The gradient of a LayerNorm with respect to its input only.
 _INPUT_ONLY = [True, False, False]
+
+
+class Inputs(NamedTuple):
+    """The tensors of a scan, in the order of the op's arguments."""
+
+    q: Tensor  # (B, T, R, H, d)
+    k: Tensor
+    v: Tensor
+    eta: Tensor  # (B, T, R, H)
+    w0: Tensor  # (R, H, d, d)
+    b0: Tensor | None  # (R, H, d); None, like all that follow, for the linear inner model alone
+    ln_weight: Tensor | None
+    ln_bias: Tensor | None
+    token_scale: Tensor | None  # (R, mini_batch_size); None is ones
 
 
 def _scan_order(x: Tensor, directions: str) -> Tensor:
@@ -37,15 +54,7 @@ def _scan_order(x: Tensor, directions: str) -> Tensor:
 
 
 def primal(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    eta: Tensor,
-    w0: Tensor,
-    b0: Tensor | None,
-    ln_weight: Tensor | None,
-    ln_bias: Tensor | None,
-    token_scale: Tensor | None,
+    inputs: Inputs,
     directions: str,
     mini_batch_size: int,
     eps: float = 1e-6,
@@ -64,6 +73,7 @@ def primal(
     """
     if inner not in ('ln_residual', 'linear'):
         raise ValueError(f"inner must be 'ln_residual' or 'linear', got {inner!r}")
+    q, k, v, eta, w0, b0, ln_weight, ln_bias, token_scale = inputs
     batch, tokens, _, _, dim = q.shape
     dtype, state = q.dtype, state_dtype(q.dtype)
     q, k, v, eta = (_scan_order(x.to(state), directions) for x in (q, k, v, eta))
@@ -97,15 +107,7 @@ def primal(
 
 
 def dual(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    eta: Tensor,
-    w0: Tensor,
-    b0: Tensor,
-    ln_weight: Tensor,
-    ln_bias: Tensor,
-    token_scale: Tensor | None,
+    inputs: Inputs,
     directions: str,
     mini_batch_size: int,
     eps: float = 1e-6,
@@ -115,6 +117,7 @@ def dual(
     Returns:
         O, `(B, T, R, H, d)`.
     """
+    q, k, v, eta, w0, b0, ln_weight, ln_bias, token_scale = inputs
     tokens, dim = q.shape[1], q.shape[-1]
     dtype, state = q.dtype, state_dtype(q.dtype)
     # (B, R, H, T, …), in scan order
@@ -239,16 +242,11 @@ class _Operands:
 
 
 def _operands(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    eta: Tensor,
-    ln_weight: Tensor,
-    ln_bias: Tensor,
-    token_scale: Tensor | None,
+    inputs: Inputs,
     directions: str,
     mini_batch_size: int,
 ) -> _Operands:
+    q, k, v, eta, _, _, ln_weight, ln_bias, token_scale = inputs
     chunks = _Chunks(q, directions, mini_batch_size)
     keys, queries = chunks.pack_with_one(k), chunks.pack_with_one(q)
     step = chunks.pack(eta)
@@ -277,33 +275,29 @@ def _operands(
 
 @torch.no_grad()
 def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    eta: Tensor,
-    w0: Tensor,
-    b0: Tensor,
-    ln_weight: Tensor,
-    ln_bias: Tensor,
-    token_scale: Tensor | None,
+    inputs: Inputs,
     directions: str,
     mini_batch_size: int,
     eps: float = 1e-6,
+    keep: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The scan, chunk by chunk.
 
     Returns:
-        O `(B, T, R, H, d)`, the inner gradient G in the same shape and rounded as the state update
-        used it, to q's dtype (fp32 for fp16), and the final state: W `(B, R, H, d, d)`,
-        c `(B, R, H, d)`.
+        O `(B, T, R, H, d)`, and what `keep` keeps for the backward pass (else empty tensors): the
+        inner gradient G in the same shape and rounded as the state update used it, to q's dtype
+        (fp32 for fp16), and the state after every `SEGMENT` mini-batches and at the end:
+        W `(B, R, H, ⌈n/SEGMENT⌉, d, d)` and c `(B, R, H, ⌈n/SEGMENT⌉, d)` of n mini-batches.
     """
-    x = _operands(q, k, v, eta, ln_weight, ln_bias, token_scale, directions, mini_batch_size)
+    q, w0, b0, ln_bias = inputs.q, inputs.w0, inputs.b0, inputs.ln_bias
+    x = _operands(inputs, directions, mini_batch_size)
     chunks, dim, kept = x.chunks, q.shape[-1], gradient_dtype(q.dtype)
     decay = x.decay.neg_()
     gain, offset = x.weight.square(), x.weight * x.target  # P = γ²X + γ·target
     state = chunks.parameter(torch.cat([w0, b0.unsqueeze(-2)], dim=-2))  # (N, d+1, d)
     z = chunks.empty(q, chunks.size, dim)
     g = torch.empty_like(z)
+    kept_states = state.new_empty((-(-chunks.count // SEGMENT) if keep else 0, *state.shape))
     for i in range(chunks.count):
         torch.bmm(x.q[i], state, out=z[i])
         key_z = torch.bmm(x.k[i], state)
@@ -311,30 +305,25 @@ def forward(
         inner = _project(torch.addcmul(offset[i], gain, normed), key_z, mean, rstd)
         g[i] = inner if kept == chunks.state else inner.to(kept)
         state.baddbmm_(decay[i].mT, g[i])
+        if keep and ((i + 1) % SEGMENT == 0 or i + 1 == chunks.count):
+            kept_states[i // SEGMENT] = state
     z.flatten(0, 1).baddbmm_(x.m.flatten(0, 1), g.flatten(0, 1), alpha=-1)
     o = _normalize(z, eps)[0].mul_(x.weight).add_(chunks.parameter(ln_bias).unsqueeze(-2))
     o += x.q[..., :dim]
-    state = state.unflatten(0, (chunks.batch, chunks.scans, chunks.heads))
+    lead = (chunks.batch, chunks.scans, chunks.heads)
+    states = kept_states.transpose(0, 1).unflatten(0, lead)
     return (
         chunks.unpack(o, chunks.dtype),
-        chunks.unpack(g, kept),
-        state[..., :dim, :].clone(memory_format=torch.contiguous_format),
-        state[..., dim, :].clone(memory_format=torch.contiguous_format),
+        chunks.unpack(g, kept) if keep else g.new_empty(0, dtype=kept),
+        states[..., :dim, :].clone(memory_format=torch.contiguous_format),
+        states[..., dim, :].clone(memory_format=torch.contiguous_format),
     )
 
 
 @torch.no_grad()
 def backward(
     do: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    eta: Tensor,
-    w0: Tensor,
-    b0: Tensor,
-    ln_weight: Tensor,
-    ln_bias: Tensor,
-    token_scale: Tensor | None,
+    inputs: Inputs,
     g: Tensor,
     directions: str,
     mini_batch_size: int,
@@ -346,7 +335,8 @@ def backward(
         dq, dk, dv, deta, dw0, db0, dln_weight, dln_bias, dtoken_scale, contiguous, in the shape
         and dtype of what they belong to; dtoken_scale is empty where `token_scale` is None.
     """
-    x = _operands(q, k, v, eta, ln_weight, ln_bias, token_scale, directions, mini_batch_size)
+    q, _, _, eta, w0, b0, ln_weight, ln_bias, token_scale = inputs
+    x = _operands(inputs, directions, mini_batch_size)
     chunks, dim, n = x.chunks, q.shape[-1], x.chunks.count
     g, do = chunks.pack(g), chunks.pack(do)
 

@@ -5,7 +5,7 @@ The interpreter knows neither races nor layouts, and its bf16 is wrong: fp64, fp
 
 import pytest
 import torch
-from interpreter import INTERPRETING, patched_once, run_inside
+from interpreter import INTERPRETING, patched_once
 from test_deform_attn import (
     FUSED_NAMES,
     NAMES,
@@ -19,14 +19,9 @@ from test_deform_attn import (
     with_gradients,
 )
 
-inside = pytest.mark.skipif(not INTERPRETING, reason='run by test_in_the_interpreter')
+inside = pytest.mark.interpreter
 # The two sides differ by the order of their sums.
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-3}
-
-
-@pytest.mark.skipif(INTERPRETING, reason='this is the interpreter')
-def test_in_the_interpreter():
-    run_inside(__file__)
 
 
 @pytest.fixture(scope='module', autouse=INTERPRETING)

@@ -7,6 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ttt_kernels import ttt_linear
 from ttt_kernels.ttt_linear import reference
+from ttt_kernels.ttt_linear.reference import Inputs
 
 # fp64 has 16 digits; sums over at most some hundred tokens and a chain of LayerNorms cost three.
 FP64 = 1e-12
@@ -22,8 +23,8 @@ FP64 = 1e-12
 def test_primal_dual_and_explicit_forms_agree_with_every_gradient(tokens, size):
     inputs = make(tokens, size=size, batch=1 if tokens > 63 else 2, dim=4)
     options = ('fb', size, 1e-6)
-    primal = with_gradients(lambda x: reference.primal(*x.values(), *options), inputs)
-    dual = with_gradients(lambda x: reference.dual(*x.values(), *options), inputs)
+    primal = with_gradients(lambda x: reference.primal(Inputs(**x), *options), inputs)
+    dual = with_gradients(lambda x: reference.dual(Inputs(**x), *options), inputs)
     explicit = with_gradients(lambda x: call(x, size=size), inputs)
     assert primal[1].keys() == set(NAMES)
     assert_same(dual, primal, FP64)
@@ -33,7 +34,7 @@ def test_primal_dual_and_explicit_forms_agree_with_every_gradient(tokens, size):
 @pytest.mark.parametrize('ways', ['f', 'b', 'bf', 'ffb'])
 def test_any_set_of_directions(ways):
     inputs = make(23, ways, size=4)
-    dual = with_gradients(lambda x: reference.dual(*x.values(), ways, 4), inputs)
+    dual = with_gradients(lambda x: reference.dual(Inputs(**x), ways, 4), inputs)
     assert_same(with_gradients(lambda x: call(x, ways, 4), inputs), dual, FP64)
 
 
@@ -41,14 +42,14 @@ def test_no_token_scale_is_ones():
     inputs = make(19, size=4)
     ones = call({**inputs, 'token_scale': torch.ones(2, 4, dtype=torch.float64)}, size=4)
     inputs['token_scale'] = None
-    primal = with_gradients(lambda x: reference.primal(*x.values(), 'fb', 4), inputs)
+    primal = with_gradients(lambda x: reference.primal(Inputs(**x), 'fb', 4), inputs)
     assert_same(with_gradients(lambda x: call(x, size=4), inputs), primal, FP64)
     assert torch.equal(call(inputs, size=4), ones)
 
 
 def test_eps_reaches_both_layer_norms():
     inputs = make(9, size=4)
-    expected = with_gradients(lambda x: reference.primal(*x.values(), 'fb', 4, 0.3), inputs)
+    expected = with_gradients(lambda x: reference.primal(Inputs(**x), 'fb', 4, 0.3), inputs)
     assert_same(with_gradients(lambda x: call(x, size=4, eps=0.3), inputs), expected, FP64)
 
 
@@ -58,7 +59,7 @@ def linear_inner(size, tokens=11):
     eta = torch.ones(q.shape[:-1], dtype=q.dtype)
     w0 = torch.zeros(1, 2, 5, 5, dtype=q.dtype)
     args = (q, k, v, eta, w0, None, None, None, None)
-    return q, k, v, reference.primal(*args, 'f', size, inner='linear')
+    return q, k, v, reference.primal(Inputs(*args), 'f', size, inner='linear')
 
 
 def test_theorem_1_batch_descent_is_linear_attention():
@@ -83,7 +84,7 @@ def test_theorem_2_online_descent_adapts_the_values():
 
 def test_primal_knows_two_inner_models():
     with pytest.raises(ValueError, match="'ln_residual' or 'linear', got 'mlp'"):
-        reference.primal(*make(3).values(), 'fb', 16, inner='mlp')
+        reference.primal(Inputs(**make(3)), 'fb', 16, inner='mlp')
 
 
 # -------------------------------------------------------------------------- order, masks, causality
@@ -166,13 +167,13 @@ def test_the_state_walks_back_over_a_long_sequence():
 
 def test_the_saved_gradient_is_the_rounded_operand_of_the_update():
     inputs = make(16, 'f', batch=1, heads=1, dim=8, dtype=torch.bfloat16)
-    _, g, w_final, c_final = OP(*inputs.values(), 'f', 16, 1e-6, 'reference')
+    _, g, w_kept, c_kept = OP(*inputs.values(), 'f', 16, 1e-6, 'reference')
     assert g.dtype == torch.bfloat16
-    assert w_final.dtype == c_final.dtype == torch.float32
+    assert w_kept.dtype == c_kept.dtype == torch.float32
     step = inputs['token_scale'][0, -1] * inputs['eta'][0, :, 0, 0, None]
     update = (step * inputs['k'][0, :, 0, 0].float()).mT @ g[0, :, 0, 0].float()
     # One product in fp32, in another order.
-    torch.testing.assert_close(w_final[0, 0, 0], inputs['w0'][0, 0] - update, rtol=0, atol=1e-6)
+    torch.testing.assert_close(w_kept[0, 0, 0, 0], inputs['w0'][0, 0] - update, rtol=0, atol=1e-6)
 
 
 # --------------------------------------------------------------------------------- memory layouts

@@ -1,4 +1,4 @@
-"""The Triton kernels of ttt_linear compiled for sm_80, sm_89 and sm_90, with or without a GPU.
+"""The Triton kernels of ttt_linear compiled for sm_80 and sm_90, with or without a GPU.
 
 A ratchet: registers, spills and shared memory may not exceed those of ttt_linear_aot.json. Where
 they went below, or a change is worth its price, the tool writes the table anew:
@@ -46,19 +46,20 @@ def test_every_kernel_uses_tensor_cores_and_never_wgmma(found):
     assert not wrong
 
 
-def test_half_precision_forward_fits_three_programs(found):
+def test_three_programs_fit_in_half_precision(found):
     for name, figures in found['found'].items():
         kernel, dtype, _, _ = name.split('/')
-        if kernel.startswith('forward') and dtype != 'fp32':
+        shared = kernel in ('forward_fused', 'forward_fused_kept', 'forward_output')
+        if (shared or kernel == 'backward_chain_shared') and dtype != 'fp32':
             # 65536 registers a multiprocessor, 128 threads a program.
             assert 3 * 128 * figures['registers'] <= 65536, name
 
 
-def test_what_is_not_on_the_chain_does_not_spill(found):
+def test_a_chain_that_is_alone_does_not_spill(found):
     for name, figures in found['found'].items():
-        kernel, dtype, _, _ = name.split('/')
-        parallel = kernel in ('forward_output', 'backward_states', 'backward_query')
-        if parallel and dtype != 'fp32':
+        kernel, dtype, _, arch = name.split('/')
+        alone = kernel in ('forward_scan', 'forward_output', 'backward_chain')
+        if alone and dtype != 'fp32' and arch == 'sm_90':
             assert figures['spills'] == 0, name
 
 
@@ -85,12 +86,13 @@ def test_launches_bind_and_another_size_compiles_nothing_anew():
     script = Path(__file__).with_name('ttt_linear_launch.py')
     run = subprocess.run([sys.executable, str(script)], env=env, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
-    # The scan is one kernel with its output and another without.
+    # The scan is one kernel with its output, one with what is kept, one with both; and a chain is
+    # another one, with more registers, where it has a multiprocessor to itself.
     assert json.loads(run.stdout.splitlines()[-1]) == {
-        'forward_scan': 2,
+        'forward_scan': 3 * 2,
         'forward_output': 1,
-        'backward_states': 1,
         'backward_query': 1,
+        'backward_chain': 2,
         'backward_key': 1,
     }
 

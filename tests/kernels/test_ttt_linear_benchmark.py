@@ -94,11 +94,11 @@ def test_the_slope_is_that_of_a_power_law(benchmark):
 def test_a_measured_plan_takes_the_place_of_the_last_one_of_its_gpu(tmp_path, benchmark):
     path = tmp_path / 'plans.py'
     shutil.copy(ROOT / 'kernels' / 'ttt_linear' / '_plans.py', path)
-    for cut in (4, 16):
-        row = f"    Plan('Some GPU', 64, 3.0, 1024, forward={cut}, backward=0),"
+    for apart in (False, True):
+        row = f"    Plan('Some GPU', 64, 3.0, 1024, apart={apart}),"
         benchmark.write_plans([row], path)
     plans = load(path)
-    assert plans.plan('Some GPU', 64, 1.0, 2048) == ('Some GPU', 64, 3.0, 1024, 16, 0)
+    assert plans.plan('Some GPU', 64, 1.0, 2048) == ('Some GPU', 64, 3.0, 1024, True)
     others = [row for row in plans.PLANS if row.device != 'Some GPU']
     assert len(plans.PLANS) == len(others) + 1
     assert plans.plan('Another GPU', 64, 1.0, 2048) == others[0]

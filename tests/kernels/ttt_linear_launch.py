@@ -13,6 +13,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from ttt_kernels.ttt_linear import _backward_kernels, _forward_kernels, _plans, kernel
+from ttt_kernels.ttt_linear.reference import Inputs
 
 
 class NoGpu:
@@ -31,16 +32,16 @@ class NoGpu:
 def main() -> None:
     driver.set_active(NoGpu())
     JITFunction.__getitem__ = lambda kernel, grid: lambda **k: kernel.warmup(grid=grid, **k)
-    for segment in (0, 2):
-        row = _plans.Plan('', 0, float('inf'), 0, forward=segment, backward=segment)
-        _plans.PLANS = (row,)
+    for apart, keep in ((False, False), (False, True), (True, True)):
+        _plans.PLANS = (_plans.Plan('', 0, float('inf'), 0, apart),)
         for tokens, batch, heads in ((1, 1, 1), (50, 2, 3), (64, 1, 8)):
             # All sequences are in one projection, as a model has them.
             inputs = make(tokens, batch=batch, heads=heads, dim=64, dtype=torch.bfloat16)
             packed = torch.cat([inputs[n] for n in 'qkv'], dim=-1)
             inputs.update(zip('qkv', packed.chunk(3, -1), strict=True))
-            o, *saved = kernel.forward(*inputs.values(), 'fb', 1e-6)
-            kernel.backward(o, *inputs.values(), *saved, 'fb', 1e-6)
+            o, *saved = kernel.forward(Inputs(**inputs), 'fb', 16, 1e-6, keep)
+            if keep:
+                kernel.backward(o, Inputs(**inputs), *saved, 'fb', 16, 1e-6)
     variants = {
         name: len(function.device_caches[0][0])
         for module in (_forward_kernels, _backward_kernels)

@@ -29,8 +29,8 @@ def off(x, y):
 
 def final_state(inputs):
     """W and c after all tokens, `(B, R, H, d + 1, d)`."""
-    _, _, w, c = reference.forward(*inputs.values(), 'fb', 16)
-    return torch.cat([w, c.unsqueeze(-2)], dim=-2)
+    _, _, w, c = reference.forward(reference.Inputs(**inputs), 'fb', 16)
+    return torch.cat([w[:, :, :, -1], c[:, :, :, -1:]], dim=-2)
 
 
 @pytest.mark.parametrize(

@@ -29,14 +29,14 @@ def quick():
         yield
 
 
-@pytest.fixture(params=[0, 1], ids=['whole', 'cut'])
+@pytest.fixture(params=[False, True], ids=['whole', 'cut'])
 def segments(request, monkeypatch):
     """Runs the scans of ttt_linear whole, or in segments of one mini-batch."""
-    from ttt_kernels.ttt_linear import _plans
+    from ttt_kernels.ttt_linear import _plans, reference
 
-    cut = request.param
-    row = _plans.Plan('', 0, float('inf'), 0, forward=cut, backward=cut)
-    monkeypatch.setattr(_plans, 'PLANS', (row,))
+    monkeypatch.setattr(_plans, 'PLANS', (_plans.Plan('', 0, float('inf'), 0, request.param),))
+    if request.param:
+        monkeypatch.setattr(reference, 'SEGMENT', 1)
 
 
 def run(name, change, dtype):

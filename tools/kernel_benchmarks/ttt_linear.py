@@ -305,8 +305,9 @@ def plot(rows: list[dict[str, object]], path: Path) -> None:
 
 
 def tune(device: torch.device) -> list[str]:
-    """Rows of `_plans.PLANS` for this GPU: the fastest cut by number of scans and of tokens."""
+    """Rows of `_plans.PLANS` for this GPU: the faster path by number of scans and of tokens."""
     from ttt_kernels.ttt_linear import _plans, kernel
+    from ttt_kernels.ttt_linear.reference import Inputs
 
     properties = torch.cuda.get_device_properties(device)
     name, processors = properties.name, properties.multi_processor_count
@@ -315,27 +316,17 @@ def tune(device: torch.device) -> list[str]:
         for per_sm in (0.25, 1.0, 2.0, 3.0, 6.0):
             images = max(1, round(per_sm * processors / (SCANS * HEADS['T'])))
             shape = Shape('tune', '', images, 'T', tokens)
-            tensors = [x.detach() for x in ours(shape, device)[1]]
-            best = []
-            for forward in (True, False):
-                found = []
-                for cut in (0, 4, 8, 16, 32):
-                    _plans.PLANS = (_plans.Plan('', 0, math.inf, 0, cut, cut),)
-                    o, *saved = kernel.forward(*tensors, 'fb', 1e-6)
-                    if forward:
-                        call = lambda: kernel.forward(*tensors, 'fb', 1e-6)  # noqa: B023, E731
-                    else:
-                        call = lambda: kernel.backward(o, *tensors, *saved, 'fb', 1e-6)  # noqa: B023, E731
-                    found.append((milliseconds(call, device)[0], cut))
-                print(tokens, per_sm, 'forward' if forward else 'backward', found, flush=True)
-                best.append(min(found)[1])
+            inputs = Inputs(*(x.detach() for x in ours(shape, device)[1]))
+            found = []
+            for apart in (False, True):
+                _plans.PLANS = (_plans.Plan('', 0, math.inf, 0, apart),)
+                call = lambda: kernel.forward(inputs, 'fb', 16, 1e-6)  # noqa: B023, E731
+                found.append((milliseconds(call, device)[0], apart))
+            print(tokens, per_sm, found, flush=True)
             # A row holds from its own number of scans up to half-way to the next.
             below = 1.5 * per_sm if per_sm < 6 else math.inf
             limit = "float('inf')" if below == math.inf else repr(below)
-            rows.append(
-                f'    Plan({name!r}, {DIM}, {limit}, {tokens}, '
-                f'forward={best[0]}, backward={best[1]}),'
-            )
+            rows.append(f'    Plan({name!r}, {DIM}, {limit}, {tokens}, apart={min(found)[1]}),')
     return rows
 
 

@@ -29,26 +29,30 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 TABLE = Path(__file__).with_suffix('.json')
-ARCHS = (80, 89, 90)
+ARCHS = (80, 90)
 TYPES = {'bf16': torch.bfloat16, 'fp16': torch.float16, 'fp32': torch.float32}
+# Name in the table: function, its options, and whether programs share a multiprocessor's registers.
 KERNELS = {
-    'forward_fused': ('forward_scan', {'QUERY': True}),
-    'forward_scan': ('forward_scan', {'QUERY': False}),
-    'forward_output': ('forward_output', {}),
-    'backward_states': ('backward_states', {}),
-    'backward_query': ('backward_query', {}),
-    'backward_key': ('backward_key', {}),
+    'forward_fused': ('forward_scan', {'QUERY': True, 'KEEP': False}, True),
+    'forward_fused_kept': ('forward_scan', {'QUERY': True, 'KEEP': True}, True),
+    'forward_scan': ('forward_scan', {'QUERY': False, 'KEEP': True}, False),
+    'forward_output': ('forward_output', {}, True),
+    'backward_query': ('backward_query', {}, False),
+    'backward_chain': ('backward_chain', {}, False),
+    'backward_chain_shared': ('backward_chain', {}, True),
+    'backward_key': ('backward_key', {}, False),
 }
 # Tensors in the dtype of the tokens; all others are in that of the state.
-TOKENS = {'q', 'k', 'v', 'o', 'g', 'do', 'd_out', 'normed', 'dq', 'dk', 'dv'}
+TOKENS = {'q', 'k', 'v', 'o', 'g', 'do', 'd_out', 'normed', 'u_out', 'dp_out', 'dz_out'}
+TOKENS |= {'dq', 'dk', 'dv'}
 LOWER_IS_BETTER = ('registers', 'spills', 'shared')
 
 
 def variants(everything: bool) -> list[str]:
     """Names such as 'forward_fused/bf16/64/sm_90'.
 
-    Not everything: what takes two minutes on one core. Every kernel on every architecture, and
-    the other dtypes and sizes on one.
+    Every kernel on every architecture, and in the other dtypes and sizes on sm_90. Not everything:
+    what takes two minutes on one core.
     """
     names = []
     for kernel in KERNELS:
@@ -56,12 +60,10 @@ def variants(everything: bool) -> list[str]:
             for dim in (64, 32):
                 for dtype in TYPES:
                     main = dtype == 'bf16' and dim == 64
-                    other = (
-                        arch == 90
-                        and (dim == 64) != (dtype == 'bf16')
-                        and (dtype != 'fp32' or kernel in ('forward_fused', 'backward_query'))
+                    some = (dim == 64) != (dtype == 'bf16') and (
+                        dtype != 'fp32' or kernel in ('forward_fused', 'backward_query')
                     )
-                    if everything or main or other:
+                    if main or (arch == 90 and (everything or some)):
                         names.append(f'{kernel}/{dtype}/{dim}/sm_{arch}')
     return names
 
@@ -71,13 +73,14 @@ def build(name: str):
     from ttt_kernels.ttt_linear import _backward_kernels, _forward_kernels, kernel
 
     kind, dtype, dim, arch = name.split('/')
-    function, options = KERNELS[kind]
+    function, options, shared = KERNELS[kind]
     module = _forward_kernels if function.startswith('forward') else _backward_kernels
     function = getattr(module, function)
     half = dtype != 'fp32'
     constants = {
         **options,
         'D': int(dim),
+        'WIDTH': int(dim),
         'HAS_SCALE': True,
         'PRECISION': 'ieee' if half else 'tf32x3',
     }
@@ -86,7 +89,7 @@ def build(name: str):
         stride = re.fullmatch(r'(\w+)_[btrh]', argument)
         if argument in constants:
             signature[argument] = 'constexpr'
-        elif stride or argument in ('T', 'R', 'H', 'reverse_mask', 'segment', 'starts'):
+        elif stride or argument in ('T', 'R', 'H', 'reverse_mask', 'segment'):
             signature[argument] = 'i32'
         elif argument == 'eps':
             signature[argument] = 'fp32'
@@ -95,8 +98,7 @@ def build(name: str):
         # What a launch finds out: aligned pointers, and strides that are multiples of 16.
         if signature[argument].startswith('*') or (stride and stride[1] in TOKENS):
             attributes[(i,)] = [['tt.divisibility', 16]]
-    capped = half and module is _forward_kernels
-    registers = kernel.FORWARD_REGISTERS if capped else kernel.ALL_REGISTERS
+    registers = kernel.SHARED_REGISTERS if half and shared else kernel.ALL_REGISTERS
     return triton.compile(
         ASTSource(function, signature, constants, attributes),
         target=GPUTarget('cuda', int(arch.removeprefix('sm_')), 32),
