@@ -14,7 +14,7 @@ from test_deform_attn import (
     with_gradients,
 )
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA GPU')
+pytestmark = pytest.mark.gpu
 # One rounding of each result, and fp32 sums in another order.
 TOLERANCE = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-5}
 ADAPTER = {'extractor': (((50, 84),), 22_050), 'injector': (((100, 168), (50, 84), (25, 42)), 4200)}

@@ -109,11 +109,13 @@ def poison() -> Iterator[None]:
 
 @pytest.fixture
 def cut(monkeypatch):
-    from ttt_kernels.ttt_linear import _plans
+    """Sets the mini-batches of a segment, with the output apart from the scan; 0: in the scan."""
+    from ttt_kernels.ttt_linear import _plans, reference
 
-    def set_cut(chunks: int) -> None:
-        row = _plans.Plan('', 0, float('inf'), 0, forward=chunks, backward=chunks)
-        monkeypatch.setattr(_plans, 'PLANS', (row,))
+    def set_cut(chunks):
+        monkeypatch.setattr(_plans, 'PLANS', (_plans.Plan('', 0, float('inf'), 0, chunks > 0),))
+        if chunks:
+            monkeypatch.setattr(reference, 'SEGMENT', chunks)
 
     return set_cut
 
