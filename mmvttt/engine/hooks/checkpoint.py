@@ -97,6 +97,7 @@ class CheckpointHook(hooks.CheckpointHook):
         self._val_polls = 0
         self._lock: RunLock | None = None
         self._failure: OSError | None = None
+        self._unsaved = False
         self._retry_at = math.inf
         self._former_best: dict[str | None, str | None] = {}
 
@@ -188,7 +189,7 @@ class CheckpointHook(hooks.CheckpointHook):
         Raises:
             UsageError: It cannot be written.
         """
-        if self._retry_at != math.inf or self._failure is not None:
+        if self._unsaved:
             self._save_now(runner, dict(epoch=runner.epoch, iter=runner.iter))
             self._require_saved()
         self._stop_listening()
@@ -330,8 +331,11 @@ class CheckpointHook(hooks.CheckpointHook):
         failed = torch.tensor(int(self._failure is not None))
         if self._group is not None:
             dist.all_reduce(failed, dist.ReduceOp.MAX, self._group)
+        # On all ranks alike, whichever could not write.
+        self._unsaved = bool(failed)
         if failed:
-            self._retry_at = time.monotonic() + _SECONDS_TO_RETRY
+            if is_main_process():
+                self._retry_at = time.monotonic() + _SECONDS_TO_RETRY
             return False
         self.last_ckpt = path
         self._saved_iter = meta['iter']
@@ -355,7 +359,7 @@ class CheckpointHook(hooks.CheckpointHook):
             )
 
     def _require_saved(self) -> None:
-        if self._retry_at != math.inf:
+        if self._unsaved:
             self._stop_listening()
             raise UsageError(
                 f'the last checkpoint could not be written to {self.out_dir!r} '
