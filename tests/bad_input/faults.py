@@ -63,7 +63,7 @@ FAULTS: dict[str, tuple[Callable[[dict], None], str, bool]] = {
     'crowd in words': (entry(iscrowd='0'), 'iscrowd is neither 0 nor 1', True),
     'crowd 2': (entry(iscrowd=2), 'iscrowd is neither 0 nor 1', True),
     'ignore in words': (entry(ignore='no'), 'ignore is neither 0 nor 1', True),
-    'id as a list': (entry(id=[1]), 'ids are no numbers', True),
+    'id as a list': (entry(id=[1]), 'id is no number', True),
     'RLE, other size': (mask([30], (5, 6)), 'another size', True),
     'RLE, short': (mask([AREA - 1]), 'do not add up', True),
     'RLE, long': (mask([AREA, 1]), 'do not add up', True),
