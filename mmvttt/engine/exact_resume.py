@@ -323,10 +323,12 @@ class ExactEpochLoop(_Exact, EpochBasedTrainLoop):
         self.runner.call_hook('before_train_epoch')
         self.runner.model.train()
         first = self._iter - self._epoch * len(self.dataloader)
-        self._begin(endless=False)
-        for index, batch in enumerate(self.dataloader, first):
-            self._seed_step()
-            self.run_iter(index, batch)
+        # Else the checkpoint is of the last step of the epoch, whose end was not reached.
+        if first < len(self.dataloader):
+            self._begin(endless=False)
+            for index, batch in enumerate(self.dataloader, first):
+                self._seed_step()
+                self.run_iter(index, batch)
         self.runner.call_hook('after_train_epoch')
         self._epoch += 1
 

@@ -95,12 +95,10 @@ def test_a_night(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_nodes(CONFIG, tmp_path / 'logs', '--work-dir', 'whole', *options, nodes=1)
 
     what = cycle(NIGHT)
-    happened = []
+    happened, starts = [], 0
     while step(Path('night')) < 3 * EPOCHS:
         folder = tmp_path / f'logs_{len(happened)}'
-        (node,) = start_nodes(
-            CONFIG, folder, '--work-dir', 'night', '--resume', *options, nodes=1
-        )
+        (node,) = start_nodes(CONFIG, folder, '--work-dir', 'night', '--resume', *options, nodes=1)
         try:
             before = step(Path('night'))
             while node.process.poll() is None:
@@ -113,12 +111,11 @@ def test_a_night(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
                 if ends:
                     node.process.wait(120)
                 before = step(Path('night'))
-            # Nobody has ended it: it has to have come to its end.
-            if not (happened and ends):
-                assert node.process.returncode == 0, node.text()[-4000:]
         finally:
             node.kill()
-        assert len(happened) < 500
+        starts += 1
+        # Every start but the last is ended by what happens.
+        assert starts < 2 * len(happened) + 10, node.text()[-4000:]
     print(len(happened), 'disturbances:', *happened)
     assert set(happened) == {disturb.__name__ for disturb, _ in NIGHT}
     for part in ('state_dict', 'ema_state_dict', 'optimizer'):

@@ -288,3 +288,15 @@ def test_an_image_that_cannot_be_read_is_named_or_left_out(run: Callable) -> Non
     Path('set/7.png').write_bytes(b'no image')
     with pytest.raises(DataError, match=r'is among the .* \(2 others were left out\)'):
         run('train', config='noisy', work_dir='d', cfg_options=options)
+
+
+@pytest.mark.parametrize('step', [6, 12])
+def test_a_stop_at_the_last_step_of_an_epoch(run: Callable, step: int) -> None:
+    """The epoch is over, and its end was not reached: it is not trained once more."""
+    options = {**EPOCHS, 'randomness.seed': 0}
+    run('train', config='noisy', work_dir='whole', cfg_options=options)
+    stop = {'custom_hooks': [EMA, dict(type='Terminate', step=step)]}
+    with pytest.raises(Preempted):
+        run('train', config='noisy', work_dir='parts', cfg_options={**options, **stop})
+    run('train', config='noisy', work_dir='parts', resume='auto', cfg_options=options)
+    assert_same_end('parts', 'whole')
