@@ -89,6 +89,11 @@ class Options(DictAction):
         super().__call__(parser, namespace, values, *rest)
 
 
+def printable(text: object) -> str:
+    """A text that shows control characters: a file's names could steer the terminal with them."""
+    return ''.join(c if c.isprintable() or c == '\n' else repr(c)[1:-1] for c in str(text))
+
+
 @contextmanager
 def plain_errors() -> Iterator[None]:
     """Turns errors that a sentence explains into that sentence on stderr and exit status 1."""
@@ -97,7 +102,11 @@ def plain_errors() -> Iterator[None]:
     except (UsageError, DataError, CheckpointError) as error:
         # All ranks meet the same error; one of each node says it.
         if os.environ.get('LOCAL_RANK', '0') == '0':
-            print(f'error: {error}', file=sys.stderr)
+            # That of a data worker comes with the traceback of its process.
+            text = str(error).strip()
+            if text.startswith('Caught '):
+                text = text.splitlines()[-1].partition('Error: ')[2]
+            print(f'error: {printable(text)}', file=sys.stderr)
         raise SystemExit(1) from None
     except (KeyError, TypeError) as error:
         sentence = explain_build(error)

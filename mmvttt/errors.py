@@ -1,5 +1,7 @@
 """The errors that one sentence explains: the tools print it and end, without a traceback."""
 
+import pickle
+
 
 class UsageError(ValueError):
     """Something in a command line or config that its author can put right."""
@@ -27,3 +29,7 @@ class CheckpointMismatchError(CheckpointError):
 
 class ResumeError(CheckpointError):
     """A training cannot be resumed from a checkpoint."""
+
+
+class RefusedCheckpointError(CheckpointError, pickle.UnpicklingError):
+    """A checkpoint holds what is not on the allow-list."""

@@ -5,6 +5,8 @@
 #                more: without NODE_RANK the nodes find each other (c10d rendezvous) at
 #                MASTER_ADDR:PORT, on the machine of that name. RDZV_ID tells two runs apart;
 #                LOCAL_ADDR is this node's address, where its host name does not resolve.
+#                With NODE_RANK a line every 30 seconds says which nodes are missing; NODES_TIMEOUT
+#                (900) seconds later the wait ends.
 # PYTHON:        the interpreter (default: python).
 #
 # The shell becomes torchrun: a SIGTERM to it, as of a scheduler that takes the machine away, reaches
@@ -25,6 +27,8 @@ run_distributed() {
         echo "error: NNODES=$nnodes needs MASTER_ADDR, the name of the first node" >&2
         return 2
     elif [[ -n "${NODE_RANK:-}" ]]; then
+        "${PYTHON:-python}" "$(dirname "$script")/_meet.py" \
+            "$nnodes" "$NODE_RANK" "$addr" "$port" >&2 || return 1
         where=(--nnodes "$nnodes" --node-rank "$NODE_RANK"
             --master-addr "$addr" --master-port "$port")
     else
@@ -34,6 +38,8 @@ run_distributed() {
             where+=(--local-addr "$LOCAL_ADDR")
         fi
     fi
+    # Slurm's warning is for the ranks, which save on it; torchrun would end.
+    trap '' USR1
     # From Python 3.11 on: no module of the working directory stands in for one of torch's.
     export PYTHONSAFEPATH=1
     exec "${PYTHON:-python}" -m torch.distributed.run "${where[@]}" --nproc-per-node "$gpus" \

@@ -12,7 +12,7 @@ from functools import partial
 from rich.console import Console
 from rich.progress import track
 
-from mmvttt.cli import add_cfg_options, add_config, command_line, plain_errors
+from mmvttt.cli import add_cfg_options, add_config, command_line, plain_errors, printable
 from mmvttt.config import load_config
 from mmvttt.datasets.checks.annotations import check_annotations
 from mmvttt.datasets.checks.paths import check_paths
@@ -42,7 +42,7 @@ def main(argv: list[str] | None = None) -> None:
         for findings in check_annotations(
             config, args.splits, images=not args.no_images, progress=progress
         ):
-            print(findings)
+            print(printable(findings))
             checked += 1
             wrong += bool(findings.errors)
         if not checked:

@@ -8,7 +8,7 @@ example: python tools/checkpoint_info.py work_dirs/vittt_s_in1k/epoch_300.pth --
 import argparse
 
 from mmvttt.checkpoints.publish import describe_checkpoint
-from mmvttt.cli import command_line, plain_errors, positive
+from mmvttt.cli import command_line, plain_errors, positive, printable
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -21,7 +21,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     with plain_errors():
-        print(describe_checkpoint(args.checkpoint, args.depth))
+        print(printable(describe_checkpoint(args.checkpoint, args.depth)))
 
 
 if __name__ == '__main__':

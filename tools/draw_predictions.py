@@ -6,8 +6,7 @@ example: python tools/draw_predictions.py configs/maskrcnn_vittt_demo.py work_di
 import argparse
 from pathlib import Path
 
-from mmengine.runner import find_latest_checkpoint
-
+from mmvttt.checkpoints.resume import latest_checkpoint
 from mmvttt.cli import (
     add_cfg_options,
     add_config,
@@ -35,7 +34,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 def find_checkpoint(path: Path) -> Path:
     """The path itself, or the latest checkpoint of the work directory that it is."""
-    latest = find_latest_checkpoint(str(path)) if path.is_dir() else path
+    latest = latest_checkpoint(path)[0] if path.is_dir() else path
     if latest is None or not Path(latest).is_file():
         raise UsageError(f'no checkpoint at {path}: pass a .pth file, or the --work-dir of a run')
     return Path(latest)

@@ -12,7 +12,14 @@ import torch
 from rich.progress import track
 
 from mmvttt.apis.inference import show_images
-from mmvttt.cli import add_cfg_options, add_config, command_line, plain_errors, usable_device
+from mmvttt.cli import (
+    add_cfg_options,
+    add_config,
+    command_line,
+    plain_errors,
+    printable,
+    usable_device,
+)
 from mmvttt.config import load_config
 
 
@@ -42,7 +49,8 @@ def main(argv: list[str] | None = None) -> None:
             config, args.checkpoint, args.images, args.out, args.score_thr, args.device
         )
         for finding in track(findings, description='images', total=len(args.images)):
-            print(f'{finding.image}: {"; ".join(finding.lines) or "nothing"} → {finding.picture}')
+            lines = '; '.join(finding.lines) or 'nothing'
+            print(printable(f'{finding.image}: {lines} → {finding.picture}'))
 
 
 if __name__ == '__main__':

@@ -35,15 +35,17 @@ def read_scalars(work_dir: str | os.PathLike[str]) -> tuple[Series, Series]:
         )
     train: Series = {}
     evaluated: Series = {}
-    for line in (line for file in files for line in file.read_text().splitlines()):
+    for line in (line for file in files for line in file.read_text(errors='replace').splitlines()):
         try:
             entry = json.loads(line)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             # The last line of a run that was killed while it wrote.
+            continue
+        if not isinstance(entry, dict) or not isinstance(entry.get('step'), int):
             continue
         series = train if 'iter' in entry or 'loss' in entry else evaluated
         for name, value in entry.items():
-            if name not in _BOOKKEEPING and isinstance(value, int | float):
+            if name not in _BOOKKEEPING and type(value) in (int, float):
                 series.setdefault(name, {})[entry['step']] = value
     return _ordered(train), _ordered(evaluated)
 

@@ -68,6 +68,13 @@ def show_images(
         problem = read_image(os.fspath(image)).problem
         if problem:
             raise UsageError(f'{os.fspath(image)!r} is among the {problem}')
+    stems = [Path(image).stem for image in images]
+    for image, stem in zip(images, stems, strict=True):
+        if stems.count(stem) > 1:
+            raise UsageError(
+                f'several images are called {stem!r}: {os.fspath(image)!r} and another; a picture '
+                'would be written over the other: show one at a time, with --out'
+            )
     # Before the toolboxes stumble over what is no checkpoint.
     read_weights(checkpoint)
     init_default_scope(scope)

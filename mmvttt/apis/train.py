@@ -15,8 +15,10 @@ from mmengine.runner import Runner
 from ..checkpoints.load import require_match
 from ..checkpoints.read import read_weights
 from ..checkpoints.resume import settle_resume
+from ..checkpoints.run_lock import require_writable
 from ..config import load_config
 from ..datasets.checks.paths import check_data
+from ..engine.agreement import agree_on_start
 from ..engine.exact_resume import make_exact
 from ..errors import UsageError
 from .screen import QuietRunner, summary
@@ -152,7 +154,8 @@ def train(
         The runner, after training.
 
     Raises:
-        UsageError: An option does not fit the config.
+        UsageError: An option does not fit the config; the work directory cannot be written; the
+            nodes do not run the same training, or another training runs in the directory.
         DataError: Before anything is built, where the config's data is missing, or cannot be what
             is meant.
         CheckpointError: `load_from` cannot be read, or has next to nothing for the model; or (as
@@ -171,6 +174,8 @@ def train(
     if resume is not None:
         cfg.resume = True
         cfg.load_from = None if resume == 'auto' else _existing(resume)
+    require_writable(cfg.work_dir)
+    agree_on_start(cfg)
     check_data(cfg, ('train', 'val'))
     if not plain:
         make_safe(cfg)

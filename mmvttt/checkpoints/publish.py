@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 from collections import Counter
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from ..errors import UsageError
 from ..version import __version__
+from .atomic_write import write_whole
 from .read import named_tensors, read_content
 
 _HASH_DIGITS = 8
@@ -94,10 +96,15 @@ def publish_checkpoint(
         'state_dict': {n: w.detach().clone() for n, w in kept.items()},
         'meta': {**meta, 'mmvttt_version': __version__},
     }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    torch.save(published, out)
-    digest = hashlib.sha256(out.read_bytes()).hexdigest()[:_HASH_DIGITS]
-    return out.rename(out.with_name(f'{out.stem}-{digest}.pth'))
+    buffer = io.BytesIO()
+    torch.save(published, buffer)
+    data = buffer.getvalue()
+    digest = hashlib.sha256(data).hexdigest()[:_HASH_DIGITS]
+    target = out.with_name(f'{out.stem}-{digest}.pth')
+    if not target.exists():
+        # By its digest it is this one, if it is there.
+        write_whole(target, data)
+    return target
 
 
 def _meta(content: Mapping[str, Any]) -> Mapping[str, Any]:

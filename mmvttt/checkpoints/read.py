@@ -1,19 +1,24 @@
-"""The one reader of checkpoints: tensors and plain data, never code, and checksums compared."""
+"""The one reader of checkpoints: tensors and plain data, never code; sizes and sums are checked."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pickle
 import re
-import zipfile
+import stat
 from collections.abc import Mapping
-from typing import Any
+from contextlib import ExitStack
+from typing import IO, Any
 from urllib.parse import urlparse
 
 import torch
 from torch import Tensor
+from torch.serialization import safe_globals
 
-from ..errors import CheckpointError, CheckpointMissingError
+from ..errors import CheckpointError, CheckpointMissingError, RefusedCheckpointError
+from .allow_list import allowed
+from .bounds import TooMuchError, check_bounds
 
 # Where training scripts put the weights, in the order of preference.
 _EMA = ('state_dict_ema', 'model_ema')
@@ -25,6 +30,9 @@ _REFUSED = (
     r'unsupported GLOBAL (\S+) whose',
     r'WeightsUnpickler error:\s*(.+)',
 )
+# A name that a downloaded file may have, and the digest that torch's convention puts into it.
+_PLAIN = re.compile(r'[A-Za-z0-9][\w.+-]*')
+_DIGEST = re.compile(r'-([a-f0-9]{8,64})\.')
 
 StateDict = Mapping[str, Tensor]
 
@@ -43,56 +51,77 @@ def read_weights(
     return named_tensors(read_content(checkpoint, map_location), os.fspath(checkpoint), ema)
 
 
-def read_content(checkpoint: str | os.PathLike[str], map_location: Any = 'cpu') -> Any:
+def read_content(
+    checkpoint: str | os.PathLike[str] | IO[bytes], map_location: Any = 'cpu', mmap: bool = False
+) -> Any:
     """All that is in a file or at a URL, without running any code that it may bring.
 
-    torch does not compare the checksums that it has written: a flipped bit would become a wrong
-    weight. Here they are compared.
+    By the allow-list of `allow_list`, which is torch's own again afterwards; sizes are checked by
+    `bounds`. torch does not compare the checksums that it has written: a flipped bit would become a
+    wrong weight. Here they are compared.
+
+    Args:
+        checkpoint: A path, an http(s) URL, or an open file.
+        map_location: As of `torch.load`.
+        mmap: Leave the numbers in the file until they are used.
 
     Raises:
         TypeError: The checkpoint is no path.
         CheckpointMissingError: There is no such file.
-        CheckpointError: The file is no checkpoint, is damaged, cannot be downloaded, or holds
-            objects that would need pickle's code execution.
+        RefusedCheckpointError: It holds objects that would need pickle's code execution.
+        CheckpointError: The file is no checkpoint, is damaged, or cannot be downloaded.
     """
-    if not isinstance(checkpoint, str | os.PathLike):
-        raise TypeError(f'checkpoint={checkpoint!r}: give the path of a file, or an http(s) URL')
-    source = os.fspath(checkpoint)
-    path = _located(source)
-    try:
-        damaged = damaged_part(path)
-        if damaged is not None:
-            raise CheckpointError(
-                f'{source!r} is damaged: the checksum of its part {damaged!r} is wrong; '
-                f'download or save it again'
+    with ExitStack() as stack:
+        if isinstance(checkpoint, str | os.PathLike):
+            source: Any = os.fspath(checkpoint)
+            path = _located(source)
+            file = stack.enter_context(_open(path, source))
+        elif hasattr(checkpoint, 'read') and hasattr(checkpoint, 'seek'):
+            source, path, file = getattr(checkpoint, 'name', 'the checkpoint'), None, checkpoint
+        else:
+            raise TypeError(
+                f'checkpoint={checkpoint!r}: give the path of a file, or an http(s) URL'
             )
-        return torch.load(path, map_location=map_location, weights_only=True)
-    except CheckpointError:
-        raise
-    except pickle.UnpicklingError as error:
-        raise CheckpointError(
-            f'{source!r} holds more than tensors, or is no checkpoint, and is not read: unpickling '
-            'it could run code. If you trust it, write its weights to a new file once: '
-            "torch.save(torch.load(FILE, weights_only=False)['model'], NEW_FILE). "
-            f'What it stumbles over: {stumbling_block(error)}'
-        ) from None
-    except Exception as error:
-        # What a damaged file raises depends on the place of the damage.
-        raise CheckpointError(
-            f'{source!r} is damaged or no checkpoint of torch ({type(error).__name__}: {error}); '
-            'download or save it again'
-        ) from error
+        try:
+            check_bounds(file)
+            archive = file.read(2) == b'PK'
+            file.seek(0)
+            stack.enter_context(safe_globals(allowed()))
+            return torch.load(
+                path if mmap and archive and path else file,
+                map_location=map_location,
+                weights_only=True,
+                mmap=(mmap and archive and path is not None) or None,
+            )
+        except TooMuchError as error:
+            raise CheckpointError(f'{source!r} {error}; download or save it again') from None
+        except pickle.UnpicklingError as error:
+            raise RefusedCheckpointError(
+                f'{source!r} is not read: it holds {_stumbling_block(error)}, which is more than '
+                'tensors and plain data, and reading that could run code (or it is no checkpoint). '
+                'Where you trust its source, docs/safety.md says how to make a plain checkpoint '
+                'of it'
+            ) from None
+        except Exception as error:
+            # What a damaged file raises depends on the place of the damage.
+            reason = (str(error).strip().splitlines() or [''])[0]
+            raise CheckpointError(
+                f'{source!r} is damaged or no checkpoint of torch ({type(error).__name__}: '
+                f'{reason}); download or save it again'
+            ) from error
 
 
-def damaged_part(path: str | os.PathLike[str]) -> str | None:
-    """The part of torch's archive whose checksum is wrong, or None; torch does not look at them."""
-    if not zipfile.is_zipfile(path):
-        return None
-    with zipfile.ZipFile(path) as archive:
-        return archive.testzip()
+def _open(path: str, source: str) -> IO[bytes]:
+    """Opens a plain file; a pipe would wait for somebody who writes into it."""
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise CheckpointError(f'{source!r} is no plain file')
+        return open(path, 'rb')
+    except OSError as error:
+        raise CheckpointError(f'{source!r} cannot be read: {error.strerror}') from error
 
 
-def stumbling_block(error: pickle.UnpicklingError) -> str:
+def _stumbling_block(error: pickle.UnpicklingError) -> str:
     """What torch's weights-only reader would not make, out of its long message."""
     found = (re.search(pattern, str(error)) for pattern in _REFUSED)
     return next((f[1] for f in found if f), str(error).strip().partition('\n')[0])
@@ -102,19 +131,24 @@ def _located(source: str) -> str:
     """The file of a path, or of a URL in torch's cache, downloaded if it is not there yet."""
     if not source.startswith(('http://', 'https://')):
         path = os.path.expanduser(source)
-        if not os.path.isfile(path):
+        if not os.path.exists(path) or os.path.isdir(path):
             raise CheckpointMissingError(
                 f'there is no checkpoint {source!r} (looked for {os.path.abspath(path)}); '
                 'give the path of a file, or an http(s) URL'
             )
         return path
     name = os.path.basename(urlparse(source).path)
-    path = os.path.join(torch.hub.get_dir(), 'checkpoints', name)
+    if not _PLAIN.fullmatch(name):
+        name = 'weights.pth'
+    # Many sites have a file of this name: each URL has a folder.
+    folder = hashlib.sha256(source.encode()).hexdigest()[:16]
+    path = os.path.join(torch.hub.get_dir(), 'checkpoints', folder, name)
     if not os.path.isfile(path):
-        os.makedirs(os.path.dirname(path), exist_ok=True)
+        digest = _DIGEST.search(name)
         try:
-            torch.hub.download_url_to_file(source, path)
-        except OSError as error:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            torch.hub.download_url_to_file(source, path, digest[1] if digest else None)
+        except (OSError, RuntimeError) as error:
             raise CheckpointError(f'{source!r} cannot be downloaded: {error}') from error
     return path
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import socket
 import zipfile
 import zlib
@@ -11,15 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from mmengine.dist import all_gather_object, broadcast_object_list, get_rank, get_world_size
 from mmengine.runner import Runner
 
-from ..errors import ResumeError
-from .read import damaged_part, stumbling_block
+from ..errors import CheckpointError, ResumeError
+from .fit import watch_resume
+from .read import read_content
 
 # What `Runner.resume` reads.
 _NEEDED = ('meta', 'state_dict', 'message_hub')
+# The entry of the message hub that tells trainings apart; a resumed one keeps it.
+RUN_ID = 'run_id'
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def settle_resume(runner: Runner) -> None:
     if wanted is not None and '://' in wanted:
         return
     rank = get_rank()
-    newest = None if wanted else _newest(runner.work_dir)
+    newest = None if wanted else next(map(str, _candidates(Path(runner.work_dir))), None)
     verdict: list[Any] = [_choose(runner, wanted) if rank == 0 else None]
     broadcast_object_list(verdict)
     chosen, fingerprint, error = verdict[0]
@@ -75,23 +76,33 @@ def settle_resume(runner: Runner) -> None:
     _require_agreement(views, chosen, runner.work_dir)
     runner._load_from = chosen
     runner._resume = chosen is not None
+    if chosen:
+        watch_resume(runner, chosen)
     runner.logger.info(
         f'resuming from {chosen}' if chosen else f'no checkpoint in {runner.work_dir} yet'
     )
 
 
 def latest_checkpoint(work_dir: str | os.PathLike[str]) -> tuple[str | None, list[str]]:
-    """The newest checkpoint of a folder that is whole and can be resumed from.
+    """The checkpoint of a folder that is whole and furthest, by what it says of itself.
 
-    Looks at `*.pth` but for `best_*`, by the time of writing, and at the file that
-    `last_checkpoint` names, which may lie elsewhere (`CheckpointHook.out_dir`).
+    Looks at `*.pth` but for `best_*`, and at the file that `last_checkpoint` names, which may lie
+    elsewhere (`CheckpointHook.out_dir`). Where several trainings have written into the folder, that
+    file's counts. The time of a file says nothing: a copy, or a clock, changes it.
 
     Returns:
-        The path, or None where there is none; and a sentence for each newer one that was passed
-        over.
+        The path, or None where there is none; and a sentence for each that was passed over.
     """
-    passed_over = []
+    passed_over, found = [], []
+    pointed = _pointed(Path(work_dir))
     for path in _candidates(Path(work_dir)):
+        try:
+            found.append((_place(path), path == pointed, path))
+        except CheckpointError as error:
+            passed_over.append(str(error))
+    runs = {run for (run, _), is_pointed, _ in found if is_pointed}
+    found = [f for f in found if not runs or f[0][0] in runs]
+    for _, _, path in sorted(found, key=lambda f: (f[0][1], f[1]), reverse=True):
         problem = why_not_resumable(path)
         if problem is None:
             return str(path), passed_over
@@ -107,37 +118,51 @@ def why_not_resumable(path: str | os.PathLike[str]) -> str | None:
         problems = (f'has a part {p.name} that {w}' for p in parts if (w := why_not_resumable(p)))
         return next(problems, None) if parts else 'is a folder without rank*.pth'
     try:
-        broken = damaged_part(path)
-        if broken is not None:
-            return f'is damaged: the checksum of its part {broken!r} is wrong'
-        content = torch.load(
-            path, map_location='cpu', weights_only=True, mmap=zipfile.is_zipfile(path) or None
-        )
-    except pickle.UnpicklingError as error:
-        return f'holds {stumbling_block(error)}, which is not read, or is no checkpoint'
-    except Exception as error:
-        # What a damaged file raises depends on the place of the damage.
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        return f'is damaged or no checkpoint: {reason[0]}'
+        content = read_content(path, mmap=True)
+    except CheckpointError as error:
+        return str(error).removeprefix(f'{os.fspath(path)!r} ')
     missing = [k for k in _NEEDED if not isinstance(content, dict) or k not in content]
     if missing:
         return f'has no {", ".join(missing)}: it holds weights to load, not a training to resume'
     return None
 
 
+def _place(path: Path) -> tuple[str, int]:
+    """The training that a checkpoint is of, and how far it has come.
+
+    Raises:
+        CheckpointError: It cannot be read, or does not say so.
+    """
+    file = next(iter(sorted(path.glob('rank*.pth'))), path) if path.is_dir() else path
+    match read_content(file, mmap=True):
+        case {'meta': {'iter': int() as step}, 'message_hub': {'runtime_info': dict() as info}}:
+            return str(info.get(RUN_ID)), step
+        case {'meta': {'iter': int() as step}}:
+            return str(None), step
+    raise CheckpointError(
+        f"'{path}' does not say of which step it is: it holds weights to load, not a training to "
+        'resume'
+    )
+
+
 def _candidates(work_dir: Path) -> list[Path]:
-    """Checkpoints, the newest first."""
-    pointer = work_dir / 'last_checkpoint'
-    pointed = Path(pointer.read_text().strip() or '.') if pointer.is_file() else Path()
+    """Files and folders that may be checkpoints."""
     found = {p.resolve() for p in work_dir.glob('*.pth') if not p.name.startswith('best_')}
-    if pointed.name and pointed.exists():
-        found.add(pointed.resolve())
-    # Two files of one moment: the one that was named last.
-    return sorted(found, key=lambda p: (p.stat().st_mtime_ns, p == pointed.resolve()), reverse=True)
+    pointed = _pointed(work_dir)
+    return sorted(found | ({pointed} if pointed else set()))
 
 
-def _newest(work_dir: str) -> str | None:
-    return next(map(str, _candidates(Path(work_dir))), None)
+def _pointed(work_dir: Path) -> Path | None:
+    """What `last_checkpoint` names, if that is there; a power loss may have left anything in it."""
+    pointer = work_dir / 'last_checkpoint'
+    try:
+        if pointer.is_file():
+            target = Path(pointer.read_text(encoding='utf-8').strip())
+            return target.resolve() if target.name and target.exists() else None
+    except (OSError, ValueError):
+        # No text, a name that is too long, or with a zero in it.
+        return None
+    return None
 
 
 def _choose(runner: Runner, wanted: str | None) -> tuple[str | None, str | None, str | None]:

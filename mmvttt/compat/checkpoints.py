@@ -1,17 +1,15 @@
 """Checkpoints are read by an allow-list, whoever reads them, and nothing that they bring is run.
 
 mmengine's checkpoints hold log curves (`HistoryBuffer`) and NumPy's arrays and numbers, which torch
-refuses by itself; `checkpoints/allow_list.py` has what may be read instead. mmengine reads URLs
-with full pickle, and all files where TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD is set; it runs the config
-inside a checkpoint when a training resumes, and when an inferencer is not given one.
-docs/safety.md tells users.
+refuses by itself. mmengine reads URLs with full pickle, and all files where
+TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD is set; it runs the config inside a checkpoint when a training
+resumes, and when an inferencer is not given one. Here its loaders get `checkpoints/read.py`, the
+one reader. docs/safety.md tells users.
 """
 
 from __future__ import annotations
 
-import os
-import pickle
-from functools import partial, wraps
+from functools import wraps
 from types import ModuleType
 from typing import Any
 
@@ -21,25 +19,14 @@ from mmengine.logging import HistoryBuffer, print_log
 from mmengine.runner import checkpoint as mmengine_checkpoint
 from torch import nn
 
-from ..checkpoints.allow_list import allowed
-from ..checkpoints.read import damaged_part, stumbling_block
+from ..checkpoints.read import read_content
 from ..errors import CheckpointError
-from .patch import on_undo, patch, replace
-
-
-class RefusedCheckpointError(CheckpointError, pickle.UnpicklingError):
-    """A checkpoint holds what is not on the allow-list."""
+from .patch import patch, replace
 
 
 def load_safely(file: Any, map_location: Any = None, **_: Any) -> Any:
-    """`torch.load` by the allow-list, whatever the caller or the environment asks for.
-
-    Raises:
-        CheckpointError: A part of the file has another checksum than was written.
-    """
-    if isinstance(file, str | os.PathLike) and (part := damaged_part(file)) is not None:
-        raise CheckpointError(f'{file!r} is damaged: the checksum of its part {part!r} is wrong')
-    return torch.load(file, map_location=map_location, weights_only=True)
+    """`torch.load` by `read_content`, whatever the caller or the environment asks for."""
+    return read_content(file, map_location)
 
 
 class _Torch(ModuleType):
@@ -51,26 +38,14 @@ class _Torch(ModuleType):
         return getattr(torch, name)
 
 
-def _disallow(names: list) -> None:
-    others = [g for g in torch.serialization.get_safe_globals() if g not in names]
-    torch.serialization.clear_safe_globals()
-    torch.serialization.add_safe_globals(others)
-
-
-@patch('resume', "torch >= 2.6 refuses mmengine's HistoryBuffer and NumPy objects when resuming")
-def allow_checkpoints() -> str | None:
-    """Puts the stand-ins on torch's allow-list."""
-    ours = allowed()
-    torch.serialization.add_safe_globals(ours)
-    on_undo(_disallow, ours)
-    return None
-
-
-@patch('safe-load', 'mmengine unpickles what comes from a URL, and the onedl fork whatever it must')
+@patch('safe-load', 'mmengine unpickles what comes from a URL; torch refuses its HistoryBuffer')
 def load_by_the_list() -> str | None:
-    """Makes every loader of mmengine read by the allow-list."""
+    """Gives every loader of mmengine the one reader."""
+
+    def load_url(url: str, *_: Any, map_location: Any = None, **__: Any) -> Any:
+        return read_content(url, map_location)
+
     replace(mmengine_checkpoint, 'torch', _Torch('torch'))
-    load_url = partial(mmengine_checkpoint.load_url, weights_only=True)
     replace(mmengine_checkpoint, 'load_url', load_url)
     if hasattr(mmengine_checkpoint, '_safe_torch_load'):
         # The fork's: it puts getattr on the list, and falls back to pickle.
@@ -86,14 +61,7 @@ def drop_configs() -> str | None:
 
     @wraps(original)
     def load_checkpoint(cls: type, filename: str, *args: Any, **kwargs: Any) -> Any:
-        try:
-            content = original(cls, filename, *args, **kwargs)
-        except pickle.UnpicklingError as error:
-            raise RefusedCheckpointError(
-                f'the checkpoint {filename!r} is not read: it holds {stumbling_block(error)}, and '
-                'reading that could run code. Where you trust its source, docs/safety.md says how '
-                'to make a plain checkpoint of it'
-            ) from None
+        content = original(cls, filename, *args, **kwargs)
         # `meta['cfg']`, which mmengine itself writes, stays: no resume runs it.
         meta = content.get('meta') if isinstance(content, dict) else None
         if isinstance(meta, dict) and meta.pop('config', None) is not None:

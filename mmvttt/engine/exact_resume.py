@@ -9,6 +9,7 @@ killed and resumed then ends with the weights of a run never disturbed.
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -19,10 +20,12 @@ from mmengine import registry
 from mmengine.config import Config, ConfigDict
 from mmengine.dataset import DefaultSampler
 from mmengine.dist import get_rank, get_world_size
+from mmengine.logging import print_log
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop
 from torch.utils.data import BatchSampler, Sampler
 
-from ..errors import ResumeError
+from ..datasets.checks.images import read_image
+from ..errors import DataError, ResumeError
 from ..registry import DATA_SAMPLERS, DATASETS, LOOPS
 
 # mmengine's loops, by type and by `by_epoch`, and what takes their place.
@@ -70,7 +73,11 @@ def make_exact(cfg: Config) -> str | None:
         return 'its data set or sampler is an object, not a config'
     loop.pop('by_epoch', None)
     loop.type = _LOOPS[kind]
-    loader.dataset = ConfigDict(type='mmvttt.SeededDataset', dataset=loader.dataset)
+    loader.dataset = ConfigDict(
+        type='mmvttt.SeededDataset',
+        dataset=loader.dataset,
+        skip_bad_samples=cfg.get('skip_bad_samples', 0),
+    )
     loader.batch_sampler = ConfigDict(
         type='mmvttt.ExactBatchSampler',
         batch_sampler=loader.get('batch_sampler'),
@@ -91,16 +98,56 @@ class SeededDataset:
 
     Args:
         dataset: Config of the data set.
+        skip_bad_samples: So many items of a process, whose images cannot be read, are replaced by
+            the next good one, with a warning each.
+
+    Raises (for an item):
+        DataError: Its image cannot be read; names the image.
     """
 
-    def __init__(self, dataset: dict) -> None:
+    def __init__(self, dataset: dict, skip_bad_samples: int = 0) -> None:
         object.__setattr__(self, '_dataset', registry.DATASETS.build(dataset))
+        object.__setattr__(self, '_left', skip_bad_samples)
+        # Which items were bad; data workers share it.
+        bad = torch.zeros(len(self._dataset) if skip_bad_samples else 0, dtype=torch.bool)
+        object.__setattr__(self, '_bad', bad.share_memory_() if skip_bad_samples else bad)
 
     def __getitem__(self, index: int | tuple[int, Key]) -> Any:
-        if isinstance(index, tuple):
-            index, key = index
-            seed_everything(key)
-        return self._dataset[index]
+        index, key = index if isinstance(index, tuple) else (index, None)
+        for _ in range(len(self)):
+            if key is not None:
+                seed_everything(key)
+            try:
+                return self._dataset[index]
+            except Exception as error:
+                bad = self._bad_image(index)
+                if bad is None:
+                    raise
+                self._skip(index, bad, error)
+            index = (index + 1) % len(self)
+        raise DataError('no image of the training data can be read')
+
+    def _bad_image(self, index: int) -> str | None:
+        """What is wrong with the image of an item, if it is the image."""
+        try:
+            path = self._dataset.get_data_info(index)['img_path']
+        except (AttributeError, KeyError, TypeError):
+            return None
+        problem = read_image(path).problem
+        return f'{path!r} is among the {problem}' if problem else None
+
+    def _skip(self, index: int, bad: str, error: Exception) -> None:
+        new = not self._left or not self._bad[index]
+        if new and int(self._bad.sum()) >= self._left:
+            after = f' ({self._left} others were left out)' if self._left else ''
+            raise DataError(
+                f'{bad}{after}; tools/check_data.py names all such images. Put them right, or set '
+                'skip_bad_samples=N in the config to leave out up to N'
+            ) from error
+        if new:
+            self._bad[index] = True
+            count = f'{int(self._bad.sum())} of {self._left}'
+            print_log(f'left out: {bad} ({count})', 'current', logging.WARNING)
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -115,10 +162,10 @@ class SeededDataset:
         setattr(self._dataset, name, value)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {'_dataset': self._dataset}
+        return dict(vars(self))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        object.__setattr__(self, '_dataset', state['_dataset'])
+        vars(self).update(state)
 
 
 @DATA_SAMPLERS.register_module()
@@ -222,10 +269,15 @@ class _Exact:
             'processes': get_world_size(),
             'images of a batch': sampler.batch_size,
             'batches of an epoch': len(self.dataloader),
+            # With as many batches another image may be in each of them.
+            'images': len(self.dataloader.dataset),
         }
         if self._iter:
             before = hub.runtime_info.get(_SHAPE, shape)
-            changed = [f'{k}: {before[k]}, now {v}' for k, v in shape.items() if before[k] != v]
+            before = before if isinstance(before, dict) else {}
+            changed = [
+                f'{k}: {before[k]}, now {v}' for k, v in shape.items() if before.get(k, v) != v
+            ]
             if changed:
                 raise ResumeError(
                     f'step {self._iter} of the checkpoint is another place in the data than here '
@@ -271,10 +323,12 @@ class ExactEpochLoop(_Exact, EpochBasedTrainLoop):
         self.runner.call_hook('before_train_epoch')
         self.runner.model.train()
         first = self._iter - self._epoch * len(self.dataloader)
-        self._begin(endless=False)
-        for index, batch in enumerate(self.dataloader, first):
-            self._seed_step()
-            self.run_iter(index, batch)
+        # Else the checkpoint is of the last step of the epoch, whose end was not reached.
+        if first < len(self.dataloader):
+            self._begin(endless=False)
+            for index, batch in enumerate(self.dataloader, first):
+                self._seed_step()
+                self.run_iter(index, batch)
         self.runner.call_hook('after_train_epoch')
         self._epoch += 1
 

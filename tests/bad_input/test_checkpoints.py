@@ -334,7 +334,7 @@ def test_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server.shutdown()
     server.server_close()
     refused(lambda: load_pretrained(model, f'{url}/x.pth'), 'downloaded', kind=CheckpointError)
-    assert sorted(p.name for p in (tmp_path / 'cache/checkpoints').iterdir()) == [
+    assert sorted(p.name for p in (tmp_path / 'cache/checkpoints').glob('*/*')) == [
         'bad.pth',
         'good.pth',
     ]

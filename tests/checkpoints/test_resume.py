@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from mmvttt.checkpoints.resume import (
+    RUN_ID,
     _difference,
     _fingerprint,
     _require_agreement,
@@ -20,16 +21,12 @@ from mmvttt.checkpoints.resume import why_not_resumable as why_not
 from mmvttt.errors import ResumeError
 
 
-def checkpoint(path: Path, **changes: object) -> Path:
+def checkpoint(path: Path, step: int = 2, run: str = 'a', **changes: object) -> Path:
     weights = torch.arange(1000.0)
-    content = dict(meta=dict(epoch=1, iter=2), state_dict={'w': weights}, message_hub={})
+    hub = dict(runtime_info={RUN_ID: run})
+    content = dict(meta=dict(epoch=1, iter=step), state_dict={'w': weights}, message_hub=hub)
     path.parent.mkdir(parents=True, exist_ok=True)
     torch.save({k: v for k, v in (content | changes).items() if v is not None}, path)
-    return path
-
-
-def written(path: Path, when: int) -> Path:
-    os.utime(path, (when, when))
     return path
 
 
@@ -46,31 +43,54 @@ def damage(path: Path, kind: str) -> None:
         path.write_bytes(data)
 
 
-def test_the_newest_is_taken(tmp_path: Path) -> None:
+def test_the_furthest_is_taken(tmp_path: Path) -> None:
     assert latest_checkpoint(tmp_path) == (None, [])
     assert latest_checkpoint(tmp_path / 'nowhere') == (None, [])
-    # A new training in the folder of an old one: 12 epochs are older than 3.
-    written(checkpoint(tmp_path / 'epoch_12.pth'), 1000)
-    newest = written(checkpoint(tmp_path / 'epoch_3.pth'), 2000)
-    written(checkpoint(tmp_path / 'best_mAP_epoch_2.pth'), 3000)
+    furthest = checkpoint(tmp_path / 'epoch_2.pth', 4)
+    # As after `cp -r`: the first one has the later time.
+    first = checkpoint(tmp_path / 'epoch_1.pth', 2)
+    checkpoint(tmp_path / 'best_mAP_epoch_3.pth', 6)
+    assert latest_checkpoint(tmp_path) == (str(furthest), [])
+    # An outdated pointer, as a kill leaves it.
+    (tmp_path / 'last_checkpoint').write_text(str(first))
+    assert latest_checkpoint(tmp_path) == (str(furthest), [])
+
+
+def test_a_new_training_in_the_folder_of_an_old_one(tmp_path: Path) -> None:
+    checkpoint(tmp_path / 'epoch_12.pth', 24, 'old')
+    newest = checkpoint(tmp_path / 'epoch_3.pth', 6, 'new')
+    (tmp_path / 'last_checkpoint').write_text(str(newest))
     assert latest_checkpoint(tmp_path) == (str(newest), [])
 
 
 def test_last_checkpoint_may_point_elsewhere(tmp_path: Path) -> None:
-    here = written(checkpoint(tmp_path / 'work' / 'epoch_1.pth'), 1000)
-    there = written(checkpoint(tmp_path / 'elsewhere' / 'epoch_2.pth'), 2000)
+    here = checkpoint(tmp_path / 'work' / 'epoch_1.pth', 2)
+    there = checkpoint(tmp_path / 'elsewhere' / 'epoch_2.pth', 4)
     pointer = tmp_path / 'work' / 'last_checkpoint'
     pointer.write_text(str(there))
     assert latest_checkpoint(tmp_path / 'work') == (str(there), [])
-    for nonsense in ('', '\n', '/nowhere/epoch_9.pth'):
+    for nonsense in ('', '\n', '/nowhere/epoch_9.pth', '\0' * 40, 'x' * 9000):
         pointer.write_text(nonsense)
         assert latest_checkpoint(tmp_path / 'work') == (str(here), [])
+    pointer.write_bytes(b'\xff\xfe')
+    assert latest_checkpoint(tmp_path / 'work') == (str(here), [])
+
+
+def test_what_is_no_file_is_passed_over(tmp_path: Path) -> None:
+    good = checkpoint(tmp_path / 'epoch_1.pth')
+    os.mkfifo(tmp_path / 'epoch_2.pth')
+    (tmp_path / 'epoch_3.pth').symlink_to('gone.pth')
+    (tmp_path / 'epoch_4.pth').mkdir()
+    found, passed_over = latest_checkpoint(tmp_path)
+    assert found == str(good)
+    assert len(passed_over) == 3
+    assert any('is no plain file' in sentence for sentence in passed_over)
 
 
 @pytest.mark.parametrize('kind', ['truncated', 'empty', 'flipped'])
 def test_a_damaged_one_is_named_and_passed_over(tmp_path: Path, kind: str) -> None:
-    good = written(checkpoint(tmp_path / 'epoch_1.pth'), 1000)
-    bad = checkpoint(tmp_path / 'epoch_2.pth')
+    good = checkpoint(tmp_path / 'epoch_1.pth')
+    bad = checkpoint(tmp_path / 'epoch_2.pth', 4)
     damage(bad, kind)
     found, passed_over = latest_checkpoint(tmp_path)
     assert found == str(good)

@@ -57,7 +57,7 @@ from mmvttt import compat
 def applied(): return {m.name for m in compat.patches() if m.applied}
 everything = applied()
 assert 'whole-files' not in everything and LocalBackend.put is put
-assert {'resume', 'own-configs', 'package-names', 'plain-curves'} <= everything
+assert {'safe-load', 'own-configs', 'package-names', 'plain-curves'} <= everything
 assert vars(HistoryBuffer)['__getstate__'] is not state
 compat.setup(skip=everything)
 assert not applied()

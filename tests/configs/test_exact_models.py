@@ -19,6 +19,7 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
 from mmvttt.apis.train import train
+from mmvttt.checkpoints.read import read_content
 from mmvttt.checkpoints.resume import latest_checkpoint
 from mmvttt.datasets import make_digits
 from mmvttt.engine import Preempted
@@ -111,12 +112,12 @@ def test_a_stopped_recipe_ends_as_an_undisturbed_one(
         assert latest_checkpoint('parts')[0].endswith(f'iter_{step}.pth')
     rest = run('parts')
     assert rest.iter == whole.iter == 12
-    ends = [torch.load(latest_checkpoint(d)[0], weights_only=True) for d in ('parts', 'whole')]
+    ends = [read_content(latest_checkpoint(d)[0]) for d in ('parts', 'whole')]
     for part in {'state_dict', 'ema_state_dict', 'optimizer'} & ends[1].keys():
         one, other = (torch.utils._pytree.tree_flatten(end[part])[0] for end in ends)
         assert len(one) == len(other) > 100
         for a, b in zip(one, other, strict=True):
             assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
     # It has moved: the equality is not that of two fresh models.
-    first = torch.load('parts/epoch_1.pth', weights_only=True)['state_dict']
+    first = read_content('parts/epoch_1.pth')['state_dict']
     assert any(not torch.equal(v, first[k]) for k, v in ends[0]['state_dict'].items())

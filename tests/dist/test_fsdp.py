@@ -22,6 +22,7 @@ from mmvttt.apis.train import train
 from mmvttt.registry import MODELS
 
 from .launch import TOOLS, start_node, wait
+from mmvttt.checkpoints.read import read_content
 
 HERE = Path(__file__).parent
 RANKS = 2
@@ -53,11 +54,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def kept(folder: Path) -> list[dict]:
-    return [torch.load(folder / f'rank_{r}.pth', weights_only=True) for r in range(RANKS)]
+    return [read_content(folder / f'rank_{r}.pth') for r in range(RANKS)]
 
 
 def checkpoint(folder: Path) -> dict:
-    return torch.load(folder / 'epoch_2.pth', weights_only=True)
+    return read_content(folder / 'epoch_2.pth')
 
 
 def numel(tensors: dict[str, torch.Tensor]) -> int:

@@ -15,10 +15,11 @@ import torch
 from mmengine.config import Config
 from mmengine.dataset import DefaultSampler, InfiniteSampler
 
+from mmvttt.checkpoints.read import read_content
 from mmvttt.checkpoints.resume import latest_checkpoint
 from mmvttt.engine import ExactBatchSampler, Preempted, SeededDataset, make_exact
 from mmvttt.engine.exact_resume import seed_everything
-from mmvttt.errors import ResumeError
+from mmvttt.errors import DataError, ResumeError
 
 EPOCHS = {'train_cfg.max_epochs': 3}
 # 22 images in batches of 4: 6 steps an epoch.
@@ -36,7 +37,7 @@ GROUPED = {'train_dataloader.batch_sampler': dict(type='mmdet.AspectRatioBatchSa
 def last(folder: str) -> dict:
     path, passed_over = latest_checkpoint(folder)
     assert not passed_over
-    return torch.load(path, weights_only=True)
+    return read_content(path)
 
 
 def assert_same_end(folder: str, expected: str) -> None:
@@ -262,3 +263,40 @@ def test_seeds_of_keys_differ() -> None:
         seed_everything(key)
         drawn.add((random.random(), np.random.rand(), torch.rand(()).item()))
     assert len({d[0] for d in drawn}) == len({d[1] for d in drawn}) == len(drawn) == 6
+
+
+PICTURES = {'train_dataloader.dataset.type': 'NoisyPictures', 'train_dataloader.num_workers': 2}
+
+
+def test_an_image_that_cannot_be_read_is_named_or_left_out(run: Callable) -> None:
+    from PIL import Image
+
+    Path('set').mkdir()
+    for number in range(22):
+        Image.new('RGB', (4, 4), (number, 0, 0)).save(f'set/{number}.png')
+    options = {**PICTURES, 'train_cfg.max_epochs': 1, 'randomness.seed': 0}
+    for bad in (3, 4):
+        Path(f'set/{bad}.png').write_bytes(b'')
+    message = r"'set/[34]\.png' is among the images of no bytes; tools/check_data\.py names all"
+    with pytest.raises(DataError, match=message):
+        run('train', config='noisy', work_dir='a', cfg_options=options)
+    options['skip_bad_samples'] = 2
+    seen = [run('train', config='noisy', work_dir=d, cfg_options=options).model.seen for d in 'bc']
+    # The next one that is good, the same each time.
+    assert seen[0] == seen[1]
+    assert sorted(seen[0]) == [0, 1, 2, 5, 5, 5, *range(6, 22)]
+    Path('set/7.png').write_bytes(b'no image')
+    with pytest.raises(DataError, match=r'is among the .* \(2 others were left out\)'):
+        run('train', config='noisy', work_dir='d', cfg_options=options)
+
+
+@pytest.mark.parametrize('step', [6, 12])
+def test_a_stop_at_the_last_step_of_an_epoch(run: Callable, step: int) -> None:
+    """The epoch is over, and its end was not reached: it is not trained once more."""
+    options = {**EPOCHS, 'randomness.seed': 0}
+    run('train', config='noisy', work_dir='whole', cfg_options=options)
+    stop = {'custom_hooks': [EMA, dict(type='Terminate', step=step)]}
+    with pytest.raises(Preempted):
+        run('train', config='noisy', work_dir='parts', cfg_options={**options, **stop})
+    run('train', config='noisy', work_dir='parts', resume='auto', cfg_options=options)
+    assert_same_end('parts', 'whole')

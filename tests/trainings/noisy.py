@@ -12,6 +12,7 @@ from mmengine.evaluator import BaseMetric
 from mmengine.hooks import Hook
 from mmengine.model import BaseModel
 from mmengine.registry import DATASETS, HOOKS, METRICS, MODELS
+from PIL import Image
 from torch import nn
 
 
@@ -26,6 +27,20 @@ class NoisyData(BaseDataset):
         noise = random.random() + np.random.rand() + torch.rand(()).item()
         x = torch.full((8,), self.get_data_info(idx)['x'] + noise)
         return {'x': x, 'y': x.sum(), 'index': idx}
+
+
+@DATASETS.register_module(force=True)
+class NoisyPictures(NoisyData):
+    """The same points, each with a picture in the folder `set`."""
+
+    def load_data_list(self) -> list[dict]:
+        points = super().load_data_list()
+        return [{**point, 'img_path': f'set/{i}.png'} for i, point in enumerate(points)]
+
+    def prepare_data(self, idx: int) -> dict:
+        with Image.open(self.get_data_info(idx)['img_path']) as image:
+            image.load()
+        return super().prepare_data(idx)
 
 
 @MODELS.register_module(force=True)

@@ -22,6 +22,8 @@ _IMAGE_KEYS = ('file_name', 'height', 'width')
 _BOX_KEYS = ('image_id', 'category_id', 'bbox', 'area')
 # What a box may reach over the border, by rounding.
 _SLACK = 1.0
+# pycocotools counts the points of a line in 32 bits, five to a pixel.
+_FARTHEST = 1e6
 
 
 def check_coco(
@@ -203,6 +205,10 @@ def _check_image_list(images: list, findings: Findings) -> dict[Any, tuple[int, 
             )
             continue
         key, size = _hashable(image['id']), _size(image)
+        if not _is_id(image['id']) or not isinstance(image['file_name'], str):
+            findings.count_error(
+                'images whose id or file_name is of another type', f'number {number}'
+            )
         names[str(image['file_name'])] += 1
         if key in sizes:
             findings.count_error('ids of several images', key)
@@ -230,6 +236,8 @@ def _check_annotations(
             findings.count_error(f'annotations without {missing[0]}', f'number {number}')
             continue
         name = f'annotation {ann.get("id", f"number {number}")}'
+        if not _is_id(ann.get('id', 0)):
+            findings.count_error('annotations whose id is no number', name)
         if 'id' in ann:
             ids[_hashable(ann['id'])] += 1
         else:
@@ -247,6 +255,9 @@ def _check_annotations(
         if box is None or not _number(ann['area']):
             findings.count_error('boxes that are not four numbers, or areas that are none', name)
             continue
+        for flag in ('iscrowd', 'ignore'):
+            if ann.get(flag, 0) not in (0, 1) or isinstance(ann.get(flag), str | float):
+                findings.count_error(f'annotations whose {flag} is neither 0 nor 1', name)
         fault = _fault(box, ann['area'], sizes[key])
         if fault is not None:
             findings.count_warning(fault, f'{name} {ann["bbox"]}')
@@ -296,6 +307,8 @@ def _check_mask(mask: Any, size: tuple[int, int], name: str, findings: Findings)
         findings.count_error('masks that are neither polygons nor RLE', name)
     elif not all(_number(n) for polygon in mask for n in polygon):
         findings.count_error('polygons with something else than numbers', name)
+    elif any(abs(n) > _FARTHEST for polygon in mask for n in polygon):
+        findings.count_error('polygons with points too far away, where pycocotools crashes', name)
     else:
         whole = [p for p in mask if len(p) >= 6 and len(p) % 2 == 0]
         if not whole:
@@ -326,7 +339,11 @@ def _box(value: Any) -> list[float] | None:
 
 def _size(image: dict) -> tuple[int, int] | None:
     size = (image.get('height'), image.get('width'))
-    return size if all(isinstance(side, int) and side > 0 for side in size) else None
+    return size if all(type(side) is int and side > 0 for side in size) else None
+
+
+def _is_id(value: Any) -> bool:
+    return type(value) in (int, str)
 
 
 def _hashable(key: Any) -> Any:

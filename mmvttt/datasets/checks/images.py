@@ -17,6 +17,8 @@ _ORIENTATION, _TURNED = 0x0112, (5, 6, 7, 8)
 # Modes with more than 8 bits a channel.
 _DEEP = ('I', 'F', 'I;16', 'I;16B', 'I;16L')
 _KEPT = 64
+# By content, whatever the name: of an EPS, say, Pillow would start an interpreter of PostScript.
+FORMATS = ('JPEG', 'PNG', 'BMP', 'TIFF', 'WEBP', 'PPM', 'GIF')
 
 Progress = Callable[..., Iterable]
 
@@ -45,7 +47,7 @@ def read_image(path: str) -> ImageFacts:
     if not os.path.getsize(path):
         return ImageFacts('images of no bytes')
     try:
-        with Image.open(path) as image:
+        with Image.open(path, formats=FORMATS) as image:
             turned = image.getexif().get(_ORIENTATION) in _TURNED
             image.load()
             width, height = image.size

@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from .findings import Findings
-from .images import Progress, check_images, check_some_images, read_image, spread
+from .images import FORMATS, Progress, check_images, check_some_images, read_image, spread
 
 # Maps that are decoded before a training: wrong numbers are mostly wrong everywhere.
 _QUICK = 8
@@ -84,7 +84,7 @@ def _read_map(path: str) -> tuple[str | None, tuple[int, int] | None, list[int]]
     facts = read_image(path)
     if facts.problem:
         return facts.problem.replace('images', 'label maps'), None, []
-    with Image.open(path) as image:
+    with Image.open(path, formats=FORMATS) as image:
         pixels = np.asarray(image).squeeze()
     if pixels.ndim != 2:
         return 'label maps with several channels, instead of a number a pixel', facts.size, []

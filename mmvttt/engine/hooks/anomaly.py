@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import logging
 import random
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,10 +34,22 @@ _WRAPPERS = ('_fsdp_wrapped_module', '_checkpoint_wrapped_module', '_orig_mod')
 # What tells the images of a batch apart, the best first.
 _NAMES = ('img_path', 'img_id', 'sample_idx')
 _SHOWN = 4
+# Steps between two looks at a flag on a GPU; what the flag says as long as all is well.
+_GPU_INTERVAL = 10
+_NONE = 2**62
 
 
 class AnomalyError(RuntimeError):
     """The loss of a training step is not finite."""
+
+
+class _Noted(NamedTuple):
+    """What is known of a step without looking at the device."""
+
+    count: int
+    step: str
+    terms: dict[str, Tensor]
+    images: list[str]
 
 
 @HOOKS.register_module()
@@ -47,25 +60,38 @@ class AnomalyHook(Hook):
     step, and the error names the step, the rank, the terms of the loss, the images of the batch,
     and what was the first to go wrong: a weight, an image, a module or the loss itself.
 
-    The price of a step: the random state is copied (0.1 ms), the terms of the loss are added up,
-    several ranks exchange one number, and that is read. On a GPU the read waits for the forward, so
-    that the backward is launched onto an idle device; mmengine's logging waits for every term after
-    the step in any case.
+    To look at a number on a GPU waits for all that leads to it, and the backward would be launched
+    onto an idle device. There a flag stays on the device, and is read every `interval` steps and
+    before a checkpoint is written. The error then names the step, its terms and its images, but the
+    weights are later ones, and are in no checkpoint: an exact resume with `interval=1` meets the
+    same step again, and says the rest.
 
     A model that does not compute its losses by a forward with `mode='loss'` is not watched.
 
     Args:
         tolerated: So many steps in a row are let pass with a warning. Their update is left out by
-            the loss scaler, which they need: their loss is made NaN, so that it has to. With
-            accumulated gradients the update is the whole one that the step is a part of.
+            the loss scaler, which they need: their loss is made NaN, so that it has to; buffers,
+            such as the statistics of a BatchNorm, get back what they were. With accumulated
+            gradients the update is the whole one that the step is a part of.
+        interval: Steps from one look to the next. None: 10 on a GPU; 1 on a CPU, where looking is
+            free, and with `tolerated`, whose loss scaler waits for the device in any case.
     """
 
-    def __init__(self, tolerated: int = 0) -> None:
+    def __init__(self, tolerated: int = 0, interval: int | None = None) -> None:
         check_int('tolerated', tolerated, 0)
+        if interval is not None:
+            check_int('interval', interval, 1)
+        if tolerated and interval not in (None, 1):
+            raise ValueError(f'tolerated={tolerated} needs interval=1, got {interval}')
         self.tolerated = tolerated
+        self.interval = 1 if tolerated else interval
         self._in_a_row = 0
         self._step = ''
+        self._count = 0
+        self._first: Tensor | None = None
+        self._noted: deque[_Noted] = deque(maxlen=1)
         self._random: tuple[Any, ...] = ()
+        self._buffers: list[tuple[Tensor, Tensor]] = []
         self._handles: list[Any] = []
 
     def before_train(self, runner: Runner) -> None:
@@ -95,8 +121,35 @@ class AnomalyHook(Hook):
             self._step = f'Iter(train) {total}'
 
     def after_train(self, runner: Runner) -> None:
-        """Stops watching."""
+        """Looks a last time, and stops watching."""
+        self.look()
         self._release()
+
+    def look(self) -> None:
+        """Reads the flag, on all ranks.
+
+        Raises:
+            AnomalyError: The loss of a step since the last look was not finite.
+        """
+        found = self._first_anomaly()
+        if found is None:
+            return
+        self._release()
+        count, rank = found
+        noted = next((n for n in self._noted if n.count == count), None)
+        message = f'The loss of rank {rank} was not finite at step {count} of this process.'
+        if noted is not None:
+            message = self._what(noted.step, noted.terms, sum(noted.terms.values()), rank)
+            if rank == get_rank():
+                message += f' Images of this batch: {", ".join(noted.images)}.'
+        message += (
+            ' The weights have been updated since then. To see which module was the first, resume '
+            "from the last checkpoint with custom_hooks=[dict(type='mmvttt.AnomalyHook', "
+            'interval=1)].'
+        )
+        print_log(message, 'current', logging.ERROR)
+        barrier()
+        raise AnomalyError(message)
 
     def _release(self) -> None:
         for handle in self._handles:
@@ -104,27 +157,43 @@ class AnomalyHook(Hook):
         self._handles = []
 
     def _remember(self, model: nn.Module, args: tuple, kwargs: dict) -> None:
-        if model.training and kwargs.get('mode') == 'loss':
-            self._random = _random_state()
+        if not model.training or kwargs.get('mode') != 'loss':
+            return
+        if self.tolerated:
+            self._buffers = [(b, b.clone()) for b in model.buffers()]
+        self._random = _random_state()
 
     def _check(self, model: nn.Module, args: tuple, kwargs: dict, losses: Any) -> dict | None:
         if not model.training or kwargs.get('mode') != 'loss':
             return None
         with torch.no_grad():
             terms = _terms(losses)
+            if not terms:
+                return None
             total = sum(terms.values())
-            where = _anomalous_rank(total) if terms else None
-        if where is None:
+            interval = self.interval or (1 if total.device.type == 'cpu' else _GPU_INTERVAL)
+            self._note(terms, total, args, kwargs, interval)
+        if self._count % interval:
+            return None
+        found = self._first_anomaly()
+        if found is None:
             self._in_a_row = 0
             return None
+        count, where = found
+        if count < self._count:
+            self.look()
+        self._first = None
         self._in_a_row += 1
-        what = self._what(terms, total, where)
+        what = self._what(self._step, terms, total, where)
         if self._in_a_row <= self.tolerated:
             print_log(
                 f'{what} The update is left out ({self._in_a_row} of {self.tolerated} in a row).',
                 'current',
                 logging.WARNING,
             )
+            for buffer, before in self._buffers:
+                # Without autograd, which keeps them for a backward that does not use them.
+                buffer.data.copy_(before)
             return {n: _nan_like(v) if 'loss' in n else v for n, v in losses.items()}
         self._release()
         # On all ranks: a forward may communicate.
@@ -141,10 +210,33 @@ class AnomalyHook(Hook):
         barrier()
         raise AnomalyError(message)
 
-    def _what(self, terms: dict[str, Tensor], total: Tensor, where: int) -> str:
+    def _note(
+        self, terms: dict[str, Tensor], total: Tensor, args: tuple, kwargs: dict, interval: int
+    ) -> None:
+        """Keeps, on the device, the first step whose loss is not finite; waits for nothing."""
+        self._count += 1
+        if self._noted.maxlen != interval:
+            self._noted = deque(self._noted, maxlen=interval)
+        if interval > 1:
+            images = _image_names(args, kwargs)
+            self._noted.append(_Noted(self._count, self._step, terms, images))
+        here = self._count * get_world_size() + get_rank()
+        first = torch.where(torch.isfinite(total), _NONE, here)
+        self._first = first if self._first is None else torch.minimum(self._first, first)
+
+    def _first_anomaly(self) -> tuple[int, int] | None:
+        """The first step, and its rank, whose loss was not finite: the same on all ranks."""
+        if self._first is None:
+            return None
+        if get_world_size() > 1:
+            all_reduce(self._first, 'min')
+        first = int(self._first)
+        return divmod(first, get_world_size()) if first < _NONE else None
+
+    def _what(self, step: str, terms: dict[str, Tensor], total: Tensor, where: int) -> str:
         if torch.isfinite(total):
             return (
-                f'The loss of rank {where} is not finite at {self._step}: see the message of that '
+                f'The loss of rank {where} is not finite at {step}: see the message of that '
                 f'rank. Here, on rank {get_rank()}, it is {total.item():.6g}.'
             )
         here = f' on rank {get_rank()} of {get_world_size()}' if get_world_size() > 1 else ''
@@ -152,7 +244,7 @@ class AnomalyHook(Hook):
         good = [f'{n} = {t.item():.6g}' for n, t in terms.items() if torch.isfinite(t)]
         found = ', '.join(bad) or f'the sum of its terms is {total.item()}'
         others = f' (finite: {", ".join(good)})' if good else ''
-        return f'The loss is not finite at {self._step}{here}: {found}{others}.'
+        return f'The loss is not finite at {step}{here}: {found}{others}.'
 
     def _bad_module(self, model: nn.Module, args: tuple, kwargs: dict) -> str:
         """Runs the forward once more and says which module was the first to go non-finite."""
@@ -249,15 +341,6 @@ def _terms(losses: Any) -> dict[str, Tensor]:
     return terms
 
 
-def _anomalous_rank(total: Tensor) -> int | None:
-    """The (last) rank whose loss is not finite, the same on all ranks; waits for the device."""
-    flag = torch.where(torch.isfinite(total), -1, get_rank())
-    if get_world_size() > 1:
-        all_reduce(flag, 'max')
-    rank = int(flag)
-    return rank if rank >= 0 else None
-
-
 def _nan_like(value: Any) -> Any:
     return value * torch.nan if isinstance(value, Tensor) else [v * torch.nan for v in value]
 
@@ -346,13 +429,19 @@ def _is_batch(value: Any) -> bool:
     return isinstance(value, list | tuple) or (isinstance(value, Tensor) and value.dim() > 0)
 
 
-def bad_weights(model: nn.Module) -> Iterator[str]:
-    """A sentence about the weights that are not finite, if there are any."""
+def bad_weights(model: nn.Module, buffers: bool = False) -> Iterator[str]:
+    """A sentence about the weights (and buffers) that are not finite, if there are any."""
     bad = [(n, p) for n, p in model.named_parameters() if not torch.isfinite(p).all()]
+    if buffers:
+        # Masks may be infinite.
+        bad += [
+            (n, b) for n, b in model.named_buffers() if b.is_floating_point() and b.isnan().any()
+        ]
     if bad:
         name, weight = bad[0]
+        what = 'weights or buffers' if buffers else 'weights'
         yield (
-            f'{len(bad)} weights are not finite already, the first of them {_plain(name)}: '
+            f'{len(bad)} {what} are not finite already, the first of them {_plain(name)}: '
             f'{_summary(weight)}. An update before this step did it: go on from a checkpoint '
             'before that, with a lower learning rate, clip_grad or bf16 in place of fp16.'
         )

@@ -1,43 +1,69 @@
-"""The hook that writes checkpoints: never without a good one on the disk, and one on SIGTERM."""
+"""The hook that writes checkpoints: never without a good one on the disk, and one on a signal."""
 
 from __future__ import annotations
 
+import atexit
 import inspect
+import math
+import multiprocessing
 import os
+import re
+import shutil
 import signal
 import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from mmengine import hooks
-from mmengine.dist import get_world_size, is_main_process
+from mmengine.dist import broadcast_object_list, get_world_size, is_main_process
 from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.runner import Runner
 
-from ...checkpoints.atomic_write import PARTIAL
+from ...checkpoints.atomic_write import PARTIAL, write_whole
+from ...checkpoints.resume import RUN_ID
+from ...checkpoints.run_lock import RunLock
+from ...errors import UsageError
 from ...registry import HOOKS
-from .anomaly import AnomalyError, bad_weights
+from .anomaly import AnomalyError, AnomalyHook, bad_weights
 
-_PREEMPTED = 'preempted_checkpoint'
+# Entries of the message hub, which checkpoints keep: files of this run that newer ones replace.
+_PREEMPTED, _OUTDATED = 'preempted_checkpoint', 'outdated_checkpoints'
+# What this hook and mmengine's call their files. Nothing else is ever removed.
+_OURS = re.compile(r'(best_[^/\\]+|(epoch|iter)_\d+)\.pth')
+_PART = re.compile(r'rank\d+\.pth')
+# What a process asks for.
+_GO_ON, _SAVE, _STOP = range(3)
+# A second Ctrl-C before this is the same one: a terminal, a launcher and `timeout` may all send it.
+_SECONDS_OF_A_SIGNAL = 1.0
+_SECONDS_TO_RETRY = 60.0
 
 
 class Preempted(SystemExit):
-    """Ends the process after a SIGTERM, once a checkpoint is written."""
+    """Ends the process after a SIGTERM or Ctrl-C, once a checkpoint is written."""
 
 
 @HOOKS.register_module()
 class CheckpointHook(hooks.CheckpointHook):
     """mmengine's `CheckpointHook`, for runs that are killed.
 
-    - With `max_keep_ckpts` an old checkpoint goes after the new one has come (mmengine: before).
-    - On SIGTERM, with which schedulers announce that they take a machine away, training ends after
-      the step at hand (with accumulated gradients: after the update) with a checkpoint
-      `iter_<steps>.pth`, from which `--resume` goes on; all ranks stop at the same step, whichever
-      has got the signal. The file is removed when the next regular checkpoint is there. A
-      validation is broken off, and done again after the resume.
+    - With `max_keep_ckpts` an old checkpoint goes after the new one has come (mmengine: before); so
+      does the best one. What a kill in between leaves behind is removed by the resumed run.
+    - On SIGTERM, with which schedulers announce that they take a machine away, and on Ctrl-C,
+      training ends after the step at hand (with accumulated gradients: after the update) with a
+      checkpoint `iter_<steps>.pth`, from which `--resume` goes on; all ranks stop at the same step,
+      whichever has got the signal. Data workers do not hear it. The file is removed when the next
+      regular checkpoint is there. A validation is broken off, and done again after the resume. A
+      second Ctrl-C ends at once. On SIGUSR1 the checkpoint is written and the training goes on.
     - Weights that are not finite are not saved: the training ends with an `AnomalyError`.
+    - A checkpoint that cannot be written, as the disk is full, is tried again every minute; the
+      training goes on, and the last good one stays.
+    - A second training in the same folder is refused.
 
     That no file is ever half written is `mmvttt.compat.files`' doing.
 
@@ -62,38 +88,74 @@ class CheckpointHook(hooks.CheckpointHook):
             )
         self.exit_code = exit_code
         self._saved_iter: int | None = None
-        self._signalled = False
+        self._asked = _GO_ON
+        self._signal = (0, 0.0)
         self._stopping = False
-        self._former_handler: Any = None
+        self._former_handlers: dict[int, Any] = {}
         self._group: dist.ProcessGroup | None = None
         self._poll: tuple[dist.Work, torch.Tensor] | None = None
         self._val_polls = 0
+        self._lock: RunLock | None = None
+        self._failure: OSError | None = None
+        self._unsaved = False
+        self._retry_at = math.inf
+        self._former_best: dict[str | None, str | None] = {}
 
     def before_train(self, runner: Runner) -> None:
-        """Clears what a killed run has left half written, and begins to listen."""
-        self._keep_to_our_folder(runner)
-        super().before_train(runner)
-        if is_main_process() and '://' not in self.out_dir:
-            for partial in Path(self.out_dir).glob(f'.*{PARTIAL}'):
-                partial.unlink(missing_ok=True)
-        if runner.iter:
-            self._saved_iter = runner.iter
-            self.last_ckpt = runner.message_hub.runtime_info.get('last_ckpt')
-        self._warn_about_accumulation(runner)
+        """Clears what a killed run has left, and begins to listen.
+
+        Raises:
+            UsageError: Another training writes to the same folder.
+        """
         if get_world_size() > 1:
             # On CPUs whatever the backend is: asking does not wait for the GPU.
             self._group = dist.new_group(backend='gloo')
+        folder = self._folder(runner)
+        if '://' not in folder:
+            self._lock_folder(folder)
+        self._trust_only_our_names(runner, folder)
+        super().before_train(runner)
+        hub = runner.message_hub
+        if is_main_process() and '://' not in folder:
+            for partial_file in Path(folder).glob(f'.*{PARTIAL}'):
+                partial_file.unlink(missing_ok=True)
+        if runner.iter:
+            self._saved_iter = runner.iter
+            self.last_ckpt = hub.runtime_info.get('last_ckpt')
+            self._remove(hub.runtime_info.get(_OUTDATED, ()))
+        if RUN_ID not in hub.runtime_info:
+            hub.update_info(RUN_ID, uuid.uuid4().hex)
+        self._warn_about_accumulation(runner)
+        runner.save_checkpoint = partial(self._save_or_say, runner, runner.save_checkpoint)
+        for loop in (runner.train_loop, runner.val_loop):
+            loader = getattr(loop, 'dataloader', None)
+            if loader is not None:
+                loader.worker_init_fn = partial(_make_deaf, loader.worker_init_fn)
+        atexit.unregister(_end_workers)
+        atexit.register(_end_workers)
         # Python hears signals in the main thread only.
         if threading.current_thread() is threading.main_thread():
-            self._former_handler = signal.signal(signal.SIGTERM, self._hear)
+            wanted = {signal.SIGTERM: _STOP, signal.SIGINT: _STOP}
+            if hasattr(signal, 'SIGUSR1'):
+                wanted[signal.SIGUSR1] = _SAVE
+            for number, meaning in wanted.items():
+                handler = partial(self._hear, meaning)
+                self._former_handlers[number] = signal.signal(number, handler)
 
     def after_train_iter(self, runner: Runner, *args: Any, **kwargs: Any) -> None:
-        """Saves as mmengine's hook does, and stops where a SIGTERM has come."""
+        """Saves as mmengine's hook does, and where a signal has asked for it."""
         super().after_train_iter(runner, *args, **kwargs)
-        self._stopping = self._asked_to_stop() or self._stopping
+        asked = self._all_ask()
+        self._stopping = asked == _STOP or self._stopping
+        if not (asked or self._stopping):
+            return
         # Between two updates there are gradients, which are in no checkpoint.
-        if self._stopping and _updated(runner):
-            self._save_and_stop(runner, dict(epoch=runner.epoch, iter=runner.iter + 1))
+        if not _updated(runner):
+            self._asked = max(self._asked, asked)
+            return
+        self._save_now(runner, dict(epoch=runner.epoch, iter=runner.iter + 1))
+        if self._stopping:
+            self._stop(runner)
 
     def before_val_epoch(self, runner: Runner) -> None:
         """Finds out at how many steps of the validation all ranks can be asked."""
@@ -103,10 +165,14 @@ class CheckpointHook(hooks.CheckpointHook):
         self._val_polls = int(count)
 
     def after_val_iter(self, runner: Runner, batch_idx: int, *args: Any, **kwargs: Any) -> None:
-        """Stops where a SIGTERM has come."""
+        """Stops where a signal has asked for it."""
         if not self._listening or batch_idx >= self._val_polls:
             return
-        self._stopping = self._asked_to_stop() or self._stopping
+        asked = self._all_ask()
+        if asked == _SAVE:
+            # In the next step of the training.
+            self._asked = max(self._asked, asked)
+        self._stopping = asked == _STOP or self._stopping
         # FlexibleRunner's checkpoints always say that they are of the next step.
         can_save = self._saved_iter == runner.iter or isinstance(runner, Runner)
         if self._stopping and can_save and _updated(runner):
@@ -114,48 +180,96 @@ class CheckpointHook(hooks.CheckpointHook):
                 if isinstance(hook, hooks.EMAHook):
                     # It validates with the averaged weights in the model's place.
                     hook._swap_ema_parameters()
-            self._save_and_stop(runner, dict(epoch=runner.epoch, iter=runner.iter))
+            self._save_now(runner, dict(epoch=runner.epoch, iter=runner.iter))
+            self._stop(runner)
 
     def after_train(self, runner: Runner) -> None:
-        """Stops listening."""
+        """Stops listening; what could not be written is tried a last time.
+
+        Raises:
+            UsageError: It cannot be written.
+        """
+        if self._unsaved:
+            self._save_now(runner, dict(epoch=runner.epoch, iter=runner.iter))
+            self._require_saved()
         self._stop_listening()
         super().after_train(runner)
 
-    def _keep_to_our_folder(self, runner: Runner) -> None:
-        """Makes the paths that a resumed checkpoint brings those of files in this run's folder.
-
-        They are removed when better or newer checkpoints come: a crafted one would name others.
-        """
+    def _folder(self, runner: Runner) -> str:
         folder = self.out_dir or runner.work_dir
         if folder != runner.work_dir:
             folder = os.path.join(folder, os.path.basename(runner.work_dir.rstrip(os.sep)))
+        return folder
+
+    def _lock_folder(self, folder: str) -> None:
+        """Takes the folder's lock on rank 0, and ends on all ranks where it is taken."""
+        error = ''
+        if is_main_process():
+            self._lock = RunLock(folder)
+            try:
+                self._lock.acquire()
+            except UsageError as taken:
+                error = str(taken)
+        answer = [error]
+        broadcast_object_list(answer)
+        if answer[0]:
+            raise UsageError(answer[0])
+
+    def _trust_only_our_names(self, runner: Runner, folder: str) -> None:
+        """Makes what a resumed checkpoint brings the names of files of this run, or drops it.
+
+        They are removed when better or newer checkpoints come: a crafted one would name others.
+        """
         info = runner.message_hub.runtime_info
-        for key, value in info.items():
-            if key.startswith('best_ckpt') or key in ('last_ckpt', _PREEMPTED):
-                info[key] = os.path.join(folder, os.path.basename(str(value)))
-        if 'keep_ckpt_ids' in info:
-            info['keep_ckpt_ids'] = [i for i in info['keep_ckpt_ids'] if isinstance(i, int)]
+        for key in [k for k in info if k.startswith('best_ckpt') or k in ('last_ckpt', _PREEMPTED)]:
+            name = re.split(r'[/\\]', str(info[key]))[-1]
+            if _OURS.fullmatch(name):
+                info[key] = os.path.join(folder, name)
+            else:
+                del info[key]
+        for key, kind in (('keep_ckpt_ids', int), (_OUTDATED, str)):
+            if key in info:
+                found = info[key] if isinstance(info[key], list) else []
+                info[key] = [i for i in found if isinstance(i, kind)]
+        kept = info.get('keep_ckpt_ids', [])
+        if self.max_keep_ckpts > 0 and len(kept) > self.max_keep_ckpts:
+            # mmengine would remove them, folders of any kind included.
+            extra = [self.filename_tmpl.format(i) for i in kept[: -self.max_keep_ckpts]]
+            info[_OUTDATED] = [*info.get(_OUTDATED, []), *extra]
+            info['keep_ckpt_ids'] = kept[-self.max_keep_ckpts :]
 
     @property
     def _listening(self) -> bool:
-        return self._group is not None or self._former_handler is not None
+        return self._group is not None or bool(self._former_handlers)
 
-    def _hear(self, *_: Any) -> None:
-        self._signalled = True
+    def _hear(self, meaning: int, number: int, *_: Any) -> None:
+        before, when = self._signal
+        again = number == before == signal.SIGINT
+        if again and time.monotonic() > when + _SECONDS_OF_A_SIGNAL:
+            raise KeyboardInterrupt
+        if not again:
+            self._signal = number, time.monotonic()
+        self._asked = max(self._asked, meaning)
 
-    def _asked_to_stop(self) -> bool:
-        """Whether any rank has heard a SIGTERM; the answer of several is one step old."""
+    def _all_ask(self) -> int:
+        """The most that any rank has been asked for; the answer of several is one step old."""
+        asked = self._asked
+        if time.monotonic() >= self._retry_at:
+            self._retry_at = math.inf
+            asked = max(asked, _SAVE)
+        if asked == _SAVE:
+            self._asked = _GO_ON
         if self._group is None:
-            return self._signalled
-        asked = False
+            return asked
+        answer = _GO_ON
         if self._poll is not None:
             work, flag = self._poll
             work.wait()
-            asked = bool(flag)
-        flag = torch.tensor(int(self._signalled))
+            answer = int(flag)
+        flag = torch.tensor(asked)
         work = dist.all_reduce(flag, dist.ReduceOp.MAX, self._group, async_op=True)
         self._poll = work, flag
-        return asked
+        return answer
 
     def _require_good_weights(self, runner: Runner) -> None:
         """Raises AnomalyError, on all ranks, rather than let weights that are not finite be saved.
@@ -163,43 +277,130 @@ class CheckpointHook(hooks.CheckpointHook):
         A loss may be finite and its gradients not: the next step would stop the training, and a
         resume would begin with that checkpoint.
         """
-        bad = next(bad_weights(runner.model), None)
+        for hook in runner.hooks:
+            if isinstance(hook, AnomalyHook):
+                hook.look()
+        bad = next(bad_weights(runner.model, buffers=True), None)
         flag = torch.tensor(int(bad is not None))
         if self._group is not None:
             dist.all_reduce(flag, dist.ReduceOp.MAX, self._group)
         if flag:
             raise AnomalyError(f'No checkpoint is written. {bad or "See the other ranks."}')
 
-    def _save_and_stop(self, runner: Runner, meta: dict[str, int]) -> None:
-        if self._saved_iter != meta['iter']:
-            self._require_good_weights(runner)
-            name = f'iter_{meta["iter"]}.pth'
-            self.last_ckpt = self.file_backend.join_path(self.out_dir, name)
-            runner.message_hub.update_info('last_ckpt', self.last_ckpt)
-            runner.message_hub.update_info(_PREEMPTED, self.last_ckpt)
-            runner.save_checkpoint(
-                self.out_dir,
-                name,
-                self.file_client_args,
-                save_optimizer=self.save_optimizer,
-                save_param_scheduler=self.save_param_scheduler,
-                meta=meta,
-                by_epoch=False,
-                backend_args=self.backend_args,
-            )
-            if is_main_process():
-                Path(runner.work_dir, 'last_checkpoint').write_text(self.last_ckpt)
-        self._stop(runner, str(self.last_ckpt))
+    def _save_now(self, runner: Runner, meta: dict[str, int]) -> None:
+        """Writes `iter_<steps>.pth`, unless this step has its checkpoint."""
+        if self._saved_iter == meta['iter']:
+            return
+        self._require_good_weights(runner)
+        hub = runner.message_hub
+        name = f'iter_{meta["iter"]}.pth'
+        outdated = [hub.runtime_info.get(_PREEMPTED, '')]
+        hub.update_info(_PREEMPTED, self.file_backend.join_path(self.out_dir, name))
+        self._write(runner, name, meta, False, outdated)
 
-    def _stop(self, runner: Runner, checkpoint: str) -> None:
-        runner.logger.info(f'SIGTERM: stopped with {checkpoint}; --resume goes on from there')
+    def _write(
+        self,
+        runner: Runner,
+        name: str,
+        meta: dict[str, int],
+        by_epoch: bool,
+        outdated: Iterable[str],
+        **options: Any,
+    ) -> bool:
+        """Writes a checkpoint, then the pointer to it, then removes what it replaces."""
+        hub = runner.message_hub
+        path = self.file_backend.join_path(self.out_dir, name)
+        outdated = [n for n in map(os.path.basename, outdated) if n and n != name]
+        hub.update_info('last_ckpt', path)
+        hub.update_info(_OUTDATED, outdated)
+        self._failure = None
+        runner.save_checkpoint(
+            self.out_dir,
+            name,
+            self.file_client_args,
+            save_optimizer=self.save_optimizer,
+            save_param_scheduler=self.save_param_scheduler,
+            meta=meta,
+            by_epoch=by_epoch,
+            backend_args=self.backend_args,
+            **options,
+        )
+        if is_main_process() and self._failure is None:
+            pointer = Path(runner.work_dir, 'last_checkpoint')
+            self._try(runner, write_whole, pointer, path.encode())
+        failed = torch.tensor(int(self._failure is not None))
+        if self._group is not None:
+            dist.all_reduce(failed, dist.ReduceOp.MAX, self._group)
+        # On all ranks alike, whichever could not write.
+        self._unsaved = bool(failed)
+        if failed:
+            if is_main_process():
+                self._retry_at = time.monotonic() + _SECONDS_TO_RETRY
+            return False
+        self.last_ckpt = path
+        self._saved_iter = meta['iter']
+        self._retry_at = math.inf
+        self._remove(outdated)
+        return True
+
+    def _save_or_say(self, runner: Runner, save: Callable, *args: Any, **kwargs: Any) -> None:
+        self._try(runner, save, *args, **kwargs)
+
+    def _try(self, runner: Runner, action: Callable, *args: Any, **kwargs: Any) -> None:
+        """Does what may fail by the disk, and says so."""
+        try:
+            action(*args, **kwargs)
+        except OSError as error:
+            self._failure = error
+            runner.logger.warning(
+                f'no checkpoint could be written to {self.out_dir!r} ({error.strerror or error}): '
+                f'the training goes on, and tries again in {_SECONDS_TO_RETRY:.0f} seconds; the '
+                f'last good one is {self.last_ckpt}'
+            )
+
+    def _require_saved(self) -> None:
+        if self._unsaved:
+            self._stop_listening()
+            raise UsageError(
+                f'the last checkpoint could not be written to {self.out_dir!r} '
+                f'({self._failure or "see rank 0"}): make room, and go on with --resume'
+            )
+
+    def _remove(self, names: Iterable[str]) -> None:
+        """Removes checkpoints of this run: plain files, and folders that hold only ranks' parts."""
+        if not is_main_process():
+            return
+        current = os.path.basename(str(self.last_ckpt))
+        for name in names:
+            path = self.file_backend.join_path(self.out_dir, name)
+            if not self._is_ours(name) or name == current:
+                continue
+            if self.file_backend.isfile(path):
+                self.file_backend.remove(path)
+            elif os.path.isdir(path) and not os.path.islink(path):
+                parts = os.listdir(path)
+                if parts and all(map(_PART.fullmatch, parts)):
+                    shutil.rmtree(path)
+
+    def _is_ours(self, name: str) -> bool:
+        before, _, after = self.filename_tmpl.partition('{}')
+        own = re.compile(rf'{re.escape(before)}\d+{re.escape(after)}')
+        return bool(_OURS.fullmatch(name) or own.fullmatch(name))
+
+    def _stop(self, runner: Runner) -> None:
+        self._require_saved()
+        name = signal.Signals(self._signal[0]).name if self._signal[0] else 'a signal'
+        runner.logger.info(f'{name}: stopped with {self.last_ckpt}; --resume goes on from there')
         self._stop_listening()
         raise Preempted(self.exit_code)
 
     def _stop_listening(self) -> None:
-        if self._former_handler is not None:
-            signal.signal(signal.SIGTERM, self._former_handler)
-            self._former_handler = None
+        for number, handler in self._former_handlers.items():
+            signal.signal(number, handler)
+        self._former_handlers = {}
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
         if self._poll is not None:
             self._poll[0].wait()
             self._poll = None
@@ -210,23 +411,66 @@ class CheckpointHook(hooks.CheckpointHook):
 
     def _save_checkpoint_with_step(self, runner: Runner, step: int, meta: dict) -> None:
         self._require_good_weights(runner)
-        outdated = []
-        # With the step among those to keep mmengine removes nothing.
-        if self.max_keep_ckpts > 0 and (not self.keep_ckpt_ids or self.keep_ckpt_ids[-1] != step):
-            if len(self.keep_ckpt_ids) == self.max_keep_ckpts:
-                oldest = self.filename_tmpl.format(self.keep_ckpt_ids.popleft())
-                outdated.append(self.file_backend.join_path(self.out_dir, oldest))
-            self.keep_ckpt_ids.append(step)
-            runner.message_hub.update_info('keep_ckpt_ids', list(self.keep_ckpt_ids))
-        if _PREEMPTED in runner.message_hub.runtime_info:
-            outdated.append(runner.message_hub.pop_info(_PREEMPTED))
-        super()._save_checkpoint_with_step(runner, step, meta)
-        self._saved_iter = meta['iter']
-        for path in outdated if is_main_process() else ():
-            if path != self.last_ckpt and self.file_backend.isfile(path):
-                self.file_backend.remove(path)
-            elif self.file_backend.isdir(path):
-                self.file_backend.rmtree(path)
+        hub = runner.message_hub
+        outdated = self._replaced_best()
+        ids = self.keep_ckpt_ids if self.max_keep_ckpts > 0 else None
+        former = list(ids or ())
+        if ids is not None and (not ids or ids[-1] != step):
+            if len(ids) == self.max_keep_ckpts:
+                outdated.append(self.filename_tmpl.format(ids.popleft()))
+            ids.append(step)
+            hub.update_info('keep_ckpt_ids', list(ids))
+        preempted = hub.pop_info(_PREEMPTED) if _PREEMPTED in hub.runtime_info else None
+        if preempted:
+            outdated.append(preempted)
+        name = self.filename_tmpl.format(step)
+        written = self._write(runner, name, meta, self.by_epoch, outdated, **self.args)
+        if written:
+            return
+        if ids is not None:
+            ids.clear()
+            ids.extend(former)
+            hub.update_info('keep_ckpt_ids', former)
+        if preempted:
+            hub.update_info(_PREEMPTED, preempted)
+
+    def _save_best_checkpoint(self, runner: Runner, metrics: dict) -> None:
+        if not self.save_best:
+            return
+        single = len(self.key_indicators) == 1
+        paths = {None: self.best_ckpt_path} if single else self.best_ckpt_path_dict
+        self._former_best = dict(paths)
+        # mmengine would remove the old one before it writes the new one.
+        if single:
+            self.best_ckpt_path = None
+        else:
+            self.best_ckpt_path_dict = dict.fromkeys(paths)
+        super()._save_best_checkpoint(runner, metrics)
+        # Where no regular one was written again.
+        self._remove(self._replaced_best())
+        if single:
+            self.best_ckpt_path = self.best_ckpt_path or self._former_best[None]
+        else:
+            self.best_ckpt_path_dict = {
+                key: path or self._former_best[key] for key, path in self._best_paths().items()
+            }
+        self._former_best = {}
+
+    def _best_paths(self) -> dict[str | None, str | None]:
+        if not self.save_best:
+            return {}
+        if len(self.key_indicators) == 1:
+            return {None: self.best_ckpt_path}
+        return self.best_ckpt_path_dict
+
+    def _replaced_best(self) -> list[str]:
+        """Names of the best checkpoints that a better one, which is there, has just replaced."""
+        now = {key: path for key, path in self._best_paths().items() if path}
+        return [
+            os.path.basename(old)
+            for key, old in self._former_best.items()
+            if old and key in now and now[key] != old and self.file_backend.isfile(now[key])
+        ]
 
     def _warn_about_accumulation(self, runner: Runner) -> None:
         counts = getattr(runner.optim_wrapper, '_accumulative_counts', 1)
@@ -244,3 +488,21 @@ def _updated(runner: Runner) -> bool:
     wrapper = runner.optim_wrapper
     wrappers = wrapper.values() if isinstance(wrapper, OptimWrapperDict) else [wrapper]
     return all(w.should_update() for w in wrappers if isinstance(w, OptimWrapper))
+
+
+def _end_workers() -> None:
+    """At the end of Python, which would send its children a SIGTERM and wait: these are deaf."""
+    for process in multiprocessing.active_children():
+        if process.daemon:
+            process.kill()
+
+
+def _make_deaf(then: Callable[[int], None] | None, worker: int) -> None:
+    """Begins a data worker: signals to the whole group of processes are for the trainer alone.
+
+    One that ended on them would end the training before it has saved. It ends with its trainer.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT, getattr(signal, 'SIGUSR1', signal.SIGINT)):
+        signal.signal(number, signal.SIG_IGN)
+    if then is not None:
+        then(worker)

@@ -15,6 +15,7 @@ from mmengine.optim import OptimWrapperDict
 from mmengine.runner import Runner
 
 from ...registry import HOOKS
+from ..agreement import require_same
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,14 @@ class TopologyHook(Hook):
     """
 
     def before_train(self, runner: Runner) -> None:
-        """Logs on rank 0."""
+        """Logs on rank 0, after a look whether all ranks have as many images.
+
+        Raises:
+            UsageError: They have not.
+        """
+        loader = runner.train_dataloader
+        lengths = {'the number of training images': loader.dataset, 'the number of batches': loader}
+        require_same({name: str(len(what)) for name, what in lengths.items() if _has_end(what)})
         if runner.rank:
             return
         found = topology(runner)
@@ -163,6 +171,13 @@ class TopologyHook(Hook):
         advice = found.advice()
         if advice:
             runner.logger.warning(advice)
+
+
+def _has_end(data: Any) -> bool:
+    try:
+        return len(data) >= 0
+    except TypeError:
+        return False
 
 
 def _count(number: int, noun: str) -> str:

@@ -154,9 +154,8 @@ def test_a_weight(train: Callable) -> None:
     model = Net()
     model.body[2].weight.data[3, 5] = math.inf
     message = stopped(train, model)
-    assert '1 weights are not finite already, the first of them body.2.weight: float32 (8, 8)' in (
-        message
-    )
+    already = '1 weights are not finite already, the first of them body.2.weight: '
+    assert f'{already}float32 (8, 8)' in message
     assert 'An update before this step did it' in message
     assert 'first module that goes non-finite is body.2 (Linear)' in message
 
@@ -170,7 +169,7 @@ def test_a_layer_that_explodes(train: Callable) -> None:
         message
     )
     assert 'its inputs are finite: float32 (2, 8) in [' in message
-    assert 'weights are not finite' not in message
+    assert 'not finite already' not in message
 
 
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
@@ -425,3 +424,51 @@ def test_all_ranks_stop_where_one_goes_wrong() -> None:
     assert 'first module that goes non-finite is body.0 (Linear)' in said['DDP 1']
     # Of a unit of FSDP, the module itself is said, not its wrapper.
     assert 'first module that goes non-finite is body.0 (Linear)' in said['FSDP 1']
+
+
+def norm_buffers(model: nn.Module) -> dict[str, Tensor]:
+    return {n: b.clone() for n, b in model.named_buffers() if 'running' in n}
+
+
+class NotANumber(Net):
+    """With a BatchNorm, and an input that is NaN in the second step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+        self.last: dict[str, Tensor] = {}
+
+    def forward(self, inputs: list, mode: str, **kwargs: object) -> object:
+        self.calls += 1
+        self.last = norm_buffers(self)
+        if self.calls == 2:
+            inputs = [x * math.nan for x in inputs]
+        return super().forward(inputs=inputs, mode=mode, **kwargs)
+
+
+def test_a_tolerated_step_leaves_batch_statistics_alone(train: Callable) -> None:
+    model = NotANumber()
+    assert norm_buffers(model)
+    train(model, hook=AnomalyHook(tolerated=1), optim_wrapper=AMP)
+    assert model.calls > 3
+    assert all(torch.isfinite(b).all() for b in norm_buffers(model).values())
+
+
+@pytest.mark.parametrize('interval', [3, 100])
+def test_a_look_every_few_steps_names_the_step(train: Callable, interval: int) -> None:
+    """As on a GPU, where a look at each step would wait for the device."""
+    images = Images()
+    images[2]['inputs'][0] = math.nan
+    with pytest.raises(AnomalyError) as error:
+        train(Net(), images, hook=AnomalyHook(interval=interval))
+    message = str(error.value)
+    assert 'not finite at Epoch(train) [1][2/4], step [2/8]: loss' in message
+    assert 'Images of this batch: image_2.jpg, image_3.jpg.' in message
+    assert 'interval=1)]' in message
+
+
+def test_tolerance_looks_at_every_step() -> None:
+    with pytest.raises(ValueError, match='tolerated=1 needs interval=1, got 5'):
+        AnomalyHook(tolerated=1, interval=5)
+    with pytest.raises(ValueError, match='interval'):
+        AnomalyHook(interval=0)

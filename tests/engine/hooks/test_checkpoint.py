@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from mmvttt.checkpoints.read import read_content
 from mmvttt.checkpoints.resume import latest_checkpoint
 from mmvttt.engine import AnomalyError, CheckpointHook, Preempted
+from mmvttt.errors import UsageError
 
 TRAININGS = Path(__file__).parents[2] / 'trainings'
 TRAIN = TRAININGS.parents[1] / 'tools' / 'train.py'
@@ -35,7 +37,7 @@ def test_sigterm_leaves_a_checkpoint_of_this_step(run: Callable) -> None:
     assert names('a') == {'epoch_1.pth', 'iter_9.pth'}
     path, _ = latest_checkpoint('a')
     assert path.endswith('iter_9.pth')
-    assert torch.load(path, weights_only=True)['meta']['iter'] == 9
+    assert read_content(path)['meta']['iter'] == 9
     # The next regular one takes its place.
     run('train', config='noisy', work_dir='a', resume='auto')
     assert names('a') == {'epoch_1.pth', 'epoch_2.pth', 'epoch_3.pth'}
@@ -81,10 +83,10 @@ def test_sigterm_in_a_validation(run: Callable) -> None:
     with pytest.raises(Preempted):
         run('train', config='noisy', work_dir='a', cfg_options=options)
     assert names('a') == {'iter_6.pth'}
-    assert torch.load('a/iter_6.pth', weights_only=True)['meta']['epoch'] == 1
+    assert read_content('a/iter_6.pth')['meta']['epoch'] == 1
     run('train', config='noisy', work_dir='a', resume='auto', cfg_options=whole)
     assert names('a') == {'epoch_2.pth', 'epoch_3.pth'}
-    ends = [torch.load(f'{d}/epoch_3.pth', weights_only=True) for d in ('a', 'whole')]
+    ends = [read_content(f'{d}/epoch_3.pth') for d in ('a', 'whole')]
     for part in ('state_dict', 'ema_state_dict'):
         for name, value in ends[0][part].items():
             assert torch.equal(value, ends[1][part][name]), name
@@ -102,10 +104,12 @@ def test_the_old_checkpoint_goes_after_the_new_one_has_come(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, 'fsync', full)
-        with pytest.raises(OSError, match='no space'):
+        with pytest.raises(UsageError, match=r'last checkpoint could not be written.*no space'):
             run('train', config='noisy', work_dir='a', resume='auto', cfg_options=keep)
     assert names('a') == {'epoch_2.pth'}
     assert not list(Path('a').glob('.*'))
+    (log,) = [p for p in Path('a').glob('*/*.log') if 'tries again' in p.read_text()]
+    assert 'the last good one is' in log.read_text()
     run('train', config='noisy', work_dir='a', resume='auto', cfg_options=keep)
     assert names('a') == {'epoch_3.pth'}
 
@@ -124,8 +128,13 @@ def test_mmengines_hook_gives_way_to_ours(run: Callable) -> None:
     assert hook.interval == 1
 
 
-def test_sigterm_ends_the_tool_cleanly(tmp_path: Path, run: Callable) -> None:
+@pytest.mark.parametrize('sent', [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_all_processes_saves(
+    tmp_path: Path, run: Callable, sent: signal.Signals
+) -> None:
+    """As of torchrun, `timeout`, systemd, slurm, and Ctrl-C: the data workers get it too."""
     options = ['model.seconds=0.02', 'train_cfg.max_epochs=200']
+    options += [f'{name}_dataloader.num_workers=2' for name in ('train', 'val')]
     command = [sys.executable, str(TRAIN), str(TRAININGS / 'noisy_config.py'), '--work-dir', 'a']
     process = subprocess.Popen(
         [*command, '--cfg-options', *options],
@@ -134,6 +143,7 @@ def test_sigterm_ends_the_tool_cleanly(tmp_path: Path, run: Callable) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        start_new_session=True,
     )
     pointer = tmp_path / 'a' / 'last_checkpoint'
     try:
@@ -141,17 +151,22 @@ def test_sigterm_ends_the_tool_cleanly(tmp_path: Path, run: Callable) -> None:
             if pointer.exists() or process.poll() is not None:
                 break
             time.sleep(0.1)
-        process.terminate()
+        if sent == signal.SIGTERM:
+            # Slurm's warning, and the training goes on.
+            os.killpg(process.pid, signal.SIGUSR1)
+            time.sleep(1)
+        os.killpg(process.pid, sent)
+        os.killpg(process.pid, sent)
         out, _ = process.communicate(timeout=60)
     finally:
         process.kill()
     assert process.returncode == 0, out
     assert 'Traceback' not in out
-    (line,) = [x for x in out.splitlines() if 'SIGTERM' in x]
+    (line,) = [x for x in out.splitlines() if f'{sent.name}: stopped' in x]
     path = Path(pointer.read_text())
     assert path.name.startswith(('iter_', 'epoch_'))
     assert f'stopped with {path}; --resume goes on' in line
-    step = torch.load(path, weights_only=True)['meta']['iter']
+    step = read_content(path)['meta']['iter']
     runner = run(
         'train',
         config='noisy',
@@ -162,18 +177,34 @@ def test_sigterm_ends_the_tool_cleanly(tmp_path: Path, run: Callable) -> None:
     assert len(runner.model.seen) == 22 - min(22, 4 * (step % 6))
 
 
-def test_a_resumed_checkpoint_names_no_files_of_others(run: Callable, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ('best', 'preempted'),
+    [
+        (lambda t: str(t / 'precious'), lambda t: str(t / 'precious.txt')),
+        (lambda t: '/x/..', lambda t: '/x/..'),
+        (lambda t: '', lambda t: '.'),
+        (lambda t: 'a/best_x_epoch_1.pth', lambda t: 'a/iter_1.pth'),
+        (lambda t: ['a'], lambda t: None),
+    ],
+)
+def test_a_resumed_checkpoint_names_no_files_of_others(
+    run: Callable, tmp_path: Path, best: Callable, preempted: Callable
+) -> None:
     """What a checkpoint calls the best one, or a preempted one, is removed in time."""
     folder, file = tmp_path / 'precious', tmp_path / 'precious.txt'
     folder.mkdir()
     file.write_text('mine')
+    # Folders with the names of checkpoints, and other things in them.
+    mine = [Path('a', name, 'mine') for name in ('best_x_epoch_1.pth', 'iter_1.pth')]
+    for inside in mine:
+        inside.mkdir(parents=True)
     run('train', config='noisy', work_dir='a', cfg_options={'train_cfg.max_epochs': 1})
-    content = torch.load('a/epoch_1.pth', weights_only=True)
+    content = read_content('a/epoch_1.pth')
     hub = content['message_hub']
     for key, value in {
-        'best_ckpt': str(folder),
+        'best_ckpt': best(tmp_path),
         'best_score': 1e9,
-        'preempted_checkpoint': str(file),
+        'preempted_checkpoint': preempted(tmp_path),
         'keep_ckpt_ids': ['../precious', 1],
     }.items():
         hub['runtime_info'][key] = value
@@ -187,6 +218,7 @@ def test_a_resumed_checkpoint_names_no_files_of_others(run: Callable, tmp_path: 
     runner = run('train', config='noisy', work_dir='a', resume='auto', cfg_options=options)
     assert runner.message_hub.get_info('best_score') < 1e9
     assert folder.is_dir()
+    assert all(inside.is_dir() for inside in mine)
     assert file.read_text() == 'mine'
 
 
@@ -203,3 +235,50 @@ def test_a_misspelt_option_is_an_error_at_once() -> None:
         TypeError, match=r'no option max_keep_ckpt; allowed: exit_code.*max_keep_ck'
     ):
         CheckpointHook(interval=1, max_keep_ckpt=3)
+
+
+def test_a_second_training_in_the_folder_is_refused(run: Callable, tmp_path: Path) -> None:
+    code = (
+        'import time; from mmvttt.checkpoints.run_lock import RunLock; lock = RunLock("a"); '
+        'lock.acquire(); print("locked", flush=True); time.sleep(600)'
+    )
+    other = subprocess.Popen(
+        [sys.executable, '-c', code], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    )
+    options = {'train_cfg.max_epochs': 1}
+    try:
+        assert other.stdout.readline() == 'locked\n'
+        partial = Path('a/.epoch_1.pth.77.partial')
+        partial.write_bytes(b'being written')
+        with pytest.raises(UsageError, match=rf'another training.*process {other.pid} on .*--work'):
+            run('train', config='noisy', work_dir='a', cfg_options=options)
+        assert partial.exists()
+    finally:
+        other.kill()
+        other.wait()
+    # What it has left is no lock.
+    assert Path('a/.running').exists()
+    run('train', config='noisy', work_dir='a', cfg_options=options)
+    assert [p.name for p in Path('a').glob('.*')] == []
+
+
+def test_what_a_kill_between_two_files_left_is_removed(
+    run: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep = {'default_hooks.checkpoint.max_keep_ckpts': 1}
+
+    class Killed(BaseException):
+        """Nothing catches it."""
+
+    def kill(*_: object) -> None:
+        raise Killed
+
+    run('train', config='noisy', work_dir='a', cfg_options={**keep, 'train_cfg.max_epochs': 1})
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckpointHook, '_remove', lambda self, names: list(names) and kill())
+        with pytest.raises(Killed):
+            run('train', config='noisy', work_dir='a', resume='auto', cfg_options=keep)
+    assert names('a') == {'epoch_1.pth', 'epoch_2.pth'}
+    Path('a/.running').unlink()
+    run('train', config='noisy', work_dir='a', resume='auto', cfg_options=keep)
+    assert names('a') == {'epoch_3.pth'}
