@@ -81,7 +81,7 @@ def enable_tta(cfg: Config) -> None:
     """Averages the predictions for an image and its mirror image, by the toolbox's own model.
 
     A `tta_model` and `tta_pipeline` of the config are used as they are. mmdet's model merges boxes
-    and no masks, so masks are not evaluated.
+    and refuses masks, so a Mask R-CNN does without its mask head.
 
     Raises:
         UsageError: The config is of no toolbox that has such a model.
@@ -104,8 +104,10 @@ def enable_tta(cfg: Config) -> None:
     cfg.model = ConfigDict(**cfg.get('tta_model', _TTA_MODELS[scope]), module=cfg.model)
     metric = cfg.test_evaluator.get('metric')
     if scope == 'mmdet' and isinstance(metric, list) and 'segm' in metric:
-        print_log("--tta: mmdet merges boxes only, 'segm' is not evaluated", 'current')
+        print_log('--tta: mmdet merges boxes only; no masks are predicted', 'current')
         cfg.test_evaluator.metric = [m for m in metric if m != 'segm']
+        for part in ('mask_roi_extractor', 'mask_head'):
+            cfg.model.module.get('roi_head', {}).pop(part, None)
 
 
 def make_safe(cfg: Config) -> None:

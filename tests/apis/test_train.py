@@ -9,7 +9,14 @@ import torch
 from mmengine.config import Config
 from mmengine.optim import AmpOptimWrapper
 
-from mmvttt.apis.train import enable_amp, enable_auto_scale_lr, evaluate, show_predictions, train
+from mmvttt.apis.train import (
+    enable_amp,
+    enable_auto_scale_lr,
+    enable_tta,
+    evaluate,
+    show_predictions,
+    train,
+)
 from mmvttt.checkpoints.read import read_content
 from mmvttt.cli import plain_errors
 from mmvttt.config import load_config
@@ -168,3 +175,31 @@ def test_a_config_that_cannot_be_trained_is_one_sentence(tmp_path: Path, text: s
         train(config, work_dir=str(tmp_path))
     with pytest.raises(UsageError, match=r"config '.*broken\.py' (cannot be read|has no model, )"):
         evaluate(config, config, work_dir=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ('name', 'kind', 'pack'),
+    [
+        ('maskrcnn_vittt_demo', 'DetTTAModel', 'PackDetInputs'),
+        ('vittt_t_in1k', 'AverageClsScoreTTA', 'PackInputs'),
+        ('upernet_vittt_t_camvid', 'SegTTAModel', 'PackSegInputs'),
+    ],
+)
+def test_tta_wraps_the_model_and_flips(name: str, kind: str, pack: str) -> None:
+    cfg = load_config(name)
+    enable_tta(cfg)
+    assert cfg.model.type == kind
+    assert cfg.model.module.backbone.type.startswith('mmvttt.')
+    steps = cfg.test_dataloader.dataset.pipeline[-1]
+    assert steps.type == 'TestTimeAug'
+    types = [[t['type'] for t in options] for options in steps.transforms]
+    assert ['RandomFlip', 'RandomFlip'] in types
+    assert types[-1] == [pack]
+    if name == 'maskrcnn_vittt_demo':
+        assert cfg.test_evaluator.metric == ['bbox']
+        assert 'mask_head' not in cfg.model.module.roi_head
+
+
+def test_tta_needs_a_toolbox() -> None:
+    with pytest.raises(UsageError, match='mmdet, mmseg, mmpretrain'):
+        enable_tta(Config(dict(default_scope='mmengine')))

@@ -137,7 +137,7 @@ default_hooks = dict(checkpoint=dict(interval=1, save_best=None))
 """
 MMPRETRAIN = """
 _base_ = 'mmvttt::vittt_t_in1k.py'
-data = dict(type='CustomDataset', data_root='data', data_prefix='', split='')
+data = dict(type='CustomDataset', data_root='data', data_prefix='')
 train_dataloader = dict(batch_size=4, num_workers=0, persistent_workers=False, dataset=dict(
     _delete_=True, pipeline=_base_.train_pipeline, **data))
 val_dataloader = dict(batch_size=4, num_workers=0, persistent_workers=False, dataset=dict(
