@@ -320,6 +320,6 @@ def test_a_public_file_in_init_cfg_names_the_tool(
     torch.save({'model': {f'{prefix or ""}{n}': v for n, v in weights.items()}}, path)
     arch = PLAIN_ARCH if kind == 'ViT3' else H_ARCH
     init_cfg = dict(type='Pretrained', checkpoint=str(path), prefix=prefix)
-    model = MODELS.build(dict(type=kind, arch=arch, init_cfg=init_cfg))
+    model = MODELS.build(dict(type=f'mmvttt.{kind}', arch=arch, init_cfg=init_cfg))
     with pytest.raises(CheckpointError, match=r'tools/convert_checkpoint\.py PUBLIC\.pth'):
         model.init_weights()
