@@ -20,7 +20,9 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Makes links of the repository links of the site."""
+    # From a page of docs/, and from the README of one op to another's.
     markdown = re.sub(r'\]\(\.\./kernels/(\w+)/README\.md\)', r'](kernels/\1.md)', markdown)
+    markdown = re.sub(r'\]\(\.\./(\w+)/README\.md\)', r'](\1.md)', markdown)
     return markdown.replace('](../configs/', '](configs/')
 
 

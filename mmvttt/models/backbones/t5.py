@@ -35,8 +35,8 @@ class T5(MixerBackbone):
         only_new: Train nothing but what a ViT does not have (the "freeze" of Tab. 1). Of this
             backbone: a classifier's head is frozen by a rate of 0, see `new_parameters`.
         drop_path_rate: Stochastic depth of the last block, rising linearly from 0 at the first.
-        img_size, patch_size, in_channels, out_indices, out_type, frozen_stages, with_cp, norm_eps,
-            init_cfg: See `PlainBackbone`.
+        img_size, patch_size, in_channels, out_indices, out_type, frozen_stages, with_cp: See
+            `PlainBackbone`, as for the rest.
 
     Raises:
         ValueError: If an option is not one of those named here, or nothing is left to train.

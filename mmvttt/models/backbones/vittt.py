@@ -125,9 +125,9 @@ class Vittt(PlainBackbone):
         out_type: 'featmap' returns maps `(B, C, h, w)`, 'avg_featmap' the features `(B, C)` of
             `cls_mode`, for a classification head.
         drop_path_rate: Stochastic depth of the last block, rising linearly from 0 at the first.
-        img_size, patch_size, in_channels, out_indices, frozen_stages, with_cp, norm_eps,
-            pos_embed_interpolation, init_cfg: See `PlainBackbone`; the position embedding is
-            resized as in the original ViT-Adapter.
+        img_size, patch_size, in_channels, out_indices, frozen_stages, with_cp: See
+            `PlainBackbone`, as for the rest; a position embedding is resized as in the original
+            ViT-Adapter (`pos_embed_interpolation`).
 
     Raises:
         ValueError: If an option is not one of those named here.
