@@ -16,7 +16,7 @@ help:
 	@echo "make stress  the tests that take minutes: kills, long sequences, whole models"
 	@echo "make docs    guide and API reference in build/site; a warning is an error"
 	@echo "make gpu     on a machine with a CUDA GPU: the kernels' tests on it, then the benchmarks [OUT=folder]"
-	@echo "make lint    check format and style;  make format    put them right"
+	@echo "make lint    check format, style and types;  make format    put them right"
 
 setup: $(VENV)/.installed
 
@@ -52,6 +52,7 @@ stress: setup
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 
 format: setup
 	$(BIN)/ruff check --fix .

@@ -97,6 +97,9 @@ EXTRAS = {
         'pytest-xdist>=3.6,<4',
         'hypothesis>=6.100,<7',
         'ruff>=0.17,<0.18',
+        # One minor release of mypy too: each sees more than the last.
+        'mypy>=2.4,<2.5',
+        'types-PyYAML',
         'build>=1.2,<2',
         # The interpreter that the kernels are tested in; torch's CPU builds do not bring it.
         'triton>=3.6,<3.9; platform_system == "Linux"',

@@ -134,7 +134,7 @@ def explain_build(error: KeyError | TypeError) -> str | None:
             return None
         return f'there is no type {kind!r}{_did_you_mean(kind, _types(frame))}'
     found = re.search(r"unexpected keyword argument '(\w+)'", str(error))
-    built = frame.f_locals.get('obj_cls')
+    built: Any = frame.f_locals.get('obj_cls')
     # Of the class or function itself, not of what it calls.
     if found is None or frame is not frames[-1]:
         return None

@@ -59,7 +59,7 @@ class Array(np.ndarray):
             )
         return super().__new__(cls, 0, np.uint8)
 
-    def __setstate__(self, state: tuple) -> None:
+    def __setstate__(self, state: Any) -> None:
         match state:
             case (_, tuple() as shape, kind, bool() as fortran, raw) if not self.size:
                 size = 1
@@ -67,7 +67,8 @@ class Array(np.ndarray):
                     if not isinstance(side, int) or side < 0:
                         raise _refusal(f'an array of shape {shape}', 'sizes from 0 on')
                     size *= side
-                super().__setstate__((1, shape, kind, fortran, _raw(raw, kind, size)))
+                whole: Any = (1, shape, kind, fortran, _raw(raw, kind, size))
+                super().__setstate__(whole)
             case _:
                 raise _refusal('an unknown state of an array', 'the one that NumPy has saved')
 
@@ -75,7 +76,7 @@ class Array(np.ndarray):
         # What is computed from it is a common array, or a common number.
         return array[()]
 
-    def __reduce_ex__(self, protocol: int) -> Any:
+    def __reduce_ex__(self, protocol: Any) -> Any:
         return self.view(np.ndarray).__reduce_ex__(protocol)
 
 
@@ -132,7 +133,7 @@ def statistic(owner: type, name: str) -> Callable:
     return getattr(HistoryBuffer, name)
 
 
-def allowed() -> list[tuple[Any, str]]:
+def allowed() -> list[Any]:
     """The allow-list, in the form of `torch.serialization.add_safe_globals`."""
     # NumPy 2 renamed the module of the functions; files keep the old name.
     functions = [

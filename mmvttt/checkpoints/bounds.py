@@ -107,6 +107,7 @@ class _Walk:
 
     def follow(self, file: IO[bytes]) -> bool:
         """One pickle; whether it is one of a checkpoint's, after which there may be others."""
+        arg: Any
         for op, arg, _ in pickletools.genops(file):
             name = op.name
             if 'PUT' in name or name == 'MEMOIZE':

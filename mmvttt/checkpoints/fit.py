@@ -140,7 +140,7 @@ def _changed(runner: Runner, checkpoint: Mapping[str, Any]) -> Iterator[str]:
     """What the config says otherwise, as `name: checkpoint's (config's)`."""
     if isinstance(runner.optim_wrapper, OptimWrapper) and 'optimizer' in checkpoint:
         groups = checkpoint['optimizer']['param_groups']
-        found = {}
+        found: dict[str, Any] = {}
         for there, here in zip(groups, runner.optim_wrapper.optimizer.param_groups, strict=True):
             start = there.get('initial_lr', there['lr']), here.get('initial_lr', here['lr'])
             pairs = {k: (there[k], here[k]) for k in there if k in here}

@@ -167,6 +167,7 @@ def _pointed(work_dir: Path) -> Path | None:
 
 def _choose(runner: Runner, wanted: str | None) -> tuple[str | None, str | None, str | None]:
     """Rank 0's path (relative, if it lies in the work directory) and fingerprint, or the error."""
+    chosen: str | None
     if wanted is not None:
         chosen = os.path.realpath(wanted)
         problem = why_not_resumable(chosen) if os.path.exists(chosen) else 'does not exist'

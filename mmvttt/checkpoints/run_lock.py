@@ -11,7 +11,7 @@ from ..errors import UsageError
 try:
     import fcntl
 except ImportError:  # Windows
-    fcntl = None
+    fcntl = None  # type: ignore[assignment]
 
 _NAME = '.running'
 

@@ -244,7 +244,8 @@ class _Finder:
 
     @classmethod
     def find_spec(cls, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        return ModuleSpec(name, cls, origin=__name__) if name == EXT else None
+        loader: Any = cls
+        return ModuleSpec(name, loader, origin=__name__) if name == EXT else None
 
     @staticmethod
     def create_module(spec: ModuleSpec) -> ModuleType:

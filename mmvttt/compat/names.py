@@ -83,7 +83,12 @@ def list_in_mmpretrain() -> str | None:
     """Adds mmvttt's classifiers to mmpretrain's hub of models, once it is imported."""
     finder = after_import('mmpretrain.apis.model', _register)
     if finder is not None:
-        on_undo(lambda: finder in sys.meta_path and sys.meta_path.remove(finder))
+
+        def stop_waiting() -> None:
+            if finder in sys.meta_path:
+                sys.meta_path.remove(finder)
+
+        on_undo(stop_waiting)
     return None
 
 

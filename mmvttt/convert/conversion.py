@@ -82,6 +82,7 @@ def to_ours(weights: StateDict) -> Conversion:
     for name, value in weights.items():
         inside = name.startswith(layout.prefix)
         own = ours.get(name[len(layout.prefix) :]) if inside else None
+        new: str | None
         if own is not None:
             new, value = f'{_BACKBONE}{own}', to_our_shape(own, value)
             if value.shape != shapes[own]:
@@ -113,6 +114,7 @@ def to_public(weights: StateDict) -> Conversion:
     for name, value in weights.items():
         inside = name.startswith(layout.prefix)
         public = names.get(name[len(layout.prefix) :]) if inside else None
+        new: str | None
         if public is not None:
             new = f'{_BACKBONE}{public}' if dense else public
             value = to_public_shape(name, value)

@@ -4,6 +4,7 @@ import argparse
 import os
 from collections import OrderedDict
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from .conversion import Conversion, to_ours, to_public
 _DIRECTIONS = {'ours': to_ours, 'public': to_public}
 # What training scripts save beside the weights. A yacs configuration is read as a plain mapping,
 # the one that torch fills; neither runs anything.
-_HARMLESS = [(OrderedDict, 'yacs.config.CfgNode'), argparse.Namespace]
+_HARMLESS: list[Any] = [(OrderedDict, 'yacs.config.CfgNode'), argparse.Namespace]
 
 
 def read_checkpoint(checkpoint: str | os.PathLike[str], ema: bool = False) -> dict[str, Tensor]:

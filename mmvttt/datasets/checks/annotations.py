@@ -204,10 +204,11 @@ def _check_heads(cfg: Config, findings: Findings) -> None:
 
 def _compare(first: Findings, other: Findings) -> None:
     """Labels must mean the same in training and in evaluation."""
-    pairs = zip_longest(first.classes, other.classes)
+    names, others = first.classes or (), other.classes or ()
+    pairs = zip_longest(names, others)
     label = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
     if label is not None:
-        there, here = (' '.join(map(repr, f.classes[label : label + 1])) for f in (first, other))
+        there, here = (' '.join(map(repr, c[label : label + 1])) for c in (names, others))
         other.error(
             f'label {label} is {here or "nothing"} here and {there or "nothing"} in {first.place}: '
             'both need the same classes, in the same order'

@@ -338,7 +338,7 @@ def _box(value: Any) -> list[float] | None:
 
 
 def _size(image: dict) -> tuple[int, int] | None:
-    size = (image.get('height'), image.get('width'))
+    size: Any = (image.get('height'), image.get('width'))
     return size if all(type(side) is int and side > 0 for side in size) else None
 
 

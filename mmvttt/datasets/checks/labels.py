@@ -67,7 +67,7 @@ def check_labels(
                 elif wrong:
                     findings.count_error(
                         f'label maps with numbers that are none of the {num_classes} classes '
-                        f'(0 to {num_classes - 1}, and {_IGNORED} for none)',
+                        f'(0 to {limit - 1}, and {_IGNORED} for none)',
                         f'{path} ({", ".join(map(str, wrong[:6]))})',
                     )
         if thorough and num_classes is not None:

@@ -124,7 +124,8 @@ def _build(root: Path, counts: dict[str, int], size: int, seed: int) -> None:
 
 
 def _coco(scenes: list[Scene]) -> dict:
-    images, annotations = [], []
+    images: list[dict] = []
+    annotations: list[dict] = []
     for image_id, scene in enumerate(scenes, start=1):
         height, width = scene.image.shape[:2]
         at = scene.background
