@@ -8,13 +8,14 @@ DEMO_DIR := work_dirs/demo
 # The demo's products are small: more threads than a few wait for each other.
 export OMP_NUM_THREADS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? n : 4)))
 
-.PHONY: help setup demo test stress lint format docs gpu clean
+.PHONY: help setup demo test stress lint format docs dist gpu clean
 
 help:
 	@echo "make demo    set up, train Mask R-CNN with Vittt on the built-in data, show AP and pictures"
 	@echo "make test    set up, lint, run the tests"
 	@echo "make stress  the tests that take minutes: kills, long sequences, whole models"
 	@echo "make docs    guide and API reference in build/site; a warning is an error"
+	@echo "make dist    wheel and sdist in dist/"
 	@echo "make gpu     on a machine with a CUDA GPU: the kernels' tests on it, then the benchmarks [OUT=folder]"
 	@echo "make lint    check format, style and types;  make format    put them right"
 
@@ -63,6 +64,9 @@ docs: setup
 	$(BIN)/python -m pip install --quiet -e '.[docs]'
 	mkdir -p build/docs && ln -sfn ../../kernels build/docs/ttt_kernels
 	$(BIN)/mkdocs build
+
+dist: setup
+	$(BIN)/python -m build
 
 # Needs no set-up: torch, Triton and a GPU are enough.
 gpu:
