@@ -274,6 +274,9 @@ def _forward(
     w, c = state[:columns], state[columns]
     for number in range(start, stop):
         image, scan, head, back = _program(number, sizes, reverse)
+        # A NaN of the program before would come out of the padding: 0 · NaN.
+        _zero(state)
+        _zero(inner)
         _copy(w, w0[scan, head], dim, dim)
         _copy(state[columns:], b0[scan, head : head + 1], 1, dim)
         gain, shift, tau = weight[scan, head], bias[scan, head], token_scale[scan]
@@ -365,7 +368,9 @@ def _backward(
         dgain, dshift = own[at_gain : at_gain + dim], own[at_gain + dim : at_gain + 2 * dim]
         dtau = own[at_gain + 2 * dim :]
 
-        # Forth, for the states before each chunk.
+        # Forth, for the states before each chunk. A NaN of the program before would come out of the
+        # padding: 0 · NaN.
+        _zero(state)
         _copy(w, w0[scan, head], dim, dim)
         _copy(state[columns:], b0[scan, head : head + 1], 1, dim)
         for n in range(chunks):

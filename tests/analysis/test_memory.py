@@ -283,7 +283,7 @@ def test_optimizer_and_averaged_copies(tmp_path: Path) -> None:
     # The teacher is a copy of the student, buffers too; the preprocessor's six numbers are not.
     assert mesa.average == mesa.weights - FLOAT * 6
     config = tmp_path / 'average.py'
-    config.write_text("_base_ = ['mmvttt::hvit3_t_in1k.py', 'mmvttt::_base_/ema.py']\n")
+    config.write_text("_base_ = 'mmvttt::hvit3_t_in1k.py'\n")
     ema = memory_use(str(config), 2, SIZE, cfg_options=reduced(name))
     assert ema.average == ema.weights == mesa.weights
 
@@ -306,7 +306,8 @@ def test_measuring_takes_the_second_step(monkeypatch: pytest.MonkeyPatch) -> Non
     name, device = 'hvit3_t_mesa_in1k', torch.device('cpu')
     measured = memory_use(name, 2, SIZE, None, None, reduced(name), device)
     computed = memory_use(name, 2, SIZE, None, None, reduced(name))
-    assert (measured.with_cp, measured.amp) == ('config', 'none')
+    # The recipe's own precision.
+    assert (measured.with_cp, measured.amp) == ('config', 'bf16')
     assert calls == 2 * ['synchronize', 'reset_peak_memory_stats'] + ['synchronize']
     assert (measured.peak, measured.how) == (10**9, 'some GPU')
     assert measured.at_peak == computed.at_peak

@@ -61,7 +61,8 @@ def test_reduced_segmentor_steps(path: Path) -> None:
         if name.endswith('gamma'):
             # γ starts at 0, where nothing behind it can have a gradient.
             nn.init.constant_(parameter, 0.1)
-    optim = build_optim_wrapper(model, cfg.optim_wrapper)
+    # The step is in fp32: a bare loop has no autocast around the loss.
+    optim = build_optim_wrapper(model, dict(cfg.optim_wrapper, type='OptimWrapper'))
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
     model.train()
     data = model.data_preprocessor(batch(classes), training=True)

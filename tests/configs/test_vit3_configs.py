@@ -58,7 +58,8 @@ def test_reduced_classifier_steps(path: Path) -> None:
     torch.manual_seed(0)
     model = MODELS.build(dict(cfg.model, data_preprocessor=cfg.data_preprocessor))
     model.init_weights()
-    optim = build_optim_wrapper(model, cfg.optim_wrapper)
+    # The step is in fp32: a bare loop has no autocast around the loss.
+    optim = build_optim_wrapper(model, dict(cfg.optim_wrapper, type='OptimWrapper'))
     decayed = {id(p) for g in optim.param_groups if g['weight_decay'] for p in g['params']}
     trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     # None on biases and 1-D parameters.

@@ -152,7 +152,9 @@ def test_make_exact_changes_a_config_once() -> None:
     assert make_exact(cfg) is None
     assert cfg.train_cfg == dict(type='mmvttt.ExactEpochLoop', max_epochs=1)
     loader = cfg.train_dataloader
-    assert loader.dataset == dict(type='mmvttt.SeededDataset', dataset=dict(type='NoisyData'))
+    assert loader.dataset == dict(
+        type='mmvttt.SeededDataset', dataset=dict(type='NoisyData'), skip_bad_samples=0
+    )
     assert loader.batch_sampler.drop_last
     # torch refuses it beside a batch sampler.
     assert 'drop_last' not in loader

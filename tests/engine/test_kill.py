@@ -105,6 +105,7 @@ def every(folder: Path, options: dict) -> int:
     return kills
 
 
+@pytest.mark.stress
 def test_a_kill_at_every_file_operation(tmp_path: Path) -> None:
     assert every(tmp_path, {**SMALL, 'train_cfg.max_epochs': 1}) > 8
 

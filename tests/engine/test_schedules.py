@@ -27,7 +27,12 @@ def rates(schedule: WarmupCosineLR, steps: int) -> list[list[float]]:
 @pytest.mark.parametrize(('epochs', 'length'), [(300, 2), (30, 7), (9, 3)])
 def test_it_is_timms_schedule(epochs: int, length: int) -> None:
     ours = PARAM_SCHEDULERS.build(
-        dict(type='WarmupCosineLR', convert_to_iter_based=True, end=epochs, warmup_ratio=2 / 30),
+        dict(
+            type='mmvttt.WarmupCosineLR',
+            convert_to_iter_based=True,
+            end=epochs,
+            warmup_ratio=2 / 30,
+        ),
         default_args=dict(optimizer=optimizer(4e-3), epoch_length=length),
     )
     total = epochs * length

@@ -90,7 +90,15 @@ def test_one_image_has_the_gradients_of_two_copies(name: str, head: str) -> None
     model, strides = build(name).double().train(), CASES[name][1]
     x = torch.randn(1, 3, 96, 80, dtype=torch.float64)
     channels = [m.shape[1] for m in model(x)]
-    options = dict(channels=8, num_classes=3, norm_cfg=BN, dropout_ratio=0, align_corners=False)
+    options = dict(
+        channels=8,
+        num_classes=3,
+        norm_cfg=BN,
+        dropout_ratio=0,
+        align_corners=False,
+        # Whatever default scope an earlier test has left.
+        loss_decode=dict(type='mmseg.CrossEntropyLoss'),
+    )
     if head == 'BatchNorm':
         top = nn.ModuleList(nn.BatchNorm2d(c) for c in channels)
     elif head == 'UPerHead':

@@ -19,7 +19,6 @@ ADAPTER = dict(type='mmvttt.ViTAdapter', conv_inplane=16, norm_cfg=dict(type='BN
 BACKBONES = {
     'Vittt': VITTT,
     'ViT3': VIT3,
-    'T5': dict(type='mmvttt.T5', arch=PLAIN, img_size=64),
     'HViT3': dict(type='mmvttt.HViT3', arch=STAGES),
     'ViTAdapter of Vittt': dict(ADAPTER, backbone=VITTT),
     'ViTAdapter of ViT3': dict(ADAPTER, backbone=VIT3),

@@ -41,6 +41,7 @@ def test_train_hands_its_arguments_on(monkeypatch: pytest.MonkeyPatch, calls: li
         auto_scale_lr=True,
         seed=3,
         deterministic=False,
+        plain=False,
         cfg_options={'a.b': 1, 'c': [1, 2]},
         launcher='none',
     )
@@ -68,6 +69,7 @@ def test_test_hands_its_arguments_on(monkeypatch: pytest.MonkeyPatch, calls: lis
         work_dir=None,
         out='p.pkl',
         show_dir='drawn',
+        tta=False,
         cfg_options=None,
         launcher='none',
     )

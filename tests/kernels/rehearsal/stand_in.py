@@ -320,6 +320,7 @@ def install() -> None:
         'get_device_name': lambda *_: NAME,
         'get_device_capability': lambda *_: (9, 0),
         'get_device_properties': lambda *_: properties,
+        'set_sync_debug_mode': lambda mode: None,  # what waits is not known here
         'synchronize': _not_in_a_graph,
         'empty_cache': _not_in_a_graph,
         'memory_allocated': lambda *_: 0,
