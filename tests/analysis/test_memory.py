@@ -304,10 +304,9 @@ def test_measuring_takes_the_second_step(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch.cuda, 'max_memory_allocated', lambda _: 10**9)
     monkeypatch.setattr(torch.cuda, 'get_device_name', lambda _: 'some GPU')
     name, device = 'hvit3_t_mesa_in1k', torch.device('cpu')
-    measured = memory_use(name, 2, SIZE, None, None, reduced(name), device)
-    computed = memory_use(name, 2, SIZE, None, None, reduced(name))
-    # The recipe's own precision.
-    assert (measured.with_cp, measured.amp) == ('config', 'bf16')
+    measured = memory_use(name, 2, SIZE, 'none', None, reduced(name), device)
+    computed = memory_use(name, 2, SIZE, 'none', None, reduced(name))
+    assert (measured.with_cp, measured.amp) == ('config', 'none')
     assert calls == 2 * ['synchronize', 'reset_peak_memory_stats'] + ['synchronize']
     assert (measured.peak, measured.how) == (10**9, 'some GPU')
     assert measured.at_peak == computed.at_peak
