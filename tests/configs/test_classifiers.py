@@ -164,7 +164,7 @@ def test_pretrained_weights_go_into_detection_and_segmentation(
         cfg.model.auxiliary_head.in_channels = 64
     model = MODELS.build(cfg.model)
     model.init_weights()
-    source = torch.load(pretrained, weights_only=True)['state_dict']
+    source = read_content(pretrained)['state_dict']
     for key, value in model.backbone.backbone.state_dict().items():
         if key != 'pos_embed':
             assert torch.equal(value, source[f'backbone.{key}']), key
