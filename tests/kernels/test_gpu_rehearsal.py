@@ -31,6 +31,7 @@ def checked(tmp_path_factory):
     return out, done.stdout
 
 
+@pytest.mark.stress
 def test_everything_goes_to_out(checked):
     out, said = checked
     assert sorted(path.name for path in out.iterdir() if path.suffix != '.png') == [
@@ -48,6 +49,7 @@ def test_everything_goes_to_out(checked):
     assert all('needs' in line or 'runs its reference' in line for line in skipped)
 
 
+@pytest.mark.stress
 def test_every_contender_has_every_row(checked):
     out, _ = checked
     for name, contenders in {
@@ -65,6 +67,7 @@ def test_every_contender_has_every_row(checked):
         assert {(r['gpu'], r['torch']) for r in rows} == {('Stand-in GPU', torch.__version__)}
 
 
+@pytest.mark.stress
 def test_every_kernel_is_predicted_and_measured(checked):
     out, _ = checked
     with (out / 'predicted_cycles_stand_in_gpu.csv').open() as file:
@@ -138,6 +141,7 @@ def test_the_stand_in_refuses_what_a_gpu_refuses(tmp_path):
     assert done.stdout == 'all refused\n', done.stderr
 
 
+@pytest.mark.stress
 def test_a_missing_row_is_a_failure(tmp_path):
     script = tmp_path / 'missing.py'
     script.write_text(
@@ -151,5 +155,5 @@ def test_a_missing_row_is_a_failure(tmp_path):
     )
     done = rehearse(script)
     assert done.returncode == 1
-    assert done.stdout.count('missing: ') == 4
+    assert done.stdout.count('missing: ') == 6
     assert 'no kernel image' in done.stdout

@@ -145,7 +145,9 @@ def iterations(arguments: dict[str, object]) -> int:
         return min(arguments['segment'], math.ceil(arguments['T'] / scan_benchmark.CHUNK))
     if 'T' in arguments:
         return math.ceil(arguments['T'] / scan_benchmark.CHUNK)
-    return math.ceil(arguments['splits'] / arguments['ROWS'])
+    if 'splits' in arguments:
+        return math.ceil(arguments['splits'] / arguments['ROWS'])
+    return 1  # no loop over tokens
 
 
 def milliseconds_of(launch: Launch, loop: Loop, processors: int) -> float:
