@@ -1,9 +1,5 @@
 # DINO with four scales (mmdet's), H-ViT³-T, COCO, 12 epochs.
 # No paper has trained it, and nor have we: there is no result.
-# Start from ImageNet weights (public ones after tools/convert_checkpoint.py) with
-#   --cfg-options model.backbone.init_cfg.type=Pretrained \
-#     model.backbone.init_cfg.checkpoint=hvit3_t_in1k.pth \
-#     model.backbone.init_cfg.prefix=backbone.
 _base_ = 'mmdet::dino/dino-4scale_r50_8xb2-12e_coco.py'
 
 data_root = '{{$MMVTTT_DATA:data}}/coco/'

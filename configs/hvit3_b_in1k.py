@@ -1,16 +1,5 @@
 # H-ViT³-B on ImageNet-1k, 224×224, 300 epochs (vit3 Sec. 5.1, Tab. 5).
 # The paper's result: Top-1 84.9.
-_base_ = [
-    './_base_/classifier_deit.py',
-    './_base_/imagenet_deit.py',
-    './_base_/adamw_300e_bs4096.py',
-    './_base_/ema_bs4096.py',
-    'mmpretrain::_base_/default_runtime.py',
-]
+_base_ = './hvit3_t_in1k.py'
 
-model = dict(
-    backbone=dict(type='mmvttt.HViT3', arch='base', drop_path_rate=0.6),
-    head=dict(in_channels=640),
-)
-
-default_hooks = dict(checkpoint=dict(max_keep_ckpts=3, save_best='auto'))
+model = dict(backbone=dict(arch='base', drop_path_rate=0.6), head=dict(in_channels=640))

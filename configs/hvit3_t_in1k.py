@@ -5,12 +5,10 @@ _base_ = [
     './_base_/imagenet_deit.py',
     './_base_/adamw_300e_bs4096.py',
     './_base_/ema_bs4096.py',
-    'mmpretrain::_base_/default_runtime.py',
+    './_base_/classifier_runtime.py',
 ]
 
 model = dict(
     backbone=dict(type='mmvttt.HViT3', arch='tiny', drop_path_rate=0.2),
     head=dict(in_channels=512),
 )
-
-default_hooks = dict(checkpoint=dict(max_keep_ckpts=3, save_best='auto'))

@@ -1,9 +1,5 @@
 # Mask2Former (mmdet's, instances), H-ViT³-T, COCO with large-scale jittering, 12 epochs.
 # No paper has trained it, and nor have we: there is no result.
-# Start from ImageNet weights (public ones after tools/convert_checkpoint.py) with
-#   --cfg-options model.backbone.init_cfg.type=Pretrained \
-#     model.backbone.init_cfg.checkpoint=hvit3_t_in1k.pth \
-#     model.backbone.init_cfg.prefix=backbone.
 _base_ = 'mmdet::mask2former/mask2former_r50_8xb2-lsj-50e_coco.py'
 
 data_root = '{{$MMVTTT_DATA:data}}/coco/'

@@ -1,20 +1,5 @@
 # Mask R-CNN, ViT³-T with ViT-Adapter, COCO 1333×800, 1x (vision-ttt Tab. 2 and App. D).
 # The result printed there: box AP 42.0.
-# Start from ImageNet weights (public ones after tools/convert_checkpoint.py) with
-#   --cfg-options model.backbone.backbone.init_cfg.type=Pretrained \
-#     model.backbone.backbone.init_cfg.checkpoint=vit3_t_in1k.pth \
-#     model.backbone.backbone.init_cfg.prefix=backbone.
-_base_ = [
-    './_base_/maskrcnn_vit_adapter.py',
-    './_base_/coco_multiscale.py',
-    './_base_/adamw_1x.py',
-    'mmdet::_base_/default_runtime.py',
-]
+_base_ = './_base_/maskrcnn_vit_adapter_t_1x.py'
 
-model = dict(
-    backbone=dict(
-        drop_path_rate=0.1,
-        backbone=dict(type='mmvttt.ViT3', arch='tiny', drop_path_rate=0.1),
-    ),
-    neck=dict(in_channels=[192] * 4),
-)
+model = dict(backbone=dict(backbone=dict(type='mmvttt.ViT3')))

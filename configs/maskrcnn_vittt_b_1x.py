@@ -1,20 +1,5 @@
 # Mask R-CNN, Vittt-B with ViT-Adapter, COCO 1333×800, 1x (vision-ttt Tab. 2 and App. D).
 # The paper's result: box AP 48.6, mask AP 43.0.
-# Start from ImageNet weights with
-#   --cfg-options model.backbone.backbone.init_cfg.type=Pretrained \
-#     model.backbone.backbone.init_cfg.checkpoint=vittt_b_in1k.pth \
-#     model.backbone.backbone.init_cfg.prefix=backbone.
-_base_ = [
-    './_base_/maskrcnn_vit_adapter.py',
-    './_base_/coco_multiscale.py',
-    './_base_/adamw_1x.py',
-    'mmdet::_base_/default_runtime.py',
-]
+_base_ = './_base_/maskrcnn_vit_adapter_b_1x.py'
 
-model = dict(
-    backbone=dict(
-        drop_path_rate=0.3,
-        backbone=dict(type='mmvttt.Vittt', arch='base', drop_path_rate=0.3),
-    ),
-    neck=dict(in_channels=[768] * 4),
-)
+model = dict(backbone=dict(backbone=dict(type='mmvttt.Vittt')))

@@ -87,7 +87,7 @@ model = dict(
     ),
 )
 
-train_cfg = dict(max_epochs=max_epochs, val_interval=1)
+train_cfg = dict(max_epochs=max_epochs)
 param_scheduler = _base_.param_scheduler
 param_scheduler[1].T_max = max_epochs
 

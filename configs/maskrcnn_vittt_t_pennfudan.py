@@ -53,7 +53,6 @@ test_evaluator = val_evaluator
 
 model = dict(
     backbone=dict(
-        drop_path_rate=0.1,
         # Batches are small: no statistics of a batch.
         norm_cfg=dict(type='GN', num_groups=32),
         backbone=dict(type='mmvttt.Vittt', arch='tiny', drop_path_rate=0.1),

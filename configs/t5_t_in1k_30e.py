@@ -4,15 +4,10 @@
 #   python tools/inherit_weights.py DEIT inherited.pth
 #   python tools/train.py configs/t5_t_in1k_30e.py --cfg-options load_from=inherited.pth
 _base_ = [
-    './_base_/classifier_deit.py',
+    './_base_/classifier_deit_t.py',
     './_base_/imagenet_deit.py',
     './_base_/adamw_30e_inherit.py',
-    'mmpretrain::_base_/default_runtime.py',
+    './_base_/classifier_runtime.py',
 ]
 
-model = dict(
-    backbone=dict(type='mmvttt.T5', arch='tiny'),
-    head=dict(in_channels=192),
-)
-
-default_hooks = dict(checkpoint=dict(max_keep_ckpts=3, save_best='auto'))
+model = dict(backbone=dict(type='mmvttt.T5'))

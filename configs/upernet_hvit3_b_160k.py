@@ -1,9 +1,5 @@
 # UperNet, H-ViT³-B, ADE20K 512×512, 160k iterations (vit3 Sec. 5.3, Tab. 9).
 # The paper's result: mIoU 51.7.
-# Start from ImageNet weights (public ones after tools/convert_checkpoint.py) with
-#   --cfg-options model.backbone.init_cfg.type=Pretrained \
-#     model.backbone.init_cfg.checkpoint=hvit3_b_in1k.pth \
-#     model.backbone.init_cfg.prefix=backbone.
 _base_ = [
     './_base_/upernet_hvit3.py',
     './_base_/ade20k.py',
@@ -13,6 +9,6 @@ _base_ = [
 
 model = dict(
     backbone=dict(arch='base', drop_path_rate=0.5),
-    decode_head=dict(in_channels=[96, 192, 448, 640], num_classes=150),
-    auxiliary_head=dict(in_channels=448, num_classes=150),
+    decode_head=dict(in_channels=[96, 192, 448, 640]),
+    auxiliary_head=dict(in_channels=448),
 )

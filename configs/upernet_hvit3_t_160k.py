@@ -1,9 +1,5 @@
 # UperNet, H-ViT³-T, ADE20K 512×512, 160k iterations (vit3 Sec. 5.3, Tab. 9).
 # The paper's result: mIoU 48.0.
-# Start from ImageNet weights (public ones after tools/convert_checkpoint.py) with
-#   --cfg-options model.backbone.init_cfg.type=Pretrained \
-#     model.backbone.init_cfg.checkpoint=hvit3_t_in1k.pth \
-#     model.backbone.init_cfg.prefix=backbone.
 _base_ = [
     './_base_/upernet_hvit3.py',
     './_base_/ade20k.py',
@@ -13,8 +9,8 @@ _base_ = [
 
 model = dict(
     backbone=dict(arch='tiny', drop_path_rate=0.2),
-    decode_head=dict(in_channels=[64, 128, 320, 512], num_classes=150),
-    auxiliary_head=dict(in_channels=320, num_classes=150),
+    decode_head=dict(in_channels=[64, 128, 320, 512]),
+    auxiliary_head=dict(in_channels=320),
 )
 
 # Of the three sizes only this one was trained in mixed precision.

@@ -1,21 +1,4 @@
 # UperNet, T⁵-S with ViT-Adapter, ADE20K 512×512, 160k iterations. No paper has it.
-# Start from a T⁵ that was fine-tuned on ImageNet with
-#   --cfg-options model.backbone.backbone.init_cfg.type=Pretrained \
-#     model.backbone.backbone.init_cfg.checkpoint=t5_s_in1k_30e.pth \
-#     model.backbone.backbone.init_cfg.prefix=backbone.
-# or inherit a DeiT at once: type=mmvttt.InheritViT, checkpoint=DEIT (docs/t5.md).
-_base_ = [
-    './_base_/upernet_vit_adapter.py',
-    './_base_/ade20k.py',
-    './_base_/adamw_160k.py',
-    'mmseg::_base_/default_runtime.py',
-]
+_base_ = './_base_/upernet_vit_adapter_s_160k.py'
 
-model = dict(
-    backbone=dict(
-        drop_path_rate=0.2,
-        backbone=dict(type='mmvttt.T5', arch='small', drop_path_rate=0.2),
-    ),
-    decode_head=dict(in_channels=[384] * 4, num_classes=150),
-    auxiliary_head=dict(in_channels=384, num_classes=150),
-)
+model = dict(backbone=dict(backbone=dict(type='mmvttt.T5')))

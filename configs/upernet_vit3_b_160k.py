@@ -1,23 +1,5 @@
 # UperNet, ViT³-B with ViT-Adapter, ADE20K 512×512, 160k iterations (vision-ttt Tab. 2, App. D).
 # The result printed there: mIoU 49.4.
-# Start from ImageNet weights (public ones after tools/convert_checkpoint.py) with
-#   --cfg-options model.backbone.backbone.init_cfg.type=Pretrained \
-#     model.backbone.backbone.init_cfg.checkpoint=vit3_b_in1k.pth \
-#     model.backbone.backbone.init_cfg.prefix=backbone.
-_base_ = [
-    './_base_/upernet_vit_adapter.py',
-    './_base_/ade20k.py',
-    './_base_/adamw_160k.py',
-    'mmseg::_base_/default_runtime.py',
-]
+_base_ = './_base_/upernet_vit_adapter_b_160k.py'
 
-model = dict(
-    backbone=dict(
-        drop_path_rate=0.3,
-        backbone=dict(type='mmvttt.ViT3', arch='base', drop_path_rate=0.3),
-    ),
-    decode_head=dict(in_channels=[768] * 4, num_classes=150),
-    auxiliary_head=dict(in_channels=768, num_classes=150),
-)
-
-optim_wrapper = dict(paramwise_cfg=dict(layer_decay_rate=0.8))
+model = dict(backbone=dict(backbone=dict(type='mmvttt.ViT3')))

@@ -1,21 +1,5 @@
 # UperNet, ViT³-S with ViT-Adapter, ADE20K 512×512, 160k iterations (vision-ttt Tab. 2, App. D).
 # The result printed there: mIoU 47.6.
-# Start from ImageNet weights (public ones after tools/convert_checkpoint.py) with
-#   --cfg-options model.backbone.backbone.init_cfg.type=Pretrained \
-#     model.backbone.backbone.init_cfg.checkpoint=vit3_s_in1k.pth \
-#     model.backbone.backbone.init_cfg.prefix=backbone.
-_base_ = [
-    './_base_/upernet_vit_adapter.py',
-    './_base_/ade20k.py',
-    './_base_/adamw_160k.py',
-    'mmseg::_base_/default_runtime.py',
-]
+_base_ = './_base_/upernet_vit_adapter_s_160k.py'
 
-model = dict(
-    backbone=dict(
-        drop_path_rate=0.2,
-        backbone=dict(type='mmvttt.ViT3', arch='small', drop_path_rate=0.2),
-    ),
-    decode_head=dict(in_channels=[384] * 4, num_classes=150),
-    auxiliary_head=dict(in_channels=384, num_classes=150),
-)
+model = dict(backbone=dict(backbone=dict(type='mmvttt.ViT3')))

@@ -75,7 +75,6 @@ norm_cfg = dict(type='GN', num_groups=32)
 model = dict(
     data_preprocessor=dict(size=crop_size),
     backbone=dict(
-        drop_path_rate=0.1,
         norm_cfg=norm_cfg,
         backbone=dict(type='mmvttt.Vittt', arch='tiny', drop_path_rate=0.1),
     ),
@@ -94,11 +93,8 @@ param_scheduler = _base_.param_scheduler
 param_scheduler[1].T_max = max_epochs
 
 default_hooks = dict(
-    timer=dict(type='IterTimerHook'),
     logger=dict(type='LoggerHook', interval=10),
-    param_scheduler=dict(type='ParamSchedulerHook'),
     checkpoint=dict(type='CheckpointHook', interval=10, max_keep_ckpts=2, save_best='mIoU'),
-    sampler_seed=dict(type='DistSamplerSeedHook'),
     visualization=dict(type='SegVisualizationHook'),
 )
 log_processor = dict(_delete_=True, window_size=10)

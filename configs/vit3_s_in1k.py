@@ -1,15 +1,10 @@
 # ViT³-S on ImageNet-1k, 224×224, 300 epochs (vit3 Sec. 5.1, Tab. 7).
 # The paper's result: Top-1 81.6.
 _base_ = [
-    './_base_/classifier_deit.py',
+    './_base_/classifier_deit_s.py',
     './_base_/imagenet_deit.py',
     './_base_/adamw_300e_bs4096.py',
-    'mmpretrain::_base_/default_runtime.py',
+    './_base_/classifier_runtime.py',
 ]
 
-model = dict(
-    backbone=dict(type='mmvttt.ViT3', arch='small', drop_path_rate=0.1),
-    head=dict(in_channels=384),
-)
-
-default_hooks = dict(checkpoint=dict(max_keep_ckpts=3, save_best='auto'))
+model = dict(backbone=dict(type='mmvttt.ViT3', drop_path_rate=0.1))

@@ -2,15 +2,10 @@
 # The paper's result: Top-1 82.7.
 # Options: the class token of Tab. 4 (model.backbone.cls_mode), a moving average (_base_/ema.py).
 _base_ = [
-    './_base_/classifier_deit.py',
+    './_base_/classifier_deit_b.py',
     './_base_/imagenet_deit.py',
     './_base_/adamw_300e.py',
-    'mmpretrain::_base_/default_runtime.py',
+    './_base_/classifier_runtime.py',
 ]
 
-model = dict(
-    backbone=dict(type='mmvttt.Vittt', arch='base', drop_path_rate=0.1),
-    head=dict(in_channels=768),
-)
-
-default_hooks = dict(checkpoint=dict(max_keep_ckpts=3, save_best='auto'))
+model = dict(backbone=dict(type='mmvttt.Vittt', drop_path_rate=0.1))

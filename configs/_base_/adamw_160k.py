@@ -6,10 +6,10 @@ optim_wrapper = dict(
     type='OptimWrapper',
     constructor='mmvttt.LayerDecayOptimWrapperConstructor',
     paramwise_cfg=dict(layer_decay_rate=0.85),
-    optimizer=dict(type='AdamW', lr=6e-5, betas=(0.9, 0.999), weight_decay=0.01),
+    optimizer=dict(type='AdamW', lr=6e-5, weight_decay=0.01),
 )
 param_scheduler = [
-    dict(type='LinearLR', start_factor=1e-6, by_epoch=False, begin=0, end=1500),
-    dict(type='PolyLR', eta_min=0.0, power=1.0, by_epoch=False, begin=1500, end=160000),
+    dict(type='LinearLR', start_factor=1e-6, by_epoch=False, end=1500),
+    dict(type='PolyLR', by_epoch=False, begin=1500, end=160000),
 ]
 auto_scale_lr = dict(enable=False, base_batch_size=16)

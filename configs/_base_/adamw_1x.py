@@ -6,5 +6,5 @@ optim_wrapper = dict(
     type='OptimWrapper',
     constructor='mmvttt.LayerDecayOptimWrapperConstructor',
     paramwise_cfg=dict(layer_decay_rate=0.85),
-    optimizer=dict(type='AdamW', lr=1e-4, betas=(0.9, 0.999), weight_decay=0.05),
+    optimizer=dict(type='AdamW', lr=1e-4, weight_decay=0.05),
 )

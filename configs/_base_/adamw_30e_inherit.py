@@ -10,11 +10,11 @@ optim_wrapper = dict(
     type='OptimWrapper',
     constructor='mmvttt.LayerDecayOptimWrapperConstructor',
     paramwise_cfg=dict(layer_decay_rate=1.0, new_lr_mult=20.0),
-    optimizer=dict(type='AdamW', lr=4e-5, betas=(0.9, 0.999), weight_decay=1e-8),
+    optimizer=dict(type='AdamW', lr=4e-5, weight_decay=1e-8),
 )
 param_scheduler = [
-    dict(type='LinearLR', start_factor=1e-3, by_epoch=True, end=5, convert_to_iter_based=True),
-    dict(type='CosineAnnealingLR', eta_min_ratio=1e-2, by_epoch=True, begin=5, end=30),
+    dict(type='LinearLR', start_factor=1e-3, end=5, convert_to_iter_based=True),
+    dict(type='CosineAnnealingLR', eta_min_ratio=1e-2, begin=5, end=30),
 ]
-train_cfg = dict(by_epoch=True, max_epochs=30, val_interval=1)
+train_cfg = dict(max_epochs=30)
 auto_scale_lr = dict(base_batch_size=1024)

@@ -1,5 +1,5 @@
 # AdamW from random weights: warm-up, then a cosine down to 0 at the last step.
-train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=12, val_interval=1)
+train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=12)
 val_cfg = dict(type='ValLoop')
 test_cfg = dict(type='TestLoop')
 
@@ -10,6 +10,6 @@ optim_wrapper = dict(
 )
 # Whoever changes max_epochs changes T_max with it.
 param_scheduler = [
-    dict(type='LinearLR', start_factor=0.01, by_epoch=False, begin=0, end=100),
-    dict(type='CosineAnnealingLR', T_max=12, by_epoch=True, convert_to_iter_based=True),
+    dict(type='LinearLR', start_factor=0.01, by_epoch=False, end=100),
+    dict(type='CosineAnnealingLR', T_max=12, convert_to_iter_based=True),
 ]

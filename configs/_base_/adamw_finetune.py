@@ -1,7 +1,7 @@
 # 20 epochs of AdamW for a classifier that starts from trained weights: a low rate, lower still in
 # early layers, 500 steps of warm-up under a cosine; any max_epochs will do. Nobody's published
 # recipe: usual values, to be tuned.
-train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=20, val_interval=1)
+train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=20)
 val_cfg = dict(type='ValLoop')
 test_cfg = dict(type='TestLoop')
 
@@ -9,13 +9,13 @@ optim_wrapper = dict(
     type='OptimWrapper',
     constructor='mmvttt.LayerDecayOptimWrapperConstructor',
     paramwise_cfg=dict(layer_decay_rate=0.75),
-    optimizer=dict(type='AdamW', lr=2e-4, betas=(0.9, 0.999), weight_decay=0.05),
+    optimizer=dict(type='AdamW', lr=2e-4, weight_decay=0.05),
     clip_grad=dict(max_norm=5.0),
 )
 param_scheduler = [
-    dict(type='LinearLR', start_factor=0.01, by_epoch=False, begin=0, end=500),
+    dict(type='LinearLR', start_factor=0.01, by_epoch=False, end=500),
     # Without T_max and end: as long as the training.
-    dict(type='CosineAnnealingLR', by_epoch=True, convert_to_iter_based=True),
+    dict(type='CosineAnnealingLR', convert_to_iter_based=True),
 ]
 # The rate is meant for 256 images a step: --auto-scale-lr.
 auto_scale_lr = dict(base_batch_size=256)

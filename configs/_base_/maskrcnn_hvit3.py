@@ -1,9 +1,10 @@
 # Mask R-CNN with FPN on the four stages of an H-ViT³.
+# Weights to start from: docs/own_config.md.
 _base_ = 'mmdet::_base_/models/mask-rcnn_r50_fpn.py'
 
 model = dict(
-    # BatchNorm of each GPU's own images, as the authors trained.
-    backbone=dict(_delete_=True, type='mmvttt.HViT3', norm_cfg=dict(type='BN')),
+    # Its BatchNorm sees each GPU's own images, as the authors trained.
+    backbone=dict(_delete_=True, type='mmvttt.HViT3'),
     # mmdet's own rounds the boxes to bf16 in mixed precision.
     roi_head=dict(
         bbox_roi_extractor=dict(type='mmvttt.FP32RoIExtractor'),

@@ -1,13 +1,9 @@
 # Mask R-CNN with FPN on the four maps of a ViT-Adapter around a plain backbone.
+# Weights to start from: docs/own_config.md.
 _base_ = 'mmdet::_base_/models/mask-rcnn_r50_fpn.py'
 
 model = dict(
-    backbone=dict(
-        _delete_=True,
-        type='mmvttt.ViTAdapter',
-        task='det',
-        norm_cfg=dict(type='SyncBN'),
-    ),
+    backbone=dict(_delete_=True, type='mmvttt.ViTAdapter'),
     # mmdet's own rounds the boxes to bf16 under --amp.
     roi_head=dict(
         bbox_roi_extractor=dict(type='mmvttt.FP32RoIExtractor'),

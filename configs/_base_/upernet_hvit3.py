@@ -1,8 +1,11 @@
-# UperNet on the four stages of an H-ViT³, with its auxiliary head.
+# UperNet on the four stages of an H-ViT³, with its auxiliary head; ADE20K's 150 classes.
+# Weights to start from: docs/own_config.md.
 _base_ = 'mmseg::_base_/models/upernet_swin.py'
 
 model = dict(
     data_preprocessor=dict(size=(512, 512)),
-    # BatchNorm of each GPU's own images, as the authors trained; the heads have SyncBN.
-    backbone=dict(_delete_=True, type='mmvttt.HViT3', norm_cfg=dict(type='BN')),
+    # Its BatchNorm sees each GPU's own images, as the authors trained; the heads have SyncBN.
+    backbone=dict(_delete_=True, type='mmvttt.HViT3'),
+    decode_head=dict(num_classes=150),
+    auxiliary_head=dict(num_classes=150),
 )

@@ -1,0 +1,4 @@
+# Mask R-CNN with FPN on H-ViT³-B.
+_base_ = './maskrcnn_hvit3.py'
+
+model = dict(backbone=dict(arch='base'), neck=dict(in_channels=[96, 192, 448, 640]))
