@@ -3,7 +3,7 @@
 `python -m ttt_kernels` prints what can run here. Importing needs torch only.
 """
 
-from ._backend import available
+from ._backend import BACKENDS, available
 from .deform_attn import deform_attn, deform_attn_fused
 from .ttt_dwconv import ttt_dwconv
 from .ttt_glu import ttt_glu
@@ -11,6 +11,7 @@ from .ttt_linear import ttt_linear
 from .ttt_mlp import ttt_mlp
 
 __all__ = [
+    'BACKENDS',
     'available',
     'deform_attn',
     'deform_attn_fused',

@@ -88,7 +88,8 @@ def choose(
 
     Args:
         backend: 'auto' or one of BACKENDS.
-        supported: asks a loaded kernel module whether it takes these inputs; None means yes.
+        supported: asks a loaded kernel module why it cannot run with these inputs; None where it
+            can.
 
     Raises:
         RuntimeError: `backend` is 'triton' or 'numba' and that kernel cannot run.

@@ -8,6 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
+from ttt_kernels import BACKENDS
+
 
 def check_int(name: str, value: Any, least: int = 1, most: int | None = None) -> None:
     """An integer of at least `least`, and at most `most`. True and False are none."""
@@ -48,6 +50,11 @@ def check_choice(name: str, value: Any, choices: Collection) -> None:
     # A list has no hash, and would be an error of the look-up in a dict.
     if value not in list(choices):
         raise ValueError(f'{name}={value!r}: choose one of {", ".join(map(repr, choices))}.')
+
+
+def check_backend(name: str, value: Any) -> None:
+    """None, or what an op of ttt_kernels takes as its `backend`."""
+    check_choice(name, value, (None, *BACKENDS))
 
 
 def check_config(name: str, value: Any, example: str) -> None:

@@ -36,8 +36,9 @@ def deform_attn(
             or the dtype of `value`. Points may lie outside.
         attention_weights: `(B, Q, H, L, P)`, fp32 or the dtype of `value`; used as they are, a
             softmax is the caller's.
-        backend: None takes the Triton kernel on a GPU where it can run and the reference elsewhere;
-            'triton' or 'reference' forces one.
+        backend: None takes the Triton kernel on a GPU and the numba kernel on a CPU, where there is
+            one that can run, and the reference elsewhere; 'triton', 'numba' or 'reference' forces
+            one.
 
     Positions, weights and sums are computed in fp32 (fp64 for fp64). Under autocast `value` goes to
     the autocast dtype; the locations stay as they are, because half precision cannot tell
@@ -49,7 +50,7 @@ def deform_attn(
     Raises:
         TypeError: a wrong dtype or type.
         ValueError: a wrong shape, levels that do not add up to S, mixed devices, unknown backend.
-        RuntimeError: `backend='triton'` where the kernel cannot run.
+        RuntimeError: `backend='triton'` or 'numba' where there is no such kernel, or it cannot run.
     """
     backend = _backend.resolve(backend)
     _inputs.check_tensors(
@@ -98,7 +99,7 @@ def deform_attn_fused(
     Raises:
         TypeError: a wrong dtype or type.
         ValueError: a wrong shape, levels that do not add up to S, mixed devices, unknown backend.
-        RuntimeError: `backend='triton'` where the kernel cannot run.
+        RuntimeError: `backend='triton'` or 'numba' where there is no such kernel, or it cannot run.
     """
     backend = _backend.resolve(backend)
     _inputs.check_tensors(

@@ -192,7 +192,7 @@ def _backward(
 
 
 def supported(*inputs: object) -> str | None:
-    """Why these inputs need the reference: they never do."""
+    """Why the kernels cannot run with these arguments, in a sentence; None where they can."""
     return None
 
 

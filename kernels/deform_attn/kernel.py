@@ -414,7 +414,7 @@ def supported(
     places: Tensor,
     weights: Tensor,
 ) -> str | None:
-    """None where the kernels can run with these arguments, else a sentence that says why not."""
+    """Why the kernels cannot run with these arguments, in a sentence; None where they can."""
     batch, pixels, heads, dim = value.shape
     if dim > MAX_DIM:
         return f'd is {dim}; the kernels have at most {MAX_DIM}'

@@ -38,8 +38,9 @@ def ttt_dwconv(
         hw: height and width of the map, python ints.
         scale: s of the inner loss; s/N is applied in fp32 after the sum over the pixels.
         damping: as published; False takes the plain gradient.
-        backend: None takes the Triton kernel on a GPU where it can run and the reference elsewhere;
-            'triton' or 'reference' forces one.
+        backend: None takes the Triton kernel on a GPU and the numba kernel on a CPU, where there is
+            one that can run, and the reference elsewhere; 'triton', 'numba' or 'reference' forces
+            one.
 
     Inner gradients and sums are kept in the dtype of w3. Under autocast q, k and v go to the
     autocast dtype, w3 stays fp32.
@@ -50,7 +51,7 @@ def ttt_dwconv(
     Raises:
         TypeError: a wrong dtype or type.
         ValueError: a wrong shape, an empty map, mixed devices, an unknown backend.
-        RuntimeError: `backend='triton'` where the kernel cannot run.
+        RuntimeError: `backend='triton'` or 'numba' where there is no such kernel, or it cannot run.
     """
     backend = _backend.resolve(backend)
     _inputs.check_tensors(_NAME, q=q, k=k, v=v, w3=w3)
@@ -112,7 +113,7 @@ def _op(
     damping: bool,
     backend: str,
 ) -> tuple[Tensor, Tensor]:
-    kernel = _choose(backend, q, k, v, w3)
+    kernel = _choose(backend, q)
     if kernel is not None:
         return kernel.forward(q, k, v, w3, h, w, scale, damping)
     # The dispatcher leaves autocast on in here, and it would round the inner weights.
@@ -134,15 +135,15 @@ def _backward_op(
     damping: bool,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    kernel = _choose(backend, q, k, v, w3)
+    kernel = _choose(backend, q)
     if kernel is not None:
         return kernel.backward(do, q, k, v, w3, g, h, w, scale, damping)
     with torch.autocast(q.device.type, enabled=False):
         return reference.backward(do, q, k, v, w3, g, h, w, scale, damping)
 
 
-def _choose(backend: str, q: Tensor, *rest: Tensor):
-    return _backend.choose(_NAME, backend, q, lambda kernel: kernel.supported(q, *rest))
+def _choose(backend: str, q: Tensor):
+    return _backend.choose(_NAME, backend, q, lambda kernel: kernel.supported(q))
 
 
 @_op.register_fake

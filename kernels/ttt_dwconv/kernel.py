@@ -319,8 +319,8 @@ def config(dim: int) -> dict:
     }
 
 
-def supported(q: Tensor, k: Tensor, v: Tensor, w3: Tensor) -> str | None:
-    """None where the kernels can run with these arguments, else a sentence that says why not."""
+def supported(q: Tensor) -> str | None:
+    """Why the kernels cannot run with these arguments, in a sentence; None where they can."""
     return _launch.unfit(q)
 
 

@@ -314,7 +314,7 @@ def config(kernel: str, dtype: torch.dtype) -> dict:
 
 
 def supported(q: Tensor) -> str | None:
-    """None where the kernels can run with these tokens, else a sentence that says why not."""
+    """Why the kernels cannot run with these arguments, in a sentence; None where they can."""
     return _launch.unfit_heads(q)
 
 

@@ -51,8 +51,9 @@ def ttt_linear(
             token t stands at t in both.
         mini_batch_size: tokens whose gradients share one state, ≥ 1; more than T is one mini-batch.
         eps: of the inner LayerNorm.
-        backend: None takes the Triton kernel on a GPU and the numba kernel on a CPU, where they can
-            run, and the reference elsewhere; 'triton', 'numba' or 'reference' forces one.
+        backend: None takes the Triton kernel on a GPU and the numba kernel on a CPU, where there is
+            one that can run, and the reference elsewhere; 'triton', 'numba' or 'reference' forces
+            one.
 
     eta and the parameters are fp32 (fp64 where q is fp64) and may be expanded views. State and sums
     are kept in that dtype. Under autocast q, k and v go to the autocast dtype, the rest to fp32.
@@ -63,7 +64,7 @@ def ttt_linear(
     Raises:
         TypeError: a wrong dtype or type.
         ValueError: a wrong shape, T = 0, mixed devices, an unknown direction or backend.
-        RuntimeError: `backend='triton'` or 'numba' where the kernel cannot run.
+        RuntimeError: `backend='triton'` or 'numba' where there is no such kernel, or it cannot run.
     """
     backend = _backend.resolve(backend)
     tensors = {

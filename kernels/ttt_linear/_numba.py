@@ -24,7 +24,7 @@ _LARGEST_MINI_BATCH = 128
 
 
 def supported(inputs: Inputs, mini_batch_size: int) -> str | None:
-    """Why these inputs need the reference: None where they do not."""
+    """Why the kernels cannot run with these arguments, in a sentence; None where they can."""
     if mini_batch_size > _LARGEST_MINI_BATCH:
         return f'mini_batch_size must be at most {_LARGEST_MINI_BATCH}, got {mini_batch_size}'
     return None

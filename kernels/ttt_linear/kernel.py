@@ -24,7 +24,7 @@ SHARED_REGISTERS, ALL_REGISTERS = 168, 255
 
 
 def supported(inputs: Inputs, mini_batch_size: int) -> str | None:
-    """None where the kernels can run with these arguments, else a sentence that says why not."""
+    """Why the kernels cannot run with these arguments, in a sentence; None where they can."""
     q = inputs.q
     dim = q.shape[-1]
     if mini_batch_size != CHUNK:

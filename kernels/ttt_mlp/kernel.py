@@ -343,8 +343,8 @@ def _step_backward(
 
 
 # Tokens a block, warps and pipeline stages, chosen by the registers, spills and predicted cycles of
-# README.md; tests/kernels/ttt_glu_aot.json holds what comes out. Four warps are one WGMMA of 64
-# features; eight would both do all of it.
+# README.md; tools/kernel_benchmarks/aot/ttt_glu_aot.json holds what comes out. Four warps are one
+# WGMMA of 64 features; eight would both do all of it.
 _CONFIGS = {
     'step': {'BLOCK': 64, 'num_warps': 4, 'STAGES': 2},
     'read': {'BLOCK': 64, 'num_warps': 4, 'STAGES': 2},
@@ -364,7 +364,7 @@ def config(kernel: str, l2: bool, little: bool) -> dict:
 
 
 def supported(q: Tensor) -> str | None:
-    """None where the kernels can run with these tokens, else a sentence that says why not."""
+    """Why the kernels cannot run with these arguments, in a sentence; None where they can."""
     if q.dtype == torch.float32 and not _backend.interpreting():
         return 'q is torch.float32, which the kernels have in the interpreter alone'
     return _launch.unfit_heads(q)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mmvttt.arguments import check_int, check_number
+from mmvttt.arguments import check_backend, check_int, check_number
 from ttt_kernels import deform_attn_fused
 
 
@@ -75,10 +75,12 @@ class DeformableAttention(nn.Module):
         num_levels: Value levels L.
         num_points: Sampled places per head and level, P.
         ratio: Channels of the sampled values, as a part of C.
+        backend: Implementation of the op: 'triton', 'numba' or 'reference'; None leaves the choice
+            to it (docs/kernels.md).
 
     Raises:
         ValueError: If `embed_dims * ratio` is not a positive multiple of `num_heads`, or
-            `num_points` is less than 1.
+            `num_points` is less than 1, or there is no such backend.
     """
 
     def __init__(
@@ -88,11 +90,13 @@ class DeformableAttention(nn.Module):
         num_levels: int,
         num_points: int = 4,
         ratio: float = 1.0,
+        backend: str | None = None,
     ) -> None:
         super().__init__()
         check_int('deform_num_heads', num_heads)
         check_number('deform_ratio', ratio, above=0)
         check_int('num_points', num_points)
+        check_backend('deform_backend', backend)
         value_dims = round(embed_dims * ratio)
         if value_dims < 1 or value_dims % num_heads:
             raise ValueError(
@@ -103,6 +107,7 @@ class DeformableAttention(nn.Module):
         self.num_heads = num_heads
         self.num_levels = num_levels
         self.num_points = num_points
+        self.backend = backend
         samples = num_heads * num_levels * num_points
         self.sampling_offsets = nn.Linear(embed_dims, 2 * samples)
         self.attention_weights = nn.Linear(embed_dims, samples)
@@ -141,6 +146,7 @@ class DeformableAttention(nn.Module):
         value = self.value_proj(value).unflatten(-1, (self.num_heads, -1))
         offsets = self.sampling_offsets(query).view(*shape, 2)
         logits = self.attention_weights(query).view(shape)
-        return self.output_proj(
-            deform_attn_fused(value, grid.sizes, grid.centres[None], offsets, logits)
+        found = deform_attn_fused(
+            value, grid.sizes, grid.centres[None], offsets, logits, backend=self.backend
         )
+        return self.output_proj(found)

@@ -117,7 +117,7 @@ class Interaction(nn.Module):
         init_values: Start of the injector's γ.
         ffn_dims: Hidden channels of the extractors' conv-FFN; 0 for none.
         drop_path_rate: Stochastic depth of the conv-FFN.
-        attention: `num_heads`, `num_points` and `ratio` of the deformable attentions.
+        attention: Further options of the `DeformableAttention`s.
         with_cp: Recompute the injector and the extractors in the backward pass (non-reentrant
             checkpointing). The backbone's blocks have a `with_cp` of their own.
     """

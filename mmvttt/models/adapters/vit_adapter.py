@@ -79,7 +79,7 @@ class ViTAdapter(PretrainedMixin, BaseModule):
         task: What is added to the pyramid at the end. `'det'`: the last tokens, to all four maps;
             `'seg'`: those after interaction 1, 2, 3, 4, to map 1, 2, 3, 4.
         interaction_indexes: First and last block of every group. Default: four even groups
-            ([0, 2], [3, 5], [6, 8], [9, 11] at depth 12).
+            ([0, 2], [3, 5], [6, 8], [9, 11] of 12).
         deform_num_heads: Heads of the deformable attention. Default by width.
         deform_ratio: Channels of its values as a part of `embed_dims`. Default by width.
         num_points: Its sampled places per head and level.
@@ -96,6 +96,9 @@ class ViTAdapter(PretrainedMixin, BaseModule):
         norm_cfg: Norm layers of the spatial prior and of the outputs. `SyncBN` equals `BN` while no
             process group exists; in a process group on CPUs it cannot run: take `BN` or `GN`.
             One image per GPU, or images so small that a level is one cell, ask for `GN`.
+        deform_backend: Implementation of the deformable attention's op: 'triton', 'numba' or
+            'reference'; None leaves the choice to it (docs/kernels.md). That of the mixers is an
+            option of theirs.
         init_cfg: As in mmengine. The adapter is initialised when built; a `Pretrained` of the
             backbone's own `init_cfg` is loaded by `init_weights`, and one given here after it.
 
@@ -122,6 +125,7 @@ class ViTAdapter(PretrainedMixin, BaseModule):
         freeze_backbone: bool = False,
         with_cp: bool = False,
         norm_cfg: dict = _SYNC_BN,
+        deform_backend: str | None = None,
         init_cfg: dict | list[dict] | None = None,
     ) -> None:
         super().__init__(init_cfg)
@@ -167,6 +171,7 @@ class ViTAdapter(PretrainedMixin, BaseModule):
             num_heads=_or(deform_num_heads, default.deform_num_heads),
             num_points=num_points,
             ratio=_or(deform_ratio, default.deform_ratio),
+            backend=deform_backend,
         )
         last = len(self.interaction_indexes) - 1
         self.interactions = nn.ModuleList(
@@ -320,11 +325,11 @@ def _checked_out_indices(out_indices: Sequence[int]) -> tuple[int, ...]:
     return out_indices
 
 
-def _groups(indexes: Sequence[Sequence[int]] | None, depth: int) -> list[tuple[int, int]]:
+def _groups(indexes: Sequence[Sequence[int]] | None, num_layers: int) -> list[tuple[int, int]]:
     """The first and last block of every interaction, checked to run every block once, in order."""
     if indexes is None:
-        count = min(_NUM_GROUPS, depth)
-        bounds = [depth * i // count for i in range(count + 1)]
+        count = min(_NUM_GROUPS, num_layers)
+        bounds = [num_layers * i // count for i in range(count + 1)]
         indexes = [(start, end - 1) for start, end in pairwise(bounds)]
     if isinstance(indexes, str) or not isinstance(indexes, Sequence):
         raise TypeError(f'interaction_indexes={indexes!r}: give a list of groups [first, last].')
@@ -333,14 +338,14 @@ def _groups(indexes: Sequence[Sequence[int]] | None, depth: int) -> list[tuple[i
     groups = [tuple(group) for group in indexes]
     expected = 0
     for group in groups:
-        if len(group) != 2 or group[0] != expected or not group[0] <= group[1] < depth:
+        if len(group) != 2 or group[0] != expected or not group[0] <= group[1] < num_layers:
             break
         expected = group[1] + 1
     else:
-        if expected == depth:
+        if expected == num_layers:
             return groups
     raise ValueError(
         f'interaction_indexes is {[list(group) for group in groups]}; the groups [first, last] '
-        f"must run the backbone's blocks 0 to {depth - 1} once each, in order, as in "
-        f'{[[0, depth - 1]]}'
+        f"must run the backbone's blocks 0 to {num_layers - 1} once each, in order, as in "
+        f'{[[0, num_layers - 1]]}'
     )

@@ -286,6 +286,9 @@ def resolve_arch(
 ) -> dict[str, int]:
     """An architecture by name, or as a dict with the same keys as those of the zoo.
 
+    As in mmpretrain, its depth is `num_layers` where all blocks have one width, and `depths`, a
+    number for each stage, where there are stages.
+
     Raises:
         ValueError: If the name is unknown, keys are missing or too many, or a number is below 1.
         TypeError: If an entry is no integer, or where there are stages, no sequence of them.

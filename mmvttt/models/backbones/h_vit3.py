@@ -10,7 +10,7 @@ from mmengine.model import BaseModule
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from mmvttt.arguments import check_choice, check_int
+from mmvttt.arguments import check_choice, check_config, check_int
 from mmvttt.registry import MODELS
 
 from ..layers import MixerBlock, rotation_2d
@@ -19,7 +19,6 @@ from ..pretrained import PretrainedMixin
 from .base import OUT_TYPES, check_image, drop_path_rates, resolve_arch, resolve_indices
 
 _BN = dict(type='BN')
-_MIXER = dict(type='mmvttt.ViT3Mixer')
 _MLP_RATIO = 4
 _NORM_EPS = 1e-5
 
@@ -81,6 +80,7 @@ class Stage(nn.Module):
     Args:
         embed_dims: Channels C.
         num_heads: Gated heads of the mixers.
+        mixer: Further options of `ViT3Mixer`.
         drop_path_rates: Stochastic depth of every block.
         downsample: The module in front of the blocks.
         with_cp: Recompute the blocks in the backward pass (non-reentrant checkpointing).
@@ -90,6 +90,7 @@ class Stage(nn.Module):
         self,
         embed_dims: int,
         num_heads: int,
+        mixer: Mapping,
         drop_path_rates: Sequence[float],
         downsample: Downsample | None,
         with_cp: bool,
@@ -103,7 +104,7 @@ class Stage(nn.Module):
                 embed_dims,
                 num_heads,
                 _MLP_RATIO * embed_dims,
-                mixer=_MIXER,
+                mixer=dict(mixer, type='mmvttt.ViT3Mixer'),
                 dwconv=True,
                 drop_path=rate,
                 norm_eps=_NORM_EPS,
@@ -150,6 +151,7 @@ class HViT3(PretrainedMixin, BaseModule):
         frozen_stages: −1 trains everything, 0 freezes the stem, n the stem and the first n stages
             with the norms of their outputs.
         with_cp: Recompute the blocks in the backward pass (non-reentrant checkpointing).
+        mixer: Options of `ViT3Mixer`: `scale`, `backend`.
         init_cfg: mmengine's; `dict(type='Pretrained', checkpoint=…, prefix='backbone.')` loads
             weights, reports matched, missing and unexpected keys, and fails where nothing matched.
 
@@ -177,6 +179,7 @@ class HViT3(PretrainedMixin, BaseModule):
         in_channels: int = 3,
         frozen_stages: int = -1,
         with_cp: bool = False,
+        mixer: Mapping | None = None,
         init_cfg: dict | list[dict] | None = None,
     ) -> None:
         super().__init__(init_cfg)
@@ -191,6 +194,8 @@ class HViT3(PretrainedMixin, BaseModule):
         check_int('in_channels', in_channels)
         check_int('frozen_stages', frozen_stages, -1, last + 1)
         check_norm_cfg(norm_cfg, dims[0])
+        if mixer is not None:
+            check_config('mixer', mixer, 'dict(scale=0.5)')
         if out_indices is None:
             out_indices = last if out_type == 'avg_featmap' else range(last + 1)
         self.out_indices = resolve_indices(out_indices, last + 1)
@@ -211,6 +216,7 @@ class HViT3(PretrainedMixin, BaseModule):
             Stage(
                 dims[s],
                 heads[s],
+                mixer or {},
                 rates[end - depths[s] : end],
                 Downsample(dims[s - 1], dims[s], norm_cfg) if s else None,
                 with_cp,

@@ -117,7 +117,7 @@ class Vittt(PlainBackbone):
         design: A step of the design route of Tab. 3: 'ttt_layer', 'share_qk', 'gating', 'conv1d'
             (the vanilla TTT block), 'dual' or 'conv2d' (Vittt).
         mixer: Options of `TTTLinearMixer` that overrule the design: `mini_batch_size`,
-            `learnable_states`, `eta_base`, `post_norm`, `gate_cfg`, …
+            `learnable_states`, `eta_base`, `post_norm`, `gate_cfg`, `backend`, …
         residual: 'input', 'normed' (Algorithm 1) or 'literal' (Eq. 9 and 12), see `VitttBlock`.
         cls_mode: How a classifier's feature is taken (Tab. 4): 'mean' or 'max' (the token of the
             largest L2 norm) of the patches, or class tokens at the 'head', in the 'middle', or at

@@ -20,17 +20,19 @@ MLP_LOSSES = ('dot', 'l2')
 
 
 class Step(NamedTuple):
-    """One full-batch step of 1.0.
+    """One full-batch step of 1.0, and what does it.
 
     Attributes:
         loss: The name of the inner loss.
         scale: Its factor s.
         damping: Whether the gradients are damped.
+        backend: Implementation of the op, if one is wanted.
     """
 
     loss: str
     scale: float
     damping: bool
+    backend: str | None = None
 
 
 class InnerModel(nn.Module, ABC):
@@ -135,7 +137,8 @@ class MLP(InnerModel):
         return plain and step.loss in MLP_LOSSES and not step.damping
 
     def fused(self, w: Weights, q: Tensor, k: Tensor, v: Tensor, hw: Size, step: Step) -> Tensor:
-        return ttt_mlp(q, k, v, w['w1'], w['w2'], loss=step.loss, scale=step.scale)
+        weights = w['w1'], w['w2']
+        return ttt_mlp(q, k, v, *weights, loss=step.loss, scale=step.scale, backend=step.backend)
 
 
 class GatedFC(InnerModel):
@@ -151,7 +154,10 @@ class GatedFC(InnerModel):
         return step.loss == 'dot'
 
     def fused(self, w: Weights, q: Tensor, k: Tensor, v: Tensor, hw: Size, step: Step) -> Tensor:
-        return ttt_glu(q, k, v, w['w1'], w['w2'], scale=step.scale, damping=step.damping)
+        weights = w['w1'], w['w2']
+        return ttt_glu(
+            q, k, v, *weights, scale=step.scale, damping=step.damping, backend=step.backend
+        )
 
 
 class SwiGLU(InnerModel):
@@ -167,7 +173,8 @@ class SwiGLU(InnerModel):
         return step.loss in MLP_LOSSES and not step.damping
 
     def fused(self, w: Weights, q: Tensor, k: Tensor, v: Tensor, hw: Size, step: Step) -> Tensor:
-        return ttt_mlp(q, k, v, w['w1'], w['w2'], w['w3'], loss=step.loss, scale=step.scale)
+        weights = w['w1'], w['w2'], w['w3']
+        return ttt_mlp(q, k, v, *weights, loss=step.loss, scale=step.scale, backend=step.backend)
 
 
 class Conv(InnerModel):
@@ -200,7 +207,9 @@ class DWConv(InnerModel):
         # Channels know nothing of heads here.
         tokens = (x.flatten(2) for x in (q, k, v))
         weight = w['w1'].flatten(0, 1)
-        out = ttt_dwconv(*tokens, weight, hw=hw, scale=step.scale, damping=step.damping)
+        out = ttt_dwconv(
+            *tokens, weight, hw=hw, scale=step.scale, damping=step.damping, backend=step.backend
+        )
         return out.unflatten(2, q.shape[2:])
 
 

@@ -12,6 +12,7 @@ from mmcv.cnn import build_activation_layer
 from torch import Tensor, nn
 
 from mmvttt.arguments import (
+    check_backend,
     check_choice,
     check_config,
     check_int,
@@ -49,6 +50,8 @@ class TTTLinearMixer(nn.Module):
             max(0, 1/t + learned), as in the language-model layer; None does not (Eq. 7).
         post_norm: LayerNorm between the inner loop and the gate (Algorithm 1 has none).
         inner_eps: ε of the inner LayerNorm.
+        backend: Implementation of the op: 'triton', 'numba' or 'reference'; None leaves the choice
+            to it (docs/kernels.md).
 
     Raises:
         ValueError: If an option is not one of those above; the message names what is allowed.
@@ -69,6 +72,7 @@ class TTTLinearMixer(nn.Module):
         token_scale: str | None = 'learned',
         post_norm: bool = False,
         inner_eps: float = 1e-6,
+        backend: str | None = None,
     ) -> None:
         super().__init__()
         directions = _checked_directions(directions)
@@ -84,6 +88,7 @@ class TTTLinearMixer(nn.Module):
             check_number('eta_scale', eta_scale, above=0)
         check_choice('token_scale', token_scale, (None, 'learned'))
         check_number('inner_eps', inner_eps, above=0)
+        check_backend('backend', backend)
         self.embed_dims = embed_dims
         self.num_heads = num_heads
         self.head_dims = head_dims
@@ -92,6 +97,7 @@ class TTTLinearMixer(nn.Module):
         self.mini_batch_size = mini_batch_size
         self.step_scale = eta_base * (1 / head_dims if eta_scale is None else eta_scale)
         self.inner_eps = inner_eps
+        self.backend = backend
 
         # One product for all: q (and k, if apart) and v of the first direction, then the second.
         self.num_projections = 2 if share_qk else 3
@@ -175,6 +181,7 @@ class TTTLinearMixer(nn.Module):
             directions=self.directions,
             mini_batch_size=self.mini_batch_size,
             eps=self.inner_eps,
+            backend=self.backend,
         )
         z = z.sum(2).flatten(2)
         if self.post_norm is not None:

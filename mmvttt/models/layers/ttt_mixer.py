@@ -7,7 +7,14 @@ from timm.layers import resample_abs_pos_embed
 from torch import Tensor, nn
 from torch.func import grad, vjp, vmap
 
-from mmvttt.arguments import check_choice, check_int, check_number, checked_head_dims, checked_size
+from mmvttt.arguments import (
+    check_backend,
+    check_choice,
+    check_int,
+    check_number,
+    checked_head_dims,
+    checked_size,
+)
 from mmvttt.registry import MODELS
 
 from .attention import Attention, without_autocast
@@ -59,6 +66,8 @@ class TTTMixer(nn.Module):
         neighborhood: Side of the window of neighbourhood attention, odd, whose mean with the inner
             model's output counts (T⁵⁺, t5 Eq. 15: 3 or 5); None for none. It takes q, k, v as they
             are projected.
+        backend: Implementation of the fused op: 'triton', 'numba' or 'reference'; None leaves the
+            choice to it (docs/kernels.md). An error where no op does the training.
 
     Raises:
         ValueError: If an option is not one of those above; the message names what is allowed.
@@ -79,6 +88,7 @@ class TTTMixer(nn.Module):
         key_norm: str | None = None,
         locality: str | None = None,
         neighborhood: int | None = None,
+        backend: str | None = None,
     ) -> None:
         super().__init__()
         head_dims = checked_head_dims(embed_dims, num_heads)
@@ -97,12 +107,14 @@ class TTTMixer(nn.Module):
             check_int('neighborhood', neighborhood)
             if neighborhood % 2 == 0:
                 raise ValueError(f'neighborhood={neighborhood}: give an odd side, such as 3 or 5.')
+        check_backend('backend', backend)
         self.heads = (num_heads, head_dims)
         self.loss = loss
         self.num_batches = num_batches
         self.epochs = epochs
         self.scale = head_dims**-0.5 if scale is None else scale
         self.damping = damping
+        self.backend = backend
         self.qkv = nn.Linear(embed_dims, 3 * embed_dims)
         self.proj = nn.Linear(embed_dims, embed_dims)
         self.inner = build_inner_model(inner, num_heads, head_dims)
@@ -129,11 +141,16 @@ class TTTMixer(nn.Module):
         # Whether a kernel does all of it; set it to False for the definition.
         self.fused = False
         if isinstance(self.inner, InnerModel):
-            self.fused = plain and self.inner.fuses(Step(loss, self.scale, damping))
+            self.fused = plain and self.inner.fuses(self._one_step())
         elif not plain or damping or loss != 'dot' or scale is not None:
             raise ValueError(
                 f'{type(self.inner).__name__} trains nothing: leave out loss, num_batches, epochs, '
                 'step, scale and damping, or choose an inner model.'
+            )
+        if backend is not None and not self.fused:
+            raise ValueError(
+                f'backend={backend!r}: no op does this training, which is not one step of 1.0 over '
+                f'all tokens, or of a model or loss without an op: leave backend out.'
             )
 
     def forward(self, x: Tensor, hw: tuple[int, int]) -> Tensor:
@@ -158,6 +175,9 @@ class TTTMixer(nn.Module):
             return q, k
         return q + self.q_conv(q, hw), k + self.k_conv(k, hw)
 
+    def _one_step(self) -> Step:
+        return Step(self.loss, self.scale, self.damping, self.backend)
+
     def _by_heads(self, *tokens: Tensor) -> list[Tensor]:
         return [y.unflatten(-1, self.heads) for y in tokens]
 
@@ -167,8 +187,7 @@ class TTTMixer(nn.Module):
             return self.inner(q, k, v)
         weights = {name: at_least_fp32(w) for name, w in self.inner.named_parameters()}
         if self.fused:
-            step = Step(self.loss, self.scale, self.damping)
-            return self.inner.fused(weights, q, k, v, hw, step)
+            return self.inner.fused(weights, q, k, v, hw, self._one_step())
         eta = torch.ones_like(q[..., 0]) if self.eta is None else self.eta(x).sigmoid()
         return self._by_definition(weights, q, k, v, eta, hw)
 

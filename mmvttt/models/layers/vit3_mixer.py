@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from mmvttt.arguments import check_number, checked_head_dims
+from mmvttt.arguments import check_backend, check_number, checked_head_dims
 from mmvttt.registry import MODELS
 from ttt_kernels import ttt_dwconv, ttt_glu
 
@@ -22,18 +22,25 @@ class ViT3Mixer(nn.Module):
         embed_dims: Channels C of the tokens.
         num_heads: Gated heads H of d = C / H channels; the convolution head comes on top.
         scale: Factor s of the inner loss −(s / N)·Σ f(K)·V, the same in both kinds of heads.
+        backend: Implementation of the ops: 'triton', 'numba' or 'reference'; None leaves the choice
+            to them (docs/kernels.md).
 
     Raises:
-        ValueError: If C does not divide into H heads, or the scale is not above 0.
+        ValueError: If C does not divide into H heads, the scale is not above 0, or there is no such
+            backend.
     """
 
-    def __init__(self, embed_dims: int, num_heads: int, scale: float = 1 / 3) -> None:
+    def __init__(
+        self, embed_dims: int, num_heads: int, scale: float = 1 / 3, backend: str | None = None
+    ) -> None:
         super().__init__()
         self.head_dims = checked_head_dims(embed_dims, num_heads)
         check_number('scale', scale, above=0)
+        check_backend('backend', backend)
         self.embed_dims = embed_dims
         self.num_heads = num_heads
         self.scale = scale
+        self.backend = backend
         head = self.head_dims
         # q, k, v of the gated heads (C each), then those of the convolution head (d each).
         self.qkv = nn.Linear(embed_dims, 3 * embed_dims + 3 * head)
@@ -65,9 +72,10 @@ class ViT3Mixer(nn.Module):
             q, k = rotate(gated[:, :, :2], rotation).unbind(2)
         q, k, v = (y.unflatten(-1, (self.num_heads, self.head_dims)) for y in (q, k, v))
         w1, w2, w3 = (at_least_fp32(w) for w in (self.w1, self.w2, self.w3))
-        out = ttt_glu(q, k, v, w1, w2, scale=self.scale).flatten(2)
+        out = ttt_glu(q, k, v, w1, w2, scale=self.scale, backend=self.backend).flatten(2)
         q, k, v = local.chunk(3, dim=-1)
-        return self.proj(torch.cat([out, ttt_dwconv(q, k, v, w3, hw=hw, scale=self.scale)], dim=-1))
+        conv = ttt_dwconv(q, k, v, w3, hw=hw, scale=self.scale, backend=self.backend)
+        return self.proj(torch.cat([out, conv], dim=-1))
 
 
 def at_least_fp32(x: Tensor) -> Tensor:

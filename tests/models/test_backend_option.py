@@ -1,0 +1,86 @@
+"""The option `backend` of the mixers and of the ViT-Adapter: it reaches the ops, and only them."""
+
+import pytest
+import torch
+
+from mmvttt.registry import MODELS
+from ttt_kernels import _backend
+
+ARCH = dict(embed_dims=64, num_layers=1, num_heads=2, feedforward_channels=64)
+STAGES = dict(embed_dims=(64, 64), depths=(1, 1), num_heads=(2, 2))
+GLU = dict(type='mmvttt.TTTMixer', inner=dict(type='GatedFC'))
+VITTT = dict(type='mmvttt.Vittt', arch=ARCH)
+ADAPTER = dict(type='mmvttt.ViTAdapter', norm_cfg=dict(type='BN'), conv_inplane=8)
+
+
+def config(model: dict, **mixer: str) -> dict:
+    """A model whose mixers have further options."""
+    return dict(model, mixer={**model.get('mixer', {}), **mixer})
+
+
+MODELS_AND_OPS = {
+    'Vittt': (VITTT, {'ttt_linear'}),
+    'ViT3': (
+        dict(type='mmvttt.ViT3', arch=ARCH, mixer=dict(type='mmvttt.ViT3Mixer')),
+        {'ttt_glu', 'ttt_dwconv'},
+    ),
+    'HViT3': (dict(type='mmvttt.HViT3', arch=STAGES), {'ttt_glu', 'ttt_dwconv'}),
+    'T5': (dict(type='mmvttt.T5', arch=ARCH), {'ttt_mlp'}),
+    'gated heads': (dict(type='mmvttt.ViT3', arch=ARCH, mixer=GLU), {'ttt_glu'}),
+    'convolutions': (
+        dict(type='mmvttt.ViT3', arch=ARCH, mixer=dict(GLU, inner=dict(type='DWConv'))),
+        {'ttt_dwconv'},
+    ),
+    'two layers': (
+        dict(type='mmvttt.ViT3', arch=ARCH, mixer=dict(GLU, inner=dict(type='MLP'))),
+        {'ttt_mlp'},
+    ),
+}
+
+
+@pytest.fixture
+def chosen(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, str]]:
+    """What ops are called, and with which backend; the environment names the other one."""
+    calls = set()
+    choose = _backend.choose
+
+    def listen(op: str, backend: str, *args: object) -> object:
+        calls.add((op, backend))
+        return choose(op, backend, *args)
+
+    monkeypatch.setattr(_backend, 'choose', listen)
+    monkeypatch.setenv(_backend.VARIABLE, 'reference')
+    return calls
+
+
+@pytest.mark.parametrize('name', MODELS_AND_OPS)
+def test_a_config_chooses_the_backend(name: str, chosen: set) -> None:
+    base, ops = MODELS_AND_OPS[name]
+    image = torch.randn(2, 3, 32, 32)
+    MODELS.build(config(base)).eval()(image)
+    assert chosen == {(op, 'reference') for op in ops}
+    chosen.clear()
+    # No Triton kernel runs here, and nothing else may take its place.
+    with pytest.raises(RuntimeError, match=r"backend='triton' cannot run here: the tensors are on"):
+        MODELS.build(config(base, backend='triton')).eval()(image)
+    assert {backend for _, backend in chosen} == {'triton'}
+
+
+def test_the_adapter_chooses_for_its_attention_alone(chosen: set) -> None:
+    inner = config(VITTT, backend='reference')
+    model = MODELS.build(dict(ADAPTER, backbone=inner, deform_backend='numba')).eval()
+    if isinstance(_backend.load_kernel('deform_attn', 'numba'), str):
+        pytest.skip('numba cannot be used here')
+    model(torch.randn(1, 3, 64, 64))
+    assert chosen == {('ttt_linear', 'reference'), ('deform_attn', 'numba')}
+
+
+@pytest.mark.parametrize(
+    'options',
+    [dict(epochs=2), dict(step='dynamic'), dict(loss='l1'), dict(inner=dict(type='FC'))],
+)
+def test_a_backend_is_refused_where_no_op_does_the_training(options: dict) -> None:
+    model = dict(type='mmvttt.ViT3', arch=ARCH, mixer={**GLU, **options})
+    MODELS.build(model)
+    with pytest.raises(ValueError, match=r"backend='reference': no op does this training"):
+        MODELS.build(config(model, backend='reference'))
