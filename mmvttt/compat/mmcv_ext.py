@@ -1,6 +1,6 @@
-"""A stand-in for mmcv's compiled extension, for mmcv-lite: operators of torchvision and our own.
+"""A stub of mmcv's compiled extension, for mmcv-lite: operators of torchvision and our own.
 
-mmcv-lite has all of mmcv's Python, and lacks `mmcv._ext`. The stand-in is offered by an import
+mmcv-lite has all of mmcv's Python, and lacks `mmcv._ext`. The stub is offered by an import
 finder at the very end of `sys.meta_path`: a compiled extension, where there is one, is found first.
 The functions have the signatures of mmcv's extension: outputs are buffers that the caller brings.
 """
@@ -224,13 +224,13 @@ SERVED: dict[str, Callable[..., Any]] = {
 
 def _missing(name: str, *args: Any, **kwargs: Any) -> NoReturn:
     raise NotImplementedError(
-        f"mmcv's operator '{name}' needs a compiled mmcv: mmcv-lite is installed, and the stand-in "
+        f"mmcv's operator '{name}' needs a compiled mmcv: mmcv-lite is installed, and the stub "
         f'of mmvttt serves only {", ".join(SERVED)}. Use a model that does without it, or replace '
         'mmcv-lite by a compiled mmcv (pip uninstall mmcv-lite, then pip install mmcv).'
     )
 
 
-class _StandIn(ModuleType):
+class _Stub(ModuleType):
     """The module `mmcv._ext`: mmcv asks for every operator at import, most are never called."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -240,7 +240,7 @@ class _StandIn(ModuleType):
 
 
 class _Finder:
-    """Offers the stand-in when no other finder has `mmcv._ext`."""
+    """Offers the stub when no other finder has `mmcv._ext`."""
 
     @classmethod
     def find_spec(cls, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
@@ -249,7 +249,7 @@ class _Finder:
 
     @staticmethod
     def create_module(spec: ModuleSpec) -> ModuleType:
-        return _StandIn(spec.name)
+        return _Stub(spec.name)
 
     @staticmethod
     def exec_module(module: ModuleType) -> None:
@@ -257,8 +257,8 @@ class _Finder:
 
 
 @patch('mmcv-ext', 'mmcv-lite has no compiled operators: importing mmcv.ops fails')
-def offer_stand_in() -> str | None:
-    """Appends the finder of the stand-in, unless mmcv is compiled or missing."""
+def offer_stub() -> str | None:
+    """Appends the finder of the stub, unless mmcv is compiled or missing."""
     mmcv = find_spec('mmcv')
     if mmcv is None:
         return 'mmcv is not installed'

@@ -1,4 +1,4 @@
-"""The stand-in for `mmcv._ext`: values by hand and by torchvision, gradients, missing operators."""
+"""The stub of `mmcv._ext`: values by hand and by torchvision, gradients, missing operators."""
 
 import sys
 from importlib.util import find_spec, spec_from_file_location
@@ -20,8 +20,8 @@ SCORES = torch.tensor([0.5, 0.9, 0.8, 0.7, 0.4])
 
 @pytest.fixture(autouse=True)
 def _without_compiled_mmcv() -> None:
-    if not isinstance(sys.modules['mmcv._ext'], mmcv_ext._StandIn):
-        pytest.skip('mmcv is compiled here: the stand-in is not used')
+    if not isinstance(sys.modules['mmcv._ext'], mmcv_ext._Stub):
+        pytest.skip('mmcv is compiled here: the stub is not used')
 
 
 @pytest.mark.parametrize('dtype', [torch.float32, torch.float64, torch.float16, torch.bfloat16])
@@ -200,14 +200,14 @@ def test_leaves_a_compiled_mmcv_alone(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.setattr(mmcv_ext, 'find_spec', lambda name: spec)
     monkeypatch.setattr(sys, 'meta_path', [])
     (tmp_path / '_ext.py').touch()
-    assert mmcv_ext.offer_stand_in() == 'mmcv is compiled'
+    assert mmcv_ext.offer_stub() == 'mmcv is compiled'
     assert sys.meta_path == []
     (tmp_path / '_ext.py').unlink()
-    assert mmcv_ext.offer_stand_in() is None
-    assert mmcv_ext.offer_stand_in() is None
+    assert mmcv_ext.offer_stub() is None
+    assert mmcv_ext.offer_stub() is None
     assert sys.meta_path == [mmcv_ext._Finder]
 
 
 def test_does_without_mmcv(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mmcv_ext, 'find_spec', lambda name: None)
-    assert mmcv_ext.offer_stand_in() == 'mmcv is not installed'
+    assert mmcv_ext.offer_stub() == 'mmcv is not installed'
