@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from .flops import Cost, count_cost
 from .models import DenseForward, find_model
 
-# Of an element: what the counter of the authors of ViT³ (fvcore) takes for a norm at inference.
+# Operations an element: what the counter of the authors (fvcore) takes for a norm at inference.
 _NORMS = ((nn.LayerNorm, 5), (nn.modules.batchnorm._BatchNorm, 2))
 _TTT_DWCONV = 'ttt_kernels.ttt_dwconv'
 
@@ -21,8 +21,8 @@ class Convention:
     Attributes:
         size: (height, width) of the image; None for that of the model zoo.
         part: The part that is counted, '' for the whole model.
-        unworked: Parts whose parameters count, but not their FLOPs.
-        left_out: Parts that do not count at all.
+        unworked: A part whose parameters count, but not its FLOPs.
+        left_out: A part that does not count at all, where there is one.
         elementwise: Whether norms count, and the nine shifted products of a convolution's gradient
             do not, as they are no matrix products there.
     """
@@ -38,13 +38,13 @@ class Convention:
 CONVENTIONS: Mapping[str, Convention] = {
     'the paper (Vision-TTT, Tab. 1)': Convention(unworked='backbone.patch_embed'),
     'the paper (Vision-TTT, Tab. 2)': Convention(part='backbone'),
-    'the paper (ViT³, Tab. 5)': Convention(elementwise=True),
+    'the paper (ViT³, Tab. 5)': Convention(left_out='teacher', elementwise=True),
     'the paper (ViT³, Tab. 7)': Convention(elementwise=True),
     'the paper (ViT³, Tab. 8)': Convention(size=(800, 1280), elementwise=True),
     'the paper (ViT³, Tab. 9)': Convention(
         size=(512, 2048), left_out='auxiliary_head', elementwise=True
     ),
-    'the paper (T⁵, Tab. 4)': Convention(),
+    'the paper (T⁵, Tab. 4)': Convention(elementwise=True),
 }
 
 
@@ -75,8 +75,8 @@ def paper_count(model: Mapping[str, Any]) -> PaperCount | None:
     if convention.unworked:
         macs -= cost.macs[convention.unworked]
     if convention.left_out:
-        params -= cost.params[convention.left_out]
-        macs -= cost.macs[convention.left_out]
+        params -= cost.params.get(convention.left_out, 0)
+        macs -= cost.macs.get(convention.left_out, 0)
     if convention.elementwise:
         macs += sum(elements) - _shifted_products(cost)
     return PaperCount(size, params, macs)
