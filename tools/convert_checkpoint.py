@@ -14,7 +14,9 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('source', help='a checkpoint of classification, detection or segmentation')
     parser.add_argument('target', help='the file to write')
     parser.add_argument('--to', choices=('ours', 'public'), default='ours')
-    parser.add_argument('--ema', action='store_true', help='take the averaged weights of the file')
+    parser.add_argument(
+        '--ema', action='store_true', help="take the averaged weights, MESA's teacher for one"
+    )
     return parser.parse_args()
 
 

@@ -1,4 +1,6 @@
 # 12 epochs of AdamW with layer-wise learning rates, steps after epochs 8 and 11; 16 images a step.
+# The appendix of Vision-TTT gives rate, decay, epochs and images; the layers' rates and the warm-up
+# are Vision-RWKV's (docs/fidelity.md).
 _base_ = 'mmdet::_base_/schedules/schedule_1x.py'
 
 optim_wrapper = dict(

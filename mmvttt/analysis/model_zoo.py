@@ -12,6 +12,7 @@ import yaml
 
 from ..config import config_root
 from ..errors import UsageError
+from .paper_counts import paper_count
 
 # A table for each: what its rows have in common, and the metrics that are its last columns.
 _TABLES = {
@@ -19,6 +20,8 @@ _TABLES = {
     'detection': ('Object Detection', ('box AP', 'mask AP')),
     'segmentation': ('Semantic Segmentation', ('mIoU',)),
 }
+# An entry of the metafile up to where the counts of its paper are, and these.
+_ENTRY = re.compile(r'(  - Name: (\S+)\n(?:.*\n)*?      Input Size: \S+\n)(?:      Paper .*\n)*')
 _MARKED = re.compile(r'(<!-- model-zoo:(\S+) -->\n).*?(<!-- /model-zoo -->)', re.DOTALL)
 
 
@@ -42,28 +45,67 @@ def table(models: Iterable[dict[str, Any]], kind: str, configs: str = 'configs')
     if kind not in _TABLES:
         raise UsageError(f'there is no table {kind!r}: choose one of {", ".join(_TABLES)}')
     task, metrics = _TABLES[kind]
-    columns = ['config', 'image', 'parameters', 'FLOPs', *(f"{m} (paper's)" for m in metrics)]
+    columns = ['config', 'image', 'parameters', 'FLOPs', 'counted as in the paper']
+    columns += [f"{m} (paper's)" for m in metrics]
     lines = [_row([*columns, 'where']), _row(['---', *['---:'] * (len(columns) - 1), '---'])]
     for model in models:
         values = {k: v for r in model['Results'] for k, v in r['Metrics'].items()}
         if task not in {result['Task'] for result in model['Results']}:
             continue
         meta = model['Metadata']
-        height, width = meta['Input Size'].split('x')
         path = Path(model['Config']).name
         lines.append(
             _row(
                 [
                     f'[{model["Name"]}]({configs}/{path})',
-                    f'{height}×{width}',
+                    meta['Input Size'].replace('x', '×'),
                     f'{meta["Parameters"] / 1e6:.1f} M',
                     f'{meta["FLOPs"] / 1e9:.1f} G' if 'FLOPs' in meta else '–',
+                    _as_in_the_paper(meta),
                     *(str(values.get(metric, '–')) for metric in metrics),
                     meta['Results From'].removeprefix('the paper ').strip('()'),
                 ]
             )
         )
     return '\n'.join(lines) + '\n'
+
+
+def _as_in_the_paper(meta: dict[str, Any]) -> str:
+    if 'Paper FLOPs' not in meta:
+        return '–'
+    counts = f'{meta["Paper Parameters"] / 1e6:.1f} M, {meta["Paper FLOPs"] / 1e9:.1f} G'
+    size = meta['Paper Input Size']
+    return counts if size == meta['Input Size'] else f'{counts} at {size.replace("x", "×")}'
+
+
+def recount(metafile: str | os.PathLike[str] | None = None) -> bool:
+    """Counts every model as its paper does, and writes that into the metafile.
+
+    Args:
+        metafile: By default the one beside mmvttt's configs.
+
+    Returns:
+        Whether the file changed.
+    """
+    path = Path(metafile or config_root() / 'metafile.yml')
+    text = path.read_text(encoding='utf-8')
+    models = {model['Name']: model for model in load_models(path)}
+
+    def counted(entry: re.Match[str]) -> str:
+        count = paper_count(models[entry[2]])
+        if count is None:
+            return entry[1]
+        return (
+            f'{entry[1]}      Paper Parameters: {count.params}\n'
+            f'      Paper FLOPs: {count.macs}\n'
+            f'      Paper Input Size: {count.size[0]}x{count.size[1]}\n'
+        )
+
+    head, mark, entries = text.partition('\nModels:\n')
+    new = head + mark + _ENTRY.sub(counted, entries)
+    if new != text:
+        path.write_text(new, encoding='utf-8')
+    return new != text
 
 
 def fill(text: str, models: list[dict[str, Any]], configs: str = 'configs') -> str:

@@ -113,6 +113,7 @@ def load_pretrained(
     checkpoint: str | os.PathLike[str],
     prefix: str | None = None,
     map_location: Any = 'cpu',
+    ema: bool = False,
     adapt: Callable[[dict[str, Tensor]], StateDict] | None = None,
 ) -> LoadReport:
     """Loads what a checkpoint has for a module, and logs what matched and what did not.
@@ -122,6 +123,7 @@ def load_pretrained(
         checkpoint: A file or http(s) URL.
         prefix: Takes the tensors whose names begin with it, e.g. `'backbone.'`.
         map_location: As of `torch.load`.
+        ema: Takes the averaged weights of the file, MESA's teacher for one; see `read_weights`.
         adapt: Changes the tensors before they are compared, e.g. resizes a position embedding.
 
     Returns:
@@ -137,7 +139,7 @@ def load_pretrained(
     if not isinstance(prefix, str | None):
         raise TypeError(f"prefix={prefix!r}: give the beginning of the names, e.g. 'backbone.'")
     prefix = f'{prefix.rstrip(".")}.' if prefix else ''
-    weights = read_weights(checkpoint, map_location)
+    weights = read_weights(checkpoint, map_location, ema)
     source = os.fspath(checkpoint)
     if adapt is not None:
         adapted = adapt(_under(weights, prefix))

@@ -22,6 +22,8 @@ from .bounds import TooMuchError, check_bounds
 
 # Where training scripts put the weights, in the order of preference.
 _EMA = ('state_dict_ema', 'model_ema')
+# Of ours, where the average is a part of the model: MESA's teacher.
+_TEACHER = 'teacher.'
 _CONTAINERS = ('state_dict', 'model', *_EMA)
 _LISTED = 8
 # How torch's weights-only reader says what it refuses; the last one comes with the others.
@@ -43,7 +45,8 @@ def read_weights(
     """The named tensors of a file or URL, as `read_content` reads it.
 
     Takes raw state dicts and those under `state_dict`, `model`, `state_dict_ema` or `model_ema`,
-    and drops DDP's `module.`. With `ema`, takes the averaged weights alone, the last two.
+    and drops DDP's `module.`. With `ema`, takes the averaged weights alone: the last two, or of a
+    checkpoint of ours the average of an EMAHook, or MESA's teacher by the names of the student.
 
     Raises:
         CheckpointError: See `read_content`; or the file has no weights.
@@ -156,11 +159,17 @@ def _located(source: str) -> str:
 def named_tensors(content: Any, source: str, ema: bool = False) -> dict[str, Tensor]:
     """The weights in what `read_content` has read; `source` names it in the error."""
     containers = _EMA if ema else _CONTAINERS
+    if ema and isinstance(content, Mapping) and 'ema_state_dict' in content:
+        # mmengine's EMAHook has put the average in the place of the weights.
+        containers = ('state_dict',)
     if isinstance(content, Mapping):
         held = [c for c in containers if isinstance(content.get(c), Mapping)]
         weights = content[held[0]] if held else content
         tensors = {k: v for k, v in weights.items() if isinstance(k, str) and isinstance(v, Tensor)}
-        if tensors and (held or not ema):
+        if ema and not held:
+            taught = named_tensors(content, source).items()
+            tensors = {k[len(_TEACHER) :]: v for k, v in taught if k.startswith(_TEACHER)}
+        if tensors:
             if all(name.startswith('module.') for name in tensors):
                 return {name.removeprefix('module.'): v for name, v in tensors.items()}
             return tensors
@@ -168,7 +177,8 @@ def named_tensors(content: Any, source: str, ema: bool = False) -> dict[str, Ten
     else:
         found = f'a {type(content).__name__}'
     what, alone = ('averaged weights', '') if ema else ('weights', 'by itself or ')
+    teacher = ", or with a teacher, 'teacher.…'" if ema else ''
     raise CheckpointError(
         f'{source!r} holds no {what} but {found}; allowed: a state dict, {alone}under '
-        f'{", ".join(containers)}'
+        f'{", ".join(containers)}{teacher}'
     )

@@ -29,7 +29,7 @@ def read_checkpoint(checkpoint: str | os.PathLike[str], ema: bool = False) -> di
 
     Args:
         checkpoint: A file or http(s) URL.
-        ema: Take the averaged weights of the file.
+        ema: Take the averaged weights of the file; see `read_weights`.
 
     Raises:
         CheckpointMissingError: There is no such file.
@@ -51,7 +51,7 @@ def convert_checkpoint(
         source: A public (or our) checkpoint of ViT³, H-ViT³ or T⁵.
         target: The file to write, with the weights under `state_dict` (ours) or `model` (public).
         to: 'ours' or 'public'.
-        ema: Take the averaged weights of the file.
+        ema: Take the averaged weights of the file, MESA's teacher for one.
 
     Returns:
         The conversion; `complete` says whether the target was written.

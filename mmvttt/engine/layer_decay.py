@@ -1,7 +1,8 @@
 """Layer-wise learning rates for any backbone that says how deep a parameter lies.
 
 The rate of layer l of L is lr · decay^(L − 1 − l); the neck and the heads learn at the full rate.
-The recipe behind Tab. 2 of vision-ttt, ViT-Adapter's, takes 0.85 for detection.
+Vision-TTT's appendix gives no such factor; Vision-RWKV, whose recipe it follows, takes 0.85 for
+detection.
 """
 
 from __future__ import annotations

@@ -8,17 +8,24 @@ from mmengine.model import PretrainedInit
 from torch import Tensor
 
 from ..checkpoints.load import load_pretrained
-from ..errors import CheckpointMismatchError
+from ..errors import CheckpointMismatchError, RefusedCheckpointError
 
 _INHERIT = 'mmvttt.InheritViT'
 # The inner weights as the authors of ViT³ and T⁵ name them; much of the rest has our names.
 _PUBLIC = re.compile(r'(^|\.)attn\.w[123]$')
+# What the authors' training scripts save beside the weights; the converter reads it as plain data.
+_SCRIPTS = re.compile(r'yacs\.config|argparse\.Namespace')
+_CONVERT = (
+    'convert it once: python tools/convert_checkpoint.py PUBLIC.pth OURS.pth (with --ema its '
+    "averaged weights, MESA's teacher)"
+)
 
 
 class PretrainedMixin:
     """For a `BaseModule`: `init_cfg=dict(type='Pretrained', …)` goes through `load_pretrained`.
 
     mmengine's own loading is `strict=False` without a word about what did not match.
+    With `ema=True` the averaged weights of the file are loaded, MESA's teacher for one.
     `dict(type='mmvttt.InheritViT', …)` takes the same options for the checkpoint of a ViT, and logs
     what T⁵ has of it; see `inherit_vit`.
     """
@@ -43,7 +50,14 @@ class PretrainedMixin:
             for config in pretrained:
                 options = {k: v for k, v in config.items() if k != 'type'}
                 adapt = self._inherited if config['type'] == _INHERIT else self._adapted
-                load_pretrained(self, **options, adapt=adapt)
+                try:
+                    load_pretrained(self, **options, adapt=adapt)
+                except RefusedCheckpointError as error:
+                    if not _SCRIPTS.search(str(error)):
+                        raise
+                    raise RefusedCheckpointError(
+                        f"{error}. If it is one of the authors' of ViT³ or T⁵, {_CONVERT}"
+                    ) from None
 
     def _inherited(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         """What a ViT has for this model, by its names."""
@@ -63,7 +77,7 @@ class PretrainedMixin:
         if any(_PUBLIC.search(name) for name in weights):
             raise CheckpointMismatchError(
                 "the checkpoint is one of the authors' of ViT³ or T⁵, with names of their own; "
-                'convert it once: python tools/convert_checkpoint.py PUBLIC.pth OURS.pth'
+                f'{_CONVERT}'
             )
         weights = dict(weights)
         for name, module in self.named_modules():

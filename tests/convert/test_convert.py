@@ -161,6 +161,32 @@ def test_the_teacher_of_mesa_stays_behind() -> None:
     assert 'MESA' in back.dropped['teacher.head.fc.bias']
 
 
+@pytest.mark.parametrize('kept_by', ['teacher', 'EMAHook'])
+def test_the_average_of_our_training_is_converted_on_request(tmp_path: Path, kept_by: str) -> None:
+    student = to_ours(plain()).weights
+    averaged = {n: 2 * w for n, w in student.items()}
+    if kept_by == 'teacher':
+        taught = {f'teacher.{n}': w for n, w in averaged.items()}
+        content = dict(state_dict=student | taught)
+    else:
+        # As mmengine writes it: the average as the weights.
+        content = dict(state_dict=averaged, ema_state_dict=student)
+    torch.save(content, tmp_path / 'ours.pth')
+    done = convert_checkpoint(tmp_path / 'ours.pth', tmp_path / 'p.pth', to='public', ema=True)
+    assert done.complete
+    written = torch.load(tmp_path / 'p.pth', weights_only=True)['model']
+    for name, value in plain().items():
+        assert torch.equal(written[name], 2 * value), name
+    # In a config: init_cfg=dict(type='Pretrained', …, ema=True).
+    init_cfg = dict(
+        type='Pretrained', checkpoint=str(tmp_path / 'ours.pth'), prefix='backbone.', ema=True
+    )
+    model = MODELS.build(dict(type='mmvttt.ViT3', arch=PLAIN_ARCH, init_cfg=init_cfg))
+    model.init_weights()
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, averaged[f'backbone.{name}']), name
+
+
 @pytest.mark.parametrize('container', ['model', 'state_dict', None])
 def test_files_and_their_containers(tmp_path: Path, container: str | None) -> None:
     weights, averaged = plain(), {n: 2 * v for n, v in plain().items()}
@@ -321,5 +347,16 @@ def test_a_public_file_in_init_cfg_names_the_tool(
     arch = PLAIN_ARCH if kind == 'ViT3' else H_ARCH
     init_cfg = dict(type='Pretrained', checkpoint=str(path), prefix=prefix)
     model = MODELS.build(dict(type=f'mmvttt.{kind}', arch=arch, init_cfg=init_cfg))
-    with pytest.raises(CheckpointError, match=r'tools/convert_checkpoint\.py PUBLIC\.pth'):
+    with pytest.raises(CheckpointError, match=r'tools/convert_checkpoint\.py PUBLIC\.pth.*--ema'):
         model.init_weights()
+
+
+def test_a_public_training_in_init_cfg_names_the_tool(tmp_path: Path) -> None:
+    """The arguments of the authors' script beside the weights are more than the reader takes."""
+    init_cfg = dict(type='Pretrained', checkpoint=str(tmp_path / 'public.pth'))
+    config = dict(type='mmvttt.ViT3', arch=PLAIN_ARCH, init_cfg=init_cfg)
+    for arguments, named in ((argparse.Namespace(lr=1), True), (Planted(), False)):
+        torch.save({'model': plain(), 'args': arguments}, tmp_path / 'public.pth')
+        with pytest.raises(CheckpointError, match=r'could run code') as refused:
+            MODELS.build(config).init_weights()
+        assert ('tools/convert_checkpoint.py PUBLIC.pth' in str(refused.value)) == named

@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
+from mmvttt.models.backbones import Vittt
 from mmvttt.models.backbones.vittt import VitttBlock
 from mmvttt.models.layers import TTTLinearMixer
 
@@ -66,6 +68,39 @@ def test_the_first_step_of_token_16() -> None:
         eta = mixer.scaled_eta(torch.zeros(1, 16, 64, dtype=torch.float64))[0, 15, 0, 0]
         steps.append((eta * (1 if scale is None else scale[0, 15])).item())
     assert steps == pytest.approx([1 / 2 / 64 / 16, 1.0])
+
+
+@pytest.mark.parametrize('kind', ['GELU', 'Sigmoid'])
+def test_the_gate_is_algorithm_1s_or_eq_11s(kind: str) -> None:
+    torch.manual_seed(0)
+    gated = TTTLinearMixer(16, 2, gate_cfg=dict(type=kind)).double()
+    bare = TTTLinearMixer(16, 2).double()
+    bare.load_state_dict(gated.state_dict(), strict=False)
+    x = torch.randn(2, 37, 16, dtype=torch.float64)
+    found = []
+    for mixer in (gated, bare):
+        mixer.proj.register_forward_hook(lambda _, inputs, __: found.append(inputs[0]))
+        mixer(x)
+    gate = getattr(nn, kind)()(gated.gate(x))
+    torch.testing.assert_close(found[0], gate * found[1], rtol=0, atol=1e-12)
+
+
+def test_the_position_embedding_is_resized_as_the_weights_were_trained() -> None:
+    stored = torch.randn(1, 14 * 14, 8)
+    grid = stored.transpose(1, 2).unflatten(2, (14, 14))
+    arch = dict(embed_dims=8, num_layers=1, num_heads=1, feedforward_channels=8)
+    found = {}
+    for how, smooth in (('bicubic', False), ('antialiased', True)):
+        model = Vittt(arch, img_size=(96, 160), pos_embed_interpolation=how)
+        weights = dict(pos_embed=stored)
+        model.adapt_weights(weights)
+        found[how] = weights['pos_embed']
+        resized = F.interpolate(grid, (6, 10), mode='bicubic', antialias=smooth)
+        torch.testing.assert_close(found[how], resized.flatten(2).transpose(1, 2))
+    assert not torch.allclose(found['bicubic'], found['antialiased'], atol=0.1)
+    assert not Vittt(arch).antialias
+    with pytest.raises(ValueError, match=r"pos_embed_interpolation='linear'.*bicubic"):
+        Vittt(arch, pos_embed_interpolation='linear')
 
 
 @pytest.mark.parametrize(

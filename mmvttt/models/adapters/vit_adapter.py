@@ -53,9 +53,10 @@ class ViTAdapter(PretrainedMixin, BaseModule):
     groups; before each group an injector adds the pyramid (strides 8, 16, 32) to the tokens, after
     it an extractor adds the tokens to the pyramid. All channels are the backbone's `embed_dims`.
 
-    Defaults by the backbone's `embed_dims` (the recipes of Vittt, Tab. 2): 192, 384, 768 have
-    6, 6, 12 heads of deformable attention, ratio 1.0, 1.0, 0.5 and drop path .1, .2, .3. Another
-    width has a head per 32 channels, ratio 1.0 and no drop path.
+    Defaults by the backbone's `embed_dims`: 192, 384, 768 have 6, 6, 12 heads of deformable
+    attention, ratio 1.0, 1.0, 0.5 and drop path .1, .2, .3, as in Vision-RWKV, whose recipes
+    Vision-TTT follows (its appendix prints none). Another width has a head per 32 channels, ratio
+    1.0 and no drop path.
 
     The parameters without the backbone, 2.438 / 5.830 / 13.681 M at these three widths, settle what
     the paper's text leaves open: convolutions before a norm have no bias, 1×1 projections, the

@@ -1,0 +1,313 @@
+"""Every recipe in tables: rates by step and by tensor, decay, precision, averages, norms, starts.
+
+The values are written out here a second time, from the papers and the authors' code: see
+docs/fidelity.md for the sources.
+"""
+
+import re
+from fnmatch import fnmatch
+from functools import cache
+from typing import NamedTuple
+
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.optim import build_optim_wrapper
+from mmengine.registry import init_default_scope
+from torch import nn
+
+from mmvttt.config import config_names, load_config
+from mmvttt.registry import MODELS, PARAM_SCHEDULERS
+
+# Worked examples on small sets; heads with the toolboxes' own recipes.
+OTHERS = re.compile('demo|pennfudan|camvid|dino|mask2former')
+NAMES = [name for name in config_names() if not OTHERS.search(name)]
+FP32, AMP = 'OptimWrapper', 'mmvttt.AmpOptimWrapper'
+
+
+class Recipe(NamedTuple):
+    """What a config is to say.
+
+    Attributes:
+        lr: Learning rate at `images`, before schedule and layers.
+        decay: Weight decay, where there is one.
+        layers: Factor of the rate from a layer to the one before.
+        spared: What has no weight decay, a key of `SPARED`.
+        images: Images of a step that `lr` is meant for.
+        scaled: Whether the rate follows the real number by itself.
+        precision: Type of the optimizer's wrapper.
+        average: Hook that averages the weights.
+        norms: Norms of the backbone beside LayerNorm.
+        clip: Largest norm of the gradient.
+        schedule: A key of `RATES`.
+    """
+
+    lr: float
+    decay: float
+    layers: float
+    spared: str
+    images: int
+    scaled: bool
+    precision: str
+    average: str | None
+    norms: str | None
+    clip: float | None
+    schedule: str
+
+
+def classifier(average: str | None = None, norms: str | None = None) -> Recipe:
+    """ViT³ and H-ViT³ on ImageNet."""
+    return Recipe(4e-3, 0.05, 1.0, 'vectors', 4096, True, AMP, average, norms, 5.0, '300 epochs')
+
+
+def detector(schedule: str) -> Recipe:
+    """H-ViT³ with Mask R-CNN."""
+    return Recipe(2e-4, 0.05, 1.0, 'norms', 32, True, AMP, None, 'BatchNorm2d', None, schedule)
+
+
+def segmentor(lr: float, layers: float) -> Recipe:
+    """A plain backbone in a ViT-Adapter with UperNet."""
+    return Recipe(
+        lr, 0.01, layers, 'vectors', 16, False, FP32, None, 'SyncBatchNorm', None, '160k steps'
+    )
+
+
+ADAPTED = Recipe(
+    1e-4, 0.05, 0.85, 'vectors', 16, False, FP32, None, 'SyncBatchNorm', None, '12 epochs'
+)
+UPERNET = Recipe(
+    6e-5,
+    0.01,
+    1.0,
+    "the backbone's norms",
+    16,
+    False,
+    FP32,
+    None,
+    'BatchNorm2d',
+    None,
+    '160k steps',
+)
+RECIPES = {
+    'vittt_?_in1k': classifier()._replace(lr=1e-3, images=1024, scaled=False, precision=FP32),
+    'vit3_?_in1k': classifier(),
+    'hvit3_?_in1k': classifier('mmvttt.EMAHook', 'BatchNorm1d, BatchNorm2d'),
+    'hvit3_?_mesa_in1k': classifier('mmvttt.MESAHook', 'BatchNorm1d, BatchNorm2d'),
+    't5*_in1k_30e': Recipe(
+        4e-5, 1e-8, 1.0, 'vectors', 1024, False, FP32, None, None, None, '30 epochs'
+    ),
+    'maskrcnn_vi*_1x': ADAPTED,
+    'maskrcnn_t5_?_1x': ADAPTED,
+    'maskrcnn_hvit3_?_1x': detector('12 epochs, long warm-up'),
+    'maskrcnn_hvit3_?_3x': detector('36 epochs'),
+    'upernet_vi*_t_160k': segmentor(12e-5, 0.95),
+    'upernet_vi*_s_160k': segmentor(6e-5, 0.85),
+    'upernet_vi*_b_160k': segmentor(6e-5, 0.8),
+    'upernet_t5_t_160k': segmentor(12e-5, 0.95),
+    'upernet_t5_s_160k': segmentor(6e-5, 0.85),
+    'upernet_hvit3_t_160k': UPERNET._replace(precision=AMP),
+    'upernet_hvit3_[sb]_160k': UPERNET,
+}
+# By schedule: steps in an epoch, and the rate at some steps, as a part of the full one: the first
+# two, the end of the warm-up, the middle, where it changes, the last.
+RATES = {
+    '300 epochs': (
+        50,
+        {0: 1e-3, 1: 1.999e-3, 1000: 0.98918307, 7500: 0.505, 14999: 0.0100000109},
+    ),
+    '30 epochs': (
+        50,
+        {0: 1e-3, 1: 5.0120482e-3, 249: 1.0, 750: 0.65796341, 1499: 0.013903223},
+    ),
+    '12 epochs': (
+        2000,
+        {0: 1e-3, 1: 3.0020040e-3, 499: 1, 12000: 1, 16000: 0.1, 22000: 0.01, 23999: 0.01},
+    ),
+    '12 epochs, long warm-up': (
+        2000,
+        {0: 1e-3, 1: 2e-3, 999: 1, 12000: 1, 16000: 0.1, 22000: 0.01, 23999: 0.01},
+    ),
+    '36 epochs': (
+        2000,
+        {0: 1e-3, 1: 2e-3, 999: 1, 36000: 1, 54000: 0.1, 66000: 0.01, 71999: 0.01},
+    ),
+    '160k steps': (
+        None,
+        {0: 1e-6, 1: 6.6811074e-4, 1499: 1, 80000: 0.50472874, 159999: 0},
+    ),
+}
+VECTORS = re.compile(r'(^|\.)(pos_embed|level_embed|token_scale|b0|ln_weight|ln_bias)$')
+NORMS = re.compile(r'(^|\.)(norm\d?|norms\.\d|bn)\.(weight|bias)$')
+SPARED = {
+    'vectors': lambda name, p: p.ndim <= 1 or bool(VECTORS.search(name)),
+    'norms': lambda name, _: bool(NORMS.search(name)),
+    "the backbone's norms": lambda name, _: bool(re.match('backbone.*' + NORMS.pattern, name)),
+}
+# What T⁵ does not have of its source, at 20 times the rate.
+NEW = re.compile(r'mixer\.(inner\.w\d|[qk]_conv\.(weight|bias))$')
+
+
+def recipe_of(name: str) -> Recipe:
+    (found,) = [recipe for pattern, recipe in RECIPES.items() if fnmatch(name, pattern)]
+    return found
+
+
+def one_of_each() -> list[str]:
+    return [next(n for n in sorted(NAMES, key=len) if fnmatch(n, p)) for p in RECIPES]
+
+
+@cache
+def built(name: str) -> tuple[Config, nn.Module]:
+    """A config and its model, without memory for the weights."""
+    cfg = load_config(name)
+    init_default_scope(cfg.default_scope)
+    with torch.device('meta'):
+        return cfg, MODELS.build(cfg.model)
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_optimizer_precision_and_averages(name: str) -> None:
+    cfg, recipe = load_config(name), recipe_of(name)
+    wrapper, optimizer = cfg.optim_wrapper, cfg.optim_wrapper.optimizer
+    assert (optimizer.type, optimizer.lr) == ('AdamW', recipe.lr)
+    assert tuple(optimizer.get('betas', (0.9, 0.999))) == (0.9, 0.999)
+    assert optimizer.get('eps', 1e-8) == 1e-8
+    assert wrapper.get('type', FP32) == recipe.precision
+    assert (wrapper.get('clip_grad') or {}).get('max_norm') == recipe.clip
+    assert cfg.auto_scale_lr.base_batch_size == recipe.images
+    assert cfg.auto_scale_lr.get('enable', False) == recipe.scaled
+    hooks = [h for h in cfg.get('custom_hooks') or [] if h.type == recipe.average]
+    assert len(hooks) == (recipe.average is not None)
+    for hook in hooks:
+        # MESAHook's are its defaults.
+        assert hook.get('decay', 0.9996) == 0.9996
+        assert hook.get('base_batch_size', 4096) == 4096
+
+
+@pytest.mark.parametrize('name', one_of_each())
+def test_norms_of_the_backbone(name: str) -> None:
+    kinds = {type(m).__name__ for m in built(name)[1].backbone.modules()}
+    norms = sorted(k for k in kinds if 'Norm' in k and k != 'LayerNorm')
+    assert ', '.join(norms) == (recipe_of(name).norms or '')
+
+
+@pytest.mark.parametrize('name', one_of_each())
+def test_rate_and_decay_of_every_tensor(name: str) -> None:
+    cfg, model = built(name)
+    recipe = recipe_of(name)
+    wrapper = build_optim_wrapper(model, dict(cfg.optim_wrapper, type='OptimWrapper'))
+    groups = {id(p): g for g in wrapper.optimizer.param_groups for p in g['params']}
+    for tensor, parameter in model.named_parameters():
+        if tensor.startswith('teacher.'):
+            assert id(parameter) not in groups or not parameter.requires_grad
+            continue
+        group = groups[id(parameter)]
+        rate = recipe.lr * recipe.layers ** (13 - layer(tensor))
+        if name.startswith('t5') and NEW.search(tensor):
+            rate *= 20
+        assert group['lr'] == pytest.approx(rate, rel=1e-9), tensor
+        decay = 0.0 if SPARED[recipe.spared](tensor, parameter) else recipe.decay
+        assert group['weight_decay'] == decay, tensor
+
+
+def layer(name: str) -> int:
+    """0 for embeddings, 1 to 12 for the blocks of a plain backbone in an adapter, 13 for others."""
+    if block := re.match(r'backbone\.backbone\.blocks\.(\d+)\.', name):
+        return 1 + int(block[1])
+    return 0 if re.match(r'backbone\.backbone\.(pos|patch)_embed', name) else 13
+
+
+@pytest.mark.parametrize('schedule', RATES)
+def test_learning_rate_by_step(schedule: str) -> None:
+    length, expected = RATES[schedule]
+    names = [n for n in NAMES if recipe_of(n).schedule == schedule]
+    found = {str(load_config(n).param_scheduler) + str(load_config(n).train_cfg) for n in names}
+    assert len(found) == 1, 'one schedule, one table'
+    curve = rates(load_config(names[0]), length)
+    assert max(expected) == len(curve) - 1
+    for step, part in expected.items():
+        assert curve[step] == pytest.approx(part, rel=1e-7, abs=1e-9), step
+
+
+def rates(cfg: Config, length: int | None) -> list[float]:
+    """The rate of every step of a training with epochs of `length` steps, as parts of 1."""
+    epochs = cfg.train_cfg.get('max_epochs')
+    steps = epochs * length if epochs else cfg.train_cfg.max_iters
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    by_step, by_epoch = [], []
+    for config in cfg.param_scheduler:
+        in_epochs = config.get('by_epoch', True)
+        built = PARAM_SCHEDULERS.build(
+            {'end': epochs if in_epochs else steps, **config},
+            default_args=dict(optimizer=optimizer, epoch_length=length),
+        )
+        whole = in_epochs and not config.get('convert_to_iter_based')
+        (by_epoch if whole else by_step).append(built)
+    curve = []
+    for step in range(1, steps + 1):
+        curve.append(optimizer.param_groups[0]['lr'])
+        optimizer.step()
+        for schedule in [*by_step, *(by_epoch if length and step % length == 0 else [])]:
+            schedule.step()
+    return curve
+
+
+# How every kind of tensor starts; the first row that fits a name counts. A number is the standard
+# deviation of a normal or truncated normal; 'torch' the uniform start of torch's layers, 1/√(3·fan
+# in); 'fan-out' the original adapter's rule for convolutions, √(2 / fan out).
+STARTS: dict[str, float | str] = {
+    r'spatial_prior\..*conv\.weight|spatial_prior\.projections\.\d\.weight': 'fan-out',
+    r'ffn\.dwconv\.weight': (2 / 9) ** 0.5,
+    r'(^|\.)up\.weight': (2 / (4 * 192)) ** 0.5,
+    r'level_embed': 1.0,
+    r'(value|output)_proj\.weight': 192**-0.5,
+    r'sampling_offsets\.bias': 'rays',
+    r'gamma|sampling_offsets\.weight|attention_weights\.weight': 'zeros',
+    r'(norm\d?|norms\.\d|bn)\.weight|ln_weight': 'ones',
+    r'token_scale|b0|ln_bias': 'zeros',
+    r'patch_embed\.proj\.|stem\.\d\.conv\.': 'torch',
+    r'conv2d\.|cpe\.|[qk]_conv\.|mlp\.dwconv\.|downsample\.(widen|halve|narrow)\.': 'torch',
+    r'pos_embed|\.w[0-3]$': 0.02,
+    r'(qkv|eta|gate|proj|fc\d?)\.weight': 0.02,
+    r'\.bias$': 'zeros',
+}
+
+
+@pytest.mark.parametrize(
+    'name', ['vittt_t_in1k', 'vit3_t_in1k', 'hvit3_t_in1k', 't5_t_in1k_30e', 'maskrcnn_vittt_t_1x']
+)
+def test_starting_values_of_every_tensor(name: str) -> None:
+    cfg = load_config(name)
+    init_default_scope(cfg.default_scope)
+    torch.manual_seed(0)
+    # The heads of the detectors are mmdet's.
+    model = MODELS.build(cfg.model.backbone if name.startswith('mask') else cfg.model)
+    model.init_weights()
+    tensors = {n: p.detach() for n, p in model.named_parameters()}
+    for tensor, value in tensors.items():
+        start = next((s for pattern, s in STARTS.items() if re.search(pattern, tensor)), None)
+        assert start is not None, f'{tensor} is in no row'
+        if start in ('zeros', 'ones'):
+            assert (value == float(start == 'ones')).all(), tensor
+        elif start == 'rays':
+            # Point p of a head lies p + 1 cells from the centre, in the head's direction.
+            reach = value.view(-1, 4, 2).abs().amax(-1)
+            torch.testing.assert_close(reach, torch.arange(1.0, 5).expand_as(reach))
+        else:
+            weight = tensors[tensor.removesuffix('bias') + 'weight'] if '.bias' in tensor else value
+            assert_spread(tensor, value, spread(start, weight))
+
+
+def spread(start: float | str, weight: torch.Tensor) -> float:
+    taps = weight[0, 0].numel()
+    if start == 'torch':
+        # Of the causal convolutions all directions are in one tensor: (directions, C, taps).
+        return (3 * (taps if weight.ndim == 3 else weight[0].numel())) ** -0.5
+    return (2 / (len(weight) * taps)) ** 0.5 if start == 'fan-out' else start
+
+
+def assert_spread(name: str, value: torch.Tensor, expected: float) -> None:
+    """Five standard errors of mean and deviation of so many independent numbers."""
+    count = value.numel()
+    assert value.mean().abs() < 5 * expected / count**0.5, name
+    assert value.std().item() == pytest.approx(expected, rel=5 / (2 * count) ** 0.5), name
