@@ -10,12 +10,13 @@ from .exact_resume import (
 )
 from .fsdp import BlockFSDPStrategy, wrap_blocks
 from .hooks.anomaly import AnomalyError, AnomalyHook
-from .hooks.checkpoint import CheckpointHook, Preempted
+from .hooks.checkpoint import CheckpointHook
 from .hooks.ema import EMAHook
 from .hooks.mesa import MESAHook
 from .hooks.topology import TopologyHook
 from .layer_decay import LayerDecayOptimWrapperConstructor
 from .schedules import WarmupCosineLR
+from .signals import Preempted
 
 __all__ = [
     'AmpOptimWrapper',

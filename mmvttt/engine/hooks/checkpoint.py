@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import atexit
 import inspect
 import math
-import multiprocessing
 import os
 import re
 import shutil
-import signal
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable
@@ -18,10 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
 from mmengine import hooks
-from mmengine.dist import broadcast_object_list, get_world_size, is_main_process
+from mmengine.dist import broadcast_object_list, is_main_process
 from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.runner import Runner
 
@@ -30,6 +24,7 @@ from ...checkpoints.resume import RUN_ID
 from ...checkpoints.run_lock import RunLock
 from ...errors import UsageError
 from ...registry import HOOKS
+from ..signals import SAVE, STOP, Preempted, Requests, shield_workers
 from .anomaly import AnomalyError, AnomalyHook, bad_weights
 
 # Entries of the message hub, which checkpoints keep: files of this run that newer ones replace.
@@ -37,15 +32,7 @@ _PREEMPTED, _OUTDATED = 'preempted_checkpoint', 'outdated_checkpoints'
 # What this hook and mmengine's call their files. Nothing else is ever removed.
 _OURS = re.compile(r'(best_[^/\\]+|(epoch|iter)_\d+)\.pth')
 _PART = re.compile(r'rank\d+\.pth')
-# What a process asks for.
-_GO_ON, _SAVE, _STOP = range(3)
-# A second Ctrl-C before this is the same one: a terminal, a launcher and `timeout` may all send it.
-_SECONDS_OF_A_SIGNAL = 1.0
 _SECONDS_TO_RETRY = 60.0
-
-
-class Preempted(SystemExit):
-    """Ends the process after a SIGTERM or Ctrl-C, once a checkpoint is written."""
 
 
 @HOOKS.register_module()
@@ -88,12 +75,8 @@ class CheckpointHook(hooks.CheckpointHook):
             )
         self.exit_code = exit_code
         self._saved_iter: int | None = None
-        self._asked = _GO_ON
-        self._signal = (0, 0.0)
+        self._requests = Requests()
         self._stopping = False
-        self._former_handlers: dict[int, Any] = {}
-        self._group: dist.ProcessGroup | None = None
-        self._poll: tuple[dist.Work, torch.Tensor] | None = None
         self._val_polls = 0
         self._lock: RunLock | None = None
         self._failure: OSError | None = None
@@ -107,9 +90,6 @@ class CheckpointHook(hooks.CheckpointHook):
         Raises:
             UsageError: Another training writes to the same folder.
         """
-        if get_world_size() > 1:
-            # On CPUs whatever the backend is: asking does not wait for the GPU.
-            self._group = dist.new_group(backend='gloo')
         folder = self._folder(runner)
         if '://' not in folder:
             self._lock_folder(folder)
@@ -127,31 +107,23 @@ class CheckpointHook(hooks.CheckpointHook):
             hub.update_info(RUN_ID, uuid.uuid4().hex)
         self._warn_about_accumulation(runner)
         runner.save_checkpoint = partial(self._save_or_say, runner, runner.save_checkpoint)
-        for loop in (runner.train_loop, runner.val_loop):
-            loader = getattr(loop, 'dataloader', None)
-            if loader is not None:
-                loader.worker_init_fn = partial(_make_deaf, loader.worker_init_fn)
-        atexit.unregister(_end_workers)
-        atexit.register(_end_workers)
-        # Python hears signals in the main thread only.
-        if threading.current_thread() is threading.main_thread():
-            wanted = {signal.SIGTERM: _STOP, signal.SIGINT: _STOP}
-            if hasattr(signal, 'SIGUSR1'):
-                wanted[signal.SIGUSR1] = _SAVE
-            for number, meaning in wanted.items():
-                handler = partial(self._hear, meaning)
-                self._former_handlers[number] = signal.signal(number, handler)
+        loops = (runner.train_loop, runner.val_loop)
+        shield_workers(*(loop.dataloader for loop in loops if hasattr(loop, 'dataloader')))
+        self._requests.listen()
 
     def after_train_iter(self, runner: Runner, *args: Any, **kwargs: Any) -> None:
         """Saves as mmengine's hook does, and where a signal has asked for it."""
         super().after_train_iter(runner, *args, **kwargs)
-        asked = self._all_ask()
-        self._stopping = asked == _STOP or self._stopping
+        if time.monotonic() >= self._retry_at:
+            self._retry_at = math.inf
+            self._requests.ask(SAVE)
+        asked = self._requests.poll()
+        self._stopping = asked == STOP or self._stopping
         if not (asked or self._stopping):
             return
         # Between two updates there are gradients, which are in no checkpoint.
         if not _updated(runner):
-            self._asked = max(self._asked, asked)
+            self._requests.ask(asked)
             return
         self._save_now(runner, dict(epoch=runner.epoch, iter=runner.iter + 1))
         if self._stopping:
@@ -159,20 +131,17 @@ class CheckpointHook(hooks.CheckpointHook):
 
     def before_val_epoch(self, runner: Runner) -> None:
         """Finds out at how many steps of the validation all ranks can be asked."""
-        count = torch.tensor(len(runner.val_dataloader))
-        if self._group is not None:
-            dist.all_reduce(count, dist.ReduceOp.MIN, self._group)
-        self._val_polls = int(count)
+        self._val_polls = self._requests.least(len(runner.val_dataloader))
 
     def after_val_iter(self, runner: Runner, batch_idx: int, *args: Any, **kwargs: Any) -> None:
         """Stops where a signal has asked for it."""
-        if not self._listening or batch_idx >= self._val_polls:
+        if not self._requests.listening or batch_idx >= self._val_polls:
             return
-        asked = self._all_ask()
-        if asked == _SAVE:
+        asked = self._requests.poll()
+        if asked == SAVE:
             # In the next step of the training.
-            self._asked = max(self._asked, asked)
-        self._stopping = asked == _STOP or self._stopping
+            self._requests.ask(SAVE)
+        self._stopping = asked == STOP or self._stopping
         # FlexibleRunner's checkpoints always say that they are of the next step.
         can_save = self._saved_iter == runner.iter or isinstance(runner, Runner)
         if self._stopping and can_save and _updated(runner):
@@ -238,39 +207,6 @@ class CheckpointHook(hooks.CheckpointHook):
             info[_OUTDATED] = [*info.get(_OUTDATED, []), *extra]
             info['keep_ckpt_ids'] = kept[-self.max_keep_ckpts :]
 
-    @property
-    def _listening(self) -> bool:
-        return self._group is not None or bool(self._former_handlers)
-
-    def _hear(self, meaning: int, number: int, *_: Any) -> None:
-        before, when = self._signal
-        again = number == before == signal.SIGINT
-        if again and time.monotonic() > when + _SECONDS_OF_A_SIGNAL:
-            raise KeyboardInterrupt
-        if not again:
-            self._signal = number, time.monotonic()
-        self._asked = max(self._asked, meaning)
-
-    def _all_ask(self) -> int:
-        """The most that any rank has been asked for; the answer of several is one step old."""
-        asked = self._asked
-        if time.monotonic() >= self._retry_at:
-            self._retry_at = math.inf
-            asked = max(asked, _SAVE)
-        if asked == _SAVE:
-            self._asked = _GO_ON
-        if self._group is None:
-            return asked
-        answer = _GO_ON
-        if self._poll is not None:
-            work, flag = self._poll
-            work.wait()
-            answer = int(flag)
-        flag = torch.tensor(asked)
-        work = dist.all_reduce(flag, dist.ReduceOp.MAX, self._group, async_op=True)
-        self._poll = work, flag
-        return answer
-
     def _require_good_weights(self, runner: Runner) -> None:
         """Raises AnomalyError, on all ranks, rather than let weights that are not finite be saved.
 
@@ -281,10 +217,7 @@ class CheckpointHook(hooks.CheckpointHook):
             if isinstance(hook, AnomalyHook):
                 hook.look()
         bad = next(bad_weights(runner.model, buffers=True), None)
-        flag = torch.tensor(int(bad is not None))
-        if self._group is not None:
-            dist.all_reduce(flag, dist.ReduceOp.MAX, self._group)
-        if flag:
+        if self._requests.any(bad is not None):
             raise AnomalyError(f'No checkpoint is written. {bad or "See the other ranks."}')
 
     def _save_now(self, runner: Runner, meta: dict[str, int]) -> None:
@@ -328,12 +261,9 @@ class CheckpointHook(hooks.CheckpointHook):
         if is_main_process() and self._failure is None:
             pointer = Path(runner.work_dir, 'last_checkpoint')
             self._try(runner, write_whole, pointer, path.encode())
-        failed = torch.tensor(int(self._failure is not None))
-        if self._group is not None:
-            dist.all_reduce(failed, dist.ReduceOp.MAX, self._group)
         # On all ranks alike, whichever could not write.
-        self._unsaved = bool(failed)
-        if failed:
+        self._unsaved = self._requests.any(self._failure is not None)
+        if self._unsaved:
             if is_main_process():
                 self._retry_at = time.monotonic() + _SECONDS_TO_RETRY
             return False
@@ -389,25 +319,17 @@ class CheckpointHook(hooks.CheckpointHook):
 
     def _stop(self, runner: Runner) -> None:
         self._require_saved()
-        name = signal.Signals(self._signal[0]).name if self._signal[0] else 'a signal'
-        runner.logger.info(f'{name}: stopped with {self.last_ckpt}; --resume goes on from there')
+        runner.logger.info(
+            f'{self._requests.name}: stopped with {self.last_ckpt}; --resume goes on from there'
+        )
         self._stop_listening()
         raise Preempted(self.exit_code)
 
     def _stop_listening(self) -> None:
-        for number, handler in self._former_handlers.items():
-            signal.signal(number, handler)
-        self._former_handlers = {}
+        self._requests.close()
         if self._lock is not None:
             self._lock.release()
             self._lock = None
-        if self._poll is not None:
-            self._poll[0].wait()
-            self._poll = None
-        if self._group is not None:
-            # A thread of gloo that is left when Python ends may abort the process.
-            dist.destroy_process_group(self._group)
-            self._group = None
 
     def _save_checkpoint_with_step(self, runner: Runner, step: int, meta: dict) -> None:
         self._require_good_weights(runner)
@@ -488,21 +410,3 @@ def _updated(runner: Runner) -> bool:
     wrapper = runner.optim_wrapper
     wrappers = wrapper.values() if isinstance(wrapper, OptimWrapperDict) else [wrapper]
     return all(w.should_update() for w in wrappers if isinstance(w, OptimWrapper))
-
-
-def _end_workers() -> None:
-    """At the end of Python, which would send its children a SIGTERM and wait: these are deaf."""
-    for process in multiprocessing.active_children():
-        if process.daemon:
-            process.kill()
-
-
-def _make_deaf(then: Callable[[int], None] | None, worker: int) -> None:
-    """Begins a data worker: signals to the whole group of processes are for the trainer alone.
-
-    One that ended on them would end the training before it has saved. It ends with its trainer.
-    """
-    for number in (signal.SIGTERM, signal.SIGINT, getattr(signal, 'SIGUSR1', signal.SIGINT)):
-        signal.signal(number, signal.SIG_IGN)
-    if then is not None:
-        then(worker)

@@ -1,0 +1,146 @@
+"""What signals ask of a training: save, or save and stop; agreed on by all ranks, at one step."""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import signal
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from mmengine.dist import get_world_size
+
+# What a process is asked for, by rising weight.
+GO_ON, SAVE, STOP = range(3)
+# A second Ctrl-C before this is the same one: a terminal, a launcher and `timeout` may all send it.
+_SECONDS_OF_A_SIGNAL = 1.0
+
+
+class Preempted(SystemExit):
+    """Ends the process after a SIGTERM or Ctrl-C, once a checkpoint is written."""
+
+
+class Requests:
+    """Hears SIGTERM, SIGINT and SIGUSR1, and tells all ranks of them at the same step.
+
+    Attributes:
+        group: Of all ranks, on CPUs whatever the backend is: asking does not wait for a GPU. None
+            in a training of one process.
+        name: The signal that was heard, or 'a signal' where another rank has heard it.
+        listening: Between `listen` and `close`.
+    """
+
+    def __init__(self) -> None:
+        self.group: dist.ProcessGroup | None = None
+        self.name = 'a signal'
+        self.listening = False
+        self._asked = GO_ON
+        self._last = (0, 0.0)
+        self._former: dict[int, Any] = {}
+        self._poll: tuple[dist.Work, torch.Tensor] | None = None
+
+    def listen(self) -> None:
+        """Takes the signals over, on all ranks."""
+        self.listening = True
+        if get_world_size() > 1:
+            self.group = dist.new_group(backend='gloo')
+        # Python hears signals in the main thread only.
+        if threading.current_thread() is threading.main_thread():
+            wanted = {signal.SIGTERM: STOP, signal.SIGINT: STOP}
+            if hasattr(signal, 'SIGUSR1'):
+                wanted[signal.SIGUSR1] = SAVE
+            for number, meaning in wanted.items():
+                self._former[number] = signal.signal(number, partial(self._hear, meaning))
+
+    def close(self) -> None:
+        """Gives the signals back, on all ranks."""
+        self.listening = False
+        for number, handler in self._former.items():
+            signal.signal(number, handler)
+        self._former = {}
+        if self._poll is not None:
+            self._poll[0].wait()
+            self._poll = None
+        if self.group is not None:
+            # A thread of gloo that is left when Python ends may abort the process.
+            dist.destroy_process_group(self.group)
+            self.group = None
+
+    def ask(self, what: int) -> None:
+        """As a signal of that meaning would."""
+        self._asked = max(self._asked, what)
+
+    def poll(self) -> int:
+        """The most that any rank has been asked for; the answer of several is one step old.
+
+        Called by all ranks alike.
+        """
+        asked = self._asked
+        if asked == SAVE:
+            self._asked = GO_ON
+        if self.group is None:
+            return asked
+        answer = GO_ON
+        if self._poll is not None:
+            work, flag = self._poll
+            work.wait()
+            answer = int(flag)
+        flag = torch.tensor(asked)
+        work = dist.all_reduce(flag, dist.ReduceOp.MAX, self.group, async_op=True)
+        self._poll = work, flag
+        return answer
+
+    def any(self, here: bool) -> bool:
+        """Whether something holds on one rank at least; waits for all."""
+        return self._reduced(int(here), dist.ReduceOp.MAX) > 0
+
+    def least(self, count: int) -> int:
+        """The smallest number of all ranks; waits for all."""
+        return self._reduced(count, dist.ReduceOp.MIN)
+
+    def _reduced(self, number: int, by: Any) -> int:
+        if self.group is None:
+            return number
+        value = torch.tensor(number)
+        dist.all_reduce(value, by, self.group)
+        return int(value)
+
+    def _hear(self, meaning: int, number: int, *_: Any) -> None:
+        before, when = self._last
+        again = number == before == signal.SIGINT
+        if again and time.monotonic() > when + _SECONDS_OF_A_SIGNAL:
+            raise KeyboardInterrupt
+        if not again:
+            self._last = number, time.monotonic()
+            self.name = signal.Signals(number).name
+        self.ask(meaning)
+
+
+def shield_workers(*loaders: Any) -> None:
+    """Makes data workers deaf to signals to the whole group of processes, but for a kill.
+
+    One that ended on them would end the training before it has saved. It ends with its trainer.
+    """
+    for loader in loaders:
+        loader.worker_init_fn = partial(_make_deaf, loader.worker_init_fn)
+    atexit.unregister(_end_workers)
+    atexit.register(_end_workers)
+
+
+def _make_deaf(then: Callable[[int], None] | None, worker: int) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT, getattr(signal, 'SIGUSR1', signal.SIGINT)):
+        signal.signal(number, signal.SIG_IGN)
+    if then is not None:
+        then(worker)
+
+
+def _end_workers() -> None:
+    """At the end of Python, which would send its children a SIGTERM and wait: these are deaf."""
+    for process in multiprocessing.active_children():
+        if process.daemon:
+            process.kill()
