@@ -8,14 +8,12 @@ example: python tools/inherit_weights.py deit_tiny.pth t5_tiny_inherited.pth
 
 import argparse
 
-from mmvttt.cli import plain_errors
+from mmvttt.cli import command_line, plain_errors
 from mmvttt.models.inherit import inherit_checkpoint
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument('source', help='a checkpoint of a ViT, a file or URL')
     parser.add_argument('target', help='the file to write')
     parser.add_argument('--ema', action='store_true', help='take the averaged weights of the file')

@@ -19,7 +19,7 @@ from torchvision.transforms.functional import normalize
 from mmvttt.analysis.attention import LayerAttention, attention_distance, inspect_layers
 from mmvttt.analysis.models import DenseForward, find_model
 from mmvttt.checkpoints.load import load_pretrained
-from mmvttt.cli import Options, plain_errors, positive
+from mmvttt.cli import add_cfg_options, command_line, plain_errors, positive
 from mmvttt.errors import DataError
 
 # ImageNet's, as in the recipes.
@@ -27,15 +27,13 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument('model', help="a config, the name of one of ours, or a model of timm's")
     parser.add_argument('images', nargs='+', type=Path)
     parser.add_argument('--checkpoint', help='the weights; default: random or those of init_cfg')
     parser.add_argument('--shape', nargs=2, type=positive, metavar=('HEIGHT', 'WIDTH'))
     parser.add_argument('--out', type=Path, default=Path('work_dirs/attention'))
-    parser.add_argument('--cfg-options', nargs='+', action=Options, metavar='KEY=VALUE')
+    add_cfg_options(parser, 'model.backbone.arch=base')
     return parser.parse_args()
 
 

@@ -1,6 +1,7 @@
-"""Backbones of the configs, small enough for a test."""
+"""Backbones of the configs, small enough for a test, and the kinds of their norms."""
 
 from mmengine.config import ConfigDict
+from torch import nn
 
 PLAIN = dict(embed_dims=64, num_layers=4, num_heads=2, feedforward_channels=96)
 STAGES = dict(embed_dims=(16, 32, 48, 64), depths=(1, 1, 1, 1), num_heads=(1, 2, 3, 4))
@@ -14,3 +15,8 @@ def reduce_backbone(backbone: ConfigDict) -> list[int]:
         return [PLAIN['embed_dims']] * 4
     backbone.arch = STAGES
     return list(STAGES['embed_dims'])
+
+
+def batch_norms(model: nn.Module) -> set[type]:
+    """The kinds of batch norms in a model, by itself or of all processes."""
+    return {type(m) for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)}

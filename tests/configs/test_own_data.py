@@ -46,7 +46,7 @@ def test_schedule_ends_with_the_training(name):
     warm_up, cosine = cfg.param_scheduler
     assert cosine.T_max == cfg.max_epochs == cfg.train_cfg.max_epochs
     assert warm_up.end == 100
-    assert cfg.max_epochs % cfg.train_cfg.val_interval == 0
+    assert cfg.max_epochs % cfg.train_cfg.get('val_interval', 1) == 0
 
 
 def test_demo_reads_what_the_maker_makes(tmp_path, monkeypatch):
