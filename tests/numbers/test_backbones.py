@@ -15,10 +15,12 @@ PLAIN = dict(embed_dims=64, num_layers=2, num_heads=2, feedforward_channels=96)
 STAGES = dict(embed_dims=(16, 32, 48, 64), depths=(1, 1, 2, 1), num_heads=(1, 2, 3, 4))
 VITTT = dict(type='mmvttt.Vittt', arch=PLAIN, img_size=64)
 VIT3 = dict(type='mmvttt.ViT3', arch=PLAIN)
+T5 = dict(type='mmvttt.T5', arch=PLAIN, img_size=64, mixer=dict(neighborhood=3))
 ADAPTER = dict(type='mmvttt.ViTAdapter', conv_inplane=16, norm_cfg=dict(type='BN'), init_values=0.5)
 BACKBONES = {
     'Vittt': VITTT,
     'ViT3': VIT3,
+    'T5+': T5,
     'HViT3': dict(type='mmvttt.HViT3', arch=STAGES),
     'ViTAdapter of Vittt': dict(ADAPTER, backbone=VITTT),
     'ViTAdapter of ViT3': dict(ADAPTER, backbone=VIT3),
