@@ -46,7 +46,10 @@ class Call:
 
     def __init__(self, module: nn.Module, args: tuple) -> None:
         self.module = module
-        self.args = [x.detach().clone().requires_grad_() if _is_float(x) else x for x in args]
+        # Only what has a gradient in the whole has one here: the image has none.
+        self.args = [
+            x.detach().requires_grad_(x.requires_grad) if _is_float(x) else x for x in args
+        ]
         shapes = [tuple(x.shape) for x in self.args if isinstance(x, Tensor)]
         parameters = [tuple(p.shape) for p in module.parameters()]
         self.kind = (type(module), str(shapes), str(parameters))
@@ -57,6 +60,7 @@ class Call:
         if backward:
             outs = [x for x in (outs if isinstance(outs, tuple) else (outs,)) if x is not None]
             leaves = [x for x in (*self.args, *self.module.parameters()) if _is_float(x)]
+            leaves = [x for x in leaves if x.requires_grad]
             grads = [torch.ones_like(x) for x in outs]
             torch.autograd.grad(outs, leaves, grads, allow_unused=True)
 
@@ -66,15 +70,19 @@ def _is_float(x: object) -> bool:
 
 
 def calls_of(model: nn.Module, image: Tensor) -> dict[str, Call]:
-    """What every module of the model is called with at first, by its name."""
+    """What the model, and every module of a part, is called with at first, by its name."""
+    patterns = ['', *(x for pair in PARTS.values() for x in pair if x)]
     found: dict[str, Call] = {}
 
     def keep(name: str) -> Callable:
         return lambda module, args: found.setdefault(name, Call(module, args)) and None
 
-    handles = [m.register_forward_pre_hook(keep(n)) for n, m in model.named_modules()]
-    with torch.no_grad():
-        model(image)
+    handles = [
+        module.register_forward_pre_hook(keep(name))
+        for name, module in model.named_modules()
+        if any(re.fullmatch(pattern, name) for pattern in patterns)
+    ]
+    model(image)
     for handle in handles:
         handle.remove()
     return found
