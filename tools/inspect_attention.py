@@ -1,8 +1,8 @@
 """Prints the key shift and the attention distance of each layer, and draws implicit attention.
 
-For T⁵ and other models of TTTMixer (mmvttt.analysis.attention). Writes layers.csv, means over the
-images, and for each image a picture: what the patch in its middle reads, layer by layer. A ViT's
-own attention is that of T⁵ with SoftmaxAttention and the ViT's weights.
+For T⁵ and other models of TTTMixer (mmvttt.analysis.attention). Writes layers.csv and layers.png,
+means over the images, and for each image a picture: what the patch in its middle reads, layer by
+layer. A ViT's own attention is that of T⁵ with SoftmaxAttention and the ViT's weights.
 
 example: python tools/inspect_attention.py t5_t_in1k_30e photo.jpg --checkpoint t5.pth --out looks
 """
@@ -33,6 +33,9 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--checkpoint', help='the weights; default: random or those of init_cfg')
     parser.add_argument('--shape', nargs=2, type=positive, metavar=('HEIGHT', 'WIDTH'))
     parser.add_argument('--out', type=Path, default=Path('work_dirs/attention'))
+    parser.add_argument(
+        '--beside', nargs='+', type=Path, default=[], help='folders of other runs, for layers.png'
+    )
     add_cfg_options(parser, 'model.backbone.arch=base')
     return parser.parse_args()
 
@@ -71,6 +74,33 @@ def draw(picture: Tensor, layers: list[LayerAttention], target: Path) -> None:
     plt.close(figure)
 
 
+def draw_layers(folders: list[Path], target: Path) -> None:
+    """Key shift and attention distance by layer, a line for each folder's layers.csv."""
+    import matplotlib
+
+    matplotlib.use('Agg')
+    import matplotlib.pyplot as plt
+
+    figure, panels = plt.subplots(1, 2, figsize=(9, 3.4))
+    for folder in folders:
+        table = folder / 'layers.csv'
+        if not table.is_file():
+            raise DataError(f'{str(table)!r} is missing: give the --out of an earlier run')
+        with table.open(newline='') as file:
+            rows = list(csv.DictReader(file))
+        for panel, column in zip(panels, ('key_shift', 'distance'), strict=True):
+            values = [float(row[column]) for row in rows]
+            panel.plot(range(1, len(values) + 1), values, marker='o', label=folder.name)
+    for panel, label in zip(panels, ('key shift', 'attention distance, patches'), strict=True):
+        panel.set(xlabel='layer', ylabel=label, ylim=(0, None))
+        panel.xaxis.get_major_locator().set_params(integer=True)
+        panel.grid(alpha=0.3)
+    panels[0].legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(target, dpi=110)
+    plt.close(figure)
+
+
 def main() -> None:
     args = parse_args()
     totals: dict[str, list[tuple[float, float]]] = {}
@@ -99,6 +129,8 @@ def main() -> None:
             means = [sum(column) / len(values) for column in zip(*values, strict=True)]
             writer.writerow([name, *(f'{value:.4f}' for value in means)])
             print(f'{name}: key shift {means[0]:.4f}, attention distance {means[1]:.2f} patches')
+    with plain_errors():
+        draw_layers([args.out, *args.beside], args.out / 'layers.png')
     print(f'wrote {args.out}')
 
 

@@ -5,6 +5,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from itertools import accumulate
 from pathlib import Path
@@ -120,7 +121,7 @@ def measure(
         images_per_s=None if latency is None else round(batch / latency, 2),
         peak_mib=None if peak is None else round(peak, 1),
         dtype=str(dtype).removeprefix('torch.'),
-        device=_device_name(device),
+        device=device_name(device),
         threads=torch.get_num_threads(),
         torch=torch.__version__,
         cuda=torch.version.cuda or '',
@@ -200,7 +201,13 @@ def _tensors(out: object) -> list[torch.Tensor]:
     return [tensor for item in inside for tensor in _tensors(item)]
 
 
-def _device_name(device: torch.device) -> str:
+def device_name(device: torch.device) -> str:
+    """Name of the GPU or CPU, as its maker calls it."""
     if device.type == 'cuda':
         return torch.cuda.get_device_name(device)
+    with suppress(OSError):
+        # Linux, where platform.processor() has nothing to say.
+        for line in Path('/proc/cpuinfo').read_text().splitlines():
+            if line.startswith('model name'):
+                return line.partition(':')[2].strip()
     return platform.processor() or platform.machine()

@@ -56,17 +56,24 @@ class Cost:
 def count_cost(network: nn.Module, size: tuple[int, int], in_channels: int = 3) -> Cost:
     """Runs one image through a network on the meta device, where nothing is computed.
 
+    A network that reads numbers on its way (the sizes of levels in mmcv's deformable attention)
+    runs on the CPU instead, with weights of 0. That attention's sampling, which is no product of
+    matrices there, is then not counted.
+
     Args:
-        network: Takes an image `(1, in_channels, H, W)`. It is moved to the meta device and loses
-            its weights.
+        network: Takes an image `(1, in_channels, H, W)`. It loses its weights.
         size: (height, width) of the image in pixels.
         in_channels: Channels of the image.
     """
     network = network.to('meta').eval()
-    image = torch.empty(1, in_channels, *size, device='meta')
-    watch = _CustomOps()
-    with torch.no_grad(), FlopCounterMode(display=False) as counter, watch:
-        network(image)
+    try:
+        counter, watch = _count(network, torch.empty(1, in_channels, *size, device='meta'))
+    except (NotImplementedError, RuntimeError):
+        network = network.to_empty(device='cpu')
+        with torch.no_grad():
+            for tensor in (*network.parameters(), *network.buffers()):
+                tensor.zero_()
+        counter, watch = _count(network, torch.zeros(1, in_channels, *size))
     macs: Counter[str] = Counter()
     root = type(network).__name__
     counts = counter.get_flop_counts()
@@ -86,6 +93,13 @@ def count_cost(network: nn.Module, size: tuple[int, int], in_channels: int = 3) 
         by_op={str(op): n // 2 for op, n in Counter(counts.get('Global')).most_common()},
         uncounted=sorted(watch.names),
     )
+
+
+def _count(network: nn.Module, image: torch.Tensor) -> tuple[FlopCounterMode, '_CustomOps']:
+    watch = _CustomOps()
+    with torch.no_grad(), FlopCounterMode(display=False) as counter, watch:
+        network(image)
+    return counter, watch
 
 
 def _part(name: str) -> str:

@@ -11,6 +11,7 @@ import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS as ROOT
 from mmengine.registry import init_default_scope
+from mmengine.structures import BaseDataElement
 from torch import Tensor, nn
 
 from ..config import config_names, find_config, load_config
@@ -108,9 +109,10 @@ def _input_size(model: nn.Module) -> tuple[int, int]:
 class DenseForward(nn.Module):
     """The part of a model whose work does not depend on what is seen in the image.
 
-    A classifier and a segmentor at inference as they are. Of a two-stage detector the box and mask
-    heads, on as many regions as its `test_cfg` lets through at most; nothing of what chooses these
-    regions, and not the RoIAlign between, which has no multiplications of matrices.
+    A classifier, a segmentor, a detector of DETR's kind and a Mask2Former at inference as they are.
+    Of a two-stage detector the box and mask heads, on as many regions as its `test_cfg` lets
+    through at most; nothing of what chooses these regions, and not the RoIAlign between, which has
+    no multiplications of matrices.
 
     Args:
         model: A model of mmdet, mmsegmentation or mmpretrain, a backbone, or a model of timm.
@@ -126,8 +128,13 @@ class DenseForward(nn.Module):
         if not hasattr(model, 'extract_feat'):
             return model(image)
         features = model.extract_feat(image)
-        if hasattr(model, 'decode_head'):
-            return model.decode_head(features)
+        if hasattr(model, 'forward_transformer'):
+            return model.bbox_head(**model.forward_transformer(features, _samples(image)))
+        segments = getattr(model, 'panoptic_head', None) or getattr(model, 'decode_head', None)
+        if hasattr(segments, 'transformer_decoder'):
+            return segments(features, _samples(image))
+        if segments is not None:
+            return segments(features)
         if hasattr(model, 'rpn_head'):
             return self._two_stages(features)
         head = getattr(model, 'bbox_head', None) or getattr(model, 'head', None)
@@ -154,3 +161,10 @@ class DenseForward(nn.Module):
             shape = (len(features[0]) * count, extractor.out_channels, *side)
             outs.append(head(features[0].new_zeros(shape)))
         return outs
+
+
+def _samples(image: Tensor) -> list[BaseDataElement]:
+    """What heads with a transformer ask about images: sizes, nothing of which is padding."""
+    size = tuple(image.shape[-2:])
+    about = dict(img_shape=size, ori_shape=size, batch_input_shape=size, pad_shape=size)
+    return [BaseDataElement(metainfo=about) for _ in image]

@@ -111,10 +111,21 @@ def test_the_tool_draws_and_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     image = np.random.default_rng(0).integers(0, 255, (50, 70, 3), dtype=np.uint8)
     cv2.imwrite(str(tmp_path / 'image.png'), image)
     arguments = [str(config), str(tmp_path / 'image.png'), '--out', str(tmp_path / 'out')]
-    monkeypatch.setattr(sys, 'argv', ['inspect_attention.py', *arguments, '--shape', '64', '96'])
+    arguments = ['inspect_attention.py', *arguments, '--shape', '64', '96']
+    monkeypatch.setattr(sys, 'argv', arguments)
     runpy.run_path(str(TOOL), run_name='__main__')
     assert 'blocks.1.mixer' in capsys.readouterr().out
     lines = (tmp_path / 'out' / 'layers.csv').read_text().splitlines()
     assert lines[0] == 'layer,key_shift,distance'
     assert len(lines) == 3
     assert cv2.imread(str(tmp_path / 'out' / 'image.png')) is not None
+    alone = cv2.imread(str(tmp_path / 'out' / 'layers.png'))
+    (tmp_path / 'other').mkdir()
+    (tmp_path / 'other' / 'layers.csv').write_text('layer,key_shift,distance\na,0.5,2\nb,0.4,nan\n')
+    monkeypatch.setattr(sys, 'argv', [*arguments, '--beside', str(tmp_path / 'other')])
+    runpy.run_path(str(TOOL), run_name='__main__')
+    assert not np.array_equal(alone, cv2.imread(str(tmp_path / 'out' / 'layers.png')))
+    monkeypatch.setattr(sys, 'argv', [*arguments, '--beside', str(tmp_path / 'nowhere')])
+    with pytest.raises(SystemExit):
+        runpy.run_path(str(TOOL), run_name='__main__')
+    assert 'nowhere/layers.csv' in capsys.readouterr().err

@@ -1,5 +1,6 @@
 """The T⁵ configs: the paper's fine-tuning recipe, 20× for what is new, a step from a small ViT."""
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from mmvttt.models.inherit import inherit_checkpoint
 from mmvttt.registry import MODELS
 
 from .reduced import PLAIN
+from .test_configs import det_batch, detector
 
 CONFIGS = Path(__file__).resolve().parents[2] / 'configs'
 CLASSIFIERS = sorted(CONFIGS.glob('t5*_in1k_30e.py'))
@@ -110,3 +112,26 @@ def test_a_model_without_new_parameters_has_no_use_for_the_rate() -> None:
     cfg, model = classifier(CLASSIFIERS[0], mixer=softmax)
     with pytest.raises(ValueError, match=r'new_lr_mult.*names none'):
         build_optim_wrapper(model, cfg.optim_wrapper)
+
+
+def test_a_detector_takes_images_of_different_sizes() -> None:
+    """Padded to the larger one and to nothing else: 225×333 is no multiple of a patch."""
+    path = CONFIGS / 'maskrcnn_t5_t_1x.py'
+    cfg = detector(path)
+    cfg.data_preprocessor.pad_size_divisor = 1
+    torch.manual_seed(0)
+    model = MODELS.build(cfg)
+    large, small = det_batch((225, 333)), det_batch((96, 120))
+    batch = {key: [large[key][0], small[key][1]] for key in large}
+    prepared = model.train().data_preprocessor(copy.deepcopy(batch), training=True)
+    assert prepared['inputs'].shape == (2, 3, 225, 333)
+    loss, _ = model.parse_losses(model(**prepared, mode='loss'))
+    loss.backward()
+    new = {f'backbone.backbone.{n}' for n in model.backbone.backbone.new_parameters()}
+    grads = {n: p.grad for n, p in model.named_parameters()}
+    assert loss.isfinite()
+    assert all(grads[name].abs().sum() > 0 for name in new)
+    with torch.no_grad():
+        found = model.eval()(**model.data_preprocessor(batch), mode='predict')
+    masks = [tuple(result.pred_instances.masks.shape[1:]) for result in found]
+    assert masks == [(225, 333), (96, 120)]

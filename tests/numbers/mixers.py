@@ -82,9 +82,14 @@ DESIGN = {
     'damped Conv': design(dict(type='Conv'), damping=True),
 }
 SWIGLU = dict(type='SwiGLU')
-# Not with convolutions behind the instance norm: where keys are equal, gradients cancel to nothing,
-# and no bound relative to them holds.
 T5 = {
+    'T5': design(SWIGLU, key_norm='instance', locality='dwc_qk'),
+    'T5+': design(SWIGLU, key_norm='instance', locality='dwc_qk', neighborhood=3),
+    'linear attention': design(dict(type='LinearAttention')),
+    'linear attention, projected': design(
+        dict(type='LinearAttention', project=True), key_norm='instance'
+    ),
+    'softmax attention': design(dict(type='SoftmaxAttention')),
     'T5 of two layers': design(dict(type='MLP'), key_norm='instance'),
     'T5 of two layers, L2': design(dict(type='MLP'), loss='l2', key_norm='instance'),
     'T5, RMS, DWC(v)': design(SWIGLU, key_norm='rms', locality='dwc_v'),
@@ -92,6 +97,12 @@ T5 = {
 MIXERS = {**VITTT, **VIT3, **DESIGN, **T5}
 # Their gradients are small differences: an output behind a LayerNorm hardly feels a step's length.
 STEPS = ('eta.weight', 'eta.bias', 'token_scale')
+# So are these: where all tokens are equal, attention does not feel its queries and keys, nor a
+# convolution behind the instance norm its input, and terms of the size of the output cancel.
+CANCELLING = (*STEPS, 'inner.wq', 'inner.wk', 'k_conv.weight', 'k_conv.bias')
+# Loud tokens give one key all of the weight. The gradient of the scores is then 0, and torch's is
+# the rounding of a difference of equals, times a loud key.
+SATURATED = {'softmax attention': ('x', 'qkv.weight', 'qkv.bias')}
 
 
 def leaves_of(module: nn.Module, x: Tensor) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ import copy
 
 import pytest
 import torch
-from mixers import DIMS, MIXERS, STEPS, VIT3, VITTT, function_of, leaves_of
+from mixers import CANCELLING, DIMS, MIXERS, STEPS, VIT3, VITTT, function_of, leaves_of
 from operations import MAPS
 from precision import DEVICES, OUTPUT, TYPES, Truth, evaluate
 
@@ -32,7 +32,7 @@ def check(name: str, tokens: int, device: str, draws: int = 2) -> None:
         # The step of a single token is almost all that its output consists of: what the LayerNorm
         # behind it lets through is the ε, and test_ops.py looks at that.
         skip = STEPS if tokens == 1 else ()
-        truth.assert_near(found, dtype, cancelling=STEPS, skip=skip, draws=draws)
+        truth.assert_near(found, dtype, cancelling=CANCELLING, skip=skip, draws=draws)
 
 
 @pytest.mark.parametrize('device', DEVICES)
