@@ -12,17 +12,17 @@ from mmengine.optim import OptimWrapper
 from mmengine.registry import FUNCTIONS, STRATEGIES, init_default_scope
 from torch import nn
 
+from mmvttt.apis.train import train
+from mmvttt.checkpoints.read import read_content
 from mmvttt.engine.fsdp import (
     BlockFSDPStrategy,
     _clip_by_all_ranks,
     _require_same_parameters,
     wrap_blocks,
 )
-from mmvttt.apis.train import train
 from mmvttt.registry import MODELS
 
 from .launch import TOOLS, start_node, wait
-from mmvttt.checkpoints.read import read_content
 
 HERE = Path(__file__).parent
 RANKS = 2
