@@ -68,6 +68,10 @@ def show_images(
         problem = read_image(os.fspath(image)).problem
         if problem:
             raise UsageError(f'{os.fspath(image)!r} is among the {problem}')
+        if Path(image).resolve().parent == Path(out_dir, 'vis').resolve():
+            raise UsageError(
+                f'the picture would be written over {os.fspath(image)!r}: give another --out'
+            )
     stems = [Path(image).stem for image in images]
     for image, stem in zip(images, stems, strict=True):
         if stems.count(stem) > 1:

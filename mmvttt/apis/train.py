@@ -20,6 +20,7 @@ from ..config import load_config
 from ..datasets.checks.paths import check_data
 from ..engine.agreement import agree_on_start
 from ..engine.exact_resume import make_exact
+from ..engine.heartbeat import say_who_is_gone
 from ..errors import UsageError
 from .screen import QuietRunner, summary
 
@@ -186,7 +187,11 @@ def train(
         require_match(_bare(runner), read_weights(cfg.load_from), cfg.load_from)
     settle_resume(runner)
     print_log(f'\n{summary(runner, cfg)}', 'current')
-    runner.train()
+    try:
+        runner.train()
+    except RuntimeError as error:
+        say_who_is_gone(error)
+        raise
     return runner
 
 

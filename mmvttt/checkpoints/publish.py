@@ -77,7 +77,8 @@ def publish_checkpoint(
         The file written. It is read with `weights_only=True`.
 
     Raises:
-        UsageError: Nothing is under the prefix, or `out` is no .pth file.
+        UsageError: Nothing is under the prefix, `out` is no .pth file, or there is another file by
+            the new name.
     """
     out = Path(out)
     if out.suffix != '.pth':
@@ -102,8 +103,9 @@ def publish_checkpoint(
     digest = hashlib.sha256(data).hexdigest()[:_HASH_DIGITS]
     target = out.with_name(f'{out.stem}-{digest}.pth')
     if not target.exists():
-        # By its digest it is this one, if it is there.
         write_whole(target, data)
+    elif target.read_bytes() != data:
+        raise UsageError(f'there is another file by the name of {os.fspath(target)!r}: move it')
     return target
 
 

@@ -158,7 +158,7 @@ def _located(source: str) -> str:
 
 def named_tensors(content: Any, source: str, ema: bool = False) -> dict[str, Tensor]:
     """The weights in what `read_content` has read; `source` names it in the error."""
-    containers = _EMA if ema else _CONTAINERS
+    containers: tuple[str, ...] = _EMA if ema else _CONTAINERS
     if ema and isinstance(content, Mapping) and 'ema_state_dict' in content:
         # mmengine's EMAHook has put the average in the place of the weights.
         containers = ('state_dict',)

@@ -24,9 +24,11 @@ from mmengine.logging import print_log
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop
 from torch.utils.data import BatchSampler, Sampler
 
+from ..datasets.checks.annotations import explain_failure
 from ..datasets.checks.images import read_image
 from ..errors import DataError, ResumeError
 from ..registry import DATA_SAMPLERS, DATASETS, LOOPS
+from .agreement import require_same
 
 # mmengine's loops, by type and by `by_epoch`, and what takes their place.
 _LOOPS = {
@@ -78,6 +80,10 @@ def make_exact(cfg: Config) -> str | None:
         dataset=loader.dataset,
         skip_bad_samples=cfg.get('skip_bad_samples', 0),
     )
+    held_out = cfg.get('val_dataloader')
+    if isinstance(held_out, dict) and isinstance(held_out.get('dataset'), dict):
+        # For its errors alone.
+        held_out.dataset = ConfigDict(type='mmvttt.SeededDataset', dataset=held_out.dataset)
     loader.batch_sampler = ConfigDict(
         type='mmvttt.ExactBatchSampler',
         batch_sampler=loader.get('batch_sampler'),
@@ -94,19 +100,30 @@ def make_exact(cfg: Config) -> str | None:
 class SeededDataset:
     """A data set whose item number i, asked for as `(i, key)`, is a function of i and key.
 
-    In all else it is the data set that it wraps: attributes are read from it and set on it.
+    In all else it is the data set that it wraps: attributes are read from it and set on it, and an
+    item asked for by its number alone is the one that it gives.
 
     Args:
         dataset: Config of the data set.
         skip_bad_samples: So many items of a process, whose images cannot be read, are replaced by
             the next good one, with a warning each.
 
-    Raises (for an item):
-        DataError: Its image cannot be read; names the image.
+    Raises:
+        DataError: The data set cannot be built, or an item not be loaded, and that is the fault of
+            an annotation, an image or a label map: names it.
     """
 
     def __init__(self, dataset: dict, skip_bad_samples: int = 0) -> None:
-        object.__setattr__(self, '_dataset', registry.DATASETS.build(dataset))
+        object.__setattr__(self, '_config', dataset)
+        try:
+            built = registry.DATASETS.build(dataset)
+        except Exception as error:
+            # Whatever a toolbox raises that meets what it does not expect.
+            explained = explain_failure(dataset, error)
+            if explained is None:
+                raise
+            raise explained from error
+        object.__setattr__(self, '_dataset', built)
         object.__setattr__(self, '_left', skip_bad_samples)
         # Which items were bad; data workers share it.
         bad = torch.zeros(len(self._dataset) if skip_bad_samples else 0, dtype=torch.bool)
@@ -120,29 +137,37 @@ class SeededDataset:
             try:
                 return self._dataset[index]
             except Exception as error:
-                bad = self._bad_image(index)
-                if bad is None:
+                bad = self._bad_file(index)
+                if bad is not None:
+                    self._skip(index, bad, error)
+                elif explained := explain_failure(self._config, error):
+                    raise explained from error
+                else:
                     raise
-                self._skip(index, bad, error)
             index = (index + 1) % len(self)
         raise DataError('no image of the training data can be read')
 
-    def _bad_image(self, index: int) -> str | None:
-        """What is wrong with the image of an item, if it is the image."""
+    def _bad_file(self, index: int) -> str | None:
+        """What is wrong with the image or label map of an item, if it is one of them."""
         try:
-            path = self._dataset.get_data_info(index)['img_path']
-        except (AttributeError, KeyError, TypeError):
+            info = self._dataset.get_data_info(index)
+        except Exception:
+            # It may be what has failed.
             return None
-        problem = read_image(path).problem
-        return f'{path!r} is among the {problem}' if problem else None
+        for key, what in (('img_path', 'images'), ('seg_map_path', 'label maps')):
+            path = info.get(key) if isinstance(info, dict) else None
+            problem = read_image(path).problem if isinstance(path, str) else None
+            if problem:
+                return f'{path!r} is among the {problem.replace("images", what)}'
+        return None
 
     def _skip(self, index: int, bad: str, error: Exception) -> None:
         new = not self._left or not self._bad[index]
         if new and int(self._bad.sum()) >= self._left:
             after = f' ({self._left} others were left out)' if self._left else ''
             raise DataError(
-                f'{bad}{after}; tools/check_data.py names all such images. Put them right, or set '
-                'skip_bad_samples=N in the config to leave out up to N'
+                f'{bad}{after}; tools/check_data.py names all such files. Put them right, or leave '
+                'up to N out of the training with skip_bad_samples=N in the config'
             ) from error
         if new:
             self._bad[index] = True
@@ -253,9 +278,11 @@ class _Exact:
         seed_everything((*self._key(_STEP), self._iter))
 
     def _take_up(self) -> None:
-        """Compares with the run that wrote the checkpoint, and shares its order of the data.
+        """Compares with the other ranks and with the run that wrote the checkpoint, whose order
+        of the data it takes over.
 
         Raises:
+            UsageError: Another rank has other lengths: one of them would wait for ever.
             ResumeError: A step of this run is not a step of that one.
         """
         hub, sampler = self.runner.message_hub, self.dataloader.batch_sampler
@@ -284,6 +311,11 @@ class _Exact:
                     f'({"; ".join(changed)}); go on with what it was, or begin a new training from '
                     'its weights: load_from=CHECKPOINT without --resume'
                 )
+        lengths = {f'the number of {name}': str(number) for name, number in shape.items()}
+        if self.runner.val_loop is not None:
+            held_out = len(self.runner.val_loop.dataloader.dataset)
+            lengths['the number of images to validate with'] = str(held_out)
+        require_same(lengths)
         hub.update_info(_SHAPE, shape)
         if hasattr(sampler.sampler, 'seed'):
             sampler.sampler.seed = hub.runtime_info.get(_DATA_SEED, sampler.sampler.seed)

@@ -114,6 +114,33 @@ def test_nothing_logged_is_one_sentence(tmp_path, capsys):
     assert str(tmp_path) in capsys.readouterr().err
 
 
+ODD_LINES = [
+    '', 'null', '[]', '3', '"text"', '{}', '{"step": null}', '{"step": "1", "loss": 1.0}',
+    '{"step": 1.5, "loss": 1.0}', '{"step": [1], "loss": 1.0}', '{"step": 1}', '{"loss": 1.0}',
+    '{"step": 1, "loss": "1.0"}', '{"step": 1, "loss": null}', '{"step": 1, "loss": [1.0]}',
+    '{"step": 1, "loss": {"a": 1}}', '{"step": 1, "loss": NaN}', '{"step": 1, "loss": Infinity}',
+    '{"step": 1, "loss": 1e999}', '{"step": 1, "loss": true}', '{"step": true, "loss": 1.0}',
+    '{"step": -1, "loss": 1.0}', '{"step": 1%s, "loss": 1.0}' % ('0' * 400),
+    '{"step": 1, "loss": 1%s}' % ('0' * 400), '{"step": 1%s, "loss": 1.0}' % ('0' * 5000),
+    '{"step": 1, "loss": 1.0, "iter": 1, "mAP": 2}', '{"step": 1, "\\u0000": 1.0}',
+    '{"step": 1, "$x_": 1.0}', '{"step": 1, "\\ud800": 1.0}', '{"step": 1, "": 1.0}',
+    '\ufeff{"step": 1, "loss": 1.0}', '[' * 100_000, '\0' * 50, '\x1b[2J',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize('number', range(len(ODD_LINES)))
+def test_odd_lines_are_drawn_or_passed_over(tmp_path, capsys, number):
+    """Alone, and among good ones."""
+    file = log(tmp_path, '20260101_000000', [])
+    file.parent.mkdir(parents=True, exist_ok=True)
+    for good in ('', '{"loss": 2.0, "iter": 5, "step": 5}\n{"mAP": 0.5, "step": 1}\n'):
+        file.write_bytes(f'{good}{ODD_LINES[number]}\n'.encode(errors='surrogatepass'))
+        tool().main([str(tmp_path)])
+        said = capsys.readouterr().out
+        assert f'curves: {tmp_path}' in said
+        assert not good or ('loss' in said and 'mAP 0.5' in said.replace('mAP 2', 'mAP 0.5'))
+
+
 def test_unknown_metric_names_the_known_ones(work_dir, capsys):
     with pytest.raises(SystemExit):
         tool().main([str(work_dir), '--metrics', 'bbox_AP'])

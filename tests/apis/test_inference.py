@@ -129,6 +129,20 @@ def test_what_cannot_be_shown_is_named(scenes: Path, tmp_path: Path) -> None:
         list(show_images(cfg, other, [image], tmp_path))
 
 
+def test_no_image_is_written_over(scenes: Path, tmp_path: Path) -> None:
+    cfg = small('vittt_t_in1k', scenes)
+    image = scenes / 'img_dir' / 'val' / '0.jpg'
+    other, mine = tmp_path / 'a' / '0.jpg', tmp_path / 'out' / 'vis' / '0.jpg'
+    for path in (other, mine):
+        path.parent.mkdir(parents=True)
+        path.write_bytes(image.read_bytes())
+    with pytest.raises(UsageError, match=r"several images are called '0'.*--out"):
+        list(show_images(cfg, 'w.pth', [image, other], tmp_path / 'out'))
+    with pytest.raises(UsageError, match=r'written over .*vis/0\.jpg.*another --out'):
+        list(show_images(cfg, 'w.pth', [mine], tmp_path / 'out'))
+    assert mine.read_bytes() == image.read_bytes()
+
+
 def test_browsing_draws_the_labels(scenes: Path, tmp_path: Path) -> None:
     cfg = small('upernet_vittt_t_camvid', scenes)
     written = list(browse(cfg, tmp_path / 'train', num_images=2))

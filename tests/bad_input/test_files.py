@@ -14,6 +14,7 @@ from PIL import Image
 
 from mmvttt.datasets.checks.annotations import check_annotations
 from mmvttt.datasets.checks.findings import Findings
+from mmvttt.datasets.checks.images import read_image
 from mmvttt.datasets.checks.labels import _label
 from mmvttt.datasets.checks.paths import check_data
 from mmvttt.errors import DataError
@@ -85,6 +86,22 @@ def test_odd_formats_are_read_as_colours(boxes: Path, kind: str) -> None:
         [f'1 × images of 16 bits, read with 8: {boxes}/images/0.jpg'] if '16' in kind else []
     )
     assert tuple(load(boxes)['inputs'].shape) == (3, *SIZE)
+
+
+def test_content_that_starts_other_programs_is_no_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pillow would hand an EPS, whatever it is called, to Ghostscript."""
+    for name in ('gs', 'gswin64c'):
+        (tmp_path / name).write_text(f'#!/bin/sh\ntouch {tmp_path}/ran\n')
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv('PATH', f'{tmp_path}:{os.environ["PATH"]}')
+    (tmp_path / 'photo.jpg').write_bytes(encoded(picture(0), 'EPS'))
+    assert read_image(str(tmp_path / 'photo.jpg')).problem == 'files that are no image'
+    for kind in ('PDF', 'ICO', 'PCX', 'TGA'):
+        (tmp_path / 'photo.jpg').write_bytes(encoded(picture(0), kind))
+        assert read_image(str(tmp_path / 'photo.jpg')).problem == 'files that are no image'
+    assert not (tmp_path / 'ran').exists()
 
 
 def test_damaged_images(boxes: Path) -> None:

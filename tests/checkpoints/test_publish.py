@@ -81,6 +81,20 @@ def test_bare_state_dicts_are_taken_too(tmp_path: Path) -> None:
     assert publish_checkpoint(path, tmp_path / 'out.pth').is_file()
 
 
+def test_no_file_is_written_over(trained: Path) -> None:
+    """Not the checkpoint itself, nor one that has the name of the copy."""
+    before = trained.read_bytes()
+    path = publish_checkpoint(trained, trained)
+    assert trained.read_bytes() == before
+    assert path != trained
+    # Once more is the same.
+    assert publish_checkpoint(trained, trained) == path
+    path.write_bytes(b'mine')
+    with pytest.raises(UsageError, match=rf'another file by the name of .*{path.name}'):
+        publish_checkpoint(trained, trained)
+    assert path.read_bytes() == b'mine'
+
+
 def test_mistakes_are_named(trained: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"'neck\.'.*backbone\., head\."):
         publish_checkpoint(trained, tmp_path / 'out.pth', prefix='neck.')

@@ -1,4 +1,4 @@
-# Two ranks with data workers, BatchNorm, pictures, an average and a best one; see test_night.py.
+# Two ranks with data workers, BatchNorm, pictures, an average, a best checkpoint; see test_night.
 _base_ = ['../trainings/noisy_config.py']
 custom_imports = dict(imports=['noisy', 'night'])
 model = dict(seconds=0.05)

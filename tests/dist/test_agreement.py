@@ -1,4 +1,4 @@
-"""Two nodes that were started with different arguments: all stop, and say the difference."""
+"""Two nodes started with different arguments: everybody stops, and says the difference."""
 
 from pathlib import Path
 

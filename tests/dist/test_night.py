@@ -19,7 +19,7 @@ from PIL import Image
 from mmvttt.checkpoints.read import read_content
 from mmvttt.checkpoints.resume import latest_checkpoint
 
-from .launch import Node, run_nodes, start_nodes
+from .launch import Node, start_nodes, wait
 
 CONFIG = Path(__file__).with_name('night_config.py')
 SECONDS = int(os.environ.get('NIGHT_SECONDS', '600'))
@@ -92,7 +92,9 @@ def test_a_night(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(22):
         Image.new('RGB', (4, 4), (number, 0, 0)).save(f'set/{number}.png')
     options = ('--cfg-options', f'train_cfg.max_epochs={EPOCHS}')
-    run_nodes(CONFIG, tmp_path / 'logs', '--work-dir', 'whole', *options, nodes=1)
+    whole = start_nodes(CONFIG, tmp_path / 'logs', '--work-dir', 'whole', *options, nodes=1)
+    (end,) = wait(whole, timeout=180 + 10 * SECONDS)
+    assert end.status == 0, end.text[-4000:]
 
     what = cycle(NIGHT)
     happened, starts = [], 0

@@ -93,9 +93,8 @@ def until(condition: Callable[[], object], seconds: float = 20) -> None:
 def test_a_silent_rank_is_named_and_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     store, ended, said = dist.HashStore(), [], []
     monkeypatch.setattr('mmvttt.engine.heartbeat.print_log', lambda text, *_: said.append(text))
-    options = dict(beat=0.05, patience=0.5, limit=1.0, give_up=lambda: ended.append(1))
-    first = Heartbeat(store, 0, 3, True, **options)
-    leaves, hangs = (Heartbeat(store, rank, 3, False, **options) for rank in (1, 2))
+    options = dict(patience=0.5, limit=1.0, give_up=lambda: ended.append(1))
+    first, leaves, hangs = (Heartbeat(store, rank, 3, rank, **options) for rank in range(3))
     for heartbeat in (first, leaves, hangs):
         heartbeat.start()
     until(lambda: {1, 2} <= {r for r, heard in first._heard.items() if heard[0]})
@@ -109,6 +108,7 @@ def test_a_silent_rank_is_named_and_given_up(monkeypatch: pytest.MonkeyPatch) ->
     assert any(f'{place} has said nothing for' in text for text in said)
     assert 'rank 2 is given up after' in said[-1]
     assert not any('rank 1' in text for text in said)
+    assert first.gone() == [place]
 
 
 def node(rank: int, port: str, nodes: int = 2, **variables: str) -> subprocess.Popen:

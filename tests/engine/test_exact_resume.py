@@ -17,9 +17,9 @@ from mmengine.dataset import DefaultSampler, InfiniteSampler
 
 from mmvttt.checkpoints.read import read_content
 from mmvttt.checkpoints.resume import latest_checkpoint
-from mmvttt.engine import ExactBatchSampler, Preempted, SeededDataset, make_exact
+from mmvttt.engine import ExactBatchSampler, Preempted, SeededDataset, agreement, make_exact
 from mmvttt.engine.exact_resume import seed_everything
-from mmvttt.errors import DataError, ResumeError
+from mmvttt.errors import DataError, ResumeError, UsageError
 
 EPOCHS = {'train_cfg.max_epochs': 3}
 # 22 images in batches of 4: 6 steps an epoch.
@@ -280,6 +280,9 @@ def test_an_image_that_cannot_be_read_is_named_or_left_out(run: Callable) -> Non
     for bad in (3, 4):
         Path(f'set/{bad}.png').write_bytes(b'')
     message = r"'set/[34]\.png' is among the images of no bytes; tools/check_data\.py names all"
+    held_out = {'val_dataloader.dataset.type': 'NoisyPictures', 'train_cfg.max_epochs': 1}
+    with pytest.raises(DataError, match=message):
+        run('train', config='noisy', work_dir='v', cfg_options=held_out)
     with pytest.raises(DataError, match=message):
         run('train', config='noisy', work_dir='a', cfg_options=options)
     options['skip_bad_samples'] = 2
@@ -290,6 +293,17 @@ def test_an_image_that_cannot_be_read_is_named_or_left_out(run: Callable) -> Non
     Path('set/7.png').write_bytes(b'no image')
     with pytest.raises(DataError, match=r'is among the .* \(2 others were left out\)'):
         run('train', config='noisy', work_dir='d', cfg_options=options)
+
+
+def test_ranks_with_other_lengths_are_named(run: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    def other(own: tuple[str, dict]) -> list:
+        facts = {name: '21' if name == 'the number of images' else n for name, n in own[1].items()}
+        return [own, ("node 'beta' (rank 1)", facts)]
+
+    monkeypatch.setattr(agreement, 'get_world_size', lambda: 2)
+    monkeypatch.setattr(agreement, 'all_gather_object', other)
+    with pytest.raises(UsageError, match=r'the number of images is 22 on node .* and 21 on .*beta'):
+        run('train', config='noisy', work_dir='a')
 
 
 @pytest.mark.parametrize('step', [6, 12])

@@ -1,10 +1,11 @@
-"""`kill -9` at random moments: the last good checkpoint is there, and the end is the same.
+"""`kill -9`, at random moments and at each operation on a file: the end is the same.
 
 Tolerance: none, see test_exact.py.
 """
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,8 @@ import torch
 
 from mmvttt.checkpoints.read import read_content
 
-SCRIPT = Path(__file__).parents[1] / 'trainings' / 'kill_runs.py'
+TRAININGS = Path(__file__).parents[1] / 'trainings'
+RUNS_SCRIPT, POINTS_SCRIPT = TRAININGS / 'kill_runs.py', TRAININGS / 'kill_points.py'
 
 
 def states(folder: Path) -> dict[str, dict]:
@@ -26,10 +28,10 @@ def states(folder: Path) -> dict[str, dict]:
     }
 
 
-def kill_runs(folder: Path, kills: int | str, options: dict) -> dict:
+def script(path: Path, folder: Path, number: int, options: dict) -> dict:
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(folder), str(kills), json.dumps(options)],
-        env=os.environ | {'OMP_NUM_THREADS': '1'},
+        [sys.executable, str(path), str(folder), str(number), json.dumps(options)],
+        env=os.environ | {'OMP_NUM_THREADS': '1', 'GLOO_SOCKET_IFNAME': 'lo'},
         capture_output=True,
         text=True,
         timeout=3600,
@@ -50,14 +52,13 @@ def assert_same(whole: Path, killed: Path) -> None:
         assert tree == expected_tree
         for a, b in zip(one, other, strict=True):
             assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b, name
-    assert (killed / 'last_checkpoint').read_text() == str(
-        killed / Path((whole / 'last_checkpoint').read_text()).name
-    )
+    last, expected_last = (Path((d / 'last_checkpoint').read_text()) for d in (killed, whole))
+    assert last.name == expected_last.name
     assert not list(killed.glob('.*'))
 
 
 def kill_and_compare(folder: Path, kills: int, options: dict) -> dict:
-    seen = kill_runs(folder, kills, options)
+    seen = script(RUNS_SCRIPT, folder, kills, options)
     assert_same(folder / 'whole', folder / 'killed')
     return seen
 
@@ -83,36 +84,56 @@ def test_twenty_kills(tmp_path: Path, options: dict) -> None:
     assert len(set(seen['at'])) >= 5
 
 
-SMALL = {'model.width': 16, 'model.seconds': 0}
-EVERY = {
-    'best': {},
-    'best-of-two': {'default_hooks.checkpoint.max_keep_ckpts': 2},
-    'all': {'default_hooks.checkpoint.max_keep_ckpts': -1},
-    'steps': {
-        'train_cfg': dict(_delete_=True, by_epoch=False, max_iters=40, val_interval=8),
-        'default_hooks.checkpoint.by_epoch': False,
-        'default_hooks.checkpoint.interval': 4,
-    },
-    'no average': {'custom_hooks': []},
-    'worker': {'train_dataloader.num_workers': 1, 'train_cfg.max_epochs': 3},
+EPOCHS = {'train_cfg.max_epochs': 20}
+# By epochs or steps; kept one, two or all; with and without an average and a data worker; validated
+# more often than saved, and less often. (Ranks, points at least, options.)
+POINTS: dict[str, tuple[int, int, dict]] = {
+    'best': (1, 150, EPOCHS),
+    'best-of-two': (1, 150, {**EPOCHS, 'default_hooks.checkpoint.max_keep_ckpts': 2}),
+    'all': (1, 100, {**EPOCHS, 'default_hooks.checkpoint.max_keep_ckpts': -1}),
+    'no-average': (1, 150, {**EPOCHS, 'custom_hooks': []}),
+    'rarely-saved': (1, 60, {**EPOCHS, 'default_hooks.checkpoint.interval': 3}),
+    'steps': (
+        1,
+        150,
+        {
+            'train_cfg': dict(_delete_=True, by_epoch=False, max_iters=80, val_interval=8),
+            'default_hooks.checkpoint.by_epoch': False,
+            'default_hooks.checkpoint.interval': 4,
+        },
+    ),
+    'accumulated-steps': (
+        1,
+        150,
+        {
+            'train_cfg': dict(_delete_=True, by_epoch=False, max_iters=80, val_interval=6),
+            'default_hooks.checkpoint.by_epoch': False,
+            'default_hooks.checkpoint.interval': 4,
+            'optim_wrapper.accumulative_counts': 2,
+        },
+    ),
+    'worker': (1, 40, {'train_cfg.max_epochs': 6, 'train_dataloader.num_workers': 1}),
+    'two-ranks': (2, 60, {'train_cfg.max_epochs': 8}),
 }
 
 
-def every(folder: Path, options: dict) -> int:
-    kills = kill_runs(folder, 'every', options)['kills']
-    for operation in range(1, kills + 1):
-        assert_same(folder / 'whole', folder / f'killed_{operation}')
-    return kills
+def points_and_compare(folder: Path, ranks: int, options: dict) -> int:
+    points = script(POINTS_SCRIPT, folder, ranks, options)['points']
+    for number in range(1, points + 1):
+        assert_same(folder / 'whole', folder / f'killed_{number}')
+        shutil.rmtree(folder / f'killed_{number}')
+    return points
+
+
+def test_a_kill_at_each_file_operation_of_an_epoch(tmp_path: Path) -> None:
+    assert points_and_compare(tmp_path, 1, {'train_cfg.max_epochs': 1}) > 8
 
 
 @pytest.mark.stress
-def test_a_kill_at_every_file_operation(tmp_path: Path) -> None:
-    assert every(tmp_path, {**SMALL, 'train_cfg.max_epochs': 1}) > 8
-
-
-@pytest.mark.stress
-@pytest.mark.parametrize('kind', EVERY)
-def test_a_kill_at_every_file_operation_of_longer_runs(tmp_path: Path, kind: str) -> None:
-    kills = every(tmp_path, {**SMALL, 'train_cfg.max_epochs': 20, **EVERY[kind]})
-    print(kind, kills)
-    assert kills > 20
+@pytest.mark.parametrize('kind', POINTS)
+def test_a_kill_at_each_file_operation(tmp_path: Path, kind: str) -> None:
+    """A thousand points in all."""
+    ranks, least, options = POINTS[kind]
+    points = points_and_compare(tmp_path, ranks, options)
+    print(kind, points)
+    assert points >= least

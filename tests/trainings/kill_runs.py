@@ -1,8 +1,5 @@
 """Kills a training at random moments until it is through: `kill_runs.py FOLDER KILLS [OPTIONS]`.
 
-With `every` for KILLS: kills a run at its first operation on a file of the work directory, another
-one at its second, … and lets each be resumed; the folders are killed_1, killed_2, …
-
 Every run is forked from this process, which has imported all it needs: a start takes milliseconds.
 OPTIONS is JSON, merged into noisy_config.py. Prints, as JSON, how far each run was when it died.
 """
@@ -14,7 +11,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from itertools import count
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -36,36 +32,13 @@ OPTIONS = {
 }
 
 
-# What Python reports before it changes a file or folder.
-CHANGES = ('os.rename', 'os.remove', 'os.mkdir', 'os.rmdir', 'os.truncate', 'os.symlink')
-
-
-def kill_at(work_dir: str, operation: int) -> None:
-    """Makes this process die before its nth change of a file in a folder; logs are left out."""
-    inside, left = os.path.abspath(work_dir), operation
-
-    def audit(event: str, args: tuple) -> None:
-        nonlocal left
-        if event in CHANGES or (event == 'open' and args[2] & (os.O_WRONLY | os.O_RDWR)):
-            path = os.path.abspath(os.fspath(args[0])) if isinstance(args[0], str | Path) else ''
-            folder = os.path.dirname(path)
-            if folder == inside or path == inside:
-                left -= 1
-                if not left:
-                    os.kill(os.getpid(), signal.SIGKILL)
-
-    sys.addaudithook(audit)
-
-
-def fork(work_dir: str, options: dict, operation: int = 0) -> int:
+def fork(work_dir: str, options: dict) -> int:
     """Starts a run in a process of its own and returns its number."""
     child = os.fork()
     if child:
         return child
     status = 1
     try:
-        if operation:
-            kill_at(work_dir, operation)
         log = os.open(f'{work_dir}.log', os.O_CREAT | os.O_APPEND | os.O_WRONLY)
         os.dup2(log, 1)
         os.dup2(log, 2)
@@ -108,28 +81,10 @@ def timed(run: Callable[[], None]) -> float:
     return time.monotonic() - start
 
 
-def kill_at_every_operation(options: dict) -> int:
-    """The number of operations of a run, each of which has been the last one of another run."""
-    finish(fork('whole', options), 'the undisturbed run')
-    for operation in count(1):
-        work_dir = f'killed_{operation}'
-        _, status = os.waitpid(fork(work_dir, options, operation), 0)
-        if not os.WIFSIGNALED(status):
-            if status:
-                raise SystemExit(f'{work_dir} ended with {status}')
-            return operation - 1
-        finish(fork(work_dir, options), f'the run resumed from {work_dir}')
-    raise AssertionError
-
-
 def main() -> None:
-    folder, kills = Path(sys.argv[1]), sys.argv[2]
+    folder, kills = Path(sys.argv[1]), int(sys.argv[2])
     options = OPTIONS | json.loads(sys.argv[3] if len(sys.argv) > 3 else '{}')
     os.chdir(folder)
-    if kills == 'every':
-        print(json.dumps({'kills': kill_at_every_operation(options)}))
-        return
-    kills = int(kills)
     whole = timed(lambda: finish(fork('whole', options), 'the undisturbed run'))
     moments = random.Random(0)
     at, half_written = [], 0

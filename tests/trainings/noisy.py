@@ -90,16 +90,33 @@ class Spoil(Hook):
 
 @HOOKS.register_module(force=True)
 class Terminate(Hook):
-    """Sends this process a SIGTERM in a training step (counted from 1), or in a validation step."""
+    """Sends a signal in a training step (counted from 1), or in a validation step.
 
-    def __init__(self, step: int = 0, val_step: int = 0) -> None:
+    To this process, `times` times, or to its whole group.
+    """
+
+    def __init__(
+        self,
+        step: int = 0,
+        val_step: int = 0,
+        sent: str = 'SIGTERM',
+        times: int = 1,
+        group: bool = False,
+    ) -> None:
         self.step = step
         self.val_step = val_step
+        self.number = signal.Signals[sent]
+        self.times = times
+        self.group = group
 
     def before_train_iter(self, runner: object, *_: object, **__: object) -> None:
         if runner.iter + 1 == self.step:
-            os.kill(os.getpid(), signal.SIGTERM)
+            self._send()
 
     def after_val_iter(self, runner: object, batch_idx: int, *_: object, **__: object) -> None:
         if batch_idx + 1 == self.val_step:
-            os.kill(os.getpid(), signal.SIGTERM)
+            self._send()
+
+    def _send(self) -> None:
+        for _ in range(self.times):
+            os.kill(0 if self.group else os.getpid(), self.number)

@@ -7,13 +7,15 @@ alone.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
 from mmengine.config import Config
-from mmengine.registry import DATASETS, TRANSFORMS
+from mmengine.registry import DATASETS, TRANSFORMS, DefaultScope
 
+from ...errors import DataError
 from .coco import check_coco
 from .findings import Findings
 from .folders import check_folders
@@ -22,6 +24,8 @@ from .labels import check_labels
 
 _SPLITS = ('train', 'val', 'test')
 _TOOLBOXES = ('mmcv', 'mmengine', 'mmdet', 'mmseg', 'mmpretrain', 'mmvttt')
+# Kinds of errors in a sentence.
+_NAMED = 3
 # What data sets wrap others in, in mmengine and the toolboxes.
 _WRAPPED = ('dataset', 'datasets')
 # The data set of each toolbox whose format is known, and what makes the format.
@@ -90,6 +94,31 @@ def check_annotations(
             elif findings.classes is not None:
                 first = findings
             yield findings
+
+
+def explain_failure(dataset: Mapping, error: Exception) -> DataError | None:
+    """What is wrong with the annotations of a data set that could not be built, or not be read.
+
+    Args:
+        dataset: Its config.
+        error: What it has raised.
+
+    Returns:
+        The error that names them; None where nothing is wrong with them.
+    """
+    scope = DefaultScope.get_current_instance()
+    loader = dict(dataset=copy.deepcopy(dict(dataset)))
+    cfg = Config(dict(train_dataloader=loader))
+    if scope is not None:
+        cfg.default_scope = scope.scope_name
+    for findings in check_annotations(cfg, ('train',), images=False):
+        if findings.errors:
+            found = '; '.join(findings.errors[:_NAMED])
+            return DataError(
+                f'{dataset.get("type")} stops with {type(error).__name__}: {error}. Wrong in '
+                f'{findings.summary or "its annotations"}: {found}; tools/check_data.py names all'
+            )
+    return None
 
 
 def _is_remote(config: Mapping) -> bool:

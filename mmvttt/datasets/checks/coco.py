@@ -48,7 +48,7 @@ def check_coco(
         training: Whether it is an error that there is no box.
         masks: Whether masks are loaded.
         thorough: Look at every annotation; else at what is quick: the categories, whether there is
-            anything to learn, and whether some images are there.
+            anything to learn, whether some images are there, and what a training would not say.
         images: Whether to decode the images, or if not thorough, to see whether some are there.
         progress: Wraps the images on their way.
     """
@@ -73,6 +73,9 @@ def check_coco(
     named = [i for i in content['images'] if isinstance(i, dict) and 'file_name' in i]
     paths = [os.path.join(image_folder, str(image['file_name'])) for image in named]
     if not thorough:
+        for number, ann in enumerate(content['annotations']):
+            if isinstance(ann, dict):
+                _check_silent(ann, _name(ann, number), findings, masks)
         if images:
             check_some_images(paths, findings)
         return
@@ -131,14 +134,18 @@ def _check_categories(
     categories: list, classes: Sequence[str], path: str, findings: Findings
 ) -> None:
     """Which categories the classes stand for: mmdet matches names, and drops the others."""
-    named = [c for c in categories if isinstance(c, dict) and {'id', 'name'} <= set(c)]
+    named = []
     for category in categories:
-        if category not in named:
+        if not isinstance(category, dict) or _missing(category, ('id', 'name')):
             findings.count_error('categories without id or name', category)
+        elif not _is_id(category['id']) or not isinstance(category['name'], str):
+            findings.count_error('categories whose id or name is of another type', category)
+        else:
+            named.append(category)
     names = [category['name'] for category in named]
     for name in _repeated(names):
         findings.count_error('names of several categories', repr(name))
-    for number in _repeated([_hashable(category['id']) for category in named]):
+    for number in _repeated([category['id'] for category in named]):
         findings.count_error('ids of several categories', number)
     matched = tuple(name for name in names if name in classes)
     absent = [name for name in classes if name not in names]
@@ -235,7 +242,7 @@ def _check_annotations(
         if missing:
             findings.count_error(f'annotations without {missing[0]}', f'number {number}')
             continue
-        name = f'annotation {ann.get("id", f"number {number}")}'
+        name = _name(ann, number)
         if not _is_id(ann.get('id', 0)):
             findings.count_error('annotations whose id is no number', name)
         if 'id' in ann:
@@ -255,9 +262,7 @@ def _check_annotations(
         if box is None or not _number(ann['area']):
             findings.count_error('boxes that are not four numbers, or areas that are none', name)
             continue
-        for flag in ('iscrowd', 'ignore'):
-            if ann.get(flag, 0) not in (0, 1) or isinstance(ann.get(flag), str | float):
-                findings.count_error(f'annotations whose {flag} is neither 0 nor 1', name)
+        _check_silent(ann, name, findings, masks)
         fault = _fault(box, ann['area'], sizes[key])
         if fault is not None:
             findings.count_warning(fault, f'{name} {ann["bbox"]}')
@@ -273,6 +278,22 @@ def _check_annotations(
     for image in content['images']:
         if isinstance(image, dict) and _hashable(image.get('id')) in empty:
             findings.count_warning('images without a box', image.get('file_name'))
+
+
+def _check_silent(ann: dict, name: str, findings: Findings, masks: bool) -> None:
+    """What a training would not say: it drops the box, or crashes without a word."""
+    for flag in ('iscrowd', 'ignore'):
+        if ann.get(flag, 0) not in (0, 1) or isinstance(ann.get(flag), str | float):
+            findings.count_error(f'annotations whose {flag} is neither 0 nor 1', name)
+    if masks and _far(ann.get('segmentation')):
+        findings.count_error('polygons with points too far away, where pycocotools crashes', name)
+
+
+def _far(mask: Any) -> bool:
+    if not isinstance(mask, list):
+        return False
+    polygons = [p for p in mask if isinstance(p, list) and all(map(_number, p))]
+    return any(p and max(max(p), -min(p)) > _FARTHEST for p in polygons)
 
 
 def _fault(box: Sequence[float], area: Any, size: tuple[int, int]) -> str | None:
@@ -307,9 +328,7 @@ def _check_mask(mask: Any, size: tuple[int, int], name: str, findings: Findings)
         findings.count_error('masks that are neither polygons nor RLE', name)
     elif not all(_number(n) for polygon in mask for n in polygon):
         findings.count_error('polygons with something else than numbers', name)
-    elif any(abs(n) > _FARTHEST for polygon in mask for n in polygon):
-        findings.count_error('polygons with points too far away, where pycocotools crashes', name)
-    else:
+    elif not _far(mask):
         whole = [p for p in mask if len(p) >= 6 and len(p) % 2 == 0]
         if not whole:
             findings.count_warning(
@@ -328,8 +347,13 @@ def _missing(entry: dict, keys: Sequence[str]) -> list[str]:
     return [key for key in keys if key not in entry]
 
 
+def _name(ann: dict, number: int) -> str:
+    return f'annotation {ann.get("id", f"number {number}")}'
+
+
 def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    # An integer of JSON may be larger than any float.
+    return type(value) in (int, float) and abs(value) < math.inf and abs(value) < 2**1023
 
 
 def _box(value: Any) -> list[float] | None:

@@ -102,6 +102,9 @@ class CheckpointHook(hooks.CheckpointHook):
         if runner.iter:
             self._saved_iter = runner.iter
             self.last_ckpt = hub.runtime_info.get('last_ckpt')
+            if is_main_process() and self.last_ckpt and os.path.exists(self.last_ckpt):
+                # A kill after the checkpoint has left it at the one before, which goes now.
+                self._point_to(runner, self.last_ckpt)
             self._remove(hub.runtime_info.get(_OUTDATED, ()))
         if RUN_ID not in hub.runtime_info:
             hub.update_info(RUN_ID, uuid.uuid4().hex)
@@ -259,8 +262,7 @@ class CheckpointHook(hooks.CheckpointHook):
             **options,
         )
         if is_main_process() and self._failure is None:
-            pointer = Path(runner.work_dir, 'last_checkpoint')
-            self._try(runner, write_whole, pointer, path.encode())
+            self._point_to(runner, path)
         # On all ranks alike, whichever could not write.
         self._unsaved = self._requests.any(self._failure is not None)
         if self._unsaved:
@@ -272,6 +274,10 @@ class CheckpointHook(hooks.CheckpointHook):
         self._retry_at = math.inf
         self._remove(outdated)
         return True
+
+    def _point_to(self, runner: Runner, path: str) -> None:
+        pointer = Path(runner.work_dir, 'last_checkpoint')
+        self._try(runner, write_whole, pointer, path.encode())
 
     def _save_or_say(self, runner: Runner, save: Callable, *args: Any, **kwargs: Any) -> None:
         self._try(runner, save, *args, **kwargs)

@@ -13,7 +13,7 @@ import torch
 
 from mmvttt.checkpoints.read import read_content
 from mmvttt.checkpoints.resume import latest_checkpoint
-from mmvttt.engine import AnomalyError, CheckpointHook, Preempted
+from mmvttt.engine import AnomalyError, CheckpointHook, Preempted, signals
 from mmvttt.errors import UsageError
 
 TRAININGS = Path(__file__).parents[2] / 'trainings'
@@ -175,6 +175,50 @@ def test_a_signal_to_all_processes_saves(
         cfg_options={'train_cfg.max_epochs': step // 6 + 1},
     )
     assert len(runner.model.seen) == 22 - min(22, 4 * (step % 6))
+
+
+def test_a_signal_to_all_processes_in_a_validation(tmp_path: Path) -> None:
+    config = tmp_path / 'config.py'
+    config.write_text(
+        f'_base_ = {str(TRAININGS / "noisy_config.py")!r}\n'
+        'train_dataloader = dict(num_workers=1)\n'
+        'val_dataloader = dict(num_workers=2)\n'
+        'custom_hooks = [dict(type="EMAHook"), dict(type="Terminate", val_step=2, group=True)]\n'
+    )
+    done = subprocess.run(
+        [sys.executable, str(TRAIN), str(config), '--work-dir', 'a'],
+        cwd=tmp_path,
+        env=os.environ | {'PYTHONPATH': str(TRAININGS), 'OMP_NUM_THREADS': '1'},
+        capture_output=True,
+        text=True,
+        check=False,
+        start_new_session=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert 'SIGTERM: stopped with' in done.stdout + done.stderr
+    assert 'Traceback' not in done.stdout + done.stderr
+
+
+def test_sigusr1_saves_and_goes_on(run: Callable) -> None:
+    options = {
+        'custom_hooks': [dict(type='Terminate', step=4, sent='SIGUSR1')],
+        'default_hooks.checkpoint.interval': 10,
+        'train_cfg.max_epochs': 2,
+    }
+    assert run('train', config='noisy', work_dir='a', cfg_options=options).iter == 12
+    assert names('a') == {'iter_4.pth'}
+
+
+def test_a_second_ctrl_c_ends_at_once(run: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    # It may follow at once here; two at once are one else, as of a terminal and a launcher.
+    options = {'custom_hooks': [dict(type='Terminate', step=8, sent='SIGINT', times=2)]}
+    with pytest.raises(Preempted):
+        run('train', config='noisy', work_dir='a', cfg_options=options)
+    assert names('a') == {'epoch_1.pth', 'iter_8.pth'}
+    monkeypatch.setattr(signals, '_SECONDS_OF_A_SIGNAL', 0)
+    with pytest.raises(KeyboardInterrupt):
+        run('train', config='noisy', work_dir='b', cfg_options=options)
+    assert names('b') == {'epoch_1.pth'}
 
 
 @pytest.mark.parametrize(
