@@ -45,7 +45,8 @@ demo: setup
 
 # One process a core, each with one thread: nothing here is large enough for two.
 test: setup lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not stress" -n auto --maxprocesses 8 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not stress" -n auto --maxprocesses 8 --dist loadfile \
+		--durations 15 --durations-min 5
 
 stress: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m stress -n auto --maxprocesses 8 --dist loadfile

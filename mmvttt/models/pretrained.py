@@ -34,7 +34,9 @@ class PretrainedMixin:
         """Initialises as mmengine does, then loads the `Pretrained` entries of `init_cfg`."""
         configs = self.init_cfg
         entries = [configs] if isinstance(configs, Mapping) else configs or []
-        if not all(isinstance(entry, Mapping) and 'type' in entry for entry in entries):
+        if not isinstance(entries, list | tuple) or not all(
+            isinstance(entry, Mapping) and 'type' in entry for entry in entries
+        ):
             raise TypeError(
                 f"init_cfg={configs!r}: give dict(type='Pretrained', checkpoint=…), another of "
                 "mmengine's initialisers, or a list of them."

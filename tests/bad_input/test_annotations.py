@@ -18,12 +18,11 @@ from mmvttt.datasets.checks.rle import run_lengths
 from mmvttt.engine import SeededDataset
 from mmvttt.errors import DataError
 
-from .cases import Cases, refused
+from .cases import refused, run_cases
 from .faults import EVERY, FAULTS, SILENT
 from .sets import CLASSES, annotation, coco, coco_dataset, config, make_coco, write
 
 pytest.importorskip('mmdet')
-CASES = Cases('annotations')
 
 
 @pytest.fixture(scope='module')
@@ -67,7 +66,7 @@ def test_faults_of_single_annotations(root: Path) -> None:
         assert len(found.errors) == fatal, str(found)
 
     for name in FAULTS:
-        CASES.run(st.tuples(st.just(name), st.integers(0, 7)), check, 2, name)
+        run_cases(st.tuples(st.just(name), st.integers(0, 7)), check, 2)
 
 
 def test_several_faults_are_counted_by_kind(root: Path) -> None:
@@ -82,7 +81,7 @@ def test_several_faults_are_counted_by_kind(root: Path) -> None:
 
     # 'without id' is no reason not to look further; all others are told one by one.
     names = st.sampled_from(sorted(set(FAULTS) - {'no id'}))
-    CASES.run(st.lists(names, min_size=2, max_size=8), check, 15, 'several')
+    run_cases(st.lists(names, min_size=2, max_size=8), check, 15)
 
 
 def test_the_list_of_faults() -> None:
@@ -139,7 +138,7 @@ def test_what_mmdet_drops_is_what_is_counted(root: Path) -> None:
     annotations = st.tuples(
         st.integers(0, 1), boxes, st.sampled_from([1, 2, 2, 3]), st.sampled_from([-1, 0, 5, 400])
     )
-    CASES.run(st.lists(annotations, min_size=1, max_size=12), check, 40, 'dropped')
+    run_cases(st.lists(annotations, min_size=1, max_size=12), check, 40)
 
 
 names = st.sampled_from(['cat', 'dog', 'cow', 'car', 'Cat'])
@@ -172,7 +171,7 @@ def test_categories_and_classes(root: Path) -> None:
         else:
             refused(lambda: check_data(cfg), 'no box to learn', kind=DataError)
 
-    CASES.run(st.tuples(name_lists, name_lists), check, 30, 'categories')
+    run_cases(st.tuples(name_lists, name_lists), check, 30)
 
 
 def test_coco_s_own_classes_where_the_config_gives_none(root: Path) -> None:
@@ -197,7 +196,7 @@ def test_a_class_without_its_comma(root: Path) -> None:
         cfg = config(coco_dataset(root, metainfo=dict(classes=name)))
         refused(lambda: check_data(cfg), f'the string {name!r}', f'classes=({name!r},)')
 
-    CASES.run(st.sampled_from(['cat', 'dog', 'cat dog', '']), check, 4, 'comma')
+    run_cases(st.sampled_from(['cat', 'dog', 'cat dog', '']), check, 4)
 
 
 no_content = st.recursive(
@@ -218,7 +217,7 @@ def test_no_coco_at_all(root: Path) -> None:
         write(root, content)
         refused(lambda: check_data(cfg), 'a.json', kind=DataError)
 
-    CASES.run(no_content, check, 30, 'content')
+    run_cases(no_content, check, 30)
 
 
 def test_no_json(root: Path) -> None:
@@ -232,7 +231,7 @@ def test_no_json(root: Path) -> None:
     cut = st.integers(0, len(whole) - 1).map(lambda n: whole[:n])
     junk = st.binary(max_size=40).filter(lambda b: not b.strip().isdigit())
     deep = st.just(b'[' * 100_000)
-    CASES.run(cut | junk | deep, check, 25, 'json')
+    run_cases(cut | junk | deep, check, 25)
 
 
 @pytest.mark.parametrize('first', [True, False])
@@ -271,7 +270,7 @@ def test_labels_must_mean_the_same_in_training_and_validation(root: Path, tmp_pa
             refused(lambda: check_data(cfg), 'label', 'val_dataloader', kind=DataError)
 
     orders = st.sampled_from([['cat', 'dog'], ['dog', 'cat'], ['cat'], ['dog']])
-    CASES.run(orders, check, 4, 'splits')
+    run_cases(orders, check, 4)
 
 
 def test_heads_with_fewer_classes(root: Path) -> None:
@@ -289,7 +288,7 @@ def test_heads_with_fewer_classes(root: Path) -> None:
         else:
             refused(lambda: check_data(cfg), f'model.{name}', 'num_classes=2', kind=DataError)
 
-    CASES.run(st.tuples(st.sampled_from(sorted(heads)), st.integers(0, 4)), check, 8, 'heads')
+    run_cases(st.tuples(st.sampled_from(sorted(heads)), st.integers(0, 4)), check, 8)
 
 
 def test_run_lengths_are_those_of_pycocotools() -> None:
@@ -309,8 +308,4 @@ def test_run_lengths_are_those_of_pycocotools() -> None:
         assert run_lengths(encoded['counts']) == ([0, *runs] if flat[0] else runs)
 
     side = st.integers(1, 20)
-    CASES.run(st.tuples(side, side, st.integers(0, 999)), check, 25, 'rle')
-
-
-def test_enough_cases_ran() -> None:
-    CASES.assert_enough()
+    run_cases(st.tuples(side, side, st.integers(0, 999)), check, 25)

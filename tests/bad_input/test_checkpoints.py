@@ -22,10 +22,8 @@ from mmvttt.convert import convert_checkpoint, to_ours, to_public
 from mmvttt.errors import CheckpointError, CheckpointMismatchError, UsageError
 from mmvttt.registry import MODELS
 
-from .cases import Cases, not_ints, refused
+from .cases import not_ints, refused, run_cases
 from .models import BASES
-
-CASES = Cases('checkpoints')
 
 
 def build(seed: int, **options: object) -> nn.Module:
@@ -100,7 +98,7 @@ def test_truncated(tmp_path: Path) -> None:
         (tmp_path / 'a.pth').write_bytes(WHOLE[:length])
         refused(lambda: READERS[name](tmp_path / 'a.pth'), 'a.pth', kind=CheckpointError)
 
-    CASES.run(st.tuples(reader, st.integers(0, len(WHOLE) - 1)), check, 20, 'truncated')
+    run_cases(st.tuples(reader, st.integers(0, len(WHOLE) - 1)), check, 20)
 
 
 def test_flipped_bits(tmp_path: Path) -> None:
@@ -119,7 +117,7 @@ def test_flipped_bits(tmp_path: Path) -> None:
             refusals.append(str(error))
 
     places = st.tuples(reader, st.integers(0, len(WHOLE) - 1), st.integers(0, 7))
-    CASES.run(places, check, 60, 'flipped')
+    run_cases(places, check, 60)
     assert len(refusals) > 40
     assert all('a.pth' in sentence for sentence in refusals)
     assert any("checksum of its part 'archive/data/" in sentence for sentence in refusals)
@@ -150,7 +148,7 @@ def test_no_checkpoint_at_all(tmp_path: Path) -> None:
         (tmp_path / 'a.pth').write_bytes(content)
         refused(lambda: READERS[name](tmp_path / 'a.pth'), 'a.pth', kind=CheckpointError)
 
-    CASES.run(st.tuples(reader, no_checkpoints), check, 40, 'none')
+    run_cases(st.tuples(reader, no_checkpoints), check, 40)
 
 
 class Command:
@@ -189,7 +187,7 @@ def test_code_in_a_pickle_does_not_run(tmp_path: Path) -> None:
         st.sampled_from(sorted(holders)),
         st.booleans(),
     )
-    CASES.run(values, check, 20, 'code')
+    run_cases(values, check, 20)
 
 
 leaves = st.none() | st.integers() | st.text(max_size=3) | st.just([0.5])
@@ -209,7 +207,7 @@ def test_nests_without_weights(tmp_path: Path) -> None:
         (tmp_path / 'a.pth').write_bytes(saved(content))
         refused(lambda: READERS[name](tmp_path / 'a.pth'), 'no weights', kind=CheckpointError)
 
-    CASES.run(st.tuples(reader, nests), check, 25, 'nests')
+    run_cases(st.tuples(reader, nests), check, 25)
     deeper = {'state_dict': {'model': in_backbone(WEIGHTS)}}
     check(('load', deeper))
 
@@ -221,7 +219,7 @@ def test_weights_are_taken_out_of_odd_company(tmp_path: Path) -> None:
         READERS[name](tmp_path / 'a.pth')
 
     company = st.dictionaries(st.sampled_from(['meta', 'model', 'x']) | st.integers(), nests)
-    CASES.run(st.tuples(reader, company), check, 15, 'company')
+    run_cases(st.tuples(reader, company), check, 15)
 
 
 CHANGES: dict[str, Callable[[Tensor], object]] = {
@@ -245,7 +243,7 @@ def test_single_tensors_that_do_not_fit_are_reported_and_left_out(tmp_path: Path
 
     names = st.sampled_from(sorted(WEIGHTS))
     changes = st.dictionaries(names, st.sampled_from(sorted(CHANGES)), min_size=1, max_size=9)
-    CASES.run(changes, check, 15, 'shapes')
+    run_cases(changes, check, 15)
 
 
 def test_a_position_embedding_that_is_none_is_reported(tmp_path: Path) -> None:
@@ -256,7 +254,7 @@ def test_a_position_embedding_that_is_none_is_reported(tmp_path: Path) -> None:
 
     shapes = st.sampled_from([(), (16,), (16, 32), (1, 15, 32), (1, 0, 32), (1, 9, 31), (2, 9, 32)])
     dtypes = st.sampled_from([torch.float32, torch.int64])
-    CASES.run(st.builds(torch.zeros, shapes, dtype=dtypes), check, 10, 'position')
+    run_cases(st.builds(torch.zeros, shapes, dtype=dtypes), check, 10)
 
 
 def test_wrong_prefixes_name_the_right_one(tmp_path: Path) -> None:
@@ -272,7 +270,7 @@ def test_wrong_prefixes_name_the_right_one(tmp_path: Path) -> None:
         load_pretrained(model, tmp_path / 'a.pth', prefix=prefix)
         assert_equal(model.state_dict(), WEIGHTS)
 
-    CASES.run(st.from_regex(r'[a-z]{1,6}(\.[a-z]{1,6}){0,2}', fullmatch=True), check, 10, 'prefix')
+    run_cases(st.from_regex(r'[a-z]{1,6}(\.[a-z]{1,6}){0,2}', fullmatch=True), check, 10)
 
 
 def test_weights_of_another_architecture(tmp_path: Path) -> None:
@@ -288,25 +286,23 @@ def test_weights_of_another_architecture(tmp_path: Path) -> None:
         )
 
     widths = st.sampled_from([1, 2, 3, 5, 6, 7, 9])
-    CASES.run(st.tuples(widths, st.sampled_from([1, 2, 4])), check, 6, 'architecture')
+    run_cases(st.tuples(widths, st.sampled_from([1, 2, 4])), check, 6)
 
 
 def test_wrong_arguments(tmp_path: Path) -> None:
     (tmp_path / 'a.pth').write_bytes(WHOLE)
     no_path = not_ints.filter(lambda v: not isinstance(v, str))
-    CASES.run(
+    run_cases(
         no_path,
         lambda v: refused(lambda: load_pretrained(SOURCE, v), repr(v), 'path', kind=TypeError),
         5,
-        'path',
     )
-    CASES.run(
+    run_cases(
         no_path.filter(lambda v: v is not None),
         lambda v: refused(
             lambda: load_pretrained(SOURCE, tmp_path / 'a.pth', prefix=v), 'prefix', kind=TypeError
         ),
         5,
-        'prefix argument',
     )
     refused(lambda: load_pretrained(SOURCE, tmp_path), 'no checkpoint', kind=CheckpointError)
     with pytest.raises(UsageError, match=r"nothing is under the prefix 'neck'.*backbone"):
@@ -365,10 +361,4 @@ def test_public_weights_that_are_not_whole(tmp_path: Path) -> None:
 
     names = [n for n in public if n.startswith(('blocks.0', 'blocks.1', 'patch', 'norm'))]
     changes = ['left out', 'another number', 'a scalar', *CHANGES]
-    CASES.run(
-        st.tuples(st.sampled_from(sorted(names)), st.sampled_from(changes)), check, 40, 'public'
-    )
-
-
-def test_enough_cases_ran() -> None:
-    CASES.assert_enough()
+    run_cases(st.tuples(st.sampled_from(sorted(names)), st.sampled_from(changes)), check, 40)

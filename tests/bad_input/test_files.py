@@ -19,7 +19,7 @@ from mmvttt.datasets.checks.labels import _label
 from mmvttt.datasets.checks.paths import check_data
 from mmvttt.errors import DataError
 
-from .cases import Cases, refused
+from .cases import refused, run_cases
 from .sets import (
     SIZE,
     coco,
@@ -33,8 +33,6 @@ from .sets import (
     picture,
     write,
 )
-
-CASES = Cases('files')
 
 
 def only(cfg: object, **options: object) -> Findings:
@@ -115,7 +113,7 @@ def test_damaged_images(boxes: Path) -> None:
         found = only(config(coco_dataset(boxes)))
         assert [e for e in found.errors if e.startswith('1 × ') and 'images/1.jpg' in e], str(found)
 
-    CASES.run(st.tuples(st.sampled_from(sorted(FORMATS)), st.floats(0, 0.97)), check, 40, 'cut')
+    run_cases(st.tuples(st.sampled_from(sorted(FORMATS)), st.floats(0, 0.97)), check, 40)
     junk = st.binary(max_size=60) | st.text(max_size=60).map(str.encode)
 
     def check_junk(content: bytes) -> None:
@@ -123,7 +121,7 @@ def test_damaged_images(boxes: Path) -> None:
         kind = 'no image' if content else 'no bytes'
         assert any(kind in e for e in only(config(coco_dataset(boxes))).errors)
 
-    CASES.run(junk, check_junk, 10, 'junk')
+    run_cases(junk, check_junk, 10)
     (boxes / 'images/1.jpg').unlink()
     cfg = config(coco_dataset(boxes))
     assert any('not there' in e for e in only(cfg).errors)
@@ -154,7 +152,7 @@ def test_exif_turns_images(boxes: Path) -> None:
         if not wrong:
             assert tuple(load(boxes)['inputs'].shape) == (3, height, width)
 
-    CASES.run(st.tuples(st.integers(1, 8), st.booleans()), check, 16, 'exif')
+    run_cases(st.tuples(st.integers(1, 8), st.booleans()), check, 16)
     picture(0).save(boxes / 'images/0.jpg')
     write(boxes, coco())
 
@@ -169,7 +167,7 @@ def test_sizes_that_are_not_those_of_the_image(boxes: Path) -> None:
         assert any('another size' in e and f'{side}' in e for e in found.errors)
 
     sides = st.integers(1, 999).filter(lambda n: n not in SIZE)
-    CASES.run(st.tuples(st.sampled_from(['height', 'width']), sides), check, 8, 'sizes')
+    run_cases(st.tuples(st.sampled_from(['height', 'width']), sides), check, 8)
     write(boxes, coco())
 
 
@@ -225,7 +223,7 @@ def test_wrong_numbers_in_label_maps(labels: Path) -> None:
 
     numbers = st.lists(st.integers(0, 3) | st.integers(0, 255), min_size=1, max_size=8)
     values = st.tuples(numbers, st.booleans(), st.booleans(), st.integers(2, 4))
-    CASES.run(values, check, 30, 'labels')
+    run_cases(values, check, 30)
 
 
 def test_numbers_that_a_transform_of_one_s_own_may_change(labels: Path) -> None:
@@ -345,7 +343,7 @@ def test_folders_of_validation_must_be_those_of_training(folders: Path, tmp_path
             refused(lambda: check_data(cfg), 'the same classes', kind=DataError)
 
     names = st.sets(st.sampled_from(['ash', 'elm', 'oak', 'yew']), min_size=1)
-    CASES.run(names, check, 12, 'folders')
+    run_cases(names, check, 12)
 
 
 def test_lists_of_files(folders: Path) -> None:
@@ -369,8 +367,4 @@ def test_lists_of_files(folders: Path) -> None:
     line = st.sampled_from(
         ['ash/a.jpg 0', 'oak/a.jpg 2', 'oak/a.jpg 3', 'oak/b.jpg 1', 'oak/a.jpg', 'a b', 'x -1']
     )
-    CASES.run(st.lists(line, min_size=1, max_size=4), check, 20, 'lists')
-
-
-def test_enough_cases_ran() -> None:
-    CASES.assert_enough()
+    run_cases(st.lists(line, min_size=1, max_size=4), check, 20)

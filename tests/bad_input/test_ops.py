@@ -11,9 +11,8 @@ from torch import Tensor
 import ttt_kernels
 from ttt_kernels.ttt_glu import reference as glu_reference
 
-from .cases import Cases, not_numbers, other_than, refused
+from .cases import not_numbers, other_than, refused, run_cases
 
-CASES = Cases('ops')
 DTYPES = (
     torch.int64,
     torch.uint8,
@@ -120,7 +119,7 @@ def test_damaged_tensors(op: str) -> None:
         words = [op] if name in SAY_SIZES else [op, name]
         refused(lambda: call(op, {**arguments, name: damaged}), *words)
 
-    CASES.run(values, check, 60, op)
+    run_cases(values, check, 60)
 
 
 OPTIONS = {
@@ -162,7 +161,7 @@ def test_wrong_options(op: str, name: str) -> None:
         words = [name] if name == 'backend' else [op, name]
         refused(lambda: call(op, {**arguments, name: value}), *words)
 
-    CASES.run(OPTIONS[op][name], check, 6, f'{op} {name}')
+    run_cases(OPTIONS[op][name], check, 6)
 
 
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -200,7 +199,7 @@ def test_odd_layouts_give_what_contiguous_copies_give(op: str) -> None:
             # fp64; products of matrices in another layout are summed in another order.
             torch.testing.assert_close(found, expected[name], rtol=1e-10, atol=1e-12, msg=name)
 
-    CASES.run(values, check, 25, op)
+    run_cases(values, check, 25)
 
 
 @every_op
@@ -215,7 +214,7 @@ def test_empty_batches(op: str) -> None:
             assert found[name].shape == none[name].shape
             assert not found[name].any(), name
 
-    CASES.run(sizes, check, 4, f'{op} empty')
+    run_cases(sizes, check, 4)
 
 
 @every_op
@@ -232,11 +231,7 @@ def test_nan_stays_in_its_image_and_is_seen(op: str) -> None:
         assert found[0].isnan().any()
         torch.testing.assert_close(found[1], expected[1], rtol=1e-12, atol=1e-12)
 
-    CASES.run(values, check, 8, f'{op} nan')
-
-
-def test_enough_cases_ran() -> None:
-    CASES.assert_enough()
+    run_cases(values, check, 8)
 
 
 @pytest.mark.parametrize('name', ['q', 'w2'])

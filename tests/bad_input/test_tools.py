@@ -8,11 +8,10 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from .cases import Cases
+from .cases import run_cases
 from .sets import coco, coco_dataset, config, make_coco, write
 
 ROOT = Path(__file__).resolve().parents[2]
-CASES = Cases('tools')
 DEMO = str(ROOT / 'configs/maskrcnn_vittt_demo.py')
 QUICK = ('vittt_tiny_patch16_224', '--sizes', '32', '--repeats', '1', '--device', 'cpu')
 
@@ -66,7 +65,7 @@ def test_numbers(run: Run, tool: str, args: tuple, values: st.SearchStrategy, wo
         assert code == 2
         assert all(word in error for word in (*words, repr(value))), error
 
-    CASES.run(values, check, 4, f'{tool} {words[0]}')
+    run_cases(values, check, 4)
 
 
 @pytest.mark.parametrize('tool', ['benchmark', 'draw_predictions', 'image_demo'])
@@ -85,7 +84,7 @@ def test_devices(run: Run, tool: str) -> None:
         assert code == 2
         assert f'{name!r} is not there' in error
 
-    CASES.run(names, check, 4, tool)
+    run_cases(names, check, 4)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +103,7 @@ def test_files_that_are_no_checkpoint(run: Run, tool: str, args: tuple) -> None:
         assert repr(name) in error
         assert not Path('out.pth').exists()
 
-    CASES.run(st.sampled_from(NO_FILE), check, 4, tool)
+    run_cases(st.sampled_from(NO_FILE), check, 4)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +118,7 @@ def test_files_that_are_no_config(run: Run, tool: str) -> None:
         assert error.startswith('error: there is no ')
         assert f"'{name}'" in error
 
-    CASES.run(st.sampled_from(['no.py', 'no/such.py', 'empty', '']), check, 4, tool)
+    run_cases(st.sampled_from(['no.py', 'no/such.py', 'empty', '']), check, 4)
 
 
 def test_wrong_words(run: Run) -> None:
@@ -140,7 +139,7 @@ def test_wrong_words(run: Run) -> None:
         assert cases[args] in error
 
     words = st.from_regex(r'[a-z]{2,6}x', fullmatch=True)
-    CASES.run(st.tuples(st.sampled_from(sorted(cases)), words), check, 10)
+    run_cases(st.tuples(st.sampled_from(sorted(cases)), words), check, 10)
 
 
 def test_no_such_model_image_or_log(run: Run) -> None:
@@ -208,10 +207,6 @@ def test_check_data(run: Run, capsys: pytest.CaptureFixture) -> None:
     code, out = status('--no-images')
     assert code == 1
     assert 'cut off' not in out
-
-
-def test_enough_cases_ran() -> None:
-    CASES.assert_enough()
 
 
 BASE = f'_base_ = {str(ROOT / "tests/trainings/tiny_config.py")!r}\n'

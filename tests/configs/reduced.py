@@ -17,6 +17,7 @@ def reduce_backbone(backbone: ConfigDict) -> list[int]:
     return list(STAGES['embed_dims'])
 
 
-def batch_norms(model: nn.Module) -> set[type]:
+def batch_norms(model: nn.Module) -> set[str]:
     """The kinds of batch norms in a model, by itself or of all processes."""
-    return {type(m) for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)}
+    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    return {type(norm).__name__ for norm in norms}

@@ -110,7 +110,7 @@ def test_ade20k_recipe_is_the_papers(name: str, lr: float, decay: float, drop_pa
         adapter = MODELS.build(cfg.model.backbone)
     drops = {m.drop_prob for m in adapter.interactions.modules() if isinstance(m, DropPath)}
     assert drops == {drop_path}
-    assert batch_norms(adapter) == {nn.SyncBatchNorm}
+    assert batch_norms(adapter) == {'SyncBatchNorm'}
     assert cfg.model.decode_head.num_classes == 150
     pipeline = {t.type: t for t in cfg.train_dataloader.dataset.pipeline}
     assert pipeline['RandomCrop'].crop_size == (512, 512)

@@ -143,7 +143,7 @@ def test_detection_recipe(
         assert cfg.optim_wrapper.paramwise_cfg == dict(norm_decay_mult=0.0)
         assert cfg.auto_scale_lr.to_dict() == dict(enable=True, base_batch_size=32)
         assert cfg.param_scheduler[0].end == 1000
-        assert batch_norms(model.backbone) == {nn.BatchNorm2d}
+        assert batch_norms(model.backbone) == {'BatchNorm2d'}
         pipeline = {t.type: t for t in cfg.train_dataloader.dataset.pipeline}
         whole, cropped = pipeline['RandomChoice'].transforms
         for resize in (whole[0], cropped[-1]):
@@ -162,7 +162,7 @@ def test_segmentation_recipe(size: str, drop_path: float, params: int) -> None:
     optimizer = cfg.optim_wrapper.optimizer.to_dict()
     assert optimizer == dict(type='AdamW', lr=6e-5, weight_decay=0.01)
     assert (cfg.optim_wrapper.type == 'mmvttt.AmpOptimWrapper') == (size == 't')
-    assert batch_norms(model.backbone) == {nn.BatchNorm2d}
+    assert batch_norms(model.backbone) == {'BatchNorm2d'}
     optim = build_optim_wrapper(model, dict(cfg.optim_wrapper, type='OptimWrapper'))
     names = {id(p): n for n, p in model.named_parameters()}
     groups = {names[id(p)]: g for g in optim.optimizer.param_groups for p in g['params']}

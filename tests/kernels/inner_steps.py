@@ -6,10 +6,7 @@ import math
 from collections.abc import Callable
 
 import torch
-from kernel_testing import assert_same as assert_same
-from kernel_testing import error as error
-from kernel_testing import normal as normal
-from kernel_testing import with_gradients as with_gradients
+from kernel_testing import normal
 
 from ttt_kernels import ttt_dwconv, ttt_glu, ttt_mlp
 from ttt_kernels._inputs import state_dtype

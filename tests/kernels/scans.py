@@ -1,9 +1,7 @@
 """Inputs and calls of ttt_linear for its tests."""
 
 import torch
-from kernel_testing import assert_same as assert_same
-from kernel_testing import error as error
-from kernel_testing import with_gradients as with_gradients
+from kernel_testing import normal
 
 from ttt_kernels import ttt_linear
 from ttt_kernels._inputs import state_dtype
@@ -18,20 +16,16 @@ def make(tokens, ways='fb', size=16, batch=2, heads=2, dim=6, dtype=torch.float6
     """Inputs by name, of the magnitudes of a trained model; a seed gives one set in all dtypes."""
     generator = torch.Generator().manual_seed(seed)
     scans, state = len(ways), state_dtype(dtype)
-
-    def normal(*shape):
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
     shape = (batch, tokens, scans, heads)
-    step = torch.sigmoid(normal(*shape)) / dim
+    step = torch.sigmoid(normal(generator, *shape)) / dim
     values = [
-        *(normal(*shape, dim).to(dtype) for _ in range(3)),
+        *(normal(generator, *shape, dim).to(dtype) for _ in range(3)),
         step.to(state),
-        (0.3 * normal(scans, heads, dim, dim)).to(state),
-        (0.1 * normal(scans, heads, dim)).to(state),
-        (1 + 0.1 * normal(scans, heads, dim)).to(state),
-        (0.1 * normal(scans, heads, dim)).to(state),
-        (1 / torch.arange(1, size + 1) + 0.05 * normal(scans, size)).to(state),
+        (0.3 * normal(generator, scans, heads, dim, dim)).to(state),
+        (0.1 * normal(generator, scans, heads, dim)).to(state),
+        (1 + 0.1 * normal(generator, scans, heads, dim)).to(state),
+        (0.1 * normal(generator, scans, heads, dim)).to(state),
+        (1 / torch.arange(1, size + 1) + 0.05 * normal(generator, scans, size)).to(state),
     ]
     return dict(zip(NAMES, values, strict=True))
 

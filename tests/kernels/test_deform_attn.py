@@ -2,108 +2,16 @@
 
 import pytest
 import torch
+from kernel_testing import assert_same, error, with_gradients
+from sampling import NAMES, PYRAMID, call, call_fused, definition, fused, make, unfused
 from torch.utils.flop_counter import FlopCounterMode
 
 from ttt_kernels import deform_attn, deform_attn_fused
 
-NAMES = ('value', 'sampling_locations', 'attention_weights')
-FUSED_NAMES = ('value', 'reference_points', 'sampling_offsets', 'attention_logits')
 OP = torch.ops.ttt_kernels.deform_attn
 OP_BACKWARD = torch.ops.ttt_kernels.deform_attn_backward
 # fp64 has 16 digits, sums of at most some hundred terms.
 FP64 = 1e-12
-PYRAMID = ((5, 7), (1, 1), (3, 1), (1, 4))
-
-
-def make(shapes=PYRAMID, queries=9, batch=2, heads=3, dim=5, points=4, dtype=torch.float64):
-    """Inputs by name; a third of the points lies outside the image, some far away."""
-    generator = torch.Generator().manual_seed(0)
-
-    def rand(*shape):
-        return torch.rand(*shape, generator=generator, dtype=torch.float64)
-
-    pixels, levels = sum(h * w for h, w in shapes), len(shapes)
-    locations = 1.5 * rand(batch, queries, heads, levels, points, 2) - 0.25
-    locations[:, :1] *= 40
-    values = (
-        2 * rand(batch, pixels, heads, dim) - 1,
-        locations,
-        rand(batch, queries, heads, levels, points)
-        .flatten(-2)
-        .softmax(-1)
-        .unflatten(-1, (levels, -1)),
-    )
-    return {n: x.to(dtype) for n, x in zip(NAMES, values, strict=True)}
-
-
-def call(inputs, shapes=PYRAMID, **kwargs):
-    value, locations, weights = inputs.values()
-    return deform_attn(value, shapes, locations, weights, **kwargs)
-
-
-def fused(inputs, shapes=PYRAMID, shared=True):
-    """Inputs of deform_attn_fused, with offsets of some pixels and logits of some size."""
-    value, locations, weights = inputs.values()
-    generator = torch.Generator().manual_seed(3)
-    batch, queries = locations.shape[:2]
-    wide = torch.promote_types(value.dtype, torch.float32)
-    size = (1 if shared else batch, queries, len(shapes), 2)
-    reference_points = torch.rand(size, generator=generator, dtype=torch.float64).to(wide)
-    tensors = (value, reference_points, (locations - 0.5) * 6, weights * 9)
-    return dict(zip(FUSED_NAMES, tensors, strict=True))
-
-
-def call_fused(inputs, shapes=PYRAMID, **kwargs):
-    value, reference_points, offsets, logits = inputs.values()
-    return deform_attn_fused(value, shapes, reference_points, offsets, logits, **kwargs)
-
-
-def unfused(inputs, shapes=PYRAMID):
-    """What deform_attn_fused replaces, left to autograd."""
-    value, reference_points, offsets, logits = inputs.values()
-    sizes = torch.tensor(shapes, dtype=offsets.dtype).flip(-1)
-    locations = reference_points[:, :, None, :, None] + offsets / sizes[:, None]
-    weights = logits.flatten(-2).softmax(-1).view_as(logits)
-    return definition(dict(zip(NAMES, (value, locations, weights), strict=True)), shapes)
-
-
-def definition(inputs, shapes=PYRAMID):
-    """Every pixel weighs in with a tent one pixel wide: bilinear, and zero outside by itself."""
-    value, locations, weights = inputs.values()
-    output = 0
-    for level, pixels in enumerate(value.split([h * w for h, w in shapes], dim=1)):
-        tents = []
-        for axis, size in ((1, shapes[level][0]), (0, shapes[level][1])):
-            centres = (torch.arange(size, dtype=value.dtype) + 0.5) / size
-            distance = (locations[:, :, :, level, :, axis, None] - centres).abs() * size
-            tents.append((1 - distance).clamp(min=0))
-        tent = (tents[0].unsqueeze(-1) * tents[1].unsqueeze(-2)).flatten(-2)
-        output = output + torch.einsum(
-            'bqhp,bqhps,bshd->bqhd', weights[:, :, :, level], tent, pixels
-        )
-    return output.flatten(2)
-
-
-def with_gradients(function, inputs, grad=None, names=NAMES):
-    leaves = {n: x.detach().clone().requires_grad_() for n, x in inputs.items()}
-    output = function(leaves)
-    if grad is None:
-        generator = torch.Generator().manual_seed(1)
-        grad = torch.randn(output.shape, generator=generator, dtype=torch.float64)
-    grads = torch.autograd.grad(output, list(leaves.values()), grad.to(output.dtype))
-    return output.detach(), dict(zip(names, grads, strict=True))
-
-
-def error(x, y):
-    """Largest difference over the largest value of `y`."""
-    return ((x.double() - y.double()).abs().max() / y.double().abs().max().clamp_min(1e-30)).item()
-
-
-def assert_same(found, expected, tolerance, names=NAMES):
-    assert found[0].shape == expected[0].shape
-    assert error(found[0], expected[0]) < tolerance
-    wrong = {n: error(found[1][n], expected[1][n]) for n in names}
-    assert all(e < tolerance for e in wrong.values()), wrong
 
 
 @pytest.mark.parametrize(
@@ -122,9 +30,9 @@ def test_output_and_every_gradient_follow_the_definition(shapes, queries, points
 )
 def test_fused_is_softmax_and_places_and_deform_attn(shapes, queries, points, shared):
     inputs = fused(make(shapes, queries, points=points), shapes, shared)
-    expected = with_gradients(lambda x: unfused(x, shapes), inputs, names=FUSED_NAMES)
-    found = with_gradients(lambda x: call_fused(x, shapes), inputs, names=FUSED_NAMES)
-    assert_same(found, expected, FP64, FUSED_NAMES)
+    expected = with_gradients(lambda x: unfused(x, shapes), inputs)
+    found = with_gradients(lambda x: call_fused(x, shapes), inputs)
+    assert_same(found, expected, FP64)
 
 
 def test_gradcheck():
@@ -185,7 +93,7 @@ def test_low_precision_stays_close_to_fp64(dtype, tolerance):
     generator = torch.Generator().manual_seed(1)
     grad = torch.randn(output.shape, generator=generator, dtype=torch.float64).to(dtype).double()
     exact = {n: x.double() for n, x in inputs.items()}
-    assert_same((output, grads), with_gradients(definition, exact, grad), tolerance)
+    assert_same((output, grads), with_gradients(definition, exact, grad=grad), tolerance)
 
 
 def test_all_inputs_in_half_precision():
@@ -223,7 +131,7 @@ def test_strided_and_expanded_inputs_and_gradients():
     grad = torch.ones((), dtype=torch.float64).expand(output.shape)
     grads = torch.autograd.grad(output, list(leaves.values()), grad)
     found = output, dict(zip(NAMES, grads, strict=True))
-    assert_same(found, with_gradients(definition, expanded, grad.contiguous()), FP64)
+    assert_same(found, with_gradients(definition, expanded, grad=grad.contiguous()), FP64)
 
 
 def test_no_output_depends_on_fresh_memory():

@@ -2,17 +2,8 @@
 
 import pytest
 import torch
-from test_deform_attn import (
-    FUSED_NAMES,
-    NAMES,
-    PYRAMID,
-    assert_same,
-    call,
-    call_fused,
-    fused,
-    make,
-    with_gradients,
-)
+from kernel_testing import assert_same, with_gradients
+from sampling import NAMES, PYRAMID, call, call_fused, fused, make
 
 pytestmark = pytest.mark.gpu
 # One rounding of each result, and fp32 sums in another order.
@@ -20,13 +11,14 @@ TOLERANCE = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 2e-5}
 ADAPTER = {'extractor': (((50, 84),), 22_050), 'injector': (((100, 168), (50, 84), (25, 42)), 4200)}
 
 
-def check(function, inputs, names):
+def check(function, inputs):
     dtype = inputs['value'].dtype
-    found = with_gradients(lambda x: function(x, 'triton'), to_gpu(inputs), grad_of(inputs), names)
+    grad = grad_of(inputs)
+    found = with_gradients(lambda x: function(x, 'triton'), to_gpu(inputs), grad=grad)
     exact = to_gpu({n: x.double() for n, x in inputs.items()})
-    expected = with_gradients(lambda x: function(x, 'reference'), exact, grad_of(inputs), names)
+    expected = with_gradients(lambda x: function(x, 'reference'), exact, grad=grad)
     assert found[0].dtype == dtype
-    assert_same(found, expected, TOLERANCE[dtype], names)
+    assert_same(found, expected, TOLERANCE[dtype])
 
 
 def to_gpu(inputs):
@@ -47,7 +39,7 @@ def grad_of(inputs):
 def test_every_gradient_agrees_with_fp64(shapes, dim, dtype):
     inputs = make(shapes, 63, dim=dim, dtype=torch.float32)
     inputs['value'] = inputs['value'].to(dtype)
-    check(lambda x, backend: call(x, shapes, backend=backend), inputs, NAMES)
+    check(lambda x, backend: call(x, shapes, backend=backend), inputs)
 
 
 @pytest.mark.parametrize('dtype', TOLERANCE)
@@ -63,17 +55,17 @@ def test_fused_at_the_adapters_shapes(part, dtype):
     sizes = torch.tensor(shapes).flip(-1)
     centres = inputs['reference_points']
     inputs['reference_points'] = ((centres * sizes).floor() + 0.125) / sizes
-    check(lambda x, backend: call_fused(x, shapes, backend=backend), inputs, FUSED_NAMES)
+    check(lambda x, backend: call_fused(x, shapes, backend=backend), inputs)
 
 
 def test_sizes_on_the_gpu_are_those_in_numbers():
     inputs = to_gpu(make(dtype=torch.float32))
     sizes = torch.tensor(PYRAMID, device='cuda')
     grad = grad_of(inputs)
-    expected = with_gradients(lambda x: call(x, backend='triton'), inputs, grad)
+    expected = with_gradients(lambda x: call(x, backend='triton'), inputs, grad=grad)
     torch.cuda.set_sync_debug_mode('error')
     try:
-        found = with_gradients(lambda x: call(x, sizes, backend='triton'), inputs, grad)
+        found = with_gradients(lambda x: call(x, sizes, backend='triton'), inputs, grad=grad)
     finally:
         torch.cuda.set_sync_debug_mode('default')
     assert torch.equal(found[0], expected[0])
@@ -86,9 +78,9 @@ def test_the_same_bits_come_out_twice(part):
     inputs = to_gpu(make(shapes, queries, dim=32, dtype=torch.float32))
     inputs['value'] = inputs['value'].bfloat16()
     grad = grad_of(inputs)
-    first = with_gradients(lambda x: call(x, shapes, backend='triton'), inputs, grad)
+    first = with_gradients(lambda x: call(x, shapes, backend='triton'), inputs, grad=grad)
     for _ in range(5):
-        again = with_gradients(lambda x: call(x, shapes, backend='triton'), inputs, grad)
+        again = with_gradients(lambda x: call(x, shapes, backend='triton'), inputs, grad=grad)
         assert torch.equal(first[0], again[0])
         assert all(torch.equal(first[1][n], x) for n, x in again[1].items())
 
@@ -96,7 +88,7 @@ def test_the_same_bits_come_out_twice(part):
 def test_everything_in_one_cell():
     inputs = make(((9, 9),), 500, dim=32, dtype=torch.float32)
     inputs['sampling_locations'] = torch.full_like(inputs['sampling_locations'], 0.47)
-    check(lambda x, backend: call(x, ((9, 9),), backend=backend), inputs, NAMES)
+    check(lambda x, backend: call(x, ((9, 9),), backend=backend), inputs)
 
 
 def test_a_gpu_takes_the_kernel_by_itself(recwarn):
@@ -109,9 +101,9 @@ def test_compiles_into_one_graph():
     inputs = to_gpu(fused(make(dtype=torch.float32)))
     compiled = torch.compile(call_fused, fullgraph=True)
     grad = grad_of(inputs)
-    found = with_gradients(compiled, inputs, grad, names=FUSED_NAMES)
-    expected = with_gradients(call_fused, inputs, grad, names=FUSED_NAMES)
-    assert_same(found, expected, 1e-6, FUSED_NAMES)
+    found = with_gradients(compiled, inputs, grad=grad)
+    expected = with_gradients(call_fused, inputs, grad=grad)
+    assert_same(found, expected, 1e-6)
 
 
 def test_a_cuda_graph_replays():

@@ -2,17 +2,8 @@
 
 import pytest
 import torch
-from test_deform_attn import (
-    FUSED_NAMES,
-    NAMES,
-    PYRAMID,
-    assert_same,
-    call,
-    call_fused,
-    fused,
-    make,
-    with_gradients,
-)
+from kernel_testing import assert_same, with_gradients
+from sampling import NAMES, PYRAMID, call, call_fused, fused, make
 
 pytest.importorskip('numba', reason='numba is not installed')
 # The two sides differ by the order of their sums, and in half types by one rounding.
@@ -37,10 +28,10 @@ def test_every_gradient_equals_that_of_the_reference(shapes, dtype):
 def test_fused_gradients(shared):
     inputs = fused(make(), shared=shared)
     found, expected = (
-        with_gradients(lambda x, b=backend: call_fused(x, backend=b), inputs, names=FUSED_NAMES)
+        with_gradients(lambda x, b=backend: call_fused(x, backend=b), inputs)
         for backend in ('numba', 'reference')
     )
-    assert_same(found, expected, 1e-12, FUSED_NAMES)
+    assert_same(found, expected, 1e-12)
 
 
 def test_sizes_in_a_tensor_are_checked():

@@ -5,40 +5,12 @@ The interpreter knows neither races nor layouts, and its bf16 is wrong: fp64, fp
 
 import pytest
 import torch
-from interpreter import INTERPRETING, patched_once
-from test_deform_attn import (
-    FUSED_NAMES,
-    NAMES,
-    PYRAMID,
-    assert_same,
-    call,
-    call_fused,
-    error,
-    fused,
-    make,
-    with_gradients,
-)
+from kernel_testing import assert_same, error, with_gradients
+from sampling import NAMES, PYRAMID, call, call_fused, fused, make
 
 inside = pytest.mark.interpreter
 # The two sides differ by the order of their sums.
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-3}
-
-
-@pytest.fixture(scope='module', autouse=INTERPRETING)
-def quick():
-    from ttt_kernels.deform_attn import kernel
-
-    with patched_once(kernel):
-        yield
-
-
-@pytest.fixture(autouse=INTERPRETING)
-def poison():
-    """Has torch fill every fresh tensor with NaN: what is not written cannot go unseen."""
-    torch.use_deterministic_algorithms(True)
-    assert torch.empty(3).isnan().all()
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture
@@ -55,17 +27,17 @@ def large_tiles(monkeypatch):
     monkeypatch.setattr(kernel, 'config', config)
 
 
-def check(function, inputs, dtype=torch.float64, names=NAMES):
+def check(function, inputs, dtype=torch.float64):
     exact = {n: x.double() for n, x in inputs.items()}
-    found = with_gradients(lambda x: function(x, 'triton'), inputs, names=names)
+    found = with_gradients(lambda x: function(x, 'triton'), inputs)
     assert found[0].dtype == inputs['value'].dtype
     assert {n: g.dtype for n, g in found[1].items()} == {n: x.dtype for n, x in inputs.items()}
     # Both sides see the same rounded gradient of the output.
     generator = torch.Generator().manual_seed(1)
     grad = torch.randn(found[0].shape, generator=generator, dtype=torch.float64)
     grad = grad.to(found[0].dtype).double()
-    expected = with_gradients(lambda x: function(x, 'reference'), exact, grad, names=names)
-    assert_same(found, expected, TOLERANCE[dtype], names=names)
+    expected = with_gradients(lambda x: function(x, 'reference'), exact, grad=grad)
+    assert_same(found, expected, TOLERANCE[dtype])
 
 
 @inside
@@ -83,11 +55,7 @@ def test_every_gradient_equals_that_of_the_reference(shapes, queries, points, di
 def test_fused_gradients(shared, large_tiles):
     shapes = ((6, 4), (3, 2))
     inputs = fused(make(shapes, 7, points=3, dim=16), shapes, shared)
-    check(
-        lambda x, backend: call_fused(x, shapes, backend=backend),
-        inputs,
-        names=FUSED_NAMES,
-    )
+    check(lambda x, backend: call_fused(x, shapes, backend=backend), inputs)
 
 
 @inside
@@ -153,7 +121,7 @@ def test_the_slope_on_a_pixel_is_the_right_one(large_tiles):
     grad = torch.ones(1, 4, 1)
     for backend in ('triton', 'reference'):
         output, grads = with_gradients(
-            lambda x, b=backend: call(x, ((1, 4),), backend=b), inputs, grad
+            lambda x, b=backend: call(x, ((1, 4),), backend=b), inputs, grad=grad
         )
         assert output.flatten().tolist() == [0, 1, 10, 100]
         assert grads['sampling_locations'][..., 0].flatten().tolist() == [4, 36, 360, -400]
@@ -167,7 +135,7 @@ def test_strided_inputs_and_gradients(large_tiles):
     inputs['value'] = strided['value'].contiguous()
     grad = torch.ones(()).expand(2, 5, 15)
     found, expected = (
-        with_gradients(lambda y: call(y, ((3, 4),), backend='triton'), x, g)
+        with_gradients(lambda y: call(y, ((3, 4),), backend='triton'), x, grad=g)
         for x, g in ((strided, grad), (inputs, grad.contiguous()))
     )
     assert torch.equal(found[0], expected[0])

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import inner_steps
 import pytest
+import sampling
 import scans
-import test_deform_attn as deform
 import torch
 from emulator import emulated
 from kernel_testing import assert_same, with_gradients
@@ -55,8 +55,8 @@ def step(op: str, hw: tuple[int, int], **sizes) -> Case:
 
 def deformable(shapes: tuple, **sizes) -> Case:
     return Case(
-        lambda dtype: deform.make(shapes, batch=1, dtype=dtype, **sizes),
-        lambda inputs, backend: deform.call(inputs, shapes, backend=backend),
+        lambda dtype: sampling.make(shapes, batch=1, dtype=dtype, **sizes),
+        lambda inputs, backend: sampling.call(inputs, shapes, backend=backend),
         STEP,
     )
 

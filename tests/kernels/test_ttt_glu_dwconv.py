@@ -8,15 +8,12 @@ from inner_steps import (
     CASES,
     FP64,
     SCALE,
-    assert_same,
     call_dwconv,
     call_glu,
-    error,
     make_dwconv,
     make_glu,
-    normal,
-    with_gradients,
 )
+from kernel_testing import assert_same, error, normal, with_gradients
 from torch.utils.flop_counter import FlopCounterMode
 
 import ttt_kernels

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 import ttt_glu as benchmark
-from inner_steps import error
+from kernel_testing import error
 
 
 def run(*arguments):

@@ -5,32 +5,12 @@ The interpreter knows neither races nor layouts, and its bf16 is wrong: fp64, fp
 
 import pytest
 import torch
-from inner_steps import CASES, assert_same, normal, with_gradients
-from interpreter import INTERPRETING, patched_once
+from inner_steps import CASES
+from kernel_testing import assert_same, normal, with_gradients
 
 inside = pytest.mark.interpreter
 # The two sides differ by the order of their sums.
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
-
-
-@pytest.fixture(scope='module', autouse=INTERPRETING)
-def quick():
-    from ttt_kernels import _head_tiles, _launch
-    from ttt_kernels.ttt_dwconv import kernel as dwconv
-    from ttt_kernels.ttt_glu import kernel as glu
-    from ttt_kernels.ttt_mlp import kernel as mlp
-
-    with patched_once(_launch, _head_tiles, dwconv, glu, mlp):
-        yield
-
-
-@pytest.fixture(autouse=INTERPRETING)
-def poison():
-    """Has torch fill every fresh tensor with NaN: what is not written cannot go unseen."""
-    torch.use_deterministic_algorithms(True)
-    assert torch.empty(3).isnan().all()
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture(params=CASES)

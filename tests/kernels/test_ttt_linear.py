@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from scans import NAMES, OP, OP_BACKWARD, assert_same, call, error, make, with_gradients
+from kernel_testing import assert_same, error, with_gradients
+from scans import NAMES, OP, OP_BACKWARD, call, make
 from torch.utils.flop_counter import FlopCounterMode
 
 from ttt_kernels import ttt_linear

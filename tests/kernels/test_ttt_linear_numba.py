@@ -6,7 +6,8 @@ import sys
 
 import pytest
 import torch
-from scans import NAMES, OP, OP_BACKWARD, assert_same, call, error, make, with_gradients
+from kernel_testing import assert_same, error, with_gradients
+from scans import NAMES, OP, OP_BACKWARD, call, make
 
 from ttt_kernels import _backend
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from interpreter import INTERPRETING, patched_once
-from scans import NAMES, OP, OP_BACKWARD, assert_same, call, error, make, with_gradients
+from kernel_testing import assert_same, error, with_gradients
+from scans import NAMES, OP, OP_BACKWARD, call, make
 
 from ttt_kernels.ttt_linear import reference
 from ttt_kernels.ttt_linear._tiles import dense_start, scan_start, tile_pointers
@@ -20,23 +20,6 @@ TOKENS = (1, 15, 16, 17, 52, 64, 196)
 # Relative to the largest value. The two sides add up in another order; in half precision they also
 # round the operands at other places: a few units of 2⁻¹¹, through a chain of chunks.
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 3e-3}
-
-
-@pytest.fixture(scope='module', autouse=INTERPRETING)
-def quick():
-    from ttt_kernels.ttt_linear import _backward_kernels, _forward_kernels, _tiles
-
-    with patched_once(_backward_kernels, _forward_kernels, _tiles):
-        yield
-
-
-@pytest.fixture(autouse=INTERPRETING)
-def poison():
-    """Has torch fill every fresh tensor with NaN: what is not written cannot go unseen."""
-    torch.use_deterministic_algorithms(True)
-    assert torch.empty(3).isnan().all()
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture

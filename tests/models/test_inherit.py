@@ -1,6 +1,6 @@
 """T⁵ from ViTs that timm and mmpretrain build at random: bit-equal, exact, or refused by name."""
 
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -222,15 +222,20 @@ def test_damaged_and_strange_sources_are_refused(change, named: list[str]) -> No
         assert text in str(error.value)
 
 
-def test_the_tool_writes_a_classifier(tmp_path: Path) -> None:
+def test_the_tool_writes_a_classifier(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def tool(*args: str) -> None:
+        monkeypatch.setattr(sys, 'argv', ['inherit_weights.py', *args])
+        runpy.run_path(str(ROOT / 'tools' / 'inherit_weights.py'), run_name='__main__')
+
+    monkeypatch.chdir(tmp_path)
     source = timm(class_token=True, init_values=0.5)
     torch.save({'model': source.state_dict()}, tmp_path / 'vit.pth')
-    tool = [sys.executable, str(ROOT / 'tools' / 'inherit_weights.py')]
-    done = subprocess.run(
-        [*tool, 'vit.pth', 'out/t5.pth'], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
+    tool('vit.pth', 'out/t5.pth')
+    printed = capsys.readouterr().out
     for text in ('inherited', 'folded', 'dropped', 'new', 'begins at random', 'wrote 31 tensors'):
-        assert text in done.stdout
+        assert text in printed
     written = torch.load(tmp_path / 'out' / 't5.pth', weights_only=True)['state_dict']
     assert torch.equal(written['head.fc.weight'], source.head.weight)
     # As a detector takes it, at another size.
@@ -243,11 +248,10 @@ def test_the_tool_writes_a_classifier(tmp_path: Path) -> None:
     )
     model.init_weights()
     assert torch.equal(model.blocks[0].mixer.qkv.bias, source.blocks[0].attn.qkv.bias)
-    bad = subprocess.run(
-        [*tool, 'out/t5.pth', 'x.pth'], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert bad.returncode == 1
-    assert bad.stderr.startswith('error: These are weights of mmvttt already')
+    with pytest.raises(SystemExit) as end:
+        tool('out/t5.pth', 'x.pth')
+    assert end.value.code == 1
+    assert capsys.readouterr().err.startswith('error: These are weights of mmvttt already')
     assert not (tmp_path / 'x.pth').exists()
 
 

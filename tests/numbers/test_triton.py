@@ -6,7 +6,6 @@ well, at d = 32 and 64, and that is a smaller range than that of the tokens: see
 
 import pytest
 import torch
-from interpreter import INTERPRETING, patched_once
 from operations import OPERATIONS
 from precision import ROUNDINGS, Truth, evaluate
 from test_extremes_of_ops import EVERYWHERE, EXTREMES, OF_KEYS, OF_THE_STATE, all_scaled, scaled
@@ -15,18 +14,6 @@ inside = pytest.mark.interpreter
 # Two mini-batches, the second of them ragged.
 HW = (3, 7)
 KERNELS = ('ttt_linear', 'ttt_glu', 'ttt_dwconv')
-
-
-@pytest.fixture(scope='module', autouse=INTERPRETING)
-def quick():
-    from ttt_kernels import _head_tiles, _launch
-    from ttt_kernels.ttt_dwconv import kernel as dwconv
-    from ttt_kernels.ttt_glu import kernel as glu
-    from ttt_kernels.ttt_linear import _backward_kernels, _forward_kernels, _tiles
-
-    scan = (_backward_kernels, _forward_kernels, _tiles)
-    with patched_once(_launch, _head_tiles, dwconv, glu, *scan):
-        yield
 
 
 @pytest.fixture(params=[False, True], ids=['whole', 'cut'])

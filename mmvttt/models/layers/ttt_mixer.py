@@ -149,8 +149,8 @@ class TTTMixer(nn.Module):
             )
         if backend is not None and not self.fused:
             raise ValueError(
-                f'backend={backend!r}: no op does this training, which is not one step of 1.0 over '
-                f'all tokens, or of a model or loss without an op: leave backend out.'
+                f'backend={backend!r}: no op does this training; there are ops for one step of 1.0 '
+                'over all tokens, of some models and losses. Leave backend out.'
             )
 
     def forward(self, x: Tensor, hw: tuple[int, int]) -> Tensor:

@@ -1,0 +1,78 @@
+"""Inputs and calls of deform_attn for its tests, and what it is by definition."""
+
+import torch
+
+from ttt_kernels import deform_attn, deform_attn_fused
+
+NAMES = ('value', 'sampling_locations', 'attention_weights')
+FUSED_NAMES = ('value', 'reference_points', 'sampling_offsets', 'attention_logits')
+PYRAMID = ((5, 7), (1, 1), (3, 1), (1, 4))
+
+
+def make(shapes=PYRAMID, queries=9, batch=2, heads=3, dim=5, points=4, dtype=torch.float64):
+    """Inputs by name; a third of the points lies outside the image, some far away."""
+    generator = torch.Generator().manual_seed(0)
+
+    def rand(*shape):
+        return torch.rand(*shape, generator=generator, dtype=torch.float64)
+
+    pixels, levels = sum(h * w for h, w in shapes), len(shapes)
+    locations = 1.5 * rand(batch, queries, heads, levels, points, 2) - 0.25
+    locations[:, :1] *= 40
+    values = (
+        2 * rand(batch, pixels, heads, dim) - 1,
+        locations,
+        rand(batch, queries, heads, levels, points)
+        .flatten(-2)
+        .softmax(-1)
+        .unflatten(-1, (levels, -1)),
+    )
+    return {n: x.to(dtype) for n, x in zip(NAMES, values, strict=True)}
+
+
+def call(inputs, shapes=PYRAMID, **kwargs):
+    value, locations, weights = inputs.values()
+    return deform_attn(value, shapes, locations, weights, **kwargs)
+
+
+def fused(inputs, shapes=PYRAMID, shared=True):
+    """Inputs of deform_attn_fused, with offsets of some pixels and logits of some size."""
+    value, locations, weights = inputs.values()
+    generator = torch.Generator().manual_seed(3)
+    batch, queries = locations.shape[:2]
+    wide = torch.promote_types(value.dtype, torch.float32)
+    size = (1 if shared else batch, queries, len(shapes), 2)
+    reference_points = torch.rand(size, generator=generator, dtype=torch.float64).to(wide)
+    tensors = (value, reference_points, (locations - 0.5) * 6, weights * 9)
+    return dict(zip(FUSED_NAMES, tensors, strict=True))
+
+
+def call_fused(inputs, shapes=PYRAMID, **kwargs):
+    value, reference_points, offsets, logits = inputs.values()
+    return deform_attn_fused(value, shapes, reference_points, offsets, logits, **kwargs)
+
+
+def unfused(inputs, shapes=PYRAMID):
+    """What deform_attn_fused replaces, left to autograd."""
+    value, reference_points, offsets, logits = inputs.values()
+    sizes = torch.tensor(shapes, dtype=offsets.dtype).flip(-1)
+    locations = reference_points[:, :, None, :, None] + offsets / sizes[:, None]
+    weights = logits.flatten(-2).softmax(-1).view_as(logits)
+    return definition(dict(zip(NAMES, (value, locations, weights), strict=True)), shapes)
+
+
+def definition(inputs, shapes=PYRAMID):
+    """Every pixel weighs in with a tent one pixel wide: bilinear, and zero outside by itself."""
+    value, locations, weights = inputs.values()
+    output = 0
+    for level, pixels in enumerate(value.split([h * w for h, w in shapes], dim=1)):
+        tents = []
+        for axis, size in ((1, shapes[level][0]), (0, shapes[level][1])):
+            centres = (torch.arange(size, dtype=value.dtype) + 0.5) / size
+            distance = (locations[:, :, :, level, :, axis, None] - centres).abs() * size
+            tents.append((1 - distance).clamp(min=0))
+        tent = (tents[0].unsqueeze(-1) * tents[1].unsqueeze(-2)).flatten(-2)
+        output = output + torch.einsum(
+            'bqhp,bqhps,bshd->bqhd', weights[:, :, :, level], tent, pixels
+        )
+    return output.flatten(2)
