@@ -40,7 +40,7 @@ READINGS: dict[str, dict] = {
     'sigmoid gate': dict(mixer=dict(gate_cfg=SIGMOID)),
 }
 TEST, BATCH = 360, 64
-SCENES = dict(num_train=300, num_val=100, size=96)
+SCENES = dict(num_train=300, num_val=60, size=96)
 
 
 def digits() -> tuple[Tensor, Tensor]:
