@@ -10,6 +10,8 @@ _SCALARS = '*/vis_data/scalars.json'
 # Logged beside the losses; no curve of their own.
 _BOOKKEEPING = frozenset({'data_time', 'time', 'epoch', 'iter', 'step', 'memory'})
 
+_LARGEST = 2**53
+
 Series = dict[str, dict[int, float]]
 
 
@@ -43,9 +45,13 @@ def read_scalars(work_dir: str | os.PathLike[str]) -> tuple[Series, Series]:
             continue
         if not isinstance(entry, dict) or not isinstance(entry.get('step'), int):
             continue
+        if abs(entry['step']) > _LARGEST:
+            continue
         series = train if 'iter' in entry or 'loss' in entry else evaluated
         for name, value in entry.items():
-            if name not in _BOOKKEEPING and type(value) in (int, float):
+            # Of integers JSON has larger ones than a float can be.
+            number = type(value) is float or (type(value) is int and abs(value) <= _LARGEST)
+            if name not in _BOOKKEEPING and number and name.isprintable():
                 series.setdefault(name, {})[entry['step']] = value
     return _ordered(train), _ordered(evaluated)
 
@@ -81,9 +87,9 @@ def plot_curves(
     left, right = figure.subplots(1, 2)
     for name, values in train.items():
         if 'loss' in name:
-            left.plot(*_points(values), label=name, linewidth=2 if name == 'loss' else 1)
+            left.plot(*_points(values), label=_label(name), linewidth=2 if name == 'loss' else 1)
     for name in metrics or _defined(evaluated):
-        right.plot(*_points(evaluated[name]), label=name, marker='o', markersize=4)
+        right.plot(*_points(evaluated[name]), label=_label(name), marker='o', markersize=4)
     left.set(title='Training', xlabel='iteration', ylabel='loss')
     right.set(title='Held-out images', xlabel='evaluated at (epoch or iteration)')
     for axes in (left, right):
@@ -114,6 +120,11 @@ def summary(train: Series, evaluated: Series, metrics: Sequence[str] | None = No
 def _defined(evaluated: Series) -> list[str]:
     """Without those that are always −1: COCO's figure for sizes of which the set has no object."""
     return [name for name, values in evaluated.items() if set(values.values()) != {-1}]
+
+
+def _label(name: str) -> str:
+    """A name as matplotlib writes it, and not as a formula."""
+    return name.replace('$', r'\$')
 
 
 def _points(values: dict[int, float]) -> tuple[list[int], list[float]]:

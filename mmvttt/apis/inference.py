@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,9 @@ from mmengine.config import Config
 from mmengine.registry import init_default_scope
 
 from ..checkpoints.load import require_match
-from ..checkpoints.read import read_weights
+from ..checkpoints.read import read_content, read_weights
 from ..datasets.checks.images import read_image
-from ..errors import UsageError
+from ..errors import CheckpointError, UsageError
 
 _TOP = 5
 
@@ -68,7 +68,10 @@ def show_images(
         problem = read_image(os.fspath(image)).problem
         if problem:
             raise UsageError(f'{os.fspath(image)!r} is among the {problem}')
-        if Path(image).resolve().parent == Path(out_dir, 'vis').resolve():
+        if Path(image).resolve().parent in (
+            Path(out_dir).resolve(),
+            Path(out_dir, 'vis').resolve(),
+        ):
             raise UsageError(
                 f'the picture would be written over {os.fspath(image)!r}: give another --out'
             )
@@ -81,6 +84,7 @@ def show_images(
             )
     # Before the toolboxes stumble over what is no checkpoint.
     read_weights(checkpoint)
+    _dataset_meta(checkpoint)
     init_default_scope(scope)
     show = _SHOWS[scope](config, os.fspath(checkpoint), Path(out_dir), score_thr, device)
     for image in images:
@@ -164,10 +168,20 @@ def _check(model: Any, checkpoint: str) -> None:
     require_match(model, read_weights(checkpoint), checkpoint)
 
 
-def _dataset_meta(checkpoint: str) -> dict[str, Any]:
-    from mmengine.runner.checkpoint import _load_checkpoint
-
-    return _load_checkpoint(checkpoint, map_location='cpu').get('meta', {}).get('dataset_meta', {})
+def _dataset_meta(checkpoint: str | os.PathLike[str]) -> dict[str, Any]:
+    """What a checkpoint says of its classes, which the toolboxes take as it is."""
+    content = read_content(checkpoint)
+    meta = content.get('meta') if isinstance(content, Mapping) else None
+    found = meta.get('dataset_meta') if isinstance(meta, Mapping) else meta
+    if found is None:
+        return {}
+    classes = found.get('classes', ()) if isinstance(found, Mapping) else None
+    if not isinstance(classes, list | tuple) or not all(isinstance(c, str) for c in classes):
+        raise CheckpointError(
+            f'{os.fspath(checkpoint)!r} has a meta that no training has written: its classes are '
+            f'{classes!s:.60}'
+        )
+    return {str(key): value for key, value in found.items()}
 
 
 def _palette(count: int) -> list[list[int]]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -52,7 +53,17 @@ def seed_everything(key: Key) -> None:
     python, numpy, torch_ = np.random.SeedSequence(key).generate_state(3)
     random.seed(int(python))
     np.random.seed(numpy)
-    torch.manual_seed(int(torch_))
+    if _has_accelerator():
+        torch.manual_seed(int(torch_))
+    else:
+        # The same without a note, with the stack, for each kind of device that might be added yet:
+        # milliseconds an image.
+        torch.default_generator.manual_seed(int(torch_))
+
+
+@cache
+def _has_accelerator() -> bool:
+    return torch.accelerator.is_available()
 
 
 def make_exact(cfg: Config) -> str | None:

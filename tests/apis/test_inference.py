@@ -12,7 +12,12 @@ from mmengine.registry import init_default_scope
 
 from mmvttt.analysis.browse import browse
 from mmvttt.apis.inference import show_images
-from mmvttt.errors import CheckpointMismatchError, MissingDataError, UsageError
+from mmvttt.errors import (
+    CheckpointError,
+    CheckpointMismatchError,
+    MissingDataError,
+    UsageError,
+)
 
 CONFIGS = Path(__file__).resolve().parents[2] / 'configs'
 ARCH = dict(embed_dims=32, num_layers=4, num_heads=1, feedforward_channels=32)
@@ -129,6 +134,15 @@ def test_what_cannot_be_shown_is_named(scenes: Path, tmp_path: Path) -> None:
         list(show_images(cfg, other, [image], tmp_path))
 
 
+@pytest.mark.parametrize('meta', [3, [], {'dataset_meta': 3}, {'dataset_meta': {'classes': 'cat'}}])
+def test_an_odd_meta_is_a_sentence(scenes: Path, tmp_path: Path, meta: object) -> None:
+    cfg = small('upernet_vittt_t_camvid', scenes)
+    torch.save({'state_dict': {'w': torch.ones(1)}, 'meta': meta}, tmp_path / 'w.pth')
+    image = scenes / 'img_dir' / 'val' / '0.jpg'
+    with pytest.raises(CheckpointError, match='a meta that no training has written'):
+        list(show_images(cfg, tmp_path / 'w.pth', [image], tmp_path / 'out'))
+
+
 def test_no_image_is_written_over(scenes: Path, tmp_path: Path) -> None:
     cfg = small('vittt_t_in1k', scenes)
     image = scenes / 'img_dir' / 'val' / '0.jpg'
@@ -136,6 +150,8 @@ def test_no_image_is_written_over(scenes: Path, tmp_path: Path) -> None:
     for path in (other, mine):
         path.parent.mkdir(parents=True)
         path.write_bytes(image.read_bytes())
+    with pytest.raises(UsageError, match=r'written over .*vis/0\.jpg'):
+        list(show_images(cfg, 'w.pth', [mine], mine.parent))
     with pytest.raises(UsageError, match=r"several images are called '0'.*--out"):
         list(show_images(cfg, 'w.pth', [image, other], tmp_path / 'out'))
     with pytest.raises(UsageError, match=r'written over .*vis/0\.jpg.*another --out'):

@@ -81,6 +81,22 @@ def test_bare_state_dicts_are_taken_too(tmp_path: Path) -> None:
     assert publish_checkpoint(path, tmp_path / 'out.pth').is_file()
 
 
+ODD_META = [
+    *(None, 3, 'x', [], {}, {1: 2}, {'epoch': []}, {'epoch': torch.ones(3)}, {'time': {'a': ()}}),
+    *({'dataset_meta': odd} for odd in (3, 'x', [], {'classes': 3}, {'classes': 'cat'})),
+    *({'dataset_meta': {'classes': odd}} for odd in ([[1], None], {'a': 1}, torch.ones(2), ())),
+]
+
+
+def test_odd_metadata_does_no_harm(tmp_path: Path) -> None:
+    path = tmp_path / 'odd.pth'
+    for meta in ODD_META:
+        torch.save({'state_dict': {'conv.weight': torch.ones(2)}, 'meta': meta}, path)
+        assert '1 tensors (1 float32), 2 numbers' in describe_checkpoint(path)
+        copy = publish_checkpoint(path, tmp_path / 'out.pth')
+        assert '1 tensors (1 float32), 2 numbers' in describe_checkpoint(copy)
+
+
 def test_no_file_is_written_over(trained: Path) -> None:
     """Not the checkpoint itself, nor one that has the name of the copy."""
     before = trained.read_bytes()

@@ -84,7 +84,7 @@ def test_twenty_kills(tmp_path: Path, options: dict) -> None:
     assert len(set(seen['at'])) >= 5
 
 
-EPOCHS = {'train_cfg.max_epochs': 20}
+EPOCHS = {'train_cfg.max_epochs': 14}
 # By epochs or steps; kept one, two or all; with and without an average and a data worker; validated
 # more often than saved, and less often. (Ranks, points at least, options.)
 POINTS: dict[str, tuple[int, int, dict]] = {
@@ -97,7 +97,7 @@ POINTS: dict[str, tuple[int, int, dict]] = {
         1,
         150,
         {
-            'train_cfg': dict(_delete_=True, by_epoch=False, max_iters=80, val_interval=8),
+            'train_cfg': dict(_delete_=True, by_epoch=False, max_iters=72, val_interval=8),
             'default_hooks.checkpoint.by_epoch': False,
             'default_hooks.checkpoint.interval': 4,
         },
@@ -106,14 +106,14 @@ POINTS: dict[str, tuple[int, int, dict]] = {
         1,
         150,
         {
-            'train_cfg': dict(_delete_=True, by_epoch=False, max_iters=80, val_interval=6),
+            'train_cfg': dict(_delete_=True, by_epoch=False, max_iters=72, val_interval=6),
             'default_hooks.checkpoint.by_epoch': False,
             'default_hooks.checkpoint.interval': 4,
             'optim_wrapper.accumulative_counts': 2,
         },
     ),
-    'worker': (1, 40, {'train_cfg.max_epochs': 6, 'train_dataloader.num_workers': 1}),
-    'two-ranks': (2, 60, {'train_cfg.max_epochs': 8}),
+    'worker': (1, 50, {'train_cfg.max_epochs': 4, 'train_dataloader.num_workers': 1}),
+    'two-ranks': (2, 60, {'train_cfg.max_epochs': 6}),
 }
 
 

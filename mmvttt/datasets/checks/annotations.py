@@ -106,11 +106,10 @@ def explain_failure(dataset: Mapping, error: Exception) -> DataError | None:
     Returns:
         The error that names them; None where nothing is wrong with them.
     """
-    scope = DefaultScope.get_current_instance()
+    current = DefaultScope.get_current_instance()
+    scope = dataset.get('_scope_') or (current.scope_name if current else 'mmengine')
     loader = dict(dataset=copy.deepcopy(dict(dataset)))
-    cfg = Config(dict(train_dataloader=loader))
-    if scope is not None:
-        cfg.default_scope = scope.scope_name
+    cfg = Config(dict(default_scope=scope, train_dataloader=loader))
     for findings in check_annotations(cfg, ('train',), images=False):
         if findings.errors:
             found = '; '.join(findings.errors[:_NAMED])

@@ -75,7 +75,7 @@ def check_coco(
     if not thorough:
         for number, ann in enumerate(content['annotations']):
             if isinstance(ann, dict):
-                _check_silent(ann, _name(ann, number), findings, masks)
+                _check_values(ann, _name(ann, number), findings, masks)
         if images:
             check_some_images(paths, findings)
         return
@@ -259,10 +259,9 @@ def _check_annotations(
                 'annotations of a category that is not listed', f'{name} (category {category})'
             )
             continue
+        _check_values(ann, name, findings, masks)
         if box is None or not _number(ann['area']):
-            findings.count_error('boxes that are not four numbers, or areas that are none', name)
             continue
-        _check_silent(ann, name, findings, masks)
         fault = _fault(box, ann['area'], sizes[key])
         if fault is not None:
             findings.count_warning(fault, f'{name} {ann["bbox"]}')
@@ -280,20 +279,28 @@ def _check_annotations(
             findings.count_warning('images without a box', image.get('file_name'))
 
 
-def _check_silent(ann: dict, name: str, findings: Findings, masks: bool) -> None:
-    """What a training would not say: it drops the box, or crashes without a word."""
+def _check_values(ann: dict, name: str, findings: Findings, masks: bool) -> None:
+    """What a training would not say: it drops the box, learns NaN, or crashes without a word."""
+    if _box(ann.get('bbox', [0] * 4)) is None or not _number(ann.get('area', 0)):
+        findings.count_error('boxes that are not four numbers, or areas that are none', name)
     for flag in ('iscrowd', 'ignore'):
         if ann.get(flag, 0) not in (0, 1) or isinstance(ann.get(flag), str | float):
             findings.count_error(f'annotations whose {flag} is neither 0 nor 1', name)
-    if masks and _far(ann.get('segmentation')):
-        findings.count_error('polygons with points too far away, where pycocotools crashes', name)
+    mask = ann.get('segmentation')
+    problem = _no_polygons(mask) if masks and isinstance(mask, list) else None
+    if problem:
+        findings.count_error(problem, name)
 
 
-def _far(mask: Any) -> bool:
-    if not isinstance(mask, list):
-        return False
-    polygons = [p for p in mask if isinstance(p, list) and all(map(_number, p))]
-    return any(p and max(max(p), -min(p)) > _FARTHEST for p in polygons)
+def _no_polygons(mask: list) -> str | None:
+    """What is wrong with the numbers in a list of polygons, as a plural."""
+    if not all(isinstance(polygon, list) for polygon in mask):
+        return 'masks that are neither polygons nor RLE'
+    if not all(_number(n) for polygon in mask for n in polygon):
+        return 'polygons with something else than numbers'
+    if any(polygon and max(max(polygon), -min(polygon)) > _FARTHEST for polygon in mask):
+        return 'polygons with points too far away, where pycocotools crashes'
+    return None
 
 
 def _fault(box: Sequence[float], area: Any, size: tuple[int, int]) -> str | None:
@@ -324,11 +331,9 @@ def _check_mask(mask: Any, size: tuple[int, int], name: str, findings: Findings)
         problem = rle.problem(mask, size)
         if problem:
             findings.count_error(problem, name)
-    elif not isinstance(mask, list) or not all(isinstance(p, list) for p in mask):
+    elif not isinstance(mask, list):
         findings.count_error('masks that are neither polygons nor RLE', name)
-    elif not all(_number(n) for polygon in mask for n in polygon):
-        findings.count_error('polygons with something else than numbers', name)
-    elif not _far(mask):
+    elif _no_polygons(mask) is None:
         whole = [p for p in mask if len(p) >= 6 and len(p) % 2 == 0]
         if not whole:
             findings.count_warning(
