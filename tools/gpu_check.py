@@ -43,7 +43,12 @@ def steps(out: Path, smoke: bool) -> list[Step]:
     # A rehearsal has all the time that a busy CPU needs.
     slower = 20 if smoke else 1
     found = [Step('tests', 'tests', pytest, 540 * slower)]
-    for name, seconds in (('ttt_linear', 270), ('ttt_glu', 170), ('predict', 100)):
+    for name, seconds in (
+        ('ttt_linear', 220),
+        ('ttt_glu', 130),
+        ('deform_attn', 120),
+        ('predict', 90),
+    ):
         seconds *= slower
         script = str(BENCHMARKS / f'{name}.py')
         options = ('--calibrate',) if name == 'predict' else ()

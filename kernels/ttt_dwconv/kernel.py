@@ -248,8 +248,9 @@ def _read_backward(
     for n in tl.range(first, last, PIXELS):
         pixels = n + tl.arange(0, PIXELS)
         near = _neighbours(do, pixels, last, do_n, channels, D, h, w, ACC)
+        q_tile = _load(q, pixels, last, q_n, channels, D).to(ACC)
         _store(dq, pixels, last, D, channels, D, _correlate_turned(near, taps))
-        sums = _add_products(sums, near, _load(q, pixels, last, q_n, channels, D).to(ACC))
+        sums = _add_products(sums, near, q_tile)
     dw += tl.program_id(0).to(tl.int64) * 9 * D + channels
     for tap in tl.static_range(9):
         # `near` was numbered by −δ.
@@ -293,17 +294,18 @@ def _step_backward(
     j = _step_gradient(g + start, dw + start, channels, D, kappa, DAMPING, ACC)
     for n in tl.range(first, last, PIXELS):
         pixels = n + tl.arange(0, PIXELS)
-        near = _neighbours(k, pixels, last, k_n, channels, D, h, w, ACC)
-        _store(dv, pixels, last, D, channels, D, _correlate(near, j))
-        near = _neighbours(v, pixels, last, v_n, channels, D, h, w, ACC)
-        _store(dk, pixels, last, D, channels, D, _correlate_turned(near, j))
+        # All loads first: behind a store, which might be to where they read, they would wait.
+        keys = _neighbours(k, pixels, last, k_n, channels, D, h, w, ACC)
+        values = _neighbours(v, pixels, last, v_n, channels, D, h, w, ACC)
+        _store(dv, pixels, last, D, channels, D, _correlate(keys, j))
+        _store(dk, pixels, last, D, channels, D, _correlate_turned(values, j))
 
 
 # -------------------------------------------------------------------------------------------- host
 
 
 # Pixels a block and warps: a thread holds eight channels of a pixel, 16 bytes in half precision,
-# and their nine sums. tests/kernels/test_ttt_glu_dwconv_aot.py keeps registers and spills in check.
+# and their nine sums. tests/kernels/test_inner_steps_aot.py keeps registers and spills in check.
 _PIXELS = 16
 _WARPS = 4
 _CHANNELS = 64

@@ -292,7 +292,7 @@ def _step_backward(
 # -------------------------------------------------------------------------------------------- host
 
 
-# Tokens a block, warps and pipeline stages. tests/kernels/test_ttt_glu_dwconv_aot.py holds what
+# Tokens a block, warps and pipeline stages. tests/kernels/test_inner_steps_aot.py holds what
 # comes out to a ceiling of registers, spills and shared memory, and refuses WGMMA with an operand
 # in registers: ptxas before 13.3 may let another value overwrite it. Triton takes that for products
 # with a computed first operand in blocks of 64 tokens, and for all of them in fp32.

@@ -26,6 +26,11 @@ KERNEL_MODULES = (
 )
 
 
+def some(*values: object, rehearsed: int = 1) -> tuple:
+    """Values of a test, of which the first ones are enough for a rehearsal."""
+    return values[:rehearsed] if REHEARSING else values
+
+
 def normal(generator: torch.Generator, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=generator, dtype=torch.float64)
 

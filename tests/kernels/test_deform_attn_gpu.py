@@ -2,13 +2,15 @@
 
 import pytest
 import torch
-from kernel_testing import assert_same, with_gradients
+from kernel_testing import REHEARSING, assert_same, some, with_gradients
 from sampling import NAMES, PYRAMID, call, call_fused, fused, make
 
 pytestmark = pytest.mark.gpu
 # One rounding of each result, and fp32 sums in another order.
 TOLERANCE = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 2e-5}
 ADAPTER = {'extractor': (((50, 84),), 22_050), 'injector': (((100, 168), (50, 84), (25, 42)), 4200)}
+if REHEARSING:
+    ADAPTER = {'extractor': (((4, 5),), 70), 'injector': (((8, 10), (4, 5), (2, 3)), 20)}
 
 
 def check(function, inputs):
@@ -33,16 +35,16 @@ def grad_of(inputs):
     return grad.to(value.dtype).double().cuda()
 
 
-@pytest.mark.parametrize('dtype', TOLERANCE)
-@pytest.mark.parametrize('dim', [16, 24, 32, 64, 128])
-@pytest.mark.parametrize('shapes', [PYRAMID, ((1, 1),), ((31, 33), (16, 17))])
+@pytest.mark.parametrize('dtype', some(*TOLERANCE))
+@pytest.mark.parametrize('dim', some(24, 16, 32, 64, 128))
+@pytest.mark.parametrize('shapes', some(PYRAMID, ((1, 1),), ((31, 33), (16, 17))))
 def test_every_gradient_agrees_with_fp64(shapes, dim, dtype):
     inputs = make(shapes, 63, dim=dim, dtype=torch.float32)
     inputs['value'] = inputs['value'].to(dtype)
     check(lambda x, backend: call(x, shapes, backend=backend), inputs)
 
 
-@pytest.mark.parametrize('dtype', TOLERANCE)
+@pytest.mark.parametrize('dtype', some(*TOLERANCE))
 @pytest.mark.parametrize('part', ADAPTER)
 def test_fused_at_the_adapters_shapes(part, dtype):
     shapes, queries = ADAPTER[part]

@@ -7,7 +7,7 @@ takes fewer, or more is worth it, `python tools/kernel_benchmarks/predict.py --w
 import predict
 import pytest
 import triton
-from cycles import BARRIER, GLOBAL, TENSOR_CORE_BUSY, Instruction, Loop, cycles
+from cycles import BARRIER, GLOBAL, TENSOR_CORE_BUSY, Instruction, Loop, cycles, innermost
 
 # What a few seconds compile; all of it by `make stress`.
 QUICK = {('ttt_linear whole d 64', 90), ('ttt_glu d 64', 90)}
@@ -51,6 +51,18 @@ def test_a_load_is_waited_for_and_hidden_by_others():
 def test_a_barrier_waits_for_the_last_warp():
     met = loop(instruction('FADD', stall=4), instruction('BAR'))
     assert cycles(met, 1) >= BARRIER
+
+
+def test_the_loop_over_tokens_is_found_inside_the_one_over_segments():
+    def back(label):
+        return instruction('BRA')._replace(text=f'@P0 BRA `({label})')
+
+    work = instruction('FADD')
+    # The inner loop has two ways back.
+    body = [*[work] * 70, back('.L_x_2'), *[work] * 9, back('.L_x_2'), *[work] * 50, back('.L_x_1')]
+    labels = {'.L_x_1': 10, '.L_x_2': 40}
+    assert innermost(body, labels) == (40, 81)
+    assert innermost([work] * 50, labels) is None
 
 
 @pytest.mark.parametrize(('case', 'arch'), VARIANTS)

@@ -68,21 +68,17 @@ def _tool(name: str, *arguments: str) -> str:
 
 
 def main_loop(compiled: CompiledKernel, arch: int) -> Loop | None:
-    """The longest loop of a kernel, None where it has none."""
+    """The loop of a kernel that `innermost` finds, None where it has none."""
     with tempfile.NamedTemporaryFile(suffix='.cubin') as file:
         file.write(compiled.asm['cubin'])
         file.flush()
         code = _tool('nvdisasm', '-c', '-hex', file.name)
         usage = _tool('cuobjdump', '-res-usage', file.name)
     instructions, labels = _read(code)
-    loops = []
-    for end, instruction in enumerate(instructions):
-        start = labels.get(_target(instruction), len(instructions))
-        if instruction.name == 'BRA' and start <= end and end - start > 20:
-            loops.append((end + 1 - start, start, end + 1))
-    if not loops:
+    found = innermost(instructions, labels)
+    if found is None:
         return None
-    _, start, end = max(loops)
+    start, end = found
     registers = int(re.search(r'REG:(\d+)', usage)[1])
     warps = compiled.metadata.num_warps
     fit = REGISTERS // (-(-registers // 8) * 8 * 32 * warps)
@@ -91,6 +87,24 @@ def main_loop(compiled: CompiledKernel, arch: int) -> Loop | None:
         fit = min(fit, SHARED[arch] // (compiled.metadata.shared + 1024))
     body = _iteration(instructions, labels, start, end)
     return Loop(body, registers, warps, max(1, min(fit, 64 // warps)))
+
+
+def innermost(instructions: list[Instruction], labels: dict[str, int]) -> tuple[int, int] | None:
+    """Where the longest loop without another inside begins and ends: a loop over tokens.
+
+    The one over segments around it is longer, and what skips short segments would skip its body.
+    """
+    loops: dict[int, int] = {}  # where a loop starts, and its last way back to there
+    for end, instruction in enumerate(instructions):
+        start = labels.get(_target(instruction), len(instructions))
+        if instruction.name == 'BRA' and start <= end and end - start > 20:
+            loops[start] = end + 1
+    found = [
+        (end - start, start, end)
+        for start, end in loops.items()
+        if not any(start < other < end for other in loops)
+    ]
+    return max(found)[1:] if found else None
 
 
 def _read(code: str) -> tuple[list[Instruction], dict[str, int]]:

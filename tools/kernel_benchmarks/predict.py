@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import deform_attn as sampling_benchmark
 import torch
 import triton
 import ttt_glu as step_benchmark
@@ -26,7 +27,7 @@ from cycles import Loop, cycles, main_loop
 from kernel_launches import Launch, compiled_for, recorded
 from timing import MEASURED, Run, Table, milliseconds, path_for, refusal
 
-from ttt_kernels import ttt_dwconv, ttt_glu, ttt_linear
+from ttt_kernels import deform_attn_fused, ttt_dwconv, ttt_glu, ttt_linear, ttt_mlp
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = Path(__file__).with_name('predicted_cycles.json')
@@ -59,9 +60,24 @@ def _glu(dim: int) -> Run:
     return lambda: ttt_glu(*leaves, backend='triton'), leaves
 
 
+def _mlp(dim: int, weights: int) -> Run:
+    leaves = _leaves(*[(2, 256, 2, dim)] * 3, *[(2, dim, dim)] * weights, tokens=3)
+    return lambda: ttt_mlp(*leaves, backend='triton'), leaves
+
+
 def _dwconv(dim: int) -> Run:
     leaves = _leaves(*[(2, 256, dim)] * 3, (dim, 3, 3), tokens=3)
     return lambda: ttt_dwconv(*leaves, hw=(16, 16), backend='triton'), leaves
+
+
+def _sampling(dim: int, shapes: tuple[tuple[int, int], ...]) -> Run:
+    pixels, points = sum(h * w for h, w in shapes), (2, 64, 2, len(shapes), 4)
+    leaves = _leaves((2, pixels, 2, dim), (*points, 2), points, tokens=3)
+    value, offsets, logits = leaves
+    places = torch.zeros(1, 64, len(shapes), 2)
+    return lambda: deform_attn_fused(
+        value, shapes, places, offsets, logits, backend='triton'
+    ), leaves
 
 
 # An op is a row for each way that it takes; without a GPU there is one multiprocessor, so that few
@@ -73,6 +89,10 @@ CASES: dict[str, Callable[[], Run]] = {
     'ttt_glu d 64': lambda: _glu(64),
     'ttt_glu d 32': lambda: _glu(32),
     'ttt_dwconv d 64': lambda: _dwconv(64),
+    'ttt_mlp d 64': lambda: _mlp(64, weights=2),
+    'ttt_mlp SwiGLU d 64': lambda: _mlp(64, weights=3),
+    'deform_attn d 32, 1 level': lambda: _sampling(32, ((8, 8),)),
+    'deform_attn d 64, 3 levels': lambda: _sampling(64, ((8, 8), (4, 4), (2, 2))),
 }
 
 
@@ -145,6 +165,12 @@ def iterations(arguments: dict[str, object]) -> int:
         return min(arguments['segment'], math.ceil(arguments['T'] / scan_benchmark.CHUNK))
     if 'T' in arguments:
         return math.ceil(arguments['T'] / scan_benchmark.CHUNK)
+    if 'POINTS' in arguments:
+        # Points of the four cells around a pixel, where queries and their points are spread evenly.
+        points = 4 * arguments['Q'] * arguments['L'] * arguments['P'] / arguments['S']
+        return math.ceil(points / arguments['POINTS'])
+    if 'L' in arguments:
+        return arguments['L']
     if 'splits' in arguments:
         return math.ceil(arguments['splits'] / arguments['ROWS'])
     return 1  # no loop over tokens
@@ -159,9 +185,11 @@ def milliseconds_of(launch: Launch, loop: Loop, processors: int) -> float:
 
 def calibration_cases(smoke: bool, device: torch.device) -> dict[str, Callable[[], Run]]:
     scans = scan_benchmark.SMOKE[:1] if smoke else scan_benchmark.TARGETS[:2]
-    steps = step_benchmark.SMOKE if smoke else [
-        s for s in step_benchmark.shapes() if s.model == 'vit3-small'
-    ][:4]  # fmt: skip
+    steps = step_benchmark.shapes()
+    vit3, t5 = ([s for s in steps if s.model == m] for m in ('vit3-small', 't5-small'))
+    steps = step_benchmark.SMOKE[-1:] if smoke else vit3[:4] + t5[:2]
+    samplings = [s for s in sampling_benchmark.shapes() if s.model == 'small'][:2]
+    samplings = sampling_benchmark.SMOKE[1:] if smoke else samplings
     cases = {}
     for s in scans:
         cases[f'ttt_linear {s.image} B={s.batch} {s.size}'] = lambda s=s: scan_benchmark.ours(
@@ -169,6 +197,11 @@ def calibration_cases(smoke: bool, device: torch.device) -> dict[str, Callable[[
         )
     for s in steps:
         cases[f'ttt_{s.op} {s.image} B={s.batch} {s.model}'] = lambda s=s: step_benchmark.build(
+            'ours', s, device
+        )
+    for s in samplings:
+        image = f'{s.image[1]}x{s.image[0]}'
+        cases[f'deform_attn {s.part} {image} B={s.batch}'] = lambda s=s: sampling_benchmark.build(
             'ours', s, device
         )
     return cases

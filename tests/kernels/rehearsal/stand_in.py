@@ -102,8 +102,10 @@ class _Gpu(TorchFunctionMode):
             args, kwargs, func = (func, args, kwargs), {}, _attention
         if isinstance(func, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
             # Our ops look at the devices of what they get.
-            args, kwargs = tree_map(_plain, (args, kwargs))
-        result = func(*args, **kwargs)
+            plain_args, plain_kwargs = tree_map(_plain, (args, kwargs))
+            result = func(*plain_args, **plain_kwargs)
+        else:
+            result = func(*args, **kwargs)
         if on_gpu:
             result = tree_map(_wrapped, result)
         if _graph and _graph[-1].recording:

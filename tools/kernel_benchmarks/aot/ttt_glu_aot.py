@@ -5,7 +5,7 @@
     python tools/kernel_benchmarks/aot/ttt_glu_aot.py --update --only ttt_mlp
 
 The table, ttt_glu_aot.json, is like that of ttt_linear_aot.py, whose counting it shares;
-tests/kernels/test_ttt_glu_dwconv_aot.py holds the kernels to it.
+tests/kernels/test_inner_steps_aot.py holds the kernels to it.
 """
 
 import argparse
