@@ -11,7 +11,6 @@ rounded where the reference rounds it.
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from .._inputs import gradient_dtype, state_dtype
@@ -44,34 +43,23 @@ def _flat(*tensors: Tensor, dtype: torch.dtype) -> tuple[list[np.ndarray], np.nd
     return rows, np.array(strides)
 
 
-def _padded(x: Tensor) -> Tensor:
-    """Zeros at the end of the last dimension, up to a multiple of COLUMNS."""
-    return F.pad(x, (0, padded(x.shape[-1], COLUMNS) - x.shape[-1]))
-
-
 def _common(
     inputs: Inputs, directions: str, mini_batch_size: int, eps: float
 ) -> tuple[tuple, np.ndarray, tuple, tuple[np.ndarray, ...]]:
     """Sizes, directions, numbers in the state's type and parameters, as both passes take them."""
-    q, _, _, _, w0, b0, ln_weight, ln_bias, token_scale = (
-        x if x is None else x.detach() for x in inputs
-    )
-    _, tokens, scans, heads, dim = q.shape
-    size = min(mini_batch_size, tokens)
-    columns = padded(dim, COLUMNS)
+    dtype = inputs.w0.dtype
+    _, tokens, scans, heads, dim = inputs.q.shape
+    size, columns = min(mini_batch_size, tokens), padded(dim, COLUMNS)
     sizes = (tokens, scans, heads, size, dim, padded(size, COLUMNS), columns)
     reverse = np.array([way == 'b' for way in directions])
+    states = torch.zeros((scans, heads, columns + 1, columns), dtype=dtype).numpy()
+    vectors = torch.zeros((scans, heads, 2, columns), dtype=dtype).numpy()
+    w0, b0, *vector, token_scale = (x if x is None else x.detach().numpy() for x in inputs[4:])
+    states[..., :dim, :dim], states[..., columns, :dim] = w0, b0
+    vectors[..., 0, :dim], vectors[..., 1, :dim] = vector
     if token_scale is None:
-        token_scale = w0.new_ones((scans, mini_batch_size))
-    states = torch.cat(
-        [
-            F.pad(_padded(w0), (0, 0, 0, columns - dim)),
-            _padded(b0).unsqueeze(-2),
-        ],
-        dim=-2,
-    )
-    vectors = _padded(torch.stack([ln_weight, ln_bias], dim=-2))
-    parameters = tuple(x.contiguous().numpy() for x in (states, vectors, token_scale))
+        token_scale = np.ones((scans, mini_batch_size), states.dtype)
+    parameters = (states, vectors, np.ascontiguousarray(token_scale))
     numbers = (dim, *(parameters[0].dtype.type(x) for x in (1 / dim, eps, 1)))
     return sizes, reverse, numbers, parameters
 
