@@ -4,6 +4,7 @@ import ctypes
 from collections import deque
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numba
@@ -16,6 +17,9 @@ from numba.extending import intrinsic
 # sums take 8 of the 16 vector registers of AVX2.
 ROWS, COLUMNS = 4, 16
 _TILE_BYTES = 64
+# A turned operand is brought in order this many terms at a time, in squares of numbers.
+_PANEL_TERMS, _SQUARE = 128, 8
+_BYTE, _INDEX = ir.IntType(8), ir.IntType(64)
 # A thread that is held up by another process leaves the rest of its share to the others.
 _PARTS_PER_THREAD = 4
 _CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -28,6 +32,9 @@ _OPTIONS = {
     'error_model': 'numpy',
     'fastmath': {'contract', 'reassoc', 'nsz', 'arcp'},
 }
+# What is kept on disk was made from these files as they are now.
+_SOURCES = sorted(Path(__file__).parent.rglob('_numba*.py'))
+_STAMP = tuple((x.name, x.stat().st_mtime_ns, x.stat().st_size) for x in _SOURCES)
 
 
 def jit(function: Callable) -> Callable:
@@ -35,13 +42,15 @@ def jit(function: Callable) -> Callable:
 
     It is kept in `__pycache__` beside the source or, where that cannot be written (a read-only
     installation), in the user's cache (NUMBA_CACHE_DIR, else ~/.cache/numba or its like). Where
-    there is no such place either, every process compiles anew. numba looks at the time of the file
-    of `function` alone: whoever changes a `part` in another file deletes what is kept.
+    there is no such place either, every process compiles anew.
     """
     try:
-        return numba.njit(cache=True, **_OPTIONS)(function)
+        kernel = numba.njit(cache=True, **_OPTIONS)(function)
     except RuntimeError:  # numba: no locator available
         return numba.njit(**_OPTIONS)(function)
+    # numba looks at the file of `function` alone; its parts lie in others.
+    kernel._cache._cache_file._source_stamp = _STAMP
+    return kernel
 
 
 def part(function: Callable) -> Callable:
@@ -59,71 +68,154 @@ def part(function: Callable) -> Callable:
 
 @intrinsic
 def add_product(context, z, x, w):
-    """z += x @ w, `(m, n)`, `(m, k)`, `(k, n)` of one type; rows of z and w dense, x any strides.
+    """z += x @ w, `(m, n)`, `(m, k)`, `(k, n)` of one type; rows of z dense, x any strides.
 
-    m and k must be multiples of ROWS, n of COLUMNS. Written in LLVM's vectors, because its loop
-    vectorizer does not keep a tile of sums in registers; near the speed of a BLAS.
+    w is dense, or the transpose of a dense matrix (which is brought in order on the way). m must be
+    a multiple of ROWS, k and n of COLUMNS. Written in LLVM's vectors, because its loop vectorizer
+    does not keep a tile of sums in registers; near the speed of a BLAS.
     """
 
     def generate(context, builder, signature, arguments):
         numbers = []
         for kind, value in zip(signature.args, arguments, strict=True):
             array = context.make_array(kind)(context, builder, value)
-            numbers.append(builder.bitcast(array.data, ir.IntType(8).as_pointer()))
+            numbers.append(builder.bitcast(array.data, _BYTE.as_pointer()))
             numbers += cgutils.unpack_tuple(builder, array.strides)
             numbers += cgutils.unpack_tuple(builder, array.shape)
         number = context.get_data_type(signature.args[0].dtype)
         size = signature.args[0].dtype.bitwidth // 8
-        builder.call(_product_function(builder.module, number, size), numbers)
+        turned = signature.args[2].layout == 'F'
+        builder.call(_product_function(builder.module, number, size, turned), numbers)
         return context.get_dummy_value()
 
     return types.void(z, x, w), generate
 
 
-def _product_function(module: ir.Module, number: ir.Type, size: int) -> ir.Function:
+def _product_function(module: ir.Module, number: ir.Type, size: int, turned: bool) -> ir.Function:
     """`add_product` of numbers of `size` bytes: address, strides, shape of z, of x and of w."""
-    name, index, byte = f'ttt_kernels_add_product_{size}', ir.IntType(64), ir.IntType(8)
-    array = [byte.as_pointer(), *[index] * 4]
+    name = f'ttt_kernels_add_product_{size}{"_turned" * turned}'
     if name in module.globals:
         return module.globals[name]
+    array = [_BYTE.as_pointer(), *[_INDEX] * 4]
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), 3 * array), name)
     function.linkage = 'linkonce_odr'
     function.attributes.add('noinline')
     builder = ir.IRBuilder(function.append_basic_block())
-    z, z_row, _, height, width, x, x_row, x_column, _, terms, w, w_row, *_ = function.args
+    z, z_row, _, height, width, x, x_row, x_column, _, terms, w, w_row, w_column, *_ = function.args
     lanes = _TILE_BYTES // size
     vector = ir.VectorType(number, lanes)
     everywhere = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
     undefined, first = ir.Constant(vector, ir.Undefined), ir.Constant(ir.IntType(32), 0)
     fuse = {'flags': ('contract',)}
 
-    def at(kind, start, offset):
-        return builder.bitcast(builder.gep(start, [offset]), kind.as_pointer())
+    def steps(start, stop, step):
+        return cgutils.for_range_slice(builder, start, stop, _INDEX(step), _INDEX)
 
-    def steps(stop, step):
-        return cgutils.for_range_slice(builder, index(0), stop, index(step), index)
-
-    with steps(width, lanes) as (j, _), steps(height, ROWS) as (i, _):
-        column = builder.mul(j, index(size))
-        rows = [builder.add(i, index(r)) for r in range(ROWS)]
-        places = [at(vector, z, builder.add(builder.mul(r, z_row), column)) for r in rows]
-        starts = [builder.mul(r, x_row) for r in rows]
-        sums = [cgutils.alloca_once_value(builder, builder.load(p, align=size)) for p in places]
-        with steps(terms, ROWS) as (first_term, _):
-            for more in range(ROWS):
-                term = builder.add(first_term, index(more))
-                row = builder.add(builder.mul(term, w_row), column)
-                b = builder.load(at(vector, w, row), align=size)
-                shift = builder.mul(term, x_column)
-                for start, total in zip(starts, sums, strict=True):
-                    a = builder.load(at(number, x, builder.add(start, shift)), align=size)
-                    a = builder.insert_element(undefined, a, first)
-                    a = builder.fmul(builder.shuffle_vector(a, undefined, everywhere), b, **fuse)
-                    builder.store(builder.fadd(builder.load(total), a, **fuse), total)
-        for place, total in zip(places, sums, strict=True):
-            builder.store(builder.load(total), place, align=size)
+    if turned:
+        panel = builder.bitcast(
+            cgutils.alloca_once(builder, vector, size=_PANEL_TERMS), _BYTE.as_pointer()
+        )
+    with (
+        steps(_INDEX(0), width, lanes) as (j, _),
+        steps(_INDEX(0), terms, _PANEL_TERMS) as (begin, _),
+    ):
+        end = builder.add(begin, _INDEX(_PANEL_TERMS))
+        end = builder.select(builder.icmp_signed('<', end, terms), end, terms)
+        if turned:
+            with steps(begin, end, _SQUARE) as (term, _):
+                for part in range(0, lanes, _SQUARE):
+                    row = builder.mul(builder.add(j, _INDEX(part)), w_column)
+                    source = builder.gep(w, [builder.add(row, builder.mul(term, w_row))])
+                    row = builder.mul(builder.sub(term, begin), _INDEX(_TILE_BYTES))
+                    target = builder.gep(panel, [builder.add(row, _INDEX(part * size))])
+                    _turn_square(
+                        builder, number, size, source, w_column, target, _INDEX(_TILE_BYTES)
+                    )
+            weights, weights_row = panel, _INDEX(_TILE_BYTES)
+        else:
+            start = builder.add(builder.mul(begin, w_row), builder.mul(j, w_column))
+            weights, weights_row = builder.gep(w, [start]), w_row
+        with steps(_INDEX(0), height, ROWS) as (i, _):
+            rows = [builder.add(i, _INDEX(r)) for r in range(ROWS)]
+            column = builder.mul(j, _INDEX(size))
+            places = [
+                _at(builder, vector, z, builder.add(builder.mul(r, z_row), column)) for r in rows
+            ]
+            starts = [builder.mul(r, x_row) for r in rows]
+            sums = [cgutils.alloca_once_value(builder, builder.load(p, align=size)) for p in places]
+            with steps(begin, end, ROWS) as (first_term, _):
+                for more in range(ROWS):
+                    term = builder.add(first_term, _INDEX(more))
+                    row = builder.mul(builder.sub(term, begin), weights_row)
+                    b = builder.load(_at(builder, vector, weights, row), align=size)
+                    shift = builder.mul(term, x_column)
+                    for start, total in zip(starts, sums, strict=True):
+                        place = _at(builder, number, x, builder.add(start, shift))
+                        a = builder.load(place, align=size)
+                        a = builder.insert_element(undefined, a, first)
+                        a = builder.shuffle_vector(a, undefined, everywhere)
+                        a = builder.fmul(a, b, **fuse)
+                        builder.store(builder.fadd(builder.load(total), a, **fuse), total)
+            for place, total in zip(places, sums, strict=True):
+                builder.store(builder.load(total), place, align=size)
     builder.ret_void()
     return function
+
+
+def _turn_square(
+    builder: ir.IRBuilder,
+    number: ir.Type,
+    size: int,
+    source: ir.Value,
+    source_row: ir.Value,
+    target: ir.Value,
+    target_row: ir.Value,
+) -> None:
+    """Writes the transpose of a square of _SQUARE numbers a side; rows as far apart as said."""
+    vector = ir.VectorType(number, _SQUARE)
+
+    def at(start, row, step):
+        return _at(builder, vector, start, builder.mul(_INDEX(row), step))
+
+    rows = [builder.load(at(source, r, source_row), align=size) for r in range(_SQUARE)]
+    side = _SQUARE // 2
+    while side:
+        # Squares of `side` off the diagonal change places in all squares of twice the side.
+        lanes = range(_SQUARE)
+        upper = [i if not i & side else i + _SQUARE - side for i in lanes]
+        lower = [i + side if not i & side else i + _SQUARE for i in lanes]
+        upper, lower = (
+            ir.Constant(ir.VectorType(ir.IntType(32), _SQUARE), m) for m in (upper, lower)
+        )
+        for r in lanes:
+            if not r & side:
+                a, b = rows[r], rows[r + side]
+                rows[r] = builder.shuffle_vector(a, b, upper)
+                rows[r + side] = builder.shuffle_vector(a, b, lower)
+        side //= 2
+    for r, row in enumerate(rows):
+        builder.store(row, at(target, r, target_row), align=size)
+
+
+def _at(builder: ir.IRBuilder, kind: ir.Type, start: ir.Value, offset: ir.Value) -> ir.Value:
+    return builder.bitcast(builder.gep(start, [offset]), kind.as_pointer())
+
+
+@intrinsic
+def rounded_to_bf16(context, x):
+    """A number in fp32 as bf16 would hold it, ties to even; in fp64 as it is."""
+
+    def generate(context, builder, signature, arguments):
+        (x,) = arguments
+        if signature.args[0].bitwidth != 32:
+            return x
+        word = ir.IntType(32)
+        bits = builder.bitcast(x, word)
+        odd = builder.and_(builder.lshr(bits, word(16)), word(1))
+        bits = builder.add(bits, builder.add(odd, word(0x7FFF)))
+        return builder.bitcast(builder.and_(bits, word(0xFFFF0000)), x.type)
+
+    return x(x), generate
 
 
 def padded(size: int, multiple: int) -> int:

@@ -4,6 +4,7 @@ import multiprocessing
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from kernel_testing import assert_same, error, with_gradients
@@ -25,6 +26,13 @@ def on_numba(inputs, ways='fb', size=16, **options):
     return call(inputs, ways, size, backend='numba', **options)
 
 
+def _call(part):
+    """A part is for other compiled functions alone."""
+    import numba
+
+    return numba.njit(lambda *args: part(*args))
+
+
 def agrees(inputs, ways='fb', size=16, **options):
     exact = {n: x if x is None else x.double() for n, x in inputs.items()}
     expected = with_gradients(lambda x: call(x, ways, size, **options), exact)
@@ -38,11 +46,28 @@ def agrees(inputs, ways='fb', size=16, **options):
 @pytest.mark.parametrize(
     ('tokens', 'size', 'dim', 'ways'),
     [(t, 16, 16, 'fb') for t in (1, 15, 16, 17, 63, 196)]
-    + [(17, 1, 6, 'b'), (17, 4, 33, 'fb'), (17, 17, 64, 'bf'), (5, 40, 1, 'ffb')],
+    + [(17, 1, 6, 'b'), (17, 4, 33, 'fb'), (17, 17, 64, 'bf'), (5, 40, 1, 'ffb')]
+    # Past SEGMENT chunks the backward pass starts from states that the forward pass kept.
+    + [(70, 1, 6, 'fb'), (258, 4, 16, 'b')],
 )
 def test_output_and_every_gradient_agree(tokens, size, dim, ways, dtype):
     heads = 3 if tokens < 63 else 1
     agrees(make(tokens, ways, size, heads=heads, dim=dim, dtype=dtype), ways, size)
+
+
+@pytest.mark.parametrize('name', ['q', 'k', 'v', 'eta'])
+def test_a_nan_stays_in_its_image(name):
+    # Programs follow each other in the same buffers; sizes leave padding in both directions.
+    inputs = make(21, batch=3, heads=2, dim=6, dtype=torch.float32)
+    expected = with_gradients(on_numba, inputs)
+    inputs[name] = inputs[name].clone()
+    inputs[name][1] = torch.nan
+    output, grads = with_gradients(on_numba, inputs)
+    assert output[1].isnan().any()
+    for image in (0, 2):
+        assert torch.equal(output[image], expected[0][image])
+        for token in ('q', 'k', 'v', 'eta'):
+            assert torch.equal(grads[token][image], expected[1][token][image]), token
 
 
 def test_no_token_scale_and_a_large_eps():
@@ -141,6 +166,50 @@ def test_no_output_depends_on_fresh_memory():
     finally:
         torch.use_deterministic_algorithms(False)
     assert_same(found, expected, 1e-12)
+
+
+@pytest.mark.parametrize(('kind', 'bound'), [(np.float32, 1e-5), (np.float64, 1e-13)])
+@pytest.mark.parametrize(('m', 'k', 'n'), [(4, 16, 16), (32, 48, 80), (16, 272, 32)])
+def test_products(m, k, n, kind, bound):
+    from ttt_kernels import _numba
+
+    @_numba.part
+    def product(z, x, w):
+        _numba.add_product(z, x, w)
+
+    random = np.random.default_rng(0)
+    x, w = random.normal(size=(m, k)).astype(kind), random.normal(size=(k, n)).astype(kind)
+    # Each operand as it lies in memory, and as the transpose of one that does.
+    for left in (x, np.ascontiguousarray(x.T).T):
+        for right in (w, np.ascontiguousarray(w.T).T):
+            z = np.ones((m, n), kind)
+            _call(product)(z, left, right)
+            assert abs(z - 1 - x @ w).max() < bound * k
+
+
+def test_rounding_to_bf16_is_torchs():
+    from ttt_kernels import _numba
+
+    @_numba.part
+    def rounded(x):
+        for i in range(len(x)):
+            x[i] = _numba.rounded_to_bf16(x[i])
+
+    # Ties in both directions, numbers below the smallest normal one, infinity.
+    bits = [0x3F808000, 0x3F818000, 0x3F808001, 0x00000001, 0x80012345, 0x7F800000, 0xBF7FFFFF]
+    x = np.array(bits, np.uint32).view(np.float32)
+    expected = torch.from_numpy(x.copy()).bfloat16().float()
+    _call(rounded)(x)
+    assert torch.equal(torch.from_numpy(x), expected)
+
+
+def test_what_is_kept_on_disk_depends_on_every_part():
+    from ttt_kernels import _numba
+    from ttt_kernels.ttt_linear import _numba_backward
+
+    names = {name for name, *_ in _numba._STAMP}
+    assert {'_numba.py', '_numba_parts.py', '_numba_forward.py', '_numba_backward.py'} <= names
+    assert _numba_backward.backward._cache._cache_file._source_stamp == _numba._STAMP
 
 
 def test_opcheck():

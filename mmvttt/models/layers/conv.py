@@ -59,25 +59,21 @@ class CausalConv1d(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """`(B, T, R, C)` → `(B, T, R, C)`, scan r convolved in its own direction."""
-        _, tokens, scans, channels = x.shape
+        scans, channels = x.shape[2:]
         reach = self.kernel_size - 1
-        kernels = [
-            w.flip(-1) if direction == 'backward' else w
-            for w, direction in zip(self.weight, self.directions, strict=True)
-        ]
-        # Padded on both sides: the causal result stands at t, the anti-causal one at t + reach.
+        kernels, pasts = [], []
+        for r, direction in enumerate(self.directions):
+            back = direction == 'backward'
+            kernels.append(self.weight[r].flip(-1) if back else self.weight[r])
+            # A past of zeros before a scan's first token, so that what stands at t belongs to t.
+            pasts.append(F.pad(x[:, :, r], (0, 0, 0, reach) if back else (0, 0, reach, 0)))
+        # Tokens along the height: along the width gradients would go through other layouts.
         y = F.conv2d(
-            x.flatten(2).transpose(1, 2).unsqueeze(2),
-            torch.cat(kernels)[:, None, None],
-            padding=(0, reach),
+            torch.stack(pasts, dim=2).flatten(2).unsqueeze(2).permute(0, 3, 1, 2),
+            torch.cat(kernels)[:, None, :, None],
             groups=scans * channels,
         )
-        y = y.squeeze(2).transpose(1, 2).unflatten(2, (scans, channels))
-        if scans == 1:
-            start = reach if self.directions[0] == 'backward' else 0
-            return y[:, start : start + tokens]
-        starts = [reach if direction == 'backward' else 0 for direction in self.directions]
-        return torch.stack([y[:, s : s + tokens, r] for r, s in enumerate(starts)], dim=2)
+        return y.permute(0, 2, 3, 1).squeeze(2).unflatten(2, (scans, channels))
 
     def extra_repr(self) -> str:
         return f'{self.weight.shape[1]}, kernel_size={self.kernel_size}, {self.directions}'

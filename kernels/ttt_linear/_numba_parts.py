@@ -1,0 +1,145 @@
+"""Parts of a chunk that both passes of TTT-linear's numba kernels share: tokens, states, scores.
+
+A chunk's matrices are `(b', d')`, multiples of COLUMNS, and hold zeros below the chunk's `count`
+tokens and right of its `dim` features. `numbers` are d, 1/d, ε and 1 in the state's type.
+"""
+
+import numpy as np
+
+from .._numba import COLUMNS, add_product, part
+
+
+@part
+def find(places, number, sizes, reverse, strides):
+    """Image, scan and head of a program; where its first token lies, and how far the next one is.
+
+    A row of `places` for each row of `strides`, those of images, tokens, scans and heads.
+    """
+    tokens, scans, heads = sizes[0], sizes[1], sizes[2]
+    image, scan, head = number // (scans * heads), number // heads % scans, number % heads
+    for i in range(len(strides)):
+        step = strides[i, 1]
+        start = image * strides[i, 0] + scan * strides[i, 2] + head * strides[i, 3]
+        if reverse[scan]:
+            start, step = start + (tokens - 1) * step, -step
+        places[i, 0], places[i, 1] = start, step
+    return image, scan, head
+
+
+@part
+def clear(x, first):
+    """The rows of `x` from the `first` one on become zero."""
+    for t in range(first, len(x)):
+        row = x[t]
+        for i in range(len(row)):
+            row[i] = 0
+
+
+@part
+def load(out, x, place, first, count, dim):
+    """`count` tokens of `x` from the `first` one on; the rows below them become zero."""
+    start, step = place[0] + first * place[1], place[1]
+    for t in range(count):
+        row, line = out[t], x[start + t * step : start + t * step + dim]
+        for i in range(dim):
+            row[i] = line[i]
+    clear(out, count)
+
+
+@part
+def store(x, out, place, first, count, dim):
+    """The tokens of a chunk to where `load` reads them."""
+    start, step = place[0] + first * place[1], place[1]
+    for t in range(count):
+        row, line = x[t], out[start + t * step : start + t * step + dim]
+        for i in range(dim):
+            line[i] = row[i]
+
+
+@part
+def copy(to, x, rows, columns):
+    """The corner of a matrix."""
+    for i in range(rows):
+        row, line = to[i], x[i]
+        for j in range(columns):
+            row[j] = line[j]
+
+
+@part
+def fill(x, row):
+    """Every row of `x` becomes `row`."""
+    for t in range(len(x)):
+        line = x[t]
+        for i in range(len(row)):
+            line[i] = row[i]
+
+
+@part
+def steps(step, eta, place, first, count):
+    """The tokens' steps; zero for those that are none."""
+    for t in range(count):
+        step[t] = eta[place[0] + (first + t) * place[1]]
+    for t in range(count, len(step)):
+        step[t] = 0
+
+
+@part
+def normalize(z, rstd, numbers):
+    """Rows z become (z − mean)/σ; 1/σ goes to `rstd`."""
+    dim, inverse, eps, one = numbers
+    for t in range(len(z)):
+        x = z[t]
+        total, squares = one - one, one - one
+        for i in range(dim):
+            total += x[i]
+        mean = total * inverse
+        for i in range(dim):
+            x[i] -= mean
+            squares += x[i] * x[i]
+        scale = one / np.sqrt(squares * inverse + eps)
+        for i in range(dim):
+            x[i] *= scale
+        rstd[t] = scale
+
+
+@part
+def scores_of(scores, m, queries, keys, tau, step, one):
+    """QKᵀ + 1, and −M = −E⊙(QKᵀ + 1)."""
+    zero = one - one
+    for t in range(len(scores)):
+        score = scores[t]
+        for s in range(len(score)):
+            score[s] = one
+    add_product(scores, queries, keys.T)
+    for t in range(len(m)):
+        row, score = m[t], scores[t]
+        reach = tau[min(t, len(tau) - 1)]
+        # Blocks of a length that the compiler knows become vectors.
+        for first in range(0, len(m), COLUMNS):
+            for s in range(first, first + COLUMNS):
+                row[s] = -score[s] * (reach * step[s]) if s <= t else zero
+
+
+@part
+def decay(decayed, inner, step, last):
+    """−e⊙G."""
+    for t in range(len(decayed)):
+        e = -last * step[t]
+        row, line = decayed[t], inner[t]
+        for i in range(len(row)):
+            row[i] = e * line[i]
+
+
+@part
+def add_rows(total, x):
+    for t in range(len(x)):
+        row = x[t]
+        for i in range(len(row)):
+            total[i] += row[i]
+
+
+@part
+def advance(state, keys, decayed):
+    """[W; c] of the next chunk: W' = W − (e⊙K)ᵀG, c' = c − eᵀG."""
+    add_product(state[:-1], keys.T, decayed)
+    add_rows(state[-1], decayed)
