@@ -20,10 +20,7 @@ def config(model: dict, **mixer: str) -> dict:
 
 MODELS_AND_OPS = {
     'Vittt': (VITTT, {'ttt_linear'}),
-    'ViT3': (
-        dict(type='mmvttt.ViT3', arch=ARCH, mixer=dict(type='mmvttt.ViT3Mixer')),
-        {'ttt_glu', 'ttt_dwconv'},
-    ),
+    'ViT3': (dict(type='mmvttt.ViT3', arch=ARCH), {'ttt_glu', 'ttt_dwconv'}),
     'HViT3': (dict(type='mmvttt.HViT3', arch=STAGES), {'ttt_glu', 'ttt_dwconv'}),
     'T5': (dict(type='mmvttt.T5', arch=ARCH), {'ttt_mlp'}),
     'gated heads': (dict(type='mmvttt.ViT3', arch=ARCH, mixer=GLU), {'ttt_glu'}),

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from mmvttt.arguments import check_config
 from mmvttt.registry import MODELS
 
 from .base import MixerBackbone
@@ -16,8 +17,8 @@ class ViT3(MixerBackbone):
     Args:
         arch: 'tiny', 'small', 'base', or a dict with `embed_dims`, `num_layers`, `num_heads` and
             `feedforward_channels`.
-        mixer: Config of the token mixer. The default is ViT³'s; `dict(type='mmvttt.TTTMixer', …)`
-            is any other point of the paper's design space.
+        mixer: Config of the token mixer. Without a type it is ViT³'s (`scale`, `backend`);
+            `dict(type='mmvttt.TTTMixer', …)` is any other point of the paper's design space.
         cpe: Whether every block begins with a conditional position encoding.
         pos_embed: Whether to learn a position embedding for the grid of `img_size` (ViT³: no).
         out_type: 'featmap' returns maps `(B, C, h, w)`, 'avg_featmap' their means `(B, C)`, for a
@@ -53,9 +54,10 @@ class ViT3(MixerBackbone):
         norm_eps: float = 1e-6,
         init_cfg: dict | list[dict] | None = None,
     ) -> None:
+        check_config('mixer', mixer, "dict(type='mmvttt.ViT3Mixer')")
         super().__init__(
             arch,
-            mixer,
+            {**DEFAULT_MIXER, **mixer},
             cpe,
             drop_path_rate,
             norm_eps,
