@@ -136,10 +136,12 @@ def main() -> None:
             loss, value = train(READINGS[name], seed, args.epochs)
             results[name].append((loss, value))
             rows.writerow((name, seed, f'{loss:.4f}', f'{value:.2f}'))
+    print(f'| reading | last loss | {metric} |\n| --- | ---: | ---: |')
     for name, pairs in results.items():
         losses, values = zip(*pairs, strict=True)
         spread = stdev(values) if args.seeds > 1 else 0.0
-        print(f'{name:20} loss {mean(losses):.3f}  {metric} {mean(values):.1f} ± {spread:.1f}')
+        # A row of docs/fidelity.md.
+        print(f'| {name} | {mean(losses):.3f} | {mean(values):.1f} ± {spread:.1f} |')
 
 
 if __name__ == '__main__':
