@@ -21,11 +21,21 @@ from .._head_tiles import add_dot, dot, load_tokens, silu, square, start, store_
 
 
 @triton.jit
+def _column_sums(x, y):
+    """Σ x·y over the rows.
+
+    Of a product and a sum over lanes the compiler would make one operation, which rounds otherwise
+    in every lane: which of these sums is the one that all get is then undefined.
+    """
+    return tl.sum(tl.fma(x, y, tl.zeros_like(x)), axis=0)
+
+
+@triton.jit
 def _stepped(w, g, D: tl.constexpr, DAMPING: tl.constexpr):
     """W′ = W − G/(‖G‖ + 1), with the norm of every column."""
     g = tl.load(g + square(D, 2 * D))
     if DAMPING:
-        g = g / (tl.sqrt(tl.sum(g * g, axis=0)) + 1)[None, :]
+        g = g / (tl.sqrt(_column_sums(g, g)) + 1)[None, :]
     return tl.load(w + square(D, D)) - g
 
 
@@ -35,8 +45,8 @@ def _step_gradient(g, dw, D: tl.constexpr, DAMPING: tl.constexpr):
     g = tl.load(g + square(D, 2 * D))
     dw = tl.load(dw + square(D, 2 * D))
     if DAMPING:
-        norm = tl.sqrt(tl.sum(g * g, axis=0))
-        along = tl.sum(g * dw, axis=0) / tl.where(norm == 0, 1, norm)
+        norm = tl.sqrt(_column_sums(g, g))
+        along = _column_sums(g, dw) / tl.where(norm == 0, 1, norm)
         dw = (dw - g * (along / (norm + 1))[None, :]) / (norm + 1)[None, :]
     return dw
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from emulator import EmulationError, emulated, launch, program
+from emulator import EmulationError, emulated, launch, memory, program
 
 THREADS = 128
 
@@ -86,6 +86,17 @@ def test_every_barrier_that_is_removed_is_found():
 def test_shared_memory_that_nothing_wrote_is_found():
     with pytest.raises(EmulationError, match='shared memory is read before anything was written'):
         transpose(without('st.shared', 0))
+
+
+@pytest.mark.parametrize('other', [0, 1], ids=['the same warp', 'another warp'])
+def test_threads_that_write_different_values_at_once_are_found(other):
+    shared, zeros = memory.SharedMemory(1, 16), np.zeros(2, np.int64)
+    values = np.zeros((2, 4), np.uint8)
+    shared.store(zeros, zeros, np.array([0, other]), values)
+    # The last bit of a sum that lanes rounded differently.
+    values[1] = 1
+    with pytest.raises(memory.Fault, match='two threads write different values'):
+        memory.SharedMemory(1, 16).store(zeros, zeros, np.array([0, other]), values)
 
 
 def test_a_register_that_nothing_wrote_is_found():

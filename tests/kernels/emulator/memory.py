@@ -125,13 +125,9 @@ class SharedMemory:
         if (read & ~same).any():
             raise Fault('a race: a warp overwrites what another reads, with no barrier between')
         self.data[places] = values
-        if (lost := self.data[places] != values).any():
-            # In a warp one of the threads wins. Triton relies on that: after a contracted multiply
-            # and add the lanes of a butterfly hold the same sum, rounded in another order.
-            winner = np.zeros(len(self.data), np.uint32)
-            winner[places] = bits
-            if (lost & (winner[places] != bits)).any():
-                raise Fault('a race: two warps write different values at once')
+        if (self.data[places] != values).any():
+            # Also in a warp, where one thread wins, and which one is undefined.
+            raise Fault('a race: two threads write different values at once')
         self._written[places] = True
         self._mark(self._write_epoch, self._writers, places, bits)
 
