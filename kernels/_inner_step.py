@@ -28,12 +28,13 @@ def tokens_first(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.transpose(1, 2).to(dtype).contiguous()
 
 
-def silu_derivatives(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """silu(z), its first and its second derivative."""
+def silu_derivatives(z: Tensor, order: int) -> tuple[Tensor, ...]:
+    """silu(z) and its derivatives up to the first or the second."""
     sigma = torch.sigmoid(z)
     spread = 1 - sigma
-    slope = torch.addcmul(sigma, z, sigma * spread)
-    return z * sigma, slope, sigma * spread * (2 + z * (spread - sigma))
+    around = sigma * spread
+    first = (z * sigma, torch.addcmul(sigma, z, around))
+    return first if order == 1 else (*first, around * (2 + z * (spread - sigma)))
 
 
 def damped(g: Tensor, dim: int) -> Tensor:

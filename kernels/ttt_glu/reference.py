@@ -61,11 +61,15 @@ def forward(
     dtype, tokens, dim = q.dtype, q.shape[1], q.shape[-1]
     q, k, v = heads_first(q, k, v)
     w = torch.cat([w1, w2], dim=-1)
-    z1, z2 = (k @ w).split(dim, dim=-1)
-    a, slope, _ = silu_derivatives(z2)
-    g = k.mT @ torch.cat([v * a, v * z1 * slope], dim=-1) * (-scale / tokens)
+    z = k @ w
+    z1, z2 = z.split(dim, dim=-1)
+    a, slope = silu_derivatives(z2, 1)
+    # Into the halves of what was read: no copies of large maps.
+    torch.mul(v, z1, out=z2).mul_(slope)
+    torch.mul(v, a, out=z1)
+    g = k.mT @ z * (-scale / tokens)
     u1, u2 = (q @ (w - (damped(g, -2) if damping else g))).split(dim, dim=-1)
-    return tokens_first(u1 * F.silu(u2), dtype), g
+    return tokens_first(u1.mul_(F.silu(u2)), dtype), g
 
 
 @torch.no_grad()
@@ -91,20 +95,28 @@ def backward(
 
     # The reading: gradients of q and of the stepped weights.
     stepped = w - (damped(g, -2) if damping else g)
-    u1, u2 = (q @ stepped).split(dim, dim=-1)
-    b, slope, _ = silu_derivatives(u2)
-    du = torch.cat([do * b, do * u1 * slope], dim=-1)
+    du = q @ stepped
+    u1, u2 = du.split(dim, dim=-1)
+    b, slope = silu_derivatives(u2, 1)
+    torch.mul(do, u1, out=u2).mul_(slope)
+    torch.mul(do, b, out=u1)
     dq = du @ stepped.mT
     dw = q.mT @ du
     j = (damped_backward(dw, g, -2) if damping else dw) * (scale / tokens)
 
     # The step: gradients of k, v and of the weights that it starts from.
-    z1, z2 = (k @ w).split(dim, dim=-1)
-    a, slope, bend = silu_derivatives(z2)
-    r1, r2 = (k @ j).split(dim, dim=-1)
-    dv = r1 * a + r2 * z1 * slope
-    dz = torch.cat([r2 * v * slope, v * (r1 * slope + r2 * z1 * bend)], dim=-1)
-    dk = torch.cat([v * a, v * z1 * slope], dim=-1) @ j.mT + dz @ w.mT
+    z, dz = k @ w, k @ j
+    z1, z2 = z.split(dim, dim=-1)
+    r1, r2 = dz.split(dim, dim=-1)
+    a, slope, bend = silu_derivatives(z2, 2)
+    mixed, steep = r2 * z1, v * slope
+    dv = (r1 * a).addcmul_(mixed, slope)
+    bent = (r1 * slope).addcmul_(mixed, bend)
+    torch.mul(r2, steep, out=r1)
+    torch.mul(v, bent, out=r2)
+    torch.mul(z1, steep, out=z2)
+    torch.mul(v, a, out=z1)
+    dk = z @ j.mT + dz @ w.mT
     dw1, dw2 = (dw + k.mT @ dz).sum(0).split(dim, dim=-1)
     return (
         tokens_first(dq, dtype),

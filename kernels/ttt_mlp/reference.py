@@ -78,7 +78,7 @@ def forward(
     dtype, tokens = q.dtype, q.shape[1]
     q, k, v = heads_first(q, k, v)
     w_out = w2 if w3 is None else w3
-    a, slope, _ = silu_derivatives(k @ w1)
+    a, slope = silu_derivatives(k @ w1, 1)
     if w3 is None:
         e = _error(a, v, w_out, loss)
         g = [k.mT @ (e @ w_out.mT * slope), a.mT @ e]
@@ -121,7 +121,7 @@ def backward(
     # The reading: gradients of q and of the stepped weights. A second factor of the hidden layer
     # that is not there counts as 1.
     first, *between, last = (w - g[:, :, i] for i, w in enumerate([w1, w2, w3][: g.shape[2]]))
-    h, slope, _ = silu_derivatives(q @ first)
+    h, slope = silu_derivatives(q @ first, 1)
     u2 = q @ between[0] if gated else 1
     dp = do @ last.mT
     du1 = dp * u2 * slope
@@ -134,7 +134,7 @@ def backward(
     j_first, *j_between, j_last = (x * (-scale / tokens) for x in dw)
 
     # The step: gradients of k, v and of the weights that it starts from.
-    a, slope, bend = silu_derivatives(k @ w1)
+    a, slope, bend = silu_derivatives(k @ w1, 2)
     z2 = k @ w2 if gated else 1
     p = a * z2
     e = _error(p, v, w_out, loss)
