@@ -27,8 +27,8 @@ def tolerance(dtype, shapes):
     In fp32 it is the positions that count: of up to W pixels, rounded as product, as sum with the
     offset and less half a pixel, by W·2⁻²⁴ at most each. A value changes with them as it does from
     pixel to pixel, by about its own size. Sums, of the 64 corners of a query or of all that read a
-    pixel, round like at most 128 terms of one sign. On a CPU the reference in fp32 is off by a
-    third of this at most (W = 168) and by a tenth at W = 33.
+    pixel, round like at most 128 terms of one sign. On a CPU the reference in fp32 is off by two
+    fifths of this at most at the shapes of the adapter, and by a tenth at W = 33.
     """
     if dtype != torch.float32:
         return TOLERANCE[dtype]

@@ -372,9 +372,9 @@ def test_places_keep_fp32_under_autocast(monkeypatch):
     """In bf16, neighbouring cells of a map 150 wide would fall together."""
     dtypes = []
 
-    def spy(value, spatial_shapes, reference_points, *rest):
+    def spy(value, spatial_shapes, reference_points, *rest, **options):
         dtypes.append(reference_points.dtype)
-        return deform_attn_fused(value, spatial_shapes, reference_points, *rest)
+        return deform_attn_fused(value, spatial_shapes, reference_points, *rest, **options)
 
     monkeypatch.setattr('mmvttt.models.adapters.deformable_attention.deform_attn_fused', spy)
     with torch.autocast('cpu', torch.bfloat16):
