@@ -6,11 +6,13 @@ inner loops by the ops' own formulas: the papers' convention, half of what torch
 
 import re
 from collections import Counter
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 # Namespaces of torch's own operators; what has no formula there is no product of matrices.
@@ -57,8 +59,8 @@ def count_cost(network: nn.Module, size: tuple[int, int], in_channels: int = 3) 
     """Runs one image through a network on the meta device, where nothing is computed.
 
     A network that reads numbers on its way (the sizes of levels in mmcv's deformable attention)
-    runs on the CPU instead, with weights of 0. That attention's sampling, which is no product of
-    matrices there, is then not counted.
+    runs on the CPU instead, where small tensors and integers are computed and large ones are not.
+    That attention's sampling, which is no product of matrices there, is then not counted.
 
     Args:
         network: Takes an image `(1, in_channels, H, W)`. It loses its weights.
@@ -69,11 +71,8 @@ def count_cost(network: nn.Module, size: tuple[int, int], in_channels: int = 3) 
     try:
         counter, watch = _count(network, torch.empty(1, in_channels, *size, device='meta'))
     except (NotImplementedError, RuntimeError):
-        network = network.to_empty(device='cpu')
-        with torch.no_grad():
-            for tensor in (*network.parameters(), *network.buffers()):
-                tensor.zero_()
-        counter, watch = _count(network, torch.zeros(1, in_channels, *size))
+        image = torch.zeros(1, in_channels, *size)
+        counter, watch = _count(network.to_empty(device='cpu'), image, _ShapesOnly())
     macs: Counter[str] = Counter()
     root = type(network).__name__
     counts = counter.get_flop_counts()
@@ -95,9 +94,16 @@ def count_cost(network: nn.Module, size: tuple[int, int], in_channels: int = 3) 
     )
 
 
-def _count(network: nn.Module, image: torch.Tensor) -> tuple[FlopCounterMode, '_CustomOps']:
+def _count(
+    network: nn.Module, image: Tensor, inside: AbstractContextManager | None = None
+) -> tuple[FlopCounterMode, '_CustomOps']:
     watch = _CustomOps()
-    with torch.no_grad(), FlopCounterMode(display=False) as counter, watch:
+    with (
+        torch.no_grad(),
+        FlopCounterMode(display=False) as counter,
+        watch,
+        inside or nullcontext(),
+    ):
         network(image)
     return counter, watch
 
@@ -128,3 +134,34 @@ class _CustomOps(TorchDispatchMode):
         if func.namespace not in _OF_TORCH and packet not in flop_registry:
             self.names.add(str(packet))
         return func(*args, **(kwargs or {}))
+
+
+class _ShapesOnly(TorchDispatchMode):
+    """Runs what takes large float tensors on the meta device, and answers with unwritten memory.
+
+    Integers that come of it are 0, the first place there is.
+    """
+
+    _LARGE = 1024
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        if not any(x.is_floating_point() and x.numel() >= self._LARGE for x in inputs):
+            return func(*args, **kwargs)
+        kwargs = {n: 'meta' if n == 'device' else x for n, x in kwargs.items()}
+        out = func(
+            *tree_map_only(Tensor, _to_meta, args), **tree_map_only(Tensor, _to_meta, kwargs)
+        )
+        if func._schema.is_mutable:
+            return args[0]
+        return tree_map_only(Tensor, _unwritten, out)
+
+
+def _to_meta(x: Tensor) -> Tensor:
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device='meta')
+
+
+def _unwritten(x: Tensor) -> Tensor:
+    x = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype)
+    return x if x.is_floating_point() else x.zero_()

@@ -19,7 +19,7 @@ from mmvttt.models.adapters.deformable_attention import (
     Level,
     SamplingGrid,
 )
-from mmvttt.models.adapters.vit_adapter import _resize
+from mmvttt.models.adapters.vit_adapter import _Doubling, _resize
 from mmvttt.registry import MODELS
 from ttt_kernels import deform_attn, deform_attn_fused
 
@@ -222,6 +222,24 @@ def test_resize_keeps_the_place(stride, size):
 # Behaviour -------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize('size', [(1, 1), (3, 5)])
+def test_doubling_is_the_transposed_convolution(size):
+    torch.manual_seed(0)
+    up = _Doubling(6, 4, 2, stride=2).double()
+    # A view of tokens, as it gets.
+    x = torch.randn(2, *size, 6, dtype=torch.float64).permute(0, 3, 1, 2).requires_grad_()
+    leaves = [x, *up.parameters()]
+    expected = F.conv_transpose2d(x, up.weight, up.bias, stride=2)
+    found, grad = up(x), torch.randn_like(expected)
+    torch.testing.assert_close(found, expected)
+    for a, b in zip(
+        torch.autograd.grad(found, leaves, grad),
+        torch.autograd.grad(expected, leaves, grad),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b)
+
+
 @pytest.mark.parametrize('task', ['det', 'seg'])
 @pytest.mark.parametrize('size', [(225, 333), (64, 96)])
 def test_every_parameter_learns(task, size):
@@ -354,9 +372,9 @@ def test_places_keep_fp32_under_autocast(monkeypatch):
     """In bf16, neighbouring cells of a map 150 wide would fall together."""
     dtypes = []
 
-    def spy(value, spatial_shapes, reference_points, *rest):
+    def spy(value, spatial_shapes, reference_points, *rest, **options):
         dtypes.append(reference_points.dtype)
-        return deform_attn_fused(value, spatial_shapes, reference_points, *rest)
+        return deform_attn_fused(value, spatial_shapes, reference_points, *rest, **options)
 
     monkeypatch.setattr('mmvttt.models.adapters.deformable_attention.deform_attn_fused', spy)
     with torch.autocast('cpu', torch.bfloat16):
