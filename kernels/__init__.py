@@ -4,6 +4,7 @@
 """
 
 from ._backend import available
+from ._decompositions import decompositions
 from .deform_attn import deform_attn, deform_attn_fused
 from .ttt_dwconv import ttt_dwconv
 from .ttt_glu import ttt_glu
@@ -12,6 +13,7 @@ from .ttt_mlp import ttt_mlp
 
 __all__ = [
     'available',
+    'decompositions',
     'deform_attn',
     'deform_attn_fused',
     'ttt_dwconv',
