@@ -3,8 +3,10 @@
 import csv
 import os
 import platform
+import re
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from itertools import accumulate
 from pathlib import Path
@@ -203,4 +205,8 @@ def _tensors(out: object) -> list[torch.Tensor]:
 def _device_name(device: torch.device) -> str:
     if device.type == 'cuda':
         return torch.cuda.get_device_name(device)
+    with suppress(OSError):
+        named = re.search(r'^model name\s*:\s*(.+)$', Path('/proc/cpuinfo').read_text(), re.M)
+        if named:
+            return named[1]
     return platform.processor() or platform.machine()
