@@ -89,6 +89,10 @@ EXTRAS = {
     # mmsegmentation imports ftfy and regex without declaring them.
     'seg': ['mmsegmentation==1.2.2', 'ftfy', 'regex', 'opencv-python-headless>=4.9,<6'],
     'pretrain': ['mmpretrain==1.2.0', 'opencv-python-headless>=4.9,<6'],
+    # What tools/export.py writes ONNX with, and runs it with to compare.
+    'export': ['onnx>=1.19,<1.24', 'onnxscript>=0.7,<0.8', 'onnxruntime>=1.23,<1.32'],
+    # The page of tools/gradio_demo.py; large, and in no other extra.
+    'gradio': ['gradio>=5,<7'],
     # The photographs and digits of the built-in data set, and its pictures.
     'demo': ['scikit-learn>=1.5,<2', 'scikit-image>=0.24,<0.27', 'matplotlib>=3.8,<4'],
     # One minor release of ruff: the next one formats other things.
@@ -106,7 +110,9 @@ EXTRAS = {
     ],
     'docs': ['mkdocs>=1.6,<1.7', 'mkdocstrings[python]>=1.0,<2'],
 }
-EXTRAS['all'] = sorted({d for n, deps in EXTRAS.items() if n not in ('lite', 'docs') for d in deps})
+EXTRAS['all'] = sorted(
+    {d for n, deps in EXTRAS.items() if n not in ('lite', 'docs', 'gradio') for d in deps}
+)
 
 packages = find_packages(include=['mmvttt', 'mmvttt.*'])
 packages += ['ttt_kernels', *(f'ttt_kernels.{p}' for p in find_packages('kernels'))]

@@ -4,6 +4,7 @@
 """
 
 from ._backend import BACKENDS, available
+from ._decompositions import decompositions
 from .deform_attn import deform_attn, deform_attn_fused
 from .ttt_dwconv import ttt_dwconv
 from .ttt_glu import ttt_glu
@@ -13,6 +14,7 @@ from .ttt_mlp import ttt_mlp
 __all__ = [
     'BACKENDS',
     'available',
+    'decompositions',
     'deform_attn',
     'deform_attn_fused',
     'ttt_dwconv',

@@ -1,21 +1,26 @@
-"""Shows what a trained model sees in photographs (mmvttt.apis.inference).
+"""Shows what a trained model sees in photographs and videos (mmvttt.apis.inference).
 
-Boxes and masks, a label map or the five likeliest classes, by the toolbox of the config.
+Boxes and masks, a label map or the five likeliest classes, by the toolbox of the config. A camera
+goes on until Ctrl-C.
 
 example: python tools/image_demo.py photo.jpg --config configs/upernet_vittt_t_camvid.py \\
            --checkpoint work_dirs/upernet_vittt_t_camvid/epoch_100.pth
 """
 
 import argparse
+import mimetypes
+from contextlib import suppress
+from pathlib import Path
 
 import torch
 from rich.progress import track
 
-from mmvttt.apis.inference import show_images
+from mmvttt.apis.inference import show_images, show_video
 from mmvttt.cli import (
     add_cfg_options,
     add_config,
     command_line,
+    not_negative,
     plain_errors,
     printable,
     usable_device,
@@ -25,7 +30,8 @@ from mmvttt.config import load_config
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = command_line(__doc__)
-    parser.add_argument('images', nargs='+', help='image files')
+    parser.add_argument('images', nargs='*', metavar='image|video', help='image or video files')
+    parser.add_argument('--camera', type=not_negative, metavar='N', help='number of a camera')
     add_config(parser, '--config', required=True)
     parser.add_argument('--checkpoint', required=True, help='file with the weights')
     parser.add_argument('--out', default='work_dirs/image_demo', help='folder of the pictures')
@@ -33,24 +39,48 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         '--score-thr', type=float, default=0.3, help='draw boxes from this score on'
     )
     parser.add_argument(
+        '--window', action='store_true', help='show the frames of a video or camera; q ends it'
+    )
+    parser.add_argument(
         '--device',
         type=usable_device,
         default='cuda' if torch.cuda.is_available() else 'cpu',
     )
     add_cfg_options(parser)
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if not args.images and args.camera is None:
+        parser.error('give images, videos, or --camera N')
+    return args
+
+
+def is_video(path: str) -> bool:
+    return (mimetypes.guess_type(path)[0] or '').startswith('video/')
 
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
+    images = [path for path in args.images if not is_video(path)]
+    videos: dict[str | int, str] = {p: Path(p).stem for p in args.images if is_video(p)}
+    if args.camera is not None:
+        videos[args.camera] = f'camera_{args.camera}'
     with plain_errors():
         config = load_config(args.config, cfg_options=args.cfg_options)
-        findings = show_images(
-            config, args.checkpoint, args.images, args.out, args.score_thr, args.device
-        )
-        for finding in track(findings, description='images', total=len(args.images)):
-            lines = '; '.join(finding.lines) or 'nothing'
-            print(printable(f'{finding.image}: {lines} → {finding.picture}'))
+        where = (args.score_thr, args.device)
+        if images:
+            findings = show_images(config, args.checkpoint, images, args.out, *where)
+            for finding in track(findings, description='images', total=len(images)):
+                lines = '; '.join(finding.lines) or 'nothing'
+                print(printable(f'{finding.image}: {lines} → {finding.picture}'))
+        for source, stem in videos.items():
+            out = Path(args.out) / f'{stem}.mp4'
+            frames = show_video(config, args.checkpoint, source, out, *where, args.window)
+            count = 0
+            with suppress(KeyboardInterrupt):
+                for _ in track(frames, description='frames', total=None):
+                    count += 1
+            # Now, not when it is forgotten: the file is whole once it is closed.
+            frames.close()
+            print(printable(f'{source}: {count} frames → {out}'))
 
 
 if __name__ == '__main__':

@@ -54,7 +54,7 @@ def primal(
     return o.flatten(2).mT.to(q.dtype)
 
 
-def _shifted(x: Tensor) -> Iterator[tuple[int, Tensor]]:
+def shifted(x: Tensor) -> Iterator[tuple[int, Tensor]]:
     """Every tap and the map that it sees: x[p + δ], zero outside. `x` is `(B, h, w, d)`."""
     h, w = x.shape[1:3]
     padded = F.pad(x, (0, 0, 1, 1, 1, 1))
@@ -66,14 +66,14 @@ def _shifted(x: Tensor) -> Iterator[tuple[int, Tensor]]:
 def _correlate(x: Tensor, taps: Tensor) -> Tensor:
     """Σ_δ taps[δ]·x[p + δ]: a depth-wise convolution with kernels of its own for every image."""
     out = torch.zeros_like(x)
-    for tap, shifted in _shifted(x):
-        out.addcmul_(shifted, taps[:, tap, None, None])
+    for tap, moved in shifted(x):
+        out.addcmul_(moved, taps[:, tap, None, None])
     return out
 
 
-def _products(x: Tensor, y: Tensor) -> Tensor:
+def products(x: Tensor, y: Tensor) -> Tensor:
     """Σ_p x[p + δ]·y[p] for every tap, `(B, 9, d)`."""
-    return torch.stack([(shifted * y).sum((1, 2)) for _, shifted in _shifted(x)], dim=1)
+    return torch.stack([(moved * y).sum((1, 2)) for _, moved in shifted(x)], dim=1)
 
 
 def _maps(h: int, w: int, *tokens: Tensor) -> list[Tensor]:
@@ -108,7 +108,7 @@ def forward(
     """
     dtype = q.dtype
     q, k, v = _maps(h, w, q, k, v)
-    g = _products(k, v) * (-scale / (h * w))
+    g = products(k, v) * (-scale / (h * w))
     return _tokens(_correlate(q, _taps(w3) - (damped(g, 1) if damping else g)), dtype), g
 
 
@@ -133,7 +133,7 @@ def backward(
     dtype = q.dtype
     do, q, k, v = _maps(h, w, do, q, k, v)
     dq = _correlate(do, (_taps(w3) - (damped(g, 1) if damping else g)).flip(1))
-    dw = _products(q, do)
+    dw = products(q, do)
     j = (damped_backward(dw, g, 1) if damping else dw) * (scale / (h * w))
     return (
         _tokens(dq, dtype),

@@ -42,7 +42,7 @@ class Inputs(NamedTuple):
     token_scale: Tensor | None  # (R, mini_batch_size); None is ones
 
 
-def _scan_order(x: Tensor, directions: str) -> Tensor:
+def scan_order(x: Tensor, directions: str) -> Tensor:
     """Tokens `(B, T, R, …)` in the order in which each scan reads them; its own inverse."""
     if 'b' not in directions:
         return x
@@ -76,7 +76,7 @@ def primal(
     q, k, v, eta, w0, b0, ln_weight, ln_bias, token_scale = inputs
     batch, tokens, _, _, dim = q.shape
     dtype, state = q.dtype, state_dtype(q.dtype)
-    q, k, v, eta = (_scan_order(x.to(state), directions) for x in (q, k, v, eta))
+    q, k, v, eta = (scan_order(x.to(state), directions) for x in (q, k, v, eta))
 
     def f(w: Tensor, c: Tensor, x: Tensor) -> Tensor:
         z = (x.unsqueeze(-2) @ w).squeeze(-2)
@@ -103,7 +103,7 @@ def primal(
             outputs.append(f(w - scale[..., None] * sum_w, c - scale * sum_c, q[:, t]))
         # Only a full mini-batch has a successor, so `scale` is τ_b here whenever it matters.
         w, c = w - scale[..., None] * sum_w, c - scale * sum_c
-    return _scan_order(torch.stack(outputs, dim=1), directions).to(dtype)
+    return scan_order(torch.stack(outputs, dim=1), directions).to(dtype)
 
 
 def dual(
@@ -121,7 +121,7 @@ def dual(
     tokens, dim = q.shape[1], q.shape[-1]
     dtype, state = q.dtype, state_dtype(q.dtype)
     # (B, R, H, T, …), in scan order
-    q, k, v, eta = (_scan_order(x.to(state), directions).movedim(1, 3) for x in (q, k, v, eta))
+    q, k, v, eta = (scan_order(x.to(state), directions).movedim(1, 3) for x in (q, k, v, eta))
     tau = _token_scale(token_scale, w0, mini_batch_size)[:, None]
     weight, bias = ln_weight[:, :, None], ln_bias[:, :, None]
     w, c = w0, b0[:, :, None]
@@ -139,7 +139,7 @@ def dual(
         outputs.append(qi + weight * F.layer_norm(zq, (dim,), eps=eps) + bias)
         last = (tau[:, :, -1:] * step)[..., None]
         w, c = w - (last * ki).mT @ g, c - (last * g).sum(-2, keepdim=True)
-    return _scan_order(torch.cat(outputs, dim=3).movedim(3, 1), directions).to(dtype)
+    return scan_order(torch.cat(outputs, dim=3).movedim(3, 1), directions).to(dtype)
 
 
 def _token_scale(token_scale: Tensor | None, like: Tensor, mini_batch_size: int) -> Tensor:

@@ -62,10 +62,11 @@ def plot_curves(
     out: str | os.PathLike[str],
     metrics: Sequence[str] | None = None,
 ) -> Path:
-    """Draws the losses on the left and the evaluated metrics on the right.
+    """Draws the losses, the evaluated metrics and the learning rate, side by side.
 
     Args:
-        train: training scalars, from `read_scalars`; those whose name holds 'loss' are drawn.
+        train: training scalars, from `read_scalars`; those whose name holds 'loss', and
+            `lr` (of the first group of parameters), are drawn.
         evaluated: evaluated scalars.
         out: the image file to write; its folder is made.
         metrics: names among `evaluated` to draw; default all that were ever defined.
@@ -82,9 +83,9 @@ def plot_curves(
     unknown = [name for name in metrics or () if name not in evaluated]
     if unknown:
         raise KeyError(f'{unknown} not evaluated in this run; there are {sorted(evaluated)}')
-    figure = Figure(figsize=(12, 4.5), layout='constrained')
+    figure = Figure(figsize=(16, 4.5), layout='constrained')
     FigureCanvasAgg(figure)
-    left, right = figure.subplots(1, 2)
+    left, right, rate = figure.subplots(1, 3, width_ratios=(3, 3, 2))
     for name, values in train.items():
         if 'loss' in name:
             left.plot(*_points(values), label=_label(name), linewidth=2 if name == 'loss' else 1)
@@ -92,10 +93,13 @@ def plot_curves(
         right.plot(*_points(evaluated[name]), label=_label(name), marker='o', markersize=4)
     left.set(title='Training', xlabel='iteration', ylabel='loss')
     right.set(title='Held-out images', xlabel='evaluated at (epoch or iteration)')
-    for axes in (left, right):
+    rate.plot(*_points(train.get('lr', {})))
+    rate.set(title='Learning rate', xlabel='iteration', ylim=(0, None))
+    for axes in (left, right, rate):
         axes.grid(alpha=0.3)
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        if axes.lines:
+        # Whole steps, of a single evaluation too.
+        axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+        if axes is not rate and axes.lines:
             axes.legend(fontsize='small')
     out = Path(out)
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -1,13 +1,15 @@
-"""Shows what a trained model sees in photographs, by each toolbox's own inferencer."""
+"""Shows what a trained model sees in photographs and videos, by each toolbox's own inferencer."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import cv2
+import mmcv
 import numpy as np
 from mmengine.config import Config
 from mmengine.registry import init_default_scope
@@ -18,6 +20,9 @@ from ..datasets.checks.images import read_image
 from ..errors import CheckpointError, UsageError
 
 _TOP = 5
+_CODEC = cv2.VideoWriter_fourcc(*'mp4v')
+
+Look = Callable[[np.ndarray, float], tuple[list[str], np.ndarray]]
 
 
 @dataclass(frozen=True)
@@ -57,11 +62,7 @@ def show_images(
         UsageError: There is no such image, or the config is of another toolbox or has no model.
         CheckpointError: The checkpoint cannot be read, or has next to nothing for the model.
     """
-    scope = config.get('default_scope')
-    if scope not in _SHOWS:
-        raise UsageError(f'default_scope is {scope!r}: images are shown by {", ".join(_SHOWS)}')
-    if 'model' not in config:
-        raise UsageError('the config has no model')
+    _require_scope(config)
     for image in images:
         if not Path(image).is_file():
             raise UsageError(f'there is no image {os.fspath(image)!r}')
@@ -82,44 +83,131 @@ def show_images(
                 f'several images are called {stem!r}: {os.fspath(image)!r} and another; a picture '
                 'would be written over the other: show one at a time, with --out'
             )
+    look = open_model(config, checkpoint, device)
+    for image in map(Path, images):
+        lines, picture = look(mmcv.imread(str(image)), score_thr)
+        out = Path(out_dir) / f'{image.stem}.png'
+        mmcv.imwrite(mmcv.rgb2bgr(picture), str(out))
+        yield Finding(image, lines, out)
+
+
+def show_video(
+    config: Config,
+    checkpoint: str | os.PathLike[str],
+    source: str | os.PathLike[str] | int,
+    out: str | os.PathLike[str],
+    score_thr: float = 0.3,
+    device: str = 'cpu',
+    window: bool = False,
+) -> Iterator[list[str]]:
+    """Runs a model on every frame of a video or a camera, and writes the drawn frames as a video.
+
+    Args:
+        config: As in `show_images`.
+        checkpoint: As in `show_images`.
+        source: A video file, or the number of a camera, which goes on until the caller stops.
+        out: The .mp4 file to write.
+        score_thr: As in `show_images`.
+        device: Where to run.
+        window: Show the frames, too, until q is pressed.
+
+    Yields:
+        What was found in each frame.
+
+    Raises:
+        UsageError: There is no such video or camera, or OpenCV has no windows here; else as
+            `show_images`.
+        CheckpointError: As in `show_images`.
+    """
+    capture = cv2.VideoCapture(source if isinstance(source, int) else os.fspath(source))
+    writer = None
+    try:
+        if not capture.isOpened():
+            kind = 'camera' if isinstance(source, int) else 'video that OpenCV can read at'
+            raise UsageError(f'there is no {kind} {source!r}')
+        look = open_model(config, checkpoint, device)
+        while (read := capture.read())[0]:
+            lines, picture = look(read[1], score_thr)
+            frame = mmcv.rgb2bgr(picture)
+            if writer is None:
+                Path(out).parent.mkdir(parents=True, exist_ok=True)
+                # A camera may not know; 25 is a television's.
+                rate = capture.get(cv2.CAP_PROP_FPS) or 25
+                size = (frame.shape[1], frame.shape[0])
+                writer = cv2.VideoWriter(os.fspath(out), _CODEC, rate, size)
+            writer.write(frame)
+            yield lines
+            if window and _quit_in_window(frame):
+                break
+    finally:
+        capture.release()
+        if writer is not None:
+            writer.release()
+
+
+def _quit_in_window(frame: np.ndarray) -> bool:
+    try:
+        cv2.imshow('mmvttt', frame)
+        return cv2.waitKey(1) == ord('q')
+    except cv2.error as error:
+        raise UsageError(
+            'this OpenCV has no windows (opencv-python-headless): leave out --window'
+        ) from error
+
+
+def open_model(config: Config, checkpoint: str | os.PathLike[str], device: str = 'cpu') -> Look:
+    """A function that looks at an image `(H, W, 3)`, uint8, BGR, with a threshold for boxes.
+
+    It returns what was found, in words, the likeliest or the largest first, and the drawn picture
+    `(H, W, 3)`, uint8, RGB.
+
+    Args:
+        config: As in `show_images`.
+        checkpoint: As in `show_images`.
+        device: Where to run.
+
+    Raises:
+        UsageError: The config is of another toolbox or has no model.
+        CheckpointError: The checkpoint cannot be read, or has next to nothing for the model.
+    """
+    scope = _require_scope(config)
     # Before the toolboxes stumble over what is no checkpoint.
     read_weights(checkpoint)
     _dataset_meta(checkpoint)
     init_default_scope(scope)
-    show = _SHOWS[scope](config, os.fspath(checkpoint), Path(out_dir), score_thr, device)
-    for image in images:
-        yield show(Path(image))
+    return _LOOKS[scope](config, os.fspath(checkpoint), device)
+
+
+def _require_scope(config: Config) -> str:
+    scope = config.get('default_scope')
+    if scope not in _LOOKS:
+        raise UsageError(f'default_scope is {scope!r}: images are shown by {", ".join(_LOOKS)}')
+    if 'model' not in config:
+        raise UsageError('the config has no model')
+    return scope
 
 
 class _Detector:
-    def __init__(
-        self, config: Config, checkpoint: str, out_dir: Path, score_thr: float, device: str
-    ) -> None:
+    def __init__(self, config: Config, checkpoint: str, device: str) -> None:
         from mmdet.apis import DetInferencer
 
         self.run = DetInferencer(config, checkpoint, device=device, show_progress=False)
         _check(self.run.model, checkpoint)
         self.classes = self.run.model.dataset_meta['classes']
-        self.out_dir, self.score_thr = out_dir, score_thr
 
-    def __call__(self, image: Path) -> Finding:
-        result = self.run(
-            str(image), out_dir=str(self.out_dir), pred_score_thr=self.score_thr, print_result=False
-        )['predictions'][0]
+    def __call__(self, image: np.ndarray, score_thr: float) -> tuple[list[str], np.ndarray]:
+        sample = self.run(image, return_datasamples=True)['predictions'][0].cpu()
+        found = sample.pred_instances
+        found = found[found.scores >= score_thr]
         lines = [
             f'{self.classes[label]} {score:.2f} at {", ".join(f"{v:.0f}" for v in box)}'
-            for label, score, box in zip(
-                result['labels'], result['scores'], result['bboxes'], strict=True
-            )
-            if score >= self.score_thr
+            for label, score, box in zip(found.labels, found.scores, found.bboxes, strict=True)
         ]
-        return Finding(image, lines, self.out_dir / 'vis' / image.name)
+        return lines, _drawn(self.run.visualizer, image, sample, pred_score_thr=score_thr)
 
 
 class _Segmentor:
-    def __init__(
-        self, config: Config, checkpoint: str, out_dir: Path, score_thr: float, device: str
-    ) -> None:
+    def __init__(self, config: Config, checkpoint: str, device: str) -> None:
         from mmseg.apis import MMSegInferencer
 
         # By itself it would name and paint the classes of Cityscapes.
@@ -133,35 +221,42 @@ class _Segmentor:
         self.run.model.dataset_meta = dict(classes=self.classes, palette=palette)
         self.run.show_progress = False
         _check(self.run.model, checkpoint)
-        self.out_dir = out_dir
 
-    def __call__(self, image: Path) -> Finding:
-        labels = np.asarray(self.run(str(image), out_dir=str(self.out_dir))['predictions'])
+    def __call__(self, image: np.ndarray, score_thr: float) -> tuple[list[str], np.ndarray]:
+        sample = self.run(image, return_datasamples=True)
+        labels = sample.pred_sem_seg.data.cpu().numpy()
         shares = np.bincount(labels.ravel(), minlength=len(self.classes)) / labels.size
         lines = [f'{self.classes[i]} {shares[i]:.1%}' for i in np.argsort(-shares) if shares[i]]
-        return Finding(image, lines, self.out_dir / 'vis' / image.name)
+        return lines, _drawn(self.run.visualizer, image, sample)
 
 
 class _Classifier:
-    def __init__(
-        self, config: Config, checkpoint: str, out_dir: Path, score_thr: float, device: str
-    ) -> None:
+    def __init__(self, config: Config, checkpoint: str, device: str) -> None:
         from mmpretrain import ImageClassificationInferencer
+        from mmpretrain.visualization import UniversalVisualizer
 
         self.run = ImageClassificationInferencer(config, checkpoint, device=device)
         _check(self.run.model, checkpoint)
-        self.out_dir = out_dir
-        out_dir.mkdir(parents=True, exist_ok=True)
+        self.visualizer = UniversalVisualizer()
 
-    def __call__(self, image: Path) -> Finding:
-        result = self.run(str(image), show_dir=str(self.out_dir))[0]
-        scores = np.asarray(result['pred_scores'])
+    def __call__(self, image: np.ndarray, score_thr: float) -> tuple[list[str], np.ndarray]:
+        sample = self.run(image, return_datasamples=True)[0]
+        scores = sample.pred_score.cpu().numpy()
         names = self.run.classes or [str(i) for i in range(len(scores))]
         lines = [f'{names[i]} {scores[i]:.3f}' for i in np.argsort(-scores)[:_TOP]]
-        return Finding(image, lines, (self.out_dir / image.stem).with_suffix('.png'))
+        picture = mmcv.bgr2rgb(image)
+        self.visualizer.visualize_cls(picture, sample, classes=self.run.classes, draw_gt=False)
+        return lines, self.visualizer.get_image()
 
 
-_SHOWS: dict[str, Any] = {'mmdet': _Detector, 'mmseg': _Segmentor, 'mmpretrain': _Classifier}
+_LOOKS: dict[str, Any] = {'mmdet': _Detector, 'mmseg': _Segmentor, 'mmpretrain': _Classifier}
+
+
+def _drawn(visualizer: Any, image: np.ndarray, sample: Any, **options: Any) -> np.ndarray:
+    # The visualizers draw on RGB, the models read BGR.
+    picture = mmcv.bgr2rgb(image)
+    visualizer.add_datasample('', picture, sample, draw_gt=False, **options)
+    return visualizer.get_image()
 
 
 def _check(model: Any, checkpoint: str) -> None:

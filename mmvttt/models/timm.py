@@ -97,6 +97,10 @@ class PlainClassifier(_Classifier):
         ]
         super().__init__(model, info, num_classes, global_pool, drop_rate)
 
+    def set_input_size(self, img_size: int | tuple[int, int]) -> None:
+        """Resizes the position embedding for good; images of any size are taken without it."""
+        self.backbone.set_image_size(img_size)
+
     def forward_features(self, x: Tensor) -> Tensor:
         """Image `(B, in_chans, H, W)` → normed map `(B, C, h, w)`."""
         return self.backbone(x)[-1]

@@ -54,6 +54,20 @@ def test_resumed_runs_are_one_curve(work_dir):
     assert set(train) == {'lr', 'loss', 'loss_mask', 'acc'}
 
 
+def test_the_ticks_of_a_single_evaluation_are_whole(work_dir, monkeypatch):
+    from matplotlib.figure import Figure
+
+    figures = []
+    save = Figure.savefig
+    monkeypatch.setattr(
+        Figure, 'savefig', lambda self, *args, **kw: (figures.append(self), save(self, *args, **kw))
+    )
+    plot_curves({'lr': {1: 0.1, 2: 0.05}}, {'mIoU': {1: 0.5}}, work_dir / 'one.png')
+    _, right, rate = figures[0].axes
+    assert all(float(tick).is_integer() for tick in right.get_xticks())
+    assert list(rate.lines[0].get_ydata()) == [0.1, 0.05]
+
+
 def test_a_line_cut_by_a_kill_is_skipped(work_dir):
     before = read_scalars(work_dir)
     with (work_dir / '20260102_000000' / 'vis_data' / 'scalars.json').open('a') as file:

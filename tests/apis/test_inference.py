@@ -11,7 +11,7 @@ from mmengine.registry import MODELS as ROOT
 from mmengine.registry import init_default_scope
 
 from mmvttt.analysis.browse import browse
-from mmvttt.apis.inference import show_images
+from mmvttt.apis.inference import show_images, show_video
 from mmvttt.errors import (
     CheckpointError,
     CheckpointMismatchError,
@@ -117,6 +117,48 @@ def test_a_detector_names_its_boxes(scenes: Path, tmp_path: Path) -> None:
     assert all(line.startswith('person 0.') for line in finding.lines)
     (nothing,) = show_images(cfg, checkpoint, [image], tmp_path / 'none', score_thr=0.99)
     assert nothing.lines == []
+
+
+@pytest.fixture
+def clip(tmp_path: Path) -> Path:
+    """Four frames of 64×48 pixels, 10 a second."""
+    path = tmp_path / 'clip.mp4'
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*'mp4v'), 10, (64, 48))
+    for i in range(4):
+        writer.write(np.full((48, 64, 3), 60 * i, np.uint8))
+    writer.release()
+    return path
+
+
+@pytest.mark.parametrize('name', ['upernet_vittt_t_camvid', 'vittt_t_in1k'])
+def test_a_video_is_drawn_frame_by_frame(
+    name: str, scenes: Path, clip: Path, tmp_path: Path
+) -> None:
+    cfg = small(name, scenes)
+    classes = tuple(f'kind {i}' for i in range(11 if 'camvid' in name else 7))
+    checkpoint = save_random(cfg, tmp_path / 'w.pth', classes)
+    out = tmp_path / 'out' / 'clip.mp4'
+    found = list(show_video(cfg, checkpoint, clip, out))
+    assert len(found) == 4
+    assert all(line.startswith('kind ') for lines in found for line in lines)
+    written = cv2.VideoCapture(str(out))
+    assert written.get(cv2.CAP_PROP_FRAME_COUNT) == 4
+    assert written.get(cv2.CAP_PROP_FPS) == 10
+    with pytest.raises(UsageError, match=r"no video.*'nothing\.mp4'"):
+        next(show_video(cfg, checkpoint, 'nothing.mp4', out))
+
+
+def test_the_page_shows_what_the_model_sees(scenes: Path, tmp_path: Path) -> None:
+    pytest.importorskip('gradio')
+    from mmvttt.apis.page import build_page
+
+    cfg = small('maskrcnn_vittt_t_pennfudan', scenes)
+    checkpoint = save_random(cfg, tmp_path / 'w.pth', ('person',))
+    page = build_page(cfg, checkpoint, 'pedestrians')
+    picture, words = page.fn(np.zeros((48, 64, 3), np.uint8), 0.05)
+    assert picture.shape == (48, 64, 3)
+    assert words.startswith('person 0.')
+    assert page.fn(None, 0.3) == (None, 'Choose an image first.')
 
 
 def test_what_cannot_be_shown_is_named(scenes: Path, tmp_path: Path) -> None:

@@ -195,6 +195,16 @@ def test_export_takes_the_place_of_scripting(name: str) -> None:
         torch.testing.assert_close(exported.module()(x), model(x), rtol=0, atol=1e-6)
 
 
+def test_the_input_size_can_be_set() -> None:
+    model = reduced('vittt_tiny_patch16_224').eval()
+    x = torch.randn(1, 3, 96, 32)
+    expected = model(x)
+    model.set_input_size((96, 32))
+    assert model.backbone.grid == (6, 2)
+    # What was resized for every image is resized once.
+    torch.testing.assert_close(model(x), expected, rtol=1e-5, atol=1e-5)
+
+
 def test_bad_options_are_named() -> None:
     model = reduced('vittt_tiny_patch16_224')
     x = torch.zeros(1, 3, 32, 32)

@@ -12,11 +12,14 @@ import torch
 
 TOOLS = Path(__file__).resolve().parents[2] / 'tools'
 NAMES = (
+    'analyze_results.py',
     'benchmark.py',
     'browse_dataset.py',
     'checkpoint_info.py',
     'get_flops.py',
+    'export.py',
     'get_memory.py',
+    'gradio_demo.py',
     'image_demo.py',
     'inherit_weights.py',
     'inspect_attention.py',

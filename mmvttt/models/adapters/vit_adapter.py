@@ -20,6 +20,7 @@ from mmvttt.arguments import (
 )
 from mmvttt.registry import MODELS
 
+from ..backbones.base import map_size
 from ..norms import check_norm_cfg, check_statistics
 from ..pretrained import PretrainedMixin
 from .deformable_attention import Level, SamplingGrid
@@ -222,7 +223,7 @@ class ViTAdapter(PretrainedMixin, BaseModule):
         tokens, hw = self.backbone.embed(x)
         check_statistics(self, x, _STRIDES[-1])
         first, *maps = self.spatial_prior(x)
-        sizes = [tuple(c.shape[-2:]) for c in maps]
+        sizes = [map_size(c) for c in maps]
         pyramid = join_levels(
             [c + e[:, None, None] for c, e in zip(maps, self.level_embed, strict=True)]
         )

@@ -94,14 +94,25 @@ class PlainBackbone(PretrainedMixin, BaseModule):
             strict_img_size=False,
             dynamic_img_pad=True,
         )
-        height, width = checked_size('img_size', img_size)
-        self.grid = (-(-height // patch_size), -(-width // patch_size))
+        self.grid = self._grid_of(img_size)
         self.pos_embed = None
         if pos_embed:
             self.pos_embed = nn.Parameter(torch.zeros(1, self.grid[0] * self.grid[1], embed_dims))
             nn.init.trunc_normal_(self.pos_embed, std=0.02)
         self.norm = nn.LayerNorm(embed_dims, eps=norm_eps)
         self.register_load_state_dict_pre_hook(_adapt_before_loading)
+
+    def _grid_of(self, img_size: int | tuple[int, int]) -> tuple[int, int]:
+        height, width = checked_size('img_size', img_size)
+        return -(-height // self.patch_size), -(-width // self.patch_size)
+
+    @torch.no_grad()
+    def set_image_size(self, img_size: int | tuple[int, int]) -> None:
+        """Stores the position embedding for images of another side (or (H, W)) in pixels."""
+        grid = self._grid_of(img_size)
+        if self.pos_embed is not None:
+            self.pos_embed = nn.Parameter(self._resized(self.pos_embed, grid, self.grid))
+        self.grid = grid
 
     def embed(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
         """Image `(B, in_channels, H, W)` → tokens `(B, h·w, C)` and `(h, w)`.
@@ -114,13 +125,13 @@ class PlainBackbone(PretrainedMixin, BaseModule):
             ValueError: If the image has other channels, or is smaller than a patch.
         """
         check_image(x, self.in_channels, type(self).__name__)
-        if min(x.shape[2:]) < self.patch_size:
+        if x.shape[2] < self.patch_size or x.shape[3] < self.patch_size:
             raise ValueError(
                 f'An image of {x.shape[2]}×{x.shape[3]} pixels is smaller than a patch '
                 f'({self.patch_size}×{self.patch_size}): enlarge or pad it.'
             )
         x = self.patch_embed(x)
-        hw = (x.shape[2], x.shape[3])
+        hw = map_size(x)
         # Contiguous: sums take the layout of their first operand, and carry it through the blocks.
         x = x.flatten(2).transpose(1, 2).contiguous()
         if self.pos_embed is not None:
@@ -265,6 +276,13 @@ class MixerBackbone(PlainBackbone):
             for rate in drop_path_rates(drop_path_rate, self.num_layers)
         )
         self.train(self.training)
+
+
+def map_size(x: Tensor) -> tuple[int, int]:
+    """Height and width of a map `(B, C, h, w)`, as numbers even where they are traced."""
+    height, width = x.shape[2], x.shape[3]
+    # torch.jit.trace, by which counters of FLOPs look at a model, has tensors for sizes.
+    return (int(height), int(width)) if torch.jit.is_tracing() else (height, width)
 
 
 def check_image(x: Tensor, in_channels: int, model: str) -> None:

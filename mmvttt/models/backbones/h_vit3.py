@@ -16,7 +16,14 @@ from mmvttt.registry import MODELS
 from ..layers import MixerBlock, rotation_2d
 from ..norms import check_norm_cfg, check_statistics
 from ..pretrained import PretrainedMixin
-from .base import OUT_TYPES, check_image, drop_path_rates, resolve_arch, resolve_indices
+from .base import (
+    OUT_TYPES,
+    check_image,
+    drop_path_rates,
+    map_size,
+    resolve_arch,
+    resolve_indices,
+)
 
 _BN = dict(type='BN')
 _MLP_RATIO = 4
@@ -116,7 +123,7 @@ class Stage(nn.Module):
         """Map of the stage before (or of the stem) → map `(B, C, h, w)`, channels last."""
         if self.downsample is not None:
             x = self.downsample(x)
-        hw = (x.shape[2], x.shape[3])
+        hw = map_size(x)
         exact = torch.promote_types(x.dtype, torch.float32)
         rotation = rotation_2d(hw, self.embed_dims, device=x.device, dtype=exact)
         # Contiguous: sums take the layout of their first operand, and carry it through the blocks.
@@ -302,4 +309,6 @@ class HViT3(PretrainedMixin, BaseModule):
 def _pad_to_multiple(x: Tensor, multiple: int) -> Tensor:
     """Zeros at the right and the bottom, up to the next multiple of both sides."""
     right, bottom = -x.shape[3] % multiple, -x.shape[2] % multiple
-    return F.pad(x, (0, right, 0, bottom)) if right or bottom else x
+    # An exported program would hold for the sizes that need padding, or for those that do not.
+    needed = torch.compiler.is_exporting() or right or bottom
+    return F.pad(x, (0, right, 0, bottom)) if needed else x

@@ -1,0 +1,107 @@
+"""Models as files of torch.export and of ONNX, at sizes other than the one they were traced at."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from mmengine.config import Config
+
+from mmvttt.apis.export import export_model, exportable
+from mmvttt.errors import UsageError
+
+CONFIGS = Path(__file__).resolve().parents[2] / 'configs'
+PLAIN = dict(embed_dims=32, num_layers=1, num_heads=2, feedforward_channels=32)
+STAGES = dict(embed_dims=(16, 32), depths=(1, 1), num_heads=(1, 2))
+
+
+def small(name: str, tmp_path: Path) -> str:
+    """The path of a config of ours with a tiny model."""
+    cfg = Config.fromfile(CONFIGS / f'{name}.py')
+    model = cfg.model
+    if cfg.default_scope == 'mmpretrain':
+        stages = model.backbone.type == 'mmvttt.HViT3'
+        model.backbone.arch = STAGES if stages else PLAIN
+        model.head.update(in_channels=32, num_classes=5)
+    else:
+        model.backbone.update(conv_inplane=8, interaction_indexes=[[0, 0]], deform_num_heads=2)
+        model.backbone.backbone.arch = PLAIN
+        for head in ('decode_head', 'auxiliary_head'):
+            if head in model:
+                channels = 32 if head == 'auxiliary_head' else [32] * 4
+                model[head].update(in_channels=channels, channels=16)
+        if 'neck' in model:
+            model.neck.update(in_channels=[32] * 4, out_channels=16)
+    path = tmp_path / f'{name}.py'
+    cfg.dump(path)
+    return str(path)
+
+
+def errors(name: str, tmp_path: Path, suffix: str, **options: Any) -> list[float]:
+    if suffix == '.onnx':
+        for package in ('onnx', 'onnxscript', 'onnxruntime'):
+            pytest.importorskip(package)
+    torch.manual_seed(0)
+    out = tmp_path / f'model{suffix}'
+    # export_model itself refuses what differs by 1e-3.
+    found = list(export_model(small(name, tmp_path), None, out, size=(64, 96), **options))
+    assert out.stat().st_size > 10_000
+    return [comparison.error for comparison in found]
+
+
+def test_a_classifier_becomes_onnx_of_any_size(tmp_path: Path) -> None:
+    # Four batches and sizes; fp32 in another order of sums.
+    found = errors('vittt_t_in1k', tmp_path, '.onnx')
+    assert len(found) == 4
+    assert max(found) < 1e-4
+
+
+def test_pt2_keeps_the_ops(tmp_path: Path) -> None:
+    assert max(errors('vit3_t_in1k', tmp_path, '.pt2')) < 1e-5
+    program = torch.export.load(tmp_path / 'model.pt2')
+    assert any('ttt_glu' in str(node.target) for node in program.graph.nodes)
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize('name', ['vittt_t_in1k', 'hvit3_t_in1k'])
+def test_pt2_in_torch_s_own_operators(name: str, tmp_path: Path) -> None:
+    assert max(errors(name, tmp_path, '.pt2', decompose=True)) < 1e-4
+    program = torch.export.load(tmp_path / 'model.pt2')
+    assert not any('ttt_kernels' in str(node.target) for node in program.graph.nodes)
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize('name', ['vit3_t_in1k', 'hvit3_t_in1k', 't5_t_in1k_30e'])
+def test_the_other_classifiers_become_onnx_of_any_size(name: str, tmp_path: Path) -> None:
+    assert max(errors(name, tmp_path, '.onnx')) < 1e-4
+
+
+@pytest.mark.stress
+def test_a_mask_rcnn_becomes_the_onnx_of_its_backbone_and_neck(tmp_path: Path) -> None:
+    assert max(errors('maskrcnn_vittt_demo', tmp_path, '.onnx')) < 1e-4
+
+
+@pytest.mark.stress
+def test_a_segmentor_becomes_onnx_of_one_size(tmp_path: Path) -> None:
+    assert max(errors('upernet_vittt_t_camvid', tmp_path, '.onnx', fixed_size=True)) < 1e-4
+
+
+def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r'must end in \.pt2 or \.onnx'):
+        next(export_model('vittt_t_in1k', None, 'model.trt'))
+    with pytest.raises(UsageError, match='--fixed-size'):
+        next(export_model(small('upernet_vittt_t_camvid', tmp_path), None, tmp_path / 'm.pt2'))
+
+
+def test_a_head_that_takes_more_than_features_is_refused() -> None:
+    class QueryHead(torch.nn.Module):
+        def forward(self, features: Any, batch_data_samples: Any) -> None: ...
+
+    class Segmentor(torch.nn.Module):
+        decode_head = QueryHead()
+
+        def extract_feat(self, image: torch.Tensor) -> torch.Tensor:
+            return image
+
+    with pytest.raises(UsageError, match='QueryHead takes more than features'):
+        exportable(Segmentor())

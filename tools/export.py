@@ -1,0 +1,59 @@
+"""Writes a trained model for deployment: torch.export (.pt2) or ONNX (mmvttt.apis.export).
+
+Classifiers and segmentors up to their logits, detectors up to the maps of their neck. Batch, height
+and width are free, and the file is compared with the model at several of them.
+
+example: python tools/export.py vittt_t_in1k work_dirs/vittt_t_in1k/epoch_300.pth --out vittt_t.onnx
+"""
+
+import argparse
+
+from mmvttt.apis.export import export_model
+from mmvttt.cli import add_cfg_options, command_line, plain_errors, positive
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = command_line(__doc__)
+    parser.add_argument('model', help="a config, the name of one of ours, or a model of timm's")
+    parser.add_argument('checkpoint', nargs='?', help='file with the weights; default: random ones')
+    parser.add_argument('--out', required=True, metavar='FILE.pt2|FILE.onnx', help='what to write')
+    parser.add_argument(
+        '--shape',
+        nargs=2,
+        type=positive,
+        metavar=('HEIGHT', 'WIDTH'),
+        help='of the example image; default: 800 1333 for detectors, 512 512 for segmentors, '
+        'else 224 224',
+    )
+    parser.add_argument(
+        '--fixed-size', action='store_true', help='free the batch alone, not height and width'
+    )
+    parser.add_argument(
+        '--decompose',
+        action='store_true',
+        help="a .pt2 in torch's own operators, which needs no ttt_kernels and has no fused kernels",
+    )
+    add_cfg_options(parser, 'model.test_cfg.mode=whole')
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = parse_args(argv)
+    size = tuple(args.shape) if args.shape else None
+    with plain_errors():
+        comparisons = export_model(
+            args.model,
+            args.checkpoint,
+            args.out,
+            size,
+            args.fixed_size,
+            args.decompose,
+            args.cfg_options,
+        )
+        for found in comparisons:
+            print(f'images {found.shape}: differs by {found.error:.1e} of the largest output')
+    print(f'wrote {args.out}')
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,49 @@
+"""Serves a page in the browser that shows what a trained model sees (mmvttt.apis.page).
+
+Needs pip install 'mmvttt[gradio]'. It answers on this machine alone, unless --host says otherwise.
+
+example: python tools/gradio_demo.py configs/maskrcnn_vittt_demo.py work_dirs/demo/epoch_4.pth
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+
+from mmvttt.apis.page import build_page
+from mmvttt.cli import (
+    add_cfg_options,
+    add_config,
+    command_line,
+    plain_errors,
+    positive,
+    usable_device,
+)
+from mmvttt.config import load_config
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = command_line(__doc__)
+    add_config(parser)
+    parser.add_argument('checkpoint', help='file with the weights')
+    parser.add_argument('--host', default='127.0.0.1', help='default: 127.0.0.1')
+    parser.add_argument('--port', type=positive, default=7860, help='default: 7860')
+    parser.add_argument(
+        '--device',
+        type=usable_device,
+        default='cuda' if torch.cuda.is_available() else 'cpu',
+    )
+    add_cfg_options(parser)
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = parse_args(argv)
+    with plain_errors():
+        config = load_config(args.config, cfg_options=args.cfg_options)
+        page = build_page(config, args.checkpoint, Path(args.config).stem, args.device)
+    page.launch(server_name=args.host, server_port=args.port)
+
+
+if __name__ == '__main__':
+    main()
