@@ -84,7 +84,7 @@ def test_twenty_kills(tmp_path: Path, options: dict) -> None:
     assert len(set(seen['at'])) >= 5
 
 
-EPOCHS = {'train_cfg.max_epochs': 14}
+EPOCHS = {'train_cfg.max_epochs': 16}
 # By epochs or steps; kept one, two or all; with and without an average and a data worker; validated
 # more often than saved, and less often. (Ranks, points at least, options.)
 POINTS: dict[str, tuple[int, int, dict]] = {
