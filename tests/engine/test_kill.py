@@ -84,7 +84,7 @@ def test_twenty_kills(tmp_path: Path, options: dict) -> None:
     assert len(set(seen['at'])) >= 5
 
 
-EPOCHS = {'train_cfg.max_epochs': 14}
+EPOCHS = {'train_cfg.max_epochs': 16}
 # By epochs or steps; kept one, two or all; with and without an average and a data worker; validated
 # more often than saved, and less often. (Ranks, points at least, options.)
 POINTS: dict[str, tuple[int, int, dict]] = {
@@ -92,7 +92,7 @@ POINTS: dict[str, tuple[int, int, dict]] = {
     'best-of-two': (1, 150, {**EPOCHS, 'default_hooks.checkpoint.max_keep_ckpts': 2}),
     'all': (1, 100, {**EPOCHS, 'default_hooks.checkpoint.max_keep_ckpts': -1}),
     'no-average': (1, 150, {**EPOCHS, 'custom_hooks': []}),
-    'rarely-saved': (1, 60, {**EPOCHS, 'default_hooks.checkpoint.interval': 3}),
+    'rarely-saved': (1, 50, {**EPOCHS, 'default_hooks.checkpoint.interval': 3}),
     'steps': (
         1,
         150,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -358,7 +357,7 @@ def _name(ann: dict, number: int) -> str:
 
 def _number(value: Any) -> bool:
     # An integer of JSON may be larger than any float.
-    return type(value) in (int, float) and abs(value) < math.inf and abs(value) < 2**1023
+    return type(value) in (int, float) and abs(value) < 1e308
 
 
 def _box(value: Any) -> list[float] | None:

@@ -203,6 +203,7 @@ def test_sigusr1_saves_and_goes_on(run: Callable) -> None:
     options = {
         'custom_hooks': [dict(type='Terminate', step=4, sent='SIGUSR1')],
         'default_hooks.checkpoint.interval': 10,
+        'default_hooks.checkpoint.save_last': False,
         'train_cfg.max_epochs': 2,
     }
     assert run('train', config='noisy', work_dir='a', cfg_options=options).iter == 12
