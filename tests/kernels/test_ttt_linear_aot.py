@@ -76,9 +76,12 @@ def test_nothing_got_worse_than_the_table(found, tool):
     assert not [line for line in changes if line.startswith('+')], f'{UPDATE} if it is worth it'
 
 
-def test_the_table_covers_every_variant(tool):
-    for version, table in json.loads(tool.TABLE.read_text()).items():
-        assert list(table) == tool.variants(everything=True), version
+def test_the_tables_cover_what_is_compiled_here(tool):
+    tables = json.loads(tool.TABLE.read_text())
+    assert {'3.6.0', '3.8.0'} <= tables.keys()
+    every, some = (tool.variants(everything=e) for e in (True, False))
+    for version, table in tables.items():
+        assert set(some) <= set(table) <= set(every), version
 
 
 def test_launches_bind_and_another_size_compiles_nothing_anew():
