@@ -85,11 +85,11 @@ def eager_inner_models(call: Call) -> Call:
     return run
 
 
-def _eager_glu(*tensors: Tensor, scale: float) -> Tensor:
+def _eager_glu(*tensors: Tensor, **options: object) -> Tensor:
     return eager_glu(*tensors)
 
 
-def _eager_dwconv(*tensors: Tensor, hw: tuple[int, int], scale: float) -> Tensor:
+def _eager_dwconv(*tensors: Tensor, hw: tuple[int, int], **options: object) -> Tensor:
     return eager_dwconv(*tensors, hw)
 
 
