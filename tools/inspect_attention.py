@@ -92,7 +92,7 @@ def draw_layers(folders: list[Path], target: Path) -> None:
             values = [float(row[column]) for row in rows]
             panel.plot(range(1, len(values) + 1), values, marker='o', label=folder.name)
     for panel, label in zip(panels, ('key shift', 'attention distance, patches'), strict=True):
-        panel.set(xlabel='layer', ylabel=label, ylim=(0, None))
+        panel.set(xlabel='layer', ylabel=label, ylim=(0, 1.05 * panel.get_ylim()[1]))
         panel.xaxis.get_major_locator().set_params(integer=True)
         panel.grid(alpha=0.3)
     panels[0].legend(fontsize=8)
