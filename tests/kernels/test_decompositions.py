@@ -2,8 +2,8 @@
 
 import inner_steps
 import pytest
+import sampling
 import scans
-import test_deform_attn as pyramids
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -61,7 +61,7 @@ def test_the_inner_steps_of_t5(loss):
         agree(inner_steps.call_mlp, make((5, 7)), (5, 7), loss=loss)
 
 
-@pytest.mark.parametrize('shapes', [((5, 7),), pyramids.PYRAMID])
+@pytest.mark.parametrize('shapes', [((5, 7),), sampling.PYRAMID])
 def test_deformable_attention(shapes):
-    agree(pyramids.call, pyramids.make(shapes), shapes)
-    agree(pyramids.call_fused, pyramids.fused(pyramids.make(shapes), shapes), shapes)
+    agree(sampling.call, sampling.make(shapes), shapes)
+    agree(sampling.call_fused, sampling.fused(sampling.make(shapes), shapes), shapes)
