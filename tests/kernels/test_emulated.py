@@ -44,11 +44,11 @@ def scan(tokens: int, ways: str = 'fb', *, cut: int = 0, scale: bool = True, **s
     return Case(make, lambda inputs, backend: scans.call(inputs, ways, backend=backend), SCAN, cut)
 
 
-def step(op: str, hw: tuple[int, int], **sizes) -> Case:
-    case = inner_steps.CASES[op]
+def step(op: str, hw: tuple[int, int], *, loss: str | None = None, **sizes) -> Case:
+    case, options = inner_steps.CASES[op], {'loss': loss} if loss else {}
     return Case(
         lambda dtype: case.make(hw, batch=1, dtype=dtype, **sizes),
-        lambda inputs, backend: case.call(inputs, hw, backend=backend),
+        lambda inputs, backend: case.call(inputs, hw, backend=backend, **options),
         STEP,
     )
 
@@ -58,6 +58,25 @@ def deformable(shapes: tuple, **sizes) -> Case:
         lambda dtype: sampling.make(shapes, batch=1, dtype=dtype, **sizes),
         lambda inputs, backend: sampling.call(inputs, shapes, backend=backend),
         STEP,
+    )
+
+
+def sampling(shapes: tuple, **sizes) -> Case:
+    """`deformable` with the softmax and the locations inside."""
+
+    def make(dtype: torch.dtype) -> Inputs:
+        # Offsets that every type holds, and locations off the borders of cells: a rounding that
+        # moves one across changes the slope.
+        inputs = deform.fused(deform.make(shapes, batch=1, dtype=torch.float64, **sizes), shapes)
+        offsets = inputs['sampling_offsets'].mul(4).round().div(4)
+        cells = torch.tensor(shapes, dtype=torch.float64).flip(-1)
+        places = ((inputs['reference_points'] * cells).floor() + 0.125) / cells
+        inputs |= {'sampling_offsets': offsets, 'reference_points': places}
+        tokens = {n: x.to(dtype) for n, x in inputs.items()}
+        return tokens | {'reference_points': places.float()}
+
+    return Case(
+        make, lambda inputs, backend: deform.call_fused(inputs, shapes, backend=backend), STEP
     )
 
 
@@ -74,8 +93,15 @@ CASES = {
     'ttt_dwconv 9 × 13, d 5': step('dwconv', (9, 13), dim=5),
     'ttt_dwconv 31 × 33, d 80': step('dwconv', (31, 33), dim=80),
     'ttt_mlp 7 × 9': step('mlp', (7, 9), heads=1, dim=64),
+    'ttt_mlp 9 × 13, two heads, d 32': step('mlp', (9, 13), heads=2, dim=32),
+    'ttt_mlp 7 × 9, L2': step('mlp', (7, 9), loss='l2', heads=1, dim=64),
     'ttt_mlp SwiGLU 9 × 13, d 32': step('swiglu', (9, 13), heads=1, dim=32),
+    'ttt_mlp SwiGLU 7 × 9, L2': step('swiglu', (7, 9), loss='l2', heads=1, dim=64),
     'deform_attn 5 × 7, 3 × 4': deformable(((5, 7), (3, 4)), queries=9, heads=2, dim=16),
+    'deform_attn 1 × 1, d 24': deformable(((1, 1),), queries=3, heads=3, dim=24),
+    'deform_attn 9 × 13, d 128': deformable(((9, 13),), queries=7, heads=1, dim=128),
+    'deform_attn fused, 1 level': sampling(((6, 5),), queries=11, heads=2, dim=32),
+    'deform_attn fused, 3 levels': sampling(((4, 6), (2, 3), (1, 2)), queries=7, heads=1, dim=64),
 }
 # By `make test`; each compiles its kernels anew, which takes longer than they run.
 QUICK = {
@@ -87,6 +113,7 @@ QUICK = {
     ('ttt_dwconv 9 × 13, d 5', 80, 'bf16'),
     ('ttt_mlp 7 × 9', 90, 'bf16'),
     ('deform_attn 5 × 7, 3 × 4', 80, 'fp16'),
+    ('deform_attn fused, 1 level', 90, 'bf16'),
 }
 GLU_64 = ('ttt_glu 7 × 9', 'ttt_glu 1 × 1')
 VARIANTS = [
