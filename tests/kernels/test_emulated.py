@@ -61,13 +61,15 @@ def deformable(shapes: tuple, **sizes) -> Case:
     )
 
 
-def sampling(shapes: tuple, **sizes) -> Case:
+def fused_deformable(shapes: tuple, **sizes) -> Case:
     """`deformable` with the softmax and the locations inside."""
 
     def make(dtype: torch.dtype) -> Inputs:
         # Offsets that every type holds, and locations off the borders of cells: a rounding that
         # moves one across changes the slope.
-        inputs = deform.fused(deform.make(shapes, batch=1, dtype=torch.float64, **sizes), shapes)
+        inputs = sampling.fused(
+            sampling.make(shapes, batch=1, dtype=torch.float64, **sizes), shapes
+        )
         offsets = inputs['sampling_offsets'].mul(4).round().div(4)
         cells = torch.tensor(shapes, dtype=torch.float64).flip(-1)
         places = ((inputs['reference_points'] * cells).floor() + 0.125) / cells
@@ -76,7 +78,7 @@ def sampling(shapes: tuple, **sizes) -> Case:
         return tokens | {'reference_points': places.float()}
 
     return Case(
-        make, lambda inputs, backend: deform.call_fused(inputs, shapes, backend=backend), STEP
+        make, lambda inputs, backend: sampling.call_fused(inputs, shapes, backend=backend), STEP
     )
 
 
@@ -100,8 +102,10 @@ CASES = {
     'deform_attn 5 × 7, 3 × 4': deformable(((5, 7), (3, 4)), queries=9, heads=2, dim=16),
     'deform_attn 1 × 1, d 24': deformable(((1, 1),), queries=3, heads=3, dim=24),
     'deform_attn 9 × 13, d 128': deformable(((9, 13),), queries=7, heads=1, dim=128),
-    'deform_attn fused, 1 level': sampling(((6, 5),), queries=11, heads=2, dim=32),
-    'deform_attn fused, 3 levels': sampling(((4, 6), (2, 3), (1, 2)), queries=7, heads=1, dim=64),
+    'deform_attn fused, 1 level': fused_deformable(((6, 5),), queries=11, heads=2, dim=32),
+    'deform_attn fused, 3 levels': fused_deformable(
+        ((4, 6), (2, 3), (1, 2)), queries=7, heads=1, dim=64
+    ),
 }
 # By `make test`; each compiles its kernels anew, which takes longer than they run.
 QUICK = {
