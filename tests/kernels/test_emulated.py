@@ -61,7 +61,7 @@ def deformable(shapes: tuple, **sizes) -> Case:
     )
 
 
-def fused_deformable(shapes: tuple, **sizes) -> Case:
+def softmax_inside(shapes: tuple, **sizes) -> Case:
     """`deformable` with the softmax and the locations inside."""
 
     def make(dtype: torch.dtype) -> Inputs:
@@ -95,15 +95,14 @@ CASES = {
     'ttt_dwconv 9 × 13, d 5': step('dwconv', (9, 13), dim=5),
     'ttt_dwconv 31 × 33, d 80': step('dwconv', (31, 33), dim=80),
     'ttt_mlp 7 × 9': step('mlp', (7, 9), heads=1, dim=64),
-    'ttt_mlp 9 × 13, two heads, d 32': step('mlp', (9, 13), heads=2, dim=32),
     'ttt_mlp 7 × 9, L2': step('mlp', (7, 9), loss='l2', heads=1, dim=64),
     'ttt_mlp SwiGLU 9 × 13, d 32': step('swiglu', (9, 13), heads=1, dim=32),
     'ttt_mlp SwiGLU 7 × 9, L2': step('swiglu', (7, 9), loss='l2', heads=1, dim=64),
     'deform_attn 5 × 7, 3 × 4': deformable(((5, 7), (3, 4)), queries=9, heads=2, dim=16),
     'deform_attn 1 × 1, d 24': deformable(((1, 1),), queries=3, heads=3, dim=24),
     'deform_attn 9 × 13, d 128': deformable(((9, 13),), queries=7, heads=1, dim=128),
-    'deform_attn fused, 1 level': fused_deformable(((6, 5),), queries=11, heads=2, dim=32),
-    'deform_attn fused, 3 levels': fused_deformable(
+    'deform_attn fused, 1 level': softmax_inside(((6, 5),), queries=11, heads=2, dim=32),
+    'deform_attn fused, 3 levels': softmax_inside(
         ((4, 6), (2, 3), (1, 2)), queries=7, heads=1, dim=64
     ),
 }

@@ -12,8 +12,7 @@ from cycles import BARRIER, GLOBAL, TENSOR_CORE_BUSY, Instruction, Loop, cycles,
 # What a few seconds compile; all of it by `make stress`.
 QUICK = {('ttt_linear whole d 64', 90), ('ttt_glu d 64', 90)}
 VARIANTS = [
-    pytest.param(*v, marks=() if v in QUICK else pytest.mark.stress)
-    for v in ((case, arch) for case in predict.CASES for arch in predict.ARCHS)
+    pytest.param(*v, marks=() if v in QUICK else pytest.mark.stress) for v in predict.VARIANTS
 ]
 
 
@@ -79,9 +78,9 @@ def test_no_kernel_got_slower_than_the_table(case, arch):
 def test_the_tables_hold_cases_that_there_are_and_the_quick_ones():
     tables = predict.tables()
     assert tables
-    known = {(case, f'sm_{arch}') for case in predict.CASES for arch in predict.ARCHS}
+    known = {(case, f'sm_{arch}') for case, arch in predict.VARIANTS}
     for table in tables.values():
-        cases = {(name.split(', ')[0], name.split(', ')[-1]) for name in table}
+        cases = {tuple(name.rsplit(', ', 2)[::2]) for name in table}
         assert {(case, f'sm_{arch}') for case, arch in QUICK} <= cases <= known
 
 

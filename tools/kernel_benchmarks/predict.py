@@ -62,7 +62,7 @@ def _glu(dim: int) -> Run:
 
 def _mlp(dim: int, weights: int) -> Run:
     leaves = _leaves(*[(2, 256, 2, dim)] * 3, *[(2, dim, dim)] * weights, tokens=3)
-    return lambda: ttt_mlp(*leaves, backend='triton'), leaves
+    return lambda: ttt_mlp(*leaves, scale=dim**-0.5, backend='triton'), leaves
 
 
 def _dwconv(dim: int) -> Run:
@@ -94,6 +94,13 @@ CASES: dict[str, Callable[[], Run]] = {
     'deform_attn d 32, 1 level': lambda: _sampling(32, ((8, 8),)),
     'deform_attn d 64, 3 levels': lambda: _sampling(64, ((8, 8), (4, 4), (2, 2))),
 }
+# Of ttt_mlp and deform_attn the newer architecture is enough: both are the same source.
+VARIANTS = [
+    (case, arch)
+    for case in CASES
+    for arch in ARCHS
+    if arch == 90 or not case.startswith(('ttt_mlp', 'deform_attn'))
+]
 
 
 def predicted(case: str, arch: int) -> Iterator[tuple[str, dict[str, object]]]:
@@ -258,8 +265,8 @@ def main() -> int:
             calibrate(table, args.smoke, device, end)
         return table.status()
     found = {}
-    for case in [args.case] if args.case else CASES:
-        for arch in ARCHS:
+    for case, arch in VARIANTS:
+        if args.case in (None, case):
             for name, row in predicted(case, arch):
                 found[name] = row
                 print(name, *(f'{key} {value}' for key, value in row.items()), flush=True)
