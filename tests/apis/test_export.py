@@ -24,8 +24,10 @@ def small(name: str, tmp_path: Path) -> str:
         model.backbone.arch = STAGES if stages else PLAIN
         model.head.update(in_channels=32, num_classes=5)
     else:
-        model.backbone.update(conv_inplane=8, interaction_indexes=[[0, 0]], deform_num_heads=2)
-        model.backbone.backbone.arch = PLAIN
+        model.backbone.update(conv_inplane=8, deform_num_heads=2)
+        model.backbone.norm_cfg = dict(type='BN')
+        # Four interactions, one a map.
+        model.backbone.backbone.arch = dict(PLAIN, num_layers=4)
         for head in ('decode_head', 'auxiliary_head'):
             if head in model:
                 channels = 32 if head == 'auxiliary_head' else [32] * 4
