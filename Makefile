@@ -39,7 +39,7 @@ $(VENV)/.installed: setup.py pyproject.toml mmvttt/version.py
 demo: setup
 	$(BIN)/python -m mmvttt.datasets.digits --root data/mmvttt_digits
 	$(BIN)/python tools/train.py configs/maskrcnn_vittt_demo.py --work-dir $(DEMO_DIR) --resume
-	$(BIN)/python tools/draw_predictions.py configs/maskrcnn_vittt_demo.py $(DEMO_DIR)
+	$(BIN)/python tools/draw_predictions.py configs/maskrcnn_vittt_demo.py $(DEMO_DIR) --grid 8
 	$(BIN)/python tools/analyze_logs.py $(DEMO_DIR) --metrics \
 		coco/bbox_mAP_50 coco/bbox_mAP coco/segm_mAP_50 coco/segm_mAP
 

@@ -1,11 +1,9 @@
 """Draws what a tested model gets wrong (mmvttt.analysis.results).
 
 A confusion matrix; of a detector also precision over recall with COCO's types of errors, for every
-class, of boxes and of masks.
+class, of boxes and of masks. The predictions are what `tools/test.py … --out FILE.pkl` writes.
 
-example: python tools/test.py configs/maskrcnn_vittt_demo.py work_dirs/demo/epoch_4.pth \\
-           --out work_dirs/demo/test.pkl
-         python tools/analyze_results.py configs/maskrcnn_vittt_demo.py work_dirs/demo/test.pkl
+example: python tools/analyze_results.py configs/maskrcnn_vittt_demo.py work_dirs/demo/test.pkl
 """
 
 import argparse

@@ -1,4 +1,6 @@
-"""Draws a detector's predictions beside the ground truth (mmvttt.analysis.predictions).
+"""Draws predictions beside the ground truth (mmvttt.analysis.predictions).
+
+Of a detector boxes and masks, of a segmentor label maps.
 
 example: python tools/draw_predictions.py configs/maskrcnn_vittt_demo.py work_dirs/demo
 """
@@ -6,6 +8,7 @@ example: python tools/draw_predictions.py configs/maskrcnn_vittt_demo.py work_di
 import argparse
 from pathlib import Path
 
+from mmvttt.analysis.predictions import draw_predictions, tile
 from mmvttt.checkpoints.resume import latest_checkpoint
 from mmvttt.cli import (
     add_cfg_options,
@@ -26,6 +29,9 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument('checkpoint', help='its checkpoint, or its work directory for the latest')
     parser.add_argument('--out', help='folder of the pictures; default: predictions beside it')
     parser.add_argument('--num-images', type=positive, default=12, help='spread over the test set')
+    parser.add_argument(
+        '--grid', type=positive, metavar='N', help='the first N instead, in one picture too'
+    )
     parser.add_argument('--score-thr', type=float, default=0.3, help='draw from this score on')
     parser.add_argument('--device', type=usable_device, default='cpu')
     add_cfg_options(parser)
@@ -46,15 +52,16 @@ def main(argv: list[str] | None = None) -> None:
         config = load_config(args.config, cfg_options=args.cfg_options)
         check_data(config, ('test',))
         checkpoint = find_checkpoint(Path(args.checkpoint))
-        # Here, because it imports mmdet.
-        from mmvttt.analysis.predictions import draw_predictions
-
         out = Path(args.out or checkpoint.parent / 'predictions')
         files = draw_predictions(
-            config, checkpoint, out, args.num_images, args.score_thr, args.device
+            *(config, checkpoint, out, args.grid or args.num_images),
+            *(args.score_thr, args.device, args.grid is not None),
         )
+        grid = tile(files, out / 'grid.png') if args.grid else None
     print(f'checkpoint: {checkpoint}')
     print(f'{len(files)} images, ground truth on the left, predictions on the right: {out}')
+    if grid:
+        print(f'all of them: {grid}')
 
 
 if __name__ == '__main__':

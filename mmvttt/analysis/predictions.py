@@ -1,26 +1,30 @@
-"""Draws a detector's predictions beside the ground truth. Needs mmdet."""
+"""Draws predictions of a detector or a segmentor beside the ground truth."""
 
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import cv2
 import numpy as np
 import torch
-from mmdet.registry import DATASETS, MODELS
-from mmdet.structures import DetDataSample
-from mmdet.structures.mask import BitmapMasks
-from mmdet.visualization import DetLocalVisualizer
 from mmengine.config import Config
 from mmengine.dataset import pseudo_collate
-from mmengine.registry import init_default_scope
+from mmengine.registry import DATASETS, MODELS, init_default_scope
 from mmengine.runner import load_checkpoint
+from mmengine.structures import PixelData
+from rich.console import Console
+from rich.progress import track
 from torch import nn
 
 from ..checkpoints.read import read_weights
+from ..errors import UsageError
 
 # Smaller images are enlarged by a whole factor until their text can be read.
 _READABLE = 480
+# Of a grid, in pixels: the width of one picture, and what is between two.
+_TILE, _GAP = 640, 8
 
 
 def draw_predictions(
@@ -30,16 +34,21 @@ def draw_predictions(
     num_images: int = 12,
     score_thr: float = 0.3,
     device: str | torch.device = 'cpu',
+    first: bool = False,
 ) -> list[Path]:
     """Writes pictures of test images: ground truth on the left, predictions on the right.
 
+    A class has one colour, left and right. A bar on stderr shows the progress.
+
     Args:
-        config: of a detector; `test_dataloader.dataset` gives the images, which need annotations.
+        config: of a detector (mmdet) or a segmentor (mmsegmentation); `test_dataloader.dataset`
+            gives the images, which need annotations.
         checkpoint: its weights; every parameter must be there.
         out_dir: folder of the pictures, made if missing. Each has its image's name, as PNG.
-        num_images: how many images, evenly spread over the set; all where it has fewer.
-        score_thr: predictions below this score are not drawn.
-        device: where the detector runs.
+        num_images: how many images; all where the set has fewer.
+        score_thr: a detector's predictions below this score are not drawn.
+        device: where the model runs.
+        first: take the first images of the set, instead of some that are evenly spread over it.
 
     Returns:
         The files written.
@@ -47,41 +56,69 @@ def draw_predictions(
     Raises:
         FileNotFoundError: without that checkpoint, or without the data.
         CheckpointError: if the checkpoint cannot be read.
-        RuntimeError: if the checkpoint is not of this detector.
+        RuntimeError: if the checkpoint is not of this model.
+        UsageError: if the model is neither a detector nor a segmentor.
         ValueError: for `num_images` below 1.
     """
     if num_images < 1:
         raise ValueError(f'num_images={num_images}: pass 1 or more')
-    init_default_scope(config.get('default_scope', 'mmdet'))
+    scope = config.get('default_scope', 'mmdet')
+    if scope not in _DRAWINGS:
+        raise UsageError(
+            f'default_scope is {scope!r}: predictions are drawn of {" and ".join(_DRAWINGS)}; '
+            'tools/image_demo.py shows what a classifier sees'
+        )
+    init_default_scope(scope)
     dataset = DATASETS.build(config.test_dataloader.dataset)
     model = MODELS.build(config.model)
     # Before mmengine stumbles over what is no checkpoint.
     read_weights(checkpoint)
     load_checkpoint(model, os.fspath(checkpoint), map_location='cpu', strict=True)
-    visualizer = DetLocalVisualizer('predictions', alpha=0.5)
-    visualizer.dataset_meta = dataset.metainfo
+    draw = _DRAWINGS[scope](dataset.metainfo, score_thr)
+    count = min(num_images, len(dataset))
+    chosen = np.linspace(0, (count if first else len(dataset)) - 1, count).round().astype(int)
+    predicted = _predict(model.to(device).eval(), dataset, chosen)
     files = []
-    chosen = np.linspace(0, len(dataset) - 1, min(num_images, len(dataset))).round().astype(int)
-    for image, sample in _predict(model.to(device).eval(), dataset, chosen):
-        image, sample = _enlarge(image, sample)
-        path = Path(out_dir) / Path(sample.img_path).with_suffix('.png').name
-        with warnings.catch_warnings():
-            # Boxes and outlines that touch the border are meant to.
-            warnings.filterwarnings('ignore', message='.*is out of bounds')
-            visualizer.add_datasample(
-                path.stem, image, sample, out_file=os.fspath(path), pred_score_thr=score_thr
-            )
-        files.append(path)
+    for image, sample in track(predicted, 'drawing', count, console=Console(stderr=True)):
+        files.append(Path(out_dir) / Path(sample.img_path).with_suffix('.png').name)
+        draw(image, sample, os.fspath(files[-1]))
     return files
+
+
+def tile(files: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str]) -> Path:
+    """Puts pictures into one, two in a row, each 640 pixels wide, on white.
+
+    Args:
+        files: pictures, in the order of reading.
+        out: the picture to write; its folder is made.
+    """
+    pictures = [_to_width(cv2.imread(os.fspath(file))) for file in files]
+    height = max(len(picture) for picture in pictures)
+    columns = min(2, len(pictures))
+    rows = -(-len(pictures) // columns)
+    size = (rows * (height + _GAP) - _GAP, columns * (_TILE + _GAP) - _GAP, 3)
+    sheet = np.full(size, 255, np.uint8)
+    for i, picture in enumerate(pictures):
+        top, left = (height + _GAP) * (i // columns), (_TILE + _GAP) * (i % columns)
+        sheet[top : top + len(picture), left : left + _TILE] = picture
+    Path(out).parent.mkdir(parents=True, exist_ok=True)
+    cv2.imwrite(os.fspath(out), sheet)
+    return Path(out)
+
+
+def _to_width(picture: np.ndarray) -> np.ndarray:
+    height, width = picture.shape[:2]
+    size = (_TILE, max(1, round(height * _TILE / width)))
+    return cv2.resize(picture, size, interpolation=cv2.INTER_AREA)
 
 
 @torch.inference_mode()
 def _predict(
     model: nn.Module, dataset: torch.utils.data.Dataset, indices: np.ndarray
-) -> Iterator[tuple[np.ndarray, DetDataSample]]:
+) -> Iterator[tuple[np.ndarray, Any]]:
     """The images `(H, W, 3)` RGB at their own size, with predictions and ground truth in it.
 
-    mmdet's test pipelines load annotations after the resize, so that those too keep the own size.
+    The test pipelines load annotations after the resize, so that those too keep the own size.
     """
     from mmcv import imread
 
@@ -90,15 +127,69 @@ def _predict(
         yield imread(sample.img_path, channel_order='rgb'), sample.cpu()
 
 
-def _enlarge(image: np.ndarray, sample: DetDataSample) -> tuple[np.ndarray, DetDataSample]:
-    factor = -(-_READABLE // min(image.shape[:2]))
+def _boxes(meta: dict[str, Any], score_thr: float) -> Callable[[np.ndarray, Any, str], None]:
+    """Draws boxes and masks."""
+    from mmdet.visualization import DetLocalVisualizer
+    from mmdet.visualization.palette import get_palette
+
+    class Visualizer(DetLocalVisualizer):
+        """Masks have the colour of their class; mmdet changes it a little, at random."""
+
+        def _draw_instances(self, image: np.ndarray, instances: Any, *args: Any) -> np.ndarray:
+            palette = get_palette(meta.get('palette'), len(meta['classes']))
+            self.mask_colors = [palette[label] for label in instances.labels]
+            return super()._draw_instances(image, instances, *args)
+
+        def draw_binary_masks(self, masks: np.ndarray, colors: Any, alphas: float) -> Any:
+            return super().draw_binary_masks(masks, self.mask_colors, alphas)
+
+    visualizer = Visualizer('predictions', alpha=0.5)
+    visualizer.dataset_meta = meta
+
+    def draw(image: np.ndarray, sample: Any, out_file: str) -> None:
+        image, sample = _enlarge(image, sample)
+        with warnings.catch_warnings():
+            # Boxes and outlines that touch the border are meant to.
+            warnings.filterwarnings('ignore', message='.*is out of bounds')
+            visualizer.add_datasample(
+                '', image, sample, out_file=out_file, pred_score_thr=score_thr
+            )
+
+    return draw
+
+
+def _enlarge(image: np.ndarray, sample: Any) -> tuple[np.ndarray, Any]:
+    factor = _factor(image)
     for instances in (sample.gt_instances, sample.pred_instances):
         instances.bboxes = instances.bboxes * factor
         if 'masks' in instances:
-            masks = instances.masks
-            masks = masks.masks if isinstance(masks, BitmapMasks) else masks.numpy()
-            instances.masks = torch.from_numpy(_repeat(masks, factor, axis=1))
+            masks = getattr(instances.masks, 'masks', instances.masks)
+            instances.masks = torch.from_numpy(_repeat(np.asarray(masks), factor, axis=1))
     return _repeat(image, factor, axis=0), sample
+
+
+def _labels(meta: dict[str, Any], score_thr: float) -> Callable[[np.ndarray, Any, str], None]:
+    """Draws label maps; there are no scores."""
+    from mmseg.visualization import SegLocalVisualizer
+
+    visualizer = SegLocalVisualizer('predictions', alpha=0.6)
+    visualizer.dataset_meta = meta
+
+    def draw(image: np.ndarray, sample: Any, out_file: str) -> None:
+        factor = _factor(image)
+        for key in ('gt_sem_seg', 'pred_sem_seg'):
+            labels = _repeat(sample.get(key).data.numpy(), factor, axis=1)
+            setattr(sample, key, PixelData(data=torch.from_numpy(labels)))
+        visualizer.add_datasample('', _repeat(image, factor, axis=0), sample, out_file=out_file)
+
+    return draw
+
+
+_DRAWINGS = {'mmdet': _boxes, 'mmseg': _labels}
+
+
+def _factor(image: np.ndarray) -> int:
+    return -(-_READABLE // min(image.shape[:2]))
 
 
 def _repeat(pixels: np.ndarray, factor: int, axis: int) -> np.ndarray:

@@ -38,7 +38,7 @@ def describe_checkpoint(path: str | os.PathLike[str], depth: int = 2) -> str:
     lines += [f'entries: {", ".join(map(str, others))}'] if others else []
     lines += [
         f'{key}: {meta[key]}'
-        for key in ('epoch', 'iter', 'time', 'mmengine_version', 'mmvttt_version')
+        for key in ('epoch', 'iter', 'time', 'mmengine_version', 'mmvttt_version', 'git_hash')
         if meta.get(key) is not None
     ]
     dataset = meta.get('dataset_meta')

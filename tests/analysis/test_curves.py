@@ -85,20 +85,22 @@ def test_summary_says_last_and_highest(work_dir):
 
 
 def test_picture_shows_every_point(work_dir, monkeypatch):
-    """Losses (not lr or accuracy) and metrics (not those that are never defined), all points."""
+    """Losses (not accuracy), metrics (not those that are never defined) and lr, all points."""
     from matplotlib.figure import Figure
 
     drawn = []
     save = Figure.savefig
     monkeypatch.setattr(Figure, 'savefig', lambda s, *a, **k: (drawn.append(s), save(s, *a, **k)))
     out = plot_curves(*read_scalars(work_dir), work_dir / 'new' / 'c.png')
-    left, right = (
+    left, right, rate = (
         {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
         for axes in drawn[0].axes
     )
     assert set(left) == {'loss', 'loss_mask'}
     assert left['loss'] == [[25, 4.0], [50, 3.0], [75, 2.0], [100, 1.0]]
     assert right == {'coco/bbox_mAP_50': [[1, 0.2], [2, 0.6], [3, 0.4]]}
+    # Unlabelled: the panel says what it is.
+    assert list(rate.values()) == [[[25, 1e-3], [50, 1e-3], [75, 1e-3], [100, 1e-3]]]
     with Image.open(out) as image:
         assert image.format == 'PNG'
         assert image.width > image.height > 300

@@ -1,4 +1,4 @@
-"""Pictures of predictions on the built-in set: ground truth left, predictions right."""
+"""Pictures of predictions, of boxes and of label maps: ground truth left, predictions right."""
 
 from pathlib import Path
 
@@ -6,12 +6,15 @@ import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
+from mmengine.registry import MODELS as ROOT
+from mmengine.registry import init_default_scope
 from mmengine.structures import InstanceData
 from PIL import Image
 
 from mmvttt.analysis import predictions
-from mmvttt.analysis.predictions import draw_predictions
+from mmvttt.analysis.predictions import draw_predictions, tile
 from mmvttt.datasets import make_digits
+from mmvttt.errors import UsageError
 from mmvttt.registry import MODELS
 
 CONFIGS = Path(__file__).resolve().parents[2] / 'configs'
@@ -35,8 +38,6 @@ def config(tmp_path_factory) -> Config:
 
 @pytest.fixture(scope='module')
 def checkpoint(config, tmp_path_factory) -> Path:
-    from mmengine.registry import init_default_scope
-
     init_default_scope('mmdet')
     path = tmp_path_factory.mktemp('weights') / 'epoch_1.pth'
     torch.save(dict(state_dict=MODELS.build(config.model).state_dict()), path)
@@ -74,6 +75,8 @@ def test_pictures_hold_ground_truth_and_predictions(config, checkpoint, tmp_path
         left, right = picture[:, :480], picture[:, 480:]
         masks = sample.gt_instances.masks
         covered = np.asarray(masks).any(axis=0)
+        # A class has one colour; the scores are written over the right half only.
+        assert (left == right).all(axis=-1)[covered].mean() > 0.6
         for half in (left, right):
             changed = (half != image).any(axis=-1)
             assert changed[covered].mean() > 0.9
@@ -93,6 +96,74 @@ def test_the_detectors_own_predictions_are_drawn(config, checkpoint, tmp_path):
     source = Path(config.test_dataloader.dataset.data_root) / 'val' / files[0].name
     expected = np.asarray(Image.open(source)).repeat(5, axis=0).repeat(5, axis=1)
     assert np.array_equal(untouched, expected)
+
+
+@pytest.fixture(scope='module')
+def street(tmp_path_factory) -> tuple[Config, Path]:
+    """The CamVid config with a tiny model on two images, whose left half is not labelled."""
+    root = tmp_path_factory.mktemp('street')
+    for folder in ('img_dir/val', 'ann_dir/val'):
+        (root / folder).mkdir(parents=True)
+    for name in 'ab':
+        label = np.full((50, 70), 255, np.uint8)
+        label[:, 35:] = 3
+        Image.fromarray(label).save(root / f'ann_dir/val/{name}.png')
+        Image.fromarray(np.full((50, 70, 3), 128, np.uint8)).save(root / f'img_dir/val/{name}.jpg')
+    cfg = Config.fromfile(CONFIGS / 'upernet_vittt_t_camvid.py')
+    cfg.model.backbone.conv_inplane = 8
+    cfg.model.backbone.norm_cfg = dict(type='BN')
+    cfg.model.backbone.backbone.arch = dict(
+        embed_dims=32, num_layers=4, num_heads=1, feedforward_channels=32
+    )
+    cfg.model.decode_head.update(in_channels=[32] * 4, channels=64)
+    cfg.model.auxiliary_head.update(in_channels=32, channels=64)
+    cfg.test_dataloader.dataset.data_root = str(root)
+    init_default_scope('mmseg')
+    model = ROOT.build(cfg.model)
+    # Whatever it sees: class 3.
+    torch.nn.init.zeros_(model.decode_head.conv_seg.weight)
+    model.decode_head.conv_seg.bias.data = 10.0 * torch.eye(11)[3]
+    path = root / 'w.pth'
+    torch.save(dict(state_dict=model.state_dict()), path)
+    return cfg, path
+
+
+def test_label_maps_have_one_palette(street, tmp_path, capsys):
+    files = draw_predictions(*street, tmp_path / 'out')
+    assert [f.name for f in files] == ['a.png', 'b.png']
+    picture = np.asarray(Image.open(files[0]))
+    # 50 × 70 pixels, ten times as large.
+    assert picture.shape == (500, 1400, 3)
+    left, right = picture[400, :700], picture[400, 700:]
+    assert np.array_equal(left[350:], right[350:])
+    assert np.ptp(right, axis=0).max() == 0
+    # 255 has no colour, and is darkened.
+    assert left[:350].max() < 128 < left[350:].max()
+    assert 'drawing' in capsys.readouterr().err
+
+
+def test_a_grid_has_the_first_images(street, config, checkpoint, tmp_path):
+    files = draw_predictions(config, checkpoint, tmp_path, num_images=3, first=True)
+    assert [f.name for f in files] == ['000000.png', '000001.png', '000002.png']
+    files += draw_predictions(*street, tmp_path, num_images=1, first=True)
+    sheet = np.asarray(Image.open(tile(files, tmp_path / 'new' / 'grid.png')))
+    # Two in a row, 960 × 480 and 1400 × 500 made 640 wide, and 8 pixels between them.
+    assert sheet.shape == (320 + 8 + 320, 640 + 8 + 640, 3)
+    assert (sheet[:, 640:648] == 255).all()
+    assert (sheet[320:328] == 255).all()
+    for i, file in enumerate(files):
+        top, left = 328 * (i // 2), 648 * (i % 2)
+        with Image.open(file) as image:
+            small = np.asarray(image.resize((640, 320 if i < 3 else 229), Image.Resampling.BOX))
+        found = sheet[top : top + len(small), left : left + 640]
+        assert np.abs(found.astype(int) - small).mean() < 3
+    assert tile(files[:1], tmp_path / 'one.png').stat().st_size
+
+
+def test_classifiers_are_refused(checkpoint, tmp_path):
+    config = Config.fromfile(CONFIGS / 'vittt_t_in1k.py')
+    with pytest.raises(UsageError, match=r"'mmpretrain': predictions are drawn of mmdet and mmseg"):
+        draw_predictions(config, checkpoint, tmp_path)
 
 
 def test_a_checkpoint_of_another_model_is_refused(config, tmp_path):

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import mmengine
 from mmengine import hooks
 from mmengine.dist import broadcast_object_list, is_main_process
 from mmengine.optim import OptimWrapper, OptimWrapperDict
@@ -24,6 +25,7 @@ from ...checkpoints.resume import RUN_ID
 from ...checkpoints.run_lock import RunLock
 from ...errors import UsageError
 from ...registry import HOOKS
+from ...version import __version__
 from ..signals import SAVE, STOP, Preempted, Requests, shield_workers
 from .anomaly import AnomalyError, AnomalyHook, bad_weights
 
@@ -51,6 +53,8 @@ class CheckpointHook(hooks.CheckpointHook):
     - A checkpoint that cannot be written, as the disk is full, is tried again every minute; the
       training goes on, and the last good one stays.
     - A second training in the same folder is refused.
+    - `meta` has `mmengine_version`, `mmvttt_version`, and, where the training was started in a git
+      repository, `git_hash`: its commit.
 
     That no file is ever half written is `mmvttt.compat.files`' doing.
 
@@ -113,6 +117,16 @@ class CheckpointHook(hooks.CheckpointHook):
         loops = (runner.train_loop, runner.val_loop)
         shield_workers(*(loop.dataloader for loop in loops if hasattr(loop, 'dataloader')))
         self._requests.listen()
+
+    def before_save_checkpoint(self, runner: Runner, checkpoint: dict[str, Any]) -> None:
+        """Writes the versions, and by itself the commit that mmengine appends to its own."""
+        meta = checkpoint['meta']
+        # FlexibleRunner's strategies have another name for it.
+        both = meta.pop('mmengine', None) or meta.get('mmengine_version', '')
+        commit = both.removeprefix(mmengine.__version__)
+        if re.fullmatch('[0-9a-f]{40,64}', commit):
+            meta['git_hash'] = commit
+        meta.update(mmengine_version=mmengine.__version__, mmvttt_version=__version__)
 
     def after_train_iter(self, runner: Runner, *args: Any, **kwargs: Any) -> None:
         """Saves as mmengine's hook does, and where a signal has asked for it."""

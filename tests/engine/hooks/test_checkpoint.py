@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import mmengine
 import pytest
 import torch
 
@@ -15,6 +16,7 @@ from mmvttt.checkpoints.read import read_content
 from mmvttt.checkpoints.resume import latest_checkpoint
 from mmvttt.engine import AnomalyError, CheckpointHook, Preempted, signals
 from mmvttt.errors import UsageError
+from mmvttt.version import __version__
 
 TRAININGS = Path(__file__).parents[2] / 'trainings'
 TRAIN = TRAININGS.parents[1] / 'tools' / 'train.py'
@@ -37,11 +39,25 @@ def test_sigterm_leaves_a_checkpoint_of_this_step(run: Callable) -> None:
     assert names('a') == {'epoch_1.pth', 'iter_9.pth'}
     path, _ = latest_checkpoint('a')
     assert path.endswith('iter_9.pth')
-    assert read_content(path)['meta']['iter'] == 9
+    meta = read_content(path)['meta']
+    assert meta['iter'] == 9
+    assert meta['mmengine_version'] == mmengine.__version__
+    assert meta['mmvttt_version'] == __version__
     # The next regular one takes its place.
     run('train', config='noisy', work_dir='a', resume='auto')
     assert names('a') == {'epoch_1.pth', 'epoch_2.pth', 'epoch_3.pth'}
     assert signal.getsignal(signal.SIGTERM) is former
+
+
+@pytest.mark.parametrize('key', ['mmengine_version', 'mmengine'])
+def test_versions_and_the_commit_stand_apart(key: str) -> None:
+    """mmengine's Runner, and its FlexibleRunner, append the commit to the version."""
+    versions = dict(mmengine_version=mmengine.__version__, mmvttt_version=__version__)
+    for commit in ('0123456789' * 4, '', 'unknown'):
+        checkpoint = dict(meta={'epoch': 1, key: mmengine.__version__ + commit})
+        CheckpointHook().before_save_checkpoint(None, checkpoint)
+        own = dict(git_hash=commit) if len(commit) == 40 else {}
+        assert checkpoint['meta'] == dict(epoch=1, **versions, **own)
 
 
 def test_the_exit_status_can_be_chosen(run: Callable) -> None:
