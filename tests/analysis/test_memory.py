@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -264,12 +265,24 @@ def test_parts_add_up_and_have_a_depth() -> None:
     use = use_of('maskrcnn_vittt_t_1x', 'none')
     assert (use.height, use.width, use.how) == (*SIZE, 'computed')
     for depth in (1, 2, 3):
-        _, weights, kept = zip(*use.parts(depth), strict=True)
-        assert (sum(weights), sum(kept)) == (use.weights, use.activations)
+        parts = {name: np.array(numbers) for name, *numbers in use.parts(depth)}
+        children: dict[str, list[str]] = {}
+        for name in parts:
+            children.setdefault(_parent(name), []).append(name)
+        for parent, names in children.items():
+            expected = parts[parent] if parent else (use.weights, use.activations)
+            assert np.array_equal(sum(parts[name] for name in names), expected), parent
+        assert len(children) > depth - 1
+    # Weights of its own, beside those of its convolutions and blocks.
+    assert parts['backbone (itself)'][0] < parts['backbone'][0]
     names = [name for name, *_ in use.parts(3)]
     assert names.index('backbone.backbone.blocks.0') < names.index('backbone.backbone.blocks.1')
     assert not [name for name in names if name.startswith('backbone.backbone.blocks.0.')]
     assert names[-1] == 'loss'
+
+
+def _parent(name: str) -> str:
+    return name.removesuffix(' (itself)') if ' ' in name else name.rpartition('.')[0]
 
 
 def test_optimizer_and_averaged_copies(tmp_path: Path) -> None:

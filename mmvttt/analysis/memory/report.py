@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gc
 import os
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,18 +74,24 @@ class MemoryUse:
     def parts(self, depth: int) -> list[tuple[str, int, int]]:
         """`(name, weights, activations)` of the parts of the model down to a depth, in order.
 
-        The numbers in names do not count: `backbone.blocks.3` has depth 2. What is made outside of
-        all modules is the last part, 'loss'.
+        A part's numbers are the sums of its own parts, which follow it; what it holds beside them
+        is one of these, `NAME (itself)`. The numbers in names do not count: `backbone.blocks.3` has
+        depth 2. What is made outside of all modules is the last part, 'loss'.
         """
-        totals = {}
+        own: dict[str, Counter[str]] = {}
         for name in self.weights_of:
-            total = totals.setdefault(_part(name, depth) or 'loss', [0, 0])
-            total[0] += self.weights_of[name]
-            total[1] += self.activations_of[name]
+            held = Counter(weights=self.weights_of[name], activations=self.activations_of[name])
+            own.setdefault(_part(name, depth), Counter()).update(held)
         # The model itself comes first in its list of modules.
-        if 'loss' in totals:
-            totals['loss'] = totals.pop('loss')
-        return [(name, *total) for name, total in totals.items() if any(total)]
+        loss = own.pop('', Counter())
+        rows = []
+        for part, held in own.items():
+            inside = [o for name, o in own.items() if name.startswith(f'{part}.')]
+            rows.append((part, sum(inside, Counter(held))))
+            if any(held.values()) and any(sum(inside, Counter()).values()):
+                rows.append((f'{part} (itself)', held))
+        rows.append(('loss', loss))
+        return [(n, h['weights'], h['activations']) for n, h in rows if any(h.values())]
 
 
 def memory_use(
