@@ -62,11 +62,11 @@ def forward(
     q, k, v = heads_first(q, k, v)
     w = torch.cat([w1, w2], dim=-1)
     z = k @ w
-    z1, z2 = z.split(dim, dim=-1)
+    z1, z2 = z[..., :dim], z[..., dim:]
     a, slope = silu_derivatives(z2, 1)
-    # Into the halves of what was read: no copies of large maps.
-    torch.mul(v, z1, out=z2).mul_(slope)
-    torch.mul(v, a, out=z1)
+    # Into the halves of what was read: no more large maps. (`out=` has no forward mode.)
+    z2.copy_(slope.mul_(v).mul_(z1))
+    z1.copy_(a.mul_(v))
     g = k.mT @ z * (-scale / tokens)
     u1, u2 = (q @ (w - (damped(g, -2) if damping else g))).split(dim, dim=-1)
     return tokens_first(u1.mul_(F.silu(u2)), dtype), g

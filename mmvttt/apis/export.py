@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -164,12 +165,10 @@ def export_model(
 
 def _require_onnx() -> None:
     for package in ('onnx', 'onnxscript', 'onnxruntime'):
-        try:
-            __import__(package)
-        except ImportError as error:
+        if find_spec(package) is None:
             raise UsageError(
                 f"ONNX needs {package}, which is not installed: pip install 'mmvttt[export]'"
-            ) from error
+            )
 
 
 def _require_free_size(network: nn.Module) -> None:

@@ -31,7 +31,7 @@ def small(name: str, tmp_path: Path) -> str:
         for head in ('decode_head', 'auxiliary_head'):
             if head in model:
                 channels = 32 if head == 'auxiliary_head' else [32] * 4
-                model[head].update(in_channels=channels, channels=16)
+                model[head].update(in_channels=channels, channels=32)
         if 'neck' in model:
             model.neck.update(in_channels=[32] * 4, out_channels=16)
     path = tmp_path / f'{name}.py'

@@ -6,13 +6,15 @@ import torch
 from mmvttt.registry import MODELS
 
 PLAIN = dict(embed_dims=32, num_layers=1, num_heads=2, feedforward_channels=32)
-VITTT = dict(type='Vittt', arch=PLAIN, img_size=64)
+VITTT = dict(type='mmvttt.Vittt', arch=PLAIN, img_size=64)
 CONFIGS = {
     'vittt': VITTT,
-    'vit3': dict(type='ViT3', arch=PLAIN),
-    't5': dict(type='T5', arch=PLAIN, img_size=64),
-    'h_vit3': dict(type='HViT3', arch=dict(embed_dims=(16, 32), depths=(1, 1), num_heads=(1, 2))),
-    'adapter': dict(type='ViTAdapter', backbone=VITTT, deform_num_heads=2, conv_inplane=8),
+    'vit3': dict(type='mmvttt.ViT3', arch=PLAIN),
+    't5': dict(type='mmvttt.T5', arch=PLAIN, img_size=64),
+    'h_vit3': dict(
+        type='mmvttt.HViT3', arch=dict(embed_dims=(16, 32), depths=(1, 1), num_heads=(1, 2))
+    ),
+    'adapter': dict(type='mmvttt.ViTAdapter', backbone=VITTT, deform_num_heads=2, conv_inplane=8),
 }
 
 
