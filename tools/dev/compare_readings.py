@@ -119,7 +119,7 @@ def parse_args() -> argparse.Namespace:
     parser = command_line(__doc__)
     parser.add_argument('--on', choices=TASKS, default='digits')
     parser.add_argument('--epochs', type=positive, default=6)
-    parser.add_argument('--seeds', type=positive, default=3)
+    parser.add_argument('--seeds', type=int, nargs='+', default=[0, 1, 2])
     parser.add_argument('--out', type=Path, help='a CSV file with a row for each training')
     return parser.parse_args()
 
@@ -132,14 +132,14 @@ def main() -> None:
         rows = csv.writer(file)
         rows.writerow(('reading', 'seed', 'last loss', metric))
         # One seed of every reading before the next one: a run that is stopped has equal columns.
-        for seed, name in product(range(args.seeds), READINGS):
+        for seed, name in product(args.seeds, READINGS):
             loss, value = train(READINGS[name], seed, args.epochs)
             results[name].append((loss, value))
             rows.writerow((name, seed, f'{loss:.4f}', f'{value:.2f}'))
     print(f'| reading | last loss | {metric} |\n| --- | ---: | ---: |')
     for name, pairs in results.items():
         losses, values = zip(*pairs, strict=True)
-        spread = stdev(values) if args.seeds > 1 else 0.0
+        spread = stdev(values) if len(values) > 1 else 0.0
         # A row of docs/fidelity.md.
         print(f'| {name} | {mean(losses):.3f} | {mean(values):.1f} ± {spread:.1f} |')
 
