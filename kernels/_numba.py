@@ -202,6 +202,27 @@ def _at(builder: ir.IRBuilder, kind: ir.Type, start: ir.Value, offset: ir.Value)
 
 
 @intrinsic
+def add_products(context, z, x, y):
+    """z += x ⊙ y of rows of COLUMNS numbers, dense: a loop of known length stays in scalars."""
+
+    def generate(context, builder, signature, arguments):
+        number = context.get_data_type(signature.args[0].dtype)
+        size = signature.args[0].dtype.bitwidth // 8
+        kind = ir.VectorType(number, COLUMNS).as_pointer()
+        places = [
+            builder.bitcast(context.make_array(row)(context, builder, value).data, kind)
+            for row, value in zip(signature.args, arguments, strict=True)
+        ]
+        total, a, b = (builder.load(place, align=size) for place in places)
+        fuse = {'flags': ('contract',)}
+        total = builder.fadd(total, builder.fmul(a, b, **fuse), **fuse)
+        builder.store(total, places[0], align=size)
+        return context.get_dummy_value()
+
+    return types.void(z, x, y), generate
+
+
+@intrinsic
 def rounded_to_bf16(context, x):
     """A number in fp32 as bf16 would hold it, ties to even; in fp64 as it is."""
 

@@ -1,14 +1,14 @@
 """ViT³'s depth-wise 3×3 inner model in plain PyTorch: the executable specification of its step.
 
 - `primal`: the definition, with the gradient of the inner loss by autograd.
-- `forward`, `backward`: what the op runs without a GPU, from nine shifted maps.
+- `forward`, `backward`: what the op runs without kernels, from nine shifted maps.
 
 Maps are channels-last, `(B, h, w, d)`; the nine taps of a kernel are numbered row by row and stand
 before the channels, `(…, 9, d)`, which is how the inner gradient is kept. The inner loss is
 −(s/N)·Σ f(k)·v, N = h·w; nothing is scaled by s/N before the sum over the pixels.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -63,7 +63,7 @@ def shifted(x: Tensor) -> Iterator[tuple[int, Tensor]]:
         yield tap, padded[:, row : row + h, column : column + w]
 
 
-def _correlate(x: Tensor, taps: Tensor) -> Tensor:
+def correlate(x: Tensor, taps: Tensor) -> Tensor:
     """Σ_δ taps[δ]·x[p + δ]: a depth-wise convolution with kernels of its own for every image."""
     out = torch.zeros_like(x)
     for tap, moved in shifted(x):
@@ -99,8 +99,10 @@ def forward(
     w: int,
     scale: float,
     damping: bool = True,
+    products: Callable[[Tensor, Tensor], Tensor] = products,
+    correlate: Callable[[Tensor, Tensor], Tensor] = correlate,
 ) -> tuple[Tensor, Tensor]:
-    """The step and the reading.
+    """The step and the reading, by the two ways to go through maps.
 
     Returns:
         O `(B, h·w, d)` contiguous, and the inner gradient before damping, `(B, 9, d)` in the
@@ -109,7 +111,7 @@ def forward(
     dtype = q.dtype
     q, k, v = _maps(h, w, q, k, v)
     g = products(k, v) * (-scale / (h * w))
-    return _tokens(_correlate(q, _taps(w3) - (damped(g, 1) if damping else g)), dtype), g
+    return _tokens(correlate(q, _taps(w3) - (damped(g, 1) if damping else g)), dtype), g
 
 
 @torch.no_grad()
@@ -124,6 +126,8 @@ def backward(
     w: int,
     scale: float,
     damping: bool = True,
+    products: Callable[[Tensor, Tensor], Tensor] = products,
+    correlate: Callable[[Tensor, Tensor], Tensor] = correlate,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v and w3, given that of O and the g that `forward` returned.
 
@@ -132,12 +136,12 @@ def backward(
     """
     dtype = q.dtype
     do, q, k, v = _maps(h, w, do, q, k, v)
-    dq = _correlate(do, (_taps(w3) - (damped(g, 1) if damping else g)).flip(1))
+    dq = correlate(do, (_taps(w3) - (damped(g, 1) if damping else g)).flip(1))
     dw = products(q, do)
     j = (damped_backward(dw, g, 1) if damping else dw) * (scale / (h * w))
     return (
         _tokens(dq, dtype),
-        _tokens(_correlate(v, j.flip(1)), dtype),
-        _tokens(_correlate(k, j), dtype),
+        _tokens(correlate(v, j.flip(1)), dtype),
+        _tokens(correlate(k, j), dtype),
         dw.sum(0).mT.reshape(w3.shape).contiguous(),
     )

@@ -52,8 +52,8 @@ def call_glu(inputs, hw, scale=SCALE, **options):
     return ttt_glu(**inputs, scale=scale, **options)
 
 
-def call_dwconv(inputs, hw, scale=SCALE, **options):
-    return ttt_dwconv(**inputs, hw=hw, scale=scale, **options)
+def call_dwconv(inputs, hw, scale=SCALE, backend='reference', **options):
+    return ttt_dwconv(**inputs, hw=hw, scale=scale, backend=backend, **options)
 
 
 def call_mlp(inputs, hw, scale=1.0, **options):

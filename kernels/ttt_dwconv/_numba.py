@@ -1,0 +1,84 @@
+"""ViT³'s depth-wise inner step on a CPU: the reference, going through the maps in numba.
+
+A program has COLUMNS channels of one image and alone writes to its part of the result: neither the
+number of threads nor their order changes a bit. fp32 and fp64 run as they are, bf16 and fp16 in
+fp32, as in the reference.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import torch.nn.functional as F
+from torch import Tensor
+
+from .._numba import COLUMNS, add_products, jit, padded, parallel
+from . import reference
+
+
+def supported(q: Tensor) -> str | None:
+    """Why the kernels cannot run with these arguments, in a sentence; None where they can."""
+    return None
+
+
+@jit
+def _products(start, stop, x, y, out):
+    """The programs from `start` to `stop`; x is padded by a pixel, out is zero."""
+    _, h, w, channels = y.shape
+    blocks = channels // COLUMNS
+    for number in range(start, stop):
+        image, first = number // blocks, number % blocks * COLUMNS
+        last = first + COLUMNS
+        for tap in range(9):
+            total = out[image, tap, first:last]
+            for i in range(h):
+                for j in range(w):
+                    moved = x[image, i + tap // 3, j + tap % 3, first:last]
+                    add_products(total, moved, y[image, i, j, first:last])
+
+
+@jit
+def _correlate(start, stop, x, taps, out):
+    """The programs from `start` to `stop`; x is padded by a pixel, out is zero."""
+    _, h, w, channels = out.shape
+    blocks = channels // COLUMNS
+    for number in range(start, stop):
+        image, first = number // blocks, number % blocks * COLUMNS
+        last = first + COLUMNS
+        for i in range(h):
+            for j in range(w):
+                total = out[image, i, j, first:last]
+                for tap in range(9):
+                    moved = x[image, i + tap // 3, j + tap % 3, first:last]
+                    add_products(total, moved, taps[image, tap, first:last])
+
+
+def _wide(x: Tensor, border: int = 0) -> np.ndarray:
+    """Whole blocks of channels, dense, in a frame of zeros."""
+    channels = padded(x.shape[-1], COLUMNS) - x.shape[-1]
+    if channels or border:
+        x = F.pad(x, (0, channels, *[border] * 4) if border else (0, channels))
+    return x.contiguous().numpy()
+
+
+def _run(kernel: Callable, x: Tensor, other: Tensor, size: tuple[int, ...]) -> Tensor:
+    """`(B, *size, d)`."""
+    channels = padded(x.shape[-1], COLUMNS)
+    out = x.new_zeros((len(x), *size, channels))
+    programs = len(x) * (channels // COLUMNS)
+    parallel(kernel, programs, _wide(x, border=1), _wide(other), out.numpy())
+    return out[..., : x.shape[-1]]
+
+
+def products(x: Tensor, y: Tensor) -> Tensor:
+    """As `reference.products`."""
+    return _run(_products, x, y, (9,))
+
+
+def correlate(x: Tensor, taps: Tensor) -> Tensor:
+    """As `reference.correlate`."""
+    return _run(_correlate, x, taps, x.shape[1:3])
+
+
+forward = partial(reference.forward, products=products, correlate=correlate)
+backward = partial(reference.backward, products=products, correlate=correlate)
