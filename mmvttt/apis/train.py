@@ -21,6 +21,7 @@ from ..datasets.checks.paths import check_data
 from ..engine.agreement import agree_on_start
 from ..engine.exact_resume import make_exact
 from ..engine.heartbeat import say_who_is_gone
+from ..engine.signals import end_workers
 from ..errors import UsageError
 from .screen import QuietRunner, summary
 
@@ -192,6 +193,8 @@ def train(
     except RuntimeError as error:
         say_who_is_gone(error)
         raise
+    finally:
+        end_workers(runner)
     return runner
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from mmengine.dist import get_world_size
+from mmengine.runner import Runner
 
 # What a process is asked for, by rising weight.
 GO_ON, SAVE, STOP = range(3)
@@ -128,8 +129,8 @@ def shield_workers(*loaders: Any) -> None:
     """
     for loader in loaders:
         loader.worker_init_fn = partial(_make_deaf, loader.worker_init_fn)
-    atexit.unregister(_end_workers)
-    atexit.register(_end_workers)
+    atexit.unregister(_kill_workers)
+    atexit.register(_kill_workers)
 
 
 def _make_deaf(then: Callable[[int], None] | None, worker: int) -> None:
@@ -139,7 +140,21 @@ def _make_deaf(then: Callable[[int], None] | None, worker: int) -> None:
         then(worker)
 
 
-def _end_workers() -> None:
+def end_workers(runner: Runner) -> None:
+    """Ends the persistent data workers of a training that is over.
+
+    Left to the garbage collector, which takes their queues down first, they would never hear that
+    it is, and be waited for ten seconds each.
+    """
+    for loop in (runner._train_loop, runner._val_loop):
+        loader = getattr(loop, 'dataloader', None)
+        iterator = getattr(loader, '_iterator', None)
+        if iterator is not None:
+            iterator._shutdown_workers()
+            loader._iterator = None
+
+
+def _kill_workers() -> None:
     """At the end of Python, which would send its children a SIGTERM and wait: these are deaf."""
     for process in multiprocessing.active_children():
         if process.daemon:
