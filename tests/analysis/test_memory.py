@@ -421,13 +421,10 @@ def test_a_row_of_the_tables_is_what_is_computed_now() -> None:
         if (row['config'], row['with_cp'], row['amp']) == ('upernet_vit3_t_160k', 'all', 'bf16')
     )
     now = to_row(memory_use('upernet_vit3_t_160k', with_cp='all', amp='bf16'))
-    assert row.keys() == now.keys()
-    # docs/memory.md shows hundredths of GiB. Other versions of torch may save other tensors.
-    near = 1e-3 if row['torch'] == now['torch'] else 0.05
-    for key in ('peak_mib', 'activations_mib'):
-        assert float(row[key]) == pytest.approx(float(now[key]), rel=near), (
-            'write docs/benchmarks/memory_*.csv anew, as docs/memory.md says'
-        )
+    if row['torch'] == now['torch']:
+        assert row == now, 'write docs/benchmarks/memory_*.csv anew, as docs/memory.md says'
+    # Other versions of torch may save other tensors.
+    assert float(row['peak_mib']) == pytest.approx(float(now['peak_mib']), rel=0.05)
 
 
 @pytest.mark.parametrize('path', TABLES, ids=lambda path: path.stem)
