@@ -100,8 +100,8 @@ def train_detector(options: dict, seed: int, epochs: int) -> tuple[float, float]
         cfg.val_evaluator.ann_file = f'{root}/annotations/instances_val.json'
         cfg.val_evaluator.metric = 'bbox'
         cfg.work_dir = folder
-        # mmengine keeps loggers and visualizers by this name, and their folder goes with the run.
-        cfg.experiment_name = Path(folder).name
+        # mmengine keeps loggers and visualizers by name, and their folder goes with the run.
+        cfg.experiment_name = cfg.visualizer.name = Path(folder).name
         runner = Runner.from_cfg(cfg)
         runner.train()
         scalars = runner.message_hub.log_scalars
