@@ -12,9 +12,7 @@ optim_wrapper = dict(
     paramwise_cfg=dict(layer_decay_rate=1.0, new_lr_mult=20.0),
     optimizer=dict(type='AdamW', lr=4e-5, weight_decay=1e-8),
 )
-param_scheduler = [
-    dict(type='LinearLR', start_factor=1e-3, end=5, convert_to_iter_based=True),
-    dict(type='CosineAnnealingLR', eta_min_ratio=1e-2, begin=5, end=30),
-]
+# Once an epoch, as the authors': the whole first epoch runs at the lowest rate.
+param_scheduler = [dict(type='mmvttt.WarmupCosineLR', warmup_ratio=5 / 30)]
 train_cfg = dict(max_epochs=30)
 auto_scale_lr = dict(base_batch_size=1024)
