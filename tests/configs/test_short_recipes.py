@@ -71,7 +71,7 @@ def reduce(name: str) -> Config:
     cfg.default_hooks.logger.interval = 1
     cfg.default_hooks.checkpoint = None
     model = cfg.model
-    if name.endswith('in1k'):
+    if 'in1k' in name:
         stages = model.backbone.type == 'mmvttt.HViT3'
         model.backbone.arch = STAGES if stages else PLAIN
         model.head.in_channels = 64
@@ -81,6 +81,9 @@ def reduce(name: str) -> Config:
     elif name.startswith('maskrcnn'):
         model.neck.in_channels = reduce_backbone(model.backbone)
         model.roi_head.bbox_head.fc_out_channels = 32
+        # The larger part of a step, and bf16 is slow on most CPUs.
+        model.roi_head.mask_head.update(num_convs=1, conv_out_channels=16)
+        model.train_cfg.rcnn.sampler.num = 32
     else:
         channels = reduce_backbone(model.backbone)
         model.decode_head.update(in_channels=channels, channels=32, norm_cfg=dict(type='BN'))
@@ -105,12 +108,20 @@ def cosine() -> list[float]:
     return [0.001, 0.5005, *curve[2:]]
 
 
+def by_epoch() -> list[float]:
+    """A rate for each epoch, two of them warm-up."""
+    t = np.arange(EPOCHS)
+    curve = 0.01 + 0.99 * (1 + np.cos(np.pi * t / EPOCHS)) / 2
+    return np.repeat([0.001, 0.5005, *curve[2:]], IMAGES // BATCH).tolist()
+
+
 # The rate of the first group of parameters, the one that is printed; then its course.
 RATES = {
     'vittt_t_in1k': (1e-3, cosine()),
     'vit3_t_in1k': (4e-3 * BATCH / 4096, cosine()),
     'hvit3_t_in1k': (4e-3 * BATCH / 4096, cosine()),
     'hvit3_t_mesa_in1k': (4e-3 * BATCH / 4096, cosine()),
+    't5_t_in1k_30e': (4e-5, by_epoch()),
     # The patch embedding is six layers below the top of the reduced backbone of four blocks.
     'maskrcnn_vittt_t_1x': (1e-4 * 0.85**5, warm_up(1e-3, 500)),
     'maskrcnn_hvit3_t_1x': (2e-4 * BATCH / 32, warm_up(1e-3, 1000)),

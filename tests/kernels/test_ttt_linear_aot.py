@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from table import compare
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOL = ROOT / 'tools' / 'kernel_benchmarks' / 'aot' / 'ttt_linear_aot.py'
@@ -69,7 +70,7 @@ def test_nothing_got_worse_than_the_table(found, tool):
         pytest.skip(f'no table for Triton {found["triton"]}; {UPDATE}')
     missing = found['found'].keys() - table.keys()
     assert not missing, f'not in the table: {missing}; {UPDATE}'
-    changes = tool.compare(found['found'], table)
+    changes = compare(found['found'], table)
     better = [line for line in changes if line.startswith('-')]
     if better:
         print('Better than the table:', *better, UPDATE, sep='\n')
@@ -103,8 +104,8 @@ def test_launches_bind_and_another_size_compiles_nothing_anew():
 def test_a_worse_figure_is_told_from_a_better_one(tool):
     old = {'registers': 128, 'spills': 4, 'shared': 0}
     new = {'registers': 130, 'spills': 2, 'shared': 0}
-    assert tool.compare({'x': new}, {'x': old}) == [
+    assert compare({'x': new}, {'x': old}) == [
         '+ x: registers 128 → 130',
         '- x: spills 4 → 2',
     ]
-    assert tool.compare({'x': old}, {'x': old}) == []
+    assert compare({'x': old}, {'x': old}) == []

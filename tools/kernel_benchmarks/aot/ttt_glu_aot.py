@@ -4,12 +4,10 @@
     python tools/kernel_benchmarks/aot/ttt_glu_aot.py --update   # write the table anew
     python tools/kernel_benchmarks/aot/ttt_glu_aot.py --update --only ttt_mlp
 
-The table, ttt_glu_aot.json, is like that of ttt_linear_aot.py, whose counting it shares;
-tests/kernels/test_inner_steps_aot.py holds the kernels to it.
+The table, ttt_glu_aot.json, is by Triton version, which brings its assembler; table.py counts what
+is in it, and tests/kernels/test_inner_steps_aot.py holds the kernels to it.
 """
 
-import argparse
-import json
 import os
 import re
 import sys
@@ -21,9 +19,9 @@ if __name__ == '__main__':
     os.environ['TRITON_ALWAYS_COMPILE'] = '1'
 
 import triton
+from table import TYPES, command
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from ttt_linear_aot import TYPES, compare, count
 
 TABLE = Path(__file__).with_suffix('.json')
 ARCHS = (80, 89, 90)
@@ -54,8 +52,11 @@ def variants(everything: bool) -> list[str]:
                 for dim in (64, 32):
                     if dtype == 'fp32' and op == 'ttt_glu' and dim == 64:
                         continue  # runs as the reference
-                    if op in MODELS and (dtype != 'bf16' or (op != 'ttt_mlp_swiglu' and dim == 32)):
-                        continue  # fp16 comes out as bf16 does, and T⁵ has heads of 64 channels
+                    if op in MODELS and not (
+                        (dtype == 'bf16' and (dim == 64 or op == 'ttt_mlp_swiglu'))
+                        or (dtype, dim, op) == ('fp16', 64, 'ttt_mlp_swiglu')
+                    ):
+                        continue  # no kernels in fp32; T⁵ has heads of 64 channels, and SwiGLU
                     for arch in ARCHS:
                         main = dtype == 'bf16' and dim == 64 and arch == 90
                         main = main and op not in ('ttt_mlp', 'ttt_mlp_l2')
@@ -86,7 +87,7 @@ def build(name: str):
     else:
         function = getattr(dwconv, f'_{kind}')
         options = dwconv.config(int(dim))
-    warps = options.pop('num_warps')
+    launch = {n: options.pop(n) for n in ('num_warps', 'maxnreg') if n in options}
     constants = {'DAMPING': True, **options}
     constants = {n: x for n, x in constants.items() if n in function.arg_names}
     signature, attributes = {}, {}
@@ -110,49 +111,9 @@ def build(name: str):
     return triton.compile(
         ASTSource(function, signature, constants, attributes),
         target=GPUTarget('cuda', int(arch.removeprefix('sm_')), 32),
-        options={'num_warps': warps},
+        options=launch,
     )
 
 
-def figures(compiled) -> dict[str, int]:
-    """Those of `ttt_linear_aot.count`, and WGMMAs whose first operand is in registers."""
-    operands = re.findall(r'wgmma\.mma_async[^;{]*\{[^}]*\},\s*(\{?)', compiled.asm['ptx'])
-    found = count(compiled)
-    if len(operands) != found['wgmma']:
-        raise RuntimeError(f'{found["wgmma"]} WGMMAs in the PTX, of which {len(operands)} parsed')
-    return {**found, 'wgmma_registers': operands.count('{')}
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('--update', action='store_true', help='write the table, every variant')
-    parser.add_argument('--all', action='store_true', help='every variant, not a minute of them')
-    parser.add_argument('--only', default='', help='variants whose names start with this')
-    args = parser.parse_args()
-    found = {}
-    names = variants(args.update or args.all)
-    for name in (name for name in names if name.startswith(args.only)):
-        found[name] = figures(build(name))
-        print(name, *(f'{key} {value}' for key, value in found[name].items()), flush=True)
-    tables = json.loads(TABLE.read_text()) if TABLE.exists() else {}
-    if args.update:
-        kept = tables.get(triton.__version__, {}) | found
-        tables[triton.__version__] = {name: kept[name] for name in names if name in kept}
-        lines = [
-            f' {json.dumps(version)}: {{\n'
-            + ',\n'.join(f'  {json.dumps(n)}: {json.dumps(f)}' for n, f in table.items())
-            + '\n }'
-            for version, table in sorted(tables.items())
-        ]
-        TABLE.write_text('{\n' + ',\n'.join(lines) + '\n}\n')
-        return 0
-    if triton.__version__ not in tables:
-        print(f'no table for Triton {triton.__version__}; --update writes one')
-        return 0
-    changes = compare(found, tables[triton.__version__])
-    print(*changes, sep='\n')
-    return int(any(line.startswith('+') for line in changes))
-
-
 if __name__ == '__main__':
-    sys.exit(main())
+    sys.exit(command(__doc__, TABLE, variants, build))

@@ -3,19 +3,13 @@
     python tools/kernel_benchmarks/aot/ttt_linear_aot.py            # compare with the table
     python tools/kernel_benchmarks/aot/ttt_linear_aot.py --update   # write the table anew
 
-The table, ttt_linear_aot.json, is by Triton version, which brings its assembler:
-registers a thread, instructions that spill (LDL, STL), bytes of shared memory, and tensor-core
-instructions (HMMA), of the whole kernel. tests/kernels/test_ttt_linear_aot.py holds them to it.
+The table, ttt_linear_aot.json, is by Triton version, which brings its assembler; table.py counts
+what is in it. tests/kernels/test_ttt_linear_aot.py holds the kernels to it.
 """
 
-import argparse
-import json
 import os
 import re
-import subprocess
 import sys
-import tempfile
-from collections import Counter
 from pathlib import Path
 
 if __name__ == '__main__':
@@ -23,14 +17,13 @@ if __name__ == '__main__':
     os.environ.pop('TRITON_INTERPRET', None)
     os.environ['TRITON_ALWAYS_COMPILE'] = '1'
 
-import torch
 import triton
+from table import TYPES, command
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 TABLE = Path(__file__).with_suffix('.json')
 ARCHS = (80, 90)
-TYPES = {'bf16': torch.bfloat16, 'fp16': torch.float16, 'fp32': torch.float32}
 # Name in the table: function, its options, and whether programs share a multiprocessor's registers.
 KERNELS = {
     'forward_fused': ('forward_scan', {'QUERY': True, 'KEEP': False}, True),
@@ -45,7 +38,6 @@ KERNELS = {
 # Tensors in the dtype of the tokens; all others are in that of the state.
 TOKENS = {'q', 'k', 'v', 'o', 'g', 'do', 'd_out', 'normed', 'u_out', 'dp_out', 'dz_out'}
 TOKENS |= {'dq', 'dk', 'dv'}
-LOWER_IS_BETTER = ('registers', 'spills', 'shared')
 
 
 def variants(everything: bool) -> list[str]:
@@ -106,71 +98,5 @@ def build(name: str):
     )
 
 
-def _cuobjdump(flag: str, path: str) -> str:
-    binary = Path(triton.__file__).parent / 'backends' / 'nvidia' / 'bin' / 'cuobjdump'
-    return subprocess.run(
-        [str(binary), flag, path], check=True, capture_output=True, text=True
-    ).stdout
-
-
-def count(compiled) -> dict[str, int]:
-    """Figures of a compiled kernel; `wgmma` from its PTX, the rest from its machine code."""
-    with tempfile.NamedTemporaryFile(suffix='.cubin') as file:
-        file.write(compiled.asm['cubin'])
-        file.flush()
-        usage, code = _cuobjdump('-res-usage', file.name), _cuobjdump('-sass', file.name)
-    opcodes = Counter(re.findall(r'/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9]*)', code))
-    return {
-        'registers': int(re.search(r'REG:(\d+)', usage)[1]),
-        'spills': opcodes['LDL'] + opcodes['STL'],
-        'shared': compiled.metadata.shared,
-        'tensor_core': opcodes['HMMA'],
-        'instructions': opcodes.total(),
-        'wgmma': compiled.asm['ptx'].count('wgmma.mma_async'),
-    }
-
-
-def compare(found: dict[str, dict[str, int]], table: dict[str, dict[str, int]]) -> list[str]:
-    """A line for every figure that is not the table's, '+' in front where it is a worse one."""
-    lines = []
-    for name, figures in found.items():
-        for figure in LOWER_IS_BETTER:
-            new, old = figures[figure], table[name][figure]
-            if new != old:
-                lines.append(f'{"+" if new > old else "-"} {name}: {figure} {old} → {new}')
-    return lines
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('--update', action='store_true', help='write the table, every variant')
-    parser.add_argument('--all', action='store_true', help='every variant, not two minutes of them')
-    parser.add_argument('--out', type=Path, help='also write what was found, as JSON')
-    args = parser.parse_args()
-    found = {}
-    for name in variants(args.update or args.all):
-        found[name] = count(build(name))
-        print(name, *(f'{key} {value}' for key, value in found[name].items()), flush=True)
-    if args.out:
-        args.out.write_text(json.dumps({'triton': triton.__version__, 'found': found}))
-    tables = json.loads(TABLE.read_text()) if TABLE.exists() else {}
-    if args.update:
-        tables[triton.__version__] = found
-        lines = [
-            f' {json.dumps(version)}: {{\n'
-            + ',\n'.join(f'  {json.dumps(n)}: {json.dumps(f)}' for n, f in table.items())
-            + '\n }'
-            for version, table in sorted(tables.items())
-        ]
-        TABLE.write_text('{\n' + ',\n'.join(lines) + '\n}\n')
-        return 0
-    if triton.__version__ not in tables:
-        print(f'no table for Triton {triton.__version__}; --update writes one')
-        return 0
-    changes = compare(found, tables[triton.__version__])
-    print(*changes, sep='\n')
-    return int(any(line.startswith('+') for line in changes))
-
-
 if __name__ == '__main__':
-    sys.exit(main())
+    sys.exit(command(__doc__, TABLE, variants, build))
