@@ -64,12 +64,10 @@ def forward(
     z = k @ w
     z1, z2 = z[..., :dim], z[..., dim:]
     a, slope = silu_derivatives(z2, 1)
-    # Into the halves of what was read: no more large maps. (`out=` has no forward mode.)
-    z2.copy_(slope.mul_(v).mul_(z1))
-    z1.copy_(a.mul_(v))
-    g = k.mT @ z * (-scale / tokens)
+    # Not into the halves of z: under export all of this must be functional.
+    g = k.mT @ torch.cat([a * v, slope * v * z1], dim=-1) * (-scale / tokens)
     u1, u2 = (q @ (w - (damped(g, -2) if damping else g))).split(dim, dim=-1)
-    return tokens_first(u1.mul_(F.silu(u2)), dtype), g
+    return tokens_first(u1 * F.silu(u2), dtype), g
 
 
 @torch.no_grad()

@@ -296,7 +296,8 @@ class _Doubling(nn.ConvTranspose2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """`(B, C, h, w)` → `(B, C, 2h, 2w)`."""
-        weight = self.weight.flatten(1).T.expand(len(x), -1, -1)
+        # Not len(x), which would fix the batch of an export.
+        weight = self.weight.flatten(1).T.expand(x.shape[0], -1, -1)
         bias = self.bias.repeat_interleave(4)[:, None]
         return F.pixel_shuffle(
             torch.baddbmm(bias, weight, x.flatten(2)).unflatten(2, x.shape[2:]), 2
