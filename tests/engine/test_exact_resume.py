@@ -3,6 +3,7 @@
 Tolerance: none. The same numbers are added in the same order.
 """
 
+import multiprocessing
 import pickle
 import random
 import shutil
@@ -90,9 +91,11 @@ def test_a_stopped_run_ends_as_an_undisturbed_one(run: Callable, options: dict) 
     assert_same_end('parts', 'whole')
 
 
-def test_workers_do_not_change_a_run(run: Callable) -> None:
+def test_workers_do_not_change_a_run_and_end_with_it(run: Callable) -> None:
     run('train', config='noisy', work_dir='none', seed=1, cfg_options=EPOCHS)
+    before = set(multiprocessing.active_children())
     run('train', config='noisy', work_dir='two', seed=1, cfg_options={**EPOCHS, **WORKERS})
+    assert not set(multiprocessing.active_children()) - before
     assert_same_end('two', 'none')
 
 
