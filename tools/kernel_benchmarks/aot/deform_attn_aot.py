@@ -1,5 +1,6 @@
 """Compiles the kernels of deformable attention for GPUs that need not be there, and counts.
 
+    export PYTHONPATH=tools/kernel_benchmarks                        # for kernel_launches.py
     python tools/kernel_benchmarks/aot/deform_attn_aot.py            # compare with the table
     python tools/kernel_benchmarks/aot/deform_attn_aot.py --update   # write the table anew
 
@@ -17,7 +18,6 @@ if __name__ == '__main__':
     # Before Triton is imported: the interpreter compiles nothing, and a cache measures nothing.
     os.environ.pop('TRITON_INTERPRET', None)
     os.environ['TRITON_ALWAYS_COMPILE'] = '1'
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 from kernel_launches import compiled_for
