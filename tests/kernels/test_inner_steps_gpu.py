@@ -131,7 +131,7 @@ def test_a_gpu_takes_the_kernel_by_itself(case):
     inputs = make(case, (9, 13), 32, torch.bfloat16)
     with warnings.catch_warnings():
         warnings.simplefilter('error')
-        found = case.call(inputs, (9, 13))
+        found = case.call(inputs, (9, 13), backend=None)
     assert torch.equal(found, case.call(inputs, (9, 13), backend='triton'))
 
 
@@ -140,7 +140,7 @@ def test_head_dims_without_a_kernel_fall_back_and_say_so():
     with pytest.raises(RuntimeError, match='d is 48; the kernels have 32 and 64'):
         CASES['glu'].call(inputs, (3, 5), backend='triton')
     with pytest.warns(RuntimeWarning, match='d is 48'):
-        found = CASES['glu'].call(inputs, (3, 5))
+        found = CASES['glu'].call(inputs, (3, 5), backend=None)
     assert torch.equal(found, CASES['glu'].call(inputs, (3, 5), backend='reference'))
 
 
@@ -154,17 +154,17 @@ def test_opcheck(case):
 def test_autocast(case):
     inputs = make(case, (9, 13), 32, torch.float32)
     with torch.autocast('cuda', dtype=torch.float16):
-        found = case.call(inputs, (9, 13))
+        found = case.call(inputs, (9, 13), backend=None)
     rounded = {n: x.half() if n in 'qkv' else x for n, x in inputs.items()}
     assert found.dtype == torch.float16
-    assert torch.equal(found, case.call(rounded, (9, 13)))
+    assert torch.equal(found, case.call(rounded, (9, 13), backend='triton'))
 
 
 def test_compiles_into_one_graph(case):
     inputs = make(case, (9, 13), 32, torch.bfloat16)
     compiled = torch.compile(case.call, fullgraph=True)
-    found = with_gradients(compiled, inputs, (9, 13))
-    assert_same(found, with_gradients(case.call, inputs, (9, 13)), 1e-6)
+    found = with_gradients(compiled, inputs, (9, 13), backend='triton')
+    assert_same(found, with_gradients(case.call, inputs, (9, 13), backend='triton'), 1e-6)
 
 
 def test_a_cuda_graph_replays():
