@@ -1,6 +1,9 @@
-"""What kernels in numba share: compiling, a product of matrices that fit the cache, threads."""
+"""What kernels in numba share: compiling, products, formulas in vectors, tokens, threads."""
+
+from __future__ import annotations
 
 import ctypes
+import math
 from collections import deque
 from collections.abc import Callable
 from itertools import pairwise
@@ -8,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numba
+import numpy as np
 import torch
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
+from torch import Tensor
 
 # Matrices of `add_product` are padded to multiples of these: tiles of 4 rows by 64 bytes, whose
 # sums take 8 of the 16 vector registers of AVX2.
@@ -222,6 +227,130 @@ def add_products(context, z, x, y):
     return types.void(z, x, y), generate
 
 
+# ----------------------------------------------------------------------------------------- formulas
+
+
+class Vector:
+    """COLUMNS numbers in LLVM; +, −, · and / with others and with numbers."""
+
+    def __init__(self, builder: ir.IRBuilder, value: ir.Value) -> None:
+        self.builder, self.value = builder, value
+
+    def constant(self, number: float) -> Vector:
+        return Vector(self.builder, ir.Constant(self.value.type, [number] * COLUMNS))
+
+    def _with(self, other: Vector | float, name: str, turned: bool = False) -> Vector:
+        other = other if isinstance(other, Vector) else self.constant(other)
+        a, b = (other, self) if turned else (self, other)
+        operation = getattr(self.builder, name)
+        return Vector(self.builder, operation(a.value, b.value, flags=('contract',)))
+
+    def __add__(self, other: Vector | float) -> Vector:
+        return self._with(other, 'fadd')
+
+    def __sub__(self, other: Vector | float) -> Vector:
+        return self._with(other, 'fsub')
+
+    def __mul__(self, other: Vector | float) -> Vector:
+        return self._with(other, 'fmul')
+
+    def __rsub__(self, other: float) -> Vector:
+        return self._with(other, 'fsub', turned=True)
+
+    def __rtruediv__(self, other: float) -> Vector:
+        return self._with(other, 'fdiv', turned=True)
+
+    __radd__, __rmul__ = __add__, __mul__
+
+
+def formula(function: Callable[..., tuple[Vector, ...]]) -> Callable:
+    """`rows(results, operands)` in compiled functions: tuples of dense rows of one length and type.
+
+    `function` maps Vectors of the operands to those of the results, which may be operands. LLVM's
+    own vectorizer gives up where more than a few arrays might overlap.
+    """
+
+    @intrinsic
+    def rows(context, results, operands):
+        def generate(context, builder, signature, arguments):
+            places = []
+            for kinds, value in zip(signature.args, arguments, strict=True):
+                arrays = cgutils.unpack_tuple(builder, value, len(kinds.types))
+                places.append(
+                    [
+                        context.make_array(kind)(context, builder, array)
+                        for kind, array in zip(kinds.types, arrays, strict=True)
+                    ]
+                )
+            dtype = signature.args[0].types[0].dtype
+            size = dtype.bitwidth // 8
+            kind = ir.VectorType(context.get_data_type(dtype), COLUMNS)
+            (length,) = cgutils.unpack_tuple(builder, places[0][0].shape)
+            with cgutils.for_range_slice(builder, _INDEX(0), length, _INDEX(COLUMNS), _INDEX) as (
+                i,
+                _,
+            ):
+                shift = builder.mul(i, _INDEX(size))
+                stores, loads = (
+                    [
+                        _at(builder, kind, builder.bitcast(x.data, _BYTE.as_pointer()), shift)
+                        for x in arrays
+                    ]
+                    for arrays in places
+                )
+                vectors = [Vector(builder, builder.load(x, align=size)) for x in loads]
+                for result, place in zip(function(*vectors), stores, strict=True):
+                    builder.store(result.value, place, align=size)
+            return context.get_dummy_value()
+
+        return types.void(results, operands), generate
+
+    return rows
+
+
+def exponential(x: Vector) -> Vector:
+    """eˣ to the roundoff of its type, by Taylor's series around the nearest multiple of ln 2.
+
+    Infinite from 88.4 on (fp64: 709.4), and from −87 down (−708) what it is there, still normal.
+    """
+    builder, kind = x.builder, x.value.type
+    single = isinstance(kind.element, ir.FloatType)
+    least, most = (-87, 89) if single else (-708, 710)
+    degree, mantissa, bias = (7, 23, 127) if single else (13, 52, 1023)
+    integers = ir.VectorType(ir.IntType(32 if single else 64), COLUMNS)
+
+    def whole(number):
+        return ir.Constant(integers, [number] * COLUMNS)
+
+    def select(sign, a, b, then, other):
+        chosen = builder.fcmp_ordered(sign, a.value, b.value)
+        return Vector(builder, builder.select(chosen, then.value, other.value))
+
+    low, high = x.constant(least), x.constant(most)
+    # A NaN fails both comparisons and stays one; as an integer it would be undefined.
+    x = select('<', x, low, low, select('>', x, high, high, x))
+    zero = x.constant(0)
+    known = select('ord', x, x, x, zero)
+    half = select('<', known, zero, x.constant(-0.5), x.constant(0.5))
+    power = builder.fptosi((known * (1 / math.log(2)) + half).value, integers)
+    multiple = Vector(builder, builder.sitofp(power, kind))
+    # ln 2 in two parts, of which the first has 15 bits: its multiples are exact.
+    rest = x - multiple * 0.693145751953125 - multiple * 1.42860682030941723212e-6
+    total = x.constant(1 / math.factorial(degree))
+    for term in range(degree - 1, -1, -1):
+        total = total * rest + 1 / math.factorial(term)
+    power = builder.shl(builder.add(power, whole(bias)), whole(mantissa))
+    return total * Vector(builder, builder.bitcast(power, kind))
+
+
+def silu_derivatives(z: Vector) -> tuple[Vector, Vector, Vector]:
+    """silu(z) and its first two derivatives."""
+    sigma = 1 / (1 + exponential(0 - z))
+    spread = 1 - sigma
+    around = sigma * spread
+    return z * sigma, sigma + z * around, around * (2 + z * (spread - sigma))
+
+
 @intrinsic
 def rounded_to_bf16(context, x):
     """A number in fp32 as bf16 would hold it, ties to even; in fp64 as it is."""
@@ -237,6 +366,65 @@ def rounded_to_bf16(context, x):
         return builder.bitcast(builder.and_(bits, word(0xFFFF0000)), x.type)
 
     return x(x), generate
+
+
+# ------------------------------------------------------------------------------------------- tokens
+
+
+@part
+def clear(x, first):
+    """The rows of `x` from the `first` one on become zero."""
+    for t in range(first, len(x)):
+        row = x[t]
+        for i in range(len(row)):
+            row[i] = 0
+
+
+@part
+def load(out, x, place, first, count, dim):
+    """`count` tokens of `x` from the `first` one on; the rows below them become zero.
+
+    `place`: where in `x`, all memory as one row, the first token lies, and how far the next one is.
+    """
+    start, step = place[0] + first * place[1], place[1]
+    for t in range(count):
+        row, line = out[t], x[start + t * step : start + t * step + dim]
+        for i in range(dim):
+            row[i] = line[i]
+    clear(out, count)
+
+
+@part
+def store(x, out, place, first, count, dim):
+    """The tokens of a chunk to where `load` reads them."""
+    start, step = place[0] + first * place[1], place[1]
+    for t in range(count):
+        row, line = x[t], out[start + t * step : start + t * step + dim]
+        for i in range(dim):
+            line[i] = row[i]
+
+
+def flat(*tensors: Tensor, dtype: torch.dtype, lead: int) -> tuple[list[np.ndarray], np.ndarray]:
+    """The memory of every tensor as one row, and its first `lead` strides; features are dense."""
+    rows, strides = [], []
+    for x in tensors:
+        x = x.detach()
+        if x.dtype is not dtype:
+            x = x.to(dtype)
+        steps = x.stride()
+        if len(steps) > lead and steps[-1] != 1:
+            x = x.contiguous()
+            steps = x.stride()
+        span = 1 + sum((n - 1) * s for n, s in zip(x.shape, steps, strict=True))
+        rows.append(x.as_strided((span,), (1,)).numpy())
+        strides.append(steps[:lead])
+    return rows, np.array(strides)
+
+
+def sum_in_order(x: Tensor, dim: int = 0) -> Tensor:
+    """One after the other: torch's own sum depends on the number of threads."""
+    first, *others = x.unbind(dim) or (x.new_zeros(x.shape[:dim] + x.shape[dim + 1 :]),)
+    return sum(others, start=first)
 
 
 def padded(size: int, multiple: int) -> int:

@@ -1,8 +1,8 @@
 """ViT³'s depth-wise inner step on a CPU: the reference, going through the maps in numba.
 
-A program has COLUMNS channels of one image and alone writes to its part of the result: neither the
-number of threads nor their order changes a bit. fp32 and fp64 run as they are, bf16 and fp16 in
-fp32, as in the reference.
+A program has COLUMNS channels of one image and alone writes to its part of the result, and images
+are summed in their order: neither the number of threads nor theirs changes a bit. fp32 and fp64 run
+as they are, bf16 and fp16 in fp32, as in the reference.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ import numpy as np
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._numba import COLUMNS, add_products, jit, padded, parallel
+from .._numba import COLUMNS, add_products, jit, padded, parallel, sum_in_order
 from . import reference
 
 
@@ -81,4 +81,4 @@ def correlate(x: Tensor, taps: Tensor) -> Tensor:
 
 
 forward = partial(reference.forward, products=products, correlate=correlate)
-backward = partial(reference.backward, products=products, correlate=correlate)
+backward = partial(reference.backward, products=products, correlate=correlate, total=sum_in_order)

@@ -76,6 +76,10 @@ def products(x: Tensor, y: Tensor) -> Tensor:
     return torch.stack([(moved * y).sum((1, 2)) for _, moved in shifted(x)], dim=1)
 
 
+def over_images(x: Tensor) -> Tensor:
+    return x.sum(0)
+
+
 def _maps(h: int, w: int, *tokens: Tensor) -> list[Tensor]:
     return [x.to(state_dtype(x.dtype)).unflatten(1, (h, w)) for x in tokens]
 
@@ -128,11 +132,12 @@ def backward(
     damping: bool = True,
     products: Callable[[Tensor, Tensor], Tensor] = products,
     correlate: Callable[[Tensor, Tensor], Tensor] = correlate,
+    total: Callable[[Tensor], Tensor] = over_images,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v and w3, given that of O and the g that `forward` returned.
 
     Turning a kernel by 180° is reversing its taps. As in `ttt_glu`, everything behind the step is
-    linear in `j = −κH`.
+    linear in `j = −κH`. `total` sums over the images.
     """
     dtype = q.dtype
     do, q, k, v = _maps(h, w, do, q, k, v)
@@ -143,5 +148,5 @@ def backward(
         _tokens(dq, dtype),
         _tokens(correlate(v, j.flip(1)), dtype),
         _tokens(correlate(k, j), dtype),
-        dw.sum(0).mT.reshape(w3.shape).contiguous(),
+        total(dw).mT.reshape(w3.shape).contiguous(),
     )

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .._inputs import gradient_dtype, state_dtype
-from .._numba import COLUMNS, padded, parallel
+from .._numba import COLUMNS, flat, padded, parallel, sum_in_order
 from ._numba_backward import backward as _backward
 from ._numba_forward import forward as _forward
 from .reference import SEGMENT, Inputs
@@ -28,19 +28,6 @@ def supported(inputs: Inputs, mini_batch_size: int) -> str | None:
     if mini_batch_size > _LARGEST_MINI_BATCH:
         return f'mini_batch_size must be at most {_LARGEST_MINI_BATCH}, got {mini_batch_size}'
     return None
-
-
-def _flat(*tensors: Tensor, dtype: torch.dtype) -> tuple[list[np.ndarray], np.ndarray]:
-    """The memory of every `(B, T, R, H, …)` as one row, and its first four strides."""
-    rows, strides = [], []
-    for x in tensors:
-        x = x.detach().to(dtype)
-        if x.dim() > 4 and x.stride(-1) != 1:
-            x = x.contiguous()
-        span = 1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
-        rows.append(x.as_strided((span,), (1,)).numpy())
-        strides.append(x.stride()[:4])
-    return rows, np.array(strides)
 
 
 def _common(
@@ -82,7 +69,7 @@ def forward(
     lead = (batch, scans, heads, -(-tokens // segment) if keep else 0)
     w_kept, c_kept = (q.new_empty((*lead, *x), dtype=state) for x in ((dim, dim), (dim,)))
     if batch:
-        rows, strides = _flat(q, k, v, eta, o, dtype=state)
+        rows, strides = flat(q, k, v, eta, o, dtype=state, lead=4)
         parallel(
             _forward,
             batch * scans * heads,
@@ -124,8 +111,8 @@ def backward(
     dvectors = q.new_zeros((*lead, 2, columns), dtype=state)
     dscale = q.new_zeros((*lead, mini_batch_size), dtype=state)
     if batch:
-        rows, strides = _flat(q, k, v, eta, dq, deta, dtype=state)
-        (do, g), _ = _flat(do.contiguous(), g.contiguous(), dtype=state)
+        rows, strides = flat(q, k, v, eta, dq, deta, dtype=state, lead=4)
+        (do, g), _ = flat(do.contiguous(), g.contiguous(), dtype=state, lead=4)
         parallel(
             _backward,
             batch * scans * heads,
@@ -144,7 +131,7 @@ def backward(
             *(x.view(-1).numpy() for x in (dk, dv, deta)),
             *(x.numpy() for x in (dstates, dvectors, dscale)),
         )
-    dstates, dvectors, dscale = (_sum(x) for x in (dstates, dvectors, dscale))
+    dstates, dvectors, dscale = (sum_in_order(x) for x in (dstates, dvectors, dscale))
     dscale = w0.new_empty((scans, 0)) if token_scale is None else sum(dscale.unbind(1))
     parameters = (
         dstates[..., :dim, :dim],
@@ -159,8 +146,3 @@ def backward(
         *(x.clone(memory_format=torch.contiguous_format) for x in parameters),
         dscale,
     )
-
-
-def _sum(x: Tensor) -> Tensor:
-    """Over the images, one after the other: torch's own sum depends on the number of threads."""
-    return sum(x.unbind(0), start=x.new_zeros(x.shape[1:]))

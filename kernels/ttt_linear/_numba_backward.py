@@ -2,20 +2,17 @@
 
 import numpy as np
 
-from .._numba import COLUMNS, add_product, jit, part
+from .._numba import COLUMNS, add_product, clear, jit, load, part, store
 from ._numba_parts import (
     add_rows,
     advance,
-    clear,
     copy,
     decay,
     fill,
     find,
-    load,
     normalize,
     scores_of,
     steps,
-    store,
 )
 
 

@@ -2,19 +2,16 @@
 
 import numpy as np
 
-from .._numba import add_product, jit, part, rounded_to_bf16
+from .._numba import add_product, clear, jit, load, part, rounded_to_bf16, store
 from ._numba_parts import (
     advance,
-    clear,
     copy,
     decay,
     fill,
     find,
-    load,
     normalize,
     scores_of,
     steps,
-    store,
 )
 
 

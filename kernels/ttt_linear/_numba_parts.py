@@ -27,36 +27,6 @@ def find(places, number, sizes, reverse, strides):
 
 
 @part
-def clear(x, first):
-    """The rows of `x` from the `first` one on become zero."""
-    for t in range(first, len(x)):
-        row = x[t]
-        for i in range(len(row)):
-            row[i] = 0
-
-
-@part
-def load(out, x, place, first, count, dim):
-    """`count` tokens of `x` from the `first` one on; the rows below them become zero."""
-    start, step = place[0] + first * place[1], place[1]
-    for t in range(count):
-        row, line = out[t], x[start + t * step : start + t * step + dim]
-        for i in range(dim):
-            row[i] = line[i]
-    clear(out, count)
-
-
-@part
-def store(x, out, place, first, count, dim):
-    """The tokens of a chunk to where `load` reads them."""
-    start, step = place[0] + first * place[1], place[1]
-    for t in range(count):
-        row, line = x[t], out[start + t * step : start + t * step + dim]
-        for i in range(dim):
-            line[i] = row[i]
-
-
-@part
 def copy(to, x, rows, columns):
     """The corner of a matrix."""
     for i in range(rows):

@@ -48,8 +48,8 @@ def make_swiglu(hw, dim=6, batch=2, heads=2, dtype=torch.float64, seed=0, device
     return {**inputs, 'w3': w3.to(device, state_dtype(dtype))}
 
 
-def call_glu(inputs, hw, scale=SCALE, **options):
-    return ttt_glu(**inputs, scale=scale, **options)
+def call_glu(inputs, hw, scale=SCALE, backend='reference', **options):
+    return ttt_glu(**inputs, scale=scale, backend=backend, **options)
 
 
 def call_dwconv(inputs, hw, scale=SCALE, backend='reference', **options):

@@ -1,0 +1,409 @@
+"""ViT³'s gated inner step on a CPU, compiled by numba: README.md's maths, by tiles of tokens.
+
+One program takes up to CHUNK tokens of one head of one image, with its matrices in the cache, and
+alone writes to its part of every result. Sums over the tokens are one for each program, added up in
+a fixed order: neither the number of threads nor their order changes a bit. fp32 and fp64 run as
+they are, bf16 and fp16 in fp32, as in the reference.
+
+A pair of matrices stands side by side, as in the reference: dense, (d, 2d), or in the kernels each
+padded by zeros to whole blocks of COLUMNS, (d', 2d').
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .._inputs import state_dtype
+from .._numba import (
+    COLUMNS,
+    add_product,
+    clear,
+    flat,
+    formula,
+    jit,
+    load,
+    padded,
+    parallel,
+    part,
+    silu_derivatives,
+    store,
+)
+
+CHUNK, _TILE = 512, 64
+
+
+def supported(q: Tensor) -> str | None:
+    """Why the kernels cannot run with these arguments, in a sentence; None where they can."""
+    return None
+
+
+# ----------------------------------------------------------------------------------------- formulas
+
+
+@formula
+def _inner_step(v, z1, z2):
+    """[V⊙a | V⊙z1⊙a′]."""
+    a, slope, _ = silu_derivatives(z2)
+    return v * a, v * z1 * slope
+
+
+@formula
+def _gate(u1, u2):
+    """u1⊙silu(u2)."""
+    return (u1 * silu_derivatives(u2)[0],)
+
+
+@formula
+def _gate_backward(do, u1, u2):
+    """dU."""
+    a, slope, _ = silu_derivatives(u2)
+    return do * a, do * u1 * slope
+
+
+@formula
+def _inner_step_backward(v, z1, z2, r1, r2):
+    """dV; [V⊙a | V⊙z1⊙a′]; dZ."""
+    a, slope, bend = silu_derivatives(z2)
+    mixed, steep = r2 * z1, v * slope
+    return (
+        r1 * a + mixed * slope,
+        v * a,
+        z1 * steep,
+        r2 * steep,
+        v * (r1 * slope + mixed * bend),
+    )
+
+
+# -------------------------------------------------------------------------------------------- parts
+
+
+@part
+def _find(places, number, sizes, strides):
+    """Image, head and chunk of a program, its first token and the end of its last.
+
+    And a row of `places` for each row of `strides`, those of images, tokens and heads.
+    """
+    tokens, heads, chunks = sizes[:3]
+    image, head, chunk = number // (heads * chunks), number // chunks % heads, number % chunks
+    for i in range(len(strides)):
+        places[i, 0] = image * strides[i, 0] + head * strides[i, 2]
+        places[i, 1] = strides[i, 1]
+    return image, head, chunk, chunk * CHUNK, min(tokens, (chunk + 1) * CHUNK)
+
+
+@part
+def _pad(out, left, right):
+    """A pair into the corners of two padded matrices."""
+    columns = len(out)
+    for i in range(len(left)):
+        row, x, y = out[i], left[i], right[i]
+        for c in range(len(x)):
+            row[c] = x[c]
+        for c in range(len(y)):
+            row[columns + c] = y[c]
+
+
+@part
+def _total(out, sums):
+    """The chunks' sums, one after the other."""
+    clear(out, 0)
+    for n in range(len(sums)):
+        for i in range(len(out)):
+            row, x = out[i], sums[n, i]
+            for c in range(len(row)):
+                row[c] += x[c]
+
+
+@part
+def _norms(norms, g):
+    """Of the columns."""
+    for c in range(len(norms)):
+        norms[c] = 0
+    for i in range(len(g)):
+        row = g[i]
+        for c in range(len(norms)):
+            norms[c] += row[c] * row[c]
+    for c in range(len(norms)):
+        norms[c] = np.sqrt(norms[c])
+
+
+@part
+def _take_step(weights, g, norms, damping, dim):
+    """W − g/(‖g‖ + 1), by columns; without damping W − g."""
+    _norms(norms, g)
+    for c in range(len(norms)):
+        norms[c] = damping / (norms[c] + 1) + (1 - damping)
+    # The padding stays 0, where NaN · 0 would come into it.
+    for i in range(dim):
+        row, x = weights[i], g[i]
+        for c in range(len(row)):
+            row[c] -= x[c] * norms[c]
+
+
+@part
+def _damped_backward(grad, g, norms, along):
+    """As in kernels/_inner_step.py, in place."""
+    _norms(norms, g)
+    for c in range(len(along)):
+        along[c] = 0
+    for i in range(len(g)):
+        row, x = grad[i], g[i]
+        for c in range(len(along)):
+            along[c] += row[c] * x[c]
+    for c in range(len(along)):
+        # Of g, twice: Σ(e·grad)·e·n/(n + 1), e = g/n.
+        n = norms[c]
+        along[c] = along[c] / n / n * (n / (n + 1)) if n else n
+        norms[c] = n + 1
+    for i in range(len(g)):
+        row, x = grad[i], g[i]
+        for c in range(len(row)):
+            row[c] = (row[c] - x[c] * along[c]) / norms[c]
+
+
+# ------------------------------------------------------------------------------------------ kernels
+# Each takes the programs from `start` to `stop`. κ = s/N and damping (0 or 1) are `numbers`.
+
+
+@jit
+def _step(start, stop, sizes, numbers, k, v, strides, w1, w2, sums):
+    """−G/κ, by chunks."""
+    dim, columns = sizes[3:]
+    keys, values = np.zeros((_TILE, columns), k.dtype), np.zeros((_TILE, columns), k.dtype)
+    z = np.zeros((_TILE, 2 * columns), k.dtype)
+    weights = np.zeros((columns, 2 * columns), k.dtype)
+    places = np.zeros((len(strides), 2), np.int64)
+    for number in range(start, stop):
+        image, head, chunk, begin, end = _find(places, number, sizes, strides)
+        _pad(weights, w1[head], w2[head])
+        for first in range(begin, end, _TILE):
+            count = min(_TILE, end - first)
+            load(keys, k, places[0], first, count, dim)
+            load(values, v, places[1], first, count, dim)
+            clear(z, 0)
+            add_product(z, keys, weights)
+            for t in range(count):
+                left, right = z[t, :columns], z[t, columns:]
+                _inner_step((left, right), (values[t], left, right))
+            add_product(sums[image, head, chunk], keys.T, z)
+
+
+@jit
+def _inner_gradient(start, stop, sizes, numbers, sums, g):
+    """G of one head of one image."""
+    dim, columns = sizes[3:]
+    total = np.zeros((columns, 2 * columns), g.dtype)
+    for number in range(start, stop):
+        image, head = number // sizes[1], number % sizes[1]
+        _total(total, sums[image, head])
+        for i in range(dim):
+            row, x = g[image, head, i], total[i]
+            for c in range(dim):
+                row[c] = -numbers[0] * x[c]
+            for c in range(dim):
+                row[dim + c] = -numbers[0] * x[columns + c]
+
+
+@jit
+def _read(start, stop, sizes, numbers, q, o, strides, w1, w2, g):
+    """O."""
+    dim, columns = sizes[3:]
+    queries = np.zeros((_TILE, columns), q.dtype)
+    u = np.zeros((_TILE, 2 * columns), q.dtype)
+    stepped = np.zeros((columns, 2 * columns), q.dtype)
+    inner = np.zeros((columns, 2 * columns), q.dtype)
+    norms = np.zeros(2 * columns, q.dtype)
+    places = np.zeros((len(strides), 2), np.int64)
+    for number in range(start, stop):
+        image, head, _, begin, end = _find(places, number, sizes, strides)
+        _pad(stepped, w1[head], w2[head])
+        _pad(inner, g[image, head, :, :dim], g[image, head, :, dim:])
+        _take_step(stepped, inner, norms, numbers[1], dim)
+        for first in range(begin, end, _TILE):
+            count = min(_TILE, end - first)
+            load(queries, q, places[0], first, count, dim)
+            clear(u, 0)
+            add_product(u, queries, stepped)
+            for t in range(count):
+                left, right = u[t, :columns], u[t, columns:]
+                _gate((left,), (left, right))
+            store(u, o, places[1], first, count, dim)
+
+
+@jit
+def _read_backward(start, stop, sizes, numbers, do, q, dq, strides, w1, w2, g, sums):
+    """dQ, and dW′ by chunks."""
+    dim, columns = sizes[3:]
+    queries, grad = np.zeros((_TILE, columns), q.dtype), np.zeros((_TILE, columns), q.dtype)
+    dqueries, du = np.zeros((_TILE, columns), q.dtype), np.zeros((_TILE, 2 * columns), q.dtype)
+    stepped = np.zeros((columns, 2 * columns), q.dtype)
+    inner = np.zeros((columns, 2 * columns), q.dtype)
+    norms = np.zeros(2 * columns, q.dtype)
+    places = np.zeros((len(strides), 2), np.int64)
+    for number in range(start, stop):
+        image, head, chunk, begin, end = _find(places, number, sizes, strides)
+        _pad(stepped, w1[head], w2[head])
+        _pad(inner, g[image, head, :, :dim], g[image, head, :, dim:])
+        _take_step(stepped, inner, norms, numbers[1], dim)
+        for first in range(begin, end, _TILE):
+            count = min(_TILE, end - first)
+            load(grad, do, places[0], first, count, dim)
+            load(queries, q, places[1], first, count, dim)
+            clear(du, 0)
+            add_product(du, queries, stepped)
+            for t in range(count):
+                left, right = du[t, :columns], du[t, columns:]
+                _gate_backward((left, right), (grad[t], left, right))
+            add_product(sums[image, head, chunk], queries.T, du)
+            clear(dqueries, 0)
+            add_product(dqueries, du, stepped.T)
+            store(dqueries, dq, places[2], first, count, dim)
+
+
+@jit
+def _step_gradients(start, stop, sizes, numbers, sums, g, j):
+    """j of one head of one image."""
+    dim, columns = sizes[3:]
+    inner = np.zeros((columns, 2 * columns), g.dtype)
+    norms, along = np.zeros(2 * columns, g.dtype), np.zeros(2 * columns, g.dtype)
+    for number in range(start, stop):
+        image, head = number // sizes[1], number % sizes[1]
+        out = j[image, head]
+        _total(out, sums[image, head])
+        if numbers[1]:
+            _pad(inner, g[image, head, :, :dim], g[image, head, :, dim:])
+            _damped_backward(out, inner, norms, along)
+        for i in range(columns):
+            row = out[i]
+            for c in range(len(row)):
+                row[c] *= numbers[0]
+
+
+@jit
+def _step_backward(start, stop, sizes, numbers, k, v, dk, dv, strides, w1, w2, j, sums):
+    """dK and dV; what the chunks add to dW′ for dW."""
+    dim, columns = sizes[3:]
+    keys, values = np.zeros((_TILE, columns), k.dtype), np.zeros((_TILE, columns), k.dtype)
+    z, dz = np.zeros((_TILE, 2 * columns), k.dtype), np.zeros((_TILE, 2 * columns), k.dtype)
+    dkeys, dvalues = np.zeros((_TILE, columns), k.dtype), np.zeros((_TILE, columns), k.dtype)
+    weights = np.zeros((columns, 2 * columns), k.dtype)
+    places = np.zeros((len(strides), 2), np.int64)
+    for number in range(start, stop):
+        image, head, chunk, begin, end = _find(places, number, sizes, strides)
+        _pad(weights, w1[head], w2[head])
+        grads = j[image, head]
+        for first in range(begin, end, _TILE):
+            count = min(_TILE, end - first)
+            load(keys, k, places[0], first, count, dim)
+            load(values, v, places[1], first, count, dim)
+            clear(z, 0)
+            clear(dz, 0)
+            add_product(z, keys, weights)
+            add_product(dz, keys, grads)
+            for t in range(count):
+                z1, z2, r1, r2 = z[t, :columns], z[t, columns:], dz[t, :columns], dz[t, columns:]
+                _inner_step_backward((dvalues[t], z1, z2, r1, r2), (values[t], z1, z2, r1, r2))
+            add_product(sums[image, head, chunk], keys.T, dz)
+            clear(dkeys, 0)
+            add_product(dkeys, z, grads.T)
+            add_product(dkeys, dz, weights.T)
+            store(dkeys, dk, places[2], first, count, dim)
+            store(dvalues, dv, places[3], first, count, dim)
+
+
+@jit
+def _weight_gradients(start, stop, sizes, numbers, sums, dw1, dw2):
+    """dW1 and dW2 of one head, over all images and chunks."""
+    dim, columns = sizes[3:]
+    total = np.zeros((columns, 2 * columns), dw1.dtype)
+    image_total = np.zeros((columns, 2 * columns), dw1.dtype)
+    for head in range(start, stop):
+        clear(total, 0)
+        for image in range(len(sums)):
+            _total(image_total, sums[image, head])
+            for i in range(dim):
+                row, x = total[i], image_total[i]
+                for c in range(len(row)):
+                    row[c] += x[c]
+        for i in range(dim):
+            left, right, x = dw1[head, i], dw2[head, i], total[i]
+            for c in range(dim):
+                left[c] = x[c]
+            for c in range(dim):
+                right[c] = x[columns + c]
+
+
+# ---------------------------------------------------------------------------------------------- op
+
+
+class _Launch:
+    """Calls kernels: all programs, with what all of them take."""
+
+    def __init__(self, q: Tensor, scale: float, damping: bool) -> None:
+        self.batch, tokens, self.heads, dim = q.shape
+        self.chunks, self.columns = -(-tokens // CHUNK), padded(dim, COLUMNS)
+        self.dtype = state_dtype(q.dtype)
+        self.sizes = tokens, self.heads, self.chunks, dim, self.columns
+        kind = np.float64 if self.dtype is torch.float64 else np.float32
+        self.numbers = kind(scale / tokens), kind(damping)
+
+    def pairs(self, like: Tensor, *lead: int) -> Tensor:
+        """Zeros, a padded pair for each head of each image, or for each chunk of them."""
+        lead = self.batch, self.heads, *lead
+        return like.new_zeros((*lead, self.columns, 2 * self.columns), dtype=self.dtype)
+
+    def chunked(self, kernel: Callable, tokens: tuple[Tensor, ...], *matrices: Tensor) -> None:
+        """A program for each chunk; kernels take tokens `(B, N, H, d)` first."""
+        # Results are of the state's type, so that `flat` hands on their own memory.
+        rows, strides = flat(*tokens, dtype=self.dtype, lead=3)
+        count = self.batch * self.heads * self.chunks
+        self._run(kernel, count, *rows, strides, *(x.detach().numpy() for x in matrices))
+
+    def by_head(self, kernel: Callable, *matrices: Tensor, images: bool = True) -> None:
+        """A program for each head, of each image."""
+        count = (self.batch if images else 1) * self.heads
+        self._run(kernel, count, *(x.detach().numpy() for x in matrices))
+
+    def _run(self, kernel: Callable, count: int, *arrays: np.ndarray) -> None:
+        parallel(kernel, count, self.sizes, self.numbers, *arrays)
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, w1: Tensor, w2: Tensor, scale: float, damping: bool = True
+) -> tuple[Tensor, Tensor]:
+    """As `reference.forward`."""
+    launch, dim = _Launch(q, scale, damping), q.shape[-1]
+    w1, w2 = w1.contiguous(), w2.contiguous()
+    o = q.new_empty(q.shape, dtype=launch.dtype)
+    g = w1.new_empty((len(q), len(w1), dim, 2 * dim))
+    sums = launch.pairs(w1, launch.chunks)
+    launch.chunked(_step, (k, v), w1, w2, sums)
+    launch.by_head(_inner_gradient, sums, g)
+    launch.chunked(_read, (q, o), w1, w2, g)
+    return o.to(q.dtype), g
+
+
+def backward(
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    g: Tensor,
+    scale: float,
+    damping: bool = True,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """As `reference.backward`."""
+    launch = _Launch(q, scale, damping)
+    w1, w2, g = w1.contiguous(), w2.contiguous(), g.contiguous()
+    dq, dk, dv = (q.new_empty(q.shape, dtype=launch.dtype) for _ in 'qkv')
+    dw1, dw2 = w1.new_empty(w1.shape), w2.new_empty(w2.shape)
+    sums, j = launch.pairs(w1, launch.chunks), launch.pairs(w1)
+    launch.chunked(_read_backward, (do, q, dq), w1, w2, g, sums)
+    launch.by_head(_step_gradients, sums, g, j)
+    launch.chunked(_step_backward, (k, v, dk, dv), w1, w2, j, sums)
+    launch.by_head(_weight_gradients, sums, dw1, dw2, images=False)
+    return (*(x.to(q.dtype) for x in (dq, dk, dv)), dw1, dw2)
