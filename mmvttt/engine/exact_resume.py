@@ -329,8 +329,14 @@ class _Exact:
         require_same(lengths)
         hub.update_info(_SHAPE, shape)
         if hasattr(sampler.sampler, 'seed'):
-            sampler.sampler.seed = hub.runtime_info.get(_DATA_SEED, sampler.sampler.seed)
-            hub.update_info(_DATA_SEED, sampler.sampler.seed)
+            seed = hub.runtime_info.get(_DATA_SEED, sampler.sampler.seed)
+            if not isinstance(seed, int):
+                raise ResumeError(
+                    f'the checkpoint keeps {seed!r} as the seed of its data, which is not a number '
+                    'that a training has written; resume from another checkpoint'
+                )
+            sampler.sampler.seed = seed
+            hub.update_info(_DATA_SEED, seed)
 
     def _validate_if_due(self, due: bool) -> None:
         if due and self.runner.val_loop is not None:
