@@ -66,8 +66,18 @@ def test_pt2_keeps_the_ops(tmp_path: Path) -> None:
     assert any('ttt_glu' in str(node.target) for node in program.graph.nodes)
 
 
-@pytest.mark.stress
-@pytest.mark.parametrize('name', ['vittt_t_in1k', 'hvit3_t_in1k'])
+def test_pt2_of_an_adapter_for_any_batch(tmp_path: Path) -> None:
+    assert max(errors('maskrcnn_vittt_demo', tmp_path, '.pt2', fixed_size=True)) < 1e-5
+
+
+@pytest.mark.parametrize(
+    'name',
+    [
+        'vit3_t_in1k',
+        pytest.param('vittt_t_in1k', marks=pytest.mark.stress),
+        pytest.param('hvit3_t_in1k', marks=pytest.mark.stress),
+    ],
+)
 def test_pt2_in_torch_s_own_operators(name: str, tmp_path: Path) -> None:
     assert max(errors(name, tmp_path, '.pt2', decompose=True)) < 1e-4
     program = torch.export.load(tmp_path / 'model.pt2')
