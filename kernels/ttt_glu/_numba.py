@@ -130,14 +130,17 @@ def _norms(norms, g):
 
 
 @part
-def _take_step(weights, g, norms, damping, dim):
-    """W − g/(‖g‖ + 1), by columns; without damping W − g."""
-    _norms(norms, g)
+def _take_step(weights, inner, norms, w1, w2, g, damping):
+    """`weights` become W − g/(‖g‖ + 1), by columns; without damping W − g."""
+    dim = len(g)
+    _pad(weights, w1, w2)
+    _pad(inner, g[:, :dim], g[:, dim:])
+    _norms(norms, inner)
     for c in range(len(norms)):
         norms[c] = damping / (norms[c] + 1) + (1 - damping)
     # The padding stays 0, where NaN · 0 would come into it.
     for i in range(dim):
-        row, x = weights[i], g[i]
+        row, x = weights[i], inner[i]
         for c in range(len(row)):
             row[c] -= x[c] * norms[c]
 
@@ -218,9 +221,7 @@ def _read(start, stop, sizes, numbers, q, o, strides, w1, w2, g):
     places = np.zeros((len(strides), 2), np.int64)
     for number in range(start, stop):
         image, head, _, begin, end = _find(places, number, sizes, strides)
-        _pad(stepped, w1[head], w2[head])
-        _pad(inner, g[image, head, :, :dim], g[image, head, :, dim:])
-        _take_step(stepped, inner, norms, numbers[1], dim)
+        _take_step(stepped, inner, norms, w1[head], w2[head], g[image, head], numbers[1])
         for first in range(begin, end, _TILE):
             count = min(_TILE, end - first)
             load(queries, q, places[0], first, count, dim)
@@ -244,9 +245,7 @@ def _read_backward(start, stop, sizes, numbers, do, q, dq, strides, w1, w2, g, s
     places = np.zeros((len(strides), 2), np.int64)
     for number in range(start, stop):
         image, head, chunk, begin, end = _find(places, number, sizes, strides)
-        _pad(stepped, w1[head], w2[head])
-        _pad(inner, g[image, head, :, :dim], g[image, head, :, dim:])
-        _take_step(stepped, inner, norms, numbers[1], dim)
+        _take_step(stepped, inner, norms, w1[head], w2[head], g[image, head], numbers[1])
         for first in range(begin, end, _TILE):
             count = min(_TILE, end - first)
             load(grad, do, places[0], first, count, dim)
