@@ -27,6 +27,8 @@ _PANEL_TERMS, _SQUARE = 128, 8
 _BYTE, _INDEX = ir.IntType(8), ir.IntType(64)
 # A thread that is held up by another process leaves the rest of its share to the others.
 _PARTS_PER_THREAD = 4
+# To wake one takes 70 µs, in which a core does 2 million multiply-adds.
+_WORTH_A_THREAD = 4_000_000
 _CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
@@ -435,17 +437,18 @@ def padded(size: int, multiple: int) -> int:
 # ------------------------------------------------------------------------------------------ threads
 
 
-def parallel(kernel: Callable, count: int, *args: Any) -> None:
+def parallel(kernel: Callable, count: int, work: int, *args: Any) -> None:
     """Calls `kernel(start, stop, *args)` on parts of `range(count)`, on torch's threads.
 
-    They are `torch.get_num_threads()`; which of them takes which part is left to chance, so a
+    They are `torch.get_num_threads()`, but no more than `work` is worth: the multiply-adds of it
+    all, by how fast those of products are. Which of them takes which part is left to chance, so a
     kernel must do the same wherever its part begins, and no two items may write to one place.
 
     torch's threads wait for its next operation without sleeping: others would share cores with
     them. So these are the same ones, from the OpenMP library that torch has loaded. Without one
     (or with one that does not speak GNU's dialect) the calling thread does everything.
     """
-    threads = min(torch.get_num_threads(), count)
+    threads = min(torch.get_num_threads(), count, work // _WORTH_A_THREAD)
     if threads <= 1 or _start_team is None:
         if count:
             kernel(0, count, *args)

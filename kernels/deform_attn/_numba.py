@@ -224,6 +224,11 @@ def _arguments(
     return rows, np.array(shapes, np.int64).reshape(-1, 2), centres, places, weights
 
 
+def _work(value: Tensor, weights: Tensor) -> int:
+    """Four corners a sample, at a fifth of the speed of products."""
+    return 20 * weights.numel() * value.shape[-1]
+
+
 def forward(
     value: Tensor,
     shapes: Sequence[int],
@@ -238,7 +243,15 @@ def forward(
     arrays = _arguments(value, shapes, levels, reference, places, weights)
     out = torch.empty((batch * queries * heads, dim), dtype=definition.sum_dtype(value.dtype))
     sizes = (heads, pixels, queries)
-    parallel(_forward, batch * heads, *arrays, out.numpy(), sizes, reference is not None)
+    parallel(
+        _forward,
+        batch * heads,
+        _work(value, weights),
+        *arrays,
+        out.numpy(),
+        sizes,
+        reference is not None,
+    )
     return out.view(batch, queries, heads * dim).to(value.dtype)
 
 
@@ -264,6 +277,7 @@ def backward(
     parallel(
         _backward,
         batch * heads,
+        _work(value, weights),
         do.numpy(),
         *arrays,
         dvalue.view(-1, dim).numpy(),

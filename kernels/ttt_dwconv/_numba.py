@@ -66,7 +66,8 @@ def _run(kernel: Callable, x: Tensor, other: Tensor, size: tuple[int, ...]) -> T
     channels = padded(x.shape[-1], COLUMNS)
     out = x.new_zeros((len(x), *size, channels))
     programs = len(x) * (channels // COLUMNS)
-    parallel(kernel, programs, _wide(x, border=1), _wide(other), out.numpy())
+    # Nine to a number, at a fifth of the speed.
+    parallel(kernel, programs, 45 * x.numel(), _wide(x, border=1), _wide(other), out.numpy())
     return out[..., : x.shape[-1]]
 
 

@@ -358,15 +358,18 @@ class _Launch:
         # Results are of the state's type, so that `flat` hands on their own memory.
         rows, strides = flat(*tokens, dtype=self.dtype, lead=3)
         count = self.batch * self.heads * self.chunks
-        self._run(kernel, count, *rows, strides, *(x.detach().numpy() for x in matrices))
+        # Two products with a pair, forward.
+        work = 4 * self.columns**2 * self.batch * self.heads * self.sizes[0]
+        self._run(kernel, count, work, *rows, strides, *(x.detach().numpy() for x in matrices))
 
     def by_head(self, kernel: Callable, *matrices: Tensor, images: bool = True) -> None:
         """A program for each head, of each image."""
         count = (self.batch if images else 1) * self.heads
-        self._run(kernel, count, *(x.detach().numpy() for x in matrices))
+        work = 2 * self.columns**2 * self.batch * self.heads * self.chunks
+        self._run(kernel, count, work, *(x.detach().numpy() for x in matrices))
 
-    def _run(self, kernel: Callable, count: int, *arrays: np.ndarray) -> None:
-        parallel(kernel, count, self.sizes, self.numbers, *arrays)
+    def _run(self, kernel: Callable, count: int, work: int, *arrays: np.ndarray) -> None:
+        parallel(kernel, count, work, self.sizes, self.numbers, *arrays)
 
 
 def forward(

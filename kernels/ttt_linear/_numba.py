@@ -73,6 +73,7 @@ def forward(
         parallel(
             _forward,
             batch * scans * heads,
+            q.numel() * (3 * dim + 2 * mini_batch_size),
             sizes,
             reverse,
             numbers,
@@ -116,6 +117,7 @@ def backward(
         parallel(
             _backward,
             batch * scans * heads,
+            q.numel() * (9 * dim + 6 * mini_batch_size),
             sizes,
             reverse,
             numbers,

@@ -58,7 +58,8 @@ def test_locations_that_are_no_places():
     assert grads['sampling_locations'][1].isfinite().all()
 
 
-def test_any_number_of_threads_gives_the_same_bits():
+def test_any_number_of_threads_gives_the_same_bits(monkeypatch):
+    monkeypatch.setattr('ttt_kernels._numba._WORTH_A_THREAD', 1)
     inputs = make(((12, 9), (5, 5)), 60, batch=3, dtype=torch.float32)
     results, before = [], torch.get_num_threads()
     try:

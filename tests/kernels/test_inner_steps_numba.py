@@ -98,7 +98,8 @@ def test_an_empty_batch(case):
     assert not any(g.any() for g in grads.values())
 
 
-def test_the_same_bits_with_any_number_of_threads(case):
+def test_the_same_bits_with_any_number_of_threads(case, monkeypatch):
+    monkeypatch.setattr('ttt_kernels._numba._WORTH_A_THREAD', 1)
     hw = (29, 37)
     inputs = case.make(hw, dim=48, batch=3, dtype=torch.float32)
     before, found = torch.get_num_threads(), []

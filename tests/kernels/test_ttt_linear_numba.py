@@ -108,7 +108,8 @@ def test_an_empty_batch():
 
 
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
-def test_the_same_bits_with_any_number_of_threads(dtype):
+def test_the_same_bits_with_any_number_of_threads(dtype, monkeypatch):
+    monkeypatch.setattr('ttt_kernels._numba._WORTH_A_THREAD', 1)
     inputs = make(37, batch=3, heads=5, dim=32, dtype=dtype)
     before, found = torch.get_num_threads(), []
     try:
@@ -133,7 +134,7 @@ def test_a_failing_part_is_the_callers_error():
     torch.set_num_threads(2)
     try:
         with pytest.raises(IndexError, match='of part 3'):
-            _numba.parallel(kernel, 8)
+            _numba.parallel(kernel, 8, 10**9)
     finally:
         torch.set_num_threads(before)
 
