@@ -458,7 +458,7 @@ def parallel(kernel: Callable, count: int, work: int, *args: Any) -> None:
     parts = deque(pairwise(bounds))
     errors = []
 
-    def work(_: int | None) -> None:
+    def take_parts(_: int | None) -> None:
         try:
             while True:
                 try:
@@ -469,7 +469,7 @@ def parallel(kernel: Callable, count: int, work: int, *args: Any) -> None:
         except BaseException as error:  # ctypes would print it and go on
             errors.append(error)
 
-    _start_team(_CALLBACK(work), None, threads, 0)
+    _start_team(_CALLBACK(take_parts), None, threads, 0)
     if errors:
         raise errors[0]
 
