@@ -7,6 +7,7 @@ import multiprocessing
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -125,10 +126,12 @@ class Requests:
 def shield_workers(*loaders: Any) -> None:
     """Makes data workers deaf to signals to the whole group of processes, but for a kill.
 
-    One that ended on them would end the training before it has saved. It ends with its trainer.
+    One that ended on them would end the training before it has saved. It ends with its trainer, or
+    by `end_workers`.
     """
     for loader in loaders:
         loader.worker_init_fn = partial(_make_deaf, loader.worker_init_fn)
+        loader._get_iterator = partial(_remembered, loader, loader._get_iterator)
     atexit.unregister(_kill_workers)
     atexit.register(_kill_workers)
 
@@ -140,16 +143,22 @@ def _make_deaf(then: Callable[[int], None] | None, worker: int) -> None:
         then(worker)
 
 
+def _remembered(loader: Any, make_iterator: Callable[[], Any]) -> Any:
+    iterator = make_iterator()
+    loader.latest_iterator = weakref.ref(iterator)
+    return iterator
+
+
 def end_workers(runner: Runner) -> None:
-    """Ends the persistent data workers of a training that is over.
+    """Ends the data workers of a training that is over: persistent ones, or those of a failed one.
 
     Left to the garbage collector, which takes their queues down first, they would never hear that
-    it is, and be waited for ten seconds each.
+    it is, and be waited for ten seconds each. An error keeps the iterator that it came out of.
     """
     for loop in (runner._train_loop, runner._val_loop):
         loader = getattr(loop, 'dataloader', None)
-        iterator = getattr(loader, '_iterator', None)
-        if iterator is not None:
+        iterator = getattr(loader, 'latest_iterator', lambda: None)()
+        if hasattr(iterator, '_shutdown_workers'):
             iterator._shutdown_workers()
             loader._iterator = None
 

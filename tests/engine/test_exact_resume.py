@@ -280,6 +280,7 @@ def test_an_image_that_cannot_be_read_is_named_or_left_out(run: Callable) -> Non
     for number in range(22):
         Image.new('RGB', (4, 4), (number, 0, 0)).save(f'set/{number}.png')
     options = {**PICTURES, 'train_cfg.max_epochs': 1, 'randomness.seed': 0}
+    before = set(multiprocessing.active_children())
     for bad in (3, 4):
         Path(f'set/{bad}.png').write_bytes(b'')
     message = r"'set/[34]\.png' is among the images of no bytes; tools/check_data\.py names all"
@@ -288,6 +289,8 @@ def test_an_image_that_cannot_be_read_is_named_or_left_out(run: Callable) -> Non
         run('train', config='noisy', work_dir='v', cfg_options=held_out)
     with pytest.raises(DataError, match=message):
         run('train', config='noisy', work_dir='a', cfg_options=options)
+    # Though the error still holds what they were reading for.
+    assert not set(multiprocessing.active_children()) - before
     options['skip_bad_samples'] = 2
     seen = [run('train', config='noisy', work_dir=d, cfg_options=options).model.seen for d in 'bc']
     # The next one that is good, the same each time.
