@@ -372,12 +372,17 @@ class _Launch:
         parallel(kernel, count, work, self.sizes, self.numbers, *arrays)
 
 
+def _copies(*weights: Tensor) -> list[Tensor]:
+    """A parameter's storage of which NumPy had once a view cannot be resized, by FSDP."""
+    return [w.detach().clone(memory_format=torch.contiguous_format) for w in weights]
+
+
 def forward(
     q: Tensor, k: Tensor, v: Tensor, w1: Tensor, w2: Tensor, scale: float, damping: bool = True
 ) -> tuple[Tensor, Tensor]:
     """As `reference.forward`."""
     launch, dim = _Launch(q, scale, damping), q.shape[-1]
-    w1, w2 = w1.contiguous(), w2.contiguous()
+    w1, w2 = _copies(w1, w2)
     o = q.new_empty(q.shape, dtype=launch.dtype)
     g = w1.new_empty((len(q), len(w1), dim, 2 * dim))
     sums = launch.pairs(w1, launch.chunks)
@@ -400,7 +405,8 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """As `reference.backward`."""
     launch = _Launch(q, scale, damping)
-    w1, w2, g = w1.contiguous(), w2.contiguous(), g.contiguous()
+    w1, w2 = _copies(w1, w2)
+    g = g.contiguous()
     dq, dk, dv = (q.new_empty(q.shape, dtype=launch.dtype) for _ in 'qkv')
     dw1, dw2 = w1.new_empty(w1.shape), w2.new_empty(w2.shape)
     sums, j = launch.pairs(w1, launch.chunks), launch.pairs(w1)

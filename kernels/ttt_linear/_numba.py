@@ -39,14 +39,15 @@ def _common(
     size, columns = min(mini_batch_size, tokens), padded(dim, COLUMNS)
     sizes = (tokens, scans, heads, size, dim, padded(size, COLUMNS), columns)
     reverse = np.array([way == 'b' for way in directions])
-    states = torch.zeros((scans, heads, columns + 1, columns), dtype=dtype).numpy()
-    vectors = torch.zeros((scans, heads, 2, columns), dtype=dtype).numpy()
-    w0, b0, *vector, token_scale = (x if x is None else x.detach().numpy() for x in inputs[4:])
+    states = torch.zeros((scans, heads, columns + 1, columns), dtype=dtype)
+    vectors = torch.zeros((scans, heads, 2, columns), dtype=dtype)
+    # Copies: a parameter's storage of which NumPy had once a view cannot be resized, by FSDP.
+    w0, b0, gain, shift, token_scale = (x if x is None else x.detach() for x in inputs[4:])
     states[..., :dim, :dim], states[..., columns, :dim] = w0, b0
-    vectors[..., 0, :dim], vectors[..., 1, :dim] = vector
+    vectors[..., 0, :dim], vectors[..., 1, :dim] = gain, shift
     if token_scale is None:
-        token_scale = np.ones((scans, mini_batch_size), states.dtype)
-    parameters = (states, vectors, np.ascontiguousarray(token_scale))
+        token_scale = states.new_ones((scans, mini_batch_size))
+    parameters = tuple(x.numpy() for x in (states, vectors, token_scale.clone().contiguous()))
     numbers = (dim, *(parameters[0].dtype.type(x) for x in (1 / dim, eps, 1)))
     return sizes, reverse, numbers, parameters
 

@@ -114,6 +114,13 @@ def test_the_same_bits_with_any_number_of_threads(case, monkeypatch):
         assert all(torch.equal(x, y) for x, y in zip(others, found[0], strict=True))
 
 
+def test_parameters_can_still_be_resized(case):
+    inputs = case.make((3, 4), dim=16, dtype=torch.float32)
+    leaves = {n: x.detach().requires_grad_() for n, x in inputs.items()}
+    on_numba(case)(leaves, (3, 4)).sum().backward()
+    assert all(x.untyped_storage().resizable() for n, x in inputs.items() if n not in 'qkv')
+
+
 def test_opcheck(case):
     inputs = case.make((3, 4), dim=18, dtype=torch.float32)
     rest = case.rest((3, 4), backend='numba')

@@ -123,6 +123,16 @@ def test_the_same_bits_with_any_number_of_threads(dtype, monkeypatch):
         assert all(torch.equal(g, found[0][1][n]) for n, g in grads.items())
 
 
+def test_parameters_can_still_be_resized():
+    # FSDP does so with what it has gathered; NumPy's views forbid it.
+    inputs = make(21, dtype=torch.float32)
+    leaves = {n: x.detach().requires_grad_() for n, x in inputs.items()}
+    on_numba(leaves).sum().backward()
+    parameters = [x for n, x in inputs.items() if n not in ('q', 'k', 'v', 'eta')]
+    assert len(parameters) == 5
+    assert all(x.untyped_storage().resizable() for x in parameters)
+
+
 def test_a_failing_part_is_the_callers_error():
     from ttt_kernels import _numba
 
