@@ -21,7 +21,7 @@ def main(argv: list[str] | None = None) -> None:
         train, evaluated = read_scalars(args.work_dir)
         out = Path(args.out or Path(args.work_dir) / 'curves.png')
         plot_curves(train, evaluated, out, args.metrics)
-    except (FileNotFoundError, KeyError) as error:
+    except (FileNotFoundError, KeyError, ValueError) as error:
         parser.exit(1, f'{error.args[0]}\n')
     print(summary(train, evaluated, args.metrics))
     print(f'curves: {out}')

@@ -76,6 +76,7 @@ def plot_curves(
 
     Raises:
         KeyError: for a metric that was never evaluated.
+        ValueError: where there is nothing to draw.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -83,6 +84,8 @@ def plot_curves(
     unknown = [name for name in metrics or () if name not in evaluated]
     if unknown:
         raise KeyError(f'{unknown} not evaluated in this run; there are {sorted(evaluated)}')
+    if not (train or evaluated):
+        raise ValueError('the log holds no number of any step: there is nothing to draw')
     figure = Figure(figsize=(16, 4.5), layout='constrained')
     FigureCanvasAgg(figure)
     left, right, rate = figure.subplots(1, 3, width_ratios=(3, 3, 2))

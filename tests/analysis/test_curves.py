@@ -151,6 +151,9 @@ def test_odd_lines_are_drawn_or_passed_over(tmp_path, capsys):
     for line in ODD_LINES:
         file.write_bytes(f'{line}\n'.encode(errors='surrogatepass'))
         assert isinstance(summary(*read_scalars(tmp_path)), str), line
+    with pytest.raises(SystemExit):
+        tool().main([str(tmp_path)])
+    assert 'nothing to draw' in capsys.readouterr().err
     good = ['{"loss": 2.0, "iter": 5, "step": 5}', '{"AP": 0.5, "step": 1}']
     file.write_bytes('\n'.join([*ODD_LINES, *good]).encode(errors='surrogatepass'))
     tool().main([str(tmp_path)])
