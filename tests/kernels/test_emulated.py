@@ -96,6 +96,7 @@ CASES = {
     'ttt_dwconv 31 × 33, d 80': step('dwconv', (31, 33), dim=80),
     'ttt_mlp 7 × 9': step('mlp', (7, 9), heads=1, dim=64),
     'ttt_mlp 7 × 9, L2': step('mlp', (7, 9), loss='l2', heads=1, dim=64),
+    'ttt_mlp 9 × 13, d 32': step('mlp', (9, 13), heads=3, dim=32),
     'ttt_mlp SwiGLU 9 × 13, d 32': step('swiglu', (9, 13), heads=1, dim=32),
     'ttt_mlp SwiGLU 7 × 9, L2': step('swiglu', (7, 9), loss='l2', heads=1, dim=64),
     'deform_attn 5 × 7, 3 × 4': deformable(((5, 7), (3, 4)), queries=9, heads=2, dim=16),

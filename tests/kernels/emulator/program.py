@@ -93,5 +93,5 @@ def constant(operand: str, bits: int) -> np.ndarray:
     elif operand == 'global_smem':
         value = 0  # shared memory has addresses of its own
     else:
-        value = int(operand, 0)
+        value = int(operand.removesuffix('U'), 0)
     return np.array([value & ((1 << bits) - 1)], UNSIGNED[bits])
