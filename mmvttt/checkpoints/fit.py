@@ -1,4 +1,4 @@
-"""Whether a checkpoint is of the training that would go on from it: model, optimizer, schedules.
+"""Whether a checkpoint is of the training that would resume from it: model, optimizer, schedules.
 
 mmengine leaves out what does not match, and goes on with weights that are partly random, or with
 the checkpoint's learning rate in the place of the config's, without a word.

@@ -38,7 +38,7 @@ class _View:
 
 
 def settle_resume(runner: Runner) -> None:
-    """Decides, before the training, which checkpoint it goes on from, if the config says resume.
+    """Decides, before the training, which checkpoint it resumes from, if the config says resume.
 
     Rank 0 looks for the newest checkpoint that is whole (see `latest_checkpoint`), or checks the
     one that the config names; every other rank checks that it has the very same file. Afterwards
@@ -111,7 +111,7 @@ def latest_checkpoint(work_dir: str | os.PathLike[str]) -> tuple[str | None, lis
 
 
 def why_not_resumable(path: str | os.PathLike[str]) -> str | None:
-    """None for a checkpoint that a training can go on from, else what is wrong, as a predicate."""
+    """None for a checkpoint that a training can resume from, else what is wrong, as a predicate."""
     if os.path.isdir(path):
         # One file a rank: mmengine's sharded states.
         parts = sorted(Path(path).glob('rank*.pth'))
@@ -231,7 +231,7 @@ def _require_agreement(views: list[_View], chosen: str | None, work_dir: str) ->
     if problems:
         more = f' (and {len(problems) - 4} more)' if len(problems) > 4 else ''
         raise ResumeError(
-            f'the training would go on from {chosen!r} of {views[0].place}, but '
+            f'the training would resume from {chosen!r} of {views[0].place}, but '
             f'{"; ".join(problems[:4])}{more}: copy the file there, or use a work directory that '
             'the nodes share'
         )

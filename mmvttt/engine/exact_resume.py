@@ -351,7 +351,7 @@ class _Exact:
 
 @LOOPS.register_module()
 class ExactEpochLoop(_Exact, EpochBasedTrainLoop):
-    """mmengine's `EpochBasedTrainLoop`, which also goes on exactly, and inside of an epoch."""
+    """mmengine's `EpochBasedTrainLoop`, which also resumes exactly, and inside of an epoch."""
 
     def run(self) -> torch.nn.Module:
         """Trains; a validation that a stop has swallowed comes first."""
@@ -388,7 +388,7 @@ class ExactEpochLoop(_Exact, EpochBasedTrainLoop):
 
 @LOOPS.register_module()
 class ExactIterLoop(_Exact, IterBasedTrainLoop):
-    """mmengine's `IterBasedTrainLoop`, which also goes on exactly, without loading what is past."""
+    """mmengine's `IterBasedTrainLoop`, which also resumes exactly, without loading what is past."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

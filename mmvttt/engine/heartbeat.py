@@ -118,7 +118,7 @@ class Heartbeat:
             if self.limit and now - since > self.limit:
                 print_log(
                     f'rank {rank} is given up after {self.limit:.0f} s ({_VARIABLE}): the training '
-                    'ends; --resume goes on from the last checkpoint',
+                    'ends; resume from the last checkpoint with --resume',
                     'current',
                     logging.ERROR,
                 )
@@ -164,8 +164,8 @@ def say_who_is_gone(error: RuntimeError) -> None:
         gone = "the first node, with the store that all ranks share (rank 0's),"
     if gone:
         print_log(
-            f'killed, or its node is down: {gone}; the training ends, and --resume goes on from '
-            'the last checkpoint',
+            f'killed, or its node is down: {gone}; the training ends; resume from the last '
+            'checkpoint with --resume',
             'current',
             logging.ERROR,
         )

@@ -15,6 +15,7 @@ from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from .backbones import T5, HViT3, PlainBackbone, ViT3, Vittt
+from .layers import to_map
 
 __all__ = ['PlainClassifier', 'StagedClassifier']
 
@@ -141,10 +142,10 @@ class PlainClassifier(_Classifier):
             x = model.run_block(i, x, hw)
             if i in wanted:
                 y = model.norm(x) if norm else x
-                features.append(model.to_map(y, hw) if output_fmt == 'NCHW' else y)
+                features.append(to_map(y, hw) if output_fmt == 'NCHW' else y)
         if intermediates_only:
             return features
-        return model.to_map(model.norm(x), hw), features
+        return to_map(model.norm(x), hw), features
 
     def prune_intermediate_layers(
         self,

@@ -1,4 +1,4 @@
-"""Which checkpoint a run goes on from, and what it says where there is none to go on from."""
+"""Which checkpoint a run resumes from, and what it says where there is none to resume from."""
 
 import os
 import shutil

@@ -442,7 +442,7 @@ def bad_weights(model: nn.Module, buffers: bool = False) -> Iterator[str]:
         what = 'weights or buffers' if buffers else 'weights'
         yield (
             f'{len(bad)} {what} are not finite already, the first of them {_plain(name)}: '
-            f'{_summary(weight)}. An update before this step did it: go on from a checkpoint '
+            f'{_summary(weight)}. An update before this step did it: resume from a checkpoint '
             'before that, with a lower learning rate, clip_grad or bf16 in place of fp16.'
         )
 

@@ -340,7 +340,7 @@ class CheckpointHook(hooks.CheckpointHook):
     def _stop(self, runner: Runner) -> None:
         self._require_saved()
         runner.logger.info(
-            f'{self._requests.name}: stopped with {self.last_ckpt}; --resume goes on from there'
+            f'{self._requests.name}: stopped with {self.last_ckpt}; --resume continues it'
         )
         self._stop_listening()
         raise Preempted(self.exit_code)

@@ -8,18 +8,10 @@ from timm.layers import DropPath
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from ..layers import to_map
 from .deformable_attention import DeformableAttention, SamplingGrid
 
 _LN_EPS = 1e-6
-
-
-def to_map(tokens: Tensor, size: tuple[int, int]) -> Tensor:
-    """Tokens `(B, h·w, C)` → map `(B, C, h, w)`, for h, w of `size`.
-
-    A transposition followed by an unflattening gives one image the strides (C, 1, w·C, C), with
-    which torch's BatchNorm on a CPU has a wrong gradient. A permutation has them of channels_last.
-    """
-    return tokens.unflatten(1, size).permute(0, 3, 1, 2)
 
 
 def split_levels(pyramid: Tensor, sizes: Sequence[tuple[int, int]]) -> list[Tensor]:

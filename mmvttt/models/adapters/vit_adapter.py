@@ -21,10 +21,11 @@ from mmvttt.arguments import (
 from mmvttt.registry import MODELS
 
 from ..backbones.base import map_size
+from ..layers import to_map
 from ..norms import check_norm_cfg, check_statistics
 from ..pretrained import PretrainedMixin
 from .deformable_attention import Level, SamplingGrid
-from .interaction import Interaction, join_levels, split_levels, to_map
+from .interaction import Interaction, join_levels, split_levels
 from .spatial_prior import SpatialPrior
 
 _STRIDES = (4, 8, 16, 32)

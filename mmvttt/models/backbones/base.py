@@ -18,7 +18,7 @@ from mmvttt.arguments import (
     checked_size,
 )
 
-from ..layers import MixerBlock
+from ..layers import MixerBlock, to_map
 from ..pretrained import PretrainedMixin
 
 OUT_TYPES = ('featmap', 'avg_featmap')
@@ -163,14 +163,7 @@ class PlainBackbone(PretrainedMixin, BaseModule):
 
     def to_output(self, x: Tensor, hw: tuple[int, int]) -> Tensor:
         """Tokens `(B, h·w, C)` as `out_type` says: the map, or the mean."""
-        return x.mean(1) if self.out_type == 'avg_featmap' else self.to_map(x, hw)
-
-    @staticmethod
-    def to_map(x: Tensor, hw: tuple[int, int]) -> Tensor:
-        """Tokens `(B, h·w, C)` → map `(B, C, h, w)`."""
-        # Not x.transpose(1, 2).unflatten(2, hw): for a single image that has a batch stride of C,
-        # with which torch's BatchNorm on the CPU returns wrong gradients (docs/faq.md).
-        return x.unflatten(1, hw).permute(0, 3, 1, 2)
+        return x.mean(1) if self.out_type == 'avg_featmap' else to_map(x, hw)
 
     def train(self, mode: bool = True) -> 'PlainBackbone':
         """Sets the mode; what is frozen stays in evaluation mode and without gradients."""

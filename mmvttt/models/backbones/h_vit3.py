@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from mmvttt.arguments import check_choice, check_config, check_int
 from mmvttt.registry import MODELS
 
-from ..layers import MixerBlock, rotation_2d
+from ..layers import MixerBlock, rotation_2d, to_map
 from ..norms import check_norm_cfg, check_statistics
 from ..pretrained import PretrainedMixin
 from .base import (
@@ -133,7 +133,7 @@ class Stage(nn.Module):
                 x = checkpoint(block, x, hw, rotation, use_reentrant=False)
             else:
                 x = block(x, hw, rotation)
-        return x.unflatten(1, hw).permute(0, 3, 1, 2)
+        return to_map(x, hw)
 
 
 @MODELS.register_module()

@@ -1,6 +1,6 @@
 """Token mixers, convolutions over tokens, position encodings: the parts of the backbones."""
 
-from .conv import CausalConv1d, DWConv2d
+from .conv import CausalConv1d, DWConv2d, to_map
 from .key_norms import normalize_keys
 from .mixer_block import FeedForward, MixerBlock
 from .neighborhood import neighborhood_attention
@@ -21,4 +21,5 @@ __all__ = [
     'normalize_keys',
     'rotate',
     'rotation_2d',
+    'to_map',
 ]

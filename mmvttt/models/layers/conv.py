@@ -11,6 +11,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
+def to_map(tokens: Tensor, hw: tuple[int, int]) -> Tensor:
+    """Tokens `(B, h·w, C)` → map `(B, C, h, w)`.
+
+    A transposition followed by an unflattening gives one image the strides (C, 1, w·C, C), with
+    which torch's BatchNorm on a CPU has a wrong gradient (docs/faq.md). A permutation has them of
+    channels_last.
+    """
+    return tokens.unflatten(1, hw).permute(0, 3, 1, 2)
+
+
 class DWConv2d(nn.Conv2d):
     """Depth-wise k×k convolution of a token map, zero padded to keep its size.
 
@@ -27,8 +37,7 @@ class DWConv2d(nn.Conv2d):
 
     def forward(self, x: Tensor, hw: tuple[int, int]) -> Tensor:
         """`(B, h·w, C)` tokens of an `(h, w)` map → `(B, h·w, C)`."""
-        x = x.unflatten(1, hw).permute(0, 3, 1, 2)
-        return super().forward(x).permute(0, 2, 3, 1).flatten(1, 2)
+        return super().forward(to_map(x, hw)).permute(0, 2, 3, 1).flatten(1, 2)
 
 
 class CausalConv1d(nn.Module):
