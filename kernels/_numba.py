@@ -268,8 +268,9 @@ class Vector:
 def formula(function: Callable[..., tuple[Vector, ...]]) -> Callable:
     """`rows(results, operands)` in compiled functions: tuples of dense rows of one length and type.
 
-    `function` maps Vectors of the operands to those of the results, which may be operands. LLVM's
-    own vectorizer gives up where more than a few arrays might overlap.
+    The length is a multiple of COLUMNS. `function` maps Vectors of the operands to those of the
+    results, which may be operands. LLVM's own vectorizer gives up where more than a few arrays
+    might overlap.
     """
 
     @intrinsic
@@ -288,10 +289,8 @@ def formula(function: Callable[..., tuple[Vector, ...]]) -> Callable:
             size = dtype.bitwidth // 8
             kind = ir.VectorType(context.get_data_type(dtype), COLUMNS)
             (length,) = cgutils.unpack_tuple(builder, places[0][0].shape)
-            with cgutils.for_range_slice(builder, _INDEX(0), length, _INDEX(COLUMNS), _INDEX) as (
-                i,
-                _,
-            ):
+            steps = cgutils.for_range_slice(builder, _INDEX(0), length, _INDEX(COLUMNS), _INDEX)
+            with steps as (i, _):
                 shift = builder.mul(i, _INDEX(size))
                 stores, loads = (
                     [
