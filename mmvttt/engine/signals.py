@@ -136,15 +136,31 @@ def shield_workers(*loaders: Any) -> None:
     atexit.register(_kill_workers)
 
 
+_TO_THE_GROUP = {signal.SIGTERM, signal.SIGINT, getattr(signal, 'SIGUSR1', signal.SIGINT)}
+
+
 def _make_deaf(then: Callable[[int], None] | None, worker: int) -> None:
-    for number in (signal.SIGTERM, signal.SIGINT, getattr(signal, 'SIGUSR1', signal.SIGINT)):
+    for number in _TO_THE_GROUP:
         signal.signal(number, signal.SIG_IGN)
+    if hasattr(signal, 'pthread_sigmask'):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _TO_THE_GROUP)
     if then is not None:
         then(worker)
 
 
 def _remembered(loader: Any, make_iterator: Callable[[], Any]) -> Any:
-    iterator = make_iterator()
+    """An iterator for `end_workers`, whose workers are born with the signals blocked.
+
+    torch gives them a handler that ends them, some moments before `_make_deaf` is called.
+    """
+    if not hasattr(signal, 'pthread_sigmask'):
+        iterator = make_iterator()
+    else:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _TO_THE_GROUP)
+        try:
+            iterator = make_iterator()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
     loader.latest_iterator = weakref.ref(iterator)
     return iterator
 

@@ -11,6 +11,8 @@ from pathlib import Path
 import mmengine
 import pytest
 import torch
+from torch.utils.data import DataLoader
+from torch.utils.data._utils import worker as worker_module
 
 from mmvttt.checkpoints.read import read_content
 from mmvttt.checkpoints.resume import latest_checkpoint
@@ -144,6 +146,26 @@ def test_mmengines_hook_gives_way_to_ours(run: Callable) -> None:
     assert hook.interval == 1
 
 
+def test_workers_are_deaf_from_their_first_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare = worker_module.signal_handling._set_worker_signal_handlers
+
+    def prepare_slowly() -> None:
+        prepare()
+        time.sleep(0.5)
+
+    monkeypatch.setattr(
+        worker_module.signal_handling, '_set_worker_signal_handlers', prepare_slowly
+    )
+    loader = DataLoader(range(4), num_workers=1)
+    signals.shield_workers(loader)
+    batches = iter(loader)
+    (process,) = batches._workers
+    time.sleep(0.25)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        os.kill(process.pid, number)
+    assert [int(b) for b in batches] == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize('sent', [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_all_processes_saves(
     tmp_path: Path, run: Callable, sent: signal.Signals
@@ -181,7 +203,7 @@ def test_a_signal_to_all_processes_saves(
     (line,) = [x for x in out.splitlines() if f'{sent.name}: stopped' in x]
     path = Path(pointer.read_text())
     assert path.name.startswith(('iter_', 'epoch_'))
-    assert f'stopped with {path}; --resume goes on' in line
+    assert f'stopped with {path}; --resume continues' in line
     step = read_content(path)['meta']['iter']
     runner = run(
         'train',
