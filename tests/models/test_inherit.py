@@ -121,7 +121,9 @@ def test_with_softmax_put_back_it_is_the_source(name: str, tmp_path: Path) -> No
 
 def test_prefixes_and_other_grids(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
     """Of a classifier of mmpretrain, with and without prefix, at another image size."""
-    backbone, head = mmpretrain(), DeiTClsHead(5, 32)
+    # By its scope: an earlier test of the process may have left another one as the default.
+    loss = dict(type='mmpretrain.CrossEntropyLoss')
+    backbone, head = mmpretrain(), DeiTClsHead(5, 32, loss=loss)
     source = {f'backbone.{n}': w for n, w in backbone.state_dict().items()}
     source |= {f'head.{n}': w for n, w in head.state_dict().items()}
     models = [t5(source, tmp_path, prefix, img_size=(64, 96)) for prefix in (None, 'backbone.')]
