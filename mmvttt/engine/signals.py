@@ -19,6 +19,8 @@ from mmengine.runner import Runner
 
 # What a process is asked for, by rising weight.
 GO_ON, SAVE, STOP = range(3)
+# What launchers and schedulers send to a whole group of processes (Windows has no SIGUSR1).
+_TO_THE_GROUP = {signal.SIGTERM, signal.SIGINT, getattr(signal, 'SIGUSR1', signal.SIGINT)}
 # A second Ctrl-C before this is the same one: a terminal, a launcher and `timeout` may all send it.
 _SECONDS_OF_A_SIGNAL = 1.0
 
@@ -136,9 +138,6 @@ def shield_workers(*loaders: Any) -> None:
     atexit.register(_kill_workers)
 
 
-_TO_THE_GROUP = {signal.SIGTERM, signal.SIGINT, getattr(signal, 'SIGUSR1', signal.SIGINT)}
-
-
 def _make_deaf(then: Callable[[int], None] | None, worker: int) -> None:
     for number in _TO_THE_GROUP:
         signal.signal(number, signal.SIG_IGN)
@@ -173,7 +172,9 @@ def end_workers(runner: Runner) -> None:
     """
     for loop in (runner._train_loop, runner._val_loop):
         loader = getattr(loop, 'dataloader', None)
-        iterator = getattr(loader, 'latest_iterator', lambda: None)()
+        latest = getattr(loader, 'latest_iterator', None)
+        # Of a loader that nobody has shielded, the persistent one.
+        iterator = latest() if latest else getattr(loader, '_iterator', None)
         if hasattr(iterator, '_shutdown_workers'):
             iterator._shutdown_workers()
             loader._iterator = None

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import mmengine
 import pytest
@@ -164,6 +165,20 @@ def test_workers_are_deaf_from_their_first_moment(monkeypatch: pytest.MonkeyPatc
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         os.kill(process.pid, number)
     assert [int(b) for b in batches] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize('shielded', [True, False])
+def test_persistent_workers_end_with_the_training(shielded: bool) -> None:
+    loader = DataLoader(range(4), num_workers=1, persistent_workers=True)
+    if shielded:
+        signals.shield_workers(loader)
+    (process,) = iter(loader)._workers
+    assert process.is_alive()
+    signals.end_workers(
+        SimpleNamespace(_train_loop=SimpleNamespace(dataloader=loader), _val_loop=None)
+    )
+    process.join(5)
+    assert not process.is_alive()
 
 
 @pytest.mark.parametrize('sent', [signal.SIGTERM, signal.SIGINT])
