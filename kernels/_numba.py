@@ -422,10 +422,9 @@ def flat(*tensors: Tensor, dtype: torch.dtype, lead: int) -> tuple[list[np.ndarr
     return rows, np.array(strides)
 
 
-def sum_in_order(x: Tensor, dim: int = 0) -> Tensor:
-    """One after the other: torch's own sum depends on the number of threads."""
-    first, *others = x.unbind(dim) or (x.new_zeros(x.shape[:dim] + x.shape[dim + 1 :]),)
-    return sum(others, start=first)
+def sum_in_order(x: Tensor) -> Tensor:
+    """Over the images, one after the other: torch's own sum depends on the number of threads."""
+    return sum(x.unbind(0), start=x.new_zeros(x.shape[1:]))
 
 
 def padded(size: int, multiple: int) -> int:
