@@ -29,7 +29,7 @@ from mmvttt.analysis.memory.training_step import TrainingStep
 from mmvttt.analysis.models import find_model
 from mmvttt.models.backbones import HViT3, ViT3, Vittt
 from mmvttt.models.layers import vit3_mixer
-from ttt_kernels import _backend, deform_attn, ttt_linear
+from ttt_kernels import _backend, deform_attn, ttt_dwconv, ttt_glu, ttt_linear
 
 ROOT = Path(__file__).resolve().parents[2]
 FIELDS = (
@@ -45,7 +45,7 @@ FIELDS = (
     'ms',
     'ratio',
 )
-PARTS = ('scan', 'deform_attn', 'vittt', 'vit3', 'demo')
+PARTS = ('scan', 'inner_step', 'deform_attn', 'vittt', 'vit3', 'demo')
 Call = Callable[[], object]
 
 
@@ -125,6 +125,31 @@ def scans() -> Iterator[Case]:
             yield 'scan', f'T={tokens}', way, {'numba': call, 'reference': without_numba(call)}
 
 
+def inner_steps() -> Iterator[Case]:
+    """ViT³'s two inner models, on maps of ViT³ and H-ViT³."""
+    for batch, side, heads, dim in (
+        (1, 14, 6, 32),
+        (1, 32, 6, 32),
+        (4, 32, 6, 64),
+        (1, 128, 2, 32),
+    ):
+        q, k, v = torch.randn(batch, side * side, 3, heads, dim).unbind(2)
+        weights = (torch.randn(heads, dim, dim) / dim**0.5 for _ in range(2))
+        leaves = [x.requires_grad_() for x in (q, k, v, *weights)]
+        eager = dict(passes(lambda x=leaves: eager_glu(*x), leaves))
+        for way, call in passes(lambda x=leaves: ttt_glu(*x), leaves):
+            contenders = {'numba': call, 'reference': without_numba(call), 'eager': eager[way]}
+            yield 'ttt_glu', f'{batch} x {side}x{side}, {heads} x {dim}', way, contenders
+    for batch, side, dim in ((1, 14, 32), (1, 56, 32), (2, 32, 64), (1, 80, 32)):
+        hw = side, side
+        q, k, v = torch.randn(batch, side * side, 3, dim).unbind(2)
+        leaves = [x.requires_grad_() for x in (q, k, v, torch.randn(dim, 3, 3) / 3)]
+        eager = dict(passes(lambda x=leaves, hw=hw: eager_dwconv(*x, hw), leaves))
+        for way, call in passes(lambda x=leaves, hw=hw: ttt_dwconv(*x, hw=hw), leaves):
+            contenders = {'numba': call, 'reference': without_numba(call), 'eager': eager[way]}
+            yield 'ttt_dwconv', f'{batch} x {side}x{side}, {dim}', way, contenders
+
+
 def deformable() -> Iterator[Case]:
     """The ViT-Adapter's injector at 800×1344: three levels, 6 heads of 32 channels."""
     shapes = [(100, 168), (50, 84), (25, 42)]
@@ -184,7 +209,7 @@ def demo() -> Iterator[Case]:
     yield 'demo', '4 x 160x160', 'step', contenders
 
 
-CASES = dict(zip(PARTS, (scans, deformable, vittt, vit3, demo), strict=True))
+CASES = dict(zip(PARTS, (scans, inner_steps, deformable, vittt, vit3, demo), strict=True))
 
 
 # ----------------------------------------------------------------------------------- measurement
