@@ -18,8 +18,11 @@ class Plan(NamedTuple):
     apart: bool
 
 
-# Not measured yet: three programs fit a multiprocessor, and below that it costs no throughput.
+# Not measured yet: three programs fit a multiprocessor, and below that it costs no throughput. One
+# of eight warps fits; then a state less in the chain must make up for the kernel apart.
 PLANS = (
+    Plan('', 128, 0.7, 256, apart=True),
+    Plan('', 128, float('inf'), 0, apart=False),
     Plan('', 0, 3.0, 256, apart=True),
     Plan('', 0, float('inf'), 0, apart=False),
 )

@@ -7,20 +7,28 @@ import torch
 import triton
 from torch import Tensor
 
+from .. import _launch
 from .._inputs import gradient_dtype
 from . import _backward_kernels, _forward_kernels, _tiles, reference
 from ._plans import plan
 from .reference import Inputs
 
 # What a head is filled up to with zeros.
-DIMS = (32, 64)
+DIMS = (32, 64, 128)
 CHUNK = _tiles.CHUNK.value
 INTERPRETED = os.environ.get('TRITON_INTERPRET', '0') == '1'
 # fp64 is for the interpreter only, where bf16 arithmetic is wrong.
 DTYPES = (torch.float32, torch.float16) + ((torch.float64,) if INTERPRETED else (torch.bfloat16,))
-# Registers a thread: three programs of four warps on a multiprocessor with 65536, or all there are.
-# Said outright because ptxas, left alone, gives the fp32 backward kernels 32 and spills the rest.
-SHARED_REGISTERS, ALL_REGISTERS = 168, 255
+
+
+def registers(dtype: torch.dtype, dim: int, shared: bool) -> int:
+    """What a thread may take: all, or so many that three programs share a multiprocessor.
+
+    The parts of the three products that make one in single precision need all, and of the programs
+    of eight warps no two fit anyway. Said outright because ptxas, left alone, gives the fp32
+    backward kernels 32 and spills the rest.
+    """
+    return 168 if shared and dtype != torch.float32 and dim <= 64 else 255
 
 
 def supported(inputs: Inputs, mini_batch_size: int) -> str | None:
@@ -33,6 +41,8 @@ def supported(inputs: Inputs, mini_batch_size: int) -> str | None:
         return f'd is {dim}; the kernels have at most {DIMS[-1]}'
     if q.dtype not in DTYPES:
         return f'q is {q.dtype}; the kernels have {", ".join(map(str, DTYPES))} here'
+    if q.dtype == torch.float32 and dim > DIMS[-2] and _launch.little_shared_memory(q):
+        return f'q is torch.float32 with d = {dim}, for which this GPU has too little shared memory'
     if q.shape[2] > 31:
         return f'R is {q.shape[2]}; the kernels have at most 31 scans'
     # Inside a mini-batch offsets are 32-bit.
@@ -79,7 +89,7 @@ def forward(
         eps=eps,
         QUERY=not apart,
         KEEP=written,
-        registers=call.registers_for_chain,
+        shared=call.chains_share,
     )
     if apart:
         call.launch(
@@ -91,7 +101,7 @@ def forward(
             w_kept=w_kept,
             c_kept=c_kept,
             eps=eps,
-            registers=SHARED_REGISTERS,
+            shared=True,
         )
     if not keep:
         g, w_kept, c_kept = o.new_empty(0), *call.kept_states(0)
@@ -161,7 +171,7 @@ def backward(
         dc_kept=dc_kept,
         dw0=dw0,
         db0=db0,
-        registers=call.registers_for_chain,
+        shared=call.chains_share,
     )
     deta = call.empty(*call.shape[:4])
     call.launch(
@@ -221,8 +231,8 @@ class _Call:
         self.dtype, self.state_dtype, self.device = q.dtype, eta.dtype, q.device
         scans_per_sm = self.scans / _device(q.device)[1]
         self.plan = plan(_device(q.device)[0], self.dim, scans_per_sm, tokens)
-        # A chain that has a multiprocessor to itself, or shares it with one other, takes them all.
-        self.registers_for_chain = ALL_REGISTERS if scans_per_sm <= 2 else SHARED_REGISTERS
+        # A chain that has a multiprocessor to itself, or shares it with one other, takes all of it.
+        self.chains_share = scans_per_sm > 2
         # The last dimension of tokens, and all of the small parameters, are read as contiguous.
         q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
         self.tensors = {'q': q, 'k': k, 'v': v, 'eta': eta}
@@ -276,13 +286,11 @@ class _Call:
             arguments |= {f'{name}_{axis}': x.stride(i) for i, axis in enumerate('btrh')}
         return arguments
 
-    def launch(self, kernel, programs: int, registers: int = ALL_REGISTERS, **arguments) -> None:
-        if self.dtype == torch.float32:
-            # The parts of the three products that make one in single precision need them all.
-            registers = ALL_REGISTERS
+    def launch(self, kernel, programs: int, shared: bool = False, **arguments) -> None:
+        most = registers(self.dtype, self.dim, shared)
         # Triton launches on the current device, whatever the tensors are on.
         with torch.cuda.device_of(self.tensors['q']):
-            kernel[(programs,)](**arguments, **self.sizes, maxnreg=registers)
+            kernel[(programs,)](**arguments, **self.sizes, maxnreg=most)
 
 
 @functools.cache

@@ -87,6 +87,8 @@ CASES = {
     'ttt_linear in segments, T 49': scan(49, 'b', cut=2, heads=1, dim=64),
     'ttt_linear fused, T 1, d 32': scan(1, heads=2, dim=32),
     'ttt_linear in segments, T 63, d 32': scan(63, 'fb', cut=3, heads=1, dim=32, scale=False),
+    'ttt_linear fused, T 17, d 128': scan(17, heads=1, dim=128),
+    'ttt_linear in segments, T 37, d 72': scan(37, cut=2, heads=1, dim=72),
     'ttt_linear fused, T 196': scan(196, 'bf', heads=1, dim=64),
     'ttt_glu 7 × 9': step('glu', (7, 9), heads=1, dim=64),
     'ttt_glu 9 × 13, d 32': step('glu', (9, 13), heads=3, dim=32),

@@ -61,7 +61,7 @@ def test_every_gradient_at_every_length(dtype, dim, segment, cut):
         assert_same(found, expected, TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize('dim', some(48, 5))
+@pytest.mark.parametrize('dim', some(48, 5, 72, 128))
 def test_head_sizes_that_are_filled_up(dim):
     inputs = make(70, dim=dim, heads=2, dtype=torch.bfloat16)
     exact = {n: x.double() for n, x in inputs.items()}

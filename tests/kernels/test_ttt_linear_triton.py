@@ -79,9 +79,9 @@ def test_scan_in_segments_in_low_precision(dtype, cut):
 
 
 @inside
-@pytest.mark.parametrize(('dim', 'segment'), [(32, 0), (64, 0), (6, 1), (48, 0)])
+@pytest.mark.parametrize(('dim', 'segment'), [(32, 0), (64, 0), (6, 1), (48, 0), (72, 1), (128, 0)])
 def test_head_sizes_with_several_heads(dim, segment, cut):
-    # Others than 32 and 64 are filled up with zeros.
+    # Others than 32, 64 and 128 are filled up with zeros.
     cut(segment)
     check(make(19, dim=dim, heads=3, batch=1))
 
@@ -199,7 +199,7 @@ def test_compiles_into_one_graph(cut):
 @pytest.mark.parametrize(
     ('change', 'message'),
     [
-        ({'dim': 72}, 'd is 72; the kernels have at most 64'),
+        ({'dim': 136}, 'd is 136; the kernels have at most 128'),
         ({'size': 8}, 'mini_batch_size is 8; the kernels have 16'),
         ({'dtype': torch.bfloat16}, r'q is torch\.bfloat16; the kernels have torch\.float32'),
         ({'ways': 'f' * 32}, 'R is 32; the kernels have at most 31'),
@@ -219,6 +219,19 @@ def test_a_token_too_far_from_the_next_is_named():
     far = far.as_strided((2, 2, 2, 2, 32), (1, 2**27, 64, 32, 1))
     reason = kernel.supported(Inputs(**{**inputs, 'k': far}), 16)
     assert 'k has 134217728 elements from token to token' in reason
+
+
+@inside
+def test_a_gpu_with_little_shared_memory_is_told_so(monkeypatch):
+    from ttt_kernels import _launch
+    from ttt_kernels.ttt_linear import kernel
+
+    monkeypatch.setattr(_launch, 'little_shared_memory', lambda _: True)
+    for dim, dtype in ((72, torch.float32), (72, torch.float16), (64, torch.float32)):
+        reason = kernel.supported(Inputs(**make(2, dim=dim, dtype=dtype)), 16)
+        assert (reason or '').endswith('too little shared memory') == (
+            (dim, dtype) == (72, torch.float32)
+        )
 
 
 @triton.jit

@@ -85,6 +85,7 @@ def _sampling(dim: int, shapes: tuple[tuple[int, int], ...]) -> Run:
 CASES: dict[str, Callable[[], Run]] = {
     'ttt_linear whole d 64': lambda: _scan(64, 64, heads=8),
     'ttt_linear in segments d 64': lambda: _scan(64, 512, heads=2),
+    'ttt_linear whole d 128': lambda: _scan(128, 64, heads=8),
     'ttt_linear whole d 32': lambda: _scan(32, 64, heads=8),
     'ttt_glu d 64': lambda: _glu(64),
     'ttt_glu d 32': lambda: _glu(32),

@@ -36,7 +36,7 @@ class TTTLinearMixer(nn.Module):
 
     Args:
         embed_dims: Channels D.
-        num_heads: Heads; D must be a multiple of it. Kernels take up to 64 channels each.
+        num_heads: Heads; D must be a multiple of it. Kernels take up to 128 channels each.
         directions: The scans over the tokens: ('forward',), ('backward',) or both ('dual dataset').
         share_qk: One projection for queries and keys, told apart by their convolutions.
         gate_cfg: Activation of the output gate, e.g. `dict(type='GELU')`; None for no gate.

@@ -49,13 +49,16 @@ def variants(everything: bool) -> list[str]:
     names = []
     for kernel in KERNELS:
         for arch in ARCHS:
-            for dim in (64, 32):
+            for dim in (64, 32, 128):
                 for dtype in TYPES:
                     main = dtype == 'bf16' and dim == 64
                     some = (dim == 64) != (dtype == 'bf16') and (
-                        dtype != 'fp32' or kernel in ('forward_fused', 'backward_query')
+                        (dtype != 'fp32' or kernel in ('forward_fused', 'backward_query'))
+                        and (dim != 128 or kernel in ('forward_fused_kept', 'backward_key'))
                     )
-                    if main or (arch == 90 and (everything or some)):
+                    # Programs of 128 features share no multiprocessor.
+                    same = dim == 128 and kernel == 'backward_chain_shared'
+                    if main or (arch == 90 and (everything or some) and not same):
                         names.append(f'{kernel}/{dtype}/{dim}/sm_{arch}')
     return names
 
@@ -90,11 +93,13 @@ def build(name: str):
         # What a launch finds out: aligned pointers, and strides that are multiples of 16.
         if signature[argument].startswith('*') or (stride and stride[1] in TOKENS):
             attributes[(i,)] = [['tt.divisibility', 16]]
-    registers = kernel.SHARED_REGISTERS if half and shared else kernel.ALL_REGISTERS
     return triton.compile(
         ASTSource(function, signature, constants, attributes),
         target=GPUTarget('cuda', int(arch.removeprefix('sm_')), 32),
-        options={'num_warps': int(dim) // kernel.CHUNK, 'maxnreg': registers},
+        options={
+            'num_warps': int(dim) // kernel.CHUNK,
+            'maxnreg': kernel.registers(TYPES[dtype], int(dim), shared),
+        },
     )
 
 
