@@ -144,6 +144,27 @@ def test_the_stand_in_refuses_what_a_gpu_refuses(tmp_path):
     assert done.stdout == 'all refused\n', done.stderr
 
 
+def test_a_kernel_is_told_from_its_reference(tmp_path):
+    script = tmp_path / 'bits.py'
+    script.write_text(
+        'import torch\nfrom ttt_kernels import ttt_glu\n'
+        'x = [torch.randn(1, 9, 1, 32, device="cuda") for _ in range(3)]\n'
+        'x += [torch.randn(1, 32, 32, device="cuda") for _ in range(2)]\n'
+        'x = [y.requires_grad_() for y in x]\n'
+        'found = {}\n'
+        'for backend in (None, "triton", "reference"):\n'
+        '    out = ttt_glu(*x, backend=backend)\n'
+        '    found[backend] = out, *torch.autograd.grad(out, x, torch.ones_like(x[0]))\n'
+        'for default, kernel, reference in zip(*found.values()):\n'
+        '    assert torch.equal(default, kernel)\n'
+        '    assert not torch.equal(kernel, reference)\n'
+        '    torch.testing.assert_close(kernel, reference)\n'
+        'print("told")\n'
+    )
+    done = rehearse(script)
+    assert done.stdout == 'told\n', done.stderr
+
+
 def test_a_missing_row_is_a_failure(tmp_path):
     script = tmp_path / 'missing.py'
     script.write_text(
