@@ -11,7 +11,7 @@ from torch import Tensor
 
 from . import _backend
 
-# Channels of a head that the kernels for heads as matrices have.
+# Channels of a head that the kernels for heads as matrices have; others are filled up with zeros.
 DIMS = (32, 64)
 # Programs that keep a large GPU busy: about four for each of its ~130 multiprocessors, of which it
 # runs some 264 at a time.
@@ -38,11 +38,27 @@ def unfit(q: Tensor) -> str | None:
 def unfit_heads(q: Tensor) -> str | None:
     """Why the kernels for heads as matrices do not take `q` `(B, N, H, d)`, or None."""
     dim = q.shape[-1]
-    if dim not in DIMS:
-        return f'd is {dim}; the kernels have {" and ".join(map(str, DIMS))}'
-    if q.dtype == torch.float32 and dim == 64 and not _backend.interpreting():
-        return 'q is torch.float32 with d = 64, which does not fit the registers'
+    if dim > DIMS[-1]:
+        return f'd is {dim}; the kernels have at most {DIMS[-1]}'
+    if q.dtype == torch.float32 and dim > DIMS[0] and not _backend.interpreting():
+        return f'q is torch.float32 with d = {dim}, which does not fit the registers'
     return unfit(q)
+
+
+def fill(*tensors: Tensor, dims: tuple[int, ...] = DIMS, axes: int = 1) -> list[Tensor]:
+    """Each with its last `axes` dimensions, of one size, filled up to the next of `dims`.
+
+    With zeros, of which nothing comes in any formula here.
+    """
+    width = tensors[0].shape[-1]
+    more = next(dim for dim in dims if dim >= width) - width
+    return [torch.nn.functional.pad(x, (0, more) * axes) if more else x for x in tensors]
+
+
+def cut(*tensors: Tensor, width: int, axes: int = 1) -> list[Tensor]:
+    """The inverse of `fill`; contiguous."""
+    corner = (..., *[slice(width)] * axes)
+    return [x[corner].contiguous() for x in tensors]
 
 
 def little_shared_memory(q: Tensor) -> bool:

@@ -328,11 +328,26 @@ def supported(q: Tensor) -> str | None:
     return _launch.unfit_heads(q)
 
 
+def _apart(g: Tensor) -> Tensor:
+    """The two gradients `(B, H, 2, d, d)` in a G `(B, H, d, 2d)`."""
+    return g.unflatten(-1, (2, -1)).transpose(-3, -2)
+
+
+def _beside(g: Tensor) -> Tensor:
+    """The inverse of `_apart`."""
+    return g.transpose(-3, -2).flatten(-2)
+
+
 def forward(
     q: Tensor, k: Tensor, v: Tensor, w1: Tensor, w2: Tensor, scale: float, damping: bool
 ) -> tuple[Tensor, Tensor]:
     """O `(B, N, H, d)` and G before damping `(B, H, d, 2d)`; arguments as the reference's."""
     batch, tokens, heads, dim = q.shape
+    if dim not in _launch.DIMS:
+        tokens, weights = _launch.fill(q, k, v), _launch.fill(w1, w2, axes=2)
+        o, g = forward(*tokens, *weights, scale, damping)
+        (o,), (g,) = _launch.cut(o, width=dim), _launch.cut(_apart(g), width=dim, axes=2)
+        return o, _beside(g)
     weights = {'w1': w1.contiguous(), 'w2': w2.contiguous()}
     sizes = {'N': tokens, 'H': heads, 'D': dim}
     options = config('step', q.dtype)
@@ -382,6 +397,12 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """dq, dk, dv `(B, N, H, d)`, dw1, dw2 `(H, d, d)`; arguments as the reference's."""
     batch, tokens, heads, dim = q.shape
+    if dim not in _launch.DIMS:
+        *weights, g = _launch.fill(w1, w2, _apart(g), axes=2)
+        grads = backward(*_launch.fill(do, q, k, v), *weights, _beside(g), scale, damping)
+        dw1, dw2 = _launch.cut(*grads[3:], width=dim, axes=2)
+        dq, dk, dv = _launch.cut(*grads[:3], width=dim)
+        return dq, dk, dv, dw1, dw2
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     first, second = config('read_backward', q.dtype), config('step_backward', q.dtype)
     # Both passes share out the tokens alike: the second adds to the partial sums of the first.

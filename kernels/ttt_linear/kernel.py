@@ -105,9 +105,8 @@ def forward(
         )
     if not keep:
         g, w_kept, c_kept = o.new_empty(0), *call.kept_states(0)
-    if width < call.dim:
-        o, g, c_kept = (x[..., :width].contiguous() for x in (o, g, c_kept))
-        w_kept = w_kept[..., :width, :width].contiguous()
+    o, g, c_kept = _launch.cut(o, g, c_kept, width=width)
+    (w_kept,) = _launch.cut(w_kept, width=width, axes=2)
     return o, g.to(gradient_dtype(o.dtype)), w_kept, c_kept
 
 
@@ -133,8 +132,9 @@ def backward(
     """
     width, inputs = inputs.q.shape[-1], _filled(inputs)
     call = _Call(inputs, directions, width)
-    do, g, c_kept = (_fill(x, call.dim).contiguous() for x in (do, g.to(call.dtype), c_kept))
-    kept = {'w_kept': _fill(w_kept, call.dim, square=True).contiguous(), 'c_kept': c_kept}
+    do, g, c_kept = (x.contiguous() for x in _launch.fill(do, g.to(call.dtype), c_kept, dims=DIMS))
+    (w_kept,) = _launch.fill(w_kept, dims=DIMS, axes=2)
+    kept = {'w_kept': w_kept.contiguous(), 'c_kept': c_kept}
     dq, dk, dv = (call.tokens() for _ in range(3))
     # From one kernel to the next, in whole mini-batches.
     tiles = {name: call.tiles() for name in ('d_out', 'normed', 'u_out', 'dp_out', 'dz_out')}
@@ -196,26 +196,19 @@ def backward(
     else:
         dtoken_scale = call.by_head(dtau.sum(1)).sum(1)
         dtoken_scale[:, -1] += call.by_head(dtau_last.sum(1)).sum(1)
-    dw0, db0 = call.by_head(dw0)[..., :width, :], call.by_head(db0)
-    dln_weight, dln_bias = (call.by_head(x.sum((0, 2))) for x in (dln_weight, dln_bias))
-    dq, dk, dv, dw0, db0, dln_weight, dln_bias = (
-        x[..., :width].contiguous() for x in (dq, dk, dv, dw0, db0, dln_weight, dln_bias)
-    )
+    (dw0,) = _launch.cut(call.by_head(dw0), width=width, axes=2)
+    features = [call.by_head(x) for x in (db0, dln_weight.sum((0, 2)), dln_bias.sum((0, 2)))]
+    dq, dk, dv, *features = _launch.cut(dq, dk, dv, *features, width=width)
+    db0, dln_weight, dln_bias = features
     return dq, dk, dv, deta, dw0, db0, dln_weight, dln_bias, dtoken_scale
-
-
-def _fill(x: Tensor, dim: int, square: bool = False) -> Tensor:
-    """`x` with its last dimension, or its last two, filled up to `dim` with zeros."""
-    more = dim - x.shape[-1]
-    return torch.nn.functional.pad(x, (0, more) * (1 + square)) if more else x
 
 
 def _filled(inputs: Inputs) -> Inputs:
     """The inputs with as many features as the next of `DIMS`."""
-    dim = next(dim for dim in DIMS if dim >= inputs.q.shape[-1])
     names = ('q', 'k', 'v', 'b0', 'ln_weight', 'ln_bias')
-    filled = {name: _fill(getattr(inputs, name), dim) for name in names}
-    return inputs._replace(**filled, w0=_fill(inputs.w0, dim, square=True))
+    filled = _launch.fill(*(getattr(inputs, name) for name in names), dims=DIMS)
+    (w0,) = _launch.fill(inputs.w0, dims=DIMS, axes=2)
+    return inputs._replace(**dict(zip(names, filled, strict=True)), w0=w0)
 
 
 class _Call:
