@@ -344,8 +344,8 @@ def forward(
     """O `(B, N, H, d)` and G before damping `(B, H, d, 2d)`; arguments as the reference's."""
     batch, tokens, heads, dim = q.shape
     if dim not in _launch.DIMS:
-        tokens, weights = _launch.fill(q, k, v), _launch.fill(w1, w2, axes=2)
-        o, g = forward(*tokens, *weights, scale, damping)
+        w1, w2 = _launch.fill(w1, w2, axes=2)
+        o, g = forward(*_launch.fill(q, k, v), w1, w2, scale, damping)
         (o,), (g,) = _launch.cut(o, width=dim), _launch.cut(_apart(g), width=dim, axes=2)
         return o, _beside(g)
     weights = {'w1': w1.contiguous(), 'w2': w2.contiguous()}
@@ -398,11 +398,10 @@ def backward(
     """dq, dk, dv `(B, N, H, d)`, dw1, dw2 `(H, d, d)`; arguments as the reference's."""
     batch, tokens, heads, dim = q.shape
     if dim not in _launch.DIMS:
-        *weights, g = _launch.fill(w1, w2, _apart(g), axes=2)
-        grads = backward(*_launch.fill(do, q, k, v), *weights, _beside(g), scale, damping)
-        dw1, dw2 = _launch.cut(*grads[3:], width=dim, axes=2)
-        dq, dk, dv = _launch.cut(*grads[:3], width=dim)
-        return dq, dk, dv, dw1, dw2
+        w1, w2, g = _launch.fill(w1, w2, _apart(g), axes=2)
+        filled = _launch.fill(do, q, k, v)
+        dq, dk, dv, *dw = backward(*filled, w1, w2, _beside(g), scale, damping)
+        return *_launch.cut(dq, dk, dv, width=dim), *_launch.cut(*dw, width=dim, axes=2)
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     first, second = config('read_backward', q.dtype), config('step_backward', q.dtype)
     # Both passes share out the tokens alike: the second adds to the partial sums of the first.
