@@ -144,14 +144,22 @@ def _op(func: Callable, args: tuple, kwargs: dict) -> object:
     return tree_map(_other_bits, result) if _kernels else result
 
 
+class _OtherBits(torch.autograd.Function):
+    """Turns the last bit of every number, of what an op gives and of the gradient that it gets."""
+
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()]
+        turned = (x.view(bits) ^ 1).view(x.dtype)
+        return torch.where(x.isfinite() & (x != 0), turned, x)
+
+    @staticmethod
+    def backward(ctx: object, grad: Tensor) -> Tensor:
+        return _OtherBits.forward(ctx, grad)
+
+
 def _other_bits(x: object) -> object:
-    """A tensor with the last bit of every number turned."""
-    if not (isinstance(x, Tensor) and x.is_floating_point()):
-        return x
-    bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()]
-    plain = x.detach()
-    turned = (plain.view(bits) ^ 1).view(x.dtype) - plain
-    return x + torch.where(plain.isfinite() & (plain != 0), turned, 0)
+    return _OtherBits.apply(x) if isinstance(x, Tensor) and x.is_floating_point() else x
 
 
 def _attention(func: Callable, args: tuple, kwargs: dict) -> Tensor:
