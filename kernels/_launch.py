@@ -4,6 +4,8 @@ Where there are few sums, several programs share one: fp32 partials, added up in
 No atomics, and nothing depends on the GPU at hand: the same inputs give the same bits.
 """
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
@@ -83,23 +85,36 @@ def given(axes: str, **tokens: Tensor) -> dict[str, Tensor | int]:
     return arguments
 
 
+def cdiv(a: int, b: int) -> int:
+    """`triton.cdiv`, which takes a few hundred times as long outside of a kernel."""
+    return -(-a // b)
+
+
+def power_of_2(n: int) -> int:
+    """`triton.next_power_of_2`, likewise."""
+    return 1 << (n - 1).bit_length()
+
+
 def split(tokens: int, sums: int, block: int) -> tuple[int, int]:
     """How many programs share each of `sums` sums over `tokens`, and how many tokens each takes.
 
     Returns:
         splits ≥ 1, and the span, a multiple of `block`; no split is empty.
     """
-    blocks = triton.cdiv(tokens, block)
-    most = triton.cdiv(blocks, _LEAST_BLOCKS)
-    splits = min(triton.cdiv(_ENOUGH, max(sums, 1)), most)
+    return _split(tokens, sums, block, _ENOUGH, _LEAST_BLOCKS)
+
+
+@functools.lru_cache(maxsize=1024)
+def _split(tokens: int, sums: int, block: int, enough: int, least: int) -> tuple[int, int]:
+    blocks = cdiv(tokens, block)
+    most = cdiv(blocks, least)
+    splits = min(cdiv(enough, max(sums, 1)), most)
     if splits > 1:
         # With 2.2 rounds of programs the third is nearly empty: cut finer, where that takes less.
         finer = range(splits, min(2 * splits, most) + 1)
-        splits = min(
-            finer, key=lambda n: triton.cdiv(n * sums, _AT_A_TIME) * triton.cdiv(blocks, n)
-        )
-    span = triton.cdiv(blocks, splits) * block
-    return triton.cdiv(tokens, span), span
+        splits = min(finer, key=lambda n: cdiv(n * sums, _AT_A_TIME) * cdiv(blocks, n))
+    span = cdiv(blocks, splits) * block
+    return cdiv(tokens, span), span
 
 
 @triton.jit(do_not_specialize=['splits', 'size', 'divisor'])
@@ -135,7 +150,7 @@ def add_up(partials: Tensor, factor: float = 1.0, divisor: int = 1) -> Tensor:
     total = torch.empty_like(partials[:, 0], memory_format=torch.contiguous_format)
     size = total[0].numel()
     columns = 64
-    grid = (programs * triton.cdiv(size, columns),)
+    grid = (programs * cdiv(size, columns),)
     with torch.cuda.device_of(partials):
         _add_up[grid](
             partials, total, factor, splits, size, divisor, ROWS=16, COLUMNS=columns, num_warps=4

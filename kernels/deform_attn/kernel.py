@@ -398,7 +398,7 @@ def config(kernel: str, dtype: torch.dtype, dim: int) -> dict[str, int]:
     every thread that shares it. The dot products of `_backward_points` change hands between threads
     on their way to memory: within one warp, that needs no barrier.
     """
-    channels = triton.next_power_of_2(dim)
+    channels = _launch.power_of_2(dim)
     together = max(32 * 16 // (channels * dtype.itemsize), 1)  # pixels that a warp loads at once
     if kernel == 'backward_value':
         return {'CHANNELS': channels, 'PIXELS': 4, 'POINTS': together, 'num_warps': 4}
@@ -471,7 +471,7 @@ def forward(
     queries = places.shape[1]
     out = value.new_empty((batch, queries, heads * dim))
     options = config('forward', value.dtype, dim)
-    grid = (batch * triton.cdiv(queries * heads, options['ROWS']),)
+    grid = (batch * _launch.cdiv(queries * heads, options['ROWS']),)
     with torch.cuda.device_of(value):
         _forward[grid](
             value=value.contiguous(),
@@ -513,7 +513,7 @@ def backward(
     given = _arguments(value, shapes, levels, reference, places, weights)
     do = do.contiguous()
     options = config('backward_points', value.dtype, dim)
-    grid = (batch * triton.cdiv(queries * heads, options['ROWS']),)
+    grid = (batch * _launch.cdiv(queries * heads, options['ROWS']),)
     with torch.cuda.device_of(value):
         _backward_points[grid](
             do=do,
@@ -532,7 +532,7 @@ def backward(
         cells = torch.arange(batch * heads * pixels + 1, dtype=torch.int32, device=value.device)
         starts = torch.searchsorted(keys, cells, out_int32=True)
         options = config('backward_value', value.dtype, dim)
-        grid = (batch * heads * triton.cdiv(pixels, options['PIXELS']),)
+        grid = (batch * heads * _launch.cdiv(pixels, options['PIXELS']),)
         _backward_value[grid](
             do=do,
             attention=attention,

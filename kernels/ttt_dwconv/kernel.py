@@ -313,7 +313,7 @@ _CHANNELS = 64
 
 def config(dim: int) -> dict:
     """How the kernels are compiled for `dim` channels, whatever the dtype and the GPU."""
-    channels = min(_CHANNELS, max(triton.next_power_of_2(dim), 16))
+    channels = min(_CHANNELS, max(_launch.power_of_2(dim), 16))
     return {
         'PIXELS': _PIXELS * _CHANNELS // channels,
         'CHANNELS': channels,
@@ -330,7 +330,7 @@ def _share(q: Tensor, h: int, w: int) -> tuple[tuple[int, int], dict]:
     """The grid, and the arguments that all kernels take."""
     batch, pixels, dim = q.shape
     options = config(dim)
-    blocks = triton.cdiv(dim, options['CHANNELS'])
+    blocks = _launch.cdiv(dim, options['CHANNELS'])
     splits, span = _launch.split(pixels, batch * blocks, options['PIXELS'])
     sizes = {'D': dim, 'h': h, 'w': w, 'span': span, 'splits': splits}
     return (batch * splits, blocks), {**sizes, **options}

@@ -4,7 +4,6 @@ import functools
 import os
 
 import torch
-import triton
 from torch import Tensor
 
 from .. import _launch
@@ -219,8 +218,8 @@ class _Call:
         self.shape = q.shape
         batch, tokens, scans, heads, self.dim = q.shape
         self.scans = batch * scans * heads
-        self.chunks = triton.cdiv(tokens, CHUNK)
-        self.segments = triton.cdiv(self.chunks, reference.SEGMENT)
+        self.chunks = _launch.cdiv(tokens, CHUNK)
+        self.segments = _launch.cdiv(self.chunks, reference.SEGMENT)
         self.dtype, self.state_dtype, self.device = q.dtype, eta.dtype, q.device
         scans_per_sm = self.scans / _device(q.device)[1]
         self.plan = plan(_device(q.device)[0], self.dim, scans_per_sm, tokens)
