@@ -1,4 +1,4 @@
-"""How the kernels of the full-batch inner steps are launched, and how they sum over all tokens.
+"""What kernels need on the host: reasons not to run, strides, padding; sums over all tokens.
 
 Where there are few sums, several programs share one: fp32 partials, added up in a fixed order.
 No atomics, and nothing depends on the GPU at hand: the same inputs give the same bits.
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from . import _backend
 
-# Channels of a head that the kernels for heads as matrices have; others are filled up with zeros.
+# Channels of a head that the kernels for heads as matrices have; others are padded.
 DIMS = (32, 64)
 # Programs that keep a large GPU busy: about four for each of its ~130 multiprocessors, of which it
 # runs some 264 at a time.
@@ -31,6 +31,11 @@ def unfit(q: Tensor) -> str | None:
         return None
     if q.dtype == torch.float64:
         return 'q is torch.float64, which the kernels have in the interpreter alone'
+    return too_old(q)
+
+
+def too_old(q: Tensor) -> str | None:
+    """Why the GPU of `q` runs no kernel, or None."""
     major, minor = torch.cuda.get_device_capability(q.device)
     if major < 8:
         return f'the GPU has compute capability {major}.{minor}; the kernels need 8.0 or more'
@@ -47,18 +52,18 @@ def unfit_heads(q: Tensor) -> str | None:
     return unfit(q)
 
 
-def fill(*tensors: Tensor, dims: tuple[int, ...] = DIMS, axes: int = 1) -> list[Tensor]:
-    """Each with its last `axes` dimensions, of one size, filled up to the next of `dims`.
+def pad(*tensors: Tensor, dims: tuple[int, ...] = DIMS, axes: int = 1) -> list[Tensor]:
+    """Each with its last `axes` dimensions, of one size, padded with zeros to the next of `dims`.
 
-    With zeros, of which nothing comes in any formula here.
+    Of the zeros nothing comes in any formula here.
     """
     width = tensors[0].shape[-1]
     more = next(dim for dim in dims if dim >= width) - width
     return [torch.nn.functional.pad(x, (0, more) * axes) if more else x for x in tensors]
 
 
-def cut(*tensors: Tensor, width: int, axes: int = 1) -> list[Tensor]:
-    """The inverse of `fill`; contiguous."""
+def unpad(*tensors: Tensor, width: int, axes: int = 1) -> list[Tensor]:
+    """The inverse of `pad`; contiguous."""
     corner = (..., *[slice(width)] * axes)
     return [x[corner].contiguous() for x in tensors]
 
@@ -106,6 +111,7 @@ def split(tokens: int, sums: int, block: int) -> tuple[int, int]:
 
 @functools.lru_cache(maxsize=1024)
 def _split(tokens: int, sums: int, block: int, enough: int, least: int) -> tuple[int, int]:
+    """The search, once for each shape; what tests change is among the arguments."""
     blocks = cdiv(tokens, block)
     most = cdiv(blocks, least)
     splits = min(cdiv(enough, max(sums, 1)), most)

@@ -12,7 +12,7 @@ from . import _backward_kernels, _forward_kernels, _tiles, reference
 from ._plans import plan
 from .reference import Inputs
 
-# What a head is filled up to with zeros.
+# What a head is padded to.
 DIMS = (32, 64, 128)
 CHUNK = _tiles.CHUNK.value
 INTERPRETED = os.environ.get('TRITON_INTERPRET', '0') == '1'
@@ -27,7 +27,7 @@ def registers(dtype: torch.dtype, dim: int, shared: bool) -> int:
     of eight warps no two fit anyway. Said outright because ptxas, left alone, gives the fp32
     backward kernels 32 and spills the rest.
     """
-    return 168 if shared and dtype != torch.float32 and dim <= 64 else 255
+    return 168 if shared and dtype != torch.float32 and dim < DIMS[-1] else 255
 
 
 def supported(inputs: Inputs, mini_batch_size: int) -> str | None:
@@ -52,11 +52,7 @@ def supported(inputs: Inputs, mini_batch_size: int) -> str | None:
                 f'{name} has {x.stride(1)} elements from token to token, of which {CHUNK} must '
                 'stay below 2**31'
             )
-    if not INTERPRETED:
-        major, minor = torch.cuda.get_device_capability(q.device)
-        if major < 8:
-            return f'the GPU has compute capability {major}.{minor}; the kernels need 8.0 or more'
-    return None
+    return None if INTERPRETED else _launch.too_old(q)
 
 
 @torch.no_grad()
@@ -69,7 +65,7 @@ def forward(
         O in q's dtype, and what `reference.forward` keeps for the backward pass: G, W and c, the
         states less their mean over the outputs, to which LayerNorm is blind.
     """
-    width, inputs = inputs.q.shape[-1], _filled(inputs)
+    width, inputs = inputs.q.shape[-1], _padded(inputs)
     call = _Call(inputs, directions, width)
     o = call.tokens()
     # With few scans for the GPU, only G and the states are a matter of the scan itself.
@@ -104,8 +100,8 @@ def forward(
         )
     if not keep:
         g, w_kept, c_kept = o.new_empty(0), *call.kept_states(0)
-    o, g, c_kept = _launch.cut(o, g, c_kept, width=width)
-    (w_kept,) = _launch.cut(w_kept, width=width, axes=2)
+    o, g, c_kept = _launch.unpad(o, g, c_kept, width=width)
+    (w_kept,) = _launch.unpad(w_kept, width=width, axes=2)
     return o, g.to(gradient_dtype(o.dtype)), w_kept, c_kept
 
 
@@ -129,10 +125,10 @@ def backward(
         dq, dk, dv, deta, dw0, db0, dln_weight, dln_bias, dtoken_scale, contiguous; the last is
         `(R, 0)` where `token_scale` is None.
     """
-    width, inputs = inputs.q.shape[-1], _filled(inputs)
+    width, inputs = inputs.q.shape[-1], _padded(inputs)
     call = _Call(inputs, directions, width)
-    do, g, c_kept = (x.contiguous() for x in _launch.fill(do, g.to(call.dtype), c_kept, dims=DIMS))
-    (w_kept,) = _launch.fill(w_kept, dims=DIMS, axes=2)
+    do, g, c_kept = (x.contiguous() for x in _launch.pad(do, g.to(call.dtype), c_kept, dims=DIMS))
+    (w_kept,) = _launch.pad(w_kept, dims=DIMS, axes=2)
     kept = {'w_kept': w_kept.contiguous(), 'c_kept': c_kept}
     dq, dk, dv = (call.tokens() for _ in range(3))
     # From one kernel to the next, in whole mini-batches.
@@ -195,19 +191,19 @@ def backward(
     else:
         dtoken_scale = call.by_head(dtau.sum(1)).sum(1)
         dtoken_scale[:, -1] += call.by_head(dtau_last.sum(1)).sum(1)
-    (dw0,) = _launch.cut(call.by_head(dw0), width=width, axes=2)
+    (dw0,) = _launch.unpad(call.by_head(dw0), width=width, axes=2)
     features = [call.by_head(x) for x in (db0, dln_weight.sum((0, 2)), dln_bias.sum((0, 2)))]
-    dq, dk, dv, *features = _launch.cut(dq, dk, dv, *features, width=width)
+    dq, dk, dv, *features = _launch.unpad(dq, dk, dv, *features, width=width)
     db0, dln_weight, dln_bias = features
     return dq, dk, dv, deta, dw0, db0, dln_weight, dln_bias, dtoken_scale
 
 
-def _filled(inputs: Inputs) -> Inputs:
+def _padded(inputs: Inputs) -> Inputs:
     """The inputs with as many features as the next of `DIMS`."""
     names = ('q', 'k', 'v', 'b0', 'ln_weight', 'ln_bias')
-    filled = _launch.fill(*(getattr(inputs, name) for name in names), dims=DIMS)
-    (w0,) = _launch.fill(inputs.w0, dims=DIMS, axes=2)
-    return inputs._replace(**dict(zip(names, filled, strict=True)), w0=w0)
+    padded = _launch.pad(*(getattr(inputs, name) for name in names), dims=DIMS)
+    (w0,) = _launch.pad(inputs.w0, dims=DIMS, axes=2)
+    return inputs._replace(**dict(zip(names, padded, strict=True)), w0=w0)
 
 
 class _Call:

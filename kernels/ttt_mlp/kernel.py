@@ -381,8 +381,8 @@ def _share(kernel: str, q: Tensor, l2: bool, **constants) -> tuple[tuple[int, in
 
 
 def _stacked(*weights: Tensor | None) -> Tensor:
-    """`(H, 2|3, d, d)`, filled up as the tokens are."""
-    return torch.stack(_launch.fill(*(w for w in weights if w is not None), axes=2), dim=1)
+    """`(H, 2|3, d, d)`, padded as the tokens are."""
+    return torch.stack(_launch.pad(*(w for w in weights if w is not None), axes=2), dim=1)
 
 
 def _stepped(weights: Tensor, g: Tensor, dtype: torch.dtype) -> Tensor:
@@ -403,7 +403,7 @@ def forward(
     """O `(B, N, H, d)` and G `(B, H, 2|3, d, d)`; arguments as the reference's."""
     batch, tokens, heads, width = q.shape
     gated, l2 = w3 is not None, loss == 'l2'
-    q, k, v = _launch.fill(q, k, v)
+    q, k, v = _launch.pad(q, k, v)
     weights = _stacked(w1, w2, w3)
     (sums, splits), shared = _share('step', q, l2, GATED=gated, L2=l2)
     g = w1.new_empty((sums, splits, *weights.shape[1:]))
@@ -425,7 +425,7 @@ def forward(
         _read[(sums * splits,)](
             **_launch.given('bnh', q=q), stepped=_stepped(weights, g, q.dtype), o=o, **shared
         )
-    (o,), (g,) = _launch.cut(o, width=width), _launch.cut(g, width=width, axes=2)
+    (o,), (g,) = _launch.unpad(o, width=width), _launch.unpad(g, width=width, axes=2)
     return o, g
 
 
@@ -444,8 +444,8 @@ def backward(
     """dq, dk, dv `(B, N, H, d)`, dw1, dw2, dw3 `(H, d, d)`; arguments as the reference's."""
     width = q.shape[-1]
     gated, l2 = w3 is not None, loss == 'l2'
-    do, q, k, v = _launch.fill(do, q, k, v)
-    (g,) = _launch.fill(g, axes=2)
+    do, q, k, v = _launch.pad(do, q, k, v)
+    (g,) = _launch.pad(g, axes=2)
     weights = _stacked(w1, w2, w3)
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     with torch.cuda.device_of(q):
@@ -474,8 +474,8 @@ def backward(
             **shared,
         )
         dw = (read + _launch.add_up(dw)).view(g.shape).sum(0)
-    dq, dk, dv = _launch.cut(dq, dk, dv, width=width)
-    (dw,) = _launch.cut(dw, width=width, axes=2)
+    dq, dk, dv = _launch.unpad(dq, dk, dv, width=width)
+    (dw,) = _launch.unpad(dw, width=width, axes=2)
     # Of one head these views are contiguous, and would share their memory.
     dw = [x.clone(memory_format=torch.contiguous_format) for x in dw.unbind(1)]
     return dq, dk, dv, *dw, *([] if gated else [w1.new_empty(0)])

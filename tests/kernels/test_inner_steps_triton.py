@@ -61,7 +61,7 @@ def test_one_program_takes_a_whole_sum(case, one_program):
 
 @inside
 @pytest.mark.parametrize(('name', 'dim'), [('glu', 5), ('glu', 48), ('mlp', 48), ('swiglu', 5)])
-def test_heads_of_other_sizes_are_filled_up(name, dim):
+def test_heads_of_other_sizes_are_padded(name, dim):
     check(CASES[name], (3, 13), dim=dim)
     check(CASES[name], (3, 13), dim=dim, options=CASES[name].other)
 

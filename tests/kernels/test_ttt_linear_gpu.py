@@ -62,7 +62,7 @@ def test_every_gradient_at_every_length(dtype, dim, segment, cut):
 
 
 @pytest.mark.parametrize('dim', some(48, 5, 72, 128))
-def test_head_sizes_that_are_filled_up(dim):
+def test_head_sizes_that_are_padded(dim):
     inputs = make(70, dim=dim, heads=2, dtype=torch.bfloat16)
     exact = {n: x.double() for n, x in inputs.items()}
     expected = with_gradients(lambda x: call(x, backend='reference'), exact)

@@ -81,7 +81,7 @@ def test_scan_in_segments_in_low_precision(dtype, cut):
 @inside
 @pytest.mark.parametrize(('dim', 'segment'), [(32, 0), (64, 0), (6, 1), (48, 0), (72, 1), (128, 0)])
 def test_head_sizes_with_several_heads(dim, segment, cut):
-    # Others than 32, 64 and 128 are filled up with zeros.
+    # Others than 32, 64 and 128 are padded with zeros.
     cut(segment)
     check(make(19, dim=dim, heads=3, batch=1))
 
