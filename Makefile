@@ -15,7 +15,7 @@ help:
 	@echo "make test    set up, lint, run the tests"
 	@echo "make stress  the tests that take minutes: kills, long sequences, whole models"
 	@echo "make docs    guide and API reference in build/site; a warning is an error"
-	@echo "make dist    wheel and sdist in dist/"
+	@echo "make dist    wheel and sdist in dist/ [REPOSITORY=address of the sources, for the links of its page]"
 	@echo "make gpu     on a machine with a CUDA GPU: the kernels' tests on it, then the benchmarks [OUT=folder]"
 	@echo "make lint    check format, style and types;  make format    put them right"
 
@@ -67,7 +67,7 @@ docs: setup
 	$(BIN)/mkdocs build
 
 dist: setup
-	$(BIN)/python -m build
+	MMVTTT_REPOSITORY='$(REPOSITORY)' $(BIN)/python -m build
 
 # Needs no set-up: torch, Triton and a GPU are enough.
 gpu:

@@ -1,5 +1,7 @@
 """Packaging of the plugin (`mmvttt`), its kernels (`ttt_kernels`) and its configs (for `::`)."""
 
+import os
+import re
 import shutil
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -15,6 +17,8 @@ ROOT = Path(__file__).resolve().parent
 MIM_PARTS = ('configs', 'tools', 'model-index.yml')
 # Lies in site-packages itself: stock tools get `import mmvttt` by it, see mmvttt_startup.py.
 STARTUP = 'mmvttt.pth'
+# Where the sources are public: `make dist REPOSITORY=https://github.com/…`.
+REPOSITORY = os.environ.get('MMVTTT_REPOSITORY', '').rstrip('/')
 
 
 class BuildWithMim(build_py):
@@ -64,6 +68,16 @@ def version() -> str:
     scope: dict[str, str] = {}
     exec((ROOT / 'mmvttt' / 'version.py').read_text(), scope)
     return scope['__version__']
+
+
+def readme() -> str:
+    """The README, whose links and pictures lead into the repository: an index has no other file."""
+    text = (ROOT / 'README.md').read_text(encoding='utf-8')
+    if REPOSITORY:
+        for kind, link in (('raw', r'!\[[^\]]*\]\('), ('blob', r'(?<!!)\[[^\]]*\]\(')):
+            there = f'{REPOSITORY}/{kind}/v{version()}/'
+            text = re.sub(rf'({link})(?!https?:|#)', lambda m, there=there: m[1] + there, text)
+    return text
 
 
 # Ranges that were tried, see docs of each line.
@@ -123,9 +137,10 @@ setup(
     name='mmvttt',
     version=version(),
     description='Linear-time Test-Time-Training backbones for OpenMMLab, on fused Triton kernels',
-    long_description=(ROOT / 'README.md').read_text(encoding='utf-8'),
+    long_description=readme(),
     long_description_content_type='text/markdown',
     license='Apache-2.0',
+    project_urls={'Source': REPOSITORY} if REPOSITORY else {},
     keywords='object detection, segmentation, test-time training, Triton, OpenMMLab',
     python_requires='>=3.10',
     packages=packages,

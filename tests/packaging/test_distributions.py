@@ -4,6 +4,7 @@ Stock tools are those that mmdet, mmsegmentation and mmpretrain ship, which know
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import pytest
 from PIL import Image
 
 ROOT = Path(__file__).parents[2]
+REPOSITORY = 'https://example.org/somebody/mmvttt'
 pytestmark = pytest.mark.stress
 
 
@@ -42,7 +44,8 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = tmp_path_factory.mktemp('source') / 'mmvttt'
     skipped = shutil.ignore_patterns('.*', 'work_dirs', 'data', 'build', '*.egg-info', 'site')
     shutil.copytree(ROOT, source, ignore=lambda folder, names: skipped(folder, names))
-    call(sys.executable, '-m', 'build', '--no-isolation', cwd=source)
+    build = (sys.executable, '-m', 'build', '--no-isolation')
+    call(*build, cwd=source, MMVTTT_REPOSITORY=REPOSITORY + '/')
     return source / 'dist'
 
 
@@ -76,6 +79,22 @@ def test_the_wheel_has_every_config_and_tool(dist: Path) -> None:
     code |= {f'ttt_kernels/{p.relative_to(ROOT / "kernels")}' for p in ROOT.glob('kernels/**/*.py')}
     assert not code - names
     assert {'mmvttt.pth', 'mmvttt_startup.py', 'mmvttt/.mim/model-index.yml'} <= names
+
+
+def test_the_page_of_an_index_shows_pictures_and_leads_to_the_docs(dist: Path) -> None:
+    (wheel,) = dist.glob('*.whl')
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (n for n in archive.namelist() if n.endswith('.dist-info/METADATA'))
+        page = archive.read(name).decode()
+    assert f'Project-URL: Source, {REPOSITORY}\n' in page
+    links = re.findall(r'(!?)\[[^\]]*\]\(([^)]*)\)', page)
+    inside = [(picture, link) for picture, link in links if link.startswith(REPOSITORY)]
+    assert len(inside) > 20
+    for picture, link in inside:
+        kind, _, path = link.removeprefix(f'{REPOSITORY}/').split('/', 2)
+        assert kind == ('raw' if picture else 'blob')
+        assert (ROOT / path.partition('#')[0]).exists(), link
+    assert all(link.startswith(('https://', '#')) for _, link in links)
 
 
 def test_a_source_without_configs_is_an_error(dist: Path, tmp_path: Path) -> None:
