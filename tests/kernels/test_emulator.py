@@ -8,7 +8,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from emulator import EmulationError, emulated, launch, memory, program
+from emulator import EmulationError, emulated, launch, machine, memory, program
 
 THREADS = 128
 
@@ -102,6 +102,32 @@ def test_threads_that_write_different_values_at_once_are_found(other):
 def test_a_register_that_nothing_wrote_is_found():
     with pytest.raises(EmulationError, match=r'%\w+ is read before anything was written'):
         transpose(without('add.f32', 0))
+
+
+def test_a_half_that_nobody_looks_at_may_be_undefined():
+    """LLVM packs `{undefined, x}` and takes x out again."""
+
+    def ptx(out: str, before: str = '') -> program.Program:
+        return program.parse(
+            '.visible .entry k(\n.param .u64 k_param_0\n)\n{\n'
+            'ld.param.b64 %rd1, [k_param_0];\nmov.u16 %rs1, 7;\n' + before + '\n'
+            'mov.b32 %r1, {%rs2, %rs1};\nmov.b32 {%rs3, %rs4}, %r1;\n'
+            f'st.global.b16 [%rd1], {out};\nret;\n}}\n'
+        )
+
+    def run(code: program.Program) -> int:
+        out = torch.zeros(8, dtype=torch.int16)
+        tensors = memory.GlobalMemory([('out', out)])
+        machine.Machine(
+            code, {'k_param_0': out.data_ptr()}, np.zeros((1, 3), np.uint32), 32, 16, tensors, True
+        ).run()
+        return out[0].item()
+
+    assert run(ptx('%rs4')) == 7
+    # Whoever does look at it gets NaN, and what is written later is an error.
+    assert run(ptx('%rs3')) == -1
+    with pytest.raises(EmulationError, match=r'%rs2 is read before'):
+        run(ptx('%rs4', before='bra $end;\nmov.u16 %rs2, 1;\n$end:'))
 
 
 @pytest.mark.parametrize('length', [1, 63, 64, 100])

@@ -142,6 +142,15 @@ class Machine:
             return (self.thread % 32).astype(np.uint32)
         raise Fault(f'{operand} is read before anything was written there')
 
+    def _part_of_word(self, operand: str, bits: int) -> np.ndarray:
+        """`value`; NaN of a half that no instruction writes.
+
+        LLVM leaves such halves in words of which it looks at the other one only.
+        """
+        if bits == 16 and operand not in self.registers and operand not in self.program.written:
+            return np.full(1, 0xFFFF, np.uint16)
+        return self.value(operand, bits)
+
     def floats(self, operand: str) -> np.ndarray:
         return self.value(operand, 32).view(np.float32)
 
@@ -190,7 +199,7 @@ class Machine:
             parts = elements(source)
             width = bits // len(parts)
             pieces = [
-                self.value(x, width).astype(UNSIGNED[bits]) << UNSIGNED[bits](width * i)
+                self._part_of_word(x, width).astype(UNSIGNED[bits]) << UNSIGNED[bits](width * i)
                 for i, x in enumerate(parts)
             ]
             return self.write(to, np.bitwise_or.reduce(np.broadcast_arrays(*pieces)), mask)

@@ -27,6 +27,7 @@ class Program(NamedTuple):
     parameters: tuple[tuple[str, int], ...]  # name and bits, in the order of the launch
     instructions: tuple[Instruction, ...]
     labels: dict[str, int]
+    written: frozenset[str]  # registers, somewhere
 
 
 def parse(ptx: str) -> Program:
@@ -56,7 +57,9 @@ def parse(ptx: str) -> Program:
             statement = statement.strip(' {}') if not statement.strip(' {}') else statement
         if line == '}' and not statement.strip(' {}'):
             statement = ''
-    return Program(parameters, tuple(instructions), labels)
+    first_operands = (i.operands[0] for i in instructions if i.operands)
+    written = frozenset(part for operand in first_operands for part in elements(operand))
+    return Program(parameters, tuple(instructions), labels, written)
 
 
 def _decode(text: str, line: int, source: int) -> Instruction:
