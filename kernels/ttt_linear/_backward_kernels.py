@@ -17,10 +17,13 @@ from ._tiles import (
     add_outer,
     add_product,
     column,
+    count,
     dense_start,
     every,
     feature_offsets,
+    handed_on,
     joined,
+    last_token_scale,
     less_mean,
     load_features,
     load_rows,
@@ -31,18 +34,24 @@ from ._tiles import (
     own_rows,
     own_start,
     own_tile,
+    own_tokens,
+    pieces,
     product,
     query_state,
     row_pointers,
     scan_start,
     scores,
     split,
+    step_back,
     store_state,
     store_tile,
     token_scales,
+    total,
     totals2,
     totals3,
     turned,
+    turns,
+    unit,
 )
 
 
@@ -66,7 +75,7 @@ def backward_query(
     b0,
     ln_weight,
     ln_bias,
-    token_scale,  # (R, 16)
+    token_scale,  # (R, b)
     g,  # (B, T, R, H, D)
     w_kept,  # (B, R, H, segments, D, D)
     c_kept,
@@ -79,7 +88,7 @@ def backward_query(
     dq,  # (B, T, R, H, D)
     dln_weight,  # (B·R·H, segments, D)
     dln_bias,
-    dtoken_scale,  # (B·R·H, segments, 16)
+    dtoken_scale,  # (B·R·H, segments, 16); in larger mini-batches (B·R·H, chunks, D/16, 16)
     q_b,
     q_t,
     q_r,
@@ -104,11 +113,12 @@ def backward_query(
     eps,
     D: tl.constexpr,
     WIDTH: tl.constexpr,
+    SIZE: tl.constexpr,
     HAS_SCALE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """One program walks one segment of a scan: X, D, dQ, and what G and E get through M."""
-    chunks = tl.cdiv(T, CHUNK)
+    chunks = count(T, SIZE)
     segments = tl.cdiv(chunks, segment)
     scan = tl.program_id(0) // segments
     i_s = tl.program_id(0) % segments
@@ -131,8 +141,11 @@ def backward_query(
     rstd += rows
     mean_px += rows
     deta_out += rows
+    if pieces(SIZE) > 1:
+        dtoken_scale += rows * (D // CHUNK)
     head = scan % (R * H)
-    tau, tau_last = token_scales(token_scale, head // H, HAS_SCALE, ACC)
+    tau = token_scales(token_scale, head // H, 0, SIZE, HAS_SCALE, ACC)
+    tau_last = last_token_scale(token_scale, head // H, SIZE, HAS_SCALE, ACC)
     gamma = load_features(ln_weight + head * D, D)
     lam = load_features(ln_bias + head * D, D)
     s, c = load_state_before(i_s, w0, b0, w_kept, c_kept, scan, head, segments, D, WIDTH)
@@ -142,71 +155,95 @@ def backward_query(
     dlam = tl.zeros((CHUNK, D), ACC)
     dtau = tl.zeros((D // CHUNK, CHUNK), ACC)
     first = i_s * segment
+    last = tl.minimum(first + segment, chunks)
     # The tokens of the next chunk are on their way while this one is computed.
-    k_next = load_tile(k, k_step, first, T, D)
-    q_next = load_tile(q, q_step, first, T, D)
-    v_next = load_tile(v, v_step, first, T, D)
-    g_next = load_tile(g, g_step, first, T, D)
-    do_next = load_tile(do, g_step, first, T, D)
-    e_next = load_rows(eta, e_step, first, T)
-    for n in tl.range(first, tl.minimum(first + segment, chunks), num_stages=1):
-        k_tile, q_tile, v_tile, g_tile, do_tile = k_next, q_next, v_next, g_next, do_next
-        steps = e_next
-        k_next = load_tile(k, k_step, n + 1, T, D)
-        q_next = load_tile(q, q_step, n + 1, T, D)
-        v_next = load_tile(v, v_step, n + 1, T, D)
-        g_next = load_tile(g, g_step, n + 1, T, D)
-        do_next = load_tile(do, g_step, n + 1, T, D)
-        e_next = load_rows(eta, e_step, n + 1, T)
-        g_blocks = split(g_tile, D)
+    k_next = load_tile(k, k_step, first, T, D, SIZE)
+    q_next = load_tile(q, q_step, first, T, D, SIZE)
+    v_next = load_tile(v, v_step, first, T, D, SIZE)
+    g_next = load_tile(g, g_step, first, T, D, SIZE)
+    do_next = load_tile(do, g_step, first, T, D, SIZE)
+    e_next = load_rows(eta, e_step, first, T, SIZE)
+    turn = unit(segment, SIZE)
+    for i in range(turns(first, last, SIZE)):
+        start = first + i * turn
+        # What the chunks before in the same mini-batch add to the state, but for τ.
+        a, a_c = tl.zeros_like(s), tl.zeros_like(c)
+        for n in tl.range(start, tl.minimum(start + turn, last), num_stages=1):
+            k_tile, q_tile, v_tile, g_tile, do_tile = k_next, q_next, v_next, g_next, do_next
+            steps = e_next
+            k_next = load_tile(k, k_step, n + 1, T, D, SIZE)
+            q_next = load_tile(q, q_step, n + 1, T, D, SIZE)
+            v_next = load_tile(v, v_step, n + 1, T, D, SIZE)
+            g_next = load_tile(g, g_step, n + 1, T, D, SIZE)
+            do_next = load_tile(do, g_step, n + 1, T, D, SIZE)
+            e_next = load_rows(eta, e_step, n + 1, T, SIZE)
+            g_blocks = split(g_tile, D)
 
-        # What the keys and the queries meet: Z and Z̄.
-        z = query_state(s, c, k_tile, D, PRECISION)
-        zq = query_state(s, c, q_tile, D, PRECISION)
-        e = tl.where(causal, tau[None, :, None] * steps[None, None, :], 0)
-        qk = scores(q_tile, k_tile, D, PRECISION, ACC) + 1
-        m = operand(-e * qk, k_tile)
-        zq = add_product(zq, m, g_blocks, PRECISION)
-        sum_z, sum_zq = totals2(z * z, zq * zq)
-        rstd_k, rstd_q = tl.rsqrt(sum_z / WIDTH + eps), tl.rsqrt(sum_zq / WIDTH + eps)
-        x, xq = z * column(rstd_k), zq * column(rstd_q)
-        tl.store(own_tile(normed, n, D), joined(x.to(k_tile.dtype), D))
-        tl.store(own_rows(rstd, n), rstd_k)
+            # What the keys and the queries meet: Z and Z̄.
+            z = query_state(s, c, k_tile, D, PRECISION)
+            zq = query_state(s, c, q_tile, D, PRECISION)
+            if pieces(SIZE) > 1:
+                tau = token_scales(token_scale, head // H, n, SIZE, HAS_SCALE, ACC)
+                learnt = query_state(a, a_c, q_tile, D, PRECISION)
+                zq += column(tau) * learnt
+            e = tl.where(causal, tau[None, :, None] * steps[None, None, :], 0)
+            qk = scores(q_tile, k_tile, D, PRECISION, ACC) + 1
+            m = operand(-e * qk, k_tile)
+            zq = add_product(zq, m, g_blocks, PRECISION)
+            sum_z, sum_zq = totals2(z * z, zq * zq)
+            rstd_k, rstd_q = tl.rsqrt(sum_z / WIDTH + eps), tl.rsqrt(sum_zq / WIDTH + eps)
+            x, xq = z * column(rstd_k), zq * column(rstd_q)
+            tl.store(own_tile(normed, n, D), joined(x.to(k_tile.dtype), D))
+            tl.store(own_rows(rstd, n), rstd_k)
 
-        # The gradient of Z̄, and with it what the inner model's target and step are worth.
-        dlam += do_tile.to(ACC)
-        grad = split(do_tile, D).to(ACC)
-        dgamma += fold(grad * xq, D)
-        residual = split(k_tile, D).to(ACC) - split(v_tile, D).to(ACC)
-        p = gamma * (gamma * x + (lam + residual))
-        u = gamma * grad
-        sum_u, sum_ux, sum_px = totals3(u, u * xq, p * x)
-        tl.store(own_rows(mean_px, n), sum_px / WIDTH)
-        u = less_mean(u, column(sum_u / WIDTH), D, WIDTH)
-        d = ((u - xq * column(sum_ux / WIDTH)) * column(rstd_q)).to(k_tile.dtype)
-        d_tile = joined(d, D)
-        tl.store(own_tile(d_out, n, D), d_tile)
+            # The gradient of Z̄, and with it what the inner model's target and step are worth.
+            dlam += do_tile.to(ACC)
+            grad = split(do_tile, D).to(ACC)
+            dgamma += fold(grad * xq, D)
+            residual = split(k_tile, D).to(ACC) - split(v_tile, D).to(ACC)
+            p = gamma * (gamma * x + (lam + residual))
+            u = gamma * grad
+            sum_u, sum_ux, sum_px = totals3(u, u * xq, p * x)
+            tl.store(own_rows(mean_px, n), sum_px / WIDTH)
+            u = less_mean(u, column(sum_u / WIDTH), D, WIDTH)
+            d = ((u - xq * column(sum_ux / WIDTH)) * column(rstd_q)).to(k_tile.dtype)
+            d_tile = joined(d, D)
+            tl.store(own_tile(d_out, n, D), d_tile)
 
-        # Through M to G and E, and to the queries.
-        u = product(turned(m), d, PRECISION, ACC)
-        tl.store(own_tile(u_out, n, D), joined(u.to(k_tile.dtype), D))
-        dg = scores(d_tile, g_tile, D, PRECISION, ACC)
-        de = tl.where(causal, -dg * qk, 0)
-        dtau += tl.sum(de * steps[None, None, :], axis=2)
-        # Every block has the same.
-        places = own_rows(deta_out, n)[None, :] + block * 0
-        tl.store(places, tl.sum(de * tau[None, :, None], axis=1), mask=block == 0)
-        es = (-e * dg).to(k_tile.dtype)
-        dq_tile = product(every(d_tile, D), across(s.to(k_tile.dtype), D), PRECISION, ACC)
-        dq_tile = add_product(dq_tile, es, split(k_tile, D), PRECISION)
-        store_tile(dq + g_start, g_step, n, T, joined(dq_tile + grad, D), D)
-        eg = operand(g_tile.to(ACC) * (-tau_last * steps)[:, None], k_tile)
-        s, c = add_outer(s, c, split(eg, D), k_tile, D, PRECISION)
+            # Through M to G and E, and to the queries.
+            u = product(turned(m), d, PRECISION, ACC)
+            tl.store(own_tile(u_out, n, D), joined(u.to(k_tile.dtype), D))
+            dg = scores(d_tile, g_tile, D, PRECISION, ACC)
+            de = tl.where(causal, -dg * qk, 0)
+            # Every block has the same of E, and its own part of what the chunks before have learnt.
+            if pieces(SIZE) == 1:
+                dtau += tl.sum(de * steps[None, None, :], axis=2)
+            elif HAS_SCALE:
+                part = tl.where(block == 0, tl.sum(de * steps[None, None, :], axis=2), 0)
+                part += tl.sum(d.to(ACC) * learnt, axis=2)
+                tl.store(own_rows(dtoken_scale, n * (D // CHUNK)) + block * CHUNK, part)
+            places = own_rows(deta_out, n)[None, :] + block * 0
+            tl.store(places, tl.sum(de * tau[None, :, None], axis=1), mask=block == 0)
+            es = (-e * dg).to(k_tile.dtype)
+            dq_tile = product(every(d_tile, D), across(s.to(k_tile.dtype), D), PRECISION, ACC)
+            if pieces(SIZE) > 1:
+                a_now = across(a.to(k_tile.dtype), D)
+                dq_tile += column(tau) * product(every(d_tile, D), a_now, PRECISION, ACC)
+            dq_tile = add_product(dq_tile, es, split(k_tile, D), PRECISION)
+            store_tile(dq + g_start, g_step, n, T, joined(dq_tile + grad, D), D, SIZE)
+            eg = step_back(g_tile.to(ACC), handed_on(steps, tau_last, SIZE)[:, None], k_tile)
+            if pieces(SIZE) > 1:
+                a, a_c = add_outer(a, a_c, split(eg, D), k_tile, D, PRECISION)
+            else:
+                s, c = add_outer(s, c, split(eg, D), k_tile, D, PRECISION)
+        if pieces(SIZE) > 1:
+            s, c = s + tau_last * a, c + tau_last * a_c
     slot = tl.cast(tl.program_id(0), tl.int64)
     tl.store(dln_weight + slot * D + feature_offsets(D), tl.sum(dgamma, axis=1))
     tl.store(dln_bias + slot * D + tl.arange(0, D), tl.sum(dlam, axis=0))
-    places = dtoken_scale + slot * CHUNK + tl.arange(0, CHUNK)[None, :] + block * 0
-    tl.store(places, dtau, mask=block == 0)
+    if pieces(SIZE) == 1:
+        places = dtoken_scale + slot * CHUNK + tl.arange(0, CHUNK)[None, :] + block * 0
+        tl.store(places, dtau, mask=block == 0)
 
 
 @triton.jit(do_not_specialize=VARYING)
@@ -215,7 +252,7 @@ def backward_chain(
     k,
     eta,  # (B, T, R, H), any strides
     ln_weight,  # (R, H, D), contiguous like all that follow
-    token_scale,  # (R, 16)
+    token_scale,  # (R, b)
     g,  # (B, T, R, H, D)
     d_out,  # (B·R·H, chunks, 16, D)
     normed,
@@ -224,7 +261,8 @@ def backward_chain(
     mean_px,
     dp_out,  # (B·R·H, chunks, 16, D): dP = Π(U)
     dz_out,
-    dlast_out,  # (B·R·H, chunks, 16): what e gets
+    dlast_out,  # (B·R·H, chunks, 16): what e gets; in larger mini-batches ℓ, from later chunks
+    dc_all,  # (B·R·H, mini-batches, D): gradient of the bias state after each, in larger ones
     dw_kept,  # (B·R·H, segments, D, D): gradient of the state after each segment
     dc_kept,
     dw0,  # (B·R·H, D, D)
@@ -248,6 +286,7 @@ def backward_chain(
     segment,
     D: tl.constexpr,
     WIDTH: tl.constexpr,
+    SIZE: tl.constexpr,
     HAS_SCALE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
@@ -263,11 +302,13 @@ def backward_chain(
     eta += e_start
     g += g_start
     head = scan % (R * H)
-    _, tau_last = token_scales(token_scale, head // H, HAS_SCALE, ACC)
+    tau_last = last_token_scale(token_scale, head // H, SIZE, HAS_SCALE, ACC)
     gamma = load_features(ln_weight + head * D, D)
     ds = tl.zeros((D // CHUNK, CHUNK, D), ACC)
     dc = tl.zeros((D // CHUNK, CHUNK, CHUNK), ACC)
-    chunks = tl.cdiv(T, CHUNK)
+    features = feature_offsets(D)[:, None, :] + tl.zeros((1, CHUNK, 1), tl.int32)
+    first_row = tl.arange(0, CHUNK)[None, :, None] == 0
+    chunks = count(T, SIZE)
     own, rows = own_start(scan, chunks, D), own_start(scan, chunks, 1)
     d_out += own
     normed += own
@@ -280,21 +321,29 @@ def backward_chain(
     segments = tl.cdiv(chunks, segment)
     slot = tl.cast(scan, tl.int64) * segments
     # The tokens of the next chunk are on their way while this one is computed.
-    k_next = load_tile(k, k_step, chunks - 1, T, D)
-    q_next = load_tile(q, q_step, chunks - 1, T, D)
-    g_next = load_tile(g, g_step, chunks - 1, T, D)
+    k_next = load_tile(k, k_step, chunks - 1, T, D, SIZE)
+    q_next = load_tile(q, q_step, chunks - 1, T, D, SIZE)
+    g_next = load_tile(g, g_step, chunks - 1, T, D, SIZE)
     d_next = tl.load(own_tile(d_out, chunks - 1, D))
     x_next = tl.load(own_tile(normed, chunks - 1, D))
     u_next = tl.load(own_tile(u_out, chunks - 1, D))
-    e_next = load_rows(eta, e_step, chunks - 1, T)
+    e_next = load_rows(eta, e_step, chunks - 1, T, SIZE)
     r_next = tl.load(own_rows(rstd, chunks - 1))
     p_next = tl.load(own_rows(mean_px, chunks - 1))
     # Two loops, so that storing a state takes no registers from the chunks between.
-    for j in range(segments):
-        i_s = segments - 1 - j
-        store_state(dw_kept + (slot + i_s) * D * D, dc_kept + (slot + i_s) * D, ds, dc, D)
-        first = i_s * segment
-        last = tl.minimum(first + segment, chunks) - 1
+    turn = unit(segment, SIZE)
+    units = tl.cdiv(chunks, turn)
+    for j in range(units):
+        first = (units - 1 - j) * turn
+        last = tl.minimum(first + turn, chunks) - 1
+        if last % segment == segment - 1 or last == chunks - 1:
+            i_s = slot + last // segment
+            store_state(dw_kept + i_s * D * D, dc_kept + i_s * D, ds, dc, D)
+        # What the steps of a chunk get: from the next mini-batches, then from later queries too.
+        f, f_c = tau_last * ds, tau_last * dc
+        if HAS_SCALE and pieces(SIZE) > 1:
+            place = tl.cast(scan, tl.int64) * units + units - 1 - j
+            tl.store(dc_all + place * D + features, dc, mask=first_row)
         for i in tl.range(last - first + 1, num_stages=1):
             n = last - i
             before = tl.maximum(n - 1, 0)
@@ -307,21 +356,27 @@ def backward_chain(
                 u_next,
             )
             steps, rstd_k, mean_p = e_next, r_next, p_next
-            k_next = load_tile(k, k_step, before, T, D)
-            q_next = load_tile(q, q_step, before, T, D)
-            g_next = load_tile(g, g_step, before, T, D)
+            k_next = load_tile(k, k_step, before, T, D, SIZE)
+            q_next = load_tile(q, q_step, before, T, D, SIZE)
+            g_next = load_tile(g, g_step, before, T, D, SIZE)
             d_next = tl.load(own_tile(d_out, before, D))
             x_next = tl.load(own_tile(normed, before, D))
             u_next = tl.load(own_tile(u_out, before, D))
-            e_next = load_rows(eta, e_step, before, T)
+            e_next = load_rows(eta, e_step, before, T, SIZE)
             r_next = tl.load(own_rows(rstd, before))
             p_next = tl.load(own_rows(mean_px, before))
 
             # U = −MᵀD − e⊙H with H = K dW' + dc', which like D has no mean over the features.
-            h = query_state(ds, dc, k_tile, D, PRECISION)
+            if pieces(SIZE) > 1:
+                h = query_state(f, f_c, k_tile, D, PRECISION)
+                tau = token_scales(token_scale, head // H, n, SIZE, HAS_SCALE, ACC)
+                scaled = (d_tile.to(ACC) * tau[:, None]).to(k_tile.dtype)
+                f, f_c = add_outer(f, f_c, split(scaled, D), q_tile, D, PRECISION)
+            else:
+                h = query_state(ds, dc, k_tile, D, PRECISION)
             ds, dc = add_outer(ds, dc, split(d_tile, D), q_tile, D, PRECISION)
             x, grad = split(x_tile, D).to(ACC), split(g_tile, D).to(ACC)
-            u = split(u_tile, D).to(ACC) - h * column(tau_last * steps)
+            u = split(u_tile, D).to(ACC) - h * column(handed_on(steps, tau_last, SIZE))
             mean_ux, mean_ug, sum_hg = totals3(u * x, u * grad, h * grad)
             mean_ux, mean_ug = mean_ux / WIDTH, mean_ug / WIDTH
             tl.store(own_rows(dlast_out, n), -sum_hg)
@@ -349,12 +404,13 @@ def backward_key(
     eta,  # (B, T, R, H), any strides
     ln_weight,  # (R, H, D), contiguous like all that follow
     ln_bias,
-    token_scale,  # (R, 16)
+    token_scale,  # (R, b)
     g,  # (B, T, R, H, D)
     w_kept,  # (B, R, H, segments, D, D)
     c_kept,
     dw_kept,  # (B·R·H, segments, D, D)
     dc_kept,
+    dc_all,  # (B·R·H, mini-batches, D)
     d_out,  # (B·R·H, chunks, 16, D)
     normed,
     dp_out,
@@ -390,11 +446,12 @@ def backward_key(
     segment,
     D: tl.constexpr,
     WIDTH: tl.constexpr,
+    SIZE: tl.constexpr,
     HAS_SCALE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """One program walks one segment back with the state and its gradient: dK, dV, what is left."""
-    chunks = tl.cdiv(T, CHUNK)
+    chunks = count(T, SIZE)
     segments = tl.cdiv(chunks, segment)
     scan = tl.program_id(0) // segments
     i_s = tl.program_id(0) % segments
@@ -418,7 +475,8 @@ def backward_key(
     deta_out += rows
     dlast_out += rows
     head = scan % (R * H)
-    tau, tau_last = token_scales(token_scale, head // H, HAS_SCALE, ACC)
+    tau = token_scales(token_scale, head // H, 0, SIZE, HAS_SCALE, ACC)
+    tau_last = last_token_scale(token_scale, head // H, SIZE, HAS_SCALE, ACC)
     # Nothing is summed over features here: what is not multiplied stays in the layout of loads.
     gamma = tl.load(ln_weight + head * D + tl.arange(0, D))[None, :]
     lam = tl.load(ln_bias + head * D + tl.arange(0, D))[None, :]
@@ -429,53 +487,97 @@ def backward_key(
     dgamma = tl.zeros((CHUNK, D), ACC)
     dlam = tl.zeros((CHUNK, D), ACC)
     dlast = tl.zeros((CHUNK,), ACC)
+    # Of larger mini-batches: what τ_b gets.
+    met = tl.zeros((D // CHUNK, CHUNK, CHUNK), ACC)
     first = i_s * segment
     last = tl.minimum(first + segment, chunks) - 1
     # The tokens of the next chunk are on their way while this one is computed.
-    k_next = load_tile(k, k_step, last, T, D)
-    g_next = load_tile(g, g_step, last, T, D)
-    q_next = load_tile(q, q_step, last, T, D)
+    k_next = load_tile(k, k_step, last, T, D, SIZE)
+    g_next = load_tile(g, g_step, last, T, D, SIZE)
+    q_next = load_tile(q, q_step, last, T, D, SIZE)
     d_next = tl.load(own_tile(d_out, last, D))
     dz_next = tl.load(own_tile(dz_out, last, D))
-    e_next = load_rows(eta, e_step, last, T)
-    for i in tl.range(last - first + 1, num_stages=1):
-        n = last - i
-        before = tl.maximum(n - 1, 0)
-        k_tile, g_tile, q_tile, d_tile, dz_tile = k_next, g_next, q_next, d_next, dz_next
-        steps = e_next
-        k_next = load_tile(k, k_step, before, T, D)
-        g_next = load_tile(g, g_step, before, T, D)
-        q_next = load_tile(q, q_step, before, T, D)
-        d_next = tl.load(own_tile(d_out, before, D))
-        dz_next = tl.load(own_tile(dz_out, before, D))
-        e_next = load_rows(eta, e_step, before, T)
-        v_tile = load_tile(v, v_step, n, T, D)
-        x_tile = tl.load(own_tile(normed, n, D))
-        dp_tile = tl.load(own_tile(dp_out, n, D))
+    e_next = load_rows(eta, e_step, last, T, SIZE)
+    turn = unit(segment, SIZE)
+    units = turns(first, last + 1, SIZE)
+    for j in range(units):
+        start = first + (units - 1 - j) * turn
+        end = tl.minimum(start + turn - 1, last)
+        # What the steps of a chunk get, as in the chain.
+        f = tau_last * ds
+        if pieces(SIZE) > 1:
+            # The state goes a mini-batch back, with all of its chunks.
+            a = tl.zeros_like(s)
+            if HAS_SCALE:
+                place = tl.cast(scan, tl.int64) * tl.cdiv(T, SIZE) + start // pieces(SIZE)
+                dc = load_features(dc_all + place * D, D) + tl.zeros_like(met)
+            k_past, g_past, e_past = k_next, g_next, e_next
+            for i in tl.range(end - start + 1, num_stages=1):
+                n = end - i
+                before = tl.maximum(n - 1, 0)
+                k_tile, grad, steps = k_past, g_past.to(ACC), e_past
+                k_past = load_tile(k, k_step, before, T, D, SIZE)
+                g_past = load_tile(g, g_step, before, T, D, SIZE)
+                e_past = load_rows(eta, e_step, before, T, SIZE)
+                eg = step_back(grad, steps[:, None], k_tile)
+                a = add_product(a, turned(split(eg, D)), every(k_tile, D), PRECISION)
+                if HAS_SCALE:
+                    h = query_state(ds, dc, k_tile, D, PRECISION)
+                    met -= h * split(grad, D) * column(steps)
+            s -= tau_last * a
+        for i in tl.range(end - start + 1, num_stages=1):
+            n = end - i
+            before = tl.maximum(n - 1, 0)
+            k_tile, g_tile, q_tile, d_tile, dz_tile = k_next, g_next, q_next, d_next, dz_next
+            steps = e_next
+            k_next = load_tile(k, k_step, before, T, D, SIZE)
+            g_next = load_tile(g, g_step, before, T, D, SIZE)
+            q_next = load_tile(q, q_step, before, T, D, SIZE)
+            d_next = tl.load(own_tile(d_out, before, D))
+            dz_next = tl.load(own_tile(dz_out, before, D))
+            e_next = load_rows(eta, e_step, before, T, SIZE)
+            v_tile = load_tile(v, v_step, n, T, D, SIZE)
+            x_tile = tl.load(own_tile(normed, n, D))
+            dp_tile = tl.load(own_tile(dp_out, n, D))
 
-        # The state goes a step back: entering linearly, it may be off by the rounding of a sum.
-        eg = operand(g_tile.to(ACC) * (tau_last * steps)[:, None], k_tile)
-        s = add_product(s, turned(split(eg, D)), every(k_tile, D), PRECISION)
-        dk_tile = product(every(-eg, D), across(ds.to(k_tile.dtype), D), PRECISION, ACC)
-        dk_tile = add_product(dk_tile, every(dz_tile, D), across(s.to(k_tile.dtype), D), PRECISION)
-        es = -steps[None, :, None] * tau[None, None, :] * scores(g_tile, d_tile, D, PRECISION, ACC)
-        es = tl.where(causal, es, 0).to(k_tile.dtype)
-        dk_tile = add_product(dk_tile, es, split(q_tile, D), PRECISION)
-        ds = add_product(ds, turned(split(d_tile, D)), every(q_tile, D), PRECISION)
-        ds = add_product(ds, turned(split(dz_tile, D)), every(k_tile, D), PRECISION)
+            eg = step_back(g_tile.to(ACC), handed_on(steps, tau_last, SIZE)[:, None], k_tile)
+            if pieces(SIZE) > 1:
+                tau = token_scales(token_scale, head // H, n, SIZE, HAS_SCALE, ACC)
+                dk_tile = product(every(eg, D), across(f.to(k_tile.dtype), D), PRECISION, ACC)
+                scaled = (d_tile.to(ACC) * tau[:, None]).to(k_tile.dtype)
+                f = add_product(f, turned(split(scaled, D)), every(q_tile, D), PRECISION)
+            else:
+                # The state goes a step back: entering linearly, it may be off by the rounding of a
+                # sum.
+                s = add_product(s, turned(split(-eg, D)), every(k_tile, D), PRECISION)
+                dk_tile = product(every(eg, D), across(ds.to(k_tile.dtype), D), PRECISION, ACC)
+            s_now = across(s.to(k_tile.dtype), D)
+            dk_tile = add_product(dk_tile, every(dz_tile, D), s_now, PRECISION)
+            gd = scores(g_tile, d_tile, D, PRECISION, ACC)
+            es = tl.where(causal, -steps[None, :, None] * tau[None, None, :] * gd, 0)
+            es = es.to(k_tile.dtype)
+            dk_tile = add_product(dk_tile, es, split(q_tile, D), PRECISION)
+            ds = add_product(ds, turned(split(d_tile, D)), every(q_tile, D), PRECISION)
+            ds = add_product(ds, turned(split(dz_tile, D)), every(k_tile, D), PRECISION)
 
-        gx = gamma * x_tile.to(ACC)
-        dp = dp_tile.to(ACC)
-        dy = gamma * dp
-        store_tile(dv + g_start, g_step, n, T, -dy, D)
-        store_tile(dk + g_start, g_step, n, T, joined(dk_tile, D) + dy, D)
-        dgamma += dp * (2 * gx + lam + k_tile.to(ACC) - v_tile.to(ACC))
-        dlam += dy
-        de_last = tl.load(own_rows(dlast_out, n))
-        dlast += steps * de_last
-        de = tl.load(own_rows(deta_out, n)) + tau_last * de_last
-        inside = n * CHUNK + tl.arange(0, CHUNK) < T
-        tl.store(row_pointers(deta + de_start, de_step, n), de, mask=inside)
+            gx = gamma * x_tile.to(ACC)
+            dp = dp_tile.to(ACC)
+            dy = gamma * dp
+            store_tile(dv + g_start, g_step, n, T, -dy, D, SIZE)
+            store_tile(dk + g_start, g_step, n, T, joined(dk_tile, D) + dy, D, SIZE)
+            dgamma += dp * (2 * gx + lam + k_tile.to(ACC) - v_tile.to(ACC))
+            dlam += dy
+            de_last = tl.load(own_rows(dlast_out, n))
+            de = tl.load(own_rows(deta_out, n))
+            if pieces(SIZE) > 1:
+                de += de_last
+            else:
+                dlast += steps * de_last
+                de += tau_last * de_last
+            inside = own_tokens(n, T, SIZE)
+            tl.store(row_pointers(deta + de_start, de_step, n, SIZE), de, mask=inside)
     tl.store(dln_weight + slot * D + tl.arange(0, D), tl.sum(dgamma, axis=0))
     tl.store(dln_bias + slot * D + tl.arange(0, D), tl.sum(dlam, axis=0))
+    if pieces(SIZE) > 1:
+        dlast += total(met)
     tl.store(dtau_last + slot, tl.sum(dlast, axis=0))

@@ -9,9 +9,12 @@ from ._tiles import (
     add_outer,
     add_product,
     column,
+    count,
     dense_start,
     every,
+    handed_on,
     joined,
+    last_token_scale,
     less_mean,
     load_features,
     load_rows,
@@ -19,15 +22,19 @@ from ._tiles import (
     load_state_before,
     load_tile,
     operand,
+    pieces,
     product,
     query_state,
     scan_start,
     split,
+    step_back,
     store_state,
     store_tile,
     token_scales,
     total,
     totals2,
+    turns,
+    unit,
 )
 
 
@@ -77,7 +84,7 @@ def forward_scan(
     b0,
     ln_weight,
     ln_bias,
-    token_scale,  # (R, 16)
+    token_scale,  # (R, b)
     o,  # (B, T, R, H, D)
     g,
     w_kept,  # (B, R, H, segments, D, D)
@@ -106,6 +113,7 @@ def forward_scan(
     eps,
     D: tl.constexpr,
     WIDTH: tl.constexpr,
+    SIZE: tl.constexpr,
     QUERY: tl.constexpr,
     KEEP: tl.constexpr,
     HAS_SCALE: tl.constexpr,
@@ -122,48 +130,61 @@ def forward_scan(
     v += v_start
     eta += e_start
     head = scan % (R * H)
-    tau, tau_last = token_scales(token_scale, head // H, HAS_SCALE, ACC)
+    tau = token_scales(token_scale, head // H, 0, SIZE, HAS_SCALE, ACC)
+    tau_last = last_token_scale(token_scale, head // H, SIZE, HAS_SCALE, ACC)
     gamma = load_features(ln_weight + head * D, D)
     lam = load_features(ln_bias + head * D, D)
     s, c = load_state(w0 + head * D * D, b0 + head * D, D, WIDTH)
-    chunks = tl.cdiv(T, CHUNK)
+    chunks = count(T, SIZE)
     segments = tl.cdiv(chunks, segment)
     # The tokens of the next chunk are on their way while this one is computed.
-    k_next = load_tile(k, k_step, 0, T, D)
-    v_next = load_tile(v, v_step, 0, T, D)
-    e_next = load_rows(eta, e_step, 0, T)
+    k_next = load_tile(k, k_step, 0, T, D, SIZE)
+    v_next = load_tile(v, v_step, 0, T, D, SIZE)
+    e_next = load_rows(eta, e_step, 0, T, SIZE)
     if QUERY:
         q_start, q_step = scan_start(scan, T, R, H, reverse_mask, q_b, q_t, q_r, q_h)
         q += q_start
         o += o_start
-        q_next = load_tile(q, q_step, 0, T, D)
+        q_next = load_tile(q, q_step, 0, T, D, SIZE)
     if KEEP:
         g += o_start
     # Two loops, so that storing a state takes no registers from the chunks between.
-    for i_s in range(segments):
-        last = tl.minimum(i_s * segment + segment, chunks)
-        for n in tl.range(i_s * segment, last, num_stages=1):
+    turn = unit(segment, SIZE)
+    for i in range(tl.cdiv(chunks, turn)):
+        last = tl.minimum(i * turn + turn, chunks)
+        # What the chunks before in the same mini-batch add to the state, but for τ.
+        a, a_c = tl.zeros_like(s), tl.zeros_like(c)
+        for n in tl.range(i * turn, last, num_stages=1):
             k_tile, v_tile, steps = k_next, v_next, e_next
-            k_next = load_tile(k, k_step, n + 1, T, D)
-            v_next = load_tile(v, v_step, n + 1, T, D)
-            e_next = load_rows(eta, e_step, n + 1, T)
+            k_next = load_tile(k, k_step, n + 1, T, D, SIZE)
+            v_next = load_tile(v, v_step, n + 1, T, D, SIZE)
+            e_next = load_rows(eta, e_step, n + 1, T, SIZE)
             z = query_state(s, c, k_tile, D, PRECISION)
             if QUERY:
                 q_tile = q_next
-                q_next = load_tile(q, q_step, n + 1, T, D)
+                q_next = load_tile(q, q_step, n + 1, T, D, SIZE)
                 zq = query_state(s, c, q_tile, D, PRECISION)
+                if pieces(SIZE) > 1:
+                    tau = token_scales(token_scale, head // H, n, SIZE, HAS_SCALE, ACC)
+                    zq += column(tau) * query_state(a, a_c, q_tile, D, PRECISION)
             g_tile = inner_gradient(z, k_tile, v_tile, gamma, lam, eps, D, WIDTH)
-            eg = operand(g_tile.to(ACC) * column(-tau_last * steps), k_tile)
-            s, c = add_outer(s, c, eg, k_tile, D, PRECISION)
+            eg = step_back(g_tile.to(ACC), column(handed_on(steps, tau_last, SIZE)), k_tile)
+            if pieces(SIZE) > 1:
+                a, a_c = add_outer(a, a_c, eg, k_tile, D, PRECISION)
+            else:
+                s, c = add_outer(s, c, eg, k_tile, D, PRECISION)
             if KEEP:
-                store_tile(g, o_step, n, T, joined(g_tile, D), D)
+                store_tile(g, o_step, n, T, joined(g_tile, D), D, SIZE)
             if QUERY:
                 o_tile = output(
                     zq, k_tile, q_tile, g_tile, steps, tau, gamma, lam, eps, D, WIDTH, PRECISION
                 )
-                store_tile(o, o_step, n, T, o_tile, D)
-        if KEEP:
-            slot = tl.cast(scan, tl.int64) * segments + i_s
+                store_tile(o, o_step, n, T, o_tile, D, SIZE)
+        if pieces(SIZE) > 1:
+            s, c = s + tau_last * a, c + tau_last * a_c
+        if KEEP and (pieces(SIZE) == 1 or last % segment == 0 or last == chunks):
+            kept = i if pieces(SIZE) == 1 else (last - 1) // segment
+            slot = tl.cast(scan, tl.int64) * segments + kept
             store_state(w_kept + slot * D * D, c_kept + slot * D, s, c, D)
 
 
@@ -176,7 +197,7 @@ def forward_output(
     b0,
     ln_weight,
     ln_bias,
-    token_scale,  # (R, 16)
+    token_scale,  # (R, b)
     g,  # (B, T, R, H, D)
     o,
     w_kept,  # (B, R, H, segments, D, D)
@@ -201,11 +222,12 @@ def forward_output(
     eps,
     D: tl.constexpr,
     WIDTH: tl.constexpr,
+    SIZE: tl.constexpr,
     HAS_SCALE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """One program writes the output of one segment of a scan, from the state before it and G."""
-    chunks = tl.cdiv(T, CHUNK)
+    chunks = count(T, SIZE)
     segments = tl.cdiv(chunks, segment)
     scan = tl.program_id(0) // segments
     i_s = tl.program_id(0) % segments
@@ -219,25 +241,40 @@ def forward_output(
     eta += e_start
     g += o_start
     head = scan % (R * H)
-    tau, tau_last = token_scales(token_scale, head // H, HAS_SCALE, ACC)
+    tau = token_scales(token_scale, head // H, 0, SIZE, HAS_SCALE, ACC)
+    tau_last = last_token_scale(token_scale, head // H, SIZE, HAS_SCALE, ACC)
     gamma = load_features(ln_weight + head * D, D)
     lam = load_features(ln_bias + head * D, D)
     s, c = load_state_before(i_s, w0, b0, w_kept, c_kept, scan, head, segments, D, WIDTH)
     first = i_s * segment
-    k_next = load_tile(k, k_step, first, T, D)
-    q_next = load_tile(q, q_step, first, T, D)
-    g_next = load_tile(g, o_step, first, T, D)
-    e_next = load_rows(eta, e_step, first, T)
-    for n in tl.range(first, tl.minimum(first + segment, chunks), num_stages=1):
-        k_tile, q_tile, g_tile, steps = k_next, q_next, g_next, e_next
-        k_next = load_tile(k, k_step, n + 1, T, D)
-        q_next = load_tile(q, q_step, n + 1, T, D)
-        g_next = load_tile(g, o_step, n + 1, T, D)
-        e_next = load_rows(eta, e_step, n + 1, T)
-        z = query_state(s, c, q_tile, D, PRECISION)
-        eg = operand(g_tile.to(ACC) * (-tau_last * steps)[:, None], k_tile)
-        o_tile = output(
-            z, k_tile, q_tile, split(g_tile, D), steps, tau, gamma, lam, eps, D, WIDTH, PRECISION
-        )
-        store_tile(o + o_start, o_step, n, T, o_tile, D)
-        s, c = add_outer(s, c, split(eg, D), k_tile, D, PRECISION)
+    last = tl.minimum(first + segment, chunks)
+    k_next = load_tile(k, k_step, first, T, D, SIZE)
+    q_next = load_tile(q, q_step, first, T, D, SIZE)
+    g_next = load_tile(g, o_step, first, T, D, SIZE)
+    e_next = load_rows(eta, e_step, first, T, SIZE)
+    turn = unit(segment, SIZE)
+    for i in range(turns(first, last, SIZE)):
+        start = first + i * turn
+        a, a_c = tl.zeros_like(s), tl.zeros_like(c)
+        for n in tl.range(start, tl.minimum(start + turn, last), num_stages=1):
+            k_tile, q_tile, g_tile, steps = k_next, q_next, g_next, e_next
+            k_next = load_tile(k, k_step, n + 1, T, D, SIZE)
+            q_next = load_tile(q, q_step, n + 1, T, D, SIZE)
+            g_next = load_tile(g, o_step, n + 1, T, D, SIZE)
+            e_next = load_rows(eta, e_step, n + 1, T, SIZE)
+            z = query_state(s, c, q_tile, D, PRECISION)
+            if pieces(SIZE) > 1:
+                tau = token_scales(token_scale, head // H, n, SIZE, HAS_SCALE, ACC)
+                z += column(tau) * query_state(a, a_c, q_tile, D, PRECISION)
+            eg = step_back(g_tile.to(ACC), handed_on(steps, tau_last, SIZE)[:, None], k_tile)
+            g_blocks = split(g_tile, D)
+            o_tile = output(
+                z, k_tile, q_tile, g_blocks, steps, tau, gamma, lam, eps, D, WIDTH, PRECISION
+            )
+            store_tile(o + o_start, o_step, n, T, o_tile, D, SIZE)
+            if pieces(SIZE) > 1:
+                a, a_c = add_outer(a, a_c, split(eg, D), k_tile, D, PRECISION)
+            else:
+                s, c = add_outer(s, c, split(eg, D), k_tile, D, PRECISION)
+        if pieces(SIZE) > 1:
+            s, c = s + tau_last * a, c + tau_last * a_c

@@ -1,5 +1,8 @@
 """What the TTT-linear kernels share: where a scan's tokens lie, its state, its products.
 
+A chunk is up to 16 tokens of one mini-batch. A mini-batch of SIZE = b tokens is ⌈b/16⌉ chunks, the
+last of them filled up with tokens that are zero, as the end of a scan is.
+
 Tokens are loaded as tiles `(16, d)`, as in the formulas, and multiplied as `(d/16, 16, 16)`, tokens
 in rows, d/16 blocks of 16 features: one warp for each block, as Triton gives the batch of a batched
 product to the warps. The state is kept as `S = Wᵀ`, in blocks of 16 output features,
@@ -14,7 +17,7 @@ import os
 import triton
 import triton.language as tl
 
-# Tokens of a mini-batch; also the depth of one tensor-core instruction in half precision.
+# Rows of a tile of tokens: the depth of one tensor-core instruction in half precision.
 CHUNK = tl.constexpr(16)
 # Integers that change from call to call: whether they are 1 or a multiple of 16 compiles nothing
 # anew. (Floats never do.) Those of them that a kernel does not have are no harm.
@@ -49,42 +52,86 @@ def dense_start(scan, T, R, H, reverse_mask, WIDTH: tl.constexpr):
     )
 
 
+@triton.constexpr_function
+def pieces(SIZE):
+    """Chunks of a full mini-batch."""
+    return -(-SIZE // 16)
+
+
+@triton.constexpr_function
+def whole(SIZE):
+    """Whether mini-batches are filled by their chunks."""
+    return SIZE % 16 == 0
+
+
 @triton.jit
-def tile_pointers(base, step, n, D: tl.constexpr):
+def count(T, SIZE: tl.constexpr):
+    """Chunks of T tokens in mini-batches of SIZE."""
+    if whole(SIZE):
+        chunks = tl.cdiv(T, CHUNK)
+    else:
+        chunks = T // SIZE * pieces(SIZE) + tl.cdiv(T % SIZE, CHUNK)
+    return chunks
+
+
+@triton.jit
+def first_token(n, SIZE: tl.constexpr):
+    """Place of chunk `n`'s first token in the order of the scan."""
+    return n * CHUNK if whole(SIZE) else n // pieces(SIZE) * SIZE + n % pieces(SIZE) * CHUNK
+
+
+@triton.jit
+def own_tokens(n, T, SIZE: tl.constexpr):
+    """Which of chunk `n`'s 16 rows hold a token: `(16,)`."""
+    inside = first_token(n, SIZE) + tl.arange(0, CHUNK) < T
+    if not whole(SIZE):
+        inside = inside & (places(n, SIZE) < SIZE)
+    return inside
+
+
+@triton.jit
+def places(n, SIZE: tl.constexpr):
+    """Places of chunk `n`'s tokens in their mini-batch, `(16,)`."""
+    return n % pieces(SIZE) * CHUNK + tl.arange(0, CHUNK)
+
+
+@triton.jit
+def tile_pointers(base, step, n, D: tl.constexpr, SIZE: tl.constexpr):
     """Pointers `(16, D)` to the tokens of chunk `n`; `base` is at the scan's first token."""
     inside = tl.arange(0, CHUNK)[:, None] * step.to(tl.int32) + tl.arange(0, D)[None, :]
-    return base + tl.cast(n, tl.int64) * CHUNK * step + inside
+    return base + first_token(tl.cast(n, tl.int64), SIZE) * step + inside
 
 
 @triton.jit
-def load_tile(base, step, n, T, D: tl.constexpr):
-    """Tokens of chunk `n`, `(16, D)`; zeros beyond the last token."""
-    inside = n * CHUNK + tl.arange(0, CHUNK) < T
-    return tl.load(tile_pointers(base, step, n, D), mask=inside[:, None], other=0.0)
+def load_tile(base, step, n, T, D: tl.constexpr, SIZE: tl.constexpr):
+    """Tokens of chunk `n`, `(16, D)`; zeros where there is none."""
+    inside = own_tokens(n, T, SIZE)
+    return tl.load(tile_pointers(base, step, n, D, SIZE), mask=inside[:, None], other=0.0)
 
 
 @triton.jit
-def store_tile(base, step, n, T, tile, D: tl.constexpr):
-    """Writes the tokens of chunk `n`; nothing beyond the last token."""
-    inside = n * CHUNK + tl.arange(0, CHUNK) < T
-    pointers = tile_pointers(base, step, n, D)
+def store_tile(base, step, n, T, tile, D: tl.constexpr, SIZE: tl.constexpr):
+    """Writes the tokens of chunk `n`, and nothing where there is none."""
+    inside = own_tokens(n, T, SIZE)
+    pointers = tile_pointers(base, step, n, D, SIZE)
     tl.store(pointers, tile.to(base.dtype.element_ty), mask=inside[:, None])
 
 
 @triton.jit
-def row_pointers(base, step, n):
+def row_pointers(base, step, n, SIZE: tl.constexpr):
     """Pointers `(16,)` to one number a token."""
-    return base + tl.cast(n, tl.int64) * CHUNK * step + tl.arange(0, CHUNK) * step.to(tl.int32)
+    inside = tl.arange(0, CHUNK) * step.to(tl.int32)
+    return base + first_token(tl.cast(n, tl.int64), SIZE) * step + inside
 
 
 @triton.jit
-def load_rows(base, step, n, T):
-    """One number a token of chunk `n`, `(16,)`; zero beyond the last token.
+def load_rows(base, step, n, T, SIZE: tl.constexpr):
+    """One number a token of chunk `n`, `(16,)`; zero where there is none.
 
     For the steps ℓ that zero is what makes a ragged tail equal to a shorter mini-batch.
     """
-    inside = n * CHUNK + tl.arange(0, CHUNK) < T
-    return tl.load(row_pointers(base, step, n), mask=inside, other=0.0)
+    inside = own_tokens(n, T, SIZE)
+    return tl.load(row_pointers(base, step, n, SIZE), mask=inside, other=0.0)
 
 
 @triton.jit
@@ -295,12 +342,45 @@ def scores(x, y, D: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr):
 
 
 @triton.jit
-def token_scales(token_scale, i_r, HAS_SCALE: tl.constexpr, ACC: tl.constexpr):
-    """τ `(16,)` and its last entry τ_b; ones where there is none."""
+def token_scales(token_scale, i_r, n, SIZE: tl.constexpr, HAS_SCALE: tl.constexpr, ACC):
+    """τ `(16,)` of chunk `n`'s places in the mini-batch; ones where there is none."""
     if HAS_SCALE:
-        tau = tl.load(token_scale + i_r * CHUNK + tl.arange(0, CHUNK))
-        tau_last = tl.load(token_scale + i_r * CHUNK + CHUNK - 1)
+        place = places(n, SIZE)
+        tau = tl.load(token_scale + i_r * SIZE + place, mask=place < SIZE, other=0.0)
     else:
         tau = tl.full((CHUNK,), 1.0, ACC)
-        tau_last = tl.full((), 1.0, ACC)
-    return tau, tau_last
+    return tau
+
+
+@triton.jit
+def last_token_scale(token_scale, i_r, SIZE: tl.constexpr, HAS_SCALE: tl.constexpr, ACC):
+    """τ_b, with which a mini-batch hands its steps on."""
+    last = token_scale + i_r * SIZE + SIZE - 1
+    return tl.load(last) if HAS_SCALE else tl.full((), 1.0, ACC)
+
+
+@triton.jit
+def handed_on(steps, tau_last, SIZE: tl.constexpr):
+    """e of a chunk; of several to a mini-batch without τ_b, which their sum gets at its end."""
+    return steps if pieces(SIZE) > 1 else tau_last * steps
+
+
+@triton.jit
+def step_back(g, e, k):
+    """`−e⊙G`, whose outer product with the keys k changes the state: one rounding for all."""
+    return operand(g * -e, k)
+
+
+@triton.jit
+def unit(segment, SIZE: tl.constexpr):
+    """Chunks of a turn of the loop around the one over chunks.
+
+    A mini-batch of several chunks, at whose end its steps go into the state; else a segment.
+    """
+    return pieces(SIZE) if pieces(SIZE) > 1 else segment
+
+
+@triton.jit
+def turns(first, last, SIZE: tl.constexpr):
+    """Turns of that loop in a segment, from chunk `first` to before `last`."""
+    return tl.cdiv(last - first, pieces(SIZE)) if pieces(SIZE) > 1 else 1

@@ -4,6 +4,7 @@ import functools
 import os
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .. import _launch
@@ -34,17 +35,19 @@ def supported(inputs: Inputs, mini_batch_size: int) -> str | None:
     """Why the kernels cannot run with these arguments, in a sentence; None where they can."""
     q = inputs.q
     dim = q.shape[-1]
-    if mini_batch_size != CHUNK:
-        return f'mini_batch_size is {mini_batch_size}; the kernels have {CHUNK}'
     if dim > DIMS[-1]:
         return f'd is {dim}; the kernels have at most {DIMS[-1]}'
     if q.dtype not in DTYPES:
         return f'q is {q.dtype}; the kernels have {", ".join(map(str, DTYPES))} here'
-    if q.dtype == torch.float32 and dim > DIMS[-2] and _launch.little_shared_memory(q):
-        return f'q is torch.float32 with d = {dim}, for which this GPU has too little shared memory'
+    if q.dtype == torch.float32 and dim > DIMS[-2]:
+        wide = f'q is torch.float32 with d = {dim}'
+        if mini_batch_size > CHUNK:
+            return f'{wide}, where mini_batch_size is at most {CHUNK}, not {mini_batch_size}'
+        if _launch.little_shared_memory(q):
+            return f'{wide}, for which this GPU has too little shared memory'
     if q.shape[2] > 31:
         return f'R is {q.shape[2]}; the kernels have at most 31 scans'
-    # Inside a mini-batch offsets are 32-bit.
+    # Inside a chunk offsets are 32-bit.
     for name in ('q', 'k', 'v', 'eta'):
         x = getattr(inputs, name)
         if CHUNK * x.stride(1) >= 2**31:
@@ -66,7 +69,7 @@ def forward(
         states less their mean over the outputs, to which LayerNorm is blind.
     """
     width, inputs = inputs.q.shape[-1], _padded(inputs)
-    call = _Call(inputs, directions, width)
+    call = _Call(inputs, directions, width, mini_batch_size)
     o = call.tokens()
     # With few scans for the GPU, only G and the states are a matter of the scan itself.
     apart = call.plan.apart
@@ -84,7 +87,7 @@ def forward(
         eps=eps,
         QUERY=not apart,
         KEEP=written,
-        shared=call.chains_share,
+        shared=call.scans_share,
     )
     if apart:
         call.launch(
@@ -126,18 +129,20 @@ def backward(
         `(R, 0)` where `token_scale` is None.
     """
     width, inputs = inputs.q.shape[-1], _padded(inputs)
-    call = _Call(inputs, directions, width)
+    call = _Call(inputs, directions, width, mini_batch_size)
     do, g, c_kept = (x.contiguous() for x in _launch.pad(do, g.to(call.dtype), c_kept, dims=DIMS))
     (w_kept,) = _launch.pad(w_kept, dims=DIMS, axes=2)
     kept = {'w_kept': w_kept.contiguous(), 'c_kept': c_kept}
     dq, dk, dv = (call.tokens() for _ in range(3))
-    # From one kernel to the next, in whole mini-batches.
+    # From one kernel to the next, in whole chunks.
     tiles = {name: call.tiles() for name in ('d_out', 'normed', 'u_out', 'dp_out', 'dz_out')}
     rows = {n: call.rows() for n in ('rstd', 'mean_px', 'deta_out', 'dlast_out')}
     # Parts of sums, by image, scan, head and segment: the query side's, then the key side's.
     parts = (call.scans, call.segments)
     dln_weight, dln_bias = (call.empty(2, *parts, call.dim) for _ in range(2))
-    dtau, dtau_last = call.empty(*parts, CHUNK), call.empty(*parts)
+    # Of larger mini-batches every chunk has other places, and every block of features a part.
+    places = parts if call.pieces == 1 else (call.scans, call.chunks, call.dim // CHUNK)
+    dtau, dtau_last = call.empty(*places, CHUNK), call.empty(*parts)
     call.launch(
         _backward_kernels.backward_query,
         call.scans * call.segments,
@@ -155,6 +160,7 @@ def backward(
     )
     dw_kept, dc_kept = call.empty(*parts, call.dim, call.dim), call.empty(*parts, call.dim)
     dw0, db0 = call.empty(call.scans, call.dim, call.dim), call.empty(call.scans, call.dim)
+    dc_all = call.empty(call.scans, call.mini_batches if call.pieces > 1 else 0, call.dim)
     call.launch(
         _backward_kernels.backward_chain,
         call.scans,
@@ -164,9 +170,9 @@ def backward(
         g=g,
         dw_kept=dw_kept,
         dc_kept=dc_kept,
+        dc_all=dc_all,
         dw0=dw0,
         db0=db0,
-        shared=call.chains_share,
     )
     deta = call.empty(*call.shape[:4])
     call.launch(
@@ -179,6 +185,7 @@ def backward(
         g=g,
         dw_kept=dw_kept,
         dc_kept=dc_kept,
+        dc_all=dc_all,
         dk=dk,
         dv=dv,
         deta=deta,
@@ -189,7 +196,7 @@ def backward(
     if inputs.token_scale is None:
         dtoken_scale = call.empty(call.shape[2], 0)
     else:
-        dtoken_scale = call.by_head(dtau.sum(1)).sum(1)
+        dtoken_scale = call.by_head(call.by_place(dtau)).sum(1)
         dtoken_scale[:, -1] += call.by_head(dtau_last.sum(1)).sum(1)
     (dw0,) = _launch.unpad(call.by_head(dw0), width=width, axes=2)
     features = [call.by_head(x) for x in (db0, dln_weight.sum((0, 2)), dln_bias.sum((0, 2)))]
@@ -209,18 +216,21 @@ def _padded(inputs: Inputs) -> Inputs:
 class _Call:
     """Sizes, strides and options that all kernels of one call share."""
 
-    def __init__(self, inputs: Inputs, directions: str, width: int) -> None:
+    def __init__(self, inputs: Inputs, directions: str, width: int, size: int) -> None:
         q, k, v, eta, w0, b0, ln_weight, ln_bias, token_scale = inputs
         self.shape = q.shape
         batch, tokens, scans, heads, self.dim = q.shape
         self.scans = batch * scans * heads
-        self.chunks = _launch.cdiv(tokens, CHUNK)
-        self.segments = _launch.cdiv(self.chunks, reference.SEGMENT)
+        self.size, self.pieces = size, _launch.cdiv(size, CHUNK)
+        self.mini_batches = _launch.cdiv(tokens, size)
+        self.segments = _launch.cdiv(self.mini_batches, reference.SEGMENT)
+        full, rest = divmod(tokens, size)
+        self.chunks = full * self.pieces + _launch.cdiv(rest, CHUNK)
         self.dtype, self.state_dtype, self.device = q.dtype, eta.dtype, q.device
         scans_per_sm = self.scans / _device(q.device)[1]
         self.plan = plan(_device(q.device)[0], self.dim, scans_per_sm, tokens)
-        # A chain that has a multiprocessor to itself, or shares it with one other, takes all of it.
-        self.chains_share = scans_per_sm > 2
+        # A scan that has a multiprocessor to itself, or shares it with one other, takes all of it.
+        self.scans_share = scans_per_sm > 2
         # The last dimension of tokens, and all of the small parameters, are read as contiguous.
         q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
         self.tensors = {'q': q, 'k': k, 'v': v, 'eta': eta}
@@ -232,9 +242,10 @@ class _Call:
             'R': scans,
             'H': heads,
             'reverse_mask': sum(1 << r for r, way in enumerate(directions) if way == 'b'),
-            'segment': reference.SEGMENT,
+            'segment': reference.SEGMENT * self.pieces,
             'D': self.dim,
             'WIDTH': width,
+            'SIZE': size,
             'HAS_SCALE': token_scale is not None,
             'PRECISION': 'tf32x3' if q.dtype == torch.float32 else 'ieee',
             'num_warps': self.dim // CHUNK,
@@ -262,6 +273,14 @@ class _Call:
     def by_head(self, x: Tensor) -> Tensor:
         """Sums what the scans `(B·R·H, …)` of one head of one direction have in common."""
         return x.unflatten(0, (self.shape[0], self.shape[2], self.shape[3])).sum(0)
+
+    def by_place(self, x: Tensor) -> Tensor:
+        """Sums the parts that a place in a mini-batch has in a scan: `(B·R·H, b)`."""
+        if self.pieces > 1:
+            x = x.sum(2).flatten(1)
+            x = F.pad(x, (0, self.mini_batches * self.pieces * CHUNK - x.shape[1]))
+            x = x.unflatten(1, (self.mini_batches, -1))
+        return x.sum(1)[:, : self.size]
 
     def given(self, *names: str) -> dict[str, object]:
         """Arguments of a kernel that are inputs of the op, with the strides of those that vary."""

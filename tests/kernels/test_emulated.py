@@ -36,12 +36,16 @@ SCAN = {'bf16': 3e-2, 'fp16': 4e-3, 'fp32': 5e-4}
 STEP = {'bf16': 4e-2, 'fp16': 4e-3, 'fp32': 4e-5}
 
 
-def scan(tokens: int, ways: str = 'fb', *, cut: int = 0, scale: bool = True, **sizes) -> Case:
+def scan(
+    tokens: int, ways: str = 'fb', *, size: int = 16, cut: int = 0, scale: bool = True, **sizes
+) -> Case:
     def make(dtype: torch.dtype) -> Inputs:
-        inputs = scans.make(tokens, ways, batch=1, dtype=dtype, **sizes)
+        inputs = scans.make(tokens, ways, size, batch=1, dtype=dtype, **sizes)
         return inputs if scale else {**inputs, 'token_scale': None}
 
-    return Case(make, lambda inputs, backend: scans.call(inputs, ways, backend=backend), SCAN, cut)
+    return Case(
+        make, lambda inputs, backend: scans.call(inputs, ways, size, backend=backend), SCAN, cut
+    )
 
 
 def step(op: str, hw: tuple[int, int], *, loss: str | None = None, **sizes) -> Case:
@@ -89,6 +93,9 @@ CASES = {
     'ttt_linear in segments, T 63, d 32': scan(63, 'fb', cut=3, heads=1, dim=32, scale=False),
     'ttt_linear fused, T 17, d 128': scan(17, heads=1, dim=128),
     'ttt_linear in segments, T 37, d 72': scan(37, cut=2, heads=1, dim=72),
+    'ttt_linear fused, T 70, b 64': scan(70, 'b', size=64, heads=1, dim=64),
+    'ttt_linear in segments, T 90, b 40': scan(90, 'b', size=40, cut=1, heads=1, dim=32),
+    'ttt_linear fused, T 10, b 4': scan(10, size=4, heads=1, dim=32, scale=False),
     'ttt_linear fused, T 196': scan(196, 'bf', heads=1, dim=64),
     'ttt_glu 7 × 9': step('glu', (7, 9), heads=1, dim=64),
     'ttt_glu 9 × 13, d 32': step('glu', (9, 13), heads=3, dim=32),
@@ -113,6 +120,7 @@ CASES = {
 QUICK = {
     ('ttt_linear fused, T 17', 90, 'bf16'),
     ('ttt_linear in segments, T 49', 80, 'fp16'),
+    ('ttt_linear in segments, T 90, b 40', 90, 'bf16'),
     ('ttt_glu 7 × 9', 90, 'bf16'),
     ('ttt_glu 9 × 13, d 32', 80, 'fp16'),
     ('ttt_dwconv 7 × 9', 90, 'fp16'),

@@ -236,10 +236,10 @@ def test_it_is_what_a_cpu_runs(monkeypatch):
     monkeypatch.delenv('TTT_KERNELS_BACKEND', raising=False)
     inputs = make(37, dtype=torch.float32)
     assert torch.equal(call(inputs, backend=None), on_numba(inputs))
-    large = make(5, size=200)
-    assert torch.equal(call(large, size=200, backend=None), call(large, size=200))
-    with pytest.raises(RuntimeError, match='mini_batch_size must be at most 128, got 200'):
-        on_numba(large, size=200)
+    large = make(1030, size=1025, heads=1)
+    assert torch.equal(call(large, size=1025, backend=None), call(large, size=1025))
+    with pytest.raises(RuntimeError, match='must be at most 1024 for 1030 tokens, got 1025'):
+        on_numba(large, size=1025)
 
 
 def test_a_gpu_is_no_place_for_it():

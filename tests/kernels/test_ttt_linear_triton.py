@@ -87,6 +87,25 @@ def test_head_sizes_with_several_heads(dim, segment, cut):
 
 
 @inside
+@pytest.mark.parametrize(
+    ('size', 'tokens', 'segment'),
+    # Of several chunks, in segments of one and of two, ragged; filled up; more than all tokens.
+    [(32, 70, 1), (64, 150, 0), (24, 50, 2), (8, 20, 2), (1, 3, 0), (100, 30, 1)],
+)
+def test_mini_batches_of_any_size(size, tokens, segment, cut):
+    cut(segment)
+    check(make(tokens, size=size, batch=1, heads=1, dim=32), size=size)
+
+
+@inside
+def test_large_mini_batches_in_half_precision_without_token_scale(cut):
+    cut(1)
+    inputs = make(70, size=32, batch=1, heads=1, dim=32, dtype=torch.float16)
+    inputs['token_scale'] = None
+    check(inputs, size=32)
+
+
+@inside
 @pytest.mark.parametrize('ways', ['f', 'b', 'bfb'])
 def test_any_set_of_directions(ways, cut):
     cut(1)
@@ -102,12 +121,12 @@ def test_no_token_scale_and_another_eps(cut):
 
 
 @inside
-@pytest.mark.parametrize('segment', [0, 2])
-def test_both_backends_save_the_same(segment, cut):
+@pytest.mark.parametrize(('segment', 'size'), [(0, 16), (2, 16), (1, 24), (0, 32)])
+def test_both_backends_save_the_same(segment, size, cut):
     # The backward pass of one can follow the forward pass of the other.
     cut(segment)
-    tensors = make(52, dim=32).values()
-    found, expected = (OP(*tensors, 'fb', 16, 1e-6, way) for way in ('triton', 'reference'))
+    tensors = make(52, size=size, dim=32).values()
+    found, expected = (OP(*tensors, 'fb', size, 1e-6, way) for way in ('triton', 'reference'))
     for name, x, y in zip(('o', 'g', 'w_kept', 'c_kept'), found, expected, strict=True):
         assert x.shape == y.shape, name
         if name.endswith('kept'):
@@ -200,15 +219,14 @@ def test_compiles_into_one_graph(cut):
     ('change', 'message'),
     [
         ({'dim': 136}, 'd is 136; the kernels have at most 128'),
-        ({'size': 8}, 'mini_batch_size is 8; the kernels have 16'),
         ({'dtype': torch.bfloat16}, r'q is torch\.bfloat16; the kernels have torch\.float32'),
         ({'ways': 'f' * 32}, 'R is 32; the kernels have at most 31'),
     ],
 )
 def test_what_the_kernels_cannot_run_is_named(change, message):
-    options = {'dim': 32, 'batch': 1, 'heads': 1, 'ways': 'fb', 'size': 16, **change}
+    options = {'dim': 32, 'batch': 1, 'heads': 1, 'ways': 'fb', **change}
     with pytest.raises(RuntimeError, match=f"backend='triton' cannot run here: {message}"):
-        on_triton(make(2, **options), options['ways'], size=options['size'])
+        on_triton(make(2, **options), options['ways'])
 
 
 def test_a_token_too_far_from_the_next_is_named():
@@ -219,6 +237,16 @@ def test_a_token_too_far_from_the_next_is_named():
     far = far.as_strided((2, 2, 2, 2, 32), (1, 2**27, 64, 32, 1))
     reason = kernel.supported(Inputs(**{**inputs, 'k': far}), 16)
     assert 'k has 134217728 elements from token to token' in reason
+
+
+@inside
+def test_large_mini_batches_of_large_heads_in_fp32_have_no_kernel():
+    from ttt_kernels.ttt_linear import kernel
+
+    for dim, size, none in ((72, 17, True), (72, 16, False), (64, 17, False)):
+        inputs = Inputs(**make(2, size=size, dim=dim, dtype=torch.float32))
+        reason = kernel.supported(inputs, size)
+        assert (reason or '').endswith('at most 16, not 17') == none, (dim, size)
 
 
 @inside
@@ -235,19 +263,22 @@ def test_a_gpu_with_little_shared_memory_is_told_so(monkeypatch):
 
 
 @triton.jit
-def write_offsets(out, scan, T, R, H, reverse_mask, b, t, r, h, n, DENSE: tl.constexpr):
+def write_offsets(
+    out, scan, T, R, H, reverse_mask, b, t, r, h, n, SIZE: tl.constexpr, DENSE: tl.constexpr
+):
     D: tl.constexpr = 64
     start, step = scan_start(scan, T, R, H, reverse_mask, b, t, r, h)
     if DENSE:
         start, step = dense_start(scan, T, R, H, reverse_mask, D)
     tile = tl.arange(0, 16)[:, None] * D + tl.arange(0, D)[None, :]
-    tl.store(out + tile, tile_pointers(start, step, n, D))
+    tl.store(out + tile, tile_pointers(start, step, n, D, SIZE))
 
 
 @inside
 @pytest.mark.parametrize('dense', [True, False])
 @pytest.mark.parametrize('last', [True, False])
-def test_offsets_do_not_overflow(last, dense):
+@pytest.mark.parametrize('size', [16, 24])
+def test_offsets_do_not_overflow(last, dense, size):
     batch, tokens, scans, heads, dim = 9, 2**21 + 5, 2, 12, 64
     b, t, r, h = tokens * scans * heads * dim, scans * heads * dim, heads * dim, dim
     if not dense:
@@ -256,10 +287,12 @@ def test_offsets_do_not_overflow(last, dense):
     assert batch * b > 2**34
     scan = batch * scans * heads - 1 if last else 0
     image, way, head = scan // (scans * heads), scan // heads % scans, scan % heads
-    chunk = triton.cdiv(tokens, 16) - 1
+    # The last one; mini-batches of 24 tokens are two chunks each.
+    chunk = triton.cdiv(tokens, 16) - 1 if size == 16 else 2 * (tokens // 24) + 1
     out = torch.empty(16, dim, dtype=torch.int64)
-    write_offsets[(1,)](out, scan, tokens, scans, heads, 0b10, b, t, r, h, chunk, DENSE=dense)
-    places = chunk * 16 + torch.arange(16)
+    where = (scan, tokens, scans, heads, 0b10, b, t, r, h, chunk)
+    write_offsets[(1,)](out, *where, SIZE=size, DENSE=dense)
+    places = (chunk * 16 if size == 16 else tokens // 24 * 24 + 16) + torch.arange(16)
     # The second scan runs backward.
     places = tokens - 1 - places if way else places
     rows = image * b + places * t + way * r + head * h

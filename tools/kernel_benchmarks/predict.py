@@ -47,12 +47,13 @@ def _leaves(*shapes: tuple[int, ...], tokens: int) -> list[torch.Tensor]:
     ]
 
 
-def _scan(dim: int, tokens: int, heads: int) -> Run:
+def _scan(dim: int, tokens: int, heads: int, size: int = 16) -> Run:
     token, lead = (1, tokens, 1, heads), (1, heads)
     leaves = _leaves(
-        *[(*token, dim)] * 3, token, (*lead, dim, dim), *[(*lead, dim)] * 3, (1, 16), tokens=3
+        *[(*token, dim)] * 3, token, (*lead, dim, dim), *[(*lead, dim)] * 3, (1, size), tokens=3
     )
-    return lambda: ttt_linear(*leaves, directions=('forward',), backend='triton'), leaves
+    options = {'directions': ('forward',), 'mini_batch_size': size, 'backend': 'triton'}
+    return lambda: ttt_linear(*leaves, **options), leaves
 
 
 def _glu(dim: int) -> Run:
@@ -85,6 +86,9 @@ def _sampling(dim: int, shapes: tuple[tuple[int, int], ...]) -> Run:
 CASES: dict[str, Callable[[], Run]] = {
     'ttt_linear whole d 64': lambda: _scan(64, 64, heads=8),
     'ttt_linear in segments d 64': lambda: _scan(64, 512, heads=2),
+    'ttt_linear whole d 64, b 64': lambda: _scan(64, 64, heads=8, size=64),
+    'ttt_linear in segments d 64, b 64': lambda: _scan(64, 4096, heads=2, size=64),
+    'ttt_linear whole d 64, b 4': lambda: _scan(64, 64, heads=8, size=4),
     'ttt_linear whole d 128': lambda: _scan(128, 64, heads=8),
     'ttt_linear whole d 32': lambda: _scan(32, 64, heads=8),
     'ttt_glu d 64': lambda: _glu(64),

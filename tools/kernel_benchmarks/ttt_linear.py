@@ -10,6 +10,7 @@ one call over the same tokens and channels. flash-linear-attention (optional) ge
 """
 
 import argparse
+import functools
 import importlib.util
 import math
 import re
@@ -74,7 +75,7 @@ def tokens_of(shape: Shape, device: torch.device, scans: int = SCANS) -> list[Te
     ]
 
 
-def parameters_of(shape: Shape, device: torch.device) -> list[Tensor]:
+def parameters_of(shape: Shape, device: torch.device, size: int = CHUNK) -> list[Tensor]:
     """eta, w0, b0, ln_weight, ln_bias, token_scale; the step is constant, as fla needs it."""
     heads = (SCANS, HEADS[shape.size])
     values = [
@@ -83,17 +84,17 @@ def parameters_of(shape: Shape, device: torch.device) -> list[Tensor]:
         torch.zeros(*heads, DIM, device=device),
         torch.ones(*heads, DIM, device=device),
         torch.zeros(*heads, DIM, device=device),
-        (1 / torch.arange(1, CHUNK + 1, device=device)).repeat(SCANS, 1),
+        (1 / torch.arange(1, size + 1, device=device)).repeat(SCANS, 1),
     ]
     return [x.requires_grad_() for x in values]
 
 
-def ours(shape: Shape, device: torch.device) -> Run:
+def ours(shape: Shape, device: torch.device, size: int = CHUNK) -> Run:
     from ttt_kernels import ttt_linear
 
-    leaves = [*tokens_of(shape, device), *parameters_of(shape, device)]
+    leaves = [*tokens_of(shape, device), *parameters_of(shape, device, size)]
     backend = 'triton' if device.type == 'cuda' else None
-    return lambda: ttt_linear(*leaves, backend=backend), leaves
+    return lambda: ttt_linear(*leaves, mini_batch_size=size, backend=backend), leaves
 
 
 def dual_step(
@@ -181,6 +182,7 @@ def attention(backend: SDPBackend) -> Callable[[Shape, torch.device], Run]:
 
 CONTENDERS = {
     'ours': ours,
+    **{f'ours, b {b}': functools.partial(ours, size=b) for b in (4, 64)},
     'fla chunk': fla('chunk_ttt_linear'),
     'fla fused': fla('fused_chunk_ttt_linear'),
     'SDPA flash': attention(SDPBackend.FLASH_ATTENTION),
@@ -195,6 +197,7 @@ CONTENDERS = {
 
 FAST = ('ours', 'SDPA flash', 'SDPA cuDNN')
 FLA = ('fla chunk', 'fla fused')
+SIZES = tuple(name for name in CONTENDERS if name.startswith('ours, b'))
 SLOW = ('eager', 'compiled')
 
 
@@ -226,6 +229,7 @@ def run_all(
         note = 'not installed: pip install flash-linear-attention'
         yield from rows_of(targets, FLA, device, -math.inf, note)
     yield from rows_of(others, FAST, device, end, 'no time left')
+    yield from rows_of(targets, SIZES, device, end, 'no time left')
     yield from rows_of(targets, SLOW, device, end, 'no time left')
 
 

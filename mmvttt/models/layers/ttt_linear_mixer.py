@@ -41,7 +41,8 @@ class TTTLinearMixer(nn.Module):
         share_qk: One projection for queries and keys, told apart by their convolutions.
         gate_cfg: Activation of the output gate, e.g. `dict(type='GELU')`; None for no gate.
         conv_kernel: Taps of the causal depth-wise convolutions on q and on k; 0 for none.
-        mini_batch_size: Tokens b of one inner gradient step (Fig. 7a); 16 is the fused fast path.
+        mini_batch_size: Tokens b of one inner gradient step (Fig. 7a). Kernels take any; they are
+            fastest at 16 and fill up what is not a multiple of it.
         learnable_states: How many initial states (W0, b0) are learned (Fig. 7b): one for each
             direction (the default, None), 1 shared by both, or 0: drawn once and kept.
         eta_base: Factor of the inner learning rate η = eta_base·σ(Linear(x))·eta_scale.
