@@ -48,12 +48,19 @@ def scan(
     )
 
 
-def step(op: str, hw: tuple[int, int], *, loss: str | None = None, **sizes) -> Case:
+def step(
+    op: str,
+    hw: tuple[int, int],
+    *,
+    loss: str | None = None,
+    tolerance: dict[str, float] = STEP,
+    **sizes,
+) -> Case:
     case, options = inner_steps.CASES[op], {'loss': loss} if loss else {}
     return Case(
         lambda dtype: case.make(hw, batch=1, dtype=dtype, **sizes),
         lambda inputs, backend: case.call(inputs, hw, backend=backend, **options),
-        STEP,
+        tolerance,
     )
 
 
@@ -99,7 +106,9 @@ CASES = {
     'ttt_linear fused, T 196': scan(196, 'bf', heads=1, dim=64),
     'ttt_glu 7 × 9': step('glu', (7, 9), heads=1, dim=64),
     'ttt_glu 9 × 13, d 32': step('glu', (9, 13), heads=3, dim=32),
-    'ttt_glu 1 × 1': step('glu', (1, 1), heads=1, dim=64),
+    # The step of a single token is divided by its own norm: one unit roundoff of the tokens moves
+    # the gradients of w1 and w2 by 19 and 7 %, in fp16 by 2.5 and 1.1 %.
+    'ttt_glu 1 × 1': step('glu', (1, 1), heads=1, dim=64, tolerance={'bf16': 0.14, 'fp16': 0.02}),
     'ttt_dwconv 7 × 9': step('dwconv', (7, 9), dim=64),
     'ttt_dwconv 9 × 13, d 5': step('dwconv', (9, 13), dim=5),
     'ttt_dwconv 31 × 33, d 80': step('dwconv', (31, 33), dim=80),

@@ -53,8 +53,8 @@ def test_everything_goes_to_out(checked):
 def test_every_contender_has_every_row(checked):
     out, _ = checked
     for name, contenders in {
-        'ttt_linear': {'ours', 'SDPA flash', 'SDPA cuDNN', 'fla chunk', 'fla fused', 'eager',
-                       'compiled'},
+        'ttt_linear': {'ours', 'ours, b 4', 'ours, b 64', 'SDPA flash', 'SDPA cuDNN', 'fla chunk',
+                       'fla fused', 'eager', 'compiled'},
         'ttt_glu': {'ours', 'eager'},
         'deform_attn': {'ours', 'ours, two steps', 'grid sampling', 'grid sampling, compiled'},
     }.items():  # fmt: skip
