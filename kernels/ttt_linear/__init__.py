@@ -217,8 +217,8 @@ def _choose(backend: str, mini_batch_size: int, inputs: Inputs):
 @_op.register_fake
 def _(q, k, v, eta, w0, b0, ln_weight, ln_bias, token_scale, ways, size, eps, backend, keep=True):
     batch, tokens, scans, heads, dim = q.shape
-    # Ceilings; of the mini-batches that T tokens make, the reference keeps every SEGMENT-th.
-    states = -(tokens // -(reference.SEGMENT * size)) if keep else 0
+    # Ceilings; of the mini-batches that T tokens make, one in `segment` leaves its state.
+    states = -(tokens // -(reference.segment(size) * size)) if keep else 0
     new = {'dtype': _inputs.state_dtype(q.dtype)}
     return (
         q.new_empty(q.shape),

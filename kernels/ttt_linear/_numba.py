@@ -17,7 +17,7 @@ from .._inputs import gradient_dtype, state_dtype
 from .._numba import COLUMNS, flat, padded, parallel, sum_in_order
 from ._numba_backward import backward as _backward
 from ._numba_forward import forward as _forward
-from .reference import SEGMENT, Inputs
+from .reference import Inputs, segment
 
 # A thread holds the scores of a chunk, (b, b). So far the kernels are faster than the reference.
 _LARGEST_MINI_BATCH = 1024
@@ -69,8 +69,8 @@ def forward(
     sizes, reverse, numbers, parameters = _common(inputs, directions, mini_batch_size, eps)
     o = q.new_empty(q.shape, dtype=state)
     g = q.new_empty(q.shape if keep else 0, dtype=state)
-    segment = SEGMENT * mini_batch_size
-    lead = (batch, scans, heads, -(-tokens // segment) if keep else 0)
+    apart = segment(mini_batch_size) * mini_batch_size
+    lead = (batch, scans, heads, -(-tokens // apart) if keep else 0)
     w_kept, c_kept = (q.new_empty((*lead, *x), dtype=state) for x in ((dim, dim), (dim,)))
     if batch:
         rows, strides = flat(q, k, v, eta, o, dtype=state, lead=4)
@@ -82,7 +82,7 @@ def forward(
             reverse,
             numbers,
             q.dtype == torch.bfloat16,
-            segment,
+            apart,
             *rows[:4],
             *parameters,
             strides,
@@ -125,7 +125,7 @@ def backward(
             sizes,
             reverse,
             numbers,
-            SEGMENT,
+            segment(mini_batch_size),
             do,
             *rows[:4],
             g,

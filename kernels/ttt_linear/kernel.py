@@ -223,7 +223,8 @@ class _Call:
         self.scans = batch * scans * heads
         self.size, self.pieces = size, _launch.cdiv(size, CHUNK)
         self.mini_batches = _launch.cdiv(tokens, size)
-        self.segments = _launch.cdiv(self.mini_batches, reference.SEGMENT)
+        segment = reference.segment(size)
+        self.segments = _launch.cdiv(self.mini_batches, segment)
         full, rest = divmod(tokens, size)
         self.chunks = full * self.pieces + _launch.cdiv(rest, CHUNK)
         self.dtype, self.state_dtype, self.device = q.dtype, eta.dtype, q.device
@@ -242,7 +243,7 @@ class _Call:
             'R': scans,
             'H': heads,
             'reverse_mask': sum(1 << r for r, way in enumerate(directions) if way == 'b'),
-            'segment': reference.SEGMENT * self.pieces,
+            'segment': segment * self.pieces,
             'D': self.dim,
             'WIDTH': width,
             'SIZE': size,

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from .._inputs import gradient_dtype, state_dtype
 
-# Mini-batches between two states that the forward pass keeps for the backward pass.
+# Mini-batches of 16 tokens between two states that the forward pass keeps for the backward pass.
 SEGMENT = 32
 # The gradient of a LayerNorm with respect to its input only.
 _INPUT_ONLY = [True, False, False]
@@ -40,6 +40,15 @@ class Inputs(NamedTuple):
     ln_weight: Tensor | None
     ln_bias: Tensor | None
     token_scale: Tensor | None  # (R, mini_batch_size); None is ones
+
+
+def segment(mini_batch_size: int) -> int:
+    """Mini-batches between two states that are kept: as many tokens as `SEGMENT` of 16, or fewer.
+
+    More tokens would leave the parallel parts of a GPU's backward pass few programs, and more
+    mini-batches a CPU's more states than its cache holds.
+    """
+    return max(1, min(SEGMENT, 16 * SEGMENT // mini_batch_size))
 
 
 def scan_order(x: Tensor, directions: str) -> Tensor:
@@ -286,8 +295,8 @@ def forward(
     Returns:
         O `(B, T, R, H, d)`, and what `keep` keeps for the backward pass (else empty tensors): the
         inner gradient G in the same shape and rounded as the state update used it, to q's dtype
-        (fp32 for fp16), and the state after every `SEGMENT` mini-batches and at the end:
-        W `(B, R, H, ⌈n/SEGMENT⌉, d, d)` and c `(B, R, H, ⌈n/SEGMENT⌉, d)` of n mini-batches.
+        (fp32 for fp16), and the state after every s = `segment` mini-batches and at the end:
+        W `(B, R, H, ⌈n/s⌉, d, d)` and c `(B, R, H, ⌈n/s⌉, d)` of n mini-batches.
     """
     q, w0, b0, ln_bias = inputs.q, inputs.w0, inputs.b0, inputs.ln_bias
     x = _operands(inputs, directions, mini_batch_size)
@@ -297,7 +306,8 @@ def forward(
     state = chunks.parameter(torch.cat([w0, b0.unsqueeze(-2)], dim=-2))  # (N, d+1, d)
     z = chunks.empty(q, chunks.size, dim)
     g = torch.empty_like(z)
-    kept_states = state.new_empty((-(-chunks.count // SEGMENT) if keep else 0, *state.shape))
+    every = segment(mini_batch_size)
+    kept_states = state.new_empty((-(-chunks.count // every) if keep else 0, *state.shape))
     for i in range(chunks.count):
         torch.bmm(x.q[i], state, out=z[i])
         key_z = torch.bmm(x.k[i], state)
@@ -305,8 +315,8 @@ def forward(
         inner = _project(torch.addcmul(offset[i], gain, normed), key_z, mean, rstd)
         g[i] = inner if kept == chunks.state else inner.to(kept)
         state.baddbmm_(decay[i].mT, g[i])
-        if keep and ((i + 1) % SEGMENT == 0 or i + 1 == chunks.count):
-            kept_states[i // SEGMENT] = state
+        if keep and ((i + 1) % every == 0 or i + 1 == chunks.count):
+            kept_states[i // every] = state
     z.flatten(0, 1).baddbmm_(x.m.flatten(0, 1), g.flatten(0, 1), alpha=-1)
     o = _normalize(z, eps)[0].mul_(x.weight).add_(chunks.parameter(ln_bias).unsqueeze(-2))
     o += x.q[..., :dim]

@@ -4,6 +4,7 @@ import pytest
 import torch
 from kernel_testing import assert_same, error, with_gradients
 from scans import NAMES, OP, OP_BACKWARD, call, make
+from torch._subclasses import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from ttt_kernels import ttt_linear
@@ -462,3 +463,18 @@ def test_triton_without_a_gpu_says_why(monkeypatch):
     monkeypatch.delenv('TRITON_INTERPRET', raising=False)
     with pytest.raises(RuntimeError, match=r"backend='triton' cannot run here: .*backend=None"):
         call(make(5, dtype=torch.float32), backend='triton')
+
+
+@pytest.mark.parametrize(
+    ('size', 'tokens', 'states'),
+    # One in 32 mini-batches, or in 512 tokens, or each; a state at the end.
+    [(1, 70, 3), (4, 300, 3), (16, 1100, 3), (24, 1100, 3), (64, 1100, 3), (600, 1300, 3)],
+)
+def test_states_that_are_kept(size, tokens, states):
+    inputs = make(tokens, size=size, batch=1, heads=1, dtype=torch.float32)
+    options = ('fb', size, 1e-6, 'reference')
+    _, _, *kept = OP(*inputs.values(), *options)
+    with FakeTensorMode() as mode:
+        _, _, *fakes = OP(*(mode.from_tensor(x) for x in inputs.values()), *options)
+    expected = [(1, 2, 1, states, 6, 6), (1, 2, 1, states, 6)]
+    assert [x.shape for x in kept] == [x.shape for x in fakes] == expected

@@ -70,7 +70,7 @@ def test_head_sizes_that_are_padded(dim):
 
 
 @pytest.mark.parametrize('segment', [0, 2])
-@pytest.mark.parametrize('size', some(64, 4, 24, 196, 300))
+@pytest.mark.parametrize('size', some(64, 24, 4))
 def test_mini_batches_of_any_size(size, segment, cut):
     cut(segment)
     inputs = make(70 if REHEARSING else 210, size=size, dim=64, dtype=torch.bfloat16)

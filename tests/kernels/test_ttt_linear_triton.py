@@ -90,7 +90,7 @@ def test_head_sizes_with_several_heads(dim, segment, cut):
 @pytest.mark.parametrize(
     ('size', 'tokens', 'segment'),
     # Of several chunks, in segments of one and of two, ragged; filled up; more than all tokens.
-    [(32, 70, 1), (64, 150, 0), (24, 50, 2), (8, 20, 2), (1, 3, 0), (100, 30, 1)],
+    [(32, 70, 2), (64, 150, 8), (24, 80, 0), (8, 20, 1), (1, 3, 0), (100, 30, 1)],
 )
 def test_mini_batches_of_any_size(size, tokens, segment, cut):
     cut(segment)
