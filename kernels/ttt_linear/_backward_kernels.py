@@ -547,8 +547,7 @@ def backward_key(
                 scaled = (d_tile.to(ACC) * tau[:, None]).to(k_tile.dtype)
                 f = add_product(f, turned(split(scaled, D)), every(q_tile, D), PRECISION)
             else:
-                # The state goes a step back: entering linearly, it may be off by the rounding of a
-                # sum.
+                # A step back, of a state that enters linearly: it may be off by a sum's rounding.
                 s = add_product(s, turned(split(-eg, D)), every(k_tile, D), PRECISION)
                 dk_tile = product(every(eg, D), across(ds.to(k_tile.dtype), D), PRECISION, ACC)
             s_now = across(s.to(k_tile.dtype), D)

@@ -55,13 +55,13 @@ def dense_start(scan, T, R, H, reverse_mask, WIDTH: tl.constexpr):
 @triton.constexpr_function
 def pieces(SIZE):
     """Chunks of a full mini-batch."""
-    return -(-SIZE // 16)
+    return -(-SIZE // CHUNK.value)
 
 
 @triton.constexpr_function
 def whole(SIZE):
     """Whether mini-batches are filled by their chunks."""
-    return SIZE % 16 == 0
+    return SIZE % CHUNK.value == 0
 
 
 @triton.jit

@@ -45,7 +45,6 @@ FIELDS = (
     'ms',
     'ratio',
 )
-PARTS = ('scan', 'inner_step', 'deform_attn', 'vittt', 'vit3', 'demo')
 Call = Callable[[], object]
 
 
@@ -113,16 +112,17 @@ def passes(call: Callable[[], Tensor], leaves: list[Tensor]) -> Iterator[tuple[s
     yield 'fwd+bwd', both
 
 
-def scans() -> Iterator[Case]:
-    """Vittt-T's two scans of two images: 3 heads of 64 channels."""
-    for tokens in (196, 1024, 1600, 6400):
+def scans(*sizes: tuple[int, int]) -> Iterator[Case]:
+    """Vittt-T's two scans of two images: 3 heads of 64 channels; tokens and b."""
+    for tokens, b in sizes:
         leaves = [torch.randn(2, tokens, 2, 3, 64) for _ in range(3)]
         leaves += [torch.full((2, tokens, 2, 3), 0.5 / 64), 0.02 * torch.randn(2, 3, 64, 64)]
         leaves += [torch.zeros(2, 3, 64), torch.ones(2, 3, 64), torch.zeros(2, 3, 64)]
-        leaves += [(1 / torch.arange(1, 17)).repeat(2, 1)]
+        leaves += [(1 / torch.arange(1, b + 1)).repeat(2, 1)]
         leaves = [x.requires_grad_() for x in leaves]
-        for way, call in passes(lambda x=leaves: ttt_linear(*x), leaves):
-            yield 'scan', f'T={tokens}', way, {'numba': call, 'reference': without_numba(call)}
+        name = f'T={tokens}' if b == 16 else f'T={tokens} b={b}'
+        for way, call in passes(lambda x=leaves, b=b: ttt_linear(*x, mini_batch_size=b), leaves):
+            yield 'scan', name, way, {'numba': call, 'reference': without_numba(call)}
 
 
 def inner_steps() -> Iterator[Case]:
@@ -209,7 +209,15 @@ def demo() -> Iterator[Case]:
     yield 'demo', '4 x 160x160', 'step', contenders
 
 
-CASES = dict(zip(PARTS, (scans, inner_steps, deformable, vittt, vit3, demo), strict=True))
+CASES = {
+    'scan': lambda: scans((196, 16), (1024, 16), (1600, 16), (6400, 16)),
+    'mini_batch': lambda: scans((1024, 64), (1024, 128), (196, 196), (1024, 512), (1024, 1024)),
+    'inner_step': inner_steps,
+    'deform_attn': deformable,
+    'vittt': vittt,
+    'vit3': vit3,
+    'demo': demo,
+}
 
 
 # ----------------------------------------------------------------------------------- measurement
@@ -235,7 +243,7 @@ def main() -> int:
     parser.add_argument('--threads', type=int, default=torch.get_num_threads())
     parser.add_argument('--repeats', type=int, default=5)
     parser.add_argument('--clock', choices=('wall', 'cpu'), default='wall')
-    parser.add_argument('--only', nargs='+', choices=PARTS, default=PARTS)
+    parser.add_argument('--only', nargs='+', choices=CASES, default=list(CASES))
     parser.add_argument('--out', type=Path, default=ROOT / 'docs' / 'benchmarks')
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
