@@ -61,13 +61,38 @@ def interpreting() -> bool:
     return os.environ.get('TRITON_INTERPRET', '0') == '1'
 
 
+@functools.cache
+def _no_launches() -> str | None:
+    """Why Triton launches nothing on the GPUs of this machine, or None."""
+    if interpreting():
+        return None
+    if torch.version.hip:
+        return f'this torch is for AMD GPUs (ROCm {torch.version.hip}); the kernels are for NVIDIA'
+    try:
+        from triton.runtime import driver
+
+        driver.active.get_current_target()
+    except Exception as error:  # no C compiler, no headers of Python, no libcuda
+        return f'Triton cannot start ({type(error).__name__}: {error})'
+    return None
+
+
+def _too_old(device: torch.device) -> str | None:
+    major, minor = torch.cuda.get_device_capability(device)
+    if major < 8:
+        return f'the GPU has compute capability {major}.{minor}; the kernels need 8.0 or more'
+    return None
+
+
 def _unreachable(backend: str, device: torch.device) -> str | None:
     if backend == 'numba':
         if device.type == 'cpu':
             return None
         return f'the tensors are on {device.type!r}; numba kernels run on a CPU'
-    if device.type == 'cuda' or (device.type == 'cpu' and interpreting()):
+    if interpreting() and device.type in ('cpu', 'cuda'):
         return None
+    if device.type == 'cuda':
+        return _no_launches() or _too_old(device)
     return (
         f'the tensors are on {device.type!r}; Triton kernels need a GPU, or TRITON_INTERPRET=1 in '
         'the environment before Python starts'
@@ -127,6 +152,8 @@ def available() -> dict[str, dict[str, str | None]]:
         no_gpu = (
             'torch sees no GPU; for a test without one, set TRITON_INTERPRET=1 before Python starts'
         )
+    elif not interpreting():
+        no_gpu = _unreachable('triton', torch.device('cuda'))
     report = {}
     for op in OPS:
         reasons = {}

@@ -31,14 +31,6 @@ def unfit(q: Tensor) -> str | None:
         return None
     if q.dtype == torch.float64:
         return 'q is torch.float64, which the kernels have in the interpreter alone'
-    return too_old(q)
-
-
-def too_old(q: Tensor) -> str | None:
-    """Why the GPU of `q` runs no kernel, or None."""
-    major, minor = torch.cuda.get_device_capability(q.device)
-    if major < 8:
-        return f'the GPU has compute capability {major}.{minor}; the kernels need 8.0 or more'
     return None
 
 
@@ -64,6 +56,8 @@ def pad(*tensors: Tensor, dims: tuple[int, ...] = DIMS, axes: int = 1) -> list[T
 
 def unpad(*tensors: Tensor, width: int, axes: int = 1) -> list[Tensor]:
     """The inverse of `pad`; contiguous."""
+    if tensors[0].shape[-1] == width:
+        return [x.contiguous() for x in tensors]
     corner = (..., *[slice(width)] * axes)
     return [x[corner].contiguous() for x in tensors]
 
@@ -82,11 +76,17 @@ def given(axes: str, **tokens: Tensor) -> dict[str, Tensor | int]:
     The last dimension is read as contiguous; a tensor where it isn't (an expanded gradient, say) is
     copied.
     """
+    dense = {name: x if x.stride(-1) == 1 else x.contiguous() for name, x in tokens.items()}
+    return strided(axes, **dense)
+
+
+def strided(axes: str, **tensors: Tensor) -> dict[str, Tensor | int]:
+    """Kernel arguments `x`, `x_b`, … of every tensor x, as it is."""
     arguments: dict[str, Tensor | int] = {}
-    for name, x in tokens.items():
-        x = x if x.stride(-1) == 1 else x.contiguous()
+    for name, x in tensors.items():
         arguments[name] = x
-        arguments |= {f'{name}_{axis}': x.stride(i) for i, axis in enumerate(axes)}
+        for axis, stride in zip(axes, x.stride(), strict=False):
+            arguments[f'{name}_{axis}'] = stride
     return arguments
 
 

@@ -10,7 +10,6 @@ ever added by an atomic, so the same inputs give the same bits.
 With FUSED, `places` are offsets in pixels from `reference`, and `weights` are logits.
 """
 
-import functools
 from collections.abc import Sequence
 
 import torch
@@ -388,7 +387,20 @@ def _backward_value(
     )
 
 
+@triton.jit(do_not_specialize=['a', 'b', 'c', 'd', 'e', 'f', 'g', 'h'])
+def _write_sizes(sizes, a, b, c, d, e, f, g, h, L: tl.constexpr):
+    """Pairs of numbers below 2³², one in a number, to where the other kernels load them."""
+    pairs = (a, b, c, d, e, f, g, h)
+    for level in tl.static_range(L):
+        tl.store(sizes + 2 * level, pairs[level] >> 32)
+        tl.store(sizes + 2 * level + 1, pairs[level] & 0xFFFFFFFF)
+
+
 # -------------------------------------------------------------------------------------------- host
+
+
+# Levels whose sizes are arguments of a kernel.
+_MOST_LEVELS = 8
 
 
 def config(kernel: str, dtype: torch.dtype, dim: int) -> dict[str, int]:
@@ -425,10 +437,21 @@ def supported(
     return _launch.unfit(value)
 
 
-@functools.lru_cache(maxsize=256)
-def _on_device(shapes: tuple[int, ...], device: torch.device) -> Tensor:
-    """The sizes of the levels `(L, 2)`, copied to a device once: a copy waits for the GPU."""
-    return torch.tensor(shapes, device=device).view(-1, 2)
+def _on_device(shapes: Sequence[int], value: Tensor) -> Tensor:
+    """The sizes of the levels `(L, 2)`, beside `value`.
+
+    Written by a kernel: a copy waits for the GPU, and a tensor that is kept for the next call is
+    memory of a CUDA graph that outlives it.
+    """
+    levels = len(shapes) // 2
+    if levels > _MOST_LEVELS:
+        return torch.tensor(shapes, device=value.device).view(-1, 2)
+    sizes = torch.empty((levels, 2), dtype=torch.int64, device=value.device)
+    pairs = [h << 32 | w for h, w in zip(shapes[::2], shapes[1::2], strict=True)]
+    pairs += [1 << 32] * (_MOST_LEVELS - levels)
+    with torch.cuda.device_of(value):
+        _write_sizes[(1,)](sizes, *pairs, L=levels, num_warps=1)
+    return sizes
 
 
 def _arguments(
@@ -441,9 +464,7 @@ def _arguments(
 ) -> dict[str, Tensor | int]:
     one_for_all = reference is None or reference.shape[0] == 1
     return {
-        'shapes': _on_device(tuple(shapes), value.device)
-        if levels is None
-        else levels.contiguous(),
+        'shapes': _on_device(shapes, value) if levels is None else levels.contiguous(),
         # A pointer that is not read, where there is none.
         'reference': places if reference is None else reference.contiguous(),
         'places': places.contiguous(),

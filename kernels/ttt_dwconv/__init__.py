@@ -165,6 +165,8 @@ def _setup_context(ctx, inputs, output):
 
 
 def _backward(ctx, do, _):
+    if do is None:  # from a function that has no gradient for its input
+        return (None,) * 9
     options = (ctx.h, ctx.w, ctx.scale, ctx.damping, ctx.backend)
     return *_backward_op(do, *ctx.saved_tensors, *options), None, None, None, None, None
 

@@ -393,4 +393,4 @@ def backward(
         _step_backward[grid](
             **_launch.given('bn', k=k, v=v), dw=dw, dk=dk, dv=dv, factor=scale, **shared
         )
-    return dq, dk, dv, dw.sum(0).mT.reshape(w3.shape).contiguous()
+    return dq, dk, dv, dw.mT.sum(0).view(w3.shape)

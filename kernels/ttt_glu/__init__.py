@@ -126,6 +126,8 @@ def _setup_context(ctx, inputs, output):
 
 
 def _backward(ctx, do, _):
+    if do is None:  # from a function that has no gradient for its input
+        return (None,) * 8
     grads = _backward_op(do, *ctx.saved_tensors, ctx.scale, ctx.damping, ctx.backend)
     return *grads, None, None, None
 

@@ -205,16 +205,23 @@ def _read_backward(
     tl.store(dw + D + square(D, 2 * D), dw2)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=['H'])
 def _step_gradients(
     g,  # (B, H, D, 2·D)
     dw,  # (B, H, D, 2·D): dW′ over all tokens
+    w1,  # (H, D, D)
+    w2,
     j,  # (B, H, 2, D, D), in the type of the tokens
     peak,  # (B, H)
+    weights,  # (H, 2, D, D), w1 and w2 in the type of the tokens
+    H,
     D: tl.constexpr,
     DAMPING: tl.constexpr,
 ):
-    """j over 16 times its largest entry, as `_launch.relative` makes it, and that divisor."""
+    """j over 16 times its largest entry, as `_launch.relative` makes it, and that divisor.
+
+    And the weights rounded: what `_step_backward` rounded itself would be operands in registers.
+    """
     program = tl.program_id(0).to(tl.int64)
     g += program * 2 * D * D
     dw += program * 2 * D * D
@@ -226,6 +233,11 @@ def _step_gradients(
     tl.store(j, (j1 / largest).to(j.dtype.element_ty))
     tl.store(j + D * D, (j2 / largest).to(j.dtype.element_ty))
     tl.store(peak + program, largest)
+    if program < H:
+        place = program * D * D + square(D, D)
+        rounded = weights + program * D * D + place
+        tl.store(rounded, tl.load(w1 + place).to(weights.dtype.element_ty))
+        tl.store(rounded + D * D, tl.load(w2 + place).to(weights.dtype.element_ty))
 
 
 @triton.jit(do_not_specialize=['N', 'H', 'span', 'splits'])
@@ -424,12 +436,22 @@ def backward(
         _read_backward[grid](**_launch.given('bnh', do=do, q=q), dq=dq, **shared, **first)
         j = q.new_empty((batch * heads, 2, dim, dim))
         peak = dw.new_empty(batch * heads)
+        weights = q.new_empty((heads, 2, dim, dim))
         _step_gradients[(batch * heads,)](
-            g=shared['g'], dw=_launch.add_up(dw), j=j, peak=peak, D=dim, DAMPING=damping
+            g=shared['g'],
+            dw=_launch.add_up(dw),
+            w1=shared['w1'],
+            w2=shared['w2'],
+            j=j,
+            peak=peak,
+            weights=weights,
+            H=heads,
+            D=dim,
+            DAMPING=damping,
         )
         _step_backward[grid](
             **_launch.given('bnh', k=k, v=v),
-            weights=torch.stack([w1, w2], dim=1).to(q.dtype),
+            weights=weights,
             j=j,
             peak=peak,
             dk=dk,
@@ -438,5 +460,5 @@ def backward(
             **{n: x for n, x in shared.items() if n not in ('w1', 'w2', 'g', 'DAMPING')},
             **second,
         )
-    dw1, dw2 = dw.view(batch, heads, splits, dim, 2 * dim).sum((0, 2)).split(dim, dim=-1)
-    return dq, dk, dv, dw1.contiguous(), dw2.contiguous()
+    dw1, dw2 = dw.view(batch, heads, splits, dim, 2, dim).unbind(-2)
+    return dq, dk, dv, dw1.sum((0, 2)), dw2.sum((0, 2))

@@ -244,6 +244,8 @@ def _setup_context(ctx, inputs, output):
 
 
 def _backward(ctx, do, *_):
+    if do is None:  # from a function that has no gradient for its input
+        return (None,) * 14
     options = (ctx.directions, ctx.mini_batch_size, ctx.eps, ctx.backend)
     # Under checkpointing the saved tensors can be asked for only once.
     saved = ctx.saved_tensors

@@ -317,7 +317,9 @@ def operand(x, like):
     Infinity would leave a NaN behind it in every later token of the scan, at any scale of the loss.
     """
     if like.dtype == tl.float16:
-        x = tl.minimum(tl.maximum(x, -65504.0), 65504.0)
+        # A NaN stays one, for the loss to show it.
+        x = tl.maximum(x, -65504.0, propagate_nan=tl.PropagateNan.ALL)
+        x = tl.minimum(x, 65504.0, propagate_nan=tl.PropagateNan.ALL)
     return x.to(like.dtype)
 
 

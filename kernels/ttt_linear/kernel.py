@@ -16,6 +16,8 @@ from .reference import Inputs
 # What a head is padded to.
 DIMS = (32, 64, 128)
 CHUNK = _tiles.CHUNK.value
+# What fills up a chunk has no variance: with an ε of 0 it would be NaN, and all tokens with it.
+_LEAST_EPS = 1e-30
 INTERPRETED = os.environ.get('TRITON_INTERPRET', '0') == '1'
 # fp64 is for the interpreter only, where bf16 arithmetic is wrong.
 DTYPES = (torch.float32, torch.float16) + ((torch.float64,) if INTERPRETED else (torch.bfloat16,))
@@ -47,6 +49,10 @@ def supported(inputs: Inputs, mini_batch_size: int) -> str | None:
             return f'{wide}, for which this GPU has too little shared memory'
     if q.shape[2] > 31:
         return f'R is {q.shape[2]}; the kernels have at most 31 scans'
+    # What lies between two kernels is in whole chunks, of which a mini-batch has one or more.
+    padded = _launch.cdiv(mini_batch_size, CHUNK) * CHUNK / mini_batch_size * q.shape[1]
+    if padded * next(n for n in DIMS if n >= dim) >= 2**31:
+        return f'T is {q.shape[1]}; a scan needs 64-bit indices, which the kernels do not have'
     # Inside a chunk offsets are 32-bit.
     for name in ('q', 'k', 'v', 'eta'):
         x = getattr(inputs, name)
@@ -55,7 +61,7 @@ def supported(inputs: Inputs, mini_batch_size: int) -> str | None:
                 f'{name} has {x.stride(1)} elements from token to token, of which {CHUNK} must '
                 'stay below 2**31'
             )
-    return None if INTERPRETED else _launch.too_old(q)
+    return None
 
 
 @torch.no_grad()
@@ -70,12 +76,13 @@ def forward(
     """
     width, inputs = inputs.q.shape[-1], _padded(inputs)
     call = _Call(inputs, directions, width, mini_batch_size)
+    eps = max(eps, _LEAST_EPS)
     o = call.tokens()
     # With few scans for the GPU, only G and the states are a matter of the scan itself.
     apart = call.plan.apart
     written = apart or keep
     g = call.tokens() if written else o
-    w_kept, c_kept = call.kept_states() if written else (call.parameters['w0'],) * 2
+    w_kept, c_kept = call.kept_states() if written else (inputs.w0,) * 2
     call.launch(
         _forward_kernels.forward_scan,
         call.scans,
@@ -130,18 +137,19 @@ def backward(
     """
     width, inputs = inputs.q.shape[-1], _padded(inputs)
     call = _Call(inputs, directions, width, mini_batch_size)
+    eps = max(eps, _LEAST_EPS)
     do, g, c_kept = (x.contiguous() for x in _launch.pad(do, g.to(call.dtype), c_kept, dims=DIMS))
     (w_kept,) = _launch.pad(w_kept, dims=DIMS, axes=2)
     kept = {'w_kept': w_kept.contiguous(), 'c_kept': c_kept}
     dq, dk, dv = (call.tokens() for _ in range(3))
     # From one kernel to the next, in whole chunks.
-    tiles = {name: call.tiles() for name in ('d_out', 'normed', 'u_out', 'dp_out', 'dz_out')}
-    rows = {n: call.rows() for n in ('rstd', 'mean_px', 'deta_out', 'dlast_out')}
+    tiles = call.tiles('d_out', 'normed', 'u_out', 'dp_out', 'dz_out')
+    rows = call.rows('rstd', 'mean_px', 'deta_out', 'dlast_out')
     # Parts of sums, by image, scan, head and segment: the query side's, then the key side's.
-    parts = (call.scans, call.segments)
+    parts = (*call.by_scan, call.segments)
     dln_weight, dln_bias = (call.empty(2, *parts, call.dim) for _ in range(2))
     # Of larger mini-batches every chunk has other places, and every block of features a part.
-    places = parts if call.pieces == 1 else (call.scans, call.chunks, call.dim // CHUNK)
+    places = parts if call.pieces == 1 else (*call.by_scan, call.chunks, call.dim // CHUNK)
     dtau, dtau_last = call.empty(*places, CHUNK), call.empty(*parts)
     call.launch(
         _backward_kernels.backward_query,
@@ -159,7 +167,7 @@ def backward(
         eps=eps,
     )
     dw_kept, dc_kept = call.empty(*parts, call.dim, call.dim), call.empty(*parts, call.dim)
-    dw0, db0 = call.empty(call.scans, call.dim, call.dim), call.empty(call.scans, call.dim)
+    dw0, db0 = call.empty(*call.by_scan, call.dim, call.dim), call.empty(*call.by_scan, call.dim)
     dc_all = call.empty(call.scans, call.mini_batches if call.pieces > 1 else 0, call.dim)
     call.launch(
         _backward_kernels.backward_chain,
@@ -193,15 +201,15 @@ def backward(
         dln_bias=dln_bias[1],
         dtau_last=dtau_last,
     )
+    # Every sum one operation: on few tokens what is launched counts, not what is added.
     if inputs.token_scale is None:
-        dtoken_scale = call.empty(call.shape[2], 0)
+        dtoken_scale = call.empty(call.by_scan[1], 0)
     else:
-        dtoken_scale = call.by_head(call.by_place(dtau)).sum(1)
-        dtoken_scale[:, -1] += call.by_head(dtau_last.sum(1)).sum(1)
-    (dw0,) = _launch.unpad(call.by_head(dw0), width=width, axes=2)
-    features = [call.by_head(x) for x in (db0, dln_weight.sum((0, 2)), dln_bias.sum((0, 2)))]
-    dq, dk, dv, *features = _launch.unpad(dq, dk, dv, *features, width=width)
-    db0, dln_weight, dln_bias = features
+        dtoken_scale = call.by_place(dtau)
+        dtoken_scale[:, -1].add_(dtau_last.sum((0, 2, 3)))
+    (dw0,) = _launch.unpad(dw0.sum(0), width=width, axes=2)
+    features = db0.sum(0), dln_weight.sum((0, 1, 4)), dln_bias.sum((0, 1, 4))
+    dq, dk, dv, db0, dln_weight, dln_bias = _launch.unpad(dq, dk, dv, *features, width=width)
     return dq, dk, dv, deta, dw0, db0, dln_weight, dln_bias, dtoken_scale
 
 
@@ -220,7 +228,7 @@ class _Call:
         q, k, v, eta, w0, b0, ln_weight, ln_bias, token_scale = inputs
         self.shape = q.shape
         batch, tokens, scans, heads, self.dim = q.shape
-        self.scans = batch * scans * heads
+        self.by_scan, self.scans = (batch, scans, heads), batch * scans * heads
         self.size, self.pieces = size, _launch.cdiv(size, CHUNK)
         self.mini_batches = _launch.cdiv(tokens, size)
         segment = reference.segment(size)
@@ -232,12 +240,14 @@ class _Call:
         self.plan = plan(_device(q.device)[0], self.dim, scans_per_sm, tokens)
         # A scan that has a multiprocessor to itself, or shares it with one other, takes all of it.
         self.scans_share = scans_per_sm > 2
-        # The last dimension of tokens, and all of the small parameters, are read as contiguous.
-        q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-        self.tensors = {'q': q, 'k': k, 'v': v, 'eta': eta}
+        # Inputs of the op, by name, with the strides of those that vary. The last dimension of
+        # tokens, and all of the small parameters, are read as contiguous.
         parameters = {'w0': w0, 'b0': b0, 'ln_weight': ln_weight, 'ln_bias': ln_bias}
         parameters['token_scale'] = ln_weight if token_scale is None else token_scale
-        self.parameters = {name: x.contiguous() for name, x in parameters.items()}
+        self.arguments: dict[str, dict] = {n: {n: x.contiguous()} for n, x in parameters.items()}
+        for name, x in (('q', q), ('k', k), ('v', v)):
+            self.arguments[name] = _launch.given('btrh', **{name: x})
+        self.arguments['eta'] = _launch.strided('btrh', eta=eta)
         self.sizes = {
             'T': tokens,
             'R': scans,
@@ -258,12 +268,14 @@ class _Call:
     def tokens(self) -> Tensor:
         return torch.empty(self.shape, dtype=self.dtype, device=self.device)
 
-    def tiles(self) -> Tensor:
-        shape = (self.scans, self.chunks, CHUNK, self.dim)
-        return torch.empty(shape, dtype=self.dtype, device=self.device)
+    def tiles(self, *names: str) -> dict[str, Tensor]:
+        shape = (len(names), self.scans, self.chunks, CHUNK, self.dim)
+        tiles = torch.empty(shape, dtype=self.dtype, device=self.device)
+        return dict(zip(names, tiles.unbind(), strict=True))
 
-    def rows(self) -> Tensor:
-        return self.empty(self.scans, self.chunks, CHUNK)
+    def rows(self, *names: str) -> dict[str, Tensor]:
+        rows = self.empty(len(names), self.scans, self.chunks, CHUNK)
+        return dict(zip(names, rows.unbind(), strict=True))
 
     def kept_states(self, segments: int | None = None) -> tuple[Tensor, Tensor]:
         """W and c after every segment of every scan."""
@@ -271,33 +283,27 @@ class _Call:
         lead = (batch, scans, heads, self.segments if segments is None else segments)
         return self.empty(*lead, dim, dim), self.empty(*lead, dim)
 
-    def by_head(self, x: Tensor) -> Tensor:
-        """Sums what the scans `(B·R·H, …)` of one head of one direction have in common."""
-        return x.unflatten(0, (self.shape[0], self.shape[2], self.shape[3])).sum(0)
-
     def by_place(self, x: Tensor) -> Tensor:
-        """Sums the parts that a place in a mini-batch has in a scan: `(B·R·H, b)`."""
-        if self.pieces > 1:
-            x = x.sum(2).flatten(1)
+        """Sums the parts of all places in a mini-batch: `(R, b)`."""
+        if self.pieces == 1:
+            x = x.sum((0, 2, 3))
+        else:
+            x = x.sum((0, 2, 4)).flatten(1)
             x = F.pad(x, (0, self.mini_batches * self.pieces * CHUNK - x.shape[1]))
-            x = x.unflatten(1, (self.mini_batches, -1))
-        return x.sum(1)[:, : self.size]
+            x = x.unflatten(1, (self.mini_batches, -1)).sum(1)
+        return x[:, : self.size].contiguous()
 
     def given(self, *names: str) -> dict[str, object]:
-        """Arguments of a kernel that are inputs of the op, with the strides of those that vary."""
+        """The arguments of a kernel that are inputs of the op."""
         arguments: dict[str, object] = {}
         for name in names:
-            if name in self.parameters:
-                arguments[name] = self.parameters[name]
-                continue
-            arguments[name] = x = self.tensors[name]
-            arguments |= {f'{name}_{axis}': x.stride(i) for i, axis in enumerate('btrh')}
+            arguments |= self.arguments[name]
         return arguments
 
     def launch(self, kernel, programs: int, shared: bool = False, **arguments) -> None:
         most = registers(self.dtype, self.dim, shared)
         # Triton launches on the current device, whatever the tensors are on.
-        with torch.cuda.device_of(self.tensors['q']):
+        with torch.cuda.device_of(self.arguments['q']['q']):
             kernel[(programs,)](**arguments, **self.sizes, maxnreg=most)
 
 

@@ -136,6 +136,8 @@ def _setup_context(ctx, inputs, output):
 
 
 def _backward(ctx, do, _):
+    if do is None:  # from a function that has no gradient for its input
+        return (None,) * 9
     # Under checkpointing the saved tensors can be asked for only once.
     saved = ctx.saved_tensors
     *grads, dw3 = _backward_op(do, *saved, ctx.scale, ctx.loss, ctx.backend)

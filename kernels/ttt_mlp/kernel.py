@@ -473,9 +473,7 @@ def backward(
             factor=-scale if l2 else scale,
             **shared,
         )
-        dw = (read + _launch.add_up(dw)).view(g.shape).sum(0)
+        dw = (read + _launch.add_up(dw)).view(g.shape)
     dq, dk, dv = _launch.unpad(dq, dk, dv, width=width)
-    (dw,) = _launch.unpad(dw, width=width, axes=2)
-    # Of one head these views are contiguous, and would share their memory.
-    dw = [x.clone(memory_format=torch.contiguous_format) for x in dw.unbind(1)]
+    dw = _launch.unpad(*(x.sum(0) for x in dw.unbind(2)), width=width, axes=2)
     return dq, dk, dv, *dw, *([] if gated else [w1.new_empty(0)])

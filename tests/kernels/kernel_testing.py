@@ -44,7 +44,8 @@ def with_gradients(
     **options: object,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Output and gradients by name, for `grad` or one that is random, but the same in any dtype."""
-    leaves = {n: x.detach().clone().requires_grad_() for n, x in inputs.items() if x is not None}
+    # As they lie in memory: views of one projection, as in a model.
+    leaves = {n: x.detach().requires_grad_() for n, x in inputs.items() if x is not None}
     output = function({**inputs, **leaves}, *args, **options)
     if grad is None:
         grad = normal(torch.Generator().manual_seed(seed), *output.shape)

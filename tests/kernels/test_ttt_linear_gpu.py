@@ -155,6 +155,7 @@ def test_compiled_and_on_a_second_stream():
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         found = with_gradients(compiled, inputs)
+    torch.cuda.current_stream().wait_stream(stream)
     assert_same(found, expected, 1e-6)
 
 

@@ -169,11 +169,13 @@ def write(found: dict[str, dict]) -> None:
 FIELDS = ('case', 'kernel', 'programs', 'iterations', 'fit', 'predicted_ms', 'ratio', *MEASURED)
 
 
-def iterations(arguments: dict[str, object]) -> int:
+def iterations(launch: Launch) -> int:
     """How often a program of ours goes through its main loop, from what it was launched with."""
+    arguments = launch.arguments
     if 'span' in arguments:
         return math.ceil(arguments['span'] / arguments.get('BLOCK', arguments.get('PIXELS')))
-    if 'segment' in arguments:
+    # The scans themselves get the length of a segment too, and go through all.
+    if 'segment' in arguments and launch.kernel.__name__ not in ('forward_scan', 'backward_chain'):
         return min(arguments['segment'], math.ceil(arguments['T'] / scan_benchmark.CHUNK))
     if 'T' in arguments:
         return math.ceil(arguments['T'] / scan_benchmark.CHUNK)
@@ -192,7 +194,7 @@ def milliseconds_of(launch: Launch, loop: Loop, processors: int) -> float:
     """Predicted: rounds of resident programs, each through all of its iterations."""
     resident = min(loop.resident, math.ceil(launch.programs / processors))
     rounds = math.ceil(launch.programs / (processors * resident))
-    return 1e3 * rounds * iterations(launch.arguments) * cycles(loop, resident) / CLOCK
+    return 1e3 * rounds * iterations(launch) * cycles(loop, resident) / CLOCK
 
 
 def calibration_cases(smoke: bool, device: torch.device) -> dict[str, Callable[[], Run]]:
@@ -241,7 +243,7 @@ def calibrate(table: Table, smoke: bool, device: torch.device, end: float) -> No
             if loop is not None:
                 expected = milliseconds_of(launch, loop, properties.multi_processor_count)
                 row |= {
-                    'iterations': iterations(launch.arguments),
+                    'iterations': iterations(launch),
                     'fit': loop.resident,
                     'predicted_ms': round(expected, 4),
                     'ratio': round(ms / expected, 3),
