@@ -5,6 +5,7 @@
 
 from ._backend import BACKENDS, available
 from ._decompositions import decompositions
+from .causal_conv import causal_conv
 from .deform_attn import deform_attn, deform_attn_fused
 from .ttt_dwconv import ttt_dwconv
 from .ttt_glu import ttt_glu
@@ -14,6 +15,7 @@ from .ttt_mlp import ttt_mlp
 __all__ = [
     'BACKENDS',
     'available',
+    'causal_conv',
     'decompositions',
     'deform_attn',
     'deform_attn_fused',

@@ -11,7 +11,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-OPS = ('ttt_linear', 'ttt_glu', 'ttt_dwconv', 'ttt_mlp', 'deform_attn')
+OPS = ('ttt_linear', 'causal_conv', 'ttt_glu', 'ttt_dwconv', 'ttt_mlp', 'deform_attn')
 # The module of an op's folder that holds its kernels.
 _MODULES = {'triton': 'kernel', 'numba': '_numba'}
 _NAMES = {'triton': 'Triton', 'numba': 'numba'}

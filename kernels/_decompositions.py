@@ -13,6 +13,7 @@ from torch._higher_order_ops.scan import scan_op
 
 from ._inner_step import damped
 from ._inputs import state_dtype
+from .causal_conv import reference as convolution
 from .deform_attn.reference import sum_dtype
 from .ttt_dwconv import reference as dwconv
 from .ttt_glu import reference as glu
@@ -29,6 +30,7 @@ def decompositions() -> dict[Any, Callable]:
         ops.ttt_glu.default: lambda *args: glu.forward(*args[:-1]),
         ops.ttt_dwconv.default: _ttt_dwconv,
         ops.ttt_mlp.default: lambda *args: mlp.forward(*args[:-1]),
+        ops.causal_conv.default: _causal_conv,
         ops.deform_attn.default: _deform_attn,
     }
 
@@ -90,6 +92,16 @@ def _ttt_dwconv(
     taps = w3.flatten(1).mT - (damped(g, 1) if damping else g)
     out = sum(x * taps[:, tap, None, None] for tap, x in dwconv.shifted(q))
     return out.flatten(1, 2).to(dtype), g
+
+
+def _causal_conv(
+    x: Tensor, weight: Tensor, other: Tensor | None, ways: str, _backend: str
+) -> tuple[Tensor, Tensor]:
+    """By the definition."""
+    y, z = (
+        x.new_empty(0) if w is None else convolution.primal(x, w, ways) for w in (weight, other)
+    )
+    return y, z
 
 
 def _deform_attn(

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
 
+_LETTERS = {'forward': 'f', 'backward': 'b'}
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -78,6 +79,25 @@ def check_not_empty(op: str, name: str, x: Tensor, **sizes: int) -> None:
                 f'{op}: {letter} must be at least 1, got {name} of shape {tuple(x.shape)}; skip '
                 'the call where there is nothing to compute'
             )
+
+
+def letters(op: str, directions: tuple[str, ...]) -> str:
+    """Directions of scans as the string that travels through a registration: 'fb'.
+
+    Raises:
+        ValueError: there are none, or one is unknown.
+    """
+    if not isinstance(directions, tuple | list) or len(directions) == 0:
+        raise ValueError(
+            f"{op}: directions must be a non-empty tuple such as ('forward', 'backward'), "
+            f'got {directions!r}'
+        )
+    for way in directions:
+        if way not in _LETTERS:
+            raise ValueError(
+                f"{op}: a direction is 'forward' or 'backward', got {way!r} in {directions!r}"
+            )
+    return ''.join(_LETTERS[way] for way in directions)
 
 
 def check_number(op: str, name: str, value: float, least: float = -math.inf) -> None:

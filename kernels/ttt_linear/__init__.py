@@ -9,7 +9,6 @@ from . import reference
 from .reference import Inputs
 
 _NAME = 'ttt_linear'
-_LETTERS = {'forward': 'f', 'backward': 'b'}
 
 
 def ttt_linear(
@@ -83,27 +82,13 @@ def ttt_linear(
         tensors['q'], tensors['k'], tensors['v'] = q, k, v = _inputs.to_autocast(q, k, v)
         # Steps come out of a linear layer, so autocast has rounded them already.
         tensors['eta'] = eta = eta.to(_inputs.state_dtype(q.dtype))
-    ways = _letters(directions)
+    ways = _inputs.letters(_NAME, directions)
     _check(ways, mini_batch_size, **tensors)
     inputs = Inputs(**tensors)
     _inputs.check_number(_NAME, 'eps', eps, least=0)
     # What the backward pass needs is not written where there will be none.
     keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
     return _op(*inputs, ways, mini_batch_size, eps, backend, keep)[0]
-
-
-def _letters(directions: tuple[str, ...]) -> str:
-    if not isinstance(directions, tuple | list) or len(directions) == 0:
-        raise ValueError(
-            f"{_NAME}: directions must be a non-empty tuple such as ('forward', 'backward'), "
-            f'got {directions!r}'
-        )
-    for way in directions:
-        if way not in _LETTERS:
-            raise ValueError(
-                f"{_NAME}: a direction is 'forward' or 'backward', got {way!r} in {directions!r}"
-            )
-    return ''.join(_LETTERS[way] for way in directions)
 
 
 def _check(ways: str, mini_batch_size: int, **tensors: Tensor | None) -> None:

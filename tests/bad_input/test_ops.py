@@ -40,6 +40,10 @@ def linear(batch: int, tokens: int, heads: int, dim: int) -> dict[str, Any]:
     )
 
 
+def convolution(batch: int, tokens: int, heads: int, dim: int) -> dict[str, Any]:
+    return dict(x=rand(batch, tokens, 2, dim), weight=rand(2, dim, heads))
+
+
 def glu(batch: int, tokens: int, heads: int, dim: int) -> dict[str, Any]:
     q, k, v = rand(3, batch, tokens, heads, dim)
     w1, w2 = rand(2, heads, dim, dim)
@@ -67,11 +71,14 @@ def deform(batch: int, tokens: int, heads: int, dim: int) -> dict[str, Any]:
 
 OPS: dict[str, Callable[..., dict[str, Any]]] = {
     'ttt_linear': linear,
+    'causal_conv': convolution,
     'ttt_glu': glu,
     'ttt_dwconv': dwconv,
     'ttt_mlp': mlp,
     'deform_attn': deform,
 }
+# How many tensors have a row for every image; of the others the first three.
+OF_IMAGES = {'ttt_linear': 4, 'causal_conv': 1}
 every_op = pytest.mark.parametrize('op', OPS)
 sizes = st.tuples(size, size, size, size)
 
@@ -82,6 +89,10 @@ def names(arguments: dict[str, Any]) -> list[str]:
 
 
 def call(op: str, arguments: dict[str, Any]) -> Tensor:
+    if op == 'causal_conv':  # any number of weights
+        x, weight, *options = arguments.values()
+        names = list(arguments)[2:]
+        return ttt_kernels.causal_conv(x, weight, **dict(zip(names, options, strict=True)))[0]
     return getattr(ttt_kernels, op)(**arguments)
 
 
@@ -101,8 +112,14 @@ DAMAGE: dict[str, Callable[[Tensor], Any]] = {
     **{str(dtype): (lambda x, dtype=dtype: x.to(dtype)) for dtype in DTYPES},
 }
 # Sizes are what these say: if they are damaged, the others disagree with them.
-SAY_SIZES = {'q', 'value', 'sampling_locations'}
-LEGAL = {('deform_attn', 'value', 'one column more')}
+SAY_SIZES = {'q', 'x', 'value', 'sampling_locations'}
+LEGAL = {
+    ('deform_attn', 'value', 'one column more'),
+    ('causal_conv', 'weight', 'one column more'),
+    # The only one with a row for every image.
+    ('causal_conv', 'x', 'one row more'),
+    ('causal_conv', 'x', 'no rows'),
+}
 
 
 @every_op
@@ -127,6 +144,10 @@ OPTIONS = {
         'directions': other_than('forward', 'backward'),
         'mini_batch_size': st.integers(max_value=0) | st.floats() | not_numbers,
         'eps': st.floats(max_value=-1e-9) | st.just(float('nan')) | not_numbers,
+        'backend': other_than('triton', 'numba', 'reference', None),
+    },
+    'causal_conv': {
+        'directions': other_than('forward', 'backward'),
         'backend': other_than('triton', 'numba', 'reference', None),
     },
     'ttt_glu': {
@@ -206,7 +227,7 @@ def test_odd_layouts_give_what_contiguous_copies_give(op: str) -> None:
 def test_empty_batches(op: str) -> None:
     def check(numbers: tuple) -> None:
         arguments = OPS[op](*numbers)
-        rest = names(arguments)[: 3 if op == 'deform_attn' else 3 + (op == 'ttt_linear')]
+        rest = names(arguments)[: OF_IMAGES.get(op, 3)]
         none = {**arguments, **{n: arguments[n][:0] for n in rest}}
         found = outputs(op, none)
         assert found['out'].shape == (0, *call(op, arguments).shape[1:])
@@ -219,7 +240,7 @@ def test_empty_batches(op: str) -> None:
 
 @every_op
 def test_nan_stays_in_its_image_and_is_seen(op: str) -> None:
-    of_images = names(OPS[op](2, 2, 2, 2))[: 3 + (op == 'ttt_linear')]
+    of_images = names(OPS[op](2, 2, 2, 2))[: OF_IMAGES.get(op, 3)]
     values = st.tuples(st.sampled_from(of_images), sizes)
 
     def check(value: tuple) -> None:

@@ -16,6 +16,7 @@ INTERPRETING = os.environ.get('TRITON_INTERPRET') == '1'
 KERNEL_MODULES = (
     '_head_tiles',
     '_launch',
+    'causal_conv.kernel',
     'deform_attn.kernel',
     'ttt_dwconv.kernel',
     'ttt_glu.kernel',

@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+import convolutions
 import inner_steps
 import pytest
 import sampling
@@ -72,6 +73,14 @@ def deformable(shapes: tuple, **sizes) -> Case:
     )
 
 
+def convolution(tokens: int, ways: str, **sizes) -> Case:
+    return Case(
+        lambda dtype: convolutions.make(tokens, ways, batch=1, dtype=dtype, **sizes),
+        lambda inputs, backend: convolutions.call(inputs, ways, backend=backend),
+        STEP,
+    )
+
+
 def softmax_inside(shapes: tuple, **sizes) -> Case:
     """`deformable` with the softmax and the locations inside."""
 
@@ -104,6 +113,8 @@ CASES = {
     'ttt_linear in segments, T 90, b 40': scan(90, 'b', size=40, cut=1, heads=1, dim=32),
     'ttt_linear fused, T 10, b 4': scan(10, size=4, heads=1, dim=32, scale=False),
     'ttt_linear fused, T 196': scan(196, 'bf', heads=1, dim=64),
+    'causal_conv T 37': convolution(37, 'fb', channels=70),
+    'causal_conv T 3, one of 8 taps': convolution(3, 'b', weights=1, channels=16, taps=8),
     'ttt_glu 7 × 9': step('glu', (7, 9), heads=1, dim=64),
     'ttt_glu 9 × 13, d 32': step('glu', (9, 13), heads=3, dim=32),
     # The step of a single token is divided by its own norm: one unit roundoff of the tokens moves
@@ -130,6 +141,7 @@ QUICK = {
     ('ttt_linear fused, T 17', 90, 'bf16'),
     ('ttt_linear in segments, T 49', 80, 'fp16'),
     ('ttt_linear in segments, T 90, b 40', 90, 'bf16'),
+    ('causal_conv T 37', 90, 'bf16'),
     ('ttt_glu 7 × 9', 90, 'bf16'),
     ('ttt_glu 9 × 13, d 32', 80, 'fp16'),
     ('ttt_dwconv 7 × 9', 90, 'fp16'),

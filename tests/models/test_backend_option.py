@@ -19,7 +19,7 @@ def config(model: dict, **mixer: str) -> dict:
 
 
 MODELS_AND_OPS = {
-    'Vittt': (VITTT, {'ttt_linear'}),
+    'Vittt': (VITTT, {'ttt_linear', 'causal_conv'}),
     'ViT3': (dict(type='mmvttt.ViT3', arch=ARCH), {'ttt_glu', 'ttt_dwconv'}),
     'HViT3': (dict(type='mmvttt.HViT3', arch=STAGES), {'ttt_glu', 'ttt_dwconv'}),
     'T5': (dict(type='mmvttt.T5', arch=ARCH), {'ttt_mlp'}),
@@ -69,7 +69,11 @@ def test_the_adapter_chooses_for_its_attention_alone(chosen: set) -> None:
     if isinstance(_backend.load_kernel('deform_attn', 'numba'), str):
         pytest.skip('numba cannot be used here')
     model(torch.randn(1, 3, 64, 64))
-    assert chosen == {('ttt_linear', 'reference'), ('deform_attn', 'numba')}
+    assert chosen == {
+        ('ttt_linear', 'reference'),
+        ('causal_conv', 'reference'),
+        ('deform_attn', 'numba'),
+    }
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+import convolutions
 import inner_steps
 import scans
 import torch
@@ -71,6 +72,11 @@ OPERATIONS = {
         make_ttt_linear,
         call_ttt_linear,
         cancelling=('eta', 'token_scale'),
+    ),
+    'causal_conv': Operation(
+        lambda hw: convolutions.make(hw[0] * hw[1], batch=1, channels=32),
+        lambda inputs, hw, **options: convolutions.call(inputs, **options),
+        tokens=('x',),
     ),
     'ttt_glu': Operation(
         lambda hw: inner_steps.make_glu(hw, dim=32, batch=1, heads=1),

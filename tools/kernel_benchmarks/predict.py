@@ -27,7 +27,14 @@ from cycles import Loop, cycles, main_loop
 from kernel_launches import Launch, compiled_for, recorded
 from timing import MEASURED, Run, Table, milliseconds, path_for, refusal
 
-from ttt_kernels import deform_attn_fused, ttt_dwconv, ttt_glu, ttt_linear, ttt_mlp
+from ttt_kernels import (
+    causal_conv,
+    deform_attn_fused,
+    ttt_dwconv,
+    ttt_glu,
+    ttt_linear,
+    ttt_mlp,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = Path(__file__).with_name('predicted_cycles.json')
@@ -71,6 +78,12 @@ def _dwconv(dim: int) -> Run:
     return lambda: ttt_dwconv(*leaves, hw=(16, 16), backend='triton'), leaves
 
 
+def _convolutions(channels: int) -> Run:
+    leaves = _leaves((2, 256, 1, channels), *[(1, channels, 4)] * 2, tokens=1)
+    options = {'directions': ('forward',), 'backend': 'triton'}
+    return lambda: torch.cat(causal_conv(*leaves, **options)), leaves
+
+
 def _sampling(dim: int, shapes: tuple[tuple[int, int], ...]) -> Run:
     pixels, points = sum(h * w for h, w in shapes), (2, 64, 2, len(shapes), 4)
     leaves = _leaves((2, pixels, 2, dim), (*points, 2), points, tokens=3)
@@ -91,6 +104,7 @@ CASES: dict[str, Callable[[], Run]] = {
     'ttt_linear whole d 64, b 4': lambda: _scan(64, 64, heads=8, size=4),
     'ttt_linear whole d 128': lambda: _scan(128, 64, heads=8),
     'ttt_linear whole d 32': lambda: _scan(32, 64, heads=8),
+    'causal_conv, two of 4 taps': lambda: _convolutions(64),
     'ttt_glu d 64': lambda: _glu(64),
     'ttt_glu d 32': lambda: _glu(32),
     'ttt_dwconv d 64': lambda: _dwconv(64),
@@ -99,12 +113,12 @@ CASES: dict[str, Callable[[], Run]] = {
     'deform_attn d 32, 1 level': lambda: _sampling(32, ((8, 8),)),
     'deform_attn d 64, 3 levels': lambda: _sampling(64, ((8, 8), (4, 4), (2, 2))),
 }
-# Of ttt_mlp and deform_attn the newer architecture is enough: both are the same source.
+# Of some ops the newer architecture is enough: the other is the same source.
 VARIANTS = [
     (case, arch)
     for case in CASES
     for arch in ARCHS
-    if arch == 90 or not case.startswith(('ttt_mlp', 'deform_attn'))
+    if arch == 90 or not case.startswith(('causal_conv', 'ttt_mlp', 'deform_attn'))
 ]
 
 
@@ -173,7 +187,8 @@ def iterations(launch: Launch) -> int:
     """How often a program of ours goes through its main loop, from what it was launched with."""
     arguments = launch.arguments
     if 'span' in arguments:
-        return math.ceil(arguments['span'] / arguments.get('BLOCK', arguments.get('PIXELS')))
+        block = next(arguments[n] for n in ('BLOCK', 'PIXELS', 'ROWS') if n in arguments)
+        return math.ceil(arguments['span'] / block)
     # The scans themselves get the length of a segment too, and go through all.
     if 'segment' in arguments and launch.kernel.__name__ not in ('forward_scan', 'backward_chain'):
         return min(arguments['segment'], math.ceil(arguments['T'] / scan_benchmark.CHUNK))

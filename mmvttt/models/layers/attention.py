@@ -1,11 +1,12 @@
 """What T⁵ is measured against in its own mixer: softmax and linear attention (t5 Tab. 1)."""
 
 from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from .precision import without_autocast
 
 
 class Attention(nn.Module, ABC):
@@ -63,8 +64,3 @@ class LinearAttention(Attention):
 ATTENTIONS: dict[str, type[Attention]] = {
     cls.__name__: cls for cls in (SoftmaxAttention, LinearAttention)
 }
-
-
-def without_autocast(x: Tensor) -> AbstractContextManager:
-    """Products keep the precision of their factors; the meta device knows no autocast."""
-    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)

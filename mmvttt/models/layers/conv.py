@@ -7,8 +7,11 @@ no convolution here copies its input into another layout.
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+
+from ttt_kernels import causal_conv
+
+from .precision import at_least_fp32
 
 
 def to_map(tokens: Tensor, hw: tuple[int, int]) -> Tensor:
@@ -68,21 +71,13 @@ class CausalConv1d(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """`(B, T, R, C)` → `(B, T, R, C)`, scan r convolved in its own direction."""
-        scans, channels = x.shape[2:]
-        reach = self.kernel_size - 1
-        kernels, pasts = [], []
-        for r, direction in enumerate(self.directions):
-            back = direction == 'backward'
-            kernels.append(self.weight[r].flip(-1) if back else self.weight[r])
-            # A past of zeros before a scan's first token, so that what stands at t belongs to t.
-            pasts.append(F.pad(x[:, :, r], (0, 0, 0, reach) if back else (0, 0, reach, 0)))
-        # Tokens along the height: along the width gradients would go through other layouts.
-        y = F.conv2d(
-            torch.stack(pasts, dim=2).flatten(2).unsqueeze(2).permute(0, 3, 1, 2),
-            torch.cat(kernels)[:, None, :, None],
-            groups=scans * channels,
-        )
-        return y.permute(0, 2, 3, 1).squeeze(2).unflatten(2, (scans, channels))
+        return causal_convs(x, self)[0]
 
     def extra_repr(self) -> str:
         return f'{self.weight.shape[1]}, kernel_size={self.kernel_size}, {self.directions}'
+
+
+def causal_convs(x: Tensor, *convs: CausalConv1d, backend: str | None = None) -> tuple[Tensor, ...]:
+    """One or two convolutions of the same tokens `(B, T, R, C)`, which are read once."""
+    weights = (at_least_fp32(conv.weight) for conv in convs)
+    return causal_conv(x, *weights, directions=convs[0].directions, backend=backend)

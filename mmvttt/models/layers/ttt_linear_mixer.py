@@ -22,7 +22,8 @@ from mmvttt.arguments import (
 )
 from ttt_kernels import ttt_linear
 
-from .conv import CausalConv1d
+from .conv import CausalConv1d, causal_convs
+from .precision import at_least_fp32
 
 DIRECTIONS = ('forward', 'backward')
 
@@ -146,32 +147,38 @@ class TTTLinearMixer(nn.Module):
     def scaled_eta(self, x: Tensor) -> Tensor:
         """The step of every token, η: `(B, T, D)` → `(B, T, R, H)`."""
         eta = self.eta(x).unflatten(-1, (len(self.directions), self.num_heads))
-        return self.step_scale * _state_dtype(eta).sigmoid()
+        return self.step_scale * at_least_fp32(eta).sigmoid()
 
     def positional_scale(self) -> Tensor | None:
         """The token-index scale max(0, 1/t + learned) of t = 1…b, `(R, b)`, if there is one."""
         if self.token_scale is None:
             return None
-        learned = _state_dtype(self.token_scale)
+        learned = at_least_fp32(self.token_scale)
         t = torch.arange(1, self.mini_batch_size + 1, device=learned.device, dtype=learned.dtype)
         return (1 / t + learned).clamp(min=0)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Test, training and label view of the tokens: `(B, T, D)` → three `(B, T, R, H, d)`."""
         split = (len(self.directions), self.num_projections, self.embed_dims)
-        views = self.qkv(x).unflatten(-1, split).unbind(3)
-        q, k, v = (views[0], *views) if self.share_qk else views
-        if self.q_conv is not None:
-            q, k = self.q_conv(q), self.k_conv(k)
+        *views, v = self.qkv(x).unflatten(-1, split).unbind(3)
+        if self.q_conv is None:
+            q, k = views[0], views[-1]
+        elif self.share_qk:
+            q, k = causal_convs(views[0], self.q_conv, self.k_conv, backend=self.backend)
+        else:
+            q, k = (
+                causal_convs(view, conv, backend=self.backend)[0]
+                for view, conv in zip(views, (self.q_conv, self.k_conv), strict=True)
+            )
         heads = (self.num_heads, self.head_dims)
         return q.unflatten(-1, heads), k.unflatten(-1, heads), v.unflatten(-1, heads)
 
     def inner_parameters(self) -> tuple[Tensor, ...]:
         """W0 `(R, H, d, d)`; b0, inner LN weight and bias `(R, H, d)`, in the state's precision."""
         scans = len(self.directions)
-        w0 = _state_dtype(self.w0).expand(scans, -1, -1, -1)
-        b0 = _state_dtype(self.b0).expand(scans, -1, -1)
-        return w0, b0, _state_dtype(self.ln_weight), _state_dtype(self.ln_bias)
+        w0 = at_least_fp32(self.w0).expand(scans, -1, -1, -1)
+        b0 = at_least_fp32(self.b0).expand(scans, -1, -1)
+        return w0, b0, at_least_fp32(self.ln_weight), at_least_fp32(self.ln_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Normed tokens `(B, T, D)` → mixed tokens `(B, T, D)`."""
@@ -197,11 +204,6 @@ class TTTLinearMixer(nn.Module):
     def no_weight_decay() -> set[str]:
         """Vectors that are stored as matrices, and must not decay."""
         return {'b0', 'ln_weight', 'ln_bias', 'token_scale'}
-
-
-def _state_dtype(x: Tensor) -> Tensor:
-    """The inner loop keeps its state in fp32, whatever the activations are; fp64 stays fp64."""
-    return x if x.dtype == torch.float64 else x.float()
 
 
 def _checked_directions(directions: Sequence[str]) -> tuple[str, ...]:

@@ -17,13 +17,13 @@ from mmvttt.arguments import (
 )
 from mmvttt.registry import MODELS
 
-from .attention import Attention, without_autocast
+from .attention import Attention
 from .conv import DWConv2d
 from .inner_losses import INNER_LOSSES
 from .inner_models import InnerModel, Step, Weights, build_inner_model
 from .key_norms import KEY_NORMS, normalize_keys
 from .neighborhood import neighborhood_attention
-from .vit3_mixer import at_least_fp32
+from .precision import at_least_fp32, without_autocast
 
 DYNAMIC = 'dynamic'
 LOCALITIES = (None, 'dwc_v', 'dwc_qk')

@@ -7,6 +7,7 @@ from mmvttt.arguments import check_backend, check_number, checked_head_dims
 from mmvttt.registry import MODELS
 from ttt_kernels import ttt_dwconv, ttt_glu
 
+from .precision import at_least_fp32
 from .rope import rotate
 
 
@@ -76,8 +77,3 @@ class ViT3Mixer(nn.Module):
         q, k, v = local.chunk(3, dim=-1)
         conv = ttt_dwconv(q, k, v, w3, hw=hw, scale=self.scale, backend=self.backend)
         return self.proj(torch.cat([out, conv], dim=-1))
-
-
-def at_least_fp32(x: Tensor) -> Tensor:
-    """The inner models train in fp32, whatever the activations are; fp64 stays fp64."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))

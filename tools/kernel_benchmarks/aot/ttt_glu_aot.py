@@ -1,4 +1,4 @@
-"""Compiles the kernels of the inner steps for GPUs that need not be there, and counts.
+"""Compiles the kernels of inner steps and convolutions for GPUs that need not be there, and counts.
 
     python tools/kernel_benchmarks/aot/ttt_glu_aot.py            # compare with the committed table
     python tools/kernel_benchmarks/aot/ttt_glu_aot.py --update   # write the table anew
@@ -8,6 +8,7 @@ The table, ttt_glu_aot.json, is by Triton version, which brings its assembler; t
 is in it, and tests/kernels/test_inner_steps_aot.py holds the kernels to it.
 """
 
+import itertools
 import os
 import re
 import sys
@@ -28,6 +29,8 @@ ARCHS = (80, 89, 90)
 KERNELS = ('step', 'read', 'read_backward', 'step_backward')
 # Tensors in the dtype of the tokens; all others are in that of the inner weights.
 TOKENS = {'q', 'k', 'v', 'o', 'do', 'dq', 'dk', 'dv', 'weights', 'stepped', 'j'}
+TOKENS |= {'x', 'y', 'z', 'dx', 'dy', 'dz'}
+INTEGERS = {'N', 'H', 'D', 'h', 'w', 'T', 'R', 'C', 'reverse_mask', 'span', 'splits', 'divisor'}
 # Inner models of ttt_mlp.
 MODELS = {
     'ttt_mlp': {'GATED': False, 'L2': False},
@@ -67,11 +70,15 @@ def variants(everything: bool) -> list[str]:
                         )
                         if everything or main or other:
                             names.append(f'{op}/{kernel}/{dtype}/{dim}/sm_{arch}')
+    for kernel, dtype, arch in itertools.product(('forward', 'backward'), TYPES, ARCHS):
+        if everything or (dtype, arch) == ('bf16', 90):
+            names.append(f'causal_conv/{kernel}/{dtype}/64/sm_{arch}')
     return names
 
 
 def build(name: str):
     """The compiled kernel of a variant, with the options that kernel.py launches it with."""
+    from ttt_kernels.causal_conv import kernel as convolution
     from ttt_kernels.ttt_dwconv import kernel as dwconv
     from ttt_kernels.ttt_glu import kernel as glu
     from ttt_kernels.ttt_mlp import kernel as mlp
@@ -84,6 +91,9 @@ def build(name: str):
         function = getattr(mlp, f'_{kind}')
         little = arch == 'sm_89'
         options = {**mlp.config(kind, MODELS[op]['L2'], little), **MODELS[op], 'D': int(dim)}
+    elif op == 'causal_conv':
+        function = getattr(convolution, f'_{kind}')
+        options = {**convolution.config(kind, int(dim)), 'TAPS': 4, 'BOTH': True}
     else:
         function = getattr(dwconv, f'_{kind}')
         options = dwconv.config(int(dim))
@@ -92,10 +102,10 @@ def build(name: str):
     constants = {n: x for n, x in constants.items() if n in function.arg_names}
     signature, attributes = {}, {}
     for i, argument in enumerate(function.arg_names):
-        stride = re.fullmatch(r'(\w+)_[bnh]', argument)
+        stride = re.fullmatch(r'(\w+)_[bnhtr]', argument)
         if argument in constants:
             signature[argument] = 'constexpr'
-        elif stride or argument in ('N', 'H', 'D', 'h', 'w', 'span', 'splits', 'divisor'):
+        elif stride or argument in INTEGERS:
             signature[argument] = 'i32'
         elif argument == 'factor':
             signature[argument] = 'fp32'
@@ -105,7 +115,7 @@ def build(name: str):
         if (
             signature[argument].startswith('*')
             or stride
-            or (argument == 'D' and signature[argument] == 'i32')
+            or (argument in ('D', 'C') and signature[argument] == 'i32')
         ):
             attributes[(i,)] = [['tt.divisibility', 16]]
     return triton.compile(

@@ -1,0 +1,260 @@
+"""Triton kernels of the causal convolutions: one pass forward, one backward.
+
+A tile has tokens as rows and channels as columns. A token and its past are K loads, of which the
+caches serve all but one; in the backward pass they are those of the outputs' gradients, and both
+dx and the gradients of the taps are made from them. A program has a span of tokens of one scan of
+one image and writes its part of the sums, which are added up in a fixed order.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .. import _launch
+
+# Triton knows no starred tuples.
+# ruff: noqa: RUF005
+
+# Taps that a program keeps sums of in registers, of each of two weights.
+MOST_TAPS = 8
+
+
+@triton.jit
+def _load(base, tokens, stride, channels, T, C):
+    """Rows `tokens`, of which those outside of 0…T − 1 are zeros."""
+    inside = ((tokens >= 0) & (tokens < T))[:, None] & (channels < C)[None, :]
+    pointers = base + tokens.to(tl.int64)[:, None] * stride + channels[None, :]
+    return tl.load(pointers, mask=inside, other=0.0)
+
+
+@triton.jit
+def _store(base, tokens, stride, channels, last, C, x):
+    inside = (tokens < last)[:, None] & (channels < C)[None, :]
+    pointers = base + tokens.to(tl.int64)[:, None] * stride + channels[None, :]
+    tl.store(pointers, x.to(base.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _taps(weight, channels, C, TAPS: tl.constexpr):
+    """The weights of every channel, from the oldest token to the token itself."""
+    taps = ()
+    for tap in tl.static_range(TAPS):
+        taps = taps + (tl.load(weight + channels * TAPS + tap, mask=channels < C, other=0.0),)
+    return taps
+
+
+@triton.jit
+def _past(r, reverse_mask):
+    """Where a scan's past lies: −1 or, in a 'backward' scan, 1 token further."""
+    return tl.where(((reverse_mask >> r) & 1) != 0, 1, -1)
+
+
+@triton.jit(do_not_specialize=['T', 'R', 'reverse_mask'])
+def _forward(
+    x,  # (B, T, R, C), any strides but the last
+    weight,  # (R, C, TAPS)
+    other,
+    y,  # (B, T, R, C)
+    z,
+    x_b,
+    x_t,
+    x_r,
+    T,
+    R,
+    C,
+    reverse_mask,
+    TAPS: tl.constexpr,
+    BOTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
+    """y (and z) of ROWS tokens."""
+    ACC: tl.constexpr = weight.dtype.element_ty
+    blocks = tl.cdiv(T, ROWS)
+    scan = tl.program_id(0) // blocks
+    tokens = tl.program_id(0) % blocks * ROWS + tl.arange(0, ROWS)
+    channels = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    image, r = (scan // R).to(tl.int64), scan % R
+    x += image * x_b + r.to(tl.int64) * x_r
+    way = _past(r, reverse_mask)
+    w = _taps(weight + r * C * TAPS, channels, C, TAPS)
+    if BOTH:
+        w2 = _taps(other + r * C * TAPS, channels, C, TAPS)
+    sum_y = tl.zeros((ROWS, CHANNELS), ACC)
+    sum_z = tl.zeros((ROWS, CHANNELS), ACC)
+    for tap in tl.static_range(TAPS):
+        seen = _load(x, tokens + way * (TAPS - 1 - tap), x_t, channels, T, C).to(ACC)
+        sum_y += seen * w[tap][None, :]
+        if BOTH:
+            sum_z += seen * w2[tap][None, :]
+    start = image * T * R * C + r * C
+    _store(y + start, tokens, R * C, channels, T, C, sum_y)
+    if BOTH:
+        _store(z + start, tokens, R * C, channels, T, C, sum_z)
+
+
+@triton.jit
+def _add_products(sums, seen, x, tap: tl.constexpr, TAPS: tl.constexpr):
+    """sums with seen·x added to that of `tap`."""
+    out = ()
+    for i in tl.static_range(TAPS):
+        out = out + (sums[i] + seen * x if i == tap else sums[i],)
+    return out
+
+
+@triton.jit(do_not_specialize=['T', 'R', 'reverse_mask', 'span', 'splits'])
+def _backward(
+    dy,  # (B, T, R, C), any strides but the last
+    dz,
+    x,
+    weight,  # (R, C, TAPS)
+    other,
+    dx,  # (B, T, R, C)
+    dweight,  # (B, R, splits, TAPS, C)
+    dother,
+    dy_b,
+    dy_t,
+    dy_r,
+    dz_b,
+    dz_t,
+    dz_r,
+    x_b,
+    x_t,
+    x_r,
+    T,
+    R,
+    C,
+    reverse_mask,
+    span,
+    splits,
+    TAPS: tl.constexpr,
+    BOTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
+    """dx of a span of tokens, and what they are worth to the taps.
+
+    Token t is read by t, t + 1, …, t + K − 1 along the scan: dx[t] = Σ_j w[j]·dy[t ± (K − 1 − j)]
+    and dw[j] = Σ_t x[t]·dy[t ± (K − 1 − j)].
+    """
+    ACC: tl.constexpr = weight.dtype.element_ty
+    scan = tl.program_id(0) // splits
+    first = tl.program_id(0) % splits * span
+    last = tl.minimum(first + span, T)
+    channels = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    image, r = (scan // R).to(tl.int64), scan % R
+    dy += image * dy_b + r.to(tl.int64) * dy_r
+    dz += image * dz_b + r.to(tl.int64) * dz_r
+    x += image * x_b + r.to(tl.int64) * x_r
+    dx += image * T * R * C + r * C
+    way = -_past(r, reverse_mask)
+    w = _taps(weight + r * C * TAPS, channels, C, TAPS)
+    sums, sums2 = (), ()
+    for _ in tl.static_range(TAPS):
+        sums = sums + (tl.zeros((ROWS, CHANNELS), ACC),)
+    if BOTH:
+        w2 = _taps(other + r * C * TAPS, channels, C, TAPS)
+        for _ in tl.static_range(TAPS):
+            sums2 = sums2 + (tl.zeros((ROWS, CHANNELS), ACC),)
+    for n in tl.range(first, last, ROWS):
+        tokens = n + tl.arange(0, ROWS)
+        here = _load(x, tokens, x_t, channels, last, C).to(ACC)
+        total = tl.zeros((ROWS, CHANNELS), ACC)
+        for tap in tl.static_range(TAPS):
+            readers = tokens + way * (TAPS - 1 - tap)
+            seen = _load(dy, readers, dy_t, channels, T, C).to(ACC)
+            total += seen * w[tap][None, :]
+            sums = _add_products(sums, seen, here, tap, TAPS)
+            if BOTH:
+                seen = _load(dz, readers, dz_t, channels, T, C).to(ACC)
+                total += seen * w2[tap][None, :]
+                sums2 = _add_products(sums2, seen, here, tap, TAPS)
+        _store(dx, tokens, R * C, channels, last, C, total)
+    place = tl.program_id(0).to(tl.int64) * TAPS * C + channels
+    for tap in tl.static_range(TAPS):
+        tl.store(dweight + place + tap * C, tl.sum(sums[tap], axis=0), mask=channels < C)
+        if BOTH:
+            tl.store(dother + place + tap * C, tl.sum(sums2[tap], axis=0), mask=channels < C)
+
+
+# -------------------------------------------------------------------------------------------- host
+
+
+# Tokens a block by pass, and warps: a thread holds eight channels, 16 bytes in half precision, of
+# two tokens forward, of one backward, where it keeps their sums for every tap.
+_ROWS = {'forward': 32, 'backward': 16}
+_CHANNELS = 64
+_WARPS = 4
+
+
+def config(kernel: str, channels: int) -> dict[str, int]:
+    """How a kernel is compiled for C channels, whatever the dtype and the GPU."""
+    columns = min(_CHANNELS, max(_launch.power_of_2(channels), 16))
+    rows = _ROWS[kernel] * _CHANNELS // columns
+    return {'ROWS': rows, 'CHANNELS': columns, 'num_warps': _WARPS}
+
+
+def supported(x: Tensor, weight: Tensor) -> str | None:
+    """Why the kernels cannot run with these arguments, in a sentence; None where they can."""
+    if weight.shape[-1] > MOST_TAPS:
+        return f'K is {weight.shape[-1]}; the kernels have at most {MOST_TAPS} taps'
+    if x.shape[2] > 31:
+        return f'R is {x.shape[2]}; the kernels have at most 31 scans'
+    return _launch.unfit(x)
+
+
+def _shared(x: Tensor, weight: Tensor, other: Tensor | None, ways: str) -> dict[str, object]:
+    """The arguments that both kernels take; a pointer that is not read, where there is none."""
+    weight = weight.contiguous()
+    return {
+        **_launch.given('btr', x=x),
+        'weight': weight,
+        'other': weight if other is None else other.contiguous(),
+        'T': x.shape[1],
+        'R': x.shape[2],
+        'C': x.shape[3],
+        'reverse_mask': sum(1 << r for r, way in enumerate(ways) if way == 'b'),
+        'TAPS': weight.shape[-1],
+        'BOTH': other is not None,
+    }
+
+
+def forward(x: Tensor, weight: Tensor, other: Tensor | None, ways: str) -> tuple[Tensor, Tensor]:
+    """As `reference.forward`."""
+    batch, tokens, scans, channels = x.shape
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    z = x.new_empty(0) if other is None else torch.empty_like(y)
+    options = config('forward', channels)
+    blocks = _launch.cdiv(tokens, options['ROWS'])
+    grid = (batch * scans * blocks, _launch.cdiv(channels, options['CHANNELS']))
+    with torch.cuda.device_of(x):
+        _forward[grid](y=y, z=z, **_shared(x, weight, other, ways), **options)
+    return y, z
+
+
+def backward(
+    dy: Tensor, dz: Tensor | None, x: Tensor, weight: Tensor, other: Tensor | None, ways: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As `reference.backward`."""
+    batch, tokens, scans, channels = x.shape
+    dx = torch.empty_like(x, memory_format=torch.contiguous_format)
+    options = config('backward', channels)
+    blocks = _launch.cdiv(channels, options['CHANNELS'])
+    splits, span = _launch.split(tokens, batch * scans * blocks, options['ROWS'])
+    parts = (batch, scans, splits, weight.shape[-1], channels)
+    dweight = weight.new_empty(parts)
+    dother = weight.new_empty(0 if other is None else parts)
+    with torch.cuda.device_of(x):
+        _backward[(batch * scans * splits, blocks)](
+            **_launch.given('btr', dy=dy, dz=dy if dz is None else dz),
+            **_shared(x, weight, other, ways),
+            dx=dx,
+            dweight=dweight,
+            dother=dother,
+            span=span,
+            splits=splits,
+            **options,
+        )
+    dweight = dweight.mT.sum((0, 2))
+    return dx, dweight, dother if other is None else dother.mT.sum((0, 2))

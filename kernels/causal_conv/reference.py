@@ -1,0 +1,103 @@
+"""Depth-wise causal convolutions in plain PyTorch: the executable specification.
+
+- `primal`: the definition, a sum of shifted tokens, differentiable by autograd.
+- `forward`, `backward`: what the op runs without kernels, by torch's convolution.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .._inputs import state_dtype
+
+
+def primal(x: Tensor, weight: Tensor, ways: str) -> Tensor:
+    """Σ_j weight[j]·x[t ∓ (K − 1 − j)], `(B, T, R, C)`; ways: 'f' or 'b' for each scan."""
+    tokens, taps = x.shape[1], weight.shape[-1]
+    outs = []
+    for r, way in enumerate(ways):
+        scan = x[:, :, r].to(state_dtype(x.dtype))
+        scan = scan.flip(1) if way == 'b' else scan
+        past = F.pad(scan, (0, 0, taps - 1, 0))
+        y = sum(weight[r, :, j] * past[:, j : j + tokens] for j in range(taps))
+        outs.append(y.flip(1) if way == 'b' else y)
+    return torch.stack(outs, 2).to(x.dtype)
+
+
+def padded(x: Tensor, reach: int, ways: str) -> Tensor:
+    """`(B, T + reach, R, C)`, fp32 or more: zeros before the first token of every scan."""
+    batch, tokens, scans, channels = x.shape
+    past = x.new_zeros((batch, tokens + reach, scans, channels), dtype=state_dtype(x.dtype))
+    for r, start in enumerate(starts(reach, ways)):
+        past[:, start : start + tokens, r] = x[:, :, r]
+    return past
+
+
+def starts(reach: int, ways: str) -> list[int]:
+    """Where the tokens of each scan stand in `padded`."""
+    return [0 if way == 'b' else reach for way in ways]
+
+
+def _image(x: Tensor) -> Tensor:
+    """`(B, T, R, C)` as an image `(B, R·C, T, 1)`, channels last.
+
+    Tokens along the height: along the width gradients would go through other layouts.
+    """
+    return x.flatten(2).unsqueeze(2).permute(0, 3, 1, 2)
+
+
+def _tokens(image: Tensor, scans: int) -> Tensor:
+    return image.permute(0, 2, 3, 1).squeeze(2).unflatten(2, (scans, -1))
+
+
+def _kernel(weight: Tensor, ways: str) -> Tensor:
+    """`(R·C, 1, K, 1)`, turned where the past lies behind."""
+    turned = [w.flip(-1) if way == 'b' else w for w, way in zip(weight, ways, strict=True)]
+    return torch.cat(turned)[:, None, :, None]
+
+
+@torch.no_grad()
+def forward(x: Tensor, weight: Tensor, other: Tensor | None, ways: str) -> tuple[Tensor, Tensor]:
+    """One `(B, T, R, C)` for each weight; the second is empty where `other` is None."""
+    scans = len(ways)
+    past = _image(padded(x, weight.shape[-1] - 1, ways))
+
+    def filtered(w: Tensor) -> Tensor:
+        y = F.conv2d(past, _kernel(w, ways), groups=past.shape[1])
+        return _tokens(y, scans).to(x.dtype).contiguous()
+
+    return filtered(weight), x.new_empty(0) if other is None else filtered(other)
+
+
+@torch.no_grad()
+def backward(
+    dy: Tensor, dz: Tensor | None, x: Tensor, weight: Tensor, other: Tensor | None, ways: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of x, weight and other (empty where that is None), given those of the outputs."""
+    tokens, scans = x.shape[1], len(ways)
+    past = _image(padded(x, weight.shape[-1] - 1, ways))
+    total, grads = None, []
+    for dout, w in ((dy, weight), (dz, other)):
+        if w is None:
+            continue
+        dpast, dkernel, _ = torch.ops.aten.convolution_backward(
+            _image(dout.to(past.dtype).contiguous()),
+            past,
+            _kernel(w, ways),
+            None,
+            (1, 1),
+            (0, 0),
+            (1, 1),
+            False,
+            (0, 0),
+            past.shape[1],
+            (True, True, False),
+        )
+        total = dpast if total is None else total + dpast
+        dw = dkernel.view(w.shape)
+        turned = [g.flip(-1) if way == 'b' else g for g, way in zip(dw, ways, strict=True)]
+        grads.append(torch.stack(turned))
+    dpast = _tokens(total, scans)
+    first = starts(weight.shape[-1] - 1, ways)
+    dx = torch.stack([dpast[:, s : s + tokens, r] for r, s in enumerate(first)], 2)
+    return dx.to(x.dtype), grads[0], grads[1] if len(grads) > 1 else weight.new_empty(0)

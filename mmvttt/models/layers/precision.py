@@ -1,0 +1,16 @@
+"""What computes in which precision: the parts of an inner training that autocast must not round."""
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+
+def at_least_fp32(x: Tensor) -> Tensor:
+    """The inner models train in fp32, whatever the activations are; fp64 stays fp64."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager:
+    """Products keep the precision of their factors; the meta device knows no autocast."""
+    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
