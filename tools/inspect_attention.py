@@ -11,19 +11,13 @@ import argparse
 import csv
 from pathlib import Path
 
-import cv2
-import torch
 from torch import Tensor
-from torchvision.transforms.functional import normalize
 
 from mmvttt.analysis.attention import LayerAttention, attention_distance, inspect_layers
-from mmvttt.analysis.models import DenseForward, find_model
-from mmvttt.checkpoints.load import load_pretrained
+from mmvttt.analysis.models import DenseForward, load_model
+from mmvttt.analysis.pictures import panels, read_image, show
 from mmvttt.cli import add_cfg_options, command_line, plain_errors, positive
 from mmvttt.errors import DataError
-
-# ImageNet's, as in the recipes.
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def parse_args() -> argparse.Namespace:
@@ -40,38 +34,17 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def read(path: Path, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """An image of a file, resized: `(3, H, W)` from 0 to 1, and as the model sees it."""
-    image = cv2.imread(str(path))
-    if image is None:
-        raise DataError(f'{str(path)!r} is no image that can be read')
-    image = cv2.cvtColor(cv2.resize(image, size[::-1]), cv2.COLOR_BGR2RGB)
-    picture = torch.from_numpy(image).permute(2, 0, 1) / 255
-    return picture, normalize(picture, MEAN, STD)
-
-
 def draw(picture: Tensor, layers: list[LayerAttention], target: Path) -> None:
     """The image, and for each layer the magnitudes of the middle patch, mean over the heads."""
-    import matplotlib
-
-    matplotlib.use('Agg')
-    import matplotlib.pyplot as plt
-
-    columns = 5
-    rows = -(-(len(layers) + 1) // columns)
-    figure, panels = plt.subplots(rows, columns, figsize=(2.2 * columns, 2.4 * rows), squeeze=False)
-    for panel in panels.flat:
-        panel.axis('off')
-    panels.flat[0].imshow(picture.permute(1, 2, 0).numpy())
-    for panel, layer in zip(panels.flat[1:], layers, strict=False):
+    figure, found = panels(len(layers) + 1, columns=5)
+    show(found[0], picture)
+    for panel, layer in zip(found[1:], layers, strict=True):
         h, w = layer.hw
         middle = h // 2 * w + w // 2
-        panel.imshow(layer.attention.norm[0, :, middle].mean(0).unflatten(0, layer.hw).numpy())
-        panel.plot(w // 2, h // 2, 'r+')
+        show(panel, layer.attention.norm[0, :, middle].mean(0).unflatten(0, layer.hw))
+        panel.plot(w // 2 + 0.5, h // 2 + 0.5, 'r+')
         panel.set_title(layer.name.removesuffix('.mixer'), fontsize=7)
-    figure.tight_layout()
     figure.savefig(target, dpi=100)
-    plt.close(figure)
 
 
 def draw_layers(folders: list[Path], target: Path) -> None:
@@ -105,14 +78,10 @@ def main() -> None:
     args = parse_args()
     totals: dict[str, list[tuple[float, float]]] = {}
     with plain_errors():
-        found = find_model(args.model, args.cfg_options)
-        if hasattr(found.model, 'init_weights'):
-            found.model.init_weights()
-        if args.checkpoint:
-            load_pretrained(found.model, args.checkpoint)
+        found = load_model(args.model, args.cfg_options, args.checkpoint)
         args.out.mkdir(parents=True, exist_ok=True)
         for path in args.images:
-            picture, image = read(path, tuple(args.shape or found.size))
+            picture, image = read_image(path, tuple(args.shape or found.size))
             layers = inspect_layers(DenseForward(found.model), image[None])
             known = [layer for layer in layers if layer.attention is not None]
             draw(picture, known, args.out / f'{path.stem}.png')

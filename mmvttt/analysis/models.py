@@ -1,5 +1,6 @@
 """Finds a model by what users call it: a config file, a config's name, or a name of timm's."""
 
+import logging
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -9,11 +10,13 @@ from typing import Any
 import timm
 import torch
 from mmengine.config import Config
+from mmengine.logging import MMLogger
 from mmengine.registry import MODELS as ROOT
 from mmengine.registry import init_default_scope
 from mmengine.structures import BaseDataElement
 from torch import Tensor, nn
 
+from ..checkpoints.load import load_pretrained
 from ..config import config_names, find_config, load_config
 from ..errors import UsageError
 
@@ -104,6 +107,33 @@ def _of_timm(name: str, arguments: dict[str, Any]) -> Callable[[], nn.Module]:
 def _input_size(model: nn.Module) -> tuple[int, int]:
     height, width = timm.data.resolve_model_data_config(model)['input_size'][1:]
     return height, width
+
+
+def load_model(
+    name: str, cfg_options: dict[str, Any] | None = None, checkpoint: str | None = None
+) -> FoundModel:
+    """A model of `find_model` with weights: a checkpoint's, else random or those of `init_cfg`."""
+    found = find_model(name, cfg_options)
+    if hasattr(found.model, 'init_weights'):
+        logger = MMLogger.get_current_instance()
+        logger.addFilter(_is_no_parameter)
+        try:
+            found.model.init_weights()
+        finally:
+            logger.removeFilter(_is_no_parameter)
+    if checkpoint:
+        load_pretrained(found.model, checkpoint)
+    return found
+
+
+def _is_no_parameter(record: logging.LogRecord) -> bool:
+    """mmengine says of every parameter how it starts, three lines each."""
+    return ' - torch.Size(' not in record.getMessage()
+
+
+def backbone_of(model: nn.Module) -> nn.Module:
+    """The backbone of a model of OpenMMLab; any other model as it is."""
+    return model.backbone if hasattr(model, 'extract_feat') else model
 
 
 class DenseForward(nn.Module):
