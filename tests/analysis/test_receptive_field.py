@@ -1,0 +1,117 @@
+"""The effective receptive field: who sees what, exactly, at random weights; squares by hand."""
+
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+
+from mmvttt.analysis.models import find_model
+from mmvttt.analysis.receptive_field import ReceptiveField, last_map, receptive_field
+from mmvttt.errors import UsageError
+from mmvttt.models import timm as _registers  # noqa: F401
+from mmvttt.models.backbones import HViT3, ViT3, Vittt
+
+ARCH = dict(embed_dims=16, num_layers=2, num_heads=2, feedforward_channels=32)
+STAGES = dict(embed_dims=(8, 16), depths=(1, 1), num_heads=(1, 2))
+
+
+def seen_patches(design: str) -> Tensor:
+    """Whether the centre of 5 × 5 patches of 16 pixels sees anything of each, in raster order."""
+    torch.manual_seed(0)
+    model = Vittt(dict(ARCH, num_layers=4), design=design, img_size=80).double()
+    found = receptive_field(model, torch.randn(2, 3, 80, 80, dtype=torch.float64))
+    assert found.map_size == (5, 5)
+    assert found.field.max() == 1
+    return nn.functional.max_pool2d(found.field[None], 16).flatten() > 0
+
+
+@pytest.mark.parametrize('design', ['ttt_layer', 'conv1d'])
+def test_one_direction_sees_nothing_behind_the_centre(design: str) -> None:
+    seen = seen_patches(design)
+    assert seen[:13].all()
+    assert not seen[13:].any()
+
+
+@pytest.mark.parametrize('design', ['dual', 'conv2d'])
+def test_two_directions_see_all(design: str) -> None:
+    assert seen_patches(design).all()
+
+
+def test_it_is_the_mean_over_images() -> None:
+    """Of a convolution: |Σ of the taps| of the channels that relu lets through, summed."""
+    torch.manual_seed(0)
+    model = nn.Conv2d(3, 2, 3, padding=1, bias=False).train()
+    images = torch.randn(3, 3, 5, 5)
+    total = torch.zeros(5, 5)
+    for image in images:
+        x = image[None].requires_grad_()
+        out = model(x)[0, :, 2, 2]
+        taps = sum(model.weight[f] for f in range(2) if out[f] > 0)
+        total[1:4, 1:4] += taps.abs().sum(0) if torch.is_tensor(taps) else 0
+    found = receptive_field(model, images)
+    torch.testing.assert_close(found.field, (total / total.max()).detach())
+    assert model.training
+    assert model.weight.grad is None
+
+
+def test_sides_by_hand() -> None:
+    field = torch.zeros(6, 8)
+    field[3, 4] = 1.0
+    # A map of 3 × 4 cells: the middle of cell (1, 2) lies between pixels, at (3, 5).
+    found = ReceptiveField(field, (3, 4))
+    assert found.middle == (3, 5)
+    assert found.sides((0.01, 0.5, 1.0)) == [2, 2, 2]
+    field[2, 7] = 0.5  # columns 7 to 8 lie 3 from the middle
+    field[0, 0] = 0.5  # columns 0 to 1 lie 5 from it
+    assert found.sides((0.5, 0.51, 0.75, 0.76, 1.0)) == [2, 6, 6, 10, 10]
+    odd = ReceptiveField(torch.ones(9, 9), (3, 3))
+    assert odd.sides((1 / 81, 9 / 81, 10 / 81, 1.0)) == [1, 3, 5, 9]
+
+
+@pytest.mark.parametrize(
+    'model',
+    [
+        lambda: Vittt(ARCH, img_size=64, out_type='avg_featmap', cls_mode='double'),
+        lambda: ViT3(ARCH, img_size=64, out_type='avg_featmap'),
+        lambda: HViT3(STAGES),
+        lambda: HViT3(STAGES, out_type='avg_featmap'),
+        lambda: timm.create_model('vittt_tiny_patch16_224', arch=ARCH),
+        lambda: timm.create_model('h_vit3_tiny', arch=STAGES),
+        lambda: timm.create_model('resnet10t'),
+        lambda: find_model('vit_tiny_patch16_224', dict(depth=1)).model,
+    ],
+)
+def test_models_have_a_last_map(model) -> None:
+    model = model().eval()
+    before = getattr(model, 'out_type', None)
+    with torch.no_grad():
+        found = last_map(model, torch.randn(1, 3, 64, 96))
+    # Strides: 16 of patches, 8 of two stages, 32 of a ResNet.
+    assert tuple(found.shape[2:]) in ((4, 6), (8, 12), (2, 3))
+    assert getattr(model, 'out_type', None) == before
+
+
+class Classifier(nn.Module):
+    """What the toolboxes' models have in common."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = ViT3(ARCH, out_type='avg_featmap')
+
+    def extract_feat(self, images: Tensor) -> Tensor:
+        return self.backbone(images)[-1]
+
+
+def test_of_a_toolbox_model_the_backbone_counts() -> None:
+    with torch.no_grad():
+        assert last_map(Classifier(), torch.randn(1, 3, 64, 96)).shape == (1, 16, 4, 6)
+
+
+def test_what_has_no_map_is_refused() -> None:
+    image = torch.randn(1, 3, 8, 8)
+    with pytest.raises(UsageError, match='Sequential returns no map'):
+        receptive_field(nn.Sequential(nn.Flatten()), image)
+    dead = nn.Conv2d(3, 2, 1)
+    nn.init.zeros_(dead.weight)
+    with pytest.raises(UsageError, match='no pixel changes'):
+        receptive_field(dead, image)
