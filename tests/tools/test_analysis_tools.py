@@ -23,6 +23,7 @@ NAMES = (
     'image_demo.py',
     'inherit_weights.py',
     'inspect_attention.py',
+    'inspect_training.py',
     'make_model_zoo.py',
     'publish_checkpoint.py',
 )
