@@ -20,6 +20,8 @@ def kernel(monkeypatch):
     """Kernel modules that take everything, by backend, for an op of its own name."""
     modules = {name: types.ModuleType(name) for name in ('triton', 'numba')}
     monkeypatch.setattr(_backend, 'load_kernel', lambda op, backend: modules[backend])
+    monkeypatch.setattr(_backend, '_no_launches', lambda: None)
+    monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda *_: (9, 0))
     monkeypatch.delenv('TRITON_INTERPRET', raising=False)
     return modules
 
@@ -66,6 +68,27 @@ def test_falling_back_on_a_gpu_warns_once(kernel):
         RuntimeError, match=r"op_once: backend='triton' cannot run here: d must be 64"
     ):
         _backend.choose('op_once', 'triton', ON_GPU, refuse)
+
+
+def test_triton_that_cannot_start_is_a_reason(monkeypatch):
+    from triton.runtime import driver
+
+    class NoCompiler:
+        def get_current_target(self):
+            raise RuntimeError('Failed to find C compiler.')
+
+    monkeypatch.delenv('TRITON_INTERPRET', raising=False)
+    monkeypatch.setattr(driver, '_active', NoCompiler(), raising=False)
+    reason = _backend._no_launches.__wrapped__()
+    assert reason == 'Triton cannot start (RuntimeError: Failed to find C compiler.)'
+    monkeypatch.setattr(torch.version, 'hip', '6.4')
+    assert _backend._no_launches.__wrapped__().startswith('this torch is for AMD GPUs (ROCm 6.4)')
+
+
+def test_an_old_gpu_is_a_reason(kernel, monkeypatch):
+    monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda *_: (7, 5))
+    with pytest.raises(RuntimeError, match=r'compute capability 7\.5; the kernels need 8\.0'):
+        _backend.choose('op', 'triton', ON_GPU, lambda k: None)
 
 
 def test_a_kernel_that_cannot_be_imported_is_a_reason(monkeypatch):

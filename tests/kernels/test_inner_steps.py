@@ -273,6 +273,24 @@ def test_no_output_depends_on_fresh_memory(case):
     assert_same(found, expected, FP64)
 
 
+class NoGradient(torch.autograd.Function):
+    """The identity, whose input gets no gradient at all."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None
+
+
+def test_an_output_that_gets_no_gradient(case):
+    inputs = {n: x.requires_grad_() for n, x in case.make((3, 5)).items()}
+    NoGradient.apply(case.call(inputs, (3, 5))).sum().backward()
+    assert all(x.grad is None for x in inputs.values())
+
+
 def test_inputs_are_left_alone(case):
     inputs = case.make((3, 5))
     copies = {n: x.clone() for n, x in inputs.items()}

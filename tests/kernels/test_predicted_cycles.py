@@ -4,6 +4,8 @@ A ratchet: no kernel may be predicted to take more cycles than in predicted_cycl
 takes fewer, or more is worth it, `python tools/kernel_benchmarks/predict.py --write` writes anew.
 """
 
+import types
+
 import predict
 import pytest
 import triton
@@ -82,6 +84,17 @@ def test_the_tables_hold_cases_that_there_are_and_the_quick_ones():
     for table in tables.values():
         cases = {tuple(name.rsplit(', ', 2)[::2]) for name in table}
         assert {(case, f'sm_{arch}') for case, arch in QUICK} <= cases <= known
+
+
+def test_a_scan_that_one_program_walks_has_all_of_its_chunks():
+    def launch(name):
+        kernel = types.SimpleNamespace(__name__=name)
+        return predict.Launch(kernel, None, (1, 1, 1), {'T': 1600, 'segment': 32})
+
+    walks = ('forward_scan', 'backward_chain')
+    assert [predict.iterations(launch(name)) for name in walks] == [100, 100]
+    segments = ('forward_output', 'backward_query', 'backward_key')
+    assert [predict.iterations(launch(name)) for name in segments] == [32, 32, 32]
 
 
 def test_more_cycles_are_told_from_fewer():

@@ -113,6 +113,27 @@ def test_any_set_of_directions(ways, cut):
 
 
 @inside
+@pytest.mark.parametrize(('size', 'tokens'), [(4, 10), (16, 5)])
+def test_what_fills_up_a_chunk_is_no_nan_without_eps(size, tokens, cut):
+    cut(0)
+    # One image, one head: their own tokens have a variance.
+    inputs = make(tokens, size=size, batch=1, heads=1, dim=32, dtype=torch.float32)
+    check({**inputs, 'b0': torch.zeros_like(inputs['b0'])}, mini_batch_size=size, eps=0.0)
+
+
+@inside
+def test_a_nan_is_seen_in_half_precision(cut):
+    cut(0)
+    inputs = make(20, 'f', batch=1, heads=1, dim=32, dtype=torch.float16)
+    inputs['v'] = inputs['v'].clone()
+    inputs['v'][0, 3, 0, 0, 5] = torch.nan
+    output = on_triton(inputs, 'f')
+    # In its own mini-batch from its place on, and in all that follow.
+    assert not output[0, :3].isnan().any()
+    assert output[0, 3:].isnan().all()
+
+
+@inside
 def test_no_token_scale_and_another_eps(cut):
     cut(1)
     inputs = make(18, dim=32, batch=1)

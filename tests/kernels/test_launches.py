@@ -1,0 +1,97 @@
+"""What an op launches on a GPU, counted: on few tokens a launch costs more than what it does.
+
+Kernels of Triton and operations of torch that start one; none runs, a GPU need not be there.
+"""
+
+import importlib
+
+import convolutions
+import inner_steps
+import pytest
+import sampling
+import scans
+import torch
+from kernel_testing import with_gradients
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ttt_kernels import _backend
+
+pytest.importorskip('triton')
+# They make or look at tensors and start nothing.
+FREE = {'empty', 'view', 'alias', 'detach', 'select', 'slice', 'unbind', 'unsqueeze', 'squeeze'}
+FREE |= {'transpose', 'permute', 'expand', 'as_strided', 'split', 'new_empty', 'empty_like'}
+FREE |= {'_unsafe_view', 'empty_strided', 'unflatten', 'reshape', 'mT', 'promote_types'}
+LEVELS = ((4, 6), (2, 3))
+CASES = {
+    'ttt_linear': (lambda: scans.make(40, dim=64, dtype=torch.bfloat16), scans.call, (1, 10)),
+    'causal_conv': (
+        lambda: convolutions.make(40, dtype=torch.bfloat16, channels=64),
+        convolutions.call,
+        (1, 3),
+    ),
+    'ttt_glu': (
+        lambda: inner_steps.make_glu((5, 8), dim=32, dtype=torch.bfloat16),
+        lambda inputs, backend: inner_steps.call_glu(inputs, (5, 8), backend=backend),
+        (2, 5),
+    ),
+    'ttt_dwconv': (
+        lambda: inner_steps.make_dwconv((5, 8), dim=32, dtype=torch.bfloat16),
+        lambda inputs, backend: inner_steps.call_dwconv(inputs, (5, 8), backend=backend),
+        (2, 3),
+    ),
+    'ttt_mlp': (
+        lambda: inner_steps.make_swiglu((5, 8), dim=32, dtype=torch.bfloat16),
+        lambda inputs, backend: inner_steps.call_mlp(inputs, (5, 8), backend=backend),
+        (5, 10),
+    ),
+    'deform_attn': (
+        lambda: sampling.make(LEVELS, dim=32, dtype=torch.float32),
+        lambda inputs, backend: sampling.call(inputs, LEVELS, backend=backend),
+        (2, 6),
+    ),
+}
+
+
+class Operations(TorchDispatchMode):
+    def __init__(self, names: list[str]) -> None:
+        super().__init__()
+        self.names = names
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        result = func(*args, **(kwargs or {}))
+        as_it_was = name in ('to', 'contiguous') and result.data_ptr() == args[0].data_ptr()
+        if name not in FREE and not as_it_was:
+            self.names.append(name)
+        return result
+
+
+@pytest.mark.parametrize('op', CASES)
+def test_forward_and_backward_start_no_more_than_they_did(op, monkeypatch):
+    from triton.runtime.jit import JITFunction
+
+    module = importlib.import_module(f'ttt_kernels.{op}.kernel')
+    started: dict[str, list[str]] = {'forward': [], 'backward': []}
+    names: list[str] = []
+
+    def counted(which):
+        function = getattr(module, which)
+
+        def run(*args, **kwargs):
+            names.clear()
+            with Operations(names):
+                result = function(*args, **kwargs)
+            started[which] = list(names)
+            return result
+
+        return run
+
+    for which in started:
+        monkeypatch.setattr(module, which, counted(which))
+    monkeypatch.setattr(JITFunction, 'run', lambda kernel, *_, **__: names.append(kernel.__name__))
+    monkeypatch.setattr(_backend, '_unreachable', lambda *_: None)
+    monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda *_: (9, 0))
+    make, call, most = CASES[op]
+    with_gradients(lambda inputs: call(inputs, backend='triton'), make())
+    assert all(started.values())
+    assert (len(started['forward']), len(started['backward'])) == most, started
