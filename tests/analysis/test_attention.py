@@ -1,5 +1,6 @@
 """Closed forms of implicit attention against autograd; key shift and distance by hand."""
 
+import copy
 import runpy
 import sys
 from pathlib import Path
@@ -17,7 +18,8 @@ from mmvttt.analysis.attention import (
     key_shift,
 )
 from mmvttt.models.backbones import T5, ViT3
-from mmvttt.models.layers import TTTMixer
+from mmvttt.models.layers import TTTMixer, neighborhood_attention
+from mmvttt.models.layers.neighborhood import neighborhood_weights
 
 HW = (2, 3)
 TOOL = Path(__file__).resolve().parents[2] / 'tools' / 'inspect_attention.py'
@@ -31,28 +33,54 @@ def mixer(kind: str, **options) -> TTTMixer:
     return module
 
 
-def jacobians(module: TTTMixer, x: Tensor) -> Tensor:
-    """∂o_i/∂v_j by autograd, `(B, H, N, N, d, d)`."""
-    q, k, v = module.qkv(x).chunk(3, dim=-1)
-    q, k = module.shape_keys(q, k, HW)
-    q, k, v = (y.unflatten(-1, module.heads) for y in (q, k, v))
-    full = torch.autograd.functional.jacobian(lambda v: module._read(x, q, k, v, HW), v)
+def jacobians(module: TTTMixer, x: Tensor, hw: tuple[int, int]) -> Tensor:
+    """∂o_i/∂v_j by autograd through the mixer, without proj, `(B, H, N, N, d, d)`."""
+    q, k, v = module.qkv(x).detach().chunk(3, dim=-1)
+    module = copy.deepcopy(module)
+    module.proj = torch.nn.Identity()
+
+    def read(v: Tensor) -> Tensor:
+        module.qkv.forward = lambda _: torch.cat([q, k, v.flatten(2)], dim=-1)
+        return module(x, hw).unflatten(-1, module.heads)
+
+    full = torch.autograd.functional.jacobian(read, v.unflatten(-1, module.heads))
     # (b, i, h, a, b, j, h, c), of which images and heads do not mix.
     return torch.einsum('nihanjhc->nhijac', full)
 
 
-@pytest.mark.parametrize(
-    'kind', ['SwiGLU', 'GatedFC', 'MLP', 'LinearAttention', 'SoftmaxAttention']
-)
-@pytest.mark.parametrize('locality', [None, 'dwc_qk'])
-def test_closed_forms_are_autograds(kind: str, locality: str | None) -> None:
-    module = mixer(kind, key_norm='instance', locality=locality)
-    x = torch.randn(2, 6, 8, dtype=torch.float64)
-    expected = jacobians(module, x)
-    found = implicit_attention(module, x, HW)
+def check_against_autograd(module: TTTMixer, hw: tuple[int, int] = HW) -> None:
+    x = torch.randn(2, hw[0] * hw[1], 8, dtype=torch.float64)
+    expected = jacobians(module, x, hw)
+    found = implicit_attention(module, x, hw)
     trace = expected.diagonal(dim1=-2, dim2=-1).mean(-1)
     torch.testing.assert_close(found.trace, trace)
     torch.testing.assert_close(found.norm, expected.flatten(-2).norm(dim=-1) / 2)
+
+
+KINDS = ['SwiGLU', 'GatedFC', 'MLP', 'LinearAttention', 'SoftmaxAttention']
+
+
+@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('locality', [None, 'dwc_qk', 'dwc_v'])
+def test_closed_forms_are_autograds(kind: str, locality: str | None) -> None:
+    check_against_autograd(mixer(kind, key_norm='instance', locality=locality))
+
+
+@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('locality', ['dwc_qk', 'dwc_v'])
+def test_neighbours_count_too(kind: str, locality: str) -> None:
+    check_against_autograd(
+        mixer(kind, key_norm='instance', locality=locality, neighborhood=3), (4, 3)
+    )
+
+
+def test_weights_of_neighbours_read_the_values() -> None:
+    """At borders too, where the window is shifted."""
+    q, k, v = torch.randn(3, 2, 20, 2, 4, dtype=torch.float64)
+    weights = neighborhood_weights(q, k, (4, 5), 3)
+    assert ((weights > 0).sum(-1) == 9).all()
+    read = torch.einsum('bhij,bjhd->bihd', weights, v)
+    torch.testing.assert_close(read, neighborhood_attention(q, k, v, (4, 5), 3))
 
 
 def test_of_softmax_it_is_the_attention_matrix() -> None:
@@ -97,11 +125,19 @@ def test_every_layer_of_a_model() -> None:
         inspect_layers(ViT3(arch), torch.randn(1, 3, 32, 32))
 
 
-@pytest.mark.parametrize('options', [dict(loss='l2'), dict(step=0.5), dict(damping=True)])
-def test_what_has_no_closed_form_is_refused(options: dict) -> None:
+@pytest.mark.parametrize(
+    ('kind', 'options'),
+    [
+        ('SwiGLU', dict(loss='l2')),
+        ('SwiGLU', dict(step=0.5)),
+        ('SwiGLU', dict(damping=True)),
+        ('SoftmaxAttention', dict(key_position=HW)),
+    ],
+)
+def test_what_has_no_closed_form_is_refused(kind: str, options: dict) -> None:
     x = torch.randn(1, 6, 8, dtype=torch.float64)
     with pytest.raises(ValueError, match='no closed form'):
-        implicit_attention(mixer('SwiGLU', **options), x, HW)
+        implicit_attention(mixer(kind, **options), x, HW)
 
 
 def test_the_tool_draws_and_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:

@@ -40,6 +40,23 @@ def neighborhood_attention(
     return _flex(q, k, v, _block_mask(hw, sides, str(q.device)), _compiled_flex())
 
 
+def neighborhood_weights(q: Tensor, k: Tensor, hw: tuple[int, int], window: int) -> Tensor:
+    """What `neighborhood_attention` weighs the values with, 0 outside of the window: to look at.
+
+    Args:
+        q, k: `(B, h·w, H, d)`.
+        hw: Size of the map.
+        window: Side of the window, odd.
+
+    Returns:
+        `(B, H, h·w, h·w)`, query by key.
+    """
+    tokens = torch.arange(hw[0] * hw[1], device=q.device)
+    inside = _inside(tokens[:, None], tokens, hw, (min(window, hw[0]), min(window, hw[1])))
+    scores = torch.einsum('bihd,bjhd->bhij', q * q.shape[-1] ** -0.5, k)
+    return scores.masked_fill(~inside, -torch.inf).softmax(-1)
+
+
 def _gathered(
     q: Tensor, k: Tensor, v: Tensor, hw: tuple[int, int], sides: tuple[int, int]
 ) -> Tensor:
@@ -58,6 +75,13 @@ def _gathered(
         weights = scores.float().softmax(-1) if scores.dtype.itemsize < 4 else scores.softmax(-1)
         outs.append(torch.einsum('bnhm,bnmhd->bnhd', weights.to(v.dtype), v[:, near]))
     return torch.cat(outs, 1)
+
+
+def _inside(query: Tensor, key: Tensor, hw: tuple[int, int], sides: tuple[int, int]) -> Tensor:
+    """Whether a key lies in the window of a query; both are indices of tokens."""
+    row = key // hw[1] - _start(query // hw[1], hw[0], sides[0])
+    column = key % hw[1] - _start(query % hw[1], hw[1], sides[1])
+    return (row >= 0) & (row < sides[0]) & (column >= 0) & (column < sides[1])
 
 
 def _start(query: Tensor, side: int, window: int) -> Tensor:
@@ -79,9 +103,7 @@ def _compiled_flex():
 @lru_cache(maxsize=64)
 def _block_mask(hw: tuple[int, int], sides: tuple[int, int], device: str) -> BlockMask:
     def inside(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        row = key // hw[1] - _start(query // hw[1], hw[0], sides[0])
-        column = key % hw[1] - _start(query % hw[1], hw[1], sides[1])
-        return (row >= 0) & (row < sides[0]) & (column >= 0) & (column < sides[1])
+        return _inside(query, key, hw, sides)
 
     tokens = hw[0] * hw[1]
     return create_block_mask(inside, None, None, tokens, tokens, device=device)
