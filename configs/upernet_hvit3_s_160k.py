@@ -1,4 +1,4 @@
-# UperNet, H-ViT³-S, ADE20K 512×512, 160k iterations (vit3 Sec. 5.3, Tab. 9).
+# UperNet, H-ViT³-S, ADE20K (vit3 Sec. 5.3, Tab. 9); 512×512, 160k iterations as the authors' code.
 # The paper's result: mIoU 50.2.
 _base_ = [
     './_base_/upernet_hvit3.py',
