@@ -1,6 +1,9 @@
 """Measures throughput, latency and peak memory of models (mmvttt.analysis.benchmark).
 
-Writes a CSV that names the machine, and draws it (vision-ttt Fig. 6).
+Writes a CSV that names the machine, and draws it against the height of the image: throughput and
+memory as in vision-ttt Fig. 6, and latency. The FLOPs of that figure are counted by get_flops.py.
+timm's ViTs run fused attention; for the papers' DeiT, which stores all T² weights of a head, set
+TIMM_FUSED_ATTN=0.
 
 example: python tools/benchmark.py vittt_tiny_patch16_224 deit_tiny_patch16_224 \\
            --sizes 224 512 1024 --batch 8 --device cuda --dtype bfloat16 --plot fig6.png
