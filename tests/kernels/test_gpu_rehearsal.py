@@ -34,6 +34,7 @@ def checked(tmp_path_factory):
 def test_everything_goes_to_out(checked):
     out, said = checked
     assert sorted(path.name for path in out.iterdir() if path.suffix != '.png') == [
+        'causal_conv_stand_in_gpu.csv',
         'deform_attn_stand_in_gpu.csv',
         'gpu_check.log',
         'predicted_cycles_stand_in_gpu.csv',
@@ -41,7 +42,7 @@ def test_everything_goes_to_out(checked):
         'ttt_linear_stand_in_gpu.csv',
     ]
     assert (out / 'gpu_check.log').read_text() == said
-    for step in ('ttt_linear', 'ttt_glu', 'deform_attn', 'predict'):
+    for step in ('ttt_linear', 'causal_conv', 'ttt_glu', 'deform_attn', 'predict'):
         assert f'== benchmark {step}: ok after' in said
     assert '== tests: ok after' in said
     # All of them ran, but for what needs two GPUs or has no kernel.
@@ -55,6 +56,7 @@ def test_every_contender_has_every_row(checked):
     for name, contenders in {
         'ttt_linear': {'ours', 'ours, b 4', 'ours, b 64', 'SDPA flash', 'SDPA cuDNN', 'fla chunk',
                        'fla fused', 'eager', 'compiled'},
+        'causal_conv': {'ours', 'eager'},
         'ttt_glu': {'ours', 'eager'},
         'deform_attn': {'ours', 'ours, two steps', 'grid sampling', 'grid sampling, compiled'},
     }.items():  # fmt: skip

@@ -12,8 +12,10 @@ from types import TracebackType
 import torch
 import triton
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
-Run = tuple[Callable[[], Tensor], list[Tensor]]  # a call, and what it has gradients for
+# A call, whose output is a tensor or a tuple of them, and what it has gradients for.
+Run = tuple[Callable[[], Tensor | tuple[Tensor, ...]], list[Tensor]]
 WAYS = ('fwd', 'fwd+bwd')
 MEASURED = ('contender', 'pass', 'ms', 'peak_mib', 'note')
 # A call above this is timed as it is: launching costs it nothing.
@@ -106,7 +108,7 @@ def measure(build: Callable[[], Run], device: torch.device) -> Iterator[dict[str
         row = {'pass': way, 'ms': '', 'peak_mib': '', 'note': ''}
         try:
             run, leaves = build()
-            grad = torch.randn_like(run())
+            grad = tree_map(torch.randn_like, run())
 
             def call(run=run, leaves=leaves, grad=grad, way=way) -> None:
                 with torch.set_grad_enabled(way != 'fwd'):
