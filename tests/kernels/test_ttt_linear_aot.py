@@ -29,13 +29,17 @@ def tool():
     return module
 
 
-@pytest.fixture(scope='module')
-def found(tmp_path_factory):
+@pytest.fixture(scope='module', params=['few', pytest.param('all', marks=pytest.mark.stress)])
+def found(request, tmp_path_factory):
     """What a fresh compilation gives, in a process of its own: nothing here may set Triton up."""
+    everything = ['--all'] if request.param == 'all' else []
     out = tmp_path_factory.mktemp('aot') / 'found.json'
     env = {n: v for n, v in os.environ.items() if n not in ('TRITON_INTERPRET', 'DISABLE_MMA_V3')}
     run = subprocess.run(
-        [sys.executable, str(TOOL), '--out', str(out)], env=env, capture_output=True, text=True
+        [sys.executable, str(TOOL), '--out', str(out), *everything],
+        env=env,
+        capture_output=True,
+        text=True,
     )
     assert out.exists(), run.stdout + run.stderr
     return json.loads(out.read_text())

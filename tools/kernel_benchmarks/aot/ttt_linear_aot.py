@@ -39,6 +39,11 @@ KERNELS |= {
     f'{name}_b64': (function, {**options, 'SIZE': 64}, shared)
     for name, (function, options, shared) in KERNELS.items()
 }
+# What is compiled by default: all in bf16, and the heaviest ones elsewhere.
+FEW = {(kernel, 'bf16', 64) for kernel in KERNELS if not kernel.endswith('_b64')}
+FEW |= {(kernel, 'fp32', 64) for kernel in ('forward_fused', 'backward_query')}
+FEW |= {('forward_fused_kept', 'bf16', 128), ('backward_key', 'bf16', 128)}
+FEW |= {('backward_query', 'fp16', 64), ('backward_key_b64', 'bf16', 64)}
 # Tensors in the dtype of the tokens; all others are in that of the state.
 TOKENS = {'q', 'k', 'v', 'o', 'g', 'do', 'd_out', 'normed', 'u_out', 'dp_out', 'dz_out'}
 TOKENS |= {'dq', 'dk', 'dv'}
@@ -48,7 +53,7 @@ def variants(everything: bool) -> list[str]:
     """Names such as 'forward_fused/bf16/64/sm_90'.
 
     Every kernel on every architecture, and in the other dtypes and sizes on sm_90; larger
-    mini-batches in bf16 alone. Not everything: what takes two minutes on one core.
+    mini-batches in bf16 alone. Not everything: what takes a minute on one core.
     """
     names = []
     for kernel in KERNELS:
@@ -56,14 +61,10 @@ def variants(everything: bool) -> list[str]:
             for dim in (64, 32, 128):
                 for dtype in TYPES:
                     main = dtype == 'bf16' and dim == 64
-                    some = (dim == 64) != (dtype == 'bf16') and (
-                        (dtype != 'fp32' or kernel in ('forward_fused', 'backward_query'))
-                        and (dim != 128 or kernel in ('forward_fused_kept', 'backward_key'))
-                    )
-                    if kernel.endswith('_b64'):
-                        wanted = main and (arch == 90 or everything)
+                    if everything:
+                        wanted = main or (arch == 90 and not kernel.endswith('_b64'))
                     else:
-                        wanted = main or (arch == 90 and (everything or some))
+                        wanted = arch == 90 and (kernel, dtype, dim) in FEW
                     if wanted:
                         names.append(f'{kernel}/{dtype}/{dim}/sm_{arch}')
     return names
