@@ -329,6 +329,18 @@ def test_damaged_folders(folders: Path) -> None:
     refused(lambda: check_data(pretrain(folders)), 'has no folders', kind=DataError)
 
 
+def test_folders_without_labels(folders: Path) -> None:
+    cfg = pretrain(folders, with_label=False)
+    found = only(cfg)
+    assert not found.errors
+    assert found.summary.startswith('3 images in ')
+    (folders / 'elm/a.jpg').write_text('no image')
+    assert any('no image' in e for e in only(cfg).errors)
+    for name in ('ash', 'elm', 'oak'):
+        (folders / name / 'a.jpg').unlink()
+    refused(lambda: check_data(cfg), 'no image in the folders', kind=DataError)
+
+
 def test_folders_of_validation_must_be_those_of_training(folders: Path, tmp_path: Path) -> None:
     """mmpretrain numbers the folders of each by themselves."""
 

@@ -47,7 +47,12 @@ def _in_folders(
 ) -> list[str]:
     names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
     if not dataset.with_label:
-        return []
+        samples = _pictures(root, '', dataset.extensions, stop=not thorough)
+        if not samples:
+            findings.error(_nothing(root, dataset))
+        elif thorough:
+            findings.summary = f'{len(samples)} images in {root}'
+        return samples
     if not names:
         findings.error(f'{root} has no folders, of which each would be a class')
         return []
@@ -65,13 +70,15 @@ def _in_folders(
         if not files:
             findings.count_warning('classes without an image', repr(name))
     if not samples:
-        findings.error(
-            f'there is no image in the folders of {root}; allowed: '
-            f'{", ".join(sorted(dataset.extensions))}'
-        )
+        findings.error(_nothing(root, dataset))
     elif thorough:
         findings.summary = f'{len(samples)} images of {len(names)} classes in {root}'
     return samples
+
+
+def _nothing(root: str, dataset: Any) -> str:
+    allowed = ', '.join(sorted(dataset.extensions))
+    return f'there is no image in the folders of {root}; allowed: {allowed}'
 
 
 def _pictures(root: str, name: str, extensions: tuple[str, ...], stop: bool) -> list[str]:
