@@ -69,7 +69,8 @@ def load_config(
         cfg.work_dir = work_dir
     elif cfg.get('work_dir') is None:
         cfg.work_dir = os.path.join('work_dirs', path.stem)
-    scope = cfg.get('default_scope', 'mmengine')
+    # None in pure-Python configs, whose types need none.
+    scope = cfg.get('default_scope') or 'mmengine'
     if find_spec(scope) is None:
         extra = _EXTRAS.get(scope)
         install = f"pip install 'mmvttt[{extra}]'" if extra else f'install {scope}'

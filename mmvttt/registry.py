@@ -4,6 +4,8 @@ mmengine imports `locations` when a scoped type is looked up for the first time:
 mmsegmentation or mmpretrain can name `mmvttt.Vittt` without `custom_imports`.
 """
 
+from typing import Any
+
 from mmengine import registry as root
 
 _MODELS = ['mmvttt.models']
@@ -29,3 +31,29 @@ METRICS = _child('metric', root.METRICS, _MODELS)
 TRANSFORMS = _child('transform', root.TRANSFORMS, _DATA)
 STRATEGIES = _child('strategy', root.STRATEGIES, _ENGINE)
 FUNCTIONS = _child('function', root.FUNCTIONS, _ENGINE)
+
+
+def resolve_type(kind: Any, registry: root.Registry, scope: str | None) -> Any:
+    """The class that the `type` of a config means.
+
+    Args:
+        kind: The class itself, as in pure-Python configs; its name, with or without a scope; or
+            its module and name, as such a config is dumped.
+        registry: mmengine's root of what it is.
+        scope: The config's `default_scope`.
+
+    Returns:
+        None, where mmengine would not find it.
+    """
+    if not isinstance(kind, str):
+        return kind
+    with registry.switch_scope_and_registry(scope) as scoped:
+        try:
+            return scoped.get(kind)
+        except RuntimeError:
+            return None
+
+
+def type_name(kind: Any) -> str:
+    """How the `type` of a config is called on the screen."""
+    return getattr(kind, '__name__', str(kind))

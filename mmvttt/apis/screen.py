@@ -9,6 +9,8 @@ from mmengine.config import Config
 from mmengine.dist import get_world_size
 from mmengine.runner import Runner
 
+from ..registry import type_name
+
 # How the long messages of mmengine's Runner begin: environment, config, hooks.
 _LONG = ('\n---', 'Config:', 'Hooks will be executed', 'Distributed training is not used')
 
@@ -40,16 +42,16 @@ def summary(runner: Runner, cfg: Config) -> str:
         dataset = dataset.dataset
     batch = f'{loader.batch_size} images' if loader.get('batch_size') else 'images'
     lines.append(
-        f'data      {dataset.type} {dataset.get("data_root") or ""}, {batch} a step in each of '
-        f'{get_world_size()} process(es)'
+        f'data      {type_name(dataset.type)} {dataset.get("data_root") or ""}, {batch} a step in '
+        f'each of {get_world_size()} process(es)'
     )
     loop, optimizer = cfg.train_cfg, cfg.optim_wrapper.get('optimizer', {})
     length = (
         f'{loop.max_epochs} epochs' if loop.get('max_epochs') else f'{loop.get("max_iters")} steps'
     )
     lines.append(
-        f'schedule  {length}, {optimizer.get("type")}, learning rate {optimizer.get("lr")}, '
-        f'{cfg.optim_wrapper.get("type", "OptimWrapper")}'
+        f'schedule  {length}, {type_name(optimizer.get("type"))}, learning rate '
+        f'{optimizer.get("lr")}, {type_name(cfg.optim_wrapper.get("type", "OptimWrapper"))}'
     )
     lines.append(f'writes    {runner.work_dir}; the whole config stands in its log')
     return '\n'.join(lines)
@@ -57,5 +59,5 @@ def summary(runner: Runner, cfg: Config) -> str:
 
 def _names(model: dict) -> str:
     """`MaskRCNN(mmvttt.ViTAdapter(mmvttt.Vittt))`."""
-    inner = model.get('backbone')
-    return f'{model["type"]}({_names(inner)})' if isinstance(inner, dict) else str(model['type'])
+    inner, name = model.get('backbone'), type_name(model['type'])
+    return f'{name}({_names(inner)})' if isinstance(inner, dict) else name

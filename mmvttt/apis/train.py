@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
+import logging
 import os
 from typing import Any
 
 import torch
+from mmengine import hooks, optim
 from mmengine.config import Config, ConfigDict
 from mmengine.logging import print_log
-from mmengine.registry import MODELS, RUNNERS
-from mmengine.runner import Runner
+from mmengine.registry import HOOKS, MODELS, OPTIM_WRAPPERS, RUNNERS
+from mmengine.runner import FlexibleRunner, Runner
 
 from ..checkpoints.load import require_match
 from ..checkpoints.read import read_weights
@@ -19,13 +21,18 @@ from ..checkpoints.run_lock import require_writable
 from ..config import load_config
 from ..datasets.checks.paths import check_data
 from ..engine.agreement import agree_on_start
+from ..engine.amp import AmpOptimWrapper
 from ..engine.exact_resume import make_exact
 from ..engine.heartbeat import say_who_is_gone
+from ..engine.hooks.anomaly import AnomalyHook
+from ..engine.hooks.checkpoint import CheckpointHook
+from ..engine.hooks.topology import TopologyHook
 from ..engine.signals import end_workers
 from ..errors import UsageError
+from ..registry import resolve_type, type_name
 from .screen import QuietRunner, summary
 
-_WRAPPERS = ('OptimWrapper', 'AmpOptimWrapper')
+_WRAPPERS = (optim.OptimWrapper, optim.AmpOptimWrapper, AmpOptimWrapper)
 # What merges the predictions for several versions of an image, where a config has no tta_model.
 _TTA_MODELS = {
     'mmdet': dict(
@@ -46,7 +53,7 @@ _DET_META = (
     'flip_direction',
 )
 # The hooks of every training.
-_SAFETY = ('mmvttt.TopologyHook', 'mmvttt.AnomalyHook')
+_SAFETY = {'mmvttt.TopologyHook': TopologyHook, 'mmvttt.AnomalyHook': AnomalyHook}
 
 
 def build_runner(cfg: Config) -> Runner:
@@ -61,10 +68,11 @@ def enable_amp(cfg: Config) -> None:
     the inner gradients underflow more easily.
     """
     wrapper = cfg.optim_wrapper
-    if wrapper.get('type', 'OptimWrapper').rpartition('.')[2] not in _WRAPPERS:
+    kind = wrapper.get('type', 'OptimWrapper')
+    if resolve_type(kind, OPTIM_WRAPPERS, cfg.get('default_scope')) not in _WRAPPERS:
         raise UsageError(
             f"--amp needs optim_wrapper.type 'OptimWrapper' or 'AmpOptimWrapper', the config has "
-            f'{wrapper.type!r}; set the precision in the config'
+            f'{type_name(kind)!r}; set the precision in the config'
         )
     wrapper.type = 'mmvttt.AmpOptimWrapper'
 
@@ -117,18 +125,36 @@ def make_safe(cfg: Config) -> None:
 
     Checkpoints that survive a kill and a SIGTERM (`CheckpointHook`), the exact order of data and
     random numbers (`make_exact`), a stop where the loss is not finite (`AnomalyHook`), and a line
-    that says on how many machines it runs (`TopologyHook`). What the config has already stays.
+    that says on how many machines it runs (`TopologyHook`). What the config has already stays; a
+    warning says what is lost by it.
     """
     default_hooks = cfg.setdefault('default_hooks', ConfigDict())
     hook = default_hooks.setdefault('checkpoint', dict(type='CheckpointHook', interval=1))
-    if hook is not None and hook['type'] == 'CheckpointHook':
+    kind = None if hook is None else _hook_class(hook, cfg)
+    if kind is hooks.CheckpointHook and isinstance(hook, dict):
         hook['type'] = 'mmvttt.CheckpointHook'
+    elif kind is not None and not issubclass(kind, CheckpointHook):
+        print_log(
+            f'default_hooks.checkpoint is a {type_name(kind)}, and stays: SIGTERM and Ctrl-C leave '
+            'no checkpoint, a full disk ends the training, and a second one in the folder is not '
+            'noticed; derive it from mmvttt.engine.CheckpointHook',
+            'current',
+            logging.WARNING,
+        )
     custom = list(cfg.get('custom_hooks') or [])
-    present = {h.get('type') for h in custom if isinstance(h, dict)}
-    cfg.custom_hooks = custom + [dict(type=t) for t in _SAFETY if t not in present]
+    present = [_hook_class(h, cfg) for h in custom]
+    added = [dict(type=name) for name, kind in _SAFETY.items() if kind not in present]
+    cfg.custom_hooks = custom + added
     reason = make_exact(cfg)
     if reason is not None:
         print_log(f'a resume of this training will not be exact: {reason}', 'current')
+
+
+def _hook_class(hook: Any, cfg: Config) -> Any:
+    """The class of a hook, which a config may also hold built."""
+    if not isinstance(hook, dict):
+        return type(hook)
+    return resolve_type(hook.get('type'), HOOKS, cfg.get('default_scope'))
 
 
 def train(
@@ -230,7 +256,8 @@ def evaluate(
     _require(cfg, 'model', 'test_dataloader', 'test_cfg', 'test_evaluator')
     cfg.load_from = _existing(checkpoint)
     cfg.resume = False
-    if cfg.get('runner_type') == 'FlexibleRunner':
+    runner_type = resolve_type(cfg.get('runner_type'), RUNNERS, cfg.get('default_scope'))
+    if runner_type is FlexibleRunner:
         # FSDP's checkpoints are whole, and are evaluated as such.
         cfg.pop('runner_type')
     if show_dir is not None:

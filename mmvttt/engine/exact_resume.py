@@ -28,13 +28,13 @@ from torch.utils.data import BatchSampler, Sampler
 from ..datasets.checks.annotations import explain_failure
 from ..datasets.checks.images import read_image
 from ..errors import DataError, ResumeError
-from ..registry import DATA_SAMPLERS, DATASETS, LOOPS
+from ..registry import DATA_SAMPLERS, DATASETS, LOOPS, resolve_type, type_name
 from .agreement import require_same
 
-# mmengine's loops, by type and by `by_epoch`, and what takes their place.
+# mmengine's loops, by class and by `by_epoch`, and what takes their place.
 _LOOPS = {
-    'EpochBasedTrainLoop': 'mmvttt.ExactEpochLoop',
-    'IterBasedTrainLoop': 'mmvttt.ExactIterLoop',
+    EpochBasedTrainLoop: 'mmvttt.ExactEpochLoop',
+    IterBasedTrainLoop: 'mmvttt.ExactIterLoop',
     True: 'mmvttt.ExactEpochLoop',
     False: 'mmvttt.ExactIterLoop',
 }
@@ -77,11 +77,13 @@ def make_exact(cfg: Config) -> str | None:
     loader, loop = cfg.train_dataloader, cfg.train_cfg
     if not isinstance(loader, dict) or not isinstance(loop, dict):
         return 'its data loader or loop is an object, not a config'
-    kind = loop.get('type', loop.get('by_epoch'))
-    if kind in _LOOPS.values():
+    named = loop.get('type', loop.get('by_epoch'))
+    kind = resolve_type(named, registry.LOOPS, cfg.get('default_scope'))
+    if kind in (ExactEpochLoop, ExactIterLoop):
         return None
     if kind not in _LOOPS:
-        return f'its loop is {kind!r}; known: {", ".join(k for k in _LOOPS if isinstance(k, str))}'
+        known = ', '.join(k.__name__ for k in _LOOPS if isinstance(k, type))
+        return f'its loop is {type_name(named)!r}; known: {known}'
     if not isinstance(loader.get('dataset'), dict) or not isinstance(loader.get('sampler'), dict):
         return 'its data set or sampler is an object, not a config'
     loop.pop('by_epoch', None)

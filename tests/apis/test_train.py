@@ -7,19 +7,23 @@ from pathlib import Path
 import pytest
 import torch
 from mmengine.config import Config
-from mmengine.optim import AmpOptimWrapper
+from mmengine.hooks import CheckpointHook
+from mmengine.optim import AmpOptimWrapper, ApexOptimWrapper, OptimWrapper
+from mmengine.runner import EpochBasedTrainLoop
 
 from mmvttt.apis.train import (
     enable_amp,
     enable_auto_scale_lr,
     enable_tta,
     evaluate,
+    make_safe,
     show_predictions,
     train,
 )
 from mmvttt.checkpoints.read import read_content
 from mmvttt.cli import plain_errors
 from mmvttt.config import load_config
+from mmvttt.engine import AnomalyHook, TopologyHook
 from mmvttt.errors import CheckpointMismatchError, UsageError
 
 TINY = Path(__file__).parents[1] / 'trainings' / 'tiny_config.py'
@@ -83,6 +87,63 @@ def test_amp_keeps_what_the_config_says() -> None:
     assert cfg.optim_wrapper.loss_scale == 8.0
     with pytest.raises(UsageError, match=r"--amp needs.*the config has 'ApexOptimWrapper'"):
         enable_amp(Config(dict(optim_wrapper=dict(type='ApexOptimWrapper'))))
+
+
+# As pure-Python configs name types, scoped, and as pure-Python configs are dumped.
+@pytest.mark.parametrize(
+    ('loop', 'hook', 'wrapper'),
+    [
+        (EpochBasedTrainLoop, CheckpointHook, OptimWrapper),
+        ('mmengine.EpochBasedTrainLoop', 'mmengine.CheckpointHook', 'mmengine.OptimWrapper'),
+        (
+            'mmengine.runner.EpochBasedTrainLoop',
+            'mmengine.hooks.CheckpointHook',
+            'mmengine.optim.OptimWrapper',
+        ),
+    ],
+    ids=['classes', 'scoped', 'dumped'],
+)
+def test_types_are_known_by_their_class(loop: object, hook: object, wrapper: object) -> None:
+    cfg = Config(
+        dict(
+            train_cfg=dict(type=loop, max_epochs=1),
+            train_dataloader=dict(dataset=dict(), sampler=dict()),
+            default_hooks=dict(checkpoint=dict(type=hook)),
+            optim_wrapper=dict(type=wrapper),
+        )
+    )
+    make_safe(cfg)
+    assert cfg.train_cfg.type == 'mmvttt.ExactEpochLoop'
+    assert cfg.default_hooks.checkpoint.type == 'mmvttt.CheckpointHook'
+    enable_amp(cfg)
+    assert cfg.optim_wrapper.type == 'mmvttt.AmpOptimWrapper'
+    with pytest.raises(UsageError, match="the config has 'ApexOptimWrapper'"):
+        enable_amp(Config(dict(optim_wrapper=dict(type=ApexOptimWrapper))))
+
+
+class MyCheckpointHook(CheckpointHook):
+    """What it does may not be dropped."""
+
+
+def test_what_a_config_has_stays_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr('mmvttt.apis.train.print_log', lambda text, *_: said.append(text))
+    cfg = Config(
+        dict(
+            train_cfg=dict(type='MyLoop'),
+            train_dataloader=dict(),
+            default_hooks=dict(checkpoint=dict(type=MyCheckpointHook)),
+            custom_hooks=[dict(type=AnomalyHook), TopologyHook()],
+        )
+    )
+    make_safe(cfg)
+    assert cfg.default_hooks.checkpoint.type is MyCheckpointHook
+    assert said[0].startswith('default_hooks.checkpoint is a MyCheckpointHook, and stays')
+    assert len(cfg.custom_hooks) == 2
+    # Switched off on purpose.
+    cfg.default_hooks.checkpoint = None
+    make_safe(cfg)
+    assert sum('default_hooks' in text for text in said) == 1
 
 
 def test_auto_scale_lr(run: Callable) -> None:

@@ -15,6 +15,7 @@ import pytest
 import torch
 from mmengine.config import Config
 from mmengine.dataset import DefaultSampler, InfiniteSampler
+from mmengine.runner import EpochBasedTrainLoop
 
 from mmvttt.checkpoints.read import read_content
 from mmvttt.checkpoints.resume import latest_checkpoint
@@ -88,6 +89,17 @@ def test_a_stopped_run_ends_as_an_undisturbed_one(run: Callable, options: dict) 
     rest = run('train', config='noisy', work_dir='parts', resume='auto', cfg_options=options)
     assert rest.model.seen == whole.model.seen[-len(rest.model.seen) :]
     assert len(rest.model.seen) in (14, 16)
+    assert_same_end('parts', 'whole')
+
+
+def test_types_may_be_classes(run: Callable) -> None:
+    keys = dict(config='classes', resume='auto', seed=1)
+    run('train', work_dir='whole', **keys)
+    stop = {'custom_hooks': [EMA, dict(type='Terminate', step=9)]}
+    with pytest.raises(Preempted):
+        run('train', work_dir='parts', cfg_options=stop, **keys)
+    assert last('parts')['meta']['iter'] == 9
+    run('train', work_dir='parts', **keys)
     assert_same_end('parts', 'whole')
 
 
@@ -167,10 +179,15 @@ def test_make_exact_changes_a_config_once() -> None:
     assert cfg.to_dict() == once
 
 
+class MyLoop(EpochBasedTrainLoop):
+    """Nobody knows what it does."""
+
+
 @pytest.mark.parametrize(
     ('changes', 'reason'),
     [
         (dict(train_cfg=dict(type='MyLoop')), "its loop is 'MyLoop'; known: EpochBasedTrainLoop"),
+        (dict(train_cfg=dict(type=MyLoop)), "its loop is 'MyLoop'; known: EpochBasedTrainLoop"),
         (dict(train_dataloader=dict(dataset=[1], sampler=dict())), 'data set or sampler'),
         (dict(train_dataloader=None), 'data loader or loop'),
     ],
