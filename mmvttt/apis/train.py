@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -52,6 +53,8 @@ _DET_META = (
     'flip',
     'flip_direction',
 )
+# Parts of mmdet's models, beside a RoI head, that predict masks.
+_MASKS = ('mask_head', 'panoptic_head', 'semantic_head')
 # The hooks of every training.
 _SAFETY = {'mmvttt.TopologyHook': TopologyHook, 'mmvttt.AnomalyHook': AnomalyHook}
 
@@ -94,30 +97,84 @@ def enable_tta(cfg: Config) -> None:
     and refuses masks, so a Mask R-CNN does without its mask head.
 
     Raises:
-        UsageError: The config is of no toolbox that has such a model.
+        UsageError: The config is of no toolbox that has such a model; its test data has no
+            pipeline; or it is for mmdet's model, and predicts or evaluates masks alone.
     """
     scope = cfg.get('default_scope')
     if scope not in _TTA_MODELS:
         raise UsageError(f'--tta needs default_scope to be one of {", ".join(_TTA_MODELS)}')
-    dataset = cfg.test_dataloader.dataset
-    while 'dataset' in dataset:
-        dataset = dataset.dataset
-    if 'tta_pipeline' not in cfg:
-        *before, pack = copy.deepcopy(dataset.pipeline)
-        if scope == 'mmdet':
-            pack.meta_keys = _DET_META
-        flips = [dict(type='RandomFlip', prob=prob) for prob in (1.0, 0.0)]
-        cfg.tta_pipeline = [*before, dict(type='TestTimeAug', transforms=[flips, [pack]])]
-    dataset.pipeline = cfg.tta_pipeline
+    datasets = list(_leaves(cfg.test_dataloader.dataset, ('dataset', 'datasets')))
+    # One data set may be there twice, as the same object.
+    pipelines = [cfg.get('tta_pipeline') or _flipped(dataset, scope) for dataset in datasets]
+    for dataset, pipeline in zip(datasets, pipelines, strict=True):
+        dataset.pipeline = pipeline
     if cfg.get('data_preprocessor') is not None:
         cfg.model.setdefault('data_preprocessor', cfg.pop('data_preprocessor'))
     cfg.model = ConfigDict(**cfg.get('tta_model', _TTA_MODELS[scope]), module=cfg.model)
-    metric = cfg.test_evaluator.get('metric')
-    if scope == 'mmdet' and isinstance(metric, list) and 'segm' in metric:
+    if scope == 'mmdet':
+        from mmdet.models import DetTTAModel
+
+        if resolve_type(cfg.model.type, MODELS, scope) is DetTTAModel:
+            _leave_masks_out(cfg)
+
+
+def _leaves(config: Any, inside: tuple[str, ...]) -> Iterator[ConfigDict]:
+    """The configs that lie in lists, and under one of these keys, but have none of them."""
+    if isinstance(config, list | tuple):
+        for part in config:
+            yield from _leaves(part, inside)
+    elif isinstance(config, dict):
+        key = next((key for key in inside if key in config), None)
+        if key is None:
+            yield config
+        else:
+            yield from _leaves(config[key], inside)
+
+
+def _flipped(dataset: ConfigDict, scope: str) -> list[dict]:
+    """The pipeline of a data set, for every image and its mirror image."""
+    if not dataset.get('pipeline'):
+        raise UsageError(
+            f'--tta needs a pipeline, and {type_name(dataset.get("type"))} in '
+            'test_dataloader.dataset has none; give it one, or the config a tta_pipeline'
+        )
+    *before, pack = copy.deepcopy(dataset.pipeline)
+    if scope == 'mmdet':
+        pack.meta_keys = _DET_META
+    flips = [dict(type='RandomFlip', prob=prob) for prob in (1.0, 0.0)]
+    return [*before, dict(type='TestTimeAug', transforms=[flips, [pack]])]
+
+
+def _leave_masks_out(cfg: Config) -> None:
+    """Switches the mask head off, and its metric.
+
+    Raises:
+        UsageError: The masks cannot be switched off, or there is no other metric.
+    """
+    model = cfg.model.module
+    roi_head = model.get('roi_head') or {}
+    asked = False
+    for evaluator in _leaves(cfg.test_evaluator, ('metrics',)):
+        metric = evaluator.get('metric') or []
+        metric = [metric] if isinstance(metric, str) else list(metric)
+        if 'segm' in metric:
+            asked = True
+            evaluator.metric = [m for m in metric if m != 'segm']
+            if not evaluator.metric:
+                raise UsageError(
+                    "--tta: mmdet merges boxes only, and test_evaluator.metric is 'segm' alone; "
+                    "set it to 'bbox'"
+                )
+    masks = 'mask_head' in roi_head
+    if any(part in model for part in _MASKS) or 'point_head' in roi_head or (asked and not masks):
+        raise UsageError(
+            '--tta: mmdet merges boxes only, and the masks of this '
+            f'{type_name(model.type)} cannot be left out; test it without --tta'
+        )
+    if asked or masks:
         print_log('--tta: mmdet merges boxes only; no masks are predicted', 'current')
-        cfg.test_evaluator.metric = [m for m in metric if m != 'segm']
-        for part in ('mask_roi_extractor', 'mask_head'):
-            cfg.model.module.get('roi_head', {}).pop(part, None)
+    for part in ('mask_roi_extractor', 'mask_head'):
+        roi_head.pop(part, None)
 
 
 def make_safe(cfg: Config) -> None:

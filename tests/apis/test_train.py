@@ -261,6 +261,46 @@ def test_tta_wraps_the_model_and_flips(name: str, kind: str, pack: str) -> None:
         assert 'mask_head' not in cfg.model.module.roi_head
 
 
+def test_tta_of_several_sets_and_evaluators() -> None:
+    cfg = load_config('maskrcnn_vittt_demo')
+    one, metric = cfg.test_dataloader.dataset, cfg.test_evaluator
+    repeated = dict(type='RepeatDataset', times=1, dataset=one)
+    cfg.test_dataloader.dataset = dict(type='ConcatDataset', datasets=[one, one, repeated])
+    boxes = dict(type='CocoMetric', metric='bbox')
+    cfg.test_evaluator = [dict(type='MultiDatasetsEvaluator', metrics=[metric]), boxes]
+    enable_tta(cfg)
+    first, again, inner = cfg.test_dataloader.dataset.datasets
+    for dataset in (first, again, inner.dataset):
+        types = [step.type for step in dataset.pipeline]
+        assert types.count('TestTimeAug') == 1
+        assert types[-1] == 'TestTimeAug'
+    assert cfg.test_evaluator[0].metrics[0].metric == ['bbox']
+    assert cfg.test_evaluator[1].metric == 'bbox'
+    with pytest.raises(UsageError, match='needs a pipeline, and TinyData'):
+        enable_tta(
+            Config(
+                dict(
+                    default_scope='mmdet',
+                    test_dataloader=dict(dataset=dict(type='TinyData')),
+                    model=dict(),
+                )
+            )
+        )
+
+
+def test_tta_without_masks() -> None:
+    # They are refused whatever is evaluated.
+    cfg = load_config('maskrcnn_vittt_demo', cfg_options={'test_evaluator.metric': 'bbox'})
+    enable_tta(cfg)
+    assert 'mask_head' not in cfg.model.module.roi_head
+    with pytest.raises(UsageError, match="is 'segm' alone; set it to 'bbox'"):
+        enable_tta(
+            load_config('maskrcnn_vittt_demo', cfg_options={'test_evaluator.metric': 'segm'})
+        )
+    with pytest.raises(UsageError, match='the masks of this Mask2Former cannot be left out'):
+        enable_tta(load_config('mask2former_hvit3_t_1x'))
+
+
 def test_tta_needs_a_toolbox() -> None:
     with pytest.raises(UsageError, match='mmdet, mmseg, mmpretrain'):
         enable_tta(Config(dict(default_scope='mmengine')))
