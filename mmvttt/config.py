@@ -33,8 +33,8 @@ def load_config(
         launcher: 'none', 'pytorch', 'slurm' or 'mpi'.
 
     Raises:
-        UsageError: There is no such file, it cannot be read, or the toolbox of its default_scope
-            is not installed.
+        UsageError: There is no such file, it cannot be read, it or an option puts a dict in the
+            place of another value, or the toolbox of its default_scope is not installed.
     """
     path = find_config(config)
     if path is None or not path.is_file():
@@ -45,6 +45,7 @@ def load_config(
         )
     try:
         cfg = Config.fromfile(path)
+        cfg.merge_from_dict(cfg_options or {})
     except (SyntaxError, OSError, ValueError) as error:
         # mmengine puts their values between the quotes of a Python string.
         quoted = [
@@ -63,7 +64,11 @@ def load_config(
             f"the config '{config}' inherits from {missing}, which is missing: "
             f"pip install 'mmvttt[{_EXTRAS[missing]}]'"
         ) from error
-    cfg.merge_from_dict(cfg_options or {})
+    except TypeError as error:
+        # mmengine's, where a dict meets what is none; else an error of the config's own code.
+        if '_delete_' not in str(error):
+            raise
+        raise UsageError(f"the config '{config}' cannot be merged: {error}") from error
     cfg.launcher = launcher
     if work_dir is not None:
         cfg.work_dir = work_dir

@@ -20,6 +20,23 @@ def test_a_name_is_the_file(name: str) -> None:
     assert cfg.work_dir == f'work_dirs/{NAME}'
 
 
+def test_a_dict_in_the_place_of_a_name_is_a_sentence(tmp_path: Path) -> None:
+    child = tmp_path / 'child.py'
+    base = "_base_ = './base.py'\n"
+    (tmp_path / 'base.py').write_text("model = dict(arch='tiny')\n")
+    child.write_text(base + 'model = dict(arch=dict(depth=2))\n')
+    with pytest.raises(UsageError, match=r"child\.py' cannot be merged: arch=.*_delete_=True"):
+        load_config(child)
+    child.write_text(base + 'model = dict(arch=dict(_delete_=True, depth=2))\n')
+    assert load_config(child).model.arch == dict(depth=2)
+    child.write_text(base)
+    with pytest.raises(UsageError, match=r'arch=.*_delete_=True'):
+        load_config(child, cfg_options={'model.arch.depth': 2})
+    child.write_text(base + 'depth = len(3)\n')
+    with pytest.raises(TypeError, match='has no len'):
+        load_config(child)
+
+
 def test_a_config_of_a_toolbox() -> None:
     pytest.importorskip('mmdet')
     found = find_config('mmdet::_base_/models/mask-rcnn_r50_fpn')
