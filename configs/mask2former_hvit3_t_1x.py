@@ -3,8 +3,13 @@
 _base_ = 'mmdet::mask2former/mask2former_r50_8xb2-lsj-50e_coco.py'
 
 data_root = '{{$MMVTTT_DATA:data}}/coco/'
-train_dataloader = dict(dataset=dict(data_root=data_root))
-val_dataloader = dict(dataset=dict(data_root=data_root))
+# Without the panoptic PNGs that the base inherits, and that instances do not need.
+train_dataloader = dict(
+    dataset=dict(data_root=data_root, data_prefix=dict(_delete_=True, img='train2017/'))
+)
+val_dataloader = dict(
+    dataset=dict(data_root=data_root, data_prefix=dict(_delete_=True, img='val2017/'))
+)
 test_dataloader = val_dataloader
 val_evaluator = dict(ann_file=data_root + 'annotations/instances_val2017.json')
 test_evaluator = val_evaluator

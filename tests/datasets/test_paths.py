@@ -72,6 +72,26 @@ def test_missing_parts(root: Path, changes: dict, message: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ('transform', 'read'),
+    [
+        (dict(type='LoadAnnotations', with_mask=True), False),
+        (dict(type='LoadAnnotations', with_seg=True), True),
+        (dict(type='mmdet.LoadPanopticAnnotations'), True),
+    ],
+)
+def test_label_maps_of_coco_only_where_they_are_read(
+    root: Path, transform: dict, read: bool
+) -> None:
+    """Mask2Former's configs for instances inherit them from the panoptic one."""
+    cfg = config({**coco(root, pipeline=[transform]), 'data_prefix': dict(img='', seg='no')})
+    if not read:
+        check_data(cfg)
+        return
+    with pytest.raises(MissingDataError, match=r"folder '.*/no'.*dataset\.data_prefix\.seg=PATH"):
+        check_data(cfg)
+
+
+@pytest.mark.parametrize(
     ('wrap', 'key'),
     [
         (lambda d: dict(type='RepeatDataset', times=2, dataset=d), 'dataset.dataset.data_root'),

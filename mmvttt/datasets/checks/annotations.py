@@ -125,11 +125,29 @@ def _is_remote(config: Mapping) -> bool:
     return bool(config.get('backend_args')) or any('://' in str(path) for path in paths)
 
 
+def reads_label_maps(config: Mapping) -> bool:
+    """Whether the label maps of mmdet's `data_prefix.seg` (PNGs of COCO panoptic) are loaded.
+
+    A pipeline for instances may leave them alone, where its config inherits from a panoptic one.
+    """
+    return any(
+        name == 'LoadPanopticAnnotations' or transform.get('with_seg')
+        for name, transform in _transforms(config)
+    )
+
+
 def _reads_files(config: Mapping) -> bool:
     """Whether the images are files by the names that the annotations give them."""
-    kinds = [t.get('type') for t in config.get('pipeline') or () if isinstance(t, Mapping)]
-    names = [getattr(kind, '__name__', str(kind)).rpartition('.')[2] for kind in kinds]
+    names = [name for name, _ in _transforms(config)]
     return not names or 'LoadImageFromFile' in names
+
+
+def _transforms(config: Mapping) -> Iterator[tuple[str, Mapping]]:
+    """The name of the class of each transform of a pipeline, without a scope, and its config."""
+    for transform in config.get('pipeline') or ():
+        if isinstance(transform, Mapping):
+            kind = transform.get('type')
+            yield getattr(kind, '__name__', str(kind)).rpartition('.')[2], transform
 
 
 def _known_kind(config: Mapping, scope: str) -> str | None:

@@ -11,7 +11,7 @@ from mmengine.config import Config
 from mmengine.logging import print_log
 
 from ...errors import DataError, MissingDataError
-from .annotations import check_annotations, innermost
+from .annotations import check_annotations, innermost, reads_label_maps
 
 _KINDS = {'train': 'training', 'val': 'validation', 'test': 'test'}
 # How a config names an environment variable, with a default: {{$NAME:default}}.
@@ -86,7 +86,7 @@ def _paths(config: Mapping) -> Iterator[tuple[str, str, str]]:
     if isinstance(prefixes, str):
         prefixes = {'': prefixes}
     for name, prefix in prefixes.items():
-        if prefix:
+        if prefix and (name != 'seg' or reads_label_maps(config)):
             key = f'data_prefix.{name}' if name else 'data_prefix'
             yield key, 'folder', os.path.join(root, prefix)
 
