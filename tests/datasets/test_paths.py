@@ -38,6 +38,20 @@ def test_nothing_to_say_where_all_is_there(root: Path) -> None:
     check_data(config(dict(type='CocoDataset', data_root='s3://bucket/coco/')))
 
 
+def test_a_storage_backend_knows_its_paths(root: Path) -> None:
+    """It may map them to elsewhere, as mmdet's documentation of Petrel does."""
+    remote = dict(backend_args=dict(backend='petrel', path_mapping={'remote/': 's3://bucket/'}))
+    metric = dict(type='CocoMetric', ann_file='remote/val.json')
+    check_data(config(coco('remote/', **remote), 'val', val_evaluator=[{**metric, **remote}]))
+    loader = dict(type='LoadImageFromFile', **remote)
+    check_data(config({**coco(root, pipeline=[loader]), 'data_prefix': dict(img='remote/')}))
+    local = dict(backend_args=None)
+    with pytest.raises(MissingDataError, match=r'val_dataloader\.dataset\.data_root'):
+        check_data(config(coco('remote/', **local), 'val'))
+    with pytest.raises(MissingDataError, match=r'val_evaluator\.ann_file'):
+        check_data(config(coco(root), 'val', val_evaluator={**metric, **local}))
+
+
 def test_relative_paths_start_at_the_working_directory(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

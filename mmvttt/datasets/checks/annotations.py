@@ -120,9 +120,15 @@ def explain_failure(dataset: Mapping, error: Exception) -> DataError | None:
     return None
 
 
+def has_backend(config: Mapping) -> bool:
+    """Whether a data set or metric reads from a storage backend, which may map paths elsewhere."""
+    readers = [config, *(transform for _, transform in _transforms(config))]
+    return any(reader.get('backend_args') for reader in readers)
+
+
 def _is_remote(config: Mapping) -> bool:
     paths = (config.get('data_root'), config.get('ann_file'), config.get('data_prefix'))
-    return bool(config.get('backend_args')) or any('://' in str(path) for path in paths)
+    return has_backend(config) or any('://' in str(path) for path in paths)
 
 
 def reads_label_maps(config: Mapping) -> bool:

@@ -11,7 +11,7 @@ from mmengine.config import Config
 from mmengine.logging import print_log
 
 from ...errors import DataError, MissingDataError
-from .annotations import check_annotations, innermost, reads_label_maps
+from .annotations import check_annotations, has_backend, innermost, reads_label_maps
 
 _KINDS = {'train': 'training', 'val': 'validation', 'test': 'test'}
 # How a config names an environment variable, with a default: {{$NAME:default}}.
@@ -49,7 +49,7 @@ def check_paths(cfg: Config, splits: Sequence[str] = ('train', 'val', 'test')) -
     """Checks that the folders and annotation files that a config names exist.
 
     Reads the config alone; sees through RepeatDataset, ConcatDataset and the like. Remote paths
-    (`s3://…`) are not looked at.
+    (`s3://…`), and those of a storage backend (`backend_args`), are not looked at.
 
     Args:
         cfg: The config of a run.
@@ -69,6 +69,8 @@ def check_paths(cfg: Config, splits: Sequence[str] = ('train', 'val', 'test')) -
             *innermost(cfg.get(f'{split}_evaluator'), f'{split}_evaluator'),
         ]
         for place, config in places:
+            if has_backend(config):
+                continue
             for key, what, path in _paths(config):
                 if '://' not in path and not os.path.exists(os.path.expanduser(path)):
                     raise MissingDataError(_sentence(cfg, split, f'{place}.{key}', what, path))
