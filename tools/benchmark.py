@@ -24,7 +24,6 @@ from mmvttt.cli import (
     positive,
     usable_device,
 )
-from mmvttt.errors import UsageError
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -73,9 +72,7 @@ def main(argv: list[str] | None = None) -> None:
     with plain_errors():
         for name in args.models:
             found = find_model(name, args.cfg_options)
-            if args.backbone and not hasattr(found.model, 'backbone'):
-                raise UsageError(f'--backbone: {name!r} has no part of that name')
-            model = found.model.backbone if args.backbone else found.model
+            model = found.backbone if args.backbone else found.model
             cases = [(size, batch) for size in args.sizes for batch in args.batch]
             for size, batch in track(cases, description=found.name):
                 row = measure(

@@ -26,6 +26,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         help='of the image; default: 800 1333 for detectors, 512 512 for segmentors, else 224 224',
     )
     parser.add_argument('--depth', type=positive, default=2, help='of the parts; default: 2')
+    parser.add_argument('--backbone', action='store_true', help="leave out a config's heads")
     add_cfg_options(parser)
     return parser.parse_args(argv)
 
@@ -51,7 +52,8 @@ def main(argv: list[str] | None = None) -> None:
     with plain_errors():
         found = find_model(args.model, args.cfg_options, weightless=True)
         size = tuple(args.shape or found.size)
-        cost = count_cost(DenseForward(found.model), size)
+        model = found.backbone if args.backbone else found.model
+        cost = count_cost(DenseForward(model), size)
     console = Console(width=100)
     for table in tables(cost, args.depth):
         console.print(table)
@@ -61,6 +63,11 @@ def main(argv: list[str] | None = None) -> None:
     )
     if cost.uncounted:
         print(f'Without a FLOP formula, and missing above: {", ".join(cost.uncounted)}')
+    if cost.idle:
+        print(
+            'Not run and counted as 0, being for training only or of work that depends on what is '
+            f'found in the image: {", ".join(cost.idle)}'
+        )
 
 
 if __name__ == '__main__':

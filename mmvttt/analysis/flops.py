@@ -15,6 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
+from ..errors import UsageError
+
 # Namespaces of torch's own operators; what has no formula there is no product of matrices.
 _OF_TORCH = ('aten', 'prim', 'prims', 'profiler')
 
@@ -28,12 +30,15 @@ class Cost:
         macs: Multiply-accumulates of each part on one image.
         by_op: Multiply-accumulates of each op, by its name in torch.
         uncounted: Custom operators that ran and have no formula: their work is missing.
+        idle: Parts none of whose parameters was used, so that they count 0: those for training
+            only, and heads whose work depends on what is found in the image.
     """
 
     params: dict[str, int]
     macs: dict[str, int]
     by_op: dict[str, int]
     uncounted: list[str] = field(default_factory=list)
+    idle: list[str] = field(default_factory=list)
 
     @property
     def total_params(self) -> int:
@@ -66,13 +71,22 @@ def count_cost(network: nn.Module, size: tuple[int, int], in_channels: int = 3) 
         network: Takes an image `(1, in_channels, H, W)`. It loses its weights.
         size: (height, width) of the image in pixels.
         in_channels: Channels of the image.
+
+    Raises:
+        UsageError: A part of it has no forward pass of its own.
     """
     network = network.to('meta').eval()
     try:
         counter, watch = _count(network, torch.empty(1, in_channels, *size, device='meta'))
     except (NotImplementedError, RuntimeError):
         image = torch.zeros(1, in_channels, *size)
-        counter, watch = _count(network.to_empty(device='cpu'), image, _ShapesOnly())
+        try:
+            counter, watch = _count(network.to_empty(device='cpu'), image, _ShapesOnly())
+        except NotImplementedError as error:
+            raise UsageError(
+                f'the model cannot be counted as a whole ({error}): count its backbone alone '
+                '(--backbone)'
+            ) from error
     macs: Counter[str] = Counter()
     root = type(network).__name__
     counts = counter.get_flop_counts()
@@ -91,18 +105,20 @@ def count_cost(network: nn.Module, size: tuple[int, int], in_channels: int = 3) 
         macs=dict(macs),
         by_op={str(op): n // 2 for op, n in Counter(counts.get('Global')).most_common()},
         uncounted=sorted(watch.names),
+        idle=_idle(network, watch.used),
     )
 
 
 def _count(
     network: nn.Module, image: Tensor, inside: AbstractContextManager | None = None
-) -> tuple[FlopCounterMode, '_CustomOps']:
-    watch = _CustomOps()
+) -> tuple[FlopCounterMode, '_Watch']:
+    watch = _Watch()
     with (
         torch.no_grad(),
         FlopCounterMode(display=False) as counter,
-        watch,
         inside or nullcontext(),
+        # Last, so that it meets the parameters before `inside` puts others in their place.
+        watch,
     ):
         network(image)
     return counter, watch
@@ -122,14 +138,32 @@ def _params(network: nn.Module) -> dict[str, int]:
     return dict(totals)
 
 
-class _CustomOps(TorchDispatchMode):
-    """Collects operators from outside of torch for which nobody has registered a FLOP formula."""
+def _idle(network: nn.Module, used: set[int]) -> list[str]:
+    """The largest parts none of whose parameters is among those of these ids."""
+    found: list[str] = []
+    for name, module in network.named_modules():
+        inside = [id(p) for p in module.parameters()]
+        within = name.startswith(tuple(f'{other}.' for other in found))
+        if inside and used.isdisjoint(inside) and not within:
+            found.append(name)
+    return [name.removeprefix('model.') for name in found]
+
+
+class _Watch(TorchDispatchMode):
+    """Collects operators from outside of torch that have no FLOP formula, and used parameters.
+
+    Attributes:
+        names: Of these operators.
+        used: `id` of every parameter that an operator was given.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.names: set[str] = set()
+        self.used: set[int] = set()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.used |= {id(x) for x in tree_leaves((args, kwargs)) if isinstance(x, nn.Parameter)}
         packet = func.overloadpacket
         if func.namespace not in _OF_TORCH and packet not in flop_registry:
             self.names.add(str(packet))

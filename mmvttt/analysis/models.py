@@ -40,6 +40,17 @@ class FoundModel:
     size: tuple[int, int]
     config: Config | None
 
+    @property
+    def backbone(self) -> nn.Module:
+        """The model without neck and heads.
+
+        Raises:
+            UsageError: It has no part of that name.
+        """
+        if not hasattr(self.model, 'backbone'):
+            raise UsageError(f'--backbone: {self.name!r} has no part of that name')
+        return self.model.backbone
+
 
 def find_model(
     name: str, cfg_options: dict[str, Any] | None = None, weightless: bool = False
@@ -142,7 +153,8 @@ class DenseForward(nn.Module):
     A classifier, a segmentor, a detector of DETR's kind and a Mask2Former at inference as they are.
     Of a two-stage detector the box and mask heads, on as many regions as its `test_cfg` lets
     through at most; nothing of what chooses these regions, and not the RoIAlign between, which has
-    no multiplications of matrices.
+    no multiplications of matrices. Not the mask head of a one-stage detector that has boxes too
+    (CondInst, YOLACT): it works on the objects that are found.
 
     Args:
         model: A model of mmdet, mmsegmentation or mmpretrain, a backbone, or a model of timm.
@@ -167,29 +179,33 @@ class DenseForward(nn.Module):
             return segments(features)
         if hasattr(model, 'rpn_head'):
             return self._two_stages(features)
-        head = getattr(model, 'bbox_head', None) or getattr(model, 'head', None)
+        # SOLO's kind has a mask head alone.
+        heads = (getattr(model, name, None) for name in ('bbox_head', 'head', 'mask_head'))
+        head = next((h for h in heads if h is not None), None)
         return features if head is None else head(features)
 
     def _two_stages(self, features: tuple[Tensor, ...]) -> list:
         model, roi = self.model, self.model.roi_head
+        heads = {kind: getattr(roi, f'{kind}_head', None) for kind in ('bbox', 'mask')}
+        if any(isinstance(head, nn.ModuleList) for head in heads.values()):
+            raise UsageError(
+                f'{type(roi).__name__} has a cascade of heads, whose work depends on the image: '
+                'look at its backbone alone (--backbone)'
+            )
         outs = [model.rpn_head(features)] if model.with_rpn else []
+        if getattr(model, 'semantic_head', None) is not None:
+            outs.append(model.semantic_head(features))
         regions = dict(
             bbox=model.test_cfg.rpn.max_per_img,
             mask=model.test_cfg.rcnn.max_per_img,
         )
         for kind, count in regions.items():
-            head = getattr(roi, f'{kind}_head', None)
-            if head is None:
+            if heads[kind] is None:
                 continue
-            if isinstance(head, nn.ModuleList):
-                raise UsageError(
-                    f'{type(roi).__name__} has a cascade of heads, whose work depends on the '
-                    'image: look at its backbone alone'
-                )
             extractor = getattr(roi, f'{kind}_roi_extractor')
             side = extractor.roi_layers[0].output_size
             shape = (len(features[0]) * count, extractor.out_channels, *side)
-            outs.append(head(features[0].new_zeros(shape)))
+            outs.append(heads[kind](features[0].new_zeros(shape)))
         return outs
 
 

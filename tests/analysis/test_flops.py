@@ -112,8 +112,45 @@ def test_models_are_found_by_path_name_and_registry() -> None:
         find_model('nowhere.py')
 
 
-def test_cascades_are_refused() -> None:
-    model = find_model('maskrcnn_vittt_t_1x', weightless=True).model
-    model.roi_head.bbox_head = nn.ModuleList([model.roi_head.bbox_head])
-    with pytest.raises(UsageError, match='cascade'):
-        count_cost(DenseForward(model), (64, 64))
+@pytest.mark.parametrize(
+    ('name', 'part', 'idle'),
+    [
+        ('solov2/solov2_r50_fpn_1x_coco', 'mask_head', []),
+        ('panoptic_fpn/panoptic-fpn_r50_fpn_1x_coco', 'semantic_head', []),
+        ('condinst/condinst_r50_fpn_ms-poly-90k_coco_instance', 'bbox_head', ['mask_head']),
+        ('point_rend/point-rend_r50-caffe_fpn_ms-1x_coco', 'roi_head', ['roi_head.point_head']),
+    ],
+)
+def test_heads_of_mmdet_run_or_are_named(name: str, part: str, idle: list[str]) -> None:
+    cost = cost_of(f'mmdet::{name}.py', (64, 64))
+    assert cost.macs[part] > 0
+    assert cost.idle == idle
+    assert all(cost.params[i] > 0 == cost.macs.get(i, 0) for i in idle)
+
+
+def test_parts_without_a_parameter_in_use_are_named() -> None:
+    class Network(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used = nn.Linear(8, 8)
+            self.unused = nn.ModuleDict(dict(first=nn.Linear(8, 8), second=nn.Linear(8, 8)))
+            self.unused_too = nn.ModuleList([nn.Linear(8, 8)])
+            # Its weight is used, and it is not called.
+            self.table = nn.Embedding(2, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.used(x) + self.table.weight[0]
+
+    assert count_cost(Network(), (4, 8)).idle == ['unused', 'unused_too']
+
+
+# Sparse R-CNN's RPN has no forward pass either.
+@pytest.mark.parametrize('name', ['cascade_rcnn/cascade-rcnn', 'sparse_rcnn/sparse-rcnn'])
+def test_cascades_are_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=r'cascade.*--backbone'):
+        cost_of(f'mmdet::{name}_r50_fpn_1x_coco.py', (64, 64))
+
+
+def test_a_part_without_a_forward_pass_is_one_sentence() -> None:
+    with pytest.raises(UsageError, match=r'\[Module\] is missing.*--backbone'):
+        count_cost(nn.Sequential(nn.Module()), (64, 64))

@@ -58,6 +58,16 @@ def test_get_flops(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
     assert 'vittt_t_in1k at 224×224: 6.976 M parameters, 1.459 GFLOPs' in out
     shape = ('--shape', '225', '333')
     assert '225×333' in run(monkeypatch, capsys, 'get_flops.py', 'vittt_t_in1k', *shape)
+    out = run(monkeypatch, capsys, 'get_flops.py', 'vittt_t_in1k', '--backbone')
+    assert '6.783 M parameters, 1.459 GFLOPs' in out
+
+
+def test_get_flops_names_what_did_not_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = ('get_flops.py', 'upernet_hvit3_t_160k', '--shape', '64', '64')
+    assert 'found in the image: auxiliary_head\n' in run(monkeypatch, capsys, *args)
+    assert 'found in the image' not in run(monkeypatch, capsys, *args, '--backbone')
 
 
 def test_an_unknown_model_is_one_sentence(
