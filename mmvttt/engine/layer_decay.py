@@ -7,11 +7,13 @@ detection.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
 from mmengine.logging import print_log
 from mmengine.optim import DefaultOptimWrapperConstructor
+from mmengine.registry import OPTIMIZERS
 from rich.console import Console
 from rich.table import Table
 from torch import nn
@@ -48,14 +50,16 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
     a module's `no_weight_decay()` names get no weight decay.
 
     Args:
-        optim_wrapper_cfg: The wrapper with its `optimizer`, which needs `lr`.
+        optim_wrapper_cfg: The wrapper with its `optimizer`, which needs `lr`; without
+            `weight_decay` it decays by its class's default (AdamW: 0.01), by the same rules.
         paramwise_cfg: `layer_decay_rate`, in (0, 1], and optionally mmengine's
 
             - `bias_lr_mult` (1), `bias_decay_mult` (0), `norm_decay_mult` (0),
               `flat_decay_mult` (0; 1-D parameters), `dwconv_decay_mult` (1);
             - `custom_keys`: `{part of a name: dict(lr_mult=…, decay_mult=…)}`; the longest part
-              that occurs in a name counts. `lr_mult` comes on top of the layer's rate,
-              `decay_mult` replaces the rules above; other entries go to the optimizer's group;
+              that occurs in a name counts. `lr_mult` comes on top of the layer's rate. Each of
+              the two replaces the rules above, which hold where it is left out; other entries go
+              to the optimizer's group;
             - `new_lr_mult` (1): on top of all that for what the modules' `new_parameters()` name,
               the tensors that a model with inherited weights has begun at random (20 in T⁵).
 
@@ -65,6 +69,8 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
     """
 
     def _validate_cfg(self) -> None:
+        if self.base_wd is None:
+            self.base_wd = _default_decay(self.optimizer_cfg.get('type'))
         super()._validate_cfg()
         unknown = sorted(set(self.paramwise_cfg) - set(_KEYS))
         if unknown:
@@ -133,11 +139,6 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         self, owner: nn.Module, name: str, parameter: nn.Parameter, undecayed: bool
     ) -> tuple[float, float, dict]:
         """Multipliers of rate and decay, and further entries of the optimizer's group."""
-        custom = self.paramwise_cfg.get('custom_keys', {})
-        matching = [key for key in custom if key in name]
-        if matching:
-            extra = dict(custom[min(matching, key=lambda key: (-len(key), key))])
-            return extra.pop('lr_mult', 1.0), extra.pop('decay_mult', 1.0), extra
         option = self.paramwise_cfg.get
         is_norm = isinstance(owner, _NORMS)
         is_bias = name.rpartition('.')[2] == 'bias'
@@ -154,7 +155,21 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
             decay_mult = option('flat_decay_mult', 0.0)
         else:
             decay_mult = 1.0
-        return lr_mult, decay_mult, {}
+        custom = option('custom_keys', {})
+        matching = [key for key in custom if key in name]
+        extra = dict(custom[min(matching, key=lambda key: (-len(key), key))]) if matching else {}
+        return extra.pop('lr_mult', lr_mult), extra.pop('decay_mult', decay_mult), extra
+
+
+def _default_decay(optimizer: str | type | None) -> float | None:
+    """The weight decay of an optimizer that is given none; None where it knows no such thing."""
+    if isinstance(optimizer, str):
+        with OPTIMIZERS.switch_scope_and_registry(None) as registry:
+            optimizer = registry.get(optimizer)
+    # What is no optimizer is an error of mmengine when it builds it.
+    options = inspect.signature(optimizer).parameters if callable(optimizer) else {}
+    default = options['weight_decay'].default if 'weight_decay' in options else None
+    return default if isinstance(default, int | float) else None
 
 
 def _parameters(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Parameter]]:
@@ -212,7 +227,7 @@ def _table(groups: list[dict]) -> str:
         table.add_row(
             'other' if group['layer'] is None else str(group['layer']),
             f'{group["lr"]:.3g}',
-            f'{group.get("weight_decay", 0.0):.3g}',
+            f'{group["weight_decay"]:.3g}' if 'weight_decay' in group else '–',
             str(len(group['params'])),
             f'{sum(p.numel() for p in group["params"]):,}',
         )

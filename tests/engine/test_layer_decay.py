@@ -1,7 +1,10 @@
 """Rates by depth, and which parameters do not decay."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
+from mmengine.logging import MMLogger
 from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
 from torch import nn
 
@@ -140,10 +143,19 @@ def test_custom_keys_and_multipliers() -> None:
     assert got['head.bias'] == (LR * 2, DECAY)
     assert got['backbone.norm.bias'] == (LR, DECAY)
     assert got['backbone.scale'] == (LR / 8, DECAY)
-    # A custom key replaces the other rules.
-    assert got['backbone.blocks.1.dw.weight'] == (LR / 2 * 4, DECAY)
+    # A custom key without decay_mult leaves the rules.
+    assert got['backbone.blocks.1.dw.weight'] == (LR / 2 * 4, 0)
     model = Detector(Plain())
     assert settings(model, dwconv_decay_mult=0.0)['backbone.blocks.1.dw.weight'] == (LR / 2, 0)
+
+
+def test_a_rate_of_its_own_leaves_decay_as_it_was() -> None:
+    rules, got = (
+        settings(Detector(Plain())),
+        settings(Detector(Plain()), custom_keys=dict(backbone=dict(lr_mult=0.5))),
+    )
+    for name, (rate, decay) in rules.items():
+        assert got[name] == (rate / 2 if name.startswith('backbone') else rate, decay), name
 
 
 def test_one_group_for_each_setting() -> None:
@@ -170,14 +182,36 @@ def test_without_weight_decay() -> None:
     assert settings(Detector(Plain()), sgd)['backbone.embed.weight'] == (LR / 8, 0)
 
 
-def test_logs_a_table_of_groups(caplog: pytest.LogCaptureFixture, capsys: object) -> None:
-    from mmengine.logging import MMLogger
+@pytest.fixture
+def logged(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture) -> Callable[[], str]:
+    """What has been logged: by a new logger, as one keeps the stdout of its first use."""
+    MMLogger.get_instance(request.node.name)
+    return lambda: ''.join(capsys.readouterr())
 
-    MMLogger.get_instance('layer_decay_test')
+
+@pytest.mark.parametrize('kind', ['AdamW', torch.optim.AdamW])
+def test_the_default_decay_of_the_optimizer_follows_the_rules(
+    kind: object, logged: Callable[[], str]
+) -> None:
+    got = settings(Detector(Plain()), dict(optimizer=dict(type=kind, lr=LR)), norm_decay_mult=2.0)
+    assert got['backbone.embed.weight'] == (LR / 8, 0.01)
+    assert got['backbone.pos_embed'] == (LR / 8, 0)
+    assert got['backbone.norm.weight'] == (LR, 0.02)
+    assert ' 0.01 ' in logged()
+
+
+def test_an_optimizer_without_weight_decay(logged: Callable[[], str]) -> None:
+    config = dict(optimizer=dict(type='Rprop', lr=LR))
+    constructor = LayerDecayOptimWrapperConstructor(config, dict(layer_decay_rate=0.5))
+    assert 'weight_decay' not in constructor(Detector(Plain())).optimizer.param_groups[0]
+    assert ' – ' in logged()
+
+
+def test_logs_a_table_of_groups(logged: Callable[[], str]) -> None:
     settings(Detector(Plain()))
-    out = capsys.readouterr()
-    assert 'Layer-wise learning rates' in out.out + out.err
-    assert 'other' in out.out + out.err
+    out = logged()
+    assert 'Layer-wise learning rates' in out
+    assert 'other' in out
 
 
 @pytest.mark.parametrize('rate', [None, 0, -0.5, 1.5])
