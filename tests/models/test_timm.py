@@ -205,6 +205,13 @@ def test_the_input_size_can_be_set() -> None:
     torch.testing.assert_close(model(x), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize('stages', [-1, 0])
+def test_another_input_size_leaves_what_is_frozen(stages: int) -> None:
+    model = reduced('vittt_tiny_patch16_224', frozen_stages=stages)
+    model.set_input_size((96, 32))
+    assert model.backbone.pos_embed.requires_grad is (stages < 0)
+
+
 def test_bad_options_are_named() -> None:
     model = reduced('vittt_tiny_patch16_224')
     x = torch.zeros(1, 3, 32, 32)

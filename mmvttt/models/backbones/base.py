@@ -111,7 +111,9 @@ class PlainBackbone(PretrainedMixin, BaseModule):
         """Stores the position embedding for images of another side (or (H, W)) in pixels."""
         grid = self._grid_of(img_size)
         if self.pos_embed is not None:
-            self.pos_embed = nn.Parameter(self._resized(self.pos_embed, grid, self.grid))
+            self.pos_embed = nn.Parameter(
+                self._resized(self.pos_embed, grid, self.grid), self.pos_embed.requires_grad
+            )
         self.grid = grid
 
     def embed(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
