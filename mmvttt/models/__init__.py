@@ -1,5 +1,17 @@
 """Layers, backbones and the adapter around them; mmengine imports this to find `mmvttt.X`."""
 
 from . import adapters, backbones, classifiers, roi_extractors
+from .adapters import ViTAdapter
+from .backbones import T5, HViT3, ViT3, Vittt
 
-__all__ = ['adapters', 'backbones', 'classifiers', 'roi_extractors']
+__all__ = [
+    'T5',
+    'HViT3',
+    'ViT3',
+    'ViTAdapter',
+    'Vittt',
+    'adapters',
+    'backbones',
+    'classifiers',
+    'roi_extractors',
+]

@@ -3,9 +3,11 @@
 import copy
 import inspect
 import math
+from pathlib import Path
 
 import pytest
 import torch
+from mmengine.config import Config
 from mmengine.registry import MODELS as ROOT
 from torch import nn
 
@@ -221,6 +223,13 @@ def test_layers_of_the_learning_rate(name: str) -> None:
     assert model.get_layer_depth('head.fc.weight', 'backbone.')[0] == total - 1
     undecayed = getattr(model, 'no_weight_decay', set)()
     assert undecayed <= {n for n, _ in model.named_parameters()}
+
+
+@every_backbone
+def test_a_pure_python_config_imports_its_class(name: str, tmp_path: Path) -> None:
+    config = tmp_path / 'pure.py'
+    config.write_text(f'from mmvttt.models import {name}\n\nmodel = dict(type={name})\n')
+    assert Config.fromfile(config).model.type is MODELS.get(name)
 
 
 @pytest.mark.parametrize('toolbox', ['mmdet', 'mmseg', 'mmpretrain'])
