@@ -12,7 +12,7 @@ from mmengine.logging import print_log
 from torch import Tensor, nn
 
 from ..errors import CheckpointMismatchError
-from .read import read_weights
+from .read import read_weights, under
 
 # Below this share of the module's tensors a checkpoint is somebody else's.
 _LEAST = 0.1
@@ -87,11 +87,11 @@ def require_match(
         CheckpointMismatchError: Fewer than a tenth of the module's tensors are there. Names the
             prefixes of the file, and the one to write where one would fit.
     """
-    report = compare(module, _under(weights, prefix))
+    report = compare(module, under(weights, prefix))
     size = len(module.state_dict())
     if len(report.matched) >= max(1, _LEAST * size):
         return report
-    fits = {p: len(compare(module, _under(weights, p)).matched) for p in _prefixes(weights)}
+    fits = {p: len(compare(module, under(weights, p)).matched) for p in _prefixes(weights)}
     best = max(fits, key=fits.__getitem__, default='')
     advice = 'give the checkpoint of this architecture'
     if fits.get(best, 0) >= max(1, _LEAST * size):
@@ -142,18 +142,14 @@ def load_pretrained(
     weights = read_weights(checkpoint, map_location, ema)
     source = os.fspath(checkpoint)
     if adapt is not None:
-        adapted = adapt(_under(weights, prefix))
+        adapted = adapt(under(weights, prefix))
         weights = {name: v for name, v in weights.items() if not name.startswith(prefix)}
         weights |= {f'{prefix}{name}': v for name, v in adapted.items()}
     report = require_match(module, weights, source, prefix)
-    own = _under(weights, prefix)
+    own = under(weights, prefix)
     module.load_state_dict({name: own[name] for name in report.matched}, strict=False)
     print_log(f'Weights of {type(module).__name__} from {source}: {report}', 'current')
     return report
-
-
-def _under(weights: StateDict, prefix: str) -> dict[str, Tensor]:
-    return {name[len(prefix) :]: v for name, v in weights.items() if name.startswith(prefix)}
 
 
 def _prefixes(weights: StateDict) -> list[str]:

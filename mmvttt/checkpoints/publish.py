@@ -16,7 +16,7 @@ from torch import Tensor
 from ..errors import UsageError
 from ..version import __version__
 from .atomic_write import write_whole
-from .read import named_tensors, read_content
+from .read import named_tensors, read_content, under
 
 _HASH_DIGITS = 8
 # What the names of the classes are; the rest of `meta` is about the machine and the run.
@@ -85,16 +85,17 @@ def publish_checkpoint(
         raise UsageError(f'the new checkpoint {os.fspath(out)!r} must end in .pth')
     content = read_content(path)
     weights = named_tensors(content, os.fspath(path))
-    kept = {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
+    kept = under(weights, prefix)
     if not kept:
         heads = sorted({name.partition('.')[0] + '.' for name in weights})
         raise UsageError(f'nothing is under the prefix {prefix!r}; there is {", ".join(heads)}')
-    if half:
-        kept = {n: w.half() if w.dtype == torch.float32 else w for n, w in kept.items()}
-    # Clones: a view would bring the whole tensor that it looks at into the file.
+    for name, weight in kept.items():
+        halved = half and weight.dtype == torch.float32
+        # Clones: a view would bring the whole tensor that it looks at into the file.
+        kept[name] = weight.detach().half() if halved else weight.detach().clone()
     meta = {key: value for key, value in _meta(content).items() if key in _KEPT_META}
     published: dict[str, Any] = {
-        'state_dict': {n: w.detach().clone() for n, w in kept.items()},
+        'state_dict': kept,
         'meta': {**meta, 'mmvttt_version': __version__},
     }
     buffer = io.BytesIO()

@@ -7,6 +7,7 @@ import os
 import pickle
 import re
 import stat
+from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import IO, Any
@@ -156,6 +157,27 @@ def _located(source: str) -> str:
     return path
 
 
+def under(weights: Mapping[Any, Any], prefix: str = '') -> dict[str, Tensor]:
+    """The tensors whose names begin with a prefix, by the rest of their names.
+
+    torch's notes on the modules they are of (`_metadata`) come along: backbones note their grid.
+    """
+    found: Any = OrderedDict(
+        (name[len(prefix) :], v)
+        for name, v in weights.items()
+        if isinstance(name, str) and name.startswith(prefix) and isinstance(v, Tensor)
+    )
+    notes = getattr(weights, '_metadata', None)
+    if isinstance(notes, Mapping):
+        # By modules, whose names lack the dot.
+        found._metadata = OrderedDict(
+            (f'{name}.'[len(prefix) : -1], note)
+            for name, note in notes.items()
+            if f'{name}.'.startswith(prefix)
+        )
+    return found
+
+
 def named_tensors(content: Any, source: str, ema: bool = False) -> dict[str, Tensor]:
     """The weights in what `read_content` has read; `source` names it in the error."""
     containers: tuple[str, ...] = _EMA if ema else _CONTAINERS
@@ -165,14 +187,12 @@ def named_tensors(content: Any, source: str, ema: bool = False) -> dict[str, Ten
     if isinstance(content, Mapping):
         held = [c for c in containers if isinstance(content.get(c), Mapping)]
         weights = content[held[0]] if held else content
-        tensors = {k: v for k, v in weights.items() if isinstance(k, str) and isinstance(v, Tensor)}
+        tensors = under(weights)
         if ema and not held:
-            taught = named_tensors(content, source).items()
-            tensors = {k[len(_TEACHER) :]: v for k, v in taught if k.startswith(_TEACHER)}
+            tensors = under(named_tensors(content, source), _TEACHER)
         if tensors:
-            if all(name.startswith('module.') for name in tensors):
-                return {name.removeprefix('module.'): v for name, v in tensors.items()}
-            return tensors
+            wrapped = all(name.startswith('module.') for name in tensors)
+            return under(tensors, 'module.') if wrapped else tensors
         found = f'the keys {sorted(map(str, weights))[:_LISTED]}'
     else:
         found = f'a {type(content).__name__}'

@@ -8,6 +8,7 @@ from mmengine.model import PretrainedInit
 from torch import Tensor
 
 from ..checkpoints.load import load_pretrained
+from ..checkpoints.read import under
 from ..errors import CheckpointMismatchError, RefusedCheckpointError
 
 _INHERIT = 'mmvttt.InheritViT'
@@ -81,7 +82,7 @@ class PretrainedMixin:
                 "the checkpoint is one of the authors' of ViT³ or T⁵, with names of their own; "
                 f'{_CONVERT}'
             )
-        weights = dict(weights)
+        weights = under(weights)
         for name, module in self.named_modules():
             if hasattr(module, 'adapt_weights'):
                 module.adapt_weights(weights, f'{name}.' if name else '')
