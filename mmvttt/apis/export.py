@@ -6,7 +6,7 @@ import inspect
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from ttt_kernels import decompositions
 
 from ..analysis.models import FoundModel, find_model
 from ..checkpoints.load import load_pretrained
-from ..errors import UsageError
+from ..errors import CheckpointMismatchError, UsageError
 
 OPSET = 18
 SUFFIXES = ('.pt2', '.onnx')
@@ -81,6 +81,14 @@ class Scores(nn.Module):
         return self.model.head(self.model.extract_feat(image))
 
 
+# The children whose tensors are in the file, by the prefix of their names; '': all.
+_PARTS: dict[type[nn.Module], str | tuple[str, ...]] = {
+    Logits: ('backbone.', 'neck.', 'decode_head.'),
+    Features: ('backbone.', 'neck.'),
+    Scores: ('backbone.', 'neck.', 'head.'),
+}
+
+
 def exportable(model: nn.Module) -> nn.Module:
     """The part of a model that is a function of the image alone, in evaluation mode.
 
@@ -133,6 +141,7 @@ def export_model(
 
     Raises:
         UsageError: A wrong suffix, a missing package, a part that has to know its sizes.
+        CheckpointError: The checkpoint cannot be read, or lacks something that would be written.
         RuntimeError: The file computes something else than the model.
     """
     out = Path(out)
@@ -143,7 +152,7 @@ def export_model(
     found = find_model(model, cfg_options)
     network = exportable(found.model)
     if checkpoint is not None:
-        load_pretrained(found.model, checkpoint)
+        _load_all(found.model, checkpoint, _PARTS.get(type(network), ''))
     height, width = size or found.size
     if not fixed_size:
         _require_free_size(network)
@@ -161,6 +170,21 @@ def export_model(
         shapes += [(1, height + 37, width), (2, height * 2 // 3, width * 4 // 3 + 5)]
     for batch, *sides in shapes:
         yield _compare(network, run, torch.rand(batch, 3, *sides), out)
+
+
+def _load_all(
+    model: nn.Module, checkpoint: str | os.PathLike[str], parts: str | tuple[str, ...]
+) -> None:
+    report = load_pretrained(model, checkpoint)
+    missing = [name for name in report.missing if name.startswith(parts)]
+    mismatched = [line for line in report.mismatched if line.startswith(parts)]
+    if missing or mismatched:
+        lacking = replace(report, missing=missing, mismatched=mismatched, unexpected=[])
+        raise CheckpointMismatchError(
+            f'{os.fspath(checkpoint)!r} would leave random numbers in the file: '
+            f'{"; ".join(str(lacking).splitlines())}. Give the config and the --cfg-options that '
+            'the checkpoint was trained with'
+        )
 
 
 def _require_onnx() -> None:

@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from mmengine.logging import print_log
@@ -108,6 +109,15 @@ def require_match(
     )
 
 
+def adapted(module: nn.Module, weights: StateDict) -> dict[str, Tensor]:
+    """The weights after every part of a module has made them its own, e.g. resized them."""
+    weights = under(weights)  # a copy, with the notes
+    for name, part in module.named_modules():
+        if hasattr(part, 'adapt_weights'):
+            part.adapt_weights(weights, f'{name}.' if name else '')
+    return weights
+
+
 def load_pretrained(
     module: nn.Module,
     checkpoint: str | os.PathLike[str],
@@ -124,7 +134,7 @@ def load_pretrained(
         prefix: Takes the tensors whose names begin with it, e.g. `'backbone.'`.
         map_location: As of `torch.load`.
         ema: Takes the averaged weights of the file, MESA's teacher for one; see `read_weights`.
-        adapt: Changes the tensors before they are compared, e.g. resizes a position embedding.
+        adapt: Changes the tensors before they are compared; default: `adapted` to the module.
 
     Returns:
         The report that was logged.
@@ -141,10 +151,9 @@ def load_pretrained(
     prefix = f'{prefix.rstrip(".")}.' if prefix else ''
     weights = read_weights(checkpoint, map_location, ema)
     source = os.fspath(checkpoint)
-    if adapt is not None:
-        adapted = adapt(under(weights, prefix))
-        weights = {name: v for name, v in weights.items() if not name.startswith(prefix)}
-        weights |= {f'{prefix}{name}': v for name, v in adapted.items()}
+    fitted = (adapt or partial(adapted, module))(under(weights, prefix))
+    weights = {name: v for name, v in weights.items() if not name.startswith(prefix)}
+    weights |= {f'{prefix}{name}': v for name, v in fitted.items()}
     report = require_match(module, weights, source, prefix)
     own = under(weights, prefix)
     module.load_state_dict({name: own[name] for name in report.matched}, strict=False)

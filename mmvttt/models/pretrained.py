@@ -7,8 +7,7 @@ from mmengine.logging import print_log
 from mmengine.model import PretrainedInit
 from torch import Tensor
 
-from ..checkpoints.load import load_pretrained
-from ..checkpoints.read import under
+from ..checkpoints.load import adapted, load_pretrained
 from ..errors import CheckpointMismatchError, RefusedCheckpointError
 
 _INHERIT = 'mmvttt.InheritViT'
@@ -82,8 +81,4 @@ class PretrainedMixin:
                 "the checkpoint is one of the authors' of ViT³ or T⁵, with names of their own; "
                 f'{_CONVERT}'
             )
-        weights = under(weights)
-        for name, module in self.named_modules():
-            if hasattr(module, 'adapt_weights'):
-                module.adapt_weights(weights, f'{name}.' if name else '')
-        return weights
+        return adapted(self, weights)

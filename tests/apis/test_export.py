@@ -7,8 +7,9 @@ import pytest
 import torch
 from mmengine.config import Config
 
+from mmvttt.analysis.models import find_model, load_model
 from mmvttt.apis.export import export_model, exportable
-from mmvttt.errors import UsageError
+from mmvttt.errors import CheckpointMismatchError, UsageError
 
 CONFIGS = Path(__file__).resolve().parents[2] / 'configs'
 PLAIN = dict(embed_dims=32, num_layers=1, num_heads=2, feedforward_channels=32)
@@ -105,6 +106,53 @@ def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
         next(export_model('vittt_t_in1k', None, 'model.trt'))
     with pytest.raises(UsageError, match='--fixed-size'):
         next(export_model(small('upernet_vittt_t_camvid', tmp_path), None, tmp_path / 'm.pt2'))
+
+
+class Traced(Exception):
+    """Comes in place of a trace, which takes long."""
+
+
+@pytest.fixture
+def untraced(monkeypatch: pytest.MonkeyPatch) -> list[tuple[torch.nn.Module, torch.Tensor]]:
+    """The networks that would be written, and their example images."""
+    seen = []
+
+    def trace(network: torch.nn.Module, image: torch.Tensor, fixed_size: bool) -> None:
+        seen.append((network, image))
+        raise Traced
+
+    monkeypatch.setattr('mmvttt.apis.export._trace', trace)
+    return seen
+
+
+def test_a_checkpoint_fills_the_whole_file(tmp_path: Path, untraced: list) -> None:
+    config, weights = small('vittt_t_in1k', tmp_path), tmp_path / 'w.pth'
+    out, sides = tmp_path / 'm.pt2', ({'model.backbone.img_size': side} for side in (32, 64))
+    trained = find_model(config, next(sides)).model
+    torch.nn.init.ones_(trained.backbone.pos_embed)
+    torch.save(trained.state_dict(), weights)
+    # The position embedding of another image size is resized, here and for the analysis tools.
+    options = next(sides)
+    with pytest.raises(Traced):
+        next(export_model(config, weights, out, cfg_options=options))
+    seen = load_model(config, options, str(weights)).model
+    for embedding in (untraced[0][0].model.backbone.pos_embed, seen.backbone.pos_embed):
+        torch.testing.assert_close(embedding.detach(), torch.ones(1, 16, 32))
+    # A head of other classes, and none at all.
+    options = {'model.backbone.img_size': 32, 'model.head.num_classes': 7}
+    with pytest.raises(CheckpointMismatchError, match=r'head\.fc\.weight: \(5, 32\) → \(7, 32\)'):
+        next(export_model(config, weights, out, cfg_options=options))
+    torch.save({f'backbone.{n}': w for n, w in trained.backbone.state_dict().items()}, weights)
+    with pytest.raises(CheckpointMismatchError, match=r'missing: head\.fc.*--cfg-options'):
+        next(export_model(config, weights, out))
+
+
+def test_what_is_not_in_the_file_may_be_missing(tmp_path: Path, untraced: list) -> None:
+    config, weights = small('maskrcnn_vittt_demo', tmp_path), tmp_path / 'w.pth'
+    model = find_model(config).model
+    torch.save({n: w for n, w in model.state_dict().items() if 'roi_head' not in n}, weights)
+    with pytest.raises(Traced):
+        next(export_model(config, weights, tmp_path / 'm.pt2', fixed_size=True))
 
 
 def test_a_head_that_takes_more_than_features_is_refused() -> None:
