@@ -224,7 +224,8 @@ class _Segmentor:
 
     def __call__(self, image: np.ndarray, score_thr: float) -> tuple[list[str], np.ndarray]:
         sample = self.run(image, return_datasamples=True)
-        labels = sample.pred_sem_seg.data.cpu().numpy()
+        # mmseg's label map of a binary segmentor is of floating-point numbers.
+        labels = sample.pred_sem_seg.data.cpu().numpy().astype(np.int64)
         shares = np.bincount(labels.ravel(), minlength=len(self.classes)) / labels.size
         lines = [f'{self.classes[i]} {shares[i]:.1%}' for i in np.argsort(-shares) if shares[i]]
         return lines, _drawn(self.run.visualizer, image, sample)

@@ -93,6 +93,20 @@ def test_a_segmentor_draws_a_label_map(scenes: Path, tmp_path: Path) -> None:
         assert sum(float(s.rstrip('%')) for s in shares) == pytest.approx(100, abs=1)
 
 
+def test_a_binary_segmentor_names_its_two_classes(scenes: Path, tmp_path: Path) -> None:
+    cfg = small('upernet_vittt_t_camvid', scenes)
+    for head in (cfg.model.decode_head, cfg.model.auxiliary_head):
+        head.update(num_classes=2, out_channels=1, threshold=0.5)
+        head.loss_decode = dict(type='CrossEntropyLoss', use_sigmoid=True)
+    checkpoint = save_random(cfg, tmp_path / 'w.pth', ('ground', 'box'))
+    image = scenes / 'img_dir' / 'val' / '0.jpg'
+    (finding,) = show_images(cfg, checkpoint, [image], tmp_path / 'out')
+    assert is_picture(finding.picture)
+    assert {line.split()[0] for line in finding.lines} <= {'ground', 'box'}
+    shares = [float(line.split()[1].rstrip('%')) for line in finding.lines]
+    assert sum(shares) == pytest.approx(100, abs=0.2)
+
+
 def test_a_classifier_names_the_five_likeliest(scenes: Path, tmp_path: Path) -> None:
     cfg = small('vittt_t_in1k', scenes)
     classes = tuple(f'kind {i}' for i in range(7))
