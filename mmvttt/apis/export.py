@@ -96,12 +96,17 @@ def exportable(model: nn.Module) -> nn.Module:
     a model of timm as they are.
 
     Raises:
-        UsageError: The head of a segmentor takes more than features.
+        UsageError: A segmentor has a cascade of heads, or its head takes more than features.
     """
     if not hasattr(model, 'extract_feat'):
         part = model
     elif hasattr(model, 'decode_head'):
         head = model.decode_head
+        if isinstance(head, nn.ModuleList):
+            raise UsageError(
+                f'{type(model).__name__} has a cascade of decode heads, so it cannot be exported; '
+                'export the backbone in a config whose model is the backbone alone'
+            )
         needed = [
             p for p in inspect.signature(head.forward).parameters.values() if p.default is p.empty
         ]

@@ -212,7 +212,9 @@ class _Segmentor:
 
         # By itself it would name and paint the classes of Cityscapes.
         meta = _dataset_meta(checkpoint)
-        count = config.model.decode_head.num_classes
+        heads = config.model.decode_head
+        # Of a cascade, such as OCRNet's, the last one decides.
+        count = (heads if isinstance(heads, Mapping) else heads[-1]).num_classes
         self.classes = [str(c) for c in meta.get('classes') or range(count)]
         palette = meta.get('palette') or _palette(count)
         self.run = MMSegInferencer(

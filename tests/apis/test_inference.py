@@ -107,6 +107,27 @@ def test_a_binary_segmentor_names_its_two_classes(scenes: Path, tmp_path: Path) 
     assert sum(shares) == pytest.approx(100, abs=0.2)
 
 
+def test_a_cascade_of_decode_heads_draws_that_of_the_last(scenes: Path, tmp_path: Path) -> None:
+    cfg = small('upernet_vittt_t_camvid', scenes)
+    head = dict(
+        num_classes=3,
+        in_channels=[32] * 4,
+        in_index=(0, 1, 2, 3),
+        input_transform='resize_concat',
+        channels=16,
+        loss_decode=dict(type='CrossEntropyLoss'),
+    )
+    heads = [dict(head, type='FCNHead', num_convs=1), dict(head, type='OCRHead', ocr_channels=8)]
+    cfg.model.update(type='CascadeEncoderDecoder', num_stages=2, auxiliary_head=None)
+    cfg.model.decode_head = heads
+    classes = ('ground', 'box', 'sky')
+    checkpoint = save_random(cfg, tmp_path / 'w.pth', classes)
+    image = scenes / 'img_dir' / 'val' / '0.jpg'
+    (finding,) = show_images(cfg, checkpoint, [image], tmp_path / 'out')
+    assert is_picture(finding.picture)
+    assert {line.split()[0] for line in finding.lines} <= set(classes)
+
+
 def test_a_classifier_names_the_five_likeliest(scenes: Path, tmp_path: Path) -> None:
     cfg = small('vittt_t_in1k', scenes)
     classes = tuple(f'kind {i}' for i in range(7))
