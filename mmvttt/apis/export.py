@@ -34,7 +34,7 @@ class Comparison:
     """What the written file computes, beside the model that it was made from.
 
     Attributes:
-        shape: Of the images, `(B, 3, H, W)`.
+        shape: Of the images, `(B, in_channels, H, W)`.
         error: Largest difference of all outputs, over the largest number of that output.
     """
 
@@ -50,7 +50,7 @@ class Logits(nn.Module):
         self.model = model
 
     def forward(self, image: Tensor) -> Tensor:
-        """Preprocessed image `(B, 3, H, W)` → logits."""
+        """Preprocessed image `(B, in_channels, H, W)` → logits."""
         logits = self.model.decode_head(self.model.extract_feat(image))
         return F.interpolate(
             logits, image.shape[2:], mode='bilinear', align_corners=self.model.align_corners
@@ -65,7 +65,7 @@ class Features(nn.Module):
         self.model = model
 
     def forward(self, image: Tensor) -> tuple[Tensor, ...]:
-        """Preprocessed image `(B, 3, H, W)` → one map a level."""
+        """Preprocessed image `(B, in_channels, H, W)` → one map a level."""
         return tuple(self.model.extract_feat(image))
 
 
@@ -77,7 +77,7 @@ class Scores(nn.Module):
         self.model = model
 
     def forward(self, image: Tensor) -> Tensor:
-        """Preprocessed image `(B, 3, H, W)` → logits."""
+        """Preprocessed image `(B, in_channels, H, W)` → logits."""
         return self.model.head(self.model.extract_feat(image))
 
 
@@ -162,19 +162,25 @@ def export_model(
     if not fixed_size:
         _require_free_size(network)
     # Two: with one image, what is one because of it is taken for fixed.
-    image = torch.rand(2, 3, height, width)
+    channels = _in_channels(network)
+    image = torch.rand(2, channels, height, width)
     program = _trace(network, image, fixed_size)
     if decompose or out.suffix == '.onnx':
         with fx_config.patch(backed_size_oblivious=True):
             program = program.run_decompositions(decompositions())
     out.parent.mkdir(parents=True, exist_ok=True)
-    notes = _notes(found)
+    notes = _notes(found, channels)
     run = (_write_onnx if out.suffix == '.onnx' else _write_pt2)(program, out, notes)
     shapes = [(1, height, width), (3, height, width)]
     if not fixed_size:
         shapes += [(1, height + 37, width), (2, height * 2 // 3, width * 4 // 3 + 5)]
     for batch, *sides in shapes:
-        yield _compare(network, run, torch.rand(batch, 3, *sides), out)
+        yield _compare(network, run, torch.rand(batch, channels, *sides), out)
+
+
+def _in_channels(network: nn.Module) -> int:
+    """Channels of the images, as the first convolution takes them."""
+    return next((m.in_channels for m in network.modules() if isinstance(m, nn.Conv2d)), 3)
 
 
 def _load_all(
@@ -226,10 +232,11 @@ def _trace(network: nn.Module, image: Tensor, fixed_size: bool) -> torch.export.
         ) from error
 
 
-def _notes(found: FoundModel) -> dict[str, str]:
+def _notes(found: FoundModel, channels: int) -> dict[str, str]:
     """What whoever runs the file has to know: how images are prepared, and what the classes are."""
     cfg = found.config
-    notes = {'model': found.name, 'image': 'float32 (B, 3, H, W), prepared as data_preprocessor'}
+    image = f'float32 (B, {channels}, H, W), prepared as data_preprocessor'
+    notes = {'model': found.name, 'image': image}
     if cfg is None:
         return notes
     preprocessor = cfg.model.get('data_preprocessor') or cfg.get('data_preprocessor') or {}
