@@ -7,6 +7,7 @@ learn anew what it seems to have.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -144,7 +145,7 @@ def inherit_vit(weights: StateDict, model: nn.Module | None = None) -> Inheritan
     position = result.weights.get('pos_embed')
     if position is not None and position.dim() == 3:
         tokens = sum(re.search(r'(cls|dist)_token$', name) is not None for name in result.dropped)
-        result.weights['pos_embed'] = _patches_only(position, tokens, model.grid)
+        result.weights['pos_embed'] = _patches_only(position, tokens, model.grid, bool(scales))
     for name, value in own.items():
         found = result.weights.get(name, value)
         # The grid of positions can be resized.
@@ -266,18 +267,25 @@ def _check_sizes(weights: StateDict, model: T5) -> None:
         )
 
 
-def _patches_only(position: Tensor, tokens: int, grid: tuple[int, int]) -> Tensor:
+def _patches_only(
+    position: Tensor, tokens: int, grid: tuple[int, int], layer_scale: bool
+) -> Tensor:
     """The rows of the patches `(1, h·w, C)`: those of the class and distillation tokens lie first.
 
-    DeiT-III has a class token without a row.
+    DeiT-III has a class token without a row. By numbers alone its 5×5 patches could be another
+    ViT's class token and 4×6: unless the grid is the model's, LayerScale tells it.
     """
-    rows = position.shape[1]
-    for count in dict.fromkeys((tokens, 0)):
-        patches = rows - count
-        if patches == grid[0] * grid[1] or round(patches**0.5) ** 2 == patches:
-            return position[:, count:]
+    rows, own = position.shape[1], grid[0] * grid[1]
+    if rows - tokens == own or _is_square(rows - tokens):
+        return position[:, tokens:]
+    if rows == own or (layer_scale and _is_square(rows)):
+        return position
     raise CheckpointError(
         f'pos_embed has {rows} rows, for {tokens} class and distillation tokens and no square grid '
         f'of patches, nor that of {grid[0]}×{grid[1]}: set img_size to (height, width) of the '
         'source, or give its class token along.'
     )
+
+
+def _is_square(count: int) -> bool:
+    return count > 0 and math.isqrt(count) ** 2 == count

@@ -151,6 +151,21 @@ def test_a_grid_that_is_no_square(tmp_path: Path) -> None:
         t5(source, tmp_path)
 
 
+def test_a_class_token_is_not_taken_for_a_patch(tmp_path: Path) -> None:
+    """4×6 patches and a class token are as many rows as 5×5 patches."""
+    source = timm(img_size=(64, 96)).state_dict()
+    for model in (None, T5(ARCH, img_size=64)):
+        with pytest.raises(CheckpointError, match=r'25 rows, for 1 class .* img_size'):
+            inherit_vit(source, model)
+    model = t5(source, tmp_path, img_size=(64, 96))
+    assert torch.equal(model.pos_embed, source['pos_embed'][:, 1:])
+    # Without a row of the class token: told by the model's grid, or by the LayerScale of DeiT-III.
+    for img_size, init_values in ((80, None), (64, 0.5)):
+        bare = timm(img_size=80, no_embed_class=True, init_values=init_values).state_dict()
+        found = inherit_vit(bare, T5(ARCH, img_size=img_size)).weights['pos_embed']
+        assert torch.equal(found, bare['pos_embed'])
+
+
 def test_an_adapter_has_it_inside(tmp_path: Path) -> None:
     source = timm(depth=4).state_dict()
     torch.save(source, tmp_path / 'vit.pth')
