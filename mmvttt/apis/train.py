@@ -141,7 +141,8 @@ def _flipped(dataset: ConfigDict, scope: str) -> list[dict]:
     *before, pack = copy.deepcopy(dataset.pipeline)
     if scope == 'mmdet':
         pack.meta_keys = _DET_META
-    flips = [dict(type='RandomFlip', prob=prob) for prob in (1.0, 0.0)]
+    # Annotations that were loaded before are mirrored too: the truth is the first one's.
+    flips = [dict(type='RandomFlip', prob=prob) for prob in (0.0, 1.0)]
     return [*before, dict(type='TestTimeAug', transforms=[flips, [pack]])]
 
 

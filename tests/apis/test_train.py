@@ -4,11 +4,15 @@ import pickle
 from collections.abc import Callable
 from pathlib import Path
 
+import cv2
+import numpy as np
 import pytest
 import torch
+from mmcv.transforms import Compose
 from mmengine.config import Config
 from mmengine.hooks import CheckpointHook
 from mmengine.optim import AmpOptimWrapper, ApexOptimWrapper, OptimWrapper
+from mmengine.registry import DefaultScope
 from mmengine.runner import EpochBasedTrainLoop
 
 from mmvttt.apis.train import (
@@ -259,6 +263,39 @@ def test_tta_wraps_the_model_and_flips(name: str, kind: str, pack: str) -> None:
     if name == 'maskrcnn_vittt_demo':
         assert cfg.test_evaluator.metric == ['bbox']
         assert 'mask_head' not in cfg.model.module.roi_head
+
+
+def test_tta_keeps_the_truth_as_it_is(tmp_path: Path) -> None:
+    utils = pytest.importorskip('mmseg.utils')
+    truth = np.arange(24, dtype=np.uint8).reshape(4, 6)
+    for name in ('image.png', 'truth.png'):
+        cv2.imwrite(str(tmp_path / name), truth)
+    utils.register_all_modules(init_default_scope=False)
+    steps = ('LoadImageFromFile', 'LoadAnnotations', 'PackSegInputs')
+    dataset = dict(type='BaseSegDataset', pipeline=[dict(type=step) for step in steps])
+    cfg = Config(
+        dict(
+            default_scope='mmseg',
+            model=dict(type='EncoderDecoder'),
+            test_dataloader=dict(dataset=dataset),
+            test_evaluator=dict(type='IoUMetric'),
+        )
+    )
+    enable_tta(cfg)
+    sample = dict(
+        img_path=str(tmp_path / 'image.png'),
+        seg_map_path=str(tmp_path / 'truth.png'),
+        reduce_zero_label=False,
+        label_map=None,
+        seg_fields=[],
+    )
+    with DefaultScope.overwrite_default_scope('mmseg'):
+        found = Compose(cfg.test_dataloader.dataset.pipeline)(sample)
+    # The model that merges predictions compares them with the truth of the first.
+    first, second = found['data_samples']
+    assert not first.flip
+    assert second.flip
+    assert torch.equal(first.gt_sem_seg.data[0], torch.from_numpy(truth))
 
 
 def test_tta_of_several_sets_and_evaluators() -> None:
