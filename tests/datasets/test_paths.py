@@ -148,3 +148,9 @@ def test_names_the_environment_variable(root: Path, monkeypatch: pytest.MonkeyPa
 def test_only_splits_that_there_are(root: Path) -> None:
     with pytest.raises(ValueError, match=r"\['test_dataloader'\]: choose from train, val, test"):
         check_data(config(coco('nowhere'), 'test'), ('test_dataloader',))
+
+
+def test_data_that_is_downloaded() -> None:
+    check_data(config(dict(type='CIFAR10', data_root='nowhere')))
+    with pytest.raises(MissingDataError, match='nowhere'):
+        check_data(config(dict(type='CIFAR10', data_root='nowhere', download=False)))

@@ -11,9 +11,12 @@ from mmengine.config import Config
 from mmengine.logging import print_log
 
 from ...errors import DataError, MissingDataError
+from ...registry import type_name
 from .annotations import check_annotations, has_backend, innermost, reads_label_maps
 
 _KINDS = {'train': 'training', 'val': 'validation', 'test': 'test'}
+# Data sets of mmpretrain with an option `download`, which is True by default.
+_DOWNLOADED = ('CIFAR10', 'CIFAR100', 'MNIST', 'FashionMNIST')
 # How a config names an environment variable, with a default: {{$NAME:default}}.
 _VARIABLE = re.compile(r'\{\{\s*[\'"]?\s*\$(\w+)\s*:\s*(\S*?)\s*[\'"]?\s*\}\}')
 
@@ -49,7 +52,8 @@ def check_paths(cfg: Config, splits: Sequence[str] = ('train', 'val', 'test')) -
     """Checks that the folders and annotation files that a config names exist.
 
     Reads the config alone; sees through RepeatDataset, ConcatDataset and the like. Remote paths
-    (`s3://…`), and those of a storage backend (`backend_args`), are not looked at.
+    (`s3://…`), those of a storage backend (`backend_args`) and of data that is downloaded are not
+    looked at.
 
     Args:
         cfg: The config of a run.
@@ -69,11 +73,17 @@ def check_paths(cfg: Config, splits: Sequence[str] = ('train', 'val', 'test')) -
             *innermost(cfg.get(f'{split}_evaluator'), f'{split}_evaluator'),
         ]
         for place, config in places:
-            if has_backend(config):
+            if has_backend(config) or _downloads(config):
                 continue
             for key, what, path in _paths(config):
                 if '://' not in path and not os.path.exists(os.path.expanduser(path)):
                     raise MissingDataError(_sentence(cfg, split, f'{place}.{key}', what, path))
+
+
+def _downloads(config: Mapping) -> bool:
+    """Whether a data set of mmpretrain fetches what is missing."""
+    name = type_name(config.get('type')).rpartition('.')[2]
+    return name in _DOWNLOADED and config.get('download', True)
 
 
 def _paths(config: Mapping) -> Iterator[tuple[str, str, str]]:
