@@ -25,7 +25,12 @@ from mmengine.logging import print_log
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop
 from torch.utils.data import BatchSampler, Sampler
 
-from ..datasets.checks.annotations import explain_failure
+from ..datasets.checks.annotations import (
+    explain_failure,
+    innermost,
+    is_remote,
+    reads_label_maps,
+)
 from ..datasets.checks.images import read_image
 from ..errors import DataError, ResumeError
 from ..registry import DATA_SAMPLERS, DATASETS, LOOPS, resolve_type, type_name
@@ -167,7 +172,13 @@ class SeededDataset:
         except Exception:
             # It may be what has failed.
             return None
-        for key, what in (('img_path', 'images'), ('seg_map_path', 'label maps')):
+        sets = [config for _, config in innermost(self._config, '')]
+        if any(map(is_remote, sets)):
+            return None
+        files = [('img_path', 'images')]
+        if any(map(reads_label_maps, sets)):
+            files.append(('seg_map_path', 'label maps'))
+        for key, what in files:
             path = info.get(key) if isinstance(info, dict) else None
             problem = read_image(path).problem if isinstance(path, str) else None
             if problem:

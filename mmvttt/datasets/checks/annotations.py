@@ -8,11 +8,13 @@ alone.
 from __future__ import annotations
 
 import copy
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
 from mmengine.config import Config
+from mmengine.dataset import Compose
 from mmengine.registry import DATASETS, TRANSFORMS, DefaultScope
 
 from ...errors import DataError
@@ -81,7 +83,7 @@ def check_annotations(
                 continue
             seen.append(config)
             known = _known_kind(config, cfg.get('default_scope', 'mmengine'))
-            if known is None or _is_remote(config):
+            if known is None or is_remote(config):
                 continue
             findings = Findings(place)
             files = images and _reads_files(config)
@@ -104,14 +106,15 @@ def explain_failure(dataset: Mapping, error: Exception) -> DataError | None:
         error: What it has raised.
 
     Returns:
-        The error that names them; None where nothing is wrong with them.
+        The error that names them; None where nothing is wrong with them, or where a transform has
+        failed that is no toolbox's: what is wrong is then more likely in its code.
     """
     current = DefaultScope.get_current_instance()
     scope = dataset.get('_scope_') or (current.scope_name if current else 'mmengine')
     loader = dict(dataset=copy.deepcopy(dict(dataset)))
     cfg = Config(dict(default_scope=scope, train_dataloader=loader))
     for findings in check_annotations(cfg, ('train',), images=False):
-        if findings.errors:
+        if findings.errors and not _own_transform_failed(error):
             found = '; '.join(findings.errors[:_NAMED])
             return DataError(
                 f'{dataset.get("type")} stops with {type(error).__name__}: {error}. Wrong in '
@@ -120,22 +123,47 @@ def explain_failure(dataset: Mapping, error: Exception) -> DataError | None:
     return None
 
 
+def _own_transform_failed(error: Exception) -> bool:
+    """Whether the innermost transform that an error comes from is not one of the toolboxes."""
+    # Only data sets of the toolboxes have findings, and those need mmcv.
+    from mmcv.transforms import BaseTransform
+
+    failed = None
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        owner = frame.f_locals.get('self')
+        if isinstance(owner, Compose):
+            # Any callable may be a transform there.
+            failed = frame.f_locals.get('t')
+        elif isinstance(owner, BaseTransform):
+            failed = owner
+    return failed is not None and not _of_toolbox(type(failed))
+
+
+def _of_toolbox(kind: Any) -> bool:
+    return getattr(kind, '__module__', '').partition('.')[0] in _TOOLBOXES
+
+
 def has_backend(config: Mapping) -> bool:
     """Whether a data set or metric reads from a storage backend, which may map paths elsewhere."""
     readers = [config, *(transform for _, transform in _transforms(config))]
     return any(reader.get('backend_args') for reader in readers)
 
 
-def _is_remote(config: Mapping) -> bool:
+def is_remote(config: Mapping) -> bool:
+    """Whether what a data set reads may lie elsewhere than on the disk."""
     paths = (config.get('data_root'), config.get('ann_file'), config.get('data_prefix'))
     return has_backend(config) or any('://' in str(path) for path in paths)
 
 
 def reads_label_maps(config: Mapping) -> bool:
-    """Whether the label maps of mmdet's `data_prefix.seg` (PNGs of COCO panoptic) are loaded.
+    """Whether label maps that a data set names are loaded.
 
-    A pipeline for instances may leave them alone, where its config inherits from a panoptic one.
+    Those of mmdet's `data_prefix.seg` (PNGs of COCO panoptic) are left alone by a pipeline for
+    instances, where its config inherits them from a panoptic one.
     """
+    prefixes = config.get('data_prefix')
+    if not isinstance(prefixes, Mapping) or 'seg' not in prefixes:
+        return True
     return any(
         name == 'LoadPanopticAnnotations' or transform.get('with_seg')
         for name, transform in _transforms(config)
@@ -227,7 +255,7 @@ def _own_transform(config: Mapping, scope: str) -> str | None:
         for transform in config.get('pipeline') or ():
             kind = transform.get('type') if isinstance(transform, Mapping) else transform
             known = registry.get(kind) if isinstance(kind, str) else kind
-            if getattr(known, '__module__', '').partition('.')[0] not in _TOOLBOXES:
+            if not _of_toolbox(known):
                 return str(kind)
     return None
 
