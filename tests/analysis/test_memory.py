@@ -301,6 +301,15 @@ def test_optimizer_and_averaged_copies(tmp_path: Path) -> None:
     assert ema.average == ema.weights == mesa.weights
 
 
+@pytest.mark.parametrize('read', [np.asarray, Tensor.numpy, Tensor.tolist])
+def test_numbers_of_what_is_fake_are_an_error_in_words(
+    monkeypatch: pytest.MonkeyPatch, read: Callable
+) -> None:
+    monkeypatch.setattr(TrainingStep, 'forward', lambda self: read(self.inputs))
+    with pytest.raises(UsageError, match=r'the numbers of a tensor .* with a GPU'):
+        memory_use('vittt_t_in1k', 1, SIZE)
+
+
 def test_a_mask_of_what_is_fake_is_an_error_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         TrainingStep, 'forward', lambda self: self.inputs[self.inputs > 0].sum().float()

@@ -45,11 +45,11 @@ def test_a_storage_backend_knows_its_paths(root: Path) -> None:
     check_data(config(coco('remote/', **remote), 'val', val_evaluator=[{**metric, **remote}]))
     loader = dict(type='LoadImageFromFile', **remote)
     check_data(config({**coco(root, pipeline=[loader]), 'data_prefix': dict(img='remote/')}))
-    local = dict(backend_args=None)
-    with pytest.raises(MissingDataError, match=r'val_dataloader\.dataset\.data_root'):
-        check_data(config(coco('remote/', **local), 'val'))
-    with pytest.raises(MissingDataError, match=r'val_evaluator\.ann_file'):
-        check_data(config(coco(root), 'val', val_evaluator={**metric, **local}))
+    for local in (dict(backend_args=None), dict(backend_args=dict(backend='local'))):
+        with pytest.raises(MissingDataError, match=r'val_dataloader\.dataset\.data_root'):
+            check_data(config(coco('remote/', **local), 'val'))
+        with pytest.raises(MissingDataError, match=r'val_evaluator\.ann_file'):
+            check_data(config(coco(root), 'val', val_evaluator={**metric, **local}))
 
 
 def test_relative_paths_start_at_the_working_directory(

@@ -47,6 +47,10 @@ _INDEXING = (
 )
 
 
+# What leaves torch with the numbers of a tensor.
+_NUMBERS = (Tensor.__array__, Tensor.numpy, Tensor.tolist)
+
+
 class ValueNeededError(RuntimeError):
     """The size of something depends on a number that has not been computed."""
 
@@ -110,12 +114,14 @@ class DryRun:
 
 
 class _GPUAutocast(TorchFunctionMode):
-    """Lets autocast of the CPU cast what that of a GPU casts."""
+    """Lets autocast of the CPU cast what that of a GPU casts, and fake tensors give no numbers."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func in _NUMBERS and isinstance(args[0], FakeTensor):
+            raise ValueNeededError(f'the numbers of a tensor {tuple(args[0].shape)}')
         if getattr(func, '__name__', '') in _FP32_ON_GPU and torch.is_autocast_enabled('cpu'):
             args, kwargs = tree_map_only(
                 Tensor, lambda x: x.float() if x.dtype in _HALF else x, (args, kwargs)

@@ -146,7 +146,8 @@ def _of_toolbox(kind: Any) -> bool:
 def has_backend(config: Mapping) -> bool:
     """Whether a data set or metric reads from a storage backend, which may map paths elsewhere."""
     readers = [config, *(transform for _, transform in _transforms(config))]
-    return any(reader.get('backend_args') for reader in readers)
+    backends = [(reader.get('backend_args') or {}).get('backend', 'local') for reader in readers]
+    return any(backend != 'local' for backend in backends)
 
 
 def is_remote(config: Mapping) -> bool:
