@@ -90,6 +90,22 @@ def strided(axes: str, **tensors: Tensor) -> dict[str, Tensor | int]:
     return arguments
 
 
+# Scans that `reverse_mask` has bits for.
+MOST_SCANS = 31
+
+
+def reverse_mask(ways: str) -> int:
+    """Of the directions of all scans, 'f' or 'b', a bit each: 1 for 'b'."""
+    return sum(1 << r for r, way in enumerate(ways) if way == 'b')
+
+
+def too_many_scans(scans: int) -> str | None:
+    """Why no kernel takes so many scans, or None."""
+    if scans > MOST_SCANS:
+        return f'R is {scans}; the kernels have at most {MOST_SCANS} scans'
+    return None
+
+
 def cdiv(a: int, b: int) -> int:
     """`triton.cdiv`, which takes a few hundred times as long outside of a kernel."""
     return -(-a // b)

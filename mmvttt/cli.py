@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
+from pathlib import Path
 from traceback import walk_tb
 from types import FrameType
 from typing import Any
@@ -44,6 +45,16 @@ def add_cfg_options(
         metavar='KEY=VALUE',
         help=f'change entries of the config, e.g. {example}',
     )
+
+
+def add_model_and_images(parser: argparse.ArgumentParser, out: str) -> None:
+    """What tools take that look into a model on some images, and the folder `out` by default."""
+    parser.add_argument('model', help="a config, the name of one of ours, or a model of timm's")
+    parser.add_argument('images', nargs='+', type=Path)
+    parser.add_argument('--checkpoint', help='the weights; default: random or those of init_cfg')
+    parser.add_argument('--shape', nargs=2, type=positive, metavar=('HEIGHT', 'WIDTH'))
+    parser.add_argument('--out', type=Path, default=Path(out))
+    add_cfg_options(parser, 'model.backbone.arch=base')
 
 
 def positive(text: str) -> int:

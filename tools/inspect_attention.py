@@ -16,21 +16,16 @@ from torch import Tensor
 from mmvttt.analysis.attention import LayerAttention, attention_distance, inspect_layers
 from mmvttt.analysis.models import DenseForward, load_model
 from mmvttt.analysis.pictures import panels, read_image, show
-from mmvttt.cli import add_cfg_options, command_line, plain_errors, positive
+from mmvttt.cli import add_model_and_images, command_line, plain_errors
 from mmvttt.errors import DataError
 
 
 def parse_args() -> argparse.Namespace:
     parser = command_line(__doc__)
-    parser.add_argument('model', help="a config, the name of one of ours, or a model of timm's")
-    parser.add_argument('images', nargs='+', type=Path)
-    parser.add_argument('--checkpoint', help='the weights; default: random or those of init_cfg')
-    parser.add_argument('--shape', nargs=2, type=positive, metavar=('HEIGHT', 'WIDTH'))
-    parser.add_argument('--out', type=Path, default=Path('work_dirs/attention'))
+    add_model_and_images(parser, 'work_dirs/attention')
     parser.add_argument(
         '--beside', nargs='+', type=Path, default=[], help='folders of other runs, for layers.png'
     )
-    add_cfg_options(parser, 'model.backbone.arch=base')
     return parser.parse_args()
 
 

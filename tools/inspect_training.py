@@ -30,7 +30,7 @@ from mmvttt.analysis.inner_training import (
 from mmvttt.analysis.models import backbone_of, load_model
 from mmvttt.analysis.pictures import panels, read_image, show
 from mmvttt.analysis.receptive_field import SHARES, ReceptiveField, receptive_field
-from mmvttt.cli import add_cfg_options, command_line, plain_errors, positive
+from mmvttt.cli import add_model_and_images, command_line, plain_errors
 
 COLUMNS = ('loss_first', 'loss_last', 'drift', 'variation')
 NAMES = {'f': 'forward', 'b': 'backward'}
@@ -40,13 +40,8 @@ DIMMED = 0.15
 
 def parse_args() -> argparse.Namespace:
     parser = command_line(__doc__)
-    parser.add_argument('model', help="a config, the name of one of ours, or a model of timm's")
-    parser.add_argument('images', nargs='+', type=Path)
-    parser.add_argument('--checkpoint', help='the weights; default: random or those of init_cfg')
-    parser.add_argument('--shape', nargs=2, type=positive, metavar=('HEIGHT', 'WIDTH'))
-    parser.add_argument('--out', type=Path, default=Path('work_dirs/training'))
+    add_model_and_images(parser, 'work_dirs/training')
     parser.add_argument('--receptive-field', action='store_true', help='erf.png and erf.csv too')
-    add_cfg_options(parser, 'model.backbone.arch=base')
     return parser.parse_args()
 
 

@@ -199,9 +199,7 @@ def supported(x: Tensor, weight: Tensor) -> str | None:
     """Why the kernels cannot run with these arguments, in a sentence; None where they can."""
     if weight.shape[-1] > MOST_TAPS:
         return f'K is {weight.shape[-1]}; the kernels have at most {MOST_TAPS} taps'
-    if x.shape[2] > 31:
-        return f'R is {x.shape[2]}; the kernels have at most 31 scans'
-    return _launch.unfit(x)
+    return _launch.too_many_scans(x.shape[2]) or _launch.unfit(x)
 
 
 def _shared(x: Tensor, weight: Tensor, other: Tensor | None, ways: str) -> dict[str, object]:
@@ -214,7 +212,7 @@ def _shared(x: Tensor, weight: Tensor, other: Tensor | None, ways: str) -> dict[
         'T': x.shape[1],
         'R': x.shape[2],
         'C': x.shape[3],
-        'reverse_mask': sum(1 << r for r, way in enumerate(ways) if way == 'b'),
+        'reverse_mask': _launch.reverse_mask(ways),
         'TAPS': weight.shape[-1],
         'BOTH': other is not None,
     }

@@ -47,8 +47,8 @@ def supported(inputs: Inputs, mini_batch_size: int) -> str | None:
             return f'{wide}, where mini_batch_size is at most {CHUNK}, not {mini_batch_size}'
         if _launch.little_shared_memory(q):
             return f'{wide}, for which this GPU has too little shared memory'
-    if q.shape[2] > 31:
-        return f'R is {q.shape[2]}; the kernels have at most 31 scans'
+    if reason := _launch.too_many_scans(q.shape[2]):
+        return reason
     # What lies between two kernels is in whole chunks, of which a mini-batch has one or more.
     padded = _launch.cdiv(mini_batch_size, CHUNK) * CHUNK / mini_batch_size * q.shape[1]
     if padded * next(n for n in DIMS if n >= dim) >= 2**31:
@@ -252,7 +252,7 @@ class _Call:
             'T': tokens,
             'R': scans,
             'H': heads,
-            'reverse_mask': sum(1 << r for r, way in enumerate(directions) if way == 'b'),
+            'reverse_mask': _launch.reverse_mask(directions),
             'segment': segment * self.pieces,
             'D': self.dim,
             'WIDTH': width,

@@ -7,22 +7,19 @@ In bf16, two convolutions of 4 taps in both directions on one view of a packed p
 shapes of Vittt: forward, and with backward.
 """
 
-import argparse
 import itertools
 import math
 import sys
-import time
-from pathlib import Path
+from functools import partial
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from timing import MEASURED, Run, Table, measure, path_for, refusal
+from timing import Run, command_line, measure_all, ready
 from torch import Tensor
 
 from ttt_kernels import causal_conv
 
-ROOT = Path(__file__).resolve().parents[2]
 TAPS = 4
 # Images (height, width) and their number: those of the targets of ttt_linear first.
 IMAGES = (((1280, 1280), 8), ((800, 1333), 2), ((224, 224), 128), ((512, 512), 16))
@@ -72,31 +69,15 @@ def build(name: str, shape: Shape, device: torch.device, dtype=torch.bfloat16) -
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('--device', default='cuda')
-    parser.add_argument('--out', type=Path, default=ROOT / 'docs' / 'benchmarks')
-    parser.add_argument('--seconds', type=float, default=600, help='start nothing new after that')
-    parser.add_argument('--smoke', action='store_true', help='tiny shapes: does it run at all?')
-    args = parser.parse_args()
-    device = torch.device(args.device)
-    outside = args.out != parser.get_default('out')
-    if reason := refusal(device, smoke=args.smoke, outside=outside):
-        print(reason)
+    args = command_line(__doc__).parse_args()
+    if (device := ready(args)) is None:
         return 1
-    torch.manual_seed(0)
-    end = time.monotonic() + args.seconds
     contenders = ('ours', 'eager') if args.smoke else ('ours', 'eager', 'compiled')
-    cases = itertools.product(SMOKE if args.smoke else SHAPES, contenders)
-    path = path_for(args.out, 'causal_conv', device)
-    with Table(path, (*Shape._fields, *MEASURED), device) as table:
-        for shape, name in cases:
-            row = {**shape._asdict(), 'contender': name}
-            if time.monotonic() > end:
-                table.add({**row, 'note': 'no time left'})
-                continue
-            for found in measure(lambda n=name, s=shape: build(n, s, device), device):
-                table.add({**row, **found})
-    return table.status()
+    cases = (
+        ({**shape._asdict(), 'contender': name}, partial(build, name, shape, device))
+        for shape, name in itertools.product(SMOKE if args.smoke else SHAPES, contenders)
+    )
+    return measure_all('causal_conv', Shape._fields, cases, args, device)
 
 
 if __name__ == '__main__':

@@ -8,25 +8,22 @@ with the glue fused in, `ours, two steps` from locations and weights made in PyT
 (eager and compiled), and mmcv's CUDA operator, where it is installed, in fp32 and in fp16.
 """
 
-import argparse
 import importlib.util
 import itertools
 import math
 import sys
-import time
 from collections.abc import Callable
+from functools import partial
 from importlib.machinery import ExtensionFileLoader
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from timing import MEASURED, Run, Table, measure, path_for, refusal
+from timing import Run, command_line, measure_all, ready
 from torch import Tensor
 
 from ttt_kernels import deform_attn, deform_attn_fused
 
-ROOT = Path(__file__).resolve().parents[2]
 SHAPE = ('part', 'model', 'image', 'batch', 'queries', 'pixels', 'heads', 'dim')
 # Heads and their channels, by the adapter's defaults for the three widths.
 MODELS = {'tiny': (6, 32), 'small': (6, 64), 'base': (12, 32)}
@@ -180,29 +177,15 @@ def contenders(device: torch.device) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('--device', default='cuda')
-    parser.add_argument('--out', type=Path, default=ROOT / 'docs' / 'benchmarks')
-    parser.add_argument('--seconds', type=float, default=600, help='start nothing new after that')
-    parser.add_argument('--smoke', action='store_true', help='tiny shapes: does it run at all?')
-    args = parser.parse_args()
-    device = torch.device(args.device)
-    outside = args.out != parser.get_default('out')
-    if reason := refusal(device, smoke=args.smoke, outside=outside):
-        print(reason)
+    args = command_line(__doc__).parse_args()
+    if (device := ready(args)) is None:
         return 1
-    torch.manual_seed(0)
-    end = time.monotonic() + args.seconds
-    names = contenders(device)
-    with Table(path_for(args.out, 'deform_attn', device), (*SHAPE, *MEASURED), device) as table:
-        for shape, name in itertools.product(SMOKE if args.smoke else shapes(), names):
-            row = {**shape.row(), 'contender': name}
-            if time.monotonic() > end:
-                table.add({**row, 'note': 'no time left'})
-                continue
-            for found in measure(lambda n=name, s=shape: build(n, s, device), device):
-                table.add({**row, **found})
-    return table.status()
+    pairs = itertools.product(SMOKE if args.smoke else shapes(), contenders(device))
+    cases = (
+        ({**shape.row(), 'contender': name}, partial(build, name, shape, device))
+        for shape, name in pairs
+    )
+    return measure_all('deform_attn', SHAPE, cases, args, device)
 
 
 if __name__ == '__main__':

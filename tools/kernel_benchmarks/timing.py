@@ -1,5 +1,6 @@
 """What the benchmarks of the kernels share: times of a call, and a table written row by row."""
 
+import argparse
 import csv
 import platform
 import re
@@ -18,6 +19,7 @@ from torch.utils._pytree import tree_map
 Run = tuple[Callable[[], Tensor | tuple[Tensor, ...]], list[Tensor]]
 WAYS = ('fwd', 'fwd+bwd')
 MEASURED = ('contender', 'pass', 'ms', 'peak_mib', 'note')
+OUT = Path(__file__).resolve().parents[2] / 'docs' / 'benchmarks'
 # A call above this is timed as it is: launching costs it nothing.
 LONG = 20.0
 
@@ -50,6 +52,28 @@ def refusal(device: torch.device, *, smoke: bool, outside: bool) -> str | None:
     if device.type != 'cuda' and not (smoke and outside):
         return 'times of a CPU are no benchmark: --smoke and --out, outside docs/, go with it'
     return None
+
+
+def command_line(doc: str, seconds: float = 600) -> argparse.ArgumentParser:
+    """The options of every benchmark; the first line of `doc` says what it does."""
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
+    parser.add_argument('--device', default='cuda')
+    parser.add_argument('--out', type=Path, default=OUT)
+    parser.add_argument(
+        '--seconds', type=float, default=seconds, help='start nothing new after that'
+    )
+    parser.add_argument('--smoke', action='store_true', help='tiny shapes: does it run at all?')
+    return parser
+
+
+def ready(args: argparse.Namespace) -> torch.device | None:
+    """The device to measure on; None where nothing is to be timed there, which it says."""
+    device = torch.device(args.device)
+    if reason := refusal(device, smoke=args.smoke, outside=args.out != OUT):
+        print(reason)
+        return None
+    torch.manual_seed(0)
+    return device
 
 
 def _between_events(call: Callable[[], object]) -> float:
@@ -182,3 +206,22 @@ class Table:
         missing = self.missing()
         print(*(f'missing: {row}' for row in missing), sep='\n', flush=True)
         return int(bool(missing) or not self.rows)
+
+
+def measure_all(
+    name: str,
+    fields: Iterable[str],
+    cases: Iterable[tuple[dict[str, object], Callable[[], Run]]],
+    args: argparse.Namespace,
+    device: torch.device,
+) -> int:
+    """Writes the table `name` with the rows of all cases, `(row, build)`; the exit status."""
+    end = time.monotonic() + args.seconds
+    with Table(path_for(args.out, name, device), (*fields, *MEASURED), device) as table:
+        for row, build in cases:
+            if time.monotonic() > end:
+                table.add({**row, 'note': 'no time left'})
+                continue
+            for found in measure(build, device):
+                table.add({**row, **found})
+    return table.status()

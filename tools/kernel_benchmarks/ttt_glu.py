@@ -7,23 +7,20 @@
 In bf16, at the shapes of ViT³, of the stages of H-ViT³ and of T⁵: forward, and with backward.
 """
 
-import argparse
 import itertools
 import math
 import sys
-import time
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from timing import MEASURED, Run, Table, measure, path_for, refusal
+from timing import Run, command_line, measure_all, ready
 from torch import Tensor
 
 from ttt_kernels import ttt_dwconv, ttt_glu, ttt_mlp
 
-ROOT = Path(__file__).resolve().parents[2]
 SHAPE = ('op', 'model', 'image', 'batch', 'height', 'width', 'heads', 'dim')
 OPS = ('glu', 'dwconv', 'mlp')
 # Images (height, width) and their number: the two of the targets first.
@@ -191,32 +188,18 @@ def _is_target(shape: Shape, targets: set[tuple[str, int]]) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('--device', default='cuda')
-    parser.add_argument('--out', type=Path, default=ROOT / 'docs' / 'benchmarks')
-    parser.add_argument('--seconds', type=float, default=600, help='start nothing new after that')
-    parser.add_argument('--smoke', action='store_true', help='tiny shapes: does it run at all?')
+    parser = command_line(__doc__)
     parser.add_argument('--op', choices=OPS, help='one op only')
     parser.add_argument('--model', choices=MODELS | T5_MODELS, help='one model only')
     args = parser.parse_args()
-    device = torch.device(args.device)
-    outside = args.out != parser.get_default('out')
-    if reason := refusal(device, smoke=args.smoke, outside=outside):
-        print(reason)
+    if (device := ready(args)) is None:
         return 1
-    torch.manual_seed(0)
-    end = time.monotonic() + args.seconds
-    with Table(path_for(args.out, 'ttt_glu', device), (*SHAPE, *MEASURED), device) as table:
-        for name, shape in cases(args.smoke):
-            if args.op not in (None, shape.op) or args.model not in (None, shape.model):
-                continue
-            row = {**shape._asdict(), 'contender': name}
-            if time.monotonic() > end:
-                table.add({**row, 'note': 'no time left'})
-                continue
-            for found in measure(lambda n=name, s=shape: build(n, s, device), device):
-                table.add({**row, **found})
-    return table.status()
+    wanted = (
+        ({**shape._asdict(), 'contender': name}, partial(build, name, shape, device))
+        for name, shape in cases(args.smoke)
+        if args.op in (None, shape.op) and args.model in (None, shape.model)
+    )
+    return measure_all('ttt_glu', SHAPE, wanted, args, device)
 
 
 if __name__ == '__main__':

@@ -9,7 +9,6 @@ one call over the same tokens and channels. flash-linear-attention (optional) ge
 2H heads of one direction and a constant step, where its function costs the same as ours.
 """
 
-import argparse
 import functools
 import importlib.util
 import math
@@ -24,7 +23,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from timing import MEASURED, Run, Table, measure, milliseconds, path_for, refusal
+from timing import MEASURED, Run, Table, command_line, measure, milliseconds, path_for, ready
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -344,20 +343,12 @@ def write_plans(rows: list[str], path: Path) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('--device', default='cuda')
-    parser.add_argument('--out', type=Path, default=ROOT / 'docs' / 'benchmarks')
-    parser.add_argument('--seconds', type=float, default=300, help='start nothing new after that')
+    parser = command_line(__doc__, seconds=300)
     parser.add_argument('--fla-seconds', type=float, default=120, help="fla's part of them")
-    parser.add_argument('--smoke', action='store_true', help='tiny shapes: does it run at all?')
     parser.add_argument('--tune', action='store_true', help='measure and rewrite the plans')
     args = parser.parse_args()
-    device = torch.device(args.device)
-    outside = args.out != parser.get_default('out')
-    if reason := refusal(device, smoke=args.smoke, outside=outside):
-        print(reason)
+    if (device := ready(args)) is None:
         return 1
-    torch.manual_seed(0)
     if args.tune:
         write_plans(tune(device), ROOT / 'kernels' / 'ttt_linear' / '_plans.py')
         return 0
