@@ -20,7 +20,19 @@ pytest.importorskip('triton')
 # They make or look at tensors and start nothing.
 FREE = {'empty', 'view', 'alias', 'detach', 'select', 'slice', 'unbind', 'unsqueeze', 'squeeze'}
 FREE |= {'transpose', 'permute', 'expand', 'as_strided', 'split', 'new_empty', 'empty_like'}
-FREE |= {'_unsafe_view', 'empty_strided', 'unflatten', 'reshape', 'mT', 'promote_types'}
+FREE |= {
+    't',
+    'chunk',
+    'numpy_T',
+    'split_with_sizes',
+    '_unsafe_view',
+    'empty_strided',
+    'unflatten',
+    'reshape',
+    'mT',
+    'promote_types',
+}
+OUR_OPS = ('ttt_linear', 'causal_conv')
 LEVELS = ((4, 6), (2, 3))
 CASES = {
     'ttt_linear': (lambda: scans.make(40, dim=64, dtype=torch.bfloat16), scans.call, (1, 10)),
@@ -66,32 +78,54 @@ class Operations(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize('op', CASES)
-def test_forward_and_backward_start_no_more_than_they_did(op, monkeypatch):
+@pytest.fixture
+def started(monkeypatch):
+    """What is started inside of ops, by op and pass, of those that have run; no kernel runs."""
     from triton.runtime.jit import JITFunction
 
-    module = importlib.import_module(f'ttt_kernels.{op}.kernel')
-    started: dict[str, list[str]] = {'forward': [], 'backward': []}
+    found: dict[tuple[str, str], list[str]] = {}
     names: list[str] = []
 
-    def counted(which):
-        function = getattr(module, which)
-
+    def counted(op, which, function):
         def run(*args, **kwargs):
             names.clear()
             with Operations(names):
                 result = function(*args, **kwargs)
-            started[which] = list(names)
+            found[op, which] = list(names)
             return result
 
         return run
 
-    for which in started:
-        monkeypatch.setattr(module, which, counted(which))
+    for op in CASES:
+        module = importlib.import_module(f'ttt_kernels.{op}.kernel')
+        for which in ('forward', 'backward'):
+            monkeypatch.setattr(module, which, counted(op, which, getattr(module, which)))
     monkeypatch.setattr(JITFunction, 'run', lambda kernel, *_, **__: names.append(kernel.__name__))
     monkeypatch.setattr(_backend, '_unreachable', lambda *_: None)
     monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda *_: (9, 0))
+    return found
+
+
+@pytest.mark.parametrize('op', CASES)
+def test_forward_and_backward_start_no_more_than_they_did(op, started):
     make, call, most = CASES[op]
     with_gradients(lambda inputs: call(inputs, backend='triton'), make())
-    assert all(started.values())
-    assert (len(started['forward']), len(started['backward'])) == most, started
+    assert tuple(len(started[op, which]) for which in ('forward', 'backward')) == most, started
+
+
+def test_a_block_of_vittt_starts_no_more_than_it_did(started):
+    vittt = pytest.importorskip('mmvttt.models.backbones.vittt')
+    block = vittt.VitttBlock(64, 1, 64, mixer=dict(gate_cfg=vittt.GELU, backend='triton'))
+    x = torch.randn(2, 20, 64, requires_grad=True)
+    counts = {}
+    forward: list[str] = []
+    with torch.autocast('cpu', torch.bfloat16), Operations(forward):
+        y = block(x, (4, 5))
+    backward: list[str] = []
+    grad = torch.ones_like(y)
+    with Operations(backward):
+        y.backward(grad)
+    for which, outside in (('forward', forward), ('backward', backward)):
+        inside = [name for (_, found), names in started.items() if found == which for name in names]
+        counts[which] = len([n for n in outside if not n.startswith(OUR_OPS)]) + len(inside)
+    assert counts == {'forward': 42, 'backward': 69}, (forward, backward)
