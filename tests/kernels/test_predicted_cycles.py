@@ -41,6 +41,22 @@ def test_tensor_cores_are_shared_by_the_warps_of_a_scheduler():
         assert cycles(products, programs) == pytest.approx(expected, rel=0.1)
 
 
+def test_products_of_a_warp_group_are_bound_by_tensor_cores_and_fetch_their_operands():
+    def products(first, *others):
+        text = f'R24, {first}, R24'
+        product = instruction('HGMMA')._replace(modifiers='.64x64x16.F32.BF16', text=text)
+        return loop(*[product, *others] * 20)
+
+    shared, registers = 'gdesc[UR8]', 'R56, gdesc[UR8]'
+    # 64·64·16 at 2048 multiply-accumulates a cycle.
+    for first in (shared, registers):
+        assert cycles(products(first), 1) == pytest.approx(20 * 32, rel=0.1)
+    # Of the pipe to shared memory, with which others are busy: 32 cycles or 16.
+    fetches = [instruction('LDS')._replace(modifiers='.128')] * 6
+    more = cycles(products(shared, *fetches), 1) - cycles(products(registers, *fetches), 1)
+    assert more == pytest.approx(20 * 16, rel=0.2)
+
+
 def test_a_load_is_waited_for_and_hidden_by_others():
     load = loop(instruction('LDG', sets=0), instruction('FADD', waits=1))
     one = cycles(load, 1)

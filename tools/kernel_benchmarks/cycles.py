@@ -169,6 +169,15 @@ def _service(instruction: Instruction) -> int:
     return 1
 
 
+def _fetched(product: Instruction, columns: int) -> float:
+    """Cycles of the shared-memory pipe, 128 bytes each, for a warp's share of a WGMMA's operands.
+
+    32 bytes of 16 rows of the first, unless it is in registers, and a quarter of the second.
+    """
+    first = 0 if re.search(r'R\d+, R\d+, gdesc', product.text) else 4
+    return first + columns / 16
+
+
 class _Warp:
     def __init__(self, program: int, scheduler: int) -> None:
         self.program, self.scheduler = program, scheduler
@@ -250,9 +259,9 @@ class _Multiprocessor:
             for register in range(registers[0], registers[0] + 4) if registers else ():
                 warp.results[register] = time + TENSOR_CORE
         elif name == 'HGMMA':
-            columns = re.search(r'64x(\d+)x16', instruction.modifiers)
-            busy = max(int(columns[1]) / 4, 8) if columns else 8
-            self.tensor[warp.scheduler] = max(self.tensor[warp.scheduler], time) + busy
+            columns = int(re.search(r'64x(\d+)x', instruction.modifiers)[1])
+            self.tensor[warp.scheduler] = max(self.tensor[warp.scheduler], time) + columns / 2
+            self.memory = max(self.memory, time) + _fetched(instruction, columns)
             warp.product = self.tensor[warp.scheduler] + 40
         elif name == 'MUFU':
             self.special[warp.scheduler] = time + SPECIAL_BUSY
