@@ -27,6 +27,11 @@ def parse_args() -> argparse.Namespace:
         '--amp', action='store_true', help='mixed precision: bf16 where the device has it'
     )
     parser.add_argument(
+        '--compile',
+        action='store_true',
+        help='torch.compile for the blocks of backbone and adapter; the first steps take minutes',
+    )
+    parser.add_argument(
         '--auto-scale-lr',
         action='store_true',
         help="scale the learning rate by the real batch over the config's base_batch_size",

@@ -27,6 +27,7 @@ from ..engine.exact_resume import make_exact
 from ..engine.heartbeat import say_who_is_gone
 from ..engine.hooks.anomaly import AnomalyHook
 from ..engine.hooks.checkpoint import CheckpointHook
+from ..engine.hooks.compile import CompileHook
 from ..engine.hooks.topology import TopologyHook
 from ..engine.signals import end_workers
 from ..errors import UsageError
@@ -88,6 +89,16 @@ def enable_auto_scale_lr(cfg: Config) -> None:
             'auto_scale_lr = dict(base_batch_size=16) to the config'
         )
     cfg.auto_scale_lr.enable = True
+
+
+def enable_compile(cfg: Config) -> None:
+    """Compiles the blocks of backbone and adapter with torch.compile, by a `CompileHook`.
+
+    One that the config has already stays.
+    """
+    custom = list(cfg.get('custom_hooks') or [])
+    if CompileHook not in [_hook_class(hook, cfg) for hook in custom]:
+        cfg.custom_hooks = [*custom, dict(type='mmvttt.CompileHook')]
 
 
 def enable_tta(cfg: Config) -> None:
@@ -224,6 +235,7 @@ def train(
     seed: int | None = None,
     deterministic: bool = False,
     plain: bool = False,
+    compile: bool = False,
     **config_args: Any,
 ) -> Runner:
     """Trains what a config describes.
@@ -236,6 +248,7 @@ def train(
         seed: For all random numbers; default: the config's, or a new one.
         deterministic: Choose deterministic algorithms.
         plain: Leave out what `make_safe` adds.
+        compile: See `enable_compile`.
         config_args: See `load_config`.
 
     Returns:
@@ -255,6 +268,8 @@ def train(
         enable_amp(cfg)
     if auto_scale_lr:
         enable_auto_scale_lr(cfg)
+    if compile:
+        enable_compile(cfg)
     if seed is not None:
         cfg.merge_from_dict({'randomness.seed': seed})
     if deterministic:

@@ -11,6 +11,7 @@ from .exact_resume import (
 from .fsdp import BlockFSDPStrategy, wrap_blocks
 from .hooks.anomaly import AnomalyError, AnomalyHook
 from .hooks.checkpoint import CheckpointHook
+from .hooks.compile import CompileHook, compile_blocks
 from .hooks.ema import EMAHook
 from .hooks.mesa import MESAHook
 from .hooks.topology import TopologyHook
@@ -24,6 +25,7 @@ __all__ = [
     'AnomalyHook',
     'BlockFSDPStrategy',
     'CheckpointHook',
+    'CompileHook',
     'EMAHook',
     'ExactBatchSampler',
     'ExactEpochLoop',
@@ -34,6 +36,7 @@ __all__ = [
     'SeededDataset',
     'TopologyHook',
     'WarmupCosineLR',
+    'compile_blocks',
     'make_exact',
     'wrap_blocks',
 ]

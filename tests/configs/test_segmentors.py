@@ -10,9 +10,9 @@ from mmengine.optim import build_optim_wrapper
 from mmengine.registry import init_default_scope
 from mmengine.structures import PixelData
 from mmseg.structures import SegDataSample
-from timm.layers import DropPath
 from torch import nn
 
+from mmvttt.models.layers import DropPath
 from mmvttt.registry import MODELS
 
 from .reduced import batch_norms, reduce_backbone

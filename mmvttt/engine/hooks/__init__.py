@@ -1,1 +1,1 @@
-"""Hooks of mmengine: checkpoints, anomalies, MESA, topology."""
+"""Hooks of mmengine: checkpoints, anomalies, MESA, compilation, topology."""

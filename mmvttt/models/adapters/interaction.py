@@ -4,11 +4,10 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from timm.layers import DropPath
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ..layers import to_map
+from ..layers import DropPath, to_map
 from .deformable_attention import DeformableAttention, SamplingGrid
 
 _LN_EPS = 1e-6

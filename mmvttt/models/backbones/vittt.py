@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 
 import torch
-from timm.layers import DropPath, SwiGLUPacked
+from timm.layers import SwiGLUPacked
 from torch import Tensor, nn
 
 from mmvttt.arguments import check_choice, check_config
 from mmvttt.registry import MODELS
 
-from ..layers import CausalConv1d, DWConv2d, TTTLinearMixer
+from ..layers import CausalConv1d, DropPath, DWConv2d, TTTLinearMixer
 from .base import PlainBackbone, drop_path_rates, resolve_arch
 
 GELU = dict(type='GELU')

@@ -1,6 +1,7 @@
 """Token mixers, convolutions over tokens, position encodings: the parts of the backbones."""
 
 from .conv import CausalConv1d, DWConv2d, to_map
+from .drop_path import DropPath
 from .key_norms import normalize_keys
 from .mixer_block import FeedForward, MixerBlock
 from .neighborhood import neighborhood_attention
@@ -12,6 +13,7 @@ from .vit3_mixer import ViT3Mixer
 __all__ = [
     'CausalConv1d',
     'DWConv2d',
+    'DropPath',
     'FeedForward',
     'MixerBlock',
     'TTTLinearMixer',

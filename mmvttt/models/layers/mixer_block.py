@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping
 
-from timm.layers import DropPath
 from torch import Tensor, nn
 
 from mmvttt.arguments import check_config
 from mmvttt.registry import MODELS
 
 from .conv import DWConv2d
+from .drop_path import DropPath
 
 
 class FeedForward(nn.Module):

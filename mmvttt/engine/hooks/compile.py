@@ -1,0 +1,75 @@
+"""The blocks of a model, compiled with torch.compile: what lies around them stays as it is."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from mmengine.hooks import Hook
+from mmengine.runner import Runner
+from torch import nn
+
+from ...arguments import check_config
+from ...errors import UsageError
+from ...registry import HOOKS
+
+BLOCKS = ('Block', 'Injector', 'Extractor')
+# Of one kind of block: every stage of a hierarchical backbone has another width, training is not
+# evaluation, and the first size of an image is compiled for itself. torch's 8 are too few.
+_MOST_GRAPHS = 64
+
+
+def compile_blocks(model: nn.Module, names: Sequence[str] = BLOCKS, **options: Any) -> int:
+    """Compiles every block of a model, in place, when it first runs; returns how many there are.
+
+    Names of parameters, checkpoints and `with_cp` stay what they are.
+
+    Args:
+        model: Any model.
+        names: What class names of blocks end in: `VitttBlock`, `MixerBlock`, timm's `Block`, and
+            the two halves of a ViT-Adapter's interaction.
+        options: Those of `torch.compile`: `dynamic`, `mode`, `backend`, …
+
+    Raises:
+        UsageError: If the model has no such block.
+    """
+    blocks = [m for m in model.modules() if type(m).__name__.endswith(tuple(names))]
+    if not blocks:
+        raise UsageError(
+            f'nothing to compile: no class in {type(model).__name__} has a name that ends in '
+            f'{" or ".join(names)}; leave --compile (mmvttt.CompileHook) out, or name its blocks '
+            "with custom_hooks=[dict(type='mmvttt.CompileHook', names=['Layer'])]"
+        )
+    config = torch.compiler.config
+    config.recompile_limit = max(config.recompile_limit, _MOST_GRAPHS)
+    for block in blocks:
+        block.compile(**options)
+    return len(blocks)
+
+
+@HOOKS.register_module()
+class CompileHook(Hook):
+    """Compiles the blocks of backbones and ViT-Adapters with torch.compile, each kind once.
+
+    A detector as a whole breaks into many graphs and is compiled anew for many sizes; a block is
+    one graph, and holds most of the small operations: norms, gates, residuals, the casts of mixed
+    precision. Fused, they read and write their tokens once.
+
+    Args:
+        names: What class names of blocks end in, see `compile_blocks`.
+        options: Those of `torch.compile`, e.g. `dict(dynamic=True)`, which makes one graph for all
+            sizes at once instead of at the second one.
+
+    Raises:
+        UsageError: If the model has no such block.
+    """
+
+    def __init__(self, names: Sequence[str] = BLOCKS, options: Mapping | None = None) -> None:
+        if options is not None:
+            check_config('options', options, 'dict(dynamic=True)')
+        self.names = names
+        self.options = dict(options or {})
+
+    def before_run(self, runner: Runner) -> None:
+        """Before a training or a test; the compiler itself waits for the first images."""
+        count = compile_blocks(runner.model, self.names, **self.options)
+        runner.logger.info(f'torch.compile: {count} blocks, each kind when it first runs')

@@ -1,0 +1,32 @@
+"""Stochastic depth for blocks that torch.compile is to compile once, not once each."""
+
+import torch
+from torch import Tensor, nn
+
+
+class DropPath(nn.Module):
+    """Drops a branch for whole samples and scales what stays by 1 / (1 − rate).
+
+    The rate is a tensor. torch.compile takes a Python number (timm's, mmcv's) for a constant:
+    every block of a model has another, would be compiled by itself, and from the ninth on not at
+    all.
+
+    Args:
+        drop_prob: Part of the samples that are dropped in training, in [0, 1).
+    """
+
+    def __init__(self, drop_prob: float = 0.0) -> None:
+        super().__init__()
+        self.drop_prob = drop_prob
+        self.drops = drop_prob > 0
+        self.register_buffer('keep', torch.tensor(1.0 - drop_prob), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`(B, …)` → the same."""
+        if not (self.training and self.drops):
+            return x
+        kept = torch.bernoulli(self.keep.expand(len(x), *[1] * (x.ndim - 1)))
+        return x * (kept / self.keep).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        return f'drop_prob={self.drop_prob:.3g}'

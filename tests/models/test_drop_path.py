@@ -1,0 +1,30 @@
+"""Stochastic depth with its rate in a tensor."""
+
+import pytest
+import torch
+
+from mmvttt.models.layers import DropPath
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+def test_whole_samples_are_dropped_and_the_mean_stays(dtype):
+    torch.manual_seed(0)
+    x = torch.ones(4096, 3, 2, dtype=dtype, requires_grad=True)
+    drop = DropPath(0.25)
+    y = drop(x)
+    assert y.dtype == dtype
+    values = y.detach().flatten(1)
+    assert (values == values[:, :1]).all()
+    kept = torch.tensor(1 / 0.75, dtype=dtype)
+    assert set(values[:, 0].tolist()) == {0.0, kept.item()}
+    assert values.float().mean().item() == pytest.approx(1, abs=0.05)
+    y.sum().backward()
+    assert torch.equal(x.grad, y.detach())
+
+
+def test_nothing_is_dropped_in_a_test_or_without_a_rate():
+    x = torch.ones(64, 3)
+    assert DropPath(0.5).eval()(x) is x
+    assert DropPath(0.0).train()(x) is x
+    assert not DropPath(0.5).state_dict()
+    assert 'drop_prob=0.5' in repr(DropPath(0.5))
