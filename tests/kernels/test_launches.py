@@ -4,6 +4,7 @@ Kernels of Triton and operations of torch that start one; none runs, a GPU need 
 """
 
 import importlib
+import re
 
 import convolutions
 import inner_steps
@@ -113,19 +114,51 @@ def test_forward_and_backward_start_no_more_than_they_did(op, started):
     assert tuple(len(started[op, which]) for which in ('forward', 'backward')) == most, started
 
 
-def test_a_block_of_vittt_starts_no_more_than_it_did(started):
+def vittt_block():
     vittt = pytest.importorskip('mmvttt.models.backbones.vittt')
-    block = vittt.VitttBlock(64, 1, 64, mixer=dict(gate_cfg=vittt.GELU, backend='triton'))
-    x = torch.randn(2, 20, 64, requires_grad=True)
-    counts = {}
-    forward: list[str] = []
-    with torch.autocast('cpu', torch.bfloat16), Operations(forward):
-        y = block(x, (4, 5))
-    backward: list[str] = []
+    block = vittt.VitttBlock(
+        64, 1, 64, drop_path=0.1, mixer=dict(gate_cfg=vittt.GELU, backend='triton')
+    )
+
+    def run(x):
+        with torch.autocast('cpu', torch.bfloat16):
+            return block(x, (4, 5))
+
+    return block, run, torch.randn(2, 20, 64, requires_grad=True)
+
+
+def inside(started, which):
+    """How many the ops of a block have started in one pass."""
+    return sum(len(names) for (_, found), names in started.items() if found == which)
+
+
+def test_a_block_of_vittt_starts_no_more_than_it_did(started):
+    block, run, x = vittt_block()
+    block.eval()
+    outside = {'forward': [], 'backward': []}
+    with Operations(outside['forward']):
+        y = run(x)
     grad = torch.ones_like(y)
-    with Operations(backward):
+    with Operations(outside['backward']):
         y.backward(grad)
-    for which, outside in (('forward', forward), ('backward', backward)):
-        inside = [name for (_, found), names in started.items() if found == which for name in names]
-        counts[which] = len([n for n in outside if not n.startswith(OUR_OPS)]) + len(inside)
-    assert counts == {'forward': 42, 'backward': 69}, (forward, backward)
+    counts = {
+        which: len([n for n in names if not n.startswith(OUR_OPS)]) + inside(started, which)
+        for which, names in outside.items()
+    }
+    assert counts == {'forward': 42, 'backward': 69}, outside
+
+
+@pytest.mark.stress  # compiles C++ for a minute
+def test_torch_compile_fuses_most_of_what_a_block_starts(started):
+    from torch._inductor.utils import run_and_get_code
+
+    _, run, x = vittt_block()
+    _, codes = run_and_get_code(lambda: torch.compile(run, dynamic=True)(x).sum().backward())
+    # What it writes for a CPU: its own loops, products, and operations that it leaves alone.
+    calls = re.compile(r'\b(?:cpp_fused\w*|extern_kernels\.\w+|torch\.ops\.([\w.]+))\(')
+    counts = {}
+    for which, code in zip(('forward', 'backward'), codes, strict=True):
+        found = [match[1] or '' for match in calls.finditer(code, code.index('def call('))]
+        outside = [name for name in found if not name.startswith('ttt_kernels.')]
+        counts[which] = len(outside) + inside(started, which)
+    assert counts == {'forward': 18, 'backward': 39}
