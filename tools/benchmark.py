@@ -24,6 +24,7 @@ from mmvttt.cli import (
     positive,
     usable_device,
 )
+from mmvttt.engine import compile_blocks
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -47,6 +48,11 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument('--dtype', choices=('float32', 'bfloat16', 'float16'), default='float32')
     parser.add_argument('--train', action='store_true', help='time forward and backward')
     parser.add_argument('--backbone', action='store_true', help="leave out a config's heads")
+    parser.add_argument(
+        '--compile',
+        action='store_true',
+        help='then again with the blocks under torch.compile, as train.py --compile has them',
+    )
     parser.add_argument(
         '--repeats', type=positive, default=10, help='timed batches; the median counts'
     )
@@ -74,20 +80,23 @@ def main(argv: list[str] | None = None) -> None:
             found = find_model(name, args.cfg_options)
             model = found.backbone if args.backbone else found.model
             cases = [(size, batch) for size in args.sizes for batch in args.batch]
-            for size, batch in track(cases, description=found.name):
-                row = measure(
-                    DenseForward(model),
-                    found.name,
-                    batch,
-                    (size, size),
-                    args.device,
-                    getattr(torch, args.dtype),
-                    args.train,
-                    args.repeats,
-                    args.warmup,
-                )
-                print(describe(row), flush=True)
-                rows.append(row)
+            for label in (found.name, f'{found.name} (compiled)')[: 1 + args.compile]:
+                if label != found.name:
+                    compile_blocks(model)
+                for size, batch in track(cases, description=label):
+                    row = measure(
+                        DenseForward(model),
+                        label,
+                        batch,
+                        (size, size),
+                        args.device,
+                        getattr(torch, args.dtype),
+                        args.train,
+                        args.repeats,
+                        args.warmup,
+                    )
+                    print(describe(row), flush=True)
+                    rows.append(row)
     print(f'measurements: {write_csv(rows, args.out)}')
     if args.plot:
         print(f'plot: {plot(rows, args.plot)}')

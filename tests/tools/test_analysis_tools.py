@@ -95,8 +95,19 @@ def test_benchmark(
         *('--out', str(table), '--plot', str(picture)),
     )
     assert 'vittt_tiny_patch16_224 inference 1 × 48×48:' in out
+    assert '(compiled)' not in out
     assert len(table.read_text().splitlines()) == 3
     assert picture.is_file()
+
+
+@pytest.mark.stress  # compiles C++ for a minute
+def test_benchmark_of_compiled_blocks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    options = ('--sizes', '32', '--repeats', '1', '--compile', '--out', str(tmp_path / 'rows.csv'))
+    out = run(monkeypatch, capsys, 'benchmark.py', 'vit3_tiny_patch16_224', *options)
+    for name in ('vit3_tiny_patch16_224', 'vit3_tiny_patch16_224 (compiled)'):
+        assert f'{name} inference 1 × 32×32:' in out
 
 
 def test_image_demo_and_browse_dataset(
