@@ -13,12 +13,14 @@ from ...errors import UsageError
 from ...registry import HOOKS
 
 BLOCKS = ('Block', 'Injector', 'Extractor')
-# Of one kind of block: every stage of a hierarchical backbone has another width, training is not
-# evaluation, and the first size of an image is compiled for itself. torch's 8 are too few.
+# Of one kind of block: every stage of a hierarchical backbone has another width, and training is
+# not evaluation. torch's 8 are too few.
 _MOST_GRAPHS = 64
 
 
-def compile_blocks(model: nn.Module, names: Sequence[str] = BLOCKS, **options: Any) -> int:
+def compile_blocks(
+    model: nn.Module, names: Sequence[str] = BLOCKS, dynamic: bool | None = True, **options: Any
+) -> int:
     """Compiles every block of a model, in place, when it first runs; returns how many there are.
 
     Names of parameters, checkpoints and `with_cp` stay what they are.
@@ -27,7 +29,10 @@ def compile_blocks(model: nn.Module, names: Sequence[str] = BLOCKS, **options: A
         model: Any model.
         names: What class names of blocks end in: `VitttBlock`, `MixerBlock`, timm's `Block`, and
             the two halves of a ViT-Adapter's interaction.
-        options: Those of `torch.compile`: `dynamic`, `mode`, `backend`, …
+        dynamic: One graph for all sizes of images, whichever comes first: what a training computes
+            then does not depend on where it was resumed. None, torch's default, makes one for the
+            first size and one for the others; False one for each.
+        options: The others of `torch.compile`: `mode`, `backend`, …
 
     Raises:
         UsageError: If the model has no such block.
@@ -42,7 +47,7 @@ def compile_blocks(model: nn.Module, names: Sequence[str] = BLOCKS, **options: A
     config = torch.compiler.config
     config.recompile_limit = max(config.recompile_limit, _MOST_GRAPHS)
     for block in blocks:
-        block.compile(**options)
+        block.compile(dynamic=dynamic, **options)
     return len(blocks)
 
 
@@ -56,8 +61,8 @@ class CompileHook(Hook):
 
     Args:
         names: What class names of blocks end in, see `compile_blocks`.
-        options: Those of `torch.compile`, e.g. `dict(dynamic=True)`, which makes one graph for all
-            sizes at once instead of at the second one.
+        options: Those of `torch.compile`, e.g. `dict(dynamic=False)` where all images have the
+            same size.
 
     Raises:
         UsageError: If the model has no such block.
@@ -65,7 +70,7 @@ class CompileHook(Hook):
 
     def __init__(self, names: Sequence[str] = BLOCKS, options: Mapping | None = None) -> None:
         if options is not None:
-            check_config('options', options, 'dict(dynamic=True)')
+            check_config('options', options, 'dict(dynamic=False)')
         self.names = names
         self.options = dict(options or {})
 

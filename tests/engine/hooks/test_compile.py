@@ -58,7 +58,7 @@ def test_every_kind_of_block_is_one_graph_with_the_numbers_of_the_eager_model(
     model = MODELS[name]().train()
     compiled = copy.deepcopy(model)
     counter = CompileCounter()
-    compile_blocks(compiled, backend=counter, dynamic=True, fullgraph=True)
+    compile_blocks(compiled, backend=counter, fullgraph=True)
     for height, width in ((96, 128), (160, 96)):
         x = torch.randn(2, 3, height, width)
         for m in (model, compiled):
