@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+import torch._inductor.config as inductor
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
 from torch import nn
@@ -46,6 +47,10 @@ def compile_blocks(
         )
     config = torch.compiler.config
     config.recompile_limit = max(config.recompile_limit, _MOST_GRAPHS)
+    # Without it inductor (torch 2.14) cannot sort the strides of a view that the backward pass
+    # needs where sizes are symbols: "cannot determine truth value of Relational".
+    if hasattr(inductor, 'strict_output_strides'):
+        inductor.strict_output_strides = True
     for block in blocks:
         block.compile(dynamic=dynamic, **options)
     return len(blocks)

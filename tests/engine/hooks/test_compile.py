@@ -76,6 +76,25 @@ def test_every_kind_of_block_is_one_graph_with_the_numbers_of_the_eager_model(
     torch.testing.assert_close(loss(copied, x), loss(model.eval(), x))
 
 
+@pytest.mark.stress  # compiles C++ for minutes
+@pytest.mark.parametrize('name', ['vittt', 'vit3', 't5', 'h_vit3', 'vit_adapter'])
+def test_inductor_compiles_them_for_all_sizes(name: str) -> None:
+    torch.manual_seed(0)
+    model = MODELS[name]().eval()
+    compiled = copy.deepcopy(model)
+    compile_blocks(compiled)
+    for height, width in ((96, 128), (160, 96)):
+        x = torch.randn(2, 3, height, width)
+        for m in (model, compiled):
+            m.zero_grad()
+            loss(m, x).backward()
+        for (key, p), q in zip(model.named_parameters(), compiled.parameters(), strict=True):
+            if p.grad is not None:
+                torch.testing.assert_close(
+                    q.grad, p.grad, rtol=1e-3, atol=1e-5, msg=lambda m, key=key: f'{key}: {m}'
+                )
+
+
 def test_a_training_with_the_hook_has_the_losses_of_one_without(run: Callable) -> None:
     hook = dict(type='mmvttt.CompileHook', names=['Linear'], options=dict(backend='eager'))
     losses = []
