@@ -54,6 +54,13 @@ def resolve_type(kind: Any, registry: root.Registry, scope: str | None) -> Any:
             return None
 
 
+def hook_class(hook: Any, scope: str | None) -> Any:
+    """The class of a hook of a config, which may also be there built; see `resolve_type`."""
+    if not isinstance(hook, dict):
+        return type(hook)
+    return resolve_type(hook.get('type'), root.HOOKS, scope)
+
+
 def type_name(kind: Any) -> str:
     """How the `type` of a config is called on the screen."""
     return getattr(kind, '__name__', str(kind))

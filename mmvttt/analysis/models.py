@@ -68,11 +68,10 @@ def find_model(
     """
     config = find_config(name)
     if config is None:
-        build, size, cfg = _of_timm(name, cfg_options or {}), None, None
+        build, cfg = _of_timm(name, cfg_options or {}), None
     else:
         cfg = load_config(config, cfg_options=cfg_options)
-        build, size = _of_config(cfg), _SIZES.get(cfg.get('default_scope'), (224, 224))
-        name = Path(config).stem
+        build, name = _of_config(cfg), Path(config).stem
     try:
         with torch.device('meta') if weightless else nullcontext():
             model = build()
@@ -81,13 +80,14 @@ def find_model(
             raise
         # Somebody reads a number while building, such as the rates of a linspace.
         model = build()
-    return FoundModel(name, model, size or _input_size(model), cfg)
+    size = _input_size(model) if cfg is None else _SIZES.get(toolbox_of(model), (224, 224))
+    return FoundModel(name, model, size, cfg)
 
 
 def _of_config(cfg: Config) -> Callable[[], nn.Module]:
     if 'model' not in cfg:
         raise UsageError(f'the config {cfg.filename} has no model')
-    init_default_scope(cfg.get('default_scope', 'mmengine'))
+    init_default_scope(cfg.get('default_scope') or 'mmengine')
     model = cfg.model.copy()
     if 'data_preprocessor' in cfg:
         model.setdefault('data_preprocessor', cfg.data_preprocessor)
@@ -118,6 +118,15 @@ def _of_timm(name: str, arguments: dict[str, Any]) -> Callable[[], nn.Module]:
 def _input_size(model: nn.Module) -> tuple[int, int]:
     height, width = timm.data.resolve_model_data_config(model)['input_size'][1:]
     return height, width
+
+
+def toolbox_of(model: nn.Module) -> str | None:
+    """'mmdet', 'mmseg' or 'mmpretrain', by the model's class; None for any other model.
+
+    A pure-Python config has no default_scope that would say it.
+    """
+    packages = (kind.__module__.partition('.')[0] for kind in type(model).__mro__)
+    return next((package for package in packages if package in _SIZES), None)
 
 
 def load_model(

@@ -12,7 +12,7 @@ import torch
 from mmengine import hooks, optim
 from mmengine.config import Config, ConfigDict
 from mmengine.logging import print_log
-from mmengine.registry import HOOKS, MODELS, OPTIM_WRAPPERS, RUNNERS
+from mmengine.registry import MODELS, OPTIM_WRAPPERS, RUNNERS
 from mmengine.runner import FlexibleRunner, Runner
 
 from ..checkpoints.load import require_match
@@ -31,7 +31,7 @@ from ..engine.hooks.compile import CompileHook
 from ..engine.hooks.topology import TopologyHook
 from ..engine.signals import end_workers
 from ..errors import UsageError
-from ..registry import resolve_type, type_name
+from ..registry import hook_class, resolve_type, type_name
 from .screen import QuietRunner, summary
 
 _WRAPPERS = (optim.OptimWrapper, optim.AmpOptimWrapper, AmpOptimWrapper)
@@ -199,7 +199,7 @@ def make_safe(cfg: Config) -> None:
     """
     default_hooks = cfg.setdefault('default_hooks', ConfigDict())
     hook = default_hooks.setdefault('checkpoint', dict(type='CheckpointHook', interval=1))
-    kind = None if hook is None else _hook_class(hook, cfg)
+    kind = None if hook is None else hook_class(hook, cfg.get('default_scope'))
     if kind is hooks.CheckpointHook and isinstance(hook, dict):
         hook['type'] = 'mmvttt.CheckpointHook'
     elif kind is not None and not issubclass(kind, CheckpointHook):
@@ -211,19 +211,12 @@ def make_safe(cfg: Config) -> None:
             logging.WARNING,
         )
     custom = list(cfg.get('custom_hooks') or [])
-    present = [_hook_class(h, cfg) for h in custom]
+    present = [hook_class(h, cfg.get('default_scope')) for h in custom]
     added = [dict(type=name) for name, kind in _SAFETY.items() if kind not in present]
     cfg.custom_hooks = custom + added
     reason = make_exact(cfg)
     if reason is not None:
         print_log(f'a resume of this training will not be exact: {reason}', 'current')
-
-
-def _hook_class(hook: Any, cfg: Config) -> Any:
-    """The class of a hook, which a config may also hold built."""
-    if not isinstance(hook, dict):
-        return type(hook)
-    return resolve_type(hook.get('type'), HOOKS, cfg.get('default_scope'))
 
 
 def train(

@@ -301,6 +301,119 @@ def test_optimizer_and_averaged_copies(tmp_path: Path) -> None:
     assert ema.average == ema.weights == mesa.weights
 
 
+CLASSES = """
+from mmengine.hooks import EMAHook
+from mmengine.optim import AmpOptimWrapper
+from mmpretrain.models import (
+    ClsDataPreprocessor, CrossEntropyLoss, GlobalAveragePooling, ImageClassifier, LinearClsHead)
+from torch.optim import AdamW
+from mmvttt.models import HViT3
+
+default_scope = None
+model = dict(
+    type=ImageClassifier,
+    data_preprocessor=dict(type=ClsDataPreprocessor),
+    backbone=dict(type=HViT3, arch=arch, out_indices=(3,)),
+    neck=dict(type=GlobalAveragePooling),
+    head=dict(
+        type=LinearClsHead, num_classes=9, in_channels=64, loss=dict(type=CrossEntropyLoss)),
+)
+optim_wrapper = dict(type=AmpOptimWrapper, optimizer=dict(type=AdamW), dtype='bfloat16')
+custom_hooks = [dict(type=EMAHook)]
+"""
+SELF_SUPERVISED = """
+_base_ = 'mmpretrain::_base_/default_runtime.py'
+views = [[dict(type='RandomResizedCrop', scale=64)], [dict(type='RandomResizedCrop', scale=32)]]
+train_dataloader = dict(
+    dataset=dict(
+        type='RepeatDataset',
+        dataset=dict(
+            pipeline=[
+                dict(type='LoadImageFromFile'),
+                dict(type='MultiView', num_views=[2, 1], transforms=views),
+                dict(type='PackInputs'),
+            ]
+        ),
+    )
+)
+model = dict(
+    type='SimSiam',
+    data_preprocessor=dict(type='SelfSupDataPreprocessor'),
+    backbone=dict(type='mmvttt.HViT3', arch=arch, out_indices=(3,)),
+    neck=dict(type='NonLinearNeck', in_channels=64, hid_channels=8, out_channels=8),
+    head=dict(
+        type='LatentPredictHead',
+        predictor=dict(
+            type='NonLinearNeck', in_channels=8, hid_channels=8, out_channels=8,
+            with_avg_pool=False),
+        loss=dict(type='CosineSimilarityLoss'),
+    ),
+)
+optim_wrapper = dict(optimizer=dict(type='AdamW'))
+"""
+
+
+def written(folder: Path, text: str) -> str:
+    """A config with the small `arch` of a staged backbone."""
+    arch = dict(embed_dims=(16, 32, 48, 64), depths=(1, 1, 1, 1), num_heads=(1, 2, 3, 4))
+    path = folder / 'own.py'
+    path.write_text(f'arch = {arch}\n{text}')
+    return str(path)
+
+
+def test_types_are_classes_or_names(tmp_path: Path) -> None:
+    text = CLASSES.replace('default_scope = None', "default_scope = 'mmpretrain'")
+    text = text.replace('type=EMAHook', "type='mmpretrain.EMAHook'")
+    text = text.replace('type=AmpOptimWrapper', "type='mmengine.AmpOptimWrapper'")
+    for config in (CLASSES, text):
+        found = find_model(written(tmp_path, config), weightless=True)
+        step = TrainingStep(found, 2, SIZE)
+        assert step.amp == 'bf16'
+        assert len(step.average) == len([*step.model.parameters(), *step.model.buffers()])
+
+
+def test_a_self_supervised_model_sees_what_its_pipeline_makes(tmp_path: Path) -> None:
+    name = written(tmp_path, SELF_SUPERVISED)
+    step = TrainingStep(find_model(name), 3, SIZE, device=torch.device('cpu'))
+    views = [(3, 3, 64, 64), (3, 3, 64, 64), (3, 3, 32, 32)]
+    assert [view.shape for view in step.images] == views
+    real, dry = keep_books(step), memory_use(name, 3, SIZE)
+    held = real.by_kind(real.starts[BACKWARD])
+    assert held['images'] == dry.at_peak['images'] == FLOAT * sum(map(np.prod, views))
+    assert held[ACTIVATIONS] == dry.activations
+    assert (dry.height, dry.width) == (64, 64)
+
+
+@pytest.mark.parametrize(
+    ('change', 'message'),
+    [
+        ('train_dataloader = None', 'own learns from what its pipeline .* give it a train_data'),
+        ("views[0][0]['crop_ratio_range'] = 'ab'", 'of own fails on grey images: .*Error'),
+    ],
+)
+def test_what_no_self_supervised_model_learns_from(
+    tmp_path: Path, change: str, message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        memory_use(written(tmp_path, SELF_SUPERVISED + change), 2, SIZE)
+
+
+def test_a_step_can_be_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """RTMDet-Ins puts tensors in the place of the masks."""
+    found = find_model('maskrcnn_hvit3_t_1x', reduced('maskrcnn_hvit3_t_1x'))
+    step = TrainingStep(found, 1, SIZE, device=torch.device('cpu'))
+    before = [sample.gt_instances.masks for sample in step.samples]
+
+    def loss(inputs: Tensor, samples: list, mode: str) -> dict[str, Tensor]:
+        for sample in samples:
+            sample.gt_instances.masks = sample.gt_instances.masks.to_tensor(torch.bool, 'cpu')
+        return dict(loss=inputs.sum())
+
+    monkeypatch.setattr(step.model, 'forward', loss)
+    assert step.forward() == step.forward()
+    assert [sample.gt_instances.masks for sample in step.samples] == before
+
+
 @pytest.mark.parametrize('read', [np.asarray, Tensor.numpy, Tensor.tolist])
 def test_numbers_of_what_is_fake_are_an_error_in_words(
     monkeypatch: pytest.MonkeyPatch, read: Callable

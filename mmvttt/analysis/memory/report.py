@@ -109,7 +109,8 @@ def memory_use(
         config: A config file, or the name of one of mmvttt's.
         batch: Images.
         size: (height, width) of the images; default: 800×1333 for detectors, 512×512 for
-            segmentors, 224×224 for classifiers.
+            segmentors, else 224×224. A self-supervised model sees what the config's pipeline makes
+            of them.
         amp: 'none', 'bf16' or 'fp16'; default: what the config says.
         with_cp: 'none', 'backbone' (the blocks of the plain or staged backbone), or 'all' (an
             adapter's injectors and extractors too); default: what the config says.
@@ -122,13 +123,13 @@ def memory_use(
     """
     _check_options(batch, size, amp, with_cp)
     found = find_model(config, cfg_options, weightless=device is None)
-    step = TrainingStep(found, batch, size or found.size, amp, device)
-    if with_cp is not None:
-        set_checkpointing(step.model, with_cp)
     peak, how = None, COMPUTED
-    if device is not None:
-        peak, how = _measured_peak(step, device), torch.cuda.get_device_name(device)
     try:
+        step = TrainingStep(found, batch, size or found.size, amp, device)
+        if with_cp is not None:
+            set_checkpointing(step.model, with_cp)
+        if device is not None:
+            peak, how = _measured_peak(step, device), torch.cuda.get_device_name(device)
         ledger = keep_books(step)
     except ValueNeededError as error:
         raise UsageError(
@@ -142,8 +143,8 @@ def memory_use(
         with_cp=with_cp or 'config',
         amp=step.amp,
         batch=batch,
-        height=step.inputs.shape[2],
-        width=step.inputs.shape[3],
+        height=step.images[0].shape[2],
+        width=step.images[0].shape[3],
         weights=before[_WEIGHTS],
         gradients=after[GRADIENTS],
         optimizer=before[_OPTIMIZER],
@@ -198,7 +199,7 @@ def keep_books(step: TrainingStep) -> Ledger:
         ledger.hold(weights, kind, name)
     ledger.hold(step.states(), _OPTIMIZER)
     ledger.hold(step.average, _AVERAGE)
-    ledger.hold([step.inputs, *step.ground_truth()], _IMAGES)
+    ledger.hold([*step.images, *step.ground_truth()], _IMAGES)
     # Else the backward pass of a GPU has a thread of its own, in which nobody writes.
     with torch.autograd.set_multithreading_enabled(False), step.running(), ledger:
         ledger.begin(FORWARD)

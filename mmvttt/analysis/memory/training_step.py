@@ -9,15 +9,23 @@ from typing import Any
 
 import numpy as np
 import torch
+from mmengine import optim
+from mmengine.config import Config
+from mmengine.dataset import Compose, default_collate
+from mmengine.hooks import EMAHook
 from mmengine.logging import MMLogger
 from mmengine.optim import build_optim_wrapper
+from mmengine.registry import OPTIM_WRAPPERS
 from mmengine.structures import BaseDataElement
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map_only
 
-from ...engine.amp import half_type
+from ...engine.amp import AmpOptimWrapper, half_type
+from ...engine.hooks.mesa import MESAHook
 from ...errors import UsageError
-from ..models import FoundModel
+from ...registry import hook_class, resolve_type
+from ..models import FoundModel, toolbox_of
 from .dry_run import DryRun
 
 # Objects in an image, and how far a region that shall match one is moved, in parts of its size.
@@ -41,7 +49,7 @@ class TrainingStep:
 
     Attributes:
         model: The model.
-        inputs: `(B, 3, H, W)` as the model gets it.
+        inputs: `(B, 3, H, W)` as the model gets it; a list of these, if it sees several views.
         samples: The ground truth, as the model gets it.
         average: The copy of the weights that the config's EMAHook keeps; or none.
         amp: 'none', 'bf16' or 'fp16'.
@@ -56,9 +64,10 @@ class TrainingStep:
         device: torch.device | None = None,
     ) -> None:
         cfg = found.config
-        if cfg is None or cfg.get('default_scope') not in _BATCHES:
+        toolbox = toolbox_of(found.model)
+        if cfg is None or toolbox is None:
             raise UsageError(
-                f'{found.name} is no config of {", ".join(_BATCHES)}: a training step needs a '
+                f'{found.name} is no config of {", ".join(_SAMPLES)}: a training step needs a '
                 'head, a loss and an optimizer; give a config such as maskrcnn_vittt_s_1x'
             )
         self.model = model = found.model.train()
@@ -68,9 +77,12 @@ class TrainingStep:
             preprocessor.to_empty(device='cpu')
         else:
             model.to(device)
-        images = [torch.full((3, *size), 128, dtype=torch.uint8) for _ in range(batch)]
-        samples = [_BATCHES[cfg.default_scope](size) for _ in images]
-        data = preprocessor(dict(inputs=images, data_samples=samples), True)
+        if toolbox == 'mmpretrain' and not hasattr(model, 'predict'):
+            data = _self_supervised(found.name, cfg, batch, size)
+        else:
+            images = [torch.full((3, *size), 128, dtype=torch.uint8) for _ in range(batch)]
+            data = dict(inputs=images, data_samples=[_SAMPLES[toolbox](size) for _ in images])
+        data = preprocessor(data, True)
         self.inputs, self.samples = data['inputs'], data['data_samples']
         self._dry_run = None
         if device is None:
@@ -80,17 +92,25 @@ class TrainingStep:
                 if hasattr(module, 'use_torchvision'):
                     # The operators of a compiled mmcv know no fake tensors.
                     module.use_torchvision = True
-            self.inputs = self._dry_run.fake(self.inputs)
+            self.inputs = tree_map_only(Tensor, self._dry_run.fake, self.inputs)
         if getattr(model, 'with_rpn', False):
             _replace_proposals(model, size, batch, device)
-        hooks = {hook['type'].split('.')[-1] for hook in cfg.get('custom_hooks') or []}
-        if 'MESAHook' in hooks:
+        scope = cfg.get('default_scope')
+        hooks = [hook_class(hook, scope) for hook in cfg.get('custom_hooks') or []]
+        if any(_is_a(hook, MESAHook) for hook in hooks):
             model.distilling = True
-        self.amp = amp or _amp_of(cfg.optim_wrapper)
+        self.amp = amp or _amp_of(cfg.optim_wrapper, scope)
         self.optimizer = _build_optimizer(model, cfg.optim_wrapper)
-        self._start_optimizer()
+        with self.running():
+            self._start_optimizer()
+        averaged = any(_is_a(hook, EMAHook) for hook in hooks)
         weights = [*model.parameters(), *model.buffers()]
-        self.average = [torch.empty_like(w) for w in weights] if 'EMAHook' in hooks else []
+        self.average = [torch.empty_like(w) for w in weights] if averaged else []
+
+    @property
+    def images(self) -> list[Tensor]:
+        """The views `(B, 3, H, W)` of the images; of most models there is one."""
+        return list(_tensors(self.inputs))
 
     def running(self) -> AbstractContextManager[None]:
         """What `forward`, the backward pass and `update` have to run in.
@@ -103,8 +123,8 @@ class TrainingStep:
     def forward(self) -> Tensor:
         """The loss."""
         dtype = PRECISIONS[self.amp]
-        with torch.autocast(self.inputs.device.type, dtype, enabled=dtype is not None):
-            losses = self.model(self.inputs, self.samples, mode='loss')
+        with torch.autocast(self.images[0].device.type, dtype, enabled=dtype is not None):
+            losses = self.model(self.inputs, _untouched(self.samples), mode='loss')
         return self.model.parse_losses(losses)[0]
 
     def backward(self, loss: Tensor) -> None:
@@ -150,11 +170,17 @@ def _build_optimizer(model: nn.Module, optim_wrapper: dict[str, Any]) -> Optimiz
         logger.setLevel(level)
 
 
-def _amp_of(optim_wrapper: dict[str, Any]) -> str:
-    if optim_wrapper.get('type', '').rpartition('.')[2] != 'AmpOptimWrapper':
+def _amp_of(optim_wrapper: dict[str, Any], scope: str | None) -> str:
+    kind = resolve_type(optim_wrapper.get('type', 'OptimWrapper'), OPTIM_WRAPPERS, scope)
+    if not _is_a(kind, optim.AmpOptimWrapper):
         return 'none'
-    default = half_type() if optim_wrapper['type'].startswith('mmvttt.') else 'float16'
-    return 'bf16' if optim_wrapper.get('dtype', default) == 'bfloat16' else 'fp16'
+    default = half_type() if _is_a(kind, AmpOptimWrapper) else 'float16'
+    dtype = str(optim_wrapper.get('dtype') or default)
+    return 'bf16' if dtype.endswith('bfloat16') else 'fp16'
+
+
+def _is_a(kind: Any, base: type) -> bool:
+    return isinstance(kind, type) and issubclass(kind, base)
 
 
 def _tensors(data: Any) -> Iterator[Tensor]:
@@ -204,11 +230,43 @@ def _classification_sample(size: tuple[int, int]) -> BaseDataElement:
 
 
 # What a toolbox wants as ground truth of an image of (height, width).
-_BATCHES: dict[str, Callable[[tuple[int, int]], BaseDataElement]] = {
+_SAMPLES: dict[str, Callable[[tuple[int, int]], BaseDataElement]] = {
     'mmdet': _detection_sample,
     'mmseg': _segmentation_sample,
     'mmpretrain': _classification_sample,
 }
+
+
+def _self_supervised(name: str, cfg: Config, batch: int, size: tuple[int, int]) -> dict[str, Any]:
+    """What the config's own pipeline makes of grey images: views of them, masks.
+
+    Raises:
+        UsageError: The config has no such pipeline, or that fails.
+    """
+    data = cfg.get('train_dataloader')
+    while data and 'pipeline' not in data:
+        data = data.get('dataset')
+    if not data:
+        raise UsageError(
+            f'{name} learns from what its pipeline makes of images, and the config has none: give '
+            'it a train_dataloader'
+        )
+    # The first transform loads the image.
+    pipeline = Compose(data['pipeline'][1:])
+    grey = dict(img=np.full((*size, 3), 128, np.uint8), img_shape=size, ori_shape=size)
+    try:
+        return default_collate([pipeline(dict(grey)) for _ in range(batch)])
+    except Exception as error:
+        raise UsageError(
+            f'the pipeline of {name} fails on grey images: {type(error).__name__}: {error}'
+        ) from error
+
+
+def _untouched(data: Any) -> Any:
+    """Samples that a model can write to: RTMDet-Ins puts other masks in the place of its own."""
+    if isinstance(data, BaseDataElement):
+        return data.new(**{name: _untouched(value) for name, value in data.items()})
+    return [_untouched(item) for item in data] if isinstance(data, list) else data
 
 
 def _objects(size: tuple[int, int]) -> np.ndarray:
