@@ -38,8 +38,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         nargs=2,
         type=int,
         metavar=('HEIGHT', 'WIDTH'),
-        help='of the images, before the pipeline of a self-supervised model; default: 800 1333 '
-        'for detectors, 512 512 for segmentors, else 224 224',
+        help='of the images, before the pipeline of a self-supervised model; default: what they '
+        'are padded to, or 800 1333 for detectors, 512 512 for segmentors, else 224 224',
     )
     parser.add_argument(
         '--amp', nargs='+', choices=PRECISIONS, default=[None], help="default: the config's"

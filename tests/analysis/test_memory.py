@@ -31,8 +31,10 @@ from mmvttt.analysis.memory.ledger import (
 )
 from mmvttt.analysis.memory.report import MemoryUse, keep_books, memory_use, to_row, to_table
 from mmvttt.analysis.memory.training_step import TrainingStep
-from mmvttt.analysis.models import find_model
+from mmvttt.analysis.models import FoundModel, find_model
 from mmvttt.errors import UsageError
+
+from ..configs.test_transformers import reduced as reduced_transformer
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLES = sorted((ROOT / 'docs/benchmarks').glob('memory_*.csv'))
@@ -207,6 +209,33 @@ def test_a_dry_run_holds_what_a_real_one_holds(name: str, with_cp: str) -> None:
     (dry_time, dry_entry), (real_time, real_entry) = dry.peak(), real.peak()
     assert dry.by_kind(dry_time) == real.by_kind(real_time)
     assert (dry_entry.phase, dry_entry.module) == (real_entry.phase, real_entry.module)
+
+
+@pytest.mark.parametrize('name', ['dino_hvit3_t_1x', 'mask2former_hvit3_t_1x'])
+def test_a_dry_run_assigns_as_many_queries(name: str) -> None:
+    found = []
+    for device in (None, torch.device('cpu')):
+        torch.manual_seed(0)
+        cfg, model = reduced_transformer(name)
+        ledger = keep_books(TrainingStep(FoundModel(name, model, SIZE, cfg), 2, SIZE, None, device))
+        ends = (ledger.starts[BACKWARD], ledger.peak()[0])
+        found.append([ledger.by_kind(end) for end in ends])
+        found[-1].append(ledger.by_module(ACTIVATIONS, ends[0]))
+    assert found[0] == found[1]
+
+
+def test_a_segmentor_sees_several_classes() -> None:
+    (sample, _) = step_of('upernet_vit3_t_160k', dry=True).samples
+    assert sample.gt_sem_seg.data.unique().tolist() == list(range(8))
+
+
+def test_images_are_as_large_as_they_are_padded() -> None:
+    name = 'mask2former_hvit3_t_1x'
+    cfg, model = reduced_transformer(name)
+    assert memory._padded_size(model) == SIZE
+    assert memory._padded_size(find_model('vittt_t_in1k', weightless=True).model) is None
+    with pytest.raises(UsageError, match=f'data_preprocessor of {name} fails on images of 30×150'):
+        TrainingStep(FoundModel(name, model, SIZE, cfg), 1, (30, 150))
 
 
 @functools.cache
@@ -412,6 +441,17 @@ def test_a_step_can_be_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step.model, 'forward', loss)
     assert step.forward() == step.forward()
     assert [sample.gt_instances.masks for sample in step.samples] == before
+
+
+def test_marks_that_are_fake_are_an_error_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forward(step: TrainingStep) -> Tensor:
+        marks = step.inputs.new_zeros(len(step.inputs))
+        marks[:1] = step.inputs[0, 0, 0, :1]
+        return step.inputs[marks > 0].sum()
+
+    monkeypatch.setattr(TrainingStep, 'forward', forward)
+    with pytest.raises(UsageError, match=r'the numbers that aten.* with a GPU'):
+        memory_use('vittt_t_in1k', 1, SIZE)
 
 
 @pytest.mark.parametrize('read', [np.asarray, Tensor.numpy, Tensor.tolist])

@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import (
 from torch.autograd.graph import _engine_run_backward
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 # Fake tensors are on the CPU, because torch cannot run a backward pass of fake CUDA tensors where
 # there is no GPU. Autocast there casts the same operators to half precision as on a GPU, and
@@ -49,6 +49,7 @@ _INDEXING = (
 
 # What leaves torch with the numbers of a tensor.
 _NUMBERS = (Tensor.__array__, Tensor.numpy, Tensor.tolist)
+_ZEROS = (Tensor.new_zeros, torch.zeros_like)
 
 
 class ValueNeededError(RuntimeError):
@@ -114,7 +115,11 @@ class DryRun:
 
 
 class _GPUAutocast(TorchFunctionMode):
-    """Lets autocast of the CPU cast what that of a GPU casts, and fake tensors give no numbers."""
+    """Lets autocast of the CPU cast what that of a GPU casts, and fake tensors give no numbers.
+
+    What is made of given numbers is real; so are zeros `(N,)` and `(N, 4)`, in which heads mark the
+    queries and boxes that are assigned.
+    """
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
@@ -122,11 +127,24 @@ class _GPUAutocast(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in _NUMBERS and isinstance(args[0], FakeTensor):
             raise ValueNeededError(f'the numbers of a tensor {tuple(args[0].shape)}')
+        if func is Tensor.new_tensor and not isinstance(args[1], Tensor):
+            return torch.tensor(args[1], **{'dtype': args[0].dtype, **kwargs})
         if getattr(func, '__name__', '') in _FP32_ON_GPU and torch.is_autocast_enabled('cpu'):
             args, kwargs = tree_map_only(
                 Tensor, lambda x: x.float() if x.dtype in _HALF else x, (args, kwargs)
             )
-        return func(*args, **kwargs)
+        out = func(*args, **kwargs)
+        if func in _ZEROS and isinstance(out, FakeTensor) and _marks_objects(out):
+            return torch.zeros(out.shape, dtype=out.dtype)
+        return out
+
+
+def _marks_objects(x: Tensor) -> bool:
+    return x.dim() == 1 or x.shape[1:] == (4,)
+
+
+def _any_fake(tree: Any) -> bool:
+    return any(isinstance(x, FakeTensor) for x in tree_leaves(tree))
 
 
 class _RealIndices(TorchDispatchMode):
@@ -135,6 +153,10 @@ class _RealIndices(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
+        target = args[0] if args and func._schema.is_mutable else None
+        real = isinstance(target, Tensor) and not isinstance(target, FakeTensor)
+        if real and _marks_objects(target) and _any_fake((args, kwargs)):
+            raise ValueNeededError(f'the numbers that {func} writes to a tensor')
         if func in _INDEXING:
             args = (args[0], [i for index in args[1] for i in _as_numbers(index)], *args[2:])
         return func(*args, **(kwargs or {}))

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from ...errors import UsageError
-from ..models import find_model
+from ..models import find_model, toolbox_of
 from .dry_run import ValueNeededError
 from .ledger import ACTIVATIONS, BACKWARD, FORWARD, GRADIENTS, TRANSIENT, Ledger
 from .training_step import PRECISIONS, TrainingStep
@@ -108,9 +108,9 @@ def memory_use(
     Args:
         config: A config file, or the name of one of mmvttt's.
         batch: Images.
-        size: (height, width) of the images; default: 800×1333 for detectors, 512×512 for
-            segmentors, else 224×224. A self-supervised model sees what the config's pipeline makes
-            of them.
+        size: (height, width) of the images; default: what they are padded to, or 800×1333 for
+            detectors, 512×512 for segmentors, else 224×224. A self-supervised model sees what the
+            config's pipeline makes of them.
         amp: 'none', 'bf16' or 'fp16'; default: what the config says.
         with_cp: 'none', 'backbone' (the blocks of the plain or staged backbone), or 'all' (an
             adapter's injectors and extractors too); default: what the config says.
@@ -125,7 +125,8 @@ def memory_use(
     found = find_model(config, cfg_options, weightless=device is None)
     peak, how = None, COMPUTED
     try:
-        step = TrainingStep(found, batch, size or found.size, amp, device)
+        size = size or _padded_size(found.model) or found.size
+        step = TrainingStep(found, batch, size, amp, device)
         if with_cp is not None:
             set_checkpointing(step.model, with_cp)
         if device is not None:
@@ -175,6 +176,16 @@ def _check_options(
         raise UsageError(f'with_cp={with_cp!r}: choose one of {", ".join(CHECKPOINTING)}')
 
 
+def _padded_size(model: nn.Module) -> tuple[int, int] | None:
+    """(height, width) that mmdet's preprocessor pads every image to, if one."""
+    if toolbox_of(model) != 'mmdet':
+        return None
+    from mmdet.models import BatchFixedSizePad
+
+    augments = getattr(model.data_preprocessor, 'batch_augments', None) or ()
+    return next((tuple(a.size) for a in augments if isinstance(a, BatchFixedSizePad)), None)
+
+
 def set_checkpointing(model: nn.Module, what: str) -> None:
     """Sets `with_cp` in a built model, as `memory_use` says.
 
@@ -218,8 +229,9 @@ def _measured_peak(step: TrainingStep, device: torch.device) -> int:
     for _ in range(2):
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
-        step.backward(step.forward())
-        step.update()
+        with step.running():
+            step.backward(step.forward())
+            step.update()
     torch.cuda.synchronize(device)
     return torch.cuda.max_memory_allocated(device)
 

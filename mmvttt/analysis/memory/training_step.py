@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,8 @@ from ...registry import hook_class, resolve_type
 from ..models import FoundModel, toolbox_of
 from .dry_run import DryRun
 
-# Objects in an image, and how far a region that shall match one is moved, in parts of its size.
+# Objects or classes in an image; how far a region that shall match one is moved, in parts of its
+# size.
 _OBJECTS, _JITTER = 8, 0.03
 _OPTIMIZER_KEYS = ('optimizer', 'constructor', 'paramwise_cfg')
 PRECISIONS = {'none': None, 'bf16': torch.bfloat16, 'fp16': torch.float16}
@@ -81,8 +83,16 @@ class TrainingStep:
             data = _self_supervised(found.name, cfg, batch, size)
         else:
             images = [torch.full((3, *size), 128, dtype=torch.uint8) for _ in range(batch)]
-            data = dict(inputs=images, data_samples=[_SAMPLES[toolbox](size) for _ in images])
-        data = preprocessor(data, True)
+            data = dict(
+                inputs=images, data_samples=[_SAMPLES[toolbox](size, model) for _ in images]
+            )
+        try:
+            data = preprocessor(data, True)
+        except (RuntimeError, ValueError) as error:
+            raise UsageError(
+                f'the data_preprocessor of {found.name} fails on images of {size[0]}×{size[1]} '
+                f'pixels: {error}'
+            ) from error
         self.inputs, self.samples = data['inputs'], data['data_samples']
         self._dry_run = None
         if device is None:
@@ -112,13 +122,22 @@ class TrainingStep:
         """The views `(B, 3, H, W)` of the images; of most models there is one."""
         return list(_tensors(self.inputs))
 
-    def running(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def running(self) -> Iterator[None]:
         """What `forward`, the backward pass and `update` have to run in.
 
         Raises:
             ValueNeededError: Fake tensors do not suffice for this model.
         """
-        return nullcontext() if self._dry_run is None else self._dry_run.running()
+        heads = [module for module in self.model.modules() if hasattr(module, 'assigner')]
+        with ExitStack() as stack:
+            for module in {sys.modules[type(head.assigner).__module__] for head in heads}:
+                if hasattr(module, 'linear_sum_assignment'):
+                    module.linear_sum_assignment, solve = _assign, module.linear_sum_assignment
+                    stack.callback(setattr, module, 'linear_sum_assignment', solve)
+            if self._dry_run is not None:
+                stack.enter_context(self._dry_run.running())
+            yield
 
     def forward(self) -> Tensor:
         """The loss."""
@@ -195,7 +214,16 @@ def _tensors(data: Any) -> Iterator[Tensor]:
             yield from _tensors(item)
 
 
-def _detection_sample(size: tuple[int, int]) -> BaseDataElement:
+def _assign(costs: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Pairs as many queries with objects as scipy's `linear_sum_assignment`, whatever they cost.
+
+    Which they are changes no size, and costs are neither known nor, of untrained weights, finite.
+    """
+    pairs = np.arange(min(costs.shape))
+    return pairs, pairs
+
+
+def _detection_sample(size: tuple[int, int], model: nn.Module) -> BaseDataElement:
     from mmdet.structures import DetDataSample
     from mmdet.structures.mask import BitmapMasks
     from mmengine.structures import InstanceData
@@ -214,23 +242,25 @@ def _detection_sample(size: tuple[int, int]) -> BaseDataElement:
     return sample
 
 
-def _segmentation_sample(size: tuple[int, int]) -> BaseDataElement:
+def _segmentation_sample(size: tuple[int, int], model: nn.Module) -> BaseDataElement:
     from mmengine.structures import PixelData
     from mmseg.structures import SegDataSample
 
     sample = SegDataSample(metainfo=dict(img_shape=size, ori_shape=size))
-    sample.gt_sem_seg = PixelData(data=torch.zeros(1, *size, dtype=torch.long))
+    classes: Any = model.num_classes
+    stripes = torch.arange(size[1]) * min(_OBJECTS, classes) // size[1]
+    sample.gt_sem_seg = PixelData(data=stripes.expand(1, *size).contiguous())
     return sample
 
 
-def _classification_sample(size: tuple[int, int]) -> BaseDataElement:
+def _classification_sample(size: tuple[int, int], model: nn.Module) -> BaseDataElement:
     from mmpretrain.structures import DataSample
 
     return DataSample(metainfo=dict(img_shape=size)).set_gt_label(0)
 
 
-# What a toolbox wants as ground truth of an image of (height, width).
-_SAMPLES: dict[str, Callable[[tuple[int, int]], BaseDataElement]] = {
+# What a toolbox wants as ground truth of an image of (height, width) for a model.
+_SAMPLES: dict[str, Callable[[tuple[int, int], nn.Module], BaseDataElement]] = {
     'mmdet': _detection_sample,
     'mmseg': _segmentation_sample,
     'mmpretrain': _classification_sample,
