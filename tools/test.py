@@ -22,7 +22,8 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         '--tta',
         action='store_true',
-        help='average the predictions for every image and its mirror image',
+        help='merge the predictions for every image and its mirror image, or for the versions that '
+        "the config's tta_pipeline makes",
     )
     add_cfg_options(parser, 'test_dataloader.batch_size=4')
     parser.add_argument('--launcher', choices=('none', 'pytorch', 'slurm', 'mpi'), default='none')

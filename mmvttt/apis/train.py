@@ -102,9 +102,10 @@ def enable_compile(cfg: Config) -> None:
 
 
 def enable_tta(cfg: Config) -> None:
-    """Averages the predictions for an image and its mirror image, by the toolbox's own model.
+    """Merges the predictions for an image and its mirror image, by the toolbox's own model.
 
-    A `tta_model` and `tta_pipeline` of the config are used as they are. mmdet's model merges boxes
+    A `tta_model` and `tta_pipeline` of the config, which may make any number of versions, are used
+    as they are. mmdet's model merges boxes
     and refuses masks, so a Mask R-CNN does without its mask head.
 
     Raises:
@@ -178,7 +179,8 @@ def _leave_masks_out(cfg: Config) -> None:
                     "set it to 'bbox'"
                 )
     masks = 'mask_head' in roi_head
-    if any(part in model for part in _MASKS) or 'point_head' in roi_head or (asked and not masks):
+    stay = any(part in model for part in _MASKS) or 'point_head' in roi_head
+    if stay or _one_stage_masks(cfg) or (asked and not masks):
         raise UsageError(
             '--tta: mmdet merges boxes only, and the masks of this '
             f'{type_name(model.type)} cannot be left out; test it without --tta'
@@ -187,6 +189,16 @@ def _leave_masks_out(cfg: Config) -> None:
         print_log('--tta: mmdet merges boxes only; no masks are predicted', 'current')
     for part in ('mask_roi_extractor', 'mask_head'):
         roi_head.pop(part, None)
+
+
+def _one_stage_masks(cfg: Config) -> bool:
+    """Whether one head predicts boxes and masks."""
+    from mmdet.models import RTMDetInsHead
+
+    head = cfg.model.module.get('bbox_head')
+    kind = head.get('type') if isinstance(head, dict) else None
+    kind = resolve_type(kind, MODELS, cfg.get('default_scope'))
+    return isinstance(kind, type) and issubclass(kind, RTMDetInsHead)
 
 
 def make_safe(cfg: Config) -> None:
@@ -327,6 +339,11 @@ def evaluate(
         # FSDP's checkpoints are whole, and are evaluated as such.
         cfg.pop('runner_type')
     if show_dir is not None:
+        if tta and cfg.default_scope == 'mmpretrain':
+            raise UsageError(
+                '--show-dir and --tta: mmpretrain draws on what a classifier gets, and with --tta '
+                'that is several images; give one of the two'
+            )
         show_predictions(cfg, show_dir)
     if tta:
         enable_tta(cfg)

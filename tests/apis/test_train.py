@@ -30,8 +30,6 @@ from mmvttt.config import load_config
 from mmvttt.engine import AnomalyHook, TopologyHook
 from mmvttt.errors import CheckpointMismatchError, UsageError
 
-TINY = Path(__file__).parents[1] / 'trainings' / 'tiny_config.py'
-
 
 def state(runner: object) -> dict[str, torch.Tensor]:
     return {k: v.clone() for k, v in runner.model.state_dict().items()}
@@ -186,7 +184,7 @@ def test_missing_checkpoint_and_config(run: Callable) -> None:
 
 def test_missing_toolbox() -> None:
     with pytest.raises(UsageError, match="'no_such_box', which is missing"):
-        load_config(TINY, cfg_options={'default_scope': 'no_such_box'})
+        load_config('vittt_t_in1k', cfg_options={'default_scope': 'no_such_box'})
 
 
 def test_predictions_are_pickled_only() -> None:
@@ -336,6 +334,24 @@ def test_tta_without_masks() -> None:
         )
     with pytest.raises(UsageError, match='the masks of this Mask2Former cannot be left out'):
         enable_tta(load_config('mask2former_hvit3_t_1x'))
+    with pytest.raises(UsageError, match='the masks of this RTMDet cannot be left out'):
+        enable_tta(
+            load_config(
+                'mmdet::rtmdet/rtmdet-ins_tiny_8xb32-300e_coco.py',
+                cfg_options={'test_evaluator.metric': 'bbox'},
+            )
+        )
+    boxes = load_config('mmdet::rtmdet/rtmdet_tiny_8xb32-300e_coco.py')
+    boxes.pop('tta_pipeline')
+    enable_tta(boxes)
+    assert boxes.model.module.type == 'RTMDet'
+
+
+def test_tta_of_classes_is_not_drawn(tmp_path: Path) -> None:
+    checkpoint = tmp_path / 'a.pth'
+    checkpoint.touch()
+    with pytest.raises(UsageError, match=r'--show-dir and --tta: .* give one of the two'):
+        evaluate('vittt_t_in1k', checkpoint, show_dir=str(tmp_path), tta=True)
 
 
 def test_tta_needs_a_toolbox() -> None:
