@@ -1,6 +1,7 @@
 """Draws predictions beside the ground truth (mmvttt.analysis.predictions).
 
-Of a detector boxes and masks, of a segmentor label maps.
+Of a detector boxes and masks, of a segmentor label maps. Of a set without annotations predictions
+alone.
 
 example: python tools/draw_predictions.py configs/maskrcnn_vittt_demo.py work_dirs/demo
 """

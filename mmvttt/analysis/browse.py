@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from mmengine.config import Config
 from mmengine.registry import DATASETS, VISUALIZERS, init_default_scope
+from torch import Tensor
 
 from ..datasets.checks.paths import check_paths
 from ..errors import UsageError
@@ -22,6 +23,8 @@ def browse(
     num_images: int = 12,
 ) -> Iterator[Path]:
     """Writes pictures of samples with their annotations, evenly spread over the set.
+
+    Views of one image, from which models learn without labels, lie side by side.
 
     Args:
         config: Of mmdet, mmsegmentation or mmpretrain.
@@ -55,8 +58,8 @@ def browse(
     chosen = np.linspace(0, len(dataset) - 1, min(num_images, len(dataset))).round().astype(int)
     for index in chosen:
         item = dataset[int(index)]
-        # mmengine's pipelines hand on BGR channels first.
-        image = np.ascontiguousarray(item['inputs'].permute(1, 2, 0).numpy()[..., ::-1])
+        views = item['inputs'] if isinstance(item['inputs'], list) else [item['inputs']]
+        image = _side_by_side(views)
         sample = item['data_samples']
         if split != 'train' and 'ori_shape' in sample:
             # For evaluation annotations keep the size that the image had before its resize.
@@ -65,6 +68,20 @@ def browse(
         path = Path(out_dir) / f'{index:05}.png'
         draw(visualizer, image, sample, os.fspath(path))
         yield path
+
+
+def _side_by_side(views: list[Tensor]) -> np.ndarray:
+    """Views `(C, H, W)` of an image, BGR as mmengine hands them on → `(H, W, 3)` RGB, on white."""
+    height = max(view.shape[1] for view in views)
+    columns = [
+        np.pad(
+            view.permute(1, 2, 0).numpy()[..., ::-1],
+            ((0, height - view.shape[1]), (0, 0), (0, 0)),
+            constant_values=255,
+        )
+        for view in views
+    ]
+    return np.ascontiguousarray(np.concatenate(columns, 1))
 
 
 def _draw_boxes(visualizer: Any, image: np.ndarray, sample: Any, out_file: str) -> None:

@@ -38,11 +38,12 @@ def draw_predictions(
 ) -> list[Path]:
     """Writes pictures of test images: ground truth on the left, predictions on the right.
 
-    A class has one colour, left and right. A bar on stderr shows the progress.
+    Of a set without annotations predictions alone. A class has one colour, left and right. A bar on
+    stderr shows the progress.
 
     Args:
         config: of a detector (mmdet) or a segmentor (mmsegmentation); `test_dataloader.dataset`
-            gives the images, which need annotations.
+            gives the images.
         checkpoint: its weights; every parameter must be there.
         out_dir: folder of the pictures, made if missing. Each has its image's name, as PNG.
         num_images: how many images; all where the set has fewer.
@@ -152,7 +153,9 @@ def _boxes(meta: dict[str, Any], score_thr: float) -> Callable[[np.ndarray, Any,
             # Boxes and outlines that touch the border are meant to.
             warnings.filterwarnings('ignore', message='.*is out of bounds')
             visualizer.add_datasample(
-                '', image, sample, out_file=out_file, pred_score_thr=score_thr
+                *('', image, sample, 'bboxes' in sample.gt_instances),
+                out_file=out_file,
+                pred_score_thr=score_thr,
             )
 
     return draw
@@ -161,7 +164,8 @@ def _boxes(meta: dict[str, Any], score_thr: float) -> Callable[[np.ndarray, Any,
 def _enlarge(image: np.ndarray, sample: Any) -> tuple[np.ndarray, Any]:
     factor = _factor(image)
     for instances in (sample.gt_instances, sample.pred_instances):
-        instances.bboxes = instances.bboxes * factor
+        if 'bboxes' in instances:
+            instances.bboxes = instances.bboxes * factor
         if 'masks' in instances:
             masks = getattr(instances.masks, 'masks', instances.masks)
             instances.masks = torch.from_numpy(_repeat(np.asarray(masks), factor, axis=1))
@@ -177,10 +181,14 @@ def _labels(meta: dict[str, Any], score_thr: float) -> Callable[[np.ndarray, Any
 
     def draw(image: np.ndarray, sample: Any, out_file: str) -> None:
         factor = _factor(image)
-        for key in ('gt_sem_seg', 'pred_sem_seg'):
+        known = [key for key in ('gt_sem_seg', 'pred_sem_seg') if key in sample]
+        for key in known:
             labels = _repeat(sample.get(key).data.numpy(), factor, axis=1)
             setattr(sample, key, PixelData(data=torch.from_numpy(labels)))
-        visualizer.add_datasample('', _repeat(image, factor, axis=0), sample, out_file=out_file)
+        visualizer.add_datasample(
+            *('', _repeat(image, factor, axis=0), sample, 'gt_sem_seg' in known),
+            out_file=out_file,
+        )
 
     return draw
 

@@ -15,9 +15,10 @@ import numpy as np
 from mmengine.config import Config
 from mmengine.evaluator import Evaluator
 from mmengine.fileio import load
-from mmengine.registry import DATASETS, init_default_scope
+from mmengine.registry import DATASETS, METRICS, init_default_scope
 
 from ..errors import UsageError
+from ..registry import resolve_type
 
 # Numbers in the cells of a larger matrix would not be read.
 _READABLE = 30
@@ -45,7 +46,8 @@ def analyze(
         The pictures.
 
     Raises:
-        UsageError: The config is of another toolbox, or the file is of another test set.
+        UsageError: The config is of another toolbox, the file is of another test set, or that has
+            no labels, or several of an image.
     """
     scope = config.get('default_scope')
     if scope not in _MATRICES:
@@ -102,15 +104,19 @@ def plot_confusion(matrix: np.ndarray, classes: Sequence[str], out: str | os.Pat
 
 
 def _of_boxes(dataset: Any, samples: list, classes: int, score_thr: float) -> np.ndarray:
+    truths = [dataset.get_data_info(index).get('instances', ()) for index in range(len(samples))]
+    if not any(truths):
+        raise _unlabelled()
     count = _script('mmdet', 'confusion_matrix').analyze_per_img_dets
     matrix = np.zeros((classes + 1, classes + 1))
-    for index, sample in enumerate(samples):
-        truth = dataset.get_data_info(index)['instances']
+    for truth, sample in zip(truths, samples, strict=True):
         count(matrix, truth, sample['pred_instances'], score_thr)
     return matrix
 
 
 def _of_pixels(dataset: Any, samples: list, classes: int, score_thr: float) -> np.ndarray:
+    if not all('gt_sem_seg' in sample for sample in samples):
+        raise _unlabelled()
     matrix = np.zeros((classes, classes), np.int64)
     for sample in samples:
         truth, found = (
@@ -127,8 +133,23 @@ def _of_pixels(dataset: Any, samples: list, classes: int, score_thr: float) -> n
 def _of_images(dataset: Any, samples: list, classes: int, score_thr: float) -> np.ndarray:
     from mmpretrain.evaluation import ConfusionMatrix
 
+    labels = [sample.get('gt_label') for sample in samples]
+    if any(label is None for label in labels):
+        raise _unlabelled()
+    if any(len(label) != 1 for label in labels):
+        raise UsageError(
+            'the test set has images of several labels, or of none: a confusion matrix needs one '
+            'label an image'
+        )
     metric = ConfusionMatrix(num_classes=classes)
     return Evaluator(metric).offline_evaluate(samples)['confusion_matrix/result'].numpy()
+
+
+def _unlabelled() -> UsageError:
+    return UsageError(
+        'the test set has no labels to compare predictions with; give one that has, or look at the '
+        'predictions with tools/image_demo.py'
+    )
 
 
 _MATRICES: dict[str, Any] = {'mmdet': _of_boxes, 'mmseg': _of_pixels, 'mmpretrain': _of_images}
@@ -136,9 +157,14 @@ _MATRICES: dict[str, Any] = {'mmdet': _of_boxes, 'mmseg': _of_pixels, 'mmpretrai
 
 def _coco_errors(config: Config, dataset: Any, samples: list, out_dir: Path) -> list[Path]:
     """mmdet's picture of COCO's error analysis, of boxes and of masks where there are some."""
-    metric = config.test_evaluator.copy()
-    if isinstance(metric, list) or metric.get('type') != 'CocoMetric':
+    from mmdet.evaluation import CocoMetric
+
+    evaluators = config.test_evaluator
+    evaluators = evaluators if isinstance(evaluators, list) else [evaluators]
+    kinds = [resolve_type(e.get('type'), METRICS, 'mmdet') for e in evaluators]
+    if CocoMetric not in kinds:
         return []
+    metric = evaluators[kinds.index(CocoMetric)].copy()
     metric.update(format_only=True, outfile_prefix=str(out_dir / 'predictions'))
     evaluator = Evaluator(metric)
     evaluator.dataset_meta = dataset.metainfo

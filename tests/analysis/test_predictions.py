@@ -1,5 +1,6 @@
 """Pictures of predictions, of boxes and of label maps: ground truth left, predictions right."""
 
+import copy
 from pathlib import Path
 
 import numpy as np
@@ -140,6 +141,20 @@ def test_label_maps_have_one_palette(street, tmp_path, capsys):
     # 255 has no colour, and is darkened.
     assert left[:350].max() < 128 < left[350:].max()
     assert 'drawing' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('of', ['digits', 'street'])
+def test_a_set_without_labels_shows_predictions(of, street, config, checkpoint, tmp_path):
+    cfg, weights = street if of == 'street' else (config, checkpoint)
+    cfg = copy.deepcopy(cfg)
+    pipeline = cfg.test_dataloader.dataset.pipeline
+    cfg.test_dataloader.dataset.pipeline = [
+        step for step in pipeline if step.type != 'LoadAnnotations'
+    ]
+    (file,) = draw_predictions(cfg, weights, tmp_path, num_images=1)
+    # One image, and nothing beside it.
+    shape = (500, 700, 3) if of == 'street' else (480, 480, 3)
+    assert np.asarray(Image.open(file)).shape == shape
 
 
 def test_a_grid_has_the_first_images(street, config, checkpoint, tmp_path):

@@ -22,7 +22,8 @@ def test_a_detector_that_takes_every_1_for_a_7(tmp_path: Path) -> None:
     cfg = Config.fromfile(CONFIGS / 'maskrcnn_vittt_demo.py')
     cfg.test_dataloader.dataset.data_root = str(root)
     cfg.test_evaluator.ann_file = str(root / 'annotations/instances_val.json')
-    cfg.test_evaluator.metric = 'bbox'
+    cfg.test_evaluator.update(metric='bbox', type='mmdet.CocoMetric')
+    cfg.test_evaluator = [dict(type='DumpDetResults', out_file_path='x.pkl'), cfg.test_evaluator]
     init_default_scope('mmdet')
     dataset = DATASETS.build(cfg.test_dataloader.dataset)
     samples, truth = [], []
@@ -53,6 +54,27 @@ def test_a_detector_that_takes_every_1_for_a_7(tmp_path: Path) -> None:
     mmengine.dump(samples[:2], tmp_path / 'test.pkl')
     with pytest.raises(UsageError, match='2 predictions, the test set of the config 3 images'):
         analyze(cfg, tmp_path / 'test.pkl', tmp_path / 'out')
+
+
+class Unlabelled:
+    """A set of mmdet whose annotations list images alone."""
+
+    def get_data_info(self, index: int) -> dict:
+        return dict(instances=[])
+
+
+@pytest.mark.parametrize(
+    ('kind', 'samples', 'message'),
+    [
+        ('mmdet', [dict(pred_instances=dict())], 'has no labels to compare'),
+        ('mmseg', [dict(pred_sem_seg=dict(data=np.zeros((1, 1))))], 'has no labels to compare'),
+        ('mmpretrain', [dict(pred_score=torch.ones(2))], 'has no labels to compare'),
+        ('mmpretrain', [dict(gt_label=torch.tensor([0, 1]))], 'images of several labels'),
+    ],
+)
+def test_what_cannot_be_compared(kind: str, samples: list, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        results._MATRICES[kind](Unlabelled(), samples, 2, 0.3)
 
 
 def test_pixels_without_a_label_do_not_count() -> None:

@@ -135,6 +135,21 @@ train_dataloader = dict(dataset=dict(
     assert '2 pictures' in out
     assert len(list((tmp_path / 'drawn').glob('*.png'))) == 2
 
+    # Views of an image, to learn from without labels, side by side.
+    views = tmp_path / 'views.py'
+    views.write_text(f"""
+_base_ = {str(config)!r}
+crop, small = ([dict(type='RandomResizedCrop', scale=scale)] for scale in (32, 20))
+train_dataloader = dict(dataset=dict(pipeline=[
+    dict(type='LoadImageFromFile'),
+    dict(type='MultiView', num_views=[2, 1], transforms=[crop, small]),
+    dict(type='PackInputs')]))
+""")
+    run(monkeypatch, capsys, 'browse_dataset.py', str(views), '--out', str(tmp_path / 'views'))
+    picture = cv2.imread(str(tmp_path / 'views' / '00000.png'))
+    assert picture.shape == (32, 84, 3)
+    assert (picture[20:, 64:] == 255).all()
+
     from mmvttt.analysis.models import find_model
 
     weights = tmp_path / 'w.pth'
