@@ -15,7 +15,7 @@ import torch
 from rich.progress import track
 
 from mmvttt.analysis.benchmark import Measurement, measure, plot, write_csv
-from mmvttt.analysis.models import DenseForward, find_model
+from mmvttt.analysis.models import DenseForward, find_model, image_channels
 from mmvttt.cli import (
     add_cfg_options,
     command_line,
@@ -24,6 +24,7 @@ from mmvttt.cli import (
     positive,
     usable_device,
 )
+from mmvttt.config import find_config
 from mmvttt.engine import compile_blocks
 
 
@@ -76,8 +77,13 @@ def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     rows = []
     with plain_errors():
+        mixed = any(find_config(name) is not None for name in args.models)
         for name in args.models:
-            found = find_model(name, args.cfg_options)
+            options = args.cfg_options or {}
+            if mixed and find_config(name) is None:
+                # What is meant for the configs beside it.
+                options = {key: value for key, value in options.items() if '.' not in key}
+            found = find_model(name, options)
             model = found.backbone if args.backbone else found.model
             cases = [(size, batch) for size in args.sizes for batch in args.batch]
             for label in (found.name, f'{found.name} (compiled)')[: 1 + args.compile]:
@@ -94,6 +100,7 @@ def main(argv: list[str] | None = None) -> None:
                         args.train,
                         args.repeats,
                         args.warmup,
+                        image_channels(model),
                     )
                     print(describe(row), flush=True)
                     rows.append(row)

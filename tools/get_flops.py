@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mmvttt.analysis.flops import Cost, count_cost
-from mmvttt.analysis.models import DenseForward, find_model
+from mmvttt.analysis.models import DenseForward, find_model, image_channels
 from mmvttt.cli import add_cfg_options, command_line, plain_errors, positive
 
 
@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> None:
         found = find_model(args.model, args.cfg_options, weightless=True)
         size = tuple(args.shape or found.size)
         model = found.backbone if args.backbone else found.model
-        cost = count_cost(DenseForward(model), size)
+        cost = count_cost(DenseForward(model), size, image_channels(model))
     console = Console(width=100)
     for table in tables(cost, args.depth):
         console.print(table)

@@ -104,13 +104,26 @@ def _of_timm(name: str, arguments: dict[str, Any]) -> Callable[[], nn.Module]:
             f'{own}, or of a model of timm such as vittt_tiny_patch16_224'
         )
 
+    dotted = [key for key in arguments if '.' in key]
+    if dotted:
+        raise UsageError(
+            f'{name} is a model of timm, and {dotted[0]!r} a key of configs: give its own '
+            'arguments, such as in_chans=4'
+        )
+
     def build() -> nn.Module:
         # What lets the ViTs of timm take any size.
         any_size = dict(dynamic_img_size=True, dynamic_img_pad=True)
         try:
             return timm.create_model(name, **{**any_size, **arguments})
         except TypeError:
+            pass
+        try:
             return timm.create_model(name, **arguments)
+        except TypeError as error:
+            if not arguments:
+                raise
+            raise UsageError(f'{name} cannot be built with {arguments}: {error}') from error
 
     return build
 
@@ -127,6 +140,11 @@ def toolbox_of(model: nn.Module) -> str | None:
     """
     packages = (kind.__module__.partition('.')[0] for kind in type(model).__mro__)
     return next((package for package in packages if package in _SIZES), None)
+
+
+def image_channels(network: nn.Module) -> int:
+    """Channels of the images, as the first convolution takes them."""
+    return next((m.in_channels for m in network.modules() if isinstance(m, nn.Conv2d)), 3)
 
 
 def load_model(
@@ -174,7 +192,7 @@ class DenseForward(nn.Module):
         self.model = model
 
     def forward(self, image: Tensor) -> Any:
-        """Preprocessed image `(B, 3, H, W)` → whatever the heads return."""
+        """Preprocessed image `(B, C, H, W)` → whatever the heads return."""
         model = self.model
         if not hasattr(model, 'extract_feat'):
             return model(image)

@@ -18,7 +18,7 @@ from torch.fx.experimental import _config as fx_config
 
 from ttt_kernels import decompositions
 
-from ..analysis.models import FoundModel, find_model
+from ..analysis.models import FoundModel, find_model, image_channels
 from ..checkpoints.load import load_pretrained
 from ..errors import CheckpointMismatchError, UsageError
 
@@ -162,7 +162,7 @@ def export_model(
     if not fixed_size:
         _require_free_size(network)
     # Two: with one image, what is one because of it is taken for fixed.
-    channels = _in_channels(network)
+    channels = image_channels(network)
     image = torch.rand(2, channels, height, width)
     program = _trace(network, image, fixed_size)
     if decompose or out.suffix == '.onnx':
@@ -176,11 +176,6 @@ def export_model(
         shapes += [(1, height + 37, width), (2, height * 2 // 3, width * 4 // 3 + 5)]
     for batch, *sides in shapes:
         yield _compare(network, run, torch.rand(batch, channels, *sides), out)
-
-
-def _in_channels(network: nn.Module) -> int:
-    """Channels of the images, as the first convolution takes them."""
-    return next((m.in_channels for m in network.modules() if isinstance(m, nn.Conv2d)), 3)
 
 
 def _load_all(

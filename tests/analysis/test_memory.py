@@ -229,12 +229,27 @@ def test_a_segmentor_sees_several_classes() -> None:
     assert sample.gt_sem_seg.data.unique().tolist() == list(range(8))
 
 
+def test_images_have_the_channels_of_the_backbone() -> None:
+    name = 'upernet_vit3_t_160k'
+    options = reduced(name) | {'model.backbone.backbone.in_channels': 4}
+    flat = {'mean': [0.0] * 4, 'std': [1.0] * 4, 'bgr_to_rgb': False}
+    fits = options | {f'model.data_preprocessor.{key}': value for key, value in flat.items()}
+    step = TrainingStep(find_model(name, fits, weightless=True), 1, SIZE)
+    assert [image.shape[1] for image in step.images] == [4]
+    with pytest.raises(UsageError, match=f'{name} fails on images of 4 channels'):
+        TrainingStep(find_model(name, reduced(name) | options, weightless=True), 1, SIZE)
+    name = 'maskrcnn_hvit3_t_1x'
+    options = reduced(name) | {'model.backbone.in_channels': 4}
+    with pytest.raises(UsageError, match=r'keeps 3 of the 4 channels .* leave bgr_to_rgb out'):
+        TrainingStep(find_model(name, options, weightless=True), 1, SIZE)
+
+
 def test_images_are_as_large_as_they_are_padded() -> None:
     name = 'mask2former_hvit3_t_1x'
     cfg, model = reduced_transformer(name)
     assert memory._padded_size(model) == SIZE
     assert memory._padded_size(find_model('vittt_t_in1k', weightless=True).model) is None
-    with pytest.raises(UsageError, match=f'data_preprocessor of {name} fails on images of 30×150'):
+    with pytest.raises(UsageError, match=f'data_preprocessor of {name} fails on images .* 30×150'):
         TrainingStep(FoundModel(name, model, SIZE, cfg), 1, (30, 150))
 
 

@@ -58,6 +58,8 @@ def test_get_flops(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
     assert 'vittt_t_in1k at 224×224: 6.976 M parameters, 1.459 GFLOPs' in out
     shape = ('--shape', '225', '333')
     assert '225×333' in run(monkeypatch, capsys, 'get_flops.py', 'vittt_t_in1k', *shape)
+    four = ('--cfg-options', 'model.backbone.in_channels=4')
+    assert '7.025 M' in run(monkeypatch, capsys, 'get_flops.py', 'vittt_t_in1k', *four)
     out = run(monkeypatch, capsys, 'get_flops.py', 'vittt_t_in1k', '--backbone')
     assert '6.783 M parameters, 1.459 GFLOPs' in out
 
@@ -92,6 +94,7 @@ def test_benchmark(
         'benchmark.py',
         'vittt_tiny_patch16_224',
         *options,
+        *('--cfg-options', 'in_chans=4'),
         *('--out', str(table), '--plot', str(picture)),
     )
     assert 'vittt_tiny_patch16_224 inference 1 × 48×48:' in out
@@ -108,6 +111,24 @@ def test_benchmark_of_compiled_blocks(
     out = run(monkeypatch, capsys, 'benchmark.py', 'vit3_tiny_patch16_224', *options)
     for name in ('vit3_tiny_patch16_224', 'vit3_tiny_patch16_224 (compiled)'):
         assert f'{name} inference 1 × 32×32:' in out
+
+
+def test_keys_of_configs_are_none_of_timm_s(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    options = ('--sizes', '32', '--repeats', '1', '--warmup', '0', '--device', 'cpu')
+    out = ('--out', str(tmp_path / 'rows.csv'))
+    key = ('--cfg-options', 'model.head.num_classes=10')
+    models = ('resnet18', 'hvit3_t_in1k')
+    text = run(monkeypatch, capsys, 'benchmark.py', *models, *options, *out, *key)
+    assert all(f'{model} inference 1 × 32×32' in text for model in models)
+    for options, message in (
+        (key, "resnet18 is a model of timm, and 'model.head.num_classes' a key of configs"),
+        (('--cfg-options', 'nonsense=1'), "argument 'nonsense'"),
+    ):
+        with pytest.raises(SystemExit, match='1'):
+            run(monkeypatch, capsys, 'benchmark.py', 'resnet18', *options, *out)
+        assert message in capsys.readouterr().err
 
 
 def test_image_demo_and_browse_dataset(

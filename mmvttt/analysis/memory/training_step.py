@@ -26,7 +26,7 @@ from ...engine.amp import AmpOptimWrapper, half_type
 from ...engine.hooks.mesa import MESAHook
 from ...errors import UsageError
 from ...registry import hook_class, resolve_type
-from ..models import FoundModel, toolbox_of
+from ..models import FoundModel, image_channels, toolbox_of
 from .dry_run import DryRun
 
 # Objects or classes in an image; how far a region that shall match one is moved, in parts of its
@@ -51,7 +51,7 @@ class TrainingStep:
 
     Attributes:
         model: The model.
-        inputs: `(B, 3, H, W)` as the model gets it; a list of these, if it sees several views.
+        inputs: `(B, C, H, W)` as the model gets it; a list of these, if it sees several views.
         samples: The ground truth, as the model gets it.
         average: The copy of the weights that the config's EMAHook keeps; or none.
         amp: 'none', 'bf16' or 'fp16'.
@@ -79,10 +79,11 @@ class TrainingStep:
             preprocessor.to_empty(device='cpu')
         else:
             model.to(device)
+        channels = image_channels(model)
         if toolbox == 'mmpretrain' and not hasattr(model, 'predict'):
-            data = _self_supervised(found.name, cfg, batch, size)
+            data = _self_supervised(found.name, cfg, batch, (*size, channels))
         else:
-            images = [torch.full((3, *size), 128, dtype=torch.uint8) for _ in range(batch)]
+            images = [torch.full((channels, *size), 128, dtype=torch.uint8) for _ in range(batch)]
             data = dict(
                 inputs=images, data_samples=[_SAMPLES[toolbox](size, model) for _ in images]
             )
@@ -90,10 +91,15 @@ class TrainingStep:
             data = preprocessor(data, True)
         except (RuntimeError, ValueError) as error:
             raise UsageError(
-                f'the data_preprocessor of {found.name} fails on images of {size[0]}×{size[1]} '
-                f'pixels: {error}'
+                f'the data_preprocessor of {found.name} fails on images of {channels} channels '
+                f'and {size[0]}×{size[1]} pixels: {error}'
             ) from error
         self.inputs, self.samples = data['inputs'], data['data_samples']
+        if self.images[0].shape[1] != channels:
+            raise UsageError(
+                f'the data_preprocessor of {found.name} keeps {self.images[0].shape[1]} of the '
+                f'{channels} channels that its backbone takes: leave bgr_to_rgb out'
+            )
         self._dry_run = None
         if device is None:
             self._dry_run = DryRun()
@@ -119,7 +125,7 @@ class TrainingStep:
 
     @property
     def images(self) -> list[Tensor]:
-        """The views `(B, 3, H, W)` of the images; of most models there is one."""
+        """The views `(B, C, H, W)` of the images; of most models there is one."""
         return list(_tensors(self.inputs))
 
     @contextmanager
@@ -267,8 +273,10 @@ _SAMPLES: dict[str, Callable[[tuple[int, int], nn.Module], BaseDataElement]] = {
 }
 
 
-def _self_supervised(name: str, cfg: Config, batch: int, size: tuple[int, int]) -> dict[str, Any]:
-    """What the config's own pipeline makes of grey images: views of them, masks.
+def _self_supervised(
+    name: str, cfg: Config, batch: int, shape: tuple[int, int, int]
+) -> dict[str, Any]:
+    """What the config's own pipeline makes of grey images `(H, W, C)`: views of them, masks.
 
     Raises:
         UsageError: The config has no such pipeline, or that fails.
@@ -283,7 +291,8 @@ def _self_supervised(name: str, cfg: Config, batch: int, size: tuple[int, int]) 
         )
     # The first transform loads the image.
     pipeline = Compose(data['pipeline'][1:])
-    grey = dict(img=np.full((*size, 3), 128, np.uint8), img_shape=size, ori_shape=size)
+    size = shape[:2]
+    grey = dict(img=np.full(shape, 128, np.uint8), img_shape=size, ori_shape=size)
     try:
         return default_collate([pipeline(dict(grey)) for _ in range(batch)])
     except Exception as error:
