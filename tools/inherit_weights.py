@@ -8,7 +8,7 @@ example: python tools/inherit_weights.py deit_tiny.pth t5_tiny_inherited.pth
 
 import argparse
 
-from mmvttt.cli import command_line, plain_errors
+from mmvttt.cli import command_line, plain_errors, positive
 from mmvttt.models.inherit import inherit_checkpoint
 
 
@@ -17,13 +17,24 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('source', help='a checkpoint of a ViT, a file or URL')
     parser.add_argument('target', help='the file to write')
     parser.add_argument('--ema', action='store_true', help='take the averaged weights of the file')
+    parser.add_argument(
+        '--img-size',
+        nargs=2,
+        type=positive,
+        default=(224, 224),
+        metavar=('HEIGHT', 'WIDTH'),
+        help='of the images that the positions of the source are for, where their number does not '
+        'tell: no square, or no row for the class token (FlexiViT: 240 240)',
+    )
     return parser.parse_args()
 
 
 def main() -> None:
     args = parse_args()
     with plain_errors():
-        result = inherit_checkpoint(args.source, args.target, ema=args.ema)
+        result = inherit_checkpoint(
+            args.source, args.target, ema=args.ema, img_size=tuple(args.img_size)
+        )
     print(result)
     print(f'wrote {len(result.weights) + len(result.head)} tensors to {args.target}')
 

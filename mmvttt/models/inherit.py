@@ -100,7 +100,9 @@ class Inheritance:
         )
 
 
-def inherit_vit(weights: StateDict, model: nn.Module | None = None) -> Inheritance:
+def inherit_vit(
+    weights: StateDict, model: nn.Module | None = None, img_size: int | tuple[int, int] = 224
+) -> Inheritance:
     """What T⁵ takes over from a ViT.
 
     The number of heads is in no tensor: give the model that of the source.
@@ -108,6 +110,8 @@ def inherit_vit(weights: StateDict, model: nn.Module | None = None) -> Inheritan
     Args:
         weights: Named tensors of a ViT or DeiT of timm or mmpretrain, under any prefix.
         model: The T⁵ that they are for; None for one of the source's sizes.
+        img_size: Without a model: (height, width) in pixels of the source's grid of positions. It
+            matters where that is no square, or has no row for the class token (FlexiViT, at 240).
 
     Raises:
         TypeError: The model is no T⁵.
@@ -122,7 +126,7 @@ def inherit_vit(weights: StateDict, model: nn.Module | None = None) -> Inheritan
     result, scales = _renamed(weights)
     if model is None:
         with torch.device('meta'):
-            model = _same_sizes(result.weights)
+            model = _same_sizes(result.weights, img_size)
     _check_sizes(result.weights, model)
     own = model.state_dict()
     result.new = [name for name in own if name in model.new_parameters()]
@@ -159,7 +163,10 @@ def inherit_vit(weights: StateDict, model: nn.Module | None = None) -> Inheritan
 
 
 def inherit_checkpoint(
-    source: str | os.PathLike[str], target: str | os.PathLike[str], ema: bool = False
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    ema: bool = False,
+    img_size: int | tuple[int, int] = 224,
 ) -> Inheritance:
     """Writes a classifier's checkpoint, `backbone.…` and `head.fc.…`, from a file of a ViT.
 
@@ -167,11 +174,12 @@ def inherit_checkpoint(
         source: A file or URL of a ViT or DeiT of timm or mmpretrain.
         target: The file to write. What is new in T⁵ is not in it, and begins at random.
         ema: Take the averaged weights of the file.
+        img_size: See `inherit_vit`.
 
     Raises:
         CheckpointError: See `read_weights` and `inherit_vit`.
     """
-    result = inherit_vit(read_weights(source, ema=ema))
+    result = inherit_vit(read_weights(source, ema=ema), img_size=img_size)
     weights = {f'backbone.{name}': value for name, value in result.weights.items()} | result.head
     meta = dict(mmvttt_version=__version__, model='T5, inherited', source=Path(source).name)
     Path(target).parent.mkdir(parents=True, exist_ok=True)
@@ -243,11 +251,16 @@ def _sizes(weights: StateDict) -> dict[str, int]:
     )
 
 
-def _same_sizes(weights: StateDict) -> T5:
+def _same_sizes(weights: StateDict, img_size: int | tuple[int, int]) -> T5:
     """A T⁵ of the source's sizes; of one head, which changes no name."""
     sizes = _sizes(weights)
     patch_size, in_channels = sizes.pop('patch_size'), sizes.pop('in_channels')
-    return T5(dict(sizes, num_heads=1), patch_size=patch_size, in_channels=in_channels)
+    return T5(
+        dict(sizes, num_heads=1),
+        patch_size=patch_size,
+        in_channels=in_channels,
+        img_size=img_size,
+    )
 
 
 def _check_sizes(weights: StateDict, model: T5) -> None:
@@ -282,8 +295,8 @@ def _patches_only(
         return position
     raise CheckpointError(
         f'pos_embed has {rows} rows, for {tokens} class and distillation tokens and no square grid '
-        f'of patches, nor that of {grid[0]}×{grid[1]}: set img_size to (height, width) of the '
-        'source, or give its class token along.'
+        f'of patches, nor that of {grid[0]}×{grid[1]}: set img_size (--img-size) to the height and '
+        'width of the source (240 for FlexiViT), or give its class token along.'
     )
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from mmvttt.errors import CheckpointError, CheckpointMismatchError
 from mmvttt.models.adapters import ViTAdapter
 from mmvttt.models.backbones import T5, ViT3
-from mmvttt.models.inherit import inherit_vit
+from mmvttt.models.inherit import inherit_checkpoint, inherit_vit
 
 ROOT = Path(__file__).resolve().parents[2]
 ARCH = dict(embed_dims=32, num_layers=2, num_heads=2, feedforward_channels=64)
@@ -164,6 +164,18 @@ def test_a_class_token_is_not_taken_for_a_patch(tmp_path: Path) -> None:
         bare = timm(img_size=80, no_embed_class=True, init_values=init_values).state_dict()
         found = inherit_vit(bare, T5(ARCH, img_size=img_size)).weights['pos_embed']
         assert torch.equal(found, bare['pos_embed'])
+
+
+def test_positions_of_a_flexivit(tmp_path: Path) -> None:
+    """A class token that has no row among the positions; nothing but the size can tell."""
+    source = timm(img_size=80, no_embed_class=True).state_dict()
+    torch.save(source, tmp_path / 'vit.pth')
+    target = tmp_path / 't5.pth'
+    with pytest.raises(CheckpointError, match=r'25 rows, for 1 class .* \(240 for FlexiViT\)'):
+        inherit_checkpoint(tmp_path / 'vit.pth', target)
+    inherit_checkpoint(tmp_path / 'vit.pth', target, img_size=(80, 80))
+    found = torch.load(target, weights_only=True)['state_dict']['backbone.pos_embed']
+    assert torch.equal(found, source['pos_embed'])
 
 
 def test_an_adapter_has_it_inside(tmp_path: Path) -> None:
