@@ -21,6 +21,8 @@ _ENOUGH = 512
 _AT_A_TIME = 264
 # Blocks of tokens that a program reads at least, so that fetching the weights is worth its while.
 _LEAST_BLOCKS = 4
+# Numbers of a sum of partials that one program adds up.
+_COLUMNS = 64
 
 
 def unfit(q: Tensor) -> str | None:
@@ -171,11 +173,10 @@ def add_up(partials: Tensor, factor: float = 1.0, divisor: int = 1) -> Tensor:
         return partials[:, 0]
     total = torch.empty_like(partials[:, 0], memory_format=torch.contiguous_format)
     size = total[0].numel()
-    columns = 64
-    grid = (programs * cdiv(size, columns),)
+    grid = (programs * cdiv(size, _COLUMNS),)
     with torch.cuda.device_of(partials):
         _add_up[grid](
-            partials, total, factor, splits, size, divisor, ROWS=16, COLUMNS=columns, num_warps=4
+            partials, total, factor, splits, size, divisor, ROWS=16, COLUMNS=_COLUMNS, num_warps=4
         )
     return total
 

@@ -5,6 +5,8 @@ The interpreter knows neither races nor layouts, and its bf16 is wrong: fp64, fp
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from inner_steps import CASES
 from kernel_testing import assert_same, normal, with_gradients
 
@@ -20,11 +22,12 @@ def case(request):
 
 @pytest.fixture
 def several_programs(monkeypatch):
-    """Shares a sum among as many programs as there are blocks."""
+    """Shares a sum among as many programs as there are blocks, which few then add up."""
     from ttt_kernels import _launch
 
     monkeypatch.setattr(_launch, '_ENOUGH', 1 << 20)
     monkeypatch.setattr(_launch, '_LEAST_BLOCKS', 1)
+    monkeypatch.setattr(_launch, '_COLUMNS', 1024)
 
 
 @pytest.fixture
@@ -196,3 +199,25 @@ def test_partial_sums_add_up(splits):
     partials = normal(torch.Generator().manual_seed(0), 3, splits, 5, 33)
     expected = partials.sum(1) * 0.25 / 7
     torch.testing.assert_close(_launch.add_up(partials, 0.25, 7), expected, rtol=0, atol=1e-14)
+
+
+@triton.jit
+def step_of_integers(x, out, OP: tl.constexpr):
+    number = tl.load(x)
+    if OP == 'add':
+        tl.store(out, number + number)
+    elif OP == 'sub':
+        tl.store(out, -2 - number)
+    else:
+        tl.store(out, number * number)
+
+
+@inside
+@pytest.mark.parametrize(('op', 'fits'), [('add', 2**30), ('sub', 2**31 - 1), ('mul', 46_341)])
+def test_an_index_beyond_its_type_is_seen(op, fits):
+    out, most = torch.zeros(1, dtype=torch.int32), torch.tensor([fits - 1], dtype=torch.int32)
+    step_of_integers[(1,)](most, out, OP=op)
+    expected = {'add': 2**31 - 2, 'sub': -(2**31), 'mul': 46_340**2}[op]
+    assert out.item() == expected
+    with pytest.raises(Exception, match=f'overflow: {op}'):
+        step_of_integers[(1,)](most + 1, out, OP=op)
