@@ -6,24 +6,28 @@ process of their own, and are reported here one by one.
 """
 
 import copy
+import functools
 import importlib.util
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
 import torch
 
-if importlib.util.find_spec('mmengine'):
+INTERPRETING = os.environ.get('TRITON_INTERPRET') == '1'
+# The kernels need torch and Triton alone.
+WITH_MMENGINE = importlib.util.find_spec('mmengine') is not None and not INTERPRETING
+if WITH_MMENGINE:
     # Before any test module imports mmdet, as for users.
     import mmvttt  # noqa: F401
 
 TRAININGS = Path(__file__).parent / 'trainings'
-INTERPRETING = os.environ.get('TRITON_INTERPRET') == '1'
 DESELECTED = 'tests for a GPU deselected'
 _interpreted = pytest.StashKey[dict[str, dict[str, str]]]()
 _deselected = pytest.StashKey[int]()
@@ -101,6 +105,28 @@ def _run_inside(items: list[str], root: Path) -> dict[str, str | None]:
             wrong = next((x for x in case if x.tag in ('failure', 'error', 'skipped')), None)
             outcomes[case.get('name')] = None if wrong is None else wrong.text or wrong.tag
         return outcomes
+
+
+@pytest.fixture(scope='session', autouse=True)
+def quick_starts() -> Iterator[None]:
+    """Leaves out what takes most of the time of a tiny training, and is none of its results.
+
+    mmengine lays the config's text out half a dozen times, asks the compilers for their versions,
+    and looks through all that was imported for garbage.
+    """
+    if not WITH_MMENGINE:
+        yield
+        return
+    import mmengine.config.config
+    import mmengine.dataset.base_dataset
+    import mmengine.runner.runner
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mmengine.config.config, 'FormatCode', lambda text, **_: (text, False))
+        patch.setattr(mmengine.dataset.base_dataset, 'gc', SimpleNamespace(collect=lambda: 0))
+        collect_env = functools.cache(mmengine.runner.runner.collect_env)
+        patch.setattr(mmengine.runner.runner, 'collect_env', lambda: collect_env().copy())
+        yield
 
 
 @pytest.fixture
