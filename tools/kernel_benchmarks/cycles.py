@@ -178,6 +178,29 @@ def _fetched(product: Instruction, columns: int) -> float:
     return first + columns / 16
 
 
+class _Step(NamedTuple):
+    """An instruction with what is asked of it most often.
+
+    Attributes:
+        instruction: As it was read.
+        registers: Its own.
+        waits: Numbers of the scoreboards that it waits for.
+        unit: What its warps share beside their scheduler, if anything.
+    """
+
+    instruction: Instruction
+    registers: tuple[int, ...]
+    waits: tuple[int, ...]
+    unit: str
+
+    @classmethod
+    def of(cls, instruction: Instruction) -> '_Step':
+        waits = tuple(i for i in range(SCOREBOARDS) if instruction.waits >> i & 1)
+        unit = {'HMMA': 'tensor', 'HGMMA': 'tensor', 'MUFU': 'special'}.get(instruction.name, '')
+        unit = 'memory' if instruction.name in MEMORY else unit
+        return cls(instruction, instruction.registers, waits, unit)
+
+
 class _Warp:
     def __init__(self, program: int, scheduler: int) -> None:
         self.program, self.scheduler = program, scheduler
@@ -188,15 +211,22 @@ class _Warp:
         self.waiting = False
         self.copies, self.groups, self.product = 0.0, [], 0.0
 
-    def ready(self, instruction: Instruction) -> float:
-        times = [t for i, t in enumerate(self.scoreboards) if instruction.waits >> i & 1]
-        times += [self.results[r] for r in instruction.registers if r in self.results]
-        return max([self.time, *times])
+    def ready(self, step: _Step) -> float:
+        time = self.time
+        for board in step.waits:
+            if (guarded := self.scoreboards[board]) > time:
+                time = guarded
+        if self.results:
+            for register in step.registers:
+                if (result := self.results.get(register, 0.0)) > time:
+                    time = result
+        return time
 
 
 class _Multiprocessor:
     def __init__(self, loop: Loop, programs: int) -> None:
         self.loop = loop
+        self.steps = [_Step.of(instruction) for instruction in loop.body]
         self.warps = []
         for program in range(programs):
             for warp in range(loop.warps):
@@ -213,11 +243,12 @@ class _Multiprocessor:
         while self.heap:
             due, _, number = heapq.heappop(self.heap)
             warp = self.warps[number]
-            instruction = self.loop.body[warp.at]
-            time = self._earliest(warp, instruction)
+            step = self.steps[warp.at]
+            time = self._earliest(warp, step)
             if time > due + 1e-9:
                 self._queue(time, number)
                 continue
+            instruction = step.instruction
             if warp.at == 0:
                 warp.starts.append(time)
             self.issued[warp.scheduler] = time + 1
@@ -239,15 +270,15 @@ class _Multiprocessor:
         done = warp.iteration * len(self.loop.body) + warp.at
         heapq.heappush(self.heap, (time, done, number))
 
-    def _earliest(self, warp: _Warp, instruction: Instruction) -> float:
-        time = max(warp.ready(instruction), self.issued[warp.scheduler])
-        if instruction.name in ('HMMA', 'HGMMA'):
-            return max(time, self.tensor[warp.scheduler])
-        if instruction.name == 'MUFU':
-            return max(time, self.special[warp.scheduler])
-        if instruction.name in MEMORY:
+    def _earliest(self, warp: _Warp, step: _Step) -> float:
+        time, scheduler = warp.ready(step), warp.scheduler
+        if (issued := self.issued[scheduler]) > time:
+            time = issued
+        if not step.unit:
+            return time
+        if step.unit == 'memory':
             return max(time, self.memory - QUEUE)
-        return time
+        return max(time, (self.tensor if step.unit == 'tensor' else self.special)[scheduler])
 
     def _issue(self, warp: _Warp, instruction: Instruction, time: float) -> float:
         """Occupies units and sets scoreboards; the time, which a wait moves on."""
