@@ -31,10 +31,14 @@ def tool():
 
 @pytest.fixture(scope='module', params=['few', pytest.param('all', marks=pytest.mark.stress)])
 def found(request, tmp_path_factory):
-    """What a fresh compilation gives, in a process of its own: nothing here may set Triton up."""
+    """What a compilation gives, in a process of its own: nothing here may set Triton up.
+
+    It may be kept from an earlier run: Triton's key has the kernel's source and the assembler.
+    """
     everything = ['--all'] if request.param == 'all' else []
     out = tmp_path_factory.mktemp('aot') / 'found.json'
     env = {n: v for n, v in os.environ.items() if n not in ('TRITON_INTERPRET', 'DISABLE_MMA_V3')}
+    env['TRITON_ALWAYS_COMPILE'] = '0'
     run = subprocess.run(
         [sys.executable, str(TOOL), '--out', str(out), *everything],
         env=env,

@@ -17,7 +17,7 @@ from pathlib import Path
 if __name__ == '__main__':
     # Before Triton is imported: the interpreter compiles nothing, and a cache measures nothing.
     os.environ.pop('TRITON_INTERPRET', None)
-    os.environ['TRITON_ALWAYS_COMPILE'] = '1'
+    os.environ.setdefault('TRITON_ALWAYS_COMPILE', '1')
 
 import triton
 from table import TYPES, command

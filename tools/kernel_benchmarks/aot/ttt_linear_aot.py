@@ -15,7 +15,7 @@ from pathlib import Path
 if __name__ == '__main__':
     # Before Triton is imported: its interpreter and its cache would compile nothing.
     os.environ.pop('TRITON_INTERPRET', None)
-    os.environ['TRITON_ALWAYS_COMPILE'] = '1'
+    os.environ.setdefault('TRITON_ALWAYS_COMPILE', '1')
 
 import triton
 from table import TYPES, command
