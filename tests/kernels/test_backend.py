@@ -1,5 +1,6 @@
 """Which backend an op takes, what it says when it cannot, and `python -m ttt_kernels`."""
 
+import runpy
 import subprocess
 import sys
 import types
@@ -124,15 +125,14 @@ def test_available_names_every_op_and_backend():
     assert all(hasattr(ttt_kernels, op) for op in report)
 
 
-def test_module_prints_versions_and_reasons():
-    run = subprocess.run(
-        [sys.executable, '-m', 'ttt_kernels'], capture_output=True, text=True, check=True
-    )
+def test_module_prints_versions_and_reasons(capsys):
+    runpy.run_module('ttt_kernels', run_name='__main__')
+    said = capsys.readouterr().out
     for word in ('python', f'torch        {torch.__version__}', 'triton', 'GPU'):
-        assert word in run.stdout
+        assert word in said
     for op, backends in ttt_kernels.available().items():
         for backend, reason in backends.items():
-            (line,) = (x for x in run.stdout.splitlines() if x.split()[:2] == [op, backend])
+            (line,) = (x for x in said.splitlines() if x.split()[:2] == [op, backend])
             assert line.endswith('can run' if reason is None else reason)
 
 

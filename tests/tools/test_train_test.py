@@ -2,7 +2,6 @@
 
 import os
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -91,20 +90,17 @@ def test_help(
     assert all(word in out for word in words.split())
 
 
-def test_missing_coco_is_one_sentence(tmp_path: Path) -> None:
-    environment = {k: v for k, v in os.environ.items() if k != 'MMVTTT_DATA'}
-    config = ROOT / 'configs' / 'maskrcnn_vittt_s_1x.py'
-    done = subprocess.run(
-        [sys.executable, str(TOOLS / 'train.py'), str(config)],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert 'Traceback' not in done.stderr + done.stdout
-    (line,) = [x for x in done.stderr.splitlines() if x.startswith('error: ')]
+def test_missing_coco_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.delenv('MMVTTT_DATA', raising=False)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stopped:
+        run(monkeypatch, 'train.py', str(ROOT / 'configs' / 'maskrcnn_vittt_s_1x.py'))
+    assert stopped.value.code == 1
+    said = capsys.readouterr()
+    assert 'Traceback' not in said.err + said.out
+    (line,) = [x for x in said.err.splitlines() if x.startswith('error: ')]
     assert 'The training data is missing' in line
     assert str(tmp_path / 'data' / 'coco') in line
     assert 'MMVTTT_DATA' in line
