@@ -7,6 +7,7 @@ process of their own, and are reported here one by one.
 
 import copy
 import functools
+import gc
 import importlib.util
 import os
 import subprocess
@@ -114,6 +115,7 @@ def quick_starts() -> Iterator[None]:
     mmengine lays the config's text out half a dozen times, asks the compilers for their versions,
     and looks through all that was imported for garbage.
     """
+    gc.freeze()
     if not WITH_MMENGINE:
         yield
         return
