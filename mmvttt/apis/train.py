@@ -97,7 +97,7 @@ def enable_compile(cfg: Config) -> None:
     One that the config has already stays.
     """
     custom = list(cfg.get('custom_hooks') or [])
-    if CompileHook not in [_hook_class(hook, cfg) for hook in custom]:
+    if CompileHook not in [hook_class(hook, cfg.get('default_scope')) for hook in custom]:
         cfg.custom_hooks = [*custom, dict(type='mmvttt.CompileHook')]
 
 

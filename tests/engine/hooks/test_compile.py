@@ -5,9 +5,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from mmengine.config import Config
 from torch import nn
 from torch._dynamo.testing import CompileCounter
 
+from mmvttt.apis.train import enable_compile
 from mmvttt.engine import CompileHook, compile_blocks
 from mmvttt.errors import UsageError
 from mmvttt.models import T5, HViT3, ViT3, ViTAdapter, Vittt
@@ -109,6 +111,14 @@ def test_a_training_with_the_hook_has_the_losses_of_one_without(run: Callable) -
 def test_a_model_without_blocks_is_refused(run: Callable) -> None:
     with pytest.raises(UsageError, match='TinyModel has a name that ends in Block'):
         run('train', work_dir='a', compile=True, cfg_options={'train_cfg.max_epochs': 1})
+
+
+def test_a_hook_of_the_config_stays() -> None:
+    hook = dict(type='mmvttt.CompileHook', options=dict(mode='max-autotune'))
+    for hooks, expected in (([], [dict(type='mmvttt.CompileHook')]), ([hook], [hook])):
+        cfg = Config(dict(custom_hooks=hooks, default_scope='mmdet'))
+        enable_compile(cfg)
+        assert cfg.custom_hooks == expected
 
 
 def test_options_are_a_dict() -> None:
