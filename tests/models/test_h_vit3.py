@@ -56,7 +56,7 @@ def test_any_image(size: tuple[int, int]) -> None:
 
 def test_no_buffer_knows_the_size_of_an_image() -> None:
     buffers = {n.rpartition('.')[2] for n, _ in reduced().named_buffers()}
-    assert buffers == {'running_mean', 'running_var', 'num_batches_tracked'}
+    assert buffers == {'running_mean', 'running_var', 'num_batches_tracked', 'keep'}
 
 
 def test_every_parameter_gets_a_gradient_and_checkpointing_changes_none() -> None:

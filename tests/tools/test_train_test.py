@@ -41,6 +41,7 @@ def test_train_hands_its_arguments_on(monkeypatch: pytest.MonkeyPatch, calls: li
         seed=3,
         deterministic=False,
         plain=False,
+        compile=False,
         cfg_options={'a.b': 1, 'c': [1, 2]},
         launcher='none',
     )
