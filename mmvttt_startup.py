@@ -28,19 +28,25 @@ class AfterImport:
     def __init__(self, name: str, callback: 'Callable[[ModuleType], None]') -> None:
         self.name = name
         self.callback = callback
+        self._asking = False
 
     def find_spec(self, name: str, path: 'Any' = None, target: 'Any' = None) -> 'ModuleSpec | None':
         """The spec of the module that is waited for, with the callback behind its loader."""
-        if name != self.name:
+        if name != self.name or self._asking:
             return None
         from importlib.util import find_spec
 
-        sys.meta_path.remove(self)
-        spec = find_spec(name)
+        self._asking = True
+        try:
+            spec = find_spec(name)
+        finally:
+            self._asking = False
         run = getattr(getattr(spec, 'loader', None), 'exec_module', None)
         if run is not None:
 
             def run_and_call_back(module: 'ModuleType') -> None:
+                if self in sys.meta_path:
+                    sys.meta_path.remove(self)
                 run(module)
                 self.callback(module)
 

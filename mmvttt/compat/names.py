@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import sys
 from functools import wraps
 from pathlib import Path
 from types import ModuleType
@@ -19,10 +18,8 @@ from mmengine.infer import BaseInferencer
 from mmengine.registry import MODELS, init_default_scope
 from torch import nn
 
-from mmvttt_startup import after_import
-
 from ..config import config_root, own_config
-from .patch import on_undo, patch, replace
+from .patch import patch, replace, when_imported
 
 _PREFIX = 'mmvttt::'
 
@@ -81,14 +78,7 @@ def take_from_hub() -> str | None:
 @patch('mmpretrain-names', "mmpretrain's get_model and list_models know its own models only")
 def list_in_mmpretrain() -> str | None:
     """Adds mmvttt's classifiers to mmpretrain's hub of models, once it is imported."""
-    finder = after_import('mmpretrain.apis.model', _register)
-    if finder is not None:
-
-        def stop_waiting() -> None:
-            if finder in sys.meta_path:
-                sys.meta_path.remove(finder)
-
-        on_undo(stop_waiting)
+    when_imported('mmpretrain.apis.model', _register)
     return None
 
 

@@ -7,13 +7,15 @@ is taken back): docs/patches.md has the table.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from difflib import get_close_matches
+from types import ModuleType
 from typing import Any
 
-from mmvttt_startup import SKIP
+from mmvttt_startup import SKIP, after_import
 
 Repair = Callable[[], str | None]
 
@@ -69,6 +71,28 @@ def replace(owner: Any, attribute: str, value: Any) -> None:
 def on_undo(callback: Callable[..., Any], *args: Any) -> None:
     """Has something called when the patch that is being applied is taken back."""
     _current.callback(callback, *args)
+
+
+def when_imported(name: str, change: Callable[[ModuleType], None]) -> None:
+    """Has the patch that is being applied change a module once it is there, unless taken back."""
+    undo = _current
+
+    def change_now(module: ModuleType) -> None:
+        global _current
+        before, _current = _current, undo
+        try:
+            change(module)
+        finally:
+            _current = before
+
+    finder = after_import(name, change_now)
+    if finder is not None:
+
+        def stop_waiting() -> None:
+            if finder in sys.meta_path:
+                sys.meta_path.remove(finder)
+
+        undo.callback(stop_waiting)
 
 
 def run_all(skip: Iterable[str] = ()) -> None:

@@ -1,6 +1,6 @@
 """What the start-up line does for tools that do not know mmvttt, and that it costs nothing."""
 
-import importlib
+import importlib.util
 import os
 import subprocess
 import sys
@@ -32,6 +32,9 @@ def test_waits_for_an_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     seen = []
     finder = mmvttt_startup.after_import('late_module', seen.append)
     importlib.import_module('json.tool')
+    # Who asks whether it is there has not imported it.
+    assert importlib.util.find_spec('late_module')
+    assert importlib.util.find_spec('late_module')
     assert seen == []
     module = importlib.import_module('late_module')
     assert seen == [module]
