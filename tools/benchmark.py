@@ -86,8 +86,9 @@ def main(argv: list[str] | None = None) -> None:
             found = find_model(name, options)
             model = found.backbone if args.backbone else found.model
             cases = [(size, batch) for size in args.sizes for batch in args.batch]
-            for label in (found.name, f'{found.name} (compiled)')[: 1 + args.compile]:
-                if label != found.name:
+            for compiled in (False, True) if args.compile else (False,):
+                label = f'{found.name} (compiled)' if compiled else found.name
+                if compiled:
                     compile_blocks(model)
                 for size, batch in track(cases, description=label):
                     row = measure(

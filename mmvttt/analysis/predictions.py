@@ -153,7 +153,10 @@ def _boxes(meta: dict[str, Any], score_thr: float) -> Callable[[np.ndarray, Any,
             # Boxes and outlines that touch the border are meant to.
             warnings.filterwarnings('ignore', message='.*is out of bounds')
             visualizer.add_datasample(
-                *('', image, sample, 'bboxes' in sample.gt_instances),
+                name='',
+                image=image,
+                data_sample=sample,
+                draw_gt='bboxes' in sample.gt_instances,
                 out_file=out_file,
                 pred_score_thr=score_thr,
             )
@@ -186,7 +189,10 @@ def _labels(meta: dict[str, Any], score_thr: float) -> Callable[[np.ndarray, Any
             labels = _repeat(sample.get(key).data.numpy(), factor, axis=1)
             setattr(sample, key, PixelData(data=torch.from_numpy(labels)))
         visualizer.add_datasample(
-            *('', _repeat(image, factor, axis=0), sample, 'gt_sem_seg' in known),
+            name='',
+            image=_repeat(image, factor, axis=0),
+            data_sample=sample,
+            draw_gt='gt_sem_seg' in known,
             out_file=out_file,
         )
 

@@ -105,8 +105,8 @@ def enable_tta(cfg: Config) -> None:
     """Merges the predictions for an image and its mirror image, by the toolbox's own model.
 
     A `tta_model` and `tta_pipeline` of the config, which may make any number of versions, are used
-    as they are. mmdet's model merges boxes
-    and refuses masks, so a Mask R-CNN does without its mask head.
+    as they are. mmdet's model merges boxes and refuses masks, so a Mask R-CNN does without its
+    mask head.
 
     Raises:
         UsageError: The config is of no toolbox that has such a model; its test data has no

@@ -1,0 +1,151 @@
+"""Dry runs hold what real steps hold, also under autocast, or say why they cannot."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from mmvttt.analysis.memory.dry_run import DryRun
+from mmvttt.analysis.memory.ledger import ACTIVATIONS, BACKWARD
+from mmvttt.analysis.memory.report import keep_books, memory_use
+from mmvttt.analysis.memory.training_step import TrainingStep
+from mmvttt.analysis.models import FoundModel, find_model
+from mmvttt.errors import UsageError
+
+from ...configs.test_transformers import reduced as reduced_transformer
+from .reduced import SIZE, reduced, step_of, use_of
+
+
+@pytest.mark.parametrize(
+    ('name', 'with_cp'),
+    [
+        ('maskrcnn_vittt_t_1x', 'none'),
+        ('maskrcnn_vittt_t_1x', 'all'),
+        ('maskrcnn_hvit3_t_1x', 'all'),
+        ('upernet_vit3_t_160k', 'all'),
+        ('hvit3_t_mesa_in1k', 'none'),
+    ],
+)
+def test_a_dry_run_holds_what_a_real_one_holds(name: str, with_cp: str) -> None:
+    dry, real = (keep_books(step_of(name, dry, with_cp)) for dry in (True, False))
+    for phase in (BACKWARD, 'update'):
+        assert dry.by_kind(dry.starts[phase]) == real.by_kind(real.starts[phase])
+    of_modules = [ledger.by_module(ACTIVATIONS, ledger.starts[BACKWARD]) for ledger in (dry, real)]
+    assert of_modules[0] == of_modules[1]
+    (dry_time, dry_entry), (real_time, real_entry) = dry.peak(), real.peak()
+    assert dry.by_kind(dry_time) == real.by_kind(real_time)
+    assert (dry_entry.phase, dry_entry.module) == (real_entry.phase, real_entry.module)
+
+
+@pytest.mark.parametrize('name', ['dino_hvit3_t_1x', 'mask2former_hvit3_t_1x'])
+def test_a_dry_run_assigns_as_many_queries(name: str) -> None:
+    found = []
+    for device in (None, torch.device('cpu')):
+        torch.manual_seed(0)
+        cfg, model = reduced_transformer(name)
+        ledger = keep_books(TrainingStep(FoundModel(name, model, SIZE, cfg), 2, SIZE, None, device))
+        ends = (ledger.starts[BACKWARD], ledger.peak()[0])
+        found.append([ledger.by_kind(end) for end in ends])
+        found[-1].append(ledger.by_module(ACTIVATIONS, ends[0]))
+    assert found[0] == found[1]
+
+
+def test_marks_that_are_fake_are_an_error_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forward(step: TrainingStep) -> Tensor:
+        marks = step.inputs.new_zeros(len(step.inputs))
+        marks[:1] = step.inputs[0, 0, 0, :1]
+        return step.inputs[marks > 0].sum()
+
+    monkeypatch.setattr(TrainingStep, 'forward', forward)
+    with pytest.raises(UsageError, match=r'the numbers that aten.* with a GPU'):
+        memory_use('vittt_t_in1k', 1, SIZE)
+
+
+@pytest.mark.parametrize('read', [np.asarray, Tensor.numpy, Tensor.tolist])
+def test_numbers_of_what_is_fake_are_an_error_in_words(
+    monkeypatch: pytest.MonkeyPatch, read: Callable
+) -> None:
+    monkeypatch.setattr(TrainingStep, 'forward', lambda self: read(self.inputs))
+    with pytest.raises(UsageError, match=r'the numbers of a tensor .* with a GPU'):
+        memory_use('vittt_t_in1k', 1, SIZE)
+
+
+def test_a_mask_of_what_is_fake_is_an_error_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        TrainingStep, 'forward', lambda self: self.inputs[self.inputs > 0].sum().float()
+    )
+    with pytest.raises(UsageError, match=r'vittt_t_in1k cannot be computed.* with a GPU'):
+        memory_use('vittt_t_in1k', 1, SIZE)
+
+
+class OnGPU(DryRun):
+    """Fake tensors of a GPU: enough for a forward pass, with torch's own rules of autocast."""
+
+    def fake(self, tensor: Tensor) -> Tensor:
+        with self._mode:
+            return torch.empty(tensor.shape, dtype=tensor.dtype, device='cuda')
+
+
+def saved_by_features(name: str, dry_run: DryRun, amp: bool) -> list[tuple[int, str]]:
+    """Bytes and types of what all but the losses of detectors saves, sorted."""
+    model = find_model(name, reduced(name), weightless=True).model.train()
+    dry_run.empty(model)
+    images = dry_run.fake(torch.empty(2, 3, *SIZE))
+    known = {t.untyped_storage()._cdata for t in [*model.parameters(), *model.buffers()]}
+    saved: dict[int, tuple] = {}
+    alive = []
+
+    def pack(x: Tensor) -> Tensor:
+        storage = x.untyped_storage()
+        # The statistics of a BatchNorm, a number a channel, are fp32 on a GPU only.
+        if storage._cdata not in known and not (x.dim() == 1 and x.numel() <= 256):
+            alive.append(storage)
+            saved[storage._cdata] = (storage.nbytes(), str(x.dtype))
+        return x
+
+    with ExitStack() as stack:
+        # Where there is no GPU, torch switches its autocast off.
+        unavailable = 'torch.cuda.amp.common.amp_definitely_not_available'
+        stack.enter_context(mock.patch(unavailable, return_value=False))
+        stack.enter_context(mock.patch('torch.cuda.is_bf16_supported', return_value=True))
+        stack.enter_context(dry_run.running())
+        if isinstance(dry_run, OnGPU):
+            stack.enter_context(dry_run._mode)
+        stack.enter_context(torch.autocast(images.device.type, torch.bfloat16, enabled=amp))
+        stack.enter_context(saved_tensors_hooks(pack, lambda x: x))
+        features = model.extract_feat(images)
+        if hasattr(model, 'decode_head'):
+            labels = dry_run.fake(torch.zeros(2, *SIZE, dtype=torch.long))
+            scores = [model.decode_head(features), model.auxiliary_head(features)]
+            scores = [F.interpolate(x, size=SIZE, mode='bilinear') for x in scores]
+            outs = [F.cross_entropy(x, labels) for x in scores]
+        else:
+            outs = model.rpn_head(features)
+    assert outs[0] is not None
+    return sorted(saved.values())
+
+
+@pytest.mark.parametrize(
+    'name', ['maskrcnn_vittt_t_1x', 'maskrcnn_hvit3_t_1x', 'upernet_vit3_t_160k']
+)
+def test_a_dry_run_autocasts_as_a_gpu_does(name: str) -> None:
+    on_gpu = saved_by_features(name, OnGPU(), amp=True)
+    assert saved_by_features(name, DryRun(), amp=True) == on_gpu
+    plain = saved_by_features(name, DryRun(), amp=False)
+    assert {dtype for _, dtype in plain} != {dtype for _, dtype in on_gpu}
+
+
+def test_half_precision_of_the_config_is_recomputed_in_it() -> None:
+    name = 'maskrcnn_vittt_t_1x'
+    amp = {'optim_wrapper.type': 'AmpOptimWrapper', 'optim_wrapper.dtype': 'bfloat16'}
+    half = memory_use(name, 2, SIZE, None, 'all', reduced(name) | amp)
+    single = use_of(name, 'all')
+    assert (half.amp, single.amp) == ('bf16', 'none')
+    assert half.activations < single.activations
+    assert half.gradients == single.gradients
