@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from functools import wraps
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from .patch import patch, replace, when_imported
+from .patch import on_undo, patch, when_imported
 
 
 class _HueFactor(float):
@@ -24,17 +26,23 @@ def turn_hues_back() -> str | None:
     try:
         np.uint8(-1)
     except OverflowError:
-        when_imported('mmcv', _turn_back)
+        # mmcv's packages take the function from here; they may be there already, or halfway.
+        when_imported('mmcv.image.photometric', _turn_back)
         return None
     return 'NumPy takes negative numbers'
 
 
-def _turn_back(mmcv: ModuleType) -> None:
-    original = mmcv.adjust_hue
+def _turn_back(photometric: ModuleType) -> None:
+    original = photometric.adjust_hue
 
     @wraps(original)
     def adjust_hue(img: np.ndarray, hue_factor: float, *args: Any, **kwargs: Any) -> np.ndarray:
         return original(img, _HueFactor(hue_factor), *args, **kwargs)
 
-    for module in (mmcv, mmcv.image, mmcv.image.photometric):
-        replace(module, 'adjust_hue', adjust_hue)
+    def swap(old: Callable[..., Any], new: Callable[..., Any]) -> None:
+        for name in ('mmcv', 'mmcv.image', 'mmcv.image.photometric'):
+            if vars(sys.modules[name]).get('adjust_hue') is old:
+                sys.modules[name].adjust_hue = new  # type: ignore[attr-defined]
+
+    swap(original, adjust_hue)
+    on_undo(swap, adjust_hue, original)
