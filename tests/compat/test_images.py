@@ -1,9 +1,5 @@
 """mmcv's image functions beside newer packages."""
 
-import os
-import subprocess
-import sys
-
 import mmcv
 import numpy as np
 import pytest
@@ -49,21 +45,6 @@ def test_the_transform_of_contrastive_learning() -> None:
     for seed in range(8):
         np.random.seed(seed)
         assert jitter.transform({'img': image})['img'].shape == image.shape
-
-
-def test_mmcv_brings_mmvttt_along_halfway() -> None:
-    """`import mmcv` imports mmengine, which imports mmvttt: before mmcv has all of its functions."""
-    code = """
-import sys, mmcv, numpy
-assert 'mmvttt' in sys.modules
-mmcv.adjust_hue(numpy.zeros((1, 1, 3), numpy.uint8), -0.25)
-from mmvttt import compat
-compat.setup(skip=['negative-hues'])
-assert 'mmvttt' not in mmcv.adjust_hue.__globals__['__name__']
-"""
-    command = [sys.executable, '-W', 'error::UserWarning', '-c', code]
-    environment = os.environ | {'MMVTTT_SKIP_PATCHES': ''}
-    subprocess.run(command, check=True, env=environment)
 
 
 def test_taken_back() -> None:

@@ -63,6 +63,7 @@ def kill_and_compare(folder: Path, kills: int, options: dict) -> dict:
     return seen
 
 
+@pytest.mark.stress
 def test_a_few_kills(tmp_path: Path) -> None:
     seen = kill_and_compare(tmp_path, 3, {'train_cfg.max_epochs': 12})
     assert seen['kills'] == 3

@@ -140,12 +140,10 @@ CASES = {
 QUICK = {
     ('ttt_linear fused, T 17', 90, 'bf16'),
     ('ttt_linear in segments, T 49', 80, 'fp16'),
-    ('ttt_linear in segments, T 90, b 40', 90, 'bf16'),
     ('causal_conv T 37', 90, 'bf16'),
     ('ttt_glu 7 × 9', 90, 'bf16'),
     ('ttt_glu 9 × 13, d 32', 80, 'fp16'),
     ('ttt_dwconv 7 × 9', 90, 'fp16'),
-    ('ttt_dwconv 9 × 13, d 5', 80, 'bf16'),
     ('ttt_mlp 7 × 9', 90, 'bf16'),
     ('deform_attn 5 × 7, 3 × 4', 80, 'fp16'),
     ('deform_attn fused, 1 level', 90, 'bf16'),

@@ -32,6 +32,7 @@ def test_the_eager_formula_is_the_same_function(shape):
     assert max(error(x, y) for x, y in zip(*results, strict=True)) < 1e-5
 
 
+@pytest.mark.stress
 def test_smoke(tmp_path):
     found = run('--device', 'cpu', '--smoke', '--out', str(tmp_path))
     assert found.returncode == 0, found.stdout + found.stderr

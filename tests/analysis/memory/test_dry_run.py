@@ -25,9 +25,8 @@ from .reduced import SIZE, reduced, step_of, use_of
 @pytest.mark.parametrize(
     ('name', 'with_cp'),
     [
-        ('maskrcnn_vittt_t_1x', 'none'),
         ('maskrcnn_vittt_t_1x', 'all'),
-        ('maskrcnn_hvit3_t_1x', 'all'),
+        ('maskrcnn_hvit3_t_1x', 'none'),
         ('upernet_vit3_t_160k', 'all'),
         ('hvit3_t_mesa_in1k', 'none'),
     ],

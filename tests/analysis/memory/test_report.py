@@ -17,7 +17,7 @@ from mmvttt.analysis.memory.report import memory_use, to_row, to_table
 from mmvttt.analysis.models import find_model
 from mmvttt.errors import UsageError
 
-from .reduced import SIZE, reduced, step_of, use_of
+from .reduced import PLAIN, SIZE, reduced, step_of, use_of
 
 ROOT = Path(__file__).resolve().parents[3]
 TABLES = sorted((ROOT / 'docs/benchmarks').glob('memory_*.csv'))
@@ -158,11 +158,17 @@ def run_tool(monkeypatch: pytest.MonkeyPatch, *args: str) -> None:
 def test_the_tool_prints_parts_and_writes_a_csv(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    args = ('vittt_t_in1k', '--computed', '--shape', '64', '96')
+    arch = PLAIN | dict(num_layers=2)
+    small = tmp_path / 'small.py'
+    small.write_text(
+        "_base_ = 'mmvttt::vittt_t_in1k.py'\n"
+        f'model = dict(backbone=dict(arch={arch}), head=dict(in_channels=64))\n'
+    )
+    args = (str(small), '--computed', '--shape', '64', '96')
     run_tool(monkeypatch, *args)
     out = capsys.readouterr().out
-    assert 'backbone.blocks.11' in out
-    assert 'vittt_t_in1k, 2 images of 64×96: a peak of' in out
+    assert 'backbone.blocks.1' in out
+    assert 'small, 2 images of 64×96: a peak of' in out
     assert 'computed, without what kernels allocate for themselves' in out
     path = tmp_path / 'new' / 'memory.csv'
     run_tool(monkeypatch, *args, '--with-cp', 'none', 'all', '--csv', str(path))

@@ -181,7 +181,9 @@ def test_persistent_workers_end_with_the_training(shielded: bool) -> None:
     assert not process.is_alive()
 
 
-@pytest.mark.parametrize('sent', [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    'sent', [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.stress)]
+)
 def test_a_signal_to_all_processes_saves(
     tmp_path: Path, run: Callable, sent: signal.Signals
 ) -> None:

@@ -27,7 +27,8 @@ def count(compiled: CompiledKernel) -> Figures:
     with tempfile.NamedTemporaryFile(suffix='.cubin') as file:
         file.write(compiled.asm['cubin'])
         file.flush()
-        usage, code = _cuobjdump('-res-usage', file.name), _cuobjdump('-sass', file.name)
+        usage = _tool('cuobjdump', '-res-usage', file.name)
+        code = _tool('nvdisasm', '-c', file.name)
     opcodes = Counter(re.findall(r'/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9]*)', code))
     ptx = compiled.asm['ptx']
     wgmma = ptx.count('wgmma.mma_async')
@@ -45,8 +46,8 @@ def count(compiled: CompiledKernel) -> Figures:
     }
 
 
-def _cuobjdump(flag: str, path: str) -> str:
-    binary = Path(triton.__file__).parent / 'backends' / 'nvidia' / 'bin' / 'cuobjdump'
+def _tool(name: str, flag: str, path: str) -> str:
+    binary = Path(triton.__file__).parent / 'backends' / 'nvidia' / 'bin' / name
     return subprocess.run(
         [str(binary), flag, path], check=True, capture_output=True, text=True
     ).stdout

@@ -41,9 +41,8 @@ KERNELS |= {
 }
 # What is compiled by default: all in bf16, and the heaviest ones elsewhere.
 FEW = {(kernel, 'bf16', 64) for kernel in KERNELS if not kernel.endswith('_b64')}
-FEW |= {(kernel, 'fp32', 64) for kernel in ('forward_fused', 'backward_query')}
-FEW |= {('forward_fused_kept', 'bf16', 128), ('backward_key', 'bf16', 128)}
-FEW |= {('backward_query', 'fp16', 64), ('backward_key_b64', 'bf16', 64)}
+FEW |= {('backward_query', 'fp32', 64), ('forward_fused_kept', 'bf16', 128)}
+FEW |= {('backward_key_b64', 'bf16', 64)}
 # Tensors in the dtype of the tokens; all others are in that of the state.
 TOKENS = {'q', 'k', 'v', 'o', 'g', 'do', 'd_out', 'normed', 'u_out', 'dp_out', 'dz_out'}
 TOKENS |= {'dq', 'dk', 'dv'}
