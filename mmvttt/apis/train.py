@@ -345,6 +345,7 @@ def evaluate(
                 'that is several images; give one of the two'
             )
         show_predictions(cfg, show_dir)
+    _require_labels(cfg)
     if tta:
         enable_tta(cfg)
     check_data(cfg, ('test',))
@@ -395,6 +396,16 @@ def _require(cfg: Config, *keys: str) -> None:
         raise UsageError(
             f"the config '{cfg.filename}' has no {', '.join(missing)}; it may be a part for the "
             '_base_ of another one'
+        )
+
+
+def _require_labels(cfg: Config) -> None:
+    """Refuses to compare with labels that mmpretrain's data set does not have."""
+    sets = _leaves(cfg.test_dataloader.dataset, ('datasets', 'dataset'))
+    if cfg.test_evaluator and not all(dataset.get('with_label', True) for dataset in sets):
+        raise UsageError(
+            'test_dataloader.dataset has no labels (with_label=False) to compare the predictions '
+            'with: give --cfg-options test_evaluator=[] and --out FILE.pkl to write them alone'
         )
 
 

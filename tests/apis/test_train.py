@@ -12,7 +12,7 @@ from mmcv.transforms import Compose
 from mmengine.config import Config
 from mmengine.hooks import CheckpointHook
 from mmengine.optim import AmpOptimWrapper, ApexOptimWrapper, OptimWrapper
-from mmengine.registry import DefaultScope
+from mmengine.registry import MODELS, DefaultScope, init_default_scope
 from mmengine.runner import EpochBasedTrainLoop
 
 from mmvttt.apis.train import (
@@ -238,6 +238,42 @@ def test_a_config_that_cannot_be_trained_is_one_sentence(tmp_path: Path, text: s
         train(config, work_dir=str(tmp_path))
     with pytest.raises(UsageError, match=r"config '.*broken\.py' (cannot be read|has no model, )"):
         evaluate(config, config, work_dir=str(tmp_path))
+
+
+UNLABELLED = """
+_base_ = 'mmvttt::vittt_t_in1k.py'
+arch = dict(
+    _delete_=True, embed_dims=32, num_layers=1, num_heads=2, feedforward_channels=32)
+model = dict(backbone=dict(arch=arch, img_size=32), head=dict(in_channels=32, num_classes=3))
+pipeline = [
+    dict(type='LoadImageFromFile'), dict(type='Resize', scale=(32, 32)), dict(type='PackInputs')
+]
+test_dataloader = dict(
+    num_workers=0,
+    persistent_workers=False,
+    dataset=dict(
+        _delete_=True, type='CustomDataset', data_root='photos', with_label=False,
+        pipeline=pipeline),
+)
+"""
+
+
+def test_predictions_without_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path('config.py').write_text(UNLABELLED)
+    Path('photos').mkdir()
+    for i in range(3):
+        cv2.imwrite(f'photos/{i}.png', np.full((40, 50, 3), 80 * i, np.uint8))
+    cfg = load_config('config.py')
+    init_default_scope('mmpretrain')
+    torch.save(MODELS.build(cfg.model).state_dict(), 'weights.pth')
+    with pytest.raises(UsageError, match=r'no labels .* test_evaluator=\[\] and --out'):
+        evaluate('config.py', 'weights.pth')
+    options = {'test_evaluator': []}
+    assert evaluate('config.py', 'weights.pth', out='found.pkl', cfg_options=options) == {}
+    found = pickle.loads(Path('found.pkl').read_bytes())
+    assert [Path(x['img_path']).name for x in found] == ['0.png', '1.png', '2.png']
+    assert {len(x['pred_score']) for x in found} == {3}
 
 
 @pytest.mark.parametrize(
