@@ -18,15 +18,17 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from .mmcv_deform_conv import (
+    deform_conv_backward_input,
+    deform_conv_backward_parameters,
+    deform_conv_forward,
+    modulated_deform_conv_backward,
+    modulated_deform_conv_forward,
+    widened,
+)
 from .patch import on_undo, patch
 
 EXT = 'mmcv._ext'
-
-
-def _wide(*tensors: Tensor) -> tuple[Tensor, ...]:
-    # torchvision's kernels want one type for all; half types would round box coordinates.
-    dtype = torch.float64 if tensors[0].dtype == torch.float64 else torch.float32
-    return tuple(t.to(dtype) for t in tensors)
 
 
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Tensor:
@@ -40,7 +42,7 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Ten
     """
     from torchvision.ops import nms as torchvision_nms
 
-    boxes, scores = _wide(boxes, scores)
+    boxes, scores = widened(boxes, scores)
     if offset:
         boxes = boxes + boxes.new_tensor([0, 0, offset, offset])
     return torchvision_nms(boxes, scores, iou_threshold)
@@ -73,7 +75,7 @@ def roi_align_forward(
     import torchvision  # noqa: F401  (registers the operator)
 
     _average_only(pool_mode)
-    wide, boxes = _wide(input, rois)
+    wide, boxes = widened(input, rois)
     output.copy_(
         torch.ops.torchvision.roi_align(
             wide, boxes, spatial_scale, aligned_height, aligned_width, sampling_ratio, aligned
@@ -99,7 +101,7 @@ def roi_align_backward(
     import torchvision  # noqa: F401  (registers the operator)
 
     _average_only(pool_mode)
-    wide, boxes = _wide(grad_output, rois)
+    wide, boxes = widened(grad_output, rois)
     grad_input.copy_(
         torch.ops.torchvision._roi_align_backward(
             wide,
@@ -216,6 +218,11 @@ SERVED: dict[str, Callable[..., Any]] = {
         sigmoid_focal_loss_backward,
         ms_deform_attn_forward,
         ms_deform_attn_backward,
+        deform_conv_forward,
+        deform_conv_backward_input,
+        deform_conv_backward_parameters,
+        modulated_deform_conv_forward,
+        modulated_deform_conv_backward,
         get_compiler_version,
         get_compiling_cuda_version,
     )

@@ -8,7 +8,9 @@ import mmcv.ops
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 import torchvision
+from torch import Tensor
 
 from mmvttt.compat import mmcv_ext
 
@@ -175,6 +177,100 @@ def test_deformable_attention_in_half_precision() -> None:
     assert (got.float() - want).norm() < 2e-2 * want.norm()
     got.sum().backward()
     assert value.grad.isfinite().all()
+
+
+def deformable_convolution(
+    x: Tensor, offset: Tensor, mask: Tensor | None, weight: Tensor, **options: int
+) -> Tensor:
+    """The definition: every tap is read at its own place, by a bilinear interpolation."""
+    stride, padding, dilation = (options[name] for name in ('stride', 'padding', 'dilation'))
+    groups, deform_groups = options['groups'], options['deform_groups']
+    (height, width), (rows, columns) = x.shape[2:], weight.shape[2:]
+    size = torch.tensor([width - 1, height - 1], dtype=x.dtype)
+    ys, xs = (stride * torch.arange(n) - padding for n in offset.shape[2:])
+    grid = torch.stack(torch.meshgrid(xs, ys, indexing='xy'), -1).to(x)
+    read = []
+    for group, part in enumerate(x.chunk(deform_groups, 1)):
+        for tap in range(rows * columns):
+            i = group * rows * columns + tap
+            place = torch.tensor([tap % columns, tap // columns]) * dilation
+            moved = grid + place + offset[:, 2 * i : 2 * i + 2].flip(1).movedim(1, -1)
+            value = F.grid_sample(part, 2 * moved / size - 1, align_corners=True)
+            read.append(value if mask is None else value * mask[:, i : i + 1])
+    taps = torch.stack(read).unflatten(0, (deform_groups, rows * columns))
+    # (G, taps, B, C / G, H', W') -> (B, groups, C / groups, taps, H', W')
+    taps = taps.permute(2, 0, 3, 1, 4, 5).flatten(1, 2).unflatten(1, (groups, -1))
+    return torch.einsum(
+        'bgctyx,gnct->bgnyx', taps, weight.flatten(2).unflatten(0, (groups, -1))
+    ).flatten(1, 2)
+
+
+@pytest.mark.parametrize('modulated', [False, True])
+@pytest.mark.parametrize('deform_groups', [1, 2])
+def test_deformable_convolution_and_every_gradient(modulated: bool, deform_groups: int) -> None:
+    torch.manual_seed(0)
+    options = dict(stride=2, padding=1, dilation=2, groups=2, deform_groups=deform_groups)
+    module = {False: mmcv.ops.DeformConv2d, True: mmcv.ops.ModulatedDeformConv2d}[modulated]
+    conv = module(8, 6, (3, 2), bias=modulated, **options).double()
+    out = (2, 6, 4, 5)
+    leaves = {
+        'x': torch.randn(2, 8, 9, 10, dtype=torch.float64),
+        # Up to three pixels off, across the border too.
+        'offset': 6 * torch.rand(2, 12 * deform_groups, *out[2:], dtype=torch.float64) - 3,
+        'mask': torch.rand(2, 6 * deform_groups, *out[2:], dtype=torch.float64),
+    }
+    if not modulated:
+        leaves.pop('mask')
+    else:
+        torch.nn.init.normal_(conv.bias)
+    inputs = [x.requires_grad_() for x in leaves.values()] + list(conv.parameters())
+    got = conv(*list(leaves.values()))
+    want = deformable_convolution(
+        leaves['x'], leaves['offset'], leaves.get('mask'), conv.weight, **options
+    )
+    if modulated:
+        want = want + conv.bias[:, None, None]
+    assert got.shape == out
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+    grad = torch.randn_like(want)
+    for x, y in zip(
+        torch.autograd.grad(got, inputs, grad), torch.autograd.grad(want, inputs, grad), strict=True
+    ):
+        torch.testing.assert_close(x, y, rtol=1e-10, atol=1e-11)
+
+
+def test_offsets_of_a_larger_map_are_read_as_mmcv_does() -> None:
+    """DyHead hands the offsets of one level to the next: the first ones of each image count."""
+    torch.manual_seed(0)
+    conv = mmcv.ops.ModulatedDeformConv2d(4, 4, 3, padding=1).double()
+    x = torch.randn(2, 4, 5, 6, dtype=torch.float64)
+    # Views of a joined map, as there.
+    joined = torch.rand(2, 27, 10, 12, dtype=torch.float64, requires_grad=True)
+    out = conv(x, joined[:, :18], joined[:, 18:])
+    taps = [
+        part.flatten(1)[:, : n * 30].view(2, n, 5, 6)
+        for part, n in ((joined[:, :18], 18), (joined[:, 18:], 9))
+    ]
+    want = conv(x, *taps)
+    torch.testing.assert_close(out, want, rtol=0, atol=0)
+    (got,), (expected,) = (torch.autograd.grad(y.square().sum(), joined) for y in (out, want))
+    torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+    assert got.any()
+
+
+@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
+def test_deformable_convolution_in_half_precision(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    conv = mmcv.ops.DeformConv2d(4, 4, 3, padding=1).to(dtype)
+    x = torch.randn(2, 4, 7, 7).to(dtype).requires_grad_()
+    out = conv(x, torch.zeros(2, 18, 7, 7, dtype=dtype))
+    want = F.conv2d(x.float(), conv.weight.float(), padding=1)
+    assert out.dtype == dtype
+    # Nothing is moved; one rounding of the result.
+    torch.testing.assert_close(out.float(), want, rtol=2**-8, atol=1e-6)
+    out.sum().backward()
+    assert x.grad.isfinite().all()
+    assert conv.weight.grad.isfinite().all()
 
 
 def test_missing_operator_says_what_to_do() -> None:

@@ -1,0 +1,174 @@
+"""mmcv's deformable convolutions (TOOD, VFNet, RepPoints, DyHead, DCN) by torchvision's.
+
+Offsets `(B, 2·G·kH·kW, H', W')` are y and x of every tap in both packages, masks `(B, G·kH·kW, H',
+W')`; G are the deformable groups. Without masks it is Dai et al. 2017, with them Zhu et al. 2019.
+Half types are computed in fp32, like RoIAlign's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# As mmcv names what its two convolutions are called with: of height, then of width.
+_PLAIN = ('dH', 'dW', 'padH', 'padW', 'dilationH', 'dilationW', 'group', 'deformable_group')
+_MODULATED = (
+    *('stride_h', 'stride_w', 'pad_h', 'pad_w', 'dilation_h', 'dilation_w'),
+    *('group', 'deformable_group'),
+)
+
+
+def widened(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """fp32, or fp64: torchvision's kernels want one type for all, which half types would round."""
+    dtype = torch.float64 if tensors[0].dtype == torch.float64 else torch.float32
+    return tuple(t.to(dtype) for t in tensors)
+
+
+def deform_conv_forward(
+    input: Tensor,
+    weight: Tensor,
+    offset: Tensor,
+    output: Tensor,
+    columns: Tensor,
+    ones: Tensor,
+    **sizes: int,
+) -> None:
+    """Writes the convolution of `(B, C, H, W)` at moved taps to `output` `(B, C', H', W')`."""
+    output.copy_(_convolve(input, weight, offset, None, None, _of(sizes, _PLAIN)))
+
+
+def deform_conv_backward_input(
+    input: Tensor,
+    offset: Tensor,
+    grad_output: Tensor,
+    grad_input: Tensor,
+    grad_offset: Tensor,
+    weight: Tensor,
+    columns: Tensor,
+    **sizes: int,
+) -> None:
+    """Writes the gradients of input and offsets."""
+    found = _gradients(grad_output, input, weight, offset, None, _of(sizes, _PLAIN))
+    grad_input.copy_(found[0])
+    grad_offset.copy_(found[2])
+
+
+def deform_conv_backward_parameters(
+    input: Tensor,
+    offset: Tensor,
+    grad_output: Tensor,
+    grad_weight: Tensor,
+    columns: Tensor,
+    ones: Tensor,
+    *,
+    scale: float,
+    **sizes: int,
+) -> None:
+    """Adds `scale` times the gradient of the weights to `grad_weight`."""
+    # Nothing of the weights but their shape is in it.
+    found = _gradients(grad_output, input, grad_weight, offset, None, _of(sizes, _PLAIN))
+    grad_weight.add_(found[1].to(grad_weight), alpha=scale)
+
+
+def modulated_deform_conv_forward(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    ones: Tensor,
+    offset: Tensor,
+    mask: Tensor,
+    output: Tensor,
+    columns: Tensor,
+    *,
+    with_bias: bool,
+    **sizes: int,
+) -> None:
+    """Writes the convolution whose taps are moved and weighted to `output` `(B, C', H', W')`."""
+    added, size = bias if with_bias else None, output.shape[2:]
+    taps = _as_read(offset, size), _as_read(mask, size)
+    output.copy_(_convolve(input, weight, *taps, added, _of(sizes, _MODULATED)))
+
+
+def modulated_deform_conv_backward(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    ones: Tensor,
+    offset: Tensor,
+    mask: Tensor,
+    columns: Tensor,
+    grad_input: Tensor,
+    grad_weight: Tensor,
+    grad_bias: Tensor,
+    grad_offset: Tensor,
+    grad_mask: Tensor,
+    grad_output: Tensor,
+    *,
+    with_bias: bool,
+    **sizes: int,
+) -> None:
+    """Writes all gradients."""
+    size = grad_output.shape[2:]
+    taps = _as_read(offset, size), _as_read(mask, size)
+    found = _gradients(grad_output, input, weight, *taps, _of(sizes, _MODULATED))
+    grad_input.copy_(found[0])
+    grad_weight.copy_(found[1])
+    for buffer, gradient in ((grad_offset, found[2]), (grad_mask, found[3])):
+        flat = buffer.new_zeros(len(buffer), buffer[0].numel())
+        flat[:, : gradient[0].numel()] = gradient.flatten(1)
+        buffer.copy_(flat.view(buffer.shape))
+    if with_bias:
+        grad_bias.copy_(grad_output.sum((0, 2, 3)))
+
+
+def _as_read(x: Tensor, size: torch.Size) -> Tensor:
+    """`(B, N, …)` as `(B, N, H', W')`, the beginning of each image's numbers.
+
+    mmcv's kernels read offsets and masks of a larger map so, and DyHead's are: of the level below.
+    """
+    if x.shape[2:] == size:
+        return x
+    count = x.shape[1] * size.numel()
+    return x.flatten(1)[:, :count].reshape(len(x), x.shape[1], *size)
+
+
+def _of(sizes: dict[str, int], names: tuple[str, ...]) -> list[int]:
+    return [sizes[name] for name in names]
+
+
+def _convolve(
+    input: Tensor,
+    weight: Tensor,
+    offset: Tensor,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    sizes: list[int],
+) -> Tensor:
+    operator, masked = _operator('deform_conv2d'), mask is not None
+    # torchvision wants a mask and a bias, whether they are used or not.
+    mask = input.new_zeros(len(input), 1) if mask is None else mask
+    bias = input.new_zeros(len(weight)) if bias is None else bias
+    return operator(*widened(input, weight, offset, mask, bias), *sizes, masked)
+
+
+def _gradients(
+    grad: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    offset: Tensor,
+    mask: Tensor | None,
+    sizes: list[int],
+) -> tuple[Tensor, ...]:
+    """Of input, weights, offsets, masks and bias."""
+    operator, masked = _operator('_deform_conv2d_backward'), mask is not None
+    mask = input.new_zeros(len(input), 1) if mask is None else mask
+    bias = input.new_zeros(len(weight))
+    return operator(*widened(grad, input, weight, offset, mask, bias), *sizes, masked)
+
+
+def _operator(name: str) -> Any:
+    import torchvision  # noqa: F401  (registers the operators)
+
+    return getattr(torch.ops.torchvision, name)
