@@ -126,7 +126,8 @@ def modulated_deform_conv_backward(
 def _as_read(x: Tensor, size: torch.Size) -> Tensor:
     """`(B, N, …)` as `(B, N, H', W')`, the beginning of each image's numbers.
 
-    mmcv's kernels read offsets and masks of a larger map so, and DyHead's are: of the level below.
+    mmcv's kernels read offsets and masks of a larger map so; DyHead hands them one level's for the
+    next, smaller one.
     """
     if x.shape[2:] == size:
         return x
