@@ -26,6 +26,8 @@ def load_config(
 ) -> Config:
     """Reads a config, merges the options, and settles the toolbox and the work directory.
 
+    A config without a default_scope gets the toolbox of its model's class.
+
     Args:
         config: See `find_config`.
         cfg_options: Dotted keys and their values.
@@ -74,13 +76,25 @@ def load_config(
         cfg.work_dir = work_dir
     elif cfg.get('work_dir') is None:
         cfg.work_dir = os.path.join('work_dirs', path.stem)
-    # None in pure-Python configs, whose types need none.
+    if cfg.get('default_scope') is None and (toolbox := _toolbox(cfg)) is not None:
+        cfg.default_scope = toolbox
     scope = cfg.get('default_scope') or 'mmengine'
     if find_spec(scope) is None:
         extra = _EXTRAS.get(scope)
         install = f"pip install 'mmvttt[{extra}]'" if extra else f'install {scope}'
         raise UsageError(f"the config's default_scope is '{scope}', which is missing: {install}")
     return cfg
+
+
+def _toolbox(cfg: Config) -> str | None:
+    """The toolbox of the model of a pure-Python config, whose types, being classes, need no scope.
+
+    What chooses by the toolbox, as drawing and dumping do, needs one there too.
+    """
+    kind = cfg.model.get('type') if isinstance(cfg.get('model'), dict) else None
+    module = kind if isinstance(kind, str) else getattr(kind, '__module__', '')
+    package = module.partition('.')[0]
+    return package if package in _EXTRAS else None
 
 
 def find_config(config: str | os.PathLike[str]) -> Path | None:

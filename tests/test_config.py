@@ -3,9 +3,11 @@
 from pathlib import Path
 
 import pytest
+from mmengine.registry import MODELS
 
 from mmvttt.config import config_names, config_root, find_config, load_config
 from mmvttt.errors import UsageError
+from mmvttt.registry import resolve_type
 
 NAME = 'maskrcnn_vittt_s_1x'
 
@@ -42,6 +44,37 @@ def test_a_config_of_a_toolbox() -> None:
     found = find_config('mmdet::_base_/models/mask-rcnn_r50_fpn')
     assert found is not None
     assert found.parts[-3:] == ('_base_', 'models', 'mask-rcnn_r50_fpn.py')
+
+
+CLASSES = """
+from mmdet.models import MaskRCNN
+from mmdet.models.losses.smooth_l1_loss import L1Loss
+default_scope = None
+model = dict(type=MaskRCNN, loss=dict(type=L1Loss))
+"""
+
+
+def test_a_pure_python_config_is_of_its_model_s_toolbox_and_so_is_its_dump(tmp_path: Path) -> None:
+    models = pytest.importorskip('mmdet.models')
+    (tmp_path / 'classes.py').write_text(CLASSES)
+    cfg = load_config(tmp_path / 'classes.py')
+    assert cfg.default_scope == 'mmdet'
+    cfg.default_scope = None
+    cfg.dump(tmp_path / 'dumped.py')
+    dumped = load_config(tmp_path / 'dumped.py')
+    assert dumped.default_scope == 'mmdet'
+    # mmdet.models.losses has a function with the name of this class's module.
+    kind = dumped.model.loss.type
+    assert kind == 'mmdet.models.losses.smooth_l1_loss.L1Loss'
+    assert resolve_type(kind, MODELS, 'mmdet') is models.L1Loss
+
+
+@pytest.mark.parametrize(
+    'model', ["dict(type='mine.Model')", "dict(type='MaskRCNN')", 'dict()', 'None', '[1]']
+)
+def test_no_toolbox_is_guessed(tmp_path: Path, model: str) -> None:
+    (tmp_path / 'mine.py').write_text(f'model = {model}\n')
+    assert load_config(tmp_path / 'mine.py').get('default_scope') is None
 
 
 def test_paths_and_other_names_are_left_alone() -> None:

@@ -45,7 +45,8 @@ def draw_predictions(
         config: of a detector (mmdet) or a segmentor (mmsegmentation); `test_dataloader.dataset`
             gives the images.
         checkpoint: its weights; every parameter must be there.
-        out_dir: folder of the pictures, made if missing. Each has its image's name, as PNG.
+        out_dir: folder of the pictures, made if missing. Each has its image's name, as PNG; of
+            several images with one name all but the first have their number in the set, too.
         num_images: how many images; all where the set has fewer.
         score_thr: a detector's predictions below this score are not drawn.
         device: where the model runs.
@@ -79,9 +80,11 @@ def draw_predictions(
     count = min(num_images, len(dataset))
     chosen = np.linspace(0, (count if first else len(dataset)) - 1, count).round().astype(int)
     predicted = _predict(model.to(device).eval(), dataset, chosen)
-    files = []
-    for image, sample in track(predicted, 'drawing', count, console=Console(stderr=True)):
-        files.append(Path(out_dir) / Path(sample.img_path).with_suffix('.png').name)
+    files: list[Path] = []
+    shown = track(predicted, 'drawing', count, console=Console(stderr=True))
+    for index, (image, sample) in zip(chosen, shown, strict=True):
+        file = Path(out_dir) / Path(sample.img_path).with_suffix('.png').name
+        files.append(file if file not in files else file.with_stem(f'{file.stem}_{index}'))
         draw(image, sample, os.fspath(files[-1]))
     return files
 

@@ -1,6 +1,7 @@
 """Pictures of predictions, of boxes and of label maps: ground truth left, predictions right."""
 
 import copy
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -141,6 +142,19 @@ def test_label_maps_have_one_palette(street, tmp_path, capsys):
     # 255 has no colour, and is darkened.
     assert left[:350].max() < 128 < left[350:].max()
     assert 'drawing' in capsys.readouterr().err
+
+
+def test_images_with_one_name_have_a_picture_each(street, tmp_path):
+    config, checkpoint = copy.deepcopy(street[0]), street[1]
+    root = Path(config.test_dataloader.dataset.data_root)
+    for folder, name in (('img_dir', 'a.jpg'), ('ann_dir', 'a.png')):
+        for city in ('north', 'south'):
+            (tmp_path / folder / 'val' / city).mkdir(parents=True)
+            shutil.copy(root / folder / 'val' / name, tmp_path / folder / 'val' / city)
+    config.test_dataloader.dataset.data_root = str(tmp_path)
+    files = draw_predictions(config, checkpoint, tmp_path / 'out')
+    assert [f.name for f in files] == ['a.png', 'a_1.png']
+    assert all(f.is_file() for f in files)
 
 
 @pytest.mark.parametrize('of', ['digits', 'street'])
