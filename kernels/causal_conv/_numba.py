@@ -21,6 +21,8 @@ def supported(x: Tensor, weight: Tensor) -> str | None:
 
 # A multiply-add here against one of a product, which stays in registers.
 _SLOWER = 12
+# Tokens whose parts of a weight's gradient are summed before they are added to those of all.
+_LOT = 256
 
 
 @part
@@ -33,6 +35,15 @@ def _add(total, x, y):
 def _clear(row):
     for i in range(len(row)):
         row[i] = 0
+
+
+@part
+def _flush(total, sums):
+    for tap in range(len(sums)):
+        row, line = total[tap], sums[tap]
+        for i in range(len(line)):
+            row[i] += line[i]
+        _clear(line)
 
 
 @jit
@@ -58,6 +69,8 @@ def _backward(start, stop, way, strides, dy, x, weight, dx, dweight):
     """The programs from `start` to `stop`; adds to dx and dweight."""
     tokens, scans, channels = dx.shape[1:]
     taps = weight.shape[1]
+    # Of some tokens, so that the sum of all takes one rounding for each lot of them.
+    sums = np.zeros((taps, channels), dweight.dtype)
     for program in range(start, stop):
         image, r = program // scans, program % scans
         base = image * strides[0, 0] + r * strides[0, 2]
@@ -71,7 +84,9 @@ def _backward(start, stop, way, strides, dy, x, weight, dx, dweight):
                     place = base + s * strides[0, 1]
                     reader = dy[place : place + channels]
                     _add(row, weight[r, tap], reader)
-                    _add(dweight[image, r, tap], here, reader)
+                    _add(sums[tap], here, reader)
+            if t % _LOT == _LOT - 1 or t == tokens - 1:
+                _flush(dweight[image, r], sums)
 
 
 def _ways(ways: str) -> np.ndarray:

@@ -26,15 +26,20 @@ def _products(start, stop, x, y, out):
     """The programs from `start` to `stop`; x is padded by a pixel, out is zero."""
     _, h, w, channels = y.shape
     blocks = channels // COLUMNS
+    # Of a row of the map, so that the sum of all rows takes one rounding for each.
+    sums = np.zeros(COLUMNS, out.dtype)
     for number in range(start, stop):
         image, first = number // blocks, number % blocks * COLUMNS
         last = first + COLUMNS
         for tap in range(9):
             total = out[image, tap, first:last]
             for i in range(h):
+                sums[:] = 0
                 for j in range(w):
                     moved = x[image, i + tap // 3, j + tap % 3, first:last]
-                    add_products(total, moved, y[image, i, j, first:last])
+                    add_products(sums, moved, y[image, i, j, first:last])
+                for c in range(COLUMNS):
+                    total[c] += sums[c]
 
 
 @jit

@@ -4,7 +4,7 @@ import numpy as np
 
 from .._numba import COLUMNS, add_product, clear, jit, load, part, store
 from ._numba_parts import (
-    add_rows,
+    add,
     advance,
     copy,
     decay,
@@ -13,6 +13,7 @@ from ._numba_parts import (
     normalize,
     scores_of,
     steps,
+    sum_rows,
 )
 
 
@@ -109,7 +110,9 @@ def _key_gradient(
 
 
 @part
-def _walk(walked, state, decayed, keys, inner, step, k, g, eta, places, begin, last, sizes, scale):
+def _walk(
+    walked, state, decayed, keys, inner, step, sums, k, g, eta, places, begin, last, sizes, scale
+):  # fmt: skip
     """The states before the chunks from `begin` to `last`, from that of the first, `state`."""
     tokens, _, _, size, dim, _, columns = sizes
     copy(walked[0], state, columns + 1, columns)
@@ -120,7 +123,7 @@ def _walk(walked, state, decayed, keys, inner, step, k, g, eta, places, begin, l
         load(inner, g, places[4], first, count, dim)
         steps(step, eta, places[3], first, count)
         decay(decayed, inner, step, scale)
-        advance(state, keys, decayed)
+        advance(state, keys, decayed, sums)
         copy(walked[n + 1 - begin], state, columns + 1, columns)
 
 
@@ -146,6 +149,8 @@ def backward(
     scores, m = np.zeros((rows, rows), kind), np.zeros((rows, rows), kind)
     s = np.zeros((rows, rows), kind)
     step, dstep, rstd = np.zeros(rows, kind), np.zeros(rows, kind), np.zeros(2 * rows, kind)
+    # A chunk's dγ and dλ, and what it adds to c or dc.
+    sums = np.zeros((3, columns), kind)
     places = np.zeros((len(strides), 2), np.int64)
     for number in range(start, stop):
         image, scan, head = find(places, number, sizes, reverse, strides)
@@ -162,8 +167,8 @@ def backward(
                     copy(state, w_kept[image, scan, head, kept], dim, dim)
                     copy(state[-1:], c_kept[image, scan, head, kept : kept + 1], 1, dim)
                 _walk(
-                    walked, state, decayed, keys, inner, step, k, g, eta, places, begin, n, sizes,
-                    tau[-1],
+                    walked, state, decayed, keys, inner, step, sums[2:], k, g, eta, places, begin,
+                    n, sizes, tau[-1],
                 )  # fmt: skip
             first, at = n * size, walked[n - begin]
             count = min(size, tokens - first)
@@ -182,7 +187,8 @@ def backward(
             # The query side.
             copy(dkq[rows:], grad, rows, columns)
             clear(dkq[:rows], 0)
-            _query_gradient(d, z[rows:], grad, vector, dvector, rstd[rows:], count, numbers)
+            clear(sums, 0)
+            _query_gradient(d, z[rows:], grad, vector, sums, rstd[rows:], count, numbers)
             clear(s, 0)
             add_product(s, d, inner.T)
             _weights_gradient(s, scores, tau, step, dtau, dstep, numbers[3])
@@ -196,7 +202,7 @@ def backward(
             add_product(h, keys, dw)
             decay(decayed, inner, step, tau[-1])
             _key_gradient(
-                dz, u, h, inner, z, values, keys, vector, dvector, tau, step, rstd, dtau, dstep,
+                dz, u, h, inner, z, values, keys, vector, sums, tau, step, rstd, dtau, dstep,
                 dkq, count, numbers,
             )  # fmt: skip
 
@@ -209,4 +215,6 @@ def backward(
             for t in range(count):
                 deta[places[5, 0] + (first + t) * places[5, 1]] = dstep[t]
             add_product(dw, kq.T, dzd)
-            add_rows(dc, dzd)
+            sum_rows(sums[2], dzd)
+            add(dvector, sums[:2])
+            add(dstate[-1:], sums[2:])

@@ -101,7 +101,19 @@ def decay(decayed, inner, step, last):
 
 
 @part
-def add_rows(total, x):
+def add(total, x):
+    """Matrices of one shape."""
+    for t in range(len(x)):
+        row, line = total[t], x[t]
+        for i in range(len(line)):
+            row[i] += line[i]
+
+
+@part
+def sum_rows(total, x):
+    """Apart from what gathers the sums of all chunks: one rounding there a chunk, not a token."""
+    for i in range(len(total)):
+        total[i] = 0
     for t in range(len(x)):
         row = x[t]
         for i in range(len(row)):
@@ -109,7 +121,8 @@ def add_rows(total, x):
 
 
 @part
-def advance(state, keys, decayed):
-    """[W; c] of the next chunk: W' = W − (e⊙K)ᵀG, c' = c − eᵀG."""
+def advance(state, keys, decayed, sums):
+    """[W; c] of the next chunk: W' = W − (e⊙K)ᵀG, c' = c − eᵀG; `sums` is a row to work in."""
     add_product(state[:-1], keys.T, decayed)
-    add_rows(state[-1], decayed)
+    sum_rows(sums[0], decayed)
+    add(state[-1:], sums)

@@ -24,6 +24,7 @@ class Operation(NamedTuple):
         call: The output, from the inputs and (h, w).
         tokens: Those of the inputs that come in the type of the tokens; the others stay in fp32.
         cancelling: Those whose gradients are small differences.
+        convolved: Those whose gradients the reference leaves to torch's convolutions.
         suppressed: Those, of loud tokens: a step damped to a length of 1 hardly feels how long its
             gradient was.
     """
@@ -32,6 +33,7 @@ class Operation(NamedTuple):
     call: Callable[..., Tensor]
     tokens: tuple[str, ...] = ('q', 'k', 'v')
     cancelling: tuple[str, ...] = ()
+    convolved: tuple[str, ...] = ()
     suppressed: tuple[str, ...] = ()
 
 
@@ -77,6 +79,7 @@ OPERATIONS = {
         lambda hw: convolutions.make(hw[0] * hw[1], batch=1, channels=32),
         lambda inputs, hw, **options: convolutions.call(inputs, **options),
         tokens=('x',),
+        convolved=('weight', 'other'),
     ),
     'ttt_glu': Operation(
         lambda hw: inner_steps.make_glu(hw, dim=32, batch=1, heads=1),

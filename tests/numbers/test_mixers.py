@@ -13,6 +13,7 @@ from operations import MAPS
 from precision import DEVICES, OUTPUT, TYPES, Truth, evaluate
 
 stress = pytest.mark.stress
+CONVOLUTIONS = ('q_conv', 'k_conv', 'v_conv')
 
 
 def check(name: str, tokens: int, device: str, draws: int = 2) -> None:
@@ -32,7 +33,10 @@ def check(name: str, tokens: int, device: str, draws: int = 2) -> None:
         # The step of a single token is almost all that its output consists of: what the LayerNorm
         # behind it lets through is the ε, and test_ops.py looks at that.
         skip = STEPS if tokens == 1 else ()
-        truth.assert_near(found, dtype, cancelling=CANCELLING, skip=skip, draws=draws)
+        sums = {n: tokens for n in leaves if n.partition('.')[0] in CONVOLUTIONS}
+        truth.assert_near(
+            found, dtype, cancelling=CANCELLING, one_by_one=sums, skip=skip, draws=draws
+        )
 
 
 @pytest.mark.parametrize('device', DEVICES)
@@ -60,8 +64,9 @@ def test_the_patches_of_a_detection_image(name, device):
     check(name, 4200, device)
 
 
+# The square of 66 800 tokens takes twenty minutes.
 @stress
 @pytest.mark.parametrize('device', DEVICES)
-@pytest.mark.parametrize('name', LONG)
+@pytest.mark.parametrize('name', [name for name in LONG if name != 'softmax attention'])
 def test_a_detection_image_at_stride_4(name, device):
     check(name, 66_800, device, draws=1)

@@ -6,18 +6,27 @@ The bounds, `Truth.allowed`, are a few roundings of the type; precision.py deriv
 import pytest
 import torch
 from operations import MAPS, OPERATIONS
-from precision import DEVICES, ROUNDINGS, ROUNDINGS_OF_AN_OP, TYPES, Truth, evaluate
+from precision import DEVICES, ROUNDINGS, ROUNDINGS_OF_AN_OP, TYPES, UNIT, Truth, evaluate
+
+from ttt_kernels import available
 
 stress = pytest.mark.stress
+BACKENDS = [
+    pytest.param('cpu', 'reference', id='cpu, reference'),
+    pytest.param('cpu', 'numba', id='cpu, numba'),
+    *(pytest.param(d, 'triton', id=d) for d in DEVICES if d != 'cpu'),
+]
 
 
-@pytest.mark.parametrize('device', DEVICES)
+@pytest.mark.parametrize(('device', 'backend'), BACKENDS)
 @pytest.mark.parametrize(
     'tokens', [t if t < 66_800 else pytest.param(t, marks=stress) for t in MAPS]
 )
 @pytest.mark.parametrize('name', OPERATIONS)
-def test_output_and_every_gradient(name, tokens, device):
+def test_output_and_every_gradient(name, tokens, device, backend):
     operation, hw = OPERATIONS[name], MAPS[tokens]
+    if backend == 'numba' and (missing := available()[name]['numba']):
+        pytest.skip(missing)
     inputs = operation.make(hw)
     generator = torch.Generator().manual_seed(1)
     shape = operation.call(inputs, hw).shape
@@ -26,7 +35,7 @@ def test_output_and_every_gradient(name, tokens, device):
     for dtype in TYPES:
         kept = {n: torch.float32 for n in inputs if n not in operation.tokens}
         low = {n: x.to(device, kept.get(n, dtype)) for n, x in inputs.items()}
-        found = evaluate(lambda x: operation.call(x, hw), low, grad.to(device))
+        found = evaluate(lambda x: operation.call(x, hw, backend=backend), low, grad.to(device))
         assert {n: x.dtype for n, x in found.items() if n in inputs} == {
             n: kept.get(n, dtype) for n in inputs
         }
@@ -35,7 +44,32 @@ def test_output_and_every_gradient(name, tokens, device):
             dtype,
             types=kept,
             cancelling=operation.cancelling,
+            one_by_one=dict.fromkeys(operation.convolved if backend == 'reference' else (), tokens),
             draws=1 if tokens == 66_800 else 2,
             # The kernels on a GPU round the operands of their products to the type.
             roundings=ROUNDINGS_OF_AN_OP if device == 'cpu' else ROUNDINGS,
         )
+
+
+@pytest.mark.parametrize(
+    ('name', 'parameters'),
+    [
+        ('ttt_linear', ('w0', 'b0', 'ln_weight', 'ln_bias')),
+        ('ttt_dwconv', ('w3',)),
+        ('causal_conv', ('weight', 'other')),
+    ],
+)
+def test_compiled_sums_over_many_tokens_lose_no_more_than_the_reference(name, parameters):
+    if missing := available()[name]['numba']:
+        pytest.skip(missing)
+    operation, hw = OPERATIONS[name], (100, 150)
+    inputs = operation.make(hw)
+    grad = torch.randn(operation.call(inputs, hw).shape, dtype=torch.float64)
+    exact = evaluate(lambda x: operation.call(x, hw), inputs, grad)
+    low = {n: x.float() for n, x in inputs.items()}
+    off = {}
+    for backend in ('reference', 'numba'):
+        found = evaluate(lambda x, b=backend: operation.call(x, hw, backend=b), low, grad)
+        off[backend] = {n: (found[n] - exact[n]).norm() / exact[n].norm() for n in parameters}
+    for n in parameters:
+        assert off['numba'][n] <= 1.5 * off['reference'][n] + 4 * UNIT[torch.float32], n
