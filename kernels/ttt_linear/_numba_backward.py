@@ -71,6 +71,7 @@ def _key_gradient(
     dim, inverse, _, one = numbers
     gain, shift, dgain, dshift = vectors[0], vectors[1], sums[0], sums[1]
     last, zero = tau[-1], one - one
+    dlast = zero
     for t in range(count):
         dp, normed, g, back, y, key = u[t], x[t], inner[t], h[t], values[t], keys[t]
         row, dkey, scale, e = dz[t], dkeys[t], rstd[t], last * step[t]
@@ -105,7 +106,8 @@ def _key_gradient(
         for i in range(dim):
             dkey[i] -= y[i]
         dstep[t] += last * de
-        dtau[-1] += step[t] * de
+        dlast += step[t] * de
+    dtau[-1] += dlast
     clear(dz, count)
 
 

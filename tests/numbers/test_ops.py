@@ -54,7 +54,7 @@ def test_output_and_every_gradient(name, tokens, device, backend):
 @pytest.mark.parametrize(
     ('name', 'parameters'),
     [
-        ('ttt_linear', ('w0', 'b0', 'ln_weight', 'ln_bias')),
+        ('ttt_linear', ('w0', 'b0', 'ln_weight', 'ln_bias', 'token_scale')),
         ('ttt_dwconv', ('w3',)),
         ('causal_conv', ('weight', 'other')),
     ],
