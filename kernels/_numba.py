@@ -391,6 +391,15 @@ def clear(x, first):
 
 
 @part
+def add(total, x):
+    """total += x, matrices of one shape."""
+    for t in range(len(x)):
+        row, line = total[t], x[t]
+        for i in range(len(line)):
+            row[i] += line[i]
+
+
+@part
 def load(out, x, place, first, count, dim):
     """`count` tokens of `x` from the `first` one on; the rows below them become zero.
 

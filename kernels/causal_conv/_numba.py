@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .._inputs import state_dtype
-from .._numba import flat, jit, parallel, part, sum_in_order
+from .._numba import add, clear, flat, jit, parallel, part, sum_in_order
 
 
 def supported(x: Tensor, weight: Tensor) -> str | None:
@@ -31,21 +31,6 @@ def _add(total, x, y):
         total[i] += x[i] * y[i]
 
 
-@part
-def _clear(row):
-    for i in range(len(row)):
-        row[i] = 0
-
-
-@part
-def _flush(total, sums):
-    for tap in range(len(sums)):
-        row, line = total[tap], sums[tap]
-        for i in range(len(line)):
-            row[i] += line[i]
-        _clear(line)
-
-
 @jit
 def _forward(start, stop, way, strides, x, weight, y):
     """The programs from `start` to `stop`; way: −1 or 1, where the past of each scan lies."""
@@ -56,7 +41,7 @@ def _forward(start, stop, way, strides, x, weight, y):
         base = image * strides[0] + r * strides[2]
         for t in range(tokens):
             row = y[image, t, r]
-            _clear(row)
+            row[:] = 0
             for tap in range(taps):
                 s = t + way[r] * (taps - 1 - tap)
                 if 0 <= s < tokens:
@@ -86,7 +71,8 @@ def _backward(start, stop, way, strides, dy, x, weight, dx, dweight):
                     _add(row, weight[r, tap], reader)
                     _add(sums[tap], here, reader)
             if t % _LOT == _LOT - 1 or t == tokens - 1:
-                _flush(dweight[image, r], sums)
+                add(dweight[image, r], sums)
+                clear(sums, 0)
 
 
 def _ways(ways: str) -> np.ndarray:

@@ -2,9 +2,8 @@
 
 import numpy as np
 
-from .._numba import COLUMNS, add_product, clear, jit, load, part, store
+from .._numba import COLUMNS, add, add_product, clear, jit, load, part, store
 from ._numba_parts import (
-    add,
     advance,
     copy,
     decay,

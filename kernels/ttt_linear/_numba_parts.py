@@ -6,7 +6,7 @@ tokens and right of its `dim` features. `numbers` are d, 1/d, ε and 1 in the st
 
 import numpy as np
 
-from .._numba import COLUMNS, add_product, part
+from .._numba import COLUMNS, add, add_product, part
 
 
 @part
@@ -98,15 +98,6 @@ def decay(decayed, inner, step, last):
         row, line = decayed[t], inner[t]
         for i in range(len(row)):
             row[i] = e * line[i]
-
-
-@part
-def add(total, x):
-    """Matrices of one shape."""
-    for t in range(len(x)):
-        row, line = total[t], x[t]
-        for i in range(len(line)):
-            row[i] += line[i]
 
 
 @part
