@@ -118,7 +118,6 @@ def find_shadowed_modules() -> str | None:
 
     Its types are written as module and name, and some modules have the name of their function.
     """
-
     original = utils.get_object_from_string
 
     @wraps(original)

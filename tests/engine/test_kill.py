@@ -80,8 +80,8 @@ def test_a_few_kills(tmp_path: Path) -> None:
 def test_up_to_twenty_kills(tmp_path: Path, options: dict) -> None:
     seen = kill_and_compare(tmp_path, 20, {'train_cfg.max_epochs': 40, **options})
     print(seen)
-    # A run that gets far between two comes to its end before the last; how far, the clock says.
-    assert seen['kills'] >= 6
+    # A run that gets far between two of them may come to its end before the last.
+    assert seen['kills'] >= 12
     assert seen['half_written'] >= 1
     assert len(set(seen['at'])) >= 5
 

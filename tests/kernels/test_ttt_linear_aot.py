@@ -68,8 +68,9 @@ def test_a_chain_that_is_alone_does_not_spill(found):
     for name, figures in found['found'].items():
         kernel, dtype, dim, arch = name.split('/')
         alone = kernel in ('forward_scan', 'forward_output', 'backward_chain')
-        # With 128 channels the backward chain has no registers left: the table holds its spills.
-        if alone and dtype != 'fp32' and dim != '128' and arch == 'sm_90':
+        # It has no registers left: the table holds its spills.
+        full = kernel == 'backward_chain' and dim == '128'
+        if alone and not full and dtype != 'fp32' and arch == 'sm_90':
             assert figures['spills'] == 0, name
 
 

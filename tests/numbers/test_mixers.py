@@ -8,11 +8,12 @@ import copy
 
 import pytest
 import torch
-from mixers import CANCELLING, DIMS, MIXERS, STEPS, VIT3, VITTT, function_of, leaves_of
+from mixers import CANCELLING, DIMS, MIXERS, STEPS, T5, VIT3, VITTT, function_of, leaves_of
 from operations import MAPS
 from precision import DEVICES, OUTPUT, TYPES, Truth, evaluate
 
 stress = pytest.mark.stress
+# Of T⁵, torch's; Vittt's are an op of ours.
 CONVOLUTIONS = ('q_conv', 'k_conv', 'v_conv')
 
 
@@ -33,7 +34,8 @@ def check(name: str, tokens: int, device: str, draws: int = 2) -> None:
         # The step of a single token is almost all that its output consists of: what the LayerNorm
         # behind it lets through is the ε, and test_ops.py looks at that.
         skip = STEPS if tokens == 1 else ()
-        sums = {n: tokens for n in leaves if n.partition('.')[0] in CONVOLUTIONS}
+        torchs = CONVOLUTIONS if name in T5 and device == 'cpu' else ()
+        sums = {n: tokens for n in leaves if n.partition('.')[0] in torchs}
         truth.assert_near(
             found, dtype, cancelling=CANCELLING, one_by_one=sums, skip=skip, draws=draws
         )
@@ -64,9 +66,8 @@ def test_the_patches_of_a_detection_image(name, device):
     check(name, 4200, device)
 
 
-# The square of 66 800 tokens takes twenty minutes.
 @stress
 @pytest.mark.parametrize('device', DEVICES)
-@pytest.mark.parametrize('name', [name for name in LONG if name != 'softmax attention'])
+@pytest.mark.parametrize('name', LONG)
 def test_a_detection_image_at_stride_4(name, device):
     check(name, 66_800, device, draws=1)

@@ -11,10 +11,11 @@ from precision import DEVICES, ROUNDINGS, ROUNDINGS_OF_AN_OP, TYPES, UNIT, Truth
 from ttt_kernels import available
 
 stress = pytest.mark.stress
+COMPILED = {'cpu': 'numba', 'cuda': 'triton'}
 BACKENDS = [
-    pytest.param('cpu', 'reference', id='cpu, reference'),
-    pytest.param('cpu', 'numba', id='cpu, numba'),
-    *(pytest.param(d, 'triton', id=d) for d in DEVICES if d != 'cpu'),
+    pytest.param(d, backend, id=f'{d}, {backend}')
+    for d in DEVICES
+    for backend in ('reference', COMPILED[d])
 ]
 
 
@@ -25,6 +26,7 @@ BACKENDS = [
 @pytest.mark.parametrize('name', OPERATIONS)
 def test_output_and_every_gradient(name, tokens, device, backend):
     operation, hw = OPERATIONS[name], MAPS[tokens]
+    convolved = operation.convolved if (device, backend) == ('cpu', 'reference') else ()
     if backend == 'numba' and (missing := available()[name]['numba']):
         pytest.skip(missing)
     inputs = operation.make(hw)
@@ -44,7 +46,7 @@ def test_output_and_every_gradient(name, tokens, device, backend):
             dtype,
             types=kept,
             cancelling=operation.cancelling,
-            one_by_one=dict.fromkeys(operation.convolved if backend == 'reference' else (), tokens),
+            one_by_one=dict.fromkeys(convolved, tokens),
             draws=1 if tokens == 66_800 else 2,
             # The kernels on a GPU round the operands of their products to the type.
             roundings=ROUNDINGS_OF_AN_OP if device == 'cpu' else ROUNDINGS,

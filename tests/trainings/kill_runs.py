@@ -10,8 +10,10 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
+
+from mmengine.hooks import Hook
+from mmengine.registry import HOOKS
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
@@ -28,12 +30,23 @@ OPTIONS = {
     'default_hooks.checkpoint.max_keep_ckpts': 1,
     'default_hooks.checkpoint.save_best': 'mse',
     'default_hooks.checkpoint.rule': 'less',
+    'default_hooks.begin': dict(type='Begin'),
     'randomness.seed': 0,
 }
+BEGUN = Path('begun')
+
+
+@HOOKS.register_module()
+class Begin(Hook):
+    """Leaves a file when the start of a run is over."""
+
+    def before_train_epoch(self, *_: object, **__: object) -> None:
+        BEGUN.touch()
 
 
 def fork(work_dir: str, options: dict) -> int:
     """Starts a run in a process of its own and returns its number."""
+    BEGUN.unlink(missing_ok=True)
     child = os.fork()
     if child:
         return child
@@ -58,6 +71,15 @@ def finish(child: int, what: str) -> None:
         raise SystemExit(f'{what} ended with {status}')
 
 
+def begun(child: int) -> bool:
+    """Waits until a run has begun to train; false where it ended before."""
+    while not BEGUN.exists():
+        if os.waitpid(child, os.WNOHANG)[0]:
+            return False
+        time.sleep(0.0005)
+    return True
+
+
 def kill(child: int, seconds: float, writing: bool) -> bool:
     """Kills a run after some time, or while it next writes; returns whether it was under way."""
     time.sleep(seconds)
@@ -75,23 +97,30 @@ def partials() -> list[Path]:
     return list(Path('killed').glob('.*.partial'))
 
 
-def timed(run: Callable[[], None]) -> float:
-    start = time.monotonic()
-    run()
-    return time.monotonic() - start
-
-
 def main() -> None:
     folder, kills = Path(sys.argv[1]), int(sys.argv[2])
     options = OPTIONS | json.loads(sys.argv[3] if len(sys.argv) > 3 else '{}')
     os.chdir(folder)
-    whole = timed(lambda: finish(fork('whole', options), 'the undisturbed run'))
+    start = time.monotonic()
+    child = fork('whole', options)
+    if not begun(child):
+        raise SystemExit('the undisturbed run did not begin')
+    trained = time.monotonic()
+    finish(child, 'the undisturbed run')
+    starting, training = trained - start, time.monotonic() - trained
     moments = random.Random(0)
     at, half_written = [], 0
     for number in range(kills):
-        # Much of a run's time goes into starting: some die before their first step.
-        seconds = moments.uniform(0.05, 0.3) * whole
-        if not kill(fork('killed', options), seconds, writing=number % 3 == 2):
+        child = fork('killed', options)
+        # Every fourth dies while it starts, and the others within a tenth of the training, so
+        # that there is a run left to kill: a start alone may take as long as all the steps.
+        if number % 4 == 1:
+            seconds = moments.uniform(0, 1) * starting
+        elif begun(child):
+            seconds = moments.uniform(0, 0.1) * training
+        else:
+            break
+        if not kill(child, seconds, writing=number % 3 == 2):
             break
         half_written += bool(partials())
         pointer = Path('killed/last_checkpoint')
