@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import multiprocessing
+import os
 import signal
 import threading
 import time
@@ -132,19 +133,24 @@ def shield_workers(*loaders: Any) -> None:
     by `end_workers`.
     """
     for loader in loaders:
-        loader.worker_init_fn = partial(_make_deaf, loader.worker_init_fn)
+        context = loader.multiprocessing_context or multiprocessing
+        trainer = os.getpid() if context.get_start_method() == 'fork' else None
+        loader.worker_init_fn = partial(_make_deaf, loader.worker_init_fn, trainer)
         loader._get_iterator = partial(_remembered, loader, loader._get_iterator)
     atexit.unregister(_kill_workers)
     atexit.register(_kill_workers)
 
 
-def _make_deaf(then: Callable[[int], None] | None, worker: int) -> None:
+def _make_deaf(then: Callable[[int], None] | None, trainer: int | None, worker: int) -> None:
     for number in _TO_THE_GROUP:
         signal.signal(number, signal.SIG_IGN)
     if hasattr(signal, 'pthread_sigmask'):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _TO_THE_GROUP)
     if then is not None:
         then(worker)
+    # torch's own watch, which begins now, would wait for whoever has adopted this process to end.
+    if trainer is not None and os.getppid() != trainer:
+        os._exit(1)
 
 
 def _remembered(loader: Any, make_iterator: Callable[[], Any]) -> Any:
