@@ -14,7 +14,7 @@ channels = 64
 # One sample a bin: digits are a dozen cells wide on the finest map.
 roi_layer = dict(sampling_ratio=1)
 batch_size = 4
-max_epochs = 4
+max_epochs = 6
 
 train_pipeline = _base_.train_pipeline
 train_pipeline[2].scale = image_size

@@ -2,7 +2,7 @@
 
 Needs pip install 'mmvttt[gradio]'. It answers on this machine alone, unless --host says otherwise.
 
-example: python tools/gradio_demo.py configs/maskrcnn_vittt_demo.py work_dirs/demo/epoch_4.pth
+example: python tools/gradio_demo.py configs/maskrcnn_vittt_demo.py work_dirs/demo/epoch_6.pth
 """
 
 import argparse
