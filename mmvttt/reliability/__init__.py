@@ -6,9 +6,9 @@ from .exact_resume import (
     ExactBatchSampler,
     ExactEpochLoop,
     ExactIterLoop,
-    SeededDataset,
     make_exact,
 )
+from .seeded_dataset import SeededDataset
 from .signals import Preempted
 from .topology_hook import TopologyHook
 

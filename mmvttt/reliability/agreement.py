@@ -18,7 +18,7 @@ from mmengine.config import Config
 from mmengine.dist import all_gather_object, get_rank, get_world_size, init_dist, is_distributed
 
 from ..errors import UsageError
-from .data.annotations import innermost
+from .data.dataset_config import innermost
 from .heartbeat import start_heartbeat
 
 # The last parts of keys whose values a node may have to itself.
