@@ -28,7 +28,7 @@ _PACKAGES += ('mmpretrain', 'mmcv', 'mmcv-lite', 'timm')
 _LARGE = 64 * 2**20
 
 
-def agree_on_start(cfg: Config) -> None:
+def require_same_training(cfg: Config) -> None:
     """Joins the processes of a distributed training, and compares what each is about to do.
 
     From here on a rank that hangs is named, see `heartbeat`.
@@ -48,7 +48,7 @@ def require_same(facts: Mapping[str, str]) -> None:
     """Compares facts, by name, with those of all other ranks.
 
     Raises:
-        UsageError: See `agree_on_start`.
+        UsageError: See `require_same_training`.
     """
     if get_world_size() == 1:
         return
