@@ -16,7 +16,7 @@ from mmvttt.errors import UsageError
 from mmvttt.reliability import agreement
 from mmvttt.reliability.heartbeat import Heartbeat
 
-MEET = Path(__file__).parents[2] / 'tools' / '_meet.py'
+RENDEZVOUS = Path(__file__).parents[2] / 'tools' / '_rendezvous.py'
 
 
 def config(**changes: object) -> Config:
@@ -115,7 +115,7 @@ def test_a_silent_rank_is_named_and_given_up(monkeypatch: pytest.MonkeyPatch) ->
 
 def node(rank: int, port: str, nodes: int = 2, **variables: str) -> subprocess.Popen:
     return subprocess.Popen(
-        [sys.executable, str(MEET), str(nodes), str(rank), '127.0.0.1', port],
+        [sys.executable, str(RENDEZVOUS), str(nodes), str(rank), '127.0.0.1', port],
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, 'NODES_SAY_EVERY': '0.3', 'NODES_TIMEOUT': '60', **variables},
