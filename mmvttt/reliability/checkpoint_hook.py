@@ -28,6 +28,7 @@ from .nonfinite import bad_weights
 from .resume import RUN_ID
 from .rotation import Rotation
 from .run_lock import RunLock, lock_folder
+from .settings import training_settings
 from .signals import SAVE, STOP, Preempted, Requests, ignore_signals_in_workers
 
 _SECONDS_TO_RETRY = 60.0
@@ -49,8 +50,8 @@ class CheckpointHook(hooks.CheckpointHook):
     - A checkpoint that cannot be written, as the disk is full, is tried again every minute; the
       training goes on, and the last good one stays.
     - A second training in the same folder is refused.
-    - `meta` has `mmengine_version`, `mmvttt_version`, and, where the training was started in a git
-      repository, `git_hash`: its commit.
+    - `meta` has `mmengine_version`, `mmvttt_version`, the settings of the training, and, where it was
+      started in a git repository, `git_hash`: its commit.
 
     That no file is ever half written is `mmvttt.reliability.patches`' doing.
 
@@ -121,14 +122,18 @@ class CheckpointHook(hooks.CheckpointHook):
         self._requests.listen()
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict[str, Any]) -> None:
-        """Writes the versions, and by itself the commit that mmengine appends to its own."""
+        """Writes versions, settings, and by itself the commit that mmengine appends to its own."""
         meta = checkpoint['meta']
         # FlexibleRunner's strategies have another name for it.
         both = meta.pop('mmengine', None) or meta.get('mmengine_version', '')
         commit = both.removeprefix(mmengine.__version__)
         if re.fullmatch('[0-9a-f]{40,64}', commit):
             meta['git_hash'] = commit
-        meta.update(mmengine_version=mmengine.__version__, mmvttt_version=__version__)
+        meta.update(
+            mmengine_version=mmengine.__version__,
+            mmvttt_version=__version__,
+            settings=training_settings(runner.cfg),
+        )
 
     def after_train_iter(self, runner: Runner, *args: Any, **kwargs: Any) -> None:
         """Saves as mmengine's hook does, and where a signal has asked for it."""
@@ -199,6 +204,10 @@ class CheckpointHook(hooks.CheckpointHook):
             if isinstance(hook, AnomalyHook):
                 hook.require_finite()
         bad = next(bad_weights(runner.model, buffers=True), None)
+        for hook in runner.hooks:
+            if bad is None and isinstance(hook, hooks.EMAHook):
+                bad = next(bad_weights(hook.ema_model.module, buffers=True), None)
+                bad = bad and f'Of the averaged weights, {bad}'
         if self._requests.any(bad is not None):
             raise AnomalyError(f'No checkpoint is written. {bad or "See the other ranks."}')
 

@@ -15,6 +15,7 @@ from mmengine.config import Config
 from mmvttt.errors import UsageError
 from mmvttt.reliability import agreement
 from mmvttt.reliability.heartbeat import Heartbeat
+from mmvttt.reliability.settings import flatten
 
 RENDEZVOUS = Path(__file__).parents[2] / 'tools' / '_rendezvous.py'
 
@@ -35,7 +36,7 @@ def config(**changes: object) -> Config:
 
 
 def facts(cfg: Config) -> dict[str, str]:
-    return {**dict(agreement._settings(cfg)), **dict(agreement._annotations(cfg))}
+    return {**dict(flatten(cfg)), **dict(agreement._annotations(cfg))}
 
 
 @pytest.mark.parametrize(
@@ -81,6 +82,18 @@ def test_annotations_are_compared_by_content(tmp_path: Path) -> None:
     assert facts(roots[0]) == facts(roots[1])
     (tmp_path / 'b' / 'a.json').write_text('[]')
     assert facts(roots[0]) != facts(roots[1])
+
+
+def test_sources_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loss of the other sign on one node trained on."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    cfg = Config(dict(custom_imports=dict(imports=['my_loss'])))
+    found = []
+    for sign in '+-':
+        (tmp_path / 'my_loss.py').write_text(f'loss = {sign}1\n')
+        found.append(dict(agreement._sources(cfg)))
+    assert found[0].keys() == {f'the source of {n}' for n in ('mmvttt', 'ttt_kernels', 'my_loss')}
+    assert {k for k in found[0] if found[0][k] != found[1][k]} == {'the source of my_loss'}
 
 
 def until(condition: Callable[[], object], seconds: float = 20) -> None:
