@@ -50,8 +50,8 @@ class CheckpointHook(hooks.CheckpointHook):
     - A checkpoint that cannot be written, as the disk is full, is tried again every minute; the
       training goes on, and the last good one stays.
     - A second training in the same folder is refused.
-    - `meta` has `mmengine_version`, `mmvttt_version`, the settings of the training, and, where it was
-      started in a git repository, `git_hash`: its commit.
+    - `meta` has `mmengine_version`, `mmvttt_version`, the settings of the training, and, where it
+      was started in a git repository, `git_hash`: its commit.
 
     That no file is ever half written is `mmvttt.reliability.patches`' doing.
 

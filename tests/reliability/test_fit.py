@@ -48,7 +48,7 @@ def test_another_training_is_refused(trained: Callable) -> None:
 
 
 def test_what_cannot_be_continued_is_refused(trained: Callable) -> None:
-    with pytest.raises(ResumeError, match='has averaged weights, .* without an EMAHook'):
+    with pytest.raises(ResumeError, match=r'has averaged weights, .* without an EMAHook'):
         trained(custom_hooks=[])
     with pytest.raises(ResumeError, match='has 1 schedules, and the config 0'):
         trained(param_scheduler=[])

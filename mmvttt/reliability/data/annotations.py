@@ -20,7 +20,13 @@ from mmengine.registry import DATASETS, DefaultScope
 from ...errors import DataError
 from .coco import check_coco
 from .dataset_config import (
-    innermost, is_remote, known_kind, num_classes, of_toolbox, own_transform, reads_files
+    innermost,
+    is_remote,
+    known_kind,
+    num_classes,
+    of_toolbox,
+    own_transform,
+    reads_files,
 )
 from .findings import Findings
 from .folders import check_folders

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from mmengine.registry import DATASETS
 from PIL import Image
 
+from mmvttt.errors import DataError
 from mmvttt.reliability.data.annotations import check_annotations
 from mmvttt.reliability.data.findings import Findings
 from mmvttt.reliability.data.images import read_image
 from mmvttt.reliability.data.labels import _label
 from mmvttt.reliability.data.paths import check_data
-from mmvttt.errors import DataError
 
 from ...bad_input.cases import refused, run_cases
 from .sets import (
