@@ -27,7 +27,7 @@ _PACKAGES = {
     'mmseg': ('mmsegmentation', 'onedl-mmsegmentation'),
     'mmpretrain': ('mmpretrain', 'onedl-mmpretrain'),
 }
-# What has been run; other versions may work, which is why nothing asserts them.
+# Versions that were tried; others may work, so nothing asserts them.
 _TRIED = {
     'torch': ('2.11', '2.14'),
     'mmengine': ('0.10',),
@@ -49,7 +49,7 @@ def _installed(names: tuple[str, ...]) -> dict[str, str]:
 
 
 def _imported(module: str) -> tuple[str, str | None]:
-    """The version that a module says it has, and in a few words why it cannot be imported."""
+    """The version of a module, and in a few words why it cannot be imported."""
     try:
         # Toolboxes warn about their own past.
         with warnings.catch_warnings():
@@ -69,7 +69,7 @@ def _gpus() -> str:
 
 
 def versions() -> list[str]:
-    """A line for every package that matters, with a word about versions nobody has tried."""
+    """A line for every package that matters, with a note on versions that were not tried."""
     gpus = _gpus() if _imported('torch')[1] is None else 'no torch'
     lines = [f'mmvttt {__version__}, Python {platform.python_version()}, {gpus}']
     for module, names in _PACKAGES.items():

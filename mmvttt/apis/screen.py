@@ -75,9 +75,9 @@ def layer_decay_advice(runner: Runner, cfg: Config) -> str | None:
     if decay == 1 or _weights(runner, cfg) is not None:
         return None
     return (
-        f'layer_decay_rate={decay} is meant for pretrained weights, and these are random: the first '
-        "layers hardly learn; set init_cfg=dict(type='Pretrained', checkpoint=…) in the backbone, "
-        'load_from, or layer_decay_rate=1'
+        f'layer_decay_rate={decay} is meant for pretrained weights, and these are random: the '
+        "first layers hardly learn; set init_cfg=dict(type='Pretrained', checkpoint=…) in the "
+        'backbone, load_from, or layer_decay_rate=1'
     )
 
 

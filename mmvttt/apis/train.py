@@ -25,7 +25,7 @@ from ..reliability.match import require_weights
 from .screen import QuietRunner, layer_decay_advice, summary
 
 _WRAPPERS = (optim.OptimWrapper, optim.AmpOptimWrapper, AmpOptimWrapper)
-# What merges the predictions for several versions of an image, where a config has no tta_model.
+# Models that merge the predictions for versions of an image, where a config has no tta_model.
 _TTA_MODELS = {
     'mmdet': dict(
         type='DetTTAModel',
@@ -34,7 +34,7 @@ _TTA_MODELS = {
     'mmseg': dict(type='SegTTAModel'),
     'mmpretrain': dict(type='AverageClsScoreTTA'),
 }
-# What DetTTAModel needs to know to turn boxes back.
+# Keys by which DetTTAModel turns boxes back.
 _DET_META = (
     'img_id',
     'img_path',

@@ -27,12 +27,12 @@ from .atomic_write import PARTIAL
 
 # Where training scripts put the weights, in the order of preference.
 _EMA = ('state_dict_ema', 'model_ema')
-# Of ours, where the average is a part of the model: MESA's teacher.
+# Prefix of averaged weights in our checkpoints: MESA's teacher.
 _TEACHER = 'teacher.'
 _CONTAINERS = ('state_dict', 'model', *_EMA)
 _LISTED = 8
 _SECONDS_TO_ANSWER = 60
-# How torch's weights-only reader says what it refuses; the last one comes with the others.
+# Messages of torch's weights-only reader; the last one comes with the others.
 _REFUSED = (
     r'GLOBAL (\S+) was not an allowed',
     r'unsupported GLOBAL (\S+) whose',
@@ -107,13 +107,13 @@ def read_content(
             raise
         except pickle.UnpicklingError as error:
             raise RefusedCheckpointError(
-                f'{source!r} is not read: it holds {_stumbling_block(error)}, which is more than '
+                f'{source!r} is not read: it holds {_refused_object(error)}, which is more than '
                 'tensors and plain data, and reading that could run code (or it is no checkpoint). '
-                'Where you trust its source, docs/safety.md says how to make a plain checkpoint '
+                'Where you trust its source, docs/safety.md shows how to make a plain checkpoint '
                 'of it'
             ) from None
         except Exception as error:
-            # What a damaged file raises depends on the place of the damage.
+            # The error of a damaged file depends on the place of the damage.
             reason = (str(error).strip().splitlines() or [''])[0]
             raise CheckpointError(
                 f'{source!r} is damaged or no checkpoint of torch ({type(error).__name__}: '
@@ -122,7 +122,7 @@ def read_content(
 
 
 def _open(path: str, source: str) -> IO[bytes]:
-    """Opens a plain file; a pipe would wait for somebody who writes into it."""
+    """Opens a plain file; a pipe would wait for a writer."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise CheckpointError(f'{source!r} is no plain file')
@@ -150,8 +150,8 @@ def _check_archive(file: IO[bytes], source: str) -> None:
         raise CheckpointError(f'{source!r} {problem}; download or save it again')
 
 
-def _stumbling_block(error: pickle.UnpicklingError) -> str:
-    """What torch's weights-only reader would not make, out of its long message."""
+def _refused_object(error: pickle.UnpicklingError) -> str:
+    """The object that torch's weights-only reader refused, out of its long message."""
     found = (re.search(pattern, str(error)) for pattern in _REFUSED)
     return next((f[1] for f in found if f), str(error).strip().partition('\n')[0])
 

@@ -36,8 +36,8 @@ class Requests:
     """Receives SIGTERM, SIGINT, SIGHUP and SIGUSR1; all ranks learn of them at the same step.
 
     Attributes:
-        group: Of all ranks, on CPUs whatever the backend is: asking does not wait for a GPU. None
-            in a training of one process.
+        group: Group of all ranks, on CPUs whatever the backend is: asking does not wait for a GPU.
+            None in a training of one process.
         name: The signal that was heard, or 'a signal' where another rank has heard it.
         listening: Between `listen` and `close`.
     """
@@ -55,7 +55,8 @@ class Requests:
         """Takes the signals over, on all ranks."""
         self.listening = True
         if get_world_size() > 1:
-            self.group = dist.new_group(backend='gloo')
+            group: Any = dist.new_group(backend='gloo')
+            self.group = group
         # Python hears signals in the main thread only.
         if threading.current_thread() is threading.main_thread():
             wanted = {signal.SIGTERM: STOP, signal.SIGINT: STOP}
@@ -182,10 +183,10 @@ def end_workers(runner: Runner) -> None:
     that it is, and be waited for ten seconds each. An error keeps the iterator that it came out of.
     """
     for loop in (runner._train_loop, runner._val_loop):
-        loader = getattr(loop, 'dataloader', None)
+        loader: Any = getattr(loop, 'dataloader', None)
         latest = getattr(loader, 'latest_iterator', None)
         # Else the persistent one.
-        iterator = latest() if latest else getattr(loader, '_iterator', None)
+        iterator: Any = latest() if latest else getattr(loader, '_iterator', None)
         if hasattr(iterator, '_shutdown_workers'):
             iterator._shutdown_workers()
             loader._iterator = None

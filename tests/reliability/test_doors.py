@@ -158,6 +158,6 @@ def test_an_average_that_is_not_finite_is_not_saved(run: Callable) -> None:
             next(hook.ema_model.module.parameters()).data.fill_(torch.nan)
 
     HOOKS.register_module(name='BadAverage', module=BadAverage, force=True)
-    with pytest.raises(AnomalyError, match='Of the averaged weights'):
+    with pytest.raises(AnomalyError, match='In the averaged weights'):
         run('train', work_dir='a', cfg_options=options)
     assert not list(Path('a').glob('*.pth'))

@@ -148,7 +148,7 @@ def test_exif_turns_images(boxes: Path) -> None:
         found = only(config(coco_dataset(boxes)))
         wrong = [e for e in found.errors if 'another size' in e]
         assert bool(wrong) == (turned and as_stored)
-        assert not wrong or '(64, 48), turned by EXIF; said to be (48, 64)' in wrong[0]
+        assert not wrong or '(64, 48), turned by EXIF; annotated as (48, 64)' in wrong[0]
         if not wrong:
             assert tuple(load(boxes)['inputs'].shape) == (3, height, width)
 
