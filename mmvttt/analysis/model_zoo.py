@@ -22,9 +22,7 @@ _TABLES = {
 }
 # An entry of the metafile up to where the counts of its paper are, and these.
 _ENTRY = re.compile(r'(  - Name: (\S+)\n(?:.*\n)*?      Input Size: \S+\n)(?:      Paper .*\n)*')
-_MARKED = re.compile(
-    r'(<!-- model-zoo:(\w+)((?: \w+)*) -->\n).*?(<!-- /model-zoo -->)', re.DOTALL
-)
+_MARKED = re.compile(r'(<!-- model-zoo:(\w+)((?: \w+)*) -->\n).*?(<!-- /model-zoo -->)', re.DOTALL)
 
 
 def load_models(metafile: str | os.PathLike[str] | None = None) -> list[dict[str, Any]]:
