@@ -1,6 +1,6 @@
 """`python -m mmvttt`: versions of the packages, patches, and which kernels can run here.
 
-A package that cannot be imported is a line of the report, so that it works on a broken installation.
+It works on a broken installation: a package that cannot be imported is a line of the report.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Boxes and masks, a label map or the five likeliest classes, by the toolbox of the config. A camera
 goes on until Ctrl-C.
 
-example: python tools/image_demo.py configs/maskrcnn_vittt_demo.py work_dirs/demo/epoch_6.pth photo.jpg
+example: python tools/image_demo.py maskrcnn_vittt_demo epoch_6.pth photo.jpg --out seen
 """
 
 import argparse

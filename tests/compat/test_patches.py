@@ -96,9 +96,7 @@ def test_report(capsys: pytest.CaptureFixture) -> None:
     assert len(said.splitlines()) <= 30
     report.main(['--patches'])
     said = capsys.readouterr().out
-    for patch in compat.patches():
-        assert patch.name in said
-        assert patch.why in said
+    assert all(m.name in said and m.why in said for m in compat.patches())
 
 
 def test_versions_nobody_tried_are_named_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
