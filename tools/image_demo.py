@@ -1,4 +1,4 @@
-"""Shows what a trained model sees in photographs and videos (mmvttt.apis.inference).
+"""Draws a trained model's predictions on photographs and videos (mmvttt.apis.inference).
 
 Boxes and masks, a label map or the five likeliest classes, by the toolbox of the config. A camera
 goes on until Ctrl-C.
@@ -77,7 +77,7 @@ def main(argv: list[str] | None = None) -> None:
             with suppress(KeyboardInterrupt):
                 for _ in track(frames, description='frames', total=None):
                     count += 1
-            # Now, not when it is forgotten: the file is whole once it is closed.
+            # The file is complete once the generator is closed.
             frames.close()
             print(printable(f'{source}: {count} frames → {out}'))
 
