@@ -43,8 +43,13 @@ def call(*command: object, cwd: Path, **environment: str) -> str:
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`python -m build`: the source distribution, and the wheel that is built from it."""
     source = tmp_path_factory.mktemp('source') / 'mmvttt'
-    skipped = shutil.ignore_patterns('.*', 'work_dirs', 'data', 'build', '*.egg-info', 'site')
-    shutil.copytree(ROOT, source, ignore=lambda folder, names: skipped(folder, names))
+    skipped = shutil.ignore_patterns('.*', '*.egg-info', '__pycache__')
+    top = {'work_dirs', 'data', 'build', 'dist'}
+
+    def ignored(folder: str, names: list[str]) -> set[str]:
+        return skipped(folder, names) | (top if Path(folder) == ROOT else set())
+
+    shutil.copytree(ROOT, source, ignore=ignored)
     build = (sys.executable, '-m', 'build', '--no-isolation')
     call(*build, cwd=source, MMVTTT_REPOSITORY=REPOSITORY + '/')
     return source / 'dist'
