@@ -154,7 +154,7 @@ def start_heartbeat() -> None:
     atexit.register(_running.stop)
 
 
-def say_who_is_gone(error: RuntimeError) -> None:
+def log_lost_ranks(error: RuntimeError) -> None:
     """Names the ranks that are gone, where a collective has failed: its own error names a port."""
     if _running is None or not _GONE.search(str(error)):
         return

@@ -6,10 +6,13 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
+from mmengine.registry import MODELS
+from mmengine.runner import Runner
 from torch import Tensor, nn
 
 from ..errors import CheckpointMismatchError
-from .read import under
+from .read import read_weights, under
 
 # Below this share of the module's tensors a checkpoint is somebody else's.
 _LEAST = 0.1
@@ -103,6 +106,22 @@ def require_match(
         f'{source!r} has {len(report.matched)} of the {size} tensors of {type(module).__name__}'
         f'{f" under prefix={prefix!r}" if prefix else ""}; its names begin with {listed}; {advice}'
     )
+
+
+def require_weights(runner: Runner, source: str) -> None:
+    """Refuses a checkpoint that has next to nothing for the model of a runner.
+
+    Raises:
+        CheckpointError: It cannot be read.
+        CheckpointMismatchError: See `require_match`.
+    """
+    if isinstance(runner.model, dict):
+        # FlexibleRunner builds it later; its names and shapes are enough.
+        with torch.device('meta'):
+            model = MODELS.build(runner.model)
+    else:
+        model = getattr(runner.model, 'module', runner.model)
+    require_match(model, read_weights(source), source)
 
 
 def _prefixes(weights: StateDict) -> list[str]:

@@ -7,6 +7,7 @@ import os
 import pickle
 import re
 import stat
+import zipfile
 from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -19,7 +20,6 @@ from torch.serialization import safe_globals
 
 from ..errors import CheckpointError, CheckpointMissingError, RefusedCheckpointError
 from .allow_list import allowed
-from .bounds import TooMuchError, check_bounds
 
 # Where training scripts put the weights, in the order of preference.
 _EMA = ('state_dict_ema', 'model_ema')
@@ -60,9 +60,9 @@ def read_content(
 ) -> Any:
     """All that is in a file or at a URL, without running any code that it may bring.
 
-    By the allow-list of `allow_list`, which is torch's own again afterwards; sizes are checked by
-    `bounds`. torch does not compare the checksums that it has written: a flipped bit would become a
-    wrong weight. Here they are compared.
+    By the allow-list of `allow_list`, which is torch's own again afterwards. torch does not compare
+    the checksums that it has written, and a flipped bit would become a wrong weight: here they are
+    compared.
 
     Args:
         checkpoint: A path, an http(s) URL, or an open file.
@@ -87,8 +87,9 @@ def read_content(
                 f'checkpoint={checkpoint!r}: give the path of a file, or an http(s) URL'
             )
         try:
-            check_bounds(file)
             archive = file.read(2) == b'PK'
+            if archive:
+                _check_archive(file, source)
             file.seek(0)
             stack.enter_context(safe_globals(allowed()))
             return torch.load(
@@ -97,8 +98,8 @@ def read_content(
                 weights_only=True,
                 mmap=(mmap and archive and path is not None) or None,
             )
-        except TooMuchError as error:
-            raise CheckpointError(f'{source!r} {error}; download or save it again') from None
+        except CheckpointError:
+            raise
         except pickle.UnpicklingError as error:
             raise RefusedCheckpointError(
                 f'{source!r} is not read: it holds {_stumbling_block(error)}, which is more than '
@@ -123,6 +124,25 @@ def _open(path: str, source: str) -> IO[bytes]:
         return open(path, 'rb')
     except OSError as error:
         raise CheckpointError(f'{source!r} cannot be read: {error.strerror}') from error
+
+
+def _check_archive(file: IO[bytes], source: str) -> None:
+    """Compares checksums, and the sizes of the parts with that of the file.
+
+    torch would unpack compressed parts of any size, and read parts that lie on one another.
+    """
+    size = file.seek(0, os.SEEK_END)
+    problem = None
+    with zipfile.ZipFile(file) as archive:
+        parts = archive.infolist()
+        if any(p.compress_type != zipfile.ZIP_STORED for p in parts):
+            problem = 'has compressed parts, as TorchScript has and torch.save never writes'
+        elif sum(p.file_size for p in parts) > size:
+            problem = 'is an archive whose parts lie on one another'
+        elif (damaged := archive.testzip()) is not None:
+            problem = f'is damaged: the checksum of its part {damaged!r} is wrong'
+    if problem is not None:
+        raise CheckpointError(f'{source!r} {problem}; download or save it again')
 
 
 def _stumbling_block(error: pickle.UnpicklingError) -> str:

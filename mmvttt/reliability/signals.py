@@ -60,7 +60,7 @@ class Requests:
             if hasattr(signal, 'SIGUSR1'):
                 wanted[signal.SIGUSR1] = SAVE
             for number, meaning in wanted.items():
-                self._former[number] = signal.signal(number, partial(self._hear, meaning))
+                self._former[number] = signal.signal(number, partial(self._on_signal, meaning))
 
     def close(self) -> None:
         """Gives the signals back, on all ranks."""
@@ -115,7 +115,7 @@ class Requests:
         dist.all_reduce(value, by, self.group)
         return int(value)
 
-    def _hear(self, meaning: int, number: int, *_: Any) -> None:
+    def _on_signal(self, meaning: int, number: int, *_: Any) -> None:
         before, when = self._last
         again = number == before == signal.SIGINT
         if again and time.monotonic() > when + _SECONDS_OF_A_SIGNAL:
@@ -126,29 +126,29 @@ class Requests:
         self.ask(meaning)
 
 
-def shield_workers(*loaders: Any) -> None:
-    """Makes data workers deaf to signals to the whole group of processes, but for a kill.
+def ignore_signals_in_workers(*loaders: Any) -> None:
+    """Makes data workers ignore the signals that a whole group of processes gets, but for a kill.
 
-    One that ended on them would end the training before it has saved. It ends with its trainer, or
-    by `end_workers`.
+    A worker that ended on one would end the training before it has saved. Workers end with their
+    trainer, or by `end_workers`.
     """
     for loader in loaders:
         context = loader.multiprocessing_context or multiprocessing
         trainer = os.getpid() if context.get_start_method() == 'fork' else None
-        loader.worker_init_fn = partial(_make_deaf, loader.worker_init_fn, trainer)
+        loader.worker_init_fn = partial(_init_worker, loader.worker_init_fn, trainer)
         loader._get_iterator = partial(_remembered, loader, loader._get_iterator)
     atexit.unregister(_kill_workers)
     atexit.register(_kill_workers)
 
 
-def _make_deaf(then: Callable[[int], None] | None, trainer: int | None, worker: int) -> None:
+def _init_worker(then: Callable[[int], None] | None, trainer: int | None, worker: int) -> None:
     for number in _TO_THE_GROUP:
         signal.signal(number, signal.SIG_IGN)
     if hasattr(signal, 'pthread_sigmask'):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _TO_THE_GROUP)
     if then is not None:
         then(worker)
-    # torch's own watch, which begins now, would wait for whoever has adopted this process to end.
+    # torch's own watch, which begins now, would wait for the process that has adopted this one.
     if trainer is not None and os.getppid() != trainer:
         os._exit(1)
 
@@ -156,7 +156,7 @@ def _make_deaf(then: Callable[[int], None] | None, trainer: int | None, worker: 
 def _remembered(loader: Any, make_iterator: Callable[[], Any]) -> Any:
     """An iterator for `end_workers`, whose workers are born with the signals blocked.
 
-    torch gives them a handler that ends them, some moments before `_make_deaf` is called.
+    torch gives them a handler that ends them, some moments before `_init_worker` is called.
     """
     if not hasattr(signal, 'pthread_sigmask'):
         iterator = make_iterator()
@@ -173,13 +173,13 @@ def _remembered(loader: Any, make_iterator: Callable[[], Any]) -> Any:
 def end_workers(runner: Runner) -> None:
     """Ends the data workers of a training that is over: persistent ones, or those of a failed one.
 
-    Left to the garbage collector, which takes their queues down first, they would never hear that
-    it is, and be waited for ten seconds each. An error keeps the iterator that it came out of.
+    Left to the garbage collector, which takes their queues down first, they would never learn
+    that it is, and be waited for ten seconds each. An error keeps the iterator that it came out of.
     """
     for loop in (runner._train_loop, runner._val_loop):
         loader = getattr(loop, 'dataloader', None)
         latest = getattr(loader, 'latest_iterator', None)
-        # Of a loader that nobody has shielded, the persistent one.
+        # Else the persistent one.
         iterator = latest() if latest else getattr(loader, '_iterator', None)
         if hasattr(iterator, '_shutdown_workers'):
             iterator._shutdown_workers()
@@ -187,7 +187,7 @@ def end_workers(runner: Runner) -> None:
 
 
 def _kill_workers() -> None:
-    """At the end of Python, which would send its children a SIGTERM and wait: these are deaf."""
+    """At the end of Python, which would send its children a SIGTERM and wait: workers ignore it."""
     for process in multiprocessing.active_children():
         if process.daemon:
             process.kill()

@@ -19,6 +19,7 @@ from mmvttt.errors import UsageError
 from mmvttt.reliability import AnomalyError, CheckpointHook, Preempted, signals
 from mmvttt.reliability.read import read_content
 from mmvttt.reliability.resume import latest_checkpoint
+from mmvttt.reliability.rotation import Rotation
 from mmvttt.version import __version__
 
 TRAININGS = Path(__file__).parents[1] / 'trainings'
@@ -158,7 +159,7 @@ def test_workers_are_deaf_from_their_first_moment(monkeypatch: pytest.MonkeyPatc
         worker_module.signal_handling, '_set_worker_signal_handlers', prepare_slowly
     )
     loader = DataLoader(range(4), num_workers=1)
-    signals.shield_workers(loader)
+    signals.ignore_signals_in_workers(loader)
     batches = iter(loader)
     (process,) = batches._workers
     time.sleep(0.25)
@@ -184,7 +185,7 @@ def start_slowly(worker):
 loader = DataLoader(
     range(4), num_workers=1, worker_init_fn=start_slowly, multiprocessing_context='fork'
 )
-signals.shield_workers(loader)
+signals.ignore_signals_in_workers(loader)
 batches = iter(loader)
 os.read(begun, 1)
 os.kill(os.getpid(), signal.SIGKILL)
@@ -203,7 +204,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_persistent_workers_end_with_the_training(shielded: bool) -> None:
     loader = DataLoader(range(4), num_workers=1, persistent_workers=True)
     if shielded:
-        signals.shield_workers(loader)
+        signals.ignore_signals_in_workers(loader)
     (process,) = iter(loader)._workers
     assert process.is_alive()
     signals.end_workers(
@@ -407,7 +408,7 @@ def test_what_a_kill_between_two_files_left_is_removed(
 
     run('train', config='noisy', work_dir='a', cfg_options={**keep, 'train_cfg.max_epochs': 1})
     with monkeypatch.context() as patch:
-        patch.setattr(CheckpointHook, '_remove', lambda self, names: list(names) and kill())
+        patch.setattr(Rotation, 'remove', lambda self, names, *_: list(names) and kill())
         with pytest.raises(Killed):
             run('train', config='noisy', work_dir='a', resume='auto', cfg_options=keep)
     assert names('a') == {'epoch_1.pth', 'epoch_2.pth'}

@@ -12,7 +12,8 @@ from mmengine.logging import print_log
 
 from ...errors import DataError, MissingDataError
 from ...registry import type_name
-from .annotations import check_annotations, has_backend, innermost, reads_label_maps
+from .annotations import check_annotations
+from .dataset_config import has_backend, innermost, reads_label_maps
 
 _KINDS = {'train': 'training', 'val': 'validation', 'test': 'test'}
 # Data sets of mmpretrain with an option `download`, which is True by default.

@@ -1,8 +1,6 @@
-"""Files that ask for more than they hold: refused in milliseconds, before anything is built."""
+"""Archives with compressed or overlapping parts: refused before anything is built."""
 
 import io
-import pickle
-import struct
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,34 +12,6 @@ from mmvttt.errors import CheckpointError
 from mmvttt.reliability.read import read_content
 
 START = b'\x80\x02'
-
-
-def name(module: str, attribute: str) -> bytes:
-    return f'c{module}\n{attribute}\n'.encode()
-
-
-def number(value: int) -> bytes:
-    return b'J' + struct.pack('<i', value)
-
-
-def text(value: str) -> bytes:
-    return b'X' + struct.pack('<I', len(value)) + value.encode()
-
-
-def storage(size: int) -> bytes:
-    kind = name('torch', 'FloatStorage')
-    return b'(' + text('storage') + kind + text('0') + text('cpu') + number(size) + b'tQ'
-
-
-def tensor(stored: int, side: int, stride: int) -> bytes:
-    shape = (number(side) + number(side) + b'\x86') + (number(stride) + number(stride) + b'\x86')
-    rest = b'\x89' + name('collections', 'OrderedDict') + b')RtR'
-    build = name('torch._utils', '_rebuild_tensor_v2')
-    return b'}' + text('w') + build + b'(' + storage(stored) + number(0) + shape + rest + b's'
-
-
-def called(module: str, attribute: str) -> bytes:
-    return name(module, attribute) + number(2_000_000_000) + b'\x85R'
 
 
 def archive(content: bytes, compression: int = zipfile.ZIP_STORED, **parts: bytes) -> bytes:
@@ -62,35 +32,12 @@ def overlapping() -> bytes:
     return buffer.getvalue()
 
 
-def legacy() -> bytes:
-    buffer = io.BytesIO()
-    for part in (0x1950A86A20F9469CFC6C, 1001, {'little_endian': True}):
-        pickle.dump(part, buffer, 2)
-    pid = name('torch', 'FloatStorage') + text('0') + text('cpu') + number(900_000_000)
-    buffer.write(START + b'(' + text('storage') + pid + b'NtQ.')
-    return buffer.getvalue()
-
-
-def doubled() -> bytes:
-    steps = (b'q' + bytes([n]) + b'h' + bytes([n]) + b'\x86' for n in range(60))
-    return archive(b'}K\x01\x85' + b''.join(steps) + b'K\x01s')
-
-
 FILES: dict[str, tuple[Callable[[], bytes], str]] = {
-    # A segmentation fault: the key of a dict is hashed by recursion.
-    'nested': (lambda: archive(b'})' + b'\x85' * 3_000_000 + b'K\x01s'), 'more than 100 deep'),
-    'doubled': (doubled, 'repeats its values'),
-    'bytearray': (lambda: archive(called('builtins', 'bytearray')), 'asks for a bytearray'),
-    'storage': (lambda: archive(called('torch.storage', 'UntypedStorage')), 'UntypedStorage'),
-    'class': (lambda: archive(called('torch', 'FloatTensor')), 'asks for a FloatTensor'),
-    'stride 0': (lambda: archive(tensor(1, 27_000, 0), data__0=bytes(4)), 'many times its size'),
-    'numel': (lambda: archive(tensor(99, 3, 1), data__0=bytes(8)), 'has 99 numbers: it has fewer'),
     'bomb': (
         lambda: archive(b'}', zipfile.ZIP_DEFLATED, data__0=bytes(10_000_000)),
         'has compressed parts',
     ),
     'overlap': (overlapping, 'parts lie on one another'),
-    'legacy': (legacy, 'has 900000000 numbers'),
 }
 
 
