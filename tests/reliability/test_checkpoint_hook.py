@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import mmengine
 import pytest
 import torch
+from mmengine.config import Config
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import worker as worker_module
 

@@ -1,7 +1,7 @@
 """Times what runs on a CPU side by side: ops, whole backbones, a training step of the demo.
 
-    python tools/kernel_benchmarks/cpu.py --threads 2    # writes docs/benchmarks/cpu_<name>.csv
-    python tools/kernel_benchmarks/cpu.py --only scan --out work_dirs
+    python tools/dev/kernel_benchmarks/cpu.py --threads 2    # writes docs/benchmarks/cpu_<name>.csv
+    python tools/dev/kernel_benchmarks/cpu.py --only scan --out work_dirs
 
 'numba' is what runs on a CPU where numba is installed, 'reference' what runs without it, 'eager' a
 backbone with its inner models as one would write them in PyTorch. Contenders take turns, and the
@@ -32,7 +32,7 @@ from mmvttt.models.backbones import HViT3, ViT3, Vittt
 from mmvttt.models.layers import vit3_mixer
 from ttt_kernels import _backend, causal_conv, deform_attn, ttt_dwconv, ttt_glu, ttt_linear
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 FIELDS = (
     'cpu',
     'threads',

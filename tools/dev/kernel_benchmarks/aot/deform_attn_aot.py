@@ -1,8 +1,8 @@
 """Compiles the kernels of deformable attention for GPUs that need not be there, and counts.
 
-    export PYTHONPATH=tools/kernel_benchmarks                        # for kernel_launches.py
-    python tools/kernel_benchmarks/aot/deform_attn_aot.py            # compare with the table
-    python tools/kernel_benchmarks/aot/deform_attn_aot.py --update   # write the table anew
+    export PYTHONPATH=tools/dev/kernel_benchmarks                        # for kernel_launches.py
+    python tools/dev/kernel_benchmarks/aot/deform_attn_aot.py            # compare with the table
+    python tools/dev/kernel_benchmarks/aot/deform_attn_aot.py --update   # write the table anew
 
 The op is called as the ViT-Adapter calls it, with logits and offsets, and its launches are
 compiled. The table, deform_attn_aot.json, is by Triton version; table.py counts what is in it, and

@@ -1,8 +1,8 @@
 """Times the inner steps side by side with their eager formulas, as they are and compiled.
 
-    python tools/kernel_benchmarks/ttt_glu.py           # writes docs/benchmarks/ttt_glu_<gpu>.csv
-    python tools/kernel_benchmarks/ttt_glu.py --op dwconv --model vit3-tiny
-    python tools/kernel_benchmarks/ttt_glu.py --device cpu --smoke --out /some/folder
+    python tools/dev/kernel_benchmarks/ttt_glu.py
+    python tools/dev/kernel_benchmarks/ttt_glu.py --op dwconv --model vit3-tiny
+    python tools/dev/kernel_benchmarks/ttt_glu.py --device cpu --smoke --out /some/folder
 
 In bf16, at the shapes of ViT³, of the stages of H-ViT³ and of T⁵: forward, and with backward.
 """

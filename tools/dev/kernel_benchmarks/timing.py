@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map
 Run = tuple[Callable[[], Tensor | tuple[Tensor, ...]], list[Tensor]]
 WAYS = ('fwd', 'fwd+bwd')
 MEASURED = ('contender', 'pass', 'ms', 'peak_mib', 'note')
-OUT = Path(__file__).resolve().parents[2] / 'docs' / 'benchmarks'
+OUT = Path(__file__).resolve().parents[3] / 'docs' / 'benchmarks'
 # A call above this is timed as it is: launching costs it nothing.
 LONG = 20.0
 

@@ -1,8 +1,8 @@
 """Cycles that the kernels' main loops should take, by kernel, architecture and Triton version.
 
-    python tools/kernel_benchmarks/predict.py              # compare with the committed table
-    python tools/kernel_benchmarks/predict.py --write      # write the table anew
-    python tools/kernel_benchmarks/predict.py --calibrate --out DIR    # on a GPU: against times
+    python tools/dev/kernel_benchmarks/predict.py              # compare with the committed table
+    python tools/dev/kernel_benchmarks/predict.py --write      # write the table anew
+    python tools/dev/kernel_benchmarks/predict.py --calibrate --out DIR    # on a GPU: against times
 
 The table, predicted_cycles.json, holds predictions of the model in cycles.py, not measurements:
 `cycles` of an iteration with one program on a multiprocessor, and with as many as fit.
@@ -36,11 +36,10 @@ from ttt_kernels import (
     ttt_mlp,
 )
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 TABLE = Path(__file__).with_name('predicted_cycles.json')
 ARCHS = (80, 90)
 CLOCK = 1.83e9  # Hz, an H200's under load
-SLACK = 1.01  # of the table's cycles, before a kernel counts as slower
 
 
 # ---------------------------------------------------------------------------------------- table
@@ -149,17 +148,15 @@ def figures(loop: Loop) -> dict[str, object]:
 
 
 def compare(found: dict[str, dict], table: dict[str, dict]) -> list[str]:
-    """A line for every kernel whose cycles changed, '+' in front where there are more."""
+    """A line for every kernel whose cycles changed, with the change of the last figure."""
     lines = []
-    for name, now in found.items():
-        if name not in table:
-            lines.append(f'+ {name}: not in the table')
-            continue
-        new, old = now['cycles'], table[name]['cycles']
-        if new != old:
-            worse = any(x > SLACK * y for x, y in zip(new, old, strict=False))
-            sign = '+' if worse or len(new) != len(old) else '-'
-            lines.append(f'{sign} {name}: predicted cycles {old} → {new}')
+    for name, row in found.items():
+        new, old = row['cycles'], table.get(name, {}).get('cycles')
+        if old is None:
+            lines.append(f'{name}: not in the table, {new} cycles')
+        elif new != old:
+            change = new[-1] / old[-1] - 1
+            lines.append(f'{name}: {old} → {new} cycles, {change:+.1%}'.replace('%', ' %'))
     return lines
 
 
@@ -299,8 +296,8 @@ def main() -> int:
         print(f'no table for Triton {triton.__version__}; --write writes one')
         return 0
     changes = compare(found, tables()[triton.__version__])
-    print(*changes, sep='\n')
-    return int(any(line.startswith('+') for line in changes))
+    print('Changes of the predictions against the table:', *changes or ['none'], sep='\n')
+    return 0
 
 
 if __name__ == '__main__':

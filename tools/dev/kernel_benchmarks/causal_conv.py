@@ -1,7 +1,7 @@
 """Times the convolutions on q and k side by side with torch's, as they are and compiled.
 
-    python tools/kernel_benchmarks/causal_conv.py   # writes docs/benchmarks/causal_conv_<gpu>.csv
-    python tools/kernel_benchmarks/causal_conv.py --device cpu --smoke --out /some/folder
+    python tools/dev/kernel_benchmarks/causal_conv.py
+    python tools/dev/kernel_benchmarks/causal_conv.py --device cpu --smoke --out /some/folder
 
 In bf16, two convolutions of 4 taps in both directions on one view of a packed projection, at the
 shapes of Vittt: forward, and with backward.

@@ -1,8 +1,8 @@
 """Compiles the kernels of inner steps and convolutions for GPUs that need not be there, and counts.
 
-    python tools/kernel_benchmarks/aot/ttt_glu_aot.py            # compare with the committed table
-    python tools/kernel_benchmarks/aot/ttt_glu_aot.py --update   # write the table anew
-    python tools/kernel_benchmarks/aot/ttt_glu_aot.py --update --only ttt_mlp
+    python tools/dev/kernel_benchmarks/aot/ttt_glu_aot.py            # compare with the table
+    python tools/dev/kernel_benchmarks/aot/ttt_glu_aot.py --update   # write the table
+    python tools/dev/kernel_benchmarks/aot/ttt_glu_aot.py --update --only ttt_mlp
 
 The table, ttt_glu_aot.json, is by Triton version, which brings its assembler; table.py counts what
 is in it, and tests/kernels/test_inner_steps_aot.py holds the kernels to it.

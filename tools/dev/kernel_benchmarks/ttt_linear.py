@@ -1,8 +1,8 @@
 """Times ttt_linear side by side with its eager form, flash-linear-attention and attention.
 
-    python tools/kernel_benchmarks/ttt_linear.py         # docs/benchmarks/ttt_linear_<gpu>.*
-    python tools/kernel_benchmarks/ttt_linear.py --tune  # kernels/ttt_linear/_plans.py
-    python tools/kernel_benchmarks/ttt_linear.py --device cpu --smoke --out /some/folder
+    python tools/dev/kernel_benchmarks/ttt_linear.py         # docs/benchmarks/ttt_linear_<gpu>.*
+    python tools/dev/kernel_benchmarks/ttt_linear.py --tune  # kernels/ttt_linear/_plans.py
+    python tools/dev/kernel_benchmarks/ttt_linear.py --device cpu --smoke --out /some/folder
 
 One layer's worth of work in bf16: Vittt's two scans with H heads of 64 channels, and for attention
 one call over the same tokens and channels. flash-linear-attention (optional) gets the two scans as
@@ -27,7 +27,7 @@ from timing import MEASURED, Run, Table, command_line, measure, milliseconds, pa
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 SHAPE = ('what', 'image', 'batch', 'size', 'tokens')
 HEADS = {'T': 3, 'S': 6, 'B': 12}
 DIM, CHUNK, SCANS = 64, 16, 2

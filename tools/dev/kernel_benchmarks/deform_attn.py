@@ -1,7 +1,7 @@
 """Times deformable attention at the ViT-Adapter's shapes, side by side with its alternatives.
 
-    python tools/kernel_benchmarks/deform_attn.py     # writes docs/benchmarks/deform_attn_<gpu>.csv
-    python tools/kernel_benchmarks/deform_attn.py --device cpu --smoke --out /some/folder
+    python tools/dev/kernel_benchmarks/deform_attn.py
+    python tools/dev/kernel_benchmarks/deform_attn.py --device cpu --smoke --out /some/folder
 
 Every contender starts from values, offsets and logits, as the two linear layers give them: `ours`
 with the glue fused in, `ours, two steps` from locations and weights made in PyTorch, grid sampling
