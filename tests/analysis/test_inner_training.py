@@ -229,7 +229,7 @@ def test_what_cannot_be_looked_at_is_refused() -> None:
         with pytest.raises(UsageError, match=r'blocks\.0\.mixer trains by no op'):
             inspect_training(model, image)
         assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
-    with pytest.raises(UsageError, match='in no VitttBlock'):
+    with pytest.raises(UsageError, match='not told the size'):
         inspect_training(nn.Sequential(TTTLinearMixer(16, 2)), torch.randn(1, 6, 16))
 
 

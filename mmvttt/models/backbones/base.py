@@ -20,7 +20,7 @@ from mmvttt.arguments import (
     checked_size,
 )
 
-from ..layers import MixerBlock, to_map
+from ..layers import MixerBlock, resolve_mixer, to_map
 from ..pretrained import PretrainedMixin
 
 OUT_TYPES = ('featmap', 'avg_featmap')
@@ -143,27 +143,31 @@ class PlainBackbone(PretrainedMixin, BaseModule):
             x = x + self._resized(self.pos_embed, hw, self.grid)
         return x, hw
 
-    def run_block(
-        self, index: int, x: Tensor, hw: tuple[int, int], *extra: Tensor | None
-    ) -> Tensor:
+    def insert_tokens(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Tokens `(B, h·w, C)` with others among them, and what the blocks are told of that."""
+        return x, {}
+
+    def run_block(self, index: int, x: Tensor, hw: tuple[int, int], **extras: Tensor) -> Tensor:
         """Block `index` on tokens `(B, T, C)` of an `(h, w)` map, recomputed later if `with_cp`."""
         block = self.blocks[index]
         if self.with_cp and torch.is_grad_enabled():
-            return checkpoint(block, x, hw, *extra, use_reentrant=False)
-        return block(x, hw, *extra)
+            return checkpoint(block, x, hw, use_reentrant=False, **extras)
+        return block(x, hw, **extras)
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """Image `(B, in_channels, H, W)` → one output for each of `out_indices`.
 
-        Maps `(B, C, ⌈H/patch⌉, ⌈W/patch⌉)`, or with `out_type='avg_featmap'` their means `(B, C)`.
+        Maps `(B, C, ⌈H/patch⌉, ⌈W/patch⌉)`, or features `(B, C)` with `out_type='avg_featmap'`.
         The final norm is applied to the output of the last block only.
         """
         x, hw = self.embed(x)
+        x, extras = self.insert_tokens(x)
         outs = []
         for i in range(max(self.out_indices) + 1):
-            x = self.run_block(i, x, hw)
+            x = self.run_block(i, x, hw, **extras)
             if i in self.out_indices:
-                outs.append(self.to_output(self.norm(x) if i == self.num_layers - 1 else x, hw))
+                y = self.norm(x) if i == self.num_layers - 1 else x
+                outs.append(self.to_output(y, hw, **extras))
         return tuple(outs)
 
     def to_output(self, x: Tensor, hw: tuple[int, int]) -> Tensor:
@@ -287,25 +291,27 @@ class MixerBackbone(PlainBackbone):
     Args:
         arch: A name of `arch_zoo`, or a dict with `embed_dims`, `num_layers`, `num_heads` and
             `feedforward_channels`.
-        mixer: Config of the token mixer, without channels and heads.
+        mixer: Config of the token mixer: options of `default_mixer`, or any `dict(type=…)`.
         cpe: Whether every block begins with a conditional position encoding.
         drop_path_rate: Stochastic depth of the last block, rising linearly from 0 at the first.
         norm_eps: ε of all LayerNorms.
-        options: See `PlainBackbone`.
+        options: Those of `PlainBackbone`.
     """
 
     arch_zoo: Mapping[str, Mapping[str, int]]
+    default_mixer: Mapping[str, Any]
 
     def __init__(
         self,
-        arch: str | Mapping[str, int],
-        mixer: Mapping,
-        cpe: bool,
-        drop_path_rate: float,
-        norm_eps: float,
+        arch: str | Mapping[str, int] = 'small',
+        mixer: Mapping | None = None,
+        cpe: bool = False,
+        drop_path_rate: float = 0.0,
+        norm_eps: float = 1e-6,
         **options: Any,
     ) -> None:
         arch = resolve_arch(arch, self.arch_zoo, type(self).__name__)
+        mixer = resolve_mixer(mixer, self.default_mixer)
         super().__init__(arch['embed_dims'], arch['num_layers'], norm_eps=norm_eps, **options)
         self.blocks = nn.ModuleList(
             MixerBlock(
