@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from mmvttt.checkpoints.load import adapted, load_pretrained
 from mmvttt.checkpoints.names_table import names_table
-from mmvttt.checkpoints.read import read_weights
 from mmvttt.errors import CheckpointError, CheckpointMismatchError
 from mmvttt.registry import WEIGHT_INITIALIZERS
+from mmvttt.reliability.read import read_weights
 from mmvttt.version import __version__
 
 from .backbones import T5
