@@ -290,7 +290,8 @@ def _step_backward(
     dk += image * h * w * D
     dv += image * h * w * D
     start = image * 9 * D
-    kappa = tl.cast(factor, ACC) / (h * w)
+    # In the interpreter `tl.cast` would round it to fp32 first.
+    kappa = tl.full((), factor, ACC) / (h * w)
     j = _step_gradient(g + start, dw + start, channels, D, kappa, DAMPING, ACC)
     for n in tl.range(first, last, PIXELS):
         pixels = n + tl.arange(0, PIXELS)

@@ -141,7 +141,8 @@ def _step(
             f2 = (d * a).to(TYPE)
             g2 = add_dot(g2, k_columns, tl.trans(f2), PRECISION)
         g_out = _add_output(g_out, e, p, L2, PRECISION)
-    factor = tl.cast(factor, ACC) / divisor
+    # In the interpreter `tl.cast` would round it to fp32 first.
+    factor = tl.full((), factor, ACC) / divisor
     _store_sums(g, g1 * factor, g2 * factor, tl.reshape(g_out, (D, D)) * factor, D, GATED)
 
 
