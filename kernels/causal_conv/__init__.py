@@ -51,7 +51,7 @@ def causal_conv(
     weight, other = (*weights, None)[:2]
     _inputs.check_tensors(_NAME, optional=('other',), x=x, weight=weight, other=other)
     (x,) = _inputs.to_autocast(x)
-    ways = _inputs.letters(_NAME, directions)
+    ways = _inputs.direction_letters(_NAME, directions)
     _check(ways, x, weight, other)
     return _op(x, weight, other, ways, backend)[: len(weights)]
 
@@ -109,7 +109,7 @@ def _backward_op(
 
 
 def _choose(backend: str, x: Tensor, weight: Tensor):
-    kernel = _backend.choose(_NAME, backend, x, lambda kernel: kernel.supported(x, weight))
+    kernel = _backend.choose(_NAME, backend, x, lambda kernel: kernel.unsupported_reason(x, weight))
     return reference if kernel is None else kernel
 
 

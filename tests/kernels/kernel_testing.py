@@ -15,7 +15,7 @@ REHEARSING = os.environ.get('TTT_KERNELS_REHEARSAL') == '1'
 INTERPRETING = os.environ.get('TRITON_INTERPRET') == '1'
 # Where there are functions of Triton.
 KERNEL_MODULES = (
-    '_head_tiles',
+    '_triton',
     '_launch',
     'causal_conv.kernel',
     'deform_attn.kernel',

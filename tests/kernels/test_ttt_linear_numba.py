@@ -184,7 +184,7 @@ def test_no_output_depends_on_fresh_memory():
 def test_products(m, k, n, kind, bound):
     from ttt_kernels import _numba
 
-    @_numba.part
+    @_numba.inlined
     def product(z, x, w):
         _numba.add_product(z, x, w)
 
@@ -201,7 +201,7 @@ def test_products(m, k, n, kind, bound):
 def test_rounding_to_bf16_is_torchs():
     from ttt_kernels import _numba
 
-    @_numba.part
+    @_numba.inlined
     def rounded(x):
         for i in range(len(x)):
             x[i] = _numba.rounded_to_bf16(x[i])
