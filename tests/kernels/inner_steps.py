@@ -4,7 +4,7 @@ import importlib
 import math
 
 import torch
-from kernel_testing import normal
+from kernel_testing import RecordedOps, normal
 
 from ttt_kernels import ttt_dwconv, ttt_glu, ttt_mlp
 from ttt_kernels._inputs import state_dtype
@@ -60,3 +60,10 @@ def primal(name, inputs, *size, scale=None, **options):
         tensors += [None] * ('w3' not in inputs)
         return reference.primal(*tensors, 1.0 if scale is None else scale, **options)
     return reference.primal(*tensors, *size, SCALE if scale is None else scale, **options)
+
+
+def inner_gradient(op, inputs, hw, backend):
+    """G, which the registered op keeps for its backward pass."""
+    with RecordedOps() as calls:
+        op.call(inputs, hw, scale=1 / 3, backend=backend)
+    return calls[0][2][1]

@@ -65,22 +65,19 @@ def assert_same(found: tuple, expected: tuple, tolerance: float) -> None:
     assert all(e < tolerance for e in wrong.values()), wrong
 
 
-class _Recorded(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[tuple[Callable, tuple]] = []
+class RecordedOps(TorchDispatchMode):
+    """Collects the registered ops that are called inside: `(op, arguments, result)` each."""
+
+    def __enter__(self) -> list[tuple[Callable, tuple, object]]:
+        super().__enter__()
+        self.calls: list[tuple[Callable, tuple, object]] = []
+        return self.calls
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
         if func.namespace == 'ttt_kernels':
-            self.found.append((func, args))
-        return func(*args, **(kwargs or {}))
-
-
-def recorded_ops(function: Callable[..., Tensor], inputs: dict[str, Tensor]) -> list:
-    """Registered ops that a forward and a backward pass call, and their arguments."""
-    with _Recorded() as mode:
-        with_gradients(function, inputs)
-    return mode.found
+            self.calls.append((func, args, result))
+        return result
 
 
 @functools.cache

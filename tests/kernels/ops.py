@@ -4,7 +4,6 @@ A new op is a row of `OPS`; test_new_op.py says what else it lacks. Inputs are m
 (h, w): a sequence has h·w tokens.
 """
 
-import importlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ import inner_steps
 import sampling
 import scans
 import torch
+from kernel_testing import assert_same, normal, with_gradients
 from torch import Tensor
 
 from ttt_kernels._inputs import state_dtype
@@ -56,6 +56,7 @@ class Op:
         definition: The same by the definition, differentiable, in any precision.
         tokens: Inputs in the type of the tokens, which autocast casts; others are fp32 or fp64.
         images: Inputs with a row for every image.
+        variants: Calls without optional inputs.
         cases: Calls that are compared with the definition in fp64.
         kernel_cases: The same for the Triton kernels in the interpreter.
         gpu_cases: The same on a GPU.
@@ -95,8 +96,9 @@ class Op:
     )
     cancelling: tuple[str, ...] = ()
     convolved: tuple[str, ...] = ()
+    variants: tuple[Case, ...] = ()
     suppressed: tuple[str, ...] = ()
-    # Sizes at which Triton takes the kernels without padding, and no fp32 kernel on a GPU.
+    # False where fp32 runs the reference on a GPU.
     fp32_on_gpu: bool = True
 
     def cast(self, inputs: Inputs, dtype: torch.dtype, device: str = 'cpu') -> Inputs:
@@ -106,9 +108,25 @@ class Op:
             for n, x in inputs.items()
         }
 
-    @property
-    def reference(self):
-        return importlib.import_module(f'ttt_kernels.{self.name}.reference')
+    def check(
+        self,
+        case: Case,
+        dtype: torch.dtype,
+        backend: str | None,
+        tolerance: Mapping[torch.dtype, float],
+        device: str = 'cpu',
+    ) -> None:
+        """Output and every gradient of a backend against those of the definition in fp64."""
+        inputs = self.make(case.hw, dtype=dtype, device=device, **case.sizes)
+        options = {'hw': case.hw, **case.options}
+        output, grads = with_gradients(self.call, inputs, backend=backend, **options)
+        assert output.dtype == dtype
+        assert {n: g.dtype for n, g in grads.items()} == {n: inputs[n].dtype for n in grads}
+        # Both sides see the same rounded gradient of the output.
+        grad = normal(torch.Generator().manual_seed(1), *output.shape).to(dtype).double()
+        exact = {n: x if x is None else x.double() for n, x in inputs.items()}
+        expected = with_gradients(self.definition, exact, grad=grad.to(device), **options)
+        assert_same((output, grads), expected, tolerance[dtype])
 
 
 # -------------------------------------------------------------------------------- what rows share
@@ -176,7 +194,10 @@ TTT_LINEAR = Op(
         *(scan(5, 'ffb', 40, dim=1), scan(23, 'bf', 4), scan(23, 'f', 4), scan(17, 'b', 4, dim=33)),
         *(scan(70, size=1, heads=1), scan(19, size=4, scale=False), scan(9, size=4, eps=0.3)),
     ),
-    kernel_cases=(scan(17, dim=64, heads=1), scan(18, 'bfb', dim=32, batch=1, scale=False)),
+    kernel_cases=(
+        *(scan(17, dim=64, heads=1), scan(18, 'bfb', dim=32, batch=1, scale=False, eps=0.3)),
+        *(scan(19, dim=d, heads=3, batch=1) for d in (6, 48, 72, 128)),
+    ),
     gpu_cases=tuple(scan(t, dim=64, heads=3) for t in (17, 1, 16, 63, 196, 1000)),
     emulated={
         'T 17': scan(17, heads=1, dim=64),
@@ -200,6 +221,7 @@ TTT_LINEAR = Op(
     kernel_tolerance={FP64: 1e-12, FP32: 5e-4, FP16: 4e-3, BF16: 3e-2},
     # The output hardly depends on the length of a step behind a LayerNorm.
     cancelling=('eta', 'token_scale'),
+    variants=(scan(15, scale=False),),
     bad=bad_tokens('q', 'k', 'v', 'eta', missing=r'T must be at least 1.*\(2, 0, 2, 2, 6\)')
     | of_state('eta', 'w0')
     | {
@@ -254,6 +276,7 @@ CAUSAL_CONV = Op(
     launches=(1, 3),
     refused={r'K is 9; the kernels have at most 8 taps': convolution(5, 'fb', 1, 6, 9)},
     convolved=('weight', 'other'),
+    variants=(convolution(9, 'fb', 1, 6, 4),),
     bad=BACKEND
     | {
         'x': bad(r'x must have shape', x=lambda x: x[0]),
@@ -321,7 +344,10 @@ TTT_DWCONV = Op(
     lambda inputs, hw, **options: inner_steps.primal('ttt_dwconv', inputs, *hw, **options),
     **INNER_STEP,
     cases=step_cases(damping=False),
-    kernel_cases=kernel_maps(1, 5, 80, damping=False),
+    kernel_cases=(
+        *kernel_maps(1, 5, 80, damping=False),
+        Case((3, 5), {'dim': 32, 'batch': 1}, {'scale': 0.1}),
+    ),
     gpu_cases=(*GPU_MAPS, Case((9, 13), {'dim': 5}, {'damping': False})),
     emulated={
         '7 × 9': Case((7, 9), {'dim': 64}),
@@ -439,6 +465,7 @@ PYRAMIDS = (
 )
 SAMPLING = {
     'tokens': ('value',),
+    'variants': (Case((3, 5), {}, {'shapes': torch.tensor(levels((3, 5)))}),),
     'cases': (*MAPS[:4], *PYRAMIDS),
     'kernel_cases': (
         pyramid(((1, 1),), queries=1, points=1, dim=16),

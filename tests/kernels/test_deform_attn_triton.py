@@ -5,8 +5,8 @@ The interpreter knows neither races nor layouts, and its bf16 is wrong: fp64, fp
 
 import pytest
 import torch
-from kernel_testing import assert_same, error, with_gradients
-from sampling import NAMES, PYRAMID, call, call_fused, fused, make
+from kernel_testing import error, with_gradients
+from sampling import NAMES, call, make
 
 inside = pytest.mark.interpreter
 # The two sides differ by the order of their sums.
@@ -25,46 +25,6 @@ def large_tiles(monkeypatch):
         return {'CHANNELS': channels, 'ROWS': 64, 'num_warps': 4}
 
     monkeypatch.setattr(kernel, 'config', config)
-
-
-def check(function, inputs, dtype=torch.float64):
-    exact = {n: x.double() for n, x in inputs.items()}
-    found = with_gradients(lambda x: function(x, 'triton'), inputs)
-    assert found[0].dtype == inputs['value'].dtype
-    assert {n: g.dtype for n, g in found[1].items()} == {n: x.dtype for n, x in inputs.items()}
-    # Both sides see the same rounded gradient of the output.
-    generator = torch.Generator().manual_seed(1)
-    grad = torch.randn(found[0].shape, generator=generator, dtype=torch.float64)
-    grad = grad.to(found[0].dtype).double()
-    expected = with_gradients(lambda x: function(x, 'reference'), exact, grad=grad)
-    assert_same(found, expected, TOLERANCE[dtype])
-
-
-@inside
-@pytest.mark.parametrize(
-    ('shapes', 'queries', 'points', 'dim'),
-    [(((1, 1),), 1, 1, 16), (((6, 7),), 17, 3, 32), (PYRAMID, 9, 2, 5)],
-)
-def test_every_gradient_equals_that_of_the_reference(shapes, queries, points, dim, large_tiles):
-    inputs = make(shapes, queries, points=points, dim=dim)
-    check(lambda x, backend: call(x, shapes, backend=backend), inputs)
-
-
-@inside
-@pytest.mark.parametrize('shared', [True, False])
-def test_fused_gradients(shared, large_tiles):
-    shapes = ((6, 4), (3, 2))
-    inputs = fused(make(shapes, 7, points=3, dim=16), shapes, shared)
-    check(lambda x, backend: call_fused(x, shapes, backend=backend), inputs)
-
-
-@inside
-@pytest.mark.parametrize('dtype', [torch.float32, torch.float16])
-def test_mixed_types_with_the_real_tiles(dtype):
-    shapes = ((3, 4), (2, 2))
-    inputs = make(shapes, 4, batch=1, heads=2, dim=32, dtype=torch.float32)
-    inputs['value'] = inputs['value'].to(dtype)
-    check(lambda x, backend: call(x, shapes, backend=backend), inputs, dtype)
 
 
 @inside
@@ -125,30 +85,6 @@ def test_the_slope_on_a_pixel_is_the_right_one(large_tiles):
         )
         assert output.flatten().tolist() == [0, 1, 10, 100]
         assert grads['sampling_locations'][..., 0].flatten().tolist() == [4, 36, 360, -400]
-
-
-@inside
-def test_strided_inputs_and_gradients(large_tiles):
-    inputs = make(((3, 4),), 5, dtype=torch.float32)
-    strided = {n: x.transpose(0, 1).contiguous().transpose(0, 1) for n, x in inputs.items()}
-    strided['value'] = strided['value'][..., :1].expand(-1, -1, -1, 5)
-    inputs['value'] = strided['value'].contiguous()
-    grad = torch.ones(()).expand(2, 5, 15)
-    found, expected = (
-        with_gradients(lambda y: call(y, ((3, 4),), backend='triton'), x, grad=g)
-        for x, g in ((strided, grad), (inputs, grad.contiguous()))
-    )
-    assert torch.equal(found[0], expected[0])
-    assert all(torch.equal(found[1][n], expected[1][n]) for n in NAMES)
-
-
-@inside
-def test_what_the_kernels_leave_to_the_reference():
-    inputs = make(((2, 2),), 3, dim=130)
-    with pytest.raises(RuntimeError, match='d is 130; the kernels have at most 128'):
-        call(inputs, ((2, 2),), backend='triton')
-    with pytest.raises(RuntimeError, match='there are no queries'):
-        call(make(((2, 2),), queries=0), ((2, 2),), backend='triton')
 
 
 @inside

@@ -7,7 +7,7 @@ import importlib.util
 
 import pytest
 import torch
-from kernel_testing import assert_same, normal, recorded_ops, with_gradients
+from kernel_testing import RecordedOps, assert_same, normal, with_gradients
 from ops import BF16, FP16, FP32, FP64, OPS, Case
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -43,18 +43,6 @@ def on(op, backend):
     return lambda inputs, hw=HW, **options: op.call(inputs, hw, backend=backend, **options)
 
 
-def assert_follows_definition(op, backend, case, dtype):
-    inputs = op.make(case.hw, dtype=dtype, **case.sizes)
-    exact = {n: x if x is None else x.double() for n, x in inputs.items()}
-    output, grads = with_gradients(on(op, backend), inputs, case.hw, **case.options)
-    assert output.dtype == dtype
-    assert {n: g.dtype for n, g in grads.items()} == {n: inputs[n].dtype for n in grads}
-    # Both sides see the same rounded gradient of the output.
-    grad = normal(torch.Generator().manual_seed(1), *output.shape).to(dtype).double()
-    expected = with_gradients(op.definition, exact, case.hw, **case.options, grad=grad)
-    assert_same((output, grads), expected, op.tolerance[dtype])
-
-
 @pytest.mark.parametrize(
     ('op', 'backend', 'case'),
     [
@@ -64,7 +52,7 @@ def assert_follows_definition(op, backend, case, dtype):
     ],
 )
 def test_output_and_every_gradient_follow_the_definition(op, case, backend):
-    assert_follows_definition(op, backend, case, FP64)
+    op.check(case, FP64, backend, op.tolerance)
 
 
 @pytest.mark.parametrize('dtype', [FP32, FP16, BF16], ids=str)
@@ -72,7 +60,7 @@ def test_output_and_every_gradient_follow_the_definition(op, case, backend):
 @every_backend
 def test_every_type_follows_the_definition(op, dim, dtype, backend):
     # One token more than the maps of tests/numbers have, and sizes that fill no vector.
-    assert_follows_definition(op, backend, Case((2, 8), {'dim': dim}), dtype)
+    op.check(Case((2, 8), {'dim': dim}), dtype, backend, op.tolerance)
 
 
 # -------------------------------------------------------------------------- images, memory layouts
@@ -181,9 +169,22 @@ def test_an_output_that_gets_no_gradient(op):
 # ------------------------------------------------------------------------------------ registration
 
 
+def calls(op, backend, dtype):
+    """Calls of the registered ops by a forward and a backward pass, with and without options."""
+    for case in (Case(HW), *op.variants):
+        with RecordedOps() as found:
+            with_gradients(
+                on(op, backend),
+                op.make(case.hw, dtype=dtype, **case.sizes),
+                case.hw,
+                **case.options,
+            )
+        yield from found
+
+
 @every_backend
 def test_opcheck(op, backend):
-    for function, arguments in recorded_ops(on(op, backend), op.make(HW, dtype=FP32)):
+    for function, arguments, _ in calls(op, backend, FP32):
         forward = not function.__name__.startswith(f'{op.name}_backward')
         leaves = [
             x.detach().requires_grad_(forward)
@@ -196,10 +197,9 @@ def test_opcheck(op, backend):
 
 @every_backend
 def test_meta_tensors_have_the_shapes_of_real_ones(op, backend):
-    for function, arguments in recorded_ops(on(op, backend), op.make(HW, dtype=BF16)):
-        on_meta = [x.to('meta') if isinstance(x, torch.Tensor) else x for x in arguments]
-        results = function(*arguments), function(*on_meta)
-        real, meta = (x if isinstance(x, tuple) else (x,) for x in results)
+    for function, arguments, result in calls(op, backend, BF16):
+        meta = function(*(x.to('meta') if isinstance(x, torch.Tensor) else x for x in arguments))
+        real, meta = (x if isinstance(x, tuple) else (x,) for x in (result, meta))
         for x, y in zip(real, meta, strict=True):
             assert (x.shape, x.dtype, x.stride()) == (y.shape, y.dtype, y.stride()), function
 

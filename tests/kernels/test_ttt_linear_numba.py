@@ -7,8 +7,8 @@ import sys
 import numpy as np
 import pytest
 import torch
-from kernel_testing import assert_same, error, with_gradients
-from scans import NAMES, OP, OP_BACKWARD, call, make
+from kernel_testing import error
+from scans import OP, call, make
 
 from ttt_kernels import _backend
 
@@ -33,47 +33,6 @@ def _call(part):
     return numba.njit(lambda *args: part(*args))
 
 
-def agrees(inputs, ways='fb', size=16, **options):
-    exact = {n: x if x is None else x.double() for n, x in inputs.items()}
-    expected = with_gradients(lambda x: call(x, ways, size, **options), exact)
-    found = with_gradients(lambda x: on_numba(x, ways, size, **options), inputs)
-    assert_same(found, expected, TOLERANCE[inputs['q'].dtype])
-    assert found[0].dtype == inputs['q'].dtype
-    assert all(g.dtype == inputs[n].dtype for n, g in found[1].items())
-
-
-@pytest.mark.parametrize('dtype', TOLERANCE)
-@pytest.mark.parametrize(
-    ('tokens', 'size', 'dim', 'ways'),
-    [(t, 16, 16, 'fb') for t in (1, 15, 16, 17, 63, 196)]
-    + [(17, 1, 6, 'b'), (17, 4, 33, 'fb'), (17, 17, 64, 'bf'), (5, 40, 1, 'ffb')]
-    # Past SEGMENT chunks the backward pass starts from states that the forward pass kept.
-    + [(70, 1, 6, 'fb'), (258, 4, 16, 'b')],
-)
-def test_output_and_every_gradient_agree(tokens, size, dim, ways, dtype):
-    heads = 3 if tokens < 63 else 1
-    agrees(make(tokens, ways, size, heads=heads, dim=dim, dtype=dtype), ways, size)
-
-
-@pytest.mark.parametrize('name', ['q', 'k', 'v', 'eta'])
-def test_a_nan_stays_in_its_image(name):
-    # Programs follow each other in the same buffers; sizes leave padding in both directions.
-    inputs = make(21, batch=3, heads=2, dim=6, dtype=torch.float32)
-    expected = with_gradients(on_numba, inputs)
-    inputs[name] = inputs[name].clone()
-    inputs[name][1] = torch.nan
-    output, grads = with_gradients(on_numba, inputs)
-    assert output[1].isnan().any()
-    for image in (0, 2):
-        assert torch.equal(output[image], expected[0][image])
-        for token in ('q', 'k', 'v', 'eta'):
-            assert torch.equal(grads[token][image], expected[1][token][image]), token
-
-
-def test_no_token_scale_and_a_large_eps():
-    agrees({**make(37), 'token_scale': None}, eps=0.3)
-
-
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
 def test_what_is_saved_is_the_references(dtype):
     inputs = make(37, dim=16, dtype=dtype)
@@ -81,56 +40,6 @@ def test_what_is_saved_is_the_references(dtype):
     for x, y in zip(found, OP(*inputs.values(), 'fb', 16, 1e-6, 'reference'), strict=True):
         assert (x.shape, x.dtype, x.stride()) == (y.shape, y.dtype, y.stride())
         assert error(x, y) < TOLERANCE[dtype]
-
-
-def test_strided_and_expanded_inputs():
-    inputs = make(21, dtype=torch.float32)
-    packed = torch.stack([inputs[n] for n in 'qkv'], dim=-1)
-    strided = {**inputs, **dict(zip('qkv', packed.unbind(-1), strict=True))}
-    strided['eta'] = inputs['eta'].transpose(1, 3).contiguous().transpose(1, 3)
-    strided['w0'] = inputs['w0'].mT.contiguous().mT
-    assert torch.equal(on_numba(strided), on_numba(inputs))
-    one = inputs['k'][:, :1].expand_as(inputs['k'])
-    agrees({**inputs, 'k': one})
-    leaves = [x.requires_grad_() for x in strided.values()]
-    output = on_numba(dict(zip(NAMES, leaves, strict=True)))
-    dense = torch.ones_like(output)
-    # The gradient of a sum: stride 0.
-    found = torch.autograd.grad(output.sum(), leaves, retain_graph=True)
-    for name, x, y in zip(NAMES, found, torch.autograd.grad(output, leaves, dense), strict=True):
-        assert torch.equal(x, y), name
-
-
-def test_an_empty_batch():
-    output, grads = with_gradients(on_numba, make(5, batch=0, dtype=torch.float32))
-    assert output.shape == (0, 5, 2, 2, 6)
-    assert not any(g.any() for g in grads.values())
-
-
-@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
-def test_the_same_bits_with_any_number_of_threads(dtype, monkeypatch):
-    monkeypatch.setattr('ttt_kernels._numba._WORTH_A_THREAD', 1)
-    inputs = make(37, batch=3, heads=5, dim=32, dtype=dtype)
-    before, found = torch.get_num_threads(), []
-    try:
-        for threads in (1, 2, 3, 7, 1):
-            torch.set_num_threads(threads)
-            found.append(with_gradients(on_numba, inputs))
-    finally:
-        torch.set_num_threads(before)
-    for output, grads in found[1:]:
-        assert torch.equal(output, found[0][0])
-        assert all(torch.equal(g, found[0][1][n]) for n, g in grads.items())
-
-
-def test_parameters_can_still_be_resized():
-    # FSDP does so with what it has gathered; NumPy's views forbid it.
-    inputs = make(21, dtype=torch.float32)
-    leaves = {n: x.detach().requires_grad_() for n, x in inputs.items()}
-    on_numba(leaves).sum().backward()
-    parameters = [x for n, x in inputs.items() if n not in ('q', 'k', 'v', 'eta')]
-    assert len(parameters) == 5
-    assert all(x.untyped_storage().resizable() for x in parameters)
 
 
 def test_a_failing_part_is_the_callers_error():
@@ -165,18 +74,6 @@ def test_a_forked_worker_can_run_it():
     assert ours.recv() == expected
     worker.join(60)
     assert worker.exitcode == 0
-
-
-def test_no_output_depends_on_fresh_memory():
-    inputs = make(21, dtype=torch.bfloat16)
-    expected = with_gradients(on_numba, inputs)
-    torch.use_deterministic_algorithms(True)
-    try:
-        assert torch.empty(3).isnan().all()
-        found = with_gradients(on_numba, inputs)
-    finally:
-        torch.use_deterministic_algorithms(False)
-    assert_same(found, expected, 1e-12)
 
 
 @pytest.mark.parametrize(('kind', 'bound'), [(np.float32, 1e-5), (np.float64, 1e-13)])
@@ -221,15 +118,6 @@ def test_what_is_kept_on_disk_depends_on_every_part():
     names = {name for name, *_ in _numba._STAMP}
     assert {'_numba.py', '_numba_parts.py', '_numba_forward.py', '_numba_backward.py'} <= names
     assert _numba_backward.backward._cache._cache_file._source_stamp == _numba._STAMP
-
-
-def test_opcheck():
-    inputs, options = make(18, dtype=torch.float32), ('fb', 16, 1e-6, 'numba')
-    outputs = OP(*inputs.values(), *options)
-    torch.library.opcheck(
-        OP_BACKWARD.default, (outputs[0] + 1, *inputs.values(), *outputs[1:], *options)
-    )
-    torch.library.opcheck(OP.default, (*(x.requires_grad_() for x in inputs.values()), *options))
 
 
 def test_it_is_what_a_cpu_runs(monkeypatch):

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 from kernel_testing import assert_same, error, with_gradients
-from scans import NAMES, OP, OP_BACKWARD, call, make
+from scans import NAMES, OP, call, make
 
 from ttt_kernels.ttt_linear import reference
 from ttt_kernels.ttt_linear._tiles import dense_start, scan_start, tile_pointers
@@ -87,14 +87,6 @@ def test_scan_in_segments_in_low_precision(dtype, cut):
 
 
 @inside
-@pytest.mark.parametrize(('dim', 'segment'), [(32, 0), (64, 0), (6, 1), (48, 0), (72, 1), (128, 0)])
-def test_head_sizes_with_several_heads(dim, segment, cut):
-    # Others than 32, 64 and 128 are padded with zeros.
-    cut(segment)
-    check(make(19, dim=dim, heads=3, batch=1))
-
-
-@inside
 @pytest.mark.parametrize(
     ('size', 'tokens', 'segment'),
     # Of several chunks, in segments of one and of two, ragged; filled up; more than all tokens.
@@ -111,13 +103,6 @@ def test_large_mini_batches_in_half_precision_without_token_scale(cut):
     inputs = make(70, size=32, batch=1, heads=1, dim=32, dtype=torch.float16)
     inputs['token_scale'] = None
     check(inputs, size=32)
-
-
-@inside
-@pytest.mark.parametrize('ways', ['f', 'b', 'bfb'])
-def test_any_set_of_directions(ways, cut):
-    cut(1)
-    check(make(18, ways, dim=32, batch=1), ways)
 
 
 @inside
@@ -138,14 +123,6 @@ def test_a_nan_is_seen_in_half_precision(cut):
     # In its mini-batch, whose products it is in, and in all that follow: as in the reference.
     for backend in ('triton', 'reference'):
         assert call(inputs, 'f', backend=backend).isnan().all()
-
-
-@inside
-def test_no_token_scale_and_another_eps(cut):
-    cut(1)
-    inputs = make(18, dim=32, batch=1)
-    inputs['token_scale'] = None
-    check(inputs, eps=0.3)
 
 
 @inside
@@ -189,57 +166,6 @@ def test_the_same_bits_twice(cut):
         assert all(torch.equal(grads[n], grads_again[n]) for n in NAMES)
     # A state that was kept loses its mean anew: one rounding of fp32 between the paths.
     assert error(outputs[2][0], outputs[0][0]) < 1e-3
-
-
-@inside
-def test_packed_strided_and_expanded_inputs(cut):
-    cut(1)
-    inputs = make(18, batch=1, dim=32)
-    packed = torch.cat([inputs[n] for n in 'qkv'], dim=-1)
-    strided = {**inputs, **dict(zip('qkv', packed.chunk(3, -1), strict=True))}
-    # Both scans share what they start from, and v has its features apart.
-    for name in ('w0', 'b0', 'ln_weight', 'ln_bias', 'token_scale'):
-        strided[name] = inputs[name][:1].expand_as(inputs[name])
-    strided['v'] = inputs['v'].mT.contiguous().mT
-    strided['eta'] = inputs['eta'][..., None].expand(-1, -1, -1, -1, 2)[..., 0]
-    assert not any(strided[n].is_contiguous() for n in 'qkv')
-    dense = {n: x.contiguous() for n, x in strided.items()}
-
-    def run(tensors):
-        leaves = [x.requires_grad_() for x in (x.detach() for x in tensors.values())]
-        output = on_triton(dict(zip(NAMES, leaves, strict=True)))
-        # The gradient of a sum is one number with stride 0.
-        return output, *torch.autograd.grad(output.sum(), leaves)
-
-    for name, x, y in zip(('o', *NAMES), run(strided), run(dense), strict=True):
-        assert torch.equal(x, y), name
-
-
-@inside
-@pytest.mark.parametrize('token_scale', [True, False])
-def test_opcheck(token_scale, cut):
-    cut(1)
-    inputs = make(17, batch=1, heads=1, dim=32, dtype=torch.float32)
-    if not token_scale:
-        inputs['token_scale'] = None
-    options = ('fb', 16, 1e-6, 'triton')
-    outputs = OP(*inputs.values(), *options)
-    checks = ('test_schema', 'test_autograd_registration', 'test_faketensor')
-    torch.library.opcheck(
-        OP_BACKWARD.default,
-        (outputs[0] + 1, *inputs.values(), *outputs[1:], *options),
-        test_utils=checks,
-    )
-    leaves = [x if x is None else x.requires_grad_() for x in inputs.values()]
-    torch.library.opcheck(OP.default, (*leaves, *options), test_utils=checks)
-
-
-@inside
-def test_compiles_into_one_graph(cut):
-    cut(0)
-    inputs = make(17, batch=1, heads=1, dim=32, dtype=torch.float32)
-    compiled = torch.compile(on_triton, fullgraph=True, backend='aot_eager')
-    assert_same(with_gradients(compiled, inputs), with_gradients(on_triton, inputs), 1e-6)
 
 
 @inside
