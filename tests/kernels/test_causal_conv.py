@@ -1,35 +1,14 @@
-"""causal_conv: reference, numba and, in the interpreter, the kernels against the definition."""
+"""causal_conv: the definition, one unused output, causality, FLOPs.
 
-import pytest
+What holds for every op is in test_ops.py.
+"""
+
 import torch
 import torch.nn.functional as F
 from convolutions import call, make, primal
+from torch.utils.flop_counter import FlopCounterMode
 
 from ttt_kernels import causal_conv
-
-inside = pytest.mark.interpreter
-# Sums in another order; in half precision the results are rounded, and nothing else.
-TOLERANCE = {
-    torch.float64: 1e-14,
-    torch.float32: 1e-6,
-    torch.float16: 1e-3,
-    torch.bfloat16: 8e-3,
-}
-# Tokens, scans, weights, channels, taps.
-SIZES = [
-    (1, 'b', 1, 16, 4),
-    (2, 'fb', 2, 5, 4),
-    (3, 'bf', 2, 6, 8),
-    (37, 'fb', 2, 70, 3),
-    (130, 'f', 1, 64, 1),
-]
-
-
-@pytest.fixture(params=['reference', 'numba'])
-def backend(request):
-    if request.param == 'numba':
-        pytest.importorskip('numba', reason='numba is not installed')
-    return request.param
 
 
 def test_the_definition_is_a_conv1d_of_each_scan():
@@ -42,9 +21,9 @@ def test_the_definition_is_a_conv1d_of_each_scan():
         torch.testing.assert_close(found[:, :, r], expected)
 
 
-def test_one_output_that_nobody_uses(backend):
+def test_one_unused_output():
     inputs = {n: x.requires_grad_() for n, x in make(7).items()}
-    ways = {'directions': ('forward', 'backward'), 'backend': backend}
+    ways = {'directions': ('forward', 'backward'), 'backend': 'reference'}
     leaves = list(inputs.values())
     for used in (0, 1):
         found = causal_conv(*leaves, **ways)[used]
@@ -56,19 +35,17 @@ def test_one_output_that_nobody_uses(backend):
             torch.testing.assert_close(x, y)
 
 
-def test_a_token_sees_its_past_alone(backend):
+def test_a_token_sees_its_past_alone():
     inputs = make(9, weights=1)
-    before = call(inputs, 'fb', backend)
+    before = call(inputs)
     inputs['x'] = inputs['x'].clone()
     inputs['x'][:, 4] += 1
-    changed = (call(inputs, 'fb', backend) != before).any(-1).any(0)
+    changed = (call(inputs) != before).any(-1).any(0)
     assert changed[:, 0].nonzero().flatten().tolist() == [4, 5, 6, 7]
     assert changed[:, 1].nonzero().flatten().tolist() == [1, 2, 3, 4]
 
 
 def test_flops_are_those_of_the_convolutions():
-    from torch.utils.flop_counter import FlopCounterMode
-
     x, weight, other = (t.requires_grad_() for t in make(7, dtype=torch.float32).values())
     counter = FlopCounterMode(display=False)
     with counter:

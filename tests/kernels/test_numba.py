@@ -1,4 +1,7 @@
-"""ttt_linear's numba kernels against the fp64 reference, and what holds on every CPU."""
+"""The numba kernels: threads, forks, products, rounding, and machine code that is kept on disk.
+
+That they follow the definitions is in test_ops.py.
+"""
 
 import multiprocessing
 import subprocess
@@ -8,26 +11,20 @@ import numpy as np
 import pytest
 import torch
 from kernel_testing import error
+from ops import OPS
 from scans import OP, call, make
 
 from ttt_kernels import _backend
 
 pytest.importorskip('numba', reason='numba is not installed')
-# Sums in another order: as in the reference's own tests.
-TOLERANCE = {
-    torch.float64: 1e-12,
-    torch.float32: 2e-5,
-    torch.float16: 3e-3,
-    torch.bfloat16: 2.5e-2,
-}
 
 
-def on_numba(inputs, ways='fb', size=16, **options):
-    return call(inputs, ways, size, backend='numba', **options)
+def on_numba(inputs, **options):
+    return call(inputs, backend='numba', **options)
 
 
 def _call(part):
-    """A part is for other compiled functions alone."""
+    """Compiles a call: an inlined function cannot be called from Python."""
     import numba
 
     return numba.njit(lambda *args: part(*args))
@@ -39,7 +36,7 @@ def test_what_is_saved_is_the_references(dtype):
     found = OP(*inputs.values(), 'fb', 16, 1e-6, 'numba')
     for x, y in zip(found, OP(*inputs.values(), 'fb', 16, 1e-6, 'reference'), strict=True):
         assert (x.shape, x.dtype, x.stride()) == (y.shape, y.dtype, y.stride())
-        assert error(x, y) < TOLERANCE[dtype]
+        assert error(x, y) < OPS['ttt_linear'].tolerance[dtype]
 
 
 def test_a_failing_part_is_the_callers_error():
@@ -120,10 +117,7 @@ def test_what_is_kept_on_disk_depends_on_every_part():
     assert _numba_backward.backward._cache._cache_file._source_stamp == _numba._STAMP
 
 
-def test_it_is_what_a_cpu_runs(monkeypatch):
-    monkeypatch.delenv('TTT_KERNELS_BACKEND', raising=False)
-    inputs = make(37, dtype=torch.float32)
-    assert torch.equal(call(inputs, backend=None), on_numba(inputs))
+def test_mini_batches_that_are_too_large_for_it():
     large = make(1030, size=1025, heads=1)
     assert torch.equal(call(large, size=1025, backend=None), call(large, size=1025))
     with pytest.raises(RuntimeError, match='must be at most 1024 for 1030 tokens, got 1025'):
