@@ -22,7 +22,7 @@ def test_there_is_something_to_run() -> None:
     assert sum(len(BLOCK.findall(page.read_text())) for page in PAGES) >= 10
     for page in PAGES:
         text = page.read_text()
-        # A marker that the pattern misses would be an example that nobody runs.
+        # A marker that the pattern misses would be an example that does not run.
         assert text.count('<!-- run') == len(BLOCK.findall(text)), page.name
 
 
@@ -42,7 +42,7 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         elif language == 'python':
             exec(compile(code, f'{page.name}, example {number}', 'exec'), namespace)
         else:
-            assert language == 'console', f'{page.name}: nobody runs {language!r}'
+            assert language == 'console', f'{page.name}: {language!r} blocks cannot run'
             done = subprocess.run(
                 ['bash', '-euc', code],
                 capture_output=True,
