@@ -68,7 +68,9 @@ def attention_distance(
     places = torch.stack([rows, columns], -1).flatten(0, 1).to(attention)
     chosen = places if queries is None else places[list(queries)]
     weights = attention.abs()
-    return ((weights * torch.cdist(chosen, places)).sum(-1) / weights.sum(-1)).mean(-1)
+    distance = (weights * torch.cdist(chosen, places)).sum(-1) / weights.sum(-1)
+    # A query that reads nothing (a learned rate of 0) has no distance.
+    return distance.nanmean(-1)
 
 
 def attention_rows(mixing: Mixing, queries: Sequence[int]) -> ImplicitAttention | None:
@@ -97,7 +99,7 @@ def attention_rows(mixing: Mixing, queries: Sequence[int]) -> ImplicitAttention 
 
 
 def _readers(mixing: Mixing) -> Iterator[tuple[Callable[[Tensor], Tensor], Tensor]]:
-    """Yields functions from values `(M, T, H, d)` to outputs of that shape, and those of image 0."""
+    """Yields functions from values `(M, T, H, d)` to outputs of that shape, and the values."""
     mixer = mixing.mixer
     if isinstance(mixer, InnerTraining):
         q, k, v = (y[:1] for y in mixing.projected)
@@ -276,7 +278,9 @@ def has_closed_form(mixing: Mixing) -> bool:
     return plain and isinstance(mixer.inner, SwiGLU | GatedFC | MLP)
 
 
-def _of_step(mixer: InnerTraining, q: Tensor, k: Tensor, v: Tensor, hw: tuple[int, int]) -> _Jacobian:
+def _of_step(
+    mixer: InnerTraining, q: Tensor, k: Tensor, v: Tensor, hw: tuple[int, int]
+) -> _Jacobian:
     """J = κ (α I + β Lᵀ diag(m) R) with β = q·k, α and m products of the hidden layers of both."""
     start = {name: w.to(q.dtype) for name, w in mixer.inner.named_parameters()}
 

@@ -21,7 +21,7 @@ from ..errors import UsageError
 from ..models.layers import InnerTraining
 from ..models.layers.attention import Attention
 from ..models.layers.inner_losses import INNER_LOSSES
-from ..models.layers.inner_models import DWConv, GatedFC, MLP, SwiGLU
+from ..models.layers.inner_models import MLP, DWConv, GatedFC, SwiGLU
 from .mixers import Mixing, record_mixers
 
 Weights = Mapping[str, Tensor]
@@ -356,9 +356,7 @@ def _of_mixer(mixing: Mixing) -> StepTraining:
     mixer = mixing.mixer
     inner = mixer.inner
     dtype = torch.promote_types(mixing.x.dtype, torch.float32)
-    k, v = (
-        y.to(dtype).unflatten(-1, mixer.heads) for y in (mixing.shaped[1], mixing.projected[2])
-    )
+    k, v = (y.to(dtype).unflatten(-1, mixer.heads) for y in (mixing.shaped[1], mixing.projected[2]))
     eta = torch.ones_like(k[..., 0])
     if mixer.eta is not None:
         eta = mixer.eta(mixing.x).sigmoid().to(dtype)

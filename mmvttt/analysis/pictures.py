@@ -1,4 +1,4 @@
-"""The one style of the pictures that tools draw: images, maps over them, lines, titles and units."""
+"""The one style of the pictures that tools draw: images, maps over them, lines, titles, units."""
 
 from __future__ import annotations
 
