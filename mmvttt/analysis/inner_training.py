@@ -110,11 +110,17 @@ class LayerTraining:
     def magnitude(self) -> Tensor:
         """Gradient magnitude map `(B, h·w)`: root of the sum of squares over heads.
 
-        Mean over Vittt's directions. The paper does not say how heads and directions are joined.
+        Of Vittt's two directions the one that has read more tokens before (ours; the paper does
+        not say how it joins them): the first mini-batch of a scan meets a state that has learned
+        nothing, and its gradients, large everywhere, say nothing about the image.
         """
-        if self.scan is not None:
-            return self.scan.magnitude.norm(dim=-1).mean(-1)[:, self.patches]
-        return torch.cat([s.share for s in self.steps], -1).norm(dim=-1)[:, self.patches]
+        if self.scan is None:
+            return torch.cat([s.share for s in self.steps], -1).norm(dim=-1)[:, self.patches]
+        scans = self.scan.magnitude.norm(dim=-1)
+        read = torch.arange(scans.shape[1], device=scans.device)
+        before = [read.flip(0) if way == 'b' else read for way in self.scan.directions]
+        latest = torch.stack(before, 1).argmax(1)
+        return scans[:, read, latest][:, self.patches]
 
     @property
     def variation(self) -> Tensor:

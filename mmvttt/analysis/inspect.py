@@ -154,7 +154,7 @@ def draw_fields(look: Look) -> list[Path]:
     """erf: receptive fields of the last map and the FPN's levels, 4th root; sides of squares."""
     found = receptive_fields(look.model, torch.stack([image for _, image in look.images]))
     figure, axes = image_panels(
-        len(found) + 1, 4, look.size, f'Effective receptive field, mean over {_images(look)}'
+        len(found) + 1, 3, look.size, f'Effective receptive field, {_images(look)}'
     )
     show_image(axes[0], look.images[0][0], 'first image')
     rows = []
@@ -168,7 +168,7 @@ def draw_fields(look: Look) -> list[Path]:
             panel.plot(column + right * side / 2, row + down * side / 2, 'w', lw=1)
         panel.set(xlim=(0, look.size[1]), ylim=(look.size[0], 0))
         rows.append((name, *sides))
-    label = '4th root of |gradient|, maximum 1\nwhite: 20, 50, 99 % of the gradient'
+    label = '4th root of |gradient| / maximum\nwhite: 20, 50, 99 % of the gradient'
     colour_bar(figure, drawn, axes, label)
     columns = ('map', *(f'side_{share:.0%}'.rstrip('%') for share in SHARES))
     return [save(figure, look.out / 'erf.png'), _table(look.out / 'erf.csv', columns, rows)]
@@ -184,8 +184,9 @@ def draw_gradients(look: Look) -> list[Path]:
             2 * len(chosen) + 2, len(chosen) + 1, look.size, 'Inner gradient of each patch'
         )
         show_image(axes[0], picture, path.name)
-        axes[len(chosen) + 1].text(0.5, 0.5, 'the 30 % of the patches\nwith the largest gradient',
-                                   ha='center', va='center', transform=axes[len(chosen) + 1].transAxes)  # fmt: skip
+        blank = axes[len(chosen) + 1]
+        text = 'the 30 % of the patches\nwith the largest gradient'
+        blank.text(0.5, 0.5, text, ha='center', va='center', transform=blank.transAxes)
         for panel, kept, layer in zip(axes[1:], axes[len(chosen) + 2 :], chosen, strict=False):
             magnitude = layer.magnitude[0].float()
             values = (magnitude / magnitude.max()).unflatten(0, layer.hw)
@@ -215,7 +216,7 @@ def draw_losses(look: Look) -> list[Path]:
         for layers in look.trainings
         for layer in layers
     ]
-    title = f'Inner loss, mean over heads and {_images(look)}'
+    title = f'Inner loss, mean over heads, {_images(look)}'
     if scans:
         columns = min(4, len(scans))
         figure, axes = panels(
@@ -271,7 +272,7 @@ def draw_states(look: Look) -> list[Path]:
         for layer in layers
     ]
     means = _means(rows)
-    figure, axes = panels(1, 3, (4.2, 3.8), f'Inner states, mean over heads and {_images(look)}')
+    figure, axes = panels(1, 3, (4.2, 3.8), f'Inner states, mean over heads, {_images(look)}')
     for panel, label, values in zip(axes, labels, list(zip(*means, strict=True))[1:], strict=True):
         panel.plot(range(1, len(values) + 1), values, marker='o')
         panel.set(xlabel='layer', title=label, ylim=(0, 1.1 * max(values)))
@@ -318,7 +319,10 @@ def draw_attention(look: Look) -> list[Path]:
         chosen = _spread(seen)
         columns = len(chosen) + 1
         figure, axes = image_panels(
-            columns * len(look.queries), columns, look.size, 'Implicit attention ‖∂o/∂v‖ of a patch'
+            columns * len(look.queries),
+            columns,
+            look.size,
+            'Implicit attention ‖∂o/∂v‖ of a patch, mean over heads',
         )
         for i, query in enumerate(look.queries):
             panels_ = axes[i * columns : (i + 1) * columns]
@@ -330,7 +334,7 @@ def draw_attention(look: Look) -> list[Path]:
             for panel in panels_:
                 panel.plot(query[1] * look.size[1], query[0] * look.size[0], 'x', color='#ff3030',
                            markersize=10, markeredgewidth=2.5)  # fmt: skip
-        label = '√(attention / maximum), mean over heads'
+        label = '√(attention / maximum)'
         colour_bar(figure, drawn, axes, label)
         files.append(save(figure, look.out / f'attention_{path.stem}.png'))
         rows += [(m.label, *_distance(m)) for m in seen]
@@ -353,7 +357,7 @@ def draw_keys(look: Look) -> list[Path]:
             'op of ttt_kernels, an InnerTraining or the attention of timm'
         )
     means = _means(rows)
-    figure, (panel,) = panels(1, 1, (7, 4), f'Key shift, mean over {_images(look)}')
+    figure, (panel,) = panels(1, 1, (7, 4), f'Key shift, {_images(look)}')
     layers = range(1, len(means) + 1)
     panel.plot(layers, [row[1] for row in means], marker='o', label='this model')
     panel.plot(
@@ -379,7 +383,7 @@ DIAGNOSTICS: dict[str, Callable[[Look], list[Path]]] = {
 
 def _images(look: Look) -> str:
     count = len(look.files)
-    return f'{count} images' if count > 1 else 'one image'
+    return f'mean over {count} images' if count > 1 else 'one image'
 
 
 def _spread(layers: Sequence) -> list:

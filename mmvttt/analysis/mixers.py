@@ -55,7 +55,8 @@ class Mixing:
     @property
     def label(self) -> str:
         """The block's name, for titles."""
-        return self.name.removesuffix('.mixer').removesuffix('.attn')
+        name = self.name.removesuffix('.mixer').removesuffix('.attn')
+        return name.removeprefix('model.').removeprefix('backbone.')
 
     @property
     def keys(self) -> Tensor | None:
