@@ -126,7 +126,7 @@ def computed_peak(
     except ValueNeededError as error:
         raise UsageError(
             f'the memory of {type(network).__name__} cannot be computed, because its work depends '
-            f'on {error}: measure it (leave --computed out), or take its backbone alone (--backbone)'
+            f'on {error}: leave --computed out, or take its backbone alone (--backbone)'
         ) from error
     time, _ = ledger.peak()
     return sum(e.nbytes for e in ledger.held(time) if e.kind != _GIVEN) / _MEBI
