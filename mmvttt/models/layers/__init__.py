@@ -2,7 +2,7 @@
 
 from .conv import CausalConv1d, DWConv2d, to_map
 from .drop_path import DropPath
-from .key_norms import normalize_keys
+from .inner_models import InnerModel
 from .mixer_block import FeedForward, MixerBlock
 from .neighborhood import neighborhood_attention
 from .rope import rotate, rotation_2d
@@ -15,13 +15,13 @@ __all__ = [
     'DWConv2d',
     'DropPath',
     'FeedForward',
+    'InnerModel',
     'InnerTraining',
     'MixerBlock',
     'TTTLinearMixer',
     'TTTMixer',
     'ViT3Mixer',
     'neighborhood_attention',
-    'normalize_keys',
     'rotate',
     'rotation_2d',
     'to_map',
