@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from ..models.layers import DWConv2d, InnerTraining
 from ..models.layers.attention import LinearAttention, SoftmaxAttention
+from ..models.layers.inner_losses import dot
 from ..models.layers.inner_models import MLP, GatedFC, SwiGLU
 from ..models.layers.neighborhood import neighborhood_weights
 from .mixers import Mixing
@@ -273,7 +274,7 @@ def has_closed_form(mixing: Mixing) -> bool:
         return False
     if isinstance(mixer.inner, SoftmaxAttention | LinearAttention):
         return True
-    plain = mixer.fused and mixer.loss == 'dot' and not mixer.damping
+    plain = mixer.fused and mixer.inner_loss is dot and not mixer.damping
     return plain and isinstance(mixer.inner, SwiGLU | GatedFC | MLP)
 
 

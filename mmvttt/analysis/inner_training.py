@@ -20,7 +20,6 @@ from ttt_kernels.ttt_linear import reference
 from ..errors import UsageError
 from ..models.layers import InnerTraining
 from ..models.layers.attention import Attention
-from ..models.layers.inner_losses import INNER_LOSSES
 from ..models.layers.inner_models import MLP, DWConv, GatedFC, SwiGLU
 from .mixers import Mixing, record_mixers
 
@@ -369,7 +368,7 @@ def _of_mixer(mixing: Mixing) -> StepTraining:
     return follow_step(
         lambda w, x: inner.call(w, x, mixing.hw),
         lambda w, k, v, eta: mixer.train_inner(w, k, v, eta, mixing.hw),
-        lambda p, v: INNER_LOSSES[mixer.loss](p, v, mixer.scale),
+        lambda p, v: mixer.inner_loss(p, v, mixer.scale),
         {n: w.to(dtype) for n, w in inner.named_parameters()},
         k,
         v,

@@ -234,5 +234,3 @@ def test_what_has_no_closed_form_is_refused(kind: str, options: dict) -> None:
     x = torch.randn(1, 6, 8, dtype=torch.float64)
     with pytest.raises(ValueError, match='no closed form'):
         implicit_attention(mixing_of(mixer(kind, **options), x, HW))
-
-
