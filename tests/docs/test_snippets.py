@@ -65,3 +65,10 @@ def test_tools_and_configs_that_are_named_exist(page: Path) -> None:
     named = set(re.findall(r'\b((?:tools|configs)/[\w/]+\.(?:py|sh|yml))', page.read_text()))
     missing = sorted(name for name in named if not (ROOT / name).is_file())
     assert not missing
+
+
+def test_every_tool_is_listed() -> None:
+    page = (ROOT / 'docs' / 'organisation.md').read_text()
+    tools = {p.name for s in ('*.py', '*.sh') for p in (ROOT / 'tools').glob(s)}
+    missing = {name for name in tools if not name.startswith('_') and f'`{name}`' not in page}
+    assert not missing, 'name them in docs/organisation.md, "The tools"'
