@@ -286,7 +286,7 @@ def test_tasks_add_other_tokens():
 
 
 def definition(model, x):
-    """ViT-Adapter (Sec. 3.2 to 3.4) where 32 divides the sides: all but its modules, written apart."""
+    """ViT-Adapter (Sec. 3.2 to 3.4), where 32 divides the sides: its modules joined by hand."""
 
     def centres(sizes):
         cells = [
