@@ -101,7 +101,7 @@ ARGUMENTS = {
     },
     'ViT3': {
         **PLAIN_BACKBONE,
-        'mixer': (not_dicts | st.none(), 'ViT3Mixer'),
+        'mixer': (not_dicts, 'ViT3Mixer'),
         'mixer.scale': (not_positive, 'above 0'),
         'mixer.backend': (wrong_backends, 'reference'),
     },
@@ -120,7 +120,7 @@ ARGUMENTS = {
     },
     'T5': {
         **PLAIN_BACKBONE,
-        'mixer': (not_dicts, 'neighborhood'),
+        'mixer': (not_dicts, 'TTTMixer'),
         'mixer.backend': (wrong_backends, 'reference'),
         'mixer.key_norm': (other_than(None, 'rms', 'layer', 'instance'), 'instance_center'),
         'mixer.locality': (other_than(None, 'dwc_v', 'dwc_qk'), 'dwc_qk'),

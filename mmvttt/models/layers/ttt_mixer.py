@@ -1,7 +1,6 @@
 """The design spaces of ViT³ and T⁵ as one mixer (vit3 Sec. 4; t5 Sec. 4, Tab. 1 to 3)."""
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from itertools import accumulate
 
 import torch
@@ -72,6 +71,9 @@ class InnerTraining(nn.Module):
     Raises:
         ValueError: If an option is not one of those above; the message names what is allowed.
     """
+
+    q_conv: nn.Module
+    k_conv: nn.Module
 
     def __init__(
         self,
@@ -186,15 +188,15 @@ class InnerTraining(nn.Module):
         if self.key_grid is not None:
             position = resample_abs_pos_embed(self.key_pos, list(hw), list(self.key_grid), 0)
             k = _on_map(lambda k: k + position, k, prefix) * self.key_gain
-        projected = self._by_heads(q, k, v)
+        projected = self._by_heads(q), self._by_heads(k), self._by_heads(v)
         q, k = self.shape_keys(q, k, hw, prefix)
-        out = self._read(x, *self._by_heads(q, k, v), hw)
+        out = self._read(x, self._by_heads(q), self._by_heads(k), projected[2], hw)
         if self.v_conv is not None:
             conv = self.v_conv(v[:, prefix:], hw).unflatten(-1, self.heads)
             out = _on_map(lambda out: out + conv, out, prefix)
         if self.neighborhood is not None:
-            near = (y[:, prefix:] for y in projected)
-            near = neighborhood_attention(*near, hw, self.neighborhood)
+            q, k, v = (y[:, prefix:] for y in projected)
+            near = neighborhood_attention(q, k, v, hw, self.neighborhood)
             out = _on_map(lambda out: (out + near) / 2, out, prefix)
         return out.flatten(2)
 
@@ -214,8 +216,8 @@ class InnerTraining(nn.Module):
     def _one_step(self) -> Step:
         return Step(self.inner_loss, self.scale, self.damping, self.backend)
 
-    def _by_heads(self, *tokens: Tensor) -> list[Tensor]:
-        return [y.unflatten(-1, self.heads) for y in tokens]
+    def _by_heads(self, tokens: Tensor) -> Tensor:
+        return tokens.unflatten(-1, self.heads)
 
     def _read(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, hw: tuple[int, int]) -> Tensor:
         """`q, k, v: (B, N, H, d)` → `(B, N, H, d)`: trains on (k, v), reads q."""
@@ -255,7 +257,7 @@ class InnerTraining(nn.Module):
             hw: Size of the map, N = h·w.
         """
         differentiable = torch.is_grad_enabled()
-        loss = _over_heads(partial(self.inner_loss, scale=self.scale), k.dim() - 2)
+        loss = _over_heads(lambda p, v: self.inner_loss(p, v, self.scale), k.dim() - 2)
         count = k.shape[-2]
         sizes = [len(part) for part in torch.arange(count).tensor_split(self.num_batches)]
         batches = [
@@ -299,7 +301,7 @@ class InnerTraining(nn.Module):
         """A gradient `(…, *shape)`, with so many leading dimensions, over its norm plus one."""
         if not self.damping:
             return gradient
-        # What feeds one output channel: a column of a matrix, a kernel of a convolution.
+        # The inputs of one output channel: a column of a matrix, a kernel of a convolution.
         inputs = {1: None, 2: (-2,), 3: (-2, -1), 4: (-3, -2, -1)}[gradient.dim() - leading]
         if inputs is None:
             return gradient / (gradient.abs() + 1)
@@ -320,7 +322,8 @@ class TTTMixer(InnerTraining):
 
     def forward(self, x: Tensor, hw: tuple[int, int]) -> Tensor:
         """Normed tokens `(B, h·w, C)` of an `(h, w)` map → mixed tokens `(B, h·w, C)`."""
-        return self.proj(self.mix(x, *self.qkv(x).chunk(3, dim=-1), hw))
+        q, k, v = self.qkv(x).chunk(3, dim=-1)
+        return self.proj(self.mix(x, q, k, v, hw))
 
 
 def _on_map(function: Callable[[Tensor], Tensor], x: Tensor, prefix: int) -> Tensor:
