@@ -140,7 +140,7 @@ ARGUMENTS = {
         'out_indices': (wrong_indices.filter(lambda v: v not in (3, -4, [0, 3])), 'out_indices'),
         'frozen_stages': (outside(-1, 4), '-1 to 4'),
         'norm_cfg': (wrong_norms, "dict(type='BN')"),
-        'mixer': (not_dicts.filter(lambda v: v is not None), 'scale'),
+        'mixer': (not_dicts.filter(lambda v: v is not None), 'ViT3Mixer'),
     },
     'ViTAdapter': {
         **COMMON,

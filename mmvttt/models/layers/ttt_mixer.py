@@ -37,16 +37,19 @@ class InnerTraining(nn.Module):
     Every head of every image starts from the head's learned weights and takes
     `epochs × num_batches` gradient steps. One step of 1.0 over all tokens is a fused op where there
     is one: `GatedFC` and `DWConv` on the dot loss, `MLP` of two square layers and `SwiGLU` on the
-    dot or L2 loss without damping. Everything else runs by `torch.func`, which is the executable
-    definition and not fast.
+    dot or L2 loss without damping. Everything else runs by autograd, which is the executable
+    definition and not fast; with `with_cp` less so, as each of a step's two gradients computes the
+    block anew up to there.
 
     Args:
         embed_dims: Channels C.
         num_heads: Heads H of d = C / H channels.
         inner: Config of the inner model: `FC`, `MLP` (`ratio`, `depth`, `residual`,
             `identity_init`), `SiLUFC`, `SwiGLU`, `GatedFC`, `Conv`, `DWConv`; or of an attention
-            that trains nothing: `SoftmaxAttention`, `LinearAttention` (`project`).
-        loss: 'dot', 'l2', 'rmse', 'l1' or 'smooth_l1' (Tab. 1).
+            that trains nothing: `SoftmaxAttention`, `LinearAttention` (`project`); or of any other
+            `InnerModel`, by its registered name or as a class (docs/own_mixer.md).
+        loss: 'dot', 'l2', 'rmse', 'l1', 'smooth_l1' (Tab. 1), or another function of predictions,
+            values and scale, by its registered name or itself.
         num_batches: Mini-batches of one epoch, in the order of the tokens: B = N / num_batches
             (Tab. 2). Convolutions see the whole map of keys in each.
         epochs: How often all tokens are gone through (Tab. 2).
@@ -58,7 +61,7 @@ class InnerTraining(nn.Module):
             cost no FLOPs and that its text does not mention; at the grid (14, 14) this reading
             meets all of its rows.
         key_norm: How the keys are normed (t5 Tab. 2): None, 'rms', 'layer', 'instance',
-            'instance_center', 'instance_scale'; see `normalize_keys`.
+            'instance_center', 'instance_scale' (`key_norms`), or another function of the keys.
         locality: Depth-wise 3×3 convolutions (t5 Tab. 3): 'dwc_qk' adds one to q and one to the
             normed k; 'dwc_v' adds that of v to what is read, before the projection (the paper
             leaves the place open); None.
@@ -69,6 +72,7 @@ class InnerTraining(nn.Module):
             choice to it (docs/kernels.md). An error where no op does the training.
 
     Raises:
+        TypeError: If the inner model, loss or key norm is none.
         ValueError: If an option is not one of those above; the message names what is allowed.
     """
 
@@ -80,14 +84,14 @@ class InnerTraining(nn.Module):
         embed_dims: int,
         num_heads: int,
         inner: Mapping,
-        loss: str = 'dot',
+        loss: str | InnerLoss = 'dot',
         num_batches: int = 1,
         epochs: int = 1,
         step: float | str = 1.0,
         scale: float | None = None,
         damping: bool = False,
         key_position: tuple[int, int] | None = None,
-        key_norm: str | None = None,
+        key_norm: str | KeyNorm | None = None,
         locality: str | None = None,
         neighborhood: int | None = None,
         backend: str | None = None,
