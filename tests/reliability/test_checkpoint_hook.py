@@ -62,7 +62,7 @@ def test_versions_and_the_commit_stand_apart(key: str) -> None:
         checkpoint = dict(meta={'epoch': 1, key: mmengine.__version__ + commit})
         CheckpointHook().before_save_checkpoint(SimpleNamespace(cfg=Config()), checkpoint)
         own = dict(git_hash=commit) if len(commit) == 40 else {}
-        assert checkpoint['meta'] == dict(epoch=1, **versions, **own)
+        assert checkpoint['meta'] == dict(epoch=1, settings={}, **versions, **own)
 
 
 def test_the_exit_status_can_be_chosen(run: Callable) -> None:
