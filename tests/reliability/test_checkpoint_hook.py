@@ -288,6 +288,13 @@ def test_a_signal_to_all_processes_in_a_validation(tmp_path: Path) -> None:
     assert 'Traceback' not in done.stdout + done.stderr
 
 
+def test_a_terminal_that_closes_leaves_a_checkpoint(run: Callable) -> None:
+    options = {'custom_hooks': [dict(type='Terminate', step=4, sent='SIGHUP')]}
+    with pytest.raises(Preempted):
+        run('train', config='noisy', work_dir='a', cfg_options=options)
+    assert names('a') == {'iter_4.pth'}
+
+
 def test_sigusr1_saves_and_goes_on(run: Callable) -> None:
     options = {
         'custom_hooks': [dict(type='Terminate', step=4, sent='SIGUSR1')],
