@@ -473,8 +473,8 @@ def pyramid(shapes: tuple[HW, ...], **sizes) -> Case:
 def of_shapes(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """A function of inputs and sizes of levels as one of inputs and a map."""
 
-    def on_map(inputs: Inputs, hw: HW, shapes=None, **options) -> Tensor:
-        return function(inputs, levels(hw) if shapes is None else shapes, **options)
+    def on_map(inputs: Inputs, hw: HW, **options) -> Tensor:
+        return function(inputs, **{'shapes': levels(hw), **options})
 
     return on_map
 
