@@ -1,11 +1,13 @@
 """The design spaces of ViT³ and T⁵ as one mixer (vit3 Sec. 4; t5 Sec. 4, Tab. 1 to 3)."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import accumulate
 
 import torch
 from timm.layers import resample_abs_pos_embed
 from torch import Tensor, nn
-from torch.func import grad, vjp, vmap
+from torch.func import vmap
 
 from mmvttt.arguments import (
     check_backend,
@@ -15,13 +17,13 @@ from mmvttt.arguments import (
     checked_head_dims,
     checked_size,
 )
-from mmvttt.registry import MODELS
+from mmvttt.registry import INNER_LOSSES, KEY_NORMS, MODELS, resolve
 
 from .attention import Attention
 from .conv import DWConv2d
-from .inner_losses import INNER_LOSSES
+from .inner_losses import InnerLoss, dot
 from .inner_models import InnerModel, Step, Weights, build_inner_model
-from .key_norms import KEY_NORMS, normalize_keys
+from .key_norms import KeyNorm
 from .neighborhood import neighborhood_attention
 from .precision import at_least_fp32, without_autocast
 
@@ -29,17 +31,15 @@ DYNAMIC = 'dynamic'
 LOCALITIES = (None, 'dwc_v', 'dwc_qk')
 
 
-@MODELS.register_module()
-class TTTMixer(nn.Module):
-    """Mixes tokens by training any inner model on (K, V), by the definition (Eq. 5), then reads Q.
+class InnerTraining(nn.Module):
+    """Trains an inner model on (K, V) by the definition (Eq. 5), then reads Q.
 
+    The part of a mixer between its projections: `mix` takes q, k and v as any layers make them.
     Every head of every image starts from the head's learned weights and takes
     `epochs × num_batches` gradient steps. One step of 1.0 over all tokens is a fused op where there
     is one: `GatedFC` and `DWConv` on the dot loss, `MLP` of two square layers and `SwiGLU` on the
     dot or L2 loss without damping. Everything else runs by `torch.func`, which is the executable
     definition and not fast.
-
-    T⁵ is `inner=dict(type='SwiGLU'), key_norm='instance', locality='dwc_qk'`.
 
     Args:
         embed_dims: Channels C.
@@ -92,7 +92,6 @@ class TTTMixer(nn.Module):
     ) -> None:
         super().__init__()
         head_dims = checked_head_dims(embed_dims, num_heads)
-        check_choice('loss', loss, INNER_LOSSES)
         check_int('num_batches', num_batches)
         check_int('epochs', epochs)
         if step != DYNAMIC and not (isinstance(step, int | float) and 0 < step < float('inf')):
@@ -101,7 +100,6 @@ class TTTMixer(nn.Module):
             check_number('scale', scale, above=0)
         if key_position is not None:
             key_position = checked_size('key_position', key_position)
-        check_choice('key_norm', key_norm, KEY_NORMS)
         check_choice('locality', locality, LOCALITIES)
         if neighborhood is not None:
             check_int('neighborhood', neighborhood)
@@ -110,18 +108,18 @@ class TTTMixer(nn.Module):
         check_backend('backend', backend)
         self.heads = (num_heads, head_dims)
         self.loss = loss
+        self.inner_loss: InnerLoss = resolve('loss', loss, INNER_LOSSES)
         self.num_batches = num_batches
         self.epochs = epochs
         self.scale = head_dims**-0.5 if scale is None else scale
         self.damping = damping
         self.backend = backend
-        self.qkv = nn.Linear(embed_dims, 3 * embed_dims)
-        self.proj = nn.Linear(embed_dims, embed_dims)
+        self.add_projections(embed_dims)
         self.inner = build_inner_model(inner, num_heads, head_dims)
         self.eta = nn.Linear(embed_dims, num_heads) if step == DYNAMIC else None
         self.step = 1.0 if step == DYNAMIC else float(step)
-        for linear in (self.qkv, self.proj, self.eta):
-            if linear is not None:
+        for linear in self.children():
+            if isinstance(linear, nn.Linear):
                 nn.init.trunc_normal_(linear.weight, std=0.02)
                 nn.init.zeros_(linear.bias)
         self.key_grid = key_position
@@ -131,7 +129,9 @@ class TTTMixer(nn.Module):
             )
             self.key_gain = nn.Parameter(torch.ones(embed_dims))
             nn.init.trunc_normal_(self.key_pos, std=0.02)
-        self.key_norm = key_norm
+        self.normalize_keys: KeyNorm | None = None
+        if key_norm is not None:
+            self.normalize_keys = resolve('key_norm', key_norm, KEY_NORMS)
         self.neighborhood = neighborhood
         both = locality == 'dwc_qk'
         self.q_conv = DWConv2d(embed_dims, bias=True) if both else None
@@ -142,7 +142,7 @@ class TTTMixer(nn.Module):
         self.fused = False
         if isinstance(self.inner, InnerModel):
             self.fused = plain and self.inner.fuses(self._one_step())
-        elif not plain or damping or loss != 'dot' or scale is not None:
+        elif not plain or damping or self.inner_loss is not dot or scale is not None:
             raise ValueError(
                 f'{type(self.inner).__name__} trains nothing: leave out loss, num_batches, epochs, '
                 'step, scale and damping, or choose an inner model.'
@@ -153,30 +153,66 @@ class TTTMixer(nn.Module):
                 'over all tokens, of some models and losses. Leave backend out.'
             )
 
-    def forward(self, x: Tensor, hw: tuple[int, int]) -> Tensor:
-        """Normed tokens `(B, h·w, C)` of an `(h, w)` map → mixed tokens `(B, h·w, C)`."""
-        q, k, v = self.qkv(x).chunk(3, dim=-1)
+    def add_projections(self, embed_dims: int) -> None:
+        """Registers the linear layers of a subclass that begin at random, before all else."""
+
+    def mix(
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, hw: tuple[int, int], prefix: int = 0
+    ) -> Tensor:
+        """Trains on (k, v) and reads q: everything between the projections.
+
+        Tokens in front of the map (class, registers, text) take part in the inner step and in the
+        statistics of the keys, and are read as queries. The key position, the convolutions and the
+        neighbourhood belong to the map; the prefix passes them unchanged.
+
+        Args:
+            x: `(B, N, C)` tokens, of which the dynamic step is made.
+            q, k, v: `(B, N, C)` as they are projected.
+            hw: Size of the map.
+            prefix: Tokens in front of the map, N = prefix + h·w.
+
+        Returns:
+            `(B, N, C)`, before the output projection.
+
+        Raises:
+            ValueError: If an inner model of the map, such as a convolution, meets a prefix.
+        """
+        if prefix and getattr(self.inner, 'spatial', False):
+            raise ValueError(
+                f'{type(self.inner).__name__} convolves the map of tokens and cannot train on the '
+                f'prefix={prefix} tokens in front of it: choose an inner model of single tokens, '
+                "such as dict(type='SwiGLU')."
+            )
         if self.key_grid is not None:
-            k = k + resample_abs_pos_embed(self.key_pos, list(hw), list(self.key_grid), 0)
-            k = k * self.key_gain
+            position = resample_abs_pos_embed(self.key_pos, list(hw), list(self.key_grid), 0)
+            k = _on_map(lambda k: k + position, k, prefix) * self.key_gain
         projected = self._by_heads(q, k, v)
-        q, k = self.shape_keys(q, k, hw)
+        q, k = self.shape_keys(q, k, hw, prefix)
         out = self._read(x, *self._by_heads(q, k, v), hw)
         if self.v_conv is not None:
-            out = out + self.v_conv(v, hw).unflatten(-1, self.heads)
+            conv = self.v_conv(v[:, prefix:], hw).unflatten(-1, self.heads)
+            out = _on_map(lambda out: out + conv, out, prefix)
         if self.neighborhood is not None:
-            out = (out + neighborhood_attention(*projected, hw, self.neighborhood)) / 2
-        return self.proj(out.flatten(2))
+            near = (y[:, prefix:] for y in projected)
+            near = neighborhood_attention(*near, hw, self.neighborhood)
+            out = _on_map(lambda out: (out + near) / 2, out, prefix)
+        return out.flatten(2)
 
-    def shape_keys(self, q: Tensor, k: Tensor, hw: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    def shape_keys(
+        self, q: Tensor, k: Tensor, hw: tuple[int, int], prefix: int = 0
+    ) -> tuple[Tensor, Tensor]:
         """Queries and keys `(B, N, C)`, the keys normed, then both convolved (t5 Sec. 4.2, 4.3)."""
-        k = normalize_keys(k, self.key_norm)
+        if self.normalize_keys is not None:
+            k = self.normalize_keys(k)
         if self.q_conv is None:
             return q, k
-        return q + self.q_conv(q, hw), k + self.k_conv(k, hw)
+        return (
+            _on_map(lambda q: q + self.q_conv(q, hw), q, prefix),
+            _on_map(lambda k: k + self.k_conv(k, hw), k, prefix),
+        )
 
     def _one_step(self) -> Step:
-        return Step(self.loss, self.scale, self.damping, self.backend)
+        return Step(self.inner_loss, self.scale, self.damping, self.backend)
 
     def _by_heads(self, *tokens: Tensor) -> list[Tensor]:
         return [y.unflatten(-1, self.heads) for y in tokens]
@@ -195,46 +231,112 @@ class TTTMixer(nn.Module):
         self, weights: Weights, q: Tensor, k: Tensor, v: Tensor, eta: Tensor, hw: tuple[int, int]
     ) -> Tensor:
         """`q, k, v: (B, N, H, d)`, `eta: (B, N, H)` → `(B, N, H, d)`, in fp32 or more."""
-
-        def read(w: Weights, q: Tensor, k: Tensor, v: Tensor, eta: Tensor) -> Tensor:
-            return self.inner.call(self.train_inner(w, k, v, eta, hw), q, hw)
-
-        heads = vmap(read, in_dims=(0, 1, 1, 1, 1), out_dims=1)
-        images = vmap(heads, in_dims=(None, 0, 0, 0, 0))
         with without_autocast(q):
-            out = images(weights, *(at_least_fp32(y) for y in (q, k, v, eta)))
-        return out.to(q.dtype)
+            q, k, v, steps = (at_least_fp32(y).transpose(1, 2) for y in (q, k, v, eta))
+            weights = {name: w.expand(len(q), *w.shape) for name, w in weights.items()}
+            out = self._call(self.train_inner(weights, k, v, steps, hw), q, hw)
+        return out.transpose(1, 2).to(eta.dtype)
 
+    # A compiled graph has no gradients of gradients; there is a break in it here.
+    @torch.compiler.disable
     def train_inner(
         self, weights: Weights, k: Tensor, v: Tensor, eta: Tensor, hw: tuple[int, int]
     ) -> Weights:
-        """The weights of one head after its training (Eq. 5).
+        """The weights after their training (Eq. 5), of one head or of many, e.g. `… = B, H`.
+
+        Gradients are autograd's, and their own gradients too where gradients are enabled. They are
+        no transformation of torch.func: checkpointed blocks cannot run one.
 
         Args:
-            weights: Those that it starts with.
-            k: `(N, d)` inputs.
-            v: `(N, d)` labels.
-            eta: `(N,)` weight of every token in the steps.
+            weights: `(…, *shape)` to start with.
+            k: `(…, N, d)` inputs.
+            v: `(…, N, d)` labels.
+            eta: `(…, N)` weight of every token in the steps.
             hw: Size of the map, N = h·w.
         """
-        loss = INNER_LOSSES[self.loss]
-        batches = torch.arange(len(k), device=k.device).tensor_split(min(self.num_batches, len(k)))
-        for batch in list(batches) * self.epochs:
-
-            def predict(w: Weights, batch: Tensor = batch) -> Tensor:
+        differentiable = torch.is_grad_enabled()
+        loss = _over_heads(partial(self.inner_loss, scale=self.scale), k.dim() - 2)
+        count = k.shape[-2]
+        sizes = [len(part) for part in torch.arange(count).tensor_split(self.num_batches)]
+        batches = [
+            slice(end - size, end)
+            for size, end in zip(sizes, accumulate(sizes), strict=True)
+            if size
+        ]
+        for batch in batches * self.epochs:
+            with torch.inference_mode(False), torch.enable_grad():
+                k, v, eta = (_recordable(y) for y in (k, v, eta))
+                # Frozen weights, and all of them in evaluation, are leaves of their own.
+                start = {
+                    n: w
+                    if differentiable and w.requires_grad
+                    else _recordable(w.detach()).requires_grad_()
+                    for n, w in weights.items()
+                }
                 if self.inner.spatial:
-                    return self.inner.call(w, k, hw)[batch]
-                return self.inner.call(w, k[batch], hw)
-
-            predicted, pull = vjp(predict, weights)
-            error = grad(loss)(predicted, v[batch], self.scale)
-            (gradient,) = pull(error * eta[batch, None])
-            weights = {n: w - self.step * self._damped(gradient[n]) for n, w in weights.items()}
+                    predicted = self._call(start, k, hw)[..., batch, :]
+                else:
+                    predicted = self._call(start, k[..., batch, :], hw)
+                losses = loss(predicted, v[..., batch, :]).sum()
+                (error,) = torch.autograd.grad(losses, predicted, create_graph=differentiable)
+                gradients = torch.autograd.grad(
+                    predicted,
+                    [*start.values()],
+                    error * eta[..., batch, None],
+                    create_graph=differentiable,
+                )
+            weights = {
+                n: w - self.step * self._damped(gradient, k.dim() - 2)
+                for (n, w), gradient in zip(start.items(), gradients, strict=True)
+            }
         return weights
 
-    def _damped(self, gradient: Tensor) -> Tensor:
+    def _call(self, weights: Weights, x: Tensor, hw: tuple[int, int]) -> Tensor:
+        """The inner model of every head: `(…, N, d)` → `(…, N, d)`."""
+        return _over_heads(lambda w, x: self.inner.call(w, x, hw), x.dim() - 2)(weights, x)
+
+    def _damped(self, gradient: Tensor, leading: int = 0) -> Tensor:
+        """A gradient `(…, *shape)`, with so many leading dimensions, over its norm plus one."""
         if not self.damping:
             return gradient
         # What feeds one output channel: a column of a matrix, a kernel of a convolution.
-        inputs = {2: (-2,), 3: (-2, -1), 4: (-3, -2, -1)}[gradient.dim()]
+        inputs = {1: None, 2: (-2,), 3: (-2, -1), 4: (-3, -2, -1)}[gradient.dim() - leading]
+        if inputs is None:
+            return gradient / (gradient.abs() + 1)
         return gradient / (torch.linalg.vector_norm(gradient, dim=inputs, keepdim=True) + 1)
+
+
+@MODELS.register_module()
+class TTTMixer(InnerTraining):
+    """Mixes tokens by training any inner model, between a projection to q, k, v and one back.
+
+    T⁵ is `inner=dict(type='SwiGLU'), key_norm='instance', locality='dwc_qk'`. The options are those
+    of `InnerTraining`.
+    """
+
+    def add_projections(self, embed_dims: int) -> None:
+        self.qkv = nn.Linear(embed_dims, 3 * embed_dims)
+        self.proj = nn.Linear(embed_dims, embed_dims)
+
+    def forward(self, x: Tensor, hw: tuple[int, int]) -> Tensor:
+        """Normed tokens `(B, h·w, C)` of an `(h, w)` map → mixed tokens `(B, h·w, C)`."""
+        return self.proj(self.mix(x, *self.qkv(x).chunk(3, dim=-1), hw))
+
+
+def _on_map(function: Callable[[Tensor], Tensor], x: Tensor, prefix: int) -> Tensor:
+    """Tokens `(B, prefix + h·w, …)`, the function applied to those of the map."""
+    if not prefix:
+        return function(x)
+    return torch.cat([x[:, :prefix], function(x[:, prefix:])], 1)
+
+
+def _recordable(x: Tensor) -> Tensor:
+    """A tensor that autograd can record, also where `x` was made in inference mode."""
+    return x.clone() if x.is_inference() else x
+
+
+def _over_heads(function: Callable[..., Tensor], leading: int) -> Callable[..., Tensor]:
+    """A function of one head's tensors, for tensors with so many leading dimensions."""
+    for _ in range(leading):
+        function = vmap(function)
+    return function
