@@ -9,7 +9,7 @@ gradient of `value`, is the same sum with rows and queries swapped, after a sort
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -63,7 +63,7 @@ class _Points(NamedTuple):
 
 def _points(value: Tensor, shapes: Sequence[int], locations: Tensor) -> _Points:
     batch, tokens, heads, _ = value.shape
-    index = {'dtype': torch.int32, 'device': value.device}
+    index: dict[str, Any] = {'dtype': torch.int32, 'device': value.device}
     base = torch.arange(batch, **index).view(-1, 1, 1, 1) * (tokens * heads)
     base = base + torch.arange(heads, **index).view(-1, 1)
     levels = len(shapes) // 2

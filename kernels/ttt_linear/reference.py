@@ -133,6 +133,10 @@ def dual(
     # (B, R, H, T, …), in scan order
     q, k, v, eta = (scan_order(x.to(state), directions).movedim(1, 3) for x in (q, k, v, eta))
     tau = _token_scale(token_scale, w0, mini_batch_size)[:, None]
+    # They are missing for the linear inner model alone, of which this is no form.
+    assert b0 is not None
+    assert ln_weight is not None
+    assert ln_bias is not None
     weight, bias = ln_weight[:, :, None], ln_bias[:, :, None]
     w, c = w0, b0[:, :, None]
     outputs = []
@@ -339,7 +343,7 @@ def backward(
     directions: str,
     mini_batch_size: int,
     eps: float = 1e-6,
-) -> tuple[Tensor, ...]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of `forward`'s O, from the saved G, which takes the state where it went before.
 
     Returns:

@@ -83,13 +83,13 @@ def forward(
     a, slope = silu_derivatives(k @ w1, 1)
     if w3 is None:
         e = _error(a, v, w_out, loss)
-        g = [k.mT @ (e @ w_out.mT * slope), a.mT @ e]
+        grads = [k.mT @ (e @ w_out.mT * slope), a.mT @ e]
     else:
         z2 = k @ w2
         e = _error(a * z2, v, w_out, loss)
         d = e @ w_out.mT
-        g = [k.mT @ (d * z2 * slope), k.mT @ (d * a), (a * z2).mT @ e]
-    g = torch.stack(g, dim=2) * (scale / tokens)
+        grads = [k.mT @ (d * z2 * slope), k.mT @ (d * a), (a * z2).mT @ e]
+    g = torch.stack(grads, dim=2) * (scale / tokens)
     hidden = F.silu(q @ (w1 - g[:, :, 0]))
     if w3 is not None:
         hidden = hidden * (q @ (w2 - g[:, :, 1]))
@@ -161,14 +161,14 @@ def backward(
         dw[1] += k.mT @ dz2
     dk += dz1 @ w1.mT
     dw[0] += k.mT @ dz1
-    sums = [x.sum(0) for x in dw]
-    if not gated:
-        sums.append(w1.new_empty(0))
+    dw1, dw2, *dw3 = (x.sum(0) for x in dw)
     return (
         tokens_first(dq, dtype),
         tokens_first(dk, dtype),
         tokens_first(-de, dtype),
-        *sums,
+        dw1,
+        dw2,
+        dw3[0] if gated else w1.new_empty(0),
     )
 
 
