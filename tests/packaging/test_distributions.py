@@ -223,9 +223,9 @@ run = MMSegInferencer('upernet_vittt_t_camvid', classes=[str(i) for i in range(1
 print(run('photo.png', return_vis=False)['predictions'].shape)
 """,
     'mmpretrain': """
-from mmpretrain import ImageClassificationInferencer, get_model, list_models
-assert 'vittt_t_in1k' in list_models('*vittt*')
-run = ImageClassificationInferencer('vittt_t_in1k', pretrained=False, device='cpu')
+from mmpretrain import ImageClassificationInferencer
+from mmvttt.config import find_config
+run = ImageClassificationInferencer(find_config('vittt_t_in1k'), pretrained=False, device='cpu')
 print(sorted(run('photo.png')[0]))
 """,
 }
