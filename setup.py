@@ -105,6 +105,8 @@ EXTRAS = {
     'pretrain': ['mmpretrain==1.2.0', 'opencv-python-headless>=4.9,<6'],
     # What tools/export.py writes ONNX with, and runs it with to compare.
     'export': ['onnx>=1.19,<1.24', 'onnxscript>=0.7,<0.8', 'onnxruntime>=1.23,<1.32'],
+    # DiT and Stable Diffusion 3, for linearize() and models/generation.
+    'gen': ['diffusers>=0.42,<0.43'],
     # The page of tools/gradio_demo.py; large, and in no other extra.
     'gradio': ['gradio>=5,<7'],
     # The photographs and digits of the built-in data set, and its pictures.

@@ -66,7 +66,8 @@ class _Linearized:
                 f'{cls.__name__} is for what was saved after linearize(), and the config does not '
                 f'say how: load the source by {cls.__mro__[2].__name__}, then linearize it.'
             )
-        model, unused = super().from_config(config, return_unused_kwargs=True, **kwargs)
+        plain = {key: value for key, value in config.items() if key != 'linearize'}
+        model, unused = super().from_config(plain, return_unused_kwargs=True, **kwargs)
         linearize(model, **config['linearize'])
         return (model, unused) if return_unused_kwargs else model
 
