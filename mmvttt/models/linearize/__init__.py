@@ -1,7 +1,7 @@
 """TTT in the place of the attention of somebody else's transformer."""
 
 from .linearize import RECIPES, Linearization, linearize
-from .replacement import MapSize, Replacement, new_parameters
+from .replacement import MapSize, Replacement
 
 __all__ = [
     'RECIPES',
@@ -9,5 +9,4 @@ __all__ = [
     'MapSize',
     'Replacement',
     'linearize',
-    'new_parameters',
 ]

@@ -53,7 +53,9 @@ def install(
         block.register_forward_pre_hook(map_size.recall, with_kwargs=True)
     model.register_to_config(linearize=dict(note))
     model.__class__ = _LINEAR_CLASSES.get(type(model), type(model))
-    return [f'{name}.processor.{own}' for name, new in built.items() for own in new.new]
+    return [
+        f'{name}.processor.{own}' for name, new in built.items() for own in new.new_parameters()
+    ]
 
 
 class _Linearized:

@@ -98,7 +98,11 @@ class Replacement(InnerTraining):
         if qk_affine:
             self.qk_scale = nn.Parameter(torch.ones(2, embed_dims))
             self.qk_offset = nn.Parameter(torch.zeros(2, embed_dims))
-        self.new = tuple(name for name, _ in self.named_parameters())
+        self._new = [name for name, _ in self.named_parameters()]
+
+    def new_parameters(self) -> list[str]:
+        """Names of the parameters that begin at random; what a subclass takes over has others."""
+        return list(self._new)
 
     def shape_keys(
         self, q: Tensor, k: Tensor, hw: tuple[int, int], prefix: int = 0
@@ -108,16 +112,6 @@ class Replacement(InnerTraining):
             q = q * self.qk_scale[0] + self.qk_offset[0]
             k = k * self.qk_scale[1] + self.qk_offset[1]
         return super().shape_keys(q, k, hw, prefix)
-
-
-def new_parameters(model: nn.Module) -> list[str]:
-    """Names of the parameters that linearizing has added to a model, which begin at random."""
-    return [
-        f'{name}.{own}' if name else own
-        for name, module in model.named_modules()
-        if isinstance(module, Replacement)
-        for own in module.new
-    ]
 
 
 def _sides(image: Tensor) -> tuple[int, int]:

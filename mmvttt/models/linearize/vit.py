@@ -94,7 +94,7 @@ def install(
     model.patch_embed.register_forward_pre_hook(map_size.see_image)
     for block in model.blocks:
         block.register_forward_pre_hook(map_size.recall, with_kwargs=True)
-    return [f'{name}.{own}' for name, new in built.items() for own in new.new]
+    return [f'{name}.{own}' for name, new in built.items() for own in new.new_parameters()]
 
 
 class TTTAttention(Replacement):
