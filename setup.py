@@ -15,6 +15,8 @@ from setuptools.errors import FileError
 ROOT = Path(__file__).resolve().parent
 # What `_base_ = 'mmvttt::…'`, `mim` and the inferencers look for under mmvttt/.mim.
 MIM_PARTS = ('configs', 'tools', 'model-index.yml')
+# For work on mmvttt itself: they read its tests, documents and kernels' sources.
+NOT_SHIPPED = ('__pycache__', 'dev', 'gpu_check.py', 'make_model_zoo.py')
 # Lies in site-packages itself: stock tools get `import mmvttt` by it, see mmvttt_startup.py.
 STARTUP = 'mmvttt.pth'
 # Where the sources are public: `make dist REPOSITORY=https://github.com/…`.
@@ -39,7 +41,8 @@ class BuildWithMim(build_py):
             if self.editable_mode:
                 (target / name).symlink_to(Path('..') / '..' / name)
             elif source.is_dir():
-                shutil.copytree(source, target / name, ignore=shutil.ignore_patterns('__pycache__'))
+                ignored = shutil.ignore_patterns(*NOT_SHIPPED)
+                shutil.copytree(source, target / name, ignore=ignored)
             else:
                 shutil.copy(source, target / name)
 

@@ -24,6 +24,7 @@ def _set_up() -> ImportError | None:
     """Applies the patches, see `mmvttt.compat.setup`; what `python -m mmvttt` shows if it fails."""
     try:
         from .compat import setup
+        from .reliability import patches  # noqa: F401
 
         setup()
     except ImportError as error:

@@ -14,10 +14,10 @@ import numpy as np
 from mmengine.config import Config
 from mmengine.registry import init_default_scope
 
-from ..checkpoints.load import require_match
-from ..checkpoints.read import read_content, read_weights
-from ..datasets.checks.images import read_image
 from ..errors import CheckpointError, UsageError
+from ..reliability.data.images import read_image
+from ..reliability.match import require_match
+from ..reliability.read import read_content, read_weights
 
 _TOP = 5
 _CODEC = cv2.VideoWriter_fourcc(*'mp4v')

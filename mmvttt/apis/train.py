@@ -15,23 +15,23 @@ from mmengine.logging import print_log
 from mmengine.registry import MODELS, OPTIM_WRAPPERS, RUNNERS
 from mmengine.runner import FlexibleRunner, Runner
 
-from ..checkpoints.load import require_match
-from ..checkpoints.read import read_weights
-from ..checkpoints.resume import settle_resume
-from ..checkpoints.run_lock import require_writable
 from ..config import load_config
-from ..datasets.checks.paths import check_data
-from ..engine.agreement import agree_on_start
 from ..engine.amp import AmpOptimWrapper
-from ..engine.exact_resume import make_exact
-from ..engine.heartbeat import say_who_is_gone
-from ..engine.hooks.anomaly import AnomalyHook
-from ..engine.hooks.checkpoint import CheckpointHook
 from ..engine.hooks.compile import CompileHook
-from ..engine.hooks.topology import TopologyHook
-from ..engine.signals import end_workers
 from ..errors import UsageError
 from ..registry import hook_class, resolve_type, type_name
+from ..reliability.agreement import agree_on_start
+from ..reliability.anomaly_hook import AnomalyHook
+from ..reliability.checkpoint_hook import CheckpointHook
+from ..reliability.data.paths import check_data
+from ..reliability.exact_resume import make_exact
+from ..reliability.heartbeat import say_who_is_gone
+from ..reliability.match import require_match
+from ..reliability.read import read_weights
+from ..reliability.resume import settle_resume
+from ..reliability.run_lock import require_writable
+from ..reliability.signals import end_workers
+from ..reliability.topology_hook import TopologyHook
 from .screen import QuietRunner, summary
 
 _WRAPPERS = (optim.OptimWrapper, optim.AmpOptimWrapper, AmpOptimWrapper)
@@ -218,7 +218,7 @@ def make_safe(cfg: Config) -> None:
         print_log(
             f'default_hooks.checkpoint is a {type_name(kind)}, and stays: SIGTERM and Ctrl-C leave '
             'no checkpoint, a full disk ends the training, and a second one in the folder is not '
-            'noticed; derive it from mmvttt.engine.CheckpointHook',
+            'noticed; derive it from mmvttt.reliability.CheckpointHook',
             'current',
             logging.WARNING,
         )

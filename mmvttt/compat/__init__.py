@@ -7,13 +7,13 @@ mmpretrain waits until somebody imports them. None changes the numbers of a trai
 
 from collections.abc import Iterable
 
-from . import amp, checkpoints, configs, files, images, launcher, mmcv_ext, names
+from . import amp, configs, images, launcher, mmcv_ext, names
 from .patch import Patch, patches, run_all
 
 __all__ = ['Patch', 'patches', 'setup']
 
 # Importing these modules registers their patches.
-_MODULES = (configs, mmcv_ext, names, images, checkpoints, files, launcher, amp)
+_MODULES = (configs, mmcv_ext, names, images, launcher, amp)
 
 
 def setup(skip: Iterable[str] = ()) -> None:

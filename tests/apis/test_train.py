@@ -24,11 +24,11 @@ from mmvttt.apis.train import (
     show_predictions,
     train,
 )
-from mmvttt.checkpoints.read import read_content
 from mmvttt.cli import plain_errors
 from mmvttt.config import load_config
-from mmvttt.engine import AnomalyHook, TopologyHook
 from mmvttt.errors import CheckpointMismatchError, UsageError
+from mmvttt.reliability import AnomalyHook, TopologyHook
+from mmvttt.reliability.read import read_content
 
 
 def state(runner: object) -> dict[str, torch.Tensor]:

@@ -8,8 +8,8 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
+from ..reliability.data.sets import coco, coco_dataset, config, make_coco, write
 from .cases import run_cases
-from .sets import coco, coco_dataset, config, make_coco, write
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = str(ROOT / 'configs/maskrcnn_vittt_demo.py')
