@@ -231,6 +231,31 @@ def make_safe(cfg: Config) -> None:
         print_log(f'a resume of this training will not be exact: {reason}', 'current')
 
 
+def _warn_of_random_weights(cfg: Config) -> None:
+    """A recipe for inherited weights, whose rate is too small for others, that has none."""
+    paramwise = cfg.optim_wrapper.get('paramwise_cfg') or {}
+    given = cfg.get('load_from') or cfg.get('resume')
+    if paramwise.get('new_lr_mult', 1) == 1 or given or _has_weights(cfg.model):
+        return
+    print_log(
+        'This recipe fine-tunes inherited weights (paramwise_cfg.new_lr_mult), and nothing gives '
+        'any: all begin at random, at a rate that is too small for them. Give --cfg-options '
+        'load_from=inherited.pth, which tools/inherit_weights.py makes, or an init_cfg to the '
+        'backbone.',
+        'current',
+        logging.WARNING,
+    )
+
+
+def _has_weights(config: Any) -> bool:
+    """Whether an `init_cfg` in the config of a model names a checkpoint."""
+    if isinstance(config, list | tuple):
+        return any(map(_has_weights, config))
+    return isinstance(config, dict) and (
+        'checkpoint' in config or any(map(_has_weights, config.values()))
+    )
+
+
 def train(
     config: str | os.PathLike[str],
     *,
@@ -287,6 +312,7 @@ def train(
     check_data(cfg, ('train', 'val'))
     if not plain:
         make_safe(cfg)
+    _warn_of_random_weights(cfg)
     runner = build_runner(cfg)
     if cfg.get('load_from') and not cfg.get('resume'):
         require_match(_bare(runner), read_weights(cfg.load_from), cfg.load_from)

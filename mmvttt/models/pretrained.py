@@ -8,13 +8,11 @@ from mmengine.model import PretrainedInit
 from torch import Tensor
 
 from ..checkpoints.load import adapted, load_pretrained
-from ..errors import CheckpointMismatchError, RefusedCheckpointError
+from ..errors import CheckpointMismatchError
 
 _INHERIT = 'mmvttt.InheritViT'
 # The inner weights as the authors of ViT³ and T⁵ name them; much of the rest has our names.
 _PUBLIC = re.compile(r'(^|\.)attn\.w[123]$')
-# What the authors' training scripts save beside the weights; the converter reads it as plain data.
-_SCRIPTS = re.compile(r'yacs\.config|argparse\.Namespace')
 _CONVERT = (
     'convert it once: python tools/convert_checkpoint.py PUBLIC.pth OURS.pth (with --ema its '
     "averaged weights, MESA's teacher)"
@@ -52,14 +50,7 @@ class PretrainedMixin:
             for config in pretrained:
                 options = {k: v for k, v in config.items() if k != 'type'}
                 adapt = self._inherited if config['type'] == _INHERIT else self._adapted
-                try:
-                    load_pretrained(self, **options, adapt=adapt)
-                except RefusedCheckpointError as error:
-                    if not _SCRIPTS.search(str(error)):
-                        raise
-                    raise RefusedCheckpointError(
-                        f"{error}. If it is one of the authors' of ViT³ or T⁵, {_CONVERT}"
-                    ) from None
+                load_pretrained(self, **options, adapt=adapt)
 
     def _inherited(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         """What a ViT has for this model, by its names."""

@@ -83,7 +83,8 @@ class TimmViT(PlainBackbone):
             in_chans=in_channels,
             drop_path_rate=drop_path_rate,
             num_classes=0,
-            global_pool='',
+            # Where the mean is pooled, timm puts the norm behind it; the distilled know one way.
+            global_pool='token' if 'distilled' in model else '',
             dynamic_img_size=True,
             dynamic_img_pad=True,
         )
