@@ -20,7 +20,7 @@ from mmvttt.config import config_names, load_config
 from mmvttt.registry import MODELS, PARAM_SCHEDULERS
 
 # Worked examples on small sets; heads with the toolboxes' own recipes.
-OTHERS = re.compile('demo|pennfudan|camvid|dino|mask2former')
+OTHERS = re.compile('demo|pennfudan|camvid|dino_|mask2former')
 NAMES = [name for name in config_names() if not OTHERS.search(name)]
 FP32, AMP = 'OptimWrapper', 'mmvttt.AmpOptimWrapper'
 
