@@ -15,6 +15,7 @@ from mmengine.optim import AmpOptimWrapper, ApexOptimWrapper, OptimWrapper
 from mmengine.registry import MODELS, DefaultScope, init_default_scope
 from mmengine.runner import EpochBasedTrainLoop
 
+from mmvttt.apis import train as train_module
 from mmvttt.apis.train import (
     enable_amp,
     enable_auto_scale_lr,
@@ -393,3 +394,22 @@ def test_tta_of_classes_is_not_drawn(tmp_path: Path) -> None:
 def test_tta_needs_a_toolbox() -> None:
     with pytest.raises(UsageError, match='mmdet, mmseg, mmpretrain'):
         enable_tta(Config(dict(default_scope='mmengine')))
+
+
+def test_a_recipe_for_inherited_weights_without_any_warns(monkeypatch: pytest.MonkeyPatch) -> None:
+    logged: list[str] = []
+    monkeypatch.setattr(train_module, 'print_log', lambda text, *_: logged.append(text))
+    given = dict(type='Pretrained', checkpoint='vit.pth')
+    for name, options, expected in (
+        ('t5_t_in1k_30e', {}, 1),
+        ('t5_t_in1k_30e', dict(load_from='inherited.pth'), 0),
+        ('t5_t_in1k_30e', {'model.backbone.init_cfg': given}, 0),
+        ('maskrcnn_dinov3_s_linear_1x', {}, 0),
+        ('vittt_t_in1k', {}, 0),
+    ):
+        logged.clear()
+        cfg = load_config(name)
+        cfg.merge_from_dict(options)
+        train_module._warn_of_random_weights(cfg)
+        assert len(logged) == expected, name
+        assert all('tools/inherit_weights.py' in text for text in logged)

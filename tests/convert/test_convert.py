@@ -135,6 +135,20 @@ def test_t5_is_told_from_vit3() -> None:
         }
 
 
+def test_t5_of_a_grid_that_is_no_square() -> None:
+    weights = published.t5_weights(32, 2, 2, 64, 6, gated=True)
+    done = to_ours(weights)
+    assert done.complete
+    arch = dict(embed_dims=32, num_layers=2, num_heads=2, feedforward_channels=64)
+    model = load(T5(arch, img_size=(32, 48)), done.weights)
+    assert torch.equal(model.pos_embed, weights['pos_embed'])
+    back = to_public(done.weights)
+    assert back.weights.keys() == weights.keys()
+    # Nor does any tensor tell of the key norm, the window or the kind of the inner model.
+    assert 'another key norm, or T⁵⁺' in back.caution
+    assert not to_public(ViT3('tiny').state_dict()).caution
+
+
 def test_t5_computes_the_published_formula() -> None:
     weights = published.t5_weights(32, 2, 2, 64, 16, gated=True)
     done = to_ours(dict(weights))
