@@ -6,9 +6,10 @@ from .exact_resume import (
     ExactBatchSampler,
     ExactEpochLoop,
     ExactIterLoop,
-    SeededDataset,
     make_exact,
 )
+from .protect import add_protection, protect_config, protect_runner
+from .seeded_dataset import SeededDataset
 from .signals import Preempted
 from .topology_hook import TopologyHook
 
@@ -22,5 +23,8 @@ __all__ = [
     'Preempted',
     'SeededDataset',
     'TopologyHook',
+    'add_protection',
     'make_exact',
+    'protect_config',
+    'protect_runner',
 ]

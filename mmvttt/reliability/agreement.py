@@ -1,6 +1,6 @@
-"""Whether all nodes run the same training: config, annotations, versions, before anything is built.
+"""Whether all nodes run the same training: config, data, code, versions, before anything is built.
 
-Nothing else would say so: each rank steps with its own learning rate, or waits for a batch that the
+Otherwise each rank would step with its own learning rate or code, or wait for a batch that the
 others do not have.
 """
 
@@ -12,26 +12,33 @@ import platform
 import socket
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from importlib.util import find_spec
+from pathlib import Path
 
 from mmengine.config import Config
+from mmengine.device import get_device
 from mmengine.dist import all_gather_object, get_rank, get_world_size, init_dist, is_distributed
 
 from ..errors import UsageError
-from .data.annotations import innermost
+from .data.dataset_config import innermost
 from .heartbeat import start_heartbeat
+from .settings import flatten
 
-# The last parts of keys whose values a node may have to itself.
-_PLACES = ('dir', 'root', 'file', 'prefix', 'path', 'img', 'img_path', 'seg_map_path', 'load_from')
-_PACKAGES = ('mmvttt', 'torch', 'triton', 'numpy', 'mmengine', 'mmdet', 'mmsegmentation')
-_PACKAGES += ('mmpretrain', 'mmcv', 'mmcv-lite', 'timm')
+_PACKAGES = (
+    'mmvttt', 'torch', 'triton', 'numba', 'numpy', 'mmengine', 'mmdet', 'mmsegmentation',
+    'mmpretrain', 'mmcv', 'mmcv-lite', 'timm',
+)  # fmt: skip
+# Forces a backend of the kernels.
+_BACKEND = 'TTT_KERNELS_BACKEND'
+# Packages whose sources are compared; those in `custom_imports` are added.
+_SOURCES = ('mmvttt', 'ttt_kernels')
 _LARGE = 64 * 2**20
 
 
-def agree_on_start(cfg: Config) -> None:
+def require_same_training(cfg: Config) -> None:
     """Joins the processes of a distributed training, and compares what each is about to do.
 
-    From here on a rank that hangs is named, see `heartbeat`.
+    From here on a rank that hangs is named, see `heartbeat.py`.
 
     Raises:
         UsageError: On all ranks alike: the first difference, and the node that has it.
@@ -41,14 +48,23 @@ def agree_on_start(cfg: Config) -> None:
     if not is_distributed():
         init_dist(cfg.launcher, **((cfg.get('env_cfg') or {}).get('dist_cfg') or {}))
     start_heartbeat()
-    require_same({**dict(_settings(cfg)), **dict(_annotations(cfg)), **_versions()})
+    require_same(
+        {
+            **dict(flatten(cfg)),
+            **dict(_annotations(cfg)),
+            **dict(_sources(cfg)),
+            **_versions(),
+            'the device': get_device(),
+            'the backend of the kernels': os.environ.get(_BACKEND, 'by device'),
+        }
+    )
 
 
 def require_same(facts: Mapping[str, str]) -> None:
     """Compares facts, by name, with those of all other ranks.
 
     Raises:
-        UsageError: See `agree_on_start`.
+        UsageError: See `require_same_training`.
     """
     if get_world_size() == 1:
         return
@@ -64,22 +80,6 @@ def require_same(facts: Mapping[str, str]) -> None:
                 )
 
 
-def _settings(value: Any, key: str = 'config') -> Iterator[tuple[str, str]]:
-    """Every setting by its dotted key, but for places on the disk."""
-    if isinstance(value, Mapping | Config):
-        for name, inner in value.items():
-            if not str(name).endswith(_PLACES) and name not in ('experiment_name', 'resume'):
-                yield from _settings(inner, f'{key}.{name}')
-    elif isinstance(value, list | tuple):
-        yield key, f'{len(value)} entries'
-        for index, inner in enumerate(value):
-            yield from _settings(inner, f'{key}.{index}')
-    elif not (isinstance(value, str) and os.path.isabs(value)):
-        text = repr(value)
-        # Objects are named by their address.
-        yield key, type(value).__name__ if ' at 0x' in text else text
-
-
 def _annotations(cfg: Config) -> Iterator[tuple[str, str]]:
     """A digest of each annotation file."""
     for split in ('train', 'val'):
@@ -91,8 +91,25 @@ def _annotations(cfg: Config) -> Iterator[tuple[str, str]]:
                 yield f'the content of {place}.ann_file', _digest(path)
 
 
+def _sources(cfg: Config) -> Iterator[tuple[str, str]]:
+    """A digest of the sources of mmvttt, its kernels, and the modules that the config imports."""
+    imported = (cfg.get('custom_imports') or {}).get('imports') or []
+    imported = [imported] if isinstance(imported, str) else list(imported)
+    for name in (*_SOURCES, *imported):
+        spec = find_spec(name)
+        if spec is None or not spec.origin:
+            continue
+        file = Path(spec.origin)
+        files = sorted(file.parent.rglob('*.py')) if spec.submodule_search_locations else [file]
+        digest = hashlib.sha256()
+        for path in files:
+            digest.update(path.relative_to(file.parent).as_posix().encode())
+            digest.update(path.read_bytes())
+        yield f'the source of {name}', digest.hexdigest()[:12]
+
+
 def _digest(path: str) -> str:
-    """Of the whole file, or of size, beginning and end of a large one."""
+    """Size and hash of a file; of a large one, the hash of its beginning and end."""
     size = os.path.getsize(path)
     digest = hashlib.sha256(str(size).encode())
     with open(path, 'rb') as file:

@@ -12,9 +12,10 @@ PARTIAL = '.partial'
 def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
     """Writes a file such that its name holds the old content or all of the new, at any moment.
 
-    The data goes to another file of the same folder, and to the disk, before it gets the name.
+    The data goes to another file of the same folder, and to the disk, before it gets the name. A
+    link is replaced, not followed: its target may be the file of another program.
     """
-    target = Path(os.path.realpath(path))
+    target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f'.{target.name}.{os.getpid()}{PARTIAL}')
     try:

@@ -6,7 +6,6 @@ import inspect
 import math
 import os
 import re
-import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterable
@@ -16,24 +15,22 @@ from typing import Any
 
 import mmengine
 from mmengine import hooks
-from mmengine.dist import broadcast_object_list, is_main_process
+from mmengine.dist import is_main_process
 from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.runner import Runner
 
 from ..errors import UsageError
 from ..registry import HOOKS
 from ..version import __version__
-from .anomaly_hook import AnomalyError, AnomalyHook, bad_weights
+from .anomaly_hook import AnomalyError, AnomalyHook
 from .atomic_write import PARTIAL, write_whole
+from .nonfinite import bad_weights
 from .resume import RUN_ID
-from .run_lock import RunLock
-from .signals import SAVE, STOP, Preempted, Requests, shield_workers
+from .rotation import Rotation
+from .run_lock import RunLock, lock_folder
+from .settings import training_settings
+from .signals import SAVE, STOP, Preempted, Requests, ignore_signals_in_workers
 
-# Entries of the message hub, which checkpoints keep: files of this run that newer ones replace.
-_PREEMPTED, _OUTDATED = 'preempted_checkpoint', 'outdated_checkpoints'
-# What this hook and mmengine's call their files. Nothing else is ever removed.
-_OURS = re.compile(r'(best_[^/\\]+|(epoch|iter)_\d+)\.pth')
-_PART = re.compile(r'rank\d+\.pth')
 _SECONDS_TO_RETRY = 60.0
 
 
@@ -42,7 +39,7 @@ class CheckpointHook(hooks.CheckpointHook):
     """mmengine's `CheckpointHook`, for runs that are killed.
 
     - With `max_keep_ckpts` an old checkpoint goes after the new one has come (mmengine: before); so
-      does the best one. What a kill in between leaves behind is removed by the resumed run.
+      does the best one. The resumed run removes what a kill in between leaves behind.
     - On SIGTERM, with which schedulers announce that they take a machine away, and on Ctrl-C,
       training ends after the step at hand (with accumulated gradients: after the update) with a
       checkpoint `iter_<steps>.pth`, from which `--resume` goes on; all ranks stop at the same step,
@@ -53,8 +50,8 @@ class CheckpointHook(hooks.CheckpointHook):
     - A checkpoint that cannot be written, as the disk is full, is tried again every minute; the
       training goes on, and the last good one stays.
     - A second training in the same folder is refused.
-    - `meta` has `mmengine_version`, `mmvttt_version`, and, where the training was started in a git
-      repository, `git_hash`: its commit.
+    - `meta` has `mmengine_version`, `mmvttt_version`, the settings of the training, and, where it
+      was started in a git repository, `git_hash`: its commit.
 
     That no file is ever half written is `mmvttt.reliability.patches`' doing.
 
@@ -66,6 +63,9 @@ class CheckpointHook(hooks.CheckpointHook):
     Raises:
         TypeError: There is no such option.
     """
+
+    best_ckpt_path: str | None
+    best_ckpt_path_dict: dict[str | None, str | None]
 
     def __init__(self, *args: Any, exit_code: int = 0, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -96,10 +96,11 @@ class CheckpointHook(hooks.CheckpointHook):
         """
         folder = self._folder(runner)
         if '://' not in folder:
-            self._lock_folder(folder)
-        self._trust_only_our_names(runner, folder)
-        super().before_train(runner)
+            self._lock = lock_folder(folder)
         hub = runner.message_hub
+        self._rotation = Rotation(hub, folder, self.filename_tmpl, self.max_keep_ckpts)
+        self._rotation.drop_foreign_names()
+        super().before_train(runner)
         if is_main_process() and '://' not in folder:
             for partial_file in Path(folder).glob(f'.*{PARTIAL}'):
                 partial_file.unlink(missing_ok=True)
@@ -109,24 +110,30 @@ class CheckpointHook(hooks.CheckpointHook):
             if is_main_process() and self.last_ckpt and os.path.exists(self.last_ckpt):
                 # A kill after the checkpoint has left it at the one before, which goes now.
                 self._point_to(runner, self.last_ckpt)
-            self._remove(hub.runtime_info.get(_OUTDATED, ()))
+            self._rotation.remove(self._rotation.outdated, self.file_backend, self.last_ckpt)
         if RUN_ID not in hub.runtime_info:
             hub.update_info(RUN_ID, uuid.uuid4().hex)
         self._warn_about_accumulation(runner)
-        runner.save_checkpoint = partial(self._save_or_say, runner, runner.save_checkpoint)
+        runner.save_checkpoint = partial(self._save_or_warn, runner, runner.save_checkpoint)
         loops = (runner.train_loop, runner.val_loop)
-        shield_workers(*(loop.dataloader for loop in loops if hasattr(loop, 'dataloader')))
+        ignore_signals_in_workers(
+            *(loop.dataloader for loop in loops if hasattr(loop, 'dataloader'))
+        )
         self._requests.listen()
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict[str, Any]) -> None:
-        """Writes the versions, and by itself the commit that mmengine appends to its own."""
+        """Writes versions, settings, and by itself the commit that mmengine appends to its own."""
         meta = checkpoint['meta']
         # FlexibleRunner's strategies have another name for it.
         both = meta.pop('mmengine', None) or meta.get('mmengine_version', '')
         commit = both.removeprefix(mmengine.__version__)
         if re.fullmatch('[0-9a-f]{40,64}', commit):
             meta['git_hash'] = commit
-        meta.update(mmengine_version=mmengine.__version__, mmvttt_version=__version__)
+        meta.update(
+            mmengine_version=mmengine.__version__,
+            mmvttt_version=__version__,
+            settings=training_settings(runner.cfg),
+        )
 
     def after_train_iter(self, runner: Runner, *args: Any, **kwargs: Any) -> None:
         """Saves as mmengine's hook does, and where a signal has asked for it."""
@@ -187,43 +194,6 @@ class CheckpointHook(hooks.CheckpointHook):
             folder = os.path.join(folder, os.path.basename(runner.work_dir.rstrip(os.sep)))
         return folder
 
-    def _lock_folder(self, folder: str) -> None:
-        """Takes the folder's lock on rank 0, and ends on all ranks where it is taken."""
-        error = ''
-        if is_main_process():
-            self._lock = RunLock(folder)
-            try:
-                self._lock.acquire()
-            except UsageError as taken:
-                error = str(taken)
-        answer = [error]
-        broadcast_object_list(answer)
-        if answer[0]:
-            raise UsageError(answer[0])
-
-    def _trust_only_our_names(self, runner: Runner, folder: str) -> None:
-        """Makes what a resumed checkpoint brings the names of files of this run, or drops it.
-
-        They are removed when better or newer checkpoints come: a crafted one would name others.
-        """
-        info = runner.message_hub.runtime_info
-        for key in [k for k in info if k.startswith('best_ckpt') or k in ('last_ckpt', _PREEMPTED)]:
-            name = re.split(r'[/\\]', str(info[key]))[-1]
-            if _OURS.fullmatch(name):
-                info[key] = os.path.join(folder, name)
-            else:
-                del info[key]
-        for key, kind in (('keep_ckpt_ids', int), (_OUTDATED, str)):
-            if key in info:
-                found = info[key] if isinstance(info[key], list) else []
-                info[key] = [i for i in found if isinstance(i, kind)]
-        kept = info.get('keep_ckpt_ids', [])
-        if self.max_keep_ckpts > 0 and len(kept) > self.max_keep_ckpts:
-            # mmengine would remove them, folders of any kind included.
-            extra = [self.filename_tmpl.format(i) for i in kept[: -self.max_keep_ckpts]]
-            info[_OUTDATED] = [*info.get(_OUTDATED, []), *extra]
-            info['keep_ckpt_ids'] = kept[-self.max_keep_ckpts :]
-
     def _require_good_weights(self, runner: Runner) -> None:
         """Raises AnomalyError, on all ranks, rather than let weights that are not finite be saved.
 
@@ -232,8 +202,12 @@ class CheckpointHook(hooks.CheckpointHook):
         """
         for hook in runner.hooks:
             if isinstance(hook, AnomalyHook):
-                hook.look()
+                hook.require_finite()
         bad = next(bad_weights(runner.model, buffers=True), None)
+        for hook in runner.hooks:
+            if bad is None and isinstance(hook, hooks.EMAHook):
+                bad = next(bad_weights(hook.ema_model.module, buffers=True), None)
+                bad = bad and f'In the averaged weights: {bad}'
         if self._requests.any(bad is not None):
             raise AnomalyError(f'No checkpoint is written. {bad or "See the other ranks."}')
 
@@ -242,11 +216,8 @@ class CheckpointHook(hooks.CheckpointHook):
         if self._saved_iter == meta['iter']:
             return
         self._require_good_weights(runner)
-        hub = runner.message_hub
         name = f'iter_{meta["iter"]}.pth'
-        outdated = [hub.runtime_info.get(_PREEMPTED, '')]
-        hub.update_info(_PREEMPTED, self.file_backend.join_path(self.out_dir, name))
-        self._write(runner, name, meta, False, outdated)
+        self._write(runner, name, meta, False, self._rotation.preempt(name))
 
     def _write(
         self,
@@ -258,11 +229,8 @@ class CheckpointHook(hooks.CheckpointHook):
         **options: Any,
     ) -> bool:
         """Writes a checkpoint, then the pointer to it, then removes what it replaces."""
-        hub = runner.message_hub
         path = self.file_backend.join_path(self.out_dir, name)
-        outdated = [n for n in map(os.path.basename, outdated) if n and n != name]
-        hub.update_info('last_ckpt', path)
-        hub.update_info(_OUTDATED, outdated)
+        outdated = self._rotation.announce(path, outdated)
         self._failure = None
         runner.save_checkpoint(
             self.out_dir,
@@ -286,18 +254,18 @@ class CheckpointHook(hooks.CheckpointHook):
         self.last_ckpt = path
         self._saved_iter = meta['iter']
         self._retry_at = math.inf
-        self._remove(outdated)
+        self._rotation.remove(outdated, self.file_backend, path)
         return True
 
     def _point_to(self, runner: Runner, path: str) -> None:
         pointer = Path(runner.work_dir, 'last_checkpoint')
         self._try(runner, write_whole, pointer, path.encode())
 
-    def _save_or_say(self, runner: Runner, save: Callable, *args: Any, **kwargs: Any) -> None:
+    def _save_or_warn(self, runner: Runner, save: Callable, *args: Any, **kwargs: Any) -> None:
         self._try(runner, save, *args, **kwargs)
 
     def _try(self, runner: Runner, action: Callable, *args: Any, **kwargs: Any) -> None:
-        """Does what may fail by the disk, and says so."""
+        """Does what a full disk may make fail, with a warning."""
         try:
             action(*args, **kwargs)
         except OSError as error:
@@ -316,27 +284,6 @@ class CheckpointHook(hooks.CheckpointHook):
                 f'({self._failure or "see rank 0"}): make room, and go on with --resume'
             )
 
-    def _remove(self, names: Iterable[str]) -> None:
-        """Removes checkpoints of this run: plain files, and folders that hold only ranks' parts."""
-        if not is_main_process():
-            return
-        current = os.path.basename(str(self.last_ckpt))
-        for name in names:
-            path = self.file_backend.join_path(self.out_dir, name)
-            if not self._is_ours(name) or name == current:
-                continue
-            if self.file_backend.isfile(path):
-                self.file_backend.remove(path)
-            elif os.path.isdir(path) and not os.path.islink(path):
-                parts = os.listdir(path)
-                if parts and all(map(_PART.fullmatch, parts)):
-                    shutil.rmtree(path)
-
-    def _is_ours(self, name: str) -> bool:
-        before, _, after = self.filename_tmpl.partition('{}')
-        own = re.compile(rf'{re.escape(before)}\d+{re.escape(after)}')
-        return bool(_OURS.fullmatch(name) or own.fullmatch(name))
-
     def _stop(self, runner: Runner) -> None:
         self._require_saved()
         runner.logger.info(
@@ -353,61 +300,42 @@ class CheckpointHook(hooks.CheckpointHook):
 
     def _save_checkpoint_with_step(self, runner: Runner, step: int, meta: dict) -> None:
         self._require_good_weights(runner)
-        hub = runner.message_hub
-        outdated = self._replaced_best()
-        ids = self.keep_ckpt_ids if self.max_keep_ckpts > 0 else None
-        former = list(ids or ())
-        if ids is not None and (not ids or ids[-1] != step):
-            if len(ids) == self.max_keep_ckpts:
-                outdated.append(self.filename_tmpl.format(ids.popleft()))
-            ids.append(step)
-            hub.update_info('keep_ckpt_ids', list(ids))
-        preempted = hub.pop_info(_PREEMPTED) if _PREEMPTED in hub.runtime_info else None
-        if preempted:
-            outdated.append(preempted)
-        name = self.filename_tmpl.format(step)
-        written = self._write(runner, name, meta, self.by_epoch, outdated, **self.args)
-        if written:
-            return
-        if ids is not None:
-            ids.clear()
-            ids.extend(former)
-            hub.update_info('keep_ckpt_ids', former)
-        if preempted:
-            hub.update_info(_PREEMPTED, preempted)
+        with self._rotation.turn(step) as turn:
+            turn.outdated += self._replaced_best()
+            name = self.filename_tmpl.format(step)
+            turn.written = self._write(
+                runner, name, meta, self.by_epoch, turn.outdated, **self.args
+            )
 
     def _save_best_checkpoint(self, runner: Runner, metrics: dict) -> None:
-        if not self.save_best:
-            return
-        single = len(self.key_indicators) == 1
-        paths = {None: self.best_ckpt_path} if single else self.best_ckpt_path_dict
-        self._former_best = dict(paths)
+        self._former_best = former = self._best
         # mmengine would remove the old one before it writes the new one.
-        if single:
-            self.best_ckpt_path = None
-        else:
-            self.best_ckpt_path_dict = dict.fromkeys(paths)
+        self._best = dict.fromkeys(former)
         super()._save_best_checkpoint(runner, metrics)
         # Where no regular one was written again.
-        self._remove(self._replaced_best())
-        if single:
-            self.best_ckpt_path = self.best_ckpt_path or self._former_best[None]
-        else:
-            self.best_ckpt_path_dict = {
-                key: path or self._former_best[key] for key, path in self._best_paths().items()
-            }
+        self._rotation.remove(self._replaced_best(), self.file_backend, self.last_ckpt)
+        self._best = {key: path or former[key] for key, path in self._best.items()}
         self._former_best = {}
 
-    def _best_paths(self) -> dict[str | None, str | None]:
+    @property
+    def _best(self) -> dict[str | None, str | None]:
+        """Paths of the best checkpoints, by the metric where there are several."""
         if not self.save_best:
             return {}
         if len(self.key_indicators) == 1:
             return {None: self.best_ckpt_path}
-        return self.best_ckpt_path_dict
+        return dict(self.best_ckpt_path_dict)
+
+    @_best.setter
+    def _best(self, paths: dict[str | None, str | None]) -> None:
+        if None in paths:
+            self.best_ckpt_path = paths[None]
+        elif paths:
+            self.best_ckpt_path_dict = paths
 
     def _replaced_best(self) -> list[str]:
         """Names of the best checkpoints that a better one, which is there, has just replaced."""
-        now = {key: path for key, path in self._best_paths().items() if path}
+        now = {key: path for key, path in self._best.items() if path}
         return [
             os.path.basename(old)
             for key, old in self._former_best.items()

@@ -9,16 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from mmengine.hooks import Hook
+from mmengine.hooks import EMAHook, Hook
 from mmengine.model import is_model_wrapper
 from mmengine.optim import OptimWrapper
 from mmengine.runner import Runner
 
 from ..errors import ResumeError
 from .match import compare
+from .settings import differences, training_settings
 
-# What a scheduler counts, and what follows from the optimizer; the rest is what a config has set.
+# Counters of a scheduler; its other values are settings of a config.
 _COUNTED = ('last_step', 'verbose')
+_LISTED = 12
 _ADVICE = (
     'resume with the config that the checkpoint was made with, or begin a new training from its '
     'weights: load_from=CHECKPOINT without --resume'
@@ -32,12 +34,12 @@ def watch_resume(runner: Runner, path: str) -> None:
         ResumeError: The checkpoint is of another training, or its entries are not what a training
             has written.
     """
-    runner.register_hook(_Fit(path), priority='HIGHEST')
+    runner.register_hook(_CompareOnLoad(path), priority='HIGHEST')
     resume = getattr(runner, 'resume', None)
     if resume is None:
         return
 
-    def resume_or_say(*args: Any, **kwargs: Any) -> Any:
+    def resume_with_clear_errors(*args: Any, **kwargs: Any) -> Any:
         try:
             return resume(*args, **kwargs)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -48,10 +50,10 @@ def watch_resume(runner: Runner, path: str) -> None:
                 f'({type(error).__name__}: {error})'
             ) from error
 
-    runner.resume = resume_or_say
+    runner.resume = resume_with_clear_errors
 
 
-class _Fit(Hook):
+class _CompareOnLoad(Hook):
     def __init__(self, path: str) -> None:
         self.path = path
 
@@ -65,8 +67,15 @@ class _Fit(Hook):
         changed = list(_changed(runner, checkpoint))
         if changed:
             runner.logger.warning(
-                f'the resumed training keeps what the checkpoint says: {"; ".join(changed)}. '
-                f'To train with what the config says now, {_ADVICE.rpartition("or ")[2]}'
+                f'the resumed training keeps the settings of the checkpoint: {"; ".join(changed)}. '
+                f'To train with those of the config, {_ADVICE.rpartition("or ")[2]}'
+            )
+        found = differences(checkpoint['meta'].get('settings'), training_settings(runner.cfg))
+        if found:
+            more = f'; … {len(found) - _LISTED} more' if len(found) > _LISTED else ''
+            runner.logger.warning(
+                'the training goes on with other settings than those of the checkpoint: '
+                f'{"; ".join(found[:_LISTED])}{more}'
             )
 
 
@@ -93,7 +102,7 @@ def _problems(runner: Runner, checkpoint: Mapping[str, Any]) -> Iterator[str]:
             f'is of another model: {len(different)} of its tensors are not those of this one '
             f'({", ".join(different[:3])}{", …" if len(different) > 3 else ""})'
         )
-    if isinstance(runner.optim_wrapper, OptimWrapper) and _saves_optimizer(runner):
+    if isinstance(runner.optim_wrapper, OptimWrapper) and _saves(runner, 'save_optimizer'):
         if 'optimizer' not in checkpoint:
             yield (
                 'has no optimizer and no schedule, as best_*.pth have none: it holds weights to '
@@ -102,9 +111,22 @@ def _problems(runner: Runner, checkpoint: Mapping[str, Any]) -> Iterator[str]:
         elif not _same_optimizer(runner.optim_wrapper.optimizer, checkpoint['optimizer']):
             yield f'is of another optimizer than {type(runner.optim_wrapper.optimizer).__name__}'
 
+    has_average = any(isinstance(hook, EMAHook) for hook in runner.hooks)
+    if 'ema_state_dict' in checkpoint and not has_average:
+        yield (
+            'has averaged weights, and the optimizer of those that were trained; without an '
+            'EMAHook the training would go on from the average'
+        )
+    own = runner.param_schedulers
+    if isinstance(own, list) and _saves(runner, 'save_param_scheduler'):
+        saved = checkpoint.get('param_schedulers')
+        count = len(saved) if isinstance(saved, Sequence) else 0
+        if count != len(own):
+            yield f'has {count} schedules, and the config {len(own)}'
 
-def _saves_optimizer(runner: Runner) -> bool:
-    return all(getattr(hook, 'save_optimizer', True) for hook in runner.hooks)
+
+def _saves(runner: Runner, option: str) -> bool:
+    return all(getattr(hook, option, True) for hook in runner.hooks)
 
 
 def _same_optimizer(optimizer: Any, saved: Any) -> bool:
@@ -137,7 +159,7 @@ def _same_optimizer(optimizer: Any, saved: Any) -> bool:
 
 
 def _changed(runner: Runner, checkpoint: Mapping[str, Any]) -> Iterator[str]:
-    """What the config says otherwise, as `name: checkpoint's (config's)`."""
+    """Settings that the checkpoint overrides, as `name: checkpoint's (config's)`."""
     if isinstance(runner.optim_wrapper, OptimWrapper) and 'optimizer' in checkpoint:
         groups = checkpoint['optimizer']['param_groups']
         found: dict[str, Any] = {}
@@ -152,9 +174,6 @@ def _changed(runner: Runner, checkpoint: Mapping[str, Any]) -> Iterator[str]:
         yield from found.values()
     saved, own = checkpoint.get('param_schedulers'), runner.param_schedulers
     if not isinstance(own, list) or not isinstance(saved, Sequence):
-        return
-    if len(saved) != len(own):
-        yield f'{len(saved)} schedules (config: {len(own)})'
         return
     for there, scheduler in zip(saved, own, strict=True):
         here = scheduler.state_dict()

@@ -1,4 +1,4 @@
-"""How the tensors of a checkpoint meet those of a module, and a refusal where next to none do."""
+"""Compares the tensors of a checkpoint with those of a module; refuses where next to none match."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
+from mmengine.registry import MODELS
+from mmengine.runner import Runner
 from torch import Tensor, nn
 
 from ..errors import CheckpointMismatchError
-from .read import under
+from .read import read_weights, under
 
-# Below this share of the module's tensors a checkpoint is somebody else's.
+# Below this share of the module's tensors a checkpoint is of another model.
 _LEAST = 0.1
 _LISTED = 8
 
@@ -20,7 +23,7 @@ StateDict = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class LoadReport:
-    """How the tensors of a checkpoint meet those of a module.
+    """Tensors of a checkpoint compared with those of a module.
 
     Attributes:
         matched: Same name and shape.
@@ -75,7 +78,7 @@ def require_match(
     """Compares, and refuses a checkpoint that has next to nothing for the module.
 
     Args:
-        module: What the weights are for.
+        module: The module that the weights are for.
         weights: Named tensors, all of the file.
         source: The file's name, for the message.
         prefix: Only tensors under it count, by the rest of their names.
@@ -103,6 +106,22 @@ def require_match(
         f'{source!r} has {len(report.matched)} of the {size} tensors of {type(module).__name__}'
         f'{f" under prefix={prefix!r}" if prefix else ""}; its names begin with {listed}; {advice}'
     )
+
+
+def require_weights(runner: Runner, source: str) -> None:
+    """Refuses a checkpoint that has next to nothing for the model of a runner.
+
+    Raises:
+        CheckpointError: It cannot be read.
+        CheckpointMismatchError: See `require_match`.
+    """
+    if isinstance(runner.model, dict):
+        # FlexibleRunner builds it later; its names and shapes are enough.
+        with torch.device('meta'):
+            model = MODELS.build(runner.model)
+    else:
+        model = getattr(runner.model, 'module', runner.model)
+    require_match(model, read_weights(source), source)
 
 
 def _prefixes(weights: StateDict) -> list[str]:

@@ -1,10 +1,10 @@
-"""Checkpoints are read by an allow-list, whoever reads them, and nothing that they bring is run.
+"""Patches of mmengine that keep checkpoints whole, and code in them from running.
 
 mmengine's checkpoints hold log curves (`HistoryBuffer`) and NumPy's arrays and numbers, which torch
 refuses by itself. mmengine reads URLs with full pickle, and all files where
 TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD is set; it runs the config inside a checkpoint when a training
-resumes, and when an inferencer is not given one. Here its loaders get `read.py`, the
-one reader. docs/safety.md tells users.
+resumes, and when an inferencer is not given one. Here its loaders get the reader of `read.py`.
+docs/safety.md is for users.
 """
 
 from __future__ import annotations

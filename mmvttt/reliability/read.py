@@ -7,28 +7,33 @@ import os
 import pickle
 import re
 import stat
+import zipfile
 from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import ExitStack
+from http.client import HTTPException
 from typing import IO, Any
 from urllib.parse import urlparse
+from urllib.request import urlopen
 
 import torch
+from mmengine.logging import print_log
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.serialization import safe_globals
 
 from ..errors import CheckpointError, CheckpointMissingError, RefusedCheckpointError
 from .allow_list import allowed
-from .bounds import TooMuchError, check_bounds
+from .atomic_write import PARTIAL
 
 # Where training scripts put the weights, in the order of preference.
 _EMA = ('state_dict_ema', 'model_ema')
-# Of ours, where the average is a part of the model: MESA's teacher.
+# Prefix of averaged weights in our checkpoints: MESA's teacher.
 _TEACHER = 'teacher.'
 _CONTAINERS = ('state_dict', 'model', *_EMA)
 _LISTED = 8
-# How torch's weights-only reader says what it refuses; the last one comes with the others.
+_SECONDS_TO_ANSWER = 60
+# Messages of torch's weights-only reader; the last one comes with the others.
 _REFUSED = (
     r'GLOBAL (\S+) was not an allowed',
     r'unsupported GLOBAL (\S+) whose',
@@ -64,9 +69,9 @@ def read_content(
 ) -> Any:
     """All that is in a file or at a URL, without running any code that it may bring.
 
-    By the allow-list of `allow_list`, which is torch's own again afterwards; sizes are checked by
-    `bounds`. torch does not compare the checksums that it has written: a flipped bit would become a
-    wrong weight. Here they are compared.
+    By the allow-list of `allow_list`, which is torch's own again afterwards. torch does not compare
+    the checksums that it has written, and a flipped bit would become a wrong weight: here they are
+    compared.
 
     Args:
         checkpoint: A path, an http(s) URL, `timm://` and the name of a model with its tag, or an
@@ -94,8 +99,9 @@ def read_content(
         try:
             if path is not None and path.endswith('.safetensors'):
                 return load_file(path, str(map_location))
-            check_bounds(file)
             archive = file.read(2) == b'PK'
+            if archive:
+                _check_archive(file, source)
             file.seek(0)
             stack.enter_context(safe_globals(allowed()))
             return torch.load(
@@ -104,17 +110,17 @@ def read_content(
                 weights_only=True,
                 mmap=(mmap and archive and path is not None) or None,
             )
-        except TooMuchError as error:
-            raise CheckpointError(f'{source!r} {error}; download or save it again') from None
+        except CheckpointError:
+            raise
         except pickle.UnpicklingError as error:
             raise RefusedCheckpointError(
-                f'{source!r} is not read: it holds {_stumbling_block(error)}, which is more than '
+                f'{source!r} is not read: it holds {_refused_object(error)}, which is more than '
                 'tensors and plain data, and reading that could run code (or it is no checkpoint). '
-                'Where you trust its source, docs/safety.md says how to make a plain checkpoint '
+                'Where you trust its source, docs/safety.md shows how to make a plain checkpoint '
                 'of it'
             ) from None
         except Exception as error:
-            # What a damaged file raises depends on the place of the damage.
+            # The error of a damaged file depends on the place of the damage.
             reason = (str(error).strip().splitlines() or [''])[0]
             raise CheckpointError(
                 f'{source!r} is damaged or no checkpoint of torch ({type(error).__name__}: '
@@ -123,7 +129,7 @@ def read_content(
 
 
 def _open(path: str, source: str) -> IO[bytes]:
-    """Opens a plain file; a pipe would wait for somebody who writes into it."""
+    """Opens a plain file; a pipe would wait for a writer."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise CheckpointError(f'{source!r} is no plain file')
@@ -132,8 +138,27 @@ def _open(path: str, source: str) -> IO[bytes]:
         raise CheckpointError(f'{source!r} cannot be read: {error.strerror}') from error
 
 
-def _stumbling_block(error: pickle.UnpicklingError) -> str:
-    """What torch's weights-only reader would not make, out of its long message."""
+def _check_archive(file: IO[bytes], source: str) -> None:
+    """Compares checksums, and the sizes of the parts with that of the file.
+
+    torch would unpack compressed parts of any size, and read parts that lie on one another.
+    """
+    size = file.seek(0, os.SEEK_END)
+    problem = None
+    with zipfile.ZipFile(file) as archive:
+        parts = archive.infolist()
+        if any(p.compress_type != zipfile.ZIP_STORED for p in parts):
+            problem = 'has compressed parts, as TorchScript has and torch.save never writes'
+        elif sum(p.file_size for p in parts) > size:
+            problem = 'is an archive whose parts lie on one another'
+        elif (damaged := archive.testzip()) is not None:
+            problem = f'is damaged: the checksum of its part {damaged!r} is wrong'
+    if problem is not None:
+        raise CheckpointError(f'{source!r} {problem}; download or save it again')
+
+
+def _refused_object(error: pickle.UnpicklingError) -> str:
+    """The object that torch's weights-only reader refused, out of its long message."""
     found = (re.search(pattern, str(error)) for pattern in _REFUSED)
     return next((f[1] for f in found if f), str(error).strip().partition('\n')[0])
 
@@ -157,11 +182,9 @@ def _located(source: str) -> str:
     folder = hashlib.sha256(source.encode()).hexdigest()[:16]
     path = os.path.join(torch.hub.get_dir(), 'checkpoints', folder, name)
     if not os.path.isfile(path):
-        digest = _DIGEST.search(name)
         try:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            torch.hub.download_url_to_file(source, path, digest[1] if digest else None)
-        except (OSError, RuntimeError) as error:
+            _download(source, path)
+        except (OSError, HTTPException, ValueError) as error:
             raise CheckpointError(f'{source!r} cannot be downloaded: {error}') from error
     return path
 
@@ -186,6 +209,34 @@ def _from_timm(name: str) -> str:
             f"'{_TIMM}{name}' cannot be downloaded ({reason}); on a machine without a network give "
             f'the file, model.safetensors of https://huggingface.co/{config.hf_hub_id}'
         ) from error
+
+
+def _download(url: str, path: str) -> None:
+    """Downloads a file, which gets its name once all of it is there.
+
+    Raises:
+        OSError: The server does not answer for a minute, or ends early.
+        ValueError: The digest in the name, by torch's convention, is of another content.
+    """
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    partial = f'{path}.{os.getpid()}{PARTIAL}'
+    print_log(f'downloading {url} to {path}', 'current')
+    digest = hashlib.sha256()
+    try:
+        with urlopen(url, timeout=_SECONDS_TO_ANSWER) as answer, open(partial, 'wb') as file:
+            while piece := answer.read(2**20):
+                digest.update(piece)
+                file.write(piece)
+            expected = answer.headers.get('Content-Length')
+            if expected is not None and file.tell() != int(expected):
+                raise OSError(f'{file.tell()} of {expected} bytes came')
+        named = _DIGEST.search(os.path.basename(path))
+        if named and not digest.hexdigest().startswith(named[1]):
+            raise ValueError(f'its digest is {digest.hexdigest()}, and its name has {named[1]}')
+        os.replace(partial, path)
+    finally:
+        if os.path.exists(partial):
+            os.remove(partial)
 
 
 def under(weights: Mapping[Any, Any], prefix: str = '') -> dict[str, Tensor]:

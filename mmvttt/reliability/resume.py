@@ -1,7 +1,8 @@
-"""Where a training goes on: the newest good checkpoint, found by rank 0 and agreed on by all."""
+"""Which checkpoint a training resumes from: the newest good one, the same on all ranks."""
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import zipfile
@@ -10,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mmengine.config import Config
 from mmengine.dist import all_gather_object, broadcast_object_list, get_rank, get_world_size
-from mmengine.runner import Runner
+from mmengine.logging import print_log
 
 from ..errors import CheckpointError, ResumeError
-from .fit import watch_resume
 from .read import read_content
 
-# What `Runner.resume` reads.
+# Entries that `Runner.resume` reads.
 _NEEDED = ('meta', 'state_dict', 'message_hub')
 # The entry of the message hub that tells trainings apart; a resumed one keeps it.
 RUN_ID = 'run_id'
@@ -25,7 +26,7 @@ RUN_ID = 'run_id'
 
 @dataclass(frozen=True)
 class _View:
-    """What one rank sees."""
+    """The checkpoint of a training, as one rank sees it."""
 
     rank: int
     host: str
@@ -37,35 +38,37 @@ class _View:
         return f"node '{self.host}' (rank {self.rank})"
 
 
-def settle_resume(runner: Runner) -> None:
-    """Decides, before the training, which checkpoint it resumes from, if the config says resume.
+def choose_checkpoint(cfg: Config) -> str | None:
+    """Decides which checkpoint a training resumes from, if its config has `resume`.
 
     Rank 0 looks for the newest checkpoint that is whole (see `latest_checkpoint`), or checks the
     one that the config names; every other rank checks that it has the very same file. Afterwards
-    all ranks hold the same path, or none of them does and the training begins anew.
+    all ranks have the same path, or none of them has one and the training begins anew.
 
     Args:
-        runner: A Runner or FlexibleRunner whose training has not begun.
+        cfg: The config of a training that has not begun.
 
     Raises:
         ResumeError: On all ranks alike: the named file is damaged or missing; no file of the work
             directory is whole; a node lacks the file, or has another one by its name.
     """
-    if not runner._resume:
-        return
-    wanted = runner._resume if isinstance(runner._resume, str) else runner._load_from
+    resume = cfg.get('resume')
+    if not resume:
+        return None
+    work_dir = os.path.abspath(cfg.work_dir)
+    wanted = resume if isinstance(resume, str) else cfg.get('load_from')
     if wanted is not None and '://' in wanted:
-        return
+        return wanted
     rank = get_rank()
-    newest = None if wanted else next(map(str, _candidates(Path(runner.work_dir))), None)
-    verdict: list[Any] = [_choose(runner, wanted) if rank == 0 else None]
+    newest = None if wanted else next(map(str, candidates(Path(work_dir))), None)
+    verdict: list[Any] = [_choose(work_dir, wanted) if rank == 0 else None]
     broadcast_object_list(verdict)
     chosen, fingerprint, error = verdict[0]
     if error is not None:
         raise ResumeError(error)
     if chosen is not None:
         # A node may call its own work directory otherwise; an absolute path stays what it is.
-        chosen = os.path.join(runner.work_dir, chosen)
+        chosen = os.path.join(work_dir, chosen)
     problem = None
     if chosen is not None and rank > 0:
         # One rank of a node reads all of the file; for the others its index will do.
@@ -73,29 +76,23 @@ def settle_resume(runner: Runner) -> None:
         problem = _difference(chosen, fingerprint, thorough)
     view = _View(rank, socket.gethostname(), newest, problem)
     views: list[_View] = all_gather_object(view) if get_world_size() > 1 else [view]
-    _require_agreement(views, chosen, runner.work_dir)
-    runner._load_from = chosen
-    runner._resume = chosen is not None
-    if chosen:
-        watch_resume(runner, chosen)
-    runner.logger.info(
-        f'resuming from {chosen}' if chosen else f'no checkpoint in {runner.work_dir} yet'
-    )
+    _require_agreement(views, chosen, work_dir)
+    return chosen
 
 
 def latest_checkpoint(work_dir: str | os.PathLike[str]) -> tuple[str | None, list[str]]:
-    """The checkpoint of a folder that is whole and furthest, by what it says of itself.
+    """The checkpoint of a folder that is whole and furthest, by the step that it holds.
 
     Looks at `*.pth` but for `best_*`, and at the file that `last_checkpoint` names, which may lie
     elsewhere (`CheckpointHook.out_dir`). Where several trainings have written into the folder, that
-    file's counts. The time of a file says nothing: a copy, or a clock, changes it.
+    file's counts. The time of a file does not count: a copy, or a clock, changes it.
 
     Returns:
-        The path, or None where there is none; and a sentence for each that was passed over.
+        The path, or None where there is none; and a message for each that was passed over.
     """
     passed_over, found = [], []
     pointed = _pointed(Path(work_dir))
-    for path in _candidates(Path(work_dir)):
+    for path in candidates(Path(work_dir)):
         try:
             found.append((_place(path), path == pointed, path))
         except CheckpointError as error:
@@ -145,7 +142,7 @@ def _place(path: Path) -> tuple[str, int]:
     )
 
 
-def _candidates(work_dir: Path) -> list[Path]:
+def candidates(work_dir: Path) -> list[Path]:
     """Files and folders that may be checkpoints."""
     found = {p.resolve() for p in work_dir.glob('*.pth') if not p.name.startswith('best_')}
     pointed = _pointed(work_dir)
@@ -153,7 +150,7 @@ def _candidates(work_dir: Path) -> list[Path]:
 
 
 def _pointed(work_dir: Path) -> Path | None:
-    """What `last_checkpoint` names, if that is there; a power loss may have left anything in it."""
+    """The target of `last_checkpoint`, if there is one; a power loss may leave anything in it."""
     pointer = work_dir / 'last_checkpoint'
     try:
         if pointer.is_file():
@@ -165,7 +162,7 @@ def _pointed(work_dir: Path) -> Path | None:
     return None
 
 
-def _choose(runner: Runner, wanted: str | None) -> tuple[str | None, str | None, str | None]:
+def _choose(work_dir: str, wanted: str | None) -> tuple[str | None, str | None, str | None]:
     """Rank 0's path (relative, if it lies in the work directory) and fingerprint, or the error."""
     chosen: str | None
     if wanted is not None:
@@ -176,21 +173,21 @@ def _choose(runner: Runner, wanted: str | None) -> tuple[str | None, str | None,
             advice = f'; the newest good one beside it is {other!r}' if other else ''
             return None, None, f'the checkpoint {wanted!r} {problem}{advice}'
     else:
-        chosen, passed_over = latest_checkpoint(runner.work_dir)
-        for sentence in passed_over:
-            runner.logger.warning(f'not resumed from: {sentence}')
+        chosen, passed_over = latest_checkpoint(work_dir)
+        for message in passed_over:
+            print_log(f'not resumed from: {message}', 'current', logging.WARNING)
         if chosen is None and passed_over:
             return (
                 None,
                 None,
-                f'no checkpoint in {runner.work_dir!r} can be resumed: {"; ".join(passed_over)}; '
+                f'no checkpoint in {work_dir!r} can be resumed: {"; ".join(passed_over)}; '
                 'to begin anew, move them away or leave --resume out',
             )
     if chosen is None:
         return None, None, None
     fingerprint = _fingerprint(chosen)
-    if Path(chosen).is_relative_to(Path(runner.work_dir).resolve()):
-        chosen = os.path.relpath(chosen, os.path.realpath(runner.work_dir))
+    if Path(chosen).is_relative_to(Path(work_dir).resolve()):
+        chosen = os.path.relpath(chosen, os.path.realpath(work_dir))
     return chosen, fingerprint, None
 
 
@@ -207,7 +204,7 @@ def _fingerprint(path: str) -> str:
 
 
 def _difference(path: str, fingerprint: str, thorough: bool) -> str | None:
-    """What is wrong with this node's copy of the file that rank 0 has chosen."""
+    """The fault of this node's copy of the file that rank 0 has chosen."""
     if not os.path.exists(path):
         return f'lacks {path!r}'
     if thorough and (problem := why_not_resumable(path)):

@@ -1,4 +1,4 @@
-"""What signals ask of a training: save, or save and stop; agreed on by all ranks, at one step."""
+"""Requests that signals make of a training, save or stop; agreed on by all ranks, at one step."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ import torch.distributed as dist
 from mmengine.dist import get_world_size
 from mmengine.runner import Runner
 
-# What a process is asked for, by rising weight.
+# Requests, by rising weight.
 GO_ON, SAVE, STOP = range(3)
-# What launchers and schedulers send to a whole group of processes (Windows has no SIGUSR1).
-_TO_THE_GROUP = {signal.SIGTERM, signal.SIGINT, getattr(signal, 'SIGUSR1', signal.SIGINT)}
+# Signals that launchers and schedulers send to a whole group of processes; Windows lacks some.
+_TO_THE_GROUP = {signal.SIGTERM, signal.SIGINT} | {
+    getattr(signal, name) for name in ('SIGUSR1', 'SIGHUP') if hasattr(signal, name)
+}
 # A second Ctrl-C before this is the same one: a terminal, a launcher and `timeout` may all send it.
 _SECONDS_OF_A_SIGNAL = 1.0
 
@@ -31,11 +33,11 @@ class Preempted(SystemExit):
 
 
 class Requests:
-    """Hears SIGTERM, SIGINT and SIGUSR1, and tells all ranks of them at the same step.
+    """Receives SIGTERM, SIGINT, SIGHUP and SIGUSR1; all ranks learn of them at the same step.
 
     Attributes:
-        group: Of all ranks, on CPUs whatever the backend is: asking does not wait for a GPU. None
-            in a training of one process.
+        group: Group of all ranks, on CPUs whatever the backend is: asking does not wait for a GPU.
+            None in a training of one process.
         name: The signal that was heard, or 'a signal' where another rank has heard it.
         listening: Between `listen` and `close`.
     """
@@ -53,14 +55,18 @@ class Requests:
         """Takes the signals over, on all ranks."""
         self.listening = True
         if get_world_size() > 1:
-            self.group = dist.new_group(backend='gloo')
+            group: Any = dist.new_group(backend='gloo')
+            self.group = group
         # Python hears signals in the main thread only.
         if threading.current_thread() is threading.main_thread():
             wanted = {signal.SIGTERM: STOP, signal.SIGINT: STOP}
             if hasattr(signal, 'SIGUSR1'):
                 wanted[signal.SIGUSR1] = SAVE
+            # nohup has it ignored.
+            if hasattr(signal, 'SIGHUP') and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+                wanted[signal.SIGHUP] = STOP
             for number, meaning in wanted.items():
-                self._former[number] = signal.signal(number, partial(self._hear, meaning))
+                self._former[number] = signal.signal(number, partial(self._on_signal, meaning))
 
     def close(self) -> None:
         """Gives the signals back, on all ranks."""
@@ -115,7 +121,7 @@ class Requests:
         dist.all_reduce(value, by, self.group)
         return int(value)
 
-    def _hear(self, meaning: int, number: int, *_: Any) -> None:
+    def _on_signal(self, meaning: int, number: int, *_: Any) -> None:
         before, when = self._last
         again = number == before == signal.SIGINT
         if again and time.monotonic() > when + _SECONDS_OF_A_SIGNAL:
@@ -126,29 +132,29 @@ class Requests:
         self.ask(meaning)
 
 
-def shield_workers(*loaders: Any) -> None:
-    """Makes data workers deaf to signals to the whole group of processes, but for a kill.
+def ignore_signals_in_workers(*loaders: Any) -> None:
+    """Makes data workers ignore the signals that a whole group of processes gets, but for a kill.
 
-    One that ended on them would end the training before it has saved. It ends with its trainer, or
-    by `end_workers`.
+    A worker that ended on one would end the training before it has saved. Workers end with their
+    trainer, or by `end_workers`.
     """
     for loader in loaders:
         context = loader.multiprocessing_context or multiprocessing
         trainer = os.getpid() if context.get_start_method() == 'fork' else None
-        loader.worker_init_fn = partial(_make_deaf, loader.worker_init_fn, trainer)
+        loader.worker_init_fn = partial(_init_worker, loader.worker_init_fn, trainer)
         loader._get_iterator = partial(_remembered, loader, loader._get_iterator)
     atexit.unregister(_kill_workers)
     atexit.register(_kill_workers)
 
 
-def _make_deaf(then: Callable[[int], None] | None, trainer: int | None, worker: int) -> None:
+def _init_worker(then: Callable[[int], None] | None, trainer: int | None, worker: int) -> None:
     for number in _TO_THE_GROUP:
         signal.signal(number, signal.SIG_IGN)
     if hasattr(signal, 'pthread_sigmask'):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _TO_THE_GROUP)
     if then is not None:
         then(worker)
-    # torch's own watch, which begins now, would wait for whoever has adopted this process to end.
+    # torch's own watch, which begins now, would wait for the process that has adopted this one.
     if trainer is not None and os.getppid() != trainer:
         os._exit(1)
 
@@ -156,7 +162,7 @@ def _make_deaf(then: Callable[[int], None] | None, trainer: int | None, worker: 
 def _remembered(loader: Any, make_iterator: Callable[[], Any]) -> Any:
     """An iterator for `end_workers`, whose workers are born with the signals blocked.
 
-    torch gives them a handler that ends them, some moments before `_make_deaf` is called.
+    torch gives them a handler that ends them, some moments before `_init_worker` is called.
     """
     if not hasattr(signal, 'pthread_sigmask'):
         iterator = make_iterator()
@@ -173,21 +179,21 @@ def _remembered(loader: Any, make_iterator: Callable[[], Any]) -> Any:
 def end_workers(runner: Runner) -> None:
     """Ends the data workers of a training that is over: persistent ones, or those of a failed one.
 
-    Left to the garbage collector, which takes their queues down first, they would never hear that
-    it is, and be waited for ten seconds each. An error keeps the iterator that it came out of.
+    Left to the garbage collector, which takes their queues down first, they would never learn
+    that it is, and be waited for ten seconds each. An error keeps the iterator that it came out of.
     """
     for loop in (runner._train_loop, runner._val_loop):
-        loader = getattr(loop, 'dataloader', None)
+        loader: Any = getattr(loop, 'dataloader', None)
         latest = getattr(loader, 'latest_iterator', None)
-        # Of a loader that nobody has shielded, the persistent one.
-        iterator = latest() if latest else getattr(loader, '_iterator', None)
+        # Else the persistent one.
+        iterator: Any = latest() if latest else getattr(loader, '_iterator', None)
         if hasattr(iterator, '_shutdown_workers'):
             iterator._shutdown_workers()
             loader._iterator = None
 
 
 def _kill_workers() -> None:
-    """At the end of Python, which would send its children a SIGTERM and wait: these are deaf."""
+    """At the end of Python, which would send its children a SIGTERM and wait: workers ignore it."""
     for process in multiprocessing.active_children():
         if process.daemon:
             process.kill()

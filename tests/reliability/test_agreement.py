@@ -15,8 +15,9 @@ from mmengine.config import Config
 from mmvttt.errors import UsageError
 from mmvttt.reliability import agreement
 from mmvttt.reliability.heartbeat import Heartbeat
+from mmvttt.reliability.settings import flatten
 
-MEET = Path(__file__).parents[2] / 'tools' / '_meet.py'
+RENDEZVOUS = Path(__file__).parents[2] / 'tools' / '_rendezvous.py'
 
 
 def config(**changes: object) -> Config:
@@ -35,7 +36,7 @@ def config(**changes: object) -> Config:
 
 
 def facts(cfg: Config) -> dict[str, str]:
-    return {**dict(agreement._settings(cfg)), **dict(agreement._annotations(cfg))}
+    return {**dict(flatten(cfg)), **dict(agreement._annotations(cfg))}
 
 
 @pytest.mark.parametrize(
@@ -83,6 +84,18 @@ def test_annotations_are_compared_by_content(tmp_path: Path) -> None:
     assert facts(roots[0]) != facts(roots[1])
 
 
+def test_sources_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loss of the other sign on one node trained on."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    cfg = Config(dict(custom_imports=dict(imports=['my_loss'])))
+    found = []
+    for sign in '+-':
+        (tmp_path / 'my_loss.py').write_text(f'loss = {sign}1\n')
+        found.append(dict(agreement._sources(cfg)))
+    assert found[0].keys() == {f'the source of {n}' for n in ('mmvttt', 'ttt_kernels', 'my_loss')}
+    assert {k for k in found[0] if found[0][k] != found[1][k]} == {'the source of my_loss'}
+
+
 def until(condition: Callable[[], object], seconds: float = 20) -> None:
     end = time.monotonic() + seconds
     while not condition():
@@ -107,7 +120,7 @@ def test_a_silent_rank_is_named_and_given_up(monkeypatch: pytest.MonkeyPatch) ->
     first.stop()
     hangs.stop()
     place = f'rank 2 ({socket.gethostname()!r}, process {os.getpid()})'
-    assert any(f'{place} has said nothing for' in text for text in said)
+    assert any(f'{place} has been silent for' in text for text in said)
     assert 'rank 2 is given up after' in said[-1]
     assert not any('rank 1' in text for text in said)
     assert first.gone() == [place]
@@ -115,7 +128,7 @@ def test_a_silent_rank_is_named_and_given_up(monkeypatch: pytest.MonkeyPatch) ->
 
 def node(rank: int, port: str, nodes: int = 2, **variables: str) -> subprocess.Popen:
     return subprocess.Popen(
-        [sys.executable, str(MEET), str(nodes), str(rank), '127.0.0.1', port],
+        [sys.executable, str(RENDEZVOUS), str(nodes), str(rank), '127.0.0.1', port],
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, 'NODES_SAY_EVERY': '0.3', 'NODES_TIMEOUT': '60', **variables},

@@ -46,8 +46,9 @@ def test_mmengine_writes_whole_files(tmp_path: Path) -> None:
     link = tmp_path / 'link.pth'
     link.symlink_to(target)
     LocalBackend().put(b'two', str(link))
-    assert link.is_symlink()
-    assert target.read_bytes() == b'two'
+    assert not link.is_symlink()
+    assert link.read_bytes() == b'two'
+    assert target.read_bytes() != b'two'
     LocalBackend().put_text('ä', tmp_path / 'c.txt', encoding='latin-1')
     assert (tmp_path / 'c.txt').read_bytes() == b'\xe4'
 

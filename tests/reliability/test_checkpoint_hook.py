@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import mmengine
 import pytest
 import torch
+from mmengine.config import Config
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import worker as worker_module
 
@@ -19,6 +20,7 @@ from mmvttt.errors import UsageError
 from mmvttt.reliability import AnomalyError, CheckpointHook, Preempted, signals
 from mmvttt.reliability.read import read_content
 from mmvttt.reliability.resume import latest_checkpoint
+from mmvttt.reliability.rotation import Rotation
 from mmvttt.version import __version__
 
 TRAININGS = Path(__file__).parents[1] / 'trainings'
@@ -58,7 +60,7 @@ def test_versions_and_the_commit_stand_apart(key: str) -> None:
     versions = dict(mmengine_version=mmengine.__version__, mmvttt_version=__version__)
     for commit in ('0123456789' * 4, '', 'unknown'):
         checkpoint = dict(meta={'epoch': 1, key: mmengine.__version__ + commit})
-        CheckpointHook().before_save_checkpoint(None, checkpoint)
+        CheckpointHook().before_save_checkpoint(SimpleNamespace(cfg=Config()), checkpoint)
         own = dict(git_hash=commit) if len(commit) == 40 else {}
         assert checkpoint['meta'] == dict(epoch=1, **versions, **own)
 
@@ -158,7 +160,7 @@ def test_workers_are_deaf_from_their_first_moment(monkeypatch: pytest.MonkeyPatc
         worker_module.signal_handling, '_set_worker_signal_handlers', prepare_slowly
     )
     loader = DataLoader(range(4), num_workers=1)
-    signals.shield_workers(loader)
+    signals.ignore_signals_in_workers(loader)
     batches = iter(loader)
     (process,) = batches._workers
     time.sleep(0.25)
@@ -184,7 +186,7 @@ def start_slowly(worker):
 loader = DataLoader(
     range(4), num_workers=1, worker_init_fn=start_slowly, multiprocessing_context='fork'
 )
-signals.shield_workers(loader)
+signals.ignore_signals_in_workers(loader)
 batches = iter(loader)
 os.read(begun, 1)
 os.kill(os.getpid(), signal.SIGKILL)
@@ -203,7 +205,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_persistent_workers_end_with_the_training(shielded: bool) -> None:
     loader = DataLoader(range(4), num_workers=1, persistent_workers=True)
     if shielded:
-        signals.shield_workers(loader)
+        signals.ignore_signals_in_workers(loader)
     (process,) = iter(loader)._workers
     assert process.is_alive()
     signals.end_workers(
@@ -407,7 +409,7 @@ def test_what_a_kill_between_two_files_left_is_removed(
 
     run('train', config='noisy', work_dir='a', cfg_options={**keep, 'train_cfg.max_epochs': 1})
     with monkeypatch.context() as patch:
-        patch.setattr(CheckpointHook, '_remove', lambda self, names: list(names) and kill())
+        patch.setattr(Rotation, 'remove', lambda self, names, *_: list(names) and kill())
         with pytest.raises(Killed):
             run('train', config='noisy', work_dir='a', resume='auto', cfg_options=keep)
     assert names('a') == {'epoch_1.pth', 'epoch_2.pth'}

@@ -19,9 +19,9 @@ from mmengine.runner import EpochBasedTrainLoop
 
 from mmvttt.errors import DataError, ResumeError, UsageError
 from mmvttt.reliability import ExactBatchSampler, Preempted, SeededDataset, agreement, make_exact
-from mmvttt.reliability.exact_resume import seed_everything
 from mmvttt.reliability.read import read_content
 from mmvttt.reliability.resume import latest_checkpoint
+from mmvttt.reliability.seeding import seed_everything
 
 EPOCHS = {'train_cfg.max_epochs': 3}
 # 22 images in batches of 4: 6 steps an epoch.

@@ -47,9 +47,43 @@ def test_another_training_is_refused(trained: Callable) -> None:
     assert 'Epoch(train)' not in log()
 
 
+def test_what_cannot_be_continued_is_refused(trained: Callable) -> None:
+    with pytest.raises(ResumeError, match=r'has averaged weights, .* without an EMAHook'):
+        trained(custom_hooks=[])
+    with pytest.raises(ResumeError, match='has 1 schedules, and the config 0'):
+        trained(param_scheduler=[])
+    content = read_content('a/epoch_1.pth')
+    del content['param_schedulers']
+    torch.save(content, 'a/without.pth')
+    with pytest.raises(ResumeError, match='has 0 schedules, and the config 1'):
+        trained('a/without.pth')
+    assert 'Epoch(train)' not in log()
+
+
+def test_one_warning_names_every_other_setting(trained: Callable) -> None:
+    changes = {
+        'custom_hooks.0.momentum': 0.2,
+        'optim_wrapper.clip_grad': dict(max_norm=1.0),
+        'optim_wrapper.accumulative_counts': 2,
+        'train_dataloader.sampler.shuffle': False,
+        'train_dataloader.num_workers': 1,
+    }
+    trained(**changes)
+    (line,) = [x for x in log().splitlines() if 'with other settings' in x]
+    for named in (
+        'custom_hooks.0.momentum: 0.1 (now: 0.2)',
+        'optim_wrapper.clip_grad.max_norm: nothing (now: 1.0)',
+        'optim_wrapper.accumulative_counts: nothing (now: 2)',
+        'train_dataloader.sampler.shuffle: True (now: False)',
+        'train_cfg.max_epochs: 1 (now: 2)',
+    ):
+        assert named in line
+    assert 'num_workers' not in line
+
+
 def test_settings_that_a_resume_keeps_are_said(trained: Callable) -> None:
     trained(**{'optim_wrapper.optimizer.lr': 0.5, 'param_scheduler.T_max': 4})
-    (line,) = [x for x in log().splitlines() if 'keeps what the checkpoint says' in x]
+    (line,) = [x for x in log().splitlines() if 'keeps the settings of the checkpoint' in x]
     assert 'lr: 0.01 (config: 0.5)' in line
     assert 'CosineAnnealingLR.T_max: 18 (config: 24)' in line
     assert 'load_from=CHECKPOINT without --resume' in line
@@ -57,7 +91,8 @@ def test_settings_that_a_resume_keeps_are_said(trained: Callable) -> None:
 
 def test_the_same_training_says_nothing(trained: Callable) -> None:
     trained(**{'train_cfg.max_epochs': 1})
-    assert 'keeps what' not in log()
+    assert 'keeps the settings' not in log()
+    assert 'other settings' not in log()
 
 
 ODD: dict[str, Any] = {

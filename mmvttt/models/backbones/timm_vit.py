@@ -14,7 +14,7 @@ from mmvttt.registry import MODELS
 
 from ..linearize import MapSize, linearize
 from ..linearize.linearize import Linearization
-from .base import OUT_TYPES, PlainBackbone, check_image
+from .base import OUT_TYPES, PlainBackbone, check_image, map_size
 
 CLASS_TOKEN = 'cls_token'
 # By the model's class: what makes timm's names and shapes of the weights of a model's authors.
@@ -111,8 +111,7 @@ class TimmViT(PlainBackbone):
         self._source = model, options
         self.linearization = _linearized(vit, linearize)
         self.num_prefix_tokens = vit.num_prefix_tokens
-        # Tokens in front of the patches that have rows of the position embedding.
-        self.placed = 0 if vit.no_embed_class else vit.num_prefix_tokens
+        self.num_prefix_rows = 0 if vit.no_embed_class else vit.num_prefix_tokens
         self.grid = vit.patch_embed.grid_size
         self.patch_embed = vit.patch_embed
         self.cls_token = vit.cls_token
@@ -140,22 +139,19 @@ class TimmViT(PlainBackbone):
         """
         check_image(x, self.in_channels, type(self).__name__)
         x = self.patch_embed(x)
-        h, w = x.shape[1:3]
-        hw = (int(h), int(w)) if torch.jit.is_tracing() else (h, w)
+        hw = map_size(x.permute(0, 3, 1, 2))
         x = x.flatten(1, 2)
         tokens = (self.cls_token, self.dist_token, self.reg_token)
         prefix = [t.expand(x.shape[0], -1, -1) for t in tokens if t is not None]
         if self.pos_embed is None:
             x = torch.cat([*prefix, x], 1)
-        elif self.placed:
+        elif self.num_prefix_rows:
             x = torch.cat([*prefix, x], 1) + self._resized(self.pos_embed, hw, self.grid)
         else:
             x = torch.cat([*prefix, x + self._resized(self.pos_embed, hw, self.grid)], 1)
         return self.norm_pre(self.pos_drop(x)), hw
 
-    def run_block(
-        self, index: int, x: Tensor, hw: tuple[int, int], *extra: Tensor | None
-    ) -> Tensor:
+    def run_block(self, index: int, x: Tensor, hw: tuple[int, int], **extras: Tensor) -> Tensor:
         """Block `index` on tokens `(B, num_prefix_tokens + h·w, C)` of an `(h, w)` map."""
 
         def run(x: Tensor) -> Tensor:
@@ -208,31 +204,6 @@ class TimmViT(PlainBackbone):
         for name in own:
             del state_dict[f'{prefix}{name}']
         state_dict.update({f'{prefix}{name}': weight for name, weight in found.items()})
-
-    def _adapt(self, state_dict: dict[str, Tensor], prefix: str, note: object) -> bool:
-        stored = state_dict.get(f'{prefix}pos_embed')
-        if self.pos_embed is None or stored is None or stored.dim() != 3:
-            return False
-        count = stored.shape[1] - self.placed
-        match note:
-            case {'grid': (int(h), int(w))} if h * w == count:
-                grid = h, w
-            case _:
-                if (
-                    count == self.pos_embed.shape[1] - self.placed
-                    or round(count**0.5) ** 2 != count
-                ):
-                    return False
-                grid = round(count**0.5), round(count**0.5)
-        if grid == self.grid:
-            return False
-        state_dict[f'{prefix}pos_embed'] = self._resized(stored, self.grid, grid)
-        return True
-
-    def _resized(self, embedding: Tensor, new: tuple[int, int], old: tuple[int, int]) -> Tensor:
-        return timm.layers.resample_abs_pos_embed(
-            embedding, list(new), list(old), num_prefix_tokens=self.placed, antialias=self.antialias
-        )
 
 
 def _create(name: str, options: Mapping[str, Any]) -> nn.Module:

@@ -1,4 +1,4 @@
-"""What is wrong with the data that a config names: annotations against classes, files, images.
+"""Checks the data sets that a config names: annotations against classes, files, images.
 
 Reads COCO's JSON (mmdet), label maps (mmsegmentation), and folders or lists of pictures
 (mmpretrain), as the toolboxes' base data sets do. Data sets with a format of their own are left
@@ -15,40 +15,27 @@ from typing import Any
 
 from mmengine.config import Config
 from mmengine.dataset import Compose
-from mmengine.registry import DATASETS, TRANSFORMS, DefaultScope
+from mmengine.registry import DATASETS, DefaultScope
 
 from ...errors import DataError
 from .coco import check_coco
+from .dataset_config import (
+    innermost,
+    is_remote,
+    known_kind,
+    num_classes,
+    of_toolbox,
+    own_transform,
+    reads_files,
+)
 from .findings import Findings
 from .folders import check_folders
 from .images import Progress
 from .labels import check_labels
 
 _SPLITS = ('train', 'val', 'test')
-_TOOLBOXES = ('mmcv', 'mmengine', 'mmdet', 'mmseg', 'mmpretrain', 'mmvttt')
-# Kinds of errors in a sentence.
+# Kinds of errors in a message.
 _NAMED = 3
-# What data sets wrap others in, in mmengine and the toolboxes.
-_WRAPPED = ('dataset', 'datasets')
-# The data set of each toolbox whose format is known, and what makes the format.
-_KNOWN = {
-    ('mmdet', 'CocoDataset'): ('load_data_list', 'parse_data_info'),
-    ('mmseg', 'BaseSegDataset'): ('load_data_list',),
-    ('mmpretrain', 'CustomDataset'): ('load_data_list', '_find_samples'),
-}
-
-
-def innermost(config: Any, place: str) -> Iterator[tuple[str, Mapping]]:
-    """The innermost data sets (or metrics) of a config, with the dotted key of each."""
-    if isinstance(config, list | tuple):
-        for index, inner in enumerate(config):
-            yield from innermost(inner, f'{place}.{index}')
-    elif isinstance(config, Mapping):
-        wrapped = [key for key in _WRAPPED if key in config]
-        for key in wrapped:
-            yield from innermost(config[key], f'{place}.{key}')
-        if not wrapped:
-            yield place, config
 
 
 def check_annotations(
@@ -63,7 +50,7 @@ def check_annotations(
 
     Args:
         cfg: A config whose files exist (see `check_data`).
-        splits: Of 'train', 'val', 'test'.
+        splits: Some of 'train', 'val', 'test'.
         thorough: Look at every annotation and file; else at what is quick, and stops or spoils most
             trainings: categories that are not the classes, files that are no JSON, nothing to
             learn, labels that are no class.
@@ -71,7 +58,7 @@ def check_annotations(
         progress: Wraps images on their way, such as `rich.progress.track`.
 
     Yields:
-        What was found, for each data set whose format is known.
+        Findings for each data set whose format is known.
     """
     seen = []
     first: Findings | None = None
@@ -82,11 +69,11 @@ def check_annotations(
             if config in seen:
                 continue
             seen.append(config)
-            known = _known_kind(config, cfg.get('default_scope', 'mmengine'))
+            known = known_kind(config, cfg.get('default_scope', 'mmengine'))
             if known is None or is_remote(config):
                 continue
             findings = Findings(place)
-            files = images and _reads_files(config)
+            files = images and reads_files(config)
             options = dict(thorough=thorough, images=files, progress=progress)
             # One of several sets may well be of images without a box.
             training = split == 'train' and len(sets) == 1
@@ -99,11 +86,11 @@ def check_annotations(
 
 
 def explain_failure(dataset: Mapping, error: Exception) -> DataError | None:
-    """What is wrong with the annotations of a data set that could not be built, or not be read.
+    """Explains, by its annotations, why a data set could not be built or read.
 
     Args:
         dataset: Its config.
-        error: What it has raised.
+        error: The error that it raised.
 
     Returns:
         The error that names them; None where nothing is wrong with them, or where a transform has
@@ -136,70 +123,7 @@ def _own_transform_failed(error: Exception) -> bool:
             failed = frame.f_locals.get('t')
         elif isinstance(owner, BaseTransform):
             failed = owner
-    return failed is not None and not _of_toolbox(type(failed))
-
-
-def _of_toolbox(kind: Any) -> bool:
-    return getattr(kind, '__module__', '').partition('.')[0] in _TOOLBOXES
-
-
-def has_backend(config: Mapping) -> bool:
-    """Whether a data set or metric reads from a storage backend, which may map paths elsewhere."""
-    readers = [config, *(transform for _, transform in _transforms(config))]
-    backends = [(reader.get('backend_args') or {}).get('backend', 'local') for reader in readers]
-    return any(backend != 'local' for backend in backends)
-
-
-def is_remote(config: Mapping) -> bool:
-    """Whether what a data set reads may lie elsewhere than on the disk."""
-    paths = (config.get('data_root'), config.get('ann_file'), config.get('data_prefix'))
-    return has_backend(config) or any('://' in str(path) for path in paths)
-
-
-def reads_label_maps(config: Mapping) -> bool:
-    """Whether label maps that a data set names are loaded.
-
-    Those of mmdet's `data_prefix.seg` (PNGs of COCO panoptic) are left alone by a pipeline for
-    instances, where its config inherits them from a panoptic one.
-    """
-    prefixes = config.get('data_prefix')
-    if not isinstance(prefixes, Mapping) or 'seg' not in prefixes:
-        return True
-    return any(
-        name == 'LoadPanopticAnnotations' or transform.get('with_seg')
-        for name, transform in _transforms(config)
-    )
-
-
-def _reads_files(config: Mapping) -> bool:
-    """Whether the images are files by the names that the annotations give them."""
-    names = [name for name, _ in _transforms(config)]
-    return not names or 'LoadImageFromFile' in names
-
-
-def _transforms(config: Mapping) -> Iterator[tuple[str, Mapping]]:
-    """The name of the class of each transform of a pipeline, without a scope, and its config."""
-    for transform in config.get('pipeline') or ():
-        if isinstance(transform, Mapping):
-            kind = transform.get('type')
-            yield getattr(kind, '__name__', str(kind)).rpartition('.')[2], transform
-
-
-def _known_kind(config: Mapping, scope: str) -> str | None:
-    """The toolbox whose format a data set has, or None."""
-    kind = config.get('type')
-    if isinstance(kind, str):
-        with DATASETS.switch_scope_and_registry(scope) as registry:
-            kind = registry.get(kind)
-    if not isinstance(kind, type):
-        return None
-    for base in kind.__mro__:
-        toolbox = base.__module__.partition('.')[0]
-        methods = _KNOWN.get((toolbox, base.__name__))
-        if methods is not None:
-            own = all(getattr(kind, m) is getattr(base, m) for m in methods)
-            return toolbox if own else None
-    return None
+    return failed is not None and not of_toolbox(type(failed))
 
 
 def _check(
@@ -214,7 +138,7 @@ def _check(
     try:
         dataset = DATASETS.build(lazy)
     except Exception as error:
-        # Whatever the toolbox says about its own arguments.
+        # A toolbox may raise anything for its own arguments.
         findings.error(f'{config["type"]} cannot be built: {type(error).__name__}: {error}')
         return
     classes = dataset.metainfo.get('classes')
@@ -240,42 +164,21 @@ def _check(
         _check_heads(cfg, findings)
     elif toolbox == 'mmseg':
         known = [len(classes)] if classes else []
-        known += [n for n in _num_classes(cfg, 'decode_head') if n > 1]
-        own = _own_transform(config, cfg.get('default_scope'))
+        known += [n for n in num_classes(cfg, 'decode_head') if n > 1]
+        own = own_transform(config, cfg.get('default_scope'))
         if own is not None:
             findings.warn(f'the numbers in the label maps are not checked: {own} may change them')
             known = []
         check_labels(dataset, min(known, default=None), findings, **options)
     else:
-        check_folders(dataset, next(_num_classes(cfg, 'head'), None), findings, **options)
-
-
-def _own_transform(config: Mapping, scope: str) -> str | None:
-    """The first transform of a pipeline that is not one of the toolboxes, or None."""
-    with TRANSFORMS.switch_scope_and_registry(scope) as registry:
-        for transform in config.get('pipeline') or ():
-            kind = transform.get('type') if isinstance(transform, Mapping) else transform
-            known = registry.get(kind) if isinstance(kind, str) else kind
-            if not _of_toolbox(known):
-                return str(kind)
-    return None
-
-
-def _num_classes(cfg: Config, name: str) -> Iterator[int]:
-    """`num_classes` of a part of the model, which may be a list of heads (a cascade)."""
-    part = cfg.get('model') or {}
-    for key in name.split('.'):
-        part = part.get(key) or {} if isinstance(part, Mapping) else {}
-    for head in part if isinstance(part, list | tuple) else [part]:
-        if isinstance(head, Mapping) and isinstance(head.get('num_classes'), int):
-            yield head['num_classes']
+        check_folders(dataset, next(num_classes(cfg, 'head'), None), findings, **options)
 
 
 def _check_heads(cfg: Config, findings: Findings) -> None:
     """A head takes the label behind its last one for background, and fails at those after it."""
     count = len(findings.classes or ())
     for name in ('roi_head.bbox_head', 'bbox_head'):
-        for known in _num_classes(cfg, name):
+        for known in num_classes(cfg, name):
             if known < count:
                 findings.error(
                     f'model.{name} has num_classes={known} for {count} classes of the data: set '

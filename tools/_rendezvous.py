@@ -1,8 +1,8 @@
-"""Waits until all nodes of a training are there, and says who is missing: see _torchrun.sh.
+"""Waits until all nodes of a training are there, and prints which are missing: see _torchrun.sh.
 
 torchrun waits too, for minutes and without a line, also for a node that was given another's number.
 
-usage: python tools/_meet.py NNODES NODE_RANK MASTER_ADDR PORT
+usage: python tools/_rendezvous.py NNODES NODE_RANK MASTER_ADDR PORT
 """
 
 from __future__ import annotations
@@ -13,38 +13,38 @@ import socket
 import sys
 import time
 
-_SAY_EVERY = float(os.environ.get('NODES_SAY_EVERY', '30'))
+_PRINT_EVERY = float(os.environ.get('NODES_SAY_EVERY', '30'))
 _END_AFTER = float(os.environ.get('NODES_TIMEOUT', '900'))
 
 
-class MeetingError(Exception):
+class RendezvousError(Exception):
     """The nodes cannot train together."""
 
 
 class _Clock:
-    """Ends a wait in time, and says every half a minute what it is for."""
+    """Ends a wait in time, and prints its reason every half a minute."""
 
     def __init__(self) -> None:
         self.end = time.monotonic() + _END_AFTER
-        self.next = time.monotonic() + _SAY_EVERY
+        self.next = time.monotonic() + _PRINT_EVERY
 
     def tick(self, what: str) -> None:
         now = time.monotonic()
         if now > self.end:
-            raise MeetingError(f'{what} for {_END_AFTER:.0f} s; NODES_TIMEOUT sets another time')
+            raise RendezvousError(f'{what} for {_END_AFTER:.0f} s; NODES_TIMEOUT sets another time')
         if now > self.next:
-            self.next = now + _SAY_EVERY
+            self.next = now + _PRINT_EVERY
             print(f'{what} …', file=sys.stderr, flush=True)
 
 
-def meet(nodes: int, rank: int, address: str, port: int) -> None:
-    """Returns when all nodes are there.
+def rendezvous(nodes: int, rank: int, address: str, port: int) -> None:
+    """Waits until all nodes are there.
 
     Raises:
-        MeetingError: They are not, after a while; or two have one number.
+        RendezvousError: They are not, after a while; or two have one number.
     """
     if not 0 <= rank < nodes:
-        raise MeetingError(f'NODE_RANK={rank} is none of 0 to {nodes - 1} of NNODES={nodes}')
+        raise RendezvousError(f'NODE_RANK={rank} is none of 0 to {nodes - 1} of NNODES={nodes}')
     if rank == 0:
         _host(nodes, address, port)
     else:
@@ -56,7 +56,7 @@ def _host(nodes: int, address: str, port: int) -> None:
     try:
         server = socket.create_server(('', port), backlog=nodes)
     except OSError as error:
-        raise MeetingError(
+        raise RendezvousError(
             f'port {port} cannot be opened on this node ({error.strerror}): set another PORT on '
             'all nodes'
         ) from None
@@ -73,19 +73,21 @@ def _host(nodes: int, address: str, port: int) -> None:
                         hello = json.loads(lines.readline())
                     number, host, count = int(hello['rank']), str(hello['host']), hello['nodes']
                 except (OSError, ValueError, KeyError, TypeError):
-                    # Somebody else who knocks at the port.
+                    # Another program that connects to the port.
                     continue
                 former = there.get(number)
-                # Whoever is wrong is told too.
+                # The node with the wrong number is told too.
                 there[-1 if former else number] = host, connection
                 if count != nodes:
-                    raise MeetingError(f'NNODES is {nodes} on {there[0][0]!r}, {count} on {host!r}')
+                    raise RendezvousError(
+                        f'NNODES is {nodes} on {there[0][0]!r}, {count} on {host!r}'
+                    )
                 if former:
-                    raise MeetingError(
+                    raise RendezvousError(
                         f'NODE_RANK={number} was given twice: to {former[0]!r} and {host!r}'
                     )
             _tell(there, '')
-        except MeetingError as error:
+        except RendezvousError as error:
             _tell(there, str(error))
             raise
 
@@ -121,11 +123,11 @@ def _join(nodes: int, rank: int, address: str, port: int) -> None:
             time.sleep(0.5)
     error = json.loads(answer)
     if error:
-        raise MeetingError(error)
+        raise RendezvousError(error)
 
 
 if __name__ == '__main__':
     try:
-        meet(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
-    except (MeetingError, ValueError) as error:
+        rendezvous(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
+    except (RendezvousError, ValueError) as error:
         raise SystemExit(f'error: {error}') from None
