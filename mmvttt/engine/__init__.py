@@ -13,6 +13,7 @@ from .hooks.anomaly import AnomalyError, AnomalyHook
 from .hooks.checkpoint import CheckpointHook
 from .hooks.compile import CompileHook, compile_blocks
 from .hooks.ema import EMAHook
+from .hooks.inner_loop import InnerLoopHook
 from .hooks.mesa import MESAHook
 from .hooks.topology import TopologyHook
 from .layer_decay import LayerDecayOptimWrapperConstructor
@@ -30,6 +31,7 @@ __all__ = [
     'ExactBatchSampler',
     'ExactEpochLoop',
     'ExactIterLoop',
+    'InnerLoopHook',
     'LayerDecayOptimWrapperConstructor',
     'MESAHook',
     'Preempted',
