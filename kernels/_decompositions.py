@@ -22,11 +22,11 @@ from .ttt_mlp import reference as mlp
 
 
 def decompositions() -> dict[Any, Callable]:
-    """Of the forward pass of every op of this package, by overload."""
+    """Decompositions of the forward pass of every op of this package, by overload."""
     ops = torch.ops.ttt_kernels
     return {
         ops.ttt_linear.default: _ttt_linear,
-        # What the last argument says, the backend, has no meaning outside of this package.
+        # The last argument, the backend, has no meaning outside of this package.
         ops.ttt_glu.default: lambda *args: glu.forward(*args[:-1]),
         ops.ttt_dwconv.default: _ttt_dwconv,
         ops.ttt_mlp.default: lambda *args: mlp.forward(*args[:-1]),

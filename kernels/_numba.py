@@ -1,4 +1,4 @@
-"""What kernels in numba share: compiling, products, formulas in vectors, tokens, threads."""
+"""Functions that the numba kernels share: compiling, products, vector formulas, threads."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def jit(function: Callable) -> Callable:
     return kernel
 
 
-def part(function: Callable) -> Callable:
+def inlined(function: Callable) -> Callable:
     """Compiles `function` for other compiled functions alone.
 
     A loop runs in vectors where LLVM needs at most 8 comparisons to know that no array written in
@@ -381,7 +381,7 @@ def rounded_to_bf16(context, x):
 # ------------------------------------------------------------------------------------------- tokens
 
 
-@part
+@inlined
 def clear(x, first):
     """The rows of `x` from the `first` one on become zero."""
     for t in range(first, len(x)):
@@ -390,7 +390,7 @@ def clear(x, first):
             row[i] = 0
 
 
-@part
+@inlined
 def add(total, x):
     """total += x, matrices of one shape."""
     for t in range(len(x)):
@@ -399,7 +399,7 @@ def add(total, x):
             row[i] += line[i]
 
 
-@part
+@inlined
 def load(out, x, place, first, count, dim):
     """`count` tokens of `x` from the `first` one on; the rows below them become zero.
 
@@ -413,7 +413,7 @@ def load(out, x, place, first, count, dim):
     clear(out, count)
 
 
-@part
+@inlined
 def store(x, out, place, first, count, dim):
     """The tokens of a chunk to where `load` reads them."""
     start, step = place[0] + first * place[1], place[1]

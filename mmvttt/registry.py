@@ -4,6 +4,7 @@ mmengine imports `locations` when a scoped type is looked up for the first time:
 mmsegmentation or mmpretrain can name `mmvttt.Vittt` without `custom_imports`.
 """
 
+from collections.abc import Collection
 from typing import Any
 
 from mmengine import registry as root
@@ -11,6 +12,7 @@ from mmengine import registry as root
 _MODELS = ['mmvttt.models']
 _ENGINE = ['mmvttt.engine']
 _DATA = ['mmvttt.datasets']
+_RELIABILITY = ['mmvttt.reliability']
 
 
 def _child(name: str, parent: root.Registry, locations: list[str]) -> root.Registry:
@@ -18,15 +20,16 @@ def _child(name: str, parent: root.Registry, locations: list[str]) -> root.Regis
 
 
 MODELS = _child('model', root.MODELS, _MODELS)
-HOOKS = _child('hook', root.HOOKS, _ENGINE)
+HOOKS = _child('hook', root.HOOKS, _ENGINE + _RELIABILITY)
 OPTIM_WRAPPERS = _child('optim wrapper', root.OPTIM_WRAPPERS, _ENGINE)
 OPTIM_WRAPPER_CONSTRUCTORS = _child(
     'optim wrapper constructor', root.OPTIM_WRAPPER_CONSTRUCTORS, _ENGINE
 )
-DATASETS = _child('dataset', root.DATASETS, _DATA + _ENGINE)
-DATA_SAMPLERS = _child('data sampler', root.DATA_SAMPLERS, _ENGINE)
-LOOPS = _child('loop', root.LOOPS, _ENGINE)
+DATASETS = _child('dataset', root.DATASETS, _DATA + _RELIABILITY)
+DATA_SAMPLERS = _child('data sampler', root.DATA_SAMPLERS, _RELIABILITY)
+LOOPS = _child('loop', root.LOOPS, _RELIABILITY)
 PARAM_SCHEDULERS = _child('parameter scheduler', root.PARAM_SCHEDULERS, _ENGINE)
+WEIGHT_INITIALIZERS = _child('weight initializer', root.WEIGHT_INITIALIZERS, _MODELS)
 METRICS = _child('metric', root.METRICS, _MODELS)
 TRANSFORMS = _child('transform', root.TRANSFORMS, _DATA)
 STRATEGIES = _child('strategy', root.STRATEGIES, _ENGINE)
@@ -39,13 +42,16 @@ INNER_LOSSES = root.Registry('inner loss', scope='mmvttt', locations=_MODELS)
 KEY_NORMS = root.Registry('key norm', scope='mmvttt', locations=_MODELS)
 
 
-def resolve(option: str, kind: Any, registry: root.Registry) -> Any:
+def resolve(
+    option: str, kind: Any, registry: root.Registry, names: Collection[str] | None = None
+) -> Any:
     """The class or function that an option names in one of our registries.
 
     Args:
         option: Name of the option, for the error.
         kind: The class or function itself, or its registered name with or without a scope.
         registry: Registry to look it up in.
+        names: Those that the error proposes; all of the registry's if None.
 
     Raises:
         TypeError: If `kind` is neither.
@@ -62,9 +68,9 @@ def resolve(option: str, kind: Any, registry: root.Registry) -> Any:
     except RuntimeError:
         found = None
     if found is None:
-        names = ', '.join(map(repr, sorted(registry.module_dict)))
+        proposed = ', '.join(map(repr, sorted(names or registry.module_dict)))
         raise ValueError(
-            f'{option}={kind!r} is no registered {registry.name}: choose one of {names}, or '
+            f'{option}={kind!r} is no registered {registry.name}: choose one of {proposed}, or '
             'register your own and import its module by custom_imports (docs/own_mixer.md).'
         )
     return found

@@ -34,7 +34,7 @@ def padded(x: Tensor, reach: int, ways: str) -> Tensor:
 
 
 def starts(reach: int, ways: str) -> list[int]:
-    """Where the tokens of each scan stand in `padded`."""
+    """Index of the first token of each scan in `padded`."""
     return [0 if way == 'b' else reach for way in ways]
 
 

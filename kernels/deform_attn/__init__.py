@@ -126,7 +126,7 @@ def gradients(
     sampling_locations: Tensor,
     attention_weights: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of `deform_attn`, for callers with an autograd function of their own, such as mmcv's.
+    """Gradients of `deform_attn`, for callers with their own autograd function, such as mmcv's.
 
     Args:
         do: `(B, Q, H·d)`, the gradient of the output.
@@ -285,7 +285,9 @@ def _backward_op(
 
 
 def _choose(backend: str, value: Tensor, *rest):
-    return _backend.choose(_NAME, backend, value, lambda kernel: kernel.supported(value, *rest))
+    return _backend.choose(
+        _NAME, backend, value, lambda kernel: kernel.unsupported_reason(value, *rest)
+    )
 
 
 def _on_host(value: Tensor, shapes: Sequence[int], levels: Tensor | None, *rest) -> tuple:

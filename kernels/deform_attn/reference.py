@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What sums and positions are computed in: fp64 for fp64 values, else fp32."""
+    """Dtype of sums and positions: fp64 for fp64 values, else fp32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
@@ -54,7 +54,7 @@ class _Axis(NamedTuple):
 
 
 class _Points(NamedTuple):
-    """What every point reads; its four corners are (near, near), (near, far), … in (y, x)."""
+    """Pixels that every point reads, its corners (near, near), (near, far), … in (y, x)."""
 
     rows: Tensor  # (L, 4, B, Q, H, P) int32 row of `value` seen as (B·S·H, d)
     weights: Tensor  # (L, 4, B, Q, H, P) bilinear, without the attention weight

@@ -234,7 +234,7 @@ def _project(u: Tensor, z: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
 
 @dataclass
 class _Operands:
-    """Whatever of a scan does not depend on its state: computed for all chunks at once."""
+    """The parts of a scan that do not depend on its state, computed for all chunks at once."""
 
     chunks: _Chunks
     k: Tensor  # (n, N, b, d+1), N = B·R·H programs, last column 1

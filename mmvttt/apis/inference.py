@@ -1,4 +1,4 @@
-"""Shows what a trained model sees in photographs and videos, by each toolbox's own inferencer."""
+"""Predictions on photographs and videos, described and drawn by each toolbox's own inferencer."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ import mmcv
 import numpy as np
 from mmengine.config import Config
 from mmengine.registry import init_default_scope
+from PIL import Image
 
-from ..checkpoints.load import require_match
-from ..checkpoints.read import read_content, read_weights
-from ..datasets.checks.images import read_image
+from ..engine.amp import autocast_backbone
 from ..errors import CheckpointError, UsageError
+from ..models.cpu_inference import optimize_for_cpu
+from ..reliability.data.images import FORMATS, read_image
+from ..reliability.match import require_match
+from ..reliability.read import read_content, read_weights
 
 _TOP = 5
 _CODEC = cv2.VideoWriter_fourcc(*'mp4v')
@@ -27,11 +30,11 @@ Look = Callable[[np.ndarray, float], tuple[list[str], np.ndarray]]
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found in one image.
+    """The prediction for one image.
 
     Attributes:
         image: The image's path.
-        lines: What was found, in words, the likeliest or the largest first.
+        lines: Description of the prediction, the likeliest or the largest first.
         picture: The drawn picture.
     """
 
@@ -47,8 +50,9 @@ def show_images(
     out_dir: str | os.PathLike[str],
     score_thr: float = 0.3,
     device: str = 'cpu',
+    amp: bool = False,
 ) -> Iterator[Finding]:
-    """Runs a model on photographs and draws the result: boxes and masks, a label map, or a class.
+    """Runs a model on photographs and draws the prediction: boxes and masks, labels, or a class.
 
     Args:
         config: Of a model of mmdet, mmsegmentation or mmpretrain.
@@ -57,6 +61,7 @@ def show_images(
         out_dir: Folder of the pictures, made if missing.
         score_thr: Boxes with a lower score are neither drawn nor named.
         device: Where to run.
+        amp: Run the backbone in mixed precision.
 
     Raises:
         UsageError: There is no such image, or the config is of another toolbox or has no model.
@@ -66,9 +71,7 @@ def show_images(
     for image in images:
         if not Path(image).is_file():
             raise UsageError(f'there is no image {os.fspath(image)!r}')
-        problem = read_image(os.fspath(image)).problem
-        if problem:
-            raise UsageError(f'{os.fspath(image)!r} is among the {problem}')
+        require_image(image)
         if Path(image).resolve().parent in (
             Path(out_dir).resolve(),
             Path(out_dir, 'vis').resolve(),
@@ -83,12 +86,42 @@ def show_images(
                 f'several images are called {stem!r}: {os.fspath(image)!r} and another; a picture '
                 'would be written over the other: show one at a time, with --out'
             )
-    look = open_model(config, checkpoint, device)
+    look = open_model(config, checkpoint, device, amp)
     for image in map(Path, images):
         lines, picture = look(mmcv.imread(str(image)), score_thr)
         out = Path(out_dir) / f'{image.stem}.png'
         mmcv.imwrite(mmcv.rgb2bgr(picture), str(out))
         yield Finding(image, lines, out)
+
+
+def require_image(path: str | os.PathLike[str], max_pixels: int | None = None) -> None:
+    """Refuses a file that is no image, is damaged or has too many pixels.
+
+    The content decides about the format, not the name. Formats for which Pillow would start another
+    program (EPS) are refused.
+
+    Args:
+        path: A file.
+        max_pixels: Height times width of the largest image; None for no limit.
+
+    Raises:
+        UsageError: The file is refused.
+    """
+    if max_pixels is not None:
+        try:
+            # The header alone: a file of some kilobytes can hold gigabytes of pixels.
+            with Image.open(path, formats=FORMATS) as image:
+                width, height = image.size
+        except Exception:
+            width = height = 0  # named below
+        if width * height > max_pixels:
+            raise UsageError(
+                f'{Path(path).name!r} has {width}×{height} pixels, and {max_pixels:,} are allowed: '
+                'give a smaller image'
+            )
+    problem = read_image(os.fspath(path)).problem
+    if problem:
+        raise UsageError(f'{Path(path).name!r} is among the {problem}')
 
 
 def show_video(
@@ -98,6 +131,7 @@ def show_video(
     out: str | os.PathLike[str],
     score_thr: float = 0.3,
     device: str = 'cpu',
+    amp: bool = False,
     window: bool = False,
 ) -> Iterator[list[str]]:
     """Runs a model on every frame of a video or a camera, and writes the drawn frames as a video.
@@ -108,11 +142,12 @@ def show_video(
         source: A video file, or the number of a camera, which goes on until the caller stops.
         out: The .mp4 file to write.
         score_thr: As in `show_images`.
-        device: Where to run.
+        device: As in `show_images`.
+        amp: As in `show_images`.
         window: Show the frames, too, until q is pressed.
 
     Yields:
-        What was found in each frame.
+        The description of each frame's prediction.
 
     Raises:
         UsageError: There is no such video or camera, or OpenCV has no windows here; else as
@@ -125,7 +160,7 @@ def show_video(
         if not capture.isOpened():
             kind = 'camera' if isinstance(source, int) else 'video that OpenCV can read at'
             raise UsageError(f'there is no {kind} {source!r}')
-        look = open_model(config, checkpoint, device)
+        look = open_model(config, checkpoint, device, amp)
         while (read := capture.read())[0]:
             lines, picture = look(read[1], score_thr)
             frame = mmcv.rgb2bgr(picture)
@@ -155,16 +190,22 @@ def _quit_in_window(frame: np.ndarray) -> bool:
         ) from error
 
 
-def open_model(config: Config, checkpoint: str | os.PathLike[str], device: str = 'cpu') -> Look:
+def open_model(
+    config: Config,
+    checkpoint: str | os.PathLike[str],
+    device: str = 'cpu',
+    amp: bool = False,
+) -> Look:
     """A function that looks at an image `(H, W, 3)`, uint8, BGR, with a threshold for boxes.
 
-    It returns what was found, in words, the likeliest or the largest first, and the drawn picture
+    The function returns a description, the likeliest or the largest first, and the drawn picture
     `(H, W, 3)`, uint8, RGB.
 
     Args:
         config: As in `show_images`.
         checkpoint: As in `show_images`.
-        device: Where to run.
+        device: Where to run. On a CPU weights are packed, see `optimize_for_cpu`.
+        amp: Run the backbone in mixed precision.
 
     Raises:
         UsageError: The config is of another toolbox or has no model.
@@ -175,7 +216,11 @@ def open_model(config: Config, checkpoint: str | os.PathLike[str], device: str =
     read_weights(checkpoint)
     _dataset_meta(checkpoint)
     init_default_scope(scope)
-    return _LOOKS[scope](config, os.fspath(checkpoint), device)
+    look = _LOOKS[scope](config, os.fspath(checkpoint), device)
+    if amp:
+        autocast_backbone(look.run.model)
+    optimize_for_cpu(look.run.model)
+    return look
 
 
 def _require_scope(config: Config) -> str:
@@ -267,7 +312,7 @@ def _check(model: Any, checkpoint: str) -> None:
 
 
 def _dataset_meta(checkpoint: str | os.PathLike[str]) -> dict[str, Any]:
-    """What a checkpoint says of its classes, which the toolboxes take as it is."""
+    """Names and colours of the classes in a checkpoint; the toolboxes do not check them."""
     content = read_content(checkpoint)
     meta = content.get('meta') if isinstance(content, Mapping) else None
     found = meta.get('dataset_meta') if isinstance(meta, Mapping) else meta

@@ -22,7 +22,7 @@ from mmengine.config import Config
 from mmengine.config.utils import MODULE2PACKAGE
 
 from ..config import own_config
-from .patch import on_undo, patch, replace
+from .patch import patch, replace
 
 # The maintained forks of OpenMMLab: the same import names, other names on the package index.
 _FORKS = {
@@ -100,8 +100,6 @@ def _replace_everywhere(original: Callable[..., Any], replacement: Callable[...,
 @patch('package-names', "mmengine's table of packages lacks mmvttt and the onedl forks")
 def name_packages() -> str | None:
     """Adds mmvttt, and the forks where they are installed instead of the originals."""
-    on_undo(MODULE2PACKAGE.update, dict(MODULE2PACKAGE))
-    on_undo(MODULE2PACKAGE.clear)
     MODULE2PACKAGE.setdefault('mmvttt', 'mmvttt')
     for module, fork in _FORKS.items():
         if _has_distribution(fork) and not _has_distribution(MODULE2PACKAGE[module]):
@@ -138,7 +136,7 @@ def find_shadowed_modules() -> str | None:
     "mmengine wants a slash in 'mmvttt::config.py', and would look for all its types in mmvttt",
 )
 def resolve_own_configs() -> str | None:
-    """Resolves `mmvttt::` in `_base_`; the base keeps the scope that its own default_scope says."""
+    """Resolves `mmvttt::` in `_base_`; the base keeps the scope of its own default_scope."""
     original = Config._get_cfg_path
 
     # For every base of a toolbox mmengine reads all of its metafiles: a second each.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.serialization import safe_globals
 
-from mmvttt.checkpoints.read import read_weights
+from mmvttt.reliability.read import read_weights
 from mmvttt.version import __version__
 
 from .conversion import Conversion, to_ours, to_public

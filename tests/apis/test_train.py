@@ -20,15 +20,14 @@ from mmvttt.apis.train import (
     enable_auto_scale_lr,
     enable_tta,
     evaluate,
-    make_safe,
     show_predictions,
     train,
 )
-from mmvttt.checkpoints.read import read_content
 from mmvttt.cli import plain_errors
 from mmvttt.config import load_config
-from mmvttt.engine import AnomalyHook, TopologyHook
 from mmvttt.errors import CheckpointMismatchError, UsageError
+from mmvttt.reliability import AnomalyHook, TopologyHook, add_protection
+from mmvttt.reliability.read import read_content
 
 
 def state(runner: object) -> dict[str, torch.Tensor]:
@@ -64,6 +63,13 @@ def test_evaluation_of_the_checkpoint_gives_the_metric_of_training(run: Callable
     metrics = run('evaluate', 'a/epoch_2.pth', out='predictions.pkl')
     assert metrics['mse'] == trained.message_hub.get_scalar('val/mse').current()
     assert len(pickle.loads(Path('predictions.pkl').read_bytes())) == 16
+
+
+def test_evaluation_packs_weights_or_not(run: Callable) -> None:
+    file = f'{run("train", work_dir="a").work_dir}/epoch_2.pth'
+    assert run('evaluate', file) == pytest.approx(run('evaluate', file, pack=False), rel=1e-5)
+    with pytest.raises(UsageError, match='TinyModel has no backbone'):
+        run('evaluate', file, amp=True)
 
 
 def test_work_dir_is_named_after_the_config(run: Callable) -> None:
@@ -114,7 +120,7 @@ def test_types_are_known_by_their_class(loop: object, hook: object, wrapper: obj
             optim_wrapper=dict(type=wrapper),
         )
     )
-    make_safe(cfg)
+    add_protection(cfg)
     assert cfg.train_cfg.type == 'mmvttt.ExactEpochLoop'
     assert cfg.default_hooks.checkpoint.type == 'mmvttt.CheckpointHook'
     enable_amp(cfg)
@@ -129,7 +135,7 @@ class MyCheckpointHook(CheckpointHook):
 
 def test_what_a_config_has_stays_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr('mmvttt.apis.train.print_log', lambda text, *_: said.append(text))
+    monkeypatch.setattr('mmvttt.reliability.protect.print_log', lambda text, *_: said.append(text))
     cfg = Config(
         dict(
             train_cfg=dict(type='MyLoop'),
@@ -138,13 +144,13 @@ def test_what_a_config_has_stays_with_a_warning(monkeypatch: pytest.MonkeyPatch)
             custom_hooks=[dict(type=AnomalyHook), TopologyHook()],
         )
     )
-    make_safe(cfg)
+    add_protection(cfg)
     assert cfg.default_hooks.checkpoint.type is MyCheckpointHook
     assert said[0].startswith('default_hooks.checkpoint is a MyCheckpointHook, and stays')
     assert len(cfg.custom_hooks) == 2
     # Switched off on purpose.
     cfg.default_hooks.checkpoint = None
-    make_safe(cfg)
+    add_protection(cfg)
     assert sum('default_hooks' in text for text in said) == 1
 
 

@@ -3,7 +3,7 @@
 A ratchet: registers, spills and shared memory may not exceed those of ttt_linear_aot.json. Where
 they went below, or a change is worth its price, the tool writes the table anew:
 
-    python tools/kernel_benchmarks/aot/ttt_linear_aot.py --update
+    python tools/dev/kernel_benchmarks/aot/ttt_linear_aot.py --update
 """
 
 import importlib.util
@@ -17,7 +17,7 @@ import pytest
 from table import compare
 
 ROOT = Path(__file__).resolve().parents[2]
-TOOL = ROOT / 'tools' / 'kernel_benchmarks' / 'aot' / 'ttt_linear_aot.py'
+TOOL = ROOT / 'tools' / 'dev' / 'kernel_benchmarks' / 'aot' / 'ttt_linear_aot.py'
 UPDATE = f'run python {TOOL.relative_to(ROOT)} --update'
 
 
@@ -31,9 +31,9 @@ def tool():
 
 @pytest.fixture(scope='module', params=['few', pytest.param('all', marks=pytest.mark.stress)])
 def found(request, tmp_path_factory):
-    """What a compilation gives, in a process of its own: nothing here may set Triton up.
+    """Figures of a compilation, in a separate process, because Triton is set up for the GPU there.
 
-    It may be kept from an earlier run: Triton's key has the kernel's source and the assembler.
+    Triton may take kernels from its cache, whose key has the source and the assembler.
     """
     everything = ['--all'] if request.param == 'all' else []
     out = tmp_path_factory.mktemp('aot') / 'found.json'

@@ -1,1 +1,1 @@
-"""Hooks of mmengine: checkpoints, anomalies, MESA, compilation, topology, inner loops."""
+"""Hooks of mmengine: compilation, averages of weights, MESA, inner loops."""

@@ -3,7 +3,7 @@
 from .conv import CausalConv1d, DWConv2d, to_map
 from .drop_path import DropPath
 from .inner_models import InnerModel
-from .mixer_block import FeedForward, MixerBlock
+from .mixer_block import FeedForward, MixerBlock, TokenBlock, build_mixer, resolve_mixer
 from .neighborhood import neighborhood_attention
 from .rope import rotate, rotation_2d
 from .ttt_linear_mixer import TTTLinearMixer
@@ -20,8 +20,11 @@ __all__ = [
     'MixerBlock',
     'TTTLinearMixer',
     'TTTMixer',
+    'TokenBlock',
     'ViT3Mixer',
+    'build_mixer',
     'neighborhood_attention',
+    'resolve_mixer',
     'rotate',
     'rotation_2d',
     'to_map',

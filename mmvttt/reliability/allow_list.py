@@ -1,0 +1,155 @@
+"""Stand-ins for the NumPy and mmengine names in a checkpoint: numbers, no calls.
+
+torch's weights-only reader calls what is on its allow-list with the arguments that the file gives,
+and hands it the state that the file gives. The originals are not made for that: `np.ndarray` makes
+Python objects of any bytes, `np.dtype` takes its layout from the file, an array's second state
+frees memory that a tensor may share, and `HistoryBuffer` puts functions into its class. By the
+first three a crafted file reaches any memory of the process.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from mmengine.logging import HistoryBuffer
+
+# One boolean, integer or real number, as `np.dtype.__reduce__` calls it.
+_CODES = ('b1', 'i1', 'i2', 'i4', 'i8', 'u1', 'u2', 'u4', 'u8', 'f2', 'f4', 'f8')
+STATISTICS = ('min', 'max', 'mean', 'current')
+
+
+def _refusal(what: str, allowed: str) -> pickle.UnpicklingError:
+    return pickle.UnpicklingError(f'the checkpoint asks for {what}; allowed: {allowed}')
+
+
+def dtype(code: str, align: bool = False, copy: bool = False) -> np.dtype:
+    """`np.dtype` in a checkpoint: a type of plain numbers, NumPy's own instance of it.
+
+    NumPy ignores the states that a file has for its own instances, the order of bytes included.
+    """
+    if not isinstance(code, str) or code not in _CODES:
+        raise _refusal(f'an array of type {code!r}', ', '.join(_CODES))
+    return np.dtype(code)
+
+
+def _raw(found: Any, kind: Any, size: int) -> bytes:
+    """Checks that the bytes of a file are `size` numbers of a plain type."""
+    if not isinstance(kind, np.dtype) or kind.kind + str(kind.itemsize) not in _CODES:
+        raise _refusal(f'numbers of type {kind!r}', ', '.join(_CODES))
+    if not isinstance(found, bytes) or len(found) != size * kind.itemsize:
+        raise _refusal(
+            f'an array of {size} numbers with other contents', 'the bytes of the numbers'
+        )
+    return found
+
+
+class Array(np.ndarray):
+    """`np.ndarray` in a checkpoint: made empty, filled once with plain numbers.
+
+    Behaves like the array that it stands for, and is pickled as one.
+    """
+
+    def __new__(cls, *args: Any) -> Array:
+        if args:
+            raise _refusal(
+                'an array with contents of its own making', 'arrays that NumPy has saved'
+            )
+        return super().__new__(cls, 0, np.uint8)
+
+    def __setstate__(self, state: Any) -> None:
+        match state:
+            case (_, tuple() as shape, kind, bool() as fortran, raw) if not self.size:
+                size = 1
+                for side in shape:
+                    if not isinstance(side, int) or side < 0:
+                        raise _refusal(f'an array of shape {shape}', 'sizes from 0 on')
+                    size *= side
+                whole: Any = (1, shape, kind, fortran, _raw(raw, kind, size))
+                super().__setstate__(whole)
+            case _:
+                raise _refusal('an unknown state of an array', 'the one that NumPy has saved')
+
+    def __array_wrap__(self, array: np.ndarray, *args: Any) -> Any:
+        # Results computed from it are common arrays, or common numbers.
+        return array[()]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.view(np.ndarray).__reduce_ex__(protocol)
+
+
+def reconstruct(kind: type, shape: tuple, code: bytes) -> np.ndarray:
+    """NumPy's `_reconstruct` in a checkpoint: an empty array, to be filled by its state."""
+    if kind is Array:
+        return Array()
+    if kind is np.ndarray:
+        # Somebody has put NumPy's class itself on torch's list.
+        return np.zeros(0, np.uint8)
+    raise _refusal(f'an array of class {kind!r}', 'numpy.ndarray')
+
+
+def scalar(kind: np.dtype, raw: bytes) -> np.generic:
+    """NumPy's `scalar` in a checkpoint: one number."""
+    return np.frombuffer(_raw(raw, kind, 1), kind)[0]
+
+
+def no_bytes(*contents: Any) -> bytes:
+    """`bytes()` in a checkpoint: the contents of an empty array."""
+    if contents:
+        raise _refusal('bytes made of something else', 'none at all, by this name')
+    return b''
+
+
+class History(HistoryBuffer):
+    """`HistoryBuffer` in a checkpoint: takes the numbers, and leaves the file's functions."""
+
+    def __init__(self, *args: Any) -> None:
+        raise _refusal(
+            'a log curve with contents of its own making', 'those that mmengine has saved'
+        )
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        match state:
+            case {
+                '_log_history': np.ndarray(ndim=1) as logs,
+                '_count_history': np.ndarray(ndim=1) as counts,
+                'max_length': int() as length,
+            } if len(logs) == len(counts) and length > 0:
+                super().__init__(logs, counts, length)
+                # From here on it is what it stood for: it is saved by that name again.
+                self.__class__ = HistoryBuffer
+            case _:
+                raise _refusal('an unknown state of a log curve', 'the one that mmengine has saved')
+
+
+def statistic(owner: type, name: str) -> Callable:
+    """`getattr` in a checkpoint: one of HistoryBuffer's statistics, nothing else."""
+    if owner not in (History, HistoryBuffer) or name not in STATISTICS:
+        raise _refusal(
+            f'the attribute {name!r} of {owner!r}', f'{", ".join(STATISTICS)} of HistoryBuffer'
+        )
+    return getattr(HistoryBuffer, name)
+
+
+def allowed() -> list[Any]:
+    """The allow-list, in the form of `torch.serialization.add_safe_globals`."""
+    # NumPy 2 renamed the module of the functions; files keep the old name.
+    functions = [
+        (function, f'numpy.{core}.multiarray.{name}')
+        for core in ('core', '_core')
+        for function, name in ((reconstruct, '_reconstruct'), (scalar, 'scalar'))
+    ]
+    # Their states may be read, but a name without a dot cannot be asked for by a file.
+    dtypes = [(type(np.dtype(code)), code) for code in _CODES]
+    return [
+        (History, f'{HistoryBuffer.__module__}.HistoryBuffer'),
+        (Array, 'numpy.ndarray'),
+        (dtype, 'numpy.dtype'),
+        (no_bytes, 'builtins.bytes'),
+        *functions,
+        *dtypes,
+        # Python 2's name is translated by torch.
+        (statistic, 'builtins.getattr'),
+    ]

@@ -1,0 +1,65 @@
+"""Findings in one data set: facts, and problems counted by kind with the first few."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+_SHOWN = 3
+
+
+@dataclass
+class Findings:
+    """Errors make a training fail or wrong; warnings name what it silently does without.
+
+    Attributes:
+        place: The data set's key in the config, e.g. `train_dataloader.dataset`.
+        summary: Its size, e.g. `100 images, 353 annotations`.
+        classes: The names that its labels 0, 1, … stand for, or None where that is not known.
+    """
+
+    place: str
+    summary: str = ''
+    classes: tuple[str, ...] | None = None
+    _facts: list[tuple[bool, str]] = field(default_factory=list)
+    _counted: dict[tuple[bool, str], list[str]] = field(default_factory=lambda: defaultdict(list))
+
+    def error(self, text: str) -> None:
+        """Notes a fact that makes the data unusable."""
+        self._facts.append((True, text))
+
+    def warn(self, text: str) -> None:
+        """Notes a fact that the user should know."""
+        self._facts.append((False, text))
+
+    def count_error(self, kind: str, example: object) -> None:
+        """Notes one more problem of a kind, which is a plural."""
+        self._counted[True, kind].append(str(example))
+
+    def count_warning(self, kind: str, example: object) -> None:
+        """The same for what a training can live with."""
+        self._counted[False, kind].append(str(example))
+
+    @property
+    def errors(self) -> list[str]:
+        """One message for each error or kind of errors."""
+        return list(self._texts(True))
+
+    @property
+    def warnings(self) -> list[str]:
+        """One message for each warning or kind of warnings."""
+        return list(self._texts(False))
+
+    def _texts(self, fatal: bool) -> Iterator[str]:
+        yield from (text for is_error, text in self._facts if is_error == fatal)
+        for (is_error, kind), examples in self._counted.items():
+            if is_error == fatal:
+                more = ', …' if len(examples) > _SHOWN else ''
+                yield f'{len(examples)} × {kind}: {", ".join(examples[:_SHOWN])}{more}'
+
+    def __str__(self) -> str:
+        lines = [f'{self.place}: {self.summary}' if self.summary else self.place]
+        lines += [f'  error    {text}' for text in self.errors]
+        lines += [f'  warning  {text}' for text in self.warnings]
+        return '\n'.join(lines if len(lines) > 1 else [*lines, '  nothing wrong'])

@@ -1,0 +1,113 @@
+"""Image files: missing, empty, cut off, no image at all, of another size than noted."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from .findings import Findings
+
+# EXIF's orientations that turn an image by a quarter; OpenCV and mmcv obey them.
+_ORIENTATION, _TURNED = 0x0112, (5, 6, 7, 8)
+# Modes with more than 8 bits a channel.
+_DEEP = ('I', 'F', 'I;16', 'I;16B', 'I;16L')
+_KEPT = 64
+# By content, whatever the name: of an EPS, say, Pillow would start an interpreter of PostScript.
+FORMATS = ('JPEG', 'PNG', 'BMP', 'TIFF', 'WEBP', 'PPM', 'GIF')
+
+Progress = Callable[..., Iterable]
+
+
+@dataclass(frozen=True)
+class ImageFacts:
+    """Contents of an image file, or why they cannot be known.
+
+    Attributes:
+        problem: A kind of problem as a plural, or None.
+        size: (height, width) as the pipelines see it.
+        turned: Whether EXIF turns it by a quarter.
+        deep: Whether it has more than 8 bits a channel.
+    """
+
+    problem: str | None
+    size: tuple[int, int] = (0, 0)
+    turned: bool = False
+    deep: bool = False
+
+
+def read_image(path: str) -> ImageFacts:
+    """Decodes all of a file: a cut-off one is read by OpenCV, with grey rows where it ends."""
+    if not os.path.isfile(path):
+        return ImageFacts('images that are not there')
+    if not os.path.getsize(path):
+        return ImageFacts('images of no bytes')
+    try:
+        with Image.open(path, formats=FORMATS) as image:
+            turned = image.getexif().get(_ORIENTATION) in _TURNED
+            image.load()
+            width, height = image.size
+            deep = image.mode in _DEEP
+    except UnidentifiedImageError:
+        return ImageFacts('files that are no image')
+    except Exception as error:
+        # Pillow's decoders raise nearly anything.
+        return ImageFacts(f'images that cannot be decoded ({_reason(error)})')
+    return ImageFacts(None, (width, height) if turned else (height, width), turned, deep)
+
+
+def _reason(error: Exception) -> str:
+    # Without the numbers, which differ from file to file.
+    if 'truncated' in str(error):
+        return 'cut off'
+    return type(error).__name__
+
+
+def check_images(
+    images: Iterable[tuple[str, tuple[int, int] | None]],
+    findings: Findings,
+    progress: Progress,
+) -> None:
+    """Decodes image files, several at a time.
+
+    Args:
+        images: Path, and (height, width) where the annotations name it.
+        findings: Where problems go.
+        progress: Wraps the images on their way, such as `rich.progress.track`.
+    """
+    images = list(images)
+    # Pillow lets go of Python's lock while it decodes.
+    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
+        facts = pool.map(read_image, [path for path, _ in images])
+        for (path, noted), found in progress(zip(images, facts, strict=True), total=len(images)):
+            if found.problem:
+                findings.count_error(found.problem, path)
+            elif noted is not None and found.size != noted:
+                turned = ', turned by EXIF' if found.turned else ''
+                findings.count_error(
+                    'images of another size than the annotations say',
+                    f'{path} (height and width {found.size}{turned}; annotated as {noted})',
+                )
+            if found.deep:
+                findings.count_warning('images of 16 bits, read with 8', path)
+
+
+def check_some_images(paths: list[str], findings: Findings) -> None:
+    """Looks whether files are there, of a few spread over the set."""
+    chosen = spread(paths)
+    missing = [path for path in chosen if not os.path.isfile(path)]
+    if missing:
+        findings.error(
+            f'{len(missing)} of {len(chosen)} images that were looked for are not there, such as '
+            f'{missing[0]}; correct data_prefix, or the names in the annotations'
+        )
+
+
+def spread(items: list, count: int = _KEPT) -> list:
+    """At most so many, evenly spread."""
+    chosen = np.linspace(0, len(items) - 1, min(count, len(items))).round().astype(int)
+    return [items[i] for i in chosen]

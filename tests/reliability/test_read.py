@@ -1,0 +1,132 @@
+"""Archives with odd parts are refused before anything is built; downloads are whole or not kept."""
+
+import io
+import zipfile
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+import torch
+
+from mmvttt.errors import CheckpointError
+from mmvttt.reliability.read import read_content
+
+
+def saved(content: object) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    return buffer.getvalue()
+
+
+SMALL = saved({'a': 1})
+START = b'\x80\x02'
+
+
+def archive(content: bytes, compression: int = zipfile.ZIP_STORED, **parts: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, 'w', compression) as file:
+        file.writestr('a/data.pkl', START + content + b'.')
+        for part, data in {'version': b'3\n', **parts}.items():
+            file.writestr(f'a/{part.replace("__", "/")}', data)
+    return buffer.getvalue()
+
+
+def overlapping() -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, 'w') as file:
+        file.writestr('a/data.pkl', START + b'}.')
+        file.writestr('a/data/0', bytes(100_000))
+        file.filelist += [file.getinfo('a/data/0')] * 10_000
+    return buffer.getvalue()
+
+
+FILES: dict[str, tuple[Callable[[], bytes], str]] = {
+    'bomb': (
+        lambda: archive(b'}', zipfile.ZIP_DEFLATED, data__0=bytes(10_000_000)),
+        'has compressed parts',
+    ),
+    'overlap': (overlapping, 'parts lie on one another'),
+}
+
+
+@pytest.mark.parametrize('kind', FILES)
+@pytest.mark.filterwarnings('ignore:Duplicate name')
+def test_what_asks_for_too_much_is_refused(kind: str, tmp_path: Path) -> None:
+    make, message = FILES[kind]
+    path = tmp_path / 'a.pth'
+    path.write_bytes(make())
+    for content in (path, io.BytesIO(path.read_bytes())):
+        with pytest.raises(CheckpointError, match=message):
+            read_content(content)
+
+
+@pytest.mark.parametrize('new', [True, False], ids=['zip', 'before 1.6'])
+def test_honest_files_are_within_bounds(new: bool, tmp_path: Path) -> None:
+    shared = torch.ones(1000)
+    content = {
+        'tied': [shared, shared, shared[:10], shared.view(10, 100).t()],
+        'expanded': torch.ones(1).expand(1000),
+        'empty': torch.empty(0, 3),
+        'types': [torch.ones(3, dtype=d) for d in (torch.bool, torch.bfloat16, torch.complex64)],
+        'parameter': torch.nn.Parameter(torch.ones(2)),
+        'nested': {(1, (2, 3)): [{'a': ()}]},
+    }
+    torch.save(content, tmp_path / 'a.pth', _use_new_zipfile_serialization=new)
+    read = read_content(tmp_path / 'a.pth')
+    assert read.keys() == content.keys()
+    assert read['expanded'].shape == (1000,)
+    assert read['nested'] == content['nested']
+
+
+def test_nothing_stays_on_torch_s_list(tmp_path: Path) -> None:
+    torch.save({}, tmp_path / 'a.pth')
+    before = set(torch.serialization.get_safe_globals())
+    read_content(tmp_path / 'a.pth')
+    assert set(torch.serialization.get_safe_globals()) == before
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, list[bytes]]]:
+    """The address of a server, and the answers that it gives, the first of which may be cut off."""
+    answers: list[bytes] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            answer = answers.pop(0)
+            self.send_response(200)
+            self.send_header('Content-Length', str(len(SMALL)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    monkeypatch.setattr(torch.hub, 'get_dir', lambda: str(tmp_path))
+    with ThreadingHTTPServer(('127.0.0.1', 0), Handler) as found:
+        thread = Thread(target=found.serve_forever)
+        thread.start()
+        yield f'http://127.0.0.1:{found.server_port}', answers
+        found.shutdown()
+        thread.join()
+
+
+def test_a_download_that_is_cut_off_is_not_kept(server: tuple, tmp_path: Path) -> None:
+    address, answers = server
+    answers += [SMALL[:100], SMALL]
+    with pytest.raises(CheckpointError, match=rf'cannot be downloaded: 100 of {len(SMALL)} bytes'):
+        read_content(f'{address}/a.pth')
+    assert not [p for p in tmp_path.rglob('*') if p.is_file()]
+    assert read_content(f'{address}/a.pth') == {'a': 1}
+    # From the cache.
+    assert read_content(f'{address}/a.pth') == {'a': 1}
+    answers.append(SMALL)
+    with pytest.raises(CheckpointError, match='its digest is'):
+        read_content(f'{address}/a-01234567.pth')
+
+
+def test_two_sites_may_have_a_file_of_one_name(server: tuple) -> None:
+    address, answers = server
+    answers += [SMALL, saved({'a': 2})]
+    assert [read_content(f'{address}/{s}/epoch_12.pth')['a'] for s in 'xy'] == [1, 2]
