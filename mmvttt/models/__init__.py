@@ -1,6 +1,6 @@
 """Layers, backbones and the adapter around them; mmengine imports this to find `mmvttt.X`."""
 
-from . import adapters, backbones, classifiers, roi_extractors
+from . import adapters, backbones, classifiers, generation, roi_extractors
 from .adapters import ViTAdapter
 from .backbones import T5, HViT3, ViT3, Vittt
 
@@ -13,5 +13,6 @@ __all__ = [
     'adapters',
     'backbones',
     'classifiers',
+    'generation',
     'roi_extractors',
 ]
