@@ -7,12 +7,14 @@ from typing import Any
 
 from ...registry import MODELS
 from .diffusion_model import DiffusionModel, LatentPreprocessor
+from .digits import DigitQuality
 from .losses import DDPMLoss, FlowLoss
 from .measures import frechet_distance, precision_recall
 
 __all__ = [
     'DDPMLoss',
     'DiffusionModel',
+    'DigitQuality',
     'FlowLoss',
     'LatentPreprocessor',
     'build_dit3',

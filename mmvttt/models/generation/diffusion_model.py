@@ -11,6 +11,7 @@ from torch import Tensor
 from ...arguments import check_choice, check_rate
 from ...errors import DataError, UsageError
 from ...registry import MODELS
+from .sampling import image_generator, sample, sampling_scheduler
 
 CHANNELS_GUIDED = ('all', 'three')
 
@@ -37,6 +38,8 @@ class DiffusionModel(BaseModel):
         loss: Config of `mmvttt.DDPMLoss` or `mmvttt.FlowLoss`, without the scheduler.
         label_dropout: Rate at which an image's class becomes the null class in training.
         with_cp: Whether blocks are computed again in the backward pass, to save memory.
+        test_cfg: `steps`, `guidance`, `guided` and `scheduler` of the samples that a validation
+            looks at; see `sampling_scheduler` and `denoise`. Default: 50 steps, no guidance.
         data_preprocessor: Default: a `LatentPreprocessor` for the transformer.
         init_cfg: As of mmengine's models.
 
@@ -52,6 +55,7 @@ class DiffusionModel(BaseModel):
         loss: Mapping | None = None,
         label_dropout: float = 0.1,
         with_cp: bool = False,
+        test_cfg: Mapping | None = None,
         data_preprocessor: Mapping | None = None,
         init_cfg: Mapping | None = None,
     ) -> None:
@@ -73,6 +77,7 @@ class DiffusionModel(BaseModel):
         loss = dict(type='mmvttt.DDPMLoss') if loss is None else loss
         self.loss = MODELS.build(dict(loss, scheduler=self.scheduler))
         self.label_dropout = label_dropout
+        self.test_cfg = dict(test_cfg or {})
         self._require_fit(type(self.scheduler).__name__)
         if label_dropout and _num_classes(network) is not None and self.null_class is None:
             raise UsageError(
@@ -111,16 +116,15 @@ class DiffusionModel(BaseModel):
             super().init_weights()
 
     def forward(self, latents: Tensor, mode: str = 'tensor', **condition: Tensor) -> Any:
-        """The losses of a batch (`mode='loss'`).
+        """The losses of a batch (`mode='loss'`), or a sample for each of its classes ('predict').
 
         Raises:
-            UsageError: The mode is another one: samples are made by `generate`.
+            UsageError: The mode is another one.
         """
+        if mode == 'predict':
+            return self._sample_classes(latents, condition)
         if mode != 'loss':
-            raise UsageError(
-                f'mode={mode!r}: a diffusion model has losses alone; samples are made by '
-                'tools/generate.py, or mmvttt.apis.generate'
-            )
+            raise UsageError(f"mode={mode!r}: choose 'loss' or 'predict'.")
         labels = condition.get('class_labels')
         if labels is not None and self.label_dropout:
             dropped = torch.rand(len(labels), device=labels.device) < self.label_dropout
@@ -174,6 +178,29 @@ class DiffusionModel(BaseModel):
             return output
         sigma = getattr(self.loss, 'sigma', None)
         return output if sigma is None else (noisy - output) / sigma(time)
+
+    def _sample_classes(self, latents: Tensor, condition: dict[str, Tensor]) -> list[dict]:
+        labels = condition['class_labels']
+        options = {'steps': 50, 'guidance': 1.0, 'guided': 'all', 'scheduler': None}
+        options |= self.test_cfg
+        null = None if self.null_class is None else torch.full_like(labels, self.null_class)
+        seeds = torch.randint(2**62, (len(labels),)).tolist()
+        images = sample(
+            lambda noisy, time: self.denoise(
+                noisy,
+                time,
+                condition,
+                None if null is None else dict(class_labels=null),
+                options['guidance'],
+                options['guided'],
+            ),
+            sampling_scheduler(self.scheduler, options['scheduler']),
+            latents.shape[1:],
+            options['steps'],
+            [image_generator(seed, 0) for seed in seeds],
+            latents.device,
+        )
+        return [dict(image=i, label=l) for i, l in zip(images, labels.tolist(), strict=True)]
 
     def _output(self, noisy: Tensor, time: Tensor, condition: Mapping[str, Tensor]) -> Tensor:
         time = time.expand(len(noisy))
