@@ -1,11 +1,11 @@
 # DiT³ on scikit-learn's 1797 handwritten digits, 8×8, in pixels: minutes on two CPU cores.
 # Rectified flow, the model predicts the image: see docs/generation.md for what else was tried.
 #   python tools/train.py configs/dit3_digits.py
-#   python tools/generate.py configs/dit3_digits.py work_dirs/dit3_digits/iter_1200.pth \
+#   python tools/generate.py configs/dit3_digits.py work_dirs/dit3_digits/iter_2000.pth \
 #       --classes all --count 100 --steps 20 --out work_dirs/dit3_digits/digits.png
 _base_ = './_base_/diffusion_runtime.py'
 
-max_iters = 1200
+max_iters = 2000
 
 model = dict(
     type='mmvttt.DiffusionModel',
@@ -58,5 +58,5 @@ param_scheduler = [
 train_cfg = dict(max_iters=max_iters, val_interval=max_iters)
 # A short training: the average of about the last two hundred steps.
 custom_hooks = [dict(type='EMAHook', momentum=0.005, priority='ABOVE_NORMAL')]
-default_hooks = dict(checkpoint=dict(interval=300))
+default_hooks = dict(checkpoint=dict(interval=500))
 randomness = dict(seed=0)

@@ -3,7 +3,7 @@
 The same settings make the same images, whatever the number of GPUs; what was stopped goes on.
 Batches are kept beside the output, in a folder of its name with `_parts`.
 
-example: python tools/generate.py configs/dit3_digits.py work_dirs/dit3_digits/iter_1200.pth \\
+example: python tools/generate.py configs/dit3_digits.py work_dirs/dit3_digits/iter_2000.pth \\
            --classes 0 1 2 3 4 5 6 7 8 9 --count 100 --steps 20 --out digits.png
 several GPUs: torchrun --nproc-per-node 8 tools/generate.py … --launcher pytorch
 """

@@ -55,13 +55,16 @@ class DDPMLoss:
                 f'{self.prediction!r}; set one of the two in the scheduler'
             )
         check_choice('prediction_type', self.prediction, ('epsilon', 'sample', 'v_prediction'))
-        signal = scheduler.alphas_cumprod.double()
-        before = F.pad(signal[:-1], (1, 0), value=1.0)
+        # Not the scheduler's `alphas_cumprod`: 1 − ᾱ has four digits in fp32 near t = 0.
         beta = scheduler.betas.double()
+        signal = (1 - beta).cumprod(0)
+        before = F.pad(signal[:-1], (1, 0), value=1.0)
         posterior = beta * (1 - before) / (1 - signal)
         # That of t = 0 is 0; its logarithm is taken at t = 1 (Nichol & Dhariwal 2021).
         self.log_posterior = posterior.clamp(min=posterior[1]).log()
         self.log_beta = beta.log()
+        self.noise_in_start = ((1 - signal) / signal).sqrt()
+        self.noisy_in_start = (1 / signal).sqrt()
         self.of_start = beta * before.sqrt() / (1 - signal)
         self.of_noisy = (1 - before) * (1 - beta).sqrt() / (1 - signal)
 
@@ -101,8 +104,7 @@ class DDPMLoss:
         def at(table: Tensor) -> Tensor:
             return _column(table.to(times.device)[times].float())
 
-        signal = at(self.scheduler.alphas_cumprod)
-        start = (noisy - (1 - signal).sqrt() * predicted) / signal.sqrt()
+        start = at(self.noisy_in_start) * noisy - at(self.noise_in_start) * predicted
         mean = at(self.of_start) * start + at(self.of_noisy) * noisy
         true_mean = at(self.of_start) * latents + at(self.of_noisy) * noisy
         part = (logit + 1) / 2
