@@ -54,7 +54,10 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument('--out', default='work_dirs/generate/grid.png', help='a grid of all images')
     parser.add_argument('--npz', help="all images, as ADM's evaluator reads them")
     parser.add_argument('--reference', help='.npz or folder of images, or .npy of features')
-    parser.add_argument('--features', help='TorchScript: images (B, 3, H, W) in [0, 1] → (B, F)')
+    parser.add_argument(
+        '--features',
+        help='.pt2 of torch.export: images (B, 3, H, W) in [0, 1] → (B, F); default: the pixels',
+    )
     parser.add_argument(
         '--device', type=usable_device, default='cuda' if torch.cuda.is_available() else 'cpu'
     )
@@ -129,7 +132,7 @@ def main(argv: list[str] | None = None) -> None:
             api.write_npz(images, args.npz)
             print(f'arr_0 {images.shape} → {args.npz}')
         if args.reference:
-            extractor = torch.jit.load(args.features, args.device) if args.features else None
+            extractor = api.load_extractor(args.features) if args.features else None
             for name, value in api.measure(images, args.reference, extractor).items():
                 print(f'{name:<10} {value:.4f}')
 

@@ -243,6 +243,27 @@ def write_grid(
     Image.fromarray(grid).save(path)
 
 
+def load_extractor(path: str | os.PathLike[str]) -> nn.Module:
+    """What `torch.export.save` has written: images `(B, 3, H, W)` in [0, 1] → features `(B, F)`.
+
+    The number of images B must be dynamic in it.
+
+    Raises:
+        MissingDataError: There is no such file.
+        UsageError: It is another kind of file.
+    """
+    if not Path(path).is_file():
+        raise MissingDataError(f'there are no features {os.fspath(path)!r}: give a .pt2 file')
+    try:
+        return torch.export.load(path).module()
+    except Exception as error:
+        # What a file of another kind raises depends on the kind.
+        raise UsageError(
+            f'--features {os.fspath(path)!r} cannot be read ({type(error).__name__}): give what '
+            'torch.export.save has written'
+        ) from error
+
+
 def measure(
     images: np.ndarray,
     reference: str | os.PathLike[str],

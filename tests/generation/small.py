@@ -33,6 +33,6 @@ def model(**changes) -> dict:
 
 def flow_model(**changes) -> dict:
     """The same, trained by rectified flow."""
-    transformer = dict(out_channels=1, **changes.pop('transformer', {}))
+    transformer = {'out_channels': 1, **changes.pop('transformer', {})}
     loss = changes.pop('loss', dict(type='mmvttt.FlowLoss'))
     return model(transformer=transformer, scheduler=FLOW, loss=loss, **changes)

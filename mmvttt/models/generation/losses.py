@@ -37,9 +37,6 @@ class DDPMLoss:
             is not the noise.
     """
 
-    # By diffusers' names, as its schedulers take them.
-    predicts = None
-
     def __init__(self, scheduler: Any) -> None:
         if not hasattr(scheduler, 'alphas_cumprod'):
             raise UsageError(
