@@ -33,6 +33,9 @@ train_dataloader = dict(
     batch_size=64,
     num_workers=0,
     persistent_workers=False,
+    sampler=dict(type='DefaultSampler', shuffle=True),
+    drop_last=True,
+    collate_fn=dict(type='default_collate'),
     dataset=dict(type='mmvttt.TinyDigits'),
 )
 val_dataloader = dict(

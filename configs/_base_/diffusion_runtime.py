@@ -1,13 +1,8 @@
-# Steps, not epochs; the log and the last three checkpoints of a diffusion model.
+# Steps, not epochs: the log, and the last three checkpoints of a diffusion model.
 train_cfg = dict(type='IterBasedTrainLoop')
-train_dataloader = dict(
-    sampler=dict(type='DefaultSampler', shuffle=True),
-    drop_last=True,
-    collate_fn=dict(type='default_collate'),
-)
 default_hooks = dict(
     logger=dict(type='LoggerHook', interval=50),
-    checkpoint=dict(type='CheckpointHook', by_epoch=False, interval=10000, max_keep_ckpts=3),
+    checkpoint=dict(type='CheckpointHook', by_epoch=False, interval=10_000, max_keep_ckpts=3),
 )
 log_processor = dict(by_epoch=False)
 default_scope = 'mmengine'
