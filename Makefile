@@ -28,8 +28,7 @@ $(VENV)/.installed: setup.py pyproject.toml mmvttt/version.py
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	test -z "$(TORCH_INDEX)" || $(BIN)/python -m pip install --quiet 'torch>=2.11,<2.15' torchvision --index-url '$(TORCH_INDEX)'
 	$(BIN)/python -m pip install --quiet -e '.[lite,all]'
-	# mmengine asks for opencv-python, which lies in the folder of opencv-python-headless and needs
-	# libGL: a slim machine keeps the one that needs nothing.
+	# mmengine requires opencv-python, which needs libGL; a machine without it gets the headless build.
 	$(BIN)/python -c 'import cv2' 2>/dev/null || { \
 		$(BIN)/python -m pip uninstall --quiet --yes opencv-python opencv-python-headless && \
 		$(BIN)/python -m pip install --quiet 'opencv-python-headless>=4.9,<6'; }

@@ -1,4 +1,4 @@
-"""What every Python of an environment with mmvttt runs at its start: mmengine brings mmvttt along.
+"""Start-up line of every Python of an environment with mmvttt: mmengine brings mmvttt along.
 
 A stock tool (`mim train mmdet …`, mmdet's own train.py, `from mmdet.apis import DetInferencer`)
 reads `mmvttt::` configs and imports mmcv's operators before anything could import mmvttt. So the
@@ -19,7 +19,13 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
+# Names of patches to leave out, with commas between them.
 SKIP = 'MMVTTT_SKIP_PATCHES'
+
+
+def skipped() -> 'set[str]':
+    """Names of the patches that the environment leaves out."""
+    return {name for name in os.environ.get(SKIP, '').replace(' ', '').split(',') if name}
 
 
 class AfterImport:
@@ -68,7 +74,7 @@ def _import_mmvttt(_: 'ModuleType') -> None:
     try:
         import mmvttt  # noqa: F401
     except Exception as error:
-        # Whoever uses mmengine without mmvttt must not fail because of it.
+        # Programs that use mmengine without mmvttt must not fail because of it.
         import warnings
 
         warnings.warn(f'mmvttt could not be imported: {error}', stacklevel=2)
@@ -76,6 +82,5 @@ def _import_mmvttt(_: 'ModuleType') -> None:
 
 def install() -> None:
     """Waits for mmengine; called by `mmvttt.pth`."""
-    skipped = os.environ.get(SKIP, '')
-    if 'startup' not in skipped.replace(' ', '').split(','):
+    if 'startup' not in skipped():
         after_import('mmengine', _import_mmvttt)

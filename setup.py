@@ -13,9 +13,11 @@ from setuptools.command.editable_wheel import editable_wheel
 from setuptools.errors import FileError
 
 ROOT = Path(__file__).resolve().parent
-# What `_base_ = 'mmvttt::…'`, `mim` and the inferencers look for under mmvttt/.mim.
+# `_base_ = 'mmvttt::…'`, `mim` and the inferencers look for these under mmvttt/.mim.
 MIM_PARTS = ('configs', 'tools', 'model-index.yml')
-# Lies in site-packages itself: stock tools get `import mmvttt` by it, see mmvttt_startup.py.
+# For work on mmvttt itself: they read its tests, documents and kernels' sources.
+NOT_SHIPPED = ('__pycache__', 'dev', 'gpu_check.py', 'make_model_zoo.py')
+# Goes into site-packages itself, so that stock tools import mmvttt: see mmvttt_startup.py.
 STARTUP = 'mmvttt.pth'
 # Where the sources are public: `make dist REPOSITORY=https://github.com/…`.
 REPOSITORY = os.environ.get('MMVTTT_REPOSITORY', '').rstrip('/')
@@ -39,7 +41,8 @@ class BuildWithMim(build_py):
             if self.editable_mode:
                 (target / name).symlink_to(Path('..') / '..' / name)
             elif source.is_dir():
-                shutil.copytree(source, target / name, ignore=shutil.ignore_patterns('__pycache__'))
+                ignored = shutil.ignore_patterns(*NOT_SHIPPED)
+                shutil.copytree(source, target / name, ignore=ignored)
             else:
                 shutil.copy(source, target / name)
 
@@ -80,7 +83,7 @@ def readme() -> str:
     return text
 
 
-# Ranges that were tried, see docs of each line.
+# Ranges that were tried.
 INSTALL = [
     # 2.11 is the common GPU image, 2.14 the newest one that was tried. CUDA builds bring the Triton
     # that they were tested with; without it the ops run their definitions in PyTorch.
@@ -99,13 +102,13 @@ EXTRAS = {
     # 2.1.0 because mmdet 3.3 and mmsegmentation 1.2 refuse 2.2.
     # numba: the kernels of a CPU.
     'lite': ['mmcv-lite==2.1.0', 'numba>=0.65,<0.69'],
-    'det': ['mmdet==3.3.0', 'opencv-python-headless>=4.9,<6'],
+    'det': ['mmdet==3.3.0'],
     # mmsegmentation imports ftfy and regex without declaring them.
-    'seg': ['mmsegmentation==1.2.2', 'ftfy', 'regex', 'opencv-python-headless>=4.9,<6'],
-    'pretrain': ['mmpretrain==1.2.0', 'opencv-python-headless>=4.9,<6'],
-    # What tools/export.py writes ONNX with, and runs it with to compare.
+    'seg': ['mmsegmentation==1.2.2', 'ftfy', 'regex'],
+    'pretrain': ['mmpretrain==1.2.0'],
+    # To write ONNX with tools/export.py and to compare it.
     'export': ['onnx>=1.19,<1.24', 'onnxscript>=0.7,<0.8', 'onnxruntime>=1.23,<1.32'],
-    # The page of tools/gradio_demo.py; large, and in no other extra.
+    # For the page of tools/gradio_demo.py; large, so in no other extra.
     'gradio': ['gradio>=5,<7'],
     # The photographs and digits of the built-in data set, and its pictures.
     'demo': ['scikit-learn>=1.5,<2', 'scikit-image>=0.24,<0.27', 'matplotlib>=3.8,<4'],

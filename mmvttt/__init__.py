@@ -8,11 +8,12 @@ __all__ = ['__version__']
 
 
 def _set_up() -> ImportError | None:
-    """Applies the patches, see `mmvttt.compat.setup`; what `python -m mmvttt` shows if it fails."""
+    """Applies the patches of mmvttt.compat; returns a failure for `python -m mmvttt` to show."""
     try:
-        from .compat import setup
+        from .compat import apply_patches
+        from .reliability import patches  # noqa: F401
 
-        setup()
+        apply_patches()
     except ImportError as error:
         # While Python looks for the module of -m, that is what stands in the place of the script.
         if sys.argv[:1] == ['-m'] and 'mmvttt' in sys.orig_argv:

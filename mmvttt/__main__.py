@@ -1,10 +1,11 @@
-"""`python -m mmvttt`: what is imported here, what was patched and why, which kernels can run.
+"""`python -m mmvttt`: versions of the packages, patches, and which kernels can run here.
 
-It works where something else does not: what cannot be imported is a line of the report.
+It works on a broken installation: a package that cannot be imported is a line of the report.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import platform
 import warnings
@@ -27,7 +28,7 @@ _PACKAGES = {
     'mmseg': ('mmsegmentation', 'onedl-mmsegmentation'),
     'mmpretrain': ('mmpretrain', 'onedl-mmpretrain'),
 }
-# What has been run; other versions may work, which is why nothing asserts them.
+# Tried versions. Others may work, so they are not required.
 _TRIED = {
     'torch': ('2.11', '2.14'),
     'mmengine': ('0.10',),
@@ -69,7 +70,7 @@ def _gpus() -> str:
 
 
 def versions() -> list[str]:
-    """A line for every package that matters, with a word about versions nobody has tried."""
+    """A line for every package that matters, with a remark on versions that are not tried."""
     gpus = _gpus() if _imported('torch')[1] is None else 'no torch'
     lines = [f'mmvttt {__version__}, Python {platform.python_version()}, {gpus}']
     for module, names in _PACKAGES.items():
@@ -91,35 +92,50 @@ def versions() -> list[str]:
     return lines
 
 
-def _patches() -> list[str]:
+def patch_lines(details: bool = False) -> list[str]:
+    """One line for all patches; with `details`, two for each: its outcome and its reason."""
     if _failure is not None:
         return [f'none: {_failure}']
     from .compat import patches
 
-    lines = []
-    for m in patches():
-        outcome = 'patched' if m.applied else f'not applied: {m.unneeded}'
-        lines += [f'{m.name:16} {outcome}', f'{"":16} {m.why}']
-    return lines
+    known = patches()
+    if details:
+        return [
+            line
+            for patch in known
+            for line in (
+                f'{patch.name:16} '
+                + ('applied' if patch.applied else f'not applied: {patch.unneeded}'),
+                f'{"":16} {patch.why}',
+            )
+        ]
+    applied = sum(patch.applied for patch in known)
+    return [f'{applied} of {len(known)} applied; --patches lists them with their reasons']
 
 
-def _kernels() -> list[str]:
+def kernel_lines() -> list[str]:
+    """A line for each op with its backends, and one for each reason why a backend cannot run."""
     try:
         from ttt_kernels import available
     except ImportError as error:
         return [f'none: {error}']
-    return [
-        f'{op:14} {backend:10} {"yes" if reason is None else f"no: {reason}"}'
-        for op, backends in available().items()
-        for backend, reason in backends.items()
-    ]
+    lines, reasons = [], {}
+    for op, backends in available().items():
+        cells = (f'{name} {"no" if reason else "yes"}' for name, reason in backends.items())
+        lines.append(f'{op:12} {", ".join(cells)}')
+        # An op without a kernel of a kind is no fault of the machine.
+        reasons |= {f'{n}: {r}': None for n, r in backends.items() if r and op not in r}
+    return lines + list(reasons)
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
     """Prints the report."""
+    parser = argparse.ArgumentParser(prog='python -m mmvttt', description=__doc__)
+    parser.add_argument('--patches', action='store_true', help='every patch with its reason')
+    args = parser.parse_args(argv)
     print('\n'.join(versions()))
-    print('\nPatches (docs/patches.md)', *_patches(), sep='\n')
-    print('\nKernels', *_kernels(), sep='\n')
+    print('\nPatches (docs/patches.md)', *patch_lines(args.patches), sep='\n')
+    print('\nKernels', *kernel_lines(), sep='\n')
 
 
 if __name__ == '__main__':

@@ -160,7 +160,8 @@ def _types(frame: FrameType) -> list[str]:
     """Names in the registries that were asked, and mmvttt's, with their scope where it differs."""
     # Whoever names none of our types has not imported them yet.
     import mmvttt.engine
-    import mmvttt.models  # noqa: F401
+    import mmvttt.models
+    import mmvttt.reliability  # noqa: F401
 
     registry = frame.f_locals.get('registry')
     names = []

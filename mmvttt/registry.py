@@ -11,6 +11,7 @@ from mmengine import registry as root
 _MODELS = ['mmvttt.models']
 _ENGINE = ['mmvttt.engine']
 _DATA = ['mmvttt.datasets']
+_RELIABILITY = ['mmvttt.reliability']
 
 
 def _child(name: str, parent: root.Registry, locations: list[str]) -> root.Registry:
@@ -18,14 +19,14 @@ def _child(name: str, parent: root.Registry, locations: list[str]) -> root.Regis
 
 
 MODELS = _child('model', root.MODELS, _MODELS)
-HOOKS = _child('hook', root.HOOKS, _ENGINE)
+HOOKS = _child('hook', root.HOOKS, _ENGINE + _RELIABILITY)
 OPTIM_WRAPPERS = _child('optim wrapper', root.OPTIM_WRAPPERS, _ENGINE)
 OPTIM_WRAPPER_CONSTRUCTORS = _child(
     'optim wrapper constructor', root.OPTIM_WRAPPER_CONSTRUCTORS, _ENGINE
 )
-DATASETS = _child('dataset', root.DATASETS, _DATA + _ENGINE)
-DATA_SAMPLERS = _child('data sampler', root.DATA_SAMPLERS, _ENGINE)
-LOOPS = _child('loop', root.LOOPS, _ENGINE)
+DATASETS = _child('dataset', root.DATASETS, _DATA + _RELIABILITY)
+DATA_SAMPLERS = _child('data sampler', root.DATA_SAMPLERS, _RELIABILITY)
+LOOPS = _child('loop', root.LOOPS, _RELIABILITY)
 PARAM_SCHEDULERS = _child('parameter scheduler', root.PARAM_SCHEDULERS, _ENGINE)
 METRICS = _child('metric', root.METRICS, _MODELS)
 TRANSFORMS = _child('transform', root.TRANSFORMS, _DATA)

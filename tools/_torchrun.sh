@@ -5,7 +5,7 @@
 #                more: without NODE_RANK the nodes find each other (c10d rendezvous) at
 #                MASTER_ADDR:PORT, on the machine of that name. RDZV_ID tells two runs apart;
 #                LOCAL_ADDR is this node's address, where its host name does not resolve.
-#                With NODE_RANK a line every 30 seconds says which nodes are missing; NODES_TIMEOUT
+#                With NODE_RANK a line every 30 seconds names the missing nodes; NODES_TIMEOUT
 #                (900) seconds later the wait ends.
 # PYTHON:        the interpreter (default: python).
 #
@@ -27,7 +27,7 @@ run_distributed() {
         echo "error: NNODES=$nnodes needs MASTER_ADDR, the name of the first node" >&2
         return 2
     elif [[ -n "${NODE_RANK:-}" ]]; then
-        "${PYTHON:-python}" "$(dirname "$script")/_meet.py" \
+        "${PYTHON:-python}" "$(dirname "$script")/_rendezvous.py" \
             "$nnodes" "$NODE_RANK" "$addr" "$port" >&2 || return 1
         where=(--nnodes "$nnodes" --node-rank "$NODE_RANK"
             --master-addr "$addr" --master-port "$port")

@@ -1,6 +1,6 @@
 """Says what is wrong with the data of a config: annotations, labels, files, images.
 
-See mmvttt.datasets.checks.annotations. Exit status 1 where there are errors; warnings name what a
+See mmvttt.reliability.data.annotations. Exit status 1 where there are errors; warnings name what a
 training silently does without.
 
 example: python tools/check_data.py configs/maskrcnn_vittt_t_pennfudan.py
@@ -14,9 +14,9 @@ from rich.progress import track
 
 from mmvttt.cli import add_cfg_options, add_config, command_line, plain_errors, printable
 from mmvttt.config import load_config
-from mmvttt.datasets.checks.annotations import check_annotations
-from mmvttt.datasets.checks.paths import check_paths
 from mmvttt.errors import UsageError
+from mmvttt.reliability.data.annotations import check_annotations
+from mmvttt.reliability.data.paths import check_paths
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:

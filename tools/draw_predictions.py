@@ -10,7 +10,6 @@ import argparse
 from pathlib import Path
 
 from mmvttt.analysis.predictions import draw_predictions, tile
-from mmvttt.checkpoints.resume import latest_checkpoint
 from mmvttt.cli import (
     add_cfg_options,
     add_config,
@@ -20,8 +19,9 @@ from mmvttt.cli import (
     usable_device,
 )
 from mmvttt.config import load_config
-from mmvttt.datasets.checks.paths import check_data
 from mmvttt.errors import UsageError
+from mmvttt.reliability.data.paths import check_data
+from mmvttt.reliability.resume import latest_checkpoint
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:

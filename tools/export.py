@@ -3,7 +3,7 @@
 Classifiers and segmentors up to their logits, detectors up to the maps of their neck. Batch, height
 and width are free, and the file is compared with the model at several of them.
 
-example: python tools/export.py vittt_t_in1k work_dirs/vittt_t_in1k/epoch_300.pth --out vittt_t.onnx
+example: python tools/export.py vittt_t_in1k --checkpoint epoch_300.pth --out vittt_t.onnx
 """
 
 import argparse
@@ -15,7 +15,7 @@ from mmvttt.cli import add_cfg_options, command_line, plain_errors, positive
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = command_line(__doc__)
     parser.add_argument('model', help="a config, the name of one of ours, or a model of timm's")
-    parser.add_argument('checkpoint', nargs='?', help='file with the weights; default: random ones')
+    parser.add_argument('--checkpoint', help='file with the weights; default: random ones')
     parser.add_argument('--out', required=True, metavar='FILE.pt2|FILE.onnx', help='what to write')
     parser.add_argument(
         '--shape',

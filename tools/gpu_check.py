@@ -24,7 +24,7 @@ from typing import NamedTuple, TextIO
 import torch
 
 ROOT = Path(__file__).resolve().parents[1]
-BENCHMARKS = ROOT / 'tools' / 'kernel_benchmarks'
+BENCHMARKS = ROOT / 'tools' / 'dev' / 'kernel_benchmarks'
 # What has begun is finished: the slowest contender takes some half a minute.
 GRACE = 40
 

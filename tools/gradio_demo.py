@@ -1,6 +1,6 @@
-"""Serves a page in the browser that shows what a trained model sees (mmvttt.apis.page).
+"""Serves a page in the browser that shows the predictions of a trained model (mmvttt.apis.page).
 
-Needs pip install 'mmvttt[gradio]'. It answers on this machine alone, unless --host says otherwise.
+Needs pip install 'mmvttt[gradio]'. Only this machine can open the page, unless --host is given.
 
 example: python tools/gradio_demo.py configs/maskrcnn_vittt_demo.py work_dirs/demo/epoch_6.pth
 """
@@ -42,7 +42,7 @@ def main(argv: list[str] | None = None) -> None:
     with plain_errors():
         config = load_config(args.config, cfg_options=args.cfg_options)
         page = build_page(config, args.checkpoint, Path(args.config).stem, args.device)
-    page.launch(server_name=args.host, server_port=args.port)
+    page.launch(server_name=args.host, server_port=args.port, max_file_size='50mb')
 
 
 if __name__ == '__main__':

@@ -1,10 +1,9 @@
-"""Shows what a trained model sees in photographs and videos (mmvttt.apis.inference).
+"""Draws a trained model's predictions on photographs and videos (mmvttt.apis.inference).
 
 Boxes and masks, a label map or the five likeliest classes, by the toolbox of the config. A camera
 goes on until Ctrl-C.
 
-example: python tools/image_demo.py photo.jpg --config configs/upernet_vittt_t_camvid.py \\
-           --checkpoint work_dirs/upernet_vittt_t_camvid/epoch_100.pth
+example: python tools/image_demo.py maskrcnn_vittt_demo epoch_6.pth photo.jpg --out seen
 """
 
 import argparse
@@ -30,10 +29,10 @@ from mmvttt.config import load_config
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = command_line(__doc__)
+    add_config(parser)
+    parser.add_argument('checkpoint', help='file with the weights')
     parser.add_argument('images', nargs='*', metavar='image|video', help='image or video files')
     parser.add_argument('--camera', type=not_negative, metavar='N', help='number of a camera')
-    add_config(parser, '--config', required=True)
-    parser.add_argument('--checkpoint', required=True, help='file with the weights')
     parser.add_argument('--out', default='work_dirs/image_demo', help='folder of the pictures')
     parser.add_argument(
         '--score-thr', type=float, default=0.3, help='draw boxes from this score on'
@@ -47,7 +46,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         default='cuda' if torch.cuda.is_available() else 'cpu',
     )
     add_cfg_options(parser)
-    args = parser.parse_args(argv)
+    args = parser.parse_intermixed_args(argv)
     if not args.images and args.camera is None:
         parser.error('give images, videos, or --camera N')
     return args
@@ -78,7 +77,7 @@ def main(argv: list[str] | None = None) -> None:
             with suppress(KeyboardInterrupt):
                 for _ in track(frames, description='frames', total=None):
                     count += 1
-            # Now, not when it is forgotten: the file is whole once it is closed.
+            # The file is complete once the generator is closed.
             frames.close()
             print(printable(f'{source}: {count} frames → {out}'))
 

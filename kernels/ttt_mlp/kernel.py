@@ -342,9 +342,9 @@ def _step_backward(
 # -------------------------------------------------------------------------------------------- host
 
 
-# Tokens a block, warps and pipeline stages, chosen by the registers, spills and predicted cycles of
-# README.md; tools/kernel_benchmarks/aot/ttt_glu_aot.json holds what comes out. Four warps are one
-# WGMMA of 64 features; eight would both do all of it. Left to itself, the assembler of Triton 3.6
+# Tokens a block, warps and pipeline stages, chosen by registers, spills and predicted cycles, which
+# are in tools/dev/kernel_notes.md. Four warps are one WGMMA of 64 features; eight would both do all
+# of it. Left to itself, the assembler of Triton 3.6
 # takes 32 registers for `step` of SwiGLU on sm_80, and spills the rest.
 _CONFIGS = {
     'step': {'BLOCK': 64, 'num_warps': 4, 'STAGES': 2, 'maxnreg': 255},

@@ -12,8 +12,8 @@ from mmengine.config import Config
 from mmengine.registry import DATASETS, VISUALIZERS, init_default_scope
 from torch import Tensor
 
-from ..datasets.checks.paths import check_paths
 from ..errors import UsageError
+from ..reliability.data.paths import check_paths
 
 
 def browse(

@@ -22,7 +22,7 @@ _TABLES = {
 }
 # An entry of the metafile up to where the counts of its paper are, and these.
 _ENTRY = re.compile(r'(  - Name: (\S+)\n(?:.*\n)*?      Input Size: \S+\n)(?:      Paper .*\n)*')
-_MARKED = re.compile(r'(<!-- model-zoo:(\S+) -->\n).*?(<!-- /model-zoo -->)', re.DOTALL)
+_MARKED = re.compile(r'(<!-- model-zoo:(\w+)((?: \w+)*) -->\n).*?(<!-- /model-zoo -->)', re.DOTALL)
 
 
 def load_models(metafile: str | os.PathLike[str] | None = None) -> list[dict[str, Any]]:
@@ -109,11 +109,27 @@ def recount(metafile: str | os.PathLike[str] | None = None) -> bool:
 
 
 def fill(text: str, models: list[dict[str, Any]], configs: str = 'configs') -> str:
-    """A document with the tables between its markers made anew.
+    """Replaces the tables between the markers of a document.
 
-    `<!-- model-zoo:detection -->` begins a table, `<!-- /model-zoo -->` ends it.
+    `<!-- model-zoo:detection -->` begins a table of all models, `<!-- model-zoo:detection A B -->`
+    one of those named, and `<!-- /model-zoo -->` ends it.
+
+    Raises:
+        UsageError: There is no such table, or no model of a name.
     """
-    return _MARKED.sub(lambda m: m[1] + table(models, m[2], configs) + m[3], text)
+
+    def filled(found: re.Match[str]) -> str:
+        start, kind, names, end = found.groups()
+        return start + table(_chosen(models, names.split()), kind, configs) + end
+
+    return _MARKED.sub(filled, text)
+
+
+def _chosen(models: list[dict[str, Any]], names: list[str]) -> list[dict[str, Any]]:
+    missing = set(names) - {model['Name'] for model in models}
+    if missing:
+        raise UsageError(f'configs/metafile.yml has no model {", ".join(sorted(missing))}')
+    return [model for model in models if not names or model['Name'] in names]
 
 
 def update(document: str | os.PathLike[str], check: bool = False) -> bool:

@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.progress import track
 from torch import nn
 
-from ..checkpoints.read import read_weights
 from ..errors import UsageError
+from ..reliability.read import read_weights
 
 # Smaller images are enlarged by a whole factor until their text can be read.
 _READABLE = 480

@@ -1,4 +1,4 @@
-"""Shows what a trained model sees in photographs and videos, by each toolbox's own inferencer."""
+"""Predictions on photographs and videos, described and drawn by each toolbox's own inferencer."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ import mmcv
 import numpy as np
 from mmengine.config import Config
 from mmengine.registry import init_default_scope
+from PIL import Image
 
-from ..checkpoints.load import require_match
-from ..checkpoints.read import read_content, read_weights
-from ..datasets.checks.images import read_image
 from ..errors import CheckpointError, UsageError
+from ..reliability.data.images import FORMATS, read_image
+from ..reliability.match import require_match
+from ..reliability.read import read_content, read_weights
 
 _TOP = 5
 _CODEC = cv2.VideoWriter_fourcc(*'mp4v')
@@ -27,11 +28,11 @@ Look = Callable[[np.ndarray, float], tuple[list[str], np.ndarray]]
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found in one image.
+    """The prediction for one image.
 
     Attributes:
         image: The image's path.
-        lines: What was found, in words, the likeliest or the largest first.
+        lines: Description of the prediction, the likeliest or the largest first.
         picture: The drawn picture.
     """
 
@@ -48,7 +49,7 @@ def show_images(
     score_thr: float = 0.3,
     device: str = 'cpu',
 ) -> Iterator[Finding]:
-    """Runs a model on photographs and draws the result: boxes and masks, a label map, or a class.
+    """Runs a model on photographs and draws the prediction: boxes and masks, labels, or a class.
 
     Args:
         config: Of a model of mmdet, mmsegmentation or mmpretrain.
@@ -66,9 +67,7 @@ def show_images(
     for image in images:
         if not Path(image).is_file():
             raise UsageError(f'there is no image {os.fspath(image)!r}')
-        problem = read_image(os.fspath(image)).problem
-        if problem:
-            raise UsageError(f'{os.fspath(image)!r} is among the {problem}')
+        require_image(image)
         if Path(image).resolve().parent in (
             Path(out_dir).resolve(),
             Path(out_dir, 'vis').resolve(),
@@ -89,6 +88,36 @@ def show_images(
         out = Path(out_dir) / f'{image.stem}.png'
         mmcv.imwrite(mmcv.rgb2bgr(picture), str(out))
         yield Finding(image, lines, out)
+
+
+def require_image(path: str | os.PathLike[str], max_pixels: int | None = None) -> None:
+    """Refuses a file that is no image, is damaged or has too many pixels.
+
+    The content decides about the format, not the name. Formats for which Pillow would start another
+    program (EPS) are refused.
+
+    Args:
+        path: A file.
+        max_pixels: Height times width of the largest image; None for no limit.
+
+    Raises:
+        UsageError: The file is refused.
+    """
+    if max_pixels is not None:
+        try:
+            # The header alone: a file of some kilobytes can hold gigabytes of pixels.
+            with Image.open(path, formats=FORMATS) as image:
+                width, height = image.size
+        except Exception:
+            width = height = 0  # named below
+        if width * height > max_pixels:
+            raise UsageError(
+                f'{Path(path).name!r} has {width}×{height} pixels, and {max_pixels:,} are allowed: '
+                'give a smaller image'
+            )
+    problem = read_image(os.fspath(path)).problem
+    if problem:
+        raise UsageError(f'{Path(path).name!r} is among the {problem}')
 
 
 def show_video(
@@ -112,7 +141,7 @@ def show_video(
         window: Show the frames, too, until q is pressed.
 
     Yields:
-        What was found in each frame.
+        The description of each frame's prediction.
 
     Raises:
         UsageError: There is no such video or camera, or OpenCV has no windows here; else as
@@ -158,7 +187,7 @@ def _quit_in_window(frame: np.ndarray) -> bool:
 def open_model(config: Config, checkpoint: str | os.PathLike[str], device: str = 'cpu') -> Look:
     """A function that looks at an image `(H, W, 3)`, uint8, BGR, with a threshold for boxes.
 
-    It returns what was found, in words, the likeliest or the largest first, and the drawn picture
+    The function returns a description, the likeliest or the largest first, and the drawn picture
     `(H, W, 3)`, uint8, RGB.
 
     Args:
@@ -267,7 +296,7 @@ def _check(model: Any, checkpoint: str) -> None:
 
 
 def _dataset_meta(checkpoint: str | os.PathLike[str]) -> dict[str, Any]:
-    """What a checkpoint says of its classes, which the toolboxes take as it is."""
+    """Names and colours of the classes in a checkpoint; the toolboxes do not check them."""
     content = read_content(checkpoint)
     meta = content.get('meta') if isinstance(content, Mapping) else None
     found = meta.get('dataset_meta') if isinstance(meta, Mapping) else meta

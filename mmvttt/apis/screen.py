@@ -1,4 +1,4 @@
-"""What a training says on the screen: a summary; the whole config stands in the log file."""
+"""Output of a training on the screen: a summary; the log file has the whole config."""
 
 from __future__ import annotations
 
@@ -7,12 +7,21 @@ from typing import Any
 
 from mmengine.config import Config
 from mmengine.dist import get_world_size
+from mmengine.logging import print_log
+from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.runner import Runner
 
+from ..engine.layer_decay import rates_table
 from ..registry import type_name
 
-# How the long messages of mmengine's Runner begin: environment, config, hooks.
-_LONG = ('\n---', 'Config:', 'Hooks will be executed', 'Distributed training is not used')
+# Beginnings of mmengine's long messages: environment, config, hooks, a line for each parameter.
+_LONG = (
+    '\n---',
+    'Config:',
+    'Hooks will be executed',
+    'Distributed training is not used',
+    'paramwise_options',
+)
 
 
 def _is_short(record: logging.LogRecord) -> bool:
@@ -20,7 +29,7 @@ def _is_short(record: logging.LogRecord) -> bool:
 
 
 class QuietRunner(Runner):
-    """mmengine's Runner, whose environment, config and hooks go to the log file alone."""
+    """mmengine's Runner, whose long messages go to the log file alone."""
 
     def build_logger(self, *args: Any, **kwargs: Any) -> logging.Logger:
         """The logger of the run."""
@@ -29,6 +38,15 @@ class QuietRunner(Runner):
             if not isinstance(handler, logging.FileHandler):
                 handler.addFilter(_is_short)
         return logger
+
+    def build_optim_wrapper(self, optim_wrapper: Any) -> OptimWrapper | OptimWrapperDict:
+        """The optimizer; mmengine's line for each parameter becomes a table on the screen."""
+        built = super().build_optim_wrapper(optim_wrapper)
+        groups = built.optimizer.param_groups if isinstance(built, OptimWrapper) else []
+        # Layer decay has printed its own table.
+        if len(groups) > 1 and 'layer' not in groups[0]:
+            print_log(f'Settings by parameter\n{rates_table(groups)}', 'current')
+        return built
 
 
 def summary(runner: Runner, cfg: Config) -> str:

@@ -3,35 +3,24 @@
 from __future__ import annotations
 
 import copy
-import logging
 import os
 from collections.abc import Iterator
 from typing import Any
 
-import torch
-from mmengine import hooks, optim
+from mmengine import optim
 from mmengine.config import Config, ConfigDict
 from mmengine.logging import print_log
 from mmengine.registry import MODELS, OPTIM_WRAPPERS, RUNNERS
 from mmengine.runner import FlexibleRunner, Runner
 
-from ..checkpoints.load import require_match
-from ..checkpoints.read import read_weights
-from ..checkpoints.resume import settle_resume
-from ..checkpoints.run_lock import require_writable
 from ..config import load_config
-from ..datasets.checks.paths import check_data
-from ..engine.agreement import agree_on_start
 from ..engine.amp import AmpOptimWrapper
-from ..engine.exact_resume import make_exact
-from ..engine.heartbeat import say_who_is_gone
-from ..engine.hooks.anomaly import AnomalyHook
-from ..engine.hooks.checkpoint import CheckpointHook
 from ..engine.hooks.compile import CompileHook
-from ..engine.hooks.topology import TopologyHook
-from ..engine.signals import end_workers
 from ..errors import UsageError
 from ..registry import hook_class, resolve_type, type_name
+from ..reliability import protect_config, protect_runner
+from ..reliability.data.paths import check_data
+from ..reliability.match import require_weights
 from .screen import QuietRunner, summary
 
 _WRAPPERS = (optim.OptimWrapper, optim.AmpOptimWrapper, AmpOptimWrapper)
@@ -56,8 +45,6 @@ _DET_META = (
 )
 # Parts of mmdet's models, beside a RoI head, that predict masks.
 _MASKS = ('mask_head', 'panoptic_head', 'semantic_head')
-# The hooks of every training.
-_SAFETY = {'mmvttt.TopologyHook': TopologyHook, 'mmvttt.AnomalyHook': AnomalyHook}
 
 
 def build_runner(cfg: Config) -> Runner:
@@ -201,36 +188,6 @@ def _one_stage_masks(cfg: Config) -> bool:
     return isinstance(kind, type) and issubclass(kind, RTMDetInsHead)
 
 
-def make_safe(cfg: Config) -> None:
-    """Puts into a training's config what keeps it from being lost.
-
-    Checkpoints that survive a kill and a SIGTERM (`CheckpointHook`), the exact order of data and
-    random numbers (`make_exact`), a stop where the loss is not finite (`AnomalyHook`), and a line
-    that says on how many machines it runs (`TopologyHook`). What the config has already stays; a
-    warning says what is lost by it.
-    """
-    default_hooks = cfg.setdefault('default_hooks', ConfigDict())
-    hook = default_hooks.setdefault('checkpoint', dict(type='CheckpointHook', interval=1))
-    kind = None if hook is None else hook_class(hook, cfg.get('default_scope'))
-    if kind is hooks.CheckpointHook and isinstance(hook, dict):
-        hook['type'] = 'mmvttt.CheckpointHook'
-    elif kind is not None and not issubclass(kind, CheckpointHook):
-        print_log(
-            f'default_hooks.checkpoint is a {type_name(kind)}, and stays: SIGTERM and Ctrl-C leave '
-            'no checkpoint, a full disk ends the training, and a second one in the folder is not '
-            'noticed; derive it from mmvttt.engine.CheckpointHook',
-            'current',
-            logging.WARNING,
-        )
-    custom = list(cfg.get('custom_hooks') or [])
-    present = [hook_class(h, cfg.get('default_scope')) for h in custom]
-    added = [dict(type=name) for name, kind in _SAFETY.items() if kind not in present]
-    cfg.custom_hooks = custom + added
-    reason = make_exact(cfg)
-    if reason is not None:
-        print_log(f'a resume of this training will not be exact: {reason}', 'current')
-
-
 def train(
     config: str | os.PathLike[str],
     *,
@@ -252,7 +209,7 @@ def train(
         auto_scale_lr: See `enable_auto_scale_lr`.
         seed: For all random numbers; default: the config's, or a new one.
         deterministic: Choose deterministic algorithms.
-        plain: Leave out what `make_safe` adds.
+        plain: Leave the config as it is; see `mmvttt.reliability.add_protection`.
         compile: See `enable_compile`.
         config_args: See `load_config`.
 
@@ -282,23 +239,11 @@ def train(
     if resume is not None:
         cfg.resume = True
         cfg.load_from = None if resume == 'auto' else _existing(resume)
-    require_writable(cfg.work_dir)
-    agree_on_start(cfg)
-    check_data(cfg, ('train', 'val'))
-    if not plain:
-        make_safe(cfg)
+    checkpoint = protect_config(cfg, plain=plain)
     runner = build_runner(cfg)
-    if cfg.get('load_from') and not cfg.get('resume'):
-        require_match(_bare(runner), read_weights(cfg.load_from), cfg.load_from)
-    settle_resume(runner)
-    print_log(f'\n{summary(runner, cfg)}', 'current')
-    try:
+    with protect_runner(runner, checkpoint):
+        print_log(f'\n{summary(runner, cfg)}', 'current')
         runner.train()
-    except RuntimeError as error:
-        say_who_is_gone(error)
-        raise
-    finally:
-        end_workers(runner)
     return runner
 
 
@@ -350,7 +295,7 @@ def evaluate(
         enable_tta(cfg)
     check_data(cfg, ('test',))
     runner = build_runner(cfg)
-    require_match(_bare(runner), read_weights(cfg.load_from), cfg.load_from)
+    require_weights(runner, cfg.load_from)
     if out is not None:
         runner.test_evaluator.metrics.append(_dump(cfg, out))
     return runner.test()
@@ -407,14 +352,6 @@ def _require_labels(cfg: Config) -> None:
             'test_dataloader.dataset has no labels (with_label=False) to compare the predictions '
             'with: give --cfg-options test_evaluator=[] and --out FILE.pkl to write them alone'
         )
-
-
-def _bare(runner: Runner) -> torch.nn.Module:
-    if isinstance(runner.model, dict):
-        # FlexibleRunner builds it later; its names and shapes are enough.
-        with torch.device('meta'):
-            return MODELS.build(runner.model)
-    return getattr(runner.model, 'module', runner.model)
 
 
 def _existing(checkpoint: str | os.PathLike[str]) -> str:

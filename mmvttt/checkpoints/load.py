@@ -1,112 +1,19 @@
-"""Loads weights, says what matched, and refuses a file that matches next to nothing."""
+"""Loads weights, and logs which of them matched."""
 
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from mmengine.logging import print_log
 from torch import Tensor, nn
 
-from ..errors import CheckpointMismatchError
-from .read import read_weights, under
-
-# Below this share of the module's tensors a checkpoint is somebody else's.
-_LEAST = 0.1
-_LISTED = 8
+from ..reliability.match import LoadReport, require_match
+from ..reliability.read import read_weights, under
 
 StateDict = Mapping[str, Tensor]
-
-
-@dataclass(frozen=True)
-class LoadReport:
-    """How the tensors of a checkpoint meet those of a module.
-
-    Attributes:
-        matched: Same name and shape.
-        missing: In the module alone: left as they were.
-        unexpected: In the checkpoint alone: ignored.
-        mismatched: Same name, other shape, or integers for numbers: `name: checkpoint's →
-            module's`; left as they were.
-    """
-
-    matched: list[str]
-    missing: list[str]
-    unexpected: list[str]
-    mismatched: list[str]
-
-    def __str__(self) -> str:
-        lines = [f'{len(self.matched)} tensors matched']
-        for kind in ('missing', 'unexpected', 'mismatched'):
-            names = getattr(self, kind)
-            if names:
-                more = f', … {len(names) - _LISTED} more' if len(names) > _LISTED else ''
-                lines.append(f'{len(names)} {kind}: {", ".join(names[:_LISTED])}{more}')
-        return '\n'.join(lines)
-
-
-def compare(module: nn.Module, weights: StateDict) -> LoadReport:
-    """Compares names and shapes of a module's state with those of a checkpoint."""
-    own = module.state_dict()
-    shared = [name for name in own if name in weights]
-    matched = [name for name in shared if _kind(own[name]) == _kind(weights[name])]
-    return LoadReport(
-        matched=matched,
-        # Counters of batches are of no consequence, and absent from many files.
-        missing=[n for n in own if n not in weights and not n.endswith('num_batches_tracked')],
-        unexpected=[name for name in weights if name not in own],
-        mismatched=[
-            f'{name}: {_kind(weights[name])} → {_kind(own[name])}'
-            for name in shared
-            if _kind(own[name]) != _kind(weights[name])
-        ],
-    )
-
-
-def _kind(tensor: Tensor) -> str:
-    """The shape, with a word where the numbers are integers: quantised weights are no weights."""
-    shape = str(tuple(tensor.shape))
-    return shape if tensor.is_floating_point() else f'{shape} of integers'
-
-
-def require_match(
-    module: nn.Module, weights: StateDict, source: str, prefix: str = ''
-) -> LoadReport:
-    """Compares, and refuses a checkpoint that has next to nothing for the module.
-
-    Args:
-        module: What the weights are for.
-        weights: Named tensors, all of the file.
-        source: The file's name, for the message.
-        prefix: Only tensors under it count, by the rest of their names.
-
-    Raises:
-        CheckpointMismatchError: Fewer than a tenth of the module's tensors are there. Names the
-            prefixes of the file, and the one to write where one would fit.
-    """
-    report = compare(module, under(weights, prefix))
-    size = len(module.state_dict())
-    if len(report.matched) >= max(1, _LEAST * size):
-        return report
-    fits = {p: len(compare(module, under(weights, p)).matched) for p in _prefixes(weights)}
-    best = max(fits, key=fits.__getitem__, default='')
-    advice = 'give the checkpoint of this architecture'
-    if fits.get(best, 0) >= max(1, _LEAST * size):
-        advice = (
-            f'write prefix={best!r}: {fits[best]} tensors match then'
-            if best
-            else 'leave prefix out: the names match without it'
-        )
-    heads = Counter(name.partition('.')[0] for name in weights)
-    listed = ', '.join(f'{head}. ({count})' for head, count in heads.most_common(_LISTED))
-    raise CheckpointMismatchError(
-        f'{source!r} has {len(report.matched)} of the {size} tensors of {type(module).__name__}'
-        f'{f" under prefix={prefix!r}" if prefix else ""}; its names begin with {listed}; {advice}'
-    )
 
 
 def adapted(module: nn.Module, weights: StateDict) -> dict[str, Tensor]:
@@ -159,12 +66,3 @@ def load_pretrained(
     module.load_state_dict({name: own[name] for name in report.matched}, strict=False)
     print_log(f'Weights of {type(module).__name__} from {source}: {report}', 'current')
     return report
-
-
-def _prefixes(weights: StateDict) -> list[str]:
-    """Every prefix that ends at a dot, the shortest first."""
-    found = {''}
-    for name in weights:
-        parts = name.split('.')
-        found.update('.'.join(parts[:i]) + '.' for i in range(1, len(parts)))
-    return sorted(found, key=lambda p: (p.count('.'), p))

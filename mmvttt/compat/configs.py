@@ -22,7 +22,7 @@ from mmengine.config import Config
 from mmengine.config.utils import MODULE2PACKAGE
 
 from ..config import own_config
-from .patch import on_undo, patch, replace
+from .patch import patch, replace
 
 # The maintained forks of OpenMMLab: the same import names, other names on the package index.
 _FORKS = {
@@ -100,8 +100,6 @@ def _replace_everywhere(original: Callable[..., Any], replacement: Callable[...,
 @patch('package-names', "mmengine's table of packages lacks mmvttt and the onedl forks")
 def name_packages() -> str | None:
     """Adds mmvttt, and the forks where they are installed instead of the originals."""
-    on_undo(MODULE2PACKAGE.update, dict(MODULE2PACKAGE))
-    on_undo(MODULE2PACKAGE.clear)
     MODULE2PACKAGE.setdefault('mmvttt', 'mmvttt')
     for module, fork in _FORKS.items():
         if _has_distribution(fork) and not _has_distribution(MODULE2PACKAGE[module]):

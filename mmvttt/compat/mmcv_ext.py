@@ -26,7 +26,7 @@ from .mmcv_deform_conv import (
     modulated_deform_conv_forward,
     widened,
 )
-from .patch import on_undo, patch
+from .patch import patch
 
 EXT = 'mmcv._ext'
 
@@ -273,5 +273,4 @@ def offer_stub() -> str | None:
         return 'mmcv is compiled'
     if _Finder not in sys.meta_path:
         sys.meta_path.append(_Finder)
-        on_undo(sys.meta_path.remove, _Finder)
     return None

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.serialization import safe_globals
 
-from mmvttt.checkpoints.read import read_weights
 from mmvttt.errors import CheckpointError, CheckpointMissingError
+from mmvttt.reliability.read import read_weights
 from mmvttt.version import __version__
 
 from .conversion import Conversion, to_ours, to_public

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from mmvttt.checkpoints.names_table import names_table
-from mmvttt.checkpoints.read import read_weights
 from mmvttt.errors import CheckpointError, CheckpointMismatchError
+from mmvttt.reliability.read import read_weights
 from mmvttt.version import __version__
 
 from .backbones import T5

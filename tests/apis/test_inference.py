@@ -9,9 +9,10 @@ import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS as ROOT
 from mmengine.registry import init_default_scope
+from PIL import Image
 
 from mmvttt.analysis.browse import browse
-from mmvttt.apis.inference import show_images, show_video
+from mmvttt.apis.inference import require_image, show_images, show_video
 from mmvttt.errors import (
     CheckpointError,
     CheckpointMismatchError,
@@ -183,17 +184,44 @@ def test_a_video_is_drawn_frame_by_frame(
         next(show_video(cfg, checkpoint, 'nothing.mp4', out))
 
 
-def test_the_page_shows_what_the_model_sees(scenes: Path, tmp_path: Path) -> None:
+def test_the_page_shows_predictions(scenes: Path, tmp_path: Path) -> None:
     pytest.importorskip('gradio')
     from mmvttt.apis.page import build_page
 
     cfg = small('maskrcnn_vittt_t_pennfudan', scenes)
     checkpoint = save_random(cfg, tmp_path / 'w.pth', ('person',))
     page = build_page(cfg, checkpoint, 'pedestrians')
-    picture, words = page.fn(np.zeros((48, 64, 3), np.uint8), 0.05)
+    photo = tmp_path / 'photo.png'
+    Image.new('RGB', (64, 48)).save(photo)
+    picture, words = page.fn(str(photo), 0.05)
     assert picture.shape == (48, 64, 3)
     assert words.startswith('person 0.')
     assert page.fn(None, 0.3) == (None, 'Choose an image first.')
+    Image.new('1', (5001, 5000)).save(tmp_path / 'large.png')
+    picture, words = page.fn(str(tmp_path / 'large.png'), 0.3)
+    assert picture is None
+    assert '5001×5000' in words
+    # Gradio hands the file over as it is, and removes it in time.
+    assert page.input_components[0].type == 'filepath'
+    assert page.delete_cache[1] <= 3600
+
+
+def test_images_are_refused_before_they_are_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large, script, text = (tmp_path / name for name in ('large.png', 'script.png', 'text.png'))
+    Image.new('1', (400, 300)).save(large)
+    # PostScript by content: Pillow would start Ghostscript to decode it.
+    Image.new('RGB', (8, 8)).save(script, format='EPS')
+    text.write_text('no image')
+    require_image(large)
+    require_image(large, 400 * 300)
+    for path, message in ((script, 'files that are no image'), (text, 'files that are no image')):
+        with pytest.raises(UsageError, match=message):
+            require_image(path, 10**6)
+    monkeypatch.setattr(Image.Image, 'load', lambda _: pytest.fail('decoded'))
+    with pytest.raises(UsageError, match=r"'large\.png' has 400×300 pixels, and 119,999 are"):
+        require_image(large, 400 * 300 - 1)
 
 
 def test_what_cannot_be_shown_is_named(scenes: Path, tmp_path: Path) -> None:

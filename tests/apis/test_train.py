@@ -20,15 +20,14 @@ from mmvttt.apis.train import (
     enable_auto_scale_lr,
     enable_tta,
     evaluate,
-    make_safe,
     show_predictions,
     train,
 )
-from mmvttt.checkpoints.read import read_content
 from mmvttt.cli import plain_errors
 from mmvttt.config import load_config
-from mmvttt.engine import AnomalyHook, TopologyHook
 from mmvttt.errors import CheckpointMismatchError, UsageError
+from mmvttt.reliability import AnomalyHook, TopologyHook, add_protection
+from mmvttt.reliability.read import read_content
 
 
 def state(runner: object) -> dict[str, torch.Tensor]:
@@ -114,7 +113,7 @@ def test_types_are_known_by_their_class(loop: object, hook: object, wrapper: obj
             optim_wrapper=dict(type=wrapper),
         )
     )
-    make_safe(cfg)
+    add_protection(cfg)
     assert cfg.train_cfg.type == 'mmvttt.ExactEpochLoop'
     assert cfg.default_hooks.checkpoint.type == 'mmvttt.CheckpointHook'
     enable_amp(cfg)
@@ -129,7 +128,7 @@ class MyCheckpointHook(CheckpointHook):
 
 def test_what_a_config_has_stays_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr('mmvttt.apis.train.print_log', lambda text, *_: said.append(text))
+    monkeypatch.setattr('mmvttt.reliability.protect.print_log', lambda text, *_: said.append(text))
     cfg = Config(
         dict(
             train_cfg=dict(type='MyLoop'),
@@ -138,13 +137,13 @@ def test_what_a_config_has_stays_with_a_warning(monkeypatch: pytest.MonkeyPatch)
             custom_hooks=[dict(type=AnomalyHook), TopologyHook()],
         )
     )
-    make_safe(cfg)
+    add_protection(cfg)
     assert cfg.default_hooks.checkpoint.type is MyCheckpointHook
     assert said[0].startswith('default_hooks.checkpoint is a MyCheckpointHook, and stays')
     assert len(cfg.custom_hooks) == 2
     # Switched off on purpose.
     cfg.default_hooks.checkpoint = None
-    make_safe(cfg)
+    add_protection(cfg)
     assert sum('default_hooks' in text for text in said) == 1
 
 

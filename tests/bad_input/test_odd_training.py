@@ -11,10 +11,10 @@ from mmengine.registry import DATASETS, init_default_scope
 
 from mmvttt.registry import MODELS
 
+from ..reliability.data.faults import FAULTS
+from ..reliability.data.sets import coco, coco_dataset, make_coco, write
 from .cases import run_cases
-from .faults import FAULTS
 from .models import PLAIN
-from .sets import coco, coco_dataset, make_coco, write
 
 pytest.importorskip('mmdet')
 CONFIG = Path(__file__).resolve().parents[2] / 'configs/maskrcnn_vittt_demo.py'

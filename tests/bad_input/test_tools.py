@@ -8,8 +8,8 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
+from ..reliability.data.sets import coco, coco_dataset, config, make_coco, write
 from .cases import run_cases
-from .sets import coco, coco_dataset, config, make_coco, write
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = str(ROOT / 'configs/maskrcnn_vittt_demo.py')
@@ -73,7 +73,7 @@ def test_devices(run: Run, tool: str) -> None:
     args = {
         'benchmark': ('vittt_tiny_patch16_224',),
         'draw_predictions': (DEMO, 'other.pth'),
-        'image_demo': ('a.jpg', '--config', DEMO, '--checkpoint', 'other.pth'),
+        'image_demo': (DEMO, 'other.pth', 'a.jpg'),
     }[tool]
     names = st.sampled_from(
         ['gpu', '', 'cpu:x'] + (['cuda'] if not torch.cuda.is_available() else [])
@@ -143,12 +143,12 @@ def test_wrong_words(run: Run) -> None:
 
 
 def test_no_such_model_image_or_log(run: Run) -> None:
-    demo = ('--config', DEMO, '--checkpoint')
+    demo = ('image_demo', DEMO, 'other.pth')
     for args, words in {
         ('get_flops', 'no_model'): ("no model 'no_model'", 'vittt_t_in1k'),
         ('benchmark', *QUICK[1:], 'deit_tiny_patch16_224', '--backbone'): ('deit_tiny', 'no part'),
-        ('image_demo', 'no.jpg', *demo, 'other.pth'): ("no image 'no.jpg'",),
-        ('image_demo', 'text.txt', *demo, 'other.pth'): ("'text.txt'", 'no image'),
+        (*demo, 'no.jpg'): ("no image 'no.jpg'",),
+        (*demo, 'text.txt'): ("'text.txt'", 'no image'),
         ('analyze_logs', 'empty'): ('empty', '--work-dir'),
         ('publish_checkpoint', 'other.pth', 'out.txt'): ("'out.txt'", '.pth'),
         ('convert_checkpoint', 'other.pth', 'out.pth'): ('neither a ViT³', 'encoder.weight'),

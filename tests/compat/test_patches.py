@@ -15,7 +15,7 @@ from mmvttt.compat import patch
 
 def test_every_patch_ran_once_and_has_a_reason() -> None:
     before = compat.patches()
-    compat.setup()
+    compat.apply_patches()
     assert compat.patches() == before
     assert len({m.name for m in before}) == len(before)
     assert all(m.why and m.unneeded != '' for m in before)
@@ -23,7 +23,7 @@ def test_every_patch_ran_once_and_has_a_reason() -> None:
 
 def test_outcomes(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    for name in ('_REPAIRS', '_DONE', '_UNDO'):
+    for name in ('_REPAIRS', '_DONE'):
         monkeypatch.setattr(patch, name, {})
 
     @patch.patch('broken', 'it was broken')
@@ -34,8 +34,8 @@ def test_outcomes(monkeypatch: pytest.MonkeyPatch) -> None:
     def leave() -> str:
         return 'it is whole'
 
-    patch.run_all()
-    patch.run_all()
+    patch.apply_patches()
+    patch.apply_patches()
     assert calls == [1]
     broken, whole = patch.patches()
     assert broken.applied
@@ -44,40 +44,24 @@ def test_outcomes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 SKIPS = """
-import os
-from mmengine.config import Config
-from mmengine.config.utils import MODULE2PACKAGE
 from mmengine.fileio import LocalBackend
-from mmengine.logging import HistoryBuffer
-import torch
-put, path = LocalBackend.put, Config.__dict__['_get_cfg_path']
-names, state = dict(MODULE2PACKAGE), vars(HistoryBuffer).get('__getstate__')
-os.environ['MMVTTT_SKIP_PATCHES'] = 'whole-files'
+put = LocalBackend.put
 from mmvttt import compat
-def applied(): return {m.name for m in compat.patches() if m.applied}
-everything = applied()
-assert 'whole-files' not in everything and LocalBackend.put is put
-assert {'safe-load', 'own-configs', 'package-names', 'plain-curves'} <= everything
-assert vars(HistoryBuffer)['__getstate__'] is not state
-compat.setup(skip=everything)
-assert not applied()
-assert MODULE2PACKAGE == names and Config.__dict__['_get_cfg_path'] is path
-assert vars(HistoryBuffer).get('__getstate__') is state
-assert 'mmvttt' not in str(torch.serialization.get_safe_globals())
-os.environ['MMVTTT_SKIP_PATCHES'] = ''
-compat.setup()
-assert applied() == everything | {'whole-files'}
+applied = {m.name for m in compat.patches() if m.applied}
+assert 'whole-files' not in applied and LocalBackend.put is put
+assert {'safe-load', 'own-configs', 'package-names', 'plain-curves'} <= applied
 """
 
 
-def test_any_can_be_left_out_and_taken_back() -> None:
-    environment = os.environ | {'MMVTTT_SKIP_PATCHES': 'startup'}
+def test_any_can_be_left_out() -> None:
+    environment = os.environ | {'MMVTTT_SKIP_PATCHES': 'startup, whole-files'}
     subprocess.run([sys.executable, '-c', SKIPS], check=True, env=environment)
 
 
-def test_an_unknown_name_is_an_error_that_lists_them() -> None:
-    with pytest.raises(ValueError, match=r"no patch 'whole-file' .* did you mean 'whole-files'"):
-        compat.setup(skip=['whole-file'])
+def test_an_unknown_name_is_an_error_that_lists_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv('MMVTTT_SKIP_PATCHES', 'whole-file')
+    with pytest.raises(ValueError, match=r"SKIP_PATCHES=whole-file: .* did you mean 'whole-files'"):
+        compat.apply_patches()
 
 
 def test_the_table_in_the_documents_is_complete() -> None:
@@ -88,11 +72,15 @@ def test_the_table_in_the_documents_is_complete() -> None:
 
 def test_report(capsys: pytest.CaptureFixture) -> None:
     """In a process of its own: test_slim_machine.py."""
-    report.main()
+    report.main([])
     said = capsys.readouterr().out
-    for word in ('torch', 'mmdet', 'Patches', *(m.name for m in compat.patches()), 'ttt_linear'):
+    for word in ('torch', 'mmdet', 'Patches', 'ttt_linear', 'reference yes'):
         assert word in said
-    assert 'reference  yes' in said
+    # A terminal's screen.
+    assert len(said.splitlines()) <= 30
+    report.main(['--patches'])
+    said = capsys.readouterr().out
+    assert all(m.name in said and m.why in said for m in compat.patches())
 
 
 def test_versions_nobody_tried_are_named_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:

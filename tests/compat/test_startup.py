@@ -66,8 +66,7 @@ INSTALL = 'import mmvttt_startup as s; s.install()\n'
 
 def test_mmengine_brings_mmvttt_unless_it_is_left_out() -> None:
     # Amid the import of mmcv, which imports mmengine before it has all of its own functions.
-    code = f'{INSTALL}import mmcv, sys, numpy; print("mmvttt" in sys.modules)\n'
-    code += 'mmcv.adjust_hue(numpy.zeros((1, 1, 3), numpy.uint8), -0.25)'
+    code = f'{INSTALL}import mmcv, sys; print("mmvttt" in sys.modules)'
     assert python(code).split() == ['True']
     code = f'{INSTALL}import sys, mmengine; print("mmvttt" in sys.modules)'
     assert python(code, MMVTTT_SKIP_PATCHES='resume, startup').split() == ['False']

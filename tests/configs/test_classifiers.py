@@ -17,9 +17,9 @@ import mmvttt.models.timm  # noqa: F401 - registers
 from mmvttt.apis.train import train
 from mmvttt.checkpoints import load as checkpoints
 from mmvttt.checkpoints.publish import publish_checkpoint
-from mmvttt.checkpoints.read import read_content
 from mmvttt.models.backbones.vittt import CLASS_TOKENS, POOLING
 from mmvttt.registry import MODELS
+from mmvttt.reliability.read import read_content
 
 from .reduced import PLAIN
 

@@ -19,10 +19,10 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
 from mmvttt.apis.train import train
-from mmvttt.checkpoints.read import read_content
-from mmvttt.checkpoints.resume import latest_checkpoint
 from mmvttt.datasets import make_digits
-from mmvttt.engine import Preempted
+from mmvttt.reliability import Preempted
+from mmvttt.reliability.read import read_content
+from mmvttt.reliability.resume import latest_checkpoint
 
 from .reduced import STAGES
 

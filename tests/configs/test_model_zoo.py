@@ -164,6 +164,15 @@ def test_tables_stand_between_their_markers(tmp_path: Path) -> None:
     assert not update(page)
 
 
+def test_a_marker_chooses_rows() -> None:
+    text = '<!-- model-zoo:detection maskrcnn_vit3_t_1x -->\n<!-- /model-zoo -->\n'
+    lines = fill(text, MODELS).splitlines()
+    assert len(lines) == 5
+    assert lines[3].startswith('| [maskrcnn_vit3_t_1x]')
+    with pytest.raises(UsageError, match='no model maskrcnn_vit3_x'):
+        fill(text.replace('vit3_t_1x', 'vit3_x'), MODELS)
+
+
 def test_mistakes_are_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"'tracking'.*classification, detection"):
         table(MODELS, 'tracking')

@@ -13,7 +13,6 @@ from mmengine.registry import FUNCTIONS, STRATEGIES, init_default_scope
 from torch import nn
 
 from mmvttt.apis.train import train
-from mmvttt.checkpoints.read import read_content
 from mmvttt.engine.fsdp import (
     BlockFSDPStrategy,
     _clip_by_all_ranks,
@@ -21,6 +20,7 @@ from mmvttt.engine.fsdp import (
     wrap_blocks,
 )
 from mmvttt.registry import MODELS
+from mmvttt.reliability.read import read_content
 
 from .launch import TOOLS, start_node, wait
 

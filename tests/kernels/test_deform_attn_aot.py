@@ -1,7 +1,7 @@
 """The kernels of deformable attention, compiled for GPUs that need not be there.
 
 A ratchet on registers, spills and shared memory, by Triton version:
-tools/kernel_benchmarks/aot/deform_attn_aot.json, which deform_attn_aot.py beside it writes.
+tools/dev/kernel_benchmarks/aot/deform_attn_aot.json, which deform_attn_aot.py beside it writes.
 """
 
 import json

@@ -11,6 +11,7 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 REHEARSAL = Path(__file__).with_name('rehearsal')
+BENCHMARKS = str(ROOT / 'tools' / 'dev' / 'kernel_benchmarks')
 
 
 def rehearse(*command: object) -> subprocess.CompletedProcess[str]:
@@ -171,7 +172,7 @@ def test_a_kernel_is_told_from_its_reference(tmp_path):
 def test_a_missing_row_is_a_failure(tmp_path):
     script = tmp_path / 'missing.py'
     script.write_text(
-        f'import sys\nsys.path.insert(0, {str(ROOT / "tools" / "kernel_benchmarks")!r})\n'
+        f'import sys\nsys.path.insert(0, {BENCHMARKS!r})\n'
         'import stand_in\nimport ttt_glu\n'
         'stand_in.Event.between = 30.0\n'  # too long for a graph
         'def broken(shape):\n    raise RuntimeError("no kernel image")\n'

@@ -1,8 +1,8 @@
 """The kernels of the inner steps, compiled for GPUs that need not be there.
 
 A ratchet on registers, spills and shared memory, by Triton version:
-tools/kernel_benchmarks/aot/ttt_glu_aot.json, which
-`python tools/kernel_benchmarks/aot/ttt_glu_aot.py --update` writes.
+tools/dev/kernel_benchmarks/aot/ttt_glu_aot.json, which
+`python tools/dev/kernel_benchmarks/aot/ttt_glu_aot.py --update` writes.
 """
 
 import json

@@ -1,21 +1,14 @@
-"""The cycle model on loops with a known answer, and the kernels held to its committed table.
+"""The cycle model on loops with a known answer, and the report that compares its predictions.
 
-A ratchet: no kernel may be predicted to take more cycles than in predicted_cycles.json. Where one
-takes fewer, or more is worth it, `python tools/kernel_benchmarks/predict.py --write` writes anew.
+How a kernel of ours changed is a report: `python tools/dev/kernel_benchmarks/predict.py` prints the
+difference to the committed table. A prediction fails no test.
 """
 
 import types
 
 import predict
 import pytest
-import triton
 from cycles import BARRIER, GLOBAL, TENSOR_CORE_BUSY, Instruction, Loop, cycles, innermost
-
-# What a few seconds compile; all of it by `make stress`.
-QUICK = {('ttt_linear whole d 64', 90), ('ttt_glu d 64', 90)}
-VARIANTS = [
-    pytest.param(*v, marks=() if v in QUICK else pytest.mark.stress) for v in predict.VARIANTS
-]
 
 
 def instruction(name, stall=1, sets=7, waits=0, registers=()):
@@ -82,24 +75,20 @@ def test_the_loop_over_tokens_is_found_inside_the_one_over_segments():
     assert innermost([work] * 50, labels) is None
 
 
-@pytest.mark.parametrize(('case', 'arch'), VARIANTS)
-def test_no_kernel_got_slower_than_the_table(case, arch):
-    table = predict.tables().get(triton.__version__)
-    if table is None:
-        pytest.skip(f'no table for Triton {triton.__version__}: predict.py --write')
-    found = dict(predict.predicted(case, arch))
-    assert found
-    worse = [line for line in predict.compare(found, table) if line.startswith('+')]
-    assert not worse, 'run python tools/kernel_benchmarks/predict.py --write if it is worth it'
+def test_every_kernel_of_a_case_gets_its_figures():
+    found = dict(predict.predicted('ttt_glu d 64', 90))
+    kernels = {name.split(', ')[1] for name in found}
+    assert kernels >= {'step', 'read', 'read_backward', 'step_backward'}
+    for figures in found.values():
+        assert figures['instructions'] > 0
+        # With more programs on it a multiprocessor needs no less time.
+        assert figures['cycles'] == sorted(figures['cycles'])
 
 
-def test_the_tables_hold_cases_that_there_are_and_the_quick_ones():
-    tables = predict.tables()
-    assert tables
+def test_the_table_has_no_case_that_is_gone():
     known = {(case, f'sm_{arch}') for case, arch in predict.VARIANTS}
-    for table in tables.values():
-        cases = {tuple(name.rsplit(', ', 2)[::2]) for name in table}
-        assert {(case, f'sm_{arch}') for case, arch in QUICK} <= cases <= known
+    for table in predict.tables().values():
+        assert {tuple(name.rsplit(', ', 2)[::2]) for name in table} <= known
 
 
 def test_a_scan_that_one_program_walks_has_all_of_its_chunks():
@@ -113,9 +102,26 @@ def test_a_scan_that_one_program_walks_has_all_of_its_chunks():
     assert [predict.iterations(launch(name)) for name in segments] == [32, 32, 32]
 
 
-def test_more_cycles_are_told_from_fewer():
-    table = {'a': {'cycles': [100, 200]}}
-    assert predict.compare({'a': {'cycles': [100, 200]}}, table) == []
-    assert predict.compare({'a': {'cycles': [100, 210]}}, table)[0].startswith('+')
-    assert predict.compare({'a': {'cycles': [90, 200]}}, table)[0].startswith('-')
-    assert predict.compare({'b': {'cycles': [1]}}, table) == ['+ b: not in the table']
+def test_the_report_has_a_line_for_every_difference(monkeypatch, capsys):
+    rows = {'a, k, sm_90': [100, 210], 'b, k, sm_90': [100], 'c, k, sm_90': [7], 'd, k, sm_90': [9]}
+    table = {'a, k, sm_90': [100, 200], 'b, k, sm_90': [100], 'd, k, sm_90': [10]}
+    lines = predict.compare(
+        *({name: {'cycles': c} for name, c in found.items()} for found in (rows, table))
+    )
+    assert lines == [
+        'a, k, sm_90: [100, 200] → [100, 210] cycles, +5.0 %',
+        'c, k, sm_90: not in the table, [7] cycles',
+        'd, k, sm_90: [10] → [9] cycles, -10.0 %',
+    ]
+
+
+def test_the_report_ends_with_success_whatever_it_finds(monkeypatch, capsys):
+    case = next(iter(predict.CASES))
+    name = f'{case}, kernel, sm_90'
+    found = {'registers': 1, 'cycles': [500]}
+    monkeypatch.setattr(predict, 'predicted', lambda *_: iter([(name, found)]))
+    table = {predict.triton.__version__: {name: {'cycles': [100]}}}
+    monkeypatch.setattr(predict, 'tables', lambda: table)
+    monkeypatch.setattr(predict.sys, 'argv', ['predict.py', '--case', case])
+    assert predict.main() == 0
+    assert f'{name}: [100] → [500] cycles, +400.0 %' in capsys.readouterr().out

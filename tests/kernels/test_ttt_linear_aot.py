@@ -3,7 +3,7 @@
 A ratchet: registers, spills and shared memory may not exceed those of ttt_linear_aot.json. Where
 they went below, or a change is worth its price, the tool writes the table anew:
 
-    python tools/kernel_benchmarks/aot/ttt_linear_aot.py --update
+    python tools/dev/kernel_benchmarks/aot/ttt_linear_aot.py --update
 """
 
 import importlib.util
@@ -17,7 +17,7 @@ import pytest
 from table import compare
 
 ROOT = Path(__file__).resolve().parents[2]
-TOOL = ROOT / 'tools' / 'kernel_benchmarks' / 'aot' / 'ttt_linear_aot.py'
+TOOL = ROOT / 'tools' / 'dev' / 'kernel_benchmarks' / 'aot' / 'ttt_linear_aot.py'
 UPDATE = f'run python {TOOL.relative_to(ROOT)} --update'
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 ROOT = Path(__file__).resolve().parents[2]
-BENCHMARK = ROOT / 'tools' / 'kernel_benchmarks' / 'ttt_linear.py'
+BENCHMARK = ROOT / 'tools' / 'dev' / 'kernel_benchmarks' / 'ttt_linear.py'
 GPU_CHECK = ROOT / 'tools' / 'gpu_check.py'
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason='there is a GPU')
 

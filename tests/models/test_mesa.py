@@ -12,9 +12,9 @@ from mmpretrain.models import ImageClassifier
 from mmpretrain.structures import DataSample
 from torch import nn
 
-from mmvttt.checkpoints.read import read_content
 from mmvttt.engine import MESAHook
 from mmvttt.registry import METRICS, MODELS
+from mmvttt.reliability.read import read_content
 
 CLASSES = 4
 ARCH = dict(embed_dims=(16, 16, 32, 32), depths=(1, 1, 1, 1), num_heads=(1, 1, 2, 2))

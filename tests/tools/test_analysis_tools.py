@@ -177,8 +177,8 @@ train_dataloader = dict(dataset=dict(pipeline=[
     meta = dict(dataset_meta=dict(classes=('a', 'b')))
     torch.save(dict(state_dict=find_model(str(config)).model.state_dict(), meta=meta), weights)
     photo = tmp_path / 'train' / 'b' / '0.png'
-    where = ('--config', str(config), '--checkpoint', str(weights), '--out', str(tmp_path / 'o'))
-    out = run(monkeypatch, capsys, 'image_demo.py', str(photo), *where, '--device', 'cpu')
+    demo = (str(config), str(weights), '--out', str(tmp_path / 'o'), '--device', 'cpu', str(photo))
+    out = run(monkeypatch, capsys, 'image_demo.py', *demo)
     assert re.search(r'0\.png: [ab] 0\.\d+; [ab] 0\.\d+ → .*0\.png', out)
 
     # The same file, published, and described.

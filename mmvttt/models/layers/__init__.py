@@ -7,7 +7,7 @@ from .mixer_block import FeedForward, MixerBlock
 from .neighborhood import neighborhood_attention
 from .rope import rotate, rotation_2d
 from .ttt_linear_mixer import TTTLinearMixer
-from .ttt_mixer import TTTMixer
+from .ttt_mixer import InnerTraining, TTTMixer
 from .vit3_mixer import ViT3Mixer
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     'DWConv2d',
     'DropPath',
     'FeedForward',
+    'InnerTraining',
     'MixerBlock',
     'TTTLinearMixer',
     'TTTMixer',

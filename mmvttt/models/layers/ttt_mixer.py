@@ -1,6 +1,6 @@
 """The design spaces of ViT³ and T⁵ as one mixer (vit3 Sec. 4; t5 Sec. 4, Tab. 1 to 3)."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from timm.layers import resample_abs_pos_embed
@@ -29,17 +29,15 @@ DYNAMIC = 'dynamic'
 LOCALITIES = (None, 'dwc_v', 'dwc_qk')
 
 
-@MODELS.register_module()
-class TTTMixer(nn.Module):
-    """Mixes tokens by training any inner model on (K, V), by the definition (Eq. 5), then reads Q.
+class InnerTraining(nn.Module):
+    """Trains an inner model on (K, V) by the definition (Eq. 5), then reads Q.
 
+    The part of a mixer between its projections: `mix` takes q, k and v as any layers make them.
     Every head of every image starts from the head's learned weights and takes
     `epochs × num_batches` gradient steps. One step of 1.0 over all tokens is a fused op where there
     is one: `GatedFC` and `DWConv` on the dot loss, `MLP` of two square layers and `SwiGLU` on the
     dot or L2 loss without damping. Everything else runs by `torch.func`, which is the executable
     definition and not fast.
-
-    T⁵ is `inner=dict(type='SwiGLU'), key_norm='instance', locality='dwc_qk'`.
 
     Args:
         embed_dims: Channels C.
@@ -115,13 +113,12 @@ class TTTMixer(nn.Module):
         self.scale = head_dims**-0.5 if scale is None else scale
         self.damping = damping
         self.backend = backend
-        self.qkv = nn.Linear(embed_dims, 3 * embed_dims)
-        self.proj = nn.Linear(embed_dims, embed_dims)
+        self.add_projections(embed_dims)
         self.inner = build_inner_model(inner, num_heads, head_dims)
         self.eta = nn.Linear(embed_dims, num_heads) if step == DYNAMIC else None
         self.step = 1.0 if step == DYNAMIC else float(step)
-        for linear in (self.qkv, self.proj, self.eta):
-            if linear is not None:
+        for linear in self.children():
+            if isinstance(linear, nn.Linear):
                 nn.init.trunc_normal_(linear.weight, std=0.02)
                 nn.init.zeros_(linear.bias)
         self.key_grid = key_position
@@ -153,27 +150,62 @@ class TTTMixer(nn.Module):
                 'over all tokens, of some models and losses. Leave backend out.'
             )
 
-    def forward(self, x: Tensor, hw: tuple[int, int]) -> Tensor:
-        """Normed tokens `(B, h·w, C)` of an `(h, w)` map → mixed tokens `(B, h·w, C)`."""
-        q, k, v = self.qkv(x).chunk(3, dim=-1)
+    def add_projections(self, embed_dims: int) -> None:
+        """Registers the linear layers of a subclass that begin at random, before all else."""
+
+    def mix(
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, hw: tuple[int, int], prefix: int = 0
+    ) -> Tensor:
+        """Trains on (k, v) and reads q: everything between the projections.
+
+        Tokens in front of the map (class, registers, text) take part in the inner step and in the
+        statistics of the keys, and are read as queries. The key position, the convolutions and the
+        neighbourhood belong to the map; the prefix passes them unchanged.
+
+        Args:
+            x: `(B, N, C)` tokens, of which the dynamic step is made.
+            q, k, v: `(B, N, C)` as they are projected.
+            hw: Size of the map.
+            prefix: Tokens in front of the map, N = prefix + h·w.
+
+        Returns:
+            `(B, N, C)`, before the output projection.
+
+        Raises:
+            ValueError: If an inner model of the map, such as a convolution, meets a prefix.
+        """
+        if prefix and getattr(self.inner, 'spatial', False):
+            raise ValueError(
+                f'{type(self.inner).__name__} convolves the map of tokens and cannot train on the '
+                f'prefix={prefix} tokens in front of it: choose an inner model of single tokens, '
+                "such as dict(type='SwiGLU')."
+            )
         if self.key_grid is not None:
-            k = k + resample_abs_pos_embed(self.key_pos, list(hw), list(self.key_grid), 0)
-            k = k * self.key_gain
+            position = resample_abs_pos_embed(self.key_pos, list(hw), list(self.key_grid), 0)
+            k = _on_map(lambda k: k + position, k, prefix) * self.key_gain
         projected = self._by_heads(q, k, v)
-        q, k = self.shape_keys(q, k, hw)
+        q, k = self.shape_keys(q, k, hw, prefix)
         out = self._read(x, *self._by_heads(q, k, v), hw)
         if self.v_conv is not None:
-            out = out + self.v_conv(v, hw).unflatten(-1, self.heads)
+            conv = self.v_conv(v[:, prefix:], hw).unflatten(-1, self.heads)
+            out = _on_map(lambda out: out + conv, out, prefix)
         if self.neighborhood is not None:
-            out = (out + neighborhood_attention(*projected, hw, self.neighborhood)) / 2
-        return self.proj(out.flatten(2))
+            near = (y[:, prefix:] for y in projected)
+            near = neighborhood_attention(*near, hw, self.neighborhood)
+            out = _on_map(lambda out: (out + near) / 2, out, prefix)
+        return out.flatten(2)
 
-    def shape_keys(self, q: Tensor, k: Tensor, hw: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    def shape_keys(
+        self, q: Tensor, k: Tensor, hw: tuple[int, int], prefix: int = 0
+    ) -> tuple[Tensor, Tensor]:
         """Queries and keys `(B, N, C)`, the keys normed, then both convolved (t5 Sec. 4.2, 4.3)."""
         k = normalize_keys(k, self.key_norm)
         if self.q_conv is None:
             return q, k
-        return q + self.q_conv(q, hw), k + self.k_conv(k, hw)
+        return (
+            _on_map(lambda q: q + self.q_conv(q, hw), q, prefix),
+            _on_map(lambda k: k + self.k_conv(k, hw), k, prefix),
+        )
 
     def _one_step(self) -> Step:
         return Step(self.loss, self.scale, self.damping, self.backend)
@@ -238,3 +270,27 @@ class TTTMixer(nn.Module):
         # What feeds one output channel: a column of a matrix, a kernel of a convolution.
         inputs = {2: (-2,), 3: (-2, -1), 4: (-3, -2, -1)}[gradient.dim()]
         return gradient / (torch.linalg.vector_norm(gradient, dim=inputs, keepdim=True) + 1)
+
+
+@MODELS.register_module()
+class TTTMixer(InnerTraining):
+    """Mixes tokens by training any inner model, between a projection to q, k, v and one back.
+
+    T⁵ is `inner=dict(type='SwiGLU'), key_norm='instance', locality='dwc_qk'`. The options are those
+    of `InnerTraining`.
+    """
+
+    def add_projections(self, embed_dims: int) -> None:
+        self.qkv = nn.Linear(embed_dims, 3 * embed_dims)
+        self.proj = nn.Linear(embed_dims, embed_dims)
+
+    def forward(self, x: Tensor, hw: tuple[int, int]) -> Tensor:
+        """Normed tokens `(B, h·w, C)` of an `(h, w)` map → mixed tokens `(B, h·w, C)`."""
+        return self.proj(self.mix(x, *self.qkv(x).chunk(3, dim=-1), hw))
+
+
+def _on_map(function: Callable[[Tensor], Tensor], x: Tensor, prefix: int) -> Tensor:
+    """Tokens `(B, prefix + h·w, …)`, the function applied to those of the map."""
+    if not prefix:
+        return function(x)
+    return torch.cat([x[:, :prefix], function(x[:, prefix:])], 1)

@@ -1,0 +1,132 @@
+"""Whether all nodes run the same training: config, data, code, versions, before anything is built.
+
+Otherwise each rank would step with its own learning rate or code, or wait for a batch that the
+others do not have.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import socket
+from collections.abc import Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+from mmengine.config import Config
+from mmengine.device import get_device
+from mmengine.dist import all_gather_object, get_rank, get_world_size, init_dist, is_distributed
+
+from ..errors import UsageError
+from .data.dataset_config import innermost
+from .heartbeat import start_heartbeat
+from .settings import flatten
+
+_PACKAGES = (
+    'mmvttt', 'torch', 'triton', 'numba', 'numpy', 'mmengine', 'mmdet', 'mmsegmentation',
+    'mmpretrain', 'mmcv', 'mmcv-lite', 'timm',
+)  # fmt: skip
+# Forces a backend of the kernels.
+_BACKEND = 'TTT_KERNELS_BACKEND'
+# Packages whose sources are compared; those in `custom_imports` are added.
+_SOURCES = ('mmvttt', 'ttt_kernels')
+_LARGE = 64 * 2**20
+
+
+def require_same_training(cfg: Config) -> None:
+    """Joins the processes of a distributed training, and compares what each is about to do.
+
+    From here on a rank that hangs is named, see `heartbeat.py`.
+
+    Raises:
+        UsageError: On all ranks alike: the first difference, and the node that has it.
+    """
+    if cfg.get('launcher', 'none') == 'none':
+        return
+    if not is_distributed():
+        init_dist(cfg.launcher, **((cfg.get('env_cfg') or {}).get('dist_cfg') or {}))
+    start_heartbeat()
+    require_same(
+        {
+            **dict(flatten(cfg)),
+            **dict(_annotations(cfg)),
+            **dict(_sources(cfg)),
+            **_versions(),
+            'the device': get_device(),
+            'the backend of the kernels': os.environ.get(_BACKEND, 'by device'),
+        }
+    )
+
+
+def require_same(facts: Mapping[str, str]) -> None:
+    """Compares facts, by name, with those of all other ranks.
+
+    Raises:
+        UsageError: See `require_same_training`.
+    """
+    if get_world_size() == 1:
+        return
+    place = f'node {socket.gethostname()!r} (rank {get_rank()})'
+    (first, there), *others = all_gather_object((place, dict(facts)))
+    for other, here in others:
+        for name in [*there, *here]:
+            a, b = there.get(name, 'nothing'), here.get(name, 'nothing')
+            if a != b:
+                raise UsageError(
+                    f'the nodes do not run the same training: {name} is {a} on {first}, and {b} on '
+                    f'{other}; start all nodes with the same config, arguments, data and versions'
+                )
+
+
+def _annotations(cfg: Config) -> Iterator[tuple[str, str]]:
+    """A digest of each annotation file."""
+    for split in ('train', 'val'):
+        dataset = (cfg.get(f'{split}_dataloader') or {}).get('dataset')
+        for place, config in innermost(dataset, f'{split}_dataloader.dataset'):
+            file = config.get('ann_file')
+            path = os.path.join(config.get('data_root') or '', file if file else '')
+            if file and os.path.isfile(path):
+                yield f'the content of {place}.ann_file', _digest(path)
+
+
+def _sources(cfg: Config) -> Iterator[tuple[str, str]]:
+    """A digest of the sources of mmvttt, its kernels, and the modules that the config imports."""
+    imported = (cfg.get('custom_imports') or {}).get('imports') or []
+    imported = [imported] if isinstance(imported, str) else list(imported)
+    for name in (*_SOURCES, *imported):
+        spec = find_spec(name)
+        if spec is None or not spec.origin:
+            continue
+        file = Path(spec.origin)
+        files = sorted(file.parent.rglob('*.py')) if spec.submodule_search_locations else [file]
+        digest = hashlib.sha256()
+        for path in files:
+            digest.update(path.relative_to(file.parent).as_posix().encode())
+            digest.update(path.read_bytes())
+        yield f'the source of {name}', digest.hexdigest()[:12]
+
+
+def _digest(path: str) -> str:
+    """Size and hash of a file; of a large one, the hash of its beginning and end."""
+    size = os.path.getsize(path)
+    digest = hashlib.sha256(str(size).encode())
+    with open(path, 'rb') as file:
+        if size <= _LARGE:
+            digest.update(file.read())
+        else:
+            digest.update(file.read(_LARGE // 2))
+            file.seek(-_LARGE // 2, os.SEEK_END)
+            digest.update(file.read())
+    return f'{size} bytes ({digest.hexdigest()[:12]})'
+
+
+def _versions() -> dict[str, str]:
+    found = {'the version of Python': platform.python_version().rpartition('.')[0]}
+    for package in _PACKAGES:
+        try:
+            found[f'the version of {package}'] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found

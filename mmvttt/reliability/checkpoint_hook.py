@@ -1,0 +1,360 @@
+"""The hook that writes checkpoints: never without a good one on the disk, and one on a signal."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import os
+import re
+import time
+import uuid
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import mmengine
+from mmengine import hooks
+from mmengine.dist import is_main_process
+from mmengine.optim import OptimWrapper, OptimWrapperDict
+from mmengine.runner import Runner
+
+from ..errors import UsageError
+from ..registry import HOOKS
+from ..version import __version__
+from .anomaly_hook import AnomalyError, AnomalyHook
+from .atomic_write import PARTIAL, write_whole
+from .nonfinite import bad_weights
+from .resume import RUN_ID
+from .rotation import Rotation
+from .run_lock import RunLock, lock_folder
+from .settings import training_settings
+from .signals import SAVE, STOP, Preempted, Requests, ignore_signals_in_workers
+
+_SECONDS_TO_RETRY = 60.0
+
+
+@HOOKS.register_module()
+class CheckpointHook(hooks.CheckpointHook):
+    """mmengine's `CheckpointHook`, for runs that are killed.
+
+    - With `max_keep_ckpts` an old checkpoint goes after the new one has come (mmengine: before); so
+      does the best one. What a kill in between leaves behind is removed by the resumed run.
+    - On SIGTERM, with which schedulers announce that they take a machine away, and on Ctrl-C,
+      training ends after the step at hand (with accumulated gradients: after the update) with a
+      checkpoint `iter_<steps>.pth`, from which `--resume` goes on; all ranks stop at the same step,
+      whichever has got the signal. Data workers do not hear it. The file is removed when the next
+      regular checkpoint is there. A validation is broken off, and done again after the resume. A
+      second Ctrl-C ends at once. On SIGUSR1 the checkpoint is written and the training goes on.
+    - Weights that are not finite are not saved: the training ends with an `AnomalyError`.
+    - A checkpoint that cannot be written, as the disk is full, is tried again every minute; the
+      training goes on, and the last good one stays.
+    - A second training in the same folder is refused.
+    - `meta` has `mmengine_version`, `mmvttt_version`, the settings of the training, and, where it was
+      started in a git repository, `git_hash`: its commit.
+
+    That no file is ever half written is `mmvttt.reliability.patches`' doing.
+
+    Args:
+        exit_code: Exit status after a SIGTERM. A scheduler that starts a job again only if it has
+            failed (Kubernetes) needs another than 0; 143 is the shells' for SIGTERM.
+        kwargs: Those of mmengine's hook.
+
+    Raises:
+        TypeError: There is no such option.
+    """
+
+    best_ckpt_path: str | None
+    best_ckpt_path_dict: dict[str | None, str | None]
+
+    def __init__(self, *args: Any, exit_code: int = 0, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.args:
+            # mmengine would hand them on, and stumble when the first checkpoint is due.
+            known = inspect.signature(hooks.CheckpointHook.__init__).parameters
+            options = [n for n in known if n not in ('self', 'kwargs')]
+            raise TypeError(
+                f'CheckpointHook has no option {", ".join(self.args)}; allowed: exit_code, '
+                f'{", ".join(options)}'
+            )
+        self.exit_code = exit_code
+        self._saved_iter: int | None = None
+        self._requests = Requests()
+        self._stopping = False
+        self._val_polls = 0
+        self._lock: RunLock | None = None
+        self._failure: OSError | None = None
+        self._unsaved = False
+        self._retry_at = math.inf
+        self._former_best: dict[str | None, str | None] = {}
+
+    def before_train(self, runner: Runner) -> None:
+        """Clears what a killed run has left, and begins to listen.
+
+        Raises:
+            UsageError: Another training writes to the same folder.
+        """
+        folder = self._folder(runner)
+        if '://' not in folder:
+            self._lock = lock_folder(folder)
+        hub = runner.message_hub
+        self._rotation = Rotation(hub, folder, self.filename_tmpl, self.max_keep_ckpts)
+        self._rotation.drop_foreign_names()
+        super().before_train(runner)
+        if is_main_process() and '://' not in folder:
+            for partial_file in Path(folder).glob(f'.*{PARTIAL}'):
+                partial_file.unlink(missing_ok=True)
+        if runner.iter:
+            self._saved_iter = runner.iter
+            self.last_ckpt = hub.runtime_info.get('last_ckpt')
+            if is_main_process() and self.last_ckpt and os.path.exists(self.last_ckpt):
+                # A kill after the checkpoint has left it at the one before, which goes now.
+                self._point_to(runner, self.last_ckpt)
+            self._rotation.remove(self._rotation.outdated, self.file_backend, self.last_ckpt)
+        if RUN_ID not in hub.runtime_info:
+            hub.update_info(RUN_ID, uuid.uuid4().hex)
+        self._warn_about_accumulation(runner)
+        runner.save_checkpoint = partial(self._save_or_say, runner, runner.save_checkpoint)
+        loops = (runner.train_loop, runner.val_loop)
+        ignore_signals_in_workers(
+            *(loop.dataloader for loop in loops if hasattr(loop, 'dataloader'))
+        )
+        self._requests.listen()
+
+    def before_save_checkpoint(self, runner: Runner, checkpoint: dict[str, Any]) -> None:
+        """Writes versions, settings, and by itself the commit that mmengine appends to its own."""
+        meta = checkpoint['meta']
+        # FlexibleRunner's strategies have another name for it.
+        both = meta.pop('mmengine', None) or meta.get('mmengine_version', '')
+        commit = both.removeprefix(mmengine.__version__)
+        if re.fullmatch('[0-9a-f]{40,64}', commit):
+            meta['git_hash'] = commit
+        meta.update(
+            mmengine_version=mmengine.__version__,
+            mmvttt_version=__version__,
+            settings=training_settings(runner.cfg),
+        )
+
+    def after_train_iter(self, runner: Runner, *args: Any, **kwargs: Any) -> None:
+        """Saves as mmengine's hook does, and where a signal has asked for it."""
+        super().after_train_iter(runner, *args, **kwargs)
+        if time.monotonic() >= self._retry_at:
+            self._retry_at = math.inf
+            self._requests.ask(SAVE)
+        asked = self._requests.poll()
+        self._stopping = asked == STOP or self._stopping
+        if not (asked or self._stopping):
+            return
+        # Between two updates there are gradients, which are in no checkpoint.
+        if not _updated(runner):
+            self._requests.ask(asked)
+            return
+        self._save_now(runner, dict(epoch=runner.epoch, iter=runner.iter + 1))
+        if self._stopping:
+            self._stop(runner)
+
+    def before_val_epoch(self, runner: Runner) -> None:
+        """Finds out at how many steps of the validation all ranks can be asked."""
+        self._val_polls = self._requests.least(len(runner.val_dataloader))
+
+    def after_val_iter(self, runner: Runner, batch_idx: int, *args: Any, **kwargs: Any) -> None:
+        """Stops where a signal has asked for it."""
+        if not self._requests.listening or batch_idx >= self._val_polls:
+            return
+        asked = self._requests.poll()
+        if asked == SAVE:
+            # In the next step of the training.
+            self._requests.ask(SAVE)
+        self._stopping = asked == STOP or self._stopping
+        # FlexibleRunner's checkpoints always say that they are of the next step.
+        can_save = self._saved_iter == runner.iter or isinstance(runner, Runner)
+        if self._stopping and can_save and _updated(runner):
+            for hook in runner.hooks:
+                if isinstance(hook, hooks.EMAHook):
+                    # It validates with the averaged weights in the model's place.
+                    hook._swap_ema_parameters()
+            self._save_now(runner, dict(epoch=runner.epoch, iter=runner.iter))
+            self._stop(runner)
+
+    def after_train(self, runner: Runner) -> None:
+        """Stops listening; what could not be written is tried a last time.
+
+        Raises:
+            UsageError: It cannot be written.
+        """
+        if self._unsaved:
+            self._save_now(runner, dict(epoch=runner.epoch, iter=runner.iter))
+            self._require_saved()
+        self._stop_listening()
+        super().after_train(runner)
+
+    def _folder(self, runner: Runner) -> str:
+        folder = self.out_dir or runner.work_dir
+        if folder != runner.work_dir:
+            folder = os.path.join(folder, os.path.basename(runner.work_dir.rstrip(os.sep)))
+        return folder
+
+    def _require_good_weights(self, runner: Runner) -> None:
+        """Raises AnomalyError, on all ranks, rather than let weights that are not finite be saved.
+
+        A loss may be finite and its gradients not: the next step would stop the training, and a
+        resume would begin with that checkpoint.
+        """
+        for hook in runner.hooks:
+            if isinstance(hook, AnomalyHook):
+                hook.require_finite()
+        bad = next(bad_weights(runner.model, buffers=True), None)
+        for hook in runner.hooks:
+            if bad is None and isinstance(hook, hooks.EMAHook):
+                bad = next(bad_weights(hook.ema_model.module, buffers=True), None)
+                bad = bad and f'Of the averaged weights, {bad}'
+        if self._requests.any(bad is not None):
+            raise AnomalyError(f'No checkpoint is written. {bad or "See the other ranks."}')
+
+    def _save_now(self, runner: Runner, meta: dict[str, int]) -> None:
+        """Writes `iter_<steps>.pth`, unless this step has its checkpoint."""
+        if self._saved_iter == meta['iter']:
+            return
+        self._require_good_weights(runner)
+        name = f'iter_{meta["iter"]}.pth'
+        self._write(runner, name, meta, False, self._rotation.preempt(name))
+
+    def _write(
+        self,
+        runner: Runner,
+        name: str,
+        meta: dict[str, int],
+        by_epoch: bool,
+        outdated: Iterable[str],
+        **options: Any,
+    ) -> bool:
+        """Writes a checkpoint, then the pointer to it, then removes what it replaces."""
+        path = self.file_backend.join_path(self.out_dir, name)
+        outdated = self._rotation.announce(path, outdated)
+        self._failure = None
+        runner.save_checkpoint(
+            self.out_dir,
+            name,
+            self.file_client_args,
+            save_optimizer=self.save_optimizer,
+            save_param_scheduler=self.save_param_scheduler,
+            meta=meta,
+            by_epoch=by_epoch,
+            backend_args=self.backend_args,
+            **options,
+        )
+        if is_main_process() and self._failure is None:
+            self._point_to(runner, path)
+        # On all ranks alike, whichever could not write.
+        self._unsaved = self._requests.any(self._failure is not None)
+        if self._unsaved:
+            if is_main_process():
+                self._retry_at = time.monotonic() + _SECONDS_TO_RETRY
+            return False
+        self.last_ckpt = path
+        self._saved_iter = meta['iter']
+        self._retry_at = math.inf
+        self._rotation.remove(outdated, self.file_backend, path)
+        return True
+
+    def _point_to(self, runner: Runner, path: str) -> None:
+        pointer = Path(runner.work_dir, 'last_checkpoint')
+        self._try(runner, write_whole, pointer, path.encode())
+
+    def _save_or_say(self, runner: Runner, save: Callable, *args: Any, **kwargs: Any) -> None:
+        self._try(runner, save, *args, **kwargs)
+
+    def _try(self, runner: Runner, action: Callable, *args: Any, **kwargs: Any) -> None:
+        """Does what may fail by the disk, and says so."""
+        try:
+            action(*args, **kwargs)
+        except OSError as error:
+            self._failure = error
+            runner.logger.warning(
+                f'no checkpoint could be written to {self.out_dir!r} ({error.strerror or error}): '
+                f'the training goes on, and tries again in {_SECONDS_TO_RETRY:.0f} seconds; the '
+                f'last good one is {self.last_ckpt}'
+            )
+
+    def _require_saved(self) -> None:
+        if self._unsaved:
+            self._stop_listening()
+            raise UsageError(
+                f'the last checkpoint could not be written to {self.out_dir!r} '
+                f'({self._failure or "see rank 0"}): make room, and go on with --resume'
+            )
+
+    def _stop(self, runner: Runner) -> None:
+        self._require_saved()
+        runner.logger.info(
+            f'{self._requests.name}: stopped with {self.last_ckpt}; --resume continues it'
+        )
+        self._stop_listening()
+        raise Preempted(self.exit_code)
+
+    def _stop_listening(self) -> None:
+        self._requests.close()
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def _save_checkpoint_with_step(self, runner: Runner, step: int, meta: dict) -> None:
+        self._require_good_weights(runner)
+        with self._rotation.turn(step) as turn:
+            turn.outdated += self._replaced_best()
+            name = self.filename_tmpl.format(step)
+            turn.written = self._write(
+                runner, name, meta, self.by_epoch, turn.outdated, **self.args
+            )
+
+    def _save_best_checkpoint(self, runner: Runner, metrics: dict) -> None:
+        self._former_best = former = self._best
+        # mmengine would remove the old one before it writes the new one.
+        self._best = dict.fromkeys(former)
+        super()._save_best_checkpoint(runner, metrics)
+        # Where no regular one was written again.
+        self._rotation.remove(self._replaced_best(), self.file_backend, self.last_ckpt)
+        self._best = {key: path or former[key] for key, path in self._best.items()}
+        self._former_best = {}
+
+    @property
+    def _best(self) -> dict[str | None, str | None]:
+        """Paths of the best checkpoints, by the metric where there are several."""
+        if not self.save_best:
+            return {}
+        if len(self.key_indicators) == 1:
+            return {None: self.best_ckpt_path}
+        return dict(self.best_ckpt_path_dict)
+
+    @_best.setter
+    def _best(self, paths: dict[str | None, str | None]) -> None:
+        if None in paths:
+            self.best_ckpt_path = paths[None]
+        elif paths:
+            self.best_ckpt_path_dict = paths
+
+    def _replaced_best(self) -> list[str]:
+        """Names of the best checkpoints that a better one, which is there, has just replaced."""
+        now = {key: path for key, path in self._best.items() if path}
+        return [
+            os.path.basename(old)
+            for key, old in self._former_best.items()
+            if old and key in now and now[key] != old and self.file_backend.isfile(now[key])
+        ]
+
+    def _warn_about_accumulation(self, runner: Runner) -> None:
+        counts = getattr(runner.optim_wrapper, '_accumulative_counts', 1)
+        steps = self.interval * (len(runner.train_dataloader) if self.by_epoch else 1)
+        if counts > 1 and steps > 0 and steps % counts:
+            runner.logger.warning(
+                f'checkpoints are {steps} steps apart, no multiple of accumulative_counts='
+                f'{counts}: those between two updates lack the gradients accumulated so far, and a '
+                'resume from one of them is not exact'
+            )
+
+
+def _updated(runner: Runner) -> bool:
+    """Whether the step at hand has ended with an update of the weights."""
+    wrapper = runner.optim_wrapper
+    wrappers = wrapper.values() if isinstance(wrapper, OptimWrapperDict) else [wrapper]
+    return all(w.should_update() for w in wrappers if isinstance(w, OptimWrapper))

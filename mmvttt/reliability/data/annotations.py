@@ -1,0 +1,193 @@
+"""What is wrong with the data that a config names: annotations against classes, files, images.
+
+Reads COCO's JSON (mmdet), label maps (mmsegmentation), and folders or lists of pictures
+(mmpretrain), as the toolboxes' base data sets do. Data sets with a format of their own are left
+alone.
+"""
+
+from __future__ import annotations
+
+import copy
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
+from typing import Any
+
+from mmengine.config import Config
+from mmengine.dataset import Compose
+from mmengine.registry import DATASETS, DefaultScope
+
+from ...errors import DataError
+from .coco import check_coco
+from .dataset_config import (
+    innermost, is_remote, known_kind, num_classes, of_toolbox, own_transform, reads_files
+)
+from .findings import Findings
+from .folders import check_folders
+from .images import Progress
+from .labels import check_labels
+
+_SPLITS = ('train', 'val', 'test')
+# Kinds of errors in a sentence.
+_NAMED = 3
+
+
+def check_annotations(
+    cfg: Config,
+    splits: Sequence[str] = _SPLITS,
+    *,
+    thorough: bool = True,
+    images: bool = True,
+    progress: Progress = lambda items, **_: items,
+) -> Iterator[Findings]:
+    """Checks the data sets of a config, each once.
+
+    Args:
+        cfg: A config whose files exist (see `check_data`).
+        splits: Of 'train', 'val', 'test'.
+        thorough: Look at every annotation and file; else at what is quick, and stops or spoils most
+            trainings: categories that are not the classes, files that are no JSON, nothing to
+            learn, labels that are no class.
+        images: Whether to decode the images, or if not thorough, to see whether some are there.
+        progress: Wraps images on their way, such as `rich.progress.track`.
+
+    Yields:
+        What was found, for each data set whose format is known.
+    """
+    seen = []
+    first: Findings | None = None
+    for split in splits:
+        loader = cfg.get(f'{split}_dataloader') or {}
+        sets = list(innermost(loader.get('dataset'), f'{split}_dataloader.dataset'))
+        for place, config in sets:
+            if config in seen:
+                continue
+            seen.append(config)
+            known = known_kind(config, cfg.get('default_scope', 'mmengine'))
+            if known is None or is_remote(config):
+                continue
+            findings = Findings(place)
+            files = images and reads_files(config)
+            options = dict(thorough=thorough, images=files, progress=progress)
+            # One of several sets may well be of images without a box.
+            training = split == 'train' and len(sets) == 1
+            _check(known, config, cfg, training, findings, options)
+            if first is not None and None not in (first.classes, findings.classes):
+                _compare(first, findings)
+            elif findings.classes is not None:
+                first = findings
+            yield findings
+
+
+def explain_failure(dataset: Mapping, error: Exception) -> DataError | None:
+    """What is wrong with the annotations of a data set that could not be built, or not be read.
+
+    Args:
+        dataset: Its config.
+        error: What it has raised.
+
+    Returns:
+        The error that names them; None where nothing is wrong with them, or where a transform has
+        failed that is no toolbox's: what is wrong is then more likely in its code.
+    """
+    current = DefaultScope.get_current_instance()
+    scope = dataset.get('_scope_') or (current.scope_name if current else 'mmengine')
+    loader = dict(dataset=copy.deepcopy(dict(dataset)))
+    cfg = Config(dict(default_scope=scope, train_dataloader=loader))
+    for findings in check_annotations(cfg, ('train',), images=False):
+        if findings.errors and not _own_transform_failed(error):
+            found = '; '.join(findings.errors[:_NAMED])
+            return DataError(
+                f'{dataset.get("type")} stops with {type(error).__name__}: {error}. Wrong in '
+                f'{findings.summary or "its annotations"}: {found}; tools/check_data.py names all'
+            )
+    return None
+
+
+def _own_transform_failed(error: Exception) -> bool:
+    """Whether the innermost transform that an error comes from is not one of the toolboxes."""
+    # Only data sets of the toolboxes have findings, and those need mmcv.
+    from mmcv.transforms import BaseTransform
+
+    failed = None
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        owner = frame.f_locals.get('self')
+        if isinstance(owner, Compose):
+            # Any callable may be a transform there.
+            failed = frame.f_locals.get('t')
+        elif isinstance(owner, BaseTransform):
+            failed = owner
+    return failed is not None and not of_toolbox(type(failed))
+
+
+def _check(
+    toolbox: str,
+    config: Mapping,
+    cfg: Config,
+    training: bool,
+    findings: Findings,
+    options: dict[str, Any],
+) -> None:
+    lazy = dict(config, pipeline=[], lazy_init=True, _scope_=cfg.get('default_scope'))
+    try:
+        dataset = DATASETS.build(lazy)
+    except Exception as error:
+        # Whatever the toolbox says about its own arguments.
+        findings.error(f'{config["type"]} cannot be built: {type(error).__name__}: {error}')
+        return
+    classes = dataset.metainfo.get('classes')
+    if isinstance(classes, str):
+        findings.error(
+            f'metainfo.classes is the string {classes!r}, whose letters would be the classes: '
+            f'write a tuple, classes=({classes!r},)'
+        )
+        return
+    if toolbox == 'mmdet':
+        masks = any(
+            isinstance(t, Mapping) and t.get('with_mask') for t in config.get('pipeline') or ()
+        )
+        check_coco(
+            dataset.ann_file,
+            dataset.data_prefix.get('img') or '',
+            classes or (),
+            findings,
+            training=training,
+            masks=masks,
+            **options,
+        )
+        _check_heads(cfg, findings)
+    elif toolbox == 'mmseg':
+        known = [len(classes)] if classes else []
+        known += [n for n in num_classes(cfg, 'decode_head') if n > 1]
+        own = own_transform(config, cfg.get('default_scope'))
+        if own is not None:
+            findings.warn(f'the numbers in the label maps are not checked: {own} may change them')
+            known = []
+        check_labels(dataset, min(known, default=None), findings, **options)
+    else:
+        check_folders(dataset, next(num_classes(cfg, 'head'), None), findings, **options)
+
+
+def _check_heads(cfg: Config, findings: Findings) -> None:
+    """A head takes the label behind its last one for background, and fails at those after it."""
+    count = len(findings.classes or ())
+    for name in ('roi_head.bbox_head', 'bbox_head'):
+        for known in num_classes(cfg, name):
+            if known < count:
+                findings.error(
+                    f'model.{name} has num_classes={known} for {count} classes of the data: set '
+                    f'num_classes={count} in all heads, or metainfo.classes in the data sets'
+                )
+
+
+def _compare(first: Findings, other: Findings) -> None:
+    """Labels must mean the same in training and in evaluation."""
+    names, others = first.classes or (), other.classes or ()
+    pairs = zip_longest(names, others)
+    label = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
+    if label is not None:
+        there, here = (' '.join(map(repr, c[label : label + 1])) for c in (names, others))
+        other.error(
+            f'label {label} is {here or "nothing"} here and {there or "nothing"} in {first.place}: '
+            'both need the same classes, in the same order'
+        )

@@ -1,0 +1,225 @@
+"""The one reader of checkpoints: tensors and plain data, never code; sizes and sums are checked."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import re
+import stat
+import zipfile
+from collections import OrderedDict
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import IO, Any
+from urllib.parse import urlparse
+
+import torch
+from torch import Tensor
+from torch.serialization import safe_globals
+
+from ..errors import CheckpointError, CheckpointMissingError, RefusedCheckpointError
+from .allow_list import allowed
+
+# Where training scripts put the weights, in the order of preference.
+_EMA = ('state_dict_ema', 'model_ema', 'ema')
+# Of ours, where the average is a part of the model: MESA's teacher.
+_TEACHER = 'teacher.'
+_CONTAINERS = ('state_dict', 'model', *_EMA)
+_LISTED = 8
+# How torch's weights-only reader says what it refuses; the last one comes with the others.
+_REFUSED = (
+    r'GLOBAL (\S+) was not an allowed',
+    r'unsupported GLOBAL (\S+) whose',
+    r'WeightsUnpickler error:\s*(.+)',
+)
+# A name that a downloaded file may have, and the digest that torch's convention puts into it.
+_PLAIN = re.compile(r'[A-Za-z0-9][\w.+-]*')
+_DIGEST = re.compile(r'-([a-f0-9]{8,64})\.')
+
+StateDict = Mapping[str, Tensor]
+
+
+def read_weights(
+    checkpoint: str | os.PathLike[str], map_location: Any = 'cpu', ema: bool = False
+) -> dict[str, Tensor]:
+    """The named tensors of a file or URL, as `read_content` reads it.
+
+    Takes raw state dicts and those under `state_dict`, `model`, `state_dict_ema`, `model_ema` or
+    `ema`, and drops DDP's `module.`. With `ema`, takes the averaged weights alone: the last three,
+    or of a checkpoint of ours the average of an EMAHook, or MESA's teacher by the names of the
+    student.
+
+    Raises:
+        CheckpointError: See `read_content`; or the file has no weights.
+    """
+    return named_tensors(read_content(checkpoint, map_location), os.fspath(checkpoint), ema)
+
+
+def read_content(
+    checkpoint: str | os.PathLike[str] | IO[bytes], map_location: Any = 'cpu', mmap: bool = False
+) -> Any:
+    """All that is in a file or at a URL, without running any code that it may bring.
+
+    By the allow-list of `allow_list`, which is torch's own again afterwards. torch does not compare
+    the checksums that it has written, and a flipped bit would become a wrong weight: here they are
+    compared.
+
+    Args:
+        checkpoint: A path, an http(s) URL, or an open file.
+        map_location: As of `torch.load`.
+        mmap: Leave the numbers in the file until they are used.
+
+    Raises:
+        TypeError: The checkpoint is no path.
+        CheckpointMissingError: There is no such file.
+        RefusedCheckpointError: It holds objects that would need pickle's code execution.
+        CheckpointError: The file is no checkpoint, is damaged, or cannot be downloaded.
+    """
+    with ExitStack() as stack:
+        if isinstance(checkpoint, str | os.PathLike):
+            source: Any = os.fspath(checkpoint)
+            path = _located(source)
+            file = stack.enter_context(_open(path, source))
+        elif hasattr(checkpoint, 'read') and hasattr(checkpoint, 'seek'):
+            source, path, file = getattr(checkpoint, 'name', 'the checkpoint'), None, checkpoint
+        else:
+            raise TypeError(
+                f'checkpoint={checkpoint!r}: give the path of a file, or an http(s) URL'
+            )
+        try:
+            archive = file.read(2) == b'PK'
+            if archive:
+                _check_archive(file, source)
+            file.seek(0)
+            stack.enter_context(safe_globals(allowed()))
+            return torch.load(
+                path if mmap and archive and path else file,
+                map_location=map_location,
+                weights_only=True,
+                mmap=(mmap and archive and path is not None) or None,
+            )
+        except CheckpointError:
+            raise
+        except pickle.UnpicklingError as error:
+            raise RefusedCheckpointError(
+                f'{source!r} is not read: it holds {_stumbling_block(error)}, which is more than '
+                'tensors and plain data, and reading that could run code (or it is no checkpoint). '
+                'Where you trust its source, docs/safety.md says how to make a plain checkpoint '
+                'of it'
+            ) from None
+        except Exception as error:
+            # What a damaged file raises depends on the place of the damage.
+            reason = (str(error).strip().splitlines() or [''])[0]
+            raise CheckpointError(
+                f'{source!r} is damaged or no checkpoint of torch ({type(error).__name__}: '
+                f'{reason}); download or save it again'
+            ) from error
+
+
+def _open(path: str, source: str) -> IO[bytes]:
+    """Opens a plain file; a pipe would wait for somebody who writes into it."""
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise CheckpointError(f'{source!r} is no plain file')
+        return open(path, 'rb')
+    except OSError as error:
+        raise CheckpointError(f'{source!r} cannot be read: {error.strerror}') from error
+
+
+def _check_archive(file: IO[bytes], source: str) -> None:
+    """Compares checksums, and the sizes of the parts with that of the file.
+
+    torch would unpack compressed parts of any size, and read parts that lie on one another.
+    """
+    size = file.seek(0, os.SEEK_END)
+    problem = None
+    with zipfile.ZipFile(file) as archive:
+        parts = archive.infolist()
+        if any(p.compress_type != zipfile.ZIP_STORED for p in parts):
+            problem = 'has compressed parts, as TorchScript has and torch.save never writes'
+        elif sum(p.file_size for p in parts) > size:
+            problem = 'is an archive whose parts lie on one another'
+        elif (damaged := archive.testzip()) is not None:
+            problem = f'is damaged: the checksum of its part {damaged!r} is wrong'
+    if problem is not None:
+        raise CheckpointError(f'{source!r} {problem}; download or save it again')
+
+
+def _stumbling_block(error: pickle.UnpicklingError) -> str:
+    """What torch's weights-only reader would not make, out of its long message."""
+    found = (re.search(pattern, str(error)) for pattern in _REFUSED)
+    return next((f[1] for f in found if f), str(error).strip().partition('\n')[0])
+
+
+def _located(source: str) -> str:
+    """The file of a path, or of a URL in torch's cache, downloaded if it is not there yet."""
+    if not source.startswith(('http://', 'https://')):
+        path = os.path.expanduser(source)
+        if not os.path.exists(path) or os.path.isdir(path):
+            raise CheckpointMissingError(
+                f'there is no checkpoint {source!r} (looked for {os.path.abspath(path)}); '
+                'give the path of a file, or an http(s) URL'
+            )
+        return path
+    name = os.path.basename(urlparse(source).path)
+    if not _PLAIN.fullmatch(name):
+        name = 'weights.pth'
+    # Many sites have a file of this name: each URL has a folder.
+    folder = hashlib.sha256(source.encode()).hexdigest()[:16]
+    path = os.path.join(torch.hub.get_dir(), 'checkpoints', folder, name)
+    if not os.path.isfile(path):
+        digest = _DIGEST.search(name)
+        try:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            torch.hub.download_url_to_file(source, path, digest[1] if digest else None)
+        except (OSError, RuntimeError) as error:
+            raise CheckpointError(f'{source!r} cannot be downloaded: {error}') from error
+    return path
+
+
+def under(weights: Mapping[Any, Any], prefix: str = '') -> dict[str, Tensor]:
+    """The tensors whose names begin with a prefix, by the rest of their names.
+
+    torch's notes on the modules they are of (`_metadata`) come along: backbones note their grid.
+    """
+    found: Any = OrderedDict(
+        (name[len(prefix) :], v)
+        for name, v in weights.items()
+        if isinstance(name, str) and name.startswith(prefix) and isinstance(v, Tensor)
+    )
+    notes = getattr(weights, '_metadata', None)
+    if isinstance(notes, Mapping):
+        # By modules, whose names lack the dot.
+        found._metadata = OrderedDict(
+            (f'{name}.'[len(prefix) : -1], note)
+            for name, note in notes.items()
+            if f'{name}.'.startswith(prefix)
+        )
+    return found
+
+
+def named_tensors(content: Any, source: str, ema: bool = False) -> dict[str, Tensor]:
+    """The weights in what `read_content` has read; `source` names it in the error."""
+    containers: tuple[str, ...] = _EMA if ema else _CONTAINERS
+    if ema and isinstance(content, Mapping) and 'ema_state_dict' in content:
+        # mmengine's EMAHook has put the average in the place of the weights.
+        containers = ('state_dict',)
+    if isinstance(content, Mapping):
+        held = [c for c in containers if isinstance(content.get(c), Mapping)]
+        weights = content[held[0]] if held else content
+        tensors = under(weights)
+        if ema and not held:
+            tensors = under(named_tensors(content, source), _TEACHER)
+        if tensors:
+            wrapped = all(name.startswith('module.') for name in tensors)
+            return under(tensors, 'module.') if wrapped else tensors
+        found = f'the keys {sorted(map(str, weights))[:_LISTED]}'
+    else:
+        found = f'a {type(content).__name__}'
+    what, alone = ('averaged weights', '') if ema else ('weights', 'by itself or ')
+    teacher = ", or with a teacher, 'teacher.…'" if ema else ''
+    raise CheckpointError(
+        f'{source!r} holds no {what} but {found}; allowed: a state dict, {alone}under '
+        f'{", ".join(containers)}{teacher}'
+    )

@@ -1,0 +1,234 @@
+"""Which checkpoint a training resumes from: the newest good one, the same on all ranks."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mmengine.config import Config
+from mmengine.dist import all_gather_object, broadcast_object_list, get_rank, get_world_size
+from mmengine.logging import print_log
+
+from ..errors import CheckpointError, ResumeError
+from .read import read_content
+
+# What `Runner.resume` reads.
+_NEEDED = ('meta', 'state_dict', 'message_hub')
+# The entry of the message hub that tells trainings apart; a resumed one keeps it.
+RUN_ID = 'run_id'
+
+
+@dataclass(frozen=True)
+class _View:
+    """The checkpoint of a training, as one rank sees it."""
+
+    rank: int
+    host: str
+    newest: str | None
+    problem: str | None
+
+    @property
+    def place(self) -> str:
+        return f"node '{self.host}' (rank {self.rank})"
+
+
+def choose_checkpoint(cfg: Config) -> str | None:
+    """Decides which checkpoint a training resumes from, if its config says resume.
+
+    Rank 0 looks for the newest checkpoint that is whole (see `latest_checkpoint`), or checks the
+    one that the config names; every other rank checks that it has the very same file. Afterwards
+    all ranks have the same path, or none of them has one and the training begins anew.
+
+    Args:
+        cfg: The config of a training that has not begun.
+
+    Raises:
+        ResumeError: On all ranks alike: the named file is damaged or missing; no file of the work
+            directory is whole; a node lacks the file, or has another one by its name.
+    """
+    resume = cfg.get('resume')
+    if not resume:
+        return None
+    work_dir = os.path.abspath(cfg.work_dir)
+    wanted = resume if isinstance(resume, str) else cfg.get('load_from')
+    if wanted is not None and '://' in wanted:
+        return wanted
+    rank = get_rank()
+    newest = None if wanted else next(map(str, candidates(Path(work_dir))), None)
+    verdict: list[Any] = [_choose(work_dir, wanted) if rank == 0 else None]
+    broadcast_object_list(verdict)
+    chosen, fingerprint, error = verdict[0]
+    if error is not None:
+        raise ResumeError(error)
+    if chosen is not None:
+        # A node may call its own work directory otherwise; an absolute path stays what it is.
+        chosen = os.path.join(work_dir, chosen)
+    problem = None
+    if chosen is not None and rank > 0:
+        # One rank of a node reads all of the file; for the others its index will do.
+        thorough = os.environ.get('LOCAL_RANK', '0') == '0'
+        problem = _difference(chosen, fingerprint, thorough)
+    view = _View(rank, socket.gethostname(), newest, problem)
+    views: list[_View] = all_gather_object(view) if get_world_size() > 1 else [view]
+    _require_agreement(views, chosen, work_dir)
+    return chosen
+
+
+def latest_checkpoint(work_dir: str | os.PathLike[str]) -> tuple[str | None, list[str]]:
+    """The checkpoint of a folder that is whole and furthest, by what it says of itself.
+
+    Looks at `*.pth` but for `best_*`, and at the file that `last_checkpoint` names, which may lie
+    elsewhere (`CheckpointHook.out_dir`). Where several trainings have written into the folder, that
+    file's counts. The time of a file says nothing: a copy, or a clock, changes it.
+
+    Returns:
+        The path, or None where there is none; and a sentence for each that was passed over.
+    """
+    passed_over, found = [], []
+    pointed = _pointed(Path(work_dir))
+    for path in candidates(Path(work_dir)):
+        try:
+            found.append((_place(path), path == pointed, path))
+        except CheckpointError as error:
+            passed_over.append(str(error))
+    runs = {run for (run, _), is_pointed, _ in found if is_pointed}
+    found = [f for f in found if not runs or f[0][0] in runs]
+    for _, _, path in sorted(found, key=lambda f: (f[0][1], f[1]), reverse=True):
+        problem = why_not_resumable(path)
+        if problem is None:
+            return str(path), passed_over
+        passed_over.append(f"'{path}' {problem}")
+    return None, passed_over
+
+
+def why_not_resumable(path: str | os.PathLike[str]) -> str | None:
+    """None for a checkpoint that a training can resume from, else what is wrong, as a predicate."""
+    if os.path.isdir(path):
+        # One file a rank: mmengine's sharded states.
+        parts = sorted(Path(path).glob('rank*.pth'))
+        problems = (f'has a part {p.name} that {w}' for p in parts if (w := why_not_resumable(p)))
+        return next(problems, None) if parts else 'is a folder without rank*.pth'
+    try:
+        content = read_content(path, mmap=True)
+    except CheckpointError as error:
+        return str(error).removeprefix(f'{os.fspath(path)!r} ')
+    missing = [k for k in _NEEDED if not isinstance(content, dict) or k not in content]
+    if missing:
+        return f'has no {", ".join(missing)}: it holds weights to load, not a training to resume'
+    return None
+
+
+def _place(path: Path) -> tuple[str, int]:
+    """The training that a checkpoint is of, and how far it has come.
+
+    Raises:
+        CheckpointError: It cannot be read, or does not say so.
+    """
+    file = next(iter(sorted(path.glob('rank*.pth'))), path) if path.is_dir() else path
+    match read_content(file, mmap=True):
+        case {'meta': {'iter': int() as step}, 'message_hub': {'runtime_info': dict() as info}}:
+            return str(info.get(RUN_ID)), step
+        case {'meta': {'iter': int() as step}}:
+            return str(None), step
+    raise CheckpointError(
+        f"'{path}' does not say of which step it is: it holds weights to load, not a training to "
+        'resume'
+    )
+
+
+def candidates(work_dir: Path) -> list[Path]:
+    """Files and folders that may be checkpoints."""
+    found = {p.resolve() for p in work_dir.glob('*.pth') if not p.name.startswith('best_')}
+    pointed = _pointed(work_dir)
+    return sorted(found | ({pointed} if pointed else set()))
+
+
+def _pointed(work_dir: Path) -> Path | None:
+    """What `last_checkpoint` names, if that is there; a power loss may have left anything in it."""
+    pointer = work_dir / 'last_checkpoint'
+    try:
+        if pointer.is_file():
+            target = Path(pointer.read_text(encoding='utf-8').strip())
+            return target.resolve() if target.name and target.exists() else None
+    except (OSError, ValueError):
+        # No text, a name that is too long, or with a zero in it.
+        return None
+    return None
+
+
+def _choose(work_dir: str, wanted: str | None) -> tuple[str | None, str | None, str | None]:
+    """Rank 0's path (relative, if it lies in the work directory) and fingerprint, or the error."""
+    chosen: str | None
+    if wanted is not None:
+        chosen = os.path.realpath(wanted)
+        problem = why_not_resumable(chosen) if os.path.exists(chosen) else 'does not exist'
+        if problem:
+            other, _ = latest_checkpoint(os.path.dirname(chosen))
+            advice = f'; the newest good one beside it is {other!r}' if other else ''
+            return None, None, f'the checkpoint {wanted!r} {problem}{advice}'
+    else:
+        chosen, passed_over = latest_checkpoint(work_dir)
+        for sentence in passed_over:
+            print_log(f'not resumed from: {sentence}', 'current', logging.WARNING)
+        if chosen is None and passed_over:
+            return (
+                None,
+                None,
+                f'no checkpoint in {work_dir!r} can be resumed: {"; ".join(passed_over)}; '
+                'to begin anew, move them away or leave --resume out',
+            )
+    if chosen is None:
+        return None, None, None
+    fingerprint = _fingerprint(chosen)
+    if Path(chosen).is_relative_to(Path(work_dir).resolve()):
+        chosen = os.path.relpath(chosen, os.path.realpath(work_dir))
+    return chosen, fingerprint, None
+
+
+def _fingerprint(path: str) -> str:
+    """A checksum of the names, sizes and checksums in a checkpoint's index: quick, and enough."""
+    if os.path.isdir(path):
+        # Every rank has a part of its own.
+        return 'folder'
+    if not zipfile.is_zipfile(path):
+        return f'{os.path.getsize(path)}'
+    with zipfile.ZipFile(path) as archive:
+        index = ' '.join(f'{i.filename}:{i.file_size}:{i.CRC}' for i in archive.infolist())
+    return f'{zlib.crc32(index.encode()):08x}'
+
+
+def _difference(path: str, fingerprint: str, thorough: bool) -> str | None:
+    """What is wrong with this node's copy of the file that rank 0 has chosen."""
+    if not os.path.exists(path):
+        return f'lacks {path!r}'
+    if thorough and (problem := why_not_resumable(path)):
+        return f'has {path!r}, which {problem}'
+    if _fingerprint(path) != fingerprint:
+        return f'has another file by the name of {path!r}'
+    return None
+
+
+def _require_agreement(views: list[_View], chosen: str | None, work_dir: str) -> None:
+    if chosen is None:
+        elsewhere = [v for v in views if v.newest is not None]
+        if elsewhere:
+            raise ResumeError(
+                f'{views[0].place} has no checkpoint in {work_dir!r}, but {elsewhere[0].place} has '
+                f'{elsewhere[0].newest!r}: make that node the first one (NODE_RANK=0), copy the '
+                'file to all nodes, or use a work directory that the nodes share'
+            )
+        return
+    problems = [f'{v.place} {v.problem}' for v in views if v.problem]
+    if problems:
+        more = f' (and {len(problems) - 4} more)' if len(problems) > 4 else ''
+        raise ResumeError(
+            f'the training would resume from {chosen!r} of {views[0].place}, but '
+            f'{"; ".join(problems[:4])}{more}: copy the file there, or use a work directory that '
+            'the nodes share'
+        )

@@ -1,0 +1,156 @@
+"""One training at a time in a work directory: a second would write over the first one's files."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from pathlib import Path
+
+from mmengine.dist import all_gather_object, is_main_process
+
+from ..errors import UsageError
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+_NAME = '.running'
+
+
+class RunLock:
+    """A lock on a folder, which the system releases when the process ends, however it ends.
+
+    Data workers, which are forks, do not inherit it. The file names the process that holds it.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.path = Path(folder, _NAME)
+        self._file: int | None = None
+
+    def acquire(self) -> None:
+        """Takes the lock; does nothing where the system or the disk has no locks.
+
+        Raises:
+            UsageError: Another process has it: names process and host.
+        """
+        if fcntl is None:
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if self.path.is_symlink():
+            # The target is somebody else's file.
+            self.path.unlink()
+        while self._file is None:
+            file = self._open(os.O_CREAT)
+            if not self._locked(file):
+                os.close(file)
+                return
+            # The process that had it may have removed the file in between.
+            if not self.path.exists() or not os.path.samestat(os.fstat(file), self.path.stat()):
+                os.close(file)
+                continue
+            os.truncate(file, 0)
+            os.write(file, f'process {os.getpid()} on {socket.gethostname()}\n'.encode())
+            self._file = file
+
+    def require_free(self) -> None:
+        """Looks whether another process has the lock; changes nothing on the disk.
+
+        Raises:
+            UsageError: Another process has it.
+        """
+        if fcntl is None or self.path.is_symlink() or not self.path.exists():
+            return
+        file = self._open()
+        self._locked(file)
+        os.close(file)
+
+    def release(self) -> None:
+        """Lets go of it."""
+        if self._file is not None:
+            self.path.unlink(missing_ok=True)
+            os.close(self._file)
+            self._file = None
+
+    def _open(self, flags: int = 0) -> int:
+        try:
+            # A pipe would wait for a reader.
+            flags |= os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+            file = os.open(self.path, flags, 0o644)
+        except OSError as error:
+            raise self._unusable(error.strerror or str(error)) from error
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            os.close(file)
+            raise self._unusable('no plain file')
+        return file
+
+    def _unusable(self, reason: str) -> UsageError:
+        return UsageError(
+            f'{str(self.path)!r} marks a folder in which a training runs, and cannot be used '
+            f'({reason}): remove it, or give another --work-dir'
+        )
+
+    def _locked(self, file: int) -> bool:
+        """Locks the file; False where the disk has no locks."""
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(file, 200).decode(errors='replace').strip()
+            os.close(file)
+            raise UsageError(
+                f'another training is writing to {str(self.path.parent)!r}: '
+                f'{holder or "one that has just begun"}; give this one another --work-dir, or '
+                'end the other first'
+            ) from None
+        except OSError:
+            return False
+        return True
+
+
+def require_free(folder: str | os.PathLike[str]) -> None:
+    """Makes a folder if it is not there, and refuses one that a training cannot write to.
+
+    Raises:
+        UsageError: On all ranks alike: files cannot be written, or another training runs in it.
+    """
+    _raise_everywhere(_problem(folder))
+
+
+def lock_folder(folder: str | os.PathLike[str]) -> RunLock:
+    """Takes the lock of a folder on rank 0.
+
+    Raises:
+        UsageError: On all ranks alike: another training has it.
+    """
+    lock, problem = RunLock(folder), ''
+    if is_main_process():
+        try:
+            lock.acquire()
+        except UsageError as error:
+            problem = str(error)
+    _raise_everywhere(problem)
+    return lock
+
+
+def _problem(folder: str | os.PathLike[str]) -> str:
+    try:
+        os.makedirs(folder, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(None, 'read-only')
+        if is_main_process():
+            RunLock(folder).require_free()
+    except UsageError as error:
+        return str(error)
+    except OSError as error:
+        return (
+            f'the work directory {os.fspath(folder)!r} cannot be written to ({error.strerror}): '
+            'give another --work-dir'
+        )
+    return ''
+
+
+def _raise_everywhere(problem: str) -> None:
+    found = next(filter(None, all_gather_object(problem)), None)
+    if found:
+        raise UsageError(found)

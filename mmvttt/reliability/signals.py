@@ -1,0 +1,193 @@
+"""What signals ask of a training: save, or save and stop; agreed on by all ranks, at one step."""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+import signal
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from mmengine.dist import get_world_size
+from mmengine.runner import Runner
+
+# What a process is asked for, by rising weight.
+GO_ON, SAVE, STOP = range(3)
+# What launchers and schedulers send to a whole group of processes (Windows has no SIGUSR1).
+_TO_THE_GROUP = {signal.SIGTERM, signal.SIGINT, getattr(signal, 'SIGUSR1', signal.SIGINT)}
+# A second Ctrl-C before this is the same one: a terminal, a launcher and `timeout` may all send it.
+_SECONDS_OF_A_SIGNAL = 1.0
+
+
+class Preempted(SystemExit):
+    """Ends the process after a SIGTERM or Ctrl-C, once a checkpoint is written."""
+
+
+class Requests:
+    """Hears SIGTERM, SIGINT and SIGUSR1, and tells all ranks of them at the same step.
+
+    Attributes:
+        group: Of all ranks, on CPUs whatever the backend is: asking does not wait for a GPU. None
+            in a training of one process.
+        name: The signal that was heard, or 'a signal' where another rank has heard it.
+        listening: Between `listen` and `close`.
+    """
+
+    def __init__(self) -> None:
+        self.group: dist.ProcessGroup | None = None
+        self.name = 'a signal'
+        self.listening = False
+        self._asked = GO_ON
+        self._last = (0, 0.0)
+        self._former: dict[int, Any] = {}
+        self._poll: tuple[dist.Work, torch.Tensor] | None = None
+
+    def listen(self) -> None:
+        """Takes the signals over, on all ranks."""
+        self.listening = True
+        if get_world_size() > 1:
+            self.group = dist.new_group(backend='gloo')
+        # Python hears signals in the main thread only.
+        if threading.current_thread() is threading.main_thread():
+            wanted = {signal.SIGTERM: STOP, signal.SIGINT: STOP}
+            if hasattr(signal, 'SIGUSR1'):
+                wanted[signal.SIGUSR1] = SAVE
+            for number, meaning in wanted.items():
+                self._former[number] = signal.signal(number, partial(self._on_signal, meaning))
+
+    def close(self) -> None:
+        """Gives the signals back, on all ranks."""
+        self.listening = False
+        for number, handler in self._former.items():
+            signal.signal(number, handler)
+        self._former = {}
+        if self._poll is not None:
+            self._poll[0].wait()
+            self._poll = None
+        if self.group is not None:
+            # A thread of gloo that is left when Python ends may abort the process.
+            dist.destroy_process_group(self.group)
+            self.group = None
+
+    def ask(self, what: int) -> None:
+        """As a signal of that meaning would."""
+        self._asked = max(self._asked, what)
+
+    def poll(self) -> int:
+        """The most that any rank has been asked for; the answer of several is one step old.
+
+        Called by all ranks alike.
+        """
+        asked = self._asked
+        if asked == SAVE:
+            self._asked = GO_ON
+        if self.group is None:
+            return asked
+        answer = GO_ON
+        if self._poll is not None:
+            work, flag = self._poll
+            work.wait()
+            answer = int(flag)
+        flag = torch.tensor(asked)
+        work = dist.all_reduce(flag, dist.ReduceOp.MAX, self.group, async_op=True)
+        self._poll = work, flag
+        return answer
+
+    def any(self, here: bool) -> bool:
+        """Whether something holds on one rank at least; waits for all."""
+        return self._reduced(int(here), dist.ReduceOp.MAX) > 0
+
+    def least(self, count: int) -> int:
+        """The smallest number of all ranks; waits for all."""
+        return self._reduced(count, dist.ReduceOp.MIN)
+
+    def _reduced(self, number: int, by: Any) -> int:
+        if self.group is None:
+            return number
+        value = torch.tensor(number)
+        dist.all_reduce(value, by, self.group)
+        return int(value)
+
+    def _on_signal(self, meaning: int, number: int, *_: Any) -> None:
+        before, when = self._last
+        again = number == before == signal.SIGINT
+        if again and time.monotonic() > when + _SECONDS_OF_A_SIGNAL:
+            raise KeyboardInterrupt
+        if not again:
+            self._last = number, time.monotonic()
+            self.name = signal.Signals(number).name
+        self.ask(meaning)
+
+
+def ignore_signals_in_workers(*loaders: Any) -> None:
+    """Makes data workers ignore the signals that a whole group of processes gets, but for a kill.
+
+    A worker that ended on one would end the training before it has saved. Workers end with their
+    trainer, or by `end_workers`.
+    """
+    for loader in loaders:
+        context = loader.multiprocessing_context or multiprocessing
+        trainer = os.getpid() if context.get_start_method() == 'fork' else None
+        loader.worker_init_fn = partial(_init_worker, loader.worker_init_fn, trainer)
+        loader._get_iterator = partial(_remembered, loader, loader._get_iterator)
+    atexit.unregister(_kill_workers)
+    atexit.register(_kill_workers)
+
+
+def _init_worker(then: Callable[[int], None] | None, trainer: int | None, worker: int) -> None:
+    for number in _TO_THE_GROUP:
+        signal.signal(number, signal.SIG_IGN)
+    if hasattr(signal, 'pthread_sigmask'):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _TO_THE_GROUP)
+    if then is not None:
+        then(worker)
+    # torch's own watch, which begins now, would wait for the process that has adopted this one.
+    if trainer is not None and os.getppid() != trainer:
+        os._exit(1)
+
+
+def _remembered(loader: Any, make_iterator: Callable[[], Any]) -> Any:
+    """An iterator for `end_workers`, whose workers are born with the signals blocked.
+
+    torch gives them a handler that ends them, some moments before `_init_worker` is called.
+    """
+    if not hasattr(signal, 'pthread_sigmask'):
+        iterator = make_iterator()
+    else:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _TO_THE_GROUP)
+        try:
+            iterator = make_iterator()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    loader.latest_iterator = weakref.ref(iterator)
+    return iterator
+
+
+def end_workers(runner: Runner) -> None:
+    """Ends the data workers of a training that is over: persistent ones, or those of a failed one.
+
+    Left to the garbage collector, which takes their queues down first, they would never learn
+    that it is, and be waited for ten seconds each. An error keeps the iterator that it came out of.
+    """
+    for loop in (runner._train_loop, runner._val_loop):
+        loader = getattr(loop, 'dataloader', None)
+        latest = getattr(loader, 'latest_iterator', None)
+        # Else the persistent one.
+        iterator = latest() if latest else getattr(loader, '_iterator', None)
+        if hasattr(iterator, '_shutdown_workers'):
+            iterator._shutdown_workers()
+            loader._iterator = None
+
+
+def _kill_workers() -> None:
+    """At the end of Python, which would send its children a SIGTERM and wait: workers ignore it."""
+    for process in multiprocessing.active_children():
+        if process.daemon:
+            process.kill()

@@ -1,0 +1,72 @@
+"""The average of H-ViT³'s weights against its definition, buffers and a resume included."""
+
+import copy
+from types import SimpleNamespace
+
+import torch
+from torch import nn
+
+from mmvttt.engine import EMAHook
+
+DECAY, BATCH, BASE = 0.9, 4, 8
+
+
+def trained(model: nn.Module, hook: EMAHook, steps: int) -> list[dict[str, torch.Tensor]]:
+    """The state of the model after each step."""
+    runner = SimpleNamespace(
+        model=model, iter=0, epoch=0, max_iters=steps, hooks=[hook], _resume=True,
+        train_dataloader=SimpleNamespace(batch_sampler=SimpleNamespace(batch_size=BATCH)),
+    )  # fmt: skip
+    hook.before_train(runner)
+    states = []
+    for runner.iter in range(steps):
+        model(torch.randn(BATCH, 3, 5, 5) * 3 + 1)
+        with torch.no_grad():
+            for p in model.parameters():
+                p += torch.randn_like(p) / 10
+        hook.after_train_iter(runner, runner.iter)
+        states.append(copy.deepcopy(model.state_dict()))
+    return states
+
+
+def test_all_of_the_state_is_averaged() -> None:
+    """Tolerance: as of fp32 additions in another order."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).train()
+    hook = EMAHook(decay=DECAY, base_batch_size=BASE)
+    hook.before_run(SimpleNamespace(model=model))
+    first, *states = trained(model, hook, 6)
+    keep = DECAY ** (BATCH / BASE)
+    expected = first
+    for state in states:
+        for name, value in state.items():
+            floating = value.is_floating_point()
+            expected[name] = keep * expected[name] + (1 - keep) * value if floating else value
+    found = hook.ema_model.module.state_dict()
+    torch.testing.assert_close(found, expected)
+    assert int(found['1.num_batches_tracked']) == 6
+    # The student's own statistics are others.
+    assert not torch.allclose(found['1.running_mean'], model[1].running_mean, rtol=0.01)
+
+
+def test_a_resume_continues_the_average() -> None:
+    """Tolerance: none."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).train()
+    hook = EMAHook(decay=DECAY, base_batch_size=BASE)
+    hook.before_run(SimpleNamespace(model=model))
+    trained(model, hook, 3)
+    checkpoint = {'state_dict': copy.deepcopy(model.state_dict())}
+    hook.before_save_checkpoint(None, checkpoint)
+    checkpoint = copy.deepcopy(checkpoint)
+    other = copy.deepcopy(model)
+    resumed = EMAHook(decay=DECAY, base_batch_size=BASE)
+    resumed.before_run(SimpleNamespace(model=other))
+    resumed.after_load_checkpoint(SimpleNamespace(_resume=True), checkpoint)
+    other.load_state_dict(checkpoint['state_dict'])
+    ends = []
+    for each, its in ((model, hook), (other, resumed)):
+        torch.manual_seed(1)
+        trained(each, its, 3)
+        ends.append({**each.state_dict(), **its.ema_model.state_dict()})
+    torch.testing.assert_close(ends[1], ends[0], rtol=0, atol=0)

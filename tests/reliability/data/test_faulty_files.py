@@ -1,0 +1,382 @@
+"""Image files, label maps and class folders: damaged ones are found, odd ones are read rightly."""
+
+import io
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from mmengine.registry import DATASETS
+from PIL import Image
+
+from mmvttt.reliability.data.annotations import check_annotations
+from mmvttt.reliability.data.findings import Findings
+from mmvttt.reliability.data.images import read_image
+from mmvttt.reliability.data.labels import _label
+from mmvttt.reliability.data.paths import check_data
+from mmvttt.errors import DataError
+
+from ...bad_input.cases import refused, run_cases
+from .sets import (
+    SIZE,
+    coco,
+    coco_dataset,
+    config,
+    folder_dataset,
+    label_dataset,
+    make_coco,
+    make_folders,
+    make_labels,
+    picture,
+    write,
+)
+
+
+def only(cfg: object, **options: object) -> Findings:
+    (found,) = check_annotations(cfg, ('train',), **options)
+    return found
+
+
+def encoded(image: Image.Image, kind: str, **options: object) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+# ------------------------------------------------------------------------------------------ images
+
+FORMATS: dict[str, Callable[[], bytes]] = {
+    'JPEG': lambda: encoded(picture(0), 'JPEG', quality=90),
+    'progressive JPEG': lambda: encoded(picture(0), 'JPEG', progressive=True),
+    'grey JPEG': lambda: encoded(picture(0).convert('L'), 'JPEG'),
+    'CMYK JPEG': lambda: encoded(picture(0).convert('CMYK'), 'JPEG'),
+    'PNG': lambda: encoded(picture(0), 'PNG'),
+    'grey PNG': lambda: encoded(picture(0).convert('L'), 'PNG'),
+    'palette PNG': lambda: encoded(picture(0).convert('P'), 'PNG'),
+    'PNG with alpha': lambda: encoded(picture(0).convert('RGBA'), 'PNG'),
+    '16-bit PNG': lambda: encoded(Image.fromarray(np.full(SIZE, 40_000, np.uint16)), 'PNG'),
+    'WebP': lambda: encoded(picture(0), 'WEBP'),
+}
+
+
+@pytest.fixture(scope='module')
+def boxes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip('mmdet')
+    root = tmp_path_factory.mktemp('boxes') / 'set'
+    make_coco(root)
+    return root
+
+
+def load(root: Path, index: int = 0) -> dict:
+    """What mmdet's pipeline makes of an image."""
+    return DATASETS.build(dict(coco_dataset(root), serialize_data=False, _scope_='mmdet'))[index]
+
+
+@pytest.mark.parametrize('kind', FORMATS)
+def test_odd_formats_are_read_as_colours(boxes: Path, kind: str) -> None:
+    (boxes / 'images/0.jpg').write_bytes(FORMATS[kind]())
+    found = only(config(coco_dataset(boxes)))
+    assert not found.errors
+    assert found.warnings == (
+        [f'1 × images of 16 bits, read with 8: {boxes}/images/0.jpg'] if '16' in kind else []
+    )
+    assert tuple(load(boxes)['inputs'].shape) == (3, *SIZE)
+
+
+def test_content_that_starts_other_programs_is_no_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pillow would hand an EPS, whatever it is called, to Ghostscript."""
+    for name in ('gs', 'gswin64c'):
+        (tmp_path / name).write_text(f'#!/bin/sh\ntouch {tmp_path}/ran\n')
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv('PATH', f'{tmp_path}:{os.environ["PATH"]}')
+    (tmp_path / 'photo.jpg').write_bytes(encoded(picture(0), 'EPS'))
+    assert read_image(str(tmp_path / 'photo.jpg')).problem == 'files that are no image'
+    for kind in ('PDF', 'ICO', 'PCX', 'TGA'):
+        (tmp_path / 'photo.jpg').write_bytes(encoded(picture(0), kind))
+        assert read_image(str(tmp_path / 'photo.jpg')).problem == 'files that are no image'
+    assert not (tmp_path / 'ran').exists()
+
+
+def test_damaged_images(boxes: Path) -> None:
+    """Cut off anywhere, empty, or something else: found in every format."""
+
+    def check(value: tuple[str, float]) -> None:
+        kind, part = value
+        whole = FORMATS[kind]()
+        # The last bytes of a PNG are a checksum of nothing.
+        (boxes / 'images/1.jpg').write_bytes(whole[: int(part * len(whole))])
+        found = only(config(coco_dataset(boxes)))
+        assert [e for e in found.errors if e.startswith('1 × ') and 'images/1.jpg' in e], str(found)
+
+    run_cases(st.tuples(st.sampled_from(sorted(FORMATS)), st.floats(0, 0.97)), check, 40)
+    junk = st.binary(max_size=60) | st.text(max_size=60).map(str.encode)
+
+    def check_junk(content: bytes) -> None:
+        (boxes / 'images/1.jpg').write_bytes(content)
+        kind = 'no image' if content else 'no bytes'
+        assert any(kind in e for e in only(config(coco_dataset(boxes))).errors)
+
+    run_cases(junk, check_junk, 10)
+    (boxes / 'images/1.jpg').unlink()
+    cfg = config(coco_dataset(boxes))
+    assert any('not there' in e for e in only(cfg).errors)
+    # Before a training, a few of the files are looked for.
+    refused(lambda: check_data(cfg), '1 of 4 images', 'data_prefix', kind=DataError)
+    picture(1).save(boxes / 'images/1.jpg')
+
+
+def test_exif_turns_images(boxes: Path) -> None:
+    """As OpenCV does; the sizes in the annotations are those of the turned image, or wrong."""
+
+    def check(value: tuple[int, bool]) -> None:
+        orientation, as_stored = value
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        turned = orientation >= 5
+        height, width = SIZE
+        picture(0).save(boxes / 'images/0.jpg', exif=exif)
+        content = coco()
+        if turned and not as_stored:
+            height, width = width, height
+            content['images'][0].update(height=height, width=width)
+        write(boxes, content)
+        found = only(config(coco_dataset(boxes)))
+        wrong = [e for e in found.errors if 'another size' in e]
+        assert bool(wrong) == (turned and as_stored)
+        assert not wrong or '(64, 48), turned by EXIF; said to be (48, 64)' in wrong[0]
+        if not wrong:
+            assert tuple(load(boxes)['inputs'].shape) == (3, height, width)
+
+    run_cases(st.tuples(st.integers(1, 8), st.booleans()), check, 16)
+    picture(0).save(boxes / 'images/0.jpg')
+    write(boxes, coco())
+
+
+def test_sizes_that_are_not_those_of_the_image(boxes: Path) -> None:
+    def check(value: tuple[str, int]) -> None:
+        key, side = value
+        content = coco()
+        content['images'][2][key] = side
+        write(boxes, content)
+        found = only(config(coco_dataset(boxes)))
+        assert any('another size' in e and f'{side}' in e for e in found.errors)
+
+    sides = st.integers(1, 999).filter(lambda n: n not in SIZE)
+    run_cases(st.tuples(st.sampled_from(['height', 'width']), sides), check, 8)
+    write(boxes, coco())
+
+
+# -------------------------------------------------------------------------------------- label maps
+
+
+@pytest.fixture
+def labels(tmp_path: Path) -> Path:
+    pytest.importorskip('mmseg')
+    make_labels(tmp_path / 'set')
+    return tmp_path / 'set'
+
+
+def save_map(root: Path, pixels: np.ndarray) -> None:
+    Image.fromarray(pixels).save(root / 'ann/1.png')
+
+
+def test_label_maps_without_fault(labels: Path) -> None:
+    cfg = config(label_dataset(labels), 'mmseg')
+    found = only(cfg)
+    assert not found.errors + found.warnings
+    check_data(cfg)
+    (labels / 'a.txt').write_text('0\n2\n')
+    assert not only(config(label_dataset(labels, ann_file='a.txt'), 'mmseg')).errors
+
+
+def test_wrong_numbers_in_label_maps(labels: Path) -> None:
+    """What mmsegmentation makes of the numbers is what is said, before a training too."""
+
+    def check(value: tuple[list[int], bool, bool, int]) -> None:
+        numbers, reduce, subset, heads = value
+        pixels = np.resize(np.array(numbers, np.uint8), SIZE)
+        save_map(labels, pixels)
+        changes = dict(reduce_zero_label=reduce)
+        if subset:
+            changes |= dict(type='LoveDADataset', metainfo=dict(classes=('road', 'forest')))
+            changes |= dict(seg_map_suffix='.png')
+        model = dict(decode_head=dict(num_classes=heads))
+        cfg = config(label_dataset(labels, **changes), 'mmseg', model=model)
+        dataset = DATASETS.build(
+            dict(cfg.train_dataloader.dataset, serialize_data=False, _scope_='mmseg')
+        )
+        seen = set(np.unique(dataset[1]['data_samples'].gt_sem_seg.data).tolist())
+        assert {_label(int(n), dataset) for n in np.unique(pixels)} == seen
+        limit = min(heads, len(dataset.metainfo['classes']))
+        wrong = sorted(n for n in seen if n >= limit and n != 255)
+        errors = [e for e in only(cfg).errors if 'ann/1.png' in e]
+        assert bool(errors) == bool(wrong)
+        if wrong:
+            assert f'none of the {limit} classes' in errors[0]
+            assert f'({", ".join(map(str, wrong[:6]))})' in errors[0]
+            refused(lambda: check_data(cfg), f'none of the {limit} classes', kind=DataError)
+
+    numbers = st.lists(st.integers(0, 3) | st.integers(0, 255), min_size=1, max_size=8)
+    values = st.tuples(numbers, st.booleans(), st.booleans(), st.integers(2, 4))
+    run_cases(values, check, 30)
+
+
+def test_numbers_that_a_transform_of_one_s_own_may_change(labels: Path) -> None:
+    from mmengine.registry import TRANSFORMS
+
+    @TRANSFORMS.register_module(force=True)
+    class Binarise:
+        pass
+
+    save_map(labels, np.full(SIZE, 200, np.uint8))
+    pipeline = [dict(type='LoadAnnotations'), dict(type='mmengine.Binarise')]
+    cfg = config(label_dataset(labels, pipeline=pipeline), 'mmseg')
+    found = only(cfg, images=False)
+    assert not found.errors
+    assert 'mmengine.Binarise may change them' in found.warnings[0]
+    check_data(cfg)
+
+
+MAPS: dict[str, tuple[Callable[[Path], object], str]] = {
+    'missing': (lambda p: p.unlink(), 'not there'),
+    'empty': (lambda p: p.write_bytes(b''), 'no bytes'),
+    'text': (lambda p: p.write_text('labels'), 'no image'),
+    'colours': (lambda p: picture(0).save(p), 'several channels'),
+    'alpha': (lambda p: picture(0).convert('LA').save(p), 'several channels'),
+    '16 bits': (
+        lambda p: Image.fromarray(np.full(SIZE, 300, np.uint16)).save(p),
+        'numbers above 255',
+    ),
+    'other size': (
+        lambda p: Image.fromarray(np.zeros((24, 32), np.uint8)).save(p),
+        'another size',
+    ),
+    'cut off': (lambda p: p.write_bytes(p.read_bytes()[:-40]), 'cut off'),
+}
+
+
+@pytest.mark.parametrize('name', MAPS)
+def test_damaged_label_maps(labels: Path, name: str) -> None:
+    damage, kind = MAPS[name]
+    damage(labels / 'ann/1.png')
+    errors = only(config(label_dataset(labels), 'mmseg')).errors
+    assert [e for e in errors if kind in e and '1.png' in e], errors
+
+
+def test_palettes_and_single_bits_are_label_maps(labels: Path) -> None:
+    pixels = np.resize(np.array([0, 1, 2], np.uint8), SIZE)
+    image = Image.fromarray(pixels)
+    image.putpalette(list(range(256)) * 3)
+    image.save(labels / 'ann/1.png')
+    Image.fromarray(pixels > 1).save(labels / 'ann/2.png')
+    assert not only(config(label_dataset(labels), 'mmseg')).errors
+
+
+def test_no_images_for_the_suffix(labels: Path) -> None:
+    cfg = config(label_dataset(labels, img_suffix='.tif'), 'mmseg')
+    refused(lambda: check_data(cfg), '*.tif', 'img_suffix', kind=DataError)
+
+
+def test_classes_without_a_pixel_and_classes_that_cannot_be(labels: Path) -> None:
+    classes = ('sky', 'road', 'tree', 'car')
+    found = only(config(label_dataset(labels, metainfo=dict(classes=classes)), 'mmseg'))
+    assert found.warnings == ["1 × classes that no pixel has: 'car' (3)"]
+    other = label_dataset(labels, type='ADE20KDataset', metainfo=dict(classes=('no class',)))
+    refused(lambda: check_data(config(other, 'mmseg')), 'cannot be built', kind=DataError)
+
+
+# ----------------------------------------------------------------------------------- class folders
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> Path:
+    pytest.importorskip('mmpretrain')
+    make_folders(tmp_path / 'train')
+    return tmp_path / 'train'
+
+
+def pretrain(root: Path, classes: int = 3, **changes: object) -> object:
+    model = dict(head=dict(num_classes=classes))
+    return config(folder_dataset(root, **changes), 'mmpretrain', model=model)
+
+
+def test_folders_without_fault(folders: Path) -> None:
+    cfg = pretrain(folders)
+    found = only(cfg)
+    assert not found.errors + found.warnings
+    assert found.classes == ('ash', 'elm', 'oak')
+    assert found.summary.startswith('3 images of 3 classes')
+    check_data(cfg)
+
+
+def test_damaged_folders(folders: Path) -> None:
+    (folders / 'elm/a.jpg').write_text('no image')
+    assert any('no image' in e for e in only(pretrain(folders)).errors)
+    (folders / 'elm/a.jpg').unlink()
+    assert only(pretrain(folders)).warnings == ["1 × classes without an image: 'elm'"]
+    check_data(pretrain(folders))
+    refused(lambda: check_data(pretrain(folders, 2)), '3 folders', '2 classes', kind=DataError)
+    for name in ('ash', 'oak'):
+        (folders / name / 'a.jpg').unlink()
+    refused(lambda: check_data(pretrain(folders)), 'no image in the folders', kind=DataError)
+    for name in ('ash', 'elm', 'oak'):
+        (folders / name).rmdir()
+    refused(lambda: check_data(pretrain(folders)), 'has no folders', kind=DataError)
+
+
+def test_folders_without_labels(folders: Path) -> None:
+    cfg = pretrain(folders, with_label=False)
+    found = only(cfg)
+    assert not found.errors
+    assert found.summary.startswith('3 images in ')
+    (folders / 'elm/a.jpg').write_text('no image')
+    assert any('no image' in e for e in only(cfg).errors)
+    for name in ('ash', 'elm', 'oak'):
+        (folders / name / 'a.jpg').unlink()
+    refused(lambda: check_data(cfg), 'no image in the folders', kind=DataError)
+
+
+def test_folders_of_validation_must_be_those_of_training(folders: Path, tmp_path: Path) -> None:
+    """mmpretrain numbers the folders of each by themselves."""
+
+    def check(names: set[str]) -> None:
+        shutil.rmtree(tmp_path / 'val', ignore_errors=True)
+        make_folders(tmp_path / 'val', tuple(sorted(names)))
+        cfg = pretrain(folders, 4)
+        cfg.val_dataloader = dict(dataset=folder_dataset(tmp_path / 'val'))
+        if names == {'ash', 'elm', 'oak'}:
+            check_data(cfg)
+        else:
+            refused(lambda: check_data(cfg), 'the same classes', kind=DataError)
+
+    names = st.sets(st.sampled_from(['ash', 'elm', 'oak', 'yew']), min_size=1)
+    run_cases(names, check, 12)
+
+
+def test_lists_of_files(folders: Path) -> None:
+    """A line is a file and a number of a class."""
+
+    def check(lines: list[str]) -> None:
+        (folders.parent / 'list.txt').write_text('\n'.join(lines) + '\n')
+        cfg = pretrain(folders, ann_file=str(folders.parent / 'list.txt'))
+        errors = ' '.join(only(cfg).errors)
+        for line in lines:
+            name, _, label = line.rpartition(' ')
+            if not name or not label.isdigit():
+                assert 'not a file and a number' in errors
+            elif int(label) > 2:
+                assert 'none of the 3 classes' in errors
+            elif not os.path.isfile(folders / name):
+                assert 'not there' in errors
+        right = all(line in ('ash/a.jpg 0', 'oak/a.jpg 2') for line in lines)
+        assert right == (not errors)
+
+    line = st.sampled_from(
+        ['ash/a.jpg 0', 'oak/a.jpg 2', 'oak/a.jpg 3', 'oak/b.jpg 1', 'oak/a.jpg', 'a b', 'x -1']
+    )
+    run_cases(st.lists(line, min_size=1, max_size=4), check, 20)

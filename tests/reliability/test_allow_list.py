@@ -1,0 +1,322 @@
+"""What a checkpoint may hold, as torch's weights-only reader sees it: numbers, no functions."""
+
+import copy
+import copyreg
+import io
+import os
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from mmengine.infer import BaseInferencer
+from mmengine.logging import HistoryBuffer, MessageHub
+
+from mmvttt.errors import CheckpointError, RefusedCheckpointError
+from mmvttt.reliability import allow_list, patches
+from mmvttt.reliability.allow_list import Array
+
+
+def through_file(content: object, protocol: int = 2) -> object:
+    buffer = io.BytesIO()
+    torch.save(content, buffer, pickle_protocol=protocol)
+    buffer.seek(0)
+    with torch.serialization.safe_globals(allow_list.allowed()):
+        return torch.load(buffer, weights_only=True)
+
+
+class Reduced:
+    """Pickles as the call of a function, with a state for what it returns."""
+
+    def __init__(self, function: object, *args: object, state: object = None) -> None:
+        self.call = (function, args) if state is None else (function, args, state)
+
+    def __reduce__(self) -> tuple:
+        return self.call
+
+
+class New(Reduced):
+    """Pickles as the making of an object, past its `__init__`."""
+
+    # The pickler wants an object of the class.
+    __class__ = property(lambda self: self.call[1][0])
+
+    def __init__(self, cls: type, *args: object, state: object = None) -> None:
+        super().__init__(copyreg.__newobj__, cls, *args, state=state)
+
+
+RECONSTRUCT = np.zeros(0).__reduce__()[0]
+SCALAR = np.float64(0).__reduce__()[0]
+DOUBLE = np.dtype('f8')
+
+
+def array(*state: object, kind: type = np.ndarray) -> Reduced:
+    return Reduced(RECONSTRUCT, kind, (0,), b'b', state=state)
+
+
+def test_logs_of_a_run() -> None:
+    hub = MessageHub.get_instance('test_checkpoints')
+    for value in (1.0, 2.0, 6.0):
+        hub.update_scalar('train/loss', value)
+    hub.update_info('best', np.float64(0.25))
+    hub.update_info('palette', np.arange(6, dtype=np.uint8).reshape(2, 3))
+    state = through_file(hub.state_dict())
+    loss = state['log_scalars']['train/loss']
+    assert type(loss) is HistoryBuffer
+    assert [type(part) for part in loss.data] == [np.ndarray] * 2
+    assert loss.data[0].tolist() == [1.0, 2.0, 6.0]
+    assert (loss.mean(), loss.max(), loss.min(), loss.current()) == (3.0, 6.0, 1.0, 6.0)
+    assert loss.statistics('mean') == 3.0
+    assert loss.max_length == hub.get_scalar('train/loss').max_length
+    assert state['runtime_info']['best'] == 0.25
+    assert state['runtime_info']['palette'].tolist() == [[0, 1, 2], [3, 4, 5]]
+    # Once more: what was read can be saved and read.
+    again = through_file(state)
+    assert again['log_scalars']['train/loss'].data[0].tolist() == [1.0, 2.0, 6.0]
+
+
+def test_a_curve_of_the_time_before_the_mend() -> None:
+    """mmengine's own state names its four functions."""
+    buffer = HistoryBuffer([1.0, 3.0], [1, 1])
+    state = {**vars(buffer), 'statistics_methods': dict(HistoryBuffer._statistics_methods)}
+    loaded = through_file(New(HistoryBuffer, state=state))
+    assert type(loaded) is HistoryBuffer
+    assert loaded.mean() == 2.0
+    assert 'statistics_methods' not in vars(loaded)
+
+
+def test_a_statistic_of_one_s_own_does_not_spoil_the_checkpoint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        HistoryBuffer, '_statistics_methods', dict(HistoryBuffer._statistics_methods)
+    )
+    HistoryBuffer.register_statistics(lambda self: 'mine')
+    buffer = HistoryBuffer([1.0, 2.0], [1, 1])
+    loaded = through_file(buffer)
+    assert loaded.statistics('<lambda>') == 'mine'
+    assert copy.deepcopy(buffer).data[0].tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize('code', allow_list._CODES)
+def test_arrays_and_scalars(code: str) -> None:
+    dtype = np.dtype(code)
+    numbers = np.array([[0, 1, 1], [1, 0, 1]], dtype)
+    for expected in (numbers, np.asfortranarray(numbers), numbers[:0], numbers[0, 0]):
+        loaded = through_file(expected)
+        assert loaded.dtype == dtype
+        assert loaded.shape == expected.shape
+        assert np.array_equal(loaded, expected)
+        assert loaded.flags.f_contiguous == expected.flags.f_contiguous
+    assert through_file(dtype) == dtype
+
+
+def test_an_array_behaves_and_is_saved_as_numpy_s() -> None:
+    expected = np.arange(6.0).reshape(2, 3)
+    loaded = through_file(expected)
+    assert isinstance(loaded, np.ndarray)
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        assert pickle.dumps(loaded, protocol) == pickle.dumps(expected, protocol)
+    for result in (loaded + 1, loaded.mean(0), np.sin(loaded), np.append(loaded, 1)):
+        assert type(result) is np.ndarray
+    assert type(loaded.sum()) is np.float64
+    loaded += 1
+    assert torch.from_numpy(loaded).sum() == 21
+
+
+def test_names_of_both_numpy_generations() -> None:
+    names = {name for _, name in allow_list.allowed()}
+    assert {
+        'numpy.core.multiarray._reconstruct',
+        'numpy._core.multiarray._reconstruct',
+        'numpy.core.multiarray.scalar',
+        'numpy._core.multiarray.scalar',
+    } <= names
+
+
+def test_the_originals_are_not_on_the_list() -> None:
+    originals = (np.ndarray, np.dtype, RECONSTRUCT, SCALAR, HistoryBuffer, getattr)
+    listed = [entry for entry, _ in allow_list.allowed()]
+    assert not any(entry is original for entry in listed for original in originals)
+    # What has no dot is there for its type alone; a file's names have one between their two lines.
+    callables = [name for entry, name in allow_list.allowed() if '.' in name]
+    assert len(callables) == 9
+    with pytest.raises(pickle.UnpicklingError, match='Unsupported global'):
+        through_file(Reduced(type(DOUBLE)))
+
+
+@pytest.mark.parametrize(
+    ('attack', 'message'),
+    [
+        # Arrays of Python objects out of any bytes: they crash, or worse, where they are touched.
+        (Reduced(np.ndarray, (1,), 'O', bytearray(b'A' * 8)), 'contents of its own making'),
+        (New(np.ndarray, (1,), 'O', bytearray(b'A' * 8)), 'contents of its own making'),
+        (array(1, (1,), np.dtype('O'), False, [print]), 'Unsupported global|array of type'),
+        (np.array([{}, None], object), "array of type 'O8'"),
+        (np.zeros(2, [('a', 'O')]), "array of type 'V8'"),
+        (np.array(['text']), "array of type 'U4'"),
+        (np.datetime64('2026-01-01'), 'array of type'),
+        # Types with a layout of their own.
+        (Reduced(np.dtype, [('a', 'O')]), 'array of type'),
+        (Reduced(np.dtype, {'names': ['a'], 'formats': ['O'], 'offsets': [0]}), 'array of type'),
+        (Reduced(np.dtype, 'f8,O'), 'array of type'),
+        # Contents and sizes that do not fit.
+        (array(1, (2,), DOUBLE, False, b'A' * 8), 'array of 2 numbers with other contents'),
+        (array(1, (-1, -1), DOUBLE, False, b'A' * 8), r'shape \(-1, -1\)'),
+        (array(1, (1.0,), DOUBLE, False, b'A' * 8), r'shape \(1\.0,\)'),
+        (array(1, (1,), DOUBLE, False, [1.0]), 'with other contents'),
+        (array(1, (1,), 'f8', False, b'A' * 8), "numbers of type 'f8'"),
+        (array((1,), DOUBLE, False, b'A' * 8), 'unknown state of an array'),
+        (array(1, (1,), DOUBLE, False, b'A' * 8, kind=dict), 'array of class|Unsupported global'),
+        (Reduced(SCALAR, DOUBLE, b'A'), 'array of 1 numbers with other contents'),
+        (Reduced(SCALAR, 'O', 1), "numbers of type 'O'"),
+        (Reduced(RECONSTRUCT, np.memmap, (0,), b'b'), 'memmap'),
+        # Curves.
+        (Reduced(HistoryBuffer, [1], [1]), 'log curve with contents of its own making'),
+        (New(HistoryBuffer, state={'_log_history': [1]}), 'unknown state of a log curve'),
+        (
+            New(
+                HistoryBuffer,
+                state=dict(_log_history=np.ones((1, 1)), _count_history=np.ones(1), max_length=1),
+            ),
+            'unknown state of a log curve',
+        ),
+        (New(HistoryBuffer, state=[1]), 'unknown state of a log curve'),
+        # Attributes.
+        (Reduced(getattr, HistoryBuffer, '__init__'), "attribute '__init__'"),
+        (Reduced(getattr, HistoryBuffer, 'update'), "attribute 'update'"),
+        (Reduced(getattr, np.ndarray, 'tofile'), "attribute 'tofile'"),
+        (Reduced(getattr, dict, 'get'), 'Unsupported global'),
+        (Reduced(bytes, 8), 'bytes made of something else'),
+        (Reduced(getattr, torch.Tensor, 'numpy'), "attribute 'numpy'"),
+    ],
+)
+def test_what_is_refused(attack: object, message: str) -> None:
+    with pytest.raises(pickle.UnpicklingError, match=message):
+        through_file(attack)
+
+
+def test_a_second_state_of_an_array_is_refused() -> None:
+    """NumPy would free the numbers, which a tensor may share by now."""
+    state = (1, (4096,), DOUBLE, False, bytes(8 * 4096))
+    loaded = through_file(array(*state))
+    tensor = torch.from_numpy(loaded)
+    with pytest.raises(pickle.UnpicklingError, match='unknown state'):
+        loaded.__setstate__(state)
+    assert tensor.sum() == 0
+
+
+def test_a_curve_brings_no_functions() -> None:
+    """mmengine's own reader would call it in the place of the mean, in every log from then on."""
+    state = {**vars(HistoryBuffer([1.0], [1])), 'statistics_methods': {'mean': HistoryBuffer.max}}
+    before = dict(HistoryBuffer._statistics_methods)
+    loaded = through_file(New(HistoryBuffer, state={**state, 'mean': set, 'other': set}))
+    assert HistoryBuffer._statistics_methods == before
+    assert set(vars(loaded)) == {'_log_history', '_count_history', 'max_length'}
+
+
+@pytest.fixture
+def originals_too() -> Iterator[None]:
+    """torch's list after the advice that people give each other."""
+    extra = [getattr, np.ndarray, np.dtype, RECONSTRUCT, SCALAR, HistoryBuffer, type(DOUBLE)]
+    before = torch.serialization.get_safe_globals()
+    torch.serialization.add_safe_globals([*extra, type(np.dtype('i8'))])
+    yield
+    torch.serialization.clear_safe_globals()
+    torch.serialization.add_safe_globals(before)
+
+
+@pytest.mark.parametrize('_', range(4))
+def test_the_user_s_own_list_does_no_harm(originals_too: None, _: int) -> None:
+    """Which of two entries of a name counts, torch leaves to chance."""
+    content = dict(curve=HistoryBuffer([1.0, 3.0], [1, 1]), a=np.arange(3), s=np.float64(2))
+    loaded = through_file(content)
+    assert loaded['curve'].mean() == 2.0
+    assert loaded['a'].tolist() == [0, 1, 2]
+    assert loaded['s'] == 2.0
+
+
+def test_every_mix_with_the_originals_can_read() -> None:
+    originals = {
+        'numpy.ndarray': np.ndarray,
+        'numpy.dtype': np.dtype,
+        'reconstruct': RECONSTRUCT,
+        'scalar': SCALAR,
+        'HistoryBuffer': HistoryBuffer,
+        'getattr': getattr,
+    }
+    buffer = HistoryBuffer([1.0, 3.0], [1, 1])
+    state = {**vars(buffer), 'statistics_methods': dict(HistoryBuffer._statistics_methods)}
+    content = [New(HistoryBuffer, state=state), np.arange(3), np.float64(2)]
+    before = torch.serialization.get_safe_globals()
+    types = [type(np.dtype(code)) for code in allow_list._CODES]
+    try:
+        for bits in range(1 << len(originals)):
+            chosen = [o for i, o in enumerate(originals) if bits >> i & 1]
+            mixed = [
+                (originals[part[0]], name)
+                if (part := [c for c in chosen if c in name])
+                else (e, name)
+                for e, name in allow_list.allowed()
+            ]
+            torch.serialization.clear_safe_globals()
+            # Who adds NumPy's array adds what its states need.
+            torch.serialization.add_safe_globals([*mixed, *types])
+            curve, numbers, number = through_file(content)
+            assert curve.mean() == 2.0, chosen
+            assert numbers.tolist() == [0, 1, 2], chosen
+            assert number == 2.0, chosen
+    finally:
+        torch.serialization.clear_safe_globals()
+        torch.serialization.add_safe_globals(before)
+
+
+@pytest.mark.parametrize(('function', 'named'), [(os.mkdir, r'\w+\.mkdir'), (eval, r'\S*eval')])
+def test_mmengine_reads_by_the_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: Callable, named: str
+) -> None:
+    monkeypatch.setenv('TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD', '1')
+    torch.save(Reduced(function, f'{tmp_path}/ran'), tmp_path / 'a.pth')
+    message = rf"'.*a\.pth' is not read: it holds {named}, .* reading that could .*docs/safety\.md"
+    with pytest.raises(RefusedCheckpointError, match=message) as caught:
+        patches.mmengine_checkpoint._load_checkpoint(str(tmp_path / 'a.pth'))
+    assert isinstance(caught.value, CheckpointError)
+    assert not (tmp_path / 'ran').exists()
+
+
+def test_the_fork_s_loader_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = patches.mmengine_checkpoint
+    for name in ('torch', 'load_url'):
+        monkeypatch.setattr(module, name, getattr(module, name))
+    monkeypatch.setattr(module, '_safe_torch_load', torch.load, raising=False)
+    assert patches.load_by_the_list() is None
+    torch.save(Reduced(os.mkdir, f'{tmp_path}/ran'), tmp_path / 'a.pth')
+    with pytest.raises(pickle.UnpicklingError):
+        module._safe_torch_load(tmp_path / 'a.pth', weights_only=False)
+    assert not (tmp_path / 'ran').exists()
+
+
+def test_the_mends_of_mmengine_can_run_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = patches.mmengine_checkpoint
+    loader = module.CheckpointLoader
+    for owner, name in (
+        (module, 'torch'),
+        (module, 'load_url'),
+        (BaseInferencer, '_init_model'),
+        (HistoryBuffer, '__getstate__'),
+    ):
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+    monkeypatch.setattr(loader, 'load_checkpoint', vars(loader)['load_checkpoint'])
+    for repair in (
+        patches.load_by_the_list,
+        patches.drop_configs,
+        patches.ask_for_config,
+        patches.save_numbers_only,
+    ):
+        assert repair() is None
+    assert isinstance(through_file(np.ones(2)), Array)
+    assert through_file(HistoryBuffer([1.0], [1])).mean() == 1
+    assert module.torch.load is patches.load_safely
+    assert module.torch.nn is torch.nn

@@ -1,0 +1,474 @@
+"""A loss that is not finite: the run stops with the weights it had, and names what went wrong."""
+
+import copy
+import logging
+import math
+import os
+import pickle
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import torch
+from mmengine.model import BaseModel
+from mmengine.optim import OptimWrapper, OptimWrapperDict
+from mmengine.runner import Runner
+from mmengine.structures import BaseDataElement
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from mmvttt.reliability.anomaly_hook import AnomalyError, AnomalyHook
+
+_RUNS = count()
+
+
+class Chance(nn.Module):
+    """1 / 0 in place of the values when the dice say so."""
+
+    def __init__(self, odds: float) -> None:
+        super().__init__()
+        self.odds = odds
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / (torch.rand(()) >= self.odds)
+
+
+class Net(BaseModel):
+    """`(4,)` per image → two numbers, with what makes a forward depend on more than its weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 8))
+        self.norm = nn.BatchNorm1d(8)
+        self.drop = nn.Dropout(0.5)
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, inputs: list[Tensor], mode: str, data_samples: list | None = None) -> dict:
+        y = self.head(self.drop(self.norm(self.tokens(torch.stack(inputs)))))
+        return self.losses(y)
+
+    def tokens(self, x: Tensor) -> Tensor:
+        return self.body(x)
+
+    def losses(self, y: Tensor) -> dict:
+        return {'loss_a': (y[:, 0] ** 2).mean(), 'loss_b': [y[:, 1].abs().mean()] * 2, 'acc': y[0]}
+
+
+class Images(list):
+    """Eight images in four batches, named image_0.jpg to image_7.jpg."""
+
+    metainfo: dict = {}  # noqa: RUF012
+
+    def __init__(self) -> None:
+        g = torch.Generator().manual_seed(1)
+        super().__init__(
+            dict(
+                inputs=torch.randn(4, generator=g),
+                data_samples=BaseDataElement(metainfo=dict(img_path=f'image_{i}.jpg')),
+            )
+            for i in range(8)
+        )
+
+
+@pytest.fixture
+def train(tmp_path: Path) -> Callable[..., Runner]:
+    """Trains a model in batches of two; the runner, also of a run that stopped, is in `.runner`."""
+
+    def train(
+        model: BaseModel, images: list | None = None, hook: AnomalyHook | None = None, **options
+    ) -> Runner:
+        sampler = dict(type='DefaultSampler', shuffle=False)
+        defaults = dict(
+            train_cfg=dict(by_epoch=True, max_epochs=2),
+            optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.05)),
+            custom_hooks=[AnomalyHook() if hook is None else hook],
+        )
+        train.runner = Runner(
+            model,
+            str(tmp_path),
+            train_dataloader=dict(
+                dataset=images or Images(), batch_size=2, num_workers=0, sampler=sampler
+            ),
+            experiment_name=f'{tmp_path.name}_{next(_RUNS)}',
+            **{**defaults, **options},
+        )
+        train.runner.train()
+        return train.runner
+
+    return train
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    return {k: v.clone() for k, v in model.named_parameters()}
+
+
+def stopped(train: Callable, model: nn.Module, *args, **kwargs) -> str:
+    """The message of a run that must stop at its first step, with the weights it began with."""
+    before = weights(model)
+    with pytest.raises(AnomalyError) as caught:
+        train(model, *args, **kwargs)
+    torch.testing.assert_close(weights(model), before, rtol=0, atol=0, equal_nan=True)
+    assert train.runner.iter == 0
+    assert all(p.grad is None for p in model.parameters())
+    return str(caught.value)
+
+
+def test_an_image(train: Callable) -> None:
+    images = Images()
+    images[3]['inputs'][2] = math.nan
+    model = Net()
+    with pytest.raises(AnomalyError) as caught:
+        train(model, images, randomness=dict(seed=0))
+    message = str(caught.value)
+    assert 'not finite at Epoch(train) [1][2/4], step [2/8]: loss_a = nan' in message
+    assert 'Images of this batch: image_2.jpg, image_3.jpg.' in message
+    assert "The input 'inputs' itself is not finite, in image_3.jpg" in message
+    assert '1 of 4 values not finite (1 of them NaN)' in message
+    assert 'weights' not in message
+    assert 'module' not in message
+    # The second step has not touched what the first one left.
+    other = Net()
+    train(other, train_cfg=dict(by_epoch=False, max_iters=1), randomness=dict(seed=0))
+    torch.testing.assert_close(weights(model), weights(other), rtol=0, atol=0)
+
+
+def test_the_step_of_a_run_that_counts_iterations(train: Callable) -> None:
+    images = Images()
+    images[7]['inputs'][0] = math.inf
+    with pytest.raises(AnomalyError, match=r'at Iter\(train\) \[4/6\]: '):
+        train(
+            Net(),
+            images,
+            train_cfg=dict(by_epoch=False, max_iters=6),
+            log_processor=dict(by_epoch=False),
+        )
+
+
+def test_a_weight(train: Callable) -> None:
+    model = Net()
+    model.body[2].weight.data[3, 5] = math.inf
+    message = stopped(train, model)
+    already = '1 weights are not finite already, the first of them body.2.weight: '
+    assert f'{already}float32 (8, 8)' in message
+    assert 'An update before this step did it' in message
+    assert 'first module that goes non-finite is body.2 (Linear)' in message
+
+
+def test_a_layer_that_explodes(train: Callable) -> None:
+    model = Net()
+    model.body[0].weight.data *= 1e20
+    model.body[2].weight.data *= 1e20
+    message = stopped(train, model)
+    assert 'first module that goes non-finite is body.2 (Linear): its output is float32 (2, 8' in (
+        message
+    )
+    assert 'its inputs are finite: float32 (2, 8) in [' in message
+    assert 'not finite already' not in message
+
+
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
+def test_a_layer_that_explodes_in_half_precision(train: Callable, dtype: torch.dtype) -> None:
+    """fp16 ends at 65504, bf16 where fp32 does."""
+
+    class Half(Net):
+        def tokens(self, x: Tensor) -> Tensor:
+            with torch.autocast('cpu', dtype):
+                return self.body(x).float()
+
+    model = Half()
+    model.body[2].weight.data *= 1e6 if dtype == torch.float16 else 1e38
+    model.body[0].weight.data *= 1 if dtype == torch.float16 else 1e3
+    message = stopped(train, model)
+    name = str(dtype).removeprefix('torch.')
+    assert f'goes non-finite is body.2 (Linear): its output is {name} (2, 8) with' in message
+    assert f'its inputs are finite: {name} (2, 8) in [' in message
+
+
+def test_a_loss_that_divides_by_zero(train: Callable) -> None:
+    class Empty(Net):
+        def losses(self, y: Tensor) -> dict:
+            return {**super().losses(y), 'loss_mask': y.sum() * 0 / y[:0].numel()}
+
+    message = stopped(train, Empty())
+    assert 'loss_mask = nan (finite: loss_a = ' in message
+    assert 'All modules give finite values: the loss itself goes wrong' in message
+    assert 'in Empty after head (Linear), the last module' in message
+
+
+def test_a_term_of_a_list(train: Callable) -> None:
+    class Levels(Net):
+        def losses(self, y: Tensor) -> dict:
+            return {'loss_cls': [y.mean() ** 2, y.mean() / 0, y.mean() ** 2]}
+
+    message = stopped(train, Levels())
+    assert 'loss_cls[1] = ' in message
+    assert '(finite: loss_cls[0] = ' in message
+
+
+def test_terms_that_overflow_together(train: Callable) -> None:
+    class Large(Net):
+        def losses(self, y: Tensor) -> dict:
+            return {'loss_a': y.mean() * 0 + 3e38, 'loss_b': y.mean() * 0 + 3e38}
+
+    assert 'the sum of its terms is inf (finite: loss_a = 3e+38' in stopped(train, Large())
+
+
+def test_code_between_modules(train: Callable) -> None:
+    class Between(Net):
+        def tokens(self, x: Tensor) -> Tensor:
+            return self.body(x) / 0
+
+    message = stopped(train, Between())
+    assert 'first values that are not finite enter norm (BatchNorm1d): float32 (2, 8)' in message
+    assert 'the last one body (Sequential), gave finite ones' in message
+
+
+@pytest.mark.filterwarnings('ignore:None of the inputs have requires_grad')
+@pytest.mark.parametrize('reentrant', [False, True])
+def test_activation_checkpointing(train: Callable, reentrant: bool) -> None:
+    class Recomputed(Net):
+        def tokens(self, x: Tensor) -> Tensor:
+            return checkpoint(self.body, x, use_reentrant=reentrant)
+
+    model = Recomputed()
+    model.body[2].weight.data *= 3e38
+    model.body[0].weight.data *= 1e3
+    assert 'goes non-finite is body.2 (Linear)' in stopped(train, model)
+
+
+def test_the_same_random_numbers(train: Callable) -> None:
+    """Of sixteen dice thrown in eight steps one is enough, and is thrown again."""
+    model = Net()
+    model.body.append(Chance(0.3))
+    model.body.append(Chance(0.3))
+    with pytest.raises(AnomalyError) as caught:
+        train(model, randomness=dict(seed=5))
+    assert 'goes non-finite is body.' in str(caught.value)
+    assert '(Chance)' in str(caught.value)
+
+
+def test_masks_may_be_infinite(train: Callable) -> None:
+    class Attending(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(8, 2)
+
+        def tokens(self, x: Tensor) -> Tensor:
+            x = super().tokens(x)
+            mask = torch.full((2, 2), -math.inf).triu(1)
+            return self.attention(x, x, x, attn_mask=mask)[0] / 0
+
+    message = stopped(train, Attending())
+    assert 'enter norm (BatchNorm1d)' in message
+
+
+def test_what_cannot_be_repeated_is_said(train: Callable) -> None:
+    class Once(Net):
+        calls = 0
+
+        def losses(self, y: Tensor) -> dict:
+            self.calls += 1
+            return {'loss': y.mean() / (self.calls - 1)}
+
+    assert 'run once more, gave a finite loss' in stopped(train, Once())
+
+    class Never(Once):
+        def losses(self, y: Tensor) -> dict:
+            if self.calls:
+                raise LookupError('all gone')
+            return super().losses(y)
+
+    assert 'could not be run once more: LookupError: all gone' in stopped(train, Never())
+
+
+def test_a_batch_without_names(train: Callable) -> None:
+    images = [dict(inputs=i['inputs'], data_samples=None) for i in Images()]
+    images[1]['inputs'][0] = math.nan
+    message = stopped(train, Net(), images)
+    assert 'Images of this batch: no. 0, no. 1.' in message
+    assert "input 'inputs' itself is not finite, in no. 1: float32 (4,) with 1" in message
+
+
+@pytest.mark.parametrize('norm', [True, False])
+def test_a_finite_run_is_left_alone(train: Callable, norm: bool) -> None:
+    """Bit for bit: weights, buffers, what was logged and the random numbers after it."""
+
+    def run(*hooks: AnomalyHook) -> tuple:
+        model = Net()
+        if not norm:
+            model.norm = nn.Identity()
+        runner = train(model, custom_hooks=list(hooks), randomness=dict(seed=3))
+        curve = runner.message_hub.get_scalar('train/loss').data[0].tolist()
+        return model.state_dict(), curve, torch.rand(4), model._forward_hooks
+
+    plain, watched = run(), run(AnomalyHook())
+    torch.testing.assert_close(watched[0], plain[0], rtol=0, atol=0)
+    assert watched[1] == plain[1]
+    assert len(watched[1]) == 8
+    assert torch.equal(watched[2], plain[2])
+    assert not watched[3]
+
+
+def test_the_message_is_in_the_log(train: Callable, tmp_path: Path) -> None:
+    images = Images()
+    images[0]['inputs'][0] = math.nan
+    stopped(train, Net(), images)
+    logs = ''.join(p.read_text() for p in tmp_path.rglob('*.log'))
+    assert logs.count('Images of this batch: image_0.jpg, image_1.jpg.') == 1
+
+
+class Copying(AnomalyHook):
+    """As EMA hooks and the like do, while the model trains."""
+
+    copies: ClassVar[list] = []
+
+    def after_train_iter(self, runner: Runner, *args, **kwargs) -> None:
+        self.copies[:] = [copy.deepcopy(runner.model), pickle.dumps(runner.model)]
+
+
+def test_a_copy_of_the_model_holds_no_runner(train: Callable) -> None:
+    train(Net(), hook=Copying())
+    model, pickled = Copying.copies
+    assert model(inputs=[torch.ones(4)] * 2, mode='loss')['loss_a'].isfinite()
+    # The weights are 700 bytes, the random state is 12 000; a runner would be far more.
+    assert len(pickled) < 40_000
+
+
+class Scaled(Net):
+    """Goes wrong in the steps of `bad`, by a loss that is infinite while its gradients are not."""
+
+    def __init__(self, *bad: int) -> None:
+        super().__init__()
+        self.bad = bad
+        self.calls = 0
+        self.history: list[dict] = []
+
+    def losses(self, y: Tensor) -> dict:
+        self.history.append(weights(self))
+        self.calls += 1
+        infinite = math.inf if self.calls in self.bad else 0
+        return {'loss': y.mean() + infinite, 'acc': y.detach().mean()}
+
+
+AMP = dict(type='AmpOptimWrapper', dtype='bfloat16', optimizer=dict(type='SGD', lr=0.05))
+
+
+def test_tolerated_steps_update_nothing(train: Callable, caplog: pytest.LogCaptureFixture) -> None:
+    if torch.cuda.is_available():
+        pytest.skip('there is a GPU here: AmpOptimWrapper scales on it, the model is on the CPU')
+    model = Scaled(2, 3, 6)
+    with caplog.at_level(logging.WARNING):
+        train(model, hook=AnomalyHook(tolerated=2), optim_wrapper=AMP)
+    after = [*model.history[1:], weights(model)]
+    moved = [
+        any(not torch.equal(a[n], b[n]) for n in a)
+        for a, b in zip(model.history, after, strict=True)
+    ]
+    assert moved == [True, False, False, True, True, False, True, True]
+    assert all(torch.isfinite(w).all() for w in after[-1].values())
+
+
+def test_more_than_tolerated(train: Callable) -> None:
+    if torch.cuda.is_available():
+        pytest.skip('there is a GPU here: AmpOptimWrapper scales on it, the model is on the CPU')
+    model = Scaled(2, 4, 5, 6)
+    with pytest.raises(AnomalyError, match=r'\[2\]\[2/4\], step \[6/8\]'):
+        train(model, hook=AnomalyHook(tolerated=2), optim_wrapper=AMP)
+    assert model.calls == 7  # six steps, and the last one once more
+    torch.testing.assert_close(weights(model), model.history[3], rtol=0, atol=0)
+
+
+def test_tolerance_needs_a_loss_scaler(train: Callable) -> None:
+    with pytest.raises(ValueError, match=r'tolerated=3\) needs a loss scaler.*OptimWrapper has no'):
+        train(Net(), hook=AnomalyHook(tolerated=3))
+    model = Net()
+    several = OptimWrapperDict(
+        a=OptimWrapper(torch.optim.SGD(model.body.parameters(), 0.1)),
+        b=OptimWrapper(torch.optim.SGD(model.head.parameters(), 0.1)),
+    )
+    with pytest.raises(ValueError, match='needs a loss scaler'):
+        train(model, hook=AnomalyHook(tolerated=1), optim_wrapper=several)
+    with pytest.raises(ValueError, match='tolerated=-1: give an integer, 0 or more'):
+        AnomalyHook(tolerated=-1)
+
+
+def test_all_ranks_stop_where_one_goes_wrong() -> None:
+    """Under DDP and FSDP, with a forward that communicates; the second step of rank 1 is bad."""
+    clean = {k: v for k, v in os.environ.items() if k not in ('RANK', 'LOCAL_RANK', 'WORLD_SIZE')}
+    if 'lo' in {name for _, name in socket.if_nameindex()}:
+        clean['GLOO_SOCKET_IFNAME'] = 'lo'
+    script = str(Path(__file__).with_name('anomaly_ranks.py'))
+    torchrun = [sys.executable, '-m', 'torch.distributed.run', '--standalone']
+    run = subprocess.run(
+        [*torchrun, '--nproc-per-node', '2', script],
+        capture_output=True,
+        text=True,
+        env={**clean, 'OMP_NUM_THREADS': '1'},
+        timeout=240,
+    )
+    assert run.returncode == 0, run.stderr
+    said = dict(
+        line.split(': weights kept. ') for line in run.stdout.splitlines() if 'kept' in line
+    )
+    assert said.keys() == {'DDP 0', 'DDP 1', 'FSDP 0', 'FSDP 1'}
+    for wrapper in ('DDP', 'FSDP'):
+        assert said[f'{wrapper} 0'].startswith('The loss of rank 1 is not finite at ')
+        assert 'see the message of that rank' in said[f'{wrapper} 0']
+        assert 'on rank 1 of 2: loss = ' in said[f'{wrapper} 1']
+    assert 'first module that goes non-finite is body.0 (Linear)' in said['DDP 1']
+    # Of a unit of FSDP, the module itself is said, not its wrapper.
+    assert 'first module that goes non-finite is body.0 (Linear)' in said['FSDP 1']
+
+
+def norm_buffers(model: nn.Module) -> dict[str, Tensor]:
+    return {n: b.clone() for n, b in model.named_buffers() if 'running' in n}
+
+
+class NotANumber(Net):
+    """With a BatchNorm, and an input that is NaN in the second step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+        self.last: dict[str, Tensor] = {}
+
+    def forward(self, inputs: list, mode: str, **kwargs: object) -> object:
+        self.calls += 1
+        self.last = norm_buffers(self)
+        if self.calls == 2:
+            inputs = [x * math.nan for x in inputs]
+        return super().forward(inputs=inputs, mode=mode, **kwargs)
+
+
+def test_a_tolerated_step_leaves_batch_statistics_alone(train: Callable) -> None:
+    model = NotANumber()
+    assert norm_buffers(model)
+    train(model, hook=AnomalyHook(tolerated=1), optim_wrapper=AMP)
+    assert model.calls > 3
+    assert all(torch.isfinite(b).all() for b in norm_buffers(model).values())
+
+
+@pytest.mark.parametrize('interval', [3, 100])
+def test_a_look_every_few_steps_names_the_step(train: Callable, interval: int) -> None:
+    """As on a GPU, where a look at each step would wait for the device."""
+    images = Images()
+    images[2]['inputs'][0] = math.nan
+    with pytest.raises(AnomalyError) as error:
+        train(Net(), images, hook=AnomalyHook(interval=interval))
+    message = str(error.value)
+    assert 'not finite at Epoch(train) [1][2/4], step [2/8]: loss' in message
+    assert 'Images of this batch: image_2.jpg, image_3.jpg.' in message
+    assert 'interval=1)]' in message
+
+
+def test_tolerance_looks_at_every_step() -> None:
+    with pytest.raises(ValueError, match='tolerated=1 needs interval=1, got 5'):
+        AnomalyHook(tolerated=1, interval=5)
+    with pytest.raises(ValueError, match='interval'):
+        AnomalyHook(interval=0)

@@ -1,0 +1,102 @@
+"""The stop at a loss that is not finite, in the models of the three toolboxes."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.optim import OptimWrapper
+from mmengine.registry import init_default_scope
+from torch import nn
+
+from mmvttt.registry import MODELS
+from mmvttt.reliability.anomaly_hook import AnomalyError, AnomalyHook
+
+from ..configs.reduced import STAGES
+from ..configs.test_configs import det_batch, detector
+from ..configs.test_segmentors import batch as seg_batch
+from ..configs.test_segmentors import reduced as segmentor
+
+CONFIGS = Path(__file__).resolve().parents[2] / 'configs'
+
+
+def stopped(model: nn.Module, batch: dict) -> str:
+    """The message at a training step, which leaves the weights as they are."""
+    wrapper = OptimWrapper(torch.optim.SGD(model.parameters(), lr=1e-3))
+    AnomalyHook().before_train(SimpleNamespace(model=model, optim_wrapper=wrapper))
+    before = {n: p.clone() for n, p in model.named_parameters()}
+    with pytest.raises(AnomalyError) as caught:
+        model.train().train_step(batch, wrapper)
+    after = dict(model.named_parameters())
+    torch.testing.assert_close(after, before, rtol=0, atol=0, equal_nan=True)
+    return str(caught.value)
+
+
+def finite(model: nn.Module, batch: dict) -> None:
+    wrapper = OptimWrapper(torch.optim.SGD(model.parameters(), lr=1e-3))
+    AnomalyHook().before_train(SimpleNamespace(model=model, optim_wrapper=wrapper))
+    assert torch.isfinite(model.train().train_step(batch, wrapper)['loss'])
+
+
+def named(batch: dict) -> dict:
+    for i, sample in enumerate(batch['data_samples']):
+        sample.set_metainfo(dict(img_path=f'photo_{i}.jpg'))
+    return batch
+
+
+@pytest.fixture(scope='module')
+def mask_rcnn() -> nn.Module:
+    torch.manual_seed(0)
+    model = MODELS.build(detector(CONFIGS / 'maskrcnn_vittt_demo.py'))
+    model.init_weights()
+    return model
+
+
+def test_mask_rcnn_with_adapter(mask_rcnn: nn.Module) -> None:
+    finite(mask_rcnn, named(det_batch()))
+    mask_rcnn.neck.fpn_convs[0].conv.weight.data *= 1e30
+    mask_rcnn.roi_head.mask_head.convs[0].conv.weight.data *= 1e30
+    message = stopped(mask_rcnn, named(det_batch()))
+    assert 'loss_mask = ' in message.partition('(finite: ')[0]
+    assert 'loss_rpn_cls[0] = ' in message.partition('(finite: ')[2]
+    assert 'Images of this batch: photo_0.jpg, photo_1.jpg.' in message
+    assert 'goes non-finite is roi_head.mask_head.convs.0.conv (Conv2d): its output is' in message
+
+
+def test_encoder_decoder_with_checkpointing() -> None:
+    cfg = Config.fromfile(CONFIGS / 'upernet_vittt_t_camvid.py')
+    torch.manual_seed(0)
+    model = segmentor(cfg)
+    model.backbone.backbone.with_cp = True
+    model = MODELS.build(model)
+    model.init_weights()
+    batch = named(seg_batch(model.decode_head.num_classes))
+    finite(model, batch)
+    model.backbone.backbone.blocks[2].norm1.weight.data[5] = math.nan
+    message = stopped(model, batch)
+    assert 'decode.loss_ce = nan' in message
+    assert 'the first of them backbone.backbone.blocks.2.norm1.weight' in message
+    assert 'goes non-finite is backbone.backbone.blocks.2.norm1 (LayerNorm)' in message
+
+
+def test_mesa_classifier() -> None:
+    from mmpretrain.structures import DataSample
+
+    init_default_scope('mmpretrain')
+    torch.manual_seed(0)
+    backbone = dict(type='mmvttt.HViT3', arch=STAGES, out_type='avg_featmap', drop_path_rate=0.5)
+    head = dict(type='LinearClsHead', num_classes=3, in_channels=STAGES['embed_dims'][-1])
+    model = MODELS.build(dict(type='mmvttt.MESAClassifier', backbone=backbone, head=head))
+    model.distilling = True
+    samples = [DataSample(metainfo=dict(img_path=f'{i}.png')).set_gt_label(i) for i in range(3)]
+    batch = dict(inputs=torch.randn(3, 3, 64, 64), data_samples=samples)
+    finite(model, batch)
+    model.teacher['head'].fc.bias.data[1] = math.inf
+    message = stopped(model, batch)
+    assert 'loss_mesa = nan (finite: loss = ' in message
+    assert 'the first of them teacher.head.fc.bias' in message
+    assert 'goes non-finite is teacher.head.fc (Linear)' in message

@@ -1,0 +1,341 @@
+"""A run that was stopped and resumed ends as one that never was: bit for bit, nothing repeated.
+
+Tolerance: none. The same numbers are added in the same order.
+"""
+
+import multiprocessing
+import pickle
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.dataset import DefaultSampler, InfiniteSampler
+from mmengine.runner import EpochBasedTrainLoop
+
+from mmvttt.errors import DataError, ResumeError, UsageError
+from mmvttt.reliability import ExactBatchSampler, Preempted, SeededDataset, agreement, make_exact
+from mmvttt.reliability.read import read_content
+from mmvttt.reliability.resume import latest_checkpoint
+from mmvttt.reliability.seeding import seed_everything
+
+EPOCHS = {'train_cfg.max_epochs': 3}
+# 22 images in batches of 4: 6 steps an epoch.
+STEPS = {
+    'train_cfg': dict(_delete_=True, by_epoch=False, max_iters=18, val_interval=6),
+    'default_hooks.checkpoint': dict(by_epoch=False, interval=6),
+}
+INFINITE = {**STEPS, 'train_dataloader.sampler.type': 'InfiniteSampler'}
+WORKERS = {'train_dataloader.num_workers': 2, 'train_dataloader.persistent_workers': True}
+EMA = dict(type='EMAHook', momentum=0.1)
+# Groups images by shape, and keeps what is left over between batches.
+GROUPED = {'train_dataloader.batch_sampler': dict(type='mmdet.AspectRatioBatchSampler')}
+
+
+def last(folder: str) -> dict:
+    path, passed_over = latest_checkpoint(folder)
+    assert not passed_over
+    return read_content(path)
+
+
+def assert_same_end(folder: str, expected: str) -> None:
+    """Weights, averaged weights, statistics, optimizer and schedules of two runs' ends agree."""
+    ends = last(folder), last(expected)
+    for part in ('state_dict', 'ema_state_dict', 'optimizer', 'param_schedulers'):
+        one, other = (torch.utils._pytree.tree_flatten(end[part])[0] for end in ends)
+        assert len(one) == len(other) > 1
+        for a, b in zip(one, other, strict=True):
+            assert type(a) is type(b)
+            assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+    assert ends[0]['meta']['iter'] == ends[1]['meta']['iter'] == 18
+
+
+@pytest.mark.parametrize(
+    'options',
+    [
+        EPOCHS,
+        {**EPOCHS, **WORKERS},
+        {**EPOCHS, **GROUPED},
+        STEPS,
+        INFINITE,
+        {**INFINITE, **WORKERS, **GROUPED},
+    ],
+    ids=['epochs', 'epochs-workers', 'epochs-grouped', 'steps', 'infinite', 'infinite-workers'],
+)
+def test_a_stopped_run_ends_as_an_undisturbed_one(run: Callable, options: dict) -> None:
+    if 'train_dataloader.batch_sampler' in options:
+        pytest.importorskip('mmdet')
+        import mmdet.datasets  # noqa: F401
+    whole = run('train', config='noisy', work_dir='whole', cfg_options=options)
+    first = 'epoch_1.pth' if options.get('train_cfg.max_epochs') else 'iter_6.pth'
+    # The seed was drawn; a resume from the first checkpoint has to find it there.
+    Path('parts').mkdir()
+    shutil.copy(Path('whole', first), 'parts')
+    for step in (9, 14):
+        stop = {'custom_hooks': [EMA, dict(type='Terminate', step=step)]}
+        with pytest.raises(Preempted, match='0'):
+            run(
+                'train',
+                config='noisy',
+                work_dir='parts',
+                resume='auto',
+                cfg_options={**options, **stop},
+            )
+        assert last('parts')['meta']['iter'] == step
+    rest = run('train', config='noisy', work_dir='parts', resume='auto', cfg_options=options)
+    assert rest.model.seen == whole.model.seen[-len(rest.model.seen) :]
+    assert len(rest.model.seen) in (14, 16)
+    assert_same_end('parts', 'whole')
+
+
+def test_types_may_be_classes(run: Callable) -> None:
+    keys = dict(config='classes', resume='auto', seed=1)
+    run('train', work_dir='whole', **keys)
+    stop = {'custom_hooks': [EMA, dict(type='Terminate', step=9)]}
+    with pytest.raises(Preempted):
+        run('train', work_dir='parts', cfg_options=stop, **keys)
+    assert last('parts')['meta']['iter'] == 9
+    run('train', work_dir='parts', **keys)
+    assert_same_end('parts', 'whole')
+
+
+def test_workers_do_not_change_a_run_and_end_with_it(run: Callable) -> None:
+    run('train', config='noisy', work_dir='none', seed=1, cfg_options=EPOCHS)
+    before = set(multiprocessing.active_children())
+    run('train', config='noisy', work_dir='two', seed=1, cfg_options={**EPOCHS, **WORKERS})
+    assert not set(multiprocessing.active_children()) - before
+    assert_same_end('two', 'none')
+
+
+def test_a_validation_that_a_stop_has_swallowed_is_made_up_for(run: Callable) -> None:
+    best = {
+        **EPOCHS,
+        'default_hooks.checkpoint.save_best': 'mse',
+        'default_hooks.checkpoint.rule': 'less',
+    }
+    run('train', config='noisy', work_dir='whole', seed=1, cfg_options=best)
+    stop = {'custom_hooks': [EMA, dict(type='Terminate', val_step=2)]}
+    with pytest.raises(Preempted):
+        run('train', config='noisy', work_dir='parts', seed=1, cfg_options={**best, **stop})
+    assert Path('parts/last_checkpoint').read_text().endswith('epoch_1.pth')
+    assert not list(Path('parts').glob('best_*'))
+    rest = run('train', config='noisy', work_dir='parts', resume='auto', cfg_options=best)
+    assert_same_end('parts', 'whole')
+    curves = [last(d)['message_hub']['log_scalars']['val/mse'].data[0] for d in ('whole', 'parts')]
+    assert len(curves[0]) == 2
+    np.testing.assert_array_equal(*curves)
+    assert rest.message_hub.get_info('resume_validated') == 18
+    (one,), (other,) = (list(Path(d).glob('best_*')) for d in ('whole', 'parts'))
+    assert one.name == other.name
+
+
+def test_going_on_with_another_batch_is_an_error(run: Callable) -> None:
+    run('train', config='noisy', work_dir='a', cfg_options={'train_cfg.max_epochs': 1})
+    with pytest.raises(
+        ResumeError, match='images of a batch: 4, now 2; batches of an epoch: 6, now 11'
+    ):
+        run(
+            'train',
+            config='noisy',
+            work_dir='a',
+            resume='auto',
+            cfg_options={'train_dataloader.batch_size': 2},
+        )
+
+
+def config(**changes: object) -> Config:
+    return Config(
+        dict(
+            train_cfg=dict(type='EpochBasedTrainLoop', max_epochs=1),
+            train_dataloader=dict(
+                batch_size=2,
+                drop_last=True,
+                dataset=dict(type='NoisyData'),
+                sampler=dict(type='DefaultSampler'),
+            ),
+        )
+        | changes
+    )
+
+
+def test_make_exact_changes_a_config_once() -> None:
+    cfg = config()
+    assert make_exact(cfg) is None
+    assert cfg.train_cfg == dict(type='mmvttt.ExactEpochLoop', max_epochs=1)
+    loader = cfg.train_dataloader
+    assert loader.dataset == dict(
+        type='mmvttt.SeededDataset', dataset=dict(type='NoisyData'), skip_bad_samples=0
+    )
+    assert loader.batch_sampler.drop_last
+    # torch refuses it beside a batch sampler.
+    assert 'drop_last' not in loader
+    assert cfg.find_unused_parameters
+    once = cfg.to_dict()
+    assert make_exact(cfg) is None
+    assert cfg.to_dict() == once
+
+
+class MyLoop(EpochBasedTrainLoop):
+    """Nobody knows what it does."""
+
+
+@pytest.mark.parametrize(
+    ('changes', 'reason'),
+    [
+        (dict(train_cfg=dict(type='MyLoop')), "its loop is 'MyLoop'; known: EpochBasedTrainLoop"),
+        (dict(train_cfg=dict(type=MyLoop)), "its loop is 'MyLoop'; known: EpochBasedTrainLoop"),
+        (dict(train_dataloader=dict(dataset=[1], sampler=dict())), 'data set or sampler'),
+        (dict(train_dataloader=None), 'data loader or loop'),
+    ],
+)
+def test_make_exact_says_what_it_cannot_do(changes: dict, reason: str) -> None:
+    cfg = config(**changes)
+    before = cfg.to_dict()
+    assert reason in make_exact(cfg)
+    assert cfg.to_dict() == before
+
+
+class Data:
+    """Numbers and noise."""
+
+    metainfo = 'numbers'
+
+    def __getitem__(self, index: int) -> tuple:
+        return index, random.random(), np.random.rand(), torch.rand(()).item()
+
+    def __len__(self) -> int:
+        return 5
+
+
+@pytest.fixture
+def data(monkeypatch: pytest.MonkeyPatch) -> SeededDataset:
+    monkeypatch.setattr('mmengine.registry.DATASETS.build', lambda cfg: Data())
+    return SeededDataset(dict(type='Data'))
+
+
+def test_an_item_is_a_function_of_index_and_key(data: SeededDataset) -> None:
+    one = data[3, (1, 2)]
+    torch.rand(3)
+    assert data[3, (1, 2)] == one
+    other = data[3, (1, 3)]
+    assert all(a != b for a, b in zip(one[1:], other[1:], strict=True))
+    assert data[4][0] == 4
+    assert len(data) == 5
+
+
+def test_the_wrapped_data_set_shows_through(data: SeededDataset) -> None:
+    assert data.metainfo == 'numbers'
+    data.metainfo = 'changed'
+    assert data._dataset.metainfo == 'changed'
+    with pytest.raises(AttributeError, match='nothing'):
+        _ = data.nothing
+    copy = pickle.loads(pickle.dumps(data))
+    assert copy.metainfo == 'changed'
+    assert copy[3, (1, 2)] == data[3, (1, 2)]
+
+
+@pytest.mark.parametrize('drop_last', [False, True])
+def test_batches_from_any_step(drop_last: bool) -> None:
+    def sampler() -> ExactBatchSampler:
+        return ExactBatchSampler(DefaultSampler(range(11), seed=3), 2, drop_last=drop_last)
+
+    def batches(step: int, endless: bool, count: int) -> list[list]:
+        s = sampler()
+        s.begin(step, (7,), endless)
+        return [batch for _, batch in zip(range(count), s, strict=False)]
+
+    assert list(sampler()) == []
+    n = len(sampler())
+    assert n == (5 if drop_last else 6)
+    epochs = [batches(n * e, False, 99) for e in range(3)]
+    assert [len(e) for e in epochs] == [n] * 3
+    assert epochs[0] != epochs[1]
+    flat = [batch for epoch in epochs for batch in epoch]
+    for step in (0, 1, n - 1, n, 2 * n + 1):
+        assert batches(step, False, 99) == flat[step : (step // n + 1) * n]
+        assert batches(step, True, 2 * n) == batches(0, True, 9 * n)[step : step + 2 * n]
+    assert batches(0, True, 3 * n) == flat
+    # The key has the step and the place in the batch.
+    assert [key for batch in flat for _, key in batch][:3] == [(7, 0, 0), (7, 0, 1), (7, 1, 0)]
+
+
+def test_an_endless_sampler_is_skipped_over() -> None:
+    sampler = ExactBatchSampler(InfiniteSampler(range(11), seed=3), 2)
+    sampler.begin(0, (), True)
+    first = [batch for _, batch in zip(range(20), sampler, strict=False)]
+    sampler = ExactBatchSampler(InfiniteSampler(range(11), seed=3), 2)
+    sampler.begin(13, (), True)
+    assert [batch for _, batch in zip(range(7), sampler, strict=False)] == first[13:]
+
+
+def test_no_batch_is_an_error() -> None:
+    sampler = ExactBatchSampler(DefaultSampler(range(1), seed=3), 2, drop_last=True)
+    sampler.begin(0, (), True)
+    with pytest.raises(ValueError, match='no batch; add images'):
+        next(iter(sampler))
+
+
+def test_seeds_of_keys_differ() -> None:
+    drawn = set()
+    for key in [(0, 0, 1), (0, 1, 0), (1, 0, 0), (1, 1, 0), (1, 0, 1), (0, 1, 1)]:
+        seed_everything(key)
+        drawn.add((random.random(), np.random.rand(), torch.rand(()).item()))
+    assert len({d[0] for d in drawn}) == len({d[1] for d in drawn}) == len(drawn) == 6
+
+
+PICTURES = {'train_dataloader.dataset.type': 'NoisyPictures', 'train_dataloader.num_workers': 2}
+
+
+def test_an_image_that_cannot_be_read_is_named_or_left_out(run: Callable) -> None:
+    from PIL import Image
+
+    Path('set').mkdir()
+    for number in range(22):
+        Image.new('RGB', (4, 4), (number, 0, 0)).save(f'set/{number}.png')
+    options = {**PICTURES, 'train_cfg.max_epochs': 1, 'randomness.seed': 0}
+    before = set(multiprocessing.active_children())
+    for bad in (3, 4):
+        Path(f'set/{bad}.png').write_bytes(b'')
+    message = r"'set/[34]\.png' is among the images of no bytes; tools/check_data\.py names all"
+    held_out = {'val_dataloader.dataset.type': 'NoisyPictures', 'train_cfg.max_epochs': 1}
+    with pytest.raises(DataError, match=message):
+        run('train', config='noisy', work_dir='v', cfg_options=held_out)
+    with pytest.raises(DataError, match=message):
+        run('train', config='noisy', work_dir='a', cfg_options=options)
+    # Though the error still holds what they were reading for.
+    assert not set(multiprocessing.active_children()) - before
+    options['skip_bad_samples'] = 2
+    seen = [run('train', config='noisy', work_dir=d, cfg_options=options).model.seen for d in 'bc']
+    # The next one that is good, the same each time.
+    assert seen[0] == seen[1]
+    assert sorted(seen[0]) == [0, 1, 2, 5, 5, 5, *range(6, 22)]
+    Path('set/7.png').write_bytes(b'no image')
+    with pytest.raises(DataError, match=r'is among the .* \(2 others were left out\)'):
+        run('train', config='noisy', work_dir='d', cfg_options=options)
+
+
+def test_ranks_with_other_lengths_are_named(run: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    def other(own: tuple[str, dict]) -> list:
+        facts = {name: '21' if name == 'the number of images' else n for name, n in own[1].items()}
+        return [own, ("node 'beta' (rank 1)", facts)]
+
+    monkeypatch.setattr(agreement, 'get_world_size', lambda: 2)
+    monkeypatch.setattr(agreement, 'all_gather_object', other)
+    with pytest.raises(UsageError, match=r'the number of images is 22 on node .* and 21 on .*beta'):
+        run('train', config='noisy', work_dir='a')
+
+
+@pytest.mark.parametrize('step', [6, 12])
+def test_a_stop_at_the_last_step_of_an_epoch(run: Callable, step: int) -> None:
+    """The epoch is over, and its end was not reached: it is not trained once more."""
+    options = {**EPOCHS, 'randomness.seed': 0}
+    run('train', config='noisy', work_dir='whole', cfg_options=options)
+    stop = {'custom_hooks': [EMA, dict(type='Terminate', step=step)]}
+    with pytest.raises(Preempted):
+        run('train', config='noisy', work_dir='parts', cfg_options={**options, **stop})
+    run('train', config='noisy', work_dir='parts', resume='auto', cfg_options=options)
+    assert_same_end('parts', 'whole')

@@ -1,0 +1,130 @@
+"""A checkpoint of another training is refused before the first step, and says why."""
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mmvttt.errors import ResumeError
+from mmvttt.reliability.read import read_content
+
+BEST = {'default_hooks.checkpoint.save_best': 'mse', 'default_hooks.checkpoint.rule': 'less'}
+TWO = {'train_cfg.max_epochs': 2}
+
+
+@pytest.fixture
+def trained(run: Callable) -> Callable:
+    """`trained(options)` resumes a training of one epoch, in the folder a."""
+    run('train', config='noisy', work_dir='a', cfg_options={'train_cfg.max_epochs': 1, **BEST})
+
+    def resume(resume: str = 'a/epoch_1.pth', **options: Any) -> Any:
+        return run(
+            'train', config='noisy', work_dir='b', resume=resume, cfg_options={**TWO, **options}
+        )
+
+    return resume
+
+
+def log() -> str:
+    return ''.join(p.read_text() for p in Path('b').glob('*/*.log'))
+
+
+def test_another_training_is_refused(trained: Callable) -> None:
+    with pytest.raises(ResumeError, match=r'best_mse_epoch_1\.pth.* no optimizer.*load_from='):
+        trained('a/best_mse_epoch_1.pth')
+    with pytest.raises(ResumeError, match=r'another model: \d+ of its tensors.*net\.0\.weight'):
+        trained(**{'model.width': 32})
+    with pytest.raises(ResumeError, match='of another optimizer than SGD'):
+        trained(**{'optim_wrapper.optimizer': dict(_delete_=True, type='SGD', lr=0.01)})
+    with pytest.raises(ResumeError, match='of another optimizer than Adam'):
+        trained(**{'optim_wrapper.optimizer': dict(_delete_=True, type='Adam', lr=0.01)})
+    # As many batches, and another number of images.
+    with pytest.raises(ResumeError, match='images: 22, now 21'):
+        trained(**{'train_dataloader.dataset.indices': 21})
+    assert 'Epoch(train)' not in log()
+
+
+def test_what_cannot_be_continued_is_refused(trained: Callable) -> None:
+    with pytest.raises(ResumeError, match='has averaged weights, .* without an EMAHook'):
+        trained(custom_hooks=[])
+    with pytest.raises(ResumeError, match='has 1 schedules, and the config 0'):
+        trained(param_scheduler=[])
+    content = read_content('a/epoch_1.pth')
+    del content['param_schedulers']
+    torch.save(content, 'a/without.pth')
+    with pytest.raises(ResumeError, match='has 0 schedules, and the config 1'):
+        trained('a/without.pth')
+    assert 'Epoch(train)' not in log()
+
+
+def test_one_warning_names_every_other_setting(trained: Callable) -> None:
+    changes = {
+        'custom_hooks.0.momentum': 0.2,
+        'optim_wrapper.clip_grad': dict(max_norm=1.0),
+        'optim_wrapper.accumulative_counts': 2,
+        'train_dataloader.sampler.shuffle': False,
+        'train_dataloader.num_workers': 1,
+    }
+    trained(**changes)
+    (line,) = [x for x in log().splitlines() if 'with other settings' in x]
+    for named in (
+        'custom_hooks.0.momentum: 0.1 (now: 0.2)',
+        'optim_wrapper.clip_grad.max_norm: nothing (now: 1.0)',
+        'optim_wrapper.accumulative_counts: nothing (now: 2)',
+        'train_dataloader.sampler.shuffle: True (now: False)',
+        'train_cfg.max_epochs: 1 (now: 2)',
+    ):
+        assert named in line
+    assert 'num_workers' not in line
+
+
+def test_settings_that_a_resume_keeps_are_said(trained: Callable) -> None:
+    trained(**{'optim_wrapper.optimizer.lr': 0.5, 'param_scheduler.T_max': 4})
+    (line,) = [x for x in log().splitlines() if 'keeps what the checkpoint says' in x]
+    assert 'lr: 0.01 (config: 0.5)' in line
+    assert 'CosineAnnealingLR.T_max: 18 (config: 24)' in line
+    assert 'load_from=CHECKPOINT without --resume' in line
+
+
+def test_the_same_training_says_nothing(trained: Callable) -> None:
+    trained(**{'train_cfg.max_epochs': 1})
+    assert 'keeps what' not in log()
+    assert 'other settings' not in log()
+
+
+ODD: dict[str, Any] = {
+    'meta.epoch': ['1', -1, 2.5, None, 10**9],
+    'meta.iter': ['x', -5, None, [1], 10**18],
+    'meta.seed': ['no', {}],
+    'meta': [None, [], 'text'],
+    'state_dict': [None, [], {}, {'a': 1}],
+    'message_hub': [None, [], {'log_scalars': 3}, {'runtime_info': [], 'log_scalars': {}}],
+    'optimizer': [None, [], {}, {'state': {}, 'param_groups': [{}]}, {'param_groups': 3}],
+    'param_schedulers': [None, {}, [], [3]],
+    'message_hub.runtime_info.keep_ckpt_ids': [3, 'x', ['..'], {}],
+    'message_hub.runtime_info.best_ckpt': [3, ['a'], {}],
+    'message_hub.runtime_info.resume_shape': [3, {'images': 'x'}, []],
+    'message_hub.runtime_info.resume_data_seed': ['x', -1],
+    'message_hub.resumed_keys': [None, 3, {}],
+}
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize('key', ODD)
+def test_odd_entries_are_refused_or_do_no_harm(trained: Callable, key: str) -> None:
+    content = read_content('a/epoch_1.pth')
+    for value in ODD[key]:
+        *path, last = key.split('.')
+        inner = content
+        for name in path:
+            inner = inner[name]
+        before = inner.get(last)
+        inner[last] = value
+        torch.save(content, 'a/odd.pth')
+        inner[last] = before
+        # Anything else that is raised fails the test.
+        with contextlib.suppress(ResumeError):
+            assert trained('a/odd.pth').iter in (6, 12)

@@ -1,0 +1,141 @@
+"""`kill -9`, at random moments and at each operation on a file: the end is the same.
+
+Tolerance: none, see test_exact.py.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from mmvttt.reliability.read import read_content
+
+TRAININGS = Path(__file__).parents[1] / 'trainings'
+RUNS_SCRIPT, POINTS_SCRIPT = TRAININGS / 'kill_runs.py', TRAININGS / 'kill_points.py'
+
+
+def states(folder: Path) -> dict[str, dict]:
+    """What the checkpoints of a folder hold, but for times and names of runs."""
+    found = {p.name: read_content(p) for p in folder.glob('*.pth')}
+    return {
+        name: {k: v for k, v in content.items() if k not in ('meta', 'message_hub')}
+        for name, content in found.items()
+    }
+
+
+def script(path: Path, folder: Path, number: int, options: dict) -> dict:
+    done = subprocess.run(
+        [sys.executable, str(path), str(folder), str(number), json.dumps(options)],
+        env=os.environ | {'OMP_NUM_THREADS': '1', 'GLOO_SOCKET_IFNAME': 'lo'},
+        capture_output=True,
+        text=True,
+        timeout=3600,
+        check=False,
+    )
+    logs = ''.join(p.read_text()[-2000:] for p in folder.glob('*.log'))
+    assert done.returncode == 0, done.stderr + logs[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def assert_same(whole: Path, killed: Path) -> None:
+    """The same files, with the same content, and nothing half written."""
+    expected, found = states(whole), states(killed)
+    assert found.keys() == expected.keys()
+    for name in expected:
+        one, tree = torch.utils._pytree.tree_flatten(found[name])
+        other, expected_tree = torch.utils._pytree.tree_flatten(expected[name])
+        assert tree == expected_tree
+        for a, b in zip(one, other, strict=True):
+            assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b, name
+    last, expected_last = (Path((d / 'last_checkpoint').read_text()) for d in (killed, whole))
+    assert last.name == expected_last.name
+    assert not list(killed.glob('.*'))
+
+
+def kill_and_compare(folder: Path, kills: int, options: dict) -> dict:
+    seen = script(RUNS_SCRIPT, folder, kills, options)
+    assert_same(folder / 'whole', folder / 'killed')
+    return seen
+
+
+@pytest.mark.stress
+def test_a_few_kills(tmp_path: Path) -> None:
+    seen = kill_and_compare(tmp_path, 3, {'train_cfg.max_epochs': 12})
+    assert seen['kills'] == 3
+    # The third one waits until a checkpoint is being written.
+    assert seen['half_written'] >= 1
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize(
+    'options',
+    [{}, {'train_dataloader.num_workers': 1}],
+    ids=['epochs', 'worker'],
+)
+def test_up_to_twenty_kills(tmp_path: Path, options: dict) -> None:
+    seen = kill_and_compare(tmp_path, 20, {'train_cfg.max_epochs': 40, **options})
+    print(seen)
+    # A run that gets far between two of them may come to its end before the last.
+    assert seen['kills'] >= 12
+    assert seen['half_written'] >= 1
+    assert len(set(seen['at'])) >= 5
+
+
+EPOCHS = {'train_cfg.max_epochs': 16}
+# By epochs or steps; kept one, two or all; with and without an average and a data worker; validated
+# more often than saved, and less often. (Ranks, points at least, options.)
+POINTS: dict[str, tuple[int, int, dict]] = {
+    'best': (1, 150, EPOCHS),
+    'best-of-two': (1, 150, {**EPOCHS, 'default_hooks.checkpoint.max_keep_ckpts': 2}),
+    'all': (1, 100, {**EPOCHS, 'default_hooks.checkpoint.max_keep_ckpts': -1}),
+    'no-average': (1, 150, {**EPOCHS, 'custom_hooks': []}),
+    'rarely-saved': (1, 50, {**EPOCHS, 'default_hooks.checkpoint.interval': 3}),
+    'steps': (
+        1,
+        150,
+        {
+            'train_cfg': dict(_delete_=True, by_epoch=False, max_iters=72, val_interval=8),
+            'default_hooks.checkpoint.by_epoch': False,
+            'default_hooks.checkpoint.interval': 4,
+        },
+    ),
+    'accumulated-steps': (
+        1,
+        150,
+        {
+            'train_cfg': dict(_delete_=True, by_epoch=False, max_iters=72, val_interval=6),
+            'default_hooks.checkpoint.by_epoch': False,
+            'default_hooks.checkpoint.interval': 4,
+            'optim_wrapper.accumulative_counts': 2,
+        },
+    ),
+    'worker': (1, 50, {'train_cfg.max_epochs': 4, 'train_dataloader.num_workers': 1}),
+    'two-ranks': (2, 60, {'train_cfg.max_epochs': 6}),
+}
+
+
+def points_and_compare(folder: Path, ranks: int, options: dict) -> int:
+    points = script(POINTS_SCRIPT, folder, ranks, options)['points']
+    for number in range(1, points + 1):
+        assert_same(folder / 'whole', folder / f'killed_{number}')
+        shutil.rmtree(folder / f'killed_{number}')
+    return points
+
+
+def test_a_kill_at_each_file_operation_of_an_epoch(tmp_path: Path) -> None:
+    assert points_and_compare(tmp_path, 1, {'train_cfg.max_epochs': 1}) > 8
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize('kind', POINTS)
+def test_a_kill_at_each_file_operation(tmp_path: Path, kind: str) -> None:
+    """A thousand points in all."""
+    ranks, least, options = POINTS[kind]
+    points = points_and_compare(tmp_path, ranks, options)
+    print(kind, points)
+    assert points >= least

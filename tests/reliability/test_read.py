@@ -1,0 +1,90 @@
+"""Archives with compressed or overlapping parts: refused before anything is built."""
+
+import io
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from mmvttt.errors import CheckpointError
+from mmvttt.reliability.read import read_content
+
+START = b'\x80\x02'
+
+
+def archive(content: bytes, compression: int = zipfile.ZIP_STORED, **parts: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, 'w', compression) as file:
+        file.writestr('a/data.pkl', START + content + b'.')
+        for part, data in {'version': b'3\n', **parts}.items():
+            file.writestr(f'a/{part.replace("__", "/")}', data)
+    return buffer.getvalue()
+
+
+def overlapping() -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, 'w') as file:
+        file.writestr('a/data.pkl', START + b'}.')
+        file.writestr('a/data/0', bytes(100_000))
+        file.filelist += [file.getinfo('a/data/0')] * 10_000
+    return buffer.getvalue()
+
+
+FILES: dict[str, tuple[Callable[[], bytes], str]] = {
+    'bomb': (
+        lambda: archive(b'}', zipfile.ZIP_DEFLATED, data__0=bytes(10_000_000)),
+        'has compressed parts',
+    ),
+    'overlap': (overlapping, 'parts lie on one another'),
+}
+
+
+@pytest.mark.parametrize('kind', FILES)
+@pytest.mark.filterwarnings('ignore:Duplicate name')
+def test_what_asks_for_too_much_is_refused(kind: str, tmp_path: Path) -> None:
+    make, message = FILES[kind]
+    path = tmp_path / 'a.pth'
+    path.write_bytes(make())
+    for content in (path, io.BytesIO(path.read_bytes())):
+        with pytest.raises(CheckpointError, match=message):
+            read_content(content)
+
+
+@pytest.mark.parametrize('new', [True, False], ids=['zip', 'before 1.6'])
+def test_honest_files_are_within_bounds(new: bool, tmp_path: Path) -> None:
+    shared = torch.ones(1000)
+    content = {
+        'tied': [shared, shared, shared[:10], shared.view(10, 100).t()],
+        'expanded': torch.ones(1).expand(1000),
+        'empty': torch.empty(0, 3),
+        'types': [torch.ones(3, dtype=d) for d in (torch.bool, torch.bfloat16, torch.complex64)],
+        'parameter': torch.nn.Parameter(torch.ones(2)),
+        'nested': {(1, (2, 3)): [{'a': ()}]},
+    }
+    torch.save(content, tmp_path / 'a.pth', _use_new_zipfile_serialization=new)
+    read = read_content(tmp_path / 'a.pth')
+    assert read.keys() == content.keys()
+    assert read['expanded'].shape == (1000,)
+    assert read['nested'] == content['nested']
+
+
+def test_nothing_stays_on_torch_s_list(tmp_path: Path) -> None:
+    torch.save({}, tmp_path / 'a.pth')
+    before = set(torch.serialization.get_safe_globals())
+    read_content(tmp_path / 'a.pth')
+    assert set(torch.serialization.get_safe_globals()) == before
+
+
+def test_two_hosts_may_have_a_file_of_one_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.hub, 'get_dir', lambda: str(tmp_path))
+
+    def download(url: str, path: str, digest: str | None) -> None:
+        torch.save({'url': torch.tensor(len(url))}, path)
+
+    monkeypatch.setattr(torch.hub, 'download_url_to_file', download)
+    urls = ('https://a/epoch_12.pth', 'https://other/epoch_12.pth', 'https://x/..')
+    assert [int(read_content(u)['url']) for u in urls] == [len(u) for u in urls]

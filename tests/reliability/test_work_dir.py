@@ -1,0 +1,93 @@
+"""Disks that are full, read-only or gone while a training writes to them."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from mmengine.hooks import Hook
+from mmengine.registry import HOOKS
+
+from mmvttt.errors import UsageError
+from mmvttt.reliability.resume import why_not_resumable
+
+TRAININGS = Path(__file__).parents[1] / 'trainings'
+TRAIN = TRAININGS.parents[1] / 'tools' / 'train.py'
+
+
+@HOOKS.register_module(force=True)
+class RemoveFolder(Hook):
+    """Removes the work directory after the third step."""
+
+    def after_train_iter(self, runner: object, *_: object, **__: object) -> None:
+        if runner.iter + 1 == 3:
+            shutil.rmtree(runner.work_dir)
+
+
+def test_a_work_dir_that_is_deleted_is_made_again(run: Callable) -> None:
+    options = {'custom_hooks': [dict(type='RemoveFolder')], 'train_cfg.max_epochs': 1}
+    assert run('train', config='noisy', work_dir='a', cfg_options=options).iter == 6
+    assert why_not_resumable('a/epoch_1.pth') is None
+
+
+def test_a_work_dir_that_is_a_file(run: Callable) -> None:
+    Path('a').touch()
+    with pytest.raises(UsageError, match=r"work directory 'a' cannot be written to .*--work-dir"):
+        run('train', config='noisy', work_dir='a')
+
+
+def on_a_disk(folder: Path, size: str, script: str) -> str:
+    """What a shell says in `folder`, where `disk` is a small one of its own; skips without one."""
+    (folder / 'disk').mkdir()
+    train = f'{sys.executable} {TRAIN} {TRAININGS / "noisy_config.py"} --work-dir disk/a'
+    mount = f'mount -t tmpfs -o size={size} none disk'
+    alone = ['unshare', '--mount', '--map-root-user', 'sh', '-c']
+    try:
+        subprocess.run([*alone, mount], cwd=folder, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f'no disk can be mounted here: {error}')
+    done = subprocess.run(
+        [*alone, f'{mount}; TRAIN="{train}"; {script}'],
+        cwd=folder,
+        env=os.environ | {'PYTHONPATH': str(TRAININGS), 'OMP_NUM_THREADS': '1'},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
+def test_a_read_only_disk(tmp_path: Path) -> None:
+    said = on_a_disk(
+        tmp_path, '1m', 'mkdir disk/a; mount -o remount,ro disk; $TRAIN; echo status $?'
+    )
+    assert "error: the work directory 'disk/a' cannot be written to (read-only)" in said
+    assert said.endswith('status 1\n')
+    assert 'Traceback' not in said
+
+
+@pytest.mark.stress
+def test_a_full_disk_does_not_end_a_training(tmp_path: Path) -> None:
+    """It ends the last checkpoint of all; with more room the training goes on."""
+    options = '--cfg-options model.width=1000 train_cfg.max_epochs'
+    said = on_a_disk(
+        tmp_path,
+        '1m',
+        f'$TRAIN {options}=8; echo status $?; mount -o remount,size=50m disk; '
+        f'$TRAIN --resume {options}=8; echo status $?; ls -A disk/a; cp -r disk/a kept',
+    )
+    first, second, listed = said.split('status ')
+    assert 'no checkpoint could be written to' in first
+    assert 'the last good one is' in first
+    assert 'Epoch(train) [8]' in first
+    assert 'error: the last checkpoint could not be written' in first
+    assert second.startswith('1\n')
+    assert listed.startswith('0\n')
+    assert 'partial' not in listed
+    good = list((tmp_path / 'kept').glob('*.pth'))
+    assert tmp_path / 'kept' / 'epoch_8.pth' in good
+    assert [why_not_resumable(path) for path in good] == [None] * len(good)
