@@ -47,7 +47,8 @@ class AfterImport:
             spec = find_spec(name)
         finally:
             self._asking = False
-        run = getattr(getattr(spec, 'loader', None), 'exec_module', None)
+        loader: Any = getattr(spec, 'loader', None)
+        run = getattr(loader, 'exec_module', None)
         if run is not None:
 
             def run_and_call_back(module: 'ModuleType') -> None:
@@ -56,7 +57,7 @@ class AfterImport:
                 run(module)
                 self.callback(module)
 
-            spec.loader.exec_module = run_and_call_back
+            loader.exec_module = run_and_call_back
         return spec
 
 

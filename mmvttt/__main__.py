@@ -50,7 +50,7 @@ def _installed(names: tuple[str, ...]) -> dict[str, str]:
 
 
 def _imported(module: str) -> tuple[str, str | None]:
-    """The version that a module says it has, and in a few words why it cannot be imported."""
+    """The version of a module, and in a few words why it cannot be imported."""
     try:
         # Toolboxes warn about their own past.
         with warnings.catch_warnings():

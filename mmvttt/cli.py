@@ -1,4 +1,4 @@
-"""What the command lines of tools/ share: parsers, options, types of values, plain errors."""
+"""Shared parts of the command lines of tools/: parsers, options, types of values, plain errors."""
 
 import argparse
 import inspect
@@ -48,7 +48,7 @@ def add_cfg_options(
 
 
 def add_model_and_images(parser: argparse.ArgumentParser, out: str) -> None:
-    """What tools take that look into a model on some images, and the folder `out` by default."""
+    """Arguments of tools that look into a model on some images; `out` is their default folder."""
     parser.add_argument('model', help="a config, the name of one of ours, or a model of timm's")
     parser.add_argument('images', nargs='+', type=Path)
     parser.add_argument('--checkpoint', help='the weights; default: random or those of init_cfg')
@@ -107,11 +107,11 @@ def printable(text: object) -> str:
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """Turns errors that a sentence explains into that sentence on stderr and exit status 1."""
+    """Turns errors whose message is enough into that message on stderr and exit status 1."""
     try:
         yield
     except (UsageError, DataError, CheckpointError) as error:
-        # All ranks meet the same error; one of each node says it.
+        # All ranks get the same error; one of each node prints it.
         if os.environ.get('LOCAL_RANK', '0') == '0':
             # That of a data worker comes with the traceback of its process.
             text = str(error).strip()
@@ -120,11 +120,11 @@ def plain_errors() -> Iterator[None]:
             print(f'error: {printable(text)}', file=sys.stderr)
         raise SystemExit(1) from None
     except (KeyError, TypeError) as error:
-        sentence = explain_build(error)
-        if sentence is None:
+        message = explain_build(error)
+        if message is None:
             raise
         if os.environ.get('LOCAL_RANK', '0') == '0':
-            print(f'error: {sentence}', file=sys.stderr)
+            print(f'error: {message}', file=sys.stderr)
         raise SystemExit(1) from None
 
 
@@ -132,7 +132,7 @@ def explain_build(error: KeyError | TypeError) -> str | None:
     """A type that no registry has, or an option that a type has not, with the closest; else None.
 
     Args:
-        error: What building something from a config has raised.
+        error: The error of building something from a config.
     """
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
     frame = next((f for f in frames[::-1] if f.f_code.co_name == 'build_from_cfg'), None)
@@ -146,7 +146,7 @@ def explain_build(error: KeyError | TypeError) -> str | None:
         return f'there is no type {kind!r}{_did_you_mean(kind, _types(frame))}'
     found = re.search(r"unexpected keyword argument '(\w+)'", str(error))
     built: Any = frame.f_locals.get('obj_cls')
-    # Of the class or function itself, not of what it calls.
+    # An error of the class or function itself, not of one that it calls.
     if found is None or frame is not frames[-1]:
         return None
     options = [name for name in inspect.signature(built).parameters if name != 'kwargs']
@@ -158,7 +158,7 @@ def explain_build(error: KeyError | TypeError) -> str | None:
 
 def _types(frame: FrameType) -> list[str]:
     """Names in the registries that were asked, and mmvttt's, with their scope where it differs."""
-    # Whoever names none of our types has not imported them yet.
+    # A config that names none of our types has not imported them.
     import mmvttt.engine
     import mmvttt.models
     import mmvttt.reliability  # noqa: F401

@@ -89,7 +89,7 @@ def load_config(
 def _toolbox(cfg: Config) -> str | None:
     """The toolbox of the model of a pure-Python config, whose types, being classes, need no scope.
 
-    What chooses by the toolbox, as drawing and dumping do, needs one there too.
+    Drawing and dumping, which choose by the toolbox, need one there too.
     """
     kind = cfg.model.get('type') if isinstance(cfg.get('model'), dict) else None
     module = kind if isinstance(kind, str) else getattr(kind, '__module__', '')

@@ -1,4 +1,4 @@
-"""The errors that one sentence explains: the tools print it and end, without a traceback."""
+"""Errors whose message is enough: the tools print it and end, without a traceback."""
 
 import pickle
 
@@ -12,7 +12,7 @@ class DataError(ValueError):
 
 
 class MissingDataError(DataError, FileNotFoundError):
-    """The data of a config is not where the config says."""
+    """The data of a config is not where the config expects it."""
 
 
 class CheckpointError(ValueError):

@@ -4,6 +4,7 @@ mmengine imports `locations` when a scoped type is looked up for the first time:
 mmsegmentation or mmpretrain can name `mmvttt.Vittt` without `custom_imports`.
 """
 
+from collections.abc import Collection
 from typing import Any
 
 from mmengine import registry as root
@@ -28,10 +29,51 @@ DATASETS = _child('dataset', root.DATASETS, _DATA + _RELIABILITY)
 DATA_SAMPLERS = _child('data sampler', root.DATA_SAMPLERS, _RELIABILITY)
 LOOPS = _child('loop', root.LOOPS, _RELIABILITY)
 PARAM_SCHEDULERS = _child('parameter scheduler', root.PARAM_SCHEDULERS, _ENGINE)
+WEIGHT_INITIALIZERS = _child('weight initializer', root.WEIGHT_INITIALIZERS, _MODELS)
 METRICS = _child('metric', root.METRICS, _MODELS)
 TRANSFORMS = _child('transform', root.TRANSFORMS, _DATA)
 STRATEGIES = _child('strategy', root.STRATEGIES, _ENGINE)
 FUNCTIONS = _child('function', root.FUNCTIONS, _ENGINE)
+
+# The parts of an inner training (docs/own_mixer.md). mmengine has no roots for them: a package of
+# one's own registers here, or in a child with a scope of its own.
+INNER_MODELS = root.Registry('inner model', scope='mmvttt', locations=_MODELS)
+INNER_LOSSES = root.Registry('inner loss', scope='mmvttt', locations=_MODELS)
+KEY_NORMS = root.Registry('key norm', scope='mmvttt', locations=_MODELS)
+
+
+def resolve(
+    option: str, kind: Any, registry: root.Registry, names: Collection[str] | None = None
+) -> Any:
+    """The class or function that an option names in one of our registries.
+
+    Args:
+        option: Name of the option, for the error.
+        kind: The class or function itself, or its registered name with or without a scope.
+        registry: Registry to look it up in.
+        names: Those that the error proposes; all of the registry's if None.
+
+    Raises:
+        TypeError: If `kind` is neither.
+        ValueError: If the name is not registered.
+    """
+    if callable(kind):
+        return kind
+    if not isinstance(kind, str):
+        raise TypeError(
+            f'{option}={kind!r}: give a registered name, or the {registry.name} itself.'
+        )
+    try:
+        found = registry.get(kind)
+    except RuntimeError:
+        found = None
+    if found is None:
+        proposed = ', '.join(map(repr, sorted(names or registry.module_dict)))
+        raise ValueError(
+            f'{option}={kind!r} is no registered {registry.name}: choose one of {proposed}, or '
+            'register your own and import its module by custom_imports (docs/own_mixer.md).'
+        )
+    return found
 
 
 def resolve_type(kind: Any, registry: root.Registry, scope: str | None) -> Any:

@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import vmap
 
 from ..models.layers import DWConv2d, TTTMixer
 from ..models.layers.attention import LinearAttention, SoftmaxAttention
@@ -182,12 +181,10 @@ def has_closed_form(mixer: TTTMixer) -> bool:
 def _of_step(mixer: TTTMixer, q: Tensor, k: Tensor, v: Tensor, hw: tuple[int, int]) -> _Jacobian:
     """J = κ (α I + β Lᵀ diag(m) R) with β = q·k, α and m products of the hidden layers of both."""
     start = {name: w.to(q.dtype) for name, w in mixer.inner.named_parameters()}
-
-    def train(w: dict, k: Tensor, v: Tensor) -> dict:
-        return mixer.train_inner(w, k, v, torch.ones_like(k[:, 0]), hw)
-
-    stepped = vmap(vmap(train, in_dims=(0, 1, 1)), in_dims=(None, 0, 0))(start, k, v)
-    q, k = q.transpose(1, 2), k.transpose(1, 2)
+    q, k, v = (y.transpose(1, 2) for y in (q, k, v))
+    eta = torch.ones_like(k[..., 0])
+    each = {name: w.expand(len(k), *w.shape) for name, w in start.items()}
+    stepped = mixer.train_inner(each, k, v, eta, hw)
     hidden_q, factors_q = _hidden(mixer.inner, stepped, q)
     hidden_k, factors_k = _hidden(mixer.inner, start, k)
     beta = q @ k.mT

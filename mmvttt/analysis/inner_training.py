@@ -22,7 +22,6 @@ from ttt_kernels._inner_step import silu_derivatives
 from ttt_kernels.ttt_linear import reference
 
 from ..errors import UsageError
-from ..models.backbones.vittt import VitttBlock
 from ..models.layers import TTTLinearMixer, TTTMixer, ViT3Mixer
 
 
@@ -82,7 +81,7 @@ def inspect_training(model: nn.Module, images: Tensor) -> list[LayerTraining]:
 
     Raises:
         UsageError: The model has no such mixer, or one whose training no op does, or a
-            `TTTLinearMixer` outside of a `VitttBlock`, which knows the size of the map.
+            `TTTLinearMixer` that is not told the size of its map.
     """
     mixers = mixers_of(model)
     if not mixers:
@@ -90,19 +89,16 @@ def inspect_training(model: nn.Module, images: Tensor) -> list[LayerTraining]:
             f'{type(model).__name__} trains nothing at test time: give a Vittt, ViT³, H-ViT³ or T⁵'
         )
     ops = _Ops()
-    places: dict[nn.Module, tuple] = {}
     layers: list[LayerTraining] = []
 
-    def leave(name: str, mixer: nn.Module, args: tuple, _: Any) -> None:
+    def leave(name: str, mixer: nn.Module, args: tuple, kwargs: dict, _: Any) -> None:
         found, ops.found = ops.found, []
-        layers.append(_layer(name, found, places.get(mixer, args[1:])))
+        layers.append(_layer(name, found, args[1:], kwargs.get('patches')))
 
     handles = [
-        m.register_forward_pre_hook(lambda block, args: places.update({block.mixer: args[1:]}))
-        for m in model.modules()
-        if isinstance(m, VitttBlock)
+        m.register_forward_hook(partial(leave, name), with_kwargs=True)
+        for name, m in mixers.items()
     ]
-    handles += [m.register_forward_hook(partial(leave, name)) for name, m in mixers.items()]
     training = model.training
     try:
         with torch.no_grad(), ops:
@@ -120,18 +116,18 @@ def mixers_of(model: nn.Module) -> dict[str, nn.Module]:
     return {name: m for name, m in model.named_modules() if isinstance(m, kinds)}
 
 
-def _layer(name: str, found: list, place: tuple) -> LayerTraining:
-    """Of what the ops of a mixer did; `place` is the size of its map and where the patches are."""
+def _layer(name: str, found: list, place: tuple, patches: Tensor | None) -> LayerTraining:
+    """Of what the ops of a mixer did; `place` begins with the size of its map."""
     if not found:
         raise UsageError(
             f'{name} trains by no op of ttt_kernels, and only what is given to one is looked at: '
             'choose an inner model that takes one step of 1.0 over all tokens, with an op for it'
         )
     if not place:
-        raise UsageError(f'{name} is in no VitttBlock, which alone knows the size of its map')
+        raise UsageError(f'{name} was not told the size of its map: call it as mixer(x, (h, w))')
     if not isinstance(found[0], ScanTraining):
         return LayerTraining(name, place[0], sum(found).sqrt(), None)
-    scan, patches = found[0], place[1] if len(place) > 1 else None
+    scan = found[0]
     magnitude = scan.magnitude.norm(dim=-1).mean(-1)
     return LayerTraining(
         name, place[0], magnitude if patches is None else magnitude[:, patches], scan

@@ -19,12 +19,12 @@ from mmengine.dist import barrier, get_rank, get_world_size, is_main_process
 from mmengine.registry import MODELS, init_default_scope
 from torch import Tensor, nn
 
-from ..checkpoints.load import compare, require_match
-from ..checkpoints.read import named_tensors, read_content
 from ..errors import CheckpointMismatchError, MissingDataError, UsageError
 from ..models.generation.diffusion_model import DiffusionModel, require_diffusers
 from ..models.generation.measures import as_features, frechet_distance, precision_recall
 from ..models.generation.sampling import image_generator, sample, sampling_scheduler
+from ..reliability.match import compare, require_match
+from ..reliability.read import named_tensors, read_content
 
 Track = Callable[[Sequence], Iterable]
 _SETTINGS = 'settings.json'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mmengine.config import Config
@@ -13,6 +14,9 @@ from mmengine.runner import Runner
 
 from ..engine.layer_decay import rates_table
 from ..registry import type_name
+
+# Options of transforms that set the size of an image.
+_SIZES = ('scale', 'scales', 'crop_size', 'size', 'img_scale')
 
 # Beginnings of mmengine's long messages: environment, config, hooks, a line for each parameter.
 _LONG = (
@@ -50,11 +54,13 @@ class QuietRunner(Runner):
 
 
 def summary(runner: Runner, cfg: Config) -> str:
-    """The model, the data, the schedule, and where the run writes: a line each."""
+    """Model, weights, data, images, schedule, and where the run writes: a line each."""
     model = getattr(runner.model, 'module', runner.model)
     lines = [f'model     {_names(cfg.model)}']
     if hasattr(model, 'parameters'):
         lines[0] += f', {sum(p.numel() for p in model.parameters()) / 1e6:.1f} M parameters'
+    weights = _weights(runner, cfg)
+    lines.append(f'weights   {weights or "random"}')
     loader, dataset = cfg.train_dataloader, cfg.train_dataloader.dataset
     while 'dataset' in dataset:
         dataset = dataset.dataset
@@ -63,6 +69,12 @@ def summary(runner: Runner, cfg: Config) -> str:
         f'data      {type_name(dataset.type)} {dataset.get("data_root") or ""}, {batch} a step in '
         f'each of {get_world_size()} process(es)'
     )
+    sizes = [
+        f'{type_name(t["type"])} {", ".join(_size(t[k]) for k in _SIZES if k in t)}'
+        for t in _transforms(dataset.get('pipeline'))
+        if any(k in t for k in _SIZES)
+    ]
+    lines.append(f'images    {", ".join(sizes) or "as they are"}')
     loop, optimizer = cfg.train_cfg, cfg.optim_wrapper.get('optimizer', {})
     length = (
         f'{loop.max_epochs} epochs' if loop.get('max_epochs') else f'{loop.get("max_iters")} steps'
@@ -73,6 +85,54 @@ def summary(runner: Runner, cfg: Config) -> str:
     )
     lines.append(f'writes    {runner.work_dir}; the whole config stands in its log')
     return '\n'.join(lines)
+
+
+def layer_decay_advice(runner: Runner, cfg: Config) -> str | None:
+    """A warning where rates by depth, which are meant for pretrained weights, meet random ones."""
+    decay = (cfg.optim_wrapper.get('paramwise_cfg') or {}).get('layer_decay_rate', 1)
+    if decay == 1 or _weights(runner, cfg) is not None:
+        return None
+    return (
+        f'layer_decay_rate={decay} is meant for pretrained weights, and these are random: the '
+        "first layers hardly learn; set init_cfg=dict(type='Pretrained', checkpoint=…) in the "
+        'backbone, load_from, or layer_decay_rate=1'
+    )
+
+
+def _weights(runner: Runner, cfg: Config) -> str | None:
+    """Where the weights come from; None: nowhere."""
+    if runner._load_from:
+        return f'{"resumed from " if runner._resume else ""}{runner._load_from}'
+    return ', '.join(_checkpoints(cfg.model)) or None
+
+
+def _checkpoints(config: Any) -> Iterator[str]:
+    """Checkpoints that parts of a model are initialised from."""
+    if isinstance(config, Mapping):
+        source = config.get('checkpoint')
+        if isinstance(source, str):
+            yield source
+        config = list(config.values())
+    if isinstance(config, list | tuple):
+        for part in config:
+            yield from _checkpoints(part)
+
+
+def _size(size: Any) -> str:
+    """A size, or the first and the last of several."""
+    several = isinstance(size, list | tuple) and isinstance(size[0], list | tuple)
+    return f'{size[0]} … {size[-1]}' if several else str(size)
+
+
+def _transforms(pipeline: Any) -> Iterator[Mapping]:
+    """Transforms of a pipeline, those inside of others too."""
+    if isinstance(pipeline, Mapping):
+        if 'type' in pipeline:
+            yield pipeline
+        pipeline = pipeline.get('transforms')
+    if isinstance(pipeline, list | tuple):
+        for part in pipeline:
+            yield from _transforms(part)
 
 
 def _names(model: dict) -> str:

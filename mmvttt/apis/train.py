@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -21,10 +22,10 @@ from ..registry import hook_class, resolve_type, type_name
 from ..reliability import protect_config, protect_runner
 from ..reliability.data.paths import check_data
 from ..reliability.match import require_weights
-from .screen import QuietRunner, summary
+from .screen import QuietRunner, layer_decay_advice, summary
 
 _WRAPPERS = (optim.OptimWrapper, optim.AmpOptimWrapper, AmpOptimWrapper)
-# What merges the predictions for several versions of an image, where a config has no tta_model.
+# Models that merge the predictions for versions of an image, where a config has no tta_model.
 _TTA_MODELS = {
     'mmdet': dict(
         type='DetTTAModel',
@@ -33,7 +34,7 @@ _TTA_MODELS = {
     'mmseg': dict(type='SegTTAModel'),
     'mmpretrain': dict(type='AverageClsScoreTTA'),
 }
-# What DetTTAModel needs to know to turn boxes back.
+# Keys by which DetTTAModel turns boxes back.
 _DET_META = (
     'img_id',
     'img_path',
@@ -243,6 +244,8 @@ def train(
     runner = build_runner(cfg)
     with protect_runner(runner, checkpoint):
         print_log(f'\n{summary(runner, cfg)}', 'current')
+        if advice := layer_decay_advice(runner, cfg):
+            print_log(advice, 'current', logging.WARNING)
         runner.train()
     return runner
 

@@ -12,7 +12,7 @@ def names_table(title: str, kinds: Mapping[str, Iterable[tuple[str, str]]]) -> s
     """Pairs of a name and what it became, those that differ in numbers alone in one row.
 
     Args:
-        title: What stands above the table.
+        title: Heading of the table.
         kinds: The pairs by what was done: `{'matched': [(old name, new name or reason), …], …}`.
     """
     table = Table('', 'from', 'to, or why not', 'tensors', title=title)

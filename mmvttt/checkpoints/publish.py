@@ -1,4 +1,4 @@
-"""What is in a checkpoint, and a small copy of it to hand on."""
+"""Description of a checkpoint, and a small copy of it to publish."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..reliability.read import named_tensors, read_content, under
 from ..version import __version__
 
 _HASH_DIGITS = 8
-# What the names of the classes are; the rest of `meta` is about the machine and the run.
+# Names of the classes; the rest of `meta` is about the machine and the run.
 _KEPT_META = ('dataset_meta',)
 
 
@@ -28,7 +28,7 @@ def describe_checkpoint(path: str | os.PathLike[str], depth: int = 2) -> str:
 
     Args:
         path: A checkpoint of mmengine or timm, or a state dict.
-        depth: Of the parts.
+        depth: Depth to which parts of the model are listed.
     """
     content = read_content(path)
     weights = named_tensors(content, os.fspath(path))

@@ -136,7 +136,7 @@ def find_shadowed_modules() -> str | None:
     "mmengine wants a slash in 'mmvttt::config.py', and would look for all its types in mmvttt",
 )
 def resolve_own_configs() -> str | None:
-    """Resolves `mmvttt::` in `_base_`; the base keeps the scope that its own default_scope says."""
+    """Resolves `mmvttt::` in `_base_`; the base keeps the scope of its own default_scope."""
     original = Config._get_cfg_path
 
     # For every base of a toolbox mmengine reads all of its metafiles: a second each.

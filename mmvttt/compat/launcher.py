@@ -37,14 +37,15 @@ def _on_cpu(module: nn.Module) -> bool:
 def _without_sync_bn(module: nn.Module) -> nn.Module:
     if not any(isinstance(m, nn.SyncBatchNorm) for m in module.modules()):
         return module
-    # torch has no SyncBN on the CPU; said aloud, since the statistics change.
+    # torch has no SyncBN on the CPU; logged, since the statistics change.
     print_log('SyncBN needs a GPU: every process normalises by itself', 'current')
     return revert_sync_batchnorm(module)
 
 
 def _leave() -> None:
-    # Nobody else does. A thread of gloo that lets go of its last tensor needs Python's lock; if it
-    # asks while Python ends, a run that has ended well aborts (one in twenty, on four processes).
+    # Otherwise nothing destroys the group. A thread of gloo that lets go of its last tensor needs
+    # Python's lock; if it asks while Python ends, a run that has ended well aborts (one in twenty,
+    # on four processes).
     # After an error the others may wait for this process, and it would wait for them here.
     if torch.distributed.is_initialized() and not hasattr(sys, 'last_value'):
         torch.distributed.destroy_process_group()

@@ -162,7 +162,7 @@ def _gradients(
     mask: Tensor | None,
     sizes: list[int],
 ) -> tuple[Tensor, ...]:
-    """Of input, weights, offsets, masks and bias."""
+    """Gradients of input, weights, offsets, masks and bias."""
     operator, masked = _operator('_deform_conv2d_backward'), mask is not None
     mask = input.new_zeros(len(input), 1) if mask is None else mask
     bias = input.new_zeros(len(weight))

@@ -21,7 +21,7 @@ class Patch:
 
     Attributes:
         name: The patch's name.
-        why: What is broken without it.
+        why: The fault without it.
         unneeded: Why nothing was done on this machine, or None where the patch was applied.
     """
 

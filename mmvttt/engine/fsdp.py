@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..registry import FUNCTIONS, STRATEGIES
 
-# What of an optimizer's state is FSDP's; the rest is the optimizer wrapper's.
+# Parts of an optimizer's state that are FSDP's; the rest is the optimizer wrapper's.
 _SHARDED = ('state', 'param_groups')
 
 
@@ -28,7 +28,7 @@ def wrap_blocks(
         module: The module in question.
         recurse: Whether the question is if to look inside, or if to make it a unit.
         nonwrapped_numel: Its parameters that are in no unit yet.
-        names: What class names of blocks end in: `VitttBlock`, `MixerBlock`, timm's `Block`.
+        names: Ends of the class names of blocks: `VitttBlock`, `MixerBlock`, timm's `Block`.
     """
     return recurse or (nonwrapped_numel > 0 and type(module).__name__.endswith(tuple(names)))
 

@@ -1,4 +1,4 @@
-"""Layer-wise learning rates for any backbone that says how deep a parameter lies.
+"""Layer-wise learning rates for any backbone that tells how deep a parameter lies.
 
 The rate of layer l of L is lr · decay^(L − 1 − l); the neck and the heads learn at the full rate.
 Vision-TTT's appendix gives no such factor; Vision-RWKV, whose recipe it follows, takes 0.85 for
@@ -67,6 +67,8 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         ValueError: An option is unknown, missing or out of range, or no backbone of the model
             has `get_layer_depth`.
     """
+
+    base_wd: float | None
 
     def _validate_cfg(self) -> None:
         if self.base_wd is None:
@@ -166,7 +168,7 @@ def _default_decay(optimizer: str | type | None) -> float | None:
     if isinstance(optimizer, str):
         with OPTIMIZERS.switch_scope_and_registry(None) as registry:
             optimizer = registry.get(optimizer)
-    # What is no optimizer is an error of mmengine when it builds it.
+    # mmengine raises an error for what is no optimizer, when it builds it.
     options = inspect.signature(optimizer).parameters if callable(optimizer) else {}
     default = options['weight_decay'].default if 'weight_decay' in options else None
     return default if isinstance(default, int | float) else None

@@ -54,7 +54,7 @@ class WarmupCosineLR(LRSchedulerMixin, _ParamScheduler):
                 raise ValueError(f'{name}={value!r}: choose a part of 1, in [0, 1].')
         if end >= INF:
             raise ValueError('WarmupCosineLR needs the end of the run: set end=…')
-        # What `_get_value` needs before the base class takes its first step.
+        # `_get_value` needs these before the base class takes its first step.
         self.warmup = int(warmup_ratio * end)
         self.start_factor = start_factor
         self.eta_min_ratio = eta_min_ratio
@@ -70,7 +70,8 @@ class WarmupCosineLR(LRSchedulerMixin, _ParamScheduler):
                 'convert_to_iter_based=True makes steps of epochs: it needs by_epoch=True and the '
                 f'number of steps in an epoch, got by_epoch={by_epoch}, epoch_length={epoch_length}'
             )
-        return cls(*args, end=end * epoch_length, by_epoch=False, **kwargs)
+        kwargs.update(end=end * epoch_length, by_epoch=False)
+        return cls(*args, **kwargs)
 
     def _get_value(self) -> list[float]:
         t = self.last_step

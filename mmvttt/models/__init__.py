@@ -1,6 +1,6 @@
 """Layers, backbones and the adapter around them; mmengine imports this to find `mmvttt.X`."""
 
-from . import adapters, backbones, classifiers, generation, roi_extractors
+from . import adapters, backbones, classifiers, generation, inherit, roi_extractors
 from .adapters import ViTAdapter
 from .backbones import T5, HViT3, ViT3, Vittt
 
@@ -14,5 +14,6 @@ __all__ = [
     'backbones',
     'classifiers',
     'generation',
+    'inherit',
     'roi_extractors',
 ]

@@ -13,12 +13,16 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
+from mmengine.logging import print_log
 from torch import Tensor, nn
 
+from mmvttt.checkpoints.load import adapted, load_pretrained
 from mmvttt.checkpoints.names_table import names_table
 from mmvttt.errors import CheckpointError, CheckpointMismatchError
+from mmvttt.registry import WEIGHT_INITIALIZERS
 from mmvttt.reliability.read import read_weights
 from mmvttt.version import __version__
 
@@ -160,6 +164,30 @@ def inherit_vit(
                 f'{tuple(value.shape)}: give the arch of the source.'
             )
     return result
+
+
+@WEIGHT_INITIALIZERS.register_module()
+class InheritViT:
+    """Loads the checkpoint of a ViT into T⁵: `init_cfg=dict(type='mmvttt.InheritViT', …)`.
+
+    The log says what T⁵ has of it, see `inherit_vit`.
+
+    Args:
+        options: Those of `load_pretrained`: `checkpoint`, `prefix`, `ema`, …
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self.options = options
+
+    def __call__(self, module: nn.Module) -> None:
+        """Loads the weights into a T⁵."""
+
+        def adapt(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+            result = inherit_vit(weights, module)
+            print_log(str(result), 'current')
+            return adapted(module, result.weights)
+
+        load_pretrained(module, **self.options, adapt=adapt)
 
 
 def inherit_checkpoint(

@@ -3,12 +3,12 @@
 import re
 from collections.abc import Mapping
 
-from mmengine.logging import print_log
 from mmengine.model import PretrainedInit
 from torch import Tensor
 
 from ..checkpoints.load import adapted, load_pretrained
 from ..errors import CheckpointMismatchError, RefusedCheckpointError
+from ..registry import WEIGHT_INITIALIZERS
 
 _INHERIT = 'mmvttt.InheritViT'
 # The inner weights as the authors of ViT³ and T⁵ name them; much of the rest has our names.
@@ -26,8 +26,7 @@ class PretrainedMixin:
 
     mmengine's own loading is `strict=False` without a word about what did not match.
     With `ema=True` the averaged weights of the file are loaded, MESA's teacher for one.
-    `dict(type='mmvttt.InheritViT', …)` takes the same options for the checkpoint of a ViT, and logs
-    what T⁵ has of it; see `inherit_vit`.
+    `dict(type='mmvttt.InheritViT', …)` takes the same options for the checkpoint of a ViT.
     """
 
     def init_weights(self) -> None:
@@ -50,25 +49,18 @@ class PretrainedMixin:
             self.init_cfg = configs
         if first_time:
             for config in pretrained:
-                options = {k: v for k, v in config.items() if k != 'type'}
-                adapt = self._inherited if config['type'] == _INHERIT else self._adapted
                 try:
-                    load_pretrained(self, **options, adapt=adapt)
+                    if config['type'] == _INHERIT:
+                        WEIGHT_INITIALIZERS.build(config)(self)
+                        continue
+                    options = {k: v for k, v in config.items() if k != 'type'}
+                    load_pretrained(self, **options, adapt=self._adapted)
                 except RefusedCheckpointError as error:
                     if not _SCRIPTS.search(str(error)):
                         raise
                     raise RefusedCheckpointError(
                         f"{error}. If it is one of the authors' of ViT³ or T⁵, {_CONVERT}"
                     ) from None
-
-    def _inherited(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        """What a ViT has for this model, by its names."""
-        # The mapping knows the backbones, which are built on this class.
-        from .inherit import inherit_vit
-
-        result = inherit_vit(weights, self)
-        print_log(str(result), 'current')
-        return self._adapted(result.weights)
 
     def _adapted(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         """The weights after every part of the model has made them its own, e.g. resized them.

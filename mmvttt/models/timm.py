@@ -4,8 +4,7 @@ Each model is the backbone of mmvttt itself with timm's classification head behi
 names of an mmpretrain classifier (`backbone.*`, `head.fc.*`): its checkpoints load as they are.
 """
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
@@ -291,114 +290,43 @@ def _cfg(first_conv: str) -> dict[str, Any]:
     )
 
 
-_PATCHES = _cfg('backbone.patch_embed.proj')
-_STEM = _cfg('backbone.stem.0.conv')
+# Name → its backbone, its arch, and where it comes from.
+_MODELS = {
+    f'{family}_{arch}{suffix}': (backbone, arch, f'{symbol}-{arch[0].upper()} ({source})')
+    for family, backbone, suffix, symbol, source in (
+        ('vittt', Vittt, '_patch16_224', 'Vittt', 'vision-ttt Tab. 1'),
+        ('vit3', ViT3, '_patch16_224', 'ViT³', 'vit3 Tab. 11'),
+        ('t5', T5, '_patch16_224', 'T⁵', "t5 Tab. 4; base: DeiT-B's body, not in the paper"),
+        ('h_vit3', HViT3, '', 'H-ViT³', 'vit3 Tab. 12'),
+    )
+    for arch in ('tiny', 'small', 'base')
+}
 default_cfgs = generate_default_cfgs(
     {
-        'vittt_tiny_patch16_224': _PATCHES,
-        'vittt_small_patch16_224': _PATCHES,
-        'vittt_base_patch16_224': _PATCHES,
-        'vit3_tiny_patch16_224': _PATCHES,
-        'vit3_small_patch16_224': _PATCHES,
-        'vit3_base_patch16_224': _PATCHES,
-        't5_tiny_patch16_224': _PATCHES,
-        't5_small_patch16_224': _PATCHES,
-        't5_base_patch16_224': _PATCHES,
-        'h_vit3_tiny': _STEM,
-        'h_vit3_small': _STEM,
-        'h_vit3_base': _STEM,
+        name: _cfg('backbone.stem.0.conv' if backbone is HViT3 else 'backbone.patch_embed.proj')
+        for name, (backbone, _, _) in _MODELS.items()
     }
 )
 
 
-def _build(
-    model_cls: type[_Classifier],
-    out_indices: int | tuple[int, ...],
-    variant: str,
-    pretrained: bool,
-    options: dict[str, Any],
-    **defaults: Any,
-) -> nn.Module:
-    return build_model_with_cfg(
-        model_cls,
-        variant,
-        pretrained,
-        feature_cfg=dict(out_indices=out_indices, feature_cls='getter'),
-        **{**defaults, **options},
-    )
+def _entrypoint(name: str) -> Callable[..., nn.Module]:
+    backbone, arch, doc = _MODELS[name]
+
+    def build(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+        staged = backbone is HViT3
+        return build_model_with_cfg(
+            StagedClassifier if staged else PlainClassifier,
+            name,
+            pretrained,
+            feature_cfg=dict(out_indices=(0, 1, 2, 3) if staged else 3, feature_cls='getter'),
+            **{'arch': arch, **({} if staged else {'backbone_cls': backbone}), **kwargs},
+        )
+
+    build.__name__ = build.__qualname__ = name
+    build.__doc__ = f'{doc}.'
+    return build
 
 
-_plain = partial(_build, PlainClassifier, 3)
-_staged = partial(_build, StagedClassifier, (0, 1, 2, 3))
-
-
-@register_model
-def vittt_tiny_patch16_224(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """Vittt-T (vision-ttt Tab. 1)."""
-    return _plain('vittt_tiny_patch16_224', pretrained, kwargs, backbone_cls=Vittt, arch='tiny')
-
-
-@register_model
-def vittt_small_patch16_224(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """Vittt-S (vision-ttt Tab. 1)."""
-    return _plain('vittt_small_patch16_224', pretrained, kwargs, backbone_cls=Vittt, arch='small')
-
-
-@register_model
-def vittt_base_patch16_224(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """Vittt-B (vision-ttt Tab. 1)."""
-    return _plain('vittt_base_patch16_224', pretrained, kwargs, backbone_cls=Vittt, arch='base')
-
-
-@register_model
-def vit3_tiny_patch16_224(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """ViT³-T (vit3 Tab. 11)."""
-    return _plain('vit3_tiny_patch16_224', pretrained, kwargs, backbone_cls=ViT3, arch='tiny')
-
-
-@register_model
-def vit3_small_patch16_224(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """ViT³-S (vit3 Tab. 11)."""
-    return _plain('vit3_small_patch16_224', pretrained, kwargs, backbone_cls=ViT3, arch='small')
-
-
-@register_model
-def vit3_base_patch16_224(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """ViT³-B (vit3 Tab. 11)."""
-    return _plain('vit3_base_patch16_224', pretrained, kwargs, backbone_cls=ViT3, arch='base')
-
-
-@register_model
-def t5_tiny_patch16_224(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """T⁵-T (t5 Tab. 4)."""
-    return _plain('t5_tiny_patch16_224', pretrained, kwargs, backbone_cls=T5, arch='tiny')
-
-
-@register_model
-def t5_small_patch16_224(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """T⁵-S (t5 Tab. 4)."""
-    return _plain('t5_small_patch16_224', pretrained, kwargs, backbone_cls=T5, arch='small')
-
-
-@register_model
-def t5_base_patch16_224(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """T⁵-B (DeiT-B's body; not in the paper)."""
-    return _plain('t5_base_patch16_224', pretrained, kwargs, backbone_cls=T5, arch='base')
-
-
-@register_model
-def h_vit3_tiny(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """H-ViT³-T (vit3 Tab. 12)."""
-    return _staged('h_vit3_tiny', pretrained, kwargs, arch='tiny')
-
-
-@register_model
-def h_vit3_small(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """H-ViT³-S (vit3 Tab. 12)."""
-    return _staged('h_vit3_small', pretrained, kwargs, arch='small')
-
-
-@register_model
-def h_vit3_base(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """H-ViT³-B (vit3 Tab. 12)."""
-    return _staged('h_vit3_base', pretrained, kwargs, arch='base')
+# timm registers functions by their names, and adds them to __all__.
+for _name in _MODELS:
+    globals()[_name] = register_model(_entrypoint(_name))

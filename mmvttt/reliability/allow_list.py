@@ -1,4 +1,4 @@
-"""What the NumPy and mmengine names in a checkpoint stand for when it is read: numbers, no calls.
+"""Stand-ins for the NumPy and mmengine names in a checkpoint: numbers, no calls.
 
 torch's weights-only reader calls what is on its allow-list with the arguments that the file gives,
 and hands it the state that the file gives. The originals are not made for that: `np.ndarray` makes
@@ -73,7 +73,7 @@ class Array(np.ndarray):
                 raise _refusal('an unknown state of an array', 'the one that NumPy has saved')
 
     def __array_wrap__(self, array: np.ndarray, *args: Any) -> Any:
-        # What is computed from it is a common array, or a common number.
+        # Results computed from it are common arrays, or common numbers.
         return array[()]
 
     def __reduce_ex__(self, protocol: Any) -> Any:

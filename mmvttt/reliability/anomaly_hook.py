@@ -1,4 +1,4 @@
-"""Stops a training whose loss is not finite before it spoils the weights, and says where it began.
+"""Stops a training whose loss is not finite before it spoils the weights, and names the origin.
 
 The first value that is not finite belongs to an image, a weight, a module or the loss itself. At
 the step that meets it all of them are still there, and so are the random numbers: its forward is
@@ -65,7 +65,7 @@ class AnomalyHook(Hook):
     onto an idle device. There a flag stays on the device, and is read every `interval` steps and
     before a checkpoint is written. The error then names the step, its terms and its images, but the
     weights are later ones, and are in no checkpoint: an exact resume with `interval=1` meets the
-    same step again, and says the rest.
+    same step again, and reports the rest.
 
     A model that does not compute its losses by a forward with `mode='loss'` is not watched.
 
@@ -207,7 +207,7 @@ class AnomalyHook(Hook):
             message = ' '.join([message, images, *bad_weights(model), *(inputs or [module])])
             # To the log file too; of another rank than 0 the screen sees errors only.
             print_log(message, 'current', logging.ERROR)
-        # The first rank that ends may end the others, before they have said what they know.
+        # The first rank that ends may end the others, before they have reported.
         barrier()
         raise AnomalyError(message)
 

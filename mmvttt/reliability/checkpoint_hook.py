@@ -39,7 +39,7 @@ class CheckpointHook(hooks.CheckpointHook):
     """mmengine's `CheckpointHook`, for runs that are killed.
 
     - With `max_keep_ckpts` an old checkpoint goes after the new one has come (mmengine: before); so
-      does the best one. What a kill in between leaves behind is removed by the resumed run.
+      does the best one. The resumed run removes what a kill in between leaves behind.
     - On SIGTERM, with which schedulers announce that they take a machine away, and on Ctrl-C,
       training ends after the step at hand (with accumulated gradients: after the update) with a
       checkpoint `iter_<steps>.pth`, from which `--resume` goes on; all ranks stop at the same step,
@@ -50,8 +50,8 @@ class CheckpointHook(hooks.CheckpointHook):
     - A checkpoint that cannot be written, as the disk is full, is tried again every minute; the
       training goes on, and the last good one stays.
     - A second training in the same folder is refused.
-    - `meta` has `mmengine_version`, `mmvttt_version`, the settings of the training, and, where it was
-      started in a git repository, `git_hash`: its commit.
+    - `meta` has `mmengine_version`, `mmvttt_version`, the settings of the training, and, where it
+      was started in a git repository, `git_hash`: its commit.
 
     That no file is ever half written is `mmvttt.reliability.patches`' doing.
 
@@ -114,7 +114,7 @@ class CheckpointHook(hooks.CheckpointHook):
         if RUN_ID not in hub.runtime_info:
             hub.update_info(RUN_ID, uuid.uuid4().hex)
         self._warn_about_accumulation(runner)
-        runner.save_checkpoint = partial(self._save_or_say, runner, runner.save_checkpoint)
+        runner.save_checkpoint = partial(self._save_or_warn, runner, runner.save_checkpoint)
         loops = (runner.train_loop, runner.val_loop)
         ignore_signals_in_workers(
             *(loop.dataloader for loop in loops if hasattr(loop, 'dataloader'))
@@ -207,7 +207,7 @@ class CheckpointHook(hooks.CheckpointHook):
         for hook in runner.hooks:
             if bad is None and isinstance(hook, hooks.EMAHook):
                 bad = next(bad_weights(hook.ema_model.module, buffers=True), None)
-                bad = bad and f'Of the averaged weights, {bad}'
+                bad = bad and f'In the averaged weights: {bad}'
         if self._requests.any(bad is not None):
             raise AnomalyError(f'No checkpoint is written. {bad or "See the other ranks."}')
 
@@ -261,11 +261,11 @@ class CheckpointHook(hooks.CheckpointHook):
         pointer = Path(runner.work_dir, 'last_checkpoint')
         self._try(runner, write_whole, pointer, path.encode())
 
-    def _save_or_say(self, runner: Runner, save: Callable, *args: Any, **kwargs: Any) -> None:
+    def _save_or_warn(self, runner: Runner, save: Callable, *args: Any, **kwargs: Any) -> None:
         self._try(runner, save, *args, **kwargs)
 
     def _try(self, runner: Runner, action: Callable, *args: Any, **kwargs: Any) -> None:
-        """Does what may fail by the disk, and says so."""
+        """Does what a full disk may make fail, with a warning."""
         try:
             action(*args, **kwargs)
         except OSError as error:

@@ -45,7 +45,7 @@ def make_exact(cfg: Config) -> str | None:
         None, or why the run of this config cannot be resumed exactly: it is left as it is then.
     """
     loader, loop = cfg.train_dataloader, cfg.train_cfg
-    if not isinstance(loader, dict) or not isinstance(loop, dict):
+    if not isinstance(loader, ConfigDict) or not isinstance(loop, ConfigDict):
         return 'its data loader or loop is an object, not a config'
     named = loop.get('type', loop.get('by_epoch'))
     kind = resolve_type(named, registry.LOOPS, cfg.get('default_scope'))
@@ -64,7 +64,7 @@ def make_exact(cfg: Config) -> str | None:
         skip_bad_samples=cfg.get('skip_bad_samples', 0),
     )
     held_out = cfg.get('val_dataloader')
-    if isinstance(held_out, dict) and isinstance(held_out.get('dataset'), dict):
+    if isinstance(held_out, ConfigDict) and isinstance(held_out.get('dataset'), dict):
         # For its errors alone.
         held_out.dataset = ConfigDict(type='mmvttt.SeededDataset', dataset=held_out.dataset)
     loader.batch_sampler = ConfigDict(
@@ -265,6 +265,8 @@ class ExactEpochLoop(_ExactLoop, EpochBasedTrainLoop):
 @LOOPS.register_module()
 class ExactIterLoop(_ExactLoop, IterBasedTrainLoop):
     """mmengine's `IterBasedTrainLoop`, which also resumes exactly, without loading what is past."""
+
+    dataloader_iterator: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -18,7 +18,7 @@ from ..errors import ResumeError
 from .match import compare
 from .settings import differences, training_settings
 
-# What a scheduler counts, and what follows from the optimizer; the rest is what a config has set.
+# Counters of a scheduler; its other values are settings of a config.
 _COUNTED = ('last_step', 'verbose')
 _LISTED = 12
 _ADVICE = (
@@ -34,12 +34,12 @@ def watch_resume(runner: Runner, path: str) -> None:
         ResumeError: The checkpoint is of another training, or its entries are not what a training
             has written.
     """
-    runner.register_hook(_Fit(path), priority='HIGHEST')
+    runner.register_hook(_CompareOnLoad(path), priority='HIGHEST')
     resume = getattr(runner, 'resume', None)
     if resume is None:
         return
 
-    def resume_or_say(*args: Any, **kwargs: Any) -> Any:
+    def resume_with_clear_errors(*args: Any, **kwargs: Any) -> Any:
         try:
             return resume(*args, **kwargs)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -50,10 +50,10 @@ def watch_resume(runner: Runner, path: str) -> None:
                 f'({type(error).__name__}: {error})'
             ) from error
 
-    runner.resume = resume_or_say
+    runner.resume = resume_with_clear_errors
 
 
-class _Fit(Hook):
+class _CompareOnLoad(Hook):
     def __init__(self, path: str) -> None:
         self.path = path
 
@@ -67,8 +67,8 @@ class _Fit(Hook):
         changed = list(_changed(runner, checkpoint))
         if changed:
             runner.logger.warning(
-                f'the resumed training keeps what the checkpoint says: {"; ".join(changed)}. '
-                f'To train with what the config says now, {_ADVICE.rpartition("or ")[2]}'
+                f'the resumed training keeps the settings of the checkpoint: {"; ".join(changed)}. '
+                f'To train with those of the config, {_ADVICE.rpartition("or ")[2]}'
             )
         found = differences(checkpoint['meta'].get('settings'), training_settings(runner.cfg))
         if found:
@@ -159,7 +159,7 @@ def _same_optimizer(optimizer: Any, saved: Any) -> bool:
 
 
 def _changed(runner: Runner, checkpoint: Mapping[str, Any]) -> Iterator[str]:
-    """What the config says otherwise, as `name: checkpoint's (config's)`."""
+    """Settings that the checkpoint overrides, as `name: checkpoint's (config's)`."""
     if isinstance(runner.optim_wrapper, OptimWrapper) and 'optimizer' in checkpoint:
         groups = checkpoint['optimizer']['param_groups']
         found: dict[str, Any] = {}

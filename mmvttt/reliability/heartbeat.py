@@ -1,4 +1,4 @@
-"""Says which rank of a distributed training hangs or is gone, long before a collective gives up."""
+"""Names the rank that hangs or is gone, long before a collective of the others gives up."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ import torch.distributed as dist
 from mmengine.dist import get_rank, get_world_size, is_distributed
 from mmengine.logging import print_log
 
-# Seconds after which a rank that says nothing ends the training; 0: never.
+# Seconds after which a silent rank ends the training; 0: never.
 _VARIABLE, _DEFAULT = 'MMVTTT_SILENT_RANK_SECONDS', '900'
 _PATIENCE = 30.0
 _LEFT = b'left'
-# What gloo and NCCL say when a peer is gone.
+# Words of the errors of gloo and NCCL when a peer is gone.
 _GONE = re.compile(r'gloo|nccl|peer|connection', re.IGNORECASE)
 
 
@@ -30,7 +30,7 @@ class Heartbeat:
     A process that is stopped, and a node that is gone, writes none; one that computes does.
 
     Args:
-        store: Of torch.distributed, which all ranks share.
+        store: Store of torch.distributed, which all ranks share.
         rank: This process's.
         ranks: How many there are.
         local_rank: On its node. The first two look after all others, the second one for the case
@@ -90,9 +90,9 @@ class Heartbeat:
                 self.store.set(f'beat/{self.rank}', str(number))
                 if self.local_rank < 2:
                     self._look(time.monotonic())
-            self.store.set(f'beat/{self.rank}', _LEFT)
+            self.store.set(f'beat/{self.rank}', _LEFT.decode())
         except RuntimeError:
-            # The store went with its process: torch says so on its own.
+            # The store went with its process: torch reports that.
             return
 
     def _look(self, now: float) -> None:
@@ -106,11 +106,11 @@ class Heartbeat:
                 continue
             self._heard[rank] = number, since, now
             if self.local_rank and now - self._heard[self.rank - 1][1] < self.patience:
-                # The first one of this node says it.
+                # The first one of this node names it.
                 continue
-            # Of other ranks than 0 the screen sees errors only.
+            # Ranks other than 0 print errors only.
             print_log(
-                f'rank {rank} ({self._place(rank)}) has said nothing for {now - since:.0f} s: it '
+                f'rank {rank} ({self._place(rank)}) has been silent for {now - since:.0f} s: it '
                 'is stopped, hangs, or its node is gone; the others wait for it',
                 'current',
                 logging.ERROR,
@@ -143,7 +143,7 @@ def start_heartbeat() -> None:
         return
     store = dist.distributed_c10d._get_default_store()
     if hasattr(store, 'clone'):
-        # A connection of its own: that of torch is busy while somebody waits.
+        # A connection of its own: that of torch is busy while a rank waits.
         store = store.clone()
     local_rank = int(os.environ.get('LOCAL_RANK', '0'))
     limit = float(os.environ.get(_VARIABLE, _DEFAULT))

@@ -1,4 +1,4 @@
-"""How the tensors of a checkpoint meet those of a module, and a refusal where next to none do."""
+"""Compares the tensors of a checkpoint with those of a module; refuses where next to none match."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..errors import CheckpointMismatchError
 from .read import read_weights, under
 
-# Below this share of the module's tensors a checkpoint is somebody else's.
+# Below this share of the module's tensors a checkpoint is of another model.
 _LEAST = 0.1
 _LISTED = 8
 
@@ -23,7 +23,7 @@ StateDict = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class LoadReport:
-    """How the tensors of a checkpoint meet those of a module.
+    """Tensors of a checkpoint compared with those of a module.
 
     Attributes:
         matched: Same name and shape.
@@ -78,7 +78,7 @@ def require_match(
     """Compares, and refuses a checkpoint that has next to nothing for the module.
 
     Args:
-        module: What the weights are for.
+        module: The module that the weights are for.
         weights: Named tensors, all of the file.
         source: The file's name, for the message.
         prefix: Only tensors under it count, by the rest of their names.

@@ -27,8 +27,8 @@ def first_bad_module(
 
     Args:
         model: In training mode; its buffers are put back afterwards.
-        args: Of the forward.
-        kwargs: Of the forward.
+        args: Arguments of the forward.
+        kwargs: Its keyword arguments.
         random_numbers: See `random_state`, from before the forward.
     """
     trace = _Trace(model)
@@ -55,7 +55,7 @@ class _Trace(ExitStack):
     """Watches the modules of a model inside a `with`, for the first value that is not finite.
 
     Attributes:
-        found: What it was, in a sentence.
+        found: Description of that value.
         last: The last module before that gave values.
     """
 
@@ -189,7 +189,7 @@ def _samples(tree: Any) -> Iterator[Any]:
 
 
 def image_names(args: tuple, kwargs: dict) -> list[str]:
-    """What the batch calls its images, else their numbers in the batch."""
+    """Names of the images of a batch, else their numbers in it."""
     samples = list(_samples((args, kwargs)))
     if not samples:
         sizes = (len(v) for v in (*args, *kwargs.values()) if _is_batch(v))
@@ -206,7 +206,7 @@ def _is_batch(value: Any) -> bool:
 
 
 def bad_weights(model: nn.Module, buffers: bool = False) -> Iterator[str]:
-    """A sentence about the weights (and buffers) that are not finite, if there are any."""
+    """Describes the weights (and buffers) that are not finite, if there are any."""
     bad: list[tuple[str, Tensor]]
     bad = [(n, p) for n, p in model.named_parameters() if not torch.isfinite(p).all()]
     if buffers:

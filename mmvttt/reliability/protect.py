@@ -51,7 +51,7 @@ def protect_config(cfg: Config, *, plain: bool = False) -> str | None:
         UsageError: The work directory cannot be written, another training runs in it, or the nodes
             do not run the same training.
         DataError: The config's data is missing, or cannot be meant.
-        ResumeError: The config says resume, and no good checkpoint is there.
+        ResumeError: The config has `resume`, and no good checkpoint is there.
     """
     require_same_training(cfg)
     require_free(cfg.work_dir)

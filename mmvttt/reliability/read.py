@@ -11,23 +11,28 @@ import zipfile
 from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import ExitStack
+from http.client import HTTPException
 from typing import IO, Any
 from urllib.parse import urlparse
+from urllib.request import urlopen
 
 import torch
+from mmengine.logging import print_log
 from torch import Tensor
 from torch.serialization import safe_globals
 
 from ..errors import CheckpointError, CheckpointMissingError, RefusedCheckpointError
 from .allow_list import allowed
+from .atomic_write import PARTIAL
 
 # Where training scripts put the weights, in the order of preference.
 _EMA = ('state_dict_ema', 'model_ema', 'ema')
-# Of ours, where the average is a part of the model: MESA's teacher.
+# Prefix of averaged weights in our checkpoints: MESA's teacher.
 _TEACHER = 'teacher.'
 _CONTAINERS = ('state_dict', 'model', *_EMA)
 _LISTED = 8
-# How torch's weights-only reader says what it refuses; the last one comes with the others.
+_SECONDS_TO_ANSWER = 60
+# Messages of torch's weights-only reader; the last one comes with the others.
 _REFUSED = (
     r'GLOBAL (\S+) was not an allowed',
     r'unsupported GLOBAL (\S+) whose',
@@ -103,13 +108,13 @@ def read_content(
             raise
         except pickle.UnpicklingError as error:
             raise RefusedCheckpointError(
-                f'{source!r} is not read: it holds {_stumbling_block(error)}, which is more than '
+                f'{source!r} is not read: it holds {_refused_object(error)}, which is more than '
                 'tensors and plain data, and reading that could run code (or it is no checkpoint). '
-                'Where you trust its source, docs/safety.md says how to make a plain checkpoint '
+                'Where you trust its source, docs/safety.md shows how to make a plain checkpoint '
                 'of it'
             ) from None
         except Exception as error:
-            # What a damaged file raises depends on the place of the damage.
+            # The error of a damaged file depends on the place of the damage.
             reason = (str(error).strip().splitlines() or [''])[0]
             raise CheckpointError(
                 f'{source!r} is damaged or no checkpoint of torch ({type(error).__name__}: '
@@ -118,7 +123,7 @@ def read_content(
 
 
 def _open(path: str, source: str) -> IO[bytes]:
-    """Opens a plain file; a pipe would wait for somebody who writes into it."""
+    """Opens a plain file; a pipe would wait for a writer."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise CheckpointError(f'{source!r} is no plain file')
@@ -146,8 +151,8 @@ def _check_archive(file: IO[bytes], source: str) -> None:
         raise CheckpointError(f'{source!r} {problem}; download or save it again')
 
 
-def _stumbling_block(error: pickle.UnpicklingError) -> str:
-    """What torch's weights-only reader would not make, out of its long message."""
+def _refused_object(error: pickle.UnpicklingError) -> str:
+    """The object that torch's weights-only reader refused, out of its long message."""
     found = (re.search(pattern, str(error)) for pattern in _REFUSED)
     return next((f[1] for f in found if f), str(error).strip().partition('\n')[0])
 
@@ -169,13 +174,39 @@ def _located(source: str) -> str:
     folder = hashlib.sha256(source.encode()).hexdigest()[:16]
     path = os.path.join(torch.hub.get_dir(), 'checkpoints', folder, name)
     if not os.path.isfile(path):
-        digest = _DIGEST.search(name)
         try:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            torch.hub.download_url_to_file(source, path, digest[1] if digest else None)
-        except (OSError, RuntimeError) as error:
+            _download(source, path)
+        except (OSError, HTTPException, ValueError) as error:
             raise CheckpointError(f'{source!r} cannot be downloaded: {error}') from error
     return path
+
+
+def _download(url: str, path: str) -> None:
+    """Downloads a file, which gets its name once all of it is there.
+
+    Raises:
+        OSError: The server does not answer for a minute, or ends early.
+        ValueError: The digest in the name, by torch's convention, is of another content.
+    """
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    partial = f'{path}.{os.getpid()}{PARTIAL}'
+    print_log(f'downloading {url} to {path}', 'current')
+    digest = hashlib.sha256()
+    try:
+        with urlopen(url, timeout=_SECONDS_TO_ANSWER) as answer, open(partial, 'wb') as file:
+            while piece := answer.read(2**20):
+                digest.update(piece)
+                file.write(piece)
+            expected = answer.headers.get('Content-Length')
+            if expected is not None and file.tell() != int(expected):
+                raise OSError(f'{file.tell()} of {expected} bytes came')
+        named = _DIGEST.search(os.path.basename(path))
+        if named and not digest.hexdigest().startswith(named[1]):
+            raise ValueError(f'its digest is {digest.hexdigest()}, and its name has {named[1]}')
+        os.replace(partial, path)
+    finally:
+        if os.path.exists(partial):
+            os.remove(partial)
 
 
 def under(weights: Mapping[Any, Any], prefix: str = '') -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ from mmengine.logging import print_log
 from ..errors import CheckpointError, ResumeError
 from .read import read_content
 
-# What `Runner.resume` reads.
+# Entries that `Runner.resume` reads.
 _NEEDED = ('meta', 'state_dict', 'message_hub')
 # The entry of the message hub that tells trainings apart; a resumed one keeps it.
 RUN_ID = 'run_id'
@@ -39,7 +39,7 @@ class _View:
 
 
 def choose_checkpoint(cfg: Config) -> str | None:
-    """Decides which checkpoint a training resumes from, if its config says resume.
+    """Decides which checkpoint a training resumes from, if its config has `resume`.
 
     Rank 0 looks for the newest checkpoint that is whole (see `latest_checkpoint`), or checks the
     one that the config names; every other rank checks that it has the very same file. Afterwards
@@ -81,14 +81,14 @@ def choose_checkpoint(cfg: Config) -> str | None:
 
 
 def latest_checkpoint(work_dir: str | os.PathLike[str]) -> tuple[str | None, list[str]]:
-    """The checkpoint of a folder that is whole and furthest, by what it says of itself.
+    """The checkpoint of a folder that is whole and furthest, by the step that it holds.
 
     Looks at `*.pth` but for `best_*`, and at the file that `last_checkpoint` names, which may lie
     elsewhere (`CheckpointHook.out_dir`). Where several trainings have written into the folder, that
-    file's counts. The time of a file says nothing: a copy, or a clock, changes it.
+    file's counts. The time of a file does not count: a copy, or a clock, changes it.
 
     Returns:
-        The path, or None where there is none; and a sentence for each that was passed over.
+        The path, or None where there is none; and a message for each that was passed over.
     """
     passed_over, found = [], []
     pointed = _pointed(Path(work_dir))
@@ -150,7 +150,7 @@ def candidates(work_dir: Path) -> list[Path]:
 
 
 def _pointed(work_dir: Path) -> Path | None:
-    """What `last_checkpoint` names, if that is there; a power loss may have left anything in it."""
+    """The target of `last_checkpoint`, if there is one; a power loss may leave anything in it."""
     pointer = work_dir / 'last_checkpoint'
     try:
         if pointer.is_file():
@@ -174,8 +174,8 @@ def _choose(work_dir: str, wanted: str | None) -> tuple[str | None, str | None, 
             return None, None, f'the checkpoint {wanted!r} {problem}{advice}'
     else:
         chosen, passed_over = latest_checkpoint(work_dir)
-        for sentence in passed_over:
-            print_log(f'not resumed from: {sentence}', 'current', logging.WARNING)
+        for message in passed_over:
+            print_log(f'not resumed from: {message}', 'current', logging.WARNING)
         if chosen is None and passed_over:
             return (
                 None,
@@ -204,7 +204,7 @@ def _fingerprint(path: str) -> str:
 
 
 def _difference(path: str, fingerprint: str, thorough: bool) -> str | None:
-    """What is wrong with this node's copy of the file that rank 0 has chosen."""
+    """The fault of this node's copy of the file that rank 0 has chosen."""
     if not os.path.exists(path):
         return f'lacks {path!r}'
     if thorough and (problem := why_not_resumable(path)):

@@ -38,8 +38,8 @@ class Rotation:
     """Bookkeeping of a run's checkpoints in the message hub, so that a resumed run continues it.
 
     Args:
-        hub: Of the run.
-        folder: Of the checkpoints.
+        hub: Message hub of the run.
+        folder: Folder of the checkpoints.
         template: Name of a regular checkpoint, with `{}` for its epoch or step.
         keep: Number of regular checkpoints to keep; 0 or less: all.
     """

@@ -39,7 +39,7 @@ class RunLock:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if self.path.is_symlink():
-            # The target is somebody else's file.
+            # The target belongs to another program.
             self.path.unlink()
         while self._file is None:
             file = self._open(os.O_CREAT)

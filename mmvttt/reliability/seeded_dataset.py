@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -75,10 +76,11 @@ class SeededDataset(_Wrapper):
     def __getitem__(self, index: int | tuple[int, Key]) -> Any:
         index, key = index if isinstance(index, tuple) else (index, None)
         for _ in range(len(self)):
-            if key is not None:
-                seed_everything(key)
+            # A file server may answer the second time.
+            with suppress(Exception):
+                return self._item(index, key)
             try:
-                return self._dataset[index]
+                return self._item(index, key)
             except Exception as error:
                 problem = _bad_file(self._config, self._dataset, index)
                 if problem is None:
@@ -89,6 +91,11 @@ class SeededDataset(_Wrapper):
                 self._bad.leave_out(index, problem, error)
             index = (index + 1) % len(self)
         raise DataError('no image of the training data can be read')
+
+    def _item(self, index: int, key: Key | None) -> Any:
+        if key is not None:
+            seed_everything(key)
+        return self._dataset[index]
 
 
 class _BadItems:

@@ -1,4 +1,4 @@
-"""What signals ask of a training: save, or save and stop; agreed on by all ranks, at one step."""
+"""Requests that signals make of a training, save or stop; agreed on by all ranks, at one step."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ import torch.distributed as dist
 from mmengine.dist import get_world_size
 from mmengine.runner import Runner
 
-# What a process is asked for, by rising weight.
+# Requests, by rising weight.
 GO_ON, SAVE, STOP = range(3)
-# What launchers and schedulers send to a whole group of processes (Windows has no SIGUSR1).
-_TO_THE_GROUP = {signal.SIGTERM, signal.SIGINT, getattr(signal, 'SIGUSR1', signal.SIGINT)}
+# Signals that launchers and schedulers send to a whole group of processes; Windows lacks some.
+_TO_THE_GROUP = {signal.SIGTERM, signal.SIGINT} | {
+    getattr(signal, name) for name in ('SIGUSR1', 'SIGHUP') if hasattr(signal, name)
+}
 # A second Ctrl-C before this is the same one: a terminal, a launcher and `timeout` may all send it.
 _SECONDS_OF_A_SIGNAL = 1.0
 
@@ -31,11 +33,11 @@ class Preempted(SystemExit):
 
 
 class Requests:
-    """Hears SIGTERM, SIGINT and SIGUSR1, and tells all ranks of them at the same step.
+    """Receives SIGTERM, SIGINT, SIGHUP and SIGUSR1; all ranks learn of them at the same step.
 
     Attributes:
-        group: Of all ranks, on CPUs whatever the backend is: asking does not wait for a GPU. None
-            in a training of one process.
+        group: Group of all ranks, on CPUs whatever the backend is: asking does not wait for a GPU.
+            None in a training of one process.
         name: The signal that was heard, or 'a signal' where another rank has heard it.
         listening: Between `listen` and `close`.
     """
@@ -53,12 +55,16 @@ class Requests:
         """Takes the signals over, on all ranks."""
         self.listening = True
         if get_world_size() > 1:
-            self.group = dist.new_group(backend='gloo')
+            group: Any = dist.new_group(backend='gloo')
+            self.group = group
         # Python hears signals in the main thread only.
         if threading.current_thread() is threading.main_thread():
             wanted = {signal.SIGTERM: STOP, signal.SIGINT: STOP}
             if hasattr(signal, 'SIGUSR1'):
                 wanted[signal.SIGUSR1] = SAVE
+            # nohup has it ignored.
+            if hasattr(signal, 'SIGHUP') and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+                wanted[signal.SIGHUP] = STOP
             for number, meaning in wanted.items():
                 self._former[number] = signal.signal(number, partial(self._on_signal, meaning))
 
@@ -177,10 +183,10 @@ def end_workers(runner: Runner) -> None:
     that it is, and be waited for ten seconds each. An error keeps the iterator that it came out of.
     """
     for loop in (runner._train_loop, runner._val_loop):
-        loader = getattr(loop, 'dataloader', None)
+        loader: Any = getattr(loop, 'dataloader', None)
         latest = getattr(loader, 'latest_iterator', None)
         # Else the persistent one.
-        iterator = latest() if latest else getattr(loader, '_iterator', None)
+        iterator: Any = latest() if latest else getattr(loader, '_iterator', None)
         if hasattr(iterator, '_shutdown_workers'):
             iterator._shutdown_workers()
             loader._iterator = None

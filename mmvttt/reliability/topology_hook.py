@@ -25,13 +25,13 @@ class Topology:
     Attributes:
         nodes: Machines.
         processes: All of them; one for each GPU.
-        backend: Of torch.distributed; None for a single process by itself.
+        backend: Backend of torch.distributed; None for a single process by itself.
         on_cpu: Whether the model is on the CPU.
         batch_size: Images of a process in one forward pass; None where its sampler does not say.
         accumulated: Forward passes of a step.
         configured: Learning rate of the config; None where every group has one of its own.
         rates: Learning rates of the parameters, the lowest first, before a warm-up.
-        base_batch_size: Images of a step that the configured rate is meant for, if the config says.
+        base_batch_size: Images of a step that the configured rate is meant for, if configured.
         scaled: Whether the rate was scaled from those to the images at hand.
     """
 
@@ -55,7 +55,7 @@ class Topology:
         return f'{self._machines()}, {self._batch()}, {self._rate()}'
 
     def advice(self) -> str | None:
-        """What to do where a step has other images than the learning rate is meant for."""
+        """Advice where a step has other images than the learning rate is meant for."""
         base, images = self.base_batch_size, self.images
         if base is None or images is None or not self.configured:
             return None
@@ -88,7 +88,7 @@ class Topology:
         return f'{nodes} × {shared} ({_count(self.processes, "process")}{backend})'
 
     def _batch(self) -> str:
-        if self.batch_size is None:
+        if self.batch_size is None or self.images is None:
             return 'batches of a size that their sampler does not say'
         return (
             f'{_count(self.batch_size, "image")} each × {self.processes} × {self.accumulated} '

@@ -9,9 +9,9 @@ from mmengine.optim import build_optim_wrapper
 from mmengine.registry import MODELS
 
 from mmvttt.apis.train import evaluate, train
-from mmvttt.checkpoints.read import read_content
 from mmvttt.config import load_config
 from mmvttt.models.generation import DiffusionModel
+from mmvttt.reliability.read import read_content
 
 from .small import model
 

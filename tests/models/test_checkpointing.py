@@ -1,4 +1,7 @@
-"""Recomputed blocks change nothing, bit for bit: with drop path, autocast, and data parallelism."""
+"""Recomputed blocks change nothing, bit for bit: with drop path, autocast, and data parallelism.
+
+Every row of the design space too, whose inner training takes gradients in the forward pass.
+"""
 
 import copy
 from collections.abc import Iterator
@@ -11,7 +14,7 @@ from mmengine.registry import MODELS as ROOT
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-import mmvttt  # noqa: F401
+from mmvttt.registry import INNER_LOSSES, KEY_NORMS
 
 PLAIN = dict(embed_dims=64, num_layers=4, num_heads=2, feedforward_channels=96)
 STAGES = dict(embed_dims=(16, 32, 48, 64), depths=(1, 1, 2, 1), num_heads=(1, 2, 3, 4))
@@ -100,3 +103,51 @@ def test_under_ddp_without_looking_for_unused_parameters(name: str, one_process:
     ddp = DistributedDataParallel(build(name, True), find_unused_parameters=False)
     made = {key.replace('module.', ''): value for key, value in steps(ddp, count=2).items()}
     assert_same(made, plain)
+
+
+SMALL = dict(embed_dims=16, num_layers=1, num_heads=2, feedforward_channels=16)
+INNER = [
+    dict(type='FC'),
+    dict(type='MLP'),
+    dict(type='MLP', ratio=2),
+    dict(type='MLP', depth=3, residual='input'),
+    dict(type='MLP', residual='weight'),
+    dict(type='SiLUFC'),
+    dict(type='GatedFC'),
+    dict(type='SwiGLU'),
+    dict(type='Conv'),
+    dict(type='DWConv'),
+]
+# The rows of the papers' ablations (docs/own_config.md): options of a TTTMixer.
+ROWS = [
+    *(dict(inner=inner, loss=loss) for inner in INNER for loss in INNER_LOSSES.module_dict),
+    dict(num_batches=3),
+    dict(epochs=2),
+    dict(num_batches=2, epochs=2, loss='l2'),
+    dict(step=0.1),
+    dict(step='dynamic'),
+    dict(damping=True, loss='l2'),
+    dict(key_position=(4, 4), step=2.0),
+    dict(inner=dict(type='LinearAttention', project=True)),
+    dict(inner=dict(type='SoftmaxAttention')),
+    *(dict(key_norm=norm, loss='l1') for norm in (None, *KEY_NORMS.module_dict)),
+    *(dict(locality=locality, loss='l1') for locality in (None, 'dwc_v', 'dwc_qk')),
+    dict(neighborhood=3, inner=dict(type='MLP', depth=3)),
+]
+
+
+@pytest.mark.parametrize('row', ROWS, ids=lambda row: '-'.join(map(str, row.values())))
+def test_every_row_of_the_design_space_can_be_recomputed(row: dict) -> None:
+    mixer = dict(type='mmvttt.TTTMixer', inner=dict(type='SwiGLU')) | row
+    results = []
+    for with_cp in (False, True):
+        torch.manual_seed(0)
+        config = dict(type='mmvttt.ViT3', arch=SMALL, mixer=mixer, with_cp=with_cp)
+        model = ROOT.build(config).double().train()
+        x = torch.randn(2, 3, 48, 64, dtype=torch.float64)
+        out = model(x)[-1]
+        out.sin().mean().backward()
+        results.append([out, *(p.grad for p in model.parameters())])
+    for plain, recomputed in zip(*results, strict=True):
+        # The same kernels on the same numbers, in fp64.
+        torch.testing.assert_close(recomputed, plain, rtol=1e-12, atol=0)

@@ -110,3 +110,18 @@ def test_an_inner_model_of_the_map_refuses_a_prefix(kind: str) -> None:
     assert training.mix(*tokens(35), HW).shape == (2, 35, 16)
     with pytest.raises(ValueError, match=rf'{kind} .*prefix=3.*SwiGLU'):
         training.mix(*tokens(), HW, prefix=PREFIX)
+
+
+@pytest.mark.parametrize('options', [dict(num_batches=2), dict(loss='l1', damping=True)])
+def test_evaluation_trains_alike_and_keeps_no_graph(options: dict) -> None:
+    mixer = random_(TTTMixer(16, 2, dict(type='Conv'), **options))
+    x = tokens(35)[0]
+    expected = mixer(x, HW)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            found = mixer(x, HW)
+        assert not found.requires_grad
+        torch.testing.assert_close(found, expected.detach(), rtol=1e-12, atol=1e-12)
+    mixer.requires_grad_(False)
+    frozen = mixer(x.clone().requires_grad_(), HW)
+    torch.testing.assert_close(frozen, expected, rtol=1e-12, atol=1e-12)

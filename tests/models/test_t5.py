@@ -9,8 +9,9 @@ from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.flop_counter import FlopCounterMode
 
 from mmvttt.models.backbones import T5
-from mmvttt.models.layers import TTTMixer, neighborhood, neighborhood_attention, normalize_keys
-from mmvttt.models.layers.key_norms import KEY_NORMS
+from mmvttt.models.layers import TTTMixer, neighborhood, neighborhood_attention
+from mmvttt.models.layers.key_norms import instance
+from mmvttt.registry import KEY_NORMS
 
 REDUCED = dict(embed_dims=32, num_layers=2, num_heads=2, feedforward_channels=64)
 SOFTMAX = dict(inner=dict(type='SoftmaxAttention'), key_norm=None, locality=None)
@@ -155,7 +156,7 @@ def test_worked_example(kind: dict, loss: str, expected: list) -> None:
 
 def test_instance_norm_of_the_worked_example() -> None:
     expected = [[0.3086066999, -1], [0, 1], [-1.2344267997, -1 / 3], [0.9258200998, 1 / 3]]
-    normed = normalize_keys(fp64([K]), 'instance')[0]
+    normed = instance(fp64([K]))[0]
     torch.testing.assert_close(normed, fp64(expected), rtol=0, atol=1e-9)
 
 
@@ -167,14 +168,13 @@ def test_key_norms_are_torchs() -> None:
         'instance_center': k - k.mean(1, keepdim=True),
         'instance_scale': k / (k.var(1, correction=0, keepdim=True) + 1).sqrt(),
         'rms': k / (k.norm(dim=-1, keepdim=True) / 8**0.5 + 1e-6),
-        None: k,
     }
-    assert set(expected) == set(KEY_NORMS)
+    assert set(expected) == set(KEY_NORMS.module_dict)
     for kind, value in expected.items():
-        torch.testing.assert_close(normalize_keys(k, kind), value)
+        torch.testing.assert_close(KEY_NORMS.get(kind)(k), value)
 
 
-@pytest.mark.parametrize('kind', KEY_NORMS)
+@pytest.mark.parametrize('kind', [None, *KEY_NORMS.module_dict])
 def test_a_shift_of_all_keys(kind: str | None) -> None:
     """Sec. 4.2: nothing changes with the mean over tokens removed, and something otherwise."""
     torch.manual_seed(0)
@@ -203,7 +203,7 @@ def test_softmax_does_not_feel_a_shift_either() -> None:
     torch.testing.assert_close(mixer(x, (3, 5)), before)
 
 
-@pytest.mark.parametrize('kind', KEY_NORMS)
+@pytest.mark.parametrize('kind', [None, *KEY_NORMS.module_dict])
 def test_a_single_token(kind: str | None) -> None:
     model = reduced(mixer=dict(key_norm=kind, neighborhood=5)).train()
     out = model(torch.randn(1, 3, 16, 16))[0]
@@ -215,8 +215,8 @@ def test_a_single_token(kind: str | None) -> None:
 def test_key_norm_is_not_made_in_half_precision() -> None:
     # The mean of numbers this far from 0 would lose all of their differences.
     k = (torch.randn(1, 4200, 4) + 60).bfloat16()
-    exact = normalize_keys(k.double(), 'instance')
-    found = normalize_keys(k, 'instance')
+    exact = instance(k.double())
+    found = instance(k)
     assert found.dtype == torch.bfloat16
     # One rounding to 8 bits.
     torch.testing.assert_close(found.double(), exact, rtol=2**-8, atol=1e-5)

@@ -120,7 +120,7 @@ def test_a_silent_rank_is_named_and_given_up(monkeypatch: pytest.MonkeyPatch) ->
     first.stop()
     hangs.stop()
     place = f'rank 2 ({socket.gethostname()!r}, process {os.getpid()})'
-    assert any(f'{place} has said nothing for' in text for text in said)
+    assert any(f'{place} has been silent for' in text for text in said)
     assert 'rank 2 is given up after' in said[-1]
     assert not any('rank 1' in text for text in said)
     assert first.gone() == [place]

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import mmengine
 import pytest
 import torch
+from mmengine.config import Config
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import worker as worker_module
 
@@ -59,7 +60,7 @@ def test_versions_and_the_commit_stand_apart(key: str) -> None:
     versions = dict(mmengine_version=mmengine.__version__, mmvttt_version=__version__)
     for commit in ('0123456789' * 4, '', 'unknown'):
         checkpoint = dict(meta={'epoch': 1, key: mmengine.__version__ + commit})
-        CheckpointHook().before_save_checkpoint(None, checkpoint)
+        CheckpointHook().before_save_checkpoint(SimpleNamespace(cfg=Config()), checkpoint)
         own = dict(git_hash=commit) if len(commit) == 40 else {}
         assert checkpoint['meta'] == dict(epoch=1, **versions, **own)
 

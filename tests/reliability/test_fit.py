@@ -48,7 +48,7 @@ def test_another_training_is_refused(trained: Callable) -> None:
 
 
 def test_what_cannot_be_continued_is_refused(trained: Callable) -> None:
-    with pytest.raises(ResumeError, match='has averaged weights, .* without an EMAHook'):
+    with pytest.raises(ResumeError, match=r'has averaged weights, .* without an EMAHook'):
         trained(custom_hooks=[])
     with pytest.raises(ResumeError, match='has 1 schedules, and the config 0'):
         trained(param_scheduler=[])
@@ -83,7 +83,7 @@ def test_one_warning_names_every_other_setting(trained: Callable) -> None:
 
 def test_settings_that_a_resume_keeps_are_said(trained: Callable) -> None:
     trained(**{'optim_wrapper.optimizer.lr': 0.5, 'param_scheduler.T_max': 4})
-    (line,) = [x for x in log().splitlines() if 'keeps what the checkpoint says' in x]
+    (line,) = [x for x in log().splitlines() if 'keeps the settings of the checkpoint' in x]
     assert 'lr: 0.01 (config: 0.5)' in line
     assert 'CosineAnnealingLR.T_max: 18 (config: 24)' in line
     assert 'load_from=CHECKPOINT without --resume' in line
@@ -91,7 +91,7 @@ def test_settings_that_a_resume_keeps_are_said(trained: Callable) -> None:
 
 def test_the_same_training_says_nothing(trained: Callable) -> None:
     trained(**{'train_cfg.max_epochs': 1})
-    assert 'keeps what' not in log()
+    assert 'keeps the settings' not in log()
     assert 'other settings' not in log()
 
 

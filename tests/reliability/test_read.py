@@ -1,9 +1,11 @@
-"""Archives with compressed or overlapping parts: refused before anything is built."""
+"""Archives with odd parts are refused before anything is built; downloads are whole or not kept."""
 
 import io
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 import torch
@@ -11,6 +13,14 @@ import torch
 from mmvttt.errors import CheckpointError
 from mmvttt.reliability.read import read_content
 
+
+def saved(content: object) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    return buffer.getvalue()
+
+
+SMALL = saved({'a': 1})
 START = b'\x80\x02'
 
 
@@ -77,14 +87,46 @@ def test_nothing_stays_on_torch_s_list(tmp_path: Path) -> None:
     assert set(torch.serialization.get_safe_globals()) == before
 
 
-def test_two_hosts_may_have_a_file_of_one_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, list[bytes]]]:
+    """The address of a server, and the answers that it gives, the first of which may be cut off."""
+    answers: list[bytes] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            answer = answers.pop(0)
+            self.send_response(200)
+            self.send_header('Content-Length', str(len(SMALL)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
     monkeypatch.setattr(torch.hub, 'get_dir', lambda: str(tmp_path))
+    with ThreadingHTTPServer(('127.0.0.1', 0), Handler) as found:
+        thread = Thread(target=found.serve_forever)
+        thread.start()
+        yield f'http://127.0.0.1:{found.server_port}', answers
+        found.shutdown()
+        thread.join()
 
-    def download(url: str, path: str, digest: str | None) -> None:
-        torch.save({'url': torch.tensor(len(url))}, path)
 
-    monkeypatch.setattr(torch.hub, 'download_url_to_file', download)
-    urls = ('https://a/epoch_12.pth', 'https://other/epoch_12.pth', 'https://x/..')
-    assert [int(read_content(u)['url']) for u in urls] == [len(u) for u in urls]
+def test_a_download_that_is_cut_off_is_not_kept(server: tuple, tmp_path: Path) -> None:
+    address, answers = server
+    answers += [SMALL[:100], SMALL]
+    with pytest.raises(CheckpointError, match=rf'cannot be downloaded: 100 of {len(SMALL)} bytes'):
+        read_content(f'{address}/a.pth')
+    assert not [p for p in tmp_path.rglob('*') if p.is_file()]
+    assert read_content(f'{address}/a.pth') == {'a': 1}
+    # From the cache.
+    assert read_content(f'{address}/a.pth') == {'a': 1}
+    answers.append(SMALL)
+    with pytest.raises(CheckpointError, match='its digest is'):
+        read_content(f'{address}/a-01234567.pth')
+
+
+def test_two_sites_may_have_a_file_of_one_name(server: tuple) -> None:
+    address, answers = server
+    answers += [SMALL, saved({'a': 2})]
+    assert [read_content(f'{address}/{s}/epoch_12.pth')['a'] for s in 'xy'] == [1, 2]

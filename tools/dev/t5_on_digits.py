@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from mmvttt.models.backbones import T5
 from mmvttt.models.inherit import inherit_vit
-from mmvttt.models.layers.key_norms import KEY_NORMS
+from mmvttt.registry import KEY_NORMS
 
 SIDE, DIGIT, PATCH, TRAIN, BATCH = 16, 14, 4, 1437, 32
 ARCH = dict(embed_dims=64, num_layers=3, num_heads=2, feedforward_channels=128)
@@ -130,7 +130,7 @@ def runs(seed: int) -> Iterator[dict]:
     random = Classifier(None)
     for row in train(random, everything(random, RATE), EPOCHS, seed + 1):
         yield dict(run='T5 from random weights', **row)
-    for kind in KEY_NORMS:
+    for kind in (None, *KEY_NORMS.module_dict):
         torch.manual_seed(seed)
         model = Classifier(dict(key_norm=kind)).inherit(source)
         for row in train(model, new_and_old(model), EPOCHS, seed + 1):

@@ -98,7 +98,7 @@ def _check(**given: int) -> None:
 
 
 def _read_mark(root: Path) -> dict | None:
-    """What the set at `root` was made of; None where there is none."""
+    """Settings that the set at `root` was made with; None where there is none."""
     try:
         return json.loads((root / MARKER).read_text())
     except (OSError, ValueError):

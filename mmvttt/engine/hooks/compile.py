@@ -28,7 +28,7 @@ def compile_blocks(
 
     Args:
         model: Any model.
-        names: What class names of blocks end in: `VitttBlock`, `MixerBlock`, timm's `Block`, and
+        names: Ends of the class names of blocks: `VitttBlock`, `MixerBlock`, timm's `Block`, and
             the two halves of a ViT-Adapter's interaction.
         dynamic: One graph for all sizes of images, whichever comes first: what a training computes
             then does not depend on where it was resumed. None, torch's default, makes one for the
@@ -65,7 +65,7 @@ class CompileHook(Hook):
     precision. Fused, they read and write their tokens once.
 
     Args:
-        names: What class names of blocks end in, see `compile_blocks`.
+        names: Ends of the class names of blocks, see `compile_blocks`.
         options: Those of `torch.compile`, e.g. `dict(dynamic=False)` where all images have the
             same size.
 

@@ -1,11 +1,10 @@
-"""The hook that moves MESA's teacher and says when it starts to teach (ViT³ Sec. 5.1)."""
+"""Hook that moves MESA's teacher, and switches it on (ViT³ Sec. 5.1)."""
 
 from typing import Any
 
 from mmengine.hooks import Hook
 from mmengine.model import is_model_wrapper
 from mmengine.runner import Runner
-from torch import nn
 
 from ...arguments import check_int
 from ...registry import HOOKS
@@ -62,5 +61,5 @@ class MESAHook(Hook):
         _bare(runner.model).update_teacher(decay)
 
 
-def _bare(model: nn.Module) -> nn.Module:
+def _bare(model: Any) -> Any:
     return model.module if is_model_wrapper(model) else model

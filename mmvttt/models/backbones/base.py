@@ -1,13 +1,11 @@
 """The contract of the plain backbones: embed → tokens and (h, w); blocks; norm."""
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from mmengine.logging import print_log
 from mmengine.model import BaseModule
-from timm.layers import PatchEmbed, resample_abs_pos_embed
+from timm.layers import PatchEmbed
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -20,14 +18,15 @@ from mmvttt.arguments import (
     checked_size,
 )
 
-from ..layers import MixerBlock, to_map
+from ..layers import MixerBlock, resolve_mixer, to_map
+from ..position import GridOfWeights
 from ..pretrained import PretrainedMixin
 
 OUT_TYPES = ('featmap', 'avg_featmap')
 INTERPOLATIONS = ('antialiased', 'bicubic')
 
 
-class PlainBackbone(PretrainedMixin, BaseModule):
+class PlainBackbone(GridOfWeights, PretrainedMixin, BaseModule):
     """A backbone of one resolution: patches, blocks of one width, a final norm.
 
     What the ViT-Adapter and the heads rely on: `embed_dims`, `num_layers`, `patch_size`, `embed`,
@@ -102,8 +101,7 @@ class PlainBackbone(PretrainedMixin, BaseModule):
             self.pos_embed = nn.Parameter(torch.zeros(1, self.grid[0] * self.grid[1], embed_dims))
             nn.init.trunc_normal_(self.pos_embed, std=0.02)
         self.norm = nn.LayerNorm(embed_dims, eps=norm_eps)
-        self.register_state_dict_post_hook(_note_grid)
-        self.register_load_state_dict_pre_hook(_adapt_before_loading)
+        self.keep_grid_with_weights()
 
     def _grid_of(self, img_size: int | tuple[int, int]) -> tuple[int, int]:
         height, width = checked_size('img_size', img_size)
@@ -115,7 +113,8 @@ class PlainBackbone(PretrainedMixin, BaseModule):
         grid = self._grid_of(img_size)
         if self.pos_embed is not None:
             self.pos_embed = nn.Parameter(
-                self._resized(self.pos_embed, grid, self.grid), self.pos_embed.requires_grad
+                self._resized(self.pos_embed, grid, self.grid),
+                self.pos_embed.requires_grad,
             )
         self.grid = grid
 
@@ -143,27 +142,31 @@ class PlainBackbone(PretrainedMixin, BaseModule):
             x = x + self._resized(self.pos_embed, hw, self.grid)
         return x, hw
 
-    def run_block(
-        self, index: int, x: Tensor, hw: tuple[int, int], *extra: Tensor | None
-    ) -> Tensor:
+    def insert_tokens(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Tokens `(B, h·w, C)` with others among them, and what the blocks are told of that."""
+        return x, {}
+
+    def run_block(self, index: int, x: Tensor, hw: tuple[int, int], **extras: Tensor) -> Tensor:
         """Block `index` on tokens `(B, T, C)` of an `(h, w)` map, recomputed later if `with_cp`."""
         block = self.blocks[index]
         if self.with_cp and torch.is_grad_enabled():
-            return checkpoint(block, x, hw, *extra, use_reentrant=False)
-        return block(x, hw, *extra)
+            return checkpoint(block, x, hw, use_reentrant=False, **extras)
+        return block(x, hw, **extras)
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """Image `(B, in_channels, H, W)` → one output for each of `out_indices`.
 
-        Maps `(B, C, ⌈H/patch⌉, ⌈W/patch⌉)`, or with `out_type='avg_featmap'` their means `(B, C)`.
+        Maps `(B, C, ⌈H/patch⌉, ⌈W/patch⌉)`, or features `(B, C)` with `out_type='avg_featmap'`.
         The final norm is applied to the output of the last block only.
         """
         x, hw = self.embed(x)
+        x, extras = self.insert_tokens(x)
         outs = []
         for i in range(max(self.out_indices) + 1):
-            x = self.run_block(i, x, hw)
+            x = self.run_block(i, x, hw, **extras)
             if i in self.out_indices:
-                outs.append(self.to_output(self.norm(x) if i == self.num_layers - 1 else x, hw))
+                y = self.norm(x) if i == self.num_layers - 1 else x
+                outs.append(self.to_output(y, hw, **extras))
         return tuple(outs)
 
     def to_output(self, x: Tensor, hw: tuple[int, int]) -> Tensor:
@@ -203,75 +206,6 @@ class PlainBackbone(PretrainedMixin, BaseModule):
             return int(rest.split('.', 1)[0]) + 1, total
         return (total - 1 if head == 'norm' else 0), total
 
-    def adapt_weights(self, state_dict: dict[str, Tensor], prefix: str = '') -> None:
-        """Lets weights of another image size load: resizes their position embedding, in place.
-
-        Their grid is what `state_dict()` of a backbone notes in its `_metadata`. Without the note,
-        as many positions as the backbone's are of its own grid, and others of a square, or of the
-        only grid of about its own aspect ratio; where that may be wrong a warning says so.
-
-        Args:
-            state_dict: Weights that are about to be loaded.
-            prefix: What precedes the backbone's own names in it.
-        """
-        notes = getattr(state_dict, '_metadata', None)
-        note = notes.get(prefix[:-1]) if isinstance(notes, Mapping) else None
-        if self._adapt(state_dict, prefix, note) and isinstance(note, Mapping):
-            notes[prefix[:-1]] = {**note, 'grid': self.grid}
-
-    def _adapt(self, state_dict: dict[str, Tensor], prefix: str, note: object) -> bool:
-        """Whether the position embedding was resized, from the grid in `note` if there is one."""
-        key = f'{prefix}pos_embed'
-        stored = state_dict.get(key)
-        # What is none stays, to be reported as a mismatch.
-        if self.pos_embed is None or stored is None or stored.dim() != 3:
-            return False
-        if 0 in stored.shape or not stored.is_floating_point():
-            return False
-        match note:
-            case {'grid': (int(h), int(w))} if h > 0 and h * w == stored.shape[1]:
-                grid = h, w
-            case _:
-                if stored.shape[1] == self.pos_embed.shape[1]:
-                    return False
-                grid = self._likely_grid(stored.shape[1])
-        if grid is None or grid == self.grid:
-            return False
-        state_dict[key] = self._resized(stored, self.grid, grid)
-        return True
-
-    def _likely_grid(self, count: int) -> tuple[int, int] | None:
-        """The grid that so many positions may be of; None if that cannot be told."""
-        h, w = self.grid
-        side = round(count**0.5)
-        if side * side == count:
-            grid = side, side
-            if h == w:
-                return grid
-        else:
-            # h = ⌈H / patch⌉ and w = ⌈W / patch⌉ leave a range to H / W: two must overlap.
-            divisors = ((a, count // a) for a in range(1, count + 1) if count % a == 0)
-            fits = [
-                (a, b)
-                for a, b in divisors
-                if (a - 1) * (w - 1) < h * b and (h - 1) * (b - 1) < a * w
-            ]
-            grid = fits[0] if len(fits) == 1 else None
-        taken = f'{grid[0]}×{grid[1]}' if grid else 'none, and it is not resized'
-        print_log(
-            f'The weights have a position embedding of {count} positions and do not say of which '
-            f'grid; taken: {taken}. If that is wrong, load them with the img_size that they were '
-            'trained with, and save them: the grid is noted then.',
-            'current',
-            logging.WARNING,
-        )
-        return grid
-
-    def _resized(self, embedding: Tensor, new: tuple[int, int], old: tuple[int, int]) -> Tensor:
-        return resample_abs_pos_embed(
-            embedding, list(new), list(old), num_prefix_tokens=0, antialias=self.antialias
-        )
-
     def no_weight_decay(self) -> set[str]:
         """Names of parameters that must not decay, beyond norms, biases and 1-D ones."""
         names = {'pos_embed'} if self.pos_embed is not None else set()
@@ -287,25 +221,27 @@ class MixerBackbone(PlainBackbone):
     Args:
         arch: A name of `arch_zoo`, or a dict with `embed_dims`, `num_layers`, `num_heads` and
             `feedforward_channels`.
-        mixer: Config of the token mixer, without channels and heads.
+        mixer: Config of the token mixer: options of `default_mixer`, or any `dict(type=…)`.
         cpe: Whether every block begins with a conditional position encoding.
         drop_path_rate: Stochastic depth of the last block, rising linearly from 0 at the first.
         norm_eps: ε of all LayerNorms.
-        options: See `PlainBackbone`.
+        options: Those of `PlainBackbone`.
     """
 
     arch_zoo: Mapping[str, Mapping[str, int]]
+    default_mixer: Mapping[str, Any]
 
     def __init__(
         self,
-        arch: str | Mapping[str, int],
-        mixer: Mapping,
-        cpe: bool,
-        drop_path_rate: float,
-        norm_eps: float,
+        arch: str | Mapping[str, int] = 'small',
+        mixer: Mapping | None = None,
+        cpe: bool = False,
+        drop_path_rate: float = 0.0,
+        norm_eps: float = 1e-6,
         **options: Any,
     ) -> None:
         arch = resolve_arch(arch, self.arch_zoo, type(self).__name__)
+        mixer = resolve_mixer(mixer, self.default_mixer)
         super().__init__(arch['embed_dims'], arch['num_layers'], norm_eps=norm_eps, **options)
         self.blocks = nn.ModuleList(
             MixerBlock(
@@ -400,16 +336,3 @@ def resolve_indices(indices: int | Sequence[int], num_layers: int) -> tuple[int,
             f'{num_layers - 1}, each once, in ascending order.'
         )
     return resolved
-
-
-def _adapt_before_loading(
-    module: PlainBackbone, state_dict: dict[str, Tensor], prefix: str, note: object, *_: object
-) -> None:
-    # torch hands the weights of a part over without their notes, and its own note beside them.
-    module._adapt(state_dict, prefix, note)
-
-
-def _note_grid(module: PlainBackbone, _: object, __: str, note: dict[str, object]) -> None:
-    # No entry of the state dict: checkpoints of before the note load as they did, and others there.
-    if module.pos_embed is not None:
-        note['grid'] = module.grid

@@ -10,10 +10,10 @@ from mmengine.model import BaseModule
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from mmvttt.arguments import check_choice, check_config, check_int
+from mmvttt.arguments import check_choice, check_int
 from mmvttt.registry import MODELS
 
-from ..layers import MixerBlock, rotation_2d, to_map
+from ..layers import MixerBlock, resolve_mixer, rotation_2d, to_map
 from ..norms import check_norm_cfg, check_statistics
 from ..pretrained import PretrainedMixin
 from .base import (
@@ -86,8 +86,9 @@ class Stage(nn.Module):
 
     Args:
         embed_dims: Channels C.
-        num_heads: Gated heads of the mixers.
-        mixer: Further options of `ViT3Mixer`.
+        num_heads: Heads of the mixers.
+        mixer: Config of the mixers, which are told their `rotation` (see `ViT3Mixer`) if their
+            `forward` names it.
         drop_path_rates: Stochastic depth of every block.
         downsample: The module in front of the blocks.
         with_cp: Recompute the blocks in the backward pass (non-reentrant checkpointing).
@@ -111,10 +112,11 @@ class Stage(nn.Module):
                 embed_dims,
                 num_heads,
                 _MLP_RATIO * embed_dims,
-                mixer=dict(mixer, type='mmvttt.ViT3Mixer'),
+                mixer=mixer,
                 dwconv=True,
                 drop_path=rate,
                 norm_eps=_NORM_EPS,
+                extras=('rotation',),
             )
             for rate in drop_path_rates
         )
@@ -130,9 +132,9 @@ class Stage(nn.Module):
         x = x.permute(0, 2, 3, 1).flatten(1, 2).contiguous()
         for block in self.blocks:
             if self.with_cp and torch.is_grad_enabled():
-                x = checkpoint(block, x, hw, rotation, use_reentrant=False)
+                x = checkpoint(block, x, hw, rotation=rotation, use_reentrant=False)
             else:
-                x = block(x, hw, rotation)
+                x = block(x, hw, rotation=rotation)
         return to_map(x, hw)
 
 
@@ -158,7 +160,8 @@ class HViT3(PretrainedMixin, BaseModule):
         frozen_stages: −1 trains everything, 0 freezes the stem, n the stem and the first n stages
             with the norms of their outputs.
         with_cp: Recompute the blocks in the backward pass (non-reentrant checkpointing).
-        mixer: Options of `ViT3Mixer`: `scale`, `backend`.
+        mixer: Options of `ViT3Mixer`: `scale`, `backend`; or `dict(type=…)` of another mixer, which
+            is told its `rotation` if its `forward` names it.
         init_cfg: mmengine's; `dict(type='Pretrained', checkpoint=…, prefix='backbone.')` loads
             weights, reports matched, missing and unexpected keys, and fails where nothing matched.
 
@@ -201,8 +204,7 @@ class HViT3(PretrainedMixin, BaseModule):
         check_int('in_channels', in_channels)
         check_int('frozen_stages', frozen_stages, -1, last + 1)
         check_norm_cfg(norm_cfg, dims[0])
-        if mixer is not None:
-            check_config('mixer', mixer, 'dict(scale=0.5)')
+        mixer = resolve_mixer(mixer, dict(type='mmvttt.ViT3Mixer'))
         if out_indices is None:
             out_indices = last if out_type == 'avg_featmap' else range(last + 1)
         self.out_indices = resolve_indices(out_indices, last + 1)
@@ -223,7 +225,7 @@ class HViT3(PretrainedMixin, BaseModule):
             Stage(
                 dims[s],
                 heads[s],
-                mixer or {},
+                mixer,
                 rates[end - depths[s] : end],
                 Downsample(dims[s - 1], dims[s], norm_cfg) if s else None,
                 with_cp,

@@ -1,18 +1,12 @@
 """T⁵, a pretrained ViT whose attention is replaced by Test-Time Training (t5 Sec. 4 and 5.1)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import Any
 
-from mmvttt.arguments import check_config
 from mmvttt.registry import MODELS
 
 from .base import MixerBackbone
 
-T5_MIXER = dict(
-    type='mmvttt.TTTMixer',
-    inner=dict(type='SwiGLU'),
-    key_norm='instance',
-    locality='dwc_qk',
-)
 # The parts of a mixer that a ViT has under the same meaning.
 _INHERITED = ('.mixer.qkv.', '.mixer.proj.')
 
@@ -29,19 +23,24 @@ class T5(MixerBackbone):
             `feedforward_channels`. Its heads must be those of the source: the shapes of weights do
             not tell.
         mixer: Options of `TTTMixer` that overrule T⁵'s: `inner` (Tab. 1), `key_norm` (Tab. 2),
-            `locality` and `neighborhood` (Tab. 3; T⁵⁺ is `dict(neighborhood=5)`).
+            `locality` and `neighborhood` (Tab. 3; T⁵⁺ is `dict(neighborhood=5)`); or
+            `dict(type=…)` of another mixer, with no option of T⁵'s.
         cpe: Whether every block begins with a conditional position encoding ("+ CPE(x)", Tab. 3).
         pos_embed: Whether to learn a position embedding for the grid of `img_size`.
         only_new: Train nothing but what a ViT does not have (the "freeze" of Tab. 1). Of this
             backbone: a classifier's head is frozen by a rate of 0, see `new_parameters`.
-        drop_path_rate: Stochastic depth of the last block, rising linearly from 0 at the first.
-        img_size, patch_size, in_channels, out_indices, out_type, frozen_stages, with_cp: See
-            `PlainBackbone`, as for the rest.
+        options: Those of `MixerBackbone`: `drop_path_rate`, `img_size`, `out_indices`, …
 
     Raises:
         ValueError: If an option is not one of those named here, or nothing is left to train.
     """
 
+    default_mixer: Mapping[str, Any] = dict(
+        type='mmvttt.TTTMixer',
+        inner=dict(type='SwiGLU'),
+        key_norm='instance',
+        locality='dwc_qk',
+    )
     arch_zoo: Mapping[str, Mapping[str, int]] = {
         'tiny': dict(embed_dims=192, num_layers=12, num_heads=3, feedforward_channels=768),
         'small': dict(embed_dims=384, num_layers=12, num_heads=6, feedforward_channels=1536),
@@ -55,41 +54,15 @@ class T5(MixerBackbone):
         cpe: bool = False,
         pos_embed: bool = True,
         only_new: bool = False,
-        out_type: str = 'featmap',
-        drop_path_rate: float = 0.0,
-        img_size: int | tuple[int, int] = 224,
-        patch_size: int = 16,
-        in_channels: int = 3,
-        out_indices: int | Sequence[int] = -1,
-        frozen_stages: int = -1,
-        with_cp: bool = False,
-        norm_eps: float = 1e-6,
-        init_cfg: dict | list[dict] | None = None,
+        **options: Any,
     ) -> None:
-        if mixer is not None:
-            check_config('mixer', mixer, 'dict(neighborhood=5)')
         self.only_new = only_new
-        super().__init__(
-            arch,
-            {**T5_MIXER, **(mixer or {})},
-            cpe,
-            drop_path_rate,
-            norm_eps,
-            pos_embed=pos_embed,
-            out_type=out_type,
-            img_size=img_size,
-            patch_size=patch_size,
-            in_channels=in_channels,
-            out_indices=out_indices,
-            frozen_stages=frozen_stages,
-            with_cp=with_cp,
-            init_cfg=init_cfg,
-        )
+        super().__init__(arch, mixer, cpe, pos_embed=pos_embed, **options)
         if only_new and not any(p.requires_grad for p in self.parameters()):
             raise ValueError(
                 f'only_new=True leaves nothing to train: mixer={mixer!r}, cpe={cpe} and '
-                f'frozen_stages={frozen_stages} have no new parameters that are not frozen. Leave '
-                'it out, or choose an inner model with weights.'
+                f'frozen_stages={self.frozen_stages} have no new parameters that are not frozen. '
+                'Leave it out, or choose an inner model with weights.'
             )
 
     def train(self, mode: bool = True) -> 'T5':

@@ -1,15 +1,16 @@
 """Vittt, the plain Vision-TTT backbone (vision-ttt Sec. 4, Algorithm 1; design route: Tab. 3)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import Any
 
 import torch
-from timm.layers import SwiGLUPacked
+from timm.layers import GluMlp
 from torch import Tensor, nn
 
-from mmvttt.arguments import check_choice, check_config
-from mmvttt.registry import MODELS
+from mmvttt.arguments import check_choice
+from mmvttt.registry import MODELS, type_name
 
-from ..layers import CausalConv1d, DropPath, DWConv2d, TTTLinearMixer
+from ..layers import CausalConv1d, DropPath, DWConv2d, TokenBlock, TTTLinearMixer, resolve_mixer
 from .base import PlainBackbone, drop_path_rates, resolve_arch
 
 GELU = dict(type='GELU')
@@ -31,7 +32,28 @@ POOLING = ('mean', 'max')
 CLASS_TOKENS = ('head', 'middle', 'double')
 
 
-class VitttBlock(nn.Module):
+class SwiGLUFeedForward(GluMlp):
+    """Linear, SwiGLU, linear.
+
+    Args:
+        embed_dims: Channels D.
+        feedforward_channels: Hidden channels.
+    """
+
+    def __init__(self, embed_dims: int, feedforward_channels: int) -> None:
+        # timm counts the gate and the value as one hidden layer of twice the width.
+        hidden = 2 * feedforward_channels
+        super().__init__(embed_dims, hidden, act_layer=nn.SiLU, gate_last=False)
+        for linear in (self.fc1, self.fc2):
+            nn.init.trunc_normal_(linear.weight, std=0.02)
+            nn.init.zeros_(linear.bias)
+
+    def forward(self, x: Tensor, hw: tuple[int, int] | None = None) -> Tensor:
+        """Tokens `(B, T, D)` → `(B, T, D)`; every token by itself, wherever it is on the map."""
+        return super().forward(x)
+
+
+class VitttBlock(TokenBlock):
     """Dataset preprocessing, TTT mixer and SwiGLU MLP, each with a residual (Eq. 9, Algorithm 1).
 
     Args:
@@ -44,7 +66,7 @@ class VitttBlock(nn.Module):
             x + mixer(x)), 'literal' Eq. 9 and 12 (y + mixer(DWConv(LN(y)))), 'input' between them
             (as Algorithm 1, but y + mixer(x) as in Eq. 9).
         drop_path: Rate at which whole samples skip a branch.
-        mixer: Further options of `TTTLinearMixer`.
+        mixer: Config of the mixer, see `build_mixer`; without a type, options of `TTTLinearMixer`.
     """
 
     def __init__(
@@ -64,14 +86,9 @@ class VitttBlock(nn.Module):
         self.residual = residual
         self.conv1d = CausalConv1d(embed_dims) if preprocess == 'conv1d' else None
         self.conv2d = DWConv2d(embed_dims) if preprocess == 'conv2d' else None
-        self.norm1 = nn.LayerNorm(embed_dims, eps=norm_eps)
-        self.mixer = TTTLinearMixer(embed_dims, num_heads, **(mixer or {}))
-        self.norm2 = nn.LayerNorm(embed_dims, eps=norm_eps)
-        # timm counts the gate and the value as one hidden layer of twice the width.
-        self.mlp = SwiGLUPacked(embed_dims, hidden_features=2 * feedforward_channels)
-        for linear in (self.mlp.fc1, self.mlp.fc2):
-            nn.init.trunc_normal_(linear.weight, std=0.02)
-            nn.init.zeros_(linear.bias)
+        config = resolve_mixer(mixer, dict(type=TTTLinearMixer))
+        self.add_mixer(config, embed_dims, num_heads, norm_eps, extras=('patches',))
+        self.mlp = SwiGLUFeedForward(embed_dims, feedforward_channels)
         self.drop_path = DropPath(drop_path)
 
     def forward(self, y: Tensor, hw: tuple[int, int], patches: Tensor | None = None) -> Tensor:
@@ -87,8 +104,8 @@ class VitttBlock(nn.Module):
         else:
             y = self._convolved(y, hw, patches, residual=True)
             x = self.norm1(y)
-        y = (x if self.residual == 'normed' else y) + self.drop_path(self.mixer(x))
-        return y + self.drop_path(self.mlp(self.norm2(y)))
+        y = (x if self.residual == 'normed' else y) + self.mix(x, hw, patches=patches)
+        return self.feed_forward(y, hw)
 
     def _convolved(
         self, x: Tensor, hw: tuple[int, int], patches: Tensor | None, residual: bool
@@ -117,7 +134,9 @@ class Vittt(PlainBackbone):
         design: A step of the design route of Tab. 3: 'ttt_layer', 'share_qk', 'gating', 'conv1d'
             (the vanilla TTT block), 'dual' or 'conv2d' (Vittt).
         mixer: Options of `TTTLinearMixer` that overrule the design: `mini_batch_size`,
-            `learnable_states`, `eta_base`, `post_norm`, `gate_cfg`, `backend`, …
+            `learnable_states`, `eta_base`, `post_norm`, `gate_cfg`, `backend`, …; or
+            `dict(type=…)` of another mixer, which is told `patches` (as `VitttBlock.forward`) if
+            its `forward` names it, and must, for class tokens.
         residual: 'input', 'normed' (Algorithm 1) or 'literal' (Eq. 9 and 12), see `VitttBlock`.
         cls_mode: How a classifier's feature is taken (Tab. 4): 'mean' or 'max' (the token of the
             largest L2 norm) of the patches, or class tokens at the 'head', in the 'middle', or at
@@ -125,9 +144,10 @@ class Vittt(PlainBackbone):
         out_type: 'featmap' returns maps `(B, C, h, w)`, 'avg_featmap' the features `(B, C)` of
             `cls_mode`, for a classification head.
         drop_path_rate: Stochastic depth of the last block, rising linearly from 0 at the first.
-        img_size, patch_size, in_channels, out_indices, frozen_stages, with_cp: See
-            `PlainBackbone`, as for the rest; a position embedding is resized as in the original
-            ViT-Adapter (`pos_embed_interpolation`).
+        norm_eps: ε of all LayerNorms.
+        pos_embed_interpolation: As in the original ViT-Adapter, see `PlainBackbone`.
+        options: Those of `PlainBackbone`: `img_size`, `patch_size`, `in_channels`, `out_indices`,
+            `frozen_stages`, `with_cp`, `init_cfg`, …
 
     Raises:
         ValueError: If an option is not one of those named here.
@@ -148,34 +168,27 @@ class Vittt(PlainBackbone):
         cls_mode: str = 'mean',
         out_type: str = 'featmap',
         drop_path_rate: float = 0.0,
-        img_size: int | tuple[int, int] = 224,
-        patch_size: int = 16,
-        in_channels: int = 3,
-        out_indices: int | Sequence[int] = -1,
-        frozen_stages: int = -1,
-        with_cp: bool = False,
         norm_eps: float = 1e-6,
         pos_embed_interpolation: str = 'bicubic',
-        init_cfg: dict | list[dict] | None = None,
+        **options: Any,
     ) -> None:
         arch = resolve_arch(arch, self.arch_zoo, type(self).__name__)
         check_choice('design', design, DESIGN_ROUTE)
         check_choice('cls_mode', cls_mode, POOLING + CLASS_TOKENS)
-        if mixer is not None:
-            check_config('mixer', mixer, 'dict(mini_batch_size=16)')
+        steps = DESIGN_ROUTE[design]
+        mixer = resolve_mixer(mixer, dict(steps['mixer'], type=TTTLinearMixer))
+        if mixer['type'] is not TTTLinearMixer and design != 'conv2d':
+            raise ValueError(
+                f'design={design!r} is a set of options of TTTLinearMixer, which '
+                f'{type_name(mixer["type"])} does not have: leave design out, or the type of mixer.'
+            )
         super().__init__(
-            embed_dims=arch['embed_dims'],
-            num_layers=arch['num_layers'],
-            img_size=img_size,
-            patch_size=patch_size,
-            in_channels=in_channels,
+            arch['embed_dims'],
+            arch['num_layers'],
             norm_eps=norm_eps,
-            out_indices=out_indices,
             out_type=out_type,
-            frozen_stages=frozen_stages,
-            with_cp=with_cp,
             pos_embed_interpolation=pos_embed_interpolation,
-            init_cfg=init_cfg,
+            **options,
         )
         self.cls_mode = cls_mode
         self.cls_token = None
@@ -183,7 +196,6 @@ class Vittt(PlainBackbone):
             count = 2 if cls_mode == 'double' else 1
             self.cls_token = nn.Parameter(torch.zeros(1, count, self.embed_dims))
             nn.init.trunc_normal_(self.cls_token, std=0.02)
-        steps = DESIGN_ROUTE[design]
         self.blocks = nn.ModuleList(
             VitttBlock(
                 self.embed_dims,
@@ -193,55 +205,47 @@ class Vittt(PlainBackbone):
                 residual=residual,
                 drop_path=rate,
                 norm_eps=norm_eps,
-                mixer={**steps['mixer'], **(mixer or {})},
+                mixer=mixer,
             )
             for rate in drop_path_rates(drop_path_rate, self.num_layers)
         )
+        if self.cls_token is not None and 'patches' not in self.blocks[0].mixer_extras:
+            raise ValueError(
+                f'cls_mode={cls_mode!r} puts class tokens among the patches, of which '
+                f"{type_name(mixer['type'])} would know nothing: choose cls_mode='mean' or 'max', "
+                'or a mixer whose forward names `patches`, their positions.'
+            )
         self.train(self.training)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Image `(B, in_channels, H, W)` → one output for each of `out_indices`.
-
-        Maps `(B, C, ⌈H/patch⌉, ⌈W/patch⌉)`, or features `(B, C)` with `out_type='avg_featmap'`. The
-        final norm is applied to the output of the last block only.
-        """
-        x, hw = self.embed(x)
-        x, patches, classes = self._insert_class_tokens(x)
-        outs = []
-        for i in range(max(self.out_indices) + 1):
-            x = self.run_block(i, x, hw, patches)
-            if i in self.out_indices:
-                y = self.norm(x) if i == self.num_layers - 1 else x
-                outs.append(self._format(y, hw, patches, classes))
-        return tuple(outs)
-
-    def _insert_class_tokens(self, x: Tensor) -> tuple[Tensor, Tensor | None, list[int]]:
-        """Tokens with class tokens among them, the patches' positions, the class tokens' ones."""
+    def insert_tokens(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Tokens `(B, h·w, D)` with the class tokens among them, and the patches' positions."""
         if self.cls_token is None:
-            return x, None, []
-        batch, count = x.shape[:2]
-        tokens = self.cls_token.to(x.dtype).expand(batch, -1, -1)
+            return x, {}
+        tokens = self.cls_token.to(x.dtype).expand(len(x), -1, -1)
         if self.cls_mode == 'double':
             x = torch.cat([tokens[:, :1], x, tokens[:, 1:]], dim=1)
-            classes = [0, count + 1]
         else:
-            at = 0 if self.cls_mode == 'head' else count // 2
+            at = 0 if self.cls_mode == 'head' else x.shape[1] // 2
             x = torch.cat([x[:, :at], tokens, x[:, at:]], dim=1)
-            classes = [at]
+        classes = self._class_positions(x)
         rest = [i for i in range(x.shape[1]) if i not in classes]
-        return x, torch.tensor(rest, device=x.device), classes
+        return x, dict(patches=torch.tensor(rest, device=x.device))
 
-    def _format(
-        self, x: Tensor, hw: tuple[int, int], patches: Tensor | None, classes: list[int]
-    ) -> Tensor:
-        if self.out_type == 'avg_featmap' and classes:
-            return x[:, classes].mean(1)
+    def to_output(self, x: Tensor, hw: tuple[int, int], patches: Tensor | None = None) -> Tensor:
+        """Tokens `(B, T, D)` as `out_type` and `cls_mode` say: a map, or a feature."""
+        if self.out_type == 'avg_featmap' and patches is not None:
+            return x[:, self._class_positions(x)].mean(1)
         if patches is not None:
             x = x[:, patches]
         if self.out_type == 'featmap' or self.cls_mode == 'mean':
-            return self.to_output(x, hw)
+            return super().to_output(x, hw)
         largest = x.norm(dim=-1).argmax(1)
         return x[torch.arange(len(x), device=x.device), largest]
+
+    def _class_positions(self, x: Tensor) -> list[int]:
+        """Where the class tokens are among tokens `(B, T, D)`."""
+        last = x.shape[1] - 1
+        return {'head': [0], 'middle': [last // 2], 'double': [0, last]}[self.cls_mode]
 
     def no_weight_decay(self) -> set[str]:
         """Adds the class tokens to the names of `PlainBackbone`."""

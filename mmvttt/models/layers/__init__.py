@@ -2,8 +2,8 @@
 
 from .conv import CausalConv1d, DWConv2d, to_map
 from .drop_path import DropPath
-from .key_norms import normalize_keys
-from .mixer_block import FeedForward, MixerBlock
+from .inner_models import InnerModel
+from .mixer_block import FeedForward, MixerBlock, TokenBlock, build_mixer, resolve_mixer
 from .neighborhood import neighborhood_attention
 from .rope import rotate, rotation_2d
 from .ttt_linear_mixer import TTTLinearMixer
@@ -15,13 +15,16 @@ __all__ = [
     'DWConv2d',
     'DropPath',
     'FeedForward',
+    'InnerModel',
     'InnerTraining',
     'MixerBlock',
     'TTTLinearMixer',
     'TTTMixer',
+    'TokenBlock',
     'ViT3Mixer',
+    'build_mixer',
     'neighborhood_attention',
-    'normalize_keys',
+    'resolve_mixer',
     'rotate',
     'rotation_2d',
     'to_map',

@@ -1,4 +1,4 @@
-"""What T⁵ is measured against in its own mixer: softmax and linear attention (t5 Tab. 1)."""
+"""Softmax and linear attention in the place of an inner model, T⁵'s baselines (t5 Tab. 1)."""
 
 from abc import ABC, abstractmethod
 
@@ -6,17 +6,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mmvttt.registry import INNER_MODELS
+
 from .precision import without_autocast
 
 
 class Attention(nn.Module, ABC):
     """Reads keys and values without training anything."""
 
+    # Whether a token's output depends on its neighbours, as for an `InnerModel`.
+    spatial = False
+
     @abstractmethod
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """`q, k, v: (B, N, H, d)` → `(B, N, H, d)`."""
 
 
+@INNER_MODELS.register_module()
 class SoftmaxAttention(Attention):
     """softmax(q·kᵀ / √d)·v, what the weights of a ViT were trained for; O(N²)."""
 
@@ -28,6 +34,7 @@ class SoftmaxAttention(Attention):
         return out.transpose(1, 2)
 
 
+@INNER_MODELS.register_module()
 class LinearAttention(Attention):
     """φ(q)·Σφ(k)ᵀv / φ(q)·Σφ(k)ᵀ with φ = ELU + 1 (Katharopoulos et al., 2020); O(N).
 
@@ -59,8 +66,3 @@ class LinearAttention(Attention):
             state = right.mT @ v.transpose(1, 2).to(right.dtype)
             out = (left @ state) / (left @ right.sum(2, keepdim=True).mT)
         return out.transpose(1, 2).to(v.dtype)
-
-
-ATTENTIONS: dict[str, type[Attention]] = {
-    cls.__name__: cls for cls in (SoftmaxAttention, LinearAttention)
-}

@@ -2,34 +2,36 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmvttt.arguments import check_choice, check_config, check_int, check_number
+from mmvttt.registry import INNER_MODELS, resolve
 from ttt_kernels import ttt_dwconv, ttt_glu, ttt_mlp
 
-from .attention import ATTENTIONS, Attention
+from .attention import Attention
+from .inner_losses import InnerLoss, dot, l2
 
 Weights = Mapping[str, Tensor]
 Size = tuple[int, int]
 # Those that ttt_mlp has; it has no damping.
-MLP_LOSSES = ('dot', 'l2')
+MLP_LOSSES = (dot, l2)
 
 
 class Step(NamedTuple):
-    """One full-batch step of 1.0, and what does it.
+    """One full-batch step of 1.0, and its implementation.
 
     Attributes:
-        loss: The name of the inner loss.
+        loss: The inner loss.
         scale: Its factor s.
         damping: Whether the gradients are damped.
         backend: Implementation of the op, if one is wanted.
     """
 
-    loss: str
+    loss: InnerLoss
     scale: float
     damping: bool
     backend: str | None = None
@@ -39,9 +41,13 @@ class InnerModel(nn.Module, ABC):
     """A function of d channels with weights of its own in every head, and their starting values.
 
     Parameters are `(H, …)`: matrices `(H, d_in, d_out)` of row vectors, full convolutions
-    `(H, d_out, d_in, 3, 3)`, depth-wise ones `(H, d, 3, 3)`. A subclass says in `call` what it
-    computes with the weights of one head. Where `fuses`, `fused` is an op for one full-batch step
-    of 1.0.
+    `(H, d_out, d_in, 3, 3)`, depth-wise ones `(H, d, 3, 3)`. A subclass names the shapes of one
+    head in `__init__(num_heads, head_dims, …)` and computes its output in `call`; its training is
+    autograd's. Where `fuses`, `fused` is an op for one full-batch step of 1.0.
+
+    Args:
+        num_heads: Heads H.
+        shapes: Name and shape of every weight of one head; they begin as truncated normal 0.02.
     """
 
     # Whether a token's output depends on its neighbours.
@@ -53,6 +59,12 @@ class InnerModel(nn.Module, ABC):
             weight = nn.Parameter(torch.empty(num_heads, *shape))
             nn.init.trunc_normal_(weight, std=0.02)
             self.register_parameter(name, weight)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if 'call' in vars(cls) and 'fuses' not in vars(cls):
+            # The op of a parent computes the parent's function.
+            cls.fuses = InnerModel.fuses  # type: ignore[method-assign]
 
     @abstractmethod
     def call(self, w: Weights, x: Tensor, hw: Size) -> Tensor:
@@ -67,6 +79,7 @@ class InnerModel(nn.Module, ABC):
         raise NotImplementedError
 
 
+@INNER_MODELS.register_module()
 class FC(InnerModel):
     """x W."""
 
@@ -77,6 +90,7 @@ class FC(InnerModel):
         return x @ w['w1']
 
 
+@INNER_MODELS.register_module()
 class SiLUFC(FC):
     """silu(x W)."""
 
@@ -84,6 +98,7 @@ class SiLUFC(FC):
         return F.silu(super().call(w, x, hw))
 
 
+@INNER_MODELS.register_module()
 class MLP(InnerModel):
     """silu(… silu(x W1) …) Wl.
 
@@ -138,9 +153,11 @@ class MLP(InnerModel):
 
     def fused(self, w: Weights, q: Tensor, k: Tensor, v: Tensor, hw: Size, step: Step) -> Tensor:
         weights = w['w1'], w['w2']
-        return ttt_mlp(q, k, v, *weights, loss=step.loss, scale=step.scale, backend=step.backend)
+        loss = step.loss.__name__
+        return ttt_mlp(q, k, v, *weights, loss=loss, scale=step.scale, backend=step.backend)
 
 
+@INNER_MODELS.register_module()
 class GatedFC(InnerModel):
     """(x W1) ⊙ silu(x W2), the gated heads of ViT³."""
 
@@ -151,7 +168,7 @@ class GatedFC(InnerModel):
         return (x @ w['w1']) * F.silu(x @ w['w2'])
 
     def fuses(self, step: Step) -> bool:
-        return step.loss == 'dot'
+        return step.loss is dot
 
     def fused(self, w: Weights, q: Tensor, k: Tensor, v: Tensor, hw: Size, step: Step) -> Tensor:
         weights = w['w1'], w['w2']
@@ -160,6 +177,7 @@ class GatedFC(InnerModel):
         )
 
 
+@INNER_MODELS.register_module()
 class SwiGLU(InnerModel):
     """(silu(x W1) ⊙ x W2) W3."""
 
@@ -174,9 +192,11 @@ class SwiGLU(InnerModel):
 
     def fused(self, w: Weights, q: Tensor, k: Tensor, v: Tensor, hw: Size, step: Step) -> Tensor:
         weights = w['w1'], w['w2'], w['w3']
-        return ttt_mlp(q, k, v, *weights, loss=step.loss, scale=step.scale, backend=step.backend)
+        loss = step.loss.__name__
+        return ttt_mlp(q, k, v, *weights, loss=loss, scale=step.scale, backend=step.backend)
 
 
+@INNER_MODELS.register_module()
 class Conv(InnerModel):
     """A 3×3 convolution of the d channels of a head, zero padded."""
 
@@ -189,6 +209,7 @@ class Conv(InnerModel):
         return torch.einsum('ncs,ocs->no', _neighbours(x, hw), w['w1'].flatten(2))
 
 
+@INNER_MODELS.register_module()
 class DWConv(InnerModel):
     """A depth-wise 3×3 convolution, zero padded, the convolution head of ViT³."""
 
@@ -201,7 +222,7 @@ class DWConv(InnerModel):
         return torch.einsum('ncs,cs->nc', _neighbours(x, hw), w['w1'].flatten(1))
 
     def fuses(self, step: Step) -> bool:
-        return step.loss == 'dot'
+        return step.loss is dot
 
     def fused(self, w: Weights, q: Tensor, k: Tensor, v: Tensor, hw: Size, step: Step) -> Tensor:
         # Channels know nothing of heads here.
@@ -213,23 +234,22 @@ class DWConv(InnerModel):
         return out.unflatten(2, q.shape[2:])
 
 
-INNER_MODELS: dict[str, type[InnerModel]] = {
-    cls.__name__: cls for cls in (FC, SiLUFC, MLP, GatedFC, SwiGLU, Conv, DWConv)
-}
-
-
 def build_inner_model(config: Mapping, num_heads: int, head_dims: int) -> InnerModel | Attention:
     """An inner model, or an attention in its place, from `dict(type=…)` and its options.
 
     Raises:
-        ValueError: If the type is unknown.
+        TypeError: If the type is no such class.
+        ValueError: If the type is not registered.
     """
     check_config('inner', config, "dict(type='GatedFC')")
     options = dict(config)
-    name = options.pop('type', None)
-    kinds = {**INNER_MODELS, **ATTENTIONS}
-    check_choice('the type of inner', name, kinds)
-    return kinds[name](num_heads, head_dims, **options)
+    kind = resolve('the type of inner', options.pop('type', ''), INNER_MODELS)
+    if not (isinstance(kind, type) and issubclass(kind, InnerModel | Attention)):
+        raise TypeError(
+            f'the type of inner is {kind!r}, which is no inner model: give a subclass of '
+            'mmvttt.models.layers.InnerModel (docs/own_mixer.md).'
+        )
+    return kind(num_heads, head_dims, **options)
 
 
 def _neighbours(x: Tensor, hw: Size) -> Tensor:

@@ -1,50 +1,64 @@
-"""Norms of the keys before T⁵'s inner step, of which the mean over tokens matters (t5 Sec. 4.2)."""
+"""Norms of the keys before T⁵'s inner step, of which the mean over tokens matters (t5 Sec. 4.2).
+
+A key norm is a function of keys `(B, N, C)`, without anything learned; statistics and division are
+made in fp32 or more. Those that subtract the mean over the tokens take away a shift that all keys
+share, which softmax attention does not see and an inner step does. A single token becomes 0 by
+them, where torch's instance norm refuses it.
+"""
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-# By name: the dimension of the statistics (tokens 1, channels −1), whether the mean is subtracted,
-# whether the root of the second moment divides.
-_NORMS = {
-    'rms': (-1, False, True),
-    'layer': (-1, True, True),
-    'instance': (1, True, True),
-    'instance_center': (1, True, False),
-    'instance_scale': (1, False, True),
-}
-KEY_NORMS = (None, *_NORMS)
-# The authors' code has 1.0 over the tokens, where the paper writes ε.
-_EPS = {1: 1.0, -1: 1e-6}
+from mmvttt.registry import KEY_NORMS
+
+from .precision import at_least_fp32
+
+KeyNorm = Callable[[Tensor], Tensor]
+
+_CHANNEL_EPS = 1e-6
+# The authors' code has 1.0, where the paper writes ε.
+_TOKEN_EPS = 1.0
 
 
-def normalize_keys(k: Tensor, kind: str | None) -> Tensor:
-    """The keys of an image, without anything learned.
+@KEY_NORMS.register_module()
+def rms(k: Tensor) -> Tensor:
+    """k / (√(mean of k²) + 1e-6) over the channels of each token: `(B, N, C)` → `(B, N, C)`."""
+    x = at_least_fp32(k)
+    return (x / (x.square().mean(-1, keepdim=True).sqrt() + _CHANNEL_EPS)).to(k.dtype)
 
-    - 'instance' (T⁵): over the N tokens of each channel, (k − mean) / √(var + 1), biased variance;
-    - 'instance_center', 'instance_scale': its two halves, the subtraction of the mean alone, and
-      the division by √(var + 1) alone;
-    - 'layer', 'rms': over the C channels of each token, (k − mean) / √(var + 1e-6), and
-      k / (√(mean of k²) + 1e-6).
 
-    The centred ones take away a shift that all keys share, which softmax attention does not see
-    and an inner step does. A single token becomes 0 by them. torch's instance norm refuses it.
+@KEY_NORMS.register_module()
+def layer(k: Tensor) -> Tensor:
+    """(k − mean) / √(var + 1e-6) over the channels of each token: `(B, N, C)` → `(B, N, C)`."""
+    x, mean, var = _moments(k, -1)
+    return ((x - mean) * (var + _CHANNEL_EPS).rsqrt()).to(k.dtype)
 
-    Args:
-        k: `(B, N, C)`.
-        kind: One of `KEY_NORMS`; None returns the keys as they are.
 
-    Returns:
-        `(B, N, C)` in the dtype of k; statistics and division are made in fp32 or more.
-    """
-    if kind is None:
-        return k
-    dim, center, divide = _NORMS[kind]
-    x = k.to(torch.promote_types(k.dtype, torch.float32))
-    if kind == 'rms':
-        return (x / (x.square().mean(dim, keepdim=True).sqrt() + _EPS[dim])).to(k.dtype)
+@KEY_NORMS.register_module()
+def instance(k: Tensor) -> Tensor:
+    """(k − mean) / √(var + 1) over the tokens of each channel, T⁵'s: `(B, N, C)` → `(B, N, C)`."""
+    x, mean, var = _moments(k, 1)
+    return ((x - mean) * (var + _TOKEN_EPS).rsqrt()).to(k.dtype)
+
+
+@KEY_NORMS.register_module()
+def instance_center(k: Tensor) -> Tensor:
+    """k − mean over the tokens of each channel: `(B, N, C)` → `(B, N, C)`."""
+    x, mean, _ = _moments(k, 1)
+    return (x - mean).to(k.dtype)
+
+
+@KEY_NORMS.register_module()
+def instance_scale(k: Tensor) -> Tensor:
+    """k / √(var + 1) over the tokens of each channel: `(B, N, C)` → `(B, N, C)`."""
+    x, _, var = _moments(k, 1)
+    return (x * (var + _TOKEN_EPS).rsqrt()).to(k.dtype)
+
+
+def _moments(k: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The keys in fp32 or more, their mean and biased variance."""
+    x = at_least_fp32(k)
     var, mean = torch.var_mean(x, dim, correction=0, keepdim=True)
-    if center:
-        x = x - mean
-    if divide:
-        x = x * (var + _EPS[dim]).rsqrt()
-    return x.to(k.dtype)
+    return x, mean, var

@@ -20,6 +20,7 @@ from mmvttt.arguments import (
     check_number,
     checked_head_dims,
 )
+from mmvttt.registry import MODELS
 from ttt_kernels import ttt_linear
 
 from .conv import CausalConv1d, causal_convs
@@ -28,6 +29,7 @@ from .precision import at_least_fp32
 DIRECTIONS = ('forward', 'backward')
 
 
+@MODELS.register_module()
 class TTTLinearMixer(nn.Module):
     """Mixes tokens by training f(x) = x + LN(W x + b) on them, one mini-batch after the other.
 
@@ -180,8 +182,15 @@ class TTTLinearMixer(nn.Module):
         b0 = at_least_fp32(self.b0).expand(scans, -1, -1)
         return w0, b0, at_least_fp32(self.ln_weight), at_least_fp32(self.ln_bias)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Normed tokens `(B, T, D)` → mixed tokens `(B, T, D)`."""
+    def forward(
+        self, x: Tensor, hw: tuple[int, int] | None = None, patches: Tensor | None = None
+    ) -> Tensor:
+        """Normed tokens `(B, T, D)` → mixed tokens `(B, T, D)`.
+
+        Args:
+            x: The tokens, a sequence.
+            hw, patches: Size of their map and positions in the sequence; a scan needs neither.
+        """
         z = ttt_linear(
             *self.project(x),
             self.scaled_eta(x),

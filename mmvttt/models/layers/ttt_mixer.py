@@ -1,11 +1,13 @@
 """The design spaces of ViT³ and T⁵ as one mixer (vit3 Sec. 4; t5 Sec. 4, Tab. 1 to 3)."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import accumulate
 
 import torch
 from timm.layers import resample_abs_pos_embed
 from torch import Tensor, nn
-from torch.func import grad, vjp, vmap
+from torch.func import vmap
 
 from mmvttt.arguments import (
     check_backend,
@@ -15,13 +17,13 @@ from mmvttt.arguments import (
     checked_head_dims,
     checked_size,
 )
-from mmvttt.registry import MODELS
+from mmvttt.registry import INNER_LOSSES, KEY_NORMS, MODELS, resolve
 
 from .attention import Attention
 from .conv import DWConv2d
-from .inner_losses import INNER_LOSSES
+from .inner_losses import InnerLoss, dot
 from .inner_models import InnerModel, Step, Weights, build_inner_model
-from .key_norms import KEY_NORMS, normalize_keys
+from .key_norms import KeyNorm
 from .neighborhood import neighborhood_attention
 from .precision import at_least_fp32, without_autocast
 
@@ -90,7 +92,6 @@ class InnerTraining(nn.Module):
     ) -> None:
         super().__init__()
         head_dims = checked_head_dims(embed_dims, num_heads)
-        check_choice('loss', loss, INNER_LOSSES)
         check_int('num_batches', num_batches)
         check_int('epochs', epochs)
         if step != DYNAMIC and not (isinstance(step, int | float) and 0 < step < float('inf')):
@@ -99,7 +100,6 @@ class InnerTraining(nn.Module):
             check_number('scale', scale, above=0)
         if key_position is not None:
             key_position = checked_size('key_position', key_position)
-        check_choice('key_norm', key_norm, KEY_NORMS)
         check_choice('locality', locality, LOCALITIES)
         if neighborhood is not None:
             check_int('neighborhood', neighborhood)
@@ -108,6 +108,7 @@ class InnerTraining(nn.Module):
         check_backend('backend', backend)
         self.heads = (num_heads, head_dims)
         self.loss = loss
+        self.inner_loss: InnerLoss = resolve('loss', loss, INNER_LOSSES)
         self.num_batches = num_batches
         self.epochs = epochs
         self.scale = head_dims**-0.5 if scale is None else scale
@@ -128,7 +129,9 @@ class InnerTraining(nn.Module):
             )
             self.key_gain = nn.Parameter(torch.ones(embed_dims))
             nn.init.trunc_normal_(self.key_pos, std=0.02)
-        self.key_norm = key_norm
+        self.normalize_keys: KeyNorm | None = None
+        if key_norm is not None:
+            self.normalize_keys = resolve('key_norm', key_norm, KEY_NORMS)
         self.neighborhood = neighborhood
         both = locality == 'dwc_qk'
         self.q_conv = DWConv2d(embed_dims, bias=True) if both else None
@@ -139,7 +142,7 @@ class InnerTraining(nn.Module):
         self.fused = False
         if isinstance(self.inner, InnerModel):
             self.fused = plain and self.inner.fuses(self._one_step())
-        elif not plain or damping or loss != 'dot' or scale is not None:
+        elif not plain or damping or self.inner_loss is not dot or scale is not None:
             raise ValueError(
                 f'{type(self.inner).__name__} trains nothing: leave out loss, num_batches, epochs, '
                 'step, scale and damping, or choose an inner model.'
@@ -199,7 +202,8 @@ class InnerTraining(nn.Module):
         self, q: Tensor, k: Tensor, hw: tuple[int, int], prefix: int = 0
     ) -> tuple[Tensor, Tensor]:
         """Queries and keys `(B, N, C)`, the keys normed, then both convolved (t5 Sec. 4.2, 4.3)."""
-        k = normalize_keys(k, self.key_norm)
+        if self.normalize_keys is not None:
+            k = self.normalize_keys(k)
         if self.q_conv is None:
             return q, k
         return (
@@ -208,7 +212,7 @@ class InnerTraining(nn.Module):
         )
 
     def _one_step(self) -> Step:
-        return Step(self.loss, self.scale, self.damping, self.backend)
+        return Step(self.inner_loss, self.scale, self.damping, self.backend)
 
     def _by_heads(self, *tokens: Tensor) -> list[Tensor]:
         return [y.unflatten(-1, self.heads) for y in tokens]
@@ -227,48 +231,78 @@ class InnerTraining(nn.Module):
         self, weights: Weights, q: Tensor, k: Tensor, v: Tensor, eta: Tensor, hw: tuple[int, int]
     ) -> Tensor:
         """`q, k, v: (B, N, H, d)`, `eta: (B, N, H)` → `(B, N, H, d)`, in fp32 or more."""
-
-        def read(w: Weights, q: Tensor, k: Tensor, v: Tensor, eta: Tensor) -> Tensor:
-            return self.inner.call(self.train_inner(w, k, v, eta, hw), q, hw)
-
-        heads = vmap(read, in_dims=(0, 1, 1, 1, 1), out_dims=1)
-        images = vmap(heads, in_dims=(None, 0, 0, 0, 0))
         with without_autocast(q):
-            out = images(weights, *(at_least_fp32(y) for y in (q, k, v, eta)))
-        return out.to(q.dtype)
+            q, k, v, steps = (at_least_fp32(y).transpose(1, 2) for y in (q, k, v, eta))
+            weights = {name: w.expand(len(q), *w.shape) for name, w in weights.items()}
+            out = self._call(self.train_inner(weights, k, v, steps, hw), q, hw)
+        return out.transpose(1, 2).to(eta.dtype)
 
+    # A compiled graph has no gradients of gradients; there is a break in it here.
+    @torch.compiler.disable
     def train_inner(
         self, weights: Weights, k: Tensor, v: Tensor, eta: Tensor, hw: tuple[int, int]
     ) -> Weights:
-        """The weights of one head after its training (Eq. 5).
+        """The weights after their training (Eq. 5), of one head or of many, e.g. `… = B, H`.
+
+        Gradients are autograd's, and their own gradients too where gradients are enabled. They are
+        no transformation of torch.func: checkpointed blocks cannot run one.
 
         Args:
-            weights: Those that it starts with.
-            k: `(N, d)` inputs.
-            v: `(N, d)` labels.
-            eta: `(N,)` weight of every token in the steps.
+            weights: `(…, *shape)` to start with.
+            k: `(…, N, d)` inputs.
+            v: `(…, N, d)` labels.
+            eta: `(…, N)` weight of every token in the steps.
             hw: Size of the map, N = h·w.
         """
-        loss = INNER_LOSSES[self.loss]
-        batches = torch.arange(len(k), device=k.device).tensor_split(min(self.num_batches, len(k)))
-        for batch in list(batches) * self.epochs:
-
-            def predict(w: Weights, batch: Tensor = batch) -> Tensor:
+        differentiable = torch.is_grad_enabled()
+        loss = _over_heads(partial(self.inner_loss, scale=self.scale), k.dim() - 2)
+        count = k.shape[-2]
+        sizes = [len(part) for part in torch.arange(count).tensor_split(self.num_batches)]
+        batches = [
+            slice(end - size, end)
+            for size, end in zip(sizes, accumulate(sizes), strict=True)
+            if size
+        ]
+        for batch in batches * self.epochs:
+            with torch.inference_mode(False), torch.enable_grad():
+                k, v, eta = (_recordable(y) for y in (k, v, eta))
+                # Frozen weights, and all of them in evaluation, are leaves of their own.
+                start = {
+                    n: w
+                    if differentiable and w.requires_grad
+                    else _recordable(w.detach()).requires_grad_()
+                    for n, w in weights.items()
+                }
                 if self.inner.spatial:
-                    return self.inner.call(w, k, hw)[batch]
-                return self.inner.call(w, k[batch], hw)
-
-            predicted, pull = vjp(predict, weights)
-            error = grad(loss)(predicted, v[batch], self.scale)
-            (gradient,) = pull(error * eta[batch, None])
-            weights = {n: w - self.step * self._damped(gradient[n]) for n, w in weights.items()}
+                    predicted = self._call(start, k, hw)[..., batch, :]
+                else:
+                    predicted = self._call(start, k[..., batch, :], hw)
+                losses = loss(predicted, v[..., batch, :]).sum()
+                (error,) = torch.autograd.grad(losses, predicted, create_graph=differentiable)
+                gradients = torch.autograd.grad(
+                    predicted,
+                    [*start.values()],
+                    error * eta[..., batch, None],
+                    create_graph=differentiable,
+                )
+            weights = {
+                n: w - self.step * self._damped(gradient, k.dim() - 2)
+                for (n, w), gradient in zip(start.items(), gradients, strict=True)
+            }
         return weights
 
-    def _damped(self, gradient: Tensor) -> Tensor:
+    def _call(self, weights: Weights, x: Tensor, hw: tuple[int, int]) -> Tensor:
+        """The inner model of every head: `(…, N, d)` → `(…, N, d)`."""
+        return _over_heads(lambda w, x: self.inner.call(w, x, hw), x.dim() - 2)(weights, x)
+
+    def _damped(self, gradient: Tensor, leading: int = 0) -> Tensor:
+        """A gradient `(…, *shape)`, with so many leading dimensions, over its norm plus one."""
         if not self.damping:
             return gradient
         # What feeds one output channel: a column of a matrix, a kernel of a convolution.
-        inputs = {2: (-2,), 3: (-2, -1), 4: (-3, -2, -1)}[gradient.dim()]
+        inputs = {1: None, 2: (-2,), 3: (-2, -1), 4: (-3, -2, -1)}[gradient.dim() - leading]
+        if inputs is None:
+            return gradient / (gradient.abs() + 1)
         return gradient / (torch.linalg.vector_norm(gradient, dim=inputs, keepdim=True) + 1)
 
 
@@ -294,3 +328,15 @@ def _on_map(function: Callable[[Tensor], Tensor], x: Tensor, prefix: int) -> Ten
     if not prefix:
         return function(x)
     return torch.cat([x[:, :prefix], function(x[:, prefix:])], 1)
+
+
+def _recordable(x: Tensor) -> Tensor:
+    """A tensor that autograd can record, also where `x` was made in inference mode."""
+    return x.clone() if x.is_inference() else x
+
+
+def _over_heads(function: Callable[..., Tensor], leading: int) -> Callable[..., Tensor]:
+    """A function of one head's tensors, for tensors with so many leading dimensions."""
+    for _ in range(leading):
+        function = vmap(function)
+    return function

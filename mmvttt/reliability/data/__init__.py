@@ -1,1 +1,1 @@
-"""What can be wrong with data, by its format; `annotations` puts it together."""
+"""Checks of data, by its format; `paths.check_data` is the way in."""

@@ -1,4 +1,4 @@
-"""What is wrong with the data that a config names: annotations against classes, files, images.
+"""Checks the data sets that a config names: annotations against classes, files, images.
 
 Reads COCO's JSON (mmdet), label maps (mmsegmentation), and folders or lists of pictures
 (mmpretrain), as the toolboxes' base data sets do. Data sets with a format of their own are left
@@ -20,7 +20,13 @@ from mmengine.registry import DATASETS, DefaultScope
 from ...errors import DataError
 from .coco import check_coco
 from .dataset_config import (
-    innermost, is_remote, known_kind, num_classes, of_toolbox, own_transform, reads_files
+    innermost,
+    is_remote,
+    known_kind,
+    num_classes,
+    of_toolbox,
+    own_transform,
+    reads_files,
 )
 from .findings import Findings
 from .folders import check_folders
@@ -28,7 +34,7 @@ from .images import Progress
 from .labels import check_labels
 
 _SPLITS = ('train', 'val', 'test')
-# Kinds of errors in a sentence.
+# Kinds of errors in a message.
 _NAMED = 3
 
 
@@ -44,7 +50,7 @@ def check_annotations(
 
     Args:
         cfg: A config whose files exist (see `check_data`).
-        splits: Of 'train', 'val', 'test'.
+        splits: Some of 'train', 'val', 'test'.
         thorough: Look at every annotation and file; else at what is quick, and stops or spoils most
             trainings: categories that are not the classes, files that are no JSON, nothing to
             learn, labels that are no class.
@@ -52,7 +58,7 @@ def check_annotations(
         progress: Wraps images on their way, such as `rich.progress.track`.
 
     Yields:
-        What was found, for each data set whose format is known.
+        Findings for each data set whose format is known.
     """
     seen = []
     first: Findings | None = None
@@ -80,11 +86,11 @@ def check_annotations(
 
 
 def explain_failure(dataset: Mapping, error: Exception) -> DataError | None:
-    """What is wrong with the annotations of a data set that could not be built, or not be read.
+    """Explains, by its annotations, why a data set could not be built or read.
 
     Args:
         dataset: Its config.
-        error: What it has raised.
+        error: The error that it raised.
 
     Returns:
         The error that names them; None where nothing is wrong with them, or where a transform has
@@ -132,7 +138,7 @@ def _check(
     try:
         dataset = DATASETS.build(lazy)
     except Exception as error:
-        # Whatever the toolbox says about its own arguments.
+        # A toolbox may raise anything for its own arguments.
         findings.error(f'{config["type"]} cannot be built: {type(error).__name__}: {error}')
         return
     classes = dataset.metainfo.get('classes')

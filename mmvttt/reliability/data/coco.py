@@ -19,7 +19,7 @@ _PIECE = 2**20
 _PARTS = ('images', 'annotations', 'categories')
 _IMAGE_KEYS = ('file_name', 'height', 'width')
 _BOX_KEYS = ('image_id', 'category_id', 'bbox', 'area')
-# What a box may reach over the border, by rounding.
+# Pixels that a box may reach over the border, by rounding.
 _SLACK = 1.0
 # pycocotools counts the points of a line in 32 bits, five to a pixel.
 _FARTHEST = 1e6
@@ -81,8 +81,8 @@ def check_coco(
     sizes = _check_image_list(content['images'], findings)
     _check_annotations(content, sizes, findings, masks)
     if images:
-        said = [sizes.get(_hashable(image.get('id'))) for image in named]
-        check_images(zip(paths, said, strict=True), findings, progress)
+        noted = [sizes.get(_hashable(image.get('id'))) for image in named]
+        check_images(zip(paths, noted, strict=True), findings, progress)
 
 
 def _read(path: str, findings: Findings, training: bool) -> dict[str, list] | None:
@@ -279,7 +279,7 @@ def _check_annotations(
 
 
 def _check_values(ann: dict, name: str, findings: Findings, masks: bool) -> None:
-    """What a training would not say: it drops the box, learns NaN, or crashes without a word."""
+    """Faults that a training hides: it drops the box, learns NaN, or crashes without a message."""
     if _box(ann.get('bbox', [0] * 4)) is None or not _number(ann.get('area', 0)):
         findings.count_error('boxes that are not four numbers, or areas that are none', name)
     for flag in ('iscrowd', 'ignore'):
@@ -292,7 +292,7 @@ def _check_values(ann: dict, name: str, findings: Findings, masks: bool) -> None
 
 
 def _no_polygons(mask: list) -> str | None:
-    """What is wrong with the numbers in a list of polygons, as a plural."""
+    """The fault of the numbers in a list of polygons, as a plural."""
     if not all(isinstance(polygon, list) for polygon in mask):
         return 'masks that are neither polygons nor RLE'
     if not all(_number(n) for polygon in mask for n in polygon):

@@ -1,4 +1,4 @@
-"""What was found in one data set: facts, and problems counted by kind with the first few."""
+"""Findings in one data set: facts, and problems counted by kind with the first few."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Findings:
 
     Attributes:
         place: The data set's key in the config, e.g. `train_dataloader.dataset`.
-        summary: What it consists of, e.g. `100 images, 353 annotations`.
+        summary: Its size, e.g. `100 images, 353 annotations`.
         classes: The names that its labels 0, 1, … stand for, or None where that is not known.
     """
 
@@ -25,13 +25,13 @@ class Findings:
     _facts: list[tuple[bool, str]] = field(default_factory=list)
     _counted: dict[tuple[bool, str], list[str]] = field(default_factory=lambda: defaultdict(list))
 
-    def error(self, sentence: str) -> None:
+    def error(self, text: str) -> None:
         """Notes a fact that makes the data unusable."""
-        self._facts.append((True, sentence))
+        self._facts.append((True, text))
 
-    def warn(self, sentence: str) -> None:
+    def warn(self, text: str) -> None:
         """Notes a fact that the user should know."""
-        self._facts.append((False, sentence))
+        self._facts.append((False, text))
 
     def count_error(self, kind: str, example: object) -> None:
         """Notes one more problem of a kind, which is a plural."""
@@ -43,16 +43,16 @@ class Findings:
 
     @property
     def errors(self) -> list[str]:
-        """A sentence for each error or kind of errors."""
-        return list(self._sentences(True))
+        """One message for each error or kind of errors."""
+        return list(self._texts(True))
 
     @property
     def warnings(self) -> list[str]:
-        """A sentence for each warning or kind of warnings."""
-        return list(self._sentences(False))
+        """One message for each warning or kind of warnings."""
+        return list(self._texts(False))
 
-    def _sentences(self, fatal: bool) -> Iterator[str]:
-        yield from (sentence for is_error, sentence in self._facts if is_error == fatal)
+    def _texts(self, fatal: bool) -> Iterator[str]:
+        yield from (text for is_error, text in self._facts if is_error == fatal)
         for (is_error, kind), examples in self._counted.items():
             if is_error == fatal:
                 more = ', …' if len(examples) > _SHOWN else ''
@@ -60,6 +60,6 @@ class Findings:
 
     def __str__(self) -> str:
         lines = [f'{self.place}: {self.summary}' if self.summary else self.place]
-        lines += [f'  error    {sentence}' for sentence in self.errors]
-        lines += [f'  warning  {sentence}' for sentence in self.warnings]
+        lines += [f'  error    {text}' for text in self.errors]
+        lines += [f'  warning  {text}' for text in self.warnings]
         return '\n'.join(lines if len(lines) > 1 else [*lines, '  nothing wrong'])

@@ -1,4 +1,4 @@
-"""Image files: missing, empty, cut off, no image at all, of another size than is said of them."""
+"""Image files: missing, empty, cut off, no image at all, of another size than noted."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Progress = Callable[..., Iterable]
 
 @dataclass(frozen=True)
 class ImageFacts:
-    """What a file holds, or why that cannot be known.
+    """Contents of an image file, or why they cannot be known.
 
     Attributes:
         problem: A kind of problem as a plural, or None.
@@ -83,14 +83,14 @@ def check_images(
     # Pillow lets go of Python's lock while it decodes.
     with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
         facts = pool.map(read_image, [path for path, _ in images])
-        for (path, said), found in progress(zip(images, facts, strict=True), total=len(images)):
+        for (path, noted), found in progress(zip(images, facts, strict=True), total=len(images)):
             if found.problem:
                 findings.count_error(found.problem, path)
-            elif said is not None and found.size != said:
+            elif noted is not None and found.size != noted:
                 turned = ', turned by EXIF' if found.turned else ''
                 findings.count_error(
                     'images of another size than the annotations say',
-                    f'{path} (height and width {found.size}{turned}; said to be {said})',
+                    f'{path} (height and width {found.size}{turned}; annotated as {noted})',
                 )
             if found.deep:
                 findings.count_warning('images of 16 bits, read with 8', path)

@@ -1,4 +1,4 @@
-"""Says before a run, in a sentence, which data is missing or cannot be what the config means."""
+"""Checks before a run that the data of a config is there, and can be meant."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _VARIABLE = re.compile(r'\{\{\s*[\'"]?\s*\$(\w+)\s*:\s*(\S*?)\s*[\'"]?\s*\}\}')
 def check_data(cfg: Config, splits: Sequence[str] = ('train', 'val', 'test')) -> None:
     """Checks that the folders and annotation files that a config names exist, and make sense.
 
-    Before anything is built. Of the annotations it reads what takes about a second (see
+    Before anything is built. Reads as much of the annotations as takes about a second (see
     `check_annotations`); tools/check_data.py reads all, and the images. What a training silently
     does without, such as categories that are no class, is logged.
 
@@ -43,10 +43,10 @@ def check_data(cfg: Config, splits: Sequence[str] = ('train', 'val', 'test')) ->
     for findings in check_annotations(cfg, splits, thorough=False):
         if findings.errors:
             raise DataError(f'{findings.place}: {findings.errors[0]}')
-        # All ranks read the same; one of them says it.
+        # All ranks read the same; one of them logs it.
         if os.environ.get('RANK', '0') == '0':
-            for sentence in findings.warnings:
-                print_log(f'{findings.place}: {sentence}', 'current', logging.WARNING)
+            for warning in findings.warnings:
+                print_log(f'{findings.place}: {warning}', 'current', logging.WARNING)
 
 
 def check_paths(cfg: Config, splits: Sequence[str] = ('train', 'val', 'test')) -> None:
@@ -78,7 +78,7 @@ def check_paths(cfg: Config, splits: Sequence[str] = ('train', 'val', 'test')) -
                 continue
             for key, what, path in _paths(config):
                 if '://' not in path and not os.path.exists(os.path.expanduser(path)):
-                    raise MissingDataError(_sentence(cfg, split, f'{place}.{key}', what, path))
+                    raise MissingDataError(_missing(cfg, split, f'{place}.{key}', what, path))
 
 
 def _downloads(config: Mapping) -> bool:
@@ -104,7 +104,7 @@ def _paths(config: Mapping) -> Iterator[tuple[str, str, str]]:
             yield key, 'folder', os.path.join(root, prefix)
 
 
-def _sentence(cfg: Config, split: str, key: str, what: str, path: str) -> str:
+def _missing(cfg: Config, split: str, key: str, what: str, path: str) -> str:
     variables = {
         name: os.environ.get(name, default) for name, default in _VARIABLE.findall(cfg.text)
     }

@@ -39,7 +39,7 @@ def run_lengths(counts: Any) -> list[int] | None:
 
 
 def problem(mask: dict, size: tuple[int, int]) -> str | None:
-    """What is wrong with an RLE of an image of `size` (height, width), as a plural, or None."""
+    """The fault of an RLE of an image of `size` (height, width), as a plural, or None."""
     runs = run_lengths(mask.get('counts'))
     if mask.get('size') != list(size):
         return 'masks (RLE) of another size than the image'

@@ -13,10 +13,10 @@ import pytest
 from mmengine.config import Config
 from mmengine.logging import MMLogger
 
+from mmvttt.errors import DataError, MissingDataError
 from mmvttt.reliability.data.annotations import check_annotations
 from mmvttt.reliability.data.dataset_config import innermost
 from mmvttt.reliability.data.paths import check_data
-from mmvttt.errors import DataError, MissingDataError
 
 ROOT = Path(__file__).resolve().parents[3]
 DATA = Path(os.environ.get('MMVTTT_DATA', ROOT.parent / 'shared/data'))

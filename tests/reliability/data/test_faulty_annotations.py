@@ -10,13 +10,13 @@ import pytest
 from hypothesis import strategies as st
 from mmengine.registry import DATASETS
 
+from mmvttt.errors import DataError
+from mmvttt.reliability import SeededDataset
 from mmvttt.reliability.data import coco as coco_check
 from mmvttt.reliability.data.annotations import check_annotations
 from mmvttt.reliability.data.findings import Findings
 from mmvttt.reliability.data.paths import check_data
 from mmvttt.reliability.data.rle import run_lengths
-from mmvttt.reliability import SeededDataset
-from mmvttt.errors import DataError
 
 from ...bad_input.cases import refused, run_cases
 from .faults import EVERY, FAULTS, SILENT

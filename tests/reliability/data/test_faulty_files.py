@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from mmengine.registry import DATASETS
 from PIL import Image
 
+from mmvttt.errors import DataError
 from mmvttt.reliability.data.annotations import check_annotations
 from mmvttt.reliability.data.findings import Findings
 from mmvttt.reliability.data.images import read_image
 from mmvttt.reliability.data.labels import _label
 from mmvttt.reliability.data.paths import check_data
-from mmvttt.errors import DataError
 
 from ...bad_input.cases import refused, run_cases
 from .sets import (
@@ -148,7 +148,7 @@ def test_exif_turns_images(boxes: Path) -> None:
         found = only(config(coco_dataset(boxes)))
         wrong = [e for e in found.errors if 'another size' in e]
         assert bool(wrong) == (turned and as_stored)
-        assert not wrong or '(64, 48), turned by EXIF; said to be (48, 64)' in wrong[0]
+        assert not wrong or '(64, 48), turned by EXIF; annotated as (48, 64)' in wrong[0]
         if not wrong:
             assert tuple(load(boxes)['inputs'].shape) == (3, height, width)
 

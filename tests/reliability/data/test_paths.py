@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from mmengine.config import Config
 
-from mmvttt.reliability.data.paths import check_data
 from mmvttt.errors import MissingDataError
+from mmvttt.reliability.data.paths import check_data
 
 
 def config(dataset: dict, split: str = 'train', **more: object) -> Config:

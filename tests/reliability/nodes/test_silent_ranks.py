@@ -52,7 +52,7 @@ def test_a_stopped_rank(tmp_path: Path, rank: int) -> None:
         wait_for(node, lambda: 'is given up after 12 s' in node.text(), 60)
     finally:
         (end,) = wait([node], timeout=60)
-    place = rf"rank {rank} \('.*', process {stopped}\) has said nothing for \d+ s: it is stopped"
+    place = rf"rank {rank} \('.*', process {stopped}\) has been silent for \d+ s: it is stopped"
     assert len(re.findall(place, end.text)) == len(re.findall('has said nothing', end.text)) >= 1
 
 

@@ -1,0 +1,271 @@
+"""Mixers of another package stand in every block of every backbone, or are refused by name."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from mmengine.registry import MODELS as ROOT
+from mmengine.registry import Registry
+from torch import Tensor, nn
+
+from mmvttt.models.layers import TTTLinearMixer, TTTMixer, ViT3Mixer, resolve_mixer
+from mmvttt.registry import INNER_LOSSES, INNER_MODELS, KEY_NORMS
+
+FOREIGN = Registry('model', parent=ROOT, scope='foreign')
+PLAIN = dict(embed_dims=32, num_layers=4, num_heads=2, feedforward_channels=48)
+STAGES = dict(embed_dims=(16, 32), depths=(1, 2), num_heads=(1, 2))
+BACKBONES: dict[str, dict[str, Any]] = {
+    'Vittt': dict(type='mmvttt.Vittt', arch=PLAIN, img_size=64),
+    'ViT3': dict(type='mmvttt.ViT3', arch=PLAIN),
+    'T5': dict(type='mmvttt.T5', arch=PLAIN, img_size=64),
+    'HViT3': dict(type='mmvttt.HViT3', arch=STAGES, norm_cfg=dict(type='BN')),
+}
+OWN = {'Vittt': TTTLinearMixer, 'ViT3': ViT3Mixer, 'T5': TTTMixer, 'HViT3': ViT3Mixer}
+ADAPTER = dict(type='mmvttt.ViTAdapter', conv_inplane=8, norm_cfg=dict(type='BN'))
+every_backbone = pytest.mark.parametrize('name', BACKBONES)
+
+
+@FOREIGN.register_module()
+class Mean(nn.Module):
+    """The mean of all tokens, to each of them, and the arguments of the last call."""
+
+    def __init__(self, embed_dims: int, num_heads: int, gain: float = 1.0) -> None:
+        super().__init__()
+        self.proj = nn.Linear(embed_dims, embed_dims)
+        self.num_heads, self.gain = num_heads, gain
+
+    def forward(self, x: Tensor, hw: tuple[int, int]) -> Tensor:
+        self.told = {'hw': hw, 'tokens': x.shape[1]}
+        return self.gain * self.proj(x.mean(1, keepdim=True).expand_as(x))
+
+
+@FOREIGN.register_module()
+class Placed(Mean):
+    """Names all that any backbone knows; each gives what it has."""
+
+    def forward(
+        self,
+        x: Tensor,
+        hw: tuple[int, int],
+        rotation: Tensor | None = None,
+        patches: Tensor | None = None,
+        **rest: Any,
+    ) -> Tensor:
+        out = super().forward(x, hw)
+        self.told |= {'rotation': rotation, 'patches': patches, **rest}
+        return out
+
+
+@FOREIGN.register_module()
+class Demanding(Mean):
+    """Cannot do without something that no backbone knows."""
+
+    def forward(self, x: Tensor, hw: tuple[int, int], depth: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+def build(name: str, mixer: Any, adapter: bool = False, **options: Any) -> nn.Module:
+    torch.manual_seed(0)
+    config = copy.deepcopy(BACKBONES[name]) | dict(mixer=mixer, **options)
+    return ROOT.build(dict(ADAPTER, backbone=config) if adapter else config)
+
+
+def step(model: nn.Module, amp: bool = False) -> dict[str, Tensor]:
+    """Maps and gradients of a training step on an image of awkward sides."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(2, 3, 49, 70, generator=generator)
+    with torch.autocast('cpu', torch.bfloat16, enabled=amp):
+        maps = model.train()(x)
+    sum((m.float() * torch.linspace(-1, 1, m.shape[-1])).mean() for m in maps).backward()
+    gradients = {n: p.grad for n, p in model.named_parameters()}
+    return {**{f'map {i}': m.detach() for i, m in enumerate(maps)}, **gradients}
+
+
+def mixers_of(model: nn.Module) -> list[nn.Module]:
+    return [m for n, m in model.named_modules() if n.endswith('.mixer')]
+
+
+CASES = [*((name, False) for name in BACKBONES), *((n, True) for n in BACKBONES if n != 'HViT3')]
+
+
+@pytest.mark.parametrize(('name', 'adapter'), CASES)
+@pytest.mark.parametrize('kind', ['foreign.Mean', Mean])
+def test_it_stands_in_every_block(name: str, adapter: bool, kind: Any) -> None:
+    model = build(name, dict(type=kind, gain=2.0), adapter)
+    mixers = mixers_of(model)
+    assert len(mixers) == (3 if name == 'HViT3' else 4)
+    assert all(type(m) is Mean and m.gain == 2.0 for m in mixers)
+    made = step(model)
+    assert all(v is not None and v.isfinite().all() for v in made.values())
+    assert all(m.told['tokens'] == m.told['hw'][0] * m.told['hw'][1] for m in mixers)
+    assert all(made[n].any() for n in made if n.endswith('mixer.proj.weight'))
+
+
+@pytest.mark.parametrize(('name', 'adapter'), CASES)
+def test_mixed_precision_recomputation_and_copies(name: str, adapter: bool) -> None:
+    mixer = dict(type='foreign.Placed')
+    expected = step(build(name, mixer, adapter))
+    recomputed = step(build(name, mixer, adapter, with_cp=True))
+    copied = step(copy.deepcopy(build(name, mixer, adapter)))
+    for key, value in expected.items():
+        # The same kernels on the same numbers in the same order.
+        assert torch.equal(recomputed[key], value), key
+        assert torch.equal(copied[key], value), key
+    rounded = step(build(name, mixer, adapter), amp=True)
+    assert all(v.isfinite().all() for v in rounded.values())
+
+
+def test_a_mixer_is_told_what_its_forward_names() -> None:
+    told = {}
+    for name in BACKBONES:
+        model = build(name, dict(type='foreign.Placed'))
+        step(model)
+        told[name] = [m.told for m in mixers_of(model)]
+    for name, every in told.items():
+        for one in every:
+            assert set(one) == {'hw', 'tokens', 'rotation', 'patches'}, 'nothing goes to **rest'
+            assert one['patches'] is None
+            assert (one['rotation'] is not None) == (name == 'HViT3')
+    rotations = [one['rotation'].shape for one in told['HViT3']]
+    # Images of 49×70: maps of ⌈H/4⌉ × ⌈W/4⌉ and half of that, C / 2 turns a token.
+    assert rotations == [(13 * 18, 8), (7 * 9, 16), (7 * 9, 16)]
+
+
+@pytest.mark.parametrize('cls_mode', ['head', 'middle', 'double'])
+def test_class_tokens_need_a_mixer_that_knows_of_them(cls_mode: str) -> None:
+    model = build('Vittt', dict(type='foreign.Placed'), cls_mode=cls_mode)
+    step(model)
+    for mixer in mixers_of(model):
+        count = mixer.told['tokens']
+        classes = {'head': [0], 'middle': [10], 'double': [0, 21]}[cls_mode]
+        assert mixer.told['hw'] == (4, 5)
+        assert mixer.told['patches'].tolist() == [i for i in range(count) if i not in classes]
+    with pytest.raises(ValueError, match=rf"cls_mode='{cls_mode}'.*Mean.*patches"):
+        build('Vittt', dict(type='foreign.Mean'), cls_mode=cls_mode)
+
+
+@every_backbone
+def test_another_type_has_no_option_of_the_default(name: str) -> None:
+    """T⁵'s key norm, Vittt's gate: nobody wrote them for this mixer."""
+    own = OWN[name]
+    for kind in (own, own.__name__, f'mmvttt.{own.__name__}', None):
+        mixer = {} if kind is None else dict(type=kind)
+        assert str(build(name, mixer)) == str(build(name, None))
+    other = TTTMixer if own is not TTTMixer else ViT3Mixer
+    options = dict(inner=dict(type='FC')) if other is TTTMixer else {}
+    model = build(name, dict(type=other, **options))
+    assert all(type(m) is other for m in mixers_of(model))
+    if other is TTTMixer:
+        assert all(m.normalize_keys is None and m.q_conv is None for m in mixers_of(model))
+
+
+@every_backbone
+@pytest.mark.parametrize(
+    ('mixer', 'error', 'named'),
+    [
+        (dict(type='mmvttt.NoSuch'), ValueError, 'NoSuch.*TTTMixer.*own_mixer'),
+        (dict(type='foreign.NoSuch'), ValueError, 'foreign.NoSuch.*TTTMixer'),
+        (dict(type=None), TypeError, 'None'),
+        (dict(type='foreign.Demanding'), TypeError, 'Demanding.forward.*depth'),
+        (dict(type='foreign.Mean', conv_kernel=3), TypeError, 'conv_kernel'),
+        ('foreign.Mean', TypeError, r"mixer='foreign.Mean'.*dict\(type="),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(
+    name: str, mixer: Any, error: type[Exception], named: str
+) -> None:
+    with pytest.raises(error, match=f'(?s){named}'):
+        build(name, mixer)
+
+
+@pytest.mark.parametrize('design', ['ttt_layer', 'share_qk', 'gating', 'conv1d', 'dual'])
+def test_a_row_of_the_design_route_belongs_to_its_mixer(design: str) -> None:
+    with pytest.raises(ValueError, match=rf"design='{design}'.*TTTLinearMixer.*Mean"):
+        build('Vittt', dict(type='foreign.Mean'), design=design)
+    assert build('Vittt', dict(type='foreign.Mean')).blocks[0].conv2d is not None
+
+
+@every_backbone
+def test_an_unknown_option_is_named(name: str) -> None:
+    with pytest.raises(TypeError, match='no_such_option'):
+        build(name, None, no_such_option=1)
+
+
+def test_below_another_default_scope() -> None:
+    with ROOT.switch_scope_and_registry('foreign'):
+        assert resolve_mixer(dict(type='Mean'), dict(type='mmvttt.ViT3Mixer'))['type'] is Mean
+        assert resolve_mixer(None, dict(type='mmvttt.ViT3Mixer'))['type'] is ViT3Mixer
+        assert resolve_mixer(dict(type='ViT3Mixer'), dict(type=TTTMixer))['type'] is ViT3Mixer
+
+
+def test_the_parts_of_an_inner_training_have_registries_too() -> None:
+    scope = 'foreign_parts'
+    models, losses, norms = (
+        Registry(parent.name, parent=parent, scope=scope)
+        for parent in (INNER_MODELS, INNER_LOSSES, KEY_NORMS)
+    )
+    from mmvttt.models.layers import InnerModel
+
+    @models.register_module()
+    class Tanh2(InnerModel):
+        def __init__(self, num_heads: int, head_dims: int) -> None:
+            super().__init__(
+                num_heads, w1=(head_dims, 2 * head_dims), w2=(2 * head_dims, head_dims)
+            )
+
+        def call(self, w: dict, x: Tensor, hw: tuple[int, int]) -> Tensor:
+            return (x @ w['w1']).tanh() @ w['w2']
+
+    @losses.register_module()
+    def quartic(predicted: Tensor, value: Tensor, scale: float) -> Tensor:
+        return scale * (predicted - value).pow(4).mean()
+
+    @norms.register_module()
+    def halved(k: Tensor) -> Tensor:
+        return k / 2
+
+    named = dict(inner=dict(type=f'{scope}.Tanh2'), loss=f'{scope}.quartic')
+    given = dict(inner=dict(type=Tanh2), loss=quartic, key_norm=halved)
+    out = []
+    for options in (dict(named, key_norm=f'{scope}.halved'), given):
+        mixer = dict(type='mmvttt.TTTMixer', **options)
+        model = build('ViT3', mixer)
+        assert isinstance(model.blocks[0].mixer.inner, Tanh2)
+        out.append(step(model))
+        recomputed = step(build('ViT3', mixer, with_cp=True))
+        assert all(torch.equal(recomputed[n], v) for n, v in out[0].items())
+    assert all(torch.equal(out[0][n], out[1][n]) for n in out[0])
+    assert all(v.any() for n, v in out[0].items() if '.inner.' in n)
+
+
+class Louder(INNER_MODELS.get('SwiGLU')):
+    def call(self, w: dict, x: Tensor, hw: tuple[int, int]) -> Tensor:
+        return 2 * super().call(w, x, hw)
+
+
+def test_an_op_is_for_its_own_model_and_loss_alone() -> None:
+    """A subclass computes something else, and so does a loss of the same name."""
+
+    def dot(predicted: Tensor, value: Tensor, scale: float) -> Tensor:
+        return -(predicted * value).sum()
+
+    assert TTTMixer(16, 2, dict(type='SwiGLU'), loss=INNER_LOSSES.get('dot')).fused
+    assert not TTTMixer(16, 2, dict(type=Louder)).fused
+    assert not TTTMixer(16, 2, dict(type='SwiGLU'), loss=dot).fused
+
+
+@pytest.mark.parametrize(
+    ('options', 'error', 'named'),
+    [
+        (dict(inner=dict(type='my.Tanh2')), ValueError, 'my.Tanh2.*GatedFC.*own_mixer'),
+        (dict(inner=dict(type=nn.Linear)), TypeError, 'Linear.*InnerModel'),
+        (dict(inner=dict()), ValueError, 'inner.*GatedFC'),
+        (dict(loss='huber'), ValueError, 'huber.*smooth_l1.*own_mixer'),
+        (dict(loss=3), TypeError, 'loss=3'),
+        (dict(key_norm='batch'), ValueError, 'batch.*instance.*own_mixer'),
+    ],
+)
+def test_what_is_not_registered_is_named(options: dict, error: type[Exception], named: str) -> None:
+    with pytest.raises(error, match=f'(?s){named}'):
+        TTTMixer(16, 2, **{'inner': dict(type='FC'), **options})

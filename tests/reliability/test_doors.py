@@ -1,0 +1,163 @@
+"""What enters the room by its two doors, and what the room may know."""
+
+import ast
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from mmengine.hooks import EMAHook, Hook
+from mmengine.registry import HOOKS
+
+import mmvttt
+from mmvttt.errors import DataError, ResumeError, UsageError
+from mmvttt.reliability import AnomalyError
+
+PACKAGE = Path(mmvttt.__file__).parent
+# Rooms from the lowest floor up: none imports from a later line. Files at the top are rooms too.
+FORBIDDEN = ('models', 'analysis', 'apis', 'convert', 'engine', 'checkpoints', 'datasets')
+
+
+def imported(file: Path) -> Iterator[str]:
+    """Names of the modules that a file imports, anywhere in it."""
+    package = ('mmvttt', *file.relative_to(PACKAGE).parts[:-1])
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            start = '.'.join(package[: len(package) - node.level + 1]) if node.level else ''
+            module = '.'.join(filter(None, (start, node.module)))
+            yield module
+            yield from (f'{module}.{alias.name}' for alias in node.names)
+
+
+def room(module: str) -> str:
+    """The folder or file of mmvttt that a module lies in."""
+    return module.split('.')[1] if module.startswith('mmvttt.') else ''
+
+
+def test_it_knows_no_model_no_op_and_nothing_above() -> None:
+    for file in (PACKAGE / 'reliability').rglob('*.py'):
+        for module in imported(file):
+            assert not module.startswith('ttt_kernels'), file
+            assert room(module) not in FORBIDDEN, (file, module)
+
+
+def test_no_circle_between_rooms() -> None:
+    rooms = {p.stem for p in PACKAGE.iterdir() if p.suffix == '.py' or (p / '__init__.py').exists()}
+    uses: dict[str, set[str]] = {name: set() for name in rooms}
+    for file in PACKAGE.rglob('*.py'):
+        own = file.relative_to(PACKAGE).parts[0].removesuffix('.py')
+        if '.mim' not in file.parts and own in rooms:
+            uses[own] |= {room(m) for m in imported(file)} & rooms - {own, 'version'}
+    # The package itself imports rooms to apply their patches; __main__ reports on it.
+    del uses['__init__'], uses['__main__']
+    while free := {name for name, used in uses.items() if not used & uses.keys()}:
+        for name in free:
+            del uses[name]
+    assert not uses, f'a circle runs through {uses}'
+
+
+def digests(folder: str) -> dict[str, str]:
+    return {
+        str(p): hashlib.sha256(p.read_bytes()).hexdigest()
+        for p in Path(folder).rglob('*')
+        if p.is_file()
+    }
+
+
+HOLD = """
+import time
+from mmvttt.reliability.run_lock import RunLock
+lock = RunLock('a')
+lock.acquire()
+print('locked', flush=True)
+time.sleep(600)
+"""
+REFUSED = {
+    'second': ({}, UsageError, 'another training'),
+    'resume': (dict(resume='a/epoch_9.pth'), UsageError, 'no checkpoint'),
+    'damaged': (dict(resume='a/epoch_1.pth'), ResumeError, 'damaged'),
+    'data': (
+        dict(cfg_options={'train_dataloader.dataset.data_root': '/nowhere'}),
+        DataError,
+        'data is missing',
+    ),
+}
+
+
+@pytest.mark.parametrize('kind', REFUSED)
+def test_a_refused_training_changes_no_byte(run: Callable, kind: str) -> None:
+    options, error, message = REFUSED[kind]
+    run('train', work_dir='a', cfg_options={'train_cfg.max_epochs': 1})
+    if kind == 'damaged':
+        content = bytearray(Path('a/epoch_1.pth').read_bytes())
+        content[len(content) // 2] ^= 255
+        Path('a/epoch_1.pth').write_bytes(content)
+    if kind == 'second':
+        other = subprocess.Popen([sys.executable, '-c', HOLD], stdout=subprocess.PIPE)
+        assert other.stdout.readline() == b'locked\n'
+    before = digests('a')
+    try:
+        with pytest.raises(error, match=message):
+            run('train', work_dir='a', **options)
+        assert digests('a') == before
+    finally:
+        if kind == 'second':
+            other.kill()
+            other.communicate()
+
+
+def test_a_forgotten_resume_is_a_warning(run: Callable, caplog: pytest.LogCaptureFixture) -> None:
+    said: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr('mmvttt.reliability.protect.print_log', lambda text, *_: said.append(text))
+        for options in ({}, dict(resume='auto'), {}):
+            run('train', work_dir='a', cfg_options={'train_cfg.max_epochs': 1}, **options)
+    (warning,) = [text for text in said if 'former training' in text]
+    assert 'epoch_1.pth' in warning
+    assert '--resume' in warning
+
+
+def test_links_in_the_folder_are_not_followed(run: Callable) -> None:
+    names = ['.running', 'last_checkpoint', 'epoch_1.pth', 'tiny_config.py', 'best_mse_epoch_1.pth']
+    Path('a').mkdir()
+    for name in names:
+        Path(f'precious_{name}').write_text('mine')
+        Path('a', name).symlink_to(Path(f'precious_{name}').absolute())
+    options = {
+        'train_cfg.max_epochs': 1,
+        'default_hooks.checkpoint.save_best': 'mse',
+        'default_hooks.checkpoint.rule': 'less',
+    }
+    run('train', work_dir='a', cfg_options=options)
+    for name in names:
+        assert Path(f'precious_{name}').read_text() == 'mine', name
+        assert not Path('a', name).is_symlink()
+
+
+@pytest.mark.parametrize('make', [Path.mkdir, os.mkfifo], ids=['folder', 'pipe'])
+def test_a_lock_that_is_no_file_is_a_clear_error(run: Callable, make: Callable) -> None:
+    Path('a').mkdir()
+    make(Path('a/.running'))
+    with pytest.raises(UsageError, match=r"'a/\.running' marks a folder .* remove it"):
+        run('train', work_dir='a')
+
+
+def test_an_average_that_is_not_finite_is_not_saved(run: Callable) -> None:
+    average = dict(type='EMAHook', momentum=0.1)
+    options = {'custom_hooks': [average, dict(type='BadAverage')], 'train_cfg.max_epochs': 1}
+
+    class BadAverage(Hook):
+        def after_train_iter(self, runner: object, *_: object, **__: object) -> None:
+            (hook,) = (h for h in runner.hooks if isinstance(h, EMAHook))
+            next(hook.ema_model.module.parameters()).data.fill_(torch.nan)
+
+    HOOKS.register_module(name='BadAverage', module=BadAverage, force=True)
+    with pytest.raises(AnomalyError, match='In the averaged weights'):
+        run('train', work_dir='a', cfg_options=options)
+    assert not list(Path('a').glob('*.pth'))
