@@ -7,4 +7,4 @@ optim_wrapper = dict(
     optimizer=dict(type='AdamW', lr=1e-4, betas=(0.9, 0.999), weight_decay=0.0),
 )
 auto_scale_lr = dict(base_batch_size=256)
-custom_hooks = [dict(type='mmvttt.EMAHook', decay=0.9999, base_batch_size=256)]
+custom_hooks = [dict(type='EMAHook', momentum=1e-4, priority='ABOVE_NORMAL')]

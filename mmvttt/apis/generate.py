@@ -228,17 +228,20 @@ def write_npz(images: np.ndarray, path: str | os.PathLike[str]) -> None:
 def write_grid(
     images: np.ndarray, path: str | os.PathLike[str], columns: int | None = None
 ) -> None:
-    """Writes images `(N, H, W, 3)` side by side; small ones are enlarged to 32 pixels or more."""
+    """Writes images `(N, H, W, 3)` in a grid; small ones are enlarged to 32 pixels or more."""
     from PIL import Image
 
     count, height, width = images.shape[:3]
     columns = int(np.ceil(count**0.5))
     rows = -(-count // columns)
-    grid = np.full((rows * columns, height, width, 3), 255, np.uint8)
-    grid[:count] = images
-    grid = grid.reshape(rows, columns, height, width, 3).swapaxes(1, 2)
     times = -(-32 // min(height, width))
-    grid = grid.reshape(rows * height, columns * width, 3).repeat(times, 0).repeat(times, 1)
+    images = images.repeat(times, 1).repeat(times, 2)
+    gap = 2
+    high, wide = times * height + gap, times * width + gap
+    grid = np.full((rows * high + gap, columns * wide + gap, 3), 255, np.uint8)
+    for i, image in enumerate(images):
+        top, left = (gap + i // columns * high), (gap + i % columns * wide)
+        grid[top : top + high - gap, left : left + wide - gap] = image
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(grid).save(path)
 

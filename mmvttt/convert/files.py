@@ -17,7 +17,7 @@ from mmvttt.reliability.read import read_weights
 from mmvttt.version import __version__
 
 from .conversion import Conversion, to_ours, to_public
-from .dit import dit_to_diffusers, dit_to_ours, dit_to_public, is_dit
+from .dit import PREFIX, dit_to_diffusers, dit_to_ours, dit_to_public, is_dit
 
 _DIRECTIONS = {'ours': to_ours, 'public': to_public}
 _OF_DIT = {'ours': dit_to_ours, 'public': dit_to_public, 'diffusers': dit_to_diffusers}
@@ -57,9 +57,10 @@ def convert_checkpoint(
 
     Args:
         source: A public (or our) checkpoint of ViT³, H-ViT³, T⁵, DiT³ or DiT.
-        target: The file to write, with the weights under `state_dict` (ours) or `model` (public);
-            a name in `.safetensors` holds the weights alone, as diffusers reads them.
-        to: 'ours' or 'public'; for DiT also 'diffusers', the names of its `DiTTransformer2DModel`.
+        target: The file to write, with the weights under `model` (public) or `state_dict` (else);
+            one in `.safetensors` holds the weights alone, as diffusers reads them.
+        to: 'ours' or 'public'; for DiT also 'diffusers', the names of its `DiTTransformer2DModel`,
+            in a `.pth` as a training of `mmvttt.LinearTransformer` loads them.
         ema: Take the averaged weights of the file, MESA's teacher for one.
 
     Returns:
@@ -82,9 +83,12 @@ def convert_checkpoint(
         save_file({name: value.contiguous() for name, value in conversion.weights.items()}, target)
     elif conversion.complete:
         meta = dict(mmvttt_version=__version__, model=conversion.name, source=Path(source).name)
-        container = 'state_dict' if to == 'ours' else 'model'
+        container = 'model' if to == 'public' else 'state_dict'
+        # Of diffusers' model inside a mmvttt.DiffusionModel, for load_from.
+        prefix = PREFIX if to == 'diffusers' else ''
+        named = {f'{prefix}{name}': value for name, value in conversion.weights.items()}
         Path(target).parent.mkdir(parents=True, exist_ok=True)
-        torch.save({container: conversion.weights, 'meta': meta}, target)
+        torch.save({container: named, 'meta': meta}, target)
     return conversion
 
 

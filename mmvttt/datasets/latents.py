@@ -34,15 +34,22 @@ class CachedLatents(Dataset):
     Args:
         data_root: The folder.
         flip: Whether every other image is mirrored, at random.
+        conditions: Names of the arrays that say what an image is; None for all that are there.
 
     Raises:
         MissingDataError: There is no such cache.
         DataError: The cache is not whole, or an array has not a row for each image.
     """
 
-    def __init__(self, data_root: str | os.PathLike[str], flip: bool = True) -> None:
+    def __init__(
+        self,
+        data_root: str | os.PathLike[str],
+        flip: bool = True,
+        conditions: Sequence[str] | None = None,
+    ) -> None:
         self.root = Path(data_root)
         self.flip = flip
+        self.conditions = conditions
         if not (self.root / _NOTES).is_file():
             raise MissingDataError(
                 f'{os.fspath(data_root)!r} holds no cache of latents ({_NOTES} is missing): make '
@@ -55,6 +62,12 @@ class CachedLatents(Dataset):
                 f'{self.notes["images"]} images: run tools/cache_latents.py again, it goes on'
             )
         self._arrays: dict[str, np.ndarray] = {}
+        missing = [name for name in conditions or () if name not in self.arrays]
+        if missing:
+            raise MissingDataError(
+                f'the cache {os.fspath(data_root)!r} has no {missing[0]}.npy: put an array with a '
+                'row for each image there'
+            )
         for name, array in self.arrays.items():
             if len(array) != self.notes['images']:
                 raise DataError(
@@ -67,6 +80,8 @@ class CachedLatents(Dataset):
         """The arrays by name, opened in each process by itself."""
         if not self._arrays:
             files = sorted(self.root.glob('*.npy'))
+            if self.conditions is not None:
+                files = [f for f in files if f.stem in ('moments', *self.conditions)]
             self._arrays = {f.stem: np.load(f, mmap_mode='r', allow_pickle=False) for f in files}
         return self._arrays
 
@@ -177,7 +192,7 @@ class ClassFolders(Dataset):
 
 def cache_latents(
     autoencoder: Any,
-    images: Dataset,
+    images: ClassFolders,
     out: str | os.PathLike[str],
     batch_size: int = 32,
     num_workers: int = 0,
@@ -188,7 +203,7 @@ def cache_latents(
 
     Args:
         autoencoder: A diffusers `AutoencoderKL`, on the device to use.
-        images: Items `((3, H, W) in [−1, 1], class)`.
+        images: The images, or a data set of items `((3, H, W) in [−1, 1], class)`.
         out: The folder.
         batch_size: Images at a time.
         num_workers: Processes that read images.
@@ -213,7 +228,7 @@ def cache_latents(
         dtype=dtype,
         scale=config.scaling_factor,
         shift=config.get('shift_factor') or 0.0,
-        classes=list(getattr(images, 'classes', [])),
+        classes=images.classes,
     )
     done = _take_up(out, notes)
     mode: Any = 'r+' if done else 'w+'

@@ -68,8 +68,8 @@ def test_files(tool: Callable, capsys: pytest.CaptureFixture) -> None:
     assert len({image.tobytes() for image in found}) == 12
     # Four columns of images that are enlarged four times.
     grid = np.asarray(Image.open('a/grid.png'))
-    assert grid.shape == (3 * 32, 4 * 32, 3)
-    assert (grid[32:64:4, 96:128:4] == found[7]).all()
+    assert grid.shape == (3 * 34 + 2, 4 * 34 + 2, 3)
+    assert (grid[36:68:4, 104:136:4] == found[7]).all()
     out = capsys.readouterr().out
     assert '12 images of 8×8 → a/grid.png' in out
     assert 'averaged' not in out

@@ -118,6 +118,12 @@ def test_prompts_come_along(cache: Path, tmp_path: Path) -> None:
     assert {n: tuple(v.shape) for n, v in item.items()} == dict(
         latents=(4, 16, 16), encoder_hidden_states=(5, 12), pooled_projections=(9,)
     )
+    assert set(CachedLatents(folder, conditions=['pooled_projections'])[2]) == {
+        'latents',
+        'pooled_projections',
+    }
+    with pytest.raises(MissingDataError, match=r'has no class_labels\.npy'):
+        CachedLatents(folder, conditions=['class_labels'])
 
 
 def test_what_is_wrong_with_a_cache(
