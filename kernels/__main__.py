@@ -16,7 +16,7 @@ def _version(package: str) -> str:
 
 
 def report() -> str:
-    """What this machine has and what every op makes of it, a line each."""
+    """Versions, the GPU, and for every op the backends that can run here, a line each."""
     if torch.cuda.is_available():
         major, minor = torch.cuda.get_device_capability()
         gpu = f'{torch.cuda.get_device_name()} (compute capability {major}.{minor})'

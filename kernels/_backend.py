@@ -1,17 +1,20 @@
-"""Which implementation of an op runs: Triton on a GPU, numba on a CPU, else its reference."""
+"""Chooses the implementation of an op: Triton on a GPU, numba on a CPU, else its reference."""
 
 import functools
 import importlib
 import importlib.util
 import os
+import pkgutil
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 
 import torch
 from torch import Tensor
 
-OPS = ('ttt_linear', 'causal_conv', 'ttt_glu', 'ttt_dwconv', 'ttt_mlp', 'deform_attn')
+# Every folder of this package is an op.
+OPS = tuple(m.name for m in pkgutil.iter_modules([str(Path(__file__).parent)]) if m.ispkg)
 # The module of an op's folder that holds its kernels.
 _MODULES = {'triton': 'kernel', 'numba': '_numba'}
 _NAMES = {'triton': 'Triton', 'numba': 'numba'}
@@ -20,10 +23,10 @@ VARIABLE = 'TTT_KERNELS_BACKEND'
 
 
 def resolve(backend: str | None) -> str:
-    """The `backend` argument of an op as the string that travels through its registration.
+    """Checks the `backend` argument of an op and returns it as a string for the registered op.
 
-    None leaves the choice to the environment variable TTT_KERNELS_BACKEND, for those who cannot
-    reach the call, and without it to `choose`.
+    None leaves the choice to the environment variable TTT_KERNELS_BACKEND, for callers who cannot
+    reach the argument, and where that is not set to `choose`.
 
     Raises:
         ValueError: `backend`, or the variable, is not None or one of BACKENDS.
@@ -44,7 +47,7 @@ def resolve(backend: str | None) -> str:
 
 @functools.cache
 def load_kernel(op: str, backend: str = 'triton') -> ModuleType | str:
-    """The module of an op's kernels, imported on first use, or why there is none."""
+    """Imports the module of an op's kernels, once; a string is the reason why there is none."""
     name = f'{__package__}.{op}.{_MODULES[backend]}'
     if importlib.util.find_spec(name) is None:
         return f'this version has no {_NAMES[backend]} kernel for {op}'
@@ -57,13 +60,13 @@ def load_kernel(op: str, backend: str = 'triton') -> ModuleType | str:
 
 
 def interpreting() -> bool:
-    """Whether Triton kernels run in the interpreter, which also takes tensors in host memory."""
+    """True where Triton kernels run in the interpreter, which also takes tensors in host memory."""
     return os.environ.get('TRITON_INTERPRET', '0') == '1'
 
 
 @functools.cache
 def _no_launches() -> str | None:
-    """Why Triton launches nothing on the GPUs of this machine, or None."""
+    """Reason why Triton launches nothing on the GPUs of this machine, or None."""
     if interpreting():
         return None
     if torch.version.hip:
@@ -107,14 +110,14 @@ def _warn_once(op: str, reason: str) -> None:
 
 
 def choose(
-    op: str, backend: str, tensor: Tensor, supported: Callable[[ModuleType], str | None]
+    op: str, backend: str, tensor: Tensor, unsupported_reason: Callable[[ModuleType], str | None]
 ) -> ModuleType | None:
     """The kernel module to run on `tensor`'s device, or None for the reference.
 
     Args:
         backend: 'auto' or one of BACKENDS.
-        supported: asks a loaded kernel module why it cannot run with these inputs; None where it
-            can.
+        unsupported_reason: reason why a loaded kernel module cannot run with these inputs; None
+            where it can.
 
     Raises:
         RuntimeError: `backend` is 'triton' or 'numba' and that kernel cannot run.
@@ -128,7 +131,7 @@ def choose(
     if isinstance(kernel, str):
         reason = kernel
     else:
-        reason = _unreachable(wanted, tensor.device) or supported(kernel)
+        reason = _unreachable(wanted, tensor.device) or unsupported_reason(kernel)
         if reason is None:
             return kernel
     if backend != 'auto':
@@ -142,7 +145,7 @@ def choose(
 
 
 def available() -> dict[str, dict[str, str | None]]:
-    """For every op, what each backend lacks to run on this machine: None where it can run.
+    """Reasons why backends cannot run on this machine, by op; None where they can.
 
     Returns:
         {op: {'triton': reason or None, 'numba': reason or None, 'reference': None}}.

@@ -1,4 +1,4 @@
-"""What the references of the full-batch inner steps share: layouts, silu, the damping of ViT³."""
+"""Functions that the references of the inner steps share: layouts, silu, the damping of ViT³."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""What the public functions of all ops do to their inputs: autocast and the checks of types."""
+"""Autocast and checks of arguments, for the public functions of all ops."""
 
 import math
 
@@ -11,28 +11,28 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def state_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What states and sums are kept in: fp64 for fp64 tokens, else fp32."""
+    """Dtype of states and sums: fp64 for fp64 tokens, else fp32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def gradient_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What the inner gradients of tokens are kept in: their dtype, but fp32 for fp16.
+    """Dtype of the inner gradients of tokens: that of the tokens, but fp32 for fp16.
 
-    They are divided by a σ, which may be as small as √ε, and leave the range of fp16 with it.
+    They are divided by σ, which may be as small as √ε, and would leave the range of fp16.
     """
     return torch.float32 if dtype == torch.float16 else dtype
 
 
 def autocasting(device: torch.device) -> bool:
-    """Whether autocast is on for `device`; never on the meta device, which knows none.
+    """True where autocast is on for `device`; the meta device has none.
 
-    (`torch.amp.is_autocast_available` would say so, but torch 2.11 cannot trace it.)
+    (torch 2.11 cannot trace `torch.amp.is_autocast_available`.)
     """
     return device.type != 'meta' and torch.is_autocast_enabled(device.type)
 
 
 def to_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Tokens in the autocast dtype where autocast is on; fp64 stays, as in torch's own rules.
+    """Casts tokens to the autocast dtype where autocast is on; fp64 stays, as in torch's own rules.
 
     `torch.library.register_autocast` would cast the parameters too, which must stay fp32.
     """
@@ -44,7 +44,7 @@ def to_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def check_tensors(op: str, optional: tuple[str, ...] = (), **tensors: Tensor | None) -> None:
-    """Everything is a tensor on the device of the first; the `optional` ones may be None.
+    """Checks that all are tensors on the device of the first; the `optional` ones may be None.
 
     Raises:
         TypeError: not a tensor, or a sparse one.
@@ -72,7 +72,7 @@ def check_tensors(op: str, optional: tuple[str, ...] = (), **tensors: Tensor | N
 
 
 def check_not_empty(op: str, name: str, x: Tensor, **sizes: int) -> None:
-    """Raises ValueError if one of the `sizes` of `x` is 0; a batch may be."""
+    """Raises ValueError if one of the `sizes` of `x` is 0. A batch may be empty."""
     for letter, size in sizes.items():
         if size == 0:
             raise ValueError(
@@ -81,8 +81,8 @@ def check_not_empty(op: str, name: str, x: Tensor, **sizes: int) -> None:
             )
 
 
-def letters(op: str, directions: tuple[str, ...]) -> str:
-    """Directions of scans as the string that travels through a registration: 'fb'.
+def direction_letters(op: str, directions: tuple[str, ...]) -> str:
+    """Directions of scans as one string, 'fb', as a registered op takes them.
 
     Raises:
         ValueError: there are none, or one is unknown.
@@ -132,7 +132,7 @@ def check_dtype(op: str, name: str, x: Tensor, dtype: torch.dtype, why: str) -> 
 
 
 def check_inner_step(op: str, q: Tensor, k: Tensor, v: Tensor, **weights: Tensor) -> None:
-    """Tokens `(B, N, H, d)` of one shape and dtype, and weights `(H, d, d)` of that of the state.
+    """Checks tokens `(B, N, H, d)` of one shape and dtype, and weights `(H, d, d)` in fp32 or fp64.
 
     Raises:
         TypeError: a wrong dtype.

@@ -1,10 +1,11 @@
-"""What kernels need on the host: reasons not to run, strides, padding; sums over all tokens.
+"""Host side of the Triton kernels: limits, strides, padding, and sums over all tokens.
 
 Where there are few sums, several programs share one: fp32 partials, added up in a fixed order.
 No atomics, and nothing depends on the GPU at hand: the same inputs give the same bits.
 """
 
 import functools
+from typing import Any
 
 import torch
 import triton
@@ -25,8 +26,8 @@ _LEAST_BLOCKS = 4
 _COLUMNS = 64
 
 
-def unfit(q: Tensor) -> str | None:
-    """Why no kernel here takes `q`, or None."""
+def unsupported_reason(q: Tensor) -> str | None:
+    """Reason why no kernel here takes `q`, or None."""
     if q.numel() == 0:
         return 'the batch is empty'
     if _backend.interpreting():
@@ -36,20 +37,20 @@ def unfit(q: Tensor) -> str | None:
     return None
 
 
-def unfit_heads(q: Tensor) -> str | None:
-    """Why the kernels for heads as matrices do not take `q` `(B, N, H, d)`, or None."""
+def unsupported_heads_reason(q: Tensor) -> str | None:
+    """Reason why the kernels of the inner steps do not take `q` `(B, N, H, d)`, or None."""
     dim = q.shape[-1]
     if dim > DIMS[-1]:
         return f'd is {dim}; the kernels have at most {DIMS[-1]}'
     if q.dtype == torch.float32 and dim > DIMS[0] and not _backend.interpreting():
         return f'q is torch.float32 with d = {dim}, which does not fit the registers'
-    return unfit(q)
+    return unsupported_reason(q)
 
 
 def pad(*tensors: Tensor, dims: tuple[int, ...] = DIMS, axes: int = 1) -> list[Tensor]:
-    """Each with its last `axes` dimensions, of one size, padded with zeros to the next of `dims`.
+    """Pads the last `axes` dimensions of each, all of one size, with zeros to the next of `dims`.
 
-    Of the zeros nothing comes in any formula here.
+    The zeros add nothing in any formula here.
     """
     width = tensors[0].shape[-1]
     more = next(dim for dim in dims if dim >= width) - width
@@ -57,38 +58,32 @@ def pad(*tensors: Tensor, dims: tuple[int, ...] = DIMS, axes: int = 1) -> list[T
 
 
 def unpad(*tensors: Tensor, width: int, axes: int = 1) -> list[Tensor]:
-    """The inverse of `pad`; contiguous."""
+    """Undoes `pad`; the results are contiguous."""
     if tensors[0].shape[-1] == width:
         return [x.contiguous() for x in tensors]
-    corner = (..., *[slice(width)] * axes)
+    corner: tuple[Any, ...] = (..., *[slice(width)] * axes)
     return [x[corner].contiguous() for x in tensors]
 
 
 def little_shared_memory(q: Tensor) -> bool:
-    """Whether a program has 99 KB on the GPU of `q`: those of desktops from 8.6 on."""
+    """True where a program has 99 KB of shared memory: desktop GPUs from 8.6 on."""
     if _backend.interpreting():
         return False
     roomy = ((8, 0), (8, 7), (9, 0), (10, 0), (10, 3))
     return torch.cuda.get_device_capability(q.device) not in roomy
 
 
-def given(axes: str, **tokens: Tensor) -> dict[str, Tensor | int]:
-    """Kernel arguments `x`, `x_b`, … of every tensor x: itself and its stride along each axis.
+def with_strides(**tensors: Tensor) -> dict[str, Tensor | tuple[int, ...]]:
+    """Kernel arguments `x` and `x_strides` of every tensor x: those of all dimensions but the last.
 
-    The last dimension is read as contiguous; a tensor where it isn't (an expanded gradient, say) is
+    The last one is read as contiguous; a tensor where it isn't (an expanded gradient, say) is
     copied.
     """
-    dense = {name: x if x.stride(-1) == 1 else x.contiguous() for name, x in tokens.items()}
-    return strided(axes, **dense)
-
-
-def strided(axes: str, **tensors: Tensor) -> dict[str, Tensor | int]:
-    """Kernel arguments `x`, `x_b`, … of every tensor x, as it is."""
-    arguments: dict[str, Tensor | int] = {}
+    arguments: dict[str, Tensor | tuple[int, ...]] = {}
     for name, x in tensors.items():
-        arguments[name] = x
-        for axis, stride in zip(axes, x.stride(), strict=False):
-            arguments[f'{name}_{axis}'] = stride
+        dense = x if x.stride(-1) == 1 else x.contiguous()
+        arguments[name] = dense
+        arguments[f'{name}_strides'] = dense.stride()[:-1]
     return arguments
 
 
@@ -97,32 +92,33 @@ MOST_SCANS = 31
 
 
 def reverse_mask(ways: str) -> int:
-    """Of the directions of all scans, 'f' or 'b', a bit each: 1 for 'b'."""
+    """Directions of all scans, a bit each: 0 for 'f', 1 for 'b'."""
     return sum(1 << r for r, way in enumerate(ways) if way == 'b')
 
 
-def too_many_scans(scans: int) -> str | None:
-    """Why no kernel takes so many scans, or None."""
+def unsupported_scans_reason(scans: int) -> str | None:
+    """Reason why no kernel takes so many scans, or None."""
     if scans > MOST_SCANS:
         return f'R is {scans}; the kernels have at most {MOST_SCANS} scans'
     return None
 
 
 def cdiv(a: int, b: int) -> int:
-    """`triton.cdiv`, which takes a few hundred times as long outside of a kernel."""
+    """Ceiling of a/b. `triton.cdiv` takes a few hundred times as long outside of a kernel."""
     return -(-a // b)
 
 
 def power_of_2(n: int) -> int:
-    """`triton.next_power_of_2`, likewise."""
+    """Next power of 2, as fast as `cdiv`."""
     return 1 << (n - 1).bit_length()
 
 
 def split(tokens: int, sums: int, block: int) -> tuple[int, int]:
-    """How many programs share each of `sums` sums over `tokens`, and how many tokens each takes.
+    """Shares each of `sums` sums over `tokens` among several programs.
 
     Returns:
-        splits ≥ 1, and the span, a multiple of `block`; no split is empty.
+        Number of programs a sum, ≥ 1, and tokens that each takes, a multiple of `block`. None of
+        them is left without tokens.
     """
     return _split(tokens, sums, block, _ENOUGH, _LEAST_BLOCKS)
 
@@ -201,10 +197,13 @@ def _relative(x, out, peak, size, COLUMNS: tl.constexpr):
 
 
 def relative(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """`x` `(P, …)` over 16 times its largest entry for every P, in `dtype`, and what it was over.
+    """Divides `x` `(P, …)` by 16 times its largest entry for every P.
 
-    Mean gradients may be too small for half precision. They are carried at 1/16 because what
-    follows is multiplied with keys and values and must not overflow.
+    Mean gradients may be too small for half precision. 1/16 leaves room: the result is multiplied
+    with keys and values and must not overflow.
+
+    Returns:
+        The quotients in `dtype`, and the divisors `(P,)`.
     """
     out = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
     peak = x.new_empty(len(x))

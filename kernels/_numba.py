@@ -1,4 +1,4 @@
-"""What kernels in numba share: compiling, products, formulas in vectors, tokens, threads."""
+"""Functions that the numba kernels share: compiling, products, vector formulas, threads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from llvmlite import ir
 from numba.core import cgutils, types
-from numba.extending import intrinsic
+from numba.extending import intrinsic as numba_intrinsic
 from torch import Tensor
 
 # Matrices of `add_product` are padded to multiples of these: tiles of 4 rows by 64 bytes, whose
@@ -29,12 +29,14 @@ _BYTE, _INDEX = ir.IntType(8), ir.IntType(64)
 _PARTS_PER_THREAD = 4
 # To wake one takes 70 µs, in which a core does 2 million multiply-adds.
 _WORTH_A_THREAD = 4_000_000
+# numba's own type counts the context among the arguments of a call.
+intrinsic: Callable[[Callable], Callable[..., Any]] = numba_intrinsic
 _CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 # Sums may be taken in another order and products be fused with sums, but NaN and infinity count,
 # and a compiled function takes one order always.
-_OPTIONS = {
+_OPTIONS: dict[str, Any] = {
     'nogil': True,
     'error_model': 'numpy',
     'fastmath': {'contract', 'reassoc', 'nsz', 'arcp'},
@@ -60,7 +62,7 @@ def jit(function: Callable) -> Callable:
     return kernel
 
 
-def part(function: Callable) -> Callable:
+def inlined(function: Callable) -> Callable:
     """Compiles `function` for other compiled functions alone.
 
     A loop runs in vectors where LLVM needs at most 8 comparisons to know that no array written in
@@ -71,7 +73,8 @@ def part(function: Callable) -> Callable:
     orders of sums, and a training that is resumed would not end as one that was not.
     """
     unwrapped = {'no_cpython_wrapper': True, 'no_cfunc_wrapper': True, 'forceinline': True}
-    return numba.njit(**unwrapped, **_OPTIONS)(function)
+    options: dict[str, Any] = unwrapped | _OPTIONS
+    return numba.njit(**options)(function)
 
 
 # ----------------------------------------------------------------------------------------- products
@@ -381,7 +384,7 @@ def rounded_to_bf16(context, x):
 # ------------------------------------------------------------------------------------------- tokens
 
 
-@part
+@inlined
 def clear(x, first):
     """The rows of `x` from the `first` one on become zero."""
     for t in range(first, len(x)):
@@ -390,7 +393,7 @@ def clear(x, first):
             row[i] = 0
 
 
-@part
+@inlined
 def add(total, x):
     """total += x, matrices of one shape."""
     for t in range(len(x)):
@@ -399,7 +402,7 @@ def add(total, x):
             row[i] += line[i]
 
 
-@part
+@inlined
 def load(out, x, place, first, count, dim):
     """`count` tokens of `x` from the `first` one on; the rows below them become zero.
 
@@ -413,7 +416,7 @@ def load(out, x, place, first, count, dim):
     clear(out, count)
 
 
-@part
+@inlined
 def store(x, out, place, first, count, dim):
     """The tokens of a chunk to where `load` reads them."""
     start, step = place[0] + first * place[1], place[1]

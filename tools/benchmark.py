@@ -1,20 +1,37 @@
-"""Measures throughput, latency and peak memory of models (mmvttt.analysis.benchmark).
+"""Measures FLOPs, peak memory, latency and throughput of models (mmvttt.analysis.benchmark).
 
-Writes a CSV that names the machine, and draws it against the height of the image: throughput and
-memory as in vision-ttt Fig. 6, and latency. The FLOPs of that figure are counted by get_flops.py.
-timm's ViTs run fused attention; for the papers' DeiT, which stores all T² weights of a head, set
-TIMM_FUSED_ATTN=0.
+Writes a CSV that names the machine, and draws it against the size of the image as vision-ttt
+Fig. 6: with slopes, the papers' formulas as dotted lines, and where lines cross. --computed needs
+no machine: FLOPs and memory come from shapes, for images of any size.
+
+The papers compare with attention that stores all T² weights of a head, today's libraries run fused
+attention, which does not: --attention runs timm's models with either or both.
 
 example: python tools/benchmark.py vittt_tiny_patch16_224 deit_tiny_patch16_224 \\
-           --sizes 224 512 1024 --batch 8 --device cuda --dtype bfloat16 --plot fig6.png
+           --sizes 224 512 1024 --attention fused materialised --plot curves.png
+         python tools/benchmark.py --draw plain.csv stages.csv --plot curves.png
 """
 
 import argparse
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
 
 import torch
 from rich.progress import track
+from torch import nn
 
-from mmvttt.analysis.benchmark import Measurement, measure, plot, write_csv
+from mmvttt.analysis.benchmark import (
+    Measurement,
+    choose_attention,
+    compute,
+    count,
+    describe_crossings,
+    measure,
+    plot,
+    read_csv,
+    write_csv,
+)
 from mmvttt.analysis.models import DenseForward, find_model, image_channels
 from mmvttt.cli import (
     add_cfg_options,
@@ -26,12 +43,13 @@ from mmvttt.cli import (
 )
 from mmvttt.config import find_config
 from mmvttt.engine import compile_blocks
+from mmvttt.errors import UsageError
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = command_line(__doc__)
     parser.add_argument(
-        'models', nargs='+', help="configs, names of ours, or models of timm's registry"
+        'models', nargs='*', help="configs, names of ours, or models of timm's registry"
     )
     parser.add_argument(
         '--sizes',
@@ -40,13 +58,36 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         default=[224],
         help='sides of the (square) images in pixels',
     )
+    parser.add_argument(
+        '--shape',
+        nargs=2,
+        type=positive,
+        metavar=('HEIGHT', 'WIDTH'),
+        help='one size that is no square, instead of --sizes, e.g. 800 1333',
+    )
     parser.add_argument('--batch', nargs='+', type=positive, default=[1], help='images at once')
     parser.add_argument(
         '--device',
         type=usable_device,
         default='cuda' if torch.cuda.is_available() else 'cpu',
     )
-    parser.add_argument('--dtype', choices=('float32', 'bfloat16', 'float16'), default='float32')
+    parser.add_argument(
+        '--dtype',
+        nargs='+',
+        choices=('float32', 'bfloat16', 'float16'),
+        default=['float32'],
+        help='of the computation, by autocast',
+    )
+    parser.add_argument(
+        '--attention',
+        nargs='+',
+        choices=('fused', 'materialised'),
+        default=['fused'],
+        help="softmax attention of timm's models",
+    )
+    parser.add_argument(
+        '--computed', action='store_true', help='FLOPs and memory by computation; runs nothing'
+    )
     parser.add_argument('--train', action='store_true', help='time forward and backward')
     parser.add_argument('--backbone', action='store_true', help="leave out a config's heads")
     parser.add_argument(
@@ -60,54 +101,90 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument('--warmup', type=not_negative, default=3, help='batches before them')
     parser.add_argument('--out', default='work_dirs/benchmark.csv', help='the CSV')
     parser.add_argument('--plot', help='an image file to draw, e.g. work_dirs/benchmark.png')
+    parser.add_argument(
+        '--draw', nargs='+', metavar='CSV', help='draw these tables, a row each; measure nothing'
+    )
+    parser.add_argument('--names', nargs='+', help='titles of the tables of --draw')
     add_cfg_options(parser)
     return parser.parse_args(argv)
 
 
 def describe(row: Measurement) -> str:
     """A line for the screen."""
-    what = f'{row.model} {row.mode} {row.batch} × {row.height}×{row.width}'
-    if row.latency_ms is None:
+    what = f'{row.line} {row.mode} {row.dtype} {row.batch} × {row.height}×{row.width}'
+    if row.latency_ms is None and row.peak_mib is None:
         return f'{what}: out of memory'
-    memory = '' if row.peak_mib is None else f', {row.peak_mib:.0f} MiB'
-    return f'{what}: {row.latency_ms:.1f} ms, {row.images_per_s:.1f} images/s{memory}'
+    found = [] if row.gflops is None else [f'{row.gflops:.2f} GFLOPs']
+    if row.latency_ms is not None:
+        found.append(f'{row.latency_ms:.1f} ± {row.spread_ms / 2:.1f} ms')
+        found.append(f'{row.images_per_s:.1f} images/s')
+    return f'{what}: {", ".join(found)}, {row.peak_mib:.0f} MiB'
+
+
+def models(args: argparse.Namespace) -> Iterator[tuple[str, nn.Module]]:
+    """Names and networks, compiled ones after those that are not."""
+    mixed = any(find_config(name) is not None for name in args.models)
+    for name in args.models:
+        options = args.cfg_options or {}
+        if mixed and find_config(name) is None:
+            # Only the keys that are not meant for the configs beside it.
+            options = {key: value for key, value in options.items() if '.' not in key}
+        found = find_model(name, options, weightless=args.computed)
+        model = found.backbone if args.backbone else found.model
+        yield found.name, model
+        if args.compile:
+            compile_blocks(model)
+            yield f'{found.name} (compiled)', model
+
+
+def run(args: argparse.Namespace) -> list[Measurement]:
+    """Measures or computes every case, and prints it."""
+    sizes = [tuple(args.shape)] if args.shape else [(side, side) for side in args.sizes]
+    rows = []
+    for name, model in models(args):
+        kinds = args.attention if choose_attention(model, args.attention[0]) else ['']
+        cases = list(product(kinds, args.dtype, args.batch, sizes))
+        for kind, dtype, batch, size in track(cases, description=name):
+            choose_attention(model, kind)
+            case = name, batch, size
+            network, channels = DenseForward(model), image_channels(model)
+            precision = getattr(torch, dtype)
+            if args.computed:
+                row = compute(network, *case, precision, args.train, channels)
+            else:
+                row = measure(
+                    network,
+                    *case,
+                    args.device,
+                    precision,
+                    args.train,
+                    args.repeats,
+                    args.warmup,
+                    channels,
+                )
+                if not name.endswith('(compiled)'):
+                    row = replace(row, **count(network, batch, size, channels))
+            rows.append(replace(row, attention=kind))
+            print(describe(rows[-1]), flush=True)
+    return rows
 
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
-    rows = []
     with plain_errors():
-        mixed = any(find_config(name) is not None for name in args.models)
-        for name in args.models:
-            options = args.cfg_options or {}
-            if mixed and find_config(name) is None:
-                # What is meant for the configs beside it.
-                options = {key: value for key, value in options.items() if '.' not in key}
-            found = find_model(name, options)
-            model = found.backbone if args.backbone else found.model
-            cases = [(size, batch) for size in args.sizes for batch in args.batch]
-            for compiled in (False, True) if args.compile else (False,):
-                label = f'{found.name} (compiled)' if compiled else found.name
-                if compiled:
-                    compile_blocks(model)
-                for size, batch in track(cases, description=label):
-                    row = measure(
-                        DenseForward(model),
-                        label,
-                        batch,
-                        (size, size),
-                        args.device,
-                        getattr(torch, args.dtype),
-                        args.train,
-                        args.repeats,
-                        args.warmup,
-                        image_channels(model),
-                    )
-                    print(describe(row), flush=True)
-                    rows.append(row)
-    print(f'measurements: {write_csv(rows, args.out)}')
-    if args.plot:
-        print(f'plot: {plot(rows, args.plot)}')
+        if bool(args.models) == bool(args.draw):
+            raise UsageError('give models to measure, or tables to --draw')
+        if args.draw and not args.plot:
+            raise UsageError('--draw: say with --plot which image file to write')
+        if args.names and len(args.names) != len(args.draw or []):
+            raise UsageError(f'--names: give {len(args.draw or [])}, one for each table of --draw')
+        tables = [read_csv(path) for path in args.draw] if args.draw else [run(args)]
+        for rows in tables:
+            print(*describe_crossings(rows), sep='\n')
+        if args.models:
+            print(f'measurements: {write_csv(tables[0], args.out)}')
+        if args.plot:
+            print(f'plot: {plot(tables, args.plot, args.names)}')
 
 
 if __name__ == '__main__':

@@ -45,6 +45,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         type=usable_device,
         default='cuda' if torch.cuda.is_available() else 'cpu',
     )
+    parser.add_argument('--amp', action='store_true', help='run the backbone in mixed precision')
     add_cfg_options(parser)
     args = parser.parse_intermixed_args(argv)
     if not args.images and args.camera is None:
@@ -64,7 +65,7 @@ def main(argv: list[str] | None = None) -> None:
         videos[args.camera] = f'camera_{args.camera}'
     with plain_errors():
         config = load_config(args.config, cfg_options=args.cfg_options)
-        where = (args.score_thr, args.device)
+        where = (args.score_thr, args.device, args.amp)
         if images:
             findings = show_images(config, args.checkpoint, images, args.out, *where)
             for finding in track(findings, description='images', total=len(images)):

@@ -25,6 +25,13 @@ def parse_args() -> argparse.Namespace:
         help='merge the predictions for every image and its mirror image, or for the versions that '
         "the config's tta_pipeline makes",
     )
+    parser.add_argument('--amp', action='store_true', help='run the backbone in mixed precision')
+    parser.add_argument(
+        '--no-pack',
+        dest='pack',
+        action='store_false',
+        help="on a CPU with AVX-512, leave the weights in torch's layout instead of oneDNN's",
+    )
     add_cfg_options(parser, 'test_dataloader.batch_size=4')
     parser.add_argument('--launcher', choices=('none', 'pytorch', 'slurm', 'mpi'), default='none')
     # What older launchers pass instead of the environment variable.

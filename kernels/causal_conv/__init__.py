@@ -30,9 +30,8 @@ def causal_conv(
             packed projection.
         weights: one or two `(R, C, K)`, fp32 (fp64 where x is fp64).
         directions: per scan, 'forward' or 'backward'. The output of token t stands at t in both.
-        backend: None takes the Triton kernel on a GPU and the numba kernel on a CPU, where there is
-            one that can run, and the reference elsewhere; 'triton', 'numba' or 'reference' forces
-            one.
+        backend: None takes the Triton kernel on a GPU where it can run, and the reference
+            elsewhere; 'triton' or 'reference' forces one.
 
     Sums are kept in the dtype of the weights. Under autocast x goes to the autocast dtype, the
     weights stay fp32.
@@ -44,7 +43,7 @@ def causal_conv(
         TypeError: a wrong dtype or type.
         ValueError: a wrong shape, number of weights or T = 0, mixed devices, an unknown direction
             or backend.
-        RuntimeError: `backend='triton'` or 'numba' where there is no such kernel, or it cannot run.
+        RuntimeError: `backend` is 'numba', which this op lacks, or 'triton', which cannot run.
     """
     backend = _backend.resolve(backend)
     if not 1 <= len(weights) <= 2:
@@ -52,7 +51,7 @@ def causal_conv(
     weight, other = (*weights, None)[:2]
     _inputs.check_tensors(_NAME, optional=('other',), x=x, weight=weight, other=other)
     (x,) = _inputs.to_autocast(x)
-    ways = _inputs.letters(_NAME, directions)
+    ways = _inputs.direction_letters(_NAME, directions)
     _check(ways, x, weight, other)
     return _op(x, weight, other, ways, backend)[: len(weights)]
 
@@ -110,7 +109,7 @@ def _backward_op(
 
 
 def _choose(backend: str, x: Tensor, weight: Tensor):
-    kernel = _backend.choose(_NAME, backend, x, lambda kernel: kernel.supported(x, weight))
+    kernel = _backend.choose(_NAME, backend, x, lambda kernel: kernel.unsupported_reason(x, weight))
     return reference if kernel is None else kernel
 
 

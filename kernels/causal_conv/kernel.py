@@ -46,7 +46,7 @@ def _taps(weight, channels, C, TAPS: tl.constexpr):
 
 @triton.jit
 def _past(r, reverse_mask):
-    """Where a scan's past lies: −1 or, in a 'backward' scan, 1 token further."""
+    """Direction of a scan's past: −1, or 1 in a 'backward' scan."""
     return tl.where(((reverse_mask >> r) & 1) != 0, 1, -1)
 
 
@@ -57,9 +57,7 @@ def _forward(
     other,
     y,  # (B, T, R, C)
     z,
-    x_b,
-    x_t,
-    x_r,
+    x_strides,
     T,
     R,
     C,
@@ -76,7 +74,7 @@ def _forward(
     tokens = tl.program_id(0) % blocks * ROWS + tl.arange(0, ROWS)
     channels = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     image, r = (scan // R).to(tl.int64), scan % R
-    x += image * x_b + r.to(tl.int64) * x_r
+    x += image * x_strides[0] + r.to(tl.int64) * x_strides[2]
     way = _past(r, reverse_mask)
     w = _taps(weight + r * C * TAPS, channels, C, TAPS)
     if BOTH:
@@ -84,7 +82,7 @@ def _forward(
     sum_y = tl.zeros((ROWS, CHANNELS), ACC)
     sum_z = tl.zeros((ROWS, CHANNELS), ACC)
     for tap in tl.static_range(TAPS):
-        seen = _load(x, tokens + way * (TAPS - 1 - tap), x_t, channels, T, C).to(ACC)
+        seen = _load(x, tokens + way * (TAPS - 1 - tap), x_strides[1], channels, T, C).to(ACC)
         sum_y += seen * w[tap][None, :]
         if BOTH:
             sum_z += seen * w2[tap][None, :]
@@ -113,15 +111,9 @@ def _backward(
     dx,  # (B, T, R, C)
     dweight,  # (B, R, splits, TAPS, C)
     dother,
-    dy_b,
-    dy_t,
-    dy_r,
-    dz_b,
-    dz_t,
-    dz_r,
-    x_b,
-    x_t,
-    x_r,
+    dy_strides,
+    dz_strides,
+    x_strides,
     T,
     R,
     C,
@@ -144,9 +136,9 @@ def _backward(
     last = tl.minimum(first + span, T)
     channels = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     image, r = (scan // R).to(tl.int64), scan % R
-    dy += image * dy_b + r.to(tl.int64) * dy_r
-    dz += image * dz_b + r.to(tl.int64) * dz_r
-    x += image * x_b + r.to(tl.int64) * x_r
+    dy += image * dy_strides[0] + r.to(tl.int64) * dy_strides[2]
+    dz += image * dz_strides[0] + r.to(tl.int64) * dz_strides[2]
+    x += image * x_strides[0] + r.to(tl.int64) * x_strides[2]
     dx += image * T * R * C + r * C
     way = -_past(r, reverse_mask)
     w = _taps(weight + r * C * TAPS, channels, C, TAPS)
@@ -159,15 +151,15 @@ def _backward(
             sums2 = sums2 + (tl.zeros((ROWS, CHANNELS), ACC),)
     for n in tl.range(first, last, ROWS):
         tokens = n + tl.arange(0, ROWS)
-        here = _load(x, tokens, x_t, channels, last, C).to(ACC)
+        here = _load(x, tokens, x_strides[1], channels, last, C).to(ACC)
         total = tl.zeros((ROWS, CHANNELS), ACC)
         for tap in tl.static_range(TAPS):
             readers = tokens + way * (TAPS - 1 - tap)
-            seen = _load(dy, readers, dy_t, channels, T, C).to(ACC)
+            seen = _load(dy, readers, dy_strides[1], channels, T, C).to(ACC)
             total += seen * w[tap][None, :]
             sums = _add_products(sums, seen, here, tap, TAPS)
             if BOTH:
-                seen = _load(dz, readers, dz_t, channels, T, C).to(ACC)
+                seen = _load(dz, readers, dz_strides[1], channels, T, C).to(ACC)
                 total += seen * w2[tap][None, :]
                 sums2 = _add_products(sums2, seen, here, tap, TAPS)
         _store(dx, tokens, R * C, channels, last, C, total)
@@ -189,24 +181,24 @@ _WARPS = 4
 
 
 def config(kernel: str, channels: int) -> dict[str, int]:
-    """How a kernel is compiled for C channels, whatever the dtype and the GPU."""
+    """Options to compile a kernel for C channels with; they depend on neither dtype nor GPU."""
     columns = min(_CHANNELS, max(_launch.power_of_2(channels), 16))
     rows = _ROWS[kernel] * _CHANNELS // columns
     return {'ROWS': rows, 'CHANNELS': columns, 'num_warps': _WARPS}
 
 
-def supported(x: Tensor, weight: Tensor) -> str | None:
-    """Why the kernels cannot run with these arguments, in a sentence; None where they can."""
+def unsupported_reason(x: Tensor, weight: Tensor) -> str | None:
+    """Reason why the kernels cannot run with these arguments; None where they can."""
     if weight.shape[-1] > MOST_TAPS:
         return f'K is {weight.shape[-1]}; the kernels have at most {MOST_TAPS} taps'
-    return _launch.too_many_scans(x.shape[2]) or _launch.unfit(x)
+    return _launch.unsupported_scans_reason(x.shape[2]) or _launch.unsupported_reason(x)
 
 
 def _shared(x: Tensor, weight: Tensor, other: Tensor | None, ways: str) -> dict[str, object]:
     """The arguments that both kernels take; a pointer that is not read, where there is none."""
     weight = weight.contiguous()
     return {
-        **_launch.given('btr', x=x),
+        **_launch.with_strides(x=x),
         'weight': weight,
         'other': weight if other is None else other.contiguous(),
         'T': x.shape[1],
@@ -245,7 +237,7 @@ def backward(
     dother = weight.new_empty(0 if other is None else parts)
     with torch.cuda.device_of(x):
         _backward[(batch * scans * splits, blocks)](
-            **_launch.given('btr', dy=dy, dz=dy if dz is None else dz),
+            **_launch.with_strides(dy=dy, dz=dy if dz is None else dz),
             **_shared(x, weight, other, ways),
             dx=dx,
             dweight=dweight,

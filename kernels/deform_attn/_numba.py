@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._numba import jit, parallel, part
+from .._numba import inlined, jit, parallel
 from . import reference as definition
 
 # ------------------------------------------------------------------------------------------- parts
 
 
-@part
+@inlined
 def _softmax(a, logits):
     peak = logits[0]
     for i in range(logits.shape[0]):
@@ -33,7 +33,7 @@ def _softmax(a, logits):
         a[i] /= total
 
 
-@part
+@inlined
 def _axis(x, size, zero):
     """Both neighbours of x among `size` pixels, their weights (0 outside), and whether they are."""
     if not (x > -1 and x < size):
@@ -99,7 +99,7 @@ def _forward(first, last, value, shapes, centres, places, weights, out, sizes, f
                 start += height * width
 
 
-@part
+@inlined
 def _add(out, weight, x):
     if weight != 0:
         for c in range(x.shape[0]):
@@ -191,8 +191,8 @@ def _backward(
 # -------------------------------------------------------------------------------------------- host
 
 
-def supported(*inputs: object) -> str | None:
-    """Why the kernels cannot run with these arguments, in a sentence; None where they can."""
+def unsupported_reason(*inputs: object) -> str | None:
+    """Reason why the kernels cannot run with these arguments; None where they can."""
     return None
 
 
@@ -265,7 +265,7 @@ def backward(
     places: Tensor,
     weights: Tensor,
     move: bool = False,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """dreference (empty unless `move`), dvalue, dplaces, dweights, as the Triton kernels'."""
     batch, pixels, heads, dim = value.shape
     dtype = definition.sum_dtype(value.dtype)

@@ -404,7 +404,7 @@ _MOST_LEVELS = 8
 
 
 def config(kernel: str, dtype: torch.dtype, dim: int) -> dict[str, int]:
-    """How a kernel is compiled for values of `dtype` with `dim` channels, whatever the GPU.
+    """Options to compile a kernel for values of `dtype` with `dim` channels; the same for all GPUs.
 
     A thread holds 16 bytes of a pixel, one load; what is computed of a point is computed again by
     every thread that shares it. The dot products of `_backward_points` change hands between threads
@@ -418,7 +418,7 @@ def config(kernel: str, dtype: torch.dtype, dim: int) -> dict[str, int]:
     return {'CHANNELS': channels, 'ROWS': together * warps, 'num_warps': warps}
 
 
-def supported(
+def unsupported_reason(
     value: Tensor,
     shapes: Sequence[int],
     levels: Tensor | None,
@@ -426,7 +426,7 @@ def supported(
     places: Tensor,
     weights: Tensor,
 ) -> str | None:
-    """Why the kernels cannot run with these arguments, in a sentence; None where they can."""
+    """Reason why the kernels cannot run with these arguments; None where they can."""
     batch, pixels, heads, dim = value.shape
     if dim > MAX_DIM:
         return f'd is {dim}; the kernels have at most {MAX_DIM}'
@@ -434,7 +434,7 @@ def supported(
         return 'there are no queries'
     if max(pixels * heads * dim, batch * heads * pixels, places.numel()) > _INT32:
         return 'the tensors need 64-bit indices, which the kernels do not have'
-    return _launch.unfit(value)
+    return _launch.unsupported_reason(value)
 
 
 def _on_device(shapes: Sequence[int], value: Tensor) -> Tensor:
@@ -462,7 +462,8 @@ def _arguments(
     places: Tensor,
     weights: Tensor,
 ) -> dict[str, Tensor | int]:
-    one_for_all = reference is None or reference.shape[0] == 1
+    # Elements from image to image; reference points may be the same for all.
+    step = reference[0].numel() if reference is not None and reference.shape[0] > 1 else 0
     return {
         'shapes': _on_device(shapes, value) if levels is None else levels.contiguous(),
         # A pointer that is not read, where there is none.
@@ -471,7 +472,7 @@ def _arguments(
         'S': value.shape[1],
         'H': value.shape[2],
         'Q': places.shape[1],
-        'reference_b': 0 if one_for_all else reference[0].numel(),
+        'reference_b': step,
         'L': places.shape[3],
         'P': places.shape[4],
         'D': value.shape[3],

@@ -16,8 +16,8 @@ from .._numba import COLUMNS, add_products, jit, padded, parallel, sum_in_order
 from . import reference
 
 
-def supported(q: Tensor) -> str | None:
-    """Why the kernels cannot run with these arguments, in a sentence; None where they can."""
+def unsupported_reason(q: Tensor) -> str | None:
+    """Reason why the kernels cannot run with these arguments; None where they can."""
     return None
 
 

@@ -145,10 +145,8 @@ def _step(
     k,  # (B, h·w, D), any strides but the last
     v,
     g,  # (B, splits, 9, D)
-    k_b,
-    k_n,
-    v_b,
-    v_n,
+    k_strides,
+    v_strides,
     factor,
     D,
     h,
@@ -165,13 +163,15 @@ def _step(
     first = tl.program_id(0) % splits * span
     last = tl.minimum(first + span, h * w)
     channels = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    k += image * k_b
-    v += image * v_b
+    k += image * k_strides[0]
+    v += image * v_strides[0]
     sums = _zeros(PIXELS, CHANNELS, ACC)
     for n in tl.range(first, last, PIXELS):
         pixels = n + tl.arange(0, PIXELS)
-        e = _load(v, pixels, last, v_n, channels, D).to(ACC)
-        sums = _add_products(sums, _neighbours(k, pixels, last, k_n, channels, D, h, w, ACC), e)
+        e = _load(v, pixels, last, v_strides[1], channels, D).to(ACC)
+        sums = _add_products(
+            sums, _neighbours(k, pixels, last, k_strides[1], channels, D, h, w, ACC), e
+        )
     g += tl.program_id(0).to(tl.int64) * 9 * D + channels
     for tap in tl.static_range(9):
         total = tl.sum(sums[tap], axis=0) * factor / divisor
@@ -184,8 +184,7 @@ def _read(
     w3,  # (D, 3, 3)
     g,  # (B, 9, D)
     o,  # (B, h·w, D)
-    q_b,
-    q_n,
+    q_strides,
     D,
     h,
     w,
@@ -201,12 +200,12 @@ def _read(
     first = tl.program_id(0) % splits * span
     last = tl.minimum(first + span, h * w)
     channels = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    q += image * q_b
+    q += image * q_strides[0]
     o += image * h * w * D
     taps = _stepped(w3, g + image * 9 * D, channels, D, DAMPING, ACC)
     for n in tl.range(first, last, PIXELS):
         pixels = n + tl.arange(0, PIXELS)
-        near = _neighbours(q, pixels, last, q_n, channels, D, h, w, ACC)
+        near = _neighbours(q, pixels, last, q_strides[1], channels, D, h, w, ACC)
         _store(o, pixels, last, D, channels, D, _correlate(near, taps))
 
 
@@ -221,10 +220,8 @@ def _read_backward(
     g,  # (B, 9, D)
     dq,  # (B, h·w, D)
     dw,  # (B, splits, 9, D)
-    do_b,
-    do_n,
-    q_b,
-    q_n,
+    do_strides,
+    q_strides,
     D,
     h,
     w,
@@ -240,15 +237,15 @@ def _read_backward(
     first = tl.program_id(0) % splits * span
     last = tl.minimum(first + span, h * w)
     channels = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    do += image * do_b
-    q += image * q_b
+    do += image * do_strides[0]
+    q += image * q_strides[0]
     dq += image * h * w * D
     taps = _stepped(w3, g + image * 9 * D, channels, D, DAMPING, ACC)
     sums = _zeros(PIXELS, CHANNELS, ACC)
     for n in tl.range(first, last, PIXELS):
         pixels = n + tl.arange(0, PIXELS)
-        near = _neighbours(do, pixels, last, do_n, channels, D, h, w, ACC)
-        q_tile = _load(q, pixels, last, q_n, channels, D).to(ACC)
+        near = _neighbours(do, pixels, last, do_strides[1], channels, D, h, w, ACC)
+        q_tile = _load(q, pixels, last, q_strides[1], channels, D).to(ACC)
         _store(dq, pixels, last, D, channels, D, _correlate_turned(near, taps))
         sums = _add_products(sums, near, q_tile)
     dw += tl.program_id(0).to(tl.int64) * 9 * D + channels
@@ -265,10 +262,8 @@ def _step_backward(
     dw,  # (B, 9, D)
     dk,  # (B, h·w, D)
     dv,
-    k_b,
-    k_n,
-    v_b,
-    v_n,
+    k_strides,
+    v_strides,
     factor,
     D,
     h,
@@ -285,18 +280,19 @@ def _step_backward(
     first = tl.program_id(0) % splits * span
     last = tl.minimum(first + span, h * w)
     channels = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    k += image * k_b
-    v += image * v_b
+    k += image * k_strides[0]
+    v += image * v_strides[0]
     dk += image * h * w * D
     dv += image * h * w * D
     start = image * 9 * D
-    kappa = tl.cast(factor, ACC) / (h * w)
+    # In the interpreter `tl.cast` would round it to fp32 first.
+    kappa = tl.full((), factor, ACC) / (h * w)
     j = _step_gradient(g + start, dw + start, channels, D, kappa, DAMPING, ACC)
     for n in tl.range(first, last, PIXELS):
         pixels = n + tl.arange(0, PIXELS)
         # All loads first: behind a store, which might be to where they read, they would wait.
-        keys = _neighbours(k, pixels, last, k_n, channels, D, h, w, ACC)
-        values = _neighbours(v, pixels, last, v_n, channels, D, h, w, ACC)
+        keys = _neighbours(k, pixels, last, k_strides[1], channels, D, h, w, ACC)
+        values = _neighbours(v, pixels, last, v_strides[1], channels, D, h, w, ACC)
         _store(dv, pixels, last, D, channels, D, _correlate(keys, j))
         _store(dk, pixels, last, D, channels, D, _correlate_turned(values, j))
 
@@ -312,7 +308,7 @@ _CHANNELS = 64
 
 
 def config(dim: int) -> dict:
-    """How the kernels are compiled for `dim` channels, whatever the dtype and the GPU."""
+    """Options to compile the kernels for `dim` channels with; the same for all dtypes and GPUs."""
     channels = min(_CHANNELS, max(_launch.power_of_2(dim), 16))
     return {
         'PIXELS': _PIXELS * _CHANNELS // channels,
@@ -321,9 +317,9 @@ def config(dim: int) -> dict:
     }
 
 
-def supported(q: Tensor) -> str | None:
-    """Why the kernels cannot run with these arguments, in a sentence; None where they can."""
-    return _launch.unfit(q)
+def unsupported_reason(q: Tensor) -> str | None:
+    """Reason why the kernels cannot run with these arguments; None where they can."""
+    return _launch.unsupported_reason(q)
 
 
 def _share(q: Tensor, h: int, w: int) -> tuple[tuple[int, int], dict]:
@@ -354,7 +350,7 @@ def forward(
     whole = shared['splits'] == 1
     with torch.cuda.device_of(q):
         _step[grid](
-            **_launch.given('bn', k=k, v=v),
+            **_launch.with_strides(k=k, v=v),
             g=g,
             factor=-scale if whole else 1.0,
             divisor=pixels if whole else 1,
@@ -362,7 +358,7 @@ def forward(
         )
         g = g.squeeze(1) if whole else _launch.add_up(g, -scale, pixels)
         _read[grid](
-            **_launch.given('bn', q=q), w3=w3.contiguous(), g=g, o=o, DAMPING=damping, **shared
+            **_launch.with_strides(q=q), w3=w3.contiguous(), g=g, o=o, DAMPING=damping, **shared
         )
     return o, g
 
@@ -387,10 +383,10 @@ def backward(
     dw = w3.new_empty((batch, shared['splits'], 9, dim))
     with torch.cuda.device_of(q):
         _read_backward[grid](
-            **_launch.given('bn', do=do, q=q), w3=w3.contiguous(), dq=dq, dw=dw, **shared
+            **_launch.with_strides(do=do, q=q), w3=w3.contiguous(), dq=dq, dw=dw, **shared
         )
         dw = dw.squeeze(1) if shared['splits'] == 1 else _launch.add_up(dw)
         _step_backward[grid](
-            **_launch.given('bn', k=k, v=v), dw=dw, dk=dk, dv=dv, factor=scale, **shared
+            **_launch.with_strides(k=k, v=v), dw=dw, dk=dk, dv=dv, factor=scale, **shared
         )
     return dq, dk, dv, dw.mT.sum(0).view(w3.shape)

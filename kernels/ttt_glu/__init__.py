@@ -102,7 +102,7 @@ def _backward_op(
 
 
 def _choose(backend: str, q: Tensor):
-    return _backend.choose(_NAME, backend, q, lambda kernel: kernel.supported(q))
+    return _backend.choose(_NAME, backend, q, lambda kernel: kernel.unsupported_reason(q))
 
 
 @_op.register_fake

@@ -22,11 +22,11 @@ from .._numba import (
     clear,
     flat,
     formula,
+    inlined,
     jit,
     load,
     padded,
     parallel,
-    part,
     silu_derivatives,
     store,
 )
@@ -34,8 +34,8 @@ from .._numba import (
 CHUNK, _TILE = 512, 64
 
 
-def supported(q: Tensor) -> str | None:
-    """Why the kernels cannot run with these arguments, in a sentence; None where they can."""
+def unsupported_reason(q: Tensor) -> str | None:
+    """Reason why the kernels cannot run with these arguments; None where they can."""
     return None
 
 
@@ -79,7 +79,7 @@ def _inner_step_backward(v, z1, z2, r1, r2):
 # -------------------------------------------------------------------------------------------- parts
 
 
-@part
+@inlined
 def _find(places, number, sizes, strides):
     """Image, head and chunk of a program, its first token and the end of its last.
 
@@ -93,7 +93,7 @@ def _find(places, number, sizes, strides):
     return image, head, chunk, chunk * CHUNK, min(tokens, (chunk + 1) * CHUNK)
 
 
-@part
+@inlined
 def _pad(out, left, right):
     """A pair into the corners of two padded matrices."""
     columns = len(out)
@@ -105,7 +105,7 @@ def _pad(out, left, right):
             row[columns + c] = y[c]
 
 
-@part
+@inlined
 def _total(out, sums):
     """The chunks' sums, one after the other."""
     clear(out, 0)
@@ -116,9 +116,9 @@ def _total(out, sums):
                 row[c] += x[c]
 
 
-@part
+@inlined
 def _norms(norms, g):
-    """Of the columns."""
+    """Norms of the columns."""
     for c in range(len(norms)):
         norms[c] = 0
     for i in range(len(g)):
@@ -129,7 +129,7 @@ def _norms(norms, g):
         norms[c] = np.sqrt(norms[c])
 
 
-@part
+@inlined
 def _take_step(weights, inner, norms, w1, w2, g, damping):
     """`weights` become W − g/(‖g‖ + 1), by columns; without damping W − g."""
     dim = len(g)
@@ -145,7 +145,7 @@ def _take_step(weights, inner, norms, w1, w2, g, damping):
             row[c] -= x[c] * norms[c]
 
 
-@part
+@inlined
 def _damped_backward(grad, g, norms, along):
     """As in kernels/_inner_step.py, in place."""
     _norms(norms, g)
@@ -402,7 +402,7 @@ def backward(
     g: Tensor,
     scale: float,
     damping: bool = True,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """As `reference.backward`."""
     launch = _Launch(q, scale, damping)
     w1, w2 = _copies(w1, w2)

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .. import _launch
-from .._head_tiles import add_dot, dot, load_tokens, silu, square, start, store_tokens
+from .._triton import add_dot, dense_start, dot, load_tokens, silu, square, start, store_tokens
 
 # ------------------------------------------------------------------------------------------- tiles
 
@@ -61,12 +61,8 @@ def _step(
     w1,  # (H, D, D)
     w2,
     g,  # (B, H, splits, D, 2·D)
-    k_b,
-    k_n,
-    k_h,
-    v_b,
-    v_n,
-    v_h,
+    k_strides,
+    v_strides,
     factor,
     N,
     H,
@@ -83,16 +79,16 @@ def _step(
     program = tl.program_id(0) // splits
     first = tl.program_id(0) % splits * span
     last = tl.minimum(first + span, N)
-    k += start(program, H, k_b, k_h)
-    v += start(program, H, v_b, v_h)
+    k += start(program, H, k_strides)
+    v += start(program, H, v_strides)
     weights = program % H * D * D + square(D, D)
     w1_tile = tl.load(w1 + weights).to(k.dtype.element_ty)
     w2_tile = tl.load(w2 + weights).to(k.dtype.element_ty)
     g1 = tl.zeros((D, D), ACC)
     g2 = tl.zeros((D, D), ACC)
     for n in tl.range(first, last, BLOCK, num_stages=STAGES):
-        k_tile = load_tokens(k, n, last, k_n, D, BLOCK)
-        v_tile = load_tokens(v, n, last, v_n, D, BLOCK).to(ACC)
+        k_tile = load_tokens(k, n, last, k_strides[1], D, BLOCK)
+        v_tile = load_tokens(v, n, last, v_strides[1], D, BLOCK).to(ACC)
         z1 = tl.dot(k_tile, w1_tile, input_precision=PRECISION, out_dtype=ACC)
         z2 = tl.dot(k_tile, w2_tile, input_precision=PRECISION, out_dtype=ACC)
         a, slope, _ = silu(z2)
@@ -113,9 +109,7 @@ def _read(
     w2,
     g,  # (B, H, D, 2·D)
     o,  # (B, N, H, D)
-    q_b,
-    q_n,
-    q_h,
+    q_strides,
     N,
     H,
     span,
@@ -131,14 +125,14 @@ def _read(
     program = tl.program_id(0) // splits
     first = tl.program_id(0) % splits * span
     last = tl.minimum(first + span, N)
-    q += start(program, H, q_b, q_h)
-    o += start(program, H, tl.cast(N, tl.int64) * H * D, D)
+    q += start(program, H, q_strides)
+    o += dense_start(program, N, H, D)
     g += program.to(tl.int64) * 2 * D * D
     weights = program % H * D * D
     w1_tile = _stepped(w1 + weights, g, D, DAMPING).to(q.dtype.element_ty)
     w2_tile = _stepped(w2 + weights, g + D, D, DAMPING).to(q.dtype.element_ty)
     for n in tl.range(first, last, BLOCK, num_stages=STAGES):
-        q_tile = load_tokens(q, n, last, q_n, D, BLOCK)
+        q_tile = load_tokens(q, n, last, q_strides[1], D, BLOCK)
         u1 = tl.dot(q_tile, w1_tile, input_precision=PRECISION, out_dtype=ACC)
         u2 = tl.dot(q_tile, w2_tile, input_precision=PRECISION, out_dtype=ACC)
         store_tokens(o, n, last, H * D, u1 * u2 * tl.sigmoid(u2), D, BLOCK)
@@ -156,12 +150,8 @@ def _read_backward(
     g,  # (B, H, D, 2·D)
     dq,  # (B, N, H, D)
     dw,  # (B, H, splits, D, 2·D)
-    do_b,
-    do_n,
-    do_h,
-    q_b,
-    q_n,
-    q_h,
+    do_strides,
+    q_strides,
     N,
     H,
     span,
@@ -177,9 +167,9 @@ def _read_backward(
     program = tl.program_id(0) // splits
     first = tl.program_id(0) % splits * span
     last = tl.minimum(first + span, N)
-    do += start(program, H, do_b, do_h)
-    q += start(program, H, q_b, q_h)
-    dq += start(program, H, tl.cast(N, tl.int64) * H * D, D)
+    do += start(program, H, do_strides)
+    q += start(program, H, q_strides)
+    dq += dense_start(program, N, H, D)
     g += program.to(tl.int64) * 2 * D * D
     weights = program % H * D * D
     w1_tile = _stepped(w1 + weights, g, D, DAMPING).to(q.dtype.element_ty)
@@ -187,8 +177,8 @@ def _read_backward(
     dw1 = tl.zeros((D, D), ACC)
     dw2 = tl.zeros((D, D), ACC)
     for n in tl.range(first, last, BLOCK, num_stages=STAGES):
-        q_tile = load_tokens(q, n, last, q_n, D, BLOCK)
-        do_tile = load_tokens(do, n, last, do_n, D, BLOCK).to(ACC)
+        q_tile = load_tokens(q, n, last, q_strides[1], D, BLOCK)
+        do_tile = load_tokens(do, n, last, do_strides[1], D, BLOCK).to(ACC)
         u1 = tl.dot(q_tile, w1_tile, input_precision=PRECISION, out_dtype=ACC)
         u2 = tl.dot(q_tile, w2_tile, input_precision=PRECISION, out_dtype=ACC)
         b, slope, _ = silu(u2)
@@ -250,12 +240,8 @@ def _step_backward(
     dk,  # (B, N, H, D)
     dv,
     dw,  # (B, H, splits, D, 2·D): dW′ of this split's tokens, to which it adds
-    k_b,
-    k_n,
-    k_h,
-    v_b,
-    v_n,
-    v_h,
+    k_strides,
+    v_strides,
     factor,
     N,
     H,
@@ -275,9 +261,9 @@ def _step_backward(
     program = tl.program_id(0) // splits
     first = tl.program_id(0) % splits * span
     last = tl.minimum(first + span, N)
-    k += start(program, H, k_b, k_h)
-    v += start(program, H, v_b, v_h)
-    out_start = start(program, H, tl.cast(N, tl.int64) * H * D, D)
+    k += start(program, H, k_strides)
+    v += start(program, H, v_strides)
+    out_start = dense_start(program, N, H, D)
     dk += out_start
     dv += out_start
     dw += tl.program_id(0).to(tl.int64) * 2 * D * D
@@ -289,8 +275,8 @@ def _step_backward(
     sum1 = tl.zeros((D, D), ACC)
     sum2 = tl.zeros((D, D), ACC)
     for n in tl.range(first, last, BLOCK, num_stages=STAGES):
-        k_columns = tl.trans(load_tokens(k, n, last, k_n, D, BLOCK))
-        v_columns = tl.trans(load_tokens(v, n, last, v_n, D, BLOCK)).to(ACC)
+        k_columns = tl.trans(load_tokens(k, n, last, k_strides[1], D, BLOCK))
+        v_columns = tl.trans(load_tokens(v, n, last, v_strides[1], D, BLOCK)).to(ACC)
         a, slope, bend = silu(dot(tl.trans(w2), k_columns, ACC, PRECISION))
         z1 = dot(tl.trans(w1), k_columns, ACC, PRECISION)
         r1 = dot(tl.trans(j1), k_columns, ACC, PRECISION)
@@ -328,16 +314,16 @@ _SINGLE = {'BLOCK': 32, 'num_warps': 4, 'STAGES': 1}
 
 
 def config(kernel: str, dtype: torch.dtype) -> dict:
-    """How a kernel is compiled for tokens of `dtype`, whatever the GPU."""
+    """Options to compile a kernel for tokens of `dtype` with; the same for all GPUs."""
     if dtype in (torch.float16, torch.bfloat16):
         return {**_HALF[kernel], 'PRECISION': 'ieee'}
     # A product of fp32 tiles is one of TF32, with 10 bits, unless it is told otherwise.
     return {**_SINGLE, 'PRECISION': 'tf32x3' if dtype == torch.float32 else 'ieee'}
 
 
-def supported(q: Tensor) -> str | None:
-    """Why the kernels cannot run with these arguments, in a sentence; None where they can."""
-    return _launch.unfit_heads(q)
+def unsupported_reason(q: Tensor) -> str | None:
+    """Reason why the kernels cannot run with these arguments; None where they can."""
+    return _launch.unsupported_heads_reason(q)
 
 
 def _apart(g: Tensor) -> Tensor:
@@ -357,7 +343,8 @@ def forward(
     batch, tokens, heads, dim = q.shape
     if dim not in _launch.DIMS:
         w1, w2 = _launch.pad(w1, w2, axes=2)
-        o, g = forward(*_launch.pad(q, k, v), w1, w2, scale, damping)
+        q, k, v = _launch.pad(q, k, v)
+        o, g = forward(q, k, v, w1, w2, scale, damping)
         (o,), (g,) = _launch.unpad(o, width=dim), _launch.unpad(_apart(g), width=dim, axes=2)
         return o, _beside(g)
     weights = {'w1': w1.contiguous(), 'w2': w2.contiguous()}
@@ -369,7 +356,7 @@ def forward(
     whole = splits == 1
     with torch.cuda.device_of(q):
         _step[(batch * heads * splits,)](
-            **_launch.given('bnh', k=k, v=v),
+            **_launch.with_strides(k=k, v=v),
             **weights,
             g=g,
             factor=-scale if whole else 1.0,
@@ -383,7 +370,7 @@ def forward(
         options = config('read', q.dtype)
         splits, span = _launch.split(tokens, batch * heads, options['BLOCK'])
         _read[(batch * heads * splits,)](
-            **_launch.given('bnh', q=q),
+            **_launch.with_strides(q=q),
             **weights,
             g=g,
             o=o,
@@ -406,13 +393,13 @@ def backward(
     g: Tensor,
     scale: float,
     damping: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """dq, dk, dv `(B, N, H, d)`, dw1, dw2 `(H, d, d)`; arguments as the reference's."""
     batch, tokens, heads, dim = q.shape
     if dim not in _launch.DIMS:
         w1, w2, g = _launch.pad(w1, w2, _apart(g), axes=2)
-        padded = _launch.pad(do, q, k, v)
-        dq, dk, dv, *dw = backward(*padded, w1, w2, _beside(g), scale, damping)
+        do, q, k, v = _launch.pad(do, q, k, v)
+        dq, dk, dv, *dw = backward(do, q, k, v, w1, w2, _beside(g), scale, damping)
         return *_launch.unpad(dq, dk, dv, width=dim), *_launch.unpad(*dw, width=dim, axes=2)
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     first, second = config('read_backward', q.dtype), config('step_backward', q.dtype)
@@ -433,7 +420,7 @@ def backward(
         'DAMPING': damping,
     }
     with torch.cuda.device_of(q):
-        _read_backward[grid](**_launch.given('bnh', do=do, q=q), dq=dq, **shared, **first)
+        _read_backward[grid](**_launch.with_strides(do=do, q=q), dq=dq, **shared, **first)
         j = q.new_empty((batch * heads, 2, dim, dim))
         peak = dw.new_empty(batch * heads)
         weights = q.new_empty((heads, 2, dim, dim))
@@ -450,7 +437,7 @@ def backward(
             DAMPING=damping,
         )
         _step_backward[grid](
-            **_launch.given('bnh', k=k, v=v),
+            **_launch.with_strides(k=k, v=v),
             weights=weights,
             j=j,
             peak=peak,

@@ -82,7 +82,7 @@ def ttt_linear(
         tensors['q'], tensors['k'], tensors['v'] = q, k, v = _inputs.to_autocast(q, k, v)
         # Steps come out of a linear layer, so autocast has rounded them already.
         tensors['eta'] = eta = eta.to(_inputs.state_dtype(q.dtype))
-    ways = _inputs.letters(_NAME, directions)
+    ways = _inputs.direction_letters(_NAME, directions)
     _check(ways, mini_batch_size, **tensors)
     inputs = Inputs(**tensors)
     _inputs.check_number(_NAME, 'eps', eps, least=0)
@@ -195,7 +195,7 @@ def _backward_op(
 
 def _choose(backend: str, mini_batch_size: int, inputs: Inputs):
     return _backend.choose(
-        _NAME, backend, inputs.q, lambda kernel: kernel.supported(inputs, mini_batch_size)
+        _NAME, backend, inputs.q, lambda kernel: kernel.unsupported_reason(inputs, mini_batch_size)
     )
 
 

@@ -10,53 +10,52 @@ to the first, and the chain holds nothing else. What follows from it for the key
 import triton
 import triton.language as tl
 
+from .._triton import add_dot, dot
 from ._tiles import (
     CHUNK,
     VARYING,
-    across,
     add_outer,
-    add_product,
+    apply_state,
+    carried_steps,
+    chunk_count,
     column,
-    count,
+    concat_features,
     dense_start,
-    every,
+    descent_step,
     feature_offsets,
-    handed_on,
-    joined,
     last_token_scale,
-    less_mean,
     load_features,
     load_rows,
     load_state,
     load_state_before,
     load_tile,
-    operand,
-    own_rows,
-    own_start,
-    own_tile,
-    own_tokens,
-    pieces,
-    product,
-    query_state,
+    mini_batch_chunks,
+    outer_iterations,
+    outer_stride,
+    repeat_blocks,
     row_pointers,
+    saturating_cast,
     scan_start,
     scores,
-    split,
-    step_back,
+    scratch_rows,
+    scratch_start,
+    scratch_tile,
+    split_features,
+    split_inputs,
     store_state,
     store_tile,
+    subtract_mean,
+    sum_features,
+    sum_features2,
+    sum_features3,
+    token_mask,
     token_scales,
-    total,
-    totals2,
-    totals3,
-    turned,
-    turns,
-    unit,
+    transpose,
 )
 
 
 @triton.jit
-def fold(x, D: tl.constexpr):
+def fold_token_pairs(x, D: tl.constexpr):
     """Sums of a `(D/16, 16, 16)` over the two tokens that a thread holds: `(D/16, 8, 16)`.
 
     A running sum over tokens then costs half of the registers and no exchange.
@@ -89,18 +88,9 @@ def backward_query(
     dln_weight,  # (B·R·H, segments, D)
     dln_bias,
     dtoken_scale,  # (B·R·H, segments, 16); in larger mini-batches (B·R·H, chunks, D/16, 16)
-    q_b,
-    q_t,
-    q_r,
-    q_h,
-    k_b,
-    k_t,
-    k_r,
-    k_h,
-    v_b,
-    v_t,
-    v_r,
-    v_h,
+    q_strides,
+    k_strides,
+    v_strides,
     eta_b,
     eta_t,
     eta_r,
@@ -118,15 +108,16 @@ def backward_query(
     PRECISION: tl.constexpr,
 ):
     """One program walks one segment of a scan: X, D, dQ, and what G and E get through M."""
-    chunks = count(T, SIZE)
+    chunks = chunk_count(T, SIZE)
     segments = tl.cdiv(chunks, segment)
     scan = tl.program_id(0) // segments
     i_s = tl.program_id(0) % segments
     ACC: tl.constexpr = w0.dtype.element_ty
-    q_start, q_step = scan_start(scan, T, R, H, reverse_mask, q_b, q_t, q_r, q_h)
-    k_start, k_step = scan_start(scan, T, R, H, reverse_mask, k_b, k_t, k_r, k_h)
-    v_start, v_step = scan_start(scan, T, R, H, reverse_mask, v_b, v_t, v_r, v_h)
-    e_start, e_step = scan_start(scan, T, R, H, reverse_mask, eta_b, eta_t, eta_r, eta_h)
+    q_start, q_step = scan_start(scan, T, R, H, reverse_mask, q_strides)
+    k_start, k_step = scan_start(scan, T, R, H, reverse_mask, k_strides)
+    v_start, v_step = scan_start(scan, T, R, H, reverse_mask, v_strides)
+    eta_strides = (eta_b, eta_t, eta_r, eta_h)
+    e_start, e_step = scan_start(scan, T, R, H, reverse_mask, eta_strides)
     g_start, g_step = dense_start(scan, T, R, H, reverse_mask, D)
     q += q_start
     k += k_start
@@ -134,14 +125,14 @@ def backward_query(
     eta += e_start
     g += g_start
     do += g_start
-    own, rows = own_start(scan, chunks, D), own_start(scan, chunks, 1)
-    d_out += own
-    normed += own
-    u_out += own
+    tiles, rows = scratch_start(scan, chunks, D), scratch_start(scan, chunks, 1)
+    d_out += tiles
+    normed += tiles
+    u_out += tiles
     rstd += rows
     mean_px += rows
     deta_out += rows
-    if pieces(SIZE) > 1:
+    if mini_batch_chunks(SIZE) > 1:
         dtoken_scale += rows * (D // CHUNK)
     head = scan % (R * H)
     tau = token_scales(token_scale, head // H, 0, SIZE, HAS_SCALE, ACC)
@@ -163,12 +154,12 @@ def backward_query(
     g_next = load_tile(g, g_step, first, T, D, SIZE)
     do_next = load_tile(do, g_step, first, T, D, SIZE)
     e_next = load_rows(eta, e_step, first, T, SIZE)
-    turn = unit(segment, SIZE)
-    for i in range(turns(first, last, SIZE)):
-        start = first + i * turn
+    stride = outer_stride(segment, SIZE)
+    for i in range(outer_iterations(first, last, SIZE)):
+        start = first + i * stride
         # What the chunks before in the same mini-batch add to the state, but for τ.
         a, a_c = tl.zeros_like(s), tl.zeros_like(c)
-        for n in tl.range(start, tl.minimum(start + turn, last), num_stages=1):
+        for n in tl.range(start, tl.minimum(start + stride, last), num_stages=1):
             k_tile, q_tile, v_tile, g_tile, do_tile = k_next, q_next, v_next, g_next, do_next
             steps = e_next
             k_next = load_tile(k, k_step, n + 1, T, D, SIZE)
@@ -177,71 +168,73 @@ def backward_query(
             g_next = load_tile(g, g_step, n + 1, T, D, SIZE)
             do_next = load_tile(do, g_step, n + 1, T, D, SIZE)
             e_next = load_rows(eta, e_step, n + 1, T, SIZE)
-            g_blocks = split(g_tile, D)
+            g_blocks = split_features(g_tile, D)
 
             # What the keys and the queries meet: Z and Z̄.
-            z = query_state(s, c, k_tile, D, PRECISION)
-            zq = query_state(s, c, q_tile, D, PRECISION)
-            if pieces(SIZE) > 1:
+            z = apply_state(s, c, k_tile, D, PRECISION)
+            zq = apply_state(s, c, q_tile, D, PRECISION)
+            if mini_batch_chunks(SIZE) > 1:
                 tau = token_scales(token_scale, head // H, n, SIZE, HAS_SCALE, ACC)
-                learnt = query_state(a, a_c, q_tile, D, PRECISION)
+                learnt = apply_state(a, a_c, q_tile, D, PRECISION)
                 zq += column(tau) * learnt
             e = tl.where(causal, tau[None, :, None] * steps[None, None, :], 0)
             qk = scores(q_tile, k_tile, D, PRECISION, ACC) + 1
-            m = operand(-e * qk, k_tile)
-            zq = add_product(zq, m, g_blocks, PRECISION)
-            sum_z, sum_zq = totals2(z * z, zq * zq)
+            m = saturating_cast(-e * qk, k_tile)
+            zq = add_dot(zq, m, g_blocks, PRECISION)
+            sum_z, sum_zq = sum_features2(z * z, zq * zq)
             rstd_k, rstd_q = tl.rsqrt(sum_z / WIDTH + eps), tl.rsqrt(sum_zq / WIDTH + eps)
             x, xq = z * column(rstd_k), zq * column(rstd_q)
-            tl.store(own_tile(normed, n, D), joined(x.to(k_tile.dtype), D))
-            tl.store(own_rows(rstd, n), rstd_k)
+            tl.store(scratch_tile(normed, n, D), concat_features(x.to(k_tile.dtype), D))
+            tl.store(scratch_rows(rstd, n), rstd_k)
 
             # The gradient of Z̄, and with it what the inner model's target and step are worth.
             dlam += do_tile.to(ACC)
-            grad = split(do_tile, D).to(ACC)
-            dgamma += fold(grad * xq, D)
-            residual = split(k_tile, D).to(ACC) - split(v_tile, D).to(ACC)
+            grad = split_features(do_tile, D).to(ACC)
+            dgamma += fold_token_pairs(grad * xq, D)
+            residual = split_features(k_tile, D).to(ACC) - split_features(v_tile, D).to(ACC)
             p = gamma * (gamma * x + (lam + residual))
             u = gamma * grad
-            sum_u, sum_ux, sum_px = totals3(u, u * xq, p * x)
-            tl.store(own_rows(mean_px, n), sum_px / WIDTH)
-            u = less_mean(u, column(sum_u / WIDTH), D, WIDTH)
+            sum_u, sum_ux, sum_px = sum_features3(u, u * xq, p * x)
+            tl.store(scratch_rows(mean_px, n), sum_px / WIDTH)
+            u = subtract_mean(u, column(sum_u / WIDTH), D, WIDTH)
             d = ((u - xq * column(sum_ux / WIDTH)) * column(rstd_q)).to(k_tile.dtype)
-            d_tile = joined(d, D)
-            tl.store(own_tile(d_out, n, D), d_tile)
+            d_tile = concat_features(d, D)
+            tl.store(scratch_tile(d_out, n, D), d_tile)
 
             # Through M to G and E, and to the queries.
-            u = product(turned(m), d, PRECISION, ACC)
-            tl.store(own_tile(u_out, n, D), joined(u.to(k_tile.dtype), D))
+            u = dot(transpose(m), d, ACC, PRECISION)
+            tl.store(scratch_tile(u_out, n, D), concat_features(u.to(k_tile.dtype), D))
             dg = scores(d_tile, g_tile, D, PRECISION, ACC)
             de = tl.where(causal, -dg * qk, 0)
             # Every block has the same of E, and its own part of what the chunks before have learnt.
-            if pieces(SIZE) == 1:
+            if mini_batch_chunks(SIZE) == 1:
                 dtau += tl.sum(de * steps[None, None, :], axis=2)
             elif HAS_SCALE:
                 part = tl.where(block == 0, tl.sum(de * steps[None, None, :], axis=2), 0)
                 part += tl.sum(d.to(ACC) * learnt, axis=2)
-                tl.store(own_rows(dtoken_scale, n * (D // CHUNK)) + block * CHUNK, part)
-            places = own_rows(deta_out, n)[None, :] + block * 0
+                tl.store(scratch_rows(dtoken_scale, n * (D // CHUNK)) + block * CHUNK, part)
+            places = scratch_rows(deta_out, n)[None, :] + block * 0
             tl.store(places, tl.sum(de * tau[None, :, None], axis=1), mask=block == 0)
             es = (-e * dg).to(k_tile.dtype)
-            dq_tile = product(every(d_tile, D), across(s.to(k_tile.dtype), D), PRECISION, ACC)
-            if pieces(SIZE) > 1:
-                a_now = across(a.to(k_tile.dtype), D)
-                dq_tile += column(tau) * product(every(d_tile, D), a_now, PRECISION, ACC)
-            dq_tile = add_product(dq_tile, es, split(k_tile, D), PRECISION)
-            store_tile(dq + g_start, g_step, n, T, joined(dq_tile + grad, D), D, SIZE)
-            eg = step_back(g_tile.to(ACC), handed_on(steps, tau_last, SIZE)[:, None], k_tile)
-            if pieces(SIZE) > 1:
-                a, a_c = add_outer(a, a_c, split(eg, D), k_tile, D, PRECISION)
+            dq_tile = dot(
+                repeat_blocks(d_tile, D), split_inputs(s.to(k_tile.dtype), D), ACC, PRECISION
+            )
+            if mini_batch_chunks(SIZE) > 1:
+                a_now = split_inputs(a.to(k_tile.dtype), D)
+                dq_tile += column(tau) * dot(repeat_blocks(d_tile, D), a_now, ACC, PRECISION)
+            dq_tile = add_dot(dq_tile, es, split_features(k_tile, D), PRECISION)
+            store_tile(dq + g_start, g_step, n, T, concat_features(dq_tile + grad, D), D, SIZE)
+            eg = descent_step(g_tile.to(ACC), carried_steps(steps, tau_last, SIZE)[:, None], k_tile)
+            if mini_batch_chunks(SIZE) > 1:
+                a, a_c = add_outer(a, a_c, split_features(eg, D), k_tile, D, PRECISION)
             else:
-                s, c = add_outer(s, c, split(eg, D), k_tile, D, PRECISION)
-        if pieces(SIZE) > 1:
+                s, c = add_outer(s, c, split_features(eg, D), k_tile, D, PRECISION)
+        if mini_batch_chunks(SIZE) > 1:
             s, c = s + tau_last * a, c + tau_last * a_c
     slot = tl.cast(tl.program_id(0), tl.int64)
     tl.store(dln_weight + slot * D + feature_offsets(D), tl.sum(dgamma, axis=1))
     tl.store(dln_bias + slot * D + tl.arange(0, D), tl.sum(dlam, axis=0))
-    if pieces(SIZE) == 1:
+    if mini_batch_chunks(SIZE) == 1:
         places = dtoken_scale + slot * CHUNK + tl.arange(0, CHUNK)[None, :] + block * 0
         tl.store(places, dtau, mask=block == 0)
 
@@ -267,14 +260,8 @@ def backward_chain(
     dc_kept,
     dw0,  # (B·R·H, D, D)
     db0,
-    q_b,
-    q_t,
-    q_r,
-    q_h,
-    k_b,
-    k_t,
-    k_r,
-    k_h,
+    q_strides,
+    k_strides,
     eta_b,
     eta_t,
     eta_r,
@@ -293,9 +280,10 @@ def backward_chain(
     """One program walks one scan back with the gradient of its state: dP and dZ."""
     scan = tl.program_id(0)
     ACC: tl.constexpr = dw0.dtype.element_ty
-    q_start, q_step = scan_start(scan, T, R, H, reverse_mask, q_b, q_t, q_r, q_h)
-    k_start, k_step = scan_start(scan, T, R, H, reverse_mask, k_b, k_t, k_r, k_h)
-    e_start, e_step = scan_start(scan, T, R, H, reverse_mask, eta_b, eta_t, eta_r, eta_h)
+    q_start, q_step = scan_start(scan, T, R, H, reverse_mask, q_strides)
+    k_start, k_step = scan_start(scan, T, R, H, reverse_mask, k_strides)
+    eta_strides = (eta_b, eta_t, eta_r, eta_h)
+    e_start, e_step = scan_start(scan, T, R, H, reverse_mask, eta_strides)
     g_start, g_step = dense_start(scan, T, R, H, reverse_mask, D)
     q += q_start
     k += k_start
@@ -308,13 +296,13 @@ def backward_chain(
     dc = tl.zeros((D // CHUNK, CHUNK, CHUNK), ACC)
     features = feature_offsets(D)[:, None, :] + tl.zeros((1, CHUNK, 1), tl.int32)
     first_row = tl.arange(0, CHUNK)[None, :, None] == 0
-    chunks = count(T, SIZE)
-    own, rows = own_start(scan, chunks, D), own_start(scan, chunks, 1)
-    d_out += own
-    normed += own
-    u_out += own
-    dp_out += own
-    dz_out += own
+    chunks = chunk_count(T, SIZE)
+    tiles, rows = scratch_start(scan, chunks, D), scratch_start(scan, chunks, 1)
+    d_out += tiles
+    normed += tiles
+    u_out += tiles
+    dp_out += tiles
+    dz_out += tiles
     rstd += rows
     mean_px += rows
     dlast_out += rows
@@ -324,24 +312,24 @@ def backward_chain(
     k_next = load_tile(k, k_step, chunks - 1, T, D, SIZE)
     q_next = load_tile(q, q_step, chunks - 1, T, D, SIZE)
     g_next = load_tile(g, g_step, chunks - 1, T, D, SIZE)
-    d_next = tl.load(own_tile(d_out, chunks - 1, D))
-    x_next = tl.load(own_tile(normed, chunks - 1, D))
-    u_next = tl.load(own_tile(u_out, chunks - 1, D))
+    d_next = tl.load(scratch_tile(d_out, chunks - 1, D))
+    x_next = tl.load(scratch_tile(normed, chunks - 1, D))
+    u_next = tl.load(scratch_tile(u_out, chunks - 1, D))
     e_next = load_rows(eta, e_step, chunks - 1, T, SIZE)
-    r_next = tl.load(own_rows(rstd, chunks - 1))
-    p_next = tl.load(own_rows(mean_px, chunks - 1))
+    r_next = tl.load(scratch_rows(rstd, chunks - 1))
+    p_next = tl.load(scratch_rows(mean_px, chunks - 1))
     # Two loops, so that storing a state takes no registers from the chunks between.
-    turn = unit(segment, SIZE)
-    units = tl.cdiv(chunks, turn)
+    stride = outer_stride(segment, SIZE)
+    units = tl.cdiv(chunks, stride)
     for j in range(units):
-        first = (units - 1 - j) * turn
-        last = tl.minimum(first + turn, chunks) - 1
+        first = (units - 1 - j) * stride
+        last = tl.minimum(first + stride, chunks) - 1
         if last % segment == segment - 1 or last == chunks - 1:
             i_s = slot + last // segment
             store_state(dw_kept + i_s * D * D, dc_kept + i_s * D, ds, dc, D)
         # What the steps of a chunk get: from the next mini-batches, then from later queries too.
         f, f_c = tau_last * ds, tau_last * dc
-        if HAS_SCALE and pieces(SIZE) > 1:
+        if HAS_SCALE and mini_batch_chunks(SIZE) > 1:
             place = tl.cast(scan, tl.int64) * units + units - 1 - j
             tl.store(dc_all + place * D + features, dc, mask=first_row)
         for i in tl.range(last - first + 1, num_stages=1):
@@ -359,39 +347,39 @@ def backward_chain(
             k_next = load_tile(k, k_step, before, T, D, SIZE)
             q_next = load_tile(q, q_step, before, T, D, SIZE)
             g_next = load_tile(g, g_step, before, T, D, SIZE)
-            d_next = tl.load(own_tile(d_out, before, D))
-            x_next = tl.load(own_tile(normed, before, D))
-            u_next = tl.load(own_tile(u_out, before, D))
+            d_next = tl.load(scratch_tile(d_out, before, D))
+            x_next = tl.load(scratch_tile(normed, before, D))
+            u_next = tl.load(scratch_tile(u_out, before, D))
             e_next = load_rows(eta, e_step, before, T, SIZE)
-            r_next = tl.load(own_rows(rstd, before))
-            p_next = tl.load(own_rows(mean_px, before))
+            r_next = tl.load(scratch_rows(rstd, before))
+            p_next = tl.load(scratch_rows(mean_px, before))
 
             # U = −MᵀD − e⊙H with H = K dW' + dc', which like D has no mean over the features.
-            if pieces(SIZE) > 1:
-                h = query_state(f, f_c, k_tile, D, PRECISION)
+            if mini_batch_chunks(SIZE) > 1:
+                h = apply_state(f, f_c, k_tile, D, PRECISION)
                 tau = token_scales(token_scale, head // H, n, SIZE, HAS_SCALE, ACC)
                 scaled = (d_tile.to(ACC) * tau[:, None]).to(k_tile.dtype)
-                f, f_c = add_outer(f, f_c, split(scaled, D), q_tile, D, PRECISION)
+                f, f_c = add_outer(f, f_c, split_features(scaled, D), q_tile, D, PRECISION)
             else:
-                h = query_state(ds, dc, k_tile, D, PRECISION)
-            ds, dc = add_outer(ds, dc, split(d_tile, D), q_tile, D, PRECISION)
-            x, grad = split(x_tile, D).to(ACC), split(g_tile, D).to(ACC)
-            u = split(u_tile, D).to(ACC) - h * column(handed_on(steps, tau_last, SIZE))
-            mean_ux, mean_ug, sum_hg = totals3(u * x, u * grad, h * grad)
+                h = apply_state(ds, dc, k_tile, D, PRECISION)
+            ds, dc = add_outer(ds, dc, split_features(d_tile, D), q_tile, D, PRECISION)
+            x, grad = split_features(x_tile, D).to(ACC), split_features(g_tile, D).to(ACC)
+            u = split_features(u_tile, D).to(ACC) - h * column(carried_steps(steps, tau_last, SIZE))
+            mean_ux, mean_ug, sum_hg = sum_features3(u * x, u * grad, h * grad)
             mean_ux, mean_ug = mean_ux / WIDTH, mean_ug / WIDTH
-            tl.store(own_rows(dlast_out, n), -sum_hg)
+            tl.store(scratch_rows(dlast_out, n), -sum_hg)
 
             # Through the inner model: LN̂ of Z, the loss's own LayerNorm, and Z to the state.
             dp = (u - x * column(mean_ux)) * column(rstd_k)
             du = gamma * gamma * dp
-            mean_du, mean_dux = totals2(du, du * x)
-            dz = less_mean(du, column(mean_du / WIDTH), D, WIDTH)
+            mean_du, mean_dux = sum_features2(du, du * x)
+            dz = subtract_mean(du, column(mean_du / WIDTH), D, WIDTH)
             dz -= x * column(mean_dux / WIDTH + mean_ug)
             dz -= dp * column(mean_p) + grad * column(mean_ux)
             dz = (dz * column(rstd_k)).to(k_tile.dtype)
             ds, dc = add_outer(ds, dc, dz, k_tile, D, PRECISION)
-            tl.store(own_tile(dz_out, n, D), joined(dz, D))
-            tl.store(own_tile(dp_out, n, D), joined(dp.to(k_tile.dtype), D))
+            tl.store(scratch_tile(dz_out, n, D), concat_features(dz, D))
+            tl.store(scratch_tile(dp_out, n, D), concat_features(dp.to(k_tile.dtype), D))
     slot = tl.cast(scan, tl.int64)
     store_state(dw0 + slot * D * D, db0 + slot * D, ds, dc, D)
 
@@ -423,18 +411,9 @@ def backward_key(
     dln_weight,  # (B·R·H, segments, D)
     dln_bias,
     dtau_last,  # (B·R·H, segments)
-    q_b,
-    q_t,
-    q_r,
-    q_h,
-    k_b,
-    k_t,
-    k_r,
-    k_h,
-    v_b,
-    v_t,
-    v_r,
-    v_h,
+    q_strides,
+    k_strides,
+    v_strides,
     eta_b,
     eta_t,
     eta_r,
@@ -451,15 +430,16 @@ def backward_key(
     PRECISION: tl.constexpr,
 ):
     """One program walks one segment back with the state and its gradient: dK, dV, what is left."""
-    chunks = count(T, SIZE)
+    chunks = chunk_count(T, SIZE)
     segments = tl.cdiv(chunks, segment)
     scan = tl.program_id(0) // segments
     i_s = tl.program_id(0) % segments
     ACC: tl.constexpr = dw_kept.dtype.element_ty
-    q_start, q_step = scan_start(scan, T, R, H, reverse_mask, q_b, q_t, q_r, q_h)
-    k_start, k_step = scan_start(scan, T, R, H, reverse_mask, k_b, k_t, k_r, k_h)
-    v_start, v_step = scan_start(scan, T, R, H, reverse_mask, v_b, v_t, v_r, v_h)
-    e_start, e_step = scan_start(scan, T, R, H, reverse_mask, eta_b, eta_t, eta_r, eta_h)
+    q_start, q_step = scan_start(scan, T, R, H, reverse_mask, q_strides)
+    k_start, k_step = scan_start(scan, T, R, H, reverse_mask, k_strides)
+    v_start, v_step = scan_start(scan, T, R, H, reverse_mask, v_strides)
+    eta_strides = (eta_b, eta_t, eta_r, eta_h)
+    e_start, e_step = scan_start(scan, T, R, H, reverse_mask, eta_strides)
     g_start, g_step = dense_start(scan, T, R, H, reverse_mask, D)
     de_start, de_step = dense_start(scan, T, R, H, reverse_mask, 1)
     q += q_start
@@ -467,11 +447,11 @@ def backward_key(
     v += v_start
     eta += e_start
     g += g_start
-    own, rows = own_start(scan, chunks, D), own_start(scan, chunks, 1)
-    d_out += own
-    normed += own
-    dp_out += own
-    dz_out += own
+    tiles, rows = scratch_start(scan, chunks, D), scratch_start(scan, chunks, 1)
+    d_out += tiles
+    normed += tiles
+    dp_out += tiles
+    dz_out += tiles
     deta_out += rows
     dlast_out += rows
     head = scan % (R * H)
@@ -495,21 +475,23 @@ def backward_key(
     k_next = load_tile(k, k_step, last, T, D, SIZE)
     g_next = load_tile(g, g_step, last, T, D, SIZE)
     q_next = load_tile(q, q_step, last, T, D, SIZE)
-    d_next = tl.load(own_tile(d_out, last, D))
-    dz_next = tl.load(own_tile(dz_out, last, D))
+    d_next = tl.load(scratch_tile(d_out, last, D))
+    dz_next = tl.load(scratch_tile(dz_out, last, D))
     e_next = load_rows(eta, e_step, last, T, SIZE)
-    turn = unit(segment, SIZE)
-    units = turns(first, last + 1, SIZE)
+    stride = outer_stride(segment, SIZE)
+    units = outer_iterations(first, last + 1, SIZE)
     for j in range(units):
-        start = first + (units - 1 - j) * turn
-        end = tl.minimum(start + turn - 1, last)
+        start = first + (units - 1 - j) * stride
+        end = tl.minimum(start + stride - 1, last)
         # What the steps of a chunk get, as in the chain.
         f = tau_last * ds
-        if pieces(SIZE) > 1:
+        if mini_batch_chunks(SIZE) > 1:
             # The state goes a mini-batch back, with all of its chunks.
             a = tl.zeros_like(s)
             if HAS_SCALE:
-                place = tl.cast(scan, tl.int64) * tl.cdiv(T, SIZE) + start // pieces(SIZE)
+                place = tl.cast(scan, tl.int64) * tl.cdiv(T, SIZE) + start // mini_batch_chunks(
+                    SIZE
+                )
                 dc = load_features(dc_all + place * D, D) + tl.zeros_like(met)
             k_past, g_past, e_past = k_next, g_next, e_next
             for i in tl.range(end - start + 1, num_stages=1):
@@ -519,11 +501,13 @@ def backward_key(
                 k_past = load_tile(k, k_step, before, T, D, SIZE)
                 g_past = load_tile(g, g_step, before, T, D, SIZE)
                 e_past = load_rows(eta, e_step, before, T, SIZE)
-                eg = step_back(grad, steps[:, None], k_tile)
-                a = add_product(a, turned(split(eg, D)), every(k_tile, D), PRECISION)
+                eg = descent_step(grad, steps[:, None], k_tile)
+                a = add_dot(
+                    a, transpose(split_features(eg, D)), repeat_blocks(k_tile, D), PRECISION
+                )
                 if HAS_SCALE:
-                    h = query_state(ds, dc, k_tile, D, PRECISION)
-                    met -= h * split(grad, D) * column(steps)
+                    h = apply_state(ds, dc, k_tile, D, PRECISION)
+                    met -= h * split_features(grad, D) * column(steps)
             s -= tau_last * a
         for i in tl.range(end - start + 1, num_stages=1):
             n = end - i
@@ -533,50 +517,62 @@ def backward_key(
             k_next = load_tile(k, k_step, before, T, D, SIZE)
             g_next = load_tile(g, g_step, before, T, D, SIZE)
             q_next = load_tile(q, q_step, before, T, D, SIZE)
-            d_next = tl.load(own_tile(d_out, before, D))
-            dz_next = tl.load(own_tile(dz_out, before, D))
+            d_next = tl.load(scratch_tile(d_out, before, D))
+            dz_next = tl.load(scratch_tile(dz_out, before, D))
             e_next = load_rows(eta, e_step, before, T, SIZE)
             v_tile = load_tile(v, v_step, n, T, D, SIZE)
-            x_tile = tl.load(own_tile(normed, n, D))
-            dp_tile = tl.load(own_tile(dp_out, n, D))
+            x_tile = tl.load(scratch_tile(normed, n, D))
+            dp_tile = tl.load(scratch_tile(dp_out, n, D))
 
-            eg = step_back(g_tile.to(ACC), handed_on(steps, tau_last, SIZE)[:, None], k_tile)
-            if pieces(SIZE) > 1:
+            eg = descent_step(g_tile.to(ACC), carried_steps(steps, tau_last, SIZE)[:, None], k_tile)
+            if mini_batch_chunks(SIZE) > 1:
                 tau = token_scales(token_scale, head // H, n, SIZE, HAS_SCALE, ACC)
-                dk_tile = product(every(eg, D), across(f.to(k_tile.dtype), D), PRECISION, ACC)
+                dk_tile = dot(
+                    repeat_blocks(eg, D), split_inputs(f.to(k_tile.dtype), D), ACC, PRECISION
+                )
                 scaled = (d_tile.to(ACC) * tau[:, None]).to(k_tile.dtype)
-                f = add_product(f, turned(split(scaled, D)), every(q_tile, D), PRECISION)
+                f = add_dot(
+                    f, transpose(split_features(scaled, D)), repeat_blocks(q_tile, D), PRECISION
+                )
             else:
                 # A step back, of a state that enters linearly: it may be off by a sum's rounding.
-                s = add_product(s, turned(split(-eg, D)), every(k_tile, D), PRECISION)
-                dk_tile = product(every(eg, D), across(ds.to(k_tile.dtype), D), PRECISION, ACC)
-            s_now = across(s.to(k_tile.dtype), D)
-            dk_tile = add_product(dk_tile, every(dz_tile, D), s_now, PRECISION)
+                s = add_dot(
+                    s, transpose(split_features(-eg, D)), repeat_blocks(k_tile, D), PRECISION
+                )
+                dk_tile = dot(
+                    repeat_blocks(eg, D), split_inputs(ds.to(k_tile.dtype), D), ACC, PRECISION
+                )
+            s_now = split_inputs(s.to(k_tile.dtype), D)
+            dk_tile = add_dot(dk_tile, repeat_blocks(dz_tile, D), s_now, PRECISION)
             gd = scores(g_tile, d_tile, D, PRECISION, ACC)
             es = tl.where(causal, -steps[None, :, None] * tau[None, None, :] * gd, 0)
             es = es.to(k_tile.dtype)
-            dk_tile = add_product(dk_tile, es, split(q_tile, D), PRECISION)
-            ds = add_product(ds, turned(split(d_tile, D)), every(q_tile, D), PRECISION)
-            ds = add_product(ds, turned(split(dz_tile, D)), every(k_tile, D), PRECISION)
+            dk_tile = add_dot(dk_tile, es, split_features(q_tile, D), PRECISION)
+            ds = add_dot(
+                ds, transpose(split_features(d_tile, D)), repeat_blocks(q_tile, D), PRECISION
+            )
+            ds = add_dot(
+                ds, transpose(split_features(dz_tile, D)), repeat_blocks(k_tile, D), PRECISION
+            )
 
             gx = gamma * x_tile.to(ACC)
             dp = dp_tile.to(ACC)
             dy = gamma * dp
             store_tile(dv + g_start, g_step, n, T, -dy, D, SIZE)
-            store_tile(dk + g_start, g_step, n, T, joined(dk_tile, D) + dy, D, SIZE)
+            store_tile(dk + g_start, g_step, n, T, concat_features(dk_tile, D) + dy, D, SIZE)
             dgamma += dp * (2 * gx + lam + k_tile.to(ACC) - v_tile.to(ACC))
             dlam += dy
-            de_last = tl.load(own_rows(dlast_out, n))
-            de = tl.load(own_rows(deta_out, n))
-            if pieces(SIZE) > 1:
+            de_last = tl.load(scratch_rows(dlast_out, n))
+            de = tl.load(scratch_rows(deta_out, n))
+            if mini_batch_chunks(SIZE) > 1:
                 de += de_last
             else:
                 dlast += steps * de_last
                 de += tau_last * de_last
-            inside = own_tokens(n, T, SIZE)
+            inside = token_mask(n, T, SIZE)
             tl.store(row_pointers(deta + de_start, de_step, n, SIZE), de, mask=inside)
     tl.store(dln_weight + slot * D + tl.arange(0, D), tl.sum(dgamma, axis=0))
     tl.store(dln_bias + slot * D + tl.arange(0, D), tl.sum(dlam, axis=0))
-    if pieces(SIZE) > 1:
-        dlast += total(met)
+    if mini_batch_chunks(SIZE) > 1:
+        dlast += sum_features(met)
     tl.store(dtau_last + slot, tl.sum(dlast, axis=0))

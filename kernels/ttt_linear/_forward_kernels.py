@@ -3,51 +3,50 @@
 import triton
 import triton.language as tl
 
+from .._triton import add_dot, dot
 from ._tiles import (
     CHUNK,
     VARYING,
     add_outer,
-    add_product,
+    apply_state,
+    carried_steps,
+    chunk_count,
     column,
-    count,
+    concat_features,
     dense_start,
-    every,
-    handed_on,
-    joined,
+    descent_step,
     last_token_scale,
-    less_mean,
     load_features,
     load_rows,
     load_state,
     load_state_before,
     load_tile,
-    operand,
-    pieces,
-    product,
-    query_state,
+    mini_batch_chunks,
+    outer_iterations,
+    outer_stride,
+    repeat_blocks,
+    saturating_cast,
     scan_start,
-    split,
-    step_back,
+    split_features,
     store_state,
     store_tile,
+    subtract_mean,
+    sum_features,
+    sum_features2,
     token_scales,
-    total,
-    totals2,
-    turns,
-    unit,
 )
 
 
 @triton.jit
 def inner_gradient(z, k, v, gamma, lam, eps, D: tl.constexpr, WIDTH: tl.constexpr):
     """G = Π(γ⊙(γX + λ − (V − K))) of a chunk, in blocks, from Z = KW + c."""
-    rstd = column(tl.rsqrt(total(z * z) / WIDTH + eps))
+    rstd = column(tl.rsqrt(sum_features(z * z) / WIDTH + eps))
     x = z * rstd
-    residual = split(k, D).to(z.dtype) - split(v, D).to(z.dtype)
+    residual = split_features(k, D).to(z.dtype) - split_features(v, D).to(z.dtype)
     p = gamma * (gamma * x + (lam + residual))
-    mean_p, mean_px = totals2(p, p * x)
-    p = less_mean(p, column(mean_p / WIDTH), D, WIDTH)
-    return operand((p - x * column(mean_px / WIDTH)) * rstd, k)
+    mean_p, mean_px = sum_features2(p, p * x)
+    p = subtract_mean(p, column(mean_p / WIDTH), D, WIDTH)
+    return saturating_cast((p - x * column(mean_px / WIDTH)) * rstd, k)
 
 
 @triton.jit
@@ -67,11 +66,11 @@ def output(
 ):
     """O = Q + γ⊙LN̂(Z̄) + λ, `(16, D)`, from QW + c and G, both in blocks."""
     causal = tl.arange(0, CHUNK)[:, None] >= tl.arange(0, CHUNK)[None, :]
-    scores = product(q, tl.trans(k), PRECISION, z.dtype) + 1
-    m = operand(tl.where(causal, -tau[:, None] * steps[None, :] * scores, 0), q)
-    z = add_product(z, every(m, D), g, PRECISION)
-    x = z * column(tl.rsqrt(total(z * z) / WIDTH + eps))
-    return joined(split(q, D).to(z.dtype) + gamma * x + lam, D)
+    scores = dot(q, tl.trans(k), z.dtype, PRECISION) + 1
+    m = saturating_cast(tl.where(causal, -tau[:, None] * steps[None, :] * scores, 0), q)
+    z = add_dot(z, repeat_blocks(m, D), g, PRECISION)
+    x = z * column(tl.rsqrt(sum_features(z * z) / WIDTH + eps))
+    return concat_features(split_features(q, D).to(z.dtype) + gamma * x + lam, D)
 
 
 @triton.jit(do_not_specialize=VARYING)
@@ -89,18 +88,9 @@ def forward_scan(
     g,
     w_kept,  # (B, R, H, segments, D, D)
     c_kept,
-    q_b,
-    q_t,
-    q_r,
-    q_h,
-    k_b,
-    k_t,
-    k_r,
-    k_h,
-    v_b,
-    v_t,
-    v_r,
-    v_h,
+    q_strides,
+    k_strides,
+    v_strides,
     eta_b,
     eta_t,
     eta_r,
@@ -122,9 +112,10 @@ def forward_scan(
     """One program runs one scan: QUERY writes its output, KEEP writes G and the states."""
     scan = tl.program_id(0)
     ACC: tl.constexpr = w0.dtype.element_ty
-    k_start, k_step = scan_start(scan, T, R, H, reverse_mask, k_b, k_t, k_r, k_h)
-    v_start, v_step = scan_start(scan, T, R, H, reverse_mask, v_b, v_t, v_r, v_h)
-    e_start, e_step = scan_start(scan, T, R, H, reverse_mask, eta_b, eta_t, eta_r, eta_h)
+    k_start, k_step = scan_start(scan, T, R, H, reverse_mask, k_strides)
+    v_start, v_step = scan_start(scan, T, R, H, reverse_mask, v_strides)
+    eta_strides = (eta_b, eta_t, eta_r, eta_h)
+    e_start, e_step = scan_start(scan, T, R, H, reverse_mask, eta_strides)
     o_start, o_step = dense_start(scan, T, R, H, reverse_mask, D)
     k += k_start
     v += v_start
@@ -135,55 +126,55 @@ def forward_scan(
     gamma = load_features(ln_weight + head * D, D)
     lam = load_features(ln_bias + head * D, D)
     s, c = load_state(w0 + head * D * D, b0 + head * D, D, WIDTH)
-    chunks = count(T, SIZE)
+    chunks = chunk_count(T, SIZE)
     segments = tl.cdiv(chunks, segment)
     # The tokens of the next chunk are on their way while this one is computed.
     k_next = load_tile(k, k_step, 0, T, D, SIZE)
     v_next = load_tile(v, v_step, 0, T, D, SIZE)
     e_next = load_rows(eta, e_step, 0, T, SIZE)
     if QUERY:
-        q_start, q_step = scan_start(scan, T, R, H, reverse_mask, q_b, q_t, q_r, q_h)
+        q_start, q_step = scan_start(scan, T, R, H, reverse_mask, q_strides)
         q += q_start
         o += o_start
         q_next = load_tile(q, q_step, 0, T, D, SIZE)
     if KEEP:
         g += o_start
     # Two loops, so that storing a state takes no registers from the chunks between.
-    turn = unit(segment, SIZE)
-    for i in range(tl.cdiv(chunks, turn)):
-        last = tl.minimum(i * turn + turn, chunks)
+    stride = outer_stride(segment, SIZE)
+    for i in range(tl.cdiv(chunks, stride)):
+        last = tl.minimum(i * stride + stride, chunks)
         # What the chunks before in the same mini-batch add to the state, but for τ.
         a, a_c = tl.zeros_like(s), tl.zeros_like(c)
-        for n in tl.range(i * turn, last, num_stages=1):
+        for n in tl.range(i * stride, last, num_stages=1):
             k_tile, v_tile, steps = k_next, v_next, e_next
             k_next = load_tile(k, k_step, n + 1, T, D, SIZE)
             v_next = load_tile(v, v_step, n + 1, T, D, SIZE)
             e_next = load_rows(eta, e_step, n + 1, T, SIZE)
-            z = query_state(s, c, k_tile, D, PRECISION)
+            z = apply_state(s, c, k_tile, D, PRECISION)
             if QUERY:
                 q_tile = q_next
                 q_next = load_tile(q, q_step, n + 1, T, D, SIZE)
-                zq = query_state(s, c, q_tile, D, PRECISION)
-                if pieces(SIZE) > 1:
+                zq = apply_state(s, c, q_tile, D, PRECISION)
+                if mini_batch_chunks(SIZE) > 1:
                     tau = token_scales(token_scale, head // H, n, SIZE, HAS_SCALE, ACC)
-                    zq += column(tau) * query_state(a, a_c, q_tile, D, PRECISION)
+                    zq += column(tau) * apply_state(a, a_c, q_tile, D, PRECISION)
             g_tile = inner_gradient(z, k_tile, v_tile, gamma, lam, eps, D, WIDTH)
-            eg = step_back(g_tile.to(ACC), column(handed_on(steps, tau_last, SIZE)), k_tile)
-            if pieces(SIZE) > 1:
+            eg = descent_step(g_tile.to(ACC), column(carried_steps(steps, tau_last, SIZE)), k_tile)
+            if mini_batch_chunks(SIZE) > 1:
                 a, a_c = add_outer(a, a_c, eg, k_tile, D, PRECISION)
             else:
                 s, c = add_outer(s, c, eg, k_tile, D, PRECISION)
             if KEEP:
-                store_tile(g, o_step, n, T, joined(g_tile, D), D, SIZE)
+                store_tile(g, o_step, n, T, concat_features(g_tile, D), D, SIZE)
             if QUERY:
                 o_tile = output(
                     zq, k_tile, q_tile, g_tile, steps, tau, gamma, lam, eps, D, WIDTH, PRECISION
                 )
                 store_tile(o, o_step, n, T, o_tile, D, SIZE)
-        if pieces(SIZE) > 1:
+        if mini_batch_chunks(SIZE) > 1:
             s, c = s + tau_last * a, c + tau_last * a_c
-        if KEEP and (pieces(SIZE) == 1 or last % segment == 0 or last == chunks):
-            kept = i if pieces(SIZE) == 1 else (last - 1) // segment
+        if KEEP and (mini_batch_chunks(SIZE) == 1 or last % segment == 0 or last == chunks):
+            kept = i if mini_batch_chunks(SIZE) == 1 else (last - 1) // segment
             slot = tl.cast(scan, tl.int64) * segments + kept
             store_state(w_kept + slot * D * D, c_kept + slot * D, s, c, D)
 
@@ -202,14 +193,8 @@ def forward_output(
     o,
     w_kept,  # (B, R, H, segments, D, D)
     c_kept,
-    q_b,
-    q_t,
-    q_r,
-    q_h,
-    k_b,
-    k_t,
-    k_r,
-    k_h,
+    q_strides,
+    k_strides,
     eta_b,
     eta_t,
     eta_r,
@@ -227,14 +212,15 @@ def forward_output(
     PRECISION: tl.constexpr,
 ):
     """One program writes the output of one segment of a scan, from the state before it and G."""
-    chunks = count(T, SIZE)
+    chunks = chunk_count(T, SIZE)
     segments = tl.cdiv(chunks, segment)
     scan = tl.program_id(0) // segments
     i_s = tl.program_id(0) % segments
     ACC: tl.constexpr = w0.dtype.element_ty
-    q_start, q_step = scan_start(scan, T, R, H, reverse_mask, q_b, q_t, q_r, q_h)
-    k_start, k_step = scan_start(scan, T, R, H, reverse_mask, k_b, k_t, k_r, k_h)
-    e_start, e_step = scan_start(scan, T, R, H, reverse_mask, eta_b, eta_t, eta_r, eta_h)
+    q_start, q_step = scan_start(scan, T, R, H, reverse_mask, q_strides)
+    k_start, k_step = scan_start(scan, T, R, H, reverse_mask, k_strides)
+    eta_strides = (eta_b, eta_t, eta_r, eta_h)
+    e_start, e_step = scan_start(scan, T, R, H, reverse_mask, eta_strides)
     o_start, o_step = dense_start(scan, T, R, H, reverse_mask, D)
     q += q_start
     k += k_start
@@ -252,29 +238,29 @@ def forward_output(
     q_next = load_tile(q, q_step, first, T, D, SIZE)
     g_next = load_tile(g, o_step, first, T, D, SIZE)
     e_next = load_rows(eta, e_step, first, T, SIZE)
-    turn = unit(segment, SIZE)
-    for i in range(turns(first, last, SIZE)):
-        start = first + i * turn
+    stride = outer_stride(segment, SIZE)
+    for i in range(outer_iterations(first, last, SIZE)):
+        start = first + i * stride
         a, a_c = tl.zeros_like(s), tl.zeros_like(c)
-        for n in tl.range(start, tl.minimum(start + turn, last), num_stages=1):
+        for n in tl.range(start, tl.minimum(start + stride, last), num_stages=1):
             k_tile, q_tile, g_tile, steps = k_next, q_next, g_next, e_next
             k_next = load_tile(k, k_step, n + 1, T, D, SIZE)
             q_next = load_tile(q, q_step, n + 1, T, D, SIZE)
             g_next = load_tile(g, o_step, n + 1, T, D, SIZE)
             e_next = load_rows(eta, e_step, n + 1, T, SIZE)
-            z = query_state(s, c, q_tile, D, PRECISION)
-            if pieces(SIZE) > 1:
+            z = apply_state(s, c, q_tile, D, PRECISION)
+            if mini_batch_chunks(SIZE) > 1:
                 tau = token_scales(token_scale, head // H, n, SIZE, HAS_SCALE, ACC)
-                z += column(tau) * query_state(a, a_c, q_tile, D, PRECISION)
-            eg = step_back(g_tile.to(ACC), handed_on(steps, tau_last, SIZE)[:, None], k_tile)
-            g_blocks = split(g_tile, D)
+                z += column(tau) * apply_state(a, a_c, q_tile, D, PRECISION)
+            eg = descent_step(g_tile.to(ACC), carried_steps(steps, tau_last, SIZE)[:, None], k_tile)
+            g_blocks = split_features(g_tile, D)
             o_tile = output(
                 z, k_tile, q_tile, g_blocks, steps, tau, gamma, lam, eps, D, WIDTH, PRECISION
             )
             store_tile(o + o_start, o_step, n, T, o_tile, D, SIZE)
-            if pieces(SIZE) > 1:
-                a, a_c = add_outer(a, a_c, split(eg, D), k_tile, D, PRECISION)
+            if mini_batch_chunks(SIZE) > 1:
+                a, a_c = add_outer(a, a_c, split_features(eg, D), k_tile, D, PRECISION)
             else:
-                s, c = add_outer(s, c, split(eg, D), k_tile, D, PRECISION)
-        if pieces(SIZE) > 1:
+                s, c = add_outer(s, c, split_features(eg, D), k_tile, D, PRECISION)
+        if mini_batch_chunks(SIZE) > 1:
             s, c = s + tau_last * a, c + tau_last * a_c

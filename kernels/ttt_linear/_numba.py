@@ -23,8 +23,8 @@ from .reference import Inputs, segment
 _LARGEST_MINI_BATCH = 1024
 
 
-def supported(inputs: Inputs, mini_batch_size: int) -> str | None:
-    """Why the kernels cannot run with these arguments, in a sentence; None where they can."""
+def unsupported_reason(inputs: Inputs, mini_batch_size: int) -> str | None:
+    """Reason why the kernels cannot run with these arguments; None where they can."""
     if min(mini_batch_size, inputs.q.shape[1]) > _LARGEST_MINI_BATCH:
         return (
             f'mini_batch_size must be at most {_LARGEST_MINI_BATCH} for '

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from .._numba import COLUMNS, add, add_product, clear, jit, load, part, store
+from .._numba import COLUMNS, add, add_product, clear, inlined, jit, load, store
 from ._numba_parts import (
     advance,
     copy,
@@ -16,7 +16,7 @@ from ._numba_parts import (
 )
 
 
-@part
+@inlined
 def _query_gradient(d, x, do, vectors, sums, rstd, count, numbers):
     """D = Π(γ·dO), and the output's part of dγ and dλ; zeros below."""
     dim, inverse, _, one = numbers
@@ -38,7 +38,7 @@ def _query_gradient(d, x, do, vectors, sums, rstd, count, numbers):
     clear(d, count)
 
 
-@part
+@inlined
 def _weights_gradient(s, scores, tau, step, dtau, dstep, one):
     """From S = DGᵀ to −E⊙S, below the diagonal, and what dE adds to the steps and to τ."""
     zero = one - one
@@ -58,7 +58,7 @@ def _weights_gradient(s, scores, tau, step, dtau, dstep, one):
         dtau[at] += total
 
 
-@part
+@inlined
 def _key_gradient(
     dz, u, h, inner, x, values, keys, vectors, sums, tau, step, rstd, dtau, dstep, dkeys, count,
     numbers,
@@ -110,7 +110,7 @@ def _key_gradient(
     clear(dz, count)
 
 
-@part
+@inlined
 def _walk(
     walked, state, decayed, keys, inner, step, sums, k, g, eta, places, begin, last, sizes, scale
 ):  # fmt: skip

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from .._numba import add_product, clear, jit, load, part, rounded_to_bf16, store
+from .._numba import add_product, clear, inlined, jit, load, rounded_to_bf16, store
 from ._numba_parts import (
     advance,
     copy,
@@ -15,7 +15,7 @@ from ._numba_parts import (
 )
 
 
-@part
+@inlined
 def _inner_gradient(inner, x, keys, values, vectors, rstd, count, rounds, numbers):
     """G = Π(γY), Y = γX + λ − (V − K), of every token; zeros below."""
     dim, inverse, _, one = numbers
@@ -36,7 +36,7 @@ def _inner_gradient(inner, x, keys, values, vectors, rstd, count, rounds, number
     clear(inner, count)
 
 
-@part
+@inlined
 def _outputs(x, queries, vectors, dim):
     """Rows X of the queries become Q + γX + λ."""
     gain, shift = vectors[0], vectors[1]

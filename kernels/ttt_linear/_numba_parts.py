@@ -6,10 +6,10 @@ tokens and right of its `dim` features. `numbers` are d, 1/d, ε and 1 in the st
 
 import numpy as np
 
-from .._numba import COLUMNS, add, add_product, part
+from .._numba import COLUMNS, add, add_product, inlined
 
 
-@part
+@inlined
 def find(places, number, sizes, reverse, strides):
     """Image, scan and head of a program; where its first token lies, and how far the next one is.
 
@@ -26,7 +26,7 @@ def find(places, number, sizes, reverse, strides):
     return image, scan, head
 
 
-@part
+@inlined
 def copy(to, x, rows, columns):
     """The corner of a matrix."""
     for i in range(rows):
@@ -35,7 +35,7 @@ def copy(to, x, rows, columns):
             row[j] = line[j]
 
 
-@part
+@inlined
 def fill(x, row):
     """Every row of `x` becomes `row`."""
     for t in range(len(x)):
@@ -44,7 +44,7 @@ def fill(x, row):
             line[i] = row[i]
 
 
-@part
+@inlined
 def steps(step, eta, place, first, count):
     """The tokens' steps; zero for those that are none."""
     for t in range(count):
@@ -53,7 +53,7 @@ def steps(step, eta, place, first, count):
         step[t] = 0
 
 
-@part
+@inlined
 def normalize(z, rstd, numbers):
     """Rows z become (z − mean)/σ; 1/σ goes to `rstd`."""
     dim, inverse, eps, one = numbers
@@ -72,7 +72,7 @@ def normalize(z, rstd, numbers):
         rstd[t] = scale
 
 
-@part
+@inlined
 def scores_of(scores, m, queries, keys, tau, step, one):
     """QKᵀ + 1, and −M = −E⊙(QKᵀ + 1)."""
     zero = one - one
@@ -90,7 +90,7 @@ def scores_of(scores, m, queries, keys, tau, step, one):
                 row[s] = -score[s] * (reach * step[s]) if s <= t else zero
 
 
-@part
+@inlined
 def decay(decayed, inner, step, last):
     """−e⊙G."""
     for t in range(len(decayed)):
@@ -100,7 +100,7 @@ def decay(decayed, inner, step, last):
             row[i] = e * line[i]
 
 
-@part
+@inlined
 def sum_rows(total, x):
     """Apart from what gathers the sums of all chunks: one rounding there a chunk, not a token."""
     for i in range(len(total)):
@@ -111,7 +111,7 @@ def sum_rows(total, x):
             total[i] += row[i]
 
 
-@part
+@inlined
 def advance(state, keys, decayed, sums):
     """[W; c] of the next chunk: W' = W − (e⊙K)ᵀG, c' = c − eᵀG; `sums` is a row to work in."""
     add_product(state[:-1], keys.T, decayed)

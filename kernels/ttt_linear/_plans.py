@@ -1,4 +1,4 @@
-"""Whether a TTT-linear scan writes its output: tools/dev/kernel_benchmarks/ttt_linear.py --tune.
+"""Chooses whether a scan writes its output (tools/dev/kernel_benchmarks/ttt_linear.py --tune).
 
 A scan is one chain of mini-batches and keeps one program busy; few scans leave most of a GPU idle.
 A kernel of its own then writes the output, segment by segment, on the idle part, for the price of

@@ -1,4 +1,4 @@
-"""What the TTT-linear kernels share: where a scan's tokens lie, its state, its products.
+"""Functions that the TTT-linear kernels share: addresses of tokens, the state, products.
 
 A chunk is up to 16 tokens of one mini-batch. A mini-batch of SIZE = b tokens is ⌈b/16⌉ chunks, the
 last of them filled up with tokens that are zero, as the end of a scan is.
@@ -17,6 +17,8 @@ import os
 import triton
 import triton.language as tl
 
+from .._triton import add_dot, dot
+
 # Rows of a tile of tokens: the depth of one tensor-core instruction in half precision.
 CHUNK = tl.constexpr(16)
 # Integers that change from call to call: whether they are 1 or a multiple of 16 compiles nothing
@@ -27,17 +29,19 @@ INTERPRETED = tl.constexpr(os.environ.get('TRITON_INTERPRET', '0') == '1')
 
 
 @triton.jit
-def scan_start(scan, T, R, H, reverse_mask, stride_b, stride_t, stride_r, stride_h):
+def scan_start(scan, T, R, H, reverse_mask, strides):
     """Elements from a tensor's start to a scan's first token, and from one token to the next.
 
     In 64 bits throughout: `B·T·R·H·d` passes 2³¹ long before a GPU's memory is full.
+
+    strides: Those of images, tokens, scans and heads.
     """
     i_h = scan % H
     i_r = (scan // H) % R
     i_b = scan // (H * R)
-    step = tl.cast(stride_t, tl.int64)
-    start = tl.cast(i_b, tl.int64) * stride_b + tl.cast(i_r, tl.int64) * stride_r
-    start += tl.cast(i_h, tl.int64) * stride_h
+    step = tl.cast(strides[1], tl.int64)
+    start = tl.cast(i_b, tl.int64) * strides[0] + tl.cast(i_r, tl.int64) * strides[2]
+    start += tl.cast(i_h, tl.int64) * strides[3]
     reverse = ((reverse_mask >> i_r) & 1).to(tl.int64)
     start += reverse * (T - 1) * step
     return start, step * (1 - 2 * reverse)
@@ -47,52 +51,55 @@ def scan_start(scan, T, R, H, reverse_mask, stride_b, stride_t, stride_r, stride
 def dense_start(scan, T, R, H, reverse_mask, WIDTH: tl.constexpr):
     """`scan_start` of a contiguous `(B, T, R, H, WIDTH)`."""
     row = R * H * WIDTH
-    return scan_start(
-        scan, T, R, H, reverse_mask, tl.cast(T, tl.int64) * row, row, H * WIDTH, WIDTH
-    )
+    strides = (tl.cast(T, tl.int64) * row, row, H * WIDTH, WIDTH)
+    return scan_start(scan, T, R, H, reverse_mask, strides)
 
 
 @triton.constexpr_function
-def pieces(SIZE):
+def mini_batch_chunks(SIZE):
     """Chunks of a full mini-batch."""
     return -(-SIZE // CHUNK.value)
 
 
 @triton.constexpr_function
-def whole(SIZE):
-    """Whether mini-batches are filled by their chunks."""
+def fills_chunks(SIZE):
+    """True where the chunks of a mini-batch have no empty rows."""
     return SIZE % CHUNK.value == 0
 
 
 @triton.jit
-def count(T, SIZE: tl.constexpr):
+def chunk_count(T, SIZE: tl.constexpr):
     """Chunks of T tokens in mini-batches of SIZE."""
-    if whole(SIZE):
+    if fills_chunks(SIZE):
         chunks = tl.cdiv(T, CHUNK)
     else:
-        chunks = T // SIZE * pieces(SIZE) + tl.cdiv(T % SIZE, CHUNK)
+        chunks = T // SIZE * mini_batch_chunks(SIZE) + tl.cdiv(T % SIZE, CHUNK)
     return chunks
 
 
 @triton.jit
 def first_token(n, SIZE: tl.constexpr):
-    """Place of chunk `n`'s first token in the order of the scan."""
-    return n * CHUNK if whole(SIZE) else n // pieces(SIZE) * SIZE + n % pieces(SIZE) * CHUNK
+    """Position of chunk `n`'s first token in the order of the scan."""
+    return (
+        n * CHUNK
+        if fills_chunks(SIZE)
+        else n // mini_batch_chunks(SIZE) * SIZE + n % mini_batch_chunks(SIZE) * CHUNK
+    )
 
 
 @triton.jit
-def own_tokens(n, T, SIZE: tl.constexpr):
-    """Which of chunk `n`'s 16 rows hold a token: `(16,)`."""
+def token_mask(n, T, SIZE: tl.constexpr):
+    """Mask `(16,)` of the rows of chunk `n` that hold a token."""
     inside = first_token(n, SIZE) + tl.arange(0, CHUNK) < T
-    if not whole(SIZE):
-        inside = inside & (places(n, SIZE) < SIZE)
+    if not fills_chunks(SIZE):
+        inside = inside & (positions(n, SIZE) < SIZE)
     return inside
 
 
 @triton.jit
-def places(n, SIZE: tl.constexpr):
-    """Places of chunk `n`'s tokens in their mini-batch, `(16,)`."""
-    return n % pieces(SIZE) * CHUNK + tl.arange(0, CHUNK)
+def positions(n, SIZE: tl.constexpr):
+    """Positions of chunk `n`'s tokens in their mini-batch, `(16,)`."""
+    return n % mini_batch_chunks(SIZE) * CHUNK + tl.arange(0, CHUNK)
 
 
 @triton.jit
@@ -105,14 +112,14 @@ def tile_pointers(base, step, n, D: tl.constexpr, SIZE: tl.constexpr):
 @triton.jit
 def load_tile(base, step, n, T, D: tl.constexpr, SIZE: tl.constexpr):
     """Tokens of chunk `n`, `(16, D)`; zeros where there is none."""
-    inside = own_tokens(n, T, SIZE)
+    inside = token_mask(n, T, SIZE)
     return tl.load(tile_pointers(base, step, n, D, SIZE), mask=inside[:, None], other=0.0)
 
 
 @triton.jit
 def store_tile(base, step, n, T, tile, D: tl.constexpr, SIZE: tl.constexpr):
     """Writes the tokens of chunk `n`, and nothing where there is none."""
-    inside = own_tokens(n, T, SIZE)
+    inside = token_mask(n, T, SIZE)
     pointers = tile_pointers(base, step, n, D, SIZE)
     tl.store(pointers, tile.to(base.dtype.element_ty), mask=inside[:, None])
 
@@ -130,13 +137,13 @@ def load_rows(base, step, n, T, SIZE: tl.constexpr):
 
     For the steps ℓ that zero is what makes a ragged tail equal to a shorter mini-batch.
     """
-    inside = own_tokens(n, T, SIZE)
+    inside = token_mask(n, T, SIZE)
     return tl.load(row_pointers(base, step, n, SIZE), mask=inside, other=0.0)
 
 
 @triton.jit
-def own_start(scan, chunks, WIDTH: tl.constexpr):
-    """Elements before a scan in what kernels hand on to each other, `(scans, chunks, 16, WIDTH)`.
+def scratch_start(scan, chunks, WIDTH: tl.constexpr):
+    """Elements before a scan in a scratch buffer `(scans, chunks, 16, WIDTH)` between two kernels.
 
     In the order of the scan and in whole chunks: no stride is a variable, and nothing is masked.
     """
@@ -144,67 +151,55 @@ def own_start(scan, chunks, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def own_tile(base, n, D: tl.constexpr):
-    """Pointers `(16, D)` to chunk `n`; `base` is at the scan."""
+def scratch_tile(base, n, D: tl.constexpr):
+    """Pointers `(16, D)` to chunk `n` of a scratch buffer; `base` is at the scan."""
     return base + n * (CHUNK * D) + tl.arange(0, CHUNK)[:, None] * D + tl.arange(0, D)[None, :]
 
 
 @triton.jit
-def own_rows(base, n):
-    """Pointers `(16,)` to one number a token of chunk `n`."""
+def scratch_rows(base, n):
+    """Pointers `(16,)` to one number a token of chunk `n` of a scratch buffer."""
     return base + n * CHUNK + tl.arange(0, CHUNK)
 
 
 @triton.jit
-def split(x, D: tl.constexpr):
-    """A `(16, D)` tile of tokens in blocks of features: `(D/16, 16, 16)`."""
+def split_features(x, D: tl.constexpr):
+    """Splits a `(16, D)` tile of tokens into blocks of features: `(D/16, 16, 16)`."""
     return tl.permute(tl.reshape(x, (CHUNK, D // CHUNK, CHUNK)), (1, 0, 2))
 
 
 @triton.jit
-def joined(z, D: tl.constexpr):
-    """The inverse of `split`."""
+def concat_features(z, D: tl.constexpr):
+    """Undoes `split_features`."""
     return tl.reshape(tl.permute(z, (1, 0, 2)), (CHUNK, D))
 
 
 @triton.jit
-def turned(x):
-    """Every block transposed."""
+def transpose(x):
+    """Transposes every block."""
     return tl.permute(x, (0, 2, 1))
 
 
 @triton.jit
-def across(s, D: tl.constexpr):
-    """S `(D/16, 16, D)` in blocks of input features, outputs in rows: `(D/16, D, 16)`."""
+def split_inputs(s, D: tl.constexpr):
+    """Splits S `(D/16, 16, D)` into blocks of input features, outputs in rows: `(D/16, D, 16)`."""
     return tl.permute(tl.reshape(s, (D, D // CHUNK, CHUNK)), (1, 0, 2))
 
 
 @triton.jit
-def every(x, D: tl.constexpr):
-    """A matrix for every block: `(D/16, …)`."""
+def repeat_blocks(x, D: tl.constexpr):
+    """Repeats a matrix for every block: `(D/16, …)`."""
     return tl.broadcast_to(x[None, :, :], (D // CHUNK, x.shape[0], x.shape[1]))
 
 
 @triton.jit
 def column(x):
-    """One number a token `(16,)`, to broadcast over a `(D/16, 16, 16)`."""
+    """Shapes one number a token `(16,)` to broadcast over `(D/16, 16, 16)`."""
     return x[None, :, None]
 
 
 @triton.jit
-def product(a, b, PRECISION: tl.constexpr, ACC: tl.constexpr):
-    """`a b`, in every block where there are blocks."""
-    return tl.dot(a, b, input_precision=PRECISION, out_dtype=ACC)
-
-
-@triton.jit
-def add_product(acc, a, b, PRECISION: tl.constexpr):
-    """`acc + product(a, b)`, summed where the tensor cores sum."""
-    return tl.dot(a, b, acc, input_precision=PRECISION, out_dtype=acc.dtype)
-
-
-@triton.jit
-def total(a):
+def sum_features(a):
     """Sum over the features of a `(D/16, 16, 16)`: `(16,)`."""
     return tl.sum(tl.sum(a, axis=2), axis=0)
 
@@ -220,10 +215,10 @@ def _add3(a, b, c, d, e, f):
 
 
 @triton.jit
-def totals2(a, b):
-    """`total` of two, in one exchange between the warps."""
+def sum_features2(a, b):
+    """`sum_features` of two tensors, in one exchange between the warps."""
     if INTERPRETED:
-        a, b = total(a), total(b)
+        a, b = sum_features(a), sum_features(b)
     else:
         a, b = tl.reduce((a, b), 2, _add2)
         a, b = tl.reduce((a, b), 0, _add2)
@@ -231,10 +226,10 @@ def totals2(a, b):
 
 
 @triton.jit
-def totals3(a, b, c):
-    """`total` of three, in one exchange between the warps."""
+def sum_features3(a, b, c):
+    """`sum_features` of three tensors, in one exchange between the warps."""
     if INTERPRETED:
-        a, b, c = total(a), total(b), total(c)
+        a, b, c = sum_features(a), sum_features(b), sum_features(c)
     else:
         a, b, c = tl.reduce((a, b, c), 2, _add3)
         a, b, c = tl.reduce((a, b, c), 0, _add3)
@@ -261,7 +256,7 @@ def state_offsets(D: tl.constexpr):
 
 
 @triton.jit
-def less_mean(x, mean, D: tl.constexpr, WIDTH: tl.constexpr):
+def subtract_mean(x, mean, D: tl.constexpr, WIDTH: tl.constexpr):
     """`x − mean`, in blocks of features, of which those from WIDTH on stay zero."""
     x -= mean
     if WIDTH != D:
@@ -285,7 +280,7 @@ def load_state(w, c, D: tl.constexpr, WIDTH: tl.constexpr):
         s = tl.where(feature_offsets(D)[:, :, None] < WIDTH, s, 0)
     bias = load_features(c, D)
     mean = tl.sum(tl.sum(tl.sum(bias, axis=2), axis=1), axis=0) / WIDTH
-    bias = less_mean(bias, mean, D, WIDTH)
+    bias = subtract_mean(bias, mean, D, WIDTH)
     return s, tl.broadcast_to(bias, (D // CHUNK, CHUNK, CHUNK))
 
 
@@ -293,7 +288,7 @@ def load_state(w, c, D: tl.constexpr, WIDTH: tl.constexpr):
 def load_state_before(
     segment, w0, b0, w_kept, c_kept, scan, head, segments, D: tl.constexpr, WIDTH: tl.constexpr
 ):
-    """The state before a segment of a scan: the one kept after the last segment, or the first."""
+    """Loads the state before a segment of a scan: the initial one, or the one that was kept."""
     if segment == 0:
         s, c = load_state(w0 + head * D * D, b0 + head * D, D, WIDTH)
     else:
@@ -304,14 +299,14 @@ def load_state_before(
 
 @triton.jit
 def store_state(w, c, s, bias, D: tl.constexpr):
-    """The inverse of `load_state`."""
+    """Undoes `load_state`."""
     tl.store(w + state_offsets(D), s)
     first = tl.arange(0, CHUNK)[None, :, None] == 0
     tl.store(c + feature_offsets(D), tl.sum(tl.where(first, bias, 0), axis=1))
 
 
 @triton.jit
-def operand(x, like):
+def saturating_cast(x, like):
     """`x` in the type of the tokens `like`, to be multiplied with; fp16 saturates.
 
     Infinity would leave a NaN behind it in every later token of the scan, at any scale of the loss.
@@ -324,30 +319,30 @@ def operand(x, like):
 
 
 @triton.jit
-def query_state(s, c, x, D: tl.constexpr, PRECISION: tl.constexpr):
+def apply_state(s, c, x, D: tl.constexpr, PRECISION: tl.constexpr):
     """`x W + c` in blocks of features, of tokens `(16, D)`."""
-    return add_product(c, every(x, D), turned(s.to(x.dtype)), PRECISION)
+    return add_dot(c, repeat_blocks(x, D), transpose(s.to(x.dtype)), PRECISION)
 
 
 @triton.jit
 def add_outer(s, c, x, y, D: tl.constexpr, PRECISION: tl.constexpr):
     """Adds `xᵀy` to S and `xᵀ1` to c, of tokens x in blocks and y `(16, D)`."""
     ones = tl.full((D // CHUNK, CHUNK, CHUNK), 1.0, y.dtype)
-    s = add_product(s, turned(x), every(y, D), PRECISION)
-    return s, add_product(c, ones, x, PRECISION)
+    s = add_dot(s, transpose(x), repeat_blocks(y, D), PRECISION)
+    return s, add_dot(c, ones, x, PRECISION)
 
 
 @triton.jit
 def scores(x, y, D: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr):
     """`xyᵀ` of tokens `(16, D)`, once for every block: every warp has it where it multiplies."""
-    return product(every(x, D), every(tl.trans(y), D), PRECISION, ACC)
+    return dot(repeat_blocks(x, D), repeat_blocks(tl.trans(y), D), ACC, PRECISION)
 
 
 @triton.jit
 def token_scales(token_scale, i_r, n, SIZE: tl.constexpr, HAS_SCALE: tl.constexpr, ACC):
-    """τ `(16,)` of chunk `n`'s places in the mini-batch; ones where there is none."""
+    """τ `(16,)` at chunk `n`'s positions in the mini-batch; ones where there is no token_scale."""
     if HAS_SCALE:
-        place = places(n, SIZE)
+        place = positions(n, SIZE)
         tau = tl.load(token_scale + i_r * SIZE + place, mask=place < SIZE, other=0.0)
     else:
         tau = tl.full((CHUNK,), 1.0, ACC)
@@ -356,33 +351,36 @@ def token_scales(token_scale, i_r, n, SIZE: tl.constexpr, HAS_SCALE: tl.constexp
 
 @triton.jit
 def last_token_scale(token_scale, i_r, SIZE: tl.constexpr, HAS_SCALE: tl.constexpr, ACC):
-    """τ_b, with which a mini-batch hands its steps on."""
+    """τ_b, which scales the steps that a mini-batch leaves in the state."""
     last = token_scale + i_r * SIZE + SIZE - 1
     return tl.load(last) if HAS_SCALE else tl.full((), 1.0, ACC)
 
 
 @triton.jit
-def handed_on(steps, tau_last, SIZE: tl.constexpr):
-    """e of a chunk; of several to a mini-batch without τ_b, which their sum gets at its end."""
-    return steps if pieces(SIZE) > 1 else tau_last * steps
+def carried_steps(steps, tau_last, SIZE: tl.constexpr):
+    """Steps e with which a chunk changes the state.
 
-
-@triton.jit
-def step_back(g, e, k):
-    """`−e⊙G`, whose outer product with the keys k changes the state: one rounding for all."""
-    return operand(g * -e, k)
-
-
-@triton.jit
-def unit(segment, SIZE: tl.constexpr):
-    """Chunks of a turn of the loop around the one over chunks.
-
-    A mini-batch of several chunks, at whose end its steps go into the state; else a segment.
+    Without τ_b where a mini-batch has several chunks: their sum is scaled by it at the end.
     """
-    return pieces(SIZE) if pieces(SIZE) > 1 else segment
+    return steps if mini_batch_chunks(SIZE) > 1 else tau_last * steps
 
 
 @triton.jit
-def turns(first, last, SIZE: tl.constexpr):
-    """Turns of that loop in a segment, from chunk `first` to before `last`."""
-    return tl.cdiv(last - first, pieces(SIZE)) if pieces(SIZE) > 1 else 1
+def descent_step(g, e, k):
+    """`−e⊙G`, whose outer product with the keys k is added to the state; rounded once."""
+    return saturating_cast(g * -e, k)
+
+
+@triton.jit
+def outer_stride(segment, SIZE: tl.constexpr):
+    """Chunks that one iteration of the outer loop covers.
+
+    A mini-batch of several chunks, whose steps go into the state at its end; else a segment.
+    """
+    return mini_batch_chunks(SIZE) if mini_batch_chunks(SIZE) > 1 else segment
+
+
+@triton.jit
+def outer_iterations(first, last, SIZE: tl.constexpr):
+    """Iterations of the outer loop in a segment, from chunk `first` to before `last`."""
+    return tl.cdiv(last - first, mini_batch_chunks(SIZE)) if mini_batch_chunks(SIZE) > 1 else 1

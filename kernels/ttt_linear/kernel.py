@@ -13,7 +13,7 @@ from . import _backward_kernels, _forward_kernels, _tiles, reference
 from ._plans import plan
 from .reference import Inputs
 
-# What a head is padded to.
+# Channels of a head that the kernels have; others are padded.
 DIMS = (32, 64, 128)
 CHUNK = _tiles.CHUNK.value
 # What fills up a chunk has no variance: with an ε of 0 it would be NaN, and all tokens with it.
@@ -24,17 +24,17 @@ DTYPES = (torch.float32, torch.float16) + ((torch.float64,) if INTERPRETED else 
 
 
 def registers(dtype: torch.dtype, dim: int, shared: bool) -> int:
-    """What a thread may take: all, or so many that three programs share a multiprocessor.
+    """Registers of a thread: all 255, or so many that three programs share a multiprocessor.
 
-    The parts of the three products that make one in single precision need all, and of the programs
-    of eight warps no two fit anyway. Said outright because ptxas, left alone, gives the fp32
-    backward kernels 32 and spills the rest.
+    In single precision a product is three, whose parts need all; of programs of eight warps no two
+    fit anyway. It is always given: ptxas by itself leaves the fp32 backward kernels 32 registers
+    and spills the rest.
     """
     return 168 if shared and dtype != torch.float32 and dim < DIMS[-1] else 255
 
 
-def supported(inputs: Inputs, mini_batch_size: int) -> str | None:
-    """Why the kernels cannot run with these arguments, in a sentence; None where they can."""
+def unsupported_reason(inputs: Inputs, mini_batch_size: int) -> str | None:
+    """Reason why the kernels cannot run with these arguments; None where they can."""
     q = inputs.q
     dim = q.shape[-1]
     if dim > DIMS[-1]:
@@ -47,7 +47,7 @@ def supported(inputs: Inputs, mini_batch_size: int) -> str | None:
             return f'{wide}, where mini_batch_size is at most {CHUNK}, not {mini_batch_size}'
         if _launch.little_shared_memory(q):
             return f'{wide}, for which this GPU has too little shared memory'
-    if reason := _launch.too_many_scans(q.shape[2]):
+    if reason := _launch.unsupported_scans_reason(q.shape[2]):
         return reason
     # What lies between two kernels is in whole chunks, of which a mini-batch has one or more.
     padded = _launch.cdiv(mini_batch_size, CHUNK) * CHUNK / mini_batch_size * q.shape[1]
@@ -86,7 +86,7 @@ def forward(
     call.launch(
         _forward_kernels.forward_scan,
         call.scans,
-        **call.given('q', 'k', 'v', 'eta', 'w0', 'b0', 'ln_weight', 'ln_bias', 'token_scale'),
+        **call.inputs('q', 'k', 'v', 'eta', 'w0', 'b0', 'ln_weight', 'ln_bias', 'token_scale'),
         o=o,
         g=g,
         w_kept=w_kept,
@@ -100,7 +100,7 @@ def forward(
         call.launch(
             _forward_kernels.forward_output,
             call.scans * call.segments,
-            **call.given('q', 'k', 'eta', 'w0', 'b0', 'ln_weight', 'ln_bias', 'token_scale'),
+            **call.inputs('q', 'k', 'eta', 'w0', 'b0', 'ln_weight', 'ln_bias', 'token_scale'),
             g=g,
             o=o,
             w_kept=w_kept,
@@ -154,7 +154,7 @@ def backward(
     call.launch(
         _backward_kernels.backward_query,
         call.scans * call.segments,
-        **call.given('q', 'k', 'v', 'eta', 'w0', 'b0', 'ln_weight', 'ln_bias', 'token_scale'),
+        **call.inputs('q', 'k', 'v', 'eta', 'w0', 'b0', 'ln_weight', 'ln_bias', 'token_scale'),
         **kept,
         **{n: tiles[n] for n in ('d_out', 'normed', 'u_out')},
         **{n: rows[n] for n in ('rstd', 'mean_px', 'deta_out')},
@@ -172,7 +172,7 @@ def backward(
     call.launch(
         _backward_kernels.backward_chain,
         call.scans,
-        **call.given('q', 'k', 'eta', 'ln_weight', 'token_scale'),
+        **call.inputs('q', 'k', 'eta', 'ln_weight', 'token_scale'),
         **tiles,
         **{n: rows[n] for n in ('rstd', 'mean_px', 'dlast_out')},
         g=g,
@@ -186,7 +186,7 @@ def backward(
     call.launch(
         _backward_kernels.backward_key,
         call.scans * call.segments,
-        **call.given('q', 'k', 'v', 'eta', 'ln_weight', 'ln_bias', 'token_scale'),
+        **call.inputs('q', 'k', 'v', 'eta', 'ln_weight', 'ln_bias', 'token_scale'),
         **kept,
         **{n: tiles[n] for n in ('d_out', 'normed', 'dp_out', 'dz_out')},
         **{n: rows[n] for n in ('deta_out', 'dlast_out')},
@@ -246,8 +246,10 @@ class _Call:
         parameters['token_scale'] = ln_weight if token_scale is None else token_scale
         self.arguments: dict[str, dict] = {n: {n: x.contiguous()} for n, x in parameters.items()}
         for name, x in (('q', q), ('k', k), ('v', v)):
-            self.arguments[name] = _launch.given('btrh', **{name: x})
-        self.arguments['eta'] = _launch.strided('btrh', eta=eta)
+            self.arguments[name] = _launch.with_strides(**{name: x})
+        # Triton would specialise on every number of a tuple, and these may have any value.
+        strides = zip(('eta_b', 'eta_t', 'eta_r', 'eta_h'), eta.stride(), strict=True)
+        self.arguments['eta'] = {'eta': eta, **dict(strides)}
         self.sizes = {
             'T': tokens,
             'R': scans,
@@ -293,7 +295,7 @@ class _Call:
             x = x.unflatten(1, (self.mini_batches, -1)).sum(1)
         return x[:, : self.size].contiguous()
 
-    def given(self, *names: str) -> dict[str, object]:
+    def inputs(self, *names: str) -> dict[str, object]:
         """The arguments of a kernel that are inputs of the op."""
         arguments: dict[str, object] = {}
         for name in names:

@@ -40,9 +40,8 @@ def ttt_mlp(
         loss: 'dot' (T⁵ for images) or 'l2' (DiT⁵).
         scale: s of the inner loss, d^−½ in T⁵; s/N is applied in fp32 after the sum over the
             tokens.
-        backend: None takes the Triton kernel on a GPU and the numba kernel on a CPU, where there is
-            one that can run, and the reference elsewhere; 'triton', 'numba' or 'reference' forces
-            one.
+        backend: None takes the Triton kernel on a GPU where it can run, and the reference
+            elsewhere; 'triton' or 'reference' forces one.
 
     Inner gradients and sums are kept in the dtype of the weights. Under autocast q, k and v go to
     the autocast dtype, the weights stay fp32.
@@ -53,7 +52,7 @@ def ttt_mlp(
     Raises:
         TypeError: a wrong dtype or type.
         ValueError: a wrong shape, N = 0, mixed devices, an unknown loss or backend.
-        RuntimeError: `backend='triton'` or 'numba' where there is no such kernel, or it cannot run.
+        RuntimeError: `backend` is 'numba', which this op lacks, or 'triton', which cannot run.
     """
     backend = _backend.resolve(backend)
     _inputs.check_tensors(_NAME, ('w3',), q=q, k=k, v=v, w1=w1, w2=w2, w3=w3)
@@ -111,7 +110,7 @@ def _backward_op(
 
 
 def _choose(backend: str, q: Tensor):
-    return _backend.choose(_NAME, backend, q, lambda kernel: kernel.supported(q))
+    return _backend.choose(_NAME, backend, q, lambda kernel: kernel.unsupported_reason(q))
 
 
 @_op.register_fake

@@ -23,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .. import _backend, _launch
-from .._head_tiles import add_dot, dot, load_tokens, silu, square, start, store_tokens
+from .._triton import add_dot, dense_start, dot, load_tokens, silu, square, start, store_tokens
 
 # ------------------------------------------------------------------------------------------- tiles
 
@@ -91,12 +91,8 @@ def _step(
     v,
     weights,  # (H, 2|3, D, D), as all weights from here on in the type of the tokens
     g,  # (B, H, splits, 2|3, D, D)
-    k_b,
-    k_n,
-    k_h,
-    v_b,
-    v_n,
-    v_h,
+    k_strides,
+    v_strides,
     factor,
     N,
     H,
@@ -116,15 +112,15 @@ def _step(
     program = tl.program_id(0) // splits
     first = tl.program_id(0) % splits * span
     last = tl.minimum(first + span, N)
-    k += start(program, H, k_b, k_h)
-    v += start(program, H, v_b, v_h)
+    k += start(program, H, k_strides)
+    v += start(program, H, v_strides)
     w1, w2, w_out = _weights(weights, program % H, D, GATED)
     g1 = tl.zeros((D, D), ACC)
     g2 = tl.zeros((D, D), ACC)
     g_out = _zeros(D, L2, ACC)
     for n in tl.range(first, last, BLOCK, num_stages=STAGES):
-        k_tile = load_tokens(k, n, last, k_n, D, BLOCK)
-        v_tile = load_tokens(v, n, last, v_n, D, BLOCK)
+        k_tile = load_tokens(k, n, last, k_strides[1], D, BLOCK)
+        v_tile = load_tokens(v, n, last, v_strides[1], D, BLOCK)
         k_columns = tl.trans(k_tile)
         a, slope, _ = silu(dot(tl.trans(w1), k_columns, ACC, PRECISION))
         p = a
@@ -141,7 +137,8 @@ def _step(
             f2 = (d * a).to(TYPE)
             g2 = add_dot(g2, k_columns, tl.trans(f2), PRECISION)
         g_out = _add_output(g_out, e, p, L2, PRECISION)
-    factor = tl.cast(factor, ACC) / divisor
+    # In the interpreter `tl.cast` would round it to fp32 first.
+    factor = tl.full((), factor, ACC) / divisor
     _store_sums(g, g1 * factor, g2 * factor, tl.reshape(g_out, (D, D)) * factor, D, GATED)
 
 
@@ -150,9 +147,7 @@ def _read(
     q,  # (B, N, H, D), any strides but the last
     stepped,  # (B, H, 2|3, D, D): W′
     o,  # (B, N, H, D)
-    q_b,
-    q_n,
-    q_h,
+    q_strides,
     N,
     H,
     span,
@@ -169,11 +164,11 @@ def _read(
     program = tl.program_id(0) // splits
     first = tl.program_id(0) % splits * span
     last = tl.minimum(first + span, N)
-    q += start(program, H, q_b, q_h)
-    o += start(program, H, tl.cast(N, tl.int64) * H * D, D)
+    q += start(program, H, q_strides)
+    o += dense_start(program, N, H, D)
     w1, w2, w_out = _weights(stepped, program, D, GATED)
     for n in tl.range(first, last, BLOCK, num_stages=STAGES):
-        q_columns = tl.trans(load_tokens(q, n, last, q_n, D, BLOCK))
+        q_columns = tl.trans(load_tokens(q, n, last, q_strides[1], D, BLOCK))
         p, _, _ = silu(dot(tl.trans(w1), q_columns, ACC, PRECISION))
         if GATED:
             p *= dot(tl.trans(w2), q_columns, ACC, PRECISION)
@@ -191,12 +186,8 @@ def _read_backward(
     stepped,  # (B, H, 2|3, D, D): W′
     dq,  # (B, N, H, D)
     dw,  # (B, H, splits, 2|3, D, D)
-    do_b,
-    do_n,
-    do_h,
-    q_b,
-    q_n,
-    q_h,
+    do_strides,
+    q_strides,
     N,
     H,
     span,
@@ -213,16 +204,16 @@ def _read_backward(
     program = tl.program_id(0) // splits
     first = tl.program_id(0) % splits * span
     last = tl.minimum(first + span, N)
-    do += start(program, H, do_b, do_h)
-    q += start(program, H, q_b, q_h)
-    dq += start(program, H, tl.cast(N, tl.int64) * H * D, D)
+    do += start(program, H, do_strides)
+    q += start(program, H, q_strides)
+    dq += dense_start(program, N, H, D)
     w1, w2, w_out = _weights(stepped, program, D, GATED)
     dw1 = tl.zeros((D, D), ACC)
     dw2 = tl.zeros((D, D), ACC)
     dw_out = tl.zeros((D, D), ACC)
     for n in tl.range(first, last, BLOCK, num_stages=STAGES):
-        q_columns = tl.trans(load_tokens(q, n, last, q_n, D, BLOCK))
-        do_columns = tl.trans(load_tokens(do, n, last, do_n, D, BLOCK))
+        q_columns = tl.trans(load_tokens(q, n, last, q_strides[1], D, BLOCK))
+        do_columns = tl.trans(load_tokens(do, n, last, do_strides[1], D, BLOCK))
         h, slope, _ = silu(dot(tl.trans(w1), q_columns, ACC, PRECISION))
         dp = dot(w_out, do_columns, ACC, PRECISION)
         p = h
@@ -252,12 +243,8 @@ def _step_backward(
     dk,  # (B, N, H, D)
     dv,
     dw,  # (B, H, splits, 2|3, D, D)
-    k_b,
-    k_n,
-    k_h,
-    v_b,
-    v_n,
-    v_h,
+    k_strides,
+    v_strides,
     factor,
     N,
     H,
@@ -281,9 +268,9 @@ def _step_backward(
     program = tl.program_id(0) // splits
     first = tl.program_id(0) % splits * span
     last = tl.minimum(first + span, N)
-    k += start(program, H, k_b, k_h)
-    v += start(program, H, v_b, v_h)
-    out_start = start(program, H, tl.cast(N, tl.int64) * H * D, D)
+    k += start(program, H, k_strides)
+    v += start(program, H, v_strides)
+    out_start = dense_start(program, N, H, D)
     dk += out_start
     dv += out_start
     w1, w2, w_out = _weights(weights, program % H, D, GATED)
@@ -295,8 +282,8 @@ def _step_backward(
     sum2 = tl.zeros((D, D), ACC)
     sum_out = _zeros(D, L2, ACC)
     for n in tl.range(first, last, BLOCK, num_stages=STAGES):
-        k_tile = load_tokens(k, n, last, k_n, D, BLOCK)
-        v_tile = load_tokens(v, n, last, v_n, D, BLOCK)
+        k_tile = load_tokens(k, n, last, k_strides[1], D, BLOCK)
+        v_tile = load_tokens(v, n, last, v_strides[1], D, BLOCK)
         k_columns = tl.trans(k_tile)
         # What d and dp are multiplied with in dz1 and dz2, so that little stays in registers.
         a, slope, bend = silu(dot(tl.trans(w1), k_columns, ACC, PRECISION))
@@ -359,16 +346,16 @@ _LITTLE = {'step_backward': {'BLOCK': 16, 'num_warps': 4, 'STAGES': 1, 'RELOAD':
 
 
 def config(kernel: str, l2: bool, little: bool) -> dict:
-    """How a kernel is compiled; `little`: for a GPU with little shared memory."""
+    """Options to compile a kernel with; `little`: for a GPU with little shared memory."""
     table = (_CONFIGS_L2 if l2 else _CONFIGS) | (_LITTLE if little else {})
     return {**table[kernel], 'PRECISION': 'ieee'}
 
 
-def supported(q: Tensor) -> str | None:
-    """Why the kernels cannot run with these arguments, in a sentence; None where they can."""
+def unsupported_reason(q: Tensor) -> str | None:
+    """Reason why the kernels cannot run with these arguments; None where they can."""
     if q.dtype == torch.float32 and not _backend.interpreting():
         return 'q is torch.float32, which the kernels have in the interpreter alone'
-    return _launch.unfit_heads(q)
+    return _launch.unsupported_heads_reason(q)
 
 
 def _share(kernel: str, q: Tensor, l2: bool, **constants) -> tuple[tuple[int, int], dict]:
@@ -412,7 +399,7 @@ def forward(
     scale = scale if l2 else -scale
     with torch.cuda.device_of(q):
         _step[(sums * splits,)](
-            **_launch.given('bnh', k=k, v=v),
+            **_launch.with_strides(k=k, v=v),
             weights=weights.to(q.dtype),
             g=g,
             factor=scale if whole else 1.0,
@@ -423,7 +410,7 @@ def forward(
         g = g.view(batch, heads, *weights.shape[1:])
         (sums, splits), shared = _share('read', q, l2, GATED=gated)
         _read[(sums * splits,)](
-            **_launch.given('bnh', q=q), stepped=_stepped(weights, g, q.dtype), o=o, **shared
+            **_launch.with_strides(q=q), stepped=_stepped(weights, g, q.dtype), o=o, **shared
         )
     (o,), (g,) = _launch.unpad(o, width=width), _launch.unpad(g, width=width, axes=2)
     return o, g
@@ -452,7 +439,7 @@ def backward(
         (sums, splits), shared = _share('read_backward', q, l2, GATED=gated)
         dw = g.new_empty((sums, splits, *g.shape[2:]))
         _read_backward[(sums * splits,)](
-            **_launch.given('bnh', do=do, q=q),
+            **_launch.with_strides(do=do, q=q),
             stepped=_stepped(weights, g, q.dtype),
             dq=dq,
             dw=dw,
@@ -463,7 +450,7 @@ def backward(
         (sums, splits), shared = _share('step_backward', q, l2, GATED=gated, L2=l2)
         dw = g.new_empty((sums, splits, *g.shape[2:]))
         _step_backward[(sums * splits,)](
-            **_launch.given('bnh', k=k, v=v),
+            **_launch.with_strides(k=k, v=v),
             weights=weights.to(q.dtype),
             j=j,
             peak=peak,

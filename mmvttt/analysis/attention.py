@@ -1,33 +1,37 @@
-"""What T⁵'s mixers attend to: key shift (t5 Eq. 11) and implicit attention (t5 Eq. 13), by layer.
+"""Implicit attention (t5 Eq. 13) and key shift (t5 Eq. 11) of token mixers, by layer.
 
 A token's output depends on the value of another by a d×d matrix J_ij = ∂o_i/∂v_j. Two numbers of it
 are the attention weight itself where a mixer is softmax attention: its trace over d, which has a
-sign, and its Frobenius norm over √d. One step on the dot loss is linear in V, as are DWC(v) and
-neighbourhood attention, so both have closed forms, and no autograd is needed. The paper says
-"gradient magnitude", and not which.
+sign, and its Frobenius norm over √d. The paper says "gradient magnitude", and not which.
+
+One undamped step on the dot loss is linear in V, as are DWC(v) and neighbourhood attention: closed
+forms for all pairs of tokens. Everything else (Vittt, ViT³, other losses and inner models) goes by
+autograd, for chosen queries.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from typing import NamedTuple
 
 import torch
+from timm.layers import Attention as TimmAttention
 from torch import Tensor, nn
 
-from ..models.layers import DWConv2d, TTTMixer
+from ..models.layers import DWConv2d, InnerTraining
 from ..models.layers.attention import LinearAttention, SoftmaxAttention
+from ..models.layers.inner_losses import dot
 from ..models.layers.inner_models import MLP, GatedFC, SwiGLU
 from ..models.layers.neighborhood import neighborhood_weights
+from .mixers import Mixing
 
 # Numbers of (query, key, hidden) that are formed at once: 128 MiB of fp32.
 _AT_ONCE = 2**25
 
 
 class ImplicitAttention(NamedTuple):
-    """∂o_i/∂v_j of the heads of a layer, `(B, H, N, N)` each: query i, key j.
+    """∂o_i/∂v_j of the heads of a layer, `(B, H, Q, N)` each: query i, key j.
 
     Attributes:
         trace: trace(J) / d.
@@ -38,30 +42,120 @@ class ImplicitAttention(NamedTuple):
     norm: Tensor
 
 
-@dataclass(frozen=True)
-class LayerAttention:
-    """A mixer on some images.
-
-    Attributes:
-        name: The mixer's name in the model.
-        hw: Size of the map, N = h·w.
-        key_shift: Of the projected keys of each image `(B,)`, before any norm.
-        attention: Of the mixer, or None where it has no closed form.
-    """
-
-    name: str
-    hw: tuple[int, int]
-    key_shift: Tensor
-    attention: ImplicitAttention | None
-
-
 def key_shift(k: Tensor) -> Tensor:
-    """‖mean of the keys‖ / mean of ‖key‖ over N tokens (t5 Eq. 11): keys `(…, N, C)` → `(…)`.
+    """Returns ‖mean of the keys‖ / mean of ‖key‖ over N tokens (t5 Eq. 11): `(…, N, C)` → `(…)`.
 
     0 after an instance norm; 1/√N for independent keys of mean 0, so that only ratios at one N
     compare. The paper prints about 0.5 for a trained ViT at N = 196.
     """
     return k.mean(-2).norm(dim=-1) / k.norm(dim=-1).mean(-1)
+
+
+def attention_distance(
+    attention: Tensor, hw: tuple[int, int], queries: Sequence[int] | None = None
+) -> Tensor:
+    """Returns Σ_j |A_ij|·‖i − j‖ / Σ_j |A_ij|, the mean over queries, in patches.
+
+    Args:
+        attention: `(…, Q, N)`.
+        hw: Size of the map, N = h·w.
+        queries: Places of the Q queries; None for all N, in order.
+
+    Returns:
+        `(…)`.
+    """
+    rows, columns = torch.meshgrid(*(torch.arange(n) for n in hw), indexing='ij')
+    places = torch.stack([rows, columns], -1).flatten(0, 1).to(attention)
+    chosen = places if queries is None else places[list(queries)]
+    weights = attention.abs()
+    distance = (weights * torch.cdist(chosen, places)).sum(-1) / weights.sum(-1)
+    # A query that reads nothing (a learned rate of 0) has no distance.
+    return distance.nanmean(-1)
+
+
+def attention_rows(mixing: Mixing, queries: Sequence[int]) -> ImplicitAttention | None:
+    """Implicit attention of chosen patches, by autograd, to all patches of the first image.
+
+    For an `InnerTraining` through its `mix` (inner model, DWC(v), neighbourhood), for any other
+    mixer through each op that it calls. The heads of several ops stand side by side, as do the
+    heads of Vittt's directions, each with the values of its own.
+
+    Args:
+        mixing: A mixer on an image.
+        queries: Places of Q patches on the map, row by row.
+
+    Returns:
+        `(1, H, Q, h·w)`; None where the values cannot be seen.
+    """
+    places = mixing.patches[list(queries)]
+    found = []
+    for read, v in _readers(mixing):
+        rows = [_row(read, v, int(place)) for place in places]
+        trace, norm = (torch.stack(x, 1)[..., mixing.patches] for x in zip(*rows, strict=True))
+        found.append((trace, norm))
+    if not found:
+        return None
+    return ImplicitAttention(*(torch.cat(x)[None] for x in zip(*found, strict=True)))
+
+
+def _readers(mixing: Mixing) -> Iterator[tuple[Callable[[Tensor], Tensor], Tensor]]:
+    """Yields functions from values `(M, T, H, d)` to outputs of that shape, and the values."""
+    mixer = mixing.mixer
+    if isinstance(mixer, InnerTraining):
+        q, k, v = (y[:1] for y in mixing.projected)
+        prefix = len(mixing.x[0]) - len(mixing.patches)
+
+        def read(v: Tensor) -> Tensor:
+            given = (y.expand(len(v), -1, -1) for y in (mixing.x[:1], q, k))
+            return mixer.mix(*given, v.flatten(2), mixing.hw, prefix).unflatten(-1, mixer.heads)
+
+        yield read, v.unflatten(-1, mixer.heads)
+    elif isinstance(mixer, TimmAttention) and mixing.projected is not None:
+        weights = softmax_weights(mixing)[:1]
+        v = mixing.projected[2][:1].unflatten(-1, (mixer.num_heads, -1))
+        yield (lambda v: torch.einsum('bhij,mjhd->mihd', weights, v)), v
+    for name, args in mixing.ops if not isinstance(mixer, InnerTraining) else ():
+        yield _op_reader(name, args)
+
+
+def _op_reader(name: str, args: tuple) -> tuple[Callable[[Tensor], Tensor], Tensor]:
+    op = getattr(torch.ops.ttt_kernels, name)
+    scan = name == 'ttt_linear'
+    q, k, v, *eta = (x[:1] for x in (args[:4] if scan else args[:3]))
+    # Without the last argument of the scan, by which inference keeps no states.
+    shared = args[4:13] if scan else args[3:]
+
+    def read(values: Tensor) -> Tensor:
+        copies = (x.expand(len(values), *x.shape[1:]) for x in (q, k, *eta))
+        q_, k_, *eta_ = copies
+        out = op(q_, k_, values.reshape(len(values), *v.shape[1:]), *eta_, *shared)[0]
+        return out.reshape(values.shape)
+
+    return read, v.reshape(*v.shape[:2], -1, v.shape[-1])
+
+
+def _row(read: Callable, v: Tensor, place: int) -> tuple[Tensor, Tensor]:
+    """trace(J)/d and ‖J‖_F/√d of one query, `(H, T)` each: d copies, one for each channel of o."""
+    dim = v.shape[-1]
+    with torch.enable_grad():
+        values = v.detach().expand(dim, *v.shape[1:]).contiguous().requires_grad_()
+        out = read(values)
+        channel = torch.arange(dim, device=v.device)
+        # Heads do not mix, so that one pass serves them all.
+        (gradient,) = torch.autograd.grad(out[channel, place, :, channel].sum(), values)
+    trace = gradient[channel, :, :, channel].sum(0) / dim
+    return trace.mT, (gradient.square().sum((0, -1)) / dim).sqrt().mT
+
+
+def softmax_weights(mixing: Mixing) -> Tensor:
+    """Attention `(B, H, T, T)` of a timm `Attention`, with its norms of q and k."""
+    mixer = mixing.mixer
+    q, k = (y.unflatten(-1, (mixer.num_heads, -1)).transpose(1, 2) for y in mixing.projected[:2])
+    with torch.no_grad():
+        return ((mixer.q_norm(q) * mixer.scale) @ mixer.k_norm(k).mT).softmax(-1)
+
+
+# ---------------------------------------------------------------------------------- closed forms
 
 
 class _Jacobian(NamedTuple):
@@ -85,7 +179,7 @@ class _Jacobian(NamedTuple):
         """trace(Lᵀ diag(m) R)."""
         if not self.factors:
             return 0.0
-        # What a hidden channel adds to the trace.
+        # The part of a hidden channel in the trace.
         g = (self.left * self.right).sum(-1)
         return sum((a * g.unsqueeze(2)) @ c.mT for a, c in self.factors)
 
@@ -112,36 +206,33 @@ class _Jacobian(NamedTuple):
         return squares
 
 
-def implicit_attention(mixer: TTTMixer, x: Tensor, hw: tuple[int, int]) -> ImplicitAttention:
-    """The implicit attention of a mixer, without its projections of v and output.
+def implicit_attention(mixing: Mixing) -> ImplicitAttention:
+    """Implicit attention between all patches `(B, H, N, N)`, in closed form.
 
-    Of all that reads the values: the inner model, DWC(v) and neighbourhood attention.
+    Of everything that reads the values: the inner model, DWC(v) and neighbourhood attention.
 
     Args:
-        mixer: With `SoftmaxAttention`, `LinearAttention`, or one full-batch step of 1.0 on the dot
-            loss of `SwiGLU`, `GatedFC` or `MLP` of two layers without residual, undamped; its keys
-            without position embedding.
-        x: The mixer's input `(B, N, C)`, normed tokens.
-        hw: Size of the map.
+        mixing: See `has_closed_form`.
 
     Raises:
         ValueError: For another mixer.
     """
-    if not has_closed_form(mixer):
+    mixer, hw = mixing.mixer, mixing.hw
+    if not has_closed_form(mixing):
         raise ValueError(
-            f'{type(mixer.inner).__name__} with loss={mixer.loss!r}, damping={mixer.damping}, '
-            f'key_position={mixer.key_grid} has no closed form here: choose SwiGLU, GatedFC, MLP '
-            'of two layers (one step on the dot loss, undamped) or an attention, and leave '
-            'key_position out.'
+            f'{mixing.name} has no closed form: take attention_rows, or choose SwiGLU, GatedFC, '
+            'MLP of two layers (one step on the dot loss, undamped) or an attention'
         )
-    with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-        q, k, v = mixer.qkv(x).chunk(3, dim=-1)
+    if isinstance(mixer, TimmAttention):
+        weights = softmax_weights(mixing)[:, :, mixing.patches][..., mixing.patches]
+        return ImplicitAttention(weights, weights)
+    with torch.no_grad(), torch.autocast(mixing.x.device.type, enabled=False):
         near = None
         if mixer.neighborhood is not None:
-            projected = (y.unflatten(-1, mixer.heads) for y in (q, k))
+            projected = (y.unflatten(-1, mixer.heads) for y in mixing.projected[:2])
             near = neighborhood_weights(*projected, hw, mixer.neighborhood)
-        q, k = mixer.shape_keys(q, k, hw)
-        q, k, v = (y.unflatten(-1, mixer.heads) for y in (q, k, v))
+        tokens = (*mixing.shaped, mixing.projected[2])
+        q, k, v = (y.unflatten(-1, mixer.heads) for y in tokens)
         if isinstance(mixer.inner, SoftmaxAttention):
             scores = torch.einsum('bihd,bjhd->bhij', q, k) * q.shape[-1] ** -0.5
             jacobian = _Jacobian(scores.softmax(-1))
@@ -167,18 +258,29 @@ def implicit_attention(mixer: TTTMixer, x: Tensor, hw: tuple[int, int]) -> Impli
         return ImplicitAttention(trace / (dim * parts), norm / parts)
 
 
-def has_closed_form(mixer: TTTMixer) -> bool:
-    """Whether `implicit_attention` knows the mixer."""
-    inner = mixer.inner
-    if mixer.key_grid is not None:
+def has_closed_form(mixing: Mixing) -> bool:
+    """Whether `implicit_attention` knows the mixer.
+
+    It knows `SoftmaxAttention`, `LinearAttention`, timm's attention, and one full-batch step of 1.0
+    on the dot loss of `SwiGLU`, `GatedFC` or `MLP` of two layers without residual, undamped, with
+    no tokens in front of the map.
+    """
+    mixer = mixing.mixer
+    if isinstance(mixer, TimmAttention):
+        return mixing.projected is not None
+    if not isinstance(mixer, InnerTraining) or mixer.key_grid is not None:
         return False
-    if isinstance(inner, SoftmaxAttention | LinearAttention):
+    if mixing.x.shape[1] != len(mixing.patches):
+        return False
+    if isinstance(mixer.inner, SoftmaxAttention | LinearAttention):
         return True
-    plain = mixer.fused and mixer.loss == 'dot' and not mixer.damping
-    return plain and isinstance(inner, SwiGLU | GatedFC | MLP)
+    plain = mixer.fused and mixer.inner_loss is dot and not mixer.damping
+    return plain and isinstance(mixer.inner, SwiGLU | GatedFC | MLP)
 
 
-def _of_step(mixer: TTTMixer, q: Tensor, k: Tensor, v: Tensor, hw: tuple[int, int]) -> _Jacobian:
+def _of_step(
+    mixer: InnerTraining, q: Tensor, k: Tensor, v: Tensor, hw: tuple[int, int]
+) -> _Jacobian:
     """J = κ (α I + β Lᵀ diag(m) R) with β = q·k, α and m products of the hidden layers of both."""
     start = {name: w.to(q.dtype) for name, w in mixer.inner.named_parameters()}
     q, k, v = (y.transpose(1, 2) for y in (q, k, v))
@@ -204,7 +306,7 @@ def _of_step(mixer: TTTMixer, q: Tensor, k: Tensor, v: Tensor, hw: tuple[int, in
 def _taps(
     conv: DWConv2d, heads: tuple[int, int], hw: tuple[int, int]
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Of each tap: the P queries and keys that it joins, and its weights `(H, 1, d)`."""
+    """Yields for each tap the P queries and keys that it joins and its weights `(H, 1, d)`."""
     places = torch.arange(hw[0] * hw[1], device=conv.weight.device).view(hw)
     for row, column in product(*map(range, conv.kernel_size)):
         down, right = row - conv.padding[0], column - conv.padding[1]
@@ -232,46 +334,3 @@ def _hidden(inner: nn.Module, w: dict, x: Tensor) -> tuple[Tensor, list[Tensor]]
     value, slope = silu(x @ w[gate])
     up = x @ w[up]
     return value * up, [up * slope, value]
-
-
-def attention_distance(attention: Tensor, hw: tuple[int, int]) -> Tensor:
-    """Σ_j |A_ij|·‖i − j‖ / Σ_j |A_ij|, the mean over queries: `(…, N, N)` → `(…)`, in patches."""
-    rows, columns = torch.meshgrid(*(torch.arange(n) for n in hw), indexing='ij')
-    places = torch.stack([rows, columns], -1).flatten(0, 1).to(attention)
-    apart = torch.cdist(places, places)
-    weights = attention.abs()
-    return ((weights * apart).sum(-1) / weights.sum(-1)).mean(-1)
-
-
-def inspect_layers(model: nn.Module, images: Tensor) -> list[LayerAttention]:
-    """Every `TTTMixer` of a model on images `(B, 3, H, W)`, in evaluation mode.
-
-    Raises:
-        ValueError: The model has none.
-    """
-    mixers = {name: m for name, m in model.named_modules() if isinstance(m, TTTMixer)}
-    if not mixers:
-        raise ValueError(
-            f'{type(model).__name__} has no TTTMixer to look at: give a T⁵, or a ViT³ with one.'
-        )
-    seen: dict[str, tuple[Tensor, tuple[int, int]]] = {}
-    handles = [
-        mixer.register_forward_pre_hook(lambda _, args, name=name: seen.update({name: args[:2]}))
-        for name, mixer in mixers.items()
-    ]
-    training = model.training
-    try:
-        with torch.no_grad():
-            model.eval()(images)
-    finally:
-        model.train(training)
-        for handle in handles:
-            handle.remove()
-    found = []
-    for name, (x, hw) in seen.items():
-        mixer = mixers[name]
-        with torch.no_grad():
-            shift = key_shift(mixer.qkv(x).chunk(3, dim=-1)[1])
-        attention = implicit_attention(mixer, x, hw) if has_closed_form(mixer) else None
-        found.append(LayerAttention(name, hw, shift, attention))
-    return found

@@ -1,20 +1,36 @@
-"""Throughput, latency and peak memory against the size of the image (vision-ttt Fig. 6, Eq. 14)."""
+"""FLOPs, memory, latency and throughput against the size of the image (vision-ttt Fig. 6)."""
 
+from __future__ import annotations
+
+import copy
 import csv
+import math
 import os
 import platform
+import re
+import subprocess
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
-from itertools import accumulate
+from datetime import datetime, timezone
+from itertools import accumulate, pairwise, permutations
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
+from typing import Any, get_type_hints
 
+import timm
 import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
+from ..errors import DataError
+from ..version import __version__
+from .complexity import computed_peak, formula_macs
+from .flops import count_cost
+from .pictures import panels, save, styled
+
+COMPUTED = 'computed'
 _MEBI = 2**20
 
 
@@ -24,32 +40,53 @@ class Measurement:
 
     Attributes:
         model: Name of the model.
+        attention: 'fused' or 'materialised' (all T² weights of a head are stored, as in the
+            papers' baselines); '' for a model without softmax attention of timm.
         mode: 'inference', or 'training' (forward and backward).
         batch: Images at once.
         height, width: Of an image in pixels.
-        latency_ms: Median time of a batch; None where memory did not suffice.
+        gflops: Counted multiply-accumulates of a batch, 10⁹; None where they were not counted.
+        formula_gflops: The same by the papers' formulas, where they have one.
+        latency_ms: Median time of a batch; None where memory did not suffice, or computed rows.
+        spread_ms: Upper less lower quartile of these times.
         images_per_s: Images in a second at that latency.
-        peak_mib: The most that a batch holds at once, by torch's allocator: activations and, in
-            training, gradients, not the weights and the images. None as above.
+        peak_mib: The most that a batch holds at once, activations and, in training, gradients, not
+            the weights and the images: by torch's allocator, or by computation. None as above.
         dtype: Of the computation, by autocast where it is not float32.
-        device: Name of the GPU or CPU.
+        device: Name of the GPU or CPU; 'computed' where nothing was run.
         threads: Of torch on the CPU.
-        torch, cuda: Versions.
+        date: Day, UTC.
+        commit: Of mmvttt's repository, where it runs from one.
+        mmvttt, torch, timm, cuda: Versions.
     """
 
     model: str
+    attention: str
     mode: str
     batch: int
     height: int
     width: int
+    gflops: float | None
+    formula_gflops: float | None
     latency_ms: float | None
+    spread_ms: float | None
     images_per_s: float | None
     peak_mib: float | None
     dtype: str
     device: str
     threads: int
+    date: str
+    commit: str
+    mmvttt: str
     torch: str
+    timm: str
     cuda: str
+
+    @property
+    def line(self) -> str:
+        """Label of the line that this row belongs to."""
+        name = re.sub(r'_patch\d+|_window\d+|_224$', '', self.model)
+        return f'{name} ({self.attention})' if self.attention else name
 
 
 def measure(
@@ -106,11 +143,12 @@ def measure(
                     times.append(time.perf_counter() - start)
             network.zero_grad(set_to_none=True)
             peak = _peak_mib(run, device)
-        latency = median(times)
     except torch.OutOfMemoryError:
-        latency = peak = None
+        times, peak = [], None
     finally:
         network.zero_grad(set_to_none=True)
+    latency = median(times) if times else None
+    quartiles = quantiles(times, n=4) if len(times) > 1 else (0.0, 0.0, 0.0)
     return Measurement(
         model=name,
         mode='training' if train else 'inference',
@@ -118,12 +156,100 @@ def measure(
         height=size[0],
         width=size[1],
         latency_ms=None if latency is None else round(1000 * latency, 3),
+        spread_ms=None if latency is None else round(1000 * (quartiles[2] - quartiles[0]), 3),
         images_per_s=None if latency is None else round(batch / latency, 2),
         peak_mib=None if peak is None else round(peak, 1),
         dtype=str(dtype).removeprefix('torch.'),
         device=device_name(device),
         threads=torch.get_num_threads(),
+        attention='',
+        gflops=None,
+        formula_gflops=None,
+        **versions(),
+    )
+
+
+def compute(
+    network: nn.Module,
+    name: str,
+    batch: int,
+    size: tuple[int, int],
+    dtype: torch.dtype = torch.float32,
+    train: bool = False,
+    in_channels: int = 3,
+) -> Measurement:
+    """Computes FLOPs and memory of a network from shapes, without running it.
+
+    The arguments are those of `measure`; FLOPs are those of inference.
+
+    Raises:
+        UsageError: As `count_cost` and `computed_peak`.
+    """
+    peak = computed_peak(network, size, batch, dtype, train, in_channels)
+    return Measurement(
+        model=name,
+        attention='',
+        mode='training' if train else 'inference',
+        batch=batch,
+        height=size[0],
+        width=size[1],
+        **count(network, batch, size, in_channels),
+        latency_ms=None,
+        spread_ms=None,
+        images_per_s=None,
+        peak_mib=round(peak, 1),
+        dtype=str(dtype).removeprefix('torch.'),
+        device=COMPUTED,
+        threads=torch.get_num_threads(),
+        **versions(),
+    )
+
+
+def count(
+    network: nn.Module, batch: int, size: tuple[int, int], in_channels: int = 3
+) -> dict[str, float | None]:
+    """Counts the FLOPs of a batch at inference, and computes them by the papers' formulas.
+
+    The arguments are those of `measure`.
+
+    Returns:
+        `gflops` and `formula_gflops` of a row.
+    """
+    formula = formula_macs(network, size)
+    # Counting takes the weights away.
+    counted = count_cost(copy.deepcopy(network), size, in_channels).total_macs
+    return dict(
+        gflops=round(batch * counted / 1e9, 4),
+        formula_gflops=None if formula is None else round(batch * formula / 1e9, 4),
+    )
+
+
+def choose_attention(network: nn.Module, kind: str) -> bool:
+    """Switches timm's attention to 'fused' or 'materialised'; returns whether there is any."""
+    found = [module for module in network.modules() if hasattr(module, 'fused_attn')]
+    for module in found:
+        module.fused_attn = kind == 'fused'
+    return bool(found)
+
+
+def versions() -> dict[str, str]:
+    """Date, commit and versions, as a row has them."""
+    root = Path(__file__).resolve().parents[2]
+    commit = ''
+    if (root / '.git').exists():
+        done = subprocess.run(
+            ['git', '-C', str(root), 'rev-parse', '--short', 'HEAD'],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        commit = done.stdout.strip()
+    return dict(
+        date=f'{datetime.now(timezone.utc):%Y-%m-%d}',
+        commit=commit,
+        mmvttt=__version__,
         torch=torch.__version__,
+        timm=timm.__version__,
         cuda=torch.version.cuda or '',
     )
 
@@ -133,43 +259,161 @@ def write_csv(rows: Iterable[Measurement], path: str | os.PathLike[str]) -> Path
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open('w', newline='') as file:
-        writer = csv.DictWriter(file, [f.name for f in fields(Measurement)])
+        writer = csv.DictWriter(file, [f.name for f in fields(Measurement)], lineterminator='\n')
         writer.writeheader()
         writer.writerows(asdict(row) for row in rows)
     return path
 
 
-def plot(rows: Sequence[Measurement], path: str | os.PathLike[str]) -> Path:
-    """Draws throughput, latency and memory against the height of the image, a line for a model."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+def read_csv(path: str | os.PathLike[str]) -> list[Measurement]:
+    """Reads what `write_csv` has written.
 
-    figure = Figure(figsize=(14, 4.2), layout='constrained')
-    FigureCanvasAgg(figure)
-    panels = {
-        'images_per_s': 'images / s',
-        'latency_ms': 'ms / batch',
-        'peak_mib': 'peak memory, MiB',
+    Raises:
+        DataError: The file is missing or another table.
+    """
+    kinds = get_type_hints(Measurement)
+    try:
+        with Path(path).open(newline='') as file:
+            return [
+                Measurement(**{n: _parse(kinds[n], text) for n, text in row.items()})
+                for row in csv.DictReader(file)
+            ]
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise DataError(
+            f'{os.fspath(path)!r} is no table of tools/benchmark.py: {error}'
+        ) from error
+
+
+def _parse(kind: Any, text: str) -> Any:
+    if kind in (str, int):
+        return kind(text)
+    return float(text) if text else None
+
+
+PANELS = {
+    'gflops': 'GFLOPs (multiply-accumulates)',
+    'peak_mib': 'peak memory, MiB',
+    'latency_ms': 'ms / batch',
+    'images_per_s': 'images / s',
+}
+_UNITS = {'gflops': 'FLOPs', 'peak_mib': 'memory', 'latency_ms': 'latency'}
+
+
+def lines_of(rows: Sequence[Measurement], field: str) -> dict[str, list[tuple[float, float]]]:
+    """Points (side in pixels, value) of each line, by its label; the side is √(height·width)."""
+    several = {
+        name: len({getattr(r, name) for r in rows}) > 1 for name in ('mode', 'batch', 'dtype')
     }
-    lines: dict[tuple, list[Measurement]] = {}
+    found: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
-        lines.setdefault((row.model, row.mode, row.batch), []).append(row)
-    for axes, (field, label) in zip(figure.subplots(1, 3), panels.items(), strict=True):
-        for (model, mode, batch), line in lines.items():
-            points = [(r.height, getattr(r, field)) for r in line if getattr(r, field) is not None]
-            if points:
-                label_of_line = f'{model}, {mode}, ×{batch}'
-                axes.plot(*zip(*points, strict=True), marker='o', label=label_of_line)
-        axes.set(xlabel='height of the image, pixels', ylabel=label)
-        axes.grid(alpha=0.3)
-        if axes.lines:
-            axes.legend(fontsize='small')
+        value = getattr(row, field)
+        parts = [str(getattr(row, name)) for name, differs in several.items() if differs]
+        if value is not None and value > 0:
+            points = found.setdefault(', '.join([row.line, *parts]), [])
+            points.append(((row.height * row.width) ** 0.5, value))
+    return {name: sorted(points) for name, points in found.items()}
+
+
+def slope(points: Sequence[tuple[float, float]]) -> float | None:
+    """Slope of the last two points against the tokens, log-log: 1 is linear, 2 is quadratic."""
+    if len(points) < 2:
+        return None
+    (x0, y0), (x1, y1) = points[-2:]
+    return math.log(y1 / y0) / (2 * math.log(x1 / x0))
+
+
+def crossings(rows: Sequence[Measurement], field: str) -> list[tuple[str, str, float]]:
+    """Where one line falls below another: (line, other line, side in pixels), in order of sides.
+
+    Interpolated between the sizes that both have, exactly for costs that are polynomials of second
+    degree in the tokens: the difference over the tokens is a straight line.
+    """
+    found = []
+    lines = {name: dict(points) for name, points in lines_of(rows, field).items()}
+    for a, b in permutations(lines, 2):
+        sides = sorted(set(lines[a]) & set(lines[b]))
+        tokens = [side**2 for side in sides]
+        gaps = [(lines[a][s] - lines[b][s]) / s**2 for s in sides]
+        for (t0, t1), (g0, g1) in zip(pairwise(tokens), pairwise(gaps), strict=True):
+            if g0 >= 0 > g1:
+                found.append((a, b, (t0 + (t1 - t0) * g0 / (g0 - g1)) ** 0.5))
+    return sorted(found, key=lambda crossing: crossing[2])
+
+
+def describe_crossings(rows: Sequence[Measurement]) -> list[str]:
+    """A sentence for each crossing."""
+    return [
+        f'{_UNITS[field]}: {a} needs less than {b} from {side:.0f}×{side:.0f} pixels on '
+        f'({(side / 16) ** 2:.0f} patches of 16×16)'
+        for field in _UNITS
+        for a, b, side in crossings(rows, field)
+    ]
+
+
+@styled
+def plot(
+    tables: Sequence[Sequence[Measurement]],
+    path: str | os.PathLike[str],
+    names: Sequence[str] | None = None,
+) -> Path:
+    """Draws a row of panels for each table: all that it has, against the side of the image.
+
+    Both axes are logarithmic; the legend has each line's slope against the tokens, dotted lines
+    are the papers' formulas, and the upper axis counts patches of 16×16 pixels.
+
+    Args:
+        tables: Rows that share their axes.
+        path: The image file to write; its folder is made.
+        names: Titles of the tables.
+    """
+    every = [row for rows in tables for row in rows]
+    chosen = [name for name in PANELS if any(getattr(row, name) is not None for row in every)]
+    figure, axes = panels(len(tables), len(chosen), (5.0, 4.8), _headline(every))
+    for i, rows in enumerate(tables):
+        sides = sorted({(r.height * r.width) ** 0.5 for r in rows})
+        for panel, field in zip(axes[i * len(chosen) :], chosen, strict=False):
+            formulas = lines_of(rows, 'formula_gflops') if field == 'gflops' else {}
+            for name, points in lines_of(rows, field).items():
+                steep = slope(points)
+                label = name if steep is None else f'{name}: {steep:.2f}'
+                (line,) = panel.plot(
+                    *zip(*points, strict=True),
+                    '--' if 'materialised' in name else '-',
+                    marker='o',
+                    label=label,
+                )
+                if name in formulas:
+                    panel.plot(*zip(*formulas[name], strict=True), ':', color=line.get_color(),
+                               linewidth=3, alpha=0.6)  # fmt: skip
+            panel.set(xscale='log', yscale='log', xlabel='side of the image, pixels',
+                      ylabel=PANELS[field])  # fmt: skip
+            panel.set_xticks(sides, [f'{side:.0f}' for side in sides], rotation=45)
+            panel.minorticks_off()
+            panel.grid(visible=True)
+            if panel.lines:
+                panel.legend(title='slope against the patches' if len(sides) > 1 else None,
+                             fontsize=10, title_fontsize=10)  # fmt: skip
+            top = panel.secondary_xaxis('top')
+            top.set_xticks(sides, [f'{(side / 16) ** 2:,.0f}' for side in sides], rotation=45)
+            top.minorticks_off()
+            top.set_xlabel('patches of 16×16 pixels')
+            if names and field == chosen[0]:
+                panel.set_title(names[i], fontweight='bold', loc='left', pad=12)
+    return save(figure, path)
+
+
+def _headline(rows: Sequence[Measurement]) -> str:
+    """Where the rows are from, as far as they agree."""
     first = rows[0]
-    figure.suptitle(f'{first.device}, {first.dtype}, torch {first.torch}')
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    return path
+    parts = {
+        'device': 'by computation' if first.device == COMPUTED else first.device,
+        'mode': first.mode,
+        'batch': f'batch {first.batch}',
+        'dtype': first.dtype,
+        'torch': f'torch {first.torch.partition("+")[0]}',
+    }
+    agreed = (len({getattr(r, name) for r in rows}) == 1 for name in parts)
+    return ', '.join(text for text, same in zip(parts.values(), agreed, strict=True) if same)
 
 
 def _peak_mib(run: Callable[[], None], device: torch.device) -> float:

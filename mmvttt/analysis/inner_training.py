@@ -1,150 +1,239 @@
-"""What the inner training does on images: the pictures of Vision-TTT (vision-ttt Fig. 3, 9 to 11).
+"""The inner training on images: gradient maps, losses and states (vision-ttt Eq. 6, Fig. 3, 9–11).
 
-A token's gradient says how much the inner model has to learn of it. Every number here comes from
-what a mixer gives to the ops of `ttt_kernels`: nothing of a model is changed or repeated. Of Vittt,
-which trains along the tokens, there are the gradient magnitude map, the reconstruction loss and the
-drift of the state. ViT³ and T⁵ take one step over all tokens: there it is a token's share of that
-step.
+A token's gradient tells how much the inner model has to learn from it. Vittt trains along the
+tokens, by the formulas of its op; a full-batch step (ViT³, T⁵, any inner model) is followed by
+autograd. The models themselves are neither changed nor repeated.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.func import grad, vjp, vmap
 
-from ttt_kernels._inner_step import silu_derivatives
 from ttt_kernels.ttt_linear import reference
 
 from ..errors import UsageError
-from ..models.layers import TTTLinearMixer, TTTMixer, ViT3Mixer
+from ..models.layers import InnerTraining
+from ..models.layers.attention import Attention
+from ..models.layers.inner_models import MLP, DWConv, GatedFC, SwiGLU
+from .mixers import Mixing, record_mixers
+
+Weights = Mapping[str, Tensor]
+# Numbers in the gradients of tokens that are formed at once: 64 MiB of fp32.
+_AT_ONCE = 2**24
 
 
 @dataclass(frozen=True)
 class ScanTraining:
     """The training of Vittt's inner models f(x) = x + LN(xW + c) along the tokens.
 
-    B images, T tokens (with class tokens), R directions, H heads of d channels.
+    B images, T tokens (with class tokens), n mini-batches, R directions, H heads of d channels.
+    Mini-batches are in the order in which a direction reads them.
 
     Attributes:
         directions: 'f' or 'b' for each direction.
         mini_batch_size: Tokens b of one step.
         magnitude: ‖G_t‖_F `(B, T, R, H)` at the token's own place (vision-ttt Eq. 6), the gradient
             of ½‖f(k) − v‖² with respect to W and c at the state before the token's mini-batch.
-        loss: ‖f(k_t) − v_t‖ `(B, T, R, H)` at the same state (Fig. 11), in the order in which the
-            direction reads the tokens.
+        rate: Learning rate η_t·τ_b `(B, T, R, H)` with which a token enters the state that its
+            mini-batch hands on, at the token's own place.
+        loss: ‖f(k_t) − v_t‖ `(B, T, R, H)` at the state before the mini-batch (Fig. 11), in the
+            order in which the direction reads the tokens.
         w: W `(B, R, H, d, d)` after the last mini-batch.
         c: Bias `(B, R, H, d)` after the last mini-batch.
-        drift: ‖W − W0‖/‖W0‖ `(B, R, H)`: 0 where nothing is learned, far above 1 where it diverges.
+        drift: ‖W_n − W_0‖_F / ‖W_0‖_F `(B, n, R, H)` after each mini-batch: near 0 nothing is
+            learned, far above 1 it diverges.
+        step: ‖W_n − W_{n−1}‖_F `(B, n, R, H)`: where in the image the state moves.
+        rank: Effective rank of W − W_0 after the last mini-batch `(B, R, H)`, at most min(d, T).
     """
 
     directions: str
     mini_batch_size: int
     magnitude: Tensor
+    rate: Tensor
     loss: Tensor
     w: Tensor
     c: Tensor
     drift: Tensor
+    step: Tensor
+    rank: Tensor
+
+
+@dataclass(frozen=True)
+class StepTraining:
+    """The training of H inner models on all N tokens at once, B images.
+
+    Attributes:
+        share: ‖g_t‖ `(B, N, H)` over all weights: the gradient of token t's part of the loss.
+        agreement: cos(g_t, Σ g) `(B, N, H)`: whether the step goes where the token wants it to.
+        loss_before, loss_after: Inner loss L(W_0) and L(W′) `(B, H)`.
+        drift: ‖W′ − W_0‖ / ‖W_0‖ `(B, H)` over all weights.
+        applied: ‖W′ − W_0‖ / ‖Σ g‖ `(B, H)`: 1 for one plain step, below it what damping leaves
+            of the gradient.
+        rank: Effective rank of W′ − W_0 `(B, H)`, mean over the weights as matrices.
+    """
+
+    share: Tensor
+    agreement: Tensor
+    loss_before: Tensor
+    loss_after: Tensor
+    drift: Tensor
+    applied: Tensor
+    rank: Tensor
 
 
 @dataclass(frozen=True)
 class LayerTraining:
-    """The inner training of one mixer.
+    """The inner training of one mixer: a scan, or full-batch steps of one or two kinds of heads.
 
     Attributes:
-        name: The mixer's name in the model.
+        name: The block's name in the model.
         hw: Size of the map.
-        magnitude: The map `(B, h·w)`, of patches alone. Of Vittt the root of the sum of squares
-            over heads, mean over directions; of a full-batch step the norm of what a token adds to
-            the gradients of all inner weights, before any damping.
-        scan: Of Vittt; None for a full-batch step.
+        patches: `(h·w,)` places of the patches among the tokens.
+        scan: Of Vittt; None for full-batch steps.
+        steps: One for each kind of heads; empty for a scan.
     """
 
     name: str
     hw: tuple[int, int]
-    magnitude: Tensor
-    scan: ScanTraining | None
+    patches: Tensor
+    scan: ScanTraining | None = None
+    steps: tuple[StepTraining, ...] = ()
+
+    @property
+    def magnitude(self) -> Tensor:
+        """Gradient magnitude map `(B, h·w)`: root of the sum of squares over heads.
+
+        Of Vittt's two directions the one that has read more tokens before (ours; the paper does
+        not say how it joins them): the first mini-batch of a scan meets a state that has learned
+        nothing, and its gradients, large everywhere, say nothing about the image.
+        """
+        if self.scan is None:
+            return torch.cat([s.share for s in self.steps], -1).norm(dim=-1)[:, self.patches]
+        scans = self.scan.magnitude.norm(dim=-1)
+        read = torch.arange(scans.shape[1], device=scans.device)
+        before = [read.flip(0) if way == 'b' else read for way in self.scan.directions]
+        latest = torch.stack(before, 1).argmax(1)
+        return scans[:, read, latest][:, self.patches]
 
     @property
     def variation(self) -> Tensor:
         """Standard deviation of the map over its mean, `(B,)`: 0 where all tokens count alike."""
         return self.magnitude.std(1, unbiased=False) / self.magnitude.mean(1)
 
+    def scalars(self) -> dict[str, float]:
+        """Means over images, heads and directions, by name.
+
+        `loss_first` and `loss_last` are those of a scan's first and last mini-batch, or before and
+        after a full-batch step; `drift` and `rank` those at the end; `rate` the learning rate that
+        was used (`applied` of a full-batch step).
+        """
+        scan = self.scan
+        if scan is not None:
+            parts = scan.loss.split(scan.mini_batch_size, dim=1)
+            found = (parts[0], parts[-1], scan.drift[:, -1], scan.rank, scan.rate)
+        else:
+            names = ('loss_before', 'loss_after', 'drift', 'rank', 'applied')
+            found = tuple(torch.cat([getattr(s, n) for s in self.steps], -1) for n in names)
+        names = ('loss_first', 'loss_last', 'drift', 'rank', 'rate')
+        return {n: x.mean().item() for n, x in zip(names, found, strict=True)}
+
 
 def inspect_training(model: nn.Module, images: Tensor) -> list[LayerTraining]:
-    """Every mixer of a model that trains by an op on images `(B, 3, H, W)`, in evaluation mode.
+    """Follows every mixer of a model that trains, on images `(B, 3, H, W)`, in evaluation mode.
 
     Raises:
-        UsageError: The model has no such mixer, or one whose training no op does, or a
-            `TTTLinearMixer` that is not told the size of its map.
+        UsageError: No mixer of the model trains in a way that can be seen; `training_of` tells why.
     """
-    mixers = mixers_of(model)
-    if not mixers:
+    mixings = record_mixers(model, images)
+    layers = [layer for layer in map(training_of, mixings) if layer is not None]
+    if not layers:
         raise UsageError(
-            f'{type(model).__name__} trains nothing at test time: give a Vittt, ViT³, H-ViT³ or T⁵'
+            f'{type(mixings[0].mixer).__name__} trains nothing at test time that can be seen: it '
+            'calls no op of ttt_kernels that trains, and is no InnerTraining with an inner model'
         )
-    ops = _Ops()
-    layers: list[LayerTraining] = []
-
-    def leave(name: str, mixer: nn.Module, args: tuple, kwargs: dict, _: Any) -> None:
-        found, ops.found = ops.found, []
-        layers.append(_layer(name, found, args[1:], kwargs.get('patches')))
-
-    handles = [
-        m.register_forward_hook(partial(leave, name), with_kwargs=True)
-        for name, m in mixers.items()
-    ]
-    training = model.training
-    try:
-        with torch.no_grad(), ops:
-            model.eval()(images)
-    finally:
-        model.train(training)
-        for handle in handles:
-            handle.remove()
     return layers
 
 
-def mixers_of(model: nn.Module) -> dict[str, nn.Module]:
-    """The token mixers of a model that train at test time, by name."""
-    kinds = TTTLinearMixer | TTTMixer | ViT3Mixer
-    return {name: m for name, m in model.named_modules() if isinstance(m, kinds)}
+@torch.no_grad()
+def training_of(mixing: Mixing) -> LayerTraining | None:
+    """Follows the training of one mixer; None where it trains nothing that can be seen.
 
-
-def _layer(name: str, found: list, place: tuple, patches: Tensor | None) -> LayerTraining:
-    """Of what the ops of a mixer did; `place` begins with the size of its map."""
+    Seen are the ops of `ttt_kernels` in any mixer, and every `InnerTraining`, whatever its inner
+    model and loss. Of several mini-batches or epochs of an `InnerTraining`, the gradients are those
+    of all tokens at the first weights, losses and drift those of the whole training.
+    """
+    device = 'cpu' if mixing.x is None else mixing.x.device.type
+    found: list[StepTraining] = []
+    with torch.autocast(device, enabled=False):
+        if isinstance(mixing.mixer, InnerTraining):
+            if not isinstance(mixing.mixer.inner, Attention) and mixing.shaped is not None:
+                found.append(_of_mixer(mixing))
+        else:
+            for name, args in mixing.ops:
+                if name == 'ttt_linear':
+                    scan = follow_scan(reference.Inputs(*args[:9]), *args[9:12])
+                    return LayerTraining(mixing.label, mixing.hw, mixing.patches, scan)
+                found.append(_of_op(name, args))
     if not found:
-        raise UsageError(
-            f'{name} trains by no op of ttt_kernels, and only what is given to one is looked at: '
-            'choose an inner model that takes one step of 1.0 over all tokens, with an op for it'
-        )
-    if not place:
-        raise UsageError(f'{name} was not told the size of its map: call it as mixer(x, (h, w))')
-    if not isinstance(found[0], ScanTraining):
-        return LayerTraining(name, place[0], sum(found).sqrt(), None)
-    scan = found[0]
-    magnitude = scan.magnitude.norm(dim=-1).mean(-1)
-    return LayerTraining(
-        name, place[0], magnitude if patches is None else magnitude[:, patches], scan
-    )
+        return None
+    return LayerTraining(mixing.label, mixing.hw, mixing.patches, None, tuple(found))
 
 
 def largest_tokens(magnitude: Tensor, share: float = 0.3) -> Tensor:
-    """The tokens of the largest magnitudes, as Fig. 10 marks 30 %: `(…, N)` → booleans `(…, N)`."""
+    """Marks the tokens of the largest magnitudes, as Fig. 10 does: `(…, N)` → bools `(…, N)`."""
     count = max(1, round(share * magnitude.shape[-1]))
     largest = magnitude.topk(count, dim=-1).indices
     return torch.zeros_like(magnitude, dtype=torch.bool).scatter(-1, largest, True)
 
 
+def effective_rank(matrices: Tensor) -> Tensor:
+    """exp(entropy of the normalised singular values) (Roy and Vetterli, 2007): `(…, a, b)` → `(…)`.
+
+    Between 1 and min(a, b); 0 for a zero matrix.
+    """
+    values = torch.linalg.svdvals(matrices)
+    total = values.sum(-1, keepdim=True)
+    shares = values / total.where(total > 0, 1)
+    return torch.special.entr(shares).sum(-1).exp().where(total.squeeze(-1) > 0, 0)
+
+
+def mask_scores(magnitude: Tensor, coverage: Tensor) -> tuple[float, float]:
+    """Compares a map with a mask of the objects (ours, not the paper's).
+
+    Args:
+        magnitude: Map `(N,)` of N patches, not negative.
+        coverage: Part of each patch that is inside the mask, `(N,)` in [0, 1].
+
+    Returns:
+        The share of the map's mass inside the mask over the mask's share of the area (1 is no
+        preference), and the area under the ROC curve of the map as a score of foreground pixels
+        (0.5 is chance). NaN where the mask is empty or everything.
+    """
+    score, inside = magnitude.double().cpu(), coverage.double().cpu()
+    outside = 1 - inside
+    if min(inside.sum(), outside.sum(), score.sum()) <= 0:
+        return float('nan'), float('nan')
+    ratio = (score * inside).sum() / score.sum() / inside.mean()
+    # Pairs of a foreground and a background pixel in the right order, ties by half.
+    values, place = score.unique(return_inverse=True)
+    positive, negative = (
+        torch.zeros_like(values).index_add(0, place, weight) for weight in (inside, outside)
+    )
+    below = negative.cumsum(0) - negative / 2
+    area = (positive * below).sum() / (positive.sum() * negative.sum())
+    return ratio.item(), area.item()
+
+
 def follow_scan(
     inputs: reference.Inputs, directions: str, mini_batch_size: int, eps: float = 1e-6
 ) -> ScanTraining:
-    """The training that `ttt_linear` does with these inputs, in the dtype of their states.
+    """Follows the training that `ttt_linear` does with these inputs, in the dtype of their states.
 
     The op's own G is all it takes: ∂ℓ/∂(W, c) of a token is [k, 1]ᵀ g, of norm √(‖k‖² + 1)·‖g‖, and
     a mini-batch hands on W − (e⊙K)ᵀG with e = τ_b·η.
@@ -154,111 +243,162 @@ def follow_scan(
     # The reference's, on any device: the whole state, which a GPU's kernel keeps less its mean.
     g = reference.forward(inputs, directions, mini_batch_size, eps)[1]
     magnitude = (inputs.k.square().sum(-1) + 1).sqrt() * g.norm(dim=-1)
-    # (B, R, H, T, …) in the order of the scans
-    k, v, step, g = (
-        reference.scan_order(x, directions).movedim(1, 3) for x in (inputs.k, inputs.v, eta, g)
-    )
+    rate = eta
     if inputs.token_scale is not None:
-        step = step * inputs.token_scale[:, -1, None, None]
+        rate = rate * inputs.token_scale[:, -1, None]
+    # (B, R, H, T, …) in the order of the scans
+    k, v, e, g = (
+        reference.scan_order(x, directions).movedim(1, 3) for x in (inputs.k, inputs.v, rate, g)
+    )
     weight, bias = inputs.ln_weight[:, :, None], inputs.ln_bias[:, :, None]
-    w, c, losses = w0, b0[:, :, None], []
-    tensors = (x.split(mini_batch_size, dim=3) for x in (k, v, step[..., None] * g))
+    w, c = w0, b0[:, :, None]
+    size = torch.linalg.matrix_norm(w0)
+    losses, drifts, moves = [], [], []
+    tensors = (x.split(mini_batch_size, dim=3) for x in (k, v, e[..., None] * g))
     for keys, values, steps in zip(*tensors, strict=True):
         normed = F.layer_norm(keys @ w + c, keys.shape[-1:], eps=eps)
         losses.append((keys + weight * normed + bias - values).norm(dim=-1))
-        w, c = w - keys.mT @ steps, c - steps.sum(-2, keepdim=True)
+        move = keys.mT @ steps
+        w, c = w - move, c - steps.sum(-2, keepdim=True)
+        moves.append(torch.linalg.matrix_norm(move))
+        drifts.append(torch.linalg.matrix_norm(w - w0) / size)
     return ScanTraining(
         directions,
         mini_batch_size,
         magnitude,
+        rate,
         torch.cat(losses, dim=-1).movedim(3, 1),
         w,
         c.squeeze(-2),
-        torch.linalg.matrix_norm(w - w0) / torch.linalg.matrix_norm(w0),
+        torch.stack(drifts, 1),
+        torch.stack(moves, 1),
+        effective_rank(w - w0),
     )
 
 
 # ----------------------------------------------------------------------------- the full-batch steps
 
 
-def _glu(q: Tensor, k: Tensor, v: Tensor, w1: Tensor, w2: Tensor, scale: float, *_: Any) -> Tensor:
-    """‖G_t‖² of a token in ViT³'s gated heads `(B, N)`: products k_tᵀ(v⊙a) and k_tᵀ(v⊙z1⊙a′)."""
-    k, v = _heads_first(w1, k, v)
-    a, slope = silu_derivatives(k @ w2, 1)
-    return _over_heads(_squared(k) * (_squared(v * a) + _squared(v * (k @ w1) * slope)), scale)
-
-
-def _mlp(
-    q: Tensor,
+def follow_step(
+    predict: Callable[[Weights, Tensor], Tensor],
+    train: Callable[[Weights, Tensor, Tensor, Tensor], Weights],
+    loss: Callable[[Tensor, Tensor], Tensor],
+    weights: Weights,
     k: Tensor,
     v: Tensor,
-    w1: Tensor,
-    w2: Tensor,
-    w3: Tensor | None,
-    scale: float,
-    loss: str,
-    *_: Any,
-) -> Tensor:
-    """‖G_t‖² of a token in the two-layer or the SwiGLU model `(B, N)`."""
-    k, v = _heads_first(w1, k, v)
-    a, slope = silu_derivatives(k @ w1, 1)
-    up, w_out = (None, w2) if w3 is None else (k @ w2, w3)
-    hidden = a if up is None else a * up
-    error = -v if loss == 'dot' else hidden @ w_out - v
-    below = error @ w_out.mT
-    inner = _squared(below * slope if up is None else below * up * slope)
-    if up is not None:
-        inner = inner + _squared(below * a)
-    return _over_heads(_squared(k) * inner + _squared(hidden) * _squared(error), scale)
+    eta: Tensor,
+    spatial: bool = False,
+) -> StepTraining:
+    """Follows the training of H inner models on B images, by autograd.
 
-
-def _dwconv(
-    q: Tensor, k: Tensor, v: Tensor, w3: Tensor, h: int, w: int, scale: float, *_: Any
-) -> Tensor:
-    """‖G_t‖² of a token in the depth-wise convolution `(B, N)`: k[t + δ]·v[t] of the nine taps."""
-    taps = k.to(w3.dtype).square().mT.unflatten(-1, (h, w))
-    taps = 9 * F.avg_pool2d(taps, 3, stride=1, padding=1)  # zeros outside count
-    return (taps.flatten(2).mT * v.to(w3.dtype).square()).sum(-1) * (scale / (h * w)) ** 2
-
-
-def _heads_first(like: Tensor, *tokens: Tensor) -> list[Tensor]:
-    return [x.to(like.dtype).transpose(1, 2) for x in tokens]
-
-
-def _squared(x: Tensor) -> Tensor:
-    return x.square().sum(-1)
-
-
-def _over_heads(squares: Tensor, scale: float) -> Tensor:
-    """The sum over heads of `(B, H, N)`, with the s/N of the inner loss."""
-    return squares.sum(1) * (scale / squares.shape[-1]) ** 2
-
-
-def _linear(*args: Any) -> ScanTraining:
-    return follow_scan(reference.Inputs(*args[:9]), *args[9:12])
-
-
-_OF_OPS = {
-    torch.ops.ttt_kernels.ttt_linear: _linear,
-    torch.ops.ttt_kernels.ttt_glu: _glu,
-    torch.ops.ttt_kernels.ttt_mlp: _mlp,
-    torch.ops.ttt_kernels.ttt_dwconv: _dwconv,
-}
-
-
-class _Ops(TorchDispatchMode):
-    """Looks at what is given to the ops that train inner models.
-
-    Attributes:
-        found: A `ScanTraining`, or the squared shares `(B, N)`, of each op that has run.
+    Args:
+        predict: The inner model of one head: its weights and tokens `(N, d)` → `(N, d)`.
+        train: The training of one head: weights, k, v `(N, d)` and eta `(N,)` → weights.
+        loss: Predictions and values `(N, d)` → a number.
+        weights: `(H, …)` to start with.
+        k, v: `(B, N, H, d)`.
+        eta: `(B, N, H)` weight of every token in the step.
+        spatial: Whether the prediction for a token depends on its neighbours.
     """
+    heads = [
+        _follow_head(
+            predict, train, loss, {n: w[h] for n, w in weights.items()},
+            k[b, :, h], v[b, :, h], eta[b, :, h], spatial,
+        )
+        for b in range(len(k))
+        for h in range(k.shape[2])
+    ]  # fmt: skip
+    found = {}
+    for field, values in zip(fields(StepTraining), zip(*heads, strict=True), strict=True):
+        stacked = torch.stack(values).unflatten(0, (len(k), k.shape[2]))
+        found[field.name] = stacked.mT if stacked.dim() == 3 else stacked
+    return StepTraining(**found)
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[ScanTraining | Tensor] = []
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        look = _OF_OPS.get(func.overloadpacket)
-        if look is not None:
-            self.found.append(look(*args))
-        return func(*args, **(kwargs or {}))
+def _follow_head(
+    predict: Callable, train: Callable, loss: Callable, weights: Weights, *rest: Tensor | bool
+) -> tuple[Tensor, ...]:
+    """The fields of `StepTraining` of one head of one image."""
+    k, v, eta, spatial = rest
+    predicted, pull = vjp(lambda w: predict(w, k), weights)
+    error = grad(loss)(predicted, v) * eta[:, None]
+    (total,) = pull(error)
+
+    def of_place(place: Tensor) -> Weights:
+        alone = torch.zeros_like(error).index_put((place,), error[place])
+        return pull(alone)[0]
+
+    def of_token(place: Tensor) -> Weights:
+        token = k[place][None]
+        return vjp(lambda w: predict(w, token), weights)[1](error[place][None])[0]
+
+    def norms(place: Tensor) -> tuple[Tensor, Tensor]:
+        g = (of_place if spatial else of_token)(place)
+        squares = sum(x.square().sum() for x in g.values())
+        return squares.sqrt(), sum((x * total[n]).sum() for n, x in g.items())
+
+    each = sum(w.numel() for w in weights.values()) + (9 * error.numel() if spatial else 0)
+    chunk = max(1, _AT_ONCE // each)
+    share, along = vmap(norms, chunk_size=chunk)(torch.arange(len(k), device=k.device))
+    trained = train(weights, k, v, eta)
+    moved = {n: trained[n] - w for n, w in weights.items()}
+    size, move, start = (
+        sum(x.square().sum() for x in tree.values()).sqrt() for tree in (total, moved, weights)
+    )
+    ranks = [effective_rank(x.flatten(1) if x.dim() > 1 else x[None]) for x in moved.values()]
+    return (
+        share,
+        along / (share * size).clamp_min(torch.finfo(share.dtype).tiny),
+        loss(predicted, v),
+        loss(predict(trained, k), v),
+        move / start,
+        move / size,
+        sum(ranks) / len(ranks),
+    )
+
+
+def _of_mixer(mixing: Mixing) -> StepTraining:
+    mixer = mixing.mixer
+    inner = mixer.inner
+    dtype = torch.promote_types(mixing.x.dtype, torch.float32)
+    k, v = (y.to(dtype).unflatten(-1, mixer.heads) for y in (mixing.shaped[1], mixing.projected[2]))
+    eta = torch.ones_like(k[..., 0])
+    if mixer.eta is not None:
+        eta = mixer.eta(mixing.x).sigmoid().to(dtype)
+    return follow_step(
+        lambda w, x: inner.call(w, x, mixing.hw),
+        lambda w, k, v, eta: mixer.train_inner(w, k, v, eta, mixing.hw),
+        lambda p, v: mixer.inner_loss(p, v, mixer.scale),
+        {n: w.to(dtype) for n, w in inner.named_parameters()},
+        k,
+        v,
+        eta,
+        inner.spatial,
+    )
+
+
+def _of_op(name: str, args: tuple) -> StepTraining:
+    """A step of 1.0 by an op: the mixer that would do it, on the op's k, v and weights."""
+    _, k, v = args[:3]
+    damping = False
+    if name == 'ttt_glu':
+        kind, weights, (scale, damping), loss = GatedFC, args[3:5], args[5:7], 'dot'
+    elif name == 'ttt_mlp':
+        weights, (scale, loss) = args[3:6], args[6:8]
+        kind, weights = (MLP, weights[:2]) if weights[2] is None else (SwiGLU, weights)
+    else:
+        kind, weights, scale, damping, loss = DWConv, args[3:4], args[6], args[7], 'dot'
+        # One head, whose channels know nothing of one another.
+        k, v, weights = k.unsqueeze(2), v.unsqueeze(2), [args[3][None]]
+    heads, dim = k.shape[2:]
+    hw = args[4:6] if kind is DWConv else (1, k.shape[1])
+    step = InnerTraining(
+        heads * dim, heads, dict(type=kind.__name__), loss=loss, scale=scale, damping=damping
+    ).to(weights[0].device, weights[0].dtype)
+    with torch.no_grad():
+        for parameter, weight in zip(step.inner.parameters(), weights, strict=True):
+            parameter.copy_(weight)
+    shaped = k.flatten(2)
+    return _of_mixer(
+        Mixing('', step, shaped, hw, projected=(shaped, shaped, v.flatten(2)), shaped=(shaped,) * 2)
+    )

@@ -112,12 +112,15 @@ def _of_timm(name: str, arguments: dict[str, Any]) -> Callable[[], nn.Module]:
         )
 
     def build() -> nn.Module:
-        # What lets the ViTs of timm take any size.
-        any_size = dict(dynamic_img_size=True, dynamic_img_pad=True)
-        try:
-            return timm.create_model(name, **{**any_size, **arguments})
-        except TypeError:
-            pass
+        # By which timm's ViTs, or its Swins, take images of any size.
+        for any_size in (
+            dict(dynamic_img_size=True, dynamic_img_pad=True),
+            dict(dynamic_img_size=True),
+        ):
+            try:
+                return timm.create_model(name, **{**any_size, **arguments})
+            except TypeError:
+                continue
         try:
             return timm.create_model(name, **arguments)
         except TypeError as error:

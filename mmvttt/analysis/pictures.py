@@ -1,11 +1,13 @@
-"""What the tools share that draw how a model sees images: reading them, panels, writing."""
+"""The one style of the pictures that tools draw: images, maps over them, lines, titles, units."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import cv2
+import matplotlib as mpl
 import torch
 from torch import Tensor
 from torchvision.transforms.functional import normalize
@@ -18,46 +20,112 @@ if TYPE_CHECKING:
 
 # ImageNet's, as in the recipes.
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+# Perceptually uniform colours for what is never negative, and colours that a colour-blind reader
+# can tell apart for lines (Okabe and Ito).
+COLOURS = 'viridis'
+LINES = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000')
+# Decorates functions that draw: matplotlib reads its settings while a figure is made.
+styled = mpl.rc_context(
+    {
+        'font.size': 12,
+        'axes.titlesize': 12,
+        'axes.grid': False,
+        'axes.spines.top': False,
+        'axes.spines.right': False,
+        'axes.prop_cycle': mpl.cycler(color=LINES),
+        'grid.alpha': 0.3,
+        'legend.fontsize': 11,
+        'legend.frameon': False,
+        'lines.linewidth': 1.8,
+    }
+)
+_DPI = 80
 
 
 def read_image(path: Path, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """An image of a file, resized to (height, width): `(3, H, W)` from 0 to 1, and normalised.
+    """Reads a file and resizes it to (height, width): `(3, H, W)` in [0, 1], and normalised.
 
     Raises:
         DataError: The file is missing or no image.
     """
     image = cv2.imread(str(path))
     if image is None:
-        raise DataError(f'{str(path)!r} is no image that can be read')
+        raise DataError(f'{str(path)!r} is no image that can be read: give a JPEG or PNG file')
     image = cv2.cvtColor(cv2.resize(image, size[::-1]), cv2.COLOR_BGR2RGB)
     picture = torch.from_numpy(image).permute(2, 0, 1) / 255
     return picture, normalize(picture, MEAN, STD)
 
 
 def panels(
-    count: int, columns: int, size: tuple[float, float] = (2.2, 2.4), frame: bool = False
+    rows: int,
+    columns: int,
+    size: tuple[float, float] = (3.0, 3.2),
+    title: str | None = None,
+    **options: object,
 ) -> tuple[Figure, list[Axes]]:
-    """A figure of `count` panels in rows, each of `size` (width, height) in inches.
+    """Makes a figure of panels `size` (width, height) in inches, and lists them row by row.
 
-    Without `frame` they are for images: no axes, and none where there is nothing.
+    Args:
+        rows, columns: Of the grid.
+        size: Of one panel.
+        title: Above all of them.
+        options: See `Figure.subplots`.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    rows = -(-count // columns)
     figure = Figure(figsize=(size[0] * columns, size[1] * rows), layout='constrained')
     FigureCanvasAgg(figure)
-    found = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for i, panel in enumerate(found):
-        if not frame or i >= count:
-            panel.axis('off')
+    found = list(figure.subplots(rows, columns, squeeze=False, **options).flat)
+    if title:
+        figure.suptitle(title)
+    return figure, found
+
+
+def image_panels(
+    count: int, columns: int, size: tuple[int, int], title: str | None = None
+) -> tuple[Figure, list[Axes]]:
+    """Makes `count` panels without axes for images of `size` (height, width), three inches wide."""
+    columns = min(columns, count)
+    shape = (3.0, 3.0 * size[0] / size[1] + 0.4)
+    figure, found = panels(-(-count // columns), columns, shape, title)
+    for panel in found:
+        panel.axis('off')
     return figure, found[:count]
 
 
-def show(panel: Axes, picture: Tensor, size: tuple[int, int] | None = None) -> None:
-    """Draws an image `(3, H, W)`, or a map `(h, w)` over an image of `size` (H, W)."""
-    if picture.dim() == 3:
-        picture = picture.permute(1, 2, 0)
-    height, width = size or picture.shape[:2]
-    pixels = picture.detach().cpu().numpy()
+def show_image(panel: Axes, picture: Tensor, title: str | None = None) -> None:
+    """Draws an image `(3, H, W)` with values in [0, 1]."""
+    height, width = picture.shape[1:]
+    pixels = picture.permute(1, 2, 0).clamp(0, 1).cpu().numpy()
     panel.imshow(pixels, extent=(0, width, height, 0), interpolation='nearest')
+    panel.set_title(title)
+
+
+def show_map(
+    panel: Axes, values: Tensor, size: tuple[int, int], title: str | None = None, top: float = 1.0
+) -> object:
+    """Draws a map `(h, w)` from 0 to `top` over an image of `size` (height, width)."""
+    drawn = panel.imshow(
+        values.detach().cpu().numpy(),
+        extent=(0, size[1], size[0], 0),
+        interpolation='nearest',
+        cmap=COLOURS,
+        vmin=0,
+        vmax=top,
+    )
+    panel.set_title(title)
+    return drawn
+
+
+def colour_bar(figure: Figure, drawn: object, found: Sequence[Axes], label: str) -> None:
+    """Draws the scale of `show_map`, which all these panels share."""
+    figure.colorbar(drawn, ax=list(found), label=label, fraction=0.03, pad=0.01)
+
+
+def save(figure: Figure, path: str | Path) -> Path:
+    """Writes a figure; its folder is made."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=_DPI)
+    return path

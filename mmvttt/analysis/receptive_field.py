@@ -1,10 +1,11 @@
-"""The effective receptive field: what the centre of the last map sees (vision-ttt Sec. 6, Fig. 8).
+"""Effective receptive fields of a backbone's last map and of an FPN's levels (vision-ttt Fig. 8).
 
-The paper has pictures of it, and leaves open the size and the number of the images, and the scale.
+The paper prints pictures; image size, number of images and scale are not stated (Sec. 6).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from ..errors import UsageError
 from ..models.backbones import HViT3
 from ..models.timm import PlainClassifier, StagedClassifier
+from .mixers import out_of_memory
 from .models import backbone_of
 
 SHARES = (0.2, 0.5, 0.99)
@@ -21,11 +23,11 @@ SHARES = (0.2, 0.5, 0.99)
 
 @dataclass(frozen=True)
 class ReceptiveField:
-    """What the centre cell of the last map sees.
+    """The pixels that the centre cell of a map depends on.
 
     Attributes:
-        field: `(H, W)`, the largest of it 1.
-        map_size: (h, w) of the last map, whose centre cell is (h // 2, w // 2).
+        field: `(H, W)`, its maximum 1.
+        map_size: (h, w) of the map, whose centre cell is (h // 2, w // 2).
     """
 
     field: Tensor
@@ -34,10 +36,9 @@ class ReceptiveField:
     def sides(self, shares: Sequence[float] = SHARES) -> list[float]:
         """Sides in pixels of the smallest squares that hold these shares, in (0, 1], of the sum.
 
-        Their middle is that of the centre cell. They may reach over the image's border, where there
-        is nothing.
+        They are centred on the centre cell and may reach over the image's border.
         """
-        # Of each pixel the side of the square that just holds it.
+        # The side of the square that just holds each pixel.
         rows, columns = (
             2 * (torch.arange(n, dtype=torch.float64) + 0.5 - middle).abs() + 1
             for n, middle in zip(self.field.shape, self.middle, strict=True)
@@ -61,38 +62,64 @@ class ReceptiveField:
         return row, column
 
 
-def receptive_field(model: nn.Module, images: Tensor) -> ReceptiveField:
-    """The mean over images of Σ_c |∂s/∂x_c|, s = Σ_f relu(F_f) of the centre cell of the last map.
+def receptive_fields(model: nn.Module, images: Tensor) -> dict[str, ReceptiveField]:
+    """Mean over images of Σ_c |∂s/∂x_c|, s = Σ_f relu(F_f) of the centre cell of a map F.
 
-    relu because the plain sum over channels says nothing behind a LayerNorm: it is constant.
+    relu because a plain sum over the channels of a LayerNorm is constant, and its gradient 0.
 
     Args:
-        model: See `last_map`; runs in evaluation mode.
-        images: `(B, 3, H, W)`, one at a time.
+        model: See `feature_maps`; runs in evaluation mode.
+        images: `(B, 3, H, W)`, run one at a time.
+
+    Returns:
+        A field for each map of `feature_maps`.
 
     Raises:
-        UsageError: As `last_map`, or nothing in the images changes the centre cell.
+        UsageError: As `feature_maps`; no pixel changes a centre cell; too little memory.
     """
-    total = torch.zeros_like(images[0, 0])
+    totals: dict[str, Tensor] = {}
+    sizes: dict[str, tuple[int, int]] = {}
     training = model.training
     try:
         model.eval()
         for image in images:
             x = image[None].detach().requires_grad_()
             with torch.enable_grad():
-                features = last_map(model, x)
-                height, width = features.shape[2:]
-                seen = features[:, :, height // 2, width // 2].relu().sum()
-            total += torch.autograd.grad(seen, x)[0][0].abs().sum(0)
+                maps = feature_maps(model, x)
+                for name, found in maps.items():
+                    height, width = sizes[name] = tuple(found.shape[2:])
+                    seen = found[:, :, height // 2, width // 2].relu().sum()
+                    gradient = torch.autograd.grad(seen, x, retain_graph=True)[0]
+                    totals[name] = totals.get(name, 0) + gradient[0].abs().sum(0)
+    except torch.OutOfMemoryError as error:
+        raise UsageError(out_of_memory(images)) from error
     finally:
         model.train(training)
-    if not total.max() > 0:
-        raise UsageError('no pixel changes the centre of the last map: are these the weights?')
-    return ReceptiveField(total / total.max(), (height, width))
+    for name, total in totals.items():
+        if not total.max() > 0:
+            raise UsageError(
+                f'no pixel changes the centre of {name}: are these the weights of this model?'
+            )
+    return {name: ReceptiveField(t / t.max(), sizes[name]) for name, t in totals.items()}
+
+
+def feature_maps(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
+    """The maps `(B, C, h, w)` of `last_map`, 'backbone', and of each level of a model's neck, 'P…'.
+
+    An FPN's levels are called by their stride s, P(log2 s): P2 to P6 for strides of 4 to 64.
+    """
+    if not (hasattr(model, 'extract_feat') and getattr(model, 'with_neck', False)):
+        return {'backbone': last_map(model, images)}
+    features = model.backbone(images)
+    levels = model.neck(features)
+    if not isinstance(levels, tuple | list) or levels[0].dim() != 4:
+        return {'backbone': last_map(model, images)}
+    names = (f'P{math.log2(images.shape[2] / x.shape[2]):.0f}' for x in levels)
+    return {'backbone': features[-1], **dict(zip(names, levels, strict=False))}
 
 
 def last_map(model: nn.Module, images: Tensor) -> Tensor:
-    """The last map `(B, C, h, w)` of a backbone, normed where it has a norm: the smallest there is.
+    """Returns the last (smallest) map `(B, C, h, w)` of a backbone, normed where it has a norm.
 
     Args:
         model: A classifier, detector or segmentor of OpenMMLab, whose backbone is taken, with
@@ -126,7 +153,7 @@ def last_map(model: nn.Module, images: Tensor) -> Tensor:
 
 
 def _unpooled(backbone: nn.Module, images: Tensor) -> Tensor | Sequence[Tensor]:
-    """What a backbone returns; one with mmpretrain's option `out_type` is asked for its maps."""
+    """Returns the outputs of a backbone, and its maps where mmpretrain's `out_type` pools them."""
     out_type = getattr(backbone, 'out_type', None)
     if out_type is None:
         return backbone(images)

@@ -15,7 +15,9 @@ from mmengine.config import Config
 from mmengine.registry import init_default_scope
 from PIL import Image
 
+from ..engine.amp import autocast_backbone
 from ..errors import CheckpointError, UsageError
+from ..models.cpu_inference import optimize_for_cpu
 from ..reliability.data.images import FORMATS, read_image
 from ..reliability.match import require_match
 from ..reliability.read import read_content, read_weights
@@ -48,6 +50,7 @@ def show_images(
     out_dir: str | os.PathLike[str],
     score_thr: float = 0.3,
     device: str = 'cpu',
+    amp: bool = False,
 ) -> Iterator[Finding]:
     """Runs a model on photographs and draws the prediction: boxes and masks, labels, or a class.
 
@@ -58,6 +61,7 @@ def show_images(
         out_dir: Folder of the pictures, made if missing.
         score_thr: Boxes with a lower score are neither drawn nor named.
         device: Where to run.
+        amp: Run the backbone in mixed precision.
 
     Raises:
         UsageError: There is no such image, or the config is of another toolbox or has no model.
@@ -82,7 +86,7 @@ def show_images(
                 f'several images are called {stem!r}: {os.fspath(image)!r} and another; a picture '
                 'would be written over the other: show one at a time, with --out'
             )
-    look = open_model(config, checkpoint, device)
+    look = open_model(config, checkpoint, device, amp)
     for image in map(Path, images):
         lines, picture = look(mmcv.imread(str(image)), score_thr)
         out = Path(out_dir) / f'{image.stem}.png'
@@ -127,6 +131,7 @@ def show_video(
     out: str | os.PathLike[str],
     score_thr: float = 0.3,
     device: str = 'cpu',
+    amp: bool = False,
     window: bool = False,
 ) -> Iterator[list[str]]:
     """Runs a model on every frame of a video or a camera, and writes the drawn frames as a video.
@@ -137,7 +142,8 @@ def show_video(
         source: A video file, or the number of a camera, which goes on until the caller stops.
         out: The .mp4 file to write.
         score_thr: As in `show_images`.
-        device: Where to run.
+        device: As in `show_images`.
+        amp: As in `show_images`.
         window: Show the frames, too, until q is pressed.
 
     Yields:
@@ -154,7 +160,7 @@ def show_video(
         if not capture.isOpened():
             kind = 'camera' if isinstance(source, int) else 'video that OpenCV can read at'
             raise UsageError(f'there is no {kind} {source!r}')
-        look = open_model(config, checkpoint, device)
+        look = open_model(config, checkpoint, device, amp)
         while (read := capture.read())[0]:
             lines, picture = look(read[1], score_thr)
             frame = mmcv.rgb2bgr(picture)
@@ -184,7 +190,12 @@ def _quit_in_window(frame: np.ndarray) -> bool:
         ) from error
 
 
-def open_model(config: Config, checkpoint: str | os.PathLike[str], device: str = 'cpu') -> Look:
+def open_model(
+    config: Config,
+    checkpoint: str | os.PathLike[str],
+    device: str = 'cpu',
+    amp: bool = False,
+) -> Look:
     """A function that looks at an image `(H, W, 3)`, uint8, BGR, with a threshold for boxes.
 
     The function returns a description, the likeliest or the largest first, and the drawn picture
@@ -193,7 +204,8 @@ def open_model(config: Config, checkpoint: str | os.PathLike[str], device: str =
     Args:
         config: As in `show_images`.
         checkpoint: As in `show_images`.
-        device: Where to run.
+        device: Where to run. On a CPU weights are packed, see `optimize_for_cpu`.
+        amp: Run the backbone in mixed precision.
 
     Raises:
         UsageError: The config is of another toolbox or has no model.
@@ -204,7 +216,11 @@ def open_model(config: Config, checkpoint: str | os.PathLike[str], device: str =
     read_weights(checkpoint)
     _dataset_meta(checkpoint)
     init_default_scope(scope)
-    return _LOOKS[scope](config, os.fspath(checkpoint), device)
+    look = _LOOKS[scope](config, os.fspath(checkpoint), device)
+    if amp:
+        autocast_backbone(look.run.model)
+    optimize_for_cpu(look.run.model)
+    return look
 
 
 def _require_scope(config: Config) -> str:

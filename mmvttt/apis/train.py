@@ -15,9 +15,10 @@ from mmengine.registry import MODELS, OPTIM_WRAPPERS, RUNNERS
 from mmengine.runner import FlexibleRunner, Runner
 
 from ..config import load_config
-from ..engine.amp import AmpOptimWrapper
+from ..engine.amp import AmpOptimWrapper, autocast_backbone, warn_of_emulation
 from ..engine.hooks.compile import CompileHook
 from ..errors import UsageError
+from ..models.cpu_inference import optimize_for_cpu
 from ..registry import hook_class, resolve_type, type_name
 from ..reliability import protect_config, protect_runner
 from ..reliability.data.paths import check_data
@@ -67,6 +68,7 @@ def enable_amp(cfg: Config) -> None:
             f'{type_name(kind)!r}; set the precision in the config'
         )
     wrapper.type = 'mmvttt.AmpOptimWrapper'
+    warn_of_emulation()
 
 
 def enable_auto_scale_lr(cfg: Config) -> None:
@@ -257,6 +259,8 @@ def evaluate(
     out: str | None = None,
     show_dir: str | None = None,
     tta: bool = False,
+    amp: bool = False,
+    pack: bool = True,
     **config_args: Any,
 ) -> dict[str, float]:
     """Evaluates a checkpoint on the config's test set.
@@ -267,6 +271,8 @@ def evaluate(
         out: A .pkl file for the predictions.
         show_dir: A folder for pictures of the predictions.
         tta: See `enable_tta`.
+        amp: Run the backbone in mixed precision, see `autocast_backbone`.
+        pack: Pack weights on a CPU, see `mmvttt.models.cpu_inference.optimize_for_cpu`.
         config_args: See `load_config`.
 
     Returns:
@@ -299,6 +305,10 @@ def evaluate(
     check_data(cfg, ('test',))
     runner = build_runner(cfg)
     require_weights(runner, cfg.load_from)
+    if amp:
+        autocast_backbone(runner.model)
+    if pack:
+        optimize_for_cpu(runner.model)
     if out is not None:
         runner.test_evaluator.metrics.append(_dump(cfg, out))
     return runner.test()

@@ -33,14 +33,16 @@ class GridOfWeights(nn.Module):
 
         Their grid is what `state_dict()` of a backbone notes in its `_metadata`. Without the note,
         as many positions as the backbone's are of its own grid, and others of a square, or of the
-        only grid of about its own aspect ratio; where that may be wrong a warning says so.
+        only grid of about its own aspect ratio; where that may be wrong, a warning is logged.
 
         Args:
             state_dict: Weights that are about to be loaded.
             prefix: What precedes the backbone's own names in it.
         """
         notes = getattr(state_dict, '_metadata', None)
-        note = notes.get(prefix[:-1]) if isinstance(notes, Mapping) else None
+        if not isinstance(notes, dict):
+            notes = {}
+        note = notes.get(prefix[:-1])
         if self._adapt(state_dict, prefix, note) and isinstance(note, Mapping):
             notes[prefix[:-1]] = {**note, 'grid': self.grid}
 

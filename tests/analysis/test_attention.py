@@ -1,33 +1,32 @@
 """Closed forms of implicit attention against autograd; key shift and distance by hand."""
 
 import copy
-import runpy
-import sys
-from pathlib import Path
 
-import cv2
-import numpy as np
 import pytest
+import timm
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mmvttt.analysis.attention import (
+    ImplicitAttention,
     attention_distance,
+    attention_rows,
+    has_closed_form,
     implicit_attention,
-    inspect_layers,
     key_shift,
 )
-from mmvttt.models.backbones import T5, ViT3
+from mmvttt.analysis.mixers import Mixing, record_mixers
+from mmvttt.models.backbones import T5, ViT3, Vittt
 from mmvttt.models.layers import TTTMixer, neighborhood_attention
 from mmvttt.models.layers.neighborhood import neighborhood_weights
 
 HW = (2, 3)
-TOOL = Path(__file__).resolve().parents[2] / 'tools' / 'inspect_attention.py'
+ARCH = dict(embed_dims=16, num_layers=2, num_heads=2, feedforward_channels=32)
 
 
-def mixer(kind: str, **options) -> TTTMixer:
+def mixer(kind: str, inner: dict | None = None, **options) -> TTTMixer:
     torch.manual_seed(0)
-    module = TTTMixer(8, 2, dict(type=kind), **options).double()
+    module = TTTMixer(8, 2, dict(type=kind, **(inner or {})), **options).double()
     for parameter in module.parameters():
         torch.nn.init.normal_(parameter, std=0.7)
     return module
@@ -48,13 +47,35 @@ def jacobians(module: TTTMixer, x: Tensor, hw: tuple[int, int]) -> Tensor:
     return torch.einsum('nihanjhc->nhijac', full)
 
 
+def mixing_of(module: nn.Module, x: Tensor, hw: tuple[int, int]) -> Mixing:
+    """A mixer recorded on its own."""
+
+    class Alone(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mixer = module
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.mixer(x, hw)
+
+    (found,) = record_mixers(Alone(), x)
+    return found
+
+
 def check_against_autograd(module: TTTMixer, hw: tuple[int, int] = HW) -> None:
     x = torch.randn(2, hw[0] * hw[1], 8, dtype=torch.float64)
     expected = jacobians(module, x, hw)
-    found = implicit_attention(module, x, hw)
+    mixing = mixing_of(module, x, hw)
     trace = expected.diagonal(dim1=-2, dim2=-1).mean(-1)
-    torch.testing.assert_close(found.trace, trace)
-    torch.testing.assert_close(found.norm, expected.flatten(-2).norm(dim=-1) / 2)
+    norm = expected.flatten(-2).norm(dim=-1) / 2
+    if has_closed_form(mixing):
+        found = implicit_attention(mixing)
+        torch.testing.assert_close(found.trace, trace)
+        torch.testing.assert_close(found.norm, norm)
+    queries = [4, 1]
+    rows = attention_rows(mixing, queries)
+    torch.testing.assert_close(rows.trace, trace[:1, :, queries])
+    torch.testing.assert_close(rows.norm, norm[:1, :, queries])
 
 
 KINDS = ['SwiGLU', 'GatedFC', 'MLP', 'LinearAttention', 'SoftmaxAttention']
@@ -86,7 +107,7 @@ def test_weights_of_neighbours_read_the_values() -> None:
 def test_of_softmax_it_is_the_attention_matrix() -> None:
     module = mixer('SoftmaxAttention')
     x = torch.randn(1, 6, 8, dtype=torch.float64)
-    found = implicit_attention(module, x, HW)
+    found = implicit_attention(mixing_of(module, x, HW))
     torch.testing.assert_close(found.norm.sum(-1), torch.ones(1, 2, 6, dtype=torch.float64))
     v = module.qkv(x)[..., 16:].unflatten(-1, (2, 4)).transpose(1, 2)
     read = module.proj((found.trace @ v).transpose(1, 2).flatten(2))
@@ -110,19 +131,95 @@ def test_distance_by_hand() -> None:
     assert attention_distance(uniform, HW).item() == pytest.approx(sum(apart) / 36)
 
 
-def test_every_layer_of_a_model() -> None:
-    arch = dict(embed_dims=16, num_layers=3, num_heads=2, feedforward_channels=32)
-    model = T5(arch, dict(neighborhood=3), img_size=48).train()
-    found = inspect_layers(model, torch.randn(2, 3, 48, 33))
-    assert [layer.name for layer in found] == [f'blocks.{i}.mixer' for i in range(3)]
+@pytest.mark.parametrize(
+    ('kind', 'options'),
+    [
+        ('GatedFC', dict(damping=True)),
+        ('SwiGLU', dict(loss='l2')),
+        ('FC', {}),
+        ('DWConv', {}),
+        ('SwiGLU', dict(num_batches=2, step='dynamic')),
+        ('MLP', dict(depth=3, locality='dwc_v')),
+        ('SoftmaxAttention', dict(key_position=HW)),
+    ],
+)
+def test_what_has_no_closed_form_goes_by_autograd(kind: str, options: dict) -> None:
+    inner = {'depth': options.pop('depth')} if 'depth' in options else {}
+    check_against_autograd(mixer(kind, inner, **options))
+
+
+def scan_rows(model: Vittt, queries: list[int]) -> ImplicitAttention:
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter, std=0.3)
+    image = torch.randn(1, 3, 64, 48, dtype=torch.float64)
+    return attention_rows(record_mixers(model.double(), image)[1], queries)
+
+
+def test_a_forward_scan_reads_nothing_behind_the_query() -> None:
+    """Heads of the forward scan, then those of the backward scan; inside mini-batches of 4, too."""
+    torch.manual_seed(0)
+    # A negative learned scale would switch whole tokens off.
+    rows = scan_rows(Vittt(ARCH, mixer=dict(mini_batch_size=4, token_scale=None)), [5])
+    forward, backward = rows.norm[0, :, 0].split(2)
+    assert (forward[:, 6:] == 0).all()
+    assert (backward[:, :5] == 0).all()
+    assert (forward[:, :6] > 0).all()
+    assert (backward[:, 5:] > 0).all()
+
+
+def test_class_tokens_are_no_patches() -> None:
+    torch.manual_seed(0)
+    assert scan_rows(Vittt(ARCH, cls_mode='double'), [0, 11]).norm.shape == (1, 4, 2, 12)
+
+
+def test_vit3_is_read_by_autograd_of_its_ops() -> None:
+    """The damped step of both kinds of heads: J·u of the definition for a random direction u."""
+    torch.manual_seed(0)
+    model = ViT3(ARCH).double()
+    mixing = record_mixers(model, torch.randn(1, 3, 32, 48, dtype=torch.float64))[0]
+    rows = attention_rows(mixing, [3])
+    (_, glu), (_, conv) = mixing.ops
+    for args, op, heads in (
+        (glu, torch.ops.ttt_kernels.ttt_glu, rows.norm[0, :2, 0]),
+        (conv, torch.ops.ttt_kernels.ttt_dwconv, rows.norm[0, 2:, 0]),
+    ):
+        full = torch.autograd.functional.jacobian(
+            lambda v, op=op, args=args: op(*args[:2], v, *args[3:])[0], args[2]
+        )
+        shape = args[2].shape
+        per_head = full.reshape(6, -1, 8, 6, shape[2] if len(shape) == 4 else 1, 8)
+        for h, found in enumerate(heads):
+            expected = per_head[3, h, :, :, h].pow(2).sum((0, 2)).div(8).sqrt()
+            torch.testing.assert_close(found, expected)
+
+
+def test_attention_of_timm() -> None:
+    model = timm.create_model('vit_tiny_patch16_224', depth=2, dynamic_img_size=True)
+    mixings = record_mixers(model, torch.randn(1, 3, 48, 64))
+    assert [m.label for m in mixings] == ['blocks.0', 'blocks.1']
+    for mixing in mixings:
+        assert mixing.hw == (3, 4)
+        found = implicit_attention(mixing).norm
+        # The rest goes to the class token.
+        assert (found.sum(-1) < 1).all()
+        torch.testing.assert_close(found[:, :, [7, 2]], attention_rows(mixing, [7, 2]).norm)
+        attn = mixing.mixer
+        attn.fused_attn = False
+        seen = []
+        attn.attn_drop.register_forward_hook(lambda *args, seen=seen: seen.append(args[1][0]))
+        attn(mixing.x)
+        torch.testing.assert_close(found, seen[0][:, :, 1:, 1:])
+
+
+def test_recording_leaves_nothing_behind() -> None:
+    model = T5(ARCH, img_size=48).train()
+    found = record_mixers(model, torch.randn(2, 3, 48, 33))
+    assert [m.name for m in found] == [f'blocks.{i}.mixer' for i in range(2)]
     assert model.training
-    for layer in found:
-        assert layer.hw == (3, 3)
-        assert layer.key_shift.shape == (2,)
-        assert layer.attention.norm.shape == (2, 2, 9, 9)
-        assert (layer.attention.trace.abs() <= layer.attention.norm + 1e-6).all()
-    with pytest.raises(ValueError, match='ViT3 has no TTTMixer'):
-        inspect_layers(ViT3(arch), torch.randn(1, 3, 32, 32))
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    assert not any('mix' in vars(m) or 'shape_keys' in vars(m) for m in model.modules())
+    assert key_shift(found[0].keys).shape == (2,)
 
 
 @pytest.mark.parametrize(
@@ -130,38 +227,10 @@ def test_every_layer_of_a_model() -> None:
     [
         ('SwiGLU', dict(loss='l2')),
         ('SwiGLU', dict(step=0.5)),
-        ('SwiGLU', dict(damping=True)),
         ('SoftmaxAttention', dict(key_position=HW)),
     ],
 )
 def test_what_has_no_closed_form_is_refused(kind: str, options: dict) -> None:
     x = torch.randn(1, 6, 8, dtype=torch.float64)
     with pytest.raises(ValueError, match='no closed form'):
-        implicit_attention(mixer(kind, **options), x, HW)
-
-
-def test_the_tool_draws_and_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    config = tmp_path / 'small.py'
-    arch = dict(embed_dims=16, num_layers=2, num_heads=2, feedforward_channels=32)
-    config.write_text(f"model = dict(type='mmvttt.T5', arch={arch!r}, img_size=64)\n")
-    image = np.random.default_rng(0).integers(0, 255, (50, 70, 3), dtype=np.uint8)
-    cv2.imwrite(str(tmp_path / 'image.png'), image)
-    arguments = [str(config), str(tmp_path / 'image.png'), '--out', str(tmp_path / 'out')]
-    arguments = ['inspect_attention.py', *arguments, '--shape', '64', '96']
-    monkeypatch.setattr(sys, 'argv', arguments)
-    runpy.run_path(str(TOOL), run_name='__main__')
-    assert 'blocks.1.mixer' in capsys.readouterr().out
-    lines = (tmp_path / 'out' / 'layers.csv').read_text().splitlines()
-    assert lines[0] == 'layer,key_shift,distance'
-    assert len(lines) == 3
-    assert cv2.imread(str(tmp_path / 'out' / 'image.png')) is not None
-    alone = cv2.imread(str(tmp_path / 'out' / 'layers.png'))
-    (tmp_path / 'other').mkdir()
-    (tmp_path / 'other' / 'layers.csv').write_text('layer,key_shift,distance\na,0.5,2\nb,0.4,nan\n')
-    monkeypatch.setattr(sys, 'argv', [*arguments, '--beside', str(tmp_path / 'other')])
-    runpy.run_path(str(TOOL), run_name='__main__')
-    assert not np.array_equal(alone, cv2.imread(str(tmp_path / 'out' / 'layers.png')))
-    monkeypatch.setattr(sys, 'argv', [*arguments, '--beside', str(tmp_path / 'nowhere')])
-    with pytest.raises(SystemExit):
-        runpy.run_path(str(TOOL), run_name='__main__')
-    assert 'nowhere/layers.csv' in capsys.readouterr().err
+        implicit_attention(mixing_of(mixer(kind, **options), x, HW))

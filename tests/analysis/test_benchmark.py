@@ -1,13 +1,28 @@
 """The benchmark measures what it says, and writes it down with the machine it ran on."""
 
 import csv
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import timm
 import torch
 from torch import Tensor, nn
 
-from mmvttt.analysis.benchmark import measure, plot, write_csv
+from mmvttt.analysis.benchmark import (
+    Measurement,
+    choose_attention,
+    compute,
+    crossings,
+    describe_crossings,
+    measure,
+    plot,
+    read_csv,
+    slope,
+    write_csv,
+)
+from mmvttt.errors import DataError
 
 
 class Doubling(nn.Module):
@@ -31,6 +46,8 @@ def test_inference_is_timed_after_the_warm_up() -> None:
     assert row.images_per_s == pytest.approx(2000 / row.latency_ms, rel=0.05)
     assert row.peak_mib == pytest.approx(2 * 3 * 32 * 48 * 4 / 2**20, abs=0.1)
     assert (row.mode, row.dtype, row.torch) == ('inference', 'float32', torch.__version__)
+    assert row.spread_ms >= 0
+    assert re.fullmatch(r'20\d\d-\d\d-\d\d', row.date)
 
 
 def test_memory_grows_with_the_image() -> None:
@@ -82,11 +99,69 @@ def test_out_of_memory_is_a_row_too(tmp_path: Path) -> None:
     assert [row['height'] for row in read] == ['16', '32', '64']
     assert read[-1]['latency_ms'] == ''
     assert float(read[0]['images_per_s']) == rows[0].images_per_s
-    assert {'device', 'threads', 'torch', 'cuda'} <= set(read[0])
-    picture = plot(rows, tmp_path / 'plots' / 'rows.png')
+    assert {'device', 'threads', 'date', 'commit', 'torch', 'cuda'} <= set(read[0])
+    assert read_csv(path) == rows
+    picture = plot([rows], tmp_path / 'plots' / 'rows.png')
     assert picture.read_bytes().startswith(b'\x89PNG')
 
 
 def test_no_repeats_are_refused() -> None:
     with pytest.raises(ValueError, match='repeats=0'):
         measure(nn.Identity(), 'n', 1, (8, 8), repeats=0)
+
+
+def rows_of(name: str, costs: dict[int, float], **others: object) -> list[Measurement]:
+    """Rows of a made-up model: GFLOPs by the side of the image."""
+    model = nn.Conv2d(3, 1, 1)
+    row = compute(model, name, 1, (8, 8))
+    return [
+        replace(row, height=side, width=side, gflops=cost, peak_mib=None, **others)
+        for side, cost in costs.items()
+    ]
+
+
+def test_crossings_are_exact_for_polynomials_in_the_tokens() -> None:
+    sides = (100, 200, 400)
+    linear = rows_of('linear', {s: 30 * s**2 for s in sides})
+    square = rows_of('square', {s: 10 * s**2 + s**4 / 1000 for s in sides})
+    rows = [*linear, *square]
+    # 30 T = 10 T + T²/1000 at T = 20 000 pixels.
+    assert crossings(rows, 'gflops') == [('linear', 'square', pytest.approx(20000**0.5))]
+    (sentence,) = describe_crossings(rows)
+    assert sentence.startswith('FLOPs: linear needs less than square from 141×141 pixels on (78 ')
+    assert crossings(linear, 'gflops') == crossings(rows, 'latency_ms') == []
+
+
+def test_slopes_are_against_the_tokens() -> None:
+    assert slope([(10, 1), (20, 4), (40, 64)]) == pytest.approx(2)
+    assert slope([(10, 5), (20, 20)]) == pytest.approx(1)
+    assert slope([(10, 5)]) is None
+
+
+def test_computed_memory_is_what_is_measured() -> None:
+    """Every allocation is an operator's output: equal but for workspaces of a CPU's operators."""
+    for train in (False, True):
+        network = timm.create_model('deit_tiny_patch16_224', depth=2)
+        computed = compute(network, 'deit', 2, (224, 224), train=train)
+        measured = measure(network, 'deit', 2, (224, 224), train=train, repeats=1, warmup=0)
+        assert computed.peak_mib == pytest.approx(measured.peak_mib, rel=0.03)
+        assert computed.latency_ms is None
+    assert next(network.parameters()).device.type == 'cpu'
+
+
+def test_materialised_attention_stores_the_weights() -> None:
+    model = timm.create_model('deit_tiny_patch16_224', depth=2, dynamic_img_size=True)
+    peaks = {}
+    for kind in ('fused', 'materialised'):
+        assert choose_attention(model, kind)
+        peaks[kind] = compute(model, 'deit', 1, (512, 512)).peak_mib
+    weights = 3 * 1025**2 * 4 / 2**20
+    assert peaks['materialised'] - peaks['fused'] >= weights
+    assert not choose_attention(nn.Conv2d(3, 4, 1), 'fused')
+
+
+def test_another_table_is_refused(tmp_path: Path) -> None:
+    (tmp_path / 'other.csv').write_text('a,b\n1,2\n')
+    for name in ('other.csv', 'missing.csv'):
+        with pytest.raises(DataError, match=r'is no table of tools/benchmark\.py'):
+            read_csv(tmp_path / name)

@@ -1,25 +1,30 @@
 """Gradients, losses and states of the inner training against autograd of the definition, fp64."""
 
-import runpy
-import sys
-from pathlib import Path
+import math
 
-import cv2
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
-from mmvttt.analysis.inner_training import inspect_training, largest_tokens
+from mmvttt.analysis.attention import attention_rows
+from mmvttt.analysis.inner_training import (
+    effective_rank,
+    inspect_training,
+    largest_tokens,
+    mask_scores,
+    training_of,
+)
+from mmvttt.analysis.mixers import record_mixers
 from mmvttt.errors import UsageError
 from mmvttt.models.backbones import T5, HViT3, ViT3, Vittt
 from mmvttt.models.layers import TTTLinearMixer, TTTMixer, ViT3Mixer
+from mmvttt.models.layers.inner_models import InnerModel
 from mmvttt.registry import INNER_LOSSES
+from ttt_kernels import ttt_glu
 
 ARCH = dict(embed_dims=16, num_layers=2, num_heads=2, feedforward_channels=32)
-TOOL = Path(__file__).resolve().parents[2] / 'tools' / 'inspect_training.py'
 
 
 def random_model(cls: type, arch: dict | None = None, **options) -> nn.Module:
@@ -79,7 +84,7 @@ def test_the_scan_is_its_definition(token_scale: str | None) -> None:
     model = random_model(Vittt, mixer=dict(mini_batch_size=4, token_scale=token_scale))
     image = torch.randn(1, 3, 48, 40, dtype=torch.float64)
     layers = inspect_training(model, image)
-    assert [layer.name for layer in layers] == ['blocks.0.mixer', 'blocks.1.mixer']
+    assert [layer.name for layer in layers] == ['blocks.0', 'blocks.1']
     for layer, x, block in zip(layers, inputs_of(model, image), model.blocks, strict=True):
         mixer, scan = block.mixer, layer.scan
         assert layer.hw == (3, 3)
@@ -91,9 +96,20 @@ def test_the_scan_is_its_definition(token_scale: str | None) -> None:
                 torch.testing.assert_close(scan.w[0, r, head], w)
                 torch.testing.assert_close(scan.c[0, r, head], c)
                 w0 = mixer.w0[r, head]
-                torch.testing.assert_close(scan.drift[0, r, head], (w - w0).norm() / w0.norm())
-        expected = scan.magnitude.square().sum(-1).sqrt().mean(-1)
-        torch.testing.assert_close(layer.magnitude, expected)
+                drift = (w - w0).norm() / w0.norm()
+                torch.testing.assert_close(scan.drift[0, -1, r, head], drift)
+                # The first move is the first drift; all moves reach the last state, or further.
+                moves = scan.step[0, :, r, head]
+                torch.testing.assert_close(moves[0], scan.drift[0, 0, r, head] * w0.norm())
+                assert moves.sum() >= (w - w0).norm()
+                assert 1 <= scan.rank[0, r, head] <= 8
+                tau = 1 if token_scale is None else mixer.positional_scale()[r, -1]
+                rate = mixer.scaled_eta(x)[0, :, r, head] * tau
+                torch.testing.assert_close(scan.rate[0, :, r, head], rate)
+        # 9 patches: the backward scan has read more before the first four, the forward scan after.
+        norms = scan.magnitude.norm(dim=-1)
+        torch.testing.assert_close(layer.magnitude[:, :4], norms[:, :4, 1])
+        torch.testing.assert_close(layer.magnitude[:, 5:], norms[:, 5:, 0])
 
 
 def test_it_meets_the_op() -> None:
@@ -123,9 +139,11 @@ def test_it_meets_the_op() -> None:
 def test_class_tokens_are_not_in_the_map(cls_mode: str) -> None:
     model = random_model(Vittt, cls_mode=cls_mode)
     layer = inspect_training(model, torch.randn(1, 3, 32, 48, dtype=torch.float64))[0]
-    tokens = layer.scan.magnitude.norm(dim=-1).mean(-1)
-    patches = [0, 1, 2, 4, 5, 6] if cls_mode == 'middle' else [1, 2, 3, 4, 5, 6]
-    torch.testing.assert_close(layer.magnitude, tokens[:, patches])
+    tokens = layer.scan.magnitude.norm(dim=-1)
+    patches = torch.tensor([0, 1, 2, 4, 5, 6] if cls_mode == 'middle' else [1, 2, 3, 4, 5, 6])
+    count = tokens.shape[1]
+    latest = [int(t < count - 1 - t) for t in patches]
+    torch.testing.assert_close(layer.magnitude, tokens[:, patches, latest])
 
 
 # --------------------------------------------------------------------------------- full-batch steps
@@ -155,6 +173,9 @@ def expected_share(inner: nn.Module, loss: str, scale: float, k: Tensor, v: Tens
         ('MLP', dict(loss='l2', key_norm='instance')),
         ('GatedFC', dict(damping=True)),
         ('DWConv', {}),
+        ('Conv', {}),
+        ('FC', dict(loss='l2')),
+        ('SiLUFC', dict(loss='smooth_l1')),
     ],
 )
 def test_shares_of_a_step(kind: str, options: dict) -> None:
@@ -220,69 +241,131 @@ def test_largest_tokens_and_variation_by_hand() -> None:
     assert layer.variation.item() == pytest.approx(map_.std() / map_.mean(), rel=1e-5)
 
 
-def test_what_cannot_be_looked_at_is_refused() -> None:
-    image = torch.randn(1, 3, 32, 32)
-    with pytest.raises(UsageError, match='Conv2d trains nothing at test time'):
-        inspect_training(nn.Conv2d(3, 4, 1), image)
-    for mixer in (dict(inner=dict(type='SwiGLU'), loss='l1'), dict(inner=dict(type='FC'))):
-        model = T5(ARCH, mixer=mixer)
-        with pytest.raises(UsageError, match=r'blocks\.0\.mixer trains by no op'):
-            inspect_training(model, image)
-        assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
-    with pytest.raises(UsageError, match='not told the size'):
-        inspect_training(nn.Sequential(TTTLinearMixer(16, 2)), torch.randn(1, 6, 16))
-
-
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
-    monkeypatch.setattr(sys, 'argv', [TOOL.name, *map(str, arguments)])
-    runpy.run_path(str(TOOL), run_name='__main__')
-
-
-@pytest.fixture
-def small(tmp_path: Path) -> tuple[Path, Path]:
-    """A config of a small Vittt, and an image."""
-    (tmp_path / 'small.py').write_text(
-        f"model = dict(type='mmvttt.Vittt', arch={ARCH!r}, img_size=64)\n"
+@pytest.mark.parametrize('damping', [False, True])
+def test_numbers_of_a_step_by_hand(damping: bool) -> None:
+    """FC on the dot loss: Σ g = −s/N·KᵀV, one step of it, less the damping."""
+    options = dict(inner=dict(type='FC'), damping=damping)
+    model = random_model(T5, dict(ARCH, num_layers=1, num_heads=1), mixer=options)
+    image = torch.randn(1, 3, 32, 48, dtype=torch.float64)
+    (layer,) = inspect_training(model, image)
+    (x,), mixer = inputs_of(model, image), model.blocks[0].mixer
+    with torch.no_grad():
+        q, k, v = mixer.qkv(x).chunk(3, dim=-1)
+        k, v = mixer.shape_keys(q, k, (2, 3))[1][0], v[0]
+        each = -mixer.scale / 6 * torch.einsum('ni,no->nio', k, v)
+        total, w = each.sum(0), mixer.inner.w1[0]
+        move = -total / (total.norm(dim=0) + 1) if damping else -total
+        losses = [-mixer.scale / 6 * (k @ u * v).sum() for u in (w, w + move)]
+    (step,) = layer.steps
+    size = each.flatten(1).norm(dim=-1)
+    expected = dict(
+        share=size[:, None],
+        agreement=((each * total).sum((1, 2)) / size / total.norm())[:, None],
+        loss_before=losses[0][None],
+        loss_after=losses[1][None],
+        drift=(move.norm() / w.norm())[None],
+        applied=(move.norm() / total.norm())[None],
+        rank=effective_rank(move)[None],
     )
-    pixels = np.random.default_rng(0).integers(0, 255, (50, 70, 3), dtype=np.uint8)
-    cv2.imwrite(str(tmp_path / 'photo.png'), pixels)
-    return tmp_path / 'small.py', tmp_path / 'photo.png'
+    for name, value in expected.items():
+        torch.testing.assert_close(getattr(step, name)[0], value, msg=name)
+    assert layer.scalars()['rate'] == pytest.approx(
+        1 if not damping else expected['applied'].item()
+    )
 
 
-def test_the_tool_draws_and_writes(
-    small: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
-    shape = ('--shape', 64, 96, '--out', tmp_path / 'out')
-    run(monkeypatch, *small, *shape, '--receptive-field')
-    said = capsys.readouterr()
-    assert 'blocks.1.mixer: loss_first' in said.out
-    assert '50% of the receptive field in' in said.out
-    # mmengine's list of all parameters.
-    assert 'torch.Size' not in said.out + said.err
-    lines = (tmp_path / 'out' / 'layers.csv').read_text().splitlines()
-    assert lines[0] == 'layer,loss_first,loss_last,drift,variation'
-    assert [line.split(',')[0] for line in lines[1:]] == ['blocks.0.mixer', 'blocks.1.mixer']
-    assert all(float(value) > 0 for line in lines[1:] for value in line.split(',')[1:])
-    lines = (tmp_path / 'out' / 'erf.csv').read_text().splitlines()
-    assert [line.split(',')[0] for line in lines] == ['share', '0.2', '0.5', '0.99']
-    for name in ('photo', 'loss', 'erf'):
-        assert cv2.imread(str(tmp_path / 'out' / f'{name}.png')) is not None
+def test_several_steps_count_as_they_are_taken() -> None:
+    """Drift and losses are those of the whole training, gradients those of the first weights."""
+    options = dict(inner=dict(type='MLP'), num_batches=2, epochs=2, step='dynamic', loss='l2')
+    model = random_model(T5, mixer=options)
+    image = torch.randn(2, 3, 32, 48, dtype=torch.float64)
+    layer = inspect_training(model, image)[0]
+    mixer, x = model.blocks[0].mixer, inputs_of(model, image)[0]
+    with torch.no_grad():
+        q, k, v = mixer.qkv(x).chunk(3, dim=-1)
+        k, v = (
+            y[1].unflatten(-1, mixer.heads)[:, 1] for y in (mixer.shape_keys(q, k, (2, 3))[1], v)
+        )
+        start = {n: w[1] for n, w in mixer.inner.named_parameters()}
+        after = mixer.train_inner(start, k, v, mixer.eta(x)[1, :, 1].sigmoid(), (2, 3))
+        loss = mixer.inner_loss(mixer.inner.call(after, k, (2, 3)), v, mixer.scale)
+    torch.testing.assert_close(layer.steps[0].loss_after[1, 1], loss)
 
 
-def test_the_tool_on_other_models(
-    small: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
-    config, photo = small
-    out = ('--shape', 64, 64, '--out', tmp_path / 'out')
-    run(monkeypatch, config, photo, *out, '--cfg-options', 'model.type=mmvttt.ViT3')
-    assert 'blocks.1.mixer: variation 0.' in capsys.readouterr().out
-    assert ',nan,nan,nan,0.' in (tmp_path / 'out' / 'layers.csv').read_text()
-    assert not (tmp_path / 'out' / 'loss.png').exists()
-    run(monkeypatch, 'resnet10t', photo, *out, '--receptive-field')
-    assert (tmp_path / 'out' / 'erf.png').exists()
-    with pytest.raises(SystemExit):
-        run(monkeypatch, 'resnet10t', photo, *out)
-    assert 'error: ResNet trains nothing at test time' in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        run(monkeypatch, config, tmp_path / 'none.png', *out)
-    assert 'none.png' in capsys.readouterr().err
+def test_effective_rank_by_hand() -> None:
+    assert effective_rank(torch.diag(torch.tensor([1.0, 1, 0]))).item() == pytest.approx(2)
+    assert effective_rank(torch.ones(3, 5)).item() == pytest.approx(1, abs=1e-5)
+    entropy = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
+    found = effective_rank(torch.stack([torch.diag(torch.tensor([3.0, -1])), torch.zeros(2, 2)]))
+    assert found.tolist() == pytest.approx([math.exp(entropy), 0])
+
+
+def test_mask_scores_by_hand() -> None:
+    magnitude = torch.tensor([4.0, 1, 1, 2])
+    # 4 of 8 inside a quarter of the area; everything inside is larger than everything outside.
+    assert mask_scores(magnitude, torch.tensor([1.0, 0, 0, 0])) == pytest.approx((2, 1))
+    # The pairs (1, 4), (1, 1), (1, 2): one tie.
+    assert mask_scores(magnitude, torch.tensor([0.0, 1, 0, 0])) == pytest.approx((0.5, 0.5 / 3))
+    # Half a patch: foreground pixels of 4 and 2, background of 2 and twice 1.
+    half = torch.tensor([1.0, 0, 0, 0.5])
+    assert mask_scores(magnitude, half) == pytest.approx((5 / 8 / (1.5 / 4), (2.5 + 1.125) / 3.75))
+    assert all(map(math.isnan, mask_scores(magnitude, torch.zeros(4))))
+
+
+# ------------------------------------------------------------------------- mixers of somebody else
+
+
+class Tanh2(InnerModel):
+    """An inner model that the package does not know."""
+
+    def __init__(self, num_heads: int, head_dims: int) -> None:
+        super().__init__(num_heads, w1=(head_dims, head_dims), w2=(head_dims, head_dims))
+
+    def call(self, w: dict, x: Tensor, hw: tuple[int, int]) -> Tensor:
+        return (x @ w['w1']).tanh() @ w['w2']
+
+
+class Foreign(nn.Module):
+    """A mixer that calls an op of ours, or none."""
+
+    def __init__(self, embed_dims: int, num_heads: int, op: bool = True) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(2, num_heads, embed_dims // num_heads, 8) / 3)
+        self.op = op
+
+    def forward(self, x: Tensor, hw: tuple[int, int]) -> Tensor:
+        tokens = x.unflatten(-1, (-1, 8))
+        return ttt_glu(tokens, tokens, tokens, *self.w).flatten(2) if self.op else x
+
+
+def test_an_inner_model_of_ones_own_is_followed() -> None:
+    model = random_model(T5, mixer=dict(inner=dict(type=Tanh2)))
+    layer = inspect_training(model, torch.randn(1, 3, 32, 48, dtype=torch.float64))[0]
+    assert layer.steps[0].loss_after.sum() < layer.steps[0].loss_before.sum()
+
+
+def test_a_mixer_of_ones_own_is_followed_by_its_ops() -> None:
+    model = ViT3(ARCH).double()
+    for i, block in enumerate(model.blocks):
+        block.mixer = Foreign(16, 2, op=i == 0).double()
+    mixings = record_mixers(model, torch.randn(1, 3, 32, 48, dtype=torch.float64))
+    seen, unseen = map(training_of, mixings)
+    assert unseen is None
+    x = mixings[0].x[0].unflatten(-1, (2, 8)).transpose(0, 1)
+    inner = TTTMixer(16, 2, dict(type='GatedFC')).double().inner
+    with torch.no_grad():
+        inner.w1.copy_(model.blocks[0].mixer.w[0])
+        inner.w2.copy_(model.blocks[0].mixer.w[1])
+    expected = expected_share(inner, 'dot', 1 / 3, x, x)
+    torch.testing.assert_close(seen.magnitude[0], expected.sqrt())
+    assert attention_rows(mixings[0], [2]).norm.shape == (1, 2, 1, 6)
+    assert attention_rows(mixings[1], [2]) is None
+    assert mixings[1].keys is None
+
+
+def test_a_model_without_a_mixer_is_refused() -> None:
+    image = torch.randn(1, 3, 32, 32)
+    with pytest.raises(UsageError, match='Conv2d has no token mixer'):
+        inspect_training(nn.Conv2d(3, 4, 1), image)
+    with pytest.raises(UsageError, match='TTTMixer trains nothing at test time'):
+        inspect_training(T5(ARCH, mixer=dict(inner=dict(type='SoftmaxAttention'))), image)

@@ -1,4 +1,4 @@
-"""The effective receptive field: who sees what, exactly, at random weights; squares by hand."""
+"""Effective receptive fields: exact zeros at random weights; squares by hand; levels of an FPN."""
 
 import pytest
 import timm
@@ -6,7 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from mmvttt.analysis.models import find_model
-from mmvttt.analysis.receptive_field import ReceptiveField, last_map, receptive_field
+from mmvttt.analysis.receptive_field import (
+    ReceptiveField,
+    feature_maps,
+    last_map,
+    receptive_fields,
+)
 from mmvttt.errors import UsageError
 from mmvttt.models import timm as _registers  # noqa: F401
 from mmvttt.models.backbones import HViT3, ViT3, Vittt
@@ -19,7 +24,7 @@ def seen_patches(design: str) -> Tensor:
     """Whether the centre of 5 × 5 patches of 16 pixels sees anything of each, in raster order."""
     torch.manual_seed(0)
     model = Vittt(dict(ARCH, num_layers=4), design=design, img_size=80).double()
-    found = receptive_field(model, torch.randn(2, 3, 80, 80, dtype=torch.float64))
+    found = receptive_fields(model, torch.randn(2, 3, 80, 80, dtype=torch.float64))['backbone']
     assert found.map_size == (5, 5)
     assert found.field.max() == 1
     return nn.functional.max_pool2d(found.field[None], 16).flatten() > 0
@@ -48,7 +53,7 @@ def test_it_is_the_mean_over_images() -> None:
         out = model(x)[0, :, 2, 2]
         taps = sum(model.weight[f] for f in range(2) if out[f] > 0)
         total[1:4, 1:4] += taps.abs().sum(0) if torch.is_tensor(taps) else 0
-    found = receptive_field(model, images)
+    found = receptive_fields(model, images)['backbone']
     torch.testing.assert_close(found.field, (total / total.max()).detach())
     assert model.training
     assert model.weight.grad is None
@@ -92,7 +97,7 @@ def test_models_have_a_last_map(model) -> None:
 
 
 class Classifier(nn.Module):
-    """What the toolboxes' models have in common."""
+    """As much of a toolbox's model as is looked at."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,8 +115,43 @@ def test_of_a_toolbox_model_the_backbone_counts() -> None:
 def test_what_has_no_map_is_refused() -> None:
     image = torch.randn(1, 3, 8, 8)
     with pytest.raises(UsageError, match='Sequential returns no map'):
-        receptive_field(nn.Sequential(nn.Flatten()), image)
+        receptive_fields(nn.Sequential(nn.Flatten()), image)
     dead = nn.Conv2d(3, 2, 1)
     nn.init.zeros_(dead.weight)
     with pytest.raises(UsageError, match='no pixel changes'):
-        receptive_field(dead, image)
+        receptive_fields(dead, image)
+
+
+class Detector(Classifier):
+    """A backbone and a neck of two levels, the finer one copied from the image's own cells."""
+
+    with_neck = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = nn.Sequential(nn.AvgPool2d(8))
+        self.backbone.forward = lambda x: (nn.functional.avg_pool2d(x, 8),)
+        self.neck = lambda maps: (nn.functional.interpolate(maps[0], scale_factor=2), maps[0])
+
+
+def test_levels_of_a_neck_are_called_by_their_stride() -> None:
+    image = torch.rand(1, 3, 32, 48)
+    assert [(n, tuple(x.shape[2:])) for n, x in feature_maps(Detector(), image).items()] == [
+        ('backbone', (4, 6)),
+        ('P2', (8, 12)),
+        ('P3', (4, 6)),
+    ]
+    found = receptive_fields(Detector(), image)
+    # All three are copies of one average over 8×8 pixels.
+    for name in ('backbone', 'P2', 'P3'):
+        assert (found[name].field > 0).sum() == 64, name
+    assert found['P2'].sides((0.99,)) == [16 - 4]
+
+
+def test_out_of_memory_names_the_option() -> None:
+    class Large(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise torch.OutOfMemoryError('too much')
+
+    with pytest.raises(UsageError, match='at 8×8 pixels: give a smaller --shape'):
+        receptive_fields(Large(), torch.rand(1, 3, 8, 8))

@@ -65,6 +65,13 @@ def test_evaluation_of_the_checkpoint_gives_the_metric_of_training(run: Callable
     assert len(pickle.loads(Path('predictions.pkl').read_bytes())) == 16
 
 
+def test_evaluation_packs_weights_or_not(run: Callable) -> None:
+    file = f'{run("train", work_dir="a").work_dir}/epoch_2.pth'
+    assert run('evaluate', file) == pytest.approx(run('evaluate', file, pack=False), rel=1e-5)
+    with pytest.raises(UsageError, match='TinyModel has no backbone'):
+        run('evaluate', file, amp=True)
+
+
 def test_work_dir_is_named_after_the_config(run: Callable) -> None:
     run('train', cfg_options={'train_cfg.max_epochs': 1})
     assert Path('work_dirs/tiny_config/epoch_1.pth').is_file()

@@ -16,13 +16,14 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
 BLOCK = re.compile(r'<!-- run(?:: file (\S+))? -->\n```(\w+)\n(.*?)```', re.DOTALL)
 LINK = re.compile(r'\]\(([^)#]+)\)')
+CODE = re.compile(r'```.*?```', re.DOTALL)
 
 
 def test_there_is_something_to_run() -> None:
     assert sum(len(BLOCK.findall(page.read_text())) for page in PAGES) >= 10
     for page in PAGES:
         text = page.read_text()
-        # A marker that the pattern misses would be an example that nobody runs.
+        # A marker that the pattern misses would be an example that does not run.
         assert text.count('<!-- run') == len(BLOCK.findall(text)), page.name
 
 
@@ -42,7 +43,7 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         elif language == 'python':
             exec(compile(code, f'{page.name}, example {number}', 'exec'), namespace)
         else:
-            assert language == 'console', f'{page.name}: nobody runs {language!r}'
+            assert language == 'console', f'{page.name}: {language!r} blocks cannot run'
             done = subprocess.run(
                 ['bash', '-euc', code],
                 capture_output=True,
@@ -55,7 +56,7 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize('page', PAGES, ids=lambda p: p.stem)
 def test_links_lead_somewhere(page: Path) -> None:
-    targets = [link for link in LINK.findall(page.read_text()) if '://' not in link]
+    targets = [link for link in LINK.findall(CODE.sub('', page.read_text())) if '://' not in link]
     missing = [link for link in targets if not (page.parent / link).exists()]
     assert not missing
 
@@ -65,3 +66,10 @@ def test_tools_and_configs_that_are_named_exist(page: Path) -> None:
     named = set(re.findall(r'\b((?:tools|configs)/[\w/]+\.(?:py|sh|yml))', page.read_text()))
     missing = sorted(name for name in named if not (ROOT / name).is_file())
     assert not missing
+
+
+def test_every_tool_is_listed() -> None:
+    page = (ROOT / 'docs' / 'organisation.md').read_text()
+    tools = {p.name for s in ('*.py', '*.sh') for p in (ROOT / 'tools').glob(s)}
+    missing = {name for name in tools if not name.startswith('_') and f'`{name}`' not in page}
+    assert not missing, 'name them in docs/organisation.md, "The tools"'

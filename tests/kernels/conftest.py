@@ -3,8 +3,56 @@
 import sys
 from pathlib import Path
 
+import pytest
+
 HERE = Path(__file__).resolve().parent
 BENCHMARKS = HERE.parents[1] / 'tools' / 'dev' / 'kernel_benchmarks'
 sys.path[:0] = [str(HERE), str(BENCHMARKS), str(BENCHMARKS / 'aot')]
 
 from kernel_testing import quick_and_poisoned  # noqa: E402, F401
+
+
+@pytest.fixture
+def several_programs(monkeypatch):
+    """Shares a sum among as many programs as there are blocks, which few then add up.
+
+    And makes the tiles of deform_attn larger: the interpreter takes its time for each program.
+    """
+    from ttt_kernels import _launch
+    from ttt_kernels.deform_attn import kernel
+
+    monkeypatch.setattr(_launch, '_ENOUGH', 1 << 20)
+    monkeypatch.setattr(_launch, '_LEAST_BLOCKS', 1)
+    monkeypatch.setattr(_launch, '_COLUMNS', 1024)
+    config = kernel.config
+
+    def large_tiles(name, dtype, dim):
+        tiles = {'PIXELS': 32, 'POINTS': 8} if name == 'backward_value' else {'ROWS': 64}
+        return config(name, dtype, dim) | tiles
+
+    monkeypatch.setattr(kernel, 'config', large_tiles)
+
+
+@pytest.fixture
+def one_program(monkeypatch):
+    """Gives every sum to one program."""
+    from ttt_kernels import _launch
+
+    monkeypatch.setattr(_launch, '_ENOUGH', 1)
+
+
+@pytest.fixture
+def cut(monkeypatch):
+    """Sets the mini-batches of a segment of ttt_linear, with its output apart from the scan.
+
+    With 0 the scan writes its output; the backward pass has segments in any case.
+    """
+    from ttt_kernels.ttt_linear import _plans, reference
+
+    def set_cut(mini_batches, segment=None):
+        apart = mini_batches > 0
+        monkeypatch.setattr(_plans, 'PLANS', (_plans.Plan('', 0, float('inf'), 0, apart),))
+        if mini_batches or segment:
+            monkeypatch.setattr(reference, 'SEGMENT', mini_batches or segment)
+
+    return set_cut

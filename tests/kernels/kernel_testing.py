@@ -1,31 +1,22 @@
 """What the tests of all kernels share: gradients by name, errors, the interpreter, rehearsals."""
 
+import functools
 import importlib
 import operator
 import os
+import pkgutil
 from collections.abc import Callable, Iterator
+from types import ModuleType
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 # Sizes and repetitions shrink where a stand-in device rehearses the tests for a GPU.
 REHEARSING = os.environ.get('TTT_KERNELS_REHEARSAL') == '1'
 # Whether this is the process in which tests marked `interpreter` run.
 INTERPRETING = os.environ.get('TRITON_INTERPRET') == '1'
-# Where there are functions of Triton.
-KERNEL_MODULES = (
-    '_head_tiles',
-    '_launch',
-    'causal_conv.kernel',
-    'deform_attn.kernel',
-    'ttt_dwconv.kernel',
-    'ttt_glu.kernel',
-    'ttt_linear._backward_kernels',
-    'ttt_linear._forward_kernels',
-    'ttt_linear._tiles',
-    'ttt_mlp.kernel',
-)
 
 
 def some(*values: object, rehearsed: int = 1) -> tuple:
@@ -45,7 +36,10 @@ def with_gradients(
     grad: Tensor | None = None,
     **options: object,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Output and gradients by name, for `grad` or one that is random, but the same in any dtype."""
+    """Output and gradients by name, for `grad` or one that is random, but the same in any dtype.
+
+    A `grad` of the output's dtype is passed on with its strides.
+    """
     # As they lie in memory: views of one projection, as in a model.
     leaves = {n: x.detach().requires_grad_() for n, x in inputs.items() if x is not None}
     output = function({**inputs, **leaves}, *args, **options)
@@ -69,6 +63,37 @@ def assert_same(found: tuple, expected: tuple, tolerance: float) -> None:
     assert grads.keys() == expected_grads.keys()
     wrong = {n: error(g, expected_grads[n]) for n, g in grads.items()}
     assert all(e < tolerance for e in wrong.values()), wrong
+
+
+class RecordedOps(TorchDispatchMode):
+    """Collects the registered ops that are called inside: `(op, arguments, result)` each."""
+
+    def __enter__(self) -> list[tuple[Callable, tuple, object]]:
+        super().__enter__()
+        self.calls: list[tuple[Callable, tuple, object]] = []
+        return self.calls
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if func.namespace == 'ttt_kernels':
+            self.calls.append((func, args, result))
+        return result
+
+
+@functools.cache
+def triton_modules() -> list[ModuleType]:
+    """Modules of ttt_kernels with functions of Triton."""
+    from triton.runtime.jit import KernelInterface
+
+    import ttt_kernels
+
+    found = []
+    for module in pkgutil.walk_packages(ttt_kernels.__path__, 'ttt_kernels.'):
+        if '_numba' not in module.name and not module.name.endswith('__main__'):
+            kernels = importlib.import_module(module.name)
+            if any(isinstance(x, KernelInterface) for x in vars(kernels).values()):
+                found.append(kernels)
+    return found
 
 
 def _by_name(function: Callable) -> Callable:
@@ -129,9 +154,8 @@ def quick_and_poisoned() -> Iterator[None]:
         patch.setattr(tl.block_type, '__init__', by_shape)
         by_type = _kept_init(tl.tensor, lambda _, t: t.name, 'handle')
         patch.setattr(tl.tensor, '__init__', by_type)
-        for module in KERNEL_MODULES:
+        for module in triton_modules():
             # A launch patches the modules that it finds here; Triton's own functions use this one.
-            kernels = importlib.import_module(f'ttt_kernels.{module}')
-            patch.setattr(kernels, 'core', tl.core, raising=False)
+            patch.setattr(module, 'core', tl.core, raising=False)
         yield
     torch.use_deterministic_algorithms(False)

@@ -5,6 +5,7 @@ from kernel_testing import normal
 
 from ttt_kernels import ttt_linear
 from ttt_kernels._inputs import state_dtype
+from ttt_kernels.ttt_linear import reference
 
 NAMES = ('q', 'k', 'v', 'eta', 'w0', 'b0', 'ln_weight', 'ln_bias', 'token_scale')
 WAYS = {'f': 'forward', 'b': 'backward'}
@@ -30,8 +31,11 @@ def make(tokens, ways='fb', size=16, batch=2, heads=2, dim=6, dtype=torch.float6
     return dict(zip(NAMES, values, strict=True))
 
 
-def call(inputs, ways='fb', size=16, backend='reference', **kwargs):
-    directions = tuple(WAYS[w] for w in ways)
-    return ttt_linear(
-        **inputs, directions=directions, mini_batch_size=size, backend=backend, **kwargs
-    )
+def call(inputs, ways='fb', size=16, **options):
+    """With the reference unless a backend is named; options override `ways` and `size`."""
+    ours = {'directions': tuple(WAYS[w] for w in ways), 'mini_batch_size': size}
+    return ttt_linear(**inputs, **{'backend': 'reference', **ours, **options})
+
+
+def definition(inputs, ways='fb', size=16, eps=1e-6):
+    return reference.primal(reference.Inputs(**inputs), ways, size, eps)

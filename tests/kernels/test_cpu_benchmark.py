@@ -1,4 +1,4 @@
-"""The benchmark of a CPU compares what it says, and writes what it found."""
+"""The benchmark of a CPU: its contenders and its table."""
 
 import csv
 import sys

@@ -1,85 +1,27 @@
-"""The Triton kernels of deform_attn in Triton's interpreter, against the reference.
+"""The Triton kernels of deform_attn in Triton's interpreter: tiles, wrong sizes, slopes, limits.
 
-The interpreter knows neither races nor layouts, and its bf16 is wrong: fp64, fp32 and fp16 it is.
+What holds for every op is in test_ops_triton.py.
 """
 
 import pytest
 import torch
-from kernel_testing import assert_same, error, with_gradients
-from sampling import NAMES, PYRAMID, call, call_fused, fused, make
+from kernel_testing import error, with_gradients
+from ops import FP16, FP32, OPS, pyramid
+from sampling import call, make
 
-inside = pytest.mark.interpreter
-# The two sides differ by the order of their sums.
-TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-3}
-
-
-@pytest.fixture
-def large_tiles(monkeypatch):
-    """The interpreter takes its time for each program, whatever is in it."""
-    from ttt_kernels.deform_attn import kernel
-
-    def config(name, dtype, dim):
-        channels = 1 << (dim - 1).bit_length()
-        if name == 'backward_value':
-            return {'CHANNELS': channels, 'PIXELS': 32, 'POINTS': 8, 'num_warps': 4}
-        return {'CHANNELS': channels, 'ROWS': 64, 'num_warps': 4}
-
-    monkeypatch.setattr(kernel, 'config', config)
+interpreter = pytest.mark.interpreter
 
 
-def check(function, inputs, dtype=torch.float64):
-    exact = {n: x.double() for n, x in inputs.items()}
-    found = with_gradients(lambda x: function(x, 'triton'), inputs)
-    assert found[0].dtype == inputs['value'].dtype
-    assert {n: g.dtype for n, g in found[1].items()} == {n: x.dtype for n, x in inputs.items()}
-    # Both sides see the same rounded gradient of the output.
-    generator = torch.Generator().manual_seed(1)
-    grad = torch.randn(found[0].shape, generator=generator, dtype=torch.float64)
-    grad = grad.to(found[0].dtype).double()
-    expected = with_gradients(lambda x: function(x, 'reference'), exact, grad=grad)
-    assert_same(found, expected, TOLERANCE[dtype])
+@interpreter
+@pytest.mark.parametrize('dtype', [FP32, FP16], ids=str)
+@pytest.mark.parametrize('op', ['deform_attn', 'deform_attn fused'])
+def test_the_tiles_of_a_gpu(op, dtype):
+    case = pyramid(((3, 4), (2, 2)), queries=4, batch=1, heads=2, dim=32)
+    OPS[op].check(case, dtype, 'triton', OPS[op].kernel_tolerance)
 
 
-@inside
-@pytest.mark.parametrize(
-    ('shapes', 'queries', 'points', 'dim'),
-    [(((1, 1),), 1, 1, 16), (((6, 7),), 17, 3, 32), (PYRAMID, 9, 2, 5)],
-)
-def test_every_gradient_equals_that_of_the_reference(shapes, queries, points, dim, large_tiles):
-    inputs = make(shapes, queries, points=points, dim=dim)
-    check(lambda x, backend: call(x, shapes, backend=backend), inputs)
-
-
-@inside
-@pytest.mark.parametrize('shared', [True, False])
-def test_fused_gradients(shared, large_tiles):
-    shapes = ((6, 4), (3, 2))
-    inputs = fused(make(shapes, 7, points=3, dim=16), shapes, shared)
-    check(lambda x, backend: call_fused(x, shapes, backend=backend), inputs)
-
-
-@inside
-@pytest.mark.parametrize('dtype', [torch.float32, torch.float16])
-def test_mixed_types_with_the_real_tiles(dtype):
-    shapes = ((3, 4), (2, 2))
-    inputs = make(shapes, 4, batch=1, heads=2, dim=32, dtype=torch.float32)
-    inputs['value'] = inputs['value'].to(dtype)
-    check(lambda x, backend: call(x, shapes, backend=backend), inputs, dtype)
-
-
-@inside
-def test_sizes_in_a_tensor_are_those_in_numbers(large_tiles):
-    shapes = ((3, 4), (1, 2))
-    inputs = make(shapes, 5, batch=1, points=2, dtype=torch.float32)
-    expected = with_gradients(lambda x: call(x, shapes, backend='triton'), inputs)
-    sizes = torch.tensor(shapes, dtype=torch.int32)
-    found = with_gradients(lambda x: call(x, sizes, backend='triton'), inputs)
-    assert torch.equal(found[0], expected[0])
-    assert all(torch.equal(found[1][n], expected[1][n]) for n in NAMES)
-
-
-@inside
-def test_sizes_beyond_the_values_count_as_zeros(large_tiles):
+@interpreter
+def test_sizes_beyond_the_values_count_as_zeros(several_programs):
     """The host does not read a tensor on a GPU; nothing outside of the values may be touched."""
     inputs = make(((3, 4), (2, 2)), 5, dtype=torch.float32)
     sizes = torch.tensor([[3, 4], [90, 70]])
@@ -90,26 +32,8 @@ def test_sizes_beyond_the_values_count_as_zeros(large_tiles):
     assert found[1]['value'][:, 12:].eq(0).all()
 
 
-@inside
-def test_locations_that_are_no_places(large_tiles):
-    shapes = ((3, 4),)
-    inputs = make(shapes, batch=1, points=2, dtype=torch.float32)
-    expected = call(inputs, shapes, backend='triton')
-    inputs['sampling_locations'][0, 3, 1, 0, 0] = torch.tensor([float('nan'), 0.5])
-    inputs['sampling_locations'][0, 4, 1] = float('inf')
-    inputs['sampling_locations'][0, 5, 1] = -1e38
-    output, grads = with_gradients(lambda x: call(x, shapes, backend='triton'), inputs)
-    assert output.isnan()[0, 3, 5:10].all()
-    # Infinitely far outside is outside: zeros.
-    assert output[0, 4:6, 5:10].eq(0).all()
-    others = torch.ones(1, 9, 15, dtype=torch.bool)
-    others[0, 3:6] = False
-    assert torch.equal(output[others], expected[others])
-    assert grads['value'].isfinite().all()
-
-
-@inside
-def test_the_slope_on_a_pixel_is_the_right_one(large_tiles):
+@interpreter
+def test_the_slope_on_a_pixel_is_the_right_one(several_programs):
     value = torch.tensor([0.0, 1, 10, 100]).view(1, 4, 1, 1)
     # Centres of the four pixels, exactly.
     x = (torch.arange(4) + 0.5) / 4
@@ -127,37 +51,13 @@ def test_the_slope_on_a_pixel_is_the_right_one(large_tiles):
         assert grads['sampling_locations'][..., 0].flatten().tolist() == [4, 36, 360, -400]
 
 
-@inside
-def test_strided_inputs_and_gradients(large_tiles):
-    inputs = make(((3, 4),), 5, dtype=torch.float32)
-    strided = {n: x.transpose(0, 1).contiguous().transpose(0, 1) for n, x in inputs.items()}
-    strided['value'] = strided['value'][..., :1].expand(-1, -1, -1, 5)
-    inputs['value'] = strided['value'].contiguous()
-    grad = torch.ones(()).expand(2, 5, 15)
-    found, expected = (
-        with_gradients(lambda y: call(y, ((3, 4),), backend='triton'), x, grad=g)
-        for x, g in ((strided, grad), (inputs, grad.contiguous()))
-    )
-    assert torch.equal(found[0], expected[0])
-    assert all(torch.equal(found[1][n], expected[1][n]) for n in NAMES)
-
-
-@inside
-def test_what_the_kernels_leave_to_the_reference():
-    inputs = make(((2, 2),), 3, dim=130)
-    with pytest.raises(RuntimeError, match='d is 130; the kernels have at most 128'):
-        call(inputs, ((2, 2),), backend='triton')
-    with pytest.raises(RuntimeError, match='there are no queries'):
-        call(make(((2, 2),), queries=0), ((2, 2),), backend='triton')
-
-
-@inside
+@interpreter
 @pytest.mark.parametrize('size', [50_000, 20_000])
 def test_indices_beyond_32_bits_are_left_to_the_reference(size):
     from ttt_kernels.deform_attn import kernel
 
     value = torch.empty((1, size * size, 2, 16), device='meta')
     places, weights = torch.empty(1, 3, 2, 1, 4, 2), torch.empty(1, 3, 2, 1, 4)
-    assert 'need 64-bit indices' in kernel.supported(
+    assert 'need 64-bit indices' in kernel.unsupported_reason(
         value, [size, size], None, None, places, weights
     )

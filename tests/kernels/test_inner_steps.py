@@ -1,65 +1,39 @@
-"""ttt_glu, ttt_dwconv and ttt_mlp on the CPU: definition, formulas, registration."""
+"""ttt_glu, ttt_dwconv and ttt_mlp: worked examples, the damping, underflow, FLOPs.
 
-import importlib
+What holds for every op is in test_ops.py.
+"""
+
 import math
 
 import pytest
 import torch
-from inner_steps import (
-    CASES,
-    FP64,
-    SCALE,
-    call_dwconv,
-    call_glu,
-    make_dwconv,
-    make_glu,
-)
+from inner_steps import SCALE, call_dwconv, call_glu, inner_gradient, make_dwconv, make_glu
 from kernel_testing import assert_same, error, normal, with_gradients
+from ops import OPS
 from torch.utils.flop_counter import FlopCounterMode
 
 import ttt_kernels
-from ttt_kernels import ttt_dwconv, ttt_glu, ttt_mlp
+from ttt_kernels import available, ttt_dwconv, ttt_glu, ttt_mlp
 from ttt_kernels._inner_step import damped, damped_backward
 
-
-@pytest.fixture(params=CASES)
-def case(request):
-    return CASES[request.param]
-
-
-# ------------------------------------------------------------------------------------- definition
-
-
-@pytest.mark.parametrize('other', [False, True])
-@pytest.mark.parametrize(
-    'hw', [(1, 1), (1, 7), (7, 1), (3, 5), (7, 9), (9, 13), (14, 14), (60, 70)]
-)
-def test_explicit_formulas_equal_the_definition_with_every_gradient(case, hw, other):
-    inputs = case.make(hw, dim=3 if math.prod(hw) > 1000 else 6)
-    options = case.other if other else {}
-    expected = with_gradients(case.primal, inputs, hw, **options)
-    found = with_gradients(case.call, inputs, hw, **options)
-    assert found[1].keys() == inputs.keys()
-    assert_same(found, expected, FP64)
+# fp64 has 16 digits; sums over some thousand tokens of terms that cancel cost three or four.
+FP64 = 1e-12
+# The option that changes the inner step, at its other value.
+OTHER = {'ttt_glu': {'damping': False}, 'ttt_dwconv': {'damping': False}, 'ttt_mlp': {'loss': 'l2'}}
+STEPS = {name: op for name, op in OPS.items() if op.name in OTHER}
+every_step = pytest.mark.parametrize('op', STEPS.values(), ids=STEPS)
 
 
-@pytest.mark.parametrize('dim', [1, 2, 32])
-def test_any_head_dim(case, dim):
-    inputs = case.make((5, 3), dim=dim)
-    expected = with_gradients(case.primal, inputs, (5, 3))
-    assert_same(with_gradients(case.call, inputs, (5, 3)), expected, FP64)
-
-
-def test_the_step_matters_and_has_the_published_scale(case):
-    inputs = case.make((4, 4))
-    found = case.call(inputs, (4, 4), scale=1 / 3)
-    assert error(found, case.primal(inputs, (4, 4), scale=1 / 3)) < FP64
-    if case.name != 'ttt_mlp':  # which has no default
-        size = {'hw': (4, 4)} if case.name == 'ttt_dwconv' else {}
-        function = getattr(ttt_kernels, case.name)
+@every_step
+def test_the_step_matters_and_has_the_published_scale(op):
+    inputs = op.make((4, 4))
+    found = op.call(inputs, (4, 4), scale=1 / 3)
+    if op.name != 'ttt_mlp':  # which has no default
+        size = {'hw': (4, 4)} if op.name == 'ttt_dwconv' else {}
+        function = getattr(ttt_kernels, op.name)
         assert torch.equal(function(**inputs, **size, backend='reference'), found)
-    assert error(found, case.call(inputs, (4, 4), scale=0.0)) > 1e-2
-    assert error(found, case.call(inputs, (4, 4), scale=1 / 3, **case.other)) > 1e-3
+    assert error(found, op.call(inputs, (4, 4), scale=0.0)) > 1e-2
+    assert error(found, op.call(inputs, (4, 4), scale=1 / 3, **OTHER[op.name])) > 1e-3
 
 
 def test_glu_step_is_the_papers_by_hand():
@@ -145,29 +119,42 @@ def test_mlp_step_has_the_digits_of_the_worked_example(which):
     torch.testing.assert_close(found[0, :, 0], expected, rtol=0, atol=6e-11)
 
 
-def test_images_do_not_see_each_other(case):
-    inputs = case.make((3, 5), batch=3)
-    one = {n: x[1:2] if n in 'qkv' else x for n, x in inputs.items()}
-    assert error(case.call(one, (3, 5)), case.call(inputs, (3, 5))[1:2]) < FP64
-
-
-@pytest.mark.parametrize('name', ['glu', 'mlp', 'swiglu'])
+@pytest.mark.parametrize('name', ['ttt_glu', 'ttt_mlp', 'ttt_mlp SwiGLU'])
 def test_tokens_have_no_order(name):
-    case = CASES[name]
+    case = OPS[name]
     inputs = case.make((19, 1))
     order = torch.randperm(19, generator=torch.Generator().manual_seed(0))
     shuffled = {n: x[:, order] if n in 'qkv' else x for n, x in inputs.items()}
     assert error(case.call(shuffled, (19, 1)), case.call(inputs, (19, 1))[:, order]) < FP64
 
 
+BACKENDS = ('reference', 'numba', pytest.param('triton', marks=pytest.mark.interpreter))
+
+
 @pytest.mark.parametrize('zero', ['q', 'k', 'v'])
-def test_a_zero_gradient_has_a_derivative(case, zero):
+@pytest.mark.parametrize('backend', BACKENDS)
+@every_step
+def test_a_zero_gradient_has_a_derivative(op, backend, zero):
+    if backend == 'numba' and (missing := available()[op.name]['numba']):
+        pytest.skip(missing)
     # ‖g‖ = 0 for k = 0 or v = 0: the damping is the identity there, and nothing is divided by 0.
-    inputs = case.make((3, 3))
+    inputs = op.make((3, 3), dim=16)
     inputs[zero] = torch.zeros_like(inputs[zero])
-    expected = with_gradients(case.primal, inputs, (3, 3))
+    expected = with_gradients(op.definition, inputs, hw=(3, 3))
     assert all(g.isfinite().all() for g in expected[1].values())
-    assert_same(with_gradients(case.call, inputs, (3, 3)), expected, FP64)
+    assert_same(with_gradients(op.call, inputs, (3, 3), backend=backend), expected, FP64)
+
+
+def test_gates_from_the_smallest_to_the_largest_number():
+    pytest.importorskip('numba', reason='numba is not installed')
+    inputs = make_glu((1, 9), 1, batch=1, heads=1, dtype=torch.float32)
+    gates = torch.tensor([-1e30, -200, -88, -17, 0, 17, 88, 200, 1e30])
+    inputs['q'] = gates.reshape(1, 9, 1, 1)
+    inputs['w1'], inputs['w2'] = torch.ones(2, 1, 1, 1)
+    # A step of nothing: the gated unit itself.
+    found = call_glu(inputs, (1, 9), scale=0.0, backend='numba').flatten()
+    expected = gates.double() * torch.nn.functional.silu(gates.double())
+    torch.testing.assert_close(found, expected.float(), rtol=1e-6, atol=1e-30)
 
 
 def test_damping_and_its_derivative():
@@ -182,156 +169,25 @@ def test_damping_and_its_derivative():
 # -------------------------------------------------------------------------------------- precision
 
 
-@pytest.mark.parametrize(
-    ('dtype', 'tolerance'),
-    [
-        # Unit roundoff 6e-8 in sums of 196 terms.
-        (torch.float32, 5e-6),
-        # Unit roundoffs 2⁻¹¹ and 2⁻⁸ of the output alone: everything inside is fp32.
-        (torch.float16, 6e-4),
-        (torch.bfloat16, 5e-3),
-    ],
-)
-def test_low_precision_stays_close_to_fp64(case, dtype, tolerance):
-    inputs = case.make((14, 14), dim=16, dtype=dtype)
-    output, grads = with_gradients(case.call, inputs, (14, 14))
-    assert output.dtype == dtype
-    assert {n: g.dtype for n, g in grads.items()} == {n: x.dtype for n, x in inputs.items()}
-    exact = {n: x.double() for n, x in inputs.items()}
-    # The gradient of the output is rounded to its dtype too.
-    grad = normal(torch.Generator().manual_seed(1), *output.shape).to(dtype).double()
-    leaves = {n: x.requires_grad_() for n, x in exact.items()}
-    expected = case.call(leaves, (14, 14))
-    expected_grads = torch.autograd.grad(expected, list(leaves.values()), grad)
-    expected_grads = dict(zip(leaves, expected_grads, strict=True))
-    assert_same((output, grads), (expected.detach(), expected_grads), tolerance)
-
-
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
-def test_a_detection_sized_map_does_not_underflow(case, dtype):
+@every_step
+def test_a_detection_sized_map_does_not_underflow(op, dtype):
     # 66 800 tokens: v/N in half precision has lost everything below 6e-8·N, or most of its bits.
     hw = (200, 334)
-    inputs = case.make(hw, dim=4, batch=1, dtype=dtype)
-    rest = case.rest(hw, 1 / 3)
-    _, g = case.op(*case.tensors(inputs), *rest)
+    inputs = op.make(hw, dim=4, batch=1, dtype=dtype)
     exact = {n: x.double() for n, x in inputs.items()}
-    _, expected = case.op(*case.tensors(exact), *rest)
-    relative = ((g - expected).norm() / expected.norm()).item()
+    expected = inner_gradient(op, exact, hw, 'reference')
+
+    def off(g):
+        return ((g - expected).norm() / expected.norm()).item()
+
     # fp32 sums of 66 800 terms that nearly cancel.
-    assert relative < 4e-4
+    assert off(inner_gradient(op, inputs, hw, None)) < 4e-4
     scaled = (exact['v'] / math.prod(hw)).half().double() * math.prod(hw)
-    _, underflown = case.op(*case.tensors({**exact, 'v': scaled}), *rest)
-    assert ((underflown - expected).norm() / expected.norm()).item() > 4e-4
+    assert off(inner_gradient(op, {**exact, 'v': scaled}, hw, 'reference')) > 4e-4
 
 
-# --------------------------------------------------------------------------------- memory layouts
-
-
-@pytest.mark.parametrize('layout', ['contiguous', 'reversed', 'expanded'])
-def test_any_strides(case, layout):
-    inputs = case.make((3, 5))
-    if layout == 'expanded':
-        inputs = {n: x[:1].expand(x.shape) if n in 'qkv' else x for n, x in inputs.items()}
-    dense = {n: x.contiguous() for n, x in inputs.items()}
-    if layout == 'reversed':
-        turn = tuple(range(inputs['q'].dim()))[::-1]
-        inputs = {
-            n: x.permute(turn).contiguous().permute(turn) if n in 'qkv' else x
-            for n, x in inputs.items()
-        }
-    output = case.call(inputs, (3, 5))
-    assert output.is_contiguous()
-    torch.testing.assert_close(output, case.call(dense, (3, 5)), rtol=0, atol=1e-13)
-
-
-@pytest.mark.parametrize('layout', ['expanded', 'permuted'])
-def test_strided_and_expanded_gradients(case, layout):
-    inputs = {n: x.requires_grad_() for n, x in case.make((3, 5)).items()}
-    output = case.call(inputs, (3, 5))
-    grad = torch.ones((), dtype=torch.float64).expand(output.shape)
-    if layout == 'permuted':
-        grad = normal(torch.Generator().manual_seed(2), *output.shape[::-1]).permute(
-            tuple(range(output.dim()))[::-1]
-        )
-    leaves = list(inputs.values())
-    found = torch.autograd.grad(output, leaves, grad, retain_graph=True)
-    expected = torch.autograd.grad(output, leaves, grad.contiguous())
-    for name, x, y in zip(inputs, found, expected, strict=True):
-        torch.testing.assert_close(x, y, rtol=0, atol=1e-13, msg=name)
-
-
-def test_no_output_depends_on_fresh_memory(case):
-    inputs = case.make((3, 5), dtype=torch.bfloat16)
-    expected = with_gradients(case.call, inputs, (3, 5))
-    # torch then fills every torch.empty with NaN.
-    torch.use_deterministic_algorithms(True)
-    try:
-        assert torch.empty(3).isnan().all()
-        found = with_gradients(case.call, inputs, (3, 5))
-    finally:
-        torch.use_deterministic_algorithms(False)
-    assert_same(found, expected, FP64)
-
-
-class NoGradient(torch.autograd.Function):
-    """The identity, whose input gets no gradient at all."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, grad):
-        return None
-
-
-def test_an_output_that_gets_no_gradient(case):
-    inputs = {n: x.requires_grad_() for n, x in case.make((3, 5)).items()}
-    NoGradient.apply(case.call(inputs, (3, 5))).sum().backward()
-    assert all(x.grad is None for x in inputs.values())
-
-
-def test_inputs_are_left_alone(case):
-    inputs = case.make((3, 5))
-    copies = {n: x.clone() for n, x in inputs.items()}
-    with_gradients(case.call, inputs, (3, 5))
-    tensors, rest = case.tensors(inputs), case.rest((3, 5))
-    output, g = case.op(*tensors, *rest)
-    case.op_backward(output, *tensors, g, *rest)
-    assert all(torch.equal(inputs[n], x) for n, x in copies.items())
-
-
-# ----------------------------------------------------------------------------------- registration
-
-
-def test_opcheck(case):
-    inputs, rest = case.make((3, 5), dtype=torch.float32), case.rest((3, 5))
-    output, g = case.op(*case.tensors(inputs), *rest)
-    backward = (output + 1, *case.tensors(inputs), g, *rest)
-    torch.library.opcheck(case.op_backward.default, backward)
-    leaves = {n: x.requires_grad_() for n, x in inputs.items()}
-    torch.library.opcheck(case.op.default, (*case.tensors(leaves), *rest))
-
-
-def test_meta_tensors_have_the_shapes_of_real_ones(case):
-    inputs, rest = case.make((3, 5), dtype=torch.bfloat16), case.rest((3, 5))
-    on_meta = {n: x.to('meta') for n, x in inputs.items()}
-    real = case.op(*case.tensors(inputs), *rest)
-    meta = case.op(*case.tensors(on_meta), *rest)
-    for x, y in zip(real, meta, strict=True):
-        assert (x.shape, x.dtype, x.stride()) == (y.shape, y.dtype, y.stride())
-    real = case.op_backward(real[0], *case.tensors(inputs), real[1], *rest)
-    meta = case.op_backward(meta[0], *case.tensors(on_meta), meta[1], *rest)
-    for x, y in zip(real, meta, strict=True):
-        assert (x.shape, x.dtype, x.stride()) == (y.shape, y.dtype, y.stride())
-
-
-def test_compiles_into_one_graph(case):
-    inputs = case.make((3, 5), dtype=torch.float32)
-    # Inductor needs a compiler on the machine and treats a registered op the same way.
-    compiled = torch.compile(case.call, fullgraph=True, backend='aot_eager')
-    expected = with_gradients(case.call, inputs, (3, 5))
-    assert_same(with_gradients(compiled, inputs, (3, 5)), expected, 1e-6)
+# ------------------------------------------------------------------------------- export and FLOPs
 
 
 class All(torch.nn.Module):
@@ -360,216 +216,31 @@ def test_exports_with_any_map_size():
         All(), (image, *weights), dynamic_shapes=(sizes, None, None, None)
     )
     targets = {node.target for node in program.graph.nodes}
-    assert {case.op.default for case in CASES.values()} <= targets
+    assert {getattr(torch.ops.ttt_kernels, name).default for name in OTHER} <= targets
     larger = normal(generator, 2, 9, 13, 24).float()
     found = program.module()(larger, *weights)
     torch.testing.assert_close(found, All()(larger, *weights))
 
 
-@pytest.mark.parametrize('compiled', [False, True])
-def test_autocast_rounds_the_tokens_and_nothing_else(case, compiled):
-    inputs = case.make((3, 5), dtype=torch.float32)
-
-    def under_autocast(x, hw):
-        with torch.autocast('cpu', dtype=torch.bfloat16):
-            return case.call(x, hw)
-
-    rounded = {n: x.bfloat16() if n in 'qkv' else x for n, x in inputs.items()}
-    function = under_autocast
-    if compiled:
-        function = torch.compile(under_autocast, fullgraph=True, backend='aot_eager')
-    output, grads = with_gradients(function, inputs, (3, 5))
-    expected, expected_grads = with_gradients(case.call, rounded, (3, 5))
-    assert output.dtype == torch.bfloat16
-    assert torch.equal(output, expected)
-    assert {g.dtype for g in grads.values()} == {torch.float32}
-    for name, grad in grads.items():
-        assert torch.equal(grad, expected_grads[name].float()), name
-
-
-def test_autocast_leaves_fp64_alone(case):
-    inputs = case.make((3, 5))
-    with torch.autocast('cpu', dtype=torch.bfloat16):
-        found = case.call(inputs, (3, 5))
-    assert torch.equal(found, case.call(inputs, (3, 5)))
-
-
-def test_a_second_derivative_is_an_error(case):
-    inputs = {n: x.requires_grad_() for n, x in case.make((3, 3)).items()}
-    loss = case.call(inputs, (3, 3)).square().sum()
-    (dq,) = torch.autograd.grad(loss, inputs['q'], create_graph=True)
-    with pytest.raises(RuntimeError, match='autograd'):
-        torch.autograd.grad(dq.sum(), inputs['k'])
-
-
-def count(case, hw, **options):
-    inputs = {n: x.requires_grad_() for n, x in case.make(hw, dim=8).items()}
+def count(op, hw, **options):
+    inputs = {n: x.requires_grad_() for n, x in op.make(hw, dim=8).items()}
     with FlopCounterMode(display=False) as counter:
-        case.call(inputs, hw, **options).sum().backward()
+        op.call(inputs, hw, **options).sum().backward()
     counts = counter.get_flop_counts()['Global']
-    return counts[case.op], counts[case.op_backward]
+    return tuple(counts[getattr(torch.ops.ttt_kernels, op.name + x)] for x in ('', '_backward'))
 
 
 def test_flops_follow_the_formula():
     products = 2 * 2 * 15 * 2 * 64
-    assert count(CASES['glu'], (3, 5)) == (products * 6, products * 16)
+    assert count(OPS['ttt_glu'], (3, 5)) == (products * 6, products * 16)
     for loss, counts in {'dot': [(6, 15), (9, 23)], 'l2': [(7, 18), (10, 26)]}.items():
-        for name, (forward, backward) in zip(('mlp', 'swiglu'), counts, strict=True):
-            found = count(CASES[name], (3, 5), loss=loss)
+        for name, (forward, backward) in zip(('ttt_mlp', 'ttt_mlp SwiGLU'), counts, strict=True):
+            found = count(OPS[name], (3, 5), loss=loss)
             assert found == (products * forward, products * backward), (name, loss)
-    assert count(CASES['dwconv'], (3, 5)) == (2 * 2 * 15 * 18 * 8, 2 * 2 * 15 * 36 * 8)
+    assert count(OPS['ttt_dwconv'], (3, 5)) == (2 * 2 * 15 * 18 * 8, 2 * 2 * 15 * 36 * 8)
 
 
-def test_flops_are_linear_in_the_tokens(case):
-    forward, backward = count(case, (3, 5))
-    assert count(case, (6, 20)) == (8 * forward, 8 * backward)
-
-
-# -------------------------------------------------------------------------------------- bad input
-
-
-def changed(**changes):
-    return lambda x: {n: changes[n](t) if n in changes else t for n, t in x.items()}
-
-
-ANY = {
-    'k': (changed(k=lambda x: x[:, :4]), {}, ValueError, r'k must have shape \(B, '),
-    'v': (changed(v=lambda x: x[..., :4]), {}, ValueError, r'v must have shape \(B, '),
-    'dimensions': (changed(q=lambda x: x[0]), {}, ValueError, r'q must have shape.*got \d dim'),
-    'token dtype': (
-        changed(q=lambda x: x.int(), k=lambda x: x.int(), v=lambda x: x.int()),
-        {},
-        TypeError,
-        r'q must be float32, bfloat16, float16 or float64, got torch.int32',
-    ),
-    'mixed dtypes': (
-        changed(k=lambda x: x.half()),
-        {},
-        TypeError,
-        r'k must be torch.float32 as q is',
-    ),
-    'not a tensor': (changed(v=lambda x: 0.0), {}, TypeError, r'v must be a tensor, got float'),
-    'nothing': (changed(q=lambda x: None), {}, TypeError, r'q must be a tensor, got NoneType'),
-    'devices': (
-        changed(v=lambda x: x.to('meta')),
-        {},
-        ValueError,
-        r'v is on meta and q on cpu; move',
-    ),
-    'backend': (
-        changed(),
-        {'backend': 'cuda'},
-        ValueError,
-        r"backend must be None, 'triton', 'numba' or 'reference', got 'cuda'",
-    ),
-}
-BAD = {
-    **{('glu', name): case for name, case in ANY.items()},
-    **{('dwconv', name): case for name, case in ANY.items()},
-    **{('swiglu', name): case for name, case in ANY.items()},
-    ('glu', 'no tokens'): (
-        changed(q=lambda x: x[:, :0], k=lambda x: x[:, :0], v=lambda x: x[:, :0]),
-        {},
-        ValueError,
-        r'N must be at least 1.*\(2, 0, 2, 6\)',
-    ),
-    ('glu', 'w1'): (
-        changed(w1=lambda x: x[:1]),
-        {},
-        ValueError,
-        r'w1 must have shape \(H, d, d\) = \(2, 6, 6\)',
-    ),
-    ('glu', 'w2'): (changed(w2=lambda x: x[0]), {}, ValueError, r'w2 must have shape'),
-    ('glu', 'w2 dtype'): (
-        changed(w2=lambda x: x.half()),
-        {},
-        TypeError,
-        r'w2 must be torch.float32 where q is',
-    ),
-    ('mlp', 'w2'): (changed(w2=lambda x: x[0]), {}, ValueError, r'w2 must have shape'),
-    ('swiglu', 'w3'): (
-        changed(w3=lambda x: x[:, :4]),
-        {},
-        ValueError,
-        r'w3 must have shape \(H, d, d\) = \(2, 6, 6\), got \(2, 4, 6\)',
-    ),
-    ('swiglu', 'w3 dtype'): (
-        changed(w3=lambda x: x.half()),
-        {},
-        TypeError,
-        r'w3 must be torch.float32 where q is',
-    ),
-    ('mlp', 'loss'): (
-        changed(),
-        {'loss': 'l1'},
-        ValueError,
-        r"loss must be 'dot' or 'l2', got 'l1'",
-    ),
-    ('mlp', 'scale'): (
-        changed(),
-        {'scale': float('nan')},
-        ValueError,
-        r'scale must be a finite number, got nan',
-    ),
-    ('dwconv', 'w3'): (
-        changed(w3=lambda x: x[:, None]),
-        {},
-        ValueError,
-        r'w3 must have shape \(d, 3, 3\) = \(6, 3, 3\), got \(6, 1, 3, 3\)',
-    ),
-    ('dwconv', 'w3 dtype'): (
-        changed(w3=lambda x: x.double()),
-        {},
-        TypeError,
-        r'w3 must be torch.float32 where q is',
-    ),
-    ('dwconv', 'another map'): (
-        changed(),
-        {'hw': (4, 5)},
-        ValueError,
-        r'hw = \(4, 5\) makes 20 pixels, and q has 15',
-    ),
-    ('dwconv', 'an empty map'): (
-        changed(),
-        {'hw': (0, 15)},
-        ValueError,
-        r'hw must be at least \(1, 1\), got \(0, 15\)',
-    ),
-    ('dwconv', 'one number'): (changed(), {'hw': 15}, TypeError, r'hw must be two ints.*got 15'),
-    ('dwconv', 'halves'): (
-        changed(),
-        {'hw': (2.5, 6)},
-        TypeError,
-        r'hw must be two ints.*\(2.5, 6\)',
-    ),
-}
-
-
-@pytest.mark.parametrize('which', BAD, ids='-'.join)
-def test_bad_input_is_named(which):
-    change, options, kind, message = BAD[which]
-    name = which[0]
-    inputs = change(CASES[name].make((3, 5), dtype=torch.float32))
-    with pytest.raises(kind, match=message):
-        CASES[name].call(inputs, **{'hw': (3, 5), **options})
-
-
-def test_an_empty_batch_is_empty(case):
-    inputs = {n: x.requires_grad_() for n, x in case.make((3, 5), batch=0).items()}
-    output = case.call(inputs, (3, 5))
-    output.sum().backward()
-    assert output.shape == inputs['q'].shape
-    assert all((x.grad == 0).all() for x in inputs.values())
-
-
-def test_triton_without_a_gpu_says_why(case, monkeypatch):
-    monkeypatch.delenv('TRITON_INTERPRET', raising=False)
-    with pytest.raises(RuntimeError, match=r"backend='triton' cannot run here: .*backend=None"):
-        case.call(case.make((3, 5), dtype=torch.float32), (3, 5), backend='triton')
-
-
-def test_reference_can_be_forced(case):
-    inputs = case.make((3, 5))
-    reference = importlib.import_module(f'ttt_kernels.{case.name}.reference')
-    output, _ = reference.forward(*case.tensors(inputs), *case.rest((3, 5))[:-1])
-    assert torch.equal(case.call(inputs, (3, 5), backend='reference'), output)
+@every_step
+def test_flops_are_linear_in_the_tokens(op):
+    forward, backward = count(op, (3, 5))
+    assert count(op, (6, 20)) == (8 * forward, 8 * backward)

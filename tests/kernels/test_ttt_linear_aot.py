@@ -31,9 +31,9 @@ def tool():
 
 @pytest.fixture(scope='module', params=['few', pytest.param('all', marks=pytest.mark.stress)])
 def found(request, tmp_path_factory):
-    """What a compilation gives, in a process of its own: nothing here may set Triton up.
+    """Figures of a compilation, in a separate process, because Triton is set up for the GPU there.
 
-    It may be kept from an earlier run: Triton's key has the kernel's source and the assembler.
+    Triton may take kernels from its cache, whose key has the source and the assembler.
     """
     everything = ['--all'] if request.param == 'all' else []
     out = tmp_path_factory.mktemp('aot') / 'found.json'

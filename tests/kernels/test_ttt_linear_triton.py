@@ -9,29 +9,17 @@ import torch
 import triton
 import triton.language as tl
 from kernel_testing import assert_same, error, with_gradients
-from scans import NAMES, OP, OP_BACKWARD, call, make
+from ops import OPS
+from scans import NAMES, OP, call, make
 
-from ttt_kernels.ttt_linear import reference
 from ttt_kernels.ttt_linear._tiles import dense_start, scan_start, tile_pointers
 from ttt_kernels.ttt_linear.reference import Inputs
 
-inside = pytest.mark.interpreter
+interpreter = pytest.mark.interpreter
 TOKENS = (1, 15, 16, 17, 52, 64, 196)
 # Relative to the largest value. The two sides add up in another order; in half precision they also
 # round the operands at other places: a few units of 2⁻¹¹, through a chain of chunks.
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 3e-3}
-
-
-@pytest.fixture
-def cut(monkeypatch):
-    """Sets the mini-batches of a segment, with the output apart from the scan; 0: in the scan."""
-    from ttt_kernels.ttt_linear import _plans
-
-    def set_cut(chunks):
-        monkeypatch.setattr(_plans, 'PLANS', (_plans.Plan('', 0, float('inf'), 0, chunks > 0),))
-        monkeypatch.setattr(reference, 'SEGMENT', chunks or 3)
-
-    return set_cut
 
 
 def on_triton(inputs, ways='fb', **options):
@@ -43,18 +31,14 @@ def sizes(tokens):
 
 
 def check(inputs, ways='fb', **options):
-    dtype = inputs['q'].dtype
+    """Inputs of special values against the reference in fp64; op.check makes its own."""
     exact = {n: x if x is None else x.double() for n, x in inputs.items()}
     found = with_gradients(lambda x: on_triton(x, ways, **options), inputs)
-    assert found[0].dtype == dtype
-    assert {n: g.dtype for n, g in found[1].items()} == {
-        n: x.dtype for n, x in inputs.items() if x is not None
-    }
     expected = with_gradients(lambda x: call(x, ways, backend='reference', **options), exact)
-    assert_same(found, expected, TOLERANCE[dtype])
+    assert_same(found, expected, TOLERANCE[inputs['q'].dtype])
 
 
-@inside
+@interpreter
 @pytest.mark.parametrize(
     ('dtype', 'tokens'),
     [
@@ -66,12 +50,12 @@ def check(inputs, ways='fb', **options):
     ids=str,
 )
 def test_fused_path_and_every_gradient(tokens, dtype, cut):
-    cut(0)
+    cut(0, 3)
     batch = {} if dtype == torch.float64 else {'batch': 1}
     check(make(tokens, dtype=dtype, **sizes(tokens) | batch))
 
 
-@inside
+@interpreter
 @pytest.mark.parametrize('tokens', TOKENS)
 def test_scan_in_segments_and_every_gradient(tokens, cut):
     # One segment of one mini-batch, of several, a ragged last one, and a single long one.
@@ -79,22 +63,21 @@ def test_scan_in_segments_and_every_gradient(tokens, cut):
     check(make(tokens, **sizes(tokens)))
 
 
-@inside
+@interpreter
 @pytest.mark.parametrize('dtype', [torch.float32, torch.float16], ids=str)
 def test_scan_in_segments_in_low_precision(dtype, cut):
     cut(2)
     check(make(52, dtype=dtype, **sizes(52)))
 
 
-@inside
-@pytest.mark.parametrize(('dim', 'segment'), [(32, 0), (64, 0), (6, 1), (48, 0), (72, 1), (128, 0)])
-def test_head_sizes_with_several_heads(dim, segment, cut):
-    # Others than 32, 64 and 128 are padded with zeros.
-    cut(segment)
-    check(make(19, dim=dim, heads=3, batch=1))
+@interpreter
+@pytest.mark.parametrize('case', OPS['ttt_linear'].kernel_cases)
+def test_in_segments_of_one_mini_batch(case, cut):
+    cut(1)
+    OPS['ttt_linear'].check(case, torch.float64, 'triton', TOLERANCE)
 
 
-@inside
+@interpreter
 @pytest.mark.parametrize(
     ('size', 'tokens', 'segment'),
     # Of several chunks, in segments of one and of two, ragged; filled up; more than all tokens.
@@ -105,7 +88,7 @@ def test_mini_batches_of_any_size(size, tokens, segment, cut):
     check(make(tokens, size=size, batch=1, heads=1, dim=32), size=size)
 
 
-@inside
+@interpreter
 def test_large_mini_batches_in_half_precision_without_token_scale(cut):
     cut(1)
     inputs = make(70, size=32, batch=1, heads=1, dim=32, dtype=torch.float16)
@@ -113,25 +96,18 @@ def test_large_mini_batches_in_half_precision_without_token_scale(cut):
     check(inputs, size=32)
 
 
-@inside
-@pytest.mark.parametrize('ways', ['f', 'b', 'bfb'])
-def test_any_set_of_directions(ways, cut):
-    cut(1)
-    check(make(18, ways, dim=32, batch=1), ways)
-
-
-@inside
+@interpreter
 @pytest.mark.parametrize(('size', 'tokens'), [(4, 10), (16, 5)])
 def test_what_fills_up_a_chunk_is_no_nan_without_eps(size, tokens, cut):
-    cut(0)
+    cut(0, 3)
     # One image, one head: their own tokens have a variance.
     inputs = make(tokens, size=size, batch=1, heads=1, dim=32, dtype=torch.float32)
     check({**inputs, 'b0': torch.zeros_like(inputs['b0'])}, size=size, eps=0.0)
 
 
-@inside
+@interpreter
 def test_a_nan_is_seen_in_half_precision(cut):
-    cut(0)
+    cut(0, 3)
     inputs = make(20, 'f', batch=1, heads=1, dim=32, dtype=torch.float16)
     inputs['v'] = inputs['v'].clone()
     inputs['v'][0, 3, 0, 0, 5] = torch.nan
@@ -140,15 +116,7 @@ def test_a_nan_is_seen_in_half_precision(cut):
         assert call(inputs, 'f', backend=backend).isnan().all()
 
 
-@inside
-def test_no_token_scale_and_another_eps(cut):
-    cut(1)
-    inputs = make(18, dim=32, batch=1)
-    inputs['token_scale'] = None
-    check(inputs, eps=0.3)
-
-
-@inside
+@interpreter
 @pytest.mark.parametrize(('segment', 'size'), [(0, 16), (2, 16), (1, 24), (0, 32)])
 def test_both_backends_save_the_same(segment, size, cut):
     # The backward pass of one can follow the forward pass of the other.
@@ -163,7 +131,7 @@ def test_both_backends_save_the_same(segment, size, cut):
         assert error(x, y) < TOLERANCE[torch.float64], name
 
 
-@inside
+@interpreter
 @pytest.mark.parametrize('segment', [0, 2])
 def test_nothing_is_kept_without_gradients(segment, cut):
     cut(segment)
@@ -177,7 +145,7 @@ def test_nothing_is_kept_without_gradients(segment, cut):
     assert torch.equal(on_triton(inputs), kept[0])
 
 
-@inside
+@interpreter
 def test_the_same_bits_twice(cut):
     inputs = make(50, batch=1, heads=1, dim=32, dtype=torch.float16)
     outputs = []
@@ -191,58 +159,7 @@ def test_the_same_bits_twice(cut):
     assert error(outputs[2][0], outputs[0][0]) < 1e-3
 
 
-@inside
-def test_packed_strided_and_expanded_inputs(cut):
-    cut(1)
-    inputs = make(18, batch=1, dim=32)
-    packed = torch.cat([inputs[n] for n in 'qkv'], dim=-1)
-    strided = {**inputs, **dict(zip('qkv', packed.chunk(3, -1), strict=True))}
-    # Both scans share what they start from, and v has its features apart.
-    for name in ('w0', 'b0', 'ln_weight', 'ln_bias', 'token_scale'):
-        strided[name] = inputs[name][:1].expand_as(inputs[name])
-    strided['v'] = inputs['v'].mT.contiguous().mT
-    strided['eta'] = inputs['eta'][..., None].expand(-1, -1, -1, -1, 2)[..., 0]
-    assert not any(strided[n].is_contiguous() for n in 'qkv')
-    dense = {n: x.contiguous() for n, x in strided.items()}
-
-    def run(tensors):
-        leaves = [x.requires_grad_() for x in (x.detach() for x in tensors.values())]
-        output = on_triton(dict(zip(NAMES, leaves, strict=True)))
-        # The gradient of a sum is one number with stride 0.
-        return output, *torch.autograd.grad(output.sum(), leaves)
-
-    for name, x, y in zip(('o', *NAMES), run(strided), run(dense), strict=True):
-        assert torch.equal(x, y), name
-
-
-@inside
-@pytest.mark.parametrize('token_scale', [True, False])
-def test_opcheck(token_scale, cut):
-    cut(1)
-    inputs = make(17, batch=1, heads=1, dim=32, dtype=torch.float32)
-    if not token_scale:
-        inputs['token_scale'] = None
-    options = ('fb', 16, 1e-6, 'triton')
-    outputs = OP(*inputs.values(), *options)
-    checks = ('test_schema', 'test_autograd_registration', 'test_faketensor')
-    torch.library.opcheck(
-        OP_BACKWARD.default,
-        (outputs[0] + 1, *inputs.values(), *outputs[1:], *options),
-        test_utils=checks,
-    )
-    leaves = [x if x is None else x.requires_grad_() for x in inputs.values()]
-    torch.library.opcheck(OP.default, (*leaves, *options), test_utils=checks)
-
-
-@inside
-def test_compiles_into_one_graph(cut):
-    cut(0)
-    inputs = make(17, batch=1, heads=1, dim=32, dtype=torch.float32)
-    compiled = torch.compile(on_triton, fullgraph=True, backend='aot_eager')
-    assert_same(with_gradients(compiled, inputs), with_gradients(on_triton, inputs), 1e-6)
-
-
-@inside
+@interpreter
 @pytest.mark.parametrize(
     ('change', 'message'),
     [
@@ -263,28 +180,28 @@ def test_a_token_too_far_from_the_next_is_named():
     inputs = make(2, dim=32, dtype=torch.float32)
     far = torch.empty((2**27 + 64) // 32, 1, 2, 2, 32, device='meta')
     far = far.as_strided((2, 2, 2, 2, 32), (1, 2**27, 64, 32, 1))
-    reason = kernel.supported(Inputs(**{**inputs, 'k': far}), 16)
+    reason = kernel.unsupported_reason(Inputs(**{**inputs, 'k': far}), 16)
     assert 'k has 134217728 elements from token to token' in reason
 
 
-@inside
+@interpreter
 def test_large_mini_batches_of_large_heads_in_fp32_have_no_kernel():
     from ttt_kernels.ttt_linear import kernel
 
     for dim, size, none in ((72, 17, True), (72, 16, False), (64, 17, False)):
         inputs = Inputs(**make(2, size=size, dim=dim, dtype=torch.float32))
-        reason = kernel.supported(inputs, size)
+        reason = kernel.unsupported_reason(inputs, size)
         assert (reason or '').endswith('at most 16, not 17') == none, (dim, size)
 
 
-@inside
+@interpreter
 def test_a_gpu_with_little_shared_memory_is_told_so(monkeypatch):
     from ttt_kernels import _launch
     from ttt_kernels.ttt_linear import kernel
 
     monkeypatch.setattr(_launch, 'little_shared_memory', lambda _: True)
     for dim, dtype in ((72, torch.float32), (72, torch.float16), (64, torch.float32)):
-        reason = kernel.supported(Inputs(**make(2, dim=dim, dtype=dtype)), 16)
+        reason = kernel.unsupported_reason(Inputs(**make(2, dim=dim, dtype=dtype)), 16)
         assert (reason or '').endswith('too little shared memory') == (
             (dim, dtype) == (72, torch.float32)
         )
@@ -295,14 +212,14 @@ def write_offsets(
     out, scan, T, R, H, reverse_mask, b, t, r, h, n, SIZE: tl.constexpr, DENSE: tl.constexpr
 ):
     D: tl.constexpr = 64
-    start, step = scan_start(scan, T, R, H, reverse_mask, b, t, r, h)
+    start, step = scan_start(scan, T, R, H, reverse_mask, (b, t, r, h))
     if DENSE:
         start, step = dense_start(scan, T, R, H, reverse_mask, D)
     tile = tl.arange(0, 16)[:, None] * D + tl.arange(0, D)[None, :]
     tl.store(out + tile, tile_pointers(start, step, n, D, SIZE))
 
 
-@inside
+@interpreter
 @pytest.mark.parametrize('dense', [True, False])
 @pytest.mark.parametrize('last', [True, False])
 @pytest.mark.parametrize('size', [16, 24])

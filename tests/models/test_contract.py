@@ -1,4 +1,4 @@
-"""What every registered backbone promises, whatever it is inside: one table, one set of tests."""
+"""The contract of every registered backbone: one table, one set of tests."""
 
 import copy
 import inspect

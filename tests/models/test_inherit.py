@@ -120,7 +120,7 @@ def test_with_softmax_put_back_it_is_the_source(name: str, tmp_path: Path) -> No
 
 
 def test_prefixes_and_other_grids(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
-    """Of a classifier of mmpretrain, with and without prefix, at another image size."""
+    """A classifier of mmpretrain, with and without prefix, at another image size."""
     # By its scope: an earlier test of the process may have left another one as the default.
     loss = dict(type='mmpretrain.CrossEntropyLoss')
     backbone, head = mmpretrain(), DeiTClsHead(5, 32, loss=loss)

@@ -22,8 +22,7 @@ NAMES = (
     'gradio_demo.py',
     'image_demo.py',
     'inherit_weights.py',
-    'inspect_attention.py',
-    'inspect_training.py',
+    'inspect_model.py',
     'make_model_zoo.py',
     'publish_checkpoint.py',
 )
@@ -97,10 +96,44 @@ def test_benchmark(
         *('--cfg-options', 'in_chans=4'),
         *('--out', str(table), '--plot', str(picture)),
     )
-    assert 'vittt_tiny_patch16_224 inference 1 × 48×48:' in out
+    assert 'vittt_tiny inference float32 1 × 48×48:' in out
+    assert 'GFLOPs' in out
     assert '(compiled)' not in out
     assert len(table.read_text().splitlines()) == 3
     assert picture.is_file()
+
+
+def test_benchmark_by_computation(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    table, picture = tmp_path / 'rows.csv', tmp_path / 'rows.png'
+    models = ('t5_tiny_patch16_224', 'deit_tiny_patch16_224')
+    out = run(
+        monkeypatch,
+        capsys,
+        'benchmark.py',
+        *models,
+        *('--sizes', '224', '512', '--attention', 'fused', 'materialised', '--computed'),
+        *('--dtype', 'float32', 'bfloat16', '--out', str(table)),
+    )
+    # t5_crossing() is at 276 pixels; DeiT's class token costs it a little more.
+    found = re.search(r'FLOPs: t5_tiny, float32 needs less than deit_tiny .* from (\d+)×', out)
+    assert int(found[1]) == pytest.approx(276, abs=4)
+    assert len(table.read_text().splitlines()) == 1 + 2 * 2 + 2 * 2 * 2
+    draw = ('--draw', str(table), '--names', 'plain', '--plot', str(picture))
+    run(monkeypatch, capsys, 'benchmark.py', *draw)
+    assert picture.is_file()
+    detector = ('maskrcnn_vittt_t_1x', '--shape', '100', '140', '--backbone', '--computed')
+    out = run(monkeypatch, capsys, 'benchmark.py', *detector, '--out', str(table))
+    assert '1 × 100×140:' in out
+    for options, message in (
+        (models + draw, 'give models to measure, or tables to --draw'),
+        (draw[:2], 'say with --plot'),
+        (('--draw', str(tmp_path / 'no.csv'), '--plot', 'x.png'), 'no table of tools/benchmark.py'),
+    ):
+        with pytest.raises(SystemExit, match='1'):
+            run(monkeypatch, capsys, 'benchmark.py', *options)
+        assert message in capsys.readouterr().err
 
 
 @pytest.mark.stress  # compiles C++ for a minute
@@ -110,7 +143,7 @@ def test_benchmark_of_compiled_blocks(
     options = ('--sizes', '32', '--repeats', '1', '--compile', '--out', str(tmp_path / 'rows.csv'))
     out = run(monkeypatch, capsys, 'benchmark.py', 'vit3_tiny_patch16_224', *options)
     for name in ('vit3_tiny_patch16_224', 'vit3_tiny_patch16_224 (compiled)'):
-        assert f'{name} inference 1 × 32×32:' in out
+        assert f'{name.replace("_patch16_224", "")} inference float32 1 × 32×32:' in out
 
 
 def test_keys_of_configs_are_none_of_timm_s(
@@ -121,7 +154,7 @@ def test_keys_of_configs_are_none_of_timm_s(
     key = ('--cfg-options', 'model.head.num_classes=10')
     models = ('resnet18', 'hvit3_t_in1k')
     text = run(monkeypatch, capsys, 'benchmark.py', *models, *options, *out, *key)
-    assert all(f'{model} inference 1 × 32×32' in text for model in models)
+    assert all(f'{model} inference float32 1 × 32×32' in text for model in models)
     for options, message in (
         (key, "resnet18 is a model of timm, and 'model.head.num_classes' a key of configs"),
         (('--cfg-options', 'nonsense=1'), "argument 'nonsense'"),

@@ -107,7 +107,7 @@ def everything(model: nn.Module, rate: float) -> list[dict]:
 
 
 def new_and_old(model: Classifier) -> list[dict]:
-    """What is inherited, and what is new at 20 times its rate."""
+    """Groups of the optimizer: inherited tensors, and new ones at 20 times their rate."""
     new = {f'backbone.{name}' for name in model.backbone.new_parameters()}
     named = dict(model.named_parameters())
     return [

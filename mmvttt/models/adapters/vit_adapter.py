@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -262,13 +262,13 @@ class ViTAdapter(PretrainedMixin, BaseModule):
     def get_layer_depth(self, param_name: str, prefix: str = '') -> tuple[int, int]:
         """Layer of a parameter and their number, for layer-wise decay of the learning rate.
 
-        What lies in the backbone has the backbone's own layers; the adapter is part of the last
+        Parameters of the backbone have its own layers; the adapter is part of the last
         layer, which learns at the full rate.
         """
         inner = f'{prefix}backbone.'
         if param_name.startswith(inner):
             return self.backbone.get_layer_depth(param_name, inner)
-        num_layers = self.backbone.num_layers + 2
+        num_layers = int(self.backbone.num_layers) + 2
         return num_layers - 1, num_layers
 
     def no_weight_decay(self) -> set[str]:
@@ -295,7 +295,8 @@ class _Doubling(nn.ConvTranspose2d):
     tokens, for which torch's gradient on a CPU takes eight times as long as the forward pass.
     """
 
-    def forward(self, x: Tensor) -> Tensor:
+    # There is no choice of the size of the output here.
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         """`(B, C, h, w)` → `(B, C, 2h, 2w)`."""
         # Not len(x), which would fix the batch of an export.
         weight = self.weight.flatten(1).T.expand(x.shape[0], -1, -1)
@@ -358,7 +359,7 @@ def _groups(indexes: Sequence[Sequence[int]] | None, num_layers: int) -> list[tu
         raise TypeError(f'interaction_indexes={indexes!r}: give a list of groups [first, last].')
     for group in indexes:
         check_ints('a group of interaction_indexes', group, 0)
-    groups = [tuple(group) for group in indexes]
+    groups: list[Any] = [tuple(group) for group in indexes]
     expected = 0
     for group in groups:
         if len(group) != 2 or group[0] != expected or not group[0] <= group[1] < num_layers:

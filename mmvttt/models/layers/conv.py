@@ -38,7 +38,8 @@ class DWConv2d(nn.Conv2d):
             channels, channels, kernel_size, padding=kernel_size // 2, groups=channels, bias=bias
         )
 
-    def forward(self, x: Tensor, hw: tuple[int, int]) -> Tensor:
+    # A convolution of tokens has to be told the size of their map.
+    def forward(self, x: Tensor, hw: tuple[int, int]) -> Tensor:  # type: ignore[override]
         """`(B, h·w, C)` tokens of an `(h, w)` map → `(B, h·w, C)`."""
         return super().forward(to_map(x, hw)).permute(0, 2, 3, 1).flatten(1, 2)
 
@@ -78,6 +79,10 @@ class CausalConv1d(nn.Module):
 
 
 def causal_convs(x: Tensor, *convs: CausalConv1d, backend: str | None = None) -> tuple[Tensor, ...]:
-    """One or two convolutions of the same tokens `(B, T, R, C)`, which are read once."""
+    """One or two convolutions of the same tokens `(B, T, R, C)`, which are read once.
+
+    With `backend='numba'` the default: the op has no numba kernel.
+    """
+    backend = None if backend == 'numba' else backend
     weights = (at_least_fp32(conv.weight) for conv in convs)
     return causal_conv(x, *weights, directions=convs[0].directions, backend=backend)

@@ -35,9 +35,9 @@ def emulated(arch: int, *, copies_land_late: bool = True) -> Iterator[Counter[st
             programs[compiled.hash] = parse(compiled.asm['ptx'])
         program = programs[compiled.hash]
         passed = [
-            (name, arguments[name])
+            (name, x)
             for name in function.arg_names
-            if compiled.src.signature[name] != 'constexpr'
+            for x in _passed(arguments[name], compiled.src.signature[name])
         ]
         scratch = torch.zeros(16, dtype=torch.uint8)
         tensors = [(n, x) for n, x in passed if isinstance(x, torch.Tensor)]
@@ -63,6 +63,13 @@ def emulated(arch: int, *, copies_land_late: bool = True) -> Iterator[Counter[st
 
     with compiled_for(arch, run):
         yield ran
+
+
+def _passed(value: object, kind: str | tuple) -> list[object]:
+    """What is passed of an argument: not what was compiled in, of a tuple every element."""
+    if isinstance(kind, tuple):
+        return [x for v, k in zip(value, kind, strict=True) for x in _passed(v, k)]
+    return [] if kind == 'constexpr' else [value]
 
 
 def _bits(value: object) -> int:

@@ -1,11 +1,10 @@
-"""A GPU for rehearsals: tensors of the CPU that say 'cuda' and keep the rules of that API.
+"""A stand-in GPU: CPU tensors whose device is 'cuda' and which keep the rules of the CUDA API.
 
-What runs on a GPU only, tests, benchmarks and `make gpu`, is written without one. Here every line
-of it runs and fails where a GPU would refuse it: tensors of two devices in one call, a context
-entered twice, a dtype that a backend lacks, a call that waits inside a graph, a time between events
-that nobody recorded, more compilations than torch makes. Kernels compute by their references, after
-the same checks of their arguments as on a GPU, and to other bits, so that a test that took the one
-for the other fails; times mean nothing.
+It rehearses the tests and benchmarks that need a GPU. Calls that a GPU refuses fail here too:
+tensors of two devices, a context entered twice, a dtype that a backend lacks, a synchronisation
+inside a graph, a time between events that were not recorded, more compilations than torch makes.
+Kernels check their arguments as on a GPU, compute by their references and change the last bits, so
+that a test which takes one for the other fails. Times mean nothing.
 """
 
 import contextlib
@@ -192,7 +191,7 @@ class Event:
         if not (self.timed and end.timed):
             raise ValueError('both events must be created with enable_timing')
         if not (self.recorded and end.recorded and end.waited):
-            raise RuntimeError('an event was not recorded, or nobody waited for it')
+            raise RuntimeError('an event was not recorded, or not waited for')
         return self.between
 
 
@@ -308,7 +307,7 @@ def _compile_only(kernel: object, *args: object, grid: object, warmup: bool, **k
 
 
 class _Driver:
-    """What Triton asks before a launch."""
+    """The device queries that Triton makes before a launch."""
 
     def get_current_target(self) -> GPUTarget:
         return GPUTarget('cuda', 90, 32)

@@ -22,7 +22,6 @@ from unittest.mock import patch
 import numba
 import timm
 import torch
-from causal_conv import eager as eager_conv
 from torch import Tensor, nn
 from ttt_glu import eager_dwconv, eager_glu
 
@@ -30,7 +29,7 @@ from mmvttt.analysis.memory.training_step import TrainingStep
 from mmvttt.analysis.models import find_model
 from mmvttt.models.backbones import HViT3, ViT3, Vittt
 from mmvttt.models.layers import vit3_mixer
-from ttt_kernels import _backend, causal_conv, deform_attn, ttt_dwconv, ttt_glu, ttt_linear
+from ttt_kernels import _backend, deform_attn, ttt_dwconv, ttt_glu, ttt_linear
 
 ROOT = Path(__file__).resolve().parents[3]
 FIELDS = (
@@ -126,17 +125,6 @@ def scans(*sizes: tuple[int, int]) -> Iterator[Case]:
             yield 'scan', name, way, {'numba': call, 'reference': without_numba(call)}
 
 
-def convolutions() -> Iterator[Case]:
-    """Those on q and k of Vittt-T and of Vittt-S at 800×800, 4 taps in both directions."""
-    for batch, tokens, channels in ((1, 196, 192), (4, 196, 192), (2, 2500, 384)):
-        x = torch.randn(batch, tokens, 2, 2 * channels)[..., :channels]
-        leaves = [t.requires_grad_() for t in (x, *torch.randn(2, 2, channels, 4).unbind())]
-        eager = dict(passes(lambda x=leaves: torch.cat(eager_conv(*x), -1), leaves))
-        for way, call in passes(lambda x=leaves: torch.cat(causal_conv(*x), -1), leaves):
-            contenders = {'numba': call, 'reference': without_numba(call), 'eager': eager[way]}
-            yield 'causal_conv', f'{batch} x {tokens}, {channels}', way, contenders
-
-
 def inner_steps() -> Iterator[Case]:
     """ViT³'s two inner models, on maps of ViT³ and H-ViT³."""
     for batch, side, heads, dim in (
@@ -224,7 +212,6 @@ def demo() -> Iterator[Case]:
 CASES = {
     'scan': lambda: scans((196, 16), (1024, 16), (1600, 16), (6400, 16)),
     'mini_batch': lambda: scans((1024, 64), (1024, 128), (196, 196), (1024, 512), (1024, 1024)),
-    'causal_conv': convolutions,
     'inner_step': inner_steps,
     'deform_attn': deformable,
     'vittt': vittt,

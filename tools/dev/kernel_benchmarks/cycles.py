@@ -148,7 +148,7 @@ def _target(instruction: Instruction) -> str:
 def _iteration(
     instructions: list[Instruction], labels: dict[str, int], start: int, end: int
 ) -> tuple[Instruction, ...]:
-    """What one iteration executes: branches forward within the loop are taken, as in its middle."""
+    """Instructions of one iteration; forward branches within the loop count as taken."""
     body, at = [], start
     while at < end:
         instruction = instructions[at]

@@ -37,7 +37,7 @@ class Launch(NamedTuple):
 
 
 class _NoGpu:
-    """What Triton asks a driver before a launch."""
+    """The device queries that Triton makes before a launch."""
 
     def __init__(self, arch: int) -> None:
         self.arch = arch

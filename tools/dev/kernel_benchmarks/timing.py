@@ -1,4 +1,4 @@
-"""What the benchmarks of the kernels share: times of a call, and a table written row by row."""
+"""Shared by the benchmarks of the kernels: the time of a call, a table written row by row."""
 
 import argparse
 import csv
@@ -31,7 +31,7 @@ def device_name(device: torch.device) -> str:
 
 
 def versions(device: torch.device) -> dict[str, str]:
-    """What a row says about the machine."""
+    """The columns that describe the machine."""
     return {
         'gpu': device_name(device),
         'torch': torch.__version__,
@@ -46,7 +46,7 @@ def path_for(folder: Path, name: str, device: torch.device) -> Path:
 
 
 def refusal(device: torch.device, *, smoke: bool, outside: bool) -> str | None:
-    """Why nothing is to be timed here, or None."""
+    """Returns the reason for timing nothing on this device, or None."""
     if device.type == 'cuda' and not torch.cuda.is_available():
         return 'torch sees no CUDA GPU; --device cpu --smoke --out FOLDER tries the script'
     if device.type != 'cuda' and not (smoke and outside):
@@ -55,7 +55,7 @@ def refusal(device: torch.device, *, smoke: bool, outside: bool) -> str | None:
 
 
 def command_line(doc: str, seconds: float = 600) -> argparse.ArgumentParser:
-    """The options of every benchmark; the first line of `doc` says what it does."""
+    """The options of every benchmark; the first line of `doc` describes it."""
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     parser.add_argument('--device', default='cuda')
     parser.add_argument('--out', type=Path, default=OUT)
@@ -67,7 +67,7 @@ def command_line(doc: str, seconds: float = 600) -> argparse.ArgumentParser:
 
 
 def ready(args: argparse.Namespace) -> torch.device | None:
-    """The device to measure on; None where nothing is to be timed there, which it says."""
+    """Returns the device to measure on, or prints why nothing is timed there and returns None."""
     device = torch.device(args.device)
     if reason := refusal(device, smoke=args.smoke, outside=args.out != OUT):
         print(reason)
@@ -158,7 +158,7 @@ def measure(build: Callable[[], Run], device: torch.device) -> Iterator[dict[str
 
 
 class Table:
-    """A CSV of one machine; what was measured is in the file, whatever happens next."""
+    """A CSV of one machine. Each row is written at once, so a crash loses no measurement."""
 
     def __init__(self, path: Path, fields: Iterable[str], device: torch.device) -> None:
         self.path, self.rows = path, []
@@ -189,9 +189,9 @@ class Table:
         print(*(row.get(field, '') for field in shown), sep='\t', flush=True)
 
     def missing(self) -> list[str]:
-        """Rows that should have a time and have none, in words.
+        """Lists the rows without a time.
 
-        Not among them: what is not installed here, and a contender that does not fit the memory.
+        Contenders that are not installed or do not fit into memory are left out.
         """
         excused = ('not installed', 'OutOfMemoryError')
         return [

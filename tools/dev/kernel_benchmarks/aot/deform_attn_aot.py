@@ -57,7 +57,7 @@ def build(name: str) -> CompiledKernel:
 
 @functools.cache
 def _launched(case: str) -> dict[str, CompiledKernel]:
-    """What a forward and a backward pass launch."""
+    """The launches of a forward and a backward pass."""
     dtype, dim, levels, arch = case.split('/')
     shapes, new = LEVELS[levels], {'dtype': TYPES[dtype], 'requires_grad': True}
     points = (2, 64, 2, len(shapes), 4)

@@ -1,4 +1,4 @@
-"""What the compile tables share: counting in machine code, comparing, their command line."""
+"""Shared by the compile tables: counting in machine code, comparing, the command line."""
 
 import argparse
 import json
@@ -73,7 +73,7 @@ def command(
     """Compares the variants that it builds with the table at `path`, or writes it.
 
     Args:
-        doc: Its first line says what the command does.
+        doc: Its first line describes the command.
         path: JSON: figures by Triton version, which brings its assembler, and variant.
         variants: Names of all variants, or of the few that are compiled by default.
         build: The compiled kernel of a variant.

@@ -10,7 +10,6 @@ is in it, and tests/kernels/test_inner_steps_aot.py holds the kernels to it.
 
 import itertools
 import os
-import re
 import sys
 from pathlib import Path
 
@@ -102,21 +101,20 @@ def build(name: str):
     constants = {n: x for n, x in constants.items() if n in function.arg_names}
     signature, attributes = {}, {}
     for i, argument in enumerate(function.arg_names):
-        stride = re.fullmatch(r'(\w+)_[bnhtr]', argument)
         if argument in constants:
             signature[argument] = 'constexpr'
-        elif stride or argument in INTEGERS:
+        elif argument.endswith('_strides'):
+            signature[argument] = ('i32',) * (2 if op == 'ttt_dwconv' else 3)
+            attributes |= {(i, j): [['tt.divisibility', 16]] for j in range(3)}
+        elif argument in INTEGERS:
             signature[argument] = 'i32'
         elif argument == 'factor':
             signature[argument] = 'fp32'
         else:
             signature[argument] = '*' + (dtype if argument in TOKENS else 'fp32')
         # What a launch finds out: aligned pointers, strides and widths that are multiples of 16.
-        if (
-            signature[argument].startswith('*')
-            or stride
-            or (argument in ('D', 'C') and signature[argument] == 'i32')
-        ):
+        width = argument in ('D', 'C') and signature[argument] == 'i32'
+        if signature[argument][0] == '*' or width:
             attributes[(i,)] = [['tt.divisibility', 16]]
     return triton.compile(
         ASTSource(function, signature, constants, attributes),

@@ -8,7 +8,6 @@ what is in it. tests/kernels/test_ttt_linear_aot.py holds the kernels to it.
 """
 
 import os
-import re
 import sys
 from pathlib import Path
 
@@ -72,6 +71,7 @@ def variants(everything: bool) -> list[str]:
 def build(name: str):
     """The compiled kernel of a variant, with the options that kernel.py launches it with."""
     from ttt_kernels.ttt_linear import _backward_kernels, _forward_kernels, kernel
+    from ttt_kernels.ttt_linear._tiles import VARYING
 
     kind, dtype, dim, arch = name.split('/')
     function, options, shared = KERNELS[kind]
@@ -88,18 +88,21 @@ def build(name: str):
     }
     signature, attributes = {}, {}
     for i, argument in enumerate(function.arg_names):
-        stride = re.fullmatch(r'(\w+)_[btrh]', argument)
         if argument in constants:
             signature[argument] = 'constexpr'
-        elif stride or argument in ('T', 'R', 'H', 'reverse_mask', 'segment'):
+        elif argument.endswith('_strides'):
+            signature[argument] = ('i32',) * 4
+        elif argument in VARYING:
             signature[argument] = 'i32'
         elif argument == 'eps':
             signature[argument] = 'fp32'
         else:
             signature[argument] = '*' + (dtype if argument in TOKENS else 'fp32')
         # What a launch finds out: aligned pointers, and strides that are multiples of 16.
-        if signature[argument].startswith('*') or (stride and stride[1] in TOKENS):
+        if signature[argument][0] == '*':
             attributes[(i,)] = [['tt.divisibility', 16]]
+        elif argument.removesuffix('_strides') in TOKENS:
+            attributes |= {(i, j): [['tt.divisibility', 16]] for j in range(4)}
     return triton.compile(
         ASTSource(function, signature, constants, attributes),
         target=GPUTarget('cuda', int(arch.removeprefix('sm_')), 32),

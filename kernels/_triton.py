@@ -1,13 +1,22 @@
-"""What the Triton kernels of the inner steps that see heads as matrices do with their tiles."""
+"""Functions that the Triton kernels of several ops share: loads and stores of tokens, products."""
 
 import triton
 import triton.language as tl
 
 
 @triton.jit
-def start(program, H, stride_b, stride_h):
-    """Elements from a tensor's start to the first token of an (image, head), in 64 bits."""
-    return (program // H).to(tl.int64) * stride_b + (program % H).to(tl.int64) * stride_h
+def start(program, H, strides):
+    """Elements from a tensor's start to the first token of an (image, head), in 64 bits.
+
+    strides: Those of images, tokens and heads.
+    """
+    return (program // H).to(tl.int64) * strides[0] + (program % H).to(tl.int64) * strides[2]
+
+
+@triton.jit
+def dense_start(program, N, H, D: tl.constexpr):
+    """`start` of a contiguous `(B, N, H, D)`."""
+    return start(program, H, (tl.cast(N, tl.int64) * H * D, H * D, D))
 
 
 @triton.jit
@@ -25,6 +34,7 @@ def load_tokens(base, first, last, stride, D: tl.constexpr, BLOCK: tl.constexpr)
 
 @triton.jit
 def store_tokens(base, first, last, stride, x, D: tl.constexpr, BLOCK: tl.constexpr):
+    """Writes tokens `(BLOCK, D)` from `first` to before `last`."""
     inside = first + tl.arange(0, BLOCK) < last
     pointers = _pointers(base, first, stride, D, BLOCK)
     tl.store(pointers, x.to(base.dtype.element_ty), mask=inside[:, None])
@@ -38,11 +48,13 @@ def square(D: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def dot(x, y, ACC: tl.constexpr, PRECISION: tl.constexpr):
+    """`x y`, of every pair of matrices where there are several; sums are kept in ACC."""
     return tl.dot(x, y, input_precision=PRECISION, out_dtype=ACC)
 
 
 @triton.jit
 def add_dot(total, x, y, PRECISION: tl.constexpr):
+    """`total + x y`, summed where the tensor cores sum."""
     return tl.dot(x, y, total, input_precision=PRECISION, out_dtype=total.dtype)
 
 

@@ -1,0 +1,132 @@
+"""Complexity against the number of tokens, by formula (vision-ttt Eq. 13, t5 Sec. 4) and by count.
+
+FLOPs are multiply-accumulates, as in the papers. T tokens, D channels, heads of d channels,
+mini-batches of b tokens.
+"""
+
+from __future__ import annotations
+
+import copy
+from contextlib import nullcontext
+
+import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from ..errors import UsageError
+from ..models.backbones import T5, Vittt
+from .memory.dry_run import DryRun, ValueNeededError
+from .memory.ledger import BACKWARD, FORWARD, Ledger
+
+_MEBI = 2**20
+# Weights and images.
+_GIVEN = 'given'
+# Expansion 4 of a ViT's MLP, or Vittt's SwiGLU of the same cost: 8TD² in all.
+_MLP = 8
+
+
+def attention_macs(tokens: int, dim: int) -> int:
+    """Softmax attention with its projections: 4TD² + 2T²D (Eq. 13)."""
+    return 4 * tokens * dim**2 + 2 * tokens**2 * dim
+
+
+def vittt_macs(tokens: int, dim: int, head: int = 64, mini_batch: int = 16) -> int:
+    """Vittt's mixer: 6TD² + 6TDd + 4bTD (Eq. 13)."""
+    return 6 * tokens * dim**2 + 6 * tokens * dim * head + 4 * mini_batch * tokens * dim
+
+
+def t5_macs(tokens: int, dim: int, head: int = 64) -> int:
+    """T⁵'s mixer: 4TD² + 9TDd + 18TD (t5 Sec. 4, from its op and two 3×3 convolutions)."""
+    return 4 * tokens * dim**2 + 9 * tokens * dim * head + 18 * tokens * dim
+
+
+def vittt_crossing(dim: int, head: int = 64, mini_batch: int = 16) -> int:
+    """Tokens from which on Vittt's mixer costs less than attention: D + 3d + 2b."""
+    return dim + 3 * head + 2 * mini_batch
+
+
+def t5_crossing(head: int = 64) -> float:
+    """Tokens from which on T⁵'s mixer costs less than attention, at any width: 4.5d + 9."""
+    return 4.5 * head + 9
+
+
+def formula_macs(model: nn.Module, size: tuple[int, int]) -> int | None:
+    """Multiply-accumulates of a backbone on one image, by the formulas above.
+
+    Blocks of mixer and MLP, and the patch embedding; no norms, local convolutions and heads.
+
+    Args:
+        model: A model that has, or is, a Vittt, T⁵ or ViT of timm.
+        size: (height, width) of the image in pixels.
+
+    Returns:
+        None for any other model.
+    """
+    for part in model.modules():
+        if isinstance(part, Vittt):
+            mixer = part.blocks[0].mixer
+            options = (mixer.head_dims, mixer.mini_batch_size)
+            return _plain(part, part.embed_dims, size, vittt_macs, *options)
+        if isinstance(part, T5):
+            return _plain(part, part.embed_dims, size, t5_macs, part.blocks[0].mixer.heads[1])
+        if isinstance(part, VisionTransformer):
+            return _plain(part, part.embed_dim, size, attention_macs)
+    return None
+
+
+def _plain(part: nn.Module, dim: int, size: tuple[int, int], mixer, *options: int) -> int:
+    embed = part.patch_embed.proj
+    height, width = embed.kernel_size
+    tokens = -(-size[0] // height) * -(-size[1] // width)
+    block = mixer(tokens, dim, *options) + _MLP * tokens * dim**2
+    return len(part.blocks) * block + tokens * dim * embed.in_channels * height * width
+
+
+def computed_peak(
+    network: nn.Module,
+    size: tuple[int, int],
+    batch: int = 1,
+    dtype: torch.dtype = torch.float32,
+    train: bool = False,
+    in_channels: int = 3,
+) -> float:
+    """Computes the most that a batch holds at once, in MiB, from shapes: nothing is calculated.
+
+    Activations and, in training, gradients; not weights and images, nor what a kernel allocates for
+    itself.
+
+    Args:
+        network: Takes images `(batch, in_channels, H, W)`; may be on the meta device.
+        size: (height, width) of the images in pixels.
+        batch: Images at once.
+        dtype: float32, or the type of autocast.
+        train: Whether to run the backward pass too.
+        in_channels: Channels of the images.
+
+    Raises:
+        UsageError: The work of the network depends on numbers.
+    """
+    network = copy.deepcopy(network).train(train)
+    dry_run = DryRun()
+    dry_run.empty(network)
+    image = dry_run.fake(torch.empty(batch, in_channels, *size, device='meta'))
+    mixed = dtype != torch.float32
+    ledger = Ledger(network)
+    ledger.hold([*network.parameters(), *network.buffers(), image], _GIVEN)
+    try:
+        with dry_run.running(), torch.set_grad_enabled(train), ledger:
+            ledger.begin(FORWARD)
+            with torch.autocast('cpu', dtype) if mixed else nullcontext():
+                out = network(image)
+            if train:
+                ledger.begin(BACKWARD)
+                floats = [x for x in tree_leaves(out) if isinstance(x, torch.Tensor)]
+                dry_run.backward(sum(x.float().sum() for x in floats))
+    except ValueNeededError as error:
+        raise UsageError(
+            f'the memory of {type(network).__name__} cannot be computed, because its work depends '
+            f'on {error}: leave --computed out, or take its backbone alone (--backbone)'
+        ) from error
+    time, _ = ledger.peak()
+    return sum(e.nbytes for e in ledger.held(time) if e.kind != _GIVEN) / _MEBI

@@ -1,0 +1,191 @@
+"""Records what the token mixers of a model are given: tokens, queries, keys, values, calls of ops.
+
+Everything that looks into a mixer starts here, so that none of it depends on a backbone. A mixer of
+somebody else's package is followed as far as it trains by an op of `ttt_kernels` or by an
+`InnerTraining`; of any other only its input is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from timm.layers import Attention as TimmAttention
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..errors import UsageError
+from ..models.backbones.vittt import VitttBlock
+from ..models.layers import InnerTraining, MixerBlock, TTTLinearMixer, ViT3Mixer
+
+OPS = {
+    getattr(torch.ops.ttt_kernels, name): name
+    for name in ('ttt_linear', 'ttt_glu', 'ttt_mlp', 'ttt_dwconv')
+}
+_OWN = TTTLinearMixer | ViT3Mixer | InnerTraining | TimmAttention
+
+
+@dataclass
+class Mixing:
+    """A mixer on B images.
+
+    Attributes:
+        name: The mixer's name in the model.
+        mixer: The module.
+        x: Its input `(B, T, C)`, normed tokens.
+        hw: Size of the map.
+        patches: `(h·w,)` places of the patches among the T tokens.
+        projected: q, k, v `(B, T, C)` as they are projected; None where that cannot be seen.
+        shaped: q and k `(B, T, C)` as the inner model of an `InnerTraining` gets them, or None.
+        ops: Names and arguments of the ops that it called.
+    """
+
+    name: str
+    mixer: nn.Module
+    x: Tensor | None = None
+    hw: tuple[int, int] = (0, 0)
+    patches: Tensor | None = None
+    projected: tuple[Tensor, Tensor, Tensor] | None = None
+    shaped: tuple[Tensor, Tensor] | None = None
+    ops: list[tuple[str, tuple]] = field(default_factory=list)
+
+    @property
+    def label(self) -> str:
+        """The block's name, for titles."""
+        name = self.name.removesuffix('.mixer').removesuffix('.attn')
+        return name.removeprefix('model.').removeprefix('backbone.')
+
+    @property
+    def keys(self) -> Tensor | None:
+        """Keys of the patches `(B, h·w, C)`, as they are projected or given to the op."""
+        if self.projected is not None:
+            return self.projected[1][:, self.patches]
+        if not self.ops:
+            return None
+        return torch.cat([args[1].flatten(2) for _, args in self.ops], -1)[:, self.patches]
+
+
+def mixers_of(model: nn.Module) -> dict[str, nn.Module]:
+    """Lists the token mixers of a model by name: ours, those in our blocks, attention of timm."""
+    found = {name: m for name, m in model.named_modules() if isinstance(m, _OWN)}
+    for name, module in model.named_modules():
+        if isinstance(module, VitttBlock | MixerBlock):
+            found.setdefault(f'{name}.mixer', module.mixer)
+    return found
+
+
+def record_mixers(model: nn.Module, images: Tensor) -> list[Mixing]:
+    """Runs a model on images `(B, 3, H, W)` in evaluation mode and records its mixers, in order.
+
+    Raises:
+        UsageError: The model has no mixer, or needs more memory than there is.
+    """
+    records = {m: Mixing(name, m) for name, m in mixers_of(model).items()}
+    if not records:
+        raise UsageError(
+            f'{type(model).__name__} has no token mixer of a kind that is known here: give a '
+            'model with a Vittt, ViT³, H-ViT³ or T⁵, or a ViT of timm (receptive fields, --what '
+            'erf, work for any model)'
+        )
+    ran: list[Mixing] = []
+    ops = _RecordOps()
+
+    def enter(module: nn.Module, *_: Any) -> None:
+        ops.found = records[module].ops = []
+
+    def leave(module: nn.Module, args: tuple, options: dict, _: Any) -> None:
+        record = records[module]
+        record.x = args[0]
+        _place(record, model, images, args[1:], options)
+        if isinstance(module, TimmAttention) and hasattr(module, 'qkv'):
+            record.projected = tuple(module.qkv(args[0]).chunk(3, dim=-1))
+        ran.append(record)
+
+    def enter_block(block: nn.Module, args: tuple, options: dict) -> None:
+        _place(records[block.mixer], model, images, args[1:], options)
+
+    training = model.training
+    with ExitStack() as stack:
+        for module in model.modules():
+            if isinstance(module, VitttBlock | MixerBlock):
+                handle = module.register_forward_pre_hook(enter_block, with_kwargs=True)
+                stack.callback(handle.remove)
+        for module, record in records.items():
+            stack.callback(module.register_forward_pre_hook(enter).remove)
+            stack.callback(module.register_forward_hook(leave, with_kwargs=True).remove)
+            if isinstance(module, InnerTraining):
+                stack.enter_context(_recorded_calls(module, record))
+        stack.callback(model.train, training)
+        model.eval()
+        with torch.no_grad(), ops:
+            try:
+                model(images)
+            except torch.OutOfMemoryError as error:
+                raise UsageError(out_of_memory(images)) from error
+    return ran
+
+
+def out_of_memory(images: Tensor) -> str:
+    """Says what helps where an image was too large."""
+    height, width = images.shape[2:]
+    return f'out of memory at {height}×{width} pixels: give a smaller --shape HEIGHT WIDTH'
+
+
+def _place(
+    record: Mixing, model: nn.Module, images: Tensor, args: tuple, options: dict[str, Any]
+) -> None:
+    """Notes the size of the map and the places of the patches, as a block or mixer is told them."""
+    count = None if record.x is None else record.x.shape[1]
+    hw = options.get('hw', args[0] if args else None)
+    if isinstance(hw, tuple) and len(hw) == 2:
+        record.hw = int(hw[0]), int(hw[1])
+        patches = options.get('patches', args[1] if len(args) > 1 else None)
+        if isinstance(patches, Tensor) and not patches.is_floating_point() and patches.dim() == 1:
+            record.patches = patches
+    elif isinstance(record.mixer, TimmAttention) and hasattr(model, 'patch_embed'):
+        record.hw = model.patch_embed.dynamic_feat_size(tuple(images.shape[2:]))
+    if count is not None and record.patches is None:
+        # What stands in front of the map is no patch.
+        record.patches = torch.arange(count - record.hw[0] * record.hw[1], count)
+
+
+@contextmanager
+def _recorded_calls(module: InnerTraining, record: Mixing) -> Iterator[None]:
+    """Notes what `mix` is given and what its `shape_keys` returns."""
+    mix, shape_keys = module.mix, module.shape_keys
+
+    def seen_mix(x: Tensor, q: Tensor, k: Tensor, v: Tensor, hw: tuple, prefix: int = 0) -> Tensor:
+        record.projected = q, k, v
+        record.hw = int(hw[0]), int(hw[1])
+        return mix(x, q, k, v, hw, prefix)
+
+    def seen_shape_keys(*args: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        record.shaped = shape_keys(*args, **options)
+        return record.shaped
+
+    module.mix, module.shape_keys = seen_mix, seen_shape_keys
+    try:
+        yield
+    finally:
+        del module.mix, module.shape_keys
+
+
+class _RecordOps(TorchDispatchMode):
+    """Notes the ops that train inner models.
+
+    Attributes:
+        found: Where to.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, tuple]] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = OPS.get(func.overloadpacket)
+        if name is not None:
+            self.found.append((name, args))
+        return func(*args, **(kwargs or {}))

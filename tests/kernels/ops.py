@@ -1,0 +1,627 @@
+"""The table of ops: inputs, calls, tolerances and bad arguments, from which all tests are made.
+
+A new op is a row of `OPS`; test_new_op.py says what else it lacks. Inputs are made for a map
+(h, w): a sequence has h·w tokens.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import convolutions
+import inner_steps
+import sampling
+import scans
+import torch
+from kernel_testing import assert_same, normal, with_gradients
+from torch import Tensor
+
+from ttt_kernels._inputs import state_dtype
+
+Inputs = dict[str, Tensor]
+HW = tuple[int, int]
+BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+
+
+class Case(NamedTuple):
+    """One call: a map, other sizes for `make`, options for `call`."""
+
+    hw: HW
+    sizes: Mapping[str, Any] = {}
+    options: Mapping[str, Any] = {}
+
+
+class Bad(NamedTuple):
+    """Arguments that are refused: some inputs changed, or options, and the message as a regex."""
+
+    message: str
+    kind: type[Exception] = ValueError
+    options: Mapping[str, Any] = {}
+    changes: Mapping[str, Callable[[Tensor], Any]] = {}
+
+
+def bad(message: str, kind: type[Exception] = ValueError, *, options=None, **changes) -> Bad:
+    return Bad(message, kind, options or {}, changes)
+
+
+@dataclass(frozen=True)
+class Op:
+    """One op, or one of its inner models.
+
+    Attributes:
+        name: Of the op, as it is in `ttt_kernels` and as its folder is called.
+        make: Inputs by name of a map; takes `batch`, `heads`, `dim`, `dtype`, `device` and more.
+        call: Output from the inputs, the map, `backend` and options.
+        definition: The same by the definition, differentiable, in any precision.
+        tokens: Inputs in the type of the tokens, which autocast casts; others are fp32 or fp64.
+        images: Inputs with a row for every image.
+        variants: Calls without optional inputs.
+        cases: Calls that are compared with the definition in fp64.
+        kernel_cases: The same for the Triton kernels in the interpreter.
+        gpu_cases: The same on a GPU.
+        emulated: The same for compiled kernels in the emulator, by name; the first runs in
+            `make test`.
+        tolerance: Largest error over the largest value, by type, of reference and numba kernel.
+        kernel_tolerance: The same of the Triton kernels, which round the operands of products.
+        refused: Calls that the Triton kernels refuse, and the message.
+        bad: Arguments that the op refuses.
+        launches: What is started on a GPU, forward and backward.
+        cancelling: Inputs whose gradients are small differences.
+        convolved: Inputs whose gradients the reference leaves to torch's convolutions.
+        suppressed: Inputs whose gradients vanish for loud tokens: a step damped to a length of 1
+            hardly depends on the length of its gradient.
+    """
+
+    name: str
+    make: Callable[..., Inputs]
+    call: Callable[..., Tensor]
+    definition: Callable[..., Tensor]
+    tokens: tuple[str, ...]
+    images: tuple[str, ...]
+    cases: tuple[Case, ...]
+    kernel_cases: tuple[Case, ...]
+    gpu_cases: tuple[Case, ...]
+    emulated: Mapping[str, Case]
+    launches: tuple[int, int]
+    refused: Mapping[str, Case]
+    bad: Mapping[str, Bad]
+    # Sums in another order; half types round the results, and nothing else.
+    tolerance: Mapping[torch.dtype, float] = field(
+        default_factory=lambda: {FP64: 1e-12, FP32: 1e-5, FP16: 2e-3, BF16: 1e-2}
+    )
+    # Unit roundoffs 2⁻¹¹ and 2⁻⁸ of every operand, a few of them in a row; in fp32 a product is
+    # three in tf32, which keep some 21 bits.
+    kernel_tolerance: Mapping[torch.dtype, float] = field(
+        default_factory=lambda: {FP64: 1e-12, FP32: 4e-5, FP16: 4e-3, BF16: 4e-2}
+    )
+    cancelling: tuple[str, ...] = ()
+    convolved: tuple[str, ...] = ()
+    variants: tuple[Case, ...] = ()
+    suppressed: tuple[str, ...] = ()
+    # False where fp32 runs the reference on a GPU.
+    fp32_on_gpu: bool = True
+
+    def cast(self, inputs: Inputs, dtype: torch.dtype, device: str = 'cpu') -> Inputs:
+        """The inputs with the tokens in `dtype`, the rest in the type that goes with it."""
+        return {
+            n: x.to(device, dtype if n in self.tokens else state_dtype(dtype))
+            for n, x in inputs.items()
+        }
+
+    def check(
+        self,
+        case: Case,
+        dtype: torch.dtype,
+        backend: str | None,
+        tolerance: Mapping[torch.dtype, float],
+        device: str = 'cpu',
+    ) -> None:
+        """Output and every gradient of a backend against those of the definition in fp64.
+
+        On a GPU against those of the reference, on the CPU: definitions go token by token.
+        """
+        inputs = self.make(case.hw, dtype=dtype, device=device, **case.sizes)
+        options = {'hw': case.hw, **case.options}
+        output, grads = with_gradients(self.call, inputs, backend=backend, **options)
+        assert output.dtype == dtype
+        assert not output.isnan().any()
+        assert {n: g.dtype for n, g in grads.items()} == {n: inputs[n].dtype for n in grads}
+        # Both sides see the same rounded gradient of the output.
+        grad = normal(torch.Generator().manual_seed(1), *output.shape).to(dtype).double()
+        exact = {n: x if x is None else x.double().cpu() for n, x in inputs.items()}
+        reference = functools.partial(self.call, backend='reference')
+        definition = self.definition if device == 'cpu' else reference
+        assert_same(
+            (output, grads),
+            with_gradients(definition, exact, grad=grad, **options),
+            tolerance[dtype],
+        )
+
+
+# -------------------------------------------------------------------------------- what rows share
+
+MAPS = tuple(Case(hw) for hw in ((1, 1), (1, 7), (7, 1), (3, 5), (7, 9), (14, 14)))
+BACKEND = {
+    'backend': bad(
+        r"backend must be None, 'triton', 'numba' or 'reference', got 'cuda'",
+        options={'backend': 'cuda'},
+    )
+}
+DTYPE = r'must be float32, bfloat16, float16 or float64, got torch\.int32'
+
+
+def to_int(x: Tensor) -> Tensor:
+    return x.int()
+
+
+def bad_tokens(*names: str, missing: str) -> dict[str, Bad]:
+    """What every op with q, k and v refuses of them."""
+    return BACKEND | {
+        'k': bad(r'k must have shape \(B, ', k=lambda x: x[:, :4]),
+        'v': bad(r'v must have shape \(B, ', v=lambda x: x[..., :4]),
+        'dimensions': bad(r'q must have shape.*got \d dim', q=lambda x: x[0]),
+        'token dtype': bad(f'q {DTYPE}', TypeError, q=to_int, k=to_int, v=to_int),
+        'mixed dtypes': bad(r'k must be torch\.float32 as q is', TypeError, k=Tensor.half),
+        'no tensor': bad(r'v must be a tensor, got float', TypeError, v=lambda x: 0.0),
+        'nothing': bad(r'q must be a tensor, got NoneType', TypeError, q=lambda x: None),
+        'devices': bad(r'v is on meta and q on cpu; move', v=lambda x: x.to('meta')),
+        'no tokens': bad(missing, **dict.fromkeys(names, lambda x: x[:, :0])),
+    }
+
+
+def of_state(*names: str) -> dict[str, Bad]:
+    return {
+        f'{n} dtype': bad(rf'{n} must be torch\.float32 where q is', TypeError, **{n: Tensor.half})
+        for n in names
+    }
+
+
+# ------------------------------------------------------------------------------------- ttt_linear
+
+
+def scan(tokens: int, ways: str = 'fb', size: int = 16, *, scale=True, eps=1e-6, **sizes) -> Case:
+    options = {'ways': ways, 'size': size, 'eps': eps}
+    return Case((1, tokens), {'ways': ways, 'size': size, 'scale': scale, **sizes}, options)
+
+
+def make_scan(hw: HW, *, scale: bool = True, device: str = 'cpu', **sizes) -> Inputs:
+    inputs = {n: x.to(device) for n, x in scans.make(math.prod(hw), **sizes).items()}
+    return inputs if scale else {**inputs, 'token_scale': None}
+
+
+TTT_LINEAR = Op(
+    'ttt_linear',
+    make_scan,
+    lambda inputs, hw, **options: scans.call(inputs, **options),
+    lambda inputs, hw, **options: scans.definition(inputs, **options),
+    tokens=('q', 'k', 'v'),
+    images=('q', 'k', 'v', 'eta'),
+    # Past `SEGMENT` mini-batches the backward pass starts from states that were kept.
+    cases=(
+        *(scan(t, dim=4) for t in (1, 15, 16, 17, 52, 63, 196)),
+        *(scan(17, size=b) for b in (1, 4, 17)),
+        *(scan(5, 'ffb', 40, dim=1), scan(23, 'bf', 4), scan(23, 'f', 4), scan(17, 'b', 4, dim=33)),
+        *(scan(70, size=1, heads=1), scan(19, size=4, scale=False), scan(9, size=4, eps=0.3)),
+    ),
+    kernel_cases=(
+        *(scan(17, dim=64, heads=1), scan(18, 'bfb', dim=32, batch=1, scale=False, eps=0.3)),
+        *(scan(19, dim=d, heads=3, batch=1) for d in (6, 48, 72, 128)),
+    ),
+    gpu_cases=tuple(scan(t, dim=64, heads=3) for t in (17, 1, 16, 63, 196, 1000)),
+    emulated={
+        'T 17': scan(17, heads=1, dim=64),
+        'in segments, T 49': scan(49, 'b', heads=1, dim=64),
+        'T 1, d 32': scan(1, heads=2, dim=32),
+        'in segments, T 63, d 32': scan(63, heads=1, dim=32, scale=False),
+        'T 17, d 128': scan(17, heads=1, dim=128),
+        'in segments, T 37, d 72': scan(37, heads=1, dim=72),
+        'T 70, b 64': scan(70, 'b', 64, heads=1, dim=64),
+        'in segments, T 90, b 40': scan(90, 'b', 40, heads=1, dim=32),
+        'T 10, b 4': scan(10, size=4, heads=1, dim=32, scale=False),
+        'T 196': scan(196, 'bf', heads=1, dim=64),
+    },
+    launches=(1, 10),
+    refused={
+        r'd is 136; the kernels have at most 128': scan(2, dim=136, batch=1, heads=1),
+        r'R is 32; the kernels have at most 31': scan(2, 'f' * 32, dim=32, batch=1, heads=1),
+    },
+    # Roundings of the inner gradients go through a chain of mini-batches and LayerNorms.
+    tolerance={FP64: 1e-12, FP32: 2e-5, FP16: 3e-3, BF16: 2.5e-2},
+    kernel_tolerance={FP64: 1e-12, FP32: 5e-4, FP16: 4e-3, BF16: 3e-2},
+    # The output hardly depends on the length of a step behind a LayerNorm.
+    cancelling=('eta', 'token_scale'),
+    variants=(scan(15, scale=False),),
+    bad=bad_tokens('q', 'k', 'v', 'eta', missing=r'T must be at least 1.*\(2, 0, 2, 2, 6\)')
+    | of_state('eta', 'w0')
+    | {
+        'eta': bad(r'eta must have shape \(B, T', eta=lambda x: x[..., None]),
+        'w0': bad(r'w0 must have shape \(R, H, d, d\)', w0=lambda x: x[:1]),
+        'b0': bad(r'b0 must have shape', b0=lambda x: x[0]),
+        'ln_weight': bad(r'ln_weight must have shape', ln_weight=lambda x: x[..., :2]),
+        'token_scale': bad(
+            r'token_scale must have shape \(R, mini_batch_size\) = \(2, 16\), got \(2, 4\)',
+            token_scale=lambda x: x[:, :4],
+        ),
+        'no bias': bad(r'b0 must be a tensor, got NoneType', TypeError, b0=lambda x: None),
+        'size 0': bad(r'mini_batch_size must be at least 1, got 0', options={'size': 0}),
+        'half a token': bad(
+            r'mini_batch_size must be an int, got 0.5', TypeError, options={'size': 0.5}
+        ),
+        'no direction': bad(r'non-empty tuple', options={'ways': ''}),
+        'scans': bad(r'R = 2 scans for 1 directions', options={'ways': 'f'}),
+    },
+)
+
+# ------------------------------------------------------------------------------------ causal_conv
+
+
+def convolution(tokens: int, ways: str, weights: int, dim: int, taps: int, **sizes) -> Case:
+    sizes |= {'ways': ways, 'weights': weights, 'dim': dim, 'taps': taps}
+    return Case((1, tokens), sizes, {'ways': ways})
+
+
+def make_convolution(hw: HW, *, dim: int = 6, heads: int = 1, **sizes) -> Inputs:
+    return convolutions.make(math.prod(hw), channels=dim, **sizes)
+
+
+CONVOLUTIONS = (
+    convolution(37, 'fb', 2, 70, 3),
+    convolution(1, 'b', 1, 16, 4),
+    convolution(2, 'fb', 2, 5, 4),
+    convolution(3, 'bf', 2, 6, 8),
+    convolution(130, 'f', 1, 64, 1),
+)
+CAUSAL_CONV = Op(
+    'causal_conv',
+    make_convolution,
+    lambda inputs, hw, **options: convolutions.call(inputs, **options),
+    lambda inputs, hw, **options: convolutions.primal(inputs, **options),
+    tokens=('x',),
+    images=('x',),
+    cases=(*MAPS, *CONVOLUTIONS),
+    kernel_cases=CONVOLUTIONS,
+    gpu_cases=(*CONVOLUTIONS, convolution(4200, 'fb', 2, 384, 4)),
+    emulated={'T 37': CONVOLUTIONS[0], 'T 3, one of 8 taps': convolution(3, 'b', 1, 16, 8)},
+    launches=(1, 3),
+    refused={r'K is 9; the kernels have at most 8 taps': convolution(5, 'fb', 1, 6, 9)},
+    convolved=('weight', 'other'),
+    variants=(convolution(9, 'fb', 1, 6, 4),),
+    bad=BACKEND
+    | {
+        'x': bad(r'x must have shape', x=lambda x: x[0]),
+        'x dtype': bad(f'x {DTYPE}', TypeError, x=to_int),
+        'no tokens': bad(r'T must be at least 1', x=lambda x: x[:, :0]),
+        'no taps': bad('K ≥ 1', weight=lambda w: w[..., :0]),
+        'scan': bad(r'weight must have shape', weight=lambda w: w[:1]),
+        'other': bad(r'other must have shape \(R, C, K\)', other=lambda w: w[..., 1:]),
+        'weight dtype': bad(r'weight must be torch\.float32', TypeError, weight=Tensor.double),
+        'scans': bad(r'R = 2 scans for 1 directions', options={'ways': 'f'}),
+    },
+)
+
+# ----------------------------------------------------------------------------------- inner steps
+
+GPU_MAPS = tuple(
+    Case(hw, {'dim': d})
+    for hw, d in (((7, 9), 32), ((1, 1), 32), ((9, 13), 64), ((31, 33), 48), ((50, 84), 32))
+)
+SHAPE = r'w2 must have shape \(H, d, d\) = \(2, 6, 6\)'
+INNER_STEP = {'tokens': ('q', 'k', 'v'), 'images': ('q', 'k', 'v')}
+
+
+def kernel_maps(*dims: int, **options) -> tuple[Case, ...]:
+    """Maps of one token, of some blocks and of ragged ones, for heads of these sizes."""
+    cases = [Case((3, 13), {'dim': d, 'batch': 1}) for d in dims]
+    cases += [Case((3, 13), {'dim': dims[-1], 'batch': 1}, options)]
+    cases += [Case(hw, {'dim': 32, 'batch': 1}) for hw in ((1, 1), (7, 9), (9, 13))]
+    return (*cases, Case((9, 13), {'dim': 32, 'batch': 1}, options))
+
+
+def step_cases(**options) -> tuple[Case, ...]:
+    widths = tuple(Case((5, 3), {'dim': d}) for d in (1, 2, 33))
+    return (*MAPS, *widths, Case((6, 5), {'dim': 20}, options), Case((60, 70), {'dim': 3}))
+
+
+TTT_GLU = Op(
+    'ttt_glu',
+    inner_steps.make_glu,
+    inner_steps.call_glu,
+    lambda inputs, hw, **options: inner_steps.primal('ttt_glu', inputs, **options),
+    **INNER_STEP,
+    # Past 512 tokens the numba kernel has several programs a sum.
+    cases=(*step_cases(damping=False), Case((1, 513), {'dim': 20})),
+    kernel_cases=kernel_maps(32, 64, 5, 48, damping=False),
+    gpu_cases=(*GPU_MAPS, Case((9, 13), {'dim': 32}, {'damping': False})),
+    emulated={
+        '7 × 9': Case((7, 9), {'heads': 1, 'dim': 64}),
+        '9 × 13, d 32': Case((9, 13), {'heads': 3, 'dim': 32}),
+        '1 × 1': Case((1, 1), {'heads': 1, 'dim': 64}),
+    },
+    launches=(2, 5),
+    refused={
+        r'd is 65; the kernels have at most 64': Case((2, 2), {'dim': 65}),
+        r'the batch is empty': Case((2, 2), {'dim': 32, 'batch': 0}),
+    },
+    suppressed=('k', 'v', 'w1', 'w2'),
+    bad=bad_tokens('q', 'k', 'v', missing=r'N must be at least 1.*\(2, 0, 2, 6\)')
+    | of_state('w2')
+    | {'w1': bad(r'w1 must have', w1=lambda x: x[:1]), 'w2': bad(SHAPE, w2=lambda x: x[0])},
+)
+TTT_DWCONV = Op(
+    'ttt_dwconv',
+    lambda hw, *, heads=1, **sizes: inner_steps.make_dwconv(hw, **sizes),
+    inner_steps.call_dwconv,
+    lambda inputs, hw, **options: inner_steps.primal('ttt_dwconv', inputs, *hw, **options),
+    **INNER_STEP,
+    cases=step_cases(damping=False),
+    kernel_cases=(
+        *kernel_maps(1, 5, 80, damping=False),
+        Case((3, 5), {'dim': 32, 'batch': 1}, {'scale': 0.1}),
+    ),
+    gpu_cases=(*GPU_MAPS, Case((9, 13), {'dim': 5}, {'damping': False})),
+    emulated={
+        '7 × 9': Case((7, 9), {'dim': 64}),
+        '9 × 13, d 5': Case((9, 13), {'dim': 5}),
+        '31 × 33, d 80': Case((31, 33), {'dim': 80}),
+    },
+    launches=(2, 3),
+    refused={r'the batch is empty': Case((2, 2), {'dim': 32, 'batch': 0})},
+    suppressed=('k', 'v', 'w3'),
+    bad=bad_tokens('q', 'k', 'v', missing=r'must be at least 1|hw = ')
+    | of_state('w3')
+    | {
+        'w3': bad(r'w3 must have shape \(d, 3, 3\) = \(6, 3, 3\)', w3=lambda x: x[:, None]),
+        'another map': bad(r'hw = \(4, 5\) makes 20 pixels, and q has 15', options={'hw': (4, 5)}),
+        'an empty map': bad(
+            r'hw must be at least \(1, 1\), got \(0, 15\)', options={'hw': (0, 15)}
+        ),
+        'one number': bad(r'hw must be two ints.*got 15', TypeError, options={'hw': 15}),
+        'halves': bad(r'hw must be two ints.*\(2.5, 6\)', TypeError, options={'hw': (2.5, 6)}),
+    },
+)
+MLP = {
+    'call': inner_steps.call_mlp,
+    'definition': lambda inputs, hw, **options: inner_steps.primal('ttt_mlp', inputs, **options),
+    **INNER_STEP,
+    'cases': step_cases(loss='l2'),
+    'kernel_cases': (
+        *kernel_maps(64, 5, 48, loss='l2'),
+        # No number of fp32, which a kernel must not round the factor to.
+        Case((3, 5), {'dim': 32, 'batch': 1}, {'scale': 0.1}),
+        Case((3, 5), {'dim': 32, 'batch': 1}, {'scale': 0.1, 'loss': 'l2'}),
+    ),
+    'gpu_cases': (*GPU_MAPS, Case((9, 13), {'dim': 64}, {'loss': 'l2'})),
+    'fp32_on_gpu': False,
+}
+BAD_MLP = bad_tokens('q', 'k', 'v', missing=r'N must be at least 1') | {
+    'w2': bad(SHAPE, w2=lambda x: x[0]),
+    'loss': bad(r"loss must be 'dot' or 'l2', got 'l1'", options={'loss': 'l1'}),
+    'scale': bad(r'scale must be a finite number, got nan', options={'scale': math.nan}),
+}
+TTT_MLP = Op(
+    'ttt_mlp',
+    inner_steps.make_glu,
+    **MLP,
+    emulated={
+        '7 × 9': Case((7, 9), {'heads': 1, 'dim': 64}),
+        '7 × 9, L2': Case((7, 9), {'heads': 1, 'dim': 64}, {'loss': 'l2'}),
+        '9 × 13, d 32': Case((9, 13), {'heads': 3, 'dim': 32}),
+    },
+    launches=(5, 9),
+    refused={r'd is 72; the kernels have at most 64': Case((2, 2), {'dim': 72})},
+    bad=BAD_MLP,
+)
+TTT_MLP_SWIGLU = Op(
+    'ttt_mlp',
+    inner_steps.make_swiglu,
+    **MLP,
+    emulated={
+        '9 × 13, d 32': Case((9, 13), {'heads': 1, 'dim': 32}),
+        '7 × 9, L2': Case((7, 9), {'heads': 1, 'dim': 64}, {'loss': 'l2'}),
+    },
+    launches=(5, 10),
+    refused={r'd is 128; the kernels have at most 64': Case((2, 2), {'dim': 128})},
+    bad=BAD_MLP
+    | of_state('w3')
+    | {
+        'w3': bad(
+            r'w3 must have shape \(H, d, d\) = \(2, 6, 6\), got \(2, 4, 6\)',
+            w3=lambda x: x[:, :4],
+        )
+    },
+)
+
+# ----------------------------------------------------------------------------------- deform_attn
+
+
+def levels(hw: HW) -> list[HW]:
+    """A map and one of half its sides, rounded up."""
+    return [hw, (-(-hw[0] // 2), -(-hw[1] // 2))]
+
+
+def make_sampling(hw: HW, shapes=None, *, fused=False, shared=True, half=False, **sizes) -> Inputs:
+    """Values in the type of the tokens; positions and weights in fp32 or fp64.
+
+    With `half` all but the reference points are in the type of the tokens, as under autocast, and
+    places are off the borders of cells: a rounding that moves one across changes the slope.
+    """
+    dtype, device = sizes.pop('dtype', FP64), sizes.pop('device', 'cpu')
+    shapes = shapes or levels(hw)
+    inputs = sampling.make(shapes, **sizes)
+    if fused:
+        inputs = sampling.fused(inputs, shapes, shared)
+    if fused and half:
+        sides = torch.tensor(shapes, dtype=FP64).flip(-1)
+        centres = (inputs['reference_points'] * sides).floor() + 0.125
+        inputs['reference_points'] = centres / sides
+        inputs['sampling_offsets'] = inputs['sampling_offsets'].mul(4).round().div(4)
+    low = inputs.keys() - {'reference_points'} if half else {'value'}
+    wide = state_dtype(dtype)
+    return {n: x.to(device, dtype if n in low else wide) for n, x in inputs.items()}
+
+
+def make_fused(hw: HW, **sizes) -> Inputs:
+    return make_sampling(hw, fused=True, **sizes)
+
+
+def pyramid(shapes: tuple[HW, ...], **sizes) -> Case:
+    return Case(shapes[0], {'shapes': shapes, **sizes}, {'shapes': shapes})
+
+
+def of_shapes(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A function of inputs and sizes of levels as one of inputs and a map."""
+
+    def on_map(inputs: Inputs, hw: HW, **options) -> Tensor:
+        return function(inputs, **{'shapes': levels(hw), **options})
+
+    return on_map
+
+
+PYRAMIDS = (
+    pyramid(sampling.PYRAMID, queries=9),
+    pyramid(sampling.PYRAMID, queries=17, points=3),
+    pyramid(((1, 1),), queries=1, points=1),
+    pyramid(((1, 9), (9, 1)), queries=9, points=1),
+    pyramid(((8, 6), (4, 3), (2, 2)), queries=17, dim=32),
+)
+SAMPLING = {
+    'tokens': ('value',),
+    'variants': (Case((3, 5), {}, {'shapes': torch.tensor(levels((3, 5)))}),),
+    'cases': (*MAPS[:4], *PYRAMIDS),
+    'kernel_cases': (
+        pyramid(((1, 1),), queries=1, points=1, dim=16),
+        pyramid(((6, 7),), queries=17, points=3, dim=32, batch=1),
+        pyramid(sampling.PYRAMID, queries=9, points=2, dim=5, batch=1),
+    ),
+    'gpu_cases': (
+        *(pyramid(sampling.PYRAMID, queries=63, dim=d) for d in (32, 16)),
+        pyramid(((1, 1),), queries=63, dim=24),
+        pyramid(((31, 33), (16, 17)), queries=63, dim=64),
+        pyramid(((9, 9),), queries=63, dim=128),
+    ),
+    'refused': {
+        r'd is 130; the kernels have at most 128': pyramid(((2, 2),), queries=3, dim=130),
+        r'there are no queries': pyramid(((2, 2),), queries=0),
+    },
+}
+VALUE = {
+    'value': bad(r'value must have shape \(B, S', value=lambda x: x[0]),
+    'value dtype': bad(f'value {DTYPE}', TypeError, value=to_int),
+    'pixels': bad(
+        r'value has S = 20 pixels, but the 2 levels of spatial_shapes add up to 21',
+        value=lambda x: x[:, 1:],
+    ),
+    'a string': bad(
+        r"spatial_shapes must be a list of \(h, w\), got '57'", TypeError, options={'shapes': '57'}
+    ),
+    'no level': bad(r'at least one level', options={'shapes': []}),
+    'empty level': bad(r'h, w ≥ 1, got \(0, 4\)', options={'shapes': [(0, 4), (3, 5)]}),
+    'tensor of floats': bad(
+        r'spatial_shapes must be of torch\.int64 or torch\.int32, got torch\.float32',
+        TypeError,
+        options={'shapes': torch.ones(2, 2)},
+    ),
+    'flat tensor': bad(
+        r'spatial_shapes must have shape \(L, 2\) with L ≥ 1, got \(4,\)',
+        options={'shapes': torch.ones(4, dtype=torch.int64)},
+    ),
+    'tensor elsewhere': bad(
+        r'spatial_shapes is on meta and value on cpu',
+        options={'shapes': torch.ones(2, 2, dtype=torch.int64, device='meta')},
+    ),
+    'tensor that does not add up': bad(
+        r'value has S = 21 pixels, but the 2 levels of spatial_shapes add up to 2',
+        options={'shapes': torch.ones(2, 2, dtype=torch.int64)},
+    ),
+}
+DEFORM_ATTN = Op(
+    'deform_attn',
+    make_sampling,
+    of_shapes(sampling.call),
+    of_shapes(sampling.definition),
+    **SAMPLING,
+    images=('value', 'sampling_locations', 'attention_weights'),
+    emulated={
+        '5 × 7, 3 × 4': pyramid(((5, 7), (3, 4)), queries=9, heads=2, dim=16),
+        '1 × 1, d 24': pyramid(((1, 1),), queries=3, heads=3, dim=24),
+        '9 × 13, d 128': pyramid(((9, 13),), queries=7, heads=1, dim=128),
+    },
+    launches=(2, 6),
+    bad=BACKEND
+    | VALUE
+    | {
+        'locations': bad(
+            r'sampling_locations must have shape \(B, Q, H, L, P, 2\), got 5 dim',
+            sampling_locations=lambda x: x[..., 0],
+        ),
+        'heads': bad(
+            r'sampling_locations must have shape .* = \(2, 9, 3, 2, 4, 2\), got \(2, 9, 1',
+            sampling_locations=lambda x: x[:, :, :1],
+        ),
+        'no points': bad(
+            r'P must be at least 1, got sampling_locations',
+            sampling_locations=lambda x: x[..., :0, :],
+        ),
+        'location dtype': bad(
+            r'sampling_locations must be torch\.float32 or the dtype of value.*torch\.float16',
+            TypeError,
+            sampling_locations=Tensor.half,
+        ),
+        'weights': bad(
+            r'attention_weights must have shape \(B, Q, H, L, P\)',
+            attention_weights=lambda x: x[..., :3],
+        ),
+        'nothing': bad(
+            r'attention_weights must be a tensor, got NoneType',
+            TypeError,
+            attention_weights=lambda x: None,
+        ),
+        'devices': bad(
+            r'attention_weights is on meta and value on cpu',
+            attention_weights=lambda x: x.to('meta'),
+        ),
+    },
+)
+DEFORM_ATTN_FUSED = Op(
+    'deform_attn',
+    make_fused,
+    of_shapes(sampling.call_fused),
+    of_shapes(sampling.unfused),
+    **{**SAMPLING, 'cases': (*SAMPLING['cases'], Case((3, 5), {'shared': False}))},
+    images=('value', 'sampling_offsets', 'attention_logits'),
+    emulated={
+        '1 level': pyramid(((6, 5),), queries=11, heads=2, dim=32, half=True),
+        '3 levels': pyramid(((4, 6), (2, 3), (1, 2)), queries=7, heads=1, dim=64, half=True),
+    },
+    launches=(2, 10),
+    bad=VALUE
+    | {
+        'reference_points': bad(
+            r'reference_points must have shape \(B or 1, Q, L, 2\) = .*, got \(1, 9, 1, 2\)',
+            reference_points=lambda x: x[:, :, :1],
+        ),
+        'reference dtype': bad(
+            r'reference_points must be torch\.float32 for positions in large maps',
+            TypeError,
+            reference_points=Tensor.bfloat16,
+        ),
+        'nothing': bad(
+            r'reference_points must be a tensor, got NoneType',
+            TypeError,
+            reference_points=lambda x: None,
+        ),
+    },
+)
+
+OPS = {
+    'ttt_linear': TTT_LINEAR,
+    'causal_conv': CAUSAL_CONV,
+    'ttt_glu': TTT_GLU,
+    'ttt_dwconv': TTT_DWCONV,
+    'ttt_mlp': TTT_MLP,
+    'ttt_mlp SwiGLU': TTT_MLP_SWIGLU,
+    'deform_attn': DEFORM_ATTN,
+    'deform_attn fused': DEFORM_ATTN_FUSED,
+}

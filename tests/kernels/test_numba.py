@@ -1,0 +1,160 @@
+"""The numba kernels: threads, forks, products, rounding, and machine code that is kept on disk.
+
+That they follow the definitions is in test_ops.py.
+"""
+
+import multiprocessing
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from kernel_testing import error
+from ops import OPS
+from scans import OP, call, make
+
+from ttt_kernels import _backend
+
+pytest.importorskip('numba', reason='numba is not installed')
+
+
+def on_numba(inputs, **options):
+    return call(inputs, backend='numba', **options)
+
+
+def _call(part):
+    """Compiles a call: an inlined function cannot be called from Python."""
+    import numba
+
+    return numba.njit(lambda *args: part(*args))
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+def test_what_is_saved_is_the_references(dtype):
+    inputs = make(37, dim=16, dtype=dtype)
+    found = OP(*inputs.values(), 'fb', 16, 1e-6, 'numba')
+    for x, y in zip(found, OP(*inputs.values(), 'fb', 16, 1e-6, 'reference'), strict=True):
+        assert (x.shape, x.dtype, x.stride()) == (y.shape, y.dtype, y.stride())
+        assert error(x, y) < OPS['ttt_linear'].tolerance[dtype]
+
+
+def test_a_failing_part_is_the_callers_error():
+    from ttt_kernels import _numba
+
+    def kernel(start, stop):
+        if start <= 3 < stop:
+            raise IndexError('of part 3')
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(IndexError, match='of part 3'):
+            _numba.parallel(kernel, 8, 10**9)
+    finally:
+        torch.set_num_threads(before)
+
+
+def _in_a_fork(connection, inputs):
+    torch.set_num_threads(1)  # as workers of a DataLoader do
+    connection.send(float(on_numba(inputs).double().sum()))
+
+
+def test_a_forked_worker_can_run_it():
+    inputs = make(37, dtype=torch.float32)
+    expected = float(on_numba(inputs).double().sum())
+    ours, theirs = multiprocessing.Pipe()
+    context = multiprocessing.get_context('fork')
+    worker = context.Process(target=_in_a_fork, args=(theirs, inputs))
+    worker.start()
+    assert ours.poll(60)
+    assert ours.recv() == expected
+    worker.join(60)
+    assert worker.exitcode == 0
+
+
+@pytest.mark.parametrize(('kind', 'bound'), [(np.float32, 1e-5), (np.float64, 1e-13)])
+@pytest.mark.parametrize(('m', 'k', 'n'), [(4, 16, 16), (32, 48, 80), (16, 272, 32)])
+def test_products(m, k, n, kind, bound):
+    from ttt_kernels import _numba
+
+    @_numba.inlined
+    def product(z, x, w):
+        _numba.add_product(z, x, w)
+
+    random = np.random.default_rng(0)
+    x, w = random.normal(size=(m, k)).astype(kind), random.normal(size=(k, n)).astype(kind)
+    # Each operand as it lies in memory, and as the transpose of one that does.
+    for left in (x, np.ascontiguousarray(x.T).T):
+        for right in (w, np.ascontiguousarray(w.T).T):
+            z = np.ones((m, n), kind)
+            _call(product)(z, left, right)
+            assert abs(z - 1 - x @ w).max() < bound * k
+
+
+def test_rounding_to_bf16_is_torchs():
+    from ttt_kernels import _numba
+
+    @_numba.inlined
+    def rounded(x):
+        for i in range(len(x)):
+            x[i] = _numba.rounded_to_bf16(x[i])
+
+    # Ties in both directions, numbers below the smallest normal one, infinity.
+    bits = [0x3F808000, 0x3F818000, 0x3F808001, 0x00000001, 0x80012345, 0x7F800000, 0xBF7FFFFF]
+    x = np.array(bits, np.uint32).view(np.float32)
+    expected = torch.from_numpy(x.copy()).bfloat16().float()
+    _call(rounded)(x)
+    assert torch.equal(torch.from_numpy(x), expected)
+
+
+def test_what_is_kept_on_disk_depends_on_every_part():
+    from ttt_kernels import _numba
+    from ttt_kernels.ttt_linear import _numba_backward
+
+    names = {name for name, *_ in _numba._STAMP}
+    assert {'_numba.py', '_numba_parts.py', '_numba_forward.py', '_numba_backward.py'} <= names
+    assert _numba_backward.backward._cache._cache_file._source_stamp == _numba._STAMP
+
+
+def test_mini_batches_that_are_too_large_for_it():
+    large = make(1030, size=1025, heads=1)
+    assert torch.equal(call(large, size=1025, backend=None), call(large, size=1025))
+    with pytest.raises(RuntimeError, match='must be at most 1024 for 1030 tokens, got 1025'):
+        on_numba(large, size=1025)
+
+
+def test_a_gpu_is_no_place_for_it():
+    kernel = _backend.load_kernel('ttt_linear', 'numba')
+    assert not isinstance(kernel, str)
+    on_gpu = type('T', (), {'device': torch.device('cuda')})
+    with pytest.raises(RuntimeError, match=r"backend='numba' cannot run here: .*on 'cuda'"):
+        _backend.choose('ttt_linear', 'numba', on_gpu, lambda k: None)
+
+
+def test_importing_the_kernels_does_not_import_numba():
+    code = "import sys, ttt_kernels; print('numba' in sys.modules)"
+    run = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True)
+    assert run.stdout == 'False\n'
+
+
+@pytest.mark.parametrize('place', ['beside', 'user', 'nowhere'])
+def test_machine_code_is_kept_where_something_can_be_written(tmp_path, monkeypatch, place):
+    from ttt_kernels import _numba
+
+    package, cache = tmp_path / 'package', tmp_path / 'cache'
+    package.mkdir()
+    # A file in the way of a folder: root may write into folders that others may not.
+    if place != 'beside':
+        (package / '__pycache__').touch()
+    if place == 'nowhere':
+        cache.touch()
+    monkeypatch.setenv('XDG_CACHE_HOME', str(cache))
+    source = package / 'doubled.py'
+    source.write_text('def double(x):\n    return 2 * x\n')
+    scope = {'__name__': 'doubled'}
+    exec(compile(source.read_text(), str(source), 'exec'), scope)
+    kernel = _numba.jit(scope['double'])
+    assert kernel(2.5) == 5.0
+    folders = {'beside': {package}, 'user': {cache}, 'nowhere': set()}[place]
+    assert {p for p in (package, cache) if list(p.rglob('*.nbc'))} == folders

@@ -1,0 +1,365 @@
+"""What holds for every op, on the CPU: each backend by name against the definition, registration.
+
+The ops, their calls and tolerances are the rows of ops.py.
+"""
+
+import importlib.util
+
+import pytest
+import torch
+from kernel_testing import RecordedOps, assert_same, normal, with_gradients
+from ops import BF16, FP16, FP32, FP64, OPS, Case
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ttt_kernels import available, decompositions
+
+HW = (3, 5)
+# Where numba is not installed its tests are skipped, and say so.
+without_numba = pytest.mark.skipif(
+    importlib.util.find_spec('numba') is None, reason='numba is not installed'
+)
+HAVE_NUMBA = {n: o for n, o in OPS.items() if 'no numba' not in str(available()[o.name]['numba'])}
+BACKENDS = {(n, 'reference'): o for n, o in OPS.items()}
+BACKENDS |= {(n, 'numba'): o for n, o in HAVE_NUMBA.items()}
+
+
+def marked(*values, name, backend='reference'):
+    marks = without_numba if backend == 'numba' else ()
+    return pytest.param(*values, id=name, marks=marks)
+
+
+every_op = pytest.mark.parametrize('op', [marked(o, name=n) for n, o in OPS.items()])
+every_backend = pytest.mark.parametrize(
+    ('op', 'backend'),
+    [marked(o, b, name=f'{n}-{b}', backend=b) for (n, b), o in BACKENDS.items()],
+)
+on_numba = pytest.mark.parametrize(
+    'op', [marked(o, name=n, backend='numba') for n, o in HAVE_NUMBA.items()]
+)
+
+
+def on(op, backend):
+    """The op as a function of inputs, map and options."""
+    return lambda inputs, hw=HW, **options: op.call(inputs, hw, backend=backend, **options)
+
+
+@pytest.mark.parametrize(
+    ('op', 'backend', 'case'),
+    [
+        marked(o, b, c, name=f'{n}-{b}-{i}', backend=b)
+        for (n, b), o in BACKENDS.items()
+        for i, c in enumerate(o.cases)
+    ],
+)
+def test_output_and_every_gradient_follow_the_definition(op, case, backend):
+    op.check(case, FP64, backend, op.tolerance)
+
+
+@pytest.mark.parametrize('dtype', [FP32, FP16, BF16], ids=str)
+@pytest.mark.parametrize('dim', [1, 33])
+@every_backend
+def test_every_type_follows_the_definition(op, dim, dtype, backend):
+    # One token more than the maps of tests/numbers have, and sizes that fill no vector.
+    op.check(Case((2, 8), {'dim': dim}), dtype, backend, op.tolerance)
+
+
+# -------------------------------------------------------------------------- images, memory layouts
+
+
+@every_backend
+def test_images_do_not_see_each_other(op, backend):
+    inputs = op.make(HW, batch=3)
+    one = {n: x[1:2] if n in op.images else x for n, x in inputs.items()}
+    expected = on(op, backend)(inputs)[1:2]
+    torch.testing.assert_close(on(op, backend)(one), expected, rtol=0, atol=1e-12)
+
+
+@every_backend
+def test_a_nan_stays_in_its_image(op, backend):
+    # Programs follow each other in the same buffers; sizes leave padding in both directions.
+    inputs = op.make(HW, batch=3, dim=18, dtype=FP32)
+    expected = with_gradients(on(op, backend), inputs)
+    for name in op.images:
+        spoilt = {**inputs, name: inputs[name].clone()}
+        spoilt[name][1] = torch.nan
+        output, grads = with_gradients(on(op, backend), spoilt)
+        assert output[1].isnan().any()
+        for image in (0, 2):
+            # Sizes are the same, so are the programs: the same bits but for torch's own products.
+            torch.testing.assert_close(output[image], expected[0][image], rtol=0, atol=1e-5)
+            for n in op.images:
+                found = grads[n][image]
+                torch.testing.assert_close(found, expected[1][n][image], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize('layout', ['expanded', 'permuted'])
+@every_backend
+def test_strided_inputs_and_gradients(op, backend, layout):
+    inputs = op.make(HW)
+    for name in op.images:
+        x = inputs[name]
+        if layout == 'expanded':
+            x = x[:1].expand_as(x)
+        else:
+            turn = tuple(range(x.dim()))[::-1]
+            x = x.permute(turn).contiguous().permute(turn)
+        inputs[name] = x
+    dense = {n: x.contiguous() for n, x in inputs.items()}
+    output = on(op, backend)(inputs)
+    assert output.is_contiguous()
+    grad = torch.ones((), dtype=FP64).expand(output.shape)
+    if layout == 'permuted':
+        generator = torch.Generator().manual_seed(2)
+        turn = tuple(range(output.dim()))[::-1]
+        grad = normal(generator, *output.shape[::-1]).permute(turn)
+    found = with_gradients(on(op, backend), inputs, grad=grad)
+    expected = with_gradients(on(op, backend), dense, grad=grad.contiguous())
+    assert_same(found, expected, 1e-12)
+
+
+@every_backend
+def test_no_output_depends_on_fresh_memory(op, backend):
+    inputs = op.make(HW, dtype=BF16)
+    expected = with_gradients(on(op, backend), inputs)
+    torch.use_deterministic_algorithms(True)  # torch then fills every torch.empty with NaN
+    try:
+        assert torch.empty(3).isnan().all()
+        found = with_gradients(on(op, backend), inputs)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert_same(found, expected, 1e-12)
+
+
+@every_backend
+def test_inputs_are_left_alone(op, backend):
+    inputs = op.make(HW)
+    copies = {n: x.clone() for n, x in inputs.items()}
+    with_gradients(on(op, backend), inputs)
+    assert all(torch.equal(inputs[n], x) for n, x in copies.items())
+
+
+@every_backend
+def test_an_empty_batch_is_empty(op, backend):
+    inputs = op.make(HW, batch=0)
+    output, grads = with_gradients(on(op, backend), inputs)
+    assert output.shape == (0, *on(op, backend)(op.make(HW)).shape[1:])
+    assert {n: g.shape for n, g in grads.items()} == {n: x.shape for n, x in inputs.items()}
+    assert not any(g.any() for g in grads.values())
+
+
+class NoGradient(torch.autograd.Function):
+    """The identity, whose input gets no gradient at all."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None
+
+
+@pytest.mark.parametrize('op', [o for o in OPS.values() if o.name.startswith('ttt')])
+def test_an_output_that_gets_no_gradient(op):
+    inputs = {n: x.requires_grad_() for n, x in op.make(HW).items()}
+    NoGradient.apply(on(op, 'reference')(inputs)).sum().backward()
+    assert all(x.grad is None for x in inputs.values())
+
+
+# ------------------------------------------------------------------------------------ registration
+
+
+def calls(op, backend, dtype):
+    """Calls of the registered ops by a forward and a backward pass, with and without options."""
+    for case in (Case(HW), *op.variants):
+        with RecordedOps() as found:
+            with_gradients(
+                on(op, backend),
+                op.make(case.hw, dtype=dtype, **case.sizes),
+                case.hw,
+                **case.options,
+            )
+        yield from found
+
+
+@every_backend
+def test_opcheck(op, backend):
+    for function, arguments, _ in calls(op, backend, FP32):
+        forward = not function.__name__.startswith(f'{op.name}_backward')
+        leaves = [
+            x.detach().requires_grad_(forward)
+            if isinstance(x, torch.Tensor) and x.is_floating_point()
+            else x
+            for x in arguments
+        ]
+        torch.library.opcheck(function, leaves)
+
+
+@every_backend
+def test_meta_tensors_have_the_shapes_of_real_ones(op, backend):
+    for function, arguments, result in calls(op, backend, BF16):
+        meta = function(*(x.to('meta') if isinstance(x, torch.Tensor) else x for x in arguments))
+        real, meta = (x if isinstance(x, tuple) else (x,) for x in (result, meta))
+        for x, y in zip(real, meta, strict=True):
+            assert (x.shape, x.dtype, x.stride()) == (y.shape, y.dtype, y.stride()), function
+
+
+@every_op
+def test_compiles_into_one_graph(op):
+    inputs = op.make(HW, dtype=FP32)
+    # Inductor needs a compiler on the machine and treats a registered op the same way.
+    compiled = torch.compile(on(op, 'reference'), fullgraph=True, backend='aot_eager')
+    expected = with_gradients(on(op, 'reference'), inputs)
+    assert_same(with_gradients(compiled, inputs), expected, 1e-6)
+
+
+@every_op
+def test_exports_with_any_batch(op):
+    class Module(torch.nn.Module):
+        def forward(self, *tensors):
+            return on(op, None)(dict(zip(names, tensors, strict=True)))
+
+    inputs, larger = op.make(HW, dtype=FP32), op.make(HW, batch=5, dtype=FP32)
+    names = tuple(inputs)
+    batch = torch.export.Dim('batch', min=2, max=64)
+    sizes = tuple({0: batch} if n in op.images else None for n in names)
+    program = torch.export.export(Module(), tuple(inputs.values()), dynamic_shapes=(sizes,))
+    registered = getattr(torch.ops.ttt_kernels, op.name).default
+    assert registered in {node.target for node in program.graph.nodes}
+    found = program.module()(*larger.values())
+    torch.testing.assert_close(found, on(op, None)(larger))
+
+
+class Decomposed(TorchDispatchMode):
+    """Runs the decompositions in place of the ops, and counts them."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        instead = decompositions().get(func)
+        self.count += instead is not None
+        return (instead or func)(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ('op', 'case'),
+    [
+        pytest.param(o, c, id=f'{n}-{i}')
+        for n, o in OPS.items()
+        for i, c in enumerate(o.cases)
+        if (o.name, i) != ('ttt_linear', 6)  # as the one before, and 13 times as long
+    ],
+)
+def test_exporters_get_the_same_in_their_operators(op, case):
+    for dtype, tolerance in ((FP64, 1e-12), (BF16, op.tolerance[BF16])):
+        inputs = op.make(case.hw, dtype=dtype, **case.sizes)
+        expected = on(op, 'reference')(inputs, case.hw, **case.options)
+        with Decomposed() as mode, torch.no_grad():
+            found = on(op, 'reference')(inputs, case.hw, **case.options)
+        assert mode.count == 1
+        assert found.dtype == expected.dtype
+        assert_same((found, {}), (expected, {}), tolerance)
+
+
+@pytest.mark.parametrize('compiled', [False, True])
+@every_op
+def test_autocast_rounds_the_tokens_and_nothing_else(op, compiled):
+    inputs = op.make(HW, dtype=FP32)
+
+    def under_autocast(x):
+        with torch.autocast('cpu', dtype=BF16):
+            return on(op, None)(x)
+
+    function = under_autocast
+    if compiled:
+        function = torch.compile(under_autocast, fullgraph=True, backend='aot_eager')
+    output, grads = with_gradients(function, inputs)
+    rounded = {n: x.bfloat16() if n in op.tokens else x for n, x in inputs.items()}
+    expected, expected_grads = with_gradients(on(op, None), rounded)
+    assert output.dtype == BF16
+    assert torch.equal(output, expected)
+    for name, grad in grads.items():
+        assert grad.dtype == FP32
+        assert torch.equal(grad, expected_grads[name].float()), name
+
+
+@every_op
+def test_autocast_leaves_fp64_alone(op):
+    inputs = op.make(HW)
+    with torch.autocast('cpu', dtype=BF16):
+        found = on(op, None)(inputs)
+    assert torch.equal(found, on(op, None)(inputs))
+
+
+@every_op
+def test_a_second_derivative_is_an_error(op):
+    inputs = {n: x.requires_grad_() for n, x in op.make(HW).items()}
+    first, second = (inputs[n] for n in (*op.images, list(inputs)[-1])[:2])
+    loss = on(op, None)(inputs).square().sum()
+    (grad,) = torch.autograd.grad(loss, first, create_graph=True)
+    with pytest.raises(RuntimeError, match='autograd'):
+        torch.autograd.grad(grad.sum(), second)
+
+
+# -------------------------------------------------------------------------------------- arguments
+
+
+@pytest.mark.parametrize(
+    ('op', 'case'),
+    [pytest.param(o, c, id=f'{n}-{w}') for n, o in OPS.items() for w, c in o.bad.items()],
+)
+def test_a_bad_argument_is_named(op, case):
+    inputs = op.make(HW, dtype=FP32)
+    inputs |= {n: change(inputs[n]) for n, change in case.changes.items()}
+    with pytest.raises(case.kind, match=case.message):
+        op.call(inputs, **{'hw': HW, **case.options})
+
+
+@every_op
+def test_triton_without_a_gpu_says_why(op, monkeypatch):
+    monkeypatch.delenv('TRITON_INTERPRET', raising=False)
+    with pytest.raises(RuntimeError, match=r"backend='triton' cannot run here: .*backend=None"):
+        on(op, 'triton')(op.make(HW, dtype=FP32))
+
+
+# ------------------------------------------------------------------------------------------ numba
+
+
+@on_numba
+def test_numba_is_what_a_cpu_runs(op, monkeypatch):
+    monkeypatch.delenv('TTT_KERNELS_BACKEND', raising=False)
+    inputs = op.make((9, 13), dim=32, dtype=FP32)
+    found = on(op, None)(inputs, (9, 13))
+    assert torch.equal(found, on(op, 'numba')(inputs, (9, 13)))
+    assert not torch.equal(found, on(op, 'reference')(inputs, (9, 13)))
+
+
+@on_numba
+def test_the_same_bits_with_any_number_of_threads(op, monkeypatch):
+    monkeypatch.setattr('ttt_kernels._numba._WORTH_A_THREAD', 1)
+    hw = (9, 13)
+    inputs = op.make(hw, batch=3, dim=48, dtype=FP32)
+    before, results = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3, 7):
+            torch.set_num_threads(threads)
+            output, grads = with_gradients(on(op, 'numba'), inputs, hw)
+            results.append((output, *grads.values()))
+    finally:
+        torch.set_num_threads(before)
+    for others in results[1:]:
+        assert all(torch.equal(x, y) for x, y in zip(others, results[0], strict=True))
+
+
+@pytest.mark.parametrize(
+    'op', [marked(o, name=n, backend='numba') for n, o in HAVE_NUMBA.items() if 'ttt' in n]
+)
+def test_parameters_can_still_be_resized(op):
+    # FSDP does so with parameters that it has gathered; NumPy's views forbid it.
+    inputs = op.make(HW, dim=16, dtype=FP32)
+    leaves = {n: x.detach().requires_grad_() for n, x in inputs.items()}
+    on(op, 'numba')(leaves).sum().backward()
+    parameters = [x for n, x in inputs.items() if n not in op.images]
+    assert all(x.untyped_storage().resizable() for x in parameters)

@@ -1,0 +1,61 @@
+"""Draws what a model looks at and what its inner models learn: pictures and a CSV for each.
+
+--what chooses:
+  erf        effective receptive fields of the last map and the FPN's levels; any model
+  gmm        gradient magnitude of each patch, and the 30 % of the largest
+  loss       inner loss along the tokens (Vittt), or before and after the step (ViT³, T⁵)
+  state      drift, rank and learning rate of the inner models; where in the image they move
+  attention  implicit attention of chosen patches, and how far it reaches; timm's ViTs too
+  keys       key shift, by which to decide about a key norm; timm's ViTs too
+
+With --annotations (a COCO file with masks of the images) gmm.csv has the share of the gradient
+inside the masks over their share of the area, and the area under its ROC curve.
+
+example: python tools/inspect_model.py vittt_t_in1k photo.jpg --checkpoint vittt.pth --what erf gmm
+"""
+
+import argparse
+from pathlib import Path
+
+from mmvttt.analysis.inspect import DIAGNOSTICS, Look, inspect_model
+from mmvttt.analysis.models import load_model
+from mmvttt.cli import add_model_and_images, command_line, plain_errors
+
+
+def parse_args() -> argparse.Namespace:
+    parser = command_line(__doc__)
+    add_model_and_images(parser, 'work_dirs/inspect')
+    parser.add_argument(
+        '--what', nargs='+', default=list(DIAGNOSTICS), metavar='NAME', help='default: all'
+    )
+    parser.add_argument(
+        '--query',
+        nargs=2,
+        type=float,
+        action='append',
+        metavar=('Y', 'X'),
+        help='place of a patch for --what attention, from 0 to 1; may be given again; '
+        'default: 0.5 0.5',
+    )
+    parser.add_argument('--annotations', type=Path, help='COCO file with the masks of the images')
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = parse_args()
+    with plain_errors():
+        found = load_model(args.model, args.cfg_options, args.checkpoint)
+        look = Look(
+            found.model,
+            args.images,
+            tuple(args.shape or found.size),
+            args.out,
+            tuple(args.query or [(0.5, 0.5)]),
+            args.annotations,
+        )
+        for path in inspect_model(look, args.what):
+            print(f'wrote {path}')
+
+
+if __name__ == '__main__':
+    main()
