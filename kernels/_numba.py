@@ -18,10 +18,10 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic as numba_intrinsic
 from torch import Tensor
 
-# Matrices of `add_product` are padded to multiples of these: tiles of 4 rows by 64 bytes, whose
-# sums take 8 of the 16 vector registers of AVX2.
-ROWS, COLUMNS = 4, 16
-_TILE_BYTES = 64
+# Matrices are padded to multiples of this.
+COLUMNS = 16
+# A tile of `add_product` is this wide; a step of its inner loop takes so many terms.
+_TILE_BYTES, _STEP = 64, 4
 # A turned operand is brought in order this many terms at a time, in squares of numbers.
 _PANEL_TERMS, _SQUARE = 128, 8
 _BYTE, _INDEX = ir.IntType(8), ir.IntType(64)
@@ -84,10 +84,10 @@ def inlined(function: Callable) -> Callable:
 def add_product(context, z, x, w):
     """z += x @ w, `(m, n)`, `(m, k)`, `(k, n)` of one type; rows of z dense, x any strides.
 
-    w is dense, or the transpose of a dense matrix (which is brought in order on the way). m must be
-    a multiple of ROWS, k and n of COLUMNS. Written in LLVM's vectors, because its loop vectorizer
-    does not keep a tile of sums in registers; near the speed of a BLAS. At most _PANEL_TERMS terms
-    are summed before they are added to z, so that a z that gathers thousands of chunks takes one
+    w is dense, or the transpose of a dense matrix (which is brought in order on the way). m, k and
+    n must be multiples of COLUMNS. Written in LLVM's vectors, because its loop vectorizer does not
+    keep a tile of sums in registers; near the speed of a BLAS. At most _PANEL_TERMS terms are
+    summed before they are added to z, so that a z that gathers thousands of chunks takes one
     rounding for each, not one for each of its tokens.
     """
 
@@ -101,13 +101,25 @@ def add_product(context, z, x, w):
         number = context.get_data_type(signature.args[0].dtype)
         size = signature.args[0].dtype.bitwidth // 8
         turned = signature.args[2].layout == 'F'
-        builder.call(_product_function(builder.module, number, size, turned), numbers)
+        rows = _tile_rows(context.codegen().magic_tuple())
+        builder.call(_product_function(builder.module, number, size, turned, rows), numbers)
         return context.get_dummy_value()
 
     return types.void(z, x, w), generate
 
 
-def _product_function(module: ir.Module, number: ir.Type, size: int, turned: bool) -> ir.Function:
+def _tile_rows(target: tuple[str, str, str]) -> int:
+    """Rows of a tile for LLVM's (triple, processor, features), which are in numba's cache key.
+
+    The sums of 4 rows take 8 of the 16 vector registers of AVX2, those of 8 rows 8 of AVX-512's 32:
+    enough of them to hide the latency of a multiply-add in either.
+    """
+    return 8 if '+avx512f' in target[2].split(',') else 4
+
+
+def _product_function(
+    module: ir.Module, number: ir.Type, size: int, turned: bool, height_of_tile: int
+) -> ir.Function:
     """`add_product` of numbers of `size` bytes: address, strides, shape of z, of x and of w."""
     name = f'ttt_kernels_add_product_{size}{"_turned" * turned}'
     if name in module.globals:
@@ -151,8 +163,8 @@ def _product_function(module: ir.Module, number: ir.Type, size: int, turned: boo
         else:
             start = builder.add(builder.mul(begin, w_row), builder.mul(j, w_column))
             weights, weights_row = builder.gep(w, [start]), w_row
-        with steps(_INDEX(0), height, ROWS) as (i, _):
-            rows = [builder.add(i, _INDEX(r)) for r in range(ROWS)]
+        with steps(_INDEX(0), height, height_of_tile) as (i, _):
+            rows = [builder.add(i, _INDEX(r)) for r in range(height_of_tile)]
             column = builder.mul(j, _INDEX(size))
             places = [
                 _at(builder, vector, z, builder.add(builder.mul(r, z_row), column)) for r in rows
@@ -161,8 +173,8 @@ def _product_function(module: ir.Module, number: ir.Type, size: int, turned: boo
             sums = [cgutils.alloca_once(builder, vector) for _ in rows]
             for total in sums:
                 builder.store(ir.Constant(vector, [0.0] * lanes), total)
-            with steps(begin, end, ROWS) as (first_term, _):
-                for more in range(ROWS):
+            with steps(begin, end, _STEP) as (first_term, _):
+                for more in range(_STEP):
                     term = builder.add(first_term, _INDEX(more))
                     row = builder.mul(builder.sub(term, begin), weights_row)
                     b = builder.load(_at(builder, vector, weights, row), align=size)
