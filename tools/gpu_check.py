@@ -1,10 +1,12 @@
-"""`make gpu`: the tests of the kernels on this machine's GPU, then their benchmarks.
+"""`make gpu`: the tests of the kernels on this machine's GPU, then their benchmarks and plan.
 
-    python tools/gpu_check.py --out DIR                     # both, in less than 20 minutes
+    python tools/gpu_check.py --out DIR                     # all, in some 20 minutes
     python tools/gpu_check.py --out DIR --part tests        # each in less than 10
     python tools/gpu_check.py --out DIR --part benchmarks
+    python tools/gpu_check.py --out DIR --part plan
 
-Everything goes to DIR: tables that name the GPU and the versions, plots, and a log of the whole.
+Everything goes to DIR: tables that name the GPU and the versions, plots, a log of the whole, and
+the measured plan of ttt_linear, which takes effect as kernels/ttt_linear/_plans.py.
 The exit status is 1 where a test fails or a row is missing. Needs torch and Triton; pytest for the
 tests, matplotlib for the plots, flash-linear-attention for a comparison with it, where they are
 there. Nothing has to be installed: `ttt_kernels` is found in the folder kernels/.
@@ -60,7 +62,9 @@ def steps(out: Path, smoke: bool) -> list[Step]:
         options += ('--out', str(out), '--seconds', str(seconds - GRACE))
         options += ('--smoke',) if smoke else ()
         found.append(Step('benchmarks', f'benchmark {name}', (script, *options), seconds))
-    return found
+    tune = (str(BENCHMARKS / 'ttt_linear.py'), '--tune', '--out', str(out))
+    tune += ('--smoke',) if smoke else ()
+    return [*found, Step('plan', 'plan of ttt_linear', tune, 120 * slower)]
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -105,7 +109,7 @@ def run(step: Step, env: dict[str, str], log: TextIO) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--out', type=Path, default=ROOT / 'docs' / 'benchmarks')
-    parser.add_argument('--part', choices=('tests', 'benchmarks'), help='one of them only')
+    parser.add_argument('--part', choices=('tests', 'benchmarks', 'plan'), help='one of them only')
     parser.add_argument('--smoke', action='store_true', help='tiny shapes: does it run at all?')
     args = parser.parse_args()
     if not torch.cuda.is_available():

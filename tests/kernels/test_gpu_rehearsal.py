@@ -35,6 +35,7 @@ def checked(tmp_path_factory):
 def test_everything_goes_to_out(checked):
     out, said = checked
     assert sorted(path.name for path in out.iterdir() if path.suffix != '.png') == [
+        '_plans.py',
         'causal_conv_stand_in_gpu.csv',
         'deform_attn_stand_in_gpu.csv',
         'gpu_check.log',
@@ -46,6 +47,8 @@ def test_everything_goes_to_out(checked):
     for step in ('ttt_linear', 'causal_conv', 'ttt_glu', 'deform_attn', 'predict'):
         assert f'== benchmark {step}: ok after' in said
     assert '== tests: ok after' in said
+    assert '== plan of ttt_linear: ok after' in said
+    assert "    Plan('Stand-in GPU', 64, 0.75, 64, apart=" in (out / '_plans.py').read_text()
     # All of them ran, but for what needs two GPUs or has no kernel.
     assert 'failed' not in said
     skipped = [line for line in said.splitlines() if line.startswith('SKIPPED')]

@@ -4,11 +4,14 @@ How a kernel of ours changed is a report: `python tools/dev/kernel_benchmarks/pr
 difference to the committed table. A prediction fails no test.
 """
 
+import math
 import types
 
 import predict
 import pytest
 from cycles import BARRIER, GLOBAL, TENSOR_CORE_BUSY, Instruction, Loop, cycles, innermost
+
+from ttt_kernels.ttt_linear._plans import plan
 
 
 def instruction(name, stall=1, sets=7, waits=0, registers=()):
@@ -100,6 +103,38 @@ def test_a_scan_that_one_program_walks_has_all_of_its_chunks():
     assert [predict.iterations(launch(name)) for name in walks] == [100, 100]
     segments = ('forward_output', 'backward_query', 'backward_key')
     assert [predict.iterations(launch(name)) for name in segments] == [32, 32, 32]
+
+
+def forward_cycles(dim: int, scans: int, tokens: int, processors: int) -> dict[bool, int]:
+    """Predicted cycles of ttt_linear's forward pass, with its output apart and not."""
+    table = predict.tables()['3.8.0']
+
+    def kernel(case: str, name: str, programs: int, iterations: int) -> int:
+        cycles = table[f'ttt_linear {case}, {name}, sm_90']['cycles']
+        together = min(len(cycles), math.ceil(programs / processors))
+        rounds = math.ceil(programs / (processors * together))
+        return rounds * iterations * cycles[together - 1]
+
+    chunks = math.ceil(tokens / 16)
+    parts = scans * math.ceil(chunks / 32)
+    # Up to two scans a multiprocessor have all of its registers.
+    few = dim == 64 and scans <= 2 * processors
+    many = dim == 64 and not few
+    apart, whole = f'in segments d {dim}', f'whole d {dim}{", few scans" * few}'
+    chain = kernel(f'{apart}{", many scans" * many}', 'forward_scan', scans, chunks)
+    output = kernel(apart, 'forward_output', parts, min(chunks, 32))
+    whole = kernel(whole, 'forward_scan', scans, chunks)
+    return {True: chain + output, False: whole}
+
+
+@pytest.mark.parametrize('dim', [64, 128])
+@pytest.mark.parametrize('tokens', [196, 512, 576, 1024, 4200, 6400])
+@pytest.mark.parametrize('scans', [6, 24, 96, 132, 192, 384, 1536])
+def test_the_plan_takes_the_path_that_is_predicted_to_be_faster(dim, tokens, scans):
+    predicted = forward_cycles(dim, scans, tokens, 132)
+    apart = plan('NVIDIA H200', dim, scans / 132, tokens).apart
+    # Predictions that are closer do not tell the two apart.
+    assert predicted[apart] < 1.1 * predicted[not apart]
 
 
 def test_the_report_has_a_line_for_every_difference(monkeypatch, capsys):

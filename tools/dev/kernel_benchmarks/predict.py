@@ -5,7 +5,7 @@
     python tools/dev/kernel_benchmarks/predict.py --calibrate --out DIR    # on a GPU: against times
 
 The table, predicted_cycles.json, holds predictions of the model in cycles.py, not measurements:
-`cycles` of an iteration with one program on a multiprocessor, and with as many as fit.
+`cycles` of an iteration with one program on a multiprocessor, with two, …, with as many as fit.
 `--calibrate` runs the ops at the shapes of the targets, times each launch by itself, and writes
 both times side by side.
 """
@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import deform_attn as sampling_benchmark
 import torch
@@ -35,6 +36,7 @@ from ttt_kernels import (
     ttt_linear,
     ttt_mlp,
 )
+from ttt_kernels.ttt_linear import _plans
 
 ROOT = Path(__file__).resolve().parents[3]
 TABLE = Path(__file__).with_name('predicted_cycles.json')
@@ -53,13 +55,19 @@ def _leaves(*shapes: tuple[int, ...], tokens: int) -> list[torch.Tensor]:
     ]
 
 
-def _scan(dim: int, tokens: int, heads: int, size: int = 16) -> Run:
+def _scan(dim: int, tokens: int, heads: int, size: int = 16, apart: bool = False) -> Run:
     token, lead = (1, tokens, 1, heads), (1, heads)
     leaves = _leaves(
         *[(*token, dim)] * 3, token, (*lead, dim, dim), *[(*lead, dim)] * 3, (1, size), tokens=3
     )
     options = {'directions': ('forward',), 'mini_batch_size': size, 'backend': 'triton'}
-    return lambda: ttt_linear(*leaves, **options), leaves
+    path = (_plans.Plan('', 0, math.inf, 0, apart),)
+
+    def run() -> torch.Tensor:
+        with patch.object(_plans, 'PLANS', path):
+            return ttt_linear(*leaves, **options)
+
+    return run, leaves
 
 
 def _glu(dim: int) -> Run:
@@ -93,15 +101,17 @@ def _sampling(dim: int, shapes: tuple[tuple[int, int], ...]) -> Run:
     ), leaves
 
 
-# An op is a row for each way that it takes; without a GPU there is one multiprocessor, so that few
-# scans of many tokens are cut into segments and many are not.
+# An op is a row for each path that it takes.
 CASES: dict[str, Callable[[], Run]] = {
     'ttt_linear whole d 64': lambda: _scan(64, 64, heads=8),
-    'ttt_linear in segments d 64': lambda: _scan(64, 512, heads=2),
+    'ttt_linear whole d 64, few scans': lambda: _scan(64, 64, heads=2),
+    'ttt_linear in segments d 64': lambda: _scan(64, 512, heads=2, apart=True),
+    'ttt_linear in segments d 64, many scans': lambda: _scan(64, 512, heads=8, apart=True),
     'ttt_linear whole d 64, b 64': lambda: _scan(64, 64, heads=8, size=64),
-    'ttt_linear in segments d 64, b 64': lambda: _scan(64, 4096, heads=2, size=64),
+    'ttt_linear in segments d 64, b 64': lambda: _scan(64, 4096, heads=2, size=64, apart=True),
     'ttt_linear whole d 64, b 4': lambda: _scan(64, 64, heads=8, size=4),
     'ttt_linear whole d 128': lambda: _scan(128, 64, heads=8),
+    'ttt_linear in segments d 128': lambda: _scan(128, 512, heads=2, apart=True),
     'ttt_linear whole d 32': lambda: _scan(32, 64, heads=8),
     'causal_conv, two of 4 taps': lambda: _convolutions(64),
     'ttt_glu d 64': lambda: _glu(64),
@@ -143,7 +153,7 @@ def figures(loop: Loop) -> dict[str, object]:
         'instructions': len(loop.body),
         'spills': loop.spills,
         'fit': loop.resident,
-        'cycles': [round(cycles(loop, n)) for n in sorted({1, loop.resident})],
+        'cycles': [round(cycles(loop, n)) for n in range(1, loop.resident + 1)],
     }
 
 

@@ -1,7 +1,7 @@
 """Times ttt_linear side by side with its eager form, flash-linear-attention and attention.
 
     python tools/dev/kernel_benchmarks/ttt_linear.py         # docs/benchmarks/ttt_linear_<gpu>.*
-    python tools/dev/kernel_benchmarks/ttt_linear.py --tune  # kernels/ttt_linear/_plans.py
+    python tools/dev/kernel_benchmarks/ttt_linear.py --tune --out DIR    # DIR/_plans.py
     python tools/dev/kernel_benchmarks/ttt_linear.py --device cpu --smoke --out /some/folder
 
 One layer's worth of work in bf16: Vittt's two scans with H heads of 64 channels, and for attention
@@ -18,8 +18,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -307,50 +309,55 @@ def plot(rows: list[dict[str, object]], path: Path) -> None:
 # --------------------------------------------------------------------------------------- tuning
 
 
-def tune(device: torch.device) -> list[str]:
+def tune(device: torch.device, smoke: bool) -> list[str]:
     """Rows of `_plans.PLANS` for this GPU: the faster path by number of scans and of tokens."""
     from ttt_kernels.ttt_linear import _plans, kernel
     from ttt_kernels.ttt_linear.reference import Inputs
 
     properties = torch.cuda.get_device_properties(device)
     name, processors = properties.name, properties.multi_processor_count
+    counts = (0.5, 1.0) if smoke else (0.5, 1.0, 1.5, 2.0, 3.0)
+    # A row holds from its own number of scans up to half-way to the next.
+    limits = [(a + b) / 2 for a, b in pairwise(counts)] + [math.inf]
     rows = []
-    for tokens in (4096, 1024, 256):
-        for per_sm in (0.25, 1.0, 2.0, 3.0, 6.0):
+    for tokens in (64,) if smoke else (4096, 1024, 256):
+        for per_sm, limit in zip(counts, limits, strict=True):
             images = max(1, round(per_sm * processors / (SCANS * HEADS['T'])))
             shape = Shape('tune', '', images, 'T', tokens)
             inputs = Inputs(*(x.detach() for x in ours(shape, device)[1]))
             found = []
             for apart in (False, True):
-                _plans.PLANS = (_plans.Plan('', 0, math.inf, 0, apart),)
-                call = lambda: kernel.forward(inputs, 'fb', 16, 1e-6)  # noqa: B023, E731
-                found.append((milliseconds(call, device)[0], apart))
-            print(tokens, per_sm, found, flush=True)
-            # A row holds from its own number of scans up to half-way to the next.
-            below = 1.5 * per_sm if per_sm < 6 else math.inf
-            limit = "float('inf')" if below == math.inf else repr(below)
-            rows.append(f'    Plan({name!r}, {DIM}, {limit}, {tokens}, apart={min(found)[1]}),')
+                with patch.object(_plans, 'PLANS', (_plans.Plan('', 0, math.inf, 0, apart),)):
+                    call = functools.partial(kernel.forward, inputs, 'fb', CHUNK, 1e-6)
+                    found.append((milliseconds(call, device)[0], apart))
+            times = ', '.join(f'{"apart" if apart else "whole"} {ms:.4f} ms' for ms, apart in found)
+            print(f'T {tokens}, {per_sm} scans a multiprocessor: {times}', flush=True)
+            below = "float('inf')" if limit == math.inf else repr(limit)
+            rows.append(f'    Plan({name!r}, {DIM}, {below}, {tokens}, apart={min(found)[1]}),')
     return rows
 
 
 def write_plans(rows: list[str], path: Path) -> None:
-    """Puts measured rows in front of the others, in place of those of the same GPU."""
-    text = path.read_text()
+    """Writes `_plans.py` with measured rows before the others, in place of those of their GPU."""
+    text = (ROOT / 'kernels' / 'ttt_linear' / '_plans.py').read_text()
     gpu = re.match(r'\s*Plan\((.*?), ', rows[0])[1]
     kept = [line for line in text.splitlines() if not line.startswith(f'    Plan({gpu}, ')]
     at = kept.index('PLANS = (') + 1
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text('\n'.join(kept[:at] + rows + kept[at:]) + '\n')
 
 
 def main() -> int:
     parser = command_line(__doc__, seconds=300)
     parser.add_argument('--fla-seconds', type=float, default=120, help="fla's part of them")
-    parser.add_argument('--tune', action='store_true', help='measure and rewrite the plans')
+    parser.add_argument('--tune', action='store_true', help='measure the plan: OUT/_plans.py')
     args = parser.parse_args()
     if (device := ready(args)) is None:
         return 1
     if args.tune:
-        write_plans(tune(device), ROOT / 'kernels' / 'ttt_linear' / '_plans.py')
+        path = args.out / '_plans.py'
+        write_plans(tune(device, args.smoke), path)
+        print(f'{path}: to use it, copy it to kernels/ttt_linear/')
         return 0
     with Table(path_for(args.out, 'ttt_linear', device), (*SHAPE, *MEASURED), device) as table:
         for row in run_all(args.smoke, device, args.seconds, args.fla_seconds):
