@@ -119,7 +119,7 @@ def plain_errors() -> Iterator[None]:
                 text = text.splitlines()[-1].partition('Error: ')[2]
             print(f'error: {printable(text)}', file=sys.stderr)
         raise SystemExit(1) from None
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         message = explain_build(error)
         if message is None:
             raise
@@ -128,8 +128,10 @@ def plain_errors() -> Iterator[None]:
         raise SystemExit(1) from None
 
 
-def explain_build(error: KeyError | TypeError) -> str | None:
-    """A type that no registry has, or an option that a type has not, with the closest; else None.
+def explain_build(error: KeyError | TypeError | ValueError) -> str | None:
+    """A type that no registry has, an option that a type has not, or a value that it refuses.
+
+    None for other errors.
 
     Args:
         error: The error of building something from a config.
@@ -138,6 +140,10 @@ def explain_build(error: KeyError | TypeError) -> str | None:
     frame = next((f for f in frames[::-1] if f.f_code.co_name == 'build_from_cfg'), None)
     if frame is None:
         return None
+    if isinstance(error, ValueError):
+        # Checks of our own models name the option, its value and what to do.
+        own = frames[-1].f_globals.get('__name__', '').startswith('mmvttt.')
+        return str(error) if own else None
     kind = frame.f_locals.get('obj_type')
     if isinstance(error, KeyError):
         # Not a KeyError of the constructor, nor of a config without a type.
@@ -146,10 +152,14 @@ def explain_build(error: KeyError | TypeError) -> str | None:
         return f'there is no type {kind!r}{_did_you_mean(kind, _types(frame))}'
     found = re.search(r"unexpected keyword argument '(\w+)'", str(error))
     built: Any = frame.f_locals.get('obj_cls')
-    # An error of the class or function itself, not of one that it calls.
-    if found is None or frame is not frames[-1]:
+    # An error of the class or function itself, or of a base class that its constructor calls, not of
+    # anything else that it calls.
+    refused = str(error).partition('.__init__')[0]
+    bases = inspect.getmro(built) if inspect.isclass(built) and frames[-2] is frame else ()
+    base = next((c for c in bases if c.__qualname__ == refused), None)
+    if found is None or not (frame is frames[-1] or base):
         return None
-    options = [name for name in inspect.signature(built).parameters if name != 'kwargs']
+    options = [name for name in inspect.signature(base or built).parameters if name != 'kwargs']
     return (
         f'{built.__name__} has no option {found[1]!r}{_did_you_mean(found[1], options)}; it has '
         f'{", ".join(options)}'
