@@ -152,14 +152,20 @@ def explain_build(error: KeyError | TypeError | ValueError) -> str | None:
         return f'there is no type {kind!r}{_did_you_mean(kind, _types(frame))}'
     found = re.search(r"unexpected keyword argument '(\w+)'", str(error))
     built: Any = frame.f_locals.get('obj_cls')
-    # An error of the class or function itself, or of a base class that its constructor calls, not of
-    # anything else that it calls.
+    # An error of the class or function itself, or of the base class that its constructor calls.
     refused = str(error).partition('.__init__')[0]
     bases = inspect.getmro(built) if inspect.isclass(built) and frames[-2] is frame else ()
     base = next((c for c in bases if c.__qualname__ == refused), None)
     if found is None or not (frame is frames[-1] or base):
         return None
-    options = [name for name in inspect.signature(base or built).parameters if name != 'kwargs']
+    options = [
+        name
+        for owner in (built, base)
+        if owner is not None
+        for name, option in inspect.signature(owner).parameters.items()
+        if option.kind not in (option.VAR_POSITIONAL, option.VAR_KEYWORD)
+    ]
+    options = list(dict.fromkeys(options))
     return (
         f'{built.__name__} has no option {found[1]!r}{_did_you_mean(found[1], options)}; it has '
         f'{", ".join(options)}'

@@ -146,8 +146,7 @@ def require_buildable(config: str, variants: Sequence[Variant], options: Mapping
             config_of(config, variant, options, None)
             find_model(config, {**(options or {}), **variant.options}, weightless=True)
         except (TypeError, ValueError, KeyError) as error:
-            reason = explain_build(error) if isinstance(error, KeyError | TypeError) else None
-            raise UsageError(f'{variant.name}: {reason or error}') from error
+            raise UsageError(f'{variant.name}: {explain_build(error) or error}') from error
 
 
 def cost_of(config: str, variant: Variant, options: Mapping | None) -> tuple[int, float | None]:
