@@ -54,11 +54,16 @@ def errors(name: str, tmp_path: Path, suffix: str, **options: Any) -> list[float
     return [comparison.error for comparison in found]
 
 
-def test_a_classifier_becomes_onnx_of_any_size(tmp_path: Path) -> None:
+def test_a_classifier_becomes_onnx_of_any_size(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     # Four batches and sizes; fp32 in another order of sums.
     found = errors('vittt_t_in1k', tmp_path, '.onnx')
     assert len(found) == 4
     assert max(found) < 1e-4
+    steps = ('tracing', 'decomposing', 'translating', 'optimising', 'writing', 'comparing')
+    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith(steps)]
+    assert tuple(line.split()[0] for line in printed) == steps
 
 
 def test_pt2_keeps_the_ops(tmp_path: Path) -> None:
