@@ -104,8 +104,8 @@ def plot_curves(
                 width = 2 if name == 'loss' else 1
                 left.plot(*_points(values), label=_label(before + name), linewidth=width)
         for name in metrics or _defined(evaluated):
-            values = evaluated.get(name, {})
-            right.plot(*_points(values), label=_label(before + name), marker='o', markersize=4)
+            if values := evaluated.get(name):
+                right.plot(*_points(values), label=_label(before + name), marker='o', markersize=4)
         # mmengine logs base_lr where there are several groups of parameters.
         rates = train.get('base_lr') or train.get('lr', {})
         rate.plot(*_points(rates), label=_label(run))

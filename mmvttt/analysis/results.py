@@ -88,9 +88,10 @@ def plot_confusion(matrix: np.ndarray, classes: Sequence[str], out: str | os.Pat
     figure = Figure(figsize=(side + 1, side), layout='constrained')
     FigureCanvasAgg(figure)
     axes = figure.subplots()
-    figure.colorbar(axes.imshow(shares, vmin=0, vmax=1, cmap='Blues'), ax=axes)
+    drawn = axes.imshow(shares, vmin=0, vmax=1, cmap='Blues')
+    figure.colorbar(drawn, ax=axes, label='share of the row')
     places = range(len(classes))
-    axes.set(xlabel='prediction', ylabel='truth')
+    axes.set(title='Confusion matrix', xlabel='prediction', ylabel='truth')
     axes.set_xticks(places, classes, rotation=90)
     axes.set_yticks(places, classes)
     if len(classes) <= _READABLE:
