@@ -1,4 +1,4 @@
-"""What a checkpoint may hold, as torch's weights-only reader sees it: numbers, no functions."""
+"""Contents that a checkpoint may have, as torch's weights-only reader sees it: numbers, no functions."""
 
 import copy
 import copyreg

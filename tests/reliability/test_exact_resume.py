@@ -180,7 +180,7 @@ def test_make_exact_changes_a_config_once() -> None:
 
 
 class MyLoop(EpochBasedTrainLoop):
-    """Nobody knows what it does."""
+    """Does unknown things."""
 
 
 @pytest.mark.parametrize(
