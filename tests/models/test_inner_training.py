@@ -1,4 +1,4 @@
-"""What a TTT mixer does between its projections, with tokens in front of the map."""
+"""A TTT mixer between its projections, with tokens in front of the map."""
 
 import math
 
