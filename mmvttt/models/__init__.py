@@ -1,6 +1,6 @@
 """Layers, backbones and the adapter around them; mmengine imports this to find `mmvttt.X`."""
 
-from . import adapters, backbones, classifiers, inherit, roi_extractors
+from . import adapters, backbones, classifiers, generation, inherit, roi_extractors
 from .adapters import ViTAdapter
 from .backbones import T5, HViT3, TimmViT, ViT3, Vittt
 
@@ -14,6 +14,7 @@ __all__ = [
     'adapters',
     'backbones',
     'classifiers',
+    'generation',
     'inherit',
     'roi_extractors',
 ]

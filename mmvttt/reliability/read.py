@@ -27,7 +27,7 @@ from .allow_list import allowed
 from .atomic_write import PARTIAL
 
 # Where training scripts put the weights, in the order of preference.
-_EMA = ('state_dict_ema', 'model_ema')
+_EMA = ('state_dict_ema', 'model_ema', 'ema')
 # Prefix of averaged weights in our checkpoints: MESA's teacher.
 _TEACHER = 'teacher.'
 _CONTAINERS = ('state_dict', 'model', *_EMA)
@@ -54,9 +54,10 @@ def read_weights(
 ) -> dict[str, Tensor]:
     """The named tensors of a file or URL, as `read_content` reads it.
 
-    Takes raw state dicts and those under `state_dict`, `model`, `state_dict_ema` or `model_ema`,
-    and drops DDP's `module.`. With `ema`, takes the averaged weights alone: the last two, or of a
-    checkpoint of ours the average of an EMAHook, or MESA's teacher by the names of the student.
+    Takes raw state dicts and those under `state_dict`, `model`, `state_dict_ema`, `model_ema` or
+    `ema`, and drops DDP's `module.`. With `ema`, takes the averaged weights alone: the last three,
+    or of a checkpoint of ours the average of an EMAHook, or MESA's teacher by the names of the
+    student.
 
     Raises:
         CheckpointError: See `read_content`; or the file has no weights.

@@ -19,8 +19,8 @@ from torch import nn
 from mmvttt.config import config_names, load_config
 from mmvttt.registry import MODELS, PARAM_SCHEDULERS
 
-# Worked examples on small sets; heads with the toolboxes' own recipes.
-OTHERS = re.compile('demo|pennfudan|camvid|dino_|mask2former')
+# Worked examples on small sets; heads with the toolboxes' own recipes; generation.
+OTHERS = re.compile('demo|pennfudan|camvid|dino_|mask2former|digits|dit3|dit5|sd35m')
 NAMES = [name for name in config_names() if not OTHERS.search(name)]
 FP32, AMP = 'OptimWrapper', 'mmvttt.AmpOptimWrapper'
 
