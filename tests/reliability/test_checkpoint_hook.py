@@ -62,7 +62,7 @@ def test_versions_and_the_commit_stand_apart(key: str) -> None:
         checkpoint = dict(meta={'epoch': 1, key: mmengine.__version__ + commit})
         CheckpointHook().before_save_checkpoint(SimpleNamespace(cfg=Config()), checkpoint)
         own = dict(git_hash=commit) if len(commit) == 40 else {}
-        assert checkpoint['meta'] == dict(epoch=1, **versions, **own)
+        assert checkpoint['meta'] == dict(epoch=1, settings={}, **versions, **own)
 
 
 def test_the_exit_status_can_be_chosen(run: Callable) -> None:
@@ -286,6 +286,18 @@ def test_a_signal_to_all_processes_in_a_validation(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert 'SIGTERM: stopped with' in done.stdout + done.stderr
     assert 'Traceback' not in done.stdout + done.stderr
+
+
+def test_a_terminal_that_closes_leaves_a_checkpoint(run: Callable) -> None:
+    options = {'custom_hooks': [dict(type='Terminate', step=4, sent='SIGHUP')]}
+    # Where the tests run under nohup it is ignored.
+    former = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        with pytest.raises(Preempted):
+            run('train', config='noisy', work_dir='a', cfg_options=options)
+    finally:
+        signal.signal(signal.SIGHUP, former)
+    assert names('a') == {'iter_4.pth'}
 
 
 def test_sigusr1_saves_and_goes_on(run: Callable) -> None:

@@ -227,6 +227,23 @@ def test_an_item_is_a_function_of_index_and_key(data: SeededDataset) -> None:
     assert len(data) == 5
 
 
+def test_an_item_is_tried_twice(data: SeededDataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file server may answer the second time; the item is the same as of the first."""
+    expected, tries = data[3, (1, 2)], []
+    load = Data.__getitem__
+
+    def flaky(self: Data, index: int) -> object:
+        tries.append(index)
+        if len(tries) == 1:
+            torch.rand(2)
+            raise OSError('the server is busy')
+        return load(self, index)
+
+    monkeypatch.setattr(Data, '__getitem__', flaky)
+    assert data[3, (1, 2)] == expected
+    assert tries == [3, 3]
+
+
 def test_the_wrapped_data_set_shows_through(data: SeededDataset) -> None:
     assert data.metainfo == 'numbers'
     data.metainfo = 'changed'
