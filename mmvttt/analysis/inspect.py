@@ -26,7 +26,7 @@ from .attention import (
 )
 from .inner_training import LayerTraining, largest_tokens, mask_scores, training_of
 from .mixers import Mixing, record_mixers
-from .models import DenseForward
+from .models import backbone_of
 from .pictures import (
     colour_bar,
     image_panels,
@@ -74,9 +74,8 @@ class Look:
     @cached_property
     def mixings(self) -> list[list[Mixing]]:
         """The mixers on each image, as their backbone runs."""
-        network = DenseForward(self.model)
-        network = getattr(self.model, 'backbone', network)
-        return [record_mixers(network, image[None]) for _, image in self.images]
+        backbone = backbone_of(self.model)
+        return [record_mixers(backbone, image[None]) for _, image in self.images]
 
     @cached_property
     def trainings(self) -> list[list[LayerTraining]]:

@@ -4,6 +4,7 @@ from .amp import AmpOptimWrapper
 from .fsdp import BlockFSDPStrategy, wrap_blocks
 from .hooks.compile import CompileHook, compile_blocks
 from .hooks.ema import EMAHook
+from .hooks.inner_loop import InnerLoopHook
 from .hooks.mesa import MESAHook
 from .layer_decay import LayerDecayOptimWrapperConstructor
 from .schedules import WarmupCosineLR
@@ -13,6 +14,7 @@ __all__ = [
     'BlockFSDPStrategy',
     'CompileHook',
     'EMAHook',
+    'InnerLoopHook',
     'LayerDecayOptimWrapperConstructor',
     'MESAHook',
     'WarmupCosineLR',
