@@ -60,16 +60,16 @@ def resolve(
     """
     if callable(kind):
         return kind
+    proposed = ', '.join(map(repr, sorted(names or registry.module_dict)))
     if not isinstance(kind, str):
         raise TypeError(
-            f'{option}={kind!r}: give a registered name, or the {registry.name} itself.'
+            f'{option}={kind!r}: give a {registry.name}, or the name of one: {proposed}.'
         )
     try:
         found = registry.get(kind)
     except RuntimeError:
         found = None
     if found is None:
-        proposed = ', '.join(map(repr, sorted(names or registry.module_dict)))
         raise ValueError(
             f'{option}={kind!r} is no registered {registry.name}: choose one of {proposed}, or '
             'register your own and import its module by custom_imports (docs/own_mixer.md).'
