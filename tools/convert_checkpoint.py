@@ -36,6 +36,8 @@ def main() -> None:
             f'{len(conversion.left_over)} are left over; nothing was written'
         )
     print(f'wrote {len(conversion.weights)} tensors to {args.target}')
+    if conversion.caution:
+        print(conversion.caution)
 
 
 if __name__ == '__main__':

@@ -1,18 +1,12 @@
 """Converts checkpoint files, without running any code that a file may bring."""
 
-import argparse
 import os
-from collections import OrderedDict
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor
-from torch.serialization import safe_globals
+from safetensors.torch import save_file
 
-from mmvttt.errors import CheckpointError, CheckpointMissingError
+from mmvttt.errors import CheckpointError
 from mmvttt.reliability.read import read_weights
 from mmvttt.version import __version__
 
@@ -21,30 +15,6 @@ from .dit import PREFIX, dit_to_diffusers, dit_to_ours, dit_to_public, is_dit
 
 _DIRECTIONS = {'ours': to_ours, 'public': to_public}
 _OF_DIT = {'ours': dit_to_ours, 'public': dit_to_public, 'diffusers': dit_to_diffusers}
-# What training scripts save beside the weights. A yacs configuration is read as a plain mapping,
-# the one that torch fills; neither runs anything.
-_HARMLESS: list[Any] = [(OrderedDict, 'yacs.config.CfgNode'), argparse.Namespace]
-
-
-def read_checkpoint(checkpoint: str | os.PathLike[str], ema: bool = False) -> dict[str, Tensor]:
-    """The named tensors of a file or URL.
-
-    Beside what `read_weights` takes, the file may hold a yacs configuration or an argparse
-    namespace, as training checkpoints do. Neither is interpreted, and yacs need not be there. A
-    `.safetensors` file is read as such.
-
-    Args:
-        checkpoint: A file or http(s) URL.
-        ema: Take the averaged weights of the file; see `read_weights`.
-
-    Raises:
-        CheckpointMissingError: There is no such file.
-        CheckpointError: The file has no (averaged) weights, or can't be read without running code.
-    """
-    if os.fspath(checkpoint).endswith('.safetensors'):
-        return _read_safetensors(os.fspath(checkpoint))
-    with safe_globals(_HARMLESS):
-        return read_weights(checkpoint, ema=ema)
 
 
 def convert_checkpoint(
@@ -67,11 +37,11 @@ def convert_checkpoint(
         The conversion; `complete` says whether the target was written.
 
     Raises:
-        CheckpointError: See `read_checkpoint`, `to_ours` and `to_public`.
+        CheckpointError: See `read_weights`, `to_ours` and `to_public`.
     """
     if to not in _OF_DIT:
         raise ValueError(f'to={to!r}: choose one of {list(_OF_DIT)}.')
-    weights = read_checkpoint(source, ema)
+    weights = read_weights(source, ema=ema)
     directions = _OF_DIT if is_dit(weights) else _DIRECTIONS
     if to not in directions:
         raise CheckpointError(
@@ -90,12 +60,3 @@ def convert_checkpoint(
         Path(target).parent.mkdir(parents=True, exist_ok=True)
         torch.save({container: named, 'meta': meta}, target)
     return conversion
-
-
-def _read_safetensors(path: str) -> dict[str, Tensor]:
-    if not os.path.isfile(path):
-        raise CheckpointMissingError(f'there is no checkpoint {path!r}; give the path of a file')
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise CheckpointError(f'{path!r} is damaged or no safetensors file: {error}') from error

@@ -2,11 +2,12 @@
 
 from . import adapters, backbones, classifiers, generation, inherit, roi_extractors
 from .adapters import ViTAdapter
-from .backbones import T5, HViT3, ViT3, Vittt
+from .backbones import T5, HViT3, TimmViT, ViT3, Vittt
 
 __all__ = [
     'T5',
     'HViT3',
+    'TimmViT',
     'ViT3',
     'ViTAdapter',
     'Vittt',

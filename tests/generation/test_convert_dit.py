@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmvttt.convert import convert_checkpoint, read_checkpoint
+from mmvttt.convert import convert_checkpoint
 from mmvttt.errors import CheckpointError
+from mmvttt.reliability.read import read_weights
 
 pytest.importorskip('diffusers')
 from diffusers import DiTTransformer2DModel
@@ -70,7 +71,7 @@ def built(kind: str) -> DiT3:
 
 
 def ours(path: Path) -> dict[str, Tensor]:
-    found = read_checkpoint(path)
+    found = read_weights(path)
     return {name.removeprefix('transformer.'): value for name, value in found.items()}
 
 
@@ -87,7 +88,7 @@ def test_authors_checkpoint_and_back(kind: str, tmp_path: Path) -> None:
     built(kind).load_state_dict(ours(tmp_path / 'ours.pth'))
     back = convert_checkpoint(tmp_path / 'ours.pth', tmp_path / 'back.pt', to='public')
     assert back.complete
-    again = read_checkpoint(tmp_path / 'back.pt')
+    again = read_weights(tmp_path / 'back.pt')
     assert set(again) == set(weights)
     for name, value in weights.items():
         if name != 'pos_embed':
@@ -108,7 +109,7 @@ def test_diffusers_dit_and_back(tmp_path: Path) -> None:
     model.load_state_dict(ours(tmp_path / 'ours.pth'))
     back = convert_checkpoint(tmp_path / 'ours.pth', tmp_path / 'back.safetensors', to='diffusers')
     assert back.complete
-    again = read_checkpoint(tmp_path / 'back.safetensors')
+    again = read_weights(tmp_path / 'back.safetensors')
     assert set(again) == set(theirs.state_dict())
     for name, value in theirs.state_dict().items():
         assert torch.equal(again[name], value), name
@@ -129,7 +130,7 @@ def test_authors_dit_to_diffusers(tmp_path: Path) -> None:
     )
     assert found.complete
     theirs = DiTTransformer2DModel(HEADS, D // HEADS, 4, 8, DEPTH, num_embeds_ada_norm=CLASSES)
-    theirs.load_state_dict(read_checkpoint(tmp_path / 'theirs.safetensors'))
+    theirs.load_state_dict(read_weights(tmp_path / 'theirs.safetensors'))
 
 
 @pytest.mark.parametrize('change', ['missing', 'more', 'shape', 'positions', 'embedders'])

@@ -77,8 +77,9 @@ class ViTAdapter(PretrainedMixin, BaseModule):
     Args:
         backbone: Config of a plain backbone (or the module itself): attributes `embed_dims`,
             `num_layers`, `patch_size`, `norm`; methods `embed(image) -> (tokens, (h, w))` and
-            `run_block(i, tokens, (h, w)) -> tokens`. Its drop path, freezing of single stages and
-            checkpointing of blocks are its own options.
+            `run_block(i, tokens, (h, w)) -> tokens`; `num_prefix_tokens`, where some lie in front
+            of those of the patches, to go from block to block beside the adapter. Its drop path,
+            freezing of single stages and checkpointing of blocks are its own options.
         task: What is added to the pyramid at the end. `'det'`: the last tokens, to all four maps;
             `'seg'`: those after interaction 1, 2, 3, 4, to map 1, 2, 3, 4.
         interaction_indexes: First and last block of every group. Default: four even groups
@@ -139,7 +140,8 @@ class ViTAdapter(PretrainedMixin, BaseModule):
         _check_backbone(self.backbone)
         # Parameters that nothing here uses would stay without gradients, which stops DDP.
         self.backbone.norm = nn.Identity()
-        if hasattr(self.backbone, 'cls_token'):
+        self.prefix = getattr(self.backbone, 'num_prefix_tokens', 0)
+        if hasattr(self.backbone, 'cls_token') and not self.prefix:
             self.backbone.cls_token = None
         dims = self.embed_dims = self.backbone.embed_dims
         self.task = task
@@ -238,11 +240,12 @@ class ViTAdapter(PretrainedMixin, BaseModule):
         for interaction, (start, end) in zip(
             self.interactions, self.interaction_indexes, strict=True
         ):
-            tokens = interaction.inject(tokens, pyramid, on_pyramid)
+            patches = interaction.inject(tokens[:, self.prefix :], pyramid, on_pyramid)
+            tokens = torch.cat([tokens[:, : self.prefix], patches], 1) if self.prefix else patches
             for i in range(start, end + 1):
                 tokens = self.backbone.run_block(i, tokens, hw)
-            pyramid = interaction.extract(pyramid, tokens, on_tokens, sizes)
-            stages.append(tokens)
+            stages.append(tokens[:, self.prefix :])
+            pyramid = interaction.extract(pyramid, stages[-1], on_tokens, sizes)
 
         maps = split_levels(pyramid, sizes)
         if first is not None:
