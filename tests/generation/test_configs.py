@@ -17,7 +17,6 @@ from mmvttt.registry import MODELS
 from .small import SMALL
 
 pytest.importorskip('diffusers')
-pytest.importorskip('mmvttt.models.linearize')
 
 NAMES = [n for n in config_names() if n.startswith(('dit', 'sd35m'))]
 # Rate, weight decay, images of a step on 8 GPUs, steps, decay of the average (facts of the papers).

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mmvttt.convert import convert_checkpoint
 from mmvttt.errors import CheckpointError
+from mmvttt.reliability.read import read_weights
 
 pytest.importorskip('diffusers')
 from diffusers import DiTTransformer2DModel
