@@ -65,8 +65,8 @@ def plot_curves(
     """Draws the losses, the evaluated metrics and the learning rate, side by side.
 
     Args:
-        train: training scalars, from `read_scalars`; those whose name holds 'loss', and
-            `lr` (of the first group of parameters), are drawn.
+        train: training scalars, from `read_scalars`; those whose name holds 'loss', those of
+            `mmvttt.InnerLoopHook` and `lr` (of the first group of parameters) are drawn.
         evaluated: evaluated scalars.
         out: the image file to write; its folder is made.
         metrics: names among `evaluated` to draw; default all that were ever defined.
@@ -86,9 +86,15 @@ def plot_curves(
         raise KeyError(f'{unknown} not evaluated in this run; there are {sorted(evaluated)}')
     if not (train or evaluated):
         raise ValueError('the log holds no number of any step: there is nothing to draw')
-    figure = Figure(figsize=(16, 4.5), layout='constrained')
+    inner = {name: values for name, values in train.items() if name.startswith('inner_')}
+    figure = Figure(figsize=(20 if inner else 16, 4.5), layout='constrained')
     FigureCanvasAgg(figure)
-    left, right, rate = figure.subplots(1, 3, width_ratios=(3, 3, 2))
+    widths = (3, 3, 2, 2) if inner else (3, 3, 2)
+    left, right, rate, *more = figure.subplots(1, len(widths), width_ratios=widths)
+    for panel in more:
+        for name, values in inner.items():
+            panel.plot(*_points(values), label=_label(name.removeprefix('inner_')))
+        panel.set(title='Inner training: drift and loss', xlabel='iteration')
     for name, values in train.items():
         if 'loss' in name:
             left.plot(*_points(values), label=_label(name), linewidth=2 if name == 'loss' else 1)
@@ -98,7 +104,7 @@ def plot_curves(
     right.set(title='Held-out images', xlabel='evaluated at (epoch or iteration)')
     rate.plot(*_points(train.get('lr', {})))
     rate.set(title='Learning rate', xlabel='iteration', ylim=(0, None))
-    for axes in (left, right, rate):
+    for axes in (left, right, rate, *more):
         axes.grid(alpha=0.3)
         # Whole steps, of a single evaluation too.
         axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)

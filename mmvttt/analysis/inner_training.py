@@ -69,8 +69,9 @@ class StepTraining:
     """The training of H inner models on all N tokens at once, B images.
 
     Attributes:
-        share: ‖g_t‖ `(B, N, H)` over all weights: the gradient of token t's part of the loss.
-        agreement: cos(g_t, Σ g) `(B, N, H)`: whether the step goes where the token wants it to.
+        share: ‖g_t‖ `(B, N, H)` over all weights: the gradient of token t's part of the loss;
+            `(B, 0, H)` where tokens were left out.
+        agreement: cos(g_t, Σ g), of the same shape: whether the step goes where the token wants.
         loss_before, loss_after: Inner loss L(W_0) and L(W′) `(B, H)`.
         drift: ‖W′ − W_0‖ / ‖W_0‖ `(B, H)` over all weights.
         applied: ‖W′ − W_0‖ / ‖Σ g‖ `(B, H)`: 1 for one plain step, below it what damping leaves
@@ -144,14 +145,20 @@ class LayerTraining:
         return {n: x.mean().item() for n, x in zip(names, found, strict=True)}
 
 
-def inspect_training(model: nn.Module, images: Tensor) -> list[LayerTraining]:
+def inspect_training(model: nn.Module, images: Tensor, tokens: bool = True) -> list[LayerTraining]:
     """Follows every mixer of a model that trains, on images `(B, 3, H, W)`, in evaluation mode.
+
+    Args:
+        model: Any model with such mixers.
+        images: Normalised images.
+        tokens: Whether to follow each token of a full-batch step, which takes most of the time.
 
     Raises:
         UsageError: No mixer of the model trains in a way that can be seen; `training_of` tells why.
     """
     mixings = record_mixers(model, images)
-    layers = [layer for layer in map(training_of, mixings) if layer is not None]
+    found = (training_of(mixing, tokens) for mixing in mixings)
+    layers = [layer for layer in found if layer is not None]
     if not layers:
         raise UsageError(
             f'{type(mixings[0].mixer).__name__} trains nothing at test time that can be seen: it '
@@ -161,7 +168,7 @@ def inspect_training(model: nn.Module, images: Tensor) -> list[LayerTraining]:
 
 
 @torch.no_grad()
-def training_of(mixing: Mixing) -> LayerTraining | None:
+def training_of(mixing: Mixing, tokens: bool = True) -> LayerTraining | None:
     """Follows the training of one mixer; None where it trains nothing that can be seen.
 
     Seen are the ops of `ttt_kernels` in any mixer, and every `InnerTraining`, whatever its inner
@@ -173,13 +180,13 @@ def training_of(mixing: Mixing) -> LayerTraining | None:
     with torch.autocast(device, enabled=False):
         if isinstance(mixing.mixer, InnerTraining):
             if not isinstance(mixing.mixer.inner, Attention) and mixing.shaped is not None:
-                found.append(_of_mixer(mixing))
+                found.append(_of_mixer(mixing, tokens))
         else:
             for name, args in mixing.ops:
                 if name == 'ttt_linear':
                     scan = follow_scan(reference.Inputs(*args[:9]), *args[9:12])
                     return LayerTraining(mixing.label, mixing.hw, mixing.patches, scan)
-                found.append(_of_op(name, args))
+                found.append(_of_op(name, args, tokens))
     if not found:
         return None
     return LayerTraining(mixing.label, mixing.hw, mixing.patches, None, tuple(found))
@@ -288,6 +295,7 @@ def follow_step(
     v: Tensor,
     eta: Tensor,
     spatial: bool = False,
+    tokens: bool = True,
 ) -> StepTraining:
     """Follows the training of H inner models on B images, by autograd.
 
@@ -299,11 +307,12 @@ def follow_step(
         k, v: `(B, N, H, d)`.
         eta: `(B, N, H)` weight of every token in the step.
         spatial: Whether the prediction for a token depends on its neighbours.
+        tokens: Whether to follow each token.
     """
     heads = [
         _follow_head(
             predict, train, loss, {n: w[h] for n, w in weights.items()},
-            k[b, :, h], v[b, :, h], eta[b, :, h], spatial,
+            k[b, :, h], v[b, :, h], eta[b, :, h], spatial, tokens,
         )
         for b in range(len(k))
         for h in range(k.shape[2])
@@ -319,7 +328,7 @@ def _follow_head(
     predict: Callable, train: Callable, loss: Callable, weights: Weights, *rest: Tensor | bool
 ) -> tuple[Tensor, ...]:
     """The fields of `StepTraining` of one head of one image."""
-    k, v, eta, spatial = rest
+    k, v, eta, spatial, tokens = rest
     predicted, pull = vjp(lambda w: predict(w, k), weights)
     error = grad(loss)(predicted, v) * eta[:, None]
     (total,) = pull(error)
@@ -339,7 +348,9 @@ def _follow_head(
 
     each = sum(w.numel() for w in weights.values()) + (9 * error.numel() if spatial else 0)
     chunk = max(1, _AT_ONCE // each)
-    share, along = vmap(norms, chunk_size=chunk)(torch.arange(len(k), device=k.device))
+    share = along = k.new_empty(0)
+    if tokens:
+        share, along = vmap(norms, chunk_size=chunk)(torch.arange(len(k), device=k.device))
     trained = train(weights, k, v, eta)
     moved = {n: trained[n] - w for n, w in weights.items()}
     size, move, start = (
@@ -357,7 +368,7 @@ def _follow_head(
     )
 
 
-def _of_mixer(mixing: Mixing) -> StepTraining:
+def _of_mixer(mixing: Mixing, tokens: bool) -> StepTraining:
     mixer = mixing.mixer
     inner = mixer.inner
     dtype = torch.promote_types(mixing.x.dtype, torch.float32)
@@ -374,10 +385,11 @@ def _of_mixer(mixing: Mixing) -> StepTraining:
         v,
         eta,
         inner.spatial,
+        tokens,
     )
 
 
-def _of_op(name: str, args: tuple) -> StepTraining:
+def _of_op(name: str, args: tuple, tokens: bool) -> StepTraining:
     """A step of 1.0 by an op: the mixer that would do it, on the op's k, v and weights."""
     _, k, v = args[:3]
     damping = False
@@ -400,5 +412,8 @@ def _of_op(name: str, args: tuple) -> StepTraining:
             parameter.copy_(weight)
     shaped = k.flatten(2)
     return _of_mixer(
-        Mixing('', step, shaped, hw, projected=(shaped, shaped, v.flatten(2)), shaped=(shaped,) * 2)
+        Mixing(
+            '', step, shaped, hw, projected=(shaped, shaped, v.flatten(2)), shaped=(shaped,) * 2
+        ),
+        tokens,
     )

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import UsageError
-from ..models.backbones.vittt import VitttBlock
-from ..models.layers import InnerTraining, MixerBlock, TTTLinearMixer, ViT3Mixer
+from ..models.layers import InnerTraining, TTTLinearMixer, ViT3Mixer
+from ..models.layers.mixer_block import TokenBlock
 
 OPS = {
     getattr(torch.ops.ttt_kernels, name): name
@@ -72,7 +72,7 @@ def mixers_of(model: nn.Module) -> dict[str, nn.Module]:
     """Lists the token mixers of a model by name: ours, those in our blocks, attention of timm."""
     found = {name: m for name, m in model.named_modules() if isinstance(m, _OWN)}
     for name, module in model.named_modules():
-        if isinstance(module, VitttBlock | MixerBlock):
+        if isinstance(module, TokenBlock):
             found.setdefault(f'{name}.mixer', module.mixer)
     return found
 
@@ -104,15 +104,8 @@ def record_mixers(model: nn.Module, images: Tensor) -> list[Mixing]:
             record.projected = tuple(module.qkv(args[0]).chunk(3, dim=-1))
         ran.append(record)
 
-    def enter_block(block: nn.Module, args: tuple, options: dict) -> None:
-        _place(records[block.mixer], model, images, args[1:], options)
-
     training = model.training
     with ExitStack() as stack:
-        for module in model.modules():
-            if isinstance(module, VitttBlock | MixerBlock):
-                handle = module.register_forward_pre_hook(enter_block, with_kwargs=True)
-                stack.callback(handle.remove)
         for module, record in records.items():
             stack.callback(module.register_forward_pre_hook(enter).remove)
             stack.callback(module.register_forward_hook(leave, with_kwargs=True).remove)
@@ -137,18 +130,19 @@ def out_of_memory(images: Tensor) -> str:
 def _place(
     record: Mixing, model: nn.Module, images: Tensor, args: tuple, options: dict[str, Any]
 ) -> None:
-    """Notes the size of the map and the places of the patches, as a block or mixer is told them."""
-    count = None if record.x is None else record.x.shape[1]
+    """Notes the size of the map and the places of the patches, as the mixer is told them."""
+    count = record.x.shape[1]
     hw = options.get('hw', args[0] if args else None)
-    if isinstance(hw, tuple) and len(hw) == 2:
+    if isinstance(record.mixer, TimmAttention) and hasattr(model, 'patch_embed'):
+        hw = model.patch_embed.dynamic_feat_size(tuple(images.shape[2:]))
+    elif hw is None and record.projected is None:
+        # A sequence.
+        hw = 1, count
+    if hw is not None:
         record.hw = int(hw[0]), int(hw[1])
-        patches = options.get('patches', args[1] if len(args) > 1 else None)
-        if isinstance(patches, Tensor) and not patches.is_floating_point() and patches.dim() == 1:
-            record.patches = patches
-    elif isinstance(record.mixer, TimmAttention) and hasattr(model, 'patch_embed'):
-        record.hw = model.patch_embed.dynamic_feat_size(tuple(images.shape[2:]))
-    if count is not None and record.patches is None:
-        # What stands in front of the map is no patch.
+    record.patches = options.get('patches')
+    if record.patches is None:
+        # Tokens in front of the map are no patches.
         record.patches = torch.arange(count - record.hw[0] * record.hw[1], count)
 
 

@@ -1,1 +1,1 @@
-"""Hooks of mmengine: checkpoints, anomalies, MESA, compilation, topology."""
+"""Hooks of mmengine: compilation, averages of weights, MESA, inner loops."""

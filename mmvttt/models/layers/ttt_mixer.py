@@ -17,6 +17,7 @@ from mmvttt.arguments import (
     checked_head_dims,
     checked_size,
 )
+from mmvttt.errors import UsageError
 from mmvttt.registry import INNER_LOSSES, KEY_NORMS, MODELS, resolve
 
 from .attention import Attention
@@ -73,7 +74,7 @@ class InnerTraining(nn.Module):
             choice to it (docs/kernels.md). An error where no op does the training.
 
     Raises:
-        TypeError: If the inner model, loss or key norm is none.
+        TypeError: If the inner model, loss or key norm is of another kind.
         ValueError: If an option is not one of those above; the message names what is allowed.
     """
 
@@ -240,6 +241,12 @@ class InnerTraining(nn.Module):
         self, weights: Weights, q: Tensor, k: Tensor, v: Tensor, eta: Tensor, hw: tuple[int, int]
     ) -> Tensor:
         """`q, k, v: (B, N, H, d)`, `eta: (B, N, H)` → `(B, N, H, d)`, in fp32 or more."""
+        if torch.compiler.is_exporting():
+            raise UsageError(
+                f'{type(self.inner).__name__} with loss={self.loss!r} is trained by autograd, '
+                'which cannot be exported: choose one step of 1.0 that has an op, such as '
+                "inner=dict(type='SwiGLU') on the dot loss."
+            )
         with without_autocast(q):
             q, k, v, steps = (at_least_fp32(y).transpose(1, 2) for y in (q, k, v, eta))
             weights = {name: w.expand(len(q), *w.shape) for name, w in weights.items()}

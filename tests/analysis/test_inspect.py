@@ -1,0 +1,163 @@
+"""tools/inspect_model.py on small models: files and numbers of every diagnostic, and bad input."""
+
+import csv
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from mmvttt.analysis.inner_training import inspect_training, mask_scores
+from mmvttt.analysis.inspect import DIAGNOSTICS
+from mmvttt.analysis.models import load_model
+from mmvttt.analysis.pictures import read_image
+
+ARCH = dict(embed_dims=16, num_layers=2, num_heads=2, feedforward_channels=32)
+TOOL = Path(__file__).resolve().parents[2] / 'tools' / 'inspect_model.py'
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
+    monkeypatch.setattr(sys, 'argv', [TOOL.name, *map(str, arguments)])
+    runpy.run_path(str(TOOL), run_name='__main__')
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline='') as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> tuple[Path, Path]:
+    """A config of a small Vittt, and an image."""
+    (tmp_path / 'small.py').write_text(
+        f"model = dict(type='mmvttt.Vittt', arch={ARCH!r}, img_size=64)\n"
+    )
+    pixels = np.random.default_rng(0).integers(0, 255, (50, 70, 3), dtype=np.uint8)
+    cv2.imwrite(str(tmp_path / 'photo.png'), pixels)
+    return tmp_path / 'small.py', tmp_path / 'photo.png'
+
+
+PICTURES = {
+    'erf': {'erf'},
+    'gmm': {'gmm_photo'},
+    'loss': {'loss'},
+    'state': {'state', 'state_photo'},
+    'attention': {'attention_photo'},
+    'keys': {'keys'},
+}
+COLUMNS = {
+    'erf': ['map', 'side_20', 'side_50', 'side_99'],
+    'gmm': ['layer', 'variation'],
+    'loss': ['layer', 'first', 'last'],
+    'state': ['layer', 'drift', 'rank', 'rate'],
+    'attention': ['layer', 'distance', 'queries'],
+    'keys': ['layer', 'key_shift', 'independent'],
+}
+
+
+@pytest.mark.parametrize('kind', ['Vittt', 'ViT3', 'T5'])
+def test_every_diagnostic_draws_and_writes(
+    kind: str, small: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    out = tmp_path / 'out'
+    options = ('--cfg-options', f'model.type=mmvttt.{kind}', '--query', 0.5, 0.5, '--query', 0, 1)
+    run(monkeypatch, *small, '--shape', 64, 96, '--out', out, *options)
+    said = capsys.readouterr()
+    # mmengine's list of all parameters.
+    assert 'torch.Size' not in said.out + said.err
+    for name in DIAGNOSTICS:
+        table = rows(out / f'{name}.csv')
+        assert list(table[0]) == COLUMNS[name]
+        layers = ['backbone'] if name == 'erf' else ['blocks.0', 'blocks.1']
+        assert [next(iter(row.values())) for row in table] == layers
+        assert all(np.isfinite(float(v)) for row in table for v in list(row.values())[1:])
+        for picture in PICTURES[name]:
+            assert cv2.imread(str(out / f'{picture}.png')) is not None
+            assert f'wrote {out / picture}.png' in said.out
+    assert {p.suffix for p in out.iterdir()} == {'.png', '.csv'}
+
+
+def test_gradient_maps_meet_the_masks(
+    small: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A box over the upper left patch of 2 × 3, in an image that is resized."""
+    config, photo = small
+    annotation = dict(
+        id=1, image_id=7, category_id=1, area=875, iscrowd=0, bbox=[0, 0, 35, 25],
+        segmentation=[[0, 0, 35, 0, 35, 25, 0, 25]],
+    )  # fmt: skip
+    (tmp_path / 'masks.json').write_text(
+        json.dumps(
+            dict(
+                images=[dict(id=7, file_name='a/photo.png', height=50, width=70)],
+                annotations=[annotation],
+                categories=[dict(id=1, name='thing')],
+            )
+        )
+    )
+    out = tmp_path / 'out'
+    torch.manual_seed(0)
+    options = ('--what', 'gmm', '--annotations', tmp_path / 'masks.json')
+    run(monkeypatch, config, photo, '--shape', 32, 64, '--out', out, *options)
+    found = rows(out / 'gmm.csv')
+    torch.manual_seed(0)
+    model = load_model(str(config)).model
+    layers = inspect_training(model, read_image(photo, (32, 64))[1][None])
+    coverage = torch.tensor([1.0, 1, 0, 0, 0, 0, 0, 0])
+    for row, layer in zip(found, layers, strict=True):
+        ratio, area = mask_scores(layer.magnitude[0], coverage)
+        assert float(row['mask_ratio']) == pytest.approx(ratio, rel=0.02)
+        assert float(row['mask_auc']) == pytest.approx(area, abs=0.02)
+
+
+def test_models_of_timm(
+    small: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    _, photo = small
+    out = tmp_path / 'out'
+    options = ('--shape', 64, 64, '--out', out, '--cfg-options', 'depth=2')
+    run(monkeypatch, 'vit_tiny_patch16_224', photo, *options, '--what', 'erf', 'attention', 'keys')
+    assert [row['layer'] for row in rows(out / 'attention.csv')] == ['blocks.0', 'blocks.1']
+    for what, message in (
+        ('gmm', 'no mixer of VisionTransformer trains anything at test time'),
+        ('loss', '--what erf attention keys work without an inner training'),
+    ):
+        with pytest.raises(SystemExit, match='1'):
+            run(monkeypatch, 'vit_tiny_patch16_224', photo, *options, '--what', what)
+        assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'message'),
+    [
+        (('resnet10t', 'photo.png', '--what', 'gmm'), 'ResNet has no token mixer'),
+        (('small.py', 'none.png'), "none.png' is no image that can be read"),
+        (('small.py', 'photo.png', '--what', 'gmm', 'erv'), "no diagnostic 'erv': choose of erf, "),
+        (('small.py', 'photo.png', '--checkpoint', 'other.pth'), 'other.pth'),
+        (
+            ('small.py', 'photo.png', '--what', 'gmm', '--annotations', 'small.py'),
+            'is no COCO annotation file',
+        ),
+        (
+            ('small.py', 'photo.png', '--what', 'gmm', '--annotations', 'empty.json'),
+            "has no image 'photo.png'",
+        ),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    arguments: tuple, message: str, small: tuple, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    torch.save(dict(state_dict={'conv.weight': torch.zeros(3, 3)}), 'other.pth')
+    Path('empty.json').write_text(json.dumps(dict(images=[], annotations=[], categories=[])))
+    with pytest.raises(SystemExit, match='1'):
+        run(monkeypatch, *arguments, '--shape', 64, 64, '--out', 'out')
+    lines = capsys.readouterr().err.strip().splitlines()
+    errors = [line for line in lines if line.startswith('error: ')]
+    assert len(errors) == 1
+    assert message in errors[0]

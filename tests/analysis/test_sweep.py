@@ -1,0 +1,170 @@
+"""Sweeps: variants and lengths by hand, a table with spread, and the tool on a tiny config."""
+
+import csv
+import json
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+from mmvttt.analysis.sweep import (
+    Run,
+    Variant,
+    config_of,
+    cost_of,
+    main_metric,
+    require_buildable,
+    table_of,
+    variants_of,
+    write_csv,
+)
+from mmvttt.errors import UsageError
+
+ROOT = Path(__file__).resolve().parents[2]
+TRAININGS = ROOT / 'tests' / 'trainings'
+TINY = str(TRAININGS / 'tiny_config.py')
+DESIGN = 'model.backbone.design'
+
+
+def test_variants_are_every_combination() -> None:
+    found = variants_of({DESIGN: ['dual', 'conv2d'], 'randomness.seed': 3})
+    assert [v.options for v in found] == [
+        {DESIGN: 'dual', 'randomness.seed': 3},
+        {DESIGN: 'conv2d', 'randomness.seed': 3},
+    ]
+    assert found[0].name == 'design=dual,seed=3'
+    assert Variant({'a.b': [(1, 2), 'x/y']}).name == 'b=--1--2----x-y--'
+
+
+def test_the_papers_column() -> None:
+    assert Variant({DESIGN: 'dual'}).paper() == ('Top-1 in the paper (Vision-TTT, Tab. 3)', 77.5)
+    assert Variant({'model.backbone.mixer.inner.type': 'FC'}).paper()[1] == 79.1
+    # No row of theirs, two options at once, another option of that ending.
+    assert Variant({DESIGN: 'mine'}).paper() is None
+    assert Variant({DESIGN: 'dual', 'randomness.seed': 3}).paper() is None
+    assert Variant({'model.my_design': 'dual'}).paper() is None
+
+
+def run(variant: str, seed: int, loss: float, metric: float, **others: float) -> Run:
+    return Run(variant, seed, dict(AP=metric, **others), loss, 10.0, 1_500_000, 0.25)
+
+
+def test_the_table_has_mean_and_spread(tmp_path: Path) -> None:
+    variants = variants_of({DESIGN: ['dual', 'conv2d', 'conv1d']})
+    runs = [
+        run('design=dual', 0, 1.0, 50.0, AP50=70.0),
+        run('design=dual', 1, 2.0, 54.0, AP50=71.0),
+        run('design=conv2d', 0, 0.5, 60.0),
+    ]
+    assert main_metric(runs) == 'AP'
+    lines = table_of(runs, variants, None).splitlines()
+    assert lines[0].endswith('| AP | last loss | parameters | GFLOPs | ms / step '
+                             '| Top-1 in the paper (Vision-TTT, Tab. 3) |')  # fmt: skip
+    # The standard deviations of (50, 54) and (1, 2).
+    row = '| design=dual | 2 | 52 ± 2.83 | 1.500 ± 0.707 | 1.50 M | 0.25 | 10 ± 0 | 77.5 |'
+    assert lines[2] == row
+    assert lines[3] == '| design=conv2d | 1 | 60 | 0.500 | 1.50 M | 0.25 | 10 | 77.7 |'
+    assert len(lines) == 4
+    with write_csv(runs, tmp_path / 'runs.csv').open(newline='') as file:
+        rows = list(csv.DictReader(file))
+    assert [row['AP50'] for row in rows] == ['70.0', '71.0', '']
+
+
+def test_the_length_is_set_with_the_schedules() -> None:
+    """adamw_cosine: 100 steps of warm-up and 6 epochs of 150 steps; a third of it."""
+    pytest.importorskip('mmdet')
+    cfg = config_of('upernet_vittt_t_160k', Variant({}), None, 1600)
+    assert cfg.train_cfg.max_iters == cfg.train_cfg.val_interval == 1600
+    times = [(s.get('begin'), s.get('end')) for s in cfg.param_scheduler]
+    assert times == [(None, 15), (15, 1600)]
+    assert cfg.default_hooks.checkpoint.interval == 400
+
+
+def test_whole_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(TRAININGS))
+    # 16 samples in batches of 4: 20 steps are 5 epochs, 2.5 times as many as the config's.
+    cfg = config_of(TINY, Variant({'optim_wrapper.optimizer.lr': 0.1}), None, 20)
+    assert cfg.train_cfg.max_epochs == cfg.train_cfg.val_interval == 5
+    assert cfg.param_scheduler.end == 20
+    assert cfg.optim_wrapper.optimizer.lr == 0.1
+
+
+@pytest.mark.parametrize(
+    ('key', 'message'),
+    [
+        ('optim_wraper.optimizer.lr', "no 'optim_wraper', did you mean 'optim_wrapper'"),
+        ('train_cfg.max_epoch', "no 'train_cfg.max_epoch', did you mean 'max_epochs'"),
+        ('model.backbone.desing', "Vittt has no option 'desing', did you mean 'design'"),
+    ],
+)
+def test_options_that_do_not_exist_are_refused(key: str, message: str) -> None:
+    pytest.importorskip('mmpretrain')
+    with pytest.raises(UsageError, match=message):
+        require_buildable('vittt_t_in1k', [Variant({key: 1})], None)
+
+
+def test_values_that_do_not_exist_are_refused() -> None:
+    pytest.importorskip('mmpretrain')
+    with pytest.raises(UsageError, match=r"design=dul: .*choose one of 'ttt_layer'"):
+        require_buildable('vittt_t_in1k', variants_of({DESIGN: ['dual', 'dul']}), None)
+
+
+def test_costs_are_counted_at_the_size_of_the_toolbox() -> None:
+    pytest.importorskip('mmpretrain')
+    params, gflops = cost_of('vittt_t_in1k', Variant({DESIGN: 'ttt_layer'}), None)
+    # vision-ttt Tab. 3 prints 5.87 M.
+    assert params / 1e6 == pytest.approx(5.87, abs=0.1)
+    assert 1 < gflops < 1.6
+
+
+def sweep(monkeypatch: pytest.MonkeyPatch, out: Path, *options: str) -> None:
+    lr = 'optim_wrapper.optimizer.lr=0.05,0.01'
+    arguments = [TINY, '--over', lr, '--budget-steps', '8', '--out', str(out), *options]
+    monkeypatch.setattr(sys, 'argv', ['sweep.py', *arguments])
+    runpy.run_path(str(ROOT / 'tools' / 'sweep.py'), run_name='__main__')
+
+
+def test_an_interrupted_sweep_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(str(TRAININGS))
+    monkeypatch.setenv('PYTHONPATH', str(TRAININGS))
+    # The first has ended, with a result that no training gives; the second has not begun.
+    first = tmp_path / 'lr=0.05' / 'seed0'
+    first.mkdir(parents=True)
+    setting = dict(config=TINY, options=None, steps=8, variant={'optim_wrapper.optimizer.lr': 0.05})
+    saved = dict(variant='lr=0.05', seed=0, metrics={'mse': 12345.0}, loss=1.0, step_ms=1.0,
+                 params=29, gflops=None, setting=setting)  # fmt: skip
+    (first / 'result.json').write_text(json.dumps(saved))
+    sweep(monkeypatch, tmp_path)
+    out = capsys.readouterr().out
+    assert '2 of 2: lr=0.01, seed 0' in out
+    table = (tmp_path / 'sweep.md').read_text()
+    assert table in out
+    assert '| lr=0.05 | 1 | 1.23e+04 | 1.000 |' in table
+    assert re.search(r'\| lr=0.01 \| 1 \| [\d.]+ \| [\d.]+ \| 0.00 M \|', table)
+    assert len((tmp_path / 'sweep.csv').read_text().splitlines()) == 3
+    assert not (first / 'config.py').exists()
+    saved['setting']['steps'] = 4
+    (first / 'result.json').write_text(json.dumps(saved))
+    with pytest.raises(SystemExit, match='1'):
+        sweep(monkeypatch, tmp_path)
+    assert 'is of another sweep' in capsys.readouterr().err
+
+
+def test_a_training_that_fails_is_named_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(str(TRAININGS))
+    monkeypatch.setenv('PYTHONPATH', str(TRAININGS))
+    (tmp_path / 'lr=0.05' / 'seed0').mkdir(parents=True)
+    # A folder in the way of the first run's log.
+    (tmp_path / 'lr=0.05' / 'seed0' / 'last_checkpoint').mkdir()
+    with pytest.raises(SystemExit, match='1'):
+        sweep(monkeypatch, tmp_path)
+    found = capsys.readouterr()
+    assert 'failed: lr=0.05, seed 0: ' in found.out
+    assert '| lr=0.01 | 1 |' in found.out
+    assert 'error: 1 of 2 trainings failed' in found.err
