@@ -118,13 +118,20 @@ class DiffusionModel(BaseModel):
     def forward(self, latents: Tensor, mode: str = 'tensor', **condition: Tensor) -> Any:
         """The losses of a batch (`mode='loss'`), or a sample for each of its classes ('predict').
 
+        With 'tensor', the transformer's output at time 0, for class 0 where nothing else is given:
+        what counters of FLOPs run.
+
         Raises:
             UsageError: The mode is another one.
         """
+        if mode == 'tensor':
+            zeros = torch.zeros(len(latents), dtype=torch.long, device=latents.device)
+            told = condition or dict(class_labels=zeros)
+            return self.transformer(latents, timestep=zeros, return_dict=False, **told)[0]
         if mode == 'predict':
             return self._sample_classes(latents, condition)
         if mode != 'loss':
-            raise UsageError(f"mode={mode!r}: choose 'loss' or 'predict'.")
+            raise UsageError(f"mode={mode!r}: choose 'loss', 'predict' or 'tensor'.")
         labels = condition.get('class_labels')
         if labels is not None and self.label_dropout:
             dropped = torch.rand(len(labels), device=labels.device) < self.label_dropout
