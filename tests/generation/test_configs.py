@@ -118,7 +118,7 @@ def test_a_reduced_copy_steps(name: str, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_source_of_the_demonstration_becomes_linear(tmp_path: Path) -> None:
-    """What dit5_digits.py says: nothing of the source is lost but what the softmax did."""
+    """By the commands of dit5_digits.py: nothing of the source is lost but the softmax."""
     torch.manual_seed(0)
     source = MODELS.build(load_config('dit_digits').model)
     with torch.no_grad():

@@ -149,7 +149,7 @@ class DiffusionModel(BaseModel):
         guidance: float = 1.0,
         guided: str = 'all',
     ) -> Tensor:
-        """What a scheduler takes for noisy latents: the model's output, or a velocity.
+        """Predicts what a scheduler takes for noisy latents, with or without guidance.
 
         Args:
             noisy: `(B, C, h, w)`.
@@ -181,10 +181,7 @@ class DiffusionModel(BaseModel):
             start = without[:, :count]
             guided_part = start + guidance * (output[:, :count] - start)
             output = torch.cat([guided_part, output[:, count:]], dim=1)
-        if self.loss.learns_variance or self.loss.prediction != 'sample':
-            return output
-        sigma = getattr(self.loss, 'sigma', None)
-        return output if sigma is None else (noisy - output) / sigma(time)
+        return self.loss.for_scheduler(output, noisy, time)
 
     def _sample_classes(self, latents: Tensor, condition: dict[str, Tensor]) -> list[dict]:
         labels = condition['class_labels']
