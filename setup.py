@@ -108,6 +108,8 @@ EXTRAS = {
     'pretrain': ['mmpretrain==1.2.0'],
     # To write ONNX with tools/export.py and to compare it.
     'export': ['onnx>=1.19,<1.24', 'onnxscript>=0.7,<0.8', 'onnxruntime>=1.23,<1.32'],
+    # DiT and Stable Diffusion 3, for linearize() and models/generation.
+    'gen': ['diffusers>=0.42,<0.43'],
     # For the page of tools/gradio_demo.py; large, so in no other extra.
     'gradio': ['gradio>=5,<7'],
     # The photographs and digits of the built-in data set, and its pictures.

@@ -4,14 +4,17 @@ import functools
 import importlib
 import importlib.util
 import os
+import pkgutil
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 
 import torch
 from torch import Tensor
 
-OPS = ('ttt_linear', 'causal_conv', 'ttt_glu', 'ttt_dwconv', 'ttt_mlp', 'deform_attn')
+# Every folder of this package is an op.
+OPS = tuple(m.name for m in pkgutil.iter_modules([str(Path(__file__).parent)]) if m.ispkg)
 # The module of an op's folder that holds its kernels.
 _MODULES = {'triton': 'kernel', 'numba': '_numba'}
 _NAMES = {'triton': 'Triton', 'numba': 'numba'}

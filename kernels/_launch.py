@@ -5,6 +5,7 @@ No atomics, and nothing depends on the GPU at hand: the same inputs give the sam
 """
 
 import functools
+from typing import Any
 
 import torch
 import triton
@@ -60,7 +61,7 @@ def unpad(*tensors: Tensor, width: int, axes: int = 1) -> list[Tensor]:
     """Undoes `pad`; the results are contiguous."""
     if tensors[0].shape[-1] == width:
         return [x.contiguous() for x in tensors]
-    corner = (..., *[slice(width)] * axes)
+    corner: tuple[Any, ...] = (..., *[slice(width)] * axes)
     return [x[corner].contiguous() for x in tensors]
 
 

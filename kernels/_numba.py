@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from llvmlite import ir
 from numba.core import cgutils, types
-from numba.extending import intrinsic
+from numba.extending import intrinsic as numba_intrinsic
 from torch import Tensor
 
 # Matrices of `add_product` are padded to multiples of these: tiles of 4 rows by 64 bytes, whose
@@ -29,12 +29,14 @@ _BYTE, _INDEX = ir.IntType(8), ir.IntType(64)
 _PARTS_PER_THREAD = 4
 # To wake one takes 70 µs, in which a core does 2 million multiply-adds.
 _WORTH_A_THREAD = 4_000_000
+# numba's own type counts the context among the arguments of a call.
+intrinsic: Callable[[Callable], Callable[..., Any]] = numba_intrinsic
 _CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 # Sums may be taken in another order and products be fused with sums, but NaN and infinity count,
 # and a compiled function takes one order always.
-_OPTIONS = {
+_OPTIONS: dict[str, Any] = {
     'nogil': True,
     'error_model': 'numpy',
     'fastmath': {'contract', 'reassoc', 'nsz', 'arcp'},
@@ -71,7 +73,8 @@ def inlined(function: Callable) -> Callable:
     orders of sums, and a training that is resumed would not end as one that was not.
     """
     unwrapped = {'no_cpython_wrapper': True, 'no_cfunc_wrapper': True, 'forceinline': True}
-    return numba.njit(**unwrapped, **_OPTIONS)(function)
+    options: dict[str, Any] = unwrapped | _OPTIONS
+    return numba.njit(**options)(function)
 
 
 # ----------------------------------------------------------------------------------------- products

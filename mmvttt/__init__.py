@@ -1,10 +1,23 @@
 """mmvttt: linear-time Test-Time-Training backbones for OpenMMLab."""
 
 import sys
+from typing import TYPE_CHECKING, Any
 
 from .version import __version__
 
-__all__ = ['__version__']
+if TYPE_CHECKING:
+    from .models.linearize import linearize
+
+__all__ = ['__version__', 'linearize']
+
+
+def __getattr__(name: str) -> Any:
+    # Not imported with the package, which registers nothing and is quick.
+    if name != 'linearize':
+        raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+    from .models.linearize import linearize
+
+    return linearize
 
 
 def _set_up() -> ImportError | None:

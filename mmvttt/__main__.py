@@ -119,7 +119,8 @@ def kernel_lines() -> list[str]:
         from ttt_kernels import available
     except ImportError as error:
         return [f'none: {error}']
-    lines, reasons = [], {}
+    lines: list[str] = []
+    reasons: dict[str, None] = {}
     for op, backends in available().items():
         cells = (f'{name} {"no" if reason else "yes"}' for name, reason in backends.items())
         lines.append(f'{op:12} {", ".join(cells)}')

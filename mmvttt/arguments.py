@@ -69,7 +69,7 @@ def checked_size(name: str, value: Any) -> tuple[int, int]:
     check_ints(name, pair)
     if len(pair) != 2:
         raise ValueError(f'{name}={value!r}: give one side, or (height, width).')
-    return pair[0], pair[1]
+    return int(pair[0]), int(pair[1])
 
 
 def checked_head_dims(embed_dims: int, num_heads: int) -> int:

@@ -1,4 +1,4 @@
-"""Converts public ViT³, H-ViT³ and T⁵ checkpoints to ours, or ours to public ones.
+"""Converts public checkpoints of ViT³, H-ViT³, T⁵, DiT³ and DiT to ours, or ours to public ones.
 
 example: python tools/convert_checkpoint.py vit3_small_public.pth vit3_small.pth
 """
@@ -13,7 +13,12 @@ def parse_args() -> argparse.Namespace:
     parser = command_line(__doc__)
     parser.add_argument('source', help='a checkpoint of classification, detection or segmentation')
     parser.add_argument('target', help='the file to write')
-    parser.add_argument('--to', choices=('ours', 'public'), default='ours')
+    parser.add_argument(
+        '--to',
+        choices=('ours', 'public', 'diffusers'),
+        default='ours',
+        help="diffusers: the names of diffusers' DiT, for a softmax DiT alone",
+    )
     parser.add_argument(
         '--ema', action='store_true', help="take the averaged weights, MESA's teacher for one"
     )
@@ -31,6 +36,8 @@ def main() -> None:
             f'{len(conversion.left_over)} are left over; nothing was written'
         )
     print(f'wrote {len(conversion.weights)} tensors to {args.target}')
+    if conversion.caution:
+        print(conversion.caution)
 
 
 if __name__ == '__main__':

@@ -1,7 +1,8 @@
-"""Makes a T⁵ checkpoint of a ViT or DeiT of timm or mmpretrain, to be fine-tuned.
+"""Makes a checkpoint of a linear classifier from a vision transformer's, to be fine-tuned.
 
-The target has the names of an mmpretrain classifier, backbone.* and head.fc.*. What T⁵ adds is not
-in it: it begins at random, and should learn at a higher rate (configs/t5_t_in1k_30e.py).
+For mmvttt.T5, from a ViT or DeiT of timm or mmpretrain; with --model for mmvttt.TimmViT, from that
+model of timm. The target has the names of an mmpretrain classifier, backbone.* and head.fc.*. What
+is new is not in it: it begins at random, and should learn at a higher rate (docs/t5.md).
 
 example: python tools/inherit_weights.py deit_tiny.pth t5_tiny_inherited.pth
 """
@@ -14,9 +15,10 @@ from mmvttt.models.inherit import inherit_checkpoint
 
 def parse_args() -> argparse.Namespace:
     parser = command_line(__doc__)
-    parser.add_argument('source', help='a checkpoint of a ViT, a file or URL')
+    parser.add_argument('source', help='a checkpoint of a ViT: a file, a URL, timm://NAME.TAG')
     parser.add_argument('target', help='the file to write')
     parser.add_argument('--ema', action='store_true', help='take the averaged weights of the file')
+    parser.add_argument('--model', help="name of the source in timm's registry, for TimmViT")
     parser.add_argument(
         '--img-size',
         nargs=2,
@@ -33,7 +35,11 @@ def main() -> None:
     args = parse_args()
     with plain_errors():
         result = inherit_checkpoint(
-            args.source, args.target, ema=args.ema, img_size=tuple(args.img_size)
+            args.source,
+            args.target,
+            ema=args.ema,
+            img_size=tuple(args.img_size),
+            model=args.model,
         )
     print(result)
     print(f'wrote {len(result.weights) + len(result.head)} tensors to {args.target}')

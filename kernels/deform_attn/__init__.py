@@ -261,7 +261,8 @@ def _op(
     kernel = _choose(backend, *inputs)
     if kernel is not None:
         return kernel.forward(*inputs)
-    return reference.forward(*_on_host(*inputs))
+    sizes = _on_host(value, shapes, levels)
+    return reference.forward(value, sizes, reference_points, places, weights)
 
 
 @torch.library.custom_op('ttt_kernels::deform_attn_backward', mutates_args=())
@@ -281,7 +282,8 @@ def _backward_op(
     kernel = _choose(backend, *inputs)
     if kernel is not None:
         return kernel.backward(do, out, *inputs, move)
-    return reference.backward(do, *_on_host(*inputs), move)
+    sizes = _on_host(value, shapes, levels)
+    return reference.backward(do, value, sizes, reference_points, places, weights, move)
 
 
 def _choose(backend: str, value: Tensor, *rest):
@@ -290,12 +292,12 @@ def _choose(backend: str, value: Tensor, *rest):
     )
 
 
-def _on_host(value: Tensor, shapes: Sequence[int], levels: Tensor | None, *rest) -> tuple:
-    """The arguments with the sizes of the levels as numbers, which the reference needs."""
+def _on_host(value: Tensor, shapes: Sequence[int], levels: Tensor | None) -> Sequence[int]:
+    """The sizes of the levels as numbers, which the reference needs."""
     if levels is not None:
         shapes = levels.flatten().tolist()
         reference.check_levels(value, shapes)
-    return value, shapes, *rest
+    return shapes
 
 
 @_op.register_fake

@@ -265,7 +265,7 @@ def backward(
     places: Tensor,
     weights: Tensor,
     move: bool = False,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """dreference (empty unless `move`), dvalue, dplaces, dweights, as the Triton kernels'."""
     batch, pixels, heads, dim = value.shape
     dtype = definition.sum_dtype(value.dtype)

@@ -462,7 +462,8 @@ def _arguments(
     places: Tensor,
     weights: Tensor,
 ) -> dict[str, Tensor | int]:
-    one_for_all = reference is None or reference.shape[0] == 1
+    # Elements from image to image; reference points may be the same for all.
+    step = reference[0].numel() if reference is not None and reference.shape[0] > 1 else 0
     return {
         'shapes': _on_device(shapes, value) if levels is None else levels.contiguous(),
         # A pointer that is not read, where there is none.
@@ -471,7 +472,7 @@ def _arguments(
         'S': value.shape[1],
         'H': value.shape[2],
         'Q': places.shape[1],
-        'reference_b': 0 if one_for_all else reference[0].numel(),
+        'reference_b': step,
         'L': places.shape[3],
         'P': places.shape[4],
         'D': value.shape[3],

@@ -9,7 +9,7 @@ gradient of `value`, is the same sum with rows and queries swapped, after a sort
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -63,7 +63,7 @@ class _Points(NamedTuple):
 
 def _points(value: Tensor, shapes: Sequence[int], locations: Tensor) -> _Points:
     batch, tokens, heads, _ = value.shape
-    index = {'dtype': torch.int32, 'device': value.device}
+    index: dict[str, Any] = {'dtype': torch.int32, 'device': value.device}
     base = torch.arange(batch, **index).view(-1, 1, 1, 1) * (tokens * heads)
     base = base + torch.arange(heads, **index).view(-1, 1)
     levels = len(shapes) // 2
@@ -231,3 +231,37 @@ def _backward(
             x.near_weight * d00 + x.far_weight * d01
         ) + y.far_slope * (x.near_weight * d10 + x.far_weight * d11)
     return dvalue.view(value.shape).to(value.dtype), dlocations, dattention
+
+
+def exported(
+    value: Tensor,
+    shapes: Sequence[int],
+    levels: Tensor | None,
+    reference_points: Tensor | None,
+    places: Tensor,
+    weights: Tensor,
+    _backend: str,
+) -> Tensor:
+    """`forward` in operators that exporters know: `grid_sample`, level after level."""
+    if levels is not None:
+        raise NotImplementedError('deform_attn: spatial_shapes in a tensor cannot be exported')
+    wide = sum_dtype(value.dtype)
+    batch, _, heads, _ = value.shape
+    places, weights = places.to(wide), weights.to(wide)
+    if reference_points is not None:
+        weights = weights.flatten(-2).softmax(-1).view(weights.shape)
+    weights = weights.transpose(1, 2).flatten(0, 1).unsqueeze(1)  # (B·H, 1, Q, L, P)
+    maps = value.to(wide).permute(0, 2, 3, 1).flatten(0, 1)  # (B·H, d, S)
+    total, start = 0, 0
+    for level in range(len(shapes) // 2):
+        h, w = shapes[2 * level : 2 * level + 2]
+        x, y = places[:, :, :, level].unbind(-1)  # (B, Q, H, P)
+        if reference_points is not None:
+            centre = reference_points[:, :, level, :, None, None]
+            x, y = centre[:, :, 0] + x / w, centre[:, :, 1] + y / h
+        grid = (2 * torch.stack((x, y), -1) - 1).transpose(1, 2).flatten(0, 1)
+        pixels = maps[..., start : start + h * w].unflatten(-1, (h, w))
+        samples = F.grid_sample(pixels, grid, align_corners=False)
+        total = total + (samples * weights[..., level, :]).sum(-1)
+        start += h * w
+    return total.unflatten(0, (batch, heads)).flatten(1, 2).mT.contiguous().to(value.dtype)

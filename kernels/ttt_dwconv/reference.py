@@ -150,3 +150,23 @@ def backward(
         _tokens(correlate(k, j), dtype),
         total(dw).mT.reshape(w3.shape).contiguous(),
     )
+
+
+def exported(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w3: Tensor,
+    h: int,
+    w: int,
+    scale: float,
+    damping: bool,
+    _backend: str,
+) -> tuple[Tensor, Tensor]:
+    """`forward` in operators that exporters know: nothing is added up in place."""
+    dtype, state = q.dtype, state_dtype(q.dtype)
+    q, k, v = (x.to(state).unflatten(1, (h, w)) for x in (q, k, v))
+    g = products(k, v) * (-scale / (h * w))
+    taps = w3.flatten(1).mT - (damped(g, 1) if damping else g)
+    out = sum(x * taps[:, tap, None, None] for tap, x in shifted(q))
+    return out.flatten(1, 2).to(dtype), g

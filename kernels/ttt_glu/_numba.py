@@ -402,7 +402,7 @@ def backward(
     g: Tensor,
     scale: float,
     damping: bool = True,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """As `reference.backward`."""
     launch = _Launch(q, scale, damping)
     w1, w2 = _copies(w1, w2)

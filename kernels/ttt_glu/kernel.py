@@ -343,7 +343,8 @@ def forward(
     batch, tokens, heads, dim = q.shape
     if dim not in _launch.DIMS:
         w1, w2 = _launch.pad(w1, w2, axes=2)
-        o, g = forward(*_launch.pad(q, k, v), w1, w2, scale, damping)
+        q, k, v = _launch.pad(q, k, v)
+        o, g = forward(q, k, v, w1, w2, scale, damping)
         (o,), (g,) = _launch.unpad(o, width=dim), _launch.unpad(_apart(g), width=dim, axes=2)
         return o, _beside(g)
     weights = {'w1': w1.contiguous(), 'w2': w2.contiguous()}
@@ -392,13 +393,13 @@ def backward(
     g: Tensor,
     scale: float,
     damping: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """dq, dk, dv `(B, N, H, d)`, dw1, dw2 `(H, d, d)`; arguments as the reference's."""
     batch, tokens, heads, dim = q.shape
     if dim not in _launch.DIMS:
         w1, w2, g = _launch.pad(w1, w2, _apart(g), axes=2)
-        padded = _launch.pad(do, q, k, v)
-        dq, dk, dv, *dw = backward(*padded, w1, w2, _beside(g), scale, damping)
+        do, q, k, v = _launch.pad(do, q, k, v)
+        dq, dk, dv, *dw = backward(do, q, k, v, w1, w2, _beside(g), scale, damping)
         return *_launch.unpad(dq, dk, dv, width=dim), *_launch.unpad(*dw, width=dim, axes=2)
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     first, second = config('read_backward', q.dtype), config('step_backward', q.dtype)

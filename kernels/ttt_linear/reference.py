@@ -14,11 +14,12 @@ is `τ_t·ℓ_s` (`token_scale`, `eta`), and a mini-batch hands on the state of 
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._higher_order_ops.scan import scan_op
 
 from .._inputs import gradient_dtype, state_dtype
 
@@ -132,6 +133,10 @@ def dual(
     # (B, R, H, T, …), in scan order
     q, k, v, eta = (scan_order(x.to(state), directions).movedim(1, 3) for x in (q, k, v, eta))
     tau = _token_scale(token_scale, w0, mini_batch_size)[:, None]
+    # They are missing for the linear inner model alone, of which this is no form.
+    assert b0 is not None
+    assert ln_weight is not None
+    assert ln_bias is not None
     weight, bias = ln_weight[:, :, None], ln_bias[:, :, None]
     w, c = w0, b0[:, :, None]
     outputs = []
@@ -338,7 +343,7 @@ def backward(
     directions: str,
     mini_batch_size: int,
     eps: float = 1e-6,
-) -> tuple[Tensor, ...]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of `forward`'s O, from the saved G, which takes the state where it went before.
 
     Returns:
@@ -431,3 +436,42 @@ def backward(
         chunks.reduce(dbias).to(ln_bias.dtype),
         dtoken_scale,
     )
+
+
+def exported(*args: Any) -> tuple[Tensor, ...]:
+    """`dual` in operators that exporters know: torch's own `scan` in place of its loop."""
+    # The last two are the backend and whether to keep what the backward pass needs.
+    *tensors, directions, size, eps = args[:12]
+    q, k, v, eta, w0, b0, ln_weight, ln_bias, token_scale = Inputs(*tensors)
+    batch, tokens, scans = q.shape[:3]
+    count = (tokens + size - 1) // size
+
+    def chunks(x: Tensor) -> Tensor:
+        """`(B, T, R, H, …)` → `(n, B, R, H, b, …)`; the zero steps of the tail change nothing."""
+        x = scan_order(x.to(state_dtype(x.dtype)), directions)
+        x = F.pad(x, (0, 0) * (x.dim() - 2) + (0, count * size - tokens))
+        return x.unflatten(1, (count, size)).movedim((1, 2), (0, 4))
+
+    tau = w0.new_ones(scans, size) if token_scale is None else token_scale
+    start = [x.expand(batch, *x.shape).clone() for x in (w0, b0.unsqueeze(-2))]
+    fixed = [ln_weight.unsqueeze(-2), ln_bias.unsqueeze(-2), tau[:, None, :, None]]
+
+    def step(*operands: Tensor) -> list[Tensor]:
+        w, c, q, k, v, eta, weight, bias, tau = operands
+        z = k @ w + c
+        variance, mean = torch.var_mean(z, -1, correction=0, keepdim=True)
+        rstd = (variance + eps).rsqrt()
+        x = (z - mean) * rstd
+        p = weight * (weight * x + bias - (v - k))
+        g = (p - p.mean(-1, keepdim=True) - x * (p * x).mean(-1, keepdim=True)) * rstd
+        e = (tau * eta.unsqueeze(-2)).tril()
+        zq = q @ w + c - (e * (q @ k.mT + 1)) @ g
+        variance, mean = torch.var_mean(zq, -1, correction=0, keepdim=True)
+        out = q + weight * (zq - mean) * (variance + eps).rsqrt() + bias
+        last = tau[..., -1:, :] * eta.unsqueeze(-1)
+        return [w - (last * k).mT @ g, c - (last * g).sum(-2, keepdim=True), out]
+
+    out = scan_op(step, start, [chunks(x) for x in (q, k, v, eta)], fixed)[-1]
+    out = out.movedim((0, 4), (1, 2)).flatten(1, 2)[:, :tokens]
+    nothing = q.new_empty(0)
+    return scan_order(out, directions).to(q.dtype), nothing, nothing, nothing

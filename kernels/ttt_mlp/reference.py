@@ -9,6 +9,8 @@ inner loss of N tokens is −(s/N)·Σ f(k)·v ('dot') or (s/2N)·Σ‖f(k) − 
 by s/N before the sum over the tokens: tokens of a large map would underflow in half precision.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -81,13 +83,13 @@ def forward(
     a, slope = silu_derivatives(k @ w1, 1)
     if w3 is None:
         e = _error(a, v, w_out, loss)
-        g = [k.mT @ (e @ w_out.mT * slope), a.mT @ e]
+        grads = [k.mT @ (e @ w_out.mT * slope), a.mT @ e]
     else:
         z2 = k @ w2
         e = _error(a * z2, v, w_out, loss)
         d = e @ w_out.mT
-        g = [k.mT @ (d * z2 * slope), k.mT @ (d * a), (a * z2).mT @ e]
-    g = torch.stack(g, dim=2) * (scale / tokens)
+        grads = [k.mT @ (d * z2 * slope), k.mT @ (d * a), (a * z2).mT @ e]
+    g = torch.stack(grads, dim=2) * (scale / tokens)
     hidden = F.silu(q @ (w1 - g[:, :, 0]))
     if w3 is not None:
         hidden = hidden * (q @ (w2 - g[:, :, 1]))
@@ -159,12 +161,17 @@ def backward(
         dw[1] += k.mT @ dz2
     dk += dz1 @ w1.mT
     dw[0] += k.mT @ dz1
-    sums = [x.sum(0) for x in dw]
-    if not gated:
-        sums.append(w1.new_empty(0))
+    dw1, dw2, *dw3 = (x.sum(0) for x in dw)
     return (
         tokens_first(dq, dtype),
         tokens_first(dk, dtype),
         tokens_first(-de, dtype),
-        *sums,
+        dw1,
+        dw2,
+        dw3[0] if gated else w1.new_empty(0),
     )
+
+
+def exported(*args: Any) -> tuple[Tensor, Tensor]:
+    """`forward`, whose operators exporters know; the last argument is the backend."""
+    return forward(*args[:-1])

@@ -88,10 +88,17 @@ def summary(runner: Runner, cfg: Config) -> str:
 
 
 def layer_decay_advice(runner: Runner, cfg: Config) -> str | None:
-    """A warning where rates by depth, which are meant for pretrained weights, meet random ones."""
-    decay = (cfg.optim_wrapper.get('paramwise_cfg') or {}).get('layer_decay_rate', 1)
-    if decay == 1 or _weights(runner, cfg) is not None:
+    """A warning where rates that are meant for pretrained weights meet random ones."""
+    paramwise = cfg.optim_wrapper.get('paramwise_cfg') or {}
+    decay, new = paramwise.get('layer_decay_rate', 1), paramwise.get('new_lr_mult', 1)
+    if (decay, new) == (1, 1) or _weights(runner, cfg) is not None:
         return None
+    if new != 1:
+        return (
+            f'new_lr_mult={new} is meant for inherited weights, and these are random, at a rate '
+            'that is too small for them; set load_from to what tools/inherit_weights.py makes of a '
+            'ViT, or an init_cfg in the backbone'
+        )
     return (
         f'layer_decay_rate={decay} is meant for pretrained weights, and these are random: the '
         "first layers hardly learn; set init_cfg=dict(type='Pretrained', checkpoint=…) in the "

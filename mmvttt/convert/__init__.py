@@ -1,6 +1,6 @@
-"""Checkpoints of other code to ours and back: ViT³, H-ViT³ and T⁵."""
+"""Checkpoints of other code to ours and back: ViT³, H-ViT³, T⁵, DiT³ and DiT."""
 
 from .conversion import Conversion, to_ours, to_public
-from .files import convert_checkpoint, read_checkpoint
+from .files import convert_checkpoint
 
-__all__ = ['Conversion', 'convert_checkpoint', 'read_checkpoint', 'to_ours', 'to_public']
+__all__ = ['Conversion', 'convert_checkpoint', 'to_ours', 'to_public']

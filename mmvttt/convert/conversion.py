@@ -8,6 +8,7 @@ from torch import Tensor
 
 from mmvttt.checkpoints.names_table import names_table
 from mmvttt.errors import CheckpointError
+from mmvttt.models.backbones import T5
 
 from .layouts import find_layout, to_our_shape, to_public_shape
 
@@ -30,6 +31,12 @@ _DROPPED = {
     'teacher.': 'the teacher of MESA; the student is converted (--ema converts the teacher)',
 }
 
+_T5_CAUTION = (
+    'The public T⁵ has SwiGLU or two layers, the instance norm and no neighbourhood. No tensor '
+    'tells whether yours had: with a gated or three-layer inner model, another key norm, or T⁵⁺, '
+    'the public code computes something else.'
+)
+
 
 @dataclass
 class Conversion:
@@ -42,6 +49,7 @@ class Conversion:
         dropped: Old name → why it is not needed.
         missing: Old names that the architecture has and the checkpoint lacks.
         left_over: Old names that no rule knows.
+        caution: What no tensor tells, and the reader should know; or nothing.
     """
 
     name: str
@@ -50,6 +58,7 @@ class Conversion:
     dropped: dict[str, str] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
     left_over: list[str] = field(default_factory=list)
+    caution: str = ''
 
     @property
     def complete(self) -> bool:
@@ -124,6 +133,8 @@ def to_public(weights: StateDict) -> Conversion:
             new = _other_part(name)
         _place(result, name, new, value)
     result.missing = _missing(layout.prefix, names, weights)
+    if isinstance(layout.model, T5):
+        result.caution = _T5_CAUTION
     return result
 
 

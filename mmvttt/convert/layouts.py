@@ -112,12 +112,13 @@ def _t5(weights: Mapping[str, Tensor], public: bool) -> T5:
     """The public models have SwiGLU, or the two-layer model; the convolutions, or none."""
     inner, conv = ('attn', 'attn.q_conv2d') if public else ('mixer.inner', 'mixer.q_conv')
     arch, patches = _plain_sizes(weights, f'blocks.0.{inner}.w1')
-    side = round(weights['pos_embed'].shape[1] ** 0.5)
+    # As many positions as there are, in a row: a conversion resizes nothing.
+    patch, count = patches['patch_size'], weights['pos_embed'].shape[1]
     mixer = dict(
         inner=dict(type='SwiGLU' if f'blocks.0.{inner}.w3' in weights else 'MLP'),
         locality='dwc_qk' if f'blocks.0.{conv}.weight' in weights else None,
     )
-    return T5(arch, mixer, img_size=side * patches['patch_size'], **patches)
+    return T5(arch, mixer, img_size=(patch, count * patch), **patches)
 
 
 def _plain_sizes(weights: Mapping[str, Tensor], first: str) -> tuple[dict, dict]:

@@ -1,5 +1,6 @@
 """Data sets that mmvttt brings along. No toolbox is needed to import or build them."""
 
 from .digits import make_digits
+from .latents import CachedLatents, TinyDigits, cache_latents
 
-__all__ = ['make_digits']
+__all__ = ['CachedLatents', 'TinyDigits', 'cache_latents', 'make_digits']

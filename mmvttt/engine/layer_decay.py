@@ -107,7 +107,7 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         if 'new_lr_mult' in self.paramwise_cfg and not new:
             raise ValueError(
                 'paramwise_cfg.new_lr_mult is for models that name their new parameters '
-                '(new_parameters()), and this one names none: take mmvttt.T5, or leave it out'
+                '(new_parameters()), and this one names none: linearize it, or leave it out'
             )
         groups: dict[tuple, dict] = {}
         for owner_name, owner, name, parameter in _parameters(module):

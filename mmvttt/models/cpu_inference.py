@@ -57,14 +57,14 @@ def _is_large_product(module: nn.Module) -> bool:
     if isinstance(module, nn.Linear):
         return True
     plain = set(module.kernel_size) == set(module.stride) == {1} and module.groups == 1
-    return plain and not any(module.padding)
+    return bool(plain and not any(module.padding))
 
 
 class _Packed(nn.Module):
     """A layer that keeps a packed copy of its weight, and packs anew when the weight changes."""
 
     weight: Tensor
-    bias: Tensor | None
+    bias: Any
 
     def _product(self, x: Tensor) -> Tensor:
         """`(…, inputs)` → `(…, outputs)` by the packed weight."""

@@ -1,4 +1,4 @@
-"""The weights of a ViT or DeiT of timm or mmpretrain for T⁵, nothing left unsaid (t5 Sec. 5.1).
+"""The weights of a ViT for T⁵, or of a timm model for TimmViT, nothing left unsaid (t5 Sec. 5.1).
 
 Everything that the source has is kept under the same meaning, but for class and distillation
 tokens. What T⁵ has no place for is refused: a network that is nearly the source's would have to
@@ -26,7 +26,7 @@ from mmvttt.registry import WEIGHT_INITIALIZERS
 from mmvttt.reliability.read import read_weights
 from mmvttt.version import __version__
 
-from .backbones import T5
+from .backbones import T5, TimmViT
 
 StateDict = Mapping[str, Tensor]
 
@@ -57,6 +57,7 @@ _DROPPED = (
     (r'dist_token$', 'a distillation token: T⁵ pools the patches'),
     (r'head(\.layers\.head)?_dist\.', 'the head of the distillation token'),
 )
+_NOTHING = torch.empty(0, 0, 0, 0, 0)
 _REFUSED = (
     (r'attn\.([qk]_norm|q_?ln|k_?ln)', 'queries and keys are normed'),
     (r'(reg|register|storage)_tokens?$', 'register tokens take part in its attention'),
@@ -72,7 +73,7 @@ _REFUSED = (
 
 @dataclass
 class Inheritance:
-    """The weights of a ViT by T⁵'s names, and what became of each.
+    """The weights of a source by our names, and what became of each.
 
     Attributes:
         weights: The backbone's tensors, by our names without prefix; the position embedding has
@@ -94,7 +95,7 @@ class Inheritance:
     def __str__(self) -> str:
         """A table of all names, those that differ in numbers alone in one row."""
         return names_table(
-            'a ViT to T⁵',
+            'inherited weights',
             {
                 'inherited': self.inherited.items(),
                 'folded': self.folded.items(),
@@ -166,6 +167,39 @@ def inherit_vit(
     return result
 
 
+def inherit_timm(weights: StateDict, model: str) -> Inheritance:
+    """What a linearized `TimmViT` takes over: all, and the head beside it.
+
+    Args:
+        weights: Named tensors of a model of timm, or as its authors have published them.
+        model: Its name in timm's registry.
+
+    Raises:
+        ValueError: timm has no such model, or it cannot be linearized.
+        CheckpointMismatchError: Tensors are missing, or have other shapes.
+    """
+    with torch.device('meta'):
+        vit = TimmViT(model, linearize={})
+    found = dict(weights)
+    vit.adapt_weights(found)
+    result = Inheritance(new=vit.linearization.new)
+    own = vit.state_dict()
+    for name, value in found.items():
+        if name in own and name not in result.new:
+            result.weights[name], result.inherited[name] = value, name
+        elif ours := _first(_HEADS, name):
+            result.head[ours], result.inherited[name] = value, ours
+        else:
+            result.dropped[name] = 'no part of the backbone'
+    wrong = [n for n in own if n not in result.new and found.get(n, _NOTHING).shape != own[n].shape]
+    if wrong:
+        raise CheckpointMismatchError(
+            f'{len(wrong)} of the {len(own)} tensors of {model} are not in the checkpoint, or of '
+            f'another shape, the first of them {wrong[0]!r}: give the checkpoint of this model.'
+        )
+    return result
+
+
 @WEIGHT_INITIALIZERS.register_module()
 class InheritViT:
     """Loads the checkpoint of a ViT into T⁵: `init_cfg=dict(type='mmvttt.InheritViT', …)`.
@@ -195,21 +229,25 @@ def inherit_checkpoint(
     target: str | os.PathLike[str],
     ema: bool = False,
     img_size: int | tuple[int, int] = 224,
+    model: str | None = None,
 ) -> Inheritance:
     """Writes a classifier's checkpoint, `backbone.…` and `head.fc.…`, from a file of a ViT.
 
     Args:
-        source: A file or URL of a ViT or DeiT of timm or mmpretrain.
-        target: The file to write. What is new in T⁵ is not in it, and begins at random.
+        source: A file or URL of a ViT or DeiT of timm or mmpretrain; see `read_weights`.
+        target: The file to write. What is new is not in it, and begins at random.
         ema: Take the averaged weights of the file.
         img_size: See `inherit_vit`.
+        model: Name in timm's registry: the target is for a `TimmViT` of it. None: for a `T5`.
 
     Raises:
-        CheckpointError: See `read_weights` and `inherit_vit`.
+        CheckpointError: See `read_weights`, `inherit_vit` and `inherit_timm`.
     """
-    result = inherit_vit(read_weights(source, ema=ema), img_size=img_size)
+    weights = read_weights(source, ema=ema)
+    result = inherit_timm(weights, model) if model else inherit_vit(weights, img_size=img_size)
     weights = {f'backbone.{name}': value for name, value in result.weights.items()} | result.head
-    meta = dict(mmvttt_version=__version__, model='T5, inherited', source=Path(source).name)
+    name = f'{model or "T5"}, inherited'
+    meta = dict(mmvttt_version=__version__, model=name, source=Path(source).name)
     Path(target).parent.mkdir(parents=True, exist_ok=True)
     torch.save({'state_dict': weights, 'meta': meta}, target)
     return result
@@ -249,7 +287,7 @@ def _renamed(weights: StateDict) -> tuple[Inheritance, dict[str, str]]:
         elif inside:
             reason = next((r for p, r in _REFUSED if re.search(p, short)), 'T⁵ has no such part')
             raise CheckpointMismatchError(
-                f'{name} cannot be inherited: {reason}. Give a plain ViT or DeiT.'
+                f'{name} cannot be inherited: {reason}. Take mmvttt.TimmViT.'
             )
         else:
             result.dropped[name] = 'no part of the backbone'

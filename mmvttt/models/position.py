@@ -14,14 +14,16 @@ class GridOfWeights(nn.Module):
     """Lets a module load the `pos_embed` of another grid, which its state dict notes.
 
     Attributes:
-        pos_embed: `(1, h·w, C)`, or None.
+        pos_embed: `(1, num_prefix_rows + h·w, C)`, or None.
         grid: Its (h, w).
         antialias: Whether resizing low-passes as timm does.
+        num_prefix_rows: Rows in front of the grid's, of class or register tokens.
     """
 
     pos_embed: Tensor | None
     grid: Grid
     antialias: bool
+    num_prefix_rows: int = 0
 
     def keep_grid_with_weights(self) -> None:
         """Notes the grid in the metadata of state dicts, and resizes what is loaded."""
@@ -33,14 +35,16 @@ class GridOfWeights(nn.Module):
 
         Their grid is what `state_dict()` of a backbone notes in its `_metadata`. Without the note,
         as many positions as the backbone's are of its own grid, and others of a square, or of the
-        only grid of about its own aspect ratio; where that may be wrong a warning says so.
+        only grid of about its own aspect ratio; where that may be wrong, a warning is logged.
 
         Args:
             state_dict: Weights that are about to be loaded.
             prefix: What precedes the backbone's own names in it.
         """
         notes = getattr(state_dict, '_metadata', None)
-        note = notes.get(prefix[:-1]) if isinstance(notes, Mapping) else None
+        if not isinstance(notes, dict):
+            notes = {}
+        note = notes.get(prefix[:-1])
         if self._adapt(state_dict, prefix, note) and isinstance(note, Mapping):
             notes[prefix[:-1]] = {**note, 'grid': self.grid}
 
@@ -53,22 +57,27 @@ class GridOfWeights(nn.Module):
             return False
         if 0 in stored.shape or not stored.is_floating_point():
             return False
+        count = stored.shape[1] - self.num_prefix_rows
         match note:
-            case {'grid': (int(h), int(w))} if h > 0 and h * w == stored.shape[1]:
+            case {'grid': (int(h), int(w))} if h > 0 and h * w == count:
                 grid = h, w
             case _:
                 if stored.shape[1] == self.pos_embed.shape[1]:
                     return False
-                grid = self._likely_grid(stored.shape[1])
+                grid = self._likely_grid(count)
         if grid is None or grid == self.grid:
             return False
         state_dict[key] = self._resized(stored, self.grid, grid)
         return True
 
     def _resized(self, embedding: Tensor, new: Grid, old: Grid) -> Tensor:
-        """An embedding `(1, h·w, C)` of the grid `old` for the grid `new`."""
+        """An embedding `(1, num_prefix_rows + h·w, C)` of the grid `old` for the grid `new`."""
         return resample_abs_pos_embed(
-            embedding, list(new), list(old), num_prefix_tokens=0, antialias=self.antialias
+            embedding,
+            list(new),
+            list(old),
+            num_prefix_tokens=self.num_prefix_rows,
+            antialias=self.antialias,
         )
 
     def _likely_grid(self, count: int) -> Grid | None:

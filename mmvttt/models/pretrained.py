@@ -2,32 +2,33 @@
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
-from mmengine.model import PretrainedInit
+from mmengine.model import BaseModule, PretrainedInit
 from torch import Tensor
 
 from ..checkpoints.load import adapted, load_pretrained
-from ..errors import CheckpointMismatchError, RefusedCheckpointError
+from ..errors import CheckpointMismatchError
 from ..registry import WEIGHT_INITIALIZERS
 
 _INHERIT = 'mmvttt.InheritViT'
 # The inner weights as the authors of ViT³ and T⁵ name them; much of the rest has our names.
 _PUBLIC = re.compile(r'(^|\.)attn\.w[123]$')
-# What the authors' training scripts save beside the weights; the converter reads it as plain data.
-_SCRIPTS = re.compile(r'yacs\.config|argparse\.Namespace')
 _CONVERT = (
     'convert it once: python tools/convert_checkpoint.py PUBLIC.pth OURS.pth (with --ema its '
     "averaged weights, MESA's teacher)"
 )
 
 
-class PretrainedMixin:
-    """For a `BaseModule`: `init_cfg=dict(type='Pretrained', …)` goes through `load_pretrained`.
+class PretrainedMixin(BaseModule):
+    """A `BaseModule` whose `init_cfg=dict(type='Pretrained', …)` goes through `load_pretrained`.
 
     mmengine's own loading is `strict=False` without a word about what did not match.
     With `ema=True` the averaged weights of the file are loaded, MESA's teacher for one.
     `dict(type='mmvttt.InheritViT', …)` takes the same options for the checkpoint of a ViT.
     """
+
+    init_cfg: Any
 
     def init_weights(self) -> None:
         """Initialises as mmengine does, then loads the `Pretrained` entries of `init_cfg`."""
@@ -49,18 +50,11 @@ class PretrainedMixin:
             self.init_cfg = configs
         if first_time:
             for config in pretrained:
-                try:
-                    if config['type'] == _INHERIT:
-                        WEIGHT_INITIALIZERS.build(config)(self)
-                        continue
-                    options = {k: v for k, v in config.items() if k != 'type'}
-                    load_pretrained(self, **options, adapt=self._adapted)
-                except RefusedCheckpointError as error:
-                    if not _SCRIPTS.search(str(error)):
-                        raise
-                    raise RefusedCheckpointError(
-                        f"{error}. If it is one of the authors' of ViT³ or T⁵, {_CONVERT}"
-                    ) from None
+                if config['type'] == _INHERIT:
+                    WEIGHT_INITIALIZERS.build(config)(self)
+                    continue
+                options = {k: v for k, v in config.items() if k != 'type'}
+                load_pretrained(self, **options, adapt=self._adapted)
 
     def _adapted(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         """The weights after every part of the model has made them its own, e.g. resized them.

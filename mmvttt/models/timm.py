@@ -23,7 +23,9 @@ _LAST = (99999,)
 
 
 class _Classifier(nn.Module):
-    """What is the same for every backbone: the head, and what timm's tools ask a model for."""
+    """The parts that all backbones share: the head, and the methods that timm's tools call."""
+
+    backbone: Any
 
     def __init__(
         self,

@@ -11,6 +11,7 @@ import os
 import platform
 import socket
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -96,11 +97,17 @@ def _sources(cfg: Config) -> Iterator[tuple[str, str]]:
     imported = (cfg.get('custom_imports') or {}).get('imports') or []
     imported = [imported] if isinstance(imported, str) else list(imported)
     for name in (*_SOURCES, *imported):
-        spec = find_spec(name)
-        if spec is None or not spec.origin:
+        spec = None
+        # A missing parent of a module is an error; importing it will report that.
+        with suppress(ModuleNotFoundError):
+            spec = find_spec(name)
+        file = Path((spec and spec.origin) or '')
+        if not file.is_file():
             continue
-        file = Path(spec.origin)
-        files = sorted(file.parent.rglob('*.py')) if spec.submodule_search_locations else [file]
+        files = [file]
+        if spec and spec.submodule_search_locations:
+            # A wheel has copies of configs and tools in .mim.
+            files = sorted(p for p in file.parent.rglob('*.py') if '.mim' not in p.parts)
         digest = hashlib.sha256()
         for path in files:
             digest.update(path.relative_to(file.parent).as_posix().encode())

@@ -1,4 +1,4 @@
-"""Stand-ins for the NumPy and mmengine names in a checkpoint: numbers, no calls.
+"""Stand-ins for the names in a checkpoint: numbers and plain data, no calls.
 
 torch's weights-only reader calls what is on its allow-list with the arguments that the file gives,
 and hands it the state that the file gives. The originals are not made for that: `np.ndarray` makes
@@ -9,7 +9,9 @@ first three a crafted file reaches any memory of the process.
 
 from __future__ import annotations
 
+import argparse
 import pickle
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -85,7 +87,7 @@ def reconstruct(kind: type, shape: tuple, code: bytes) -> np.ndarray:
     if kind is Array:
         return Array()
     if kind is np.ndarray:
-        # Somebody has put NumPy's class itself on torch's list.
+        # A user may have put NumPy's class itself on torch's list.
         return np.zeros(0, np.uint8)
     raise _refusal(f'an array of class {kind!r}', 'numpy.ndarray')
 
@@ -152,4 +154,8 @@ def allowed() -> list[Any]:
         *dtypes,
         # Python 2's name is translated by torch.
         (statistic, 'builtins.getattr'),
+        # What training scripts save beside the weights. A yacs configuration is read as a plain
+        # mapping, without yacs; nothing interprets either.
+        argparse.Namespace,
+        (OrderedDict, 'yacs.config.CfgNode'),
     ]

@@ -15,7 +15,7 @@ from typing import Any
 
 import mmengine
 from mmengine import hooks
-from mmengine.dist import is_main_process
+from mmengine.dist import get_world_size, is_main_process
 from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.runner import Runner
 
@@ -40,10 +40,10 @@ class CheckpointHook(hooks.CheckpointHook):
 
     - With `max_keep_ckpts` an old checkpoint goes after the new one has come (mmengine: before); so
       does the best one. The resumed run removes what a kill in between leaves behind.
-    - On SIGTERM, with which schedulers announce that they take a machine away, and on Ctrl-C,
+    - On SIGTERM, with which schedulers announce that they take a machine away, SIGHUP and Ctrl-C,
       training ends after the step at hand (with accumulated gradients: after the update) with a
       checkpoint `iter_<steps>.pth`, from which `--resume` goes on; all ranks stop at the same step,
-      whichever has got the signal. Data workers do not hear it. The file is removed when the next
+      whichever has got the signal. Data workers ignore it. The file is removed when the next
       regular checkpoint is there. A validation is broken off, and done again after the resume. A
       second Ctrl-C ends at once. On SIGUSR1 the checkpoint is written and the training goes on.
     - Weights that are not finite are not saved: the training ends with an `AnomalyError`.
@@ -53,7 +53,7 @@ class CheckpointHook(hooks.CheckpointHook):
     - `meta` has `mmengine_version`, `mmvttt_version`, the settings of the training, and, where it
       was started in a git repository, `git_hash`: its commit.
 
-    That no file is ever half written is `mmvttt.reliability.patches`' doing.
+    The patch `whole-files` (`patches.py`) keeps files from being half written.
 
     Args:
         exit_code: Exit status after a SIGTERM. A scheduler that starts a job again only if it has
@@ -89,7 +89,7 @@ class CheckpointHook(hooks.CheckpointHook):
         self._former_best: dict[str | None, str | None] = {}
 
     def before_train(self, runner: Runner) -> None:
-        """Clears what a killed run has left, and begins to listen.
+        """Removes leftovers of a killed run, and begins to receive signals.
 
         Raises:
             UsageError: Another training writes to the same folder.
@@ -154,7 +154,7 @@ class CheckpointHook(hooks.CheckpointHook):
             self._stop(runner)
 
     def before_val_epoch(self, runner: Runner) -> None:
-        """Finds out at how many steps of the validation all ranks can be asked."""
+        """Agrees on the number of steps of the validation at which ranks ask each other."""
         self._val_polls = self._requests.least(len(runner.val_dataloader))
 
     def after_val_iter(self, runner: Runner, batch_idx: int, *args: Any, **kwargs: Any) -> None:
@@ -188,6 +188,13 @@ class CheckpointHook(hooks.CheckpointHook):
         self._stop_listening()
         super().after_train(runner)
 
+    def save_before_error(self, runner: Runner) -> None:
+        """Writes the steps that were trained, where a process by itself ends on a data error."""
+        # In a validation the weights may be the averaged ones; other ranks could not join.
+        training = self._requests.listening and runner.model.training
+        if training and get_world_size() == 1 and isinstance(runner, Runner) and _updated(runner):
+            self._save_now(runner, dict(epoch=runner.epoch, iter=runner.iter))
+
     def _folder(self, runner: Runner) -> str:
         folder = self.out_dir or runner.work_dir
         if folder != runner.work_dir:
@@ -195,7 +202,7 @@ class CheckpointHook(hooks.CheckpointHook):
         return folder
 
     def _require_good_weights(self, runner: Runner) -> None:
-        """Raises AnomalyError, on all ranks, rather than let weights that are not finite be saved.
+        """Raises an AnomalyError, on all ranks, where weights that are not finite would be saved.
 
         A loss may be finite and its gradients not: the next step would stop the training, and a
         resume would begin with that checkpoint.

@@ -130,7 +130,7 @@ class Heartbeat:
 
     def _place(self, rank: int) -> str:
         key = f'place/{rank}'
-        return self.store.get(key).decode() if self.store.check([key]) else 'never heard of'
+        return self.store.get(key).decode() if self.store.check([key]) else 'it never started'
 
 
 _running: Heartbeat | None = None

@@ -18,6 +18,7 @@ from urllib.request import urlopen
 
 import torch
 from mmengine.logging import print_log
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.serialization import safe_globals
 
@@ -26,7 +27,7 @@ from .allow_list import allowed
 from .atomic_write import PARTIAL
 
 # Where training scripts put the weights, in the order of preference.
-_EMA = ('state_dict_ema', 'model_ema')
+_EMA = ('state_dict_ema', 'model_ema', 'ema')
 # Prefix of averaged weights in our checkpoints: MESA's teacher.
 _TEACHER = 'teacher.'
 _CONTAINERS = ('state_dict', 'model', *_EMA)
@@ -42,6 +43,9 @@ _REFUSED = (
 _PLAIN = re.compile(r'[A-Za-z0-9][\w.+-]*')
 _DIGEST = re.compile(r'-([a-f0-9]{8,64})\.')
 
+# What stands before the name of a model of timm's hub, as mmengine's 'torchvision://'.
+_TIMM = 'timm://'
+
 StateDict = Mapping[str, Tensor]
 
 
@@ -50,9 +54,10 @@ def read_weights(
 ) -> dict[str, Tensor]:
     """The named tensors of a file or URL, as `read_content` reads it.
 
-    Takes raw state dicts and those under `state_dict`, `model`, `state_dict_ema` or `model_ema`,
-    and drops DDP's `module.`. With `ema`, takes the averaged weights alone: the last two, or of a
-    checkpoint of ours the average of an EMAHook, or MESA's teacher by the names of the student.
+    Takes raw state dicts and those under `state_dict`, `model`, `state_dict_ema`, `model_ema` or
+    `ema`, and drops DDP's `module.`. With `ema`, takes the averaged weights alone: the last three,
+    or of a checkpoint of ours the average of an EMAHook, or MESA's teacher by the names of the
+    student.
 
     Raises:
         CheckpointError: See `read_content`; or the file has no weights.
@@ -70,7 +75,8 @@ def read_content(
     compared.
 
     Args:
-        checkpoint: A path, an http(s) URL, or an open file.
+        checkpoint: A path, an http(s) URL, `timm://` and the name of a model with its tag, or an
+            open file. A file of safetensors is told by its name.
         map_location: As of `torch.load`.
         mmap: Leave the numbers in the file until they are used.
 
@@ -92,6 +98,8 @@ def read_content(
                 f'checkpoint={checkpoint!r}: give the path of a file, or an http(s) URL'
             )
         try:
+            if path is not None and path.endswith('.safetensors'):
+                return load_file(path, str(map_location))
             archive = file.read(2) == b'PK'
             if archive:
                 _check_archive(file, source)
@@ -158,6 +166,8 @@ def _refused_object(error: pickle.UnpicklingError) -> str:
 
 def _located(source: str) -> str:
     """The file of a path, or of a URL in torch's cache, downloaded if it is not there yet."""
+    if source.startswith(_TIMM):
+        return _from_timm(source.removeprefix(_TIMM))
     if not source.startswith(('http://', 'https://')):
         path = os.path.expanduser(source)
         if not os.path.exists(path) or os.path.isdir(path):
@@ -178,6 +188,28 @@ def _located(source: str) -> str:
         except (OSError, HTTPException, ValueError) as error:
             raise CheckpointError(f'{source!r} cannot be downloaded: {error}') from error
     return path
+
+
+def _from_timm(name: str) -> str:
+    """The file that timm's hub has under the name of a model and its tag, downloaded if needed."""
+    import timm
+    from huggingface_hub import hf_hub_download
+
+    config = timm.get_pretrained_cfg(name)
+    if config is None or not config.hf_hub_id:
+        raise CheckpointMissingError(
+            f"timm's hub has no weights {name!r}: give a name of timm.list_pretrained(), such as "
+            "'timm://vit_small_patch16_dinov3.lvd1689m'"
+        )
+    try:
+        return hf_hub_download(config.hf_hub_id, config.hf_hub_filename or 'model.safetensors')
+    except Exception as error:
+        # What is raised without a network is of many classes.
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise CheckpointError(
+            f"'{_TIMM}{name}' cannot be downloaded ({reason}); on a machine without a network give "
+            f'the file, model.safetensors of https://huggingface.co/{config.hf_hub_id}'
+        ) from error
 
 
 def _download(url: str, path: str) -> None:

@@ -38,7 +38,7 @@ class Requests:
     Attributes:
         group: Group of all ranks, on CPUs whatever the backend is: asking does not wait for a GPU.
             None in a training of one process.
-        name: The signal that was heard, or 'a signal' where another rank has heard it.
+        name: The signal that was received, or 'a signal' where another rank has received it.
         listening: Between `listen` and `close`.
     """
 
@@ -57,7 +57,7 @@ class Requests:
         if get_world_size() > 1:
             group: Any = dist.new_group(backend='gloo')
             self.group = group
-        # Python hears signals in the main thread only.
+        # Python handles signals in the main thread only.
         if threading.current_thread() is threading.main_thread():
             wanted = {signal.SIGTERM: STOP, signal.SIGINT: STOP}
             if hasattr(signal, 'SIGUSR1'):

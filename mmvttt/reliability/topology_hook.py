@@ -1,4 +1,4 @@
-"""A line at the start of a training: on how many machines it runs, its batch, its learning rate."""
+"""A line at the start of a training: its machines, its batch, its learning rate."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from mmengine.optim import OptimWrapperDict
 from mmengine.runner import Runner
 
 from ..registry import HOOKS
-from .agreement import require_same
 
 
 @dataclass(frozen=True)
@@ -150,20 +149,14 @@ def topology(runner: Runner) -> Topology:
 
 @HOOKS.register_module()
 class TopologyHook(Hook):
-    """Logs a training's `Topology` before it begins, and warns where its batch is another one.
+    """Logs a training's `Topology` before it begins.
 
-    Another one than `auto_scale_lr.base_batch_size`, which the learning rate is meant for.
+    Warns where its batch is not `auto_scale_lr.base_batch_size`, for which the learning rate is
+    meant.
     """
 
     def before_train(self, runner: Runner) -> None:
-        """Logs on rank 0, after a look whether all ranks have as many images.
-
-        Raises:
-            UsageError: They have not.
-        """
-        loader = runner.train_dataloader
-        lengths = {'the number of training images': loader.dataset, 'the number of batches': loader}
-        require_same({name: str(len(what)) for name, what in lengths.items() if _has_end(what)})
+        """Logs on rank 0."""
         if runner.rank:
             return
         found = topology(runner)
@@ -171,13 +164,6 @@ class TopologyHook(Hook):
         advice = found.advice()
         if advice:
             runner.logger.warning(advice)
-
-
-def _has_end(data: Any) -> bool:
-    try:
-        return len(data) >= 0
-    except TypeError:
-        return False
 
 
 def _count(number: int, noun: str) -> str:

@@ -34,6 +34,15 @@ def test_random_weights_under_layer_decay() -> None:
     assert found['advice'] is None
 
 
+def test_a_recipe_for_inherited_weights_without_any() -> None:
+    pytest.importorskip('mmpretrain')
+    assert 'tools/inherit_weights.py' in lines(load_config('t5_t_in1k_30e'))['advice']
+    assert lines(load_config('t5_t_in1k_30e'), load_from='inherited.pth')['advice'] is None
+    found = lines(load_config('maskrcnn_dinov3_s_linear_1x'))
+    assert found['weights'] == 'timm://vit_small_patch16_dinov3.lvd1689m'
+    assert found['advice'] is None
+
+
 def test_a_schedule_from_the_start() -> None:
     pytest.importorskip('mmpretrain')
     found = lines(load_config('vittt_s_in1k'))

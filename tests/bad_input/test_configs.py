@@ -101,7 +101,7 @@ ARGUMENTS = {
     },
     'ViT3': {
         **PLAIN_BACKBONE,
-        'mixer': (not_dicts | st.none(), 'ViT3Mixer'),
+        'mixer': (not_dicts, 'ViT3Mixer'),
         'mixer.scale': (not_positive, 'above 0'),
         'mixer.backend': (wrong_backends, 'reference'),
     },
@@ -120,7 +120,7 @@ ARGUMENTS = {
     },
     'T5': {
         **PLAIN_BACKBONE,
-        'mixer': (not_dicts, 'neighborhood'),
+        'mixer': (not_dicts, 'TTTMixer'),
         'mixer.backend': (wrong_backends, 'reference'),
         'mixer.key_norm': (other_than(None, 'rms', 'layer', 'instance'), 'instance_center'),
         'mixer.locality': (other_than(None, 'dwc_v', 'dwc_qk'), 'dwc_qk'),
@@ -140,7 +140,7 @@ ARGUMENTS = {
         'out_indices': (wrong_indices.filter(lambda v: v not in (3, -4, [0, 3])), 'out_indices'),
         'frozen_stages': (outside(-1, 4), '-1 to 4'),
         'norm_cfg': (wrong_norms, "dict(type='BN')"),
-        'mixer': (not_dicts.filter(lambda v: v is not None), 'scale'),
+        'mixer': (not_dicts.filter(lambda v: v is not None), 'ViT3Mixer'),
     },
     'ViTAdapter': {
         **COMMON,

@@ -4,12 +4,17 @@ from mmengine.config import ConfigDict
 from torch import nn
 
 PLAIN = dict(embed_dims=64, num_layers=4, num_heads=2, feedforward_channels=96)
+TIMM = dict(embed_dim=64, depth=4, num_heads=2)
 STAGES = dict(embed_dims=(16, 32, 48, 64), depths=(1, 1, 1, 1), num_heads=(1, 2, 3, 4))
 
 
 def reduce_backbone(backbone: ConfigDict) -> list[int]:
     """Shrinks a backbone of four maps, with norms for two small images; returns their channels."""
     backbone.norm_cfg = dict(type='BN')
+    if 'backbone' in backbone and backbone.backbone.type == 'mmvttt.TimmViT':
+        backbone.backbone.pop('init_cfg')
+        backbone.backbone.model_options = TIMM
+        return [TIMM['embed_dim']] * 4
     if 'backbone' in backbone:
         backbone.backbone.arch = PLAIN
         return [PLAIN['embed_dims']] * 4

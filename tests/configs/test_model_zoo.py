@@ -17,7 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 MODELS = load_models(ROOT / 'configs' / 'metafile.yml')
 NAMES = [model['Name'] for model in MODELS]
 # Worked examples: no paper has them.
-EXAMPLES = re.compile('demo|pennfudan|camvid')
+# Those of generation have a table of their own, in docs/generation.md.
+EXAMPLES = re.compile('demo|pennfudan|camvid|digits|dit3|dit5|sd35m')
 TO_NAME = {
     'Top 1 Accuracy': 'Top-1',
     'box AP': 'box AP',

@@ -19,8 +19,8 @@ from torch import nn
 from mmvttt.config import config_names, load_config
 from mmvttt.registry import MODELS, PARAM_SCHEDULERS
 
-# Worked examples on small sets; heads with the toolboxes' own recipes.
-OTHERS = re.compile('demo|pennfudan|camvid|dino|mask2former')
+# Worked examples on small sets; heads with the toolboxes' own recipes; generation.
+OTHERS = re.compile('demo|pennfudan|camvid|dino_|mask2former|digits|dit3|dit5|sd35m')
 NAMES = [name for name in config_names() if not OTHERS.search(name)]
 FP32, AMP = 'OptimWrapper', 'mmvttt.AmpOptimWrapper'
 
@@ -96,6 +96,10 @@ RECIPES = {
     't5*_in1k_30e': Recipe(
         4e-5, 1e-8, 1.0, 'vectors', 1024, False, FP32, None, None, None, '30 epochs'
     ),
+    'deit3_s_linear_in1k_30e': Recipe(
+        4e-5, 1e-8, 1.0, 'vectors', 1024, False, FP32, None, None, None, '30 epochs'
+    ),
+    'maskrcnn_dinov*_1x': ADAPTED,
     'maskrcnn_vi*_1x': ADAPTED,
     'maskrcnn_t5_?_1x': ADAPTED,
     'maskrcnn_hvit3_?_1x': detector('12 epochs, long warm-up'),
@@ -105,6 +109,8 @@ RECIPES = {
     'upernet_vi*_b_160k': segmentor(6e-5, 0.8),
     'upernet_t5_t_160k': segmentor(12e-5, 0.95),
     'upernet_t5_s_160k': segmentor(6e-5, 0.85),
+    'upernet_dinov3_s_*160k': segmentor(6e-5, 0.85),
+    'upernet_dinov2_b_*160k': segmentor(6e-5, 0.8),
     'upernet_hvit3_t_160k': UPERNET._replace(precision=AMP),
     'upernet_hvit3_[sb]_160k': UPERNET,
 }
@@ -144,15 +150,17 @@ RATES = {
         {0: 1e-6, 1: 6.6811074e-4, 1499: 1, 80000: 0.50472874, 159999: 0},
     ),
 }
-VECTORS = re.compile(r'(^|\.)(pos_embed|level_embed|token_scale|b0|ln_weight|ln_bias)$')
+VECTORS = re.compile(
+    r'(^|\.)(pos_embed|level_embed|(cls|reg)_token|token_scale|b0|ln_weight|ln_bias)$'
+)
 NORMS = re.compile(r'(^|\.)(norm\d?|norms\.\d|bn)\.(weight|bias)$')
 SPARED = {
     'vectors': lambda name, p: p.ndim <= 1 or bool(VECTORS.search(name)),
     'norms': lambda name, _: bool(NORMS.search(name)),
     "the backbone's norms": lambda name, _: bool(re.match('backbone.*' + NORMS.pattern, name)),
 }
-# What T⁵ does not have of its source, at 20 times the rate.
-NEW = re.compile(r'mixer\.(inner\.w\d|[qk]_conv\.(weight|bias))$')
+# What T⁵ and a linearized model do not have of their source, at 20 times the rate.
+NEW = re.compile(r'(mixer|attn)\.(inner\.w\d|[qk]_conv\.(weight|bias))$')
 
 
 def recipe_of(name: str) -> Recipe:
@@ -161,7 +169,9 @@ def recipe_of(name: str) -> Recipe:
 
 
 def one_of_each() -> list[str]:
-    return [next(n for n in sorted(NAMES, key=len) if fnmatch(n, p)) for p in RECIPES]
+    return [next(n for n in sorted(NAMES, key=len) if fnmatch(n, p)) for p in RECIPES] + [
+        'maskrcnn_dinov3_s_linear_1x'
+    ]
 
 
 @cache
@@ -211,7 +221,7 @@ def test_rate_and_decay_of_every_tensor(name: str) -> None:
             continue
         group = groups[id(parameter)]
         rate = recipe.lr * recipe.layers ** (13 - layer(tensor))
-        if name.startswith('t5') and NEW.search(tensor):
+        if re.search('^t5|_linear_', name) and NEW.search(tensor):
             rate *= 20
         assert group['lr'] == pytest.approx(rate, rel=1e-9), tensor
         decay = 0.0 if SPARED[recipe.spared](tensor, parameter) else recipe.decay
@@ -222,7 +232,7 @@ def layer(name: str) -> int:
     """0 for embeddings, 1 to 12 for the blocks of a plain backbone in an adapter, 13 for others."""
     if block := re.match(r'backbone\.backbone\.blocks\.(\d+)\.', name):
         return 1 + int(block[1])
-    return 0 if re.match(r'backbone\.backbone\.(pos|patch)_embed', name) else 13
+    return 0 if re.match(r'backbone\.backbone\.(pos_|patch_|cls_|reg_)', name) else 13
 
 
 @pytest.mark.parametrize('schedule', RATES)

@@ -22,11 +22,12 @@ def make(
     return {'x': packed[..., :channels], **dict(zip(('weight', 'other'), kernels, strict=False))}
 
 
-def call(inputs, ways='fb', backend='reference') -> Tensor:
+def call(inputs, ways='fb', backend='reference', **options) -> Tensor:
     """The outputs side by side."""
     x, *weights = inputs.values()
     directions = tuple(NAMES[way] for way in ways)
-    return torch.cat(causal_conv(x, *weights, directions=directions, backend=backend), -1)
+    options = {'directions': directions, 'backend': backend, **options}
+    return torch.cat(causal_conv(x, *weights, **options), -1)
 
 
 def primal(inputs, ways='fb') -> Tensor:

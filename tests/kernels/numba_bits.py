@@ -6,34 +6,21 @@ Run by test_numba_kept.py, in processes that compile the kernels and in such tha
 import hashlib
 import sys
 
-import convolutions
-import inner_steps
-import sampling
-import scans
-import torch
 from kernel_testing import with_gradients
+from ops import FP32, OPS
 
-OPTIONS = {'dtype': torch.float32}
-CASES = {
-    'ttt_linear': (scans.make(196, dim=64, **OPTIONS), scans.call),
-    'causal_conv': (convolutions.make(196, 'fb', channels=96, **OPTIONS), convolutions.call),
-    'ttt_glu': (inner_steps.make_glu((14, 14), dim=64, **OPTIONS), None),
-    'ttt_dwconv': (inner_steps.make_dwconv((14, 14), dim=64, **OPTIONS), None),
-    'deform_attn': (sampling.make(dim=32, **OPTIONS), sampling.call),
-}
+from ttt_kernels import available
+
+HW = (14, 14)
 
 
-def bits(op: str) -> str:
-    inputs, call = CASES[op]
-    if call is None:
-        step = getattr(inner_steps, op.replace('ttt', 'call'))
-        found = with_gradients(lambda x: step(x, (14, 14), backend='numba'), inputs)
-    else:
-        found = with_gradients(lambda x: call(x, backend='numba'), inputs)
-    numbers = [found[0], *found[1].values()]
+def bits(name: str) -> str:
+    inputs = OPS[name].make(HW, dim=64, dtype=FP32)
+    output, grads = with_gradients(OPS[name].call, inputs, HW, backend='numba')
+    numbers = [output, *grads.values()]
     return hashlib.md5(b''.join(x.contiguous().numpy().tobytes() for x in numbers)).hexdigest()
 
 
 if __name__ == '__main__':
-    for op in sys.argv[1:] or CASES:
-        print(op, bits(op))
+    for name in sys.argv[1:] or [n for n in available() if available()[n]['numba'] is None]:
+        print(name, bits(name))

@@ -4,6 +4,7 @@ A new op is a row of `OPS`; test_new_op.py says what else it lacks. Inputs are m
 (h, w): a sequence has h·w tokens.
 """
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -90,9 +91,10 @@ class Op:
     tolerance: Mapping[torch.dtype, float] = field(
         default_factory=lambda: {FP64: 1e-12, FP32: 1e-5, FP16: 2e-3, BF16: 1e-2}
     )
-    # Unit roundoffs 2⁻¹¹ and 2⁻⁸ of every operand, a few of them in a row.
+    # Unit roundoffs 2⁻¹¹ and 2⁻⁸ of every operand, a few of them in a row; in fp32 a product is
+    # three in tf32, which keep some 21 bits.
     kernel_tolerance: Mapping[torch.dtype, float] = field(
-        default_factory=lambda: {FP64: 1e-12, FP32: 4e-5, FP16: 5e-3, BF16: 4e-2}
+        default_factory=lambda: {FP64: 1e-12, FP32: 4e-5, FP16: 4e-3, BF16: 4e-2}
     )
     cancelling: tuple[str, ...] = ()
     convolved: tuple[str, ...] = ()
@@ -116,17 +118,26 @@ class Op:
         tolerance: Mapping[torch.dtype, float],
         device: str = 'cpu',
     ) -> None:
-        """Output and every gradient of a backend against those of the definition in fp64."""
+        """Output and every gradient of a backend against those of the definition in fp64.
+
+        On a GPU against those of the reference, on the CPU: definitions go token by token.
+        """
         inputs = self.make(case.hw, dtype=dtype, device=device, **case.sizes)
         options = {'hw': case.hw, **case.options}
         output, grads = with_gradients(self.call, inputs, backend=backend, **options)
         assert output.dtype == dtype
+        assert not output.isnan().any()
         assert {n: g.dtype for n, g in grads.items()} == {n: inputs[n].dtype for n in grads}
         # Both sides see the same rounded gradient of the output.
         grad = normal(torch.Generator().manual_seed(1), *output.shape).to(dtype).double()
-        exact = {n: x if x is None else x.double() for n, x in inputs.items()}
-        expected = with_gradients(self.definition, exact, grad=grad.to(device), **options)
-        assert_same((output, grads), expected, tolerance[dtype])
+        exact = {n: x if x is None else x.double().cpu() for n, x in inputs.items()}
+        reference = functools.partial(self.call, backend='reference')
+        definition = self.definition if device == 'cpu' else reference
+        assert_same(
+            (output, grads),
+            with_gradients(definition, exact, grad=grad, **options),
+            tolerance[dtype],
+        )
 
 
 # -------------------------------------------------------------------------------- what rows share
@@ -326,6 +337,7 @@ TTT_GLU = Op(
     emulated={
         '7 × 9': Case((7, 9), {'heads': 1, 'dim': 64}),
         '9 × 13, d 32': Case((9, 13), {'heads': 3, 'dim': 32}),
+        '1 × 1': Case((1, 1), {'heads': 1, 'dim': 64}),
     },
     launches=(2, 5),
     refused={
@@ -381,7 +393,6 @@ MLP = {
         Case((3, 5), {'dim': 32, 'batch': 1}, {'scale': 0.1, 'loss': 'l2'}),
     ),
     'gpu_cases': (*GPU_MAPS, Case((9, 13), {'dim': 64}, {'loss': 'l2'})),
-    'launches': (5, 10),
     'fp32_on_gpu': False,
 }
 BAD_MLP = bad_tokens('q', 'k', 'v', missing=r'N must be at least 1') | {
@@ -398,6 +409,7 @@ TTT_MLP = Op(
         '7 × 9, L2': Case((7, 9), {'heads': 1, 'dim': 64}, {'loss': 'l2'}),
         '9 × 13, d 32': Case((9, 13), {'heads': 3, 'dim': 32}),
     },
+    launches=(5, 9),
     refused={r'd is 72; the kernels have at most 64': Case((2, 2), {'dim': 72})},
     bad=BAD_MLP,
 )
@@ -409,6 +421,7 @@ TTT_MLP_SWIGLU = Op(
         '9 × 13, d 32': Case((9, 13), {'heads': 1, 'dim': 32}),
         '7 × 9, L2': Case((7, 9), {'heads': 1, 'dim': 64}, {'loss': 'l2'}),
     },
+    launches=(5, 10),
     refused={r'd is 128; the kernels have at most 64': Case((2, 2), {'dim': 128})},
     bad=BAD_MLP
     | of_state('w3')
@@ -428,15 +441,25 @@ def levels(hw: HW) -> list[HW]:
     return [hw, (-(-hw[0] // 2), -(-hw[1] // 2))]
 
 
-def make_sampling(hw: HW, shapes=None, fused=False, shared=True, **sizes) -> Inputs:
-    """Values in the type of the tokens; positions and weights in fp32, or fp64."""
+def make_sampling(hw: HW, shapes=None, *, fused=False, shared=True, half=False, **sizes) -> Inputs:
+    """Values in the type of the tokens; positions and weights in fp32 or fp64.
+
+    With `half` all but the reference points are in the type of the tokens, as under autocast, and
+    places are off the borders of cells: a rounding that moves one across changes the slope.
+    """
     dtype, device = sizes.pop('dtype', FP64), sizes.pop('device', 'cpu')
     shapes = shapes or levels(hw)
     inputs = sampling.make(shapes, **sizes)
     if fused:
         inputs = sampling.fused(inputs, shapes, shared)
+    if fused and half:
+        sides = torch.tensor(shapes, dtype=FP64).flip(-1)
+        centres = (inputs['reference_points'] * sides).floor() + 0.125
+        inputs['reference_points'] = centres / sides
+        inputs['sampling_offsets'] = inputs['sampling_offsets'].mul(4).round().div(4)
+    low = inputs.keys() - {'reference_points'} if half else {'value'}
     wide = state_dtype(dtype)
-    return {n: x.to(device, dtype if n == 'value' else wide) for n, x in inputs.items()}
+    return {n: x.to(device, dtype if n in low else wide) for n, x in inputs.items()}
 
 
 def make_fused(hw: HW, **sizes) -> Inputs:
@@ -450,8 +473,8 @@ def pyramid(shapes: tuple[HW, ...], **sizes) -> Case:
 def of_shapes(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """A function of inputs and sizes of levels as one of inputs and a map."""
 
-    def on_map(inputs: Inputs, hw: HW, shapes=None, **options) -> Tensor:
-        return function(inputs, levels(hw) if shapes is None else shapes, **options)
+    def on_map(inputs: Inputs, hw: HW, **options) -> Tensor:
+        return function(inputs, **{'shapes': levels(hw), **options})
 
     return on_map
 
@@ -569,10 +592,10 @@ DEFORM_ATTN_FUSED = Op(
     **{**SAMPLING, 'cases': (*SAMPLING['cases'], Case((3, 5), {'shared': False}))},
     images=('value', 'sampling_offsets', 'attention_logits'),
     emulated={
-        '1 level': pyramid(((6, 5),), queries=11, heads=2, dim=32),
-        '3 levels': pyramid(((4, 6), (2, 3), (1, 2)), queries=7, heads=1, dim=64),
+        '1 level': pyramid(((6, 5),), queries=11, heads=2, dim=32, half=True),
+        '3 levels': pyramid(((4, 6), (2, 3), (1, 2)), queries=7, heads=1, dim=64, half=True),
     },
-    launches=(2, 7),
+    launches=(2, 10),
     bad=VALUE
     | {
         'reference_points': bad(

@@ -31,11 +31,10 @@ def make(tokens, ways='fb', size=16, batch=2, heads=2, dim=6, dtype=torch.float6
     return dict(zip(NAMES, values, strict=True))
 
 
-def call(inputs, ways='fb', size=16, backend='reference', **kwargs):
-    directions = tuple(WAYS[w] for w in ways)
-    return ttt_linear(
-        **inputs, directions=directions, mini_batch_size=size, backend=backend, **kwargs
-    )
+def call(inputs, ways='fb', size=16, **options):
+    """With the reference unless a backend is named; options override `ways` and `size`."""
+    ours = {'directions': tuple(WAYS[w] for w in ways), 'mini_batch_size': size}
+    return ttt_linear(**inputs, **{'backend': 'reference', **ours, **options})
 
 
 def definition(inputs, ways='fb', size=16, eps=1e-6):

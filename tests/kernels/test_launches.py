@@ -6,13 +6,10 @@ Kernels of Triton and operations of torch that start one; none runs, a GPU need 
 import importlib
 import re
 
-import convolutions
-import inner_steps
 import pytest
-import sampling
-import scans
 import torch
 from kernel_testing import with_gradients
+from ops import BF16, OPS
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ttt_kernels import _backend
@@ -34,35 +31,6 @@ FREE |= {
     'promote_types',
 }
 OUR_OPS = ('ttt_linear', 'causal_conv')
-LEVELS = ((4, 6), (2, 3))
-CASES = {
-    'ttt_linear': (lambda: scans.make(40, dim=64, dtype=torch.bfloat16), scans.call, (1, 10)),
-    'causal_conv': (
-        lambda: convolutions.make(40, dtype=torch.bfloat16, channels=64),
-        convolutions.call,
-        (1, 3),
-    ),
-    'ttt_glu': (
-        lambda: inner_steps.make_glu((5, 8), dim=32, dtype=torch.bfloat16),
-        lambda inputs, backend: inner_steps.call_glu(inputs, (5, 8), backend=backend),
-        (2, 5),
-    ),
-    'ttt_dwconv': (
-        lambda: inner_steps.make_dwconv((5, 8), dim=32, dtype=torch.bfloat16),
-        lambda inputs, backend: inner_steps.call_dwconv(inputs, (5, 8), backend=backend),
-        (2, 3),
-    ),
-    'ttt_mlp': (
-        lambda: inner_steps.make_swiglu((5, 8), dim=32, dtype=torch.bfloat16),
-        lambda inputs, backend: inner_steps.call_mlp(inputs, (5, 8), backend=backend),
-        (5, 10),
-    ),
-    'deform_attn': (
-        lambda: sampling.make(LEVELS, dim=32, dtype=torch.float32),
-        lambda inputs, backend: sampling.call(inputs, LEVELS, backend=backend),
-        (2, 6),
-    ),
-}
 
 
 class Operations(TorchDispatchMode):
@@ -97,7 +65,7 @@ def started(monkeypatch):
 
         return run
 
-    for op in CASES:
+    for op in {row.name for row in OPS.values()}:
         module = importlib.import_module(f'ttt_kernels.{op}.kernel')
         for which in ('forward', 'backward'):
             monkeypatch.setattr(module, which, counted(op, which, getattr(module, which)))
@@ -107,11 +75,13 @@ def started(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize('op', CASES)
-def test_forward_and_backward_start_no_more_than_they_did(op, started):
-    make, call, most = CASES[op]
-    with_gradients(lambda inputs: call(inputs, backend='triton'), make())
-    assert tuple(len(started[op, which]) for which in ('forward', 'backward')) == most, started
+@pytest.mark.parametrize('name', OPS)
+def test_forward_and_backward_start_no_more_than_they_did(name, started):
+    op, hw = OPS[name], (5, 8)
+    inputs = op.make(hw, dim=32, dtype=BF16)
+    with_gradients(lambda x: op.call(x, hw, backend='triton'), inputs)
+    found = tuple(len(started[op.name, which]) for which in ('forward', 'backward'))
+    assert found == op.launches, started
 
 
 def vittt_block():

@@ -35,12 +35,12 @@ def test_compiled_or_kept_and_in_any_order(tmp_path):
     assert run(tmp_path / 'b', *backwards) == fresh
 
 
-def test_parts_are_no_symbols_of_their_own():
+def test_inlined_functions_are_no_symbols_of_their_own():
     """The linker took the code of the part by itself where that was there, optimized otherwise."""
     from ttt_kernels import _numba
 
     # Of a size that LLVM inlines in no second place by itself.
-    @_numba.part
+    @_numba.inlined
     def sums(x):
         total = 0.0
         for i in range(len(x)):

@@ -6,7 +6,7 @@ rounding, and both paths of the plan.
 
 import pytest
 import torch
-from kernel_testing import REHEARSING, assert_same, error, some, with_gradients
+from kernel_testing import REHEARSING, assert_same, some, with_gradients
 from scans import NAMES, call, make
 
 pytestmark = pytest.mark.gpu
@@ -15,19 +15,6 @@ TIMES = 1 if REHEARSING else 99
 # Relative to the largest value: a few units of 2⁻⁸ and 2⁻¹¹, through a chain of chunks. In fp32 a
 # product is three in tf32, which keep some 21 bits, and LayerNorms amplify what is lost.
 TOLERANCE = {torch.bfloat16: 3e-2, torch.float16: 4e-3, torch.float32: 5e-4}
-
-
-@pytest.fixture
-def cut(monkeypatch):
-    """Sets the mini-batches of a segment, with the output apart from the scan; 0: in the scan."""
-    from ttt_kernels.ttt_linear import _plans, reference
-
-    def set_cut(chunks):
-        monkeypatch.setattr(_plans, 'PLANS', (_plans.Plan('', 0, float('inf'), 0, chunks > 0),))
-        if chunks:
-            monkeypatch.setattr(reference, 'SEGMENT', chunks)
-
-    return set_cut
 
 
 @pytest.fixture(autouse=True)
@@ -145,28 +132,3 @@ def test_memory_is_linear_in_the_tokens():
         # O and G, and a quarter of a token-sized tensor of states.
         assert kept < 2.5 * token_sized
     assert peaks[1] < 2.2 * peaks[0]
-
-
-def test_compiled_and_on_a_second_stream():
-    inputs = cuda(make(70, dim=64, dtype=torch.bfloat16))
-    expected = with_gradients(on_gpu, inputs)
-    compiled = torch.compile(on_gpu, fullgraph=True, backend='aot_eager')
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        found = with_gradients(compiled, inputs)
-    torch.cuda.current_stream().wait_stream(stream)
-    assert_same(found, expected, 1e-6)
-
-
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason='needs a second GPU')
-def test_a_gpu_that_is_not_the_current_one():
-    inputs = make(70, dim=64, dtype=torch.bfloat16)
-    there = {n: x.to('cuda:1') for n, x in inputs.items()}
-    assert torch.cuda.current_device() == 0
-    assert error(on_gpu(there).cpu(), on_gpu(cuda(inputs)).cpu()) == 0
-
-
-def test_what_a_gpu_does_by_default():
-    inputs = cuda(make(70, dim=64, dtype=torch.bfloat16))
-    assert torch.equal(call(inputs, backend=None), on_gpu(inputs))

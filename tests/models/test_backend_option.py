@@ -37,7 +37,7 @@ MODELS_AND_OPS = {
 
 @pytest.fixture
 def chosen(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, str]]:
-    """What ops are called, and with which backend; the environment names the other one."""
+    """Ops that are called, and their backends; the environment names the other one."""
     calls = set()
     choose = _backend.choose
 

@@ -90,7 +90,7 @@ def test_the_switch_is_on_in_every_part_that_has_one(name: str) -> None:
 @pytest.fixture
 def one_process(tmp_path: Path) -> Iterator[None]:
     if dist.is_initialized():
-        pytest.skip('somebody left a process group behind')
+        pytest.skip('an earlier test left a process group behind')
     dist.init_process_group('gloo', init_method=f'file://{tmp_path}/group', rank=0, world_size=1)
     yield
     dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""What every registered backbone promises, whatever it is inside: one table, one set of tests."""
+"""The contract of every registered backbone: one table, one set of tests."""
 
 import copy
 import inspect
@@ -16,12 +16,17 @@ from mmvttt.registry import MODELS
 
 PLAIN = dict(embed_dims=64, num_layers=4, num_heads=2, feedforward_channels=96)
 STAGES = dict(embed_dims=(16, 32, 48, 64), depths=(1, 1, 1, 1), num_heads=(1, 2, 3, 4))
+# Rotary positions, a class token and four registers.
+DINO = dict(
+    model='vit_small_patch16_dinov3', model_options=dict(embed_dim=64, depth=4, num_heads=2)
+)
 BN = dict(type='BN')
 # A reduced config of each; the strides of its maps.
 CASES = {
     'Vittt': (dict(type='mmvttt.Vittt', arch=PLAIN, img_size=64), (16,)),
     'ViT3': (dict(type='mmvttt.ViT3', arch=PLAIN), (16,)),
     'T5': (dict(type='mmvttt.T5', arch=PLAIN, img_size=64), (16,)),
+    'TimmViT': (dict(type='mmvttt.TimmViT', linearize=dict(), **DINO), (16,)),
     'HViT3': (dict(type='mmvttt.HViT3', arch=STAGES), (4, 8, 16, 32)),
     'ViTAdapter': (
         dict(

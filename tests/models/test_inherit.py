@@ -2,19 +2,21 @@
 
 import runpy
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 import torch
 from mmpretrain.models import DeiTClsHead, DistilledVisionTransformer, VisionTransformer
+from timm import create_model
 from timm.layers import GluMlp, SwiGLU
 from timm.models.deit import VisionTransformerDistilled
-from timm.models.vision_transformer import VisionTransformer as TimmViT
+from timm.models.vision_transformer import VisionTransformer as Source
 from torch import Tensor, nn
 
 from mmvttt.errors import CheckpointError, CheckpointMismatchError
 from mmvttt.models.adapters import ViTAdapter
-from mmvttt.models.backbones import T5, ViT3
+from mmvttt.models.backbones import T5, TimmViT, ViT3
 from mmvttt.models.inherit import inherit_checkpoint, inherit_vit
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,7 +36,7 @@ def shaken(model: nn.Module) -> nn.Module:
     return model
 
 
-def timm(cls: type = TimmViT, **options) -> nn.Module:
+def timm(cls: type = Source, **options) -> nn.Module:
     return shaken(cls(**{**SIZES, **options}))
 
 
@@ -93,7 +95,7 @@ def test_what_is_inherited_is_bit_equal(name: str, tmp_path: Path) -> None:
 
 def blocks_of(source: nn.Module, x: Tensor) -> Tensor:
     """A ViT's own parts, run without its class and distillation tokens: normed tokens."""
-    if isinstance(source, TimmViT):
+    if isinstance(source, Source):
         x = source.patch_embed(x)
         x = x + source.pos_embed[:, -x.shape[1] :]
         return source.norm(source.blocks(x))
@@ -120,7 +122,7 @@ def test_with_softmax_put_back_it_is_the_source(name: str, tmp_path: Path) -> No
 
 
 def test_prefixes_and_other_grids(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
-    """Of a classifier of mmpretrain, with and without prefix, at another image size."""
+    """A classifier of mmpretrain, with and without prefix, at another image size."""
     # By its scope: an earlier test of the process may have left another one as the default.
     loss = dict(type='mmpretrain.CrossEntropyLoss')
     backbone, head = mmpretrain(), DeiTClsHead(5, 32, loss=loss)
@@ -282,6 +284,37 @@ def test_the_tool_writes_a_classifier(
     assert end.value.code == 1
     assert capsys.readouterr().err.startswith('error: These are weights of mmvttt already')
     assert not (tmp_path / 'x.pth').exists()
+
+
+def test_a_vit_is_not_loaded_by_a_third(tmp_path: Path) -> None:
+    """By type='Pretrained', T⁵ would have patches and feed-forward networks of it alone."""
+    torch.save({'model': timm().state_dict(), 'args': Namespace(lr=1)}, tmp_path / 'vit.pth')
+    init_cfg = dict(type='Pretrained', checkpoint=str(tmp_path / 'vit.pth'))
+    model = T5(ARCH, img_size=64, init_cfg=init_cfg)
+    with pytest.raises(CheckpointMismatchError, match=r"type='mmvttt.InheritViT'"):
+        model.init_weights()
+    # The arguments of DeiT's own script are plain data.
+    model = T5(ARCH, img_size=64, init_cfg=dict(init_cfg, type='mmvttt.InheritViT'))
+    model.init_weights()
+
+
+def test_a_linearized_model_of_timm_takes_all(tmp_path: Path) -> None:
+    options = dict(embed_dim=32, depth=2, num_heads=2)
+    source = create_model('deit3_small_patch16_224', num_classes=5, **options)
+    whole = create_model('deit3_small_patch16_224', num_classes=5)
+    torch.save({'model': whole.state_dict(), 'args': Namespace(lr=1)}, tmp_path / 'deit3.pth')
+    target = tmp_path / 'linear.pth'
+    report = inherit_checkpoint(tmp_path / 'deit3.pth', target, model='deit3_small_patch16_224')
+    written = torch.load(target, weights_only=True)['state_dict']
+    assert len(written) == len(whole.state_dict())
+    assert torch.equal(written['backbone.cls_token'], whole.cls_token)
+    assert torch.equal(written['backbone.blocks.11.ls2.gamma'], whole.blocks[11].ls2.gamma)
+    assert torch.equal(written['head.fc.weight'], whole.head.weight)
+    model = TimmViT('deit3_small_patch16_224', linearize={})
+    assert set(model.state_dict()) == {*report.weights, *report.new}
+    torch.save(source.state_dict(), tmp_path / 'other.pth')
+    with pytest.raises(CheckpointMismatchError, match=r'of deit3_small_patch16_224 are not in'):
+        inherit_checkpoint(tmp_path / 'other.pth', target, model='deit3_small_patch16_224')
 
 
 def test_the_errors_are_of_two_kinds() -> None:

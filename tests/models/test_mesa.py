@@ -192,7 +192,7 @@ def test_student_and_teacher_are_both_evaluated() -> None:
     assert not any('teacher_score' in s for s in build().eval().predict(*batch()))
     metric = METRICS.build(dict(type='mmvttt.TeacherAccuracy', topk=(1,), prefix='teacher'))
     metric.process(None, [s.to_dict() for s in predicted])
-    # The teacher says the last class of all three, whose labels are 0, 1 and 2.
+    # The teacher predicts the last class of all three, whose labels are 0, 1 and 2.
     assert metric.evaluate(3) == {'teacher/top1': 0.0}
     bias.copy_(-torch.arange(CLASSES))
     metric.process(None, [s.to_dict() for s in model.predict(images, samples)])

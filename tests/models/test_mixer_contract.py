@@ -147,7 +147,7 @@ def test_class_tokens_need_a_mixer_that_knows_of_them(cls_mode: str) -> None:
 
 @every_backbone
 def test_another_type_has_no_option_of_the_default(name: str) -> None:
-    """T⁵'s key norm, Vittt's gate: nobody wrote them for this mixer."""
+    """T⁵'s key norm, Vittt's gate: they are not for this mixer."""
     own = OWN[name]
     for kind in (own, own.__name__, f'mmvttt.{own.__name__}', None):
         mixer = {} if kind is None else dict(type=kind)

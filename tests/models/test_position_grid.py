@@ -30,7 +30,7 @@ def resized(source: Vittt, grid: tuple[int, int]) -> Tensor:
 
 @pytest.fixture
 def logged(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture) -> Callable[[], str]:
-    """What has been logged: by a new logger, as one keeps the stdout of its first use."""
+    """The log so far: by a new logger, as one keeps the stdout of its first use."""
     MMLogger.get_instance(request.node.name)
     return lambda: ''.join(capsys.readouterr())
 

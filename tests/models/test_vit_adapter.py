@@ -285,6 +285,70 @@ def test_tasks_add_other_tokens():
     assert all(not torch.allclose(det[i], seg[i]) for i in range(3))
 
 
+def definition(model, x):
+    """ViT-Adapter (Sec. 3.2 to 3.4), where 32 divides the sides: its modules joined by hand."""
+
+    def centres(sizes):
+        cells = [
+            ((column + 0.5) / w, (row + 0.5) / h)
+            for h, w in sizes
+            for row in range(h)
+            for column in range(w)
+        ]
+        return torch.tensor(cells, dtype=x.dtype)
+
+    def attend(part, query, value, queries, values):
+        grid = SamplingGrid(centres(queries)[:, None].expand(-1, len(values), -1), tuple(values))
+        return part.attention(part.query_norm(query), part.value_norm(value), grid)
+
+    def as_tokens(c):
+        return c.flatten(2).transpose(1, 2)
+
+    height, width = x.shape[2:]
+    sizes = [(height // s, width // s) for s in (8, 16, 32)]
+    patches = [(height // 16, width // 16)]
+    counts = [h * w for h, w in sizes]
+    tokens, _ = model.backbone.embed(x)
+    first, *maps = model.spatial_prior(x)
+    pyramid = torch.cat([as_tokens(maps[i]) + model.level_embed[i] for i in range(3)], 1)
+    stages = []
+    for part, (start, end) in zip(model.interactions, model.interaction_indexes, strict=True):
+        found = attend(part.injector, tokens, pyramid, patches, sizes)
+        tokens = tokens + part.injector.gamma * found
+        for i in range(start, end + 1):
+            tokens = model.backbone.run_block(i, tokens, patches[0])
+        for extractor in part.extractors:
+            pyramid = pyramid + attend(extractor, pyramid, tokens, sizes, patches)
+            hidden = extractor.ffn.fc1(extractor.ffn_norm(pyramid)).split(counts, 1)
+            hidden = [
+                as_tokens(extractor.ffn.dwconv(h.transpose(1, 2).unflatten(2, size)))
+                for h, size in zip(hidden, sizes, strict=True)
+            ]
+            pyramid = pyramid + extractor.ffn.fc2(F.gelu(torch.cat(hidden, 1)))
+        stages.append(tokens)
+    maps = [
+        c.transpose(1, 2).unflatten(2, size)
+        for c, size in zip(pyramid.split(counts, 1), sizes, strict=True)
+    ]
+    maps.insert(0, first + F.conv_transpose2d(maps[0], model.up.weight, model.up.bias, stride=2))
+    outs = []
+    for i, factor in enumerate((4, 2, 1, 0.5)):
+        added = stages[i if model.task == 'seg' else -1].transpose(1, 2).unflatten(2, patches[0])
+        if factor != 1:
+            added = F.interpolate(added, scale_factor=factor, mode='bilinear', align_corners=False)
+        outs.append(model.norms[i](maps[i] + added))
+    return outs
+
+
+@pytest.mark.parametrize('task', ['det', 'seg'])
+def test_the_adapter_follows_its_definition(task):
+    model = build(task=task).double().eval()
+    x = image(64, 96).double()
+    for found, expected in zip(model(x), definition(model, x), strict=True):
+        # fp64: roundings of some dozen sums.
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize('options', [dict(), dict(drop_path_rate=0.5), dict(with_cffn=False)])
 def test_checkpointing_changes_nothing(options):
     grads = []

@@ -205,6 +205,21 @@ def test_pooled_features_are_what_they_are_called() -> None:
     torch.testing.assert_close(largest, expected)
 
 
+@pytest.mark.parametrize('backbone', ['Vittt', 'ViT3', 'T5'])
+def test_the_final_norm_is_for_the_last_block_alone(backbone: str) -> None:
+    arch = dict(REDUCED, num_layers=2)
+    config = dict(type=f'mmvttt.{backbone}', arch=arch, out_indices=(0, 1))
+    model = MODELS.build(config).eval()
+    nn.init.normal_(model.norm.weight)
+    x = torch.randn(1, 3, 32, 48)
+    with torch.no_grad():
+        tokens, hw = model.embed(x)
+        first = model.run_block(0, tokens, hw)
+        last = model.norm(model.run_block(1, first, hw))
+        for found, expected in zip(model(x), (first, last), strict=True):
+            assert torch.equal(found.flatten(2).mT, expected)
+
+
 @pytest.mark.parametrize('residual', ['input', 'normed'])
 def test_residual_of_eq_9_or_of_algorithm_1(residual: str) -> None:
     block = reduced(residual=residual).blocks[0]

@@ -52,7 +52,8 @@ class Mixer(NamedTuple):
 
 
 def vittt(**options) -> Mixer:
-    return Mixer(lambda: TTTLinearMixer(DIMS, 1, **{'gate_cfg': GELU, **options}), lambda *_: ())
+    options = {'gate_cfg': GELU, **options}
+    return Mixer(lambda: TTTLinearMixer(DIMS, 1, **options), lambda hw, *_: (hw,))
 
 
 def design(inner: dict, **options) -> Mixer:

@@ -31,6 +31,9 @@ UNIT = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-1
 ROUNDINGS = {torch.float32: 16, torch.bfloat16: 4, torch.float16: 4}
 ROUNDINGS_OF_AN_OP = {torch.float32: 16, torch.bfloat16: 2, torch.float16: 2}
 TYPES = tuple(UNIT)
+# Numbers of tokens, as maps: 196 are 224 × 224 pixels at patch 16; 4200 and 66 800 are 1333 × 800
+# pixels at patch 16 and at patch 4.
+MAPS = {1: (1, 1), 15: (3, 5), 63: (7, 9), 196: (14, 14), 4200: (60, 70), 66_800: (200, 334)}
 OUTPUT = 'output'
 DEVICES = ('cpu', 'cuda') if torch.cuda.is_available() else ('cpu',)
 

@@ -8,8 +8,7 @@ import copy
 
 import pytest
 import torch
-from operations import MAPS
-from precision import DEVICES, OUTPUT, TYPES, Truth, evaluate
+from precision import DEVICES, MAPS, OUTPUT, TYPES, Truth, evaluate
 from torch import nn
 from torch.func import functional_call
 

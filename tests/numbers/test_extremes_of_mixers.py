@@ -10,8 +10,7 @@ import copy
 import pytest
 import torch
 from mixers import CANCELLING, DIMS, MIXERS, SATURATED, STEPS, function_of, leaves_of
-from operations import MAPS
-from precision import DEVICES, OUTPUT, Reach, Truth, evaluate, largest
+from precision import DEVICES, MAPS, OUTPUT, Reach, Truth, evaluate, largest
 
 EXTREMES = {
     'loud': lambda x: 1e3 * x,

@@ -6,10 +6,11 @@ to a result that fits the type. Where the result itself does not, infinity is th
 
 import pytest
 import torch
-from operations import MAPS, OPERATIONS
-from precision import DEVICES, ROUNDINGS, TYPES, Truth, evaluate
+from kernel_testing import normal
+from ops import OPS
+from precision import DEVICES, MAPS, ROUNDINGS, TYPES, Truth, evaluate
 
-TOKENS = ('q', 'k', 'v', 'value')
+TOKENS = ('q', 'k', 'v', 'x', 'value')
 
 
 def scaled(**factors):
@@ -55,7 +56,7 @@ OF_THE_STATE = {
 }
 EXTREMES = EVERYWHERE | OF_KEYS | OF_THE_STATE
 CASES = [
-    *((name, extreme) for name in OPERATIONS for extreme in EVERYWHERE),
+    *((name, extreme) for name in OPS for extreme in EVERYWHERE),
     *((name, extreme) for name in ('ttt_linear', 'ttt_glu', 'ttt_dwconv') for extreme in OF_KEYS),
     *(('ttt_linear', extreme) for extreme in OF_THE_STATE),
 ]
@@ -71,16 +72,14 @@ def references(monkeypatch):
 @pytest.mark.parametrize('tokens', [1, 63])
 @pytest.mark.parametrize(('name', 'extreme'), CASES)
 def test_output_and_every_gradient(name, extreme, tokens, device):
-    operation, hw = OPERATIONS[name], MAPS[tokens]
-    inputs = EXTREMES[extreme](operation.make(hw))
-    generator = torch.Generator().manual_seed(1)
-    shape = operation.call(inputs, hw).shape
-    grad = torch.randn(shape, generator=generator, dtype=torch.float64)
-    truth = Truth(lambda x: operation.call(x, hw), inputs, grad)
+    op, hw = OPS[name], MAPS[tokens]
+    inputs = EXTREMES[extreme](op.make(hw, batch=1, heads=1, dim=32))
+    grad = normal(torch.Generator().manual_seed(1), *op.call(inputs, hw).shape)
+    truth = Truth(lambda x: op.call(x, hw), inputs, grad)
     assert all(x.isfinite().all() for x in truth.exact.values())
+    kept = {n: torch.float32 for n in inputs if n not in op.tokens}
+    cancelling = op.cancelling + op.suppressed
     for dtype in TYPES:
-        kept = {n: torch.float32 for n in inputs if n not in operation.tokens}
-        low = {n: x.to(device, kept.get(n, dtype)) for n, x in inputs.items()}
-        found = evaluate(lambda x: operation.call(x, hw), low, grad.to(device))
-        cancelling = operation.cancelling + operation.suppressed
+        low = op.cast(inputs, dtype, device)
+        found = evaluate(lambda x: op.call(x, hw), low, grad.to(device))
         truth.assert_near(found, dtype, types=kept, cancelling=cancelling, roundings=ROUNDINGS)

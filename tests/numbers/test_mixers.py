@@ -9,8 +9,7 @@ import copy
 import pytest
 import torch
 from mixers import CANCELLING, DIMS, MIXERS, STEPS, T5, VIT3, VITTT, function_of, leaves_of
-from operations import MAPS
-from precision import DEVICES, OUTPUT, TYPES, Truth, evaluate
+from precision import DEVICES, MAPS, OUTPUT, TYPES, Truth, evaluate
 
 stress = pytest.mark.stress
 # Of T⁵, torch's; Vittt's are an op of ours.

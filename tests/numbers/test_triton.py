@@ -6,11 +6,12 @@ well, at d = 32 and 64, and that is a smaller range than that of the tokens: see
 
 import pytest
 import torch
-from operations import OPERATIONS
+from kernel_testing import normal
+from ops import OPS
 from precision import ROUNDINGS, Truth, evaluate
 from test_extremes_of_ops import EVERYWHERE, EXTREMES, OF_KEYS, OF_THE_STATE, all_scaled, scaled
 
-inside = pytest.mark.interpreter
+interpreter = pytest.mark.interpreter
 # Two mini-batches, the second of them ragged.
 HW = (3, 7)
 KERNELS = ('ttt_linear', 'ttt_glu', 'ttt_dwconv')
@@ -28,20 +29,18 @@ def segments(request, monkeypatch):
 
 def run(name, change, dtype):
     """What the kernels give, and the truth with the options of its bounds."""
-    operation = OPERATIONS[name]
-    inputs = change(operation.make(HW))
-    generator = torch.Generator().manual_seed(1)
-    shape = operation.call(inputs, HW).shape
-    grad = torch.randn(shape, generator=generator, dtype=torch.float64)
-    truth = Truth(lambda x: operation.call(x, HW), inputs, grad)
-    kept = {n: torch.float32 for n in inputs if n not in operation.tokens}
-    low = {n: x.to(kept.get(n, dtype)) for n, x in inputs.items()}
-    found = evaluate(lambda x: operation.call(x, HW, backend='triton'), low, grad)
-    cancelling = operation.cancelling + operation.suppressed
+    op = OPS[name]
+    inputs = change(op.make(HW, batch=1, heads=1, dim=32))
+    grad = normal(torch.Generator().manual_seed(1), *op.call(inputs, HW).shape)
+    truth = Truth(lambda x: op.call(x, HW), inputs, grad)
+    low = op.cast(inputs, dtype)
+    found = evaluate(lambda x: op.call(x, HW, backend='triton'), low, grad)
+    kept = {n: torch.float32 for n in inputs if n not in op.tokens}
+    cancelling = op.cancelling + op.suppressed
     return found, truth, {'types': kept, 'cancelling': cancelling, 'roundings': ROUNDINGS}
 
 
-@inside
+@interpreter
 @pytest.mark.parametrize(
     ('name', 'extreme'),
     # Loud equal tokens make gradients of rank one, of which the damping leaves only rounding.
@@ -52,7 +51,7 @@ def test_every_extreme_in_fp32(name, extreme):
     truth.assert_near(found, torch.float32, **options)
 
 
-@inside
+@interpreter
 @pytest.mark.parametrize('extreme', OF_KEYS | OF_THE_STATE)
 def test_extremes_of_the_scan_in_fp32(extreme, segments):
     found, truth, options = run('ttt_linear', EXTREMES[extreme], torch.float32)
@@ -61,7 +60,7 @@ def test_extremes_of_the_scan_in_fp32(extreme, segments):
     truth.assert_near(found, torch.float32, skip=('token_scale',), **options)
 
 
-@inside
+@interpreter
 @pytest.mark.parametrize('name', KERNELS)
 @pytest.mark.parametrize(
     'change',
@@ -73,7 +72,7 @@ def test_fp16_within_its_range(name, change):
     truth.assert_near(found, torch.float16, **options)
 
 
-@inside
+@interpreter
 @pytest.mark.parametrize('extreme', ['loud', 'loud, at the start', 'zero keys, loud values'])
 def test_loud_fp16_saturates_in_the_scan(extreme, segments):
     # E⊙(QKᵀ + 1), or G behind a σ of √ε: beyond 65504, where infinity would leave NaN in all tokens
@@ -85,7 +84,7 @@ def test_loud_fp16_saturates_in_the_scan(extreme, segments):
         truth.assert_near(found, torch.float16, skip=others, **options)
 
 
-@inside
+@interpreter
 def test_loud_fp16_is_near_in_the_convolution():
     # It has no products of tiles: everything is fp32 between its tokens.
     found, truth, options = run('ttt_dwconv', all_scaled(1e3), torch.float16)

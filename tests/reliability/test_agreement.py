@@ -87,7 +87,7 @@ def test_annotations_are_compared_by_content(tmp_path: Path) -> None:
 def test_sources_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A loss of the other sign on one node trained on."""
     monkeypatch.syspath_prepend(str(tmp_path))
-    cfg = Config(dict(custom_imports=dict(imports=['my_loss'])))
+    cfg = Config(dict(custom_imports=dict(imports=['my_loss', 'no_such.module'])))
     found = []
     for sign in '+-':
         (tmp_path / 'my_loss.py').write_text(f'loss = {sign}1\n')

@@ -62,7 +62,7 @@ def test_versions_and_the_commit_stand_apart(key: str) -> None:
         checkpoint = dict(meta={'epoch': 1, key: mmengine.__version__ + commit})
         CheckpointHook().before_save_checkpoint(SimpleNamespace(cfg=Config()), checkpoint)
         own = dict(git_hash=commit) if len(commit) == 40 else {}
-        assert checkpoint['meta'] == dict(epoch=1, **versions, **own)
+        assert checkpoint['meta'] == dict(epoch=1, settings={}, **versions, **own)
 
 
 def test_the_exit_status_can_be_chosen(run: Callable) -> None:
@@ -288,6 +288,18 @@ def test_a_signal_to_all_processes_in_a_validation(tmp_path: Path) -> None:
     assert 'Traceback' not in done.stdout + done.stderr
 
 
+def test_a_terminal_that_closes_leaves_a_checkpoint(run: Callable) -> None:
+    options = {'custom_hooks': [dict(type='Terminate', step=4, sent='SIGHUP')]}
+    # Where the tests run under nohup it is ignored.
+    former = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        with pytest.raises(Preempted):
+            run('train', config='noisy', work_dir='a', cfg_options=options)
+    finally:
+        signal.signal(signal.SIGHUP, former)
+    assert names('a') == {'iter_4.pth'}
+
+
 def test_sigusr1_saves_and_goes_on(run: Callable) -> None:
     options = {
         'custom_hooks': [dict(type='Terminate', step=4, sent='SIGUSR1')],
@@ -324,7 +336,7 @@ def test_a_second_ctrl_c_ends_at_once(run: Callable, monkeypatch: pytest.MonkeyP
 def test_a_resumed_checkpoint_names_no_files_of_others(
     run: Callable, tmp_path: Path, best: Callable, preempted: Callable
 ) -> None:
-    """What a checkpoint calls the best one, or a preempted one, is removed in time."""
+    """Files that a checkpoint names as the best, or as preempted, are removed in time."""
     folder, file = tmp_path / 'precious', tmp_path / 'precious.txt'
     folder.mkdir()
     file.write_text('mine')

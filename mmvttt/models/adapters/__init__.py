@@ -1,4 +1,4 @@
-"""Adapters: what turns a plain backbone into a pyramid for dense prediction."""
+"""Adapters, which turn a plain backbone into a pyramid for dense prediction."""
 
 from .vit_adapter import ViTAdapter
 

@@ -28,7 +28,7 @@ class Level(NamedTuple):
 
 
 class SamplingGrid(NamedTuple):
-    """Where the cells of Q queries lie on L levels of values.
+    """Positions of the cells of Q queries on L levels of values.
 
     Attributes:
         centres: `(Q, L, 2)`: x and y of every query cell; [0, 1] is the extent of the value level.

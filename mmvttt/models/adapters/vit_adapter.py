@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -77,8 +77,9 @@ class ViTAdapter(PretrainedMixin, BaseModule):
     Args:
         backbone: Config of a plain backbone (or the module itself): attributes `embed_dims`,
             `num_layers`, `patch_size`, `norm`; methods `embed(image) -> (tokens, (h, w))` and
-            `run_block(i, tokens, (h, w)) -> tokens`. Its drop path, freezing of single stages and
-            checkpointing of blocks are its own options.
+            `run_block(i, tokens, (h, w)) -> tokens`; `num_prefix_tokens`, where some lie in front
+            of those of the patches, to go from block to block beside the adapter. Its drop path,
+            freezing of single stages and checkpointing of blocks are its own options.
         task: What is added to the pyramid at the end. `'det'`: the last tokens, to all four maps;
             `'seg'`: those after interaction 1, 2, 3, 4, to map 1, 2, 3, 4.
         interaction_indexes: First and last block of every group. Default: four even groups
@@ -139,7 +140,8 @@ class ViTAdapter(PretrainedMixin, BaseModule):
         _check_backbone(self.backbone)
         # Parameters that nothing here uses would stay without gradients, which stops DDP.
         self.backbone.norm = nn.Identity()
-        if hasattr(self.backbone, 'cls_token'):
+        self.prefix = getattr(self.backbone, 'num_prefix_tokens', 0)
+        if hasattr(self.backbone, 'cls_token') and not self.prefix:
             self.backbone.cls_token = None
         dims = self.embed_dims = self.backbone.embed_dims
         self.task = task
@@ -238,11 +240,12 @@ class ViTAdapter(PretrainedMixin, BaseModule):
         for interaction, (start, end) in zip(
             self.interactions, self.interaction_indexes, strict=True
         ):
-            tokens = interaction.inject(tokens, pyramid, on_pyramid)
+            patches = interaction.inject(tokens[:, self.prefix :], pyramid, on_pyramid)
+            tokens = torch.cat([tokens[:, : self.prefix], patches], 1) if self.prefix else patches
             for i in range(start, end + 1):
                 tokens = self.backbone.run_block(i, tokens, hw)
-            pyramid = interaction.extract(pyramid, tokens, on_tokens, sizes)
-            stages.append(tokens)
+            stages.append(tokens[:, self.prefix :])
+            pyramid = interaction.extract(pyramid, stages[-1], on_tokens, sizes)
 
         maps = split_levels(pyramid, sizes)
         if first is not None:
@@ -262,13 +265,13 @@ class ViTAdapter(PretrainedMixin, BaseModule):
     def get_layer_depth(self, param_name: str, prefix: str = '') -> tuple[int, int]:
         """Layer of a parameter and their number, for layer-wise decay of the learning rate.
 
-        What lies in the backbone has the backbone's own layers; the adapter is part of the last
+        Parameters of the backbone have its own layers; the adapter is part of the last
         layer, which learns at the full rate.
         """
         inner = f'{prefix}backbone.'
         if param_name.startswith(inner):
             return self.backbone.get_layer_depth(param_name, inner)
-        num_layers = self.backbone.num_layers + 2
+        num_layers = int(self.backbone.num_layers) + 2
         return num_layers - 1, num_layers
 
     def no_weight_decay(self) -> set[str]:
@@ -295,7 +298,8 @@ class _Doubling(nn.ConvTranspose2d):
     tokens, for which torch's gradient on a CPU takes eight times as long as the forward pass.
     """
 
-    def forward(self, x: Tensor) -> Tensor:
+    # There is no choice of the size of the output here.
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         """`(B, C, h, w)` → `(B, C, 2h, 2w)`."""
         # Not len(x), which would fix the batch of an export.
         weight = self.weight.flatten(1).T.expand(x.shape[0], -1, -1)
@@ -358,7 +362,7 @@ def _groups(indexes: Sequence[Sequence[int]] | None, num_layers: int) -> list[tu
         raise TypeError(f'interaction_indexes={indexes!r}: give a list of groups [first, last].')
     for group in indexes:
         check_ints('a group of interaction_indexes', group, 0)
-    groups = [tuple(group) for group in indexes]
+    groups: list[Any] = [tuple(group) for group in indexes]
     expected = 0
     for group in groups:
         if len(group) != 2 or group[0] != expected or not group[0] <= group[1] < num_layers:

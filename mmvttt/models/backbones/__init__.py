@@ -3,7 +3,17 @@
 from .base import MixerBackbone, PlainBackbone
 from .h_vit3 import HViT3
 from .t5 import T5
+from .timm_vit import TimmViT
 from .vit3 import ViT3
 from .vittt import DESIGN_ROUTE, Vittt
 
-__all__ = ['DESIGN_ROUTE', 'T5', 'HViT3', 'MixerBackbone', 'PlainBackbone', 'ViT3', 'Vittt']
+__all__ = [
+    'DESIGN_ROUTE',
+    'T5',
+    'HViT3',
+    'MixerBackbone',
+    'PlainBackbone',
+    'TimmViT',
+    'ViT3',
+    'Vittt',
+]

@@ -29,7 +29,7 @@ INTERPOLATIONS = ('antialiased', 'bicubic')
 class PlainBackbone(GridOfWeights, PretrainedMixin, BaseModule):
     """A backbone of one resolution: patches, blocks of one width, a final norm.
 
-    What the ViT-Adapter and the heads rely on: `embed_dims`, `num_layers`, `patch_size`, `embed`,
+    The ViT-Adapter and the heads rely on `embed_dims`, `num_layers`, `patch_size`, `embed`,
     `run_block`, `norm` and `get_layer_depth`. Subclasses fill `self.blocks`.
 
     Args:
@@ -146,7 +146,7 @@ class PlainBackbone(GridOfWeights, PretrainedMixin, BaseModule):
         """Tokens `(B, h·w, C)` with others among them, and what the blocks are told of that."""
         return x, {}
 
-    def run_block(self, index: int, x: Tensor, hw: tuple[int, int], **extras: Tensor) -> Tensor:
+    def run_block(self, index: int, x: Tensor, hw: tuple[int, int], **extras: Any) -> Tensor:
         """Block `index` on tokens `(B, T, C)` of an `(h, w)` map, recomputed later if `with_cp`."""
         block = self.blocks[index]
         if self.with_cp and torch.is_grad_enabled():
@@ -170,7 +170,7 @@ class PlainBackbone(GridOfWeights, PretrainedMixin, BaseModule):
         return tuple(outs)
 
     def to_output(self, x: Tensor, hw: tuple[int, int]) -> Tensor:
-        """Tokens `(B, h·w, C)` as `out_type` says: the map, or the mean."""
+        """Tokens `(B, h·w, C)` as a map, or their mean, by `out_type`."""
         return x.mean(1) if self.out_type == 'avg_featmap' else to_map(x, hw)
 
     def train(self, mode: bool = True) -> 'PlainBackbone':
@@ -182,7 +182,7 @@ class PlainBackbone(GridOfWeights, PretrainedMixin, BaseModule):
                 frozen.append(self.norm)
             for module in frozen:
                 module.eval().requires_grad_(False)
-            # What is neither block nor norm belongs to the embedding: position, class tokens.
+            # Neither block nor norm: the position and class tokens of the embedding.
             for parameter in self.parameters(recurse=False):
                 parameter.requires_grad_(False)
         return self
@@ -280,8 +280,8 @@ def check_image(x: Tensor, in_channels: int, model: str) -> None:
 
 
 def resolve_arch(
-    arch: str | Mapping[str, int], zoo: Mapping[str, Mapping[str, int]], model: str
-) -> dict[str, int]:
+    arch: str | Mapping[str, Any], zoo: Mapping[str, Mapping[str, Any]], model: str
+) -> dict[str, Any]:
     """An architecture by name, or as a dict with the same keys as those of the zoo.
 
     As in mmpretrain, its depth is `num_layers` where all blocks have one width, and `depths`, a

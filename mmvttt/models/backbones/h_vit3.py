@@ -193,11 +193,11 @@ class HViT3(PretrainedMixin, BaseModule):
         init_cfg: dict | list[dict] | None = None,
     ) -> None:
         super().__init__(init_cfg)
-        arch = resolve_arch(arch, self.arch_zoo, type(self).__name__)
-        dims, depths, heads = (tuple(arch[k]) for k in ('embed_dims', 'depths', 'num_heads'))
+        sizes = resolve_arch(arch, self.arch_zoo, type(self).__name__)
+        dims, depths, heads = (tuple(sizes[k]) for k in ('embed_dims', 'depths', 'num_heads'))
         last = len(dims) - 1
         if not len(dims) == len(depths) == len(heads) > 0:
-            raise ValueError(f'The arch needs one number for each stage in every entry: {arch}.')
+            raise ValueError(f'The arch needs one number for each stage in every entry: {sizes}.')
         if any(channels % 4 for channels in dims):
             raise ValueError(f'embed_dims={dims}: the rotary positions need multiples of 4.')
         check_choice('out_type', out_type, OUT_TYPES)

@@ -3,8 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
+from torch import Tensor
+
+from mmvttt.errors import CheckpointMismatchError
 from mmvttt.registry import MODELS
 
+from ..linearize import RECIPES
 from .base import MixerBackbone
 
 # The parts of a mixer that a ViT has under the same meaning.
@@ -35,12 +39,7 @@ class T5(MixerBackbone):
         ValueError: If an option is not one of those named here, or nothing is left to train.
     """
 
-    default_mixer: Mapping[str, Any] = dict(
-        type='mmvttt.TTTMixer',
-        inner=dict(type='SwiGLU'),
-        key_norm='instance',
-        locality='dwc_qk',
-    )
+    default_mixer: Mapping[str, Any] = dict(type='mmvttt.TTTMixer', **RECIPES['t5'].options)
     arch_zoo: Mapping[str, Mapping[str, int]] = {
         'tiny': dict(embed_dims=192, num_layers=12, num_heads=3, feedforward_channels=768),
         'small': dict(embed_dims=384, num_layers=12, num_heads=6, feedforward_channels=1536),
@@ -74,6 +73,19 @@ class T5(MixerBackbone):
                 if name not in new:
                     parameter.requires_grad_(False)
         return self
+
+    def adapt_weights(self, state_dict: dict[str, Tensor], prefix: str = '') -> None:
+        """Adds a refusal to that of `PlainBackbone`: a ViT would load by a third.
+
+        Raises:
+            CheckpointMismatchError: The weights are a ViT's.
+        """
+        if f'{prefix}blocks.0.attn.qkv.weight' in state_dict:
+            raise CheckpointMismatchError(
+                'the checkpoint is a ViT, of which T5 would load the patches and feed-forward '
+                "networks alone: take init_cfg=dict(type='mmvttt.InheritViT', checkpoint=…)"
+            )
+        super().adapt_weights(state_dict, prefix)
 
     def new_parameters(self) -> set[str]:
         """Names of the parameters that no ViT has: inner models, convolutions, projections of q, k.

@@ -232,7 +232,7 @@ class Vittt(PlainBackbone):
         return x, dict(patches=torch.tensor(rest, device=x.device))
 
     def to_output(self, x: Tensor, hw: tuple[int, int], patches: Tensor | None = None) -> Tensor:
-        """Tokens `(B, T, D)` as `out_type` and `cls_mode` say: a map, or a feature."""
+        """Tokens `(B, T, D)` as a map or a feature, by `out_type` and `cls_mode`."""
         if self.out_type == 'avg_featmap' and patches is not None:
             return x[:, self._class_positions(x)].mean(1)
         if patches is not None:
@@ -243,7 +243,7 @@ class Vittt(PlainBackbone):
         return x[torch.arange(len(x), device=x.device), largest]
 
     def _class_positions(self, x: Tensor) -> list[int]:
-        """Where the class tokens are among tokens `(B, T, D)`."""
+        """Positions of the class tokens among tokens `(B, T, D)`."""
         last = x.shape[1] - 1
         return {'head': [0], 'middle': [last // 2], 'double': [0, last]}[self.cls_mode]
 

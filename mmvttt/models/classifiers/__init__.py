@@ -1,4 +1,4 @@
-"""What classification needs around the backbones; imports mmpretrain only when it is built."""
+"""Classifiers and metrics around the backbones; imports mmpretrain only when it is built."""
 
 from typing import Any
 

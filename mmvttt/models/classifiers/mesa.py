@@ -17,7 +17,7 @@ class MESAClassifier(ImageClassifier):
     """An `ImageClassifier` that also learns the predictions of its own moving average.
 
     The loss grows by `mesa_weight · CE(student, softmax(teacher))`, on the same augmented images,
-    once `mmvttt.MESAHook` says so; the hook moves the teacher too. Names of backbone and head are
+    once `mmvttt.MESAHook` starts it; the hook moves the teacher too. Names of backbone and head are
     those of an `ImageClassifier`, so that a checkpoint of one loads in the other; the teacher's
     begin with `teacher.`.
 

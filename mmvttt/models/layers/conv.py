@@ -38,7 +38,8 @@ class DWConv2d(nn.Conv2d):
             channels, channels, kernel_size, padding=kernel_size // 2, groups=channels, bias=bias
         )
 
-    def forward(self, x: Tensor, hw: tuple[int, int]) -> Tensor:
+    # A convolution of tokens has to be told the size of their map.
+    def forward(self, x: Tensor, hw: tuple[int, int]) -> Tensor:  # type: ignore[override]
         """`(B, h·w, C)` tokens of an `(h, w)` map → `(B, h·w, C)`."""
         return super().forward(to_map(x, hw)).permute(0, 2, 3, 1).flatten(1, 2)
 

@@ -1,7 +1,7 @@
 """The inner models: what each head trains at test time (vit3 Tab. 4 and 6; t5 Tab. 1)."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -249,7 +249,8 @@ def build_inner_model(config: Mapping, num_heads: int, head_dims: int) -> InnerM
             f'the type of inner is {kind!r}, which is no inner model: give a subclass of '
             'mmvttt.models.layers.InnerModel (docs/own_mixer.md).'
         )
-    return kind(num_heads, head_dims, **options)
+    build: Callable[..., InnerModel | Attention] = kind
+    return build(num_heads, head_dims, **options)
 
 
 def _neighbours(x: Tensor, hw: Size) -> Tensor:

@@ -41,7 +41,7 @@ def neighborhood_attention(
 
 
 def neighborhood_weights(q: Tensor, k: Tensor, hw: tuple[int, int], window: int) -> Tensor:
-    """What `neighborhood_attention` weighs the values with, 0 outside of the window: to look at.
+    """Weights of the values in `neighborhood_attention`, 0 outside of the window: for inspection.
 
     Args:
         q, k: `(B, h·w, H, d)`.
@@ -85,7 +85,7 @@ def _inside(query: Tensor, key: Tensor, hw: tuple[int, int], sides: tuple[int, i
 
 
 def _start(query: Tensor, side: int, window: int) -> Tensor:
-    """Where the window of a row or column begins, in a map of `side` of them."""
+    """First row or column of a window, in a map of `side` of them."""
     return (query - window // 2).clamp(0, side - window)
 
 

@@ -1,4 +1,4 @@
-"""What computes in which precision: the parts of an inner training that autocast must not round."""
+"""Precision of the parts of an inner training that autocast must not round."""
 
 from contextlib import AbstractContextManager, nullcontext
 

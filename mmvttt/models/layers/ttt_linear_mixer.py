@@ -62,6 +62,9 @@ class TTTLinearMixer(nn.Module):
         ValueError: If an option is not one of those above; the message names what is allowed.
     """
 
+    gate: nn.Module
+    gate_act: nn.Module
+
     def __init__(
         self,
         embed_dims: int,

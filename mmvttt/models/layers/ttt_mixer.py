@@ -1,7 +1,6 @@
 """The design spaces of ViT³ and T⁵ as one mixer (vit3 Sec. 4; t5 Sec. 4, Tab. 1 to 3)."""
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from itertools import accumulate
 
 import torch
@@ -17,6 +16,7 @@ from mmvttt.arguments import (
     checked_head_dims,
     checked_size,
 )
+from mmvttt.errors import UsageError
 from mmvttt.registry import INNER_LOSSES, KEY_NORMS, MODELS, resolve
 
 from .attention import Attention
@@ -38,16 +38,19 @@ class InnerTraining(nn.Module):
     Every head of every image starts from the head's learned weights and takes
     `epochs × num_batches` gradient steps. One step of 1.0 over all tokens is a fused op where there
     is one: `GatedFC` and `DWConv` on the dot loss, `MLP` of two square layers and `SwiGLU` on the
-    dot or L2 loss without damping. Everything else runs by `torch.func`, which is the executable
-    definition and not fast.
+    dot or L2 loss without damping. Everything else runs by autograd, which is the executable
+    definition and not fast; with `with_cp` less so, as each of a step's two gradients computes the
+    block anew up to there.
 
     Args:
         embed_dims: Channels C.
         num_heads: Heads H of d = C / H channels.
         inner: Config of the inner model: `FC`, `MLP` (`ratio`, `depth`, `residual`,
             `identity_init`), `SiLUFC`, `SwiGLU`, `GatedFC`, `Conv`, `DWConv`; or of an attention
-            that trains nothing: `SoftmaxAttention`, `LinearAttention` (`project`).
-        loss: 'dot', 'l2', 'rmse', 'l1' or 'smooth_l1' (Tab. 1).
+            that trains nothing: `SoftmaxAttention`, `LinearAttention` (`project`); or of any other
+            `InnerModel`, by its registered name or as a class (docs/own_mixer.md).
+        loss: 'dot', 'l2', 'rmse', 'l1', 'smooth_l1' (Tab. 1), or another function of predictions,
+            values and scale, by its registered name or itself.
         num_batches: Mini-batches of one epoch, in the order of the tokens: B = N / num_batches
             (Tab. 2). Convolutions see the whole map of keys in each.
         epochs: How often all tokens are gone through (Tab. 2).
@@ -59,7 +62,7 @@ class InnerTraining(nn.Module):
             cost no FLOPs and that its text does not mention; at the grid (14, 14) this reading
             meets all of its rows.
         key_norm: How the keys are normed (t5 Tab. 2): None, 'rms', 'layer', 'instance',
-            'instance_center', 'instance_scale'; see `normalize_keys`.
+            'instance_center', 'instance_scale' (`key_norms`), or another function of the keys.
         locality: Depth-wise 3×3 convolutions (t5 Tab. 3): 'dwc_qk' adds one to q and one to the
             normed k; 'dwc_v' adds that of v to what is read, before the projection (the paper
             leaves the place open); None.
@@ -70,22 +73,26 @@ class InnerTraining(nn.Module):
             choice to it (docs/kernels.md). An error where no op does the training.
 
     Raises:
+        TypeError: If the inner model, loss or key norm is of another kind.
         ValueError: If an option is not one of those above; the message names what is allowed.
     """
+
+    q_conv: nn.Module
+    k_conv: nn.Module
 
     def __init__(
         self,
         embed_dims: int,
         num_heads: int,
         inner: Mapping,
-        loss: str = 'dot',
+        loss: str | InnerLoss = 'dot',
         num_batches: int = 1,
         epochs: int = 1,
         step: float | str = 1.0,
         scale: float | None = None,
         damping: bool = False,
         key_position: tuple[int, int] | None = None,
-        key_norm: str | None = None,
+        key_norm: str | KeyNorm | None = None,
         locality: str | None = None,
         neighborhood: int | None = None,
         backend: str | None = None,
@@ -186,15 +193,15 @@ class InnerTraining(nn.Module):
         if self.key_grid is not None:
             position = resample_abs_pos_embed(self.key_pos, list(hw), list(self.key_grid), 0)
             k = _on_map(lambda k: k + position, k, prefix) * self.key_gain
-        projected = self._by_heads(q, k, v)
+        projected = self._by_heads(q), self._by_heads(k), self._by_heads(v)
         q, k = self.shape_keys(q, k, hw, prefix)
-        out = self._read(x, *self._by_heads(q, k, v), hw)
+        out = self._read(x, self._by_heads(q), self._by_heads(k), projected[2], hw)
         if self.v_conv is not None:
             conv = self.v_conv(v[:, prefix:], hw).unflatten(-1, self.heads)
             out = _on_map(lambda out: out + conv, out, prefix)
         if self.neighborhood is not None:
-            near = (y[:, prefix:] for y in projected)
-            near = neighborhood_attention(*near, hw, self.neighborhood)
+            q, k, v = (y[:, prefix:] for y in projected)
+            near = neighborhood_attention(q, k, v, hw, self.neighborhood)
             out = _on_map(lambda out: (out + near) / 2, out, prefix)
         return out.flatten(2)
 
@@ -214,8 +221,8 @@ class InnerTraining(nn.Module):
     def _one_step(self) -> Step:
         return Step(self.inner_loss, self.scale, self.damping, self.backend)
 
-    def _by_heads(self, *tokens: Tensor) -> list[Tensor]:
-        return [y.unflatten(-1, self.heads) for y in tokens]
+    def _by_heads(self, tokens: Tensor) -> Tensor:
+        return tokens.unflatten(-1, self.heads)
 
     def _read(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, hw: tuple[int, int]) -> Tensor:
         """`q, k, v: (B, N, H, d)` → `(B, N, H, d)`: trains on (k, v), reads q."""
@@ -231,6 +238,12 @@ class InnerTraining(nn.Module):
         self, weights: Weights, q: Tensor, k: Tensor, v: Tensor, eta: Tensor, hw: tuple[int, int]
     ) -> Tensor:
         """`q, k, v: (B, N, H, d)`, `eta: (B, N, H)` → `(B, N, H, d)`, in fp32 or more."""
+        if torch.compiler.is_exporting():
+            raise UsageError(
+                f'{type(self.inner).__name__} with loss={self.loss!r} is trained by autograd, '
+                'which cannot be exported: choose one step of 1.0 that has an op, such as '
+                "inner=dict(type='SwiGLU') on the dot loss."
+            )
         with without_autocast(q):
             q, k, v, steps = (at_least_fp32(y).transpose(1, 2) for y in (q, k, v, eta))
             weights = {name: w.expand(len(q), *w.shape) for name, w in weights.items()}
@@ -255,7 +268,7 @@ class InnerTraining(nn.Module):
             hw: Size of the map, N = h·w.
         """
         differentiable = torch.is_grad_enabled()
-        loss = _over_heads(partial(self.inner_loss, scale=self.scale), k.dim() - 2)
+        loss = _over_heads(lambda p, v: self.inner_loss(p, v, self.scale), k.dim() - 2)
         count = k.shape[-2]
         sizes = [len(part) for part in torch.arange(count).tensor_split(self.num_batches)]
         batches = [
@@ -299,7 +312,7 @@ class InnerTraining(nn.Module):
         """A gradient `(…, *shape)`, with so many leading dimensions, over its norm plus one."""
         if not self.damping:
             return gradient
-        # What feeds one output channel: a column of a matrix, a kernel of a convolution.
+        # The inputs of one output channel: a column of a matrix, a kernel of a convolution.
         inputs = {1: None, 2: (-2,), 3: (-2, -1), 4: (-3, -2, -1)}[gradient.dim() - leading]
         if inputs is None:
             return gradient / (gradient.abs() + 1)
@@ -320,7 +333,8 @@ class TTTMixer(InnerTraining):
 
     def forward(self, x: Tensor, hw: tuple[int, int]) -> Tensor:
         """Normed tokens `(B, h·w, C)` of an `(h, w)` map → mixed tokens `(B, h·w, C)`."""
-        return self.proj(self.mix(x, *self.qkv(x).chunk(3, dim=-1), hw))
+        q, k, v = self.qkv(x).chunk(3, dim=-1)
+        return self.proj(self.mix(x, q, k, v, hw))
 
 
 def _on_map(function: Callable[[Tensor], Tensor], x: Tensor, prefix: int) -> Tensor:

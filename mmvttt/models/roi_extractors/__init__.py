@@ -1,4 +1,4 @@
-"""What detection needs between backbone and heads; imports mmdet only when it is built."""
+"""RoI extractors of detectors; imports mmdet only when it is built."""
 
 from typing import Any
 

@@ -1,0 +1,10 @@
+# DiT's training: AdamW, a constant rate, no decay, 256 images a step, an average of .9999 a step.
+_base_ = './diffusion_runtime.py'
+
+train_cfg = dict(max_iters=400_000)
+optim_wrapper = dict(
+    type='mmvttt.AmpOptimWrapper',
+    optimizer=dict(type='AdamW', lr=1e-4, betas=(0.9, 0.999), weight_decay=0.0),
+)
+auto_scale_lr = dict(base_batch_size=256)
+custom_hooks = [dict(type='EMAHook', momentum=1e-4, priority='ABOVE_NORMAL')]

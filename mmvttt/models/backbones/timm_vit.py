@@ -1,0 +1,230 @@
+"""Any vision transformer of timm as a plain backbone, softmax or linearized (t5 Sec. 4)."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import timm
+import torch
+from timm.models import eva, vision_transformer
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from mmvttt.arguments import check_choice, check_config, check_int, checked_size
+from mmvttt.registry import MODELS
+
+from ..linearize import MapSize, linearize
+from ..linearize.linearize import Linearization
+from .base import OUT_TYPES, PlainBackbone, check_image, map_size
+
+CLASS_TOKEN = 'cls_token'
+# By the model's class: what makes timm's names and shapes of the weights of a model's authors.
+_FROM_AUTHORS = {
+    vision_transformer.VisionTransformer: vision_transformer.checkpoint_filter_fn,
+    eva.Eva: eva.checkpoint_filter_fn,
+}
+
+
+@MODELS.register_module()
+class TimmViT(PlainBackbone):
+    """A `VisionTransformer` or `Eva` of timm: DINOv2, DINOv3, SigLIP 2, EVA-02, CLIP, DeiT, MAE, ….
+
+    Its parts have timm's names, and its tokens are timm's to the last bit. The class and register
+    tokens lie in front of those of the patches, `(B, num_prefix_tokens + h·w, C)`, from `embed` to
+    the last block. With `linearize=None` the attention stays softmax: the baseline of every
+    comparison.
+
+    Weights: `init_cfg=dict(type='Pretrained', checkpoint=…)` takes a file or URL with the names of
+    timm or of the model's authors (as far as timm knows them), or `'timm://NAME'`, what timm's hub
+    has under the name of a model and its tag, such as `'timm://vit_small_patch16_dinov3.lvd1689m'`.
+
+    Args:
+        model: Name in timm's registry.
+        linearize: Options of `mmvttt.linearize`, e.g. `dict()`, `dict(where='t5+')`; None leaves
+            the softmax.
+        model_options: Further options of timm's model, e.g. `dict(depth=4)`.
+        drop_path_rate: Stochastic depth of the last block, rising linearly from 0 at the first.
+        img_size: Image side (or (H, W)) in pixels whose patch grid the position embedding is
+            stored for; any other size is served by resizing it. None for timm's of this model.
+        patch_size: Side of a patch; other than the model's, its kernel is resized (FlexiViT's
+            way). A model of patches of 14 pixels in a ViTAdapter needs 16. None for the model's.
+        in_channels: Channels of the image.
+        out_type: 'featmap' returns maps `(B, C, h, w)`, 'avg_featmap' the means `(B, C)` of the
+            patches, 'cls_token' the class token `(B, C)`.
+        out_indices, frozen_stages, with_cp, init_cfg: See `PlainBackbone`.
+
+    Raises:
+        ValueError: If timm has no such model, or it cannot be linearized, or an option is not one
+            of those named here.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        linearize: Mapping[str, Any] | None = None,
+        model_options: Mapping[str, Any] | None = None,
+        drop_path_rate: float = 0.0,
+        img_size: int | tuple[int, int] | None = None,
+        patch_size: int | None = None,
+        in_channels: int = 3,
+        out_type: str = 'featmap',
+        out_indices: int | Sequence[int] = -1,
+        frozen_stages: int = -1,
+        with_cp: bool = False,
+        init_cfg: dict | list[dict] | None = None,
+    ) -> None:
+        for name, value in (('linearize', linearize), ('model_options', model_options)):
+            if value is not None:
+                check_config(name, value, 'dict()')
+        check_choice('out_type', out_type, (*OUT_TYPES, CLASS_TOKEN))
+        if patch_size is not None:
+            check_int('patch_size', patch_size)
+        options = dict(
+            model_options or {},
+            in_chans=in_channels,
+            drop_path_rate=drop_path_rate,
+            num_classes=0,
+            # Where the mean is pooled, timm puts the norm behind it; the distilled know one way.
+            global_pool='token' if 'distilled' in model else '',
+            dynamic_img_size=True,
+            dynamic_img_pad=True,
+        )
+        if img_size is not None:
+            options['img_size'] = checked_size('img_size', img_size)
+        if patch_size is not None:
+            options['patch_size'] = patch_size
+        vit = _create(model, options)
+        super().__init__(
+            vit.embed_dim,
+            len(vit.blocks),
+            img_size=vit.patch_embed.img_size,
+            patch_size=vit.patch_embed.feat_ratio(),
+            in_channels=in_channels,
+            pos_embed=False,
+            out_indices=out_indices,
+            frozen_stages=frozen_stages,
+            with_cp=with_cp,
+            init_cfg=init_cfg,
+        )
+        if out_type == CLASS_TOKEN and vit.cls_token is None:
+            raise ValueError(f"{model} has no class token: choose out_type='avg_featmap'.")
+        self.out_type = out_type
+        self._source = model, options
+        self.linearization = _linearized(vit, linearize)
+        self.num_prefix_tokens = vit.num_prefix_tokens
+        self.num_prefix_rows = 0 if vit.no_embed_class else vit.num_prefix_tokens
+        self.grid = vit.patch_embed.grid_size
+        self.patch_embed = vit.patch_embed
+        self.cls_token = vit.cls_token
+        self.reg_token = vit.reg_token
+        self.dist_token = getattr(vit, 'dist_token', None)
+        self.pos_embed = vit.pos_embed
+        self.pos_drop = vit.pos_drop
+        self.norm_pre = vit.norm_pre
+        self.rope = getattr(vit, 'rope', None)
+        self.mixed_rope = getattr(vit, 'rope_mixed', False)
+        self.blocks = vit.blocks
+        self.norm = vit.fc_norm if isinstance(vit.norm, nn.Identity) else vit.norm
+        self.map_size = _map_size(vit)
+        self.train(self.training)
+
+    def embed(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
+        """Image `(B, in_channels, H, W)` → tokens `(B, num_prefix_tokens + h·w, C)` and `(h, w)`.
+
+        The image is padded at the right and the bottom to whole patches, h = ⌈H / patch⌉; the
+        position embedding is resized to (h, w).
+
+        Raises:
+            TypeError: If the image holds integers.
+            ValueError: If the image has other channels.
+        """
+        check_image(x, self.in_channels, type(self).__name__)
+        x = self.patch_embed(x)
+        hw = map_size(x.permute(0, 3, 1, 2))
+        x = x.flatten(1, 2)
+        tokens = (self.cls_token, self.dist_token, self.reg_token)
+        prefix = [t.expand(x.shape[0], -1, -1) for t in tokens if t is not None]
+        if self.pos_embed is None:
+            x = torch.cat([*prefix, x], 1)
+        elif self.num_prefix_rows:
+            x = torch.cat([*prefix, x], 1) + self._resized(self.pos_embed, hw, self.grid)
+        else:
+            x = torch.cat([*prefix, x + self._resized(self.pos_embed, hw, self.grid)], 1)
+        return self.norm_pre(self.pos_drop(x)), hw
+
+    def run_block(self, index: int, x: Tensor, hw: tuple[int, int], **extras: Tensor) -> Tensor:
+        """Block `index` on tokens `(B, num_prefix_tokens + h·w, C)` of an `(h, w)` map."""
+
+        def run(x: Tensor) -> Tensor:
+            if self.map_size is not None:
+                self.map_size.set(x, hw)
+            if self.rope is None:
+                return self.blocks[index](x)
+            rope = self.rope.get_embed(shape=hw)
+            return self.blocks[index](x, rope=rope[index] if self.mixed_rope else rope)
+
+        if self.with_cp and torch.is_grad_enabled():
+            return checkpoint(run, x, use_reentrant=False)
+        return run(x)
+
+    def to_output(self, x: Tensor, hw: tuple[int, int]) -> Tensor:
+        """Tokens `(B, num_prefix_tokens + h·w, C)` as `out_type` says."""
+        if self.out_type == CLASS_TOKEN:
+            return x[:, 0]
+        return super().to_output(x[:, self.num_prefix_tokens :], hw)
+
+    def train(self, mode: bool = True) -> 'TimmViT':
+        """Sets the mode; what is frozen stays in evaluation mode and without gradients."""
+        super().train(mode)
+        if self.frozen_stages >= 0:
+            for module in (self.norm_pre, self.rope):
+                if module is not None:
+                    module.eval().requires_grad_(False)
+        return self
+
+    def no_weight_decay(self) -> set[str]:
+        """Adds the class and register tokens to the names of `PlainBackbone`."""
+        own = dict(self.named_parameters(recurse=False))
+        return super().no_weight_decay() | {n for n in own if n.endswith('_token')}
+
+    def adapt_weights(self, state_dict: dict[str, Tensor], prefix: str = '') -> None:
+        """Lets weights of timm's hub or of a model's authors load, of other sizes too, in place.
+
+        Names become timm's, kernels of patches and position embeddings are resized, and a norm
+        behind the pooling becomes that of the tokens.
+        """
+        super().adapt_weights(state_dict, prefix)
+        own = {n[len(prefix) :]: w for n, w in state_dict.items() if n.startswith(prefix)}
+        with torch.device('meta'):
+            vit = _create(*self._source)
+        rename = next(f for cls, f in _FROM_AUTHORS.items() if isinstance(vit, cls))
+        found = rename(dict(own), vit)
+        for part in ('weight', 'bias'):
+            if f'norm.{part}' not in found and f'fc_norm.{part}' in found:
+                found[f'norm.{part}'] = found.pop(f'fc_norm.{part}')
+        for name in own:
+            del state_dict[f'{prefix}{name}']
+        state_dict.update({f'{prefix}{name}': weight for name, weight in found.items()})
+
+
+def _create(name: str, options: Mapping[str, Any]) -> nn.Module:
+    try:
+        vit = timm.create_model(name, **options)
+    except (RuntimeError, TypeError, AssertionError) as error:
+        raise ValueError(
+            f'model={name!r}: timm cannot build it as a vision transformer for images of any size '
+            f'({error}). Choose one of timm.list_models(module="vision_transformer") or "eva".'
+        ) from error
+    if not isinstance(vit, tuple(_FROM_AUTHORS)):
+        raise ValueError(
+            f'model={name!r} is a {type(vit).__name__}: TimmViT takes the VisionTransformer and '
+            'Eva of timm, such as vit_small_patch16_dinov3.'
+        )
+    return vit
+
+
+def _linearized(vit: nn.Module, options: Mapping[str, Any] | None) -> Linearization | None:
+    return None if options is None else linearize(vit, **options)
+
+
+def _map_size(vit: nn.Module) -> MapSize | None:
+    return next((m.map_size for m in vit.modules() if hasattr(m, 'map_size')), None)

@@ -1,0 +1,58 @@
+"""Diffusion transformers: DiT³, the losses of DiT and of rectified flow, sampling, measures.
+
+Needs the extra `gen` (diffusers), which is imported when a model is built, not before.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...registry import MODELS
+from .diffusion_model import DiffusionModel, LatentPreprocessor
+from .digits import DigitQuality
+from .losses import DDPMLoss, FlowLoss
+from .measures import frechet_distance, precision_recall
+
+__all__ = [
+    'DDPMLoss',
+    'DiffusionModel',
+    'DigitQuality',
+    'FlowLoss',
+    'LatentPreprocessor',
+    'build_dit3',
+    'build_linear_transformer',
+    'frechet_distance',
+    'precision_recall',
+]
+
+
+@MODELS.register_module(name='DiT3')
+def build_dit3(**options: Any) -> Any:
+    """Builds a `mmvttt.models.generation.dit3.DiT3`, whose module imports diffusers."""
+    from .dit3 import DiT3
+
+    return DiT3(**options)
+
+
+@MODELS.register_module(name='LinearTransformer')
+def build_linear_transformer(
+    source: Mapping, where: str = 'all', time_shift: float | None = None, **options: Any
+) -> Any:
+    """Builds a transformer of diffusers, and puts TTT in the place of its softmax attention.
+
+    The names of its weights stay: `load_from` takes a checkpoint of the source's training.
+
+    Args:
+        source: Config of the transformer, such as `dict(type='diffusers.DiTTransformer2DModel')`.
+        where: See `mmvttt.linearize`: 'dit5', 'sd3.5-t5', ….
+        time_shift: Of diffusers' DiT: what its frequencies of the time are shifted by. It has 1,
+            and the published DiT 0, with other outputs; None leaves it.
+        options: See `mmvttt.linearize`.
+    """
+    from ..linearize import linearize
+
+    model = MODELS.build(source)
+    if time_shift is not None:
+        for block in model.transformer_blocks:
+            block.norm1.emb.time_proj.downscale_freq_shift = time_shift
+    linearize(model, where, **options)
+    return model

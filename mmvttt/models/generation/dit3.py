@@ -1,0 +1,202 @@
+"""DiT³, a model of diffusers: DiT's body with ViT³'s mixer for attention (vit3 Sec. 5.4)."""
+
+import copy
+from collections.abc import Mapping
+
+import torch
+from diffusers import ConfigMixin, ModelMixin
+from diffusers.configuration_utils import register_to_config
+from diffusers.models.attention import FeedForward
+from diffusers.models.embeddings import (
+    TimestepEmbedding,
+    Timesteps,
+    get_2d_sincos_pos_embed_from_grid,
+)
+from diffusers.models.modeling_outputs import Transformer2DModelOutput
+from torch import Tensor, nn
+
+from mmvttt.arguments import check_config, check_int
+from mmvttt.registry import MODELS
+
+from ..backbones.base import resolve_arch
+from ..layers import DWConv2d
+
+_FREQUENCIES = 256
+
+
+def position_table(
+    hw: tuple[int, int], channels: int, device: torch.device | str | None = None
+) -> Tensor:
+    """DiT's fixed sine-cosine embedding of an `(h, w)` map of patches: `(h·w, channels)`.
+
+    The first half of the channels embeds the column, the second half the row, each `[sin, cos]`
+    with base 10000; positions count from 0, whatever the size of the map.
+    """
+    rows, columns = (torch.arange(n, dtype=torch.float32, device=device) for n in hw)
+    grid = torch.stack(torch.meshgrid(columns, rows, indexing='xy'))
+    # In fp32, as the authors' checkpoints have it.
+    return get_2d_sincos_pos_embed_from_grid(channels, grid).float()
+
+
+class DiT3Block(nn.Module):
+    """Position encoding, mixer and feed-forward; the last two shifted, scaled and gated.
+
+    Args:
+        embed_dims: Channels D.
+        num_heads: Heads of the mixer.
+        mixer: Config of the mixer, without channels and heads.
+        cpe: Whether the block begins with `x + DWConv3×3(x)`, outside of the modulation.
+    """
+
+    def __init__(self, embed_dims: int, num_heads: int, mixer: Mapping, cpe: bool) -> None:
+        super().__init__()
+        self.cpe = DWConv2d(embed_dims, bias=True) if cpe else None
+        self.norm1 = nn.LayerNorm(embed_dims, eps=1e-6, elementwise_affine=False)
+        self.mixer = MODELS.build(dict(mixer, embed_dims=embed_dims, num_heads=num_heads))
+        self.norm2 = nn.LayerNorm(embed_dims, eps=1e-6, elementwise_affine=False)
+        self.mlp = FeedForward(embed_dims, activation_fn='gelu-approximate')
+        self.modulation = nn.Linear(embed_dims, 6 * embed_dims)
+
+    def forward(self, x: Tensor, condition: Tensor, hw: tuple[int, int]) -> Tensor:
+        """Tokens `(B, h·w, D)` and `silu(c)`, `(B, D)` → tokens `(B, h·w, D)`."""
+        if self.cpe is not None:
+            x = x + self.cpe(x, hw)
+        modulation = self.modulation(condition).unsqueeze(1).chunk(6, dim=-1)
+        shift1, scale1, gate1, shift2, scale2, gate2 = modulation
+        x = x + gate1 * self.mixer(self.norm1(x) * (1 + scale1) + shift1, hw)
+        return x + gate2 * self.mlp(self.norm2(x) * (1 + scale2) + shift2)
+
+
+class DiT3(ModelMixin, ConfigMixin):
+    """Predicts the noise in a map of latents, or whatever its loss asks for, class by class.
+
+    The call is that of diffusers' `DiTTransformer2DModel`: its pipelines take it. With another
+    mixer and without `cpe` it is the DiT of that mixer; DiT itself is
+    `mixer=dict(type='mmvttt.TTTMixer', inner=dict(type='SoftmaxAttention')), cpe=False`.
+
+    At the start the output is 0: all modulations and the last layer are (DiT Sec. 3.2, adaLN-Zero).
+
+    Args:
+        arch: 'small', 'base', 'large', 'xlarge', or a dict with the keys of `arch_zoo`.
+        patch_size: Side of a patch, in latent pixels.
+        sample_size: Side of the latents that pipelines ask for; the model takes any.
+        in_channels: Channels of the latents.
+        out_channels: Channels of the output; default: twice `in_channels`, a noise and the logit of
+            its variance.
+        num_classes: Classes.
+        null_class: Whether there is one more class, of number `num_classes`, for what has none;
+            guidance needs it.
+        mixer: Config of the token mixer; default: `dict(type='mmvttt.ViT3Mixer')`.
+        cpe: Whether the blocks begin with a depth-wise convolution.
+
+    Raises:
+        ValueError: If an option is out of range, or there is no such arch.
+    """
+
+    _supports_gradient_checkpointing = True
+    arch_zoo = {  # noqa: RUF012 (shared, as in the backbones)
+        'small': dict(embed_dims=384, num_layers=12, num_heads=6),
+        'base': dict(embed_dims=768, num_layers=12, num_heads=12),
+        'large': dict(embed_dims=1024, num_layers=24, num_heads=16),
+        'xlarge': dict(embed_dims=1152, num_layers=28, num_heads=16),
+    }
+
+    @register_to_config
+    def __init__(
+        self,
+        arch: str | Mapping[str, int] = 'small',
+        patch_size: int = 2,
+        sample_size: int = 32,
+        in_channels: int = 4,
+        out_channels: int | None = None,
+        num_classes: int = 1000,
+        null_class: bool = True,
+        mixer: Mapping | None = None,
+        cpe: bool = True,
+    ) -> None:
+        super().__init__()
+        check_int('patch_size', patch_size)
+        check_int('in_channels', in_channels)
+        check_int('num_classes', num_classes)
+        mixer = dict(type='mmvttt.ViT3Mixer') if mixer is None else copy.deepcopy(mixer)
+        check_config('mixer', mixer, "dict(type='mmvttt.ViT3Mixer')")
+        sizes = resolve_arch(arch, self.arch_zoo, 'DiT3')
+        dims = sizes['embed_dims']
+        out_channels = 2 * in_channels if out_channels is None else out_channels
+        # What pipelines read is a number.
+        self.register_to_config(out_channels=out_channels)
+        self.gradient_checkpointing = False
+        self.patch_embed = nn.Conv2d(in_channels, dims, patch_size, stride=patch_size)
+        self.frequencies = Timesteps(_FREQUENCIES, flip_sin_to_cos=True, downscale_freq_shift=0)
+        self.time_embed = TimestepEmbedding(_FREQUENCIES, dims)
+        self.label_embed = nn.Embedding(num_classes + null_class, dims)
+        self.blocks = nn.ModuleList(
+            DiT3Block(dims, sizes['num_heads'], mixer, cpe) for _ in range(sizes['num_layers'])
+        )
+        self.final_modulation = nn.Linear(dims, 2 * dims)
+        self.final_norm = nn.LayerNorm(dims, eps=1e-6, elementwise_affine=False)
+        self.final_linear = nn.Linear(dims, patch_size**2 * out_channels)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """DiT's start: Xavier, N(0, 0.02) for the embeddings of time and class, else 0.
+
+        Inner weights and the convolutions of the mixer and of `cpe` keep the starts of their own.
+        """
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                nn.init.zeros_(module.bias)
+        nn.init.xavier_uniform_(self.patch_embed.weight.view(len(self.patch_embed.weight), -1))
+        nn.init.zeros_(self.patch_embed.bias)
+        for module in (self.time_embed.linear_1, self.time_embed.linear_2, self.label_embed):
+            nn.init.normal_(module.weight, std=0.02)
+        for module in (
+            *(block.modulation for block in self.blocks),
+            self.final_modulation,
+            self.final_linear,
+        ):
+            nn.init.zeros_(module.weight)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        timestep: Tensor,
+        class_labels: Tensor,
+        return_dict: bool = True,
+    ) -> Transformer2DModelOutput | tuple[Tensor]:
+        """Noisy latents → the prediction for each of their pixels.
+
+        Args:
+            hidden_states: `(B, in_channels, h, w)`, sides that are multiples of `patch_size`.
+            timestep: `()` or `(B,)`, 0 to 1000; may be broken.
+            class_labels: `(B,)` integers.
+            return_dict: Whether the result is an object with `sample`, or a tuple.
+
+        Returns:
+            `(B, out_channels, h, w)`.
+
+        Raises:
+            ValueError: If the latents have another number of channels, or other sides.
+        """
+        patch, (channels, height, width) = self.config.patch_size, hidden_states.shape[1:]
+        if channels != self.config.in_channels or height % patch or width % patch:
+            raise ValueError(
+                f'latents of shape {tuple(hidden_states.shape)}: DiT3 takes '
+                f'(B, {self.config.in_channels}, h, w) with sides that are multiples of {patch}.'
+            )
+        hw = height // patch, width // patch
+        x = self.patch_embed(hidden_states).flatten(2).transpose(1, 2)
+        x = x + position_table(hw, x.shape[-1], x.device).to(x)
+        time = self.frequencies(timestep.expand(len(x))).to(self.time_embed.linear_1.weight.dtype)
+        condition = nn.functional.silu(self.time_embed(time) + self.label_embed(class_labels))
+        for block in self.blocks:
+            if self.gradient_checkpointing and torch.is_grad_enabled():
+                x = self._gradient_checkpointing_func(block, x, condition, hw)
+            else:
+                x = block(x, condition, hw)
+        shift, scale = self.final_modulation(condition).unsqueeze(1).chunk(2, dim=-1)
+        x = self.final_linear(self.final_norm(x) * (1 + scale) + shift)
+        x = x.unflatten(-1, (patch, patch, -1)).unflatten(1, hw)
+        x = x.permute(0, 5, 1, 3, 2, 4).flatten(4, 5).flatten(2, 3)
+        return Transformer2DModelOutput(sample=x) if return_dict else (x,)

@@ -1,0 +1,106 @@
+"""Measures of sets of samples by their features: Fréchet distance, precision and recall."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...arguments import check_int
+from ...errors import UsageError
+
+
+def frechet_distance(features: Tensor, reference: Tensor) -> float:
+    """Squared Fréchet distance of two Gaussians fitted to features (Heusel et al. 2017, Eq. 6).
+
+    ‖μ₁ − μ₂‖² + tr(Σ₁ + Σ₂ − 2·(Σ₁Σ₂)^½), in fp64. It is the FID if the features are those of the
+    Inception network that the papers use; sets of other sizes have another bias.
+
+    Args:
+        features: `(N, F)` of the samples.
+        reference: `(M, F)` of real images.
+
+    Raises:
+        UsageError: A set has fewer than two rows, another width, or numbers that are not finite.
+    """
+    _require_sets(features, reference)
+    (mean1, cov1), (mean2, cov2) = (_gaussian(f) for f in (features, reference))
+    # The eigenvalues of Σ₁Σ₂ are those of the symmetric Σ₁^½ Σ₂ Σ₁^½.
+    values, vectors = torch.linalg.eigh(cov1)
+    root = vectors * values.clamp(min=0).sqrt() @ vectors.T
+    cross = torch.linalg.eigvalsh(root @ cov2 @ root).clamp(min=0).sqrt().sum()
+    distance = (mean1 - mean2).square().sum() + cov1.trace() + cov2.trace() - 2 * cross
+    return distance.item()
+
+
+def precision_recall(
+    features: Tensor, reference: Tensor, neighbours: int = 3
+) -> tuple[float, float]:
+    """Improved precision and recall (Kynkäänniemi et al. 2019, Eq. 1 and 2).
+
+    Precision: the share of samples that lie in a ball around some real image that reaches to its
+    k-th nearest real neighbour. Recall: the same with samples and real images exchanged.
+
+    Args:
+        features: `(N, F)` of the samples.
+        reference: `(M, F)` of real images.
+        neighbours: k, fewer than there are rows in either set.
+
+    Raises:
+        UsageError: See `frechet_distance`; or a set has not more rows than k.
+    """
+    check_int('neighbours', neighbours)
+    _require_sets(features, reference)
+    if min(len(features), len(reference)) <= neighbours:
+        raise UsageError(
+            f'precision and recall with neighbours={neighbours} need more than as many images in '
+            f'both sets, got {len(features)} and {len(reference)}'
+        )
+    precision = _share_inside(features.double(), reference.double(), neighbours)
+    return precision, _share_inside(reference.double(), features.double(), neighbours)
+
+
+def nearest_distance(images: Tensor, training: Tensor) -> float:
+    """Median distance of images `(N, …)` to the nearest of the training images `(M, …)`.
+
+    Near 0, the model copies; compare it with that of real images that were not trained on.
+    """
+    images, training = images.flatten(1).double(), training.flatten(1).double()
+    return torch.cat([torch.cdist(x, training).amin(1) for x in images.split(1024)]).median().item()
+
+
+def as_features(values: np.ndarray | Tensor) -> Tensor:
+    """Rows `(N, F)` of an array `(N, …)`."""
+    return torch.as_tensor(np.asarray(values)).flatten(1)
+
+
+def _gaussian(features: Tensor) -> tuple[Tensor, Tensor]:
+    features = features.double()
+    return features.mean(0), torch.cov(features.T).reshape(features.shape[1], -1)
+
+
+def _share_inside(points: Tensor, centres: Tensor, neighbours: int) -> float:
+    """The share of points that lie in a ball of a centre, up to its k-th neighbour."""
+    # A centre is its own nearest one.
+    radii = torch.cat(
+        [
+            torch.cdist(part, centres).kthvalue(neighbours + 1, dim=1).values
+            for part in centres.split(1024)
+        ]
+    )
+    inside = [(torch.cdist(part, centres) <= radii).any(1) for part in points.split(1024)]
+    return torch.cat(inside).double().mean().item()
+
+
+def _require_sets(features: Tensor, reference: Tensor) -> None:
+    for what, rows in (('samples', features), ('reference', reference)):
+        if rows.dim() != 2 or len(rows) < 2:
+            raise UsageError(
+                f'the features of the {what} have the shape {tuple(rows.shape)}: two rows or more '
+                'of features are needed, (N, F)'
+            )
+        if not rows.isfinite().all():
+            raise UsageError(f'the features of the {what} are not finite')
+    if features.shape[1] != reference.shape[1]:
+        raise UsageError(
+            f'samples have {features.shape[1]} features and the reference has '
+            f'{reference.shape[1]}: both must come from the same extractor'
+        )

@@ -1,0 +1,186 @@
+"""Any transformer of images, linear: TTT in the place of its softmax attention (t5 Sec. 4, 5)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from mmvttt.checkpoints.names_table import names_table
+
+from . import vit
+from .replacement import LINEAR, MapSize
+
+_T5 = dict(inner=dict(type='SwiGLU'), key_norm='instance', locality='dwc_qk')
+_GENERATION = dict(inner=dict(type='MLP'), loss='l2', key_norm='instance', locality='dwc_qk')
+
+
+class Recipe(NamedTuple):
+    """A published choice of attentions and of what replaces them."""
+
+    options: Mapping[str, Any]
+    where: str | Sequence[str] = 'all'
+
+
+RECIPES: Mapping[str, Recipe] = {
+    # t5 Sec. 4, Tab. 3 and 4.
+    't5': Recipe(_T5),
+    't5+': Recipe(_T5 | dict(neighborhood=5)),
+    # Sec. 5.2; the scale and offset are in the authors' code alone.
+    'dit5': Recipe(_GENERATION | dict(neighborhood=5, qk_affine=True)),
+    # Sec. 5.3 and App. B: 18 of the 37 attentions of SD3.5-Medium.
+    'sd3.5-t5': Recipe(
+        _GENERATION,
+        [f'transformer_blocks.{i}.attn2' for i in range(13)]
+        + [f'transformer_blocks.{i}.attn' for i in range(19, 24)],
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Linearization:
+    """The account of `linearize`.
+
+    Attributes:
+        replaced: Names of the attentions that were replaced.
+        new: Names of the parameters that were added. They begin at random and want a higher
+            learning rate (t5 Tab. 11: 20 times; Tab. 12, for diffusion: 2 times).
+        left: Name of an attention that was left alone → why.
+        kept: Number of parameters that the model had, and still has.
+        added: Number of new ones.
+    """
+
+    replaced: list[str] = field(default_factory=list)
+    new: list[str] = field(default_factory=list)
+    left: dict[str, str] = field(default_factory=dict)
+    kept: int = 0
+    added: int = 0
+
+    def __str__(self) -> str:
+        """A table of all names, those that differ in numbers alone in one row."""
+        return names_table(
+            f'{self.kept / 1e6:.2f}M parameters kept, {self.added / 1e6:.2f}M new',
+            {
+                'replaced': ((name, 'TTT') for name in self.replaced),
+                'left': self.left.items(),
+                'new': ((name, 'begins at random') for name in self.new),
+            },
+        )
+
+
+def linearize(
+    model: nn.Module, where: str | int | Sequence[int | str] = 'all', **options: Any
+) -> Linearization:
+    """Replaces softmax attention by Test-Time Training, in place, and keeps all weights.
+
+    The network stays as it is: prefix tokens, rotary positions, norms of queries and keys, gated
+    networks. What a block's attention does between its projections becomes the inner training of
+    T⁵, at a cost linear in the number of tokens. Class, register and text tokens take part in the
+    inner step and are read as queries; convolutions and the neighbourhood see the map alone. Norms
+    of queries and keys and the rotary positions come before the key norm, as they come before the
+    softmax. (The paper has none of these; the order is our reading.)
+
+    The names of the state dict stay. New ones come beside them, so that weights of the source load
+    with only these missing. A transformer of diffusers notes in its config what was done, and
+    becomes of the class `Linear…`, whose `from_pretrained` loads all weights.
+
+    Args:
+        model: Of timm: `VisionTransformer` (ViT, DeiT, DINOv2, CLIP, SigLIP, …) or `Eva` (EVA-02,
+            DINOv3, …). Of diffusers: `DiTTransformer2DModel`, `SD3Transformer2DModel`.
+        where: 'all'; indices of blocks or names of attentions; or a recipe of the paper, which also
+            sets the options: 't5' (those of 'all'), 't5+', 'dit5', 'sd3.5-t5'.
+        options: Options of `InnerTraining` that overrule T⁵'s or the recipe's (`inner`, `loss`,
+            `key_norm`, `locality`, `neighborhood`, …), and `qk_affine` of `Replacement`.
+
+    Returns:
+        What was replaced, what is new, and what was left alone.
+
+    Raises:
+        TypeError: If an option is unknown.
+        ValueError: If the model is of another kind or linearized already, or `where` or an option
+            is not one of those above. The model is unchanged.
+    """
+    family = _family(model)
+    found = family.attentions(model)
+    done = [name for name, module in found.items() if module == LINEAR]
+    if done:
+        raise ValueError(
+            f'{type(model).__name__} is linearized already ({done[0]} is): begin with the source.'
+        )
+    recipe = RECIPES.get(where, RECIPES['t5']) if isinstance(where, str) else RECIPES['t5']
+    names = _chosen(where if recipe.where == 'all' else recipe.where, found)
+    for name in names:
+        if isinstance(found[name], str):
+            raise ValueError(
+                f'{name} of {type(model).__name__} cannot be replaced: {found[name]}. Name other '
+                'attentions by where=…, or take another model.'
+            )
+    kept = sum(p.numel() for p in model.parameters())
+    options = {**recipe.options, **options}
+    map_size = MapSize()
+    # All are built before anything is changed.
+    built = {n: family.replacement(model, found[n], map_size, options) for n in names}
+    new = family.install(model, built, map_size, dict(where=names, **options))
+    return Linearization(
+        replaced=names,
+        new=new,
+        left={
+            name: part if isinstance(part, str) else 'not chosen'
+            for name, part in found.items()
+            if name not in built
+        },
+        kept=kept,
+        added=sum(p.numel() for p in model.parameters()) - kept,
+    )
+
+
+def _family(model: nn.Module) -> ModuleType:
+    """The module that knows the attentions of a model.
+
+    Raises:
+        TypeError: If it is no model.
+        ValueError: If none does.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f'linearize() takes a model, got {type(model).__name__}: build it first.')
+    if isinstance(model, vit.MODELS):
+        return vit
+    if type(model).__module__.startswith(('diffusers.', __package__)):
+        from . import diffusion
+
+        if isinstance(model, diffusion.MODELS):
+            return diffusion
+    reason = vit.reason_against(model) or (
+        'it has no attention of all tokens of an image that is known here, but none, or windows, '
+        'pooled or grouped keys, or text'
+    )
+    raise ValueError(
+        f'{type(model).__name__} cannot be linearized: {reason}. Give a VisionTransformer or Eva '
+        'of timm, or a DiTTransformer2DModel or SD3Transformer2DModel of diffusers.'
+    )
+
+
+def _chosen(
+    where: str | int | Sequence[int | str], found: Mapping[str, nn.Module | str]
+) -> list[str]:
+    """Names of the attentions that `where` means, in their order.
+
+    Raises:
+        ValueError: If it means none of a block, or of all.
+    """
+    if isinstance(where, str) and where in ('all', *RECIPES):
+        return list(found)
+    chosen = set()
+    for item in [where] if isinstance(where, str | int) else where:
+        # 'blocks.3.attn' and 'transformer_blocks.3.attn2' are of block 3.
+        names = [n for n in found if n == item or (n.split('.')[1] == str(item))]
+        if not names:
+            raise ValueError(
+                f'where={item!r} is no attention of this model: give {["all", *RECIPES]}, indices '
+                f'of blocks, or names, {next(iter(found))!r} to {list(found)[-1]!r}.'
+            )
+        chosen |= set(names)
+    if not chosen:
+        raise ValueError(f"where={where!r} names no attention: give 'all', or one or more.")
+    return [name for name in found if name in chosen]

@@ -1,0 +1,182 @@
+"""Vision transformers of timm: which of their attentions can be replaced, and by what."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from timm.layers import Attention, AttentionRope, apply_rot_embed_cat
+from timm.models.eva import Eva, EvaAttention
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from .replacement import LINEAR, MapSize, Replacement
+
+MODELS = (VisionTransformer, Eva)
+_ATTENTIONS = (Attention, AttentionRope, EvaAttention)
+_BIAS = 'its attention has relative position biases'
+_PROJECTION = 'queries, keys, values and the feed-forward network share a projection'
+# By class of timm: why a model, a block or an attention is not taken.
+_REASONS = {
+    'Beit': _BIAS,
+    'VisionTransformerRelPos': _BIAS,
+    'VisionTransformerSAM': f'{_BIAS} and windows',
+    'NaFlexVit': 'each image of a batch has a map and a mask of its own',
+    'Cait': 'its heads are mixed with each other',
+    'ConVit': 'its attention is gated by positions',
+    'Xcit': 'its attention is over channels, and linear already',
+    'DiffAttention': 'it is the difference of two softmaxes',
+    'ParallelScalingBlock': _PROJECTION,
+    'DiffParallelScalingBlock': _PROJECTION,
+}
+
+
+def reason_against(model: nn.Module) -> str | None:
+    """Why a model, block or attention of timm is not taken, where its class tells."""
+    return _REASONS.get(type(model).__name__)
+
+
+def attentions(model: nn.Module) -> dict[str, nn.Module | str]:
+    """All self-attentions of the blocks by name; a reason in the place of one that is not taken.
+
+    Raises:
+        ValueError: If the model drops patches, or is not built for images.
+    """
+    if getattr(getattr(model, 'patch_drop', None), 'prob', 0) > 0:
+        raise ValueError(
+            f'{type(model).__name__} drops patches, and what is left is no map: build it with '
+            'patch_drop_rate=0.'
+        )
+    found: dict[str, nn.Module | str] = {}
+    for i, block in enumerate(model.blocks):
+        inside = {
+            f'blocks.{i}.{name}': _reason(module) or module
+            for name, module in block.named_modules()
+            if isinstance(module, (*_ATTENTIONS, Replacement)) or (name and reason_against(module))
+        }
+        kind = type(block).__name__
+        found |= inside or {f'blocks.{i}': reason_against(block) or f'{kind} has no attention'}
+    return found
+
+
+def _reason(attention: nn.Module) -> str | None:
+    if isinstance(attention, Replacement):
+        return LINEAR
+    if reason := reason_against(attention):
+        return reason
+    # A subclass may compute something else.
+    if type(attention) not in _ATTENTIONS:
+        return f'{type(attention).__name__} is not one of the attentions known here'
+    if getattr(attention, 'num_kv_groups', 1) > 1:
+        return 'groups of its queries share keys and values (num_kv_heads)'
+    if attention.attn_drop.p > 0:
+        return 'it drops attention weights, which TTT does not have: build it with attn_drop_rate=0'
+    heads, width = attention.num_heads, attention.proj.in_features
+    if heads * attention.head_dim != width:
+        return f'its {width} channels do not divide into {heads} heads'
+    return None
+
+
+def replacement(
+    model: nn.Module, attention: nn.Module, map_size: MapSize, options: Mapping[str, Any]
+) -> Replacement:
+    """A TTT attention with all that an attention of timm has, to be put into its place."""
+    return TTTAttention(attention, model.num_prefix_tokens, map_size, **options)
+
+
+def install(
+    model: nn.Module, built: Mapping[str, Replacement], map_size: MapSize, note: Mapping[str, Any]
+) -> list[str]:
+    """Puts the replacements into their places; returns the names of the new parameters."""
+    for name, new in built.items():
+        parent, _, child = name.rpartition('.')
+        setattr(model.get_submodule(parent), child, new)
+    model.patch_embed.register_forward_pre_hook(map_size.see_image)
+    for block in model.blocks:
+        block.register_forward_pre_hook(map_size.recall, with_kwargs=True)
+    return [f'{name}.{own}' for name, new in built.items() for own in new.new_parameters()]
+
+
+class TTTAttention(Replacement):
+    """An attention of timm whose softmax is replaced by a TTT layer (t5 Sec. 4).
+
+    Projections, norms, gate and dropout are the source's own, under its names: the state dict is
+    the source's and the new tensors. In the order of the source: projections, norms of queries and
+    keys, rotary positions; then the inner training in the place of the softmax; then its norm,
+    gate and projection. The prefix tokens (class, registers) take part in the inner training.
+
+    Args:
+        source: `Attention`, `AttentionRope` or `EvaAttention` of timm.
+        prefix: Tokens in front of the map.
+        map_size: The size of the map, shared by the model.
+        options: See `Replacement`.
+    """
+
+    def __init__(self, source: nn.Module, prefix: int, map_size: MapSize, **options: Any) -> None:
+        weight = source.proj.weight
+        with torch.device(weight.device):
+            super().__init__(source.proj.in_features, source.num_heads, map_size, **options)
+        self.to(weight.dtype)
+        self.prefix = prefix
+        self.rotate_half = getattr(source, 'rotate_half', False)
+        self.bias_apart = getattr(source, 'qkv_bias_separate', False)
+        self.gate = None
+        for name, child in source.named_children():
+            setattr(self, name, child)
+        for name, parameter in source.named_parameters(recurse=False):
+            setattr(self, name, parameter)
+        for name, buffer in source.named_buffers(recurse=False):
+            # k_bias, zeros that no state dict has.
+            self.register_buffer(
+                name, buffer, persistent=name not in source._non_persistent_buffers_set
+            )
+        self.train(source.training)
+
+    def forward(
+        self,
+        x: Tensor,
+        rope: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+    ) -> Tensor:
+        """Normed tokens `(B, prefix + h·w, C)` → `(B, prefix + h·w, C)`.
+
+        Args:
+            x: The tokens.
+            rope: `(…, h·w, 2d)`, sines and cosines of the rotary positions.
+            attn_mask: Refused, as is `is_causal`.
+
+        Raises:
+            ValueError: If there is a mask, or the tokens are not those of the map.
+        """
+        if attn_mask is not None or is_causal:
+            raise ValueError(
+                'A linearized attention sees all tokens and takes no mask: leave attn_mask and '
+                'is_causal out.'
+            )
+        hw = self.map_size.of(x, self.prefix)
+        q, k, v = self._project(x)
+        q, k = (self._place(norm, y, v, rope) for norm, y in ((self.q_norm, q), (self.k_norm, k)))
+        y = self.norm(self.mix(x, q, k, v, hw, self.prefix))
+        if self.gate is not None:
+            y = y * self.gate(x).sigmoid()
+        return self.proj_drop(self.proj(y))
+
+    def _project(self, x: Tensor) -> tuple[Tensor, ...]:
+        if getattr(self, 'qkv', None) is None:
+            return self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        if getattr(self, 'q_bias', None) is None:
+            return self.qkv(x).chunk(3, -1)
+        bias = torch.cat((self.q_bias, self.k_bias, self.v_bias))
+        if self.bias_apart:
+            return (self.qkv(x) + bias).chunk(3, -1)
+        return F.linear(x, self.qkv.weight, bias).chunk(3, -1)
+
+    def _place(self, norm: nn.Module, y: Tensor, v: Tensor, rope: Tensor | None) -> Tensor:
+        """Queries or keys `(B, N, C)`, normed by heads, those of the map rotated."""
+        y = norm(y.unflatten(-1, self.heads))
+        if rope is not None:
+            y = y.transpose(1, 2)
+            rotated = apply_rot_embed_cat(y[:, :, self.prefix :], rope, half=self.rotate_half)
+            y = torch.cat([y[:, :, : self.prefix], rotated], 2).type_as(v).transpose(1, 2)
+        return y.flatten(2)

@@ -1,0 +1,169 @@
+"""DiT³ and its parts by their formulas, a sample at a time, apart from the model."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Weights = dict[str, Tensor]
+
+
+def layer_norm(x: Tensor) -> Tensor:
+    return (x - x.mean(-1, keepdim=True)) / (x.var(-1, correction=0, keepdim=True) + 1e-6).sqrt()
+
+
+def linear(x: Tensor, w: Weights, name: str) -> Tensor:
+    return x @ w[f'{name}.weight'].T + w[f'{name}.bias']
+
+
+def position(h: int, w: int, channels: int) -> Tensor:
+    """Channels: sines of the column, its cosines, sines of the row, its cosines."""
+    table = torch.zeros(h, w, channels, dtype=torch.float64)
+    quarter = channels // 4
+    for row in range(h):
+        for column in range(w):
+            for i in range(quarter):
+                rate = 10000 ** (-i / quarter)
+                table[row, column, i] = math.sin(column * rate)
+                table[row, column, quarter + i] = math.cos(column * rate)
+                table[row, column, 2 * quarter + i] = math.sin(row * rate)
+                table[row, column, 3 * quarter + i] = math.cos(row * rate)
+    return table.reshape(h * w, channels)
+
+
+def time_features(t: float, dtype: torch.dtype) -> Tensor:
+    """256 numbers, cosines first; single precision, as both codes compute them."""
+    rates = torch.tensor([-math.log(10000) * i / 128 for i in range(128)]).exp()
+    return torch.cat([torch.cos(t * rates), torch.sin(t * rates)]).to(dtype)
+
+
+def inner_step(f, weights: tuple[Tensor, ...], k: Tensor, v: Tensor, count: int, norm_over):
+    """Weights after one step of 1.0 on −(1/3N)·Σ f(k)·v, the gradients damped."""
+    loss = -(f(weights, k) * v).sum() / (3 * count)
+    grads = torch.autograd.grad(loss, weights, create_graph=True)
+    damped = (g / (g.square().sum(norm_over, keepdim=True).sqrt() + 1) for g in grads)
+    return tuple(w - g for w, g in zip(weights, damped, strict=True))
+
+
+def gated(w: tuple[Tensor, ...], x: Tensor) -> Tensor:
+    return (x @ w[0]) * F.silu(x @ w[1])
+
+
+def vit3_mixer(x: Tensor, w: Weights, name: str, h: int, width: int, heads: int) -> Tensor:
+    """Tokens `(N, D)` of one image."""
+    count, dims = x.shape
+    d = dims // heads
+    q, k, v, q2, k2, v2 = linear(x, w, f'{name}.qkv').split([dims] * 3 + [d] * 3, dim=-1)
+    outs = []
+    for head in range(heads):
+        part = slice(head * d, (head + 1) * d)
+        start = (w[f'{name}.w1'][head], w[f'{name}.w2'][head])
+        trained = inner_step(gated, start, k[:, part], v[:, part], count, 0)
+        outs.append(gated(trained, q[:, part]))
+
+    def convolve(weights: tuple[Tensor, ...], tokens: Tensor) -> Tensor:
+        padded = F.pad(tokens.reshape(h, width, d), (0, 0, 1, 1, 1, 1))
+        taps = [
+            padded[i : i + h, j : j + width] * weights[0][:, i, j]
+            for i in range(3)
+            for j in range(3)
+        ]
+        return sum(taps).reshape(count, d)
+
+    trained = inner_step(convolve, (w[f'{name}.w3'],), k2, v2, count, (1, 2))
+    outs.append(convolve(trained, q2))
+    return linear(torch.cat(outs, -1), w, f'{name}.proj')
+
+
+def cpe(x: Tensor, w: Weights, name: str, h: int, width: int) -> Tensor:
+    image = x.T.reshape(1, -1, h, width)
+    weight, bias = w[f'{name}.weight'], w[f'{name}.bias']
+    return F.conv2d(image, weight, bias, padding=1, groups=x.shape[1])[0].flatten(1).T
+
+
+def dit3(
+    w: Weights, latents: Tensor, t: float, label: int, depth: int, heads: int, patch: int
+) -> Tensor:
+    """The output `(C', h, w)` for one image `(C, h, w)`."""
+    height, width = latents.shape[1:]
+    h, wide = height // patch, width // patch
+    kernel = w['patch_embed.weight']
+    dims = len(kernel)
+    x = torch.stack(
+        [
+            (kernel * latents[:, i * patch : (i + 1) * patch, j * patch : (j + 1) * patch]).sum(
+                (1, 2, 3)
+            )
+            + w['patch_embed.bias']
+            for i in range(h)
+            for j in range(wide)
+        ]
+    )
+    x = x + position(h, wide, dims).to(x)
+    time = F.silu(linear(time_features(t, x.dtype), w, 'time_embed.linear_1'))
+    c = F.silu(linear(time, w, 'time_embed.linear_2') + w['label_embed.weight'][label])
+    for i in range(depth):
+        block = f'blocks.{i}'
+        x = x + cpe(x, w, f'{block}.cpe', h, wide)
+        a1, b1, g1, a2, b2, g2 = linear(c, w, f'{block}.modulation').split(dims)
+        y = layer_norm(x) * (1 + b1) + a1
+        x = x + g1 * vit3_mixer(y, w, f'{block}.mixer', h, wide, heads)
+        y = layer_norm(x) * (1 + b2) + a2
+        y = F.gelu(linear(y, w, f'{block}.mlp.net.0.proj'), approximate='tanh')
+        x = x + g2 * linear(y, w, f'{block}.mlp.net.2')
+    shift, scale = linear(c, w, 'final_modulation').split(dims)
+    x = linear(layer_norm(x) * (1 + scale) + shift, w, 'final_linear')
+    outs = x.shape[-1] // patch**2
+    image = x.new_zeros(outs, height, width)
+    for i in range(h):
+        for j in range(wide):
+            tile = x[i * wide + j].reshape(patch, patch, outs).permute(2, 0, 1)
+            image[:, i * patch : (i + 1) * patch, j * patch : (j + 1) * patch] = tile
+    return image
+
+
+def t5_mixer(x: Tensor, w: Weights, name: str, h: int, width: int, heads: int) -> Tensor:
+    """DiT⁵'s mixer under diffusers' names, tokens `(N, D)` of one image; window 5."""
+    count, dims = x.shape
+    d, new = dims // heads, f'{name}.processor'
+    q, k, v = (linear(x, w, f'{name}.to_{letter}') for letter in 'qkv')
+    scale, offset = w[f'{new}.qk_scale'], w[f'{new}.qk_offset']
+    tq, tk = q * scale[0] + offset[0], k * scale[1] + offset[1]
+    tk = (tk - tk.mean(0)) / (tk.var(0, correction=0) + 1).sqrt()
+    tq = tq + cpe(tq, w, f'{new}.q_conv', h, width)
+    tk = tk + cpe(tk, w, f'{new}.k_conv', h, width)
+    outs = []
+    for head in range(heads):
+        part = slice(head * d, (head + 1) * d)
+        w1, w2 = w[f'{new}.inner.w1'][head], w[f'{new}.inner.w2'][head]
+        error = F.silu(tk[:, part] @ w1) @ w2 - v[:, part]
+        loss = error.square().sum() / (2 * count * d**0.5)
+        g1, g2 = torch.autograd.grad(loss, (w1, w2), create_graph=True)
+        trained = F.silu(tq[:, part] @ (w1 - g1)) @ (w2 - g2)
+        near = torch.zeros_like(trained)
+        for i in range(count):
+            # The window of 5×5 around a pixel, moved into the map.
+            top = min(max(i // width - 2, 0), h - 5)
+            left = min(max(i % width - 2, 0), width - 5)
+            keys = [r * width + c for r in range(top, top + 5) for c in range(left, left + 5)]
+            weights = (k[keys][:, part] @ q[i, part] / d**0.5).softmax(0)
+            near[i] = weights @ v[keys][:, part]
+        outs.append((trained + near) / 2)
+    return linear(torch.cat(outs, -1), w, f'{name}.to_out.0')
+
+
+def dit5_block(
+    x: Tensor, w: Weights, name: str, t: float, label: int, h: int, wide: int, heads: int
+):
+    """A block under diffusers' names, which has embedders of its own."""
+    emb = f'{name}.norm1.emb'
+    time = F.silu(linear(time_features(t, x.dtype), w, f'{emb}.timestep_embedder.linear_1'))
+    c = linear(time, w, f'{emb}.timestep_embedder.linear_2')
+    c = F.silu(c + w[f'{emb}.class_embedder.embedding_table.weight'][label])
+    a1, b1, g1, a2, b2, g2 = linear(c, w, f'{name}.norm1.linear').split(x.shape[-1])
+    y = layer_norm(x) * (1 + b1) + a1
+    x = x + g1 * t5_mixer(y, w, f'{name}.attn1', h, wide, heads)
+    y = layer_norm(x) * (1 + b2) + a2
+    y = F.gelu(linear(y, w, f'{name}.ff.net.0.proj'), approximate='tanh')
+    return x + g2 * linear(y, w, f'{name}.ff.net.2')

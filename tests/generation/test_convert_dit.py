@@ -1,0 +1,166 @@
+"""Checkpoints of DiT³ and DiT, by the authors' names and by diffusers', to ours and back."""
+
+import argparse
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmvttt.convert import convert_checkpoint
+from mmvttt.errors import CheckpointError
+from mmvttt.reliability.read import read_weights
+
+pytest.importorskip('diffusers')
+from diffusers import DiTTransformer2DModel
+
+from mmvttt.models.generation.dit3 import DiT3, position_table
+from mmvttt.reliability.read import read_weights
+
+D, DEPTH, HEADS, CLASSES = 24, 2, 2, 5
+ARCH = dict(embed_dims=D, num_layers=DEPTH, num_heads=HEADS)
+SOFTMAX = dict(type='mmvttt.TTTMixer', inner=dict(type='SoftmaxAttention'))
+
+
+def authors(kind: str) -> dict[str, Tensor]:
+    """A state dict with the authors' names and shapes, as they are published."""
+    head = D // HEADS
+    shapes = {
+        'x_embedder.proj.weight': (D, 4, 2, 2),
+        'x_embedder.proj.bias': (D,),
+        't_embedder.mlp.0.weight': (D, 256),
+        't_embedder.mlp.0.bias': (D,),
+        't_embedder.mlp.2.weight': (D, D),
+        't_embedder.mlp.2.bias': (D,),
+        'y_embedder.embedding_table.weight': (CLASSES + 1, D),
+        'final_layer.linear.weight': (32, D),
+        'final_layer.linear.bias': (32,),
+        'final_layer.adaLN_modulation.1.weight': (2 * D, D),
+        'final_layer.adaLN_modulation.1.bias': (2 * D,),
+    }
+    extra = head if kind == 'DiT3' else 0
+    inside = {
+        'attn.qkv.weight': (3 * (D + extra), D),
+        'attn.qkv.bias': (3 * (D + extra),),
+        'attn.proj.weight': (D, D + extra),
+        'attn.proj.bias': (D,),
+        'mlp.fc1.weight': (4 * D, D),
+        'mlp.fc1.bias': (4 * D,),
+        'mlp.fc2.weight': (D, 4 * D),
+        'mlp.fc2.bias': (D,),
+        'adaLN_modulation.1.weight': (6 * D, D),
+        'adaLN_modulation.1.bias': (6 * D,),
+    }
+    if kind == 'DiT3':
+        inside |= {
+            'cpe.weight': (D, 1, 3, 3),
+            'cpe.bias': (D,),
+            'attn.w1': (1, HEADS, head, head),
+            'attn.w2': (1, HEADS, head, head),
+            'attn.w3': (head, 1, 3, 3),
+        }
+    for i in range(DEPTH):
+        shapes |= {f'blocks.{i}.{name}': shape for name, shape in inside.items()}
+    torch.manual_seed(0)
+    weights = {name: torch.randn(shape) for name, shape in shapes.items()}
+    return {'pos_embed': position_table((4, 4), D)[None], **weights}
+
+
+def built(kind: str) -> DiT3:
+    options = {} if kind == 'DiT3' else dict(mixer=SOFTMAX, cpe=False)
+    return DiT3(arch=ARCH, num_classes=CLASSES, **options)
+
+
+def ours(path: Path) -> dict[str, Tensor]:
+    found = read_weights(path)
+    return {name.removeprefix('transformer.'): value for name, value in found.items()}
+
+
+@pytest.mark.parametrize('kind', ['DiT3', 'DiT'])
+def test_authors_checkpoint_and_back(kind: str, tmp_path: Path) -> None:
+    """As a training script has saved it: the averaged weights, strictly; 8 for 32 latents."""
+    weights = authors(kind)
+    plain = {name: value + 1 for name, value in weights.items()}
+    content = dict(model=plain, ema=weights, opt={}, args=argparse.Namespace(lr=1e-4))
+    torch.save(content, tmp_path / 'public.pt')
+    found = convert_checkpoint(tmp_path / 'public.pt', tmp_path / 'ours.pth', ema=True)
+    assert found.complete
+    assert set(found.matched) | set(found.dropped) == set(weights)
+    built(kind).load_state_dict(ours(tmp_path / 'ours.pth'))
+    back = convert_checkpoint(tmp_path / 'ours.pth', tmp_path / 'back.pt', to='public')
+    assert back.complete
+    again = read_weights(tmp_path / 'back.pt')
+    assert set(again) == set(weights)
+    for name, value in weights.items():
+        if name != 'pos_embed':
+            assert torch.equal(again[name], value), name
+    assert torch.equal(again['pos_embed'], position_table((16, 16), D)[None])
+
+
+def test_diffusers_dit_and_back(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    options = dict(sample_size=8, num_embeds_ada_norm=CLASSES, norm_eps=1e-6)
+    theirs = DiTTransformer2DModel(HEADS, D // HEADS, 4, 8, DEPTH, **options)
+    for block in theirs.transformer_blocks[1:]:
+        block.norm1.emb.load_state_dict(theirs.transformer_blocks[0].norm1.emb.state_dict())
+    theirs.save_pretrained(tmp_path / 'source')
+    source = tmp_path / 'source' / 'diffusion_pytorch_model.safetensors'
+    assert convert_checkpoint(source, tmp_path / 'ours.pth').complete
+    model = built('DiT')
+    model.load_state_dict(ours(tmp_path / 'ours.pth'))
+    back = convert_checkpoint(tmp_path / 'ours.pth', tmp_path / 'back.safetensors', to='diffusers')
+    assert back.complete
+    again = read_weights(tmp_path / 'back.safetensors')
+    assert set(again) == set(theirs.state_dict())
+    for name, value in theirs.state_dict().items():
+        assert torch.equal(again[name], value), name
+    # With norm_eps, what makes it the published DiT, which ours is.
+    for block in theirs.transformer_blocks:
+        block.norm1.emb.time_proj.downscale_freq_shift = 0
+    args = torch.randn(3, 4, 8, 8).double(), torch.tensor([0, 437, 999]), torch.tensor([0, 4, 5])
+    with torch.no_grad():
+        out, expected = (net.double().eval()(*args).sample for net in (model, theirs))
+    # Times and positions are fp32 in both; the rest fp64, in another order of sums.
+    torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_authors_dit_to_diffusers(tmp_path: Path) -> None:
+    torch.save(authors('DiT'), tmp_path / 'public.pt')
+    found = convert_checkpoint(
+        tmp_path / 'public.pt', tmp_path / 'theirs.safetensors', to='diffusers'
+    )
+    assert found.complete
+    theirs = DiTTransformer2DModel(HEADS, D // HEADS, 4, 8, DEPTH, num_embeds_ada_norm=CLASSES)
+    theirs.load_state_dict(read_weights(tmp_path / 'theirs.safetensors'))
+
+
+@pytest.mark.parametrize('change', ['missing', 'more', 'shape', 'positions', 'embedders'])
+def test_what_does_not_fit_is_refused(change: str, tmp_path: Path) -> None:
+    weights = authors('DiT3')
+    if change == 'missing':
+        del weights['blocks.1.attn.w2']
+    elif change == 'more':
+        weights['blocks.1.attn.w4'] = torch.zeros(1)
+    elif change == 'shape':
+        weights['blocks.1.attn.w2'] = torch.zeros(1, HEADS, 3, 3)
+    elif change == 'positions':
+        weights['pos_embed'] += 0.1
+    else:
+        weights = DiTTransformer2DModel(HEADS, D // HEADS, 4, 8, DEPTH).state_dict()
+    torch.save(weights, tmp_path / 'public.pt')
+    target = tmp_path / 'ours.pth'
+    if change in ('missing', 'more'):
+        found = convert_checkpoint(tmp_path / 'public.pt', target)
+        assert found.missing == ['blocks.1.attn.w2'] * (change == 'missing')
+        assert found.left_over == ['blocks.1.attn.w4'] * (change == 'more')
+    else:
+        words = dict(shape='has the shape', positions='fixed table', embedders='blocks before')
+        with pytest.raises(CheckpointError, match=words[change]):
+            convert_checkpoint(tmp_path / 'public.pt', target)
+    assert not target.exists()
+
+
+def test_dit3_has_no_names_in_diffusers(tmp_path: Path) -> None:
+    torch.save(authors('DiT3'), tmp_path / 'public.pt')
+    with pytest.raises(CheckpointError, match='diffusers has no DiT³'):
+        convert_checkpoint(tmp_path / 'public.pt', tmp_path / 'x.pth', to='diffusers')

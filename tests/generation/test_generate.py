@@ -1,0 +1,288 @@
+"""tools/generate.py: the same images whatever happens, its files, its refusals."""
+
+from collections.abc import Callable
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from mmengine.config import Config
+from PIL import Image
+
+from mmvttt.apis import generate as api
+from mmvttt.errors import UsageError
+from mmvttt.registry import MODELS
+
+from .small import SMALL, flow_model, model
+
+pytest.importorskip('diffusers')
+from diffusers import AutoencoderKL, SD3Transformer2DModel
+
+TOOL = Path(__file__).resolve().parents[2] / 'tools' / 'generate.py'
+
+
+def save(config: dict, folder: Path, averaged: bool = True) -> tuple[str, str]:
+    """A config and a checkpoint of its model, with weights that draw something."""
+    torch.manual_seed(0)
+    network = MODELS.build(config)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape)
+    Config(dict(model=config)).dump(folder / 'config.py')
+    content = dict(state_dict=network.state_dict(), meta={})
+    if averaged:
+        content['ema_state_dict'] = {}
+    torch.save(content, folder / 'weights.pth')
+    return str(folder / 'config.py'), str(folder / 'weights.pth')
+
+
+@pytest.fixture
+def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable:
+    """`tool(*options, config=…)` runs the command line in a folder, on a small model."""
+    monkeypatch.chdir(tmp_path)
+    spec = spec_from_file_location('generate_tool', TOOL)
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    def run(*options: str, config: dict | None = None, averaged: bool = True) -> None:
+        files = save(config or model(), tmp_path, averaged)
+        module.main([*files, '--steps', '3', '--device', 'cpu', *options])
+
+    return run
+
+
+def images(name: str) -> np.ndarray:
+    with np.load(name) as arrays:
+        assert arrays.files == ['arr_0']
+        return arrays['arr_0']
+
+
+def test_files(tool: Callable, capsys: pytest.CaptureFixture) -> None:
+    tool('--classes', 'all', '--count', '12', '--out', 'a/grid.png', '--npz', 'a/samples.npz')
+    found = images('a/samples.npz')
+    # As ADM's evaluator reads them; one channel is three equal ones.
+    assert (found.shape, found.dtype) == ((12, 8, 8, 3), np.uint8)
+    assert (found[..., 0] == found[..., 1]).all()
+    assert found.std() > 10
+    assert len({image.tobytes() for image in found}) == 12
+    # Four columns of images that are enlarged four times.
+    grid = np.asarray(Image.open('a/grid.png'))
+    assert grid.shape == (3 * 34 + 2, 4 * 34 + 2, 3)
+    assert (grid[36:68:4, 104:136:4] == found[7]).all()
+    out = capsys.readouterr().out
+    assert '12 images of 8×8 → a/grid.png' in out
+    assert 'averaged' not in out
+
+
+def test_what_was_stopped_goes_on(tool: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ('--classes', '3', '7', '--count', '10', '--batch-size', '4', '--npz')
+    tool(*options, 'whole.npz')
+    original, calls = api.sample, []
+
+    def stopped(*args, **kwargs):
+        calls.append(args)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(api, 'sample', stopped)
+    with pytest.raises(KeyboardInterrupt):
+        tool(*options, 'parts.npz')
+    tool(*options, 'parts.npz')
+    # One batch before the stop, the one that was stopped, the two that were left.
+    assert len(calls) == 4
+    assert (images('parts.npz') == images('whole.npz')).all()
+
+
+def test_processes_share_the_work(tool: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batches of rank 1 of 2 first, then those of rank 0: what one process makes."""
+    options = ('--classes', '3', '7', '--count', '10', '--batch-size', '4', '--npz')
+    tool(*options, 'one.npz')
+    monkeypatch.setattr(api, 'get_world_size', lambda: 2)
+    monkeypatch.setattr(api, 'get_rank', lambda: 1)
+    with monkeypatch.context() as patch:
+        # It would wait for rank 0, and leaves the rest to it.
+        patch.setattr(api, 'read_images', lambda folder: np.zeros((1, 8, 8, 3), np.uint8))
+        tool(*options, 'two.npz')
+    parts = sorted(p.name for p in Path('two_parts').glob('*.npy'))
+    assert parts == ['batch_00000004.npy']
+    monkeypatch.setattr(api, 'get_rank', lambda: 0)
+    tool(*options, 'two.npz')
+    assert (images('one.npz') == images('two.npz')).all()
+
+
+def test_batches_do_not_change_the_images(tool: Callable) -> None:
+    tool('--classes', '1', '--count', '5', '--batch-size', '5', '--npz', 'a.npz')
+    tool('--classes', '1', '--count', '5', '--batch-size', '2', '--npz', 'b.npz')
+    # A sum in another order may round another way: one level of 255.
+    assert np.abs(images('a.npz').astype(int) - images('b.npz')).max() <= 1
+
+
+def test_autoencoder_and_any_size(tool: Callable, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    blocks = dict(
+        block_out_channels=(8, 8),
+        down_block_types=('DownEncoderBlock2D',) * 2,
+        up_block_types=('UpDecoderBlock2D',) * 2,
+        norm_num_groups=4,
+    )
+    vae = AutoencoderKL(**blocks, sample_size=16)
+    vae.save_pretrained(tmp_path / 'vae')
+    config = model(transformer=dict(in_channels=4))
+    tool('--classes', '1', '--vae', 'vae', '--size', '16', '24', '--npz', 'a.npz', config=config)
+    assert images('a.npz').shape == (1, 16, 24, 3)
+    network, averaged = api.load_generator(Config(dict(model=config)), 'weights.pth')
+    assert averaged
+    settings = api.Settings(1, (1,), steps=3, size=(8, 12))
+    latents = []
+    original = api._pixels
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(api, '_pixels', lambda x, v: latents.append(x) or original(x, v))
+        api.generate(network, settings, tmp_path / 'again', vae)
+    with torch.no_grad():
+        decoded = vae.decode(latents[0] / vae.config.scaling_factor).sample[0]
+    expected = ((decoded / 2 + 0.5).clamp(0, 1) * 255).round().permute(1, 2, 0)
+    assert np.abs(images('a.npz')[0].astype(int) - expected.numpy()).max() <= 1
+
+
+def test_guidance_and_schedulers(tool: Callable) -> None:
+    config = model(transformer=dict(in_channels=3))
+    options = ('--classes', '1', '2', '--npz')
+    tool(*options, 'plain.npz', config=config)
+    tool(*options, 'guided.npz', '--guidance', '4', config=config)
+    tool(*options, 'other.npz', '--scheduler', 'dpm++', config=config)
+    flow = flow_model(transformer=dict(in_channels=3, out_channels=3))
+    tool(*options, 'flow.npz', '--scheduler', 'euler', config=flow)
+    found = [images(f'{n}.npz') for n in ('plain', 'guided', 'other', 'flow')]
+    for i in range(4):
+        for j in range(i):
+            assert (found[i] != found[j]).any()
+
+
+def test_measures(tool: Callable, capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
+    options = ['--classes', 'all', '--count', '30', '--npz', 'a.npz', '--reference']
+    reference = np.random.default_rng(0).integers(0, 256, (20, 8, 8, 3), np.uint8)
+    np.savez('reference.npz', reference)
+    Path('images').mkdir()
+    for i, image in enumerate(reference):
+        Image.fromarray(image).save(f'images/{i:02}.png')
+    extractor = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 4)).eval()
+    batch = torch.export.Dim('batch')
+    exported = torch.export.export(
+        extractor, (torch.zeros(2, 3, 8, 8),), dynamic_shapes=({0: batch},)
+    )
+    torch.export.save(exported, 'extractor.pt2')
+    with torch.no_grad():
+        pixels = torch.from_numpy(reference).permute(0, 3, 1, 2) / 255
+        np.save('features.npy', extractor(pixels).numpy())
+    printed = []
+    for name in ('reference.npz', 'images', 'features.npy'):
+        tool(*options, name, '--features', 'extractor.pt2')
+        lines = capsys.readouterr().out.splitlines()[-3:]
+        printed.append([line.split() for line in lines])
+        assert [line[0] for line in printed[-1]] == ['frechet', 'precision', 'recall']
+    assert printed[0] == printed[1] == printed[2]
+    with pytest.raises(SystemExit):
+        tool(*options, 'nothing.npz')
+    assert "there is no reference 'nothing.npz'" in capsys.readouterr().err
+
+
+def test_prompts(tool: Callable, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """A small SD3 without its text encoders: embedded prompts from a file."""
+    transformer = dict(
+        type='diffusers.SD3Transformer2DModel',
+        sample_size=8,
+        patch_size=2,
+        in_channels=3,
+        num_layers=2,
+        attention_head_dim=8,
+        num_attention_heads=2,
+        joint_attention_dim=12,
+        caption_projection_dim=16,
+        pooled_projection_dim=9,
+        out_channels=3,
+        pos_embed_max_size=8,
+    )
+    assert SD3Transformer2DModel
+    config = dict(flow_model(label_dropout=0.0), transformer=transformer)
+    rng = np.random.default_rng(0)
+    told = dict(
+        encoder_hidden_states=rng.normal(size=(2, 5, 12)).astype(np.float32),
+        pooled_projections=rng.normal(size=(2, 9)).astype(np.float32),
+    )
+    np.savez('prompts.npz', **told)
+    tool('--prompts', 'prompts.npz', '--npz', 'a.npz', config=config)
+    assert images('a.npz').shape == (2, 8, 8, 3)
+    with pytest.raises(SystemExit):
+        tool('--prompts', 'prompts.npz', '--npz', 'b.npz', '--guidance', '3.5', config=config)
+    assert 'needs null_encoder_hidden_states' in capsys.readouterr().err
+    np.savez('both.npz', **told, **{f'null_{n}': 0 * v[:1] for n, v in told.items()})
+    tool('--prompts', 'both.npz', '--npz', 'c.npz', '--guidance', '3.5', config=config)
+    assert (images('c.npz') != images('a.npz')).any()
+    for options, words in (
+        (('--classes', '1'), 'give --prompts, not --classes'),
+        (('--prompt', 'a cat'), 'needs --pipeline FOLDER'),
+        (('--prompts', 'nothing.npz'), "no prompts 'nothing.npz'"),
+    ):
+        with pytest.raises(SystemExit):
+            tool(*options, '--npz', 'd.npz', config=config)
+        assert words in capsys.readouterr().err
+
+
+def test_without_text_encoders(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = api.find_spec
+    monkeypatch.setattr(api, 'find_spec', lambda n: None if n == 'transformers' else original(n))
+    with pytest.raises(UsageError, match='needs the text encoders of transformers'):
+        api.encode_prompts('folder', ['a cat'])
+
+
+NO_NULL = model(transformer=dict(null_class=False), label_dropout=0.0)
+
+
+@pytest.mark.parametrize(
+    ('options', 'config', 'words'),
+    [
+        (('--classes', '10'), None, 'class 10 does not exist: the model has the classes 0 to 9'),
+        (('--classes', 'cat'), None, '--classes cat: give numbers'),
+        ((), None, 'give classes, of 0 to 9'),
+        (('--classes', '1', '--guidance', '2'), NO_NULL, 'needs a null class'),
+        (('--classes', '1', '--scheduler', 'ddpm'), flow_model(), 'trained on rectified flow'),
+        (('--classes', '1', '--size', '6', '8'), None, 'multiples of the patch size 4'),
+        (('--classes', '1', '--vae', 'nowhere'), None, "no autoencoder in 'nowhere'"),
+        (('--classes', '1'), model(transformer=dict(in_channels=4)), 'give --vae FOLDER'),
+    ],
+)
+def test_bad_input(
+    tool: Callable,
+    capsys: pytest.CaptureFixture,
+    options: tuple,
+    config: dict | None,
+    words: str,
+) -> None:
+    with pytest.raises(SystemExit):
+        tool(*options, config=config)
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count('\n') == 1
+    assert not Path('work_dirs/generate/grid.png').exists()
+
+
+def test_other_settings_do_not_mix(tool: Callable, capsys: pytest.CaptureFixture) -> None:
+    tool('--classes', '1', '--npz', 'a.npz')
+    before = images('a.npz')
+    with pytest.raises(SystemExit):
+        tool('--classes', '1', '--npz', 'a.npz', '--seed', '1')
+    assert 'has images of other settings (seed: 0, now 1)' in capsys.readouterr().err
+    assert (images('a.npz') == before).all()
+
+
+def test_checkpoints(tool: Callable, capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
+    tool('--classes', '1', averaged=False)
+    assert 'the checkpoint has no averaged weights' in capsys.readouterr().out
+    wider = model(transformer=dict(arch=dict(SMALL, num_layers=3)))
+    with pytest.raises(ValueError, match='missing: transformer'):
+        api.load_generator(Config(dict(model=wider)), 'weights.pth')
+    backbone = dict(type='mmvttt.ViT3', arch='tiny')
+    with pytest.raises(UsageError, match='the config describes a'):
+        api.load_generator(Config(dict(model=backbone)), 'weights.pth')

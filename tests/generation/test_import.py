@@ -1,0 +1,10 @@
+"""diffusers is optional: imported when a model is built, not before."""
+
+import subprocess
+import sys
+
+
+def test_importing_the_models_imports_no_diffusers() -> None:
+    code = 'import sys, mmvttt.models, mmvttt.datasets, mmvttt.apis.generate as api; '
+    code += 'assert "diffusers" not in sys.modules'
+    subprocess.run([sys.executable, '-c', code], check=True)

@@ -1,0 +1,176 @@
+"""Caches of latents: what is in them, stops, and what is wrong with them."""
+
+import json
+import pickle
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from mmvttt.datasets import latents as module
+from mmvttt.datasets.latents import CachedLatents, ClassFolders, cache_latents
+from mmvttt.errors import DataError, MissingDataError, UsageError
+
+pytest.importorskip('diffusers')
+from diffusers import AutoencoderKL
+
+
+@pytest.fixture(scope='module')
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Seven images of two classes, of awkward sizes."""
+    root = tmp_path_factory.mktemp('images')
+    rng = np.random.default_rng(0)
+    for i, size in enumerate([(31, 40), (33, 31), (50, 31)] * 2 + [(32, 32)]):
+        folder = root / ('cat' if i < 3 else 'dog')
+        folder.mkdir(exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (*size, 3), np.uint8)).save(folder / f'{i}.png')
+    return root
+
+
+@pytest.fixture(scope='module')
+def vae() -> AutoencoderKL:
+    torch.manual_seed(0)
+    channels = dict(block_out_channels=(8, 8), down_block_types=('DownEncoderBlock2D',) * 2)
+    up = dict(up_block_types=('UpDecoderBlock2D',) * 2, norm_num_groups=4)
+    return AutoencoderKL(**channels, **up, sample_size=32, shift_factor=0.1).eval()
+
+
+@pytest.fixture(scope='module')
+def cache(images: Path, vae: AutoencoderKL, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp('cache')
+    return cache_latents(vae, ClassFolders(images, 32), folder, 2, dtype='float32')
+
+
+def test_cache_is_what_the_autoencoder_says(images: Path, vae: AutoencoderKL, cache: Path) -> None:
+    data, source = CachedLatents(cache), ClassFolders(images, 32)
+    assert len(data) == 7
+    for index in (0, 6):
+        pixels, label = source[index]
+        assert pixels.shape == (3, 32, 32)
+        torch.manual_seed(index)
+        item = data[index]
+        torch.manual_seed(index)
+        mirrored = bool(torch.rand(()) < 0.5)
+        with torch.no_grad():
+            found = vae.encode((pixels.flip(-1) if mirrored else pixels)[None]).latent_dist
+        noise = torch.randn(4, 16, 16)
+        expected = (found.mean[0] + found.std[0] * noise - 0.1) * vae.config.scaling_factor
+        # fp32, another size of batch.
+        torch.testing.assert_close(item['latents'], expected, rtol=1e-4, atol=1e-5)
+        assert item['class_labels'] == label == (index >= 3)
+
+
+def test_half_of_the_images_are_mirrored(cache: Path) -> None:
+    data = CachedLatents(cache)
+    data.arrays['moments'] = np.zeros((7, 2, 8, 2, 2), np.float32)
+    data.arrays['moments'][:, 1, :4] = 1
+    torch.manual_seed(0)
+    mirrored = [data[0]['latents'].mean().item() > 0 for _ in range(400)]
+    # Three standard errors.
+    assert np.mean(mirrored) == pytest.approx(0.5, abs=0.075)
+    data.flip = False
+    assert data[0]['latents'].mean() < 0
+
+
+def test_a_stopped_cache_goes_on(
+    images: Path, vae: AutoencoderKL, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, '_INTERVAL', 2)
+    source = ClassFolders(images, 32)
+
+    class Stopped(ClassFolders):
+        def __getitem__(self, index: int):
+            if index == 5:
+                raise KeyboardInterrupt
+            return source[index]
+
+    with pytest.raises(KeyboardInterrupt):
+        cache_latents(vae, Stopped(images, 32), tmp_path, 2, dtype='float32')
+    with pytest.raises(DataError, match='has 4 of 7 images'):
+        CachedLatents(tmp_path)
+    seen = []
+    source.folder.loader = lambda path, loader=source.folder.loader: (
+        seen.append(path) or loader(path)
+    )
+    cache_latents(vae, source, tmp_path, 2, dtype='float32')
+    # The first is read once more, for the shape.
+    assert [Path(p).stem for p in seen] == ['0', '4', '5', '6']
+    for name in ('moments.npy', 'class_labels.npy', 'latents.json'):
+        assert (tmp_path / name).read_bytes() == (cache / name).read_bytes(), name
+
+
+def test_workers_get_the_files_not_what_is_in_them(cache: Path) -> None:
+    data = CachedLatents(cache)
+    assert data.arrays['moments'].nbytes > 10000 > len(pickle.dumps(data))
+    again = pickle.loads(pickle.dumps(data))
+    assert torch.equal(again[1]['class_labels'], data[1]['class_labels'])
+
+
+def test_prompts_come_along(cache: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(cache, tmp_path / 'cache')
+    (folder / 'class_labels.npy').unlink()
+    np.save(folder / 'encoder_hidden_states.npy', np.ones((7, 5, 12), np.float16))
+    np.save(folder / 'pooled_projections.npy', np.ones((7, 9), np.float16))
+    item = CachedLatents(folder)[2]
+    assert {n: tuple(v.shape) for n, v in item.items()} == dict(
+        latents=(4, 16, 16), encoder_hidden_states=(5, 12), pooled_projections=(9,)
+    )
+    assert set(CachedLatents(folder, conditions=['pooled_projections'])[2]) == {
+        'latents',
+        'pooled_projections',
+    }
+    with pytest.raises(MissingDataError, match=r'has no class_labels\.npy'):
+        CachedLatents(folder, conditions=['class_labels'])
+
+
+def test_what_is_wrong_with_a_cache(
+    images: Path, vae: AutoencoderKL, cache: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(MissingDataError, match=r'tools/cache_latents\.py'):
+        CachedLatents(tmp_path)
+    with pytest.raises(UsageError, match='cache of something else'):
+        cache_latents(vae, ClassFolders(images, 16), cache)
+    folder = shutil.copytree(cache, tmp_path / 'cache')
+    moments = np.load(folder / 'moments.npy')
+    moments[3, :, 1] = np.nan
+    np.save(folder / 'moments.npy', moments)
+    with pytest.raises(DataError, match=r'image 3 of the cache .* is not finite in moments\.npy'):
+        CachedLatents(folder)[3]
+    np.save(folder / 'class_labels.npy', np.zeros(6, np.int64))
+    with pytest.raises(DataError, match=r'class_labels\.npy .* has 6 rows for 7 images'):
+        CachedLatents(folder)
+    np.save(folder / 'class_labels.npy', np.array([object()] * 7), allow_pickle=True)
+    with pytest.raises(ValueError, match='Python objects'):
+        CachedLatents(folder)
+    with pytest.raises(MissingDataError, match='folder for each class'):
+        ClassFolders(tmp_path / 'nothing', 32)
+
+
+def test_overflow_is_said(
+    images: Path, vae: AutoencoderKL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = module._moments
+    monkeypatch.setattr(module, '_moments', lambda *args: original(*args) * 1e6)
+    with pytest.raises(DataError, match="give dtype 'float32'"):
+        cache_latents(vae, ClassFolders(images, 32), tmp_path)
+
+
+def test_tool(images: Path, vae: AutoencoderKL, tmp_path: Path, capsys) -> None:
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    path = Path(__file__).resolve().parents[2] / 'tools' / 'cache_latents.py'
+    spec = spec_from_file_location('cache_latents_tool', path)
+    tool = module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    vae.save_pretrained(tmp_path / 'vae')
+    out = tmp_path / 'out'
+    options = ['--size', '32', '--num-workers', '0', '--device', 'cpu']
+    tool.main([str(images), str(tmp_path / 'vae'), str(out), *options])
+    assert '7 images of 2 classes' in capsys.readouterr().out
+    assert json.loads((out / 'latents.json').read_text())['classes'] == ['cat', 'dog']
+    with pytest.raises(SystemExit):
+        tool.main([str(images), str(tmp_path / 'nothing'), str(out), *options])
+    assert 'there is no autoencoder' in capsys.readouterr().err

@@ -1,0 +1,207 @@
+"""The losses of DiT and of rectified flow, against their formulas in fp64, element by element."""
+
+import math
+
+import pytest
+import torch
+from mmengine.model import BaseModel
+from torch import Tensor
+
+from mmvttt.errors import DataError, UsageError
+from mmvttt.registry import MODELS
+
+from .small import DDPM, FLOW, flow_model, model
+
+pytest.importorskip('diffusers')
+
+T = 1000
+BETAS = [1e-4 + (0.02 - 1e-4) * t / (T - 1) for t in range(T)]
+SIGNAL = [math.prod(1 - b for b in BETAS[: t + 1]) for t in range(T)]
+
+
+def normal_cdf(z: float) -> float:
+    return 0.5 * (1 + math.tanh(math.sqrt(2 / math.pi) * (z + 0.044715 * z**3)))
+
+
+def bound(x0: float, eps: float, eps_hat: float, logit: float, t: int) -> float:
+    """Bits of one element at time t, by Ho et al. 2020, Eq. 6 and 7, Nichol & Dhariwal, Eq. 15."""
+    before = SIGNAL[t - 1] if t else 1.0
+    x_t = math.sqrt(SIGNAL[t]) * x0 + math.sqrt(1 - SIGNAL[t]) * eps
+    posterior = [BETAS[s] * (1 - (SIGNAL[s - 1] if s else 1)) / (1 - SIGNAL[s]) for s in (t, 1)]
+    true_variance = posterior[0] if t else posterior[1]
+    weight0 = BETAS[t] * math.sqrt(before) / (1 - SIGNAL[t])
+    weight_t = (1 - before) * math.sqrt(1 - BETAS[t]) / (1 - SIGNAL[t])
+    x0_hat = (x_t - math.sqrt(1 - SIGNAL[t]) * eps_hat) / math.sqrt(SIGNAL[t])
+    mean, true_mean = (weight0 * x + weight_t * x_t for x in (x0_hat, x0))
+    part = (logit + 1) / 2
+    variance = math.exp(part * math.log(BETAS[t]) + (1 - part) * math.log(true_variance))
+    if t == 0:
+        above, below = (normal_cdf((x0 + s / 255 - mean) / math.sqrt(variance)) for s in (1, -1))
+        if x0 < -0.999:
+            below = 0.0
+        elif x0 > 0.999:
+            above = 1.0
+        return -math.log2(max(above - below, 1e-12))
+    ratio = true_variance / variance
+    nats = 0.5 * (ratio - 1 - math.log(ratio) + (true_mean - mean) ** 2 / variance)
+    return nats / math.log(2)
+
+
+@pytest.mark.parametrize('t', [0, 1, 2, 437, 999])
+def test_variational_bound(t: int) -> None:
+    torch.manual_seed(t)
+    loss = MODELS.build(model()).loss
+    x0 = torch.randn(1, 1, 3, 5) * 0.5
+    x0[0, 0, 0, :2] = torch.tensor([-1.0, 1.0])
+    noise, predicted, logit = (torch.randn(1, 1, 3, 5) for _ in range(3))
+    # Near the truth, so that no likelihood at t = 0 is cut off.
+    predicted = noise + 0.1 * predicted
+    times = torch.tensor([t])
+    noisy = loss.scheduler.add_noise(x0, noise, times)
+    bits = loss.variational_bound(predicted, logit, x0, noisy, times)
+    values = zip(*(x.flatten().tolist() for x in (x0, noise, predicted, logit)), strict=True)
+    expected = sum(bound(*v, t) for v in values) / 15
+    # fp32; at t = 0 differences of numbers near 1 are divided by deviations near .01.
+    assert bits.item() == pytest.approx(expected, rel=2e-3 if t == 0 else 1e-4, abs=1e-6)
+
+
+def test_noise_learns_from_the_squared_error_alone() -> None:
+    torch.manual_seed(0)
+    loss = MODELS.build(model()).loss
+    latents = torch.randn(3, 1, 4, 4)
+    times, noise, noisy = loss.draw(latents)
+    output = torch.randn(3, 2, 4, 4, requires_grad=True)
+    found = loss(output, latents, noise, noisy, times)
+    assert found['loss_mse'].item() == pytest.approx(
+        (output[:, :1] - noise).square().mean().item(), rel=1e-6
+    )
+    (grad,) = torch.autograd.grad(found['loss_bound'], output)
+    assert not grad[:, :1].any()
+    assert grad[:, 1:].all()
+
+
+@pytest.mark.parametrize('prediction', ['epsilon', 'sample', 'v_prediction'])
+def test_targets_without_a_learned_variance(prediction: str) -> None:
+    torch.manual_seed(0)
+    scheduler = dict(DDPM, variance_type='fixed_small', prediction_type=prediction)
+    loss = MODELS.build(model(scheduler=scheduler, transformer=dict(out_channels=1))).loss
+    latents = torch.randn(3, 1, 4, 4)
+    times, noise, noisy = loss.draw(latents)
+    signal = torch.tensor([SIGNAL[t] for t in times.tolist()])[:, None, None, None]
+    # fp32.
+    torch.testing.assert_close(noisy, signal.sqrt() * latents + (1 - signal).sqrt() * noise)
+    target = dict(
+        epsilon=noise,
+        sample=latents,
+        v_prediction=signal.sqrt() * noise - (1 - signal).sqrt() * latents,
+    )[prediction]
+    found = loss(target + 0.5, latents, noise, noisy, times)
+    assert {name: value.item() for name, value in found.items()} == dict(
+        loss_mse=pytest.approx(0.25, rel=1e-5)
+    )
+
+
+@pytest.mark.parametrize('prediction', ['velocity', 'sample'])
+def test_rectified_flow(prediction: str) -> None:
+    torch.manual_seed(0)
+    config = dict(type='mmvttt.FlowLoss', prediction=prediction, weighting='clamped')
+    loss = MODELS.build(flow_model(loss=config)).loss
+    latents = torch.randn(5, 1, 4, 4)
+    times, noise, noisy = loss.draw(latents)
+    sigma = (times / 1000)[:, None, None, None]
+    torch.testing.assert_close(noisy, (1 - sigma) * latents + sigma * noise)
+    target = latents if prediction == 'sample' else noise - latents
+    found = loss(target + 2, latents, noise, noisy, times)['loss_flow']
+    weights = [min(1 / max(s**2, 0.04), 6.0) for s in sigma.flatten().tolist()]
+    assert found.item() == pytest.approx(4 * sum(weights) / 5, rel=1e-5)
+
+
+def test_times_of_rectified_flow() -> None:
+    """logit σ is N(0.3, 1.2) before the scheduler's shift of 3, σ → 3σ / (1 + 2σ)."""
+    torch.manual_seed(0)
+    config = dict(type='mmvttt.FlowLoss', logit_mean=0.3, logit_std=1.2)
+    loss = MODELS.build(flow_model(loss=config)).loss
+    times, _, _ = loss.draw(torch.zeros(20000, 1, 1, 1))
+    shifted = times.double() / 1000
+    logit = (shifted / (3 - 2 * shifted)).logit()
+    # Three standard errors of 20 000 numbers: 3·1.2/√20000, and that over √2.
+    assert logit.mean().item() == pytest.approx(0.3, abs=0.026)
+    assert logit.std().item() == pytest.approx(1.2, abs=0.018)
+
+
+def test_labels_are_dropped_once_and_in_training_alone() -> None:
+    torch.manual_seed(0)
+    network: BaseModel = MODELS.build(model(label_dropout=0.5))
+    seen = []
+    network.transformer.label_embed.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    labels = torch.arange(10).repeat(200)
+    network(latents=torch.zeros(2000, 1, 4, 4), class_labels=labels, mode='loss')
+    dropped = seen[0] == 10
+    # Three standard errors.
+    assert dropped.double().mean().item() == pytest.approx(0.5, abs=3 * 0.5 / 2000**0.5)
+    assert torch.equal(seen[0][~dropped], labels[~dropped])
+
+
+def test_diffusers_dit_drops_no_labels_by_itself() -> None:
+    """In its code each block would by itself, so that blocks saw different classes."""
+    transformer = dict(
+        type='diffusers.DiTTransformer2DModel',
+        num_attention_heads=2,
+        attention_head_dim=12,
+        in_channels=1,
+        out_channels=2,
+        num_layers=2,
+        sample_size=8,
+        num_embeds_ada_norm=10,
+    )
+    network = MODELS.build(dict(model(), transformer=transformer)).train()
+    seen: list[Tensor] = []
+    for block in network.transformer.transformer_blocks:
+        block.norm1.emb.class_embedder.embedding_table.register_forward_pre_hook(
+            lambda _, args: seen.append(args[0])
+        )
+    batch = dict(latents=torch.randn(64, 1, 8, 8), class_labels=torch.arange(64) % 10)
+    network(**batch, mode='loss')
+    assert network.null_class == 10
+    assert (seen[0] == 10).any()
+    assert torch.equal(seen[0], seen[1])
+
+
+@pytest.mark.parametrize(
+    ('config', 'words'),
+    [
+        (dict(model(), scheduler=FLOW), 'DDPMLoss needs a scheduler of noise levels'),
+        (dict(flow_model(), scheduler=DDPM), 'FlowLoss needs a scheduler of rectified flow'),
+        (model(scheduler=dict(DDPM, variance_type='fixed_small')), 'needs 1: set out_channels'),
+        (model(transformer=dict(out_channels=1)), 'needs 2: set out_channels'),
+        (model(scheduler=dict(DDPM, prediction_type='sample')), "goes with prediction_type='eps"),
+        (model(transformer=dict(null_class=False)), 'needs a null class'),
+    ],
+)
+def test_what_does_not_fit(config: dict, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        MODELS.build(config)
+
+
+@pytest.mark.parametrize(
+    ('batch', 'words'),
+    [
+        (dict(latents=torch.zeros(2, 4, 8, 8)), r'latents of shape \(2, 4, 8, 8\)'),
+        (dict(latents=torch.zeros(2, 1, 8, 6)), 'multiples of 4'),
+        (
+            dict(latents=torch.zeros(2, 1, 8, 8), class_labels=torch.tensor([3, 10])),
+            'class 10 of the data does not exist',
+        ),
+    ],
+)
+def test_bad_batches(batch: dict, words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        MODELS.build(model()).data_preprocessor(batch, True)
+
+
+def test_without_diffusers(monkeypatch: pytest.MonkeyPatch) -> None:
+    from mmvttt.models.generation import diffusion_model
+
+    monkeypatch.setattr(diffusion_model, 'find_spec', lambda name: None)
+    with pytest.raises(UsageError, match=r"pip install 'mmvttt\[gen\]'"):
+        MODELS.build(model())

@@ -1,0 +1,123 @@
+"""Diffusion models in mmengine's loop: to the bit after a stop, the average, mixed precision."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from mmengine.optim import build_optim_wrapper
+from mmengine.registry import MODELS
+
+from mmvttt.apis.train import evaluate, train
+from mmvttt.config import load_config
+from mmvttt.models.generation import DiffusionModel
+from mmvttt.reliability.read import read_content
+
+from .small import model
+
+pytest.importorskip('diffusers')
+pytest.importorskip('sklearn')
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable:
+    """`run(folder, steps, …)` trains a reduced copy of the demonstration, as DiT is trained."""
+    monkeypatch.chdir(tmp_path)
+    names = iter(range(10))
+
+    def run(folder: str, steps: int, changes: dict | None = None, **options):
+        cfg = {
+            'experiment_name': f'{tmp_path.name}_{next(names)}',
+            'model': dict(model(), _delete_=True),
+            'train_dataloader.batch_size': 8,
+            'train_cfg.max_iters': steps,
+            'train_cfg.val_interval': 100,
+            'train_cfg.val_begin': 100,
+            'val_cfg': None,
+            'val_dataloader': None,
+            'val_evaluator': None,
+            'default_hooks.checkpoint.interval': 3,
+            **(changes or {}),
+        }
+        return train('dit3_digits', work_dir=folder, cfg_options=cfg, **options)
+
+    return run
+
+
+def test_an_interrupted_training_ends_to_the_bit(run: Callable) -> None:
+    """From the checkpoint of step 3, after a kill in step 6."""
+    run('whole', 7)
+    with pytest.MonkeyPatch.context() as patch:
+        step, count = DiffusionModel.train_step, iter(range(100))
+
+        def killed(*args, **kwargs):
+            if next(count) == 5:
+                raise RuntimeError('killed')
+            return step(*args, **kwargs)
+
+        patch.setattr(DiffusionModel, 'train_step', killed)
+        with pytest.raises(RuntimeError, match='killed'):
+            run('parts', 7)
+    run('parts', 7, resume='auto')
+    whole, parts = (read_content(f'{folder}/iter_7.pth') for folder in ('whole', 'parts'))
+    for key in ('state_dict', 'ema_state_dict'):
+        assert set(whole[key]) == set(parts[key])
+        for name, value in whole[key].items():
+            assert torch.equal(value, parts[key][name]), (key, name)
+    # Trained, and averaged.
+    assert whole['state_dict']['transformer.final_linear.weight'].any()
+    assert not torch.equal(
+        whole['state_dict']['transformer.final_linear.weight'],
+        whole['ema_state_dict']['module.transformer.final_linear.weight'],
+    )
+    moments = [content['optimizer']['state'] for content in (whole, parts)]
+    for mine, theirs in zip(*(m.values() for m in moments), strict=True):
+        assert torch.equal(mine['exp_avg_sq'], theirs['exp_avg_sq'])
+
+
+def test_mixed_precision(run: Callable) -> None:
+    types = []
+    original = torch.nn.functional.mse_loss
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            torch.nn.functional,
+            'mse_loss',
+            lambda a, b: types.append((a.dtype, b.dtype)) or original(a, b),
+        )
+        runner = run('a', 2, amp=True)
+    # Losses are in fp32 whatever the network computes in; so are the weights.
+    assert types == [(torch.float32, torch.float32)] * 2
+    assert {p.dtype for p in runner.model.parameters()} == {torch.float32}
+
+
+def test_evaluation_samples_the_classes(run: Callable) -> None:
+    pytest.importorskip('sklearn')
+    run('a', 1)
+    options = {
+        'model': dict(model(test_cfg=dict(steps=2, guidance=2.0)), _delete_=True),
+        'test_dataloader.dataset.split': 'test',
+    }
+    metrics = evaluate('dit3_digits', 'a/iter_1.pth', cfg_options=options)
+    # The classifier of real digits; of noise it can say nothing.
+    assert metrics['digits/real_accuracy'] > 0.97
+    assert metrics['digits/frechet'] > 10 * metrics['digits/real_frechet']
+    assert metrics['digits/nearest'] > metrics['digits/real_nearest']
+
+
+def test_recipe_of_the_papers_learns(run: Callable) -> None:
+    """DDPM with learned variance: 60 steps on one batch bring the error of the noise down."""
+    torch.manual_seed(0)
+    network = MODELS.build(model())
+    wrapper = build_optim_wrapper(network, dict(optimizer=dict(type='AdamW', lr=3e-3)))
+    batch = dict(latents=torch.randn(1, 1, 8, 8).expand(64, -1, -1, -1).clamp(-1, 1))
+    batch['class_labels'] = torch.zeros(64, dtype=torch.long)
+    errors = [network.train_step(batch, wrapper)['loss_mse'].item() for _ in range(60)]
+    # It begins at the variance of the noise, 1.
+    assert errors[0] == pytest.approx(1, abs=0.1)
+    assert sum(errors[-10:]) / 10 < 0.7
+
+
+def test_arch_of_the_demonstration() -> None:
+    network = MODELS.build(load_config('dit3_digits').model)
+    # The facts' 0.382M.
+    assert sum(p.numel() for p in network.parameters()) / 1e6 == pytest.approx(0.382, abs=5e-4)

@@ -1,0 +1,74 @@
+"""What an op consists of: the places that CONTRIBUTING.md lists, and a row of ops.py."""
+
+import itertools
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from ops import OPS
+
+import ttt_kernels
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = tuple(ttt_kernels.available())
+ROW = re.search(r'^\| an op \|(.*)\|$', (ROOT / 'CONTRIBUTING.md').read_text(), re.MULTILINE)[1]
+# Files to add have `<op>` in their names; the others name the op.
+PLACES = [
+    place.replace(f'{{{names}}}', name)
+    for place in re.findall(r'`([^`]+)`', ROW)
+    for names in [re.search(r'\{(.*?)\}|$', place)[1] or '']
+    for name in names.split(',')
+]
+
+
+def lacks(op: str, place: str) -> str | None:
+    """What an op lacks in a place, or None."""
+    path = ROOT / place.replace('<op>', op)
+    if '<op>' in place:
+        return None if path.is_file() else f'the file {place.replace("<op>", op)}'
+    files = path.glob('*.py') if path.is_dir() else [path]
+    if any(re.search(rf'\b{op}\b', file.read_text()) for file in files):
+        return None
+    return f'its name in {place}'
+
+
+@pytest.mark.parametrize('op', NAMES)
+def test_an_op_has_everything(op):
+    missing = [reason for place in PLACES if (reason := lacks(op, place))]
+    if op not in {row.name for row in OPS.values()}:
+        missing.append('a row in tests/kernels/ops.py')
+    assert not missing, f'{op} lacks {", ".join(missing)}: see CONTRIBUTING.md, "Where things go"'
+
+
+def test_what_a_new_op_lacks_is_named():
+    reasons = {place: lacks('ttt_new', place) for place in PLACES}
+    assert all(reasons.values()), reasons
+    assert 'the file kernels/ttt_new/README.md' in reasons.values()
+    # Of ten files that a new op costs at most.
+    assert len(PLACES) <= 10
+
+
+def test_every_place_that_names_all_ops_is_listed():
+    listed = [place for place in PLACES if '<op>' not in place]
+    done = subprocess.run(
+        ['git', 'ls-files', 'kernels', 'tests/kernels', 'tests/numbers', 'tests/bad_input', 'docs'],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        pytest.skip('needs a checkout by git')
+    for path in map(Path, done.stdout.split()):
+        if path.suffix not in ('.py', '.md') or not (ROOT / path).exists():
+            continue
+        text = (ROOT / path).read_text()
+        if all(re.search(rf'\b{op}\b', text) for op in NAMES):
+            assert any(str(path).startswith(place) for place in listed), path
+
+
+def test_every_registered_op_has_a_row():
+    public = {name for name in ttt_kernels.__all__ if name.startswith(('ttt', 'deform', 'causal'))}
+    assert {row.name for row in OPS.values()} == set(NAMES)
+    assert set(NAMES) <= public
+    assert not any(a is b for a, b in itertools.combinations(OPS.values(), 2))

@@ -1,0 +1,132 @@
+"""The Triton kernels of every op on a CUDA GPU, against the references in fp64: `make gpu`.
+
+The ops are the rows of ops.py. Needs torch, Triton and pytest.
+"""
+
+import warnings
+from collections.abc import Iterator
+
+import pytest
+import torch
+from kernel_testing import REHEARSING, assert_same, some, with_gradients
+from ops import BF16, FP16, FP32, OPS, Case
+
+pytestmark = pytest.mark.gpu
+HW = (5, 7) if REHEARSING else (31, 33)
+# For a rehearsal the first small calls.
+CASES = [
+    pytest.param(op, case, id=f'{name}-{i}')
+    for name, op in OPS.items()
+    for i, case in enumerate(op.gpu_cases[: 1 if REHEARSING else None])
+]
+every_op = pytest.mark.parametrize('op', OPS.values(), ids=OPS)
+
+
+@pytest.fixture(autouse=True)
+def poison() -> Iterator[None]:
+    """Has torch fill every fresh tensor with NaN: what is not written cannot go unseen."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def on_gpu(op, hw=HW, backend='triton'):
+    return lambda inputs: op.call(inputs, hw, backend=backend)
+
+
+def make(op, dtype, **sizes):
+    return op.make(HW, dim=32, dtype=dtype, device='cuda', **sizes)
+
+
+@pytest.mark.parametrize('dtype', some(BF16, FP16, FP32), ids=str)
+@pytest.mark.parametrize(('op', 'case'), CASES)
+def test_output_and_every_gradient_agree_with_fp64(op, case, dtype):
+    if dtype == FP32 and (not op.fp32_on_gpu or (op.name == 'ttt_glu' and case.sizes['dim'] > 32)):
+        pytest.skip(f'{op.name} runs its reference in fp32')
+    # Rounding errors do not average out over a few tokens.
+    factor = 1 if case.hw[0] * case.hw[1] > 15 else 4
+    tolerance = {t: factor * x for t, x in op.kernel_tolerance.items()}
+    op.check(case, dtype, 'triton', tolerance, device='cuda')
+
+
+@pytest.mark.parametrize('batch', some(3, 1, 300))
+@every_op
+def test_any_batch(op, batch):
+    case = Case((14, 14), {'batch': batch, 'dim': 32})
+    op.check(case, FP16, 'triton', op.kernel_tolerance, device='cuda')
+
+
+@every_op
+def test_the_same_bits_come_out_again(op):
+    inputs = make(op, BF16, batch=4)
+    first = with_gradients(on_gpu(op), inputs)
+    for _ in range(1 if REHEARSING else 20):
+        again = with_gradients(on_gpu(op), inputs)
+        assert torch.equal(first[0], again[0])
+        assert all(torch.equal(first[1][n], x) for n, x in again[1].items())
+
+
+@pytest.mark.parametrize('layout', ['reversed', 'expanded'])
+@every_op
+def test_any_strides(op, layout):
+    inputs = make(op, FP16)
+    for name in op.tokens:
+        x = inputs[name]
+        turn = tuple(range(x.dim()))[::-1]
+        strided = x[:1].expand_as(x) if layout == 'expanded' else x.permute(turn).contiguous()
+        inputs[name] = strided if layout == 'expanded' else strided.permute(turn)
+    dense = {n: x.contiguous() for n, x in inputs.items()}
+    assert torch.equal(on_gpu(op)(inputs), on_gpu(op)(dense))
+
+
+@every_op
+def test_a_gpu_takes_the_kernel_by_itself(op):
+    inputs = make(op, BF16)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        found = on_gpu(op, backend=None)(inputs)
+    assert torch.equal(found, on_gpu(op)(inputs))
+
+
+@every_op
+def test_autocast(op):
+    inputs = make(op, FP32)
+    with torch.autocast('cuda', dtype=FP16):
+        found = on_gpu(op, backend=None)(inputs)
+    rounded = {n: x.half() if n in op.tokens else x for n, x in inputs.items()}
+    assert found.dtype == FP16
+    assert torch.equal(found, on_gpu(op)(rounded))
+
+
+@every_op
+def test_compiled_and_on_a_second_stream(op):
+    inputs = make(op, BF16)
+    expected = with_gradients(on_gpu(op), inputs)
+    compiled = torch.compile(on_gpu(op), fullgraph=True, backend='aot_eager')
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        found = with_gradients(compiled, inputs)
+    torch.cuda.current_stream().wait_stream(stream)
+    assert_same(found, expected, 1e-6)
+
+
+@every_op
+def test_a_cuda_graph_replays(op):
+    inputs = make(op, BF16)
+    on_gpu(op)(inputs)  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = on_gpu(op)(inputs)
+    inputs[op.tokens[0]].mul_(0.5)
+    graph.replay()
+    torch.testing.assert_close(output, on_gpu(op)(inputs), rtol=0, atol=0)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason='needs two CUDA GPUs')
+@every_op
+def test_kernels_run_where_the_tensors_are(op):
+    inputs = make(op, BF16)
+    there = {n: x.to('cuda:1') for n, x in inputs.items()}
+    assert torch.cuda.current_device() == 0
+    assert torch.equal(on_gpu(op)(there).cpu(), on_gpu(op)(inputs).cpu())

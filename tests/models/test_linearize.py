@@ -1,0 +1,426 @@
+"""TTT in timm's transformers: with softmax put back it is the source, and the traps on the way."""
+
+import copy
+import io
+import warnings
+
+import pytest
+import timm
+import torch
+from timm.layers import Attention, AttentionRope
+from timm.models import checkpoint_seq
+from timm.models.eva import EvaAttention
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from mmvttt.models.linearize import linearize
+
+SOFTMAX = dict(inner=dict(type='SoftmaxAttention'), key_norm=None, locality=None)
+# One of each kind, in a reduced size: name in timm → options.
+MODELS: dict[str, dict] = {
+    'vit_tiny_patch16_224': {},
+    'vit_small_patch8_224': {},
+    'deit_tiny_distilled_patch16_224': {},
+    'deit3_small_patch16_224': {},
+    'vit_base_patch16_siglip_224': {},
+    'vit_base_patch16_clip_224': {},
+    'flexivit_small': {},
+    'vit_small_patch14_dinov2': {},
+    'vit_small_patch14_reg4_dinov2': {},
+    'vit_small_patch16_dinov3': {},
+    'vit_small_patch16_dinov3_qkvb': {},
+    'vit_small_plus_patch16_dinov3': {},
+    'q and k norms, rotary positions': dict(qk_norm=True),
+    'gate': dict(attn_type='rope', gated=True),
+    'eva02_tiny_patch14_224': {},
+    'eva02_base_patch14_448': {},
+    'eva02_base_patch16_clip_224': {},
+    'vit_pe_core_tiny_patch16_384': {},
+    'vit_small_patch16_rope_224': {},
+    'vit_small_patch16_rope_mixed_224': {},
+    'beit3_base_patch16_224': {},
+    'vit_small_patch16_36x1_224': {},
+    'vit_small_patch16_18x2_224': {},
+}
+# Where timm has no name for a kind.
+NAMES = {'q and k norms, rotary positions': 'vit_small_patch16_dinov3'}
+SMALL = dict(depth=2, embed_dim=32, num_heads=2, num_classes=3, dynamic_img_size=True)
+
+
+def shaken(model: nn.Module) -> nn.Module:
+    """No weight is 0 or 1, whatever the initialisation; in fp64."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.double().parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+    return model.eval()
+
+
+def build(name: str, **options) -> nn.Module:
+    options = {**SMALL, **MODELS.get(name, {}), **options}
+    if options.pop('gated', False):
+        model = timm.create_model('vit_small_patch16_dinov3', **options)
+        for block in model.blocks:
+            block.attn.gate = nn.Linear(32, 32)
+        return shaken(model)
+    return shaken(timm.create_model(NAMES.get(name, name), **options))
+
+
+def images(model: nn.Module, h: int = 3, w: int = 5, batch: int = 2) -> Tensor:
+    """Of h×w patches, no square."""
+    p = model.patch_embed.patch_size[0]
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(batch, 3, h * p, w * p, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize('name', MODELS)
+def test_with_softmax_put_back_it_is_the_source(name: str) -> None:
+    source = build(name)
+    model = copy.deepcopy(source)
+    record = linearize(model, **SOFTMAX)
+    assert not record.new
+    x = images(source)
+    # Both call the same softmax on the same numbers.
+    assert torch.equal(model(x), source(x))
+    assert torch.equal(model.forward_features(x), source.forward_features(x))
+    assert record.replaced
+    assert not record.left
+    before, after = source.state_dict(), model.state_dict()
+    assert list(before) == list(after)
+    assert all(torch.equal(before[n], after[n]) for n in before)
+
+
+@pytest.mark.parametrize('name', MODELS)
+def test_every_gradient_arrives(name: str) -> None:
+    source = build(name)
+    model = copy.deepcopy(source).train()
+    record = linearize(model)
+    assert record.replaced == [n for n, m in source.named_modules() if is_attention(m)]
+    assert record.kept == sum(p.numel() for p in source.parameters())
+    # t5 Sec. 4, SwiGLU of heads of 16 channels, two convolutions with biases.
+    assert record.added == len(record.replaced) * (3 * 32 * 16 + 20 * 32)
+    assert set(record.new) == set(model.state_dict()) - set(source.state_dict())
+    # All tokens are looked at: with a class token alone nothing reads the last block's patches.
+    features = model.forward_features(images(source))
+    weights = torch.linspace(-1, 1, features[0].numel(), dtype=torch.float64).sin()
+    (features * weights.view_as(features[0])).sum().backward()
+    head = ('head', 'fc_norm', 'attn_pool')
+    without = [
+        n
+        for n, p in model.named_parameters()
+        if not n.startswith(head) and (p.grad is None or not p.grad.isfinite().all())
+    ]
+    zero = [n for n in record.new if model.get_parameter(n).grad.abs().max() == 0]
+    assert not without
+    assert not zero
+
+
+def is_attention(module: nn.Module) -> bool:
+    return type(module) in (Attention, AttentionRope, EvaAttention)
+
+
+def test_gradients_by_name_follow_the_definition() -> None:
+    """The op against `torch.func`'s definition, through registers and rotary positions."""
+    model = build('vit_small_patch16_dinov3')
+    linearize(model, 't5+')
+    grads = []
+    for fused in (True, False):
+        for block in model.blocks:
+            block.attn.fused = fused
+        model.zero_grad()
+        model.forward_features(images(model)).square().sum().backward()
+        grads.append({n: p.grad for n, p in model.named_parameters() if p.grad is not None})
+    for name, grad in grads[0].items():
+        # fp64, two layers.
+        torch.testing.assert_close(grad, grads[1][name], rtol=1e-9, atol=1e-10, msg=name)
+
+
+def test_prefix_tokens_see_patches_and_are_seen() -> None:
+    model = build('vit_small_patch16_dinov3', depth=1)
+    linearize(model)
+    attention = model.blocks[0].attn
+    attention.map_size.hw = 3, 5
+    x = torch.randn(1, 5 + 15, 32, dtype=torch.float64)
+    rope = model.rope.get_embed((3, 5))
+    other, patch = x.clone(), x.clone()
+    other[:, 0] += 1
+    patch[:, 7] += 1
+    out, by_class, by_patch = (attention(y, rope=rope)[0] for y in (x, other, patch))
+    assert ((by_class - out).abs().amax(-1) > 1e-9).all()
+    assert ((by_patch - out).abs().amax(-1) > 1e-9).all()
+
+
+def test_a_copy_has_a_map_of_its_own() -> None:
+    """An average of the weights is a deep copy, which must not read the original's images."""
+    model = build('vit_tiny_patch16_224')
+    linearize(model)
+    wide, high = images(model), images(model, 5, 3)
+    expected = model(high)
+    average = copy.deepcopy(model)
+    model(wide)
+    assert torch.equal(average(high), expected)
+    assert average.blocks[0].attn.map_size is average.blocks[1].attn.map_size
+    assert average.blocks[0].attn.map_size is not model.blocks[0].attn.map_size
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    assert torch.equal(torch.load(file, weights_only=False)(high), expected)
+
+
+@pytest.mark.parametrize('name', ['vit_tiny_patch16_224', 'vit_small_patch16_dinov3'])
+@pytest.mark.parametrize('every', [1, 2])
+def test_checkpointing_remembers_the_map(name: str, every: int, monkeypatch) -> None:
+    """3×5 patches, then 5×3 before the backward pass: as many tokens, another map."""
+    if every == 2:
+        monkeypatch.setattr(
+            timm.models.vision_transformer,
+            'checkpoint_seq',
+            lambda blocks, x: checkpoint_seq(blocks, x, every=2),
+        )
+    model = build(name, depth=4).train()
+    linearize(model, where=[1, 2])
+    grads = []
+    for checkpointing in (False, True):
+        model.set_grad_checkpointing(checkpointing)
+        model.zero_grad()
+        out = model(images(model))
+        if checkpointing:
+            model(images(model, 5, 3))
+        out.square().sum().backward()
+        grads.append({n: p.grad for n, p in model.named_parameters()})
+    for parameter, grad in grads[0].items():
+        torch.testing.assert_close(grads[1][parameter], grad, rtol=0, atol=0, msg=parameter)
+
+
+def test_source_weights_load_with_only_the_new_missing() -> None:
+    source, model = build('eva02_tiny_patch14_224'), build('eva02_tiny_patch14_224', depth=2)
+    record = linearize(model)
+    missing, unexpected = model.load_state_dict(source.state_dict(), strict=False)
+    assert sorted(missing) == sorted(record.new)
+    assert not unexpected
+
+
+@pytest.mark.parametrize('pad', [False, True])
+@pytest.mark.parametrize('name', ['vit_small_patch14_reg4_dinov2', 'vit_small_patch16_dinov3'])
+def test_images_of_other_sizes(name: str, pad: bool) -> None:
+    source = build(name, dynamic_img_pad=pad)
+    model = copy.deepcopy(source)
+    linearize(model, **SOFTMAX)
+    for h, w in ((1, 1), (1, 4), (7, 2)):
+        x = images(source, h, w)
+        if pad:
+            x = x[..., 3:, 5:]
+        assert torch.equal(model(x), source(x))
+
+
+def test_a_fixed_size_and_another_input_size() -> None:
+    source = build('vit_tiny_patch16_224', dynamic_img_size=False, img_size=(48, 80))
+    model = copy.deepcopy(source)
+    linearize(model, **SOFTMAX)
+    for size in ((48, 80), (80, 32)):
+        for m in (source, model):
+            m.set_input_size(size)
+        x = torch.randn(1, 3, *size, dtype=torch.float64)
+        assert torch.equal(model(x), source(x))
+
+
+def test_compiled_exported_and_in_half_precision() -> None:
+    model = build('vit_small_patch16_dinov3').float()
+    linearize(model)
+    wide, high = images(model).float(), images(model, 5, 3).float()
+    with torch.no_grad():
+        expected = model(wide), model(high)
+        compiled = torch.compile(model, backend='eager', fullgraph=True)
+        program = torch.export.export(model, (wide,)).module()
+        # The same operations.
+        assert torch.equal(compiled(wide), expected[0])
+        assert torch.equal(compiled(high), expected[1])
+        assert torch.equal(program(wide), expected[0])
+        with torch.autocast('cpu', torch.bfloat16):
+            half = model(wide)
+    # bf16 keeps 8 bits, and a few dozen roundings add up.
+    assert (half.float() - expected[0]).norm() < 0.05 * expected[0].norm()
+
+
+def test_where() -> None:
+    names = [f'blocks.{i}.attn' for i in range(4)]
+    for where, chosen in (
+        ('all', names),
+        ('t5', names),
+        ([1, 3], [names[1], names[3]]),
+        (2, [names[2]]),
+        (['blocks.0.attn', 3], [names[0], names[3]]),
+        ('blocks.1.attn', [names[1]]),
+    ):
+        model = build('vit_tiny_patch16_224', depth=4)
+        record = linearize(model, where)
+        assert record.replaced == chosen
+        assert record.left == {n: 'not chosen' for n in names if n not in chosen}
+    text = str(record)
+    for row in ('blocks.*.attn', 'not chosen', 'inner.w3', 'begins at random', '0.00M new'):
+        assert row in text
+
+
+def test_recipes_differ_by_their_options() -> None:
+    x, outs = None, {}
+    for where in ('t5', 't5+', 'dit5'):
+        torch.manual_seed(0)
+        model = build('vit_tiny_patch16_224')
+        record = linearize(model, where)
+        x = images(model) if x is None else x
+        outs[where] = model(x)
+        assert ('blocks.0.attn.qk_scale' in record.new) == (where == 'dit5')
+    assert not torch.equal(outs['t5'], outs['t5+'])
+    options = dict(neighborhood=None, inner=dict(type='SwiGLU'), loss='dot', qk_affine=False)
+    torch.manual_seed(0)
+    model = build('vit_tiny_patch16_224')
+    linearize(model, 'dit5', **options)
+    assert torch.equal(model(x), outs['t5'])
+
+
+@pytest.mark.parametrize(
+    ('name', 'new', 'sizes'),
+    [
+        (
+            'vit_small_patch16_dinov3',
+            976_896,
+            {(224, 224): (4.70, 4.88), (512, 512): (31.91, 24.97), (800, 1344): (253.5, 102.0)},
+        ),
+        (
+            'vit_base_patch16_dinov3',
+            1_953_792,
+            {(224, 224): (17.93, 18.29), (512, 512): (107.5, 93.6), (800, 1344): (685.5, 382.6)},
+        ),
+        (
+            'vit_base_patch14_reg4_dinov2',
+            1_953_792,
+            {(224, 224): (23.54, 23.71), (518, 518): (152.1, 124.8), (798, 1344): (1020.6, 497.6)},
+        ),
+    ],
+)
+def test_counts(name: str, new: int, sizes: dict) -> None:
+    """Parameters, and 10⁹ multiply-accumulates of the features: softmax, linear."""
+    with torch.device('meta'):
+        source = timm.create_model(name, num_classes=0, dynamic_img_size=True)
+        model = timm.create_model(name, num_classes=0, dynamic_img_size=True)
+    assert linearize(model).added == new
+    for size, expected in sizes.items():
+        x = torch.empty(1, 3, *size, device='meta')
+        for m, macs in zip((source, model), expected, strict=True):
+            with FlopCounterMode(display=False) as counter, torch.no_grad():
+                m.forward_features(x)
+            assert counter.get_total_flops() / 2e9 == pytest.approx(macs, abs=0.06)
+
+
+# A model of each module of timm that is refused, and what the sentence says.
+REFUSED = {
+    'vit_base_patch16_xp_224': 'share a projection',
+    'vit_dlittle_patch16_reg1_gap_256': 'difference of two softmaxes',
+    'vit_dpwee_patch16_reg1_gap_256': 'share a projection',
+    'samvit_base_patch16': 'windows',
+    'vit_relpos_small_patch16_224': 'relative position',
+    'beit_base_patch16_224': 'relative position',
+    'naflexvit_base_patch16_gap': 'a mask of its own',
+    'vit_huge_patch16_sapiens2': 'num_kv_heads',
+    'cait_xxs24_224': 'heads',
+    'convit_tiny': 'gated by positions',
+    'xcit_nano_12_p16_224': 'over channels',
+    'hiera_tiny_224': 'windows',
+    'swin_tiny_patch4_window7_224': 'windows',
+    'mvitv2_tiny': 'pooled',
+    'twins_pcpvt_small': 'windows',
+    'pvt_v2_b0': 'pooled',
+    'volo_d1_224': 'windows',
+    'crossvit_9_240': 'windows',
+    'pit_ti_224': 'none',
+    'tnt_s_patch16_224': 'none',
+    'resnet18': 'no attention',
+}
+
+
+@pytest.mark.parametrize('name', REFUSED)
+def test_other_models_are_refused_unchanged(name: str) -> None:
+    with torch.device('meta'):
+        model = timm.create_model(name)
+    before = [(n, type(m)) for n, m in model.named_modules()]
+    with pytest.raises(ValueError, match=REFUSED[name]):
+        linearize(model)
+    assert [(n, type(m)) for n, m in model.named_modules()] == before
+    assert not any(m._forward_pre_hooks for m in model.modules())
+
+
+@pytest.mark.parametrize('name', ['vit_small_r26_s32_224', 'vitamin_small_224'])
+def test_behind_convolutions(name: str) -> None:
+    with torch.device('meta'):
+        model = timm.create_model(name, dynamic_img_size='vitamin' not in name)
+        linearize(model)
+        size = (224, 224) if 'vitamin' in name else (160, 288)
+        assert model(torch.empty(1, 3, *size)).dim() == 2
+
+
+def global_self_attention(model: nn.Module) -> bool:
+    """Whether every block has an attention of a kind that is taken, without grouped keys."""
+    if type(model).__name__ not in ('VisionTransformer', 'VisionTransformerDistilled', 'Eva'):
+        return False
+    return all(
+        any(is_attention(m) and getattr(m, 'num_kv_groups', 1) == 1 for m in block.modules())
+        for block in model.blocks
+    )
+
+
+@pytest.mark.stress
+def test_the_whole_registry() -> None:
+    taken, refused, wrong = 0, {}, []
+    warnings.simplefilter('ignore')
+    for name in timm.list_models():
+        with torch.device('meta'):
+            model = timm.create_model(name)
+        expected = global_self_attention(model)
+        try:
+            linearize(model)
+        except ValueError as error:
+            refused[name] = str(error)
+            wrong += [name] if expected else []
+        else:
+            taken += 1
+            wrong += [] if expected else [name]
+    assert not wrong
+    # Of timm 1.0.31: 154 and 61 and 16 and 14 and 13 by module.
+    assert taken >= 250
+    assert all(text.count('. ') <= 1 for text in refused.values())
+
+
+def test_bad_input() -> None:
+    def unchanged(message: str, model: nn.Module, *args, error=ValueError, **options) -> None:
+        before = [(n, type(m)) for n, m in model.named_modules()]
+        with pytest.raises(error, match=message):
+            linearize(model, *args, **options)
+        assert [(n, type(m)) for n, m in model.named_modules()] == before
+
+    vit = build('vit_tiny_patch16_224')
+    unchanged(r"where=5 .*'blocks.0.attn' to 'blocks.1.attn'", vit, 5)
+    unchanged(r"where='t6' .*'t5', 't5\+', 'dit5'", vit, 't6')
+    unchanged(r'names no attention', vit, [])
+    unchanged(r'where=.transformer_blocks.0.attn2', vit, 'sd3.5-t5')
+    unchanged(r'inner', vit, inner=dict(type='Nothing'))
+    unchanged(r'unexpected keyword argument .window', vit, window=5, error=TypeError)
+    unchanged(r'neighborhood=4', vit, neighborhood=4)
+    unchanged(r'attn_drop_rate=0', build('vit_tiny_patch16_224', attn_drop_rate=0.1))
+    unchanged(r'patch_drop_rate=0', build('vit_tiny_patch16_224', patch_drop_rate=0.1))
+    unchanged(r'text', nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2), 1))
+    with pytest.raises(TypeError, match=r'got str'):
+        linearize('vit_tiny_patch16_224')
+    vit.blocks[0].attn.head_dim = 15
+    unchanged(r'32 channels do not divide into 2 heads', vit)
+    vit.blocks[0].attn.head_dim = 16
+    linearize(vit, [0])
+    unchanged(r'linearized already \(blocks.0.attn is\)', vit, [1])
+    with pytest.raises(ValueError, match='takes no mask'):
+        vit(images(vit), attn_mask=torch.zeros(16, 16))
+    vit(images(vit))
+    with pytest.raises(ValueError, match=r'9 tokens are not a map of 3×5 and 1 others'):
+        vit.blocks[0](torch.zeros(1, 9, 32, dtype=torch.float64))
+    fresh = build('vit_tiny_patch16_224')
+    linearize(fresh)
+    with pytest.raises(ValueError, match='run the whole model'):
+        fresh.blocks[0](torch.zeros(1, 9, 32, dtype=torch.float64))

@@ -1,0 +1,263 @@
+"""TTT in diffusers' transformers: DiT⁵ and SD3.5-T⁵ by the counts of their papers, and in small."""
+
+import copy
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from mmvttt.models.linearize import linearize
+
+diffusers = pytest.importorskip('diffusers', reason='the extra `gen` is not installed')
+DiT, SD3 = diffusers.DiTTransformer2DModel, diffusers.SD3Transformer2DModel
+
+SOFTMAX = dict(inner=dict(type='SoftmaxAttention'), key_norm=None, locality=None)
+# dit5 names all attentions; SD3's have no window.
+RECIPES = {'DiT': ('dit5', {}), 'SD3': ('dit5', dict(neighborhood=None))}
+
+
+def shaken(model: nn.Module) -> nn.Module:
+    """Nothing is 0, whatever the initialisation: DiT's gates are."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.double().parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+    return model.eval()
+
+
+def dit() -> nn.Module:
+    return shaken(
+        DiT(
+            num_attention_heads=2,
+            attention_head_dim=16,
+            out_channels=8,
+            num_layers=3,
+            sample_size=8,
+            num_embeds_ada_norm=10,
+        )
+    )
+
+
+def sd3() -> nn.Module:
+    """Two blocks with joint and self-attention, one joint, and one without output for the text."""
+    return shaken(
+        SD3(
+            sample_size=16,
+            num_layers=4,
+            attention_head_dim=16,
+            num_attention_heads=2,
+            joint_attention_dim=24,
+            caption_projection_dim=32,
+            pooled_projection_dim=20,
+            pos_embed_max_size=24,
+            dual_attention_layers=(0, 1),
+            qk_norm='rms_norm',
+        )
+    )
+
+
+def inputs(name: str, h: int = 12, w: int = 20) -> dict[str, torch.Tensor]:
+    g = torch.Generator().manual_seed(1)
+
+    def noise(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=g, dtype=torch.float64)
+
+    if name == 'DiT':
+        # Square: what diffusers makes of the tokens is.
+        return dict(
+            hidden_states=noise(2, 4, 8, 8),
+            timestep=torch.tensor([3, 700]),
+            class_labels=torch.tensor([1, 4]),
+        )
+    return dict(
+        hidden_states=noise(2, 16, h, w),
+        encoder_hidden_states=noise(2, 7, 24),
+        pooled_projections=noise(2, 20),
+        timestep=torch.tensor([3, 700]),
+    )
+
+
+MODELS = {'DiT': dit, 'SD3': sd3}
+each = pytest.mark.parametrize('name', MODELS)
+
+
+@each
+def test_with_softmax_put_back_it_is_the_source(name: str) -> None:
+    source = MODELS[name]()
+    model = copy.deepcopy(source)
+    linearize(model, **SOFTMAX)
+    assert isinstance(model, type(source))
+    difference = model(**inputs(name)).sample - source(**inputs(name)).sample
+    # In joint attention the text lies in front of the image here, and behind it there: fp64.
+    assert difference.abs().max() < 1e-12
+
+
+@each
+def test_every_gradient_by_name(name: str) -> None:
+    where, options = RECIPES[name]
+    model = MODELS[name]()
+    before = set(model.state_dict())
+    record = linearize(model, where, **options)
+    assert set(record.new) == set(model.state_dict()) - before
+    grads = []
+    processors = [model.get_submodule(n).processor for n in record.replaced]
+    for fused in (True, False):
+        for processor in processors:
+            processor.fused = fused
+        model.zero_grad()
+        model(**inputs(name)).sample.square().mean().backward()
+        grads.append({n: p.grad for n, p in model.named_parameters()})
+    assert not [n for n, g in grads[0].items() if g is None or not g.isfinite().all()]
+    assert not [n for n in record.new if grads[0][n].abs().max() == 0]
+    for parameter, grad in grads[0].items():
+        # fp64, the op against the definition by automatic differentiation.
+        torch.testing.assert_close(grad, grads[1][parameter], rtol=1e-8, atol=1e-11, msg=parameter)
+
+
+@each
+def test_saved_and_loaded_by_diffusers(name: str, tmp_path: Path, caplog) -> None:
+    where, options = RECIPES[name]
+    model = MODELS[name]()
+    linearize(model, where, **options)
+    model.save_pretrained(tmp_path)
+    with caplog.at_level(logging.WARNING, 'diffusers'):
+        loaded = type(model).from_pretrained(tmp_path, torch_dtype=torch.float64)
+    assert 'not expected' not in caplog.text
+    assert type(loaded) is type(model)
+    assert loaded.state_dict().keys() == model.state_dict().keys()
+    # Once more: the note survives.
+    loaded.save_pretrained(tmp_path / 'again')
+    again = type(model).from_pretrained(tmp_path / 'again', torch_dtype=torch.float64)
+    weights = model.state_dict()
+    assert all(torch.equal(w, weights[n]) for n, w in again.state_dict().items())
+    expected = model(**inputs(name)).sample
+    for other in (loaded, again, copy.deepcopy(again)):
+        # Other memory may have another alignment, and sums another order: fp64.
+        torch.testing.assert_close(other(**inputs(name)).sample, expected, rtol=0, atol=1e-12)
+    plain = MODELS[name]()
+    plain.save_pretrained(tmp_path / 'plain')
+    with pytest.raises(ValueError, match=f'load the source by {type(plain).__name__}'):
+        type(model).from_pretrained(tmp_path / 'plain')
+
+
+def test_checkpointing_remembers_the_map() -> None:
+    """6×10 patches, then 10×6 before the backward pass."""
+    model = sd3().train()
+    linearize(model, [0, 2])
+    grads = []
+    for checkpointing in (False, True):
+        if checkpointing:
+            model.enable_gradient_checkpointing()
+        model.zero_grad()
+        out = model(**inputs('SD3')).sample
+        if checkpointing:
+            model(**inputs('SD3', 20, 12))
+        out.square().mean().backward()
+        grads.append({n: p.grad for n, p in model.named_parameters()})
+    for parameter, grad in grads[0].items():
+        torch.testing.assert_close(grads[1][parameter], grad, rtol=0, atol=0, msg=parameter)
+
+
+def test_generation_goes_on_by_diffusers_schedulers() -> None:
+    model = dit().float()
+    linearize(model, 'dit5')
+    scheduler = diffusers.DDIMScheduler()
+    scheduler.set_timesteps(3)
+    x = torch.randn(2, 4, 8, 8)
+    with torch.no_grad():
+        for t in scheduler.timesteps:
+            noise = model(x, t.expand(2), torch.tensor([1, 2])).sample[:, :4]
+            x = scheduler.step(noise, t, x).prev_sample
+    assert x.isfinite().all()
+
+
+def test_compiled_and_in_half_precision() -> None:
+    model = sd3().float()
+    linearize(model)
+    x = {k: v.float() if v.is_floating_point() else v for k, v in inputs('SD3').items()}
+    with torch.no_grad():
+        expected = model(**x).sample
+        with torch.autocast('cpu', torch.bfloat16):
+            half = model(**x).sample
+        assert torch.equal(torch.compile(model, backend='eager')(**x).sample, expected)
+    # bf16 keeps 8 bits, and a few dozen roundings add up.
+    assert (half.float() - expected).norm() < 0.05 * expected.norm()
+
+
+def macs(model: nn.Module, **x: torch.Tensor) -> float:
+    """10⁹ multiply-accumulates."""
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(**x)
+    return counter.get_total_flops() / 2e9
+
+
+def test_counts_of_dit5() -> None:
+    """DiT⁵-XL/2 over DiT-XL/2 as the authors' code has it: 680.5486 M over 675.1296 M."""
+    added = {}
+    for neighborhood in (None, 5):
+        with torch.device('meta'):
+            model = DiT()
+            x = dict(
+                hidden_states=torch.empty(1, 4, 32, 32),
+                timestep=torch.zeros(1, dtype=torch.long),
+                class_labels=torch.zeros(1, dtype=torch.long),
+            )
+        source = macs(model, **x)
+        record = linearize(model, 'dit5', neighborhood=neighborhood)
+        assert len(record.replaced) == 28
+        assert record.added / 1e6 == pytest.approx(680.5486 - 675.1296, abs=1e-4)
+        added[neighborhood] = macs(model, **x) - source
+    # 118.7040 and 119.1169 over 118.6214.
+    assert added[None] == pytest.approx(118.7040 - 118.6214, abs=1e-4)
+    assert added[5] == pytest.approx(119.1169 - 118.6214, abs=1e-4)
+
+
+def test_counts_of_sd35_t5() -> None:
+    """SD3.5-Medium from its published config: 18 of 37 attentions, and FLOPs by image size."""
+    with torch.device('meta'):
+        source = SD3(
+            num_layers=24,
+            num_attention_heads=24,
+            caption_projection_dim=1536,
+            pos_embed_max_size=384,
+            dual_attention_layers=tuple(range(13)),
+            qk_norm='rms_norm',
+        )
+    model = copy.deepcopy(source)
+    record = linearize(model, 'sd3.5-t5')
+    assert (len(record.replaced), len(record.left)) == (18, 19)
+    assert record.kept / 1e6 == pytest.approx(2243.17, abs=0.005)
+    assert record.added == 18 * 227_328
+    for side, softmax, linear in (
+        (512, 1221.3, 1165.5),
+        (1024, 5624.8, 4707.4),
+        (2048, 44692, 29891.5),
+    ):
+        x = dict(
+            hidden_states=torch.empty(1, 16, side // 8, side // 8, device='meta'),
+            encoder_hidden_states=torch.empty(1, 333, 4096, device='meta'),
+            pooled_projections=torch.empty(1, 2048, device='meta'),
+            timestep=torch.zeros(1, device='meta'),
+        )
+        assert macs(source, **x) == pytest.approx(softmax, abs=0.06)
+        assert macs(model, **x) == pytest.approx(linear, abs=0.06)
+
+
+def test_bad_input() -> None:
+    model = dit()
+    with pytest.raises(ValueError, match=r"'transformer_blocks.0.attn2' is no attention"):
+        linearize(model, 'sd3.5-t5')
+    linearize(model)
+    with pytest.raises(ValueError, match='linearized already'):
+        linearize(model)
+    with pytest.raises(ValueError, match='takes no mask'):
+        model.transformer_blocks[0].attn1(torch.zeros(1, 4, 32), attention_mask=torch.zeros(1, 4))
+    cross = sd3()
+    cross.transformer_blocks[0].attn.set_processor(
+        diffusers.models.attention_processor.PAGJointAttnProcessor2_0()
+    )
+    with pytest.raises(ValueError, match='its processor is PAGJointAttnProcessor2_0'):
+        linearize(cross)

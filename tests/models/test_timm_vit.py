@@ -1,0 +1,324 @@
+"""timm's vision transformers as plain backbones: timm's numbers, any weights, and every tool."""
+
+import argparse
+import copy
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from mmengine.registry import MODELS as ROOT
+from safetensors.torch import save_file
+from timm.models.vision_transformer import checkpoint_filter_fn
+from torch import Tensor, nn
+
+from mmvttt.engine import LayerDecayOptimWrapperConstructor
+from mmvttt.errors import CheckpointError
+from mmvttt.models import TimmViT, ViTAdapter
+
+SMALL = dict(embed_dim=32, depth=4, num_heads=2)
+NAMES = (
+    'vit_small_patch16_dinov3',
+    'vit_small_patch16_dinov3_qkvb',
+    'vit_small_patch14_reg4_dinov2',
+    'vit_small_patch14_dinov2',
+    'deit3_small_patch16_224',
+    'deit_tiny_distilled_patch16_224',
+    'vit_base_patch16_siglip_224',
+    'vit_base_patch16_clip_224',
+    'vit_small_patch16_rope_mixed_224',
+    'eva02_tiny_patch14_224',
+    'vit_tiny_patch16_224',
+    'vit_base_patch16_rope_reg1_gap_256',
+)
+SOFTMAX = dict(inner=dict(type='SoftmaxAttention'), key_norm=None, locality=None)
+
+
+def shaken(model: nn.Module) -> nn.Module:
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+    return model.eval()
+
+
+def source(name: str, **options) -> nn.Module:
+    """timm's own, with its head and in its own size."""
+    return shaken(timm.create_model(name, **SMALL, num_classes=5, **options))
+
+
+def backbone(name: str, path: Path | None = None, **options) -> TimmViT:
+    init_cfg = None if path is None else dict(type='Pretrained', checkpoint=str(path))
+    model = TimmViT(name, model_options=SMALL, init_cfg=init_cfg, **options)
+    model.init_weights()
+    return model.eval()
+
+
+@pytest.mark.parametrize('name', NAMES)
+@pytest.mark.parametrize('linearize', [None, SOFTMAX], ids=['softmax', 'linearized'])
+def test_it_is_timms(name: str, linearize: dict | None, tmp_path: Path) -> None:
+    """The weights of a whole classifier of timm, at another image size, of half patches."""
+    theirs = source(name)
+    torch.save(theirs.state_dict(), tmp_path / 'timm.pth')
+    ours = backbone(name, tmp_path / 'timm.pth', linearize=linearize)
+    patch = ours.patch_size
+    x = torch.randn(2, 3, 3 * patch - 5, 5 * patch - 3)
+    dense = timm.create_model(
+        name,
+        **SMALL,
+        num_classes=0,
+        global_pool='token' if 'distilled' in name else '',
+        dynamic_img_size=True,
+        dynamic_img_pad=True,
+    )
+    weights = theirs.state_dict()
+    if 'fc_norm.weight' in weights and isinstance(dense.fc_norm, nn.Identity):
+        weights = {n.replace('fc_norm', 'norm'): w for n, w in weights.items()}
+    dense.load_state_dict(weights, strict=False)
+    with torch.no_grad():
+        expected = dense.eval().forward_features(x)[:, dense.num_prefix_tokens :]
+        found = ours(x)[0]
+    assert found.shape == (2, 32, 3, 5)
+    # The same operations in the same order.
+    assert torch.equal(found.flatten(2).mT, expected)
+
+
+def test_weights_of_the_authors(tmp_path: Path) -> None:
+    """Meta's DINOv2 has other names, and a row of positions for the class token."""
+    name = 'vit_small_patch14_reg4_dinov2'
+    theirs = source(name).state_dict()
+    released = {n: w for n, w in theirs.items() if not n.startswith('head')}
+    released['register_tokens'] = released.pop('reg_token')
+    released['mask_token'] = torch.zeros(1, 32)
+    row = torch.randn(1, 1, 32)
+    released['cls_token'] = theirs['cls_token'] - row
+    released['pos_embed'] = torch.cat([row, theirs['pos_embed']], 1)
+    torch.save({'model': released, 'args': argparse.Namespace(lr=1)}, tmp_path / 'meta.pth')
+    ours = backbone(name, tmp_path / 'meta.pth').state_dict()
+    assert torch.equal(ours['pos_embed'], theirs['pos_embed'])
+    torch.testing.assert_close(ours['cls_token'], theirs['cls_token'])
+    for part in ('reg_token', 'blocks.3.attn.qkv.weight', 'blocks.0.ls1.gamma', 'norm.bias'):
+        assert torch.equal(ours[part], theirs[part])
+
+
+def test_safetensors_and_patches_of_another_size(tmp_path: Path) -> None:
+    name = 'vit_small_patch14_dinov2'
+    theirs = source(name)
+    save_file(theirs.state_dict(), tmp_path / 'model.safetensors')
+    ours = backbone(name, tmp_path / 'model.safetensors', patch_size=16, img_size=224)
+    target = timm.create_model(name, **SMALL, patch_size=16, img_size=224, num_classes=0)
+    expected = checkpoint_filter_fn(theirs.state_dict(), target)
+    assert ours.patch_size == 16
+    assert ours.pos_embed.shape == (1, 1 + 14 * 14, 32)
+    assert torch.equal(ours.patch_embed.proj.weight, expected['patch_embed.proj.weight'])
+    assert torch.equal(ours.pos_embed, expected['pos_embed'])
+    (tmp_path / 'broken.safetensors').write_bytes(b'no tensors')
+    with pytest.raises(CheckpointError, match=r'broken.safetensors.* is damaged'):
+        backbone(name, tmp_path / 'broken.safetensors')
+
+
+def test_its_own_weights_at_another_grid(tmp_path: Path) -> None:
+    """Positions of a map that is no square: the state dict notes its grid."""
+    name = 'vit_tiny_patch16_224'
+    wide = shaken(TimmViT(name, model_options=SMALL, img_size=(32, 96), linearize=dict()))
+    torch.save(wide.state_dict(), tmp_path / 'ours.pth')
+    ours = backbone(name, tmp_path / 'ours.pth', linearize=dict(), img_size=64)
+    assert ours.pos_embed.shape == (1, 1 + 16, 32)
+    assert torch.equal(ours.pos_embed[:, :1], wide.pos_embed[:, :1])
+    expected = wide._resized(wide.pos_embed, (4, 4), (2, 6))
+    torch.testing.assert_close(ours.pos_embed, expected)
+    other = TimmViT(name, model_options=SMALL, img_size=64, linearize=dict())
+    other.load_state_dict(wide.state_dict())
+    assert torch.equal(other.pos_embed, ours.pos_embed)
+    for key in ('blocks.0.attn.inner.w1', 'blocks.3.attn.q_conv.bias'):
+        assert torch.equal(ours.state_dict()[key], wide.state_dict()[key])
+
+
+def test_without_a_network_a_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(*_: str) -> str:
+        raise OSError('no route to the host\nand more lines')
+
+    monkeypatch.setattr('huggingface_hub.hf_hub_download', offline)
+    init_cfg = dict(type='Pretrained', checkpoint='timm://vit_small_patch16_dinov3.lvd1689m')
+    model = TimmViT('vit_small_patch16_dinov3', model_options=SMALL, init_cfg=init_cfg)
+    with pytest.raises(CheckpointError) as error:
+        model.init_weights()
+    assert str(error.value) == (
+        "'timm://vit_small_patch16_dinov3.lvd1689m' cannot be downloaded (no route to the host); "
+        'on a machine without a network give the file, model.safetensors of '
+        'https://huggingface.co/timm/vit_small_patch16_dinov3.lvd1689m'
+    )
+    model.init_cfg = dict(init_cfg, checkpoint='timm://vit_small_patch16_dinov4')
+    model._is_init = False
+    with pytest.raises(CheckpointError, match=r"no weights 'vit_small_patch16_dinov4'"):
+        model.init_weights()
+
+
+def test_timms_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    theirs = source('vit_small_patch16_dinov3').state_dict()
+    save_file(theirs, tmp_path / 'model.safetensors')
+
+    def hub(repository: str, file: str) -> str:
+        assert repository == 'timm/vit_small_patch16_dinov3.lvd1689m'
+        return str(tmp_path / file)
+
+    monkeypatch.setattr('huggingface_hub.hf_hub_download', hub)
+    ours = backbone('vit_small_patch16_dinov3', 'timm://vit_small_patch16_dinov3.lvd1689m')
+    assert torch.equal(ours.reg_token, theirs['reg_token'])
+
+
+def adapter(**options) -> ViTAdapter:
+    torch.manual_seed(0)
+    config = dict(type='mmvttt.TimmViT', model='vit_small_patch16_dinov3', model_options=SMALL)
+    return shaken(
+        ViTAdapter(
+            backbone={**config, **options},
+            conv_inplane=16,
+            norm_cfg=dict(type='GN', num_groups=4),
+            init_values=0.5,
+        )
+    )
+
+
+def test_prefix_tokens_pass_the_adapter() -> None:
+    """The tokens that the last block gets are those of the definition, written apart."""
+    model = adapter(linearize=dict())
+    vit = model.backbone
+    x = torch.randn(1, 3, 48, 80)
+    seen: dict[int, Tensor] = {}
+    for i, block in enumerate(vit.blocks):
+        block.register_forward_pre_hook(lambda _, args, i=i: seen.__setitem__(i, args[0]))
+    outs = {}
+    for i, block in enumerate(vit.blocks):
+        block.register_forward_hook(lambda _, __, out, i=i: outs.__setitem__(i, out))
+    with torch.no_grad():
+        tokens, hw = vit.embed(x)
+        maps = model(x)
+    assert hw == (3, 5)
+    assert [tuple(m.shape[2:]) for m in maps] == [(12, 20), (6, 10), (3, 5), (2, 3)]
+    assert all(t.shape == (1, 5 + 15, 32) for t in seen.values())
+    assert torch.equal(seen[0][:, :5], tokens[:, :5])
+    for i in range(1, 4):
+        # An injector has changed the patches, and them alone.
+        assert torch.equal(seen[i][:, :5], outs[i - 1][:, :5])
+        assert not torch.equal(seen[i][:, 5:], outs[i - 1][:, 5:])
+    model.train()
+    sum(m.square().mean() for m in model(x)).backward()
+    for name in ('cls_token', 'reg_token', 'blocks.3.attn.inner.w3', 'blocks.0.attn.k_conv.bias'):
+        assert vit.get_parameter(name).grad.abs().max() > 0
+
+
+@pytest.mark.parametrize('frozen', [0, 2, 4])
+def test_frozen_stages(frozen: int) -> None:
+    model = TimmViT(
+        'vit_small_patch16_rope_mixed_224', model_options=SMALL, frozen_stages=frozen
+    ).train()
+    trained = {n for n, p in model.named_parameters() if p.requires_grad}
+    assert not any(n.startswith(('patch_embed', 'rope', 'cls_token')) for n in trained)
+    layers = {int(n.split('.')[1]) for n in trained if n.startswith('blocks')}
+    assert layers == set(range(frozen, 4))
+    assert ('norm.weight' in trained) == (frozen < 4)
+
+
+def test_rates_of_layers_and_of_what_is_new() -> None:
+    model = nn.Module()
+    model.backbone = adapter(linearize=dict())
+    constructor = LayerDecayOptimWrapperConstructor(
+        dict(type='OptimWrapper', optimizer=dict(type='AdamW', lr=1.0, weight_decay=0.05)),
+        dict(layer_decay_rate=0.5, new_lr_mult=20),
+    )
+    groups = constructor(model).optimizer.param_groups
+    names = {id(p): n for n, p in model.named_parameters()}
+    settings = {names[id(p)]: (g['lr'], g['weight_decay']) for g in groups for p in g['params']}
+    inside = 'backbone.backbone.'
+    assert settings[f'{inside}reg_token'] == (0.5**5, 0)
+    assert settings[f'{inside}patch_embed.proj.weight'] == (0.5**5, 0.05)
+    assert settings[f'{inside}blocks.3.attn.qkv.weight'] == (0.5, 0.05)
+    assert settings[f'{inside}blocks.3.attn.inner.w1'][0] == 0.5 * 20
+    assert settings[f'{inside}blocks.0.attn.q_conv.weight'][0] == 0.5**4 * 20
+    assert settings['backbone.level_embed'] == (1.0, 0)
+
+
+@pytest.mark.parametrize(
+    ('name', 'out_type', 'channels'),
+    [
+        ('vit_small_patch16_dinov3', 'cls_token', 32),
+        ('vit_base_patch16_siglip_224', 'avg_featmap', 32),
+    ],
+)
+def test_a_classifier_of_mmpretrain(name: str, out_type: str, channels: int) -> None:
+    pytest.importorskip('mmpretrain')
+    model = ROOT.build(
+        dict(
+            type='mmpretrain.ImageClassifier',
+            backbone=dict(
+                type='mmvttt.TimmViT',
+                model=name,
+                model_options=SMALL,
+                linearize=dict(),
+                out_type=out_type,
+            ),
+            head=dict(
+                type='mmpretrain.LinearClsHead',
+                num_classes=3,
+                in_channels=channels,
+                loss=dict(type='mmpretrain.CrossEntropyLoss'),
+            ),
+        )
+    )
+    assert model(torch.randn(2, 3, 48, 64), mode='tensor').shape == (2, 3)
+
+
+def test_training_twice_with_checkpointing_and_other_maps() -> None:
+    """A second image, of as many patches, before the backward pass of the first."""
+    model = TimmViT(
+        'vit_small_patch16_rope_mixed_224', model_options=SMALL, linearize=dict(), with_cp=True
+    )
+    shaken(model).train()
+    wide, high = torch.randn(1, 3, 48, 80), torch.randn(1, 3, 80, 48)
+    grads = []
+    for between in (False, True):
+        model.zero_grad()
+        out = model(wide)[0]
+        if between:
+            model(high)
+        out.square().mean().backward()
+        grads.append({n: p.grad for n, p in model.named_parameters()})
+    for name, grad in grads[0].items():
+        torch.testing.assert_close(grads[1][name], grad, rtol=0, atol=0, msg=name)
+
+
+def test_the_same_tokens_on_two_maps() -> None:
+    model = shaken(TimmViT('vit_tiny_patch16_224', model_options=SMALL, linearize=dict()))
+    x = torch.randn(1, 1 + 15, 32)
+    first, second, third = (model.run_block(0, x, hw) for hw in ((3, 5), (5, 3), (3, 5)))
+    assert torch.equal(first, third)
+    assert not torch.equal(first, second)
+    average = copy.deepcopy(model)
+    model.run_block(0, x, (5, 3))
+    assert torch.equal(average.run_block(0, x, (3, 5)), first)
+
+
+@pytest.mark.parametrize(
+    ('options', 'message'),
+    [
+        (dict(model='vit_small_patch16_dinov4'), r"'vit_small_patch16_dinov4'.*Unknown model"),
+        (dict(model='resnet18'), r"'resnet18': timm cannot build it"),
+        (dict(model='beit_base_patch16_224'), r"'beit_base_patch16_224'"),
+        (dict(out_type='raw'), r"out_type='raw'"),
+        (dict(model='vit_base_patch16_siglip_224', out_type='cls_token'), 'no class token'),
+        (dict(linearize=dict(where='t6')), r"where='t6'"),
+        (dict(patch_size=0), 'patch_size=0'),
+        (dict(frozen_stages=5), 'frozen_stages=5'),
+    ],
+)
+def test_bad_input(options: dict, message: str) -> None:
+    options = {'model': 'vit_tiny_patch16_224', 'model_options': SMALL, **options}
+    with pytest.raises(ValueError, match=message):
+        TimmViT(**options)
+
+
+def test_an_adapter_needs_patches_of_16() -> None:
+    with pytest.raises(ValueError, match='patch_size 16'):
+        adapter(model='vit_small_patch14_dinov2')
+    assert adapter(model='vit_small_patch14_dinov2', patch_size=16).backbone.patch_size == 16

@@ -1,0 +1,53 @@
+"""Computes the latents of images once, for the training of diffusion models.
+
+Images lie in a folder for each class. A run that was stopped goes on.
+
+example: python tools/cache_latents.py data/imagenet/train sd-vae-ft-ema data/latents_256
+"""
+
+import argparse
+
+import torch
+from rich.progress import track
+
+from mmvttt.cli import command_line, not_negative, plain_errors, positive, usable_device
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = command_line(__doc__)
+    parser.add_argument('images', help='a folder with a folder of images for each class')
+    parser.add_argument('autoencoder', help="a folder of diffusers' AutoencoderKL")
+    parser.add_argument('out', help='the folder to write')
+    parser.add_argument('--size', type=positive, default=256, help='side of the images in pixels')
+    parser.add_argument('--batch-size', type=positive, default=32)
+    parser.add_argument('--num-workers', type=not_negative, default=4)
+    parser.add_argument(
+        '--dtype', choices=('float16', 'float32'), default='float16', help='of the file'
+    )
+    parser.add_argument(
+        '--device', type=usable_device, default='cuda' if torch.cuda.is_available() else 'cpu'
+    )
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = parse_args(argv)
+    with plain_errors():
+        from mmvttt.apis.generate import load_autoencoder
+        from mmvttt.datasets.latents import ClassFolders, cache_latents
+
+        images = ClassFolders(args.images, args.size)
+        cache_latents(
+            load_autoencoder(args.autoencoder, args.device),
+            images,
+            args.out,
+            args.batch_size,
+            args.num_workers,
+            args.dtype,
+            track,
+        )
+        print(f'{len(images)} images of {len(images.classes)} classes → {args.out}')
+
+
+if __name__ == '__main__':
+    main()

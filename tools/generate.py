@@ -1,0 +1,141 @@
+"""Draws images with a trained diffusion model.
+
+The same settings make the same images, whatever the number of GPUs; what was stopped goes on.
+Batches are kept beside the output, in a folder of its name with `_parts`.
+
+example: python tools/generate.py configs/dit3_digits.py work_dirs/dit3_digits/iter_2000.pth \\
+           --classes 0 1 2 3 4 5 6 7 8 9 --count 100 --steps 20 --out digits.png
+several GPUs: torchrun --nproc-per-node 8 tools/generate.py … --launcher pytorch
+"""
+
+import argparse
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import torch
+from mmengine.dist import init_dist, is_main_process
+from rich.progress import track
+
+from mmvttt.cli import (
+    add_cfg_options,
+    add_config,
+    command_line,
+    not_negative,
+    plain_errors,
+    positive,
+    usable_device,
+)
+from mmvttt.config import load_config
+from mmvttt.models.generation.sampling import SCHEDULERS
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = command_line(__doc__)
+    add_config(parser)
+    parser.add_argument('checkpoint', help='file with the weights; averaged ones are taken')
+    parser.add_argument('--classes', nargs='+', default=[], help='numbers of classes, or: all')
+    parser.add_argument('--prompt', nargs='+', help='texts, for a model of prompts')
+    parser.add_argument('--pipeline', help='folder of Stable Diffusion 3 with its text encoders')
+    parser.add_argument('--prompts', metavar='FILE.npz', help='embedded prompts instead of texts')
+    parser.add_argument('--count', type=positive, help='images; default: one a class or prompt')
+    parser.add_argument('--steps', type=positive, default=50)
+    parser.add_argument('--guidance', type=float, default=1.0, help='1 for none')
+    parser.add_argument(
+        '--guided', choices=('all', 'three'), default='all', help='channels; DiT guides three'
+    )
+    parser.add_argument('--scheduler', choices=SCHEDULERS, help="default: the training's")
+    parser.add_argument('--seed', type=not_negative, default=0)
+    parser.add_argument(
+        '--size', nargs=2, type=positive, metavar=('HEIGHT', 'WIDTH'), help='of the image'
+    )
+    parser.add_argument('--batch-size', type=positive, default=16)
+    parser.add_argument('--vae', help="folder of diffusers' AutoencoderKL; pixels need none")
+    parser.add_argument('--out', default='work_dirs/generate/grid.png', help='a grid of all images')
+    parser.add_argument('--npz', help="all images, as ADM's evaluator reads them")
+    parser.add_argument('--reference', help='.npz or folder of images, or .npy of features')
+    parser.add_argument(
+        '--features',
+        help='.pt2 of torch.export: images (B, 3, H, W) in [0, 1] → (B, F); default: the pixels',
+    )
+    parser.add_argument(
+        '--device', type=usable_device, default='cuda' if torch.cuda.is_available() else 'cpu'
+    )
+    parser.add_argument('--launcher', choices=('none', 'pytorch', 'slurm', 'mpi'), default='none')
+    add_cfg_options(parser, 'model.transformer.patch_size=4')
+    return parser.parse_args(argv)
+
+
+def chosen_classes(texts: list[str], count: int | None) -> tuple[int, ...]:
+    from mmvttt.errors import UsageError
+
+    if texts == ['all'] and count is not None:
+        return tuple(range(count))
+    if not all(text.lstrip('-').isdecimal() for text in texts):
+        raise UsageError(f'--classes {" ".join(texts)}: give numbers, or: all')
+    return tuple(int(text) for text in texts)
+
+
+def progress(batches: Sequence) -> Iterable:
+    return track(batches, description='batches', disable=not is_main_process())
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = parse_args(argv)
+    with plain_errors():
+        # Here, where a missing diffusers is a sentence.
+        from mmvttt.apis import generate as api
+        from mmvttt.errors import UsageError
+
+        if args.launcher != 'none':
+            init_dist(args.launcher)
+            if args.device == 'cuda':
+                args.device = f'cuda:{torch.cuda.current_device()}'
+        cfg = load_config(args.config, cfg_options=args.cfg_options, launcher=args.launcher)
+        model, averaged = api.load_generator(cfg, args.checkpoint, args.device)
+        if not averaged and is_main_process():
+            print('the checkpoint has no averaged weights (of an EMAHook): the plain ones are used')
+        vae = api.load_autoencoder(args.vae, args.device) if args.vae else None
+        prompts = None
+        if args.prompts:
+            prompts = api.read_prompts(args.prompts)
+        elif args.prompt:
+            if not args.pipeline:
+                raise UsageError('--prompt needs --pipeline FOLDER, whose text encoders read it')
+            prompts = api.encode_prompts(args.pipeline, args.prompt, args.device)
+        classes = chosen_classes(args.classes, model.data_preprocessor.num_classes)
+        default = len(next(iter(prompts.values()))) if prompts else len(classes)
+        # Latents have a pixel for 2^(stages − 1) of the image's.
+        shrink = 2 ** (len(vae.config.block_out_channels) - 1) if vae else 1
+        settings = api.Settings(
+            count=args.count or max(1, default),
+            classes=classes,
+            steps=args.steps,
+            guidance=args.guidance,
+            guided=args.guided,
+            scheduler=args.scheduler,
+            seed=args.seed,
+            size=None if args.size is None else tuple(s // shrink for s in args.size),
+            batch_size=args.batch_size,
+        )
+        out = Path(args.npz or args.out)
+        told = f', prompts {args.prompt or args.prompts}' if prompts else ''
+        source = f'{os.path.basename(args.checkpoint)} {api.digest(args.checkpoint)}{told}'
+        parts = out.with_name(f'{out.stem}_parts')
+        api.generate(model, settings, parts, vae, prompts, source, progress)
+        if not is_main_process():
+            return
+        images = api.read_images(parts)
+        api.write_grid(images[:1024], args.out)
+        print(f'{len(images)} images of {images.shape[1]}×{images.shape[2]} → {args.out}')
+        if args.npz:
+            api.write_npz(images, args.npz)
+            print(f'arr_0 {images.shape} → {args.npz}')
+        if args.reference:
+            extractor = api.load_extractor(args.features) if args.features else None
+            for name, value in api.measure(images, args.reference, extractor).items():
+                print(f'{name:<10} {value:.4f}')
+
+
+if __name__ == '__main__':
+    main()
