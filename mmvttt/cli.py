@@ -146,14 +146,33 @@ def explain_build(error: KeyError | TypeError) -> str | None:
         return f'there is no type {kind!r}{_did_you_mean(kind, _types(frame))}'
     found = re.search(r"unexpected keyword argument '(\w+)'", str(error))
     built: Any = frame.f_locals.get('obj_cls')
-    # An error of the class or function itself, not of one that it calls.
-    if found is None or frame is not frames[-1]:
+    # An error of the class or function itself or of the bases that it hands options on to.
+    inner = frames[frames.index(frame) + 1 :]
+    if found is None or not all(_is_own_init(f, built) for f in inner):
         return None
-    options = [name for name in inspect.signature(built).parameters if name != 'kwargs']
+    options = _options(built)
     return (
         f'{built.__name__} has no option {found[1]!r}{_did_you_mean(found[1], options)}; it has '
         f'{", ".join(options)}'
     )
+
+
+def _is_own_init(frame: FrameType, built: Any) -> bool:
+    own = inspect.isclass(built) and isinstance(frame.f_locals.get('self'), built)
+    return own and frame.f_code.co_name == '__init__'
+
+
+def _options(built: Any) -> list[str]:
+    """Names of the options of a function, or of a class and the bases it hands options on to."""
+    names: dict[str, None] = {}
+    for part in inspect.getmro(built) if inspect.isclass(built) else [built]:
+        if inspect.isclass(part) and '__init__' not in vars(part):
+            continue
+        parameters = inspect.signature(part).parameters.values()
+        names |= {p.name: None for p in parameters if p.kind != p.VAR_KEYWORD}
+        if not any(p.kind == p.VAR_KEYWORD for p in parameters):
+            break
+    return list(names)
 
 
 def _types(frame: FrameType) -> list[str]:

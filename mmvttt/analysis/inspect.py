@@ -153,10 +153,7 @@ def draw_fields(look: Look) -> list[Path]:
     """erf: receptive fields of the last map and the FPN's levels, 4th root; sides of squares."""
     found = receptive_fields(look.model, torch.stack([image for _, image in look.images]))
     figure, axes = image_panels(
-        len(found) + 1,
-        3,
-        look.size,
-        f'Effective receptive field of the centre cell, {_images(look)}',
+        len(found) + 1, 3, look.size, f'Receptive field of the centre cell, {_images(look)}'
     )
     show_image(axes[0], look.images[0][0], 'first image')
     rows = []

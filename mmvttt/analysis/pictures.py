@@ -36,7 +36,7 @@ styled = mpl.rc_context(
         'grid.alpha': 0.3,
         'legend.fontsize': 12,
         'legend.frameon': False,
-        'lines.linewidth': 1.8,
+        'lines.linewidth': 2.0,
     }
 )
 _DPI = 80
