@@ -152,24 +152,37 @@ def explain_build(error: KeyError | TypeError | ValueError) -> str | None:
         return f'there is no type {kind!r}{_did_you_mean(kind, _types(frame))}'
     found = re.search(r"unexpected keyword argument '(\w+)'", str(error))
     built: Any = frame.f_locals.get('obj_cls')
-    # An error of the class or function itself, or of the base class that its constructor calls.
-    refused = str(error).partition('.__init__')[0]
-    bases = inspect.getmro(built) if inspect.isclass(built) and frames[-2] is frame else ()
-    base = next((c for c in bases if c.__qualname__ == refused), None)
-    if found is None or not (frame is frames[-1] or base):
+    # An error of the class or function itself or of the bases that it hands options on to.
+    inner = frames[frames.index(frame) + 1 :]
+    if found is None or not all(_is_own_init(f, built) for f in inner):
         return None
-    options = [
-        name
-        for owner in (built, base)
-        if owner is not None
-        for name, option in inspect.signature(owner).parameters.items()
-        if option.kind not in (option.VAR_POSITIONAL, option.VAR_KEYWORD)
-    ]
-    options = list(dict.fromkeys(options))
+    # A constructor may hand a wrong option of its own to something else.
+    refused = str(error).partition('.__init__')[0]
+    if inner and refused not in [part.__qualname__ for part in inspect.getmro(built)]:
+        return None
+    options = _options(built)
     return (
         f'{built.__name__} has no option {found[1]!r}{_did_you_mean(found[1], options)}; it has '
         f'{", ".join(options)}'
     )
+
+
+def _is_own_init(frame: FrameType, built: Any) -> bool:
+    own = inspect.isclass(built) and isinstance(frame.f_locals.get('self'), built)
+    return own and frame.f_code.co_name == '__init__'
+
+
+def _options(built: Any) -> list[str]:
+    """Names of the options of a function, or of a class and the bases it hands options on to."""
+    names: dict[str, None] = {}
+    for part in inspect.getmro(built) if inspect.isclass(built) else [built]:
+        if inspect.isclass(part) and '__init__' not in vars(part):
+            continue
+        parameters = inspect.signature(part).parameters.values()
+        names |= {p.name: None for p in parameters if p.kind != p.VAR_KEYWORD}
+        if not any(p.kind == p.VAR_KEYWORD for p in parameters):
+            break
+    return list(names)
 
 
 def _types(frame: FrameType) -> list[str]:

@@ -87,7 +87,7 @@ def reconstruct(kind: type, shape: tuple, code: bytes) -> np.ndarray:
     if kind is Array:
         return Array()
     if kind is np.ndarray:
-        # Somebody has put NumPy's class itself on torch's list.
+        # A user may have put NumPy's class itself on torch's list.
         return np.zeros(0, np.uint8)
     raise _refusal(f'an array of class {kind!r}', 'numpy.ndarray')
 

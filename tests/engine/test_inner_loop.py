@@ -11,8 +11,8 @@ from mmengine.runner import Runner
 from torch import Tensor, nn
 
 from mmvttt.analysis.curves import plot_curves, read_scalars
+from mmvttt.analysis.inner_loop_hook import InnerLoopHook
 from mmvttt.analysis.inner_training import LayerTraining, inspect_training
-from mmvttt.engine import InnerLoopHook
 from mmvttt.errors import UsageError
 from mmvttt.models.backbones import T5, Vittt
 

@@ -1,4 +1,4 @@
-"""What a checkpoint may hold, as torch's weights-only reader sees it: numbers, no functions."""
+"""Contents of a checkpoint, as torch's weights-only reader sees them: numbers, no functions."""
 
 import copy
 import copyreg
