@@ -15,7 +15,6 @@ pytest.importorskip('diffusers')
 from diffusers import DiTTransformer2DModel
 
 from mmvttt.models.generation.dit3 import DiT3, position_table
-from mmvttt.reliability.read import read_weights
 
 D, DEPTH, HEADS, CLASSES = 24, 2, 2, 5
 ARCH = dict(embed_dims=D, num_layers=DEPTH, num_heads=HEADS)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from itertools import accumulate
+from operator import attrgetter
 
 import torch
 from timm.layers import resample_abs_pos_embed
@@ -123,6 +124,8 @@ class InnerTraining(nn.Module):
         self.backend = backend
         self.add_projections(embed_dims)
         self.inner = build_inner_model(inner, num_heads, head_dims)
+        # By name: FSDP's weights are no parameters while a block is computed again.
+        self._inner_names = tuple(name for name, _ in self.inner.named_parameters())
         self.eta = nn.Linear(embed_dims, num_heads) if step == DYNAMIC else None
         self.step = 1.0 if step == DYNAMIC else float(step)
         for linear in self.children():
@@ -228,7 +231,7 @@ class InnerTraining(nn.Module):
         """`q, k, v: (B, N, H, d)` → `(B, N, H, d)`: trains on (k, v), reads q."""
         if isinstance(self.inner, Attention):
             return self.inner(q, k, v)
-        weights = {name: at_least_fp32(w) for name, w in self.inner.named_parameters()}
+        weights = {n: at_least_fp32(attrgetter(n)(self.inner)) for n in self._inner_names}
         if self.fused:
             return self.inner.fused(weights, q, k, v, hw, self._one_step())
         eta = torch.ones_like(q[..., 0]) if self.eta is None else self.eta(x).sigmoid()
