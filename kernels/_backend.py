@@ -13,36 +13,45 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+_FOLDER = Path(__file__).parent
 # Every folder of this package is an op.
-OPS = tuple(m.name for m in pkgutil.iter_modules([str(Path(__file__).parent)]) if m.ispkg)
+OPS = tuple(m.name for m in pkgutil.iter_modules([str(_FOLDER)]) if m.ispkg)
 # The module of an op's folder that holds its kernels.
 _MODULES = {'triton': 'kernel', 'numba': '_numba'}
 _NAMES = {'triton': 'Triton', 'numba': 'numba'}
 BACKENDS = (*_MODULES, 'reference')
+# Ops and backends for which this version has no kernel.
+_LACKING = {
+    (op, backend)
+    for op in OPS
+    for backend, module in _MODULES.items()
+    if module not in (m.name for m in pkgutil.iter_modules([str(_FOLDER / op)]))
+}
 VARIABLE = 'TTT_KERNELS_BACKEND'
 
 
-def resolve(backend: str | None) -> str:
+def resolve(op: str, backend: str | None) -> str:
     """Checks the `backend` argument of an op and returns it as a string for the registered op.
 
     None leaves the choice to the environment variable TTT_KERNELS_BACKEND, for callers who cannot
-    reach the argument, and where that is not set to `choose`.
+    reach the argument. Where that is not set, or names a backend for which `op` has no kernel at
+    all, `choose` decides.
 
     Raises:
         ValueError: `backend`, or the variable, is not None or one of BACKENDS.
     """
-    name = 'backend'
+    name, wanted = 'backend', backend
     if backend is None:
-        name, backend = VARIABLE, os.environ.get(VARIABLE) or None
-    if backend is None:
+        name, wanted = VARIABLE, os.environ.get(VARIABLE) or None
+    if wanted is None:
         return 'auto'
-    if backend not in BACKENDS:
+    if wanted not in BACKENDS:
         raise ValueError(
-            f"{name} must be None, 'triton', 'numba' or 'reference', got {backend!r}; None picks "
+            f"{name} must be None, 'triton', 'numba' or 'reference', got {wanted!r}; None picks "
             'the Triton kernel on a GPU, the numba kernel on a CPU, where they can run, and the '
             'reference elsewhere'
         )
-    return backend
+    return 'auto' if backend is None and (op, wanted) in _LACKING else wanted
 
 
 @functools.cache

@@ -18,10 +18,10 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic as numba_intrinsic
 from torch import Tensor
 
-# Matrices of `add_product` are padded to multiples of these: tiles of 4 rows by 64 bytes, whose
-# sums take 8 of the 16 vector registers of AVX2.
-ROWS, COLUMNS = 4, 16
-_TILE_BYTES = 64
+# Matrices are padded to multiples of this.
+COLUMNS = 16
+# The narrowest tile of `add_product`; a step of its inner loop takes so many terms.
+_TILE_BYTES, _STEP = 64, 4
 # A turned operand is brought in order this many terms at a time, in squares of numbers.
 _PANEL_TERMS, _SQUARE = 128, 8
 _BYTE, _INDEX = ir.IntType(8), ir.IntType(64)
@@ -84,10 +84,10 @@ def inlined(function: Callable) -> Callable:
 def add_product(context, z, x, w):
     """z += x @ w, `(m, n)`, `(m, k)`, `(k, n)` of one type; rows of z dense, x any strides.
 
-    w is dense, or the transpose of a dense matrix (which is brought in order on the way). m must be
-    a multiple of ROWS, k and n of COLUMNS. Written in LLVM's vectors, because its loop vectorizer
-    does not keep a tile of sums in registers; near the speed of a BLAS. At most _PANEL_TERMS terms
-    are summed before they are added to z, so that a z that gathers thousands of chunks takes one
+    w is dense, or the transpose of a dense matrix (which is brought in order on the way). m, k and
+    n must be multiples of COLUMNS. Written in LLVM's vectors, because its loop vectorizer does not
+    keep a tile of sums in registers; near the speed of a BLAS. At most _PANEL_TERMS terms are
+    summed before they are added to z, so that a z that gathers thousands of chunks takes one
     rounding for each, not one for each of its tokens.
     """
 
@@ -101,13 +101,24 @@ def add_product(context, z, x, w):
         number = context.get_data_type(signature.args[0].dtype)
         size = signature.args[0].dtype.bitwidth // 8
         turned = signature.args[2].layout == 'F'
-        builder.call(_product_function(builder.module, number, size, turned), numbers)
+        tile = _tile(context.codegen().magic_tuple())
+        builder.call(_product_function(builder.module, number, size, turned, tile), numbers)
         return context.get_dummy_value()
 
     return types.void(z, x, w), generate
 
 
-def _product_function(module: ir.Module, number: ir.Type, size: int, turned: bool) -> ir.Function:
+def _tile(target: tuple[str, str, str]) -> tuple[int, int]:
+    """Rows and bytes of a row for LLVM's (triple, processor, features): numba keys code by them.
+
+    The sums take 8 of the 16 vector registers of AVX2, and 16 of the 32 of AVX-512.
+    """
+    return (8, 128) if '+avx512f' in target[2].split(',') else (4, _TILE_BYTES)
+
+
+def _product_function(
+    module: ir.Module, number: ir.Type, size: int, turned: bool, tile: tuple[int, int]
+) -> ir.Function:
     """`add_product` of numbers of `size` bytes: address, strides, shape of z, of x and of w."""
     name = f'ttt_kernels_add_product_{size}{"_turned" * turned}'
     if name in module.globals:
@@ -118,65 +129,73 @@ def _product_function(module: ir.Module, number: ir.Type, size: int, turned: boo
     function.attributes.add('noinline')
     builder = ir.IRBuilder(function.append_basic_block())
     z, z_row, _, height, width, x, x_row, x_column, _, terms, w, w_row, w_column, *_ = function.args
-    lanes = _TILE_BYTES // size
-    vector = ir.VectorType(number, lanes)
-    everywhere = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
-    undefined, first = ir.Constant(vector, ir.Undefined), ir.Constant(ir.IntType(32), 0)
-    fuse = {'flags': ('contract',)}
+    first, fuse = ir.Constant(ir.IntType(32), 0), {'flags': ('contract',)}
 
     def steps(start, stop, step):
         return cgutils.for_range_slice(builder, start, stop, _INDEX(step), _INDEX)
 
     if turned:
-        panel = builder.bitcast(
-            cgutils.alloca_once(builder, vector, size=_PANEL_TERMS), _BYTE.as_pointer()
-        )
-    with (
-        steps(_INDEX(0), width, lanes) as (j, _),
-        steps(_INDEX(0), terms, _PANEL_TERMS) as (begin, _),
-    ):
-        end = builder.add(begin, _INDEX(_PANEL_TERMS))
-        end = builder.select(builder.icmp_signed('<', end, terms), end, terms)
-        if turned:
-            with steps(begin, end, _SQUARE) as (term, _):
-                for part in range(0, lanes, _SQUARE):
-                    row = builder.mul(builder.add(j, _INDEX(part)), w_column)
-                    source = builder.gep(w, [builder.add(row, builder.mul(term, w_row))])
-                    row = builder.mul(builder.sub(term, begin), _INDEX(_TILE_BYTES))
-                    target = builder.gep(panel, [builder.add(row, _INDEX(part * size))])
-                    _turn_square(
-                        builder, number, size, source, w_column, target, _INDEX(_TILE_BYTES)
-                    )
-            weights, weights_row = panel, _INDEX(_TILE_BYTES)
-        else:
-            start = builder.add(builder.mul(begin, w_row), builder.mul(j, w_column))
-            weights, weights_row = builder.gep(w, [start]), w_row
-        with steps(_INDEX(0), height, ROWS) as (i, _):
-            rows = [builder.add(i, _INDEX(r)) for r in range(ROWS)]
-            column = builder.mul(j, _INDEX(size))
-            places = [
-                _at(builder, vector, z, builder.add(builder.mul(r, z_row), column)) for r in rows
-            ]
-            starts = [builder.mul(r, x_row) for r in rows]
-            sums = [cgutils.alloca_once(builder, vector) for _ in rows]
-            for total in sums:
-                builder.store(ir.Constant(vector, [0.0] * lanes), total)
-            with steps(begin, end, ROWS) as (first_term, _):
-                for more in range(ROWS):
-                    term = builder.add(first_term, _INDEX(more))
-                    row = builder.mul(builder.sub(term, begin), weights_row)
-                    b = builder.load(_at(builder, vector, weights, row), align=size)
-                    shift = builder.mul(term, x_column)
-                    for start, total in zip(starts, sums, strict=True):
-                        place = _at(builder, number, x, builder.add(start, shift))
-                        a = builder.load(place, align=size)
-                        a = builder.insert_element(undefined, a, first)
-                        a = builder.shuffle_vector(a, undefined, everywhere)
-                        a = builder.fmul(a, b, **fuse)
-                        builder.store(builder.fadd(builder.load(total), a, **fuse), total)
-            for place, total in zip(places, sums, strict=True):
-                total = builder.fadd(builder.load(place, align=size), builder.load(total))
-                builder.store(total, place, align=size)
+        line = ir.VectorType(number, tile[1] // size)
+        panel = cgutils.alloca_once(builder, line, size=_PANEL_TERMS)
+        panel = builder.bitcast(panel, _BYTE.as_pointer())
+
+    def columns(left, right, row_bytes):
+        """Columns of z in tiles of this width."""
+        lanes = row_bytes // size
+        vector = ir.VectorType(number, lanes)
+        everywhere = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
+        undefined = ir.Constant(vector, ir.Undefined)
+        with (
+            steps(left, right, lanes) as (j, _),
+            steps(_INDEX(0), terms, _PANEL_TERMS) as (begin, _),
+        ):
+            end = builder.add(begin, _INDEX(_PANEL_TERMS))
+            end = builder.select(builder.icmp_signed('<', end, terms), end, terms)
+            if turned:
+                line = _INDEX(row_bytes)
+                with steps(begin, end, _SQUARE) as (term, _):
+                    for part in range(0, lanes, _SQUARE):
+                        row = builder.mul(builder.add(j, _INDEX(part)), w_column)
+                        source = builder.gep(w, [builder.add(row, builder.mul(term, w_row))])
+                        row = builder.mul(builder.sub(term, begin), line)
+                        target = builder.gep(panel, [builder.add(row, _INDEX(part * size))])
+                        _turn_square(builder, number, size, source, w_column, target, line)
+                weights, weights_row = panel, line
+            else:
+                start = builder.add(builder.mul(begin, w_row), builder.mul(j, w_column))
+                weights, weights_row = builder.gep(w, [start]), w_row
+            with steps(_INDEX(0), height, tile[0]) as (i, _):
+                rows = [builder.add(i, _INDEX(r)) for r in range(tile[0])]
+                shift = builder.mul(j, _INDEX(size))
+                places = [
+                    _at(builder, vector, z, builder.add(builder.mul(r, z_row), shift)) for r in rows
+                ]
+                starts = [builder.mul(r, x_row) for r in rows]
+                sums = [cgutils.alloca_once(builder, vector) for _ in rows]
+                for total in sums:
+                    builder.store(ir.Constant(vector, [0.0] * lanes), total)
+                with steps(begin, end, _STEP) as (first_term, _):
+                    for more in range(_STEP):
+                        term = builder.add(first_term, _INDEX(more))
+                        row = builder.mul(builder.sub(term, begin), weights_row)
+                        b = builder.load(_at(builder, vector, weights, row), align=size)
+                        shift = builder.mul(term, x_column)
+                        for start, total in zip(starts, sums, strict=True):
+                            place = _at(builder, number, x, builder.add(start, shift))
+                            a = builder.load(place, align=size)
+                            a = builder.insert_element(undefined, a, first)
+                            a = builder.shuffle_vector(a, undefined, everywhere)
+                            a = builder.fmul(a, b, **fuse)
+                            builder.store(builder.fadd(builder.load(total), a, **fuse), total)
+                for place, total in zip(places, sums, strict=True):
+                    total = builder.fadd(builder.load(place, align=size), builder.load(total))
+                    builder.store(total, place, align=size)
+
+    # A width is a multiple of COLUMNS, and a wide tile of two of them.
+    full = builder.and_(width, _INDEX(-(tile[1] // size)))
+    columns(_INDEX(0), full, tile[1])
+    if tile[1] > COLUMNS * size:
+        columns(full, width, _TILE_BYTES)
     builder.ret_void()
     return function
 

@@ -45,7 +45,7 @@ def causal_conv(
             or backend.
         RuntimeError: `backend` is 'numba', which this op lacks, or 'triton', which cannot run.
     """
-    backend = _backend.resolve(backend)
+    backend = _backend.resolve(_NAME, backend)
     if not 1 <= len(weights) <= 2:
         raise ValueError(f'{_NAME}: give one or two weights, got {len(weights)}')
     weight, other = (*weights, None)[:2]

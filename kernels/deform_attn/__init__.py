@@ -52,7 +52,7 @@ def deform_attn(
         ValueError: a wrong shape, levels that do not add up to S, mixed devices, unknown backend.
         RuntimeError: `backend='triton'` or 'numba' where there is no such kernel, or it cannot run.
     """
-    backend = _backend.resolve(backend)
+    backend = _backend.resolve(_NAME, backend)
     _inputs.check_tensors(
         _NAME,
         value=value,
@@ -101,7 +101,7 @@ def deform_attn_fused(
         ValueError: a wrong shape, levels that do not add up to S, mixed devices, unknown backend.
         RuntimeError: `backend='triton'` or 'numba' where there is no such kernel, or it cannot run.
     """
-    backend = _backend.resolve(backend)
+    backend = _backend.resolve(_NAME, backend)
     _inputs.check_tensors(
         _NAME,
         value=value,
@@ -144,7 +144,7 @@ def gradients(
         sampling_locations,
         attention_weights,
         False,
-        _backend.resolve(None),
+        _backend.resolve(_NAME, None),
     )
     return tuple(found)
 

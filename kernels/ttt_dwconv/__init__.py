@@ -53,7 +53,7 @@ def ttt_dwconv(
         ValueError: a wrong shape, an empty map, mixed devices, an unknown backend.
         RuntimeError: `backend='triton'` or 'numba' where there is no such kernel, or it cannot run.
     """
-    backend = _backend.resolve(backend)
+    backend = _backend.resolve(_NAME, backend)
     _inputs.check_tensors(_NAME, q=q, k=k, v=v, w3=w3)
     q, k, v = _inputs.to_autocast(q, k, v)
     h, w = _size(hw)

@@ -50,7 +50,7 @@ def ttt_glu(
         ValueError: a wrong shape, N = 0, mixed devices, an unknown backend.
         RuntimeError: `backend='triton'` or 'numba' where there is no such kernel, or it cannot run.
     """
-    backend = _backend.resolve(backend)
+    backend = _backend.resolve(_NAME, backend)
     _inputs.check_tensors(_NAME, q=q, k=k, v=v, w1=w1, w2=w2)
     q, k, v = _inputs.to_autocast(q, k, v)
     _inputs.check_inner_step(_NAME, q, k, v, w1=w1, w2=w2)

@@ -65,7 +65,7 @@ def ttt_linear(
         ValueError: a wrong shape, T = 0, mixed devices, an unknown direction or backend.
         RuntimeError: `backend='triton'` or 'numba' where there is no such kernel, or it cannot run.
     """
-    backend = _backend.resolve(backend)
+    backend = _backend.resolve(_NAME, backend)
     tensors = {
         'q': q,
         'k': k,

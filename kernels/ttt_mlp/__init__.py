@@ -54,7 +54,7 @@ def ttt_mlp(
         ValueError: a wrong shape, N = 0, mixed devices, an unknown loss or backend.
         RuntimeError: `backend` is 'numba', which this op lacks, or 'triton', which cannot run.
     """
-    backend = _backend.resolve(backend)
+    backend = _backend.resolve(_NAME, backend)
     _inputs.check_tensors(_NAME, ('w3',), q=q, k=k, v=v, w1=w1, w2=w2, w3=w3)
     q, k, v = _inputs.to_autocast(q, k, v)
     weights = {'w1': w1, 'w2': w2} | ({} if w3 is None else {'w3': w3})

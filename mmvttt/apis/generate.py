@@ -214,7 +214,9 @@ def generate(
 
 def read_images(folder: str | os.PathLike[str]) -> np.ndarray:
     """All images that `generate` has written, `(N, H, W, 3)`, in their order."""
-    return np.concatenate([np.load(f) for f in sorted(Path(folder).glob('batch_*.npy'))])
+    return np.concatenate(
+        [np.load(f, allow_pickle=False) for f in sorted(Path(folder).glob('batch_*.npy'))]
+    )
 
 
 def write_npz(images: np.ndarray, path: str | os.PathLike[str]) -> None:

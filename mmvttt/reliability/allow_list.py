@@ -156,6 +156,6 @@ def allowed() -> list[Any]:
         (statistic, 'builtins.getattr'),
         # What training scripts save beside the weights. A yacs configuration is read as a plain
         # mapping, without yacs; nothing interprets either.
-        argparse.Namespace,
+        (argparse.Namespace, 'argparse.Namespace'),
         (OrderedDict, 'yacs.config.CfgNode'),
     ]

@@ -144,10 +144,23 @@ def test_importing_needs_no_triton():
 
 def test_the_environment_chooses_where_the_call_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv('TTT_KERNELS_BACKEND', raising=False)
-    assert _backend.resolve(None) == 'auto'
+    assert _backend.resolve('ttt_linear', None) == 'auto'
     monkeypatch.setenv('TTT_KERNELS_BACKEND', 'reference')
-    assert _backend.resolve(None) == 'reference'
-    assert _backend.resolve('triton') == 'triton'
+    assert _backend.resolve('ttt_linear', None) == 'reference'
+    assert _backend.resolve('ttt_linear', 'triton') == 'triton'
     monkeypatch.setenv('TTT_KERNELS_BACKEND', 'cuda')
     with pytest.raises(ValueError, match=r"TTT_KERNELS_BACKEND.*'cuda'"):
-        _backend.resolve(None)
+        _backend.resolve('ttt_linear', None)
+
+
+def test_the_environment_leaves_ops_alone_that_lack_its_backend(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv('TTT_KERNELS_BACKEND', 'numba')
+    assert _backend.resolve('ttt_linear', None) == 'numba'
+    x, weight = torch.randn(2, 7, 1, 5), torch.randn(1, 5, 4)
+    (found,) = ttt_kernels.causal_conv(x, weight, directions=('forward',))
+    (expected,) = ttt_kernels.causal_conv(x, weight, directions=('forward',), backend='reference')
+    assert torch.equal(found, expected)
+    with pytest.raises(RuntimeError, match=r"backend='numba' cannot run here: this version has no"):
+        ttt_kernels.causal_conv(x, weight, directions=('forward',), backend='numba')

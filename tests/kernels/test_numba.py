@@ -73,10 +73,13 @@ def test_a_forked_worker_can_run_it():
     assert worker.exitcode == 0
 
 
+@pytest.mark.parametrize('tile', [(4, 64), (8, 128)])
 @pytest.mark.parametrize(('kind', 'bound'), [(np.float32, 1e-5), (np.float64, 1e-13)])
-@pytest.mark.parametrize(('m', 'k', 'n'), [(4, 16, 16), (32, 48, 80), (16, 272, 32)])
-def test_products(m, k, n, kind, bound):
+@pytest.mark.parametrize(('m', 'k', 'n'), [(16, 16, 16), (32, 48, 80), (48, 272, 32)])
+def test_products(m, k, n, kind, bound, tile, monkeypatch):
     from ttt_kernels import _numba
+
+    monkeypatch.setattr(_numba, '_tile', lambda target: tile)
 
     @_numba.inlined
     def product(z, x, w):
@@ -90,6 +93,18 @@ def test_products(m, k, n, kind, bound):
             z = np.ones((m, n), kind)
             _call(product)(z, left, right)
             assert abs(z - 1 - x @ w).max() < bound * k
+
+
+def test_the_tile_is_chosen_by_features_that_are_in_the_key_of_kept_code():
+    from numba.core.registry import cpu_target
+
+    from ttt_kernels import _numba
+
+    assert _numba._tile(('', 'znver5', '+avx2,+avx512f,+avx512vl')) == (8, 128)
+    assert _numba._tile(('', 'znver3', '+avx2,-avx512f,+fma')) == (4, 64)
+    codegen = cpu_target.target_context.codegen()
+    cache = _numba.jit(lambda: None)._cache
+    assert codegen.magic_tuple() in cache._index_key((), codegen)
 
 
 def test_rounding_to_bf16_is_torchs():
