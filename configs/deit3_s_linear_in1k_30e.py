@@ -4,7 +4,7 @@
 #   python tools/train.py configs/deit3_s_linear_in1k_30e.py --cfg-options load_from=inherited.pth
 _base_ = [
     './_base_/classifier_deit.py',
-    './_base_/imagenet_deit.py',
+    './_base_/imagenet_deit_repeated.py',
     './_base_/adamw_30e_inherit.py',
     './_base_/classifier_runtime.py',
 ]

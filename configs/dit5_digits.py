@@ -1,5 +1,5 @@
 # The DiT of dit_digits.py made linear, and fine-tuned for a quarter of its steps (t5 Sec. 5.2).
-# On a map of 4×4 patches there is no neighbourhood to speak of.
+# Without DiT⁵'s neighbourhood attention: on a map of 4×4 its window would be the whole map.
 #   python tools/train.py configs/dit_digits.py
 #   python tools/convert_checkpoint.py work_dirs/dit_digits/iter_2000.pth source.pth --to diffusers
 #   python tools/train.py configs/dit5_digits.py --cfg-options load_from=source.pth

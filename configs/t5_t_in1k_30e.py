@@ -5,7 +5,7 @@
 #   python tools/train.py configs/t5_t_in1k_30e.py --cfg-options load_from=inherited.pth
 _base_ = [
     './_base_/classifier_deit_t.py',
-    './_base_/imagenet_deit.py',
+    './_base_/imagenet_deit_repeated.py',
     './_base_/adamw_30e_inherit.py',
     './_base_/classifier_runtime.py',
 ]

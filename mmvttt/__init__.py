@@ -6,18 +6,23 @@ from typing import TYPE_CHECKING, Any
 from .version import __version__
 
 if TYPE_CHECKING:
+    from .models.cpu_inference import optimize_for_cpu
     from .models.linearize import linearize
 
-__all__ = ['__version__', 'linearize']
+__all__ = ['__version__', 'linearize', 'optimize_for_cpu']
 
 
 def __getattr__(name: str) -> Any:
     # Not imported with the package, which registers nothing and is quick.
-    if name != 'linearize':
-        raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
-    from .models.linearize import linearize
+    if name == 'linearize':
+        from .models.linearize import linearize
 
-    return linearize
+        return linearize
+    if name == 'optimize_for_cpu':
+        from .models.cpu_inference import optimize_for_cpu
+
+        return optimize_for_cpu
+    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
 
 
 def _set_up() -> ImportError | None:

@@ -119,7 +119,7 @@ def plain_errors() -> Iterator[None]:
                 text = text.splitlines()[-1].partition('Error: ')[2]
             print(f'error: {printable(text)}', file=sys.stderr)
         raise SystemExit(1) from None
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         message = explain_build(error)
         if message is None:
             raise
@@ -128,8 +128,10 @@ def plain_errors() -> Iterator[None]:
         raise SystemExit(1) from None
 
 
-def explain_build(error: KeyError | TypeError) -> str | None:
-    """A type that no registry has, or an option that a type has not, with the closest; else None.
+def explain_build(error: KeyError | TypeError | ValueError) -> str | None:
+    """A type that no registry has, an option that a type has not, or a value that it refuses.
+
+    None for other errors.
 
     Args:
         error: The error of building something from a config.
@@ -138,6 +140,10 @@ def explain_build(error: KeyError | TypeError) -> str | None:
     frame = next((f for f in frames[::-1] if f.f_code.co_name == 'build_from_cfg'), None)
     if frame is None:
         return None
+    if isinstance(error, ValueError):
+        # Checks of our own models name the option, its value and what to do.
+        own = frames[-1].f_globals.get('__name__', '').startswith('mmvttt.')
+        return str(error) if own else None
     kind = frame.f_locals.get('obj_type')
     if isinstance(error, KeyError):
         # Not a KeyError of the constructor, nor of a config without a type.
@@ -146,14 +152,37 @@ def explain_build(error: KeyError | TypeError) -> str | None:
         return f'there is no type {kind!r}{_did_you_mean(kind, _types(frame))}'
     found = re.search(r"unexpected keyword argument '(\w+)'", str(error))
     built: Any = frame.f_locals.get('obj_cls')
-    # An error of the class or function itself, not of one that it calls.
-    if found is None or frame is not frames[-1]:
+    # An error of the class or function itself or of the bases that it hands options on to.
+    inner = frames[frames.index(frame) + 1 :]
+    if found is None or not all(_is_own_init(f, built) for f in inner):
         return None
-    options = [name for name in inspect.signature(built).parameters if name != 'kwargs']
+    # A constructor may hand a wrong option of its own to something else.
+    refused = str(error).partition('.__init__')[0]
+    if inner and refused not in [part.__qualname__ for part in inspect.getmro(built)]:
+        return None
+    options = _options(built)
     return (
         f'{built.__name__} has no option {found[1]!r}{_did_you_mean(found[1], options)}; it has '
         f'{", ".join(options)}'
     )
+
+
+def _is_own_init(frame: FrameType, built: Any) -> bool:
+    own = inspect.isclass(built) and isinstance(frame.f_locals.get('self'), built)
+    return own and frame.f_code.co_name == '__init__'
+
+
+def _options(built: Any) -> list[str]:
+    """Names of the options of a function, or of a class and the bases it hands options on to."""
+    names: dict[str, None] = {}
+    for part in inspect.getmro(built) if inspect.isclass(built) else [built]:
+        if inspect.isclass(part) and '__init__' not in vars(part):
+            continue
+        parameters = inspect.signature(part).parameters.values()
+        names |= {p.name: None for p in parameters if p.kind != p.VAR_KEYWORD}
+        if not any(p.kind == p.VAR_KEYWORD for p in parameters):
+            break
+    return list(names)
 
 
 def _types(frame: FrameType) -> list[str]:

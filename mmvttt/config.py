@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from difflib import get_close_matches
 from importlib.util import find_spec
@@ -9,12 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from mmengine.config import Config
+from mmengine.runner import Runner
 
 from .errors import UsageError
+from .registry import type_name
 
 # The toolbox of a scope: the extra of mmvttt that installs it.
 _EXTRAS = {'mmdet': 'det', 'mmseg': 'seg', 'mmpretrain': 'pretrain'}
 _DISTRIBUTIONS = {'mmseg': 'mmsegmentation'}
+# What a config's own text reads, and nothing after it: options come too late.
+_VARIABLES = ('train_pipeline', 'val_pipeline', 'test_pipeline', 'data_root', 'dataset_type')
 
 
 def load_config(
@@ -36,7 +41,8 @@ def load_config(
 
     Raises:
         UsageError: There is no such file, it cannot be read, it or an option puts a dict in the
-            place of another value, or the toolbox of its default_scope is not installed.
+            place of another value, an option sets what nothing reads, or the toolbox of its
+            default_scope is not installed.
     """
     path = find_config(config)
     if path is None or not path.is_file():
@@ -47,7 +53,11 @@ def load_config(
         )
     try:
         cfg = Config.fromfile(path)
+        for key in cfg_options or {}:
+            _require_read(cfg, key)
         cfg.merge_from_dict(cfg_options or {})
+    except UsageError:
+        raise
     except (SyntaxError, OSError, ValueError) as error:
         # mmengine puts their values between the quotes of a Python string.
         quoted = [
@@ -84,6 +94,42 @@ def load_config(
         install = f"pip install 'mmvttt[{extra}]'" if extra else f'install {scope}'
         raise UsageError(f"the config's default_scope is '{scope}', which is missing: {install}")
     return cfg
+
+
+def _require_read(cfg: Config, option: str) -> None:
+    """Refuses an option that would be ignored without a word."""
+    keys = option.split('.')
+    first, last = keys[0], keys[-1]
+    if '[' in option:
+        raise UsageError(
+            f'--cfg-options {option}: write entries of lists with a dot, '
+            'train_dataloader.dataset.pipeline.2.scales'
+        )
+    if first in _VARIABLES:
+        raise UsageError(
+            f'--cfg-options {option}: {first} is a variable of the config file, which was copied '
+            'when the file was read; set the copy that is used, e.g. '
+            'train_dataloader.dataset.pipeline.2.scales or train_dataloader.dataset.data_root'
+        )
+    known = {*cfg, *inspect.signature(Runner).parameters}
+    # Any other name may be read by somebody's own code.
+    if first not in known and (close := get_close_matches(first, known, n=1, cutoff=0.85)):
+        raise UsageError(
+            f'--cfg-options {option}: nothing reads {first!r}, did you mean {close[0]!r}?'
+        )
+    part: Any = cfg
+    for key in keys[:-1]:
+        try:
+            part = part[int(key) if isinstance(part, list) else key]
+        except (IndexError, KeyError, TypeError, ValueError):
+            # New to the config, or an error of mmengine's own.
+            return
+    kind = type_name(part.get('type') or '') if isinstance(part, dict) else ''
+    if last == 'scale' and kind.rpartition('.')[2] == 'RandomChoiceResize':
+        raise UsageError(
+            f'--cfg-options {option}: RandomChoiceResize reads scales, a list of (long side, short '
+            f'side), and no scale; set {option}s'
+        )
 
 
 def _toolbox(cfg: Config) -> str | None:

@@ -13,6 +13,7 @@ _MODELS = ['mmvttt.models']
 _ENGINE = ['mmvttt.engine']
 _DATA = ['mmvttt.datasets']
 _RELIABILITY = ['mmvttt.reliability']
+_INNER_LOOP = ['mmvttt.analysis.inner_loop_hook']
 
 
 def _child(name: str, parent: root.Registry, locations: list[str]) -> root.Registry:
@@ -20,12 +21,12 @@ def _child(name: str, parent: root.Registry, locations: list[str]) -> root.Regis
 
 
 MODELS = _child('model', root.MODELS, _MODELS)
-HOOKS = _child('hook', root.HOOKS, _ENGINE + _RELIABILITY)
+HOOKS = _child('hook', root.HOOKS, _ENGINE + _RELIABILITY + _INNER_LOOP)
 OPTIM_WRAPPERS = _child('optim wrapper', root.OPTIM_WRAPPERS, _ENGINE)
 OPTIM_WRAPPER_CONSTRUCTORS = _child(
     'optim wrapper constructor', root.OPTIM_WRAPPER_CONSTRUCTORS, _ENGINE
 )
-DATASETS = _child('dataset', root.DATASETS, _DATA + _RELIABILITY)
+DATASETS = _child('dataset', root.DATASETS, _RELIABILITY)
 DATA_SAMPLERS = _child('data sampler', root.DATA_SAMPLERS, _RELIABILITY)
 LOOPS = _child('loop', root.LOOPS, _RELIABILITY)
 PARAM_SCHEDULERS = _child('parameter scheduler', root.PARAM_SCHEDULERS, _ENGINE)
@@ -59,16 +60,16 @@ def resolve(
     """
     if callable(kind):
         return kind
+    proposed = ', '.join(map(repr, sorted(names or registry.module_dict)))
     if not isinstance(kind, str):
         raise TypeError(
-            f'{option}={kind!r}: give a registered name, or the {registry.name} itself.'
+            f'{option}={kind!r}: give a {registry.name}, or the name of one: {proposed}.'
         )
     try:
         found = registry.get(kind)
     except RuntimeError:
         found = None
     if found is None:
-        proposed = ', '.join(map(repr, sorted(names or registry.module_dict)))
         raise ValueError(
             f'{option}={kind!r} is no registered {registry.name}: choose one of {proposed}, or '
             'register your own and import its module by custom_imports (docs/own_mixer.md).'

@@ -97,3 +97,33 @@ def test_paths_and_other_names_are_left_alone() -> None:
 def test_a_wrong_name_is_a_sentence(name: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         load_config(name)
+
+
+@pytest.mark.parametrize(
+    ('option', 'words'),
+    [
+        ('train_pipeline.2.scale', 'train_dataloader.dataset.pipeline'),
+        ('data_root', 'train_dataloader.dataset.data_root'),
+        ('train_pipeline[2].scale', 'with a dot'),
+        ('optim_wraper.optimizer.lr', "did you mean 'optim_wrapper'"),
+        ('train_dataloader.dataset.pipeline.2.scale', r'set train_dataloader\S+\.scales'),
+    ],
+)
+def test_an_option_that_nothing_reads_is_a_sentence(option: str, words: str) -> None:
+    """Each was ignored: a training at other sizes, of other data, or at another rate."""
+    pytest.importorskip('mmdet')
+    with pytest.raises(UsageError, match=rf'^--cfg-options .*{words}'):
+        load_config('maskrcnn_vittt_t_1x', cfg_options={option: (640, 480)})
+
+
+def test_options_that_are_read_are_taken() -> None:
+    pytest.importorskip('mmdet')
+    options = {
+        'train_dataloader.dataset.pipeline.2.scales': [(640, 480)],
+        'test_dataloader.dataset.pipeline.1.scale': (640, 480),
+        'randomness.seed': 1,
+        'tta_model.type': 'mmdet.DetTTAModel',
+    }
+    cfg = load_config('maskrcnn_vittt_t_1x', cfg_options=options)
+    assert cfg.train_dataloader.dataset.pipeline[2].scales == [(640, 480)]
+    assert cfg.test_dataloader.dataset.pipeline[1].scale == (640, 480)

@@ -1,30 +1,45 @@
-"""Draws the curves of a run and prints its last and highest figures (mmvttt.analysis.curves).
+"""Draws the curves of runs and prints their figures (mmvttt.analysis.curves).
+
+Of one run the last and the highest value; of several, on the same axes, a table of mean and
+standard deviation, as for seeds of one setting.
 
 example: python tools/analyze_logs.py work_dirs/demo --metrics coco/bbox_mAP
+         python tools/analyze_logs.py work_dirs/seed_* --out seeds.png
 """
 
+import os
 from pathlib import Path
 
-from mmvttt.analysis.curves import plot_curves, read_scalars, summary
+from mmvttt.analysis.curves import plot_curves, read_scalars, spread_table, summary
 from mmvttt.cli import command_line
 
 
 def main(argv: list[str] | None = None) -> None:
     parser = command_line(__doc__)
-    parser.add_argument('work_dir', help='the --work-dir of a run of tools/train.py')
+    parser.add_argument('work_dirs', nargs='+', help='the --work-dir of runs of tools/train.py')
     parser.add_argument(
         '--metrics', nargs='+', help='evaluated scalars, e.g. coco/bbox_mAP_50 (default: all)'
     )
-    parser.add_argument('--out', help='image file (default: curves.png in the work directory)')
+    parser.add_argument(
+        '--out', help='image file (default: curves.png in the work directory of the first run)'
+    )
     args = parser.parse_args(argv)
     try:
-        train, evaluated = read_scalars(args.work_dir)
-        out = Path(args.out or Path(args.work_dir) / 'curves.png')
-        plot_curves(train, evaluated, out, args.metrics)
+        runs = {_name(folder): read_scalars(folder) for folder in args.work_dirs}
+        out = Path(args.out or Path(args.work_dirs[0]) / 'curves.png')
+        plot_curves(runs, out, args.metrics)
     except (FileNotFoundError, KeyError, ValueError) as error:
         parser.exit(1, f'{error.args[0]}\n')
-    print(summary(train, evaluated, args.metrics))
+    if len(runs) > 1:
+        print(spread_table(runs, args.metrics))
+    else:
+        print(summary(*next(iter(runs.values())), args.metrics))
     print(f'curves: {out}')
+
+
+def _name(folder: str) -> str:
+    """The folder without the path that all runs of a machine share."""
+    return os.path.relpath(folder).removeprefix('work_dirs/')
 
 
 if __name__ == '__main__':

@@ -132,9 +132,11 @@ def main() -> None:
                         failed.append(found)
                         text = f'failed: {found}'
                     print(f'{len(runs) + len(failed)} of {len(jobs)}: {text}', flush=True)
-            except BaseException:
-                # Interrupted: what has not begun stays for the next time.
+            except BaseException as error:
+                # Trainings that have not begun stay for the next time.
                 pool.shutdown(wait=False, cancel_futures=True)
+                if isinstance(error, KeyboardInterrupt):
+                    raise UsageError('interrupted: the same command goes on from here') from error
                 raise
         order = [variant.name for variant in variants]
         runs.sort(key=lambda run: (order.index(run.variant), run.seed))

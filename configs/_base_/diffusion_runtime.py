@@ -5,4 +5,5 @@ default_hooks = dict(
     checkpoint=dict(type='CheckpointHook', by_epoch=False, interval=10_000, max_keep_ckpts=3),
 )
 log_processor = dict(by_epoch=False)
+env_cfg = dict(dist_cfg=dict(backend='nccl'))
 default_scope = 'mmengine'

@@ -368,7 +368,7 @@ def plot(
     """
     every = [row for rows in tables for row in rows]
     chosen = [name for name in PANELS if any(getattr(row, name) is not None for row in every)]
-    figure, axes = panels(len(tables), len(chosen), (5.0, 4.8), _headline(every))
+    figure, axes = panels(len(tables), len(chosen), (6.0, 5.2), _headline(every))
     for i, rows in enumerate(tables):
         sides = sorted({(r.height * r.width) ** 0.5 for r in rows})
         for panel, field in zip(axes[i * len(chosen) :], chosen, strict=False):
@@ -389,6 +389,7 @@ def plot(
                       ylabel=PANELS[field])  # fmt: skip
             panel.set_xticks(sides, [f'{side:.0f}' for side in sides], rotation=45)
             panel.minorticks_off()
+            panel.tick_params(labelsize=11)
             panel.grid(visible=True)
             if panel.lines:
                 panel.legend(title='slope against the patches' if len(sides) > 1 else None,
@@ -396,6 +397,7 @@ def plot(
             top = panel.secondary_xaxis('top')
             top.set_xticks(sides, [f'{(side / 16) ** 2:,.0f}' for side in sides], rotation=45)
             top.minorticks_off()
+            top.tick_params(labelsize=11)
             top.set_xlabel('patches of 16×16 pixels')
             if names and field == chosen[0]:
                 panel.set_title(names[i], fontweight='bold', loc='left', pad=12)

@@ -2,8 +2,9 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import mean, stdev
 
 # Written by LocalVisBackend, one folder for each start (a resumed run has several).
 _SCALARS = '*/vis_data/scalars.json'
@@ -13,9 +14,11 @@ _BOOKKEEPING = frozenset({'data_time', 'time', 'epoch', 'iter', 'step', 'memory'
 _LARGEST = 2**53
 
 Series = dict[str, dict[int, float]]
+# The training scalars and the evaluated ones of a run.
+Run = tuple[Series, Series]
 
 
-def read_scalars(work_dir: str | os.PathLike[str]) -> tuple[Series, Series]:
+def read_scalars(work_dir: str | os.PathLike[str]) -> Run:
     """All that was logged in a work directory, over every start and resume.
 
     Args:
@@ -57,63 +60,97 @@ def read_scalars(work_dir: str | os.PathLike[str]) -> tuple[Series, Series]:
 
 
 def plot_curves(
-    train: Series,
-    evaluated: Series,
+    runs: Mapping[str, Run],
     out: str | os.PathLike[str],
     metrics: Sequence[str] | None = None,
 ) -> Path:
-    """Draws the losses, the evaluated metrics and the learning rate, side by side.
+    """Draws losses, evaluated metrics and learning rates side by side, all runs on the same axes.
+
+    A panel of its own has what `mmvttt.InnerLoopHook` logs. Of one run every scalar whose name
+    holds 'loss' is drawn, of several the total alone. The learning rate is the one of the config,
+    which parameters with a factor of their own differ from.
 
     Args:
-        train: training scalars, from `read_scalars`; those whose name holds 'loss', those of
-            `mmvttt.InnerLoopHook` and `lr` (of the first group of parameters) are drawn.
-        evaluated: evaluated scalars.
-        out: the image file to write; its folder is made.
-        metrics: names among `evaluated` to draw; default all that were ever defined.
+        runs: What `read_scalars` returns for each run, by the name that it is drawn with.
+        out: The image file to write; its folder is made.
+        metrics: Names of evaluated scalars; default: all that were ever defined.
 
     Returns:
         `out` as a path.
 
     Raises:
-        KeyError: for a metric that was never evaluated.
-        ValueError: where there is nothing to draw.
+        KeyError: A metric was never evaluated.
+        ValueError: There is nothing to draw.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    unknown = [name for name in metrics or () if name not in evaluated]
+    known = sorted({name for _, evaluated in runs.values() for name in evaluated})
+    unknown = [name for name in metrics or () if name not in known]
     if unknown:
-        raise KeyError(f'{unknown} not evaluated in this run; there are {sorted(evaluated)}')
-    if not (train or evaluated):
+        raise KeyError(f'{unknown} not evaluated in this run; there are {known}')
+    if not any(train or evaluated for train, evaluated in runs.values()):
         raise ValueError('the log holds no number of any step: there is nothing to draw')
-    inner = {name: values for name, values in train.items() if name.startswith('inner_')}
-    figure = Figure(figsize=(20 if inner else 16, 4.5), layout='constrained')
+    with_inner = any(_inner(train) for train, _ in runs.values())
+    figure = Figure(figsize=(20 if with_inner else 16, 4.5), layout='constrained')
     FigureCanvasAgg(figure)
-    widths = (3, 3, 2, 2) if inner else (3, 3, 2)
+    widths = (3, 3, 2, 2) if with_inner else (3, 3, 2)
     left, right, rate, *more = figure.subplots(1, len(widths), width_ratios=widths)
-    for panel in more:
-        for name, values in inner.items():
-            panel.plot(*_points(values), label=_label(name.removeprefix('inner_')))
-        panel.set(title='Inner training: drift and loss', xlabel='iteration')
-    for name, values in train.items():
-        if 'loss' in name:
-            left.plot(*_points(values), label=_label(name), linewidth=2 if name == 'loss' else 1)
-    for name in metrics or _defined(evaluated):
-        right.plot(*_points(evaluated[name]), label=_label(name), marker='o', markersize=4)
+    several = len(runs) > 1
+    for run, (train, evaluated) in runs.items():
+        before = f'{run}: ' if several else ''
+        for name, values in train.items():
+            if name == 'loss' or ('loss' in name and not several):
+                width = 2 if name == 'loss' else 1
+                left.plot(*_points(values), label=_label(before + name), linewidth=width)
+        for name in metrics or _defined(evaluated):
+            if values := evaluated.get(name):
+                right.plot(*_points(values), label=_label(before + name), marker='o', markersize=4)
+        # mmengine logs base_lr where there are several groups of parameters.
+        rates = train.get('base_lr') or train.get('lr', {})
+        rate.plot(*_points(rates), label=_label(run))
+        for panel in more:
+            for name, values in _inner(train).items():
+                panel.plot(*_points(values), label=_label(before + name.removeprefix('inner_')))
     left.set(title='Training', xlabel='iteration', ylabel='loss')
-    right.set(title='Held-out images', xlabel='evaluated at (epoch or iteration)')
-    rate.plot(*_points(train.get('lr', {})))
-    rate.set(title='Learning rate', xlabel='iteration', ylim=(0, None))
+    right.set(title='Evaluation', xlabel='epoch or iteration', ylabel='metric')
+    rate.set(title='Learning rate of the config', xlabel='iteration', ylim=(0, None))
+    for panel in more:
+        panel.set(title='Inner training', xlabel='iteration', ylabel='drift, loss')
     for axes in (left, right, rate, *more):
         axes.grid(alpha=0.3)
         # Whole steps, of a single evaluation too.
         axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
-        if axes is not rate and axes.lines:
+        if axes.lines and (several or axes is not rate):
             axes.legend(fontsize='small')
+    if not several:
+        figure.suptitle(_label(next(iter(runs))))
     out = Path(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(out, dpi=120)
     return out
+
+
+def spread_table(runs: Mapping[str, Run], metrics: Sequence[str] | None = None) -> str:
+    """The last loss and metrics of several runs, with mean and standard deviation (of a sample).
+
+    Returns:
+        A Markdown table with a row for each number and a column for each run; a run that does not
+        have it is left out of mean and deviation.
+    """
+    rows: dict[str, dict[str, float]] = {}
+    for run, (train, evaluated) in runs.items():
+        for name in ['loss', *(metrics or _defined(evaluated))]:
+            values = (train if name == 'loss' else evaluated).get(name)
+            if values:
+                rows.setdefault(name, {})[run] = list(values.values())[-1]
+    lines = [['last', 'mean', 'deviation', *runs], ['---', *['---:'] * (len(runs) + 2)]]
+    for name, found in rows.items():
+        numbers = list(found.values())
+        deviation = f'{stdev(numbers):.2g}' if len(numbers) > 1 else '–'
+        each = [f'{found[run]:.4g}' if run in found else '–' for run in runs]
+        lines.append([name, f'{mean(numbers):.4g}', deviation, *each])
+    return '\n'.join(f'| {" | ".join(line)} |' for line in lines)
 
 
 def summary(train: Series, evaluated: Series, metrics: Sequence[str] | None = None) -> str:
@@ -133,6 +170,11 @@ def summary(train: Series, evaluated: Series, metrics: Sequence[str] | None = No
 def _defined(evaluated: Series) -> list[str]:
     """Without those that are always −1: COCO's figure for sizes of which the set has no object."""
     return [name for name, values in evaluated.items() if set(values.values()) != {-1}]
+
+
+def _inner(train: Series) -> Series:
+    """Scalars of `mmvttt.InnerLoopHook`."""
+    return {name: values for name, values in train.items() if name.startswith('inner_')}
 
 
 def _label(name: str) -> str:

@@ -153,13 +153,13 @@ def draw_fields(look: Look) -> list[Path]:
     """erf: receptive fields of the last map and the FPN's levels, 4th root; sides of squares."""
     found = receptive_fields(look.model, torch.stack([image for _, image in look.images]))
     figure, axes = image_panels(
-        len(found) + 1, 3, look.size, f'Effective receptive field, {_images(look)}'
+        len(found) + 1, 3, look.size, f'Receptive field of the centre cell, {_images(look)}'
     )
     show_image(axes[0], look.images[0][0], 'first image')
     rows = []
     for panel, (name, field) in zip(axes[1:], found.items(), strict=True):
         sides = field.sides()
-        title = f'centre of {name}, {field.map_size[0]}×{field.map_size[1]} cells'
+        title = f'{name}, {field.map_size[0]}×{field.map_size[1]} cells'
         drawn = show_map(panel, field.field**0.25, look.size, title)
         row, column = field.middle
         for side in sides:
@@ -193,7 +193,7 @@ def draw_gradients(look: Look) -> list[Path]:
             drawn = show_map(panel, values, look.size, title)
             mask = largest_tokens(magnitude).unflatten(0, layer.hw)[None, None].float()
             show_image(kept, picture * F.interpolate(mask, look.size)[0].clamp(min=_DIMMED))
-        colour_bar(figure, drawn, axes[: len(chosen) + 1], 'gradient / maximum')
+        colour_bar(figure, drawn, axes[: len(chosen) + 1], 'gradient /\nmaximum')
         files.append(save(figure, look.out / f'gmm_{path.stem}.png'))
         for layer in layers:
             found = (layer.variation[0].item(),)
@@ -275,7 +275,7 @@ def draw_states(look: Look) -> list[Path]:
     for panel, label, values in zip(axes, labels, list(zip(*means, strict=True))[1:], strict=True):
         panel.plot(range(1, len(values) + 1), values, marker='o')
         panel.set(xlabel='layer', title=label, ylim=(0, 1.1 * max(values)))
-        panel.xaxis.get_major_locator().set_params(integer=True)
+        panel.locator_params(axis='x', integer=True)
         panel.grid(visible=True)
     files = [save(figure, look.out / 'state.png')]
     for path, (picture, _), layers in zip(look.files, look.images, look.trainings, strict=True):
@@ -295,7 +295,7 @@ def draw_states(look: Look) -> list[Path]:
             drawn = show_map(
                 panel, values.clamp_min(0).unflatten(0, layer.hw), look.size, layer.name
             )
-        label = '‖Wₙ − Wₙ₋₁‖ / maximum' if moving else 'cosine, below 0 as 0'
+        label = '‖Wₙ − Wₙ₋₁‖ /\nmaximum' if moving else 'cosine,\nbelow 0 as 0'
         colour_bar(figure, drawn, axes, label)
         files.append(save(figure, look.out / f'state_{path.stem}.png'))
     return [*files, _table(look.out / 'state.csv', ('layer', *names), means)]
@@ -321,19 +321,24 @@ def draw_attention(look: Look) -> list[Path]:
             columns * len(look.queries),
             columns,
             look.size,
-            'Implicit attention ‖∂o/∂v‖ of a patch, mean over heads',
+            'Implicit attention ‖∂o/∂v‖ of the marked patch, mean over heads',
         )
         for i, query in enumerate(look.queries):
             panels_ = axes[i * columns : (i + 1) * columns]
             show_image(panels_[0], picture, path.name if i == 0 else None)
             for panel, mixing in zip(panels_[1:], chosen, strict=True):
-                values = _rows_of(mixing, [query])[0, :, 0].mean(0).float()
+                found = _rows_of(mixing, [query])
+                if found is None:
+                    continue
+                values = found[0, :, 0].mean(0).float()
                 values = (values / values.max()).unflatten(0, mixing.hw).sqrt()
                 drawn = show_map(panel, values, look.size, mixing.label if i == 0 else None)
-            for panel in panels_:
-                panel.plot(query[1] * look.size[1], query[0] * look.size[0], 'x', color='#ff3030',
-                           markersize=10, markeredgewidth=2.5)  # fmt: skip
-        label = '√(attention / maximum)'
+            for panel, hw in zip(panels_, [chosen[0].hw, *(m.hw for m in chosen)], strict=True):
+                # The middle of the patch.
+                row, column = (int(p * n) + 0.5 for p, n in zip(query, hw, strict=True))
+                place = column / hw[1] * look.size[1], row / hw[0] * look.size[0]
+                panel.plot(*place, 'x', color='#ff3030', markersize=10, markeredgewidth=2.5)
+        label = '√(attention /\nmaximum)'
         colour_bar(figure, drawn, axes, label)
         files.append(save(figure, look.out / f'attention_{path.stem}.png'))
         rows += [(m.label, *_distance(m)) for m in seen]
@@ -363,7 +368,7 @@ def draw_keys(look: Look) -> list[Path]:
         layers, [row[2] for row in means], '--', color='grey', label='independent keys, 1/√N'
     )
     panel.set(xlabel='layer', ylabel='‖mean of keys‖ / mean of ‖key‖', ylim=(0, None))
-    panel.xaxis.get_major_locator().set_params(integer=True)
+    panel.locator_params(axis='x', integer=True)
     panel.grid(visible=True)
     panel.legend()
     columns = ('layer', 'key_shift', 'independent')

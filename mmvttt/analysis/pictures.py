@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import cv2
 import matplotlib as mpl
@@ -27,16 +27,16 @@ LINES = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000
 # Decorates functions that draw: matplotlib reads its settings while a figure is made.
 styled = mpl.rc_context(
     {
-        'font.size': 12,
-        'axes.titlesize': 12,
+        'font.size': 14,
+        'axes.titlesize': 14,
         'axes.grid': False,
         'axes.spines.top': False,
         'axes.spines.right': False,
         'axes.prop_cycle': mpl.cycler(color=LINES),
         'grid.alpha': 0.3,
-        'legend.fontsize': 11,
+        'legend.fontsize': 12,
         'legend.frameon': False,
-        'lines.linewidth': 1.8,
+        'lines.linewidth': 2.0,
     }
 )
 _DPI = 80
@@ -61,7 +61,7 @@ def panels(
     columns: int,
     size: tuple[float, float] = (3.0, 3.2),
     title: str | None = None,
-    **options: object,
+    **options: Any,
 ) -> tuple[Figure, list[Axes]]:
     """Makes a figure of panels `size` (width, height) in inches, and lists them row by row.
 
@@ -120,7 +120,9 @@ def show_map(
 
 def colour_bar(figure: Figure, drawn: object, found: Sequence[Axes], label: str) -> None:
     """Draws the scale of `show_map`, which all these panels share."""
-    figure.colorbar(drawn, ax=list(found), label=label, fraction=0.03, pad=0.01)
+    bar = figure.colorbar(drawn, ax=list(found), fraction=0.03, pad=0.01)
+    bar.set_label(label, fontsize=11)
+    bar.ax.tick_params(labelsize=11)
 
 
 def save(figure: Figure, path: str | Path) -> Path:

@@ -88,9 +88,10 @@ def plot_confusion(matrix: np.ndarray, classes: Sequence[str], out: str | os.Pat
     figure = Figure(figsize=(side + 1, side), layout='constrained')
     FigureCanvasAgg(figure)
     axes = figure.subplots()
-    figure.colorbar(axes.imshow(shares, vmin=0, vmax=1, cmap='Blues'), ax=axes)
+    drawn = axes.imshow(shares, vmin=0, vmax=1, cmap='Blues')
+    figure.colorbar(drawn, ax=axes, label='share of the row')
     places = range(len(classes))
-    axes.set(xlabel='prediction', ylabel='truth')
+    axes.set(title='Confusion matrix', xlabel='prediction', ylabel='truth')
     axes.set_xticks(places, classes, rotation=90)
     axes.set_yticks(places, classes)
     if len(classes) <= _READABLE:
@@ -194,8 +195,8 @@ def _with_supercategories(base: Any) -> Any:
 
 def _script(package: str, name: str) -> ModuleType:
     """One of the tools that a toolbox ships beside its package."""
-    root = importlib.util.find_spec(package).submodule_search_locations[0]
-    path = Path(root) / '.mim' / 'tools' / 'analysis_tools' / f'{name}.py'
+    root = Path(importlib.util.find_spec(package).origin).parent
+    path = root / '.mim' / 'tools' / 'analysis_tools' / f'{name}.py'
     if not path.is_file():
         raise UsageError(f'{package} is installed without its tools ({path})')
     spec = importlib.util.spec_from_file_location(f'_{package}_{name}', path)

@@ -146,8 +146,7 @@ def require_buildable(config: str, variants: Sequence[Variant], options: Mapping
             config_of(config, variant, options, None)
             find_model(config, {**(options or {}), **variant.options}, weightless=True)
         except (TypeError, ValueError, KeyError) as error:
-            reason = explain_build(error) if isinstance(error, KeyError | TypeError) else None
-            raise UsageError(f'{variant.name}: {reason or error}') from error
+            raise UsageError(f'{variant.name}: {explain_build(error) or error}') from error
 
 
 def cost_of(config: str, variant: Variant, options: Mapping | None) -> tuple[int, float | None]:
@@ -215,7 +214,8 @@ def table_of(runs: Sequence[Run], variants: Sequence[Variant], metric: str | Non
             _spread([run.step_ms for run in own], '{:.0f}'),
         ]
         if paper:
-            row.append('' if variant.paper() is None else f'{variant.paper()[1]}')
+            published = variant.paper()
+            row.append('' if published is None else f'{published[1]}')
         rows.append(row)
     lines = [header, ['---', *['---:'] * (len(header) - 1)], *rows]
     return '\n'.join(f'| {" | ".join(line)} |' for line in lines) + '\n'

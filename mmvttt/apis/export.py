@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from mmengine.logging import print_log
 from torch import Tensor, nn
 from torch.fx.experimental import _config as fx_config
 
@@ -134,6 +135,8 @@ def export_model(
 ) -> Iterator[Comparison]:
     """Writes a model and compares the file with it on several batches and sizes.
 
+    Prints a line before each step, some of which take minutes.
+
     Args:
         model: See `mmvttt.analysis.models.find_model`.
         checkpoint: Its weights; None leaves it random.
@@ -164,8 +167,10 @@ def export_model(
     # Two: with one image, what is one because of it is taken for fixed.
     channels = image_channels(network)
     image = torch.rand(2, channels, height, width)
+    print_log(f'tracing {found.name} at {height}×{width} pixels')
     program = _trace(network, image, fixed_size)
     if decompose or out.suffix == '.onnx':
+        print_log("decomposing into torch's own operators")
         with fx_config.patch(backed_size_oblivious=True):
             program = program.run_decompositions(decompositions())
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -174,6 +179,7 @@ def export_model(
     shapes = [(1, height, width), (3, height, width)]
     if not fixed_size:
         shapes += [(1, height + 37, width), (2, height * 2 // 3, width * 4 // 3 + 5)]
+    print_log(f'comparing {out} with the model')
     for batch, *sides in shapes:
         yield _compare(network, run, torch.rand(batch, channels, *sides), out)
 
@@ -240,6 +246,7 @@ def _notes(found: FoundModel, channels: int) -> dict[str, str]:
 
 
 def _write_pt2(program: torch.export.ExportedProgram, out: Path, notes: dict[str, str]) -> _Runs:
+    print_log(f'writing {out}')
     torch.export.save(program, out, extra_files={'notes.json': json.dumps(notes)})
     loaded = torch.export.load(out).module(check_guards=False)
     return lambda image: _tensors(loaded(image))
@@ -250,6 +257,7 @@ def _write_onnx(program: torch.export.ExportedProgram, out: Path, notes: dict[st
     from onnx_ir.passes.common import CommonSubexpressionEliminationPass
     from onnxscript import optimizer
 
+    print_log('translating into ONNX')
     written = torch.onnx.export(
         program,
         dynamo=True,
@@ -258,12 +266,14 @@ def _write_onnx(program: torch.export.ExportedProgram, out: Path, notes: dict[st
         verbose=False,
         optimize=False,
     )
+    print_log('optimising the graph')
     # Rewriting patterns takes most of the time of an export. Constants and repeated sizes, four
     # fifths of the nodes, go first.
     optimizer.fold_constants(written.model)
     CommonSubexpressionEliminationPass()(written.model)
     optimizer.remove_unused_nodes(written.model)
     optimizer.optimize(written.model)
+    print_log(f'writing {out}')
     written.model.metadata_props.update(notes)
     written.save(out, external_data=False)
     session = onnxruntime.InferenceSession(out, providers=['CPUExecutionProvider'])

@@ -121,7 +121,7 @@ def read_prompts(path: str | os.PathLike[str]) -> dict[str, Tensor]:
 def encode_prompts(
     pipeline: str | os.PathLike[str], prompts: Sequence[str], device: torch.device | str = 'cpu'
 ) -> dict[str, Tensor]:
-    """What the text encoders in a folder of Stable Diffusion 3 make of prompts, and of none.
+    """Embeds prompts, and an empty one, by the text encoders in a folder of Stable Diffusion 3.
 
     Raises:
         UsageError: transformers is missing.
@@ -214,7 +214,9 @@ def generate(
 
 def read_images(folder: str | os.PathLike[str]) -> np.ndarray:
     """All images that `generate` has written, `(N, H, W, 3)`, in their order."""
-    return np.concatenate([np.load(f) for f in sorted(Path(folder).glob('batch_*.npy'))])
+    return np.concatenate(
+        [np.load(f, allow_pickle=False) for f in sorted(Path(folder).glob('batch_*.npy'))]
+    )
 
 
 def write_npz(images: np.ndarray, path: str | os.PathLike[str]) -> None:
@@ -247,9 +249,9 @@ def write_grid(
 
 
 def load_extractor(path: str | os.PathLike[str]) -> nn.Module:
-    """What `torch.export.save` has written: images `(B, 3, H, W)` in [0, 1] → features `(B, F)`.
+    """Loads a network saved by `torch.export.save`, in which the number of images B is dynamic.
 
-    The number of images B must be dynamic in it.
+    It makes features `(B, F)` of images `(B, 3, H, W)` in [0, 1].
 
     Raises:
         MissingDataError: There is no such file.
@@ -332,7 +334,7 @@ def _features(images: np.ndarray, extractor: nn.Module | None, batch_size: int) 
 def _conditions(
     model: DiffusionModel, settings: Settings, prompts: Mapping[str, Tensor] | None
 ) -> Callable[[list[int]], Iterator[dict[str, Tensor]]]:
-    """What gives, for numbers of images, what the transformer is told, and what for guidance."""
+    """Returns a function of image numbers: their conditions, then the null conditions."""
     if prompts is not None:
         told = {n: v for n, v in prompts.items() if not n.startswith('null_')}
         nothing = {n.removeprefix('null_'): v for n, v in prompts.items() if n.startswith('null_')}

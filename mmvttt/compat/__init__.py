@@ -1,7 +1,7 @@
 """Small, named patches that keep one code base working across OpenMMLab, torch and mmcv builds.
 
-Each patch does nothing where nothing is broken, and imports no toolbox. None changes the numbers of
-a training. `python -m mmvttt` lists them; docs/patches.md has what, why, and how to do without.
+Patches import no toolbox, and change no numbers of a training. `python -m mmvttt --patches` lists
+them; docs/patches.md has what, why, and how to do without.
 """
 
 # Importing these modules registers their patches.

@@ -172,7 +172,7 @@ def _from_diffusers(weights: StateDict) -> Conversion:
 
 
 def _rules(old: int, new: int) -> Callable[[str], str | None]:
-    """What renames from one column of the tables to another; None for what is in no row."""
+    """Returns a function that renames from one column of the tables to another, or gives None."""
 
     def blocks(column: int) -> str:
         return 'transformer_blocks' if column == 2 else 'blocks'

@@ -61,6 +61,7 @@ class CachedLatents(Dataset):
                 f'the cache {os.fspath(data_root)!r} has {self.notes["done"]} of '
                 f'{self.notes["images"]} images: run tools/cache_latents.py again, it goes on'
             )
+        self.metainfo = dict(classes=self.notes.get('classes', []))
         self._arrays: dict[str, np.ndarray] = {}
         missing = [name for name in conditions or () if name not in self.arrays]
         if missing:
@@ -134,6 +135,7 @@ class TinyDigits(Dataset):
         found = load_digits()
         order = np.random.default_rng(0).permutation(len(found.target))
         chosen = order[:1437] if split == 'train' else order[1437:]
+        self.metainfo = dict(classes=[str(digit) for digit in range(10)])
         images = torch.from_numpy(found.images[chosen]).float()
         self.images = images[:, None] / 8 - 1
         self.labels = torch.from_numpy(found.target[chosen]).long()

@@ -4,7 +4,6 @@ from .amp import AmpOptimWrapper
 from .fsdp import BlockFSDPStrategy, wrap_blocks
 from .hooks.compile import CompileHook, compile_blocks
 from .hooks.ema import EMAHook
-from .hooks.inner_loop import InnerLoopHook
 from .hooks.mesa import MESAHook
 from .layer_decay import LayerDecayOptimWrapperConstructor
 from .schedules import WarmupCosineLR
@@ -14,7 +13,6 @@ __all__ = [
     'BlockFSDPStrategy',
     'CompileHook',
     'EMAHook',
-    'InnerLoopHook',
     'LayerDecayOptimWrapperConstructor',
     'MESAHook',
     'WarmupCosineLR',

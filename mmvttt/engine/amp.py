@@ -70,7 +70,7 @@ def warn_of_emulation() -> None:
     """Warns where a CPU computes bf16 by fp32 instructions: it is slower than fp32 there."""
     if torch.cuda.is_available():
         return
-    # Private in torch 2.11 to 2.14; no public function tells.
+    # Private in torch 2.14; no public function tells.
     supported = getattr(torch.cpu, '_is_avx512_bf16_supported', lambda: True)
     if not supported():
         print_log(

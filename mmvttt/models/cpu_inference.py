@@ -2,8 +2,8 @@
 
 torch's fp32 `Linear` and pointwise convolutions call MKL, which uses AVX2 on AMD processors, or
 lay their weights out anew in every call. oneDNN, in the same wheel, takes weights that were packed
-once and uses AVX-512. Its functions are private in torch (`torch.ops.mkldnn`, tried from 2.11 to
-2.14); where they are missing the layers stay as they are.
+once and uses AVX-512. Its functions are private in torch (`torch.ops.mkldnn`, tried with 2.14);
+where they are missing the layers stay as they are.
 """
 
 from typing import Any, TypeVar
@@ -35,8 +35,9 @@ def optimize_for_cpu(model: Model) -> Model:
 
     Every fp32 `nn.Linear` and 1×1 `nn.Conv2d` keeps its parameters, name, state dict and hooks. It
     uses the packed weight only where no gradient is wanted, on a CPU, without autocast, and packs
-    again after the weights change (`load_state_dict`, an optimizer's step). In all other cases it
-    computes what it did before, so that training goes on as usual. Outputs agree to fp32 rounding.
+    again after the weights change (`load_state_dict`, an optimizer's step; a change by `.data`, as
+    mmengine's EMAHook makes, is not seen). In all other cases it computes what it did before, so
+    that training goes on as usual. Outputs agree to fp32 rounding.
 
     Args:
         model: Any module; other layers stay as they are. Where `is_worthwhile()` is false the

@@ -180,6 +180,7 @@ class StagedClassifier(_Classifier):
 
     Args:
         num_classes, in_chans, global_pool, drop_rate: As of `PlainClassifier`.
+        img_size: Without effect: no weight depends on the size of the images.
         backbone: Further options of `HViT3`: `arch`, `drop_path_rate`, …
     """
 
@@ -189,6 +190,7 @@ class StagedClassifier(_Classifier):
         in_chans: int = 3,
         global_pool: str = 'avg',
         drop_rate: float = 0.0,
+        img_size: int | tuple[int, int] | None = None,
         **backbone: Any,
     ) -> None:
         model = HViT3(in_channels=in_chans, out_type='avg_featmap', **backbone)
@@ -197,6 +199,9 @@ class StagedClassifier(_Classifier):
             for i, channels in enumerate(model.embed_dims)
         ]
         super().__init__(model, info, num_classes, global_pool, drop_rate)
+
+    def set_input_size(self, img_size: int | tuple[int, int] | None = None) -> None:
+        """Changes nothing: images of any size are taken."""
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Image `(B, in_chans, H, W)` → normed map `(B, C, h, w)` at stride 32."""
@@ -216,14 +221,12 @@ class StagedClassifier(_Classifier):
         Args:
             x, indices, stop_early, output_fmt, intermediates_only: As of `PlainClassifier`, with
                 stages for blocks.
-            norm: Must be False: there is one norm, for the last stage.
+            norm: Whether to apply the final norm to the last stage; the others have none.
 
         Raises:
-            ValueError: For another `output_fmt`, or with `norm`.
+            ValueError: For another `output_fmt`.
         """
         _check_format(output_fmt)
-        if norm:
-            raise ValueError('norm=True: there is no norm but the one of the last stage.')
         model = self.backbone
         count = len(model.stages)
         wanted, last = ([], -1) if indices == () else feature_take_indices(count, indices)
@@ -232,10 +235,14 @@ class StagedClassifier(_Classifier):
         for i in range(last + 1 if stop_early or intermediates_only else count):
             x = model.stages[i](x)
             if i in wanted:
-                features.append(x if output_fmt == 'NCHW' else x.flatten(2).transpose(1, 2))
+                y = self._normed(x) if norm and i == count - 1 else x
+                features.append(y if output_fmt == 'NCHW' else y.flatten(2).transpose(1, 2))
         if intermediates_only:
             return features
-        return model.norm(x.flatten(2)).unflatten(2, x.shape[2:]), features
+        return self._normed(x), features
+
+    def _normed(self, x: Tensor) -> Tensor:
+        return self.backbone.norm(x.flatten(2)).unflatten(2, x.shape[2:])
 
     def prune_intermediate_layers(
         self,

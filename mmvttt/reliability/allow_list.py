@@ -87,7 +87,7 @@ def reconstruct(kind: type, shape: tuple, code: bytes) -> np.ndarray:
     if kind is Array:
         return Array()
     if kind is np.ndarray:
-        # Somebody has put NumPy's class itself on torch's list.
+        # A user may have put NumPy's class itself on torch's list.
         return np.zeros(0, np.uint8)
     raise _refusal(f'an array of class {kind!r}', 'numpy.ndarray')
 
@@ -156,6 +156,6 @@ def allowed() -> list[Any]:
         (statistic, 'builtins.getattr'),
         # What training scripts save beside the weights. A yacs configuration is read as a plain
         # mapping, without yacs; nothing interprets either.
-        argparse.Namespace,
+        (argparse.Namespace, 'argparse.Namespace'),
         (OrderedDict, 'yacs.config.CfgNode'),
     ]

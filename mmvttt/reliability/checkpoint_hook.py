@@ -15,7 +15,7 @@ from typing import Any
 
 import mmengine
 from mmengine import hooks
-from mmengine.dist import is_main_process
+from mmengine.dist import get_world_size, is_main_process
 from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.runner import Runner
 
@@ -187,6 +187,13 @@ class CheckpointHook(hooks.CheckpointHook):
             self._require_saved()
         self._stop_listening()
         super().after_train(runner)
+
+    def save_before_error(self, runner: Runner) -> None:
+        """Writes the steps that were trained, where a process by itself ends on a data error."""
+        # In a validation the weights may be the averaged ones; other ranks could not join.
+        training = self._requests.listening and runner.model.training
+        if training and get_world_size() == 1 and isinstance(runner, Runner) and _updated(runner):
+            self._save_now(runner, dict(epoch=runner.epoch, iter=runner.iter))
 
     def _folder(self, runner: Runner) -> str:
         folder = self.out_dir or runner.work_dir

@@ -15,6 +15,7 @@ from mmengine.dist import is_main_process
 from mmengine.logging import print_log
 from mmengine.runner import Runner
 
+from ..errors import DataError
 from ..registry import hook_class, type_name
 from .agreement import require_same_training
 from .anomaly_hook import AnomalyHook
@@ -124,6 +125,11 @@ def protect_runner(runner: Runner, checkpoint: str | None = None) -> Iterator[No
         require_weights(runner, runner._load_from)
     try:
         yield
+    except DataError:
+        for hook in runner.hooks:
+            if isinstance(hook, CheckpointHook):
+                hook.save_before_error(runner)
+        raise
     except RuntimeError as error:
         log_lost_ranks(error)
         raise

@@ -7,7 +7,7 @@ import pytest
 from mmengine.visualization import LocalVisBackend
 from PIL import Image
 
-from mmvttt.analysis.curves import plot_curves, read_scalars, summary
+from mmvttt.analysis.curves import plot_curves, read_scalars, spread_table, summary
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -62,7 +62,8 @@ def test_the_ticks_of_a_single_evaluation_are_whole(work_dir, monkeypatch):
     monkeypatch.setattr(
         Figure, 'savefig', lambda self, *args, **kw: (figures.append(self), save(self, *args, **kw))
     )
-    plot_curves({'lr': {1: 0.1, 2: 0.05}}, {'mIoU': {1: 0.5}}, work_dir / 'one.png')
+    run = {'lr': {1: 0.1, 2: 0.05}}, {'mIoU': {1: 0.5}}
+    plot_curves({'a': run}, work_dir / 'one.png')
     _, right, rate = figures[0].axes
     assert all(float(tick).is_integer() for tick in right.get_xticks())
     assert list(rate.lines[0].get_ydata()) == [0.1, 0.05]
@@ -91,7 +92,7 @@ def test_picture_shows_every_point(work_dir, monkeypatch):
     drawn = []
     save = Figure.savefig
     monkeypatch.setattr(Figure, 'savefig', lambda s, *a, **k: (drawn.append(s), save(s, *a, **k)))
-    out = plot_curves(*read_scalars(work_dir), work_dir / 'new' / 'c.png')
+    out = plot_curves({'a': read_scalars(work_dir)}, work_dir / 'new' / 'c.png')
     left, right, rate = (
         {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
         for axes in drawn[0].axes
@@ -99,18 +100,58 @@ def test_picture_shows_every_point(work_dir, monkeypatch):
     assert set(left) == {'loss', 'loss_mask'}
     assert left['loss'] == [[25, 4.0], [50, 3.0], [75, 2.0], [100, 1.0]]
     assert right == {'coco/bbox_mAP_50': [[1, 0.2], [2, 0.6], [3, 0.4]]}
-    # Unlabelled: the panel says what it is.
+    # Without a legend: the panel's title is enough.
     assert list(rate.values()) == [[[25, 1e-3], [50, 1e-3], [75, 1e-3], [100, 1e-3]]]
     with Image.open(out) as image:
         assert image.format == 'PNG'
         assert image.width > image.height > 300
 
 
+def test_several_runs_share_their_axes_and_have_a_spread(tmp_path, monkeypatch, capsys):
+    from matplotlib.figure import Figure
+
+    drawn = []
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, 'savefig', lambda s, *a, **k: (drawn.append(s), save(s, *a, **k)))
+    monkeypatch.chdir(tmp_path)
+    for name, ap, loss in (('a', 0.2, 1.0), ('b', 0.4, 3.0), ('c', 0.6, 2.0)):
+        log(tmp_path / name, '20260101_000000', [training(5, loss), evaluation(1, ap)])
+    tool().main(['a', 'b', 'c', '--out', 'all.png'])
+    left, right, rate = drawn[0].axes
+    assert [line.get_label() for line in left.lines] == ['a: loss', 'b: loss', 'c: loss']
+    assert [line.get_ydata()[0] for line in right.lines] == [0.2, 0.4, 0.6]
+    assert [line.get_label() for line in rate.lines] == ['a', 'b', 'c']
+    assert capsys.readouterr().out.splitlines() == [
+        '| last | mean | deviation | a | b | c |',
+        '| --- | ---: | ---: | ---: | ---: | ---: |',
+        '| loss | 2 | 1 | 1 | 3 | 2 |',
+        '| coco/bbox_mAP_50 | 0.4 | 0.2 | 0.2 | 0.4 | 0.6 |',
+        'curves: all.png',
+    ]
+
+
+def test_a_metric_that_one_run_lacks():
+    runs = {'a': ({}, {'AP': {1: 0.5}}), 'b': ({'loss': {1: 2.0}}, {})}
+    assert spread_table(runs).splitlines()[2:] == [
+        '| AP | 0.5 | – | 0.5 | – |',
+        '| loss | 2 | – | – | 2 |',
+    ]
+
+
+def test_the_rate_is_the_config_s_and_not_the_smallest_group_s(tmp_path, monkeypatch):
+    from matplotlib.figure import Figure
+
+    drawn = []
+    monkeypatch.setattr(Figure, 'savefig', lambda figure, *_, **__: drawn.append(figure))
+    plot_curves({'a': ({'lr': {1: 1e-6}, 'base_lr': {1: 1e-4}}, {})}, tmp_path / 'c.png')
+    assert list(drawn[0].axes[2].lines[0].get_ydata()) == [1e-4]
+
+
 def test_a_run_that_was_never_evaluated_is_drawn(tmp_path):
     log(tmp_path, '20260101_000000', [training(1, 1.0)])
     train, evaluated = read_scalars(tmp_path)
     assert evaluated == {}
-    assert plot_curves(train, evaluated, tmp_path / 'c.png').exists()
+    assert plot_curves({'a': (train, evaluated)}, tmp_path / 'c.png').exists()
 
 
 def test_tool_writes_beside_the_run_and_says_where(work_dir, capsys):

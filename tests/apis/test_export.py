@@ -21,8 +21,11 @@ def small(name: str, tmp_path: Path) -> str:
     cfg = Config.fromfile(CONFIGS / f'{name}.py')
     model = cfg.model
     if cfg.default_scope == 'mmpretrain':
-        stages = model.backbone.type == 'mmvttt.HViT3'
-        model.backbone.arch = STAGES if stages else PLAIN
+        if model.backbone.type == 'mmvttt.TimmViT':
+            model.backbone.model_options = dict(embed_dim=32, depth=1, num_heads=2)
+        else:
+            stages = model.backbone.type == 'mmvttt.HViT3'
+            model.backbone.arch = STAGES if stages else PLAIN
         model.head.update(in_channels=32, num_classes=5)
     else:
         model.backbone.update(conv_inplane=8, deform_num_heads=2)
@@ -54,11 +57,16 @@ def errors(name: str, tmp_path: Path, suffix: str, **options: Any) -> list[float
     return [comparison.error for comparison in found]
 
 
-def test_a_classifier_becomes_onnx_of_any_size(tmp_path: Path) -> None:
+def test_a_classifier_becomes_onnx_of_any_size(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     # Four batches and sizes; fp32 in another order of sums.
     found = errors('vittt_t_in1k', tmp_path, '.onnx')
     assert len(found) == 4
     assert max(found) < 1e-4
+    steps = ('tracing', 'decomposing', 'translating', 'optimising', 'writing', 'comparing')
+    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith(steps)]
+    assert tuple(line.split()[0] for line in printed) == steps
 
 
 def test_pt2_keeps_the_ops(tmp_path: Path) -> None:
@@ -86,7 +94,9 @@ def test_pt2_in_torch_s_own_operators(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.stress
-@pytest.mark.parametrize('name', ['vit3_t_in1k', 'hvit3_t_in1k', 't5_t_in1k_30e'])
+@pytest.mark.parametrize(
+    'name', ['vit3_t_in1k', 'hvit3_t_in1k', 't5_t_in1k_30e', 'deit3_s_linear_in1k_30e']
+)
 def test_the_other_classifiers_become_onnx_of_any_size(name: str, tmp_path: Path) -> None:
     assert max(errors(name, tmp_path, '.onnx')) < 1e-4
 

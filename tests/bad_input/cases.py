@@ -1,4 +1,4 @@
-"""What the tests of bad input share: runs of generated cases, and what a clear error is."""
+"""Shared parts of the tests of bad input: runs of generated cases, and what a clear error is."""
 
 import signal
 from collections.abc import Callable, Iterator

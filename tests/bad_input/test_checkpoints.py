@@ -310,7 +310,7 @@ def test_wrong_arguments(tmp_path: Path) -> None:
 
 
 def test_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Downloads are checked as files are, and what is not there is said in a sentence."""
+    """Downloads are checked as files are, and a missing one is a clear error."""
     monkeypatch.setenv('no_proxy', '127.0.0.1')
     monkeypatch.setattr(torch.hub, 'get_dir', lambda: str(tmp_path / 'cache'))
     damaged = bytearray(WHOLE)

@@ -217,6 +217,10 @@ MISSPELT = {
         "dict(type='mmvttt.Vittt', out_indexes=(3,))",
         "no option 'out_indexes', did you mean 'out_indices'?",
     ),
+    'unknown inner model': (
+        "dict(type='mmvttt.T5', mixer=dict(inner=dict(type='SwiGUL')))",
+        'SwiGLU',
+    ),
 }
 
 
@@ -229,6 +233,17 @@ def test_misspelt_types_and_options(case: str, run: Run) -> None:
     assert code == 1
     assert sentence in said
     assert 'Traceback' not in said
+
+
+def test_epochs_for_a_loop_of_iterations(run: Run) -> None:
+    run.patch.syspath_prepend(str(ROOT / 'tests/trainings'))
+    Path('config.py').write_text(
+        f"{BASE}train_cfg = dict(_delete_=True, type='IterBasedTrainLoop', max_iters=2)\n"
+    )
+    code, said = run('train', 'config.py', '--cfg-options', 'train_cfg.max_epochs=1')
+    assert code == 1
+    assert "no option 'max_epochs', did you mean 'max_iters'?" in said
+    assert 'TypeError' not in said
 
 
 def test_a_missing_toolbox_is_named_with_its_extra(run: Run) -> None:

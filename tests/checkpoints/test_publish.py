@@ -12,7 +12,7 @@ from mmvttt.errors import UsageError
 
 @pytest.fixture
 def trained(tmp_path: Path) -> Path:
-    """A checkpoint as a run leaves it, with everything that is nobody's business."""
+    """A checkpoint as a run leaves it, with everything that is private."""
     big = torch.arange(10000.0)
     content = dict(
         state_dict={

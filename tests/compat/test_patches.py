@@ -83,7 +83,7 @@ def test_report(capsys: pytest.CaptureFixture) -> None:
     assert all(m.name in said and m.why in said for m in compat.patches())
 
 
-def test_versions_nobody_tried_are_named_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_untried_versions_are_named_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, '_gpus', lambda: 'no GPU')
     monkeypatch.setattr(report, '_imported', lambda name: ('9.9.9', None))
     lines = report.versions()

@@ -1,4 +1,4 @@
-"""Where OpenCV cannot find libGL: a sentence instead of a traceback, and a report that works."""
+"""Where OpenCV cannot find libGL: a clear error instead of a traceback, and a report that works."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What the start-up line does for tools that do not know mmvttt, and that it costs nothing."""
+"""Effects of the start-up line on tools that do not know mmvttt, and that it costs nothing."""
 
 import importlib.util
 import os

@@ -1,13 +1,14 @@
 """The T⁵ configs: the paper's fine-tuning recipe, 20× for what is new, a step from a small ViT."""
 
 import copy
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 from mmengine.config import Config
 from mmengine.optim import build_optim_wrapper
-from mmengine.registry import init_default_scope
+from mmengine.registry import DATA_SAMPLERS, init_default_scope
 from mmpretrain.structures import DataSample
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
@@ -96,6 +97,17 @@ def test_recipe_of_tab_8(path: Path) -> None:
     (schedule,) = cfg.param_scheduler
     assert schedule == dict(type='mmvttt.WarmupCosineLR', warmup_ratio=5 / 30)
     assert cfg.model.backbone.get('drop_path_rate', 0) == 0
+
+
+@pytest.mark.parametrize('path', CLASSIFIERS, ids=lambda p: p.stem)
+def test_augmentation_is_repeated(path: Path) -> None:
+    """A third of the images, three times each: facts of DeiT's sampler, on 12 images."""
+    cfg = Config.fromfile(path)
+    init_default_scope('mmpretrain')
+    sampler = DATA_SAMPLERS.build(
+        cfg.train_dataloader.sampler, default_args=dict(dataset=range(12))
+    )
+    assert sorted(Counter(sampler).values()) == [3, 3, 3, 3]
 
 
 @pytest.mark.parametrize(('value', 'named'), [(0, 'new_lr_mult=0'), ('20', "new_lr_mult='20'")])

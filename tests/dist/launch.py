@@ -32,7 +32,7 @@ class Node:
     started: float
 
     def text(self) -> str:
-        """What the launcher and the ranks have written to stdout and stderr."""
+        """Output of the launcher and the ranks."""
         return self.output.read_text(errors='replace')
 
     def kill(self) -> None:
@@ -62,7 +62,7 @@ class Ended:
 
 
 def free_port() -> str:
-    """A port that nobody listens on."""
+    """A port that is free."""
     with socket.socket() as probe:
         probe.bind(('127.0.0.1', 0))
         return str(probe.getsockname()[1])

@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 
 
 def run(name: str, folder: Path) -> tuple[list[dict], str]:
-    """What the two ranks have kept, and the output."""
+    """Records of the two ranks, and the output."""
     digits = make_digits(folder / 'digits', num_train=8, num_val=4, size=96)
     work_dir = folder / name
     args = ('--work-dir', str(work_dir))

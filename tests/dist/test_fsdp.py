@@ -38,7 +38,7 @@ BACKBONES = {
 
 @pytest.fixture(autouse=True)
 def own_modules(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the configs import."""
+    """Makes the modules of the configs importable."""
     monkeypatch.syspath_prepend(str(HERE))
 
 

@@ -20,7 +20,7 @@ CLOSE = dict(rtol=1e-4, atol=1e-6)
 
 
 def kept(work_dir: Path, ranks: int = 4) -> list[dict]:
-    """What the hook `Keep` has written on every rank."""
+    """Records of the hook `Keep` on every rank."""
     return [torch.load(work_dir / f'rank_{r}.pth', weights_only=True) for r in range(ranks)]
 
 

@@ -8,9 +8,11 @@ import os
 import re
 import subprocess
 import sys
+from collections import OrderedDict
 from pathlib import Path
 
 import pytest
+from mmengine.registry import DefaultScope
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
@@ -32,6 +34,8 @@ def test_there_is_something_to_run() -> None:
 )
 def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    # A user's Python has no default scope that a training has left behind.
+    monkeypatch.setattr(DefaultScope, '_instance_dict', OrderedDict())
     for name in ('tools', 'configs'):
         (tmp_path / name).symlink_to(ROOT / name)
     # `python` of the examples is the one that runs the tests.

@@ -184,7 +184,7 @@ def test_without_weight_decay() -> None:
 
 @pytest.fixture
 def logged(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture) -> Callable[[], str]:
-    """What has been logged: by a new logger, as one keeps the stdout of its first use."""
+    """The log: by a new logger, as one keeps the stdout of its first use."""
     MMLogger.get_instance(request.node.name)
     return lambda: ''.join(capsys.readouterr())
 

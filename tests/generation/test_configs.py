@@ -12,12 +12,12 @@ from mmengine.config import ConfigDict
 from mmvttt.apis.train import train
 from mmvttt.config import config_names, load_config
 from mmvttt.convert import convert_checkpoint
+from mmvttt.errors import CheckpointMismatchError
 from mmvttt.registry import MODELS
 
 from .small import SMALL
 
 pytest.importorskip('diffusers')
-pytest.importorskip('mmvttt.models.linearize')
 
 NAMES = [n for n in config_names() if n.startswith(('dit', 'sd35m'))]
 # Rate, weight decay, images of a step on 8 GPUs, steps, decay of the average (facts of the papers).
@@ -118,7 +118,7 @@ def test_a_reduced_copy_steps(name: str, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_source_of_the_demonstration_becomes_linear(tmp_path: Path) -> None:
-    """What dit5_digits.py says: nothing of the source is lost but what the softmax did."""
+    """By the commands of dit5_digits.py: nothing of the source is lost but the softmax."""
     torch.manual_seed(0)
     source = MODELS.build(load_config('dit_digits').model)
     with torch.no_grad():
@@ -148,3 +148,19 @@ def test_source_of_the_demonstration_becomes_linear(tmp_path: Path) -> None:
         )
     # fp64 but for the sines of times and places.
     torch.testing.assert_close(out, expected, rtol=1e-6, atol=1e-8)
+
+
+def test_a_source_of_another_width_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pytest.importorskip('sklearn')
+    torch.manual_seed(0)
+    options = dict(arch=dict(embed_dims=32, num_layers=4, num_heads=2))
+    cfg = load_config('dit_digits')
+    cfg.model.transformer.update(options)
+    torch.save(dict(state_dict=MODELS.build(cfg.model).state_dict()), 'ours.pth')
+    convert_checkpoint('ours.pth', 'source.pth', to='diffusers')
+    with pytest.raises(CheckpointMismatchError, match=r'has \d+ of the \d+ tensors'):
+        train('dit5_digits', work_dir='run', cfg_options=dict(load_from='source.pth'))
+    assert not list(Path('run').glob('*.pth'))

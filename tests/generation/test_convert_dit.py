@@ -9,12 +9,12 @@ from torch import Tensor
 
 from mmvttt.convert import convert_checkpoint
 from mmvttt.errors import CheckpointError
+from mmvttt.reliability.read import read_weights
 
 pytest.importorskip('diffusers')
 from diffusers import DiTTransformer2DModel
 
 from mmvttt.models.generation.dit3 import DiT3, position_table
-from mmvttt.reliability.read import read_weights
 
 D, DEPTH, HEADS, CLASSES = 24, 2, 2, 5
 ARCH = dict(embed_dims=D, num_layers=DEPTH, num_heads=HEADS)

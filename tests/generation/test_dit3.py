@@ -185,14 +185,20 @@ def test_checkpointing_changes_nothing() -> None:
         assert torch.equal(plain, again), name
 
 
-def test_diffusers_pipeline_takes_it() -> None:
+def test_diffusers_pipeline_takes_it(tmp_path: Path) -> None:
     torch.manual_seed(0)
     vae = AutoencoderKL(block_out_channels=(8,), norm_num_groups=4, sample_size=8)
     model = DiT3(arch=SMALL, sample_size=8)
     pipeline = DiTPipeline(model, vae, DDIMScheduler())
-    pipeline.set_progress_bar_config(disable=True)
-    images = pipeline([1, 7], num_inference_steps=2, output_type='np').images
-    assert images.shape == (2, 8, 8, 3)
+    pipeline.save_pretrained(tmp_path)
+    images = []
+    for same in (pipeline, DiTPipeline.from_pretrained(tmp_path)):
+        same.set_progress_bar_config(disable=True)
+        generator = torch.Generator().manual_seed(0)
+        options = dict(generator=generator, num_inference_steps=2, output_type='np')
+        images.append(same([1, 7], **options).images)
+    assert images[0].shape == (2, 8, 8, 3)
+    assert (images[0] == images[1]).all()
 
 
 @pytest.mark.parametrize(

@@ -269,3 +269,14 @@ def test_bad_options_are_named(kwargs: dict, named: list[str]) -> None:
         TTTMixer(**options)
     for text in named:
         assert text in str(error.value)
+
+
+def test_weights_that_are_no_parameters_for_a_while() -> None:
+    """FSDP puts plain tensors in their places while a block is computed again."""
+    module, x = mixer(dict(type='MLP'), loss='l2'), tokens()
+    expected = module(x, HW)
+    for name, weight in list(module.inner.named_parameters()):
+        delattr(module.inner, name)
+        setattr(module.inner, name, weight.detach().clone())
+    assert not list(module.inner.parameters())
+    assert torch.equal(module(x, HW), expected)

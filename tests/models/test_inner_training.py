@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from mmvttt.errors import UsageError
 from mmvttt.models.layers import InnerTraining, TTTMixer, neighborhood_attention
 
 HW = (5, 7)
@@ -125,3 +126,11 @@ def test_evaluation_trains_alike_and_keeps_no_graph(options: dict) -> None:
     mixer.requires_grad_(False)
     frozen = mixer(x.clone().requires_grad_(), HW)
     torch.testing.assert_close(frozen, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_a_training_by_autograd_is_not_exported() -> None:
+    mixer = TTTMixer(16, 2, dict(type='FC'))
+    with pytest.raises(UsageError, match=r'FC .*SwiGLU'):
+        torch.export.export(mixer, (torch.randn(1, 35, 16), HW), strict=False)
+    fused = TTTMixer(16, 2, SWIGLU).eval()
+    torch.export.export(fused, (torch.randn(1, 35, 16), HW), strict=False)

@@ -205,6 +205,19 @@ def test_the_input_size_can_be_set() -> None:
     torch.testing.assert_close(model(x), expected, rtol=1e-5, atol=1e-5)
 
 
+def test_stages_take_any_size_and_norm_the_last() -> None:
+    model = reduced('h_vit3_tiny', img_size=96).eval()
+    x = torch.randn(2, 3, 64, 96)
+    expected = model(x)
+    model.set_input_size((64, 96))
+    final, raw = model.forward_intermediates(x)
+    _, normed = model.forward_intermediates(x, norm=True)
+    assert torch.equal(model(x), expected)
+    assert all(torch.equal(a, b) for a, b in zip(raw[:-1], normed[:-1], strict=True))
+    assert torch.equal(normed[-1], final)
+    assert not torch.equal(raw[-1], final)
+
+
 @pytest.mark.parametrize('stages', [-1, 0])
 def test_another_input_size_leaves_what_is_frozen(stages: int) -> None:
     model = reduced('vittt_tiny_patch16_224', frozen_stages=stages)
@@ -219,8 +232,6 @@ def test_bad_options_are_named() -> None:
         model.forward_intermediates(x, output_fmt='NHWC')
     with pytest.raises(ValueError, match="cls_mode='head'"):
         reduced('vittt_tiny_patch16_224', cls_mode='head').forward_intermediates(x)
-    with pytest.raises(ValueError, match='norm=True'):
-        reduced('h_vit3_tiny').forward_intermediates(x, norm=True)
     with pytest.raises(RuntimeError, match='No pretrained weights'):
         timm.create_model('vittt_tiny_patch16_224', arch=PLAIN, pretrained=True)
 

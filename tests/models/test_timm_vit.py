@@ -251,6 +251,7 @@ def test_a_classifier_of_mmpretrain(name: str, out_type: str, channels: int) -> 
     model = ROOT.build(
         dict(
             type='mmpretrain.ImageClassifier',
+            _scope_='mmpretrain',
             backbone=dict(
                 type='mmvttt.TimmViT',
                 model=name,

@@ -243,7 +243,7 @@ def test_activation_checkpointing(train: Callable, reentrant: bool) -> None:
 
 
 def test_the_same_random_numbers(train: Callable) -> None:
-    """Of sixteen dice thrown in eight steps one is enough, and is thrown again."""
+    """One of sixteen dice thrown in eight steps is enough, and is thrown again."""
     model = Net()
     model.body.append(Chance(0.3))
     model.body.append(Chance(0.3))

@@ -336,7 +336,7 @@ def test_a_second_ctrl_c_ends_at_once(run: Callable, monkeypatch: pytest.MonkeyP
 def test_a_resumed_checkpoint_names_no_files_of_others(
     run: Callable, tmp_path: Path, best: Callable, preempted: Callable
 ) -> None:
-    """What a checkpoint calls the best one, or a preempted one, is removed in time."""
+    """Files that a checkpoint names as the best, or as preempted, are removed in time."""
     folder, file = tmp_path / 'precious', tmp_path / 'precious.txt'
     folder.mkdir()
     file.write_text('mine')

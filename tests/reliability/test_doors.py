@@ -1,4 +1,4 @@
-"""What enters the room by its two doors, and what the room may know."""
+"""Imports of the reliability package, and its two doors, protect_config and protect_runner."""
 
 import ast
 import hashlib

@@ -20,7 +20,7 @@ RUNS_SCRIPT, POINTS_SCRIPT = TRAININGS / 'kill_runs.py', TRAININGS / 'kill_point
 
 
 def states(folder: Path) -> dict[str, dict]:
-    """What the checkpoints of a folder hold, but for times and names of runs."""
+    """Contents of the checkpoints of a folder, but for times and names of runs."""
     found = {p.name: read_content(p) for p in folder.glob('*.pth')}
     return {
         name: {k: v for k, v in content.items() if k not in ('meta', 'message_hub')}

@@ -389,15 +389,15 @@ RISKY = {
     'marshal.loads': None,
     'yaml.load': None,
     'yaml.unsafe_load': None,
-    'np.load': None,
-    'numpy.load': None,
+    'np.load': 'allow_pickle=False',
+    'numpy.load': 'allow_pickle=False',
     'mmengine.load': None,
     'Config.fromstring': None,
     'runpy.run_path': None,
     'torch.jit.load': None,
-    'torch.load': 'weights_only',
+    'torch.load': 'weights_only=True',
     'torch.hub.load': None,
-    'torch.hub.load_state_dict_from_url': 'weights_only',
+    'torch.hub.load_state_dict_from_url': 'weights_only=True',
 }
 
 
@@ -407,9 +407,9 @@ def risks(source: str) -> list[str]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call):
             name = ast.unparse(node.func)
-            keyword = RISKY.get(name, '')
-            given = {k.arg: ast.unparse(k.value) for k in node.keywords}
-            if keyword is None or (keyword and given.get(keyword) != 'True'):
+            needed = RISKY.get(name, '')
+            given = [f'{k.arg}={ast.unparse(k.value)}' for k in node.keywords]
+            if needed is None or (needed and needed not in given):
                 found.append(f'{node.lineno}: {ast.unparse(node)}')
             if name.startswith('sys.path.'):
                 found.append(f'{node.lineno}: {ast.unparse(node)}')

@@ -40,7 +40,7 @@ def test_a_work_dir_that_is_a_file(run: Callable) -> None:
 
 
 def on_a_disk(folder: Path, size: str, script: str) -> str:
-    """What a shell says in `folder`, where `disk` is a small one of its own; skips without one."""
+    """Output of a shell in `folder`, where `disk` is a small one of its own; skips without one."""
     (folder / 'disk').mkdir()
     train = f'{sys.executable} {TRAIN} {TRAININGS / "noisy_config.py"} --work-dir disk/a'
     mount = f'mount -t tmpfs -o size={size} none disk'

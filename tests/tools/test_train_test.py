@@ -70,6 +70,8 @@ def test_test_hands_its_arguments_on(monkeypatch: pytest.MonkeyPatch, calls: lis
         out='p.pkl',
         show_dir='drawn',
         tta=False,
+        amp=False,
+        pack=True,
         cfg_options=None,
         launcher='none',
     )

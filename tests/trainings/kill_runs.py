@@ -65,7 +65,7 @@ def fork(work_dir: str, options: dict) -> int:
 
 
 def finish(child: int, what: str) -> None:
-    """Waits for a run that nobody kills."""
+    """Waits for a run that is not killed."""
     _, status = os.waitpid(child, 0)
     if status:
         raise SystemExit(f'{what} ended with {status}')

@@ -118,13 +118,20 @@ class DiffusionModel(BaseModel):
     def forward(self, latents: Tensor, mode: str = 'tensor', **condition: Tensor) -> Any:
         """The losses of a batch (`mode='loss'`), or a sample for each of its classes ('predict').
 
+        With 'tensor', the transformer's output at time 0, for class 0 where nothing else is given:
+        what counters of FLOPs run.
+
         Raises:
             UsageError: The mode is another one.
         """
+        if mode == 'tensor':
+            zeros = torch.zeros(len(latents), dtype=torch.long, device=latents.device)
+            told = condition or dict(class_labels=zeros)
+            return self.transformer(latents, timestep=zeros, return_dict=False, **told)[0]
         if mode == 'predict':
             return self._sample_classes(latents, condition)
         if mode != 'loss':
-            raise UsageError(f"mode={mode!r}: choose 'loss' or 'predict'.")
+            raise UsageError(f"mode={mode!r}: choose 'loss', 'predict' or 'tensor'.")
         labels = condition.get('class_labels')
         if labels is not None and self.label_dropout:
             dropped = torch.rand(len(labels), device=labels.device) < self.label_dropout
@@ -142,7 +149,7 @@ class DiffusionModel(BaseModel):
         guidance: float = 1.0,
         guided: str = 'all',
     ) -> Tensor:
-        """What a scheduler takes for noisy latents: the model's output, or a velocity.
+        """Predicts what a scheduler takes for noisy latents, with or without guidance.
 
         Args:
             noisy: `(B, C, h, w)`.
@@ -160,13 +167,13 @@ class DiffusionModel(BaseModel):
             UsageError: There is guidance, and no null condition.
         """
         check_choice('guided', guided, CHANNELS_GUIDED)
-        if guidance != 1 and null is None:
+        if guidance == 1:
+            output = self._output(noisy, time, condition)
+        elif null is None:
             raise UsageError(
                 f'guidance={guidance} needs a null condition, which this model lacks: train it '
                 'with null_class=True and a label_dropout, or take guidance 1'
             )
-        if guidance == 1:
-            output = self._output(noisy, time, condition)
         else:
             both = {name: torch.cat([value, null[name]]) for name, value in condition.items()}
             output, without = self._output(torch.cat([noisy, noisy]), time, both).chunk(2)
@@ -174,10 +181,7 @@ class DiffusionModel(BaseModel):
             start = without[:, :count]
             guided_part = start + guidance * (output[:, :count] - start)
             output = torch.cat([guided_part, output[:, count:]], dim=1)
-        if self.loss.learns_variance or self.loss.prediction != 'sample':
-            return output
-        sigma = getattr(self.loss, 'sigma', None)
-        return output if sigma is None else (noisy - output) / sigma(time)
+        return self.loss.for_scheduler(output, noisy, time)
 
     def _sample_classes(self, latents: Tensor, condition: dict[str, Tensor]) -> list[dict]:
         labels = condition['class_labels']

@@ -83,8 +83,12 @@ class DDPMLoss:
         bound = self.variational_bound(predicted.detach(), logit, latents, noisy, times)
         return dict(loss_mse=F.mse_loss(predicted, noise), loss_bound=bound.mean())
 
+    def for_scheduler(self, output: Tensor, noisy: Tensor, time: Tensor) -> Tensor:
+        """The output as the scheduler takes it: as it is."""
+        return output
+
     def target(self, latents: Tensor, noise: Tensor, times: Tensor) -> Tensor:
-        """What the model should predict."""
+        """The right prediction `(B, C, h, w)`."""
         if self.prediction == 'v_prediction':
             return self.scheduler.get_velocity(latents, noise, times)
         return noise if self.prediction == 'epsilon' else latents
@@ -213,6 +217,10 @@ class FlowLoss:
         target = latents if self.prediction == 'sample' else noise - latents
         error = (output.float() - target) ** 2
         return dict(loss_flow=(_column(self.weight(sigma)) * error).mean())
+
+    def for_scheduler(self, output: Tensor, noisy: Tensor, time: Tensor) -> Tensor:
+        """The output as the scheduler takes it: a velocity."""
+        return output if self.prediction == 'velocity' else (noisy - output) / self.sigma(time)
 
     def weight(self, sigma: Tensor) -> Tensor:
         """The weight of the squared error at each σ."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from itertools import accumulate
+from operator import attrgetter
 
 import torch
 from timm.layers import resample_abs_pos_embed
@@ -16,6 +17,7 @@ from mmvttt.arguments import (
     checked_head_dims,
     checked_size,
 )
+from mmvttt.errors import UsageError
 from mmvttt.registry import INNER_LOSSES, KEY_NORMS, MODELS, resolve
 
 from .attention import Attention
@@ -72,7 +74,7 @@ class InnerTraining(nn.Module):
             choice to it (docs/kernels.md). An error where no op does the training.
 
     Raises:
-        TypeError: If the inner model, loss or key norm is none.
+        TypeError: If the inner model, loss or key norm is of another kind.
         ValueError: If an option is not one of those above; the message names what is allowed.
     """
 
@@ -122,6 +124,8 @@ class InnerTraining(nn.Module):
         self.backend = backend
         self.add_projections(embed_dims)
         self.inner = build_inner_model(inner, num_heads, head_dims)
+        # By name: FSDP's weights are no parameters while a block is computed again.
+        self._inner_names = tuple(name for name, _ in self.inner.named_parameters())
         self.eta = nn.Linear(embed_dims, num_heads) if step == DYNAMIC else None
         self.step = 1.0 if step == DYNAMIC else float(step)
         for linear in self.children():
@@ -227,7 +231,7 @@ class InnerTraining(nn.Module):
         """`q, k, v: (B, N, H, d)` → `(B, N, H, d)`: trains on (k, v), reads q."""
         if isinstance(self.inner, Attention):
             return self.inner(q, k, v)
-        weights = {name: at_least_fp32(w) for name, w in self.inner.named_parameters()}
+        weights = {n: at_least_fp32(attrgetter(n)(self.inner)) for n in self._inner_names}
         if self.fused:
             return self.inner.fused(weights, q, k, v, hw, self._one_step())
         eta = torch.ones_like(q[..., 0]) if self.eta is None else self.eta(x).sigmoid()
@@ -237,6 +241,12 @@ class InnerTraining(nn.Module):
         self, weights: Weights, q: Tensor, k: Tensor, v: Tensor, eta: Tensor, hw: tuple[int, int]
     ) -> Tensor:
         """`q, k, v: (B, N, H, d)`, `eta: (B, N, H)` → `(B, N, H, d)`, in fp32 or more."""
+        if torch.compiler.is_exporting():
+            raise UsageError(
+                f'{type(self.inner).__name__} with loss={self.loss!r} is trained by autograd, '
+                'which cannot be exported: choose one step of 1.0 that has an op, such as '
+                "inner=dict(type='SwiGLU') on the dot loss."
+            )
         with without_autocast(q):
             q, k, v, steps = (at_least_fp32(y).transpose(1, 2) for y in (q, k, v, eta))
             weights = {name: w.expand(len(q), *w.shape) for name, w in weights.items()}

@@ -158,7 +158,7 @@ boxes = st.tuples(numbers, numbers, numbers, numbers).map(list)
 
 
 def test_what_mmdet_drops_is_what_is_counted(root: Path) -> None:
-    """Of generated boxes, ids and areas, as many are left in mmdet's data set as are right here."""
+    """As many generated boxes, ids and areas stay in mmdet's data set as are right here."""
 
     def check(values: list) -> None:
         content = coco(2)
@@ -187,7 +187,7 @@ name_lists = st.lists(names, min_size=1, max_size=4, unique=True)
 
 
 def test_categories_and_classes(root: Path) -> None:
-    """What label i is in mmdet is what is said here; where nothing matches, training is refused."""
+    """Label i of mmdet is the one reported; where nothing matches, training is refused."""
 
     def check(value: tuple[list[str], list[str]]) -> None:
         categories, classes = value
@@ -279,7 +279,7 @@ def test_no_json(root: Path) -> None:
 def test_large_files_are_not_parsed(
     root: Path, first: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of them the categories are read, which stand at the start or, as in COCO's, at the end."""
+    """Their categories are read, which stand at the start or, as in COCO's, at the end."""
     monkeypatch.setattr(coco_check, 'LARGEST', 100)
     monkeypatch.setattr(coco_check, '_PIECE', 200)
     monkeypatch.setattr(coco_check.json, 'load', None)

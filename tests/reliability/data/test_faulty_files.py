@@ -71,7 +71,7 @@ def boxes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def load(root: Path, index: int = 0) -> dict:
-    """What mmdet's pipeline makes of an image."""
+    """An image after mmdet's pipeline."""
     return DATASETS.build(dict(coco_dataset(root), serialize_data=False, _scope_='mmdet'))[index]
 
 
@@ -195,7 +195,7 @@ def test_label_maps_without_fault(labels: Path) -> None:
 
 
 def test_wrong_numbers_in_label_maps(labels: Path) -> None:
-    """What mmsegmentation makes of the numbers is what is said, before a training too."""
+    """The numbers that mmsegmentation reads are those reported, before a training too."""
 
     def check(value: tuple[list[int], bool, bool, int]) -> None:
         numbers, reduce, subset, heads = value

@@ -8,10 +8,10 @@ from mmengine.logging import print_log
 from mmengine.model import MMDistributedDataParallel, is_model_wrapper
 from mmengine.runner import Runner
 
-from ...analysis.inner_training import LayerTraining, inspect_training
-from ...arguments import check_int
-from ...errors import UsageError
-from ...registry import HOOKS
+from ..arguments import check_int
+from ..errors import UsageError
+from ..registry import HOOKS
+from .inner_training import LayerTraining, inspect_training
 
 # A drift at the rounding of fp32, and one at which a state has forgotten its first weights.
 _OFF, _FAR = 1e-6, 100.0
