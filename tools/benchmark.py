@@ -44,6 +44,7 @@ from mmvttt.cli import (
 from mmvttt.config import find_config
 from mmvttt.engine import compile_blocks
 from mmvttt.errors import UsageError
+from mmvttt.models.cpu_inference import is_worthwhile, optimize_for_cpu
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -96,6 +97,11 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         help='then again with the blocks under torch.compile, as train.py --compile has them',
     )
     parser.add_argument(
+        '--pack',
+        action='store_true',
+        help='then again with weights packed for a CPU, as in test.py',
+    )
+    parser.add_argument(
         '--repeats', type=positive, default=10, help='timed batches; the median counts'
     )
     parser.add_argument('--warmup', type=not_negative, default=3, help='batches before them')
@@ -122,7 +128,7 @@ def describe(row: Measurement) -> str:
 
 
 def models(args: argparse.Namespace) -> Iterator[tuple[str, nn.Module]]:
-    """Names and networks, compiled ones after those that are not."""
+    """Names and networks: each as it is, then packed, then compiled."""
     mixed = any(find_config(name) is not None for name in args.models)
     for name in args.models:
         options = args.cfg_options or {}
@@ -132,6 +138,8 @@ def models(args: argparse.Namespace) -> Iterator[tuple[str, nn.Module]]:
         found = find_model(name, options, weightless=args.computed)
         model = found.backbone if args.backbone else found.model
         yield found.name, model
+        if args.pack:
+            yield f'{found.name} (packed)', optimize_for_cpu(model)
         if args.compile:
             compile_blocks(model)
             yield f'{found.name} (compiled)', model
@@ -162,7 +170,7 @@ def run(args: argparse.Namespace) -> list[Measurement]:
                     args.warmup,
                     channels,
                 )
-                if not name.endswith('(compiled)'):
+                if not name.endswith(('(packed)', '(compiled)')):
                     row = replace(row, **count(network, batch, size, channels))
             rows.append(replace(row, attention=kind))
             print(describe(rows[-1]), flush=True)
@@ -176,6 +184,11 @@ def main(argv: list[str] | None = None) -> None:
             raise UsageError('give models to measure, or tables to --draw')
         if args.draw and not args.plot:
             raise UsageError('--draw: say with --plot which image file to write')
+        if args.pack and (args.train or args.device != 'cpu' or not is_worthwhile()):
+            raise UsageError(
+                '--pack is for inference (no --train) on --device cpu, with AVX-512 and a torch that '
+                'has oneDNN; leave it out'
+            )
         if args.names and len(args.names) != len(args.draw or []):
             raise UsageError(f'--names: give {len(args.draw or [])}, one for each table of --draw')
         tables = [read_csv(path) for path in args.draw] if args.draw else [run(args)]

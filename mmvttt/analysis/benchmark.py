@@ -85,7 +85,7 @@ class Measurement:
     @property
     def line(self) -> str:
         """Label of the line that this row belongs to."""
-        name = re.sub(r'_patch\d+|_window\d+|_224$', '', self.model)
+        name = re.sub(r'_patch\d+|_window\d+|_224\b', '', self.model)
         return f'{name} ({self.attention})' if self.attention else name
 
 

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from mmvttt.models.cpu_inference import is_worthwhile
+
 TOOLS = Path(__file__).resolve().parents[2] / 'tools'
 NAMES = (
     'analyze_results.py',
@@ -144,6 +146,21 @@ def test_benchmark_of_compiled_blocks(
     out = run(monkeypatch, capsys, 'benchmark.py', 'vit3_tiny_patch16_224', *options)
     for name in ('vit3_tiny_patch16_224', 'vit3_tiny_patch16_224 (compiled)'):
         assert f'{name.replace("_patch16_224", "")} inference float32 1 × 32×32:' in out
+
+
+def test_benchmark_of_packed_weights(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out = ('--out', str(tmp_path / 'rows.csv'))
+    options = ('vit3_tiny_patch16_224', '--sizes', '32', '--repeats', '1', '--device', 'cpu')
+    with pytest.raises(SystemExit, match='1'):
+        run(monkeypatch, capsys, 'benchmark.py', *options, '--pack', '--train', *out)
+    assert '--pack is for inference' in capsys.readouterr().err
+    if not is_worthwhile():
+        pytest.skip('this processor has no AVX-512, or this torch no oneDNN')
+    text = run(monkeypatch, capsys, 'benchmark.py', *options, '--pack', *out)
+    for name in ('vit3_tiny', 'vit3_tiny (packed)'):
+        assert f'{name} inference float32 1 × 32×32:' in text
 
 
 def test_keys_of_configs_are_none_of_timm_s(
