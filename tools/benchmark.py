@@ -99,7 +99,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         '--pack',
         action='store_true',
-        help='then again with weights packed for a CPU, as in test.py',
+        help='then again with weights packed for a CPU',
     )
     parser.add_argument(
         '--repeats', type=positive, default=10, help='timed batches; the median counts'
@@ -186,8 +186,8 @@ def main(argv: list[str] | None = None) -> None:
             raise UsageError('--draw: say with --plot which image file to write')
         if args.pack and (args.train or args.device != 'cpu' or not is_worthwhile()):
             raise UsageError(
-                '--pack is for inference (no --train) on --device cpu, with AVX-512 and a torch that '
-                'has oneDNN; leave it out'
+                '--pack is for inference (no --train) on --device cpu, with AVX-512 and a torch '
+                'that has oneDNN; leave it out'
             )
         if args.names and len(args.names) != len(args.draw or []):
             raise UsageError(f'--names: give {len(args.draw or [])}, one for each table of --draw')
