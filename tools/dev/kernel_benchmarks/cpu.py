@@ -16,7 +16,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from copy import deepcopy
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
 import numba
@@ -27,7 +30,9 @@ from ttt_glu import eager_dwconv, eager_glu
 
 from mmvttt.analysis.memory.training_step import TrainingStep
 from mmvttt.analysis.models import find_model
+from mmvttt.apis.export import export_model
 from mmvttt.models.backbones import HViT3, ViT3, Vittt
+from mmvttt.models.cpu_inference import optimize_for_cpu
 from mmvttt.models.layers import vit3_mixer
 from ttt_kernels import _backend, deform_attn, ttt_dwconv, ttt_glu, ttt_linear
 
@@ -209,6 +214,32 @@ def demo() -> Iterator[Case]:
     yield 'demo', '4 x 160x160', 'step', contenders
 
 
+def deployment() -> Iterator[Case]:
+    """Classifiers as they are, with packed products and in ONNX Runtime, on one image."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    for name in ('vittt', 'vit3', 'h_vit3', 't5'):
+        full = f'{name}_tiny' if name == 'h_vit3' else f'{name}_tiny_patch16_224'
+        model = find_model(full).model.eval()
+        packed = optimize_for_cpu(deepcopy(model))
+        with TemporaryDirectory() as folder:
+            path = Path(folder, 'model.onnx')
+            next(export_model(full, None, path))
+            session = onnxruntime.InferenceSession(
+                path, options, providers=['CPUExecutionProvider']
+            )
+        for size in (224, 512):
+            images = torch.randn(1, 3, size, size)
+            contenders = {
+                'eager': partial(torch.no_grad()(model), images),
+                'packed': partial(torch.no_grad()(packed), images),
+                'ONNX Runtime': partial(session.run, None, {'image': images.numpy()}),
+            }
+            yield full, f'{size}x{size}', 'fwd', contenders
+
+
 CASES = {
     'scan': lambda: scans((196, 16), (1024, 16), (1600, 16), (6400, 16)),
     'mini_batch': lambda: scans((1024, 64), (1024, 128), (196, 196), (1024, 512), (1024, 1024)),
@@ -217,6 +248,7 @@ CASES = {
     'vittt': vittt,
     'vit3': vit3,
     'demo': demo,
+    'deployment': deployment,
 }
 
 
