@@ -83,7 +83,7 @@ def progress(batches: Sequence) -> Iterable:
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     with plain_errors():
-        # Here, where a missing diffusers is a sentence.
+        # Imported here, where a missing diffusers becomes a clear error.
         from mmvttt.apis import generate as api
         from mmvttt.errors import UsageError
 

@@ -71,7 +71,7 @@ def parts_table(use: MemoryUse, depth: int) -> Table:
 
 
 def peak_table(use: MemoryUse) -> Table:
-    """What there is at the peak, by kind."""
+    """Table of the memory held at the peak, by kind."""
     table = Table('at the peak', 'MiB')
     for kind in KINDS:
         if kind in use.at_peak:
