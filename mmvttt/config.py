@@ -56,6 +56,8 @@ def load_config(
         for key in cfg_options or {}:
             _require_read(cfg, key)
         cfg.merge_from_dict(cfg_options or {})
+    except UsageError:
+        raise
     except (SyntaxError, OSError, ValueError) as error:
         # mmengine puts their values between the quotes of a Python string.
         quoted = [

@@ -56,7 +56,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         '--computed', action='store_true', help='do not measure, even where there is a GPU'
     )
     parser.add_argument('--depth', type=int, default=2, help='of the parts; default: 2')
-    parser.add_argument('--csv', metavar='FILE', help='write the numbers to a file')
+    parser.add_argument('--out', metavar='FILE.csv', help='write the numbers to a file')
     add_cfg_options(parser)
     return parser.parse_args(argv)
 
@@ -121,8 +121,8 @@ def main(argv: list[str] | None = None) -> None:
         print(describe(use))
     if len(uses) > 1:
         print(f'\nPeak in GiB:\n\n{to_table([to_row(use) for use in uses])}')
-    if args.csv:
-        print(f'numbers: {write_csv(uses, args.csv)}')
+    if args.out:
+        print(f'numbers: {write_csv(uses, args.out)}')
 
 
 if __name__ == '__main__':

@@ -106,8 +106,9 @@ def _readers(mixing: Mixing) -> Iterator[tuple[Callable[[Tensor], Tensor], Tenso
         prefix = len(mixing.x[0]) - len(mixing.patches)
 
         def read(v: Tensor) -> Tensor:
-            given = (y.expand(len(v), -1, -1) for y in (mixing.x[:1], q, k))
-            return mixer.mix(*given, v.flatten(2), mixing.hw, prefix).unflatten(-1, mixer.heads)
+            x, q1, k1 = (y[:1].expand(len(v), -1, -1) for y in (mixing.x, q, k))
+            out = mixer.mix(x, q1, k1, v.flatten(2), mixing.hw, prefix)
+            return out.unflatten(-1, mixer.heads)
 
         yield read, v.unflatten(-1, mixer.heads)
     elif isinstance(mixer, TimmAttention) and mixing.projected is not None:
@@ -150,7 +151,7 @@ def _row(read: Callable, v: Tensor, place: int) -> tuple[Tensor, Tensor]:
 def softmax_weights(mixing: Mixing) -> Tensor:
     """Attention `(B, H, T, T)` of a timm `Attention`, with its norms of q and k."""
     mixer = mixing.mixer
-    q, k = (y.unflatten(-1, (mixer.num_heads, -1)).transpose(1, 2) for y in mixing.projected[:2])
+    q, k, _ = (y.unflatten(-1, (mixer.num_heads, -1)).transpose(1, 2) for y in mixing.projected)
     with torch.no_grad():
         return ((mixer.q_norm(q) * mixer.scale) @ mixer.k_norm(k).mT).softmax(-1)
 
@@ -170,7 +171,7 @@ class _Jacobian(NamedTuple):
     """
 
     identity: Tensor
-    slope: Tensor | float = 0.0
+    slope: Tensor = torch.tensor(0.0)
     factors: tuple[tuple[Tensor, Tensor], ...] = ()
     left: Tensor | None = None
     right: Tensor | None = None
@@ -228,11 +229,10 @@ def implicit_attention(mixing: Mixing) -> ImplicitAttention:
         return ImplicitAttention(weights, weights)
     with torch.no_grad(), torch.autocast(mixing.x.device.type, enabled=False):
         near = None
+        q, k, v = (y.unflatten(-1, mixer.heads) for y in mixing.projected)
         if mixer.neighborhood is not None:
-            projected = (y.unflatten(-1, mixer.heads) for y in mixing.projected[:2])
-            near = neighborhood_weights(*projected, hw, mixer.neighborhood)
-        tokens = (*mixing.shaped, mixing.projected[2])
-        q, k, v = (y.unflatten(-1, mixer.heads) for y in tokens)
+            near = neighborhood_weights(q, k, hw, mixer.neighborhood)
+        q, k = (y.unflatten(-1, mixer.heads) for y in mixing.shaped)
         if isinstance(mixer.inner, SoftmaxAttention):
             scores = torch.einsum('bihd,bjhd->bhij', q, k) * q.shape[-1] ** -0.5
             jacobian = _Jacobian(scores.softmax(-1))

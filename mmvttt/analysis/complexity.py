@@ -7,7 +7,9 @@ mini-batches of b tokens.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 from timm.models.vision_transformer import VisionTransformer
@@ -69,14 +71,17 @@ def formula_macs(model: nn.Module, size: tuple[int, int]) -> int | None:
             options = (mixer.head_dims, mixer.mini_batch_size)
             return _plain(part, part.embed_dims, size, vittt_macs, *options)
         if isinstance(part, T5):
-            return _plain(part, part.embed_dims, size, t5_macs, part.blocks[0].mixer.heads[1])
+            ttt: Any = part.blocks[0].mixer
+            return _plain(part, part.embed_dims, size, t5_macs, ttt.heads[1])
         if isinstance(part, VisionTransformer):
             return _plain(part, part.embed_dim, size, attention_macs)
     return None
 
 
-def _plain(part: nn.Module, dim: int, size: tuple[int, int], mixer, *options: int) -> int:
-    embed = part.patch_embed.proj
+def _plain(
+    part: nn.Module, dim: int, size: tuple[int, int], mixer: Callable[..., int], *options: int
+) -> int:
+    embed: nn.Conv2d = part.patch_embed.proj
     height, width = embed.kernel_size
     tokens = -(-size[0] // height) * -(-size[1] // width)
     block = mixer(tokens, dim, *options) + _MLP * tokens * dim**2

@@ -325,11 +325,18 @@ def follow_step(
 
 
 def _follow_head(
-    predict: Callable, train: Callable, loss: Callable, weights: Weights, *rest: Tensor | bool
+    predict: Callable,
+    train: Callable,
+    loss: Callable,
+    weights: Weights,
+    k: Tensor,
+    v: Tensor,
+    eta: Tensor,
+    spatial: bool,
+    tokens: bool,
 ) -> tuple[Tensor, ...]:
     """The fields of `StepTraining` of one head of one image."""
-    k, v, eta, spatial, tokens = rest
-    predicted, pull = vjp(lambda w: predict(w, k), weights)
+    predicted, pull = vjp(lambda w: predict(w, k), weights)[:2]
     error = grad(loss)(predicted, v) * eta[:, None]
     (total,) = pull(error)
 
@@ -364,7 +371,7 @@ def _follow_head(
         loss(predict(trained, k), v),
         move / start,
         move / size,
-        sum(ranks) / len(ranks),
+        torch.stack(ranks).mean(0),
     )
 
 
@@ -372,7 +379,8 @@ def _of_mixer(mixing: Mixing, tokens: bool) -> StepTraining:
     mixer = mixing.mixer
     inner = mixer.inner
     dtype = torch.promote_types(mixing.x.dtype, torch.float32)
-    k, v = (y.to(dtype).unflatten(-1, mixer.heads) for y in (mixing.shaped[1], mixing.projected[2]))
+    _, k = (y.to(dtype).unflatten(-1, mixer.heads) for y in mixing.shaped)
+    _, _, v = (y.to(dtype).unflatten(-1, mixer.heads) for y in mixing.projected)
     eta = torch.ones_like(k[..., 0])
     if mixer.eta is not None:
         eta = mixer.eta(mixing.x).sigmoid().to(dtype)

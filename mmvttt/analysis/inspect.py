@@ -275,7 +275,7 @@ def draw_states(look: Look) -> list[Path]:
     for panel, label, values in zip(axes, labels, list(zip(*means, strict=True))[1:], strict=True):
         panel.plot(range(1, len(values) + 1), values, marker='o')
         panel.set(xlabel='layer', title=label, ylim=(0, 1.1 * max(values)))
-        panel.xaxis.get_major_locator().set_params(integer=True)
+        panel.locator_params(axis='x', integer=True)
         panel.grid(visible=True)
     files = [save(figure, look.out / 'state.png')]
     for path, (picture, _), layers in zip(look.files, look.images, look.trainings, strict=True):
@@ -327,7 +327,10 @@ def draw_attention(look: Look) -> list[Path]:
             panels_ = axes[i * columns : (i + 1) * columns]
             show_image(panels_[0], picture, path.name if i == 0 else None)
             for panel, mixing in zip(panels_[1:], chosen, strict=True):
-                values = _rows_of(mixing, [query])[0, :, 0].mean(0).float()
+                found = _rows_of(mixing, [query])
+                if found is None:
+                    continue
+                values = found[0, :, 0].mean(0).float()
                 values = (values / values.max()).unflatten(0, mixing.hw).sqrt()
                 drawn = show_map(panel, values, look.size, mixing.label if i == 0 else None)
             for panel, hw in zip(panels_, [chosen[0].hw, *(m.hw for m in chosen)], strict=True):
@@ -365,7 +368,7 @@ def draw_keys(look: Look) -> list[Path]:
         layers, [row[2] for row in means], '--', color='grey', label='independent keys, 1/√N'
     )
     panel.set(xlabel='layer', ylabel='‖mean of keys‖ / mean of ‖key‖', ylim=(0, None))
-    panel.xaxis.get_major_locator().set_params(integer=True)
+    panel.locator_params(axis='x', integer=True)
     panel.grid(visible=True)
     panel.legend()
     columns = ('layer', 'key_shift', 'independent')

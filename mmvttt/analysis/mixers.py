@@ -45,9 +45,10 @@ class Mixing:
 
     name: str
     mixer: nn.Module
-    x: Tensor | None = None
+    # Tensors once the mixer has been called.
+    x: Tensor | Any = None
     hw: tuple[int, int] = (0, 0)
-    patches: Tensor | None = None
+    patches: Tensor | Any = None
     projected: tuple[Tensor, Tensor, Tensor] | None = None
     shaped: tuple[Tensor, Tensor] | None = None
     ops: list[tuple[str, tuple]] = field(default_factory=list)
@@ -70,7 +71,9 @@ class Mixing:
 
 def mixers_of(model: nn.Module) -> dict[str, nn.Module]:
     """Lists the token mixers of a model by name: ours, those in our blocks, attention of timm."""
-    found = {name: m for name, m in model.named_modules() if isinstance(m, _OWN)}
+    found: dict[str, nn.Module] = {
+        name: m for name, m in model.named_modules() if isinstance(m, _OWN)
+    }
     for name, module in model.named_modules():
         if isinstance(module, TokenBlock):
             found.setdefault(f'{name}.mixer', module.mixer)

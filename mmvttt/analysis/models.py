@@ -49,7 +49,7 @@ class FoundModel:
         """
         if not hasattr(self.model, 'backbone'):
             raise UsageError(f'--backbone: {self.name!r} has no part of that name')
-        return self.model.backbone
+        return self.model.get_submodule('backbone')
 
 
 def find_model(
@@ -174,7 +174,7 @@ def _is_no_parameter(record: logging.LogRecord) -> bool:
 
 def backbone_of(model: nn.Module) -> nn.Module:
     """The backbone of a model of OpenMMLab; any other model as it is."""
-    return model.backbone if hasattr(model, 'extract_feat') else model
+    return model.get_submodule('backbone') if hasattr(model, 'extract_feat') else model
 
 
 class DenseForward(nn.Module):
@@ -202,7 +202,7 @@ class DenseForward(nn.Module):
         features = model.extract_feat(image)
         if hasattr(model, 'forward_transformer'):
             return model.bbox_head(**model.forward_transformer(features, _samples(image)))
-        segments = getattr(model, 'panoptic_head', None) or getattr(model, 'decode_head', None)
+        segments: Any = getattr(model, 'panoptic_head', None) or getattr(model, 'decode_head', None)
         if hasattr(segments, 'transformer_decoder'):
             return segments(features, _samples(image))
         if segments is not None:
@@ -230,12 +230,13 @@ class DenseForward(nn.Module):
             mask=model.test_cfg.rcnn.max_per_img,
         )
         for kind, count in regions.items():
-            if heads[kind] is None:
+            head = heads[kind]
+            if head is None:
                 continue
             extractor = getattr(roi, f'{kind}_roi_extractor')
             side = extractor.roi_layers[0].output_size
             shape = (len(features[0]) * count, extractor.out_channels, *side)
-            outs.append(heads[kind](features[0].new_zeros(shape)))
+            outs.append(head(features[0].new_zeros(shape)))
         return outs
 
 

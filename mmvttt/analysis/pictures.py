@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import cv2
 import matplotlib as mpl
@@ -61,7 +61,7 @@ def panels(
     columns: int,
     size: tuple[float, float] = (3.0, 3.2),
     title: str | None = None,
-    **options: object,
+    **options: Any,
 ) -> tuple[Figure, list[Axes]]:
     """Makes a figure of panels `size` (width, height) in inches, and lists them row by row.
 

@@ -195,8 +195,8 @@ def _with_supercategories(base: Any) -> Any:
 
 def _script(package: str, name: str) -> ModuleType:
     """One of the tools that a toolbox ships beside its package."""
-    root = importlib.util.find_spec(package).submodule_search_locations[0]
-    path = Path(root) / '.mim' / 'tools' / 'analysis_tools' / f'{name}.py'
+    root = Path(importlib.util.find_spec(package).origin).parent
+    path = root / '.mim' / 'tools' / 'analysis_tools' / f'{name}.py'
     if not path.is_file():
         raise UsageError(f'{package} is installed without its tools ({path})')
     spec = importlib.util.spec_from_file_location(f'_{package}_{name}', path)

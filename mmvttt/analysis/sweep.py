@@ -214,7 +214,8 @@ def table_of(runs: Sequence[Run], variants: Sequence[Variant], metric: str | Non
             _spread([run.step_ms for run in own], '{:.0f}'),
         ]
         if paper:
-            row.append('' if variant.paper() is None else f'{variant.paper()[1]}')
+            published = variant.paper()
+            row.append('' if published is None else f'{published[1]}')
         rows.append(row)
     lines = [header, ['---', *['---:'] * (len(header) - 1)], *rows]
     return '\n'.join(f'| {" | ".join(line)} |' for line in lines) + '\n'

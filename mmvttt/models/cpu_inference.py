@@ -35,8 +35,8 @@ def optimize_for_cpu(model: Model) -> Model:
 
     Every fp32 `nn.Linear` and 1×1 `nn.Conv2d` keeps its parameters, name, state dict and hooks. It
     uses the packed weight only where no gradient is wanted, on a CPU, without autocast, and packs
-    again after the weights change (`load_state_dict`, an optimizer's step; a change through `.data`,
-    as mmengine's EMAHook makes, is not seen). In all other cases it computes what it did before, so
+    again after the weights change (`load_state_dict`, an optimizer's step; a change by `.data`, as
+    mmengine's EMAHook makes, is not seen). In all other cases it computes what it did before, so
     that training goes on as usual. Outputs agree to fp32 rounding.
 
     Args:

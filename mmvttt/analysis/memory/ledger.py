@@ -152,7 +152,8 @@ class Ledger(TorchDispatchMode):
 
     def _watch_gradient(self, name: str, parameter: nn.Parameter) -> Any:
         def arrived(parameter: Tensor) -> None:
-            self.hold([parameter.grad], GRADIENTS, name)
+            if parameter.grad is not None:
+                self.hold([parameter.grad], GRADIENTS, name)
             self._last_gradient = name
 
         return parameter.register_post_accumulate_grad_hook(arrived)

@@ -227,4 +227,7 @@ def _linearized(vit: nn.Module, options: Mapping[str, Any] | None) -> Linearizat
 
 
 def _map_size(vit: nn.Module) -> MapSize | None:
-    return next((m.map_size for m in vit.modules() if hasattr(m, 'map_size')), None)
+    found: MapSize | None = next(
+        (m.map_size for m in vit.modules() if hasattr(m, 'map_size')), None
+    )
+    return found

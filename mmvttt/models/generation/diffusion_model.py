@@ -167,13 +167,13 @@ class DiffusionModel(BaseModel):
             UsageError: There is guidance, and no null condition.
         """
         check_choice('guided', guided, CHANNELS_GUIDED)
-        if guidance != 1 and null is None:
+        if guidance == 1:
+            output = self._output(noisy, time, condition)
+        elif null is None:
             raise UsageError(
                 f'guidance={guidance} needs a null condition, which this model lacks: train it '
                 'with null_class=True and a label_dropout, or take guidance 1'
             )
-        if guidance == 1:
-            output = self._output(noisy, time, condition)
         else:
             both = {name: torch.cat([value, null[name]]) for name, value in condition.items()}
             output, without = self._output(torch.cat([noisy, noisy]), time, both).chunk(2)

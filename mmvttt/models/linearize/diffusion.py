@@ -69,7 +69,8 @@ class _Linearized:
                 f'say how: load the source by {cls.__mro__[2].__name__}, then linearize it.'
             )
         plain = {key: value for key, value in config.items() if key != 'linearize'}
-        model, unused = super().from_config(plain, return_unused_kwargs=True, **kwargs)
+        source = super().from_config  # type: ignore[misc]
+        model, unused = source(plain, return_unused_kwargs=True, **kwargs)
         linearize(model, **config['linearize'])
         return (model, unused) if return_unused_kwargs else model
 

@@ -171,7 +171,7 @@ def test_the_tool_prints_parts_and_writes_a_csv(
     assert 'small, 2 images of 64×96: a peak of' in out
     assert 'computed, without what kernels allocate for themselves' in out
     path = tmp_path / 'new' / 'memory.csv'
-    run_tool(monkeypatch, *args, '--with-cp', 'none', 'all', '--csv', str(path))
+    run_tool(monkeypatch, *args, '--with-cp', 'none', 'all', '--out', str(path))
     rows = rows_of(path)
     assert [row['with_cp'] for row in rows] == ['none', 'all']
     assert float(rows[1]['activations_mib']) < float(rows[0]['activations_mib'])
