@@ -47,9 +47,16 @@ def add_cfg_options(
     )
 
 
+def add_launcher(parser: argparse.ArgumentParser) -> None:
+    """The option --launcher, and the --local-rank that older launchers pass."""
+    parser.add_argument('--launcher', choices=('none', 'pytorch', 'slurm', 'mpi'), default='none')
+    # For those that do not set the environment variable LOCAL_RANK.
+    parser.add_argument('--local-rank', '--local_rank', type=int, default=0, help=argparse.SUPPRESS)
+
+
 def add_model_and_images(parser: argparse.ArgumentParser, out: str) -> None:
     """Arguments of tools that look into a model on some images; `out` is their default folder."""
-    parser.add_argument('model', help="a config, the name of one of ours, or a model of timm's")
+    parser.add_argument('model', help='a config file, the name of a shipped one, or a timm model')
     parser.add_argument('images', nargs='+', type=Path)
     parser.add_argument('--checkpoint', help='the weights; default: random or those of init_cfg')
     parser.add_argument('--shape', nargs=2, type=positive, metavar=('HEIGHT', 'WIDTH'))

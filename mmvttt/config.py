@@ -112,7 +112,7 @@ def _require_read(cfg: Config, option: str) -> None:
             'train_dataloader.dataset.pipeline.2.scales or train_dataloader.dataset.data_root'
         )
     known = {*cfg, *inspect.signature(Runner).parameters}
-    # Any other name may be read by somebody's own code.
+    # Any other name may be read by code of the user.
     if first not in known and (close := get_close_matches(first, known, n=1, cutoff=0.85)):
         raise UsageError(
             f'--cfg-options {option}: nothing reads {first!r}, did you mean {close[0]!r}?'

@@ -106,5 +106,5 @@ def hook_class(hook: Any, scope: str | None) -> Any:
 
 
 def type_name(kind: Any) -> str:
-    """How the `type` of a config is called on the screen."""
+    """Short name of a config's `type`, for messages."""
     return getattr(kind, '__name__', str(kind))

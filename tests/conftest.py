@@ -1,4 +1,4 @@
-"""What all tests share: the patched stack, runs of the small models, and where tests run.
+"""Shared by all tests: the patched stack, runs of the small models, and where tests run.
 
 The tests of the kernels run without mmengine too, on a machine with torch and Triton alone. Tests
 marked `gpu` are deselected where there is none, in one line; tests marked `interpreter` run in a
@@ -87,7 +87,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 def _run_inside(items: list[str], root: Path) -> dict[str, str | None]:
-    """Why each of these tests failed in Triton's interpreter, None where it passed.
+    """Failure of each of these tests in Triton's interpreter, None where it passed.
 
     Triton reads TRITON_INTERPRET when it is imported: a process of its own.
     """

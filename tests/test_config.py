@@ -1,4 +1,4 @@
-"""Every way to name a config finds the same file, and a wrong name says what there is."""
+"""Every way to name a config finds the same file; a wrong name gets a list of the right ones."""
 
 from pathlib import Path
 

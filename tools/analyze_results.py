@@ -20,7 +20,10 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument('predictions', help='the .pkl file of tools/test.py --out')
     parser.add_argument('--out', help='folder of the pictures; default: beside the predictions')
     parser.add_argument(
-        '--score-thr', type=float, default=0.3, help='boxes of the confusion matrix; default: 0.3'
+        '--score-thr',
+        type=float,
+        default=0.3,
+        help='lowest score in the confusion matrix; default: 0.3',
     )
     add_cfg_options(parser, 'test_dataloader.dataset.data_root=PATH')
     return parser.parse_args(argv)

@@ -16,7 +16,9 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = command_line(__doc__)
     add_config(parser)
     parser.add_argument('--split', choices=('train', 'val', 'test'), default='train')
-    parser.add_argument('--num-images', type=positive, default=12, help='spread over the set')
+    parser.add_argument(
+        '--num-images', type=positive, default=12, help='images, spread over the set'
+    )
     parser.add_argument('--out', default='work_dirs/browse', help='folder of the pictures')
     add_cfg_options(parser)
     return parser.parse_args(argv)

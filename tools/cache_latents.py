@@ -22,7 +22,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument('--batch-size', type=positive, default=32)
     parser.add_argument('--num-workers', type=not_negative, default=4)
     parser.add_argument(
-        '--dtype', choices=('float16', 'float32'), default='float16', help='of the file'
+        '--dtype', choices=('float16', 'float32'), default='float16', help='number type of the file'
     )
     parser.add_argument(
         '--device', type=usable_device, default='cuda' if torch.cuda.is_available() else 'cpu'

@@ -20,7 +20,7 @@ def parse_args() -> argparse.Namespace:
         help="diffusers: the names of diffusers' DiT, for a softmax DiT alone",
     )
     parser.add_argument(
-        '--ema', action='store_true', help="take the averaged weights, MESA's teacher for one"
+        '--ema', action='store_true', help="take the averaged weights (of EMA, or MESA's teacher)"
     )
     return parser.parse_args()
 

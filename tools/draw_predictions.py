@@ -27,11 +27,16 @@ from mmvttt.reliability.resume import latest_checkpoint
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = command_line(__doc__)
     add_config(parser)
-    parser.add_argument('checkpoint', help='its checkpoint, or its work directory for the latest')
-    parser.add_argument('--out', help='folder of the pictures; default: predictions beside it')
-    parser.add_argument('--num-images', type=positive, default=12, help='spread over the test set')
+    parser.add_argument('checkpoint', help='a checkpoint, or a work directory for its latest one')
+    parser.add_argument('--out', help='folder of the pictures; default: predictions/ beside it')
     parser.add_argument(
-        '--grid', type=positive, metavar='N', help='the first N instead, in one picture too'
+        '--num-images', type=positive, default=12, help='images, spread over the test set'
+    )
+    parser.add_argument(
+        '--grid',
+        type=positive,
+        metavar='N',
+        help='draw the first N images instead, and one picture of all',
     )
     parser.add_argument('--score-thr', type=float, default=0.3, help='draw from this score on')
     parser.add_argument('--device', type=usable_device, default='cpu')

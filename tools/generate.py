@@ -40,14 +40,19 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument('--prompts', metavar='FILE.npz', help='embedded prompts instead of texts')
     parser.add_argument('--count', type=positive, help='images; default: one a class or prompt')
     parser.add_argument('--steps', type=positive, default=50)
-    parser.add_argument('--guidance', type=float, default=1.0, help='1 for none')
     parser.add_argument(
-        '--guided', choices=('all', 'three'), default='all', help='channels; DiT guides three'
+        '--guidance', type=float, default=1.0, help='classifier-free guidance; 1: none'
     )
-    parser.add_argument('--scheduler', choices=SCHEDULERS, help="default: the training's")
+    parser.add_argument(
+        '--guided',
+        choices=('all', 'three'),
+        default='all',
+        help='guided channels; DiT guides three',
+    )
+    parser.add_argument('--scheduler', choices=SCHEDULERS, help='default: that of the training')
     parser.add_argument('--seed', type=not_negative, default=0)
     parser.add_argument(
-        '--size', nargs=2, type=positive, metavar=('HEIGHT', 'WIDTH'), help='of the image'
+        '--size', nargs=2, type=positive, metavar=('HEIGHT', 'WIDTH'), help='size of the image'
     )
     parser.add_argument('--batch-size', type=positive, default=16)
     parser.add_argument('--vae', help="folder of diffusers' AutoencoderKL; pixels need none")
@@ -83,7 +88,7 @@ def progress(batches: Sequence) -> Iterable:
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     with plain_errors():
-        # Here, where a missing diffusers is a sentence.
+        # Imported here, where a missing diffusers becomes a clear error.
         from mmvttt.apis import generate as api
         from mmvttt.errors import UsageError
 

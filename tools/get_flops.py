@@ -17,15 +17,17 @@ from mmvttt.cli import add_cfg_options, command_line, plain_errors, positive
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = command_line(__doc__)
-    parser.add_argument('model', help="a config, the name of one of ours, or a model of timm's")
+    parser.add_argument('model', help='a config file, the name of a shipped one, or a timm model')
     parser.add_argument(
         '--shape',
         nargs=2,
         type=positive,
         metavar=('HEIGHT', 'WIDTH'),
-        help='of the image; default: 800 1333 for detectors, 512 512 for segmentors, else 224 224',
+        help='size; default: 800 1333 for detectors, 512 512 for segmentors, else 224 224',
     )
-    parser.add_argument('--depth', type=positive, default=2, help='of the parts; default: 2')
+    parser.add_argument(
+        '--depth', type=positive, default=2, help='levels of modules to list; default: 2'
+    )
     parser.add_argument('--backbone', action='store_true', help="leave out a config's heads")
     add_cfg_options(parser)
     return parser.parse_args(argv)

@@ -31,14 +31,14 @@ from mmvttt.errors import UsageError
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = command_line(__doc__)
-    parser.add_argument('configs', nargs='+', help='configs, or names of ours')
-    parser.add_argument('--batch', type=int, default=2, help='images; default: 2')
+    parser.add_argument('configs', nargs='+', help='config files, or names of shipped ones')
+    parser.add_argument('--batch', type=int, default=2, help='images of a step; default: 2')
     parser.add_argument(
         '--shape',
         nargs=2,
         type=int,
         metavar=('HEIGHT', 'WIDTH'),
-        help='of the images, before the pipeline of a self-supervised model; default: what they '
+        help='size of the images, before a self-supervised pipeline; default: what they '
         'are padded to, or 800 1333 for detectors, 512 512 for segmentors, else 224 224',
     )
     parser.add_argument(
@@ -55,7 +55,9 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         '--computed', action='store_true', help='do not measure, even where there is a GPU'
     )
-    parser.add_argument('--depth', type=int, default=2, help='of the parts; default: 2')
+    parser.add_argument(
+        '--depth', type=int, default=2, help='levels of modules to list; default: 2'
+    )
     parser.add_argument('--out', metavar='FILE.csv', help='write the numbers to a file')
     add_cfg_options(parser)
     return parser.parse_args(argv)
@@ -71,7 +73,7 @@ def parts_table(use: MemoryUse, depth: int) -> Table:
 
 
 def peak_table(use: MemoryUse) -> Table:
-    """What there is at the peak, by kind."""
+    """Table of the memory held at the peak, by kind."""
     table = Table('at the peak', 'MiB')
     for kind in KINDS:
         if kind in use.at_peak:

@@ -109,7 +109,9 @@ def run(step: Step, env: dict[str, str], log: TextIO) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--out', type=Path, default=ROOT / 'docs' / 'benchmarks')
-    parser.add_argument('--part', choices=('tests', 'benchmarks', 'plan'), help='one of them only')
+    parser.add_argument(
+        '--part', choices=('tests', 'benchmarks', 'plan'), help='run this part only'
+    )
     parser.add_argument('--smoke', action='store_true', help='tiny shapes: does it run at all?')
     args = parser.parse_args()
     if not torch.cuda.is_available():

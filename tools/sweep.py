@@ -49,7 +49,9 @@ def parse_args() -> argparse.Namespace:
         metavar='KEY=VALUE,VALUE',
         help='entries of the config and their values; several keys make every combination',
     )
-    parser.add_argument('--seeds', type=positive, default=1, help='0 to N − 1; default: 1')
+    parser.add_argument(
+        '--seeds', type=positive, default=1, help='trains with the seeds 0 to N − 1'
+    )
     parser.add_argument(
         '--budget-steps', type=positive, help="steps of one training; default: the config's"
     )

@@ -7,7 +7,7 @@ import argparse
 import os
 
 from mmvttt.apis.train import evaluate
-from mmvttt.cli import add_cfg_options, add_config, command_line, plain_errors
+from mmvttt.cli import add_cfg_options, add_config, add_launcher, command_line, plain_errors
 
 
 def parse_args() -> argparse.Namespace:
@@ -33,9 +33,7 @@ def parse_args() -> argparse.Namespace:
         help="on a CPU with AVX-512, leave the weights in torch's layout instead of oneDNN's",
     )
     add_cfg_options(parser, 'test_dataloader.batch_size=4')
-    parser.add_argument('--launcher', choices=('none', 'pytorch', 'slurm', 'mpi'), default='none')
-    # What older launchers pass instead of the environment variable.
-    parser.add_argument('--local-rank', '--local_rank', type=int, default=0, help=argparse.SUPPRESS)
+    add_launcher(parser)
     return parser.parse_args()
 
 

@@ -7,7 +7,7 @@ import argparse
 import os
 
 from mmvttt.apis.train import train
-from mmvttt.cli import add_cfg_options, add_config, command_line, plain_errors
+from mmvttt.cli import add_cfg_options, add_config, add_launcher, command_line, plain_errors
 
 
 def parse_args() -> argparse.Namespace:
@@ -43,13 +43,11 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         '--plain',
         action='store_true',
-        help='without exact resume, checkpoints that survive a kill, and the checks of loss and '
-        'machines: the config as it is',
+        help='train the config as it is, without exact resume, checkpoints that survive a kill, '
+        'and the checks of loss and machines',
     )
     add_cfg_options(parser)
-    parser.add_argument('--launcher', choices=('none', 'pytorch', 'slurm', 'mpi'), default='none')
-    # What older launchers pass instead of the environment variable.
-    parser.add_argument('--local-rank', '--local_rank', type=int, default=0, help=argparse.SUPPRESS)
+    add_launcher(parser)
     return parser.parse_args()
 
 

@@ -1,1 +1,1 @@
-"""What the tools call: training, testing and inference, for every toolbox."""
+"""Functions behind the tools: training, testing, inference and export, for every toolbox."""

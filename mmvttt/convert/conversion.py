@@ -27,7 +27,7 @@ _OTHER_PARTS = (
 _BACKBONE = 'backbone.'
 _COUNTER = 'num_batches_tracked'
 _DROPPED = {
-    'rope.rotations': 'a table for one image size; ours are made for the size at hand',
+    'rope.rotations': 'a table for one image size; ours are made for the size of each image',
     'teacher.': 'the teacher of MESA; the student is converted (--ema converts the teacher)',
 }
 

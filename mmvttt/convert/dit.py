@@ -224,7 +224,7 @@ def _require_ours(weights: StateDict) -> str:
 
 
 def _require_table(value: Tensor) -> str:
-    """Checks that a `pos_embed` is the fixed table, and says why it is dropped."""
+    """Checks that a `pos_embed` is the fixed table, and returns why it is dropped."""
     from ..models.generation.dit3 import position_table
 
     side = round(value.shape[1] ** 0.5) if value.dim() == 3 else 0
@@ -235,7 +235,7 @@ def _require_table(value: Tensor) -> str:
             'pos_embed is not the fixed table of a square map that DiT has: the model was trained '
             'with other positions, which DiT3 does not have.'
         )
-    return 'the fixed table of positions; ours is made for the size at hand'
+    return 'the fixed table of positions; ours is made for the size of the model'
 
 
 def _require_shapes(result: Conversion) -> None:

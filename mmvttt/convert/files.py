@@ -34,7 +34,7 @@ def convert_checkpoint(
         ema: Take the averaged weights of the file, MESA's teacher for one.
 
     Returns:
-        The conversion; `complete` says whether the target was written.
+        The conversion; its `complete` tells whether the target was written.
 
     Raises:
         CheckpointError: See `read_weights`, `to_ours` and `to_public`.

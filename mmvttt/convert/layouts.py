@@ -1,7 +1,7 @@
 """Names and shapes of the public ViT³, H-ViT³ and T⁵ weights, and what each is called here.
 
-One rule, `public_name`, says what a tensor of ours is called there. Read backwards over all tensors
-of the architecture at hand, it says what a public tensor is called here: a name that it does not
+One rule, `public_name`, gives the public name of a tensor of ours. Read backwards over all tensors
+of an architecture, it gives our name of a public tensor: a name that it does not
 produce is no part of the model.
 """
 

@@ -94,7 +94,7 @@ class CachedLatents(Dataset):
         return self.notes['images']
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        """`latents`, `(C, h, w)`, scaled as the autoencoder says, and the image's conditions.
+        """`latents`, `(C, h, w)`, scaled for the diffusion model, and the image's conditions.
 
         Raises:
             DataError: A number is not finite.
@@ -216,7 +216,7 @@ def cache_latents(
         The folder.
 
     Raises:
-        UsageError: The folder has the cache of something else.
+        UsageError: The folder has a cache that was made with other settings.
         DataError: A latent is not finite, or too large for the type.
     """
     out = Path(out)
@@ -232,7 +232,7 @@ def cache_latents(
         shift=config.get('shift_factor') or 0.0,
         classes=images.classes,
     )
-    done = _take_up(out, notes)
+    done = _start_or_resume(out, notes)
     mode: Any = 'r+' if done else 'w+'
     moments = np.lib.format.open_memmap(out / _MOMENTS, mode, dtype, None if done else shape)
     labels = np.lib.format.open_memmap(
@@ -275,8 +275,8 @@ def _moments(autoencoder: Any, pixels: Tensor) -> Tensor:
     return torch.cat([found.mean, found.std], dim=1).float().unflatten(0, (-1, 2))
 
 
-def _take_up(out: Path, notes: dict[str, Any]) -> int:
-    """How many images of this cache the folder has."""
+def _start_or_resume(out: Path, notes: dict[str, Any]) -> int:
+    """Prepares the folder, and returns how many images of this cache it already has."""
     out.mkdir(parents=True, exist_ok=True)
     if not (out / _NOTES).is_file():
         _note(out, {**notes, 'done': 0})
@@ -286,7 +286,7 @@ def _take_up(out: Path, notes: dict[str, Any]) -> int:
     changed = [key for key in notes if before.get(key) != notes[key]]
     if changed:
         raise UsageError(
-            f'{str(out)!r} has the cache of something else ({changed[0]}: '
+            f'{str(out)!r} has a cache that was made with other settings ({changed[0]}: '
             f'{before.get(changed[0])}, now {notes[changed[0]]}): choose another folder'
         )
     return done

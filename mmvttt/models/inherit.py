@@ -108,7 +108,7 @@ class Inheritance:
 def inherit_vit(
     weights: StateDict, model: nn.Module | None = None, img_size: int | tuple[int, int] = 224
 ) -> Inheritance:
-    """What T⁵ takes over from a ViT.
+    """Tensors of T⁵ that come from a ViT.
 
     The number of heads is in no tensor: give the model that of the source.
 
@@ -168,7 +168,7 @@ def inherit_vit(
 
 
 def inherit_timm(weights: StateDict, model: str) -> Inheritance:
-    """What a linearized `TimmViT` takes over: all, and the head beside it.
+    """Tensors of a linearized `TimmViT` that come from timm: all, and the head beside it.
 
     Args:
         weights: Named tensors of a model of timm, or as its authors have published them.
@@ -204,7 +204,7 @@ def inherit_timm(weights: StateDict, model: str) -> Inheritance:
 class InheritViT:
     """Loads the checkpoint of a ViT into T⁵: `init_cfg=dict(type='mmvttt.InheritViT', …)`.
 
-    The log says what T⁵ has of it, see `inherit_vit`.
+    The log lists the inherited tensors, see `inherit_vit`.
 
     Args:
         options: Those of `load_pretrained`: `checkpoint`, `prefix`, `ema`, …

@@ -41,7 +41,7 @@ class CheckpointHook(hooks.CheckpointHook):
     - With `max_keep_ckpts` an old checkpoint goes after the new one has come (mmengine: before); so
       does the best one. The resumed run removes what a kill in between leaves behind.
     - On SIGTERM, with which schedulers announce that they take a machine away, SIGHUP and Ctrl-C,
-      training ends after the step at hand (with accumulated gradients: after the update) with a
+      training ends after the current step (with accumulated gradients: after the update) with a
       checkpoint `iter_<steps>.pth`, from which `--resume` goes on; all ranks stop at the same step,
       whichever has got the signal. Data workers ignore it. The file is removed when the next
       regular checkpoint is there. A validation is broken off, and done again after the resume. A
@@ -140,14 +140,14 @@ class CheckpointHook(hooks.CheckpointHook):
         super().after_train_iter(runner, *args, **kwargs)
         if time.monotonic() >= self._retry_at:
             self._retry_at = math.inf
-            self._requests.ask(SAVE)
+            self._requests.request(SAVE)
         asked = self._requests.poll()
         self._stopping = asked == STOP or self._stopping
         if not (asked or self._stopping):
             return
         # Between two updates there are gradients, which are in no checkpoint.
         if not _updated(runner):
-            self._requests.ask(asked)
+            self._requests.request(asked)
             return
         self._save_now(runner, dict(epoch=runner.epoch, iter=runner.iter + 1))
         if self._stopping:
@@ -164,7 +164,7 @@ class CheckpointHook(hooks.CheckpointHook):
         asked = self._requests.poll()
         if asked == SAVE:
             # In the next step of the training.
-            self._requests.ask(SAVE)
+            self._requests.request(SAVE)
         self._stopping = asked == STOP or self._stopping
         # FlexibleRunner's checkpoints always say that they are of the next step.
         can_save = self._saved_iter == runner.iter or isinstance(runner, Runner)
@@ -361,7 +361,7 @@ class CheckpointHook(hooks.CheckpointHook):
 
 
 def _updated(runner: Runner) -> bool:
-    """Whether the step at hand has ended with an update of the weights."""
+    """Whether the current step has ended with an update of the weights."""
     wrapper = runner.optim_wrapper
     wrappers = wrapper.values() if isinstance(wrapper, OptimWrapperDict) else [wrapper]
     return all(w.should_update() for w in wrappers if isinstance(w, OptimWrapper))

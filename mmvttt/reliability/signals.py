@@ -46,7 +46,7 @@ class Requests:
         self.group: dist.ProcessGroup | None = None
         self.name = 'a signal'
         self.listening = False
-        self._asked = GO_ON
+        self._requested = GO_ON
         self._last = (0, 0.0)
         self._former: dict[int, Any] = {}
         self._poll: tuple[dist.Work, torch.Tensor] | None = None
@@ -65,8 +65,8 @@ class Requests:
             # nohup has it ignored.
             if hasattr(signal, 'SIGHUP') and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
                 wanted[signal.SIGHUP] = STOP
-            for number, meaning in wanted.items():
-                self._former[number] = signal.signal(number, partial(self._on_signal, meaning))
+            for number, request in wanted.items():
+                self._former[number] = signal.signal(number, partial(self._on_signal, request))
 
     def close(self) -> None:
         """Gives the signals back, on all ranks."""
@@ -82,26 +82,26 @@ class Requests:
             dist.destroy_process_group(self.group)
             self.group = None
 
-    def ask(self, what: int) -> None:
-        """As a signal of that meaning would."""
-        self._asked = max(self._asked, what)
+    def request(self, request: int) -> None:
+        """Records `SAVE` or `STOP` on this rank, as a signal would; the heavier one counts."""
+        self._requested = max(self._requested, request)
 
     def poll(self) -> int:
-        """The most that any rank has been asked for; the answer of several is one step old.
+        """Returns the heaviest request of all ranks; with several ranks, that of the step before.
 
-        Called by all ranks alike.
+        Every rank has to call it at every step.
         """
-        asked = self._asked
-        if asked == SAVE:
-            self._asked = GO_ON
+        requested = self._requested
+        if requested == SAVE:
+            self._requested = GO_ON
         if self.group is None:
-            return asked
+            return requested
         answer = GO_ON
         if self._poll is not None:
             work, flag = self._poll
             work.wait()
             answer = int(flag)
-        flag = torch.tensor(asked)
+        flag = torch.tensor(requested)
         work = dist.all_reduce(flag, dist.ReduceOp.MAX, self.group, async_op=True)
         self._poll = work, flag
         return answer
@@ -121,7 +121,7 @@ class Requests:
         dist.all_reduce(value, by, self.group)
         return int(value)
 
-    def _on_signal(self, meaning: int, number: int, *_: Any) -> None:
+    def _on_signal(self, request: int, number: int, *_: Any) -> None:
         before, when = self._last
         again = number == before == signal.SIGINT
         if again and time.monotonic() > when + _SECONDS_OF_A_SIGNAL:
@@ -129,7 +129,7 @@ class Requests:
         if not again:
             self._last = number, time.monotonic()
             self.name = signal.Signals(number).name
-        self.ask(meaning)
+        self.request(request)
 
 
 def ignore_signals_in_workers(*loaders: Any) -> None:

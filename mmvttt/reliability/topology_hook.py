@@ -19,7 +19,7 @@ from ..registry import HOOKS
 
 @dataclass(frozen=True)
 class Topology:
-    """Where and how a training runs.
+    """The processes of a training, its batch and its learning rates.
 
     Attributes:
         nodes: Machines.
@@ -31,7 +31,7 @@ class Topology:
         configured: Learning rate of the config; None where every group has one of its own.
         rates: Learning rates of the parameters, the lowest first, before a warm-up.
         base_batch_size: Images of a step that the configured rate is meant for, if configured.
-        scaled: Whether the rate was scaled from those to the images at hand.
+        scaled: Whether the rate was scaled from those to the images of a step.
     """
 
     nodes: int
@@ -105,7 +105,7 @@ class Topology:
 
 
 def count_nodes(environment: Mapping[str, str], launcher: str, processes: int) -> int:
-    """How many machines a run has, by what its launcher tells every process.
+    """Number of machines of a run, from the variables that its launcher sets in every process.
 
     Args:
         environment: The process's variables.

@@ -77,7 +77,7 @@ def test_a_line_cut_by_a_kill_is_skipped(work_dir):
 
 
 def test_summary_says_last_and_highest(work_dir):
-    """What COCO left undefined (−1) is said where it is asked for, and only there."""
+    """A value that COCO left undefined (−1) is shown only where it is asked for."""
     assert summary(*read_scalars(work_dir)).splitlines() == [
         'loss 4 at first, 1 at last',
         'coco/bbox_mAP_50 0.4 at 3 (highest 0.6 at 2)',
@@ -156,9 +156,9 @@ def test_a_run_that_was_never_evaluated_is_drawn(tmp_path):
 
 def test_tool_writes_beside_the_run_and_says_where(work_dir, capsys):
     tool().main([str(work_dir)])
-    said = capsys.readouterr().out
-    assert 'coco/bbox_mAP_50 0.4 at 3' in said
-    assert said.endswith(f'curves: {work_dir / "curves.png"}\n')
+    output = capsys.readouterr().out
+    assert 'coco/bbox_mAP_50 0.4 at 3' in output
+    assert output.endswith(f'curves: {work_dir / "curves.png"}\n')
     assert (work_dir / 'curves.png').exists()
 
 
@@ -198,10 +198,10 @@ def test_odd_lines_are_drawn_or_passed_over(tmp_path, capsys):
     good = ['{"loss": 2.0, "iter": 5, "step": 5}', '{"AP": 0.5, "step": 1}']
     file.write_bytes('\n'.join([*ODD_LINES, *good]).encode(errors='surrogatepass'))
     tool().main([str(tmp_path)])
-    said = capsys.readouterr().out
-    assert '2 at last' in said
-    assert 'AP 0.5 at 1' in said
-    assert f'curves: {tmp_path}' in said
+    output = capsys.readouterr().out
+    assert '2 at last' in output
+    assert 'AP 0.5 at 1' in output
+    assert f'curves: {tmp_path}' in output
 
 
 def test_unknown_metric_names_the_known_ones(work_dir, capsys):

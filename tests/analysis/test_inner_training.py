@@ -38,7 +38,7 @@ def random_model(cls: type, arch: dict | None = None, **options) -> nn.Module:
 
 
 def inputs_of(model: nn.Module, image: Tensor) -> list[Tensor]:
-    """What each token mixer is given."""
+    """Input of each token mixer."""
     seen = []
     kinds = TTTLinearMixer | TTTMixer | ViT3Mixer
     mixers = [m for m in model.modules() if isinstance(m, kinds)]
@@ -312,7 +312,7 @@ def test_mask_scores_by_hand() -> None:
     assert all(map(math.isnan, mask_scores(magnitude, torch.zeros(4))))
 
 
-# ------------------------------------------------------------------------- mixers of somebody else
+# ------------------------------------------------------------------------- mixers of other packages
 
 
 class Tanh2(InnerModel):

@@ -66,9 +66,9 @@ def test_every_diagnostic_draws_and_writes(
     out = tmp_path / 'out'
     options = ('--cfg-options', f'model.type=mmvttt.{kind}', '--query', 0.5, 0.5, '--query', 0, 1)
     run(monkeypatch, *small, '--shape', 64, 96, '--out', out, *options)
-    said = capsys.readouterr()
+    output = capsys.readouterr()
     # mmengine's list of all parameters.
-    assert 'torch.Size' not in said.out + said.err
+    assert 'torch.Size' not in output.out + output.err
     for name in DIAGNOSTICS:
         table = rows(out / f'{name}.csv')
         assert list(table[0]) == COLUMNS[name]
@@ -77,7 +77,7 @@ def test_every_diagnostic_draws_and_writes(
         assert all(np.isfinite(float(v)) for row in table for v in list(row.values())[1:])
         for picture in PICTURES[name]:
             assert cv2.imread(str(out / f'{picture}.png')) is not None
-            assert f'wrote {out / picture}.png' in said.out
+            assert f'wrote {out / picture}.png' in output.out
     assert {p.suffix for p in out.iterdir()} == {'.png', '.csv'}
 
 

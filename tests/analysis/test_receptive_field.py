@@ -43,7 +43,7 @@ def test_two_directions_see_all(design: str) -> None:
 
 
 def test_it_is_the_mean_over_images() -> None:
-    """Of a convolution: |Σ of the taps| of the channels that relu lets through, summed."""
+    """A convolution's: |Σ of the taps| of the channels that relu lets through, summed."""
     torch.manual_seed(0)
     model = nn.Conv2d(3, 2, 3, padding=1, bias=False).train()
     images = torch.randn(3, 3, 5, 5)
@@ -97,7 +97,7 @@ def test_models_have_a_last_map(model) -> None:
 
 
 class Classifier(nn.Module):
-    """As much of a toolbox's model as is looked at."""
+    """The part of a toolbox's classifier that the function uses."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -148,7 +148,7 @@ def test_a_detector_names_its_boxes(scenes: Path, tmp_path: Path) -> None:
     image = scenes / 'img_dir' / 'val' / '0.jpg'
     (finding,) = show_images(cfg, checkpoint, [image], tmp_path / 'out', score_thr=0.05)
     assert is_picture(finding.picture)
-    # An untrained head says 0.5 for each of two classes.
+    # An untrained head gives 0.5 for each of two classes.
     assert finding.lines
     assert all(line.startswith('person 0.') for line in finding.lines)
     (nothing,) = show_images(cfg, checkpoint, [image], tmp_path / 'none', score_thr=0.99)

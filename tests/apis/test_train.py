@@ -130,12 +130,14 @@ def test_types_are_known_by_their_class(loop: object, hook: object, wrapper: obj
 
 
 class MyCheckpointHook(CheckpointHook):
-    """What it does may not be dropped."""
+    """A user's own hook, which must stay in the config."""
 
 
 def test_what_a_config_has_stays_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    monkeypatch.setattr('mmvttt.reliability.protect.print_log', lambda text, *_: said.append(text))
+    messages: list[str] = []
+    monkeypatch.setattr(
+        'mmvttt.reliability.protect.print_log', lambda text, *_: messages.append(text)
+    )
     cfg = Config(
         dict(
             train_cfg=dict(type='MyLoop'),
@@ -146,12 +148,12 @@ def test_what_a_config_has_stays_with_a_warning(monkeypatch: pytest.MonkeyPatch)
     )
     add_protection(cfg)
     assert cfg.default_hooks.checkpoint.type is MyCheckpointHook
-    assert said[0].startswith('default_hooks.checkpoint is a MyCheckpointHook, and stays')
+    assert messages[0].startswith('default_hooks.checkpoint is a MyCheckpointHook, and stays')
     assert len(cfg.custom_hooks) == 2
     # Switched off on purpose.
     cfg.default_hooks.checkpoint = None
     add_protection(cfg)
-    assert sum('default_hooks' in text for text in said) == 1
+    assert sum('default_hooks' in text for text in messages) == 1
 
 
 def test_auto_scale_lr(run: Callable) -> None:

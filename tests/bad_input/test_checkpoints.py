@@ -337,7 +337,7 @@ def test_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_public_weights_that_are_not_whole(tmp_path: Path) -> None:
-    """A conversion of changed weights is refused, or says that it isn't complete."""
+    """A conversion of changed weights is refused, or marked as incomplete."""
     public = to_public(WEIGHTS).weights
 
     def check(value: tuple) -> None:

@@ -23,7 +23,7 @@ class Run:
         self.patch, self.capture = patch, capture
 
     def __call__(self, tool: str, *args: str) -> tuple[object, str]:
-        """The exit status and what was said on stderr."""
+        """The exit status and the text on stderr."""
         self.patch.setattr(sys, 'argv', [tool, *args])
         with pytest.raises(SystemExit) as end:
             runpy.run_path(str(ROOT / f'tools/{tool}.py'), run_name='__main__')
@@ -229,10 +229,10 @@ def test_misspelt_types_and_options(case: str, run: Run) -> None:
     backbone, sentence = MISSPELT[case]
     run.patch.syspath_prepend(str(ROOT / 'tests/trainings'))
     Path('config.py').write_text(f'{BASE}model = dict(_delete_=True, **{backbone})\n')
-    code, said = run('train', 'config.py')
+    code, output = run('train', 'config.py')
     assert code == 1
-    assert sentence in said
-    assert 'Traceback' not in said
+    assert sentence in output
+    assert 'Traceback' not in output
 
 
 def test_epochs_for_a_loop_of_iterations(run: Run) -> None:
@@ -240,10 +240,10 @@ def test_epochs_for_a_loop_of_iterations(run: Run) -> None:
     Path('config.py').write_text(
         f"{BASE}train_cfg = dict(_delete_=True, type='IterBasedTrainLoop', max_iters=2)\n"
     )
-    code, said = run('train', 'config.py', '--cfg-options', 'train_cfg.max_epochs=1')
+    code, output = run('train', 'config.py', '--cfg-options', 'train_cfg.max_epochs=1')
     assert code == 1
-    assert "no option 'max_epochs', did you mean 'max_iters'?" in said
-    assert 'TypeError' not in said
+    assert "no option 'max_epochs', did you mean 'max_iters'?" in output
+    assert 'TypeError' not in output
 
 
 def test_a_missing_toolbox_is_named_with_its_extra(run: Run) -> None:
@@ -254,6 +254,6 @@ def test_a_missing_toolbox_is_named_with_its_extra(run: Run) -> None:
         return False
 
     run.patch.setattr('mmengine.config.config.is_installed', missing)
-    code, said = run('train', 'config.py')
+    code, output = run('train', 'config.py')
     assert code == 1
-    assert "pip install 'mmvttt[det]'" in said
+    assert "pip install 'mmvttt[det]'" in output

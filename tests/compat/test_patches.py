@@ -73,14 +73,14 @@ def test_the_table_in_the_documents_is_complete() -> None:
 def test_report(capsys: pytest.CaptureFixture) -> None:
     """In a process of its own: test_slim_machine.py."""
     report.main([])
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     for word in ('torch', 'mmdet', 'Patches', 'ttt_linear', 'reference yes'):
-        assert word in said
+        assert word in output
     # A terminal's screen.
-    assert len(said.splitlines()) <= 30
+    assert len(output.splitlines()) <= 30
     report.main(['--patches'])
-    said = capsys.readouterr().out
-    assert all(m.name in said and m.why in said for m in compat.patches())
+    output = capsys.readouterr().out
+    assert all(m.name in output and m.why in output for m in compat.patches())
 
 
 def test_untried_versions_are_named_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Where OpenCV cannot find libGL: a clear error instead of a traceback, and a report that works."""
+"""A machine where OpenCV cannot find libGL: a clear error, no traceback, and a working report."""
 
 import os
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-# What opencv-python says on a machine without the libraries of a desktop.
+# The message of opencv-python on a machine without the libraries of a desktop.
 WITHOUT = "raise ImportError('libGL.so.1: cannot open shared object file: No such file')\n"
 
 

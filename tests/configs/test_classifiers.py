@@ -172,7 +172,7 @@ def test_pretrained_weights_go_into_detection_and_segmentation(
     position = model.backbone.backbone.pos_embed.mean()
     torch.testing.assert_close(position, source['backbone.pos_embed'].mean(), rtol=0, atol=0.005)
     (report,) = logged
-    # The adapter has no use for the classifier's final norm: said, not hidden.
+    # The adapter has no use for the classifier's final norm, and reports it.
     assert '2 unexpected: norm.weight, norm.bias' in report
     assert 'missing' not in report
     assert 'mismatched' not in report

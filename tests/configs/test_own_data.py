@@ -16,7 +16,7 @@ LOADERS = ('train_dataloader', 'val_dataloader', 'test_dataloader')
 
 
 def places(cfg: Config) -> list[str]:
-    """Where a config reads: the root of every data set, the annotations of every evaluator."""
+    """Paths that a config reads: the root of every data set, the annotations of every evaluator."""
     roots = [cfg[loader].dataset.data_root for loader in LOADERS]
     return [*roots, cfg.val_evaluator.ann_file, cfg.test_evaluator.ann_file]
 

@@ -26,7 +26,7 @@ FP32, AMP = 'OptimWrapper', 'mmvttt.AmpOptimWrapper'
 
 
 class Recipe(NamedTuple):
-    """What a config is to say.
+    """Expected values of a config.
 
     Attributes:
         lr: Learning rate at `images`, before schedule and layers.

@@ -221,7 +221,7 @@ def test_files_and_their_containers(tmp_path: Path, container: str | None) -> No
 
 
 class Planted:
-    """What a training checkpoint might bring: an object that runs code when it is unpickled."""
+    """An object in a training checkpoint that runs code when it is unpickled."""
 
     def __reduce__(self) -> tuple:
         return print, ('code of the file ran',)

@@ -1,4 +1,4 @@
-"""The built-in data set is what it says: exact masks, held-out val, made once, whole or absent."""
+"""The built-in data set: exact masks, held-out val, made once, whole or absent."""
 
 import json
 import subprocess
@@ -197,7 +197,7 @@ def test_a_set_without_its_marker_is_not_taken_for_whole(tmp_path):
         make(root, num_train=2, num_val=1)
 
 
-def test_a_folder_of_somebody_else_is_left_alone(tmp_path):
+def test_a_folder_of_another_origin_is_left_alone(tmp_path):
     (tmp_path / 'mine.txt').write_text('precious')
     with pytest.raises(FileExistsError, match='choose another root'):
         make(tmp_path)

@@ -48,7 +48,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a node ended.
+    """Result of a node.
 
     Attributes:
         status: Exit status of its launcher; None if it had to be killed.

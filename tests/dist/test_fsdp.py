@@ -233,14 +233,17 @@ def test_parameters_that_fsdp_replaces_are_an_error() -> None:
 
 
 def test_a_model_without_blocks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = []
-    logger = SimpleNamespace(warning=said.append, info=said.append)
+    messages = []
+    logger = SimpleNamespace(warning=messages.append, info=messages.append)
     bare = nn.Sequential(nn.Linear(2, 2))
     bare.module = bare[0]
     monkeypatch.setattr('mmvttt.engine.fsdp.FSDP.fsdp_modules', lambda model: [model])
     BlockFSDPStrategy._report(SimpleNamespace(logger=logger), bare, 12)
-    assert said[0].startswith('FSDP found no block in Linear: every rank gathers the whole model')
-    assert "names=['Layer']" in said[0]
+    assert messages[0].startswith(
+        'FSDP found no block in Linear: every rank gathers the whole model'
+    )
+    assert "names=['Layer']" in messages[0]
     assert (
-        said[1] == 'FSDP: 0 blocks are gathered one at a time; this rank holds 6 of 12 parameters'
+        messages[1]
+        == 'FSDP: 0 blocks are gathered one at a time; this rank holds 6 of 12 parameters'
     )

@@ -1,4 +1,4 @@
-"""Every config of generation: what its recipe says, and a step of a reduced copy."""
+"""Every config of generation: its recipe, and a step of a reduced copy."""
 
 import json
 import re

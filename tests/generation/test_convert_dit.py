@@ -77,7 +77,7 @@ def ours(path: Path) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize('kind', ['DiT3', 'DiT'])
 def test_authors_checkpoint_and_back(kind: str, tmp_path: Path) -> None:
-    """As a training script has saved it: the averaged weights, strictly; 8 for 32 latents."""
+    """A file of a training script: the averaged weights, strictly; 8 channels for 32 latents."""
     weights = authors(kind)
     plain = {name: value + 1 for name, value in weights.items()}
     content = dict(model=plain, ema=weights, opt={}, args=argparse.Namespace(lr=1e-4))

@@ -131,7 +131,7 @@ def test_what_is_wrong_with_a_cache(
 ) -> None:
     with pytest.raises(MissingDataError, match=r'tools/cache_latents\.py'):
         CachedLatents(tmp_path)
-    with pytest.raises(UsageError, match='cache of something else'):
+    with pytest.raises(UsageError, match='made with other settings'):
         cache_latents(vae, ClassFolders(images, 16), cache)
     folder = shutil.copytree(cache, tmp_path / 'cache')
     moments = np.load(folder / 'moments.npy')

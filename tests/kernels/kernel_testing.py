@@ -1,4 +1,4 @@
-"""What the tests of all kernels share: gradients by name, errors, the interpreter, rehearsals."""
+"""Shared by the tests of all kernels: gradients by name, errors, the interpreter, rehearsals."""
 
 import functools
 import importlib

@@ -1,6 +1,6 @@
 """The table of ops: inputs, calls, tolerances and bad arguments, from which all tests are made.
 
-A new op is a row of `OPS`; test_new_op.py says what else it lacks. Inputs are made for a map
+A new op is a row of `OPS`; test_new_op.py names what else it lacks. Inputs are made for a map
 (h, w): a sequence has h·w tokens.
 """
 
@@ -157,7 +157,7 @@ def to_int(x: Tensor) -> Tensor:
 
 
 def bad_tokens(*names: str, missing: str) -> dict[str, Bad]:
-    """What every op with q, k and v refuses of them."""
+    """Bad values of q, k and v that every op with them refuses."""
     return BACKEND | {
         'k': bad(r'k must have shape \(B, ', k=lambda x: x[:, :4]),
         'v': bad(r'v must have shape \(B, ', v=lambda x: x[..., :4]),

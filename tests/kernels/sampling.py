@@ -53,7 +53,7 @@ def call_fused(inputs, shapes=PYRAMID, **kwargs):
 
 
 def unfused(inputs, shapes=PYRAMID):
-    """What deform_attn_fused replaces, left to autograd."""
+    """The operations that deform_attn_fused replaces, left to autograd."""
     value, reference_points, offsets, logits = inputs.values()
     sizes = torch.tensor(shapes, dtype=offsets.dtype).flip(-1)
     locations = reference_points[:, :, None, :, None] + offsets / sizes[:, None]

@@ -1,4 +1,4 @@
-"""Which backend an op takes, what it says when it cannot, and `python -m ttt_kernels`."""
+"""Which backend an op takes, its error where it cannot, and `python -m ttt_kernels`."""
 
 import runpy
 import subprocess
@@ -127,12 +127,12 @@ def test_available_names_every_op_and_backend():
 
 def test_module_prints_versions_and_reasons(capsys):
     runpy.run_module('ttt_kernels', run_name='__main__')
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     for word in ('python', f'torch        {torch.__version__}', 'triton', 'GPU'):
-        assert word in said
+        assert word in output
     for op, backends in ttt_kernels.available().items():
         for backend, reason in backends.items():
-            (line,) = (x for x in said.splitlines() if x.split()[:2] == [op, backend])
+            (line,) = (x for x in output.splitlines() if x.split()[:2] == [op, backend])
             assert line.endswith('can run' if reason is None else reason)
 
 

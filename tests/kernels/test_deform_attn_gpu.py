@@ -15,7 +15,7 @@ if REHEARSING:
 
 
 def tolerance(dtype, shapes):
-    """How far off a result may be, relative to the largest of its kind.
+    """Largest allowed error, relative to the largest value of its kind.
 
     In fp32 it is the positions that count: of up to W pixels, rounded as product, as sum with the
     offset and less half a pixel, by W·2⁻²⁴ at most each. A value changes with them as it does from

@@ -104,7 +104,7 @@ def test_a_register_that_nothing_wrote_is_found():
         transpose(without('add.f32', 0))
 
 
-def test_a_half_that_nobody_looks_at_may_be_undefined():
+def test_an_unread_half_may_be_undefined():
     """LLVM packs `{undefined, x}` and takes x out again."""
 
     def ptx(out: str, before: str = '') -> program.Program:
@@ -124,7 +124,7 @@ def test_a_half_that_nobody_looks_at_may_be_undefined():
         return out[0].item()
 
     assert run(ptx('%rs4')) == 7
-    # Whoever does look at it gets NaN, and what is written later is an error.
+    # A kernel that reads it gets NaN, and what is written later is an error.
     assert run(ptx('%rs3')) == -1
     with pytest.raises(EmulationError, match=r'%rs2 is read before'):
         run(ptx('%rs4', before='bra $end;\nmov.u16 %rs2, 1;\n$end:'))

@@ -1,4 +1,4 @@
-"""What an op launches on a GPU, counted: on few tokens a launch costs more than what it does.
+"""Number of launches of an op on a GPU: with few tokens, launches cost more than their work.
 
 Kernels of Triton and operations of torch that start one; none runs, a GPU need not be there.
 """
@@ -49,7 +49,7 @@ class Operations(TorchDispatchMode):
 
 @pytest.fixture
 def started(monkeypatch):
-    """What is started inside of ops, by op and pass, of those that have run; no kernel runs."""
+    """Kernels and operations started inside of ops, by op and pass; no kernel runs."""
     from triton.runtime.jit import JITFunction
 
     found: dict[tuple[str, str], list[str]] = {}
@@ -98,7 +98,7 @@ def vittt_block():
 
 
 def inside(started, which):
-    """How many the ops of a block have started in one pass."""
+    """Number of launches by the ops of a block in one pass."""
     return sum(len(names) for (_, found), names in started.items() if found == which)
 
 

@@ -1,4 +1,4 @@
-"""What an op consists of: the places that CONTRIBUTING.md lists, and a row of ops.py."""
+"""Completeness of every op: the places that CONTRIBUTING.md lists, and a row of ops.py."""
 
 import itertools
 import re
@@ -23,7 +23,7 @@ PLACES = [
 
 
 def lacks(op: str, place: str) -> str | None:
-    """What an op lacks in a place, or None."""
+    """Name of what is missing from an op in one place, or None."""
     path = ROOT / place.replace('<op>', op)
     if '<op>' in place:
         return None if path.is_file() else f'the file {place.replace("<op>", op)}'

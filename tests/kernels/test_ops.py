@@ -1,4 +1,4 @@
-"""What holds for every op, on the CPU: each backend by name against the definition, registration.
+"""Every op on the CPU: each backend by name against the definition, and its registration.
 
 The ops, their calls and tolerances are the rows of ops.py.
 """

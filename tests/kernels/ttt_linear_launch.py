@@ -17,7 +17,7 @@ from ttt_kernels.ttt_linear.reference import Inputs
 
 
 class NoGpu:
-    """What Triton asks a driver before a launch."""
+    """Answers to Triton's questions to a driver before a launch."""
 
     def get_current_target(self) -> GPUTarget:
         return GPUTarget('cuda', 90, 32)

@@ -67,7 +67,7 @@ def build(name: str, **options) -> nn.Module:
 
 
 def images(model: nn.Module, h: int = 3, w: int = 5, batch: int = 2) -> Tensor:
-    """Of h×w patches, no square."""
+    """Images of h×w patches, not square."""
     p = model.patch_embed.patch_size[0]
     generator = torch.Generator().manual_seed(1)
     return torch.randn(batch, 3, h * p, w * p, generator=generator, dtype=torch.float64)
@@ -312,7 +312,7 @@ def test_counts(name: str, new: int, sizes: dict) -> None:
             assert counter.get_total_flops() / 2e9 == pytest.approx(macs, abs=0.06)
 
 
-# A model of each module of timm that is refused, and what the sentence says.
+# A model of each module of timm that is refused, and part of its message.
 REFUSED = {
     'vit_base_patch16_xp_224': 'share a projection',
     'vit_dlittle_patch16_reg1_gap_256': 'difference of two softmaxes',

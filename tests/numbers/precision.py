@@ -1,4 +1,4 @@
-"""How exact a result is, measured by what its number type could give at best.
+"""Error of a result, measured by the best that its number type allows.
 
 The truth is the same computation in fp64. What a type can give at best is found in fp64 too: every
 number that goes in is moved by one unit roundoff of the type in a random direction, and the answer
@@ -112,7 +112,7 @@ class Truth:
         draws: int = 2,
         roundings: Mapping[torch.dtype, int] = ROUNDINGS,
     ) -> dict[str, float]:
-        """How far ‖result − truth‖ may be, by name.
+        """Largest allowed ‖result − truth‖, by name.
 
         Args:
             dtype: The type of the computation.

@@ -2,7 +2,7 @@
 
 A mixer stands behind a LayerNorm and never meets such tokens in a model; it must not matter. In
 fp16 the tokens between two layers are fp16: where one of them is beyond its range in fp64 too, as
-products of tokens of 1e3 are, infinity is right and what follows from it says nothing.
+products of tokens of 1e3 are, infinity is right and what follows from it is not checked.
 """
 
 import copy

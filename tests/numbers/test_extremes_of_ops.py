@@ -29,7 +29,7 @@ def all_scaled(factor):
 
 
 def as_training_starts(inputs):
-    """What is learned stands where training begins: nothing but a small W0 under the keys."""
+    """Learned inputs as training starts: zeros, but for a small W0."""
     start = {'w0': 0.1, 'b0': 0, 'ln_bias': 0}
     return {n: x * start.get(n, 1) for n, x in inputs.items()}
 

@@ -28,7 +28,7 @@ def segments(request, monkeypatch):
 
 
 def run(name, change, dtype):
-    """What the kernels give, and the truth with the options of its bounds."""
+    """Results of the kernels, and the truth with the options of its bounds."""
     op = OPS[name]
     inputs = change(op.make(HW, batch=1, heads=1, dim=32))
     grad = normal(torch.Generator().manual_seed(1), *op.call(inputs, HW).shape)

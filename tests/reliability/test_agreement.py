@@ -104,9 +104,9 @@ def until(condition: Callable[[], object], seconds: float = 20) -> None:
 
 
 def test_a_silent_rank_is_named_and_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    store, ended, said = dist.HashStore(), [], []
+    store, ended, messages = dist.HashStore(), [], []
     monkeypatch.setattr(
-        'mmvttt.reliability.heartbeat.print_log', lambda text, *_: said.append(text)
+        'mmvttt.reliability.heartbeat.print_log', lambda text, *_: messages.append(text)
     )
     options = dict(patience=0.5, limit=1.0, give_up=lambda: ended.append(1))
     first, leaves, hangs = (Heartbeat(store, rank, 3, rank, **options) for rank in range(3))
@@ -120,9 +120,9 @@ def test_a_silent_rank_is_named_and_given_up(monkeypatch: pytest.MonkeyPatch) ->
     first.stop()
     hangs.stop()
     place = f'rank 2 ({socket.gethostname()!r}, process {os.getpid()})'
-    assert any(f'{place} has been silent for' in text for text in said)
-    assert 'rank 2 is given up after' in said[-1]
-    assert not any('rank 1' in text for text in said)
+    assert any(f'{place} has been silent for' in text for text in messages)
+    assert 'rank 2 is given up after' in messages[-1]
+    assert not any('rank 1' in text for text in messages)
     assert first.gone() == [place]
 
 

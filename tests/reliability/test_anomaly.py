@@ -324,7 +324,7 @@ def test_the_message_is_in_the_log(train: Callable, tmp_path: Path) -> None:
 
 
 class Copying(AnomalyHook):
-    """As EMA hooks and the like do, while the model trains."""
+    """Copies the model while it trains, as hooks for EMA do."""
 
     copies: ClassVar[list] = []
 
@@ -422,7 +422,7 @@ def test_all_ranks_stop_where_one_goes_wrong() -> None:
         assert 'see the message of that rank' in said[f'{wrapper} 0']
         assert 'on rank 1 of 2: loss = ' in said[f'{wrapper} 1']
     assert 'first module that goes non-finite is body.0 (Linear)' in said['DDP 1']
-    # Of a unit of FSDP, the module itself is said, not its wrapper.
+    # FSDP wraps the module: the message names the module, not the wrapper.
     assert 'first module that goes non-finite is body.0 (Linear)' in said['FSDP 1']
 
 
@@ -456,7 +456,7 @@ def test_a_tolerated_step_leaves_batch_statistics_alone(train: Callable) -> None
 
 @pytest.mark.parametrize('interval', [3, 100])
 def test_a_look_every_few_steps_names_the_step(train: Callable, interval: int) -> None:
-    """As on a GPU, where a look at each step would wait for the device."""
+    """The setting for a GPU, where a look at each step would wait for the device."""
     images = Images()
     images[2]['inputs'][0] = math.nan
     with pytest.raises(AnomalyError) as error:

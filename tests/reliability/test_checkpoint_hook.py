@@ -221,7 +221,7 @@ def test_persistent_workers_end_with_the_training(shielded: bool) -> None:
 def test_a_signal_to_all_processes_saves(
     tmp_path: Path, run: Callable, sent: signal.Signals
 ) -> None:
-    """As of torchrun, `timeout`, systemd, slurm, and Ctrl-C: the data workers get it too."""
+    """torchrun, `timeout`, systemd, slurm and Ctrl-C signal the data workers too."""
     options = ['model.seconds=0.02', 'train_cfg.max_epochs=200']
     options += [f'{name}_dataloader.num_workers=2' for name in ('train', 'val')]
     command = [sys.executable, str(TRAIN), str(TRAININGS / 'noisy_config.py'), '--work-dir', 'a']

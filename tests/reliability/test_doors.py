@@ -113,12 +113,14 @@ def test_a_refused_training_changes_no_byte(run: Callable, kind: str) -> None:
 
 
 def test_a_forgotten_resume_is_a_warning(run: Callable, caplog: pytest.LogCaptureFixture) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr('mmvttt.reliability.protect.print_log', lambda text, *_: said.append(text))
+        patch.setattr(
+            'mmvttt.reliability.protect.print_log', lambda text, *_: messages.append(text)
+        )
         for options in ({}, dict(resume='auto'), {}):
             run('train', work_dir='a', cfg_options={'train_cfg.max_epochs': 1}, **options)
-    (warning,) = [text for text in said if 'former training' in text]
+    (warning,) = [text for text in messages if 'former training' in text]
     assert 'epoch_1.pth' in warning
     assert '--resume' in warning
 

@@ -1,4 +1,4 @@
-"""A checkpoint of another training is refused before the first step, and says why."""
+"""A checkpoint of another training is refused before the first step, with the reason."""
 
 import contextlib
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Which checkpoint a run resumes from, and what it says where there is none to resume from."""
+"""Which checkpoint a run resumes from, and the message where there is none."""
 
 import os
 import shutil

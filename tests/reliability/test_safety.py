@@ -346,7 +346,7 @@ def test_an_inferencer_does_not_take_its_config_from_the_checkpoint(
 def test_a_config_is_run_when_it_is_named_and_not_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once named it is a program, as mmengine has it: docs/safety.md says so."""
+    """Once named it is a program, as in mmengine; see docs/safety.md."""
     monkeypatch.chdir(tmp_path)
     Path('evil.py').write_text('open("ran", "w").close()\nmodel = dict()\n')
     assert find_config('evil') is None

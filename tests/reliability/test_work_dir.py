@@ -62,25 +62,25 @@ def on_a_disk(folder: Path, size: str, script: str) -> str:
 
 
 def test_a_read_only_disk(tmp_path: Path) -> None:
-    said = on_a_disk(
+    output = on_a_disk(
         tmp_path, '1m', 'mkdir disk/a; mount -o remount,ro disk; $TRAIN; echo status $?'
     )
-    assert "error: the work directory 'disk/a' cannot be written to (read-only)" in said
-    assert said.endswith('status 1\n')
-    assert 'Traceback' not in said
+    assert "error: the work directory 'disk/a' cannot be written to (read-only)" in output
+    assert output.endswith('status 1\n')
+    assert 'Traceback' not in output
 
 
 @pytest.mark.stress
 def test_a_full_disk_does_not_end_a_training(tmp_path: Path) -> None:
     """It ends the last checkpoint of all; with more room the training goes on."""
     options = '--cfg-options model.width=1000 train_cfg.max_epochs'
-    said = on_a_disk(
+    output = on_a_disk(
         tmp_path,
         '1m',
         f'$TRAIN {options}=8; echo status $?; mount -o remount,size=50m disk; '
         f'$TRAIN --resume {options}=8; echo status $?; ls -A disk/a; cp -r disk/a kept',
     )
-    first, second, listed = said.split('status ')
+    first, second, listed = output.split('status ')
     assert 'no checkpoint could be written to' in first
     assert 'the last good one is' in first
     assert 'Epoch(train) [8]' in first

@@ -48,7 +48,7 @@ def test_help_shows_an_example(
     assert end.value.code == 0
     text = capsys.readouterr().out
     assert f'example: python tools/{tool}' in text
-    # Whatever takes a value or changes something says so.
+    # Whatever takes a value or changes something is documented.
     assert 'optional arguments' in text or 'options:' in text
 
 

@@ -16,7 +16,7 @@ TOOLS = ROOT / 'tools'
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What the tools ask of mmvttt, instead of doing it."""
+    """Calls of the tools into mmvttt, recorded instead of executed."""
     calls: list[dict[str, Any]] = []
     for name in ('train', 'evaluate'):
         monkeypatch.setattr(mmvttt.apis.train, name, lambda **kwargs: calls.append(kwargs))
@@ -101,9 +101,9 @@ def test_missing_coco_is_one_sentence(
     with pytest.raises(SystemExit) as stopped:
         run(monkeypatch, 'train.py', str(ROOT / 'configs' / 'maskrcnn_vittt_s_1x.py'))
     assert stopped.value.code == 1
-    said = capsys.readouterr()
-    assert 'Traceback' not in said.err + said.out
-    (line,) = [x for x in said.err.splitlines() if x.startswith('error: ')]
+    output = capsys.readouterr()
+    assert 'Traceback' not in output.err + output.out
+    (line,) = [x for x in output.err.splitlines() if x.startswith('error: ')]
     assert 'The training data is missing' in line
     assert str(tmp_path / 'data' / 'coco') in line
     assert 'MMVTTT_DATA' in line

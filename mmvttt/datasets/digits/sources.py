@@ -1,4 +1,4 @@
-"""Where the digits and photographs of the built-in set come from, and which go to train or val."""
+"""Sources of the digits and photographs of the built-in set, and their split into train and val."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

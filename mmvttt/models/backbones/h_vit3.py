@@ -144,7 +144,7 @@ class HViT3(PretrainedMixin, BaseModule):
 
     An image of any size is padded at the right and the bottom to multiples of 4, and so is a map
     of odd sides before it is halved: stage s has ⌈H / s⌉ × ⌈W / s⌉ cells. The rotary positions are
-    made for the size at hand.
+    made for the size of the image.
 
     Args:
         arch: 'tiny', 'small', 'base', or a dict with `embed_dims`, `depths` and `num_heads`, a

@@ -167,7 +167,7 @@ class TimmViT(PlainBackbone):
         return run(x)
 
     def to_output(self, x: Tensor, hw: tuple[int, int]) -> Tensor:
-        """Tokens `(B, num_prefix_tokens + h·w, C)` as `out_type` says."""
+        """Tokens `(B, num_prefix_tokens + h·w, C)` → what `out_type` asks for."""
         if self.out_type == CLASS_TOKEN:
             return x[:, 0]
         return super().to_output(x[:, self.num_prefix_tokens :], hw)

@@ -24,7 +24,7 @@ def require_diffusers() -> None:
 
 @MODELS.register_module()
 class DiffusionModel(BaseModel):
-    """A transformer that learns to take noise away, with the scheduler that says how much there is.
+    """A transformer that learns to take noise away, with the scheduler that sets how much there is.
 
     A batch is a dict of `latents`, `(B, C, h, w)`, and of what the transformer is told beside the
     time, by the names of its arguments: `class_labels`, or `encoder_hidden_states` and

@@ -14,8 +14,8 @@ def rotation_2d(
     """The turns of every token of an `(h, w)` map, `(h·w, channels / 2)` unit complex numbers.
 
     The first channels/4 turn by the row index times a frequency, the others by the column index;
-    frequency j of channels/4 is `base ** (−4j / channels)`. Made from the size at hand, so that no
-    image is too large for it.
+    frequency j of channels/4 is `base ** (−4j / channels)`. Made from the map's size: no image is
+    too large for it.
 
     Args:
         hw: Size of the map.

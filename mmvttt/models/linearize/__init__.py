@@ -1,4 +1,4 @@
-"""TTT in the place of the attention of somebody else's transformer."""
+"""TTT in the place of attention, in transformers of other packages."""
 
 from .linearize import RECIPES, Linearization, linearize
 from .replacement import MapSize, Replacement

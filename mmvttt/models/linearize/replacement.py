@@ -1,4 +1,4 @@
-"""What stands in the place of attention, and how it is told the size of the map of tokens."""
+"""The module that replaces attention, and how it learns the size of the map of tokens."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -32,7 +32,7 @@ _REASONS = {
 
 
 def reason_against(model: nn.Module) -> str | None:
-    """Why a model, block or attention of timm is not taken, where its class tells."""
+    """Reason for which a model, block or attention of timm is refused, if its class is known."""
     return _REASONS.get(type(model).__name__)
 
 

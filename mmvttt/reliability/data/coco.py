@@ -303,7 +303,7 @@ def _no_polygons(mask: list) -> str | None:
 
 
 def _fault(box: Sequence[float], area: Any, size: tuple[int, int]) -> str | None:
-    """Why mmdet drops a box `(x, y, width, height)` of an image (height, width), as a plural."""
+    """Reason for which mmdet drops a box `(x, y, width, height)` of an image (height, width)."""
     x, y, width, height = box
     if not _number(area) or area <= 0 or width < 1 or height < 1:
         return 'boxes of no area, or thinner than a pixel, which are dropped'

@@ -1,4 +1,4 @@
-"""What the ledger of a training step counts, by hand arithmetic."""
+"""The ledger of a training step, against arithmetic by hand."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""What a training step feeds each kind of model, and holds for it."""
+"""Inputs of a training step for each kind of model, and the memory that the step holds."""
 
 from pathlib import Path
 

@@ -66,7 +66,7 @@ def emulated(arch: int, *, copies_land_late: bool = True) -> Iterator[Counter[st
 
 
 def _passed(value: object, kind: str | tuple) -> list[object]:
-    """What is passed of an argument: not what was compiled in, of a tuple every element."""
+    """Arguments that a launch passes: without constants compiled in, tuples element by element."""
     if isinstance(kind, tuple):
         return [x for v, k in zip(value, kind, strict=True) for x in _passed(v, k)]
     return [] if kind == 'constexpr' else [value]

@@ -12,7 +12,7 @@ LIMIT = 10**7  # instructions, beyond which a kernel does not end
 
 
 class EmulationError(RuntimeError):
-    """What a kernel must not do, with the place where it did."""
+    """A forbidden operation of a kernel, with its place in the code."""
 
 
 class Copy(NamedTuple):

@@ -288,7 +288,7 @@ def _kernel_or_refusal(op: str, backend: str, tensor: Tensor, supported: Callabl
         return _choose(op, backend, tensor, supported)
     kernel = _backend.load_kernel(op)
     if JITFunction.run is not _compile_only:
-        return kernel  # somebody records its launches
+        return kernel  # its launches are recorded
     reason = kernel if isinstance(kernel, str) else supported(kernel)
     if reason and backend == 'triton':
         raise RuntimeError(f"{op}: backend='triton' cannot run here: {reason}")

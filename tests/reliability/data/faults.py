@@ -1,4 +1,4 @@
-"""Faults of annotation files: what makes each, what check_data says, whether it is an error."""
+"""Faults of annotation files: what makes each, what check_data reports, whether it is an error."""
 
 from collections.abc import Callable
 

@@ -131,7 +131,7 @@ def test_damaged_images(boxes: Path) -> None:
 
 
 def test_exif_turns_images(boxes: Path) -> None:
-    """As OpenCV does; the sizes in the annotations are those of the turned image, or wrong."""
+    """Annotations must have the sizes of the turned image, since OpenCV turns images by EXIF."""
 
     def check(value: tuple[int, bool]) -> None:
         orientation, as_stored = value

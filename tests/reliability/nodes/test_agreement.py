@@ -1,4 +1,4 @@
-"""Two nodes started with different arguments: everybody stops, and says the difference."""
+"""Two nodes started with different arguments: all ranks stop, and name the difference."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Two nodes whose work directories differ: everybody stops, and says who lacks what."""
+"""Two nodes whose work directories differ: all ranks stop, and name what each lacks."""
 
 import shutil
 from pathlib import Path

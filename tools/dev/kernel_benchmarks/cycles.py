@@ -90,7 +90,7 @@ def main_loop(compiled: CompiledKernel, arch: int) -> Loop | None:
 
 
 def innermost(instructions: list[Instruction], labels: dict[str, int]) -> tuple[int, int] | None:
-    """Where the longest loop without another inside begins and ends: a loop over tokens.
+    """Start and end of the longest loop without a loop inside: the one over tokens.
 
     The one over segments around it is longer, and what skips short segments would skip its body.
     """

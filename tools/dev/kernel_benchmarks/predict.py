@@ -191,7 +191,7 @@ FIELDS = ('case', 'kernel', 'programs', 'iterations', 'fit', 'predicted_ms', 'ra
 
 
 def iterations(launch: Launch) -> int:
-    """How often a program of ours goes through its main loop, from what it was launched with."""
+    """Number of iterations of a kernel's main loop, from the arguments of its launch."""
     arguments = launch.arguments
     if 'span' in arguments:
         block = next(arguments[n] for n in ('BLOCK', 'PIXELS', 'ROWS') if n in arguments)
