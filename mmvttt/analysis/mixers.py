@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import UsageError
 from ..models.layers import InnerTraining, TTTLinearMixer, ViT3Mixer
-from ..models.layers.mixer_block import TokenBlock
+from ..models.layers.mixer import TokenBlock
 
 OPS = {
     getattr(torch.ops.ttt_kernels, name): name

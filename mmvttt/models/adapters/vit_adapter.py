@@ -20,7 +20,7 @@ from mmvttt.arguments import (
 )
 from mmvttt.registry import MODELS
 
-from ..backbones.base import map_size
+from ..backbones.options import map_size
 from ..layers import to_map
 from ..norms import check_norm_cfg, check_statistics
 from ..pretrained import PretrainedMixin

@@ -1,7 +1,8 @@
 """Backbones: each exists once and serves classification, detection and segmentation."""
 
-from .base import MixerBackbone, PlainBackbone
+from .base import PlainBackbone
 from .h_vit3 import HViT3
+from .mixer_backbone import MixerBackbone
 from .t5 import T5
 from .timm_vit import TimmViT
 from .vit3 import ViT3

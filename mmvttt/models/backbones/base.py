@@ -1,6 +1,6 @@
 """The contract of the plain backbones: embed → tokens and (h, w); blocks; norm."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,20 +9,13 @@ from timm.layers import PatchEmbed
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from mmvttt.arguments import (
-    check_choice,
-    check_int,
-    check_ints,
-    check_number,
-    check_rate,
-    checked_size,
-)
+from mmvttt.arguments import check_choice, check_int, check_number, checked_size
 
-from ..layers import MixerBlock, resolve_mixer, to_map
+from ..layers import to_map
 from ..position import GridOfWeights
 from ..pretrained import PretrainedMixin
+from .options import OUT_TYPES, check_image, map_size, resolve_indices
 
-OUT_TYPES = ('featmap', 'avg_featmap')
 INTERPOLATIONS = ('antialiased', 'bicubic')
 
 
@@ -213,126 +206,3 @@ class PlainBackbone(GridOfWeights, PretrainedMixin, BaseModule):
             if module is not self and hasattr(module, 'no_weight_decay'):
                 names |= {f'{prefix}.{name}' for name in module.no_weight_decay()}
         return names
-
-
-class MixerBackbone(PlainBackbone):
-    """The body of ViT³ and T⁵: blocks of one token mixer and a feed-forward network of a ViT.
-
-    Args:
-        arch: A name of `arch_zoo`, or a dict with `embed_dims`, `num_layers`, `num_heads` and
-            `feedforward_channels`.
-        mixer: Config of the token mixer: options of `default_mixer`, or any `dict(type=…)`.
-        cpe: Whether every block begins with a conditional position encoding.
-        drop_path_rate: Stochastic depth of the last block, rising linearly from 0 at the first.
-        norm_eps: ε of all LayerNorms.
-        options: Those of `PlainBackbone`.
-    """
-
-    arch_zoo: Mapping[str, Mapping[str, int]]
-    default_mixer: Mapping[str, Any]
-
-    def __init__(
-        self,
-        arch: str | Mapping[str, int] = 'small',
-        mixer: Mapping | None = None,
-        cpe: bool = False,
-        drop_path_rate: float = 0.0,
-        norm_eps: float = 1e-6,
-        **options: Any,
-    ) -> None:
-        arch = resolve_arch(arch, self.arch_zoo, type(self).__name__)
-        mixer = resolve_mixer(mixer, self.default_mixer)
-        super().__init__(arch['embed_dims'], arch['num_layers'], norm_eps=norm_eps, **options)
-        self.blocks = nn.ModuleList(
-            MixerBlock(
-                self.embed_dims,
-                arch['num_heads'],
-                arch['feedforward_channels'],
-                mixer=mixer,
-                cpe=cpe,
-                drop_path=rate,
-                norm_eps=norm_eps,
-            )
-            for rate in drop_path_rates(drop_path_rate, self.num_layers)
-        )
-        self.train(self.training)
-
-
-def map_size(x: Tensor) -> tuple[int, int]:
-    """Height and width of a map `(B, C, h, w)`, as numbers even where they are traced."""
-    height, width = x.shape[2], x.shape[3]
-    # torch.jit.trace, by which counters of FLOPs look at a model, has tensors for sizes.
-    return (int(height), int(width)) if torch.jit.is_tracing() else (height, width)
-
-
-def check_image(x: Tensor, in_channels: int, model: str) -> None:
-    """Refuses what is no image `(B, in_channels, H, W)` of floating-point numbers."""
-    if x.dim() != 4 or x.shape[1] != in_channels or 0 in x.shape:
-        raise ValueError(
-            f'{model} takes images (B, {in_channels}, H, W), got {tuple(x.shape)}: convert the '
-            'images, or set in_channels.'
-        )
-    if not x.is_floating_point():
-        raise TypeError(
-            f'{model} takes images of floating-point numbers, got {x.dtype}: normalise them '
-            'first, as a data_preprocessor does.'
-        )
-
-
-def resolve_arch(
-    arch: str | Mapping[str, Any], zoo: Mapping[str, Mapping[str, Any]], model: str
-) -> dict[str, Any]:
-    """An architecture by name, or as a dict with the same keys as those of the zoo.
-
-    As in mmpretrain, its depth is `num_layers` where all blocks have one width, and `depths`, a
-    number for each stage, where there are stages.
-
-    Raises:
-        ValueError: If the name is unknown, keys are missing or too many, or a number is below 1.
-        TypeError: If an entry is no integer, or where there are stages, no sequence of them.
-    """
-    example = next(iter(zoo.values()))
-    if not isinstance(arch, Mapping):
-        if arch not in list(zoo):
-            raise ValueError(
-                f'{model} has no arch {arch!r}: choose one of {sorted(zoo)}, or give a dict with '
-                f'{sorted(example)}.'
-            )
-        return dict(zoo[arch])
-    if set(arch) != set(example):
-        raise ValueError(
-            f'The arch of {model} needs exactly the keys {sorted(example)}, got '
-            f'{sorted(map(str, arch))}.'
-        )
-    for key, value in arch.items():
-        check = check_int if isinstance(example[key], int) else check_ints
-        check(f'arch[{key!r}]', value)
-    return dict(arch)
-
-
-def drop_path_rates(rate: float, num_layers: int) -> list[float]:
-    """The stochastic depth of every block: from 0 at the first, linearly, to `rate` at the last.
-
-    Raises:
-        ValueError: If the rate is not in [0, 1).
-    """
-    check_rate('drop_path_rate', rate)
-    return [rate * i / max(num_layers - 1, 1) for i in range(num_layers)]
-
-
-def resolve_indices(indices: int | Sequence[int], num_layers: int) -> tuple[int, ...]:
-    """`out_indices` counted from the start.
-
-    Raises:
-        ValueError: If one is out of range, there is none, or they are not in ascending order.
-        TypeError: If one is no integer.
-    """
-    indices = [indices] if isinstance(indices, int) else indices
-    check_ints('out_indices', indices, -num_layers, num_layers - 1)
-    resolved = tuple(i + num_layers if i < 0 else i for i in indices)
-    if not resolved or list(resolved) != sorted(set(resolved)):
-        raise ValueError(
-            f'out_indices={list(indices)}: give one or more from {-num_layers} to '
-            f'{num_layers - 1}, each once, in ascending order.'
-        )
-    return resolved

@@ -16,7 +16,7 @@ from mmvttt.registry import MODELS
 from ..layers import MixerBlock, resolve_mixer, rotation_2d, to_map
 from ..norms import check_norm_cfg, check_statistics
 from ..pretrained import PretrainedMixin
-from .base import (
+from .options import (
     OUT_TYPES,
     check_image,
     drop_path_rates,

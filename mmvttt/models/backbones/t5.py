@@ -9,7 +9,7 @@ from mmvttt.errors import CheckpointMismatchError
 from mmvttt.registry import MODELS
 
 from ..linearize import RECIPES
-from .base import MixerBackbone
+from .mixer_backbone import MixerBackbone
 
 # The parts of a mixer that a ViT has under the same meaning.
 _INHERITED = ('.mixer.qkv.', '.mixer.proj.')

@@ -14,7 +14,8 @@ from mmvttt.registry import MODELS
 
 from ..linearize import MapSize, linearize
 from ..linearize.linearize import Linearization
-from .base import OUT_TYPES, PlainBackbone, check_image, map_size
+from .base import PlainBackbone
+from .options import OUT_TYPES, check_image, map_size
 
 CLASS_TOKEN = 'cls_token'
 # By the model's class: what makes timm's names and shapes of the weights of a model's authors.

@@ -5,7 +5,7 @@ from typing import Any
 
 from mmvttt.registry import MODELS
 
-from .base import MixerBackbone
+from .mixer_backbone import MixerBackbone
 
 
 @MODELS.register_module()

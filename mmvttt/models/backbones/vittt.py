@@ -11,7 +11,8 @@ from mmvttt.arguments import check_choice
 from mmvttt.registry import MODELS, type_name
 
 from ..layers import CausalConv1d, DropPath, DWConv2d, TokenBlock, TTTLinearMixer, resolve_mixer
-from .base import PlainBackbone, drop_path_rates, resolve_arch
+from .base import PlainBackbone
+from .options import drop_path_rates, resolve_arch
 
 GELU = dict(type='GELU')
 # The rows of Tab. 3, from the plain TTT layer to Vittt: options of one block.

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from mmvttt.arguments import check_config, check_int
 from mmvttt.registry import MODELS
 
-from ..backbones.base import resolve_arch
+from ..backbones.options import resolve_arch
 from ..layers import DWConv2d
 
 _FREQUENCIES = 256

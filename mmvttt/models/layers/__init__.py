@@ -3,7 +3,8 @@
 from .conv import CausalConv1d, DWConv2d, to_map
 from .drop_path import DropPath
 from .inner_models import InnerModel
-from .mixer_block import FeedForward, MixerBlock, TokenBlock, build_mixer, resolve_mixer
+from .mixer import TokenBlock, build_mixer, resolve_mixer
+from .mixer_block import FeedForward, MixerBlock
 from .neighborhood import neighborhood_attention
 from .rope import rotate, rotation_2d
 from .ttt_linear_mixer import TTTLinearMixer

@@ -1,0 +1,53 @@
+"""The body that ViT³ and T⁵ share."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from ..layers import MixerBlock, resolve_mixer
+from .base import PlainBackbone
+from .options import drop_path_rates, resolve_arch
+
+
+class MixerBackbone(PlainBackbone):
+    """The body of ViT³ and T⁵: blocks of one token mixer and a feed-forward network of a ViT.
+
+    Args:
+        arch: A name of `arch_zoo`, or a dict with `embed_dims`, `num_layers`, `num_heads` and
+            `feedforward_channels`.
+        mixer: Config of the token mixer: options of `default_mixer`, or any `dict(type=…)`.
+        cpe: Whether every block begins with a conditional position encoding.
+        drop_path_rate: Stochastic depth of the last block, rising linearly from 0 at the first.
+        norm_eps: ε of all LayerNorms.
+        options: Those of `PlainBackbone`.
+    """
+
+    arch_zoo: Mapping[str, Mapping[str, int]]
+    default_mixer: Mapping[str, Any]
+
+    def __init__(
+        self,
+        arch: str | Mapping[str, int] = 'small',
+        mixer: Mapping | None = None,
+        cpe: bool = False,
+        drop_path_rate: float = 0.0,
+        norm_eps: float = 1e-6,
+        **options: Any,
+    ) -> None:
+        arch = resolve_arch(arch, self.arch_zoo, type(self).__name__)
+        mixer = resolve_mixer(mixer, self.default_mixer)
+        super().__init__(arch['embed_dims'], arch['num_layers'], norm_eps=norm_eps, **options)
+        self.blocks = nn.ModuleList(
+            MixerBlock(
+                self.embed_dims,
+                arch['num_heads'],
+                arch['feedforward_channels'],
+                mixer=mixer,
+                cpe=cpe,
+                drop_path=rate,
+                norm_eps=norm_eps,
+            )
+            for rate in drop_path_rates(drop_path_rate, self.num_layers)
+        )
+        self.train(self.training)
