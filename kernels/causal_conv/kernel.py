@@ -211,7 +211,7 @@ def _shared(x: Tensor, weight: Tensor, other: Tensor | None, ways: str) -> dict[
 
 
 def forward(x: Tensor, weight: Tensor, other: Tensor | None, ways: str) -> tuple[Tensor, Tensor]:
-    """As `reference.forward`."""
+    """Computes `reference.forward`."""
     batch, tokens, scans, channels = x.shape
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     z = x.new_empty(0) if other is None else torch.empty_like(y)
@@ -226,7 +226,7 @@ def forward(x: Tensor, weight: Tensor, other: Tensor | None, ways: str) -> tuple
 def backward(
     dy: Tensor, dz: Tensor | None, x: Tensor, weight: Tensor, other: Tensor | None, ways: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As `reference.backward`."""
+    """Computes `reference.backward`."""
     batch, tokens, scans, channels = x.shape
     dx = torch.empty_like(x, memory_format=torch.contiguous_format)
     options = config('backward', channels)

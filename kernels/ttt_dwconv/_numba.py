@@ -77,12 +77,12 @@ def _run(kernel: Callable, x: Tensor, other: Tensor, size: tuple[int, ...]) -> T
 
 
 def products(x: Tensor, y: Tensor) -> Tensor:
-    """As `reference.products`."""
+    """Computes `reference.products`."""
     return _run(_products, x, y, (9,))
 
 
 def correlate(x: Tensor, taps: Tensor) -> Tensor:
-    """As `reference.correlate`."""
+    """Computes `reference.correlate`."""
     return _run(_correlate, x, taps, x.shape[1:3])
 
 

@@ -147,7 +147,7 @@ def _take_step(weights, inner, norms, w1, w2, g, damping):
 
 @inlined
 def _damped_backward(grad, g, norms, along):
-    """As in kernels/_inner_step.py, in place."""
+    """Computes `damped_backward` of kernels/_inner_step.py in place."""
     _norms(norms, g)
     for c in range(len(along)):
         along[c] = 0
@@ -380,7 +380,7 @@ def _copies(*weights: Tensor) -> list[Tensor]:
 def forward(
     q: Tensor, k: Tensor, v: Tensor, w1: Tensor, w2: Tensor, scale: float, damping: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """As `reference.forward`."""
+    """Computes `reference.forward`."""
     launch, dim = _Launch(q, scale, damping), q.shape[-1]
     w1, w2 = _copies(w1, w2)
     o = q.new_empty(q.shape, dtype=launch.dtype)
@@ -403,7 +403,7 @@ def backward(
     scale: float,
     damping: bool = True,
 ) -> tuple[Tensor, ...]:
-    """As `reference.backward`."""
+    """Computes `reference.backward`."""
     launch = _Launch(q, scale, damping)
     w1, w2 = _copies(w1, w2)
     g = g.contiguous()

@@ -62,7 +62,7 @@ def forward(
     eps: float,
     keep: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """As `reference.forward`."""
+    """Computes `reference.forward`."""
     q, k, v, eta = inputs[:4]
     batch, tokens, scans, heads, dim = q.shape
     state = state_dtype(q.dtype)
@@ -104,7 +104,7 @@ def backward(
     mini_batch_size: int,
     eps: float,
 ) -> tuple[Tensor, ...]:
-    """As `reference.backward`, from the kept states."""
+    """Computes `reference.backward` from the kept states."""
     q, k, v, eta, w0, *_, token_scale = inputs
     batch, _, scans, heads, dim = q.shape
     state = state_dtype(q.dtype)

@@ -323,7 +323,7 @@ def slope(points: Sequence[tuple[float, float]]) -> float | None:
 
 
 def crossings(rows: Sequence[Measurement], field: str) -> list[tuple[str, str, float]]:
-    """Where one line falls below another: (line, other line, side in pixels), in order of sides.
+    """Crossings of lines, (line, other line below which it falls, side in pixels), by side.
 
     Interpolated between the sizes that both have, exactly for costs that are polynomials of second
     degree in the tokens: the difference over the tokens is a straight line.
@@ -405,7 +405,7 @@ def plot(
 
 
 def _headline(rows: Sequence[Measurement]) -> str:
-    """Where the rows are from, as far as they agree."""
+    """Origin of the rows, as far as they agree."""
     first = rows[0]
     parts = {
         'device': 'by computation' if first.device == COMPUTED else first.device,

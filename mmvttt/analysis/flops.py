@@ -23,7 +23,7 @@ _OF_TORCH = ('aten', 'prim', 'prims', 'profiler')
 
 @dataclass
 class Cost:
-    """What a model costs on one image.
+    """Cost of a model on one image.
 
     Attributes:
         params: Parameters of each part; the model itself is ''.

@@ -391,7 +391,7 @@ def _images(look: Look) -> str:
 
 
 def _spread(layers: Sequence) -> list:
-    """As many layers as a picture has room for, from the first to the last."""
+    """Layers evenly spread from the first to the last, as many as a picture has room for."""
     count = min(_DRAWN, len(layers))
     return [layers[round(i * (len(layers) - 1) / max(count - 1, 1))] for i in range(count)]
 

@@ -241,7 +241,7 @@ class DenseForward(nn.Module):
 
 
 def _samples(image: Tensor) -> list[BaseDataElement]:
-    """What heads with a transformer ask about images: sizes, nothing of which is padding."""
+    """Samples for heads with a transformer, which read image sizes; nothing is padding."""
     size = tuple(image.shape[-2:])
     about = dict(img_shape=size, ori_shape=size, batch_input_shape=size, pad_shape=size)
     return [BaseDataElement(metainfo=about) for _ in image]

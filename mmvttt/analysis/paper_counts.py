@@ -16,7 +16,7 @@ _TTT_DWCONV = 'ttt_kernels.ttt_dwconv'
 
 @dataclass(frozen=True)
 class Convention:
-    """How a table of a paper counts.
+    """Convention by which a table of a paper counts.
 
     Attributes:
         size: (height, width) of the image; None for that of the model zoo.

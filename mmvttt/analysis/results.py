@@ -1,4 +1,4 @@
-"""What a model gets wrong: confusion matrix, precision over recall, COCO's types of errors.
+"""Errors of a model: confusion matrix, precision over recall, COCO's types of errors.
 
 From the predictions that `tools/test.py --out` writes, by the toolboxes' own counting.
 """

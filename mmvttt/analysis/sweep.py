@@ -86,7 +86,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Run:
-    """What one training has shown; written as JSON into its folder, by which it is known as done.
+    """Results of one training, in a JSON file of its folder, by which it is known as done.
 
     Attributes:
         variant: Its name.

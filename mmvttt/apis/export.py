@@ -32,7 +32,7 @@ _Runs = Callable[[Tensor], Sequence[Tensor]]
 
 @dataclass(frozen=True)
 class Comparison:
-    """What the written file computes, beside the model that it was made from.
+    """Outputs of the written file beside those of the model that it was made from.
 
     Attributes:
         shape: Of the images, `(B, in_channels, H, W)`.
@@ -234,7 +234,7 @@ def _trace(network: nn.Module, image: Tensor, fixed_size: bool) -> torch.export.
 
 
 def _notes(found: FoundModel, channels: int) -> dict[str, str]:
-    """What whoever runs the file has to know: how images are prepared, and what the classes are."""
+    """Metadata for users of the file: preparation of images, names of classes."""
     cfg = found.config
     image = f'float32 (B, {channels}, H, W), prepared as data_preprocessor'
     notes = {'model': found.name, 'image': image}

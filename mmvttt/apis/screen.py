@@ -107,7 +107,7 @@ def layer_decay_advice(runner: Runner, cfg: Config) -> str | None:
 
 
 def _weights(runner: Runner, cfg: Config) -> str | None:
-    """Where the weights come from; None: nowhere."""
+    """Source of the weights; None where they are random."""
     if runner._load_from:
         return f'{"resumed from " if runner._resume else ""}{runner._load_from}'
     return ', '.join(_checkpoints(cfg.model)) or None

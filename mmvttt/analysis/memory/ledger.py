@@ -80,7 +80,7 @@ class Ledger(TorchDispatchMode):
             entry.module = module or entry.module
 
     def kind(self, entry: Entry) -> str:
-        """What was held or got as a gradient is what it was called; else activation or transient.
+        """Kind of a tensor: as it was named or as a gradient, else activation or transient.
 
         An activation is made in the forward pass and still there when the backward pass begins.
         """

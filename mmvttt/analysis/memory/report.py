@@ -30,7 +30,7 @@ _MEBI = 2**20
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """What a training step holds, in bytes.
+    """Memory that a training step holds, in bytes.
 
     Attributes:
         config: Name of the config.
@@ -103,7 +103,7 @@ def memory_use(
     cfg_options: dict[str, Any] | None = None,
     device: torch.device | None = None,
 ) -> MemoryUse:
-    """What a training step of a config holds.
+    """Computes the memory that a training step of a config holds.
 
     Args:
         config: A config file, or the name of one of mmvttt's.

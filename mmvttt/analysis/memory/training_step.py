@@ -130,7 +130,7 @@ class TrainingStep:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """What `forward`, the backward pass and `update` have to run in.
+        """Context in which `forward`, the backward pass and `update` run.
 
         Raises:
             ValueNeededError: Fake tensors do not suffice for this model.
@@ -160,16 +160,16 @@ class TrainingStep:
             self._dry_run.backward(loss)
 
     def update(self) -> None:
-        """What follows the backward pass: the optimizer takes its step, gradients are freed."""
+        """Ends a training step: the optimizer takes its step, gradients are freed."""
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
     def states(self) -> list[Tensor]:
-        """What the optimizer keeps from step to step."""
+        """Tensors that the optimizer keeps from step to step."""
         return list(_tensors(list(self.optimizer.state.values())))
 
     def ground_truth(self) -> list[Tensor]:
-        """What of the samples lies on the device of the model."""
+        """Tensors of the samples that lie on the device of the model."""
         return list(_tensors(self.samples))
 
     def _start_optimizer(self) -> None:
@@ -276,7 +276,7 @@ _SAMPLES: dict[str, Callable[[tuple[int, int], nn.Module], BaseDataElement]] = {
 def _self_supervised(
     name: str, cfg: Config, batch: int, shape: tuple[int, int, int]
 ) -> dict[str, Any]:
-    """What the config's own pipeline makes of grey images `(H, W, C)`: views of them, masks.
+    """Inputs that the config's own pipeline makes of grey images `(H, W, C)`: views, masks.
 
     Raises:
         UsageError: The config has no such pipeline, or that fails.
