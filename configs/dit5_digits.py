@@ -32,7 +32,7 @@ model = dict(
 
 optim_wrapper = dict(
     optimizer=dict(lr=1e-3),
-    # What the source does not have.
+    # Parameters that the source does not have.
     paramwise_cfg=dict(custom_keys={'.processor.': dict(lr_mult=5.0)}),
 )
 param_scheduler = [

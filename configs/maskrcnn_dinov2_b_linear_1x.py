@@ -1,5 +1,5 @@
 # Mask R-CNN, DINOv2-B, linearized, with ViT-Adapter, COCO 1333×800, 1x. No paper has it.
-# What is new learns at 20 times the rate (t5 Tab. 11).
+# New parameters learn at 20 times the rate (t5 Tab. 11).
 _base_ = './maskrcnn_dinov2_b_1x.py'
 
 model = dict(backbone=dict(backbone=dict(linearize=dict())))

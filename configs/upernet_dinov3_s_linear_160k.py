@@ -1,5 +1,5 @@
 # UperNet, DINOv3-S, linearized, with ViT-Adapter, ADE20K 512×512, 160k. No paper has it.
-# What is new learns at 20 times the rate (t5 Tab. 11).
+# New parameters learn at 20 times the rate (t5 Tab. 11).
 _base_ = './upernet_dinov3_s_160k.py'
 
 model = dict(backbone=dict(backbone=dict(linearize=dict())))

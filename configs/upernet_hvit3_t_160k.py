@@ -13,5 +13,5 @@ model = dict(
     auxiliary_head=dict(in_channels=320),
 )
 
-# Of the three sizes only this one was trained in mixed precision.
+# Only this one of the three sizes was trained in mixed precision.
 optim_wrapper = dict(type='mmvttt.AmpOptimWrapper')

@@ -41,7 +41,7 @@ _OPTIONS: dict[str, Any] = {
     'error_model': 'numpy',
     'fastmath': {'contract', 'reassoc', 'nsz', 'arcp'},
 }
-# What is kept on disk was made from these files as they are now.
+# The kernels on disk were compiled from these files as they are now.
 _SOURCES = sorted(Path(__file__).parent.rglob('_numba*.py'))
 _STAMP = tuple((x.name, x.stat().st_mtime_ns, x.stat().st_size) for x in _SOURCES)
 

@@ -18,7 +18,7 @@ from .registry import type_name
 # The toolbox of a scope: the extra of mmvttt that installs it.
 _EXTRAS = {'mmdet': 'det', 'mmseg': 'seg', 'mmpretrain': 'pretrain'}
 _DISTRIBUTIONS = {'mmseg': 'mmsegmentation'}
-# What a config's own text reads, and nothing after it: options come too late.
+# Variables that only the text of a config reads: options come too late for them.
 _VARIABLES = ('train_pipeline', 'val_pipeline', 'test_pipeline', 'data_root', 'dataset_type')
 
 

@@ -27,7 +27,7 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 BENCHMARKS = ROOT / 'tools' / 'dev' / 'kernel_benchmarks'
-# What has begun is finished: the slowest contender takes some half a minute.
+# A step that has begun is finished: the slowest contender takes about half a minute.
 GRACE = 40
 
 

@@ -1,6 +1,6 @@
 # 30 epochs of AdamW from inherited weights: 5 of warm-up, then a cosine (t5 Tab. 8).
-# What the source does not have learns at 20 times the rate (Tab. 11). The authors' rate is 2e-5 for
-# 512 images a step; here it is that for 1024: on other numbers, train with --auto-scale-lr.
+# Parameters that the source lacks learn at 20 times the rate (Tab. 11). The authors' rate is 2e-5
+# for 512 images a step; here it is that for 1024: on other numbers, train with --auto-scale-lr.
 # The "freeze" rows of Tab. 1 train nothing else, by --cfg-options
 #   model.backbone.only_new=True optim_wrapper.paramwise_cfg.custom_keys.head.lr_mult=0
 _base_ = 'mmpretrain::_base_/schedules/imagenet_bs1024_adamw_swin.py'

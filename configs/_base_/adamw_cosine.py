@@ -8,7 +8,7 @@ optim_wrapper = dict(
     optimizer=dict(type='AdamW', lr=1e-3, weight_decay=0.05),
     clip_grad=dict(max_norm=5.0),
 )
-# Whoever changes max_epochs changes T_max with it.
+# Change T_max together with max_epochs.
 param_scheduler = [
     dict(type='LinearLR', start_factor=0.01, by_epoch=False, end=100),
     dict(type='CosineAnnealingLR', T_max=12, convert_to_iter_based=True),

@@ -132,7 +132,7 @@ def _setup_context(ctx, inputs, output):
 
 def _backward(ctx, dy, dz):
     x, weight, other = ctx.saved_tensors
-    # Of two outputs one may have gone unused.
+    # One of two outputs may be unused.
     some = dz if dy is None else dy
     if some is None:
         return None, None, None, None, None

@@ -215,7 +215,7 @@ def _backward(
     weights = (bilinear * attention).view(-1).index_select(0, order)
     dvalue = _bag(do, reader.index_select(0, order), weights, offsets)
 
-    # What every corner's pixel contributes: ⟨value, do⟩.
+    # Contribution of every corner's pixel: ⟨value, do⟩.
     dots = torch.ops.aten._embedding_bag_per_sample_weights_backward(
         do, table, flat, offsets, reader, 0
     ).view_as(rows)

@@ -26,7 +26,7 @@ def _products(start, stop, x, y, out):
     """The programs from `start` to `stop`; x is padded by a pixel, out is zero."""
     _, h, w, channels = y.shape
     blocks = channels // COLUMNS
-    # Of a row of the map, so that the sum of all rows takes one rounding for each.
+    # Sum of one row of the map: the sum over rows then rounds once for each.
     sums = np.zeros(COLUMNS, out.dtype)
     for number in range(start, stop):
         image, first = number // blocks, number % blocks * COLUMNS

@@ -156,7 +156,7 @@ def _damped_backward(grad, g, norms, along):
         for c in range(len(along)):
             along[c] += row[c] * x[c]
     for c in range(len(along)):
-        # Of g, twice: Σ(e·grad)·e·n/(n + 1), e = g/n.
+        # Part along g, twice: Σ(e·grad)·e·n/(n + 1), e = g/n.
         n = norms[c]
         along[c] = along[c] / n / n * (n / (n + 1)) if n else n
         norms[c] = n + 1

@@ -122,7 +122,7 @@ def backward(
         tokens_first(dq, dtype),
         tokens_first(dk, dtype),
         tokens_first(dv, dtype),
-        # Of one head of one channel these views are contiguous, and would share their memory.
+        # With one head of one channel these views are contiguous and would share memory.
         dw1.clone(memory_format=torch.contiguous_format),
         dw2.clone(memory_format=torch.contiguous_format),
     )

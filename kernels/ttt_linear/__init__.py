@@ -86,7 +86,7 @@ def ttt_linear(
     _check(ways, mini_batch_size, **tensors)
     inputs = Inputs(**tensors)
     _inputs.check_number(_NAME, 'eps', eps, least=0)
-    # What the backward pass needs is not written where there will be none.
+    # Intermediate results are written only where there will be a backward pass.
     keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
     return _op(*inputs, ways, mini_batch_size, eps, backend, keep)[0]
 

@@ -157,7 +157,7 @@ def backward_query(
     stride = outer_stride(segment, SIZE)
     for i in range(outer_iterations(first, last, SIZE)):
         start = first + i * stride
-        # What the chunks before in the same mini-batch add to the state, but for τ.
+        # Sum that earlier chunks of the mini-batch add to the state, without τ.
         a, a_c = tl.zeros_like(s), tl.zeros_like(c)
         for n in tl.range(start, tl.minimum(start + stride, last), num_stages=1):
             k_tile, q_tile, v_tile, g_tile, do_tile = k_next, q_next, v_next, g_next, do_next
@@ -170,7 +170,7 @@ def backward_query(
             e_next = load_rows(eta, e_step, n + 1, T, SIZE)
             g_blocks = split_features(g_tile, D)
 
-            # What the keys and the queries meet: Z and Z̄.
+            # Products with the keys and with the queries: Z and Z̄.
             z = apply_state(s, c, k_tile, D, PRECISION)
             zq = apply_state(s, c, q_tile, D, PRECISION)
             if mini_batch_chunks(SIZE) > 1:
@@ -327,7 +327,7 @@ def backward_chain(
         if last % segment == segment - 1 or last == chunks - 1:
             i_s = slot + last // segment
             store_state(dw_kept + i_s * D * D, dc_kept + i_s * D, ds, dc, D)
-        # What the steps of a chunk get: from the next mini-batches, then from later queries too.
+        # Gradient of a chunk's steps: from the next mini-batches, then from later queries.
         f, f_c = tau_last * ds, tau_last * dc
         if HAS_SCALE and mini_batch_chunks(SIZE) > 1:
             place = tl.cast(scan, tl.int64) * units + units - 1 - j
@@ -467,7 +467,7 @@ def backward_key(
     dgamma = tl.zeros((CHUNK, D), ACC)
     dlam = tl.zeros((CHUNK, D), ACC)
     dlast = tl.zeros((CHUNK,), ACC)
-    # Of larger mini-batches: what τ_b gets.
+    # Gradient of τ_b, for mini-batches of several chunks.
     met = tl.zeros((D // CHUNK, CHUNK, CHUNK), ACC)
     first = i_s * segment
     last = tl.minimum(first + segment, chunks) - 1
@@ -483,7 +483,7 @@ def backward_key(
     for j in range(units):
         start = first + (units - 1 - j) * stride
         end = tl.minimum(start + stride - 1, last)
-        # What the steps of a chunk get, as in the chain.
+        # Gradient of a chunk's steps, as in the chain.
         f = tau_last * ds
         if mini_batch_chunks(SIZE) > 1:
             # The state goes a mini-batch back, with all of its chunks.

@@ -143,7 +143,7 @@ def forward_scan(
     stride = outer_stride(segment, SIZE)
     for i in range(tl.cdiv(chunks, stride)):
         last = tl.minimum(i * stride + stride, chunks)
-        # What the chunks before in the same mini-batch add to the state, but for τ.
+        # Sum that earlier chunks of the mini-batch add to the state, without τ.
         a, a_c = tl.zeros_like(s), tl.zeros_like(c)
         for n in tl.range(i * stride, last, num_stages=1):
             k_tile, v_tile, steps = k_next, v_next, e_next

@@ -16,7 +16,7 @@ from .reference import Inputs
 # Channels of a head that the kernels have; others are padded.
 DIMS = (32, 64, 128)
 CHUNK = _tiles.CHUNK.value
-# What fills up a chunk has no variance: with an ε of 0 it would be NaN, and all tokens with it.
+# Padding of a chunk has no variance: with an ε of 0 it would be NaN, and all tokens with it.
 _LEAST_EPS = 1e-30
 INTERPRETED = os.environ.get('TRITON_INTERPRET', '0') == '1'
 # fp64 is for the interpreter only, where bf16 arithmetic is wrong.
@@ -49,7 +49,7 @@ def unsupported_reason(inputs: Inputs, mini_batch_size: int) -> str | None:
             return f'{wide}, for which this GPU has too little shared memory'
     if reason := _launch.unsupported_scans_reason(q.shape[2]):
         return reason
-    # What lies between two kernels is in whole chunks, of which a mini-batch has one or more.
+    # Tensors between two kernels hold whole chunks; a mini-batch has one or more.
     padded = _launch.cdiv(mini_batch_size, CHUNK) * CHUNK / mini_batch_size * q.shape[1]
     if padded * next(n for n in DIMS if n >= dim) >= 2**31:
         return f'T is {q.shape[1]}; a scan needs 64-bit indices, which the kernels do not have'
@@ -148,7 +148,7 @@ def backward(
     # Parts of sums, by image, scan, head and segment: the query side's, then the key side's.
     parts = (*call.by_scan, call.segments)
     dln_weight, dln_bias = (call.empty(2, *parts, call.dim) for _ in range(2))
-    # Of larger mini-batches every chunk has other places, and every block of features a part.
+    # In larger mini-batches every chunk has other places, and every block of features a part.
     places = parts if call.pieces == 1 else (*call.by_scan, call.chunks, call.dim // CHUNK)
     dtau, dtau_last = call.empty(*places, CHUNK), call.empty(*parts)
     call.launch(

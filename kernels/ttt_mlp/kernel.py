@@ -285,7 +285,7 @@ def _step_backward(
         k_tile = load_tokens(k, n, last, k_strides[1], D, BLOCK)
         v_tile = load_tokens(v, n, last, v_strides[1], D, BLOCK)
         k_columns = tl.trans(k_tile)
-        # What d and dp are multiplied with in dz1 and dz2, so that little stays in registers.
+        # Factors of d and dp in dz1 and dz2, so that little stays in registers.
         a, slope, bend = silu(dot(tl.trans(w1), k_columns, ACC, PRECISION))
         r1 = dot(tl.trans(j1), k_columns, ACC, PRECISION)
         dd = r1 * slope

@@ -52,7 +52,7 @@ def read_scalars(work_dir: str | os.PathLike[str]) -> Run:
             continue
         series = train if 'iter' in entry or 'loss' in entry else evaluated
         for name, value in entry.items():
-            # Of integers JSON has larger ones than a float can be.
+            # JSON has integers too large for a float.
             number = type(value) is float or (type(value) is int and abs(value) <= _LARGEST)
             if name not in _BOOKKEEPING and number and name.isprintable():
                 series.setdefault(name, {})[entry['step']] = value

@@ -94,7 +94,7 @@ def count_cost(network: nn.Module, size: tuple[int, int], in_channels: int = 3) 
         if name != 'Global':
             macs[_part(name.removeprefix(root).lstrip('.'))] += sum(ops.values()) // 2
     params = _params(network)
-    # What is not called as a module, such as a list of blocks, is the sum of what is in it.
+    # Modules that are not called, such as a list of blocks, cost the sum of their parts.
     for name in sorted(params, key=lambda n: -n.count('.')):
         if name not in macs:
             inside = [n for n in macs if n.rpartition('.')[0] == name]

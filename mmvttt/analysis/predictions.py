@@ -23,7 +23,7 @@ from ..reliability.read import read_weights
 
 # Smaller images are enlarged by a whole factor until their text can be read.
 _READABLE = 480
-# Of a grid, in pixels: the width of one picture, and what is between two.
+# Pixels of a grid: the width of one picture, and the gap between two.
 _TILE, _GAP = 640, 8
 
 

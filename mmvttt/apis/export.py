@@ -25,7 +25,7 @@ from ..errors import CheckpointMismatchError, UsageError
 
 OPSET = 18
 SUFFIXES = ('.pt2', '.onnx')
-# Of the largest number of an output: rounding in fp32, in another order of sums.
+# Relative to the largest number of an output: fp32 rounding, sums in another order.
 _TOLERANCE = 1e-3
 _Runs = Callable[[Tensor], Sequence[Tensor]]
 

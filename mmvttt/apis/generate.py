@@ -262,7 +262,7 @@ def load_extractor(path: str | os.PathLike[str]) -> nn.Module:
     try:
         return torch.export.load(path).module()
     except Exception as error:
-        # What a file of another kind raises depends on the kind.
+        # The error depends on the kind of the file.
         raise UsageError(
             f'--features {os.fspath(path)!r} cannot be read ({type(error).__name__}): give what '
             'torch.export.save has written'

@@ -258,7 +258,7 @@ class _Segmentor:
         # By itself it would name and paint the classes of Cityscapes.
         meta = _dataset_meta(checkpoint)
         heads = config.model.decode_head
-        # Of a cascade, such as OCRNet's, the last one decides.
+        # The last head of a cascade, such as OCRNet's, decides.
         count = (heads if isinstance(heads, Mapping) else heads[-1]).num_classes
         self.classes = [str(c) for c in meta.get('classes') or range(count)]
         palette = meta.get('palette') or _palette(count)

@@ -11,7 +11,7 @@ from .conversion import Conversion
 
 StateDict = Mapping[str, Tensor]
 
-# Of a model in a training checkpoint of ours.
+# Prefix of the model in a training checkpoint of ours.
 PREFIX = 'transformer.'
 _AUTHORS, _DIFFUSERS = 'x_embedder.proj.weight', 'transformer_blocks.0.attn1.to_q.weight'
 _OURS = f'{PREFIX}final_modulation.weight'

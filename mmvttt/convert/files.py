@@ -54,7 +54,7 @@ def convert_checkpoint(
     elif conversion.complete:
         meta = dict(mmvttt_version=__version__, model=conversion.name, source=Path(source).name)
         container = 'model' if to == 'public' else 'state_dict'
-        # Of diffusers' model inside a mmvttt.DiffusionModel, for load_from.
+        # Prefix of diffusers' model inside a mmvttt.DiffusionModel, for load_from.
         prefix = PREFIX if to == 'diffusers' else ''
         named = {f'{prefix}{name}': value for name, value in conversion.weights.items()}
         Path(target).parent.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,7 @@ from mmvttt.models.backbones import T5, HViT3, ViT3
 _EXTRA_DIMENSION = {'mixer.w1': 0, 'mixer.w2': 0, 'mixer.w3': 1}
 _EXTRA_DIMENSION |= {'inner.w1': 0, 'inner.w2': 0, 'inner.w3': 0}
 _PUBLIC_MARKS = ('blocks.0.attn.w1',)
-# Of ViT³ and H-ViT³, of T⁵.
+# Names in checkpoints of ViT³ and H-ViT³, and of T⁵.
 _OUR_MARKS = ('blocks.0.mixer.w1', 'blocks.0.mixer.inner.w1')
 _DOWNSAMPLE = ('widen', 'halve', 'narrow')
 

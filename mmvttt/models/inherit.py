@@ -30,7 +30,7 @@ from .backbones import T5, TimmViT
 
 StateDict = Mapping[str, Tensor]
 
-# What a ViT is recognised by, behind a prefix: timm's and mmpretrain's.
+# Names by which a ViT is recognised, behind a prefix: timm's and mmpretrain's.
 _MARKS = ('blocks.0.attn.qkv.weight', 'layers.0.attn.qkv.weight')
 # Names behind the prefix: theirs → ours.
 _NAMES = (

@@ -154,8 +154,8 @@ def allowed() -> list[Any]:
         *dtypes,
         # Python 2's name is translated by torch.
         (statistic, 'builtins.getattr'),
-        # What training scripts save beside the weights. A yacs configuration is read as a plain
-        # mapping, without yacs; nothing interprets either.
+        # Arguments that training scripts save beside the weights. A yacs configuration is read as
+        # a plain mapping, without yacs; nothing interprets either.
         (argparse.Namespace, 'argparse.Namespace'),
         (OrderedDict, 'yacs.config.CfgNode'),
     ]

@@ -43,7 +43,7 @@ _REFUSED = (
 _PLAIN = re.compile(r'[A-Za-z0-9][\w.+-]*')
 _DIGEST = re.compile(r'-([a-f0-9]{8,64})\.')
 
-# What stands before the name of a model of timm's hub, as mmengine's 'torchvision://'.
+# Prefix of the names of timm's hub, as mmengine's 'torchvision://'.
 _TIMM = 'timm://'
 
 StateDict = Mapping[str, Tensor]
@@ -204,7 +204,7 @@ def _from_timm(name: str) -> str:
     try:
         return hf_hub_download(config.hf_hub_id, config.hf_hub_filename or 'model.safetensors')
     except Exception as error:
-        # What is raised without a network is of many classes.
+        # Many classes of errors are raised without a network.
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise CheckpointError(
             f"'{_TIMM}{name}' cannot be downloaded ({reason}); on a machine without a network give "

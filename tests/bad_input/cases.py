@@ -55,13 +55,13 @@ def refused(call: Callable[[], Any], *words: str, kind: Any = (ValueError, TypeE
     """The call must end in an error of this kind whose sentence has all of these words."""
     with pytest.raises(kind) as error:
         call()
-    # Of errors with several arguments, such as those of the file system, all of them.
+    # All arguments of errors that have several, such as those of the file system.
     sentence = str(error.value)
     missing = [word for word in words if word not in sentence]
     assert not missing, f'{missing} not in: {type(error.value).__name__}: {sentence}'
 
 
-# What is given instead of an integer, a number, one of a few names, a dict.
+# Values given instead of an integer, a number, one of a few names, a dict.
 not_ints = st.one_of(
     st.none(),
     st.booleans(),

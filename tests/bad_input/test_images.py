@@ -102,7 +102,7 @@ def test_nan_stays_in_its_image_and_is_seen(name: str, models: dict[str, nn.Modu
         image[0, :, row, column] = number
         with torch.no_grad():
             found = models[name](image)
-        # What is not finite reaches the last map, and no other image.
+        # A number that is not finite reaches the last map, and no other image.
         assert not found[-1][0].isfinite().all()
         for a, b in zip(found, expected, strict=True):
             torch.testing.assert_close(a[1], b[1], rtol=0, atol=1e-5)

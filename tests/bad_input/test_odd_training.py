@@ -18,7 +18,7 @@ from .models import PLAIN
 
 pytest.importorskip('mmdet')
 CONFIG = Path(__file__).resolve().parents[2] / 'configs/maskrcnn_vittt_demo.py'
-# What mmdet lives with; the rest is refused by the check of the data.
+# Faults that mmdet accepts; the check of the data refuses the others.
 ODD = {name: change for name, (change, _, fatal) in FAULTS.items() if not fatal}
 ODD['crowd'] = lambda ann: ann.update(iscrowd=1)
 ODD['ignored'] = lambda ann: ann.update(ignore=1)

@@ -85,7 +85,7 @@ def test_the_group_is_left_at_the_end_unless_there_was_an_error(
     left = []
     monkeypatch.setattr(torch.distributed, 'is_initialized', lambda: not left)
     monkeypatch.setattr(torch.distributed, 'destroy_process_group', lambda: left.append(1))
-    # What Python sets when it has printed a traceback.
+    # Python sets it after printing a traceback.
     monkeypatch.setattr(sys, 'last_value', ValueError(), raising=False)
     launcher._leave()
     assert left == []

@@ -153,7 +153,7 @@ def test_deformable_attention_is_that_of_mmcv_on_a_cpu() -> None:
     value, shapes, starts, locations, weights = deformable_attention_inputs(torch.float64)
     leaves = [x.requires_grad_() for x in (value, locations, weights)]
     want = multi_scale_deformable_attn_pytorch(value, shapes, locations, weights)
-    # What mmcv calls for tensors on a GPU.
+    # Functions that mmcv calls for tensors on a GPU.
     got = MultiScaleDeformableAttnFunction.apply(value, shapes, starts, locations, weights, 64)
     torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
     grad = torch.randn_like(want)

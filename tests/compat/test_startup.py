@@ -32,7 +32,7 @@ def test_waits_for_an_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     seen = []
     finder = mmvttt_startup.after_import('late_module', seen.append)
     importlib.import_module('json.tool')
-    # Who asks whether it is there has not imported it.
+    # find_spec does not import it.
     assert importlib.util.find_spec('late_module')
     assert importlib.util.find_spec('late_module')
     assert seen == []

@@ -95,7 +95,7 @@ PRINTED = {
     'upernet_vit3_?_160k': [(8, 16.7), (30, 47.7), (103, 145.7)],
     'upernet_hvit3_?_160k': [(58, 946), (84, 1026), (124, 1195)],
 }
-# What the described convention does not give to the digit (docs/fidelity.md).
+# Figures that the described convention misses in the last digit (docs/fidelity.md).
 INEXACT = re.compile('maskrcnn_vi|upernet_vi|maskrcnn_hvit3_b')
 
 

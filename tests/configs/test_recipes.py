@@ -159,7 +159,7 @@ SPARED = {
     'norms': lambda name, _: bool(NORMS.search(name)),
     "the backbone's norms": lambda name, _: bool(re.match('backbone.*' + NORMS.pattern, name)),
 }
-# What T⁵ and a linearized model do not have of their source, at 20 times the rate.
+# New parameters of T⁵ and of a linearized model, at 20 times the rate.
 NEW = re.compile(r'(mixer|attn)\.(inner\.w\d|[qk]_conv\.(weight|bias))$')
 
 
@@ -319,7 +319,7 @@ def test_starting_values_of_every_tensor(name: str) -> None:
 def spread(start: float | str, weight: torch.Tensor) -> float:
     taps = weight[0, 0].numel()
     if start == 'torch':
-        # Of the causal convolutions all directions are in one tensor: (directions, C, taps).
+        # Causal convolutions have all directions in one tensor: (directions, C, taps).
         return (3 * (taps if weight.ndim == 3 else weight[0].numel())) ** -0.5
     return (2 / (len(weight) * taps)) ** 0.5 if start == 'fan-out' else start
 

@@ -17,7 +17,7 @@ NAMES = (
     'fcos/fcos_r50-caffe_fpn_gn-head_1x_coco',
     'gfl/gfl_r50_fpn_1x_coco',
     'retinanet/retinanet_r50_fpn_1x_coco',
-    # Of deformable convolutions.
+    # Configs with deformable convolutions.
     'dyhead/atss_r50_fpn_dyhead_1x_coco',
     'reppoints/reppoints-moment_r50_fpn_1x_coco',
     'tood/tood_r50_fpn_1x_coco',

@@ -78,7 +78,7 @@ def test_policy() -> None:
     assert wrap_blocks(nn.Linear(2, 2), True, 6)
     assert not wrap_blocks(nn.Linear(2, 2), False, 6)
     assert wrap_blocks(nn.Linear(2, 2), False, 6, names=['Layer', 'Linear'])
-    # What is in units already, or has no parameters, needs no unit.
+    # Modules in units already, or without parameters, need no unit.
     assert not wrap_blocks(nn.Linear(2, 2), False, 0, names=['Linear'])
     # As MMFullyShardedDataParallel asks for it, which leaves the scope of the config.
     init_default_scope('mmpretrain')

@@ -89,7 +89,7 @@ def test_every_kernel_is_predicted_and_measured(checked):
     }  # fmt: skip
 
 
-# What a GPU refuses and a CPU takes. The stand-in must refuse it, or the rehearsal shows nothing.
+# Calls that a GPU refuses and a CPU takes. The stand-in must refuse them too.
 REFUSED = {
     'two devices': (
         'torch.autograd.grad((x * x).sum(-1), x, torch.ones(3, dtype=x.dtype))',

@@ -124,7 +124,7 @@ def test_torch_compile_fuses_most_of_what_a_block_starts(started):
 
     _, run, x = vittt_block()
     _, codes = run_and_get_code(lambda: torch.compile(run, dynamic=True)(x).sum().backward())
-    # What it writes for a CPU: its own loops, products, and operations that it leaves alone.
+    # Code for a CPU: its own loops, products, and operations that it leaves alone.
     calls = re.compile(r'\b(?:cpp_fused\w*|extern_kernels\.\w+|torch\.ops\.([\w.]+))\(')
     counts = {}
     for which, code in zip(('forward', 'backward'), codes, strict=True):

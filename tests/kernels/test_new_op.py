@@ -45,7 +45,7 @@ def test_what_a_new_op_lacks_is_named():
     reasons = {place: lacks('ttt_new', place) for place in PLACES}
     assert all(reasons.values()), reasons
     assert 'the file kernels/ttt_new/README.md' in reasons.values()
-    # Of ten files that a new op costs at most.
+    # A new op costs at most ten files.
     assert len(PLACES) <= 10
 
 

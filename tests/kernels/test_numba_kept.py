@@ -39,7 +39,7 @@ def test_inlined_functions_are_no_symbols_of_their_own():
     """The linker took the code of the part by itself where that was there, optimized otherwise."""
     from ttt_kernels import _numba
 
-    # Of a size that LLVM inlines in no second place by itself.
+    # So large that LLVM does not inline it in a second place by itself.
     @_numba.inlined
     def sums(x):
         total = 0.0

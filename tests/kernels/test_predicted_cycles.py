@@ -47,7 +47,7 @@ def test_products_of_a_warp_group_are_bound_by_tensor_cores_and_fetch_their_oper
     # 64·64·16 at 2048 multiply-accumulates a cycle.
     for first in (shared, registers):
         assert cycles(products(first), 1) == pytest.approx(20 * 32, rel=0.1)
-    # Of the pipe to shared memory, with which others are busy: 32 cycles or 16.
+    # Cycles of the pipe to shared memory, while others are busy: 32 or 16.
     fetches = [instruction('LDS')._replace(modifiers='.128')] * 6
     more = cycles(products(shared, *fetches), 1) - cycles(products(registers, *fetches), 1)
     assert more == pytest.approx(20 * 16, rel=0.2)

@@ -80,7 +80,7 @@ def test_in_segments_of_one_mini_batch(case, cut):
 @interpreter
 @pytest.mark.parametrize(
     ('size', 'tokens', 'segment'),
-    # Of several chunks, in segments of one and of two, ragged; filled up; more than all tokens.
+    # Several chunks, in segments of one and two, ragged; padded; more than all tokens.
     [(32, 70, 2), (64, 150, 8), (24, 80, 0), (8, 20, 1), (1, 3, 0), (100, 30, 1)],
 )
 def test_mini_batches_of_any_size(size, tokens, segment, cut):

@@ -19,7 +19,7 @@ BACKBONES = [
     dict(type='mmvttt.T5', arch=PLAIN),
     dict(type='mmvttt.HViT3', arch=STAGES),
 ]
-# Of the largest output: fp32 sums of some hundred products, in another order.
+# Relative to the largest output: fp32 sums of some hundred products, in another order.
 TOLERANCE = 1e-5
 
 

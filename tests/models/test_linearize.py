@@ -385,7 +385,7 @@ def test_the_whole_registry() -> None:
             taken += 1
             wrong += [] if expected else [name]
     assert not wrong
-    # Of timm 1.0.31: 154 and 61 and 16 and 14 and 13 by module.
+    # timm 1.0.31 has 154 and 61 and 16 and 14 and 13, by module.
     assert taken >= 250
     assert all(text.count('. ') <= 1 for text in refused.values())
 

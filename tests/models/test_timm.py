@@ -201,7 +201,7 @@ def test_the_input_size_can_be_set() -> None:
     expected = model(x)
     model.set_input_size((96, 32))
     assert model.backbone.grid == (6, 2)
-    # What was resized for every image is resized once.
+    # The position embedding is resized once, not for every image.
     torch.testing.assert_close(model(x), expected, rtol=1e-5, atol=1e-5)
 
 

@@ -515,7 +515,7 @@ def test_pretrained_weights_win(where, tmp_path):
     torch.save(dict(state_dict=source.state_dict()), path)
     init_cfg = dict(type='Pretrained', checkpoint=str(path))
     model = build() if where == 'inner' else build(init_cfg=init_cfg)
-    # Of the two, the outer one has the last word.
+    # The outer one of the two decides.
     model.backbone.init_cfg = (
         init_cfg if where == 'inner' else dict(type='Constant', layer='Linear', val=3.0)
     )

@@ -12,7 +12,7 @@ from mixers import CANCELLING, DIMS, MIXERS, STEPS, T5, VIT3, VITTT, function_of
 from precision import DEVICES, MAPS, OUTPUT, TYPES, Truth, evaluate
 
 stress = pytest.mark.stress
-# Of T⁵, torch's; Vittt's are an op of ours.
+# T⁵'s convolutions are torch's; Vittt's are an op of ours.
 CONVOLUTIONS = ('q_conv', 'k_conv', 'v_conv')
 
 

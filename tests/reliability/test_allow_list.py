@@ -140,7 +140,7 @@ def test_the_originals_are_not_on_the_list() -> None:
     originals = (np.ndarray, np.dtype, RECONSTRUCT, SCALAR, HistoryBuffer, getattr)
     listed = [entry for entry, _ in allow_list.allowed()]
     assert not any(entry is original for entry in listed for original in originals)
-    # What has no dot is there for its type alone; a file's names have one between their two lines.
+    # Names without a dot are there for their type alone; names in a file have one.
     callables = [name for entry, name in allow_list.allowed() if '.' in name]
     assert len(callables) == 11
     with pytest.raises(pickle.UnpicklingError, match='Unsupported global'):
@@ -262,7 +262,7 @@ def test_every_mix_with_the_originals_can_read() -> None:
                 for e, name in allow_list.allowed()
             ]
             torch.serialization.clear_safe_globals()
-            # Who adds NumPy's array adds what its states need.
+            # A list with NumPy's array has the types of its states too.
             torch.serialization.add_safe_globals([*mixed, *types])
             curve, numbers, number = through_file(content)
             assert curve.mean() == 2.0, chosen

@@ -402,7 +402,7 @@ def test_a_second_training_in_the_folder_is_refused(run: Callable, tmp_path: Pat
     finally:
         other.kill()
         other.wait()
-    # What it has left is no lock.
+    # The file that is left is no lock.
     assert Path('a/.running').exists()
     run('train', config='noisy', work_dir='a', cfg_options=options)
     assert [p.name for p in Path('a').glob('.*')] == []

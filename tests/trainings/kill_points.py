@@ -32,7 +32,7 @@ OPTIONS = {
     'default_hooks.checkpoint.rule': 'less',
     'randomness.seed': 0,
 }
-# What Python reports before it changes a file or folder.
+# Audit events that Python raises before it changes a file or folder.
 CHANGES = ('os.rename', 'os.remove', 'os.mkdir', 'os.rmdir', 'os.truncate', 'os.symlink')
 # The same path for all runs: `last_checkpoint` holds it.
 RUN, POINTS = Path('run'), Path('points')

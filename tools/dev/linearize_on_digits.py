@@ -25,7 +25,7 @@ from torch import Tensor, nn
 import mmvttt
 
 SIDE, PATCH, BATCH, TRAIN = 32, 4, 32, 1437
-# Of everything that begins at random; of inherited weights, and of what is new in them.
+# Rates of models that begin at random; of inherited weights, and of their new parameters.
 RATE, FINE_RATE, NEW_RATE = 1e-3, 5e-4, 1e-2
 
 

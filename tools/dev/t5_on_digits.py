@@ -25,7 +25,7 @@ from mmvttt.registry import KEY_NORMS
 
 SIDE, DIGIT, PATCH, TRAIN, BATCH = 16, 14, 4, 1437, 32
 ARCH = dict(embed_dims=64, num_layers=3, num_heads=2, feedforward_channels=128)
-# Of the source and of everything that begins at random; of what is fine-tuned; of its new tensors.
+# Rates of models that begin at random; of inherited weights; of their new tensors.
 RATE, FINE_RATE, NEW_RATE = 2e-3, 1e-4, 2e-3
 SOURCE_EPOCHS, EPOCHS = 20, 3
 

@@ -47,7 +47,7 @@ _INDEXING = (
 )
 
 
-# What leaves torch with the numbers of a tensor.
+# Functions that take the numbers of a tensor out of torch.
 _NUMBERS = (Tensor.__array__, Tensor.numpy, Tensor.tolist)
 _ZEROS = (Tensor.new_zeros, torch.zeros_like)
 

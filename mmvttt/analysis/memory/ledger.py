@@ -16,7 +16,7 @@ from torch.nn.modules.module import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-# What the forward pass leaves behind for the backward pass, and what neither of them keeps.
+# Tensors that the forward pass keeps for the backward pass, and those that neither keeps.
 ACTIVATIONS, TRANSIENT = 'activations', 'transient'
 GRADIENTS = 'gradients'
 FORWARD, BACKWARD = 'forward', 'backward'

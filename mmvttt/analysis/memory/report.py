@@ -224,7 +224,7 @@ def keep_books(step: TrainingStep) -> Ledger:
 
 def _measured_peak(step: TrainingStep, device: torch.device) -> int:
     """By torch's allocator, in the second of two steps: the first one loads the libraries."""
-    # What an earlier step left behind in cycles.
+    # Garbage of an earlier step, in reference cycles.
     gc.collect()
     for _ in range(2):
         torch.cuda.synchronize(device)

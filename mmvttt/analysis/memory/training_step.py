@@ -175,7 +175,7 @@ class TrainingStep:
     def _start_optimizer(self) -> None:
         for group in self.optimizer.param_groups:
             if 'foreach' in group and group['foreach'] is None and not group.get('fused'):
-                # What torch chooses for tensors on a GPU.
+                # Torch's choice for tensors on a GPU.
                 group['foreach'] = True
             for parameter in group['params']:
                 if parameter.requires_grad:
@@ -265,7 +265,7 @@ def _classification_sample(size: tuple[int, int], model: nn.Module) -> BaseDataE
     return DataSample(metainfo=dict(img_shape=size)).set_gt_label(0)
 
 
-# What a toolbox wants as ground truth of an image of (height, width) for a model.
+# Ground truth that a toolbox wants, for a model and an image of (height, width).
 _SAMPLES: dict[str, Callable[[tuple[int, int], nn.Module], BaseDataElement]] = {
     'mmdet': _detection_sample,
     'mmseg': _segmentation_sample,

@@ -14,8 +14,8 @@ from ...errors import UsageError
 from ...registry import HOOKS
 
 BLOCKS = ('Block', 'Injector', 'Extractor')
-# Of one kind of block: every stage of a hierarchical backbone has another width, and training is
-# not evaluation. torch's 8 are too few.
+# Graphs of one kind of block: every stage of a hierarchical backbone has another width, and
+# training is not evaluation. torch's 8 are too few.
 _MOST_GRAPHS = 64
 
 

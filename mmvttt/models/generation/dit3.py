@@ -123,7 +123,7 @@ class DiT3(ModelMixin, ConfigMixin):
         sizes = resolve_arch(arch, self.arch_zoo, 'DiT3')
         dims = sizes['embed_dims']
         out_channels = 2 * in_channels if out_channels is None else out_channels
-        # What pipelines read is a number.
+        # Pipelines read a number.
         self.register_to_config(out_channels=out_channels)
         self.gradient_checkpointing = False
         self.patch_embed = nn.Conv2d(in_channels, dims, patch_size, stride=patch_size)

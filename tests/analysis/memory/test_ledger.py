@@ -76,7 +76,7 @@ def test_a_checkpointed_block_keeps_its_input_only() -> None:
     def recomputed(x: Tensor) -> Tensor:
         return checkpoint(model['block'], model['first'](x), use_reentrant=False) ** 2
 
-    # What the square saves is there in both; inside, GELU saves its input and the Linear its.
+    # Both have the tensor that the square saves; inside, GELU saves its input and the Linear its.
     assert activations(books(model, x, run=plain)) == FLOAT * 3 * (8 + 32 + 32 + 8)
     ledger = books(model, x, run=recomputed)
     assert activations(ledger) == FLOAT * 3 * (8 + 8)

@@ -24,7 +24,7 @@ from triton.runtime.jit import JITFunction
 
 from ttt_kernels import _backend
 
-# What `install` puts others in the place of.
+# Functions that `install` replaces.
 _launch, _autocast = JITFunction.run, torch.autocast
 _choose = _backend.choose
 _autocasting, _autocast_dtype = torch.is_autocast_enabled, torch.get_autocast_dtype

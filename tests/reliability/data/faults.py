@@ -28,7 +28,7 @@ def mask(counts: object, size: tuple[int, int] = SIZE) -> Callable[[dict], None]
 AREA = SIZE[0] * SIZE[1]
 # More than any float can hold, which JSON may.
 HUGE = 10**400
-# Of single annotations. False: mmdet lives with it.
+# Faults of single annotations. False: mmdet accepts it.
 FAULTS: dict[str, tuple[Callable[[dict], None], str, bool]] = {
     'zero width': (box(None, None, 0, None), 'no area', False),
     'negative height': (box(None, None, None, -5), 'no area', False),
@@ -104,7 +104,7 @@ def drop(part: str, number: int, key: str) -> Callable[[dict], None]:
     return lambda content: content[part][number].pop(key)
 
 
-# Of the lists.
+# Faults of the lists.
 LIST_FAULTS: dict[str, tuple[Callable[[dict], None], str, bool]] = {
     'the same id twice': (change('annotations', 1, id=0), 'ids of several annotations: 0', True),
     'the same image id twice': (change('images', 1, id=0), 'ids of several images: 0', True),

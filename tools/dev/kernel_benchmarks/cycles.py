@@ -29,7 +29,7 @@ QUEUE = 24  # cycles of work that the memory queue holds before a scheduler wait
 MEMORY = {'SHFL', 'LDS', 'STS', 'LDSM', 'STSM', 'LDG', 'STG', 'LDGSTS', 'LDL', 'STL', 'ATOMS'}
 STORES = {'STG', 'STS', 'STL', 'STSM'}
 SCHEDULERS, SCOREBOARDS = 4, 6
-# Of a multiprocessor: registers, and bytes of shared memory by architecture.
+# Registers of a multiprocessor, and bytes of shared memory by architecture.
 REGISTERS, SHARED = 65536, {80: 164 << 10, 90: 228 << 10}
 ITERATIONS, WARM_UP = 18, 3
 

@@ -122,7 +122,7 @@ CASES: dict[str, Callable[[], Run]] = {
     'deform_attn d 32, 1 level': lambda: _sampling(32, ((8, 8),)),
     'deform_attn d 64, 3 levels': lambda: _sampling(64, ((8, 8), (4, 4), (2, 2))),
 }
-# Of some ops the newer architecture is enough: the other is the same source.
+# For some ops the newer architecture is enough: the other has the same source.
 VARIANTS = [
     (case, arch)
     for case in CASES

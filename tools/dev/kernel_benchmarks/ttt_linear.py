@@ -49,7 +49,7 @@ IMAGES = {
     '224x224': 14 * 14,
     '512x512': 32 * 32,
 }
-# What the design aims at comes first, whatever the time allows after it.
+# The shapes that the design aims at come first; the others as time allows.
 TARGETS = [
     Shape('layer', image, batch, size, IMAGES[image])
     for image, batch, size in (

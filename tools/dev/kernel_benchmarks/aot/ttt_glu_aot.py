@@ -112,7 +112,7 @@ def build(name: str):
             signature[argument] = 'fp32'
         else:
             signature[argument] = '*' + (dtype if argument in TOKENS else 'fp32')
-        # What a launch finds out: aligned pointers, strides and widths that are multiples of 16.
+        # Found out by a launch: aligned pointers, strides and widths that are multiples of 16.
         width = argument in ('D', 'C') and signature[argument] == 'i32'
         if signature[argument][0] == '*' or width:
             attributes[(i,)] = [['tt.divisibility', 16]]

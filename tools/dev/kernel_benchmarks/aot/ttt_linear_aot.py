@@ -38,7 +38,7 @@ KERNELS |= {
     f'{name}_b64': (function, {**options, 'SIZE': 64}, shared)
     for name, (function, options, shared) in KERNELS.items()
 }
-# What is compiled by default: all in bf16, and the heaviest ones elsewhere.
+# Compiled by default: all in bf16, and the heaviest ones in other types.
 FEW = {(kernel, 'bf16', 64) for kernel in KERNELS if not kernel.endswith('_b64')}
 FEW |= {('backward_query', 'fp32', 64), ('forward_fused_kept', 'bf16', 128)}
 FEW |= {('backward_key_b64', 'bf16', 64)}
@@ -98,7 +98,7 @@ def build(name: str):
             signature[argument] = 'fp32'
         else:
             signature[argument] = '*' + (dtype if argument in TOKENS else 'fp32')
-        # What a launch finds out: aligned pointers, and strides that are multiples of 16.
+        # Found out by a launch: aligned pointers, and strides that are multiples of 16.
         if signature[argument][0] == '*':
             attributes[(i,)] = [['tt.divisibility', 16]]
         elif argument.removesuffix('_strides') in TOKENS:
