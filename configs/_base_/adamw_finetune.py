@@ -1,5 +1,5 @@
 # 20 epochs of AdamW for a classifier that starts from trained weights: a low rate, lower still in
-# early layers, 500 steps of warm-up under a cosine; any max_epochs will do. Nobody's published
+# early layers, 500 steps of warm-up under a cosine; any max_epochs will do. No published
 # recipe: usual values, to be tuned.
 train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=20)
 val_cfg = dict(type='ValLoop')

@@ -1,7 +1,7 @@
 """Records what the token mixers of a model are given: tokens, queries, keys, values, calls of ops.
 
 Everything that looks into a mixer starts here, so that none of it depends on a backbone. A mixer of
-somebody else's package is followed as far as it trains by an op of `ttt_kernels` or by an
+another package is followed as far as it trains by an op of `ttt_kernels` or by an
 `InnerTraining`; of any other only its input is known.
 """
 

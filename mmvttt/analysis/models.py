@@ -78,7 +78,7 @@ def find_model(
     except (NotImplementedError, RuntimeError):
         if not weightless:
             raise
-        # Somebody reads a number while building, such as the rates of a linspace.
+        # The model reads a number while it is built, such as the rates of a linspace.
         model = build()
     size = _input_size(model) if cfg is None else _SIZES.get(toolbox_of(model), (224, 224))
     return FoundModel(name, model, size, cfg)

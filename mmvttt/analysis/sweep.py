@@ -16,7 +16,7 @@ from typing import Any
 from mmengine.config import Config, ConfigDict
 from mmengine.registry import DATASETS, init_default_scope
 
-from ..cli import explain_build
+from ..build_errors import explain_build
 from ..config import load_config
 from ..errors import UsageError
 from .curves import read_scalars

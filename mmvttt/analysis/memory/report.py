@@ -211,7 +211,7 @@ def keep_books(step: TrainingStep) -> Ledger:
     ledger.hold(step.states(), _OPTIMIZER)
     ledger.hold(step.average, _AVERAGE)
     ledger.hold([*step.images, *step.ground_truth()], _IMAGES)
-    # Else the backward pass of a GPU has a thread of its own, in which nobody writes.
+    # Else the backward pass of a GPU has a thread of its own, in which nothing is recorded.
     with torch.autograd.set_multithreading_enabled(False), step.running(), ledger:
         ledger.begin(FORWARD)
         loss = step.forward()
