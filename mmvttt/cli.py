@@ -78,7 +78,13 @@ def _counted(text: str, least: int) -> int:
     return number
 
 
-def usable_device(text: str) -> str:
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """The option --device, by default a GPU where there is one."""
+    default = 'cuda' if torch.cuda.is_available() else 'cpu'
+    parser.add_argument('--device', type=_usable_device, default=default)
+
+
+def _usable_device(text: str) -> str:
     """A device that torch knows, and that is there."""
     try:
         torch.empty(1, device=text)

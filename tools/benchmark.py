@@ -35,11 +35,11 @@ from mmvttt.analysis.benchmark import (
 from mmvttt.analysis.models import DenseForward, find_model, image_channels
 from mmvttt.cli import (
     add_cfg_options,
+    add_device,
     command_line,
     not_negative,
     plain_errors,
     positive,
-    usable_device,
 )
 from mmvttt.config import find_config
 from mmvttt.engine import compile_blocks
@@ -67,11 +67,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         help='one size that is no square, instead of --sizes, e.g. 800 1333',
     )
     parser.add_argument('--batch', nargs='+', type=positive, default=[1], help='images at once')
-    parser.add_argument(
-        '--device',
-        type=usable_device,
-        default='cuda' if torch.cuda.is_available() else 'cpu',
-    )
+    add_device(parser)
     parser.add_argument(
         '--dtype',
         nargs='+',

@@ -7,10 +7,9 @@ example: python tools/cache_latents.py data/imagenet/train sd-vae-ft-ema data/la
 
 import argparse
 
-import torch
 from rich.progress import track
 
-from mmvttt.cli import command_line, not_negative, plain_errors, positive, usable_device
+from mmvttt.cli import add_device, command_line, not_negative, plain_errors, positive
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -24,9 +23,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         '--dtype', choices=('float16', 'float32'), default='float16', help='number type of the file'
     )
-    parser.add_argument(
-        '--device', type=usable_device, default='cuda' if torch.cuda.is_available() else 'cpu'
-    )
+    add_device(parser)
     return parser.parse_args(argv)
 
 

@@ -13,10 +13,10 @@ from mmvttt.analysis.predictions import draw_predictions, tile
 from mmvttt.cli import (
     add_cfg_options,
     add_config,
+    add_device,
     command_line,
     plain_errors,
     positive,
-    usable_device,
 )
 from mmvttt.config import load_config
 from mmvttt.errors import UsageError
@@ -39,7 +39,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         help='draw the first N images instead, and one picture of all',
     )
     parser.add_argument('--score-thr', type=float, default=0.3, help='draw from this score on')
-    parser.add_argument('--device', type=usable_device, default='cpu')
+    add_device(parser)
     add_cfg_options(parser)
     return parser.parse_args(argv)
 

@@ -20,11 +20,11 @@ from rich.progress import track
 from mmvttt.cli import (
     add_cfg_options,
     add_config,
+    add_device,
     command_line,
     not_negative,
     plain_errors,
     positive,
-    usable_device,
 )
 from mmvttt.config import load_config
 from mmvttt.models.generation.sampling import SCHEDULERS
@@ -63,9 +63,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         '--features',
         help='.pt2 of torch.export: images (B, 3, H, W) in [0, 1] → (B, F); default: the pixels',
     )
-    parser.add_argument(
-        '--device', type=usable_device, default='cuda' if torch.cuda.is_available() else 'cpu'
-    )
+    add_device(parser)
     parser.add_argument('--launcher', choices=('none', 'pytorch', 'slurm', 'mpi'), default='none')
     add_cfg_options(parser, 'model.transformer.patch_size=4')
     return parser.parse_args(argv)

@@ -8,16 +8,14 @@ example: python tools/gradio_demo.py configs/maskrcnn_vittt_demo.py work_dirs/de
 import argparse
 from pathlib import Path
 
-import torch
-
 from mmvttt.apis.page import build_page
 from mmvttt.cli import (
     add_cfg_options,
     add_config,
+    add_device,
     command_line,
     plain_errors,
     positive,
-    usable_device,
 )
 from mmvttt.config import load_config
 
@@ -28,11 +26,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument('checkpoint', help='file with the weights')
     parser.add_argument('--host', default='127.0.0.1', help='default: 127.0.0.1')
     parser.add_argument('--port', type=positive, default=7860, help='default: 7860')
-    parser.add_argument(
-        '--device',
-        type=usable_device,
-        default='cuda' if torch.cuda.is_available() else 'cpu',
-    )
+    add_device(parser)
     add_cfg_options(parser)
     return parser.parse_args(argv)
 

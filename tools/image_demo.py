@@ -11,18 +11,17 @@ import mimetypes
 from contextlib import suppress
 from pathlib import Path
 
-import torch
 from rich.progress import track
 
 from mmvttt.apis.inference import show_images, show_video
 from mmvttt.cli import (
     add_cfg_options,
     add_config,
+    add_device,
     command_line,
     not_negative,
     plain_errors,
     printable,
-    usable_device,
 )
 from mmvttt.config import load_config
 
@@ -40,11 +39,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         '--window', action='store_true', help='show the frames of a video or camera; q ends it'
     )
-    parser.add_argument(
-        '--device',
-        type=usable_device,
-        default='cuda' if torch.cuda.is_available() else 'cpu',
-    )
+    add_device(parser)
     parser.add_argument('--amp', action='store_true', help='run the backbone in mixed precision')
     add_cfg_options(parser)
     args = parser.parse_intermixed_args(argv)
