@@ -27,89 +27,40 @@ def widened(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def deform_conv_forward(
-    input: Tensor,
-    weight: Tensor,
-    offset: Tensor,
-    output: Tensor,
-    columns: Tensor,
-    ones: Tensor,
-    **sizes: int,
+    input: Tensor, weight: Tensor, offset: Tensor, output: Tensor, *_: Tensor, **sizes: int
 ) -> None:
     """Writes the convolution of `(B, C, H, W)` at moved taps to `output` `(B, C', H', W')`."""
     output.copy_(_convolve(input, weight, offset, None, None, _of(sizes, _PLAIN)))
 
 
-def deform_conv_backward_input(
-    input: Tensor,
-    offset: Tensor,
-    grad_output: Tensor,
-    grad_input: Tensor,
-    grad_offset: Tensor,
-    weight: Tensor,
-    columns: Tensor,
-    **sizes: int,
-) -> None:
+def deform_conv_backward_input(*tensors: Tensor, **sizes: int) -> None:
     """Writes the gradients of input and offsets."""
+    input, offset, grad_output, grad_input, grad_offset, weight, _ = tensors
     found = _gradients(grad_output, input, weight, offset, None, _of(sizes, _PLAIN))
     grad_input.copy_(found[0])
     grad_offset.copy_(found[2])
 
 
-def deform_conv_backward_parameters(
-    input: Tensor,
-    offset: Tensor,
-    grad_output: Tensor,
-    grad_weight: Tensor,
-    columns: Tensor,
-    ones: Tensor,
-    *,
-    scale: float,
-    **sizes: int,
-) -> None:
-    """Adds `scale` times the gradient of the weights to `grad_weight`."""
+def deform_conv_backward_parameters(*tensors: Tensor, scale: float, **sizes: int) -> None:
+    """Adds `scale` times the gradient of the weights to its buffer."""
+    input, offset, grad_output, grad_weight, *_ = tensors
     # Nothing of the weights but their shape is in it.
     found = _gradients(grad_output, input, grad_weight, offset, None, _of(sizes, _PLAIN))
     grad_weight.add_(found[1].to(grad_weight), alpha=scale)
 
 
-def modulated_deform_conv_forward(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    ones: Tensor,
-    offset: Tensor,
-    mask: Tensor,
-    output: Tensor,
-    columns: Tensor,
-    *,
-    with_bias: bool,
-    **sizes: int,
-) -> None:
+def modulated_deform_conv_forward(*tensors: Tensor, with_bias: bool, **sizes: int) -> None:
     """Writes the convolution whose taps are moved and weighted to `output` `(B, C', H', W')`."""
+    input, weight, bias, _, offset, mask, output, _ = tensors
     added, size = bias if with_bias else None, output.shape[2:]
     taps = _as_read(offset, size), _as_read(mask, size)
     output.copy_(_convolve(input, weight, *taps, added, _of(sizes, _MODULATED)))
 
 
-def modulated_deform_conv_backward(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    ones: Tensor,
-    offset: Tensor,
-    mask: Tensor,
-    columns: Tensor,
-    grad_input: Tensor,
-    grad_weight: Tensor,
-    grad_bias: Tensor,
-    grad_offset: Tensor,
-    grad_mask: Tensor,
-    grad_output: Tensor,
-    *,
-    with_bias: bool,
-    **sizes: int,
-) -> None:
-    """Writes all gradients."""
+def modulated_deform_conv_backward(*tensors: Tensor, with_bias: bool, **sizes: int) -> None:
+    """Writes the gradients of input, weights, bias, offsets and masks."""
+    input, weight, _, _, offset, mask, _, *buffers, grad_output = tensors
+    grad_input, grad_weight, grad_bias, grad_offset, grad_mask = buffers
     size = grad_output.shape[2:]
     taps = _as_read(offset, size), _as_read(mask, size)
     found = _gradients(grad_output, input, weight, *taps, _of(sizes, _MODULATED))
@@ -140,36 +91,24 @@ def _of(sizes: dict[str, int], names: tuple[str, ...]) -> list[int]:
 
 
 def _convolve(
-    input: Tensor,
-    weight: Tensor,
-    offset: Tensor,
-    mask: Tensor | None,
-    bias: Tensor | None,
-    sizes: list[int],
+    input: Tensor, weight: Tensor, offset: Tensor, mask: Any, bias: Any, sizes: list[int]
 ) -> Tensor:
-    operator, masked = _operator('deform_conv2d'), mask is not None
-    # torchvision wants a mask and a bias, whether they are used or not.
-    mask = input.new_zeros(len(input), 1) if mask is None else mask
-    bias = input.new_zeros(len(weight)) if bias is None else bias
-    return operator(*widened(input, weight, offset, mask, bias), *sizes, masked)
+    return _call('deform_conv2d', [input, weight, offset], mask, bias, sizes)
 
 
 def _gradients(
-    grad: Tensor,
-    input: Tensor,
-    weight: Tensor,
-    offset: Tensor,
-    mask: Tensor | None,
-    sizes: list[int],
+    grad: Tensor, input: Tensor, weight: Tensor, offset: Tensor, mask: Any, sizes: list[int]
 ) -> tuple[Tensor, ...]:
     """Gradients of input, weights, offsets, masks and bias."""
-    operator, masked = _operator('_deform_conv2d_backward'), mask is not None
-    mask = input.new_zeros(len(input), 1) if mask is None else mask
-    bias = input.new_zeros(len(weight))
-    return operator(*widened(grad, input, weight, offset, mask, bias), *sizes, masked)
+    return _call('_deform_conv2d_backward', [grad, input, weight, offset], mask, None, sizes)
 
 
-def _operator(name: str) -> Any:
+def _call(name: str, tensors: list[Tensor], mask: Any, bias: Any, sizes: list[int]) -> Any:
     import torchvision  # noqa: F401  (registers the operators)
 
-    return getattr(torch.ops.torchvision, name)
+    *_, input, weight, _ = tensors
+    # torchvision wants a mask and a bias, whether they are used or not.
+    filled = input.new_zeros(len(input), 1) if mask is None else mask
+    bias = input.new_zeros(len(weight)) if bias is None else bias
+    operator = getattr(torch.ops.torchvision, name)
+    return operator(*widened(*tensors, filled, bias), *sizes, mask is not None)

@@ -1,14 +1,13 @@
 """A stub of mmcv's compiled extension, for mmcv-lite: operators of torchvision and our own.
 
-mmcv-lite has all of mmcv's Python, and lacks `mmcv._ext`. The stub is offered by an import
-finder at the very end of `sys.meta_path`: a compiled extension, where there is one, is found first.
-The functions have the signatures of mmcv's extension: outputs are buffers that the caller brings.
+mmcv-lite has all of mmcv's Python, and lacks `mmcv._ext`. The functions have the signatures of
+mmcv's extension: outputs are buffers that the caller brings.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
@@ -32,14 +31,7 @@ EXT = 'mmcv._ext'
 
 
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Tensor:
-    """Indices of the kept boxes, best score first.
-
-    Args:
-        boxes: `(N, 4)`, x1, y1, x2, y2 in pixels.
-        scores: `(N,)`.
-        iou_threshold: Boxes that overlap a better one by more than this are dropped.
-        offset: 0 or 1; a box is x2 - x1 + offset pixels wide.
-    """
+    """Indices of the kept boxes `(N, 4)`, best score first; one is x2 - x1 + offset pixels wide."""
     from torchvision.ops import nms as torchvision_nms
 
     boxes, scores = widened(boxes, scores)
@@ -48,72 +40,45 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Ten
     return torchvision_nms(boxes, scores, iou_threshold)
 
 
-def _average_only(pool_mode: int) -> None:
+def roi_align_forward(
+    input: Tensor, rois: Tensor, output: Tensor, *_: Tensor, **options: Any
+) -> None:
+    """Writes RoIAlign of `input` `(N, C, H, W)` at `rois` `(K, 5)` to `output` `(K, C, h, w)`."""
+    output.copy_(_roi_align('roi_align', input, rois, (), **options))
+
+
+def roi_align_backward(*tensors: Tensor, **options: Any) -> None:
+    """Writes the gradient `(N, C, H, W)` of RoIAlign's input to the last of the tensors."""
+    grad_output, rois, *_, grad_input = tensors
+    grad_input.copy_(
+        _roi_align('_roi_align_backward', grad_output, rois, grad_input.shape, **options)
+    )
+
+
+def _roi_align(
+    name: str,
+    x: Tensor,
+    rois: Tensor,
+    shape: Sequence[int],
+    *,
+    aligned_height: int,
+    aligned_width: int,
+    spatial_scale: float,
+    sampling_ratio: int,
+    pool_mode: int,
+    aligned: bool,
+) -> Tensor:
+    import torchvision  # noqa: F401  (registers the operators)
+
     if pool_mode != 1:
         raise NotImplementedError(
             "RoIAlign with pool_mode='max' is not served without a compiled mmcv; "
             "allowed: pool_mode='avg'. Change it in the roi_layer of the config, "
             'or install a compiled mmcv in place of mmcv-lite.'
         )
-
-
-def roi_align_forward(
-    input: Tensor,
-    rois: Tensor,
-    output: Tensor,
-    argmax_y: Tensor,
-    argmax_x: Tensor,
-    *,
-    aligned_height: int,
-    aligned_width: int,
-    spatial_scale: float,
-    sampling_ratio: int,
-    pool_mode: int,
-    aligned: bool,
-) -> None:
-    """Writes RoIAlign of `input` `(N, C, H, W)` at `rois` `(K, 5)` to `output` `(K, C, h, w)`."""
-    import torchvision  # noqa: F401  (registers the operator)
-
-    _average_only(pool_mode)
-    wide, boxes = widened(input, rois)
-    output.copy_(
-        torch.ops.torchvision.roi_align(
-            wide, boxes, spatial_scale, aligned_height, aligned_width, sampling_ratio, aligned
-        )
-    )
-
-
-def roi_align_backward(
-    grad_output: Tensor,
-    rois: Tensor,
-    argmax_y: Tensor,
-    argmax_x: Tensor,
-    grad_input: Tensor,
-    *,
-    aligned_height: int,
-    aligned_width: int,
-    spatial_scale: float,
-    sampling_ratio: int,
-    pool_mode: int,
-    aligned: bool,
-) -> None:
-    """Writes the gradient `(N, C, H, W)` of RoIAlign's input to `grad_input`."""
-    import torchvision  # noqa: F401  (registers the operator)
-
-    _average_only(pool_mode)
-    wide, boxes = widened(grad_output, rois)
-    grad_input.copy_(
-        torch.ops.torchvision._roi_align_backward(
-            wide,
-            boxes,
-            spatial_scale,
-            aligned_height,
-            aligned_width,
-            *grad_input.shape,
-            sampling_ratio,
-            aligned,
-        )
-    )
+    size = (aligned_height, aligned_width)
+    operator = getattr(torch.ops.torchvision, name)
+    return operator(*widened(x, rois), spatial_scale, *size, *shape, sampling_ratio, aligned)
 
 
 def _focal_loss(
@@ -157,44 +122,22 @@ def ms_deform_attn_forward(
     *,
     im2col_step: int,
 ) -> Tensor:
-    """Deformable attention: `ttt_kernels.deform_attn`, which needs no steps.
+    """Deformable attention `(B, Q, H·d)`: `ttt_kernels.deform_attn`, which needs no steps.
 
-    Args:
-        value: `(B, S, H, d)`.
-        spatial_shapes: `(L, 2)`, height and width of the levels.
-        level_start_index: `(L,)`; the levels lie one after the other, as everywhere in OpenMMLab.
-        sampling_locations: `(B, Q, H, L, P, 2)`, x and y in [0, 1].
-        attention_weights: `(B, Q, H, L, P)`.
-        im2col_step: Images at a time; not used.
-
-    Returns:
-        `(B, Q, H·d)`.
+    The levels lie one after the other, as everywhere in OpenMMLab.
     """
     from ttt_kernels import deform_attn
 
     return deform_attn(value, spatial_shapes, sampling_locations, attention_weights)
 
 
-def ms_deform_attn_backward(
-    value: Tensor,
-    spatial_shapes: Tensor,
-    level_start_index: Tensor,
-    sampling_locations: Tensor,
-    attention_weights: Tensor,
-    grad_output: Tensor,
-    grad_value: Tensor,
-    grad_sampling_loc: Tensor,
-    grad_attn_weight: Tensor,
-    *,
-    im2col_step: int,
-) -> None:
-    """Writes the gradients of `ms_deform_attn_forward` to the three buffers."""
+def ms_deform_attn_backward(*tensors: Tensor, im2col_step: int) -> None:
+    """Writes the gradients of `ms_deform_attn_forward` to the last three of the tensors."""
     from ttt_kernels.deform_attn import gradients
 
-    found = gradients(grad_output, value, spatial_shapes, sampling_locations, attention_weights)
-    for buffer, gradient in zip(
-        (grad_value, grad_sampling_loc, grad_attn_weight), found, strict=True
-    ):
+    value, shapes, _, locations, weights, grad_output, *buffers = tensors
+    found = gradients(grad_output, value, shapes, locations, weights)
+    for buffer, gradient in zip(buffers, found, strict=True):
         buffer.copy_(gradient)
 
 
@@ -203,30 +146,19 @@ def get_compiler_version() -> str:
     return 'none (mmcv-lite)'
 
 
-def get_compiling_cuda_version() -> str:
-    """The CUDA version of mmcv's extension, for environment reports."""
-    return 'none (mmcv-lite)'
-
-
 SERVED: dict[str, Callable[..., Any]] = {
-    f.__name__: f
-    for f in (
-        nms,
-        roi_align_forward,
-        roi_align_backward,
-        sigmoid_focal_loss_forward,
-        sigmoid_focal_loss_backward,
-        ms_deform_attn_forward,
-        ms_deform_attn_backward,
-        deform_conv_forward,
-        deform_conv_backward_input,
-        deform_conv_backward_parameters,
-        modulated_deform_conv_forward,
-        modulated_deform_conv_backward,
-        get_compiler_version,
-        get_compiling_cuda_version,
-    )
-}
+    'get_compiling_cuda_version': get_compiler_version,
+    **{
+        f.__name__: f
+        for f in (
+            nms, roi_align_forward, roi_align_backward,
+            sigmoid_focal_loss_forward, sigmoid_focal_loss_backward,
+            ms_deform_attn_forward, ms_deform_attn_backward,
+            deform_conv_forward, deform_conv_backward_input, deform_conv_backward_parameters,
+            modulated_deform_conv_forward, modulated_deform_conv_backward, get_compiler_version,
+        )
+    },
+}  # fmt: skip
 
 
 def _missing(name: str, *args: Any, **kwargs: Any) -> NoReturn:
@@ -246,31 +178,14 @@ class _Stub(ModuleType):
         return SERVED.get(name) or partial(_missing, name)
 
 
-class _Finder:
-    """Offers the stub when no other finder has `mmcv._ext`."""
-
-    @classmethod
-    def find_spec(cls, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        loader: Any = cls
-        return ModuleSpec(name, loader, origin=__name__) if name == EXT else None
-
-    @staticmethod
-    def create_module(spec: ModuleSpec) -> ModuleType:
-        return _Stub(spec.name)
-
-    @staticmethod
-    def exec_module(module: ModuleType) -> None:
-        """Nothing to run: attributes are looked up when asked for."""
-
-
 @patch('mmcv-ext', 'mmcv-lite has no compiled operators: importing mmcv.ops fails')
 def offer_stub() -> str | None:
-    """Appends the finder of the stub, unless mmcv is compiled or missing."""
+    """Puts the stub in the extension's place, unless mmcv is compiled or missing."""
     mmcv = find_spec('mmcv')
     if mmcv is None:
         return 'mmcv is not installed'
     if PathFinder.find_spec(EXT, mmcv.submodule_search_locations) is not None:
         return 'mmcv is compiled'
-    if _Finder not in sys.meta_path:
-        sys.meta_path.append(_Finder)
+    stub = sys.modules.setdefault(EXT, _Stub(EXT))
+    stub.__spec__ = ModuleSpec(EXT, None)
     return None

@@ -2,12 +2,7 @@
 
 from .anomaly_hook import AnomalyError, AnomalyHook
 from .checkpoint_hook import CheckpointHook
-from .exact_resume import (
-    ExactBatchSampler,
-    ExactEpochLoop,
-    ExactIterLoop,
-    make_exact,
-)
+from .exact_resume import ExactBatchSampler, ExactEpochLoop, ExactIterLoop, make_exact
 from .protect import add_protection, protect_config, protect_runner
 from .seeded_dataset import SeededDataset
 from .signals import Preempted

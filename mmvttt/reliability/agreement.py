@@ -33,7 +33,7 @@ _PACKAGES = (
 _BACKEND = 'TTT_KERNELS_BACKEND'
 # Packages whose sources are compared; those in `custom_imports` are added.
 _SOURCES = ('mmvttt', 'ttt_kernels')
-_LARGE = 64 * 2**20
+_PART = 32 * 2**20
 
 
 def require_same_training(cfg: Config) -> None:
@@ -110,30 +110,23 @@ def _sources(cfg: Config) -> Iterator[tuple[str, str]]:
             files = sorted(p for p in file.parent.rglob('*.py') if '.mim' not in p.parts)
         digest = hashlib.sha256()
         for path in files:
-            digest.update(path.relative_to(file.parent).as_posix().encode())
-            digest.update(path.read_bytes())
+            digest.update(path.relative_to(file.parent).as_posix().encode() + path.read_bytes())
         yield f'the source of {name}', digest.hexdigest()[:12]
 
 
 def _digest(path: str) -> str:
-    """Size and hash of a file; of a large one, the hash of its beginning and end."""
+    """Size of a file, and hash of its beginning and end: of all of it, up to 64 MiB."""
     size = os.path.getsize(path)
-    digest = hashlib.sha256(str(size).encode())
     with open(path, 'rb') as file:
-        if size <= _LARGE:
-            digest.update(file.read())
-        else:
-            digest.update(file.read(_LARGE // 2))
-            file.seek(-_LARGE // 2, os.SEEK_END)
-            digest.update(file.read())
+        digest = hashlib.sha256(file.read(_PART))
+        file.seek(max(_PART, size - _PART))
+        digest.update(file.read())
     return f'{size} bytes ({digest.hexdigest()[:12]})'
 
 
 def _versions() -> dict[str, str]:
     found = {'the version of Python': platform.python_version().rpartition('.')[0]}
     for package in _PACKAGES:
-        try:
+        with suppress(PackageNotFoundError):
             found[f'the version of {package}'] = version(package)
-        except PackageNotFoundError:
-            continue
     return found

@@ -10,6 +10,7 @@ first three a crafted file reaches any memory of the process.
 from __future__ import annotations
 
 import argparse
+import math
 import pickle
 from collections import OrderedDict
 from collections.abc import Callable
@@ -64,12 +65,9 @@ class Array(np.ndarray):
     def __setstate__(self, state: Any) -> None:
         match state:
             case (_, tuple() as shape, kind, bool() as fortran, raw) if not self.size:
-                size = 1
-                for side in shape:
-                    if not isinstance(side, int) or side < 0:
-                        raise _refusal(f'an array of shape {shape}', 'sizes from 0 on')
-                    size *= side
-                whole: Any = (1, shape, kind, fortran, _raw(raw, kind, size))
+                if not all(isinstance(side, int) and side >= 0 for side in shape):
+                    raise _refusal(f'an array of shape {shape}', 'sizes from 0 on')
+                whole: Any = (1, shape, kind, fortran, _raw(raw, kind, math.prod(shape)))
                 super().__setstate__(whole)
             case _:
                 raise _refusal('an unknown state of an array', 'the one that NumPy has saved')
@@ -137,21 +135,16 @@ def statistic(owner: type, name: str) -> Callable:
 
 def allowed() -> list[Any]:
     """The allow-list, in the form of `torch.serialization.add_safe_globals`."""
-    # NumPy 2 renamed the module of the functions; files keep the old name.
-    functions = [
-        (function, f'numpy.{core}.multiarray.{name}')
-        for core in ('core', '_core')
-        for function, name in ((reconstruct, '_reconstruct'), (scalar, 'scalar'))
-    ]
-    # Their states may be read, but a name without a dot cannot be asked for by a file.
-    dtypes = [(type(np.dtype(code)), code) for code in _CODES]
     return [
         (History, f'{HistoryBuffer.__module__}.HistoryBuffer'),
         (Array, 'numpy.ndarray'),
         (dtype, 'numpy.dtype'),
         (no_bytes, 'builtins.bytes'),
-        *functions,
-        *dtypes,
+        # NumPy 2 renamed the module; files keep the old name.
+        *((reconstruct, f'numpy.{core}.multiarray._reconstruct') for core in ('core', '_core')),
+        *((scalar, f'numpy.{core}.multiarray.scalar') for core in ('core', '_core')),
+        # Their states may be read, but a name without a dot cannot be asked for by a file.
+        *((type(np.dtype(code)), code) for code in _CODES),
         # Python 2's name is translated by torch.
         (statistic, 'builtins.getattr'),
         # Arguments that training scripts save beside the weights. A yacs configuration is read as

@@ -1,14 +1,12 @@
 """Stops a training whose loss is not finite before it spoils the weights, and names the origin.
 
-The first value that is not finite belongs to an image, a weight, a module or the loss itself. At
-the step that meets it all of them are still there, and so are the random numbers: its forward is
-run once more, with every module watched (`nonfinite.py`).
+At the step that meets it image, weights and random numbers are still there: its forward is run once
+more, with every module watched (`nonfinite.py`).
 """
 
 from __future__ import annotations
 
 import logging
-from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,7 +88,7 @@ class AnomalyHook(Hook):
         self._step = ''
         self._count = 0
         self._first: Tensor | None = None
-        self._recent: deque[_Step] = deque(maxlen=1)
+        self._recent: list[_Step] = []
         self._random: tuple[Any, ...] = ()
         self._buffers: list[tuple[Tensor, Tensor]] = []
         self._handles: list[Any] = []
@@ -173,7 +171,14 @@ class AnomalyHook(Hook):
                 return None
             total = total_loss(terms)
             interval = self.interval or (1 if total.device.type == 'cpu' else _GPU_INTERVAL)
-            self._record_step(terms, total, args, kwargs, interval)
+            # The first step whose loss is not finite stays on the device: nothing is waited for.
+            self._count += 1
+            first = torch.where(torch.isfinite(total), _NO_STEP, self._count)
+            self._first = first if self._first is None else torch.minimum(self._first, first)
+        if interval > 1:
+            here = _Step(self._count, self._step, terms, image_names(args, kwargs))
+            self._recent.append(here)
+            del self._recent[:-interval]
         if self._count % interval:
             return None
         found = self._first_anomaly()
@@ -211,19 +216,6 @@ class AnomalyHook(Hook):
         barrier()
         raise AnomalyError(message)
 
-    def _record_step(
-        self, terms: dict[str, Tensor], total: Tensor, args: tuple, kwargs: dict, interval: int
-    ) -> None:
-        """Keeps, on the device, the first step whose loss is not finite; waits for nothing."""
-        self._count += 1
-        if self._recent.maxlen != interval:
-            self._recent = deque(self._recent, maxlen=interval)
-        if interval > 1:
-            images = image_names(args, kwargs)
-            self._recent.append(_Step(self._count, self._step, terms, images))
-        first = torch.where(torch.isfinite(total), _NO_STEP, self._count)
-        self._first = first if self._first is None else torch.minimum(self._first, first)
-
     def _first_anomaly(self) -> tuple[int, int] | None:
         """The first step, and its rank, whose loss was not finite: the same on all ranks."""
         if self._first is None:
@@ -248,8 +240,7 @@ def _describe(step: str, terms: dict[str, Tensor], total: Tensor, where: int) ->
 
 
 def _require_scaler(wrapper: OptimWrapper | OptimWrapperDict, tolerated: int) -> None:
-    wrappers = wrapper.values() if isinstance(wrapper, OptimWrapperDict) else [wrapper]
-    for single in wrappers:
+    for single in wrapper.values() if isinstance(wrapper, OptimWrapperDict) else [wrapper]:
         scaler = getattr(single, 'loss_scaler', None)
         if scaler is None or not scaler.is_enabled():
             raise ValueError(

@@ -36,23 +36,13 @@ _SECONDS_TO_RETRY = 60.0
 
 @HOOKS.register_module()
 class CheckpointHook(hooks.CheckpointHook):
-    """mmengine's `CheckpointHook`, for runs that are killed.
+    """mmengine's `CheckpointHook`, for runs that are killed; docs/resume.md has what it guarantees.
 
-    - With `max_keep_ckpts` an old checkpoint goes after the new one has come (mmengine: before); so
-      does the best one. The resumed run removes what a kill in between leaves behind.
-    - On SIGTERM, with which schedulers announce that they take a machine away, SIGHUP and Ctrl-C,
-      training ends after the current step (with accumulated gradients: after the update) with a
-      checkpoint `iter_<steps>.pth`, from which `--resume` goes on; all ranks stop at the same step,
-      whichever has got the signal. Data workers ignore it. The file is removed when the next
-      regular checkpoint is there. A validation is broken off, and done again after the resume. A
-      second Ctrl-C ends at once. On SIGUSR1 the checkpoint is written and the training goes on.
-    - Weights that are not finite are not saved: the training ends with an `AnomalyError`.
-    - A checkpoint that cannot be written, as the disk is full, is tried again every minute; the
-      training goes on, and the last good one stays.
-    - A second training in the same folder is refused.
-    - `meta` has `mmengine_version`, `mmvttt_version`, the settings of the training, and, where it
-      was started in a git repository, `git_hash`: its commit.
-
+    An old checkpoint, and the best one, goes after the new one has come; the resumed run removes
+    what a kill in between leaves behind. A checkpoint `iter_<steps>.pth` that a signal has asked
+    for is removed when the next regular one is there; all ranks stop at the same step, with
+    accumulated gradients after the update. `meta` has `mmengine_version`, `mmvttt_version`, the
+    settings of the training, and, where it was started in a git repository, `git_hash`: its commit.
     The patch `whole-files` (`patches.py`) keeps files from being half written.
 
     Args:
@@ -71,12 +61,9 @@ class CheckpointHook(hooks.CheckpointHook):
         super().__init__(*args, **kwargs)
         if self.args:
             # mmengine would hand them on, and stumble when the first checkpoint is due.
-            known = inspect.signature(hooks.CheckpointHook.__init__).parameters
-            options = [n for n in known if n not in ('self', 'kwargs')]
-            raise TypeError(
-                f'CheckpointHook has no option {", ".join(self.args)}; allowed: exit_code, '
-                f'{", ".join(options)}'
-            )
+            options = ', '.join(list(inspect.signature(hooks.CheckpointHook).parameters)[:-1])
+            given = ', '.join(self.args)
+            raise TypeError(f'CheckpointHook has no option {given}; allowed: exit_code, {options}')
         self.exit_code = exit_code
         self._saved_iter: int | None = None
         self._requests = Requests()
@@ -114,7 +101,7 @@ class CheckpointHook(hooks.CheckpointHook):
         if RUN_ID not in hub.runtime_info:
             hub.update_info(RUN_ID, uuid.uuid4().hex)
         self._warn_about_accumulation(runner)
-        runner.save_checkpoint = partial(self._save_or_warn, runner, runner.save_checkpoint)
+        runner.save_checkpoint = partial(self._try, runner, runner.save_checkpoint)
         loops = (runner.train_loop, runner.val_loop)
         ignore_signals_in_workers(
             *(loop.dataloader for loop in loops if hasattr(loop, 'dataloader'))
@@ -196,10 +183,10 @@ class CheckpointHook(hooks.CheckpointHook):
             self._save_now(runner, dict(epoch=runner.epoch, iter=runner.iter))
 
     def _folder(self, runner: Runner) -> str:
-        folder = self.out_dir or runner.work_dir
-        if folder != runner.work_dir:
-            folder = os.path.join(folder, os.path.basename(runner.work_dir.rstrip(os.sep)))
-        return folder
+        """As mmengine joins it in `before_train`, where it removes files by names of the hub."""
+        if not self.out_dir or self.out_dir == runner.work_dir:
+            return runner.work_dir
+        return os.path.join(self.out_dir, os.path.basename(runner.work_dir.rstrip(os.sep)))
 
     def _require_good_weights(self, runner: Runner) -> None:
         """Raises an AnomalyError, on all ranks, where weights that are not finite would be saved.
@@ -207,15 +194,14 @@ class CheckpointHook(hooks.CheckpointHook):
         A loss may be finite and its gradients not: the next step would stop the training, and a
         resume would begin with that checkpoint.
         """
+        bad = next(bad_weights(runner.model, buffers=True), '')
         for hook in runner.hooks:
             if isinstance(hook, AnomalyHook):
                 hook.require_finite()
-        bad = next(bad_weights(runner.model, buffers=True), None)
-        for hook in runner.hooks:
-            if bad is None and isinstance(hook, hooks.EMAHook):
-                bad = next(bad_weights(hook.ema_model.module, buffers=True), None)
+            elif isinstance(hook, hooks.EMAHook) and not bad:
+                bad = next(bad_weights(hook.ema_model.module, buffers=True), '')
                 bad = bad and f'In the averaged weights: {bad}'
-        if self._requests.any(bad is not None):
+        if self._requests.any(bool(bad)):
             raise AnomalyError(f'No checkpoint is written. {bad or "See the other ranks."}')
 
     def _save_now(self, runner: Runner, meta: dict[str, int]) -> None:
@@ -267,9 +253,6 @@ class CheckpointHook(hooks.CheckpointHook):
     def _point_to(self, runner: Runner, path: str) -> None:
         pointer = Path(runner.work_dir, 'last_checkpoint')
         self._try(runner, write_whole, pointer, path.encode())
-
-    def _save_or_warn(self, runner: Runner, save: Callable, *args: Any, **kwargs: Any) -> None:
-        self._try(runner, save, *args, **kwargs)
 
     def _try(self, runner: Runner, action: Callable, *args: Any, **kwargs: Any) -> None:
         """Does what a full disk may make fail, with a warning."""

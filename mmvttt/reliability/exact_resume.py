@@ -8,7 +8,7 @@ the data continues at the step where it was left, without loading what went befo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -26,10 +26,8 @@ from .seeding import IMAGE, STEP, VALIDATION, Key, seed_everything
 
 # mmengine's loops, by class and by `by_epoch`, and their replacements.
 _LOOPS = {
-    EpochBasedTrainLoop: 'mmvttt.ExactEpochLoop',
-    IterBasedTrainLoop: 'mmvttt.ExactIterLoop',
-    True: 'mmvttt.ExactEpochLoop',
-    False: 'mmvttt.ExactIterLoop',
+    **dict.fromkeys((EpochBasedTrainLoop, True), 'mmvttt.ExactEpochLoop'),
+    **dict.fromkeys((IterBasedTrainLoop, False), 'mmvttt.ExactIterLoop'),
 }
 # Entries of the message hub, which checkpoints keep. mmengine logs names that begin with
 # train, val or test.
@@ -153,6 +151,9 @@ class _ExactLoop(BaseLoop):
     """Start, seeds of a step, and a validation that was missed: shared by both loops."""
 
     _iter: int
+    val_begin: int
+    val_interval: int
+    _decide_current_val_interval: Callable[[], None]
 
     def _key(self, purpose: int) -> Key:
         """Beginning of the keys of this rank, for images, steps or validations."""
@@ -186,18 +187,14 @@ class _ExactLoop(BaseLoop):
             # With as many batches another image may be in each of them.
             'images': len(self.dataloader.dataset),
         }
-        if self._iter:
-            before = hub.runtime_info.get(_SHAPE, shape)
-            before = before if isinstance(before, dict) else {}
-            changed = [
-                f'{k}: {before[k]}, now {v}' for k, v in shape.items() if before.get(k, v) != v
-            ]
-            if changed:
-                raise ResumeError(
-                    f'step {self._iter} of the checkpoint is another place in the data than here '
-                    f'({"; ".join(changed)}); go on with what it was, or begin a new training from '
-                    'its weights: load_from=CHECKPOINT without --resume'
-                )
+        before = hub.runtime_info.get(_SHAPE, shape) if self._iter else shape
+        changed = [f'{k}: {before[k]}, now {v}' for k, v in shape.items() if before.get(k, v) != v]
+        if changed:
+            raise ResumeError(
+                f'step {self._iter} of the checkpoint is another place in the data than here '
+                f'({"; ".join(changed)}); go on with what it was, or begin a new training from '
+                'its weights: load_from=CHECKPOINT without --resume'
+            )
         lengths = {f'the number of {name}': str(number) for name, number in shape.items()}
         if self.runner.val_loop is not None:
             held_out = len(self.runner.val_loop.dataloader.dataset)
@@ -205,16 +202,13 @@ class _ExactLoop(BaseLoop):
         require_same(lengths)
         hub.update_info(_SHAPE, shape)
         if hasattr(sampler.sampler, 'seed'):
-            seed = hub.runtime_info.get(_DATA_SEED, sampler.sampler.seed)
-            if not isinstance(seed, int):
-                raise ResumeError(
-                    f'the checkpoint keeps {seed!r} as the seed of its data, which is not a number '
-                    'that a training has written; resume from another checkpoint'
-                )
-            sampler.sampler.seed = seed
-            hub.update_info(_DATA_SEED, seed)
+            sampler.sampler.seed = hub.runtime_info.get(_DATA_SEED, sampler.sampler.seed)
+            hub.update_info(_DATA_SEED, sampler.sampler.seed)
 
-    def _validate_if_due(self, due: bool) -> None:
+    def _validate_if_due(self, done: int, end: int) -> None:
+        """Validates where the interval, in the epochs or steps that are done, asks for it."""
+        self._decide_current_val_interval()
+        due = done >= self.val_begin and (done % self.val_interval == 0 or done == end)
         if due and self.runner.val_loop is not None:
             seed_everything((*self._key(VALIDATION), self._iter))
             self.runner.val_loop.run()
@@ -234,12 +228,10 @@ class ExactEpochLoop(_ExactLoop, EpochBasedTrainLoop):
         self.runner.call_hook('before_train')
         self._restore_position()
         if self._iter == self._epoch * len(self.dataloader) and not self._validated():
-            self._decide_current_val_interval()
-            self._validate_if_due(self._due())
+            self._validate_if_due(self._epoch, self._max_epochs)
         while self._epoch < self._max_epochs and not self.stop_training:
             self.run_epoch()
-            self._decide_current_val_interval()
-            self._validate_if_due(self._due())
+            self._validate_if_due(self._epoch, self._max_epochs)
         self.runner.call_hook('after_train')
         return self.runner.model
 
@@ -256,10 +248,6 @@ class ExactEpochLoop(_ExactLoop, EpochBasedTrainLoop):
                 self.run_iter(index, batch)
         self.runner.call_hook('after_train_epoch')
         self._epoch += 1
-
-    def _due(self) -> bool:
-        at_end = self._epoch == self._max_epochs
-        return self._epoch >= self.val_begin and (self._epoch % self.val_interval == 0 or at_end)
 
 
 @LOOPS.register_module()
@@ -280,8 +268,7 @@ class ExactIterLoop(_ExactLoop, IterBasedTrainLoop):
         self.runner.call_hook('before_train_epoch')
         self._restore_position()
         if not self._validated():
-            self._decide_current_val_interval()
-            self._validate_if_due(self._due())
+            self._validate_if_due(self._iter, self._max_iters)
         self._begin(endless=True)
         self.dataloader_iterator = iter(self.dataloader)
         while self._iter < self._max_iters and not self.stop_training:
@@ -289,12 +276,7 @@ class ExactIterLoop(_ExactLoop, IterBasedTrainLoop):
             batch = next(self.dataloader_iterator)
             self._seed_step()
             self.run_iter(batch)
-            self._decide_current_val_interval()
-            self._validate_if_due(self._due())
+            self._validate_if_due(self._iter, self._max_iters)
         self.runner.call_hook('after_train_epoch')
         self.runner.call_hook('after_train')
         return self.runner.model
-
-    def _due(self) -> bool:
-        at_end = self._iter == self._max_iters
-        return self._iter >= self.val_begin and (self._iter % self.val_interval == 0 or at_end)

@@ -6,7 +6,7 @@ the checkpoint's learning rate in the place of the config's, without a word.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mmengine.hooks import EMAHook, Hook
@@ -18,8 +18,6 @@ from ..errors import ResumeError
 from .match import compare
 from .settings import differences, training_settings
 
-# Counters of a scheduler; its other values are settings of a config.
-_COUNTED = ('last_step', 'verbose')
 _LISTED = 12
 _ADVICE = (
     'resume with the config that the checkpoint was made with, or begin a new training from its '
@@ -31,26 +29,9 @@ def watch_resume(runner: Runner, path: str) -> None:
     """Makes `runner` compare the checkpoint that it resumes from with itself, before it loads it.
 
     Raises (when the runner resumes):
-        ResumeError: The checkpoint is of another training, or its entries are not what a training
-            has written.
+        ResumeError: The checkpoint is of another training.
     """
     runner.register_hook(_CompareOnLoad(path), priority='HIGHEST')
-    resume = getattr(runner, 'resume', None)
-    if resume is None:
-        return
-
-    def resume_with_clear_errors(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return resume(*args, **kwargs)
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            if isinstance(error, ResumeError):
-                raise
-            raise ResumeError(
-                f'{path!r} cannot be resumed: what it holds is not what a training has written '
-                f'({type(error).__name__}: {error})'
-            ) from error
-
-    runner.resume = resume_with_clear_errors
 
 
 class _CompareOnLoad(Hook):
@@ -64,38 +45,33 @@ class _CompareOnLoad(Hook):
         problem = next(_problems(runner, checkpoint), None)
         if problem:
             raise ResumeError(f'{self.path!r} {problem}; {_ADVICE}')
-        changed = list(_changed(runner, checkpoint))
-        if changed:
+        restored, others = differences(
+            checkpoint['meta'].get('settings'), training_settings(runner.cfg)
+        )
+        if restored:
             runner.logger.warning(
-                f'the resumed training keeps the settings of the checkpoint: {"; ".join(changed)}. '
+                f'the resumed training keeps the settings of the checkpoint: {_listed(restored)}. '
                 f'To train with those of the config, {_ADVICE.rpartition("or ")[2]}'
             )
-        found = differences(checkpoint['meta'].get('settings'), training_settings(runner.cfg))
-        if found:
-            more = f'; … {len(found) - _LISTED} more' if len(found) > _LISTED else ''
+        if others:
             runner.logger.warning(
                 'the training goes on with other settings than those of the checkpoint: '
-                f'{"; ".join(found[:_LISTED])}{more}'
+                f'{_listed(others)}'
             )
+
+
+def _listed(found: list[str]) -> str:
+    more = f'; … {len(found) - _LISTED} more' if len(found) > _LISTED else ''
+    return f'{"; ".join(found[:_LISTED])}{more}'
 
 
 def _problems(runner: Runner, checkpoint: Mapping[str, Any]) -> Iterator[str]:
-    match checkpoint:
-        case {
-            'meta': {'epoch': int() as epoch, 'iter': int() as step},
-            'state_dict': Mapping() as weights,
-            'message_hub': {'log_scalars': Mapping(), 'runtime_info': Mapping()},
-        } if epoch >= 0 and step >= 0:
-            pass
-        case _:
-            yield 'has a meta, state_dict or message_hub that no training has written'
-            return
-    loop = runner.train_loop
-    for name, there, end in (('epoch', epoch, loop.max_epochs), ('step', step, loop.max_iters)):
-        if there > end:
-            yield f'is of {name} {there}, and the training ends at {end}'
+    loop, meta = runner.train_loop, checkpoint['meta']
+    for name, end in (('epoch', loop.max_epochs), ('iter', loop.max_iters)):
+        if meta[name] > end:
+            yield f'is of {name} {meta[name]}, and the training ends at {end}'
     model = runner.model.module if is_model_wrapper(runner.model) else runner.model
-    report = compare(model, weights)
+    report = compare(model, checkpoint['state_dict'])
     different = [*report.mismatched, *report.missing, *report.unexpected]
     if different:
         yield (
@@ -119,8 +95,7 @@ def _problems(runner: Runner, checkpoint: Mapping[str, Any]) -> Iterator[str]:
         )
     own = runner.param_schedulers
     if isinstance(own, list) and _saves(runner, 'save_param_scheduler'):
-        saved = checkpoint.get('param_schedulers')
-        count = len(saved) if isinstance(saved, Sequence) else 0
+        count = len(checkpoint.get('param_schedulers') or ())
         if count != len(own):
             yield f'has {count} schedules, and the config {len(own)}'
 
@@ -129,56 +104,22 @@ def _saves(runner: Runner, option: str) -> bool:
     return all(getattr(hook, option, True) for hook in runner.hooks)
 
 
-def _same_optimizer(optimizer: Any, saved: Any) -> bool:
-    match saved:
-        case {'state': Mapping() as state, 'param_groups': [*groups]}:
-            pass
-        case _:
-            return False
+def _same_optimizer(optimizer: Any, saved: Mapping[str, Any]) -> bool:
+    """Whether groups, their options, and the shapes of their states are those of the optimizer."""
     own = optimizer.param_groups
-    if len(groups) != len(own):
+    if [len(g['params']) for g in saved['param_groups']] != [len(g['params']) for g in own]:
         return False
-    parameters = [p for group in own for p in group['params']]
-    for group, ours in zip(groups, own, strict=True):
+    for there, here in zip(saved['param_groups'], own, strict=True):
         # Schedulers add the initial rate.
-        names = {k for k in (*group, *ours) if k not in ('initial_lr', 'initial_momentum')}
-        if any(k not in group or k not in ours for k in names):
-            return False
-        if len(group['params']) != len(ours['params']):
+        ignored = {'initial_lr', 'initial_momentum'}
+        if there.keys() - ignored != here.keys() - ignored:
             return False
         # Such as AdamW's decoupled_weight_decay, which Adam has not.
-        if any(isinstance(ours[k], bool) and group[k] is not ours[k] for k in names):
+        if any(isinstance(v, bool) and there[k] is not v for k, v in here.items()):
             return False
-    for index, entry in state.items():
-        if not isinstance(index, int) or not 0 <= index < len(parameters):
-            return False
-        shape = parameters[index].shape
-        if any(getattr(v, 'ndim', 0) and v.shape != shape for v in entry.values()):
-            return False
-    return True
-
-
-def _changed(runner: Runner, checkpoint: Mapping[str, Any]) -> Iterator[str]:
-    """Settings that the checkpoint overrides, as `name: checkpoint's (config's)`."""
-    if isinstance(runner.optim_wrapper, OptimWrapper) and 'optimizer' in checkpoint:
-        groups = checkpoint['optimizer']['param_groups']
-        found: dict[str, Any] = {}
-        for there, here in zip(groups, runner.optim_wrapper.optimizer.param_groups, strict=True):
-            start = there.get('initial_lr', there['lr']), here.get('initial_lr', here['lr'])
-            pairs = {k: (there[k], here[k]) for k in there if k in here}
-            pairs = {k: v for k, v in pairs.items() if k not in ('params', 'lr', 'initial_lr')}
-            for name, (a, b) in {'lr': start, **pairs}.items():
-                # A momentum or betas may be on a schedule of their own.
-                if isinstance(a, int | float) and a != b and 'momentum' not in name:
-                    found.setdefault(name, f'{name}: {a} (config: {b})')
-        yield from found.values()
-    saved, own = checkpoint.get('param_schedulers'), runner.param_schedulers
-    if not isinstance(own, list) or not isinstance(saved, Sequence):
-        return
-    for there, scheduler in zip(saved, own, strict=True):
-        here = scheduler.state_dict()
-        for name, value in there.items():
-            plain = isinstance(value, int | float | str) and not name.startswith('_')
-            if plain and name not in _COUNTED and name in here and here[name] != value:
-                kind = type(scheduler).__name__
-                yield f'{kind}.{name}: {value} (config: {here[name]})'
+    parameters = [p for group in own for p in group['params']]
+    return all(
+        getattr(value, 'ndim', 0) == 0 or value.shape == parameters[index].shape
+        for index, entry in saved['state'].items()
+        for value in entry.values()
+    )

@@ -1,11 +1,10 @@
-"""Names the rank that hangs or is gone, long before a collective of the others gives up."""
+"""Names the rank that hangs, or whose node is gone, long before a collective gives up."""
 
 from __future__ import annotations
 
 import atexit
 import logging
 import os
-import re
 import socket
 import threading
 import time
@@ -19,22 +18,21 @@ from mmengine.logging import print_log
 # Seconds after which a silent rank ends the training; 0: never.
 _VARIABLE, _DEFAULT = 'MMVTTT_SILENT_RANK_SECONDS', '900'
 _PATIENCE = 30.0
-_LEFT = b'left'
-# Words of the errors of gloo and NCCL when a peer is gone.
-_GONE = re.compile(r'gloo|nccl|peer|connection', re.IGNORECASE)
+_LEFT = 'left'
 
 
 class Heartbeat:
     """A thread that writes a number every few seconds, and looks whether the others do.
 
-    A process that is stopped, and a node that is gone, writes none; one that computes does.
+    A process that is stopped, and a node that is gone, writes none; one that computes does. The
+    first two ranks of a node look after all others, the second for the case that the first is
+    silent.
 
     Args:
         store: Store of torch.distributed, which all ranks share.
         rank: This process's.
         ranks: How many there are.
-        local_rank: On its node. The first two look after all others, the second one for the case
-            that the first is silent.
+        local_rank: On its node.
         patience: Seconds after which a silent rank is named, again and again; three numbers are
             written in the meantime.
         limit: Seconds after which `give_up` is called; 0: never.
@@ -56,8 +54,8 @@ class Heartbeat:
         self.patience, self.limit, self.give_up = patience, limit, give_up
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name='heartbeat', daemon=True)
-        # Rank: its number, since when, when it was last named.
-        self._heard: dict[int, tuple[bytes, float, float]] = {}
+        # Rank: its number and place, since when, when it was last named.
+        self._heard: dict[int, tuple[str, float, float]] = {}
 
     def start(self) -> None:
         """Begins to beat."""
@@ -68,77 +66,57 @@ class Heartbeat:
         self._end.set()
         self._thread.join(2)
 
-    def gone(self) -> list[str]:
-        """The ranks that write nothing any more, and where they are.
-
-        Takes up to half of `patience`, since torchrun ends the others soon.
-        """
-        numbers = {r: self._number(r) for r in range(self.ranks) if r != self.rank}
-        end = time.monotonic() + self.patience / 2
-        while numbers and time.monotonic() < end:
-            time.sleep(self.patience / 30)
-            numbers = {r: n for r, n in numbers.items() if self._number(r) == n != _LEFT}
-        return [f'rank {rank} ({self._place(rank)})' for rank in numbers]
-
     def _run(self) -> None:
         place = f'{socket.gethostname()!r}, process {os.getpid()}'
         number = 0
         try:
-            self.store.set(f'place/{self.rank}', place)
-            while not self._end.wait(self.patience / 3):
+            while not self._end.wait(self.patience / 3 if number else 0):
+                self.store.set(str(self.rank), f'{number} {place}')
                 number += 1
-                self.store.set(f'beat/{self.rank}', str(number))
                 if self.local_rank < 2:
                     self._look(time.monotonic())
-            self.store.set(f'beat/{self.rank}', _LEFT.decode())
+            self.store.set(str(self.rank), _LEFT)
         except RuntimeError:
             # The store went with its process: torch reports that.
             return
 
     def _look(self, now: float) -> None:
         for rank in range(self.ranks):
-            number = self._number(rank)
+            beat = self._beat(rank)
             before, since, named = self._heard.get(rank, (None, now, now))
-            if number != before or number == _LEFT:
-                self._heard[rank] = number, now, now
+            if beat != before or beat == _LEFT:
+                self._heard[rank] = beat, now, now
                 continue
             if now - named < self.patience:
                 continue
-            self._heard[rank] = number, since, now
+            self._heard[rank] = beat, since, now
             if self.local_rank and now - self._heard[self.rank - 1][1] < self.patience:
                 # The first one of this node names it.
                 continue
-            # Ranks other than 0 print errors only.
-            print_log(
-                f'rank {rank} ({self._place(rank)}) has been silent for {now - since:.0f} s: it '
-                'is stopped, hangs, or its node is gone; the others wait for it',
-                'current',
-                logging.ERROR,
+            place = beat.partition(' ')[2] or 'it never started'
+            _report(
+                f'rank {rank} ({place}) has been silent for {now - since:.0f} s: it is stopped, '
+                'hangs, or its node is gone; the others wait for it'
             )
             if self.limit and now - since > self.limit:
-                print_log(
+                _report(
                     f'rank {rank} is given up after {self.limit:.0f} s ({_VARIABLE}): the training '
-                    'ends; resume from the last checkpoint with --resume',
-                    'current',
-                    logging.ERROR,
+                    'ends; resume from the last checkpoint with --resume'
                 )
                 self.give_up()
 
-    def _number(self, rank: int) -> bytes:
-        key = f'beat/{rank}'
-        return self.store.get(key) if self.store.check([key]) else b''
-
-    def _place(self, rank: int) -> str:
-        key = f'place/{rank}'
-        return self.store.get(key).decode() if self.store.check([key]) else 'it never started'
+    def _beat(self, rank: int) -> str:
+        key = str(rank)
+        return self.store.get(key).decode() if self.store.check([key]) else ''
 
 
-_running: Heartbeat | None = None
+def _report(text: str) -> None:
+    # Ranks other than 0 print errors only.
+    print_log(text, 'current', logging.ERROR)
 
 
 def start_heartbeat() -> None:
     """Starts the thread of this process, if it is one of several; it ends with Python."""
-    global _running
     if not is_distributed() or get_world_size() == 1:
         return
     store = dist.distributed_c10d._get_default_store()
@@ -149,23 +127,6 @@ def start_heartbeat() -> None:
     limit = float(os.environ.get(_VARIABLE, _DEFAULT))
     # Named before it is given up.
     patience = min(_PATIENCE, limit / 2) if limit else _PATIENCE
-    _running = Heartbeat(store, get_rank(), get_world_size(), local_rank, patience, limit)
-    _running.start()
-    atexit.register(_running.stop)
-
-
-def log_lost_ranks(error: RuntimeError) -> None:
-    """Names the ranks that are gone, where a collective has failed: its own error names a port."""
-    if _running is None or not _GONE.search(str(error)):
-        return
-    try:
-        gone = ', '.join(_running.gone())
-    except RuntimeError:
-        gone = "the first node, with the store that all ranks share (rank 0's),"
-    if gone:
-        print_log(
-            f'killed, or its node is down: {gone}; the training ends; resume from the last '
-            'checkpoint with --resume',
-            'current',
-            logging.ERROR,
-        )
+    heartbeat = Heartbeat(store, get_rank(), get_world_size(), local_rank, patience, limit)
+    heartbeat.start()
+    atexit.register(heartbeat.stop)

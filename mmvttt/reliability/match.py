@@ -51,17 +51,14 @@ class LoadReport:
 def compare(module: nn.Module, weights: StateDict) -> LoadReport:
     """Compares names and shapes of a module's state with those of a checkpoint."""
     own = module.state_dict()
-    shared = [name for name in own if name in weights]
-    matched = [name for name in shared if _kind(own[name]) == _kind(weights[name])]
+    kinds = {n: (_kind(weights[n]), _kind(tensor)) for n, tensor in own.items() if n in weights}
     return LoadReport(
-        matched=matched,
+        matched=[n for n, (there, here) in kinds.items() if there == here],
         # Counters of batches are of no consequence, and absent from many files.
         missing=[n for n in own if n not in weights and not n.endswith('num_batches_tracked')],
-        unexpected=[name for name in weights if name not in own],
+        unexpected=[n for n in weights if n not in own],
         mismatched=[
-            f'{name}: {_kind(weights[name])} → {_kind(own[name])}'
-            for name in shared
-            if _kind(own[name]) != _kind(weights[name])
+            f'{n}: {there} → {here}' for n, (there, here) in kinds.items() if there != here
         ],
     )
 
@@ -89,12 +86,16 @@ def require_match(
     """
     report = compare(module, under(weights, prefix))
     size = len(module.state_dict())
-    if len(report.matched) >= max(1, _LEAST * size):
+    least = max(1, _LEAST * size)
+    if len(report.matched) >= least:
         return report
-    fits = {p: len(compare(module, under(weights, p)).matched) for p in _prefixes(weights)}
-    best = max(fits, key=fits.__getitem__, default='')
+    parts = (name.split('.') for name in weights)
+    prefixes = {'.'.join(p[:i]) + '.' for p in parts for i in range(1, len(p))} | {''}
+    fits = {p: len(compare(module, under(weights, p)).matched) for p in prefixes}
+    # Of several, the shortest.
+    best = max(sorted(fits, key=lambda p: (p.count('.'), p)), key=fits.__getitem__)
     advice = 'give the checkpoint of this architecture'
-    if fits.get(best, 0) >= max(1, _LEAST * size):
+    if fits[best] >= least:
         advice = (
             f'write prefix={best!r}: {fits[best]} tensors match then'
             if best
@@ -122,12 +123,3 @@ def require_weights(runner: Runner, source: str) -> None:
     else:
         model = getattr(runner.model, 'module', runner.model)
     require_match(model, read_weights(source), source)
-
-
-def _prefixes(weights: StateDict) -> list[str]:
-    """Every prefix that ends at a dot, the shortest first."""
-    found = {''}
-    for name in weights:
-        parts = name.split('.')
-        found.update('.'.join(parts[:i]) + '.' for i in range(1, len(parts)))
-    return sorted(found, key=lambda p: (p.count('.'), p))

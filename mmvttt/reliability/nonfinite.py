@@ -33,11 +33,23 @@ def first_bad_module(
     """
     trace = _Trace(model)
     buffers = [(b, b.clone()) for b in model.buffers()]
-    _set_random_state(random_numbers)
+    python, numpy, cpu, cuda = random_numbers
+    random.setstate(python)
+    np.random.set_state(numpy)
+    torch.set_rng_state(cpu)
+    if cuda is not None:
+        torch.cuda.set_rng_state(cuda)
     try:
         with torch.no_grad(), torch.compiler.set_stance('force_eager'), trace:
             again = total_loss(loss_terms(model(*args, **kwargs)))
-        otherwise = _no_module(bool(torch.isfinite(again)), type(model).__name__, trace.last)
+        after = f' after {trace.last}, the last module' if trace.last else ''
+        otherwise = (
+            'The same forward, run once more, gave a finite loss: an operation that is not '
+            'deterministic, or a fault of the device.'
+            if torch.isfinite(again)
+            else 'All modules give finite values: the loss itself goes wrong, in the code that '
+            f'computes it in {type(model).__name__}{after}.'
+        )
     except Exception as error:
         otherwise = f'The forward could not be run once more: {type(error).__name__}: {error}.'
     with torch.no_grad():
@@ -68,33 +80,31 @@ class _Trace(ExitStack):
     def __enter__(self) -> _Trace:
         for name, module in self._model.named_modules():
             if module is not self._model:
-                called = f'{_plain(name)} ({type(module).__name__})'
-                enter, leave = partial(self._enter, called), partial(self._leave, called)
-                self.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
-                self.callback(module.register_forward_hook(leave, with_kwargs=True).remove)
+                look = partial(self._look, f'{_plain(name)} ({type(module).__name__})')
+                self.callback(module.register_forward_hook(look, with_kwargs=True).remove)
         return super().__enter__()
 
-    def _enter(self, called: str, _: nn.Module, args: tuple, kwargs: dict) -> None:
-        # The masks of an attention may well be infinite.
-        rest = {k: v for k, v in kwargs.items() if not k.endswith(('mask', 'masks'))}
-        bad = None if self.found else _first_bad(args, rest)
-        if bad is not None:
-            before = (
-                f'every module before it, the last one {self.last}, gave finite ones, so the code '
-                'between them does it'
-                if self.last
-                else 'the code before it does it'
-            )
-            self.found = (
-                f'The first values that are not finite enter {called}: {_summary(bad)}; {before}.'
-            )
-
-    def _leave(self, called: str, _: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
+    def _look(self, called: str, _: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
         if self.found:
             return
         bad = _first_bad(output)
         if bad is None:
             self.last = called
+            return
+        # The masks of an attention may well be infinite.
+        kwargs = {k: v for k, v in kwargs.items() if not k.endswith(('mask', 'masks'))}
+        entered = _first_bad(args, kwargs)
+        if entered is not None:
+            before = 'the code before it'
+            if self.last:
+                before = (
+                    f'every module before it, the last one {self.last}, gave finite ones, so the '
+                    'code between them'
+                )
+            self.found = (
+                f'The first values that are not finite enter {called}: {_summary(entered)}; '
+                f'{before} does it.'
+            )
             return
         inputs = [_summary(t) for t in _tensors((args, kwargs))]
         shown = '; '.join([*inputs[:_SHOWN], *(['…'] if len(inputs) > _SHOWN else [])])
@@ -102,18 +112,6 @@ class _Trace(ExitStack):
             f'The first module that goes non-finite is {called}: its output is {_summary(bad)}; '
             f'its inputs are finite{f": {shown}" if shown else ""}.'
         )
-
-
-def _no_module(finite: bool, model: str, last: str | None) -> str:
-    if finite:
-        return (
-            'The same forward, run once more, gave a finite loss: an operation that is not '
-            'deterministic, or a fault of the device.'
-        )
-    return (
-        'All modules give finite values: the loss itself goes wrong, in the code that computes it '
-        f'in {model}{f" after {last}, the last module" if last else ""}.'
-    )
 
 
 def loss_terms(losses: Any) -> dict[str, Tensor]:
@@ -136,15 +134,6 @@ def nan_like(value: Any) -> Any:
 def random_state() -> tuple[Any, ...]:
     cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
     return random.getstate(), np.random.get_state(), torch.get_rng_state(), cuda
-
-
-def _set_random_state(state: tuple[Any, ...]) -> None:
-    python, numpy, cpu, cuda = state
-    random.setstate(python)
-    np.random.set_state(numpy)
-    torch.set_rng_state(cpu)
-    if cuda is not None:
-        torch.cuda.set_rng_state(cuda)
 
 
 def _plain(name: str) -> str:

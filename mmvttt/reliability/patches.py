@@ -1,17 +1,14 @@
 """Patches of mmengine that keep checkpoints whole, and code in them from running.
 
-mmengine's checkpoints hold log curves (`HistoryBuffer`) and NumPy's arrays and numbers, which torch
-refuses by itself. mmengine reads URLs with full pickle, and all files where
-TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD is set; it runs the config inside a checkpoint when a training
-resumes, and when an inferencer is not given one. Here its loaders get the reader of `read.py`.
-docs/safety.md is for users.
+Its loaders get the reader of `read.py`: mmengine reads URLs with full pickle, and all files where
+TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD is set. docs/patches.md has the reason of each, docs/safety.md is
+for users.
 """
 
 from __future__ import annotations
 
 import logging
 from functools import wraps
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -112,15 +109,10 @@ def save_numbers_only() -> str | None:
 def write_whole_files() -> str | None:
     """Makes mmengine's local backend, through which checkpoints go, write by `write_whole`."""
 
-    def put(self: LocalBackend, obj: bytes, filepath: str | Path) -> None:
-        write_whole(filepath, obj)
-
-    def put_text(
-        self: LocalBackend, obj: str, filepath: str | Path, encoding: str = 'utf-8'
-    ) -> None:
+    def put_text(_: LocalBackend, obj: str, filepath: str, encoding: str = 'utf-8') -> None:
         write_whole(filepath, obj.encode(encoding))
 
-    replace(LocalBackend, 'put', put)
+    replace(LocalBackend, 'put', lambda _, obj, filepath: write_whole(filepath, obj))
     replace(LocalBackend, 'put_text', put_text)
     return None
 

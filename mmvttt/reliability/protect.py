@@ -23,7 +23,6 @@ from .checkpoint_hook import CheckpointHook
 from .data.paths import check_data
 from .exact_resume import make_exact
 from .fit import watch_resume
-from .heartbeat import log_lost_ranks
 from .match import require_weights
 from .resume import candidates, choose_checkpoint
 from .run_lock import require_free
@@ -32,8 +31,6 @@ from .topology_hook import TopologyHook
 
 # Names of regular checkpoints.
 _REGULAR = re.compile(r'(epoch|iter)_\d+\.pth')
-# The hooks of every training.
-_HOOKS = {'mmvttt.TopologyHook': TopologyHook, 'mmvttt.AnomalyHook': AnomalyHook}
 
 
 def protect_config(cfg: Config, *, plain: bool = False) -> str | None:
@@ -58,8 +55,15 @@ def protect_config(cfg: Config, *, plain: bool = False) -> str | None:
     require_free(cfg.work_dir)
     check_data(cfg, ('train', 'val'))
     checkpoint = choose_checkpoint(cfg)
-    if not cfg.get('resume'):
-        _warn_about_former(cfg.work_dir)
+    former = [p.name for p in candidates(cfg.work_dir) if _REGULAR.fullmatch(p.name)]
+    if former and not cfg.get('resume'):
+        print_log(
+            f'{cfg.work_dir} has checkpoints of a former training ({", ".join(former[:3])}): this '
+            'one begins anew, and writes over them; continue it with --resume, or give another '
+            '--work-dir',
+            'current',
+            logging.WARNING,
+        )
     if not plain:
         add_protection(cfg)
     config = Path(cfg.work_dir, os.path.basename(cfg.filename or ''))
@@ -72,10 +76,8 @@ def protect_config(cfg: Config, *, plain: bool = False) -> str | None:
 def add_protection(cfg: Config) -> None:
     """Puts into a training's config what keeps it from being lost.
 
-    Checkpoints that survive a kill and a SIGTERM (`CheckpointHook`), the exact order of data and
-    random numbers (`make_exact`), a stop where the loss is not finite (`AnomalyHook`), and a line
-    about the machines (`TopologyHook`). Parts of the config's own stay; a warning names what is
-    lost by one.
+    `CheckpointHook`, `make_exact`, `AnomalyHook` and `TopologyHook`. Parts of the config's own
+    stay; a warning names what is lost by one.
     """
     scope = cfg.get('default_scope')
     default_hooks = cfg.setdefault('default_hooks', ConfigDict())
@@ -93,7 +95,8 @@ def add_protection(cfg: Config) -> None:
         )
     custom = list(cfg.get('custom_hooks') or [])
     present = [hook_class(h, scope) for h in custom]
-    cfg.custom_hooks = custom + [dict(type=n) for n, k in _HOOKS.items() if k not in present]
+    missing = [kind for kind in (TopologyHook, AnomalyHook) if kind not in present]
+    cfg.custom_hooks = custom + [dict(type=f'mmvttt.{kind.__name__}') for kind in missing]
     reason = make_exact(cfg)
     if reason is not None:
         print_log(f'a resume of this training will not be exact: {reason}', 'current')
@@ -101,7 +104,7 @@ def add_protection(cfg: Config) -> None:
 
 @contextmanager
 def protect_runner(runner: Runner, checkpoint: str | None = None) -> Iterator[None]:
-    """Around `runner.train()`: the checkpoint to resume from, ranks that are gone, data workers.
+    """Around `runner.train()`: the checkpoint to resume from, data errors, data workers.
 
     Args:
         runner: A Runner or FlexibleRunner whose training has not begun.
@@ -114,11 +117,8 @@ def protect_runner(runner: Runner, checkpoint: str | None = None) -> Iterator[No
     if runner._resume:
         runner._load_from = checkpoint
         runner._resume = checkpoint is not None
-        runner.logger.info(
-            f'resuming from {checkpoint}'
-            if checkpoint
-            else f'no checkpoint in {runner.work_dir} yet'
-        )
+        none = f'no checkpoint in {runner.work_dir} yet'
+        runner.logger.info(f'resuming from {checkpoint}' if checkpoint else none)
     if checkpoint is not None:
         watch_resume(runner, checkpoint)
     elif runner._load_from:
@@ -130,21 +130,5 @@ def protect_runner(runner: Runner, checkpoint: str | None = None) -> Iterator[No
             if isinstance(hook, CheckpointHook):
                 hook.save_before_error(runner)
         raise
-    except RuntimeError as error:
-        log_lost_ranks(error)
-        raise
     finally:
         end_workers(runner)
-
-
-def _warn_about_former(work_dir: str) -> None:
-    """Warns where a training from the start would write over the checkpoints of another one."""
-    former = [p.name for p in candidates(Path(work_dir)) if _REGULAR.fullmatch(p.name)]
-    if former:
-        print_log(
-            f'{work_dir} has checkpoints of a former training ({", ".join(former[:3])}): this one '
-            'begins anew, and writes over them; continue it with --resume, or give another '
-            '--work-dir',
-            'current',
-            logging.WARNING,
-        )

@@ -70,9 +70,8 @@ def read_content(
 ) -> Any:
     """All that is in a file or at a URL, without running any code that it may bring.
 
-    By the allow-list of `allow_list`, which is torch's own again afterwards. torch does not compare
-    the checksums that it has written, and a flipped bit would become a wrong weight: here they are
-    compared.
+    By the list of `allow_list`; torch's own is the same again afterwards. Checksums are compared,
+    which torch writes and does not compare.
 
     Args:
         checkpoint: A path, an http(s) URL, `timm://` and the name of a model with its tag, or an

@@ -7,12 +7,11 @@ import os
 import socket
 import zipfile
 import zlib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mmengine.config import Config
-from mmengine.dist import all_gather_object, broadcast_object_list, get_rank, get_world_size
+from mmengine.dist import all_gather_object, broadcast_object_list, get_rank
 from mmengine.logging import print_log
 
 from ..errors import CheckpointError, ResumeError
@@ -22,20 +21,6 @@ from .read import read_content
 _NEEDED = ('meta', 'state_dict', 'message_hub')
 # The entry of the message hub that tells trainings apart; a resumed one keeps it.
 RUN_ID = 'run_id'
-
-
-@dataclass(frozen=True)
-class _View:
-    """The checkpoint of a training, as one rank sees it."""
-
-    rank: int
-    host: str
-    newest: str | None
-    problem: str | None
-
-    @property
-    def place(self) -> str:
-        return f"node '{self.host}' (rank {self.rank})"
 
 
 def choose_checkpoint(cfg: Config) -> str | None:
@@ -60,7 +45,6 @@ def choose_checkpoint(cfg: Config) -> str | None:
     if wanted is not None and '://' in wanted:
         return wanted
     rank = get_rank()
-    newest = None if wanted else next(map(str, candidates(Path(work_dir))), None)
     verdict: list[Any] = [_choose(work_dir, wanted) if rank == 0 else None]
     broadcast_object_list(verdict)
     chosen, fingerprint, error = verdict[0]
@@ -69,14 +53,13 @@ def choose_checkpoint(cfg: Config) -> str | None:
     if chosen is not None:
         # A node may call its own work directory otherwise; an absolute path stays what it is.
         chosen = os.path.join(work_dir, chosen)
-    problem = None
-    if chosen is not None and rank > 0:
         # One rank of a node reads all of the file; for the others its index will do.
         thorough = os.environ.get('LOCAL_RANK', '0') == '0'
-        problem = _difference(chosen, fingerprint, thorough)
-    view = _View(rank, socket.gethostname(), newest, problem)
-    views: list[_View] = all_gather_object(view) if get_world_size() > 1 else [view]
-    _require_agreement(views, chosen, work_dir)
+        problem = _difference(chosen, fingerprint, thorough) if rank else None
+    else:
+        problem = next((f"has '{path}'" for path in candidates(work_dir) if rank), None)
+    place = f'node {socket.gethostname()!r} (rank {rank})'
+    _require_agreement(all_gather_object((place, problem)), chosen, work_dir)
     return chosen
 
 
@@ -92,7 +75,7 @@ def latest_checkpoint(work_dir: str | os.PathLike[str]) -> tuple[str | None, lis
     """
     passed_over, found = [], []
     pointed = _pointed(Path(work_dir))
-    for path in candidates(Path(work_dir)):
+    for path in candidates(work_dir):
         try:
             found.append((_place(path), path == pointed, path))
         except CheckpointError as error:
@@ -109,11 +92,6 @@ def latest_checkpoint(work_dir: str | os.PathLike[str]) -> tuple[str | None, lis
 
 def why_not_resumable(path: str | os.PathLike[str]) -> str | None:
     """None for a checkpoint that a training can resume from, else what is wrong, as a predicate."""
-    if os.path.isdir(path):
-        # One file a rank: mmengine's sharded states.
-        parts = sorted(Path(path).glob('rank*.pth'))
-        problems = (f'has a part {p.name} that {w}' for p in parts if (w := why_not_resumable(p)))
-        return next(problems, None) if parts else 'is a folder without rank*.pth'
     try:
         content = read_content(path, mmap=True)
     except CheckpointError as error:
@@ -130,8 +108,7 @@ def _place(path: Path) -> tuple[str, int]:
     Raises:
         CheckpointError: It cannot be read, or does not say so.
     """
-    file = next(iter(sorted(path.glob('rank*.pth'))), path) if path.is_dir() else path
-    match read_content(file, mmap=True):
+    match read_content(path, mmap=True):
         case {'meta': {'iter': int() as step}, 'message_hub': {'runtime_info': dict() as info}}:
             return str(info.get(RUN_ID)), step
         case {'meta': {'iter': int() as step}}:
@@ -142,8 +119,9 @@ def _place(path: Path) -> tuple[str, int]:
     )
 
 
-def candidates(work_dir: Path) -> list[Path]:
-    """Files and folders that may be checkpoints."""
+def candidates(work_dir: str | os.PathLike[str]) -> list[Path]:
+    """Files that may be checkpoints."""
+    work_dir = Path(work_dir)
     found = {p.resolve() for p in work_dir.glob('*.pth') if not p.name.startswith('best_')}
     pointed = _pointed(work_dir)
     return sorted(found | ({pointed} if pointed else set()))
@@ -177,12 +155,11 @@ def _choose(work_dir: str, wanted: str | None) -> tuple[str | None, str | None, 
         for message in passed_over:
             print_log(f'not resumed from: {message}', 'current', logging.WARNING)
         if chosen is None and passed_over:
-            return (
-                None,
-                None,
+            error = (
                 f'no checkpoint in {work_dir!r} can be resumed: {"; ".join(passed_over)}; '
-                'to begin anew, move them away or leave --resume out',
+                'to begin anew, move them away or leave --resume out'
             )
+            return None, None, error
     if chosen is None:
         return None, None, None
     fingerprint = _fingerprint(chosen)
@@ -193,9 +170,6 @@ def _choose(work_dir: str, wanted: str | None) -> tuple[str | None, str | None, 
 
 def _fingerprint(path: str) -> str:
     """A checksum of the names, sizes and checksums in a checkpoint's index: quick, and enough."""
-    if os.path.isdir(path):
-        # Every rank has a part of its own.
-        return 'folder'
     if not zipfile.is_zipfile(path):
         return f'{os.path.getsize(path)}'
     with zipfile.ZipFile(path) as archive:
@@ -214,21 +188,23 @@ def _difference(path: str, fingerprint: str, thorough: bool) -> str | None:
     return None
 
 
-def _require_agreement(views: list[_View], chosen: str | None, work_dir: str) -> None:
-    if chosen is None:
-        elsewhere = [v for v in views if v.newest is not None]
-        if elsewhere:
-            raise ResumeError(
-                f'{views[0].place} has no checkpoint in {work_dir!r}, but {elsewhere[0].place} has '
-                f'{elsewhere[0].newest!r}: make that node the first one (NODE_RANK=0), copy the '
-                'file to all nodes, or use a work directory that the nodes share'
-            )
+def _require_agreement(
+    found: list[tuple[str, str | None]], chosen: str | None, work_dir: str
+) -> None:
+    """Raises a ResumeError where a rank has a problem; all have the same list, by their places."""
+    first = found[0][0]
+    problems = [f'{place} {problem}' for place, problem in found if problem]
+    if not problems:
         return
-    problems = [f'{v.place} {v.problem}' for v in views if v.problem]
-    if problems:
-        more = f' (and {len(problems) - 4} more)' if len(problems) > 4 else ''
+    more = f' (and {len(problems) - 4} more)' if len(problems) > 4 else ''
+    listed = f'{"; ".join(problems[:4])}{more}'
+    if chosen is None:
         raise ResumeError(
-            f'the training would resume from {chosen!r} of {views[0].place}, but '
-            f'{"; ".join(problems[:4])}{more}: copy the file there, or use a work directory that '
-            'the nodes share'
+            f'{first} has no checkpoint in {work_dir!r}, but {listed}: make that node the first '
+            'one (NODE_RANK=0), copy the file to all nodes, or use a work directory that the nodes '
+            'share'
         )
+    raise ResumeError(
+        f'the training would resume from {chosen!r} of {first}, but {listed}: copy the file there, '
+        'or use a work directory that the nodes share'
+    )

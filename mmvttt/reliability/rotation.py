@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,17 +17,11 @@ _LAST, _KEPT = 'last_ckpt', 'keep_ckpt_ids'
 _PREEMPTED, _OUTDATED = 'preempted_checkpoint', 'outdated_checkpoints'
 # File names of this hook and mmengine's. Nothing else is ever removed.
 _OURS = re.compile(r'(best_[^/\\]+|(epoch|iter)_\d+)\.pth')
-_PART = re.compile(r'rank\d+\.pth')
 
 
 @dataclass
 class Turn:
-    """A regular checkpoint that is about to be written.
-
-    Attributes:
-        outdated: Paths or names that it replaces.
-        written: Whether it is there; else everything stays as it was.
-    """
+    """A regular checkpoint that is about to be written, and the paths or names that it replaces."""
 
     outdated: list[str]
     written: bool = False
@@ -79,11 +72,10 @@ class Rotation:
     def turn(self, step: int) -> Iterator[Turn]:
         """Around the writing of a regular checkpoint; taken back where it was not written."""
         info = self.hub.runtime_info
-        former = {key: info[key] for key in (_KEPT, _PREEMPTED) if key in info}
-        turn = Turn([former[_PREEMPTED]] if _PREEMPTED in former else [])
-        info.pop(_PREEMPTED, None)
+        former = dict(info)
+        turn = Turn([info.pop(_PREEMPTED)] if _PREEMPTED in info else [])
         if self.keep > 0:
-            kept = list(former.get(_KEPT, []))
+            kept = list(info.get(_KEPT, []))
             if step not in kept[-1:]:
                 kept.append(step)
             turn.outdated += [self.template.format(i) for i in kept[: -self.keep]]
@@ -92,8 +84,8 @@ class Rotation:
             yield turn
         finally:
             if not turn.written:
-                info.pop(_KEPT, None)
-                self.hub.update_info_dict(former)
+                info.clear()
+                info.update(former)
 
     def preempt(self, name: str) -> list[str]:
         """Notes a checkpoint between two regular ones; returns the one before it."""
@@ -110,7 +102,7 @@ class Rotation:
         return names
 
     def remove(self, names: Iterable[str], backend: Any, current: Any) -> None:
-        """Removes checkpoints of this run: plain files, and folders that hold only ranks' parts.
+        """Removes checkpoints of this run, if they are plain files.
 
         Args:
             names: In the folder of the checkpoints; those that are not ours stay.
@@ -125,10 +117,6 @@ class Rotation:
                 continue
             if backend.isfile(path):
                 backend.remove(path)
-            elif os.path.isdir(path) and not os.path.islink(path):
-                parts = os.listdir(path)
-                if parts and all(map(_PART.fullmatch, parts)):
-                    shutil.rmtree(path)
 
     def _is_ours(self, name: str) -> bool:
         before, _, after = self.template.partition('{}')

@@ -35,24 +35,14 @@ class RunLock:
         Raises:
             UsageError: Another process has it: names process and host.
         """
-        if fcntl is None:
-            return
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if self.path.is_symlink():
             # The target belongs to another program.
             self.path.unlink()
-        while self._file is None:
-            file = self._open(os.O_CREAT)
-            if not self._locked(file):
-                os.close(file)
-                return
-            # The process that had it may have removed the file in between.
-            if not self.path.exists() or not os.path.samestat(os.fstat(file), self.path.stat()):
-                os.close(file)
-                continue
-            os.truncate(file, 0)
-            os.write(file, f'process {os.getpid()} on {socket.gethostname()}\n'.encode())
-            self._file = file
+        self._file = self._locked(os.O_CREAT)
+        if self._file is not None:
+            os.truncate(self._file, 0)
+            os.write(self._file, f'process {os.getpid()} on {socket.gethostname()}\n'.encode())
 
     def require_free(self) -> None:
         """Looks whether another process has the lock; changes nothing on the disk.
@@ -60,11 +50,10 @@ class RunLock:
         Raises:
             UsageError: Another process has it.
         """
-        if fcntl is None or self.path.is_symlink() or not self.path.exists():
-            return
-        file = self._open()
-        self._locked(file)
-        os.close(file)
+        if self.path.exists() and not self.path.is_symlink():
+            file = self._locked()
+            if file is not None:
+                os.close(file)
 
     def release(self) -> None:
         """Lets go of it."""
@@ -73,26 +62,22 @@ class RunLock:
             os.close(self._file)
             self._file = None
 
-    def _open(self, flags: int = 0) -> int:
+    def _locked(self, flags: int = 0) -> int | None:
+        """The file, locked; None where the system or the disk has no locks."""
+        if fcntl is None:
+            return None
         try:
             # A pipe would wait for a reader.
             flags |= os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
             file = os.open(self.path, flags, 0o644)
+            if not stat.S_ISREG(os.fstat(file).st_mode):
+                os.close(file)
+                raise OSError(None, 'no plain file')
         except OSError as error:
-            raise self._unusable(error.strerror or str(error)) from error
-        if not stat.S_ISREG(os.fstat(file).st_mode):
-            os.close(file)
-            raise self._unusable('no plain file')
-        return file
-
-    def _unusable(self, reason: str) -> UsageError:
-        return UsageError(
-            f'{str(self.path)!r} marks a folder in which a training runs, and cannot be used '
-            f'({reason}): remove it, or give another --work-dir'
-        )
-
-    def _locked(self, file: int) -> bool:
-        """Locks the file; False where the disk has no locks."""
+            raise UsageError(
+                f'{str(self.path)!r} marks a folder in which a training runs, and cannot be used '
+                f'({error.strerror}): remove it, or give another --work-dir'
+            ) from error
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -104,8 +89,9 @@ class RunLock:
                 'end the other first'
             ) from None
         except OSError:
-            return False
-        return True
+            os.close(file)
+            return None
+        return file
 
 
 def require_free(folder: str | os.PathLike[str]) -> None:
@@ -114,7 +100,21 @@ def require_free(folder: str | os.PathLike[str]) -> None:
     Raises:
         UsageError: On all ranks alike: files cannot be written, or another training runs in it.
     """
-    _raise_everywhere(_problem(folder))
+    problem = ''
+    try:
+        os.makedirs(folder, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(None, 'read-only')
+        if is_main_process():
+            RunLock(folder).require_free()
+    except UsageError as error:
+        problem = str(error)
+    except OSError as error:
+        problem = (
+            f'the work directory {os.fspath(folder)!r} cannot be written to ({error.strerror}): '
+            'give another --work-dir'
+        )
+    _raise_everywhere(problem)
 
 
 def lock_folder(folder: str | os.PathLike[str]) -> RunLock:
@@ -124,30 +124,13 @@ def lock_folder(folder: str | os.PathLike[str]) -> RunLock:
         UsageError: On all ranks alike: another training has it.
     """
     lock, problem = RunLock(folder), ''
-    if is_main_process():
-        try:
+    try:
+        if is_main_process():
             lock.acquire()
-        except UsageError as error:
-            problem = str(error)
+    except UsageError as error:
+        problem = str(error)
     _raise_everywhere(problem)
     return lock
-
-
-def _problem(folder: str | os.PathLike[str]) -> str:
-    try:
-        os.makedirs(folder, exist_ok=True)
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise PermissionError(None, 'read-only')
-        if is_main_process():
-            RunLock(folder).require_free()
-    except UsageError as error:
-        return str(error)
-    except OSError as error:
-        return (
-            f'the work directory {os.fspath(folder)!r} cannot be written to ({error.strerror}): '
-            'give another --work-dir'
-        )
-    return ''
 
 
 def _raise_everywhere(problem: str) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -22,8 +22,8 @@ from .seeding import Key, seed_everything
 class _Wrapper:
     """Everything of an inner data set but its items: attributes are read from it and set on it."""
 
-    def __init__(self, dataset: Any) -> None:
-        object.__setattr__(self, '_dataset', dataset)
+    def __init__(self, dataset: Any, **own: Any) -> None:
+        vars(self).update(own, _dataset=dataset)
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -36,12 +36,6 @@ class _Wrapper:
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._dataset, name, value)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return dict(vars(self))
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
 
 
 @DATASETS.register_module()
@@ -61,17 +55,12 @@ class SeededDataset(_Wrapper):
     """
 
     def __init__(self, dataset: dict, skip_bad_samples: int = 0) -> None:
-        try:
+        with _explained(dataset):
             built = registry.DATASETS.build(dataset)
-        except Exception as error:
-            # A toolbox may raise anything when it meets what it does not expect.
-            explained = explain_failure(dataset, error)
-            if explained is None:
-                raise
-            raise explained from error
-        super().__init__(built)
-        object.__setattr__(self, '_config', dataset)
-        object.__setattr__(self, '_bad', _BadItems(len(built), skip_bad_samples))
+        # Shared with the data workers, which are forks.
+        bad = torch.zeros(len(built) if skip_bad_samples else 0, dtype=torch.bool).share_memory_()
+        super().__init__(built, _config=dataset, _allowed=skip_bad_samples, _bad=bad)
+        vars(self)['_sized'] = not hasattr(built, 'get_data_info')
 
     def __getitem__(self, index: int | tuple[int, Key]) -> Any:
         index, key = index if isinstance(index, tuple) else (index, None)
@@ -84,53 +73,70 @@ class SeededDataset(_Wrapper):
             except Exception as error:
                 problem = _bad_file(self._config, self._dataset, index)
                 if problem is None:
-                    explained = explain_failure(self._config, error)
-                    if explained is None:
+                    with _explained(self._config):
                         raise
-                    raise explained from error
-                self._bad.leave_out(index, problem, error)
+                self._leave_out(index, problem, error)
             index = (index + 1) % len(self)
         raise DataError('no image of the training data can be read')
 
     def _item(self, index: int, key: Key | None) -> Any:
         if key is not None:
             seed_everything(key)
-        return self._dataset[index]
+        item = self._dataset[index]
+        if not self._sized and isinstance(item, dict):
+            vars(self)['_sized'] = self._look_at_size(index, item)
+        return item
 
+    def _look_at_size(self, index: int, item: dict) -> bool:
+        """Warns of an image of another size than annotated, whose boxes lie elsewhere.
 
-class _BadItems:
-    """Items that cannot be read, of which a number may be left out.
-
-    Args:
-        items: Items of the data set.
-        allowed: Number that may be left out.
-    """
-
-    def __init__(self, items: int, allowed: int) -> None:
-        self.allowed = allowed
-        # Shared with the data workers, which are forks.
-        self.found = torch.zeros(items if allowed else 0, dtype=torch.bool)
-        if allowed:
-            self.found.share_memory_()
-
-    def leave_out(self, index: int, problem: str, error: Exception) -> None:
-        """Notes an item, with a warning the first time.
-
-        Raises:
-            DataError: No more items may be left out.
+        Returns:
+            Whether that is enough: after one warning, and where no size is noted.
         """
-        if self.allowed and self.found[index]:
+        info = self._dataset.get_data_info(index)
+        if not isinstance(info, dict):
+            return True
+        loaded = getattr(item.get('data_samples'), 'metainfo', {})
+        noted = info.get('height'), info.get('width')
+        # The pipeline may have taken another image.
+        if None in noted or loaded.get('img_path') != info.get('img_path'):
+            return None in noted
+        shape = tuple(loaded.get('ori_shape', noted))
+        if shape != noted:
+            print_log(
+                f'{info["img_path"]!r} has height and width {shape}, and is annotated as {noted}; '
+                'tools/check_data.py names all such images',
+                'current',
+                logging.WARNING,
+            )
+        return shape != noted
+
+    def _leave_out(self, index: int, problem: str, error: Exception) -> None:
+        """Notes an item, with a warning the first time; raises a DataError after the last one."""
+        if self._allowed and self._bad[index]:
             return
-        count = int(self.found.sum())
-        if count >= self.allowed:
-            after = f' ({self.allowed} others were left out)' if self.allowed else ''
+        count = int(self._bad.sum())
+        if count >= self._allowed:
+            after = f' ({self._allowed} others were left out)' if self._allowed else ''
             raise DataError(
                 f'{problem}{after}; tools/check_data.py names all such files. Put them right, or '
                 'leave up to N out of the training with skip_bad_samples=N in the config'
             ) from error
-        self.found[index] = True
-        counted = f'{count + 1} of {self.allowed}'
+        self._bad[index] = True
+        counted = f'{count + 1} of {self._allowed}'
         print_log(f'left out: {problem} ({counted})', 'current', logging.WARNING)
+
+
+@contextmanager
+def _explained(config: Mapping) -> Iterator[None]:
+    """Names the annotations, where an error comes from them: a toolbox may raise anything."""
+    try:
+        yield
+    except Exception as error:
+        explained = explain_failure(config, error)
+        if explained is None:
+            raise
+        raise explained from error
 
 
 def _bad_file(config: Mapping, dataset: Any, index: int) -> str | None:

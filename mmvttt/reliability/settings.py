@@ -13,10 +13,13 @@ _PLACES = ('dir', 'root', 'file', 'prefix', 'path', 'img', 'img_path', 'seg_map_
 # Parts of a config that decide what a step of a resumed training does.
 _TRAINING = (
     'model', 'data_preprocessor', 'train_dataloader', 'train_cfg', 'optim_wrapper', 'custom_hooks',
-    'runner_type', 'strategy',
+    'runner_type', 'strategy', 'param_scheduler', 'auto_scale_lr',
 )  # fmt: skip
-# Settings in them that do not: the state of the optimizer is the checkpoint's.
-_RESTORED = 'optim_wrapper.optimizer.'
+# Settings in them that a resume takes from the checkpoint: optimizer and schedules have a state.
+_RESTORED = (
+    'optim_wrapper.optimizer', 'optim_wrapper.paramwise_cfg', 'optim_wrapper.constructor',
+    'param_scheduler', 'auto_scale_lr',
+)  # fmt: skip
 _FREE = (
     'num_workers', 'persistent_workers', 'pin_memory', 'prefetch_factor', 'val_interval',
     'val_begin', 'skip_bad_samples',
@@ -46,21 +49,24 @@ def training_settings(cfg: Config) -> dict[str, str]:
     """Settings that decide what a training step does, for the checkpoint."""
     parts = {name: cfg[name] for name in _TRAINING if cfg.get(name) is not None}
     found = (pair for name, part in parts.items() for pair in flatten(part, name))
-    return {
-        key: text
-        for key, text in found
-        if key.rpartition('.')[2] not in _FREE and not key.startswith(_RESTORED)
-    }
+    return {key: text for key, text in found if key.rpartition('.')[2] not in _FREE}
 
 
-def differences(before: Any, now: Mapping[str, str]) -> list[str]:
-    """Settings of a checkpoint that are others now, as `key: before (now: …)`."""
-    if not isinstance(before, Mapping):
-        # A checkpoint of mmengine's own, or of an older version.
-        return []
-    keys = [*before, *(key for key in now if key not in before)]
-    return [
-        f'{key}: {before.get(key, "nothing")} (now: {now.get(key, "nothing")})'
-        for key in keys
-        if before.get(key) != now.get(key)
-    ]
+def differences(before: Any, now: Mapping[str, str]) -> tuple[list[str], list[str]]:
+    """Settings of a checkpoint that are others in the config, with both values.
+
+    Returns:
+        Those that a resume takes from the checkpoint, and those that it takes from the config.
+    """
+    restored: list[str] = []
+    others: list[str] = []
+    # A checkpoint of mmengine's own has none.
+    if isinstance(before, Mapping):
+        for key in {**before, **now}:
+            there, here = before.get(key, 'nothing'), now.get(key, 'nothing')
+            if there != here:
+                if key.startswith(_RESTORED):
+                    restored.append(f'{key}: {there} (config: {here})')
+                else:
+                    others.append(f'{key}: {there} (now: {here})')
+    return restored, others

@@ -20,10 +20,15 @@ from mmengine.runner import Runner
 
 # Requests, by rising weight.
 GO_ON, SAVE, STOP = range(3)
-# Signals that launchers and schedulers send to a whole group of processes; Windows lacks some.
-_TO_THE_GROUP = {signal.SIGTERM, signal.SIGINT} | {
-    getattr(signal, name) for name in ('SIGUSR1', 'SIGHUP') if hasattr(signal, name)
+# Signals that launchers and schedulers send to a whole group of processes, and what they ask for.
+# Windows lacks two of them, and masks.
+_TO_THE_GROUP = {
+    getattr(signal, name): request
+    for name, request in dict(SIGTERM=STOP, SIGINT=STOP, SIGHUP=STOP, SIGUSR1=SAVE).items()
+    if hasattr(signal, name)
 }
+_mask = getattr(signal, 'pthread_sigmask', lambda *_: ())
+_SET, _BLOCK, _UNBLOCK = (getattr(signal, f'SIG_{n}', 0) for n in ('SETMASK', 'BLOCK', 'UNBLOCK'))
 # A second Ctrl-C before this is the same one: a terminal, a launcher and `timeout` may all send it.
 _SECONDS_OF_A_SIGNAL = 1.0
 
@@ -59,14 +64,11 @@ class Requests:
             self.group = group
         # Python handles signals in the main thread only.
         if threading.current_thread() is threading.main_thread():
-            wanted = {signal.SIGTERM: STOP, signal.SIGINT: STOP}
-            if hasattr(signal, 'SIGUSR1'):
-                wanted[signal.SIGUSR1] = SAVE
-            # nohup has it ignored.
-            if hasattr(signal, 'SIGHUP') and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-                wanted[signal.SIGHUP] = STOP
-            for number, request in wanted.items():
-                self._former[number] = signal.signal(number, partial(self._on_signal, request))
+            for number, request in _TO_THE_GROUP.items():
+                ignored = signal.getsignal(number) == signal.SIG_IGN
+                # As SIGHUP is by nohup.
+                if number in (signal.SIGTERM, signal.SIGINT) or not ignored:
+                    self._former[number] = signal.signal(number, partial(self._on_signal, request))
 
     def close(self) -> None:
         """Gives the signals back, on all ranks."""
@@ -150,8 +152,7 @@ def ignore_signals_in_workers(*loaders: Any) -> None:
 def _init_worker(then: Callable[[int], None] | None, trainer: int | None, worker: int) -> None:
     for number in _TO_THE_GROUP:
         signal.signal(number, signal.SIG_IGN)
-    if hasattr(signal, 'pthread_sigmask'):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _TO_THE_GROUP)
+    _mask(_UNBLOCK, _TO_THE_GROUP)
     if then is not None:
         then(worker)
     # torch's own watch, which begins now, would wait for the process that has adopted this one.
@@ -164,14 +165,11 @@ def _remembered(loader: Any, make_iterator: Callable[[], Any]) -> Any:
 
     torch gives them a handler that ends them, some moments before `_init_worker` is called.
     """
-    if not hasattr(signal, 'pthread_sigmask'):
+    before = _mask(_BLOCK, _TO_THE_GROUP)
+    try:
         iterator = make_iterator()
-    else:
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _TO_THE_GROUP)
-        try:
-            iterator = make_iterator()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    finally:
+        _mask(_SET, before)
     loader.latest_iterator = weakref.ref(iterator)
     return iterator
 

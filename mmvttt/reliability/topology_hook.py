@@ -51,17 +51,36 @@ class Topology:
         return self.batch_size and self.batch_size * self.processes * self.accumulated
 
     def __str__(self) -> str:
-        return f'{self._machines()}, {self._batch()}, {self._rate()}'
+        each, rest = divmod(self.processes, self.nodes)
+        device = 'CPU process' if self.on_cpu else 'GPU'
+        devices = _count(self.processes, device) + ' in all' if rest else _count(each, device)
+        backend = f', {self.backend}' if self.backend else ''
+        batch = 'batches of a size that their sampler does not say'
+        if self.batch_size and self.images:
+            batch = (
+                f'{_count(self.batch_size, "image")} each × {self.processes} × {self.accumulated} '
+                f'accumulated = {_count(self.images, "image")} a step'
+            )
+        low, high = f'{self.rates[0]:.3g}', f'{self.rates[-1]:.3g}'
+        rate = low if low == high else f'{low} to {high} by parameter'
+        if self.base_batch_size is not None and self.configured is not None:
+            rate += (
+                f' (configured {self.configured:.3g} for {_count(self.base_batch_size, "image")}, '
+                f'{"scaled" if self.scaled else "not scaled"})'
+            )
+        return (
+            f'{_count(self.nodes, "node")} × {devices} ({_count(self.processes, "process")}'
+            f'{backend}), {batch}, learning rate {rate}'
+        )
 
     def advice(self) -> str | None:
         """Advice where a step has other images than the learning rate is meant for."""
         base, images = self.base_batch_size, self.images
         if base is None or images is None or not self.configured:
             return None
-        fits = self.accumulated == 1 if self.scaled else images == base
-        if fits:
+        if self.accumulated == 1 if self.scaled else images == base:
             return None
-        rate = _number(self.configured * images / base)
+        rate = f'{self.configured * images / base:.3g}'
         if self.scaled:
             return (
                 f'the learning rate was scaled for {images // self.accumulated} images, but '
@@ -74,34 +93,9 @@ class Topology:
         per_process = base / (self.processes * self.accumulated)
         keep = f', or keep {base} images with train_dataloader.batch_size={per_process:.0f}'
         return (
-            f'the learning rate {_number(self.configured)} is meant for {base} images a step, and '
+            f'the learning rate {self.configured:.3g} is meant for {base} images a step, and '
             f'this run has {images}: {scale}{keep if per_process.is_integer() else ""}'
         )
-
-    def _machines(self) -> str:
-        nodes = _count(self.nodes, 'node')
-        each, rest = divmod(self.processes, self.nodes)
-        device = 'CPU process' if self.on_cpu else 'GPU'
-        shared = _count(self.processes, device) + ' in all' if rest else _count(each, device)
-        backend = f', {self.backend}' if self.backend else ''
-        return f'{nodes} × {shared} ({_count(self.processes, "process")}{backend})'
-
-    def _batch(self) -> str:
-        if self.batch_size is None or self.images is None:
-            return 'batches of a size that their sampler does not say'
-        return (
-            f'{_count(self.batch_size, "image")} each × {self.processes} × {self.accumulated} '
-            f'accumulated = {_count(self.images, "image")} a step'
-        )
-
-    def _rate(self) -> str:
-        low, high = _number(self.rates[0]), _number(self.rates[-1])
-        rate = low if low == high else f'{low} to {high} by parameter'
-        if self.base_batch_size is None or self.configured is None:
-            return f'learning rate {rate}'
-        scaled = 'scaled' if self.scaled else 'not scaled'
-        configured = f'{_number(self.configured)} for {_count(self.base_batch_size, "image")}'
-        return f'learning rate {rate} (configured {configured}, {scaled})'
 
 
 def count_nodes(environment: Mapping[str, str], launcher: str, processes: int) -> int:
@@ -169,7 +163,3 @@ class TopologyHook(Hook):
 def _count(number: int, noun: str) -> str:
     plural = 'es' if noun.endswith('s') else 's'
     return f'{number} {noun}{"" if number == 1 else plural}'
-
-
-def _number(value: float) -> str:
-    return f'{value:.3g}'

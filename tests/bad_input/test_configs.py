@@ -4,10 +4,8 @@ import copy
 from pathlib import Path
 
 import pytest
-import timm
 import torch
 from hypothesis import strategies as st
-from mmengine.config import Config
 from mmengine.registry import init_default_scope
 from torch import nn
 
@@ -202,16 +200,6 @@ def test_wrong_arguments_of_models(base: str, path: str) -> None:
     run_cases(values, check, EXAMPLES)
 
 
-@pytest.mark.parametrize('base', BASES)
-def test_unknown_arguments(base: str) -> None:
-    names = st.from_regex(r'[a-z]{1,8}_', fullmatch=True)
-    run_cases(
-        names,
-        lambda name: refused(lambda: build(changed(BASES[base], name, 1)), name, kind=TypeError),
-        2,
-    )
-
-
 @pytest.mark.parametrize('base', ['Vittt', 'ViT3', 'HViT3'])
 def test_keys_of_an_arch(base: str) -> None:
     run_cases(
@@ -219,30 +207,6 @@ def test_keys_of_an_arch(base: str) -> None:
         lambda arch: refused(lambda: build(changed(BASES[base], 'arch', arch)), 'exactly the keys'),
         EXAMPLES,
     )
-
-
-@pytest.mark.parametrize('toolbox', ['mmdet', 'mmseg', 'mmpretrain'])
-def test_a_missing_scope(toolbox: str) -> None:
-    registry = pytest.importorskip(f'{toolbox}.registry').MODELS
-    names = st.sampled_from(['Vittt', 'ViT3', 'HViT3', 'ViTAdapter', 'mmvttt.Vitt', 'mmvtt.Vittt'])
-    run_cases(
-        names,
-        lambda name: refused(lambda: registry.build(dict(type=name)), name, kind=KeyError),
-        6,
-    )
-
-
-def test_neck_of_other_channels() -> None:
-    cfg = Config.fromfile(CONFIGS / 'maskrcnn_vittt_demo.py')
-    init_default_scope('mmdet')
-
-    def check(channels: int) -> None:
-        neck = MODELS.build({**cfg.model.neck, 'in_channels': [channels] * 4})
-        maps = [torch.zeros(1, 96, 8 >> i, 8 >> i) for i in range(4)]
-        # mmdet's own, and torch's: both numbers are there.
-        refused(lambda: neck(maps), f' {channels} channels', '96 channels', kind=RuntimeError)
-
-    run_cases(st.integers(1, 95), check, 3)
 
 
 def test_unknown_arguments_of_hooks() -> None:
@@ -325,13 +289,3 @@ def test_digits(name: str, tmp_path: Path) -> None:
         EXAMPLES,
     )
     assert not (tmp_path / 'set').exists()
-
-
-def test_models_of_timm() -> None:
-    run_cases(
-        other_than('tiny', 'small', 'base').filter(lambda v: v not in ([], None)),
-        lambda arch: refused(
-            lambda: timm.create_model('vittt_tiny_patch16_224', arch=arch), 'small', repr(arch)
-        ),
-        EXAMPLES,
-    )

@@ -35,6 +35,14 @@ class Node:
         """Output of the launcher and the ranks."""
         return self.output.read_text(errors='replace')
 
+    def wait_for(self, words: str, seconds: float = 150) -> None:
+        """Waits until its output has some words."""
+        end = time.monotonic() + seconds
+        while words not in self.text():
+            assert time.monotonic() < end, f'no {words!r} in {seconds} s:\n{self.text()[-4000:]}'
+            assert self.process.poll() is None, self.text()[-4000:]
+            time.sleep(0.1)
+
     def kill(self) -> None:
         """Ends the launcher and all that it started: torchrun gives every rank its own session."""
         for environment in Path('/proc').glob('[0-9]*/environ'):
@@ -136,7 +144,7 @@ def start_nodes(
     return started
 
 
-def wait(nodes: Sequence[Node], timeout: float = 180, grace: float = 45) -> list[Ended]:
+def wait(nodes: Sequence[Node], timeout: float = 400, grace: float = 45) -> list[Ended]:
     """Waits for all nodes, and kills what is left of them.
 
     Args:

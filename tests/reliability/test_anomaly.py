@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import ClassVar
@@ -138,108 +139,143 @@ def test_an_image(train: Callable) -> None:
     torch.testing.assert_close(weights(model), weights(other), rtol=0, atol=0)
 
 
-def test_the_step_of_a_run_that_counts_iterations(train: Callable) -> None:
-    images = Images()
-    images[7]['inputs'][0] = math.inf
-    with pytest.raises(AnomalyError, match=r'at Iter\(train\) \[4/6\]: '):
-        train(
-            Net(),
-            images,
-            train_cfg=dict(by_epoch=False, max_iters=6),
-            log_processor=dict(by_epoch=False),
+class Odd(Net):
+    """Goes wrong in one of its parts, by weights that are scaled or functions in their place.
+
+    Args:
+        scales: Factors of the two linear layers.
+        tokens: In the place of the body: `(body, x)` to what enters the norm.
+        losses: In the place of the losses of `(B, 2)`.
+    """
+
+    def __init__(
+        self,
+        scales: tuple[float, float] = (1, 1),
+        tokens: Callable = lambda body, x: body(x),
+        losses: Callable | None = None,
+    ) -> None:
+        super().__init__()
+        self.make_tokens, self.make_losses = tokens, losses or super().losses
+        for index, scale in zip((0, 2), scales, strict=True):
+            self.body[index].weight.data *= scale
+
+    def tokens(self, x: Tensor) -> Tensor:
+        return self.make_tokens(self.body, x)
+
+    def losses(self, y: Tensor) -> dict:
+        return self.make_losses(y)
+
+
+def half(dtype: torch.dtype, body: nn.Module, x: Tensor) -> Tensor:
+    with torch.autocast('cpu', dtype):
+        return body(x).float()
+
+
+def recompute(reentrant: bool, body: nn.Module, x: Tensor) -> Tensor:
+    return checkpoint(body, x, use_reentrant=reentrant)
+
+
+EXPLODES = 'goes non-finite is body.2 (Linear): its output is {} (2, 8) with'
+FINITE = 'its inputs are finite: {} (2, 8) in ['
+# Arguments of Odd, and words of the message.
+ORIGINS: dict[str, tuple[dict, tuple[str, ...]]] = {
+    'a weight': (
+        dict(scales=(1, math.inf)),
+        (
+            '1 weights are not finite already, the first of them body.2.weight: float32 (8, 8)',
+            'An update before this step did it',
+            'first module that goes non-finite is body.2 (Linear)',
+        ),
+    ),
+    'a layer': (dict(scales=(1e20, 1e20)), (EXPLODES.format('float32'), FINITE.format('float32'))),
+    # fp16 ends at 65504, bf16 where fp32 does.
+    'a layer in fp16': (
+        dict(scales=(1, 1e6), tokens=partial(half, torch.float16)),
+        (EXPLODES.format('float16'), FINITE.format('float16')),
+    ),
+    'a layer in bf16': (
+        dict(scales=(1e3, 1e38), tokens=partial(half, torch.bfloat16)),
+        (EXPLODES.format('bfloat16'), FINITE.format('bfloat16')),
+    ),
+    **{
+        f'a layer, recomputed, {"re-entrant" if reentrant else "not re-entrant"}': (
+            dict(scales=(1e3, 3e38), tokens=partial(recompute, reentrant)),
+            ('goes non-finite is body.2 (Linear)',),
         )
-
-
-def test_a_weight(train: Callable) -> None:
-    model = Net()
-    model.body[2].weight.data[3, 5] = math.inf
-    message = stopped(train, model)
-    already = '1 weights are not finite already, the first of them body.2.weight: '
-    assert f'{already}float32 (8, 8)' in message
-    assert 'An update before this step did it' in message
-    assert 'first module that goes non-finite is body.2 (Linear)' in message
-
-
-def test_a_layer_that_explodes(train: Callable) -> None:
-    model = Net()
-    model.body[0].weight.data *= 1e20
-    model.body[2].weight.data *= 1e20
-    message = stopped(train, model)
-    assert 'first module that goes non-finite is body.2 (Linear): its output is float32 (2, 8' in (
-        message
-    )
-    assert 'its inputs are finite: float32 (2, 8) in [' in message
-    assert 'not finite already' not in message
-
-
-@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
-def test_a_layer_that_explodes_in_half_precision(train: Callable, dtype: torch.dtype) -> None:
-    """fp16 ends at 65504, bf16 where fp32 does."""
-
-    class Half(Net):
-        def tokens(self, x: Tensor) -> Tensor:
-            with torch.autocast('cpu', dtype):
-                return self.body(x).float()
-
-    model = Half()
-    model.body[2].weight.data *= 1e6 if dtype == torch.float16 else 1e38
-    model.body[0].weight.data *= 1 if dtype == torch.float16 else 1e3
-    message = stopped(train, model)
-    name = str(dtype).removeprefix('torch.')
-    assert f'goes non-finite is body.2 (Linear): its output is {name} (2, 8) with' in message
-    assert f'its inputs are finite: {name} (2, 8) in [' in message
-
-
-def test_a_loss_that_divides_by_zero(train: Callable) -> None:
-    class Empty(Net):
-        def losses(self, y: Tensor) -> dict:
-            return {**super().losses(y), 'loss_mask': y.sum() * 0 / y[:0].numel()}
-
-    message = stopped(train, Empty())
-    assert 'loss_mask = nan (finite: loss_a = ' in message
-    assert 'All modules give finite values: the loss itself goes wrong' in message
-    assert 'in Empty after head (Linear), the last module' in message
-
-
-def test_a_term_of_a_list(train: Callable) -> None:
-    class Levels(Net):
-        def losses(self, y: Tensor) -> dict:
-            return {'loss_cls': [y.mean() ** 2, y.mean() / 0, y.mean() ** 2]}
-
-    message = stopped(train, Levels())
-    assert 'loss_cls[1] = ' in message
-    assert '(finite: loss_cls[0] = ' in message
-
-
-def test_terms_that_overflow_together(train: Callable) -> None:
-    class Large(Net):
-        def losses(self, y: Tensor) -> dict:
-            return {'loss_a': y.mean() * 0 + 3e38, 'loss_b': y.mean() * 0 + 3e38}
-
-    assert 'the sum of its terms is inf (finite: loss_a = 3e+38' in stopped(train, Large())
-
-
-def test_code_between_modules(train: Callable) -> None:
-    class Between(Net):
-        def tokens(self, x: Tensor) -> Tensor:
-            return self.body(x) / 0
-
-    message = stopped(train, Between())
-    assert 'first values that are not finite enter norm (BatchNorm1d): float32 (2, 8)' in message
-    assert 'the last one body (Sequential), gave finite ones' in message
+        for reentrant in (True, False)
+    },
+    'a division by zero': (
+        dict(losses=lambda y: {'loss_a': y.mean() ** 2, 'loss_mask': y.sum() * 0 / y[:0].numel()}),
+        (
+            'loss_mask = nan (finite: loss_a = ',
+            'All modules give finite values: the loss itself goes wrong',
+            'in Odd after head (Linear), the last module',
+        ),
+    ),
+    'a term of a list': (
+        dict(losses=lambda y: {'loss_cls': [y.mean() ** 2, y.mean() / 0]}),
+        ('loss_cls[1] = ', '(finite: loss_cls[0] = '),
+    ),
+    'terms that overflow together': (
+        dict(losses=lambda y: {f'loss_{i}': y.mean() * 0 + 3e38 for i in 'ab'}),
+        ('the sum of its terms is inf (finite: loss_a = 3e+38',),
+    ),
+    'code between modules': (
+        dict(tokens=lambda body, x: body(x) / 0),
+        (
+            'first values that are not finite enter norm (BatchNorm1d): float32 (2, 8)',
+            'the last one body (Sequential), gave finite ones',
+        ),
+    ),
+}
 
 
 @pytest.mark.filterwarnings('ignore:None of the inputs have requires_grad')
-@pytest.mark.parametrize('reentrant', [False, True])
-def test_activation_checkpointing(train: Callable, reentrant: bool) -> None:
-    class Recomputed(Net):
-        def tokens(self, x: Tensor) -> Tensor:
-            return checkpoint(self.body, x, use_reentrant=reentrant)
+@pytest.mark.parametrize('name', ORIGINS)
+def test_the_origin_is_named(name: str, train: Callable, tmp_path: Path) -> None:
+    options, words = ORIGINS[name]
+    message = stopped(train, Odd(**options))
+    for word in words:
+        assert word in message
+    assert ('not finite already' in message) == (name == 'a weight')
+    logs = ''.join(p.read_text() for p in tmp_path.rglob('*.log'))
+    assert logs.count('Images of this batch: image_0.jpg, image_1.jpg.') == 1
 
-    model = Recomputed()
-    model.body[2].weight.data *= 3e38
-    model.body[0].weight.data *= 1e3
-    assert 'goes non-finite is body.2 (Linear)' in stopped(train, model)
+
+def test_masks_may_be_infinite(train: Callable) -> None:
+    """They are not what enters an attention and is wrong."""
+
+    class Attending(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(8, 2)
+            self.attention.in_proj_weight.data *= 1e38
+
+        def tokens(self, x: Tensor) -> Tensor:
+            x = super().tokens(x)
+            mask = torch.full((2, 2), -math.inf).triu(1)
+            return self.attention(x, x, x, attn_mask=mask)[0]
+
+    assert 'goes non-finite is attention (MultiheadAttention)' in stopped(train, Attending())
+
+
+def test_what_cannot_be_repeated_is_said(train: Callable) -> None:
+    calls: list[int] = []
+
+    def once(y: Tensor) -> dict:
+        calls.append(1)
+        return {'loss': y.mean() / (len(calls) - 1)}
+
+    assert 'run once more, gave a finite loss' in stopped(train, Odd(losses=once))
+    calls.clear()
+
+    def never(y: Tensor) -> dict:
+        if calls:
+            raise LookupError('all gone')
+        return once(y)
+
+    message = stopped(train, Odd(losses=never))
+    assert 'could not be run once more: LookupError: all gone' in message
 
 
 def test_the_same_random_numbers(train: Callable) -> None:
@@ -251,40 +287,6 @@ def test_the_same_random_numbers(train: Callable) -> None:
         train(model, randomness=dict(seed=5))
     assert 'goes non-finite is body.' in str(caught.value)
     assert '(Chance)' in str(caught.value)
-
-
-def test_masks_may_be_infinite(train: Callable) -> None:
-    class Attending(Net):
-        def __init__(self) -> None:
-            super().__init__()
-            self.attention = nn.MultiheadAttention(8, 2)
-
-        def tokens(self, x: Tensor) -> Tensor:
-            x = super().tokens(x)
-            mask = torch.full((2, 2), -math.inf).triu(1)
-            return self.attention(x, x, x, attn_mask=mask)[0] / 0
-
-    message = stopped(train, Attending())
-    assert 'enter norm (BatchNorm1d)' in message
-
-
-def test_what_cannot_be_repeated_is_said(train: Callable) -> None:
-    class Once(Net):
-        calls = 0
-
-        def losses(self, y: Tensor) -> dict:
-            self.calls += 1
-            return {'loss': y.mean() / (self.calls - 1)}
-
-    assert 'run once more, gave a finite loss' in stopped(train, Once())
-
-    class Never(Once):
-        def losses(self, y: Tensor) -> dict:
-            if self.calls:
-                raise LookupError('all gone')
-            return super().losses(y)
-
-    assert 'could not be run once more: LookupError: all gone' in stopped(train, Never())
 
 
 def test_a_batch_without_names(train: Callable) -> None:
@@ -315,14 +317,6 @@ def test_a_finite_run_is_left_alone(train: Callable, norm: bool) -> None:
     assert not watched[3]
 
 
-def test_the_message_is_in_the_log(train: Callable, tmp_path: Path) -> None:
-    images = Images()
-    images[0]['inputs'][0] = math.nan
-    stopped(train, Net(), images)
-    logs = ''.join(p.read_text() for p in tmp_path.rglob('*.log'))
-    assert logs.count('Images of this batch: image_0.jpg, image_1.jpg.') == 1
-
-
 class Copying(AnomalyHook):
     """Copies the model while it trains, as hooks for EMA do."""
 
@@ -341,7 +335,7 @@ def test_a_copy_of_the_model_holds_no_runner(train: Callable) -> None:
 
 
 class Scaled(Net):
-    """Goes wrong in the steps of `bad`, by a loss that is infinite while its gradients are not."""
+    """Goes wrong in the steps of `bad`: NaN enters, the loss is infinite, its gradients are not."""
 
     def __init__(self, *bad: int) -> None:
         super().__init__()
@@ -349,9 +343,15 @@ class Scaled(Net):
         self.calls = 0
         self.history: list[dict] = []
 
-    def losses(self, y: Tensor) -> dict:
+    def tokens(self, x: Tensor) -> Tensor:
         self.history.append(weights(self))
         self.calls += 1
+        if self.calls in self.bad:
+            # The statistics are NaN before the hook sees the loss.
+            self.norm(x.new_full((2, 8), math.nan))
+        return super().tokens(x)
+
+    def losses(self, y: Tensor) -> dict:
         infinite = math.inf if self.calls in self.bad else 0
         return {'loss': y.mean() + infinite, 'acc': y.detach().mean()}
 
@@ -371,7 +371,7 @@ def test_tolerated_steps_update_nothing(train: Callable, caplog: pytest.LogCaptu
         for a, b in zip(model.history, after, strict=True)
     ]
     assert moved == [True, False, False, True, True, False, True, True]
-    assert all(torch.isfinite(w).all() for w in after[-1].values())
+    assert all(torch.isfinite(w).all() for w in model.state_dict().values())
 
 
 def test_more_than_tolerated(train: Callable) -> None:
@@ -394,8 +394,13 @@ def test_tolerance_needs_a_loss_scaler(train: Callable) -> None:
     )
     with pytest.raises(ValueError, match='needs a loss scaler'):
         train(model, hook=AnomalyHook(tolerated=1), optim_wrapper=several)
-    with pytest.raises(ValueError, match='tolerated=-1: give an integer, 0 or more'):
-        AnomalyHook(tolerated=-1)
+    for options, message in (
+        (dict(tolerated=-1), 'tolerated=-1: give an integer, 0 or more'),
+        (dict(tolerated=1, interval=5), 'tolerated=1 needs interval=1, got 5'),
+        (dict(interval=0), 'interval'),
+    ):
+        with pytest.raises(ValueError, match=message):
+            AnomalyHook(**options)
 
 
 def test_all_ranks_stop_where_one_goes_wrong() -> None:
@@ -426,49 +431,22 @@ def test_all_ranks_stop_where_one_goes_wrong() -> None:
     assert 'first module that goes non-finite is body.0 (Linear)' in said['FSDP 1']
 
 
-def norm_buffers(model: nn.Module) -> dict[str, Tensor]:
-    return {n: b.clone() for n, b in model.named_buffers() if 'running' in n}
+STEPS = dict(train_cfg=dict(by_epoch=False, max_iters=6), log_processor=dict(by_epoch=False))
 
 
-class NotANumber(Net):
-    """With a BatchNorm, and an input that is NaN in the second step."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = 0
-        self.last: dict[str, Tensor] = {}
-
-    def forward(self, inputs: list, mode: str, **kwargs: object) -> object:
-        self.calls += 1
-        self.last = norm_buffers(self)
-        if self.calls == 2:
-            inputs = [x * math.nan for x in inputs]
-        return super().forward(inputs=inputs, mode=mode, **kwargs)
-
-
-def test_a_tolerated_step_leaves_batch_statistics_alone(train: Callable) -> None:
-    model = NotANumber()
-    assert norm_buffers(model)
-    train(model, hook=AnomalyHook(tolerated=1), optim_wrapper=AMP)
-    assert model.calls > 3
-    assert all(torch.isfinite(b).all() for b in norm_buffers(model).values())
-
-
-@pytest.mark.parametrize('interval', [3, 100])
-def test_a_look_every_few_steps_names_the_step(train: Callable, interval: int) -> None:
+@pytest.mark.parametrize(
+    ('interval', 'options', 'step'),
+    [(3, {}, 'Epoch(train) [1][2/4], step [2/8]'), (100, STEPS, 'Iter(train) [2/6]')],
+)
+def test_a_look_every_few_steps_names_the_step(
+    train: Callable, interval: int, options: dict, step: str
+) -> None:
     """The setting for a GPU, where a look at each step would wait for the device."""
     images = Images()
     images[2]['inputs'][0] = math.nan
     with pytest.raises(AnomalyError) as error:
-        train(Net(), images, hook=AnomalyHook(interval=interval))
+        train(Net(), images, hook=AnomalyHook(interval=interval), **options)
     message = str(error.value)
-    assert 'not finite at Epoch(train) [1][2/4], step [2/8]: loss' in message
+    assert f'not finite at {step}: loss' in message
     assert 'Images of this batch: image_2.jpg, image_3.jpg.' in message
     assert 'interval=1)]' in message
-
-
-def test_tolerance_looks_at_every_step() -> None:
-    with pytest.raises(ValueError, match='tolerated=1 needs interval=1, got 5'):
-        AnomalyHook(tolerated=1, interval=5)
-    with pytest.raises(ValueError, match='interval'):
-        AnomalyHook(interval=0)

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from mmengine.config import Config
 from mmengine.optim import OptimWrapper
 from mmengine.registry import init_default_scope
 from torch import nn
@@ -18,8 +17,6 @@ from mmvttt.reliability.anomaly_hook import AnomalyError, AnomalyHook
 
 from ..configs.reduced import STAGES
 from ..configs.test_configs import det_batch, detector
-from ..configs.test_segmentors import batch as seg_batch
-from ..configs.test_segmentors import reduced as segmentor
 
 CONFIGS = Path(__file__).resolve().parents[2] / 'configs'
 
@@ -65,22 +62,6 @@ def test_mask_rcnn_with_adapter(mask_rcnn: nn.Module) -> None:
     assert 'loss_rpn_cls[0] = ' in message.partition('(finite: ')[2]
     assert 'Images of this batch: photo_0.jpg, photo_1.jpg.' in message
     assert 'goes non-finite is roi_head.mask_head.convs.0.conv (Conv2d): its output is' in message
-
-
-def test_encoder_decoder_with_checkpointing() -> None:
-    cfg = Config.fromfile(CONFIGS / 'upernet_vittt_t_camvid.py')
-    torch.manual_seed(0)
-    model = segmentor(cfg)
-    model.backbone.backbone.with_cp = True
-    model = MODELS.build(model)
-    model.init_weights()
-    batch = named(seg_batch(model.decode_head.num_classes))
-    finite(model, batch)
-    model.backbone.backbone.blocks[2].norm1.weight.data[5] = math.nan
-    message = stopped(model, batch)
-    assert 'decode.loss_ce = nan' in message
-    assert 'the first of them backbone.backbone.blocks.2.norm1.weight' in message
-    assert 'goes non-finite is backbone.backbone.blocks.2.norm1 (LayerNorm)' in message
 
 
 def test_mesa_classifier() -> None:

@@ -65,11 +65,26 @@ def test_versions_and_the_commit_stand_apart(key: str) -> None:
         assert checkpoint['meta'] == dict(epoch=1, settings={}, **versions, **own)
 
 
-def test_the_exit_status_can_be_chosen(run: Callable) -> None:
-    options = {'default_hooks.checkpoint.exit_code': 143, **stop_at(2)}
-    with pytest.raises(Preempted) as stopped:
-        run('train', config='noisy', work_dir='a', cfg_options=options)
+def test_a_terminal_that_closes_leaves_a_checkpoint(run: Callable) -> None:
+    """By the exit status of the user's choice; what a kill has left in the folder is cleared."""
+    Path('a').mkdir()
+    Path('a/.epoch_1.pth.77.partial').write_bytes(b'half')
+    # No lock: nothing holds it.
+    Path('a/.running').write_text('process 77')
+    options = {
+        'custom_hooks': [dict(type='Terminate', step=4, sent='SIGHUP')],
+        'default_hooks.checkpoint.exit_code': 143,
+    }
+    # Where the tests run under nohup it is ignored.
+    former = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        with pytest.raises(Preempted) as stopped:
+            run('train', config='noisy', work_dir='a', cfg_options=options)
+    finally:
+        signal.signal(signal.SIGHUP, former)
     assert stopped.value.code == 143
+    assert names('a') == {'iter_4.pth'}
+    assert [p.name for p in Path('a').glob('.*')] == []
 
 
 def test_a_regular_checkpoint_of_this_step_is_enough(run: Callable) -> None:
@@ -135,20 +150,6 @@ def test_the_old_checkpoint_goes_after_the_new_one_has_come(
     assert names('a') == {'epoch_3.pth'}
 
 
-def test_what_a_kill_left_half_written_is_cleared(run: Callable) -> None:
-    Path('a').mkdir()
-    Path('a/.epoch_1.pth.77.partial').write_bytes(b'half')
-    run('train', config='noisy', work_dir='a', cfg_options={'train_cfg.max_epochs': 1})
-    assert [p.name for p in Path('a').glob('.*')] == []
-
-
-def test_mmengines_hook_gives_way_to_ours(run: Callable) -> None:
-    runner = run('train', config='noisy', work_dir='a', cfg_options={'train_cfg.max_epochs': 1})
-    (hook,) = [h for h in runner.hooks if type(h).__name__ == 'CheckpointHook']
-    assert isinstance(hook, CheckpointHook)
-    assert hook.interval == 1
-
-
 def test_workers_are_deaf_from_their_first_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     prepare = worker_module.signal_handling._set_worker_signal_handlers
 
@@ -194,7 +195,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     command = [sys.executable, '-c', script]
     with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
         try:
-            process.communicate(timeout=30)
+            process.communicate(timeout=180)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             raise
@@ -236,7 +237,7 @@ def test_a_signal_to_all_processes_saves(
     )
     pointer = tmp_path / 'a' / 'last_checkpoint'
     try:
-        for _ in range(600):
+        for _ in range(3000):
             if pointer.exists() or process.poll() is not None:
                 break
             time.sleep(0.1)
@@ -246,7 +247,7 @@ def test_a_signal_to_all_processes_saves(
             time.sleep(1)
         os.killpg(process.pid, sent)
         os.killpg(process.pid, sent)
-        out, _ = process.communicate(timeout=60)
+        out, _ = process.communicate(timeout=180)
     finally:
         process.kill()
     assert process.returncode == 0, out
@@ -286,18 +287,6 @@ def test_a_signal_to_all_processes_in_a_validation(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert 'SIGTERM: stopped with' in done.stdout + done.stderr
     assert 'Traceback' not in done.stdout + done.stderr
-
-
-def test_a_terminal_that_closes_leaves_a_checkpoint(run: Callable) -> None:
-    options = {'custom_hooks': [dict(type='Terminate', step=4, sent='SIGHUP')]}
-    # Where the tests run under nohup it is ignored.
-    former = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    try:
-        with pytest.raises(Preempted):
-            run('train', config='noisy', work_dir='a', cfg_options=options)
-    finally:
-        signal.signal(signal.SIGHUP, former)
-    assert names('a') == {'iter_4.pth'}
 
 
 def test_sigusr1_saves_and_goes_on(run: Callable) -> None:
@@ -381,31 +370,6 @@ def test_a_misspelt_option_is_an_error_at_once() -> None:
         TypeError, match=r'no option max_keep_ckpt; allowed: exit_code.*max_keep_ck'
     ):
         CheckpointHook(interval=1, max_keep_ckpt=3)
-
-
-def test_a_second_training_in_the_folder_is_refused(run: Callable, tmp_path: Path) -> None:
-    code = (
-        'import time; from mmvttt.reliability.run_lock import RunLock; lock = RunLock("a"); '
-        'lock.acquire(); print("locked", flush=True); time.sleep(600)'
-    )
-    other = subprocess.Popen(
-        [sys.executable, '-c', code], cwd=tmp_path, stdout=subprocess.PIPE, text=True
-    )
-    options = {'train_cfg.max_epochs': 1}
-    try:
-        assert other.stdout.readline() == 'locked\n'
-        partial = Path('a/.epoch_1.pth.77.partial')
-        partial.write_bytes(b'being written')
-        with pytest.raises(UsageError, match=rf'another training.*process {other.pid} on .*--work'):
-            run('train', config='noisy', work_dir='a', cfg_options=options)
-        assert partial.exists()
-    finally:
-        other.kill()
-        other.wait()
-    # The file that is left is no lock.
-    assert Path('a/.running').exists()
-    run('train', config='noisy', work_dir='a', cfg_options=options)
-    assert [p.name for p in Path('a').glob('.*')] == []
 
 
 def test_what_a_kill_between_two_files_left_is_removed(

@@ -101,6 +101,8 @@ def test_a_refused_training_changes_no_byte(run: Callable, kind: str) -> None:
     if kind == 'second':
         other = subprocess.Popen([sys.executable, '-c', HOLD], stdout=subprocess.PIPE)
         assert other.stdout.readline() == b'locked\n'
+        message = f'another training.*process {other.pid} on .*--work-dir'
+        Path('a/.epoch_1.pth.77.partial').write_bytes(b'being written')
     before = digests('a')
     try:
         with pytest.raises(error, match=message):

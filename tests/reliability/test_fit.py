@@ -1,6 +1,5 @@
 """A checkpoint of another training is refused before the first step, with the reason."""
 
-import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -84,8 +83,8 @@ def test_one_warning_names_every_other_setting(trained: Callable) -> None:
 def test_settings_that_a_resume_keeps_are_said(trained: Callable) -> None:
     trained(**{'optim_wrapper.optimizer.lr': 0.5, 'param_scheduler.T_max': 4})
     (line,) = [x for x in log().splitlines() if 'keeps the settings of the checkpoint' in x]
-    assert 'lr: 0.01 (config: 0.5)' in line
-    assert 'CosineAnnealingLR.T_max: 18 (config: 24)' in line
+    assert 'optim_wrapper.optimizer.lr: 0.01 (config: 0.5)' in line
+    assert 'param_scheduler.T_max: 3 (config: 4)' in line
     assert 'load_from=CHECKPOINT without --resume' in line
 
 
@@ -93,38 +92,3 @@ def test_the_same_training_says_nothing(trained: Callable) -> None:
     trained(**{'train_cfg.max_epochs': 1})
     assert 'keeps the settings' not in log()
     assert 'other settings' not in log()
-
-
-ODD: dict[str, Any] = {
-    'meta.epoch': ['1', -1, 2.5, None, 10**9],
-    'meta.iter': ['x', -5, None, [1], 10**18],
-    'meta.seed': ['no', {}],
-    'meta': [None, [], 'text'],
-    'state_dict': [None, [], {}, {'a': 1}],
-    'message_hub': [None, [], {'log_scalars': 3}, {'runtime_info': [], 'log_scalars': {}}],
-    'optimizer': [None, [], {}, {'state': {}, 'param_groups': [{}]}, {'param_groups': 3}],
-    'param_schedulers': [None, {}, [], [3]],
-    'message_hub.runtime_info.keep_ckpt_ids': [3, 'x', ['..'], {}],
-    'message_hub.runtime_info.best_ckpt': [3, ['a'], {}],
-    'message_hub.runtime_info.resume_shape': [3, {'images': 'x'}, []],
-    'message_hub.runtime_info.resume_data_seed': ['x', -1],
-    'message_hub.resumed_keys': [None, 3, {}],
-}
-
-
-@pytest.mark.stress
-@pytest.mark.parametrize('key', ODD)
-def test_odd_entries_are_refused_or_do_no_harm(trained: Callable, key: str) -> None:
-    content = read_content('a/epoch_1.pth')
-    for value in ODD[key]:
-        *path, last = key.split('.')
-        inner = content
-        for name in path:
-            inner = inner[name]
-        before = inner.get(last)
-        inner[last] = value
-        torch.save(content, 'a/odd.pth')
-        inner[last] = before
-        # Anything else that is raised fails the test.
-        with contextlib.suppress(ResumeError):
-            assert trained('a/odd.pth').iter in (6, 12)

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from mmvttt.reliability.resume import (
     _difference,
     _fingerprint,
     _require_agreement,
-    _View,
     latest_checkpoint,
 )
 from mmvttt.reliability.resume import why_not_resumable as why_not
@@ -110,17 +108,6 @@ def test_weights_alone_cannot_be_resumed(tmp_path: Path) -> None:
     assert 'has no meta, state_dict, message_hub' in why_not(path)
 
 
-def test_a_checkpoint_of_parts(tmp_path: Path) -> None:
-    folder = tmp_path / 'epoch_1.pth'
-    folder.mkdir()
-    assert why_not(folder) == 'is a folder without rank*.pth'
-    for rank in range(2):
-        checkpoint(folder / f'rank{rank}.pth')
-    assert why_not(folder) is None
-    damage(folder / 'rank1.pth', 'truncated')
-    assert why_not(folder).startswith('has a part rank1.pth that is damaged')
-
-
 @pytest.mark.parametrize('kind', ['truncated', 'flipped'])
 def test_a_run_goes_on_from_the_previous_one(run: Callable, kind: str) -> None:
     whole = run('train', work_dir='a')
@@ -157,20 +144,15 @@ def test_the_same_file_everywhere(tmp_path: Path) -> None:
 
 
 def test_who_lacks_what_is_said() -> None:
-    good = _View(0, 'alpha', None, None)
-    _require_agreement([good, _View(1, 'beta', None, None)], 'w/epoch_1.pth', 'w')
-    lacking = [_View(r, 'beta', None, "lacks 'w/epoch_1.pth'") for r in range(1, 7)]
+    first = ("node 'alpha' (rank 0)", None)
+    _require_agreement([first, ("node 'beta' (rank 1)", None)], 'w/epoch_1.pth', 'w')
+    lacking = [(f"node 'beta' (rank {r})", "lacks 'w/epoch_1.pth'") for r in range(1, 7)]
     with pytest.raises(ResumeError) as error:
-        _require_agreement([good, *lacking], 'w/epoch_1.pth', 'w')
+        _require_agreement([first, *lacking], 'w/epoch_1.pth', 'w')
     assert "of node 'alpha' (rank 0), but node 'beta' (rank 1) lacks 'w/epoch_1.pth';" in str(
         error.value
     )
     assert '(and 2 more): copy the file there' in str(error.value)
-    elsewhere = _View(4, 'beta', 'w/epoch_1.pth', None)
+    elsewhere = ("node 'beta' (rank 4)", "has 'w/epoch_1.pth'")
     with pytest.raises(ResumeError, match=r"'alpha'.*no checkpoint in 'w', but node 'beta'.*NODE_"):
-        _require_agreement([good, elsewhere], None, 'w')
-
-
-def test_hosts_are_named() -> None:
-    view = _View(3, socket.gethostname(), None, None)
-    assert view.place == f"node '{socket.gethostname()}' (rank 3)"
+        _require_agreement([first, elsewhere], None, 'w')

@@ -8,13 +8,10 @@ alone.
 from __future__ import annotations
 
 import copy
-import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
-from typing import Any
 
 from mmengine.config import Config
-from mmengine.dataset import Compose
 from mmengine.registry import DATASETS, DefaultScope
 
 from ...errors import DataError
@@ -24,13 +21,11 @@ from .dataset_config import (
     is_remote,
     known_kind,
     num_classes,
-    of_toolbox,
     own_transform,
     reads_files,
 )
-from .findings import Findings
+from .findings import Findings, Scope
 from .folders import check_folders
-from .images import Progress
 from .labels import check_labels
 
 _SPLITS = ('train', 'val', 'test')
@@ -44,18 +39,17 @@ def check_annotations(
     *,
     thorough: bool = True,
     images: bool = True,
-    progress: Progress = lambda items, **_: items,
+    progress: Callable[..., Iterable] = lambda items, **_: items,
 ) -> Iterator[Findings]:
     """Checks the data sets of a config, each once.
 
     Args:
         cfg: A config whose files exist (see `check_data`).
         splits: Some of 'train', 'val', 'test'.
-        thorough: Look at every annotation and file; else at what is quick, and stops or spoils most
-            trainings: categories that are not the classes, files that are no JSON, nothing to
-            learn, labels that are no class.
-        images: Whether to decode the images, or if not thorough, to see whether some are there.
-        progress: Wraps images on their way, such as `rich.progress.track`.
+        thorough: As of `Scope`, like the next two. What is quick: categories that are not the
+            classes, files that are no JSON, nothing to learn, labels that are no class.
+        images: Whether to decode the images, or to see whether some are there.
+        progress: Wraps files on their way.
 
     Yields:
         Findings for each data set whose format is known.
@@ -73,11 +67,10 @@ def check_annotations(
             if known is None or is_remote(config):
                 continue
             findings = Findings(place)
-            files = images and reads_files(config)
-            options = dict(thorough=thorough, images=files, progress=progress)
+            scope = Scope(thorough, images and reads_files(config), progress)
             # One of several sets may well be of images without a box.
             training = split == 'train' and len(sets) == 1
-            _check(known, config, cfg, training, findings, options)
+            _check(known, config, cfg, training, findings, scope)
             if first is not None and None not in (first.classes, findings.classes):
                 _compare(first, findings)
             elif findings.classes is not None:
@@ -93,15 +86,14 @@ def explain_failure(dataset: Mapping, error: Exception) -> DataError | None:
         error: The error that it raised.
 
     Returns:
-        The error that names them; None where nothing is wrong with them, or where a transform has
-        failed that is no toolbox's: what is wrong is then more likely in its code.
+        The error that names them; None where nothing is wrong with them.
     """
     current = DefaultScope.get_current_instance()
     scope = dataset.get('_scope_') or (current.scope_name if current else 'mmengine')
     loader = dict(dataset=copy.deepcopy(dict(dataset)))
     cfg = Config(dict(default_scope=scope, train_dataloader=loader))
     for findings in check_annotations(cfg, ('train',), images=False):
-        if findings.errors and not _own_transform_failed(error):
+        if findings.errors:
             found = '; '.join(findings.errors[:_NAMED])
             return DataError(
                 f'{dataset.get("type")} stops with {type(error).__name__}: {error}. Wrong in '
@@ -110,29 +102,13 @@ def explain_failure(dataset: Mapping, error: Exception) -> DataError | None:
     return None
 
 
-def _own_transform_failed(error: Exception) -> bool:
-    """Whether the innermost transform that an error comes from is not one of the toolboxes."""
-    # Only data sets of the toolboxes have findings, and those need mmcv.
-    from mmcv.transforms import BaseTransform
-
-    failed = None
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        owner = frame.f_locals.get('self')
-        if isinstance(owner, Compose):
-            # Any callable may be a transform there.
-            failed = frame.f_locals.get('t')
-        elif isinstance(owner, BaseTransform):
-            failed = owner
-    return failed is not None and not of_toolbox(type(failed))
-
-
 def _check(
     toolbox: str,
     config: Mapping,
     cfg: Config,
     training: bool,
     findings: Findings,
-    options: dict[str, Any],
+    scope: Scope,
 ) -> None:
     lazy = dict(config, pipeline=[], lazy_init=True, _scope_=cfg.get('default_scope'))
     try:
@@ -157,9 +133,9 @@ def _check(
             dataset.data_prefix.get('img') or '',
             classes or (),
             findings,
+            scope,
             training=training,
             masks=masks,
-            **options,
         )
         _check_heads(cfg, findings)
     elif toolbox == 'mmseg':
@@ -169,9 +145,9 @@ def _check(
         if own is not None:
             findings.warn(f'the numbers in the label maps are not checked: {own} may change them')
             known = []
-        check_labels(dataset, min(known, default=None), findings, **options)
+        check_labels(dataset, min(known, default=None), findings, scope)
     else:
-        check_folders(dataset, next(num_classes(cfg, 'head'), None), findings, **options)
+        check_folders(dataset, next(num_classes(cfg, 'head'), None), findings, scope)
 
 
 def _check_heads(cfg: Config, findings: Findings) -> None:

@@ -8,17 +8,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from . import rle
-from .findings import Findings
-from .images import Progress, check_images, check_some_images
+from .findings import Findings, Scope
+from .images import check_images
 
 # A larger file is not parsed before a training: 50 MB take a second, COCO's train2017 ten.
 LARGEST = 50 * 2**20
-# COCO's own files have their categories at the end, others at the start.
-_PIECE = 2**20
 _PARTS = ('images', 'annotations', 'categories')
-_IMAGE_KEYS = ('file_name', 'height', 'width')
-_BOX_KEYS = ('image_id', 'category_id', 'bbox', 'area')
+_IMAGE_KEYS = {'id', 'file_name', 'height', 'width'}
+_BOX_KEYS = {'image_id', 'category_id', 'bbox', 'area'}
 # Pixels that a box may reach over the border, by rounding.
 _SLACK = 1.0
 # pycocotools counts the points of a line in 32 bits, five to a pixel.
@@ -30,31 +27,23 @@ def check_coco(
     image_folder: str,
     classes: Sequence[str],
     findings: Findings,
+    scope: Scope,
     *,
     training: bool,
     masks: bool,
-    thorough: bool,
-    images: bool,
-    progress: Progress,
 ) -> None:
-    """Checks an annotation file.
+    """Checks an annotation file; if not thorough, categories and what a training would not say.
 
     Args:
         path: The JSON.
         image_folder: Where its images are.
         classes: The data set's, in the order of the config.
         findings: Where problems go.
+        scope: How much to look at.
         training: Whether it is an error that there is no box.
         masks: Whether masks are loaded.
-        thorough: Look at every annotation; else at what is quick: the categories, whether there is
-            anything to learn, whether some images are there, and what a training would not say.
-        images: Whether to decode the images, or if not thorough, to see whether some are there.
-        progress: Wraps the images on their way.
     """
-    if not thorough and os.path.getsize(path) > LARGEST:
-        categories = _categories_alone(path, findings)
-        if categories is not None:
-            _check_categories(categories, classes, path, findings)
+    if not scope.thorough and os.path.getsize(path) > LARGEST:
         return
     content = _read(path, findings, training)
     if content is None:
@@ -71,18 +60,16 @@ def check_coco(
         )
     named = [i for i in content['images'] if isinstance(i, dict) and 'file_name' in i]
     paths = [os.path.join(image_folder, str(image['file_name'])) for image in named]
-    if not thorough:
+    sizes: dict[Any, tuple[int, int]] = {}
+    if scope.thorough:
+        sizes = _check_image_list(content['images'], findings)
+        _check_annotations(content, sizes, findings, masks)
+    else:
         for number, ann in enumerate(content['annotations']):
             if isinstance(ann, dict):
                 _check_values(ann, _name(ann, number), findings, masks)
-        if images:
-            check_some_images(paths, findings)
-        return
-    sizes = _check_image_list(content['images'], findings)
-    _check_annotations(content, sizes, findings, masks)
-    if images:
-        noted = [sizes.get(_hashable(image.get('id'))) for image in named]
-        check_images(zip(paths, noted, strict=True), findings, progress)
+    noted = [sizes.get(_hashable(image.get('id'))) for image in named]
+    check_images(zip(paths, noted, strict=True), findings, scope)
 
 
 def _read(path: str, findings: Findings, training: bool) -> dict[str, list] | None:
@@ -109,33 +96,13 @@ def _read(path: str, findings: Findings, training: bool) -> dict[str, list] | No
     return content
 
 
-def _categories_alone(path: str, findings: Findings) -> list | None:
-    """The categories of a large file, without parsing all of it; None where they are not found."""
-    with open(path, 'rb') as file:
-        start = file.read(_PIECE)
-        file.seek(-_PIECE, os.SEEK_END)
-        end = file.read()
-    if not end.rstrip().endswith(b'}'):
-        findings.error(f'{path} ends in the middle: download or write it again')
-    for piece in (end, start):
-        _, found, rest = piece.decode(errors='replace').rpartition('"categories"')
-        if found:
-            try:
-                categories, _ = json.JSONDecoder().raw_decode(rest.lstrip(' \r\n\t:'))
-            except ValueError:
-                continue
-            if isinstance(categories, list):
-                return categories
-    return None
-
-
 def _check_categories(
     categories: list, classes: Sequence[str], path: str, findings: Findings
 ) -> None:
     """Which categories the classes stand for: mmdet matches names, and drops the others."""
     named = []
     for category in categories:
-        if not isinstance(category, dict) or _missing(category, ('id', 'name')):
+        if not isinstance(category, dict) or not {'id', 'name'}.issubset(category):
             findings.count_error('categories without id or name', category)
         elif not _is_id(category['id']) or not isinstance(category['name'], str):
             findings.count_error('categories whose id or name is of another type', category)
@@ -147,8 +114,6 @@ def _check_categories(
     for number in _repeated([category['id'] for category in named]):
         findings.count_error('ids of several categories', number)
     matched = tuple(name for name in names if name in classes)
-    absent = [name for name in classes if name not in names]
-    dropped = [str(name) for name in names if name not in classes]
     if not matched:
         findings.error(
             f'no class of metainfo is a category of {path}, so that every box would be dropped: '
@@ -158,14 +123,15 @@ def _check_categories(
         )
         return
     findings.classes = matched
+    absent = [name for name in classes if name not in names]
     if absent:
         findings.warn(f'classes of metainfo that are no category of {path}: {_listed(absent)}')
+    dropped = [name for name in names if name not in classes]
     if dropped:
         findings.warn(
             f'categories that are left out, being no class of metainfo: {_listed(dropped)}'
         )
-    expected = tuple(name for name in classes if name in matched)
-    if matched != expected or absent:
+    if matched != tuple(classes):
         findings.warn(
             'labels follow the order of the categories in the file, not that of metainfo, whose '
             f'names the pictures get: write classes=({_listed(matched)})'
@@ -181,48 +147,44 @@ def _category_ids(content: dict[str, list], names: Sequence[str] | None = None) 
 def _usable(content: dict[str, list], names: Sequence[str]) -> Iterator[bool]:
     """For each annotation, whether mmdet would learn it."""
     wanted = _category_ids(content, names)
-    sizes = {}
-    for image in content['images']:
-        if isinstance(image, dict):
-            sizes[_hashable(image.get('id'))] = _size(image)
+    images = [image for image in content['images'] if isinstance(image, dict)]
+    sizes = {_hashable(image.get('id')): _size(image) for image in images}
     for ann in content['annotations']:
-        if not isinstance(ann, dict) or _missing(ann, _BOX_KEYS):
-            yield False
-            continue
-        box, size = _box(ann['bbox']), sizes.get(_hashable(ann['image_id']))
-        yield (
-            box is not None
-            and size is not None
-            and _hashable(ann['category_id']) in wanted
-            and not ann.get('iscrowd')
-            and not ann.get('ignore')
-            and _fault(box, ann['area'], size) is None
-        )
+        if isinstance(ann, dict) and _BOX_KEYS.issubset(ann):
+            box, size = _box(ann['bbox']), sizes.get(_hashable(ann['image_id']))
+            yield (
+                box is not None
+                and size is not None
+                and _hashable(ann['category_id']) in wanted
+                and not ann.get('iscrowd')
+                and not ann.get('ignore')
+                and _fault(box, ann['area'], size) is None
+            )
 
 
 def _check_image_list(images: list, findings: Findings) -> dict[Any, tuple[int, int]]:
     """The size of every image by its id."""
     sizes: dict[Any, tuple[int, int]] = {}
-    names: Counter[str] = Counter()
+    whole = []
     for number, image in enumerate(images):
-        if not isinstance(image, dict) or _missing(image, ('id', *_IMAGE_KEYS)):
+        if not isinstance(image, dict) or not _IMAGE_KEYS.issubset(image):
             findings.count_error(
                 'images without id, file_name, height or width', f'number {number}'
             )
             continue
-        key, size = _hashable(image['id']), _size(image)
+        whole.append(image)
         if not _is_id(image['id']) or not isinstance(image['file_name'], str):
             findings.count_error(
                 'images whose id or file_name is of another type', f'number {number}'
             )
-        names[str(image['file_name'])] += 1
-        if key in sizes:
-            findings.count_error('ids of several images', key)
+        size = _size(image)
         if size is None:
             findings.count_error('images of impossible height or width', image['file_name'])
         else:
-            sizes[key] = size
-    for name in (name for name, count in names.items() if count > 1):
+            sizes[_hashable(image['id'])] = size
+    for key in _repeated([image['id'] for image in whole]):
+        findings.count_error('ids of several images', key)
+    for name in _repeated([image['file_name'] for image in whole]):
         findings.count_warning('files that are listed several times', name)
     return sizes
 
@@ -234,53 +196,57 @@ def _check_annotations(
     masks: bool,
 ) -> None:
     listed, wanted = _category_ids(content), _category_ids(content, findings.classes or ())
-    ids: Counter = Counter()
-    with_box = set()
+    ids = []
+    empty = set(sizes)
     for number, ann in enumerate(content['annotations']):
-        missing = _missing(ann, _BOX_KEYS) if isinstance(ann, dict) else _BOX_KEYS
+        missing = sorted(_BOX_KEYS - ann.keys() if isinstance(ann, dict) else _BOX_KEYS)
         if missing:
             findings.count_error(f'annotations without {missing[0]}', f'number {number}')
             continue
         name = _name(ann, number)
-        if not _is_id(ann.get('id', 0)):
-            findings.count_error('annotations whose id is no number', name)
         if 'id' in ann:
-            ids[_hashable(ann['id'])] += 1
+            ids.append(ann['id'])
         else:
             findings.count_error('annotations without id', f'number {number}')
-        key, box = _hashable(ann['image_id']), _box(ann['bbox'])
+        if not _is_id(ann.get('id', 0)):
+            findings.count_error('annotations whose id is no number', name)
+        key, category = _hashable(ann['image_id']), _hashable(ann['category_id'])
         if key not in sizes:
             findings.count_error('annotations of an image that is not listed', f'{name} ({key})')
-            continue
-        category = _hashable(ann['category_id'])
-        if category not in listed:
+        elif category not in listed:
             findings.count_error(
                 'annotations of a category that is not listed', f'{name} (category {category})'
             )
-            continue
-        _check_values(ann, name, findings, masks)
-        if box is None or not _number(ann['area']):
-            continue
-        fault = _fault(box, ann['area'], sizes[key])
-        if fault is not None:
-            findings.count_warning(fault, f'{name} {ann["bbox"]}')
-            continue
-        if category in wanted:
-            with_box.add(key)
-        _check_overhang(box, sizes[key], name, findings)
-        if masks and not ann.get('ignore'):
-            _check_mask(ann.get('segmentation'), sizes[key], name, findings)
-    empty = sizes.keys() - with_box
-    for repeated in (number for number, count in ids.items() if count > 1):
+        elif _check_values(ann, name, findings, masks):
+            fault = _fault(ann['bbox'], ann['area'], sizes[key])
+            if fault is not None:
+                findings.count_warning(fault, f'{name} {ann["bbox"]}')
+                continue
+            if category in wanted:
+                empty.discard(key)
+            (x, y, width, height), (bottom, right) = ann['bbox'], sizes[key]
+            over = max(-x, -y, x + width - right, y + height - bottom)
+            if over > _SLACK:
+                findings.count_warning(
+                    'boxes that reach over the border of their image', f'{name} (by {over:g})'
+                )
+            if masks and not ann.get('ignore'):
+                _check_mask(ann.get('segmentation'), sizes[key], name, findings)
+    for repeated in _repeated(ids):
         findings.count_error('ids of several annotations', repeated)
     for image in content['images']:
         if isinstance(image, dict) and _hashable(image.get('id')) in empty:
             findings.count_warning('images without a box', image.get('file_name'))
 
 
-def _check_values(ann: dict, name: str, findings: Findings, masks: bool) -> None:
-    """Faults that a training hides: it drops the box, learns NaN, or crashes without a message."""
-    if _box(ann.get('bbox', [0] * 4)) is None or not _number(ann.get('area', 0)):
+def _check_values(ann: dict, name: str, findings: Findings, masks: bool) -> bool:
+    """Faults that a training hides: it drops the box, learns NaN, or crashes without a message.
+
+    Returns:
+        Whether box and area are numbers.
+    """
+    whole = _box(ann.get('bbox', [0] * 4)) is not None and _number(ann.get('area', 0))
+    if not whole:
         findings.count_error('boxes that are not four numbers, or areas that are none', name)
     for flag in ('iscrowd', 'ignore'):
         if ann.get(flag, 0) not in (0, 1) or isinstance(ann.get(flag), str | float):
@@ -289,6 +255,7 @@ def _check_values(ann: dict, name: str, findings: Findings, masks: bool) -> None
     problem = _no_polygons(mask) if masks and isinstance(mask, list) else None
     if problem:
         findings.count_error(problem, name)
+    return whole
 
 
 def _no_polygons(mask: list) -> str | None:
@@ -312,24 +279,16 @@ def _fault(box: Sequence[float], area: Any, size: tuple[int, int]) -> str | None
     return None
 
 
-def _check_overhang(
-    box: Sequence[float], size: tuple[int, int], name: str, findings: Findings
-) -> None:
-    x, y, width, height = box
-    over = max(-x, -y, x + width - size[1], y + height - size[0])
-    if over > _SLACK:
-        findings.count_warning(
-            'boxes that reach over the border of their image', f'{name} (by {over:g})'
-        )
-
-
 def _check_mask(mask: Any, size: tuple[int, int], name: str, findings: Findings) -> None:
+    """Of what `_no_polygons` leaves: masks that are missing, no masks, or of another size."""
     if not mask:
         findings.count_error('boxes without a mask, where masks are loaded', name)
     elif isinstance(mask, dict):
-        problem = rle.problem(mask, size)
-        if problem:
-            findings.count_error(problem, name)
+        counts = mask.get('counts')
+        if mask.get('size') != list(size):
+            findings.count_error('masks (RLE) of another size than the image', name)
+        elif not isinstance(counts, str) and not _fills(counts, size):
+            findings.count_error('masks (RLE) whose run lengths do not add up to the image', name)
     elif not isinstance(mask, list):
         findings.count_error('masks that are neither polygons nor RLE', name)
     elif _no_polygons(mask) is None:
@@ -338,17 +297,16 @@ def _check_mask(mask: Any, size: tuple[int, int], name: str, findings: Findings)
             findings.count_warning(
                 'boxes whose polygons have fewer than three points, which are ignored', name
             )
-        elif not any(_touches(polygon, size) for polygon in whole):
+        elif not any(
+            max(p[::2]) > 0 < max(p[1::2]) and min(p[::2]) < size[1] and min(p[1::2]) < size[0]
+            for p in whole
+        ):
             findings.count_warning('masks outside of their image', name)
 
 
-def _touches(polygon: list[float], size: tuple[int, int]) -> bool:
-    xs, ys = polygon[::2], polygon[1::2]
-    return max(xs) > 0 and max(ys) > 0 and min(xs) < size[1] and min(ys) < size[0]
-
-
-def _missing(entry: dict, keys: Sequence[str]) -> list[str]:
-    return [key for key in keys if key not in entry]
+def _fills(runs: Any, size: tuple[int, int]) -> bool:
+    whole = isinstance(runs, list) and all(type(n) is int and n >= 0 for n in runs)
+    return whole and sum(runs) == size[0] * size[1]
 
 
 def _name(ann: dict, number: int) -> str:

@@ -97,7 +97,7 @@ def own_transform(config: Mapping, scope: str) -> str | None:
         for transform in config.get('pipeline') or ():
             kind = transform.get('type') if isinstance(transform, Mapping) else transform
             known = registry.get(kind) if isinstance(kind, str) else kind
-            if not of_toolbox(known):
+            if getattr(known, '__module__', '').partition('.')[0] not in _TOOLBOXES:
                 return str(kind)
     return None
 
@@ -110,7 +110,3 @@ def num_classes(cfg: Config, name: str) -> Iterator[int]:
     for head in part if isinstance(part, list | tuple) else [part]:
         if isinstance(head, Mapping) and isinstance(head.get('num_classes'), int):
             yield head['num_classes']
-
-
-def of_toolbox(kind: Any) -> bool:
-    return getattr(kind, '__module__', '').partition('.')[0] in _TOOLBOXES

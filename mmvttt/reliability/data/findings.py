@@ -1,12 +1,27 @@
-"""Findings in one data set: facts, and problems counted by kind with the first few."""
+"""Findings in one data set, and how much of it is looked at."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 _SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Scope:
+    """How much of a data set is looked at.
+
+    Attributes:
+        thorough: Every annotation and file; else what is quick, and stops or spoils most trainings.
+        images: Whether to decode the images, or if not thorough, to see whether some are there.
+        progress: Wraps files on their way, such as `rich.progress.track`.
+    """
+
+    thorough: bool
+    images: bool
+    progress: Callable[..., Iterable]
 
 
 @dataclass

@@ -5,80 +5,55 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from .findings import Findings
-from .images import Progress, check_images, check_some_images
+from .findings import Findings, Scope
+from .images import check_images
 
 
-def check_folders(
-    dataset: Any,
-    num_classes: int | None,
-    findings: Findings,
-    *,
-    thorough: bool,
-    images: bool,
-    progress: Progress,
-) -> None:
+def check_folders(dataset: Any, num_classes: int | None, findings: Findings, scope: Scope) -> None:
     """Checks what a `CustomDataset` of mmpretrain reads.
 
     Args:
         dataset: The data set, not loaded yet.
         num_classes: Classes that the head knows, or None.
         findings: Where problems go.
-        thorough: Look at all files; else at the folders.
-        images: Whether to decode the images, or if not thorough, to see whether some are there.
-        progress: Wraps the images on their way.
+        scope: How much to look at; if not thorough, at one image of each folder.
     """
     root = dataset.img_prefix
     if dataset.ann_file:
         samples = _listed(dataset, num_classes, findings)
     else:
-        samples = _in_folders(root, dataset, num_classes, findings, thorough)
-    if not samples:
-        return
-    paths = [os.path.join(root, name) for name in samples]
-    if images and not thorough:
-        check_some_images(paths, findings)
-    elif images:
-        check_images([(path, None) for path in paths], findings, progress)
+        samples = _in_folders(root, dataset, num_classes, findings, scope.thorough)
+    check_images([(os.path.join(root, name), None) for name in samples], findings, scope)
 
 
 def _in_folders(
     root: str, dataset: Any, num_classes: int | None, findings: Findings, thorough: bool
 ) -> list[str]:
-    names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
-    if not dataset.with_label:
-        samples = _pictures(root, '', dataset.extensions, stop=not thorough)
-        if not samples:
-            findings.error(_nothing(root, dataset))
-        elif thorough:
-            findings.summary = f'{len(samples)} images in {root}'
-        return samples
+    names = ['']
+    if dataset.with_label:
+        names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
     if not names:
         findings.error(f'{root} has no folders, of which each would be a class')
         return []
-    findings.classes = tuple(names)
-    findings.summary = f'{len(names)} classes in {root}'
-    if num_classes is not None and len(names) > num_classes:
-        findings.error(
-            f'{root} has {len(names)} folders, and the head {num_classes} classes: set '
-            'model.head.num_classes, or move what is no class away'
-        )
-    samples = []
-    for name in names:
-        files = _pictures(root, name, dataset.extensions, stop=not thorough)
-        samples += files
-        if not files:
+    found = {name: _pictures(root, name, dataset.extensions, stop=not thorough) for name in names}
+    samples = [sample for files in found.values() for sample in files]
+    of = ''
+    if dataset.with_label:
+        findings.classes = tuple(names)
+        of = f' of {len(names)} classes'
+        if num_classes is not None and len(names) > num_classes:
+            findings.error(
+                f'{root} has {len(names)} folders, and the head {num_classes} classes: set '
+                'model.head.num_classes, or move what is no class away'
+            )
+        for name in (name for name, files in found.items() if not files):
             findings.count_warning('classes without an image', repr(name))
+    if thorough:
+        findings.summary = f'{len(samples)} images{of} in {root}'
     if not samples:
-        findings.error(_nothing(root, dataset))
-    elif thorough:
-        findings.summary = f'{len(samples)} images of {len(names)} classes in {root}'
+        allowed = ', '.join(sorted(dataset.extensions))
+        findings.error(f'there is no image in the folders of {root}; allowed: {allowed}')
     return samples
-
-
-def _nothing(root: str, dataset: Any) -> str:
-    allowed = ', '.join(sorted(dataset.extensions))
-    return f'there is no image in the folders of {root}; allowed: {allowed}'
 
 
 def _pictures(root: str, name: str, extensions: tuple[str, ...], stop: bool) -> list[str]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from .findings import Findings
+from .findings import Findings, Scope
 
 # EXIF's orientations that turn an image by a quarter; OpenCV and mmcv obey them.
 _ORIENTATION, _TURNED = 0x0112, (5, 6, 7, 8)
@@ -19,8 +20,6 @@ _DEEP = ('I', 'F', 'I;16', 'I;16B', 'I;16L')
 _KEPT = 64
 # By content, whatever the name: of an EPS, say, Pillow would start an interpreter of PostScript.
 FORMATS = ('JPEG', 'PNG', 'BMP', 'TIFF', 'WEBP', 'PPM', 'GIF')
-
-Progress = Callable[..., Iterable]
 
 
 @dataclass(frozen=True)
@@ -50,61 +49,57 @@ def read_image(path: str) -> ImageFacts:
         with Image.open(path, formats=FORMATS) as image:
             turned = image.getexif().get(_ORIENTATION) in _TURNED
             image.load()
+            if image.format == 'TIFF' and image.mode in ('I', 'F'):
+                return ImageFacts('TIFFs of 32 bits a channel, which OpenCV reads as no colours')
             width, height = image.size
             deep = image.mode in _DEEP
     except UnidentifiedImageError:
         return ImageFacts('files that are no image')
     except Exception as error:
-        # Pillow's decoders raise nearly anything.
-        return ImageFacts(f'images that cannot be decoded ({_reason(error)})')
+        # Pillow's decoders raise nearly anything; with numbers that differ from file to file.
+        reason = 'cut off' if 'truncated' in str(error) else type(error).__name__
+        return ImageFacts(f'images that cannot be decoded ({reason})')
     return ImageFacts(None, (width, height) if turned else (height, width), turned, deep)
 
 
-def _reason(error: Exception) -> str:
-    # Without the numbers, which differ from file to file.
-    if 'truncated' in str(error):
-        return 'cut off'
-    return type(error).__name__
-
-
 def check_images(
-    images: Iterable[tuple[str, tuple[int, int] | None]],
-    findings: Findings,
-    progress: Progress,
+    images: Iterable[tuple[str, tuple[int, int] | None]], findings: Findings, scope: Scope
 ) -> None:
-    """Decodes image files, several at a time.
+    """Decodes image files, several at a time; if not thorough, looks whether a few are there.
 
     Args:
         images: Path, and (height, width) where the annotations name it.
         findings: Where problems go.
-        progress: Wraps the images on their way, such as `rich.progress.track`.
+        scope: Whether to look at images at all, and at which.
     """
-    images = list(images)
-    # Pillow lets go of Python's lock while it decodes.
+    images = list(images) if scope.images else []
+    if not scope.thorough:
+        images = spread(images)
+        missing = [path for path, _ in images if not os.path.isfile(path)]
+        if missing:
+            findings.error(
+                f'{len(missing)} of {len(images)} images that were looked for are not there, such '
+                f'as {missing[0]}; correct data_prefix, or the names in the annotations'
+            )
+        return
+    facts = decoded(read_image, [path for path, _ in images], scope)
+    for (path, noted), found in zip(images, facts, strict=True):
+        if found.problem:
+            findings.count_error(found.problem, path)
+        elif noted is not None and found.size != noted:
+            turned = ', turned by EXIF' if found.turned else ''
+            findings.count_error(
+                'images of another size than the annotations say',
+                f'{path} (height and width {found.size}{turned}; annotated as {noted})',
+            )
+        if found.deep:
+            findings.count_warning('images of 16 bits, read with 8', path)
+
+
+def decoded(read: Callable[[str], Any], paths: list[str], scope: Scope) -> Iterator[Any]:
+    """What `read` finds in each file, several at a time: Pillow decodes without Python's lock."""
     with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
-        facts = pool.map(read_image, [path for path, _ in images])
-        for (path, noted), found in progress(zip(images, facts, strict=True), total=len(images)):
-            if found.problem:
-                findings.count_error(found.problem, path)
-            elif noted is not None and found.size != noted:
-                turned = ', turned by EXIF' if found.turned else ''
-                findings.count_error(
-                    'images of another size than the annotations say',
-                    f'{path} (height and width {found.size}{turned}; annotated as {noted})',
-                )
-            if found.deep:
-                findings.count_warning('images of 16 bits, read with 8', path)
-
-
-def check_some_images(paths: list[str], findings: Findings) -> None:
-    """Looks whether files are there, of a few spread over the set."""
-    chosen = spread(paths)
-    missing = [path for path in chosen if not os.path.isfile(path)]
-    if missing:
-        findings.error(
-            f'{len(missing)} of {len(chosen)} images that were looked for are not there, such as '
-            f'{missing[0]}; correct data_prefix, or the names in the annotations'
-        )
+        yield from scope.progress(pool.map(read, paths), total=len(paths))
 
 
 def spread(items: list, count: int = _KEPT) -> list:

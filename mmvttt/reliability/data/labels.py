@@ -2,40 +2,28 @@
 
 from __future__ import annotations
 
-import os
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from .findings import Findings
-from .images import FORMATS, Progress, check_images, check_some_images, read_image, spread
+from .findings import Findings, Scope
+from .images import FORMATS, check_images, decoded, read_image, spread
 
 # Maps that are decoded before a training: wrong numbers are mostly wrong everywhere.
 _QUICK = 8
 _IGNORED = 255
 
 
-def check_labels(
-    dataset: Any,
-    num_classes: int | None,
-    findings: Findings,
-    *,
-    thorough: bool,
-    images: bool,
-    progress: Progress,
-) -> None:
-    """Checks what a `BaseSegDataset` reads.
+def check_labels(dataset: Any, num_classes: int | None, findings: Findings, scope: Scope) -> None:
+    """Checks what a `BaseSegDataset` reads: its label maps (if not thorough, a few), its images.
 
     Args:
         dataset: The data set, not loaded yet.
         num_classes: Classes that the heads and the metrics know; labels count from 0. None where a
             transform of the user's own may change the numbers.
         findings: Where problems go.
-        thorough: Decode all label maps; else a few.
-        images: Whether to decode the images, or if not thorough, to see whether some are there.
-        progress: Wraps the label maps, and the images, on their way.
+        scope: How much to look at.
     """
     samples = dataset.load_data_list()
     folder = dataset.data_prefix.get('img_path')
@@ -46,37 +34,30 @@ def check_labels(
         )
         return
     findings.summary = f'{len(samples)} images in {folder}'
-    if not thorough:
-        if images:
-            check_some_images([sample['img_path'] for sample in samples], findings)
-        samples = spread(samples, _QUICK)
     sizes: list[tuple[int, int] | None] = [None] * len(samples)
     if samples[0].get('seg_map_path'):
         maps = [sample['seg_map_path'] for sample in samples]
-        seen = set()
-        with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
-            found = zip(maps, pool.map(_read_map, maps), strict=True)
-            for i, (path, (problem, size, numbers)) in enumerate(progress(found, total=len(maps))):
-                sizes[i] = size
-                labels = {_label(n, dataset) for n in numbers}
-                seen |= labels
-                limit = _IGNORED if num_classes is None else num_classes
-                wrong = sorted(n for n in labels if n >= limit and n != _IGNORED)
-                if problem:
-                    findings.count_error(problem, path)
-                elif wrong:
-                    findings.count_error(
-                        f'label maps with numbers that are none of the {num_classes} classes '
-                        f'(0 to {limit - 1}, and {_IGNORED} for none)',
-                        f'{path} ({", ".join(map(str, wrong[:6]))})',
-                    )
-        if thorough and num_classes is not None:
+        maps = maps if scope.thorough else spread(maps, _QUICK)
+        seen: set[int] = set()
+        for i, (problem, size, numbers) in enumerate(decoded(_read_map, maps, scope)):
+            sizes[i] = size
+            labels = {_label(n, dataset) for n in numbers}
+            seen |= labels
+            limit = _IGNORED if num_classes is None else num_classes
+            wrong = sorted(n for n in labels if n >= limit and n != _IGNORED)
+            if problem:
+                findings.count_error(problem, maps[i])
+            elif wrong:
+                findings.count_error(
+                    f'label maps with numbers that are none of the {num_classes} classes '
+                    f'(0 to {limit - 1}, and {_IGNORED} for none)',
+                    f'{maps[i]} ({", ".join(map(str, wrong[:6]))})',
+                )
+        if scope.thorough and num_classes is not None:
             for number, name in enumerate(dataset.metainfo.get('classes') or ()):
                 if number not in seen:
                     findings.count_warning('classes that no pixel has', f'{name!r} ({number})')
-    if thorough and images:
-        pictures = [sample['img_path'] for sample in samples]
-        check_images(zip(pictures, sizes, strict=True), findings, progress)
+    check_images(zip([s['img_path'] for s in samples], sizes, strict=True), findings, scope)
 
 
 def _read_map(path: str) -> tuple[str | None, tuple[int, int] | None, list[int]]:

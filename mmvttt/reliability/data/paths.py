@@ -25,9 +25,8 @@ _VARIABLE = re.compile(r'\{\{\s*[\'"]?\s*\$(\w+)\s*:\s*(\S*?)\s*[\'"]?\s*\}\}')
 def check_data(cfg: Config, splits: Sequence[str] = ('train', 'val', 'test')) -> None:
     """Checks that the folders and annotation files that a config names exist, and make sense.
 
-    Before anything is built. Reads as much of the annotations as takes about a second (see
-    `check_annotations`); tools/check_data.py reads all, and the images. What a training silently
-    does without, such as categories that are no class, is logged.
+    Reads as much of the annotations as takes about a second (see `check_annotations`);
+    tools/check_data.py reads all, and the images. What a training silently does without is logged.
 
     Args:
         cfg: The config of a run.
@@ -105,14 +104,11 @@ def _paths(config: Mapping) -> Iterator[tuple[str, str, str]]:
 
 
 def _missing(cfg: Config, split: str, key: str, what: str, path: str) -> str:
-    variables = {
-        name: os.environ.get(name, default) for name, default in _VARIABLE.findall(cfg.text)
-    }
-    by_variable = ''.join(
-        f', set the environment variable {name} (now {value!r})'
-        for name, value in variables.items()
-        if value and path.startswith(value)
-    )
+    by_variable = ''
+    for name, default in dict(_VARIABLE.findall(cfg.text)).items():
+        value = os.environ.get(name, default)
+        if value and path.startswith(value):
+            by_variable += f', set the environment variable {name} (now {value!r})'
     return (
         f'The {_KINDS[split]} data is missing: the {what} {path!r} does not exist (expected at '
         f'{os.path.abspath(os.path.expanduser(path))}, named by {key}); put or link it there'

@@ -15,7 +15,6 @@ from mmengine.logging import MMLogger
 
 from mmvttt.errors import DataError, MissingDataError
 from mmvttt.reliability.data.annotations import check_annotations
-from mmvttt.reliability.data.dataset_config import innermost
 from mmvttt.reliability.data.paths import check_data
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -151,14 +150,6 @@ def test_a_format_of_one_s_own_is_left_alone(coco: dict) -> None:
     (found,) = check_annotations(config(dict(coco, type=Same, metainfo=None)), thorough=False)
     assert found.classes == ('cat', 'dog')
     assert not found.errors
-
-
-def test_innermost() -> None:
-    inner = dict(type='A')
-    nested = dict(datasets=[dict(dataset=inner), inner])
-    places = [place for place, _ in innermost(nested, 'x')]
-    assert places == ['x.datasets.0.dataset', 'x.datasets.1']
-    assert not list(innermost(None, 'x'))
 
 
 @pytest.mark.parametrize(

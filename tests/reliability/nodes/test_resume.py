@@ -13,7 +13,7 @@ CONFIG = Path(__file__).parents[2] / 'dist' / 'small_config.py'
 
 def ends(folder: Path) -> list[Ended]:
     each = [['--work-dir', str(folder / name)] for name in 'ab']
-    return wait(start_nodes(CONFIG, folder, '--resume', each=each, processes=1), timeout=120)
+    return wait(start_nodes(CONFIG, folder, '--resume', each=each, processes=1), timeout=300)
 
 
 def error(end: Ended) -> str:

@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import re
 import signal
-import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from ...dist.launch import Node, run_nodes, start_nodes, wait
+from ...dist.launch import run_nodes, start_nodes, wait
 
 CONFIG = Path(__file__).parents[2] / 'dist' / 'slow_config.py'
 EPOCHS = ('--cfg-options', 'train_cfg.max_epochs=4')
-
-
-def wait_for(node: Node, words: str, seconds: float = 120) -> None:
-    end = time.monotonic() + seconds
-    while words not in node.text():
-        assert time.monotonic() < end, f'no {words!r} in {seconds} s:\n{node.text()[-4000:]}'
-        assert node.process.poll() is None, node.text()[-4000:]
-        time.sleep(0.1)
 
 
 @pytest.mark.stress
@@ -32,7 +23,7 @@ def test_sigterm_to_the_shell_of_every_node(tmp_path: Path) -> None:
     folder = tmp_path / 'stopped'
     nodes = start_nodes(CONFIG, folder, '--work-dir', str(parts), *EPOCHS, processes=1)
     try:
-        wait_for(nodes[0], '[2][3/8]')
+        nodes[0].wait_for('[2][3/8]')
         for node in nodes:
             node.process.send_signal(signal.SIGTERM)
     finally:
