@@ -19,7 +19,10 @@ def report() -> str:
     """Versions, the GPU, and for every op the backends that can run here, a line each."""
     if torch.cuda.is_available():
         major, minor = torch.cuda.get_device_capability()
-        gpu = f'{torch.cuda.get_device_name()} (compute capability {major}.{minor})'
+        about = f'compute capability {major}.{minor}'
+        if torch.version.hip:
+            about = f'ROCm {torch.version.hip}: the Triton kernels compile for AMD GPUs, untested'
+        gpu = f'{torch.cuda.get_device_name()} ({about})'
     else:
         gpu = 'none'
     versions = {

@@ -1,10 +1,11 @@
 """Autocast and checks of arguments, for the public functions of all ops."""
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.autograd.forward_ad import unpack_dual
+from torch.autograd import forward_ad
 
 _LETTERS = {'forward': 'f', 'backward': 'b'}
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -43,6 +44,37 @@ def to_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in tensors)
 
 
+# Checks that have passed, with all that they looked at.
+_passed: set[tuple] = set()
+_MOST_PASSED = 4096
+
+
+def once(check: Callable[..., None], *arguments: object, **named: object) -> None:
+    """Calls `check`, once for all tensors of the same shapes and dtypes: it may look at no more."""
+    seen = [
+        (x.shape, x.dtype) if isinstance(x, Tensor) else (type(x), x)
+        for x in (*arguments, *named.values())
+    ]
+    key = (check, *named, *seen)
+    # Symbolic sizes cannot be hashed, nor can some wrong arguments.
+    hashable = not torch.compiler.is_compiling() and _hashable(key)
+    if hashable and key in _passed:
+        return
+    check(*arguments, **named)
+    if hashable:
+        if len(_passed) >= _MOST_PASSED:
+            _passed.clear()
+        _passed.add(key)
+
+
+def _hashable(key: tuple) -> bool:
+    try:
+        hash(key)
+    except TypeError:
+        return False
+    return True
+
+
 def check_tensors(op: str, optional: tuple[str, ...] = (), **tensors: Tensor | None) -> None:
     """Checks that all are tensors on the device of the first; the `optional` ones may be None.
 
@@ -52,6 +84,7 @@ def check_tensors(op: str, optional: tuple[str, ...] = (), **tensors: Tensor | N
         NotImplementedError: it carries a tangent of `torch.func.jvp`, which the op would drop.
     """
     first_name, first = next(iter(tensors.items()))
+    tangents = not torch.compiler.is_compiling() and forward_ad._current_level >= 0
     for name, x in tensors.items():
         if x is None and name in optional:
             continue
@@ -64,7 +97,7 @@ def check_tensors(op: str, optional: tuple[str, ...] = (), **tensors: Tensor | N
                 f'{op}: {name} is on {x.device} and {first_name} on {first.device}; move them to '
                 'one device'
             )
-        if not torch.compiler.is_compiling() and unpack_dual(x).tangent is not None:
+        if tangents and forward_ad.unpack_dual(x).tangent is not None:
             raise NotImplementedError(
                 f'{op}: {name} carries a tangent, and the op has no forward-mode derivative; use '
                 f'ttt_kernels.{op}.reference.forward, or reverse mode (torch.func.vjp)'

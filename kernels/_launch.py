@@ -5,12 +5,16 @@ No atomics, and nothing depends on the GPU at hand: the same inputs give the sam
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.compiler import CompiledKernel
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
 
 from . import _backend
 
@@ -24,6 +28,20 @@ _AT_A_TIME = 264
 _LEAST_BLOCKS = 4
 # Numbers of a sum of partials that one program adds up.
 _COLUMNS = 64
+
+
+def precision(dtype: torch.dtype) -> str:
+    """`input_precision` of the products of tiles of `dtype`, so that fp32 keeps its digits.
+
+    Left to itself, Triton makes one product in TF32 of it, which has 10 bits. The matrix cores of
+    AMD compute in fp32; those of NVIDIA take three products in TF32, some 21 bits.
+    """
+    return 'tf32x3' if dtype == torch.float32 and not torch.version.hip else 'ieee'
+
+
+def most_registers(count: int) -> dict[str, int]:
+    """Launch option that limits the registers of a thread; Triton has it for NVIDIA alone."""
+    return {} if torch.version.hip else {'maxnreg': count}
 
 
 def unsupported_reason(q: Tensor) -> str | None:
@@ -42,8 +60,6 @@ def unsupported_heads_reason(q: Tensor) -> str | None:
     dim = q.shape[-1]
     if dim > DIMS[-1]:
         return f'd is {dim}; the kernels have at most {DIMS[-1]}'
-    if q.dtype == torch.float32 and dim > DIMS[0] and not _backend.interpreting():
-        return f'q is torch.float32 with d = {dim}, which does not fit the registers'
     return unsupported_reason(q)
 
 
@@ -53,8 +69,10 @@ def pad(*tensors: Tensor, dims: tuple[int, ...] = DIMS, axes: int = 1) -> list[T
     The zeros add nothing in any formula here.
     """
     width = tensors[0].shape[-1]
+    if width in dims:
+        return list(tensors)
     more = next(dim for dim in dims if dim >= width) - width
-    return [torch.nn.functional.pad(x, (0, more) * axes) if more else x for x in tensors]
+    return [torch.nn.functional.pad(x, (0, more) * axes) for x in tensors]
 
 
 def unpad(*tensors: Tensor, width: int, axes: int = 1) -> list[Tensor]:
@@ -66,9 +84,11 @@ def unpad(*tensors: Tensor, width: int, axes: int = 1) -> list[Tensor]:
 
 
 def little_shared_memory(q: Tensor) -> bool:
-    """True where a program has 99 KB of shared memory: desktop GPUs from 8.6 on."""
+    """True where a program has 99 KB of shared memory (desktop GPUs from 8.6 on) or 64 (AMD)."""
     if _backend.interpreting():
         return False
+    if torch.version.hip:
+        return True
     roomy = ((8, 0), (8, 7), (9, 0), (10, 0), (10, 3))
     return torch.cuda.get_device_capability(q.device) not in roomy
 
@@ -101,6 +121,44 @@ def unsupported_scans_reason(scans: int) -> str | None:
     if scans > MOST_SCANS:
         return f'R is {scans}; the kernels have at most {MOST_SCANS} scans'
     return None
+
+
+# Compiled kernels by all that their compilation depends on.
+_compiled: dict[tuple, CompiledKernel] = {}
+_MOST_COMPILED = 4096
+
+
+def launcher(kernel: JITFunction, grid: tuple[int, ...]) -> Callable[..., object]:
+    """`kernel[grid]` for arguments by name, in less than half of the host's time.
+
+    Triton looks at every argument of a launch to find what it has compiled. It depends on dtypes,
+    on pointers being multiples of 16 and on numbers, so that a dictionary finds it. Where launches
+    are interpreted, or replaced in order to look at them, they are Triton's.
+    """
+    if not isinstance(kernel, JITFunction) or JITFunction.run.__module__ != JITFunction.__module__:
+        return kernel[grid]
+    return functools.partial(_launch, kernel, grid)
+
+
+def _launch(kernel: JITFunction, grid: tuple[int, ...], /, **arguments: object) -> None:
+    key = (
+        id(kernel),
+        driver.active.get_current_device(),
+        *arguments,
+        *[
+            (x.dtype, x.data_ptr() % 16 == 0) if isinstance(x, Tensor) else x
+            for x in arguments.values()
+        ],
+    )
+    compiled = _compiled.get(key)
+    if compiled is not None:
+        compiled[(*grid, 1, 1)[:3]](*[arguments[name] for name in kernel.arg_names])
+        return
+    compiled = kernel[grid](**arguments)
+    if len(_compiled) >= _MOST_COMPILED:
+        _compiled.clear()
+    if isinstance(compiled, CompiledKernel):  # not one that a thread of Triton still compiles
+        _compiled[key] = compiled
 
 
 def cdiv(a: int, b: int) -> int:
@@ -171,8 +229,16 @@ def add_up(partials: Tensor, factor: float = 1.0, divisor: int = 1) -> Tensor:
     size = total[0].numel()
     grid = (programs * cdiv(size, _COLUMNS),)
     with torch.cuda.device_of(partials):
-        _add_up[grid](
-            partials, total, factor, splits, size, divisor, ROWS=16, COLUMNS=_COLUMNS, num_warps=4
+        launcher(_add_up, grid)(
+            partials=partials,
+            total=total,
+            factor=factor,
+            splits=splits,
+            size=size,
+            divisor=divisor,
+            ROWS=16,
+            COLUMNS=_COLUMNS,
+            num_warps=4,
         )
     return total
 
@@ -208,5 +274,7 @@ def relative(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     out = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
     peak = x.new_empty(len(x))
     with torch.cuda.device_of(x):
-        _relative[(len(x),)](x.contiguous(), out, peak, x[0].numel(), COLUMNS=1024, num_warps=4)
+        launcher(_relative, (len(x),))(
+            x=x.contiguous(), out=out, peak=peak, size=x[0].numel(), COLUMNS=1024, num_warps=4
+        )
     return out, peak

@@ -47,15 +47,77 @@ def square(D: tl.constexpr, WIDTH: tl.constexpr):
 
 
 @triton.jit
+def again(w, pointers, RELOAD: tl.constexpr):
+    """`w`, fetched once more from the cache if RELOAD, so that no register keeps it until here.
+
+    The barrier is for the compiler: without one it fetches before the loop, and keeps it after all.
+    """
+    if RELOAD:
+        tl.debug_barrier()
+        w = tl.load(pointers)
+    return w
+
+
+@triton.constexpr_function
+def _in_three(x, precision):
+    """True for a product of a tall matrix that is three of TF32.
+
+    Of it Triton would make WGMMA with an operand in registers, which ptxas before 13.3 may
+    overwrite. With less than 64 rows, or with a batch, it takes mma.sync.
+    """
+    return precision == 'tf32x3' and len(x.shape) == 2 and x.shape[0] >= 64
+
+
+@triton.jit
 def dot(x, y, ACC: tl.constexpr, PRECISION: tl.constexpr):
     """`x y`, of every pair of matrices where there are several; sums are kept in ACC."""
-    return tl.dot(x, y, input_precision=PRECISION, out_dtype=ACC)
+    if _in_three(x, PRECISION):
+        z = tl.dot(tl.trans(y), tl.trans(x), input_precision=PRECISION, out_dtype=ACC)
+        z = tl.trans(z)
+    else:
+        z = tl.dot(x, y, input_precision=PRECISION, out_dtype=ACC)
+    return z
 
 
 @triton.jit
 def add_dot(total, x, y, PRECISION: tl.constexpr):
     """`total + x y`, summed where the tensor cores sum."""
+    if _in_three(x, PRECISION):
+        if y.shape[1] < 64:
+            z = tl.trans(_add_dot(tl.trans(total), tl.trans(y), tl.trans(x), PRECISION))
+        else:
+            z = _add_blocks(total, x, y, PRECISION)
+    else:
+        z = _add_dot(total, x, y, PRECISION)
+    return z
+
+
+@triton.jit
+def _add_dot(total, x, y, PRECISION: tl.constexpr):
     return tl.dot(x, y, total, input_precision=PRECISION, out_dtype=total.dtype)
+
+
+@triton.jit
+def _add_blocks(total, x, y, PRECISION: tl.constexpr):
+    """`total + x y` in blocks of 16 rows and half the columns: at 64 × 64 one for each of 8 warps.
+
+    Triton gives the batch of a batched product to the warps.
+    """
+    ROWS: tl.constexpr = x.shape[0] // 16
+    K: tl.constexpr = y.shape[0]
+    HALF: tl.constexpr = y.shape[1] // 2
+    x = tl.broadcast_to(tl.reshape(x, (ROWS, 1, 16, K)), (ROWS, 2, 16, K))
+    y = tl.permute(tl.reshape(y, (K, 2, HALF)), (1, 0, 2))
+    y = tl.broadcast_to(y[None], (ROWS, 2, K, HALF))
+    z = tl.permute(tl.reshape(total, (ROWS, 16, 2, HALF)), (0, 2, 1, 3))
+    z = _add_dot(
+        tl.reshape(z, (2 * ROWS, 16, HALF)),
+        tl.reshape(x, (2 * ROWS, 16, K)),
+        tl.reshape(y, (2 * ROWS, K, HALF)),
+        PRECISION,
+    )
+    z = tl.permute(tl.reshape(z, (ROWS, 2, 16, HALF)), (0, 2, 1, 3))
+    return tl.reshape(z, (16 * ROWS, 2 * HALF))
 
 
 @triton.jit

@@ -1,20 +1,24 @@
-"""`make gpu`: the tests of the kernels on this machine's GPU, then their benchmarks and plan.
+"""`make gpu`: the tests of the kernels on this machine's GPU, their benchmarks and plan, models.
 
-    python tools/gpu_check.py --out DIR                     # all, in some 20 minutes
+    python tools/gpu_check.py --out DIR                     # all, in some 30 minutes
     python tools/gpu_check.py --out DIR --part tests        # each in less than 10
     python tools/gpu_check.py --out DIR --part benchmarks
     python tools/gpu_check.py --out DIR --part plan
+    python tools/gpu_check.py --out DIR --part models
 
 Everything goes to DIR: tables that name the GPU and the versions, plots, a log of the whole, and
 the measured plan of ttt_linear, which takes effect as kernels/ttt_linear/_plans.py.
-The exit status is 1 where a test fails or a row is missing. Needs torch and Triton; pytest for the
-tests, matplotlib for the plots, flash-linear-attention for a comparison with it, where they are
-there. Nothing has to be installed: `ttt_kernels` is found in the folder kernels/.
+A step that is out of time is ended with SIGTERM, and writes and draws what it has measured; so does
+the one that runs when this is ended. The exit status is 1 where a test fails or a row is missing.
+Needs torch and Triton; pytest for the tests, matplotlib for the plots, flash-linear-attention for a
+comparison with it, where they are there; mmengine, timm and rich for the models. mmvttt itself need
+not be installed: it and `ttt_kernels` are found in this repository.
 """
 
 import argparse
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -29,6 +33,20 @@ ROOT = Path(__file__).resolve().parents[1]
 BENCHMARKS = ROOT / 'tools' / 'dev' / 'kernel_benchmarks'
 # A step that has begun is finished: the slowest contender takes about half a minute.
 GRACE = 40
+# After SIGTERM: to write tables and draw.
+LAST_WORDS = 20
+# What the steps of a part import, beside torch and Triton.
+NEEDS = {'tests': ('pytest',), 'models': ('mmengine', 'timm', 'rich', 'matplotlib')}
+# Plain backbones beside DeiT with fused attention, stages beside Swin and ConvNeXt.
+MODELS = (
+    'vittt_tiny_patch16_224',
+    'vit3_tiny_patch16_224',
+    't5_tiny_patch16_224',
+    'deit_tiny_patch16_224',
+    'h_vit3_tiny',
+    'swin_tiny_patch4_window7_224',
+    'convnext_tiny',
+)
 
 
 class Step(NamedTuple):
@@ -62,16 +80,48 @@ def steps(out: Path, smoke: bool) -> list[Step]:
         options += ('--out', str(out), '--seconds', str(seconds - GRACE))
         options += ('--smoke',) if smoke else ()
         found.append(Step('benchmarks', f'benchmark {name}', (script, *options), seconds))
+    found += [models(out, smoke, *case, slower) for case in MODEL_CASES[:: 2 if smoke else 1]]
     tune = (str(BENCHMARKS / 'ttt_linear.py'), '--tune', '--out', str(out))
     tune += ('--smoke',) if smoke else ()
     return [*found, Step('plan', 'plan of ttt_linear', tune, 120 * slower)]
+
+
+# Name, options and seconds of the steps with models.
+SIZES = ('--batch', '8', '--sizes', '224', '384', '512', '768', '1024', '1280')
+DETECTION = ('--batch', '2', '--shape', '800', '1333')
+MODEL_CASES = (
+    ('inference', (*SIZES, '--cuda-graph'), 190),
+    ('detection', (*DETECTION, '--cuda-graph'), 80),
+    ('training', (*SIZES, '--train'), 190),
+    ('detection_training', (*DETECTION, '--train'), 80),
+)
+
+
+def models(
+    out: Path, smoke: bool, name: str, options: tuple[str, ...], seconds: int, slower: int
+) -> Step:
+    """Latency and memory of whole models in mixed precision."""
+    seconds *= slower
+    path = out / f'models_{name}'
+    command = (
+        str(ROOT / 'tools' / 'benchmark.py'),
+        *(MODELS[1:4:2] if smoke else MODELS),
+        *options,
+    )
+    command += ('--device', 'cuda', '--dtype', 'bfloat16', '--keep-going')
+    command += ('--seconds', str(seconds - GRACE))
+    command += ('--out', f'{path}.csv', '--plot', f'{path}.png')
+    if smoke:
+        command += ('--sizes', '64', '--shape', '64', '64', '--repeats', '1', '--warmup', '0')
+    return Step('models', f'models, {name}', command, seconds)
 
 
 def environment(folder: Path) -> dict[str, str]:
     """Variables under which `import ttt_kernels` finds this repository's kernels."""
     env = {name: value for name, value in os.environ.items() if name != 'TRITON_INTERPRET'}
     (folder / 'ttt_kernels').symlink_to(ROOT / 'kernels', target_is_directory=True)
-    env['PYTHONPATH'] = os.pathsep.join(filter(None, (str(folder), env.get('PYTHONPATH'))))
+    paths = (str(folder), env.get('PYTHONPATH'), str(ROOT))
+    env['PYTHONPATH'] = os.pathsep.join(filter(None, paths))
     env['PYTHONUNBUFFERED'] = '1'
     return env
 
@@ -80,6 +130,13 @@ def say(line: str, log: TextIO) -> None:
     print(line, flush=True)
     log.write(line + '\n')
     log.flush()
+
+
+def listen(process: subprocess.Popen[str], log: TextIO) -> int:
+    """Passes the output of a process on until it ends; its exit status."""
+    for line in process.stdout:
+        say(line.rstrip('\n'), log)
+    return process.wait()
 
 
 def run(step: Step, env: dict[str, str], log: TextIO) -> bool:
@@ -94,12 +151,25 @@ def run(step: Step, env: dict[str, str], log: TextIO) -> bool:
         stderr=subprocess.STDOUT,
         text=True,
     )
-    timer = threading.Timer(step.seconds, process.kill)
-    timer.start()
-    for line in process.stdout:
-        say(line.rstrip('\n'), log)
-    code = process.wait()
-    timer.cancel()
+    # pytest sums up after an interrupt, but not after SIGTERM.
+    end = signal.SIGINT if step.part == 'tests' else signal.SIGTERM
+    timers = [
+        threading.Timer(step.seconds, process.send_signal, (end,)),
+        threading.Timer(step.seconds + LAST_WORDS, process.kill),
+    ]
+    for timer in timers:
+        timer.start()
+    try:
+        code = listen(process, log)
+    except KeyboardInterrupt:
+        process.send_signal(end)
+        threading.Timer(LAST_WORDS, process.kill).start()
+        listen(process, log)
+        say(f'== {step.title}: interrupted', log)
+        raise
+    finally:
+        for timer in timers:
+            timer.cancel()
     took = time.monotonic() - start
     result = 'ok' if code == 0 else 'out of time' if took >= step.seconds else f'failed ({code})'
     say(f'== {step.title}: {result} after {took:.0f} s', log)
@@ -110,7 +180,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--out', type=Path, default=ROOT / 'docs' / 'benchmarks')
     parser.add_argument(
-        '--part', choices=('tests', 'benchmarks', 'plan'), help='run this part only'
+        '--part', choices=('tests', 'benchmarks', 'plan', 'models'), help='run this part only'
     )
     parser.add_argument('--smoke', action='store_true', help='tiny shapes: does it run at all?')
     args = parser.parse_args()
@@ -120,6 +190,8 @@ def main() -> int:
             'kernels on one; `make test` tests them without.'
         )
         return 1
+    # Whoever ends this gets what the step that runs has measured.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     out = args.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     passed = True
@@ -130,8 +202,10 @@ def main() -> int:
         for step in steps(out, args.smoke):
             if args.part not in (None, step.part):
                 continue
-            if step.part == 'tests' and not importlib.util.find_spec('pytest'):
-                say('== tests: not run, pytest is missing (pip install pytest): failed', log)
+            missing = [n for n in NEEDS.get(step.part, ()) if not importlib.util.find_spec(n)]
+            if missing:
+                names = ' '.join(missing)
+                say(f'== {step.title}: not run, without {names} (pip install {names}): failed', log)
                 passed = False
                 continue
             passed = run(step, env, log) and passed

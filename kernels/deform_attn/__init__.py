@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from .. import _backend, _inputs
+from .._dispatch import registered
 from . import reference
 
 _NAME = 'deform_attn'
@@ -247,7 +248,7 @@ def _check(
 # ------------------------------------------------------------------------------------ registration
 
 
-@torch.library.custom_op('ttt_kernels::deform_attn', mutates_args=())
+@registered('deform_attn')
 def _op(
     value: Tensor,
     shapes: Sequence[int],
@@ -265,7 +266,7 @@ def _op(
     return reference.forward(value, sizes, reference_points, places, weights)
 
 
-@torch.library.custom_op('ttt_kernels::deform_attn_backward', mutates_args=())
+@registered('deform_attn_backward')
 def _backward_op(
     do: Tensor,
     out: Tensor | None,

@@ -5,6 +5,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from .. import _backend, _inputs
+from .._dispatch import registered
 from .._inputs import state_dtype
 from . import reference
 
@@ -57,7 +58,7 @@ def ttt_dwconv(
     _inputs.check_tensors(_NAME, q=q, k=k, v=v, w3=w3)
     q, k, v = _inputs.to_autocast(q, k, v)
     h, w = _size(hw)
-    _check(q, k, v, w3, h, w)
+    _inputs.once(_check, q, k, v, w3, h, w)
     _inputs.check_number(_NAME, 'scale', scale)
     _inputs.check_bool(_NAME, 'damping', damping)
     return _op(q, k, v, w3, h, w, float(scale), damping, backend)[0]
@@ -101,7 +102,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor, w3: Tensor, h: int, w: int) -> None:
 # ------------------------------------------------------------------------------------ registration
 
 
-@torch.library.custom_op('ttt_kernels::ttt_dwconv', mutates_args=())
+@registered('ttt_dwconv')
 def _op(
     q: Tensor,
     k: Tensor,
@@ -121,7 +122,7 @@ def _op(
         return reference.forward(q, k, v, w3, h, w, scale, damping)
 
 
-@torch.library.custom_op('ttt_kernels::ttt_dwconv_backward', mutates_args=())
+@registered('ttt_dwconv_backward')
 def _backward_op(
     do: Tensor,
     q: Tensor,

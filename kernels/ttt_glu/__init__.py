@@ -5,6 +5,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from .. import _backend, _inputs
+from .._dispatch import registered
 from . import reference
 
 _NAME = 'ttt_glu'
@@ -53,7 +54,7 @@ def ttt_glu(
     backend = _backend.resolve(_NAME, backend)
     _inputs.check_tensors(_NAME, q=q, k=k, v=v, w1=w1, w2=w2)
     q, k, v = _inputs.to_autocast(q, k, v)
-    _inputs.check_inner_step(_NAME, q, k, v, w1=w1, w2=w2)
+    _inputs.once(_inputs.check_inner_step, _NAME, q, k, v, w1=w1, w2=w2)
     _inputs.check_number(_NAME, 'scale', scale)
     _inputs.check_bool(_NAME, 'damping', damping)
     return _op(q, k, v, w1, w2, float(scale), damping, backend)[0]
@@ -62,7 +63,7 @@ def ttt_glu(
 # ------------------------------------------------------------------------------------ registration
 
 
-@torch.library.custom_op('ttt_kernels::ttt_glu', mutates_args=())
+@registered('ttt_glu')
 def _op(
     q: Tensor,
     k: Tensor,
@@ -81,7 +82,7 @@ def _op(
         return reference.forward(q, k, v, w1, w2, scale, damping)
 
 
-@torch.library.custom_op('ttt_kernels::ttt_glu_backward', mutates_args=())
+@registered('ttt_glu_backward')
 def _backward_op(
     do: Tensor,
     q: Tensor,

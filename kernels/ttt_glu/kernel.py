@@ -15,7 +15,17 @@ import triton.language as tl
 from torch import Tensor
 
 from .. import _launch
-from .._triton import add_dot, dense_start, dot, load_tokens, silu, square, start, store_tokens
+from .._triton import (
+    add_dot,
+    again,
+    dense_start,
+    dot,
+    load_tokens,
+    silu,
+    square,
+    start,
+    store_tokens,
+)
 
 # ------------------------------------------------------------------------------------------- tiles
 
@@ -95,8 +105,8 @@ def _step(
         k_columns = tl.trans(k_tile)
         e1 = (v_tile * a).to(k_tile.dtype)
         e2 = (v_tile * z1 * slope).to(k_tile.dtype)
-        g1 = tl.dot(k_columns, e1, g1, input_precision=PRECISION, out_dtype=ACC)
-        g2 = tl.dot(k_columns, e2, g2, input_precision=PRECISION, out_dtype=ACC)
+        g1 = add_dot(g1, k_columns, e1, PRECISION)
+        g2 = add_dot(g2, k_columns, e2, PRECISION)
     g += tl.program_id(0).to(tl.int64) * 2 * D * D
     tl.store(g + square(D, 2 * D), g1 * factor / divisor)
     tl.store(g + D + square(D, 2 * D), g2 * factor / divisor)
@@ -188,8 +198,8 @@ def _read_backward(
         out = tl.dot(du2, tl.trans(w2_tile), out, input_precision=PRECISION, out_dtype=ACC)
         store_tokens(dq, n, last, H * D, out, D, BLOCK)
         q_columns = tl.trans(q_tile)
-        dw1 = tl.dot(q_columns, du1, dw1, input_precision=PRECISION, out_dtype=ACC)
-        dw2 = tl.dot(q_columns, du2, dw2, input_precision=PRECISION, out_dtype=ACC)
+        dw1 = add_dot(dw1, q_columns, du1, PRECISION)
+        dw2 = add_dot(dw2, q_columns, du2, PRECISION)
     dw += tl.program_id(0).to(tl.int64) * 2 * D * D
     tl.store(dw + square(D, 2 * D), dw1)
     tl.store(dw + D + square(D, 2 * D), dw2)
@@ -249,12 +259,14 @@ def _step_backward(
     splits,
     D: tl.constexpr,
     BLOCK: tl.constexpr,
+    RELOAD: tl.constexpr,
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """dK, dV and the step's share of dW for a span of tokens, all of them linear in j.
 
     Feature-major, `(D, BLOCK)`, as in ttt_mlp: what was computed is always a second operand.
+    RELOAD: ttt_mlp's EVERY, in fp32.
     """
     ACC: tl.constexpr = dw.dtype.element_ty
     TYPE: tl.constexpr = k.dtype.element_ty
@@ -267,28 +279,30 @@ def _step_backward(
     dk += out_start
     dv += out_start
     dw += tl.program_id(0).to(tl.int64) * 2 * D * D
-    weights += program % H * 2 * D * D + square(D, D)
-    w1, w2 = tl.load(weights), tl.load(weights + D * D)
-    j += program.to(tl.int64) * 2 * D * D + square(D, D)
-    j1, j2 = tl.load(j), tl.load(j + D * D)
+    at_w1 = weights + program % H * 2 * D * D + square(D, D)
+    at_w2 = at_w1 + D * D
+    w1, w2 = tl.load(at_w1), tl.load(at_w2)
+    at_j1 = j + program.to(tl.int64) * 2 * D * D + square(D, D)
+    at_j2 = at_j1 + D * D
+    j1, j2 = tl.load(at_j1), tl.load(at_j2)
     scale = tl.load(peak + program) * factor / N
     sum1 = tl.zeros((D, D), ACC)
     sum2 = tl.zeros((D, D), ACC)
     for n in tl.range(first, last, BLOCK, num_stages=STAGES):
         k_columns = tl.trans(load_tokens(k, n, last, k_strides[1], D, BLOCK))
         v_columns = tl.trans(load_tokens(v, n, last, v_strides[1], D, BLOCK)).to(ACC)
-        a, slope, bend = silu(dot(tl.trans(w2), k_columns, ACC, PRECISION))
-        z1 = dot(tl.trans(w1), k_columns, ACC, PRECISION)
-        r1 = dot(tl.trans(j1), k_columns, ACC, PRECISION)
-        r2 = dot(tl.trans(j2), k_columns, ACC, PRECISION)
+        a, slope, bend = silu(dot(tl.trans(again(w2, at_w2, RELOAD)), k_columns, ACC, PRECISION))
+        z1 = dot(tl.trans(again(w1, at_w1, RELOAD)), k_columns, ACC, PRECISION)
+        r1 = dot(tl.trans(again(j1, at_j1, RELOAD)), k_columns, ACC, PRECISION)
+        r2 = dot(tl.trans(again(j2, at_j2, RELOAD)), k_columns, ACC, PRECISION)
         found = (r1 * a + r2 * z1 * slope) * scale
         store_tokens(dv, n, last, H * D, tl.trans(found), D, BLOCK)
         dz2 = (v_columns * (r1 * slope + r2 * z1 * bend)).to(TYPE)
         dz1 = (r2 * v_columns * slope).to(TYPE)
-        out = dot(w2, dz2, ACC, PRECISION)
-        out = add_dot(out, w1, dz1, PRECISION)
-        out = add_dot(out, j1, (v_columns * a).to(TYPE), PRECISION)
-        out = add_dot(out, j2, (v_columns * z1 * slope).to(TYPE), PRECISION)
+        out = dot(again(w2, at_w2, RELOAD), dz2, ACC, PRECISION)
+        out = add_dot(out, again(w1, at_w1, RELOAD), dz1, PRECISION)
+        out = add_dot(out, again(j1, at_j1, RELOAD), (v_columns * a).to(TYPE), PRECISION)
+        out = add_dot(out, again(j2, at_j2, RELOAD), (v_columns * z1 * slope).to(TYPE), PRECISION)
         store_tokens(dk, n, last, H * D, tl.trans(out * scale), D, BLOCK)
         sum1 = add_dot(sum1, k_columns, tl.trans(dz1), PRECISION)
         sum2 = add_dot(sum2, k_columns, tl.trans(dz2), PRECISION)
@@ -311,18 +325,32 @@ _HALF = {
     'step_backward': {'BLOCK': 32, 'num_warps': 4, 'STAGES': 2},
 }
 _SINGLE = {'BLOCK': 32, 'num_warps': 4, 'STAGES': 1}
+# At d = 64 a product takes three times the registers of its operands: eight warps, fewer tokens.
+_WIDE = {'num_warps': 8, 'STAGES': 1}
+_SINGLE_WIDE = {
+    'step': {'BLOCK': 32, **_WIDE},
+    'read': {'BLOCK': 32, **_WIDE},
+    'read_backward': {'BLOCK': 16, **_WIDE},
+    'step_backward': {'BLOCK': 16, **_WIDE},
+}
 
 
-def config(kernel: str, dtype: torch.dtype) -> dict:
-    """Options to compile a kernel for tokens of `dtype` with; the same for all GPUs."""
-    if dtype in (torch.float16, torch.bfloat16):
-        return {**_HALF[kernel], 'PRECISION': 'ieee'}
-    # A product of fp32 tiles is one of TF32, with 10 bits, unless it is told otherwise.
-    return {**_SINGLE, 'PRECISION': 'tf32x3' if dtype == torch.float32 else 'ieee'}
+def config(kernel: str, dtype: torch.dtype, dim: int) -> dict:
+    """Options to compile a kernel for tokens of `dtype` and `dim` channels with, on any GPU."""
+    half = dtype in (torch.float16, torch.bfloat16)
+    wide = dtype == torch.float32 and dim > _launch.DIMS[0]
+    sizes = _HALF[kernel] if half else _SINGLE_WIDE[kernel] if wide else _SINGLE
+    options: dict = {**sizes, 'PRECISION': _launch.precision(dtype)}
+    if kernel == 'step_backward':
+        options['RELOAD'] = wide
+    return options | (_launch.most_registers(255) if wide else {})
 
 
 def unsupported_reason(q: Tensor) -> str | None:
     """Reason why the kernels cannot run with these arguments; None where they can."""
+    dim = q.shape[-1]
+    if q.dtype == torch.float32 and dim > _launch.DIMS[0] and _launch.little_shared_memory(q):
+        return f'q is torch.float32 with d = {dim}, for which this GPU has too little shared memory'
     return _launch.unsupported_heads_reason(q)
 
 
@@ -349,13 +377,13 @@ def forward(
         return o, _beside(g)
     weights = {'w1': w1.contiguous(), 'w2': w2.contiguous()}
     sizes = {'N': tokens, 'H': heads, 'D': dim}
-    options = config('step', q.dtype)
+    options = config('step', q.dtype, dim)
     splits, span = _launch.split(tokens, batch * heads, options['BLOCK'])
     g = w1.new_empty((batch * heads, splits, dim, 2 * dim))
     o = torch.empty_like(q, memory_format=torch.contiguous_format)
     whole = splits == 1
     with torch.cuda.device_of(q):
-        _step[(batch * heads * splits,)](
+        _launch.launcher(_step, (batch * heads * splits,))(
             **_launch.with_strides(k=k, v=v),
             **weights,
             g=g,
@@ -367,9 +395,9 @@ def forward(
             **options,
         )
         g = g.squeeze(1) if whole else _launch.add_up(g, -scale, tokens)
-        options = config('read', q.dtype)
+        options = config('read', q.dtype, dim)
         splits, span = _launch.split(tokens, batch * heads, options['BLOCK'])
-        _read[(batch * heads * splits,)](
+        _launch.launcher(_read, (batch * heads * splits,))(
             **_launch.with_strides(q=q),
             **weights,
             g=g,
@@ -402,7 +430,7 @@ def backward(
         dq, dk, dv, *dw = backward(do, q, k, v, w1, w2, _beside(g), scale, damping)
         return *_launch.unpad(dq, dk, dv, width=dim), *_launch.unpad(*dw, width=dim, axes=2)
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
-    first, second = config('read_backward', q.dtype), config('step_backward', q.dtype)
+    first, second = (config(f'{name}_backward', q.dtype, dim) for name in ('read', 'step'))
     # Both passes share out the tokens alike: the second adds to the partial sums of the first.
     splits, span = _launch.split(tokens, batch * heads, first['BLOCK'])
     grid = (batch * heads * splits,)
@@ -420,11 +448,13 @@ def backward(
         'DAMPING': damping,
     }
     with torch.cuda.device_of(q):
-        _read_backward[grid](**_launch.with_strides(do=do, q=q), dq=dq, **shared, **first)
+        _launch.launcher(_read_backward, grid)(
+            **_launch.with_strides(do=do, q=q), dq=dq, **shared, **first
+        )
         j = q.new_empty((batch * heads, 2, dim, dim))
         peak = dw.new_empty(batch * heads)
         weights = q.new_empty((heads, 2, dim, dim))
-        _step_gradients[(batch * heads,)](
+        _launch.launcher(_step_gradients, (batch * heads,))(
             g=shared['g'],
             dw=_launch.add_up(dw),
             w1=shared['w1'],
@@ -436,7 +466,7 @@ def backward(
             D=dim,
             DAMPING=damping,
         )
-        _step_backward[grid](
+        _launch.launcher(_step_backward, grid)(
             **_launch.with_strides(k=k, v=v),
             weights=weights,
             j=j,

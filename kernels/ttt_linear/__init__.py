@@ -5,8 +5,9 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from .. import _backend, _inputs
+from .._dispatch import registered
 from . import reference
-from .reference import Inputs
+from .definition import Inputs
 
 _NAME = 'ttt_linear'
 
@@ -83,12 +84,12 @@ def ttt_linear(
         # Steps come out of a linear layer, so autocast has rounded them already.
         tensors['eta'] = eta = eta.to(_inputs.state_dtype(q.dtype))
     ways = _inputs.direction_letters(_NAME, directions)
-    _check(ways, mini_batch_size, **tensors)
+    _inputs.once(_check, ways, mini_batch_size, **tensors)
     inputs = Inputs(**tensors)
     _inputs.check_number(_NAME, 'eps', eps, least=0)
     # Intermediate results are written only where there will be a backward pass.
     keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
-    return _op(*inputs, ways, mini_batch_size, eps, backend, keep)[0]
+    return _op(*inputs, ways, mini_batch_size, float(eps), backend, keep)[0]
 
 
 def _check(ways: str, mini_batch_size: int, **tensors: Tensor | None) -> None:
@@ -137,7 +138,7 @@ def _check(ways: str, mini_batch_size: int, **tensors: Tensor | None) -> None:
 # ------------------------------------------------------------------------------------ registration
 
 
-@torch.library.custom_op('ttt_kernels::ttt_linear', mutates_args=())
+@registered('ttt_linear')
 def _op(
     q: Tensor,
     k: Tensor,
@@ -163,7 +164,7 @@ def _op(
         return reference.forward(inputs, directions, mini_batch_size, eps, keep)
 
 
-@torch.library.custom_op('ttt_kernels::ttt_linear_backward', mutates_args=())
+@registered('ttt_linear_backward')
 def _backward_op(
     do: Tensor,
     q: Tensor,

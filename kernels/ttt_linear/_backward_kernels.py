@@ -23,6 +23,7 @@ from ._tiles import (
     dense_start,
     descent_step,
     feature_offsets,
+    from_scratch,
     last_token_scale,
     load_features,
     load_rows,
@@ -48,6 +49,7 @@ from ._tiles import (
     sum_features,
     sum_features2,
     sum_features3,
+    to_scratch,
     token_mask,
     token_scales,
     transpose,
@@ -184,7 +186,7 @@ def backward_query(
             sum_z, sum_zq = sum_features2(z * z, zq * zq)
             rstd_k, rstd_q = tl.rsqrt(sum_z / WIDTH + eps), tl.rsqrt(sum_zq / WIDTH + eps)
             x, xq = z * column(rstd_k), zq * column(rstd_q)
-            tl.store(scratch_tile(normed, n, D), concat_features(x.to(k_tile.dtype), D))
+            tl.store(scratch_tile(normed, n, D), to_scratch(x.to(k_tile.dtype), D))
             tl.store(scratch_rows(rstd, n), rstd_k)
 
             # The gradient of Z̄, and with it what the inner model's target and step are worth.
@@ -199,11 +201,11 @@ def backward_query(
             u = subtract_mean(u, column(sum_u / WIDTH), D, WIDTH)
             d = ((u - xq * column(sum_ux / WIDTH)) * column(rstd_q)).to(k_tile.dtype)
             d_tile = concat_features(d, D)
-            tl.store(scratch_tile(d_out, n, D), d_tile)
+            tl.store(scratch_tile(d_out, n, D), to_scratch(d, D))
 
             # Through M to G and E, and to the queries.
             u = dot(transpose(m), d, ACC, PRECISION)
-            tl.store(scratch_tile(u_out, n, D), concat_features(u.to(k_tile.dtype), D))
+            tl.store(scratch_tile(u_out, n, D), to_scratch(u.to(k_tile.dtype), D))
             dg = scores(d_tile, g_tile, D, PRECISION, ACC)
             de = tl.where(causal, -dg * qk, 0)
             # Every block has the same of E, and its own part of what the chunks before have learnt.
@@ -343,6 +345,8 @@ def backward_chain(
                 x_next,
                 u_next,
             )
+            d_tile, x_tile = from_scratch(d_tile, D), from_scratch(x_tile, D)
+            u_tile = from_scratch(u_tile, D)
             steps, rstd_k, mean_p = e_next, r_next, p_next
             k_next = load_tile(k, k_step, before, T, D, SIZE)
             q_next = load_tile(q, q_step, before, T, D, SIZE)
@@ -358,13 +362,13 @@ def backward_chain(
             if mini_batch_chunks(SIZE) > 1:
                 h = apply_state(f, f_c, k_tile, D, PRECISION)
                 tau = token_scales(token_scale, head // H, n, SIZE, HAS_SCALE, ACC)
-                scaled = (d_tile.to(ACC) * tau[:, None]).to(k_tile.dtype)
-                f, f_c = add_outer(f, f_c, split_features(scaled, D), q_tile, D, PRECISION)
+                scaled = (d_tile.to(ACC) * column(tau)).to(k_tile.dtype)
+                f, f_c = add_outer(f, f_c, scaled, q_tile, D, PRECISION)
             else:
                 h = apply_state(ds, dc, k_tile, D, PRECISION)
-            ds, dc = add_outer(ds, dc, split_features(d_tile, D), q_tile, D, PRECISION)
-            x, grad = split_features(x_tile, D).to(ACC), split_features(g_tile, D).to(ACC)
-            u = split_features(u_tile, D).to(ACC) - h * column(carried_steps(steps, tau_last, SIZE))
+            ds, dc = add_outer(ds, dc, d_tile, q_tile, D, PRECISION)
+            x, grad = x_tile.to(ACC), split_features(g_tile, D).to(ACC)
+            u = u_tile.to(ACC) - h * column(carried_steps(steps, tau_last, SIZE))
             mean_ux, mean_ug, sum_hg = sum_features3(u * x, u * grad, h * grad)
             mean_ux, mean_ug = mean_ux / WIDTH, mean_ug / WIDTH
             tl.store(scratch_rows(dlast_out, n), -sum_hg)
@@ -378,8 +382,8 @@ def backward_chain(
             dz -= dp * column(mean_p) + grad * column(mean_ux)
             dz = (dz * column(rstd_k)).to(k_tile.dtype)
             ds, dc = add_outer(ds, dc, dz, k_tile, D, PRECISION)
-            tl.store(scratch_tile(dz_out, n, D), concat_features(dz, D))
-            tl.store(scratch_tile(dp_out, n, D), concat_features(dp.to(k_tile.dtype), D))
+            tl.store(scratch_tile(dz_out, n, D), to_scratch(dz, D))
+            tl.store(scratch_tile(dp_out, n, D), to_scratch(dp.to(k_tile.dtype), D))
     slot = tl.cast(scan, tl.int64)
     store_state(dw0 + slot * D * D, db0 + slot * D, ds, dc, D)
 
@@ -513,6 +517,7 @@ def backward_key(
             n = end - i
             before = tl.maximum(n - 1, 0)
             k_tile, g_tile, q_tile, d_tile, dz_tile = k_next, g_next, q_next, d_next, dz_next
+            d_tile, dz_tile = from_scratch(d_tile, D), from_scratch(dz_tile, D)
             steps = e_next
             k_next = load_tile(k, k_step, before, T, D, SIZE)
             g_next = load_tile(g, g_step, before, T, D, SIZE)
@@ -524,39 +529,33 @@ def backward_key(
             x_tile = tl.load(scratch_tile(normed, n, D))
             dp_tile = tl.load(scratch_tile(dp_out, n, D))
 
-            eg = descent_step(g_tile.to(ACC), carried_steps(steps, tau_last, SIZE)[:, None], k_tile)
             if mini_batch_chunks(SIZE) > 1:
                 tau = token_scales(token_scale, head // H, n, SIZE, HAS_SCALE, ACC)
-                dk_tile = dot(
-                    repeat_blocks(eg, D), split_inputs(f.to(k_tile.dtype), D), ACC, PRECISION
-                )
-                scaled = (d_tile.to(ACC) * tau[:, None]).to(k_tile.dtype)
-                f = add_dot(
-                    f, transpose(split_features(scaled, D)), repeat_blocks(q_tile, D), PRECISION
-                )
+                ds_now = split_inputs(f.to(k_tile.dtype), D)
+                scaled = (d_tile.to(ACC) * column(tau)).to(k_tile.dtype)
+                f = add_dot(f, transpose(scaled), repeat_blocks(q_tile, D), PRECISION)
             else:
                 # A step back, of a state that enters linearly: it may be off by a sum's rounding.
+                eg = descent_step(g_tile.to(ACC), (tau_last * steps)[:, None], k_tile)
                 s = add_dot(
                     s, transpose(split_features(-eg, D)), repeat_blocks(k_tile, D), PRECISION
                 )
-                dk_tile = dot(
-                    repeat_blocks(eg, D), split_inputs(ds.to(k_tile.dtype), D), ACC, PRECISION
-                )
+                ds_now = split_inputs(ds.to(k_tile.dtype), D)
             s_now = split_inputs(s.to(k_tile.dtype), D)
-            dk_tile = add_dot(dk_tile, repeat_blocks(dz_tile, D), s_now, PRECISION)
-            gd = scores(g_tile, d_tile, D, PRECISION, ACC)
+            # The steps multiply the product: e⊙G would be one more operand for all warps.
+            dk_tile = dot(repeat_blocks(g_tile, D), ds_now, ACC, PRECISION)
+            dk_tile *= -column(carried_steps(steps, tau_last, SIZE))
+            dz_whole = repeat_blocks(concat_features(dz_tile, D), D)
+            dk_tile = add_dot(dk_tile, dz_whole, s_now, PRECISION)
+            gd = scores(g_tile, concat_features(d_tile, D), D, PRECISION, ACC)
             es = tl.where(causal, -steps[None, :, None] * tau[None, None, :] * gd, 0)
             es = es.to(k_tile.dtype)
             dk_tile = add_dot(dk_tile, es, split_features(q_tile, D), PRECISION)
-            ds = add_dot(
-                ds, transpose(split_features(d_tile, D)), repeat_blocks(q_tile, D), PRECISION
-            )
-            ds = add_dot(
-                ds, transpose(split_features(dz_tile, D)), repeat_blocks(k_tile, D), PRECISION
-            )
+            ds = add_dot(ds, transpose(d_tile), repeat_blocks(q_tile, D), PRECISION)
+            ds = add_dot(ds, transpose(dz_tile), repeat_blocks(k_tile, D), PRECISION)
 
-            gx = gamma * x_tile.to(ACC)
-            dp = dp_tile.to(ACC)
+            gx = gamma * concat_features(from_scratch(x_tile, D), D).to(ACC)
+            dp = concat_features(from_scratch(dp_tile, D), D).to(ACC)
             dy = gamma * dp
             store_tile(dv + g_start, g_step, n, T, -dy, D, SIZE)
             store_tile(dk + g_start, g_step, n, T, concat_features(dk_tile, D) + dy, D, SIZE)

@@ -50,25 +50,17 @@ def inner_gradient(z, k, v, gamma, lam, eps, D: tl.constexpr, WIDTH: tl.constexp
 
 
 @triton.jit
-def output(
-    z,
-    k,
-    q,
-    g,
-    steps,
-    tau,
-    gamma,
-    lam,
-    eps,
-    D: tl.constexpr,
-    WIDTH: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """O = Q + γ⊙LN̂(Z̄) + λ, `(16, D)`, from QW + c and G, both in blocks."""
+def step_weights(q, k, steps, tau, D: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr):
+    """−M = −E⊙(QKᵀ + 1) of a chunk, for every block: what its steps do to the outputs."""
     causal = tl.arange(0, CHUNK)[:, None] >= tl.arange(0, CHUNK)[None, :]
-    scores = dot(q, tl.trans(k), z.dtype, PRECISION) + 1
-    m = saturating_cast(tl.where(causal, -tau[:, None] * steps[None, :] * scores, 0), q)
-    z = add_dot(z, repeat_blocks(m, D), g, PRECISION)
+    qk = dot(q, tl.trans(k), ACC, PRECISION) + 1
+    m = saturating_cast(tl.where(causal, -tau[:, None] * steps[None, :] * qk, 0), q)
+    return repeat_blocks(m, D)
+
+
+@triton.jit
+def output(z, q, gamma, lam, eps, D: tl.constexpr, WIDTH: tl.constexpr):
+    """O = Q + γ⊙LN̂(Z̄) + λ, `(16, D)`, from Z̄ in blocks."""
     x = z * column(tl.rsqrt(sum_features(z * z) / WIDTH + eps))
     return concat_features(split_features(q, D).to(z.dtype) + gamma * x + lam, D)
 
@@ -158,6 +150,7 @@ def forward_scan(
                 if mini_batch_chunks(SIZE) > 1:
                     tau = token_scales(token_scale, head // H, n, SIZE, HAS_SCALE, ACC)
                     zq += column(tau) * apply_state(a, a_c, q_tile, D, PRECISION)
+                m = step_weights(q_tile, k_tile, steps, tau, D, PRECISION, ACC)
             g_tile = inner_gradient(z, k_tile, v_tile, gamma, lam, eps, D, WIDTH)
             eg = descent_step(g_tile.to(ACC), column(carried_steps(steps, tau_last, SIZE)), k_tile)
             if mini_batch_chunks(SIZE) > 1:
@@ -167,9 +160,8 @@ def forward_scan(
             if KEEP:
                 store_tile(g, o_step, n, T, concat_features(g_tile, D), D, SIZE)
             if QUERY:
-                o_tile = output(
-                    zq, k_tile, q_tile, g_tile, steps, tau, gamma, lam, eps, D, WIDTH, PRECISION
-                )
+                zq = add_dot(zq, m, g_tile, PRECISION)
+                o_tile = output(zq, q_tile, gamma, lam, eps, D, WIDTH)
                 store_tile(o, o_step, n, T, o_tile, D, SIZE)
         if mini_batch_chunks(SIZE) > 1:
             s, c = s + tau_last * a, c + tau_last * a_c
@@ -254,9 +246,9 @@ def forward_output(
                 z += column(tau) * apply_state(a, a_c, q_tile, D, PRECISION)
             eg = descent_step(g_tile.to(ACC), carried_steps(steps, tau_last, SIZE)[:, None], k_tile)
             g_blocks = split_features(g_tile, D)
-            o_tile = output(
-                z, k_tile, q_tile, g_blocks, steps, tau, gamma, lam, eps, D, WIDTH, PRECISION
-            )
+            m = step_weights(q_tile, k_tile, steps, tau, D, PRECISION, ACC)
+            z = add_dot(z, m, g_blocks, PRECISION)
+            o_tile = output(z, q_tile, gamma, lam, eps, D, WIDTH)
             store_tile(o + o_start, o_step, n, T, o_tile, D, SIZE)
             if mini_batch_chunks(SIZE) > 1:
                 a, a_c = add_outer(a, a_c, split_features(eg, D), k_tile, D, PRECISION)

@@ -17,7 +17,8 @@ from .._inputs import gradient_dtype, state_dtype
 from .._numba import COLUMNS, flat, padded, parallel, sum_in_order
 from ._numba_backward import backward as _backward
 from ._numba_forward import forward as _forward
-from .reference import Inputs, segment
+from .definition import Inputs
+from .reference import segment
 
 # A thread holds the scores of a chunk, (b, b). So far the kernels are faster than the reference.
 _LARGEST_MINI_BATCH = 1024

@@ -152,8 +152,26 @@ def scratch_start(scan, chunks, WIDTH: tl.constexpr):
 
 @triton.jit
 def scratch_tile(base, n, D: tl.constexpr):
-    """Pointers `(16, D)` to chunk `n` of a scratch buffer; `base` is at the scan."""
-    return base + n * (CHUNK * D) + tl.arange(0, CHUNK)[:, None] * D + tl.arange(0, D)[None, :]
+    """Pointers `(16·D,)` to chunk `n` of a scratch buffer; `base` is at the scan."""
+    return base + n * (CHUNK * D) + tl.arange(0, CHUNK * D)
+
+
+@triton.jit
+def to_scratch(z, D: tl.constexpr):
+    """Values of a `(D/16, 16, 16)` in the order in which tensor cores leave them, `(16·D,)`.
+
+    A thread has two tokens and four features of a block of a product. Side by side they are one
+    store, and one load where the next kernel adds to products: no exchange between threads.
+    """
+    z = tl.reshape(z, (D // CHUNK, 2, 8, 2, 4, 2))
+    return tl.reshape(tl.permute(z, (0, 2, 4, 3, 1, 5)), (CHUNK * D,))
+
+
+@triton.jit
+def from_scratch(z, D: tl.constexpr):
+    """Undoes `to_scratch`."""
+    z = tl.reshape(z, (D // CHUNK, 8, 4, 2, 2, 2))
+    return tl.reshape(tl.permute(z, (0, 4, 1, 3, 2, 5)), (D // CHUNK, CHUNK, CHUNK))
 
 
 @triton.jit

@@ -11,7 +11,7 @@ from .. import _launch
 from .._inputs import gradient_dtype
 from . import _backward_kernels, _forward_kernels, _tiles, reference
 from ._plans import plan
-from .reference import Inputs
+from .definition import Inputs
 
 # Channels of a head that the kernels have; others are padded.
 DIMS = (32, 64, 128)
@@ -215,6 +215,8 @@ def backward(
 
 def _padded(inputs: Inputs) -> Inputs:
     """The inputs with as many features as the next of `DIMS`."""
+    if inputs.q.shape[-1] in DIMS:
+        return inputs
     names = ('q', 'k', 'v', 'b0', 'ln_weight', 'ln_bias')
     padded = _launch.pad(*(getattr(inputs, name) for name in names), dims=DIMS)
     (w0,) = _launch.pad(inputs.w0, dims=DIMS, axes=2)
@@ -260,7 +262,7 @@ class _Call:
             'WIDTH': width,
             'SIZE': size,
             'HAS_SCALE': token_scale is not None,
-            'PRECISION': 'tf32x3' if q.dtype == torch.float32 else 'ieee',
+            'PRECISION': _launch.precision(q.dtype),
             'num_warps': self.dim // CHUNK,
         }
 
@@ -303,10 +305,10 @@ class _Call:
         return arguments
 
     def launch(self, kernel, programs: int, shared: bool = False, **arguments) -> None:
-        most = registers(self.dtype, self.dim, shared)
+        most = _launch.most_registers(registers(self.dtype, self.dim, shared))
         # Triton launches on the current device, whatever the tensors are on.
         with torch.cuda.device_of(self.arguments['q']['q']):
-            kernel[(programs,)](**arguments, **self.sizes, maxnreg=most)
+            _launch.launcher(kernel, (programs,))(**arguments, **self.sizes, **most)
 
 
 @functools.cache

@@ -1,20 +1,12 @@
-"""TTT-linear in plain PyTorch: the executable specification of Vittt's mini-batch scan (App. A).
+"""TTT-linear in plain PyTorch, by explicit formulas: what the op runs without a kernel.
 
-Three ways to the same numbers, from the clearest to the fastest:
-
-- `primal`: the definition. One state per token, gradients of the inner loss by autograd.
-- `dual`: matrix products a mini-batch at a time (App. A.2), differentiable by autograd.
-- `forward`, `backward`: what the op runs without a GPU. Explicit formulas, every image, head and
-  direction in the same batched products; only the dependence on the state is a Python loop.
-
-Vectors are rows: `Z = K W + c`. Each scan r reads its tokens from the first to the last
-('f' in `directions`) or from the last to the first ('b'), and everything is indexed by the
-token's own position. The step of token s in the state of token t, s ≤ t in one mini-batch,
-is `τ_t·ℓ_s` (`token_scale`, `eta`), and a mini-batch hands on the state of its last token, τ_b·ℓ_s.
+`forward` and `backward` compute `definition.dual` and its gradients with every image, head and
+direction in the same batched products; only the dependence on the state is a Python loop.
+`exported` is the forward pass in operators that exporters know.
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,25 +14,12 @@ from torch import Tensor
 from torch._higher_order_ops.scan import scan_op
 
 from .._inputs import gradient_dtype, state_dtype
+from .definition import Inputs, scan_order
 
 # Mini-batches of 16 tokens between two states that the forward pass keeps for the backward pass.
 SEGMENT = 32
 # The gradient of a LayerNorm with respect to its input only.
 _INPUT_ONLY = [True, False, False]
-
-
-class Inputs(NamedTuple):
-    """The tensors of a scan, in the order of the op's arguments."""
-
-    q: Tensor  # (B, T, R, H, d)
-    k: Tensor
-    v: Tensor
-    eta: Tensor  # (B, T, R, H)
-    w0: Tensor  # (R, H, d, d)
-    b0: Tensor | None  # (R, H, d); None, like all that follow, for the linear inner model alone
-    ln_weight: Tensor | None
-    ln_bias: Tensor | None
-    token_scale: Tensor | None  # (R, mini_batch_size); None is ones
 
 
 def segment(mini_batch_size: int) -> int:
@@ -50,119 +29,6 @@ def segment(mini_batch_size: int) -> int:
     mini-batches a CPU's more states than its cache holds.
     """
     return max(1, min(SEGMENT, 16 * SEGMENT // mini_batch_size))
-
-
-def scan_order(x: Tensor, directions: str) -> Tensor:
-    """Tokens `(B, T, R, …)` in the order in which each scan reads them; its own inverse."""
-    if 'b' not in directions:
-        return x
-    scans = [x[:, :, r].flip(1) if way == 'b' else x[:, :, r] for r, way in enumerate(directions)]
-    return torch.stack(scans, dim=2)
-
-
-# ------------------------------------------------------------------------------------- definition
-
-
-def primal(
-    inputs: Inputs,
-    directions: str,
-    mini_batch_size: int,
-    eps: float = 1e-6,
-    inner: str = 'ln_residual',
-) -> Tensor:
-    """The literal definition, token by token (App. A.1). Slow; differentiable; for tests.
-
-    Args:
-        inner: 'ln_residual' is f(x) = x + LN(xW + c) (App. B, Remarks); 'linear' is the f(x) = xW
-            of Theorems 1 and 2, which ignores `b0`, `ln_weight` and `ln_bias` (None will do).
-
-    The inner loss is ½‖f(k) − v‖², so a step ℓ = 1 is the theorems' η = ½ on ‖f(k) − v‖².
-
-    Returns:
-        O, `(B, T, R, H, d)`.
-    """
-    if inner not in ('ln_residual', 'linear'):
-        raise ValueError(f"inner must be 'ln_residual' or 'linear', got {inner!r}")
-    q, k, v, eta, w0, b0, ln_weight, ln_bias, token_scale = inputs
-    batch, tokens, _, _, dim = q.shape
-    dtype, state = q.dtype, state_dtype(q.dtype)
-    q, k, v, eta = (scan_order(x.to(state), directions) for x in (q, k, v, eta))
-
-    def f(w: Tensor, c: Tensor, x: Tensor) -> Tensor:
-        z = (x.unsqueeze(-2) @ w).squeeze(-2)
-        if inner == 'linear':
-            return z
-        return x + F.layer_norm(z + c, (dim,), eps=eps) * ln_weight + ln_bias
-
-    def loss(w: Tensor, c: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        # A sum over independent problems: its gradient is each problem's own.
-        return (f(w, c, key) - value).square().sum() / 2
-
-    descent = torch.func.grad(loss, argnums=(0, 1))
-    w = w0.expand(batch, *w0.shape)
-    c = w.new_zeros(w.shape[:-1]) if b0 is None else b0.expand(batch, *b0.shape)
-    outputs = []
-    for start in range(0, tokens, mini_batch_size):
-        sum_w, sum_c = torch.zeros_like(w), torch.zeros_like(c)
-        for t in range(start, min(start + mini_batch_size, tokens)):
-            grad_w, grad_c = descent(w, c, k[:, t], v[:, t])
-            sum_w = sum_w + eta[:, t, :, :, None, None] * grad_w
-            sum_c = sum_c + eta[:, t, :, :, None] * grad_c
-            scale = w0.new_ones(1) if token_scale is None else token_scale[:, t - start]
-            scale = scale.view(-1, 1, 1)
-            outputs.append(f(w - scale[..., None] * sum_w, c - scale * sum_c, q[:, t]))
-        # Only a full mini-batch has a successor, so `scale` is τ_b here whenever it matters.
-        w, c = w - scale[..., None] * sum_w, c - scale * sum_c
-    return scan_order(torch.stack(outputs, dim=1), directions).to(dtype)
-
-
-def dual(
-    inputs: Inputs,
-    directions: str,
-    mini_batch_size: int,
-    eps: float = 1e-6,
-) -> Tensor:
-    """The dual form, a mini-batch at a time (App. A.2); differentiable by autograd.
-
-    Returns:
-        O, `(B, T, R, H, d)`.
-    """
-    q, k, v, eta, w0, b0, ln_weight, ln_bias, token_scale = inputs
-    tokens, dim = q.shape[1], q.shape[-1]
-    dtype, state = q.dtype, state_dtype(q.dtype)
-    # (B, R, H, T, …), in scan order
-    q, k, v, eta = (scan_order(x.to(state), directions).movedim(1, 3) for x in (q, k, v, eta))
-    tau = _token_scale(token_scale, w0, mini_batch_size)[:, None]
-    # They are missing for the linear inner model alone, of which this is no form.
-    assert b0 is not None
-    assert ln_weight is not None
-    assert ln_bias is not None
-    weight, bias = ln_weight[:, :, None], ln_bias[:, :, None]
-    w, c = w0, b0[:, :, None]
-    outputs = []
-    for start in range(0, tokens, mini_batch_size):
-        qi, ki, vi, step = (x[:, :, :, start : start + mini_batch_size] for x in (q, k, v, eta))
-        size = qi.shape[3]
-        z = ki @ w + c
-        x = F.layer_norm(z, (dim,), eps=eps)
-        sigma = (z.var(-1, unbiased=False, keepdim=True) + eps).sqrt()
-        p = weight * (weight * x + bias - (vi - ki))
-        g = (p - p.mean(-1, keepdim=True) - x * (p * x).mean(-1, keepdim=True)) / sigma
-        e = (tau[:, :, :size, None] * step[..., None, :]).tril()
-        zq = qi @ w + c - (e * (qi @ ki.mT + 1)) @ g
-        outputs.append(qi + weight * F.layer_norm(zq, (dim,), eps=eps) + bias)
-        last = (tau[:, :, -1:] * step)[..., None]
-        w, c = w - (last * ki).mT @ g, c - (last * g).sum(-2, keepdim=True)
-    return scan_order(torch.cat(outputs, dim=3).movedim(3, 1), directions).to(dtype)
-
-
-def _token_scale(token_scale: Tensor | None, like: Tensor, mini_batch_size: int) -> Tensor:
-    if token_scale is None:
-        return like.new_ones((like.shape[0], mini_batch_size))
-    return token_scale
-
-
-# --------------------------------------------------------------------------------- what the op runs
 
 
 class _Chunks:
@@ -260,11 +126,11 @@ def _operands(
     directions: str,
     mini_batch_size: int,
 ) -> _Operands:
-    q, k, v, eta, _, _, ln_weight, ln_bias, token_scale = inputs
+    q, k, v, eta, w0, _, ln_weight, ln_bias, token_scale = inputs
     chunks = _Chunks(q, directions, mini_batch_size)
     keys, queries = chunks.pack_with_one(k), chunks.pack_with_one(q)
     step = chunks.pack(eta)
-    tau = _token_scale(token_scale, ln_weight, mini_batch_size)
+    tau = w0.new_ones(chunks.scans, mini_batch_size) if token_scale is None else token_scale
     tau = chunks.parameter(tau[:, None].expand(-1, chunks.heads, -1))
     tau, tau_last = tau[:, : chunks.size], tau[:, -1:]
     target = chunks.pack(v).neg_().add_(keys[..., :-1])
@@ -439,7 +305,11 @@ def backward(
 
 
 def exported(*args: Any) -> tuple[Tensor, ...]:
-    """`dual` in operators that exporters know: torch's own `scan` in place of its loop."""
+    """`dual` in operators that exporters know: torch's own `scan` in place of its loop.
+
+    A runtime pays for each operator of each step, so that all of them that do not need the state
+    are outside of the loop, as in `forward`.
+    """
     # The last two are the backend and whether to keep what the backward pass needs.
     *tensors, directions, size, eps = args[:12]
     q, k, v, eta, w0, b0, ln_weight, ln_bias, token_scale = Inputs(*tensors)
@@ -452,26 +322,28 @@ def exported(*args: Any) -> tuple[Tensor, ...]:
         x = F.pad(x, (0, 0) * (x.dim() - 2) + (0, count * size - tokens))
         return x.unflatten(1, (count, size)).movedim((1, 2), (0, 4))
 
+    q, k, v, eta = (chunks(x) for x in (q, k, v, eta))
     tau = w0.new_ones(scans, size) if token_scale is None else token_scale
-    start = [x.expand(batch, *x.shape).clone() for x in (w0, b0.unsqueeze(-2))]
-    fixed = [ln_weight.unsqueeze(-2), ln_bias.unsqueeze(-2), tau[:, None, :, None]]
+    tau = tau[:, None, :, None]
+    weight, bias = ln_weight.unsqueeze(-2), ln_bias.unsqueeze(-2)
+    # The bias is one more row of the state.
+    keys, queries = F.pad(k, (0, 1), value=1.0), F.pad(q, (0, 1), value=1.0)
+    start = torch.cat([w0, b0.unsqueeze(-2)], -2).expand(batch, -1, -1, -1, -1).clone()
+    offset = weight * (bias - (v - k))
+    decay = (tau[..., -1:, :] * eta.unsqueeze(-1) * keys).mT.contiguous()
 
     def step(*operands: Tensor) -> list[Tensor]:
-        w, c, q, k, v, eta, weight, bias, tau = operands
-        z = k @ w + c
-        variance, mean = torch.var_mean(z, -1, correction=0, keepdim=True)
-        rstd = (variance + eps).rsqrt()
-        x = (z - mean) * rstd
-        p = weight * (weight * x + bias - (v - k))
+        state, key, query, offset, decay, gain = operands
+        x, _, rstd = torch.native_layer_norm(key @ state, x_shape, None, None, eps)
+        p = gain * x + offset
         g = (p - p.mean(-1, keepdim=True) - x * (p * x).mean(-1, keepdim=True)) * rstd
-        e = (tau * eta.unsqueeze(-2)).tril()
-        zq = q @ w + c - (e * (q @ k.mT + 1)) @ g
-        variance, mean = torch.var_mean(zq, -1, correction=0, keepdim=True)
-        out = q + weight * (zq - mean) * (variance + eps).rsqrt() + bias
-        last = tau[..., -1:, :] * eta.unsqueeze(-1)
-        return [w - (last * k).mT @ g, c - (last * g).sum(-2, keepdim=True), out]
+        return [state - decay @ g, query @ state, g]
 
-    out = scan_op(step, start, [chunks(x) for x in (q, k, v, eta)], fixed)[-1]
+    x_shape = q.shape[-1:]
+    _, zq, g = scan_op(step, [start], [keys, queries, offset, decay], [weight.square()])
+    e = (tau * eta.unsqueeze(-2)).tril()
+    zq = zq - (e * (queries @ keys.mT)) @ g
+    out = q + weight * F.layer_norm(zq, x_shape, eps=eps) + bias
     out = out.movedim((0, 4), (1, 2)).flatten(1, 2)[:, :tokens]
-    nothing = q.new_empty(0)
-    return scan_order(out, directions).to(q.dtype), nothing, nothing, nothing
+    nothing = args[0].new_empty(0)
+    return scan_order(out, directions).to(args[0].dtype), nothing, nothing, nothing

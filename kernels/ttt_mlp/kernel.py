@@ -22,21 +22,30 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .. import _backend, _launch
-from .._triton import add_dot, dense_start, dot, load_tokens, silu, square, start, store_tokens
+from .. import _launch
+from .._triton import (
+    add_dot,
+    again,
+    dense_start,
+    dot,
+    load_tokens,
+    silu,
+    square,
+    start,
+    store_tokens,
+)
+
+# RELOAD, the weights that are fetched again inside of loops: see `_step_backward`.
+NEVER, ONCE, EVERY = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 # ------------------------------------------------------------------------------------------- tiles
 
 
 @triton.jit
 def _weights(base, program, D: tl.constexpr, GATED: tl.constexpr):
-    """W1, W2 and the output weight of a head, each `(D, D)`; without GATED W2 is W1, and unused."""
+    """Pointers `(D, D)` to W1, W2 and the output weight of a head; without GATED W2's are W1's."""
     base += program.to(tl.int64) * ((3 if GATED else 2) * D * D) + square(D, D)
-    return (
-        tl.load(base),
-        tl.load(base + (D * D if GATED else 0)),
-        tl.load(base + (2 * D * D if GATED else D * D)),
-    )
+    return base, base + (D * D if GATED else 0), base + (2 * D * D if GATED else D * D)
 
 
 @triton.jit
@@ -59,9 +68,9 @@ def _error(v_tile, hidden, w_out, L2: tl.constexpr, ACC: tl.constexpr, PRECISION
 
 
 @triton.jit
-def _zeros(D: tl.constexpr, L2: tl.constexpr, ACC: tl.constexpr):
+def _zeros(D: tl.constexpr, L2: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr):
     """The sum of `_add_output`."""
-    return tl.zeros((2, D // 2, D) if L2 else (D, D), ACC)
+    return tl.zeros((2, D // 2, D) if L2 and PRECISION == 'ieee' else (D, D), ACC)
 
 
 @triton.jit
@@ -69,9 +78,9 @@ def _add_output(total, e, p, L2: tl.constexpr, PRECISION: tl.constexpr):
     """total + e·pᵀ, what the tokens add to the output weight, transposed.
 
     With the L2 loss both factors are computed, and WGMMA would take the first from registers:
-    products of half the rows, two by two, are left to mma.sync.
+    products of half the rows, two by two, are left to mma.sync, as those of fp32 are anyway.
     """
-    if L2:
+    if L2 and PRECISION == 'ieee':
         D: tl.constexpr = p.shape[0]
         BLOCK: tl.constexpr = p.shape[1]
         e = tl.reshape(e, (2, D // 2, BLOCK))
@@ -103,6 +112,7 @@ def _step(
     BLOCK: tl.constexpr,
     GATED: tl.constexpr,
     L2: tl.constexpr,
+    RELOAD: tl.constexpr,
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
 ):
@@ -114,23 +124,26 @@ def _step(
     last = tl.minimum(first + span, N)
     k += start(program, H, k_strides)
     v += start(program, H, v_strides)
-    w1, w2, w_out = _weights(weights, program % H, D, GATED)
+    at_w1, at_w2, at_w_out = _weights(weights, program % H, D, GATED)
+    w1, w2, w_out = tl.load(at_w1), tl.load(at_w2), tl.load(at_w_out)
     g1 = tl.zeros((D, D), ACC)
     g2 = tl.zeros((D, D), ACC)
-    g_out = _zeros(D, L2, ACC)
+    g_out = _zeros(D, L2, ACC, PRECISION)
     for n in tl.range(first, last, BLOCK, num_stages=STAGES):
         k_tile = load_tokens(k, n, last, k_strides[1], D, BLOCK)
         v_tile = load_tokens(v, n, last, v_strides[1], D, BLOCK)
         k_columns = tl.trans(k_tile)
-        a, slope, _ = silu(dot(tl.trans(w1), k_columns, ACC, PRECISION))
+        a, slope, _ = silu(
+            dot(tl.trans(again(w1, at_w1, RELOAD == EVERY)), k_columns, ACC, PRECISION)
+        )
         p = a
         if GATED:
-            z2 = dot(tl.trans(w2), k_columns, ACC, PRECISION)
+            z2 = dot(tl.trans(again(w2, at_w2, RELOAD == EVERY)), k_columns, ACC, PRECISION)
             p = a * z2
             slope = slope * z2
         p = p.to(TYPE)
-        e = _error(v_tile, p, w_out, L2, ACC, PRECISION)
-        d = dot(w_out, e, ACC, PRECISION)
+        e = _error(v_tile, p, again(w_out, at_w_out, RELOAD == EVERY), L2, ACC, PRECISION)
+        d = dot(again(w_out, at_w_out, RELOAD == EVERY), e, ACC, PRECISION)
         f1 = (d * slope).to(TYPE)
         g1 = add_dot(g1, k_columns, tl.trans(f1), PRECISION)
         if GATED:
@@ -155,6 +168,7 @@ def _read(
     D: tl.constexpr,
     BLOCK: tl.constexpr,
     GATED: tl.constexpr,
+    RELOAD: tl.constexpr,
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
 ):
@@ -166,13 +180,14 @@ def _read(
     last = tl.minimum(first + span, N)
     q += start(program, H, q_strides)
     o += dense_start(program, N, H, D)
-    w1, w2, w_out = _weights(stepped, program, D, GATED)
+    at_w1, at_w2, at_w_out = _weights(stepped, program, D, GATED)
+    w1, w2, w_out = tl.load(at_w1), tl.load(at_w2), tl.load(at_w_out)
     for n in tl.range(first, last, BLOCK, num_stages=STAGES):
         q_columns = tl.trans(load_tokens(q, n, last, q_strides[1], D, BLOCK))
-        p, _, _ = silu(dot(tl.trans(w1), q_columns, ACC, PRECISION))
+        p, _, _ = silu(dot(tl.trans(again(w1, at_w1, RELOAD == EVERY)), q_columns, ACC, PRECISION))
         if GATED:
-            p *= dot(tl.trans(w2), q_columns, ACC, PRECISION)
-        out = dot(tl.trans(w_out), p.to(TYPE), ACC, PRECISION)
+            p *= dot(tl.trans(again(w2, at_w2, RELOAD == EVERY)), q_columns, ACC, PRECISION)
+        out = dot(tl.trans(again(w_out, at_w_out, RELOAD == EVERY)), p.to(TYPE), ACC, PRECISION)
         store_tokens(o, n, last, H * D, tl.trans(out), D, BLOCK)
 
 
@@ -195,6 +210,7 @@ def _read_backward(
     D: tl.constexpr,
     BLOCK: tl.constexpr,
     GATED: tl.constexpr,
+    RELOAD: tl.constexpr,
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
 ):
@@ -207,26 +223,29 @@ def _read_backward(
     do += start(program, H, do_strides)
     q += start(program, H, q_strides)
     dq += dense_start(program, N, H, D)
-    w1, w2, w_out = _weights(stepped, program, D, GATED)
+    at_w1, at_w2, at_w_out = _weights(stepped, program, D, GATED)
+    w1, w2, w_out = tl.load(at_w1), tl.load(at_w2), tl.load(at_w_out)
     dw1 = tl.zeros((D, D), ACC)
     dw2 = tl.zeros((D, D), ACC)
     dw_out = tl.zeros((D, D), ACC)
     for n in tl.range(first, last, BLOCK, num_stages=STAGES):
         q_columns = tl.trans(load_tokens(q, n, last, q_strides[1], D, BLOCK))
         do_columns = tl.trans(load_tokens(do, n, last, do_strides[1], D, BLOCK))
-        h, slope, _ = silu(dot(tl.trans(w1), q_columns, ACC, PRECISION))
-        dp = dot(w_out, do_columns, ACC, PRECISION)
+        h, slope, _ = silu(
+            dot(tl.trans(again(w1, at_w1, RELOAD == EVERY)), q_columns, ACC, PRECISION)
+        )
+        dp = dot(again(w_out, at_w_out, RELOAD == EVERY), do_columns, ACC, PRECISION)
         p = h
         if GATED:
-            u2 = dot(tl.trans(w2), q_columns, ACC, PRECISION)
+            u2 = dot(tl.trans(again(w2, at_w2, RELOAD == EVERY)), q_columns, ACC, PRECISION)
             p = h * u2
             slope = slope * u2
         du1 = (dp * slope).to(TYPE)
-        out = dot(w1, du1, ACC, PRECISION)
+        out = dot(again(w1, at_w1, RELOAD == EVERY), du1, ACC, PRECISION)
         dw1 = add_dot(dw1, q_columns, tl.trans(du1), PRECISION)
         if GATED:
             du2 = (dp * h).to(TYPE)
-            out = add_dot(out, w2, du2, PRECISION)
+            out = add_dot(out, again(w2, at_w2, RELOAD == EVERY), du2, PRECISION)
             dw2 = add_dot(dw2, q_columns, tl.trans(du2), PRECISION)
         store_tokens(dq, n, last, H * D, tl.trans(out), D, BLOCK)
         dw_out = add_dot(dw_out, do_columns, tl.trans(p.to(TYPE)), PRECISION)
@@ -260,8 +279,9 @@ def _step_backward(
 ):
     """dK, dV and the step's share of dW for a span of tokens, all of them linear in j.
 
-    RELOAD fetches a weight again for every block, from the cache: Triton keeps the two orientations
-    of all six matrices in shared memory, 96 KB at D = 64, to which little may come on some GPUs.
+    RELOAD fetches weights again from the cache: Triton keeps the two orientations of all six
+    matrices in shared memory, 96 KB at D = 64, to which little may come on some GPUs. ONCE: W2 for
+    every block. EVERY: all of them for every product, as the other kernels do then.
     """
     ACC: tl.constexpr = dw.dtype.element_ty
     TYPE: tl.constexpr = k.dtype.element_ty
@@ -273,27 +293,31 @@ def _step_backward(
     out_start = dense_start(program, N, H, D)
     dk += out_start
     dv += out_start
-    w1, w2, w_out = _weights(weights, program % H, D, GATED)
-    j1, j2, j_out = _weights(j, program, D, GATED)
+    at_w1, at_w2, at_w_out = _weights(weights, program % H, D, GATED)
+    w1, w2, w_out = tl.load(at_w1), tl.load(at_w2), tl.load(at_w_out)
+    at_j1, at_j2, at_j_out = _weights(j, program, D, GATED)
+    j1, j2, j_out = tl.load(at_j1), tl.load(at_j2), tl.load(at_j_out)
     # For the L2 loss j has the other sign, and v in e too.
     sign = -1.0 if L2 else 1.0
     scale = tl.load(peak + program) * factor / N
     sum1 = tl.zeros((D, D), ACC)
     sum2 = tl.zeros((D, D), ACC)
-    sum_out = _zeros(D, L2, ACC)
+    sum_out = _zeros(D, L2, ACC, PRECISION)
     for n in tl.range(first, last, BLOCK, num_stages=STAGES):
         k_tile = load_tokens(k, n, last, k_strides[1], D, BLOCK)
         v_tile = load_tokens(v, n, last, v_strides[1], D, BLOCK)
         k_columns = tl.trans(k_tile)
         # Factors of d and dp in dz1 and dz2, so that little stays in registers.
-        a, slope, bend = silu(dot(tl.trans(w1), k_columns, ACC, PRECISION))
-        r1 = dot(tl.trans(j1), k_columns, ACC, PRECISION)
+        a, slope, bend = silu(
+            dot(tl.trans(again(w1, at_w1, RELOAD == EVERY)), k_columns, ACC, PRECISION)
+        )
+        r1 = dot(tl.trans(again(j1, at_j1, RELOAD == EVERY)), k_columns, ACC, PRECISION)
         dd = r1 * slope
         bend *= r1
         p = a
         if GATED:
-            z2 = dot(tl.trans(w2), k_columns, ACC, PRECISION)
-            r2 = dot(tl.trans(j2), k_columns, ACC, PRECISION)
+            z2 = dot(tl.trans(again(w2, at_w2, RELOAD == EVERY)), k_columns, ACC, PRECISION)
+            r2 = dot(tl.trans(again(j2, at_j2, RELOAD == EVERY)), k_columns, ACC, PRECISION)
             tilt = dd
             p = a * z2
             dd = dd * z2 + r2 * a
@@ -301,27 +325,26 @@ def _step_backward(
             slope *= z2
         p = p.to(TYPE)
         dd = dd.to(TYPE)
-        e = _error(v_tile, p, w_out, L2, ACC, PRECISION)
+        e = _error(v_tile, p, again(w_out, at_w_out, RELOAD == EVERY), L2, ACC, PRECISION)
         sum_out = _add_output(sum_out, e, dd, L2, PRECISION)
-        de = dot(tl.trans(j_out), p, ACC, PRECISION)
-        de = add_dot(de, tl.trans(w_out), dd, PRECISION)
+        de = dot(tl.trans(again(j_out, at_j_out, RELOAD == EVERY)), p, ACC, PRECISION)
+        de = add_dot(de, tl.trans(again(w_out, at_w_out, RELOAD == EVERY)), dd, PRECISION)
         store_tokens(dv, n, last, H * D, tl.trans(de * (scale * sign)), D, BLOCK)
-        dp = dot(j_out, e, ACC, PRECISION)
+        dp = dot(again(j_out, at_j_out, RELOAD == EVERY), e, ACC, PRECISION)
         if L2:
             de = de.to(TYPE)
-            dp = add_dot(dp, w_out, de, PRECISION)
+            dp = add_dot(dp, again(w_out, at_w_out, RELOAD == EVERY), de, PRECISION)
             sum_out = _add_output(sum_out, de, p, L2, PRECISION)
-        d = dot(w_out, e, ACC, PRECISION)
+        d = dot(again(w_out, at_w_out, RELOAD == EVERY), e, ACC, PRECISION)
         dz1 = (d * bend + dp * slope).to(TYPE)
         sum1 = add_dot(sum1, k_columns, tl.trans(dz1), PRECISION)
-        out = dot(w1, dz1, ACC, PRECISION)
-        out = add_dot(out, j1, (d * slope).to(TYPE), PRECISION)
+        out = dot(again(w1, at_w1, RELOAD == EVERY), dz1, ACC, PRECISION)
+        out = add_dot(out, again(j1, at_j1, RELOAD == EVERY), (d * slope).to(TYPE), PRECISION)
         if GATED:
             dz2 = (d * tilt + dp * a).to(TYPE)
             sum2 = add_dot(sum2, k_columns, tl.trans(dz2), PRECISION)
-            again = _weights(weights, program % H, D, GATED)[1] if RELOAD else w2
-            out = add_dot(out, again, dz2, PRECISION)
-            out = add_dot(out, j2, (d * a).to(TYPE), PRECISION)
+            out = add_dot(out, again(w2, at_w2, RELOAD != NEVER), dz2, PRECISION)
+            out = add_dot(out, again(j2, at_j2, RELOAD == EVERY), (d * a).to(TYPE), PRECISION)
         store_tokens(dk, n, last, H * D, tl.trans(out * scale), D, BLOCK)
     _store_sums(dw, sum1 * scale, sum2 * scale, tl.reshape(sum_out, (D, D)) * scale, D, GATED)
 
@@ -333,35 +356,47 @@ def _step_backward(
 # are in tools/dev/kernel_notes.md. Four warps are one WGMMA of 64 features; eight would both do all
 # of it. Left to itself, the assembler of Triton 3.6
 # takes 32 registers for `step` of SwiGLU on sm_80, and spills the rest.
+_BLOCK_32 = {'BLOCK': 32, 'num_warps': 4, 'STAGES': 2, 'RELOAD': NEVER}
+_BLOCK_64 = {**_BLOCK_32, 'BLOCK': 64}
 _CONFIGS = {
-    'step': {'BLOCK': 64, 'num_warps': 4, 'STAGES': 2, 'maxnreg': 255},
-    'read': {'BLOCK': 64, 'num_warps': 4, 'STAGES': 2},
-    'read_backward': {'BLOCK': 32, 'num_warps': 4, 'STAGES': 2},
-    'step_backward': {'BLOCK': 32, 'num_warps': 4, 'STAGES': 2, 'RELOAD': False},
+    'step': {**_BLOCK_64, 'most_registers': 255},
+    'read': _BLOCK_64,
+    'read_backward': _BLOCK_32,
+    'step_backward': _BLOCK_32,
 }
 # With the L2 loss the products of `_add_output` take their operands from registers.
-_CONFIGS_L2 = {**_CONFIGS, 'step': {'BLOCK': 32, 'num_warps': 4, 'STAGES': 2}}
+_CONFIGS_L2 = {**_CONFIGS, 'step': _BLOCK_32}
 # For GPUs that have less than 104 KB of shared memory for a program.
-_LITTLE = {'step_backward': {'BLOCK': 16, 'num_warps': 4, 'STAGES': 1, 'RELOAD': True}}
+_LITTLE = {'step_backward': {'BLOCK': 16, 'num_warps': 4, 'STAGES': 1, 'RELOAD': ONCE}}
+# In fp32 a product is three, and an operand two; at d = 64 eight warps share them.
+_SINGLE = {'BLOCK': 32, 'num_warps': 4, 'STAGES': 1, 'RELOAD': NEVER, 'most_registers': 255}
+_SINGLE_WIDE = {**_SINGLE, 'BLOCK': 16, 'num_warps': 8, 'RELOAD': EVERY}
 
 
-def config(kernel: str, l2: bool, little: bool) -> dict:
+def config(kernel: str, dtype: torch.dtype, dim: int, l2: bool, little: bool) -> dict:
     """Options to compile a kernel with; `little`: for a GPU with little shared memory."""
-    table = (_CONFIGS_L2 if l2 else _CONFIGS) | (_LITTLE if little else {})
-    return {**table[kernel], 'PRECISION': 'ieee'}
+    if dtype == torch.float32:
+        options = dict(_SINGLE if dim <= _launch.DIMS[0] else _SINGLE_WIDE)
+        if kernel == 'read':
+            options['BLOCK'] = 32
+    else:
+        table = (_CONFIGS_L2 if l2 else _CONFIGS) | (_LITTLE if little else {})
+        options = dict(table[kernel])
+    registers = options.pop('most_registers', None)
+    options |= _launch.most_registers(registers) if registers else {}
+    options['RELOAD'] = options['RELOAD'].value
+    return {**options, 'PRECISION': _launch.precision(dtype)}
 
 
 def unsupported_reason(q: Tensor) -> str | None:
     """Reason why the kernels cannot run with these arguments; None where they can."""
-    if q.dtype == torch.float32 and not _backend.interpreting():
-        return 'q is torch.float32, which the kernels have in the interpreter alone'
     return _launch.unsupported_heads_reason(q)
 
 
 def _share(kernel: str, q: Tensor, l2: bool, **constants) -> tuple[tuple[int, int], dict]:
     """The programs as (sums, splits), and the arguments that every kernel takes."""
     batch, tokens, heads, dim = q.shape
-    options = config(kernel, l2, _launch.little_shared_memory(q))
+    options = config(kernel, q.dtype, dim, l2, _launch.little_shared_memory(q))
     splits, span = _launch.split(tokens, batch * heads, options['BLOCK'])
     sizes = {'N': tokens, 'H': heads, 'D': dim, 'span': span, 'splits': splits}
     return (batch * heads, splits), {**sizes, **options, **constants}
@@ -398,7 +433,7 @@ def forward(
     whole = splits == 1
     scale = scale if l2 else -scale
     with torch.cuda.device_of(q):
-        _step[(sums * splits,)](
+        _launch.launcher(_step, (sums * splits,))(
             **_launch.with_strides(k=k, v=v),
             weights=weights.to(q.dtype),
             g=g,
@@ -409,7 +444,7 @@ def forward(
         g = g.squeeze(1) if whole else _launch.add_up(g, scale, tokens)
         g = g.view(batch, heads, *weights.shape[1:])
         (sums, splits), shared = _share('read', q, l2, GATED=gated)
-        _read[(sums * splits,)](
+        _launch.launcher(_read, (sums * splits,))(
             **_launch.with_strides(q=q), stepped=_stepped(weights, g, q.dtype), o=o, **shared
         )
     (o,), (g,) = _launch.unpad(o, width=width), _launch.unpad(g, width=width, axes=2)
@@ -438,7 +473,7 @@ def backward(
     with torch.cuda.device_of(q):
         (sums, splits), shared = _share('read_backward', q, l2, GATED=gated)
         dw = g.new_empty((sums, splits, *g.shape[2:]))
-        _read_backward[(sums * splits,)](
+        _launch.launcher(_read_backward, (sums * splits,))(
             **_launch.with_strides(do=do, q=q),
             stepped=_stepped(weights, g, q.dtype),
             dq=dq,
@@ -449,7 +484,7 @@ def backward(
         j, peak = _launch.relative(read, q.dtype)
         (sums, splits), shared = _share('step_backward', q, l2, GATED=gated, L2=l2)
         dw = g.new_empty((sums, splits, *g.shape[2:]))
-        _step_backward[(sums * splits,)](
+        _launch.launcher(_step_backward, (sums * splits,))(
             **_launch.with_strides(k=k, v=v),
             weights=weights.to(q.dtype),
             j=j,

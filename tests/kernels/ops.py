@@ -100,8 +100,6 @@ class Op:
     convolved: tuple[str, ...] = ()
     variants: tuple[Case, ...] = ()
     suppressed: tuple[str, ...] = ()
-    # False where fp32 runs the reference on a GPU.
-    fp32_on_gpu: bool = True
 
     def cast(self, inputs: Inputs, dtype: torch.dtype, device: str = 'cpu') -> Inputs:
         """The inputs with the tokens in `dtype`, the rest in the type that goes with it."""
@@ -393,7 +391,6 @@ MLP = {
         Case((3, 5), {'dim': 32, 'batch': 1}, {'scale': 0.1, 'loss': 'l2'}),
     ),
     'gpu_cases': (*GPU_MAPS, Case((9, 13), {'dim': 64}, {'loss': 'l2'})),
-    'fp32_on_gpu': False,
 }
 BAD_MLP = bad_tokens('q', 'k', 'v', missing=r'N must be at least 1') | {
     'w2': bad(SHAPE, w2=lambda x: x[0]),

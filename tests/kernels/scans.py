@@ -5,7 +5,7 @@ from kernel_testing import normal
 
 from ttt_kernels import ttt_linear
 from ttt_kernels._inputs import state_dtype
-from ttt_kernels.ttt_linear import reference
+from ttt_kernels.ttt_linear.definition import Inputs, primal
 
 NAMES = ('q', 'k', 'v', 'eta', 'w0', 'b0', 'ln_weight', 'ln_bias', 'token_scale')
 WAYS = {'f': 'forward', 'b': 'backward'}
@@ -38,4 +38,4 @@ def call(inputs, ways='fb', size=16, **options):
 
 
 def definition(inputs, ways='fb', size=16, eps=1e-6):
-    return reference.primal(reference.Inputs(**inputs), ways, size, eps)
+    return primal(Inputs(**inputs), ways, size, eps)

@@ -82,8 +82,27 @@ def test_triton_that_cannot_start_is_a_reason(monkeypatch):
     monkeypatch.setattr(driver, '_active', NoCompiler(), raising=False)
     reason = _backend._no_launches.__wrapped__()
     assert reason == 'Triton cannot start (RuntimeError: Failed to find C compiler.)'
+
+
+def test_an_amd_gpu_takes_the_kernels_which_are_called_untested(kernel, monkeypatch):
+    from ttt_kernels import __main__, _launch
+
+    del sys.modules['ttt_kernels.__main__']  # which another test runs as a module
+    fp32 = torch.zeros(1)
+    assert _launch.most_registers(168) == {'maxnreg': 168}
+    assert _launch.precision(fp32.dtype) == 'tf32x3'
     monkeypatch.setattr(torch.version, 'hip', '6.4')
-    assert _backend._no_launches.__wrapped__().startswith('this torch is for AMD GPUs (ROCm 6.4)')
+    # Capabilities of AMD's are numbers of another kind.
+    monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda *_: (6, 0))
+    assert _backend.choose('op', 'auto', ON_GPU, lambda k: None) is kernel['triton']
+    assert _launch.most_registers(168) == {}
+    assert _launch.precision(fp32.dtype) == 'ieee'
+    assert _launch.little_shared_memory(fp32)
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
+    monkeypatch.setattr(torch.cuda, 'get_device_name', lambda *_: 'AMD Instinct MI300X')
+    monkeypatch.setattr(__main__, 'available', dict)
+    expected = 'AMD Instinct MI300X (ROCm 6.4: the Triton kernels compile for AMD GPUs, untested)'
+    assert expected in __main__.report()
 
 
 def test_an_old_gpu_is_a_reason(kernel, monkeypatch):

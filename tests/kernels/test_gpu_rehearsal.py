@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import triton
 
 ROOT = Path(__file__).resolve().parents[2]
 REHEARSAL = Path(__file__).with_name('rehearsal')
@@ -39,6 +40,8 @@ def test_everything_goes_to_out(checked):
         'causal_conv_stand_in_gpu.csv',
         'deform_attn_stand_in_gpu.csv',
         'gpu_check.log',
+        'models_inference.csv',
+        'models_training.csv',
         'predicted_cycles_stand_in_gpu.csv',
         'ttt_glu_stand_in_gpu.csv',
         'ttt_linear_stand_in_gpu.csv',
@@ -46,6 +49,8 @@ def test_everything_goes_to_out(checked):
     assert (out / 'gpu_check.log').read_text() == said
     for step in ('ttt_linear', 'causal_conv', 'ttt_glu', 'deform_attn', 'predict'):
         assert f'== benchmark {step}: ok after' in said
+    for step in ('inference', 'training'):
+        assert f'== models, {step}: ok after' in said
     assert '== tests: ok after' in said
     assert '== plan of ttt_linear: ok after' in said
     assert "    Plan('Stand-in GPU', 64, 0.75, 64, apart=" in (out / '_plans.py').read_text()
@@ -72,6 +77,40 @@ def test_every_contender_has_every_row(checked):
         # Replayed from a graph, without a remark.
         assert all(float(r['ms']) > 0 and not r['note'] for r in rows)
         assert {(r['gpu'], r['torch']) for r in rows} == {('Stand-in GPU', torch.__version__)}
+
+
+def test_models_are_measured_with_and_without_a_graph(checked):
+    out, _ = checked
+    for name, ways in (('inference', ('', ' (CUDA graph)')), ('training', ('',))):
+        with (out / f'models_{name}.csv').open() as file:
+            rows = list(csv.DictReader(file))
+        models = ('vit3_tiny_patch16_224', 'deit_tiny_patch16_224')
+        assert [r['model'] for r in rows] == [model + way for model in models for way in ways]
+        assert all(float(r['latency_ms']) > 0 and r['dtype'] == 'bfloat16' for r in rows)
+        assert (out / f'models_{name}.png').exists()
+
+
+def test_a_step_that_is_out_of_time_leaves_what_it_measured(tmp_path):
+    script = tmp_path / 'late.py'
+    script.write_text(
+        f'import os, signal, sys\nsys.path.insert(0, {BENCHMARKS!r})\n'
+        'import torch\nfrom timing import Table, ready, command_line\n'
+        f'sys.argv += ["--smoke", "--out", {str(tmp_path)!r}]\n'
+        'args = command_line("x").parse_args()\n'
+        'device = ready(args)\n'
+        f'from pathlib import Path\npath = Path({str(tmp_path)!r}) / "table.csv"\n'
+        'with Table(path, ("contender", "ms"), device) as table:\n'
+        '    table.add({"contender": "ours", "ms": 1})\n'
+        '    os.kill(os.getpid(), signal.SIGTERM)\n'
+        '    table.add({"contender": "eager", "ms": 1})\n'
+        'sys.exit(table.status())\n'
+    )
+    done = rehearse(script)
+    assert done.returncode == 1
+    assert 'missing: what comes after this: interrupted' in done.stdout
+    assert (tmp_path / 'table.csv').read_text().splitlines()[1:] == [
+        f'Stand-in GPU,{torch.__version__},{triton.__version__},ours,1'
+    ]
 
 
 def test_every_kernel_is_predicted_and_measured(checked):

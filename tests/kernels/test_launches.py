@@ -87,7 +87,11 @@ def test_forward_and_backward_start_no_more_than_they_did(name, started):
 def vittt_block():
     vittt = pytest.importorskip('mmvttt.models.backbones.vittt')
     block = vittt.VitttBlock(
-        64, 1, 64, drop_path=0.1, mixer=dict(gate_cfg=vittt.GELU, backend='triton')
+        64,
+        1,
+        64,
+        drop_path=0.1,
+        mixer=dict(type='mmvttt.TTTLinearMixer', gate_cfg=vittt.GELU, backend='triton'),
     )
 
     def run(x):

@@ -41,8 +41,6 @@ def make(op, dtype, **sizes):
 @pytest.mark.parametrize('dtype', some(BF16, FP16, FP32), ids=str)
 @pytest.mark.parametrize(('op', 'case'), CASES)
 def test_output_and_every_gradient_agree_with_fp64(op, case, dtype):
-    if dtype == FP32 and (not op.fp32_on_gpu or (op.name == 'ttt_glu' and case.sizes['dim'] > 32)):
-        pytest.skip(f'{op.name} runs its reference in fp32')
     # Rounding errors do not average out over a few tokens.
     factor = 1 if case.hw[0] * case.hw[1] > 15 else 4
     tolerance = {t: factor * x for t, x in op.kernel_tolerance.items()}

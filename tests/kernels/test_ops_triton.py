@@ -30,7 +30,9 @@ def test_output_and_every_gradient_follow_the_definition(op, case):
     op.check(case, FP64, 'triton', op.kernel_tolerance)
 
 
-@pytest.mark.parametrize(('dtype', 'hw', 'dim'), [(FP32, (9, 13), 32), (FP16, (5, 9), 64)], ids=str)
+@pytest.mark.parametrize(
+    ('dtype', 'hw', 'dim'), [(FP32, (9, 13), 32), (FP32, (5, 9), 64), (FP16, (5, 9), 64)], ids=str
+)
 @every_op
 def test_single_and_half_precision(op, dtype, hw, dim):
     sizes = {'dim': dim, 'batch': 1, 'heads': 2}

@@ -11,8 +11,7 @@ from torch._subclasses import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from ttt_kernels import ttt_linear
-from ttt_kernels.ttt_linear import reference
-from ttt_kernels.ttt_linear.reference import Inputs
+from ttt_kernels.ttt_linear.definition import Inputs, dual, primal
 
 # fp64 has 16 digits; sums over at most some hundred tokens and a chain of LayerNorms cost three.
 FP64 = 1e-12
@@ -27,10 +26,10 @@ FP64 = 1e-12
 )
 def test_the_dual_form_agrees_with_every_gradient(tokens, size):
     inputs = make(tokens, size=size, dim=4)
-    primal = with_gradients(definition, inputs, size=size)
-    dual = with_gradients(lambda x: reference.dual(Inputs(**x), 'fb', size, 1e-6), inputs)
-    assert primal[1].keys() == set(NAMES)
-    assert_same(dual, primal, FP64)
+    expected = with_gradients(definition, inputs, size=size)
+    found = with_gradients(lambda x: dual(Inputs(**x), 'fb', size, 1e-6), inputs)
+    assert expected[1].keys() == set(NAMES)
+    assert_same(found, expected, FP64)
 
 
 def test_no_token_scale_is_ones():
@@ -46,7 +45,7 @@ def linear_inner(size, tokens=11):
     eta = torch.ones(q.shape[:-1], dtype=q.dtype)
     w0 = torch.zeros(1, 2, 5, 5, dtype=q.dtype)
     args = (q, k, v, eta, w0, None, None, None, None)
-    return q, k, v, reference.primal(Inputs(*args), 'f', size, inner='linear')
+    return q, k, v, primal(Inputs(*args), 'f', size, inner='linear')
 
 
 def test_theorem_1_batch_descent_is_linear_attention():
@@ -71,7 +70,7 @@ def test_theorem_2_online_descent_adapts_the_values():
 
 def test_primal_knows_two_inner_models():
     with pytest.raises(ValueError, match="'ln_residual' or 'linear', got 'mlp'"):
-        reference.primal(Inputs(**make(3)), 'fb', 16, inner='mlp')
+        primal(Inputs(**make(3)), 'fb', 16, inner='mlp')
 
 
 # -------------------------------------------------------------------------- order, masks, causality

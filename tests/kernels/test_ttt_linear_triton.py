@@ -13,7 +13,7 @@ from ops import OPS
 from scans import NAMES, OP, call, make
 
 from ttt_kernels.ttt_linear._tiles import dense_start, scan_start, tile_pointers
-from ttt_kernels.ttt_linear.reference import Inputs
+from ttt_kernels.ttt_linear.definition import Inputs
 
 interpreter = pytest.mark.interpreter
 TOKENS = (1, 15, 16, 17, 52, 64, 196)

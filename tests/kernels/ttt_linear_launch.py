@@ -13,7 +13,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from ttt_kernels.ttt_linear import _backward_kernels, _forward_kernels, _plans, kernel
-from ttt_kernels.ttt_linear.reference import Inputs
+from ttt_kernels.ttt_linear.definition import Inputs
 
 
 class NoGpu:

@@ -135,6 +135,17 @@ def _moved(name: str, args: tuple, kwargs: dict) -> Tensor:
     return _wrapped(result) if gpu else _plain(result)
 
 
+def _module_to(module: torch.nn.Module, device: object) -> torch.nn.Module:
+    """Module.to a device."""
+    move = _wrapped if _is_gpu(device) else _plain
+    for part in module.modules():
+        for tensors in (part._parameters, part._buffers):
+            for name, x in tensors.items():
+                if x is not None:
+                    tensors[name] = move(x.detach().requires_grad_(x.requires_grad))
+    return module
+
+
 def _op(func: Callable, args: tuple, kwargs: dict) -> object:
     """One of our ops, which look at the devices of what they get."""
     args, kwargs = tree_map(_plain, (args, kwargs))
@@ -365,6 +376,7 @@ def install() -> None:
         'graph': graph,
     }.items():
         setattr(torch.cuda, name, value)
+    torch.nn.Module.to = _module_to
     torch.compile, torch.compiler.reset = compiler, compiler.reset
     torch.autocast = lambda device, *args, **kwargs: _autocast('cpu', *args, **kwargs)
     torch.is_autocast_enabled = lambda *_: _autocasting('cpu')

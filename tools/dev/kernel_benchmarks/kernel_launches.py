@@ -39,13 +39,14 @@ class Launch(NamedTuple):
 class _NoGpu:
     """The device queries that Triton makes before a launch."""
 
-    def __init__(self, arch: int) -> None:
+    def __init__(self, arch: int | str) -> None:
         self.arch = arch
 
     def get_current_target(self) -> GPUTarget:
-        return GPUTarget('cuda', self.arch, 32)
+        amd = isinstance(self.arch, str)
+        return GPUTarget('hip' if amd else 'cuda', self.arch, 64 if amd else 32)
 
-    def get_current_device(self) -> int:
+    def get_current_device(self) -> int | str:
         return self.arch  # Triton caches what it compiled by device
 
     def get_current_stream(self, device: int) -> int:
@@ -53,8 +54,10 @@ class _NoGpu:
 
 
 @contextlib.contextmanager
-def compiled_for(arch: int, instead: Instead) -> Iterator[None]:
-    """Launches inside compile for `arch` (80, 90) and call `instead(kernel, compiled, grid, …)`.
+def compiled_for(arch: int | str, instead: Instead) -> Iterator[None]:
+    """Launches inside compile for `arch` and call `instead(kernel, compiled, grid, …)`.
+
+    `arch` is 80, 90, … for GPUs of NVIDIA, and a name such as 'gfx942' for those of AMD.
 
     Its last argument is the values of the kernel's parameters by name. `backend='triton'` takes
     tensors of the CPU and of 'meta'.
@@ -70,8 +73,10 @@ def compiled_for(arch: int, instead: Instead) -> Iterator[None]:
         return compiled
 
     launch = JITFunction.run
-    capability = divmod(arch, 10)
+    amd = isinstance(arch, str)
+    capability = (9, 4) if amd else divmod(arch, 10)
     with (
+        mock.patch.object(torch.version, 'hip', '7.0' if amd else None),
         mock.patch.object(driver, '_active', _NoGpu(arch), create=True),
         mock.patch.object(JITFunction, 'run', run),
         mock.patch.object(torch.cuda, 'get_device_capability', return_value=capability),

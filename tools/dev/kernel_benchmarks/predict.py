@@ -26,7 +26,16 @@ import ttt_glu as step_benchmark
 import ttt_linear as scan_benchmark
 from cycles import Loop, cycles, main_loop
 from kernel_launches import Launch, compiled_for, recorded
-from timing import MEASURED, Run, Table, milliseconds, path_for, refusal
+from timing import (
+    MEASURED,
+    Run,
+    Table,
+    clock_mhz,
+    end_softly,
+    milliseconds,
+    path_for,
+    refusal,
+)
 
 from ttt_kernels import (
     causal_conv,
@@ -187,7 +196,10 @@ def write(found: dict[str, dict]) -> None:
 
 # ---------------------------------------------------------------------------------- calibration
 
-FIELDS = ('case', 'kernel', 'programs', 'iterations', 'fit', 'predicted_ms', 'ratio', *MEASURED)
+FIELDS = ('case', 'kernel', 'programs', 'iterations', 'fit')
+# The prediction at CLOCK, the measurement over it, the clock that the GPU ran at, and the
+# measurement over the prediction at that clock.
+FIELDS += ('predicted_ms', 'ratio', 'clock_mhz', 'ratio_at_clock', *MEASURED)
 
 
 def iterations(launch: Launch) -> int:
@@ -270,6 +282,9 @@ def calibrate(table: Table, smoke: bool, device: torch.device, end: float) -> No
                     'predicted_ms': round(expected, 4),
                     'ratio': round(ms / expected, 3),
                 }
+                if clock := clock_mhz(launch.again, device):
+                    ratio = ms / expected * clock * 1e6 / CLOCK
+                    row |= {'clock_mhz': clock, 'ratio_at_clock': round(ratio, 3)}
             table.add(row)
             row = {'case': case, 'contender': 'ours', 'pass': 'launch'}
 
@@ -289,6 +304,7 @@ def main() -> int:
         if reason := refusal(device, smoke=False, outside=False):
             print(reason)
             return 1
+        end_softly()
         end = time.monotonic() + args.seconds
         with Table(path_for(args.out, 'predicted_cycles', device), FIELDS, device) as table:
             calibrate(table, args.smoke, device, end)

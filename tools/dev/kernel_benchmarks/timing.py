@@ -4,7 +4,9 @@ import argparse
 import csv
 import platform
 import re
+import signal
 import statistics
+import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -73,7 +75,13 @@ def ready(args: argparse.Namespace) -> torch.device | None:
         print(reason)
         return None
     torch.manual_seed(0)
+    end_softly()
     return device
+
+
+def end_softly() -> None:
+    """Makes SIGTERM an interrupt, which a `Table` takes as the end of measuring."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def _between_events(call: Callable[[], object]) -> float:
@@ -126,6 +134,24 @@ def milliseconds(call: Callable[[], object], device: torch.device) -> tuple[floa
     return statistics.median(times), remark
 
 
+def clock_mhz(call: Callable[[], object], device: torch.device) -> int | str:
+    """Clock of the multiprocessors, MHz, while `call` runs again and again; '' if nothing tells."""
+    identity = getattr(torch.cuda.get_device_properties(device), 'uuid', None)
+    query = ['nvidia-smi', '--query-gpu=clocks.sm', '--format=csv,noheader,nounits']
+    query += [] if identity is None else [f'--id=GPU-{identity}']
+    try:
+        process = subprocess.Popen(
+            query, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+    except OSError:
+        return ''
+    while process.poll() is None:
+        call()
+        torch.cuda.synchronize()
+    first = process.communicate()[0].partition('\n')[0].strip()
+    return int(first) if first.isdigit() else ''
+
+
 def measure(build: Callable[[], Run], device: torch.device) -> Iterator[dict[str, object]]:
     """A row for the forward pass and one for forward and backward; a failure is a row too."""
     for way in WAYS:
@@ -161,7 +187,7 @@ class Table:
     """A CSV of one machine. Each row is written at once, so a crash loses no measurement."""
 
     def __init__(self, path: Path, fields: Iterable[str], device: torch.device) -> None:
-        self.path, self.rows = path, []
+        self.path, self.rows, self.interrupted = path, [], False
         self._about = versions(device)
         self._fields = [*self._about, *fields]
 
@@ -177,9 +203,12 @@ class Table:
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
-    ) -> None:
+    ) -> bool:
         self._file.close()
         print(f'wrote {self.path}', flush=True)
+        # What follows the table draws and sums up what was measured so far.
+        self.interrupted = kind is KeyboardInterrupt and bool(self.rows)
+        return self.interrupted
 
     def add(self, row: dict[str, object]) -> None:
         row = {**self._about, **row}
@@ -203,7 +232,7 @@ class Table:
 
     def status(self) -> int:
         """The exit status: 1 where rows are missing, which are listed."""
-        missing = self.missing()
+        missing = self.missing() + ['what comes after this: interrupted'] * self.interrupted
         print(*(f'missing: {row}' for row in missing), sep='\n', flush=True)
         return int(bool(missing) or not self.rows)
 

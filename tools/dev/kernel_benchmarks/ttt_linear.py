@@ -312,7 +312,7 @@ def plot(rows: list[dict[str, object]], path: Path) -> None:
 def tune(device: torch.device, smoke: bool) -> list[str]:
     """Rows of `_plans.PLANS` for this GPU: the faster path by number of scans and of tokens."""
     from ttt_kernels.ttt_linear import _plans, kernel
-    from ttt_kernels.ttt_linear.reference import Inputs
+    from ttt_kernels.ttt_linear.definition import Inputs
 
     properties = torch.cuda.get_device_properties(device)
     name, processors = properties.name, properties.multi_processor_count

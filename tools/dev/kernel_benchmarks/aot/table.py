@@ -69,6 +69,7 @@ def command(
     path: Path,
     variants: Callable[[bool], list[str]],
     build: Callable[[str], CompiledKernel],
+    count: Callable[[CompiledKernel], Figures] = count,
 ) -> int:
     """Compares the variants that it builds with the table at `path`, or writes it.
 
@@ -77,6 +78,7 @@ def command(
         path: JSON: figures by Triton version, which brings its assembler, and variant.
         variants: Names of all variants, or of the few that are compiled by default.
         build: The compiled kernel of a variant.
+        count: Its figures.
 
     Returns:
         The exit status: 1 where something got worse.

@@ -52,20 +52,22 @@ def variants(everything: bool) -> list[str]:
                 continue  # as for the other loss
             for dtype in TYPES:
                 for dim in (64, 32):
-                    if dtype == 'fp32' and op == 'ttt_glu' and dim == 64:
-                        continue  # runs as the reference
                     if op in MODELS and not (
                         (dtype == 'bf16' and (dim == 64 or op == 'ttt_mlp_swiglu'))
-                        or (dtype, dim, op) == ('fp16', 64, 'ttt_mlp_swiglu')
+                        or (dtype != 'bf16' and dim == 64 and op == 'ttt_mlp_swiglu')
+                        or (dtype, dim, op) == ('fp32', 64, 'ttt_mlp_swiglu_l2')
                     ):
-                        continue  # no kernels in fp32; T⁵ has heads of 64 channels, and SwiGLU
+                        continue  # T⁵ has heads of 64 channels, and SwiGLU
                     for arch in ARCHS:
+                        if (dtype, dim, op, arch) == ('fp32', 64, 'ttt_glu', 89):
+                            continue  # runs as the reference
                         main = dtype == 'bf16' and dim == 64 and arch == 90
                         main = main and op not in ('ttt_mlp', 'ttt_mlp_l2')
                         heavy = op == 'ttt_glu' and kernel in ('step', 'step_backward')
                         other = heavy and (
                             (dtype == 'bf16' and dim == 64 and arch == 80)
                             or (dtype == 'bf16' and dim == 32 and arch == 90)
+                            or (dtype == 'fp32' and dim == 64 and arch == 90 and kernel == 'step')
                         )
                         if everything or main or other:
                             names.append(f'{op}/{kernel}/{dtype}/{dim}/sm_{arch}')
@@ -85,11 +87,12 @@ def build(name: str):
     op, kind, dtype, dim, arch = name.split('/')
     if op == 'ttt_glu':
         function = getattr(glu, f'_{kind}')
-        options = {**glu.config(kind, TYPES[dtype]), 'D': int(dim)}
+        options = {**glu.config(kind, TYPES[dtype], int(dim)), 'D': int(dim)}
     elif op in MODELS:
         function = getattr(mlp, f'_{kind}')
         little = arch == 'sm_89'
-        options = {**mlp.config(kind, MODELS[op]['L2'], little), **MODELS[op], 'D': int(dim)}
+        options = mlp.config(kind, TYPES[dtype], int(dim), MODELS[op]['L2'], little)
+        options |= {**MODELS[op], 'D': int(dim)}
     elif op == 'causal_conv':
         function = getattr(convolution, f'_{kind}')
         options = {**convolution.config(kind, int(dim)), 'TAPS': 4, 'BOTH': True}
