@@ -45,9 +45,14 @@ def explain_build(error: KeyError | TypeError | ValueError) -> str | None:
     refused = str(error).partition('.__init__')[0]
     if inner and refused not in [part.__qualname__ for part in inspect.getmro(built)]:
         return None
+    return explain_option(built, found[1])
+
+
+def explain_option(built: Any, name: str) -> str:
+    """Explains that a class or function has no option of that name."""
     options = _options(built)
     return (
-        f'{built.__name__} has no option {found[1]!r}{_did_you_mean(found[1], options)}; it has '
+        f'{built.__name__} has no option {name!r}{_did_you_mean(name, options)}; it has '
         f'{", ".join(options)}'
     )
 

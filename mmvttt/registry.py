@@ -5,6 +5,7 @@ mmsegmentation or mmpretrain can name `mmvttt.Vittt` without `custom_imports`.
 """
 
 from collections.abc import Collection
+from importlib import import_module
 from typing import Any
 
 from mmengine import registry as root
@@ -41,6 +42,16 @@ FUNCTIONS = _child('function', root.FUNCTIONS, _ENGINE)
 INNER_MODELS = root.Registry('inner model', scope='mmvttt', locations=_MODELS)
 INNER_LOSSES = root.Registry('inner loss', scope='mmvttt', locations=_MODELS)
 KEY_NORMS = root.Registry('key norm', scope='mmvttt', locations=_MODELS)
+
+
+def register_lazily(registry: root.Registry, module: str, name: str) -> None:
+    """Registers a class whose module imports a toolbox, and is imported when the class is built."""
+
+    def build(**config: Any) -> Any:
+        return getattr(import_module(module), name)(**config)
+
+    build.__name__ = build.__qualname__ = name
+    registry.register_module(name=name, module=build)
 
 
 def resolve(

@@ -49,10 +49,7 @@ def autocast_backbone(model: nn.Module) -> None:
     Raises:
         UsageError: The model has no backbone.
     """
-    # A model for test-time augmentation holds the other one.
-    backbone = getattr(getattr(model, 'module', model), 'backbone', None)
-    if not isinstance(backbone, nn.Module):
-        raise UsageError(f'--amp: {type(model).__name__} has no backbone; leave --amp out')
+    backbone = backbone_for(model, '--amp')
     warn_of_emulation()
     dtype = getattr(torch, half_type())
     forward = backbone.forward
@@ -64,6 +61,19 @@ def autocast_backbone(model: nn.Module) -> None:
         return tuple(y.float() for y in maps)
 
     backbone.forward = forward_in_half
+
+
+def backbone_for(model: nn.Module, option: str) -> nn.Module:
+    """The backbone of a model, for an `option` that is about it.
+
+    Raises:
+        UsageError: The model has none.
+    """
+    # A model for test-time augmentation holds the other one.
+    backbone = getattr(getattr(model, 'module', model), 'backbone', None)
+    if not isinstance(backbone, nn.Module):
+        raise UsageError(f'{option}: {type(model).__name__} has no backbone; leave {option} out')
+    return backbone
 
 
 def warn_of_emulation() -> None:

@@ -8,7 +8,6 @@ detection.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
 from typing import Any
 
 from mmengine.logging import print_log
@@ -110,13 +109,13 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
                 '(new_parameters()), and this one names none: linearize it, or leave it out'
             )
         groups: dict[tuple, dict] = {}
-        for owner_name, owner, name, parameter in _parameters(module):
-            full_name = f'{owner_name}.{name}' if owner_name else name
-            layer, scale = self._layer(full_name, backbones)
-            lr_mult, decay_mult, extra = self._settings(
-                owner, full_name, parameter, full_name in undecayed
-            )
-            if full_name in new:
+        for name, parameter in module.named_parameters():
+            if not parameter.requires_grad:
+                continue
+            layer, scale = self._layer(name, backbones)
+            owner = module.get_submodule(name.rpartition('.')[0])
+            lr_mult, decay_mult, extra = self._settings(owner, name, parameter, name in undecayed)
+            if name in new:
                 lr_mult *= self.paramwise_cfg['new_lr_mult']
             group = {'lr': self.base_lr * scale * lr_mult, **extra}
             if self.base_wd is not None:
@@ -172,16 +171,6 @@ def _default_decay(optimizer: str | type | None) -> float | None:
     options = inspect.signature(optimizer).parameters if callable(optimizer) else {}
     default = options['weight_decay'].default if 'weight_decay' in options else None
     return default if isinstance(default, int | float) else None
-
-
-def _parameters(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Parameter]]:
-    """Every trained parameter once, with the module that owns it."""
-    seen: set[int] = set()
-    for owner_name, owner in module.named_modules():
-        for name, parameter in owner.named_parameters(recurse=False):
-            if parameter.requires_grad and id(parameter) not in seen:
-                seen.add(id(parameter))
-                yield owner_name, owner, name, parameter
 
 
 def _backbones(model: nn.Module) -> dict[str, nn.Module]:

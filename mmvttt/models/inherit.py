@@ -129,10 +129,12 @@ def inherit_vit(
             "'mmvttt.InheritViT', …) to a mmvttt.T5 (inside of a ViTAdapter, to its backbone)."
         )
     result, scales = _renamed(weights)
+    arch, patches = _sizes(result.weights)
     if model is None:
+        # The number of heads changes no name and no shape.
         with torch.device('meta'):
-            model = _same_sizes(result.weights, img_size)
-    _check_sizes(result.weights, model)
+            model = T5(dict(arch, num_heads=1), img_size=img_size, **patches)
+    _check_sizes(arch, patches, model)
     own = model.state_dict()
     result.new = [name for name in own if name in model.new_parameters()]
     for theirs, ours in list(result.inherited.items()):
@@ -301,36 +303,23 @@ def _first(rules: tuple[tuple[str, str], ...], name: str) -> str | None:
     return None
 
 
-def _sizes(weights: StateDict) -> dict[str, int]:
+def _sizes(weights: StateDict) -> tuple[dict[str, int], dict[str, int]]:
+    """The arch of a ViT but for its heads, and its patches."""
     patch, hidden = (weights.get(n) for n in ('patch_embed.proj.weight', 'blocks.0.mlp.fc1.weight'))
     if patch is None or patch.dim() != 4 or hidden is None or hidden.dim() != 2:
         raise CheckpointError(
             'The ViT has no patch embedding or no feed-forward network of a usual shape: give a '
             'complete ViT.'
         )
-    return dict(
+    arch = dict(
         embed_dims=patch.shape[0],
         num_layers=len({n.split('.')[1] for n in weights if n.startswith('blocks.')}),
         feedforward_channels=hidden.shape[0],
-        patch_size=patch.shape[-1],
-        in_channels=patch.shape[1],
     )
+    return arch, dict(patch_size=patch.shape[-1], in_channels=patch.shape[1])
 
 
-def _same_sizes(weights: StateDict, img_size: int | tuple[int, int]) -> T5:
-    """A T⁵ of the source's sizes; of one head, which changes no name."""
-    sizes = _sizes(weights)
-    patch_size, in_channels = sizes.pop('patch_size'), sizes.pop('in_channels')
-    return T5(
-        dict(sizes, num_heads=1),
-        patch_size=patch_size,
-        in_channels=in_channels,
-        img_size=img_size,
-    )
-
-
-def _check_sizes(weights: StateDict, model: T5) -> None:
-    theirs = _sizes(weights)
+def _check_sizes(arch: dict[str, int], patches: dict[str, int], model: T5) -> None:
     ours = dict(
         embed_dims=model.embed_dims,
         num_layers=model.num_layers,
@@ -338,8 +327,8 @@ def _check_sizes(weights: StateDict, model: T5) -> None:
         patch_size=model.patch_size,
         in_channels=model.in_channels,
     )
-    wrong = [f'{key} {theirs[key]} (T⁵: {value})' for key, value in ours.items()]
-    wrong = [text for text, key in zip(wrong, ours, strict=True) if theirs[key] != ours[key]]
+    theirs = arch | patches
+    wrong = [f'{k} {theirs[k]} (T⁵: {size})' for k, size in ours.items() if theirs[k] != size]
     if wrong:
         raise CheckpointMismatchError(
             f'The ViT has {", ".join(wrong)}: sizes cannot be changed; give T⁵ those of the source.'

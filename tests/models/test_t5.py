@@ -188,8 +188,9 @@ def test_a_shift_of_all_keys(kind: str | None) -> None:
         mixer.qkv.bias[8:16] += torch.randn(8)
         after = mixer(x, (3, 5))
     change = (after - before).abs().max()
-    # fp64: rounding alone is left.
-    assert change < 1e-11 if kind in ('instance', 'instance_center') else change > 1e-3
+    # fp64: rounding alone is left, of outputs of up to 1e4, which differs between processors.
+    rounding = 1e-12 * before.abs().max()
+    assert change < rounding if kind in ('instance', 'instance_center') else change > 1e-3
 
 
 def test_softmax_does_not_feel_a_shift_either() -> None:

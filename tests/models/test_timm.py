@@ -237,4 +237,4 @@ def test_bad_options_are_named() -> None:
 
 
 def test_listing_is_for_users_too() -> None:
-    assert {'vittt_tiny_patch16_224', 'PlainClassifier'} <= set(ours.__all__)
+    assert {'vittt_tiny_patch16_224', 'Classifier'} <= set(ours.__all__)

@@ -587,7 +587,7 @@ def test_layer_depth_of_vittt():
 @pytest.mark.parametrize(
     ('options', 'message'),
     [
-        (dict(task='cls'), r"task is 'cls'.*'det'.*'seg'"),
+        (dict(task='cls'), r"task='cls'.*'det'.*'seg'"),
         (dict(deform_num_heads=5), r'32 value channels.*5 heads'),
         (dict(deform_num_heads=4, deform_ratio=0.06), r'2 value channels.*deform_ratio 0.06'),
         (dict(num_points=0), r'num_points=0.*1 or more'),
@@ -598,8 +598,8 @@ def test_layer_depth_of_vittt():
         (dict(interaction_indexes=[[0, 1, 3]]), r'\[\[0, 1, 3\]\].*0 to 3'),
         (dict(interaction_indexes=[]), r'interaction_indexes is \[\].*0 to 3'),
         (dict(task='seg', interaction_indexes=[[0, 3]]), r'needs 4 interactions.*has 1'),
-        (dict(out_indices=(0, 4)), r'out_indices is \(0, 4\).*0, 1, 2, 3'),
-        (dict(out_indices=()), r'out_indices is \(\).*0, 1, 2, 3'),
+        (dict(out_indices=(0, 4)), r'out_indices=4: give an integer, 0 to 3'),
+        (dict(out_indices=()), r'out_indices is empty.*0, 1, 2, 3'),
         (dict(num_extra_extractors=-1), r'num_extra_extractors=-1.*0 or more'),
         (dict(conv_inplane=0), r'conv_inplane=0.*1 or more'),
         (dict(cffn_ratio=0.0), r'cffn_ratio is 0.0.*with_cffn=False'),

@@ -14,7 +14,11 @@ HW = (5, 7)
 
 def block(residual: str, **mixer) -> tuple[VitttBlock, torch.Tensor]:
     torch.manual_seed(0)
-    module = VitttBlock(12, 2, 16, residual=residual, mixer=mixer).double().eval()
+    module = (
+        VitttBlock(12, 2, 16, residual=residual, mixer=dict(type=TTTLinearMixer, **mixer))
+        .double()
+        .eval()
+    )
     nn.init.normal_(module.conv2d.weight)
     return module, torch.randn(2, 35, 12, dtype=torch.float64)
 

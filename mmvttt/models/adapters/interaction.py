@@ -45,7 +45,20 @@ class ConvFFN(nn.Module):
         return self.fc2(F.gelu(hidden))
 
 
-class Injector(nn.Module):
+class _Reader(nn.Module):
+    """Deformable attention from normed queries to normed values, `attn(LN(q), LN(v))`."""
+
+    def __init__(self, embed_dims: int, num_levels: int, attention: dict) -> None:
+        super().__init__()
+        self.query_norm = nn.LayerNorm(embed_dims, eps=_LN_EPS)
+        self.value_norm = nn.LayerNorm(embed_dims, eps=_LN_EPS)
+        self.attention = DeformableAttention(embed_dims, num_levels=num_levels, **attention)
+
+    def read(self, queries: Tensor, values: Tensor, grid: SamplingGrid) -> Tensor:
+        return self.attention(self.query_norm(queries), self.value_norm(values), grid)
+
+
+class Injector(_Reader):
     """Adds what the backbone's tokens find in the pyramid: `x + γ · attn(LN(x), LN(c))`.
 
     γ starts at `init_values`: from 0, training begins at exactly the backbone's own features.
@@ -54,18 +67,14 @@ class Injector(nn.Module):
     def __init__(
         self, embed_dims: int, num_levels: int, init_values: float, attention: dict
     ) -> None:
-        super().__init__()
-        self.query_norm = nn.LayerNorm(embed_dims, eps=_LN_EPS)
-        self.value_norm = nn.LayerNorm(embed_dims, eps=_LN_EPS)
-        self.attention = DeformableAttention(embed_dims, num_levels=num_levels, **attention)
+        super().__init__(embed_dims, num_levels, attention)
         self.gamma = nn.Parameter(torch.full((embed_dims,), float(init_values)))
 
     def forward(self, tokens: Tensor, pyramid: Tensor, grid: SamplingGrid) -> Tensor:
-        found = self.attention(self.query_norm(tokens), self.value_norm(pyramid), grid)
-        return tokens + self.gamma * found
+        return tokens + self.gamma * self.read(tokens, pyramid, grid)
 
 
-class Extractor(nn.Module):
+class Extractor(_Reader):
     """Adds what the pyramid finds in the backbone's tokens, then a conv-FFN (`ffn_dims` 0: none).
 
     `c ← c + attn(LN(c), LN(x))`, then `c ← c + DropPath(FFN(LN(c)))`.
@@ -74,10 +83,7 @@ class Extractor(nn.Module):
     def __init__(
         self, embed_dims: int, ffn_dims: int, drop_path_rate: float, attention: dict
     ) -> None:
-        super().__init__()
-        self.query_norm = nn.LayerNorm(embed_dims, eps=_LN_EPS)
-        self.value_norm = nn.LayerNorm(embed_dims, eps=_LN_EPS)
-        self.attention = DeformableAttention(embed_dims, num_levels=1, **attention)
+        super().__init__(embed_dims, 1, attention)
         self.ffn = None
         if ffn_dims:
             self.ffn_norm = nn.LayerNorm(embed_dims, eps=_LN_EPS)
@@ -91,8 +97,7 @@ class Extractor(nn.Module):
         grid: SamplingGrid,
         sizes: Sequence[tuple[int, int]],
     ) -> Tensor:
-        found = self.attention(self.query_norm(pyramid), self.value_norm(tokens), grid)
-        pyramid = pyramid + found
+        pyramid = pyramid + self.read(pyramid, tokens, grid)
         if self.ffn is not None:
             pyramid = pyramid + self.drop_path(self.ffn(self.ffn_norm(pyramid), sizes))
         return pyramid

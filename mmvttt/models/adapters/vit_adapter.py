@@ -2,16 +2,16 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from mmcv.cnn import build_norm_layer
-from mmengine.model import BaseModule
 from torch import Tensor, nn
 
 from mmvttt.arguments import (
+    check_choice,
     check_config,
     check_int,
     check_ints,
@@ -34,21 +34,12 @@ _NUM_GROUPS = 4
 _SYNC_BN = dict(type='SyncBN')
 
 
-class _SizeDefaults(NamedTuple):
-    deform_num_heads: int
-    deform_ratio: float
-    drop_path_rate: float
-
-
-_SIZES = {
-    192: _SizeDefaults(6, 1.0, 0.1),
-    384: _SizeDefaults(6, 1.0, 0.2),
-    768: _SizeDefaults(12, 0.5, 0.3),
-}
+# By the backbone's width: deform_num_heads, deform_ratio, drop_path_rate.
+_DEFAULTS = {192: (6, 1.0, 0.1), 384: (6, 1.0, 0.2), 768: (12, 0.5, 0.3)}
 
 
 @MODELS.register_module()
-class ViTAdapter(PretrainedMixin, BaseModule):
+class ViTAdapter(PretrainedMixin):
     """Wraps a plain backbone of patch size 16 and returns maps at strides 4, 8, 16 and 32.
 
     A spatial prior of convolutions makes a pyramid beside the backbone's tokens. The blocks run in
@@ -146,13 +137,12 @@ class ViTAdapter(PretrainedMixin, BaseModule):
         dims = self.embed_dims = self.backbone.embed_dims
         self.task = task
         self.interaction_indexes = _groups(interaction_indexes, self.backbone.num_layers)
-        self.out_indices = _checked_out_indices(out_indices)
+        check_ints('out_indices', out_indices, 0, len(_STRIDES) - 1)
+        if not out_indices:
+            raise ValueError('out_indices is empty: name one or more of the maps 0, 1, 2, 3.')
+        self.out_indices = tuple(out_indices)
         self.freeze_backbone = freeze_backbone
-        if task not in ('det', 'seg'):
-            raise ValueError(
-                f"task is {task!r}; ViTAdapter knows 'det' (the last tokens are added to every "
-                "map) and 'seg' (those after each of four interactions are)"
-            )
+        check_choice('task', task, ('det', 'seg'))
         if task == 'seg' and len(self.interaction_indexes) != len(_STRIDES):
             raise ValueError(
                 f"task 'seg' needs {len(_STRIDES)} interactions, one per map; interaction_indexes "
@@ -169,14 +159,15 @@ class ViTAdapter(PretrainedMixin, BaseModule):
                 f'cffn_ratio is {cffn_ratio}, which leaves the conv-FFN no channel of {dims}: '
                 'enlarge it, or set with_cffn=False'
             )
-        default = _SIZES.get(dims, _SizeDefaults(max(1, dims // 32), 1.0, 0.0))
-        drop_path_rate = _or(drop_path_rate, default.drop_path_rate)
-        check_rate('drop_path_rate', drop_path_rate)
+        given = (deform_num_heads, deform_ratio, drop_path_rate)
+        defaults = _DEFAULTS.get(dims, (max(1, dims // 32), 1.0, 0.0))
+        heads, ratio, rate = (
+            default if value is None else value
+            for value, default in zip(given, defaults, strict=True)
+        )
+        check_rate('drop_path_rate', rate)
         attention = dict(
-            num_heads=_or(deform_num_heads, default.deform_num_heads),
-            num_points=num_points,
-            ratio=_or(deform_ratio, default.deform_ratio),
-            backend=deform_backend,
+            num_heads=heads, num_points=num_points, ratio=ratio, backend=deform_backend
         )
         last = len(self.interaction_indexes) - 1
         self.interactions = nn.ModuleList(
@@ -186,7 +177,7 @@ class ViTAdapter(PretrainedMixin, BaseModule):
                 num_extractors=1 + (num_extra_extractors if i == last else 0),
                 init_values=init_values,
                 ffn_dims=round(dims * cffn_ratio) if with_cffn else 0,
-                drop_path_rate=drop_path_rate,
+                drop_path_rate=rate,
                 attention=attention,
                 with_cp=with_cp,
             )
@@ -322,10 +313,6 @@ def _resize(features: Tensor, stride: int, size: tuple[int, int]) -> Tensor:
     return features[..., : size[0], : size[1]]
 
 
-def _or(given: float | None, default: float) -> float:
-    return default if given is None else given
-
-
 def _check_backbone(backbone: nn.Module) -> None:
     needed = ('embed_dims', 'num_layers', 'patch_size', 'embed', 'run_block')
     missing = [name for name in needed if not hasattr(backbone, name)]
@@ -341,17 +328,6 @@ def _check_backbone(backbone: nn.Module) -> None:
         )
 
 
-def _checked_out_indices(out_indices: Sequence[int]) -> tuple[int, ...]:
-    check_ints('out_indices', out_indices, 0)
-    out_indices = tuple(out_indices)
-    if not out_indices or not set(out_indices) <= set(range(len(_STRIDES))):
-        raise ValueError(
-            f'out_indices is {out_indices}; ViTAdapter has maps 0, 1, 2, 3 (strides {_STRIDES}): '
-            'name one or more of them'
-        )
-    return out_indices
-
-
 def _groups(indexes: Sequence[Sequence[int]] | None, num_layers: int) -> list[tuple[int, int]]:
     """The first and last block of every interaction, checked to run every block once, in order."""
     if indexes is None:
@@ -363,16 +339,12 @@ def _groups(indexes: Sequence[Sequence[int]] | None, num_layers: int) -> list[tu
     for group in indexes:
         check_ints('a group of interaction_indexes', group, 0)
     groups: list[Any] = [tuple(group) for group in indexes]
-    expected = 0
-    for group in groups:
-        if len(group) != 2 or group[0] != expected or not group[0] <= group[1] < num_layers:
-            break
-        expected = group[1] + 1
-    else:
-        if expected == num_layers:
-            return groups
-    raise ValueError(
-        f'interaction_indexes is {[list(group) for group in groups]}; the groups [first, last] '
-        f"must run the backbone's blocks 0 to {num_layers - 1} once each, in order, as in "
-        f'{[[0, num_layers - 1]]}'
-    )
+    pairs = all(len(group) == 2 and group[0] <= group[1] < num_layers for group in groups)
+    run = [i for first, last in groups for i in range(first, last + 1)] if pairs else []
+    if run != list(range(num_layers)):
+        raise ValueError(
+            f'interaction_indexes is {[list(group) for group in groups]}; the groups [first, last] '
+            f"must run the backbone's blocks 0 to {num_layers - 1} once each, in order, as in "
+            f'{[[0, num_layers - 1]]}'
+        )
+    return groups

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from mmengine.model import BaseModule
 from timm.layers import PatchEmbed
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -19,7 +18,7 @@ from .options import OUT_TYPES, check_image, map_size, resolve_indices
 INTERPOLATIONS = ('antialiased', 'bicubic')
 
 
-class PlainBackbone(GridOfWeights, PretrainedMixin, BaseModule):
+class PlainBackbone(GridOfWeights, PretrainedMixin):
     """A backbone of one resolution: patches, blocks of one width, a final norm.
 
     The ViT-Adapter and the heads rely on `embed_dims`, `num_layers`, `patch_size`, `embed`,

@@ -6,7 +6,6 @@ from itertools import accumulate
 import torch
 import torch.nn.functional as F
 from mmcv.cnn import ConvModule, build_norm_layer
-from mmengine.model import BaseModule
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -91,7 +90,7 @@ class Stage(nn.Module):
             `forward` names it.
         drop_path_rates: Stochastic depth of every block.
         downsample: The module in front of the blocks.
-        with_cp: Recompute the blocks in the backward pass (non-reentrant checkpointing).
+        with_cp: See `PlainBackbone`.
     """
 
     def __init__(
@@ -139,7 +138,7 @@ class Stage(nn.Module):
 
 
 @MODELS.register_module()
-class HViT3(PretrainedMixin, BaseModule):
+class HViT3(PretrainedMixin):
     """H-ViT³-T/S/B: four stages at strides 4, 8, 16 and 32, linear in the number of pixels.
 
     An image of any size is padded at the right and the bottom to multiples of 4, and so is a map
@@ -159,11 +158,9 @@ class HViT3(PretrainedMixin, BaseModule):
         in_channels: Channels of the image.
         frozen_stages: −1 trains everything, 0 freezes the stem, n the stem and the first n stages
             with the norms of their outputs.
-        with_cp: Recompute the blocks in the backward pass (non-reentrant checkpointing).
+        with_cp, init_cfg: See `PlainBackbone`.
         mixer: Options of `ViT3Mixer`: `scale`, `backend`; or `dict(type=…)` of another mixer, which
             is told its `rotation` if its `forward` names it.
-        init_cfg: mmengine's; `dict(type='Pretrained', checkpoint=…, prefix='backbone.')` loads
-            weights, reports matched, missing and unexpected keys, and fails where nothing matched.
 
     Raises:
         ValueError: If an option is not one of those named here.
@@ -261,15 +258,12 @@ class HViT3(PretrainedMixin, BaseModule):
         for i in range(max(self.out_indices) + 1):
             x = self.stages[i](x)
             if i in self.out_indices:
-                pooled = self.out_type == 'avg_featmap'
-                outs.append(self._pool(x) if pooled else self._norm_map(i, x))
+                if self.out_type == 'avg_featmap':
+                    outs.append(self.norm(x.flatten(2)).mean(-1))
+                else:
+                    normed = self.norms[str(i)](x.permute(0, 2, 3, 1))
+                    outs.append(normed.permute(0, 3, 1, 2))
         return tuple(outs)
-
-    def _pool(self, x: Tensor) -> Tensor:
-        return self.norm(x.flatten(2)).mean(-1)
-
-    def _norm_map(self, index: int, x: Tensor) -> Tensor:
-        return self.norms[str(index)](x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
     def train(self, mode: bool = True) -> 'HViT3':
         """Sets the mode; what is frozen stays in evaluation mode and without gradients."""
@@ -285,16 +279,10 @@ class HViT3(PretrainedMixin, BaseModule):
         return self
 
     def get_layer_depth(self, param_name: str, prefix: str = '') -> tuple[int, int]:
-        """Layer of a parameter for layer-wise learning rates (mmpretrain's protocol).
+        """Layer of a parameter, and number of layers, as `PlainBackbone.get_layer_depth`.
 
-        Args:
-            param_name: The full name, e.g. `backbone.stages.2.blocks.0.norm1.weight`.
-            prefix: What precedes the backbone's own names, e.g. `backbone.`.
-
-        Returns:
-            `(layer, number of layers)`: 0 for the stem, one layer for each block, with the
-            downsampling in the layer of the block behind it, and the last for the norms of the
-            outputs and everything outside of the backbone.
+        0 is the stem, then comes a layer for each block, the downsampling in that of the block
+        behind it, and the last is for the norms of the outputs and all outside of the backbone.
         """
         total = sum(self.depths) + 2
         if not param_name.startswith(prefix):

@@ -11,16 +11,20 @@ from .options import drop_path_rates, resolve_arch
 
 
 class MixerBackbone(PlainBackbone):
-    """The body of ViT³ and T⁵: blocks of one token mixer and a feed-forward network of a ViT.
+    """Blocks of one token mixer and a feed-forward network of a ViT.
 
     Args:
-        arch: A name of `arch_zoo`, or a dict with `embed_dims`, `num_layers`, `num_heads` and
+        arch: 'tiny', 'small', 'base', or a dict with `embed_dims`, `num_layers`, `num_heads` and
             `feedforward_channels`.
         mixer: Config of the token mixer: options of `default_mixer`, or any `dict(type=…)`.
-        cpe: Whether every block begins with a conditional position encoding.
+        cpe: Whether every block begins with a conditional position encoding, `x + DWConv3×3(x)`.
+        pos_embed: Whether to learn a position embedding for the grid of `img_size`.
         drop_path_rate: Stochastic depth of the last block, rising linearly from 0 at the first.
         norm_eps: ε of all LayerNorms.
-        options: Those of `PlainBackbone`.
+        options: Those of `PlainBackbone`: `img_size`, `out_indices`, `init_cfg`, …
+
+    Raises:
+        ValueError: If an option is not one of those named here.
     """
 
     arch_zoo: Mapping[str, Mapping[str, int]]
@@ -30,14 +34,21 @@ class MixerBackbone(PlainBackbone):
         self,
         arch: str | Mapping[str, int] = 'small',
         mixer: Mapping | None = None,
-        cpe: bool = False,
+        cpe: bool = True,
+        pos_embed: bool = False,
         drop_path_rate: float = 0.0,
         norm_eps: float = 1e-6,
         **options: Any,
     ) -> None:
         arch = resolve_arch(arch, self.arch_zoo, type(self).__name__)
         mixer = resolve_mixer(mixer, self.default_mixer)
-        super().__init__(arch['embed_dims'], arch['num_layers'], norm_eps=norm_eps, **options)
+        super().__init__(
+            arch['embed_dims'],
+            arch['num_layers'],
+            pos_embed=pos_embed,
+            norm_eps=norm_eps,
+            **options,
+        )
         self.blocks = nn.ModuleList(
             MixerBlock(
                 self.embed_dims,

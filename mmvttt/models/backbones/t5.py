@@ -23,14 +23,12 @@ class T5(MixerBackbone):
     mmpretrain. The paper has tiny and small; base is DeiT-B with the same mixer.
 
     Args:
-        arch: 'tiny', 'small', 'base', or a dict with `embed_dims`, `num_layers`, `num_heads` and
-            `feedforward_channels`. Its heads must be those of the source: the shapes of weights do
+        arch: See `MixerBackbone`. Its heads must be those of the source: the shapes of weights do
             not tell.
         mixer: Options of `TTTMixer` that overrule T⁵'s: `inner` (Tab. 1), `key_norm` (Tab. 2),
             `locality` and `neighborhood` (Tab. 3; T⁵⁺ is `dict(neighborhood=5)`); or
             `dict(type=…)` of another mixer, with no option of T⁵'s.
-        cpe: Whether every block begins with a conditional position encoding ("+ CPE(x)", Tab. 3).
-        pos_embed: Whether to learn a position embedding for the grid of `img_size`.
+        cpe, pos_embed: See `MixerBackbone`; the former is "+ CPE(x)" of Tab. 3.
         only_new: Train nothing but what a ViT does not have (the "freeze" of Tab. 1). Of this
             backbone: a classifier's head is frozen by a rate of 0, see `new_parameters`.
         options: Those of `MixerBackbone`: `drop_path_rate`, `img_size`, `out_indices`, …
@@ -56,7 +54,7 @@ class T5(MixerBackbone):
         **options: Any,
     ) -> None:
         self.only_new = only_new
-        super().__init__(arch, mixer, cpe, pos_embed=pos_embed, **options)
+        super().__init__(arch, mixer, cpe, pos_embed, **options)
         if only_new and not any(p.requires_grad for p in self.parameters()):
             raise ValueError(
                 f'only_new=True leaves nothing to train: mixer={mixer!r}, cpe={cpe} and '

@@ -12,17 +12,8 @@ from .mixer_backbone import MixerBackbone
 class ViT3(MixerBackbone):
     """ViT³-T/S/B: a ViT without position embedding and class token, its attention trained by TTT.
 
-    Args:
-        arch: 'tiny', 'small', 'base', or a dict with `embed_dims`, `num_layers`, `num_heads` and
-            `feedforward_channels`.
-        mixer: Config of the token mixer. Without a type it has options of `ViT3Mixer` (`scale`,
-            `backend`); `dict(type='mmvttt.TTTMixer', …)` is any other point of the design space.
-        cpe: Whether every block begins with a conditional position encoding.
-        pos_embed: Whether to learn a position embedding for the grid of `img_size` (ViT³: no).
-        options: Those of `MixerBackbone`: `drop_path_rate`, `img_size`, `out_indices`, …
-
-    Raises:
-        ValueError: If an option is not one of those named here.
+    The arguments are those of `MixerBackbone`. Without a type, `mixer` has options of `ViT3Mixer`
+    (`scale`, `backend`); `dict(type='mmvttt.TTTMixer', …)` is any other point of the design space.
     """
 
     default_mixer: Mapping[str, Any] = dict(type='mmvttt.ViT3Mixer')
@@ -31,13 +22,3 @@ class ViT3(MixerBackbone):
         'small': dict(embed_dims=384, num_layers=12, num_heads=6, feedforward_channels=1536),
         'base': dict(embed_dims=768, num_layers=12, num_heads=12, feedforward_channels=3072),
     }
-
-    def __init__(
-        self,
-        arch: str | Mapping[str, int] = 'small',
-        mixer: Mapping | None = None,
-        cpe: bool = True,
-        pos_embed: bool = False,
-        **options: Any,
-    ) -> None:
-        super().__init__(arch, mixer, cpe, pos_embed=pos_embed, **options)

@@ -61,13 +61,13 @@ class VitttBlock(TokenBlock):
         embed_dims: Channels D.
         num_heads: Heads of the mixer.
         feedforward_channels: Hidden channels of the SwiGLU MLP.
+        mixer: Config of the mixer, see `build_mixer`.
         preprocess: 'conv2d' (depth-wise 3×3), 'conv1d' (causal depth-wise, 4 taps) or None.
         residual: What the mixer's output is added to, and what the convolution is. The paper
             contradicts itself: 'normed' is Algorithm 1 (y ← DWConv(y) + y, x = LN(y),
             x + mixer(x)), 'literal' Eq. 9 and 12 (y + mixer(DWConv(LN(y)))), 'input' between them
             (as Algorithm 1, but y + mixer(x) as in Eq. 9).
         drop_path: Rate at which whole samples skip a branch.
-        mixer: Config of the mixer, see `build_mixer`; without a type, options of `TTTLinearMixer`.
     """
 
     def __init__(
@@ -75,11 +75,11 @@ class VitttBlock(TokenBlock):
         embed_dims: int,
         num_heads: int,
         feedforward_channels: int,
+        mixer: Mapping,
         preprocess: str | None = 'conv2d',
         residual: str = 'input',
         drop_path: float = 0.0,
         norm_eps: float = 1e-6,
-        mixer: Mapping | None = None,
     ) -> None:
         super().__init__()
         check_choice('preprocess', preprocess, (None, 'conv1d', 'conv2d'))
@@ -87,8 +87,7 @@ class VitttBlock(TokenBlock):
         self.residual = residual
         self.conv1d = CausalConv1d(embed_dims) if preprocess == 'conv1d' else None
         self.conv2d = DWConv2d(embed_dims) if preprocess == 'conv2d' else None
-        config = resolve_mixer(mixer, dict(type=TTTLinearMixer))
-        self.add_mixer(config, embed_dims, num_heads, norm_eps, extras=('patches',))
+        self.add_mixer(mixer, embed_dims, num_heads, norm_eps, extras=('patches',))
         self.mlp = SwiGLUFeedForward(embed_dims, feedforward_channels)
         self.drop_path = DropPath(drop_path)
 
@@ -141,14 +140,12 @@ class Vittt(PlainBackbone):
         residual: 'input', 'normed' (Algorithm 1) or 'literal' (Eq. 9 and 12), see `VitttBlock`.
         cls_mode: How a classifier's feature is taken (Tab. 4): 'mean' or 'max' (the token of the
             largest L2 norm) of the patches, or class tokens at the 'head', in the 'middle', or at
-            both ends ('double', averaged).
-        out_type: 'featmap' returns maps `(B, C, h, w)`, 'avg_featmap' the features `(B, C)` of
-            `cls_mode`, for a classification head.
+            both ends ('double', averaged); `out_type='avg_featmap'` returns it.
         drop_path_rate: Stochastic depth of the last block, rising linearly from 0 at the first.
         norm_eps: ε of all LayerNorms.
         pos_embed_interpolation: As in the original ViT-Adapter, see `PlainBackbone`.
         options: Those of `PlainBackbone`: `img_size`, `patch_size`, `in_channels`, `out_indices`,
-            `frozen_stages`, `with_cp`, `init_cfg`, …
+            `out_type`, `frozen_stages`, `with_cp`, `init_cfg`, …
 
     Raises:
         ValueError: If an option is not one of those named here.
@@ -167,7 +164,6 @@ class Vittt(PlainBackbone):
         mixer: Mapping | None = None,
         residual: str = 'input',
         cls_mode: str = 'mean',
-        out_type: str = 'featmap',
         drop_path_rate: float = 0.0,
         norm_eps: float = 1e-6,
         pos_embed_interpolation: str = 'bicubic',
@@ -187,7 +183,6 @@ class Vittt(PlainBackbone):
             arch['embed_dims'],
             arch['num_layers'],
             norm_eps=norm_eps,
-            out_type=out_type,
             pos_embed_interpolation=pos_embed_interpolation,
             **options,
         )
@@ -202,11 +197,11 @@ class Vittt(PlainBackbone):
                 self.embed_dims,
                 arch['num_heads'],
                 arch['feedforward_channels'],
+                mixer,
                 preprocess=steps['preprocess'],
                 residual=residual,
                 drop_path=rate,
                 norm_eps=norm_eps,
-                mixer=mixer,
             )
             for rate in drop_path_rates(drop_path_rate, self.num_layers)
         )

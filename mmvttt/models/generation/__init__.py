@@ -6,7 +6,7 @@ Needs the extra `gen` (diffusers), which is imported when a model is built, not 
 from collections.abc import Mapping
 from typing import Any
 
-from ...registry import MODELS
+from ...registry import MODELS, register_lazily
 from .diffusion_model import DiffusionModel, LatentPreprocessor
 from .digits import DigitQuality
 from .losses import DDPMLoss, FlowLoss
@@ -18,19 +18,14 @@ __all__ = [
     'DigitQuality',
     'FlowLoss',
     'LatentPreprocessor',
-    'build_dit3',
     'build_linear_transformer',
     'frechet_distance',
     'precision_recall',
 ]
 
 
-@MODELS.register_module(name='DiT3')
-def build_dit3(**options: Any) -> Any:
-    """Builds a `mmvttt.models.generation.dit3.DiT3`, whose module imports diffusers."""
-    from .dit3 import DiT3
-
-    return DiT3(**options)
+# Its module imports diffusers.
+register_lazily(MODELS, f'{__name__}.dit3', 'DiT3')
 
 
 @MODELS.register_module(name='LinearTransformer')

@@ -40,23 +40,6 @@ def neighborhood_attention(
     return _flex(q, k, v, _block_mask(hw, sides, str(q.device)), _compiled_flex())
 
 
-def neighborhood_weights(q: Tensor, k: Tensor, hw: tuple[int, int], window: int) -> Tensor:
-    """Weights of the values in `neighborhood_attention`, 0 outside of the window: for inspection.
-
-    Args:
-        q, k: `(B, h·w, H, d)`.
-        hw: Size of the map.
-        window: Side of the window, odd.
-
-    Returns:
-        `(B, H, h·w, h·w)`, query by key.
-    """
-    tokens = torch.arange(hw[0] * hw[1], device=q.device)
-    inside = _inside(tokens[:, None], tokens, hw, (min(window, hw[0]), min(window, hw[1])))
-    scores = torch.einsum('bihd,bjhd->bhij', q * q.shape[-1] ** -0.5, k)
-    return scores.masked_fill(~inside, -torch.inf).softmax(-1)
-
-
 def _gathered(
     q: Tensor, k: Tensor, v: Tensor, hw: tuple[int, int], sides: tuple[int, int]
 ) -> Tensor:

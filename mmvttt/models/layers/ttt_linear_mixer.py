@@ -5,7 +5,6 @@ language-model layer: f(x) = x + LN(Wx + b), the token-index scale, η/d with ha
 docs/fidelity.md lists the readings.
 """
 
-from collections.abc import Sequence
 from functools import reduce
 
 import torch
@@ -69,7 +68,7 @@ class TTTLinearMixer(nn.Module):
         self,
         embed_dims: int,
         num_heads: int,
-        directions: Sequence[str] = DIRECTIONS,
+        directions: tuple[str, ...] | list[str] = DIRECTIONS,
         share_qk: bool = True,
         gate_cfg: dict | None = None,
         conv_kernel: int = 4,
@@ -83,7 +82,9 @@ class TTTLinearMixer(nn.Module):
         backend: str | None = None,
     ) -> None:
         super().__init__()
-        directions = _checked_directions(directions)
+        # A list is what a config file may have; a string would be taken apart into letters.
+        directions = tuple(directions) if isinstance(directions, list) else directions
+        check_choice('directions', directions, (('forward',), ('backward',), DIRECTIONS))
         scans = len(directions)
         if learnable_states is None:
             learnable_states = scans
@@ -118,8 +119,12 @@ class TTTLinearMixer(nn.Module):
         self.token_scale = None
         if token_scale is not None:
             self.token_scale = nn.Parameter(torch.zeros(scans, mini_batch_size))
-        self._add_state('w0', (num_heads, self.head_dims, self.head_dims), learnable_states)
-        self._add_state('b0', (num_heads, self.head_dims), learnable_states)
+        for name, shape in (('w0', (head_dims, head_dims)), ('b0', (head_dims,))):
+            state = torch.zeros(learnable_states or scans, num_heads, *shape)
+            if learnable_states:
+                self.register_parameter(name, nn.Parameter(state))
+            else:
+                self.register_buffer(name, state)
         self.ln_weight = nn.Parameter(torch.ones(scans, num_heads, self.head_dims))
         self.ln_bias = nn.Parameter(torch.zeros(scans, num_heads, self.head_dims))
         self.post_norm = nn.LayerNorm(embed_dims, eps=1e-6) if post_norm else None
@@ -130,14 +135,6 @@ class TTTLinearMixer(nn.Module):
             self.gate_act = build_activation_layer(gate_cfg)
         self.proj = nn.Linear(embed_dims, embed_dims, bias=False)
         self.reset_parameters()
-
-    def _add_state(self, name: str, shape: tuple[int, ...], learnable: int) -> None:
-        copies = learnable or len(self.directions)
-        value = torch.zeros(copies, *shape)
-        if learnable:
-            self.register_parameter(name, nn.Parameter(value))
-        else:
-            self.register_buffer(name, value)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -216,13 +213,3 @@ class TTTLinearMixer(nn.Module):
     def no_weight_decay() -> set[str]:
         """Vectors that are stored as matrices, and must not decay."""
         return {'b0', 'ln_weight', 'ln_bias', 'token_scale'}
-
-
-def _checked_directions(directions: Sequence[str]) -> tuple[str, ...]:
-    allowed = [('forward',), ('backward',), DIRECTIONS]
-    # A string would be taken apart into letters.
-    if not isinstance(directions, list | tuple) or tuple(directions) not in allowed:
-        raise ValueError(
-            f"directions={directions!r}: choose ('forward',), ('backward',) or {DIRECTIONS}."
-        )
-    return tuple(directions)

@@ -1,0 +1,89 @@
+"""Faster inference on a GPU at one size of images: a CUDA graph, recorded once and replayed.
+
+With few images the host needs more time to launch the kernels of a model than the GPU to run them.
+A graph holds all launches and makes them at once.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from ..errors import UsageError
+
+Network = TypeVar('Network', bound=nn.Module)
+# Kernels are compiled, and cuDNN chooses its own, before a graph is recorded.
+_WARM_UP = 3
+
+
+def replay_cuda_graph(network: Network) -> Network:
+    """Makes a network replay a CUDA graph, in place; returns it.
+
+    Its forward takes images `(B, C, H, W)` and nothing else, as backbones and classifiers of timm
+    do. The first call records the graph; later ones take the same `(C, H, W)` and as many images
+    or fewer. Parameters may change in place (`load_state_dict`), not move. Mixed precision belongs
+    inside (`autocast_backbone` first), or around every call alike.
+    """
+    network.forward = Replayed(network.forward)
+    return network
+
+
+class Replayed:
+    """A function of images `(B, C, H, W)`, whose tensors have B images too, by a CUDA graph.
+
+    Raises:
+        UsageError: At a call with images on a CPU, with gradients, or of another size or dtype than
+            the first.
+    """
+
+    def __init__(self, function: Callable[[Tensor], Any]) -> None:
+        self._function = function
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self, images: Tensor) -> Any:
+        """The function's output for these images, in tensors of its own."""
+        if images.device.type != 'cuda':
+            raise UsageError(
+                f'a CUDA graph needs images on a GPU, these are on {str(images.device)!r}; leave '
+                '--cuda-graph out'
+            )
+        if torch.is_grad_enabled():
+            raise UsageError(
+                'a CUDA graph is for inference: call the model under torch.no_grad(), or leave '
+                '--cuda-graph out'
+            )
+        if self._graph is None:
+            self._record(images)
+        first, batch = self._images, len(images)
+        same = images.shape[1:] == first.shape[1:] and images.dtype == first.dtype
+        if not same or batch > len(first):
+            raise UsageError(
+                f'the CUDA graph was recorded for at most {len(first)} images {_about(first)}, and '
+                f'these are {batch} of {_about(images)}; give all images one size (in the pipeline '
+                'of the data, or by padding), or leave --cuda-graph out'
+            )
+        first[:batch].copy_(images)
+        self._graph.replay()
+        return tree_map(lambda x: x[:batch].clone() if isinstance(x, Tensor) else x, self._output)
+
+    def _record(self, images: Tensor) -> None:
+        self._images = images.clone()
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_UP):
+                self._function(self._images)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        # Weights that autocast has cast belong to the graph, or are gone when it is replayed.
+        torch.clear_autocast_cache()
+        with torch.cuda.graph(graph):
+            self._output = self._function(self._images)
+        torch.clear_autocast_cache()
+        self._graph = graph
+
+
+def _about(images: Tensor) -> str:
+    return f'{" × ".join(map(str, images.shape[1:]))} in {images.dtype}'
