@@ -13,9 +13,13 @@ example: python tools/benchmark.py vittt_tiny_patch16_224 deit_tiny_patch16_224 
 """
 
 import argparse
+import signal
+import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 
 import torch
 from rich.progress import track
@@ -33,6 +37,7 @@ from mmvttt.analysis.benchmark import (
     write_csv,
 )
 from mmvttt.analysis.models import DenseForward, find_model, image_channels
+from mmvttt.apis.onnx_file import OnnxFile
 from mmvttt.cli import (
     add_cfg_options,
     add_device,
@@ -45,6 +50,9 @@ from mmvttt.config import find_config
 from mmvttt.engine import compile_blocks
 from mmvttt.errors import UsageError
 from mmvttt.models.cpu_inference import is_worthwhile, optimize_for_cpu
+
+# Ends of the names of models that ran in another way; their FLOPs are the same.
+WAYS = PACKED, COMPILED, GRAPH = ' (packed)', ' (compiled)', ' (CUDA graph)'
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -98,6 +106,18 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         help='then again with weights packed for a CPU',
     )
     parser.add_argument(
+        '--onnx', nargs='+', default=[], metavar='FILE', help='then files of tools/export.py'
+    )
+    parser.add_argument(
+        '--cuda-graph',
+        action='store_true',
+        help='then again by a CUDA graph: inference on a GPU, without the time of the host',
+    )
+    parser.add_argument(
+        '--keep-going', action='store_true', help='a case that fails is a line, not the end'
+    )
+    parser.add_argument('--seconds', type=positive, help='start nothing new after that')
+    parser.add_argument(
         '--repeats', type=positive, default=10, help='timed batches; the median counts'
     )
     parser.add_argument('--warmup', type=not_negative, default=3, help='batches before them')
@@ -120,57 +140,108 @@ def describe(row: Measurement) -> str:
     if row.latency_ms is not None:
         found.append(f'{row.latency_ms:.1f} ± {row.spread_ms / 2:.1f} ms')
         found.append(f'{row.images_per_s:.1f} images/s')
-    return f'{what}: {", ".join(found)}, {row.peak_mib:.0f} MiB'
+    if row.peak_mib is not None:
+        found.append(f'{row.peak_mib:.0f} MiB')
+    return f'{what}: {", ".join(found)}'
 
 
-def models(args: argparse.Namespace) -> Iterator[tuple[str, nn.Module]]:
-    """Names and networks: each as it is, then packed, then compiled."""
+def models(args: argparse.Namespace) -> Iterator[tuple[str, nn.Module | None]]:
+    """Names and networks: each as it is, then by a CUDA graph, packed, compiled; then files of
+    ONNX; None for a model that there is not.
+    """
     mixed = any(find_config(name) is not None for name in args.models)
     for name in args.models:
         options = args.cfg_options or {}
         if mixed and find_config(name) is None:
             # Only the keys that are not meant for the configs beside it.
             options = {key: value for key, value in options.items() if '.' not in key}
-        found = find_model(name, options, weightless=args.computed)
+        try:
+            found = find_model(name, options, weightless=args.computed)
+        except UsageError as error:
+            if not args.keep_going:
+                raise
+            print(f'missing: {name}: {error}', flush=True)
+            yield name, None
+            continue
         model = found.backbone if args.backbone else found.model
         yield found.name, model
+        if args.cuda_graph:
+            yield found.name + GRAPH, model
         if args.pack:
-            yield f'{found.name} (packed)', optimize_for_cpu(model)
+            yield found.name + PACKED, optimize_for_cpu(model)
         if args.compile:
             compile_blocks(model)
-            yield f'{found.name} (compiled)', model
+            yield found.name + COMPILED, model
+    for path in args.onnx:
+        yield f'{Path(path).stem} (onnx)', OnnxFile(path)
 
 
-def run(args: argparse.Namespace) -> list[Measurement]:
-    """Measures or computes every case, and prints it."""
+def run(args: argparse.Namespace, rows: list[Measurement]) -> bool:
+    """Measures or computes every case, prints it, and adds it to `rows`; whether all succeeded."""
     sizes = [tuple(args.shape)] if args.shape else [(side, side) for side in args.sizes]
-    rows = []
+    end = time.monotonic() + (args.seconds or float('inf'))
+    complete = True
     for name, model in models(args):
+        if model is None:
+            complete = False
+            continue
         kinds = args.attention if choose_attention(model, args.attention[0]) else ['']
         cases = list(product(kinds, args.dtype, args.batch, sizes))
         for kind, dtype, batch, size in track(cases, description=name):
+            what = f'{name} {dtype} {batch} × {size[0]}×{size[1]}'
+            if time.monotonic() > end:
+                print(f'missing: {what}: no time left', flush=True)
+                complete = False
+                continue
             choose_attention(model, kind)
-            case = name, batch, size
-            network, channels = DenseForward(model), image_channels(model)
-            precision = getattr(torch, dtype)
-            if args.computed:
-                row = compute(network, *case, precision, args.train, channels)
-            else:
-                row = measure(
-                    network,
-                    *case,
-                    args.device,
-                    precision,
-                    args.train,
-                    args.repeats,
-                    args.warmup,
-                    channels,
-                )
-                if not name.endswith(('(packed)', '(compiled)')):
-                    row = replace(row, **count(network, batch, size, channels))
+            try:
+                row = one_case(args, name, model, dtype, batch, size)
+            except Exception as error:
+                if not args.keep_going:
+                    raise
+                # One contender's failure is a finding.
+                print(f'missing: {what}: {type(error).__name__}: {error}'.splitlines()[0][:200])
+                complete = False
+                continue
             rows.append(replace(row, attention=kind))
+            write_csv(rows, args.out)
             print(describe(rows[-1]), flush=True)
-    return rows
+    return complete
+
+
+def one_case(
+    args: argparse.Namespace,
+    name: str,
+    model: nn.Module,
+    dtype: str,
+    batch: int,
+    size: tuple[int, int],
+) -> Measurement:
+    """Measures or computes one row."""
+    case = name, batch, size
+    file = model if isinstance(model, OnnxFile) else None
+    network = file or DenseForward(model)
+    channels = file.shape[1] if file else image_channels(model)
+    precision = getattr(torch, dtype)
+    if args.computed:
+        return compute(network, *case, precision, args.train, channels)
+    if file:
+        # torch sees neither its operations nor its memory.
+        counted = dict(peak_mib=None)
+    else:
+        counted = {} if name.endswith(WAYS) else count(network, batch, size, channels)
+    row = measure(
+        network,
+        *case,
+        args.device,
+        precision,
+        args.train,
+        args.repeats,
+        args.warmup,
+        channels,
+        cuda_graph=name.endswith(GRAPH),
+    )
+    return replace(row, **counted)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -185,15 +256,37 @@ def main(argv: list[str] | None = None) -> None:
                 '--pack is for inference (no --train) on --device cpu, with AVX-512 and a torch '
                 'that has oneDNN; leave it out'
             )
+        if args.cuda_graph and (
+            args.train or args.computed or torch.device(args.device).type != 'cuda'
+        ):
+            raise UsageError(
+                '--cuda-graph is for inference (no --train, no --computed) on a GPU (--device '
+                'cuda); leave it out'
+            )
         if args.names and len(args.names) != len(args.draw or []):
             raise UsageError(f'--names: give {len(args.draw or [])}, one for each table of --draw')
-        tables = [read_csv(path) for path in args.draw] if args.draw else [run(args)]
+        complete = True
+        if args.draw:
+            tables = [read_csv(path) for path in args.draw]
+        else:
+            tables = [[]]
+            # Who ends this wants to see what was measured so far.
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
+            try:
+                complete = run(args, tables[0])
+            except KeyboardInterrupt:
+                print('missing: what comes after this, for it was interrupted', flush=True)
+                complete = False
+            if not tables[0]:
+                raise UsageError('nothing was measured')
         for rows in tables:
             print(*describe_crossings(rows), sep='\n')
         if args.models:
             print(f'measurements: {write_csv(tables[0], args.out)}')
         if args.plot:
             print(f'plot: {plot(tables, args.plot, args.names)}')
+    if not complete:
+        sys.exit(1)
 
 
 if __name__ == '__main__':

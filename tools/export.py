@@ -1,9 +1,12 @@
 """Writes a trained model for deployment: torch.export (.pt2) or ONNX (mmvttt.apis.export).
 
 Classifiers and segmentors up to their logits, detectors up to the maps of their neck. Batch, height
-and width are free, and the file is compared with the model at several of them.
+and width are free, and the file is compared with the model at several of them. --predictions writes
+boxes and masks of a detector, or labels of a segmentor, for one image of one size.
 
 example: python tools/export.py vittt_t_in1k --checkpoint epoch_300.pth --out vittt_t.onnx
+         python tools/export.py maskrcnn_vittt_s_1x --checkpoint epoch_12.pth --out boxes.onnx \\
+             --predictions --shape 800 1344 --images photo.jpg
 """
 
 import argparse
@@ -33,7 +36,15 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         action='store_true',
         help="a .pt2 in torch's own operators, which needs no ttt_kernels and has no fused kernels",
     )
-    add_cfg_options(parser, 'model.test_cfg.mode=whole')
+    parser.add_argument(
+        '--predictions',
+        action='store_true',
+        help='boxes, labels and masks, or a label map, for one image of --shape (ONNX)',
+    )
+    parser.add_argument(
+        '--images', nargs='+', default=[], metavar='FILE', help='compare on these photographs'
+    )
+    add_cfg_options(parser, 'model.test_cfg.rcnn.score_thr=0.3')
     return parser.parse_args(argv)
 
 
@@ -49,9 +60,11 @@ def main(argv: list[str] | None = None) -> None:
             args.fixed_size,
             args.decompose,
             args.cfg_options,
+            args.predictions,
+            args.images,
         )
         for found in comparisons:
-            print(f'images {found.shape}: differs by {found.error:.1e} of the largest output')
+            print(found)
     print(f'wrote {args.out}')
 
 

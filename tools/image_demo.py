@@ -4,6 +4,7 @@ Boxes and masks, a label map or the five likeliest classes, by the toolbox of th
 goes on until Ctrl-C.
 
 example: python tools/image_demo.py maskrcnn_vittt_demo epoch_6.pth photo.jpg --out seen
+         python tools/image_demo.py maskrcnn_vittt_demo epoch_6.pth photo.jpg --onnx boxes.onnx
 """
 
 import argparse
@@ -41,10 +42,19 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     )
     add_device(parser)
     parser.add_argument('--amp', action='store_true', help='run the backbone in mixed precision')
+    parser.add_argument(
+        '--onnx',
+        metavar='FILE',
+        help='predict by this file of tools/export.py; the checkpoint has the names of classes',
+    )
     add_cfg_options(parser)
     args = parser.parse_intermixed_args(argv)
     if not args.images and args.camera is None:
         parser.error('give images, videos, or --camera N')
+    if args.onnx and args.amp:
+        parser.error('--amp: the type of a file of ONNX was chosen by its export')
+    if args.onnx:
+        args.device = 'cpu'
     return args
 
 
@@ -62,13 +72,15 @@ def main(argv: list[str] | None = None) -> None:
         config = load_config(args.config, cfg_options=args.cfg_options)
         where = (args.score_thr, args.device, args.amp)
         if images:
-            findings = show_images(config, args.checkpoint, images, args.out, *where)
+            findings = show_images(config, args.checkpoint, images, args.out, *where, args.onnx)
             for finding in track(findings, description='images', total=len(images)):
                 lines = '; '.join(finding.lines) or 'nothing'
                 print(printable(f'{finding.image}: {lines} → {finding.picture}'))
         for source, stem in videos.items():
             out = Path(args.out) / f'{stem}.mp4'
-            frames = show_video(config, args.checkpoint, source, out, *where, args.window)
+            frames = show_video(
+                config, args.checkpoint, source, out, *where, args.window, args.onnx
+            )
             count = 0
             with suppress(KeyboardInterrupt):
                 for _ in track(frames, description='frames', total=None):

@@ -32,6 +32,11 @@ def parse_args() -> argparse.Namespace:
         action='store_false',
         help="on a CPU with AVX-512, leave the weights in torch's layout instead of oneDNN's",
     )
+    parser.add_argument(
+        '--cuda-graph',
+        action='store_true',
+        help='replay the backbone as a CUDA graph, where all images have one size: a classifier',
+    )
     add_cfg_options(parser, 'test_dataloader.batch_size=4')
     add_launcher(parser)
     return parser.parse_args()

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import mmcv
 import torch
 import torch.nn.functional as F
 from mmengine.logging import print_log
@@ -19,14 +20,20 @@ from torch.fx.experimental import _config as fx_config
 
 from ttt_kernels import decompositions
 
-from ..analysis.models import FoundModel, find_model, image_channels
+from ..analysis.models import FoundModel, find_model, image_channels, samples_of, toolbox_of
 from ..checkpoints.load import load_pretrained
 from ..errors import CheckpointMismatchError, UsageError
+from ..reliability.data.images import read_image
+from .onnx_file import OnnxFile
+from .predictions import Detections, LabelMap, as_outputs
 
 OPSET = 18
 SUFFIXES = ('.pt2', '.onnx')
 # Relative to the largest number of an output: fp32 rounding, sums in another order.
 _TOLERANCE = 1e-3
+# Of detections: pixels, score, share without a counterpart, as one more box may pass a threshold,
+# and share of pixels of masks or label maps.
+_PIXELS, _SCORE, _UNMATCHED, _AREA = 0.5, 1e-2, 0.02, 1e-2
 _Runs = Callable[[Tensor], Sequence[Tensor]]
 
 
@@ -36,11 +43,17 @@ class Comparison:
 
     Attributes:
         shape: Of the images, `(B, in_channels, H, W)`.
-        error: Largest difference of all outputs, over the largest number of that output.
+        error: Largest difference of all outputs, over the largest number of that output; of boxes
+            in pixels, of label maps the share of pixels.
+        text: A line for the screen.
     """
 
     shape: tuple[int, ...]
     error: float
+    text: str
+
+    def __str__(self) -> str:
+        return f'images {self.shape}: {self.text}'
 
 
 class Logits(nn.Module):
@@ -82,11 +95,28 @@ class Scores(nn.Module):
         return self.model.head(self.model.extract_feat(image))
 
 
+def predictor(model: nn.Module) -> nn.Module:
+    """A detector up to its boxes and masks or a segmentor up to its labels, in evaluation mode.
+
+    Raises:
+        UsageError: The model is neither, or its predictions cannot be written.
+    """
+    kind = toolbox_of(model)
+    if kind not in ('mmdet', 'mmseg'):
+        raise UsageError(
+            f'--predictions are for detectors and segmentors, and this is {type(model).__name__}: '
+            "leave it out; a classifier's scores are the softmax of its logits"
+        )
+    part = LabelMap(model) if kind == 'mmseg' else Detections(model)
+    return part.eval().requires_grad_(False)
+
+
 # The children whose tensors are in the file, by the prefix of their names; '': all.
 _PARTS: dict[type[nn.Module], str | tuple[str, ...]] = {
     Logits: ('backbone.', 'neck.', 'decode_head.'),
     Features: ('backbone.', 'neck.'),
     Scores: ('backbone.', 'neck.', 'head.'),
+    LabelMap: ('backbone.', 'neck.', 'decode_head.'),
 }
 
 
@@ -105,8 +135,8 @@ def exportable(model: nn.Module) -> nn.Module:
         head = model.decode_head
         if isinstance(head, nn.ModuleList):
             raise UsageError(
-                f'{type(model).__name__} has a cascade of decode heads, so it cannot be exported; '
-                'export the backbone in a config whose model is the backbone alone'
+                f'{type(model).__name__} has a cascade of decode heads, so its logits cannot be '
+                'exported; --predictions writes its label map'
             )
         needed = [
             p for p in inspect.signature(head.forward).parameters.values() if p.default is p.empty
@@ -114,7 +144,7 @@ def exportable(model: nn.Module) -> nn.Module:
         if len(needed) > 1:
             raise UsageError(
                 f'{type(head).__name__} takes more than features ({needed[1].name}), so it cannot '
-                'be exported; export the backbone in a config whose model is the backbone alone'
+                'be exported up to its logits; --predictions writes its label map'
             )
         part = Logits(model)
     elif getattr(model, 'head', None) is not None:
@@ -132,6 +162,8 @@ def export_model(
     fixed_size: bool = False,
     decompose: bool = False,
     cfg_options: dict[str, Any] | None = None,
+    predictions: bool = False,
+    images: Sequence[str | os.PathLike[str]] = (),
 ) -> Iterator[Comparison]:
     """Writes a model and compares the file with it on several batches and sizes.
 
@@ -146,42 +178,55 @@ def export_model(
         decompose: Write a `.pt2` in torch's own operators. Else it keeps this package's ops, which
             run their kernels wherever `ttt_kernels` is imported before it is loaded.
         cfg_options: Dotted keys of the config and their values.
+        predictions: Write boxes, labels and masks of a detector, or labels of a segmentor, for one
+            image of this size; see `mmvttt.apis.predictions`. ONNX only.
+        images: Photographs to compare on, resized to the example's size, in place of noise.
 
     Raises:
-        UsageError: A wrong suffix, a missing package, a part that has to know its sizes.
+        UsageError: A wrong suffix, a missing package, a part that has to know its sizes, a model
+            whose predictions cannot be written.
         CheckpointError: The checkpoint cannot be read, or lacks something that would be written.
         RuntimeError: The file computes something else than the model.
     """
     out = Path(out)
     if out.suffix not in SUFFIXES:
         raise UsageError(f'--out {os.fspath(out)!r} must end in {" or ".join(SUFFIXES)}')
-    if out.suffix == '.onnx':
+    onnx = out.suffix == '.onnx'
+    if onnx:
         _require_onnx()
+    elif predictions:
+        raise UsageError('--predictions are written as ONNX: give an --out that ends in .onnx')
     found = find_model(model, cfg_options)
-    network = exportable(found.model)
+    network = predictor(found.model) if predictions else exportable(found.model)
     if checkpoint is not None:
         _load_all(found.model, checkpoint, _PARTS.get(type(network), ''))
     height, width = size or found.size
+    fixed_size = fixed_size or predictions
     if not fixed_size:
         _require_free_size(network)
-    # Two: with one image, what is one because of it is taken for fixed.
     channels = image_channels(network)
-    image = torch.rand(2, channels, height, width)
+    photographs = [_read_image(found.model, path, (height, width)) for path in images]
+    # Two: with one image, what is one because of it is taken for fixed.
+    image = torch.rand(1 if predictions else 2, channels, height, width)
     print_log(f'tracing {found.name} at {height}×{width} pixels')
     program = _trace(network, image, fixed_size)
-    if decompose or out.suffix == '.onnx':
+    if decompose or onnx:
         print_log("decomposing into torch's own operators")
         with fx_config.patch(backed_size_oblivious=True):
             program = program.run_decompositions(decompositions())
     out.parent.mkdir(parents=True, exist_ok=True)
     notes = _notes(found, channels)
-    run = (_write_onnx if out.suffix == '.onnx' else _write_pt2)(program, out, notes)
-    shapes = [(1, height, width), (3, height, width)]
+    names = list(getattr(network, 'names', ())) or None
+    run = _write_onnx(program, out, notes, names) if onnx else _write_pt2(program, out, notes)
+    shapes = [(1, height, width)]
+    if not predictions:
+        shapes += [(3, height, width)]
     if not fixed_size:
         shapes += [(1, height + 37, width), (2, height * 2 // 3, width * 4 // 3 + 5)]
     print_log(f'comparing {out} with the model')
-    for batch, *sides in shapes:
-        yield _compare(network, run, torch.rand(batch, channels, *sides), out)
+    compare = _compare_predictions if predictions else _compare
+    for example in photographs or (torch.rand(b, channels, *sides) for b, *sides in shapes):
+        yield compare(network, run, example, out)
 
 
 def _load_all(
@@ -218,7 +263,7 @@ def _require_free_size(network: nn.Module) -> None:
 
 def _trace(network: nn.Module, image: Tensor, fixed_size: bool) -> torch.export.ExportedProgram:
     free = torch.export.Dim.DYNAMIC
-    dims = {0: free} if fixed_size else {0: free, 2: free, 3: free}
+    dims = {} if len(image) == 1 else {0: free} if fixed_size else {0: free, 2: free, 3: free}
     try:
         # Without it torch's own choice of a memory format forbids batches of one.
         with torch.no_grad(), fx_config.patch(backed_size_oblivious=True):
@@ -252,8 +297,12 @@ def _write_pt2(program: torch.export.ExportedProgram, out: Path, notes: dict[str
     return lambda image: _tensors(loaded(image))
 
 
-def _write_onnx(program: torch.export.ExportedProgram, out: Path, notes: dict[str, str]) -> _Runs:
-    import onnxruntime
+def _write_onnx(
+    program: torch.export.ExportedProgram,
+    out: Path,
+    notes: dict[str, str],
+    names: list[str] | None,
+) -> _Runs:
     from onnx_ir.passes.common import CommonSubexpressionEliminationPass
     from onnxscript import optimizer
 
@@ -263,6 +312,7 @@ def _write_onnx(program: torch.export.ExportedProgram, out: Path, notes: dict[st
         dynamo=True,
         opset_version=OPSET,
         input_names=['image'],
+        output_names=names,
         verbose=False,
         optimize=False,
     )
@@ -276,8 +326,7 @@ def _write_onnx(program: torch.export.ExportedProgram, out: Path, notes: dict[st
     print_log(f'writing {out}')
     written.model.metadata_props.update(notes)
     written.save(out, external_data=False)
-    session = onnxruntime.InferenceSession(out, providers=['CPUExecutionProvider'])
-    return lambda image: [torch.from_numpy(x) for x in session.run(None, {'image': image.numpy()})]
+    return OnnxFile(out)
 
 
 def _tensors(outputs: Tensor | Sequence[Tensor]) -> Sequence[Tensor]:
@@ -294,4 +343,64 @@ def _compare(network: nn.Module, run: _Runs, image: Tensor, out: Path) -> Compar
             f'{out} differs from the model by {error:.1e} of the largest output on images '
             f'{tuple(image.shape)}'
         )
-    return Comparison(tuple(image.shape), error)
+    return Comparison(tuple(image.shape), error, f'differs by {error:.1e} of the largest output')
+
+
+@torch.no_grad()
+def _compare_predictions(network: nn.Module, run: _Runs, image: Tensor, out: Path) -> Comparison:
+    """Compares a file with what the model's own toolbox predicts."""
+    model, found = network.model, run(image)
+    if isinstance(network, LabelMap):
+        labels, scores = network(image)
+        error = float((labels != found[0]).float().mean())
+        score = float((scores - found[1]).abs().max() / scores.max())
+        good = error < _AREA and score < _SCORE
+        text = f'{error:.1e} of the pixels have another label, scores differ by {score:.1e}'
+    else:
+        sample = model.predict(image, samples_of(image), rescale=False)[0]
+        text, error, good = _match(as_outputs(sample.pred_instances), found)
+    if not good:
+        raise RuntimeError(f'{out} differs from the model on images {tuple(image.shape)}: {text}')
+    return Comparison(tuple(image.shape), error, text)
+
+
+def _match(expected: Sequence[Tensor], found: Sequence[Tensor]) -> tuple[str, float, bool]:
+    """Counterparts of detections: same label, next score, boxes less than half a pixel apart."""
+    (dets, labels, *masks), (dets2, labels2, *masks2) = expected, found
+    total = max(len(dets), len(dets2))
+    if total == 0:
+        return 'no boxes to compare; --images gives photographs that have some', 0.0, True
+    apart = (dets[:, None, :4] - dets2[:, :4]).abs().amax(-1)
+    score = (dets[:, None, 4] - dets2[:, 4]).abs()
+    same = (labels[:, None] == labels2) & (apart < _PIXELS) & (score < _SCORE)
+    cost = torch.where(same, apart + score, torch.inf)
+    pairs = []
+    while cost.numel() and cost.min() < torch.inf:
+        i, j = divmod(int(cost.argmin()), cost.shape[1])
+        pairs.append((i, j))
+        cost[i], cost[:, j] = torch.inf, torch.inf
+    left, right = torch.tensor(pairs, dtype=torch.long).view(-1, 2).T
+    pixels, score = (float(x[left, right].max()) if pairs else 0.0 for x in (apart, score))
+    text = (
+        f'{len(pairs)} of {total} boxes are the same within {_PIXELS} pixels, by {pixels:.1e} '
+        f'pixels and {score:.1e} in score'
+    )
+    good = total - len(pairs) <= _UNMATCHED * total
+    if masks and pairs:
+        wrong = (masks[0][left] != masks2[0][right]).sum() / masks[0][left].sum().clamp(min=1)
+        text += f'; {float(wrong):.1e} of the pixels of their masks differ'
+        good = good and float(wrong) < _AREA
+    return text, pixels, good
+
+
+def _read_image(model: nn.Module, path: str | os.PathLike[str], size: tuple[int, int]) -> Tensor:
+    """A photograph resized to (height, width) and normalised, `(1, in_channels, H, W)`."""
+    if not hasattr(model, 'data_preprocessor'):
+        raise UsageError('--images are for models of OpenMMLab, which know how to prepare them')
+    problem = read_image(os.fspath(path)).problem
+    if problem:
+        raise UsageError(f'--images: {os.fspath(path)!r} is among the {problem}')
+    pixels = mmcv.imresize(mmcv.imread(os.fspath(path)), (size[1], size[0]))
+    inputs = torch.from_numpy(pixels).permute(2, 0, 1)
+    image = model.data_preprocessor(dict(inputs=[inputs], data_samples=None))['inputs']
+    return image[:, :, : size[0], : size[1]]

@@ -21,6 +21,7 @@ from ..models.cpu_inference import optimize_for_cpu
 from ..reliability.data.images import FORMATS, read_image
 from ..reliability.match import require_match
 from ..reliability.read import read_content, read_weights
+from .onnx_file import OnnxFile, run_onnx
 
 _TOP = 5
 _CODEC = cv2.VideoWriter_fourcc(*'mp4v')
@@ -51,6 +52,7 @@ def show_images(
     score_thr: float = 0.3,
     device: str = 'cpu',
     amp: bool = False,
+    onnx: str | os.PathLike[str] | None = None,
 ) -> Iterator[Finding]:
     """Runs a model on photographs and draws the prediction: boxes and masks, labels, or a class.
 
@@ -62,6 +64,7 @@ def show_images(
         score_thr: Boxes with a lower score are neither drawn nor named.
         device: Where to run.
         amp: Run the backbone in mixed precision.
+        onnx: File of `tools/export.py` that predicts in place of the model, see `run_onnx`.
 
     Raises:
         UsageError: There is no such image, or the config is of another toolbox or has no model.
@@ -86,7 +89,7 @@ def show_images(
                 f'several images are called {stem!r}: {os.fspath(image)!r} and another; a picture '
                 'would be written over the other: show one at a time, with --out'
             )
-    look = open_model(config, checkpoint, device, amp)
+    look = open_model(config, checkpoint, device, amp, onnx)
     for image in map(Path, images):
         lines, picture = look(mmcv.imread(str(image)), score_thr)
         out = Path(out_dir) / f'{image.stem}.png'
@@ -133,6 +136,7 @@ def show_video(
     device: str = 'cpu',
     amp: bool = False,
     window: bool = False,
+    onnx: str | os.PathLike[str] | None = None,
 ) -> Iterator[list[str]]:
     """Runs a model on every frame of a video or a camera, and writes the drawn frames as a video.
 
@@ -145,6 +149,7 @@ def show_video(
         device: As in `show_images`.
         amp: As in `show_images`.
         window: Show the frames, too, until q is pressed.
+        onnx: As in `show_images`.
 
     Yields:
         The description of each frame's prediction.
@@ -160,7 +165,7 @@ def show_video(
         if not capture.isOpened():
             kind = 'camera' if isinstance(source, int) else 'video that OpenCV can read at'
             raise UsageError(f'there is no {kind} {source!r}')
-        look = open_model(config, checkpoint, device, amp)
+        look = open_model(config, checkpoint, device, amp, onnx)
         while (read := capture.read())[0]:
             lines, picture = look(read[1], score_thr)
             frame = mmcv.rgb2bgr(picture)
@@ -195,6 +200,7 @@ def open_model(
     checkpoint: str | os.PathLike[str],
     device: str = 'cpu',
     amp: bool = False,
+    onnx: str | os.PathLike[str] | None = None,
 ) -> Look:
     """A function that looks at an image `(H, W, 3)`, uint8, BGR, with a threshold for boxes.
 
@@ -206,20 +212,24 @@ def open_model(
         checkpoint: As in `show_images`.
         device: Where to run. On a CPU weights are packed, see `optimize_for_cpu`.
         amp: Run the backbone in mixed precision.
+        onnx: As in `show_images`.
 
     Raises:
-        UsageError: The config is of another toolbox or has no model.
+        UsageError: The config is of another toolbox or has no model, or the file cannot be used.
         CheckpointError: The checkpoint cannot be read, or has next to nothing for the model.
     """
     scope = _require_scope(config)
     # Before the toolboxes stumble over what is no checkpoint.
-    read_weights(checkpoint)
+    weights = read_weights(checkpoint)
     _dataset_meta(checkpoint)
     init_default_scope(scope)
     look = _LOOKS[scope](config, os.fspath(checkpoint), device)
+    require_match(look.run.model, weights, os.fspath(checkpoint))
     if amp:
         autocast_backbone(look.run.model)
     optimize_for_cpu(look.run.model)
+    if onnx is not None:
+        run_onnx(look.run, OnnxFile(onnx))
     return look
 
 
@@ -237,15 +247,14 @@ class _Detector:
         from mmdet.apis import DetInferencer
 
         self.run = DetInferencer(config, checkpoint, device=device, show_progress=False)
-        _check(self.run.model, checkpoint)
-        self.classes = self.run.model.dataset_meta['classes']
 
     def __call__(self, image: np.ndarray, score_thr: float) -> tuple[list[str], np.ndarray]:
         sample = self.run(image, return_datasamples=True)['predictions'][0].cpu()
         found = sample.pred_instances
         found = found[found.scores >= score_thr]
+        classes = self.run.model.dataset_meta['classes']
         lines = [
-            f'{self.classes[label]} {score:.2f} at {", ".join(f"{v:.0f}" for v in box)}'
+            f'{classes[label]} {score:.2f} at {", ".join(f"{v:.0f}" for v in box)}'
             for label, score, box in zip(found.labels, found.scores, found.bboxes, strict=True)
         ]
         return lines, _drawn(self.run.visualizer, image, sample, pred_score_thr=score_thr)
@@ -267,7 +276,6 @@ class _Segmentor:
         )
         self.run.model.dataset_meta = dict(classes=self.classes, palette=palette)
         self.run.show_progress = False
-        _check(self.run.model, checkpoint)
 
     def __call__(self, image: np.ndarray, score_thr: float) -> tuple[list[str], np.ndarray]:
         sample = self.run(image, return_datasamples=True)
@@ -284,7 +292,6 @@ class _Classifier:
         from mmpretrain.visualization import UniversalVisualizer
 
         self.run = ImageClassificationInferencer(config, checkpoint, device=device)
-        _check(self.run.model, checkpoint)
         self.visualizer = UniversalVisualizer()
 
     def __call__(self, image: np.ndarray, score_thr: float) -> tuple[list[str], np.ndarray]:
@@ -305,10 +312,6 @@ def _drawn(visualizer: Any, image: np.ndarray, sample: Any, **options: Any) -> n
     picture = mmcv.bgr2rgb(image)
     visualizer.add_datasample('', picture, sample, draw_gt=False, **options)
     return visualizer.get_image()
-
-
-def _check(model: Any, checkpoint: str) -> None:
-    require_match(model, read_weights(checkpoint), checkpoint)
 
 
 def _dataset_meta(checkpoint: str | os.PathLike[str]) -> dict[str, Any]:

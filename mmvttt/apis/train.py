@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from mmengine import optim
 from mmengine.config import Config, ConfigDict
 from mmengine.logging import print_log
@@ -15,10 +16,11 @@ from mmengine.registry import MODELS, OPTIM_WRAPPERS, RUNNERS
 from mmengine.runner import FlexibleRunner, Runner
 
 from ..config import load_config
-from ..engine.amp import AmpOptimWrapper, autocast_backbone, warn_of_emulation
+from ..engine.amp import AmpOptimWrapper, autocast_backbone, backbone_for, warn_of_emulation
 from ..engine.hooks.compile import CompileHook
 from ..errors import UsageError
 from ..models.cpu_inference import optimize_for_cpu
+from ..models.cuda_graph import replay_cuda_graph
 from ..registry import hook_class, resolve_type, type_name
 from ..reliability import protect_config, protect_runner
 from ..reliability.data.paths import check_data
@@ -261,6 +263,7 @@ def evaluate(
     tta: bool = False,
     amp: bool = False,
     pack: bool = True,
+    cuda_graph: bool = False,
     **config_args: Any,
 ) -> dict[str, float]:
     """Evaluates a checkpoint on the config's test set.
@@ -273,6 +276,7 @@ def evaluate(
         tta: See `enable_tta`.
         amp: Run the backbone in mixed precision, see `autocast_backbone`.
         pack: Pack weights on a CPU, see `mmvttt.models.cpu_inference.optimize_for_cpu`.
+        cuda_graph: Replay the backbone as a CUDA graph, see `mmvttt.models.cuda_graph`.
         config_args: See `load_config`.
 
     Returns:
@@ -284,6 +288,8 @@ def evaluate(
             meant.
         CheckpointError: The checkpoint cannot be read, or has next to nothing for the model.
     """
+    if cuda_graph and not torch.cuda.is_available():
+        raise UsageError('--cuda-graph: torch sees no CUDA GPU here; leave it out')
     cfg = load_config(config, **config_args)
     _require(cfg, 'model', 'test_dataloader', 'test_cfg', 'test_evaluator')
     cfg.load_from = _existing(checkpoint)
@@ -309,6 +315,8 @@ def evaluate(
         autocast_backbone(runner.model)
     if pack:
         optimize_for_cpu(runner.model)
+    if cuda_graph:
+        replay_cuda_graph(backbone_for(runner.model, '--cuda-graph'))
     if out is not None:
         runner.test_evaluator.metrics.append(_dump(cfg, out))
     return runner.test()

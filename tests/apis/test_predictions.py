@@ -1,0 +1,306 @@
+"""Boxes, masks and label maps without the toolboxes' own loops, beside what these predict."""
+
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from mmdet.structures.mask import mask2bbox
+from mmengine.config import Config
+from mmengine.hub import get_config
+from mmengine.registry import init_default_scope
+from torch import Tensor, nn
+
+from mmvttt.analysis.models import samples_of
+from mmvttt.apis import inference
+from mmvttt.apis.export import _match, export_model, exportable, predictor
+from mmvttt.apis.inference import open_model
+from mmvttt.apis.onnx_file import OnnxFile
+from mmvttt.apis.predictions import _boxes_around, as_outputs
+from mmvttt.errors import UsageError
+from mmvttt.registry import MODELS
+
+CONFIGS = Path(__file__).resolve().parents[2] / 'configs'
+THIN = dict(
+    type='ResNet', depth=18, base_channels=8, stem_channels=8, frozen_stages=-1, init_cfg=None
+)
+SIZE = (96, 128)
+
+
+def mask_rcnn() -> Config:
+    """Mask R-CNN with thin layers; all scores pass."""
+    cfg = get_config('mmdet::mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py')
+    model = cfg.model
+    model.backbone.update(THIN)
+    model.neck.update(in_channels=[8, 16, 32, 64], out_channels=16)
+    model.rpn_head.update(in_channels=16, feat_channels=16)
+    roi = model.roi_head
+    roi.bbox_roi_extractor.out_channels = roi.mask_roi_extractor.out_channels = 16
+    roi.bbox_head.update(in_channels=16, fc_out_channels=16, num_classes=3)
+    roi.mask_head.update(in_channels=16, conv_out_channels=16, num_convs=1, num_classes=3)
+    model.test_cfg.rpn.update(nms_pre=100, max_per_img=60)
+    model.test_cfg.rcnn.update(score_thr=0.24, max_per_img=30)
+    return cfg
+
+
+def dino() -> Config:
+    cfg = get_config('mmdet::dino/dino-4scale_r50_8xb2-12e_coco.py')
+    model = cfg.model
+    model.backbone.update(THIN)
+    model.num_queries = 20
+    model.neck.in_channels = [16, 32, 64]
+    model.encoder.num_layers = model.decoder.num_layers = 1
+    model.bbox_head.num_classes = 3
+    model.test_cfg.max_per_img = 30
+    return cfg
+
+
+def mask2former(things: int = 80, stuff: int = 0) -> Config:
+    cfg = get_config('mmdet::mask2former/mask2former_r50_8xb2-lsj-50e_coco.py')
+    model = cfg.model
+    model.backbone.update(THIN)
+    classes = dict(num_things_classes=things, num_stuff_classes=stuff)
+    model.panoptic_head.update(in_channels=[8, 16, 32, 64], num_queries=10, **classes)
+    model.panoptic_head.loss_cls.class_weight = [1.0] * (things + stuff) + [0.1]
+    model.panoptic_fusion_head.update(classes)
+    model.panoptic_head.pixel_decoder.encoder.num_layers = 1
+    model.panoptic_head.transformer_decoder.num_layers = 2
+    return cfg
+
+
+def with_stuff() -> Config:
+    return mask2former(60, 20)
+
+
+def built(cfg: Config) -> nn.Module:
+    torch.manual_seed(0)
+    init_default_scope(cfg.default_scope)
+    model = MODELS.build(cfg.model)
+    model.init_weights()
+    return model.eval()
+
+
+@pytest.mark.parametrize('make', [mask_rcnn, dino, mask2former, with_stuff])
+def test_detections_are_mmdet_s(make: Any) -> None:
+    model = built(make())
+    network, image = predictor(model), torch.randn(1, 3, *SIZE)
+    with torch.no_grad():
+        found = network(image)
+        sample = model.predict(image, samples_of(image), rescale=False)[0]
+    expected = as_outputs(sample.pred_instances)
+    assert len(network.names) == len(found) == len(expected)
+    assert len(expected[0]) >= 5
+    assert [x.dtype for x in found] == [x.dtype for x in expected]
+    # The order of Mask2Former's boxes is free in both.
+    orders = [x[0][:, 4].argsort(descending=True, stable=True) for x in (found, expected)]
+    for a, b in zip(found, expected, strict=True):
+        # fp32: boxes moved apart for the suppression, masks interpolated by products.
+        torch.testing.assert_close(a[orders[0]].float(), b[orders[1]].float(), atol=1e-4, rtol=0)
+    if len(found) == 3:
+        assert found[2].any()
+
+
+def test_boxes_around_masks_are_mmdet_s() -> None:
+    masks = torch.rand(6, 17, 31, generator=torch.Generator().manual_seed(0)) > 0.98
+    masks[2] = False
+    torch.testing.assert_close(_boxes_around(masks.float()), mask2bbox(masks))
+
+
+def test_counterparts_of_boxes_are_found_in_any_order() -> None:
+    dets = torch.tensor([[0, 0, 10, 10, 0.9], [0, 0, 10, 10, 0.5], [5, 5, 20, 20, 0.4]])
+    labels = torch.tensor([1, 2, 1])
+    masks = torch.ones(3, 20, 20, dtype=torch.bool)
+    order, moved = torch.tensor([2, 0, 1]), dets.clone()
+    moved[2, 0] += 0.25
+    text, pixels, good = _match((dets, labels, masks), (moved[order], labels[order], masks[order]))
+    assert good
+    assert pixels == 0.25
+    assert text.startswith('3 of 3 boxes')
+    # Another label, a box that went away, a box that moved, another mask.
+    assert not _match((dets, labels), (dets, torch.tensor([1, 1, 1])))[2]
+    assert not _match((dets, labels), (dets[:2], labels[:2]))[2]
+    moved[2, 0] += 1
+    assert not _match((dets, labels), (moved, labels))[2]
+    other = masks.clone()
+    other[0, :5] = False
+    assert not _match((dets, labels, masks), (dets, labels, other))[2]
+    assert _match((dets[:0], labels[:0]), (dets[:0], labels[:0]))[0].startswith('no boxes')
+
+
+def test_what_cannot_be_predicted_is_said(tmp_path: Path) -> None:
+    soft = mask_rcnn()
+    soft.model.test_cfg.rcnn.nms = dict(type='soft_nms', iou_threshold=0.5)
+    with pytest.raises(UsageError, match=r"'soft_nms'.*change test_cfg"):
+        predictor(built(soft))
+    panoptic = mask2former()
+    panoptic.model.test_cfg.instance_on = False
+    with pytest.raises(UsageError, match='predictions of Mask2Former cannot be written'):
+        predictor(built(panoptic))
+    cascade = built(mask_rcnn())
+    cascade.roi_head.bbox_head = nn.ModuleList([cascade.roi_head.bbox_head])
+    with pytest.raises(UsageError, match='predictions of MaskRCNN cannot be written'):
+        predictor(cascade)
+    with pytest.raises(UsageError, match='softmax of its logits'):
+        predictor(nn.Linear(1, 1))
+    with pytest.raises(UsageError, match=r'ends in \.onnx'):
+        next(export_model('vittt_t_in1k', None, tmp_path / 'm.pt2', predictions=True))
+    (tmp_path / 'm.onnx').write_bytes(b'no graph')
+    pytest.importorskip('onnxruntime')
+    with pytest.raises(UsageError, match='is no ONNX file'):
+        OnnxFile(tmp_path / 'm.onnx')
+
+
+class Eager(nn.Module):
+    """A file in the place of an `OnnxFile`, computed by torch."""
+
+    def __init__(self, network: nn.Module, size: tuple[int, int] | None) -> None:
+        super().__init__()
+        self.network, self.size, self.path = network, size, 'file.onnx'
+        self.names = getattr(network, 'names', ('output',))
+
+    @torch.no_grad()
+    def forward(self, image: Tensor) -> Any:
+        assert self.size in (None, tuple(image.shape[2:]))
+        found = self.network(image)
+        return [found] if isinstance(found, Tensor) else found
+
+
+def test_a_file_predicts_in_place_of_a_detector(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cfg = mask_rcnn()
+    cfg.test_pipeline[1].scale = (128, 96)
+    cfg.test_dataloader.dataset.pipeline = cfg.test_pipeline
+    cfg.model.data_preprocessor.pad_size_divisor = 32
+    model = built(cfg)
+    meta = dict(dataset_meta=dict(classes=('a', 'b', 'c'), palette=[]))
+    torch.save(dict(state_dict=model.state_dict(), meta=meta), tmp_path / 'w.pth')
+    file = Eager(predictor(model), SIZE)
+    monkeypatch.setattr(inference, 'OnnxFile', lambda path: file)
+    rng = np.random.default_rng(0)
+    # Twice the size of the file, so that nothing is padded and both see the same pixels.
+    image = rng.integers(0, 255, (192, 256, 3)).astype(np.uint8)
+    lines = [open_model(cfg, tmp_path / 'w.pth', onnx=f)(image, 0.0)[0] for f in (None, 'f')]
+    assert len(lines[0]) >= 5
+    assert sorted(lines[0]) == sorted(lines[1])
+    # A portrait fits in with zeros beside it, and its boxes stay within the photograph.
+    tall = cv2.resize(image, (120, 240))
+    look = open_model(cfg, tmp_path / 'w.pth', onnx='f')
+    sample = look.run(tall, return_datasamples=True)['predictions'][0]
+    boxes, masks = sample.pred_instances.bboxes, sample.pred_instances.masks
+    assert masks.shape == (len(boxes), 240, 120)
+    assert boxes[:, 0::2].max() <= 120.01
+    assert boxes[:, 1::2].max() <= 240.01
+    assert boxes[:, 3].max() > 96
+    file.names = ('output',)
+    with pytest.raises(UsageError, match='--predictions'):
+        open_model(cfg, tmp_path / 'w.pth', onnx='f')
+
+
+def segmentor() -> Config:
+    cfg = get_config('mmseg::fcn/fcn_r50-d8_4xb4-20k_voc12aug-512x512.py')
+    cfg.model.backbone.update(THIN, type='ResNetV1c', norm_cfg=dict(type='BN'))
+    head = dict(in_channels=64, channels=16, num_classes=4, norm_cfg=dict(type='BN'))
+    cfg.model.decode_head.update(head)
+    cfg.model.auxiliary_head = None
+    cfg.model.pretrained = None
+    cfg.test_pipeline[1].scale = (128, 96)
+    cfg.test_dataloader.dataset.pipeline = cfg.test_pipeline
+    return cfg
+
+
+def classifier() -> Config:
+    cfg = Config.fromfile(CONFIGS / 'vit3_t_in1k.py')
+    arch = dict(embed_dims=32, num_layers=1, num_heads=1, feedforward_channels=32)
+    cfg.model.backbone.update(arch=arch)
+    cfg.model.head.update(in_channels=32, num_classes=4)
+    cfg.data_preprocessor.num_classes = 4
+    return cfg
+
+
+def described(cfg: Config, make: Any, size: tuple[int, int] | None, folder: Path) -> list[dict]:
+    """Names and shares or scores, as the model says them and as a file of `make` does."""
+    cfg.model.setdefault('data_preprocessor', cfg.get('data_preprocessor'))
+    model = built(cfg)
+    meta = dict(dataset_meta=dict(classes=('a', 'b', 'c', 'd'), palette=[]))
+    torch.save(dict(state_dict=model.state_dict(), meta=meta), folder / 'w.pth')
+    image = np.random.default_rng(0).integers(0, 255, (192, 256, 3)).astype(np.uint8)
+    said = []
+    for path in (None, 'file.onnx'):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(inference, 'OnnxFile', lambda path: Eager(make(model), size))
+            lines = open_model(cfg, folder / 'w.pth', onnx=path)(image, 0.3)[0]
+        pairs = (line.split() for line in lines)
+        said.append({name: float(number.rstrip('%')) for name, number in pairs})
+    return said
+
+
+@pytest.mark.parametrize('size', [SIZE, None])
+def test_logits_predict_in_place_of_a_segmentor(size: Any, tmp_path: Path) -> None:
+    expected, found = described(segmentor(), exportable, size, tmp_path)
+    assert found == expected
+
+
+def test_labels_predict_in_place_of_a_segmentor(tmp_path: Path) -> None:
+    expected, found = described(segmentor(), predictor, SIZE, tmp_path)
+    # mmseg enlarges logits, the tool labels: percent along the edges of regions.
+    assert found == pytest.approx(expected, abs=3)
+
+
+def test_logits_predict_in_place_of_a_classifier(tmp_path: Path) -> None:
+    expected, found = described(classifier(), exportable, None, tmp_path)
+    assert found == expected
+    assert len(found) == 4
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize('make', [mask_rcnn, dino, mask2former])
+def test_detections_out_of_onnx(make: Any, tmp_path: Path) -> None:
+    for package in ('onnx', 'onnxscript', 'onnxruntime'):
+        pytest.importorskip(package)
+    cfg = make()
+    cfg.dump(tmp_path / 'config.py')
+    torch.save(built(cfg).state_dict(), tmp_path / 'w.pth')
+    cv2.imwrite(
+        str(tmp_path / 'noise.png'), np.random.default_rng(0).integers(0, 255, (90, 130, 3))
+    )
+    out = tmp_path / 'boxes.onnx'
+    (found,) = export_model(
+        str(tmp_path / 'config.py'),
+        tmp_path / 'w.pth',
+        out,
+        SIZE,
+        predictions=True,
+        images=[tmp_path / 'noise.png'],
+    )
+    assert 'boxes are the same' in found.text
+    file = OnnxFile(out)
+    assert file.size == SIZE
+    assert file.names[:2] == ('dets', 'labels')
+    # Nothing to be seen, with and without masks.
+    dets, labels, *masks = file(torch.zeros(1, 3, *SIZE))
+    assert dets.shape == (len(labels), 5)
+    assert all(m.shape == (len(labels), *SIZE) for m in masks)
+    with pytest.raises(UsageError, match='takes images'):
+        file(torch.zeros(1, 3, 64, 64))
+
+
+@pytest.mark.stress
+def test_the_label_map_of_a_mask2former_out_of_onnx(tmp_path: Path) -> None:
+    for package in ('onnx', 'onnxscript', 'onnxruntime'):
+        pytest.importorskip(package)
+    cfg = get_config('mmseg::mask2former/mask2former_r50_8xb2-160k_ade20k-512x512.py')
+    cfg.model.backbone.update(THIN)
+    head = cfg.model.decode_head
+    head.update(in_channels=[8, 16, 32, 64], num_queries=10)
+    head.pixel_decoder.encoder.num_layers = 1
+    head.transformer_decoder.num_layers = 2
+    cfg.dump(tmp_path / 'config.py')
+    out = tmp_path / 'labels.onnx'
+    (found,) = export_model(str(tmp_path / 'config.py'), None, out, SIZE, predictions=True)
+    assert found.error < 1e-2
+    labels, scores = OnnxFile(out)(torch.rand(1, 3, *SIZE))
+    assert labels.shape == scores.shape == (1, *SIZE)
+    assert labels.dtype == torch.int64
