@@ -7,6 +7,9 @@
   state      drift, rank and learning rate of the inner models; where in the image they move
   attention  implicit attention of chosen patches, and how far it reaches; timm's ViTs too
   keys       key shift, by which to decide about a key norm; timm's ViTs too
+  features   norms of the last map and the FPN's levels; any model
+  cam        class activation (Grad-CAM) of a classifier or detector
+  tsne       images in the plane by their features, coloured by their folders
 
 With --annotations (a COCO file with masks of the images) gmm.csv has the share of the gradient
 inside the masks over their share of the area, and the area under its ROC curve.
@@ -17,7 +20,7 @@ example: python tools/inspect_model.py vittt_t_in1k photo.jpg --checkpoint vittt
 import argparse
 from pathlib import Path
 
-from mmvttt.analysis.inspect import DIAGNOSTICS, Look, inspect_model
+from mmvttt.analysis.inspect import DEFAULT, Look, inspect_model
 from mmvttt.analysis.models import load_model
 from mmvttt.cli import add_model_and_images, command_line, plain_errors
 
@@ -26,7 +29,7 @@ def parse_args() -> argparse.Namespace:
     parser = command_line(__doc__)
     add_model_and_images(parser, 'work_dirs/inspect')
     parser.add_argument(
-        '--what', nargs='+', default=list(DIAGNOSTICS), metavar='NAME', help='default: all'
+        '--what', nargs='+', default=DEFAULT, metavar='NAME', help='default: all but cam, tsne'
     )
     parser.add_argument(
         '--query',

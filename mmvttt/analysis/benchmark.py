@@ -25,6 +25,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from ..errors import DataError
+from ..models.cuda_graph import Replayed
 from ..version import __version__
 from .complexity import computed_peak, formula_macs
 from .flops import count_cost
@@ -100,6 +101,7 @@ def measure(
     repeats: int = 10,
     warmup: int = 3,
     in_channels: int = 3,
+    cuda_graph: bool = False,
 ) -> Measurement:
     """Times a network on random images.
 
@@ -114,8 +116,10 @@ def measure(
         repeats: Batches that are timed; the median counts.
         warmup: Batches before them.
         in_channels: Channels of the images.
+        cuda_graph: Replay a CUDA graph of the network; the memory is that of the network itself.
 
     Raises:
+        UsageError: With `cuda_graph`, where `Replayed` raises it: on a CPU, for training.
         ValueError: For fewer than one repeat.
     """
     if repeats < 1:
@@ -124,9 +128,12 @@ def measure(
     network = network.to(device).train(train)
     images = torch.rand(batch, in_channels, *size, device=device)
 
-    def run() -> None:
+    def forward(images: torch.Tensor) -> Any:
         with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
-            out = network(images)
+            return network(images)
+
+    def run(forward: Callable[[torch.Tensor], Any] = forward) -> None:
+        out = forward(images)
         if train:
             network.zero_grad(set_to_none=True)
             sum(x.float().sum() for x in _tensors(out)).backward()
@@ -134,10 +141,13 @@ def measure(
     times = []
     try:
         with torch.set_grad_enabled(train):
+            timed = Replayed(forward) if cuda_graph else forward
+            if cuda_graph:
+                run(timed)  # records
             for i in range(warmup + repeats):
                 _wait(device)
                 start = time.perf_counter()
-                run()
+                run(timed)
                 _wait(device)
                 if i >= warmup:
                     times.append(time.perf_counter() - start)

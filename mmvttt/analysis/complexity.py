@@ -34,23 +34,16 @@ def attention_macs(tokens: int, dim: int) -> int:
 
 
 def vittt_macs(tokens: int, dim: int, head: int = 64, mini_batch: int = 16) -> int:
-    """Vittt's mixer: 6TD² + 6TDd + 4bTD (Eq. 13)."""
+    """Vittt's mixer: 6TD² + 6TDd + 4bTD (Eq. 13), less than attention from T = D + 3d + 2b on."""
     return 6 * tokens * dim**2 + 6 * tokens * dim * head + 4 * mini_batch * tokens * dim
 
 
 def t5_macs(tokens: int, dim: int, head: int = 64) -> int:
-    """T⁵'s mixer: 4TD² + 9TDd + 18TD (t5 Sec. 4, from its op and two 3×3 convolutions)."""
+    """T⁵'s mixer: 4TD² + 9TDd + 18TD (t5 Sec. 4, from its op and two 3×3 convolutions).
+
+    Less than attention from T = 4.5d + 9 on, at any width.
+    """
     return 4 * tokens * dim**2 + 9 * tokens * dim * head + 18 * tokens * dim
-
-
-def vittt_crossing(dim: int, head: int = 64, mini_batch: int = 16) -> int:
-    """Tokens from which on Vittt's mixer costs less than attention: D + 3d + 2b."""
-    return dim + 3 * head + 2 * mini_batch
-
-
-def t5_crossing(head: int = 64) -> float:
-    """Tokens from which on T⁵'s mixer costs less than attention, at any width: 4.5d + 9."""
-    return 4.5 * head + 9
 
 
 def formula_macs(model: nn.Module, size: tuple[int, int]) -> int | None:

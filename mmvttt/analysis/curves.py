@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 
+from .pictures import panels, save
+
 # Written by LocalVisBackend, one folder for each start (a resumed run has several).
 _SCALARS = '*/vis_data/scalars.json'
 # Logged beside the losses; no curve of their own.
@@ -82,9 +84,6 @@ def plot_curves(
         KeyError: A metric was never evaluated.
         ValueError: There is nothing to draw.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     known = sorted({name for _, evaluated in runs.values() for name in evaluated})
     unknown = [name for name in metrics or () if name not in known]
     if unknown:
@@ -92,10 +91,9 @@ def plot_curves(
     if not any(train or evaluated for train, evaluated in runs.values()):
         raise ValueError('the log holds no number of any step: there is nothing to draw')
     with_inner = any(_inner(train) for train, _ in runs.values())
-    figure = Figure(figsize=(20 if with_inner else 16, 4.5), layout='constrained')
-    FigureCanvasAgg(figure)
     widths = (3, 3, 2, 2) if with_inner else (3, 3, 2)
-    left, right, rate, *more = figure.subplots(1, len(widths), width_ratios=widths)
+    size = ((20 if with_inner else 16) / len(widths), 4.5)
+    figure, (left, right, rate, *more) = panels(1, len(widths), size, width_ratios=widths)
     several = len(runs) > 1
     for run, (train, evaluated) in runs.items():
         before = f'{run}: ' if several else ''
@@ -120,15 +118,12 @@ def plot_curves(
     for axes in (left, right, rate, *more):
         axes.grid(alpha=0.3)
         # Whole steps, of a single evaluation too.
-        axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+        axes.locator_params(axis='x', integer=True, min_n_ticks=1)
         if axes.lines and (several or axes is not rate):
             axes.legend(fontsize='small')
     if not several:
         figure.suptitle(_label(next(iter(runs))))
-    out = Path(out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out, dpi=120)
-    return out
+    return save(figure, out, dpi=120)
 
 
 def spread_table(runs: Mapping[str, Run], metrics: Sequence[str] | None = None) -> str:

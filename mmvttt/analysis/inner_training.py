@@ -7,7 +7,7 @@ autograd. The models themselves are neither changed nor repeated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 import torch
@@ -286,33 +286,20 @@ def follow_scan(
 # ----------------------------------------------------------------------------- the full-batch steps
 
 
-def follow_step(
-    predict: Callable[[Weights, Tensor], Tensor],
-    train: Callable[[Weights, Tensor, Tensor, Tensor], Weights],
-    loss: Callable[[Tensor, Tensor], Tensor],
-    weights: Weights,
-    k: Tensor,
-    v: Tensor,
-    eta: Tensor,
-    spatial: bool = False,
-    tokens: bool = True,
-) -> StepTraining:
-    """Follows the training of H inner models on B images, by autograd.
-
-    Args:
-        predict: The inner model of one head: its weights and tokens `(N, d)` → `(N, d)`.
-        train: The training of one head: weights, k, v `(N, d)` and eta `(N,)` → weights.
-        loss: Predictions and values `(N, d)` → a number.
-        weights: `(H, …)` to start with.
-        k, v: `(B, N, H, d)`.
-        eta: `(B, N, H)` weight of every token in the step.
-        spatial: Whether the prediction for a token depends on its neighbours.
-        tokens: Whether to follow each token.
-    """
+def _of_mixer(mixing: Mixing, tokens: bool) -> StepTraining:
+    """Follows the training of H inner models on B images, by autograd."""
+    mixer = mixing.mixer
+    dtype = torch.promote_types(mixing.x.dtype, torch.float32)
+    _, k = (y.to(dtype).unflatten(-1, mixer.heads) for y in mixing.shaped)
+    _, _, v = (y.to(dtype).unflatten(-1, mixer.heads) for y in mixing.projected)
+    eta = torch.ones_like(k[..., 0])
+    if mixer.eta is not None:
+        eta = mixer.eta(mixing.x).sigmoid().to(dtype)
+    weights = {n: w.to(dtype) for n, w in mixer.inner.named_parameters()}
     heads = [
         _follow_head(
-            predict, train, loss, {n: w[h] for n, w in weights.items()},
-            k[b, :, h], v[b, :, h], eta[b, :, h], spatial, tokens,
+            mixer, mixing.hw, {n: w[h] for n, w in weights.items()},
+            k[b, :, h], v[b, :, h], eta[b, :, h], tokens,
         )
         for b in range(len(k))
         for h in range(k.shape[2])
@@ -325,17 +312,23 @@ def follow_step(
 
 
 def _follow_head(
-    predict: Callable,
-    train: Callable,
-    loss: Callable,
+    mixer: InnerTraining,
+    hw: tuple[int, int],
     weights: Weights,
     k: Tensor,
     v: Tensor,
     eta: Tensor,
-    spatial: bool,
     tokens: bool,
 ) -> tuple[Tensor, ...]:
-    """The fields of `StepTraining` of one head of one image."""
+    """The fields of `StepTraining` of one head of one image: k, v `(N, d)`, eta `(N,)`."""
+    inner, spatial = mixer.inner, mixer.inner.spatial
+
+    def predict(w: Weights, x: Tensor) -> Tensor:
+        return inner.call(w, x, hw)
+
+    def loss(predicted: Tensor, v: Tensor) -> Tensor:
+        return mixer.inner_loss(predicted, v, mixer.scale)
+
     predicted, pull = vjp(lambda w: predict(w, k), weights)[:2]
     error = grad(loss)(predicted, v) * eta[:, None]
     (total,) = pull(error)
@@ -358,7 +351,7 @@ def _follow_head(
     share = along = k.new_empty(0)
     if tokens:
         share, along = vmap(norms, chunk_size=chunk)(torch.arange(len(k), device=k.device))
-    trained = train(weights, k, v, eta)
+    trained = mixer.train_inner(weights, k, v, eta, hw)
     moved = {n: trained[n] - w for n, w in weights.items()}
     size, move, start = (
         sum(x.square().sum() for x in tree.values()).sqrt() for tree in (total, moved, weights)
@@ -372,28 +365,6 @@ def _follow_head(
         move / start,
         move / size,
         torch.stack(ranks).mean(0),
-    )
-
-
-def _of_mixer(mixing: Mixing, tokens: bool) -> StepTraining:
-    mixer = mixing.mixer
-    inner = mixer.inner
-    dtype = torch.promote_types(mixing.x.dtype, torch.float32)
-    _, k = (y.to(dtype).unflatten(-1, mixer.heads) for y in mixing.shaped)
-    _, _, v = (y.to(dtype).unflatten(-1, mixer.heads) for y in mixing.projected)
-    eta = torch.ones_like(k[..., 0])
-    if mixer.eta is not None:
-        eta = mixer.eta(mixing.x).sigmoid().to(dtype)
-    return follow_step(
-        lambda w, x: inner.call(w, x, mixing.hw),
-        lambda w, k, v, eta: mixer.train_inner(w, k, v, eta, mixing.hw),
-        lambda p, v: mixer.inner_loss(p, v, mixer.scale),
-        {n: w.to(dtype) for n, w in inner.named_parameters()},
-        k,
-        v,
-        eta,
-        inner.spatial,
-        tokens,
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cv2
 import numpy as np
@@ -17,17 +17,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import DataError, UsageError
-from .attention import (
-    attention_distance,
-    attention_rows,
-    has_closed_form,
-    implicit_attention,
-    key_shift,
-)
+from .attention import attention_distance, implicit_attention, key_shift, softmax_weights
+from .class_activation import class_activation
 from .inner_training import LayerTraining, largest_tokens, mask_scores, training_of
-from .mixers import Mixing, record_mixers
+from .mixers import SOFTMAX, Mixing, record_mixers
 from .models import backbone_of
 from .pictures import (
+    LINES,
     colour_bar,
     image_panels,
     panels,
@@ -37,7 +33,10 @@ from .pictures import (
     show_map,
     styled,
 )
-from .receptive_field import SHARES, receptive_fields
+from .receptive_field import SHARES, feature_maps, last_map, receptive_fields
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 # Layers that a picture has room for; the tables have all.
 _DRAWN = 6
@@ -69,7 +68,11 @@ class Look:
     @cached_property
     def images(self) -> list[tuple[Tensor, Tensor]]:
         """Each image for the eye and for the model, `(3, H, W)`."""
-        return [read_image(path, self.size) for path in self.files]
+        own = getattr(self.model, 'data_preprocessor', None)
+        statistics = ()
+        if getattr(own, 'mean', None) is not None:
+            statistics = [(x.flatten() / 255).tolist() for x in (own.mean, own.std)]
+        return [read_image(path, self.size, *statistics) for path in self.files]
 
     @cached_property
     def mixings(self) -> list[list[Mixing]]:
@@ -103,12 +106,12 @@ class Look:
         """
         if self.annotations is None:
             return None
-        ids = [i for i, name in self._names.items() if Path(name).name == path.name]
-        if not ids:
+        images = self._coco.imgs.values()
+        info = next((i for i in images if Path(i['file_name']).name == path.name), None)
+        if info is None:
             raise DataError(f'{str(self.annotations)!r} has no image {path.name!r}')
-        info = self._coco.imgs[ids[0]]
         mask = np.zeros((info['height'], info['width']), np.float32)
-        for annotation in self._coco.imgToAnns[ids[0]]:
+        for annotation in self._coco.imgToAnns[info['id']]:
             mask = np.maximum(mask, self._coco.annToMask(annotation))
         mask = cv2.resize(mask, self.size[::-1], interpolation=cv2.INTER_AREA)
         return F.adaptive_avg_pool2d(torch.from_numpy(mask)[None, None], hw).flatten()
@@ -127,10 +130,6 @@ class Look:
             raise DataError(
                 f'{str(self.annotations)!r} is no COCO annotation file: {error}'
             ) from error
-
-    @cached_property
-    def _names(self) -> dict[int, str]:
-        return {i: info['file_name'] for i, info in self._coco.imgs.items()}
 
 
 def inspect_model(look: Look, what: Iterable[str]) -> list[Path]:
@@ -210,11 +209,7 @@ def draw_losses(look: Look) -> list[Path]:
     """loss: Vittt's reconstruction loss along the tokens (Fig. 11), or before and after a step."""
     first = look.trainings[0]
     scans = [layer for layer in first if layer.scan is not None]
-    rows = [
-        (layer.name, *(layer.scalars()[n] for n in ('loss_first', 'loss_last')))
-        for layers in look.trainings
-        for layer in layers
-    ]
+    means = _scalars(look, ('loss_first', 'loss_last'))
     title = f'Inner loss, mean over heads, {_images(look)}'
     if scans:
         columns = min(4, len(scans))
@@ -243,7 +238,6 @@ def draw_losses(look: Look) -> list[Path]:
         figure.legend(loc='outside lower center', ncols=2)
     else:
         figure, (panel,) = panels(1, 1, (8, 4.2), title)
-        means = _means(rows)
         places = np.arange(len(means))
         for shift, column, label in ((-0.2, 1, 'before the step'), (0.2, 2, 'after the step')):
             panel.bar(places + shift, [row[column] for row in means], 0.4, label=label)
@@ -252,7 +246,7 @@ def draw_losses(look: Look) -> list[Path]:
         panel.axhline(0, color='black', lw=0.8)
         panel.grid(visible=True, axis='y')
         panel.legend()
-    table = _table(look.out / 'loss.csv', ('layer', 'first', 'last'), _means(rows))
+    table = _table(look.out / 'loss.csv', ('layer', 'first', 'last'), means)
     return [save(figure, look.out / 'loss.png'), table]
 
 
@@ -265,27 +259,19 @@ def draw_states(look: Look) -> list[Path]:
         'effective rank of W − W₀',
         'learning rate used' if look.trainings[0][0].scan else '‖W − W₀‖ / ‖gradient‖',
     )
-    rows = [
-        (layer.name, *(layer.scalars()[n] for n in names))
-        for layers in look.trainings
-        for layer in layers
-    ]
-    means = _means(rows)
+    means = _scalars(look, names)
     figure, axes = panels(1, 3, (4.2, 3.8), f'Inner states, mean over heads, {_images(look)}')
     for panel, label, values in zip(axes, labels, list(zip(*means, strict=True))[1:], strict=True):
         panel.plot(range(1, len(values) + 1), values, marker='o')
-        panel.set(xlabel='layer', title=label, ylim=(0, 1.1 * max(values)))
-        panel.locator_params(axis='x', integer=True)
-        panel.grid(visible=True)
+        panel.set(title=label, ylim=(0, 1.1 * max(values)))
+        _by_layer(panel)
     files = [save(figure, look.out / 'state.png')]
     for path, (picture, _), layers in zip(look.files, look.images, look.trainings, strict=True):
         chosen = _spread(layers)
         moving = chosen[0].scan is not None
-        title = (
-            'How far the state moves while it reads each mini-batch'
-            if moving
-            else ('Agreement of each patch with the step, cos(gradient of the patch, their sum)')
-        )
+        title = 'Agreement of each patch with the step, cos(gradient of the patch, their sum)'
+        if moving:
+            title = 'How far the state moves while it reads each mini-batch'
         figure, axes = image_panels(len(chosen) + 1, len(chosen) + 1, look.size, title)
         show_image(axes[0], picture, path.name)
         for panel, layer in zip(axes[1:], chosen, strict=True):
@@ -305,7 +291,7 @@ def draw_states(look: Look) -> list[Path]:
 def draw_attention(look: Look) -> list[Path]:
     """attention: implicit attention (t5 Eq. 13) of chosen patches; mean attention distance."""
     files, rows = [], []
-    blind = [m.name for m in look.mixings[0] if _rows_of(m, [(0.5, 0.5)]) is None]
+    blind = [m.name for m in look.mixings[0] if m.keys is None]
     if len(blind) == len(look.mixings[0]):
         raise UsageError(
             f'the values of no mixer of {type(look.model).__name__} can be seen: implicit '
@@ -327,17 +313,14 @@ def draw_attention(look: Look) -> list[Path]:
             panels_ = axes[i * columns : (i + 1) * columns]
             show_image(panels_[0], picture, path.name if i == 0 else None)
             for panel, mixing in zip(panels_[1:], chosen, strict=True):
-                found = _rows_of(mixing, [query])
-                if found is None:
-                    continue
-                values = found[0, :, 0].mean(0).float()
+                (row,) = implicit_attention(mixing, [_place(query, mixing.hw)]).mean(0)
+                values = row.float()
                 values = (values / values.max()).unflatten(0, mixing.hw).sqrt()
                 drawn = show_map(panel, values, look.size, mixing.label if i == 0 else None)
             for panel, hw in zip(panels_, [chosen[0].hw, *(m.hw for m in chosen)], strict=True):
-                # The middle of the patch.
-                row, column = (int(p * n) + 0.5 for p, n in zip(query, hw, strict=True))
-                place = column / hw[1] * look.size[1], row / hw[0] * look.size[0]
-                panel.plot(*place, 'x', color='#ff3030', markersize=10, markeredgewidth=2.5)
+                row, column = divmod(_place(query, hw), hw[1])
+                middle = (column + 0.5) / hw[1] * look.size[1], (row + 0.5) / hw[0] * look.size[0]
+                panel.plot(*middle, 'x', color='#ff3030', markersize=10, markeredgewidth=2.5)
         label = '√(attention /\nmaximum)'
         colour_bar(figure, drawn, axes, label)
         files.append(save(figure, look.out / f'attention_{path.stem}.png'))
@@ -367,12 +350,87 @@ def draw_keys(look: Look) -> list[Path]:
     panel.plot(
         layers, [row[2] for row in means], '--', color='grey', label='independent keys, 1/√N'
     )
-    panel.set(xlabel='layer', ylabel='‖mean of keys‖ / mean of ‖key‖', ylim=(0, None))
-    panel.locator_params(axis='x', integer=True)
-    panel.grid(visible=True)
+    panel.set(ylabel='‖mean of keys‖ / mean of ‖key‖', ylim=(0, None))
+    _by_layer(panel)
     panel.legend()
     columns = ('layer', 'key_shift', 'independent')
     return [save(figure, look.out / 'keys.png'), _table(look.out / 'keys.csv', columns, means)]
+
+
+@styled
+def draw_features(look: Look) -> list[Path]:
+    """features: three principal components of the last map and of the FPN's levels, as colours."""
+    files, rows = [], []
+    for path, (picture, image) in zip(look.files, look.images, strict=True):
+        with torch.no_grad():
+            maps = feature_maps(look.model.eval(), image[None])
+        figure, axes = image_panels(len(maps) + 1, 3, look.size, 'Principal components')
+        show_image(axes[0], picture, path.name)
+        for panel, (name, (found,)) in zip(axes[1:], maps.items(), strict=True):
+            cells = found.flatten(1).mT.double()
+            cells = cells - cells.mean(0)
+            variances, directions = torch.linalg.eigh(cells.mT @ cells)
+            directions = directions[:, -3:].flip(1)
+            # An eigenvector has no sign: its largest entry is positive.
+            signs = directions.gather(0, directions.abs().argmax(0, keepdim=True)).sign()
+            colours = cells @ (directions * signs)
+            colours = colours - colours.amin(0)
+            colours /= colours.amax(0).clamp_min(torch.finfo(colours.dtype).tiny)
+            drawn = colours.mT.unflatten(1, found.shape[1:])[None]
+            show_image(panel, F.interpolate(drawn, look.size)[0], name)
+            rows.append((name, (variances[-3:].sum() / variances.sum()).item()))
+        files.append(save(figure, look.out / f'features_{path.stem}.png'))
+    columns = ('map', 'share_of_variance')
+    return [*files, _table(look.out / 'features.csv', columns, _means(rows))]
+
+
+@styled
+def draw_activation(look: Look) -> list[Path]:
+    """cam: Grad-CAM of a classifier's first class, or of all that a detector detects."""
+    files, rows = [], []
+    model = look.model.eval()
+    for path, (picture, image), mixings in zip(look.files, look.images, look.mixings, strict=True):
+        maps = class_activation(model, image[None], _spread(mixings))
+        figure, axes = image_panels(len(maps) + 1, 3, look.size, 'Class activation (Grad-CAM)')
+        show_image(axes[0], picture, path.name)
+        for panel, (name, values) in zip(axes[1:], maps.items(), strict=True):
+            largest = values.max()
+            share = values / largest.clamp_min(torch.finfo(values.dtype).tiny)
+            drawn = show_map(panel, share, look.size, f'{name}, max {largest:.2g}')
+            rows.append((name, values.mean().item(), largest.item()))
+        colour_bar(figure, drawn, axes, 'activation / maximum')
+        files.append(save(figure, look.out / f'cam_{path.stem}.png'))
+    return [*files, _table(look.out / 'cam.csv', ('map', 'mean', 'largest'), _means(rows))]
+
+
+@styled
+def draw_neighbours(look: Look) -> list[Path]:
+    """tsne: images in the plane by their pooled features, coloured by the folder they are in."""
+    try:
+        from sklearn.manifold import TSNE
+    except ModuleNotFoundError:
+        raise UsageError('--what tsne needs scikit-learn: pip install scikit-learn') from None
+    names = [path.parent.name for path in look.files]
+    if len(names) < 4:
+        raise UsageError('--what tsne needs several images, in a folder for each class')
+    with torch.no_grad():
+        model = look.model.eval()
+        found = [last_map(model, image[None]).mean((2, 3)) for _, image in look.images]
+    features = torch.cat(found).float()
+    method = TSNE(perplexity=min(30, (len(names) - 1) / 3), init='pca', random_state=0)
+    places = method.fit_transform(features.numpy())
+    figure, (panel,) = panels(1, 1, (8, 6), f't-SNE of the last map, {len(names)} images')
+    panel.set(xticks=[], yticks=[])
+    nearest = torch.cdist(features, features).fill_diagonal_(torch.inf).argmin(1)
+    rows = []
+    for i, name in enumerate(sorted(set(names))):
+        own = [k for k, other in enumerate(names) if other == name]
+        look_like = dict(color=LINES[i % len(LINES)], marker='os^D*'[i // len(LINES) % 5])
+        panel.scatter(places[own, 0], places[own, 1], s=30, label=name, **look_like)
+        rows.append((name, len(own), sum(names[nearest[k]] == name for k in own) / len(own)))
+    figure.legend(loc='outside right center')
+    columns = ('class', 'images', 'nearest_is_of_the_class')
+    return [save(figure, look.out / 'tsne.png'), _table(look.out / 'tsne.csv', columns, rows)]
 
 
 DIAGNOSTICS: dict[str, Callable[[Look], list[Path]]] = {
@@ -382,12 +440,29 @@ DIAGNOSTICS: dict[str, Callable[[Look], list[Path]]] = {
     'state': draw_states,
     'attention': draw_attention,
     'keys': draw_keys,
+    'features': draw_features,
+    'cam': draw_activation,
+    'tsne': draw_neighbours,
 }
+# The others need a head or images of several classes.
+DEFAULT = tuple(DIAGNOSTICS)[:-2]
 
 
 def _images(look: Look) -> str:
     count = len(look.files)
     return f'mean over {count} images' if count > 1 else 'one image'
+
+
+def _scalars(look: Look, names: Sequence[str]) -> list[tuple]:
+    """Rows of `LayerTraining.scalars` of each layer, means over the images."""
+    layers = (layer for layers in look.trainings for layer in layers)
+    return _means([(layer.name, *(layer.scalars()[n] for n in names)) for layer in layers])
+
+
+def _by_layer(panel: Axes) -> None:
+    panel.set_xlabel('layer')
+    panel.locator_params(axis='x', integer=True)
+    panel.grid(visible=True)
 
 
 def _spread(layers: Sequence) -> list:
@@ -412,27 +487,21 @@ def _agreement(layer: LayerTraining) -> Tensor:
     return torch.cat([s.agreement[0] for s in layer.steps], -1).mean(-1)[layer.patches]
 
 
-def _rows_of(mixing: Mixing, queries: Sequence[tuple[float, float]]) -> Tensor | None:
-    """Magnitudes `(1, H, Q, h·w)` of implicit attention of places in [0, 1]."""
-    h, w = mixing.hw
-    places = [min(int(y * h), h - 1) * w + min(int(x * w), w - 1) for y, x in queries]
-    if has_closed_form(mixing):
-        return implicit_attention(mixing).norm[:1, :, places]
-    found = attention_rows(mixing, places)
-    return None if found is None else found.norm
+def _place(query: tuple[float, float], hw: tuple[int, int]) -> int:
+    """The patch, row by row, at a place (row, column) in [0, 1]."""
+    row, column = (min(int(p * n), n - 1) for p, n in zip(query, hw, strict=True))
+    return row * hw[1] + column
 
 
 def _distance(mixing: Mixing) -> tuple[float, int]:
-    """Mean attention distance in patches, of all queries or of nine that are evenly spread."""
-    if has_closed_form(mixing):
-        norm = implicit_attention(mixing).norm
-        return attention_distance(norm, mixing.hw).mean().item(), norm.shape[2]
-    h, w = mixing.hw
-    places = sorted(
-        {int((i + 0.5) * h / 3) * w + int((j + 0.5) * w / 3) for i in range(3) for j in range(3)}
-    )
-    norm = attention_rows(mixing, places).norm
-    return attention_distance(norm, mixing.hw, places).nanmean().item(), len(places)
+    """Mean attention distance in patches, of all queries of a softmax, else of nine."""
+    if isinstance(mixing.mixer, SOFTMAX):
+        found = softmax_weights(mixing)[:, :, mixing.patches][..., mixing.patches]
+        return attention_distance(found, mixing.hw).mean().item(), found.shape[2]
+    thirds = (1 / 6, 1 / 2, 5 / 6)
+    places = sorted({_place((y, x), mixing.hw) for y in thirds for x in thirds})
+    found = implicit_attention(mixing, places)
+    return attention_distance(found, mixing.hw, places).nanmean().item(), len(places)
 
 
 def _means(rows: Sequence[tuple]) -> list[tuple]:

@@ -13,8 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from timm.layers import Attention as TimmAttention
+from timm.layers import Attention, AttentionRope
+from timm.models.eva import EvaAttention
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import UsageError
@@ -25,7 +28,9 @@ OPS = {
     getattr(torch.ops.ttt_kernels, name): name
     for name in ('ttt_linear', 'ttt_glu', 'ttt_mlp', 'ttt_dwconv')
 }
-_OWN = TTTLinearMixer | ViT3Mixer | InnerTraining | TimmAttention
+# Softmax attention of timm's ViTs.
+SOFTMAX = (Attention, AttentionRope, EvaAttention)
+_OWN = (TTTLinearMixer, ViT3Mixer, InnerTraining, *SOFTMAX)
 
 
 @dataclass
@@ -38,7 +43,7 @@ class Mixing:
         x: Its input `(B, T, C)`, normed tokens.
         hw: Size of the map.
         patches: `(h·w,)` places of the patches among the T tokens.
-        projected: q, k, v `(B, T, C)` as they are projected; None where that cannot be seen.
+        projected: q, k, v `(B, T, C)` as an `InnerTraining` or softmax gets them; None of others.
         shaped: q and k `(B, T, C)` as the inner model of an `InnerTraining` gets them, or None.
         ops: Names and arguments of the ops that it called.
     """
@@ -61,7 +66,7 @@ class Mixing:
 
     @property
     def keys(self) -> Tensor | None:
-        """Keys of the patches `(B, h·w, C)`, as they are projected or given to the op."""
+        """Keys of the patches `(B, h·w, C)`, as the softmax, inner training or op gets them."""
         if self.projected is not None:
             return self.projected[1][:, self.patches]
         if not self.ops:
@@ -94,17 +99,18 @@ def record_mixers(model: nn.Module, images: Tensor) -> list[Mixing]:
             'erf, work for any model)'
         )
     ran: list[Mixing] = []
-    ops = _RecordOps()
+    ops, softmax = _RecordOps(), _RecordSoftmax()
 
     def enter(module: nn.Module, *_: Any) -> None:
         ops.found = records[module].ops = []
+        softmax.found = ()
 
     def leave(module: nn.Module, args: tuple, options: dict, _: Any) -> None:
         record = records[module]
         record.x = args[0]
         _place(record, model, images, args[1:], options)
-        if isinstance(module, TimmAttention) and hasattr(module, 'qkv'):
-            record.projected = tuple(module.qkv(args[0]).chunk(3, dim=-1))
+        if softmax.found and isinstance(module, SOFTMAX):
+            record.projected = tuple(y.transpose(1, 2).flatten(2) for y in softmax.found)
         ran.append(record)
 
     training = model.training
@@ -114,9 +120,12 @@ def record_mixers(model: nn.Module, images: Tensor) -> list[Mixing]:
             stack.callback(module.register_forward_hook(leave, with_kwargs=True).remove)
             if isinstance(module, InnerTraining):
                 stack.enter_context(_recorded_calls(module, record))
+            elif isinstance(module, SOFTMAX):
+                stack.callback(vars(module).update, fused_attn=module.fused_attn)
+                vars(module).update(fused_attn=True)
         stack.callback(model.train, training)
         model.eval()
-        with torch.no_grad(), ops:
+        with torch.no_grad(), ops, softmax:
             try:
                 model(images)
             except torch.OutOfMemoryError as error:
@@ -136,8 +145,11 @@ def _place(
     """Notes the size of the map and the places of the patches, as the mixer is told them."""
     count = record.x.shape[1]
     hw = options.get('hw', args[0] if args else None)
-    if isinstance(record.mixer, TimmAttention) and hasattr(model, 'patch_embed'):
-        hw = model.patch_embed.dynamic_feat_size(tuple(images.shape[2:]))
+    if isinstance(record.mixer, SOFTMAX):
+        # That of timm's ViT, or of the one inside of an adapter.
+        found = (getattr(m, 'patch_embed', None) for m in model.modules())
+        embed = next((e for e in found if hasattr(e, 'dynamic_feat_size')), None)
+        hw = embed.dynamic_feat_size(tuple(images.shape[2:])) if embed is not None else (1, count)
     elif hw is None and record.projected is None:
         # A sequence.
         hw = 1, count
@@ -185,4 +197,15 @@ class _RecordOps(TorchDispatchMode):
         name = OPS.get(func.overloadpacket)
         if name is not None:
             self.found.append((name, args))
+        return func(*args, **(kwargs or {}))
+
+
+class _RecordSoftmax(TorchFunctionMode):
+    """Notes q, k, v `(B, H, T, d)` of the last softmax attention, normed and rotated."""
+
+    found: tuple[Tensor, ...] = ()
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is scaled_dot_product_attention:
+            self.found = args[:3]
         return func(*args, **(kwargs or {}))

@@ -1,10 +1,12 @@
 """Finds a model by what users call it: a config file, a config's name, or a name of timm's."""
 
 import logging
+import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any
 
 import timm
@@ -16,6 +18,7 @@ from mmengine.registry import init_default_scope
 from mmengine.structures import BaseDataElement
 from torch import Tensor, nn
 
+from ..build_errors import explain_option
 from ..checkpoints.load import load_pretrained
 from ..config import config_names, find_config, load_config
 from ..errors import UsageError
@@ -113,20 +116,25 @@ def _of_timm(name: str, arguments: dict[str, Any]) -> Callable[[], nn.Module]:
 
     def build() -> nn.Module:
         # By which timm's ViTs, or its Swins, take images of any size.
-        for any_size in (
-            dict(dynamic_img_size=True, dynamic_img_pad=True),
-            dict(dynamic_img_size=True),
-        ):
+        any_size = dict(dynamic_img_size=True, dynamic_img_pad=True)
+        for options in (any_size, dict(dynamic_img_size=True), {}):
             try:
-                return timm.create_model(name, **{**any_size, **arguments})
-            except TypeError:
-                continue
-        try:
-            return timm.create_model(name, **arguments)
-        except TypeError as error:
-            if not arguments:
-                raise
-            raise UsageError(f'{name} cannot be built with {arguments}: {error}') from error
+                return timm.create_model(name, **{**options, **arguments})
+            except TypeError as error:
+                refused = error
+        unknown = re.search(r"(\w*)\.?\w+\(\) got .* keyword argument '(\w+)'", str(refused))
+        if not arguments:
+            raise refused
+        if unknown is None:
+            raise UsageError(f'{name} cannot be built with {arguments}: {refused}') from refused
+        with torch.device('meta'):
+            model = timm.create_model(name)
+        kinds = {type(m).__name__: type(m) for m in model.modules()}
+        # Our classifiers hand options on to a backbone, whose base class refuses them.
+        frames = (frame.f_locals for frame, _ in walk_tb(refused.__traceback__))
+        handed_on = next((x['backbone_cls'] for x in frames if 'backbone_cls' in x), type(model))
+        kind = kinds.get(unknown[1], handed_on)
+        raise UsageError(explain_option(kind, unknown[2])) from refused
 
     return build
 
@@ -201,10 +209,10 @@ class DenseForward(nn.Module):
             return model(image)
         features = model.extract_feat(image)
         if hasattr(model, 'forward_transformer'):
-            return model.bbox_head(**model.forward_transformer(features, _samples(image)))
+            return model.bbox_head(**model.forward_transformer(features, samples_of(image)))
         segments: Any = getattr(model, 'panoptic_head', None) or getattr(model, 'decode_head', None)
         if hasattr(segments, 'transformer_decoder'):
-            return segments(features, _samples(image))
+            return segments(features, samples_of(image))
         if segments is not None:
             return segments(features)
         if hasattr(model, 'rpn_head'):
@@ -240,8 +248,8 @@ class DenseForward(nn.Module):
         return outs
 
 
-def _samples(image: Tensor) -> list[BaseDataElement]:
-    """Samples for heads with a transformer, which read image sizes; nothing is padding."""
+def samples_of(image: Tensor) -> list[BaseDataElement]:
+    """Samples of images `(B, C, H, W)` for heads that read image sizes; nothing is padding."""
     size = tuple(image.shape[-2:])
     about = dict(img_shape=size, ori_shape=size, batch_input_shape=size, pad_shape=size)
-    return [BaseDataElement(metainfo=about) for _ in image]
+    return [BaseDataElement(metainfo=about | dict(scale_factor=(1.0, 1.0))) for _ in image]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ import cv2
 import matplotlib as mpl
 import torch
 from torch import Tensor
-from torchvision.transforms.functional import normalize
+from torchvision.transforms.functional import normalize, rgb_to_grayscale
 
 from ..errors import DataError
 
@@ -39,11 +40,14 @@ styled = mpl.rc_context(
         'lines.linewidth': 2.0,
     }
 )
-_DPI = 80
 
 
-def read_image(path: Path, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
+def read_image(
+    path: Path, size: tuple[int, int], mean: Sequence[float] = MEAN, std: Sequence[float] = STD
+) -> tuple[Tensor, Tensor]:
     """Reads a file and resizes it to (height, width): `(3, H, W)` in [0, 1], and normalised.
+
+    With one mean, the normalised image is grey, `(1, H, W)`.
 
     Raises:
         DataError: The file is missing or no image.
@@ -53,7 +57,8 @@ def read_image(path: Path, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
         raise DataError(f'{str(path)!r} is no image that can be read: give a JPEG or PNG file')
     image = cv2.cvtColor(cv2.resize(image, size[::-1]), cv2.COLOR_BGR2RGB)
     picture = torch.from_numpy(image).permute(2, 0, 1) / 255
-    return picture, normalize(picture, MEAN, STD)
+    seen = rgb_to_grayscale(picture) if len(mean) == 1 else picture
+    return picture, normalize(seen, mean, std)
 
 
 def panels(
@@ -125,9 +130,9 @@ def colour_bar(figure: Figure, drawn: object, found: Sequence[Axes], label: str)
     bar.ax.tick_params(labelsize=11)
 
 
-def save(figure: Figure, path: str | Path) -> Path:
+def save(figure: Figure, path: str | os.PathLike[str], dpi: int = 80) -> Path:
     """Writes a figure; its folder is made."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=_DPI)
+    figure.savefig(path, dpi=dpi)
     return path

@@ -42,25 +42,24 @@ def draw_predictions(
     stderr shows the progress.
 
     Args:
-        config: of a detector (mmdet) or a segmentor (mmsegmentation); `test_dataloader.dataset`
-            gives the images.
-        checkpoint: its weights; every parameter must be there.
-        out_dir: folder of the pictures, made if missing. Each has its image's name, as PNG; of
+        config: Of a detector (mmdet) or a segmentor (mmsegmentation), with a test set.
+        checkpoint: Its weights; every parameter must be there.
+        out_dir: Folder of the pictures, made if missing. Each has its image's name, as PNG; of
             several images with one name all but the first have their number in the set, too.
-        num_images: how many images; all where the set has fewer.
-        score_thr: a detector's predictions below this score are not drawn.
-        device: where the model runs.
-        first: take the first images of the set, instead of some that are evenly spread over it.
+        num_images: How many; all where the set has fewer.
+        score_thr: A detector's predictions below this score are not drawn.
+        device: Where the model runs.
+        first: Take the first images of the set, instead of some that are evenly spread over it.
 
     Returns:
         The files written.
 
     Raises:
-        FileNotFoundError: without that checkpoint, or without the data.
-        CheckpointError: if the checkpoint cannot be read.
-        RuntimeError: if the checkpoint is not of this model.
-        UsageError: if the model is neither a detector nor a segmentor.
-        ValueError: for `num_images` below 1.
+        FileNotFoundError: There is no such checkpoint, or no data.
+        CheckpointError: The checkpoint cannot be read.
+        RuntimeError: It is not of this model.
+        UsageError: The model is neither a detector nor a segmentor.
+        ValueError: `num_images` is below 1.
     """
     if num_images < 1:
         raise ValueError(f'num_images={num_images}: pass 1 or more')
@@ -96,24 +95,24 @@ def tile(files: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str]) -
         files: pictures, in the order of reading.
         out: the picture to write; its folder is made.
     """
-    pictures = [_to_width(cv2.imread(os.fspath(file))) for file in files]
-    height = max(len(picture) for picture in pictures)
-    columns = min(2, len(pictures))
-    rows = -(-len(pictures) // columns)
-    size = (rows * (height + _GAP) - _GAP, columns * (_TILE + _GAP) - _GAP, 3)
-    sheet = np.full(size, 255, np.uint8)
-    for i, picture in enumerate(pictures):
-        top, left = (height + _GAP) * (i // columns), (_TILE + _GAP) * (i % columns)
-        sheet[top : top + len(picture), left : left + _TILE] = picture
+    pictures = [cv2.imread(os.fspath(file)) for file in files]
+    sizes = [(_TILE, max(1, round(len(x) * _TILE / x.shape[1]))) for x in pictures]
+    height = max(size[1] for size in sizes)
+    # Each with the gap below and to the right of it, which the last ones lose.
+    tiles = [
+        np.pad(
+            cv2.resize(picture, size, interpolation=cv2.INTER_AREA),
+            ((0, height + _GAP - size[1]), (0, _GAP), (0, 0)),
+            constant_values=255,
+        )
+        for picture, size in zip(pictures, sizes, strict=True)
+    ]
+    if len(tiles) > 1 and len(tiles) % 2:
+        tiles.append(np.full_like(tiles[0], 255))
+    rows = [np.hstack(tiles[i : i + 2]) for i in range(0, len(tiles), 2)]
     Path(out).parent.mkdir(parents=True, exist_ok=True)
-    cv2.imwrite(os.fspath(out), sheet)
+    cv2.imwrite(os.fspath(out), np.vstack(rows)[:-_GAP, :-_GAP])
     return Path(out)
-
-
-def _to_width(picture: np.ndarray) -> np.ndarray:
-    height, width = picture.shape[:2]
-    size = (_TILE, max(1, round(height * _TILE / width)))
-    return cv2.resize(picture, size, interpolation=cv2.INTER_AREA)
 
 
 @torch.inference_mode()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..errors import UsageError
 from ..models.backbones import HViT3
-from ..models.timm import PlainClassifier, StagedClassifier
+from ..models.timm import Classifier
 from .mixers import out_of_memory
 from .models import backbone_of
 
@@ -114,8 +114,12 @@ def feature_maps(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
     levels = model.neck(features)
     if not isinstance(levels, tuple | list) or levels[0].dim() != 4:
         return {'backbone': last_map(model, images)}
-    names = (f'P{math.log2(images.shape[2] / x.shape[2]):.0f}' for x in levels)
-    return {'backbone': features[-1], **dict(zip(names, levels, strict=False))}
+    return {'backbone': features[-1], **dict(zip(level_names(images, levels), levels, strict=True))}
+
+
+def level_names(images: Tensor, levels: Sequence[Tensor]) -> list[str]:
+    """Names of the levels of an FPN by their stride s, P(log2 s)."""
+    return [f'P{math.log2(images.shape[2] / x.shape[2]):.0f}' for x in levels]
 
 
 def last_map(model: nn.Module, images: Tensor) -> Tensor:
@@ -130,7 +134,7 @@ def last_map(model: nn.Module, images: Tensor) -> Tensor:
         UsageError: The model has no map.
     """
     backbone = backbone_of(model)
-    if isinstance(model, PlainClassifier | StagedClassifier):
+    if isinstance(model, Classifier):
         found = model.forward_features(images)
     elif hasattr(model, 'forward_intermediates'):
         found = model.forward_intermediates(

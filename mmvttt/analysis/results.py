@@ -19,6 +19,7 @@ from mmengine.registry import DATASETS, METRICS, init_default_scope
 
 from ..errors import UsageError
 from ..registry import resolve_type
+from .pictures import panels, save
 
 # Numbers in the cells of a larger matrix would not be read.
 _READABLE = 30
@@ -80,14 +81,9 @@ def analyze(
 
 def plot_confusion(matrix: np.ndarray, classes: Sequence[str], out: str | os.PathLike[str]) -> Path:
     """Draws counts `(truth, prediction)` as shares of each row that is not empty."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     shares = matrix / np.maximum(matrix.sum(1, keepdims=True), 1)
     side = 3 + 0.35 * len(classes)
-    figure = Figure(figsize=(side + 1, side), layout='constrained')
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
+    figure, (axes,) = panels(1, 1, (side + 1, side))
     drawn = axes.imshow(shares, vmin=0, vmax=1, cmap='Blues')
     figure.colorbar(drawn, ax=axes, label='share of the row')
     places = range(len(classes))
@@ -100,8 +96,7 @@ def plot_confusion(matrix: np.ndarray, classes: Sequence[str], out: str | os.Pat
             axes.text(
                 column, row, f'{share:.0%}', ha='center', va='center', color=color, fontsize=7
             )
-    figure.savefig(out, dpi=120)
-    return Path(out)
+    return save(figure, out, dpi=120)
 
 
 def _of_boxes(dataset: Any, samples: list, classes: int, score_thr: float) -> np.ndarray:

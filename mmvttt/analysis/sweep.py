@@ -1,4 +1,4 @@
-"""Sweeps: variants of one config trained in equal steps, as a table with mean and spread."""
+"""Sweeps: variants of configs trained in equal steps, as a table with mean and spread."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any
 
 from mmengine.config import Config, ConfigDict
 from mmengine.registry import DATASETS, init_default_scope
+from torch import Tensor
 
 from ..build_errors import explain_build
 from ..config import load_config
@@ -61,17 +62,14 @@ class Variant:
     """One point of a sweep.
 
     Attributes:
+        name: Names its row and folder.
+        config: Name or path of a config.
         options: Dotted keys of the config and their values.
     """
 
+    name: str
+    config: str
     options: Mapping[str, Any]
-
-    @property
-    def name(self) -> str:
-        """The last words of the keys with their values, as a folder can be called."""
-        return ','.join(
-            f'{key.rpartition(".")[2]}={_short(value)}' for key, value in self.options.items()
-        )
 
     def paper(self) -> tuple[str, float] | None:
         """Column and value of the papers' table, where a single option is one of theirs."""
@@ -107,25 +105,39 @@ class Run:
     gflops: float | None
 
 
-def variants_of(over: Mapping[str, Any]) -> list[Variant]:
-    """Returns every combination of the options' values, in order.
+def variants_of(configs: Sequence[str], over: Mapping[str, Any]) -> list[Variant]:
+    """Returns every combination of configs and options' values, in order.
+
+    They are named by the configs, where there are several, and by the last words of the keys with
+    their values.
 
     Args:
+        configs: Names or paths.
         over: Dotted keys and lists of values; a value that is no list stands for itself.
+
+    Raises:
+        UsageError: Two have the same name.
     """
     lists = [x if isinstance(x, list) else [x] for x in over.values()]
-    return [Variant(dict(zip(over, values, strict=True))) for values in product(*lists)]
+    variants = []
+    for config, *values in product(configs, *lists):
+        options = dict(zip(over, values, strict=True))
+        words = [f'{key.rpartition(".")[2]}={_short(value)}' for key, value in options.items()]
+        named = len(configs) > 1 or not words
+        name = ','.join([Path(config).stem] * named + words)
+        if any(name == other.name for other in variants):
+            raise UsageError(f'two variants of the sweep have the name {name}: rename a config')
+        variants.append(Variant(name, config, options))
+    return variants
 
 
-def config_of(
-    config: str, variant: Variant, options: Mapping[str, Any] | None, steps: int | None
-) -> Config:
+def config_of(variant: Variant, options: Mapping[str, Any] | None, steps: int | None) -> Config:
     """Reads a config, merges the options and the variant, and sets the length of the training.
 
     Raises:
         UsageError: An option does not exist, or the config cannot be read.
     """
-    base = load_config(config, cfg_options=dict(options or {}))
+    base = load_config(variant.config, cfg_options=dict(options or {}))
     for key in variant.options:
         _require_key(base, key)
     base.merge_from_dict(dict(variant.options))
@@ -135,7 +147,7 @@ def config_of(
     return base
 
 
-def require_buildable(config: str, variants: Sequence[Variant], options: Mapping | None) -> None:
+def require_buildable(variants: Sequence[Variant], options: Mapping | None) -> None:
     """Builds every variant's model without weights, before the first is trained.
 
     Raises:
@@ -143,21 +155,40 @@ def require_buildable(config: str, variants: Sequence[Variant], options: Mapping
     """
     for variant in variants:
         try:
-            config_of(config, variant, options, None)
-            find_model(config, {**(options or {}), **variant.options}, weightless=True)
+            config_of(variant, options, None)
+            find_model(variant.config, {**(options or {}), **variant.options}, weightless=True)
         except (TypeError, ValueError, KeyError) as error:
             raise UsageError(f'{variant.name}: {explain_build(error) or error}') from error
 
 
-def cost_of(config: str, variant: Variant, options: Mapping | None) -> tuple[int, float | None]:
-    """Counts parameters and GFLOPs of a variant, at the size of images of its toolbox."""
-    found = find_model(config, {**(options or {}), **variant.options}, weightless=True)
+def cost_of(
+    variant: Variant, options: Mapping | None, size: tuple[int, int] | None = None
+) -> tuple[int, float | None]:
+    """Counts parameters and GFLOPs of a variant.
+
+    Args:
+        variant: Its model is counted.
+        options: Further options of the config.
+        size: Height and width of the image; None for the size of the papers.
+    """
+    found = find_model(variant.config, {**(options or {}), **variant.options}, weightless=True)
     params = sum(p.numel() for p in found.model.parameters())
     try:
-        cost = count_cost(DenseForward(found.model), found.size, image_channels(found.model))
+        cost = count_cost(
+            DenseForward(found.model), size or found.size, image_channels(found.model)
+        )
     except (UsageError, TypeError):
         return params, None
     return params, cost.total_macs / 1e9
+
+
+def evaluated_size(cfg: Config) -> tuple[int, int] | None:
+    """Returns height and width of the first image that a config evaluates; None without images."""
+    init_default_scope(cfg.get('default_scope') or 'mmengine')
+    image = DATASETS.build(copy.deepcopy(cfg.val_dataloader.dataset))[0].get('inputs')
+    if isinstance(image, Tensor) and image.ndim == 3:
+        return image.shape[1], image.shape[2]
+    return None
 
 
 def result_of(variant: Variant, seed: int, folder: Path, cost: tuple[int, float | None]) -> Run:

@@ -1,4 +1,4 @@
-"""Closed forms of implicit attention against autograd; key shift and distance by hand."""
+"""Implicit attention against full Jacobians; key shift and distance by hand."""
 
 import copy
 
@@ -8,17 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from mmvttt.analysis.attention import (
-    ImplicitAttention,
     attention_distance,
-    attention_rows,
-    has_closed_form,
     implicit_attention,
     key_shift,
+    softmax_weights,
 )
 from mmvttt.analysis.mixers import Mixing, record_mixers
-from mmvttt.models.backbones import T5, ViT3, Vittt
-from mmvttt.models.layers import TTTMixer, neighborhood_attention
-from mmvttt.models.layers.neighborhood import neighborhood_weights
+from mmvttt.models.adapters import ViTAdapter
+from mmvttt.models.backbones import T5, TimmViT, ViT3, Vittt
+from mmvttt.models.layers import TTTMixer
 
 HW = (2, 3)
 ARCH = dict(embed_dims=16, num_layers=2, num_heads=2, feedforward_channels=32)
@@ -62,55 +60,36 @@ def mixing_of(module: nn.Module, x: Tensor, hw: tuple[int, int]) -> Mixing:
     return found
 
 
-def check_against_autograd(module: TTTMixer, hw: tuple[int, int] = HW) -> None:
-    x = torch.randn(2, hw[0] * hw[1], 8, dtype=torch.float64)
-    expected = jacobians(module, x, hw)
-    mixing = mixing_of(module, x, hw)
-    trace = expected.diagonal(dim1=-2, dim2=-1).mean(-1)
-    norm = expected.flatten(-2).norm(dim=-1) / 2
-    if has_closed_form(mixing):
-        found = implicit_attention(mixing)
-        torch.testing.assert_close(found.trace, trace)
-        torch.testing.assert_close(found.norm, norm)
-    queries = [4, 1]
-    rows = attention_rows(mixing, queries)
-    torch.testing.assert_close(rows.trace, trace[:1, :, queries])
-    torch.testing.assert_close(rows.norm, norm[:1, :, queries])
-
-
-KINDS = ['SwiGLU', 'GatedFC', 'MLP', 'LinearAttention', 'SoftmaxAttention']
-
-
-@pytest.mark.parametrize('kind', KINDS)
-@pytest.mark.parametrize('locality', [None, 'dwc_qk', 'dwc_v'])
-def test_closed_forms_are_autograds(kind: str, locality: str | None) -> None:
-    check_against_autograd(mixer(kind, key_norm='instance', locality=locality))
-
-
-@pytest.mark.parametrize('kind', KINDS)
-@pytest.mark.parametrize('locality', ['dwc_qk', 'dwc_v'])
-def test_neighbours_count_too(kind: str, locality: str) -> None:
-    check_against_autograd(
-        mixer(kind, key_norm='instance', locality=locality, neighborhood=3), (4, 3)
-    )
-
-
-def test_weights_of_neighbours_read_the_values() -> None:
-    """At borders too, where the window is shifted."""
-    q, k, v = torch.randn(3, 2, 20, 2, 4, dtype=torch.float64)
-    weights = neighborhood_weights(q, k, (4, 5), 3)
-    assert ((weights > 0).sum(-1) == 9).all()
-    read = torch.einsum('bhij,bjhd->bihd', weights, v)
-    torch.testing.assert_close(read, neighborhood_attention(q, k, v, (4, 5), 3))
+@pytest.mark.parametrize(
+    ('kind', 'options'),
+    [
+        *((kind, dict(key_norm='instance', locality='dwc_qk')) for kind in ('GatedFC', 'MLP')),
+        ('SwiGLU', dict(key_norm='instance', locality='dwc_v', neighborhood=3)),
+        ('LinearAttention', dict(locality='dwc_v')),
+        ('GatedFC', dict(damping=True)),
+        ('SwiGLU', dict(loss='l2')),
+        ('FC', {}),
+        ('DWConv', {}),
+        ('SwiGLU', dict(num_batches=2, step='dynamic')),
+        ('MLP', dict(inner=dict(depth=3), locality='dwc_v')),
+        ('SoftmaxAttention', dict(key_position=HW)),
+    ],
+)
+def test_it_is_the_norm_of_the_jacobian(kind: str, options: dict) -> None:
+    module = mixer(kind, **options)
+    x = torch.randn(2, 6, 8, dtype=torch.float64)
+    norm = jacobians(module, x, HW).flatten(-2).norm(dim=-1) / 2
+    found = implicit_attention(mixing_of(module, x, HW), [4, 1])
+    torch.testing.assert_close(found, norm[0, :, [4, 1]])
 
 
 def test_of_softmax_it_is_the_attention_matrix() -> None:
     module = mixer('SoftmaxAttention')
     x = torch.randn(1, 6, 8, dtype=torch.float64)
-    found = implicit_attention(mixing_of(module, x, HW))
-    torch.testing.assert_close(found.norm.sum(-1), torch.ones(1, 2, 6, dtype=torch.float64))
+    found = implicit_attention(mixing_of(module, x, HW), range(6))
+    torch.testing.assert_close(found.sum(-1), torch.ones(2, 6, dtype=torch.float64))
     v = module.qkv(x)[..., 16:].unflatten(-1, (2, 4)).transpose(1, 2)
-    read = module.proj((found.trace @ v).transpose(1, 2).flatten(2))
+    read = module.proj((found @ v).transpose(1, 2).flatten(2))
     torch.testing.assert_close(read, module(x, HW))
 
 
@@ -131,29 +110,12 @@ def test_distance_by_hand() -> None:
     assert attention_distance(uniform, HW).item() == pytest.approx(sum(apart) / 36)
 
 
-@pytest.mark.parametrize(
-    ('kind', 'options'),
-    [
-        ('GatedFC', dict(damping=True)),
-        ('SwiGLU', dict(loss='l2')),
-        ('FC', {}),
-        ('DWConv', {}),
-        ('SwiGLU', dict(num_batches=2, step='dynamic')),
-        ('MLP', dict(depth=3, locality='dwc_v')),
-        ('SoftmaxAttention', dict(key_position=HW)),
-    ],
-)
-def test_what_has_no_closed_form_goes_by_autograd(kind: str, options: dict) -> None:
-    inner = {'depth': options.pop('depth')} if 'depth' in options else {}
-    check_against_autograd(mixer(kind, inner, **options))
-
-
-def scan_rows(model: Vittt, queries: list[int]) -> ImplicitAttention:
+def scan_rows(model: Vittt, queries: list[int]) -> Tensor:
     for parameter in model.parameters():
         if parameter.dim() > 1:
             nn.init.normal_(parameter, std=0.3)
     image = torch.randn(1, 3, 64, 48, dtype=torch.float64)
-    return attention_rows(record_mixers(model.double(), image)[1], queries)
+    return implicit_attention(record_mixers(model.double(), image)[1], queries)
 
 
 def test_a_forward_scan_reads_nothing_behind_the_query() -> None:
@@ -161,7 +123,7 @@ def test_a_forward_scan_reads_nothing_behind_the_query() -> None:
     torch.manual_seed(0)
     # A negative learned scale would switch whole tokens off.
     rows = scan_rows(Vittt(ARCH, mixer=dict(mini_batch_size=4, token_scale=None)), [5])
-    forward, backward = rows.norm[0, :, 0].split(2)
+    forward, backward = rows[:, 0].split(2)
     assert (forward[:, 6:] == 0).all()
     assert (backward[:, :5] == 0).all()
     assert (forward[:, :6] > 0).all()
@@ -170,7 +132,7 @@ def test_a_forward_scan_reads_nothing_behind_the_query() -> None:
 
 def test_class_tokens_are_no_patches() -> None:
     torch.manual_seed(0)
-    assert scan_rows(Vittt(ARCH, cls_mode='double'), [0, 11]).norm.shape == (1, 4, 2, 12)
+    assert scan_rows(Vittt(ARCH, cls_mode='double'), [0, 11]).shape == (4, 2, 12)
 
 
 def test_vit3_is_read_by_autograd_of_its_ops() -> None:
@@ -178,11 +140,11 @@ def test_vit3_is_read_by_autograd_of_its_ops() -> None:
     torch.manual_seed(0)
     model = ViT3(ARCH).double()
     mixing = record_mixers(model, torch.randn(1, 3, 32, 48, dtype=torch.float64))[0]
-    rows = attention_rows(mixing, [3])
+    rows = implicit_attention(mixing, [3])
     (_, glu), (_, conv) = mixing.ops
     for args, op, heads in (
-        (glu, torch.ops.ttt_kernels.ttt_glu, rows.norm[0, :2, 0]),
-        (conv, torch.ops.ttt_kernels.ttt_dwconv, rows.norm[0, 2:, 0]),
+        (glu, torch.ops.ttt_kernels.ttt_glu, rows[:2, 0]),
+        (conv, torch.ops.ttt_kernels.ttt_dwconv, rows[2:, 0]),
     ):
         full = torch.autograd.functional.jacobian(
             lambda v, op=op, args=args: op(*args[:2], v, *args[3:])[0], args[2]
@@ -194,22 +156,31 @@ def test_vit3_is_read_by_autograd_of_its_ops() -> None:
             torch.testing.assert_close(found, expected)
 
 
-def test_attention_of_timm() -> None:
-    model = timm.create_model('vit_tiny_patch16_224', depth=2, dynamic_img_size=True)
-    mixings = record_mixers(model, torch.randn(1, 3, 48, 64))
-    assert [m.label for m in mixings] == ['blocks.0', 'blocks.1']
+@pytest.mark.parametrize('kind', ['timm', 'TimmViT', 'ViTAdapter'])
+# Of the second: rotary positions and registers.
+@pytest.mark.parametrize('name', ['vit_tiny_patch16_224', 'vit_small_patch16_dinov3'])
+def test_softmax_of_timm(name: str, kind: str) -> None:
+    """The weights that its unfused attention forms, of timm's model, a backbone, in an adapter."""
+    options = dict(embed_dim=64, depth=4, num_heads=2)
+    vit: nn.Module = TimmViT(name, model_options=options)
+    if kind == 'timm':
+        vit = timm.create_model(name, **options, dynamic_img_size=True, dynamic_img_pad=True)
+    model = ViTAdapter(vit, norm_cfg=dict(type='BN')) if kind == 'ViTAdapter' else vit
+    image = torch.randn(1, 3, 48, 60)
+    mixings = record_mixers(model, image)
+    assert [m.label for m in mixings] == [f'blocks.{i}' for i in range(4)]
+    weights = []
     for mixing in mixings:
+        assert mixing.mixer.fused_attn
+        mixing.mixer.fused_attn = False
+        mixing.mixer.attn_drop.register_forward_hook(lambda *args: weights.append(args[2]))
+    with torch.no_grad():
+        model.eval()(image)
+    for mixing, expected in zip(mixings, weights, strict=True):
         assert mixing.hw == (3, 4)
-        found = implicit_attention(mixing).norm
-        # The rest goes to the class token.
-        assert (found.sum(-1) < 1).all()
-        torch.testing.assert_close(found[:, :, [7, 2]], attention_rows(mixing, [7, 2]).norm)
-        attn = mixing.mixer
-        attn.fused_attn = False
-        seen = []
-        attn.attn_drop.register_forward_hook(lambda *args, seen=seen: seen.append(args[1][0]))
-        attn(mixing.x)
-        torch.testing.assert_close(found, seen[0][:, :, 1:, 1:])
+        torch.testing.assert_close(softmax_weights(mixing), expected)
+        patches = expected[0, :, -12:, -12:]
+        torch.testing.assert_close(implicit_attention(mixing, [7, 2]), patches[:, [7, 2]])
 
 
 def test_recording_leaves_nothing_behind() -> None:
@@ -220,17 +191,3 @@ def test_recording_leaves_nothing_behind() -> None:
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
     assert not any('mix' in vars(m) or 'shape_keys' in vars(m) for m in model.modules())
     assert key_shift(found[0].keys).shape == (2,)
-
-
-@pytest.mark.parametrize(
-    ('kind', 'options'),
-    [
-        ('SwiGLU', dict(loss='l2')),
-        ('SwiGLU', dict(step=0.5)),
-        ('SoftmaxAttention', dict(key_position=HW)),
-    ],
-)
-def test_what_has_no_closed_form_is_refused(kind: str, options: dict) -> None:
-    x = torch.randn(1, 6, 8, dtype=torch.float64)
-    with pytest.raises(ValueError, match='no closed form'):
-        implicit_attention(mixing_of(mixer(kind, **options), x, HW))

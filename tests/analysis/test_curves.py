@@ -1,15 +1,18 @@
 """Curves of a run: what mmengine's own writer logged is read back, over resumes, and drawn."""
 
-import importlib.util
+import sys
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 from mmengine.visualization import LocalVisBackend
 from PIL import Image
 
 from mmvttt.analysis.curves import plot_curves, read_scalars, spread_table, summary
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / 'tools'))
+import analyze_logs  # noqa: E402
 
 
 def log(work_dir: Path, start: str, entries: list[tuple[int, dict]]) -> Path:
@@ -43,6 +46,15 @@ def work_dir(tmp_path) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def drawn(monkeypatch) -> list[Figure]:
+    """Figures, as they are written."""
+    figures: list[Figure] = []
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, 'savefig', lambda s, *a, **k: (figures.append(s), save(s, *a, **k)))
+    return figures
+
+
 def test_resumed_runs_are_one_curve(work_dir):
     train, evaluated = read_scalars(work_dir)
     assert train['loss'] == {25: 4.0, 50: 3.0, 75: 2.0, 100: 1.0}
@@ -54,17 +66,10 @@ def test_resumed_runs_are_one_curve(work_dir):
     assert set(train) == {'lr', 'loss', 'loss_mask', 'acc'}
 
 
-def test_the_ticks_of_a_single_evaluation_are_whole(work_dir, monkeypatch):
-    from matplotlib.figure import Figure
-
-    figures = []
-    save = Figure.savefig
-    monkeypatch.setattr(
-        Figure, 'savefig', lambda self, *args, **kw: (figures.append(self), save(self, *args, **kw))
-    )
+def test_the_ticks_of_a_single_evaluation_are_whole(work_dir, drawn):
     run = {'lr': {1: 0.1, 2: 0.05}}, {'mIoU': {1: 0.5}}
     plot_curves({'a': run}, work_dir / 'one.png')
-    _, right, rate = figures[0].axes
+    _, right, rate = drawn[0].axes
     assert all(float(tick).is_integer() for tick in right.get_xticks())
     assert list(rate.lines[0].get_ydata()) == [0.1, 0.05]
 
@@ -85,13 +90,8 @@ def test_summary_says_last_and_highest(work_dir):
     assert summary(*read_scalars(work_dir), ['coco/bbox_mAP_l']).endswith('(highest -1 at 1)')
 
 
-def test_picture_shows_every_point(work_dir, monkeypatch):
+def test_picture_shows_every_point(work_dir, drawn):
     """Losses (not accuracy), metrics (not those that are never defined) and lr, all points."""
-    from matplotlib.figure import Figure
-
-    drawn = []
-    save = Figure.savefig
-    monkeypatch.setattr(Figure, 'savefig', lambda s, *a, **k: (drawn.append(s), save(s, *a, **k)))
     out = plot_curves({'a': read_scalars(work_dir)}, work_dir / 'new' / 'c.png')
     left, right, rate = (
         {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
@@ -107,16 +107,11 @@ def test_picture_shows_every_point(work_dir, monkeypatch):
         assert image.width > image.height > 300
 
 
-def test_several_runs_share_their_axes_and_have_a_spread(tmp_path, monkeypatch, capsys):
-    from matplotlib.figure import Figure
-
-    drawn = []
-    save = Figure.savefig
-    monkeypatch.setattr(Figure, 'savefig', lambda s, *a, **k: (drawn.append(s), save(s, *a, **k)))
+def test_several_runs_share_their_axes_and_have_a_spread(tmp_path, monkeypatch, capsys, drawn):
     monkeypatch.chdir(tmp_path)
     for name, ap, loss in (('a', 0.2, 1.0), ('b', 0.4, 3.0), ('c', 0.6, 2.0)):
         log(tmp_path / name, '20260101_000000', [training(5, loss), evaluation(1, ap)])
-    tool().main(['a', 'b', 'c', '--out', 'all.png'])
+    analyze_logs.main(['a', 'b', 'c', '--out', 'all.png'])
     left, right, rate = drawn[0].axes
     assert [line.get_label() for line in left.lines] == ['a: loss', 'b: loss', 'c: loss']
     assert [line.get_ydata()[0] for line in right.lines] == [0.2, 0.4, 0.6]
@@ -138,11 +133,7 @@ def test_a_metric_that_one_run_lacks():
     ]
 
 
-def test_the_rate_is_the_config_s_and_not_the_smallest_group_s(tmp_path, monkeypatch):
-    from matplotlib.figure import Figure
-
-    drawn = []
-    monkeypatch.setattr(Figure, 'savefig', lambda figure, *_, **__: drawn.append(figure))
+def test_the_rate_is_the_config_s_and_not_the_smallest_group_s(tmp_path, drawn):
     plot_curves({'a': ({'lr': {1: 1e-6}, 'base_lr': {1: 1e-4}}, {})}, tmp_path / 'c.png')
     assert list(drawn[0].axes[2].lines[0].get_ydata()) == [1e-4]
 
@@ -155,7 +146,7 @@ def test_a_run_that_was_never_evaluated_is_drawn(tmp_path):
 
 
 def test_tool_writes_beside_the_run_and_says_where(work_dir, capsys):
-    tool().main([str(work_dir)])
+    analyze_logs.main([str(work_dir)])
     output = capsys.readouterr().out
     assert 'coco/bbox_mAP_50 0.4 at 3' in output
     assert output.endswith(f'curves: {work_dir / "curves.png"}\n')
@@ -166,7 +157,7 @@ def test_nothing_logged_is_one_sentence(tmp_path, capsys):
     with pytest.raises(FileNotFoundError, match='pass the --work-dir'):
         read_scalars(tmp_path)
     with pytest.raises(SystemExit) as stopped:
-        tool().main([str(tmp_path)])
+        analyze_logs.main([str(tmp_path)])
     assert stopped.value.code == 1
     assert str(tmp_path) in capsys.readouterr().err
 
@@ -193,11 +184,11 @@ def test_odd_lines_are_drawn_or_passed_over(tmp_path, capsys):
         file.write_bytes(f'{line}\n'.encode(errors='surrogatepass'))
         assert isinstance(summary(*read_scalars(tmp_path)), str), line
     with pytest.raises(SystemExit):
-        tool().main([str(tmp_path)])
+        analyze_logs.main([str(tmp_path)])
     assert 'nothing to draw' in capsys.readouterr().err
     good = ['{"loss": 2.0, "iter": 5, "step": 5}', '{"AP": 0.5, "step": 1}']
     file.write_bytes('\n'.join([*ODD_LINES, *good]).encode(errors='surrogatepass'))
-    tool().main([str(tmp_path)])
+    analyze_logs.main([str(tmp_path)])
     output = capsys.readouterr().out
     assert '2 at last' in output
     assert 'AP 0.5 at 1' in output
@@ -206,14 +197,7 @@ def test_odd_lines_are_drawn_or_passed_over(tmp_path, capsys):
 
 def test_unknown_metric_names_the_known_ones(work_dir, capsys):
     with pytest.raises(SystemExit):
-        tool().main([str(work_dir), '--metrics', 'bbox_AP'])
+        analyze_logs.main([str(work_dir), '--metrics', 'bbox_AP'])
     assert "['bbox_AP'] not evaluated in this run; there are ['coco/bbox_mAP_50'" in (
         capsys.readouterr().err
     )
-
-
-def tool():
-    spec = importlib.util.spec_from_file_location('analyze_logs', ROOT / 'tools/analyze_logs.py')
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module

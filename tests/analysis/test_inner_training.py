@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
-from mmvttt.analysis.attention import attention_rows
+from mmvttt.analysis.attention import implicit_attention
 from mmvttt.analysis.inner_training import (
     effective_rank,
     inspect_training,
@@ -358,8 +358,8 @@ def test_a_mixer_of_ones_own_is_followed_by_its_ops() -> None:
         inner.w2.copy_(model.blocks[0].mixer.w[1])
     expected = expected_share(inner, 'dot', 1 / 3, x, x)
     torch.testing.assert_close(seen.magnitude[0], expected.sqrt())
-    assert attention_rows(mixings[0], [2]).norm.shape == (1, 2, 1, 6)
-    assert attention_rows(mixings[1], [2]) is None
+    assert implicit_attention(mixings[0], [2]).shape == (2, 1, 6)
+    assert implicit_attention(mixings[1], [2]) is None
     assert mixings[1].keys is None
 
 

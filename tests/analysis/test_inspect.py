@@ -11,10 +11,15 @@ import numpy as np
 import pytest
 import torch
 
+from mmvttt.analysis.class_activation import class_activation
 from mmvttt.analysis.inner_training import inspect_training, mask_scores
-from mmvttt.analysis.inspect import DIAGNOSTICS
-from mmvttt.analysis.models import load_model
+from mmvttt.analysis.inspect import DEFAULT
+from mmvttt.analysis.mixers import record_mixers
+from mmvttt.analysis.models import find_model, load_model
 from mmvttt.analysis.pictures import read_image
+from mmvttt.errors import UsageError
+
+from .memory.reduced import reduced
 
 ARCH = dict(embed_dims=16, num_layers=2, num_heads=2, feedforward_channels=32)
 TOOL = Path(__file__).resolve().parents[2] / 'tools' / 'inspect_model.py'
@@ -48,6 +53,7 @@ PICTURES = {
     'state': {'state', 'state_photo'},
     'attention': {'attention_photo'},
     'keys': {'keys'},
+    'features': {'features_photo'},
 }
 COLUMNS = {
     'erf': ['map', 'side_20', 'side_50', 'side_99'],
@@ -56,6 +62,7 @@ COLUMNS = {
     'state': ['layer', 'drift', 'rank', 'rate'],
     'attention': ['layer', 'distance', 'queries'],
     'keys': ['layer', 'key_shift', 'independent'],
+    'features': ['map', 'share_of_variance'],
 }
 
 
@@ -69,10 +76,10 @@ def test_every_diagnostic_draws_and_writes(
     output = capsys.readouterr()
     # mmengine's list of all parameters.
     assert 'torch.Size' not in output.out + output.err
-    for name in DIAGNOSTICS:
+    for name in DEFAULT:
         table = rows(out / f'{name}.csv')
         assert list(table[0]) == COLUMNS[name]
-        layers = ['backbone'] if name == 'erf' else ['blocks.0', 'blocks.1']
+        layers = ['backbone'] if name in ('erf', 'features') else ['blocks.0', 'blocks.1']
         assert [next(iter(row.values())) for row in table] == layers
         assert all(np.isfinite(float(v)) for row in table for v in list(row.values())[1:])
         for picture in PICTURES[name]:
@@ -128,6 +135,52 @@ def test_models_of_timm(
     ):
         with pytest.raises(SystemExit, match='1'):
             run(monkeypatch, 'vit_tiny_patch16_224', photo, *options, '--what', what)
+        assert message in capsys.readouterr().err
+
+
+def test_class_activation_is_its_definition() -> None:
+    model = find_model('vit_tiny_patch16_224', dict(depth=2)).model.eval()
+    image = torch.randn(1, 3, 48, 60)
+    found = class_activation(model, image, record_mixers(model, image))
+    assert list(found) == ['blocks.0', 'blocks.1']
+    tokens = model.norm_pre(model._pos_embed(model.patch_embed(image)))
+    tokens = model.blocks[0](tokens).detach().requires_grad_()
+    score = model.forward_head(model.norm(model.blocks[1](tokens))).max()
+    (gradient,) = torch.autograd.grad(score, tokens)
+    # Without the class token.
+    expected = (gradient[:, 1:].mean(1, keepdim=True) * tokens[:, 1:]).sum(-1).relu()
+    torch.testing.assert_close(found['blocks.1'], expected.detach().view(3, 4))
+
+
+def test_class_activation_of_a_detector() -> None:
+    name, image = 'maskrcnn_hvit3_t_1x', torch.randn(1, 3, 64, 96)
+    options = reduced(name) | {'model.test_cfg.rcnn.score_thr': 0.0}
+    found = class_activation(find_model(name, options).model.eval(), image, [])
+    shapes = {'P2': (16, 24), 'P3': (8, 12), 'P4': (4, 6), 'P5': (2, 3)}
+    assert {name: tuple(x.shape) for name, x in found.items()} == shapes
+    assert max(x.max() for x in found.values()) > 0
+    options['model.test_cfg.rcnn.score_thr'] = 1.0
+    with pytest.raises(UsageError, match='nothing is detected'):
+        class_activation(find_model(name, reduced(name) | options).model.eval(), image, [])
+
+
+def test_images_of_a_class_are_neighbours(
+    small: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    files = [tmp_path / kind / f'{i}.png' for kind in ('dark', 'light') for i in range(4)]
+    for i, file in enumerate(files):
+        file.parent.mkdir(exist_ok=True)
+        cv2.imwrite(str(file), np.full((32, 32, 3), i + (200 if i > 3 else 0), np.uint8))
+    options = ('--shape', 64, 64, '--out', tmp_path / 'out', '--what', 'tsne')
+    run(monkeypatch, small[0], *files, *options)
+    assert [list(row.values()) for row in rows(tmp_path / 'out' / 'tsne.csv')] == [
+        ['dark', '4', '1'],
+        ['light', '4', '1'],
+    ]
+    assert cv2.imread(str(tmp_path / 'out' / 'tsne.png')) is not None
+    for what, message in (('tsne', 'needs several images'), ('cam', 'returns no logits')):
+        with pytest.raises(SystemExit, match='1'):
+            run(monkeypatch, *small, '--shape', 64, 64, '--what', what)
         assert message in capsys.readouterr().err
 
 

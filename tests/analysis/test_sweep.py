@@ -29,22 +29,37 @@ DESIGN = 'model.backbone.design'
 
 
 def test_variants_are_every_combination() -> None:
-    found = variants_of({DESIGN: ['dual', 'conv2d'], 'randomness.seed': 3})
+    found = variants_of(['a.py'], {DESIGN: ['dual', 'conv2d'], 'randomness.seed': 3})
     assert [v.options for v in found] == [
         {DESIGN: 'dual', 'randomness.seed': 3},
         {DESIGN: 'conv2d', 'randomness.seed': 3},
     ]
     assert found[0].name == 'design=dual,seed=3'
-    assert Variant({'a.b': [(1, 2), 'x/y']}).name == 'b=--1--2----x-y--'
+    assert variants_of(['a.py'], {'a.b': [[(1, 2), 'x/y']]})[0].name == 'b=--1--2----x-y--'
+
+
+def test_variants_of_several_configs_are_named_by_them() -> None:
+    found = variants_of(['folder/a.py', 'b'], {DESIGN: ['dual', 'conv2d']})
+    assert [v.name for v in found] == [
+        'a,design=dual', 'a,design=conv2d', 'b,design=dual', 'b,design=conv2d'
+    ]  # fmt: skip
+    assert [v.config for v in found] == ['folder/a.py', 'folder/a.py', 'b', 'b']
+    assert [v.name for v in variants_of(['folder/a.py', 'b'], {})] == ['a', 'b']
+    with pytest.raises(UsageError, match='two variants of the sweep have the name a: rename'):
+        variants_of(['one/a.py', 'other/a.py'], {})
+
+
+def variant(options: dict, config: str = TINY) -> Variant:
+    return Variant('it', config, options)
 
 
 def test_the_papers_column() -> None:
-    assert Variant({DESIGN: 'dual'}).paper() == ('Top-1 in the paper (Vision-TTT, Tab. 3)', 77.5)
-    assert Variant({'model.backbone.mixer.inner.type': 'FC'}).paper()[1] == 79.1
+    assert variant({DESIGN: 'dual'}).paper() == ('Top-1 in the paper (Vision-TTT, Tab. 3)', 77.5)
+    assert variant({'model.backbone.mixer.inner.type': 'FC'}).paper()[1] == 79.1
     # No row of theirs, two options at once, another option of that ending.
-    assert Variant({DESIGN: 'mine'}).paper() is None
-    assert Variant({DESIGN: 'dual', 'randomness.seed': 3}).paper() is None
-    assert Variant({'model.my_design': 'dual'}).paper() is None
+    assert variant({DESIGN: 'mine'}).paper() is None
+    assert variant({DESIGN: 'dual', 'randomness.seed': 3}).paper() is None
+    assert variant({'model.my_design': 'dual'}).paper() is None
 
 
 def run(variant: str, seed: int, loss: float, metric: float, **others: float) -> Run:
@@ -52,7 +67,7 @@ def run(variant: str, seed: int, loss: float, metric: float, **others: float) ->
 
 
 def test_the_table_has_mean_and_spread(tmp_path: Path) -> None:
-    variants = variants_of({DESIGN: ['dual', 'conv2d', 'conv1d']})
+    variants = variants_of([TINY], {DESIGN: ['dual', 'conv2d', 'conv1d']})
     runs = [
         run('design=dual', 0, 1.0, 50.0, AP50=70.0),
         run('design=dual', 1, 2.0, 54.0, AP50=71.0),
@@ -75,7 +90,7 @@ def test_the_table_has_mean_and_spread(tmp_path: Path) -> None:
 def test_the_length_is_set_with_the_schedules() -> None:
     """adamw_cosine: 100 steps of warm-up and 6 epochs of 150 steps; a third of it."""
     pytest.importorskip('mmdet')
-    cfg = config_of('upernet_vittt_t_160k', Variant({}), None, 1600)
+    cfg = config_of(variant({}, 'upernet_vittt_t_160k'), None, 1600)
     assert cfg.train_cfg.max_iters == cfg.train_cfg.val_interval == 1600
     times = [(s.get('begin'), s.get('end')) for s in cfg.param_scheduler]
     assert times == [(None, 15), (15, 1600)]
@@ -85,7 +100,7 @@ def test_the_length_is_set_with_the_schedules() -> None:
 def test_whole_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(TRAININGS))
     # 16 samples in batches of 4: 20 steps are 5 epochs, 2.5 times as many as the config's.
-    cfg = config_of(TINY, Variant({'optim_wrapper.optimizer.lr': 0.1}), None, 20)
+    cfg = config_of(variant({'optim_wrapper.optimizer.lr': 0.1}), None, 20)
     assert cfg.train_cfg.max_epochs == cfg.train_cfg.val_interval == 5
     assert cfg.param_scheduler.end == 20
     assert cfg.optim_wrapper.optimizer.lr == 0.1
@@ -102,18 +117,18 @@ def test_whole_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_options_that_do_not_exist_are_refused(key: str, message: str) -> None:
     pytest.importorskip('mmpretrain')
     with pytest.raises(UsageError, match=message):
-        require_buildable('vittt_t_in1k', [Variant({key: 1})], None)
+        require_buildable([variant({key: 1}, 'vittt_t_in1k')], None)
 
 
 def test_values_that_do_not_exist_are_refused() -> None:
     pytest.importorskip('mmpretrain')
     with pytest.raises(UsageError, match=r"design=dul: .*choose one of 'ttt_layer'"):
-        require_buildable('vittt_t_in1k', variants_of({DESIGN: ['dual', 'dul']}), None)
+        require_buildable(variants_of(['vittt_t_in1k'], {DESIGN: ['dual', 'dul']}), None)
 
 
 def test_costs_are_counted_at_the_size_of_the_toolbox() -> None:
     pytest.importorskip('mmpretrain')
-    params, gflops = cost_of('vittt_t_in1k', Variant({DESIGN: 'ttt_layer'}), None)
+    params, gflops = cost_of(variant({DESIGN: 'ttt_layer'}, 'vittt_t_in1k'), None)
     # vision-ttt Tab. 3 prints 5.87 M.
     assert params / 1e6 == pytest.approx(5.87, abs=0.1)
     assert 1 < gflops < 1.6

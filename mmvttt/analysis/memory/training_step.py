@@ -67,10 +67,16 @@ class TrainingStep:
     ) -> None:
         cfg = found.config
         toolbox = toolbox_of(found.model)
-        if cfg is None or toolbox is None:
+        if cfg is None:
             raise UsageError(
                 f'{found.name} is no config of {", ".join(_SAMPLES)}: a training step needs a '
                 'head, a loss and an optimizer; give a config such as maskrcnn_vittt_s_1x'
+            )
+        if toolbox is None:
+            raise UsageError(
+                f'{found.name} trains a {type(found.model).__name__}, for which no batch can be '
+                f'made up here, only for models of {", ".join(_SAMPLES)}: train it for some steps '
+                "on a GPU, whose log has the peak as 'memory', in MB"
             )
         self.model = model = found.model.train()
         preprocessor = model.data_preprocessor

@@ -55,31 +55,27 @@ def test_a_dry_run_assigns_as_many_queries(name: str) -> None:
     assert found[0] == found[1]
 
 
-def test_marks_that_are_fake_are_an_error_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forward(step: TrainingStep) -> Tensor:
-        marks = step.inputs.new_zeros(len(step.inputs))
-        marks[:1] = step.inputs[0, 0, 0, :1]
-        return step.inputs[marks > 0].sum()
-
-    monkeypatch.setattr(TrainingStep, 'forward', forward)
-    with pytest.raises(UsageError, match=r'the numbers that aten.* with a GPU'):
-        memory_use('vittt_t_in1k', 1, SIZE)
+def _marked(step: TrainingStep) -> Tensor:
+    marks = step.inputs.new_zeros(len(step.inputs))
+    marks[:1] = step.inputs[0, 0, 0, :1]
+    return step.inputs[marks > 0].sum()
 
 
-@pytest.mark.parametrize('read', [np.asarray, Tensor.numpy, Tensor.tolist])
+@pytest.mark.parametrize(
+    ('forward', 'message'),
+    [
+        (_marked, 'the numbers that aten.*'),
+        (lambda step: np.asarray(step.inputs), 'the numbers of a tensor .*'),
+        (lambda step: step.inputs.numpy(), 'the numbers of a tensor .*'),
+        (lambda step: Tensor.tolist(step.inputs), 'the numbers of a tensor .*'),
+        (lambda step: step.inputs[step.inputs > 0].sum(), 'vittt_t_in1k cannot be computed.*'),
+    ],
+)
 def test_numbers_of_what_is_fake_are_an_error_in_words(
-    monkeypatch: pytest.MonkeyPatch, read: Callable
+    monkeypatch: pytest.MonkeyPatch, forward: Callable, message: str
 ) -> None:
-    monkeypatch.setattr(TrainingStep, 'forward', lambda self: read(self.inputs))
-    with pytest.raises(UsageError, match=r'the numbers of a tensor .* with a GPU'):
-        memory_use('vittt_t_in1k', 1, SIZE)
-
-
-def test_a_mask_of_what_is_fake_is_an_error_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        TrainingStep, 'forward', lambda self: self.inputs[self.inputs > 0].sum().float()
-    )
-    with pytest.raises(UsageError, match=r'vittt_t_in1k cannot be computed.* with a GPU'):
+    monkeypatch.setattr(TrainingStep, 'forward', forward)
+    with pytest.raises(UsageError, match=f'{message} with a GPU'):
         memory_use('vittt_t_in1k', 1, SIZE)
 
 
