@@ -16,7 +16,7 @@ help:
 	@echo "make stress  the tests that take minutes: kills, long sequences, whole models"
 	@echo "make docs    guide and API reference in build/site; a warning is an error"
 	@echo "make dist    wheel and sdist in dist/ [REPOSITORY=address of the sources, for the links of its page]"
-	@echo "make gpu     on a machine with a CUDA GPU: the kernels' tests on it, then the benchmarks [OUT=folder]"
+	@echo "make gpu     on a machine with a CUDA GPU: the kernels' tests on it, benchmarks of ops and models [OUT=folder] [PART=tests|benchmarks|plan|models]"
 	@echo "make lint    check format, style and types;  make format    put them right"
 
 setup: $(VENV)/.installed
@@ -68,9 +68,9 @@ docs: setup
 dist: setup
 	MMVTTT_REPOSITORY='$(REPOSITORY)' $(BIN)/python -m build
 
-# Needs no set-up: torch, Triton and a GPU are enough.
+# Needs no set-up: torch, Triton and a GPU are enough; the models need mmengine and timm too.
 gpu:
-	$(PYTHON) tools/gpu_check.py $(if $(OUT),--out $(OUT))
+	$(PYTHON) tools/gpu_check.py $(if $(OUT),--out $(OUT)) $(if $(PART),--part $(PART))
 
 clean:
 	rm -rf build *.egg-info work_dirs/demo

@@ -13,29 +13,21 @@ from importlib.metadata import PackageNotFoundError, version
 
 from . import __version__, _failure
 
-# By import name, the distributions that can bring it: the forks have names of their own.
-_PACKAGES = {
-    'torch': ('torch',),
-    'torchvision': ('torchvision',),
-    'triton': ('triton',),
-    'numba': ('numba',),
-    'numpy': ('numpy',),
-    'cv2': ('opencv-python-headless', 'opencv-python'),
-    'timm': ('timm',),
-    'mmengine': ('mmengine', 'onedl-mmengine', 'mmengine-lite'),
-    'mmcv': ('mmcv', 'onedl-mmcv', 'mmcv-lite'),
-    'mmdet': ('mmdet', 'onedl-mmdetection'),
-    'mmseg': ('mmsegmentation', 'onedl-mmsegmentation'),
-    'mmpretrain': ('mmpretrain', 'onedl-mmpretrain'),
-}
-# Tried versions. Others may work, so they are not required.
-_TRIED = {
-    'torch': ('2.11', '2.14'),
-    'mmengine': ('0.10',),
-    'mmcv': ('2.1', '2.3'),
-    'mmdet': ('3.3', '3.5'),
-    'mmseg': ('1.2', '1.4'),
-    'mmpretrain': ('1.2', '1.3'),
+# By import name, the distributions that can bring it (forks have names of their own), and the
+# versions that were tried. Others may work, so they are not required.
+_PACKAGES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    'torch': (('torch',), ('2.11', '2.14')),
+    'torchvision': (('torchvision',), ()),
+    'triton': (('triton',), ()),
+    'numba': (('numba',), ()),
+    'numpy': (('numpy',), ()),
+    'cv2': (('opencv-python-headless', 'opencv-python'), ()),
+    'timm': (('timm',), ()),
+    'mmengine': (('mmengine', 'onedl-mmengine', 'mmengine-lite'), ('0.10',)),
+    'mmcv': (('mmcv', 'onedl-mmcv', 'mmcv-lite'), ('2.1', '2.3')),
+    'mmdet': (('mmdet', 'onedl-mmdetection'), ('3.3', '3.5')),
+    'mmseg': (('mmsegmentation', 'onedl-mmsegmentation'), ('1.2', '1.4')),
+    'mmpretrain': (('mmpretrain', 'onedl-mmpretrain'), ('1.2', '1.3')),
 }
 
 
@@ -73,7 +65,7 @@ def versions() -> list[str]:
     """A line for every package that matters, with a remark on versions that are not tried."""
     gpus = _gpus() if _imported('torch')[1] is None else 'no torch'
     lines = [f'mmvttt {__version__}, Python {platform.python_version()}, {gpus}']
-    for module, names in _PACKAGES.items():
+    for module, (names, tried) in _PACKAGES.items():
         found = _installed(names)
         number, failure = _imported(module)
         if not found and failure is not None:
@@ -85,7 +77,6 @@ def versions() -> list[str]:
             line += f'  cannot be imported: {failure}'
         elif len(found) > 1:
             line += '  they share one folder: keep one of them'
-        tried = _TRIED.get(module, ())
         if failure is None and tried and '.'.join(number.split('.')[:2]) not in tried:
             line += f'  not tried yet; tried: {", ".join(tried)}'
         lines.append(line)

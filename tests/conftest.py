@@ -21,6 +21,8 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
+# Some virtual machines announce AMX and trap on it; oneDNN reads this at its first product.
+os.environ.setdefault('ONEDNN_MAX_CPU_ISA', 'AVX512_CORE_BF16')
 INTERPRETING = os.environ.get('TRITON_INTERPRET') == '1'
 # The kernels need torch and Triton alone.
 WITH_MMENGINE = importlib.util.find_spec('mmengine') is not None and not INTERPRETING
@@ -129,6 +131,23 @@ def quick_starts() -> Iterator[None]:
         collect_env = functools.cache(mmengine.runner.runner.collect_env)
         patch.setattr(mmengine.runner.runner, 'collect_env', lambda: collect_env().copy())
         yield
+
+
+@pytest.fixture(autouse=True)
+def own_loggers() -> Iterator[None]:
+    """Loggers of mmengine end with their test: they keep its `sys.stdout`, which capsys closes.
+
+    The next test to log would get a "Logging error" on its stderr.
+    """
+    if not WITH_MMENGINE:
+        yield
+        return
+    from mmengine.logging import MMLogger
+
+    before = dict(MMLogger._instance_dict)
+    yield
+    MMLogger._instance_dict.clear()
+    MMLogger._instance_dict.update(before)
 
 
 @pytest.fixture

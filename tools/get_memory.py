@@ -25,18 +25,17 @@ from mmvttt.analysis.memory.report import (
     write_csv,
 )
 from mmvttt.analysis.memory.training_step import PRECISIONS
-from mmvttt.cli import add_cfg_options, command_line, plain_errors
-from mmvttt.errors import UsageError
+from mmvttt.cli import add_cfg_options, command_line, plain_errors, positive
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = command_line(__doc__)
     parser.add_argument('configs', nargs='+', help='config files, or names of shipped ones')
-    parser.add_argument('--batch', type=int, default=2, help='images of a step; default: 2')
+    parser.add_argument('--batch', type=positive, default=2, help='images of a step; default: 2')
     parser.add_argument(
         '--shape',
         nargs=2,
-        type=int,
+        type=positive,
         metavar=('HEIGHT', 'WIDTH'),
         help='size of the images, before a self-supervised pipeline; default: what they '
         'are padded to, or 800 1333 for detectors, 512 512 for segmentors, else 224 224',
@@ -56,7 +55,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         '--computed', action='store_true', help='do not measure, even where there is a GPU'
     )
     parser.add_argument(
-        '--depth', type=int, default=2, help='levels of modules to list; default: 2'
+        '--depth', type=positive, default=2, help='levels of modules to list; default: 2'
     )
     parser.add_argument('--out', metavar='FILE.csv', help='write the numbers to a file')
     add_cfg_options(parser)
@@ -110,8 +109,6 @@ def main(argv: list[str] | None = None) -> None:
     console = Console(width=100)
     uses = []
     with plain_errors():
-        if args.depth < 1:
-            raise UsageError(f'--depth {args.depth}: give 1 or more')
         for config, with_cp, amp in track(cases, console=Console(stderr=True)):
             uses.append(
                 memory_use(config, args.batch, size, amp, with_cp, args.cfg_options, device)

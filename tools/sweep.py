@@ -1,12 +1,12 @@
-"""Trains variants of a config in equal steps and prints a table with mean and spread.
+"""Trains variants of configs in equal steps and prints a table with mean and spread.
 
-Every combination of the values of --over is trained with every seed: one at a time on a CPU, one on
-each GPU where there are several. Interrupted, the same command goes on where it was. Writes
-sweep.csv (a row for each run, all metrics) and sweep.md; where a paper has the same table, its
-figures stand beside, of other data and schedules.
+Every combination of the configs and of the values of --over is trained with every seed: one at a
+time on a CPU, one on each GPU where there are several. Interrupted, the same command goes on where
+it was. Writes sweep.csv (a row for each run, all metrics) and sweep.md; where a paper has the same
+table, its figures stand beside, of other data and schedules.
 
-example: python tools/sweep.py maskrcnn_vittt_demo --budget-steps 300 --seeds 3 \\
-           --over model.backbone.backbone.design=ttt_layer,share_qk,gating,conv1d,dual,conv2d
+example: python tools/sweep.py vittt_digits --budget-steps 176 --seeds 3 \\
+           --over model.backbone.design=ttt_layer,share_qk,gating,conv1d,dual,conv2d
 """
 
 import argparse
@@ -26,6 +26,7 @@ from mmvttt.analysis.sweep import (
     Variant,
     config_of,
     cost_of,
+    evaluated_size,
     require_buildable,
     result_of,
     table_of,
@@ -40,12 +41,12 @@ TRAIN = Path(__file__).with_name('train.py')
 
 def parse_args() -> argparse.Namespace:
     parser = command_line(__doc__)
-    add_config(parser)
+    add_config(parser, 'configs', nargs='+')
     parser.add_argument(
         '--over',
         nargs='+',
         action=Options,
-        required=True,
+        default={},
         metavar='KEY=VALUE,VALUE',
         help='entries of the config and their values; several keys make every combination',
     )
@@ -66,7 +67,7 @@ def train(args: argparse.Namespace, variant: Variant, seed: int, device: str | N
     folder = args.out / variant.name / f'seed{seed}'
     done = folder / 'result.json'
     setting = dict(
-        config=args.config, options=args.cfg_options, steps=args.budget_steps,
+        config=variant.config, options=args.cfg_options, steps=args.budget_steps,
         variant=dict(variant.options),
     )  # fmt: skip
     setting = json.loads(json.dumps(setting, default=str))
@@ -77,7 +78,8 @@ def train(args: argparse.Namespace, variant: Variant, seed: int, device: str | N
         return Run(**saved)
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / 'config.py'
-    config_of(args.config, variant, args.cfg_options, args.budget_steps).dump(config)
+    cfg = config_of(variant, args.cfg_options, args.budget_steps)
+    cfg.dump(config)
     environment = {**os.environ}
     if device is not None:
         environment['CUDA_VISIBLE_DEVICES'] = device
@@ -93,7 +95,7 @@ def train(args: argparse.Namespace, variant: Variant, seed: int, device: str | N
     if code != 0:
         lines = (folder / 'output.txt').read_text(errors='replace').strip().splitlines()
         return f'{variant.name}, seed {seed}: {lines[-1] if lines else f"exit status {code}"}'
-    cost = cost_of(args.config, variant, args.cfg_options)
+    cost = cost_of(variant, args.cfg_options, evaluated_size(cfg))
     run = result_of(variant, seed, folder, cost)
     part = done.with_suffix('.part')
     part.write_text(json.dumps(dict(asdict(run), setting=setting)))
@@ -104,8 +106,8 @@ def train(args: argparse.Namespace, variant: Variant, seed: int, device: str | N
 def main() -> None:
     args = parse_args()
     with plain_errors():
-        variants = variants_of(args.over)
-        require_buildable(args.config, variants, args.cfg_options)
+        variants = variants_of(args.configs, args.over)
+        require_buildable(variants, args.cfg_options)
         args.out.mkdir(parents=True, exist_ok=True)
         count = torch.cuda.device_count()
         devices: Queue[str | None] = Queue()

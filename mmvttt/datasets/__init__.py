@@ -1,6 +1,7 @@
 """Data sets that mmvttt brings along. No toolbox is needed to import or build them."""
 
+from .digit_images import DigitImages
 from .digits import make_digits
 from .latents import CachedLatents, TinyDigits, cache_latents
 
-__all__ = ['CachedLatents', 'TinyDigits', 'cache_latents', 'make_digits']
+__all__ = ['CachedLatents', 'DigitImages', 'TinyDigits', 'cache_latents', 'make_digits']

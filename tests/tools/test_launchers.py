@@ -51,11 +51,6 @@ def test_one_node(call) -> None:
     ]
 
 
-def test_one_node_with_a_port(call) -> None:
-    out = call('dist_train.sh', 'c.py', '2', PORT='1234').stdout
-    assert '--nnodes\n1\n--master-addr\n127.0.0.1\n--master-port\n1234\n' in out
-
-
 def test_testing(call) -> None:
     lines = call('dist_test.sh', 'c.py', 'a.pth', '2', '--out', 'p.pkl').stdout.splitlines()
     assert lines[-7:] == [
@@ -63,19 +58,34 @@ def test_testing(call) -> None:
     ]
 
 
-def test_nodes_with_ranks(call) -> None:
-    out = call('dist_train.sh', 'c.py', '8', NNODES='2', NODE_RANK='1', MASTER_ADDR='n0').stdout
-    assert '--nnodes\n2\n--node-rank\n1\n--master-addr\nn0\n--master-port\n29500\n' in out
-    assert 'rdzv' not in out
+NODES = dict(NNODES='2', MASTER_ADDR='n0')
 
 
-def test_nodes_without_ranks_meet_by_c10d(call) -> None:
-    nodes = dict(NNODES='2', MASTER_ADDR='n0', PORT='1234')
-    out = call('dist_train.sh', 'c.py', '8', **nodes).stdout
-    assert '--rdzv-backend\nc10d\n--rdzv-endpoint\nn0:1234\n--rdzv-id\nmmvttt\n' in out
-    assert 'node-rank' not in out
-    out = call('dist_train.sh', 'c.py', '8', **nodes, RDZV_ID='b', LOCAL_ADDR='10.0.0.2').stdout
-    assert '--rdzv-id\nb\n--local-addr\n10.0.0.2\n' in out
+@pytest.mark.parametrize(
+    ('env', 'words', 'without'),
+    [
+        (dict(PORT='1234'), '--nnodes 1 --master-addr 127.0.0.1 --master-port 1234', 'rdzv'),
+        (
+            dict(NODES, NODE_RANK='1'),
+            '--nnodes 2 --node-rank 1 --master-addr n0 --master-port 29500',
+            'rdzv',
+        ),
+        (
+            dict(NODES, PORT='1234'),
+            '--rdzv-backend c10d --rdzv-endpoint n0:1234 --rdzv-id mmvttt',
+            'node-rank',
+        ),
+        (
+            dict(NODES, RDZV_ID='b', LOCAL_ADDR='10.0.0.2'),
+            '--rdzv-id b --local-addr 10.0.0.2',
+            'node-rank',
+        ),
+    ],
+)
+def test_where_the_nodes_meet(call, env: dict, words: str, without: str) -> None:
+    found = ' '.join(call('dist_train.sh', 'c.py', '2', **env).stdout.split())
+    assert f' {words} ' in found
+    assert without not in found
 
 
 def test_nodes_without_an_address(call) -> None:

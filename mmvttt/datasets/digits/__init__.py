@@ -58,17 +58,8 @@ def make_digits(
     """
     root = Path(root)
     _check(num_train=num_train, num_val=num_val, size=size, seed=seed)
-    made_of = {
-        'recipe': RECIPE,
-        'num_train': num_train,
-        'num_val': num_val,
-        'size': size,
-        'seed': seed,
-    }
-    mark = {
-        **made_of,
-        'fingerprint': hashlib.sha256(json.dumps(made_of).encode()).hexdigest(),
-    }
+    made_of = dict(recipe=RECIPE, num_train=num_train, num_val=num_val, size=size, seed=seed)
+    mark = dict(made_of, fingerprint=hashlib.sha256(json.dumps(made_of).encode()).hexdigest())
     if _read_mark(root) == mark:
         return root
     if root.exists() and _read_mark(root) is None and (root.is_file() or any(root.iterdir())):
@@ -129,30 +120,23 @@ def _coco(scenes: list[Scene]) -> dict:
     for image_id, scene in enumerate(scenes, start=1):
         height, width = scene.image.shape[:2]
         at = scene.background
+        background = dict(photo=at.photo, crop=[at.left, at.top, at.width, at.height])
+        name = f'{image_id - 1:06}.png'
         images.append(
-            {
-                'id': image_id,
-                'file_name': f'{image_id - 1:06}.png',
-                'height': height,
-                'width': width,
-                'background': {
-                    'photo': at.photo,
-                    'crop': [at.left, at.top, at.width, at.height],
-                },
-            }
+            dict(id=image_id, file_name=name, height=height, width=width, background=background)
         )
         for paste in scene.pastes:
             annotations.append(
-                {
-                    'id': len(annotations) + 1,
-                    'image_id': image_id,
-                    'category_id': paste.digit.label + 1,
-                    'iscrowd': 0,
-                    'area': int(paste.mask.sum()),
-                    'bbox': _box(paste.mask),
-                    'segmentation': _rle(paste.mask),
-                    'digit': paste.digit.index,
-                }
+                dict(
+                    id=len(annotations) + 1,
+                    image_id=image_id,
+                    category_id=paste.digit.label + 1,
+                    iscrowd=0,
+                    area=int(paste.mask.sum()),
+                    bbox=_box(paste.mask),
+                    segmentation=_rle(paste.mask),
+                    digit=paste.digit.index,
+                )
             )
     categories = [{'id': i + 1, 'name': name} for i, name in enumerate(CLASSES)]
     return {'images': images, 'annotations': annotations, 'categories': categories}
