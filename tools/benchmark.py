@@ -247,7 +247,7 @@ def one_case(
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     with plain_errors():
-        if bool(args.models) == bool(args.draw):
+        if bool(args.models or args.onnx) == bool(args.draw):
             raise UsageError('give models to measure, or tables to --draw')
         if args.draw and not args.plot:
             raise UsageError('--draw: say with --plot which image file to write')
@@ -262,6 +262,10 @@ def main(argv: list[str] | None = None) -> None:
             raise UsageError(
                 '--cuda-graph is for inference (no --train, no --computed) on a GPU (--device '
                 'cuda); leave it out'
+            )
+        if args.onnx and (args.train or args.computed or args.device != 'cpu'):
+            raise UsageError(
+                '--onnx is for inference (no --train, no --computed) on --device cpu; leave it out'
             )
         if args.names and len(args.names) != len(args.draw or []):
             raise UsageError(f'--names: give {len(args.draw or [])}, one for each table of --draw')
@@ -281,7 +285,7 @@ def main(argv: list[str] | None = None) -> None:
                 raise UsageError('nothing was measured')
         for rows in tables:
             print(*describe_crossings(rows), sep='\n')
-        if args.models:
+        if not args.draw:
             print(f'measurements: {write_csv(tables[0], args.out)}')
         if args.plot:
             print(f'plot: {plot(tables, args.plot, args.names)}')

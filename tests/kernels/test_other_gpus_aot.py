@@ -5,29 +5,25 @@ import os
 
 import other_gpus_aot as aot
 import pytest
-import table
-import triton
 
 pytestmark = pytest.mark.skipif(
     os.environ.get('TRITON_INTERPRET') == '1', reason='the interpreter compiles nothing'
 )
+# Shared memory of a program.
+SHARED = {'sm_100': 227 << 10, 'sm_120': 99 << 10, 'gfx942': 64 << 10}
 TABLES = json.loads(aot.TABLE.read_text())
 
 
 @pytest.mark.parametrize('name', aot.variants(everything=False))
-def test_compiled_kernels_get_no_worse(name):
+def test_kernels_compile_for_them_and_fit(name):
     found = aot.count_any(aot.build(name))
+    assert found['shared'] <= SHARED[name.split('/')[0]]
     if 'gfx' in name and '/causal_conv' not in name:
         assert found['tensor_core']
-    if triton.__version__ in TABLES:
-        worse = table.compare({name: found}, TABLES[triton.__version__])
-        assert not [line for line in worse if line.startswith('+')]
 
 
 @pytest.mark.parametrize('version', TABLES)
 def test_the_table_has_every_variant_and_none_that_cannot_run(version):
-    # Shared memory of a program.
-    most = {'sm_100': 227 << 10, 'sm_120': 99 << 10, 'gfx942': 64 << 10}
     assert set(TABLES[version]) == set(aot.variants(everything=True))
     for name, figures in TABLES[version].items():
-        assert figures['shared'] <= most[name.split('/')[0]], name
+        assert figures['shared'] <= SHARED[name.split('/')[0]], name

@@ -16,7 +16,8 @@ Three more errors are no matter of growth, and are allowed for beside it:
 
 - A gradient is what a change of its tensor does to ⟨dO, O⟩, a number that is known to u·‖dO‖·‖O‖.
   For tensors named as `cancelling`, whose gradient is a small difference of such numbers (the
-  length of a step under a LayerNorm, a bias under a BatchNorm), ‖error‖·‖x‖ may be that large.
+  length of a step under a LayerNorm, a bias under a BatchNorm), ‖error‖·‖x‖ may be four times as
+  large: two such numbers, through each of two weights.
 - Below its smallest normal number a type keeps the digits of that number only.
 - torch's convolutions on a CPU sum the gradient of a kernel over the pixels one by one in fp32, 80
   roundings for 66 800: some √n are allowed for the tensors that are named.
@@ -134,7 +135,7 @@ class Truth:
         allowed = {}
         for name, x in self.exact.items():
             size = self.leaves[name].norm().item() if name in cancelling else 0.0
-            lost = loss / size if size else 0.0
+            lost = 4 * loss / size if size else 0.0
             own = unit * (x.norm().item() + least * x.numel() ** 0.5)
             allowed[name] = roundings[dtype] * (away[name] + own + lost)
             allowed[name] += UNIT[torch.float32] * one_by_one.get(name, 0) ** 0.5 * x.norm().item()

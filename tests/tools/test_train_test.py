@@ -72,6 +72,7 @@ def test_test_hands_its_arguments_on(monkeypatch: pytest.MonkeyPatch, calls: lis
         tta=False,
         amp=False,
         pack=True,
+        cuda_graph=False,
         cfg_options=None,
         launcher='none',
     )

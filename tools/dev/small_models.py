@@ -38,7 +38,7 @@ STAGES = dict(
 )  # fmt: skip
 
 DIGITS = """_base_ = 'mmvttt::vittt_digits.py'
-max_epochs = 4
+max_epochs = 8
 """
 PENNFUDAN = """_base_ = 'mmvttt::maskrcnn_vittt_demo.py'
 train_pipeline, test_pipeline = _base_.train_pipeline, _base_.test_pipeline
@@ -50,7 +50,7 @@ train_dataloader = dict(dataset=dict(pipeline=train_pipeline, **data))
 val_dataloader = test_dataloader = dict(dataset=dict(pipeline=test_pipeline, **data))
 val_evaluator = test_evaluator = dict(ann_file=root + 'annotations/instances_val.json')
 model = dict(roi_head=dict(bbox_head=dict(num_classes=1), mask_head=dict(num_classes=1)))
-max_epochs = 12
+max_epochs = 18
 """
 CAMVID = """_base_ = 'mmvttt::upernet_vittt_t_camvid.py'
 train_pipeline, test_pipeline = _base_.train_pipeline, _base_.test_pipeline
@@ -65,7 +65,7 @@ model = dict(
     auxiliary_head=dict(channels=32, norm_cfg=norm_cfg),
 )
 optim_wrapper = dict(optimizer=dict(lr=1e-3))
-max_epochs = 10
+max_epochs = 12
 """
 LENGTH = """
 train_cfg = dict(max_epochs=max_epochs, val_interval=max_epochs)

@@ -5,8 +5,8 @@
     python tools/dev/kernel_benchmarks/aot/other_gpus_aot.py --update    # write the table anew
 
 The launches are those of predict.py's calls, with one GPU's plans and limits. The table,
-other_gpus_aot.json, is by Triton version; tests/kernels/test_other_gpus_aot.py holds the kernels
-to it. That a kernel compiles says nothing about what it computes there.
+other_gpus_aot.json, is by Triton version. That a kernel compiles says nothing about what it
+computes there.
 """
 
 import functools
