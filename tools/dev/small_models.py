@@ -50,7 +50,7 @@ train_dataloader = dict(dataset=dict(pipeline=train_pipeline, **data))
 val_dataloader = test_dataloader = dict(dataset=dict(pipeline=test_pipeline, **data))
 val_evaluator = test_evaluator = dict(ann_file=root + 'annotations/instances_val.json')
 model = dict(roi_head=dict(bbox_head=dict(num_classes=1), mask_head=dict(num_classes=1)))
-max_epochs = 18
+max_epochs = 12
 """
 CAMVID = """_base_ = 'mmvttt::upernet_vittt_t_camvid.py'
 train_pipeline, test_pipeline = _base_.train_pipeline, _base_.test_pipeline
