@@ -5,7 +5,6 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from mmcv.cnn import build_norm_layer
 from torch import Tensor, nn
@@ -22,7 +21,7 @@ from mmvttt.registry import MODELS
 
 from ..backbones.options import map_size
 from ..layers import to_map
-from ..norms import check_norm_cfg, check_statistics
+from ..norms import check_norm_cfg
 from ..pretrained import PretrainedMixin
 from .deformable_attention import Level, SamplingGrid
 from .interaction import Interaction, join_levels, split_levels
@@ -213,9 +212,7 @@ class ViTAdapter(PretrainedMixin):
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """Image `(B, 3, H, W)` → maps `(B, C, ⌈H/s⌉, ⌈W/s⌉)`, s = 4, 8, 16, 32 (`out_indices`)."""
-        self._check_sync_bn(x)
         tokens, hw = self.backbone.embed(x)
-        check_statistics(self, x, _STRIDES[-1])
         first, *maps = self.spatial_prior(x)
         sizes = [map_size(c) for c in maps]
         pyramid = join_levels(
@@ -268,18 +265,6 @@ class ViTAdapter(PretrainedMixin):
     def no_weight_decay(self) -> set[str]:
         """Names of parameters that must not decay, beyond norms, biases and 1-D ones."""
         return {'level_embed'} | {f'backbone.{name}' for name in self.backbone.no_weight_decay()}
-
-    def _check_sync_bn(self, x: Tensor) -> None:
-        if not (self.training and x.device.type == 'cpu'):
-            return
-        if not (dist.is_available() and dist.is_initialized()):
-            return
-        if any(isinstance(module, nn.SyncBatchNorm) for module in self.modules()):
-            raise ValueError(
-                "norm_cfg=dict(type='SyncBN') cannot train on CPUs in a process group (torch has "
-                "no such kernel): set the ViTAdapter's norm_cfg to dict(type='BN') or "
-                "dict(type='GN', num_groups=32)"
-            )
 
 
 class _Doubling(nn.ConvTranspose2d):

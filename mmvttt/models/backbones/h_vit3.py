@@ -13,7 +13,7 @@ from mmvttt.arguments import check_choice, check_int
 from mmvttt.registry import MODELS
 
 from ..layers import MixerBlock, resolve_mixer, rotation_2d, to_map
-from ..norms import check_norm_cfg, check_statistics
+from ..norms import check_norm_cfg
 from ..pretrained import PretrainedMixin
 from .options import (
     OUT_TYPES,
@@ -248,11 +248,10 @@ class HViT3(PretrainedMixin):
 
         Raises:
             TypeError: If the image holds integers.
-            ValueError: If the image has other channels or no pixels, or if it is a single one in
-                training and a map of it shrinks to one cell.
+            ValueError: If the image has other channels or no pixels, or a BatchNorm is trained on
+                one cell.
         """
         check_image(x, self.in_channels, type(self).__name__)
-        check_statistics(self, x, 4 << max(self.out_indices))
         x = self.stem(x)
         outs = []
         for i in range(max(self.out_indices) + 1):
