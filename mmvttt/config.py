@@ -59,14 +59,7 @@ def load_config(
     except UsageError:
         raise
     except (SyntaxError, OSError, ValueError) as error:
-        # mmengine puts their values between the quotes of a Python string.
-        quoted = [
-            n for n, v in os.environ.items() if n.startswith('MMVTTT_') and set(v) & set('\'"\\')
-        ]
-        advice = (
-            f'; {quoted[0]} has a quote or backslash, which no config can hold' if quoted else ''
-        )
-        raise UsageError(f"the config '{config}' cannot be read: {error}{advice}") from error
+        raise UsageError(f"the config '{config}' cannot be read: {error}") from error
     except ImportError as error:
         # A base of a toolbox that is not there; named by mmengine as its distribution.
         missing = next((s for s in _EXTRAS if _DISTRIBUTIONS.get(s, s) in str(error)), None)

@@ -16,7 +16,7 @@ from mmengine.registry import MODELS, OPTIM_WRAPPERS, RUNNERS
 from mmengine.runner import FlexibleRunner, Runner
 
 from ..config import load_config
-from ..engine.amp import AmpOptimWrapper, autocast_backbone, backbone_for, warn_of_emulation
+from ..engine.amp import AmpOptimWrapper, autocast_backbone, backbone_for
 from ..engine.hooks.compile import CompileHook
 from ..errors import UsageError
 from ..models.cpu_inference import optimize_for_cpu
@@ -47,8 +47,6 @@ _DET_META = (
     'flip',
     'flip_direction',
 )
-# Parts of mmdet's models, beside a RoI head, that predict masks.
-_MASKS = ('mask_head', 'panoptic_head', 'semantic_head')
 
 
 def build_runner(cfg: Config) -> Runner:
@@ -70,7 +68,6 @@ def enable_amp(cfg: Config) -> None:
             f'{type_name(kind)!r}; set the precision in the config'
         )
     wrapper.type = 'mmvttt.AmpOptimWrapper'
-    warn_of_emulation()
 
 
 def enable_auto_scale_lr(cfg: Config) -> None:
@@ -151,46 +148,26 @@ def _flipped(dataset: ConfigDict, scope: str) -> list[dict]:
 
 
 def _leave_masks_out(cfg: Config) -> None:
-    """Switches the mask head off, and its metric.
+    """Switches the mask head of a RoI head off, and the metric of masks.
 
     Raises:
-        UsageError: The masks cannot be switched off, or there is no other metric.
+        UsageError: There is no other metric, or another part predicts the masks.
     """
-    model = cfg.model.module
-    roi_head = model.get('roi_head') or {}
-    asked = False
+    roi_head = cfg.model.module.get('roi_head') or {}
     for evaluator in _leaves(cfg.test_evaluator, ('metrics',)):
         metric = evaluator.get('metric') or []
         metric = [metric] if isinstance(metric, str) else list(metric)
-        if 'segm' in metric:
-            asked = True
-            evaluator.metric = [m for m in metric if m != 'segm']
-            if not evaluator.metric:
-                raise UsageError(
-                    "--tta: mmdet merges boxes only, and test_evaluator.metric is 'segm' alone; "
-                    "set it to 'bbox'"
-                )
-    masks = 'mask_head' in roi_head
-    stay = any(part in model for part in _MASKS) or 'point_head' in roi_head
-    if stay or _one_stage_masks(cfg) or (asked and not masks):
-        raise UsageError(
-            '--tta: mmdet merges boxes only, and the masks of this '
-            f'{type_name(model.type)} cannot be left out; test it without --tta'
-        )
-    if asked or masks:
+        if 'segm' not in metric:
+            continue
+        if metric == ['segm'] or 'mask_head' not in roi_head:
+            raise UsageError(
+                "--tta: mmdet merges boxes only; set test_evaluator.metric to 'bbox', or test "
+                'without --tta'
+            )
+        evaluator.metric = [m for m in metric if m != 'segm']
+    if roi_head.pop('mask_head', None) is not None:
+        roi_head.pop('mask_roi_extractor', None)
         print_log('--tta: mmdet merges boxes only; no masks are predicted', 'current')
-    for part in ('mask_roi_extractor', 'mask_head'):
-        roi_head.pop(part, None)
-
-
-def _one_stage_masks(cfg: Config) -> bool:
-    """Whether one head predicts boxes and masks."""
-    from mmdet.models import RTMDetInsHead
-
-    head = cfg.model.module.get('bbox_head')
-    kind = head.get('type') if isinstance(head, dict) else None
-    kind = resolve_type(kind, MODELS, cfg.get('default_scope'))
-    return isinstance(kind, type) and issubclass(kind, RTMDetInsHead)
 
 
 def train(
@@ -305,7 +282,6 @@ def evaluate(
                 'that is several images; give one of the two'
             )
         show_predictions(cfg, show_dir)
-    _require_labels(cfg)
     if tta:
         enable_tta(cfg)
     check_data(cfg, ('test',))
@@ -362,16 +338,6 @@ def _require(cfg: Config, *keys: str) -> None:
         raise UsageError(
             f"the config '{cfg.filename}' has no {', '.join(missing)}; it may be a part for the "
             '_base_ of another one'
-        )
-
-
-def _require_labels(cfg: Config) -> None:
-    """Refuses to compare with labels that mmpretrain's data set does not have."""
-    sets = _leaves(cfg.test_dataloader.dataset, ('datasets', 'dataset'))
-    if cfg.test_evaluator and not all(dataset.get('with_label', True) for dataset in sets):
-        raise UsageError(
-            'test_dataloader.dataset has no labels (with_label=False) to compare the predictions '
-            'with: give --cfg-options test_evaluator=[] and --out FILE.pkl to write them alone'
         )
 
 

@@ -13,11 +13,11 @@ from typing import Any
 from mmengine.logging import print_log
 from mmengine.optim import DefaultOptimWrapperConstructor
 from mmengine.registry import OPTIMIZERS
-from rich.console import Console
 from rich.table import Table
 from torch import nn
 
 from ..arguments import check_config, check_number
+from ..checkpoints.names_table import as_text
 from ..registry import OPTIM_WRAPPER_CONSTRUCTORS
 
 _MULTIPLIERS = (
@@ -126,7 +126,7 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
             )
         ordered = sorted(groups.values(), key=lambda g: (g['layer'] is None, g['layer'] or 0))
         params.extend(ordered)
-        print_log(f'Layer-wise learning rates\n{rates_table(ordered)}', 'current')
+        print_log(f'Layer-wise learning rates\n{_rates_table(ordered)}', 'current')
 
     def _layer(self, name: str, backbones: dict[str, nn.Module]) -> tuple[int | None, float]:
         """The layer of a parameter (None outside of the backbones) and the scale of its rate."""
@@ -212,28 +212,19 @@ def _is_depthwise(module: nn.Module) -> bool:
     return isinstance(module, (nn.Conv1d, nn.Conv2d)) and 1 < module.in_channels == module.groups
 
 
-def rates_table(groups: list[dict]) -> str:
-    """Draws a table of learning rates and weight decays.
-
-    Args:
-        groups: Groups of an optimizer; those with the same settings share a row. The column of
-            layers is left out where no group names its `layer`.
-    """
+def _rates_table(groups: list[dict]) -> str:
+    """Learning rates and weight decays of an optimizer's groups, the same settings in one row."""
     rows: dict[tuple, list] = {}
     for group in groups:
-        key = (group.get('layer'), group['lr'], group.get('weight_decay'))
+        key = (group['layer'], group['lr'], group.get('weight_decay'))
         rows.setdefault(key, []).extend(group['params'])
-    layered = any(layer is not None for layer, *_ in rows)
-    table = Table(*(['layer'] if layered else []), 'lr', 'weight decay', 'tensors', 'parameters')
+    table = Table('layer', 'lr', 'weight decay', 'tensors', 'parameters')
     for (layer, lr, decay), parameters in rows.items():
-        cells = [
+        table.add_row(
+            'other' if layer is None else str(layer),
             f'{lr:.3g}',
             '–' if decay is None else f'{decay:.3g}',
             str(len(parameters)),
             f'{sum(p.numel() for p in parameters):,}',
-        ]
-        table.add_row(*(['other' if layer is None else str(layer)] if layered else []), *cells)
-    console = Console(width=80)
-    with console.capture() as capture:
-        console.print(table)
-    return capture.get()
+        )
+    return as_text(table, 80)
