@@ -56,43 +56,43 @@ class Comparison:
         return f'images {self.shape}: {self.text}'
 
 
-class Logits(nn.Module):
-    """A segmentor up to its logits `(B, classes, H, W)` at the size of the image."""
+class Part(nn.Module):
+    """A part of a model, as a function of the preprocessed image `(B, in_channels, H, W)`.
 
-    def __init__(self, model: nn.Module) -> None:
+    Args:
+        model: The model.
+        function: Model and image → outputs.
+        prefixes: Beginnings of the names of its tensors.
+    """
+
+    def __init__(
+        self, model: nn.Module, function: Callable[[Any, Tensor], Any], *prefixes: str
+    ) -> None:
         super().__init__()
         self.model = model
+        self.function = function
+        self.prefixes = prefixes
 
-    def forward(self, image: Tensor) -> Tensor:
-        """Preprocessed image `(B, in_channels, H, W)` → logits."""
-        logits = self.model.decode_head(self.model.extract_feat(image))
-        return F.interpolate(
-            logits, image.shape[2:], mode='bilinear', align_corners=self.model.align_corners
-        )
+    def forward(self, image: Tensor) -> Tensor | tuple[Tensor, ...]:
+        return self.function(self.model, image)
 
 
-class Features(nn.Module):
-    """The maps of a detector's backbone and neck: the heads' work depends on what they see."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, image: Tensor) -> tuple[Tensor, ...]:
-        """Preprocessed image `(B, in_channels, H, W)` → one map a level."""
-        return tuple(self.model.extract_feat(image))
+def _logits(model: Any, image: Tensor) -> Tensor:
+    """A segmentor's, `(B, classes, H, W)` at the size of the image."""
+    logits = model.decode_head(model.extract_feat(image))
+    return F.interpolate(
+        logits, image.shape[2:], mode='bilinear', align_corners=model.align_corners
+    )
 
 
-class Scores(nn.Module):
-    """A classifier up to its logits `(B, classes)`."""
+def _features(model: Any, image: Tensor) -> tuple[Tensor, ...]:
+    """The maps of a detector's neck: the heads' work depends on what they see."""
+    return tuple(model.extract_feat(image))
 
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
 
-    def forward(self, image: Tensor) -> Tensor:
-        """Preprocessed image `(B, in_channels, H, W)` → logits."""
-        return self.model.head(self.model.extract_feat(image))
+def _scores(model: Any, image: Tensor) -> Tensor:
+    """A classifier's logits `(B, classes)`."""
+    return model.head(model.extract_feat(image))
 
 
 def predictor(model: nn.Module) -> nn.Module:
@@ -109,15 +109,6 @@ def predictor(model: nn.Module) -> nn.Module:
         )
     part = LabelMap(model) if kind == 'mmseg' else Detections(model)
     return part.eval().requires_grad_(False)
-
-
-# The children whose tensors are in the file, by the prefix of their names; '': all.
-_PARTS: dict[type[nn.Module], str | tuple[str, ...]] = {
-    Logits: ('backbone.', 'neck.', 'decode_head.'),
-    Features: ('backbone.', 'neck.'),
-    Scores: ('backbone.', 'neck.', 'head.'),
-    LabelMap: ('backbone.', 'neck.', 'decode_head.'),
-}
 
 
 def exportable(model: nn.Module) -> nn.Module:
@@ -146,11 +137,11 @@ def exportable(model: nn.Module) -> nn.Module:
                 f'{type(head).__name__} takes more than features ({needed[1].name}), so it cannot '
                 'be exported up to its logits; --predictions writes its label map'
             )
-        part = Logits(model)
+        part = Part(model, _logits, 'backbone.', 'neck.', 'decode_head.')
     elif getattr(model, 'head', None) is not None:
-        part = Scores(model)
+        part = Part(model, _scores, 'backbone.', 'neck.', 'head.')
     else:
-        part = Features(model)
+        part = Part(model, _features, 'backbone.', 'neck.')
     return part.eval().requires_grad_(False)
 
 
@@ -199,7 +190,7 @@ def export_model(
     found = find_model(model, cfg_options)
     network = predictor(found.model) if predictions else exportable(found.model)
     if checkpoint is not None:
-        _load_all(found.model, checkpoint, _PARTS.get(type(network), ''))
+        _load_all(found.model, checkpoint, getattr(network, 'prefixes', ''))
     height, width = size or found.size
     fixed_size = fixed_size or predictions
     if not fixed_size:

@@ -141,15 +141,10 @@ def show_video(
     """Runs a model on every frame of a video or a camera, and writes the drawn frames as a video.
 
     Args:
-        config: As in `show_images`.
-        checkpoint: As in `show_images`.
+        config, checkpoint, score_thr, device, amp, onnx: As in `show_images`.
         source: A video file, or the number of a camera, which goes on until the caller stops.
         out: The .mp4 file to write.
-        score_thr: As in `show_images`.
-        device: As in `show_images`.
-        amp: As in `show_images`.
         window: Show the frames, too, until q is pressed.
-        onnx: As in `show_images`.
 
     Yields:
         The description of each frame's prediction.
@@ -208,11 +203,8 @@ def open_model(
     `(H, W, 3)`, uint8, RGB.
 
     Args:
-        config: As in `show_images`.
-        checkpoint: As in `show_images`.
+        config, checkpoint, amp, onnx: As in `show_images`.
         device: Where to run. On a CPU weights are packed, see `optimize_for_cpu`.
-        amp: Run the backbone in mixed precision.
-        onnx: As in `show_images`.
 
     Raises:
         UsageError: The config is of another toolbox or has no model, or the file cannot be used.

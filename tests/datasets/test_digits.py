@@ -213,10 +213,10 @@ def test_an_empty_folder_is_filled(tmp_path):
 @pytest.mark.parametrize(
     ('given', 'message'),
     [
-        (dict(num_train=0), 'num_train=0: pass 1 or more'),
-        (dict(num_val=-1), 'num_val=-1: pass 1 or more'),
-        (dict(size=31), 'size=31: pass 32 or more'),
-        (dict(seed=-1), 'seed=-1: pass 0 or more'),
+        (dict(num_train=0), 'num_train=0: give an integer, 1 or more'),
+        (dict(num_val=-1), 'num_val=-1: give an integer, 1 or more'),
+        (dict(size=31), 'size=31: give an integer, 32 or more'),
+        (dict(seed=-1), 'seed=-1: give an integer, 0 or more'),
         (dict(size=400), 'size=400: .* size of at most'),
     ],
 )
@@ -253,4 +253,4 @@ def test_command_line_says_what_is_wrong_in_one_line(tmp_path, capsys):
     with pytest.raises(SystemExit) as stopped:
         main(['--root', str(tmp_path / 'set'), '--size', '5'])
     assert stopped.value.code == 1
-    assert capsys.readouterr().err == 'size=5: pass 32 or more\n'
+    assert capsys.readouterr().err == 'size=5: give an integer, 32 or more\n'

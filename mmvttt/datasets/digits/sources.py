@@ -103,7 +103,8 @@ def split_photos(
     Raises:
         ValueError: if a photograph is too small for two crops of this size.
     """
-    largest = max_size(photos)
+    # Both parts of the smallest photograph hold a crop.
+    largest = min(min(min(p.shape[:2]), max(p.shape[:2]) // 2) for p in photos.values())
     if size > largest:
         raise ValueError(
             f'size={size}: the photographs hold disjoint train and val crops of at most '
@@ -126,11 +127,6 @@ def split_photos(
                 else Region(name, 0, start, width, extent)
             )
     return parts
-
-
-def max_size(photos: dict[str, np.ndarray]) -> int:
-    """Largest side, in pixels, of a crop that fits train's and val's part of every photograph."""
-    return min(min(min(p.shape[:2]), max(p.shape[:2]) // 2) for p in photos.values())
 
 
 def _missing(error: ModuleNotFoundError) -> ModuleNotFoundError:

@@ -21,7 +21,6 @@ from mmvttt.registry import MODELS
 
 from ..backbones.options import map_size
 from ..layers import to_map
-from ..norms import check_norm_cfg
 from ..pretrained import PretrainedMixin
 from .deformable_attention import Level, SamplingGrid
 from .interaction import Interaction, join_levels, split_levels
@@ -149,7 +148,6 @@ class ViTAdapter(PretrainedMixin):
             )
 
         check_int('conv_inplane', conv_inplane)
-        check_norm_cfg(norm_cfg, conv_inplane)
         check_int('num_extra_extractors', num_extra_extractors, 0)
         check_number('init_values', init_values)
         check_number('cffn_ratio', cffn_ratio)
