@@ -13,7 +13,6 @@ from mmengine.config import Config
 from mmengine.runner import Runner
 
 from .errors import UsageError
-from .registry import type_name
 
 # The toolbox of a scope: the extra of mmvttt that installs it.
 _EXTRAS = {'mmdet': 'det', 'mmseg': 'seg', 'mmpretrain': 'pretrain'}
@@ -91,8 +90,7 @@ def load_config(
 
 def _require_read(cfg: Config, option: str) -> None:
     """Refuses an option that would be ignored without a word."""
-    keys = option.split('.')
-    first, last = keys[0], keys[-1]
+    first = option.partition('.')[0]
     if '[' in option:
         raise UsageError(
             f'--cfg-options {option}: write entries of lists with a dot, '
@@ -109,19 +107,6 @@ def _require_read(cfg: Config, option: str) -> None:
     if first not in known and (close := get_close_matches(first, known, n=1, cutoff=0.85)):
         raise UsageError(
             f'--cfg-options {option}: nothing reads {first!r}, did you mean {close[0]!r}?'
-        )
-    part: Any = cfg
-    for key in keys[:-1]:
-        try:
-            part = part[int(key) if isinstance(part, list) else key]
-        except (IndexError, KeyError, TypeError, ValueError):
-            # New to the config, or an error of mmengine's own.
-            return
-    kind = type_name(part.get('type') or '') if isinstance(part, dict) else ''
-    if last == 'scale' and kind.rpartition('.')[2] == 'RandomChoiceResize':
-        raise UsageError(
-            f'--cfg-options {option}: RandomChoiceResize reads scales, a list of (long side, short '
-            f'side), and no scale; set {option}s'
         )
 
 
@@ -181,16 +166,11 @@ def own_config(name: str) -> Path:
     """The file of `mmvttt::name`.
 
     Raises:
-        FileNotFoundError: There is no such config; names the ones that come close.
+        FileNotFoundError: There is no such config; names the one that comes close.
     """
     root = config_root()
     path = root / name
     # A name may not lead out of the folder.
     if not path.is_file() or '..' in path.parts or Path(name).is_absolute():
-        names = [p.relative_to(root).as_posix() for p in root.rglob('*.py')]
-        close = get_close_matches(name, names, n=3, cutoff=0.4) or sorted(names)
-        raise FileNotFoundError(
-            f"mmvttt has no config '{name}' (looked in {root}); there is, for example: "
-            f'{", ".join(close[:3]) or "none at all"}'
-        )
+        raise FileNotFoundError(f"mmvttt has no config '{name}' (looked in {root}){_closest(name)}")
     return path

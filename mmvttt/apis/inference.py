@@ -75,10 +75,7 @@ def show_images(
         if not Path(image).is_file():
             raise UsageError(f'there is no image {os.fspath(image)!r}')
         require_image(image)
-        if Path(image).resolve().parent in (
-            Path(out_dir).resolve(),
-            Path(out_dir, 'vis').resolve(),
-        ):
+        if Path(image).resolve().parent == Path(out_dir).resolve():
             raise UsageError(
                 f'the picture would be written over {os.fspath(image)!r}: give another --out'
             )
@@ -135,7 +132,6 @@ def show_video(
     score_thr: float = 0.3,
     device: str = 'cpu',
     amp: bool = False,
-    window: bool = False,
     onnx: str | os.PathLike[str] | None = None,
 ) -> Iterator[list[str]]:
     """Runs a model on every frame of a video or a camera, and writes the drawn frames as a video.
@@ -144,14 +140,12 @@ def show_video(
         config, checkpoint, score_thr, device, amp, onnx: As in `show_images`.
         source: A video file, or the number of a camera, which goes on until the caller stops.
         out: The .mp4 file to write.
-        window: Show the frames, too, until q is pressed.
 
     Yields:
         The description of each frame's prediction.
 
     Raises:
-        UsageError: There is no such video or camera, or OpenCV has no windows here; else as
-            `show_images`.
+        UsageError: There is no such video or camera; else as `show_images`.
         CheckpointError: As in `show_images`.
     """
     capture = cv2.VideoCapture(source if isinstance(source, int) else os.fspath(source))
@@ -172,22 +166,10 @@ def show_video(
                 writer = cv2.VideoWriter(os.fspath(out), _CODEC, rate, size)
             writer.write(frame)
             yield lines
-            if window and _quit_in_window(frame):
-                break
     finally:
         capture.release()
         if writer is not None:
             writer.release()
-
-
-def _quit_in_window(frame: np.ndarray) -> bool:
-    try:
-        cv2.imshow('mmvttt', frame)
-        return cv2.waitKey(1) == ord('q')
-    except cv2.error as error:
-        raise UsageError(
-            'this OpenCV has no windows (opencv-python-headless): leave out --window'
-        ) from error
 
 
 def open_model(

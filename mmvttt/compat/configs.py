@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from functools import cache, wraps
-from importlib import import_module
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import mmengine.utils as utils
 import mmengine.utils.package_utils as package_utils
 from mmengine.config import Config
 from mmengine.config.utils import MODULE2PACKAGE
@@ -104,30 +101,6 @@ def name_packages() -> str | None:
     for module, fork in _FORKS.items():
         if _has_distribution(fork) and not _has_distribution(MODULE2PACKAGE[module]):
             MODULE2PACKAGE[module] = fork
-    return None
-
-
-@patch(
-    'dumped-types',
-    'mmengine takes the function mmdet.models.losses.smooth_l1_loss for the module of that name',
-)
-def find_shadowed_modules() -> str | None:
-    """Lets the config that a pure-Python training leaves in its work directory be read again.
-
-    Its types are written as module and name, and some modules have the name of their function.
-    """
-    original = utils.get_object_from_string
-
-    @wraps(original)
-    def find(obj_name: str) -> Any:
-        found = original(obj_name)
-        module, _, name = obj_name.rpartition('.')
-        if found is None and module:
-            with suppress(ImportError):
-                found = getattr(import_module(module), name, None)
-        return found
-
-    _replace_everywhere(original, find)
     return None
 
 

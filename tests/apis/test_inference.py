@@ -255,12 +255,10 @@ def test_no_image_is_written_over(scenes: Path, tmp_path: Path) -> None:
     for path in (other, mine):
         path.parent.mkdir(parents=True)
         path.write_bytes(image.read_bytes())
-    with pytest.raises(UsageError, match=r'written over .*vis/0\.jpg'):
+    with pytest.raises(UsageError, match=r'written over .*vis/0\.jpg.*another --out'):
         list(show_images(cfg, 'w.pth', [mine], mine.parent))
     with pytest.raises(UsageError, match=r"several images are called '0'.*--out"):
         list(show_images(cfg, 'w.pth', [image, other], tmp_path / 'out'))
-    with pytest.raises(UsageError, match=r'written over .*vis/0\.jpg.*another --out'):
-        list(show_images(cfg, 'w.pth', [mine], tmp_path / 'out'))
     assert mine.read_bytes() == image.read_bytes()
 
 

@@ -253,4 +253,4 @@ def test_command_line_says_what_is_wrong_in_one_line(tmp_path, capsys):
     with pytest.raises(SystemExit) as stopped:
         main(['--root', str(tmp_path / 'set'), '--size', '5'])
     assert stopped.value.code == 1
-    assert capsys.readouterr().err == 'size=5: give an integer, 32 or more\n'
+    assert capsys.readouterr().err == 'size=5: give an integer, 32 or more.\n'

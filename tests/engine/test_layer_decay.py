@@ -177,34 +177,11 @@ def test_frozen_and_shared_parameters() -> None:
     assert got['head.weight'] == (LR, DECAY)
 
 
-def test_without_weight_decay() -> None:
-    sgd = dict(type='OptimWrapper', optimizer=dict(type='SGD', lr=LR))
-    assert settings(Detector(Plain()), sgd)['backbone.embed.weight'] == (LR / 8, 0)
-
-
 @pytest.fixture
 def logged(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture) -> Callable[[], str]:
     """The log: by a new logger, as one keeps the stdout of its first use."""
     MMLogger.get_instance(request.node.name)
     return lambda: ''.join(capsys.readouterr())
-
-
-@pytest.mark.parametrize('kind', ['AdamW', torch.optim.AdamW])
-def test_the_default_decay_of_the_optimizer_follows_the_rules(
-    kind: object, logged: Callable[[], str]
-) -> None:
-    got = settings(Detector(Plain()), dict(optimizer=dict(type=kind, lr=LR)), norm_decay_mult=2.0)
-    assert got['backbone.embed.weight'] == (LR / 8, 0.01)
-    assert got['backbone.pos_embed'] == (LR / 8, 0)
-    assert got['backbone.norm.weight'] == (LR, 0.02)
-    assert ' 0.01 ' in logged()
-
-
-def test_an_optimizer_without_weight_decay(logged: Callable[[], str]) -> None:
-    config = dict(optimizer=dict(type='Rprop', lr=LR))
-    constructor = LayerDecayOptimWrapperConstructor(config, dict(layer_decay_rate=0.5))
-    assert 'weight_decay' not in constructor(Detector(Plain())).optimizer.param_groups[0]
-    assert ' – ' in logged()
 
 
 def test_logs_a_table_of_groups(logged: Callable[[], str]) -> None:
@@ -225,9 +202,12 @@ def test_unknown_key() -> None:
         settings(Detector(Plain()), num_layers=12)
 
 
-def test_missing_rate_of_the_optimizer() -> None:
-    with pytest.raises(ValueError, match=r'optimizer\.lr is missing'):
-        settings(Detector(Plain()), dict(optimizer=dict(type='AdamW')))
+@pytest.mark.parametrize('key', ['lr', 'weight_decay'])
+def test_missing_settings_of_the_optimizer(key: str) -> None:
+    optimizer = dict(type='AdamW', lr=LR, weight_decay=DECAY)
+    del optimizer[key]
+    with pytest.raises(ValueError, match=rf'optimizer\.{key} is missing'):
+        settings(Detector(Plain()), dict(optimizer=optimizer))
 
 
 def test_backbone_without_depth_is_an_error() -> None:

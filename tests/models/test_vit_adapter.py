@@ -579,7 +579,7 @@ def test_layer_depth_of_vittt():
         (dict(deform_num_heads=4, deform_ratio=0.06), r'2 value channels.*deform_ratio 0.06'),
         (dict(num_points=0), r'num_points=0.*1 or more'),
         (dict(interaction_indexes=[[0, 1], [1, 3]]), r'\[\[0, 1\], \[1, 3\]\].*0 to 3'),
-        (dict(interaction_indexes=[[0, 1], [2, 4]]), r'\[\[0, 1\], \[2, 4\]\].*0 to 3'),
+        (dict(interaction_indexes=[[0, 1], [2, 4]]), 'interaction_indexes=4.*0 to 3'),
         (dict(interaction_indexes=[[0, 1], [3, 3]]), r'\[\[0, 1\], \[3, 3\]\].*0 to 3'),
         (dict(interaction_indexes=[[0, 2]]), r'\[\[0, 2\]\].*0 to 3'),
         (dict(interaction_indexes=[[0, 1, 3]]), r'\[\[0, 1, 3\]\].*0 to 3'),

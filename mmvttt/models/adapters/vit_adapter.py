@@ -320,11 +320,10 @@ def _groups(indexes: Sequence[Sequence[int]] | None, num_layers: int) -> list[tu
     if isinstance(indexes, str) or not isinstance(indexes, Sequence):
         raise TypeError(f'interaction_indexes={indexes!r}: give a list of groups [first, last].')
     for group in indexes:
-        check_ints('a group of interaction_indexes', group, 0)
+        check_ints('a group of interaction_indexes', group, 0, num_layers - 1)
     groups: list[Any] = [tuple(group) for group in indexes]
-    pairs = all(len(group) == 2 and group[0] <= group[1] < num_layers for group in groups)
-    run = [i for first, last in groups for i in range(first, last + 1)] if pairs else []
-    if run != list(range(num_layers)):
+    run = [i for group in groups if len(group) == 2 for i in range(group[0], group[1] + 1)]
+    if run != list(range(num_layers)) or any(len(group) != 2 for group in groups):
         raise ValueError(
             f'interaction_indexes is {[list(group) for group in groups]}; the groups [first, last] '
             f"must run the backbone's blocks 0 to {num_layers - 1} once each, in order, as in "
