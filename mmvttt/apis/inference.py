@@ -16,7 +16,7 @@ from mmengine.registry import init_default_scope
 from PIL import Image
 
 from ..engine.amp import autocast_backbone
-from ..errors import CheckpointError, UsageError
+from ..errors import UsageError
 from ..models.cpu_inference import optimize_for_cpu
 from ..reliability.data.images import FORMATS, read_image
 from ..reliability.match import require_match
@@ -292,16 +292,8 @@ def _dataset_meta(checkpoint: str | os.PathLike[str]) -> dict[str, Any]:
     """Names and colours of the classes in a checkpoint; the toolboxes do not check them."""
     content = read_content(checkpoint)
     meta = content.get('meta') if isinstance(content, Mapping) else None
-    found = meta.get('dataset_meta') if isinstance(meta, Mapping) else meta
-    if found is None:
-        return {}
-    classes = found.get('classes', ()) if isinstance(found, Mapping) else None
-    if not isinstance(classes, list | tuple) or not all(isinstance(c, str) for c in classes):
-        raise CheckpointError(
-            f'{os.fspath(checkpoint)!r} has a meta that no training has written: its classes are '
-            f'{classes!s:.60}'
-        )
-    return {str(key): value for key, value in found.items()}
+    found = meta.get('dataset_meta') if isinstance(meta, Mapping) else None
+    return dict(found) if isinstance(found, Mapping) else {}
 
 
 def _palette(count: int) -> list[list[int]]:

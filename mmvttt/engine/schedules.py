@@ -65,11 +65,8 @@ class WarmupCosineLR(LRSchedulerMixin, _ParamScheduler):
         cls, *args: Any, end: int = INF, epoch_length: int = 0, by_epoch: bool = True, **kwargs: Any
     ) -> WarmupCosineLR:
         """The schedule by steps of one that was given by epochs of `epoch_length` steps."""
-        if not by_epoch or epoch_length < 1:
-            raise ValueError(
-                'convert_to_iter_based=True makes steps of epochs: it needs by_epoch=True and the '
-                f'number of steps in an epoch, got by_epoch={by_epoch}, epoch_length={epoch_length}'
-            )
+        if not by_epoch:
+            raise ValueError('convert_to_iter_based=True makes steps of epochs: set by_epoch=True')
         kwargs.update(end=end * epoch_length, by_epoch=False)
         return cls(*args, **kwargs)
 

@@ -14,7 +14,6 @@ from PIL import Image
 from mmvttt.analysis.browse import browse
 from mmvttt.apis.inference import require_image, show_images, show_video
 from mmvttt.errors import (
-    CheckpointError,
     CheckpointMismatchError,
     MissingDataError,
     UsageError,
@@ -237,15 +236,6 @@ def test_what_cannot_be_shown_is_named(scenes: Path, tmp_path: Path) -> None:
     image = scenes / 'img_dir' / 'val' / '0.jpg'
     with pytest.raises(CheckpointMismatchError):
         list(show_images(cfg, other, [image], tmp_path))
-
-
-@pytest.mark.parametrize('meta', [3, [], {'dataset_meta': 3}, {'dataset_meta': {'classes': 'cat'}}])
-def test_an_odd_meta_is_a_sentence(scenes: Path, tmp_path: Path, meta: object) -> None:
-    cfg = small('upernet_vittt_t_camvid', scenes)
-    torch.save({'state_dict': {'w': torch.ones(1)}, 'meta': meta}, tmp_path / 'w.pth')
-    image = scenes / 'img_dir' / 'val' / '0.jpg'
-    with pytest.raises(CheckpointError, match='a meta that no training has written'):
-        list(show_images(cfg, tmp_path / 'w.pth', [image], tmp_path / 'out'))
 
 
 def test_no_image_is_written_over(scenes: Path, tmp_path: Path) -> None:

@@ -49,12 +49,6 @@ class ViTAdapter(PretrainedMixin):
     Vision-TTT follows (its appendix prints none). Another width has a head per 32 channels, ratio
     1.0 and no drop path.
 
-    The parameters without the backbone, 2.438 / 5.830 / 13.681 M at these three widths, settle what
-    the paper's text leaves open: convolutions before a norm have no bias, 1×1 projections, the
-    transposed convolution and every linear do; the injector sees three levels, the extractor one;
-    queries and values have a LayerNorm each; γ is a vector per injector; the level embedding is
-    `(3, C)`; each output has one norm.
-
     An image of any size is taken as it is: level s has `ceil(H / s)` × `ceil(W / s)` cells, as the
     convolutions and the backbone's padding to whole patches give by themselves. Sampling places are
     aligned in pixels and resized maps are cropped, so nothing shifts where 32 does not divide a
