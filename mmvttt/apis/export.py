@@ -217,7 +217,12 @@ def export_model(
     print_log(f'comparing {out} with the model')
     compare = _compare_predictions if predictions else _compare
     for example in photographs or (torch.rand(b, channels, *sides) for b, *sides in shapes):
-        yield compare(network, run, example, out)
+        with torch.no_grad():
+            text, error, good = compare(network, run, example)
+        shape = tuple(example.shape)
+        if not good:
+            raise RuntimeError(f'{out} differs from the model on images {shape}: {text}')
+        yield Comparison(shape, error, text)
 
 
 def _load_all(
@@ -324,35 +329,25 @@ def _tensors(outputs: Tensor | Sequence[Tensor]) -> Sequence[Tensor]:
     return [outputs] if isinstance(outputs, Tensor) else outputs
 
 
-@torch.no_grad()
-def _compare(network: nn.Module, run: _Runs, image: Tensor, out: Path) -> Comparison:
+def _compare(network: nn.Module, run: _Runs, image: Tensor) -> tuple[str, float, bool]:
+    """A line for the screen, the difference of outputs, and whether that is small enough."""
     pairs = zip(_tensors(network(image)), run(image), strict=True)
     error = max(float((a - b).abs().max() / a.abs().max()) for a, b in pairs)
     # A NaN is not below it either.
-    if not error < _TOLERANCE:
-        raise RuntimeError(
-            f'{out} differs from the model by {error:.1e} of the largest output on images '
-            f'{tuple(image.shape)}'
-        )
-    return Comparison(tuple(image.shape), error, f'differs by {error:.1e} of the largest output')
+    return f'differs by {error:.1e} of the largest output', error, error < _TOLERANCE
 
 
-@torch.no_grad()
-def _compare_predictions(network: nn.Module, run: _Runs, image: Tensor, out: Path) -> Comparison:
-    """Compares a file with what the model's own toolbox predicts."""
+def _compare_predictions(network: Any, run: _Runs, image: Tensor) -> tuple[str, float, bool]:
+    """The same for a file beside what the model's own toolbox predicts."""
     model, found = network.model, run(image)
-    if isinstance(network, LabelMap):
-        labels, scores = network(image)
-        error = float((labels != found[0]).float().mean())
-        score = float((scores - found[1]).abs().max() / scores.max())
-        good = error < _AREA and score < _SCORE
-        text = f'{error:.1e} of the pixels have another label, scores differ by {score:.1e}'
-    else:
+    if not isinstance(network, LabelMap):
         sample = model.predict(image, samples_of(image), rescale=False)[0]
-        text, error, good = _match(as_outputs(sample.pred_instances), found)
-    if not good:
-        raise RuntimeError(f'{out} differs from the model on images {tuple(image.shape)}: {text}')
-    return Comparison(tuple(image.shape), error, text)
+        return _match(as_outputs(sample.pred_instances), found)
+    labels, scores = network(image)
+    error = float((labels != found[0]).float().mean())
+    score = float((scores - found[1]).abs().max() / scores.max())
+    text = f'{error:.1e} of the pixels have another label, scores differ by {score:.1e}'
+    return text, error, error < _AREA and score < _SCORE
 
 
 def _match(expected: Sequence[Tensor], found: Sequence[Tensor]) -> tuple[str, float, bool]:

@@ -7,12 +7,10 @@ the package's name up in a fixed table, and wants a slash in the config's path.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from functools import cache, wraps
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import mmengine.utils.package_utils as package_utils
 from mmengine.config import Config
@@ -79,16 +77,12 @@ def get_installed_path(package: str) -> str:
 def find_packages_by_import() -> str | None:
     """Replaces mmengine's two look-ups, wherever they have been imported to."""
     for replacement in (is_installed, get_installed_path):
-        _replace_everywhere(getattr(package_utils, replacement.__name__), replacement)
+        name = replacement.__name__
+        original = getattr(package_utils, name)
+        for module in list(sys.modules.values()):
+            if module is not None and vars(module).get(name) is original:
+                replace(module, name, replacement)
     return None
-
-
-def _replace_everywhere(original: Callable[..., Any], replacement: Callable[..., Any]) -> None:
-    """Replaces a function of mmengine wherever it has been imported to."""
-    name = original.__name__
-    for module in list(sys.modules.values()):
-        if module is not None and vars(module).get(name) is original:
-            replace(module, name, replacement)
 
 
 @patch('package-names', "mmengine's table of packages lacks mmvttt and the onedl forks")
