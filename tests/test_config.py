@@ -88,7 +88,7 @@ def test_paths_and_other_names_are_left_alone() -> None:
     [
         ('maskrcnn_vittt_s_1', f"did you mean '{NAME}'"),
         ('nowhere.py', r'looked for /'),
-        ('mmvttt::nowhere', 'there is, for example'),
+        ('mmvttt::nowhere', "mmvttt has no config 'nowhere"),
         ('mmvttt::../setup.py', "mmvttt has no config '../setup.py'"),
         ('mmvttt::/etc/hosts', 'mmvttt has no config'),
         ('no_such_package::x.py', 'no_such_package'),

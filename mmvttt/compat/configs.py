@@ -7,11 +7,16 @@ the package's name up in a fixed table, and wants a slash in the config's path.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 from functools import cache, wraps
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+import mmengine.utils as utils
 import mmengine.utils.package_utils as package_utils
 from mmengine.config import Config
 from mmengine.config.utils import MODULE2PACKAGE
@@ -77,12 +82,16 @@ def get_installed_path(package: str) -> str:
 def find_packages_by_import() -> str | None:
     """Replaces mmengine's two look-ups, wherever they have been imported to."""
     for replacement in (is_installed, get_installed_path):
-        name = replacement.__name__
-        original = getattr(package_utils, name)
-        for module in list(sys.modules.values()):
-            if module is not None and vars(module).get(name) is original:
-                replace(module, name, replacement)
+        _replace_everywhere(getattr(package_utils, replacement.__name__), replacement)
     return None
+
+
+def _replace_everywhere(original: Callable[..., Any], replacement: Callable[..., Any]) -> None:
+    """Replaces a function of mmengine wherever it has been imported to."""
+    name = original.__name__
+    for module in list(sys.modules.values()):
+        if module is not None and vars(module).get(name) is original:
+            replace(module, name, replacement)
 
 
 @patch('package-names', "mmengine's table of packages lacks mmvttt and the onedl forks")
@@ -92,6 +101,30 @@ def name_packages() -> str | None:
     for module, fork in _FORKS.items():
         if _has_distribution(fork) and not _has_distribution(MODULE2PACKAGE[module]):
             MODULE2PACKAGE[module] = fork
+    return None
+
+
+@patch(
+    'dumped-types',
+    'mmengine takes the function mmdet.models.losses.smooth_l1_loss for the module of that name',
+)
+def find_shadowed_modules() -> str | None:
+    """Lets the config that a pure-Python training leaves in its work directory be read again.
+
+    Its types are written as module and name, and some modules have the name of their function.
+    """
+    original = utils.get_object_from_string
+
+    @wraps(original)
+    def find(obj_name: str) -> Any:
+        found = original(obj_name)
+        module, _, name = obj_name.rpartition('.')
+        if found is None and module:
+            with suppress(ImportError):
+                found = getattr(import_module(module), name, None)
+        return found
+
+    _replace_everywhere(original, find)
     return None
 
 

@@ -123,9 +123,8 @@ def inherit_vit(
         # The number of heads changes no name and no shape.
         with torch.device('meta'):
             model = T5(dict(arch, num_heads=1), img_size=img_size, **patches)
-    theirs = arch | patches
-    ours = {name: getattr(model, name) for name in theirs if hasattr(model, name)}
-    if wrong := [f'{k} {theirs[k]} (T⁵: {size})' for k, size in ours.items() if theirs[k] != size]:
+    sizes = ((k, size, getattr(model, k, size)) for k, size in (arch | patches).items())
+    if wrong := [f'{k} {size} (T⁵: {own_size})' for k, size, own_size in sizes if size != own_size]:
         raise CheckpointMismatchError(
             f'The ViT has {", ".join(wrong)}: sizes cannot be changed; give T⁵ those of the source.'
         )
