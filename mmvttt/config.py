@@ -13,6 +13,7 @@ from mmengine.config import Config
 from mmengine.runner import Runner
 
 from .errors import UsageError
+from .registry import type_name
 
 # The toolbox of a scope: the extra of mmvttt that installs it.
 _EXTRAS = {'mmdet': 'det', 'mmseg': 'seg', 'mmpretrain': 'pretrain'}
@@ -90,7 +91,8 @@ def load_config(
 
 def _require_read(cfg: Config, option: str) -> None:
     """Refuses an option that would be ignored without a word."""
-    first = option.partition('.')[0]
+    keys = option.split('.')
+    first, last = keys[0], keys[-1]
     if '[' in option:
         raise UsageError(
             f'--cfg-options {option}: write entries of lists with a dot, '
@@ -107,6 +109,19 @@ def _require_read(cfg: Config, option: str) -> None:
     if first not in known and (close := get_close_matches(first, known, n=1, cutoff=0.85)):
         raise UsageError(
             f'--cfg-options {option}: nothing reads {first!r}, did you mean {close[0]!r}?'
+        )
+    part: Any = cfg
+    for key in keys[:-1]:
+        try:
+            part = part[int(key) if isinstance(part, list) else key]
+        except (IndexError, KeyError, TypeError, ValueError):
+            # New to the config, or an error of mmengine's own.
+            return
+    kind = type_name(part.get('type') or '') if isinstance(part, dict) else ''
+    if last == 'scale' and kind.rpartition('.')[2] == 'RandomChoiceResize':
+        raise UsageError(
+            f'--cfg-options {option}: RandomChoiceResize reads scales, a list of (long side, short '
+            f'side), and no scale; set {option}s'
         )
 
 

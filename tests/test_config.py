@@ -103,6 +103,7 @@ def test_a_wrong_name_is_a_sentence(name: str, words: str) -> None:
     ('option', 'words'),
     [
         ('train_pipeline.2.scale', 'train_dataloader.dataset.pipeline'),
+        ('train_dataloader.dataset.pipeline.2.scale', r'set train_dataloader\S+\.scales'),
         ('data_root', 'train_dataloader.dataset.data_root'),
         ('train_pipeline[2].scale', 'with a dot'),
         ('optim_wraper.optimizer.lr', "did you mean 'optim_wrapper'"),

@@ -8,9 +8,15 @@ from typing import Any
 
 from mmengine.config import Config
 from mmengine.dist import get_world_size
+from mmengine.logging import print_log
+from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.runner import Runner
 
+from ..engine.layer_decay import rates_table
 from ..registry import type_name
+
+# Options of transforms that set the size of an image.
+_SIZES = ('scale', 'scales', 'crop_size', 'size', 'img_scale')
 
 # Beginnings of mmengine's long messages: environment, config, hooks, a line for each parameter.
 _LONG = (
@@ -37,9 +43,18 @@ class QuietRunner(Runner):
                 handler.addFilter(_is_short)
         return logger
 
+    def build_optim_wrapper(self, optim_wrapper: Any) -> OptimWrapper | OptimWrapperDict:
+        """The optimizer; mmengine's line for each parameter becomes a table on the screen."""
+        built = super().build_optim_wrapper(optim_wrapper)
+        groups = built.optimizer.param_groups if isinstance(built, OptimWrapper) else []
+        # Layer decay has printed its own table.
+        if len(groups) > 1 and 'layer' not in groups[0]:
+            print_log(f'Settings by parameter\n{rates_table(groups)}', 'current')
+        return built
+
 
 def summary(runner: Runner, cfg: Config) -> str:
-    """Model, weights, data, schedule, and where the run writes: a line each."""
+    """Model, weights, data, images, schedule, and where the run writes: a line each."""
     model = getattr(runner.model, 'module', runner.model)
     lines = [f'model     {_names(cfg.model)}']
     if hasattr(model, 'parameters'):
@@ -54,6 +69,12 @@ def summary(runner: Runner, cfg: Config) -> str:
         f'data      {type_name(dataset.type)} {dataset.get("data_root") or ""}, {batch} a step in '
         f'each of {get_world_size()} process(es)'
     )
+    sizes = [
+        f'{type_name(t["type"])} {", ".join(_size(t[k]) for k in _SIZES if k in t)}'
+        for t in _transforms(dataset.get('pipeline'))
+        if any(k in t for k in _SIZES)
+    ]
+    lines.append(f'images    {", ".join(sizes) or "as they are"}')
     loop, optimizer = cfg.train_cfg, cfg.optim_wrapper.get('optimizer', {})
     length = (
         f'{loop.max_epochs} epochs' if loop.get('max_epochs') else f'{loop.get("max_iters")} steps'
@@ -72,11 +93,16 @@ def layer_decay_advice(runner: Runner, cfg: Config) -> str | None:
     decay, new = paramwise.get('layer_decay_rate', 1), paramwise.get('new_lr_mult', 1)
     if (decay, new) == (1, 1) or _weights(runner, cfg) is not None:
         return None
-    option = f'layer_decay_rate={decay}' if new == 1 else f'new_lr_mult={new}'
+    if new != 1:
+        return (
+            f'new_lr_mult={new} is meant for inherited weights, and these are random, at a rate '
+            'that is too small for them; set load_from to what tools/inherit_weights.py makes of a '
+            'ViT, or an init_cfg in the backbone'
+        )
     return (
-        f'{option} is meant for pretrained weights, and these are random: most of them hardly '
-        "learn; set init_cfg=dict(type='Pretrained', checkpoint=…) in the backbone, or load_from "
-        '(for T⁵ to what tools/inherit_weights.py makes of a ViT), or leave the option out'
+        f'layer_decay_rate={decay} is meant for pretrained weights, and these are random: the '
+        "first layers hardly learn; set init_cfg=dict(type='Pretrained', checkpoint=…) in the "
+        'backbone, load_from, or layer_decay_rate=1'
     )
 
 
@@ -97,6 +123,23 @@ def _checkpoints(config: Any) -> Iterator[str]:
     if isinstance(config, list | tuple):
         for part in config:
             yield from _checkpoints(part)
+
+
+def _size(size: Any) -> str:
+    """A size, or the first and the last of several."""
+    several = isinstance(size, list | tuple) and isinstance(size[0], list | tuple)
+    return f'{size[0]} … {size[-1]}' if several else str(size)
+
+
+def _transforms(pipeline: Any) -> Iterator[Mapping]:
+    """Transforms of a pipeline, those inside of others too."""
+    if isinstance(pipeline, Mapping):
+        if 'type' in pipeline:
+            yield pipeline
+        pipeline = pipeline.get('transforms')
+    if isinstance(pipeline, list | tuple):
+        for part in pipeline:
+            yield from _transforms(part)
 
 
 def _names(model: dict) -> str:

@@ -14,7 +14,7 @@ from mmengine.registry import OPTIM_WRAPPERS, RUNNERS
 from mmengine.runner import FlexibleRunner, Runner
 
 from ..config import load_config
-from ..engine.amp import AmpOptimWrapper, autocast_backbone, backbone_for
+from ..engine.amp import AmpOptimWrapper, autocast_backbone, backbone_for, warn_of_emulation
 from ..engine.hooks.compile import CompileHook
 from ..errors import UsageError
 from ..models.cpu_inference import optimize_for_cpu
@@ -47,6 +47,7 @@ def enable_amp(cfg: Config) -> None:
             f'{type_name(kind)!r}; set the precision in the config'
         )
     wrapper.type = 'mmvttt.AmpOptimWrapper'
+    warn_of_emulation()
 
 
 def enable_auto_scale_lr(cfg: Config) -> None:

@@ -81,6 +81,9 @@ def get_installed_path(package: str) -> str:
 )
 def find_packages_by_import() -> str | None:
     """Replaces mmengine's two look-ups, wherever they have been imported to."""
+    own = Path(__file__).parents[1]
+    if find_spec('pkg_resources') is not None and own.parent.name == 'site-packages':
+        return 'pkg_resources is there, and mmvttt is not installed in editable mode'
     for replacement in (is_installed, get_installed_path):
         _replace_everywhere(getattr(package_utils, replacement.__name__), replacement)
     return None

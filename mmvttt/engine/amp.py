@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import logging
 from typing import Any
 
 import torch
 from mmengine import optim
+from mmengine.logging import print_log
 from torch import Tensor, nn
 
 from ..errors import UsageError
@@ -48,6 +50,7 @@ def autocast_backbone(model: nn.Module) -> None:
         UsageError: The model has no backbone.
     """
     backbone = backbone_for(model, '--amp')
+    warn_of_emulation()
     dtype = getattr(torch, half_type())
     forward = backbone.forward
 
@@ -71,3 +74,18 @@ def backbone_for(model: nn.Module, option: str) -> nn.Module:
     if not isinstance(backbone, nn.Module):
         raise UsageError(f'{option}: {type(model).__name__} has no backbone; leave {option} out')
     return backbone
+
+
+def warn_of_emulation() -> None:
+    """Warns where a CPU computes bf16 by fp32 instructions: it is slower than fp32 there."""
+    if torch.cuda.is_available():
+        return
+    # Private in torch 2.14; no public function tells.
+    supported = getattr(torch.cpu, '_is_avx512_bf16_supported', lambda: True)
+    if not supported():
+        print_log(
+            '--amp: this processor has no instructions for bf16 (AVX-512 BF16 or AMX) and computes '
+            'it more slowly than fp32; leave --amp out',
+            'current',
+            logging.WARNING,
+        )

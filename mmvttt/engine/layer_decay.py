@@ -119,7 +119,7 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
             )
         ordered = sorted(groups.values(), key=lambda g: (g['layer'] is None, g['layer'] or 0))
         params.extend(ordered)
-        print_log(f'Layer-wise learning rates\n{_rates_table(ordered)}', 'current')
+        print_log(f'Layer-wise learning rates\n{rates_table(ordered)}', 'current')
 
     def _layer(self, name: str, backbones: dict[str, nn.Module]) -> tuple[int | None, float]:
         """The layer of a parameter (None outside of the backbones) and the scale of its rate."""
@@ -194,19 +194,21 @@ def _is_depthwise(module: nn.Module) -> bool:
     return isinstance(module, (nn.Conv1d, nn.Conv2d)) and 1 < module.in_channels == module.groups
 
 
-def _rates_table(groups: list[dict]) -> str:
-    """Learning rates and weight decays of an optimizer's groups, the same settings in one row."""
+def rates_table(groups: list[dict]) -> str:
+    """Draws the learning rates and weight decays of an optimizer's groups, equal ones in one row.
+
+    The column of layers is left out where no group names its `layer`.
+    """
     rows: dict[tuple, list] = {}
     for group in groups:
-        key = (group['layer'], group['lr'], group['weight_decay'])
+        key = (group.get('layer'), group['lr'], group.get('weight_decay', 0))
         rows.setdefault(key, []).extend(group['params'])
-    table = Table('layer', 'lr', 'weight decay', 'tensors', 'parameters')
+    layered = any('layer' in group for group in groups)
+    table = Table(*['layer'] * layered, 'lr', 'weight decay', 'tensors', 'parameters')
     for (layer, lr, decay), parameters in rows.items():
+        name = 'other' if layer is None else str(layer)
+        count = sum(p.numel() for p in parameters)
         table.add_row(
-            'other' if layer is None else str(layer),
-            f'{lr:.3g}',
-            f'{decay:.3g}',
-            str(len(parameters)),
-            f'{sum(p.numel() for p in parameters):,}',
+            *[name] * layered, f'{lr:.3g}', f'{decay:.3g}', str(len(parameters)), f'{count:,}'
         )
     return as_text(table, 80)

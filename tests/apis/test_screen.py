@@ -1,4 +1,4 @@
-"""The summary of a training's start: weights; layer decay of random weights."""
+"""The summary of a training's start: weights, sizes of images; layer decay of random weights."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +21,7 @@ def test_random_weights_under_layer_decay() -> None:
     pytest.importorskip('mmdet')
     found = lines(load_config('maskrcnn_vittt_s_1x'))
     assert found['weights'] == 'random'
+    assert 'RandomChoiceResize (1333, 480) … (1333, 800)' in found['images']
     assert 'is meant for pretrained weights' in found['advice']
     for named in (dict(load_from='a.pth'), dict(load_from='a.pth', resume=True)):
         found = lines(load_config('maskrcnn_vittt_s_1x'), **named)
@@ -46,4 +47,5 @@ def test_a_schedule_from_the_start() -> None:
     pytest.importorskip('mmpretrain')
     found = lines(load_config('vittt_s_in1k'))
     assert found['weights'] == 'random'
+    assert 'RandomResizedCrop 224' in found['images']
     assert found['advice'] is None

@@ -63,3 +63,20 @@ def test_the_screen_shows_a_summary_and_the_log_all(
     for hidden in ('val_evaluator', 'System environment', 'before_train_epoch'):
         assert hidden not in printed
         assert hidden in log.read_text()
+
+
+def test_settings_by_parameter_are_a_table(run: Callable, capfd: pytest.CaptureFixture) -> None:
+    options = {
+        'train_cfg.max_epochs': 1,
+        'optim_wrapper.constructor': 'DefaultOptimWrapperConstructor',
+        'optim_wrapper.paramwise_cfg': dict(bias_lr_mult=2.0),
+    }
+    runner = run('train', work_dir='a', cfg_options=options)
+    printed = ''.join(capfd.readouterr())
+    assert 'Settings by parameter' in printed
+    assert 'paramwise_options' not in printed
+    (log,) = Path(runner.log_dir).glob('*.log')
+    assert 'paramwise_options' in log.read_text()
+    # A row for weights and one for biases.
+    table = printed.partition('Settings by parameter')[2].partition('└')[0]
+    assert len([line for line in table.splitlines() if line.startswith('│')]) == 2

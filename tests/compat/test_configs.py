@@ -73,6 +73,12 @@ def test_replaces_both_look_ups_where_they_were_imported_to() -> None:
         assert (module.get_installed_path is configs.get_installed_path) == needed
 
 
+def test_no_replacement_where_nothing_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(configs, 'find_spec', lambda name: object())
+    monkeypatch.setattr(configs, '__file__', '/env/site-packages/mmvttt/compat/configs.py')
+    assert 'pkg_resources is there' in (configs.find_packages_by_import() or '')
+
+
 def test_forks_get_their_names_only_instead_of_the_originals(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -103,6 +109,6 @@ def test_configs_are_found_with_and_without_mim(
     assert config.config_root() == packaged
 
 
-def test_unknown_config_names_the_close_ones() -> None:
-    with pytest.raises(FileNotFoundError, match=r"maskrcnn_vit_s_1x\.py.*'maskrcnn_vi\w+_s_1x'\?"):
+def test_unknown_config_names_a_close_one() -> None:
+    with pytest.raises(FileNotFoundError, match=r"did you mean 'maskrcnn_vit"):
         configs.own_config('maskrcnn_vit_s_1x.py')

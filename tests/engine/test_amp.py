@@ -36,3 +36,12 @@ def test_the_backbone_computes_in_half_precision_and_returns_fp32() -> None:
 def test_a_model_without_backbone_is_refused() -> None:
     with pytest.raises(UsageError, match='Linear has no backbone'):
         amp.autocast_backbone(nn.Linear(2, 2))
+
+
+def test_a_processor_without_bf16_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: False)
+    monkeypatch.setattr(torch.cpu, '_is_avx512_bf16_supported', lambda: False, raising=False)
+    messages = []
+    monkeypatch.setattr(amp, 'print_log', lambda text, *_: messages.append(text))
+    amp.warn_of_emulation()
+    assert 'no instructions for bf16' in messages[0]

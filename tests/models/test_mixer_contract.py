@@ -58,6 +58,13 @@ class Placed(Mean):
 
 
 @FOREIGN.register_module()
+class Demanding(Mean):
+    """Cannot do without something that no backbone knows."""
+
+    def forward(self, x: Tensor, hw: tuple[int, int], depth: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
 def build(name: str, mixer: Any, adapter: bool = False, **options: Any) -> nn.Module:
     torch.manual_seed(0)
     config = copy.deepcopy(BACKBONES[name]) | dict(mixer=mixer, **options)
@@ -160,6 +167,7 @@ def test_another_type_has_no_option_of_the_default(name: str) -> None:
         (dict(type='mmvttt.NoSuch'), ValueError, 'NoSuch.*TTTMixer.*own_mixer'),
         (dict(type='foreign.NoSuch'), ValueError, 'foreign.NoSuch.*TTTMixer'),
         (dict(type=None), TypeError, 'None'),
+        (dict(type='foreign.Demanding'), TypeError, 'Demanding.forward.*depth'),
         (dict(type='foreign.Mean', conv_kernel=3), TypeError, 'conv_kernel'),
         ('foreign.Mean', TypeError, r"mixer='foreign.Mean'.*dict\(type="),
     ],

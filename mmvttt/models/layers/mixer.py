@@ -59,9 +59,21 @@ def build_mixer(
 
     Returns:
         The mixer, and those of `extras` that its `forward` names.
+
+    Raises:
+        TypeError: If its `forward` needs an argument that is not there.
     """
     mixer = MODELS.build(dict(config, embed_dims=embed_dims, num_heads=num_heads))
     parameters = inspect.signature(mixer.forward).parameters
+    for name in list(parameters)[2:]:
+        parameter = parameters[name]
+        variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        if name not in extras and not variadic and parameter.default is parameter.empty:
+            known = ', '.join(extras) or 'nothing'
+            raise TypeError(
+                f'{type(mixer).__name__}.forward needs {name!r}, of which its backbone knows '
+                f'nothing: give it a default; beyond (x, hw) there is here: {known}.'
+            )
     return mixer, tuple(name for name in extras if name in parameters)
 
 

@@ -24,6 +24,11 @@ def rotation_2d(
         device: Where the angles are made.
         dtype: Precision of the angles, fp32 or fp64.
     """
+    if channels % 4:
+        raise ValueError(
+            f'Rotary positions of a map turn pairs of channels, half of them by the row: '
+            f'{channels} channels do not divide by 4.'
+        )
     height, width = hw
     place = dict(device=device, dtype=dtype)
     frequencies = base ** -torch.arange(0, 1, 4 / channels, **place)
