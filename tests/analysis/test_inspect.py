@@ -46,15 +46,6 @@ def small(tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / 'small.py', tmp_path / 'photo.png'
 
 
-PICTURES = {
-    'erf': {'erf'},
-    'gmm': {'gmm_photo'},
-    'loss': {'loss'},
-    'state': {'state', 'state_photo'},
-    'attention': {'attention_photo'},
-    'keys': {'keys'},
-    'features': {'features_photo'},
-}
 COLUMNS = {
     'erf': ['map', 'side_20', 'side_50', 'side_99'],
     'gmm': ['layer', 'variation'],
@@ -82,9 +73,9 @@ def test_every_diagnostic_draws_and_writes(
         layers = ['backbone'] if name in ('erf', 'features') else ['blocks.0', 'blocks.1']
         assert [next(iter(row.values())) for row in table] == layers
         assert all(np.isfinite(float(v)) for row in table for v in list(row.values())[1:])
-        for picture in PICTURES[name]:
-            assert cv2.imread(str(out / f'{picture}.png')) is not None
-            assert f'wrote {out / picture}.png' in output.out
+        pictures = list(out.glob(f'{name}*.png'))
+        assert pictures
+        assert all(f'wrote {picture}' in output.out for picture in pictures)
     assert {p.suffix for p in out.iterdir()} == {'.png', '.csv'}
 
 
@@ -129,13 +120,9 @@ def test_models_of_timm(
     options = ('--shape', 64, 64, '--out', out, '--cfg-options', 'depth=2')
     run(monkeypatch, 'vit_tiny_patch16_224', photo, *options, '--what', 'erf', 'attention', 'keys')
     assert [row['layer'] for row in rows(out / 'attention.csv')] == ['blocks.0', 'blocks.1']
-    for what, message in (
-        ('gmm', 'no mixer of VisionTransformer trains anything at test time'),
-        ('loss', '--what erf attention keys work without an inner training'),
-    ):
-        with pytest.raises(SystemExit, match='1'):
-            run(monkeypatch, 'vit_tiny_patch16_224', photo, *options, '--what', what)
-        assert message in capsys.readouterr().err
+    with pytest.raises(SystemExit, match='1'):
+        run(monkeypatch, 'vit_tiny_patch16_224', photo, *options, '--what', 'gmm')
+    assert 'no mixer of VisionTransformer trains anything at test' in capsys.readouterr().err
 
 
 def test_class_activation_is_its_definition() -> None:
@@ -165,7 +152,7 @@ def test_class_activation_of_a_detector() -> None:
 
 
 def test_images_of_a_class_are_neighbours(
-    small: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+    small: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = [tmp_path / kind / f'{i}.png' for kind in ('dark', 'light') for i in range(4)]
     for i, file in enumerate(files):
@@ -178,10 +165,6 @@ def test_images_of_a_class_are_neighbours(
         ['light', '4', '1'],
     ]
     assert cv2.imread(str(tmp_path / 'out' / 'tsne.png')) is not None
-    for what, message in (('tsne', 'needs several images'), ('cam', 'returns no logits')):
-        with pytest.raises(SystemExit, match='1'):
-            run(monkeypatch, *small, '--shape', 64, 64, '--what', what)
-        assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -191,14 +174,10 @@ def test_images_of_a_class_are_neighbours(
         (('small.py', 'none.png'), "none.png' is no image that can be read"),
         (('small.py', 'photo.png', '--what', 'gmm', 'erv'), "no diagnostic 'erv': choose of erf, "),
         (('small.py', 'photo.png', '--checkpoint', 'other.pth'), 'other.pth'),
-        (
-            ('small.py', 'photo.png', '--what', 'gmm', '--annotations', 'small.py'),
-            'is no COCO annotation file',
-        ),
-        (
-            ('small.py', 'photo.png', '--what', 'gmm', '--annotations', 'empty.json'),
-            "has no image 'photo.png'",
-        ),
+        (('small.py', 'photo.png', '--annotations', 'small.py'), 'is no COCO annotation file'),
+        (('small.py', 'photo.png', '--annotations', 'empty.json'), "has no image 'photo.png'"),
+        (('small.py', 'photo.png', '--what', 'tsne'), 'needs several images'),
+        (('small.py', 'photo.png', '--what', 'cam'), 'returns no logits'),
     ],
 )
 def test_bad_input_is_one_sentence(

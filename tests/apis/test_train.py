@@ -16,6 +16,7 @@ from mmengine.registry import MODELS, DefaultScope, init_default_scope
 from mmengine.runner import EpochBasedTrainLoop
 
 from mmvttt.apis.train import (
+    _dump,
     enable_amp,
     enable_auto_scale_lr,
     enable_tta,
@@ -70,11 +71,6 @@ def test_evaluation_packs_weights_or_not(run: Callable) -> None:
     assert run('evaluate', file) == pytest.approx(run('evaluate', file, pack=False), rel=1e-5)
     with pytest.raises(UsageError, match='TinyModel has no backbone'):
         run('evaluate', file, amp=True)
-
-
-def test_work_dir_is_named_after_the_config(run: Callable) -> None:
-    run('train', cfg_options={'train_cfg.max_epochs': 1})
-    assert Path('work_dirs/tiny_config/epoch_1.pth').is_file()
 
 
 def test_amp_trains_in_bf16_without_a_gpu(run: Callable) -> None:
@@ -190,18 +186,6 @@ def test_missing_checkpoint_and_config(run: Callable) -> None:
         load_config('nowhere.py')
 
 
-def test_missing_toolbox() -> None:
-    with pytest.raises(UsageError, match="'no_such_box', which is missing"):
-        load_config('vittt_t_in1k', cfg_options={'default_scope': 'no_such_box'})
-
-
-def test_predictions_are_pickled_only() -> None:
-    from mmvttt.apis.train import _dump
-
-    with pytest.raises(UsageError, match=r"'a\.json' must end in \.pkl"):
-        _dump(Config(dict(default_scope='mmengine')), 'a.json')
-
-
 @pytest.mark.parametrize(
     ('scope', 'drawn'),
     [
@@ -218,11 +202,6 @@ def test_show_dir_speaks_every_toolbox_s_language(scope: str, drawn: dict) -> No
     show_predictions(cfg, '/pictures')
     assert cfg.default_hooks.visualization == {**hook, **drawn}
     assert cfg.visualizer == ({'save_dir': '/pictures'} if scope == 'mmseg' else {})
-
-
-def test_show_dir_without_a_hook() -> None:
-    with pytest.raises(UsageError, match=r'--show-dir needs default_hooks\.visualization'):
-        show_predictions(Config(dict(default_scope='mmdet', default_hooks=dict())), 'a')
 
 
 def test_plain_errors_are_said_once_a_node_without_a_traceback(
@@ -355,16 +334,6 @@ def test_tta_of_several_sets_and_evaluators() -> None:
         assert types[-1] == 'TestTimeAug'
     assert cfg.test_evaluator[0].metrics[0].metric == ['bbox']
     assert cfg.test_evaluator[1].metric == 'bbox'
-    with pytest.raises(UsageError, match='needs a pipeline, and TinyData'):
-        enable_tta(
-            Config(
-                dict(
-                    default_scope='mmdet',
-                    test_dataloader=dict(dataset=dict(type='TinyData')),
-                    model=dict(),
-                )
-            )
-        )
 
 
 def test_tta_without_masks() -> None:
@@ -372,32 +341,46 @@ def test_tta_without_masks() -> None:
     cfg = load_config('maskrcnn_vittt_demo', cfg_options={'test_evaluator.metric': 'bbox'})
     enable_tta(cfg)
     assert 'mask_head' not in cfg.model.module.roi_head
-    with pytest.raises(UsageError, match="is 'segm' alone; set it to 'bbox'"):
-        enable_tta(
-            load_config('maskrcnn_vittt_demo', cfg_options={'test_evaluator.metric': 'segm'})
-        )
-    with pytest.raises(UsageError, match='the masks of this Mask2Former cannot be left out'):
-        enable_tta(load_config('mask2former_hvit3_t_1x'))
-    with pytest.raises(UsageError, match='the masks of this RTMDet cannot be left out'):
-        enable_tta(
-            load_config(
-                'mmdet::rtmdet/rtmdet-ins_tiny_8xb32-300e_coco.py',
-                cfg_options={'test_evaluator.metric': 'bbox'},
-            )
-        )
     boxes = load_config('mmdet::rtmdet/rtmdet_tiny_8xb32-300e_coco.py')
     boxes.pop('tta_pipeline')
     enable_tta(boxes)
     assert boxes.model.module.type == 'RTMDet'
 
 
-def test_tta_of_classes_is_not_drawn(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ('name', 'metric', 'message'),
+    [
+        ('maskrcnn_vittt_demo', 'segm', "is 'segm' alone; set it to 'bbox'"),
+        ('mask2former_hvit3_t_1x', 'bbox', 'masks of this Mask2Former cannot be left out'),
+        (
+            'mmdet::rtmdet/rtmdet-ins_tiny_8xb32-300e_coco.py',
+            'bbox',
+            'masks of this RTMDet cannot be left out',
+        ),
+    ],
+)
+def test_masks_that_tta_cannot_leave_out(name: str, metric: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        enable_tta(load_config(name, cfg_options={'test_evaluator.metric': metric}))
+
+
+def test_options_that_do_not_fit_the_config(tmp_path: Path) -> None:
+    empty = dict(default_scope='mmdet', default_hooks=dict(), model=dict())
+    data = dict(dataset=dict(type='TinyData'))
     checkpoint = tmp_path / 'a.pth'
     checkpoint.touch()
-    with pytest.raises(UsageError, match=r'--show-dir and --tta: .* give one of the two'):
-        evaluate('vittt_t_in1k', checkpoint, show_dir=str(tmp_path), tta=True)
-
-
-def test_tta_needs_a_toolbox() -> None:
-    with pytest.raises(UsageError, match='mmdet, mmseg, mmpretrain'):
-        enable_tta(Config(dict(default_scope='mmengine')))
+    for message, call in (
+        ('mmdet, mmseg, mmpretrain', lambda: enable_tta(Config(dict(default_scope='mmengine')))),
+        (
+            'needs a pipeline, and TinyData',
+            lambda: enable_tta(Config(dict(empty, test_dataloader=data))),
+        ),
+        (r'--show-dir needs default_hooks\.v', lambda: show_predictions(Config(empty), 'a')),
+        (
+            r'--show-dir and --tta: .* give one of the two',
+            lambda: evaluate('vittt_t_in1k', checkpoint, show_dir=str(tmp_path), tta=True),
+        ),
+        (r"'a\.json' must end in \.pkl", lambda: _dump(Config(empty), 'a.json')),
+    ):
+        with pytest.raises(UsageError, match=message):
+            call()

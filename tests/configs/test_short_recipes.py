@@ -18,11 +18,11 @@ from mmengine.config import Config
 
 from mmvttt.config import load_config
 
-from .reduced import PLAIN, STAGES, reduce_backbone
+from .reduced import SIZE as SIDES
+from .reduced import reduce_model
 
 TOOL = Path(__file__).resolve().parents[2] / 'tools' / 'train.py'
 IMAGES, BATCH, EPOCHS = 4, 2, 15
-SIDES = (64, 96)
 
 
 @pytest.fixture(scope='module')
@@ -70,26 +70,15 @@ def reduce(name: str) -> Config:
     shrink(loader.dataset.pipeline)
     cfg.default_hooks.logger.interval = 1
     cfg.default_hooks.checkpoint = None
-    model = cfg.model
-    if 'in1k' in name:
-        stages = model.backbone.type == 'mmvttt.HViT3'
-        model.backbone.arch = STAGES if stages else PLAIN
-        model.head.in_channels = 64
-        cfg.train_cfg.max_epochs = EPOCHS
-        if not stages:
-            model.backbone.img_size = SIDES[0]
-    elif name.startswith('maskrcnn'):
-        model.neck.in_channels = reduce_backbone(model.backbone)
-        model.roi_head.bbox_head.fc_out_channels = 32
-        # The larger part of a step, and bf16 is slow on most CPUs.
-        model.roi_head.mask_head.update(num_convs=1, conv_out_channels=16)
-        model.train_cfg.rcnn.sampler.num = 32
-    else:
-        channels = reduce_backbone(model.backbone)
-        model.decode_head.update(in_channels=channels, channels=32, norm_cfg=dict(type='BN'))
-        model.auxiliary_head.update(in_channels=channels[2], channels=32, norm_cfg=dict(type='BN'))
-        model.data_preprocessor.size = (SIDES[0] // 2, SIDES[0])
+    reduce_model(cfg)
+    if cfg.default_scope == 'mmseg':
+        cfg.model.data_preprocessor.size = (SIDES[0] // 2, SIDES[0])
         cfg.train_cfg.max_iters = 8
+    elif cfg.default_scope == 'mmdet':
+        # The larger part of a step, and bf16 is slow on most CPUs.
+        cfg.model.roi_head.mask_head.update(num_convs=1, conv_out_channels=16)
+    else:
+        cfg.train_cfg.max_epochs = EPOCHS
     for part in ('val', 'test'):
         for key in ('_dataloader', '_cfg', '_evaluator'):
             cfg[part + key] = None

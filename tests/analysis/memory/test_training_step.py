@@ -12,9 +12,10 @@ from mmvttt.analysis.memory.ledger import ACTIVATIONS, BACKWARD
 from mmvttt.analysis.memory.report import keep_books, memory_use
 from mmvttt.analysis.memory.training_step import TrainingStep
 from mmvttt.analysis.models import FoundModel, find_model
+from mmvttt.config import load_config
 from mmvttt.errors import UsageError
 
-from ...configs.test_transformers import reduced as reduced_transformer
+from ...configs.reduced import build, reduce_model
 from .reduced import FLOAT, SIZE, reduced, step_of
 
 
@@ -40,7 +41,8 @@ def test_images_have_the_channels_of_the_backbone() -> None:
 
 def test_images_are_as_large_as_they_are_padded() -> None:
     name = 'mask2former_hvit3_t_1x'
-    cfg, model = reduced_transformer(name)
+    cfg = reduce_model(load_config(name))
+    model = build(cfg)
     assert memory._padded_size(model) == SIZE
     assert memory._padded_size(find_model('vittt_t_in1k', weightless=True).model) is None
     with pytest.raises(UsageError, match=f'data_preprocessor of {name} fails on images .* 30×150'):
