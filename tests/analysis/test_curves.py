@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 from mmengine.visualization import LocalVisBackend
-from PIL import Image
 
 from mmvttt.analysis.curves import plot_curves, read_scalars, spread_table, summary
 
@@ -66,13 +65,6 @@ def test_resumed_runs_are_one_curve(work_dir):
     assert set(train) == {'lr', 'loss', 'loss_mask', 'acc'}
 
 
-def test_a_line_cut_by_a_kill_is_skipped(work_dir):
-    before = read_scalars(work_dir)
-    with (work_dir / '20260102_000000' / 'vis_data' / 'scalars.json').open('a') as file:
-        file.write('{"loss": 1.0, "it')
-    assert read_scalars(work_dir) == before
-
-
 def test_summary_says_last_and_highest(work_dir):
     """A value that COCO left undefined (−1) is shown only where it is asked for."""
     assert summary(*read_scalars(work_dir)).splitlines() == [
@@ -94,9 +86,7 @@ def test_picture_shows_every_point(work_dir, drawn):
     assert right == {'coco/bbox_mAP_50': [[1, 0.2], [2, 0.6], [3, 0.4]]}
     # Without a legend: the panel's title is enough.
     assert list(rate.values()) == [[[25, 1e-3], [50, 1e-3], [75, 1e-3], [100, 1e-3]]]
-    with Image.open(out) as image:
-        assert image.format == 'PNG'
-        assert image.width > image.height > 300
+    assert out.stat().st_size
 
 
 def test_several_runs_share_their_axes_and_have_a_spread(tmp_path, monkeypatch, capsys, drawn):
@@ -154,6 +144,8 @@ ODD_LINES = [
     '{"step": 1%s, "loss": 1.0}' % ('0' * 5000), '{"step": 1, "$\\\\q$": 1.0}',
     '{"step": 1, "\\ud800": 1.0}', '\ufeff{"step": 1, "loss": 1.0}', '[' * 100_000, '\0' * 50,
     '\x1b[2J',
+    # Cut by a kill.
+    '{"loss": 1.0, "it',
 ]  # fmt: skip
 
 

@@ -178,9 +178,3 @@ def test_a_head_that_takes_more_than_features_is_refused() -> None:
 
     with pytest.raises(UsageError, match='QueryHead takes more than features'):
         exportable(Segmentor())
-
-    class Cascade(Segmentor):
-        decode_head = torch.nn.ModuleList([QueryHead(), QueryHead()])
-
-    with pytest.raises(UsageError, match='Cascade has a cascade of decode heads'):
-        exportable(Cascade())

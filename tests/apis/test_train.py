@@ -22,7 +22,6 @@ from mmvttt.apis.train import (
     enable_tta,
     evaluate,
     show_predictions,
-    train,
 )
 from mmvttt.cli import plain_errors
 from mmvttt.config import load_config
@@ -179,11 +178,9 @@ def test_weights_of_another_model_are_an_error(run: Callable) -> None:
         run('evaluate', 'other.pth')
 
 
-def test_missing_checkpoint_and_config(run: Callable) -> None:
+def test_a_missing_checkpoint_is_a_sentence(run: Callable) -> None:
     with pytest.raises(UsageError, match=r"no checkpoint 'nowhere\.pth' \(looked for /"):
         run('evaluate', 'nowhere.pth')
-    with pytest.raises(UsageError, match=r"no config 'nowhere\.py' \(looked for /"):
-        load_config('nowhere.py')
 
 
 @pytest.mark.parametrize(
@@ -215,16 +212,6 @@ def test_plain_errors_are_said_once_a_node_without_a_traceback(
     assert capsys.readouterr().err == 'error: what to do\n'
     with pytest.raises(ZeroDivisionError), plain_errors():
         raise ZeroDivisionError
-
-
-@pytest.mark.parametrize('text', ['a = (', "_base_ = './nowhere.py'", 'a = 1'])
-def test_a_config_that_cannot_be_trained_is_one_sentence(tmp_path: Path, text: str) -> None:
-    config = tmp_path / 'broken.py'
-    config.write_text(text)
-    with pytest.raises(UsageError, match=r"config '.*broken\.py' (cannot be read|has no model, )"):
-        train(config, work_dir=str(tmp_path))
-    with pytest.raises(UsageError, match=r"config '.*broken\.py' (cannot be read|has no model, )"):
-        evaluate(config, config, work_dir=str(tmp_path))
 
 
 UNLABELLED = """
@@ -317,23 +304,6 @@ def test_tta_keeps_the_truth_as_it_is(tmp_path: Path) -> None:
     assert not first.flip
     assert second.flip
     assert torch.equal(first.gt_sem_seg.data[0], torch.from_numpy(truth))
-
-
-def test_tta_of_several_sets_and_evaluators() -> None:
-    cfg = load_config('maskrcnn_vittt_demo')
-    one, metric = cfg.test_dataloader.dataset, cfg.test_evaluator
-    repeated = dict(type='RepeatDataset', times=1, dataset=one)
-    cfg.test_dataloader.dataset = dict(type='ConcatDataset', datasets=[one, one, repeated])
-    boxes = dict(type='CocoMetric', metric='bbox')
-    cfg.test_evaluator = [dict(type='MultiDatasetsEvaluator', metrics=[metric]), boxes]
-    enable_tta(cfg)
-    first, again, inner = cfg.test_dataloader.dataset.datasets
-    for dataset in (first, again, inner.dataset):
-        types = [step.type for step in dataset.pipeline]
-        assert types.count('TestTimeAug') == 1
-        assert types[-1] == 'TestTimeAug'
-    assert cfg.test_evaluator[0].metrics[0].metric == ['bbox']
-    assert cfg.test_evaluator[1].metric == 'bbox'
 
 
 def test_tta_without_masks() -> None:

@@ -1,11 +1,15 @@
 """Every config of the repository is built, and a reduced copy of it takes a training step."""
 
+import copy
 from pathlib import Path
 
+import cv2
+import numpy as np
 import pytest
 import torch
 import yaml
 from mmengine.config import Config
+from mmengine.dataset import Compose
 from mmengine.optim import build_optim_wrapper
 from mmengine.registry import init_default_scope
 from torch import nn
@@ -74,6 +78,37 @@ def test_a_reduced_copy_steps_and_predicts(name: str) -> None:
             assert sample.pred_sem_seg.data.max() < cfg.model.decode_head.num_classes
         else:
             assert ('masks' in sample.pred_instances) == ('dino_' not in name)
+
+
+@pytest.mark.parametrize(
+    'name', ['t5_t_in1k_30e', 'maskrcnn_vittt_t_1x', 'maskrcnn_hvit3_t_1x', 'upernet_vittt_t_160k']
+)
+def test_its_pipelines_load_a_labelled_image(name: str, tmp_path: Path) -> None:
+    image, labels = str(tmp_path / 'a.jpg'), str(tmp_path / 'a.png')
+    cv2.imwrite(image, np.random.default_rng(0).integers(0, 255, (64, 96, 3)))
+    cv2.imwrite(labels, np.full((64, 96), 5, np.uint8))
+    box = dict(bbox=[8, 8, 48, 48], bbox_label=3, ignore_flag=0)
+    info = dict(
+        img_path=image,
+        img_id=1,
+        gt_label=3,
+        instances=[dict(box, mask=[[8, 8, 48, 8, 48, 48, 8, 48]])],
+        **dict(seg_map_path=labels, label_map=None, reduce_zero_label=True, seg_fields=[]),
+    )
+    cfg = Config.fromfile(CONFIGS / f'{name}.py')
+    init_default_scope(cfg.default_scope)
+    for loader in (cfg.train_dataloader, cfg.test_dataloader):
+        found = Compose(loader.dataset.pipeline)(copy.deepcopy(info))
+        assert found['inputs'].shape[0] == 3
+        sample = found['data_samples']
+        if cfg.default_scope == 'mmpretrain':
+            assert sample.gt_label.tolist() == [3]
+        elif cfg.default_scope == 'mmseg':
+            # Without the background's label; 255 is padding.
+            assert set(sample.gt_sem_seg.data.unique().tolist()) <= {4, 255}
+        elif 'hvit3' not in name:
+            # The crops of H-ViT³ may leave the box out.
+            assert sample.gt_instances.labels.tolist() == [3]
 
 
 @pytest.mark.parametrize('root', ['data', 'elsewhere/sets'])

@@ -28,33 +28,19 @@ FP32, AMP = 'OptimWrapper', 'mmvttt.AmpOptimWrapper'
 
 
 class Recipe(NamedTuple):
-    """Expected values of a config.
+    """Expected values of a config."""
 
-    Attributes:
-        lr: Learning rate at `images`, before schedule and layers.
-        decay: Weight decay, where there is one.
-        layers: Factor of the rate from a layer to the one before.
-        spared: What has no weight decay, a key of `SPARED`.
-        images: Images of a step that `lr` is meant for.
-        scaled: Whether the rate follows the real number by itself.
-        precision: Type of the optimizer's wrapper.
-        average: Hook that averages the weights.
-        norms: Norms of the backbone beside LayerNorm.
-        clip: Largest norm of the gradient.
-        schedule: A key of `RATES`.
-    """
-
-    lr: float
-    decay: float
-    layers: float
-    spared: str
-    images: int
-    scaled: bool
-    precision: str
-    average: str | None
-    norms: str | None
-    clip: float | None
-    schedule: str
+    lr: float  # at `images`, before schedule and layers
+    decay: float  # of weights, where there is one
+    layers: float  # factor of the rate from a layer to the one before
+    spared: str  # what has no weight decay, a key of SPARED
+    images: int  # of a step that `lr` is meant for
+    scaled: bool  # whether the rate follows the real number by itself
+    precision: str  # type of the optimizer's wrapper
+    average: str | None  # hook that averages the weights
+    norms: str | None  # of the backbone beside LayerNorm
+    clip: float | None  # largest norm of the gradient
+    schedule: str  # a key of RATES
 
 
 def classifier(average: str | None = None, norms: str | None = None) -> Recipe:

@@ -87,7 +87,7 @@ class OnGPU(DryRun):
 
 def saved_by_features(name: str, dry_run: DryRun, amp: bool) -> list[tuple[int, str]]:
     """Bytes and types of what all but the losses of detectors saves, sorted."""
-    model = find_model(name, reduced(name), weightless=True).model.train()
+    model = find_model(reduced(name), weightless=True).model.train()
     dry_run.empty(model)
     images = dry_run.fake(torch.empty(2, 3, *SIZE))
     known = {t.untyped_storage()._cdata for t in [*model.parameters(), *model.buffers()]}
@@ -137,7 +137,7 @@ def test_a_dry_run_autocasts_as_a_gpu_does(name: str) -> None:
 def test_half_precision_of_the_config_is_recomputed_in_it() -> None:
     name = 'maskrcnn_vittt_t_1x'
     amp = {'optim_wrapper.type': 'AmpOptimWrapper', 'optim_wrapper.dtype': 'bfloat16'}
-    half = memory_use(name, 2, SIZE, None, 'all', reduced(name) | amp)
+    half = memory_use(reduced(name), 2, SIZE, None, 'all', amp)
     single = use_of(name, 'all')
     assert (half.amp, single.amp) == ('bf16', 'none')
     assert half.activations < single.activations
