@@ -245,15 +245,6 @@ def test_a_config_of_yacs_or_argparse_is_read_without_running_code(
         torch.load(path, weights_only=True)
 
 
-def test_code_in_a_checkpoint_does_not_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    torch.save({'model': plain(), 'config': Planted()}, tmp_path / 'training.pth')
-    with pytest.raises(CheckpointError, match='could run code'):
-        read_weights(tmp_path / 'training.pth')
-    assert not capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ('weights', 'direction', 'named'),
     [
@@ -330,14 +321,6 @@ def test_the_tool_fails_where_something_does_not_fit(
     assert error.value.code not in (0, None)
     assert named in capsys.readouterr().out
     assert not (tmp_path / 'ours.pth').exists()
-
-
-def test_the_tool_explains_a_file_that_is_not_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        run_tool(monkeypatch, tmp_path / 'none.pth', tmp_path / 'ours.pth')
-    assert 'none.pth' in capsys.readouterr().err
 
 
 def test_an_unknown_direction_is_named(tmp_path: Path) -> None:

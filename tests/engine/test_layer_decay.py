@@ -118,10 +118,6 @@ def test_a_wrapped_backbone_is_asked_through_its_adapter() -> None:
     assert got['backbone.backbone.w0'] == (LR / 8, 0)
 
 
-def test_a_backbone_by_itself() -> None:
-    assert settings(Plain())['blocks.0.mix.weight'] == (LR / 4, DECAY)
-
-
 def test_custom_keys_and_multipliers() -> None:
     got = settings(
         Detector(Plain()),
@@ -149,15 +145,6 @@ def test_custom_keys_and_multipliers() -> None:
     assert settings(model, dwconv_decay_mult=0.0)['backbone.blocks.1.dw.weight'] == (LR / 2, 0)
 
 
-def test_a_rate_of_its_own_leaves_decay_as_it_was() -> None:
-    rules, got = (
-        settings(Detector(Plain())),
-        settings(Detector(Plain()), custom_keys=dict(backbone=dict(lr_mult=0.5))),
-    )
-    for name, (rate, decay) in rules.items():
-        assert got[name] == (rate / 2 if name.startswith('backbone') else rate, decay), name
-
-
 def test_one_group_for_each_setting() -> None:
     constructor = LayerDecayOptimWrapperConstructor(OPTIM, dict(layer_decay_rate=0.5))
     groups = constructor(Detector(Plain())).optimizer.param_groups
@@ -175,11 +162,6 @@ def test_frozen_and_shared_parameters() -> None:
     got = settings(model)
     assert not any(name.startswith('backbone.embed') for name in got)
     assert got['head.weight'] == (LR, DECAY)
-
-
-def test_without_weight_decay() -> None:
-    sgd = dict(type='OptimWrapper', optimizer=dict(type='SGD', lr=LR))
-    assert settings(Detector(Plain()), sgd)['backbone.embed.weight'] == (LR / 8, 0)
 
 
 @pytest.fixture
@@ -205,13 +187,6 @@ def test_an_optimizer_without_weight_decay(logged: Callable[[], str]) -> None:
     constructor = LayerDecayOptimWrapperConstructor(config, dict(layer_decay_rate=0.5))
     assert 'weight_decay' not in constructor(Detector(Plain())).optimizer.param_groups[0]
     assert ' – ' in logged()
-
-
-def test_logs_a_table_of_groups(logged: Callable[[], str]) -> None:
-    settings(Detector(Plain()))
-    out = logged()
-    assert 'Layer-wise learning rates' in out
-    assert 'other' in out
 
 
 @pytest.mark.parametrize('rate', [None, 0, -0.5, 1.5])

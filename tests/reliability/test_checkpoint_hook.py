@@ -13,14 +13,11 @@ import mmengine
 import pytest
 import torch
 from mmengine.config import Config
-from torch.utils.data import DataLoader
-from torch.utils.data._utils import worker as worker_module
 
 from mmvttt.errors import UsageError
 from mmvttt.reliability import AnomalyError, CheckpointHook, Preempted, signals
 from mmvttt.reliability.read import read_content
 from mmvttt.reliability.resume import latest_checkpoint
-from mmvttt.reliability.rotation import Rotation
 from mmvttt.version import __version__
 
 TRAININGS = Path(__file__).parents[1] / 'trainings'
@@ -150,26 +147,6 @@ def test_the_old_checkpoint_goes_after_the_new_one_has_come(
     assert names('a') == {'epoch_3.pth'}
 
 
-def test_workers_are_deaf_from_their_first_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    prepare = worker_module.signal_handling._set_worker_signal_handlers
-
-    def prepare_slowly() -> None:
-        prepare()
-        time.sleep(0.5)
-
-    monkeypatch.setattr(
-        worker_module.signal_handling, '_set_worker_signal_handlers', prepare_slowly
-    )
-    loader = DataLoader(range(4), num_workers=1)
-    signals.ignore_signals_in_workers(loader)
-    batches = iter(loader)
-    (process,) = batches._workers
-    time.sleep(0.25)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-        os.kill(process.pid, number)
-    assert [int(b) for b in batches] == [0, 1, 2, 3]
-
-
 @pytest.mark.skipif(sys.platform != 'linux', reason='where workers are forked')
 def test_a_worker_whose_trainer_is_killed_while_it_starts_ends() -> None:
     """Its copy of the trainer's output stays open for as long as it lives."""
@@ -200,20 +177,6 @@ os.kill(os.getpid(), signal.SIGKILL)
             os.killpg(process.pid, signal.SIGKILL)
             raise
     assert process.returncode == -signal.SIGKILL
-
-
-@pytest.mark.parametrize('shielded', [True, False])
-def test_persistent_workers_end_with_the_training(shielded: bool) -> None:
-    loader = DataLoader(range(4), num_workers=1, persistent_workers=True)
-    if shielded:
-        signals.ignore_signals_in_workers(loader)
-    (process,) = iter(loader)._workers
-    assert process.is_alive()
-    signals.end_workers(
-        SimpleNamespace(_train_loop=SimpleNamespace(dataloader=loader), _val_loop=None)
-    )
-    process.join(5)
-    assert not process.is_alive()
 
 
 @pytest.mark.parametrize(
@@ -265,28 +228,6 @@ def test_a_signal_to_all_processes_saves(
         cfg_options={'train_cfg.max_epochs': step // 6 + 1},
     )
     assert len(runner.model.seen) == 22 - min(22, 4 * (step % 6))
-
-
-def test_a_signal_to_all_processes_in_a_validation(tmp_path: Path) -> None:
-    config = tmp_path / 'config.py'
-    config.write_text(
-        f'_base_ = {str(TRAININGS / "noisy_config.py")!r}\n'
-        'train_dataloader = dict(num_workers=1)\n'
-        'val_dataloader = dict(num_workers=2)\n'
-        'custom_hooks = [dict(type="EMAHook"), dict(type="Terminate", val_step=2, group=True)]\n'
-    )
-    done = subprocess.run(
-        [sys.executable, str(TRAIN), str(config), '--work-dir', 'a'],
-        cwd=tmp_path,
-        env=os.environ | {'PYTHONPATH': str(TRAININGS), 'OMP_NUM_THREADS': '1'},
-        capture_output=True,
-        text=True,
-        check=False,
-        start_new_session=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert 'SIGTERM: stopped with' in done.stdout + done.stderr
-    assert 'Traceback' not in done.stdout + done.stderr
 
 
 def test_sigusr1_saves_and_goes_on(run: Callable) -> None:
@@ -370,25 +311,3 @@ def test_a_misspelt_option_is_an_error_at_once() -> None:
         TypeError, match=r'no option max_keep_ckpt; allowed: exit_code.*max_keep_ck'
     ):
         CheckpointHook(interval=1, max_keep_ckpt=3)
-
-
-def test_what_a_kill_between_two_files_left_is_removed(
-    run: Callable, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    keep = {'default_hooks.checkpoint.max_keep_ckpts': 1}
-
-    class Killed(BaseException):
-        """Nothing catches it."""
-
-    def kill(*_: object) -> None:
-        raise Killed
-
-    run('train', config='noisy', work_dir='a', cfg_options={**keep, 'train_cfg.max_epochs': 1})
-    with monkeypatch.context() as patch:
-        patch.setattr(Rotation, 'remove', lambda self, names, *_: list(names) and kill())
-        with pytest.raises(Killed):
-            run('train', config='noisy', work_dir='a', resume='auto', cfg_options=keep)
-    assert names('a') == {'epoch_1.pth', 'epoch_2.pth'}
-    Path('a/.running').unlink()
-    run('train', config='noisy', work_dir='a', resume='auto', cfg_options=keep)
-    assert names('a') == {'epoch_3.pth'}

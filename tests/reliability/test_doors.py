@@ -2,7 +2,6 @@
 
 import ast
 import hashlib
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -142,14 +141,6 @@ def test_links_in_the_folder_are_not_followed(run: Callable) -> None:
     for name in names:
         assert Path(f'precious_{name}').read_text() == 'mine', name
         assert not Path('a', name).is_symlink()
-
-
-@pytest.mark.parametrize('make', [Path.mkdir, os.mkfifo], ids=['folder', 'pipe'])
-def test_a_lock_that_is_no_file_is_a_clear_error(run: Callable, make: Callable) -> None:
-    Path('a').mkdir()
-    make(Path('a/.running'))
-    with pytest.raises(UsageError, match=r"'a/\.running' marks a folder .* remove it"):
-        run('train', work_dir='a')
 
 
 def test_an_average_that_is_not_finite_is_not_saved(run: Callable) -> None:

@@ -132,9 +132,3 @@ def test_names_the_environment_variable(root: Path, monkeypatch: pytest.MonkeyPa
         with pytest.raises(MissingDataError, match=rf"variable SOME_DATA \(now '{value}'\)"):
             check_data(Config.fromfile(root / 'c.py'))
         monkeypatch.setenv('SOME_DATA', '/elsewhere')
-
-
-def test_data_that_is_downloaded() -> None:
-    check_data(config(dict(type='CIFAR10', data_root='nowhere')))
-    with pytest.raises(MissingDataError, match='nowhere'):
-        check_data(config(dict(type='CIFAR10', data_root='nowhere', download=False)))
