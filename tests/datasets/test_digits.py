@@ -122,15 +122,6 @@ def test_val_shares_no_pixel_of_background_with_train(root, photos):
         assert not (seen['train'][name] & seen['val'][name]).any(), name
 
 
-def test_every_digit_is_dealt_once_and_val_holds_every_class():
-    digits = sources.load_digits()
-    parts = sources.split_digits(digits, np.random.default_rng(0))
-    dealt = sorted(d.index for part in parts.values() for d in part)
-    assert dealt == list(range(len(digits)))
-    for label in range(10):
-        assert sum(d.label == label for d in parts['val']) >= 30
-
-
 def test_same_seed_same_bytes_other_seed_other_images(root, tmp_path):
     assert contents(make(tmp_path / 'again')) == contents(root)
     other = read(make(tmp_path / 'other', seed=4), 'val')

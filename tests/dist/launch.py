@@ -172,6 +172,15 @@ def wait(nodes: Sequence[Node], timeout: float = 400, grace: float = 45) -> list
     ]
 
 
+def run_script(script: Path, output: Path, *args: object, processes: int = 2) -> str:
+    """Output of a script on some ranks of this machine, started as the tools do."""
+    code = f'source "{TOOLS}/_torchrun.sh"; run_distributed "$@"'
+    command = ['bash', '-c', code, 'bash', script, processes, *args]
+    (end,) = wait([start_node(command, output)])
+    assert end.status == 0, end.text[-6000:]
+    return end.text
+
+
 def run_nodes(config: Path, folder: Path, *args: str, **options: object) -> list[str]:
     """`start_nodes`, and the output of every node once all of them have ended well."""
     ends = wait(start_nodes(config, folder, *args, **options))

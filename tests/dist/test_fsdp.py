@@ -22,7 +22,7 @@ from mmvttt.engine.fsdp import (
 from mmvttt.registry import MODELS
 from mmvttt.reliability.read import read_content
 
-from .launch import TOOLS, start_node, wait
+from .launch import TOOLS, run_script
 
 HERE = Path(__file__).parent
 RANKS = 2
@@ -46,10 +46,7 @@ def own_modules(monkeypatch: pytest.MonkeyPatch) -> None:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of fsdp_runs.py."""
     folder = tmp_path_factory.mktemp('fsdp')
-    script = f'source "{TOOLS}/_torchrun.sh"; run_distributed "$@"'
-    command = ['bash', '-c', script, 'bash', HERE / 'fsdp_runs.py', str(RANKS), folder]
-    (end,) = wait([start_node(command, folder / 'log')])
-    assert end.status == 0, end.text[-6000:]
+    run_script(HERE / 'fsdp_runs.py', folder / 'log', folder, processes=RANKS)
     return folder
 
 
@@ -230,20 +227,3 @@ def test_parameters_that_fsdp_replaces_are_an_error() -> None:
     _require_same_parameters(wrapper, model)
     with pytest.raises(ValueError, match=r'set use_orig_params=True in strategy\.model_wrapper'):
         _require_same_parameters(wrapper, other)
-
-
-def test_a_model_without_blocks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    messages = []
-    logger = SimpleNamespace(warning=messages.append, info=messages.append)
-    bare = nn.Sequential(nn.Linear(2, 2))
-    bare.module = bare[0]
-    monkeypatch.setattr('mmvttt.engine.fsdp.FSDP.fsdp_modules', lambda model: [model])
-    BlockFSDPStrategy._report(SimpleNamespace(logger=logger), bare, 12)
-    assert messages[0].startswith(
-        'FSDP found no block in Linear: every rank gathers the whole model'
-    )
-    assert "names=['Layer']" in messages[0]
-    assert (
-        messages[1]
-        == 'FSDP: 0 blocks are gathered one at a time; this rank holds 6 of 12 parameters'
-    )

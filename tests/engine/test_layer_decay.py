@@ -1,5 +1,6 @@
 """Rates by depth, and which parameters do not decay."""
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -189,24 +190,27 @@ def test_an_optimizer_without_weight_decay(logged: Callable[[], str]) -> None:
     assert ' – ' in logged()
 
 
-@pytest.mark.parametrize('rate', [None, 0, -0.5, 1.5])
-def test_bad_rate(rate: object) -> None:
-    with pytest.raises(ValueError, match=rf'layer_decay_rate is {rate}; it must be in \(0, 1\]'):
-        settings(Detector(Plain()), layer_decay_rate=rate)
-
-
-def test_unknown_key() -> None:
-    with pytest.raises(ValueError, match=r"unknown keys \['num_layers'\]; allowed: layer_decay"):
-        settings(Detector(Plain()), num_layers=12)
-
-
-def test_missing_rate_of_the_optimizer() -> None:
-    with pytest.raises(ValueError, match=r'optimizer\.lr is missing'):
-        settings(Detector(Plain()), dict(optimizer=dict(type='AdamW')))
-
-
 def test_backbone_without_depth_is_an_error() -> None:
     with pytest.raises(ValueError, match=r'get_layer_depth.*backbone \(Linear\) does not have'):
         settings(Detector(nn.Linear(4, 4)))
     with pytest.raises(ValueError, match='Linear does not have'):
         settings(nn.Linear(4, 4))
+
+
+@pytest.mark.parametrize(
+    ('given', 'message'),
+    [
+        *(
+            (dict(layer_decay_rate=rate), rf'layer_decay_rate is {rate}; it must be in \(0, 1\]')
+            for rate in (None, 0, 1.5)
+        ),
+        (dict(num_layers=12), r"unknown keys \['num_layers'\]; allowed: layer_decay"),
+        (dict(custom_keys=3), r'custom_keys.*dict'),
+        (dict(custom_keys=dict(gamma=3)), r'custom_keys.*dict'),
+        (dict(norm_decay_mult=math.nan), r'norm_decay_mult.*finite number'),
+        (dict(optim=dict(optimizer=dict(type='AdamW'))), r'optimizer\.lr is missing'),
+    ],
+)
+def test_wrong_settings_are_named(given: dict, message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        settings(Detector(Plain()), **given)

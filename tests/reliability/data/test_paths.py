@@ -116,13 +116,6 @@ def test_wrapped_data_sets(wrap: object, key: str) -> None:
         check_data(config(wrap(coco('nowhere'))))
 
 
-def test_annotations_of_metrics(root: Path) -> None:
-    metric = dict(type='CocoMetric', ann_file=str(root / 'val.json'))
-    for evaluator, key in ((metric, r'val_evaluator'), ([metric], r'val_evaluator\.0')):
-        with pytest.raises(MissingDataError, match=rf'--cfg-options {key}\.ann_file=PATH'):
-            check_data(config(coco(root), 'val', val_evaluator=evaluator))
-
-
 def test_names_the_environment_variable(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (root / 'c.py').write_text(
         "data_root = '{{$SOME_DATA:data}}/coco/'\n"
