@@ -1,14 +1,11 @@
 """A loss that is not finite: the run stops with the weights it had, and names what went wrong."""
 
-import copy
 import logging
 import math
-import pickle
 from collections.abc import Callable
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 import torch
@@ -309,23 +306,6 @@ def test_a_finite_run_is_left_alone(train: Callable, norm: bool) -> None:
     assert len(watched[1]) == 8
     assert torch.equal(watched[2], plain[2])
     assert not watched[3]
-
-
-class Copying(AnomalyHook):
-    """Copies the model while it trains, as hooks for EMA do."""
-
-    copies: ClassVar[list] = []
-
-    def after_train_iter(self, runner: Runner, *args, **kwargs) -> None:
-        self.copies[:] = [copy.deepcopy(runner.model), pickle.dumps(runner.model)]
-
-
-def test_a_copy_of_the_model_holds_no_runner(train: Callable) -> None:
-    train(Net(), hook=Copying())
-    model, pickled = Copying.copies
-    assert model(inputs=[torch.ones(4)] * 2, mode='loss')['loss_a'].isfinite()
-    # The weights are 700 bytes, the random state is 12 000; a runner would be far more.
-    assert len(pickled) < 40_000
 
 
 class Scaled(Net):

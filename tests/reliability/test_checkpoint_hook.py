@@ -18,6 +18,7 @@ from mmvttt.errors import UsageError
 from mmvttt.reliability import AnomalyError, CheckpointHook, Preempted, signals
 from mmvttt.reliability.read import read_content
 from mmvttt.reliability.resume import latest_checkpoint
+from mmvttt.reliability.rotation import Rotation
 from mmvttt.version import __version__
 
 TRAININGS = Path(__file__).parents[1] / 'trainings'
@@ -311,3 +312,25 @@ def test_a_misspelt_option_is_an_error_at_once() -> None:
         TypeError, match=r'no option max_keep_ckpt; allowed: exit_code.*max_keep_ck'
     ):
         CheckpointHook(interval=1, max_keep_ckpt=3)
+
+
+def test_what_a_kill_between_two_files_left_is_removed(
+    run: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep = {'default_hooks.checkpoint.max_keep_ckpts': 1}
+
+    class Killed(BaseException):
+        """Nothing catches it."""
+
+    def kill(*_: object) -> None:
+        raise Killed
+
+    run('train', config='noisy', work_dir='a', cfg_options={**keep, 'train_cfg.max_epochs': 1})
+    with monkeypatch.context() as patch:
+        patch.setattr(Rotation, 'remove', lambda self, names, *_: list(names) and kill())
+        with pytest.raises(Killed):
+            run('train', config='noisy', work_dir='a', resume='auto', cfg_options=keep)
+    assert names('a') == {'epoch_1.pth', 'epoch_2.pth'}
+    Path('a/.running').unlink()
+    run('train', config='noisy', work_dir='a', resume='auto', cfg_options=keep)
+    assert names('a') == {'epoch_3.pth'}

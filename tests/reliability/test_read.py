@@ -15,21 +15,13 @@ from mmengine.runner.checkpoint import _load_checkpoint
 from mmvttt.errors import CheckpointError
 from mmvttt.reliability.read import read_content
 
+from .test_allow_list import Reduced
+
 
 def saved(content: object) -> bytes:
     buffer = io.BytesIO()
     torch.save(content, buffer)
     return buffer.getvalue()
-
-
-class Directory:
-    """Makes a directory when it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple:
-        return os.mkdir, (str(self.path),)
 
 
 SMALL = saved({'a': 1})
@@ -147,7 +139,7 @@ def test_two_sites_may_have_a_file_of_one_name(server: tuple) -> None:
 def test_what_is_downloaded_runs_nothing(server: tuple, tmp_path: Path) -> None:
     """mmengine's own loader unpickles what comes from a URL."""
     address, answers = server
-    evil = saved(Directory(tmp_path / 'ran'))
+    evil = saved(Reduced(os.mkdir, str(tmp_path / 'ran')))
     answers += [SMALL, evil, evil]
     assert _load_checkpoint(f'{address}/good.pth') == {'a': 1}
     for number, read in enumerate((_load_checkpoint, read_content)):

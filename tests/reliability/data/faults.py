@@ -57,6 +57,8 @@ FAULTS: dict[str, tuple[Callable[[dict], None], str, bool]] = {
     'mask as a word': (entry(segmentation='mask'), 'neither polygons nor RLE', True),
     'polygon, far away': (entry(segmentation=[[1, 1, 1e8, 1, 1, 9]]), 'points too far', True),
     'crowd in words': (entry(iscrowd='0'), 'iscrowd is neither 0 nor 1', True),
+    'crowd 2': (entry(iscrowd=2), 'iscrowd is neither 0 nor 1', True),
+    'ignore in words': (entry(ignore='no'), 'ignore is neither 0 nor 1', True),
     'id as a list': (entry(id=[1]), 'id is no number', True),
     'RLE without a size': (entry(segmentation=dict(counts=[AREA])), 'another size', True),
     'RLE without counts': (entry(segmentation=dict(size=list(SIZE))), 'do not add up', True),
