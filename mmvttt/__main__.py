@@ -9,36 +9,25 @@ import argparse
 import importlib
 import platform
 import warnings
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import packages_distributions, version
 
 from . import __version__, _failure
 
-# By import name, the distributions that can bring it (forks have names of their own), and the
-# versions that were tried. Others may work, so they are not required.
-_PACKAGES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    'torch': (('torch',), ('2.11', '2.14')),
-    'torchvision': (('torchvision',), ()),
-    'triton': (('triton',), ()),
-    'numba': (('numba',), ()),
-    'numpy': (('numpy',), ()),
-    'cv2': (('opencv-python-headless', 'opencv-python'), ()),
-    'timm': (('timm',), ()),
-    'mmengine': (('mmengine', 'onedl-mmengine', 'mmengine-lite'), ('0.10',)),
-    'mmcv': (('mmcv', 'onedl-mmcv', 'mmcv-lite'), ('2.1', '2.3')),
-    'mmdet': (('mmdet', 'onedl-mmdetection'), ('3.3', '3.5')),
-    'mmseg': (('mmsegmentation', 'onedl-mmsegmentation'), ('1.2', '1.4')),
-    'mmpretrain': (('mmpretrain', 'onedl-mmpretrain'), ('1.2', '1.3')),
+# By import name, the versions that were tried. Others may work, so they are not required.
+_PACKAGES: dict[str, tuple[str, ...]] = {
+    'torch': ('2.11', '2.14'),
+    'torchvision': (),
+    'triton': (),
+    'numba': (),
+    'numpy': (),
+    'cv2': (),
+    'timm': (),
+    'mmengine': ('0.10',),
+    'mmcv': ('2.1', '2.3'),
+    'mmdet': ('3.3', '3.5'),
+    'mmseg': ('1.2', '1.4'),
+    'mmpretrain': ('1.2', '1.3'),
 }
-
-
-def _installed(names: tuple[str, ...]) -> dict[str, str]:
-    found = {}
-    for name in names:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def _imported(module: str) -> tuple[str, str | None]:
@@ -65,14 +54,16 @@ def versions() -> list[str]:
     """A line for every package that matters, with a remark on versions that are not tried."""
     gpus = _gpus() if _imported('torch')[1] is None else 'no torch'
     lines = [f'mmvttt {__version__}, Python {platform.python_version()}, {gpus}']
-    for module, (names, tried) in _PACKAGES.items():
-        found = _installed(names)
+    # Forks bring the same modules under names of their own.
+    installed = packages_distributions()
+    for module, tried in _PACKAGES.items():
+        found = sorted(set(installed.get(module, ())))
         number, failure = _imported(module)
         if not found and failure is not None:
             lines.append(f'{module:12} not installed')
             continue
-        distributions = ', '.join(f'{name} {its}' for name, its in found.items())
-        line = f'{module:12} {number} ({distributions or "no distribution of a known name"})'
+        distributions = ', '.join(f'{name} {version(name)}' for name in found)
+        line = f'{module:12} {number} ({distributions or "no distribution"})'
         if failure is not None:
             line += f'  cannot be imported: {failure}'
         elif len(found) > 1:

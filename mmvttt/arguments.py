@@ -39,10 +39,17 @@ def check_number(name: str, value: Any, above: float = -math.inf) -> None:
 
 def check_rate(name: str, value: Any) -> None:
     """A part of the whole that is not all of it, in [0, 1)."""
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f'{name}={value!r}: choose a rate in [0, 1).')
-    if not 0 <= value < 1:
+    check_part(name, value, 'a rate in [0, 1)')
+    if value == 1:
         raise ValueError(f'{name}={value!r}: choose a rate in [0, 1).')
+
+
+def check_part(name: str, value: Any, allowed: str = 'a part of 1, in [0, 1]') -> None:
+    """A part of the whole, in [0, 1]."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f'{name}={value!r}: choose {allowed}.')
+    if not 0 <= value <= 1:
+        raise ValueError(f'{name}={value!r}: choose {allowed}.')
 
 
 def check_choice(name: str, value: Any, choices: Collection) -> None:

@@ -1,7 +1,6 @@
 """Explains errors of building parts from a config by their tracebacks."""
 
 import inspect
-import re
 from difflib import get_close_matches
 from traceback import walk_tb
 from types import FrameType
@@ -35,17 +34,13 @@ def explain_build(error: KeyError | TypeError | ValueError) -> str | None:
         if frame is not frames[-1] or not isinstance(kind, str):
             return None
         return f'there is no type {kind!r}{_did_you_mean(kind, _types(frame))}'
-    found = re.search(r"unexpected keyword argument '(\w+)'", str(error))
     built: Any = frame.f_locals.get('obj_cls')
-    # An error of the class or function itself or of the bases that it hands options on to.
-    inner = frames[frames.index(frame) + 1 :]
-    if found is None or not all(_is_own_init(f, built) for f in inner):
-        return None
     # A constructor may hand a wrong option of its own to something else.
-    refused = str(error).partition('.__init__')[0]
-    if inner and refused not in [part.__qualname__ for part in inspect.getmro(built)]:
+    refused, unexpected, name = str(error).partition(' got an unexpected keyword argument ')
+    inits = [f'{part.__qualname__}.__init__()' for part in _classes(built)]
+    if not unexpected or refused not in (inits or [f'{getattr(built, "__qualname__", "")}()']):
         return None
-    return explain_option(built, found[1])
+    return explain_option(built, name.split("'")[1])
 
 
 def explain_option(built: Any, name: str) -> str:
@@ -57,17 +52,14 @@ def explain_option(built: Any, name: str) -> str:
     )
 
 
-def _is_own_init(frame: FrameType, built: Any) -> bool:
-    own = inspect.isclass(built) and isinstance(frame.f_locals.get('self'), built)
-    return own and frame.f_code.co_name == '__init__'
+def _classes(built: Any) -> tuple[type, ...]:
+    return inspect.getmro(built) if inspect.isclass(built) else ()
 
 
 def _options(built: Any) -> list[str]:
     """Names of the options of a function, or of a class and the bases it hands options on to."""
     names: dict[str, None] = {}
-    for part in inspect.getmro(built) if inspect.isclass(built) else [built]:
-        if inspect.isclass(part) and '__init__' not in vars(part):
-            continue
+    for part in [c for c in _classes(built) if '__init__' in vars(c)] or [built]:
         parameters = inspect.signature(part).parameters.values()
         names |= {p.name: None for p in parameters if p.kind != p.VAR_KEYWORD}
         if not any(p.kind == p.VAR_KEYWORD for p in parameters):

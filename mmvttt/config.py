@@ -59,14 +59,7 @@ def load_config(
     except UsageError:
         raise
     except (SyntaxError, OSError, ValueError) as error:
-        # mmengine puts their values between the quotes of a Python string.
-        quoted = [
-            n for n, v in os.environ.items() if n.startswith('MMVTTT_') and set(v) & set('\'"\\')
-        ]
-        advice = (
-            f'; {quoted[0]} has a quote or backslash, which no config can hold' if quoted else ''
-        )
-        raise UsageError(f"the config '{config}' cannot be read: {error}{advice}") from error
+        raise UsageError(f"the config '{config}' cannot be read: {error}") from error
     except ImportError as error:
         # A base of a toolbox that is not there; named by mmengine as its distribution.
         missing = next((s for s in _EXTRAS if _DISTRIBUTIONS.get(s, s) in str(error)), None)
@@ -188,16 +181,11 @@ def own_config(name: str) -> Path:
     """The file of `mmvttt::name`.
 
     Raises:
-        FileNotFoundError: There is no such config; names the ones that come close.
+        FileNotFoundError: There is no such config; names the one that comes close.
     """
     root = config_root()
     path = root / name
     # A name may not lead out of the folder.
     if not path.is_file() or '..' in path.parts or Path(name).is_absolute():
-        names = [p.relative_to(root).as_posix() for p in root.rglob('*.py')]
-        close = get_close_matches(name, names, n=3, cutoff=0.4) or sorted(names)
-        raise FileNotFoundError(
-            f"mmvttt has no config '{name}' (looked in {root}); there is, for example: "
-            f'{", ".join(close[:3]) or "none at all"}'
-        )
+        raise FileNotFoundError(f"mmvttt has no config '{name}' (looked in {root}){_closest(name)}")
     return path

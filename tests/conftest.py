@@ -10,6 +10,7 @@ import functools
 import gc
 import importlib.util
 import os
+import runpy
 import subprocess
 import sys
 import tempfile
@@ -31,6 +32,7 @@ if WITH_MMENGINE:
     import mmvttt  # noqa: F401
 
 TRAININGS = Path(__file__).parent / 'trainings'
+TOOLS = Path(__file__).parents[1] / 'tools'
 DESELECTED = 'tests for a GPU deselected'
 _interpreted = pytest.StashKey[dict[str, dict[str, str]]]()
 _deselected = pytest.StashKey[int]()
@@ -172,3 +174,28 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable:
         return function(TRAININGS / f'{config}_config.py', *args, cfg_options=options, **kwargs)
 
     return run
+
+
+class Tools:
+    """Runs tools in the test's process."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, capture: pytest.CaptureFixture[str]) -> None:
+        self.patch, self.capture = patch, capture
+
+    def __call__(self, tool: str, *args: object) -> str:
+        """The output of a tool that ends well."""
+        self.patch.setattr(sys, 'argv', [tool, *map(str, args)])
+        runpy.run_path(str(TOOLS / tool), run_name='__main__')
+        return self.capture.readouterr().out
+
+    def error(self, tool: str, *args: object, status: int = 1) -> str:
+        """What a tool has printed, on stderr too, that ends with another status than 0."""
+        with pytest.raises(SystemExit) as end:
+            self(tool, *args)
+        assert end.value.code == status
+        return ''.join(self.capture.readouterr())
+
+
+@pytest.fixture
+def tools(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Tools:
+    return Tools(monkeypatch, capsys)

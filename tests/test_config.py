@@ -88,7 +88,7 @@ def test_paths_and_other_names_are_left_alone() -> None:
     [
         ('maskrcnn_vittt_s_1', f"did you mean '{NAME}'"),
         ('nowhere.py', r'looked for /'),
-        ('mmvttt::nowhere', 'there is, for example'),
+        ('mmvttt::nowhere', "mmvttt has no config 'nowhere"),
         ('mmvttt::../setup.py', "mmvttt has no config '../setup.py'"),
         ('mmvttt::/etc/hosts', 'mmvttt has no config'),
         ('no_such_package::x.py', 'no_such_package'),
@@ -103,10 +103,10 @@ def test_a_wrong_name_is_a_sentence(name: str, words: str) -> None:
     ('option', 'words'),
     [
         ('train_pipeline.2.scale', 'train_dataloader.dataset.pipeline'),
+        ('train_dataloader.dataset.pipeline.2.scale', r'set train_dataloader\S+\.scales'),
         ('data_root', 'train_dataloader.dataset.data_root'),
         ('train_pipeline[2].scale', 'with a dot'),
         ('optim_wraper.optimizer.lr', "did you mean 'optim_wrapper'"),
-        ('train_dataloader.dataset.pipeline.2.scale', r'set train_dataloader\S+\.scales'),
     ],
 )
 def test_an_option_that_nothing_reads_is_a_sentence(option: str, words: str) -> None:

@@ -37,9 +37,6 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         '--score-thr', type=float, default=0.3, help='draw boxes from this score on'
     )
-    parser.add_argument(
-        '--window', action='store_true', help='show the frames of a video or camera; q ends it'
-    )
     add_device(parser)
     parser.add_argument('--amp', action='store_true', help='run the backbone in mixed precision')
     parser.add_argument(
@@ -78,9 +75,7 @@ def main(argv: list[str] | None = None) -> None:
                 print(printable(f'{finding.image}: {lines} → {finding.picture}'))
         for source, stem in videos.items():
             out = Path(args.out) / f'{stem}.mp4'
-            frames = show_video(
-                config, args.checkpoint, source, out, *where, args.window, args.onnx
-            )
+            frames = show_video(config, args.checkpoint, source, out, *where, args.onnx)
             count = 0
             with suppress(KeyboardInterrupt):
                 for _ in track(frames, description='frames', total=None):

@@ -22,8 +22,8 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         '--tta',
         action='store_true',
-        help='merge the predictions for every image and its mirror image, or for the versions that '
-        "the config's tta_pipeline makes",
+        help="merge the predictions for versions of an image, by the config's tta_pipeline and "
+        'tta_model',
     )
     parser.add_argument('--amp', action='store_true', help='run the backbone in mixed precision')
     parser.add_argument(

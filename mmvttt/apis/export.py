@@ -56,43 +56,43 @@ class Comparison:
         return f'images {self.shape}: {self.text}'
 
 
-class Logits(nn.Module):
-    """A segmentor up to its logits `(B, classes, H, W)` at the size of the image."""
+class Part(nn.Module):
+    """A part of a model, as a function of the preprocessed image `(B, in_channels, H, W)`.
 
-    def __init__(self, model: nn.Module) -> None:
+    Args:
+        model: The model.
+        function: Model and image → outputs.
+        prefixes: Beginnings of the names of its tensors.
+    """
+
+    def __init__(
+        self, model: nn.Module, function: Callable[[Any, Tensor], Any], *prefixes: str
+    ) -> None:
         super().__init__()
         self.model = model
+        self.function = function
+        self.prefixes = prefixes
 
-    def forward(self, image: Tensor) -> Tensor:
-        """Preprocessed image `(B, in_channels, H, W)` → logits."""
-        logits = self.model.decode_head(self.model.extract_feat(image))
-        return F.interpolate(
-            logits, image.shape[2:], mode='bilinear', align_corners=self.model.align_corners
-        )
+    def forward(self, image: Tensor) -> Tensor | tuple[Tensor, ...]:
+        return self.function(self.model, image)
 
 
-class Features(nn.Module):
-    """The maps of a detector's backbone and neck: the heads' work depends on what they see."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, image: Tensor) -> tuple[Tensor, ...]:
-        """Preprocessed image `(B, in_channels, H, W)` → one map a level."""
-        return tuple(self.model.extract_feat(image))
+def _logits(model: Any, image: Tensor) -> Tensor:
+    """A segmentor's, `(B, classes, H, W)` at the size of the image."""
+    logits = model.decode_head(model.extract_feat(image))
+    return F.interpolate(
+        logits, image.shape[2:], mode='bilinear', align_corners=model.align_corners
+    )
 
 
-class Scores(nn.Module):
-    """A classifier up to its logits `(B, classes)`."""
+def _features(model: Any, image: Tensor) -> tuple[Tensor, ...]:
+    """The maps of a detector's neck: the heads' work depends on what they see."""
+    return tuple(model.extract_feat(image))
 
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
 
-    def forward(self, image: Tensor) -> Tensor:
-        """Preprocessed image `(B, in_channels, H, W)` → logits."""
-        return self.model.head(self.model.extract_feat(image))
+def _scores(model: Any, image: Tensor) -> Tensor:
+    """A classifier's logits `(B, classes)`."""
+    return model.head(model.extract_feat(image))
 
 
 def predictor(model: nn.Module) -> nn.Module:
@@ -109,15 +109,6 @@ def predictor(model: nn.Module) -> nn.Module:
         )
     part = LabelMap(model) if kind == 'mmseg' else Detections(model)
     return part.eval().requires_grad_(False)
-
-
-# The children whose tensors are in the file, by the prefix of their names; '': all.
-_PARTS: dict[type[nn.Module], str | tuple[str, ...]] = {
-    Logits: ('backbone.', 'neck.', 'decode_head.'),
-    Features: ('backbone.', 'neck.'),
-    Scores: ('backbone.', 'neck.', 'head.'),
-    LabelMap: ('backbone.', 'neck.', 'decode_head.'),
-}
 
 
 def exportable(model: nn.Module) -> nn.Module:
@@ -146,11 +137,11 @@ def exportable(model: nn.Module) -> nn.Module:
                 f'{type(head).__name__} takes more than features ({needed[1].name}), so it cannot '
                 'be exported up to its logits; --predictions writes its label map'
             )
-        part = Logits(model)
+        part = Part(model, _logits, 'backbone.', 'neck.', 'decode_head.')
     elif getattr(model, 'head', None) is not None:
-        part = Scores(model)
+        part = Part(model, _scores, 'backbone.', 'neck.', 'head.')
     else:
-        part = Features(model)
+        part = Part(model, _features, 'backbone.', 'neck.')
     return part.eval().requires_grad_(False)
 
 
@@ -199,7 +190,7 @@ def export_model(
     found = find_model(model, cfg_options)
     network = predictor(found.model) if predictions else exportable(found.model)
     if checkpoint is not None:
-        _load_all(found.model, checkpoint, _PARTS.get(type(network), ''))
+        _load_all(found.model, checkpoint, getattr(network, 'prefixes', ''))
     height, width = size or found.size
     fixed_size = fixed_size or predictions
     if not fixed_size:
@@ -226,7 +217,12 @@ def export_model(
     print_log(f'comparing {out} with the model')
     compare = _compare_predictions if predictions else _compare
     for example in photographs or (torch.rand(b, channels, *sides) for b, *sides in shapes):
-        yield compare(network, run, example, out)
+        with torch.no_grad():
+            text, error, good = compare(network, run, example)
+        shape = tuple(example.shape)
+        if not good:
+            raise RuntimeError(f'{out} differs from the model on images {shape}: {text}')
+        yield Comparison(shape, error, text)
 
 
 def _load_all(
@@ -333,35 +329,25 @@ def _tensors(outputs: Tensor | Sequence[Tensor]) -> Sequence[Tensor]:
     return [outputs] if isinstance(outputs, Tensor) else outputs
 
 
-@torch.no_grad()
-def _compare(network: nn.Module, run: _Runs, image: Tensor, out: Path) -> Comparison:
+def _compare(network: nn.Module, run: _Runs, image: Tensor) -> tuple[str, float, bool]:
+    """A line for the screen, the difference of outputs, and whether that is small enough."""
     pairs = zip(_tensors(network(image)), run(image), strict=True)
     error = max(float((a - b).abs().max() / a.abs().max()) for a, b in pairs)
     # A NaN is not below it either.
-    if not error < _TOLERANCE:
-        raise RuntimeError(
-            f'{out} differs from the model by {error:.1e} of the largest output on images '
-            f'{tuple(image.shape)}'
-        )
-    return Comparison(tuple(image.shape), error, f'differs by {error:.1e} of the largest output')
+    return f'differs by {error:.1e} of the largest output', error, error < _TOLERANCE
 
 
-@torch.no_grad()
-def _compare_predictions(network: nn.Module, run: _Runs, image: Tensor, out: Path) -> Comparison:
-    """Compares a file with what the model's own toolbox predicts."""
+def _compare_predictions(network: Any, run: _Runs, image: Tensor) -> tuple[str, float, bool]:
+    """The same for a file beside what the model's own toolbox predicts."""
     model, found = network.model, run(image)
-    if isinstance(network, LabelMap):
-        labels, scores = network(image)
-        error = float((labels != found[0]).float().mean())
-        score = float((scores - found[1]).abs().max() / scores.max())
-        good = error < _AREA and score < _SCORE
-        text = f'{error:.1e} of the pixels have another label, scores differ by {score:.1e}'
-    else:
+    if not isinstance(network, LabelMap):
         sample = model.predict(image, samples_of(image), rescale=False)[0]
-        text, error, good = _match(as_outputs(sample.pred_instances), found)
-    if not good:
-        raise RuntimeError(f'{out} differs from the model on images {tuple(image.shape)}: {text}')
-    return Comparison(tuple(image.shape), error, text)
+        return _match(as_outputs(sample.pred_instances), found)
+    labels, scores = network(image)
+    error = float((labels != found[0]).float().mean())
+    score = float((scores - found[1]).abs().max() / scores.max())
+    text = f'{error:.1e} of the pixels have another label, scores differ by {score:.1e}'
+    return text, error, error < _AREA and score < _SCORE
 
 
 def _match(expected: Sequence[Tensor], found: Sequence[Tensor]) -> tuple[str, float, bool]:

@@ -16,7 +16,7 @@ from mmengine.registry import init_default_scope
 from PIL import Image
 
 from ..engine.amp import autocast_backbone
-from ..errors import CheckpointError, UsageError
+from ..errors import UsageError
 from ..models.cpu_inference import optimize_for_cpu
 from ..reliability.data.images import FORMATS, read_image
 from ..reliability.match import require_match
@@ -75,10 +75,7 @@ def show_images(
         if not Path(image).is_file():
             raise UsageError(f'there is no image {os.fspath(image)!r}')
         require_image(image)
-        if Path(image).resolve().parent in (
-            Path(out_dir).resolve(),
-            Path(out_dir, 'vis').resolve(),
-        ):
+        if Path(image).resolve().parent == Path(out_dir).resolve():
             raise UsageError(
                 f'the picture would be written over {os.fspath(image)!r}: give another --out'
             )
@@ -135,28 +132,20 @@ def show_video(
     score_thr: float = 0.3,
     device: str = 'cpu',
     amp: bool = False,
-    window: bool = False,
     onnx: str | os.PathLike[str] | None = None,
 ) -> Iterator[list[str]]:
     """Runs a model on every frame of a video or a camera, and writes the drawn frames as a video.
 
     Args:
-        config: As in `show_images`.
-        checkpoint: As in `show_images`.
+        config, checkpoint, score_thr, device, amp, onnx: As in `show_images`.
         source: A video file, or the number of a camera, which goes on until the caller stops.
         out: The .mp4 file to write.
-        score_thr: As in `show_images`.
-        device: As in `show_images`.
-        amp: As in `show_images`.
-        window: Show the frames, too, until q is pressed.
-        onnx: As in `show_images`.
 
     Yields:
         The description of each frame's prediction.
 
     Raises:
-        UsageError: There is no such video or camera, or OpenCV has no windows here; else as
-            `show_images`.
+        UsageError: There is no such video or camera; else as `show_images`.
         CheckpointError: As in `show_images`.
     """
     capture = cv2.VideoCapture(source if isinstance(source, int) else os.fspath(source))
@@ -177,22 +166,10 @@ def show_video(
                 writer = cv2.VideoWriter(os.fspath(out), _CODEC, rate, size)
             writer.write(frame)
             yield lines
-            if window and _quit_in_window(frame):
-                break
     finally:
         capture.release()
         if writer is not None:
             writer.release()
-
-
-def _quit_in_window(frame: np.ndarray) -> bool:
-    try:
-        cv2.imshow('mmvttt', frame)
-        return cv2.waitKey(1) == ord('q')
-    except cv2.error as error:
-        raise UsageError(
-            'this OpenCV has no windows (opencv-python-headless): leave out --window'
-        ) from error
 
 
 def open_model(
@@ -208,11 +185,8 @@ def open_model(
     `(H, W, 3)`, uint8, RGB.
 
     Args:
-        config: As in `show_images`.
-        checkpoint: As in `show_images`.
+        config, checkpoint, amp, onnx: As in `show_images`.
         device: Where to run. On a CPU weights are packed, see `optimize_for_cpu`.
-        amp: Run the backbone in mixed precision.
-        onnx: As in `show_images`.
 
     Raises:
         UsageError: The config is of another toolbox or has no model, or the file cannot be used.
@@ -318,16 +292,8 @@ def _dataset_meta(checkpoint: str | os.PathLike[str]) -> dict[str, Any]:
     """Names and colours of the classes in a checkpoint; the toolboxes do not check them."""
     content = read_content(checkpoint)
     meta = content.get('meta') if isinstance(content, Mapping) else None
-    found = meta.get('dataset_meta') if isinstance(meta, Mapping) else meta
-    if found is None:
-        return {}
-    classes = found.get('classes', ()) if isinstance(found, Mapping) else None
-    if not isinstance(classes, list | tuple) or not all(isinstance(c, str) for c in classes):
-        raise CheckpointError(
-            f'{os.fspath(checkpoint)!r} has a meta that no training has written: its classes are '
-            f'{classes!s:.60}'
-        )
-    return {str(key): value for key, value in found.items()}
+    found = meta.get('dataset_meta') if isinstance(meta, Mapping) else None
+    return dict(found) if isinstance(found, Mapping) else {}
 
 
 def _palette(count: int) -> list[list[int]]:

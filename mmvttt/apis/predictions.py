@@ -30,6 +30,7 @@ class LabelMap(nn.Module):
     """A segmentor up to the label of each pixel."""
 
     names = ('labels', 'scores')
+    prefixes = ('backbone.', 'neck.', 'decode_head.')
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

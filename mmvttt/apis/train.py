@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from mmengine import optim
 from mmengine.config import Config, ConfigDict
 from mmengine.logging import print_log
-from mmengine.registry import MODELS, OPTIM_WRAPPERS, RUNNERS
+from mmengine.registry import OPTIM_WRAPPERS, RUNNERS
 from mmengine.runner import FlexibleRunner, Runner
 
 from ..config import load_config
@@ -28,27 +26,6 @@ from ..reliability.match import require_weights
 from .screen import QuietRunner, layer_decay_advice, summary
 
 _WRAPPERS = (optim.OptimWrapper, optim.AmpOptimWrapper, AmpOptimWrapper)
-# Models that merge the predictions for versions of an image, where a config has no tta_model.
-_TTA_MODELS = {
-    'mmdet': dict(
-        type='DetTTAModel',
-        tta_cfg=dict(nms=dict(type='nms', iou_threshold=0.5), max_per_img=100),
-    ),
-    'mmseg': dict(type='SegTTAModel'),
-    'mmpretrain': dict(type='AverageClsScoreTTA'),
-}
-# Keys by which DetTTAModel turns boxes back.
-_DET_META = (
-    'img_id',
-    'img_path',
-    'ori_shape',
-    'img_shape',
-    'scale_factor',
-    'flip',
-    'flip_direction',
-)
-# Parts of mmdet's models, beside a RoI head, that predict masks.
-_MASKS = ('mask_head', 'panoptic_head', 'semantic_head')
 
 
 def build_runner(cfg: Config) -> Runner:
@@ -94,103 +71,24 @@ def enable_compile(cfg: Config) -> None:
 
 
 def enable_tta(cfg: Config) -> None:
-    """Merges the predictions for an image and its mirror image, by the toolbox's own model.
+    """Merges the predictions for versions of an image, as the config's own two entries say.
 
-    A `tta_model` and `tta_pipeline` of the config, which may make any number of versions, are used
-    as they are. mmdet's model merges boxes and refuses masks, so a Mask R-CNN does without its
-    mask head.
+    `tta_pipeline` makes the versions and `tta_model` merges them; segmentors have both.
 
     Raises:
-        UsageError: The config is of no toolbox that has such a model; its test data has no
-            pipeline; or it is for mmdet's model, and predicts or evaluates masks alone.
+        UsageError: The config lacks one of them.
     """
-    scope = cfg.get('default_scope')
-    if scope not in _TTA_MODELS:
-        raise UsageError(f'--tta needs default_scope to be one of {", ".join(_TTA_MODELS)}')
-    datasets = list(_leaves(cfg.test_dataloader.dataset, ('dataset', 'datasets')))
-    # One data set may be there twice, as the same object.
-    pipelines = [cfg.get('tta_pipeline') or _flipped(dataset, scope) for dataset in datasets]
-    for dataset, pipeline in zip(datasets, pipelines, strict=True):
-        dataset.pipeline = pipeline
+    missing = [key for key in ('tta_model', 'tta_pipeline') if key not in cfg]
+    if missing:
+        raise UsageError(
+            f"--tta: the config has no {' and '.join(missing)}, as mmengine's tta_model = "
+            "dict(type='DetTTAModel', …) and tta_pipeline = […, dict(type='TestTimeAug', …)]; add "
+            'them, or leave --tta out'
+        )
+    cfg.test_dataloader.dataset.pipeline = cfg.tta_pipeline
     if cfg.get('data_preprocessor') is not None:
         cfg.model.setdefault('data_preprocessor', cfg.pop('data_preprocessor'))
-    cfg.model = ConfigDict(**cfg.get('tta_model', _TTA_MODELS[scope]), module=cfg.model)
-    if scope == 'mmdet':
-        from mmdet.models import DetTTAModel
-
-        if resolve_type(cfg.model.type, MODELS, scope) is DetTTAModel:
-            _leave_masks_out(cfg)
-
-
-def _leaves(config: Any, inside: tuple[str, ...]) -> Iterator[ConfigDict]:
-    """The configs that lie in lists, and under one of these keys, but have none of them."""
-    if isinstance(config, list | tuple):
-        for part in config:
-            yield from _leaves(part, inside)
-    elif isinstance(config, dict):
-        key = next((key for key in inside if key in config), None)
-        if key is None:
-            yield config
-        else:
-            yield from _leaves(config[key], inside)
-
-
-def _flipped(dataset: ConfigDict, scope: str) -> list[dict]:
-    """The pipeline of a data set, for every image and its mirror image."""
-    if not dataset.get('pipeline'):
-        raise UsageError(
-            f'--tta needs a pipeline, and {type_name(dataset.get("type"))} in '
-            'test_dataloader.dataset has none; give it one, or the config a tta_pipeline'
-        )
-    *before, pack = copy.deepcopy(dataset.pipeline)
-    if scope == 'mmdet':
-        pack.meta_keys = _DET_META
-    # Annotations that were loaded before are mirrored too: the truth is the first one's.
-    flips = [dict(type='RandomFlip', prob=prob) for prob in (0.0, 1.0)]
-    return [*before, dict(type='TestTimeAug', transforms=[flips, [pack]])]
-
-
-def _leave_masks_out(cfg: Config) -> None:
-    """Switches the mask head off, and its metric.
-
-    Raises:
-        UsageError: The masks cannot be switched off, or there is no other metric.
-    """
-    model = cfg.model.module
-    roi_head = model.get('roi_head') or {}
-    asked = False
-    for evaluator in _leaves(cfg.test_evaluator, ('metrics',)):
-        metric = evaluator.get('metric') or []
-        metric = [metric] if isinstance(metric, str) else list(metric)
-        if 'segm' in metric:
-            asked = True
-            evaluator.metric = [m for m in metric if m != 'segm']
-            if not evaluator.metric:
-                raise UsageError(
-                    "--tta: mmdet merges boxes only, and test_evaluator.metric is 'segm' alone; "
-                    "set it to 'bbox'"
-                )
-    masks = 'mask_head' in roi_head
-    stay = any(part in model for part in _MASKS) or 'point_head' in roi_head
-    if stay or _one_stage_masks(cfg) or (asked and not masks):
-        raise UsageError(
-            '--tta: mmdet merges boxes only, and the masks of this '
-            f'{type_name(model.type)} cannot be left out; test it without --tta'
-        )
-    if asked or masks:
-        print_log('--tta: mmdet merges boxes only; no masks are predicted', 'current')
-    for part in ('mask_roi_extractor', 'mask_head'):
-        roi_head.pop(part, None)
-
-
-def _one_stage_masks(cfg: Config) -> bool:
-    """Whether one head predicts boxes and masks."""
-    from mmdet.models import RTMDetInsHead
-
-    head = cfg.model.module.get('bbox_head')
-    kind = head.get('type') if isinstance(head, dict) else None
-    kind = resolve_type(kind, MODELS, cfg.get('default_scope'))
-    return isinstance(kind, type) and issubclass(kind, RTMDetInsHead)
+    cfg.model = ConfigDict(**cfg.tta_model, module=cfg.model)
 
 
 def train(
@@ -305,7 +203,6 @@ def evaluate(
                 'that is several images; give one of the two'
             )
         show_predictions(cfg, show_dir)
-    _require_labels(cfg)
     if tta:
         enable_tta(cfg)
     check_data(cfg, ('test',))
@@ -362,16 +259,6 @@ def _require(cfg: Config, *keys: str) -> None:
         raise UsageError(
             f"the config '{cfg.filename}' has no {', '.join(missing)}; it may be a part for the "
             '_base_ of another one'
-        )
-
-
-def _require_labels(cfg: Config) -> None:
-    """Refuses to compare with labels that mmpretrain's data set does not have."""
-    sets = _leaves(cfg.test_dataloader.dataset, ('datasets', 'dataset'))
-    if cfg.test_evaluator and not all(dataset.get('with_label', True) for dataset in sets):
-        raise UsageError(
-            'test_dataloader.dataset has no labels (with_label=False) to compare the predictions '
-            'with: give --cfg-options test_evaluator=[] and --out FILE.pkl to write them alone'
         )
 
 

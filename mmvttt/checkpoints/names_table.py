@@ -20,7 +20,12 @@ def names_table(title: str, kinds: Mapping[str, Iterable[tuple[str, str]]]) -> s
         rows = Counter((_pattern(old), _pattern(new)) for old, new in pairs)
         for (old, new), count in rows.items():
             table.add_row(kind, old, new, str(count))
-    console = Console(width=120)
+    return as_text(table, 120)
+
+
+def as_text(table: Table, width: int) -> str:
+    """A table of rich as lines of at most so many characters."""
+    console = Console(width=width)
     with console.capture() as capture:
         console.print(table)
     return capture.get()

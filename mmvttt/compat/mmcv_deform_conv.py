@@ -7,11 +7,13 @@ Half types are computed in fp32, like RoIAlign's.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+_FORWARD, _BACKWARD = 'deform_conv2d', '_deform_conv2d_backward'
 # As mmcv names what its two convolutions are called with: of height, then of width.
 _PLAIN = ('dH', 'dW', 'padH', 'padW', 'dilationH', 'dilationW', 'group', 'deformable_group')
 _MODULATED = (
@@ -30,13 +32,13 @@ def deform_conv_forward(
     input: Tensor, weight: Tensor, offset: Tensor, output: Tensor, *_: Tensor, **sizes: int
 ) -> None:
     """Writes the convolution of `(B, C, H, W)` at moved taps to `output` `(B, C', H', W')`."""
-    output.copy_(_convolve(input, weight, offset, None, None, _of(sizes, _PLAIN)))
+    output.copy_(_run(_FORWARD, (input, weight, offset), sizes, _PLAIN))
 
 
 def deform_conv_backward_input(*tensors: Tensor, **sizes: int) -> None:
     """Writes the gradients of input and offsets."""
     input, offset, grad_output, grad_input, grad_offset, weight, _ = tensors
-    found = _gradients(grad_output, input, weight, offset, None, _of(sizes, _PLAIN))
+    found = _run(_BACKWARD, (grad_output, input, weight, offset), sizes, _PLAIN)
     grad_input.copy_(found[0])
     grad_offset.copy_(found[2])
 
@@ -45,7 +47,7 @@ def deform_conv_backward_parameters(*tensors: Tensor, scale: float, **sizes: int
     """Adds `scale` times the gradient of the weights to its buffer."""
     input, offset, grad_output, grad_weight, *_ = tensors
     # Nothing of the weights but their shape is in it.
-    found = _gradients(grad_output, input, grad_weight, offset, None, _of(sizes, _PLAIN))
+    found = _run(_BACKWARD, (grad_output, input, grad_weight, offset), sizes, _PLAIN)
     grad_weight.add_(found[1].to(grad_weight), alpha=scale)
 
 
@@ -53,8 +55,8 @@ def modulated_deform_conv_forward(*tensors: Tensor, with_bias: bool, **sizes: in
     """Writes the convolution whose taps are moved and weighted to `output` `(B, C', H', W')`."""
     input, weight, bias, _, offset, mask, output, _ = tensors
     added, size = bias if with_bias else None, output.shape[2:]
-    taps = _as_read(offset, size), _as_read(mask, size)
-    output.copy_(_convolve(input, weight, *taps, added, _of(sizes, _MODULATED)))
+    offset, mask = _as_read(offset, size), _as_read(mask, size)
+    output.copy_(_run(_FORWARD, (input, weight, offset), sizes, _MODULATED, mask, added))
 
 
 def modulated_deform_conv_backward(*tensors: Tensor, with_bias: bool, **sizes: int) -> None:
@@ -62,8 +64,8 @@ def modulated_deform_conv_backward(*tensors: Tensor, with_bias: bool, **sizes: i
     input, weight, _, _, offset, mask, _, *buffers, grad_output = tensors
     grad_input, grad_weight, grad_bias, grad_offset, grad_mask = buffers
     size = grad_output.shape[2:]
-    taps = _as_read(offset, size), _as_read(mask, size)
-    found = _gradients(grad_output, input, weight, *taps, _of(sizes, _MODULATED))
+    offset, mask = _as_read(offset, size), _as_read(mask, size)
+    found = _run(_BACKWARD, (grad_output, input, weight, offset), sizes, _MODULATED, mask)
     grad_input.copy_(found[0])
     grad_weight.copy_(found[1])
     for buffer, gradient in ((grad_offset, found[2]), (grad_mask, found[3])):
@@ -86,24 +88,15 @@ def _as_read(x: Tensor, size: torch.Size) -> Tensor:
     return x.flatten(1)[:, :count].reshape(len(x), x.shape[1], *size)
 
 
-def _of(sizes: dict[str, int], names: tuple[str, ...]) -> list[int]:
-    return [sizes[name] for name in names]
-
-
-def _convolve(
-    input: Tensor, weight: Tensor, offset: Tensor, mask: Any, bias: Any, sizes: list[int]
-) -> Tensor:
-    return _call('deform_conv2d', [input, weight, offset], mask, bias, sizes)
-
-
-def _gradients(
-    grad: Tensor, input: Tensor, weight: Tensor, offset: Tensor, mask: Any, sizes: list[int]
-) -> tuple[Tensor, ...]:
-    """Gradients of input, weights, offsets, masks and bias."""
-    return _call('_deform_conv2d_backward', [grad, input, weight, offset], mask, None, sizes)
-
-
-def _call(name: str, tensors: list[Tensor], mask: Any, bias: Any, sizes: list[int]) -> Any:
+def _run(
+    name: str,
+    tensors: Sequence[Tensor],
+    sizes: dict[str, int],
+    names: Sequence[str],
+    mask: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> Any:
+    """The output, or the gradients of input, weights, offsets, masks and bias."""
     import torchvision  # noqa: F401  (registers the operators)
 
     *_, input, weight, _ = tensors
@@ -111,4 +104,5 @@ def _call(name: str, tensors: list[Tensor], mask: Any, bias: Any, sizes: list[in
     filled = input.new_zeros(len(input), 1) if mask is None else mask
     bias = input.new_zeros(len(weight)) if bias is None else bias
     operator = getattr(torch.ops.torchvision, name)
-    return operator(*widened(*tensors, filled, bias), *sizes, mask is not None)
+    given = (sizes[n] for n in names)
+    return operator(*widened(*tensors, filled, bias), *given, mask is not None)

@@ -1,7 +1,6 @@
 """Public ViT³, H-ViT³ and T⁵ weights to ours and back, tensor by tensor, nothing left unsaid."""
 
-import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -10,7 +9,7 @@ from mmvttt.checkpoints.names_table import names_table
 from mmvttt.errors import CheckpointError
 from mmvttt.models.backbones import T5
 
-from .layouts import find_layout, to_our_shape, to_public_shape
+from .layouts import Layout, find_layout, to_our_shape, to_public_shape
 
 StateDict = Mapping[str, Tensor]
 
@@ -85,27 +84,19 @@ def to_ours(weights: StateDict) -> Conversion:
         CheckpointError: If the weights are of another model, of a shape that does not fit, or ours.
     """
     layout = find_layout(weights, public=True)
-    ours = {public: own for own, public in layout.names().items()}
+    names = {public: own for own, public in layout.names().items()}
     shapes = {name: value.shape for name, value in layout.model.state_dict().items()}
-    result = Conversion(layout.name)
-    for name, value in weights.items():
-        inside = name.startswith(layout.prefix)
-        own = ours.get(name[len(layout.prefix) :]) if inside else None
-        new: str | None
-        if own is not None:
-            new, value = f'{_BACKBONE}{own}', to_our_shape(own, value)
-            if value.shape != shapes[own]:
-                raise CheckpointError(
-                    f'{name} has the shape {tuple(value.shape)}, where {layout.name} has '
-                    f'{tuple(shapes[own])}: the checkpoint is damaged or of another model.'
-                )
-        elif re.fullmatch(r'head\.(weight|bias)', name):
-            new = name.replace('head.', 'head.fc.')
-        else:
-            new = _other_part(name)
-        _place(result, name, new, value)
-    result.missing = _missing(layout.prefix, ours, weights)
-    return result
+
+    def convert(name: str, own: str, value: Tensor) -> tuple[str, Tensor]:
+        value = to_our_shape(own, value)
+        if value.shape != shapes[own]:
+            raise CheckpointError(
+                f'{name} has the shape {tuple(value.shape)}, where {layout.name} has '
+                f'{tuple(shapes[own])}: the checkpoint is damaged or of another model.'
+            )
+        return f'{_BACKBONE}{own}', value
+
+    return _convert(weights, layout, names, ('head.', 'head.fc.'), convert)
 
 
 def to_public(weights: StateDict) -> Conversion:
@@ -117,44 +108,48 @@ def to_public(weights: StateDict) -> Conversion:
         CheckpointError: If the weights are of another model, or public already.
     """
     layout = find_layout(weights, public=False)
-    names = layout.names()
-    dense = any(name.split('.')[0] in _OTHER_PARTS for name in weights)
-    result = Conversion(layout.name)
-    for name, value in weights.items():
-        inside = name.startswith(layout.prefix)
-        public = names.get(name[len(layout.prefix) :]) if inside else None
-        new: str | None
-        if public is not None:
-            new = f'{_BACKBONE}{public}' if dense else public
-            value = to_public_shape(name, value)
-        elif re.fullmatch(r'head\.fc\.(weight|bias)', name):
-            new = name.replace('head.fc.', 'head.')
-        else:
-            new = _other_part(name)
-        _place(result, name, new, value)
-    result.missing = _missing(layout.prefix, names, weights)
+    prefix = _BACKBONE if any(_is_other_part(name) for name in weights) else ''
+
+    def convert(name: str, public: str, value: Tensor) -> tuple[str, Tensor]:
+        return f'{prefix}{public}', to_public_shape(name, value)
+
+    result = _convert(weights, layout, layout.names(), ('head.fc.', 'head.'), convert)
     if isinstance(layout.model, T5):
         result.caution = _T5_CAUTION
     return result
 
 
-def _other_part(name: str) -> str | None:
-    return name if name.split('.')[0] in _OTHER_PARTS else None
-
-
-def _place(result: Conversion, name: str, new: str | None, value: Tensor) -> None:
-    if new is not None:
+def _convert(
+    weights: StateDict,
+    layout: Layout,
+    names: Mapping[str, str],
+    head: tuple[str, str],
+    convert: Callable[[str, str, Tensor], tuple[str, Tensor]],
+) -> Conversion:
+    """Every tensor by `names` of the backbone, the old and new beginning of `head`, or as it is."""
+    result = Conversion(layout.name)
+    inside = {f'{layout.prefix}{name}': new for name, new in names.items()}
+    for name, value in weights.items():
+        if name in inside:
+            new, value = convert(name, inside[name], value)
+        elif name in (f'{head[0]}weight', f'{head[0]}bias'):
+            new = name.replace(*head)
+        elif _is_other_part(name):
+            new = name
+        else:
+            reasons = (r for part, r in _DROPPED.items() if part in name)
+            if reason := next(reasons, None):
+                result.dropped[name] = reason
+            else:
+                result.left_over.append(name)
+            continue
         result.matched[name] = new
         result.weights[new] = value
-        return
-    for part, reason in _DROPPED.items():
-        if name.endswith(part) or (part.endswith('.') and name.startswith(part)):
-            result.dropped[name] = reason
-            return
-    result.left_over.append(name)
-
-
-def _missing(prefix: str, names: Mapping[str, str], weights: StateDict) -> list[str]:
     # Counters of batches are of no consequence, and absent from many files.
-    expected = [f'{prefix}{name}' for name in names if not name.endswith(_COUNTER)]
-    return [name for name in expected if name not in weights]
+    expected = (name for name in inside if not name.endswith(_COUNTER))
+    result.missing = [name for name in expected if name not in weights]
+    return result
+
+
+def _is_other_part(name: str) -> bool:
+    return name.partition('.')[0] in _OTHER_PARTS

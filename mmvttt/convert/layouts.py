@@ -91,14 +91,10 @@ def find_layout(weights: Mapping[str, Tensor], public: bool) -> Layout:
                 model = _t5(own, public)
             else:
                 model = _vit3(own, inner)
-    except KeyError as error:
+    except (IndexError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
-            f'The weights are damaged or of another model: {prefix}{error.args[0]} is missing.'
-        ) from error
-    except (IndexError, TypeError, ValueError) as error:
-        raise CheckpointError(
-            f'The weights are damaged or of another model: shapes under {prefix!r} make no sense '
-            f'({error}).'
+            f'The weights are damaged or of another model: names or shapes under {prefix!r} make '
+            f'no sense ({type(error).__name__} {error}).'
         ) from error
     return Layout(prefix, model)
 

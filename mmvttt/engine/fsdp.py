@@ -138,9 +138,7 @@ class BlockFSDPStrategy(FSDPStrategy):
         if not units:
             self.logger.warning(
                 f'FSDP found no block in {type(model.module).__name__}: every rank gathers the '
-                'whole model in each step. Name the ends of its block classes: strategy='
-                "dict(model_wrapper=dict(auto_wrap_policy=dict(type='mmvttt.wrap_blocks', "
-                "names=['Layer'])))"
+                'whole model in each step; give the ends of block classes as `names` of wrap_blocks'
             )
         held = sum(p.numel() for p in model.parameters())
         self.logger.info(

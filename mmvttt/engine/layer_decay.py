@@ -7,17 +7,15 @@ detection.
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 from mmengine.logging import print_log
 from mmengine.optim import DefaultOptimWrapperConstructor
-from mmengine.registry import OPTIMIZERS
-from rich.console import Console
 from rich.table import Table
 from torch import nn
 
 from ..arguments import check_config, check_number
+from ..checkpoints.names_table import as_text
 from ..registry import OPTIM_WRAPPER_CONSTRUCTORS
 
 _MULTIPLIERS = (
@@ -49,8 +47,7 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
     a module's `no_weight_decay()` names get no weight decay.
 
     Args:
-        optim_wrapper_cfg: The wrapper with its `optimizer`, which needs `lr`; without
-            `weight_decay` it decays by its class's default (AdamW: 0.01), by the same rules.
+        optim_wrapper_cfg: The wrapper with its `optimizer`, which needs `lr` and `weight_decay`.
         paramwise_cfg: `layer_decay_rate`, in (0, 1], and optionally mmengine's
 
             - `bias_lr_mult` (1), `bias_decay_mult` (0), `norm_decay_mult` (0),
@@ -67,11 +64,10 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
             has `get_layer_depth`.
     """
 
-    base_wd: float | None
-
     def _validate_cfg(self) -> None:
-        if self.base_wd is None:
-            self.base_wd = _default_decay(self.optimizer_cfg.get('type'))
+        for key, value in (('lr', self.base_lr), ('weight_decay', self.base_wd)):
+            if value is None:
+                raise ValueError(f'optimizer.{key} is missing: it differs between parameters')
         super()._validate_cfg()
         unknown = sorted(set(self.paramwise_cfg) - set(_KEYS))
         if unknown:
@@ -89,8 +85,6 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         for key, settings in self.paramwise_cfg.get('custom_keys', {}).items():
             check_config(f'paramwise_cfg.custom_keys[{key!r}]', settings, 'dict(lr_mult=0.1)')
         check_number('paramwise_cfg.new_lr_mult', self.paramwise_cfg.get('new_lr_mult', 1), above=0)
-        if self.base_lr is None:
-            raise ValueError('optimizer.lr is missing: layer decay scales it')
 
     def add_params(self, params: list[dict], module: nn.Module, **kwargs: Any) -> None:
         """Appends one group for each layer and setting to `params`.
@@ -117,9 +111,8 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
             lr_mult, decay_mult, extra = self._settings(owner, name, parameter, name in undecayed)
             if name in new:
                 lr_mult *= self.paramwise_cfg['new_lr_mult']
-            group = {'lr': self.base_lr * scale * lr_mult, **extra}
-            if self.base_wd is not None:
-                group['weight_decay'] = self.base_wd * decay_mult
+            lr, decay = self.base_lr * scale * lr_mult, self.base_wd * decay_mult
+            group = {'lr': lr, **extra, 'weight_decay': decay}
             key = (layer, *sorted((k, repr(v)) for k, v in group.items()))
             groups.setdefault(key, {**group, 'layer': layer, 'params': []})['params'].append(
                 parameter
@@ -162,17 +155,6 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         return extra.pop('lr_mult', lr_mult), extra.pop('decay_mult', decay_mult), extra
 
 
-def _default_decay(optimizer: str | type | None) -> float | None:
-    """The weight decay of an optimizer that is given none; None where it knows no such thing."""
-    if isinstance(optimizer, str):
-        with OPTIMIZERS.switch_scope_and_registry(None) as registry:
-            optimizer = registry.get(optimizer)
-    # mmengine raises an error for what is no optimizer, when it builds it.
-    options = inspect.signature(optimizer).parameters if callable(optimizer) else {}
-    default = options['weight_decay'].default if 'weight_decay' in options else None
-    return default if isinstance(default, int | float) else None
-
-
 def _backbones(model: nn.Module) -> dict[str, nn.Module]:
     """The outermost backbones with `get_layer_depth`, by the prefix of their parameters' names."""
     named = [(n, m) for n, m in model.named_modules() if n.rpartition('.')[2] == 'backbone']
@@ -213,27 +195,20 @@ def _is_depthwise(module: nn.Module) -> bool:
 
 
 def rates_table(groups: list[dict]) -> str:
-    """Draws a table of learning rates and weight decays.
+    """Draws the learning rates and weight decays of an optimizer's groups, equal ones in one row.
 
-    Args:
-        groups: Groups of an optimizer; those with the same settings share a row. The column of
-            layers is left out where no group names its `layer`.
+    The column of layers is left out where no group names its `layer`.
     """
     rows: dict[tuple, list] = {}
     for group in groups:
-        key = (group.get('layer'), group['lr'], group.get('weight_decay'))
+        key = (group.get('layer'), group['lr'], group.get('weight_decay', 0))
         rows.setdefault(key, []).extend(group['params'])
-    layered = any(layer is not None for layer, *_ in rows)
-    table = Table(*(['layer'] if layered else []), 'lr', 'weight decay', 'tensors', 'parameters')
+    layered = any('layer' in group for group in groups)
+    table = Table(*['layer'] * layered, 'lr', 'weight decay', 'tensors', 'parameters')
     for (layer, lr, decay), parameters in rows.items():
-        cells = [
-            f'{lr:.3g}',
-            '–' if decay is None else f'{decay:.3g}',
-            str(len(parameters)),
-            f'{sum(p.numel() for p in parameters):,}',
-        ]
-        table.add_row(*(['other' if layer is None else str(layer)] if layered else []), *cells)
-    console = Console(width=80)
-    with console.capture() as capture:
-        console.print(table)
-    return capture.get()
+        name = 'other' if layer is None else str(layer)
+        count = sum(p.numel() for p in parameters)
+        table.add_row(
+            *[name] * layered, f'{lr:.3g}', f'{decay:.3g}', str(len(parameters)), f'{count:,}'
+        )
+    return as_text(table, 80)

@@ -8,6 +8,7 @@ from typing import Any
 from mmengine.optim.scheduler.lr_scheduler import LRSchedulerMixin
 from mmengine.optim.scheduler.param_scheduler import INF, _ParamScheduler
 
+from ..arguments import check_part
 from ..registry import PARAM_SCHEDULERS
 
 
@@ -50,8 +51,7 @@ class WarmupCosineLR(LRSchedulerMixin, _ParamScheduler):
             ('start_factor', start_factor),
             ('eta_min_ratio', eta_min_ratio),
         ):
-            if not (isinstance(value, int | float) and 0 <= value <= 1):
-                raise ValueError(f'{name}={value!r}: choose a part of 1, in [0, 1].')
+            check_part(name, value)
         if end >= INF:
             raise ValueError('WarmupCosineLR needs the end of the run: set end=…')
         # `_get_value` needs these before the base class takes its first step.
@@ -65,11 +65,8 @@ class WarmupCosineLR(LRSchedulerMixin, _ParamScheduler):
         cls, *args: Any, end: int = INF, epoch_length: int = 0, by_epoch: bool = True, **kwargs: Any
     ) -> WarmupCosineLR:
         """The schedule by steps of one that was given by epochs of `epoch_length` steps."""
-        if not by_epoch or epoch_length < 1:
-            raise ValueError(
-                'convert_to_iter_based=True makes steps of epochs: it needs by_epoch=True and the '
-                f'number of steps in an epoch, got by_epoch={by_epoch}, epoch_length={epoch_length}'
-            )
+        if not by_epoch:
+            raise ValueError('convert_to_iter_based=True makes steps of epochs: set by_epoch=True')
         kwargs.update(end=end * epoch_length, by_epoch=False)
         return cls(*args, **kwargs)
 

@@ -58,17 +58,6 @@ _DROPPED = (
     (r'head(\.layers\.head)?_dist\.', 'the head of the distillation token'),
 )
 _NOTHING = torch.empty(0, 0, 0, 0, 0)
-_REFUSED = (
-    (r'attn\.([qk]_norm|q_?ln|k_?ln)', 'queries and keys are normed'),
-    (r'(reg|register|storage)_tokens?$', 'register tokens take part in its attention'),
-    (r'rel_pos|relative_position', 'its attention has relative position biases'),
-    (r'rope|freqs', 'its positions are rotations of queries and keys'),
-    (r'(mlp|ffn)\.(w\d|fc1_|gate)', 'its feed-forward networks are gated'),
-    (r'^(fc_norm|ln2)\.', 'it norms the mean of the tokens, which no norm of tokens equals'),
-    (r'^(norm_pre|pre_norm|ln_pre)\.', 'it norms the embedded patches'),
-    (r'attn\.[qv]_bias', 'queries, keys and values have biases of their own, as in BEiT'),
-    (r'attn\.w\d$', 'it is a TTT model: tools/convert_checkpoint.py reads it'),
-)
 
 
 @dataclass
@@ -134,7 +123,11 @@ def inherit_vit(
         # The number of heads changes no name and no shape.
         with torch.device('meta'):
             model = T5(dict(arch, num_heads=1), img_size=img_size, **patches)
-    _check_sizes(arch, patches, model)
+    sizes = ((k, size, getattr(model, k, size)) for k, size in (arch | patches).items())
+    if wrong := [f'{k} {size} (T⁵: {own_size})' for k, size, own_size in sizes if size != own_size]:
+        raise CheckpointMismatchError(
+            f'The ViT has {", ".join(wrong)}: sizes cannot be changed; give T⁵ those of the source.'
+        )
     own = model.state_dict()
     result.new = [name for name in own if name in model.new_parameters()]
     for theirs, ours in list(result.inherited.items()):
@@ -287,9 +280,9 @@ def _renamed(weights: StateDict) -> tuple[Inheritance, dict[str, str]]:
         elif reason := next((r for p, r in _DROPPED if re.match(p, short)), None):
             result.dropped[name] = reason
         elif inside:
-            reason = next((r for p, r in _REFUSED if re.search(p, short)), 'T⁵ has no such part')
             raise CheckpointMismatchError(
-                f'{name} cannot be inherited: {reason}. Take mmvttt.TimmViT.'
+                f'{name} cannot be inherited: T⁵ has no such part, and would have to learn without '
+                'it what the source does. Take mmvttt.TimmViT.'
             )
         else:
             result.dropped[name] = 'no part of the backbone'
@@ -317,22 +310,6 @@ def _sizes(weights: StateDict) -> tuple[dict[str, int], dict[str, int]]:
         feedforward_channels=hidden.shape[0],
     )
     return arch, dict(patch_size=patch.shape[-1], in_channels=patch.shape[1])
-
-
-def _check_sizes(arch: dict[str, int], patches: dict[str, int], model: T5) -> None:
-    ours = dict(
-        embed_dims=model.embed_dims,
-        num_layers=model.num_layers,
-        feedforward_channels=model.blocks[0].mlp.fc1.out_features,
-        patch_size=model.patch_size,
-        in_channels=model.in_channels,
-    )
-    theirs = arch | patches
-    wrong = [f'{k} {theirs[k]} (T⁵: {size})' for k, size in ours.items() if theirs[k] != size]
-    if wrong:
-        raise CheckpointMismatchError(
-            f'The ViT has {", ".join(wrong)}: sizes cannot be changed; give T⁵ those of the source.'
-        )
 
 
 def _patches_only(

@@ -8,7 +8,6 @@ import pickle
 import re
 import stat
 import zipfile
-from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import ExitStack
 from http.client import HTTPException
@@ -240,24 +239,12 @@ def _download(url: str, path: str) -> None:
 
 
 def under(weights: Mapping[Any, Any], prefix: str = '') -> dict[str, Tensor]:
-    """The tensors whose names begin with a prefix, by the rest of their names.
-
-    torch's notes on the modules they are of (`_metadata`) come along: backbones note their grid.
-    """
-    found: Any = OrderedDict(
-        (name[len(prefix) :], v)
+    """The tensors whose names begin with a prefix, by the rest of their names."""
+    return {
+        name[len(prefix) :]: v
         for name, v in weights.items()
         if isinstance(name, str) and name.startswith(prefix) and isinstance(v, Tensor)
-    )
-    notes = getattr(weights, '_metadata', None)
-    if isinstance(notes, Mapping):
-        # By modules, whose names lack the dot.
-        found._metadata = OrderedDict(
-            (f'{name}.'[len(prefix) : -1], note)
-            for name, note in notes.items()
-            if f'{name}.'.startswith(prefix)
-        )
-    return found
+    }
 
 
 def named_tensors(content: Any, source: str, ema: bool = False) -> dict[str, Tensor]:

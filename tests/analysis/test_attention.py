@@ -83,16 +83,6 @@ def test_it_is_the_norm_of_the_jacobian(kind: str, options: dict) -> None:
     torch.testing.assert_close(found, norm[0, :, [4, 1]])
 
 
-def test_of_softmax_it_is_the_attention_matrix() -> None:
-    module = mixer('SoftmaxAttention')
-    x = torch.randn(1, 6, 8, dtype=torch.float64)
-    found = implicit_attention(mixing_of(module, x, HW), range(6))
-    torch.testing.assert_close(found.sum(-1), torch.ones(2, 6, dtype=torch.float64))
-    v = module.qkv(x)[..., 16:].unflatten(-1, (2, 4)).transpose(1, 2)
-    read = module.proj((found @ v).transpose(1, 2).flatten(2))
-    torch.testing.assert_close(read, module(x, HW))
-
-
 def test_key_shift_by_hand() -> None:
     k = torch.tensor([[1, -1], [0.5, 2], [-1.5, 0], [2, 1]], dtype=torch.float64)
     assert key_shift(k).item() == pytest.approx(0.3921924696, abs=1e-9)

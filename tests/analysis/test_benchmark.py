@@ -1,6 +1,5 @@
 """The benchmark measures what it says, and writes it down with the machine it ran on."""
 
-import csv
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,6 @@ from mmvttt.analysis.benchmark import (
     slope,
     write_csv,
 )
-from mmvttt.errors import DataError
 
 
 class Doubling(nn.Module):
@@ -48,15 +46,6 @@ def test_inference_is_timed_after_the_warm_up() -> None:
     assert (row.mode, row.dtype, row.torch) == ('inference', 'float32', torch.__version__)
     assert row.spread_ms >= 0
     assert re.fullmatch(r'20\d\d-\d\d-\d\d', row.date)
-
-
-def test_memory_grows_with_the_image() -> None:
-    network = nn.Conv2d(3, 8, 3, padding=1)
-    peaks = [
-        measure(network, 'conv', 1, (side, side), repeats=1, warmup=0).peak_mib
-        for side in (128, 256)
-    ]
-    assert peaks[1] == pytest.approx(4 * peaks[0], rel=0.1)
 
 
 def test_training_runs_backward_and_leaves_no_gradients() -> None:
@@ -94,12 +83,8 @@ def test_out_of_memory_is_a_row_too(tmp_path: Path) -> None:
     rows = [measure(Network(), 'n', 1, (side, side), repeats=1, warmup=0) for side in (16, 32, 64)]
     assert rows[-1].latency_ms is rows[-1].images_per_s is rows[-1].peak_mib is None
     path = write_csv(rows, tmp_path / 'new' / 'rows.csv')
-    with path.open(newline='') as file:
-        read = list(csv.DictReader(file))
-    assert [row['height'] for row in read] == ['16', '32', '64']
-    assert read[-1]['latency_ms'] == ''
-    assert float(read[0]['images_per_s']) == rows[0].images_per_s
-    assert {'device', 'threads', 'date', 'commit', 'torch', 'cuda'} <= set(read[0])
+    columns = path.read_text().splitlines()[0].split(',')
+    assert {'device', 'threads', 'date', 'commit', 'torch', 'cuda'} <= set(columns)
     assert read_csv(path) == rows
     picture = plot([rows], tmp_path / 'plots' / 'rows.png')
     assert picture.read_bytes().startswith(b'\x89PNG')
@@ -158,10 +143,3 @@ def test_materialised_attention_stores_the_weights() -> None:
     weights = 3 * 1025**2 * 4 / 2**20
     assert peaks['materialised'] - peaks['fused'] >= weights
     assert not choose_attention(nn.Conv2d(3, 4, 1), 'fused')
-
-
-def test_another_table_is_refused(tmp_path: Path) -> None:
-    (tmp_path / 'other.csv').write_text('a,b\n1,2\n')
-    for name in ('other.csv', 'missing.csv'):
-        with pytest.raises(DataError, match=r'is no table of tools/benchmark\.py'):
-            read_csv(tmp_path / name)

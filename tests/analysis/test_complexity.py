@@ -27,7 +27,8 @@ def test_where_the_formulas_meet(dim: int, tokens: int) -> None:
 @pytest.mark.parametrize(
     ('name', 'by_side'),
     [
-        # GFLOPs of the formulas at 224, 512, 1280, as computed by hand in a spreadsheet.
+        # GFLOPs of the formulas at 224, 512, 1280, as computed by hand in a spreadsheet. At 1280
+        # Vittt saves 78.9 %; vision-ttt Sec. 5.1 prints 79.4.
         ('deit_tiny_patch16_224', (1.25, 10.42, 223.66)),
         ('vittt_tiny_patch16_224', (1.45, 7.55, 47.19)),
         ('t5_small_patch16_224', (4.76, 24.85, 155.30)),
@@ -41,15 +42,6 @@ def test_formulas_are_close_to_the_counts(name: str, by_side: tuple) -> None:
         assert formula / 1e9 == pytest.approx(expected, abs=0.006)
         counted = count_cost(DenseForward(model), (side, side)).total_macs
         assert 0 <= counted / formula - 1 < 0.02
-
-
-def test_the_paper_s_savings_at_1280() -> None:
-    """vision-ttt Sec. 5.1 prints 79.4 %; the formulas give 78.9."""
-    ours, deit = (
-        formula_macs(find_model(f'{name}_tiny_patch16_224', weightless=True).model, (1280, 1280))
-        for name in ('vittt', 'deit')
-    )
-    assert 1 - ours / deit == pytest.approx(0.789, abs=0.0005)
 
 
 def test_other_models_have_no_formula() -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 from mmengine.visualization import LocalVisBackend
-from PIL import Image
 
 from mmvttt.analysis.curves import plot_curves, read_scalars, spread_table, summary
 
@@ -66,21 +65,6 @@ def test_resumed_runs_are_one_curve(work_dir):
     assert set(train) == {'lr', 'loss', 'loss_mask', 'acc'}
 
 
-def test_the_ticks_of_a_single_evaluation_are_whole(work_dir, drawn):
-    run = {'lr': {1: 0.1, 2: 0.05}}, {'mIoU': {1: 0.5}}
-    plot_curves({'a': run}, work_dir / 'one.png')
-    _, right, rate = drawn[0].axes
-    assert all(float(tick).is_integer() for tick in right.get_xticks())
-    assert list(rate.lines[0].get_ydata()) == [0.1, 0.05]
-
-
-def test_a_line_cut_by_a_kill_is_skipped(work_dir):
-    before = read_scalars(work_dir)
-    with (work_dir / '20260102_000000' / 'vis_data' / 'scalars.json').open('a') as file:
-        file.write('{"loss": 1.0, "it')
-    assert read_scalars(work_dir) == before
-
-
 def test_summary_says_last_and_highest(work_dir):
     """A value that COCO left undefined (−1) is shown only where it is asked for."""
     assert summary(*read_scalars(work_dir)).splitlines() == [
@@ -102,9 +86,7 @@ def test_picture_shows_every_point(work_dir, drawn):
     assert right == {'coco/bbox_mAP_50': [[1, 0.2], [2, 0.6], [3, 0.4]]}
     # Without a legend: the panel's title is enough.
     assert list(rate.values()) == [[[25, 1e-3], [50, 1e-3], [75, 1e-3], [100, 1e-3]]]
-    with Image.open(out) as image:
-        assert image.format == 'PNG'
-        assert image.width > image.height > 300
+    assert out.stat().st_size
 
 
 def test_several_runs_share_their_axes_and_have_a_spread(tmp_path, monkeypatch, capsys, drawn):
@@ -138,13 +120,6 @@ def test_the_rate_is_the_config_s_and_not_the_smallest_group_s(tmp_path, drawn):
     assert list(drawn[0].axes[2].lines[0].get_ydata()) == [1e-4]
 
 
-def test_a_run_that_was_never_evaluated_is_drawn(tmp_path):
-    log(tmp_path, '20260101_000000', [training(1, 1.0)])
-    train, evaluated = read_scalars(tmp_path)
-    assert evaluated == {}
-    assert plot_curves({'a': (train, evaluated)}, tmp_path / 'c.png').exists()
-
-
 def test_tool_writes_beside_the_run_and_says_where(work_dir, capsys):
     analyze_logs.main([str(work_dir)])
     output = capsys.readouterr().out
@@ -163,17 +138,14 @@ def test_nothing_logged_is_one_sentence(tmp_path, capsys):
 
 
 ODD_LINES = [
-    '', 'null', '[]', '3', '"text"', '{}', '{"step": null}', '{"step": "1", "loss": 1.0}',
-    '{"step": 1.5, "loss": 1.0}', '{"step": [1], "loss": 1.0}', '{"step": 1}', '{"loss": 1.0}',
-    '{"step": 1, "loss": "1.0"}', '{"step": 1, "loss": null}', '{"step": 1, "loss": [1.0]}',
-    '{"step": 1, "loss": {"a": 1}}', '{"step": 1, "loss": NaN}', '{"step": 1, "loss": Infinity}',
-    '{"step": 1, "loss": 1e999}', '{"step": 1, "loss": true}', '{"step": true, "loss": 1.0}',
-    '{"step": -1, "loss": 1.0}', '{"step": 1%s, "loss": 1.0}' % ('0' * 400),
-    '{"step": 1, "loss": 1%s}' % ('0' * 400), '{"step": 1%s, "loss": 1.0}' % ('0' * 5000),
-    '{"step": 1, "loss": 1.0, "iter": 1, "mAP": 2}', '{"step": 1, "\\u0000": 1.0}',
-    '{"step": 1, "$x_": 1.0}', '{"step": 1, "$\\\\q$": 1.0}', '{"step": 1, "\\ud800": 1.0}',
-    '{"step": 1, "": 1.0}',
-    '\ufeff{"step": 1, "loss": 1.0}', '[' * 100_000, '\0' * 50, '\x1b[2J',
+    '', 'null', '[]', '3', '{}', '{"step": null}', '{"step": "1", "loss": 1.0}', '{"step": 1}',
+    '{"step": 1, "loss": "1.0"}', '{"step": 1, "loss": {"a": 1}}', '{"step": 1, "loss": NaN}',
+    '{"step": 1, "loss": 1e999}', '{"step": 1, "loss": true}', '{"step": -1, "loss": 1.0}',
+    '{"step": 1%s, "loss": 1.0}' % ('0' * 5000), '{"step": 1, "$\\\\q$": 1.0}',
+    '{"step": 1, "\\ud800": 1.0}', '\ufeff{"step": 1, "loss": 1.0}', '[' * 100_000, '\0' * 50,
+    '\x1b[2J',
+    # Cut by a kill.
+    '{"loss": 1.0, "it',
 ]  # fmt: skip
 
 

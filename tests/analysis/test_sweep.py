@@ -3,9 +3,8 @@
 import csv
 import json
 import re
-import runpy
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +12,6 @@ from mmvttt.analysis.sweep import (
     Run,
     Variant,
     config_of,
-    cost_of,
     main_metric,
     require_buildable,
     table_of,
@@ -28,23 +26,16 @@ TINY = str(TRAININGS / 'tiny_config.py')
 DESIGN = 'model.backbone.design'
 
 
-def test_variants_are_every_combination() -> None:
-    found = variants_of(['a.py'], {DESIGN: ['dual', 'conv2d'], 'randomness.seed': 3})
-    assert [v.options for v in found] == [
-        {DESIGN: 'dual', 'randomness.seed': 3},
-        {DESIGN: 'conv2d', 'randomness.seed': 3},
+def test_variants_are_every_combination_and_named_by_what_differs() -> None:
+    found = variants_of(['folder/a.py', 'b'], {DESIGN: ['dual', 'conv2d'], 'randomness.seed': 3})
+    assert [(v.config, v.options) for v in found] == [
+        (config, {DESIGN: design, 'randomness.seed': 3})
+        for config in ('folder/a.py', 'b')
+        for design in ('dual', 'conv2d')
     ]
-    assert found[0].name == 'design=dual,seed=3'
-    assert variants_of(['a.py'], {'a.b': [[(1, 2), 'x/y']]})[0].name == 'b=--1--2----x-y--'
-
-
-def test_variants_of_several_configs_are_named_by_them() -> None:
-    found = variants_of(['folder/a.py', 'b'], {DESIGN: ['dual', 'conv2d']})
-    assert [v.name for v in found] == [
-        'a,design=dual', 'a,design=conv2d', 'b,design=dual', 'b,design=conv2d'
-    ]  # fmt: skip
-    assert [v.config for v in found] == ['folder/a.py', 'folder/a.py', 'b', 'b']
+    assert [v.name for v in found[1:3]] == ['a,design=conv2d,seed=3', 'b,design=dual,seed=3']
     assert [v.name for v in variants_of(['folder/a.py', 'b'], {})] == ['a', 'b']
+    assert variants_of(['a.py'], {'a.b': [[(1, 2), 'x/y']]})[0].name == 'b=--1--2----x-y--'
     with pytest.raises(UsageError, match='two variants of the sweep have the name a: rename'):
         variants_of(['one/a.py', 'other/a.py'], {})
 
@@ -107,45 +98,31 @@ def test_whole_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ('key', 'message'),
+    ('key', 'value', 'message'),
     [
-        ('optim_wraper.optimizer.lr', "no 'optim_wraper', did you mean 'optim_wrapper'"),
-        ('train_cfg.max_epoch', "no 'train_cfg.max_epoch', did you mean 'max_epochs'"),
-        ('model.backbone.desing', "Vittt has no option 'desing', did you mean 'design'"),
+        ('optim_wraper.optimizer.lr', 1, "no 'optim_wraper', did you mean 'optim_wrapper'"),
+        ('train_cfg.max_epoch', 1, "no 'train_cfg.max_epoch', did you mean 'max_epochs'"),
+        ('model.backbone.desing', 1, "Vittt has no option 'desing', did you mean 'design'"),
+        (DESIGN, 'dul', r"design=dul: .*choose one of 'ttt_layer'"),
     ],
 )
-def test_options_that_do_not_exist_are_refused(key: str, message: str) -> None:
+def test_options_and_values_that_do_not_exist_are_refused(
+    key: str, value: object, message: str
+) -> None:
     pytest.importorskip('mmpretrain')
     with pytest.raises(UsageError, match=message):
-        require_buildable([variant({key: 1}, 'vittt_t_in1k')], None)
+        require_buildable(variants_of(['vittt_t_in1k'], {key: [value]}), None)
 
 
-def test_values_that_do_not_exist_are_refused() -> None:
-    pytest.importorskip('mmpretrain')
-    with pytest.raises(UsageError, match=r"design=dul: .*choose one of 'ttt_layer'"):
-        require_buildable(variants_of(['vittt_t_in1k'], {DESIGN: ['dual', 'dul']}), None)
-
-
-def test_costs_are_counted_at_the_size_of_the_toolbox() -> None:
-    pytest.importorskip('mmpretrain')
-    params, gflops = cost_of(variant({DESIGN: 'ttt_layer'}, 'vittt_t_in1k'), None)
-    # vision-ttt Tab. 3 prints 5.87 M.
-    assert params / 1e6 == pytest.approx(5.87, abs=0.1)
-    assert 1 < gflops < 1.6
-
-
-def sweep(monkeypatch: pytest.MonkeyPatch, out: Path, *options: str) -> None:
+def sweep(tools: Any, out: Path) -> tuple[str, ...]:
+    """The arguments of the tool for two learning rates, of eight steps each."""
+    tools.patch.syspath_prepend(str(TRAININGS))
+    tools.patch.setenv('PYTHONPATH', str(TRAININGS))
     lr = 'optim_wrapper.optimizer.lr=0.05,0.01'
-    arguments = [TINY, '--over', lr, '--budget-steps', '8', '--out', str(out), *options]
-    monkeypatch.setattr(sys, 'argv', ['sweep.py', *arguments])
-    runpy.run_path(str(ROOT / 'tools' / 'sweep.py'), run_name='__main__')
+    return 'sweep.py', TINY, '--over', lr, '--budget-steps', '8', '--out', str(out)
 
 
-def test_an_interrupted_sweep_goes_on(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    monkeypatch.syspath_prepend(str(TRAININGS))
-    monkeypatch.setenv('PYTHONPATH', str(TRAININGS))
+def test_an_interrupted_sweep_goes_on(tools: Any, tmp_path: Path) -> None:
     # The first has ended, with a result that no training gives; the second has not begun.
     first = tmp_path / 'lr=0.05' / 'seed0'
     first.mkdir(parents=True)
@@ -153,8 +130,7 @@ def test_an_interrupted_sweep_goes_on(
     saved = dict(variant='lr=0.05', seed=0, metrics={'mse': 12345.0}, loss=1.0, step_ms=1.0,
                  params=29, gflops=None, setting=setting)  # fmt: skip
     (first / 'result.json').write_text(json.dumps(saved))
-    sweep(monkeypatch, tmp_path)
-    out = capsys.readouterr().out
+    out = tools(*sweep(tools, tmp_path))
     assert '2 of 2: lr=0.01, seed 0' in out
     table = (tmp_path / 'sweep.md').read_text()
     assert table in out
@@ -164,22 +140,12 @@ def test_an_interrupted_sweep_goes_on(
     assert not (first / 'config.py').exists()
     saved['setting']['steps'] = 4
     (first / 'result.json').write_text(json.dumps(saved))
-    with pytest.raises(SystemExit, match='1'):
-        sweep(monkeypatch, tmp_path)
-    assert 'is of another sweep' in capsys.readouterr().err
+    assert 'is of another sweep' in tools.error(*sweep(tools, tmp_path))
 
 
-def test_a_training_that_fails_is_named_and_the_others_go_on(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    monkeypatch.syspath_prepend(str(TRAININGS))
-    monkeypatch.setenv('PYTHONPATH', str(TRAININGS))
-    (tmp_path / 'lr=0.05' / 'seed0').mkdir(parents=True)
+def test_a_training_that_fails_is_named_and_the_others_go_on(tools: Any, tmp_path: Path) -> None:
     # A folder in the way of the first run's log.
-    (tmp_path / 'lr=0.05' / 'seed0' / 'last_checkpoint').mkdir()
-    with pytest.raises(SystemExit, match='1'):
-        sweep(monkeypatch, tmp_path)
-    found = capsys.readouterr()
-    assert 'failed: lr=0.05, seed 0: ' in found.out
-    assert '| lr=0.01 | 1 |' in found.out
-    assert 'error: 1 of 2 trainings failed' in found.err
+    (tmp_path / 'lr=0.05' / 'seed0' / 'last_checkpoint').mkdir(parents=True)
+    found = tools.error(*sweep(tools, tmp_path))
+    for words in ('failed: lr=0.05, seed 0: ', '| lr=0.01 | 1 |', 'error: 1 of 2 trainings failed'):
+        assert words in found

@@ -1,7 +1,5 @@
 """Files of ONNX as modules: their shapes, and their time beside a model's."""
 
-import runpy
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,6 @@ from mmvttt.errors import UsageError
 
 onnx = pytest.importorskip('onnx')
 pytest.importorskip('onnxruntime')
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def written(path: Path, *shape: Any) -> Path:
@@ -42,23 +39,14 @@ def test_a_file_of_any_size_and_one_of_its_own(tmp_path: Path) -> None:
         fixed(image.mT)
 
 
-def test_benchmark_times_a_file_beside_a_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_benchmark_times_a_file_beside_a_model(tools: Any, tmp_path: Path) -> None:
     file = written(tmp_path / 'twice.onnx', 'batch', 3, 'height', 'width')
-
-    def run(*options: str) -> None:
-        line = ['benchmark.py', 'resnet18', '--sizes', '32', '--repeats', '2', '--device', 'cpu']
-        monkeypatch.setattr(sys, 'argv', [*line, '--onnx', str(file), *options])
-        runpy.run_path(str(ROOT / 'tools/benchmark.py'), run_name='__main__')
-
-    run('--out', str(tmp_path / 'out.csv'))
+    line = ('resnet18', '--sizes', '32', '--repeats', '2', '--device', 'cpu', '--onnx', file)
+    out = tools('benchmark.py', *line, '--out', tmp_path / 'out.csv')
     model, other = read_csv(tmp_path / 'out.csv')
     assert (model.model, other.model) == ('resnet18', 'twice (onnx)')
     assert model.peak_mib is not None
     assert other.peak_mib is None
     assert other.latency_ms is not None
-    assert 'twice (onnx) inference float32 1 × 32×32' in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        run('--train')
-    assert '--onnx is for inference' in capsys.readouterr().err
+    assert 'twice (onnx) inference float32 1 × 32×32' in out
+    assert '--onnx is for inference' in tools.error('benchmark.py', *line, '--train')

@@ -33,15 +33,6 @@ def test_steps_in_bf16_like_fp32(loss_scale: object) -> None:
     torch.testing.assert_close((before - model.weight) / 0.1, grad, rtol=2**-6, atol=2**-6)
 
 
-def test_fp16_on_the_cpu_is_refused_by_mmengine() -> None:
-    model = torch.nn.Linear(5, 1)
-    with (
-        pytest.raises(AssertionError, match='bfloat16'),
-        wrapper(model, dtype='float16').optim_context(model),
-    ):
-        model(torch.zeros(1, 5))
-
-
 def test_nothing_to_mend_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patch.amp, 'is_cuda_available', lambda: True)
     scaler = patch.amp.GradScaler

@@ -10,7 +10,6 @@ import mmengine.utils
 import pytest
 from mmengine.config.utils import MODULE2PACKAGE
 
-import mmvttt
 from mmvttt import config
 from mmvttt.compat import configs
 
@@ -53,10 +52,6 @@ def test_finds_installed_packages(package: str) -> None:
     path = Path(configs.get_installed_path(package))
     assert path.name == module
     assert (path / '__init__.py').is_file()
-
-
-def test_paths_are_right_in_an_editable_install() -> None:
-    assert Path(configs.get_installed_path('mmvttt')) == Path(mmvttt.__file__).parent
 
 
 @pytest.mark.parametrize('package', ['no_such_package', 'no-such-package'])
@@ -109,6 +104,6 @@ def test_configs_are_found_with_and_without_mim(
     assert config.config_root() == packaged
 
 
-def test_unknown_config_names_the_close_ones() -> None:
-    with pytest.raises(FileNotFoundError, match=r'maskrcnn_vit_s_1x\.py.*maskrcnn_vittt_s_1x\.py'):
+def test_unknown_config_names_a_close_one() -> None:
+    with pytest.raises(FileNotFoundError, match=r"did you mean 'maskrcnn_vit"):
         configs.own_config('maskrcnn_vit_s_1x.py')

@@ -1,8 +1,6 @@
 """Processes without a GPU: gloo, DDP and FSDP without device ids, SyncBN put aside."""
 
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,8 +10,9 @@ from mmengine.model import MMFullyShardedDataParallel
 
 from mmvttt.compat import launcher
 
-ROOT = Path(__file__).parents[2]
-TINY = ROOT / 'tests' / 'trainings'
+from ..dist.launch import run_script
+
+TINY = Path(__file__).parents[1] / 'trainings'
 
 TRAIN = """
 import sys
@@ -42,31 +41,9 @@ def test_two_processes_train_the_same_weights(tmp_path: Path) -> None:
         pytest.skip('there is a GPU here: mmengine needs no patch')
     script = tmp_path / 'run.py'
     script.write_text(TRAIN)
-    run = subprocess.run(
-        [
-            'bash',
-            '-c',
-            f'source "{ROOT}/tools/_torchrun.sh"; run_distributed "$@"',
-            'bash',
-            str(script),
-            '2',
-            str(TINY / 'tiny_config.py'),
-            str(tmp_path / 'work'),
-        ],
-        env={
-            **os.environ,
-            'PYTHONPATH': str(TINY),
-            'PYTHON': sys.executable,
-            'OMP_NUM_THREADS': '1',
-        },
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr
-    assert set(re.findall(r'rank (\d) is fine', run.stdout)) == {'0', '1'}
-    assert 'SyncBN needs a GPU' in run.stdout + run.stderr
+    text = run_script(script, tmp_path / 'log', TINY / 'tiny_config.py', tmp_path / 'work')
+    assert set(re.findall(r'rank (\d) is fine', text)) == {'0', '1'}
+    assert 'SyncBN needs a GPU' in text
     assert (tmp_path / 'work' / 'epoch_2.pth').is_file()
 
 

@@ -1,14 +1,9 @@
 """Effects of the start-up line on tools that do not know mmvttt, and that it costs nothing."""
 
-import importlib.util
 import os
 import subprocess
 import sys
 from pathlib import Path
-
-import pytest
-
-import mmvttt_startup
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,26 +18,6 @@ def python(code: str, **environment: str) -> str:
     )
     assert run.returncode == 0, run.stderr
     return run.stdout + run.stderr
-
-
-def test_waits_for_an_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / 'late_module.py').write_text('value = 1\n')
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(sys, 'meta_path', [*sys.meta_path])
-    seen = []
-    finder = mmvttt_startup.after_import('late_module', seen.append)
-    importlib.import_module('json.tool')
-    # find_spec does not import it.
-    assert importlib.util.find_spec('late_module')
-    assert importlib.util.find_spec('late_module')
-    assert seen == []
-    module = importlib.import_module('late_module')
-    assert seen == [module]
-    assert module.value == 1
-    assert finder not in sys.meta_path
-    assert mmvttt_startup.after_import('late_module', seen.append) is None
-    assert seen == [module, module]
-    monkeypatch.delitem(sys.modules, 'late_module')
 
 
 def test_imports_nothing_by_itself() -> None:

@@ -1,122 +1,114 @@
 """Every config of the repository is built, and a reduced copy of it takes a training step."""
 
+import copy
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 import torch
-from mmdet.structures import DetDataSample
-from mmdet.structures.mask import BitmapMasks
-from mmengine.config import Config, ConfigDict
+import yaml
+from mmengine.config import Config
+from mmengine.dataset import Compose
 from mmengine.optim import build_optim_wrapper
 from mmengine.registry import init_default_scope
-from mmengine.structures import InstanceData
+from torch import nn
 
 from mmvttt.registry import MODELS
 
-from .reduced import reduce_backbone
+from .reduced import SIZE, batch_for, build, reduce_model
 
 CONFIGS = Path(__file__).resolve().parents[2] / 'configs'
-DETECTORS = sorted(CONFIGS.glob('maskrcnn_*.py'))
+# Generation has its own in tests/generation.
+NAMES = sorted(
+    path.stem for path in CONFIGS.glob('*.py') if not path.stem.startswith(('dit', 'sd35m'))
+)
+LISTED = {
+    model['Name']: model['Metadata']['Parameters']
+    for model in yaml.safe_load((CONFIGS / 'metafile.yml').read_text())['Models']
+}
 
 
-def detector(path: Path) -> ConfigDict:
-    """The model of a config, its backbone and heads reduced, its norms fit for two small images."""
-    cfg = Config.fromfile(path)
+@pytest.mark.parametrize('name', NAMES)
+def test_it_builds_with_the_parameters_of_the_metafile(name: str) -> None:
+    cfg = Config.fromfile(CONFIGS / f'{name}.py')
     init_default_scope(cfg.default_scope)
-    model = cfg.model
-    model.neck.in_channels = reduce_backbone(model.backbone)
-    model.roi_head.bbox_head.fc_out_channels = 32
-    model.train_cfg.rcnn.sampler.num = 16
-    for part in (model.train_cfg.rpn_proposal, model.test_cfg.rpn):
-        part.max_per_img = 16
-    return model
+    with torch.device('meta'):
+        model = MODELS.build(cfg.model)
+    count = sum(p.numel() for n, p in model.named_parameters() if not n.startswith('teacher.'))
+    assert count == LISTED.get(name, count)
 
 
-def det_batch(size: tuple[int, int] = (64, 96)) -> dict:
-    """Two images with two boxes and masks each."""
-    height, width = size
-    samples = []
-    for _ in range(2):
-        boxes = torch.tensor([[4.0, 4, 40, 44], [30, 20, 90, 60]])
-        masks = np.zeros((2, height, width), np.uint8)
-        for mask, (x0, y0, x1, y1) in zip(masks, boxes.int().tolist(), strict=True):
-            mask[y0:y1, x0:x1] = 1
-        sample = DetDataSample(
-            metainfo=dict(
-                img_shape=size, ori_shape=size, pad_shape=size, scale_factor=(1, 1), img_id=0
-            )
-        )
-        sample.gt_instances = InstanceData(
-            bboxes=boxes, labels=torch.zeros(2, dtype=torch.long), masks=BitmapMasks(masks, *size)
-        )
-        samples.append(sample)
-    inputs = [torch.randint(0, 255, (3, *size), dtype=torch.uint8) for _ in range(2)]
-    return dict(inputs=inputs, data_samples=samples)
-
-
-@pytest.mark.parametrize('path', DETECTORS, ids=lambda p: p.stem)
-def test_reduced_detector_steps(path: Path) -> None:
-    torch.manual_seed(0)
-    cfg = Config.fromfile(path)
-    model = MODELS.build(detector(path))
+@pytest.mark.parametrize('name', NAMES)
+def test_a_reduced_copy_steps_and_predicts(name: str) -> None:
+    cfg = reduce_model(Config.fromfile(CONFIGS / f'{name}.py'))
+    if cfg.default_scope == 'mmpretrain':
+        # In one step, stochastic depth would leave whole branches without a gradient.
+        cfg.model.backbone.drop_path_rate = 0.0
+    model = build(cfg)
     model.init_weights()
     # γ starts at 0, where nothing behind it can have a gradient.
-    for name, parameter in model.named_parameters():
-        if name.endswith('gamma'):
-            torch.nn.init.constant_(parameter, 0.1)
+    for tensor, parameter in model.named_parameters():
+        if tensor.endswith('gamma'):
+            nn.init.constant_(parameter, 0.1)
+    if 'mesa' in name:
+        model.distilling = True
     # The step is in fp32: a bare loop has no autocast around the loss.
     optim = build_optim_wrapper(model, dict(cfg.optim_wrapper, type='OptimWrapper'))
-    before = {n: p.detach().clone() for n, p in model.named_parameters()}
-    model.train()
-    batch = model.data_preprocessor(det_batch(), training=True)
-    loss, _ = model.parse_losses(model(**batch, mode='loss'))
+    trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    before = {n: p.detach().clone() for n, p in trained.items()}
+    batch = model.train().data_preprocessor(batch_for(cfg), training=True)
+    losses = model(**batch, mode='loss')
+    assert ('loss_mesa' in losses) == ('mesa' in name)
+    loss, _ = model.parse_losses(losses)
     loss.backward()
-    silent = [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None]
-    assert not silent
-    optim.step()
-    moved = sum(not torch.equal(p, before[n]) for n, p in model.named_parameters())
-    assert moved > 0.9 * len(before)
     assert loss.isfinite()
-
-    model.eval()
+    assert not [n for n, p in trained.items() if p.grad is None]
+    optim.step()
+    moved = sum(not torch.equal(p, before[n]) for n, p in trained.items())
+    assert moved > 0.9 * len(before)
     with torch.no_grad():
-        results = model(**model.data_preprocessor(det_batch()), mode='predict')
-    assert len(results) == 2
-    assert all('masks' in r.pred_instances for r in results)
+        found = model.eval()(**model.data_preprocessor(batch_for(cfg)), mode='predict')
+    assert len(found) == 2
+    for sample in found:
+        if cfg.default_scope == 'mmpretrain':
+            assert len(sample.pred_score) == cfg.model.head.num_classes
+        elif cfg.default_scope == 'mmseg':
+            assert sample.pred_sem_seg.data.shape == (1, *SIZE)
+            assert sample.pred_sem_seg.data.max() < cfg.model.decode_head.num_classes
+        else:
+            assert ('masks' in sample.pred_instances) == ('dino_' not in name)
 
 
-@pytest.mark.parametrize(('name', 'params'), [('t', 9), ('s', 32), ('b', 115)])
-def test_coco_configs_have_the_backbone_of_tab_2(name: str, params: int) -> None:
-    cfg = Config.fromfile(CONFIGS / f'maskrcnn_vittt_{name}_1x.py')
-    init_default_scope('mmdet')
-    with torch.device('meta'):
-        backbone = MODELS.build(cfg.model.backbone)
-    millions = sum(p.numel() for p in backbone.parameters()) / 1e6
-    # Tab. 2 counts backbone and adapter, without the classifier's head.
-    assert round(millions) == params
-
-
-def test_coco_recipe_is_the_papers() -> None:
-    """App. D: 12 epochs, 16 images, AdamW 1e-4, weight decay 0.05, multi-scale up to 1333×800."""
-    cfg = Config.fromfile(CONFIGS / 'maskrcnn_vittt_s_1x.py')
-    assert cfg.train_cfg.max_epochs == 12
-    assert cfg.auto_scale_lr.base_batch_size == 16
-    assert cfg.optim_wrapper.optimizer.type == 'AdamW'
-    assert cfg.optim_wrapper.optimizer.lr == 1e-4
-    assert cfg.optim_wrapper.optimizer.weight_decay == 0.05
-    assert 'momentum' not in cfg.optim_wrapper.optimizer
-    resize = cfg.train_dataloader.dataset.pipeline[2]
-    assert resize.type == 'RandomChoiceResize'
-    assert (1333, 800) in [tuple(s) for s in resize.scales]
-    assert max(max(s) for s in resize.scales) == 1333
-    assert [t.type for t in cfg.train_dataloader.dataset.pipeline] == [
-        'LoadImageFromFile',
-        'LoadAnnotations',
-        'RandomChoiceResize',
-        'RandomFlip',
-        'PackDetInputs',
-    ]
+@pytest.mark.parametrize(
+    'name', ['t5_t_in1k_30e', 'maskrcnn_vittt_t_1x', 'maskrcnn_hvit3_t_1x', 'upernet_vittt_t_160k']
+)
+def test_its_pipelines_load_a_labelled_image(name: str, tmp_path: Path) -> None:
+    image, labels = str(tmp_path / 'a.jpg'), str(tmp_path / 'a.png')
+    cv2.imwrite(image, np.random.default_rng(0).integers(0, 255, (64, 96, 3)))
+    cv2.imwrite(labels, np.full((64, 96), 5, np.uint8))
+    box = dict(bbox=[8, 8, 48, 48], bbox_label=3, ignore_flag=0)
+    info = dict(
+        img_path=image,
+        img_id=1,
+        gt_label=3,
+        instances=[dict(box, mask=[[8, 8, 48, 8, 48, 48, 8, 48]])],
+        **dict(seg_map_path=labels, label_map=None, reduce_zero_label=True, seg_fields=[]),
+    )
+    cfg = Config.fromfile(CONFIGS / f'{name}.py')
+    init_default_scope(cfg.default_scope)
+    for loader in (cfg.train_dataloader, cfg.test_dataloader):
+        found = Compose(loader.dataset.pipeline)(copy.deepcopy(info))
+        assert found['inputs'].shape[0] == 3
+        sample = found['data_samples']
+        if cfg.default_scope == 'mmpretrain':
+            assert sample.gt_label.tolist() == [3]
+        elif cfg.default_scope == 'mmseg':
+            # Without the background's label; 255 is padding.
+            assert set(sample.gt_sem_seg.data.unique().tolist()) <= {4, 255}
+        elif 'hvit3' not in name:
+            # The crops of H-ViT³ may leave the box out.
+            assert sample.gt_instances.labels.tolist() == [3]
 
 
 @pytest.mark.parametrize('root', ['data', 'elsewhere/sets'])
@@ -124,7 +116,13 @@ def test_one_variable_moves_the_data(root: str, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delenv('MMVTTT_DATA', raising=False)
     if root != 'data':
         monkeypatch.setenv('MMVTTT_DATA', root)
-    cfg = Config.fromfile(CONFIGS / 'maskrcnn_vittt_t_1x.py')
-    assert cfg.train_dataloader.dataset.data_root == f'{root}/coco/'
-    assert cfg.test_dataloader.dataset.data_root == f'{root}/coco/'
-    assert cfg.val_evaluator.ann_file == f'{root}/coco/annotations/instances_val2017.json'
+    for name, folder, split in (
+        ('maskrcnn_vittt_t_1x', 'coco', 'val2017'),
+        ('maskrcnn_vittt_t_pennfudan', 'pennfudan', 'val'),
+    ):
+        cfg = Config.fromfile(CONFIGS / f'{name}.py')
+        for loader in ('train_dataloader', 'val_dataloader', 'test_dataloader'):
+            assert cfg[loader].dataset.data_root == f'{root}/{folder}/'
+        for evaluator in (cfg.val_evaluator, cfg.test_evaluator):
+            expected = f'{root}/{folder}/annotations/instances_{split}.json'
+            assert evaluator.ann_file == expected

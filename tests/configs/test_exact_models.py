@@ -5,8 +5,7 @@ RoIs, mixup, a teacher and averaged weights.
 """
 
 import copy
-import os
-import signal
+import importlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,8 +14,6 @@ import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
-from mmengine.hooks import Hook
-from mmengine.registry import HOOKS
 
 from mmvttt.apis.train import train
 from mmvttt.datasets import make_digits
@@ -27,19 +24,8 @@ from mmvttt.reliability.resume import latest_checkpoint
 from .reduced import STAGES
 
 CONFIGS = Path(__file__).resolve().parents[2] / 'configs'
+TRAININGS = Path(__file__).resolve().parents[1] / 'trainings'
 pytestmark = pytest.mark.stress
-
-
-@HOOKS.register_module(force=True)
-class TerminateAt(Hook):
-    """Sends this process a SIGTERM in a step, counted from 1."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def before_train_iter(self, runner: object, *_: object, **__: object) -> None:
-        if runner.iter + 1 == self.step:
-            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def demo(folder: Path) -> tuple[Path, dict]:
@@ -97,12 +83,14 @@ def test_a_stopped_recipe_ends_as_an_undisturbed_one(
 ) -> None:
     config, options = make(tmp_path)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(TRAININGS))
+    importlib.import_module('noisy')  # registers Terminate
 
     def run(work_dir: str, step: int | None = None) -> object:
         changed = {**copy.deepcopy(options), 'experiment_name': f'{config.stem}_{work_dir}_{step}'}
         if step:
             hooks = Config.fromfile(config).get('custom_hooks', [])
-            changed['custom_hooks'] = [*hooks, dict(type='TerminateAt', step=step)]
+            changed['custom_hooks'] = [*hooks, dict(type='Terminate', step=step)]
         return train(config, work_dir=work_dir, resume='auto', seed=0, cfg_options=changed)
 
     whole = run('whole')

@@ -1,23 +1,25 @@
-"""Every recipe in tables: rates by step and by tensor, decay, precision, averages, norms, starts.
+"""Every recipe in tables: rates by step and by tensor, decay, precision, averages, depth, starts.
 
 The values are written out here a second time, from the papers and the authors' code: see
 docs/fidelity.md for the sources.
 """
 
 import re
+from collections import Counter
 from fnmatch import fnmatch
 from functools import cache
 from typing import NamedTuple
 
 import pytest
 import torch
-from mmengine.config import Config
+from mmengine.config import Config, ConfigDict
 from mmengine.optim import build_optim_wrapper
 from mmengine.registry import init_default_scope
 from torch import nn
 
 from mmvttt.config import config_names, load_config
-from mmvttt.registry import MODELS, PARAM_SCHEDULERS
+from mmvttt.models.layers import DropPath
+from mmvttt.registry import DATA_SAMPLERS, MODELS, PARAM_SCHEDULERS
 
 # Worked examples on small sets; heads with the toolboxes' own recipes; generation.
 OTHERS = re.compile('demo|pennfudan|camvid|dino_|mask2former|digits|dit3|dit5|sd35m')
@@ -26,33 +28,19 @@ FP32, AMP = 'OptimWrapper', 'mmvttt.AmpOptimWrapper'
 
 
 class Recipe(NamedTuple):
-    """Expected values of a config.
+    """Expected values of a config."""
 
-    Attributes:
-        lr: Learning rate at `images`, before schedule and layers.
-        decay: Weight decay, where there is one.
-        layers: Factor of the rate from a layer to the one before.
-        spared: What has no weight decay, a key of `SPARED`.
-        images: Images of a step that `lr` is meant for.
-        scaled: Whether the rate follows the real number by itself.
-        precision: Type of the optimizer's wrapper.
-        average: Hook that averages the weights.
-        norms: Norms of the backbone beside LayerNorm.
-        clip: Largest norm of the gradient.
-        schedule: A key of `RATES`.
-    """
-
-    lr: float
-    decay: float
-    layers: float
-    spared: str
-    images: int
-    scaled: bool
-    precision: str
-    average: str | None
-    norms: str | None
-    clip: float | None
-    schedule: str
+    lr: float  # at `images`, before schedule and layers
+    decay: float  # of weights, where there is one
+    layers: float  # factor of the rate from a layer to the one before
+    spared: str  # what has no weight decay, a key of SPARED
+    images: int  # of a step that `lr` is meant for
+    scaled: bool  # whether the rate follows the real number by itself
+    precision: str  # type of the optimizer's wrapper
+    average: str | None  # hook that averages the weights
+    norms: str | None  # of the backbone beside LayerNorm
+    clip: float | None  # largest norm of the gradient
+    schedule: str  # a key of RATES
 
 
 def classifier(average: str | None = None, norms: str | None = None) -> Recipe:
@@ -75,30 +63,15 @@ def segmentor(lr: float, layers: float) -> Recipe:
 ADAPTED = Recipe(
     1e-4, 0.05, 0.85, 'vectors', 16, False, FP32, None, 'SyncBatchNorm', None, '12 epochs'
 )
-UPERNET = Recipe(
-    6e-5,
-    0.01,
-    1.0,
-    "the backbone's norms",
-    16,
-    False,
-    FP32,
-    None,
-    'BatchNorm2d',
-    None,
-    '160k steps',
-)
+UPERNET = segmentor(6e-5, 1.0)._replace(spared="the backbone's norms", norms='BatchNorm2d')
+INHERITED = Recipe(4e-5, 1e-8, 1.0, 'vectors', 1024, False, FP32, None, None, None, '30 epochs')
 RECIPES = {
     'vittt_?_in1k': classifier()._replace(lr=1e-3, images=1024, scaled=False, precision=FP32),
     'vit3_?_in1k': classifier(),
     'hvit3_?_in1k': classifier('mmvttt.EMAHook', 'BatchNorm1d, BatchNorm2d'),
     'hvit3_?_mesa_in1k': classifier('mmvttt.MESAHook', 'BatchNorm1d, BatchNorm2d'),
-    't5*_in1k_30e': Recipe(
-        4e-5, 1e-8, 1.0, 'vectors', 1024, False, FP32, None, None, None, '30 epochs'
-    ),
-    'deit3_s_linear_in1k_30e': Recipe(
-        4e-5, 1e-8, 1.0, 'vectors', 1024, False, FP32, None, None, None, '30 epochs'
-    ),
+    't5*_in1k_30e': INHERITED,
+    'deit3_s_linear_in1k_30e': INHERITED,
     'maskrcnn_dinov*_1x': ADAPTED,
     'maskrcnn_vi*_1x': ADAPTED,
     'maskrcnn_t5_?_1x': ADAPTED,
@@ -123,15 +96,7 @@ RATES = {
     ),
     '30 epochs': (
         50,
-        {
-            0: 1e-3,
-            49: 1e-3,
-            50: 0.2008,
-            249: 0.8002,
-            250: 0.93368257,
-            750: 0.505,
-            1499: 0.012711662,
-        },
+        {0: 1e-3, 50: 0.2008, 249: 0.8002, 250: 0.93368257, 750: 0.505, 1499: 0.012711662},
     ),
     '12 epochs': (
         600,
@@ -149,6 +114,21 @@ RATES = {
         None,
         {0: 1e-6, 1: 6.6811074e-4, 1499: 1, 80000: 0.50472874, 159999: 0},
     ),
+}
+# Stochastic depth, of the sizes t, s and b.
+DROP_PATHS = {
+    'vittt_?_in1k': (0.1, 0.1, 0.1),
+    'vit3_?_in1k': (0.0, 0.1, 0.4),
+    'hvit3_?_in1k': (0.2, 0.4, 0.6),
+    'hvit3_?_mesa_in1k': (0.2, 0.4, 0.6),
+    't5*_in1k_30e': (0.0, 0.0),
+    'maskrcnn_vi*_?_1x': (0.1, 0.2, 0.3),
+    'maskrcnn_t5_?_1x': (0.1, 0.2),
+    'maskrcnn_hvit3_?_1x': (0.1, 0.1, 0.1),
+    'maskrcnn_hvit3_?_3x': (0.3, 0.4, 0.6),
+    'upernet_vi*_?_160k': (0.1, 0.2, 0.3),
+    'upernet_t5_?_160k': (0.1, 0.2),
+    'upernet_hvit3_?_160k': (0.2, 0.4, 0.5),
 }
 VECTORS = re.compile(
     r'(^|\.)(pos_embed|level_embed|(cls|reg)_token|token_scale|b0|ln_weight|ln_bias)$'
@@ -200,6 +180,85 @@ def test_optimizer_precision_and_averages(name: str) -> None:
         # MESAHook's are its defaults.
         assert hook.get('decay', 0.9996) == 0.9996
         assert hook.get('base_batch_size', 4096) == 4096
+
+
+@pytest.mark.parametrize('pattern', DROP_PATHS)
+def test_stochastic_depth(pattern: str) -> None:
+    for name in (n for n in NAMES if fnmatch(n, pattern)):
+        backbone = load_config(name).model.backbone
+        size = 'tsb'.index(re.search(r'_([tsb])_', name)[1])
+        found = backbone.get('backbone', backbone).get('drop_path_rate', 0.0)
+        assert found == DROP_PATHS[pattern][size], name
+
+
+def test_an_adapter_drops_as_its_backbone_does() -> None:
+    interactions = built('upernet_vittt_s_160k')[1].backbone.interactions
+    assert {m.drop_prob for m in interactions.modules() if isinstance(m, DropPath)} == {0.2}
+
+
+def transforms(name: str) -> dict[str, ConfigDict]:
+    """The training pipeline of a config by type."""
+    return {step.type: step for step in load_config(name).train_dataloader.dataset.pipeline}
+
+
+def test_augmentation_of_imagenet() -> None:
+    """vision-ttt App. D, ViT³ Sec. 5.1: DeiT's; T⁵ repeats it."""
+    cfg = load_config('vittt_s_in1k')
+    assert cfg.train_dataloader.batch_size * 8 == 1024
+    assert {'RandomResizedCrop', 'RandAugment', 'RandomErasing'} <= set(transforms('vittt_s_in1k'))
+    augments = [(a.type, a.alpha) for a in cfg.model.train_cfg.augments]
+    assert augments == [('Mixup', 0.8), ('CutMix', 1.0)]
+    assert cfg.model.head.loss.label_smooth_val == 0.1
+    # A third of the images, three times each: facts of DeiT's sampler, on 12 images.
+    repeated = load_config('t5_t_in1k_30e').train_dataloader.sampler
+    init_default_scope('mmpretrain')
+    sampler = DATA_SAMPLERS.build(repeated, default_args=dict(dataset=range(12)))
+    assert sorted(Counter(sampler).values()) == [3, 3, 3, 3]
+
+
+def test_augmentation_of_coco() -> None:
+    """vision-ttt App. D: sides up to 1333×800; ViT³ Sec. 5.2: 480-800 and crops."""
+    steps = transforms('maskrcnn_vittt_s_1x')
+    assert list(steps) == [
+        *('LoadImageFromFile', 'LoadAnnotations', 'RandomChoiceResize'),
+        *('RandomFlip', 'PackDetInputs'),
+    ]
+    scales = [tuple(scale) for scale in steps['RandomChoiceResize'].scales]
+    assert (1333, 800) in scales
+    assert max(map(max, scales)) == 1333
+    whole, cropped = transforms('maskrcnn_hvit3_t_1x')['RandomChoice'].transforms
+    for resize in (whole[0], cropped[-1]):
+        assert {min(scale) for scale in resize.scales} == set(range(480, 801, 32))
+    assert [step.type for step in cropped].count('RandomCrop') == 1
+
+
+def test_augmentation_of_ade20k() -> None:
+    """App. D: 512×512, 150 classes without the background."""
+    cfg, steps = load_config('upernet_vittt_s_160k'), transforms('upernet_vittt_s_160k')
+    assert cfg.train_dataloader.dataset.type == 'ADE20KDataset'
+    assert steps['RandomCrop'].crop_size == (512, 512)
+    assert steps['LoadAnnotations'].reduce_zero_label
+    assert cfg.model.decode_head.num_classes == cfg.model.auxiliary_head.num_classes == 150
+    assert cfg.model.decode_head.norm_cfg.type == 'SyncBN'
+
+
+@pytest.mark.parametrize(('size', 'weight'), [('t', 1.0), ('s', 1.5), ('b', 2.0)])
+def test_mesa_is_the_same_recipe_with_a_teacher(size: str, weight: float) -> None:
+    plain, mesa = (load_config(f'hvit3_{size}_{kind}in1k') for kind in ('', 'mesa_'))
+    assert built(f'hvit3_{size}_mesa_in1k')[1].mesa_weight == weight
+    assert [e.type for e in mesa.val_evaluator] == ['Accuracy', 'mmvttt.TeacherAccuracy']
+    assert mesa.default_hooks.checkpoint.save_best == 'teacher/top1'
+    assert mesa.model.backbone == plain.model.backbone
+    assert mesa.optim_wrapper == plain.optim_wrapper
+
+
+def test_plain_models_take_the_recipe_of_vittt() -> None:
+    for task in ('maskrcnn_{}_s_1x', 'upernet_{}_s_160k'):
+        ours, vittt = (load_config(task.format(name)) for name in ('vit3', 'vittt'))
+        assert ours.model.backbone.backbone.type == 'mmvttt.ViT3'
+        ours.model.backbone.backbone = vittt.model.backbone.backbone
+        ours.work_dir = vittt.work_dir
+        assert ours.to_dict() == vittt.to_dict()
 
 
 @pytest.mark.parametrize('name', one_of_each())

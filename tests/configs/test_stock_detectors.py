@@ -9,8 +9,7 @@ from mmengine.registry import init_default_scope
 
 from mmvttt.registry import MODELS
 
-from .reduced import reduce_backbone
-from .test_configs import det_batch
+from .reduced import batch_for, reduce_backbone
 
 NAMES = (
     'atss/atss_r50_fpn_1x_coco',
@@ -38,7 +37,7 @@ def test_a_step_and_a_prediction(name: str) -> None:
     model.train()
     # Where TOOD looks for it.
     MessageHub.get_current_instance().update_info('epoch', 0)
-    losses = model(**model.data_preprocessor(det_batch(), True), mode='loss')
+    losses = model(**model.data_preprocessor(batch_for(cfg), True), mode='loss')
     loss, _ = model.parse_losses(losses)
     loss.backward()
     weights = dict(model.named_parameters())
@@ -46,5 +45,5 @@ def test_a_step_and_a_prediction(name: str) -> None:
     assert all(w.grad.isfinite().all() for w in weights.values() if w.grad is not None)
     assert any(w.grad.any() for n, w in weights.items() if n.startswith('backbone.stages.0'))
     with torch.no_grad():
-        found = model.eval().test_step(det_batch())
+        found = model.eval().test_step(batch_for(cfg))
     assert all(sample.pred_instances.bboxes.shape[1] == 4 for sample in found)

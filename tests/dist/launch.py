@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 TOOLS = Path(__file__).parents[2] / 'tools'
 # Where the modules lie that configs of tests import.
 TESTS = TOOLS.parent / 'tests'
@@ -172,9 +174,31 @@ def wait(nodes: Sequence[Node], timeout: float = 400, grace: float = 45) -> list
     ]
 
 
+def run_script(script: Path, output: Path, *args: object, processes: int = 2) -> str:
+    """Output of a script on some ranks of this machine, started as the tools do."""
+    code = f'source "{TOOLS}/_torchrun.sh"; run_distributed "$@"'
+    command = ['bash', '-c', code, 'bash', script, processes, *args]
+    (end,) = wait([start_node(command, output)])
+    assert end.status == 0, end.text[-6000:]
+    return end.text
+
+
 def run_nodes(config: Path, folder: Path, *args: str, **options: object) -> list[str]:
     """`start_nodes`, and the output of every node once all of them have ended well."""
     ends = wait(start_nodes(config, folder, *args, **options))
     for rank, end in enumerate(ends):
         assert end.status == 0, f'node {rank} ended with {end.status}:\n{end.text[-6000:]}'
     return [end.text for end in ends]
+
+
+def kept(work_dir: Path, ranks: int) -> list[dict]:
+    """Records of the hook `Keep` on every rank."""
+    return [torch.load(work_dir / f'rank_{r}.pth', weights_only=True) for r in range(ranks)]
+
+
+def require_same_from(step: int, whole: list[dict], rest: list[dict]) -> None:
+    """Every rank of a resumed run has the samples, losses and weights of the undisturbed one."""
+    for before, after in zip(whole, rest, strict=True):
+        assert after['seen'] == before['seen'][step:]
+        assert after['losses'] == before['losses'][step:]
+        torch.testing.assert_close(after['weights'], before['weights'], rtol=0, atol=0)

@@ -10,7 +10,7 @@ import torch
 
 from mmvttt.datasets import make_digits
 
-from .launch import run_nodes
+from .launch import kept, run_nodes
 
 pytestmark = pytest.mark.stress
 HERE = Path(__file__).parent
@@ -23,7 +23,7 @@ def run(name: str, folder: Path) -> tuple[list[dict], str]:
     args = ('--work-dir', str(work_dir))
     variables = {'DIGITS': str(digits)}
     (text,) = run_nodes(HERE / f'{name}.py', folder, *args, nodes=1, variables=variables)
-    return [torch.load(work_dir / f'rank_{r}.pth', weights_only=True) for r in range(2)], text
+    return kept(work_dir, 2), text
 
 
 def test_detector(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from mmvttt.engine.fsdp import (
 from mmvttt.registry import MODELS
 from mmvttt.reliability.read import read_content
 
-from .launch import TOOLS, start_node, wait
+from .launch import TOOLS, kept, require_same_from, run_script
 
 HERE = Path(__file__).parent
 RANKS = 2
@@ -46,15 +46,8 @@ def own_modules(monkeypatch: pytest.MonkeyPatch) -> None:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of fsdp_runs.py."""
     folder = tmp_path_factory.mktemp('fsdp')
-    script = f'source "{TOOLS}/_torchrun.sh"; run_distributed "$@"'
-    command = ['bash', '-c', script, 'bash', HERE / 'fsdp_runs.py', str(RANKS), folder]
-    (end,) = wait([start_node(command, folder / 'log')])
-    assert end.status == 0, end.text[-6000:]
+    run_script(HERE / 'fsdp_runs.py', folder / 'log', folder, processes=RANKS)
     return folder
-
-
-def kept(folder: Path) -> list[dict]:
-    return [read_content(folder / f'rank_{r}.pth') for r in range(RANKS)]
 
 
 def checkpoint(folder: Path) -> dict:
@@ -104,14 +97,14 @@ def test_mix_ins_fit_the_configs(name: str, tmp_path: Path) -> None:
 
 
 def test_each_rank_holds_a_part(runs: Path) -> None:
-    whole = numel(kept(runs / 'ddp')[0]['weights'])
-    parts = [numel(rank['weights']) for rank in kept(runs / 'fsdp')]
+    whole = numel(kept(runs / 'ddp', RANKS)[0]['weights'])
+    parts = [numel(rank['weights']) for rank in kept(runs / 'fsdp', RANKS)]
     # Shards are padded to equal size; what is named are the parameters in them.
     assert sum(parts) == whole
     assert all(0.45 * whole < part < 0.55 * whole for part in parts)
     assert all(
         any('.blocks.1._fsdp_wrapped_module.' in n for n in rank['weights'])
-        for rank in kept(runs / 'fsdp')
+        for rank in kept(runs / 'fsdp', RANKS)
     )
 
 
@@ -128,7 +121,7 @@ def test_says_what_it_does(runs: Path) -> None:
 
 
 def test_losses_are_those_of_the_whole_model(runs: Path) -> None:
-    for whole, sharded in zip(kept(runs / 'ddp'), kept(runs / 'fsdp'), strict=True):
+    for whole, sharded in zip(kept(runs / 'ddp', RANKS), kept(runs / 'fsdp', RANKS), strict=True):
         assert len(whole['losses']) == 8
         assert sharded['seen'] == whole['seen']
         torch.testing.assert_close(
@@ -165,10 +158,7 @@ def test_optimizer_is_that_of_the_whole_model(runs: Path) -> None:
 
 
 def test_resume_goes_on_exactly(runs: Path) -> None:
-    for before, after in zip(kept(runs / 'fsdp'), kept(runs / 'rest'), strict=True):
-        assert after['seen'] == before['seen'][4:]
-        assert after['losses'] == before['losses'][4:]
-        torch.testing.assert_close(after['weights'], before['weights'], rtol=0, atol=0)
+    require_same_from(4, kept(runs / 'fsdp', RANKS), kept(runs / 'rest', RANKS))
     last = checkpoint(runs / 'rest')
     torch.testing.assert_close(
         last['optimizer']['state'],
@@ -183,7 +173,7 @@ def test_resume_goes_on_exactly(runs: Path) -> None:
 
 
 def test_a_run_of_whole_models_goes_on_in_shards(runs: Path) -> None:
-    for before, after in zip(kept(runs / 'ddp'), kept(runs / 'moved'), strict=True):
+    for before, after in zip(kept(runs / 'ddp', RANKS), kept(runs / 'moved', RANKS), strict=True):
         torch.testing.assert_close(after['losses'], before['losses'][4:], **CLOSE)
     torch.testing.assert_close(
         checkpoint(runs / 'moved')['optimizer']['state'],
@@ -230,20 +220,3 @@ def test_parameters_that_fsdp_replaces_are_an_error() -> None:
     _require_same_parameters(wrapper, model)
     with pytest.raises(ValueError, match=r'set use_orig_params=True in strategy\.model_wrapper'):
         _require_same_parameters(wrapper, other)
-
-
-def test_a_model_without_blocks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    messages = []
-    logger = SimpleNamespace(warning=messages.append, info=messages.append)
-    bare = nn.Sequential(nn.Linear(2, 2))
-    bare.module = bare[0]
-    monkeypatch.setattr('mmvttt.engine.fsdp.FSDP.fsdp_modules', lambda model: [model])
-    BlockFSDPStrategy._report(SimpleNamespace(logger=logger), bare, 12)
-    assert messages[0].startswith(
-        'FSDP found no block in Linear: every rank gathers the whole model'
-    )
-    assert "names=['Layer']" in messages[0]
-    assert (
-        messages[1]
-        == 'FSDP: 0 blocks are gathered one at a time; this rank holds 6 of 12 parameters'
-    )

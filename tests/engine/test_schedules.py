@@ -82,5 +82,5 @@ def test_it_resumes_where_it_stopped() -> None:
     ],
 )
 def test_mistakes(options: dict, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises((TypeError, ValueError), match=words):
         WarmupCosineLR(optimizer(1.0), **options)

@@ -350,8 +350,6 @@ def test_state_dict_of_the_paper() -> None:
         (dict(mixer=dict(inner=dict(type='Performer'))), ['Performer', 'SoftmaxAttention']),
         (dict(mixer=dict(SOFTMAX, loss='l2')), ['SoftmaxAttention', 'loss']),
         (dict(mixer=dict(loss='huber')), ['huber', 'dot', 'l2']),
-        (dict(mixer=SOFTMAX, only_new=True), ['only_new=True', 'nothing to train']),
-        (dict(only_new=True, frozen_stages=2), ['only_new=True', 'frozen_stages=2']),
     ],
 )
 def test_bad_options_are_named(options: dict, named: list[str]) -> None:

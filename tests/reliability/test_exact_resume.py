@@ -14,14 +14,13 @@ import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
-from mmengine.dataset import DefaultSampler, InfiniteSampler
+from mmengine.dataset import DefaultSampler
 from mmengine.runner import EpochBasedTrainLoop
 
-from mmvttt.errors import DataError, ResumeError, UsageError
+from mmvttt.errors import DataError, UsageError
 from mmvttt.reliability import ExactBatchSampler, Preempted, SeededDataset, agreement, make_exact
 from mmvttt.reliability.read import read_content
 from mmvttt.reliability.resume import latest_checkpoint
-from mmvttt.reliability.seeding import seed_everything
 
 EPOCHS = {'train_cfg.max_epochs': 3}
 # 22 images in batches of 4: 6 steps an epoch.
@@ -158,20 +157,6 @@ def test_a_validation_that_a_stop_has_swallowed_is_made_up_for(run: Callable) ->
     assert one.name == other.name
 
 
-def test_going_on_with_another_batch_is_an_error(run: Callable) -> None:
-    run('train', config='noisy', work_dir='a', cfg_options={'train_cfg.max_epochs': 1})
-    with pytest.raises(
-        ResumeError, match='images of a batch: 4, now 2; batches of an epoch: 6, now 11'
-    ):
-        run(
-            'train',
-            config='noisy',
-            work_dir='a',
-            resume='auto',
-            cfg_options={'train_dataloader.batch_size': 2},
-        )
-
-
 def config(**changes: object) -> Config:
     return Config(
         dict(
@@ -305,28 +290,11 @@ def test_batches_from_any_step(drop_last: bool) -> None:
     assert [key for batch in flat for _, key in batch][:3] == [(7, 0, 0), (7, 0, 1), (7, 1, 0)]
 
 
-def test_an_endless_sampler_is_skipped_over() -> None:
-    sampler = ExactBatchSampler(InfiniteSampler(range(11), seed=3), 2)
-    sampler.begin(0, (), True)
-    first = [batch for _, batch in zip(range(20), sampler, strict=False)]
-    sampler = ExactBatchSampler(InfiniteSampler(range(11), seed=3), 2)
-    sampler.begin(13, (), True)
-    assert [batch for _, batch in zip(range(7), sampler, strict=False)] == first[13:]
-
-
 def test_no_batch_is_an_error() -> None:
     sampler = ExactBatchSampler(DefaultSampler(range(1), seed=3), 2, drop_last=True)
     sampler.begin(0, (), True)
     with pytest.raises(ValueError, match='no batch; add images'):
         next(iter(sampler))
-
-
-def test_seeds_of_keys_differ() -> None:
-    drawn = set()
-    for key in [(0, 0, 1), (0, 1, 0), (1, 0, 0), (1, 1, 0), (1, 0, 1), (0, 1, 1)]:
-        seed_everything(key)
-        drawn.add((random.random(), np.random.rand(), torch.rand(()).item()))
-    assert len({d[0] for d in drawn}) == len({d[1] for d in drawn}) == len(drawn) == 6
 
 
 PICTURES = {'train_dataloader.dataset.type': 'NoisyPictures', 'train_dataloader.num_workers': 2}

@@ -40,6 +40,9 @@ def test_another_training_is_refused(trained: Callable) -> None:
         trained(**{'optim_wrapper.optimizer': dict(_delete_=True, type='SGD', lr=0.01)})
     with pytest.raises(ResumeError, match='of another optimizer than Adam'):
         trained(**{'optim_wrapper.optimizer': dict(_delete_=True, type='Adam', lr=0.01)})
+    message = 'images of a batch: 4, now 2; batches of an epoch: 6, now 11'
+    with pytest.raises(ResumeError, match=message):
+        trained(**{'train_dataloader.batch_size': 2})
     # As many batches, and another number of images.
     with pytest.raises(ResumeError, match='images: 22, now 21'):
         trained(**{'train_dataloader.dataset.indices': 21})

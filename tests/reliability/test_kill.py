@@ -64,14 +64,6 @@ def kill_and_compare(folder: Path, kills: int, options: dict) -> dict:
 
 
 @pytest.mark.stress
-def test_a_few_kills(tmp_path: Path) -> None:
-    seen = kill_and_compare(tmp_path, 3, {'train_cfg.max_epochs': 12})
-    assert seen['kills'] == 3
-    # The third one waits until a checkpoint is being written.
-    assert seen['half_written'] >= 1
-
-
-@pytest.mark.stress
 @pytest.mark.parametrize(
     'options',
     [{}, {'train_dataloader.num_workers': 1}],

@@ -1,6 +1,7 @@
 """Archives with odd parts are refused before anything is built; downloads are whole or not kept."""
 
 import io
+import os
 import zipfile
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -9,9 +10,12 @@ from threading import Thread
 
 import pytest
 import torch
+from mmengine.runner.checkpoint import _load_checkpoint
 
 from mmvttt.errors import CheckpointError
 from mmvttt.reliability.read import read_content
+
+from .test_allow_list import Reduced
 
 
 def saved(content: object) -> bytes:
@@ -91,7 +95,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[st
                 return
             answer = answers.pop(0)
             self.send_response(200)
-            self.send_header('Content-Length', str(len(SMALL)))
+            self.send_header('Content-Length', str(max(len(SMALL), len(answer))))
             self.end_headers()
             self.wfile.write(answer)
 
@@ -130,3 +134,15 @@ def test_two_sites_may_have_a_file_of_one_name(server: tuple) -> None:
     address, answers = server
     answers += [SMALL, saved({'a': 2})]
     assert [read_content(f'{address}/{s}/epoch_12.pth')['a'] for s in 'xy'] == [1, 2]
+
+
+def test_what_is_downloaded_runs_nothing(server: tuple, tmp_path: Path) -> None:
+    """mmengine's own loader unpickles what comes from a URL."""
+    address, answers = server
+    evil = saved(Reduced(os.mkdir, str(tmp_path / 'ran')))
+    answers += [SMALL, evil, evil]
+    assert _load_checkpoint(f'{address}/good.pth') == {'a': 1}
+    for number, read in enumerate((_load_checkpoint, read_content)):
+        with pytest.raises(CheckpointError, match=r'evil_.\.pth.*could run code'):
+            read(f'{address}/evil_{number}.pth')
+    assert not (tmp_path / 'ran').exists()

@@ -108,15 +108,11 @@ def test_weights_alone_cannot_be_resumed(tmp_path: Path) -> None:
     assert 'has no meta, state_dict, message_hub' in why_not(path)
 
 
-@pytest.mark.parametrize('kind', ['truncated', 'flipped'])
-def test_a_run_goes_on_from_the_previous_one(run: Callable, kind: str) -> None:
+def test_a_run_goes_on_from_the_previous_one(run: Callable) -> None:
     whole = run('train', work_dir='a')
     data = bytearray(Path('a/epoch_2.pth').read_bytes())
-    if kind == 'truncated':
-        data = data[:-100]
-    else:
-        weight = whole.model.linear.weight.detach().numpy().tobytes()
-        data[data.index(weight) + 5] ^= 16
+    weight = whole.model.linear.weight.detach().numpy().tobytes()
+    data[data.index(weight) + 5] ^= 16
     Path('a/epoch_2.pth').write_bytes(data)
     rest = run('train', work_dir='a', resume='auto')
     assert len(rest.model.seen) == 16

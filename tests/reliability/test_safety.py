@@ -15,10 +15,8 @@ import pickle
 import subprocess
 import sys
 import tarfile
-import threading
 from collections.abc import Callable, Iterator
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -265,33 +263,6 @@ def test_no_door_runs_what_a_checkpoint_brings(
     if door != 'timm':
         # By the name that it has on this system.
         assert f'{os.name}.system' in str(caught.value)
-
-
-@pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Serves the folder of the test on the loopback device."""
-
-    class Quiet(SimpleHTTPRequestHandler):
-        def log_message(self, *_: Any) -> None: ...
-
-    monkeypatch.setenv('TORCH_HOME', str(tmp_path / 'cache'))
-    monkeypatch.setenv('no_proxy', '127.0.0.1')
-    httpd = ThreadingHTTPServer(('127.0.0.1', 0), partial(Quiet, directory=str(tmp_path)))
-    threading.Thread(target=httpd.serve_forever, daemon=True).start()
-    yield f'http://127.0.0.1:{httpd.server_port}'
-    httpd.shutdown()
-    httpd.server_close()
-
-
-def test_what_is_downloaded_runs_nothing(server: str, canary: Path, tmp_path: Path) -> None:
-    """mmengine's own loader unpickles what comes from a URL."""
-    torch.save({'weight': torch.ones(2)}, tmp_path / 'good.pth')
-    torch.save({'weight': ATTACKS['os.system'](str(canary))}, tmp_path / 'evil.pth')
-    assert _load_checkpoint(f'{server}/good.pth')['weight'].sum() == 2
-    assert read_weights(f'{server}/good.pth')['weight'].sum() == 2
-    for read in (_load_checkpoint, read_weights):
-        with pytest.raises(CheckpointError, match=r'evil\.pth'):
-            read(f'{server}/evil.pth')
 
 
 @pytest.mark.parametrize('runner', [{}, FLEXIBLE], ids=['', 'flexible'])

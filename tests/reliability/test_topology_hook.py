@@ -38,13 +38,11 @@ def make(**changes: object) -> Topology:
             '1 node × 1 GPU (1 process), 1 image each × 1 × 1 accumulated = 1 image a step',
         ),
         (dict(processes=4, on_cpu=True), '2 nodes × 2 CPU processes (4 processes, nccl)'),
-        (dict(processes=2, on_cpu=True), '2 nodes × 1 CPU process (2 processes, nccl)'),
         (dict(processes=7), '2 nodes × 7 GPUs in all (7 processes, nccl)'),
         (dict(accumulated=4), '2 images each × 8 × 4 accumulated = 64 images a step'),
         (dict(batch_size=None), ', batches of a size that their sampler does not say, learning'),
         (dict(), 'learning rate 0.0001 (configured 0.0001 for 16 images, not scaled)'),
         (dict(base_batch_size=None), '= 16 images a step, learning rate 0.0001'),
-        (dict(configured=None), '= 16 images a step, learning rate 0.0001'),
         (
             dict(rates=(1.4e-5, 5e-5, 1e-4)),
             'learning rate 1.4e-05 to 0.0001 by parameter (configured 0.0001 for 16 images, not',

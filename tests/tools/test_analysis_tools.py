@@ -1,9 +1,8 @@
 """The command lines of the tools that look at models: help with an example, and one real call."""
 
 import re
-import runpy
-import sys
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -13,7 +12,6 @@ import torch
 from mmvttt.analysis.benchmark import read_csv
 from mmvttt.models.cpu_inference import is_worthwhile
 
-TOOLS = Path(__file__).resolve().parents[2] / 'tools'
 NAMES = (
     'analyze_results.py',
     'benchmark.py',
@@ -28,89 +26,44 @@ NAMES = (
     'inspect_model.py',
     'make_model_zoo.py',
     'publish_checkpoint.py',
+    'test.py',
+    'train.py',
 )
 
 
-class Tools:
-    """Runs tools in the test's process."""
-
-    def __init__(self, patch: pytest.MonkeyPatch, capture: pytest.CaptureFixture[str]) -> None:
-        self.patch, self.capture = patch, capture
-
-    def __call__(self, tool: str, *args: str) -> str:
-        """The output of a tool that ends well."""
-        self.patch.setattr(sys, 'argv', [tool, *args])
-        runpy.run_path(str(TOOLS / tool), run_name='__main__')
-        return self.capture.readouterr().out
-
-    def error(self, tool: str, *args: str) -> str:
-        """The text on stderr of a tool that ends with status 1."""
-        with pytest.raises(SystemExit, match='1'):
-            self(tool, *args)
-        return self.capture.readouterr().err
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Tools:
-    return Tools(monkeypatch, capsys)
-
-
 @pytest.mark.parametrize('tool', NAMES)
-def test_help_shows_an_example(run: Tools, tool: str) -> None:
+def test_help_shows_an_example(tools: Any, tool: str) -> None:
     with pytest.raises(SystemExit, match='0'):
-        run(tool, '--help')
-    text = run.capture.readouterr().out
+        tools(tool, '--help')
+    text = tools.capture.readouterr().out
     assert f'example: python tools/{tool}' in text
     # Whatever takes a value or changes something is documented.
     assert 'optional arguments' in text or 'options:' in text
 
 
-def test_get_flops(run: Tools) -> None:
-    out = run('get_flops.py', 'vittt_t_in1k', '--depth', '1')
+def test_get_flops(tools: Any) -> None:
+    out = tools('get_flops.py', 'vittt_t_in1k', '--depth', '1')
     assert re.search(r'backbone +│ 6,783,240 +│ 1\.459', out)
     assert 'ttt_kernels.ttt_linear' in out
     assert 'vittt_t_in1k at 224×224: 6.976 M parameters, 1.459 GFLOPs' in out
     shape = ('--shape', '225', '333')
-    assert '225×333' in run('get_flops.py', 'vittt_t_in1k', *shape)
+    assert '225×333' in tools('get_flops.py', 'vittt_t_in1k', *shape)
     four = ('--cfg-options', 'model.backbone.in_channels=4')
-    assert '7.025 M' in run('get_flops.py', 'vittt_t_in1k', *four)
-    out = run('get_flops.py', 'vittt_t_in1k', '--backbone')
+    assert '7.025 M' in tools('get_flops.py', 'vittt_t_in1k', *four)
+    out = tools('get_flops.py', 'vittt_t_in1k', '--backbone')
     assert '6.783 M parameters, 1.459 GFLOPs' in out
 
 
-def test_get_flops_names_what_did_not_run(run: Tools) -> None:
+def test_get_flops_names_what_did_not_run(tools: Any) -> None:
     args = ('get_flops.py', 'upernet_hvit3_t_160k', '--shape', '64', '64')
-    assert 'found in the image: auxiliary_head\n' in run(*args)
-    assert 'found in the image' not in run(*args, '--backbone')
+    assert 'found in the image: auxiliary_head\n' in tools(*args)
+    assert 'found in the image' not in tools(*args, '--backbone')
 
 
-def test_an_unknown_model_is_one_sentence(run: Tools) -> None:
-    error = run.error('get_flops.py', 'vittt_xxl')
-    assert error.startswith("error: there is no model 'vittt_xxl'")
-    assert len(error.splitlines()) == 1
-
-
-def test_benchmark(run: Tools, tmp_path: Path) -> None:
-    table, picture = tmp_path / 'rows.csv', tmp_path / 'rows.png'
-    options = ('--sizes', '32', '48', '--repeats', '1', '--warmup', '0', '--device', 'cpu')
-    out = run(
-        'benchmark.py',
-        'vittt_tiny_patch16_224',
-        *options,
-        *('--cfg-options', 'in_chans=4'),
-        *('--out', str(table), '--plot', str(picture)),
-    )
-    assert 'vittt_tiny inference float32 1 × 48×48:' in out
-    assert 'GFLOPs' in out
-    assert '(compiled)' not in out
-    assert len(table.read_text().splitlines()) == 3
-    assert picture.is_file()
-
-
-def test_benchmark_by_computation(run: Tools, tmp_path: Path) -> None:
+def test_benchmark_by_computation(tools: Any, tmp_path: Path) -> None:
     table, picture = tmp_path / 'rows.csv', tmp_path / 'rows.png'
     models = ('t5_tiny_patch16_224', 'deit_tiny_patch16_224')
-    out = run(
+    out = tools(
         'benchmark.py',
         *models,
         *('--sizes', '224', '512', '--attention', 'fused', 'materialised', '--computed'),
@@ -121,66 +74,65 @@ def test_benchmark_by_computation(run: Tools, tmp_path: Path) -> None:
     assert int(found[1]) == pytest.approx(276, abs=4)
     assert len(table.read_text().splitlines()) == 1 + 2 * 2 + 2 * 2 * 2
     draw = ('--draw', str(table), '--names', 'plain', '--plot', str(picture))
-    run('benchmark.py', *draw)
+    tools('benchmark.py', *draw)
     assert picture.is_file()
     detector = ('maskrcnn_vittt_t_1x', '--shape', '100', '140', '--backbone', '--computed')
-    out = run('benchmark.py', *detector, '--out', str(table))
+    out = tools('benchmark.py', *detector, '--out', str(table))
     assert '1 × 100×140:' in out
     for options, message in (
         (models + draw, 'give models to measure, or tables to --draw'),
         (draw[:2], 'say with --plot'),
         (('--draw', str(tmp_path / 'no.csv'), '--plot', 'x.png'), 'no table of tools/benchmark.py'),
     ):
-        assert message in run.error('benchmark.py', *options)
+        assert message in tools.error('benchmark.py', *options)
 
 
 @pytest.mark.stress  # compiles C++ for a minute
-def test_benchmark_of_compiled_blocks(run: Tools, tmp_path: Path) -> None:
+def test_benchmark_of_compiled_blocks(tools: Any, tmp_path: Path) -> None:
     options = ('--sizes', '32', '--repeats', '1', '--compile', '--out', str(tmp_path / 'rows.csv'))
-    out = run('benchmark.py', 'vit3_tiny_patch16_224', *options)
+    out = tools('benchmark.py', 'vit3_tiny_patch16_224', *options)
     for name in ('vit3_tiny_patch16_224', 'vit3_tiny_patch16_224 (compiled)'):
         assert f'{name.replace("_patch16_224", "")} inference float32 1 × 32×32:' in out
 
 
-def test_benchmark_says_what_is_missing(run: Tools, tmp_path: Path) -> None:
+def test_benchmark_says_what_is_missing(tools: Any, tmp_path: Path) -> None:
     out = tmp_path / 'table.csv'
     options = ('--sizes', '32', '--repeats', '1', '--warmup', '0', '--out', str(out))
     options += ('--device', 'cpu')
-    error = run.error('benchmark.py', 'resnet18', '--cuda-graph', *options)
+    error = tools.error('benchmark.py', 'resnet18', '--cuda-graph', *options)
     assert '--cuda-graph is for inference' in error
-    with pytest.raises(SystemExit, match='1'):
-        run('benchmark.py', 'resnet1800', 'resnet18', '--keep-going', *options)
-    assert "missing: resnet1800: there is no model 'resnet1800'" in run.capture.readouterr().out
+    error = tools.error('benchmark.py', 'resnet1800', 'resnet18', '--keep-going', *options)
+    assert "missing: resnet1800: there is no model 'resnet1800'" in error
     assert [row.model for row in read_csv(out)] == ['resnet18']
 
 
-def test_benchmark_of_packed_weights(run: Tools, tmp_path: Path) -> None:
+def test_benchmark_of_packed_weights(tools: Any, tmp_path: Path) -> None:
     out = ('--out', str(tmp_path / 'rows.csv'))
     options = ('vit3_tiny_patch16_224', '--sizes', '32', '--repeats', '1', '--device', 'cpu')
-    error = run.error('benchmark.py', *options, '--pack', '--train', *out)
+    error = tools.error('benchmark.py', *options, '--pack', '--train', *out)
     assert '--pack is for inference' in error
     if not is_worthwhile():
         pytest.skip('this processor has no AVX-512, or this torch no oneDNN')
-    text = run('benchmark.py', *options, '--pack', *out)
+    text = tools('benchmark.py', *options, '--pack', *out)
     for name in ('vit3_tiny', 'vit3_tiny (packed)'):
         assert f'{name} inference float32 1 × 32×32:' in text
 
 
-def test_keys_of_configs_are_none_of_timm_s(run: Tools, tmp_path: Path) -> None:
+def test_keys_of_configs_are_none_of_timm_s(tools: Any, tmp_path: Path) -> None:
     options = ('--sizes', '32', '--repeats', '1', '--warmup', '0', '--device', 'cpu')
     out = ('--out', str(tmp_path / 'rows.csv'))
     key = ('--cfg-options', 'model.head.num_classes=10')
     models = ('resnet18', 'hvit3_t_in1k')
-    text = run('benchmark.py', *models, *options, *out, *key)
+    text = tools('benchmark.py', *models, *options, *out, *key)
     assert all(f'{model} inference float32 1 × 32×32' in text for model in models)
     for options, message in (
         (key, "resnet18 is a model of timm, and 'model.head.num_classes' a key of configs"),
         (('--cfg-options', 'blok=1'), "ResNet has no option 'blok', did you mean 'block'?"),
     ):
-        assert message in run.error('benchmark.py', 'resnet18', *options, *out)
+        assert message in tools.error('benchmark.py', 'resnet18', *options, *out)
 
 
-def test_image_demo_and_browse_dataset(run: Tools, tmp_path: Path) -> None:
+def test_image_demo_and_browse_dataset(tools: Any, tmp_path: Path) -> None:
     for folder, color in (('a', 0), ('b', 200)):
         (tmp_path / 'train' / folder).mkdir(parents=True)
         image = np.full((40, 40, 3), color, np.uint8)
@@ -197,7 +149,7 @@ train_dataloader = dict(dataset=dict(
     _delete_=True, type='CustomDataset', data_root={str(tmp_path)!r}, data_prefix='train',
     pipeline=_base_.train_pipeline))
 """)
-    out = run('browse_dataset.py', str(config), '--out', str(tmp_path / 'drawn'))
+    out = tools('browse_dataset.py', str(config), '--out', str(tmp_path / 'drawn'))
     assert '2 pictures' in out
     assert len(list((tmp_path / 'drawn').glob('*.png'))) == 2
 
@@ -211,7 +163,7 @@ train_dataloader = dict(dataset=dict(pipeline=[
     dict(type='MultiView', num_views=[2, 1], transforms=[crop, small]),
     dict(type='PackInputs')]))
 """)
-    run('browse_dataset.py', str(views), '--out', str(tmp_path / 'views'))
+    tools('browse_dataset.py', str(views), '--out', str(tmp_path / 'views'))
     picture = cv2.imread(str(tmp_path / 'views' / '00000.png'))
     assert picture.shape == (32, 84, 3)
     assert (picture[20:, 64:] == 255).all()
@@ -223,12 +175,12 @@ train_dataloader = dict(dataset=dict(pipeline=[
     torch.save(dict(state_dict=find_model(str(config)).model.state_dict(), meta=meta), weights)
     photo = tmp_path / 'train' / 'b' / '0.png'
     demo = (str(config), str(weights), '--out', str(tmp_path / 'o'), '--device', 'cpu', str(photo))
-    out = run('image_demo.py', *demo)
+    out = tools('image_demo.py', *demo)
     assert re.search(r'0\.png: [ab] 0\.\d+; [ab] 0\.\d+ → .*0\.png', out)
 
     # The same file, published, and described.
-    out = run('publish_checkpoint.py', str(weights), str(tmp_path / 'zoo.pth'))
+    out = tools('publish_checkpoint.py', str(weights), str(tmp_path / 'zoo.pth'))
     published = Path(out.split(':')[0])
     assert published.is_file()
-    page = run('checkpoint_info.py', str(published), '--depth', '1')
+    page = tools('checkpoint_info.py', str(published), '--depth', '1')
     assert '2 classes: a, b' in page

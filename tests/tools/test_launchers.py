@@ -49,9 +49,6 @@ def test_one_node(call) -> None:
         *(str(TOOLS / 'train.py'), 'my config.py', '--amp', '--work-dir', 'a b'),
         *('--launcher', 'pytorch'),
     ]
-
-
-def test_testing(call) -> None:
     lines = call('dist_test.sh', 'c.py', 'a.pth', '2', '--out', 'p.pkl').stdout.splitlines()
     assert lines[-7:] == [
         *(str(TOOLS / 'test.py'), 'c.py', 'a.pth', '--out', 'p.pkl', '--launcher', 'pytorch')
@@ -88,18 +85,24 @@ def test_where_the_nodes_meet(call, env: dict, words: str, without: str) -> None
     assert without not in found
 
 
-def test_nodes_without_an_address(call) -> None:
-    done = call('dist_train.sh', 'c.py', '8', NNODES='2')
+@pytest.mark.parametrize(
+    ('line', 'env', 'message'),
+    [
+        ('dist_train.sh c.py', {}, 'usage: '),
+        ('dist_test.sh c.py', {}, 'usage: '),
+        ('slurm_train.sh c.py', {}, 'usage: '),
+        ('dist_train.sh c.py 8', dict(NNODES='2'), 'NNODES=2 needs MASTER_ADDR'),
+        (
+            'slurm_train.sh p j c.py w',
+            dict(GPUS='12'),
+            'GPUS=12 is not a multiple of GPUS_PER_NODE=8',
+        ),
+    ],
+)
+def test_mistakes_start_nothing(call, line: str, env: dict, message: str) -> None:
+    done = call(*line.split(), **env)
     assert done.returncode == 2
-    assert 'NNODES=2 needs MASTER_ADDR' in done.stderr
-    assert done.stdout == ''
-
-
-@pytest.mark.parametrize('script', ['dist_train.sh', 'dist_test.sh', 'slurm_train.sh'])
-def test_usage(call, script: str) -> None:
-    done = call(script, 'c.py')
-    assert done.returncode == 2
-    assert done.stderr.startswith('usage: ')
+    assert message in done.stderr
     assert done.stdout == ''
 
 
@@ -164,9 +167,3 @@ def test_slurm_with_less_than_a_node(call) -> None:
     assert 'srun --gres=gpu:2\n' in out
     assert '--nnodes\n1\n' in out
     assert '--nproc-per-node\n2\n' in out
-
-
-def test_slurm_with_half_a_node_too_many(call) -> None:
-    done = call('slurm_train.sh', 'p', 'j', 'c.py', 'w', GPUS='12')
-    assert done.returncode == 2
-    assert 'GPUS=12 is not a multiple of GPUS_PER_NODE=8' in done.stderr

@@ -18,7 +18,7 @@ val_dataloader = dict(
     dataset=dict(type='NoisyData'),
 )
 test_dataloader = val_dataloader
-val_evaluator = dict(type='NoisyError')
+val_evaluator = dict(type='TinyError')
 test_evaluator = val_evaluator
 train_cfg = dict(by_epoch=True, max_epochs=3, val_interval=1)
 val_cfg = dict()

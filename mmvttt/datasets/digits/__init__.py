@@ -14,6 +14,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from mmvttt.arguments import check_int
+
 from .scene import Scene, compose
 from .sources import CLASSES, SPLITS, load_digits, load_photos, split_digits, split_photos
 
@@ -57,7 +59,10 @@ def make_digits(
         ModuleNotFoundError: without scikit-learn or scikit-image.
     """
     root = Path(root)
-    _check(num_train=num_train, num_val=num_val, size=size, seed=seed)
+    check_int('num_train', num_train)
+    check_int('num_val', num_val)
+    check_int('size', size, MIN_SIZE)
+    check_int('seed', seed, 0)
     made_of = dict(recipe=RECIPE, num_train=num_train, num_val=num_val, size=size, seed=seed)
     mark = dict(made_of, fingerprint=hashlib.sha256(json.dumps(made_of).encode()).hexdigest())
     if _read_mark(root) == mark:
@@ -79,13 +84,6 @@ def make_digits(
             root.rmdir()
         new.rename(root)
     return root
-
-
-def _check(**given: int) -> None:
-    least = {'num_train': 1, 'num_val': 1, 'size': MIN_SIZE, 'seed': 0}
-    for name, value in given.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < least[name]:
-            raise ValueError(f'{name}={value!r}: pass {least[name]} or more')
 
 
 def _read_mark(root: Path) -> dict | None:

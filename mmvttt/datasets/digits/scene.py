@@ -51,7 +51,8 @@ def compose(
         rng: all that is random here.
     """
     background = _crop(regions, size, rng)
-    image = _cut(photos[background.photo], background)
+    photo, (top, left) = photos[background.photo], (background.top, background.left)
+    image = photo[top : top + size, left : left + size].copy()
     taken = np.zeros((size, size), dtype=bool)
     pastes: list[Paste] = []
     for _ in range(rng.integers(COUNTS[0], COUNTS[1] + 1)):
@@ -79,10 +80,6 @@ def _crop(regions: list[Region], size: int, rng: np.random.Generator) -> Region:
     left = region.left + int(rng.integers(region.width - size + 1))
     top = region.top + int(rng.integers(region.height - size + 1))
     return Region(region.photo, left, top, size, size)
-
-
-def _cut(photo: np.ndarray, at: Region) -> np.ndarray:
-    return photo[at.top : at.top + at.height, at.left : at.left + at.width].copy()
 
 
 def _enlarge(ink: np.ndarray, side: int) -> np.ndarray:

@@ -1,6 +1,7 @@
 """Sources of the digits and photographs of the built-in set, and their split into train and val."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,11 +40,9 @@ def load_photos() -> dict[str, np.ndarray]:
     Raises:
         ModuleNotFoundError: without scikit-learn and scikit-image, saying how to install them.
     """
-    try:
+    with _named_where_missing():
         from skimage import data
         from sklearn.datasets import load_sample_image
-    except ModuleNotFoundError as error:
-        raise _missing(error) from error
     readers: dict[str, Callable[[], np.ndarray]] = {
         'astronaut': data.astronaut,
         'camera': data.camera,
@@ -67,10 +66,8 @@ def load_digits() -> list[Digit]:
     Raises:
         ModuleNotFoundError: without scikit-learn, saying how to install it.
     """
-    try:
+    with _named_where_missing():
         from sklearn import datasets
-    except ModuleNotFoundError as error:
-        raise _missing(error) from error
     bunch = datasets.load_digits()
     return [
         Digit(i, int(label), ink / 16)
@@ -103,7 +100,8 @@ def split_photos(
     Raises:
         ValueError: if a photograph is too small for two crops of this size.
     """
-    largest = max_size(photos)
+    # Both parts of the smallest photograph hold a crop.
+    largest = min(min(min(p.shape[:2]), max(p.shape[:2]) // 2) for p in photos.values())
     if size > largest:
         raise ValueError(
             f'size={size}: the photographs hold disjoint train and val crops of at most '
@@ -128,14 +126,13 @@ def split_photos(
     return parts
 
 
-def max_size(photos: dict[str, np.ndarray]) -> int:
-    """Largest side, in pixels, of a crop that fits train's and val's part of every photograph."""
-    return min(min(min(p.shape[:2]), max(p.shape[:2]) // 2) for p in photos.values())
-
-
-def _missing(error: ModuleNotFoundError) -> ModuleNotFoundError:
-    return ModuleNotFoundError(
-        f'the built-in data set is made from the digits and photographs inside scikit-learn and '
-        f"scikit-image, and {error.name!r} is not installed: pip install 'mmvttt[demo]'",
-        name=error.name,
-    )
+@contextmanager
+def _named_where_missing() -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f'the built-in data set is made from the digits and photographs inside scikit-learn '
+            f"and scikit-image, and {error.name!r} is not installed: pip install 'mmvttt[demo]'",
+            name=error.name,
+        ) from error

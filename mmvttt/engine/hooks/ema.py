@@ -6,7 +6,7 @@ from mmengine import hooks
 from mmengine.dist import get_world_size
 from mmengine.runner import Runner
 
-from ...arguments import check_int
+from ...arguments import check_int, check_rate
 from ...registry import HOOKS
 
 
@@ -28,7 +28,7 @@ class EMAHook(hooks.EMAHook):
     priority = 'ABOVE_NORMAL'
 
     def __init__(self, decay: float = 0.9996, base_batch_size: int = 4096, **kwargs: Any) -> None:
-        check_decay(decay)
+        check_rate('decay', decay)
         check_int('base_batch_size', base_batch_size)
         super().__init__(**{'update_buffers': True, **kwargs})
         self.decay = decay
@@ -47,12 +47,6 @@ class EMAHook(hooks.EMAHook):
             for average, source in buffers:
                 if not average.is_floating_point():
                     average.copy_(source)
-
-
-def check_decay(decay: float) -> None:
-    """Raises a ValueError for what is no decay."""
-    if not (isinstance(decay, float) and 0 < decay < 1):
-        raise ValueError(f'decay={decay!r}: choose a decay between 0 and 1 (default 0.9996).')
 
 
 def step_decay(runner: Runner, decay: float, base_batch_size: int) -> float:

@@ -6,9 +6,9 @@ from mmengine.hooks import Hook
 from mmengine.model import is_model_wrapper
 from mmengine.runner import Runner
 
-from ...arguments import check_int
+from ...arguments import check_int, check_part, check_rate
 from ...registry import HOOKS
-from .ema import check_decay, step_decay
+from .ema import step_decay
 
 
 @HOOKS.register_module()
@@ -28,9 +28,8 @@ class MESAHook(Hook):
     def __init__(
         self, decay: float = 0.9996, base_batch_size: int = 4096, start: float = 0.25
     ) -> None:
-        check_decay(decay)
-        if not (isinstance(start, int | float) and 0 <= start <= 1):
-            raise ValueError(f'start={start!r}: choose a part of the training in [0, 1].')
+        check_rate('decay', decay)
+        check_part('start', start)
         check_int('base_batch_size', base_batch_size)
         self.decay = decay
         self.base_batch_size = base_batch_size

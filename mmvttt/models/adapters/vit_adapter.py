@@ -5,7 +5,6 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from mmcv.cnn import build_norm_layer
 from torch import Tensor, nn
@@ -22,7 +21,6 @@ from mmvttt.registry import MODELS
 
 from ..backbones.options import map_size
 from ..layers import to_map
-from ..norms import check_norm_cfg, check_statistics
 from ..pretrained import PretrainedMixin
 from .deformable_attention import Level, SamplingGrid
 from .interaction import Interaction, join_levels, split_levels
@@ -50,12 +48,6 @@ class ViTAdapter(PretrainedMixin):
     attention, ratio 1.0, 1.0, 0.5 and drop path .1, .2, .3, as in Vision-RWKV, whose recipes
     Vision-TTT follows (its appendix prints none). Another width has a head per 32 channels, ratio
     1.0 and no drop path.
-
-    The parameters without the backbone, 2.438 / 5.830 / 13.681 M at these three widths, settle what
-    the paper's text leaves open: convolutions before a norm have no bias, 1×1 projections, the
-    transposed convolution and every linear do; the injector sees three levels, the extractor one;
-    queries and values have a LayerNorm each; γ is a vector per injector; the level embedding is
-    `(3, C)`; each output has one norm.
 
     An image of any size is taken as it is: level s has `ceil(H / s)` × `ceil(W / s)` cells, as the
     convolutions and the backbone's padding to whole patches give by themselves. Sampling places are
@@ -150,7 +142,6 @@ class ViTAdapter(PretrainedMixin):
             )
 
         check_int('conv_inplane', conv_inplane)
-        check_norm_cfg(norm_cfg, conv_inplane)
         check_int('num_extra_extractors', num_extra_extractors, 0)
         check_number('init_values', init_values)
         check_number('cffn_ratio', cffn_ratio)
@@ -213,9 +204,7 @@ class ViTAdapter(PretrainedMixin):
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """Image `(B, 3, H, W)` → maps `(B, C, ⌈H/s⌉, ⌈W/s⌉)`, s = 4, 8, 16, 32 (`out_indices`)."""
-        self._check_sync_bn(x)
         tokens, hw = self.backbone.embed(x)
-        check_statistics(self, x, _STRIDES[-1])
         first, *maps = self.spatial_prior(x)
         sizes = [map_size(c) for c in maps]
         pyramid = join_levels(
@@ -268,18 +257,6 @@ class ViTAdapter(PretrainedMixin):
     def no_weight_decay(self) -> set[str]:
         """Names of parameters that must not decay, beyond norms, biases and 1-D ones."""
         return {'level_embed'} | {f'backbone.{name}' for name in self.backbone.no_weight_decay()}
-
-    def _check_sync_bn(self, x: Tensor) -> None:
-        if not (self.training and x.device.type == 'cpu'):
-            return
-        if not (dist.is_available() and dist.is_initialized()):
-            return
-        if any(isinstance(module, nn.SyncBatchNorm) for module in self.modules()):
-            raise ValueError(
-                "norm_cfg=dict(type='SyncBN') cannot train on CPUs in a process group (torch has "
-                "no such kernel): set the ViTAdapter's norm_cfg to dict(type='BN') or "
-                "dict(type='GN', num_groups=32)"
-            )
 
 
 class _Doubling(nn.ConvTranspose2d):
@@ -337,11 +314,10 @@ def _groups(indexes: Sequence[Sequence[int]] | None, num_layers: int) -> list[tu
     if isinstance(indexes, str) or not isinstance(indexes, Sequence):
         raise TypeError(f'interaction_indexes={indexes!r}: give a list of groups [first, last].')
     for group in indexes:
-        check_ints('a group of interaction_indexes', group, 0)
+        check_ints('a group of interaction_indexes', group, 0, num_layers - 1)
     groups: list[Any] = [tuple(group) for group in indexes]
-    pairs = all(len(group) == 2 and group[0] <= group[1] < num_layers for group in groups)
-    run = [i for first, last in groups for i in range(first, last + 1)] if pairs else []
-    if run != list(range(num_layers)):
+    run = [i for group in groups if len(group) == 2 for i in range(group[0], group[1] + 1)]
+    if run != list(range(num_layers)) or any(len(group) != 2 for group in groups):
         raise ValueError(
             f'interaction_indexes is {[list(group) for group in groups]}; the groups [first, last] '
             f"must run the backbone's blocks 0 to {num_layers - 1} once each, in order, as in "

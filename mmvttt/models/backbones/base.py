@@ -1,24 +1,24 @@
 """The contract of the plain backbones: embed → tokens and (h, w); blocks; norm."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from timm.layers import PatchEmbed
+from timm.layers import PatchEmbed, resample_abs_pos_embed
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from mmvttt.arguments import check_choice, check_int, check_number, checked_size
 
 from ..layers import to_map
-from ..position import GridOfWeights
 from ..pretrained import PretrainedMixin
 from .options import OUT_TYPES, check_image, map_size, resolve_indices
 
 INTERPOLATIONS = ('antialiased', 'bicubic')
 
 
-class PlainBackbone(GridOfWeights, PretrainedMixin):
+class PlainBackbone(PretrainedMixin):
     """A backbone of one resolution: patches, blocks of one width, a final norm.
 
     The ViT-Adapter and the heads rely on `embed_dims`, `num_layers`, `patch_size`, `embed`,
@@ -44,6 +44,9 @@ class PlainBackbone(GridOfWeights, PretrainedMixin):
     """
 
     blocks: nn.ModuleList
+    pos_embed: Tensor | None
+    # Rows of the position embedding in front of the map's, of class or register tokens.
+    num_prefix_rows: int = 0
 
     def __init__(
         self,
@@ -93,7 +96,7 @@ class PlainBackbone(GridOfWeights, PretrainedMixin):
             self.pos_embed = nn.Parameter(torch.zeros(1, self.grid[0] * self.grid[1], embed_dims))
             nn.init.trunc_normal_(self.pos_embed, std=0.02)
         self.norm = nn.LayerNorm(embed_dims, eps=norm_eps)
-        self.keep_grid_with_weights()
+        self.register_load_state_dict_pre_hook(_adapt_before_loading)
 
     def _grid_of(self, img_size: int | tuple[int, int]) -> tuple[int, int]:
         height, width = checked_size('img_size', img_size)
@@ -109,6 +112,36 @@ class PlainBackbone(GridOfWeights, PretrainedMixin):
                 self.pos_embed.requires_grad,
             )
         self.grid = grid
+
+    def adapt_weights(self, state_dict: dict[str, Tensor], prefix: str = '') -> None:
+        """Lets weights of another image size load: resizes their position embedding, in place.
+
+        As many positions as the backbone's are of its own grid, others of a square. Any other
+        number stays as it is, and is reported as a mismatch: load such weights at the `img_size`
+        that they were trained with, then `set_image_size`.
+
+        Args:
+            state_dict: Weights that are about to be loaded.
+            prefix: What precedes the backbone's own names in it.
+        """
+        stored = state_dict.get(f'{prefix}pos_embed')
+        if self.pos_embed is None or stored is None or stored.dim() != 3 or not stored.numel():
+            return
+        count = stored.shape[1] - self.num_prefix_rows
+        side = math.isqrt(max(count, 0))
+        own = stored.shape[1] == self.pos_embed.shape[1]
+        if stored.is_floating_point() and not own and 0 < count == side * side:
+            state_dict[f'{prefix}pos_embed'] = self._resized(stored, self.grid, (side, side))
+
+    def _resized(self, embedding: Tensor, new: tuple[int, int], old: tuple[int, int]) -> Tensor:
+        """An embedding `(1, num_prefix_rows + h·w, C)` of the grid `old` for the grid `new`."""
+        return resample_abs_pos_embed(
+            embedding,
+            list(new),
+            list(old),
+            num_prefix_tokens=self.num_prefix_rows,
+            antialias=self.antialias,
+        )
 
     def embed(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
         """Image `(B, in_channels, H, W)` → tokens `(B, h·w, C)` and `(h, w)`.
@@ -205,3 +238,10 @@ class PlainBackbone(GridOfWeights, PretrainedMixin):
             if module is not self and hasattr(module, 'no_weight_decay'):
                 names |= {f'{prefix}.{name}' for name in module.no_weight_decay()}
         return names
+
+
+def _adapt_before_loading(
+    module: PlainBackbone, state_dict: dict[str, Tensor], prefix: str, *_: object
+) -> None:
+    # Its own part alone: subclasses rename, or refuse, the weights of others.
+    PlainBackbone.adapt_weights(module, state_dict, prefix)

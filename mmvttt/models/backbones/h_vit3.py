@@ -13,7 +13,6 @@ from mmvttt.arguments import check_choice, check_int
 from mmvttt.registry import MODELS
 
 from ..layers import MixerBlock, resolve_mixer, rotation_2d, to_map
-from ..norms import check_norm_cfg, check_statistics
 from ..pretrained import PretrainedMixin
 from .options import (
     OUT_TYPES,
@@ -200,7 +199,6 @@ class HViT3(PretrainedMixin):
         check_choice('out_type', out_type, OUT_TYPES)
         check_int('in_channels', in_channels)
         check_int('frozen_stages', frozen_stages, -1, last + 1)
-        check_norm_cfg(norm_cfg, dims[0])
         mixer = resolve_mixer(mixer, dict(type='mmvttt.ViT3Mixer'))
         if out_indices is None:
             out_indices = last if out_type == 'avg_featmap' else range(last + 1)
@@ -248,11 +246,10 @@ class HViT3(PretrainedMixin):
 
         Raises:
             TypeError: If the image holds integers.
-            ValueError: If the image has other channels or no pixels, or if it is a single one in
-                training and a map of it shrinks to one cell.
+            ValueError: If the image has other channels or no pixels, or a BatchNorm is trained on
+                one cell.
         """
         check_image(x, self.in_channels, type(self).__name__)
-        check_statistics(self, x, 4 << max(self.out_indices))
         x = self.stem(x)
         outs = []
         for i in range(max(self.out_indices) + 1):

@@ -34,7 +34,7 @@ class T5(MixerBackbone):
         options: Those of `MixerBackbone`: `drop_path_rate`, `img_size`, `out_indices`, …
 
     Raises:
-        ValueError: If an option is not one of those named here, or nothing is left to train.
+        ValueError: If an option is not one of those named here.
     """
 
     default_mixer: Mapping[str, Any] = dict(type='mmvttt.TTTMixer', **RECIPES['t5'].options)
@@ -55,12 +55,6 @@ class T5(MixerBackbone):
     ) -> None:
         self.only_new = only_new
         super().__init__(arch, mixer, cpe, pos_embed, **options)
-        if only_new and not any(p.requires_grad for p in self.parameters()):
-            raise ValueError(
-                f'only_new=True leaves nothing to train: mixer={mixer!r}, cpe={cpe} and '
-                f'frozen_stages={self.frozen_stages} have no new parameters that are not frozen. '
-                'Leave it out, or choose an inner model with weights.'
-            )
 
     def train(self, mode: bool = True) -> 'T5':
         """Sets the mode; what is frozen stays without gradients."""

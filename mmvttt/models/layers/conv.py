@@ -74,9 +74,6 @@ class CausalConv1d(nn.Module):
         """`(B, T, R, C)` → `(B, T, R, C)`, scan r convolved in its own direction."""
         return causal_convs(x, self)[0]
 
-    def extra_repr(self) -> str:
-        return f'{self.weight.shape[1]}, kernel_size={self.kernel_size}, {self.directions}'
-
 
 def causal_convs(x: Tensor, *convs: CausalConv1d, backend: str | None = None) -> tuple[Tensor, ...]:
     """One or two convolutions of the same tokens `(B, T, R, C)`, which are read once.

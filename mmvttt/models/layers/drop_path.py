@@ -27,6 +27,3 @@ class DropPath(nn.Module):
             return x
         kept = torch.bernoulli(self.keep.expand(len(x), *[1] * (x.ndim - 1)))
         return x * (kept / self.keep).to(x.dtype)
-
-    def extra_repr(self) -> str:
-        return f'drop_prob={self.drop_prob:.3g}'

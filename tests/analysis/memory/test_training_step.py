@@ -5,16 +5,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from mmvttt.analysis.memory import report as memory
 from mmvttt.analysis.memory.ledger import ACTIVATIONS, BACKWARD
 from mmvttt.analysis.memory.report import keep_books, memory_use
 from mmvttt.analysis.memory.training_step import TrainingStep
 from mmvttt.analysis.models import FoundModel, find_model
+from mmvttt.config import load_config
 from mmvttt.errors import UsageError
 
-from ...configs.test_transformers import reduced as reduced_transformer
+from ...configs.reduced import build, reduce_model
 from .reduced import FLOAT, SIZE, reduced, step_of
 
 
@@ -25,64 +25,41 @@ def test_a_segmentor_sees_several_classes() -> None:
 
 def test_images_have_the_channels_of_the_backbone() -> None:
     name = 'upernet_vit3_t_160k'
-    options = reduced(name) | {'model.backbone.backbone.in_channels': 4}
+    four = {'model.backbone.backbone.in_channels': 4}
     flat = {'mean': [0.0] * 4, 'std': [1.0] * 4, 'bgr_to_rgb': False}
-    fits = options | {f'model.data_preprocessor.{key}': value for key, value in flat.items()}
-    step = TrainingStep(find_model(name, fits, weightless=True), 1, SIZE)
+    fits = four | {f'model.data_preprocessor.{key}': value for key, value in flat.items()}
+    step = TrainingStep(find_model(reduced(name), fits, weightless=True), 1, SIZE)
     assert [image.shape[1] for image in step.images] == [4]
     with pytest.raises(UsageError, match=f'{name} fails on images of 4 channels'):
-        TrainingStep(find_model(name, reduced(name) | options, weightless=True), 1, SIZE)
-    name = 'maskrcnn_hvit3_t_1x'
-    options = reduced(name) | {'model.backbone.in_channels': 4}
+        TrainingStep(find_model(reduced(name), four, weightless=True), 1, SIZE)
+    found = find_model(reduced('maskrcnn_hvit3_t_1x'), {'model.backbone.in_channels': 4}, True)
     with pytest.raises(UsageError, match=r'keeps 3 of the 4 channels .* leave bgr_to_rgb out'):
-        TrainingStep(find_model(name, options, weightless=True), 1, SIZE)
+        TrainingStep(found, 1, SIZE)
 
 
 def test_images_are_as_large_as_they_are_padded() -> None:
     name = 'mask2former_hvit3_t_1x'
-    cfg, model = reduced_transformer(name)
+    cfg = reduce_model(load_config(name))
+    model = build(cfg)
     assert memory._padded_size(model) == SIZE
     assert memory._padded_size(find_model('vittt_t_in1k', weightless=True).model) is None
     with pytest.raises(UsageError, match=f'data_preprocessor of {name} fails on images .* 30×150'):
         TrainingStep(FoundModel(name, model, SIZE, cfg), 1, (30, 150))
 
 
-def test_optimizer_and_averaged_copies(tmp_path: Path) -> None:
-    name = 'hvit3_t_mesa_in1k'
-    mesa = memory_use(name, 2, SIZE, cfg_options=reduced(name))
-    model = find_model(name, reduced(name)).model
+def test_optimizer_and_averaged_copies() -> None:
+    mesa = memory_use(reduced('hvit3_t_mesa_in1k'), 2, SIZE)
+    model = find_model(reduced('hvit3_t_mesa_in1k')).model
     trained = [p for p in model.parameters() if p.requires_grad]
     # AdamW: two fp32 numbers a parameter, and the number of its steps.
     assert mesa.optimizer == FLOAT * sum(2 * p.numel() + 1 for p in trained)
     assert mesa.gradients == FLOAT * sum(p.numel() for p in trained)
     # The teacher is a copy of the student, buffers too; the preprocessor's six numbers are not.
     assert mesa.average == mesa.weights - FLOAT * 6
-    config = tmp_path / 'average.py'
-    config.write_text("_base_ = 'mmvttt::hvit3_t_in1k.py'\n")
-    ema = memory_use(str(config), 2, SIZE, cfg_options=reduced(name))
+    ema = memory_use(reduced('hvit3_t_in1k'), 2, SIZE)
     assert ema.average == ema.weights == mesa.weights
 
 
-CLASSES = """
-from mmengine.hooks import EMAHook
-from mmengine.optim import AmpOptimWrapper
-from mmpretrain.models import (
-    ClsDataPreprocessor, CrossEntropyLoss, GlobalAveragePooling, ImageClassifier, LinearClsHead)
-from torch.optim import AdamW
-from mmvttt.models import HViT3
-
-default_scope = None
-model = dict(
-    type=ImageClassifier,
-    data_preprocessor=dict(type=ClsDataPreprocessor),
-    backbone=dict(type=HViT3, arch=arch, out_indices=(3,)),
-    neck=dict(type=GlobalAveragePooling),
-    head=dict(
-        type=LinearClsHead, num_classes=9, in_channels=64, loss=dict(type=CrossEntropyLoss)),
-)
-optim_wrapper = dict(type=AmpOptimWrapper, optimizer=dict(type=AdamW), dtype='bfloat16')
-custom_hooks = [dict(type=EMAHook)]
-"""
 SELF_SUPERVISED = """
 _base_ = 'mmpretrain::_base_/default_runtime.py'
 views = [[dict(type='RandomResizedCrop', scale=64)], [dict(type='RandomResizedCrop', scale=32)]]
@@ -123,17 +100,6 @@ def written(folder: Path, text: str) -> str:
     return str(path)
 
 
-def test_types_are_classes_or_names(tmp_path: Path) -> None:
-    text = CLASSES.replace('default_scope = None', "default_scope = 'mmpretrain'")
-    text = text.replace('type=EMAHook', "type='mmpretrain.EMAHook'")
-    text = text.replace('type=AmpOptimWrapper', "type='mmengine.AmpOptimWrapper'")
-    for config in (CLASSES, text):
-        found = find_model(written(tmp_path, config), weightless=True)
-        step = TrainingStep(found, 2, SIZE)
-        assert step.amp == 'bf16'
-        assert len(step.average) == len([*step.model.parameters(), *step.model.buffers()])
-
-
 def test_a_self_supervised_model_sees_what_its_pipeline_makes(tmp_path: Path) -> None:
     name = written(tmp_path, SELF_SUPERVISED)
     step = TrainingStep(find_model(name), 3, SIZE, device=torch.device('cpu'))
@@ -144,33 +110,6 @@ def test_a_self_supervised_model_sees_what_its_pipeline_makes(tmp_path: Path) ->
     assert held['images'] == dry.at_peak['images'] == FLOAT * sum(map(np.prod, views))
     assert held[ACTIVATIONS] == dry.activations
     assert (dry.height, dry.width) == (64, 64)
-
-
-@pytest.mark.parametrize(
-    ('change', 'message'),
-    [
-        ('train_dataloader = None', 'own learns from what its pipeline .* give it a train_data'),
-        ("views[0][0]['crop_ratio_range'] = 'ab'", 'of own fails on grey images: .*Error'),
-    ],
-)
-def test_what_no_self_supervised_model_learns_from(
-    tmp_path: Path, change: str, message: str
-) -> None:
-    with pytest.raises(UsageError, match=message):
-        memory_use(written(tmp_path, SELF_SUPERVISED + change), 2, SIZE)
-
-
-def test_a_step_can_be_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """RTMDet-Ins puts tensors in the place of the masks."""
-    found = find_model('maskrcnn_hvit3_t_1x', reduced('maskrcnn_hvit3_t_1x'))
-    step = TrainingStep(found, 1, SIZE, device=torch.device('cpu'))
-    before = [sample.gt_instances.masks for sample in step.samples]
-
-    def loss(inputs: Tensor, samples: list, mode: str) -> dict[str, Tensor]:
-        for sample in samples:
-            sample.gt_instances.masks = sample.gt_instances.masks.to_tensor(torch.bool, 'cpu')
-        return dict(loss=inputs.sum())
-
-    monkeypatch.setattr(step.model, 'forward', loss)
-    assert step.forward() == step.forward()
-    assert [sample.gt_instances.masks for sample in step.samples] == before
+    without = written(tmp_path, SELF_SUPERVISED + 'train_dataloader = None')
+    with pytest.raises(UsageError, match=r'own learns from what its pipeline .* give it a train'):
+        memory_use(without, 2, SIZE)

@@ -7,7 +7,6 @@ import json
 import logging
 import os
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 from mmengine.config import Config
@@ -134,22 +133,6 @@ def test_images_from_elsewhere_are_not_looked_for(coco: dict) -> None:
     ):
         findings = check_annotations(config(dict(coco, pipeline=pipeline)), thorough=False)
         assert [bool(found.errors) for found in findings] == [looked_for]
-
-
-def test_a_format_of_one_s_own_is_left_alone(coco: dict) -> None:
-    from mmdet.datasets import CocoDataset
-
-    class Own(CocoDataset):
-        def load_data_list(self) -> list[dict]:
-            return []
-
-    class Same(CocoDataset):
-        METAINFO: ClassVar[dict] = dict(classes=('cat', 'dog'))
-
-    assert not list(check_annotations(config(dict(coco, type=Own)), thorough=False))
-    (found,) = check_annotations(config(dict(coco, type=Same, metainfo=None)), thorough=False)
-    assert found.classes == ('cat', 'dog')
-    assert not found.errors
 
 
 @pytest.mark.parametrize(

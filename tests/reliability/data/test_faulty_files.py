@@ -237,22 +237,6 @@ def test_wrong_numbers_in_label_maps(labels: Path) -> None:
     run_cases(values, check, 30)
 
 
-def test_numbers_that_a_transform_of_one_s_own_may_change(labels: Path) -> None:
-    from mmengine.registry import TRANSFORMS
-
-    @TRANSFORMS.register_module(force=True)
-    class Binarise:
-        pass
-
-    save_map(labels, np.full(SIZE, 200, np.uint8))
-    pipeline = [dict(type='LoadAnnotations'), dict(type='mmengine.Binarise')]
-    cfg = config(label_dataset(labels, pipeline=pipeline), 'mmseg')
-    found = only(cfg, images=False)
-    assert not found.errors
-    assert 'mmengine.Binarise may change them' in found.warnings[0]
-    check_data(cfg)
-
-
 MAPS: dict[str, tuple[Callable[[Path], object], str]] = {
     'missing': (lambda p: p.unlink(), 'not there'),
     'empty': (lambda p: p.write_bytes(b''), 'no bytes'),
@@ -325,18 +309,6 @@ def test_damaged_folders(folders: Path) -> None:
     for name in ('ash', 'elm', 'oak'):
         (folders / name).rmdir()
     refused(lambda: check_data(pretrain(folders)), 'has no folders', kind=DataError)
-
-
-def test_folders_without_labels(folders: Path) -> None:
-    cfg = pretrain(folders, with_label=False)
-    found = only(cfg)
-    assert not found.errors
-    assert found.summary.startswith('3 images in ')
-    (folders / 'elm/a.jpg').write_text('no image')
-    assert any('no image' in e for e in only(cfg).errors)
-    for name in ('ash', 'elm', 'oak'):
-        (folders / name / 'a.jpg').unlink()
-    refused(lambda: check_data(cfg), 'no image in the folders', kind=DataError)
 
 
 def test_folders_of_validation_must_be_those_of_training(folders: Path, tmp_path: Path) -> None:

@@ -116,13 +116,6 @@ def test_wrapped_data_sets(wrap: object, key: str) -> None:
         check_data(config(wrap(coco('nowhere'))))
 
 
-def test_annotations_of_metrics(root: Path) -> None:
-    metric = dict(type='CocoMetric', ann_file=str(root / 'val.json'))
-    for evaluator, key in ((metric, r'val_evaluator'), ([metric], r'val_evaluator\.0')):
-        with pytest.raises(MissingDataError, match=rf'--cfg-options {key}\.ann_file=PATH'):
-            check_data(config(coco(root), 'val', val_evaluator=evaluator))
-
-
 def test_names_the_environment_variable(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (root / 'c.py').write_text(
         "data_root = '{{$SOME_DATA:data}}/coco/'\n"
@@ -132,9 +125,3 @@ def test_names_the_environment_variable(root: Path, monkeypatch: pytest.MonkeyPa
         with pytest.raises(MissingDataError, match=rf"variable SOME_DATA \(now '{value}'\)"):
             check_data(Config.fromfile(root / 'c.py'))
         monkeypatch.setenv('SOME_DATA', '/elsewhere')
-
-
-def test_data_that_is_downloaded() -> None:
-    check_data(config(dict(type='CIFAR10', data_root='nowhere')))
-    with pytest.raises(MissingDataError, match='nowhere'):
-        check_data(config(dict(type='CIFAR10', data_root='nowhere', download=False)))
