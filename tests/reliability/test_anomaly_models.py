@@ -7,15 +7,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from mmengine.config import Config
 from mmengine.optim import OptimWrapper
 from torch import nn
 
-from mmvttt.registry import MODELS
 from mmvttt.reliability.anomaly_hook import AnomalyError, AnomalyHook
 
-from ..configs.test_configs import det_batch, detector
+from ..configs.reduced import batch_for, build, reduce_model
 
-CONFIGS = Path(__file__).resolve().parents[2] / 'configs'
+CONFIG = Path(__file__).resolve().parents[2] / 'configs/maskrcnn_vittt_demo.py'
 
 
 def stopped(model: nn.Module, batch: dict) -> str:
@@ -36,25 +36,21 @@ def finite(model: nn.Module, batch: dict) -> None:
     assert torch.isfinite(model.train().train_step(batch, wrapper)['loss'])
 
 
-def named(batch: dict) -> dict:
-    for i, sample in enumerate(batch['data_samples']):
+def batch(cfg: Config) -> dict:
+    found = batch_for(cfg)
+    for i, sample in enumerate(found['data_samples']):
         sample.set_metainfo(dict(img_path=f'photo_{i}.jpg'))
-    return batch
+    return found
 
 
-@pytest.fixture(scope='module')
-def mask_rcnn() -> nn.Module:
-    torch.manual_seed(0)
-    model = MODELS.build(detector(CONFIGS / 'maskrcnn_vittt_demo.py'))
-    model.init_weights()
-    return model
-
-
-def test_mask_rcnn_with_adapter(mask_rcnn: nn.Module) -> None:
-    finite(mask_rcnn, named(det_batch()))
+def test_mask_rcnn_with_adapter() -> None:
+    cfg = reduce_model(Config.fromfile(CONFIG))
+    mask_rcnn = build(cfg)
+    mask_rcnn.init_weights()
+    finite(mask_rcnn, batch(cfg))
     mask_rcnn.neck.fpn_convs[0].conv.weight.data *= 1e30
     mask_rcnn.roi_head.mask_head.convs[0].conv.weight.data *= 1e30
-    message = stopped(mask_rcnn, named(det_batch()))
+    message = stopped(mask_rcnn, batch(cfg))
     assert 'loss_mask = ' in message.partition('(finite: ')[0]
     assert 'loss_rpn_cls[0] = ' in message.partition('(finite: ')[2]
     assert 'Images of this batch: photo_0.jpg, photo_1.jpg.' in message
