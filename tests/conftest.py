@@ -189,7 +189,7 @@ class Tools:
         return self.capture.readouterr().out
 
     def error(self, tool: str, *args: object, status: int = 1) -> str:
-        """What a tool has printed, on stderr too, that ends with another status than 0."""
+        """Output, on stderr too, of a tool that ends with another status than 0."""
         with pytest.raises(SystemExit) as end:
             self(tool, *args)
         assert end.value.code == status

@@ -274,7 +274,7 @@ def main(argv: list[str] | None = None) -> None:
             tables = [read_csv(path) for path in args.draw]
         else:
             tables = [[]]
-            # Who ends this wants to see what was measured so far.
+            # A user who ends this wants to see what was measured so far.
             signal.signal(signal.SIGTERM, signal.default_int_handler)
             try:
                 complete = run(args, tables[0])

@@ -35,7 +35,7 @@ BENCHMARKS = ROOT / 'tools' / 'dev' / 'kernel_benchmarks'
 GRACE = 40
 # After SIGTERM: to write tables and draw.
 LAST_WORDS = 20
-# What the steps of a part import, beside torch and Triton.
+# Imports of the steps of a part, beside torch and Triton.
 NEEDS = {'tests': ('pytest',), 'models': ('mmengine', 'timm', 'rich', 'matplotlib')}
 # Plain backbones beside DeiT with fused attention, stages beside Swin and ConvNeXt.
 MODELS = (

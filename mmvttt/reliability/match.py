@@ -92,7 +92,7 @@ def require_match(
     parts = (name.split('.') for name in weights)
     prefixes = {'.'.join(p[:i]) + '.' for p in parts for i in range(1, len(p))} | {''}
     fits = {p: len(compare(module, under(weights, p)).matched) for p in prefixes}
-    # Of several, the shortest.
+    # The shortest of several.
     best = max(sorted(fits, key=lambda p: (p.count('.'), p)), key=fits.__getitem__)
     advice = 'give the checkpoint of this architecture'
     if fits[best] >= least:

@@ -147,7 +147,7 @@ def test_vit3_is_read_by_autograd_of_its_ops() -> None:
 
 
 @pytest.mark.parametrize('kind', ['timm', 'TimmViT', 'ViTAdapter'])
-# Of the second: rotary positions and registers.
+# The second has rotary positions and registers.
 @pytest.mark.parametrize('name', ['vit_tiny_patch16_224', 'vit_small_patch16_dinov3'])
 def test_softmax_of_timm(name: str, kind: str) -> None:
     """The weights that its unfused attention forms, of timm's model, a backbone, in an adapter."""

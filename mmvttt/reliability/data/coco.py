@@ -280,7 +280,7 @@ def _fault(box: Sequence[float], area: Any, size: tuple[int, int]) -> str | None
 
 
 def _check_mask(mask: Any, size: tuple[int, int], name: str, findings: Findings) -> None:
-    """Of what `_no_polygons` leaves: masks that are missing, no masks, or of another size."""
+    """Masks that `_no_polygons` leaves and that are missing, no masks, or of another size."""
     if not mask:
         findings.count_error('boxes without a mask, where masks are loaded', name)
     elif isinstance(mask, dict):

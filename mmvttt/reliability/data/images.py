@@ -97,7 +97,7 @@ def check_images(
 
 
 def decoded(read: Callable[[str], Any], paths: list[str], scope: Scope) -> Iterator[Any]:
-    """What `read` finds in each file, several at a time: Pillow decodes without Python's lock."""
+    """Findings of `read` in each file, several at a time: Pillow decodes without Python's lock."""
     with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
         yield from scope.progress(pool.map(read, paths), total=len(paths))
 

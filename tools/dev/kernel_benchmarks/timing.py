@@ -206,7 +206,7 @@ class Table:
     ) -> bool:
         self._file.close()
         print(f'wrote {self.path}', flush=True)
-        # What follows the table draws and sums up what was measured so far.
+        # The steps after the table draw and sum up what was measured so far.
         self.interrupted = kind is KeyboardInterrupt and bool(self.rows)
         return self.interrupted
 
