@@ -31,8 +31,8 @@ OPSET = 18
 SUFFIXES = ('.pt2', '.onnx')
 # Relative to the largest number of an output: fp32 rounding, sums in another order.
 _TOLERANCE = 1e-3
-# Bounds of detections: pixels, score, share without a counterpart, as one more box may pass a threshold,
-# and share of pixels of masks or label maps.
+# Bounds of detections: pixels, score, share without a counterpart, as one more box may pass a
+# threshold, and share of pixels of masks or label maps.
 _PIXELS, _SCORE, _UNMATCHED, _AREA = 0.5, 1e-2, 0.02, 1e-2
 _Runs = Callable[[Tensor], Sequence[Tensor]]
 
