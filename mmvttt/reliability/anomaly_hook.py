@@ -15,7 +15,6 @@ from mmengine.dist import all_gather, barrier, get_rank, get_world_size
 from mmengine.hooks import Hook
 from mmengine.logging import print_log
 from mmengine.model import is_model_wrapper
-from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.runner import Runner
 from torch import Tensor, nn
 
@@ -27,14 +26,12 @@ from .nonfinite import (
     first_bad_module,
     image_names,
     loss_terms,
-    nan_like,
     random_state,
     total_loss,
 )
 
-# Steps between two looks at a number on a GPU, and that number as long as all is well.
+# Steps between two looks at numbers on a GPU.
 _GPU_INTERVAL = 10
-_NO_STEP = 2**62
 
 
 class AnomalyError(RuntimeError):
@@ -45,7 +42,6 @@ class AnomalyError(RuntimeError):
 class _Step:
     """A step of this process, with numbers that are still on the device."""
 
-    number: int
     text: str
     terms: dict[str, Tensor]
     images: list[str]
@@ -60,47 +56,30 @@ class AnomalyHook(Hook):
     and what was the first to go wrong: a weight, an image, a module or the loss itself.
 
     To look at a number on a GPU waits for all that leads to it, and the backward would be launched
-    onto an idle device. There a flag stays on the device, and is read every `interval` steps and
-    before a checkpoint is written. The error then names the step, its terms and its images, but the
-    weights are later ones, and are in no checkpoint: an exact resume with `interval=1` meets the
-    same step again, and reports the rest.
+    onto an idle device. There the losses stay on the device, and are read every `interval` steps
+    and before a checkpoint is written. The error then names the step, its terms and its images, but
+    the weights are later ones, and are in no checkpoint: an exact resume with `interval=1` meets
+    the same step again, and reports the rest.
 
     A model that does not compute its losses by a forward with `mode='loss'` is not watched.
 
     Args:
-        tolerated: So many steps in a row are let pass with a warning. Their update is left out by
-            the loss scaler, which they need: their loss is made NaN, so that it has to; buffers,
-            such as the statistics of a BatchNorm, get back what they were. With accumulated
-            gradients the update is the whole one that the step is a part of.
-        interval: Steps from one look to the next. None: 10 on a GPU; 1 on a CPU, where looking is
-            free, and with `tolerated`, whose loss scaler waits for the device in any case.
+        interval: Steps from one look to the next. None: 10 on a GPU, and 1 on a CPU, where looking
+            is free.
     """
 
-    def __init__(self, tolerated: int = 0, interval: int | None = None) -> None:
-        check_int('tolerated', tolerated, 0)
+    def __init__(self, interval: int | None = None) -> None:
         if interval is not None:
             check_int('interval', interval, 1)
-        if tolerated and interval not in (None, 1):
-            raise ValueError(f'tolerated={tolerated} needs interval=1, got {interval}')
-        self.tolerated = tolerated
-        self.interval = 1 if tolerated else interval
-        self._in_a_row = 0
-        self._step = ''
-        self._count = 0
-        self._first: Tensor | None = None
-        self._recent: list[_Step] = []
+        self.interval = interval
+        self._text = ''
+        # Those since the last look.
+        self._steps: list[_Step] = []
         self._random: tuple[Any, ...] = ()
-        self._buffers: list[tuple[Tensor, Tensor]] = []
         self._handles: list[Any] = []
 
     def before_train(self, runner: Runner) -> None:
-        """Begins to watch the model.
-
-        Raises:
-            ValueError: `tolerated` without a loss scaler.
-        """
-        if self.tolerated:
-            _require_scaler(runner.optim_wrapper, self.tolerated)
+        """Begins to watch the model."""
         model = runner.model
         while is_model_wrapper(model):
             model = model.module
@@ -115,9 +94,9 @@ class AnomalyHook(Hook):
         total = f'[{runner.iter + 1}/{runner.max_iters}]'
         if runner.log_processor.by_epoch:
             size = len(runner.train_dataloader)
-            self._step = f'Epoch(train) [{runner.epoch + 1}][{batch_idx + 1}/{size}], step {total}'
+            self._text = f'Epoch(train) [{runner.epoch + 1}][{batch_idx + 1}/{size}], step {total}'
         else:
-            self._step = f'Iter(train) {total}'
+            self._text = f'Iter(train) {total}'
 
     def after_train(self, runner: Runner) -> None:
         """Looks a last time, and stops watching."""
@@ -125,126 +104,95 @@ class AnomalyHook(Hook):
         self._release()
 
     def require_finite(self) -> None:
-        """Reads the flag, on all ranks.
+        """Looks at the losses since the last look, on all ranks.
 
         Raises:
-            AnomalyError: The loss of a step since the last look was not finite.
+            AnomalyError: One of them was not finite.
         """
-        found = self._first_anomaly()
-        if found is None:
-            return
-        self._release()
-        count, rank = found
-        step = next((s for s in self._recent if s.number == count), None)
-        message = f'The loss of rank {rank} was not finite at step {count} of this process.'
-        if step is not None:
-            message = _describe(step.text, step.terms, total_loss(step.terms), rank)
-            if rank == get_rank():
-                message += f' Images of this batch: {", ".join(step.images)}.'
+        found = self._look()
+        if found is not None:
+            self._report_late(*found)
+
+    def _report_late(self, step: _Step, rank: int) -> None:
+        message = _describe(step, rank)
+        if rank == get_rank():
+            message += f' Images of this batch: {", ".join(step.images)}.'
         message += (
             ' The weights have been updated since then. To see which module was the first, resume '
             "from the last checkpoint with custom_hooks=[dict(type='mmvttt.AnomalyHook', "
             'interval=1)].'
         )
         print_log(message, 'current', logging.ERROR)
-        barrier()
-        raise AnomalyError(message)
+        self._end(message)
+
+    def _remember(self, model: nn.Module, args: tuple, kwargs: dict) -> None:
+        if model.training and kwargs.get('mode') == 'loss':
+            self._random = random_state()
+
+    def _check(self, model: nn.Module, args: tuple, kwargs: dict, losses: Any) -> None:
+        if not model.training or kwargs.get('mode') != 'loss':
+            return
+        with torch.no_grad():
+            terms = loss_terms(losses)
+        if not terms:
+            return
+        step = _Step(self._text, terms, image_names(args, kwargs))
+        self._steps.append(step)
+        on_cpu = next(iter(terms.values())).device.type == 'cpu'
+        if len(self._steps) < (self.interval or (1 if on_cpu else _GPU_INTERVAL)):
+            return
+        found = self._look()
+        if found is None:
+            return
+        if found[0] is not step:
+            self._report_late(*found)
+        message = _describe(*found)
+        self._release()
+        # On all ranks: a forward may communicate.
+        module = first_bad_module(model, args, kwargs, self._random)
+        if not torch.isfinite(total_loss(terms)):
+            inputs = list(bad_inputs(args, kwargs, step.images))
+            images = f'Images of this batch: {", ".join(step.images)}.'
+            message = ' '.join([message, images, *bad_weights(model), *(inputs or [module])])
+            # To the log file too; of another rank than 0 the screen sees errors only.
+            print_log(message, 'current', logging.ERROR)
+        self._end(message)
+
+    def _look(self) -> tuple[_Step, int] | None:
+        """The first step whose loss was not finite on a rank, and that rank; on all ranks alike."""
+        steps, self._steps = self._steps, []
+        if not steps:
+            return None
+        bad = torch.stack([~torch.isfinite(total_loss(step.terms)) for step in steps])
+        # Steps, by ranks.
+        everywhere = torch.stack(all_gather(bad.int()), 1).tolist()
+        return next(
+            ((s, ranks.index(1)) for s, ranks in zip(steps, everywhere, strict=True) if any(ranks)),
+            None,
+        )
 
     def _release(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles = []
 
-    def _remember(self, model: nn.Module, args: tuple, kwargs: dict) -> None:
-        if not model.training or kwargs.get('mode') != 'loss':
-            return
-        if self.tolerated:
-            self._buffers = [(b, b.clone()) for b in model.buffers()]
-        self._random = random_state()
-
-    def _check(self, model: nn.Module, args: tuple, kwargs: dict, losses: Any) -> dict | None:
-        if not model.training or kwargs.get('mode') != 'loss':
-            return None
-        with torch.no_grad():
-            terms = loss_terms(losses)
-            if not terms:
-                return None
-            total = total_loss(terms)
-            interval = self.interval or (1 if total.device.type == 'cpu' else _GPU_INTERVAL)
-            # The first step whose loss is not finite stays on the device: nothing is waited for.
-            self._count += 1
-            first = torch.where(torch.isfinite(total), _NO_STEP, self._count)
-            self._first = first if self._first is None else torch.minimum(self._first, first)
-        if interval > 1:
-            here = _Step(self._count, self._step, terms, image_names(args, kwargs))
-            self._recent.append(here)
-            del self._recent[:-interval]
-        if self._count % interval:
-            return None
-        found = self._first_anomaly()
-        if found is None:
-            self._in_a_row = 0
-            return None
-        count, where = found
-        if count < self._count:
-            self.require_finite()
-        self._first = None
-        self._in_a_row += 1
-        message = _describe(self._step, terms, total, where)
-        if self._in_a_row <= self.tolerated:
-            print_log(
-                f'{message} The update is left out ({self._in_a_row} of {self.tolerated} in a '
-                'row).',
-                'current',
-                logging.WARNING,
-            )
-            for buffer, before in self._buffers:
-                # Without autograd, which keeps them for a backward that does not use them.
-                buffer.data.copy_(before)
-            return {n: nan_like(v) if 'loss' in n else v for n, v in losses.items()}
+    def _end(self, message: str) -> None:
         self._release()
-        # On all ranks: a forward may communicate.
-        module = first_bad_module(model, args, kwargs, self._random)
-        if not torch.isfinite(total):
-            names = image_names(args, kwargs)
-            inputs = list(bad_inputs(args, kwargs, names))
-            images = f'Images of this batch: {", ".join(names)}.'
-            message = ' '.join([message, images, *bad_weights(model), *(inputs or [module])])
-            # To the log file too; of another rank than 0 the screen sees errors only.
-            print_log(message, 'current', logging.ERROR)
         # The first rank that ends may end the others, before they have reported.
         barrier()
         raise AnomalyError(message)
 
-    def _first_anomaly(self) -> tuple[int, int] | None:
-        """The first step, and its rank, whose loss was not finite: the same on all ranks."""
-        if self._first is None:
-            return None
-        steps = torch.stack(all_gather(self._first)).tolist()
-        first = min(steps)
-        return (first, steps.index(first)) if first < _NO_STEP else None
 
-
-def _describe(step: str, terms: dict[str, Tensor], total: Tensor, where: int) -> str:
+def _describe(step: _Step, rank: int) -> str:
+    total = total_loss(step.terms)
     if torch.isfinite(total):
         return (
-            f'The loss of rank {where} is not finite at {step}: see the message of that '
+            f'The loss of rank {rank} is not finite at {step.text}: see the message of that '
             f'rank. Here, on rank {get_rank()}, it is {total.item():.6g}.'
         )
     here = f' on rank {get_rank()} of {get_world_size()}' if get_world_size() > 1 else ''
-    bad = [f'{n} = {t.item()}' for n, t in terms.items() if not torch.isfinite(t)]
-    good = [f'{n} = {t.item():.6g}' for n, t in terms.items() if torch.isfinite(t)]
+    bad = [f'{n} = {t.item()}' for n, t in step.terms.items() if not torch.isfinite(t)]
+    good = [f'{n} = {t.item():.6g}' for n, t in step.terms.items() if torch.isfinite(t)]
     found = ', '.join(bad) or f'the sum of its terms is {total.item()}'
     others = f' (finite: {", ".join(good)})' if good else ''
-    return f'The loss is not finite at {step}{here}: {found}{others}.'
-
-
-def _require_scaler(wrapper: OptimWrapper | OptimWrapperDict, tolerated: int) -> None:
-    for single in wrapper.values() if isinstance(wrapper, OptimWrapperDict) else [wrapper]:
-        scaler = getattr(single, 'loss_scaler', None)
-        if scaler is None or not scaler.is_enabled():
-            raise ValueError(
-                f'AnomalyHook(tolerated={tolerated}) needs a loss scaler, which leaves out the '
-                f'update of a step that is not finite; {type(single).__name__} has none: set '
-                "tolerated=0, or optim_wrapper.type='AmpOptimWrapper'"
-            )
+    return f'The loss is not finite at {step.text}{here}: {found}{others}.'

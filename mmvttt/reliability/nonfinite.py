@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 # Parts that FSDP, torch.compile and activation checkpointing add to the names of modules.
 _WRAPPERS = ('_fsdp_wrapped_module', '_checkpoint_wrapped_module', '_orig_mod')
@@ -31,7 +32,24 @@ def first_bad_module(
         kwargs: Its keyword arguments.
         random_numbers: See `random_state`, from before the forward.
     """
-    trace = _Trace(model)
+    last = found = ''
+
+    def look(called: str, _: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
+        nonlocal last, found
+        if found:
+            return
+        bad = _first_bad(output)
+        if bad is None:
+            last = called
+            return
+        inputs = [_summary(t) for t in _tensors((args, kwargs))]
+        shown = '; '.join([*inputs[:_SHOWN], *(['…'] if len(inputs) > _SHOWN else [])])
+        found = (
+            f'The first module that goes non-finite is {called}: its output is {_summary(bad)}; '
+            f'its inputs are {shown or "no tensors"}; the last module before it is '
+            f'{last or "none"}.'
+        )
+
     buffers = [(b, b.clone()) for b in model.buffers()]
     python, numpy, cpu, cuda = random_numbers
     random.setstate(python)
@@ -39,79 +57,31 @@ def first_bad_module(
     torch.set_rng_state(cpu)
     if cuda is not None:
         torch.cuda.set_rng_state(cuda)
-    try:
-        with torch.no_grad(), torch.compiler.set_stance('force_eager'), trace:
-            again = total_loss(loss_terms(model(*args, **kwargs)))
-        after = f' after {trace.last}, the last module' if trace.last else ''
-        otherwise = (
-            'The same forward, run once more, gave a finite loss: an operation that is not '
-            'deterministic, or a fault of the device.'
-            if torch.isfinite(again)
-            else 'All modules give finite values: the loss itself goes wrong, in the code that '
-            f'computes it in {type(model).__name__}{after}.'
-        )
-    except Exception as error:
-        otherwise = f'The forward could not be run once more: {type(error).__name__}: {error}.'
-    with torch.no_grad():
+    with ExitStack() as hooks, torch.no_grad():
+        for name, module in model.named_modules():
+            if module is not model:
+                hook = partial(look, f'{_plain(name)} ({type(module).__name__})')
+                hooks.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
+        try:
+            with torch.compiler.set_stance('force_eager'):
+                again = total_loss(loss_terms(model(*args, **kwargs)))
+            otherwise = (
+                'The same forward, run once more, gave a finite loss: an operation that is not '
+                'deterministic, or a fault of the device.'
+                if torch.isfinite(again)
+                else 'All modules give finite values: the loss itself goes wrong, in the code that '
+                f'computes it in {type(model).__name__} after {last}, the last module.'
+            )
+        except Exception as error:
+            otherwise = f'The forward could not be run once more: {type(error).__name__}: {error}.'
         for buffer, before in buffers:
             buffer.copy_(before)
-    return trace.found or otherwise
+    return found or otherwise
 
 
 def total_loss(terms: Mapping[str, Tensor]) -> Tensor:
     """Sum of the terms of a loss."""
     return reduce(torch.add, terms.values())
-
-
-class _Trace(ExitStack):
-    """Watches the modules of a model inside a `with`, for the first value that is not finite.
-
-    Attributes:
-        found: Description of that value.
-        last: The last module before that gave values.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.found: str | None = None
-        self.last: str | None = None
-        self._model = model
-
-    def __enter__(self) -> _Trace:
-        for name, module in self._model.named_modules():
-            if module is not self._model:
-                look = partial(self._look, f'{_plain(name)} ({type(module).__name__})')
-                self.callback(module.register_forward_hook(look, with_kwargs=True).remove)
-        return super().__enter__()
-
-    def _look(self, called: str, _: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
-        if self.found:
-            return
-        bad = _first_bad(output)
-        if bad is None:
-            self.last = called
-            return
-        # The masks of an attention may well be infinite.
-        kwargs = {k: v for k, v in kwargs.items() if not k.endswith(('mask', 'masks'))}
-        entered = _first_bad(args, kwargs)
-        if entered is not None:
-            before = 'the code before it'
-            if self.last:
-                before = (
-                    f'every module before it, the last one {self.last}, gave finite ones, so the '
-                    'code between them'
-                )
-            self.found = (
-                f'The first values that are not finite enter {called}: {_summary(entered)}; '
-                f'{before} does it.'
-            )
-            return
-        inputs = [_summary(t) for t in _tensors((args, kwargs))]
-        shown = '; '.join([*inputs[:_SHOWN], *(['…'] if len(inputs) > _SHOWN else [])])
-        self.found = (
-            f'The first module that goes non-finite is {called}: its output is {_summary(bad)}; '
-            f'its inputs are finite{f": {shown}" if shown else ""}.'
-        )
 
 
 def loss_terms(losses: Any) -> dict[str, Tensor]:
@@ -127,10 +97,6 @@ def loss_terms(losses: Any) -> dict[str, Tensor]:
     return terms
 
 
-def nan_like(value: Any) -> Any:
-    return value * torch.nan if isinstance(value, Tensor) else [v * torch.nan for v in value]
-
-
 def random_state() -> tuple[Any, ...]:
     cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
     return random.getstate(), np.random.get_state(), torch.get_rng_state(), cuda
@@ -140,14 +106,9 @@ def _plain(name: str) -> str:
     return '.'.join(part for part in name.split('.') if part not in _WRAPPERS)
 
 
-def _tensors(tree: Any) -> Iterator[Tensor]:
+def _tensors(tree: Any) -> list[Tensor]:
     """Floating-point tensors in nested containers."""
-    if isinstance(tree, Tensor):
-        if tree.is_floating_point():
-            yield tree
-    elif isinstance(tree, Mapping | list | tuple):
-        for value in tree.values() if isinstance(tree, Mapping) else tree:
-            yield from _tensors(value)
+    return [t for t in tree_leaves(tree) if isinstance(t, Tensor) and t.is_floating_point()]
 
 
 def _first_bad(*trees: Any) -> Tensor | None:
@@ -168,26 +129,17 @@ def _summary(tensor: Tensor) -> str:
     return f'{kind} with {bad} of {tensor.numel()} values not finite ({nan} of them NaN){rest}'
 
 
-def _samples(tree: Any) -> Iterator[Any]:
-    if hasattr(tree, 'metainfo'):
-        yield tree
-    elif isinstance(tree, Mapping):
-        yield from chain.from_iterable(map(_samples, tree.values()))
-    elif isinstance(tree, list | tuple):
-        yield from chain.from_iterable(map(_samples, tree))
-
-
 def image_names(args: tuple, kwargs: dict) -> list[str]:
     """Names of the images of a batch, else their numbers in it."""
-    samples = list(_samples((args, kwargs)))
-    if not samples:
-        sizes = (len(v) for v in (*args, *kwargs.values()) if _is_batch(v))
-        return [f'no. {i}' for i in range(next(sizes, 0))]
     names = []
+    samples = [leaf for leaf in tree_leaves((args, kwargs)) if hasattr(leaf, 'metainfo')]
     for i, sample in enumerate(samples):
         found = (str(sample.metainfo[n]) for n in _NAMES if sample.metainfo.get(n) is not None)
         names.append(next(found, f'no. {i}'))
-    return names
+    if names:
+        return names
+    sizes = (len(v) for v in (*args, *kwargs.values()) if _is_batch(v))
+    return [f'no. {i}' for i in range(next(sizes, 0))]
 
 
 def _is_batch(value: Any) -> bool:
