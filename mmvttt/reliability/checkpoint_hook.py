@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import os
-import re
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-import mmengine
 from mmengine import hooks
 from mmengine.dist import get_world_size, is_main_process
 from mmengine.optim import OptimWrapper, OptimWrapperDict
@@ -41,9 +39,8 @@ class CheckpointHook(hooks.CheckpointHook):
     An old checkpoint, and the best one, goes after the new one has come; the resumed run removes
     what a kill in between leaves behind. A checkpoint `iter_<steps>.pth` that a signal has asked
     for is removed when the next regular one is there; all ranks stop at the same step, with
-    accumulated gradients after the update. `meta` has `mmengine_version`, `mmvttt_version`, the
-    settings of the training, and, where it was started in a git repository, `git_hash`: its commit.
-    The patch `whole-files` (`patches.py`) keeps files from being half written.
+    accumulated gradients after the update. `meta` has `mmvttt_version` and the settings of the
+    training too. The patch `whole-files` (`patches.py`) keeps files from being half written.
 
     Args:
         exit_code: Exit status after a SIGTERM. A scheduler that starts a job again only if it has
@@ -54,16 +51,14 @@ class CheckpointHook(hooks.CheckpointHook):
         TypeError: There is no such option.
     """
 
-    best_ckpt_path: str | None
-    best_ckpt_path_dict: dict[str | None, str | None]
-
     def __init__(self, *args: Any, exit_code: int = 0, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if self.args:
             # mmengine would hand them on, and stumble when the first checkpoint is due.
-            options = ', '.join(list(inspect.signature(hooks.CheckpointHook).parameters)[:-1])
-            given = ', '.join(self.args)
-            raise TypeError(f'CheckpointHook has no option {given}; allowed: exit_code, {options}')
+            raise TypeError(
+                f'CheckpointHook has no option {", ".join(self.args)}; allowed: exit_code, and '
+                "those of mmengine's CheckpointHook"
+            )
         self.exit_code = exit_code
         self._saved_iter: int | None = None
         self._requests = Requests()
@@ -73,7 +68,6 @@ class CheckpointHook(hooks.CheckpointHook):
         self._failure: OSError | None = None
         self._unsaved = False
         self._retry_at = math.inf
-        self._former_best: dict[str | None, str | None] = {}
 
     def before_train(self, runner: Runner) -> None:
         """Removes leftovers of a killed run, and begins to receive signals.
@@ -88,6 +82,7 @@ class CheckpointHook(hooks.CheckpointHook):
         self._rotation = Rotation(hub, folder, self.filename_tmpl, self.max_keep_ckpts)
         self._rotation.drop_foreign_names()
         super().before_train(runner)
+        self._files: Any = self.file_backend
         if is_main_process() and '://' not in folder:
             for partial_file in Path(folder).glob(f'.*{PARTIAL}'):
                 partial_file.unlink(missing_ok=True)
@@ -97,7 +92,7 @@ class CheckpointHook(hooks.CheckpointHook):
             if is_main_process() and self.last_ckpt and os.path.exists(self.last_ckpt):
                 # A kill after the checkpoint has left it at the one before, which goes now.
                 self._point_to(runner, self.last_ckpt)
-            self._rotation.remove(self._rotation.outdated, self.file_backend, self.last_ckpt)
+            self._rotation.remove_replaced(self._files, self.last_ckpt)
         if RUN_ID not in hub.runtime_info:
             hub.update_info(RUN_ID, uuid.uuid4().hex)
         self._warn_about_accumulation(runner)
@@ -109,17 +104,9 @@ class CheckpointHook(hooks.CheckpointHook):
         self._requests.listen()
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict[str, Any]) -> None:
-        """Writes versions, settings, and by itself the commit that mmengine appends to its own."""
-        meta = checkpoint['meta']
-        # FlexibleRunner's strategies have another name for it.
-        both = meta.pop('mmengine', None) or meta.get('mmengine_version', '')
-        commit = both.removeprefix(mmengine.__version__)
-        if re.fullmatch('[0-9a-f]{40,64}', commit):
-            meta['git_hash'] = commit
-        meta.update(
-            mmengine_version=mmengine.__version__,
-            mmvttt_version=__version__,
-            settings=training_settings(runner.cfg),
+        """Adds the version and the settings."""
+        checkpoint['meta'].update(
+            mmvttt_version=__version__, settings=training_settings(runner.cfg)
         )
 
     def after_train_iter(self, runner: Runner, *args: Any, **kwargs: Any) -> None:
@@ -136,7 +123,7 @@ class CheckpointHook(hooks.CheckpointHook):
         if not _updated(runner):
             self._requests.request(asked)
             return
-        self._save_now(runner, dict(epoch=runner.epoch, iter=runner.iter + 1))
+        self._save_now(runner, runner.iter + 1)
         if self._stopping:
             self._stop(runner)
 
@@ -160,7 +147,7 @@ class CheckpointHook(hooks.CheckpointHook):
                 if isinstance(hook, hooks.EMAHook):
                     # It validates with the averaged weights in the model's place.
                     hook._swap_ema_parameters()
-            self._save_now(runner, dict(epoch=runner.epoch, iter=runner.iter))
+            self._save_now(runner, runner.iter)
             self._stop(runner)
 
     def after_train(self, runner: Runner) -> None:
@@ -170,7 +157,7 @@ class CheckpointHook(hooks.CheckpointHook):
             UsageError: It cannot be written.
         """
         if self._unsaved:
-            self._save_now(runner, dict(epoch=runner.epoch, iter=runner.iter))
+            self._save_now(runner, runner.iter)
             self._require_saved()
         self._stop_listening()
         super().after_train(runner)
@@ -180,7 +167,7 @@ class CheckpointHook(hooks.CheckpointHook):
         # In a validation the weights may be the averaged ones; other ranks could not join.
         training = self._requests.listening and runner.model.training
         if training and get_world_size() == 1 and isinstance(runner, Runner) and _updated(runner):
-            self._save_now(runner, dict(epoch=runner.epoch, iter=runner.iter))
+            self._save_now(runner, runner.iter)
 
     def _folder(self, runner: Runner) -> str:
         """As mmengine joins it in `before_train`, where it removes files by names of the hub."""
@@ -204,26 +191,19 @@ class CheckpointHook(hooks.CheckpointHook):
         if self._requests.any(bool(bad)):
             raise AnomalyError(f'No checkpoint is written. {bad or "See the other ranks."}')
 
-    def _save_now(self, runner: Runner, meta: dict[str, int]) -> None:
+    def _save_now(self, runner: Runner, steps: int) -> None:
         """Writes `iter_<steps>.pth`, unless this step has its checkpoint."""
-        if self._saved_iter == meta['iter']:
+        if self._saved_iter == steps:
             return
         self._require_good_weights(runner)
-        name = f'iter_{meta["iter"]}.pth'
-        self._write(runner, name, meta, False, self._rotation.preempt(name))
+        self._rotation.preempt(f'iter_{steps}.pth')
+        meta = dict(epoch=runner.epoch, iter=steps)
+        self._write(runner, f'iter_{steps}.pth', meta, by_epoch=False)
 
-    def _write(
-        self,
-        runner: Runner,
-        name: str,
-        meta: dict[str, int],
-        by_epoch: bool,
-        outdated: Iterable[str],
-        **options: Any,
-    ) -> bool:
+    def _write(self, runner: Runner, name: str, meta: dict[str, int], by_epoch: bool) -> None:
         """Writes a checkpoint, then the pointer to it, then removes what it replaces."""
-        path = self.file_backend.join_path(self.out_dir, name)
-        outdated = self._rotation.announce(path, outdated)
+        path = self._files.join_path(self.out_dir, name)
+        runner.message_hub.update_info('last_ckpt', path)
         self._failure = None
         runner.save_checkpoint(
             self.out_dir,
@@ -234,7 +214,6 @@ class CheckpointHook(hooks.CheckpointHook):
             meta=meta,
             by_epoch=by_epoch,
             backend_args=self.backend_args,
-            **options,
         )
         if is_main_process() and self._failure is None:
             self._point_to(runner, path)
@@ -243,12 +222,11 @@ class CheckpointHook(hooks.CheckpointHook):
         if self._unsaved:
             if is_main_process():
                 self._retry_at = time.monotonic() + _SECONDS_TO_RETRY
-            return False
+            return
         self.last_ckpt = path
         self._saved_iter = meta['iter']
         self._retry_at = math.inf
-        self._rotation.remove(outdated, self.file_backend, path)
-        return True
+        self._rotation.remove_replaced(self._files, path)
 
     def _point_to(self, runner: Runner, path: str) -> None:
         pointer = Path(runner.work_dir, 'last_checkpoint')
@@ -260,6 +238,7 @@ class CheckpointHook(hooks.CheckpointHook):
             action(*args, **kwargs)
         except OSError as error:
             self._failure = error
+            self._rotation.keep_best()
             runner.logger.warning(
                 f'no checkpoint could be written to {self.out_dir!r} ({error.strerror or error}): '
                 f'the training goes on, and tries again in {_SECONDS_TO_RETRY:.0f} seconds; the '
@@ -290,47 +269,22 @@ class CheckpointHook(hooks.CheckpointHook):
 
     def _save_checkpoint_with_step(self, runner: Runner, step: int, meta: dict) -> None:
         self._require_good_weights(runner)
-        with self._rotation.turn(step) as turn:
-            turn.outdated += self._replaced_best()
-            name = self.filename_tmpl.format(step)
-            turn.written = self._write(
-                runner, name, meta, self.by_epoch, turn.outdated, **self.args
-            )
+        self._rotation.regular(step)
+        self._write(runner, self.filename_tmpl.format(step), meta, self.by_epoch)
 
     def _save_best_checkpoint(self, runner: Runner, metrics: dict) -> None:
-        self._former_best = former = self._best
-        # mmengine would remove the old one before it writes the new one.
-        self._best = dict.fromkeys(former)
+        # mmengine would remove the old one before it writes the new one: it is noted instead.
+        self.file_backend = SimpleNamespace(
+            join_path=self._files.join_path,
+            isfile=self._files.isfile,
+            isdir=lambda _: False,
+            remove=self._rotation.replace,
+        )
         super()._save_best_checkpoint(runner, metrics)
-        # Where no regular one was written again.
-        self._rotation.remove(self._replaced_best(), self.file_backend, self.last_ckpt)
-        self._best = {key: path or former[key] for key, path in self._best.items()}
-        self._former_best = {}
-
-    @property
-    def _best(self) -> dict[str | None, str | None]:
-        """Paths of the best checkpoints, by the metric where there are several."""
-        if not self.save_best:
-            return {}
-        if len(self.key_indicators) == 1:
-            return {None: self.best_ckpt_path}
-        return dict(self.best_ckpt_path_dict)
-
-    @_best.setter
-    def _best(self, paths: dict[str | None, str | None]) -> None:
-        if None in paths:
-            self.best_ckpt_path = paths[None]
-        elif paths:
-            self.best_ckpt_path_dict = paths
-
-    def _replaced_best(self) -> list[str]:
-        """Names of the best checkpoints that a better one, which is there, has just replaced."""
-        now = {key: path for key, path in self._best.items() if path}
-        return [
-            os.path.basename(old)
-            for key, old in self._former_best.items()
-            if old and key in now and now[key] != old and self.file_backend.isfile(now[key])
-        ]
+        self.file_backend = self._files
+        if not self._unsaved:
+            # Where no regular one was written again.
+            self._rotation.remove_replaced(self._files, self.last_ckpt)
 
     def _warn_about_accumulation(self, runner: Runner) -> None:
         counts = getattr(runner.optim_wrapper, '_accumulative_counts', 1)

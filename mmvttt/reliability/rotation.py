@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from mmengine.dist import is_main_process
@@ -19,16 +16,10 @@ _PREEMPTED, _OUTDATED = 'preempted_checkpoint', 'outdated_checkpoints'
 _OURS = re.compile(r'(best_[^/\\]+|(epoch|iter)_\d+)\.pth')
 
 
-@dataclass
-class Turn:
-    """A regular checkpoint that is about to be written, and the paths or names that it replaces."""
-
-    outdated: list[str]
-    written: bool = False
-
-
 class Rotation:
     """Bookkeeping of a run's checkpoints in the message hub, so that a resumed run continues it.
+
+    A checkpoint that is replaced is noted first, and removed once the next one has been written.
 
     Args:
         hub: Message hub of the run.
@@ -39,11 +30,6 @@ class Rotation:
 
     def __init__(self, hub: MessageHub, folder: str, template: str, keep: int) -> None:
         self.hub, self.folder, self.template, self.keep = hub, folder, template, keep
-
-    @property
-    def outdated(self) -> list[str]:
-        """Names that the latest checkpoint has replaced; a kill may have left them."""
-        return self.hub.runtime_info.get(_OUTDATED, [])
 
     def drop_foreign_names(self) -> None:
         """Makes the entries of a resumed checkpoint names of files of this run, or drops them.
@@ -61,62 +47,47 @@ class Rotation:
             if key in info:
                 found = info[key] if isinstance(info[key], list) else []
                 info[key] = [i for i in found if isinstance(i, kind)]
-        kept = info.get(_KEPT, [])
-        if self.keep > 0 and len(kept) > self.keep:
-            # mmengine would remove them, folders of any kind included.
-            extra = [self.template.format(i) for i in kept[: -self.keep]]
-            info[_OUTDATED] = [*self.outdated, *extra]
-            info[_KEPT] = kept[-self.keep :]
+        # mmengine would remove those beyond the limit, folders of any kind included.
+        self._keep(info.get(_KEPT, []))
 
-    @contextmanager
-    def turn(self, step: int) -> Iterator[Turn]:
-        """Around the writing of a regular checkpoint; taken back where it was not written."""
+    def regular(self, step: int) -> None:
+        """Notes a regular checkpoint that is about to be written."""
         info = self.hub.runtime_info
-        former = dict(info)
-        turn = Turn([info.pop(_PREEMPTED)] if _PREEMPTED in info else [])
-        if self.keep > 0:
-            kept = list(info.get(_KEPT, []))
-            if step not in kept[-1:]:
-                kept.append(step)
-            turn.outdated += [self.template.format(i) for i in kept[: -self.keep]]
-            self.hub.update_info(_KEPT, kept[-self.keep :])
-        try:
-            yield turn
-        finally:
-            if not turn.written:
-                info.clear()
-                info.update(former)
+        self._keep([*(before for before in info.get(_KEPT, []) if before != step), step])
+        self.replace(info.pop(_PREEMPTED, ''))
 
-    def preempt(self, name: str) -> list[str]:
-        """Notes a checkpoint between two regular ones; returns the one before it."""
-        before = self.hub.runtime_info.get(_PREEMPTED)
+    def preempt(self, name: str) -> None:
+        """Notes a checkpoint between two regular ones that is about to be written."""
+        self.replace(self.hub.runtime_info.get(_PREEMPTED, ''))
         self.hub.update_info(_PREEMPTED, os.path.join(self.folder, name))
-        return [before] if before else []
 
-    def announce(self, path: str, outdated: Iterable[str]) -> list[str]:
-        """Notes a checkpoint that is about to be written, and the names that it replaces."""
-        name = os.path.basename(path)
-        names = [n for n in map(os.path.basename, outdated) if n and n != name]
-        self.hub.update_info(_LAST, path)
-        self.hub.update_info(_OUTDATED, names)
-        return names
+    def replace(self, *paths: str) -> None:
+        """Notes checkpoints to be removed when the next one has been written."""
+        names = [name for name in map(os.path.basename, paths) if name]
+        self.hub.update_info(_OUTDATED, [*self.hub.runtime_info.get(_OUTDATED, []), *names])
 
-    def remove(self, names: Iterable[str], backend: Any, current: Any) -> None:
-        """Removes checkpoints of this run, if they are plain files.
+    def keep_best(self) -> None:
+        """Takes back what `replace` has noted of best checkpoints: the better one is not there."""
+        names = self.hub.runtime_info.get(_OUTDATED, [])
+        self.hub.update_info(_OUTDATED, [n for n in names if not n.startswith('best_')])
+
+    def remove_replaced(self, backend: Any, current: Any) -> None:
+        """Removes what has been replaced, if it is a plain file of this run.
 
         Args:
-            names: In the folder of the checkpoints; those that are not ours stay.
             backend: mmengine's, of the folder.
             current: Path of the latest checkpoint, which stays.
         """
-        if not is_main_process():
-            return
-        for name in names:
+        names = self.hub.runtime_info.pop(_OUTDATED, [])
+        for name in {*names} - {os.path.basename(str(current))}:
             path = backend.join_path(self.folder, name)
-            if not self._is_ours(name) or name == os.path.basename(str(current)):
-                continue
-            if backend.isfile(path):
+            if is_main_process() and self._is_ours(name) and backend.isfile(path):
                 backend.remove(path)
+
+    def _keep(self, steps: list[int]) -> None:
+        if self.keep > 0:
+            self.replace(*map(self.template.format, steps[: -self.keep]))
+            self.hub.update_info(_KEPT, steps[-self.keep :])
 
     def _is_ours(self, name: str) -> bool:
         before, _, after = self.template.partition('{}')

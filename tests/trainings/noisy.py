@@ -8,7 +8,7 @@ import time
 import numpy as np
 import torch
 from mmengine.dataset import BaseDataset
-from mmengine.hooks import Hook
+from mmengine.hooks import EMAHook, Hook
 from mmengine.model import BaseModel
 from mmengine.registry import DATASETS, HOOKS, MODELS
 from PIL import Image
@@ -66,15 +66,16 @@ class NoisyModel(BaseModel):
 
 @HOOKS.register_module(force=True)
 class Spoil(Hook):
-    """Makes a weight NaN after a training step, counted from 1."""
+    """Makes a weight, or its average, NaN after a training step, counted from 1."""
 
-    def __init__(self, step: int) -> None:
-        self.step = step
+    def __init__(self, step: int, average: bool = False) -> None:
+        self.step, self.average = step, average
 
     def after_train_iter(self, runner: object, *_: object, **__: object) -> None:
         if runner.iter + 1 == self.step:
-            with torch.no_grad():
-                runner.model.net[0].weight[0, 0] = torch.nan
+            (hook,) = (h for h in runner.hooks if isinstance(h, EMAHook))
+            model = hook.ema_model.module if self.average else runner.model
+            model.net[0].weight.data[0, 0] = torch.nan
 
 
 @HOOKS.register_module(force=True)
