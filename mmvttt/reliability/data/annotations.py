@@ -60,21 +60,18 @@ def check_annotations(
         loader = cfg.get(f'{split}_dataloader') or {}
         sets = list(innermost(loader.get('dataset'), f'{split}_dataloader.dataset'))
         for place, config in sets:
-            if config in seen:
+            known = known_kind(config, cfg.get('default_scope', 'mmengine'))
+            if config in seen or known is None or is_remote(config):
                 continue
             seen.append(config)
-            known = known_kind(config, cfg.get('default_scope', 'mmengine'))
-            if known is None or is_remote(config):
-                continue
             findings = Findings(place)
             scope = Scope(thorough, images and reads_files(config), progress)
             # One of several sets may well be of images without a box.
             training = split == 'train' and len(sets) == 1
             _check(known, config, cfg, training, findings, scope)
-            if first is not None and None not in (first.classes, findings.classes):
+            if findings.classes is not None:
+                first = first or findings
                 _compare(first, findings)
-            elif findings.classes is not None:
-                first = findings
             yield findings
 
 
@@ -103,14 +100,10 @@ def explain_failure(dataset: Mapping, error: Exception) -> DataError | None:
 
 
 def _check(
-    toolbox: str,
-    config: Mapping,
-    cfg: Config,
-    training: bool,
-    findings: Findings,
-    scope: Scope,
+    toolbox: str, config: Mapping, cfg: Config, training: bool, findings: Findings, scope: Scope
 ) -> None:
-    lazy = dict(config, pipeline=[], lazy_init=True, _scope_=cfg.get('default_scope'))
+    default_scope = cfg.get('default_scope')
+    lazy = dict(config, pipeline=[], lazy_init=True, _scope_=default_scope)
     try:
         dataset = DATASETS.build(lazy)
     except Exception as error:
@@ -123,11 +116,8 @@ def _check(
             f'metainfo.classes is the string {classes!r}, whose letters would be the classes: '
             f'write a tuple, classes=({classes!r},)'
         )
-        return
-    if toolbox == 'mmdet':
-        masks = any(
-            isinstance(t, Mapping) and t.get('with_mask') for t in config.get('pipeline') or ()
-        )
+    elif toolbox == 'mmdet':
+        steps = [t for t in config.get('pipeline') or () if isinstance(t, Mapping)]
         check_coco(
             dataset.ann_file,
             dataset.data_prefix.get('img') or '',
@@ -135,14 +125,13 @@ def _check(
             findings,
             scope,
             training=training,
-            masks=masks,
+            masks=any(t.get('with_mask') for t in steps),
         )
         _check_heads(cfg, findings)
     elif toolbox == 'mmseg':
         known = [len(classes)] if classes else []
         known += [n for n in num_classes(cfg, 'decode_head') if n > 1]
-        own = own_transform(config, cfg.get('default_scope'))
-        if own is not None:
+        if own := own_transform(config, default_scope):
             findings.warn(f'the numbers in the label maps are not checked: {own} may change them')
             known = []
         check_labels(dataset, min(known, default=None), findings, scope)

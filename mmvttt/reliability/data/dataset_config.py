@@ -8,7 +8,11 @@ from typing import Any
 from mmengine.config import Config
 from mmengine.registry import DATASETS, TRANSFORMS
 
+from ...registry import type_name
+
 _TOOLBOXES = ('mmcv', 'mmengine', 'mmdet', 'mmseg', 'mmpretrain', 'mmvttt')
+# Data sets of mmpretrain with an option `download`, which is True by default.
+_DOWNLOADED = ('CIFAR10', 'CIFAR100', 'MNIST', 'FashionMNIST')
 # Keys under which data sets of mmengine and the toolboxes wrap others.
 _WRAPPED = ('dataset', 'datasets')
 # The data set of each toolbox whose format is known, and the methods that define the format.
@@ -32,17 +36,20 @@ def innermost(config: Any, place: str) -> Iterator[tuple[str, Mapping]]:
             yield place, config
 
 
-def has_backend(config: Mapping) -> bool:
-    """Whether a data set or metric reads from a storage backend, which may map paths elsewhere."""
-    readers = [config, *(transform for _, transform in _transforms(config))]
-    backends = [(reader.get('backend_args') or {}).get('backend', 'local') for reader in readers]
-    return any(backend != 'local' for backend in backends)
-
-
 def is_remote(config: Mapping) -> bool:
-    """Whether what a data set reads may lie elsewhere than on the disk."""
+    """Whether a data set or metric may read elsewhere than on the disk, or fetches what it lacks.
+
+    A storage backend may map its paths to anywhere. CIFAR, MNIST and the like are downloaded.
+    """
+    readers = [config, *(transform for _, transform in _transforms(config))]
+    backends = {(reader.get('backend_args') or {}).get('backend', 'local') for reader in readers}
     paths = (config.get('data_root'), config.get('ann_file'), config.get('data_prefix'))
-    return has_backend(config) or any('://' in str(path) for path in paths)
+    downloads = type_name(config.get('type')).rpartition('.')[2] in _DOWNLOADED
+    return (
+        backends != {'local'}
+        or any('://' in str(path) for path in paths)
+        or (downloads and config.get('download', True))
+    )
 
 
 def reads_label_maps(config: Mapping) -> bool:
@@ -70,8 +77,7 @@ def _transforms(config: Mapping) -> Iterator[tuple[str, Mapping]]:
     """The name of the class of each transform of a pipeline, without a scope, and its config."""
     for transform in config.get('pipeline') or ():
         if isinstance(transform, Mapping):
-            kind = transform.get('type')
-            yield getattr(kind, '__name__', str(kind)).rpartition('.')[2], transform
+            yield type_name(transform.get('type')).rpartition('.')[2], transform
 
 
 def known_kind(config: Mapping, scope: str) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 _SHOWN = 3
@@ -37,41 +37,43 @@ class Findings:
     place: str
     summary: str = ''
     classes: tuple[str, ...] | None = None
-    _facts: list[tuple[bool, str]] = field(default_factory=list)
-    _counted: dict[tuple[bool, str], list[str]] = field(default_factory=lambda: defaultdict(list))
+    # Texts, with the examples of those that are counted; errors and warnings.
+    _found: dict[tuple[bool, str], list[str]] = field(default_factory=lambda: defaultdict(list))
 
     def error(self, text: str) -> None:
         """Notes a fact that makes the data unusable."""
-        self._facts.append((True, text))
+        self._found[True, text] = []
 
     def warn(self, text: str) -> None:
         """Notes a fact that the user should know."""
-        self._facts.append((False, text))
+        self._found[False, text] = []
 
     def count_error(self, kind: str, example: object) -> None:
         """Notes one more problem of a kind, which is a plural."""
-        self._counted[True, kind].append(str(example))
+        self._found[True, kind].append(str(example))
 
     def count_warning(self, kind: str, example: object) -> None:
         """The same for what a training can live with."""
-        self._counted[False, kind].append(str(example))
+        self._found[False, kind].append(str(example))
 
     @property
     def errors(self) -> list[str]:
         """One message for each error or kind of errors."""
-        return list(self._texts(True))
+        return self._texts(True)
 
     @property
     def warnings(self) -> list[str]:
         """One message for each warning or kind of warnings."""
-        return list(self._texts(False))
+        return self._texts(False)
 
-    def _texts(self, fatal: bool) -> Iterator[str]:
-        yield from (text for is_error, text in self._facts if is_error == fatal)
-        for (is_error, kind), examples in self._counted.items():
+    def _texts(self, fatal: bool) -> list[str]:
+        texts = []
+        for (is_error, text), examples in self._found.items():
             if is_error == fatal:
                 more = ', …' if len(examples) > _SHOWN else ''
-                yield f'{len(examples)} × {kind}: {", ".join(examples[:_SHOWN])}{more}'
+                shown = f': {", ".join(examples[:_SHOWN])}{more}'
+                texts.append(f'{len(examples)} × {text}{shown}' if examples else text)
+        return texts
 
     def __str__(self) -> str:
         lines = [f'{self.place}: {self.summary}' if self.summary else self.place]

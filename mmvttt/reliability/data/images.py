@@ -15,8 +15,6 @@ from .findings import Findings, Scope
 
 # EXIF's orientations that turn an image by a quarter; OpenCV and mmcv obey them.
 _ORIENTATION, _TURNED = 0x0112, (5, 6, 7, 8)
-# Modes with more than 8 bits a channel.
-_DEEP = ('I', 'F', 'I;16', 'I;16B', 'I;16L')
 _KEPT = 64
 # By content, whatever the name: of an EPS, say, Pillow would start an interpreter of PostScript.
 FORMATS = ('JPEG', 'PNG', 'BMP', 'TIFF', 'WEBP', 'PPM', 'GIF')
@@ -51,15 +49,14 @@ def read_image(path: str) -> ImageFacts:
             image.load()
             if image.format == 'TIFF' and image.mode in ('I', 'F'):
                 return ImageFacts('TIFFs of 32 bits a channel, which OpenCV reads as no colours')
-            width, height = image.size
-            deep = image.mode in _DEEP
+            size = image.size if turned else image.size[::-1]
+            return ImageFacts(None, size, turned, image.mode.startswith(('I', 'F')))
     except UnidentifiedImageError:
         return ImageFacts('files that are no image')
     except Exception as error:
         # Pillow's decoders raise nearly anything; with numbers that differ from file to file.
         reason = 'cut off' if 'truncated' in str(error) else type(error).__name__
         return ImageFacts(f'images that cannot be decoded ({reason})')
-    return ImageFacts(None, (width, height) if turned else (height, width), turned, deep)
 
 
 def check_images(

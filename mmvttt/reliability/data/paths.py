@@ -11,13 +11,10 @@ from mmengine.config import Config
 from mmengine.logging import print_log
 
 from ...errors import DataError, MissingDataError
-from ...registry import type_name
 from .annotations import check_annotations
-from .dataset_config import has_backend, innermost, reads_label_maps
+from .dataset_config import innermost, is_remote, reads_label_maps
 
 _KINDS = {'train': 'training', 'val': 'validation', 'test': 'test'}
-# Data sets of mmpretrain with an option `download`, which is True by default.
-_DOWNLOADED = ('CIFAR10', 'CIFAR100', 'MNIST', 'FashionMNIST')
 # How a config names an environment variable, with a default: {{$NAME:default}}.
 _VARIABLE = re.compile(r'\{\{\s*[\'"]?\s*\$(\w+)\s*:\s*(\S*?)\s*[\'"]?\s*\}\}')
 
@@ -73,17 +70,9 @@ def check_paths(cfg: Config, splits: Sequence[str] = ('train', 'val', 'test')) -
             *innermost(cfg.get(f'{split}_evaluator'), f'{split}_evaluator'),
         ]
         for place, config in places:
-            if has_backend(config) or _downloads(config):
-                continue
-            for key, what, path in _paths(config):
-                if '://' not in path and not os.path.exists(os.path.expanduser(path)):
+            for key, what, path in () if is_remote(config) else _paths(config):
+                if not os.path.exists(os.path.expanduser(path)):
                     raise MissingDataError(_missing(cfg, split, f'{place}.{key}', what, path))
-
-
-def _downloads(config: Mapping) -> bool:
-    """Whether a data set of mmpretrain fetches what is missing."""
-    name = type_name(config.get('type')).rpartition('.')[2]
-    return name in _DOWNLOADED and config.get('download', True)
 
 
 def _paths(config: Mapping) -> Iterator[tuple[str, str, str]]:

@@ -1,63 +1,222 @@
-"""The check of annotations: what it takes for known, what it logs, and that real sets pass.
+"""Annotations with every kind of fault: each is found and named, and mmdet is predicted rightly."""
 
-Faults of every kind are generated in test_faulty_annotations.py.
-"""
-
+import copy
 import json
 import logging
 import os
+import re
 from pathlib import Path
 
 import pytest
+from hypothesis import strategies as st
 from mmengine.config import Config
 from mmengine.logging import MMLogger
+from mmengine.registry import DATASETS
 
-from mmvttt.errors import DataError, MissingDataError
+from mmvttt.errors import DataError
+from mmvttt.reliability import SeededDataset
+from mmvttt.reliability.data import coco as coco_check
 from mmvttt.reliability.data.annotations import check_annotations
+from mmvttt.reliability.data.findings import Findings
 from mmvttt.reliability.data.paths import check_data
 
+from ...bad_input.cases import refused, run_cases
+from .faults import EVERY, SILENT
+from .sets import CLASSES, annotation, coco, coco_dataset, config, make_coco, write
+
+pytest.importorskip('mmdet')
 ROOT = Path(__file__).resolve().parents[3]
 DATA = Path(os.environ.get('MMVTTT_DATA', ROOT.parent / 'shared/data'))
-CONTENT = dict(
-    images=[dict(id=1, file_name='a.jpg', height=20, width=30)],
-    annotations=[
-        dict(id=1, image_id=1, category_id=7, bbox=[1, 2, 10, 9], area=90, iscrowd=0),
-    ],
-    categories=[dict(id=7, name='cat'), dict(id=8, name='dog')],
-)
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp('coco') / 'set'
+    make_coco(folder)
+    return folder
 
 
 @pytest.fixture
-def coco(tmp_path: Path) -> dict:
-    """The config of a set with one box; the image is a name, of which nothing is read here."""
-    pytest.importorskip('mmdet')
-    (tmp_path / 'a.json').write_text(json.dumps(CONTENT))
-    (tmp_path / 'a.jpg').touch()
-    return dict(
-        type='CocoDataset',
-        data_root=str(tmp_path),
-        ann_file='a.json',
-        data_prefix=dict(img=''),
-        metainfo=dict(classes=('cat',)),
+def root(folder: Path) -> Path:
+    """The folder of a set without a fault."""
+    write(folder, coco())
+    return folder
+
+
+def findings(root: Path, content: object, images: bool = False, **changes: object) -> Findings:
+    write(root, content)
+    (found,) = check_annotations(config(coco_dataset(root, **changes)), ('train',), images=images)
+    return found
+
+
+def load(root: Path, **changes: object) -> object:
+    """mmdet's data set, fully loaded."""
+    return DATASETS.build(
+        dict(coco_dataset(root, **changes), pipeline=[], serialize_data=False, _scope_='mmdet')
     )
 
 
-def config(dataset: object, split: str = 'train', **more: object) -> Config:
-    return Config({'default_scope': 'mmdet', f'{split}_dataloader': dict(dataset=dataset), **more})
+def test_nothing_wrong(root: Path) -> None:
+    found = findings(root, coco(), images=True)
+    assert not found.errors + found.warnings
+    assert found.classes == CLASSES
+    assert str(found).endswith('categories in ' + f'{root}/a.json\n  nothing wrong')
+    check_data(config(coco_dataset(root)))
 
 
-def change(dataset: dict, **parts: object) -> None:
-    Path(dataset['data_root'], 'a.json').write_text(json.dumps({**CONTENT, **parts}))
+@pytest.mark.parametrize('name', EVERY)
+def test_every_fault_is_named(root: Path, name: str) -> None:
+    """By check_data; and by a training which it stops, however mmdet does."""
+    apply, sentence, fatal = EVERY[name]
+    content = coco()
+    apply(content)
+    found = findings(root, content)
+    assert [s for s in (found.errors if fatal else found.warnings) if re.search(sentence, s)]
+    assert bool(found.errors) == fatal, str(found)
+
+    def train() -> None:
+        check_data(config(coco_dataset(root)))
+        data = SeededDataset(dict(coco_dataset(root), _scope_='mmdet'))
+        for number in range(len(data)):
+            data[number]
+
+    if fatal and name not in SILENT:
+        with pytest.raises(DataError, match=sentence):
+            train()
+    else:
+        train()
+
+
+def test_files_that_cannot_be_read_are_named_if_they_are_read(root: Path) -> None:
+    """A fault of a transform, with nothing wrong in the data, is told as it is."""
+    load, annotations, *_ = coco_dataset(root)['pipeline']
+    files = dict(data_prefix=dict(img='images/', seg='none'))
+
+    def fails_with(error: type[Exception], message: str, **changes: object) -> None:
+        data = SeededDataset(dict(coco_dataset(root, **changes), _scope_='mmdet'))
+        with pytest.raises(error, match=message):
+            data[0]
+
+    fails_with(KeyError, 'typo', pipeline=[load, lambda item: item['typo']], **files)
+    seen = [load, dict(annotations, with_seg=True)]
+    message = "none/0.png' is among the label maps that are not there"
+    fails_with(DataError, message, pipeline=seen, **files)
+
+
+numbers = st.floats(-90, 150, width=16)
+boxes = st.tuples(numbers, numbers, numbers, numbers).map(list)
+
+
+def test_what_mmdet_drops_is_what_is_counted(root: Path) -> None:
+    """mmdet's data set keeps as many generated boxes, ids and areas as are valid here."""
+
+    def check(values: list) -> None:
+        content = coco(2)
+        content['annotations'] = [
+            {**annotation(i, image, box, category), 'area': area}
+            for i, (image, box, category, area) in enumerate(values)
+        ]
+        found = findings(root, content)
+        left = sum(len(d['instances']) for d in load(root).load_data_list())
+        counted = [
+            int(s.split()[0])
+            for s in found.errors + found.warnings
+            if 'dropped' in s or 'not listed' in s
+        ]
+        assert left == len(values) - sum(counted), str(found)
+        assert any('no box to learn' in s for s in found.errors) == (left == 0)
+
+    annotations = st.tuples(
+        st.integers(0, 1), boxes, st.sampled_from([1, 2, 2, 3]), st.sampled_from([-1, 0, 5, 400])
+    )
+    run_cases(st.lists(annotations, min_size=1, max_size=12), check, 40)
+
+
+names = st.lists(
+    st.sampled_from(['cat', 'dog', 'cow', 'car', 'Cat']), min_size=1, max_size=4, unique=True
+)
+
+
+def test_categories_and_classes(root: Path) -> None:
+    """Label i of mmdet is the one reported; where nothing matches, training is refused."""
+
+    def check(value: tuple[list[str], list[str]]) -> None:
+        categories, classes = value
+        content = coco()
+        content['categories'] = [dict(id=1 + i, name=n) for i, n in enumerate(categories)]
+        content['annotations'] = [a for a in content['annotations'] if a['category_id'] == 1]
+        changes = dict(metainfo=dict(classes=tuple(classes)))
+        found = findings(root, content, **changes)
+        labels = tuple(categories[i - 1] for i in load(root, **changes).cat_ids)
+        cfg = config(coco_dataset(root, **changes))
+        if not labels:
+            refused(lambda: check_data(cfg), 'no class of metainfo', repr(categories[0]))
+            assert found.classes is None
+            return
+        assert found.classes == labels
+        # mmdet counts labels by the file, and names them by metainfo.
+        named = tuple(classes[: len(labels)]) == labels and len(classes) == len(labels)
+        assert named != any('order of the categories' in w for w in found.warnings)
+        if categories[0] in classes:
+            check_data(cfg)
+        else:
+            refused(lambda: check_data(cfg), 'no box to learn', kind=DataError)
+
+    run_cases(st.tuples(names, names), check, 30)
+
+
+@pytest.mark.parametrize(
+    ('content', 'message'),
+    [
+        *((other, 'a.json has no list') for other in (None, 3, [], {}, {'images': []})),
+        *((text, 'a.json is no JSON') for text in (b'', b'{"images": [', b'\xff', b'[' * 10**5)),
+    ],
+)
+def test_no_json(root: Path, content: object, message: str) -> None:
+    data = content if isinstance(content, bytes) else json.dumps(content).encode()
+    (root / 'a.json').write_bytes(data)
+    refused(lambda: check_data(config(coco_dataset(root))), message, kind=DataError)
+
+
+def test_large_files_are_not_parsed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (root / 'a.json').write_text('{')
+    monkeypatch.setattr(coco_check, 'LARGEST', 0)
+    check_data(config(coco_dataset(root)))
+
+
+def test_labels_must_mean_the_same_in_training_and_validation(root: Path, tmp_path: Path) -> None:
+    make_coco(tmp_path / 'val')
+    cfg = config(coco_dataset(root))
+    cfg.val_dataloader = dict(dataset=copy.deepcopy(coco_dataset(tmp_path / 'val')))
+    check_data(cfg)
+    for order in ('dog', 'cat'), ('cat',):
+        categories = [dict(id=1 + CLASSES.index(n), name=n) for n in order]
+        write(tmp_path / 'val', coco() | dict(categories=categories))
+        refused(lambda: check_data(cfg), 'label', 'val_dataloader', kind=DataError)
+
+
+def test_a_class_without_its_comma(root: Path) -> None:
+    cfg = config(coco_dataset(root, metainfo=dict(classes='cat')))
+    refused(lambda: check_data(cfg), "the string 'cat'", "classes=('cat',)")
+
+
+@pytest.mark.parametrize('name', ['roi_head.bbox_head', 'bbox_head'])
+def test_heads_with_fewer_classes(root: Path, name: str) -> None:
+    cfg = config(coco_dataset(root))
+    cfg.merge_from_dict({f'model.{name}.num_classes': 2})
+    check_data(cfg)
+    cfg.merge_from_dict({f'model.{name}.num_classes': 1})
+    refused(lambda: check_data(cfg), f'model.{name}', 'num_classes=2', kind=DataError)
 
 
 @pytest.mark.parametrize('rank', ['0', '1'])
 def test_what_is_dropped_is_logged_by_one_rank(
-    coco: dict, rank: str, monkeypatch: pytest.MonkeyPatch
+    root: Path, rank: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv('RANK', rank)
     records = []
     monkeypatch.setattr(MMLogger, 'callHandlers', lambda self, record: records.append(record))
-    check_data(config(coco))
+    check_data(config(coco_dataset(root, metainfo=dict(classes=('cat',)))))
     warnings = [record.msg for record in records if record.levelno == logging.WARNING]
     sentence = (
         "train_dataloader.dataset: categories that are left out, being no class of metainfo: 'dog'"
@@ -65,74 +224,58 @@ def test_what_is_dropped_is_logged_by_one_rank(
     assert warnings == ([sentence] if rank == '0' else [])
 
 
-def test_errors_name_the_data_set(coco: dict) -> None:
-    change(coco, categories=[dict(id=7, name='cow')])
-    wrapped = dict(type='RepeatDataset', times=2, dataset=coco)
+def test_errors_name_the_data_set(root: Path) -> None:
+    changed = coco_dataset(root, metainfo=dict(classes=('cow',)))
     with pytest.raises(DataError) as error:
-        check_data(config(wrapped))
+        check_data(config(dict(type='RepeatDataset', times=2, dataset=changed)))
     assert str(error.value) == (
         'train_dataloader.dataset.dataset: no class of metainfo is a category of '
-        f"{coco['data_root']}/a.json, so that every box would be dropped: the classes are 'cat', "
-        "the categories 'cow'; set metainfo=dict(classes=('cow',)), and the heads' num_classes"
+        f"{root}/a.json, so that every box would be dropped: the classes are 'cow', the "
+        "categories 'cat', 'dog'; set metainfo=dict(classes=('cat', 'dog')), and the heads' "
+        'num_classes'
     )
-    assert not isinstance(error.value, MissingDataError)
 
 
-def test_each_set_is_checked_once(coco: dict) -> None:
-    cfg = config(coco)
-    cfg.val_dataloader = dict(dataset=dict(coco, test_mode=True))
+def test_each_set_is_checked_once(root: Path) -> None:
+    cfg = config(coco_dataset(root))
+    cfg.val_dataloader = dict(dataset=coco_dataset(root, test_mode=True))
     cfg.test_dataloader = cfg.val_dataloader
     places = [found.place for found in check_annotations(cfg, thorough=False)]
     assert places == ['train_dataloader.dataset', 'val_dataloader.dataset']
-    (found,) = check_annotations(cfg, ('val', 'test'), thorough=False)
-    assert found.place == places[1]
 
 
-def test_images_without_a_box_may_be_part_of_a_training(coco: dict) -> None:
-    """Alone they cannot be, nor may labels change from part to part."""
-    change(coco, annotations=[])
-    with pytest.raises(DataError, match='no box to learn'):
-        check_data(config(coco))
-    check_data(config(coco, 'val'), ('val',))
-    check_data(config(dict(type='ConcatDataset', datasets=[coco, dict(coco, indices=1)])))
-
-
-def test_a_test_set_may_come_without_annotations(coco: dict) -> None:
-    content = {key: value for key, value in CONTENT.items() if key != 'annotations'}
-    Path(coco['data_root'], 'a.json').write_text(json.dumps(content))
-    check_data(config(coco, 'test'), ('test',))
-    with pytest.raises(DataError, match="no list annotations, but 'images', 'categories'"):
-        check_data(config(coco))
+def test_images_without_a_box_may_be_part_of_a_training(root: Path) -> None:
+    """Alone they cannot be; a test set may even come without annotations."""
+    write(root, coco() | dict(annotations=[]))
+    dataset = coco_dataset(root)
+    refused(lambda: check_data(config(dataset)), 'no box to learn', kind=DataError)
+    check_data(config(dict(type='ConcatDataset', datasets=[dataset, dict(dataset, indices=1)])))
+    write(root, {k: v for k, v in coco().items() if k != 'annotations'})
+    check_data(config(dataset, split='test'), ('test',))
+    refused(lambda: check_data(config(dataset)), "no list annotations, but 'images', 'categories'")
 
 
 @pytest.mark.parametrize(
     'changes',
     [
         dict(type='CocoPanopticDataset'),
-        dict(type='LVISV1Dataset'),
         dict(type='NoSuchDataset'),
-        dict(type=dict),
-        dict(type=None),
         dict(data_root='s3://bucket/'),
-        dict(ann_file='https://example.com/a.json'),
         dict(data_prefix=dict(img='s3://bucket/')),
         dict(backend_args=dict(backend='petrel')),
     ],
 )
-def test_other_formats_and_places_are_left_alone(coco: dict, changes: dict) -> None:
-    change(coco, categories=None)
-    assert not list(check_annotations(config({**coco, **changes}), thorough=False))
+def test_other_formats_and_places_are_left_alone(root: Path, changes: dict) -> None:
+    write(root, {})
+    dataset = config({**coco_dataset(root), **changes})
+    assert not list(check_annotations(dataset, thorough=False))
 
 
-def test_images_from_elsewhere_are_not_looked_for(coco: dict) -> None:
-    Path(coco['data_root'], 'a.jpg').unlink()
-    for pipeline, looked_for in (
-        ([], True),
-        ([dict(type='mmdet.LoadImageFromFile')], True),
-        ([dict(type='LoadImageFromNDArray')], False),
-    ):
-        findings = check_annotations(config(dict(coco, pipeline=pipeline)), thorough=False)
-        assert [bool(found.errors) for found in findings] == [looked_for]
+@pytest.mark.parametrize('loader', ['mmdet.LoadImageFromFile', 'LoadImageFromNDArray'])
+def test_images_from_elsewhere_are_not_looked_for(root: Path, loader: str) -> None:
+    cfg = config(coco_dataset(root, data_prefix=dict(img=''), pipeline=[dict(type=loader)]))
+    (found,) = check_annotations(cfg, thorough=False)
+    assert bool(found.errors) == (loader == 'mmdet.LoadImageFromFile')
 
 
 @pytest.mark.parametrize(

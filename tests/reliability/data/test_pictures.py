@@ -52,9 +52,7 @@ def encoded(image: Image.Image, kind: str, **options: object) -> bytes:
 FORMATS: dict[str, Callable[[], bytes]] = {
     'JPEG': lambda: encoded(picture(0), 'JPEG', quality=90),
     'progressive JPEG': lambda: encoded(picture(0), 'JPEG', progressive=True),
-    'grey JPEG': lambda: encoded(picture(0).convert('L'), 'JPEG'),
     'CMYK JPEG': lambda: encoded(picture(0).convert('CMYK'), 'JPEG'),
-    'PNG': lambda: encoded(picture(0), 'PNG'),
     'grey PNG': lambda: encoded(picture(0).convert('L'), 'PNG'),
     'palette PNG': lambda: encoded(picture(0).convert('P'), 'PNG'),
     'PNG with alpha': lambda: encoded(picture(0).convert('RGBA'), 'PNG'),
@@ -98,13 +96,10 @@ def test_content_that_starts_other_programs_is_no_image(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pillow would hand an EPS, whatever it is called, to Ghostscript."""
-    for name in ('gs', 'gswin64c'):
-        (tmp_path / name).write_text(f'#!/bin/sh\ntouch {tmp_path}/ran\n')
-        (tmp_path / name).chmod(0o755)
+    (tmp_path / 'gs').write_text(f'#!/bin/sh\ntouch {tmp_path}/ran\n')
+    (tmp_path / 'gs').chmod(0o755)
     monkeypatch.setenv('PATH', f'{tmp_path}:{os.environ["PATH"]}')
-    (tmp_path / 'photo.jpg').write_bytes(encoded(picture(0), 'EPS'))
-    assert read_image(str(tmp_path / 'photo.jpg')).problem == 'files that are no image'
-    for kind in ('PDF', 'ICO', 'PCX', 'TGA'):
+    for kind in ('EPS', 'PDF'):
         (tmp_path / 'photo.jpg').write_bytes(encoded(picture(0), kind))
         assert read_image(str(tmp_path / 'photo.jpg')).problem == 'files that are no image'
     assert not (tmp_path / 'ran').exists()
@@ -122,14 +117,9 @@ def test_damaged_images(boxes: Path) -> None:
         assert [e for e in found.errors if e.startswith('1 × ') and 'images/1.jpg' in e], str(found)
 
     run_cases(st.tuples(st.sampled_from(sorted(FORMATS)), st.floats(0, 0.97)), check, 40)
-    junk = st.binary(max_size=60) | st.text(max_size=60).map(str.encode)
-
-    def check_junk(content: bytes) -> None:
+    for content, kind in ((b'no picture', 'no image'), (b'', 'no bytes')):
         (boxes / 'images/1.jpg').write_bytes(content)
-        kind = 'no image' if content else 'no bytes'
         assert any(kind in e for e in only(config(coco_dataset(boxes))).errors)
-
-    run_cases(junk, check_junk, 10)
     (boxes / 'images/1.jpg').unlink()
     cfg = config(coco_dataset(boxes))
     assert any('not there' in e for e in only(cfg).errors)
@@ -138,40 +128,37 @@ def test_damaged_images(boxes: Path) -> None:
     picture(1).save(boxes / 'images/1.jpg')
 
 
-def test_exif_turns_images(boxes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize('as_stored', [True, False])
+@pytest.mark.parametrize('orientation', [1, 3, 6, 8])
+def test_exif_turns_images(
+    boxes: Path, monkeypatch: pytest.MonkeyPatch, orientation: int, as_stored: bool
+) -> None:
     """Annotations must have the sizes of the turned image, since OpenCV turns images by EXIF."""
     messages: list[str] = []
     monkeypatch.setattr(
         'mmvttt.reliability.seeded_dataset.print_log', lambda text, *_: messages.append(text)
     )
-
-    def check(value: tuple[int, bool]) -> None:
-        orientation, as_stored = value
-        exif = Image.Exif()
-        exif[0x0112] = orientation
-        turned = orientation >= 5
-        height, width = SIZE
-        picture(0).save(boxes / 'images/0.jpg', exif=exif)
-        content = coco()
-        if turned and not as_stored:
-            height, width = width, height
-            content['images'][0].update(height=height, width=width)
-        write(boxes, content)
-        found = only(config(coco_dataset(boxes)))
-        wrong = [e for e in found.errors if 'another size' in e]
-        # A training names the first one.
-        messages.clear()
-        data = SeededDataset(dict(coco_dataset(boxes), _scope_='mmdet'))
-        assert [len(data[number]) for number in (0, 1, 0)] == [2, 2, 2]
-        assert len(messages) == len(wrong)
-        named = "0.jpg' has height and width (64, 48), and is annotated as (48, 64)"
-        assert not wrong or named in messages[0]
-        assert bool(wrong) == (turned and as_stored)
-        assert not wrong or '(64, 48), turned by EXIF; annotated as (48, 64)' in wrong[0]
-        if not wrong:
-            assert tuple(load(boxes)['inputs'].shape) == (3, height, width)
-
-    run_cases(st.tuples(st.integers(1, 8), st.booleans()), check, 16)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    turned = orientation >= 5
+    height, width = SIZE
+    picture(0).save(boxes / 'images/0.jpg', exif=exif)
+    content = coco()
+    if turned and not as_stored:
+        height, width = width, height
+        content['images'][0].update(height=height, width=width)
+    write(boxes, content)
+    wrong = [e for e in only(config(coco_dataset(boxes))).errors if 'another size' in e]
+    # A training names the first one.
+    data = SeededDataset(dict(coco_dataset(boxes), _scope_='mmdet'))
+    assert [len(data[number]) for number in (0, 1, 0)] == [2, 2, 2]
+    if turned and as_stored:
+        assert '(64, 48), turned by EXIF; annotated as (48, 64)' in wrong[0]
+        (message,) = messages
+        assert "0.jpg' has height and width (64, 48), and is annotated as (48, 64)" in message
+    else:
+        assert wrong == messages == []
+        assert tuple(load(boxes)['inputs'].shape) == (3, height, width)
     picture(0).save(boxes / 'images/0.jpg')
     write(boxes, coco())
 
@@ -239,10 +226,8 @@ def test_wrong_numbers_in_label_maps(labels: Path) -> None:
 
 MAPS: dict[str, tuple[Callable[[Path], object], str]] = {
     'missing': (lambda p: p.unlink(), 'not there'),
-    'empty': (lambda p: p.write_bytes(b''), 'no bytes'),
     'text': (lambda p: p.write_text('labels'), 'no image'),
     'colours': (lambda p: picture(0).save(p), 'several channels'),
-    'alpha': (lambda p: picture(0).convert('LA').save(p), 'several channels'),
     '16 bits': (
         lambda p: Image.fromarray(np.full(SIZE, 300, np.uint16)).save(p),
         'numbers above 255',
@@ -295,17 +280,14 @@ def test_damaged_folders(folders: Path) -> None:
     found = only(pretrain(folders))
     assert not found.errors + found.warnings
     assert found.classes == ('ash', 'elm', 'oak')
-    assert found.summary.startswith('3 images of 3 classes')
-    check_data(pretrain(folders))
-    (folders / 'elm/a.jpg').write_text('no image')
-    assert any('no image' in e for e in only(pretrain(folders)).errors)
-    (folders / 'elm/a.jpg').unlink()
-    assert only(pretrain(folders)).warnings == ["1 × classes without an image: 'elm'"]
+    assert found.summary.startswith('3 images in')
     check_data(pretrain(folders))
     refused(lambda: check_data(pretrain(folders, 2)), '3 folders', '2 classes', kind=DataError)
-    for name in ('ash', 'oak'):
+    (folders / 'elm/a.jpg').write_text('no image')
+    assert any('no image' in e for e in only(pretrain(folders)).errors)
+    for name in ('ash', 'elm', 'oak'):
         (folders / name / 'a.jpg').unlink()
-    refused(lambda: check_data(pretrain(folders)), 'no image in the folders', kind=DataError)
+    assert 'Found 0 files' in only(pretrain(folders)).errors[0]
     for name in ('ash', 'elm', 'oak'):
         (folders / name).rmdir()
     refused(lambda: check_data(pretrain(folders)), 'has no folders', kind=DataError)
@@ -313,40 +295,30 @@ def test_damaged_folders(folders: Path) -> None:
 
 def test_folders_of_validation_must_be_those_of_training(folders: Path, tmp_path: Path) -> None:
     """mmpretrain numbers the folders of each by themselves."""
-
-    def check(names: set[str]) -> None:
+    cfg = pretrain(folders, 4)
+    cfg.val_dataloader = dict(dataset=folder_dataset(tmp_path / 'val'))
+    for names in ('ash', 'elm', 'oak'), ('ash', 'oak'), ('ash', 'elm', 'oak', 'yew'):
         shutil.rmtree(tmp_path / 'val', ignore_errors=True)
-        make_folders(tmp_path / 'val', tuple(sorted(names)))
-        cfg = pretrain(folders, 4)
-        cfg.val_dataloader = dict(dataset=folder_dataset(tmp_path / 'val'))
-        if names == {'ash', 'elm', 'oak'}:
+        make_folders(tmp_path / 'val', names)
+        if len(names) == 3:
             check_data(cfg)
         else:
             refused(lambda: check_data(cfg), 'the same classes', kind=DataError)
 
-    names = st.sets(st.sampled_from(['ash', 'elm', 'oak', 'yew']), min_size=1)
-    run_cases(names, check, 12)
 
-
-def test_lists_of_files(folders: Path) -> None:
+@pytest.mark.parametrize(
+    ('line', 'error'),
+    [
+        ('oak/a.jpg 2', None),
+        ('oak/a.jpg 3', 'none of the 3 classes'),
+        ('oak/a.jpg -1', 'none of the 3 classes'),
+        ('oak/b.jpg 1', 'not there'),
+        ('oak/a.jpg', 'a list needs a file and the number'),
+        ('a b', 'a list needs a file and the number'),
+    ],
+)
+def test_lists_of_files(folders: Path, line: str, error: str | None) -> None:
     """A line is a file and a number of a class."""
-
-    def check(lines: list[str]) -> None:
-        (folders.parent / 'list.txt').write_text('\n'.join(lines) + '\n')
-        cfg = pretrain(folders, ann_file=str(folders.parent / 'list.txt'))
-        errors = ' '.join(only(cfg).errors)
-        for line in lines:
-            name, _, label = line.rpartition(' ')
-            if not name or not label.isdigit():
-                assert 'not a file and a number' in errors
-            elif int(label) > 2:
-                assert 'none of the 3 classes' in errors
-            elif not os.path.isfile(folders / name):
-                assert 'not there' in errors
-        right = all(line in ('ash/a.jpg 0', 'oak/a.jpg 2') for line in lines)
-        assert right == (not errors)
-
-    line = st.sampled_from(
-        ['ash/a.jpg 0', 'oak/a.jpg 2', 'oak/a.jpg 3', 'oak/b.jpg 1', 'oak/a.jpg', 'a b', 'x -1']
-    )
-    run_cases(st.lists(line, min_size=1, max_size=4), check, 20)
+    (folders.parent / 'list.txt').write_text(f'ash/a.jpg 0\n{line}\n')
+    found = only(pretrain(folders, ann_file=str(folders.parent / 'list.txt'))).errors
+    assert not found if error is None else error in found[0]
