@@ -17,8 +17,6 @@ from mmengine.logging import print_log
 from ..errors import CheckpointError, ResumeError
 from .read import read_content
 
-# Entries that `Runner.resume` reads.
-_NEEDED = ('meta', 'state_dict', 'message_hub')
 # The entry of the message hub that tells trainings apart; a resumed one keeps it.
 RUN_ID = 'run_id'
 
@@ -44,22 +42,20 @@ def choose_checkpoint(cfg: Config) -> str | None:
     wanted = resume if isinstance(resume, str) else cfg.get('load_from')
     if wanted is not None and '://' in wanted:
         return wanted
-    rank = get_rank()
-    verdict: list[Any] = [_choose(work_dir, wanted) if rank == 0 else None]
+    verdict: list[Any] = [None, None]
+    if get_rank() == 0:
+        try:
+            verdict[0] = _choose(work_dir, wanted)
+        except ResumeError as error:
+            verdict[1] = str(error)
     broadcast_object_list(verdict)
-    chosen, fingerprint, error = verdict[0]
-    if error is not None:
-        raise ResumeError(error)
+    chosen, problem = verdict
+    if problem is not None:
+        raise ResumeError(problem)
     if chosen is not None:
         # A node may call its own work directory otherwise; an absolute path stays what it is.
         chosen = os.path.join(work_dir, chosen)
-        # One rank of a node reads all of the file; for the others its index will do.
-        thorough = os.environ.get('LOCAL_RANK', '0') == '0'
-        problem = _difference(chosen, fingerprint, thorough) if rank else None
-    else:
-        problem = next((f"has '{path}'" for path in candidates(work_dir) if rank), None)
-    place = f'node {socket.gethostname()!r} (rank {rank})'
-    _require_agreement(all_gather_object((place, problem)), chosen, work_dir)
+    _require_same(chosen, work_dir)
     return chosen
 
 
@@ -77,45 +73,36 @@ def latest_checkpoint(work_dir: str | os.PathLike[str]) -> tuple[str | None, lis
     pointed = _pointed(Path(work_dir))
     for path in candidates(work_dir):
         try:
-            found.append((_place(path), path == pointed, path))
+            run, step = _place(path)
+            found.append((step, path == pointed, str(path), run))
         except CheckpointError as error:
             passed_over.append(str(error))
-    runs = {run for (run, _), is_pointed, _ in found if is_pointed}
-    found = [f for f in found if not runs or f[0][0] in runs]
-    for _, _, path in sorted(found, key=lambda f: (f[0][1], f[1]), reverse=True):
-        problem = why_not_resumable(path)
-        if problem is None:
-            return str(path), passed_over
-        passed_over.append(f"'{path}' {problem}")
-    return None, passed_over
+    runs = {run for *_, is_pointed, _, run in found if is_pointed}
+    found = [f for f in found if not runs or f[-1] in runs]
+    return (max(found)[2] if found else None), passed_over
 
 
 def why_not_resumable(path: str | os.PathLike[str]) -> str | None:
     """None for a checkpoint that a training can resume from, else what is wrong, as a predicate."""
     try:
-        content = read_content(path, mmap=True)
+        _place(path)
     except CheckpointError as error:
         return str(error).removeprefix(f'{os.fspath(path)!r} ')
-    missing = [k for k in _NEEDED if not isinstance(content, dict) or k not in content]
-    if missing:
-        return f'has no {", ".join(missing)}: it holds weights to load, not a training to resume'
     return None
 
 
-def _place(path: Path) -> tuple[str, int]:
+def _place(path: str | os.PathLike[str]) -> tuple[str, int]:
     """The training that a checkpoint is of, and how far it has come.
 
     Raises:
-        CheckpointError: It cannot be read, or does not say so.
+        CheckpointError: It cannot be read, or lacks what `Runner.resume` reads.
     """
     match read_content(path, mmap=True):
-        case {'meta': {'iter': int() as step}, 'message_hub': {'runtime_info': dict() as info}}:
-            return str(info.get(RUN_ID)), step
-        case {'meta': {'iter': int() as step}}:
-            return str(None), step
+        case {'meta': {'iter': int() as step}, 'state_dict': _, 'message_hub': dict() as hub}:
+            return str(hub.get('runtime_info', {}).get(RUN_ID)), step
     raise CheckpointError(
-        f"'{path}' does not say of which step it is: it holds weights to load, not a training to "
-        'resume'
+        f'{os.fspath(path)!r} lacks meta.iter, state_dict or message_hub: it holds weights to '
+        'load, not a training to resume'
     )
 
 
@@ -140,32 +127,33 @@ def _pointed(work_dir: Path) -> Path | None:
     return None
 
 
-def _choose(work_dir: str, wanted: str | None) -> tuple[str | None, str | None, str | None]:
-    """Rank 0's path (relative, if it lies in the work directory) and fingerprint, or the error."""
-    chosen: str | None
+def _choose(work_dir: str, wanted: str | None) -> str | None:
+    """Rank 0's path, relative if it lies in the work directory.
+
+    Raises:
+        ResumeError: See `choose_checkpoint`.
+    """
     if wanted is not None:
-        chosen = os.path.realpath(wanted)
-        problem = why_not_resumable(chosen) if os.path.exists(chosen) else 'does not exist'
+        path = os.path.realpath(wanted)
+        problem = why_not_resumable(path) if os.path.exists(path) else 'does not exist'
         if problem:
-            other, _ = latest_checkpoint(os.path.dirname(chosen))
+            other, _ = latest_checkpoint(os.path.dirname(path))
             advice = f'; the newest good one beside it is {other!r}' if other else ''
-            return None, None, f'the checkpoint {wanted!r} {problem}{advice}'
+            raise ResumeError(f'the checkpoint {wanted!r} {problem}{advice}')
     else:
-        chosen, passed_over = latest_checkpoint(work_dir)
+        latest, passed_over = latest_checkpoint(work_dir)
         for message in passed_over:
             print_log(f'not resumed from: {message}', 'current', logging.WARNING)
-        if chosen is None and passed_over:
-            error = (
-                f'no checkpoint in {work_dir!r} can be resumed: {"; ".join(passed_over)}; '
-                'to begin anew, move them away or leave --resume out'
-            )
-            return None, None, error
-    if chosen is None:
-        return None, None, None
-    fingerprint = _fingerprint(chosen)
-    if Path(chosen).is_relative_to(Path(work_dir).resolve()):
-        chosen = os.path.relpath(chosen, os.path.realpath(work_dir))
-    return chosen, fingerprint, None
+        if latest is None:
+            if passed_over:
+                raise ResumeError(
+                    f'no checkpoint in {work_dir!r} can be resumed: {"; ".join(passed_over)}; '
+                    'to begin anew, move them away or leave --resume out'
+                )
+            return None
+        path = latest
+    inside = Path(path).is_relative_to(Path(work_dir).resolve())
+    return os.path.relpath(path, os.path.realpath(work_dir)) if inside else path
 
 
 def _fingerprint(path: str) -> str:
@@ -177,23 +165,26 @@ def _fingerprint(path: str) -> str:
     return f'{zlib.crc32(index.encode()):08x}'
 
 
-def _difference(path: str, fingerprint: str, thorough: bool) -> str | None:
-    """The fault of this node's copy of the file that rank 0 has chosen."""
-    if not os.path.exists(path):
-        return f'lacks {path!r}'
-    if thorough and (problem := why_not_resumable(path)):
-        return f'has {path!r}, which {problem}'
-    if _fingerprint(path) != fingerprint:
-        return f'has another file by the name of {path!r}'
-    return None
+def _found_here(chosen: str | None, work_dir: str) -> tuple[str, str]:
+    """A fingerprint of what this node has of rank 0's choice, and what to say where it differs."""
+    if chosen is None:
+        own = candidates(work_dir)
+        return ('some', f"has '{own[0]}'") if own else ('none', '')
+    if not os.path.exists(chosen):
+        return '', f'lacks {chosen!r}'
+    # Rank 0 has read it; of another node one rank does, and for the others its index will do.
+    if get_rank() and os.environ.get('LOCAL_RANK', '0') == '0':
+        problem = why_not_resumable(chosen)
+        if problem:
+            return '', f'has {chosen!r}, which {problem}'
+    return _fingerprint(chosen), f'has another file by the name of {chosen!r}'
 
 
-def _require_agreement(
-    found: list[tuple[str, str | None]], chosen: str | None, work_dir: str
-) -> None:
-    """Raises a ResumeError where a rank has a problem; all have the same list, by their places."""
-    first = found[0][0]
-    problems = [f'{place} {problem}' for place, problem in found if problem]
+def _require_same(chosen: str | None, work_dir: str) -> None:
+    """Raises a ResumeError, on all ranks alike, where a rank has not what rank 0 has."""
+    place = f'node {socket.gethostname()!r} (rank {get_rank()})'
+    (first, (expected, _)), *others = all_gather_object((place, _found_here(chosen, work_dir)))
+    problems = [f'{there} {text}' for there, (found, text) in others if found != expected]
     if not problems:
         return
     more = f' (and {len(problems) - 4} more)' if len(problems) > 4 else ''

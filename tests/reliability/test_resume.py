@@ -1,7 +1,6 @@
 """Which checkpoint a run resumes from, and the message where there is none."""
 
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,14 +8,8 @@ import pytest
 import torch
 
 from mmvttt.errors import ResumeError
-from mmvttt.reliability.resume import (
-    RUN_ID,
-    _difference,
-    _fingerprint,
-    _require_agreement,
-    latest_checkpoint,
-)
-from mmvttt.reliability.resume import why_not_resumable as why_not
+from mmvttt.reliability import resume
+from mmvttt.reliability.resume import RUN_ID, latest_checkpoint, why_not_resumable
 
 
 def checkpoint(path: Path, step: int = 2, run: str = 'a', **changes: object) -> Path:
@@ -52,13 +45,9 @@ def test_the_furthest_is_taken(tmp_path: Path) -> None:
     # An outdated pointer, as a kill leaves it.
     (tmp_path / 'last_checkpoint').write_text(str(first))
     assert latest_checkpoint(tmp_path) == (str(furthest), [])
-
-
-def test_a_new_training_in_the_folder_of_an_old_one(tmp_path: Path) -> None:
+    # Those of a former training do not count.
     checkpoint(tmp_path / 'epoch_12.pth', 24, 'old')
-    newest = checkpoint(tmp_path / 'epoch_3.pth', 6, 'new')
-    (tmp_path / 'last_checkpoint').write_text(str(newest))
-    assert latest_checkpoint(tmp_path) == (str(newest), [])
+    assert latest_checkpoint(tmp_path) == (str(furthest), [])
 
 
 def test_last_checkpoint_may_point_elsewhere(tmp_path: Path) -> None:
@@ -100,12 +89,9 @@ def test_a_damaged_one_is_named_and_passed_over(tmp_path: Path, kind: str) -> No
 
 
 def test_weights_alone_cannot_be_resumed(tmp_path: Path) -> None:
-    path = checkpoint(tmp_path / 'a.pth', message_hub=None, meta=None)
-    assert why_not(path) == (
-        'has no meta, message_hub: it holds weights to load, not a training to resume'
-    )
-    torch.save(torch.zeros(3), path)
-    assert 'has no meta, state_dict, message_hub' in why_not(path)
+    for changes in (dict(message_hub=None), dict(meta=None), dict(state_dict=None)):
+        path = checkpoint(tmp_path / 'a.pth', **changes)
+        assert why_not_resumable(path).startswith('lacks meta.iter, state_dict or message_hub')
 
 
 def test_a_run_goes_on_from_the_previous_one(run: Callable) -> None:
@@ -126,29 +112,36 @@ def test_a_run_goes_on_from_the_previous_one(run: Callable) -> None:
         run('train', work_dir='a', resume='auto')
 
 
-def test_the_same_file_everywhere(tmp_path: Path) -> None:
-    path = checkpoint(tmp_path / 'a.pth')
-    print_ = _fingerprint(str(path))
-    copy = str(shutil.copy(path, tmp_path / 'b.pth'))
-    assert _difference(copy, print_, thorough=True) is None
-    checkpoint(tmp_path / 'b.pth', state_dict={'w': torch.zeros(1000)})
-    assert _difference(copy, print_, thorough=True) == f'has another file by the name of {copy!r}'
-    damage(path, 'flipped')
-    assert 'is damaged' in _difference(str(path), print_, thorough=True)
-    path.unlink()
-    assert _difference(str(path), print_, thorough=False) == f'lacks {str(path)!r}'
-
-
-def test_who_lacks_what_is_said() -> None:
-    first = ("node 'alpha' (rank 0)", None)
-    _require_agreement([first, ("node 'beta' (rank 1)", None)], 'w/epoch_1.pth', 'w')
-    lacking = [(f"node 'beta' (rank {r})", "lacks 'w/epoch_1.pth'") for r in range(1, 7)]
-    with pytest.raises(ResumeError) as error:
-        _require_agreement([first, *lacking], 'w/epoch_1.pth', 'w')
-    assert "of node 'alpha' (rank 0), but node 'beta' (rank 1) lacks 'w/epoch_1.pth';" in str(
-        error.value
-    )
-    assert '(and 2 more): copy the file there' in str(error.value)
-    elsewhere = ("node 'beta' (rank 4)", "has 'w/epoch_1.pth'")
-    with pytest.raises(ResumeError, match=r"'alpha'.*no checkpoint in 'w', but node 'beta'.*NODE_"):
-        _require_agreement([first, elsewhere], None, 'w')
+@pytest.mark.parametrize(
+    ('here', 'message'),
+    [
+        ('same', None),
+        ('other', r"'beta' \(rank 1\) has another file by the name of '.*epoch_1\.pth'"),
+        ('flipped', r"'beta' \(rank 1\) has '.*epoch_1\.pth', which is damaged"),
+        ('gone', r"'beta' \(rank 1\) lacks '.*epoch_1\.pth': copy the file there"),
+        ('more', r"'alpha' .* has no checkpoint in .*'beta' \(rank 1\) has '.*NODE_RANK=0"),
+    ],
+)
+def test_all_nodes_must_have_the_same_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: str, message: str | None
+) -> None:
+    """Seen from rank 1, which is told what rank 0 has."""
+    path = checkpoint(tmp_path / 'epoch_1.pth')
+    first = ("node 'alpha' (rank 0)", (resume._fingerprint(str(path)), ''))
+    if here == 'other':
+        checkpoint(path, state_dict={'w': torch.zeros(1000)})
+    elif here == 'gone':
+        path.unlink()
+    else:
+        damage(path, here)
+    if here == 'more':
+        first = (first[0], resume._found_here(None, str(tmp_path / 'nowhere')))
+    monkeypatch.setattr(resume, 'get_rank', lambda: 1)
+    monkeypatch.setattr(resume.socket, 'gethostname', lambda: 'beta')
+    monkeypatch.setattr(resume, 'all_gather_object', lambda own: [first, own])
+    chosen = None if here == 'more' else str(path)
+    if message is None:
+        resume._require_same(chosen, str(tmp_path))
+        return
+    with pytest.raises(ResumeError, match=message):
+        resume._require_same(chosen, str(tmp_path))
