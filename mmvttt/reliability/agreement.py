@@ -29,8 +29,6 @@ _PACKAGES = (
     'mmvttt', 'torch', 'triton', 'numba', 'numpy', 'mmengine', 'mmdet', 'mmsegmentation',
     'mmpretrain', 'mmcv', 'mmcv-lite', 'timm',
 )  # fmt: skip
-# Forces a backend of the kernels.
-_BACKEND = 'TTT_KERNELS_BACKEND'
 # Packages whose sources are compared; those in `custom_imports` are added.
 _SOURCES = ('mmvttt', 'ttt_kernels')
 _PART = 32 * 2**20
@@ -54,9 +52,9 @@ def require_same_training(cfg: Config) -> None:
             **dict(flatten(cfg)),
             **dict(_annotations(cfg)),
             **dict(_sources(cfg)),
-            **_versions(),
+            **dict(_versions()),
             'the device': get_device(),
-            'the backend of the kernels': os.environ.get(_BACKEND, 'by device'),
+            'the backend of the kernels': os.environ.get('TTT_KERNELS_BACKEND', 'by device'),
         }
     )
 
@@ -82,51 +80,44 @@ def require_same(facts: Mapping[str, str]) -> None:
 
 
 def _annotations(cfg: Config) -> Iterator[tuple[str, str]]:
-    """A digest of each annotation file."""
+    """Size of each annotation file, and a digest of its beginning and end: of 64 MiB."""
     for split in ('train', 'val'):
         dataset = (cfg.get(f'{split}_dataloader') or {}).get('dataset')
         for place, config in innermost(dataset, f'{split}_dataloader.dataset'):
-            file = config.get('ann_file')
-            path = os.path.join(config.get('data_root') or '', file if file else '')
-            if file and os.path.isfile(path):
-                yield f'the content of {place}.ann_file', _digest(path)
+            path = os.path.join(config.get('data_root') or '', config.get('ann_file') or '')
+            if config.get('ann_file') and os.path.isfile(path):
+                size = os.path.getsize(path)
+                with open(path, 'rb') as file:
+                    digest = hashlib.sha256(file.read(_PART))
+                    file.seek(max(_PART, size - _PART))
+                    digest.update(file.read())
+                yield (
+                    f'the content of {place}.ann_file',
+                    f'{size} bytes ({digest.hexdigest()[:12]})',
+                )
 
 
 def _sources(cfg: Config) -> Iterator[tuple[str, str]]:
     """A digest of the sources of mmvttt, its kernels, and the modules that the config imports."""
     imported = (cfg.get('custom_imports') or {}).get('imports') or []
-    imported = [imported] if isinstance(imported, str) else list(imported)
-    for name in (*_SOURCES, *imported):
-        spec = None
+    for name in (*_SOURCES, *([imported] if isinstance(imported, str) else imported)):
         # A missing parent of a module is an error; importing it will report that.
         with suppress(ModuleNotFoundError):
             spec = find_spec(name)
-        file = Path((spec and spec.origin) or '')
-        if not file.is_file():
-            continue
-        files = [file]
-        if spec and spec.submodule_search_locations:
+            file = Path((spec and spec.origin) or '')
+            if spec is None or not file.is_file():
+                continue
             # A wheel has copies of configs and tools in .mim.
             files = sorted(p for p in file.parent.rglob('*.py') if '.mim' not in p.parts)
-        digest = hashlib.sha256()
-        for path in files:
-            digest.update(path.relative_to(file.parent).as_posix().encode() + path.read_bytes())
-        yield f'the source of {name}', digest.hexdigest()[:12]
+            digest = hashlib.sha256()
+            for path in files if spec.submodule_search_locations else [file]:
+                digest.update(path.relative_to(file.parent).as_posix().encode())
+                digest.update(path.read_bytes())
+            yield f'the source of {name}', digest.hexdigest()[:12]
 
 
-def _digest(path: str) -> str:
-    """Size of a file, and hash of its beginning and end: of all of it, up to 64 MiB."""
-    size = os.path.getsize(path)
-    with open(path, 'rb') as file:
-        digest = hashlib.sha256(file.read(_PART))
-        file.seek(max(_PART, size - _PART))
-        digest.update(file.read())
-    return f'{size} bytes ({digest.hexdigest()[:12]})'
-
-
-def _versions() -> dict[str, str]:
-    found = {'the version of Python': platform.python_version().rpartition('.')[0]}
+def _versions() -> Iterator[tuple[str, str]]:
+    yield 'the version of Python', platform.python_version().rpartition('.')[0]
     for package in _PACKAGES:
         with suppress(PackageNotFoundError):
-            found[f'the version of {package}'] = version(package)
-    return found
+            yield f'the version of {package}', version(package)

@@ -24,8 +24,8 @@ _CODES = ('b1', 'i1', 'i2', 'i4', 'i8', 'u1', 'u2', 'u4', 'u8', 'f2', 'f4', 'f8'
 STATISTICS = ('min', 'max', 'mean', 'current')
 
 
-def _refusal(what: str, allowed: str) -> pickle.UnpicklingError:
-    return pickle.UnpicklingError(f'the checkpoint asks for {what}; allowed: {allowed}')
+def _refusal(what: str) -> pickle.UnpicklingError:
+    return pickle.UnpicklingError(f'the checkpoint asks for {what}: docs/safety.md has the list')
 
 
 def dtype(code: str, align: bool = False, copy: bool = False) -> np.dtype:
@@ -34,18 +34,16 @@ def dtype(code: str, align: bool = False, copy: bool = False) -> np.dtype:
     NumPy ignores the states that a file has for its own instances, the order of bytes included.
     """
     if not isinstance(code, str) or code not in _CODES:
-        raise _refusal(f'an array of type {code!r}', ', '.join(_CODES))
+        raise _refusal(f'an array of type {code!r}')
     return np.dtype(code)
 
 
 def _raw(found: Any, kind: Any, size: int) -> bytes:
     """Checks that the bytes of a file are `size` numbers of a plain type."""
     if not isinstance(kind, np.dtype) or kind.kind + str(kind.itemsize) not in _CODES:
-        raise _refusal(f'numbers of type {kind!r}', ', '.join(_CODES))
+        raise _refusal(f'numbers of type {kind!r}')
     if not isinstance(found, bytes) or len(found) != size * kind.itemsize:
-        raise _refusal(
-            f'an array of {size} numbers with other contents', 'the bytes of the numbers'
-        )
+        raise _refusal(f'an array of {size} numbers with other contents')
     return found
 
 
@@ -57,20 +55,18 @@ class Array(np.ndarray):
 
     def __new__(cls, *args: Any) -> Array:
         if args:
-            raise _refusal(
-                'an array with contents of its own making', 'arrays that NumPy has saved'
-            )
+            raise _refusal('an array with contents of its own making')
         return super().__new__(cls, 0, np.uint8)
 
     def __setstate__(self, state: Any) -> None:
         match state:
             case (_, tuple() as shape, kind, bool() as fortran, raw) if not self.size:
                 if not all(isinstance(side, int) and side >= 0 for side in shape):
-                    raise _refusal(f'an array of shape {shape}', 'sizes from 0 on')
+                    raise _refusal(f'an array of shape {shape}')
                 whole: Any = (1, shape, kind, fortran, _raw(raw, kind, math.prod(shape)))
                 super().__setstate__(whole)
             case _:
-                raise _refusal('an unknown state of an array', 'the one that NumPy has saved')
+                raise _refusal('an unknown state of an array')
 
     def __array_wrap__(self, array: np.ndarray, *args: Any) -> Any:
         # Results computed from it are common arrays, or common numbers.
@@ -87,7 +83,7 @@ def reconstruct(kind: type, shape: tuple, code: bytes) -> np.ndarray:
     if kind is np.ndarray:
         # A user may have put NumPy's class itself on torch's list.
         return np.zeros(0, np.uint8)
-    raise _refusal(f'an array of class {kind!r}', 'numpy.ndarray')
+    raise _refusal(f'an array of class {kind!r}')
 
 
 def scalar(kind: np.dtype, raw: bytes) -> np.generic:
@@ -98,7 +94,7 @@ def scalar(kind: np.dtype, raw: bytes) -> np.generic:
 def no_bytes(*contents: Any) -> bytes:
     """`bytes()` in a checkpoint: the contents of an empty array."""
     if contents:
-        raise _refusal('bytes made of something else', 'none at all, by this name')
+        raise _refusal('bytes made of something else')
     return b''
 
 
@@ -106,9 +102,7 @@ class History(HistoryBuffer):
     """`HistoryBuffer` in a checkpoint: takes the numbers, and leaves the file's functions."""
 
     def __init__(self, *args: Any) -> None:
-        raise _refusal(
-            'a log curve with contents of its own making', 'those that mmengine has saved'
-        )
+        raise _refusal('a log curve with contents of its own making')
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         match state:
@@ -121,28 +115,27 @@ class History(HistoryBuffer):
                 # From here on it is what it stood for: it is saved by that name again.
                 self.__class__ = HistoryBuffer
             case _:
-                raise _refusal('an unknown state of a log curve', 'the one that mmengine has saved')
+                raise _refusal('an unknown state of a log curve')
 
 
 def statistic(owner: type, name: str) -> Callable:
     """`getattr` in a checkpoint: one of HistoryBuffer's statistics, nothing else."""
     if owner not in (History, HistoryBuffer) or name not in STATISTICS:
-        raise _refusal(
-            f'the attribute {name!r} of {owner!r}', f'{", ".join(STATISTICS)} of HistoryBuffer'
-        )
+        raise _refusal(f'the attribute {name!r} of {owner!r}')
     return getattr(HistoryBuffer, name)
 
 
 def allowed() -> list[Any]:
     """The allow-list, in the form of `torch.serialization.add_safe_globals`."""
+    cores = ('numpy.core.multiarray', 'numpy._core.multiarray')
     return [
         (History, f'{HistoryBuffer.__module__}.HistoryBuffer'),
         (Array, 'numpy.ndarray'),
         (dtype, 'numpy.dtype'),
         (no_bytes, 'builtins.bytes'),
         # NumPy 2 renamed the module; files keep the old name.
-        *((reconstruct, f'numpy.{core}.multiarray._reconstruct') for core in ('core', '_core')),
-        *((scalar, f'numpy.{core}.multiarray.scalar') for core in ('core', '_core')),
+        *((reconstruct, f'{core}._reconstruct') for core in cores),
+        *((scalar, f'{core}.scalar') for core in cores),
         # Their states may be read, but a name without a dot cannot be asked for by a file.
         *((type(np.dtype(code)), code) for code in _CODES),
         # Python 2's name is translated by torch.

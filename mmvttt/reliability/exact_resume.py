@@ -22,7 +22,7 @@ from torch.utils.data import BatchSampler, Sampler
 from ..errors import ResumeError
 from ..registry import DATA_SAMPLERS, LOOPS, resolve_type, type_name
 from .agreement import require_same
-from .seeding import IMAGE, STEP, VALIDATION, Key, seed_everything
+from .seeded_dataset import IMAGE, STEP, VALIDATION, Key, seed_everything
 
 # mmengine's loops, by class and by `by_epoch`, and their replacements.
 _LOOPS = {
@@ -187,7 +187,7 @@ class _ExactLoop(BaseLoop):
             # With as many batches another image may be in each of them.
             'images': len(self.dataloader.dataset),
         }
-        before = hub.runtime_info.get(_SHAPE, shape) if self._iter else shape
+        before = hub.runtime_info.get(_SHAPE, {}) if self._iter else {}
         changed = [f'{k}: {before[k]}, now {v}' for k, v in shape.items() if before.get(k, v) != v]
         if changed:
             raise ResumeError(

@@ -48,21 +48,17 @@ class _CompareOnLoad(Hook):
         restored, others = differences(
             checkpoint['meta'].get('settings'), training_settings(runner.cfg)
         )
-        if restored:
-            runner.logger.warning(
-                f'the resumed training keeps the settings of the checkpoint: {_listed(restored)}. '
-                f'To train with those of the config, {_ADVICE.rpartition("or ")[2]}'
-            )
-        if others:
-            runner.logger.warning(
-                'the training goes on with other settings than those of the checkpoint: '
-                f'{_listed(others)}'
-            )
-
-
-def _listed(found: list[str]) -> str:
-    more = f'; … {len(found) - _LISTED} more' if len(found) > _LISTED else ''
-    return f'{"; ".join(found[:_LISTED])}{more}'
+        for text, found in (
+            (
+                'the resumed training keeps the settings of the checkpoint (to train with others: '
+                'load_from=CHECKPOINT without --resume)',
+                restored,
+            ),
+            ('the training goes on with other settings than those of the checkpoint', others),
+        ):
+            if found:
+                more = f'; … {len(found) - _LISTED} more' if len(found) > _LISTED else ''
+                runner.logger.warning(f'{text}: {"; ".join(found[:_LISTED])}{more}')
 
 
 def _problems(runner: Runner, checkpoint: Mapping[str, Any]) -> Iterator[str]:
@@ -84,11 +80,9 @@ def _problems(runner: Runner, checkpoint: Mapping[str, Any]) -> Iterator[str]:
                 'has no optimizer and no schedule, as best_*.pth have none: it holds weights to '
                 'load, not a training to resume'
             )
-        elif not _same_optimizer(runner.optim_wrapper.optimizer, checkpoint['optimizer']):
+        elif not _same_groups(runner.optim_wrapper.param_groups, checkpoint['optimizer']):
             yield f'is of another optimizer than {type(runner.optim_wrapper.optimizer).__name__}'
-
-    has_average = any(isinstance(hook, EMAHook) for hook in runner.hooks)
-    if 'ema_state_dict' in checkpoint and not has_average:
+    if 'ema_state_dict' in checkpoint and not any(isinstance(h, EMAHook) for h in runner.hooks):
         yield (
             'has averaged weights, and the optimizer of those that were trained; without an '
             'EMAHook the training would go on from the average'
@@ -104,22 +98,13 @@ def _saves(runner: Runner, option: str) -> bool:
     return all(getattr(hook, option, True) for hook in runner.hooks)
 
 
-def _same_optimizer(optimizer: Any, saved: Mapping[str, Any]) -> bool:
-    """Whether groups, their options, and the shapes of their states are those of the optimizer."""
-    own = optimizer.param_groups
-    if [len(g['params']) for g in saved['param_groups']] != [len(g['params']) for g in own]:
-        return False
-    for there, here in zip(saved['param_groups'], own, strict=True):
-        # Schedulers add the initial rate.
-        ignored = {'initial_lr', 'initial_momentum'}
-        if there.keys() - ignored != here.keys() - ignored:
-            return False
-        # Such as AdamW's decoupled_weight_decay, which Adam has not.
-        if any(isinstance(v, bool) and there[k] is not v for k, v in here.items()):
-            return False
-    parameters = [p for group in own for p in group['params']]
-    return all(
-        getattr(value, 'ndim', 0) == 0 or value.shape == parameters[index].shape
-        for index, entry in saved['state'].items()
-        for value in entry.values()
-    )
+def _same_groups(own: list[dict], saved: Mapping[str, Any]) -> bool:
+    """Whether groups of parameters have the sizes and options of the optimizer's."""
+
+    def options(group: Mapping[str, Any]) -> dict[str, Any]:
+        # Schedulers add the initial rate. Flags tell AdamW from Adam.
+        kept = {k: v for k, v in group.items() if k not in ('initial_lr', 'initial_momentum')}
+        flags = {k: v if isinstance(v, bool) else None for k, v in kept.items()}
+        return {**flags, 'params': len(group['params'])}
+
+    return list(map(options, own)) == list(map(options, saved['param_groups']))

@@ -32,7 +32,7 @@ class Heartbeat:
         store: Store of torch.distributed, which all ranks share.
         rank: This process's.
         ranks: How many there are.
-        local_rank: On its node.
+        looks: Whether this rank looks after the others.
         patience: Seconds after which a silent rank is named, again and again; three numbers are
             written in the meantime.
         limit: Seconds after which `give_up` is called; 0: never.
@@ -44,17 +44,17 @@ class Heartbeat:
         store: Any,
         rank: int,
         ranks: int,
-        local_rank: int,
+        looks: bool = True,
         patience: float = _PATIENCE,
         limit: float = 0,
         give_up: Callable[[], None] = lambda: os._exit(1),
     ) -> None:
         self.store = dist.PrefixStore('mmvttt_heartbeat', store)
-        self.rank, self.ranks, self.local_rank = rank, ranks, local_rank
+        self.rank, self.ranks, self.looks = rank, ranks, looks
         self.patience, self.limit, self.give_up = patience, limit, give_up
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name='heartbeat', daemon=True)
-        # Rank: its number and place, since when, when it was last named.
+        # By rank: its number and place, since when, when it was last named.
         self._heard: dict[int, tuple[str, float, float]] = {}
 
     def start(self) -> None:
@@ -73,7 +73,7 @@ class Heartbeat:
             while not self._end.wait(self.patience / 3 if number else 0):
                 self.store.set(str(self.rank), f'{number} {place}')
                 number += 1
-                if self.local_rank < 2:
+                if self.looks:
                     self._look(time.monotonic())
             self.store.set(str(self.rank), _LEFT)
         except RuntimeError:
@@ -82,32 +82,26 @@ class Heartbeat:
 
     def _look(self, now: float) -> None:
         for rank in range(self.ranks):
-            beat = self._beat(rank)
+            key = str(rank)
+            beat = self.store.get(key).decode() if self.store.check([key]) else ''
             before, since, named = self._heard.get(rank, (None, now, now))
             if beat != before or beat == _LEFT:
                 self._heard[rank] = beat, now, now
-                continue
-            if now - named < self.patience:
-                continue
-            self._heard[rank] = beat, since, now
-            if self.local_rank and now - self._heard[self.rank - 1][1] < self.patience:
-                # The first one of this node names it.
-                continue
-            place = beat.partition(' ')[2] or 'it never started'
-            _report(
-                f'rank {rank} ({place}) has been silent for {now - since:.0f} s: it is stopped, '
-                'hangs, or its node is gone; the others wait for it'
-            )
-            if self.limit and now - since > self.limit:
-                _report(
-                    f'rank {rank} is given up after {self.limit:.0f} s ({_VARIABLE}): the training '
-                    'ends; resume from the last checkpoint with --resume'
-                )
-                self.give_up()
+            elif now - named >= self.patience:
+                self._heard[rank] = beat, since, now
+                self._name(rank, beat.partition(' ')[2] or 'it never started', now - since)
 
-    def _beat(self, rank: int) -> str:
-        key = str(rank)
-        return self.store.get(key).decode() if self.store.check([key]) else ''
+    def _name(self, rank: int, place: str, seconds: float) -> None:
+        _report(
+            f'rank {rank} ({place}) has been silent for {seconds:.0f} s: it is stopped, hangs, or '
+            'its node is gone; the others wait for it'
+        )
+        if self.limit and seconds > self.limit:
+            _report(
+                f'rank {rank} is given up after {self.limit:.0f} s ({_VARIABLE}): the training '
+                'ends; resume from the last checkpoint with --resume'
+            )
+            self.give_up()
 
 
 def _report(text: str) -> None:
@@ -123,10 +117,10 @@ def start_heartbeat() -> None:
     if hasattr(store, 'clone'):
         # A connection of its own: that of torch is busy while a rank waits.
         store = store.clone()
-    local_rank = int(os.environ.get('LOCAL_RANK', '0'))
+    looks = int(os.environ.get('LOCAL_RANK', '0')) < 2
     limit = float(os.environ.get(_VARIABLE, _DEFAULT))
     # Named before it is given up.
     patience = min(_PATIENCE, limit / 2) if limit else _PATIENCE
-    heartbeat = Heartbeat(store, get_rank(), get_world_size(), local_rank, patience, limit)
+    heartbeat = Heartbeat(store, get_rank(), get_world_size(), looks, patience, limit)
     heartbeat.start()
     atexit.register(heartbeat.stop)

@@ -82,10 +82,10 @@ def add_protection(cfg: Config) -> None:
     scope = cfg.get('default_scope')
     default_hooks = cfg.setdefault('default_hooks', ConfigDict())
     hook = default_hooks.setdefault('checkpoint', dict(type='CheckpointHook', interval=1))
-    kind = None if hook is None else hook_class(hook, scope)
+    kind = CheckpointHook if hook is None else hook_class(hook, scope)
     if kind is hooks.CheckpointHook and isinstance(hook, dict):
         hook['type'] = 'mmvttt.CheckpointHook'
-    elif kind is not None and not issubclass(kind, CheckpointHook):
+    elif not (kind and issubclass(kind, CheckpointHook)):
         print_log(
             f'default_hooks.checkpoint is a {type_name(kind)}, and stays: SIGTERM and Ctrl-C leave '
             'no checkpoint, a full disk ends the training, and a second one in the folder is not '

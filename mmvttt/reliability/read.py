@@ -88,26 +88,34 @@ def read_content(
         if isinstance(checkpoint, str | os.PathLike):
             source: Any = os.fspath(checkpoint)
             path = _located(source)
-            file = stack.enter_context(_open(path, source))
+            file: IO[bytes]
+            try:
+                # A pipe would wait for a writer.
+                if not stat.S_ISREG(os.stat(path).st_mode):
+                    raise CheckpointError(f'{source!r} is no plain file')
+                file = stack.enter_context(open(path, 'rb'))
+            except OSError as error:
+                raise CheckpointError(f'{source!r} cannot be read: {error.strerror}') from error
         elif hasattr(checkpoint, 'read') and hasattr(checkpoint, 'seek'):
-            source, path, file = getattr(checkpoint, 'name', 'the checkpoint'), None, checkpoint
+            source, path, file = getattr(checkpoint, 'name', 'the checkpoint'), '', checkpoint
         else:
             raise TypeError(
                 f'checkpoint={checkpoint!r}: give the path of a file, or an http(s) URL'
             )
         try:
-            if path is not None and path.endswith('.safetensors'):
+            if path.endswith('.safetensors'):
                 return load_file(path, str(map_location))
             archive = file.read(2) == b'PK'
             if archive:
                 _check_archive(file, source)
             file.seek(0)
             stack.enter_context(safe_globals(allowed()))
+            mapped = bool(mmap and archive and path)
             return torch.load(
-                path if mmap and archive and path else file,
+                path if mapped else file,
                 map_location=map_location,
                 weights_only=True,
-                mmap=(mmap and archive and path is not None) or None,
+                mmap=mapped or None,
             )
         except CheckpointError:
             raise
@@ -120,21 +128,14 @@ def read_content(
             ) from None
         except Exception as error:
             # The error of a damaged file depends on the place of the damage.
-            reason = (str(error).strip().splitlines() or [''])[0]
             raise CheckpointError(
                 f'{source!r} is damaged or no checkpoint of torch ({type(error).__name__}: '
-                f'{reason}); download or save it again'
+                f'{_first_line(error)}); download or save it again'
             ) from error
 
 
-def _open(path: str, source: str) -> IO[bytes]:
-    """Opens a plain file; a pipe would wait for a writer."""
-    try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            raise CheckpointError(f'{source!r} is no plain file')
-        return open(path, 'rb')
-    except OSError as error:
-        raise CheckpointError(f'{source!r} cannot be read: {error.strerror}') from error
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition('\n')[0]
 
 
 def _check_archive(file: IO[bytes], source: str) -> None:
@@ -159,7 +160,7 @@ def _check_archive(file: IO[bytes], source: str) -> None:
 def _refused_object(error: pickle.UnpicklingError) -> str:
     """The object that torch's weights-only reader refused, out of its long message."""
     found = (re.search(pattern, str(error)) for pattern in _REFUSED)
-    return next((f[1] for f in found if f), str(error).strip().partition('\n')[0])
+    return next((f[1] for f in found if f), _first_line(error))
 
 
 def _located(source: str) -> str:
@@ -203,10 +204,9 @@ def _from_timm(name: str) -> str:
         return hf_hub_download(config.hf_hub_id, config.hf_hub_filename or 'model.safetensors')
     except Exception as error:
         # Many classes of errors are raised without a network.
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise CheckpointError(
-            f"'{_TIMM}{name}' cannot be downloaded ({reason}); on a machine without a network give "
-            f'the file, model.safetensors of https://huggingface.co/{config.hf_hub_id}'
+            f"'{_TIMM}{name}' cannot be downloaded ({_first_line(error)}); on a machine without a "
+            f'network give the file, model.safetensors of https://huggingface.co/{config.hf_hub_id}'
         ) from error
 
 

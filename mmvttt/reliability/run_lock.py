@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from mmengine.dist import all_gather_object, is_main_process
@@ -39,21 +41,10 @@ class RunLock:
         if self.path.is_symlink():
             # The target belongs to another program.
             self.path.unlink()
-        self._file = self._locked(os.O_CREAT)
+        self._file = _locked(self.path, os.O_CREAT)
         if self._file is not None:
             os.truncate(self._file, 0)
             os.write(self._file, f'process {os.getpid()} on {socket.gethostname()}\n'.encode())
-
-    def require_free(self) -> None:
-        """Looks whether another process has the lock; changes nothing on the disk.
-
-        Raises:
-            UsageError: Another process has it.
-        """
-        if self.path.exists() and not self.path.is_symlink():
-            file = self._locked()
-            if file is not None:
-                os.close(file)
 
     def release(self) -> None:
         """Lets go of it."""
@@ -62,36 +53,36 @@ class RunLock:
             os.close(self._file)
             self._file = None
 
-    def _locked(self, flags: int = 0) -> int | None:
-        """The file, locked; None where the system or the disk has no locks."""
-        if fcntl is None:
-            return None
-        try:
-            # A pipe would wait for a reader.
-            flags |= os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-            file = os.open(self.path, flags, 0o644)
-            if not stat.S_ISREG(os.fstat(file).st_mode):
-                os.close(file)
-                raise OSError(None, 'no plain file')
-        except OSError as error:
-            raise UsageError(
-                f'{str(self.path)!r} marks a folder in which a training runs, and cannot be used '
-                f'({error.strerror}): remove it, or give another --work-dir'
-            ) from error
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.read(file, 200).decode(errors='replace').strip()
+
+def _locked(path: Path, flags: int = 0) -> int | None:
+    """A file, locked; None where the system or the disk has no locks."""
+    if fcntl is None:
+        return None
+    try:
+        # A pipe would wait for a reader.
+        flags |= os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        file = os.open(path, flags, 0o644)
+        if not stat.S_ISREG(os.fstat(file).st_mode):
             os.close(file)
+            raise OSError(None, 'no plain file')
+    except OSError as error:
+        raise UsageError(
+            f'{str(path)!r} marks a folder in which a training runs, and cannot be used '
+            f'({error.strerror}): remove it, or give another --work-dir'
+        ) from error
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return file
+    except OSError as error:
+        holder = os.read(file, 200).decode(errors='replace').strip()
+        os.close(file)
+        if isinstance(error, BlockingIOError):
             raise UsageError(
-                f'another training is writing to {str(self.path.parent)!r}: '
+                f'another training is writing to {str(path.parent)!r}: '
                 f'{holder or "one that has just begun"}; give this one another --work-dir, or '
                 'end the other first'
             ) from None
-        except OSError:
-            os.close(file)
-            return None
-        return file
+    return None
 
 
 def require_free(folder: str | os.PathLike[str]) -> None:
@@ -100,21 +91,21 @@ def require_free(folder: str | os.PathLike[str]) -> None:
     Raises:
         UsageError: On all ranks alike: files cannot be written, or another training runs in it.
     """
-    problem = ''
-    try:
-        os.makedirs(folder, exist_ok=True)
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise PermissionError(None, 'read-only')
-        if is_main_process():
-            RunLock(folder).require_free()
-    except UsageError as error:
-        problem = str(error)
-    except OSError as error:
-        problem = (
-            f'the work directory {os.fspath(folder)!r} cannot be written to ({error.strerror}): '
-            'give another --work-dir'
-        )
-    _raise_everywhere(problem)
+    with _raised_on_all_ranks():
+        try:
+            os.makedirs(folder, exist_ok=True)
+            if not os.access(folder, os.W_OK | os.X_OK):
+                raise PermissionError(None, 'read-only')
+        except OSError as error:
+            raise UsageError(
+                f'the work directory {os.fspath(folder)!r} cannot be written to '
+                f'({error.strerror}): give another --work-dir'
+            ) from error
+        path = Path(folder, _NAME)
+        if is_main_process() and path.exists() and not path.is_symlink():
+            file = _locked(path)
+            if file is not None:
+                os.close(file)
 
 
 def lock_folder(folder: str | os.PathLike[str]) -> RunLock:
@@ -123,17 +114,20 @@ def lock_folder(folder: str | os.PathLike[str]) -> RunLock:
     Raises:
         UsageError: On all ranks alike: another training has it.
     """
-    lock, problem = RunLock(folder), ''
-    try:
+    lock = RunLock(folder)
+    with _raised_on_all_ranks():
         if is_main_process():
             lock.acquire()
-    except UsageError as error:
-        problem = str(error)
-    _raise_everywhere(problem)
     return lock
 
 
-def _raise_everywhere(problem: str) -> None:
+@contextmanager
+def _raised_on_all_ranks() -> Iterator[None]:
+    problem = ''
+    try:
+        yield
+    except UsageError as error:
+        problem = str(error)
     found = next(filter(None, all_gather_object(problem)), None)
     if found:
         raise UsageError(found)

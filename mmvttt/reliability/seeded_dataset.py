@@ -1,12 +1,18 @@
-"""Data sets whose items are a function of a key, and whose failures name the file at fault."""
+"""Data sets whose items are a function of a key, and whose failures name the file at fault.
+
+Random numbers are a function of where a training is: the key (seed, rank, purpose, step, …).
+"""
 
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 from mmengine import registry
 from mmengine.logging import print_log
@@ -16,33 +22,37 @@ from ..registry import DATASETS
 from .data.annotations import explain_failure
 from .data.dataset_config import innermost, is_remote, reads_label_maps
 from .data.images import read_image
-from .seeding import Key, seed_everything
+
+# Purposes of random numbers, which share a seed, a rank and a step.
+IMAGE, STEP, VALIDATION = range(3)
+
+Key = tuple[int, ...]
 
 
-class _Wrapper:
-    """Everything of an inner data set but its items: attributes are read from it and set on it."""
+def seed_everything(key: Key) -> None:
+    """Seeds `random`, NumPy and torch (every device) from a few non-negative integers."""
+    python, numpy, torch_ = np.random.SeedSequence(key).generate_state(3)
+    random.seed(int(python))
+    np.random.seed(numpy)
+    if _has_accelerator():
+        torch.manual_seed(int(torch_))
+    else:
+        # torch.manual_seed also notes the seed, with a stack trace, for devices that may be
+        # initialised later: milliseconds an image.
+        torch.default_generator.manual_seed(int(torch_))
 
-    def __init__(self, dataset: Any, **own: Any) -> None:
-        vars(self).update(own, _dataset=dataset)
 
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def __getattr__(self, name: str) -> Any:
-        # Pickle asks for special methods before `_dataset` is there.
-        if name.startswith('__') or name == '_dataset':
-            raise AttributeError(name)
-        return getattr(self._dataset, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._dataset, name, value)
+@cache
+def _has_accelerator() -> bool:
+    return torch.accelerator.is_available()
 
 
 @DATASETS.register_module()
-class SeededDataset(_Wrapper):
+class SeededDataset:
     """Data set whose item number i, asked for as `(i, key)`, is a function of i and key.
 
-    An item asked for by its number alone is the one that the inner data set gives.
+    An item asked for by its number alone is the one that the inner data set gives. All other
+    attributes are read from the inner data set, and set on it.
 
     Args:
         dataset: Config of the data set.
@@ -59,8 +69,20 @@ class SeededDataset(_Wrapper):
             built = registry.DATASETS.build(dataset)
         # Shared with the data workers, which are forks.
         bad = torch.zeros(len(built) if skip_bad_samples else 0, dtype=torch.bool).share_memory_()
-        super().__init__(built, _config=dataset, _allowed=skip_bad_samples, _bad=bad)
-        vars(self)['_sized'] = not hasattr(built, 'get_data_info')
+        own = dict(_dataset=built, _config=dataset, _allowed=skip_bad_samples, _bad=bad)
+        vars(self).update(own, _sized=not hasattr(built, 'get_data_info'))
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getattr__(self, name: str) -> Any:
+        # Pickle asks for special methods before `_dataset` is there.
+        if name.startswith('__') or name == '_dataset':
+            raise AttributeError(name)
+        return getattr(self._dataset, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._dataset, name, value)
 
     def __getitem__(self, index: int | tuple[int, Key]) -> Any:
         index, key = index if isinstance(index, tuple) else (index, None)
@@ -94,22 +116,21 @@ class SeededDataset(_Wrapper):
             Whether that is enough: after one warning, and where no size is noted.
         """
         info = self._dataset.get_data_info(index)
-        if not isinstance(info, dict):
+        noted = (info.get('height'), info.get('width')) if isinstance(info, dict) else (None, None)
+        if None in noted:
             return True
         loaded = getattr(item.get('data_samples'), 'metainfo', {})
-        noted = info.get('height'), info.get('width')
-        # The pipeline may have taken another image.
-        if None in noted or loaded.get('img_path') != info.get('img_path'):
-            return None in noted
         shape = tuple(loaded.get('ori_shape', noted))
-        if shape != noted:
-            print_log(
-                f'{info["img_path"]!r} has height and width {shape}, and is annotated as {noted}; '
-                'tools/check_data.py names all such images',
-                'current',
-                logging.WARNING,
-            )
-        return shape != noted
+        # The pipeline may have taken another image.
+        if shape == noted or loaded.get('img_path') != info.get('img_path'):
+            return False
+        print_log(
+            f'{info["img_path"]!r} has height and width {shape}, and is annotated as {noted}; '
+            'tools/check_data.py names all such images',
+            'current',
+            logging.WARNING,
+        )
+        return True
 
     def _leave_out(self, index: int, problem: str, error: Exception) -> None:
         """Notes an item, with a warning the first time; raises a DataError after the last one."""

@@ -61,12 +61,10 @@ def differences(before: Any, now: Mapping[str, str]) -> tuple[list[str], list[st
     restored: list[str] = []
     others: list[str] = []
     # A checkpoint of mmengine's own has none.
-    if isinstance(before, Mapping):
-        for key in {**before, **now}:
-            there, here = before.get(key, 'nothing'), now.get(key, 'nothing')
-            if there != here:
-                if key.startswith(_RESTORED):
-                    restored.append(f'{key}: {there} (config: {here})')
-                else:
-                    others.append(f'{key}: {there} (now: {here})')
+    for key in {**before, **now} if isinstance(before, Mapping) else ():
+        there, here = before.get(key, 'nothing'), now.get(key, 'nothing')
+        if there != here and key.startswith(_RESTORED):
+            restored.append(f'{key}: {there} (config: {here})')
+        elif there != here:
+            others.append(f'{key}: {there} (now: {here})')
     return restored, others

@@ -45,9 +45,7 @@ def facts(cfg: Config) -> dict[str, str]:
     ('changes', 'named'),
     [
         ({'optim_wrapper.optimizer.lr': 0.2}, r'config\.optim_wrapper\.optimizer\.lr is 0\.1 on'),
-        ({'optim_wrapper.type': 'AmpOptimWrapper'}, r"optim_wrapper\.type.* and 'AmpOptimWrapper'"),
         ({'train_dataloader.batch_size': 3}, r'batch_size is 2 on node .*rank 0.*and 3 on node'),
-        ({'randomness.seed': 1}, 'seed'),
         ({'train_cfg.max_epochs': 3}, r'max_epochs is nothing on .* and 3 on'),
         ({'custom_hooks': []}, 'custom_hooks is 1 entries'),
     ],
@@ -69,21 +67,13 @@ def test_the_first_difference_is_named(
 
 
 def test_annotations_are_compared_by_content(tmp_path: Path) -> None:
-    for name in 'ab':
+    found = []
+    for name, text in (('a', '{}'), ('b', '{}'), ('c', '[]')):
         (tmp_path / name).mkdir()
-        (tmp_path / name / 'a.json').write_text('{}')
-    roots = [
-        config(
-            **{
-                'train_dataloader.dataset.data_root': str(tmp_path / name),
-                'train_dataloader.dataset.ann_file': 'a.json',
-            }
-        )
-        for name in 'ab'
-    ]
-    assert facts(roots[0]) == facts(roots[1])
-    (tmp_path / 'b' / 'a.json').write_text('[]')
-    assert facts(roots[0]) != facts(roots[1])
+        (tmp_path / name / 'a.json').write_text(text)
+        dataset = {'data_root': str(tmp_path / name), 'ann_file': 'a.json'}
+        found.append(facts(config(**{'train_dataloader.dataset': dataset})))
+    assert found[0] == found[1] != found[2]
 
 
 def test_sources_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +101,7 @@ def test_a_silent_rank_is_named_and_given_up(monkeypatch: pytest.MonkeyPatch) ->
         'mmvttt.reliability.heartbeat.print_log', lambda text, *_: messages.append(text)
     )
     options = dict(patience=0.5, limit=1.0, give_up=lambda: ended.append(1))
-    first, leaves, hangs = (Heartbeat(store, rank, 3, rank, **options) for rank in range(3))
+    first, leaves, hangs = (Heartbeat(store, rank, 3, rank < 2, **options) for rank in range(3))
     for heartbeat in (first, leaves, hangs):
         heartbeat.start()
     until(lambda: {1, 2} <= {r for r, heard in first._heard.items() if heard[0]})
