@@ -31,7 +31,6 @@ class Node:
     process: subprocess.Popen
     output: Path
     mark: str
-    started: float
 
     def text(self) -> str:
         """Output of the launcher and the ranks."""
@@ -58,17 +57,10 @@ class Node:
 
 @dataclass(frozen=True)
 class Ended:
-    """Result of a node.
-
-    Attributes:
-        status: Exit status of its launcher; None if it had to be killed.
-        text: What it has written.
-        seconds: How long it ran.
-    """
+    """Exit status of a node's launcher, None if it had to be killed, and what it has written."""
 
     status: int | None
     text: str
-    seconds: float
 
 
 def free_port() -> str:
@@ -93,13 +85,7 @@ def environment(**variables: str) -> dict[str, str]:
 
 
 def start_node(command: Sequence[str], output: Path, **variables: str) -> Node:
-    """Starts a command in its own session.
-
-    Args:
-        command: Program and arguments.
-        output: The file that its stdout and stderr go to.
-        variables: Added to the environment.
-    """
+    """Starts a command in its own session; what it writes goes to a file."""
     mark = uuid.uuid4().hex
     with output.open('wb') as sink:
         process = subprocess.Popen(
@@ -110,7 +96,7 @@ def start_node(command: Sequence[str], output: Path, **variables: str) -> Node:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    return Node(process, output, mark, time.monotonic())
+    return Node(process, output, mark)
 
 
 def start_nodes(
@@ -161,17 +147,14 @@ def wait(nodes: Sequence[Node], timeout: float = 400, grace: float = 45) -> list
             for node in nodes:
                 status = node.process.poll()
                 if status is not None and node not in ends:
-                    ends[node] = Ended(status, node.text(), time.monotonic() - node.started)
+                    ends[node] = Ended(status, node.text())
                     if status:
                         deadline = min(deadline, time.monotonic() + grace)
             time.sleep(0.1)
     finally:
         for node in nodes:
             node.kill()
-    return [
-        ends.get(node) or Ended(None, node.text(), time.monotonic() - node.started)
-        for node in nodes
-    ]
+    return [ends.get(node) or Ended(None, node.text()) for node in nodes]
 
 
 def run_script(script: Path, output: Path, *args: object, processes: int = 2) -> str:

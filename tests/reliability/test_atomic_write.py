@@ -25,21 +25,6 @@ def test_a_failed_write_leaves_the_old_file(
     assert [p.name for p in tmp_path.iterdir()] == ['a.pth']
 
 
-def test_the_new_name_comes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / 'a.pth'
-    seen = []
-    replace = os.replace
-
-    def look(source: Path, target: Path) -> None:
-        seen.append((path.exists(), Path(source).name.startswith('.a.pth.'), source.read_bytes()))
-        replace(source, target)
-
-    monkeypatch.setattr(os, 'replace', look)
-    write_whole(path, b'data')
-    assert seen == [(False, True, b'data')]
-    assert path.read_bytes() == b'data'
-
-
 def test_mmengine_writes_whole_files(tmp_path: Path) -> None:
     target = tmp_path / 'folder' / 'b.pth'
     LocalBackend().put(b'one', target)

@@ -56,14 +56,12 @@ def assert_same_end(folder: str, expected: str) -> None:
 @pytest.mark.parametrize(
     'options',
     [
-        EPOCHS,
         {**EPOCHS, **WORKERS},
         {**EPOCHS, **GROUPED},
         STEPS,
-        INFINITE,
         {**INFINITE, **WORKERS, **GROUPED},
     ],
-    ids=['epochs', 'epochs-workers', 'epochs-grouped', 'steps', 'infinite', 'infinite-workers'],
+    ids=['epochs-workers', 'epochs-grouped', 'steps', 'infinite-workers'],
 )
 def test_a_stopped_run_ends_as_an_undisturbed_one(run: Callable, options: dict) -> None:
     if 'train_dataloader.batch_sampler' in options:
@@ -89,25 +87,6 @@ def test_a_stopped_run_ends_as_an_undisturbed_one(run: Callable, options: dict) 
     assert rest.model.seen == whole.model.seen[-len(rest.model.seen) :]
     assert len(rest.model.seen) in (14, 16)
     assert_same_end('parts', 'whole')
-
-
-def test_types_may_be_classes(run: Callable) -> None:
-    keys = dict(config='classes', resume='auto', seed=1)
-    run('train', work_dir='whole', **keys)
-    stop = {'custom_hooks': [EMA, dict(type='Terminate', step=9)]}
-    with pytest.raises(Preempted):
-        run('train', work_dir='parts', cfg_options=stop, **keys)
-    assert last('parts')['meta']['iter'] == 9
-    run('train', work_dir='parts', **keys)
-    assert_same_end('parts', 'whole')
-
-
-def test_workers_do_not_change_a_run_and_end_with_it(run: Callable) -> None:
-    run('train', config='noisy', work_dir='none', seed=1, cfg_options=EPOCHS)
-    before = set(multiprocessing.active_children())
-    run('train', config='noisy', work_dir='two', seed=1, cfg_options={**EPOCHS, **WORKERS})
-    assert not set(multiprocessing.active_children()) - before
-    assert_same_end('two', 'none')
 
 
 def test_a_data_error_keeps_the_steps_before_it(
@@ -176,14 +155,10 @@ def test_make_exact_changes_a_config_once() -> None:
     cfg = config()
     assert make_exact(cfg) is None
     assert cfg.train_cfg == dict(type='mmvttt.ExactEpochLoop', max_epochs=1)
-    loader = cfg.train_dataloader
-    assert loader.dataset == dict(
-        type='mmvttt.SeededDataset', dataset=dict(type='NoisyData'), skip_bad_samples=0
-    )
-    assert loader.batch_sampler.drop_last
+    assert cfg.train_dataloader.dataset.type == 'mmvttt.SeededDataset'
+    assert cfg.train_dataloader.batch_sampler.drop_last
     # torch refuses it beside a batch sampler.
-    assert 'drop_last' not in loader
-    assert cfg.find_unused_parameters
+    assert 'drop_last' not in cfg.train_dataloader
     once = cfg.to_dict()
     assert make_exact(cfg) is None
     assert cfg.to_dict() == once
@@ -235,6 +210,12 @@ def test_an_item_is_a_function_of_index_and_key(data: SeededDataset) -> None:
     assert all(a != b for a, b in zip(one[1:], other[1:], strict=True))
     assert data[4][0] == 4
     assert len(data) == 5
+    # The rest is the wrapped data set's, in a data worker too.
+    data.metainfo = 'changed'
+    assert data._dataset.metainfo == 'changed'
+    copy = pickle.loads(pickle.dumps(data))
+    assert copy.metainfo == 'changed'
+    assert copy[3, (1, 2)] == one
 
 
 def test_an_item_is_tried_twice(data: SeededDataset, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,17 +233,6 @@ def test_an_item_is_tried_twice(data: SeededDataset, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Data, '__getitem__', flaky)
     assert data[3, (1, 2)] == expected
     assert tries == [3, 3]
-
-
-def test_the_wrapped_data_set_shows_through(data: SeededDataset) -> None:
-    assert data.metainfo == 'numbers'
-    data.metainfo = 'changed'
-    assert data._dataset.metainfo == 'changed'
-    with pytest.raises(AttributeError, match='nothing'):
-        _ = data.nothing
-    copy = pickle.loads(pickle.dumps(data))
-    assert copy.metainfo == 'changed'
-    assert copy[3, (1, 2)] == data[3, (1, 2)]
 
 
 @pytest.mark.parametrize('drop_last', [False, True])
@@ -288,13 +258,6 @@ def test_batches_from_any_step(drop_last: bool) -> None:
     assert batches(0, True, 3 * n) == flat
     # The key has the step and the place in the batch.
     assert [key for batch in flat for _, key in batch][:3] == [(7, 0, 0), (7, 0, 1), (7, 1, 0)]
-
-
-def test_no_batch_is_an_error() -> None:
-    sampler = ExactBatchSampler(DefaultSampler(range(1), seed=3), 2, drop_last=True)
-    sampler.begin(0, (), True)
-    with pytest.raises(ValueError, match='no batch; add images'):
-        next(iter(sampler))
 
 
 PICTURES = {'train_dataloader.dataset.type': 'NoisyPictures', 'train_dataloader.num_workers': 2}
@@ -339,12 +302,11 @@ def test_ranks_with_other_lengths_are_named(run: Callable, monkeypatch: pytest.M
         run('train', config='noisy', work_dir='a')
 
 
-@pytest.mark.parametrize('step', [6, 12])
-def test_a_stop_at_the_last_step_of_an_epoch(run: Callable, step: int) -> None:
+def test_a_stop_at_the_last_step_of_an_epoch(run: Callable) -> None:
     """The epoch is over, and its end was not reached: it is not trained once more."""
     options = {**EPOCHS, 'randomness.seed': 0}
     run('train', config='noisy', work_dir='whole', cfg_options=options)
-    stop = {'custom_hooks': [EMA, dict(type='Terminate', step=step)]}
+    stop = {'custom_hooks': [EMA, dict(type='Terminate', step=6)]}
     with pytest.raises(Preempted):
         run('train', config='noisy', work_dir='parts', cfg_options={**options, **stop})
     run('train', config='noisy', work_dir='parts', resume='auto', cfg_options=options)

@@ -1,6 +1,6 @@
-"""`kill -9`, at random moments and at each operation on a file: the end is the same.
+"""A kill at each operation on a file: the end is the same.
 
-Tolerance: none, see test_exact.py.
+Tolerance: none, see test_exact_resume.py.
 """
 
 import json
@@ -16,7 +16,7 @@ import torch
 from mmvttt.reliability.read import read_content
 
 TRAININGS = Path(__file__).parents[1] / 'trainings'
-RUNS_SCRIPT, POINTS_SCRIPT = TRAININGS / 'kill_runs.py', TRAININGS / 'kill_points.py'
+POINTS_SCRIPT = TRAININGS / 'kill_points.py'
 
 
 def states(folder: Path) -> dict[str, dict]:
@@ -55,27 +55,6 @@ def assert_same(whole: Path, killed: Path) -> None:
     last, expected_last = (Path((d / 'last_checkpoint').read_text()) for d in (killed, whole))
     assert last.name == expected_last.name
     assert not list(killed.glob('.*'))
-
-
-def kill_and_compare(folder: Path, kills: int, options: dict) -> dict:
-    seen = script(RUNS_SCRIPT, folder, kills, options)
-    assert_same(folder / 'whole', folder / 'killed')
-    return seen
-
-
-@pytest.mark.stress
-@pytest.mark.parametrize(
-    'options',
-    [{}, {'train_dataloader.num_workers': 1}],
-    ids=['epochs', 'worker'],
-)
-def test_up_to_twenty_kills(tmp_path: Path, options: dict) -> None:
-    seen = kill_and_compare(tmp_path, 20, {'train_cfg.max_epochs': 40, **options})
-    print(seen)
-    # A run that gets far between two of them may come to its end before the last.
-    assert seen['kills'] >= 12
-    assert seen['half_written'] >= 1
-    assert len(set(seen['at'])) >= 5
 
 
 EPOCHS = {'train_cfg.max_epochs': 16}

@@ -9,11 +9,8 @@ import ast
 import contextlib
 import functools
 import io
-import operator
 import os
 import pickle
-import subprocess
-import sys
 import tarfile
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -27,7 +24,6 @@ from mmengine.config import Config
 from mmengine.infer import BaseInferencer
 from mmengine.model import BaseModule
 from mmengine.registry import MODELS
-from mmengine.runner.checkpoint import _load_checkpoint
 from torch import nn
 
 from mmvttt.apis.inference import _dataset_meta
@@ -60,11 +56,8 @@ class Call:
 
 ATTACKS: dict[str, Callable[[str], Any]] = {
     'os.system': lambda canary: Call(os.system, f'mkdir {canary}'),
-    'subprocess': lambda canary: Call(subprocess.check_call, ['mkdir', canary]),
     'eval': lambda canary: Call(eval, f'open({canary!r}, "w")'),
-    'exec': lambda canary: Call(exec, f'open({canary!r}, "w")'),
     'partial': lambda canary: Call(functools.partial(os.mkdir, canary)),
-    'methodcaller': lambda canary: Call(operator.methodcaller('touch'), Path(canary)),
     'getattr': lambda canary: Call(Call(getattr, Path, 'touch'), Path(canary)),
     'numpy.memmap': lambda canary: Call(np.memmap, canary, 'u1', 'w+', 0, (1,)),
     'torch.rebuild': lambda canary: Call(
@@ -84,11 +77,10 @@ def _tar(content: Any, path: Path) -> None:
 
 
 FORMATS: dict[str, Callable[[Any, Path], None]] = {
-    **{f'zip, protocol {p}': partial(torch.save, pickle_protocol=p) for p in (2, 3, 4, 5)},
+    **{f'zip, protocol {p}': partial(torch.save, pickle_protocol=p) for p in (2, 5)},
     'before 1.6': partial(torch.save, _use_new_zipfile_serialization=False),
     'before 0.1.10': _tar,
     'pickle': lambda content, path: path.write_bytes(pickle.dumps(content)),
-    'pickle, protocol 0': lambda content, path: path.write_bytes(pickle.dumps(content, 0)),
 }
 
 
@@ -116,13 +108,6 @@ def test_read_weights_runs_nothing(attack: str, form: str, canary: Path, tmp_pat
     FORMATS[form]({'state_dict': {'weight': torch.ones(2, 2)}, 'meta': evil}, tmp_path / 'a.pth')
     with pytest.raises(CheckpointError):
         read_weights(tmp_path / 'a.pth')
-
-
-def test_a_torchscript_archive_is_refused(tmp_path: Path) -> None:
-    torch.jit.save(torch.jit.trace(nn.Linear(2, 2), torch.ones(2)), tmp_path / 'a.pth')
-    for read in (read_weights, lambda path: _load_checkpoint(str(path))):
-        with pytest.raises((CheckpointError, RuntimeError), match='TorchScript'):
-            read(tmp_path / 'a.pth')
 
 
 def test_an_own_pickle_becomes_a_plain_one_as_the_document_says(
@@ -221,9 +206,6 @@ DOORS: dict[str, Callable[[Path, dict], Any]] = {
     'init_cfg of mmengine': lambda path, _: TheirPretrained(
         dict(type='Pretrained', checkpoint=str(path))
     ).init_weights(),
-    'init_cfg with prefix': lambda path, _: TheirPretrained(
-        dict(type='Pretrained', checkpoint=str(path), prefix='linear')
-    ).init_weights(),
     'load_from': lambda path, tiny: train(**_with(tiny, load_from=str(path))),
     'load_from, flexible': lambda path, tiny: train(**_with(tiny, load_from=str(path), **FLEXIBLE)),
     'resume': lambda path, tiny: train(**tiny, resume=str(path)),
@@ -239,13 +221,11 @@ DOORS: dict[str, Callable[[Path, dict], Any]] = {
 }
 
 
-@pytest.mark.parametrize('variable', ['', '1'], ids=['', 'forced'])
 @pytest.mark.parametrize('form', ['zip, protocol 2', 'before 1.6'])
 @pytest.mark.parametrize('door', DOORS)
 def test_no_door_runs_what_a_checkpoint_brings(
     door: str,
     form: str,
-    variable: str,
     content: dict,
     tiny: dict,
     canary: Path,
@@ -253,9 +233,8 @@ def test_no_door_runs_what_a_checkpoint_brings(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also where people have told torch to unpickle everything; only timm obeys, as it must."""
-    if door == 'timm' and variable:
-        pytest.skip('timm asks for weights_only by itself')
-    monkeypatch.setenv('TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD', variable)
+    if door != 'timm':
+        monkeypatch.setenv('TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD', '1')
     evil = {**content, 'extra': ATTACKS['os.system'](str(canary))}
     FORMATS[form](evil, tmp_path / 'evil.pth')
     with pytest.raises((CheckpointError, pickle.UnpicklingError, RuntimeError)) as caught:
@@ -312,20 +291,6 @@ def test_the_check_for_data_builds_nothing(canary: Path, tmp_path: Path) -> None
     check_data(Config(dict(train_dataloader=dict(dataset=dataset))), ('train',))
     with pytest.raises(Exception, match='mkdir'):
         MODELS.build(dict(type='os.mkdir', paths=str(canary)))
-
-
-def test_modules_of_the_working_directory_are_not_imported(canary: Path, tmp_path: Path) -> None:
-    for name in ('torch', 'numpy', 'mmengine', 'mmdet', 'timm', 'mmvttt', 'ttt_kernels', 'rich'):
-        tmp_path.joinpath(f'{name}.py').write_text(f'open({str(canary)!r}, "w")')
-    run = subprocess.run(
-        [sys.executable, str(ROOT / 'tools' / 'train.py'), '--help'],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        env={k: v for k, v in os.environ.items() if k != 'PYTHONPATH'},
-    )
-    assert run.returncode == 0, run.stderr
-    assert '--resume' in run.stdout
 
 
 # Calls that run, or may run, what a file holds; below, a keyword that makes them harmless.

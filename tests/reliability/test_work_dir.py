@@ -1,36 +1,18 @@
 """Disks that are full, read-only or gone while a training writes to them."""
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from mmengine.hooks import Hook
-from mmengine.registry import HOOKS
 
 from mmvttt.errors import UsageError
 from mmvttt.reliability.resume import why_not_resumable
 
 TRAININGS = Path(__file__).parents[1] / 'trainings'
 TRAIN = TRAININGS.parents[1] / 'tools' / 'train.py'
-
-
-@HOOKS.register_module(force=True)
-class RemoveFolder(Hook):
-    """Removes the work directory after the third step."""
-
-    def after_train_iter(self, runner: object, *_: object, **__: object) -> None:
-        if runner.iter + 1 == 3:
-            shutil.rmtree(runner.work_dir)
-
-
-def test_a_work_dir_that_is_deleted_is_made_again(run: Callable) -> None:
-    options = {'custom_hooks': [dict(type='RemoveFolder')], 'train_cfg.max_epochs': 1}
-    assert run('train', config='noisy', work_dir='a', cfg_options=options).iter == 6
-    assert why_not_resumable('a/epoch_1.pth') is None
 
 
 def test_a_work_dir_that_is_a_file(run: Callable) -> None:
