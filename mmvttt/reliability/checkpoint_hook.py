@@ -238,7 +238,8 @@ class CheckpointHook(hooks.CheckpointHook):
             action(*args, **kwargs)
         except OSError as error:
             self._failure = error
-            self._rotation.keep_best()
+            if str(kwargs.get('filename')).startswith('best_'):
+                self._rotation.keep_best()
             runner.logger.warning(
                 f'no checkpoint could be written to {self.out_dir!r} ({error.strerror or error}): '
                 f'the training goes on, and tries again in {_SECONDS_TO_RETRY:.0f} seconds; the '

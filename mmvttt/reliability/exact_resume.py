@@ -159,13 +159,6 @@ class _ExactLoop(BaseLoop):
         """Beginning of the keys of this rank, for images, steps or validations."""
         return self.runner.seed, get_rank(), purpose
 
-    def _begin(self, endless: bool) -> None:
-        """Makes the next iterator of the data begin at this step."""
-        self.dataloader.batch_sampler.begin(self._iter, self._key(IMAGE), endless)
-
-    def _seed_step(self) -> None:
-        seed_everything((*self._key(STEP), self._iter))
-
     def _restore_position(self) -> None:
         """Continues the order of the data of the run that wrote the checkpoint.
 
@@ -242,9 +235,9 @@ class ExactEpochLoop(_ExactLoop, EpochBasedTrainLoop):
         first = self._iter - self._epoch * len(self.dataloader)
         # Else the checkpoint is of the last step of the epoch, whose end was not reached.
         if first < len(self.dataloader):
-            self._begin(endless=False)
+            self.dataloader.batch_sampler.begin(self._iter, self._key(IMAGE), endless=False)
             for index, batch in enumerate(self.dataloader, first):
-                self._seed_step()
+                seed_everything((*self._key(STEP), self._iter))
                 self.run_iter(index, batch)
         self.runner.call_hook('after_train_epoch')
         self._epoch += 1
@@ -269,12 +262,12 @@ class ExactIterLoop(_ExactLoop, IterBasedTrainLoop):
         self._restore_position()
         if not self._validated():
             self._validate_if_due(self._iter, self._max_iters)
-        self._begin(endless=True)
+        self.dataloader.batch_sampler.begin(self._iter, self._key(IMAGE), endless=True)
         self.dataloader_iterator = iter(self.dataloader)
         while self._iter < self._max_iters and not self.stop_training:
             self.runner.model.train()
             batch = next(self.dataloader_iterator)
-            self._seed_step()
+            seed_everything((*self._key(STEP), self._iter))
             self.run_iter(batch)
             self._validate_if_due(self._iter, self._max_iters)
         self.runner.call_hook('after_train_epoch')

@@ -38,8 +38,7 @@ _REFUSED = (
     r'unsupported GLOBAL (\S+) whose',
     r'WeightsUnpickler error:\s*(.+)',
 )
-# A name that a downloaded file may have, and the digest that torch's convention puts into it.
-_PLAIN = re.compile(r'[A-Za-z0-9][\w.+-]*')
+# The digest that torch's convention puts into the name of a file.
 _DIGEST = re.compile(r'-([a-f0-9]{8,64})\.')
 
 # Prefix of the names of timm's hub, as mmengine's 'torchvision://'.
@@ -144,17 +143,17 @@ def _check_archive(file: IO[bytes], source: str) -> None:
     torch would unpack compressed parts of any size, and read parts that lie on one another.
     """
     size = file.seek(0, os.SEEK_END)
-    problem = None
     with zipfile.ZipFile(file) as archive:
         parts = archive.infolist()
         if any(p.compress_type != zipfile.ZIP_STORED for p in parts):
             problem = 'has compressed parts, as TorchScript has and torch.save never writes'
         elif sum(p.file_size for p in parts) > size:
             problem = 'is an archive whose parts lie on one another'
-        elif (damaged := archive.testzip()) is not None:
+        elif damaged := archive.testzip():
             problem = f'is damaged: the checksum of its part {damaged!r} is wrong'
-    if problem is not None:
-        raise CheckpointError(f'{source!r} {problem}; download or save it again')
+        else:
+            return
+    raise CheckpointError(f'{source!r} {problem}; download or save it again')
 
 
 def _refused_object(error: pickle.UnpicklingError) -> str:
@@ -175,9 +174,7 @@ def _located(source: str) -> str:
                 'give the path of a file, or an http(s) URL'
             )
         return path
-    name = os.path.basename(urlparse(source).path)
-    if not _PLAIN.fullmatch(name):
-        name = 'weights.pth'
+    name = os.path.basename(urlparse(source).path).lstrip('.') or 'weights.pth'
     # Many sites have a file of this name: each URL has a folder.
     folder = hashlib.sha256(source.encode()).hexdigest()[:16]
     path = os.path.join(torch.hub.get_dir(), 'checkpoints', folder, name)

@@ -73,11 +73,7 @@ def free_port() -> str:
 def environment(**variables: str) -> dict[str, str]:
     """This process's environment, fit for a rank on the loopback device, with `variables`."""
     clean = {k: v for k, v in os.environ.items() if k not in (*_LAUNCHER, *_WORKER)}
-    paths = [
-        str(TESTS / 'dist'),
-        str(TESTS / 'trainings'),
-        *filter(None, [clean.get('PYTHONPATH')]),
-    ]
+    paths = [str(TESTS / 'dist'), *filter(None, [clean.get('PYTHONPATH')])]
     clean.update(PYTHON=sys.executable, OMP_NUM_THREADS='1', PYTHONPATH=os.pathsep.join(paths))
     if 'lo' in {name for _, name in socket.if_nameindex()}:
         clean['GLOO_SOCKET_IFNAME'] = 'lo'
@@ -112,13 +108,10 @@ def start_nodes(
     """Starts tools/dist_train.sh on every node, as its user would.
 
     Args:
-        config: What to train.
+        config: What to train, by train.py with `args`, and those of `each` node.
         folder: Where node i's output goes, to `node_i.log`; made if missing.
-        args: Arguments of train.py on every node.
-        nodes: How many; one starts as `dist_train.sh` alone does.
-        processes: On each node.
+        nodes: How many, with so many `processes` each; one starts as `dist_train.sh` alone does.
         ranks: Whether nodes are told their NODE_RANK, or find each other by c10d rendezvous.
-        each: Further arguments for every node, e.g. `[['--work-dir', 'a'], ['--work-dir', 'b']]`.
         variables: Added to the environment.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -133,13 +126,7 @@ def start_nodes(
 
 
 def wait(nodes: Sequence[Node], timeout: float = 400, grace: float = 45) -> list[Ended]:
-    """Waits for all nodes, and kills what is left of them.
-
-    Args:
-        nodes: Those of one run.
-        timeout: Seconds for all of them.
-        grace: Seconds for the others after the first that failed.
-    """
+    """Waits for all nodes, the others for `grace` seconds after one fails; kills what is left."""
     ends: dict[Node, Ended] = {}
     deadline = time.monotonic() + timeout
     try:
