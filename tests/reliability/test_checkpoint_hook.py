@@ -81,27 +81,6 @@ def test_accumulated_gradients_are_not_cut_off(run: Callable) -> None:
     assert '6 steps apart, no multiple of accumulative_counts=4' in log.read_text()
 
 
-def test_sigterm_in_a_validation(run: Callable) -> None:
-    # The last checkpoint is an epoch old here, and the model holds the averaged weights.
-    options = {
-        'default_hooks.checkpoint.interval': 2,
-        'custom_hooks': [dict(type='EMAHook', momentum=0.1), dict(type='Terminate', val_step=3)],
-        'randomness.seed': 0,
-    }
-    whole = {**options, 'custom_hooks': options['custom_hooks'][:1]}
-    run('train', config='noisy', work_dir='whole', cfg_options=whole)
-    with pytest.raises(Preempted):
-        run('train', config='noisy', work_dir='a', cfg_options=options)
-    assert names('a') == {'iter_6.pth'}
-    assert read_content('a/iter_6.pth')['meta']['epoch'] == 1
-    run('train', config='noisy', work_dir='a', resume='auto', cfg_options=whole)
-    assert names('a') == {'epoch_2.pth', 'epoch_3.pth'}
-    ends = [read_content(f'{d}/epoch_3.pth') for d in ('a', 'whole')]
-    for part in ('state_dict', 'ema_state_dict'):
-        for name, value in ends[0][part].items():
-            assert torch.equal(value, ends[1][part][name]), name
-
-
 def test_the_old_checkpoint_goes_after_the_new_one_has_come(
     run: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:

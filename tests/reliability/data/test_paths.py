@@ -56,62 +56,47 @@ def test_a_storage_backend_knows_its_paths(root: Path) -> None:
 
 def test_missing_root(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(root)
-    split = 'val'
     with pytest.raises(MissingDataError) as error:
-        check_data(config(coco('data/coco/'), split))
+        check_data(config(coco('data/coco/'), 'val'))
     assert str(error.value) == (
-        f"The validation data is missing: the folder 'data/coco/' does not exist (expected at "
-        f'{root}/data/coco, named by {split}_dataloader.dataset.data_root); put or link it there, '
-        f'or point elsewhere with --cfg-options {split}_dataloader.dataset.data_root=PATH'
+        "The validation data is missing: the folder 'data/coco/' does not exist (expected at "
+        f'{root}/data/coco, named by val_dataloader.dataset.data_root); put or link it there, '
+        'or point elsewhere with --cfg-options val_dataloader.dataset.data_root=PATH'
     )
 
 
-@pytest.mark.parametrize(
-    ('changes', 'message'),
-    [
-        (dict(ann_file='val.json'), r"annotation file '.*/val\.json'.*dataset\.ann_file=PATH"),
-        (dict(data_prefix=dict(img='val')), r"folder '.*/val'.*dataset\.data_prefix\.img=PATH"),
-        (dict(data_prefix='val'), r"folder '.*/val'.*dataset\.data_prefix=PATH"),
-    ],
-)
-def test_missing_parts(root: Path, changes: dict, message: str) -> None:
+SEG = dict(data_prefix=dict(img='', seg='no'))
+MISSING: dict[str, tuple[dict, str]] = {
+    'annotations': (dict(ann_file='no.json'), r"annotation file '.*/no\.json'.*ann_file=PATH"),
+    'images': (dict(data_prefix=dict(img='no')), r"folder '.*/no'.*data_prefix\.img=PATH"),
+    'a prefix alone': (dict(data_prefix='no'), r"folder '.*/no'.*data_prefix=PATH"),
+    'label maps': (
+        dict(**SEG, pipeline=[dict(type='LoadAnnotations', with_seg=True)]),
+        r"folder '.*/no'.*data_prefix\.seg=PATH",
+    ),
+    'panoptic': (
+        dict(**SEG, pipeline=[dict(type='mmdet.LoadPanopticAnnotations')]),
+        r"folder '.*/no'.*data_prefix\.seg=PATH",
+    ),
+}
+
+
+@pytest.mark.parametrize('part', MISSING)
+def test_missing_parts(root: Path, part: str) -> None:
+    changes, message = MISSING[part]
+    dataset = {**coco(root), **changes}
     with pytest.raises(MissingDataError, match=message):
-        check_data(config({**coco(root), **changes}))
+        check_data(config(dataset))
+    several = dict(type='ConcatDataset', datasets=[dict(type='TinyData'), dataset])
+    wrapped = dict(type='RepeatDataset', times=2, dataset=several)
+    with pytest.raises(MissingDataError, match=r'dataset\.dataset\.datasets\.1\.'):
+        check_data(config(wrapped))
 
 
-@pytest.mark.parametrize(
-    ('transform', 'read'),
-    [
-        (dict(type='LoadAnnotations', with_mask=True), False),
-        (dict(type='LoadAnnotations', with_seg=True), True),
-        (dict(type='mmdet.LoadPanopticAnnotations'), True),
-    ],
-)
-def test_label_maps_of_coco_only_where_they_are_read(
-    root: Path, transform: dict, read: bool
-) -> None:
+def test_label_maps_of_coco_only_where_they_are_read(root: Path) -> None:
     """Mask2Former's configs for instances inherit them from the panoptic one."""
-    cfg = config({**coco(root, pipeline=[transform]), 'data_prefix': dict(img='', seg='no')})
-    if not read:
-        check_data(cfg)
-        return
-    with pytest.raises(MissingDataError, match=r"folder '.*/no'.*dataset\.data_prefix\.seg=PATH"):
-        check_data(cfg)
-
-
-@pytest.mark.parametrize(
-    ('wrap', 'key'),
-    [
-        (lambda d: dict(type='RepeatDataset', times=2, dataset=d), 'dataset.dataset.data_root'),
-        (
-            lambda d: dict(type='ConcatDataset', datasets=[dict(type='TinyData'), d]),
-            'dataset.datasets.1.data_root',
-        ),
-    ],
-)
-def test_wrapped_data_sets(wrap: object, key: str) -> None:
-    with pytest.raises(MissingDataError, match=rf'--cfg-options train_dataloader\.{key}=PATH'):
-        check_data(config(wrap(coco('nowhere'))))
+    instances = dict(pipeline=[dict(type='LoadAnnotations', with_mask=True)], **SEG)
+    check_data(config({**coco(root), **instances}))
 
 
 def test_names_the_environment_variable(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -173,10 +173,6 @@ def labels(tmp_path: Path) -> Path:
     return tmp_path / 'set'
 
 
-def save_map(root: Path, pixels: np.ndarray) -> None:
-    Image.fromarray(pixels).save(root / 'ann/1.png')
-
-
 def test_label_maps_without_fault(labels: Path) -> None:
     """A palette and single bits are fine too."""
     pixels = np.resize(np.array([0, 1, 2], np.uint8), SIZE)
@@ -198,7 +194,7 @@ def test_wrong_numbers_in_label_maps(labels: Path) -> None:
     def check(value: tuple[list[int], bool, bool, int]) -> None:
         numbers, reduce, subset, heads = value
         pixels = np.resize(np.array(numbers, np.uint8), SIZE)
-        save_map(labels, pixels)
+        Image.fromarray(pixels).save(labels / 'ann/1.png')
         changes = dict(reduce_zero_label=reduce)
         if subset:
             changes |= dict(type='LoveDADataset', metainfo=dict(classes=('road', 'forest')))
