@@ -102,7 +102,7 @@ def check_coco(
         learned = {ann['image_id'] for ann in annotations if is_learned(ann, wanted, sizes)}
         for image in images:
             if image['id'] not in learned:
-                findings.count_warning('images without a box', image['file_name'])
+                findings.warn('images without a box', image['file_name'])
     files = [(os.path.join(image_folder, i['file_name']), sizes[i['id']]) for i in images]
     check_images(files, findings, scope)
 
@@ -139,17 +139,15 @@ def _whole(content: dict[str, list], part: str, findings: Findings) -> list[dict
         wrong = [key for key, right in _ENTRIES[part].items() if not right(found.get(key))]
         if wrong:
             meant = _MEANT[_ENTRIES[part][wrong[0]]]
-            findings.count_error(
-                f'{part} whose {wrong[0]} is missing or not {meant}', f'number {number}'
-            )
+            findings.error(f'{part} whose {wrong[0]} is missing or not {meant}', f'number {number}')
         else:
             whole.append(entry)
     for key in ('id', 'name') if part == 'categories' else ('id',):
         for value in _repeated([entry[key] for entry in whole]):
-            findings.count_error(f'{key}s of several {part}', repr(value))
+            findings.error(f'{key}s of several {part}', repr(value))
     if part == 'images':
         for name in _repeated([image['file_name'] for image in whole]):
-            findings.count_warning('files that are listed several times', name)
+            findings.warn('files that are listed several times', name)
     return whole
 
 
@@ -204,14 +202,14 @@ def _check_values(ann: dict, findings: Findings, masks: bool) -> None:
     name = f'annotation {ann["id"]}'
     for flag in ('iscrowd', 'ignore'):
         if ann.get(flag, 0) not in (0, 1):
-            findings.count_error(f'annotations whose {flag} is neither 0 nor 1', name)
+            findings.error(f'annotations whose {flag} is neither 0 nor 1', name)
     mask = ann.get('segmentation')
     if not masks or not mask or isinstance(mask, dict):
         return
     if not isinstance(mask, list) or not all(isinstance(polygon, list) for polygon in mask):
-        findings.count_error('masks that are neither polygons nor RLE', name)
+        findings.error('masks that are neither polygons nor RLE', name)
     elif not all(_is_number(n) for polygon in mask for n in polygon):
-        findings.count_error('polygons with something else than numbers', name)
+        findings.error('polygons with something else than numbers', name)
 
 
 def _check_boxes(
@@ -221,21 +219,21 @@ def _check_boxes(
     for ann in annotations:
         name, size = f'annotation {ann["id"]}', sizes.get(ann['image_id'])
         if size is None:
-            findings.count_error(
+            findings.error(
                 'annotations of an image that is not listed', f'{name} ({ann["image_id"]})'
             )
         elif ann['category_id'] not in listed:
-            findings.count_error(
+            findings.error(
                 'annotations of a category that is not listed',
                 f'{name} (category {ann["category_id"]})',
             )
         elif fault := _fault(ann, size):
-            findings.count_warning(fault, f'{name} {ann["bbox"]}')
+            findings.warn(fault, f'{name} {ann["bbox"]}')
         else:
             x, y, width, height = ann['bbox']
             over = max(-x, -y, x + width - size[1], y + height - size[0])
             if over > _SLACK:
-                findings.count_warning(
+                findings.warn(
                     'boxes that reach over the border of their image', f'{name} (by {over:g})'
                 )
             if masks and not ann.get('ignore'):
@@ -245,7 +243,7 @@ def _check_boxes(
 def _check_mask(mask: Any, size: tuple[int, int], name: str, findings: Findings) -> None:
     """Masks that are missing, of another size, or of too few points."""
     if not mask:
-        findings.count_error('boxes without a mask, where masks are loaded', name)
+        findings.error('boxes without a mask, where masks are loaded', name)
     elif isinstance(mask, dict):
         runs = mask.get('counts')
         whole = isinstance(runs, str) or (
@@ -254,11 +252,9 @@ def _check_mask(mask: Any, size: tuple[int, int], name: str, findings: Findings)
             and sum(runs) == size[0] * size[1]
         )
         if mask.get('size') != list(size) or not whole:
-            findings.count_error('masks (RLE) that do not fill their image', name)
+            findings.error('masks (RLE) that do not fill their image', name)
     elif not any(isinstance(p, list) and len(p) >= 6 and len(p) % 2 == 0 for p in mask):
-        findings.count_warning(
-            'boxes whose polygons have fewer than three points, which are ignored', name
-        )
+        findings.warn('boxes whose polygons have fewer than three points, which are ignored', name)
 
 
 def _repeated(items: list) -> list:

@@ -37,24 +37,16 @@ class Findings:
     place: str
     summary: str = ''
     classes: tuple[str, ...] | None = None
-    # Texts, with the examples of those that are counted; errors and warnings.
+    # By whether it is an error, and its text: the examples of what is counted.
     _found: dict[tuple[bool, str], list[str]] = field(default_factory=lambda: defaultdict(list))
 
-    def error(self, text: str) -> None:
-        """Notes a fact that makes the data unusable."""
-        self._found[True, text] = []
+    def error(self, text: str, *example: object) -> None:
+        """Notes a fact that makes the data unusable; with an example, one more of a plural."""
+        self._found[True, text] += map(str, example)
 
-    def warn(self, text: str) -> None:
-        """Notes a fact that the user should know."""
-        self._found[False, text] = []
-
-    def count_error(self, kind: str, example: object) -> None:
-        """Notes one more problem of a kind, which is a plural."""
-        self._found[True, kind].append(str(example))
-
-    def count_warning(self, kind: str, example: object) -> None:
-        """The same for what a training can live with."""
-        self._found[False, kind].append(str(example))
+    def warn(self, text: str, *example: object) -> None:
+        """The same for what the user should know, and a training can live with."""
+        self._found[False, text] += map(str, example)
 
     @property
     def errors(self) -> list[str]:

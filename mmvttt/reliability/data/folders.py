@@ -44,7 +44,7 @@ def check_folders(dataset: Any, num_classes: int | None, findings: Findings, sco
     findings.summary = f'{len(samples)} images in {listed or root}'
     for sample in samples:
         if num_classes is not None and sample.get('gt_label', 0) not in range(num_classes):
-            findings.count_error(
+            findings.error(
                 f'labels that are none of the {num_classes} classes (0 to {num_classes - 1})',
                 f'{sample["img_path"]} {sample["gt_label"]}',
             )

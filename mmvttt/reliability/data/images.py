@@ -82,15 +82,15 @@ def check_images(
     facts = decoded(read_image, [path for path, _ in images], scope)
     for (path, noted), found in zip(images, facts, strict=True):
         if found.problem:
-            findings.count_error(found.problem, path)
+            findings.error(found.problem, path)
         elif noted is not None and found.size != noted:
             turned = ', turned by EXIF' if found.turned else ''
-            findings.count_error(
+            findings.error(
                 'images of another size than the annotations say',
                 f'{path} (height and width {found.size}{turned}; annotated as {noted})',
             )
         if found.deep:
-            findings.count_warning('images of 16 bits, read with 8', path)
+            findings.warn('images of 16 bits, read with 8', path)
 
 
 def decoded(read: Callable[[str], Any], paths: list[str], scope: Scope) -> Iterator[Any]:

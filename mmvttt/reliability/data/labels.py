@@ -46,9 +46,9 @@ def check_labels(dataset: Any, num_classes: int | None, findings: Findings, scop
             limit = _IGNORED if num_classes is None else num_classes
             wrong = sorted(n for n in labels if n >= limit and n != _IGNORED)
             if problem:
-                findings.count_error(problem, maps[i])
+                findings.error(problem, maps[i])
             elif wrong:
-                findings.count_error(
+                findings.error(
                     f'label maps with numbers that are none of the {num_classes} classes '
                     f'(0 to {limit - 1}, and {_IGNORED} for none)',
                     f'{maps[i]} ({", ".join(map(str, wrong[:6]))})',
@@ -56,7 +56,7 @@ def check_labels(dataset: Any, num_classes: int | None, findings: Findings, scop
         if scope.thorough and num_classes is not None:
             for number, name in enumerate(dataset.metainfo.get('classes') or ()):
                 if number not in seen:
-                    findings.count_warning('classes that no pixel has', f'{name!r} ({number})')
+                    findings.warn('classes that no pixel has', f'{name!r} ({number})')
     check_images(zip([s['img_path'] for s in samples], sizes, strict=True), findings, scope)
 
 

@@ -1,0 +1,114 @@
+"""Two nodes that differ, are taken away, or fall silent: named, and nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from ..dist.launch import Node, kept, require_same_from, run_nodes, start_nodes, wait
+
+DIST = Path(__file__).parents[1] / 'dist'
+SMALL, SLOW = DIST / 'small_config.py', DIST / 'slow_config.py'
+EPOCHS = ('--cfg-options', 'train_cfg.max_epochs=4', 'default_hooks.checkpoint.interval=1')
+
+
+def test_nodes_with_different_rates_do_not_train(tmp_path: Path) -> None:
+    each = [['--cfg-options', f'optim_wrapper.optimizer.lr={rate}'] for rate in (0.01, 0.02)]
+    each = [['--work-dir', str(tmp_path / 'w'), *options] for options in each]
+    for end in wait(start_nodes(SMALL, tmp_path, each=each, processes=1), timeout=300):
+        assert end.status == 1, end.text
+        (line,) = [x for x in end.text.splitlines() if x.startswith('error: the nodes do not')]
+        assert 'config.optim_wrapper.optimizer.lr is 0.01 on node' in line
+        assert 'and 0.02 on node' in line
+        assert '(rank 1)' in line
+
+
+@pytest.mark.parametrize(
+    ('owner', 'found', 'remedy'),
+    [('a', "lacks '{}/b/epoch_1.pth'", 'copy the file there'), ('b', "has '{}/b/", 'NODE_RANK=0')],
+)
+def test_a_file_that_one_node_lacks_stops_all(
+    owner: str, found: str, remedy: str, tmp_path: Path
+) -> None:
+    (tmp_path / owner).mkdir()
+    # A checkpoint that could be resumed from, as far as can be seen before it is loaded.
+    content = dict(meta=dict(epoch=1, iter=4), state_dict={'w': torch.ones(9)}, message_hub={})
+    torch.save(content, tmp_path / owner / 'epoch_1.pth')
+    each = [['--work-dir', str(tmp_path / name)] for name in 'ab']
+    nodes = start_nodes(SMALL, tmp_path, '--resume', each=each, processes=1)
+    # Neither waits for the other until a time-out: both end by themselves.
+    for end in wait(nodes, timeout=300):
+        assert end.status == 1, end.text
+        (line,) = [x for x in end.text.splitlines() if x.startswith('error: ')]
+        assert f'(rank 1) {found.format(tmp_path)}' in line
+        assert remedy in line
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize('sent', [signal.SIGTERM, signal.SIGKILL])
+def test_nodes_that_are_taken_away(tmp_path: Path, sent: signal.Signals) -> None:
+    """By a scheduler, which warns, or without a warning."""
+    whole, parts = tmp_path / 'whole', tmp_path / 'parts'
+    run_nodes(SLOW, tmp_path, '--work-dir', str(whole), *EPOCHS, processes=1)
+
+    folder = tmp_path / 'stopped'
+    nodes = start_nodes(SLOW, folder, '--work-dir', str(parts), *EPOCHS, processes=1)
+    try:
+        nodes[0].wait_for('[2][3/8]')
+        for node in nodes:
+            if sent == signal.SIGKILL:
+                node.kill()
+            else:
+                node.process.send_signal(sent)
+    finally:
+        ends = wait(nodes, timeout=60)
+    step, name = 8, 'epoch_1.pth'
+    if sent == signal.SIGTERM:
+        # Status 1 is torchrun's, which has got a signal; the ranks have ended by themselves.
+        assert [end.status for end in ends] == [1, 1], [end.text[-4000:] for end in ends]
+        assert 'SIGKILL' not in ends[0].text + ends[1].text
+        ((name, number),) = re.findall(r'SIGTERM: stopped with .*/(iter_(\d+)\.pth)', ends[0].text)
+        step = int(number)
+        assert 11 <= step < 32
+    assert name in [p.name for p in parts.glob('*.pth')]
+
+    run_nodes(SLOW, tmp_path, '--work-dir', str(parts), '--resume', *EPOCHS, processes=1)
+    require_same_from(step, kept(whole, 2), kept(parts, 2))
+
+
+def process_of(rank: int, node: Node) -> int:
+    """The process of a rank of a node."""
+    for process in Path('/proc').glob('[0-9]*'):
+        try:
+            variables = (process / 'environ').read_bytes().split(b'\0')
+        except OSError:
+            continue
+        if {f'MMVTTT_TEST_NODE={node.mark}'.encode(), f'RANK={rank}'.encode()} <= set(variables):
+            return int(process.name)
+    raise AssertionError(node.text())
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize('rank', [0, 1])
+def test_a_stopped_rank_is_named(tmp_path: Path, rank: int) -> None:
+    """Long before gloo gives up; the first one too, which looks after the others."""
+    args = ('--work-dir', str(tmp_path / 'w'), '--cfg-options', 'train_cfg.max_epochs=500')
+    variables = {'MMVTTT_SILENT_RANK_SECONDS': '12'}
+    (node,) = start_nodes(SLOW, tmp_path, *args, nodes=1, variables=variables)
+    try:
+        node.wait_for('Epoch(train)')
+        stopped = process_of(rank, node)
+        # Not before it has been heard of.
+        time.sleep(5)
+        os.kill(stopped, signal.SIGSTOP)
+        node.wait_for('is given up after 12 s', 60)
+    finally:
+        (end,) = wait([node], timeout=60)
+    place = rf"rank {rank} \('.*', process {stopped}\) has been silent for \d+ s: it is stopped"
+    assert len(re.findall(place, end.text)) == len(re.findall('has been silent', end.text)) >= 1
