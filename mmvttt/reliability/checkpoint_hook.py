@@ -25,7 +25,7 @@ from .atomic_write import PARTIAL, write_whole
 from .nonfinite import bad_weights
 from .resume import RUN_ID
 from .rotation import Rotation
-from .run_lock import RunLock, lock_folder
+from .run_lock import RunLock
 from .settings import training_settings
 from .signals import SAVE, STOP, Preempted, Requests, ignore_signals_in_workers
 
@@ -77,7 +77,8 @@ class CheckpointHook(hooks.CheckpointHook):
         """
         folder = self._folder(runner)
         if '://' not in folder:
-            self._lock = lock_folder(folder)
+            self._lock = RunLock(folder)
+            self._lock.acquire()
         hub = runner.message_hub
         self._rotation = Rotation(hub, folder, self.filename_tmpl, self.max_keep_ckpts)
         self._rotation.drop_foreign_names()
@@ -158,7 +159,6 @@ class CheckpointHook(hooks.CheckpointHook):
         """
         if self._unsaved:
             self._save_now(runner, runner.iter)
-            self._require_saved()
         self._stop_listening()
         super().after_train(runner)
 
@@ -246,20 +246,11 @@ class CheckpointHook(hooks.CheckpointHook):
                 f'last good one is {self.last_ckpt}'
             )
 
-    def _require_saved(self) -> None:
-        if self._unsaved:
-            self._stop_listening()
-            raise UsageError(
-                f'the last checkpoint could not be written to {self.out_dir!r} '
-                f'({self._failure or "see rank 0"}): make room, and go on with --resume'
-            )
-
     def _stop(self, runner: Runner) -> None:
-        self._require_saved()
+        self._stop_listening()
         runner.logger.info(
             f'{self._requests.name}: stopped with {self.last_ckpt}; --resume continues it'
         )
-        self._stop_listening()
         raise Preempted(self.exit_code)
 
     def _stop_listening(self) -> None:
@@ -267,6 +258,11 @@ class CheckpointHook(hooks.CheckpointHook):
         if self._lock is not None:
             self._lock.release()
             self._lock = None
+        if self._unsaved:
+            raise UsageError(
+                f'the last checkpoint could not be written to {self.out_dir!r} '
+                f'({self._failure or "see rank 0"}): make room, and go on with --resume'
+            )
 
     def _save_checkpoint_with_step(self, runner: Runner, step: int, meta: dict) -> None:
         self._require_good_weights(runner)

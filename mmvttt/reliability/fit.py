@@ -25,16 +25,16 @@ _ADVICE = (
 )
 
 
-def watch_resume(runner: Runner, path: str) -> None:
-    """Makes `runner` compare the checkpoint that it resumes from with itself, before it loads it.
+class CompareOnLoad(Hook):
+    """Compares the checkpoint that a runner resumes from with it, before it is loaded.
 
-    Raises (when the runner resumes):
-        ResumeError: The checkpoint is of another training.
+    Args:
+        path: Of the checkpoint, for the messages.
+
+    Raises:
+        ResumeError: When the runner resumes: the checkpoint is of another training.
     """
-    runner.register_hook(_CompareOnLoad(path), priority='HIGHEST')
 
-
-class _CompareOnLoad(Hook):
     def __init__(self, path: str) -> None:
         self.path = path
 

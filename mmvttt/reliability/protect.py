@@ -22,7 +22,7 @@ from .anomaly_hook import AnomalyHook
 from .checkpoint_hook import CheckpointHook
 from .data.paths import check_data
 from .exact_resume import make_exact
-from .fit import watch_resume
+from .fit import CompareOnLoad
 from .match import require_weights
 from .resume import candidates, choose_checkpoint
 from .run_lock import require_free
@@ -82,10 +82,10 @@ def add_protection(cfg: Config) -> None:
     scope = cfg.get('default_scope')
     default_hooks = cfg.setdefault('default_hooks', ConfigDict())
     hook = default_hooks.setdefault('checkpoint', dict(type='CheckpointHook', interval=1))
-    kind = CheckpointHook if hook is None else hook_class(hook, scope)
+    kind = None if hook is None else hook_class(hook, scope)
     if kind is hooks.CheckpointHook and isinstance(hook, dict):
         hook['type'] = 'mmvttt.CheckpointHook'
-    elif not (kind and issubclass(kind, CheckpointHook)):
+    elif kind is not None and not issubclass(kind, CheckpointHook):
         print_log(
             f'default_hooks.checkpoint is a {type_name(kind)}, and stays: SIGTERM and Ctrl-C leave '
             'no checkpoint, a full disk ends the training, and a second one in the folder is not '
@@ -120,7 +120,7 @@ def protect_runner(runner: Runner, checkpoint: str | None = None) -> Iterator[No
         none = f'no checkpoint in {runner.work_dir} yet'
         runner.logger.info(f'resuming from {checkpoint}' if checkpoint else none)
     if checkpoint is not None:
-        watch_resume(runner, checkpoint)
+        runner.register_hook(CompareOnLoad(checkpoint), priority='HIGHEST')
     elif runner._load_from:
         require_weights(runner, runner._load_from)
     try:

@@ -32,19 +32,22 @@ class RunLock:
         self._file: int | None = None
 
     def acquire(self) -> None:
-        """Takes the lock; does nothing where the system or the disk has no locks.
+        """Takes the lock, on rank 0; does nothing where the system or the disk has no locks.
 
         Raises:
-            UsageError: Another process has it: names process and host.
+            UsageError: On all ranks alike: another process has it. Names process and host.
         """
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        if self.path.is_symlink():
-            # The target belongs to another program.
-            self.path.unlink()
-        self._file = _locked(self.path, os.O_CREAT)
-        if self._file is not None:
-            os.truncate(self._file, 0)
-            os.write(self._file, f'process {os.getpid()} on {socket.gethostname()}\n'.encode())
+        with _raised_on_all_ranks():
+            if not is_main_process():
+                return
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            if self.path.is_symlink():
+                # The target belongs to another program.
+                self.path.unlink()
+            self._file = _locked(self.path, os.O_CREAT)
+            if self._file is not None:
+                os.truncate(self._file, 0)
+                os.write(self._file, f'process {os.getpid()} on {socket.gethostname()}\n'.encode())
 
     def release(self) -> None:
         """Lets go of it."""
@@ -106,19 +109,6 @@ def require_free(folder: str | os.PathLike[str]) -> None:
             file = _locked(path)
             if file is not None:
                 os.close(file)
-
-
-def lock_folder(folder: str | os.PathLike[str]) -> RunLock:
-    """Takes the lock of a folder on rank 0.
-
-    Raises:
-        UsageError: On all ranks alike: another training has it.
-    """
-    lock = RunLock(folder)
-    with _raised_on_all_ranks():
-        if is_main_process():
-            lock.acquire()
-    return lock
 
 
 @contextmanager
