@@ -73,7 +73,8 @@ def free_port() -> str:
 def environment(**variables: str) -> dict[str, str]:
     """This process's environment, fit for a rank on the loopback device, with `variables`."""
     clean = {k: v for k, v in os.environ.items() if k not in (*_LAUNCHER, *_WORKER)}
-    paths = [str(TESTS / 'dist'), *filter(None, [clean.get('PYTHONPATH')])]
+    own = [str(TESTS / name) for name in ('dist', 'trainings')]
+    paths = [*own, *filter(None, [clean.get('PYTHONPATH')])]
     clean.update(PYTHON=sys.executable, OMP_NUM_THREADS='1', PYTHONPATH=os.pathsep.join(paths))
     if 'lo' in {name for _, name in socket.if_nameindex()}:
         clean['GLOO_SOCKET_IFNAME'] = 'lo'
