@@ -269,7 +269,9 @@ class _Classifier:
         self.visualizer = UniversalVisualizer()
 
     def __call__(self, image: np.ndarray, score_thr: float) -> tuple[list[str], np.ndarray]:
-        sample = self.run(image, return_datasamples=True)[0]
+        # Not by a call, which shows a bar that mmpretrain may leave open and rich cannot nest.
+        (data,) = self.run.preprocess([image])
+        (sample,) = self.run.forward(data)
         scores = sample.pred_score.cpu().numpy()
         names = self.run.classes or [str(i) for i in range(len(scores))]
         lines = [f'{names[i]} {scores[i]:.3f}' for i in np.argsort(-scores)[:_TOP]]

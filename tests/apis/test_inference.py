@@ -109,7 +109,13 @@ def test_a_segmentor_draws_a_label_map(
         assert sum(float(s.rstrip('%')) for s in shares) == pytest.approx(100, abs=1)
 
 
-def test_a_classifier_names_the_five_likeliest(scenes: Path, tmp_path: Path) -> None:
+def test_a_classifier_names_the_five_likeliest(
+    scenes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mmpretrain.utils import progress
+
+    # Left open, or nested in another, it has rich recurse in every later bar of the process.
+    monkeypatch.setattr(progress.global_live, 'start', lambda: pytest.fail('a second bar'))
     cfg = small('vittt_t_in1k', scenes)
     checkpoint = save_random(cfg, tmp_path / 'w.pth', [f'kind-{i}' for i in range(7)])
     image = scenes / 'img_dir' / 'val' / '0.jpg'
