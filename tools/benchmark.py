@@ -30,12 +30,11 @@ from mmvttt.analysis.benchmark import (
     choose_attention,
     compute,
     count,
-    describe_crossings,
     measure,
-    plot,
     read_csv,
     write_csv,
 )
+from mmvttt.analysis.cost_curves import describe_crossings, plot
 from mmvttt.analysis.models import DenseForward, find_model, image_channels
 from mmvttt.apis.onnx_file import OnnxFile
 from mmvttt.cli import (

@@ -13,14 +13,11 @@ from mmvttt.analysis.benchmark import (
     Measurement,
     choose_attention,
     compute,
-    crossings,
-    describe_crossings,
     measure,
-    plot,
     read_csv,
-    slope,
     write_csv,
 )
+from mmvttt.analysis.cost_curves import crossings, describe_crossings, plot, slope
 
 
 class Doubling(nn.Module):
