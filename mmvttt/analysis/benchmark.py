@@ -119,10 +119,7 @@ def measure(
 
     Raises:
         UsageError: With `cuda_graph`, where `Replayed` raises it: on a CPU, for training.
-        ValueError: For fewer than one repeat.
     """
-    if repeats < 1:
-        raise ValueError(f'repeats={repeats}: time at least one batch')
     device = torch.device(device)
     network = network.to(device).train(train)
     images = torch.rand(batch, in_channels, *size, device=device)

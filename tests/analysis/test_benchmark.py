@@ -87,11 +87,6 @@ def test_out_of_memory_is_a_row_too(tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b'\x89PNG')
 
 
-def test_no_repeats_are_refused() -> None:
-    with pytest.raises(ValueError, match='repeats=0'):
-        measure(nn.Identity(), 'n', 1, (8, 8), repeats=0)
-
-
 def rows_of(name: str, costs: dict[int, float], **others: object) -> list[Measurement]:
     """Rows of a made-up model: GFLOPs by the side of the image."""
     model = nn.Conv2d(3, 1, 1)

@@ -248,10 +248,6 @@ def test_browsing_draws_the_labels(scenes: Path, tmp_path: Path) -> None:
 
 def test_browsing_says_what_is_missing(scenes: Path, tmp_path: Path) -> None:
     cfg = small('upernet_vittt_t_camvid', scenes)
-    with pytest.raises(UsageError, match=r"'validation'.*'val'"):
-        list(browse(cfg, tmp_path, split='validation'))
-    with pytest.raises(UsageError, match='num_images is 0'):
-        list(browse(cfg, tmp_path, num_images=0))
     with pytest.raises(UsageError, match='no train_dataloader'):
         list(browse(Config(dict(default_scope='mmseg')), tmp_path))
     cfg.train_dataloader.dataset.data_root = str(tmp_path / 'nowhere')
