@@ -40,6 +40,7 @@ from mmvttt.apis.onnx_file import OnnxFile
 from mmvttt.cli import (
     add_cfg_options,
     add_device,
+    add_shape,
     command_line,
     not_negative,
     plain_errors,
@@ -66,13 +67,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         default=[224],
         help='sides of the (square) images in pixels',
     )
-    parser.add_argument(
-        '--shape',
-        nargs=2,
-        type=positive,
-        metavar=('HEIGHT', 'WIDTH'),
-        help='one size that is no square, instead of --sizes, e.g. 800 1333',
-    )
+    add_shape(parser, help='one size that is no square, instead of --sizes, e.g. 800 1333')
     parser.add_argument('--batch', nargs='+', type=positive, default=[1], help='images at once')
     add_device(parser)
     parser.add_argument(

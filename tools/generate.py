@@ -21,6 +21,7 @@ from mmvttt.cli import (
     add_cfg_options,
     add_config,
     add_device,
+    add_shape,
     command_line,
     not_negative,
     plain_errors,
@@ -51,9 +52,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument('--scheduler', choices=SCHEDULERS, help='default: that of the training')
     parser.add_argument('--seed', type=not_negative, default=0)
-    parser.add_argument(
-        '--size', nargs=2, type=positive, metavar=('HEIGHT', 'WIDTH'), help='size of the image'
-    )
+    add_shape(parser, '--size', help='size of the image')
     parser.add_argument('--batch-size', type=positive, default=16)
     parser.add_argument('--vae', help="folder of diffusers' AutoencoderKL; pixels need none")
     parser.add_argument('--out', default='work_dirs/generate/grid.png', help='a grid of all images')

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -18,6 +19,7 @@ from mmengine.config import Config
 from mmengine.dist import barrier, get_rank, get_world_size, is_main_process
 from mmengine.registry import MODELS, init_default_scope
 from torch import Tensor, nn
+from torchvision.utils import save_image
 
 from ..errors import CheckpointMismatchError, MissingDataError, UsageError
 from ..models.generation.diffusion_model import DiffusionModel, require_diffusers
@@ -227,25 +229,13 @@ def write_npz(images: np.ndarray, path: str | os.PathLike[str]) -> None:
     part.replace(path)
 
 
-def write_grid(
-    images: np.ndarray, path: str | os.PathLike[str], columns: int | None = None
-) -> None:
-    """Writes images `(N, H, W, 3)` in a grid; small ones are enlarged to 32 pixels or more."""
-    from PIL import Image
-
-    count, height, width = images.shape[:3]
-    columns = int(np.ceil(count**0.5))
-    rows = -(-count // columns)
-    times = -(-32 // min(height, width))
-    images = images.repeat(times, 1).repeat(times, 2)
-    gap = 2
-    high, wide = times * height + gap, times * width + gap
-    grid = np.full((rows * high + gap, columns * wide + gap, 3), 255, np.uint8)
-    for i, image in enumerate(images):
-        top, left = (gap + i // columns * high), (gap + i % columns * wide)
-        grid[top : top + high - gap, left : left + wide - gap] = image
+def write_grid(images: np.ndarray, path: str | os.PathLike[str]) -> None:
+    """Writes images `(N, H, W, 3)` in a square grid; small ones are enlarged to 32 pixels or more."""
+    times = -(-32 // min(images.shape[1:3]))
+    pictures = torch.from_numpy(images.repeat(times, 1).repeat(times, 2)).permute(0, 3, 1, 2)
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(grid).save(path)
+    columns = math.ceil(len(images) ** 0.5)
+    save_image(pictures / 255, path, nrow=columns, padding=2, pad_value=1)
 
 
 def load_extractor(path: str | os.PathLike[str]) -> nn.Module:

@@ -195,7 +195,6 @@ def open_model(
     scope = _require_scope(config)
     # Before the toolboxes stumble over what is no checkpoint.
     weights = read_weights(checkpoint)
-    _dataset_meta(checkpoint)
     init_default_scope(scope)
     look = _LOOKS[scope](config, os.fspath(checkpoint), device)
     require_match(look.run.model, weights, os.fspath(checkpoint))

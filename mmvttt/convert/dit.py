@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..errors import CheckpointError
 from .conversion import Conversion
+from .layouts import to_our_shape, to_public_shape
 
 StateDict = Mapping[str, Tensor]
 
@@ -32,8 +33,6 @@ _IN_BLOCKS = (
     ('mixer', 'attn', None),
     ('cpe', 'cpe', None),
 )
-# Inner weights have one more dimension there: images, or input channels per group.
-_EXTRA_DIMENSION = {'mixer.w1': 0, 'mixer.w2': 0, 'mixer.w3': 1}
 
 
 def is_dit(weights: StateDict) -> bool:
@@ -64,9 +63,8 @@ def dit_to_ours(weights: StateDict) -> Conversion:
         elif own is None or own not in expected:
             result.left_over.append(name)
         else:
-            at = _EXTRA_DIMENSION.get(own.split('.', 2)[-1])
             result.matched[name] = f'{PREFIX}{own}'
-            result.weights[f'{PREFIX}{own}'] = value if at is None else value.squeeze(at)
+            result.weights[f'{PREFIX}{own}'] = to_our_shape(own, value)
     result.missing = [n for n in map(_OURS_TO_AUTHORS, expected) if n and n not in weights]
     _require_shapes(result)
     return result
@@ -91,9 +89,8 @@ def dit_to_public(weights: StateDict, sample_size: int = 32) -> Conversion:
         if public is None or own not in expected:
             result.left_over.append(name)
             continue
-        at = _EXTRA_DIMENSION.get(own.split('.', 2)[-1])
         result.matched[name] = public
-        result.weights[public] = value if at is None else value.unsqueeze(at)
+        result.weights[public] = to_public_shape(own, value)
     from ..models.generation.dit3 import position_table
 
     kernel = weights[f'{PREFIX}patch_embed.weight']
