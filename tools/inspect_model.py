@@ -20,7 +20,8 @@ example: python tools/inspect_model.py vittt_t_in1k photo.jpg --checkpoint vittt
 import argparse
 from pathlib import Path
 
-from mmvttt.analysis.inspect import DEFAULT, Look, inspect_model
+from mmvttt.analysis.inspect import DEFAULT, inspect_model
+from mmvttt.analysis.look import Look
 from mmvttt.analysis.models import load_model
 from mmvttt.cli import add_cfg_options, add_shape, command_line, plain_errors
 

@@ -230,7 +230,7 @@ def write_npz(images: np.ndarray, path: str | os.PathLike[str]) -> None:
 
 
 def write_grid(images: np.ndarray, path: str | os.PathLike[str]) -> None:
-    """Writes images `(N, H, W, 3)` in a square grid; small ones are enlarged to 32 pixels or more."""
+    """Writes images `(N, H, W, 3)` in a square grid, small ones enlarged to 32 pixels or more."""
     times = -(-32 // min(images.shape[1:3]))
     pictures = torch.from_numpy(images.repeat(times, 1).repeat(times, 2)).permute(0, 3, 1, 2)
     Path(path).parent.mkdir(parents=True, exist_ok=True)
