@@ -61,23 +61,6 @@ def binary(name: str, root: Path) -> Config:
     return cfg
 
 
-def cascade(name: str, root: Path) -> Config:
-    """A segmentor with a second decode head, that of its predictions."""
-    cfg = small(name, root)
-    head = dict(
-        num_classes=3,
-        in_channels=[64] * 4,
-        in_index=(0, 1, 2, 3),
-        input_transform='resize_concat',
-        channels=16,
-        loss_decode=dict(type='CrossEntropyLoss'),
-    )
-    heads = [dict(head, type='FCNHead', num_convs=1), dict(head, type='OCRHead', ocr_channels=8)]
-    cfg.model.update(type='CascadeEncoderDecoder', num_stages=2, auxiliary_head=None)
-    cfg.model.decode_head = heads
-    return cfg
-
-
 def save_random(cfg: Config, path: Path, classes: Sequence[str]) -> Path:
     model = build(cfg)
     model.init_weights()
@@ -90,9 +73,7 @@ def is_picture(path: Path) -> bool:
     return path.is_file() and cv2.imread(str(path)) is not None
 
 
-@pytest.mark.parametrize(
-    ('make', 'classes'), [(small, 11), (binary, 2), (cascade, 3)], ids=['', 'binary', 'cascade']
-)
+@pytest.mark.parametrize(('make', 'classes'), [(small, 11), (binary, 2)], ids=['', 'binary'])
 def test_a_segmentor_draws_a_label_map(
     make: Callable, classes: int, scenes: Path, tmp_path: Path
 ) -> None:

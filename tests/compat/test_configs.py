@@ -10,7 +10,6 @@ import mmengine.utils
 import pytest
 from mmengine.config.utils import MODULE2PACKAGE
 
-from mmvttt import config
 from mmvttt.compat import configs
 
 INHERIT = """
@@ -90,18 +89,6 @@ def test_forks_get_their_names_only_instead_of_the_originals(
         assert MODULE2PACKAGE['mmvttt'] == 'mmvttt'
     finally:
         MODULE2PACKAGE.update(before)
-
-
-def test_configs_are_found_with_and_without_mim(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    clone = tmp_path / 'configs'
-    clone.mkdir()
-    monkeypatch.setattr(config, '__file__', str(tmp_path / 'mmvttt' / 'config.py'))
-    assert config.config_root() == clone
-    packaged = tmp_path / 'mmvttt' / '.mim' / 'configs'
-    packaged.mkdir(parents=True)
-    assert config.config_root() == packaged
 
 
 def test_unknown_config_names_a_close_one() -> None:
