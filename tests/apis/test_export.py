@@ -8,7 +8,7 @@ import torch
 from mmengine.config import Config
 
 from mmvttt.analysis.models import find_model, load_model
-from mmvttt.apis.export import export_model
+from mmvttt.apis.export import export_model, exportable
 from mmvttt.errors import CheckpointMismatchError, UsageError
 
 from ..configs.reduced import reduce_model
@@ -148,3 +148,17 @@ def test_what_is_not_in_the_file_may_be_missing(tmp_path: Path, untraced: list) 
     torch.save({n: w for n, w in model.state_dict().items() if 'roi_head' not in n}, weights)
     with pytest.raises(Traced):
         next(export_model(config, weights, tmp_path / 'm.pt2', fixed_size=True))
+
+
+def test_a_head_that_takes_more_than_features_is_refused() -> None:
+    class QueryHead(torch.nn.Module):
+        def forward(self, features: Any, batch_data_samples: Any) -> None: ...
+
+    class Segmentor(torch.nn.Module):
+        decode_head = QueryHead()
+
+        def extract_feat(self, image: torch.Tensor) -> torch.Tensor:
+            return image
+
+    with pytest.raises(UsageError, match='QueryHead takes more than features'):
+        exportable(Segmentor())
