@@ -87,6 +87,7 @@ def main(argv: list[str] | None = None) -> None:
     with plain_errors():
         # Imported here, where a missing diffusers becomes a clear error.
         from mmvttt.apis import generate as api
+        from mmvttt.apis.image_measures import load_extractor, measure
         from mmvttt.errors import UsageError
 
         if args.launcher != 'none':
@@ -134,8 +135,8 @@ def main(argv: list[str] | None = None) -> None:
             api.write_npz(images, args.npz)
             print(f'arr_0 {images.shape} → {args.npz}')
         if args.reference:
-            extractor = api.load_extractor(args.features) if args.features else None
-            for name, value in api.measure(images, args.reference, extractor).items():
+            extractor = load_extractor(args.features) if args.features else None
+            for name, value in measure(images, args.reference, extractor).items():
                 print(f'{name:<10} {value:.4f}')
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
 import os
@@ -18,13 +19,13 @@ import torch
 from mmengine.config import Config
 from mmengine.dist import barrier, get_rank, get_world_size, is_main_process
 from mmengine.registry import MODELS, init_default_scope
-from torch import Tensor, nn
+from torch import Tensor
 from torchvision.utils import save_image
 
 from ..errors import CheckpointMismatchError, MissingDataError, UsageError
 from ..models.generation.diffusion_model import DiffusionModel, require_diffusers
-from ..models.generation.measures import as_features, frechet_distance, precision_recall
 from ..models.generation.sampling import image_generator, sample, sampling_scheduler
+from ..reliability.atomic_write import write_whole
 from ..reliability.match import compare, require_match
 from ..reliability.read import named_tensors, read_content
 
@@ -206,10 +207,9 @@ def generate(
             [image_generator(settings.seed, i) for i in indices],
             device,
         )
-        part = folder / f'.batch_{start}.part'
-        with part.open('wb') as file:
-            np.save(file, _pixels(latents, autoencoder))
-        part.replace(_file(folder, start))
+        batch = io.BytesIO()
+        np.save(batch, _pixels(latents, autoencoder))
+        write_whole(_file(folder, start), batch.getvalue())
     barrier()
     return folder
 
@@ -223,10 +223,9 @@ def read_images(folder: str | os.PathLike[str]) -> np.ndarray:
 
 def write_npz(images: np.ndarray, path: str | os.PathLike[str]) -> None:
     """Writes `arr_0`, `(N, H, W, 3)` uint8: what ADM's evaluator reads."""
-    part = Path(path).with_suffix('.part.npz')
-    part.parent.mkdir(parents=True, exist_ok=True)
-    np.savez(part, images)
-    part.replace(path)
+    content = io.BytesIO()
+    np.savez(content, images)
+    write_whole(path, content.getvalue())
 
 
 def write_grid(images: np.ndarray, path: str | os.PathLike[str]) -> None:
@@ -236,89 +235,6 @@ def write_grid(images: np.ndarray, path: str | os.PathLike[str]) -> None:
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     columns = math.ceil(len(images) ** 0.5)
     save_image(pictures / 255, path, nrow=columns, padding=2, pad_value=1)
-
-
-def load_extractor(path: str | os.PathLike[str]) -> nn.Module:
-    """Loads a network saved by `torch.export.save`, in which the number of images B is dynamic.
-
-    It makes features `(B, F)` of images `(B, 3, H, W)` in [0, 1].
-
-    Raises:
-        MissingDataError: There is no such file.
-        UsageError: It is another kind of file.
-    """
-    if not Path(path).is_file():
-        raise MissingDataError(f'there are no features {os.fspath(path)!r}: give a .pt2 file')
-    try:
-        return torch.export.load(path).module()
-    except Exception as error:
-        # The error depends on the kind of the file.
-        raise UsageError(
-            f'--features {os.fspath(path)!r} cannot be read ({type(error).__name__}): give what '
-            'torch.export.save has written'
-        ) from error
-
-
-def measure(
-    images: np.ndarray,
-    reference: str | os.PathLike[str],
-    extractor: nn.Module | None = None,
-    batch_size: int = 64,
-) -> dict[str, float]:
-    """Fréchet distance, precision and recall of images against a reference.
-
-    Args:
-        images: `(N, H, W, 3)` uint8.
-        reference: An `.npz` of images as ADM's (`arr_0`), a folder of image files of one size, or
-            an `.npy` of features of the same extractor.
-        extractor: Images `(B, 3, H, W)` in [0, 1] → features `(B, F)`; None takes the pixels.
-        batch_size: Images at a time.
-
-    Raises:
-        MissingDataError: There is no such reference.
-        UsageError: The features of the two do not fit together.
-    """
-    path = Path(reference)
-    if path.suffix == '.npy' and path.is_file():
-        real = as_features(np.load(path, allow_pickle=False))
-    else:
-        real = _features(_read_reference(path), extractor, batch_size)
-    found = _features(images, extractor, batch_size)
-    precision, recall = precision_recall(found, real)
-    return dict(frechet=frechet_distance(found, real), precision=precision, recall=recall)
-
-
-def _read_reference(path: Path) -> np.ndarray:
-    if path.suffix == '.npz' and path.is_file():
-        with np.load(path, allow_pickle=False) as arrays:
-            return arrays[arrays.files[0]]
-    if path.is_dir():
-        from PIL import Image
-
-        files = sorted(f for f in path.rglob('*') if f.suffix in ('.png', '.jpg', '.jpeg', '.JPEG'))
-        pictures = [np.asarray(Image.open(f).convert('RGB')) for f in files]
-        if len({p.shape for p in pictures}) == 1:
-            return np.stack(pictures)
-        if pictures:
-            raise UsageError(f'the images in {str(path)!r} have several sizes: make them one size')
-    raise MissingDataError(
-        f'there is no reference {str(path)!r}: give an .npz of images, a folder of images, or an '
-        '.npy of features'
-    )
-
-
-@torch.inference_mode()
-def _features(images: np.ndarray, extractor: nn.Module | None, batch_size: int) -> Tensor:
-    found = []
-    parameter = None if extractor is None else next(extractor.parameters(), None)
-    for start in range(0, len(images), batch_size):
-        batch = (
-            torch.from_numpy(images[start : start + batch_size]).permute(0, 3, 1, 2).float() / 255
-        )
-        if extractor is not None:
-            batch = extractor(batch if parameter is None else batch.to(parameter))
-        found.append(batch.flatten(1).cpu())
-    return torch.cat(found)
 
 
 def _conditions(
@@ -382,10 +298,7 @@ def _claim(folder: Path, settings: Settings, source: str) -> None:
     wanted = json.loads(json.dumps({**asdict(settings), 'source': source}))
     notes = folder / _SETTINGS
     if is_main_process() and not notes.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        part = folder / '.settings.part'
-        part.write_text(json.dumps(wanted, indent=1))
-        part.replace(notes)
+        write_whole(notes, json.dumps(wanted, indent=1).encode())
     barrier()
     found = json.loads(notes.read_text())
     changed = [name for name in wanted if found.get(name) != wanted[name]]

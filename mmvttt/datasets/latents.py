@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..errors import DataError, MissingDataError, UsageError
 from ..registry import DATASETS
+from ..reliability.atomic_write import write_whole
 
 _NOTES, _MOMENTS = 'latents.json', 'moments.npy'
 # Images between two notes of how far the cache is.
@@ -293,6 +294,4 @@ def _start_or_resume(out: Path, notes: dict[str, Any]) -> int:
 
 
 def _note(out: Path, notes: dict[str, Any]) -> None:
-    part = out / f'.{_NOTES}.part'
-    part.write_text(json.dumps(notes, indent=1))
-    part.replace(out / _NOTES)
+    write_whole(out / _NOTES, json.dumps(notes, indent=1).encode())
