@@ -5,8 +5,6 @@ import sys
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
-import mmengine.config.config
-import mmengine.utils
 import pytest
 from mmengine.config.utils import MODULE2PACKAGE
 
@@ -58,19 +56,6 @@ def test_missing_packages(package: str) -> None:
     assert not configs.is_installed(package)
     with pytest.raises(PackageNotFoundError, match=package):
         configs.get_installed_path(package)
-
-
-def test_replaces_both_look_ups_where_they_were_imported_to() -> None:
-    needed = configs.find_packages_by_import() is None
-    for module in (mmengine.utils, mmengine.config.config):
-        assert (module.is_installed is configs.is_installed) == needed
-        assert (module.get_installed_path is configs.get_installed_path) == needed
-
-
-def test_no_replacement_where_nothing_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(configs, 'find_spec', lambda name: object())
-    monkeypatch.setattr(configs, '__file__', '/env/site-packages/mmvttt/compat/configs.py')
-    assert 'pkg_resources is there' in (configs.find_packages_by_import() or '')
 
 
 def test_forks_get_their_names_only_instead_of_the_originals(
