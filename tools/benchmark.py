@@ -245,22 +245,19 @@ def main(argv: list[str] | None = None) -> None:
             raise UsageError('give models to measure, or tables to --draw')
         if args.draw and not args.plot:
             raise UsageError('--draw: say with --plot which image file to write')
-        if args.pack and (args.train or args.device != 'cpu' or not is_worthwhile()):
-            raise UsageError(
-                '--pack is for inference (no --train) on --device cpu, with AVX-512 and a torch '
-                'that has oneDNN; leave it out'
-            )
-        if args.cuda_graph and (
-            args.train or args.computed or torch.device(args.device).type != 'cuda'
+        for option, given, device in (
+            ('--pack', args.pack, 'cpu'),
+            ('--onnx', args.onnx, 'cpu'),
+            ('--cuda-graph', args.cuda_graph, 'cuda'),
         ):
-            raise UsageError(
-                '--cuda-graph is for inference (no --train, no --computed) on a GPU (--device '
-                'cuda); leave it out'
-            )
-        if args.onnx and (args.train or args.computed or args.device != 'cpu'):
-            raise UsageError(
-                '--onnx is for inference (no --train, no --computed) on --device cpu; leave it out'
-            )
+            elsewhere = torch.device(args.device).type != device
+            if given and (args.train or args.computed or elsewhere):
+                raise UsageError(
+                    f'{option} is for inference (no --train, no --computed) on --device {device}; '
+                    'leave it out'
+                )
+        if args.pack and not is_worthwhile():
+            raise UsageError('--pack needs AVX-512 and a torch that has oneDNN; leave it out')
         if args.names and len(args.names) != len(args.draw or []):
             raise UsageError(f'--names: give {len(args.draw or [])}, one for each table of --draw')
         complete = True

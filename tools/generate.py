@@ -21,6 +21,7 @@ from mmvttt.cli import (
     add_cfg_options,
     add_config,
     add_device,
+    add_launcher,
     add_shape,
     command_line,
     not_negative,
@@ -63,7 +64,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         help='.pt2 of torch.export: images (B, 3, H, W) in [0, 1] → (B, F); default: the pixels',
     )
     add_device(parser)
-    parser.add_argument('--launcher', choices=('none', 'pytorch', 'slurm', 'mpi'), default='none')
+    add_launcher(parser)
     add_cfg_options(parser, 'model.transformer.patch_size=4')
     return parser.parse_args(argv)
 
