@@ -10,12 +10,10 @@ several GPUs: torchrun --nproc-per-node 8 tools/generate.py … --launcher pytor
 
 import argparse
 import os
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
 from mmengine.dist import init_dist, is_main_process
-from rich.progress import track
 
 from mmvttt.cli import (
     add_cfg_options,
@@ -79,10 +77,6 @@ def chosen_classes(texts: list[str], count: int | None) -> tuple[int, ...]:
     return tuple(int(text) for text in texts)
 
 
-def progress(batches: Sequence) -> Iterable:
-    return track(batches, description='batches', disable=not is_main_process())
-
-
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     with plain_errors():
@@ -126,7 +120,7 @@ def main(argv: list[str] | None = None) -> None:
         told = f', prompts {args.prompt or args.prompts}' if prompts else ''
         source = f'{os.path.basename(args.checkpoint)} {api.digest(args.checkpoint)}{told}'
         parts = out.with_name(f'{out.stem}_parts')
-        api.generate(model, settings, parts, vae, prompts, source, progress)
+        api.generate(model, settings, parts, vae, prompts, source)
         if not is_main_process():
             return
         images = api.read_images(parts)

@@ -7,7 +7,7 @@ import io
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -19,6 +19,8 @@ import torch
 from mmengine.config import Config
 from mmengine.dist import barrier, get_rank, get_world_size, is_main_process
 from mmengine.registry import MODELS, init_default_scope
+from rich.console import Console
+from rich.progress import track
 from torch import Tensor
 from torchvision.utils import save_image
 
@@ -29,7 +31,6 @@ from ..reliability.atomic_write import write_whole
 from ..reliability.match import compare, require_match
 from ..reliability.read import named_tensors, read_content
 
-Track = Callable[[Sequence], Iterable]
 _SETTINGS = 'settings.json'
 
 
@@ -157,11 +158,11 @@ def generate(
     autoencoder: Any = None,
     prompts: Mapping[str, Tensor] | None = None,
     source: str = '',
-    track: Track = iter,
 ) -> Path:
     """Writes images as uint8 arrays into a folder, batch by batch, and goes on where it stopped.
 
-    With several processes each makes its share of the batches; the images are the same.
+    With several processes each makes its share of the batches; the images are the same. A bar on
+    stderr shows the progress.
 
     Args:
         model: See `load_generator`.
@@ -171,7 +172,6 @@ def generate(
         prompts: What the transformer is told about each prompt, `(P, …)` by name: image i is of
             prompt i % P. `null_…` are the same for no prompt, `(1, …)`.
         source: Whatever else the images depend on, a checkpoint's name for one.
-        track: Wraps the batches of this process, to show how far it is.
 
     Returns:
         The folder.
@@ -183,12 +183,18 @@ def generate(
     conditions = _conditions(model, settings, prompts)
     scheduler = sampling_scheduler(model.scheduler, settings.scheduler)
     shape = _shape(model, settings)
+    if autoencoder is None and shape[0] not in (1, 3):
+        raise UsageError(
+            f'latents of {shape[0]} channels are no picture: give --vae FOLDER, the autoencoder '
+            'that they are of'
+        )
     folder = Path(folder)
     _claim(folder, settings, source)
     starts = range(0, settings.count, settings.batch_size)
     todo = [s for s in starts[get_rank() :: get_world_size()] if not _file(folder, s).exists()]
     device = next(model.parameters()).device
-    for start in track(todo):
+    bar = dict(console=Console(stderr=True), disable=not is_main_process())
+    for start in track(todo, 'drawing', **bar):
         indices = list(range(start, min(start + settings.batch_size, settings.count)))
         condition, null = ({n: v.to(device) for n, v in c.items()} for c in conditions(indices))
 
@@ -329,10 +335,5 @@ def _pixels(latents: Tensor, autoencoder: Any) -> np.ndarray:
         config, parameter = autoencoder.config, next(autoencoder.parameters())
         shift = config.get('shift_factor') or 0.0
         latents = autoencoder.decode((latents / config.scaling_factor + shift).to(parameter)).sample
-    if latents.shape[1] not in (1, 3):
-        raise UsageError(
-            f'latents of {latents.shape[1]} channels are no picture: give --vae FOLDER, the '
-            'autoencoder that they are of'
-        )
     levels = (latents.float().expand(-1, 3, -1, -1) / 2 + 0.5).clamp(0, 1) * 255
     return levels.round().to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy()
