@@ -32,7 +32,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = command_line(__doc__)
     parser.add_argument('configs', nargs='+', help='config files, or names of shipped ones')
     parser.add_argument('--batch', type=positive, default=2, help='images of a step; default: 2')
-    add_shape(parser)
+    add_shape(parser, help="default: what images are padded to, or the papers' size")
     parser.add_argument(
         '--amp', nargs='+', choices=PRECISIONS, default=[None], help="default: the config's"
     )
