@@ -40,12 +40,7 @@ def explain_build(error: KeyError | TypeError | ValueError) -> str | None:
     inits = [f'{part.__qualname__}.__init__()' for part in _classes(built)]
     if not unexpected or refused not in (inits or [f'{getattr(built, "__qualname__", "")}()']):
         return None
-    return explain_option(built, name.split("'")[1])
-
-
-def explain_option(built: Any, name: str) -> str:
-    """Explains that a class or function has no option of that name."""
-    options = _options(built)
+    name, options = name.split("'")[1], _options(built)
     return (
         f'{built.__name__} has no option {name!r}{_did_you_mean(name, options)}; it has '
         f'{", ".join(options)}'

@@ -5,7 +5,6 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -48,14 +47,13 @@ def add_launcher(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--local-rank', '--local_rank', type=int, default=0, help=argparse.SUPPRESS)
 
 
-def add_model_and_images(parser: argparse.ArgumentParser, out: str) -> None:
-    """Arguments of tools that look into a model on some images; `out` is their default folder."""
-    parser.add_argument('model', help='a config file, the name of a shipped one, or a timm model')
-    parser.add_argument('images', nargs='+', type=Path)
-    parser.add_argument('--checkpoint', help='the weights; default: random or those of init_cfg')
-    parser.add_argument('--shape', nargs=2, type=positive, metavar=('HEIGHT', 'WIDTH'))
-    parser.add_argument('--out', type=Path, default=Path(out))
-    add_cfg_options(parser, 'model.backbone.arch=base')
+def add_shape(parser: argparse.ArgumentParser, name: str = '--shape', **options: Any) -> None:
+    """The option --shape HEIGHT WIDTH, of the images in pixels."""
+    options.setdefault(
+        'help', 'default: 800 1333 for detectors, 512 512 for segmentors, else 224 224'
+    )
+    metavar = ('HEIGHT', 'WIDTH')
+    parser.add_argument(name, nargs=2, type=positive, metavar=metavar, **options)
 
 
 def positive(text: str) -> int:

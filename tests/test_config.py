@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from mmengine.registry import MODELS
 
-from mmvttt.config import config_names, config_root, find_config, load_config
+from mmvttt.config import config_root, find_config, load_config
 from mmvttt.errors import UsageError
 from mmvttt.registry import resolve_type
 
@@ -39,13 +39,6 @@ def test_a_dict_in_the_place_of_a_name_is_a_sentence(tmp_path: Path) -> None:
         load_config(child)
 
 
-def test_a_config_of_a_toolbox() -> None:
-    pytest.importorskip('mmdet')
-    found = find_config('mmdet::_base_/models/mask-rcnn_r50_fpn')
-    assert found is not None
-    assert found.parts[-3:] == ('_base_', 'models', 'mask-rcnn_r50_fpn.py')
-
-
 CLASSES = """
 from mmdet.models import MaskRCNN
 from mmdet.models.losses.smooth_l1_loss import L1Loss
@@ -67,20 +60,6 @@ def test_a_pure_python_config_is_of_its_model_s_toolbox_and_so_is_its_dump(tmp_p
     kind = dumped.model.loss.type
     assert kind == 'mmdet.models.losses.smooth_l1_loss.L1Loss'
     assert resolve_type(kind, MODELS, 'mmdet') is models.L1Loss
-
-
-@pytest.mark.parametrize(
-    'model', ["dict(type='mine.Model')", "dict(type='MaskRCNN')", 'dict()', 'None', '[1]']
-)
-def test_no_toolbox_is_guessed(tmp_path: Path, model: str) -> None:
-    (tmp_path / 'mine.py').write_text(f'model = {model}\n')
-    assert load_config(tmp_path / 'mine.py').get('default_scope') is None
-
-
-def test_paths_and_other_names_are_left_alone() -> None:
-    assert find_config('somewhere/mine.py') == Path('somewhere/mine.py')
-    assert find_config('resnet18') is None
-    assert NAME in config_names()
 
 
 @pytest.mark.parametrize(

@@ -30,17 +30,17 @@ from mmvttt.analysis.benchmark import (
     choose_attention,
     compute,
     count,
-    describe_crossings,
     measure,
-    plot,
     read_csv,
     write_csv,
 )
+from mmvttt.analysis.cost_curves import describe_crossings, plot
 from mmvttt.analysis.models import DenseForward, find_model, image_channels
 from mmvttt.apis.onnx_file import OnnxFile
 from mmvttt.cli import (
     add_cfg_options,
     add_device,
+    add_shape,
     command_line,
     not_negative,
     plain_errors,
@@ -67,13 +67,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         default=[224],
         help='sides of the (square) images in pixels',
     )
-    parser.add_argument(
-        '--shape',
-        nargs=2,
-        type=positive,
-        metavar=('HEIGHT', 'WIDTH'),
-        help='one size that is no square, instead of --sizes, e.g. 800 1333',
-    )
+    add_shape(parser, help='one size that is no square, instead of --sizes, e.g. 800 1333')
     parser.add_argument('--batch', nargs='+', type=positive, default=[1], help='images at once')
     add_device(parser)
     parser.add_argument(
@@ -251,22 +245,19 @@ def main(argv: list[str] | None = None) -> None:
             raise UsageError('give models to measure, or tables to --draw')
         if args.draw and not args.plot:
             raise UsageError('--draw: say with --plot which image file to write')
-        if args.pack and (args.train or args.device != 'cpu' or not is_worthwhile()):
-            raise UsageError(
-                '--pack is for inference (no --train) on --device cpu, with AVX-512 and a torch '
-                'that has oneDNN; leave it out'
-            )
-        if args.cuda_graph and (
-            args.train or args.computed or torch.device(args.device).type != 'cuda'
+        for option, given, device in (
+            ('--pack', args.pack, 'cpu'),
+            ('--onnx', args.onnx, 'cpu'),
+            ('--cuda-graph', args.cuda_graph, 'cuda'),
         ):
-            raise UsageError(
-                '--cuda-graph is for inference (no --train, no --computed) on a GPU (--device '
-                'cuda); leave it out'
-            )
-        if args.onnx and (args.train or args.computed or args.device != 'cpu'):
-            raise UsageError(
-                '--onnx is for inference (no --train, no --computed) on --device cpu; leave it out'
-            )
+            elsewhere = torch.device(args.device).type != device
+            if given and (args.train or args.computed or elsewhere):
+                raise UsageError(
+                    f'{option} is for inference (no --train, no --computed) on --device {device}; '
+                    'leave it out'
+                )
+        if args.pack and not is_worthwhile():
+            raise UsageError('--pack needs AVX-512 and a torch that has oneDNN; leave it out')
         if args.names and len(args.names) != len(args.draw or []):
             raise UsageError(f'--names: give {len(args.draw or [])}, one for each table of --draw')
         complete = True

@@ -7,8 +7,6 @@ example: python tools/cache_latents.py data/imagenet/train sd-vae-ft-ema data/la
 
 import argparse
 
-from rich.progress import track
-
 from mmvttt.cli import add_device, command_line, not_negative, plain_errors, positive
 
 
@@ -34,15 +32,8 @@ def main(argv: list[str] | None = None) -> None:
         from mmvttt.datasets.latents import ClassFolders, cache_latents
 
         images = ClassFolders(args.images, args.size)
-        cache_latents(
-            load_autoencoder(args.autoencoder, args.device),
-            images,
-            args.out,
-            args.batch_size,
-            args.num_workers,
-            args.dtype,
-            track,
-        )
+        autoencoder = load_autoencoder(args.autoencoder, args.device)
+        cache_latents(autoencoder, images, args.out, args.batch_size, args.num_workers, args.dtype)
         print(f'{len(images)} images of {len(images.classes)} classes → {args.out}')
 
 

@@ -12,7 +12,7 @@ example: python tools/export.py vittt_t_in1k --checkpoint epoch_300.pth --out vi
 import argparse
 
 from mmvttt.apis.export import export_model
-from mmvttt.cli import add_cfg_options, command_line, plain_errors, positive
+from mmvttt.cli import add_cfg_options, add_shape, command_line, plain_errors
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -20,14 +20,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument('model', help="a config, the name of one of ours, or a model of timm's")
     parser.add_argument('--checkpoint', help='file with the weights; default: random ones')
     parser.add_argument('--out', required=True, metavar='FILE.pt2|FILE.onnx', help='what to write')
-    parser.add_argument(
-        '--shape',
-        nargs=2,
-        type=positive,
-        metavar=('HEIGHT', 'WIDTH'),
-        help='of the example image; default: 800 1333 for detectors, 512 512 for segmentors, '
-        'else 224 224',
-    )
+    add_shape(parser)
     parser.add_argument(
         '--fixed-size', action='store_true', help='free the batch alone, not height and width'
     )

@@ -10,17 +10,17 @@ several GPUs: torchrun --nproc-per-node 8 tools/generate.py … --launcher pytor
 
 import argparse
 import os
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
 from mmengine.dist import init_dist, is_main_process
-from rich.progress import track
 
 from mmvttt.cli import (
     add_cfg_options,
     add_config,
     add_device,
+    add_launcher,
+    add_shape,
     command_line,
     not_negative,
     plain_errors,
@@ -51,9 +51,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument('--scheduler', choices=SCHEDULERS, help='default: that of the training')
     parser.add_argument('--seed', type=not_negative, default=0)
-    parser.add_argument(
-        '--size', nargs=2, type=positive, metavar=('HEIGHT', 'WIDTH'), help='size of the image'
-    )
+    add_shape(parser, '--size', help='size of the image')
     parser.add_argument('--batch-size', type=positive, default=16)
     parser.add_argument('--vae', help="folder of diffusers' AutoencoderKL; pixels need none")
     parser.add_argument('--out', default='work_dirs/generate/grid.png', help='a grid of all images')
@@ -64,7 +62,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         help='.pt2 of torch.export: images (B, 3, H, W) in [0, 1] → (B, F); default: the pixels',
     )
     add_device(parser)
-    parser.add_argument('--launcher', choices=('none', 'pytorch', 'slurm', 'mpi'), default='none')
+    add_launcher(parser)
     add_cfg_options(parser, 'model.transformer.patch_size=4')
     return parser.parse_args(argv)
 
@@ -79,15 +77,12 @@ def chosen_classes(texts: list[str], count: int | None) -> tuple[int, ...]:
     return tuple(int(text) for text in texts)
 
 
-def progress(batches: Sequence) -> Iterable:
-    return track(batches, description='batches', disable=not is_main_process())
-
-
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     with plain_errors():
         # Imported here, where a missing diffusers becomes a clear error.
         from mmvttt.apis import generate as api
+        from mmvttt.apis.image_measures import load_extractor, measure
         from mmvttt.errors import UsageError
 
         if args.launcher != 'none':
@@ -125,7 +120,7 @@ def main(argv: list[str] | None = None) -> None:
         told = f', prompts {args.prompt or args.prompts}' if prompts else ''
         source = f'{os.path.basename(args.checkpoint)} {api.digest(args.checkpoint)}{told}'
         parts = out.with_name(f'{out.stem}_parts')
-        api.generate(model, settings, parts, vae, prompts, source, progress)
+        api.generate(model, settings, parts, vae, prompts, source)
         if not is_main_process():
             return
         images = api.read_images(parts)
@@ -135,8 +130,8 @@ def main(argv: list[str] | None = None) -> None:
             api.write_npz(images, args.npz)
             print(f'arr_0 {images.shape} → {args.npz}')
         if args.reference:
-            extractor = api.load_extractor(args.features) if args.features else None
-            for name, value in api.measure(images, args.reference, extractor).items():
+            extractor = load_extractor(args.features) if args.features else None
+            for name, value in measure(images, args.reference, extractor).items():
                 print(f'{name:<10} {value:.4f}')
 
 

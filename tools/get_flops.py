@@ -12,19 +12,13 @@ from rich.table import Table
 
 from mmvttt.analysis.flops import Cost, count_cost
 from mmvttt.analysis.models import DenseForward, find_model, image_channels
-from mmvttt.cli import add_cfg_options, command_line, plain_errors, positive
+from mmvttt.cli import add_cfg_options, add_shape, command_line, plain_errors, positive
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = command_line(__doc__)
     parser.add_argument('model', help='a config file, the name of a shipped one, or a timm model')
-    parser.add_argument(
-        '--shape',
-        nargs=2,
-        type=positive,
-        metavar=('HEIGHT', 'WIDTH'),
-        help='size; default: 800 1333 for detectors, 512 512 for segmentors, else 224 224',
-    )
+    add_shape(parser)
     parser.add_argument(
         '--depth', type=positive, default=2, help='levels of modules to list; default: 2'
     )

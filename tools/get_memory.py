@@ -25,21 +25,14 @@ from mmvttt.analysis.memory.report import (
     write_csv,
 )
 from mmvttt.analysis.memory.training_step import PRECISIONS
-from mmvttt.cli import add_cfg_options, command_line, plain_errors, positive
+from mmvttt.cli import add_cfg_options, add_shape, command_line, plain_errors, positive
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = command_line(__doc__)
     parser.add_argument('configs', nargs='+', help='config files, or names of shipped ones')
     parser.add_argument('--batch', type=positive, default=2, help='images of a step; default: 2')
-    parser.add_argument(
-        '--shape',
-        nargs=2,
-        type=positive,
-        metavar=('HEIGHT', 'WIDTH'),
-        help='size of the images, before a self-supervised pipeline; default: what they '
-        'are padded to, or 800 1333 for detectors, 512 512 for segmentors, else 224 224',
-    )
+    add_shape(parser, help="default: what images are padded to, or the papers' size")
     parser.add_argument(
         '--amp', nargs='+', choices=PRECISIONS, default=[None], help="default: the config's"
     )

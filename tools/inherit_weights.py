@@ -9,7 +9,7 @@ example: python tools/inherit_weights.py deit_tiny.pth t5_tiny_inherited.pth
 
 import argparse
 
-from mmvttt.cli import command_line, plain_errors, positive
+from mmvttt.cli import add_shape, command_line, plain_errors
 from mmvttt.models.inherit import inherit_checkpoint
 
 
@@ -19,12 +19,10 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('target', help='the file to write')
     parser.add_argument('--ema', action='store_true', help='take the averaged weights of the file')
     parser.add_argument('--model', help="name of the source in timm's registry, for TimmViT")
-    parser.add_argument(
+    add_shape(
+        parser,
         '--img-size',
-        nargs=2,
-        type=positive,
         default=(224, 224),
-        metavar=('HEIGHT', 'WIDTH'),
         help='of the images that the positions of the source are for, where their number does not '
         'tell: no square, or no row for the class token (FlexiViT: 240 240)',
     )

@@ -20,14 +20,20 @@ example: python tools/inspect_model.py vittt_t_in1k photo.jpg --checkpoint vittt
 import argparse
 from pathlib import Path
 
-from mmvttt.analysis.inspect import DEFAULT, Look, inspect_model
+from mmvttt.analysis.inspect import DEFAULT, inspect_model
+from mmvttt.analysis.look import Look
 from mmvttt.analysis.models import load_model
-from mmvttt.cli import add_model_and_images, command_line, plain_errors
+from mmvttt.cli import add_cfg_options, add_shape, command_line, plain_errors
 
 
 def parse_args() -> argparse.Namespace:
     parser = command_line(__doc__)
-    add_model_and_images(parser, 'work_dirs/inspect')
+    parser.add_argument('model', help='a config file, the name of a shipped one, or a timm model')
+    parser.add_argument('images', nargs='+', type=Path)
+    parser.add_argument('--checkpoint', help='the weights; default: random or those of init_cfg')
+    add_shape(parser)
+    parser.add_argument('--out', type=Path, default=Path('work_dirs/inspect'))
+    add_cfg_options(parser, 'model.backbone.arch=base')
     parser.add_argument(
         '--what', nargs='+', default=DEFAULT, metavar='NAME', help='default: all but cam, tsne'
     )

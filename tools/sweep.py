@@ -35,6 +35,7 @@ from mmvttt.analysis.sweep import (
 )
 from mmvttt.cli import Options, add_cfg_options, add_config, command_line, plain_errors, positive
 from mmvttt.errors import UsageError
+from mmvttt.reliability.atomic_write import write_whole
 
 TRAIN = Path(__file__).with_name('train.py')
 
@@ -97,9 +98,7 @@ def train(args: argparse.Namespace, variant: Variant, seed: int, device: str | N
         return f'{variant.name}, seed {seed}: {lines[-1] if lines else f"exit status {code}"}'
     cost = cost_of(variant, args.cfg_options, evaluated_size(cfg))
     run = result_of(variant, seed, folder, cost)
-    part = done.with_suffix('.part')
-    part.write_text(json.dumps(dict(asdict(run), setting=setting)))
-    part.replace(done)
+    write_whole(done, json.dumps(dict(asdict(run), setting=setting)).encode())
     return run
 
 

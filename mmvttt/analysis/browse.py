@@ -36,13 +36,9 @@ def browse(
         The files, once written.
 
     Raises:
-        UsageError: The split is another one, has no data set, or `num_images` is below 1.
+        UsageError: The split has no data set.
         MissingDataError: The data is not there.
     """
-    if split not in ('train', 'val', 'test'):
-        raise UsageError(f"split is {split!r}: choose 'train', 'val' or 'test'")
-    if num_images < 1:
-        raise UsageError(f'num_images is {num_images}: draw at least one')
     loader = config.get(f'{split}_dataloader')
     if loader is None:
         raise UsageError(f'the config has no {split}_dataloader')

@@ -13,8 +13,6 @@ _SCALARS = '*/vis_data/scalars.json'
 # Logged beside the losses; no curve of their own.
 _BOOKKEEPING = frozenset({'data_time', 'time', 'epoch', 'iter', 'step', 'memory'})
 
-_LARGEST = 2**53
-
 Series = dict[str, dict[int, float]]
 # The training scalars and the evaluated ones of a run.
 Run = tuple[Series, Series]
@@ -45,18 +43,12 @@ def read_scalars(work_dir: str | os.PathLike[str]) -> Run:
     for line in (line for file in files for line in file.read_text(errors='replace').splitlines()):
         try:
             entry = json.loads(line)
-        except (ValueError, RecursionError):
+        except ValueError:
             # The last line of a run that was killed while it wrote.
-            continue
-        if not isinstance(entry, dict) or not isinstance(entry.get('step'), int):
-            continue
-        if abs(entry['step']) > _LARGEST:
             continue
         series = train if 'iter' in entry or 'loss' in entry else evaluated
         for name, value in entry.items():
-            # JSON has integers too large for a float.
-            number = type(value) is float or (type(value) is int and abs(value) <= _LARGEST)
-            if name not in _BOOKKEEPING and number and name.isprintable():
+            if name not in _BOOKKEEPING and isinstance(value, int | float):
                 series.setdefault(name, {})[entry['step']] = value
     return _ordered(train), _ordered(evaluated)
 

@@ -6,16 +6,17 @@ inner loops by the ops' own formulas: the papers' convention, half of what torch
 
 import re
 from collections import Counter
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from ..errors import UsageError
+from .memory.dry_run import DryRun, ValueNeededError
 
 # Namespaces of torch's own operators; what has no formula there is no product of matrices.
 _OF_TORCH = ('aten', 'prim', 'prims', 'profiler')
@@ -61,11 +62,9 @@ class Cost:
 
 
 def count_cost(network: nn.Module, size: tuple[int, int], in_channels: int = 3) -> Cost:
-    """Runs one image through a network on the meta device, where nothing is computed.
+    """Runs one image through a network without computing it, see `DryRun`.
 
-    A network that reads numbers on its way (the sizes of levels in mmcv's deformable attention)
-    runs on the CPU instead, where small tensors and integers are computed and large ones are not.
-    That attention's sampling, which is no product of matrices there, is then not counted.
+    The sampling of mmcv's deformable attention, which is no product of matrices, is not counted.
 
     Args:
         network: Takes an image `(1, in_channels, H, W)`. It loses its weights.
@@ -73,20 +72,27 @@ def count_cost(network: nn.Module, size: tuple[int, int], in_channels: int = 3) 
         in_channels: Channels of the image.
 
     Raises:
-        UsageError: A part of it has no forward pass of its own.
+        UsageError: A part of it has no forward pass of its own, or needs a number of the image.
     """
-    network = network.to('meta').eval()
+    dry_run = DryRun()
+    dry_run.empty(network.eval())
+    image = dry_run.fake(torch.empty(1, in_channels, *size, device='meta'))
+    watch = _Watch()
     try:
-        counter, watch = _count(network, torch.empty(1, in_channels, *size, device='meta'))
-    except (NotImplementedError, RuntimeError):
-        image = torch.zeros(1, in_channels, *size)
-        try:
-            counter, watch = _count(network.to_empty(device='cpu'), image, _ShapesOnly())
-        except NotImplementedError as error:
-            raise UsageError(
-                f'the model cannot be counted as a whole ({error}): count its backbone alone '
-                '(--backbone)'
-            ) from error
+        with (
+            torch.no_grad(),
+            # Fused attention of a CPU has no formula, its products of matrices have.
+            sdpa_kernel(SDPBackend.MATH),
+            FlopCounterMode(display=False) as counter,
+            dry_run.running(),
+            watch,
+        ):
+            network(image)
+    except (NotImplementedError, ValueNeededError) as error:
+        raise UsageError(
+            f'the model cannot be counted as a whole ({error}): count its backbone alone '
+            '(--backbone)'
+        ) from error
     macs: Counter[str] = Counter()
     root = type(network).__name__
     counts = counter.get_flop_counts()
@@ -107,21 +113,6 @@ def count_cost(network: nn.Module, size: tuple[int, int], in_channels: int = 3) 
         uncounted=sorted(watch.names),
         idle=_idle(network, watch.used),
     )
-
-
-def _count(
-    network: nn.Module, image: Tensor, inside: AbstractContextManager | None = None
-) -> tuple[FlopCounterMode, '_Watch']:
-    watch = _Watch()
-    with (
-        torch.no_grad(),
-        FlopCounterMode(display=False) as counter,
-        inside or nullcontext(),
-        # Last, so that it meets the parameters before `inside` puts others in their place.
-        watch,
-    ):
-        network(image)
-    return counter, watch
 
 
 def _part(name: str) -> str:
@@ -168,34 +159,3 @@ class _Watch(TorchDispatchMode):
         if func.namespace not in _OF_TORCH and packet not in flop_registry:
             self.names.add(str(packet))
         return func(*args, **(kwargs or {}))
-
-
-class _ShapesOnly(TorchDispatchMode):
-    """Runs what takes large float tensors on the meta device, and answers with unwritten memory.
-
-    Integers that come of it are 0, the first place there is.
-    """
-
-    _LARGE = 1024
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-        if not any(x.is_floating_point() and x.numel() >= self._LARGE for x in inputs):
-            return func(*args, **kwargs)
-        kwargs = {n: 'meta' if n == 'device' else x for n, x in kwargs.items()}
-        out = func(
-            *tree_map_only(Tensor, _to_meta, args), **tree_map_only(Tensor, _to_meta, kwargs)
-        )
-        if func._schema.is_mutable:
-            return args[0]
-        return tree_map_only(Tensor, _unwritten, out)
-
-
-def _to_meta(x: Tensor) -> Tensor:
-    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device='meta')
-
-
-def _unwritten(x: Tensor) -> Tensor:
-    x = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype)
-    return x if x.is_floating_point() else x.zero_()

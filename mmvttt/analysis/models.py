@@ -1,12 +1,10 @@
 """Finds a model by what users call it: a config file, a config's name, or a name of timm's."""
 
 import logging
-import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from traceback import walk_tb
 from typing import Any
 
 import timm
@@ -18,7 +16,6 @@ from mmengine.registry import init_default_scope
 from mmengine.structures import BaseDataElement
 from torch import Tensor, nn
 
-from ..build_errors import explain_option
 from ..checkpoints.load import load_pretrained
 from ..config import config_names, find_config, load_config
 from ..errors import UsageError
@@ -122,19 +119,9 @@ def _of_timm(name: str, arguments: dict[str, Any]) -> Callable[[], nn.Module]:
                 return timm.create_model(name, **{**options, **arguments})
             except TypeError as error:
                 refused = error
-        unknown = re.search(r"(\w*)\.?\w+\(\) got .* keyword argument '(\w+)'", str(refused))
         if not arguments:
             raise refused
-        if unknown is None:
-            raise UsageError(f'{name} cannot be built with {arguments}: {refused}') from refused
-        with torch.device('meta'):
-            model = timm.create_model(name)
-        kinds = {type(m).__name__: type(m) for m in model.modules()}
-        # Our classifiers hand options on to a backbone, whose base class refuses them.
-        frames = (frame.f_locals for frame, _ in walk_tb(refused.__traceback__))
-        handed_on = next((x['backbone_cls'] for x in frames if 'backbone_cls' in x), type(model))
-        kind = kinds.get(unknown[1], handed_on)
-        raise UsageError(explain_option(kind, unknown[2])) from refused
+        raise UsageError(f'{name} cannot be built with {arguments}: {refused}') from refused
 
     return build
 

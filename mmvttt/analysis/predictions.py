@@ -17,6 +17,7 @@ from mmengine.structures import PixelData
 from rich.console import Console
 from rich.progress import track
 from torch import nn
+from torchvision.utils import make_grid
 
 from ..errors import UsageError
 from ..reliability.read import read_weights
@@ -59,10 +60,7 @@ def draw_predictions(
         CheckpointError: The checkpoint cannot be read.
         RuntimeError: It is not of this model.
         UsageError: The model is neither a detector nor a segmentor.
-        ValueError: `num_images` is below 1.
     """
-    if num_images < 1:
-        raise ValueError(f'num_images={num_images}: pass 1 or more')
     scope = config.get('default_scope', 'mmdet')
     if scope not in _DRAWINGS:
         raise UsageError(
@@ -95,23 +93,18 @@ def tile(files: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str]) -
         files: pictures, in the order of reading.
         out: the picture to write; its folder is made.
     """
-    pictures = [cv2.imread(os.fspath(file)) for file in files]
-    sizes = [(_TILE, max(1, round(len(x) * _TILE / x.shape[1]))) for x in pictures]
-    height = max(size[1] for size in sizes)
-    # Each with the gap below and to the right of it, which the last ones lose.
-    tiles = [
-        np.pad(
-            cv2.resize(picture, size, interpolation=cv2.INTER_AREA),
-            ((0, height + _GAP - size[1]), (0, _GAP), (0, 0)),
-            constant_values=255,
-        )
-        for picture, size in zip(pictures, sizes, strict=True)
-    ]
-    if len(tiles) > 1 and len(tiles) % 2:
-        tiles.append(np.full_like(tiles[0], 255))
-    rows = [np.hstack(tiles[i : i + 2]) for i in range(0, len(tiles), 2)]
+    pictures = []
+    for file in files:
+        picture = cv2.imread(os.fspath(file))
+        height = max(1, round(len(picture) * _TILE / picture.shape[1]))
+        pictures.append(cv2.resize(picture, (_TILE, height), interpolation=cv2.INTER_AREA))
+    height = max(map(len, pictures))
+    tiles = torch.full((len(pictures), 3, height, _TILE), 255, dtype=torch.uint8)
+    for part, picture in zip(tiles, pictures, strict=True):
+        part[:, : len(picture)] = torch.from_numpy(picture).permute(2, 0, 1)
+    grid = make_grid(tiles, nrow=2, padding=_GAP, pad_value=255).permute(1, 2, 0)
     Path(out).parent.mkdir(parents=True, exist_ok=True)
-    cv2.imwrite(os.fspath(out), np.vstack(rows)[:-_GAP, :-_GAP])
+    cv2.imwrite(os.fspath(out), grid.numpy())
     return Path(out)
 
 

@@ -7,7 +7,6 @@ import csv
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from itertools import product
 from pathlib import Path
 from statistics import mean, median, stdev
@@ -135,16 +134,13 @@ def config_of(variant: Variant, options: Mapping[str, Any] | None, steps: int | 
     """Reads a config, merges the options and the variant, and sets the length of the training.
 
     Raises:
-        UsageError: An option does not exist, or the config cannot be read.
+        UsageError: Nothing reads an option, or the config cannot be read.
     """
-    base = load_config(variant.config, cfg_options=dict(options or {}))
-    for key in variant.options:
-        _require_key(base, key)
-    base.merge_from_dict(dict(variant.options))
+    cfg = load_config(variant.config, cfg_options={**(options or {}), **variant.options})
     if steps is not None:
-        _set_length(base, steps)
-    base.setdefault('default_scope', 'mmengine')
-    return base
+        _set_length(cfg, steps)
+    cfg.setdefault('default_scope', 'mmengine')
+    return cfg
 
 
 def require_buildable(variants: Sequence[Variant], options: Mapping | None) -> None:
@@ -155,7 +151,6 @@ def require_buildable(variants: Sequence[Variant], options: Mapping | None) -> N
     """
     for variant in variants:
         try:
-            config_of(variant, options, None)
             find_model(variant.config, {**(options or {}), **variant.options}, weightless=True)
         except (TypeError, ValueError, KeyError) as error:
             raise UsageError(f'{variant.name}: {explain_build(error) or error}') from error
@@ -282,25 +277,6 @@ def _spread(values: Sequence[float | None], style: str) -> str:
         return ''
     middle = style.format(mean(known))
     return f'{middle} ± {style.format(stdev(known))}' if len(known) > 1 else middle
-
-
-def _require_key(cfg: Config, key: str) -> None:
-    """Refuses an option that neither the config has nor, within the model, building would check."""
-    node: Any = cfg.to_dict()
-    parts = key.split('.')
-    for i, part in enumerate(parts):
-        if isinstance(node, list) and part.isdigit() and int(part) < len(node):
-            node = node[int(part)]
-        elif isinstance(node, Mapping) and part in node:
-            node = node[part]
-        elif parts[0] == 'model' and i > 0:
-            # An argument that the config leaves at its default: the model's class knows it.
-            return
-        else:
-            there = [str(name) for name in node] if isinstance(node, Mapping) else []
-            close = get_close_matches(part, there, n=1)
-            hint = f', did you mean {close[0]!r}?' if close else ''
-            raise UsageError(f'--over {key}: the config has no {".".join(parts[: i + 1])!r}{hint}')
 
 
 def _set_length(cfg: Config, steps: int) -> None:

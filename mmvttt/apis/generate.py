@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
+import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -17,16 +19,18 @@ import torch
 from mmengine.config import Config
 from mmengine.dist import barrier, get_rank, get_world_size, is_main_process
 from mmengine.registry import MODELS, init_default_scope
-from torch import Tensor, nn
+from rich.console import Console
+from rich.progress import track
+from torch import Tensor
+from torchvision.utils import save_image
 
 from ..errors import CheckpointMismatchError, MissingDataError, UsageError
 from ..models.generation.diffusion_model import DiffusionModel, require_diffusers
-from ..models.generation.measures import as_features, frechet_distance, precision_recall
 from ..models.generation.sampling import image_generator, sample, sampling_scheduler
+from ..reliability.atomic_write import write_whole
 from ..reliability.match import compare, require_match
 from ..reliability.read import named_tensors, read_content
 
-Track = Callable[[Sequence], Iterable]
 _SETTINGS = 'settings.json'
 
 
@@ -154,11 +158,11 @@ def generate(
     autoencoder: Any = None,
     prompts: Mapping[str, Tensor] | None = None,
     source: str = '',
-    track: Track = iter,
 ) -> Path:
     """Writes images as uint8 arrays into a folder, batch by batch, and goes on where it stopped.
 
-    With several processes each makes its share of the batches; the images are the same.
+    With several processes each makes its share of the batches; the images are the same. A bar on
+    stderr shows the progress.
 
     Args:
         model: See `load_generator`.
@@ -168,7 +172,6 @@ def generate(
         prompts: What the transformer is told about each prompt, `(P, …)` by name: image i is of
             prompt i % P. `null_…` are the same for no prompt, `(1, …)`.
         source: Whatever else the images depend on, a checkpoint's name for one.
-        track: Wraps the batches of this process, to show how far it is.
 
     Returns:
         The folder.
@@ -180,12 +183,18 @@ def generate(
     conditions = _conditions(model, settings, prompts)
     scheduler = sampling_scheduler(model.scheduler, settings.scheduler)
     shape = _shape(model, settings)
+    if autoencoder is None and shape[0] not in (1, 3):
+        raise UsageError(
+            f'latents of {shape[0]} channels are no picture: give --vae FOLDER, the autoencoder '
+            'that they are of'
+        )
     folder = Path(folder)
     _claim(folder, settings, source)
     starts = range(0, settings.count, settings.batch_size)
     todo = [s for s in starts[get_rank() :: get_world_size()] if not _file(folder, s).exists()]
     device = next(model.parameters()).device
-    for start in track(todo):
+    bar = dict(console=Console(stderr=True), disable=not is_main_process())
+    for start in track(todo, 'drawing', **bar):
         indices = list(range(start, min(start + settings.batch_size, settings.count)))
         condition, null = ({n: v.to(device) for n, v in c.items()} for c in conditions(indices))
 
@@ -204,10 +213,9 @@ def generate(
             [image_generator(settings.seed, i) for i in indices],
             device,
         )
-        part = folder / f'.batch_{start}.part'
-        with part.open('wb') as file:
-            np.save(file, _pixels(latents, autoencoder))
-        part.replace(_file(folder, start))
+        batch = io.BytesIO()
+        np.save(batch, _pixels(latents, autoencoder))
+        write_whole(_file(folder, start), batch.getvalue())
     barrier()
     return folder
 
@@ -221,114 +229,18 @@ def read_images(folder: str | os.PathLike[str]) -> np.ndarray:
 
 def write_npz(images: np.ndarray, path: str | os.PathLike[str]) -> None:
     """Writes `arr_0`, `(N, H, W, 3)` uint8: what ADM's evaluator reads."""
-    part = Path(path).with_suffix('.part.npz')
-    part.parent.mkdir(parents=True, exist_ok=True)
-    np.savez(part, images)
-    part.replace(path)
+    content = io.BytesIO()
+    np.savez(content, images)
+    write_whole(path, content.getvalue())
 
 
-def write_grid(
-    images: np.ndarray, path: str | os.PathLike[str], columns: int | None = None
-) -> None:
-    """Writes images `(N, H, W, 3)` in a grid; small ones are enlarged to 32 pixels or more."""
-    from PIL import Image
-
-    count, height, width = images.shape[:3]
-    columns = int(np.ceil(count**0.5))
-    rows = -(-count // columns)
-    times = -(-32 // min(height, width))
-    images = images.repeat(times, 1).repeat(times, 2)
-    gap = 2
-    high, wide = times * height + gap, times * width + gap
-    grid = np.full((rows * high + gap, columns * wide + gap, 3), 255, np.uint8)
-    for i, image in enumerate(images):
-        top, left = (gap + i // columns * high), (gap + i % columns * wide)
-        grid[top : top + high - gap, left : left + wide - gap] = image
+def write_grid(images: np.ndarray, path: str | os.PathLike[str]) -> None:
+    """Writes images `(N, H, W, 3)` in a square grid, small ones enlarged to 32 pixels or more."""
+    times = -(-32 // min(images.shape[1:3]))
+    pictures = torch.from_numpy(images.repeat(times, 1).repeat(times, 2)).permute(0, 3, 1, 2)
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(grid).save(path)
-
-
-def load_extractor(path: str | os.PathLike[str]) -> nn.Module:
-    """Loads a network saved by `torch.export.save`, in which the number of images B is dynamic.
-
-    It makes features `(B, F)` of images `(B, 3, H, W)` in [0, 1].
-
-    Raises:
-        MissingDataError: There is no such file.
-        UsageError: It is another kind of file.
-    """
-    if not Path(path).is_file():
-        raise MissingDataError(f'there are no features {os.fspath(path)!r}: give a .pt2 file')
-    try:
-        return torch.export.load(path).module()
-    except Exception as error:
-        # The error depends on the kind of the file.
-        raise UsageError(
-            f'--features {os.fspath(path)!r} cannot be read ({type(error).__name__}): give what '
-            'torch.export.save has written'
-        ) from error
-
-
-def measure(
-    images: np.ndarray,
-    reference: str | os.PathLike[str],
-    extractor: nn.Module | None = None,
-    batch_size: int = 64,
-) -> dict[str, float]:
-    """Fréchet distance, precision and recall of images against a reference.
-
-    Args:
-        images: `(N, H, W, 3)` uint8.
-        reference: An `.npz` of images as ADM's (`arr_0`), a folder of image files of one size, or
-            an `.npy` of features of the same extractor.
-        extractor: Images `(B, 3, H, W)` in [0, 1] → features `(B, F)`; None takes the pixels.
-        batch_size: Images at a time.
-
-    Raises:
-        MissingDataError: There is no such reference.
-        UsageError: The features of the two do not fit together.
-    """
-    path = Path(reference)
-    if path.suffix == '.npy' and path.is_file():
-        real = as_features(np.load(path, allow_pickle=False))
-    else:
-        real = _features(_read_reference(path), extractor, batch_size)
-    found = _features(images, extractor, batch_size)
-    precision, recall = precision_recall(found, real)
-    return dict(frechet=frechet_distance(found, real), precision=precision, recall=recall)
-
-
-def _read_reference(path: Path) -> np.ndarray:
-    if path.suffix == '.npz' and path.is_file():
-        with np.load(path, allow_pickle=False) as arrays:
-            return arrays[arrays.files[0]]
-    if path.is_dir():
-        from PIL import Image
-
-        files = sorted(f for f in path.rglob('*') if f.suffix in ('.png', '.jpg', '.jpeg', '.JPEG'))
-        pictures = [np.asarray(Image.open(f).convert('RGB')) for f in files]
-        if len({p.shape for p in pictures}) == 1:
-            return np.stack(pictures)
-        if pictures:
-            raise UsageError(f'the images in {str(path)!r} have several sizes: make them one size')
-    raise MissingDataError(
-        f'there is no reference {str(path)!r}: give an .npz of images, a folder of images, or an '
-        '.npy of features'
-    )
-
-
-@torch.inference_mode()
-def _features(images: np.ndarray, extractor: nn.Module | None, batch_size: int) -> Tensor:
-    found = []
-    parameter = None if extractor is None else next(extractor.parameters(), None)
-    for start in range(0, len(images), batch_size):
-        batch = (
-            torch.from_numpy(images[start : start + batch_size]).permute(0, 3, 1, 2).float() / 255
-        )
-        if extractor is not None:
-            batch = extractor(batch if parameter is None else batch.to(parameter))
-        found.append(batch.flatten(1).cpu())
-    return torch.cat(found)
+    columns = math.ceil(len(images) ** 0.5)
+    save_image(pictures / 255, path, nrow=columns, padding=2, pad_value=1)
 
 
 def _conditions(
@@ -392,10 +304,7 @@ def _claim(folder: Path, settings: Settings, source: str) -> None:
     wanted = json.loads(json.dumps({**asdict(settings), 'source': source}))
     notes = folder / _SETTINGS
     if is_main_process() and not notes.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        part = folder / '.settings.part'
-        part.write_text(json.dumps(wanted, indent=1))
-        part.replace(notes)
+        write_whole(notes, json.dumps(wanted, indent=1).encode())
     barrier()
     found = json.loads(notes.read_text())
     changed = [name for name in wanted if found.get(name) != wanted[name]]
@@ -426,10 +335,5 @@ def _pixels(latents: Tensor, autoencoder: Any) -> np.ndarray:
         config, parameter = autoencoder.config, next(autoencoder.parameters())
         shift = config.get('shift_factor') or 0.0
         latents = autoencoder.decode((latents / config.scaling_factor + shift).to(parameter)).sample
-    if latents.shape[1] not in (1, 3):
-        raise UsageError(
-            f'latents of {latents.shape[1]} channels are no picture: give --vae FOLDER, the '
-            'autoencoder that they are of'
-        )
     levels = (latents.float().expand(-1, 3, -1, -1) / 2 + 0.5).clamp(0, 1) * 255
     return levels.round().to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy()

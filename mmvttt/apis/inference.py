@@ -195,7 +195,6 @@ def open_model(
     scope = _require_scope(config)
     # Before the toolboxes stumble over what is no checkpoint.
     weights = read_weights(checkpoint)
-    _dataset_meta(checkpoint)
     init_default_scope(scope)
     look = _LOOKS[scope](config, os.fspath(checkpoint), device)
     require_match(look.run.model, weights, os.fspath(checkpoint))
@@ -269,7 +268,9 @@ class _Classifier:
         self.visualizer = UniversalVisualizer()
 
     def __call__(self, image: np.ndarray, score_thr: float) -> tuple[list[str], np.ndarray]:
-        sample = self.run(image, return_datasamples=True)[0]
+        # Not by a call, which shows a bar that mmpretrain may leave open and rich cannot nest.
+        (data,) = self.run.preprocess([image])
+        (sample,) = self.run.forward(data)
         scores = sample.pred_score.cpu().numpy()
         names = self.run.classes or [str(i) for i in range(len(scores))]
         lines = [f'{names[i]} {scores[i]:.3f}' for i in np.argsort(-scores)[:_TOP]]

@@ -1,13 +1,14 @@
 """Checkpoints of DiT³ and DiT to ours and back: the authors' names, and diffusers' names of DiT."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from ..errors import CheckpointError
 from .conversion import Conversion
+from .layouts import to_our_shape, to_public_shape
 
 StateDict = Mapping[str, Tensor]
 
@@ -32,8 +33,6 @@ _IN_BLOCKS = (
     ('mixer', 'attn', None),
     ('cpe', 'cpe', None),
 )
-# Inner weights have one more dimension there: images, or input channels per group.
-_EXTRA_DIMENSION = {'mixer.w1': 0, 'mixer.w2': 0, 'mixer.w3': 1}
 
 
 def is_dit(weights: StateDict) -> bool:
@@ -54,20 +53,15 @@ def dit_to_ours(weights: StateDict) -> Conversion:
         )
     if _DIFFUSERS in weights:
         return _from_diffusers(weights)
-    kind = 'DiT3' if 'blocks.0.attn.w3' in weights else 'DiT'
-    result = Conversion(kind)
-    expected = _names_of(_depth(weights, 'blocks'), kind == 'DiT3')
-    for name, value in weights.items():
-        own = _AUTHORS_TO_OURS(name)
-        if name == 'pos_embed':
-            result.dropped[name] = _require_table(value)
-        elif own is None or own not in expected:
-            result.left_over.append(name)
-        else:
-            at = _EXTRA_DIMENSION.get(own.split('.', 2)[-1])
-            result.matched[name] = f'{PREFIX}{own}'
-            result.weights[f'{PREFIX}{own}'] = value if at is None else value.squeeze(at)
-    result.missing = [n for n in map(_OURS_TO_AUTHORS, expected) if n and n not in weights]
+    dit3 = 'blocks.0.attn.w3' in weights
+    own = _names_of(_depth(weights, 'blocks'), dit3)
+    tensors = dict(weights)
+    table = tensors.pop('pos_embed', None)
+    names = {_rename(name, 1): f'{PREFIX}{name}' for name in own}
+    result = _renamed('DiT3' if dit3 else 'DiT', tensors, names)
+    if table is not None:
+        result.dropped['pos_embed'] = _require_table(table)
+    result.weights = {n: to_our_shape(n, value) for n, value in result.weights.items()}
     _require_shapes(result)
     return result
 
@@ -83,17 +77,10 @@ def dit_to_public(weights: StateDict, sample_size: int = 32) -> Conversion:
         CheckpointError: The weights are not ours.
     """
     kind = _require_ours(weights)
-    result = Conversion(kind)
-    expected = _names_of(_depth(weights, f'{PREFIX}blocks'), kind == 'DiT3')
-    for name, value in weights.items():
-        own = name.removeprefix(PREFIX)
-        public = _OURS_TO_AUTHORS(own)
-        if public is None or own not in expected:
-            result.left_over.append(name)
-            continue
-        at = _EXTRA_DIMENSION.get(own.split('.', 2)[-1])
-        result.matched[name] = public
-        result.weights[public] = value if at is None else value.unsqueeze(at)
+    own = _names_of(_depth(weights, f'{PREFIX}blocks'), kind == 'DiT3')
+    result = _renamed(kind, weights, {f'{PREFIX}{name}': _rename(name, 1) for name in own})
+    for old, new in result.matched.items():
+        result.weights[new] = to_public_shape(old, weights[old])
     from ..models.generation.dit3 import position_table
 
     kernel = weights[f'{PREFIX}patch_embed.weight']
@@ -125,7 +112,7 @@ def dit_to_diffusers(weights: StateDict) -> Conversion:
     for name, value in weights.items():
         own = name.removeprefix(PREFIX)
         qkv = re.fullmatch(r'blocks\.(\d+)\.mixer\.qkv\.(\w+)', own)
-        theirs = _OURS_TO_DIFFUSERS(own)
+        theirs = _rename(own, 2)
         if qkv:
             block = f'transformer_blocks.{qkv[1]}.attn1'
             for letter, part in zip('qkv', value.chunk(3), strict=True):
@@ -145,6 +132,7 @@ def dit_to_diffusers(weights: StateDict) -> Conversion:
 def _from_diffusers(weights: StateDict) -> Conversion:
     result = Conversion('DiT')
     expected = _names_of(_depth(weights, 'transformer_blocks'))
+    names = {_rename(own, 2): own for own in expected}
     for name, value in weights.items():
         part = re.fullmatch(r'transformer_blocks\.(\d+)\.attn1\.to_([qkv])\.(\w+)', name)
         if part:
@@ -155,11 +143,10 @@ def _from_diffusers(weights: StateDict) -> Conversion:
                 result.weights[own] = torch.cat([weights[third] for third in thirds])
             continue
         shared = re.sub(r'^transformer_blocks\.\d+(?=\.norm1\.emb\.)', '*', name)
-        found = _DIFFUSERS_TO_OURS(shared)
-        if found not in expected:
+        if shared not in names:
             result.left_over.append(name)
             continue
-        own = f'{PREFIX}{found}'
+        own = f'{PREFIX}{names[shared]}'
         if not torch.equal(result.weights.setdefault(own, value), value):
             raise CheckpointError(
                 f'{name} is another one than in the blocks before: a DiT has one embedding of time '
@@ -171,27 +158,30 @@ def _from_diffusers(weights: StateDict) -> Conversion:
     return result
 
 
-def _rules(old: int, new: int) -> Callable[[str], str | None]:
-    """Returns a function that renames from one column of the tables to another, or gives None."""
-
-    def blocks(column: int) -> str:
-        return 'transformer_blocks' if column == 2 else 'blocks'
-
-    def rename(name: str) -> str | None:
-        block = re.match(rf'{blocks(old)}\.(\d+)\.', name)
-        rest = name[block.end() :] if block else name
-        for row in _IN_BLOCKS if block else _NAMES:
-            start, target = row[old], row[new]
-            if start is not None and target is not None and rest.startswith(f'{start}.'):
-                head = f'{blocks(new)}.{block[1]}.' if block else ''
-                return f'{head}{target}{rest[len(start) :]}'
-        return None
-
-    return rename
+def _rename(name: str, column: int) -> str | None:
+    """Name of a tensor of ours in a column of the tables; None where that has no such tensor."""
+    block = re.match(r'blocks\.(\d+)\.', name)
+    rest = name[block.end() :] if block else name
+    for row in _IN_BLOCKS if block else _NAMES:
+        target = row[column]
+        if target is not None and rest.startswith(f'{row[0]}.'):
+            blocks = 'transformer_blocks' if column == 2 else 'blocks'
+            head = f'{blocks}.{block[1]}.' if block else ''
+            return f'{head}{target}{rest[len(row[0]) :]}'
+    return None
 
 
-_OURS_TO_AUTHORS, _AUTHORS_TO_OURS = _rules(0, 1), _rules(1, 0)
-_OURS_TO_DIFFUSERS, _DIFFUSERS_TO_OURS = _rules(0, 2), _rules(2, 0)
+def _renamed(kind: str, weights: StateDict, names: Mapping[str | None, str | None]) -> Conversion:
+    """Every tensor by its new name, as it is."""
+    result = Conversion(kind)
+    for name, value in weights.items():
+        new = names.get(name)
+        if new is None:
+            result.left_over.append(name)
+        else:
+            result.matched[name], result.weights[new] = new, value
+    result.missing = [name for name in names if name and name not in weights]
+    return result
 
 
 def _depth(weights: StateDict, blocks: str) -> int:

@@ -10,17 +10,20 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from rich.console import Console
+from rich.progress import track
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from ..errors import DataError, MissingDataError, UsageError
 from ..registry import DATASETS
+from ..reliability.atomic_write import write_whole
 
 _NOTES, _MOMENTS = 'latents.json', 'moments.npy'
 # Images between two notes of how far the cache is.
@@ -199,9 +202,10 @@ def cache_latents(
     batch_size: int = 32,
     num_workers: int = 0,
     dtype: str = 'float16',
-    track: Callable[[Sequence], Iterable] = iter,
 ) -> Path:
     """Writes the latents of images, and of their mirror images; goes on where it was stopped.
+
+    A bar on stderr shows the progress.
 
     Args:
         autoencoder: A diffusers `AutoencoderKL`, on the device to use.
@@ -210,7 +214,6 @@ def cache_latents(
         batch_size: Images at a time.
         num_workers: Processes that read images.
         dtype: 'float16', or 'float32' for twice the space.
-        track: Wraps the batches, to show how far it is.
 
     Returns:
         The folder.
@@ -242,7 +245,8 @@ def cache_latents(
     batches = [list(range(start, min(start + batch_size, count))) for start in starts]
     loader = DataLoader(images, batch_sampler=batches, num_workers=num_workers)
     noted = done
-    for indices, (pixels, classes) in zip(track(batches), _each(loader), strict=True):
+    loaded: Any = track(loader, 'caching', console=Console(stderr=True))
+    for indices, (pixels, classes) in zip(batches, loaded, strict=True):
         with torch.inference_mode():
             found = _moments(autoencoder, pixels).cpu().numpy()
         with np.errstate(over='ignore'):
@@ -261,10 +265,6 @@ def cache_latents(
             _note(out, {**notes, 'done': done})
             noted = done
     return out
-
-
-def _each(loader: DataLoader) -> Iterator[tuple[Tensor, Tensor]]:
-    yield from loader
 
 
 def _moments(autoencoder: Any, pixels: Tensor) -> Tensor:
@@ -293,6 +293,4 @@ def _start_or_resume(out: Path, notes: dict[str, Any]) -> int:
 
 
 def _note(out: Path, notes: dict[str, Any]) -> None:
-    part = out / f'.{_NOTES}.part'
-    part.write_text(json.dumps(notes, indent=1))
-    part.replace(out / _NOTES)
+    write_whole(out / _NOTES, json.dumps(notes, indent=1).encode())

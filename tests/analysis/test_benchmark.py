@@ -13,14 +13,11 @@ from mmvttt.analysis.benchmark import (
     Measurement,
     choose_attention,
     compute,
-    crossings,
-    describe_crossings,
     measure,
-    plot,
     read_csv,
-    slope,
     write_csv,
 )
+from mmvttt.analysis.cost_curves import crossings, describe_crossings, plot, slope
 
 
 class Doubling(nn.Module):
@@ -88,11 +85,6 @@ def test_out_of_memory_is_a_row_too(tmp_path: Path) -> None:
     assert read_csv(path) == rows
     picture = plot([rows], tmp_path / 'plots' / 'rows.png')
     assert picture.read_bytes().startswith(b'\x89PNG')
-
-
-def test_no_repeats_are_refused() -> None:
-    with pytest.raises(ValueError, match='repeats=0'):
-        measure(nn.Identity(), 'n', 1, (8, 8), repeats=0)
 
 
 def rows_of(name: str, costs: dict[int, float], **others: object) -> list[Measurement]:

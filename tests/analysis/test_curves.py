@@ -120,14 +120,6 @@ def test_the_rate_is_the_config_s_and_not_the_smallest_group_s(tmp_path, drawn):
     assert list(drawn[0].axes[2].lines[0].get_ydata()) == [1e-4]
 
 
-def test_tool_writes_beside_the_run_and_says_where(work_dir, capsys):
-    analyze_logs.main([str(work_dir)])
-    output = capsys.readouterr().out
-    assert 'coco/bbox_mAP_50 0.4 at 3' in output
-    assert output.endswith(f'curves: {work_dir / "curves.png"}\n')
-    assert (work_dir / 'curves.png').exists()
-
-
 def test_nothing_logged_is_one_sentence(tmp_path, capsys):
     with pytest.raises(FileNotFoundError, match='pass the --work-dir'):
         read_scalars(tmp_path)
@@ -137,34 +129,18 @@ def test_nothing_logged_is_one_sentence(tmp_path, capsys):
     assert str(tmp_path) in capsys.readouterr().err
 
 
-ODD_LINES = [
-    '', 'null', '[]', '3', '{}', '{"step": null}', '{"step": "1", "loss": 1.0}', '{"step": 1}',
-    '{"step": 1, "loss": "1.0"}', '{"step": 1, "loss": {"a": 1}}', '{"step": 1, "loss": NaN}',
-    '{"step": 1, "loss": 1e999}', '{"step": 1, "loss": true}', '{"step": -1, "loss": 1.0}',
-    '{"step": 1%s, "loss": 1.0}' % ('0' * 5000), '{"step": 1, "$\\\\q$": 1.0}',
-    '{"step": 1, "\\ud800": 1.0}', '\ufeff{"step": 1, "loss": 1.0}', '[' * 100_000, '\0' * 50,
-    '\x1b[2J',
-    # Cut by a kill.
-    '{"loss": 1.0, "it',
-]  # fmt: skip
-
-
-def test_odd_lines_are_drawn_or_passed_over(tmp_path, capsys):
-    file = log(tmp_path, '20260101_000000', [])
-    file.parent.mkdir(parents=True, exist_ok=True)
-    for line in ODD_LINES:
-        file.write_bytes(f'{line}\n'.encode(errors='surrogatepass'))
-        assert isinstance(summary(*read_scalars(tmp_path)), str), line
+def test_a_line_cut_by_a_kill_is_passed_over(tmp_path, capsys):
+    file = log(tmp_path, '20260101_000000', [evaluation(1, 0.5), training(5, 2.0)])
+    file.write_text(file.read_text() + '{"loss": 1.0, "it')
+    analyze_logs.main([str(tmp_path)])
+    output = capsys.readouterr().out
+    assert 'loss 2 at first, 2 at last' in output
+    assert output.endswith(f'curves: {tmp_path / "curves.png"}\n')
+    assert (tmp_path / 'curves.png').exists()
+    file.write_text('{"loss": 1.0, "it')
     with pytest.raises(SystemExit):
         analyze_logs.main([str(tmp_path)])
     assert 'nothing to draw' in capsys.readouterr().err
-    good = ['{"loss": 2.0, "iter": 5, "step": 5}', '{"AP": 0.5, "step": 1}']
-    file.write_bytes('\n'.join([*ODD_LINES, *good]).encode(errors='surrogatepass'))
-    analyze_logs.main([str(tmp_path)])
-    output = capsys.readouterr().out
-    assert '2 at last' in output
-    assert 'AP 0.5 at 1' in output
-    assert f'curves: {tmp_path}' in output
 
 
 def test_unknown_metric_names_the_known_ones(work_dir, capsys):

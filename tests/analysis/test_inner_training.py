@@ -20,7 +20,6 @@ from mmvttt.analysis.mixers import record_mixers
 from mmvttt.errors import UsageError
 from mmvttt.models.backbones import T5, HViT3, ViT3, Vittt
 from mmvttt.models.layers import TTTLinearMixer, TTTMixer, ViT3Mixer
-from mmvttt.models.layers.inner_models import InnerModel
 from mmvttt.registry import INNER_LOSSES
 from ttt_kernels import ttt_glu
 
@@ -290,16 +289,6 @@ def test_mask_scores_by_hand() -> None:
 # ------------------------------------------------------------------------- mixers of other packages
 
 
-class Tanh2(InnerModel):
-    """An inner model that the package does not know."""
-
-    def __init__(self, num_heads: int, head_dims: int) -> None:
-        super().__init__(num_heads, w1=(head_dims, head_dims), w2=(head_dims, head_dims))
-
-    def call(self, w: dict, x: Tensor, hw: tuple[int, int]) -> Tensor:
-        return (x @ w['w1']).tanh() @ w['w2']
-
-
 class Foreign(nn.Module):
     """A mixer that calls an op of ours, or none."""
 
@@ -311,12 +300,6 @@ class Foreign(nn.Module):
     def forward(self, x: Tensor, hw: tuple[int, int]) -> Tensor:
         tokens = x.unflatten(-1, (-1, 8))
         return ttt_glu(tokens, tokens, tokens, *self.w).flatten(2) if self.op else x
-
-
-def test_an_inner_model_of_ones_own_is_followed() -> None:
-    model = random_model(T5, mixer=dict(inner=dict(type=Tanh2)))
-    layer = inspect_training(model, torch.randn(1, 3, 32, 48, dtype=torch.float64))[0]
-    assert layer.steps[0].loss_after.sum() < layer.steps[0].loss_before.sum()
 
 
 def test_a_mixer_of_ones_own_is_followed_by_its_ops() -> None:

@@ -150,22 +150,6 @@ def test_what_is_not_in_the_file_may_be_missing(tmp_path: Path, untraced: list) 
         next(export_model(config, weights, tmp_path / 'm.pt2', fixed_size=True))
 
 
-@pytest.mark.parametrize(
-    ('name', 'key'),
-    [('maskrcnn_vittt_demo', 'model.backbone.backbone.in_channels'), ('resnet18', 'in_chans')],
-)
-def test_images_have_the_channels_of_the_model(
-    name: str, key: str, tmp_path: Path, untraced: list
-) -> None:
-    model = name if name == 'resnet18' else small(name, tmp_path)
-    with pytest.raises(Traced):
-        next(export_model(model, None, tmp_path / 'm.pt2', (64, 96), True, cfg_options={key: 4}))
-    network, image = untraced[0]
-    assert image.shape == (2, 4, 64, 96)
-    with torch.no_grad():
-        network(image)
-
-
 def test_a_head_that_takes_more_than_features_is_refused() -> None:
     class QueryHead(torch.nn.Module):
         def forward(self, features: Any, batch_data_samples: Any) -> None: ...

@@ -61,23 +61,6 @@ def binary(name: str, root: Path) -> Config:
     return cfg
 
 
-def cascade(name: str, root: Path) -> Config:
-    """A segmentor with a second decode head, that of its predictions."""
-    cfg = small(name, root)
-    head = dict(
-        num_classes=3,
-        in_channels=[64] * 4,
-        in_index=(0, 1, 2, 3),
-        input_transform='resize_concat',
-        channels=16,
-        loss_decode=dict(type='CrossEntropyLoss'),
-    )
-    heads = [dict(head, type='FCNHead', num_convs=1), dict(head, type='OCRHead', ocr_channels=8)]
-    cfg.model.update(type='CascadeEncoderDecoder', num_stages=2, auxiliary_head=None)
-    cfg.model.decode_head = heads
-    return cfg
-
-
 def save_random(cfg: Config, path: Path, classes: Sequence[str]) -> Path:
     model = build(cfg)
     model.init_weights()
@@ -90,9 +73,7 @@ def is_picture(path: Path) -> bool:
     return path.is_file() and cv2.imread(str(path)) is not None
 
 
-@pytest.mark.parametrize(
-    ('make', 'classes'), [(small, 11), (binary, 2), (cascade, 3)], ids=['', 'binary', 'cascade']
-)
+@pytest.mark.parametrize(('make', 'classes'), [(small, 11), (binary, 2)], ids=['', 'binary'])
 def test_a_segmentor_draws_a_label_map(
     make: Callable, classes: int, scenes: Path, tmp_path: Path
 ) -> None:
@@ -109,7 +90,13 @@ def test_a_segmentor_draws_a_label_map(
         assert sum(float(s.rstrip('%')) for s in shares) == pytest.approx(100, abs=1)
 
 
-def test_a_classifier_names_the_five_likeliest(scenes: Path, tmp_path: Path) -> None:
+def test_a_classifier_names_the_five_likeliest(
+    scenes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mmpretrain.utils import progress
+
+    # Left open, or nested in another, it has rich recurse in every later bar of the process.
+    monkeypatch.setattr(progress.global_live, 'start', lambda: pytest.fail('a second bar'))
     cfg = small('vittt_t_in1k', scenes)
     checkpoint = save_random(cfg, tmp_path / 'w.pth', [f'kind-{i}' for i in range(7)])
     image = scenes / 'img_dir' / 'val' / '0.jpg'
@@ -242,10 +229,6 @@ def test_browsing_draws_the_labels(scenes: Path, tmp_path: Path) -> None:
 
 def test_browsing_says_what_is_missing(scenes: Path, tmp_path: Path) -> None:
     cfg = small('upernet_vittt_t_camvid', scenes)
-    with pytest.raises(UsageError, match=r"'validation'.*'val'"):
-        list(browse(cfg, tmp_path, split='validation'))
-    with pytest.raises(UsageError, match='num_images is 0'):
-        list(browse(cfg, tmp_path, num_images=0))
     with pytest.raises(UsageError, match='no train_dataloader'):
         list(browse(Config(dict(default_scope='mmseg')), tmp_path))
     cfg.train_dataloader.dataset.data_root = str(tmp_path / 'nowhere')

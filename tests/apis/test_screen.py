@@ -45,14 +45,6 @@ def test_a_recipe_for_inherited_weights_without_any() -> None:
     assert found['advice'] is None
 
 
-def test_a_schedule_from_the_start() -> None:
-    pytest.importorskip('mmpretrain')
-    found = lines(load_config('vittt_s_in1k'))
-    assert found['weights'] == 'random'
-    assert 'RandomResizedCrop 224' in found['images']
-    assert found['advice'] is None
-
-
 def test_plain_leaves_the_config_as_it_is(run: Callable) -> None:
     plain = run('train', work_dir='plain', plain=True, cfg_options={'train_cfg.max_epochs': 1})
     safe = run('train', work_dir='safe', cfg_options={'train_cfg.max_epochs': 1})

@@ -4,14 +4,11 @@ import pickle
 from collections.abc import Callable
 from pathlib import Path
 
-import cv2
-import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
 from mmengine.hooks import CheckpointHook
 from mmengine.optim import AmpOptimWrapper, ApexOptimWrapper, OptimWrapper
-from mmengine.registry import MODELS, init_default_scope
 from mmengine.runner import EpochBasedTrainLoop
 
 from mmvttt.apis.train import (
@@ -31,20 +28,6 @@ from mmvttt.reliability.read import read_content
 
 def state(runner: object) -> dict[str, torch.Tensor]:
     return {k: v.clone() for k, v in runner.model.state_dict().items()}
-
-
-def test_resume_ends_where_an_undisturbed_run_ends(run: Callable) -> None:
-    whole = run('train', work_dir='whole')
-    assert whole.iter == 8
-    run('train', work_dir='parts', cfg_options={'train_cfg.max_epochs': 1})
-    rest = run('train', work_dir='parts', resume='auto')
-    assert rest.iter == 8
-    assert rest.model.seen == whole.model.seen[16:]
-    torch.testing.assert_close(state(rest), state(whole), rtol=0, atol=0)
-    # The curve of the loss goes on as well: it is what weights_only refused.
-    losses = rest.message_hub.get_scalar('train/loss').data[0]
-    assert len(losses) == 8
-    assert losses.tolist() == whole.message_hub.get_scalar('train/loss').data[0].tolist()
 
 
 def test_resume_from_a_path_and_from_nothing(run: Callable) -> None:
@@ -211,40 +194,6 @@ def test_plain_errors_are_said_once_a_node_without_a_traceback(
     assert capsys.readouterr().err == 'error: what to do\n'
     with pytest.raises(ZeroDivisionError), plain_errors():
         raise ZeroDivisionError
-
-
-UNLABELLED = """
-_base_ = 'mmvttt::vittt_t_in1k.py'
-arch = dict(
-    _delete_=True, embed_dims=32, num_layers=1, num_heads=2, feedforward_channels=32)
-model = dict(backbone=dict(arch=arch, img_size=32), head=dict(in_channels=32, num_classes=3))
-pipeline = [
-    dict(type='LoadImageFromFile'), dict(type='Resize', scale=(32, 32)), dict(type='PackInputs')
-]
-test_dataloader = dict(
-    num_workers=0,
-    persistent_workers=False,
-    dataset=dict(
-        _delete_=True, type='CustomDataset', data_root='photos', with_label=False,
-        pipeline=pipeline),
-)
-"""
-
-
-def test_predictions_without_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path('config.py').write_text(UNLABELLED)
-    Path('photos').mkdir()
-    for i in range(3):
-        cv2.imwrite(f'photos/{i}.png', np.full((40, 50, 3), 80 * i, np.uint8))
-    cfg = load_config('config.py')
-    init_default_scope('mmpretrain')
-    torch.save(MODELS.build(cfg.model).state_dict(), 'weights.pth')
-    options = {'test_evaluator': []}
-    assert evaluate('config.py', 'weights.pth', out='found.pkl', cfg_options=options) == {}
-    found = pickle.loads(Path('found.pkl').read_bytes())
-    assert [Path(x['img_path']).name for x in found] == ['0.png', '1.png', '2.png']
-    assert {len(x['pred_score']) for x in found} == {3}
 
 
 def test_tta_is_the_configs_own() -> None:

@@ -59,38 +59,3 @@ def refused(call: Callable[[], Any], *words: str, kind: Any = (ValueError, TypeE
     sentence = str(error.value)
     missing = [word for word in words if word not in sentence]
     assert not missing, f'{missing} not in: {type(error.value).__name__}: {sentence}'
-
-
-# Values given instead of an integer, a number, one of a few names, a dict.
-not_ints = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.text(max_size=3),
-    st.floats(),
-    st.lists(st.integers(), max_size=2),
-)
-not_numbers = st.one_of(st.none(), st.text(max_size=3), st.lists(st.integers(), max_size=2))
-not_dicts = st.one_of(st.integers(), st.text(max_size=3), st.lists(st.integers(), max_size=2))
-not_sequences = st.one_of(st.none(), st.floats(), st.text(max_size=3))
-
-
-def below(least: int) -> st.SearchStrategy:
-    return st.integers(max_value=least - 1) | not_ints
-
-
-def outside(least: int, most: int) -> st.SearchStrategy:
-    return below(least) | st.integers(min_value=most + 1)
-
-
-not_positive = (
-    st.floats(max_value=0) | st.sampled_from([float('nan'), float('inf'), 0, -1]) | not_numbers
-)
-not_rates = (
-    st.floats(max_value=-1e-3) | st.floats(min_value=1) | st.just(float('nan')) | not_numbers
-)
-
-
-def other_than(*allowed: Any) -> st.SearchStrategy:
-    """Names (or something else) that are none of those allowed."""
-    values = st.text(max_size=6) | not_ints | st.sampled_from([a + 's' for a in allowed if a])
-    return values.filter(lambda value: value not in list(allowed))

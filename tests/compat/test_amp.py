@@ -4,8 +4,6 @@ import pytest
 import torch
 from mmengine.optim import AmpOptimWrapper
 
-from mmvttt.compat import amp as patch
-
 
 def wrapper(model: torch.nn.Module, **kwargs: object) -> AmpOptimWrapper:
     return AmpOptimWrapper(optimizer=torch.optim.SGD(model.parameters(), lr=0.1), **kwargs)
@@ -31,10 +29,3 @@ def test_steps_in_bf16_like_fp32(loss_scale: object) -> None:
     optim.update_params(out.float().sum())
     # x is rounded to 8 bits, and so is the sum over the seven samples.
     torch.testing.assert_close((before - model.weight) / 0.1, grad, rtol=2**-6, atol=2**-6)
-
-
-def test_nothing_to_mend_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patch.amp, 'is_cuda_available', lambda: True)
-    scaler = patch.amp.GradScaler
-    assert patch.autocast_on_cpu() == 'there is a GPU'
-    assert patch.amp.GradScaler is scaler

@@ -5,12 +5,9 @@ import sys
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
-import mmengine.config.config
-import mmengine.utils
 import pytest
 from mmengine.config.utils import MODULE2PACKAGE
 
-from mmvttt import config
 from mmvttt.compat import configs
 
 INHERIT = """
@@ -61,19 +58,6 @@ def test_missing_packages(package: str) -> None:
         configs.get_installed_path(package)
 
 
-def test_replaces_both_look_ups_where_they_were_imported_to() -> None:
-    needed = configs.find_packages_by_import() is None
-    for module in (mmengine.utils, mmengine.config.config):
-        assert (module.is_installed is configs.is_installed) == needed
-        assert (module.get_installed_path is configs.get_installed_path) == needed
-
-
-def test_no_replacement_where_nothing_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(configs, 'find_spec', lambda name: object())
-    monkeypatch.setattr(configs, '__file__', '/env/site-packages/mmvttt/compat/configs.py')
-    assert 'pkg_resources is there' in (configs.find_packages_by_import() or '')
-
-
 def test_forks_get_their_names_only_instead_of_the_originals(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -90,18 +74,6 @@ def test_forks_get_their_names_only_instead_of_the_originals(
         assert MODULE2PACKAGE['mmvttt'] == 'mmvttt'
     finally:
         MODULE2PACKAGE.update(before)
-
-
-def test_configs_are_found_with_and_without_mim(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    clone = tmp_path / 'configs'
-    clone.mkdir()
-    monkeypatch.setattr(config, '__file__', str(tmp_path / 'mmvttt' / 'config.py'))
-    assert config.config_root() == clone
-    packaged = tmp_path / 'mmvttt' / '.mim' / 'configs'
-    packaged.mkdir(parents=True)
-    assert config.config_root() == packaged
 
 
 def test_unknown_config_names_a_close_one() -> None:

@@ -1,14 +1,10 @@
 """Processes without a GPU: gloo, DDP and FSDP without device ids, SyncBN put aside."""
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from mmengine.model import MMFullyShardedDataParallel
-
-from mmvttt.compat import launcher
 
 from ..dist.launch import run_script
 
@@ -45,28 +41,3 @@ def test_two_processes_train_the_same_weights(tmp_path: Path) -> None:
     assert set(re.findall(r'rank (\d) is fine', text)) == {'0', '1'}
     assert 'SyncBN needs a GPU' in text
     assert (tmp_path / 'work' / 'epoch_2.pth').is_file()
-
-
-def test_sharding_is_left_alone_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That it stays on the CPU without one is shown in tests/dist/test_fsdp.py."""
-    before = MMFullyShardedDataParallel.__init__
-    monkeypatch.setattr(launcher, '_no_gpu', lambda: False)
-    assert launcher.shard_without_devices() == 'there is a GPU'
-    assert launcher.launch_with_gloo() == 'there is a GPU'
-    assert MMFullyShardedDataParallel.__init__ is before
-
-
-def test_the_group_is_left_at_the_end_unless_there_was_an_error(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    left = []
-    monkeypatch.setattr(torch.distributed, 'is_initialized', lambda: not left)
-    monkeypatch.setattr(torch.distributed, 'destroy_process_group', lambda: left.append(1))
-    # Python sets it after printing a traceback.
-    monkeypatch.setattr(sys, 'last_value', ValueError(), raising=False)
-    launcher._leave()
-    assert left == []
-    monkeypatch.delattr(sys, 'last_value')
-    launcher._leave()
-    launcher._leave()
-    assert left == [1]

@@ -118,20 +118,6 @@ def test_deformable_attention_is_that_of_mmcv_on_a_cpu() -> None:
         torch.testing.assert_close(x, y, rtol=1e-10, atol=1e-11)
 
 
-def test_deformable_attention_in_half_precision() -> None:
-    from mmcv.ops.multi_scale_deform_attn import MultiScaleDeformableAttnFunction
-
-    value, shapes, starts, locations, weights = deformable_attention_inputs(torch.float32)
-    want = MultiScaleDeformableAttnFunction.apply(value, shapes, starts, locations, weights, 64)
-    # mmcv rounds the locations to the type of the values: by up to 2⁻⁹ of 7 pixels here.
-    value = value.bfloat16().requires_grad_()
-    got = MultiScaleDeformableAttnFunction.apply(value, shapes, starts, locations, weights, 64)
-    assert got.dtype == torch.bfloat16
-    assert (got.float() - want).norm() < 2e-2 * want.norm()
-    got.sum().backward()
-    assert value.grad.isfinite().all()
-
-
 def deformable_convolution(
     x: Tensor, offset: Tensor, mask: Tensor | None, weight: Tensor, **options: int
 ) -> Tensor:
@@ -209,21 +195,6 @@ def test_offsets_of_a_larger_map_are_read_as_mmcv_does() -> None:
     (got,), (expected,) = (torch.autograd.grad(y.square().sum(), joined) for y in (out, want))
     torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
     assert got.any()
-
-
-@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
-def test_deformable_convolution_in_half_precision(dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
-    conv = mmcv.ops.DeformConv2d(4, 4, 3, padding=1).to(dtype)
-    x = torch.randn(2, 4, 7, 7).to(dtype).requires_grad_()
-    out = conv(x, torch.zeros(2, 18, 7, 7, dtype=dtype))
-    want = F.conv2d(x.float(), conv.weight.float(), padding=1)
-    assert out.dtype == dtype
-    # Nothing is moved; one rounding of the result.
-    torch.testing.assert_close(out.float(), want, rtol=2**-8, atol=1e-6)
-    out.sum().backward()
-    assert x.grad.isfinite().all()
-    assert conv.weight.grad.isfinite().all()
 
 
 def test_leaves_a_compiled_mmcv_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

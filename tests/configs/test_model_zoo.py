@@ -10,13 +10,11 @@ from mmengine.infer import BaseInferencer
 
 from mmvttt.analysis.flops import count_cost
 from mmvttt.analysis.models import DenseForward, find_model
-from mmvttt.errors import UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / 'tools'))
 from make_model_zoo import (  # noqa: E402
     CONVENTIONS,
-    fill,
     load_models,
     paper_count,
     update,
@@ -153,26 +151,3 @@ def test_documents_are_up_to_date() -> None:
     assert 'model-zoo:detection maskrcnn' in documents[1].read_text()
     stale = [path.name for path in marked if update(path, check=True)]
     assert not stale, f'run: python tools/make_model_zoo.py {" ".join(stale)}'
-
-
-def test_a_check_writes_nothing(tmp_path: Path) -> None:
-    page = tmp_path / 'page.md'
-    page.write_text('a\n<!-- model-zoo:segmentation -->\nold\n<!-- /model-zoo -->\nb\n')
-    assert update(page, check=True)
-    assert 'old' in page.read_text()
-    assert update(page)
-    assert 'old' not in page.read_text()
-    assert not update(page)
-
-
-def test_mistakes_are_named(tmp_path: Path) -> None:
-    for text, message in (
-        ('detection maskrcnn_vit3_x', 'no model maskrcnn_vit3_x'),
-        ('tracking', r"'tracking'.*classification, detection"),
-    ):
-        with pytest.raises(UsageError, match=message):
-            fill(f'<!-- model-zoo:{text} -->\n<!-- /model-zoo -->\n', MODELS)
-    page = tmp_path / 'page.md'
-    page.write_text('nothing to fill')
-    with pytest.raises(UsageError, match='model-zoo:KIND'):
-        update(page)

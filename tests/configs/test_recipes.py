@@ -252,15 +252,6 @@ def test_mesa_is_the_same_recipe_with_a_teacher(size: str, weight: float) -> Non
     assert mesa.optim_wrapper == plain.optim_wrapper
 
 
-def test_plain_models_take_the_recipe_of_vittt() -> None:
-    for task in ('maskrcnn_{}_s_1x', 'upernet_{}_s_160k'):
-        ours, vittt = (load_config(task.format(name)) for name in ('vit3', 'vittt'))
-        assert ours.model.backbone.backbone.type == 'mmvttt.ViT3'
-        ours.model.backbone.backbone = vittt.model.backbone.backbone
-        ours.work_dir = vittt.work_dir
-        assert ours.to_dict() == vittt.to_dict()
-
-
 @pytest.mark.parametrize('name', one_of_each())
 def test_norms_of_the_backbone(name: str) -> None:
     kinds = {type(m).__name__ for m in built(name)[1].backbone.modules()}

@@ -1,6 +1,5 @@
 """The T⁵ configs: 20× for what is new, the freeze protocol, a step from a small ViT."""
 
-import copy
 from pathlib import Path
 
 import pytest
@@ -63,37 +62,12 @@ def test_the_freeze_protocol_of_tab_1() -> None:
     assert changed == new
 
 
-@pytest.mark.parametrize(('value', 'named'), [(0, 'new_lr_mult=0'), ('20', "new_lr_mult='20'")])
-def test_bad_rates_are_named(value: object, named: str) -> None:
+def test_bad_rates_are_named() -> None:
     cfg, model = classifier()
-    cfg.optim_wrapper.paramwise_cfg.new_lr_mult = value
-    with pytest.raises((TypeError, ValueError), match=named):
+    cfg.optim_wrapper.paramwise_cfg.new_lr_mult = 0
+    with pytest.raises(ValueError, match='new_lr_mult=0'):
         build_optim_wrapper(model, cfg.optim_wrapper)
-
-
-def test_a_model_without_new_parameters_has_no_use_for_the_rate() -> None:
     softmax = dict(inner=dict(type='SoftmaxAttention'), locality=None)
     cfg, model = classifier(mixer=softmax)
     with pytest.raises(ValueError, match=r'new_lr_mult.*names none'):
         build_optim_wrapper(model, cfg.optim_wrapper)
-
-
-def test_a_detector_takes_images_of_different_sizes() -> None:
-    """Padded to the larger one and to nothing else: 225×333 is no multiple of a patch."""
-    cfg = reduce_model(Config.fromfile(CONFIGS / 'maskrcnn_t5_t_1x.py'))
-    cfg.model.data_preprocessor.pad_size_divisor = 1
-    model = build(cfg)
-    large, small = batch_for(cfg, (225, 333)), batch_for(cfg, (96, 120))
-    batch = {key: [large[key][0], small[key][1]] for key in large}
-    prepared = model.train().data_preprocessor(copy.deepcopy(batch), training=True)
-    assert prepared['inputs'].shape == (2, 3, 225, 333)
-    loss, _ = model.parse_losses(model(**prepared, mode='loss'))
-    loss.backward()
-    new = {f'backbone.backbone.{n}' for n in model.backbone.backbone.new_parameters()}
-    grads = {n: p.grad for n, p in model.named_parameters()}
-    assert loss.isfinite()
-    assert all(grads[name].abs().sum() > 0 for name in new)
-    with torch.no_grad():
-        found = model.eval()(**model.data_preprocessor(batch), mode='predict')
-    masks = [tuple(result.pred_instances.masks.shape[1:]) for result in found]
-    assert masks == [(225, 333), (96, 120)]

@@ -12,7 +12,6 @@ from PIL import Image
 from mmvttt.datasets import digits as digits_module
 from mmvttt.datasets import make_digits
 from mmvttt.datasets.digits import scene, sources
-from mmvttt.datasets.digits.__main__ import main
 
 SIZE = 96
 COUNTS = {'train': 40, 'val': 12}
@@ -129,12 +128,6 @@ def test_same_seed_same_bytes_other_seed_other_images(root, tmp_path):
     assert other['annotations'] != read(root, 'val')['annotations']
 
 
-def test_more_training_images_leave_val_alone(root, tmp_path):
-    larger = make(tmp_path / 'larger', num_train=COUNTS['train'] + 1)
-    assert read(larger, 'val') == read(root, 'val')
-    assert read(larger, 'train')['images'][:-1] == read(root, 'train')['images']
-
-
 def test_cache_is_used_and_other_parameters_replace_it(tmp_path, monkeypatch):
     root = make(tmp_path / 'set', num_train=2, num_val=1)
     before = contents(root)
@@ -212,10 +205,3 @@ def test_command_line_from_anywhere_and_without_a_toolbox(tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ['2 training and 1 held-out images are in set', '[]']
     assert len(read(tmp_path / 'set', 'train')['images']) == 2
-
-
-def test_command_line_says_what_is_wrong_in_one_line(tmp_path, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main(['--root', str(tmp_path / 'set'), '--size', '5'])
-    assert stopped.value.code == 1
-    assert capsys.readouterr().err == 'size=5: give an integer, 32 or more.\n'

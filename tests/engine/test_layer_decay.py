@@ -1,11 +1,9 @@
 """Rates by depth, and which parameters do not decay."""
 
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
-from mmengine.logging import MMLogger
 from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
 from torch import nn
 
@@ -49,21 +47,6 @@ class Detector(nn.Module):
         self.head = nn.Linear(4, 2)
 
 
-class Adapter(nn.Module):
-    """Delegates the depth of the backbone it wraps; its own parameters are at the top."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.backbone = Plain()
-        self.inject = nn.Linear(4, 4)
-
-    def get_layer_depth(self, param_name: str, prefix: str = '') -> tuple[int, int]:
-        inner = f'{prefix}backbone.'
-        if param_name.startswith(inner):
-            return self.backbone.get_layer_depth(param_name, inner)
-        return 3, 4
-
-
 def settings(model: nn.Module, optim: dict = OPTIM, **paramwise: object) -> dict[str, tuple]:
     """Rate and decay of every parameter by name, from the optimizer that was built."""
     config = dict(
@@ -79,15 +62,6 @@ def settings(model: nn.Module, optim: dict = OPTIM, **paramwise: object) -> dict
         for name, p in model.named_parameters()
         if id(p) in by_id
     }
-
-
-def test_rates_halve_from_layer_to_layer() -> None:
-    got = settings(Detector(Plain()))
-    assert got['backbone.embed.weight'] == (LR / 8, DECAY)
-    assert got['backbone.blocks.0.mix.weight'] == (LR / 4, DECAY)
-    assert got['backbone.blocks.1.mix.weight'] == (LR / 2, DECAY)
-    assert got['backbone.norm.weight'] == (LR, 0)
-    assert got['head.weight'] == (LR, DECAY)
 
 
 def test_what_does_not_decay() -> None:
@@ -109,14 +83,6 @@ def test_what_does_not_decay() -> None:
         'backbone.norm.bias',
         'head.bias',
     }
-
-
-def test_a_wrapped_backbone_is_asked_through_its_adapter() -> None:
-    got = settings(Detector(Adapter()))
-    assert got['backbone.backbone.embed.weight'] == (LR / 8, DECAY)
-    assert got['backbone.backbone.blocks.1.mix.weight'] == (LR / 2, DECAY)
-    assert got['backbone.inject.weight'] == (LR, DECAY)
-    assert got['backbone.backbone.w0'] == (LR / 8, 0)
 
 
 def test_custom_keys_and_multipliers() -> None:
@@ -163,20 +129,6 @@ def test_frozen_and_shared_parameters() -> None:
     got = settings(model)
     assert not any(name.startswith('backbone.embed') for name in got)
     assert got['head.weight'] == (LR, DECAY)
-
-
-@pytest.fixture
-def logged(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture) -> Callable[[], str]:
-    """The log: by a new logger, as one keeps the stdout of its first use."""
-    MMLogger.get_instance(request.node.name)
-    return lambda: ''.join(capsys.readouterr())
-
-
-def test_logs_a_table_of_groups(logged: Callable[[], str]) -> None:
-    settings(Detector(Plain()))
-    out = logged()
-    assert 'Layer-wise learning rates' in out
-    assert 'other' in out
 
 
 def test_backbone_without_depth_is_an_error() -> None:

@@ -9,7 +9,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
 import zipfile
 from importlib.util import find_spec
 from pathlib import Path
@@ -91,16 +90,6 @@ def test_the_page_of_an_index_shows_pictures_and_leads_to_the_docs(dist: Path) -
         assert kind == ('raw' if picture else 'blob')
         assert (ROOT / path.partition('#')[0]).exists(), link
     assert all(link.startswith(('https://', '#')) for _, link in links)
-
-
-def test_a_source_without_configs_is_an_error(dist: Path, tmp_path: Path) -> None:
-    (archive,) = dist.glob('*.tar.gz')
-    with tarfile.open(archive) as tar:
-        tar.extractall(tmp_path, filter='data')
-    (source,) = tmp_path.iterdir()
-    shutil.rmtree(source / 'configs')
-    with pytest.raises(AssertionError, match=r'configs is missing: a wheel without it'):
-        call(sys.executable, '-m', 'build', '--wheel', '--no-isolation', cwd=source)
 
 
 def test_the_report(python: Path, tmp_path: Path) -> None:
@@ -208,35 +197,3 @@ def test_the_toolboxes_own_train_and_test(
         python, tools / 'test.py', 'config.py', checkpoint, '--work-dir', 'test', cwd=tmp_path
     )
     assert metric in printed
-
-
-INFERENCERS = {
-    'mmdet': """
-from mmdet.apis import DetInferencer
-run = DetInferencer('maskrcnn_vittt_demo', device='cpu', show_progress=False)
-print(sorted(run('photo.png', return_vis=False)['predictions'][0]))
-""",
-    'mmseg': """
-from mmseg.apis import MMSegInferencer
-run = MMSegInferencer('upernet_vittt_t_camvid', classes=[str(i) for i in range(11)],
-                      palette=[[i] * 3 for i in range(11)], device='cpu')
-print(run('photo.png', return_vis=False)['predictions'].shape)
-""",
-    'mmpretrain': """
-from mmpretrain import ImageClassificationInferencer
-from mmvttt.config import find_config
-run = ImageClassificationInferencer(find_config('vittt_t_in1k'), pretrained=False, device='cpu')
-print(sorted(run('photo.png')[0]))
-""",
-}
-
-
-@pytest.mark.parametrize('toolbox', INFERENCERS)
-def test_inferencers_by_name_without_importing_mmvttt(
-    toolbox: str, python: Path, tmp_path: Path
-) -> None:
-    noise = np.random.default_rng(0).integers(0, 255, (160, 160, 3), dtype=np.uint8)
-    Image.fromarray(noise).save(tmp_path / 'photo.png')
-    printed = call(python, '-c', INFERENCERS[toolbox], cwd=tmp_path)
-    expected = dict(mmdet='bboxes', mmseg='(160, 160)', mmpretrain='pred_score')[toolbox]
-    assert expected in printed

@@ -127,7 +127,7 @@ def test_keys_of_configs_are_none_of_timm_s(tools: Any, tmp_path: Path) -> None:
     assert all(f'{model} inference float32 1 × 32×32' in text for model in models)
     for options, message in (
         (key, "resnet18 is a model of timm, and 'model.head.num_classes' a key of configs"),
-        (('--cfg-options', 'blok=1'), "ResNet has no option 'blok', did you mean 'block'?"),
+        (('--cfg-options', 'blok=1'), "resnet18 cannot be built with {'blok': 1}: ResNet.__init"),
     ):
         assert message in tools.error('benchmark.py', 'resnet18', *options, *out)
 

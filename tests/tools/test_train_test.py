@@ -20,29 +20,6 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return calls
 
 
-def test_train_hands_its_arguments_on(
-    tools: Any, monkeypatch: pytest.MonkeyPatch, calls: list
-) -> None:
-    monkeypatch.delenv('LOCAL_RANK', raising=False)
-    options = ('--cfg-options', 'a.b=1', 'c=[1,2]')
-    tools('train.py', 'c.py', '--amp', '--auto-scale-lr', '--seed', '3', *options)
-    assert calls[-1] == dict(
-        config='c.py',
-        work_dir=None,
-        resume=None,
-        amp=True,
-        auto_scale_lr=True,
-        seed=3,
-        deterministic=False,
-        plain=False,
-        compile=False,
-        cfg_options={'a.b': 1, 'c': [1, 2]},
-        launcher='none',
-    )
-    assert os.environ['LOCAL_RANK'] == '0'
-    monkeypatch.delenv('LOCAL_RANK')
-
-
 @pytest.mark.parametrize(
     ('args', 'resume'), [((), None), (('--resume',), 'auto'), (('--resume', 'a.pth'), 'a.pth')]
 )
@@ -54,26 +31,6 @@ def test_resume(
     assert calls[-1]['resume'] == resume
     assert calls[-1]['launcher'] == 'pytorch'
     assert os.environ['LOCAL_RANK'] == '1'
-
-
-def test_test_hands_its_arguments_on(
-    tools: Any, monkeypatch: pytest.MonkeyPatch, calls: list
-) -> None:
-    monkeypatch.setenv('LOCAL_RANK', '0')
-    tools('test.py', 'c.py', 'a.pth', '--out', 'p.pkl', '--show-dir', 'drawn')
-    assert calls[-1] == dict(
-        config='c.py',
-        checkpoint='a.pth',
-        work_dir=None,
-        out='p.pkl',
-        show_dir='drawn',
-        tta=False,
-        amp=False,
-        pack=True,
-        cuda_graph=False,
-        cfg_options=None,
-        launcher='none',
-    )
 
 
 def test_missing_coco_is_one_sentence(

@@ -88,17 +88,9 @@ class DryRun:
 
         torch switches modes of functions off inside of its own.
         """
-        ones = (torch.ones_like(loss),)
-        keep_graph = create_graph = False
-        _engine_run_backward(
-            (loss,),
-            ones,
-            keep_graph,
-            create_graph,
-            (),
-            allow_unreachable=True,
-            accumulate_grad=True,
-        )
+        ones, keep_graph, create_graph = torch.ones_like(loss), False, False
+        options = dict(allow_unreachable=True, accumulate_grad=True)
+        _engine_run_backward((loss,), (ones,), keep_graph, create_graph, (), **options)
 
     @contextmanager
     def running(self) -> Iterator[None]:

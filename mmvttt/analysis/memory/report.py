@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...arguments import check_choice
 from ...errors import UsageError
 from ..models import find_model, toolbox_of
 from .dry_run import ValueNeededError
@@ -118,10 +119,12 @@ def memory_use(
         device: A GPU to measure on; None computes.
 
     Raises:
-        UsageError: There is no such config, an option is none of these or does not fit, or the
-            model's sizes depend on numbers so that it can only be measured.
+        UsageError: There is no such config, an option does not fit it, or the model's sizes depend
+            on numbers so that it can only be measured.
+        ValueError: `amp` or `with_cp` is none of these.
     """
-    _check_options(batch, size, amp, with_cp)
+    check_choice('amp', amp, (None, *PRECISIONS))
+    check_choice('with_cp', with_cp, (None, *CHECKPOINTING))
     found = find_model(config, cfg_options, weightless=device is None)
     peak, how = None, COMPUTED
     try:
@@ -159,21 +162,6 @@ def memory_use(
         activations_of=_of_modules(found.model, ledger, ACTIVATIONS),
         weights_of=_of_modules(found.model, ledger, _WEIGHTS),
     )
-
-
-def _check_options(
-    batch: int, size: tuple[int, int] | None, amp: str | None, with_cp: str | None
-) -> None:
-    if batch < 1:
-        raise UsageError(f'a batch of {batch} images: give 1 or more')
-    if size is not None and min(size) < 32:
-        raise UsageError(
-            f'images of {size[0]}×{size[1]} pixels: give a height and a width of 32 or more'
-        )
-    if amp is not None and amp not in PRECISIONS:
-        raise UsageError(f'amp={amp!r}: choose one of {", ".join(PRECISIONS)}')
-    if with_cp is not None and with_cp not in CHECKPOINTING:
-        raise UsageError(f'with_cp={with_cp!r}: choose one of {", ".join(CHECKPOINTING)}')
 
 
 def _padded_size(model: nn.Module) -> tuple[int, int] | None:

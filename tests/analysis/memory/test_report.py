@@ -144,7 +144,6 @@ def test_the_tool_prints_parts_and_writes_a_csv(tools: Any, tmp_path: Path) -> N
         (['nothing_1x'], "there is no model 'nothing_1x'"),
         (['deit_tiny_patch16_224', '--with-cp', 'all'], 'is no config of mmdet, mmseg, mmpretrain'),
         (['dit3_digits'], 'dit3_digits trains a '),
-        (['vittt_t_in1k', '--shape', '800', '8'], 'images of 800×8 pixels: give a height'),
         (['vittt_t_in1k', '--batch', '0'], "--batch: '0': give an integer, 1 or more"),
     ],
 )
@@ -154,9 +153,7 @@ def test_mistakes_in_the_command_line(tools: Any, args: list[str], message: str)
 
 
 def test_mistakes_in_a_call() -> None:
-    with pytest.raises(UsageError, match="amp='fp8': choose one of none, bf16, fp16"):
-        memory_use('vittt_t_in1k', amp='fp8')
-    with pytest.raises(UsageError, match="with_cp='blocks': choose one of none, backbone, all"):
+    with pytest.raises(ValueError, match="with_cp='blocks': choose one of None, 'none', 'back"):
         memory_use('vittt_t_in1k', with_cp='blocks')
     model = nn.Module()
     model.backbone = nn.Linear(1, 1)

@@ -1,0 +1,164 @@
+"""A model, images, and where tools/inspect_model.py writes: what its diagnostics share."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from functools import cached_property
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import cv2
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..errors import DataError, UsageError
+from .inner_training import LayerTraining, training_of
+from .mixers import Mixing, record_mixers
+from .models import backbone_of
+from .pictures import colour_bar, image_panels, read_image, save, show_image, show_map
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Layers that a picture has room for; the tables have all.
+_DRAWN = 6
+
+
+@dataclass(frozen=True)
+class Look:
+    """A model, images, and where the results go.
+
+    Attributes:
+        model: In any mode; runs in evaluation mode.
+        files: The images.
+        size: (height, width) to which they are resized.
+        out: Folder of the pictures and tables.
+        queries: Places (row, column) in [0, 1] whose implicit attention is drawn.
+        annotations: COCO file with the objects' masks, or None.
+    """
+
+    model: nn.Module
+    files: Sequence[Path]
+    size: tuple[int, int]
+    out: Path
+    queries: Sequence[tuple[float, float]] = ((0.5, 0.5),)
+    annotations: Path | None = None
+
+    @cached_property
+    def images(self) -> list[tuple[Tensor, Tensor]]:
+        """Each image for the eye and for the model, `(3, H, W)`."""
+        own = getattr(self.model, 'data_preprocessor', None)
+        statistics = ()
+        if getattr(own, 'mean', None) is not None:
+            statistics = [(x.flatten() / 255).tolist() for x in (own.mean, own.std)]
+        return [read_image(path, self.size, *statistics) for path in self.files]
+
+    @cached_property
+    def mixings(self) -> list[list[Mixing]]:
+        """The mixers on each image, as their backbone runs."""
+        backbone = backbone_of(self.model)
+        return [record_mixers(backbone, image[None]) for _, image in self.images]
+
+    @cached_property
+    def trainings(self) -> list[list[LayerTraining]]:
+        """The inner training of each image's mixers; those without one are reported once."""
+        found = [[training_of(mixing) for mixing in mixings] for mixings in self.mixings]
+        for mixing, layer in zip(self.mixings[0], found[0], strict=True):
+            if layer is None:
+                print(f'{mixing.name} ({type(mixing.mixer).__name__}): no inner training is seen')
+        if not any(found[0]):
+            raise UsageError(
+                f'no mixer of {type(self.model).__name__} trains anything at test time: '
+                '--what erf attention keys work without an inner training'
+            )
+        return [[layer for layer in layers if layer is not None] for layers in found]
+
+    def coverage(self, path: Path, hw: tuple[int, int]) -> Tensor | None:
+        """Part of each patch inside the masks of an image `(h·w,)`; None without annotations.
+
+        Raises:
+            DataError: The annotations do not have the image.
+        """
+        if self.annotations is None:
+            return None
+        images = self._coco.imgs.values()
+        info = next((i for i in images if Path(i['file_name']).name == path.name), None)
+        if info is None:
+            raise DataError(f'{str(self.annotations)!r} has no image {path.name!r}')
+        mask = np.zeros((info['height'], info['width']), np.float32)
+        for annotation in self._coco.imgToAnns[info['id']]:
+            mask = np.maximum(mask, self._coco.annToMask(annotation))
+        mask = cv2.resize(mask, self.size[::-1], interpolation=cv2.INTER_AREA)
+        return F.adaptive_avg_pool2d(torch.from_numpy(mask)[None, None], hw).flatten()
+
+    @cached_property
+    def _coco(self) -> Any:
+        from pycocotools.coco import COCO
+
+        try:
+            with redirect_stdout(StringIO()):
+                return COCO(str(self.annotations))
+        except (OSError, json.JSONDecodeError, KeyError, AssertionError) as error:
+            raise DataError(
+                f'{str(self.annotations)!r} is no COCO annotation file: {error}'
+            ) from error
+
+    @property
+    def counted(self) -> str:
+        """How many images the numbers are of, for titles."""
+        return f'mean over {len(self.files)} images' if len(self.files) > 1 else 'one image'
+
+    def draw_maps(
+        self, name: str, title: str, label: str, maps: Iterable[Mapping[str, Tensor]]
+    ) -> list[Path]:
+        """Draws each image with its maps `(h, w)`, by their titles, in [0, 1]."""
+        files = []
+        for path, (picture, _), found in zip(self.files, self.images, maps, strict=True):
+            columns = len(found) + 1
+            figure, axes = image_panels(columns, min(columns, 4), self.size, title)
+            show_image(axes[0], picture, path.name)
+            for panel, (text, values) in zip(axes[1:], found.items(), strict=True):
+                drawn = show_map(panel, values, self.size, text)
+            colour_bar(figure, drawn, axes, label)
+            files.append(self.save(figure, f'{name}_{path.stem}'))
+        return files
+
+    def save(self, figure: Figure, name: str) -> Path:
+        """Writes a picture."""
+        return save(figure, self.out / f'{name}.png')
+
+    def table(self, name: str, columns: Sequence[str], rows: Sequence[tuple]) -> Path:
+        """Writes rows of a name and numbers as a CSV, and prints them."""
+        path = self.out / f'{name}.csv'
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines = [(row[0], *(f'{value:.5g}' for value in row[1:])) for row in rows]
+        with path.open('w', newline='') as file:
+            csv.writer(file, lineterminator='\n').writerows([columns, *lines])
+        for row, *values in lines:
+            found = ', '.join(f'{c} {v}' for c, v in zip(columns[1:], values, strict=True))
+            print(f'{name}: {row}: {found}')
+        return path
+
+
+def spread(layers: Sequence) -> list:
+    """Layers evenly spread from the first to the last, as many as a picture has room for."""
+    count = min(_DRAWN, len(layers))
+    return [layers[round(i * (len(layers) - 1) / max(count - 1, 1))] for i in range(count)]
+
+
+def means(rows: Iterable[tuple]) -> list[tuple]:
+    """Means over the images of rows that begin with the same name; a NaN does not count."""
+    by_name: dict[str, list[tuple]] = {}
+    for name, *values in rows:
+        by_name.setdefault(name, []).append(tuple(values))
+    return [
+        (name, *torch.tensor(values, dtype=torch.float64).nanmean(0).tolist())
+        for name, values in by_name.items()
+    ]
