@@ -148,6 +148,10 @@ def main() -> None:
             table = table_of(runs, variants, args.metric)
             (args.out / 'sweep.md').write_text(table)
             print(f'\n{table}\nwrote {write_csv(runs, args.out / "sweep.csv")}, sweep.md')
+            names = sorted({name for run in runs for name in run.metrics})
+            if args.metric not in (None, *names):
+                known = ', '.join(names) or 'nothing, as none was evaluated'
+                print(f'no training has the metric {args.metric!r}; there is {known}')
         if failed:
             raise UsageError(f'{len(failed)} of {len(jobs)} trainings failed, {failed[0]}')
 

@@ -126,6 +126,9 @@ def test_tool_writes_beside_the_run_and_says_where(work_dir, capsys):
     assert 'coco/bbox_mAP_50 0.4 at 3' in output
     assert output.endswith(f'curves: {work_dir / "curves.png"}\n')
     assert (work_dir / 'curves.png').exists()
+    analyze_logs.main([str(work_dir), '--out', str(work_dir / 'all')])
+    assert capsys.readouterr().out.endswith(f'curves: {work_dir / "all.png"}\n')
+    assert (work_dir / 'all.png').exists()
 
 
 def test_nothing_logged_is_one_sentence(tmp_path, capsys):

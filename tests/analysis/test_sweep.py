@@ -138,6 +138,8 @@ def test_an_interrupted_sweep_goes_on(tools: Any, tmp_path: Path) -> None:
     assert re.search(r'\| lr=0.01 \| 1 \| [\d.]+ \| [\d.]+ \| 0.00 M \|', table)
     assert len((tmp_path / 'sweep.csv').read_text().splitlines()) == 3
     assert not (first / 'config.py').exists()
+    out = tools(*sweep(tools, tmp_path), '--metric', 'AP')
+    assert "no training has the metric 'AP'; there is mse" in out
     saved['setting']['steps'] = 4
     (first / 'result.json').write_text(json.dumps(saved))
     assert 'is of another sweep' in tools.error(*sweep(tools, tmp_path))
