@@ -35,6 +35,7 @@ from mmvttt.analysis.sweep import (
 )
 from mmvttt.cli import Options, add_cfg_options, add_config, command_line, plain_errors, positive
 from mmvttt.errors import UsageError
+from mmvttt.registry import type_name
 
 TRAIN = Path(__file__).with_name('train.py')
 
@@ -79,6 +80,10 @@ def train(args: argparse.Namespace, variant: Variant, seed: int, device: str | N
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / 'config.py'
     cfg = config_of(variant, args.cfg_options, args.budget_steps)
+    hook = cfg.get('default_hooks', {}).get('checkpoint')
+    if hook and type_name(hook.type).endswith('CheckpointHook'):
+        # A training that a signal has stopped is not done.
+        hook.exit_code = 1
     cfg.dump(config)
     environment = {**os.environ}
     if device is not None:
