@@ -10,6 +10,8 @@ from mmengine.registry import Registry
 
 from . import registry as registries
 
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
 
 def explain_build(error: KeyError | TypeError | ValueError) -> str | None:
     """Explains an unknown type, an option that a type lacks, or a value that it refuses.
@@ -56,7 +58,7 @@ def _options(built: Any) -> list[str]:
     names: dict[str, None] = {}
     for part in [c for c in _classes(built) if '__init__' in vars(c)] or [built]:
         parameters = inspect.signature(part).parameters.values()
-        names |= {p.name: None for p in parameters if p.kind != p.VAR_KEYWORD}
+        names |= {p.name: None for p in parameters if p.kind not in _VARIADIC}
         if not any(p.kind == p.VAR_KEYWORD for p in parameters):
             break
     return list(names)

@@ -5,11 +5,22 @@ from pathlib import Path
 import pytest
 from mmengine.registry import MODELS
 
+from mmvttt.build_errors import explain_build
 from mmvttt.config import config_root, find_config, load_config
 from mmvttt.errors import UsageError
-from mmvttt.registry import resolve_type
+from mmvttt.registry import LOOPS, resolve_type
+from mmvttt.reliability.exact_resume import ExactIterLoop
 
 NAME = 'maskrcnn_vittt_s_1x'
+
+
+def test_an_option_of_another_loop_is_explained() -> None:
+    with pytest.raises(TypeError) as found:
+        LOOPS.build(dict(type=ExactIterLoop, runner=None, dataloader=None, max_epochs=1))
+    assert explain_build(found.value) == (
+        "ExactIterLoop has no option 'max_epochs', did you mean 'max_iters'?; it has runner, "
+        'dataloader, max_iters, val_begin, val_interval, dynamic_intervals'
+    )
 
 
 @pytest.mark.parametrize('name', [NAME, f'mmvttt::{NAME}', f'mmvttt::{NAME}.py'])

@@ -26,8 +26,8 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     try:
         runs = {_name(folder): read_scalars(folder) for folder in args.work_dirs}
-        out = Path(args.out or Path(args.work_dirs[0]) / 'curves.png')
-        plot_curves(runs, out, args.metrics)
+        out = args.out or Path(args.work_dirs[0]) / 'curves.png'
+        out = plot_curves(runs, out, args.metrics)
     except (FileNotFoundError, KeyError, ValueError) as error:
         parser.exit(1, f'{error.args[0]}\n')
     if len(runs) > 1:

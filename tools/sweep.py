@@ -35,6 +35,7 @@ from mmvttt.analysis.sweep import (
 )
 from mmvttt.cli import Options, add_cfg_options, add_config, command_line, plain_errors, positive
 from mmvttt.errors import UsageError
+from mmvttt.registry import type_name
 from mmvttt.reliability.atomic_write import write_whole
 
 TRAIN = Path(__file__).with_name('train.py')
@@ -80,6 +81,10 @@ def train(args: argparse.Namespace, variant: Variant, seed: int, device: str | N
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / 'config.py'
     cfg = config_of(variant, args.cfg_options, args.budget_steps)
+    hook = cfg.get('default_hooks', {}).get('checkpoint')
+    if hook and type_name(hook.type).endswith('CheckpointHook'):
+        # A training that a signal has stopped is not done.
+        hook.exit_code = 1
     cfg.dump(config)
     environment = {**os.environ}
     if device is not None:
@@ -147,6 +152,10 @@ def main() -> None:
             table = table_of(runs, variants, args.metric)
             (args.out / 'sweep.md').write_text(table)
             print(f'\n{table}\nwrote {write_csv(runs, args.out / "sweep.csv")}, sweep.md')
+            names = sorted({name for run in runs for name in run.metrics})
+            if args.metric not in (None, *names):
+                known = ', '.join(names) or 'nothing, as none was evaluated'
+                print(f'no training has the metric {args.metric!r}; there is {known}')
         if failed:
             raise UsageError(f'{len(failed)} of {len(jobs)} trainings failed, {failed[0]}')
 

@@ -95,8 +95,8 @@ def record_mixers(model: nn.Module, images: Tensor) -> list[Mixing]:
     if not records:
         raise UsageError(
             f'{type(model).__name__} has no token mixer of a kind that is known here: give a '
-            'model with a Vittt, ViT³, H-ViT³ or T⁵, or a ViT of timm (receptive fields, --what '
-            'erf, work for any model)'
+            'model with a Vittt, ViT³, H-ViT³ or T⁵, or a ViT of timm (--what erf, features, cam '
+            'and tsne work for any model)'
         )
     ran: list[Mixing] = []
     ops, softmax = _RecordOps(), _RecordSoftmax()

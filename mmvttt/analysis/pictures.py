@@ -131,8 +131,8 @@ def colour_bar(figure: Figure, drawn: object, found: Sequence[Axes], label: str)
 
 
 def save(figure: Figure, path: str | os.PathLike[str], dpi: int = 80) -> Path:
-    """Writes a figure; its folder is made."""
-    path = Path(path)
+    """Writes a figure, as PNG where the name says nothing; its folder is made."""
+    path = Path(path) if Path(path).suffix else Path(f'{path}.png')
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=dpi)
     return path

@@ -33,7 +33,10 @@ def _is_short(record: logging.LogRecord) -> bool:
 
 
 class QuietRunner(Runner):
-    """mmengine's Runner, whose long messages go to the log file alone."""
+    """mmengine's Runner, whose long messages go to the log file alone.
+
+    The config is written when a training begins: one that is refused, and a test, leave the file.
+    """
 
     def build_logger(self, *args: Any, **kwargs: Any) -> logging.Logger:
         """The logger of the run."""
@@ -42,6 +45,15 @@ class QuietRunner(Runner):
             if not isinstance(handler, logging.FileHandler):
                 handler.addFilter(_is_short)
         return logger
+
+    def dump_config(self) -> None:
+        """Waits for the training to begin: the folder may have the config of a former one."""
+
+    def call_hook(self, fn_name: str, **kwargs: Any) -> None:
+        """Calls the hooks; a training that none of them has refused writes its config."""
+        super().call_hook(fn_name, **kwargs)
+        if fn_name == 'before_train':
+            super().dump_config()
 
     def build_optim_wrapper(self, optim_wrapper: Any) -> OptimWrapper | OptimWrapperDict:
         """The optimizer; mmengine's line for each parameter becomes a table on the screen."""
@@ -65,8 +77,9 @@ def summary(runner: Runner, cfg: Config) -> str:
     while 'dataset' in dataset:
         dataset = dataset.dataset
     batch = f'{loader.batch_size} images' if loader.get('batch_size') else 'images'
+    name = type_name(dataset.type), dataset.get('data_root')
     lines.append(
-        f'data      {type_name(dataset.type)} {dataset.get("data_root") or ""}, {batch} a step in '
+        f'data      {" ".join(filter(None, name))}, {batch} a step in '
         f'each of {get_world_size()} process(es)'
     )
     sizes = [

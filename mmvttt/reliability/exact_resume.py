@@ -218,8 +218,8 @@ class ExactEpochLoop(_ExactLoop, EpochBasedTrainLoop):
 
     def run(self) -> torch.nn.Module:
         """Trains; a validation that a stop has swallowed comes first."""
-        self.runner.call_hook('before_train')
         self._restore_position()
+        self.runner.call_hook('before_train')
         if self._iter == self._epoch * len(self.dataloader) and not self._validated():
             self._validate_if_due(self._epoch, self._max_epochs)
         while self._epoch < self._max_epochs and not self.stop_training:
@@ -257,9 +257,9 @@ class ExactIterLoop(_ExactLoop, IterBasedTrainLoop):
 
     def run(self) -> torch.nn.Module:
         """Trains; a validation that a stop has swallowed comes first."""
+        self._restore_position()
         self.runner.call_hook('before_train')
         self.runner.call_hook('before_train_epoch')
-        self._restore_position()
         if not self._validated():
             self._validate_if_due(self._iter, self._max_iters)
         self.dataloader.batch_sampler.begin(self._iter, self._key(IMAGE), endless=True)

@@ -120,6 +120,17 @@ def test_the_rate_is_the_config_s_and_not_the_smallest_group_s(tmp_path, drawn):
     assert list(drawn[0].axes[2].lines[0].get_ydata()) == [1e-4]
 
 
+def test_tool_writes_beside_the_run_and_says_where(work_dir, capsys):
+    analyze_logs.main([str(work_dir)])
+    output = capsys.readouterr().out
+    assert 'coco/bbox_mAP_50 0.4 at 3' in output
+    assert output.endswith(f'curves: {work_dir / "curves.png"}\n')
+    assert (work_dir / 'curves.png').exists()
+    analyze_logs.main([str(work_dir), '--out', str(work_dir / 'all')])
+    assert capsys.readouterr().out.endswith(f'curves: {work_dir / "all.png"}\n')
+    assert (work_dir / 'all.png').exists()
+
+
 def test_nothing_logged_is_one_sentence(tmp_path, capsys):
     with pytest.raises(FileNotFoundError, match='pass the --work-dir'):
         read_scalars(tmp_path)

@@ -14,7 +14,7 @@ from mmvttt.analysis.receptive_field import (
 )
 from mmvttt.errors import UsageError
 from mmvttt.models import timm as _registers  # noqa: F401
-from mmvttt.models.backbones import HViT3, ViT3, Vittt
+from mmvttt.models.backbones import DESIGN_ROUTE, HViT3, ViT3, Vittt
 
 ARCH = dict(embed_dims=16, num_layers=2, num_heads=2, feedforward_channels=32)
 STAGES = dict(embed_dims=(8, 16), depths=(1, 1), num_heads=(1, 2))
@@ -30,7 +30,7 @@ def seen_patches(design: str) -> Tensor:
     return nn.functional.max_pool2d(found.field[None], 16).flatten() > 0
 
 
-@pytest.mark.parametrize('design', ['ttt_layer', 'conv1d', 'dual', 'conv2d'])
+@pytest.mark.parametrize('design', DESIGN_ROUTE)
 def test_one_direction_sees_nothing_behind_the_centre(design: str) -> None:
     seen = seen_patches(design)
     assert seen[:13].all()

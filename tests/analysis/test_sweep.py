@@ -137,9 +137,27 @@ def test_an_interrupted_sweep_goes_on(tools: Any, tmp_path: Path) -> None:
     assert re.search(r'\| lr=0.01 \| 1 \| [\d.]+ \| [\d.]+ \| 0.00 M \|', table)
     assert len((tmp_path / 'sweep.csv').read_text().splitlines()) == 3
     assert not (first / 'config.py').exists()
+    out = tools(*sweep(tools, tmp_path), '--metric', 'AP')
+    assert "no training has the metric 'AP'; there is mse" in out
     saved['setting']['steps'] = 4
     (first / 'result.json').write_text(json.dumps(saved))
     assert 'is of another sweep' in tools.error(*sweep(tools, tmp_path))
+
+
+def test_a_training_that_is_stopped_is_not_taken_for_done(tools: Any, tmp_path: Path) -> None:
+    config = tmp_path / 'stopped.py'
+    config.write_text(
+        f"_base_ = '{TRAININGS / 'noisy_config.py'}'\n"
+        "custom_hooks = [dict(type='Terminate', step=9)]\n"
+    )
+    tools.patch.setenv('PYTHONPATH', str(TRAININGS))
+    tools.patch.syspath_prepend(str(TRAININGS))
+    arguments = 'sweep.py', str(config), '--out', str(tmp_path / 'out')
+    assert 'failed: stopped, seed 0: ' in tools.error(*arguments)
+    done = tmp_path / 'out' / 'stopped' / 'seed0'
+    assert not (done / 'result.json').exists()
+    assert '1 of 1: stopped, seed 0' in tools(*arguments)
+    assert (done / 'epoch_3.pth').exists()
 
 
 def test_a_training_that_fails_is_named_and_the_others_go_on(tools: Any, tmp_path: Path) -> None:

@@ -42,7 +42,9 @@ def test_resume_from_a_path_and_from_nothing(run: Callable) -> None:
 
 def test_evaluation_of_the_checkpoint_gives_the_metric_of_training(run: Callable) -> None:
     trained = run('train', work_dir='a')
-    metrics = run('evaluate', 'a/epoch_2.pth', out='predictions.pkl')
+    config = Path('a/tiny_config.py').read_bytes()
+    metrics = run('evaluate', 'a/epoch_2.pth', out='predictions.pkl', work_dir='a')
+    assert Path('a/tiny_config.py').read_bytes() == config
     assert metrics['mse'] == trained.message_hub.get_scalar('val/mse').current()
     assert len(pickle.loads(Path('predictions.pkl').read_bytes())) == 16
 
