@@ -106,6 +106,20 @@ def backward(
 def exported(
     x: Tensor, weight: Tensor, other: Tensor | None, ways: str, _backend: str
 ) -> tuple[Tensor, Tensor]:
-    """`forward` in operators that exporters know: the definition."""
-    y, z = (x.new_empty(0) if w is None else primal(x, w, ways) for w in (weight, other))
-    return y, z
+    """`forward` in operators that exporters know: a convolution that reaches to both sides.
+
+    Tokens along the width, where runtimes are several times faster than along the height.
+    """
+    scans, reach = len(ways), weight.shape[-1] - 1
+    image = x.to(state_dtype(x.dtype)).flatten(2).unsqueeze(1).permute(0, 3, 1, 2)
+
+    def filtered(w: Tensor) -> Tensor:
+        sides = [
+            F.pad(u.flip(-1), (reach, 0)) if way == 'b' else F.pad(u, (0, reach))
+            for u, way in zip(w, ways, strict=True)
+        ]
+        kernel = torch.cat(sides)[:, None, None]
+        y = F.conv2d(image, kernel, padding=(0, reach), groups=len(kernel))
+        return y.permute(0, 2, 3, 1).squeeze(1).unflatten(2, (scans, -1)).to(x.dtype)
+
+    return filtered(weight), x.new_empty(0) if other is None else filtered(other)

@@ -313,14 +313,23 @@ def exported(*args: Any) -> tuple[Tensor, ...]:
     # The last two are the backend and whether to keep what the backward pass needs.
     *tensors, directions, size, eps = args[:12]
     q, k, v, eta, w0, b0, ln_weight, ln_bias, token_scale = Inputs(*tensors)
-    batch, tokens, scans = q.shape[:3]
+    batch, tokens, scans, heads = q.shape[:4]
     count = (tokens + size - 1) // size
 
+    # Tokens go to their mini-batches and back by index, one copy each: the flips, the filling of
+    # the last mini-batch and the transposes that would copy them again happen to the indices.
+    # Nothing reads the filling, which comes after all tokens.
+    rows = torch.arange(batch * tokens * scans * heads, device=q.device).view(q.shape[:4])
+    rows = F.pad(scan_order(rows, directions), (0, 0, 0, 0, 0, count * size - tokens))
+    # (n, B, R, H, b); contiguous, as tokens take the strides of their index.
+    rows = rows.unflatten(1, (count, size)).movedim((1, 2), (0, 4)).contiguous()
+    back = torch.arange(rows.numel(), device=q.device).view(rows.shape)
+    back = back.movedim((0, 4), (1, 2)).flatten(1, 2)[:, :tokens]
+    back = scan_order(back, directions).contiguous()  # (B, T, R, H)
+
     def chunks(x: Tensor) -> Tensor:
-        """`(B, T, R, H, …)` → `(n, B, R, H, b, …)`; the zero steps of the tail change nothing."""
-        x = scan_order(x.to(state_dtype(x.dtype)), directions)
-        x = F.pad(x, (0, 0) * (x.dim() - 2) + (0, count * size - tokens))
-        return x.unflatten(1, (count, size)).movedim((1, 2), (0, 4))
+        """`(B, T, R, H, …)` → `(n, B, R, H, b, …)`."""
+        return x.to(state_dtype(x.dtype)).flatten(0, 3)[rows]
 
     q, k, v, eta = (chunks(x) for x in (q, k, v, eta))
     tau = w0.new_ones(scans, size) if token_scale is None else token_scale
@@ -344,6 +353,5 @@ def exported(*args: Any) -> tuple[Tensor, ...]:
     e = (tau * eta.unsqueeze(-2)).tril()
     zq = zq - (e * (queries @ keys.mT)) @ g
     out = q + weight * F.layer_norm(zq, x_shape, eps=eps) + bias
-    out = out.movedim((0, 4), (1, 2)).flatten(1, 2)[:, :tokens]
     nothing = args[0].new_empty(0)
-    return scan_order(out, directions).to(args[0].dtype), nothing, nothing, nothing
+    return out.flatten(0, 4)[back].to(args[0].dtype), nothing, nothing, nothing

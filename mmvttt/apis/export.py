@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -204,7 +205,8 @@ def export_model(
     if decompose or onnx:
         print_log("decomposing into torch's own operators")
         with fx_config.patch(backed_size_oblivious=True):
-            program = program.run_decompositions(decompositions())
+            resizings = _resizings() if onnx else {}
+            program = program.run_decompositions(decompositions() | resizings)
     out.parent.mkdir(parents=True, exist_ok=True)
     notes = _notes(found, channels)
     names = list(getattr(network, 'names', ())) or None
@@ -272,6 +274,49 @@ def _trace(network: nn.Module, image: Tensor, fixed_size: bool) -> torch.export.
             f'{type(network).__name__} cannot be written for images of any size ({reason}): give '
             '--fixed-size, and --shape of the images'
         ) from error
+
+
+def _resizings() -> dict[Any, Callable]:
+    """Bicubic resizing of position embeddings as products, in place of a slow operator of ONNX."""
+    ops = torch.ops.aten
+    return {
+        ops.upsample_bicubic2d.vec: partial(_resized, antialias=False),
+        ops._upsample_bicubic2d_aa.vec: partial(_resized, antialias=True),
+    }
+
+
+def _resized(
+    x: Tensor,
+    size: Sequence[Any] | None,
+    align_corners: bool,
+    factors: Sequence[float] | None,
+    antialias: bool,
+) -> Tensor:
+    """`(…, H, W)` → `(…, height, width)`: a product for each side."""
+    if size is None or align_corners:
+        return NotImplemented
+    rows, columns = (
+        _bicubic_weights(old, new, antialias, x) for old, new in zip(x.shape[2:], size, strict=True)
+    )
+    if not antialias:
+        x = F.pad(x, (2, 2, 2, 2), mode='replicate')
+    return rows @ x @ columns.mT
+
+
+def _bicubic_weights(old: Any, new: Any, antialias: bool, like: Tensor) -> Tensor:
+    """`(new, old)`, or `(new, old + 4)` for a side whose ends are repeated twice."""
+    scale = old / new
+    reach = 0 if antialias else 2
+    places = (torch.arange(new).to(like) + 0.5) * scale - 0.5
+    t = places[:, None] - torch.arange(-reach, old + reach).to(like)
+    if antialias:
+        t = t / torch.sym_max(scale, 1.0)
+    t = t.abs()
+    a = -0.5 if antialias else -0.75
+    near = ((a + 2) * t - (a + 3)) * t * t + 1
+    far = (((t - 5) * t + 8) * t - 4) * a
+    weights = torch.where(t < 1, near, torch.where(t < 2, far, 0))
+    return weights / weights.sum(1, keepdim=True) if antialias else weights
 
 
 def _notes(found: FoundModel, channels: int) -> dict[str, str]:

@@ -8,7 +8,7 @@ import torch
 from mmengine.config import Config
 
 from mmvttt.analysis.models import find_model, load_model
-from mmvttt.apis.export import export_model, exportable
+from mmvttt.apis.export import _resizings, export_model, exportable
 from mmvttt.errors import CheckpointMismatchError, UsageError
 
 from ..configs.reduced import reduce_model
@@ -94,6 +94,16 @@ def test_pt2_in_torch_s_own_operators(name: str, tmp_path: Path) -> None:
 )
 def test_other_models_become_onnx(name: str, fixed_size: bool, tmp_path: Path) -> None:
     errors(name, tmp_path, '.onnx', fixed_size=fixed_size)
+
+
+@pytest.mark.parametrize('size', [(14, 13), (32, 40), (9, 20), (5, 3)])
+@pytest.mark.parametrize('antialias', [False, True])
+def test_resizing_as_products(antialias: bool, size: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 14, 13, dtype=torch.float64)
+    products = list(_resizings().values())[antialias](x, size, False, None)
+    expected = torch.nn.functional.interpolate(x, size, mode='bicubic', antialias=antialias)
+    torch.testing.assert_close(products, expected, rtol=0, atol=1e-12)
 
 
 def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
