@@ -149,12 +149,11 @@ def backward_query(
     dtau = tl.zeros((D // CHUNK, CHUNK), ACC)
     first = i_s * segment
     last = tl.minimum(first + segment, chunks)
-    # The tokens of the next chunk are on their way while this one is computed.
+    # The tokens of the next chunk are on their way while this one is computed. V and dO are not
+    # among them: a chunk asks for them late, and has no registers to hold them twice.
     k_next = load_tile(k, k_step, first, T, D, SIZE)
     q_next = load_tile(q, q_step, first, T, D, SIZE)
-    v_next = load_tile(v, v_step, first, T, D, SIZE)
     g_next = load_tile(g, g_step, first, T, D, SIZE)
-    do_next = load_tile(do, g_step, first, T, D, SIZE)
     e_next = load_rows(eta, e_step, first, T, SIZE)
     stride = outer_stride(segment, SIZE)
     for i in range(outer_iterations(first, last, SIZE)):
@@ -162,13 +161,12 @@ def backward_query(
         # Sum that earlier chunks of the mini-batch add to the state, without τ.
         a, a_c = tl.zeros_like(s), tl.zeros_like(c)
         for n in tl.range(start, tl.minimum(start + stride, last), num_stages=1):
-            k_tile, q_tile, v_tile, g_tile, do_tile = k_next, q_next, v_next, g_next, do_next
-            steps = e_next
+            k_tile, q_tile, g_tile, steps = k_next, q_next, g_next, e_next
+            v_tile = load_tile(v, v_step, n, T, D, SIZE)
+            do_tile = load_tile(do, g_step, n, T, D, SIZE)
             k_next = load_tile(k, k_step, n + 1, T, D, SIZE)
             q_next = load_tile(q, q_step, n + 1, T, D, SIZE)
-            v_next = load_tile(v, v_step, n + 1, T, D, SIZE)
             g_next = load_tile(g, g_step, n + 1, T, D, SIZE)
-            do_next = load_tile(do, g_step, n + 1, T, D, SIZE)
             e_next = load_rows(eta, e_step, n + 1, T, SIZE)
             g_blocks = split_features(g_tile, D)
 
@@ -194,7 +192,7 @@ def backward_query(
             grad = split_features(do_tile, D).to(ACC)
             dgamma += fold_token_pairs(grad * xq, D)
             residual = split_features(k_tile, D).to(ACC) - split_features(v_tile, D).to(ACC)
-            p = gamma * (gamma * x + (lam + residual))
+            p = gamma * (gamma * x + lam + residual)
             u = gamma * grad
             sum_u, sum_ux, sum_px = sum_features3(u, u * xq, p * x)
             tl.store(scratch_rows(mean_px, n), sum_px / WIDTH)
@@ -227,6 +225,9 @@ def backward_query(
             dq_tile = add_dot(dq_tile, es, split_features(k_tile, D), PRECISION)
             store_tile(dq + g_start, g_step, n, T, concat_features(dq_tile + grad, D), D, SIZE)
             eg = descent_step(g_tile.to(ACC), carried_steps(steps, tau_last, SIZE)[:, None], k_tile)
+            # Changes nothing; without it the operand of this product is fetched with that of the
+            # first, and keeps 16 registers all the way.
+            k_tile = tl.where(token_mask(n, T, SIZE)[:, None], k_tile, 0.0)
             if mini_batch_chunks(SIZE) > 1:
                 a, a_c = add_outer(a, a_c, split_features(eg, D), k_tile, D, PRECISION)
             else:
@@ -316,7 +317,6 @@ def backward_chain(
     g_next = load_tile(g, g_step, chunks - 1, T, D, SIZE)
     d_next = tl.load(scratch_tile(d_out, chunks - 1, D))
     x_next = tl.load(scratch_tile(normed, chunks - 1, D))
-    u_next = tl.load(scratch_tile(u_out, chunks - 1, D))
     e_next = load_rows(eta, e_step, chunks - 1, T, SIZE)
     r_next = tl.load(scratch_rows(rstd, chunks - 1))
     p_next = tl.load(scratch_rows(mean_px, chunks - 1))
@@ -337,23 +337,16 @@ def backward_chain(
         for i in tl.range(last - first + 1, num_stages=1):
             n = last - i
             before = tl.maximum(n - 1, 0)
-            k_tile, q_tile, g_tile, d_tile, x_tile, u_tile = (
-                k_next,
-                q_next,
-                g_next,
-                d_next,
-                x_next,
-                u_next,
-            )
+            k_tile, q_tile, g_tile, d_tile, x_tile = k_next, q_next, g_next, d_next, x_next
             d_tile, x_tile = from_scratch(d_tile, D), from_scratch(x_tile, D)
-            u_tile = from_scratch(u_tile, D)
+            # Asked for late: loaded ahead it would only take registers.
+            u_tile = from_scratch(tl.load(scratch_tile(u_out, n, D)), D)
             steps, rstd_k, mean_p = e_next, r_next, p_next
             k_next = load_tile(k, k_step, before, T, D, SIZE)
             q_next = load_tile(q, q_step, before, T, D, SIZE)
             g_next = load_tile(g, g_step, before, T, D, SIZE)
             d_next = tl.load(scratch_tile(d_out, before, D))
             x_next = tl.load(scratch_tile(normed, before, D))
-            u_next = tl.load(scratch_tile(u_out, before, D))
             e_next = load_rows(eta, e_step, before, T, SIZE)
             r_next = tl.load(scratch_rows(rstd, before))
             p_next = tl.load(scratch_rows(mean_px, before))
