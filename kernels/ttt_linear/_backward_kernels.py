@@ -177,6 +177,15 @@ def backward_query(
                 tau = token_scales(token_scale, head // H, n, SIZE, HAS_SCALE, ACC)
                 learnt = apply_state(a, a_c, q_tile, D, PRECISION)
                 zq += column(tau) * learnt
+            # The state goes on as soon as it was read: the keys are operands of both, and leave
+            # their registers to what follows.
+            s_now = split_inputs(s.to(k_tile.dtype), D)
+            eg = descent_step(g_tile.to(ACC), carried_steps(steps, tau_last, SIZE)[:, None], k_tile)
+            if mini_batch_chunks(SIZE) > 1:
+                a_now = split_inputs(a.to(k_tile.dtype), D)
+                a, a_c = add_outer(a, a_c, split_features(eg, D), k_tile, D, PRECISION)
+            else:
+                s, c = add_outer(s, c, split_features(eg, D), k_tile, D, PRECISION)
             e = tl.where(causal, tau[None, :, None] * steps[None, None, :], 0)
             qk = scores(q_tile, k_tile, D, PRECISION, ACC) + 1
             m = saturating_cast(-e * qk, k_tile)
@@ -216,22 +225,11 @@ def backward_query(
             places = scratch_rows(deta_out, n)[None, :] + block * 0
             tl.store(places, tl.sum(de * tau[None, :, None], axis=1), mask=block == 0)
             es = (-e * dg).to(k_tile.dtype)
-            dq_tile = dot(
-                repeat_blocks(d_tile, D), split_inputs(s.to(k_tile.dtype), D), ACC, PRECISION
-            )
+            dq_tile = dot(repeat_blocks(d_tile, D), s_now, ACC, PRECISION)
             if mini_batch_chunks(SIZE) > 1:
-                a_now = split_inputs(a.to(k_tile.dtype), D)
                 dq_tile += column(tau) * dot(repeat_blocks(d_tile, D), a_now, ACC, PRECISION)
             dq_tile = add_dot(dq_tile, es, split_features(k_tile, D), PRECISION)
             store_tile(dq + g_start, g_step, n, T, concat_features(dq_tile + grad, D), D, SIZE)
-            eg = descent_step(g_tile.to(ACC), carried_steps(steps, tau_last, SIZE)[:, None], k_tile)
-            # Changes nothing; without it the operand of this product is fetched with that of the
-            # first, and keeps 16 registers all the way.
-            k_tile = tl.where(token_mask(n, T, SIZE)[:, None], k_tile, 0.0)
-            if mini_batch_chunks(SIZE) > 1:
-                a, a_c = add_outer(a, a_c, split_features(eg, D), k_tile, D, PRECISION)
-            else:
-                s, c = add_outer(s, c, split_features(eg, D), k_tile, D, PRECISION)
         if mini_batch_chunks(SIZE) > 1:
             s, c = s + tau_last * a, c + tau_last * a_c
     slot = tl.cast(tl.program_id(0), tl.int64)
@@ -351,6 +349,8 @@ def backward_chain(
             r_next = tl.load(scratch_rows(rstd, before))
             p_next = tl.load(scratch_rows(mean_px, before))
 
+            grad = split_features(g_tile, D).to(ACC)
+
             # U = −MᵀD − e⊙H with H = K dW' + dc', which like D has no mean over the features.
             if mini_batch_chunks(SIZE) > 1:
                 h = apply_state(f, f_c, k_tile, D, PRECISION)
@@ -360,7 +360,7 @@ def backward_chain(
             else:
                 h = apply_state(ds, dc, k_tile, D, PRECISION)
             ds, dc = add_outer(ds, dc, d_tile, q_tile, D, PRECISION)
-            x, grad = x_tile.to(ACC), split_features(g_tile, D).to(ACC)
+            x = x_tile.to(ACC)
             u = u_tile.to(ACC) - h * column(carried_steps(steps, tau_last, SIZE))
             mean_ux, mean_ug, sum_hg = sum_features3(u * x, u * grad, h * grad)
             mean_ux, mean_ug = mean_ux / WIDTH, mean_ug / WIDTH
@@ -534,6 +534,7 @@ def backward_key(
                     s, transpose(split_features(-eg, D)), repeat_blocks(k_tile, D), PRECISION
                 )
                 ds_now = split_inputs(ds.to(k_tile.dtype), D)
+            ds = add_dot(ds, transpose(dz_tile), repeat_blocks(k_tile, D), PRECISION)
             s_now = split_inputs(s.to(k_tile.dtype), D)
             # The steps multiply the product: e⊙G would be one more operand for all warps.
             dk_tile = dot(repeat_blocks(g_tile, D), ds_now, ACC, PRECISION)
@@ -545,14 +546,13 @@ def backward_key(
             es = es.to(k_tile.dtype)
             dk_tile = add_dot(dk_tile, es, split_features(q_tile, D), PRECISION)
             ds = add_dot(ds, transpose(d_tile), repeat_blocks(q_tile, D), PRECISION)
-            ds = add_dot(ds, transpose(dz_tile), repeat_blocks(k_tile, D), PRECISION)
 
             gx = gamma * concat_features(from_scratch(x_tile, D), D).to(ACC)
             dp = concat_features(from_scratch(dp_tile, D), D).to(ACC)
             dy = gamma * dp
             store_tile(dv + g_start, g_step, n, T, -dy, D, SIZE)
             store_tile(dk + g_start, g_step, n, T, concat_features(dk_tile, D) + dy, D, SIZE)
-            dgamma += dp * (2 * gx + lam + k_tile.to(ACC) - v_tile.to(ACC))
+            dgamma += dp * (2 * gx + (k_tile.to(ACC) - v_tile.to(ACC)) + lam)
             dlam += dy
             de_last = tl.load(scratch_rows(dlast_out, n))
             de = tl.load(scratch_rows(deta_out, n))
