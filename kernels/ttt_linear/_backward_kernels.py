@@ -149,12 +149,11 @@ def backward_query(
     dtau = tl.zeros((D // CHUNK, CHUNK), ACC)
     first = i_s * segment
     last = tl.minimum(first + segment, chunks)
-    # The tokens of the next chunk are on their way while this one is computed.
+    # The tokens of the next chunk are on their way while this one is computed. V and dO are not
+    # among them: a chunk asks for them late, and has no registers to hold them twice.
     k_next = load_tile(k, k_step, first, T, D, SIZE)
     q_next = load_tile(q, q_step, first, T, D, SIZE)
-    v_next = load_tile(v, v_step, first, T, D, SIZE)
     g_next = load_tile(g, g_step, first, T, D, SIZE)
-    do_next = load_tile(do, g_step, first, T, D, SIZE)
     e_next = load_rows(eta, e_step, first, T, SIZE)
     stride = outer_stride(segment, SIZE)
     for i in range(outer_iterations(first, last, SIZE)):
@@ -162,13 +161,12 @@ def backward_query(
         # Sum that earlier chunks of the mini-batch add to the state, without τ.
         a, a_c = tl.zeros_like(s), tl.zeros_like(c)
         for n in tl.range(start, tl.minimum(start + stride, last), num_stages=1):
-            k_tile, q_tile, v_tile, g_tile, do_tile = k_next, q_next, v_next, g_next, do_next
-            steps = e_next
+            k_tile, q_tile, g_tile, steps = k_next, q_next, g_next, e_next
+            v_tile = load_tile(v, v_step, n, T, D, SIZE)
+            do_tile = load_tile(do, g_step, n, T, D, SIZE)
             k_next = load_tile(k, k_step, n + 1, T, D, SIZE)
             q_next = load_tile(q, q_step, n + 1, T, D, SIZE)
-            v_next = load_tile(v, v_step, n + 1, T, D, SIZE)
             g_next = load_tile(g, g_step, n + 1, T, D, SIZE)
-            do_next = load_tile(do, g_step, n + 1, T, D, SIZE)
             e_next = load_rows(eta, e_step, n + 1, T, SIZE)
             g_blocks = split_features(g_tile, D)
 
@@ -179,6 +177,15 @@ def backward_query(
                 tau = token_scales(token_scale, head // H, n, SIZE, HAS_SCALE, ACC)
                 learnt = apply_state(a, a_c, q_tile, D, PRECISION)
                 zq += column(tau) * learnt
+            # The state goes on as soon as it was read: the keys are operands of both, and leave
+            # their registers to what follows.
+            s_now = split_inputs(s.to(k_tile.dtype), D)
+            eg = descent_step(g_tile.to(ACC), carried_steps(steps, tau_last, SIZE)[:, None], k_tile)
+            if mini_batch_chunks(SIZE) > 1:
+                a_now = split_inputs(a.to(k_tile.dtype), D)
+                a, a_c = add_outer(a, a_c, split_features(eg, D), k_tile, D, PRECISION)
+            else:
+                s, c = add_outer(s, c, split_features(eg, D), k_tile, D, PRECISION)
             e = tl.where(causal, tau[None, :, None] * steps[None, None, :], 0)
             qk = scores(q_tile, k_tile, D, PRECISION, ACC) + 1
             m = saturating_cast(-e * qk, k_tile)
@@ -194,7 +201,7 @@ def backward_query(
             grad = split_features(do_tile, D).to(ACC)
             dgamma += fold_token_pairs(grad * xq, D)
             residual = split_features(k_tile, D).to(ACC) - split_features(v_tile, D).to(ACC)
-            p = gamma * (gamma * x + (lam + residual))
+            p = gamma * (gamma * x + lam + residual)
             u = gamma * grad
             sum_u, sum_ux, sum_px = sum_features3(u, u * xq, p * x)
             tl.store(scratch_rows(mean_px, n), sum_px / WIDTH)
@@ -218,19 +225,11 @@ def backward_query(
             places = scratch_rows(deta_out, n)[None, :] + block * 0
             tl.store(places, tl.sum(de * tau[None, :, None], axis=1), mask=block == 0)
             es = (-e * dg).to(k_tile.dtype)
-            dq_tile = dot(
-                repeat_blocks(d_tile, D), split_inputs(s.to(k_tile.dtype), D), ACC, PRECISION
-            )
+            dq_tile = dot(repeat_blocks(d_tile, D), s_now, ACC, PRECISION)
             if mini_batch_chunks(SIZE) > 1:
-                a_now = split_inputs(a.to(k_tile.dtype), D)
                 dq_tile += column(tau) * dot(repeat_blocks(d_tile, D), a_now, ACC, PRECISION)
             dq_tile = add_dot(dq_tile, es, split_features(k_tile, D), PRECISION)
             store_tile(dq + g_start, g_step, n, T, concat_features(dq_tile + grad, D), D, SIZE)
-            eg = descent_step(g_tile.to(ACC), carried_steps(steps, tau_last, SIZE)[:, None], k_tile)
-            if mini_batch_chunks(SIZE) > 1:
-                a, a_c = add_outer(a, a_c, split_features(eg, D), k_tile, D, PRECISION)
-            else:
-                s, c = add_outer(s, c, split_features(eg, D), k_tile, D, PRECISION)
         if mini_batch_chunks(SIZE) > 1:
             s, c = s + tau_last * a, c + tau_last * a_c
     slot = tl.cast(tl.program_id(0), tl.int64)
@@ -316,7 +315,6 @@ def backward_chain(
     g_next = load_tile(g, g_step, chunks - 1, T, D, SIZE)
     d_next = tl.load(scratch_tile(d_out, chunks - 1, D))
     x_next = tl.load(scratch_tile(normed, chunks - 1, D))
-    u_next = tl.load(scratch_tile(u_out, chunks - 1, D))
     e_next = load_rows(eta, e_step, chunks - 1, T, SIZE)
     r_next = tl.load(scratch_rows(rstd, chunks - 1))
     p_next = tl.load(scratch_rows(mean_px, chunks - 1))
@@ -337,26 +335,21 @@ def backward_chain(
         for i in tl.range(last - first + 1, num_stages=1):
             n = last - i
             before = tl.maximum(n - 1, 0)
-            k_tile, q_tile, g_tile, d_tile, x_tile, u_tile = (
-                k_next,
-                q_next,
-                g_next,
-                d_next,
-                x_next,
-                u_next,
-            )
+            k_tile, q_tile, g_tile, d_tile, x_tile = k_next, q_next, g_next, d_next, x_next
             d_tile, x_tile = from_scratch(d_tile, D), from_scratch(x_tile, D)
-            u_tile = from_scratch(u_tile, D)
+            # Asked for late: loaded ahead it would only take registers.
+            u_tile = from_scratch(tl.load(scratch_tile(u_out, n, D)), D)
             steps, rstd_k, mean_p = e_next, r_next, p_next
             k_next = load_tile(k, k_step, before, T, D, SIZE)
             q_next = load_tile(q, q_step, before, T, D, SIZE)
             g_next = load_tile(g, g_step, before, T, D, SIZE)
             d_next = tl.load(scratch_tile(d_out, before, D))
             x_next = tl.load(scratch_tile(normed, before, D))
-            u_next = tl.load(scratch_tile(u_out, before, D))
             e_next = load_rows(eta, e_step, before, T, SIZE)
             r_next = tl.load(scratch_rows(rstd, before))
             p_next = tl.load(scratch_rows(mean_px, before))
+
+            grad = split_features(g_tile, D).to(ACC)
 
             # U = −MᵀD − e⊙H with H = K dW' + dc', which like D has no mean over the features.
             if mini_batch_chunks(SIZE) > 1:
@@ -367,7 +360,7 @@ def backward_chain(
             else:
                 h = apply_state(ds, dc, k_tile, D, PRECISION)
             ds, dc = add_outer(ds, dc, d_tile, q_tile, D, PRECISION)
-            x, grad = x_tile.to(ACC), split_features(g_tile, D).to(ACC)
+            x = x_tile.to(ACC)
             u = u_tile.to(ACC) - h * column(carried_steps(steps, tau_last, SIZE))
             mean_ux, mean_ug, sum_hg = sum_features3(u * x, u * grad, h * grad)
             mean_ux, mean_ug = mean_ux / WIDTH, mean_ug / WIDTH
@@ -541,6 +534,7 @@ def backward_key(
                     s, transpose(split_features(-eg, D)), repeat_blocks(k_tile, D), PRECISION
                 )
                 ds_now = split_inputs(ds.to(k_tile.dtype), D)
+            ds = add_dot(ds, transpose(dz_tile), repeat_blocks(k_tile, D), PRECISION)
             s_now = split_inputs(s.to(k_tile.dtype), D)
             # The steps multiply the product: e⊙G would be one more operand for all warps.
             dk_tile = dot(repeat_blocks(g_tile, D), ds_now, ACC, PRECISION)
@@ -552,14 +546,13 @@ def backward_key(
             es = es.to(k_tile.dtype)
             dk_tile = add_dot(dk_tile, es, split_features(q_tile, D), PRECISION)
             ds = add_dot(ds, transpose(d_tile), repeat_blocks(q_tile, D), PRECISION)
-            ds = add_dot(ds, transpose(dz_tile), repeat_blocks(k_tile, D), PRECISION)
 
             gx = gamma * concat_features(from_scratch(x_tile, D), D).to(ACC)
             dp = concat_features(from_scratch(dp_tile, D), D).to(ACC)
             dy = gamma * dp
             store_tile(dv + g_start, g_step, n, T, -dy, D, SIZE)
             store_tile(dk + g_start, g_step, n, T, concat_features(dk_tile, D) + dy, D, SIZE)
-            dgamma += dp * (2 * gx + lam + k_tile.to(ACC) - v_tile.to(ACC))
+            dgamma += dp * (2 * gx + (k_tile.to(ACC) - v_tile.to(ACC)) + lam)
             dlam += dy
             de_last = tl.load(scratch_rows(dlast_out, n))
             de = tl.load(scratch_rows(deta_out, n))

@@ -43,7 +43,7 @@ def inner_gradient(z, k, v, gamma, lam, eps, D: tl.constexpr, WIDTH: tl.constexp
     rstd = column(tl.rsqrt(sum_features(z * z) / WIDTH + eps))
     x = z * rstd
     residual = split_features(k, D).to(z.dtype) - split_features(v, D).to(z.dtype)
-    p = gamma * (gamma * x + (lam + residual))
+    p = gamma * (gamma * x + lam + residual)
     mean_p, mean_px = sum_features2(p, p * x)
     p = subtract_mean(p, column(mean_p / WIDTH), D, WIDTH)
     return saturating_cast((p - x * column(mean_px / WIDTH)) * rstd, k)
@@ -120,9 +120,9 @@ def forward_scan(
     s, c = load_state(w0 + head * D * D, b0 + head * D, D, WIDTH)
     chunks = chunk_count(T, SIZE)
     segments = tl.cdiv(chunks, segment)
-    # The tokens of the next chunk are on their way while this one is computed.
+    # The tokens of the next chunk are on their way while this one is computed; not V, which a chunk
+    # asks for late.
     k_next = load_tile(k, k_step, 0, T, D, SIZE)
-    v_next = load_tile(v, v_step, 0, T, D, SIZE)
     e_next = load_rows(eta, e_step, 0, T, SIZE)
     if QUERY:
         q_start, q_step = scan_start(scan, T, R, H, reverse_mask, q_strides)
@@ -138,9 +138,9 @@ def forward_scan(
         # Sum that earlier chunks of the mini-batch add to the state, without τ.
         a, a_c = tl.zeros_like(s), tl.zeros_like(c)
         for n in tl.range(i * stride, last, num_stages=1):
-            k_tile, v_tile, steps = k_next, v_next, e_next
+            k_tile, steps = k_next, e_next
+            v_tile = load_tile(v, v_step, n, T, D, SIZE)
             k_next = load_tile(k, k_step, n + 1, T, D, SIZE)
-            v_next = load_tile(v, v_step, n + 1, T, D, SIZE)
             e_next = load_rows(eta, e_step, n + 1, T, SIZE)
             z = apply_state(s, c, k_tile, D, PRECISION)
             if QUERY:
