@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import multiprocessing
+import os
 import signal
 import threading
 import time
@@ -27,7 +28,7 @@ _TO_THE_GROUP = {
     if hasattr(signal, name)
 }
 _mask = getattr(signal, 'pthread_sigmask', lambda *_: ())
-_SET, _BLOCK = (getattr(signal, name, 0) for name in ('SIG_SETMASK', 'SIG_BLOCK'))
+_SET, _BLOCK, _UNBLOCK = (getattr(signal, f'SIG_{n}', 0) for n in ('SETMASK', 'BLOCK', 'UNBLOCK'))
 # A second Ctrl-C before this is the same one: a terminal, a launcher and `timeout` may all send it.
 _SECONDS_OF_A_SIGNAL = 1.0
 
@@ -140,13 +141,30 @@ def ignore_signals_in_workers(*loaders: Any) -> None:
     trainer, or by `end_workers`.
     """
     for loader in loaders:
+        context = loader.multiprocessing_context or multiprocessing
+        trainer = os.getpid() if context.get_start_method() == 'fork' else None
+        loader.worker_init_fn = partial(_init_worker, loader.worker_init_fn, trainer)
         loader._get_iterator = partial(_remembered, loader, loader._get_iterator)
     atexit.unregister(_kill_workers)
     atexit.register(_kill_workers)
 
 
+def _init_worker(then: Callable[[int], None] | None, trainer: int | None, worker: int) -> None:
+    for number in _TO_THE_GROUP:
+        signal.signal(number, signal.SIG_IGN)
+    _mask(_UNBLOCK, _TO_THE_GROUP)
+    if then is not None:
+        then(worker)
+    # torch's own watch, which begins now, would wait for the process that has adopted this one.
+    if trainer is not None and os.getppid() != trainer:
+        os._exit(1)
+
+
 def _remembered(loader: Any, make_iterator: Callable[[], Any]) -> Any:
-    """An iterator for `end_workers`, whose workers are born with the signals blocked."""
+    """An iterator for `end_workers`, whose workers are born with the signals blocked.
+
+    torch gives them a handler that ends them, some moments before `_init_worker` is called.
+    """
     before = _mask(_BLOCK, _TO_THE_GROUP)
     try:
         iterator = make_iterator()
