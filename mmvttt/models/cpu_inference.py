@@ -42,7 +42,9 @@ def _keep_freed_memory() -> None:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):
         return  # another C library
-    mallopt(_M_MMAP_THRESHOLD, 2**30)
+    # Some versions take 32 MiB at most; refused, it would stay at 128 KB beside the next line.
+    if not mallopt(_M_MMAP_THRESHOLD, 2**30):
+        mallopt(_M_MMAP_THRESHOLD, 2**25)
     mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 

@@ -14,6 +14,7 @@ from ..registry import WEIGHT_INITIALIZERS
 _INHERIT = 'mmvttt.InheritViT'
 # The inner weights as the authors of ViT³ and T⁵ name them; much of the rest has our names.
 _PUBLIC = re.compile(r'(^|\.)attn\.w[123]$')
+_VIT = re.compile(r'(^|\.)(blocks|layers)\.0\.attn\.qkv\.weight$')
 _CONVERT = (
     'convert it once: python tools/convert_checkpoint.py PUBLIC.pth OURS.pth (with --ema its '
     "averaged weights, MESA's teacher)"
@@ -60,11 +61,19 @@ class PretrainedMixin(BaseModule):
         """The weights after every part of the model has made them its own, e.g. resized them.
 
         Raises:
-            CheckpointMismatchError: They are of the authors' code, and would load in part.
+            CheckpointMismatchError: They are of the authors' code, or a ViT's, and would load in
+                part.
         """
         if any(_PUBLIC.search(name) for name in weights):
             raise CheckpointMismatchError(
                 "the checkpoint is one of the authors' of ViT³ or T⁵, with names of their own; "
                 f'{_CONVERT}'
             )
-        return adapted(self, weights)
+        weights = adapted(self, weights)
+        if any(_VIT.search(name) for name in weights.keys() - self.state_dict().keys()):
+            raise CheckpointMismatchError(
+                f'the checkpoint is a ViT, of which {type(self).__name__} would load the patches '
+                'and norms alone: take mmvttt.T5 with '
+                f"init_cfg=dict(type='{_INHERIT}', checkpoint=…), or mmvttt.TimmViT"
+            )
+        return weights

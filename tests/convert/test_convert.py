@@ -17,7 +17,7 @@ from mmvttt.models.backbones import T5, HViT3, ViT3, Vittt
 from mmvttt.registry import MODELS
 from mmvttt.reliability.read import read_weights
 
-from . import published
+from ..models import published
 
 TOOL = Path(__file__).resolve().parents[2] / 'tools' / 'convert_checkpoint.py'
 CLASSES = 5

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from mmvttt.errors import CheckpointError, CheckpointMismatchError
 from mmvttt.models.adapters import ViTAdapter
-from mmvttt.models.backbones import T5, TimmViT, ViT3
+from mmvttt.models.backbones import T5, TimmViT, ViT3, Vittt
 from mmvttt.models.inherit import inherit_checkpoint, inherit_vit
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -287,12 +287,13 @@ def test_the_tool_writes_a_classifier(
 
 
 def test_a_vit_is_not_loaded_by_a_third(tmp_path: Path) -> None:
-    """By type='Pretrained', T⁵ would have patches and feed-forward networks of it alone."""
+    """By type='Pretrained', a model would have patches and norms of it alone."""
     torch.save({'model': timm().state_dict(), 'args': Namespace(lr=1)}, tmp_path / 'vit.pth')
     init_cfg = dict(type='Pretrained', checkpoint=str(tmp_path / 'vit.pth'))
-    model = T5(ARCH, img_size=64, init_cfg=init_cfg)
-    with pytest.raises(CheckpointMismatchError, match=r"type='mmvttt.InheritViT'"):
-        model.init_weights()
+    for backbone in (T5, ViT3, Vittt):
+        model = backbone(ARCH, img_size=64, init_cfg=init_cfg)
+        with pytest.raises(CheckpointMismatchError, match=r"type='mmvttt.InheritViT'"):
+            model.init_weights()
     # The arguments of DeiT's own script are plain data.
     model = T5(ARCH, img_size=64, init_cfg=dict(init_cfg, type='mmvttt.InheritViT'))
     model.init_weights()

@@ -3,9 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
-
-from mmvttt.errors import CheckpointMismatchError
 from mmvttt.registry import MODELS
 
 from ..linearize import RECIPES
@@ -65,19 +62,6 @@ class T5(MixerBackbone):
                 if name not in new:
                     parameter.requires_grad_(False)
         return self
-
-    def adapt_weights(self, state_dict: dict[str, Tensor], prefix: str = '') -> None:
-        """Adds a refusal to that of `PlainBackbone`: a ViT would load by a third.
-
-        Raises:
-            CheckpointMismatchError: The weights are a ViT's.
-        """
-        if f'{prefix}blocks.0.attn.qkv.weight' in state_dict:
-            raise CheckpointMismatchError(
-                'the checkpoint is a ViT, of which T5 would load the patches and feed-forward '
-                "networks alone: take init_cfg=dict(type='mmvttt.InheritViT', checkpoint=…)"
-            )
-        super().adapt_weights(state_dict, prefix)
 
     def new_parameters(self) -> set[str]:
         """Names of the parameters that no ViT has: inner models, convolutions, projections of q, k.
