@@ -13,7 +13,6 @@ from mmvttt.analysis.benchmark import read_csv
 from mmvttt.models.cpu_inference import is_worthwhile
 
 NAMES = (
-    'analyze_results.py',
     'benchmark.py',
     'browse_dataset.py',
     'checkpoint_info.py',
