@@ -1,7 +1,7 @@
 """Sampling with diffusers' schedulers; every image has random numbers of its own."""
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -67,7 +67,6 @@ def sample(
     steps: int,
     generators: Sequence[torch.Generator],
     device: torch.device | str = 'cpu',
-    track: Callable[[Sequence], Iterable] = iter,
 ) -> Tensor:
     """Noise → latents, as the scheduler steps.
 
@@ -79,7 +78,6 @@ def sample(
         steps: Number of steps.
         generators: One for each image, of the CPU.
         device: Where to compute; the noise comes from the CPU.
-        track: Wraps the steps, to show how far it is.
 
     Returns:
         `(B, C, h, w)` in fp32.
@@ -94,7 +92,7 @@ def sample(
         type(scheduler).__name__ == 'DDPMScheduler'
         and scheduler.config.variance_type == 'learned_range'
     )
-    for time in track(scheduler.timesteps):
+    for time in scheduler.timesteps:
         # Schedulers of rectified flow scale nothing.
         scale = getattr(scheduler, 'scale_model_input', lambda x, _: x)
         output = denoise(scale(x, time), time)
