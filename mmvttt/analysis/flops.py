@@ -75,7 +75,8 @@ def count_cost(network: nn.Module, size: tuple[int, int], in_channels: int = 3) 
         UsageError: A part of it has no forward pass of its own, or needs a number of the image.
     """
     dry_run = DryRun()
-    dry_run.empty(network.eval())
+    # Some models hand parameters to modules, which torch would watch for their gradients.
+    dry_run.empty(network.eval().requires_grad_(False))
     image = dry_run.fake(torch.empty(1, in_channels, *size, device='meta'))
     watch = _Watch()
     try:
