@@ -80,7 +80,7 @@ def _problems(runner: Runner, checkpoint: Mapping[str, Any]) -> Iterator[str]:
                 'has no optimizer and no schedule, as best_*.pth have none: it holds weights to '
                 'load, not a training to resume'
             )
-        elif not _same_groups(runner.optim_wrapper.param_groups, checkpoint['optimizer']):
+        elif not _same_groups(runner.optim_wrapper.optimizer.param_groups, checkpoint['optimizer']):
             yield f'is of another optimizer than {type(runner.optim_wrapper.optimizer).__name__}'
     if 'ema_state_dict' in checkpoint and not any(isinstance(h, EMAHook) for h in runner.hooks):
         yield (

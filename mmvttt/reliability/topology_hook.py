@@ -41,7 +41,7 @@ class TopologyHook(Hook):
         backend = f', {dist.get_backend()}' if is_distributed() else ''
         # Schedulers keep the rate from which they start as the initial one.
         rates = sorted(
-            float(group.get('initial_lr', group['lr'])) for group in wrapper.param_groups
+            float(group.get('initial_lr', group['lr'])) for group in wrapper.optimizer.param_groups
         )
         low, high = f'{rates[0]:.3g}', f'{rates[-1]:.3g}'
         text = low if low == high else f'{low} to {high} by parameter'
