@@ -25,6 +25,7 @@ from .mmcv_deform_conv import (
     modulated_deform_conv_forward,
     widened,
 )
+from .mmcv_roi_align import roi_align_gradient
 from .patch import patch
 
 EXT = 'mmcv._ext'
@@ -50,9 +51,15 @@ def roi_align_forward(
 def roi_align_backward(*tensors: Tensor, **options: Any) -> None:
     """Writes the gradient `(N, C, H, W)` of RoIAlign's input to the last of the tensors."""
     grad_output, rois, *_, grad_input = tensors
-    grad_input.copy_(
-        _roi_align('_roi_align_backward', grad_output, rois, grad_input.shape, **options)
-    )
+    if grad_output.is_cpu and options['sampling_ratio'] > 0:
+        grad_output, rois = widened(grad_output, rois)
+        names = ('spatial_scale', 'sampling_ratio', 'aligned')
+        found = roi_align_gradient(
+            grad_output, rois, grad_input.shape, **{name: options[name] for name in names}
+        )
+    else:
+        found = _roi_align('_roi_align_backward', grad_output, rois, grad_input.shape, **options)
+    grad_input.copy_(found)
 
 
 def _roi_align(

@@ -44,16 +44,34 @@ def test_nms_counts_the_last_pixel_with_offset() -> None:
 
 
 @pytest.mark.parametrize('aligned', [True, False])
-@pytest.mark.parametrize('sampling_ratio', [0, 2])
-def test_roi_align_is_torchvision_s(aligned: bool, sampling_ratio: int) -> None:
+@pytest.mark.parametrize('sampling_ratio', [0, 1, 2, 3])
+@pytest.mark.parametrize('channels', [3, 32])
+def test_roi_align_is_torchvision_s(aligned: bool, sampling_ratio: int, channels: int) -> None:
     torch.manual_seed(0)
-    features = torch.randn(2, 3, 15, 17, dtype=torch.float64)
+    features = torch.randn(3, channels, 15, 17, dtype=torch.float64, requires_grad=True)
+    # Inside, whole, smaller than a cell, across two borders, and beyond the map; none in image 1.
     rois = torch.tensor(
-        [[0, 3.0, 2, 40, 33], [1, 0, 0, 60, 60], [1, 10, 10, 10.5, 12]], dtype=torch.float64
+        [
+            [0, 3.0, 2, 40, 33],
+            [2, 0, 0, 68, 60],
+            [2, 10, 10, 10.5, 12],
+            [0, -30, -9, 20, 90],
+            [2, 90, 70, 99, 80],
+        ],
+        dtype=torch.float64,
     )
     got = mmcv.ops.roi_align(features, rois, (5, 7), 0.25, sampling_ratio, 'avg', aligned)
     want = torchvision.ops.roi_align(features, rois, (5, 7), 0.25, sampling_ratio, aligned)
     torch.testing.assert_close(got, want, rtol=0, atol=0)
+    do = torch.randn_like(got)
+    gradients = (torch.autograd.grad(x, features, do)[0] for x in (got, want))
+    torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-12)
+
+
+def test_roi_align_of_no_boxes_has_no_gradient() -> None:
+    features = torch.randn(2, 4, 5, 5, requires_grad=True)
+    mmcv.ops.roi_align(features, torch.zeros(0, 5), (2, 2), 1.0, 1).sum().backward()
+    assert not features.grad.any()
 
 
 def test_roi_align_in_bf16_is_that_of_the_rounded_features() -> None:
