@@ -52,8 +52,9 @@ class Stem(nn.Sequential):
             module.conv.reset_parameters()
 
     def forward(self, x: Tensor) -> Tensor:
-        """`(B, in_channels, H, W)` → `(B, C, ⌈H/4⌉, ⌈W/4⌉)`."""
-        return super().forward(_pad_to_multiple(x, 4))
+        """`(B, in_channels, H, W)` → `(B, C, ⌈H/4⌉, ⌈W/4⌉)`, channels last."""
+        x = _pad_to_multiple(x, 4).contiguous(memory_format=torch.channels_last)
+        return super().forward(x)
 
 
 class Downsample(nn.Module):
@@ -75,8 +76,9 @@ class Downsample(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """`(B, C', h, w)` → `(B, C, ⌈h/2⌉, ⌈w/2⌉)`; odd sides are padded at the end."""
-        x = self.widen(_pad_to_multiple(x, 2)).relu()
-        return self.norm(self.narrow(self.halve(x).relu()))
+        # In place: the widened map is the largest tensor of the model.
+        x = self.widen(_pad_to_multiple(x, 2)).relu_()
+        return self.norm(self.narrow(self.halve(x).relu_()))
 
 
 class Stage(nn.Module):
