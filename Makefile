@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Where to take torch and torchvision from, for the builds that PyTorch's own index alone has (CPU).
 TORCH_INDEX ?=
+# Bytecode of what is imported is made then; that of all files is a third of the time of an installation.
+INSTALL := $(BIN)/python -m pip install --quiet --no-compile
 DEMO_DIR := work_dirs/demo
 # The demo's products are small: more threads than a few wait for each other.
 export OMP_NUM_THREADS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? n : 4)))
@@ -25,13 +27,13 @@ setup: $(VENV)/.installed
 $(VENV)/.installed: setup.py pyproject.toml mmvttt/version.py
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 10) else "mmvttt needs Python 3.10 or newer: make PYTHON=python3.12 …")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	test -z "$(TORCH_INDEX)" || $(BIN)/python -m pip install --quiet 'torch>=2.11,<2.15' torchvision --index-url '$(TORCH_INDEX)'
-	$(BIN)/python -m pip install --quiet -e '.[lite,all]'
+	$(INSTALL) --upgrade pip
+	test -z "$(TORCH_INDEX)" || $(INSTALL) 'torch>=2.11,<2.15' torchvision --index-url '$(TORCH_INDEX)'
+	$(INSTALL) -e '.[lite,all]'
 	# mmengine requires opencv-python, which needs libGL; a machine without it gets the headless build.
 	$(BIN)/python -c 'import cv2' 2>/dev/null || { \
 		$(BIN)/python -m pip uninstall --quiet --yes opencv-python opencv-python-headless && \
-		$(BIN)/python -m pip install --quiet 'opencv-python-headless>=4.9,<6'; }
+		$(INSTALL) 'opencv-python-headless>=4.9,<6'; }
 	$(BIN)/python -m mmvttt
 	touch $@
 
@@ -61,7 +63,7 @@ format: setup
 
 # ttt_kernels is the folder kernels/: the reference finds it by a link of that name.
 docs: setup
-	$(BIN)/python -m pip install --quiet -e '.[docs]'
+	$(INSTALL) -e '.[docs]'
 	mkdir -p build/docs && ln -sfn ../../kernels build/docs/ttt_kernels
 	$(BIN)/mkdocs build
 

@@ -13,8 +13,8 @@ image_size = (160, 160)
 channels = 64
 # One sample a bin: digits are a dozen cells wide on the finest map.
 roi_layer = dict(sampling_ratio=1)
-batch_size = 4
-max_epochs = 6
+batch_size = 2
+max_epochs = 4
 
 train_pipeline = _base_.train_pipeline
 train_pipeline[2].scale = image_size
@@ -35,6 +35,7 @@ train_dataloader = dict(
     ),
 )
 val_dataloader = dict(
+    batch_size=4,
     num_workers=1,
     dataset=dict(
         data_root=data_root,
@@ -61,7 +62,8 @@ model = dict(
             img_size=image_size,
         ),
     ),
-    # Thin heads: on a CPU they would cost more than the backbone.
+    # Thin heads: on a CPU they would cost more than the backbone. Ten digits share one box and one
+    # mask, so that each is learned from all of them.
     neck=dict(in_channels=[96] * 4, out_channels=channels, num_outs=4),
     rpn_head=dict(
         in_channels=channels,
@@ -70,10 +72,16 @@ model = dict(
     ),
     roi_head=dict(
         bbox_roi_extractor=dict(out_channels=channels, roi_layer=roi_layer),
-        bbox_head=dict(in_channels=channels, fc_out_channels=256, num_classes=10),
+        bbox_head=dict(
+            in_channels=channels, fc_out_channels=256, num_classes=10, reg_class_agnostic=True
+        ),
         mask_roi_extractor=dict(out_channels=channels, roi_layer=roi_layer),
         mask_head=dict(
-            num_convs=1, in_channels=channels, conv_out_channels=channels, num_classes=10
+            num_convs=1,
+            in_channels=channels,
+            conv_out_channels=channels,
+            num_classes=10,
+            class_agnostic=True,
         ),
     ),
     train_cfg=dict(
@@ -87,6 +95,7 @@ model = dict(
     ),
 )
 
+optim_wrapper = dict(optimizer=dict(fused=True))
 train_cfg = dict(max_epochs=max_epochs)
 param_scheduler = _base_.param_scheduler
 param_scheduler[1].T_max = max_epochs
