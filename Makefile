@@ -4,7 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Where to take torch and torchvision from, for the builds that PyTorch's own index alone has (CPU).
 TORCH_INDEX ?=
-# Bytecode of what is imported is made then; that of all files is a third of the time of an installation.
+# Bytecode of all files is a third of the time of an installation: Python makes it of what is imported.
+unexport PYTHONDONTWRITEBYTECODE
 INSTALL := $(BIN)/python -m pip install --quiet --no-compile
 DEMO_DIR := work_dirs/demo
 # The demo's products are small: more threads than a few wait for each other.

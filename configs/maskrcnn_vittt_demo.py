@@ -11,6 +11,7 @@ data_root = 'data/mmvttt_digits/'
 metainfo = dict(classes=tuple('0123456789'))
 image_size = (160, 160)
 channels = 64
+norm_cfg = dict(type='BN')
 # One sample a bin: digits are a dozen cells wide on the finest map.
 roi_layer = dict(sampling_ratio=1)
 batch_size = 2
@@ -55,16 +56,16 @@ model = dict(
         num_extra_extractors=0,
         deform_ratio=0.5,
         conv_inplane=32,
-        norm_cfg=dict(type='BN'),
+        norm_cfg=norm_cfg,
         backbone=dict(
             type='mmvttt.Vittt',
             arch=dict(embed_dims=96, num_layers=4, num_heads=3, feedforward_channels=256),
             img_size=image_size,
         ),
     ),
-    # Thin heads: on a CPU they would cost more than the backbone. Ten digits share one box and one
-    # mask, so that each is learned from all of them.
-    neck=dict(in_channels=[96] * 4, out_channels=channels, num_outs=4),
+    # Thin heads: on a CPU they would cost more than the backbone. Norms, as they start from random
+    # weights; and one box and one mask for all digits, which learn from every digit.
+    neck=dict(in_channels=[96] * 4, out_channels=channels, num_outs=4, norm_cfg=norm_cfg),
     rpn_head=dict(
         in_channels=channels,
         feat_channels=channels,
@@ -79,9 +80,10 @@ model = dict(
         mask_head=dict(
             num_convs=1,
             in_channels=channels,
-            conv_out_channels=channels,
+            conv_out_channels=32,
             num_classes=10,
             class_agnostic=True,
+            norm_cfg=norm_cfg,
         ),
     ),
     train_cfg=dict(
