@@ -98,7 +98,7 @@ model = dict(
 )
 
 optim_wrapper = dict(optimizer=dict(fused=True))
-train_cfg = dict(max_epochs=max_epochs)
+train_cfg = dict(max_epochs=max_epochs, val_interval=2)
 param_scheduler = _base_.param_scheduler
 param_scheduler[1].T_max = max_epochs
 

@@ -2,7 +2,7 @@
 
 Needs pip install 'mmvttt[gradio]'. Only this machine can open the page, unless --host is given.
 
-example: python tools/gradio_demo.py configs/maskrcnn_vittt_demo.py work_dirs/demo/epoch_6.pth
+example: python tools/gradio_demo.py configs/maskrcnn_vittt_demo.py work_dirs/demo/epoch_4.pth
 """
 
 import argparse

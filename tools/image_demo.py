@@ -3,8 +3,8 @@
 Boxes and masks, a label map or the five likeliest classes, by the toolbox of the config. A camera
 goes on until Ctrl-C.
 
-example: python tools/image_demo.py maskrcnn_vittt_demo epoch_6.pth photo.jpg --out seen
-         python tools/image_demo.py maskrcnn_vittt_demo epoch_6.pth photo.jpg --onnx boxes.onnx
+example: python tools/image_demo.py maskrcnn_vittt_demo epoch_4.pth photo.jpg --out seen
+         python tools/image_demo.py maskrcnn_vittt_demo epoch_4.pth photo.jpg --onnx boxes.onnx
 """
 
 import argparse

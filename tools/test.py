@@ -1,6 +1,6 @@
 """Evaluates a checkpoint on the test set of a config of mmdet, mmsegmentation or mmpretrain.
 
-example: python tools/test.py configs/maskrcnn_vittt_demo.py work_dirs/demo/epoch_6.pth
+example: python tools/test.py configs/maskrcnn_vittt_demo.py work_dirs/demo/epoch_4.pth
 """
 
 import argparse
