@@ -173,8 +173,8 @@ def backward(
                     copy(state, w_kept[image, scan, head, kept], dim, dim)
                     copy(state[-1:], c_kept[image, scan, head, kept : kept + 1], 1, dim)
                 _walk(
-                    walked, state, decayed, keys, values, z[:rows], inner, rstd, step, sums[2:], k, v,
-                    z_kept, eta, vector, places, begin, n, sizes, tau[-1], numbers,
+                    walked, state, decayed, keys, values, z[:rows], inner, rstd, step, sums[2:], k,
+                    v, z_kept, eta, vector, places, begin, n, sizes, tau[-1], numbers,
                 )  # fmt: skip
             first, at = n * size, walked[n - begin]
             count = min(size, tokens - first)

@@ -4,7 +4,6 @@ import numpy as np
 
 from .._numba import (
     add_product,
-    clear,
     inlined,
     jit,
     load,

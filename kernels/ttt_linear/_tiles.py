@@ -352,7 +352,7 @@ def saturating_cast(x, like):
 
 @triton.jit
 def kept_cast(z, like):
-    """Z as it is kept for tokens `like`: in their type, but in fp32 for fp16, whose range it leaves."""
+    """Z as it is kept for tokens `like`: in their type, but not in fp16, whose range it leaves."""
     if like.dtype != tl.float16:
         z = z.to(like.dtype)
     return z

@@ -184,9 +184,9 @@ def forward(
 
     Returns:
         O `(B, T, R, H, d)`, and what `keep` keeps for the backward pass (else empty tensors), all
-        less its mean over the outputs: Z = KW + c in the same shape, rounded to `kept_dtype`
-        before anything is made of it, and the state after every s = `segment` mini-batches and at the
-        end: W `(B, R, H, ⌈n/s⌉, d, d)` and c `(B, R, H, ⌈n/s⌉, d)` of n mini-batches.
+        less its mean over the outputs: Z = KW + c in the same shape, rounded to `kept_dtype` before
+        anything is made of it, and the state after every s = `segment` mini-batches and at the end:
+        W `(B, R, H, ⌈n/s⌉, d, d)` and c `(B, R, H, ⌈n/s⌉, d)` of n mini-batches.
     """
     q, ln_bias, eps = inputs.q, inputs.ln_bias, max(eps, LEAST_EPS)
     x = _operands(inputs, directions, mini_batch_size)
