@@ -199,7 +199,7 @@ def backward_query(
             s_now = split_inputs(s.to(k_tile.dtype), D)
 
             # The keys' side, as in the forward pass.
-            x, rstd_k, slope, mean_p, g = inner_model(
+            x, rstd_k, slope, mean_px, g = inner_model(
                 z_tile.to(ACC), k_tile, v_tile, gamma_row, lam_row, eps, D, WIDTH
             )
             g_tile, x_tile = saturating_cast(g, k_tile), x.to(k_tile.dtype)
@@ -208,7 +208,7 @@ def backward_query(
             tl.store(scratch_tile(tiles, n, TILE_X, D), tl.reshape(x_tile, (CHUNK * D,)))
             tl.store(scratch_tile(tiles, n, TILE_SLOPE, D), tl.reshape(slope_tile, (CHUNK * D,)))
             tl.store(scratch_rows(rows, n, ROW_RSTD), rstd_k)
-            tl.store(scratch_rows(rows, n, ROW_MEAN_PX), mean_p)
+            tl.store(scratch_rows(rows, n, ROW_MEAN_PX), mean_px)
             # The state goes on as soon as it was read: the keys are operands of both, and leave
             # their registers to what follows.
             eg = descent_step(g, carried_steps(steps, tau_last, SIZE)[:, None], k_tile)
@@ -348,7 +348,7 @@ def backward_chain(
             d_tile = from_scratch(d_tile, D)
             # Asked for late: loaded ahead it would only take registers.
             u_tile = from_scratch(tl.load(scratch_tile(tiles, n, TILE_U, D)), D)
-            steps, rstd_k, mean_p = e_next, r_next, p_next
+            steps, rstd_k, mean_px = e_next, r_next, p_next
             k_next = load_tile(k, k_step, before, T, D, SIZE)
             q_next = load_tile(q, q_step, before, T, D, SIZE)
             x_next = tl.reshape(tl.load(scratch_tile(tiles, before, TILE_X, D)), (CHUNK, D))
@@ -381,7 +381,7 @@ def backward_chain(
             mean_du, mean_dux = sum_features2(du, du * x)
             dz = subtract_mean(du, column(mean_du / WIDTH), D, WIDTH)
             dz -= x * column(mean_dux / WIDTH + mean_ug)
-            dz -= dp * column(mean_p) + grad * column(mean_ux)
+            dz -= dp * column(mean_px) + grad * column(mean_ux)
             dz = (dz * column(rstd_k)).to(k_tile.dtype)
             ds, dc = add_outer(ds, dc, dz, k_tile, D, PRECISION)
             tl.store(scratch_tile(tiles, n, TILE_DZ, D), to_scratch(dz, D))
