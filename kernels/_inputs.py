@@ -16,14 +16,6 @@ def state_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def gradient_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Dtype of the inner gradients of tokens: that of the tokens, but fp32 for fp16.
-
-    They are divided by σ, which may be as small as √ε, and would leave the range of fp16.
-    """
-    return torch.float32 if dtype == torch.float16 else dtype
-
-
 def autocasting(device: torch.device) -> bool:
     """True where autocast is on for `device`; the meta device has none.
 

@@ -176,7 +176,7 @@ def _backward_op(
     ln_weight: Tensor,
     ln_bias: Tensor,
     token_scale: Tensor | None,
-    g: Tensor,
+    z_kept: Tensor,
     w_kept: Tensor,
     c_kept: Tensor,
     directions: str,
@@ -188,10 +188,10 @@ def _backward_op(
     kernel = _choose(backend, mini_batch_size, inputs)
     if kernel is not None:
         # The gradient of a sum comes as a view of one number, with stride 0.
-        saved, options = (g, w_kept, c_kept), (directions, mini_batch_size, eps)
+        saved, options = (z_kept, w_kept, c_kept), (directions, mini_batch_size, eps)
         return kernel.backward(do.contiguous(), inputs, *saved, *options)
     with torch.autocast(q.device.type, enabled=False):
-        return reference.backward(do, inputs, g, directions, mini_batch_size, eps)
+        return reference.backward(do, inputs, z_kept, directions, mini_batch_size, eps)
 
 
 def _choose(backend: str, mini_batch_size: int, inputs: Inputs):
@@ -208,7 +208,7 @@ def _(q, k, v, eta, w0, b0, ln_weight, ln_bias, token_scale, ways, size, eps, ba
     new = {'dtype': _inputs.state_dtype(q.dtype)}
     return (
         q.new_empty(q.shape),
-        q.new_empty(q.shape if keep else 0, dtype=_inputs.gradient_dtype(q.dtype)),
+        q.new_empty(q.shape if keep else 0, dtype=reference.kept_dtype(q.dtype)),
         q.new_empty((batch, scans, heads, states, dim, dim), **new),
         q.new_empty((batch, scans, heads, states, dim), **new),
     )
@@ -224,7 +224,7 @@ def _(do, q, k, v, eta, w0, b0, ln_weight, ln_bias, token_scale, *rest):
 def _setup_context(ctx, inputs, output):
     *tensors, ctx.directions, ctx.mini_batch_size, ctx.eps, ctx.backend, _ = inputs
     ctx.save_for_backward(*tensors, *output[1:])
-    # The inner gradient and the states are there for the backward pass alone.
+    # Z and the states are there for the backward pass alone.
     ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)
 
@@ -259,6 +259,6 @@ def _forward_flops(q_shape, *args, out_shape=None, **kwargs) -> int:
 
 @register_flop_formula(torch.ops.ttt_kernels.ttt_linear_backward)
 def _backward_flops(do_shape, *args, out_shape=None, **kwargs) -> int:
-    """2(9d² + 6bd) per token, head and scan, with the walk back."""
+    """2(8d² + 6bd) per token, head and scan, with the walk back."""
     tokens, dim, size = _tokens_and_sizes(do_shape, args[13])
-    return 2 * tokens * (9 * dim * dim + 6 * size * dim)
+    return 2 * tokens * (8 * dim * dim + 6 * size * dim)

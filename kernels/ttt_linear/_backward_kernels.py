@@ -13,6 +13,19 @@ import triton.language as tl
 from .._triton import add_dot, dot
 from ._tiles import (
     CHUNK,
+    ROW_DETA,
+    ROW_DLAST,
+    ROW_MEAN_PX,
+    ROW_RSTD,
+    ROWS,
+    TILE_D,
+    TILE_DP,
+    TILE_DZ,
+    TILE_G,
+    TILE_SLOPE,
+    TILE_U,
+    TILE_X,
+    TILES,
     VARYING,
     add_outer,
     apply_state,
@@ -65,6 +78,23 @@ def fold_token_pairs(x, D: tl.constexpr):
     return tl.sum(tl.reshape(x, (D // CHUNK, 2, CHUNK // 2, CHUNK)), axis=1)
 
 
+@triton.jit
+def inner_model(z, k, v, gamma, lam, eps, D: tl.constexpr, WIDTH: tl.constexpr):
+    """X, 1/σ, ∂P/∂γ, mean(P⊙X) and G of a chunk, `(16, D)` and `(16,)`, from Z as it was kept.
+
+    A row of a tile as it is loaded is in one warp: these sums over features need no exchange.
+    """
+    rstd = tl.rsqrt(tl.sum(z * z, axis=1) / WIDTH + eps)
+    x = z * rstd[:, None]
+    y = gamma * x + lam + (k.to(z.dtype) - v.to(z.dtype))
+    p = gamma * y
+    mean_p, mean_px = tl.sum(p, axis=1) / WIDTH, tl.sum(p * x, axis=1) / WIDTH
+    p -= mean_p[:, None]
+    if WIDTH != D:
+        p = tl.where(tl.arange(0, D)[None, :] < WIDTH, p, 0)
+    return x, rstd, y + gamma * x, mean_px, (p - x * mean_px[:, None]) * rstd[:, None]
+
+
 @triton.jit(do_not_specialize=VARYING)
 def backward_query(
     do,  # (B, T, R, H, D), contiguous
@@ -77,15 +107,11 @@ def backward_query(
     ln_weight,
     ln_bias,
     token_scale,  # (R, b)
-    g,  # (B, T, R, H, D)
+    z_kept,  # (B, T, R, H, D)
     w_kept,  # (B, R, H, segments, D, D)
     c_kept,
-    d_out,  # (B·R·H, chunks, 16, D): D = Π(γ⊙dO)
-    normed,  # X = LN̂(Z)
-    u_out,  # −MᵀD, what G gets from the outputs of its mini-batch
-    rstd,  # (B·R·H, chunks, 16): 1/σ of Z
-    mean_px,  # mean(P⊙X)
-    deta_out,  # what ℓ gets from the outputs of its mini-batch
+    tiles,  # (B·R·H, chunks, TILES, 16, D): D, U, X, G, ∂P/∂γ
+    rows,  # (B·R·H, chunks, ROWS, 16): 1/σ, mean(P⊙X), deta
     dq,  # (B, T, R, H, D)
     dln_weight,  # (B·R·H, segments, D)
     dln_bias,
@@ -109,7 +135,7 @@ def backward_query(
     HAS_SCALE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One program walks one segment of a scan: X, D, dQ, and what G and E get through M."""
+    """One program walks one segment of a scan: X, G, D, dQ, and what G and E get through M."""
     chunks = chunk_count(T, SIZE)
     segments = tl.cdiv(chunks, segment)
     scan = tl.program_id(0) // segments
@@ -125,22 +151,18 @@ def backward_query(
     k += k_start
     v += v_start
     eta += e_start
-    g += g_start
+    z_kept += g_start
     do += g_start
-    tiles, rows = scratch_start(scan, chunks, D), scratch_start(scan, chunks, 1)
-    d_out += tiles
-    normed += tiles
-    u_out += tiles
-    rstd += rows
-    mean_px += rows
-    deta_out += rows
+    tiles += scratch_start(scan, chunks, TILES * D)
+    rows += scratch_start(scan, chunks, ROWS)
     if mini_batch_chunks(SIZE) > 1:
-        dtoken_scale += rows * (D // CHUNK)
+        dtoken_scale += scratch_start(scan, chunks, D // CHUNK)
     head = scan % (R * H)
     tau = token_scales(token_scale, head // H, 0, SIZE, HAS_SCALE, ACC)
     tau_last = last_token_scale(token_scale, head // H, SIZE, HAS_SCALE, ACC)
     gamma = load_features(ln_weight + head * D, D)
-    lam = load_features(ln_bias + head * D, D)
+    gamma_row = tl.load(ln_weight + head * D + tl.arange(0, D))[None, :]
+    lam_row = tl.load(ln_bias + head * D + tl.arange(0, D))[None, :]
     s, c = load_state_before(i_s, w0, b0, w_kept, c_kept, scan, head, segments, D, WIDTH)
     causal = tl.arange(0, CHUNK)[None, :, None] >= tl.arange(0, CHUNK)[None, None, :]
     block = tl.arange(0, D // CHUNK)[:, None]
@@ -153,7 +175,7 @@ def backward_query(
     # among them: a chunk asks for them late, and has no registers to hold them twice.
     k_next = load_tile(k, k_step, first, T, D, SIZE)
     q_next = load_tile(q, q_step, first, T, D, SIZE)
-    g_next = load_tile(g, g_step, first, T, D, SIZE)
+    z_next = load_tile(z_kept, g_step, first, T, D, SIZE)
     e_next = load_rows(eta, e_step, first, T, SIZE)
     stride = outer_stride(segment, SIZE)
     for i in range(outer_iterations(first, last, SIZE)):
@@ -161,26 +183,35 @@ def backward_query(
         # Sum that earlier chunks of the mini-batch add to the state, without τ.
         a, a_c = tl.zeros_like(s), tl.zeros_like(c)
         for n in tl.range(start, tl.minimum(start + stride, last), num_stages=1):
-            k_tile, q_tile, g_tile, steps = k_next, q_next, g_next, e_next
+            k_tile, q_tile, z_tile, steps = k_next, q_next, z_next, e_next
             v_tile = load_tile(v, v_step, n, T, D, SIZE)
             do_tile = load_tile(do, g_step, n, T, D, SIZE)
             k_next = load_tile(k, k_step, n + 1, T, D, SIZE)
             q_next = load_tile(q, q_step, n + 1, T, D, SIZE)
-            g_next = load_tile(g, g_step, n + 1, T, D, SIZE)
+            z_next = load_tile(z_kept, g_step, n + 1, T, D, SIZE)
             e_next = load_rows(eta, e_step, n + 1, T, SIZE)
-            g_blocks = split_features(g_tile, D)
 
-            # Products with the keys and with the queries: Z and Z̄.
-            z = apply_state(s, c, k_tile, D, PRECISION)
             zq = apply_state(s, c, q_tile, D, PRECISION)
             if mini_batch_chunks(SIZE) > 1:
                 tau = token_scales(token_scale, head // H, n, SIZE, HAS_SCALE, ACC)
                 learnt = apply_state(a, a_c, q_tile, D, PRECISION)
                 zq += column(tau) * learnt
+            s_now = split_inputs(s.to(k_tile.dtype), D)
+
+            # The keys' side, as in the forward pass.
+            x, rstd_k, slope, mean_px, g = inner_model(
+                z_tile.to(ACC), k_tile, v_tile, gamma_row, lam_row, eps, D, WIDTH
+            )
+            g_tile, x_tile = saturating_cast(g, k_tile), x.to(k_tile.dtype)
+            slope_tile = saturating_cast(slope, k_tile)
+            tl.store(scratch_tile(tiles, n, TILE_G, D), tl.reshape(g_tile, (CHUNK * D,)))
+            tl.store(scratch_tile(tiles, n, TILE_X, D), tl.reshape(x_tile, (CHUNK * D,)))
+            tl.store(scratch_tile(tiles, n, TILE_SLOPE, D), tl.reshape(slope_tile, (CHUNK * D,)))
+            tl.store(scratch_rows(rows, n, ROW_RSTD), rstd_k)
+            tl.store(scratch_rows(rows, n, ROW_MEAN_PX), mean_px)
             # The state goes on as soon as it was read: the keys are operands of both, and leave
             # their registers to what follows.
-            s_now = split_inputs(s.to(k_tile.dtype), D)
-            eg = descent_step(g_tile.to(ACC), carried_steps(steps, tau_last, SIZE)[:, None], k_tile)
+            eg = descent_step(g, carried_steps(steps, tau_last, SIZE)[:, None], k_tile)
             if mini_batch_chunks(SIZE) > 1:
                 a_now = split_inputs(a.to(k_tile.dtype), D)
                 a, a_c = add_outer(a, a_c, split_features(eg, D), k_tile, D, PRECISION)
@@ -189,30 +220,24 @@ def backward_query(
             e = tl.where(causal, tau[None, :, None] * steps[None, None, :], 0)
             qk = scores(q_tile, k_tile, D, PRECISION, ACC) + 1
             m = saturating_cast(-e * qk, k_tile)
-            zq = add_dot(zq, m, g_blocks, PRECISION)
-            sum_z, sum_zq = sum_features2(z * z, zq * zq)
-            rstd_k, rstd_q = tl.rsqrt(sum_z / WIDTH + eps), tl.rsqrt(sum_zq / WIDTH + eps)
-            x, xq = z * column(rstd_k), zq * column(rstd_q)
-            tl.store(scratch_tile(normed, n, D), to_scratch(x.to(k_tile.dtype), D))
-            tl.store(scratch_rows(rstd, n), rstd_k)
+            zq = add_dot(zq, m, split_features(g_tile, D), PRECISION)
 
-            # The gradient of Z̄, and with it what the inner model's target and step are worth.
+            # The gradient of Z̄. Its sums share an exchange: Σ(u⊙LN̂(Z̄)) is Σ(u⊙Z̄)/σ.
             dlam += do_tile.to(ACC)
             grad = split_features(do_tile, D).to(ACC)
-            dgamma += fold_token_pairs(grad * xq, D)
-            residual = split_features(k_tile, D).to(ACC) - split_features(v_tile, D).to(ACC)
-            p = gamma * (gamma * x + lam + residual)
             u = gamma * grad
-            sum_u, sum_ux, sum_px = sum_features3(u, u * xq, p * x)
-            tl.store(scratch_rows(mean_px, n), sum_px / WIDTH)
+            sum_zq, sum_u, sum_uz = sum_features3(zq * zq, u, u * zq)
+            rstd_q = tl.rsqrt(sum_zq / WIDTH + eps)
+            xq, sum_ux = zq * column(rstd_q), sum_uz * rstd_q
+            dgamma += fold_token_pairs(grad * xq, D)
             u = subtract_mean(u, column(sum_u / WIDTH), D, WIDTH)
             d = ((u - xq * column(sum_ux / WIDTH)) * column(rstd_q)).to(k_tile.dtype)
             d_tile = concat_features(d, D)
-            tl.store(scratch_tile(d_out, n, D), to_scratch(d, D))
+            tl.store(scratch_tile(tiles, n, TILE_D, D), to_scratch(d, D))
 
             # Through M to G and E, and to the queries.
             u = dot(transpose(m), d, ACC, PRECISION)
-            tl.store(scratch_tile(u_out, n, D), to_scratch(u.to(k_tile.dtype), D))
+            tl.store(scratch_tile(tiles, n, TILE_U, D), to_scratch(u.to(k_tile.dtype), D))
             dg = scores(d_tile, g_tile, D, PRECISION, ACC)
             de = tl.where(causal, -dg * qk, 0)
             # Every block has the same of E, and its own part of what the chunks before have learnt.
@@ -221,8 +246,8 @@ def backward_query(
             elif HAS_SCALE:
                 part = tl.where(block == 0, tl.sum(de * steps[None, None, :], axis=2), 0)
                 part += tl.sum(d.to(ACC) * learnt, axis=2)
-                tl.store(scratch_rows(dtoken_scale, n * (D // CHUNK)) + block * CHUNK, part)
-            places = scratch_rows(deta_out, n)[None, :] + block * 0
+                tl.store(dtoken_scale + n * D + feature_offsets(D), part)
+            places = scratch_rows(rows, n, ROW_DETA)[None, :] + block * 0
             tl.store(places, tl.sum(de * tau[None, :, None], axis=1), mask=block == 0)
             es = (-e * dg).to(k_tile.dtype)
             dq_tile = dot(repeat_blocks(d_tile, D), s_now, ACC, PRECISION)
@@ -247,15 +272,8 @@ def backward_chain(
     eta,  # (B, T, R, H), any strides
     ln_weight,  # (R, H, D), contiguous like all that follow
     token_scale,  # (R, b)
-    g,  # (B, T, R, H, D)
-    d_out,  # (B·R·H, chunks, 16, D)
-    normed,
-    u_out,
-    rstd,  # (B·R·H, chunks, 16)
-    mean_px,
-    dp_out,  # (B·R·H, chunks, 16, D): dP = Π(U)
-    dz_out,
-    dlast_out,  # (B·R·H, chunks, 16): what e gets; in larger mini-batches ℓ, from later chunks
+    tiles,  # (B·R·H, chunks, TILES, 16, D): D, U, X, G → dP, dZ
+    rows,  # (B·R·H, chunks, ROWS, 16): 1/σ, mean(P⊙X) → dlast
     dc_all,  # (B·R·H, mini-batches, D): gradient of the bias state after each, in larger ones
     dw_kept,  # (B·R·H, segments, D, D): gradient of the state after each segment
     dc_kept,
@@ -285,11 +303,9 @@ def backward_chain(
     k_start, k_step = scan_start(scan, T, R, H, reverse_mask, k_strides)
     eta_strides = (eta_b, eta_t, eta_r, eta_h)
     e_start, e_step = scan_start(scan, T, R, H, reverse_mask, eta_strides)
-    g_start, g_step = dense_start(scan, T, R, H, reverse_mask, D)
     q += q_start
     k += k_start
     eta += e_start
-    g += g_start
     head = scan % (R * H)
     tau_last = last_token_scale(token_scale, head // H, SIZE, HAS_SCALE, ACC)
     gamma = load_features(ln_weight + head * D, D)
@@ -298,26 +314,19 @@ def backward_chain(
     features = feature_offsets(D)[:, None, :] + tl.zeros((1, CHUNK, 1), tl.int32)
     first_row = tl.arange(0, CHUNK)[None, :, None] == 0
     chunks = chunk_count(T, SIZE)
-    tiles, rows = scratch_start(scan, chunks, D), scratch_start(scan, chunks, 1)
-    d_out += tiles
-    normed += tiles
-    u_out += tiles
-    dp_out += tiles
-    dz_out += tiles
-    rstd += rows
-    mean_px += rows
-    dlast_out += rows
+    tiles += scratch_start(scan, chunks, TILES * D)
+    rows += scratch_start(scan, chunks, ROWS)
     segments = tl.cdiv(chunks, segment)
     slot = tl.cast(scan, tl.int64) * segments
     # The tokens of the next chunk are on their way while this one is computed.
     k_next = load_tile(k, k_step, chunks - 1, T, D, SIZE)
     q_next = load_tile(q, q_step, chunks - 1, T, D, SIZE)
-    g_next = load_tile(g, g_step, chunks - 1, T, D, SIZE)
-    d_next = tl.load(scratch_tile(d_out, chunks - 1, D))
-    x_next = tl.load(scratch_tile(normed, chunks - 1, D))
+    x_next = tl.reshape(tl.load(scratch_tile(tiles, chunks - 1, TILE_X, D)), (CHUNK, D))
+    d_next = tl.load(scratch_tile(tiles, chunks - 1, TILE_D, D))
+    g_next = tl.reshape(tl.load(scratch_tile(tiles, chunks - 1, TILE_G, D)), (CHUNK, D))
     e_next = load_rows(eta, e_step, chunks - 1, T, SIZE)
-    r_next = tl.load(scratch_rows(rstd, chunks - 1))
-    p_next = tl.load(scratch_rows(mean_px, chunks - 1))
+    r_next = tl.load(scratch_rows(rows, chunks - 1, ROW_RSTD))
+    p_next = tl.load(scratch_rows(rows, chunks - 1, ROW_MEAN_PX))
     # Two loops, so that storing a state takes no registers from the chunks between.
     stride = outer_stride(segment, SIZE)
     units = tl.cdiv(chunks, stride)
@@ -336,18 +345,18 @@ def backward_chain(
             n = last - i
             before = tl.maximum(n - 1, 0)
             k_tile, q_tile, g_tile, d_tile, x_tile = k_next, q_next, g_next, d_next, x_next
-            d_tile, x_tile = from_scratch(d_tile, D), from_scratch(x_tile, D)
+            d_tile = from_scratch(d_tile, D)
             # Asked for late: loaded ahead it would only take registers.
-            u_tile = from_scratch(tl.load(scratch_tile(u_out, n, D)), D)
-            steps, rstd_k, mean_p = e_next, r_next, p_next
+            u_tile = from_scratch(tl.load(scratch_tile(tiles, n, TILE_U, D)), D)
+            steps, rstd_k, mean_px = e_next, r_next, p_next
             k_next = load_tile(k, k_step, before, T, D, SIZE)
             q_next = load_tile(q, q_step, before, T, D, SIZE)
-            g_next = load_tile(g, g_step, before, T, D, SIZE)
-            d_next = tl.load(scratch_tile(d_out, before, D))
-            x_next = tl.load(scratch_tile(normed, before, D))
+            x_next = tl.reshape(tl.load(scratch_tile(tiles, before, TILE_X, D)), (CHUNK, D))
+            d_next = tl.load(scratch_tile(tiles, before, TILE_D, D))
+            g_next = tl.reshape(tl.load(scratch_tile(tiles, before, TILE_G, D)), (CHUNK, D))
             e_next = load_rows(eta, e_step, before, T, SIZE)
-            r_next = tl.load(scratch_rows(rstd, before))
-            p_next = tl.load(scratch_rows(mean_px, before))
+            r_next = tl.load(scratch_rows(rows, before, ROW_RSTD))
+            p_next = tl.load(scratch_rows(rows, before, ROW_MEAN_PX))
 
             grad = split_features(g_tile, D).to(ACC)
 
@@ -360,11 +369,11 @@ def backward_chain(
             else:
                 h = apply_state(ds, dc, k_tile, D, PRECISION)
             ds, dc = add_outer(ds, dc, d_tile, q_tile, D, PRECISION)
-            x = x_tile.to(ACC)
+            x = split_features(x_tile, D).to(ACC)
             u = u_tile.to(ACC) - h * column(carried_steps(steps, tau_last, SIZE))
             mean_ux, mean_ug, sum_hg = sum_features3(u * x, u * grad, h * grad)
             mean_ux, mean_ug = mean_ux / WIDTH, mean_ug / WIDTH
-            tl.store(scratch_rows(dlast_out, n), -sum_hg)
+            tl.store(scratch_rows(rows, n, ROW_DLAST), -sum_hg)
 
             # Through the inner model: LN̂ of Z, the loss's own LayerNorm, and Z to the state.
             dp = (u - x * column(mean_ux)) * column(rstd_k)
@@ -372,11 +381,11 @@ def backward_chain(
             mean_du, mean_dux = sum_features2(du, du * x)
             dz = subtract_mean(du, column(mean_du / WIDTH), D, WIDTH)
             dz -= x * column(mean_dux / WIDTH + mean_ug)
-            dz -= dp * column(mean_p) + grad * column(mean_ux)
+            dz -= dp * column(mean_px) + grad * column(mean_ux)
             dz = (dz * column(rstd_k)).to(k_tile.dtype)
             ds, dc = add_outer(ds, dc, dz, k_tile, D, PRECISION)
-            tl.store(scratch_tile(dz_out, n, D), to_scratch(dz, D))
-            tl.store(scratch_tile(dp_out, n, D), to_scratch(dp.to(k_tile.dtype), D))
+            tl.store(scratch_tile(tiles, n, TILE_DZ, D), to_scratch(dz, D))
+            tl.store(scratch_tile(tiles, n, TILE_DP, D), to_scratch(dp.to(k_tile.dtype), D))
     slot = tl.cast(scan, tl.int64)
     store_state(dw0 + slot * D * D, db0 + slot * D, ds, dc, D)
 
@@ -385,23 +394,16 @@ def backward_chain(
 def backward_key(
     q,  # (B, T, R, H, D), any strides but the last
     k,
-    v,
     eta,  # (B, T, R, H), any strides
     ln_weight,  # (R, H, D), contiguous like all that follow
-    ln_bias,
     token_scale,  # (R, b)
-    g,  # (B, T, R, H, D)
     w_kept,  # (B, R, H, segments, D, D)
     c_kept,
     dw_kept,  # (B·R·H, segments, D, D)
     dc_kept,
     dc_all,  # (B·R·H, mini-batches, D)
-    d_out,  # (B·R·H, chunks, 16, D)
-    normed,
-    dp_out,
-    dz_out,
-    deta_out,  # (B·R·H, chunks, 16)
-    dlast_out,
+    tiles,  # (B·R·H, chunks, TILES, 16, D): D, G, ∂P/∂γ, dP, dZ
+    rows,  # (B·R·H, chunks, ROWS, 16): deta, dlast
     dk,  # (B, T, R, H, D)
     dv,
     deta,  # (B, T, R, H)
@@ -410,7 +412,6 @@ def backward_key(
     dtau_last,  # (B·R·H, segments)
     q_strides,
     k_strides,
-    v_strides,
     eta_b,
     eta_t,
     eta_r,
@@ -434,29 +435,20 @@ def backward_key(
     ACC: tl.constexpr = dw_kept.dtype.element_ty
     q_start, q_step = scan_start(scan, T, R, H, reverse_mask, q_strides)
     k_start, k_step = scan_start(scan, T, R, H, reverse_mask, k_strides)
-    v_start, v_step = scan_start(scan, T, R, H, reverse_mask, v_strides)
     eta_strides = (eta_b, eta_t, eta_r, eta_h)
     e_start, e_step = scan_start(scan, T, R, H, reverse_mask, eta_strides)
     g_start, g_step = dense_start(scan, T, R, H, reverse_mask, D)
     de_start, de_step = dense_start(scan, T, R, H, reverse_mask, 1)
     q += q_start
     k += k_start
-    v += v_start
     eta += e_start
-    g += g_start
-    tiles, rows = scratch_start(scan, chunks, D), scratch_start(scan, chunks, 1)
-    d_out += tiles
-    normed += tiles
-    dp_out += tiles
-    dz_out += tiles
-    deta_out += rows
-    dlast_out += rows
+    tiles += scratch_start(scan, chunks, TILES * D)
+    rows += scratch_start(scan, chunks, ROWS)
     head = scan % (R * H)
     tau = token_scales(token_scale, head // H, 0, SIZE, HAS_SCALE, ACC)
     tau_last = last_token_scale(token_scale, head // H, SIZE, HAS_SCALE, ACC)
     # Nothing is summed over features here: what is not multiplied stays in the layout of loads.
     gamma = tl.load(ln_weight + head * D + tl.arange(0, D))[None, :]
-    lam = tl.load(ln_bias + head * D + tl.arange(0, D))[None, :]
     slot = tl.cast(tl.program_id(0), tl.int64)
     s, _ = load_state(w_kept + slot * D * D, c_kept + slot * D, D, WIDTH)
     ds, _ = load_state(dw_kept + slot * D * D, dc_kept + slot * D, D, WIDTH)
@@ -470,10 +462,10 @@ def backward_key(
     last = tl.minimum(first + segment, chunks) - 1
     # The tokens of the next chunk are on their way while this one is computed.
     k_next = load_tile(k, k_step, last, T, D, SIZE)
-    g_next = load_tile(g, g_step, last, T, D, SIZE)
+    g_next = tl.reshape(tl.load(scratch_tile(tiles, last, TILE_G, D)), (CHUNK, D))
     q_next = load_tile(q, q_step, last, T, D, SIZE)
-    d_next = tl.load(scratch_tile(d_out, last, D))
-    dz_next = tl.load(scratch_tile(dz_out, last, D))
+    d_next = tl.load(scratch_tile(tiles, last, TILE_D, D))
+    dz_next = tl.load(scratch_tile(tiles, last, TILE_DZ, D))
     e_next = load_rows(eta, e_step, last, T, SIZE)
     stride = outer_stride(segment, SIZE)
     units = outer_iterations(first, last + 1, SIZE)
@@ -496,7 +488,7 @@ def backward_key(
                 before = tl.maximum(n - 1, 0)
                 k_tile, grad, steps = k_past, g_past.to(ACC), e_past
                 k_past = load_tile(k, k_step, before, T, D, SIZE)
-                g_past = load_tile(g, g_step, before, T, D, SIZE)
+                g_past = tl.reshape(tl.load(scratch_tile(tiles, before, TILE_G, D)), (CHUNK, D))
                 e_past = load_rows(eta, e_step, before, T, SIZE)
                 eg = descent_step(grad, steps[:, None], k_tile)
                 a = add_dot(
@@ -513,14 +505,15 @@ def backward_key(
             d_tile, dz_tile = from_scratch(d_tile, D), from_scratch(dz_tile, D)
             steps = e_next
             k_next = load_tile(k, k_step, before, T, D, SIZE)
-            g_next = load_tile(g, g_step, before, T, D, SIZE)
+            g_next = tl.reshape(tl.load(scratch_tile(tiles, before, TILE_G, D)), (CHUNK, D))
             q_next = load_tile(q, q_step, before, T, D, SIZE)
-            d_next = tl.load(scratch_tile(d_out, before, D))
-            dz_next = tl.load(scratch_tile(dz_out, before, D))
+            d_next = tl.load(scratch_tile(tiles, before, TILE_D, D))
+            dz_next = tl.load(scratch_tile(tiles, before, TILE_DZ, D))
             e_next = load_rows(eta, e_step, before, T, SIZE)
-            v_tile = load_tile(v, v_step, n, T, D, SIZE)
-            x_tile = tl.load(scratch_tile(normed, n, D))
-            dp_tile = tl.load(scratch_tile(dp_out, n, D))
+            dp_tile = tl.load(scratch_tile(tiles, n, TILE_DP, D))
+            slope_tile = tl.reshape(tl.load(scratch_tile(tiles, n, TILE_SLOPE, D)), (CHUNK, D))
+            de_last = tl.load(scratch_rows(rows, n, ROW_DLAST))
+            de = tl.load(scratch_rows(rows, n, ROW_DETA))
 
             if mini_batch_chunks(SIZE) > 1:
                 tau = token_scales(token_scale, head // H, n, SIZE, HAS_SCALE, ACC)
@@ -536,26 +529,23 @@ def backward_key(
                 ds_now = split_inputs(ds.to(k_tile.dtype), D)
             ds = add_dot(ds, transpose(dz_tile), repeat_blocks(k_tile, D), PRECISION)
             s_now = split_inputs(s.to(k_tile.dtype), D)
+            gd = scores(g_tile, concat_features(d_tile, D), D, PRECISION, ACC)
             # The steps multiply the product: e⊙G would be one more operand for all warps.
             dk_tile = dot(repeat_blocks(g_tile, D), ds_now, ACC, PRECISION)
             dk_tile *= -column(carried_steps(steps, tau_last, SIZE))
             dz_whole = repeat_blocks(concat_features(dz_tile, D), D)
             dk_tile = add_dot(dk_tile, dz_whole, s_now, PRECISION)
-            gd = scores(g_tile, concat_features(d_tile, D), D, PRECISION, ACC)
             es = tl.where(causal, -steps[None, :, None] * tau[None, None, :] * gd, 0)
             es = es.to(k_tile.dtype)
             dk_tile = add_dot(dk_tile, es, split_features(q_tile, D), PRECISION)
             ds = add_dot(ds, transpose(d_tile), repeat_blocks(q_tile, D), PRECISION)
 
-            gx = gamma * concat_features(from_scratch(x_tile, D), D).to(ACC)
             dp = concat_features(from_scratch(dp_tile, D), D).to(ACC)
             dy = gamma * dp
             store_tile(dv + g_start, g_step, n, T, -dy, D, SIZE)
             store_tile(dk + g_start, g_step, n, T, concat_features(dk_tile, D) + dy, D, SIZE)
-            dgamma += dp * (2 * gx + (k_tile.to(ACC) - v_tile.to(ACC)) + lam)
+            dgamma += dp * slope_tile.to(ACC)
             dlam += dy
-            de_last = tl.load(scratch_rows(dlast_out, n))
-            de = tl.load(scratch_rows(deta_out, n))
             if mini_batch_chunks(SIZE) > 1:
                 de += de_last
             else:

@@ -15,6 +15,7 @@ from ._tiles import (
     concat_features,
     dense_start,
     descent_step,
+    kept_cast,
     last_token_scale,
     load_features,
     load_rows,
@@ -39,14 +40,14 @@ from ._tiles import (
 
 @triton.jit
 def inner_gradient(z, k, v, gamma, lam, eps, D: tl.constexpr, WIDTH: tl.constexpr):
-    """G = Π(γ⊙(γX + λ − (V − K))) of a chunk, in blocks, from Z = KW + c."""
+    """G = Π(γ⊙(γX + λ − (V − K))) of a chunk, in blocks, from Z = KW + c as it is kept."""
     rstd = column(tl.rsqrt(sum_features(z * z) / WIDTH + eps))
     x = z * rstd
     residual = split_features(k, D).to(z.dtype) - split_features(v, D).to(z.dtype)
     p = gamma * (gamma * x + lam + residual)
     mean_p, mean_px = sum_features2(p, p * x)
     p = subtract_mean(p, column(mean_p / WIDTH), D, WIDTH)
-    return saturating_cast((p - x * column(mean_px / WIDTH)) * rstd, k)
+    return (p - x * column(mean_px / WIDTH)) * rstd
 
 
 @triton.jit
@@ -77,6 +78,7 @@ def forward_scan(
     ln_bias,
     token_scale,  # (R, b)
     o,  # (B, T, R, H, D)
+    z_kept,
     g,
     w_kept,  # (B, R, H, segments, D, D)
     c_kept,
@@ -101,7 +103,10 @@ def forward_scan(
     HAS_SCALE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One program runs one scan: QUERY writes its output, KEEP writes G and the states."""
+    """One program runs one scan: QUERY writes its output, KEEP writes Z and the states.
+
+    Without QUERY it writes G and the states, for the output.
+    """
     scan = tl.program_id(0)
     ACC: tl.constexpr = w0.dtype.element_ty
     k_start, k_step = scan_start(scan, T, R, H, reverse_mask, k_strides)
@@ -130,6 +135,8 @@ def forward_scan(
         o += o_start
         q_next = load_tile(q, q_step, 0, T, D, SIZE)
     if KEEP:
+        z_kept += o_start
+    if not QUERY:
         g += o_start
     # Two loops, so that storing a state takes no registers from the chunks between.
     stride = outer_stride(segment, SIZE)
@@ -142,8 +149,11 @@ def forward_scan(
             v_tile = load_tile(v, v_step, n, T, D, SIZE)
             k_next = load_tile(k, k_step, n + 1, T, D, SIZE)
             e_next = load_rows(eta, e_step, n + 1, T, SIZE)
-            z = apply_state(s, c, k_tile, D, PRECISION)
+            # Rounded as it is kept, so that the backward pass finds the same G.
+            z_tile = kept_cast(apply_state(s, c, k_tile, D, PRECISION), k_tile)
             if QUERY:
+                if KEEP:
+                    store_tile(z_kept, o_step, n, T, concat_features(z_tile, D), D, SIZE)
                 q_tile = q_next
                 q_next = load_tile(q, q_step, n + 1, T, D, SIZE)
                 zq = apply_state(s, c, q_tile, D, PRECISION)
@@ -151,21 +161,26 @@ def forward_scan(
                     tau = token_scales(token_scale, head // H, n, SIZE, HAS_SCALE, ACC)
                     zq += column(tau) * apply_state(a, a_c, q_tile, D, PRECISION)
                 m = step_weights(q_tile, k_tile, steps, tau, D, PRECISION, ACC)
-            g_tile = inner_gradient(z, k_tile, v_tile, gamma, lam, eps, D, WIDTH)
-            eg = descent_step(g_tile.to(ACC), column(carried_steps(steps, tau_last, SIZE)), k_tile)
+            grad = inner_gradient(z_tile.to(ACC), k_tile, v_tile, gamma, lam, eps, D, WIDTH)
+            g_tile = saturating_cast(grad, k_tile)
+            eg = descent_step(grad, column(carried_steps(steps, tau_last, SIZE)), k_tile)
             if mini_batch_chunks(SIZE) > 1:
                 a, a_c = add_outer(a, a_c, eg, k_tile, D, PRECISION)
             else:
                 s, c = add_outer(s, c, eg, k_tile, D, PRECISION)
-            if KEEP:
-                store_tile(g, o_step, n, T, concat_features(g_tile, D), D, SIZE)
             if QUERY:
                 zq = add_dot(zq, m, g_tile, PRECISION)
                 o_tile = output(zq, q_tile, gamma, lam, eps, D, WIDTH)
                 store_tile(o, o_step, n, T, o_tile, D, SIZE)
+            else:
+                # With registers to spare, stores come after what the next chunk waits for.
+                if KEEP:
+                    store_tile(z_kept, o_step, n, T, concat_features(z_tile, D), D, SIZE)
+                store_tile(g, o_step, n, T, concat_features(g_tile, D), D, SIZE)
         if mini_batch_chunks(SIZE) > 1:
             s, c = s + tau_last * a, c + tau_last * a_c
-        if KEEP and (mini_batch_chunks(SIZE) == 1 or last % segment == 0 or last == chunks):
+        ends = mini_batch_chunks(SIZE) == 1 or last % segment == 0 or last == chunks
+        if (KEEP or not QUERY) and ends:
             kept = i if mini_batch_chunks(SIZE) == 1 else (last - 1) // segment
             slot = tl.cast(scan, tl.int64) * segments + kept
             store_state(w_kept + slot * D * D, c_kept + slot * D, s, c, D)

@@ -5,7 +5,7 @@ matrices in the cache. Programs are spread over torch's threads, and each writes
 result that is its own: neither the number of threads nor their order changes a bit. The backward
 pass walks each segment forth from the state that the forward pass kept, and then back.
 
-fp32 and fp64 run as they are. bf16 and fp16 are converted to fp32 on the way in and out, with G
+fp32 and fp64 run as they are. bf16 and fp16 are converted to fp32 on the way in and out, with Z
 rounded where the reference rounds it.
 """
 
@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._inputs import gradient_dtype, state_dtype
+from .._inputs import state_dtype
 from .._numba import COLUMNS, flat, padded, parallel, sum_in_order
 from ._numba_backward import backward as _backward
 from ._numba_forward import forward as _forward
 from .definition import Inputs
-from .reference import segment
+from .reference import kept_dtype, segment
 
 # A thread holds the scores of a chunk, (b, b). So far the kernels are faster than the reference.
 _LARGEST_MINI_BATCH = 1024
@@ -47,7 +47,9 @@ def _common(
     vectors = torch.zeros((scans, heads, 2, columns), dtype=dtype)
     # Copies: a parameter's storage of which NumPy had once a view cannot be resized, by FSDP.
     w0, b0, gain, shift, token_scale = (x if x is None else x.detach() for x in inputs[4:])
-    states[..., :dim, :dim], states[..., columns, :dim] = w0, b0
+    # Less the mean over the outputs, as in the reference.
+    states[..., :dim, :dim] = w0 - w0.mean(-1, keepdim=True)
+    states[..., columns, :dim] = b0 - b0.mean(-1, keepdim=True)
     vectors[..., 0, :dim], vectors[..., 1, :dim] = gain, shift
     if token_scale is None:
         token_scale = states.new_ones((scans, mini_batch_size))
@@ -69,7 +71,7 @@ def forward(
     state = state_dtype(q.dtype)
     sizes, reverse, numbers, parameters = _common(inputs, directions, mini_batch_size, eps)
     o = q.new_empty(q.shape, dtype=state)
-    g = q.new_empty(q.shape if keep else 0, dtype=state)
+    z = q.new_empty(q.shape if keep else 0, dtype=state)
     apart = segment(mini_batch_size) * mini_batch_size
     lead = (batch, scans, heads, -(-tokens // apart) if keep else 0)
     w_kept, c_kept = (q.new_empty((*lead, *x), dtype=state) for x in ((dim, dim), (dim,)))
@@ -88,17 +90,17 @@ def forward(
             *parameters,
             strides,
             rows[4],
-            g.view(-1).numpy(),
+            z.view(-1).numpy(),
             w_kept.numpy(),
             c_kept.numpy(),
         )
-    return o.to(q.dtype), g.to(gradient_dtype(q.dtype)), w_kept, c_kept
+    return o.to(q.dtype), z.to(kept_dtype(q.dtype)), w_kept, c_kept
 
 
 def backward(
     do: Tensor,
     inputs: Inputs,
-    g: Tensor,
+    z_kept: Tensor,
     w_kept: Tensor,
     c_kept: Tensor,
     directions: str,
@@ -118,18 +120,18 @@ def backward(
     dscale = q.new_zeros((*lead, mini_batch_size), dtype=state)
     if batch:
         rows, strides = flat(q, k, v, eta, dq, deta, dtype=state, lead=4)
-        (do, g), _ = flat(do.contiguous(), g.contiguous(), dtype=state, lead=4)
+        (do, z_kept), _ = flat(do.contiguous(), z_kept.contiguous(), dtype=state, lead=4)
         parallel(
             _backward,
             batch * scans * heads,
-            q.numel() * (9 * dim + 6 * mini_batch_size),
+            q.numel() * (8 * dim + 6 * mini_batch_size),
             sizes,
             reverse,
             numbers,
             segment(mini_batch_size),
             do,
             *rows[:4],
-            g,
+            z_kept,
             *parameters,
             strides,
             w_kept.contiguous().numpy(),

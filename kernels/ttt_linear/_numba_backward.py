@@ -9,6 +9,7 @@ from ._numba_parts import (
     decay,
     fill,
     find,
+    inner_gradient,
     normalize,
     scores_of,
     steps,
@@ -112,7 +113,8 @@ def _key_gradient(
 
 @inlined
 def _walk(
-    walked, state, decayed, keys, inner, step, sums, k, g, eta, places, begin, last, sizes, scale
+    walked, state, decayed, keys, values, x, inner, rstd, step, sums, k, v, z, eta, vectors, places,
+    begin, last, sizes, scale, numbers,
 ):  # fmt: skip
     """The states before the chunks from `begin` to `last`, from that of the first, `state`."""
     tokens, _, _, size, dim, _, columns = sizes
@@ -121,8 +123,11 @@ def _walk(
         first = n * size
         count = min(size, tokens - first)
         load(keys, k, places[1], first, count, dim)
-        load(inner, g, places[4], first, count, dim)
+        load(values, v, places[2], first, count, dim)
+        load(x, z, places[4], first, count, dim)
         steps(step, eta, places[3], first, count)
+        normalize(x, rstd, numbers)
+        inner_gradient(inner, x, keys, values, vectors, rstd, count, numbers)
         decay(decayed, inner, step, scale)
         advance(state, keys, decayed, sums)
         copy(walked[n + 1 - begin], state, columns + 1, columns)
@@ -131,7 +136,7 @@ def _walk(
 @jit
 def backward(
     start, stop, sizes, reverse, numbers, segment,
-    do, q, k, v, eta, g, states, vectors, token_scale, strides, w_kept, c_kept,
+    do, q, k, v, eta, z_kept, states, vectors, token_scale, strides, w_kept, c_kept,
     dq, dk, dv, deta, dstates, dvectors, dscale,
 ):  # fmt: skip
     """The programs from `start` to `stop`."""
@@ -168,22 +173,24 @@ def backward(
                     copy(state, w_kept[image, scan, head, kept], dim, dim)
                     copy(state[-1:], c_kept[image, scan, head, kept : kept + 1], 1, dim)
                 _walk(
-                    walked, state, decayed, keys, inner, step, sums[2:], k, g, eta, places, begin,
-                    n, sizes, tau[-1],
+                    walked, state, decayed, keys, values, z[:rows], inner, rstd, step, sums[2:], k,
+                    v, z_kept, eta, vector, places, begin, n, sizes, tau[-1], numbers,
                 )  # fmt: skip
             first, at = n * size, walked[n - begin]
             count = min(size, tokens - first)
             load(keys, k, places[1], first, count, dim)
             load(queries, q, places[0], first, count, dim)
             load(values, v, places[2], first, count, dim)
-            load(inner, g, places[4], first, count, dim)
+            load(z[:rows], z_kept, places[4], first, count, dim)
             load(grad, do, places[4], first, count, dim)
             steps(step, eta, places[3], first, count)
             scores_of(scores, m, queries, keys, tau, step, numbers[3])
-            fill(z, at[-1])
-            add_product(z, kq, at[:-1])
+            normalize(z[:rows], rstd, numbers)
+            inner_gradient(inner, z, keys, values, vector, rstd, count, numbers)
+            fill(z[rows:], at[-1])
+            add_product(z[rows:], queries, at[:-1])
             add_product(z[rows:], m, inner)
-            normalize(z, rstd, numbers)
+            normalize(z[rows:], rstd[rows:], numbers)
 
             # The query side.
             copy(dkq[rows:], grad, rows, columns)

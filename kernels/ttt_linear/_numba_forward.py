@@ -2,13 +2,21 @@
 
 import numpy as np
 
-from .._numba import add_product, clear, inlined, jit, load, rounded_to_bf16, store
+from .._numba import (
+    add_product,
+    inlined,
+    jit,
+    load,
+    rounded_to_bf16,
+    store,
+)
 from ._numba_parts import (
     advance,
     copy,
     decay,
     fill,
     find,
+    inner_gradient,
     normalize,
     scores_of,
     steps,
@@ -16,24 +24,12 @@ from ._numba_parts import (
 
 
 @inlined
-def _inner_gradient(inner, x, keys, values, vectors, rstd, count, rounds, numbers):
-    """G = Π(γY), Y = γX + λ − (V − K), of every token; zeros below."""
-    dim, inverse, _, one = numbers
-    gain, shift = vectors[0], vectors[1]
+def _round(z, count, dim):
+    """Z as bf16 holds it for the backward pass."""
     for t in range(count):
-        p, normed, key, value = inner[t], x[t], keys[t], values[t]
-        mean, along = one - one, one - one
+        row = z[t]
         for i in range(dim):
-            p[i] = gain[i] * (gain[i] * normed[i] + shift[i] - (value[i] - key[i]))
-            mean += p[i]
-            along += p[i] * normed[i]
-        mean, along, scale = mean * inverse, along * inverse, rstd[t]
-        for i in range(dim):
-            p[i] = (p[i] - mean - normed[i] * along) * scale
-        if rounds:
-            for i in range(dim):
-                p[i] = rounded_to_bf16(p[i])
-    clear(inner, count)
+            row[i] = rounded_to_bf16(row[i])
 
 
 @inlined
@@ -49,7 +45,7 @@ def _outputs(x, queries, vectors, dim):
 @jit
 def forward(
     start, stop, sizes, reverse, numbers, rounds, segment,
-    q, k, v, eta, states, vectors, token_scale, strides, o, g, w_kept, c_kept,
+    q, k, v, eta, states, vectors, token_scale, strides, o, z_kept, w_kept, c_kept,
 ):  # fmt: skip
     """The programs from `start` to `stop`."""
     tokens, _, _, size, dim, rows, columns = sizes
@@ -76,10 +72,12 @@ def forward(
             steps(step, eta, places[3], first, count)
             fill(z, state[-1])
             add_product(z, kq, state[:-1])
+            if rounds:
+                _round(z, count, dim)
+            if len(z_kept):
+                store(z, z_kept, places[4], first, count, dim)
             normalize(z[:rows], rstd, numbers)
-            _inner_gradient(inner, z, keys, values, vector, rstd, count, rounds, numbers)
-            if len(g):
-                store(inner, g, places[4], first, count, dim)
+            inner_gradient(inner, z, keys, values, vector, rstd, count, numbers)
             scores_of(scores, m, queries, keys, tau, step, numbers[3])
             add_product(z[rows:], m, inner)
             decay(decayed, inner, step, tau[-1])

@@ -6,7 +6,7 @@ tokens and right of its `dim` features. `numbers` are d, 1/d, ε and 1 in the st
 
 import numpy as np
 
-from .._numba import COLUMNS, add, add_product, inlined
+from .._numba import COLUMNS, add, add_product, clear, inlined
 
 
 @inlined
@@ -70,6 +70,24 @@ def normalize(z, rstd, numbers):
         for i in range(dim):
             x[i] *= scale
         rstd[t] = scale
+
+
+@inlined
+def inner_gradient(inner, x, keys, values, vectors, rstd, count, numbers):
+    """G = Π(γY), Y = γX + λ − (V − K), of every token; zeros below."""
+    dim, inverse, _, one = numbers
+    gain, shift = vectors[0], vectors[1]
+    for t in range(count):
+        p, normed, key, value = inner[t], x[t], keys[t], values[t]
+        mean, along = one - one, one - one
+        for i in range(dim):
+            p[i] = gain[i] * (gain[i] * normed[i] + shift[i] - (value[i] - key[i]))
+            mean += p[i]
+            along += p[i] * normed[i]
+        mean, along, scale = mean * inverse, along * inverse, rstd[t]
+        for i in range(dim):
+            p[i] = (p[i] - mean - normed[i] * along) * scale
+    clear(inner, count)
 
 
 @inlined

@@ -21,6 +21,16 @@ from .._triton import add_dot, dot
 
 # Rows of a tile of tokens: the depth of one tensor-core instruction in half precision.
 CHUNK = tl.constexpr(16)
+# Places of a chunk's tiles and rows in the buffers between the backward kernels, (scans, chunks,
+# TILES, 16, D) and (scans, chunks, ROWS, 16): one address for all. The chain reads U and X before
+# it writes dP and dZ.
+TILES = tl.constexpr(5)
+TILE_D, TILE_U, TILE_X = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+TILE_G, TILE_SLOPE = tl.constexpr(3), tl.constexpr(4)
+TILE_DP, TILE_DZ = TILE_U, TILE_X
+ROWS = tl.constexpr(4)
+ROW_RSTD, ROW_MEAN_PX = tl.constexpr(0), tl.constexpr(1)
+ROW_DETA, ROW_DLAST = tl.constexpr(2), tl.constexpr(3)
 # Integers that change from call to call: whether they are 1 or a multiple of 16 compiles nothing
 # anew. (Floats never do.) Those of them that a kernel does not have are no harm.
 VARYING = ('T', 'R', 'H', 'reverse_mask', 'segment', 'eta_b', 'eta_t', 'eta_r', 'eta_h')
@@ -143,7 +153,7 @@ def load_rows(base, step, n, T, SIZE: tl.constexpr):
 
 @triton.jit
 def scratch_start(scan, chunks, WIDTH: tl.constexpr):
-    """Elements before a scan in a scratch buffer `(scans, chunks, 16, WIDTH)` between two kernels.
+    """Elements before a scan in a scratch buffer `(scans, chunks, 16·WIDTH)` between two kernels.
 
     In the order of the scan and in whole chunks: no stride is a variable, and nothing is masked.
     """
@@ -151,9 +161,19 @@ def scratch_start(scan, chunks, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def scratch_tile(base, n, D: tl.constexpr):
-    """Pointers `(16·D,)` to chunk `n` of a scratch buffer; `base` is at the scan."""
-    return base + n * (CHUNK * D) + tl.arange(0, CHUNK * D)
+def scratch_tile(tiles, n, place: tl.constexpr, D: tl.constexpr):
+    """Pointers `(16·D,)` to a tile of chunk `n`; `tiles` is at the scan.
+
+    Its place comes last, where it is an offset within the instruction.
+    """
+    inside = tl.arange(0, CHUNK * D)
+    return tiles + n * (TILES * CHUNK * D) + inside + place * (CHUNK * D)
+
+
+@triton.jit
+def scratch_rows(rows, n, place: tl.constexpr):
+    """Pointers `(16,)` to one number a token of chunk `n`; `rows` is at the scan."""
+    return rows + n * (ROWS * CHUNK) + tl.arange(0, CHUNK) + place * CHUNK
 
 
 @triton.jit
@@ -172,12 +192,6 @@ def from_scratch(z, D: tl.constexpr):
     """Undoes `to_scratch`."""
     z = tl.reshape(z, (D // CHUNK, 8, 4, 2, 2, 2))
     return tl.reshape(tl.permute(z, (0, 4, 1, 3, 2, 5)), (D // CHUNK, CHUNK, CHUNK))
-
-
-@triton.jit
-def scratch_rows(base, n):
-    """Pointers `(16,)` to one number a token of chunk `n` of a scratch buffer."""
-    return base + n * CHUNK + tl.arange(0, CHUNK)
 
 
 @triton.jit
@@ -334,6 +348,14 @@ def saturating_cast(x, like):
         x = tl.maximum(x, -65504.0, propagate_nan=tl.PropagateNan.ALL)
         x = tl.minimum(x, 65504.0, propagate_nan=tl.PropagateNan.ALL)
     return x.to(like.dtype)
+
+
+@triton.jit
+def kept_cast(z, like):
+    """Z as it is kept for tokens `like`: in their type, but not in fp16, whose range it leaves."""
+    if like.dtype != tl.float16:
+        z = z.to(like.dtype)
+    return z
 
 
 @triton.jit

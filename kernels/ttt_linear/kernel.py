@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import _launch
-from .._inputs import gradient_dtype
 from . import _backward_kernels, _forward_kernels, _tiles, reference
 from ._plans import plan
 from .definition import Inputs
@@ -16,8 +15,6 @@ from .definition import Inputs
 # Channels of a head that the kernels have; others are padded.
 DIMS = (32, 64, 128)
 CHUNK = _tiles.CHUNK.value
-# Padding of a chunk has no variance: with an ε of 0 it would be NaN, and all tokens with it.
-_LEAST_EPS = 1e-30
 INTERPRETED = os.environ.get('TRITON_INTERPRET', '0') == '1'
 # fp64 is for the interpreter only, where bf16 arithmetic is wrong.
 DTYPES = (torch.float32, torch.float16) + ((torch.float64,) if INTERPRETED else (torch.bfloat16,))
@@ -51,7 +48,7 @@ def unsupported_reason(inputs: Inputs, mini_batch_size: int) -> str | None:
         return reason
     # Tensors between two kernels hold whole chunks; a mini-batch has one or more.
     padded = _launch.cdiv(mini_batch_size, CHUNK) * CHUNK / mini_batch_size * q.shape[1]
-    if padded * next(n for n in DIMS if n >= dim) >= 2**31:
+    if padded * next(n for n in DIMS if n >= dim) * _tiles.TILES.value >= 2**31:
         return f'T is {q.shape[1]}; a scan needs 64-bit indices, which the kernels do not have'
     # Inside a chunk offsets are 32-bit.
     for name in ('q', 'k', 'v', 'eta'):
@@ -71,29 +68,30 @@ def forward(
     """The scan of every image, direction and head, one program each.
 
     Returns:
-        O in q's dtype, and what `reference.forward` keeps for the backward pass: G, W and c, the
-        states less their mean over the outputs, to which LayerNorm is blind.
+        O in q's dtype, and what `reference.forward` keeps for the backward pass: Z, W and c, all
+        less their mean over the outputs, to which LayerNorm is blind.
     """
     width, inputs = inputs.q.shape[-1], _padded(inputs)
     call = _Call(inputs, directions, width, mini_batch_size)
-    eps = max(eps, _LEAST_EPS)
+    eps = max(eps, reference.LEAST_EPS)
     o = call.tokens()
     # With few scans for the GPU, only G and the states are a matter of the scan itself.
     apart = call.plan.apart
-    written = apart or keep
-    g = call.tokens() if written else o
-    w_kept, c_kept = call.kept_states() if written else (inputs.w0,) * 2
+    z_kept = call.tokens(dtype=reference.kept_dtype(call.dtype)) if keep else o
+    g = call.tokens() if apart else o
+    w_kept, c_kept = call.kept_states() if apart or keep else (inputs.w0,) * 2
     call.launch(
         _forward_kernels.forward_scan,
         call.scans,
         **call.inputs('q', 'k', 'v', 'eta', 'w0', 'b0', 'ln_weight', 'ln_bias', 'token_scale'),
         o=o,
+        z_kept=z_kept,
         g=g,
         w_kept=w_kept,
         c_kept=c_kept,
         eps=eps,
         QUERY=not apart,
-        KEEP=written,
+        KEEP=keep,
         shared=call.scans_share,
     )
     if apart:
@@ -109,24 +107,25 @@ def forward(
             shared=True,
         )
     if not keep:
-        g, w_kept, c_kept = o.new_empty(0), *call.kept_states(0)
-    o, g, c_kept = _launch.unpad(o, g, c_kept, width=width)
+        z_kept = o.new_empty(0, dtype=reference.kept_dtype(o.dtype))
+        w_kept, c_kept = call.kept_states(0)
+    o, z_kept, c_kept = _launch.unpad(o, z_kept, c_kept, width=width)
     (w_kept,) = _launch.unpad(w_kept, width=width, axes=2)
-    return o, g.to(gradient_dtype(o.dtype)), w_kept, c_kept
+    return o, z_kept, w_kept, c_kept
 
 
 @torch.no_grad()
 def backward(
     do: Tensor,
     inputs: Inputs,
-    g: Tensor,
+    z_kept: Tensor,
     w_kept: Tensor,
     c_kept: Tensor,
     directions: str,
     mini_batch_size: int,
     eps: float,
 ) -> tuple[Tensor, ...]:
-    """Gradients of `forward`'s O, from the saved G and states.
+    """Gradients of `forward`'s O, from the saved Z and states.
 
     Parameters are shared by all images: every program writes its own part, and the parts are
     summed in the order of their index, so that the same bits come out twice.
@@ -137,14 +136,17 @@ def backward(
     """
     width, inputs = inputs.q.shape[-1], _padded(inputs)
     call = _Call(inputs, directions, width, mini_batch_size)
-    eps = max(eps, _LEAST_EPS)
-    do, g, c_kept = (x.contiguous() for x in _launch.pad(do, g.to(call.dtype), c_kept, dims=DIMS))
+    eps = max(eps, reference.LEAST_EPS)
+    padded = _launch.pad(do, z_kept, c_kept, dims=DIMS)
+    do, z_kept, c_kept = (x.contiguous() for x in padded)
     (w_kept,) = _launch.pad(w_kept, dims=DIMS, axes=2)
     kept = {'w_kept': w_kept.contiguous(), 'c_kept': c_kept}
     dq, dk, dv = (call.tokens() for _ in range(3))
     # From one kernel to the next, in whole chunks.
-    tiles = call.tiles('d_out', 'normed', 'u_out', 'dp_out', 'dz_out')
-    rows = call.rows('rstd', 'mean_px', 'deta_out', 'dlast_out')
+    scratch = {
+        'tiles': call.tokens(call.scans, call.chunks, _tiles.TILES.value, CHUNK, call.dim),
+        'rows': call.empty(call.scans, call.chunks, _tiles.ROWS.value, CHUNK),
+    }
     # Parts of sums, by image, scan, head and segment: the query side's, then the key side's.
     parts = (*call.by_scan, call.segments)
     dln_weight, dln_bias = (call.empty(2, *parts, call.dim) for _ in range(2))
@@ -156,10 +158,9 @@ def backward(
         call.scans * call.segments,
         **call.inputs('q', 'k', 'v', 'eta', 'w0', 'b0', 'ln_weight', 'ln_bias', 'token_scale'),
         **kept,
-        **{n: tiles[n] for n in ('d_out', 'normed', 'u_out')},
-        **{n: rows[n] for n in ('rstd', 'mean_px', 'deta_out')},
+        **scratch,
         do=do,
-        g=g,
+        z_kept=z_kept,
         dq=dq,
         dln_weight=dln_weight[0],
         dln_bias=dln_bias[0],
@@ -173,9 +174,7 @@ def backward(
         _backward_kernels.backward_chain,
         call.scans,
         **call.inputs('q', 'k', 'eta', 'ln_weight', 'token_scale'),
-        **tiles,
-        **{n: rows[n] for n in ('rstd', 'mean_px', 'dlast_out')},
-        g=g,
+        **scratch,
         dw_kept=dw_kept,
         dc_kept=dc_kept,
         dc_all=dc_all,
@@ -186,11 +185,9 @@ def backward(
     call.launch(
         _backward_kernels.backward_key,
         call.scans * call.segments,
-        **call.inputs('q', 'k', 'v', 'eta', 'ln_weight', 'ln_bias', 'token_scale'),
+        **call.inputs('q', 'k', 'eta', 'ln_weight', 'token_scale'),
         **kept,
-        **{n: tiles[n] for n in ('d_out', 'normed', 'dp_out', 'dz_out')},
-        **{n: rows[n] for n in ('deta_out', 'dlast_out')},
-        g=g,
+        **scratch,
         dw_kept=dw_kept,
         dc_kept=dc_kept,
         dc_all=dc_all,
@@ -269,17 +266,8 @@ class _Call:
     def empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=self.state_dtype, device=self.device)
 
-    def tokens(self) -> Tensor:
-        return torch.empty(self.shape, dtype=self.dtype, device=self.device)
-
-    def tiles(self, *names: str) -> dict[str, Tensor]:
-        shape = (len(names), self.scans, self.chunks, CHUNK, self.dim)
-        tiles = torch.empty(shape, dtype=self.dtype, device=self.device)
-        return dict(zip(names, tiles.unbind(), strict=True))
-
-    def rows(self, *names: str) -> dict[str, Tensor]:
-        rows = self.empty(len(names), self.scans, self.chunks, CHUNK)
-        return dict(zip(names, rows.unbind(), strict=True))
+    def tokens(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        return torch.empty(shape or self.shape, dtype=dtype or self.dtype, device=self.device)
 
     def kept_states(self, segments: int | None = None) -> tuple[Tensor, Tensor]:
         """W and c after every segment of every scan."""

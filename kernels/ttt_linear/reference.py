@@ -13,11 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._higher_order_ops.scan import scan_op
 
-from .._inputs import gradient_dtype, state_dtype
+from .._inputs import state_dtype
 from .definition import Inputs, scan_order
 
 # Mini-batches of 16 tokens between two states that the forward pass keeps for the backward pass.
 SEGMENT = 32
+# Padding of a chunk has no variance: with an ε of 0 it would be NaN, and all tokens with it.
+LEAST_EPS = 1e-30
 # The gradient of a LayerNorm with respect to its input only.
 _INPUT_ONLY = [True, False, False]
 
@@ -29,6 +31,14 @@ def segment(mini_batch_size: int) -> int:
     mini-batches a CPU's more states than its cache holds.
     """
     return max(1, min(SEGMENT, 16 * SEGMENT // mini_batch_size))
+
+
+def kept_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Dtype of Z, which the forward pass keeps: that of the tokens, but fp32 for fp16.
+
+    Z leaves the range of fp16 where tokens are large, and its digits where they are small.
+    """
+    return torch.float32 if dtype == torch.float16 else dtype
 
 
 class _Chunks:
@@ -81,6 +91,15 @@ class _Chunks:
             scan = chunks[:, :, :, r].flatten(1, 2)[:, : self.tokens]
             out[:, :, r] = scan.flip(1) if way == 'b' else scan
         return out
+
+    def state_of(self, w: Tensor, c: Tensor) -> Tensor:
+        """Initial states `(B·R·H, d+1, d)`, [W; c] less its mean over the outputs.
+
+        LayerNorm is blind to it, and updates have none: so Z has mean zero, of which no digit is
+        lost where it is rounded.
+        """
+        state = torch.cat([w, c.unsqueeze(-2)], dim=-2)
+        return self.parameter(state - state.mean(-1, keepdim=True))
 
     def parameter(self, x: Tensor) -> Tensor:
         """A parameter `(R, H, …)` as `(B·R·H, …)`: a row for every program, its own memory."""
@@ -164,38 +183,39 @@ def forward(
     """The scan, chunk by chunk.
 
     Returns:
-        O `(B, T, R, H, d)`, and what `keep` keeps for the backward pass (else empty tensors): the
-        inner gradient G in the same shape and rounded as the state update used it, to q's dtype
-        (fp32 for fp16), and the state after every s = `segment` mini-batches and at the end:
+        O `(B, T, R, H, d)`, and what `keep` keeps for the backward pass (else empty tensors), all
+        less its mean over the outputs: Z = KW + c in the same shape, rounded to `kept_dtype` before
+        anything is made of it, and the state after every s = `segment` mini-batches and at the end:
         W `(B, R, H, ⌈n/s⌉, d, d)` and c `(B, R, H, ⌈n/s⌉, d)` of n mini-batches.
     """
-    q, w0, b0, ln_bias = inputs.q, inputs.w0, inputs.b0, inputs.ln_bias
+    q, ln_bias, eps = inputs.q, inputs.ln_bias, max(eps, LEAST_EPS)
     x = _operands(inputs, directions, mini_batch_size)
-    chunks, dim, kept = x.chunks, q.shape[-1], gradient_dtype(q.dtype)
+    chunks, dim, kept = x.chunks, q.shape[-1], kept_dtype(q.dtype)
     decay = x.decay.neg_()
     gain, offset = x.weight.square(), x.weight * x.target  # P = γ²X + γ·target
-    state = chunks.parameter(torch.cat([w0, b0.unsqueeze(-2)], dim=-2))  # (N, d+1, d)
-    z = chunks.empty(q, chunks.size, dim)
-    g = torch.empty_like(z)
+    state = chunks.state_of(inputs.w0, inputs.b0)
+    zq = chunks.empty(q, chunks.size, dim)
+    g, z = torch.empty_like(zq), torch.empty_like(zq) if keep else zq.new_empty(0)
     every = segment(mini_batch_size)
     kept_states = state.new_empty((-(-chunks.count // every) if keep else 0, *state.shape))
     for i in range(chunks.count):
-        torch.bmm(x.q[i], state, out=z[i])
-        key_z = torch.bmm(x.k[i], state)
+        torch.bmm(x.q[i], state, out=zq[i])
+        key_z = torch.bmm(x.k[i], state).to(kept).to(chunks.state)
         normed, mean, rstd = _normalize(key_z, eps)
-        inner = _project(torch.addcmul(offset[i], gain, normed), key_z, mean, rstd)
-        g[i] = inner if kept == chunks.state else inner.to(kept)
+        g[i] = _project(torch.addcmul(offset[i], gain, normed), key_z, mean, rstd)
         state.baddbmm_(decay[i].mT, g[i])
+        if keep:
+            z[i] = key_z
         if keep and ((i + 1) % every == 0 or i + 1 == chunks.count):
             kept_states[i // every] = state
-    z.flatten(0, 1).baddbmm_(x.m.flatten(0, 1), g.flatten(0, 1), alpha=-1)
-    o = _normalize(z, eps)[0].mul_(x.weight).add_(chunks.parameter(ln_bias).unsqueeze(-2))
+    zq.flatten(0, 1).baddbmm_(x.m.flatten(0, 1), g.flatten(0, 1), alpha=-1)
+    o = _normalize(zq, eps)[0].mul_(x.weight).add_(chunks.parameter(ln_bias).unsqueeze(-2))
     o += x.q[..., :dim]
     lead = (chunks.batch, chunks.scans, chunks.heads)
     states = kept_states.transpose(0, 1).unflatten(0, lead)
     return (
         chunks.unpack(o, chunks.dtype),
-        chunks.unpack(g, kept) if keep else g.new_empty(0, dtype=kept),
+        chunks.unpack(z, kept) if keep else q.new_empty(0, dtype=kept),
         states[..., :dim, :].clone(memory_format=torch.contiguous_format),
         states[..., dim, :].clone(memory_format=torch.contiguous_format),
     )
@@ -205,31 +225,35 @@ def forward(
 def backward(
     do: Tensor,
     inputs: Inputs,
-    g: Tensor,
+    z_kept: Tensor,
     directions: str,
     mini_batch_size: int,
     eps: float = 1e-6,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of `forward`'s O, from the saved G, which takes the state where it went before.
+    """Gradients of `forward`'s O, from the saved Z, which takes the state where it went before.
 
     Returns:
         dq, dk, dv, deta, dw0, db0, dln_weight, dln_bias, dtoken_scale, contiguous, in the shape
         and dtype of what they belong to; dtoken_scale is empty where `token_scale` is None.
     """
     q, _, _, eta, w0, b0, ln_weight, ln_bias, token_scale = inputs
-    x = _operands(inputs, directions, mini_batch_size)
+    x, eps = _operands(inputs, directions, mini_batch_size), max(eps, LEAST_EPS)
     chunks, dim, n = x.chunks, q.shape[-1], x.chunks.count
-    g, do = chunks.pack(g), chunks.pack(do)
+    z, do = chunks.pack(z_kept), chunks.pack(do)
 
-    # Walk forth through the very states of `forward`, for what keys and queries met: Z and Z̄.
+    # Every LayerNorm of the keys, and with it G.
+    key_normed, key_mean, key_rstd = _normalize(z, eps)
+    y = x.target.addcmul_(x.weight, key_normed)
+    g = _project(x.weight * y, z, key_mean, key_rstd)
+
+    # Walk forth through the very states of `forward`, for what queries met: Z̄.
     # States walked back from the last one would be off by the rounding of the largest on the way,
-    # of which LayerNorm makes errors of any size where Z is smaller still: at tiny or zero keys.
+    # of which LayerNorm makes errors of any size where Z̄ is smaller still: at tiny or zero queries.
     decay = x.decay.neg_()
-    start = chunks.parameter(torch.cat([w0, b0.unsqueeze(-2)], dim=-2))
+    start = chunks.state_of(w0, b0)
     state = start.clone()
-    z, zq = torch.empty_like(g), torch.empty_like(g)
+    zq = torch.empty_like(g)
     for i in range(n):
-        torch.bmm(x.k[i], state, out=z[i])
         torch.bmm(x.q[i], state, out=zq[i])
         state.baddbmm_(decay[i].mT, g[i])
     zq.flatten(0, 1).baddbmm_(x.m.flatten(0, 1), g.flatten(0, 1), alpha=-1)
@@ -245,9 +269,8 @@ def backward(
     dk = (es.mT @ x.q[..., :dim]).neg_()
     du = (x.m.mT @ d).neg_()
 
-    # The key side of every LayerNorm before the gradient of the state is known.
-    normed, mean, rstd = _normalize(z, eps)
-    y = x.target.addcmul_(x.weight, normed)
+    # The key side before the gradient of the state is known.
+    normed, mean, rstd = key_normed, key_mean, key_rstd
     gain = x.weight.square()
     # dZ = Π(dX) + dσ·X/d with Π taken term by term: it is linear, and Π(c·u) = c·Π(u) for a number
     # c per row, so Π(U·mean(PX)) = mean(PX)·dP and Π(P·mean(UX)) = mean(UX)·G.
@@ -337,18 +360,21 @@ def exported(*args: Any) -> tuple[Tensor, ...]:
     weight, bias = ln_weight.unsqueeze(-2), ln_bias.unsqueeze(-2)
     # The bias is one more row of the state.
     keys, queries = F.pad(k, (0, 1), value=1.0), F.pad(q, (0, 1), value=1.0)
-    start = torch.cat([w0, b0.unsqueeze(-2)], -2).expand(batch, -1, -1, -1, -1).clone()
+    start = torch.cat([w0, b0.unsqueeze(-2)], -2)
+    start = start - start.mean(-1, keepdim=True)
+    start = start.expand(batch, -1, -1, -1, -1).clone()
     offset = weight * (bias - (v - k))
     decay = (tau[..., -1:, :] * eta.unsqueeze(-1) * keys).mT.contiguous()
 
     def step(*operands: Tensor) -> list[Tensor]:
         state, key, query, offset, decay, gain = operands
-        x, _, rstd = torch.native_layer_norm(key @ state, x_shape, None, None, eps)
+        z = (key @ state).to(kept).to(state.dtype)
+        x, _, rstd = torch.native_layer_norm(z, x_shape, None, None, eps)
         p = gain * x + offset
         g = (p - p.mean(-1, keepdim=True) - x * (p * x).mean(-1, keepdim=True)) * rstd
         return [state - decay @ g, query @ state, g]
 
-    x_shape = q.shape[-1:]
+    x_shape, kept = q.shape[-1:], kept_dtype(args[0].dtype)
     _, zq, g = scan_op(step, [start], [keys, queries, offset, decay], [weight.square()])
     e = (tau * eta.unsqueeze(-2)).tril()
     zq = zq - (e * (queries @ keys.mT)) @ g

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import grad, vjp, vmap
 
@@ -242,37 +241,40 @@ def follow_scan(
 ) -> ScanTraining:
     """Follows the training that `ttt_linear` does with these inputs, in the dtype of their states.
 
-    The op's own G is all it takes: ∂ℓ/∂(W, c) of a token is [k, 1]ᵀ g, of norm √(‖k‖² + 1)·‖g‖, and
-    a mini-batch hands on W − (e⊙K)ᵀG with e = τ_b·η.
+    ∂ℓ/∂(W, c) of a token is [k, 1]ᵀ g, of norm √(‖k‖² + 1)·‖g‖, and a mini-batch hands on
+    W − (e⊙K)ᵀG with e = τ_b·η.
     """
     eta, w0, b0 = inputs.eta, inputs.w0, inputs.b0
-    inputs = inputs._replace(**{n: getattr(inputs, n).to(eta.dtype) for n in 'qkv'})
-    # The reference's, on any device: the whole state, which a GPU's kernel keeps less its mean.
-    g = reference.forward(inputs, directions, mini_batch_size, eps)[1]
-    magnitude = (inputs.k.square().sum(-1) + 1).sqrt() * g.norm(dim=-1)
     rate = eta
     if inputs.token_scale is not None:
         rate = rate * inputs.token_scale[:, -1, None]
     # (B, R, H, T, …) in the order of the scans
-    k, v, e, g = (
-        reference.scan_order(x, directions).movedim(1, 3) for x in (inputs.k, inputs.v, rate, g)
+    k, v, e = (
+        reference.scan_order(x.to(eta.dtype), directions).movedim(1, 3)
+        for x in (inputs.k, inputs.v, rate)
     )
     weight, bias = inputs.ln_weight[:, :, None], inputs.ln_bias[:, :, None]
     w, c = w0, b0[:, :, None]
     size = torch.linalg.matrix_norm(w0)
-    losses, drifts, moves = [], [], []
-    tensors = (x.split(mini_batch_size, dim=3) for x in (k, v, e[..., None] * g))
+    losses, gradients, drifts, moves = [], [], [], []
+    tensors = (x.split(mini_batch_size, dim=3) for x in (k, v, e))
     for keys, values, steps in zip(*tensors, strict=True):
-        normed = F.layer_norm(keys @ w + c, keys.shape[-1:], eps=eps)
-        losses.append((keys + weight * normed + bias - values).norm(dim=-1))
-        move = keys.mT @ steps
-        w, c = w - move, c - steps.sum(-2, keepdim=True)
+        z = keys @ w + c
+        x, _, rstd = torch.native_layer_norm(z, z.shape[-1:], None, None, eps)
+        error = keys + weight * x + bias - values
+        losses.append(error.norm(dim=-1))
+        p = weight * error
+        g = (p - p.mean(-1, keepdim=True) - x * (p * x).mean(-1, keepdim=True)) * rstd
+        gradients.append((keys.square().sum(-1) + 1).sqrt() * g.norm(dim=-1))
+        move = keys.mT @ (steps[..., None] * g)
+        w, c = w - move, c - (steps[..., None] * g).sum(-2, keepdim=True)
         moves.append(torch.linalg.matrix_norm(move))
         drifts.append(torch.linalg.matrix_norm(w - w0) / size)
+    magnitude = torch.cat(gradients, dim=-1).movedim(3, 1)
     return ScanTraining(
         directions,
         mini_batch_size,
-        magnitude,
+        reference.scan_order(magnitude, directions),
         rate,
         torch.cat(losses, dim=-1).movedim(3, 1),
         w,

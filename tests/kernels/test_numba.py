@@ -12,7 +12,7 @@ import pytest
 import torch
 from kernel_testing import error
 from ops import OPS
-from scans import OP, call, make
+from scans import OP, OP_BACKWARD, call, make
 
 from ttt_kernels import _backend
 
@@ -30,12 +30,33 @@ def _call(part):
     return numba.njit(lambda *args: part(*args))
 
 
-@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16, torch.float16])
 def test_what_is_saved_is_the_references(dtype):
     inputs = make(37, dim=16, dtype=dtype)
     found = OP(*inputs.values(), 'fb', 16, 1e-6, 'numba')
     for x, y in zip(found, OP(*inputs.values(), 'fb', 16, 1e-6, 'reference'), strict=True):
         assert (x.shape, x.dtype, x.stride()) == (y.shape, y.dtype, y.stride())
+        assert error(x, y) < OPS['ttt_linear'].tolerance[dtype]
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16, torch.float16])
+def test_the_output_is_the_same_whether_or_not_anything_is_kept(dtype):
+    inputs = make(37, dim=16, dtype=dtype)
+    for way in ('numba', 'reference'):
+        kept, not_kept = (OP(*inputs.values(), 'fb', 16, 1e-6, way, x)[0] for x in (True, False))
+        assert torch.equal(kept, not_kept)
+
+
+@pytest.mark.parametrize(('first', 'then'), [('numba', 'reference'), ('reference', 'numba')])
+@pytest.mark.parametrize('dtype', [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_one_backend_follows_the_other(first, then, dtype):
+    inputs = make(37, dim=20, dtype=dtype)
+    o, *kept = OP(*inputs.values(), 'fb', 16, 1e-6, first)
+    found, expected = (
+        OP_BACKWARD(torch.ones_like(o), *inputs.values(), *kept, 'fb', 16, 1e-6, way)
+        for way in (then, first)
+    )
+    for x, y in zip(found, expected, strict=True):
         assert error(x, y) < OPS['ttt_linear'].tolerance[dtype]
 
 

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from kernel_testing import assert_same, error, with_gradients
 from ops import OPS
-from scans import NAMES, OP, call, make
+from scans import NAMES, OP, OP_BACKWARD, call, make
 
 from ttt_kernels.ttt_linear._tiles import dense_start, scan_start, tile_pointers
 from ttt_kernels.ttt_linear.definition import Inputs
@@ -123,12 +123,35 @@ def test_both_backends_save_the_same(segment, size, cut):
     cut(segment)
     tensors = make(52, size=size, dim=32).values()
     found, expected = (OP(*tensors, 'fb', size, 1e-6, way) for way in ('triton', 'reference'))
-    for name, x, y in zip(('o', 'g', 'w_kept', 'c_kept'), found, expected, strict=True):
+    for name, x, y in zip(('o', 'z_kept', 'w_kept', 'c_kept'), found, expected, strict=True):
         assert x.shape == y.shape, name
-        if name.endswith('kept'):
-            # The kernels' states have no mean over the outputs.
-            y = y - y.mean(-1, keepdim=True)
         assert error(x, y) < TOLERANCE[torch.float64], name
+
+
+@interpreter
+@pytest.mark.parametrize(('first', 'then'), [('triton', 'reference'), ('reference', 'triton')])
+@pytest.mark.parametrize('dtype', TOLERANCE, ids=str)
+def test_one_backend_follows_the_other(first, then, dtype, cut):
+    cut(0, 3)
+    # 20 channels: the kernels fill them up to 32.
+    inputs = make(37, batch=1, heads=1, dim=20, dtype=dtype)
+    o, *kept = OP(*inputs.values(), 'fb', 16, 1e-6, first)
+    grad = torch.randn(o.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+    found = OP_BACKWARD(grad, *inputs.values(), *kept, 'fb', 16, 1e-6, then)
+    exact = {n: x.double() for n, x in inputs.items()}
+    _, expected = with_gradients(lambda x: call(x, backend='reference'), exact, grad=grad)
+    for (name, y), x in zip(expected.items(), found, strict=True):
+        assert error(x, y) < TOLERANCE[dtype], name
+
+
+@interpreter
+@pytest.mark.parametrize('apart', [False, True])
+@pytest.mark.parametrize('dtype', TOLERANCE, ids=str)
+def test_the_output_is_the_same_whether_or_not_anything_is_kept(apart, dtype, cut):
+    cut(2 if apart else 0, 3)
+    inputs = make(52, batch=1, heads=1, dim=32, dtype=dtype)
+    kept, not_kept = (OP(*inputs.values(), 'fb', 16, 1e-6, 'triton', x)[0] for x in (True, False))
+    assert torch.equal(kept, not_kept)
 
 
 @interpreter
@@ -138,8 +161,8 @@ def test_nothing_is_kept_without_gradients(segment, cut):
     inputs = make(52, dim=32)
     kept = []
     for way in ('triton', 'reference'):
-        o, g, w_kept, c_kept = OP(*inputs.values(), 'fb', 16, 1e-6, way, False)
-        assert g.numel() == w_kept.numel() == c_kept.numel() == 0
+        o, z_kept, w_kept, c_kept = OP(*inputs.values(), 'fb', 16, 1e-6, way, False)
+        assert z_kept.numel() == w_kept.numel() == c_kept.numel() == 0
         kept.append(o)
     assert error(*kept) < TOLERANCE[torch.float64]
     assert torch.equal(on_triton(inputs), kept[0])

@@ -43,8 +43,7 @@ FEW = {(kernel, 'bf16', 64) for kernel in KERNELS if not kernel.endswith('_b64')
 FEW |= {('backward_query', 'fp32', 64), ('forward_fused_kept', 'bf16', 128)}
 FEW |= {('backward_key_b64', 'bf16', 64)}
 # Tensors in the dtype of the tokens; all others are in that of the state.
-TOKENS = {'q', 'k', 'v', 'o', 'g', 'do', 'd_out', 'normed', 'u_out', 'dp_out', 'dz_out'}
-TOKENS |= {'dq', 'dk', 'dv'}
+TOKENS = {'q', 'k', 'v', 'o', 'z_kept', 'g', 'do', 'tiles', 'dq', 'dk', 'dv'}
 
 
 def variants(everything: bool) -> list[str]:
@@ -97,7 +96,8 @@ def build(name: str):
         elif argument == 'eps':
             signature[argument] = 'fp32'
         else:
-            signature[argument] = '*' + (dtype if argument in TOKENS else 'fp32')
+            low = argument in TOKENS and (argument, dtype) != ('z_kept', 'fp16')
+            signature[argument] = '*' + (dtype if low else 'fp32')
         # Found out by a launch: aligned pointers, and strides that are multiples of 16.
         if signature[argument][0] == '*':
             attributes[(i,)] = [['tt.divisibility', 16]]
