@@ -36,7 +36,7 @@ def _has_packed_products() -> bool:
 def _keep_freed_memory() -> None:
     """Has glibc keep up to 2 GiB of freed memory, which else goes back after every large tensor.
 
-    Fresh pages are a third of a forward pass of H-ViT³ at 1024×1024 pixels.
+    Fresh pages are a fifth of a forward pass of H-ViT³ at 1024×1024 pixels.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
