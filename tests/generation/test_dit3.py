@@ -206,7 +206,7 @@ def test_diffusers_pipeline_takes_it(tmp_path: Path) -> None:
     [
         (dict(arch='huge'), "no arch 'huge'"),
         (dict(patch_size=0), 'patch_size=0'),
-        (dict(mixer='ViT3Mixer'), "mixer='ViT3Mixer'"),
+        (dict(mixer='ViT3Mixr'), "mixer='ViT3Mixr'"),
     ],
 )
 def test_bad_options(options: dict, words: str) -> None:

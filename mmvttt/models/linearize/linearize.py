@@ -91,7 +91,7 @@ def linearize(
         where: 'all'; indices of blocks or names of attentions; or a recipe of the paper, which also
             sets the options: 't5' (those of 'all'), 't5+', 'dit5', 'sd3.5-t5'.
         options: Options of `InnerTraining` that overrule T⁵'s or the recipe's (`inner`, `loss`,
-            `key_norm`, `locality`, `neighborhood`, …), and `qk_affine` of `Replacement`.
+            `key_norm`, `locality`, `neighborhood`, `qk_affine`, …).
 
     Returns:
         What was replaced, what is new, and what was left alone.
