@@ -109,6 +109,11 @@ def linearize(
             f'{type(model).__name__} is linearized already ({done[0]} is): begin with the source.'
         )
     recipe = RECIPES.get(where, RECIPES['t5']) if isinstance(where, str) else RECIPES['t5']
+    if recipe.where != 'all' and (missing := [name for name in recipe.where if name not in found]):
+        raise ValueError(
+            f'where={where!r} is for another model: this one has no {missing[0]}. Name the '
+            f'attentions, {next(iter(found))!r} to {list(found)[-1]!r}.'
+        )
     names = _chosen(where if recipe.where == 'all' else recipe.where, found)
     for name in names:
         if isinstance(found[name], str):
