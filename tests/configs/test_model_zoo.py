@@ -23,8 +23,7 @@ from make_model_zoo import (  # noqa: E402
 MODELS = load_models(ROOT / 'configs' / 'metafile.yml')
 NAMES = [model['Name'] for model in MODELS]
 # Worked examples: no paper has them.
-# Those of generation have a table of their own, in docs/generation.md.
-EXAMPLES = re.compile('demo|pennfudan|camvid|digits|dit3|dit5|sd35m')
+EXAMPLES = re.compile('demo|pennfudan|camvid|digits')
 
 
 def metrics(model: dict) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Tools for models of photographs say in one sentence what does their work for a diffusion model."""
+"""Tools for models of photographs say in one sentence what does their work for diffusion."""
 
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
