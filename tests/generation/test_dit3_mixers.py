@@ -1,6 +1,7 @@
 """Mixers of DiT³: given in any way, saved and loaded, left as they are, seen by the recorder."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,19 @@ def test_the_config_names_classes(tmp_path: Path) -> None:
     assert saved['mixer'] == {'type': 'TTTMixer', 'inner': 'SwiGLU'}
 
 
+def test_a_class_that_cannot_be_imported_is_given_again(tmp_path: Path) -> None:
+    class Local(Constant):
+        pass
+
+    model = build(dict(type=Local, value=0.25))
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r'mixer=.*Local'):
+        DiT3.from_pretrained(tmp_path)
+    again = DiT3.from_pretrained(tmp_path, mixer=dict(type=Local, value=0.25))
+    for name, value in model.state_dict().items():
+        assert torch.equal(again.state_dict()[name], value), name
+
+
 @pytest.mark.parametrize(
     'name',
     [
@@ -115,9 +129,7 @@ def test_the_config_names_classes(tmp_path: Path) -> None:
         'json.tool:main',
     ],
 )
-def test_a_config_loads_nothing_but_modules(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
+def test_a_config_loads_nothing_but_modules(name: str) -> None:
     with pytest.raises(ValueError, match=r'is no class of torch\.nn\.Module'):
         build(dict(type=name))
     assert 'antigravity' not in sys.modules
@@ -126,11 +138,11 @@ def test_a_config_loads_nothing_but_modules(name: str, monkeypatch: pytest.Monke
 
 
 def test_what_cannot_be_written_is_refused() -> None:
-    with pytest.raises(TypeError, match=r'scale=|cannot be written into a config'):
+    with pytest.raises(TypeError, match='cannot be written into a config'):
         build(dict(type=TTTMixer, inner=SwiGLU, loss=dict(type='l2', weight=object())))
     with pytest.raises(ValueError, match="mixer='ViT3Mixr' is not known, did you mean 'ViT3Mixer'"):
         build('ViT3Mixr')
-    with pytest.raises(TypeError, match=r"'scal', did you mean 'scale'|did you mean 'scale'"):
+    with pytest.raises(TypeError, match="did you mean 'scale'"):
         build(dict(scal=0.5))
 
 

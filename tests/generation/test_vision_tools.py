@@ -20,7 +20,7 @@ TOOLS = Path(__file__).resolve().parents[2] / 'tools'
     ('tool', 'options'),
     [
         ('export', ['dit3_digits', '--out', 'a.onnx']),
-        ('inspect_model', ['dit3_digits']),
+        ('inspect_model', ['dit3_digits', 'photo.jpg']),
         ('browse_dataset', ['dit3_digits']),
         ('image_demo', ['dit3_digits', 'weights.pth', 'photo.jpg']),
     ],

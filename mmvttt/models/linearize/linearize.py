@@ -45,7 +45,7 @@ class Linearization:
     Attributes:
         replaced: Names of the attentions that were replaced.
         new: Names of the parameters that were added. They begin at random and want a higher
-            learning rate (t5 Tab. 11: 20 times; Tab. 12, for diffusion: 2 times).
+            learning rate (t5 Tab. 11b: 20 times; Tab. 11a, for diffusion: 2 times).
         left: Name of an attention that was left alone → why.
         kept: Number of parameters that the model had, and still has.
         added: Number of new ones.
