@@ -131,9 +131,11 @@ def test_counts_of_the_papers_are_those_of_the_convention(name: str) -> None:
 
 
 def test_every_table_of_a_paper_has_a_convention() -> None:
-    tables = {model['Metadata']['Results From'] for model in MODELS}
+    """But for those of generation, whose counts tests/generation compares with the papers'."""
+    counted = [m for m in MODELS if not m['Results'][0]['Task'].endswith('Generation')]
+    tables = {model['Metadata']['Results From'] for model in counted}
     assert tables - {'no training yet'} == set(CONVENTIONS)
-    for model in MODELS:
+    for model in counted:
         assert ('Paper FLOPs' in model['Metadata']) == bool(metrics(model))
 
 
