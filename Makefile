@@ -50,7 +50,7 @@ $(VENV)/.installed: setup.py pyproject.toml mmvttt/version.py
 	touch $@
 
 demo: setup
-	$(BIN)/python -m mmvttt.datasets.digits --root data/mmvttt_digits
+	$(BIN)/python -m mmvttt.openmmlab.datasets.digits --root data/mmvttt_digits
 	$(BIN)/python tools/train.py configs/maskrcnn_vittt_demo.py --work-dir $(DEMO_DIR) --resume
 	$(BIN)/python tools/draw_predictions.py configs/maskrcnn_vittt_demo.py $(DEMO_DIR) --grid 8
 	$(BIN)/python tools/analyze_logs.py $(DEMO_DIR) --metrics \

@@ -10,8 +10,9 @@ import importlib
 import platform
 import warnings
 from importlib.metadata import packages_distributions, version
+from importlib.util import find_spec
 
-from . import __version__, _failure
+from . import __version__
 
 # By import name, the versions that were tried. Others may work, so they are not required.
 _PACKAGES: dict[str, tuple[str, ...]] = {
@@ -76,22 +77,29 @@ def versions() -> list[str]:
 
 def patch_lines(details: bool = False) -> list[str]:
     """One line for all patches; with `details`, two for each: its outcome and its reason."""
-    if _failure is not None:
-        return [f'none: {_failure}']
-    from .compat import patches
+    if find_spec('mmengine') is None:
+        return ['none: mmengine is not installed']
+    try:
+        from .openmmlab.compat import outcomes
 
-    known = patches()
+        known = outcomes()
+        for outcome in known:
+            # A patch is applied once its module has been imported.
+            _imported(outcome.patch.target)
+        known = outcomes()
+    except Exception as error:
+        return [f'none: {error}']
     if details:
         return [
             line
-            for patch in known
+            for outcome in known
             for line in (
-                f'{patch.name:16} '
-                + ('applied' if patch.applied else f'not applied: {patch.unneeded}'),
-                f'{"":16} {patch.why}',
+                f'{outcome.patch.name:16} '
+                + ('applied' if outcome.applied else f'not applied: {outcome.unneeded}'),
+                f'{"":16} {outcome.patch.why}',
             )
         ]
-    applied = sum(patch.applied for patch in known)
+    applied = sum(outcome.applied for outcome in known)
     return [f'{applied} of {len(known)} applied; --patches lists them with their reasons']
 
 

@@ -29,7 +29,7 @@ INTERPRETING = os.environ.get('TRITON_INTERPRET') == '1'
 WITH_MMENGINE = importlib.util.find_spec('mmengine') is not None and not INTERPRETING
 if WITH_MMENGINE:
     # Before any test module imports mmdet, as for users.
-    import mmvttt  # noqa: F401
+    import mmvttt.openmmlab  # noqa: F401
 
 TRAININGS = Path(__file__).parent / 'trainings'
 TOOLS = Path(__file__).parents[1] / 'tools'
@@ -161,7 +161,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable:
 
     Runs within one second would share mmengine's logs, were it not for their names.
     """
-    from mmvttt.apis.train import evaluate, train
+    from mmvttt.openmmlab.apis.train import evaluate, train
 
     monkeypatch.syspath_prepend(str(TRAININGS))
     monkeypatch.chdir(tmp_path)

@@ -24,8 +24,8 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import tree_leaves
 
+from ..deploy.cuda_graph import Replayed
 from ..errors import DataError
-from ..models.cuda_graph import Replayed
 from ..version import __version__
 from .complexity import computed_peak, formula_macs
 from .flops import count_cost

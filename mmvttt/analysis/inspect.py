@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import UsageError
+from ..openmmlab.analysis.class_activation import class_activation
 from .attention import attention_distance, implicit_attention, key_shift, softmax_weights
-from .class_activation import class_activation
 from .inner_training import LayerTraining, largest_tokens, mask_scores
 from .look import Look, means, spread
 from .mixers import SOFTMAX, Mixing

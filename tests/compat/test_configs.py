@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from mmengine.config.utils import MODULE2PACKAGE
 
-from mmvttt.compat import configs
+from mmvttt.openmmlab.compat import configs
 
 INHERIT = """
 import sys

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from mmvttt import __main__ as report
-from mmvttt import compat
-from mmvttt.compat import patch
+from mmvttt.openmmlab import compat
+from mmvttt.openmmlab.compat import patch
 
 
 def test_every_patch_ran_once_and_has_a_reason() -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from mmvttt.analysis.flops import count_cost
-from mmvttt.registry import MODELS
+from mmvttt.openmmlab.registry import MODELS
 
 pytest.importorskip('diffusers')
 from diffusers import (

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mmvttt.registry import MODELS
+from mmvttt.openmmlab.registry import MODELS
 
 from .formulas import dit5_block
 

@@ -10,9 +10,9 @@ import torch
 from mmengine.config import Config
 from PIL import Image
 
-from mmvttt.apis import generate as api
 from mmvttt.errors import UsageError
-from mmvttt.registry import MODELS
+from mmvttt.openmmlab.apis import generate as api
+from mmvttt.openmmlab.registry import MODELS
 
 from .small import SMALL, flow_model, model
 

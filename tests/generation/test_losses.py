@@ -8,7 +8,7 @@ from mmengine.model import BaseModel
 from torch import Tensor
 
 from mmvttt.errors import DataError, UsageError
-from mmvttt.registry import MODELS
+from mmvttt.openmmlab.registry import MODELS
 
 from .small import DDPM, FLOW, flow_model, model
 
@@ -200,7 +200,7 @@ def test_bad_batches(batch: dict, words: str) -> None:
 
 
 def test_without_diffusers(monkeypatch: pytest.MonkeyPatch) -> None:
-    from mmvttt.models.generation import diffusion_model
+    from mmvttt.openmmlab.models import diffusion_model
 
     monkeypatch.setattr(diffusion_model, 'find_spec', lambda name: None)
     with pytest.raises(UsageError, match=r"pip install 'mmvttt\[gen\]'"):

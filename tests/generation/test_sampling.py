@@ -11,7 +11,7 @@ from mmvttt.models.generation.sampling import (
     sample,
     sampling_scheduler,
 )
-from mmvttt.registry import MODELS
+from mmvttt.openmmlab.registry import MODELS
 
 from .small import DDPM, FLOW, flow_model, model
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mmvttt.registry import MODELS
+from mmvttt.openmmlab.registry import MODELS
 from ttt_kernels import _backend
 
 ARCH = dict(embed_dims=64, num_layers=1, num_heads=2, feedforward_channels=64)

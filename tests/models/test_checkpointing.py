@@ -14,7 +14,7 @@ from mmengine.registry import MODELS as ROOT
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mmvttt.registry import INNER_LOSSES, KEY_NORMS
+from mmvttt.openmmlab.registry import INNER_LOSSES, KEY_NORMS
 
 PLAIN = dict(embed_dims=64, num_layers=4, num_heads=2, feedforward_channels=96)
 STAGES = dict(embed_dims=(16, 32, 48, 64), depths=(1, 1, 2, 1), num_heads=(1, 2, 3, 4))

@@ -12,7 +12,7 @@ from mmengine.registry import MODELS as ROOT
 from torch import nn
 
 from mmvttt.models import adapters, backbones
-from mmvttt.registry import MODELS
+from mmvttt.openmmlab.registry import MODELS
 
 PLAIN = dict(embed_dims=64, num_layers=4, num_heads=2, feedforward_channels=96)
 STAGES = dict(embed_dims=(16, 32, 48, 64), depths=(1, 1, 1, 1), num_heads=(1, 2, 3, 4))

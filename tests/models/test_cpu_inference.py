@@ -8,8 +8,8 @@ import torch
 from mmengine.registry import MODELS
 from torch import nn
 
-from mmvttt.models import cpu_inference
-from mmvttt.models.cpu_inference import PackedConv1x1, PackedLinear, optimize_for_cpu
+from mmvttt.deploy import cpu_inference
+from mmvttt.deploy.cpu import PackedConv1x1, PackedLinear, optimize_for_cpu
 
 PLAIN = dict(embed_dims=64, num_layers=2, num_heads=2, feedforward_channels=96)
 STAGES = dict(embed_dims=(16, 32, 48, 64), depths=(1, 1, 1, 1), num_heads=(1, 2, 3, 4))

@@ -9,7 +9,7 @@ from torch.func import grad
 
 from mmvttt.models.backbones import ViT3
 from mmvttt.models.layers import TTTMixer
-from mmvttt.registry import INNER_LOSSES
+from mmvttt.openmmlab.registry import INNER_LOSSES
 
 HW = (5, 7)
 EVERY_INNER = [

@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from mmvttt.models.backbones import HViT3
-from mmvttt.registry import MODELS
+from mmvttt.openmmlab.registry import MODELS
 
 DIMS = (16, 32, 48, 64)
 REDUCED = dict(embed_dims=DIMS, depths=(1, 2, 1, 1), num_heads=(1, 2, 3, 4))

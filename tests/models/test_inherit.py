@@ -14,10 +14,10 @@ from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import VisionTransformer as Source
 from torch import Tensor, nn
 
+from mmvttt.checkpoints.inherit import inherit_checkpoint, inherit_vit
 from mmvttt.errors import CheckpointError, CheckpointMismatchError
 from mmvttt.models.adapters import ViTAdapter
 from mmvttt.models.backbones import T5, TimmViT, ViT3, Vittt
-from mmvttt.models.inherit import inherit_checkpoint, inherit_vit
 
 ROOT = Path(__file__).resolve().parents[2]
 ARCH = dict(embed_dims=32, num_layers=2, num_heads=2, feedforward_channels=64)

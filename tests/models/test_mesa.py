@@ -12,9 +12,9 @@ from mmpretrain.models import ImageClassifier
 from mmpretrain.structures import DataSample
 from torch import nn
 
-from mmvttt.engine import MESAHook
-from mmvttt.registry import METRICS, MODELS
-from mmvttt.reliability.read import read_content
+from mmvttt.checkpoints.read import read_content
+from mmvttt.openmmlab.engine import MESAHook
+from mmvttt.openmmlab.registry import METRICS, MODELS
 
 CLASSES = 4
 ARCH = dict(embed_dims=(16, 16, 32, 32), depths=(1, 1, 1, 1), num_heads=(1, 1, 2, 2))
@@ -173,7 +173,7 @@ def test_bad_use_is_named() -> None:
 
 def test_the_models_import_no_toolbox() -> None:
     code = (
-        'import sys, mmvttt.models, mmvttt.engine; '
+        'import sys, mmvttt.models, mmvttt.openmmlab.engine; '
         "print({'mmdet', 'mmseg', 'mmpretrain'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True)

@@ -10,7 +10,7 @@ from mmengine.registry import Registry
 from torch import Tensor, nn
 
 from mmvttt.models.layers import TTTLinearMixer, TTTMixer, ViT3Mixer, resolve_mixer
-from mmvttt.registry import INNER_LOSSES, INNER_MODELS, KEY_NORMS
+from mmvttt.openmmlab.registry import INNER_LOSSES, INNER_MODELS, KEY_NORMS
 
 FOREIGN = Registry('model', parent=ROOT, scope='foreign')
 PLAIN = dict(embed_dims=32, num_layers=4, num_heads=2, feedforward_channels=48)

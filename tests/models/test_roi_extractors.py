@@ -5,8 +5,8 @@ import torch
 from mmdet.models.roi_heads.roi_extractors import SingleRoIExtractor
 from mmengine.config import Config
 
-from mmvttt.config import config_root
-from mmvttt.registry import MODELS
+from mmvttt.openmmlab.config import config_root
+from mmvttt.openmmlab.registry import MODELS
 
 OPTIONS = dict(
     roi_layer=dict(type='RoIAlign', output_size=3, sampling_ratio=0),

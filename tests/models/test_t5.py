@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from mmvttt.models.backbones import T5
 from mmvttt.models.layers import TTTMixer, neighborhood, neighborhood_attention
 from mmvttt.models.layers.key_norms import instance
-from mmvttt.registry import KEY_NORMS
+from mmvttt.openmmlab.registry import KEY_NORMS
 
 REDUCED = dict(embed_dims=32, num_layers=2, num_heads=2, feedforward_channels=64)
 SOFTMAX = dict(inner=dict(type='SoftmaxAttention'), key_norm=None, locality=None)

@@ -12,9 +12,9 @@ from safetensors.torch import save_file
 from timm.models.vision_transformer import checkpoint_filter_fn
 from torch import Tensor, nn
 
-from mmvttt.engine import LayerDecayOptimWrapperConstructor
 from mmvttt.errors import CheckpointError
 from mmvttt.models import TimmViT, ViTAdapter
+from mmvttt.openmmlab.engine import LayerDecayOptimWrapperConstructor
 
 SMALL = dict(embed_dim=32, depth=4, num_heads=2)
 NAMES = (

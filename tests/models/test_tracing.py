@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mmvttt.registry import MODELS
+from mmvttt.openmmlab.registry import MODELS
 
 PLAIN = dict(embed_dims=32, num_layers=1, num_heads=2, feedforward_channels=32)
 VITTT = dict(type='mmvttt.Vittt', arch=PLAIN, img_size=64)

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from mmvttt.models.adapters import ViTAdapter
 from mmvttt.models.backbones import ViT3
 from mmvttt.models.layers import ViT3Mixer, rotate, rotation_2d
-from mmvttt.registry import MODELS
+from mmvttt.openmmlab.registry import MODELS
 
 REDUCED = dict(embed_dims=48, num_layers=3, num_heads=3, feedforward_channels=96)
 CLASSES = 1000

@@ -19,7 +19,7 @@ from mmvttt.models.adapters.deformable_attention import (
     SamplingGrid,
 )
 from mmvttt.models.adapters.vit_adapter import _Doubling, _resize
-from mmvttt.registry import MODELS
+from mmvttt.openmmlab.registry import MODELS
 from ttt_kernels import deform_attn, deform_attn_fused
 
 SIZES = [(31, 31), (225, 333), (64, 96)]

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mmvttt.models.backbones import DESIGN_ROUTE, Vittt
 from mmvttt.models.backbones.vittt import CLASS_TOKENS, POOLING
-from mmvttt.registry import MODELS
+from mmvttt.openmmlab.registry import MODELS
 
 # Three blocks of two heads: everything of the real model, at a size that a test can afford.
 REDUCED = dict(embed_dims=64, num_layers=3, num_heads=2, feedforward_channels=96)

@@ -3,12 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from mmvttt.registry import MODELS
-
 from .mixer_backbone import MixerBackbone
 
 
-@MODELS.register_module()
 class ViT3(MixerBackbone):
     """ViT³-T/S/B: a ViT without position embedding and class token, its attention trained by TTT.
 

@@ -4,14 +4,12 @@ import torch
 from torch import Tensor, nn
 
 from mmvttt.arguments import check_backend, check_number, checked_head_dims
-from mmvttt.registry import MODELS
 from ttt_kernels import ttt_dwconv, ttt_glu
 
 from .precision import at_least_fp32
 from .rope import rotate
 
 
-@MODELS.register_module()
 class ViT3Mixer(nn.Module):
     """Mixes tokens by one full-batch step of 1.0 of two kinds of small models on (K, V).
 
@@ -30,6 +28,8 @@ class ViT3Mixer(nn.Module):
         ValueError: If C does not divide into H heads, the scale is not above 0, or there is no such
             backend.
     """
+
+    extras = ('rotation',)
 
     def __init__(
         self, embed_dims: int, num_heads: int, scale: float = 1 / 3, backend: str | None = None
