@@ -1,4 +1,4 @@
-"""Two OpenMMLabs that lie over one another are an error with its remedy; hints fit what is there."""
+"""Two OpenMMLabs over one another are an error with its remedy; hints fit what is there."""
 
 from collections.abc import Callable
 from pathlib import Path
