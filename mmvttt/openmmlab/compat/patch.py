@@ -16,7 +16,7 @@ from mmvttt_startup import after_import
 # Names of patches to leave out, with commas between them.
 SKIP = 'MMVTTT_SKIP_PATCHES'
 _COMPAT = 'mmvttt.openmmlab.compat'
-_POLICY = 'mmvttt.openmmlab.reliability.patches'
+_POLICY = 'mmvttt.openmmlab.compat.checkpoints'
 
 
 @dataclass(frozen=True)

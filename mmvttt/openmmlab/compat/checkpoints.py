@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from mmvttt.checkpoints.atomic_write import write_whole
 from mmvttt.errors import CheckpointError
 
-from ..compat.patch import replace
+from .patch import replace
 
 if TYPE_CHECKING:
     from mmengine.fileio import LocalBackend
