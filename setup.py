@@ -117,6 +117,8 @@ EXTRAS = {
     'export': ['onnx>=1.19,<1.24', 'onnxscript>=0.7,<0.8', 'onnxruntime>=1.23,<1.33'],
     # DiT and Stable Diffusion 3, for linearize() and models/generation.
     'gen': ['diffusers>=0.42,<0.43'],
+    # Curves, receptive fields and gradient maps as pictures.
+    'plots': ['matplotlib>=3.8,<4'],
     # For the page of tools/gradio_demo.py; large.
     'gradio': ['gradio>=5,<7'],
     # The photographs and digits of the built-in data set, and its pictures.

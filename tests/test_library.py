@@ -24,7 +24,12 @@ for package in (ttt_kernels, mmvttt):
     for info in pkgutil.walk_packages(package.__path__, f'{package.__name__}.'):
         parts = info.name.split('.')
         if parts[:2] != ['mmvttt', 'openmmlab'] and parts[-1] != '__main__' and '.mim' not in parts:
-            importlib.import_module(info.name)
+            try:
+                importlib.import_module(info.name)
+            except ModuleNotFoundError as error:
+                # Pictures and diffusion models: the extras `plots` and `gen`.
+                if error.name not in ('matplotlib', 'diffusers'):
+                    raise
 
 import timm
 from mmvttt.models import HViT3, ViTAdapter, Vittt
