@@ -8,15 +8,17 @@ from __future__ import annotations
 import argparse
 import importlib
 import platform
+import sys
 import warnings
 from importlib.metadata import packages_distributions, version
 from importlib.util import find_spec
 
 from . import __version__
+from .distributions import overlaid
 
 # By import name, the versions that were tried. Others may work, so they are not required.
 _PACKAGES: dict[str, tuple[str, ...]] = {
-    'torch': ('2.11', '2.14'),
+    'torch': ('2.11', '2.14', '2.15'),
     'torchvision': (),
     'triton': (),
     'numba': (),
@@ -130,13 +132,15 @@ def kernel_lines() -> list[str]:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Prints the report."""
+    """Prints the report; ends with status 1 where two OpenMMLabs lie over one another."""
     parser = argparse.ArgumentParser(prog='python -m mmvttt', description=__doc__)
     parser.add_argument('--patches', action='store_true', help='every patch with its reason')
     args = parser.parse_args(argv)
     print('\n'.join(versions()))
     print('\nPatches (docs/patches.md)', *patch_lines(args.patches), sep='\n')
     print('\nKernels', *kernel_lines(), sep='\n')
+    if (problem := overlaid()) is not None:
+        sys.exit(f'error: {problem}')
 
 
 if __name__ == '__main__':
