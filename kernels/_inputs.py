@@ -1,7 +1,6 @@
 """Autocast and checks of arguments, for the public functions of all ops."""
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -34,37 +33,6 @@ def to_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
         return tensors
     dtype = torch.get_autocast_dtype(device.type)
     return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in tensors)
-
-
-# Checks that have passed, with all that they looked at.
-_passed: set[tuple] = set()
-_MOST_PASSED = 4096
-
-
-def once(check: Callable[..., None], *arguments: object, **named: object) -> None:
-    """Calls `check`, once for all tensors of the same shapes and dtypes: it may look at no more."""
-    seen = [
-        (x.shape, x.dtype) if isinstance(x, Tensor) else (type(x), x)
-        for x in (*arguments, *named.values())
-    ]
-    key = (check, *named, *seen)
-    # Symbolic sizes cannot be hashed, nor can some wrong arguments.
-    hashable = not torch.compiler.is_compiling() and _hashable(key)
-    if hashable and key in _passed:
-        return
-    check(*arguments, **named)
-    if hashable:
-        if len(_passed) >= _MOST_PASSED:
-            _passed.clear()
-        _passed.add(key)
-
-
-def _hashable(key: tuple) -> bool:
-    try:
-        hash(key)
-    except TypeError:
-        return False
-    return True
 
 
 def check_tensors(op: str, optional: tuple[str, ...] = (), **tensors: Tensor | None) -> None:

@@ -5,16 +5,12 @@ No atomics, and nothing depends on the GPU at hand: the same inputs give the sam
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.compiler import CompiledKernel
-from triton.runtime import driver
-from triton.runtime.jit import JITFunction
 
 from . import _backend
 
@@ -123,44 +119,6 @@ def unsupported_scans_reason(scans: int) -> str | None:
     return None
 
 
-# Compiled kernels by all that their compilation depends on.
-_compiled: dict[tuple, CompiledKernel] = {}
-_MOST_COMPILED = 4096
-
-
-def launcher(kernel: JITFunction, grid: tuple[int, ...]) -> Callable[..., object]:
-    """`kernel[grid]` for arguments by name, in less than half of the host's time.
-
-    Triton looks at every argument of a launch to find what it has compiled. It depends on dtypes,
-    on pointers being multiples of 16 and on numbers, so that a dictionary finds it. Where launches
-    are interpreted, or replaced in order to look at them, they are Triton's.
-    """
-    if not isinstance(kernel, JITFunction) or JITFunction.run.__module__ != JITFunction.__module__:
-        return kernel[grid]
-    return functools.partial(_launch, kernel, grid)
-
-
-def _launch(kernel: JITFunction, grid: tuple[int, ...], /, **arguments: object) -> None:
-    key = (
-        id(kernel),
-        driver.active.get_current_device(),
-        *arguments,
-        *[
-            (x.dtype, x.data_ptr() % 16 == 0) if isinstance(x, Tensor) else x
-            for x in arguments.values()
-        ],
-    )
-    compiled = _compiled.get(key)
-    if compiled is not None:
-        compiled[(*grid, 1, 1)[:3]](*[arguments[name] for name in kernel.arg_names])
-        return
-    compiled = kernel[grid](**arguments)
-    if len(_compiled) >= _MOST_COMPILED:
-        _compiled.clear()
-    if isinstance(compiled, CompiledKernel):  # not one that a thread of Triton still compiles
-        _compiled[key] = compiled
-
-
 def cdiv(a: int, b: int) -> int:
     """Ceiling of a/b. `triton.cdiv` takes a few hundred times as long outside of a kernel."""
     return -(-a // b)
@@ -229,7 +187,7 @@ def add_up(partials: Tensor, factor: float = 1.0, divisor: int = 1) -> Tensor:
     size = total[0].numel()
     grid = (programs * cdiv(size, _COLUMNS),)
     with torch.cuda.device_of(partials):
-        launcher(_add_up, grid)(
+        _add_up[grid](
             partials=partials,
             total=total,
             factor=factor,
@@ -274,7 +232,7 @@ def relative(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     out = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
     peak = x.new_empty(len(x))
     with torch.cuda.device_of(x):
-        launcher(_relative, (len(x),))(
+        _relative[(len(x),)](
             x=x.contiguous(), out=out, peak=peak, size=x[0].numel(), COLUMNS=1024, num_warps=4
         )
     return out, peak

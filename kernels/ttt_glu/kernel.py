@@ -383,7 +383,7 @@ def forward(
     o = torch.empty_like(q, memory_format=torch.contiguous_format)
     whole = splits == 1
     with torch.cuda.device_of(q):
-        _launch.launcher(_step, (batch * heads * splits,))(
+        _step[(batch * heads * splits,)](
             **_launch.with_strides(k=k, v=v),
             **weights,
             g=g,
@@ -397,7 +397,7 @@ def forward(
         g = g.squeeze(1) if whole else _launch.add_up(g, -scale, tokens)
         options = config('read', q.dtype, dim)
         splits, span = _launch.split(tokens, batch * heads, options['BLOCK'])
-        _launch.launcher(_read, (batch * heads * splits,))(
+        _read[(batch * heads * splits,)](
             **_launch.with_strides(q=q),
             **weights,
             g=g,
@@ -448,13 +448,11 @@ def backward(
         'DAMPING': damping,
     }
     with torch.cuda.device_of(q):
-        _launch.launcher(_read_backward, grid)(
-            **_launch.with_strides(do=do, q=q), dq=dq, **shared, **first
-        )
+        _read_backward[grid](**_launch.with_strides(do=do, q=q), dq=dq, **shared, **first)
         j = q.new_empty((batch * heads, 2, dim, dim))
         peak = dw.new_empty(batch * heads)
         weights = q.new_empty((heads, 2, dim, dim))
-        _launch.launcher(_step_gradients, (batch * heads,))(
+        _step_gradients[(batch * heads,)](
             g=shared['g'],
             dw=_launch.add_up(dw),
             w1=shared['w1'],
@@ -466,7 +464,7 @@ def backward(
             D=dim,
             DAMPING=damping,
         )
-        _launch.launcher(_step_backward, grid)(
+        _step_backward[grid](
             **_launch.with_strides(k=k, v=v),
             weights=weights,
             j=j,

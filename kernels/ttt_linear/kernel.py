@@ -296,7 +296,7 @@ class _Call:
         most = _launch.most_registers(registers(self.dtype, self.dim, shared))
         # Triton launches on the current device, whatever the tensors are on.
         with torch.cuda.device_of(self.arguments['q']['q']):
-            _launch.launcher(kernel, (programs,))(**arguments, **self.sizes, **most)
+            kernel[(programs,)](**arguments, **self.sizes, **most)
 
 
 @functools.cache

@@ -433,7 +433,7 @@ def forward(
     whole = splits == 1
     scale = scale if l2 else -scale
     with torch.cuda.device_of(q):
-        _launch.launcher(_step, (sums * splits,))(
+        _step[(sums * splits,)](
             **_launch.with_strides(k=k, v=v),
             weights=weights.to(q.dtype),
             g=g,
@@ -444,7 +444,7 @@ def forward(
         g = g.squeeze(1) if whole else _launch.add_up(g, scale, tokens)
         g = g.view(batch, heads, *weights.shape[1:])
         (sums, splits), shared = _share('read', q, l2, GATED=gated)
-        _launch.launcher(_read, (sums * splits,))(
+        _read[(sums * splits,)](
             **_launch.with_strides(q=q), stepped=_stepped(weights, g, q.dtype), o=o, **shared
         )
     (o,), (g,) = _launch.unpad(o, width=width), _launch.unpad(g, width=width, axes=2)
@@ -473,7 +473,7 @@ def backward(
     with torch.cuda.device_of(q):
         (sums, splits), shared = _share('read_backward', q, l2, GATED=gated)
         dw = g.new_empty((sums, splits, *g.shape[2:]))
-        _launch.launcher(_read_backward, (sums * splits,))(
+        _read_backward[(sums * splits,)](
             **_launch.with_strides(do=do, q=q),
             stepped=_stepped(weights, g, q.dtype),
             dq=dq,
@@ -484,7 +484,7 @@ def backward(
         j, peak = _launch.relative(read, q.dtype)
         (sums, splits), shared = _share('step_backward', q, l2, GATED=gated, L2=l2)
         dw = g.new_empty((sums, splits, *g.shape[2:]))
-        _launch.launcher(_step_backward, (sums * splits,))(
+        _step_backward[(sums * splits,)](
             **_launch.with_strides(k=k, v=v),
             weights=weights.to(q.dtype),
             j=j,

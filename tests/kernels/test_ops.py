@@ -205,6 +205,14 @@ def test_meta_tensors_have_the_shapes_of_real_ones(op, backend):
 
 
 @every_op
+def test_a_profiler_sees_both_passes(op):
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        with_gradients(on(op, 'reference'), op.make(HW, dtype=FP32))
+    names = {event.key for event in profile.key_averages()}
+    assert names >= {f'ttt_kernels::{op.name}', f'ttt_kernels::{op.name}_backward'}
+
+
+@every_op
 def test_compiles_into_one_graph(op):
     inputs = op.make(HW, dtype=FP32)
     # Inductor needs a compiler on the machine and treats a registered op the same way.
