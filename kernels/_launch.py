@@ -5,7 +5,7 @@ No atomics, and nothing depends on the GPU at hand: the same inputs give the sam
 """
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -79,14 +79,34 @@ def unpad(*tensors: Tensor, width: int, axes: int = 1) -> list[Tensor]:
     return [x[corner].contiguous() for x in tensors]
 
 
-def little_shared_memory(q: Tensor) -> bool:
-    """True where a program has 99 KB of shared memory (desktop GPUs from 8.6 on) or 64 (AMD)."""
+class Gpu(NamedTuple):
+    """What the configuration of a kernel depends on, beside dtype and sizes.
+
+    Attributes:
+        little: A program has 99 KB of shared memory (desktop GPUs from 8.6 on) or 64 (AMD).
+        warp_groups: Products are WGMMA or tcgen05 in bf16 and fp16, with operands in shared memory.
+        one_stage: Loops are not pipelined (`_known.Row`).
+    """
+
+    little: bool = False
+    warp_groups: bool = True
+    one_stage: bool = False
+
+
+_ROOMY = ((8, 0), (8, 7), (9, 0), (10, 0), (10, 3))
+
+
+def gpu(op: str, q: Tensor) -> Gpu:
+    """The GPU of `q` and what is known of `op` on it; in the interpreter any."""
     if _backend.interpreting():
-        return False
-    if torch.version.hip:
-        return True
-    roomy = ((8, 0), (8, 7), (9, 0), (10, 0), (10, 3))
-    return torch.cuda.get_device_capability(q.device) not in roomy
+        return Gpu()
+    capability = torch.cuda.get_device_capability(q.device)
+    known = _backend.known(op, q)
+    return Gpu(
+        little=bool(torch.version.hip) or capability not in _ROOMY,
+        warp_groups=not torch.version.hip and capability[0] in (9, 10),
+        one_stage=known is not None and known.one_stage,
+    )
 
 
 def with_strides(**tensors: Tensor) -> dict[str, Tensor | tuple[int, ...]]:

@@ -35,6 +35,7 @@ from .._triton import (
     store_tokens,
 )
 
+_NAME = 'ttt_mlp'
 # RELOAD, the weights that are fetched again inside of loops: see `_step_backward`.
 NEVER, ONCE, EVERY = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
@@ -364,8 +365,9 @@ _CONFIGS = {
     'read_backward': _BLOCK_32,
     'step_backward': _BLOCK_32,
 }
-# With the L2 loss the products of `_add_output` take their operands from registers.
-_CONFIGS_L2 = {**_CONFIGS, 'step': _BLOCK_32}
+# With the L2 loss the products of `_add_output` take their operands from registers, and without
+# WGMMA all do: 64 tokens spill.
+_STEP_32 = {'step': _BLOCK_32}
 # For GPUs that have less than 104 KB of shared memory for a program.
 _LITTLE = {'step_backward': {'BLOCK': 16, 'num_warps': 4, 'STAGES': 1, 'RELOAD': ONCE}}
 # In fp32 a product is three, and an operand two; at d = 64 eight warps share them.
@@ -373,15 +375,18 @@ _SINGLE = {'BLOCK': 32, 'num_warps': 4, 'STAGES': 1, 'RELOAD': NEVER, 'most_regi
 _SINGLE_WIDE = {**_SINGLE, 'BLOCK': 16, 'num_warps': 8, 'RELOAD': EVERY}
 
 
-def config(kernel: str, dtype: torch.dtype, dim: int, l2: bool, little: bool) -> dict:
-    """Options to compile a kernel with; `little`: for a GPU with little shared memory."""
+def config(kernel: str, dtype: torch.dtype, dim: int, l2: bool, gpu: _launch.Gpu) -> dict:
+    """Options to compile a kernel of an inner model and loss with."""
     if dtype == torch.float32:
         options = dict(_SINGLE if dim <= _launch.DIMS[0] else _SINGLE_WIDE)
         if kernel == 'read':
             options['BLOCK'] = 32
     else:
-        table = (_CONFIGS_L2 if l2 else _CONFIGS) | (_LITTLE if little else {})
+        few = l2 or not gpu.warp_groups
+        table = _CONFIGS | (_STEP_32 if few else {}) | (_LITTLE if gpu.little else {})
         options = dict(table[kernel])
+        if gpu.one_stage:
+            options['STAGES'] = 1
     registers = options.pop('most_registers', None)
     options |= _launch.most_registers(registers) if registers else {}
     options['RELOAD'] = options['RELOAD'].value
@@ -396,7 +401,7 @@ def unsupported_reason(q: Tensor) -> str | None:
 def _share(kernel: str, q: Tensor, l2: bool, **constants) -> tuple[tuple[int, int], dict]:
     """The programs as (sums, splits), and the arguments that every kernel takes."""
     batch, tokens, heads, dim = q.shape
-    options = config(kernel, q.dtype, dim, l2, _launch.little_shared_memory(q))
+    options = config(kernel, q.dtype, dim, l2, _launch.gpu(_NAME, q))
     splits, span = _launch.split(tokens, batch * heads, options['BLOCK'])
     sizes = {'N': tokens, 'H': heads, 'D': dim, 'span': span, 'splits': splits}
     return (batch * heads, splits), {**sizes, **options, **constants}

@@ -12,7 +12,9 @@ _WRITE = re.compile(r'(?:st|red|atom)\.(?:\w+\.)*shared|stmatrix\.')
 _COPY = re.compile(r'cp\.async\.c[ag]\.')
 _WAIT = re.compile(r'cp\.async\.wait_(?:group|all)')
 _FENCE = re.compile(r'fence\.proxy\.async')
-_READ = re.compile(r'wgmma\.mma_async|tcgen05\.(?:mma|cp)\b|cp\.(?:reduce\.)?async\.bulk\.(?!commit|wait)')
+_READ = re.compile(
+    r'wgmma\.mma_async|tcgen05\.(?:mma|cp)\b|cp\.(?:reduce\.)?async\.bulk\.(?!commit|wait)'
+)
 _JUMP = re.compile(r'(?:@!?%\w+\s+)?bra(?:\.uni)?\s+(\$\w+)')
 
 
