@@ -146,6 +146,7 @@ def _backward(ctx, dy, dz):
 
 
 _op.register_autograd(_backward, setup_context=_setup_context)
+_inputs.once_differentiable(_NAME, _backward_op)
 
 
 # ------------------------------------------------------------------------------------------- FLOPs

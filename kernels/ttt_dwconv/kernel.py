@@ -75,23 +75,6 @@ def _dot(x, y):
 
 
 @triton.jit
-def _scaled(x, factor):
-    out = ()
-    for tap in tl.static_range(9):
-        out = out + (x[tap] * factor,)
-    return out
-
-
-@triton.jit
-def _added(x, y, factor):
-    """x + factor·y, tap by tap."""
-    out = ()
-    for tap in tl.static_range(9):
-        out = out + (x[tap] + y[tap] * factor,)
-    return out
-
-
-@triton.jit
 def _stepped(w3, g, channels, D, DAMPING: tl.constexpr, ACC: tl.constexpr):
     """w′ = w − G/(‖G‖ + 1), with the norm over the taps; w3 `(D, 9)`, g `(9, D)`."""
     w = _taps(w3, channels, 1, 9, D, ACC)
@@ -105,21 +88,15 @@ def _stepped(w3, g, channels, D, DAMPING: tl.constexpr, ACC: tl.constexpr):
 
 @triton.jit
 def _step_gradient(g, dw, channels, D, factor, DAMPING: tl.constexpr, ACC: tl.constexpr):
-    """j = −κH: the gradient of w′ through the damping, times κ = `factor`.
-
-    What is along G leaves dw′ twice, as in ttt_glu.
-    """
+    """j = −κH: the gradient of w′ through the damping, times κ = `factor`."""
     g = _taps(g, channels, D, 1, D, ACC)
     dw = _taps(dw, channels, D, 1, D, ACC)
     out = ()
     if DAMPING:
         norm = tl.sqrt(_dot(g, g))
-        unit = _scaled(g, 1 / tl.where(norm == 0, 1, norm))
-        along = _dot(unit, dw)
-        dw = _added(dw, unit, -along)
-        left = _dot(unit, dw)
-        dw = _added(_added(dw, unit, -left), unit, (along + left) / (norm + 1))
-        out = _scaled(dw, factor / (norm + 1))
+        along = _dot(g, dw) / tl.where(norm == 0, 1, norm) / (norm + 1)
+        for tap in tl.static_range(9):
+            out = out + ((dw[tap] - g[tap] * along) / (norm + 1) * factor,)
     else:
         for tap in tl.static_range(9):
             out = out + (dw[tap] * factor,)

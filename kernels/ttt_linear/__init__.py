@@ -239,6 +239,7 @@ def _backward(ctx, do, *_):
 
 
 _op.register_autograd(_backward, setup_context=_setup_context)
+_inputs.once_differentiable(_NAME, _backward_op)
 
 
 # ------------------------------------------------------------------------------------------- FLOPs

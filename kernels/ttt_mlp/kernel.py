@@ -79,7 +79,9 @@ def _add_output(total, e, p, L2: tl.constexpr, PRECISION: tl.constexpr):
     """total + e·pᵀ, what the tokens add to the output weight, transposed.
 
     With the L2 loss both factors are computed, and WGMMA would take the first from registers:
-    products of half the rows, two by two, are left to mma.sync, as those of fp32 are anyway.
+    products of half the rows, two by two, are left to mma.sync, as those of fp32 are anyway. So
+    `_step_backward` may add two of them to one sum that its loop carries: what Triton 3.6 to 3.8
+    miscompile there is two tcgen05 (Triton 10821).
     """
     if L2 and PRECISION == 'ieee':
         D: tl.constexpr = p.shape[0]

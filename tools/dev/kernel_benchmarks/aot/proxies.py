@@ -3,10 +3,23 @@
 WGMMA and tcgen05.mma read their operands by the asynchronous proxy (PTX ISA, "Async Proxy" of
 wgmma, "Shared Memory Accesses" of tcgen05). What threads wrote by st.shared, stmatrix or cp.async
 went through the generic one: `fence.proxy.async` must stand between, for copies after their wait.
+
+    export PYTHONPATH=tools/dev/kernel_benchmarks                # for kernel_launches.py
+    python tools/dev/kernel_benchmarks/aot/proxies.py            # kernels with such products
+    python tools/dev/kernel_benchmarks/aot/proxies.py --update   # write them to proxies.json
+
+The table is by Triton version; tests/kernels/test_proxies.py holds the kernels to it.
 """
 
+import argparse
+import json
+import os
 import re
+import sys
+from pathlib import Path
 from typing import NamedTuple
+
+TABLE = Path(__file__).with_suffix('.json')
 
 _WRITE = re.compile(r'(?:st|red|atom)\.(?:\w+\.)*shared|stmatrix\.')
 _COPY = re.compile(r'cp\.async\.c[ag]\.')
@@ -102,3 +115,53 @@ def unfenced_reads(ptx: str) -> Found:
         [line for line, state in reads if state.copied],
         [line for line, state in reads if state.stored],
     )
+
+
+def variants() -> list[str]:
+    """Kernels with WGMMA and tcgen05, as names of ttt_glu_aot.py: in bf16, which is fp16's code."""
+    from ttt_glu_aot import KERNELS, MODELS
+
+    names = [f'ttt_glu/{kernel}/bf16/{dim}' for kernel in KERNELS for dim in (64, 32)]
+    names += [
+        f'{model}/{kernel}/bf16/64'
+        for model in MODELS
+        for kernel in KERNELS
+        if not model.endswith('_l2') or kernel.startswith('step')  # others as for the other loss
+    ]
+    return [f'{name}/sm_{arch}' for arch in (90, 100) for name in names]
+
+
+def walk(name: str) -> dict[str, int]:
+    """Figures of a variant, as the op launches it."""
+    from ttt_glu_aot import build
+
+    found = unfenced_reads(build(name).asm['ptx'])
+    return {'reads': found.reads, 'copies': len(found.copies), 'stores': len(found.stores)}
+
+
+def main() -> int:
+    import triton
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('--update', action='store_true', help='write the table')
+    args = parser.parse_args()
+    found = {}
+    for name in variants():
+        found[name] = walk(name)
+        print(name, *(f'{key} {value}' for key, value in found[name].items()), flush=True)
+    if args.update:
+        tables = json.loads(TABLE.read_text()) if TABLE.exists() else {}
+        tables[triton.__version__] = found
+        lines = [
+            f' {json.dumps(version)}: {{\n'
+            + ',\n'.join(f'  {json.dumps(n)}: {json.dumps(f)}' for n, f in table.items())
+            + '\n }'
+            for version, table in sorted(tables.items())
+        ]
+        TABLE.write_text('{\n' + ',\n'.join(lines) + '\n}\n')
+    return 0
+
+
+if __name__ == '__main__':
+    os.environ.pop('TRITON_INTERPRET', None)  # the interpreter compiles nothing
+    sys.exit(main())

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import torch
 import triton
-from proxies import unfenced_reads
 from triton.compiler import CompiledKernel
 
 TYPES = {'bf16': torch.bfloat16, 'fp16': torch.float16, 'fp32': torch.float32}
-LOWER_IS_BETTER = ('registers', 'spills', 'shared', 'unfenced_copies', 'unfenced_stores')
+LOWER_IS_BETTER = ('registers', 'spills', 'shared')
 Figures = dict[str, int]
 
 
@@ -23,8 +22,7 @@ def count(compiled: CompiledKernel) -> Figures:
     """Figures of a compiled kernel; those of WGMMA from its PTX, the rest from its machine code.
 
     registers a thread, instructions that spill (LDL, STL), bytes of shared memory, tensor-core
-    instructions (HMMA), all instructions, WGMMAs, those whose first operand is in registers, and
-    products that may read copies or stores of threads with no proxy fence between (proxies.py).
+    instructions (HMMA), all instructions, WGMMAs, and those whose first operand is in registers.
     """
     with tempfile.NamedTemporaryFile(suffix='.cubin') as file:
         file.write(compiled.asm['cubin'])
@@ -33,7 +31,6 @@ def count(compiled: CompiledKernel) -> Figures:
         code = _tool('nvdisasm', '-c', file.name)
     opcodes = Counter(re.findall(r'/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9]*)', code))
     ptx = compiled.asm['ptx']
-    reads = unfenced_reads(ptx)
     wgmma = ptx.count('wgmma.mma_async')
     operands = re.findall(r'wgmma\.mma_async[^;{]*\{[^}]*\},\s*(\{?)', ptx)
     if len(operands) != wgmma:
@@ -46,8 +43,6 @@ def count(compiled: CompiledKernel) -> Figures:
         'instructions': opcodes.total(),
         'wgmma': wgmma,
         'wgmma_registers': operands.count('{'),
-        'unfenced_copies': len(reads.copies),
-        'unfenced_stores': len(reads.stores),
     }
 
 
