@@ -39,7 +39,7 @@ class BlockFSDPStrategy(FSDPStrategy):
 
     - The optimizer's groups are formed before the parameters are cut: a shard is flat and may be
       empty, so that by its shape (1-D parameters do not decay) nothing would decay.
-    - Gradients are clipped by the norm over all ranks (mmengine: each by the norm of its own shards).
+    - Gradients are clipped by the norm over all ranks (mmengine: over its own shards).
     - A checkpoint keeps the state of the optimizer's wrapper (base rate, loss scale), and is read
       in the host's memory: a GPU that needs shards has no room for it.
 
