@@ -508,7 +508,8 @@ def test_tokens_in_front_pass_the_adapter_untouched():
     model.backbone.entered = []
     x = image(64, 96)
     for found, expected in zip(model(x), plain(x), strict=True):
-        assert torch.equal(found, expected)
+        # The same sums in another layout.
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     for block, prefix in enumerate(model.backbone.entered):
         # Ten more after each block, and nothing of the injectors.
         assert torch.equal(prefix[0, :, 0], torch.arange(3.0) + 10 * block)
