@@ -453,7 +453,7 @@ def _on_device(shapes: Sequence[int], value: Tensor) -> Tensor:
     pairs += [1 << 32] * (_MOST_LEVELS - levels)
     with torch.cuda.device_of(value):
         numbers = dict(zip('abcdefgh', pairs, strict=True))
-        _launch.launcher(_write_sizes, (1,))(sizes=sizes, **numbers, L=levels, num_warps=1)
+        _write_sizes[(1,)](sizes=sizes, **numbers, L=levels, num_warps=1)
     return sizes
 
 
@@ -498,7 +498,7 @@ def forward(
     options = config('forward', value.dtype, dim)
     grid = (batch * _launch.cdiv(queries * heads, options['ROWS']),)
     with torch.cuda.device_of(value):
-        _launch.launcher(_forward, grid)(
+        _forward[grid](
             value=value.contiguous(),
             weights=weights.contiguous(),
             out=out,
@@ -540,7 +540,7 @@ def backward(
     options = config('backward_points', value.dtype, dim)
     grid = (batch * _launch.cdiv(queries * heads, options['ROWS']),)
     with torch.cuda.device_of(value):
-        _launch.launcher(_backward_points, grid)(
+        _backward_points[grid](
             do=do,
             value=value.contiguous(),
             weights=weights,
@@ -558,7 +558,7 @@ def backward(
         starts = torch.searchsorted(keys, cells, out_int32=True)
         options = config('backward_value', value.dtype, dim)
         grid = (batch * heads * _launch.cdiv(pixels, options['PIXELS']),)
-        _launch.launcher(_backward_value, grid)(
+        _backward_value[grid](
             do=do,
             attention=attention,
             order=order,
