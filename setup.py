@@ -153,7 +153,7 @@ setup(
     license='Apache-2.0',
     project_urls={'Source': REPOSITORY} if REPOSITORY else {},
     keywords='object detection, segmentation, test-time training, Triton, OpenMMLab',
-    # Those that the tests ran on.
+    # Those that were installed and tried.
     classifiers=[f'Programming Language :: Python :: 3.{minor}' for minor in (10, 11, 12, 13)],
     python_requires='>=3.10',
     packages=packages,
