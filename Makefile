@@ -39,7 +39,7 @@ $(VENV)/.installed: setup.py pyproject.toml mmvttt/version.py
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 10) else "mmvttt needs Python 3.10 or newer: make PYTHON=python3.12 …")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(INSTALL) --upgrade pip
-	test -z "$(TORCH_INDEX)" || $(INSTALL) 'torch>=2.11,<2.16' torchvision --index-url '$(TORCH_INDEX)'
+	test -z "$(TORCH_INDEX)" || $(INSTALL) 'torch>=2.11,<2.15' torchvision --index-url '$(TORCH_INDEX)'
 	$(INSTALL) -e '.[$(TOOLBOXES),cpu,demo,export,gen,test]'
 	# OpenMMLab requires opencv-python, which needs libGL; a machine without it gets the headless build.
 	$(BIN)/python -c 'import cv2' 2>/dev/null || { \
@@ -65,7 +65,7 @@ test: setup lint
 # first line is the promise: no OpenMMLab, no OpenCV. PYTHONSAFEPATH: the wheel, not this folder.
 test-library:
 	rm -rf $(LIBRARY) && $(PYTHON) -m venv $(LIBRARY)
-	test -z "$(TORCH_INDEX)" || $(LIBRARY)/bin/python -m pip install --quiet 'torch>=2.11,<2.16' torchvision --index-url '$(TORCH_INDEX)'
+	test -z "$(TORCH_INDEX)" || $(LIBRARY)/bin/python -m pip install --quiet 'torch>=2.11,<2.15' torchvision --index-url '$(TORCH_INDEX)'
 	$(LIBRARY)/bin/python -m pip wheel --quiet --no-deps --wheel-dir $(LIBRARY)/dist .
 	$(LIBRARY)/bin/python -m pip install --quiet --no-compile "$$(echo $(LIBRARY)/dist/mmvttt-*.whl)[gen,test]"
 	! $(LIBRARY)/bin/python -m pip list | grep -iE '^(onedl-)?mm(engine|cv|det|seg|pretrain)|opencv'
