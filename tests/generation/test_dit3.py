@@ -7,8 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from mmvttt.openmmlab.registry import MODELS
-
 pytest.importorskip('diffusers')
 from diffusers import (
     AutoencoderKL,
@@ -191,6 +189,6 @@ def test_bad_options(options: dict, words: str) -> None:
 
 
 def test_bad_latents() -> None:
-    model = MODELS.build(dict(type='mmvttt.DiT3', arch=SMALL, num_classes=3))
+    model = DiT3(arch=SMALL, num_classes=3)
     with pytest.raises(ValueError, match=r'multiples of 2'):
         model(torch.zeros(1, 4, 5, 4), torch.tensor(0), torch.tensor([0]))

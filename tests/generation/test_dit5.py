@@ -4,17 +4,18 @@ import pytest
 import torch
 
 from mmvttt.checkpoints.convert.dit import PREFIX, dit_to_diffusers, dit_to_ours
-from mmvttt.openmmlab.registry import MODELS
+from mmvttt.models.linearize import linearize
 
 from .formulas import dit3, dit5_block, dit5_mixer
 
 pytest.importorskip('diffusers')
+from diffusers import DiTTransformer2DModel
+
 from mmvttt.models.generation.dit3 import DIT5, DiT3
 
 from .counts import counts
 
 SOURCE = dict(
-    type='diffusers.DiTTransformer2DModel',
     num_attention_heads=2,
     attention_head_dim=6,
     num_layers=2,
@@ -29,9 +30,12 @@ SOURCE = dict(
 
 def linear_dit(**changes):
     """DiT⁵ made of diffusers' DiT."""
-    source = dict(SOURCE, **changes)
-    config = dict(type='mmvttt.LinearTransformer', source=source, where='dit5', time_shift=0)
-    model = MODELS.build(config).double().eval()
+    model = DiTTransformer2DModel(**{**SOURCE, **changes})
+    linearize(model, 'dit5')
+    for block in model.transformer_blocks:
+        # The published embedding of the time.
+        block.norm1.emb.time_proj.downscale_freq_shift = 0
+    model = model.double().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.2 * torch.randn(parameter.shape)
@@ -143,3 +147,14 @@ def test_blocks_of_diffusers_and_gradients_are_those_of_the_formulas() -> None:
         assert right.any(), name
         difference = (grad - right).norm() / right.norm()
         assert difference < 1e-4, (name, difference)
+
+
+def test_the_door_builds_it_with_the_published_embedding_of_the_time() -> None:
+    models = pytest.importorskip('mmvttt.openmmlab.registry', exc_type=ImportError).MODELS
+    source = dict(SOURCE, type='diffusers.DiTTransformer2DModel')
+    config = dict(type='mmvttt.LinearTransformer', source=source, where='dit5')
+    for options, shift in (({}, 1), (dict(time_shift=0), 0)):
+        model = models.build(dict(config, **options))
+        assert 'transformer_blocks.1.attn1.processor.qk_scale' in model.state_dict()
+        for block in model.transformer_blocks:
+            assert block.norm1.emb.time_proj.downscale_freq_shift == shift

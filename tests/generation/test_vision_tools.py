@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+pytest.importorskip('mmengine')
 from mmvttt.analysis.mixers import record_mixers
 from mmvttt.openmmlab.registry import MODELS
 
