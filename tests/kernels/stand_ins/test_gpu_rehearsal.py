@@ -11,7 +11,7 @@ import torch
 import triton
 from ops import OPS
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 REHEARSAL = Path(__file__).with_name('rehearsal')
 BENCHMARKS = str(ROOT / 'tools' / 'dev' / 'kernel_benchmarks')
 
