@@ -1,10 +1,10 @@
-"""Start-up line of every Python of an environment with mmvttt: mmengine brings mmvttt along.
+"""Start-up line of every Python of an environment with mmvttt: it opens the door of OpenMMLab.
 
 A stock tool (`mim train mmdet …`, mmdet's own train.py, `from mmdet.apis import DetInferencer`)
-reads `mmvttt::` configs and imports mmcv's operators before anything could import mmvttt. So the
-line of `mmvttt.pth` in site-packages imports this module, which waits until mmengine has been
-imported, and then imports mmvttt. It imports nothing itself: a Python that never sees mmengine pays
-for one look at a name in each import.
+reads `mmvttt::` configs and imports mmcv's operators before anything could import mmvttt. So
+`mmvttt.pth` in site-packages imports this module, which waits for mmengine and then imports
+mmvttt.openmmlab. It never prints and never fails: `python -m mmvttt` says what is wrong with an
+installation. A Python that never imports mmengine pays for one look-up in a dict per import.
 
 MMVTTT_SKIP_PATCHES=startup leaves it out.
 """
@@ -19,69 +19,86 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-# Names of patches to leave out, with commas between them.
-SKIP = 'MMVTTT_SKIP_PATCHES'
+    Callback = Callable[[ModuleType], None]
 
 
-def skipped() -> 'set[str]':
-    """Names of the patches that the environment leaves out."""
-    return {name for name in os.environ.get(SKIP, '').replace(' ', '').split(',') if name}
+class _Loader:
+    """A module's own loader, with calls to make once the module has been executed."""
+
+    def __init__(self, loader: 'Any', callbacks: 'list[Callback]') -> None:
+        self.loader = loader
+        self.callbacks = callbacks
+
+    def __getattr__(self, name: str) -> 'Any':
+        return getattr(self.loader, name)
+
+    def create_module(self, spec: 'ModuleSpec') -> 'ModuleType | None':
+        return self.loader.create_module(spec)
+
+    def exec_module(self, module: 'ModuleType') -> None:
+        # The module sees its own loader only.
+        if module.__spec__ is not None:
+            module.__spec__.loader = self.loader
+        module.__loader__ = self.loader
+        self.loader.exec_module(module)
+        for callback in self.callbacks:
+            callback(module)
 
 
 class AfterImport:
-    """A finder that calls back when one module has been imported, and then takes itself out."""
+    """A finder that makes calls after the import of certain modules.
 
-    def __init__(self, name: str, callback: 'Callable[[ModuleType], None]') -> None:
-        self.name = name
-        self.callback = callback
-        self._asking = False
+    Attributes:
+        waiting: Name of a module → the calls to make, with the module, once it is imported.
+    """
+
+    def __init__(self) -> None:
+        self.waiting: dict[str, list[Callback]] = {}
 
     def find_spec(self, name: str, path: 'Any' = None, target: 'Any' = None) -> 'ModuleSpec | None':
-        """The spec of the module that is waited for, with the callback behind its loader."""
-        if name != self.name or self._asking:
+        """The spec that the other finders have for an awaited module, its calls behind it."""
+        if name not in self.waiting:
             return None
-        from importlib.util import find_spec
-
-        self._asking = True
-        try:
-            spec = find_spec(name)
-        finally:
-            self._asking = False
-        loader: Any = getattr(spec, 'loader', None)
-        run = getattr(loader, 'exec_module', None)
-        if run is not None:
-
-            def run_and_call_back(module: 'ModuleType') -> None:
-                if self in sys.meta_path:
-                    sys.meta_path.remove(self)
-                run(module)
-                self.callback(module)
-
-            loader.exec_module = run_and_call_back
-        return spec
-
-
-def after_import(name: str, callback: 'Callable[[ModuleType], None]') -> 'AfterImport | None':
-    """Calls back with a module once it has been imported, at once if it is there already."""
-    if name in sys.modules:
-        callback(sys.modules[name])
+        callbacks = self.waiting.pop(name)
+        for finder in sys.meta_path:
+            find = getattr(finder, 'find_spec', None)
+            spec = find(name, path, target) if find is not None and finder is not self else None
+            if spec is not None:
+                if hasattr(spec.loader, 'exec_module'):
+                    spec.loader = _Loader(spec.loader, callbacks)  # type: ignore[assignment]
+                return spec
+        # It may be installed later in this process.
+        self.waiting[name] = callbacks
         return None
-    finder = AfterImport(name, callback)
-    sys.meta_path.insert(0, finder)
-    return finder
 
 
-def _import_mmvttt(_: 'ModuleType') -> None:
+_finder = AfterImport()
+
+
+def after_import(name: str, callback: 'Callback') -> None:
+    """Calls back with a module once it is imported; at once if it is already."""
+    module = sys.modules.get(name)
+    if module is not None and not getattr(module.__spec__, '_initializing', False):
+        callback(module)
+        return
+    # In front of finders that came later.
+    if _finder in sys.meta_path:
+        sys.meta_path.remove(_finder)
+    sys.meta_path.insert(0, _finder)
+    _finder.waiting.setdefault(name, []).append(callback)
+
+
+def _open_door(_: 'ModuleType') -> None:
     try:
-        import mmvttt  # noqa: F401
-    except Exception as error:
-        # Programs that use mmengine without mmvttt must not fail because of it.
-        import warnings
-
-        warnings.warn(f'mmvttt could not be imported: {error}', stacklevel=2)
+        import mmvttt.openmmlab  # noqa: F401
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        # Programs that use mmengine without mmvttt must not notice that it is broken.
+        pass
 
 
 def install() -> None:
     """Waits for mmengine; called by `mmvttt.pth`."""
-    if 'startup' not in skipped():
-        after_import('mmengine', _import_mmvttt)
+    if 'startup' not in os.environ.get('MMVTTT_SKIP_PATCHES', '').replace(' ', '').split(','):
+        after_import('mmengine', _open_door)

@@ -1,5 +1,5 @@
 # Mask R-CNN with a small Vittt in a ViT-Adapter on handwritten digits, minutes on two CPU cores.
-# The images: `python -m mmvttt.datasets.digits`; all of it: `make demo`.
+# The images: `python -m mmvttt.openmmlab.datasets.digits`; all of it: `make demo`.
 _base_ = [
     './_base_/maskrcnn_vit_adapter.py',
     './_base_/adamw_cosine.py',

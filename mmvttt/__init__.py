@@ -1,50 +1,56 @@
-"""mmvttt: linear-time Test-Time-Training backbones for OpenMMLab."""
+"""mmvttt: Test-Time-Training backbones for vision, linear in the number of patches.
+
+The names below are imported when they are used. Importing the package changes nothing anywhere;
+only a program that has imported mmengine gets OpenMMLab's door (`mmvttt.openmmlab`) with it.
+"""
 
 import sys
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .version import __version__
 
 if TYPE_CHECKING:
-    from .models.cpu_inference import optimize_for_cpu
-    from .models.linearize import linearize
+    from .deploy.cpu import optimize_for_cpu
+    from .models.adapters import ViTAdapter
+    from .models.backbones import T5, HViT3, TimmViT, ViT3, Vittt
+    from .models.linearize import Linearization, linearize
 
-__all__ = ['__version__', 'linearize', 'optimize_for_cpu']
+__all__ = [
+    'T5',
+    'HViT3',
+    'Linearization',
+    'TimmViT',
+    'ViT3',
+    'ViTAdapter',
+    'Vittt',
+    '__version__',
+    'linearize',
+    'optimize_for_cpu',
+]
+_MODULES = {
+    'HViT3': 'models.backbones',
+    'Linearization': 'models.linearize',
+    'T5': 'models.backbones',
+    'TimmViT': 'models.backbones',
+    'ViT3': 'models.backbones',
+    'ViTAdapter': 'models.adapters',
+    'Vittt': 'models.backbones',
+    'linearize': 'models.linearize',
+    'optimize_for_cpu': 'deploy.cpu',
+}
 
 
 def __getattr__(name: str) -> Any:
-    # Not imported with the package, which registers nothing and is quick.
-    if name == 'linearize':
-        from .models.linearize import linearize
-
-        return linearize
-    if name == 'optimize_for_cpu':
-        from .models.cpu_inference import optimize_for_cpu
-
-        return optimize_for_cpu
-    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+    if name not in _MODULES:
+        raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+    return getattr(import_module(f'{__name__}.{_MODULES[name]}'), name)
 
 
-def _set_up() -> ImportError | None:
-    """Applies the patches of mmvttt.compat; returns a failure for `python -m mmvttt` to show."""
-    try:
-        from .compat import apply_patches
-        from .reliability import patches  # noqa: F401
-
-        apply_patches()
-    except ImportError as error:
-        # While Python looks for the module of -m, that is what stands in the place of the script.
-        if sys.argv[:1] == ['-m'] and 'mmvttt' in sys.orig_argv:
-            return error
-        if 'libGL' not in str(error) and 'libgthread' not in str(error):
-            raise
-        raise ImportError(
-            f'OpenCV cannot be loaded ({error}): opencv-python needs libraries of a desktop, and '
-            'lies in the same folder as opencv-python-headless, which does not; keep that one: '
-            'pip uninstall -y opencv-python opencv-python-headless && '
-            'pip install opencv-python-headless'
-        ) from error
-    return None
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
-_failure = _set_up()
+if 'mmengine' in sys.modules:
+    # `custom_imports=['mmvttt']`, and tools that import mmvttt where no start-up line has run.
+    from . import openmmlab  # noqa: F401

@@ -8,14 +8,17 @@ from __future__ import annotations
 import argparse
 import importlib
 import platform
+import sys
 import warnings
 from importlib.metadata import packages_distributions, version
+from importlib.util import find_spec
 
-from . import __version__, _failure
+from . import __version__
+from .distributions import overlaid
 
 # By import name, the versions that were tried. Others may work, so they are not required.
 _PACKAGES: dict[str, tuple[str, ...]] = {
-    'torch': ('2.11', '2.14'),
+    'torch': ('2.11', '2.14', '2.15'),
     'torchvision': (),
     'triton': (),
     'numba': (),
@@ -39,6 +42,16 @@ def _imported(module: str) -> tuple[str, str | None]:
             return getattr(importlib.import_module(module), '__version__', '?'), None
     except Exception as error:
         return '?', f'{type(error).__name__}: {error}'.partition('\n')[0]
+
+
+def _remedy(failure: str) -> str:
+    if 'libGL' not in failure and 'libgthread' not in failure:
+        return ''
+    # Both distributions lie in one folder.
+    return (
+        '; opencv-python needs libraries of a desktop: pip uninstall -y opencv-python '
+        'opencv-python-headless && pip install opencv-python-headless'
+    )
 
 
 def _gpus() -> str:
@@ -65,7 +78,7 @@ def versions() -> list[str]:
         distributions = ', '.join(f'{name} {version(name)}' for name in found)
         line = f'{module:12} {number} ({distributions or "no distribution"})'
         if failure is not None:
-            line += f'  cannot be imported: {failure}'
+            line += f'  cannot be imported: {failure}{_remedy(failure)}'
         elif len(found) > 1:
             line += '  they share one folder: keep one of them'
         if failure is None and tried and '.'.join(number.split('.')[:2]) not in tried:
@@ -76,22 +89,29 @@ def versions() -> list[str]:
 
 def patch_lines(details: bool = False) -> list[str]:
     """One line for all patches; with `details`, two for each: its outcome and its reason."""
-    if _failure is not None:
-        return [f'none: {_failure}']
-    from .compat import patches
+    if find_spec('mmengine') is None:
+        return ['none: mmengine is not installed']
+    try:
+        from .openmmlab.compat import outcomes
 
-    known = patches()
+        known = outcomes()
+        for outcome in known:
+            # A patch is applied once its module has been imported.
+            _imported(outcome.patch.target)
+        known = outcomes()
+    except Exception as error:
+        return [f'none: {error}']
     if details:
         return [
             line
-            for patch in known
+            for outcome in known
             for line in (
-                f'{patch.name:16} '
-                + ('applied' if patch.applied else f'not applied: {patch.unneeded}'),
-                f'{"":16} {patch.why}',
+                f'{outcome.patch.name:16} '
+                + ('applied' if outcome.applied else f'not applied: {outcome.unneeded}'),
+                f'{"":16} {outcome.patch.why}',
             )
         ]
-    applied = sum(patch.applied for patch in known)
+    applied = sum(outcome.applied for outcome in known)
     return [f'{applied} of {len(known)} applied; --patches lists them with their reasons']
 
 
@@ -112,13 +132,15 @@ def kernel_lines() -> list[str]:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Prints the report."""
+    """Prints the report; ends with status 1 where two OpenMMLabs lie over one another."""
     parser = argparse.ArgumentParser(prog='python -m mmvttt', description=__doc__)
     parser.add_argument('--patches', action='store_true', help='every patch with its reason')
     args = parser.parse_args(argv)
     print('\n'.join(versions()))
     print('\nPatches (docs/patches.md)', *patch_lines(args.patches), sep='\n')
     print('\nKernels', *kernel_lines(), sep='\n')
+    if (problem := overlaid()) is not None:
+        sys.exit(f'error: {problem}')
 
 
 if __name__ == '__main__':

@@ -29,7 +29,7 @@ INTERPRETING = os.environ.get('TRITON_INTERPRET') == '1'
 WITH_MMENGINE = importlib.util.find_spec('mmengine') is not None and not INTERPRETING
 if WITH_MMENGINE:
     # Before any test module imports mmdet, as for users.
-    import mmvttt  # noqa: F401
+    import mmvttt.openmmlab  # noqa: F401
 
 TRAININGS = Path(__file__).parent / 'trainings'
 TOOLS = Path(__file__).parents[1] / 'tools'
@@ -126,9 +126,12 @@ def quick_starts() -> Iterator[None]:
     import mmengine.config.config
     import mmengine.dataset.base_dataset
     import mmengine.runner.runner
+    import yapf.yapflib.yapf_api
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mmengine.config.config, 'FormatCode', lambda text, **_: (text, False))
+        # mmengine imports the function with its module, its fork at each call.
+        for module in (mmengine.config.config, yapf.yapflib.yapf_api):
+            patch.setattr(module, 'FormatCode', lambda text, **_: (text, False), raising=False)
         patch.setattr(mmengine.dataset.base_dataset, 'gc', SimpleNamespace(collect=lambda: 0))
         collect_env = functools.cache(mmengine.runner.runner.collect_env)
         patch.setattr(mmengine.runner.runner, 'collect_env', lambda: collect_env().copy())
@@ -158,7 +161,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable:
 
     Runs within one second would share mmengine's logs, were it not for their names.
     """
-    from mmvttt.apis.train import evaluate, train
+    from mmvttt.openmmlab.apis.train import evaluate, train
 
     monkeypatch.syspath_prepend(str(TRAININGS))
     monkeypatch.chdir(tmp_path)

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from mmengine.registry import MODELS
 
-from mmvttt.build_errors import explain_build
-from mmvttt.config import config_root, find_config, load_config
 from mmvttt.errors import UsageError
-from mmvttt.registry import LOOPS, resolve_type
-from mmvttt.reliability.exact_resume import ExactIterLoop
+from mmvttt.openmmlab.build_errors import explain_build
+from mmvttt.openmmlab.config import config_root, find_config, load_config
+from mmvttt.openmmlab.registry import LOOPS, resolve_type
+from mmvttt.openmmlab.reliability.exact_resume import ExactIterLoop
 
 NAME = 'maskrcnn_vittt_s_1x'
 

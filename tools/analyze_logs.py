@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 
 from mmvttt.analysis.curves import plot_curves, read_scalars, spread_table, summary
-from mmvttt.cli import command_line
+from mmvttt.openmmlab.cli import command_line
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -35,9 +35,11 @@ from mmvttt.analysis.benchmark import (
     write_csv,
 )
 from mmvttt.analysis.cost_curves import describe_crossings, plot
-from mmvttt.analysis.models import DenseForward, find_model, image_channels
-from mmvttt.apis.onnx_file import OnnxFile
-from mmvttt.cli import (
+from mmvttt.deploy.cpu import is_worthwhile, optimize_for_cpu
+from mmvttt.errors import UsageError
+from mmvttt.openmmlab.analysis.models import DenseForward, find_model, image_channels
+from mmvttt.openmmlab.apis.onnx_file import OnnxFile
+from mmvttt.openmmlab.cli import (
     add_cfg_options,
     add_device,
     add_shape,
@@ -46,10 +48,8 @@ from mmvttt.cli import (
     plain_errors,
     positive,
 )
-from mmvttt.config import find_config
-from mmvttt.engine import compile_blocks
-from mmvttt.errors import UsageError
-from mmvttt.models.cpu_inference import is_worthwhile, optimize_for_cpu
+from mmvttt.openmmlab.config import find_config
+from mmvttt.openmmlab.engine import compile_blocks
 
 # Ends of the names of models that ran in another way; their FLOPs are the same.
 WAYS = PACKED, COMPILED, GRAPH = ' (packed)', ' (compiled)', ' (CUDA graph)'

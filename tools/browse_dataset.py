@@ -1,4 +1,4 @@
-"""Draws what a data set hands to the model, with its annotations (mmvttt.analysis.browse).
+"""Draws what a data set hands to the model, with its annotations.
 
 example: python tools/browse_dataset.py configs/upernet_vittt_t_camvid.py --num-images 8
 """
@@ -7,9 +7,9 @@ import argparse
 
 from rich.progress import track
 
-from mmvttt.analysis.browse import browse
-from mmvttt.cli import add_cfg_options, add_config, command_line, plain_errors, positive
-from mmvttt.config import load_config
+from mmvttt.openmmlab.analysis.browse import browse
+from mmvttt.openmmlab.cli import add_cfg_options, add_config, command_line, plain_errors, positive
+from mmvttt.openmmlab.config import load_config
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:

@@ -7,7 +7,7 @@ example: python tools/cache_latents.py data/imagenet/train sd-vae-ft-ema data/la
 
 import argparse
 
-from mmvttt.cli import add_device, command_line, not_negative, plain_errors, positive
+from mmvttt.openmmlab.cli import add_device, command_line, not_negative, plain_errors, positive
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -28,8 +28,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     with plain_errors():
-        from mmvttt.apis.generate import load_autoencoder
-        from mmvttt.datasets.latents import ClassFolders, cache_latents
+        from mmvttt.openmmlab.apis.generate import load_autoencoder
+        from mmvttt.openmmlab.datasets.latents import ClassFolders, cache_latents
 
         images = ClassFolders(args.images, args.size)
         autoencoder = load_autoencoder(args.autoencoder, args.device)

@@ -1,7 +1,7 @@
 """Says what is wrong with the data of a config: annotations, labels, files, images.
 
-See mmvttt.reliability.data.annotations. Exit status 1 where there are errors; warnings name what a
-training silently does without.
+See mmvttt.openmmlab.reliability.data.annotations. Exit status 1 where there are errors; warnings
+name what a training silently does without.
 
 example: python tools/check_data.py configs/maskrcnn_vittt_t_pennfudan.py
 """
@@ -12,11 +12,11 @@ from functools import partial
 from rich.console import Console
 from rich.progress import track
 
-from mmvttt.cli import add_cfg_options, add_config, command_line, plain_errors, printable
-from mmvttt.config import load_config
 from mmvttt.errors import UsageError
-from mmvttt.reliability.data.annotations import check_annotations
-from mmvttt.reliability.data.paths import check_paths
+from mmvttt.openmmlab.cli import add_cfg_options, add_config, command_line, plain_errors, printable
+from mmvttt.openmmlab.config import load_config
+from mmvttt.openmmlab.reliability.data.annotations import check_annotations
+from mmvttt.openmmlab.reliability.data.paths import check_paths
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:

@@ -1,4 +1,4 @@
-"""Draws predictions beside the ground truth (mmvttt.analysis.predictions).
+"""Draws predictions beside the ground truth (mmvttt.openmmlab.analysis.predictions).
 
 Of a detector boxes and masks, of a segmentor label maps. Of a set without annotations predictions
 alone.
@@ -9,8 +9,9 @@ example: python tools/draw_predictions.py configs/maskrcnn_vittt_demo.py work_di
 import argparse
 from pathlib import Path
 
-from mmvttt.analysis.predictions import draw_predictions, tile
-from mmvttt.cli import (
+from mmvttt.errors import UsageError
+from mmvttt.openmmlab.analysis.predictions import draw_predictions, tile
+from mmvttt.openmmlab.cli import (
     add_cfg_options,
     add_config,
     add_device,
@@ -18,10 +19,9 @@ from mmvttt.cli import (
     plain_errors,
     positive,
 )
-from mmvttt.config import load_config
-from mmvttt.errors import UsageError
-from mmvttt.reliability.data.paths import check_data
-from mmvttt.reliability.resume import latest_checkpoint
+from mmvttt.openmmlab.config import load_config
+from mmvttt.openmmlab.reliability.data.paths import check_data
+from mmvttt.openmmlab.reliability.resume import latest_checkpoint
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:

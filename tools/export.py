@@ -1,4 +1,4 @@
-"""Writes a trained model for deployment: torch.export (.pt2) or ONNX (mmvttt.apis.export).
+"""Writes a trained model for deployment: torch.export (.pt2) or ONNX.
 
 Classifiers and segmentors up to their logits, detectors up to the maps of their neck. Batch, height
 and width are free, and the file is compared with the model at several of them. --predictions writes
@@ -11,8 +11,8 @@ example: python tools/export.py vittt_t_in1k --checkpoint epoch_300.pth --out vi
 
 import argparse
 
-from mmvttt.apis.export import export_model
-from mmvttt.cli import add_cfg_options, add_shape, command_line, plain_errors
+from mmvttt.openmmlab.apis.export import export_model
+from mmvttt.openmmlab.cli import add_cfg_options, add_shape, command_line, plain_errors
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:

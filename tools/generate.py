@@ -15,7 +15,8 @@ from pathlib import Path
 import torch
 from mmengine.dist import init_dist, is_main_process
 
-from mmvttt.cli import (
+from mmvttt.models.generation.sampling import SCHEDULERS
+from mmvttt.openmmlab.cli import (
     add_cfg_options,
     add_config,
     add_device,
@@ -26,8 +27,7 @@ from mmvttt.cli import (
     plain_errors,
     positive,
 )
-from mmvttt.config import load_config
-from mmvttt.models.generation.sampling import SCHEDULERS
+from mmvttt.openmmlab.config import load_config
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -81,9 +81,9 @@ def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     with plain_errors():
         # Imported here, where a missing diffusers becomes a clear error.
-        from mmvttt.apis import generate as api
-        from mmvttt.apis.image_measures import load_extractor, measure
         from mmvttt.errors import UsageError
+        from mmvttt.openmmlab.apis import generate as api
+        from mmvttt.openmmlab.apis.image_measures import load_extractor, measure
 
         if args.launcher != 'none':
             init_dist(args.launcher)

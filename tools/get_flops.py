@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from mmvttt.analysis.flops import Cost, count_cost
-from mmvttt.analysis.models import DenseForward, find_model, image_channels
-from mmvttt.cli import add_cfg_options, add_shape, command_line, plain_errors, positive
+from mmvttt.openmmlab.analysis.models import DenseForward, find_model, image_channels
+from mmvttt.openmmlab.cli import add_cfg_options, add_shape, command_line, plain_errors, positive
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:

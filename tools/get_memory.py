@@ -1,4 +1,4 @@
-"""Prints the peak memory of a training step, by what takes it (mmvttt.analysis.memory.report).
+"""Prints the peak memory of a training step, by what takes it.
 
 On a GPU it is measured, elsewhere computed from the tensors of a step that is not computed. Needs
 no data set and no weights. With more than one case (configs, --with-cp, --amp) it prints a table.
@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from mmvttt.analysis.memory.report import (
+from mmvttt.openmmlab.analysis.memory.report import (
     CHECKPOINTING,
     COMPUTED,
     KINDS,
@@ -24,8 +24,8 @@ from mmvttt.analysis.memory.report import (
     to_table,
     write_csv,
 )
-from mmvttt.analysis.memory.training_step import PRECISIONS
-from mmvttt.cli import add_cfg_options, add_shape, command_line, plain_errors, positive
+from mmvttt.openmmlab.analysis.memory.training_step import PRECISIONS
+from mmvttt.openmmlab.cli import add_cfg_options, add_shape, command_line, plain_errors, positive
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:

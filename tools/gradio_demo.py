@@ -1,4 +1,4 @@
-"""Serves a page in the browser that shows the predictions of a trained model (mmvttt.apis.page).
+"""Serves a page in the browser that shows the predictions of a trained model.
 
 Needs pip install 'mmvttt[gradio]'. Only this machine can open the page, unless --host is given.
 
@@ -8,8 +8,8 @@ example: python tools/gradio_demo.py configs/maskrcnn_vittt_demo.py work_dirs/de
 import argparse
 from pathlib import Path
 
-from mmvttt.apis.page import build_page
-from mmvttt.cli import (
+from mmvttt.openmmlab.apis.page import build_page
+from mmvttt.openmmlab.cli import (
     add_cfg_options,
     add_config,
     add_device,
@@ -17,7 +17,7 @@ from mmvttt.cli import (
     plain_errors,
     positive,
 )
-from mmvttt.config import load_config
+from mmvttt.openmmlab.config import load_config
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:

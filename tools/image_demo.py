@@ -1,7 +1,7 @@
-"""Draws a trained model's predictions on photographs and videos (mmvttt.apis.inference).
+"""Draws a trained model's predictions on photographs and videos (mmvttt.openmmlab.apis.inference).
 
 Boxes and masks, a label map or the five likeliest classes, by the toolbox of the config. A camera
-goes on until Ctrl-C.
+runs until Ctrl-C.
 
 example: python tools/image_demo.py maskrcnn_vittt_demo epoch_4.pth photo.jpg --out seen
          python tools/image_demo.py maskrcnn_vittt_demo epoch_4.pth photo.jpg --onnx boxes.onnx
@@ -14,8 +14,8 @@ from pathlib import Path
 
 from rich.progress import track
 
-from mmvttt.apis.inference import show_images, show_video
-from mmvttt.cli import (
+from mmvttt.openmmlab.apis.inference import show_images, show_video
+from mmvttt.openmmlab.cli import (
     add_cfg_options,
     add_config,
     add_device,
@@ -24,7 +24,7 @@ from mmvttt.cli import (
     plain_errors,
     printable,
 )
-from mmvttt.config import load_config
+from mmvttt.openmmlab.config import load_config
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:

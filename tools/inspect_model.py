@@ -22,8 +22,8 @@ from pathlib import Path
 
 from mmvttt.analysis.inspect import DEFAULT, inspect_model
 from mmvttt.analysis.look import Look
-from mmvttt.analysis.models import load_model
-from mmvttt.cli import add_cfg_options, add_shape, command_line, plain_errors
+from mmvttt.openmmlab.analysis.models import load_model
+from mmvttt.openmmlab.cli import add_cfg_options, add_shape, command_line, plain_errors
 
 
 def parse_args() -> argparse.Namespace:

@@ -17,10 +17,10 @@ import yaml
 from torch import Tensor, nn
 
 from mmvttt.analysis.flops import count_cost
-from mmvttt.analysis.models import DenseForward, find_model
-from mmvttt.cli import command_line, plain_errors
-from mmvttt.config import config_root
 from mmvttt.errors import UsageError
+from mmvttt.openmmlab.analysis.models import DenseForward, find_model
+from mmvttt.openmmlab.cli import command_line, plain_errors
+from mmvttt.openmmlab.config import config_root
 
 # A table for each: what its rows have in common, and the metrics that are its last columns.
 _TABLES = {
@@ -225,7 +225,7 @@ def _chosen(models: list[dict[str, Any]], names: list[str]) -> list[dict[str, An
 
 
 def update(document: str | os.PathLike[str], check: bool = False) -> bool:
-    """Makes the tables of a document anew; says whether it changed.
+    """Rewrites the tables of a document; says whether it changed.
 
     Args:
         document: A Markdown file beside or under the folder that holds `configs/`.

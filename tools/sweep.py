@@ -21,7 +21,9 @@ from queue import Queue
 
 import torch
 
-from mmvttt.analysis.sweep import (
+from mmvttt.checkpoints.atomic_write import write_whole
+from mmvttt.errors import UsageError
+from mmvttt.openmmlab.analysis.sweep import (
     Run,
     Variant,
     config_of,
@@ -33,10 +35,15 @@ from mmvttt.analysis.sweep import (
     variants_of,
     write_csv,
 )
-from mmvttt.cli import Options, add_cfg_options, add_config, command_line, plain_errors, positive
-from mmvttt.errors import UsageError
-from mmvttt.registry import type_name
-from mmvttt.reliability.atomic_write import write_whole
+from mmvttt.openmmlab.cli import (
+    Options,
+    add_cfg_options,
+    add_config,
+    command_line,
+    plain_errors,
+    positive,
+)
+from mmvttt.openmmlab.registry import type_name
 
 TRAIN = Path(__file__).with_name('train.py')
 

@@ -6,8 +6,14 @@ example: python tools/test.py configs/maskrcnn_vittt_demo.py work_dirs/demo/epoc
 import argparse
 import os
 
-from mmvttt.apis.train import evaluate
-from mmvttt.cli import add_cfg_options, add_config, add_launcher, command_line, plain_errors
+from mmvttt.openmmlab.apis.train import evaluate
+from mmvttt.openmmlab.cli import (
+    add_cfg_options,
+    add_config,
+    add_launcher,
+    command_line,
+    plain_errors,
+)
 
 
 def parse_args() -> argparse.Namespace:

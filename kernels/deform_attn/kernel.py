@@ -131,7 +131,8 @@ def _forward(
     for level in range(L):
         height = tl.load(shapes + 2 * level).to(tl.int32)
         width = tl.load(shapes + 2 * level + 1).to(tl.int32)
-        fits = live & (start + height * width <= S)
+        # Triton 3.9's interpreter refuses the mask that `live &` a scalar comparison makes.
+        fits = tl.where(start + height * width <= S, live, False)
         here = (first + row) // H * L + level
         for p in tl.range(0, P, loop_unroll_factor=4):
             point = row * (L * P) + level * P + p
@@ -229,7 +230,8 @@ def _backward_points(
     for level in range(L):
         height = tl.load(shapes + 2 * level).to(tl.int32)
         width = tl.load(shapes + 2 * level + 1).to(tl.int32)
-        fits = live & (start + height * width <= S)
+        # Triton 3.9's interpreter refuses the mask that `live &` a scalar comparison makes.
+        fits = tl.where(start + height * width <= S, live, False)
         here = (first + row) // H * L + level
         for p in tl.range(0, P, loop_unroll_factor=4):
             point = row * (L * P) + level * P + p

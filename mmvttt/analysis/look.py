@@ -12,7 +12,6 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import cv2
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -20,8 +19,7 @@ from torch import Tensor, nn
 
 from ..errors import DataError, UsageError
 from .inner_training import LayerTraining, training_of
-from .mixers import Mixing, record_mixers
-from .models import backbone_of
+from .mixers import Mixing, backbone_of, record_mixers
 from .pictures import colour_bar, image_panels, read_image, save, show_image, show_map
 
 if TYPE_CHECKING:
@@ -95,8 +93,9 @@ class Look:
         mask = np.zeros((info['height'], info['width']), np.float32)
         for annotation in self._coco.imgToAnns[info['id']]:
             mask = np.maximum(mask, self._coco.annToMask(annotation))
-        mask = cv2.resize(mask, self.size[::-1], interpolation=cv2.INTER_AREA)
-        return F.adaptive_avg_pool2d(torch.from_numpy(mask)[None, None], hw).flatten()
+        # As the image is resized, then the mean of each patch.
+        covered = F.interpolate(torch.from_numpy(mask)[None, None], self.size, mode='area')
+        return F.adaptive_avg_pool2d(covered, hw).flatten()
 
     @cached_property
     def _coco(self) -> Any:

@@ -209,3 +209,8 @@ class _RecordSoftmax(TorchFunctionMode):
         if func is scaled_dot_product_attention:
             self.found = args[:3]
         return func(*args, **(kwargs or {}))
+
+
+def backbone_of(model: nn.Module) -> nn.Module:
+    """The backbone of a model of OpenMMLab; any other model as it is."""
+    return model.get_submodule('backbone') if hasattr(model, 'extract_feat') else model

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import cv2
 import matplotlib as mpl
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from torchvision.transforms.functional import normalize, rgb_to_grayscale
 
@@ -52,11 +53,14 @@ def read_image(
     Raises:
         DataError: The file is missing or no image.
     """
-    image = cv2.imread(str(path))
-    if image is None:
-        raise DataError(f'{str(path)!r} is no image that can be read: give a JPEG or PNG file')
-    image = cv2.cvtColor(cv2.resize(image, size[::-1]), cv2.COLOR_BGR2RGB)
-    picture = torch.from_numpy(image).permute(2, 0, 1) / 255
+    try:
+        with Image.open(path) as file:
+            image = file.convert('RGB').resize(size[::-1], Image.Resampling.BILINEAR)
+    except (OSError, SyntaxError, ValueError) as error:
+        raise DataError(
+            f'{str(path)!r} is no image that can be read ({error}): give a JPEG or PNG file'
+        ) from error
+    picture = torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255
     seen = rgb_to_grayscale(picture) if len(mean) == 1 else picture
     return picture, normalize(seen, mean, std)
 

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from ..errors import UsageError
 from ..models.backbones import HViT3
 from ..models.timm import Classifier
-from .mixers import out_of_memory
-from .models import backbone_of
+from .mixers import backbone_of, out_of_memory
 
 SHARES = (0.2, 0.5, 0.99)
 

@@ -2,26 +2,50 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from mmengine.logging import print_log
 from torch import Tensor, nn
 
-from ..reliability.match import LoadReport, require_match
-from ..reliability.read import read_weights, under
+from ..errors import CheckpointMismatchError
+from .match import LoadReport, require_match
+from .read import read_weights, under
 
 StateDict = Mapping[str, Tensor]
 
+_log = logging.getLogger(__name__)
+# The inner weights as the authors of ViT³ and T⁵ name them; much of the rest has our names.
+_PUBLIC = re.compile(r'(^|\.)attn\.w[123]$')
+_VIT = re.compile(r'(^|\.)(blocks|layers)\.0\.attn\.qkv\.weight$')
+
 
 def adapted(module: nn.Module, weights: StateDict) -> dict[str, Tensor]:
-    """The weights after every part of a module has made them its own, e.g. resized them."""
+    """The weights after every part of a module has made them its own, e.g. resized them.
+
+    Raises:
+        CheckpointMismatchError: They have the names of the authors' code, or are a ViT's, and would
+            load in part.
+    """
     weights = under(weights)  # a copy, with the notes
+    if any(_PUBLIC.search(name) for name in weights):
+        raise CheckpointMismatchError(
+            "the checkpoint has the names of the authors' code of ViT³ or T⁵; convert it once: "
+            'python tools/convert_checkpoint.py PUBLIC.pth OURS.pth (with --ema its averaged '
+            "weights, MESA's teacher)"
+        )
     for name, part in module.named_modules():
         if hasattr(part, 'adapt_weights'):
             part.adapt_weights(weights, f'{name}.' if name else '')
+    if any(_VIT.search(name) for name in weights.keys() - module.state_dict().keys()):
+        raise CheckpointMismatchError(
+            f'the checkpoint is a ViT, and {type(module).__name__} would load its patches and '
+            "norms alone: take mmvttt.T5 with init_cfg=dict(type='mmvttt.InheritViT', "
+            'checkpoint=…), or mmvttt.TimmViT'
+        )
     return weights
 
 
@@ -64,5 +88,5 @@ def load_pretrained(
     report = require_match(module, weights, source, prefix)
     own = under(weights, prefix)
     module.load_state_dict({name: own[name] for name in report.matched}, strict=False)
-    print_log(f'Weights of {type(module).__name__} from {source}: {report}', 'current')
+    _log.info('Weights of %s from %s: %s', type(module).__name__, source, report)
     return report

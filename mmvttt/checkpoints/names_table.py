@@ -4,8 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from rich.console import Console
-from rich.table import Table
+_HEADINGS = ('', 'from', 'to, or why not', 'tensors')
 
 
 def names_table(title: str, kinds: Mapping[str, Iterable[tuple[str, str]]]) -> str:
@@ -15,20 +14,16 @@ def names_table(title: str, kinds: Mapping[str, Iterable[tuple[str, str]]]) -> s
         title: Heading of the table.
         kinds: The pairs by what was done: `{'matched': [(old name, new name or reason), …], …}`.
     """
-    table = Table('', 'from', 'to, or why not', 'tensors', title=title)
+    rows = [_HEADINGS]
     for kind, pairs in kinds.items():
-        rows = Counter((_pattern(old), _pattern(new)) for old, new in pairs)
-        for (old, new), count in rows.items():
-            table.add_row(kind, old, new, str(count))
-    return as_text(table, 120)
-
-
-def as_text(table: Table, width: int) -> str:
-    """A table of rich as lines of at most so many characters."""
-    console = Console(width=width)
-    with console.capture() as capture:
-        console.print(table)
-    return capture.get()
+        found = Counter((_pattern(old), _pattern(new)) for old, new in pairs)
+        rows += [(kind, old, new, str(count)) for (old, new), count in found.items()]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        '  '.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+    return '\n'.join([title, *lines])
 
 
 def _pattern(name: str) -> str:

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from ..errors import UsageError
-from ..reliability.atomic_write import write_whole
-from ..reliability.read import named_tensors, read_content, under
 from ..version import __version__
+from .atomic_write import write_whole
+from .read import named_tensors, read_content, under
 
 _HASH_DIGITS = 8
 # Names of the classes; the rest of `meta` is about the machine and the run.

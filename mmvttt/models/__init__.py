@@ -1,20 +1,7 @@
-"""Layers, backbones and the adapter around them; mmengine imports this to find `mmvttt.X`."""
+"""The library: layers, backbones, the adapter around them, linearizing, generation."""
 
-from . import adapters, backbones, classifiers, generation, inherit, roi_extractors
 from .adapters import ViTAdapter
 from .backbones import T5, HViT3, TimmViT, ViT3, Vittt
+from .linearize import linearize
 
-__all__ = [
-    'T5',
-    'HViT3',
-    'TimmViT',
-    'ViT3',
-    'ViTAdapter',
-    'Vittt',
-    'adapters',
-    'backbones',
-    'classifiers',
-    'generation',
-    'inherit',
-    'roi_extractors',
-]
+__all__ = ['T5', 'HViT3', 'TimmViT', 'ViT3', 'ViTAdapter', 'Vittt', 'linearize']

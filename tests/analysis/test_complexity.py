@@ -12,8 +12,8 @@ from mmvttt.analysis.complexity import (
     vittt_macs,
 )
 from mmvttt.analysis.flops import count_cost
-from mmvttt.analysis.models import DenseForward, find_model
 from mmvttt.errors import UsageError
+from mmvttt.openmmlab.analysis.models import DenseForward, find_model
 
 
 @pytest.mark.parametrize(('dim', 'tokens'), [(192, 416), (384, 608), (768, 992)])

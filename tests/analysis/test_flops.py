@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from mmvttt.analysis.flops import count_cost
-from mmvttt.analysis.models import DenseForward, find_model
-from mmvttt.config import find_config
 from mmvttt.errors import UsageError
+from mmvttt.openmmlab.analysis.models import DenseForward, find_model
+from mmvttt.openmmlab.config import find_config
 
 CONFIGS = Path(__file__).resolve().parents[2] / 'configs'
 

@@ -20,7 +20,7 @@ from mmvttt.analysis.mixers import record_mixers
 from mmvttt.errors import UsageError
 from mmvttt.models.backbones import T5, HViT3, ViT3, Vittt
 from mmvttt.models.layers import TTTLinearMixer, TTTMixer, ViT3Mixer
-from mmvttt.registry import INNER_LOSSES
+from mmvttt.openmmlab.registry import INNER_LOSSES
 from ttt_kernels import ttt_glu
 
 ARCH = dict(embed_dims=16, num_layers=2, num_heads=2, feedforward_channels=32)

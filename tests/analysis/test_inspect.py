@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from mmvttt.analysis.class_activation import class_activation
 from mmvttt.analysis.inner_training import inspect_training, mask_scores
 from mmvttt.analysis.inspect import DEFAULT
 from mmvttt.analysis.mixers import record_mixers
-from mmvttt.analysis.models import find_model, load_model
 from mmvttt.analysis.pictures import read_image
 from mmvttt.errors import UsageError
+from mmvttt.openmmlab.analysis.class_activation import class_activation
+from mmvttt.openmmlab.analysis.models import find_model, load_model
 
 from .memory.reduced import reduced
 

@@ -12,10 +12,10 @@ from mmengine.structures import InstanceData
 from PIL import Image
 from torch import nn
 
-from mmvttt.analysis import predictions
-from mmvttt.analysis.predictions import draw_predictions, tile
-from mmvttt.datasets import make_digits
 from mmvttt.errors import UsageError
+from mmvttt.openmmlab.analysis import predictions
+from mmvttt.openmmlab.analysis.predictions import draw_predictions, tile
+from mmvttt.openmmlab.datasets import make_digits
 
 from ..configs.reduced import build, reduce_model
 

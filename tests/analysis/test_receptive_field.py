@@ -5,7 +5,6 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from mmvttt.analysis.models import find_model
 from mmvttt.analysis.receptive_field import (
     ReceptiveField,
     feature_maps,
@@ -15,6 +14,7 @@ from mmvttt.analysis.receptive_field import (
 from mmvttt.errors import UsageError
 from mmvttt.models import timm as _registers  # noqa: F401
 from mmvttt.models.backbones import DESIGN_ROUTE, HViT3, ViT3, Vittt
+from mmvttt.openmmlab.analysis.models import find_model
 
 ARCH = dict(embed_dims=16, num_layers=2, num_heads=2, feedforward_channels=32)
 STAGES = dict(embed_dims=(8, 16), depths=(1, 1), num_heads=(1, 2))

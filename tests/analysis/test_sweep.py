@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from mmvttt.analysis.sweep import (
+from mmvttt.errors import UsageError
+from mmvttt.openmmlab.analysis.sweep import (
     Run,
     Variant,
     config_of,
@@ -18,7 +19,6 @@ from mmvttt.analysis.sweep import (
     variants_of,
     write_csv,
 )
-from mmvttt.errors import UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAININGS = ROOT / 'tests' / 'trainings'

@@ -7,9 +7,9 @@ import pytest
 import torch
 from mmengine.config import Config
 
-from mmvttt.analysis.models import find_model, load_model
-from mmvttt.apis.export import _resizings, export_model, exportable
 from mmvttt.errors import CheckpointMismatchError, UsageError
+from mmvttt.openmmlab.analysis.models import find_model, load_model
+from mmvttt.openmmlab.apis.export import _resizings, export_model, exportable
 
 from ..configs.reduced import reduce_model
 
@@ -126,7 +126,7 @@ def untraced(monkeypatch: pytest.MonkeyPatch) -> list[tuple[torch.nn.Module, tor
         seen.append((network, image))
         raise Traced
 
-    monkeypatch.setattr('mmvttt.apis.export._trace', trace)
+    monkeypatch.setattr('mmvttt.openmmlab.apis.export._trace', trace)
     return seen
 
 

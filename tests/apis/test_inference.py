@@ -10,13 +10,13 @@ import torch
 from mmengine.config import Config
 from PIL import Image
 
-from mmvttt.analysis.browse import browse
-from mmvttt.apis.inference import require_image, show_images, show_video
 from mmvttt.errors import (
     CheckpointMismatchError,
     MissingDataError,
     UsageError,
 )
+from mmvttt.openmmlab.analysis.browse import browse
+from mmvttt.openmmlab.apis.inference import require_image, show_images, show_video
 
 from ..configs.reduced import build, reduce_model
 
@@ -151,7 +151,7 @@ def test_a_video_is_drawn_frame_by_frame(
 
 def test_the_page_shows_predictions(scenes: Path, tmp_path: Path) -> None:
     pytest.importorskip('gradio')
-    from mmvttt.apis.page import build_page
+    from mmvttt.openmmlab.apis.page import build_page
 
     cfg = small('maskrcnn_vittt_t_pennfudan', scenes)
     checkpoint = save_random(cfg, tmp_path / 'w.pth', ('person',))

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from mmvttt.analysis.benchmark import read_csv
-from mmvttt.apis.onnx_file import OnnxFile
 from mmvttt.errors import UsageError
+from mmvttt.openmmlab.apis.onnx_file import OnnxFile
 
 onnx = pytest.importorskip('onnx')
 pytest.importorskip('onnxruntime')

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from mmengine.config import Config
 
-from mmvttt.apis.screen import layer_decay_advice, summary
-from mmvttt.config import load_config
+from mmvttt.openmmlab.apis.screen import layer_decay_advice, summary
+from mmvttt.openmmlab.config import load_config
 
 
 def lines(cfg: Config, resume: bool = False, load_from: str | None = None) -> dict[str, str]:

@@ -11,7 +11,9 @@ from mmengine.hooks import CheckpointHook
 from mmengine.optim import AmpOptimWrapper, ApexOptimWrapper, OptimWrapper
 from mmengine.runner import EpochBasedTrainLoop
 
-from mmvttt.apis.train import (
+from mmvttt.checkpoints.read import read_content
+from mmvttt.errors import CheckpointMismatchError, UsageError
+from mmvttt.openmmlab.apis.train import (
     _dump,
     enable_amp,
     enable_auto_scale_lr,
@@ -19,11 +21,9 @@ from mmvttt.apis.train import (
     evaluate,
     show_predictions,
 )
-from mmvttt.cli import plain_errors
-from mmvttt.config import load_config
-from mmvttt.errors import CheckpointMismatchError, UsageError
-from mmvttt.reliability import AnomalyHook, TopologyHook, add_protection
-from mmvttt.reliability.read import read_content
+from mmvttt.openmmlab.cli import plain_errors
+from mmvttt.openmmlab.config import load_config
+from mmvttt.openmmlab.reliability import AnomalyHook, TopologyHook, add_protection
 
 
 def state(runner: object) -> dict[str, torch.Tensor]:
@@ -115,7 +115,7 @@ class MyCheckpointHook(CheckpointHook):
 def test_what_a_config_has_stays_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     messages: list[str] = []
     monkeypatch.setattr(
-        'mmvttt.reliability.protect.print_log', lambda text, *_: messages.append(text)
+        'mmvttt.openmmlab.reliability.protect.print_log', lambda text, *_: messages.append(text)
     )
     cfg = Config(
         dict(

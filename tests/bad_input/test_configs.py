@@ -8,8 +8,8 @@ from mmengine.registry import init_default_scope
 from torch import nn
 
 import mmvttt.models.timm  # noqa: F401
-from mmvttt.engine import MESAHook
-from mmvttt.registry import HOOKS, MODELS
+from mmvttt.openmmlab.engine import MESAHook
+from mmvttt.openmmlab.registry import HOOKS, MODELS
 
 from .cases import refused
 from .models import BASES, PLAIN

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from mmvttt.registry import MODELS
+from mmvttt.openmmlab.registry import MODELS
 
 from .cases import refused
 from .models import BASES

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from mmvttt.checkpoints.load import load_pretrained
+from mmvttt.checkpoints.read import read_weights
 from mmvttt.errors import CheckpointError, CheckpointMismatchError
-from mmvttt.reliability.read import read_weights
 
 
 def net(width: int = 4) -> nn.Module:

@@ -13,7 +13,7 @@ TINY = Path(__file__).parents[1] / 'trainings'
 TRAIN = """
 import sys
 import torch
-from mmvttt.apis.train import train
+from mmvttt.openmmlab.apis.train import train
 runner = train(sys.argv[1], launcher='pytorch', work_dir=sys.argv[2])
 model = runner.model.module
 assert type(runner.model).__name__ == 'MMDistributedDataParallel'

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 import torchvision
 from torch import Tensor
 
-from mmvttt.compat import mmcv_ext
+from mmvttt.openmmlab.compat import mmcv_ext
 
 BOXES = torch.tensor(
     [[0.0, 0, 10, 10], [1, 1, 11, 11], [20, 20, 30, 30], [20, 20, 30, 25], [0, 0, 10, 10]]

@@ -11,7 +11,7 @@ from mmpretrain.structures import DataSample
 from mmseg.structures import SegDataSample
 from torch import nn
 
-from mmvttt.registry import MODELS
+from mmvttt.openmmlab.registry import MODELS
 
 PLAIN = dict(embed_dims=64, num_layers=4, num_heads=2, feedforward_channels=96)
 TIMM = dict(embed_dim=64, depth=4, num_heads=2)

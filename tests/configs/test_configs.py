@@ -14,7 +14,7 @@ from mmengine.optim import build_optim_wrapper
 from mmengine.registry import init_default_scope
 from torch import nn
 
-from mmvttt.registry import MODELS
+from mmvttt.openmmlab.registry import MODELS
 
 from .reduced import SIZE, batch_for, build, reduce_model
 

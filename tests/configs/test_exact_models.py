@@ -15,11 +15,11 @@ import pytest
 import torch
 from mmengine.config import Config
 
-from mmvttt.apis.train import train
-from mmvttt.datasets import make_digits
-from mmvttt.reliability import Preempted
-from mmvttt.reliability.read import read_content
-from mmvttt.reliability.resume import latest_checkpoint
+from mmvttt.checkpoints.read import read_content
+from mmvttt.openmmlab.apis.train import train
+from mmvttt.openmmlab.datasets import make_digits
+from mmvttt.openmmlab.reliability import Preempted
+from mmvttt.openmmlab.reliability.resume import latest_checkpoint
 
 from .reduced import STAGES
 

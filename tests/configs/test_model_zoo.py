@@ -9,7 +9,7 @@ import pytest
 from mmengine.infer import BaseInferencer
 
 from mmvttt.analysis.flops import count_cost
-from mmvttt.analysis.models import DenseForward, find_model
+from mmvttt.openmmlab.analysis.models import DenseForward, find_model
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / 'tools'))

@@ -10,10 +10,10 @@ import torch
 from mmengine.config import Config
 
 import mmvttt.models.timm  # noqa: F401 - registers
-from mmvttt.apis.train import train
 from mmvttt.checkpoints import load as checkpoints
 from mmvttt.checkpoints.publish import publish_checkpoint
-from mmvttt.reliability.read import read_content
+from mmvttt.checkpoints.read import read_content
+from mmvttt.openmmlab.apis.train import train
 
 from .reduced import PLAIN, build, reduce_model
 

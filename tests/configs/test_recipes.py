@@ -17,9 +17,9 @@ from mmengine.optim import build_optim_wrapper
 from mmengine.registry import init_default_scope
 from torch import nn
 
-from mmvttt.config import config_names, load_config
 from mmvttt.models.layers import DropPath
-from mmvttt.registry import DATA_SAMPLERS, MODELS, PARAM_SCHEDULERS
+from mmvttt.openmmlab.config import config_names, load_config
+from mmvttt.openmmlab.registry import DATA_SAMPLERS, MODELS, PARAM_SCHEDULERS
 
 # Worked examples on small sets; heads with the toolboxes' own recipes; generation.
 OTHERS = re.compile('demo|pennfudan|camvid|dino_|mask2former|digits|dit3|dit5|sd35m')

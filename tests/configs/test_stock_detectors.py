@@ -7,7 +7,7 @@ from mmengine.hub import get_config
 from mmengine.logging import MessageHub
 from mmengine.registry import init_default_scope
 
-from mmvttt.registry import MODELS
+from mmvttt.openmmlab.registry import MODELS
 
 from .reduced import batch_for, reduce_backbone
 

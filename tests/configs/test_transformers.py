@@ -13,7 +13,7 @@ from mmengine.optim import build_optim_wrapper
 from torch import nn
 
 from mmvttt.analysis.flops import count_cost
-from mmvttt.analysis.models import DenseForward
+from mmvttt.openmmlab.analysis.models import DenseForward
 
 from .reduced import batch_for, build, reduce_model
 

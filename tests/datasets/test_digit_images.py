@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from mmvttt.config import load_config
-from mmvttt.datasets import DigitImages, TinyDigits
+from mmvttt.openmmlab.config import load_config
+from mmvttt.openmmlab.datasets import DigitImages, TinyDigits
 
 
 def test_images_and_labels_are_scikit_learns() -> None:

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mmvttt.datasets import digits as digits_module
-from mmvttt.datasets import make_digits
-from mmvttt.datasets.digits import scene, sources
+from mmvttt.openmmlab.datasets import digits as digits_module
+from mmvttt.openmmlab.datasets import make_digits
+from mmvttt.openmmlab.datasets.digits import scene, sources
 
 SIZE = 96
 COUNTS = {'train': 40, 'val': 12}
@@ -196,7 +196,8 @@ def test_command_line_from_anywhere_and_without_a_toolbox(tmp_path):
     toolboxes = {'mmdet', 'mmseg', 'mmpretrain'}
     code = (
         'import runpy, sys\n'
-        "runpy.run_module('mmvttt.datasets.digits', run_name='__main__', alter_sys=True)\n"
+        "runpy.run_module('mmvttt.openmmlab.datasets.digits', run_name='__main__', "
+        'alter_sys=True)\n'
         f'print(sorted({toolboxes} & set(sys.modules)))'
     )
     given = ['--root', 'set', '--num-train', '2', '--num-val', '1', '--size', '64']

@@ -6,7 +6,7 @@ Writes to the folder of its first argument. One start of the processes serves fo
 import sys
 from pathlib import Path
 
-from mmvttt.apis.train import train
+from mmvttt.openmmlab.apis.train import train
 
 HERE = Path(__file__).parent
 

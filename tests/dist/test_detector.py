@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mmvttt.datasets import make_digits
+from mmvttt.openmmlab.datasets import make_digits
 
 from .launch import kept, run_nodes
 

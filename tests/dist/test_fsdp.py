@@ -11,10 +11,10 @@ from mmengine.config import Config
 from mmengine.registry import STRATEGIES, init_default_scope
 from torch import nn
 
-from mmvttt.apis.train import train
-from mmvttt.engine.fsdp import BlockFSDPStrategy, _require_same_parameters, wrap_blocks
-from mmvttt.registry import MODELS
-from mmvttt.reliability.read import read_content
+from mmvttt.checkpoints.read import read_content
+from mmvttt.openmmlab.apis.train import train
+from mmvttt.openmmlab.engine.fsdp import BlockFSDPStrategy, _require_same_parameters, wrap_blocks
+from mmvttt.openmmlab.registry import MODELS
 
 from .launch import TOOLS, kept, require_same_from, run_script
 

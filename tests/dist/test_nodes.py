@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mmvttt.apis.train import train
+from mmvttt.openmmlab.apis.train import train
 
 from .launch import kept, require_same_from, run_nodes
 

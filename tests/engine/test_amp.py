@@ -5,8 +5,8 @@ import torch
 from mmengine.registry import MODELS
 from torch import nn
 
-from mmvttt.engine import amp
 from mmvttt.errors import UsageError
+from mmvttt.openmmlab.engine import amp
 
 ARCH = dict(embed_dims=64, num_layers=2, num_heads=2, feedforward_channels=96)
 

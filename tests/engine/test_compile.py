@@ -9,10 +9,10 @@ from mmengine.config import Config
 from torch import nn
 from torch._dynamo.testing import CompileCounter
 
-from mmvttt.apis.train import enable_compile
-from mmvttt.engine import CompileHook, compile_blocks
 from mmvttt.errors import UsageError
 from mmvttt.models import T5, HViT3, ViT3, ViTAdapter, Vittt
+from mmvttt.openmmlab.apis.train import enable_compile
+from mmvttt.openmmlab.engine import CompileHook, compile_blocks
 
 PLAIN = dict(embed_dims=32, num_layers=4, num_heads=2, feedforward_channels=64)
 STAGES = dict(embed_dims=(32, 32, 64, 64), depths=(2, 2, 2, 2), num_heads=(1, 2, 2, 2))

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
-from mmvttt.engine import EMAHook
+from mmvttt.openmmlab.engine import EMAHook
 
 DECAY, BATCH, BASE = 0.9, 4, 8
 

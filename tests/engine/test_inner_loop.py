@@ -11,9 +11,9 @@ from mmengine.runner import Runner
 from torch import Tensor, nn
 
 from mmvttt.analysis.curves import plot_curves, read_scalars
-from mmvttt.analysis.inner_loop_hook import InnerLoopHook
 from mmvttt.analysis.inner_training import LayerTraining, inspect_training
 from mmvttt.models.backbones import T5, Vittt
+from mmvttt.openmmlab.analysis.inner_loop_hook import InnerLoopHook
 
 ARCH = dict(embed_dims=16, num_layers=2, num_heads=2, feedforward_channels=32)
 

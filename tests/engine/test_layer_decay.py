@@ -7,7 +7,7 @@ import torch
 from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
 from torch import nn
 
-from mmvttt.engine import LayerDecayOptimWrapperConstructor
+from mmvttt.openmmlab.engine import LayerDecayOptimWrapperConstructor
 
 LR, DECAY = 0.1, 0.05
 OPTIM = dict(type='OptimWrapper', optimizer=dict(type='AdamW', lr=LR, weight_decay=DECAY))

@@ -4,8 +4,8 @@ import pytest
 import torch
 from timm.scheduler import CosineLRScheduler
 
-from mmvttt.engine import WarmupCosineLR
-from mmvttt.registry import PARAM_SCHEDULERS
+from mmvttt.openmmlab.engine import WarmupCosineLR
+from mmvttt.openmmlab.registry import PARAM_SCHEDULERS
 
 
 def optimizer(*rates: float) -> torch.optim.Optimizer:

@@ -7,13 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
+pytest.importorskip('mmengine')
 from mmengine.config import ConfigDict
 
-from mmvttt.apis.train import train
-from mmvttt.config import config_names, load_config
-from mmvttt.convert import convert_checkpoint
+from mmvttt.checkpoints.convert import convert_checkpoint
 from mmvttt.errors import CheckpointMismatchError
-from mmvttt.registry import MODELS
+from mmvttt.openmmlab.apis.train import train
+from mmvttt.openmmlab.config import config_names, load_config
+from mmvttt.openmmlab.registry import MODELS
 
 from .small import SMALL
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmvttt.convert import convert_checkpoint
+from mmvttt.checkpoints.convert import convert_checkpoint
+from mmvttt.checkpoints.read import read_weights
 from mmvttt.errors import CheckpointError
-from mmvttt.reliability.read import read_weights
 
 pytest.importorskip('diffusers')
 from diffusers import DiTTransformer2DModel

@@ -7,12 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
+pytest.importorskip('mmengine')
 from mmengine.config import Config
 from PIL import Image
 
-from mmvttt.apis import generate as api
 from mmvttt.errors import UsageError
-from mmvttt.registry import MODELS
+from mmvttt.openmmlab.apis import generate as api
+from mmvttt.openmmlab.registry import MODELS
 
 from .small import SMALL, flow_model, model
 

@@ -5,6 +5,7 @@ import sys
 
 
 def test_importing_the_models_imports_no_diffusers() -> None:
-    code = 'import sys, mmvttt.models, mmvttt.datasets, mmvttt.apis.generate as api; '
+    code = 'import sys, mmvttt.models, mmvttt.openmmlab.datasets; '
+    code += 'import mmvttt.openmmlab.apis.generate; '
     code += 'assert "diffusers" not in sys.modules'
     subprocess.run([sys.executable, '-c', code], check=True)

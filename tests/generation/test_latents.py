@@ -10,9 +10,10 @@ import pytest
 import torch
 from PIL import Image
 
-from mmvttt.datasets import latents as module
-from mmvttt.datasets.latents import CachedLatents, ClassFolders, cache_latents
+pytest.importorskip('mmengine')
 from mmvttt.errors import DataError, MissingDataError, UsageError
+from mmvttt.openmmlab.datasets import latents as module
+from mmvttt.openmmlab.datasets.latents import CachedLatents, ClassFolders, cache_latents
 
 pytest.importorskip('diffusers')
 from diffusers import AutoencoderKL

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from mmvttt.deploy.cuda_graph import replay_cuda_graph
 from mmvttt.errors import UsageError
-from mmvttt.models.cuda_graph import replay_cuda_graph
 
 ROOT = Path(__file__).resolve().parents[2]
 REHEARSAL = ROOT / 'tests' / 'kernels' / 'rehearsal'
@@ -20,7 +20,7 @@ SCRIPT = """
 import torch
 from mmvttt.errors import UsageError
 from mmvttt.models.backbones import HViT3, T5, ViT3, Vittt
-from mmvttt.models.cuda_graph import replay_cuda_graph
+from mmvttt.deploy.cuda_graph import replay_cuda_graph
 
 TINY = dict(embed_dims=32, num_layers=2, num_heads=1, feedforward_channels=64)
 STAGES = dict(embed_dims=(32, 32, 32, 32), depths=(1, 1, 1, 1), num_heads=(1, 1, 1, 1))

@@ -7,9 +7,11 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from mmvttt.checkpoints.load import load_pretrained
 from mmvttt.models.backbones import DESIGN_ROUTE, Vittt
 from mmvttt.models.backbones.vittt import CLASS_TOKENS, POOLING
-from mmvttt.registry import MODELS
+
+from .building import build as build_model
 
 # Three blocks of two heads: everything of the real model, at a size that a test can afford.
 REDUCED = dict(embed_dims=64, num_layers=3, num_heads=2, feedforward_channels=96)
@@ -209,7 +211,7 @@ def test_pooled_features_are_what_they_are_called() -> None:
 def test_the_final_norm_is_for_the_last_block_alone(backbone: str) -> None:
     arch = dict(REDUCED, num_layers=2)
     config = dict(type=f'mmvttt.{backbone}', arch=arch, out_indices=(0, 1))
-    model = MODELS.build(config).eval()
+    model = build_model(config).eval()
     nn.init.normal_(model.norm.weight)
     x = torch.randn(1, 3, 32, 48)
     with torch.no_grad():
@@ -325,21 +327,18 @@ def test_layer_depth_and_decay_names() -> None:
     assert names <= {n for n, _ in model.named_parameters()}
 
 
-def test_registry_and_pretrained_weights(tmp_path) -> None:
+def test_pretrained_weights(tmp_path) -> None:
     source = reduced()
     path = tmp_path / 'classifier.pth'
     torch.save({'state_dict': {f'backbone.{k}': v for k, v in source.state_dict().items()}}, path)
-    init_cfg = dict(type='Pretrained', checkpoint=str(path), prefix='backbone.')
-    config = dict(type='mmvttt.Vittt', arch=REDUCED, img_size=64, init_cfg=init_cfg)
     torch.manual_seed(1)
-    model = MODELS.build(config)
+    model = build_model(dict(type='mmvttt.Vittt', arch=REDUCED, img_size=64))
     assert not torch.equal(model.blocks[0].mixer.w0, source.blocks[0].mixer.w0)
-    model.init_weights()
+    load_pretrained(model, path, prefix='backbone.')
     for name, value in model.state_dict().items():
         assert torch.equal(value, source.state_dict()[name]), name
-    config['init_cfg'] = dict(init_cfg, prefix='head.')
     with pytest.raises(ValueError, match='head'):
-        MODELS.build(config).init_weights()
+        load_pretrained(model, path, prefix='head.')
 
 
 @pytest.mark.parametrize(

@@ -158,7 +158,16 @@ param_scheduler = []
 
 
 def detection_data(python: Path, folder: Path) -> None:
-    command = ['-m', 'mmvttt.datasets.digits', '--root', 'data', '--num-train', 4, '--num-val', 2]
+    command = [
+        '-m',
+        'mmvttt.openmmlab.datasets.digits',
+        '--root',
+        'data',
+        '--num-train',
+        4,
+        '--num-val',
+        2,
+    ]
     call(python, *command, '--size', 160, cwd=folder)
 
 

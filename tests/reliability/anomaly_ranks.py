@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp.wrap import lambda_auto_wrap_policy
 
 import mmvttt  # noqa: F401
-from mmvttt.reliability.anomaly_hook import AnomalyError, AnomalyHook
+from mmvttt.openmmlab.reliability.anomaly_hook import AnomalyError, AnomalyHook
 
 
 class Shared(nn.Module):

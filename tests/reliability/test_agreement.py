@@ -13,9 +13,9 @@ import torch.distributed as dist
 from mmengine.config import Config
 
 from mmvttt.errors import UsageError
-from mmvttt.reliability import agreement
-from mmvttt.reliability.heartbeat import Heartbeat
-from mmvttt.reliability.settings import flatten
+from mmvttt.openmmlab.reliability import agreement
+from mmvttt.openmmlab.reliability.heartbeat import Heartbeat
+from mmvttt.openmmlab.reliability.settings import flatten
 
 from ..dist.launch import free_port
 
@@ -98,7 +98,7 @@ def until(condition: Callable[[], object], seconds: float = 20) -> None:
 def test_a_silent_rank_is_named_and_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     store, ended, messages = dist.HashStore(), [], []
     monkeypatch.setattr(
-        'mmvttt.reliability.heartbeat.print_log', lambda text, *_: messages.append(text)
+        'mmvttt.openmmlab.reliability.heartbeat.print_log', lambda text, *_: messages.append(text)
     )
     options = dict(patience=0.5, limit=1.0, give_up=lambda: ended.append(1))
     first, leaves, hangs = (Heartbeat(store, rank, 3, rank < 2, **options) for rank in range(3))

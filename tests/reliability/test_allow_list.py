@@ -10,7 +10,7 @@ import pytest
 import torch
 from mmengine.logging import HistoryBuffer, MessageHub
 
-from mmvttt.reliability import allow_list
+from mmvttt.checkpoints import allow_list
 
 
 def through_file(content: object, protocol: int = 2) -> object:

@@ -15,7 +15,7 @@ from mmengine.structures import BaseDataElement
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from mmvttt.reliability.anomaly_hook import AnomalyError, AnomalyHook
+from mmvttt.openmmlab.reliability.anomaly_hook import AnomalyError, AnomalyHook
 
 from ..dist.launch import run_script
 

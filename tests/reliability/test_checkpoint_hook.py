@@ -14,10 +14,10 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import worker as worker_module
 
+from mmvttt.checkpoints.read import read_content
 from mmvttt.errors import UsageError
-from mmvttt.reliability import AnomalyError, CheckpointHook, Preempted, signals
-from mmvttt.reliability.read import read_content
-from mmvttt.reliability.resume import latest_checkpoint
+from mmvttt.openmmlab.reliability import AnomalyError, CheckpointHook, Preempted, signals
+from mmvttt.openmmlab.reliability.resume import latest_checkpoint
 from mmvttt.version import __version__
 
 TRAININGS = Path(__file__).parents[1] / 'trainings'
@@ -129,7 +129,7 @@ def test_a_worker_whose_trainer_is_killed_while_it_starts_ends() -> None:
     script = """
 import os, signal, time
 from torch.utils.data import DataLoader
-from mmvttt.reliability import signals
+from mmvttt.openmmlab.reliability import signals
 
 begun, begin = os.pipe()
 

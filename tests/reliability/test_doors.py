@@ -68,7 +68,7 @@ def digests(folder: str) -> dict[str, str]:
 
 HOLD = """
 import time
-from mmvttt.reliability.run_lock import RunLock
+from mmvttt.openmmlab.reliability.run_lock import RunLock
 lock = RunLock('a')
 lock.acquire()
 print('locked', flush=True)
@@ -124,7 +124,7 @@ def test_a_refused_training_changes_no_byte(run: Callable, kind: str) -> None:
 def test_a_forgotten_resume_is_a_warning(run: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     messages: list[str] = []
     monkeypatch.setattr(
-        'mmvttt.reliability.protect.print_log', lambda text, *_: messages.append(text)
+        'mmvttt.openmmlab.reliability.protect.print_log', lambda text, *_: messages.append(text)
     )
     for options in ({}, dict(resume='auto'), {}):
         run('train', work_dir='a', cfg_options={'train_cfg.max_epochs': 1}, **options)

@@ -17,10 +17,16 @@ from mmengine.config import Config
 from mmengine.dataset import DefaultSampler
 from mmengine.runner import EpochBasedTrainLoop
 
+from mmvttt.checkpoints.read import read_content
 from mmvttt.errors import DataError, UsageError
-from mmvttt.reliability import ExactBatchSampler, Preempted, SeededDataset, agreement, make_exact
-from mmvttt.reliability.read import read_content
-from mmvttt.reliability.resume import latest_checkpoint
+from mmvttt.openmmlab.reliability import (
+    ExactBatchSampler,
+    Preempted,
+    SeededDataset,
+    agreement,
+    make_exact,
+)
+from mmvttt.openmmlab.reliability.resume import latest_checkpoint
 
 EPOCHS = {'train_cfg.max_epochs': 3}
 # 22 images in batches of 4: 6 steps an epoch.

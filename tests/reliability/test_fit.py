@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from mmvttt.checkpoints.read import read_content
 from mmvttt.errors import ResumeError
-from mmvttt.reliability.read import read_content
 
 BEST = {'default_hooks.checkpoint.save_best': 'mse', 'default_hooks.checkpoint.rule': 'less'}
 TWO = {'train_cfg.max_epochs': 2}

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mmvttt.reliability.read import read_content
+from mmvttt.checkpoints.read import read_content
 
 TRAININGS = Path(__file__).parents[1] / 'trainings'
 POINTS_SCRIPT = TRAININGS / 'kill_points.py'

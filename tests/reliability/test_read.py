@@ -12,8 +12,8 @@ import pytest
 import torch
 from mmengine.runner.checkpoint import _load_checkpoint
 
+from mmvttt.checkpoints.read import read_content
 from mmvttt.errors import CheckpointError
-from mmvttt.reliability.read import read_content
 
 from .test_allow_list import Reduced
 

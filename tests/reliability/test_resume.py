@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from mmvttt.errors import ResumeError
-from mmvttt.reliability import resume
-from mmvttt.reliability.resume import RUN_ID, latest_checkpoint, why_not_resumable
+from mmvttt.openmmlab.reliability import resume
+from mmvttt.openmmlab.reliability.resume import RUN_ID, latest_checkpoint, why_not_resumable
 
 
 def checkpoint(path: Path, step: int = 2, run: str = 'a', **changes: object) -> Path:

@@ -26,13 +26,13 @@ from mmengine.model import BaseModule
 from mmengine.registry import MODELS
 from torch import nn
 
-from mmvttt.apis.inference import _dataset_meta
-from mmvttt.apis.train import evaluate, train
-from mmvttt.convert import convert_checkpoint
+from mmvttt.checkpoints.convert import convert_checkpoint
+from mmvttt.checkpoints.read import read_content, read_weights
 from mmvttt.errors import CheckpointError
-from mmvttt.models.pretrained import PretrainedMixin
-from mmvttt.reliability.data.paths import check_data
-from mmvttt.reliability.read import read_content, read_weights
+from mmvttt.openmmlab.apis.inference import _dataset_meta
+from mmvttt.openmmlab.apis.train import evaluate, train
+from mmvttt.openmmlab.models.pretrained import PretrainedMixin
+from mmvttt.openmmlab.reliability.data.paths import check_data
 
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / 'tests' / 'trainings'

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mmvttt.apis.train import train
-from mmvttt.reliability.topology_hook import advise
+from mmvttt.openmmlab.apis.train import train
+from mmvttt.openmmlab.reliability.topology_hook import advise
 
 HERE = Path(__file__).parents[1] / 'dist'
 MEANT = 'the learning rate 0.0001 is meant for 16 images a step, and this run has '

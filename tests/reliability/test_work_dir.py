@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from mmengine.fileio import LocalBackend
 
+from mmvttt.checkpoints.atomic_write import write_whole
 from mmvttt.errors import UsageError
-from mmvttt.reliability.atomic_write import write_whole
-from mmvttt.reliability.resume import why_not_resumable
+from mmvttt.openmmlab.reliability.resume import why_not_resumable
 
 TRAININGS = Path(__file__).parents[1] / 'trainings'
 TRAIN = TRAININGS.parents[1] / 'tools' / 'train.py'

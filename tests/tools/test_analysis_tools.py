@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mmvttt.analysis.benchmark import read_csv
-from mmvttt.models.cpu_inference import is_worthwhile
+from mmvttt.deploy.cpu import is_worthwhile
 
 NAMES = (
     'benchmark.py',
@@ -167,7 +167,7 @@ train_dataloader = dict(dataset=dict(pipeline=[
     assert picture.shape == (32, 84, 3)
     assert (picture[20:, 64:] == 255).all()
 
-    from mmvttt.analysis.models import find_model
+    from mmvttt.openmmlab.analysis.models import find_model
 
     weights = tmp_path / 'w.pth'
     meta = dict(dataset_meta=dict(classes=('a', 'b')))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-import mmvttt.apis.train
+import mmvttt.openmmlab.apis.train
 
 ROOT = Path(__file__).parents[2]
 
@@ -16,7 +16,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Calls of the tools into mmvttt, recorded instead of executed."""
     calls: list[dict[str, Any]] = []
     for name in ('train', 'evaluate'):
-        monkeypatch.setattr(mmvttt.apis.train, name, lambda **kwargs: calls.append(kwargs))
+        monkeypatch.setattr(
+            mmvttt.openmmlab.apis.train, name, lambda **kwargs: calls.append(kwargs)
+        )
     return calls
 
 

@@ -24,7 +24,7 @@ import mmengine.config.config  # noqa: E402
 import noisy  # noqa: E402, F401
 from launch import free_port  # noqa: E402
 
-from mmvttt.apis.train import train  # noqa: E402
+from mmvttt.openmmlab.apis.train import train  # noqa: E402
 
 OPTIONS = {
     'default_hooks.checkpoint.max_keep_ckpts': 1,

@@ -19,9 +19,9 @@ from sklearn.datasets import load_digits
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
+from mmvttt.checkpoints.inherit import inherit_vit
 from mmvttt.models.backbones import T5
-from mmvttt.models.inherit import inherit_vit
-from mmvttt.registry import KEY_NORMS
+from mmvttt.openmmlab.registry import KEY_NORMS
 
 SIDE, DIGIT, PATCH, TRAIN, BATCH = 16, 14, 4, 1437, 32
 ARCH = dict(embed_dims=64, num_layers=3, num_heads=2, feedforward_channels=128)

@@ -1,7 +1,8 @@
 """The convolutional branch that brings local detail at four strides (ViT-Adapter, Sec. 3.2)."""
 
-from mmcv.cnn import ConvModule
 from torch import Tensor, nn
+
+from ..layers import ConvNormAct, NormLayer
 
 
 class SpatialPrior(nn.Module):
@@ -12,7 +13,7 @@ class SpatialPrior(nn.Module):
     Args:
         embed_dims: Channels of the outputs, C.
         width: Channels of the stem; the later stages have 2, 4 and 4 times as many.
-        norm_cfg: Norm layers after the convolutions.
+        norm_layer: Norm layers after the convolutions, see `build_norm`.
         in_channels: Channels of the image.
         with_stride4: Whether to project the stem's map too (else the first output is None).
     """
@@ -21,14 +22,16 @@ class SpatialPrior(nn.Module):
         self,
         embed_dims: int,
         width: int,
-        norm_cfg: dict,
+        norm_layer: NormLayer,
         in_channels: int = 3,
         with_stride4: bool = True,
     ) -> None:
         super().__init__()
 
-        def conv(dims: int, out_dims: int, stride: int) -> ConvModule:
-            return ConvModule(dims, out_dims, 3, stride=stride, padding=1, norm_cfg=norm_cfg)
+        def conv(dims: int, out_dims: int, stride: int) -> ConvNormAct:
+            built = ConvNormAct(dims, out_dims, 3, stride, norm_layer)
+            _kaiming(built.conv)
+            return built
 
         self.stem = nn.Sequential(
             conv(in_channels, width, 2),
@@ -46,7 +49,7 @@ class SpatialPrior(nn.Module):
         self.with_stride4 = with_stride4
         for projection in self.projections:
             if isinstance(projection, nn.Conv2d):
-                nn.init.kaiming_normal_(projection.weight, mode='fan_out', nonlinearity='relu')
+                _kaiming(projection)
                 nn.init.zeros_(projection.bias)
 
     def forward(self, image: Tensor) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
@@ -56,3 +59,7 @@ class SpatialPrior(nn.Module):
             features.append(stage(features[-1]))
         first, *others = (p(x) for p, x in zip(self.projections, features, strict=True))
         return first if self.with_stride4 else None, *others
+
+
+def _kaiming(conv: nn.Conv2d) -> None:
+    nn.init.kaiming_normal_(conv.weight, mode='fan_out', nonlinearity='relu')

@@ -1,27 +1,25 @@
 """ViT-Adapter: a four-level pyramid from any plain backbone (Chen et al., ICLR 2023, Sec. 3)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from mmcv.cnn import build_norm_layer
 from torch import Tensor, nn
 
 from mmvttt.arguments import (
     check_choice,
-    check_config,
     check_int,
     check_ints,
     check_number,
     check_rate,
 )
-from mmvttt.registry import MODELS
 
+from ..backbones import BACKBONES
 from ..backbones.options import map_size
-from ..layers import to_map
-from ..pretrained import PretrainedMixin
+from ..build import build_part, split_config
+from ..layers import NormLayer, build_norm, to_map
 from .deformable_attention import Level, SamplingGrid
 from .interaction import Interaction, join_levels, split_levels
 from .spatial_prior import SpatialPrior
@@ -29,15 +27,13 @@ from .spatial_prior import SpatialPrior
 _STRIDES = (4, 8, 16, 32)
 _PATCH = 16
 _NUM_GROUPS = 4
-_SYNC_BN = dict(type='SyncBN')
 
 
 # By the backbone's width: deform_num_heads, deform_ratio, drop_path_rate.
 _DEFAULTS = {192: (6, 1.0, 0.1), 384: (6, 1.0, 0.2), 768: (12, 0.5, 0.3)}
 
 
-@MODELS.register_module()
-class ViTAdapter(PretrainedMixin):
+class ViTAdapter(nn.Module):
     """Wraps a plain backbone of patch size 16 and returns maps at strides 4, 8, 16 and 32.
 
     A spatial prior of convolutions makes a pyramid beside the backbone's tokens. The blocks run in
@@ -58,11 +54,12 @@ class ViTAdapter(PretrainedMixin):
     a classifier's checkpoint reports them as unexpected.
 
     Args:
-        backbone: Config of a plain backbone (or the module itself): attributes `embed_dims`,
-            `num_layers`, `patch_size`, `norm`; methods `embed(image) -> (tokens, (h, w))` and
-            `run_block(i, tokens, (h, w)) -> tokens`; `num_prefix_tokens`, where some lie in front
-            of those of the patches, to go from block to block beside the adapter. Its drop path,
-            freezing of single stages and checkpointing of blocks are its own options.
+        backbone: A plain backbone, its name, or `dict(type=…)` and options. It has the attributes
+            `embed_dims`, `num_layers`, `patch_size`, `norm`; the methods
+            `embed(image) -> (tokens, (h, w))` and `run_block(i, tokens, (h, w)) -> tokens`; and
+            `num_prefix_tokens`, where some lie in front of the patches' tokens and pass from block
+            to block past the adapter. Its drop path, freezing of single stages and checkpointing of
+            blocks are its own options.
         task: What is added to the pyramid at the end. `'det'`: the last tokens, to all four maps;
             `'seg'`: those after interaction 1, 2, 3, 4, to map 1, 2, 3, 4.
         interaction_indexes: First and last block of every group. Default: four even groups
@@ -80,14 +77,13 @@ class ViTAdapter(PretrainedMixin):
         freeze_backbone: Train the adapter alone. The backbone gets no gradients and stays in
             evaluation mode (gradients still pass through it to the injectors).
         with_cp: Recompute injectors and extractors in the backward pass, non-reentrantly.
-        norm_cfg: Norm layers of the spatial prior and of the outputs. `SyncBN` equals `BN` while no
-            process group exists; in a process group on CPUs it cannot run: take `BN` or `GN`.
-            One image per GPU, or images so small that a level is one cell, ask for `GN`.
+        norm_layer: Norm layers of the spatial prior and of the outputs, see `build_norm`. 'SyncBN'
+            equals 'BN' while no process group exists; in a process group on CPUs it cannot run:
+            take 'BN' or `dict(type='GN', num_groups=32)`. One image per GPU, or images so small
+            that a level is one cell, ask for 'GN'.
         deform_backend: Implementation of the deformable attention's op: 'triton', 'numba' or
             'reference'; None leaves the choice to it (docs/kernels.md). That of the mixers is an
             option of theirs.
-        init_cfg: As in mmengine. The adapter is initialised when built; a `Pretrained` of the
-            backbone's own `init_cfg` is loaded by `init_weights`, and one given here after it.
 
     Raises:
         TypeError: If `backbone` lacks a part of the contract, or an option has another type.
@@ -96,7 +92,7 @@ class ViTAdapter(PretrainedMixin):
 
     def __init__(
         self,
-        backbone: dict | nn.Module,
+        backbone: str | Mapping[str, Any] | nn.Module,
         task: str = 'det',
         interaction_indexes: Sequence[Sequence[int]] | None = None,
         deform_num_heads: int | None = None,
@@ -111,14 +107,13 @@ class ViTAdapter(PretrainedMixin):
         out_indices: Sequence[int] = (0, 1, 2, 3),
         freeze_backbone: bool = False,
         with_cp: bool = False,
-        norm_cfg: dict = _SYNC_BN,
+        norm_layer: NormLayer = 'SyncBN',
         deform_backend: str | None = None,
-        init_cfg: dict | list[dict] | None = None,
     ) -> None:
-        super().__init__(init_cfg)
+        super().__init__()
         if not isinstance(backbone, nn.Module):
-            check_config('backbone', backbone, "dict(type='mmvttt.Vittt', arch='small')")
-            backbone = MODELS.build(backbone)
+            kind, options = split_config('backbone', backbone, BACKBONES)
+            backbone = build_part('backbone', kind, **options)
         self.backbone = backbone
         _check_backbone(self.backbone)
         # Parameters that nothing here uses would stay without gradients, which stops DDP.
@@ -178,13 +173,13 @@ class ViTAdapter(PretrainedMixin):
         self.spatial_prior = SpatialPrior(
             dims,
             conv_inplane,
-            norm_cfg,
+            norm_layer,
             in_channels=getattr(self.backbone, 'in_channels', 3),
             with_stride4=with_stride4,
         )
         self.level_embed = nn.Parameter(torch.randn(len(_STRIDES) - 1, dims))
         self.norms = nn.ModuleList(
-            build_norm_layer(norm_cfg, dims)[1] if i in self.out_indices else nn.Identity()
+            build_norm(norm_layer, dims) if i in self.out_indices else nn.Identity()
             for i in range(len(_STRIDES))
         )
         if with_stride4:

@@ -8,7 +8,10 @@ from .timm_vit import TimmViT
 from .vit3 import ViT3
 from .vittt import DESIGN_ROUTE, Vittt
 
+BACKBONES = {kind.__name__: kind for kind in (T5, HViT3, TimmViT, ViT3, Vittt)}
+
 __all__ = [
+    'BACKBONES',
     'DESIGN_ROUTE',
     'T5',
     'HViT3',

@@ -12,13 +12,12 @@ from torch.utils.checkpoint import checkpoint
 from mmvttt.arguments import check_choice, check_int, check_number, checked_size
 
 from ..layers import to_map
-from ..pretrained import PretrainedMixin
 from .options import OUT_TYPES, check_image, map_size, resolve_indices
 
 INTERPOLATIONS = ('antialiased', 'bicubic')
 
 
-class PlainBackbone(PretrainedMixin):
+class PlainBackbone(nn.Module):
     """A backbone of one resolution: patches, blocks of one width, a final norm.
 
     The ViT-Adapter and the heads rely on `embed_dims`, `num_layers`, `patch_size`, `embed`,
@@ -39,8 +38,6 @@ class PlainBackbone(PretrainedMixin):
         with_cp: Recompute the blocks in the backward pass (non-reentrant checkpointing).
         pos_embed_interpolation: How a position embedding is resized: 'antialiased' as timm does,
             or 'bicubic' as the original ViT-Adapter; they differ by 2 % on smooth embeddings.
-        init_cfg: mmengine's; `dict(type='Pretrained', checkpoint=…, prefix='backbone.')` loads
-            weights, reports matched, missing and unexpected keys, and fails where nothing matched.
     """
 
     blocks: nn.ModuleList
@@ -62,9 +59,8 @@ class PlainBackbone(PretrainedMixin):
         frozen_stages: int = -1,
         with_cp: bool = False,
         pos_embed_interpolation: str = 'antialiased',
-        init_cfg: dict | list[dict] | None = None,
     ) -> None:
-        super().__init__(init_cfg)
+        super().__init__()
         check_choice('out_type', out_type, OUT_TYPES)
         check_choice('pos_embed_interpolation', pos_embed_interpolation, INTERPOLATIONS)
         check_int('patch_size', patch_size)

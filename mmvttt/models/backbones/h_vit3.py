@@ -1,19 +1,26 @@
 """H-ViT³, the four-stage Vision Test-Time Training backbone (vit3 Sec. 5 and 9, Tab. 12)."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
-from mmcv.cnn import ConvModule, build_norm_layer
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from mmvttt.arguments import check_choice, check_int
-from mmvttt.registry import MODELS
 
-from ..layers import MixerBlock, resolve_mixer, rotation_2d, to_map
-from ..pretrained import PretrainedMixin
+from ..layers import (
+    ConvNormAct,
+    Mixer,
+    MixerBlock,
+    NormLayer,
+    build_norm,
+    resolve_mixer,
+    rotation_2d,
+    to_map,
+)
 from .options import (
     OUT_TYPES,
     check_image,
@@ -23,7 +30,6 @@ from .options import (
     resolve_indices,
 )
 
-_BN = dict(type='BN')
 _MLP_RATIO = 4
 _NORM_EPS = 1e-5
 
@@ -34,22 +40,18 @@ class Stem(nn.Sequential):
     Args:
         in_channels: Channels of the image.
         embed_dims: Channels C of the map.
-        norm_cfg: Norm after each convolution.
+        norm_layer: Norm after each convolution.
     """
 
-    def __init__(self, in_channels: int, embed_dims: int, norm_cfg: Mapping) -> None:
+    def __init__(self, in_channels: int, embed_dims: int, norm_layer: NormLayer) -> None:
         half, wide = embed_dims // 2, 4 * embed_dims
-        common = dict(norm_cfg=norm_cfg, bias=False)
         super().__init__(
-            ConvModule(in_channels, half, 3, stride=2, padding=1, **common),
-            ConvModule(half, half, 3, padding=1, **common),
-            ConvModule(half, half, 3, padding=1, **common),
-            ConvModule(half, wide, 3, stride=2, padding=1, **common),
-            ConvModule(wide, embed_dims, 1, act_cfg=None, **common),
+            ConvNormAct(in_channels, half, 3, stride=2, norm_layer=norm_layer),
+            ConvNormAct(half, half, 3, norm_layer=norm_layer),
+            ConvNormAct(half, half, 3, norm_layer=norm_layer),
+            ConvNormAct(half, wide, 3, stride=2, norm_layer=norm_layer),
+            ConvNormAct(wide, embed_dims, 1, norm_layer=norm_layer, act=False),
         )
-        # torch's own start, as the authors'; mmcv's (Kaiming, fan-out) is up to five times wider.
-        for module in self:
-            module.conv.reset_parameters()
 
     def forward(self, x: Tensor) -> Tensor:
         """`(B, in_channels, H, W)` → `(B, C, ⌈H/4⌉, ⌈W/4⌉)`, channels last."""
@@ -63,16 +65,16 @@ class Downsample(nn.Module):
     Args:
         in_channels: Channels of the stage before.
         out_channels: Channels C of the stage after; in between there are 4 C.
-        norm_cfg: Norm after the last convolution.
+        norm_layer: Norm after the last convolution.
     """
 
-    def __init__(self, in_channels: int, out_channels: int, norm_cfg: Mapping) -> None:
+    def __init__(self, in_channels: int, out_channels: int, norm_layer: NormLayer) -> None:
         super().__init__()
         wide = 4 * out_channels
         self.widen = nn.Conv2d(in_channels, wide, 1)
         self.halve = nn.Conv2d(wide, wide, 3, stride=2, padding=1, groups=wide)
         self.narrow = nn.Conv2d(wide, out_channels, 1)
-        self.norm = build_norm_layer(norm_cfg, out_channels)[1]
+        self.norm = build_norm(norm_layer, out_channels)
 
     def forward(self, x: Tensor) -> Tensor:
         """`(B, C', h, w)` → `(B, C, ⌈h/2⌉, ⌈w/2⌉)`; odd sides are padded at the end."""
@@ -87,8 +89,8 @@ class Stage(nn.Module):
     Args:
         embed_dims: Channels C.
         num_heads: Heads of the mixers.
-        mixer: Config of the mixers, which are told their `rotation` (see `ViT3Mixer`) if their
-            `forward` names it.
+        mixer: Config of the mixers, which are told the `rotation` (see `ViT3Mixer`) if they declare
+            it in `extras`.
         drop_path_rates: Stochastic depth of every block.
         downsample: The module in front of the blocks.
         with_cp: See `PlainBackbone`.
@@ -138,8 +140,7 @@ class Stage(nn.Module):
         return to_map(x, hw)
 
 
-@MODELS.register_module()
-class HViT3(PretrainedMixin):
+class HViT3(nn.Module):
     """H-ViT³-T/S/B: four stages at strides 4, 8, 16 and 32, linear in the number of pixels.
 
     An image of any size is padded at the right and the bottom to multiples of 4, and so is a map
@@ -154,14 +155,15 @@ class HViT3(PretrainedMixin):
             a classification head.
         out_indices: Stages whose maps are returned. Default: all; the last one if pooled.
         drop_path_rate: Stochastic depth of the last block, rising linearly from 0 at the first.
-        norm_cfg: Norms of the stem and of the downsampling, and of the pooled output. Detection
-            with few images per GPU asks for `SyncBN`, or `BN` in frozen stages, or `GN`.
+        norm_layer: Norms of the stem and of the downsampling, and of the pooled output, see
+            `build_norm`. Detection with few images per GPU asks for 'SyncBN', or 'BN' in frozen
+            stages, or `dict(type='GN', num_groups=32)`.
         in_channels: Channels of the image.
         frozen_stages: −1 trains everything, 0 freezes the stem, n the stem and the first n stages
             with the norms of their outputs.
-        with_cp, init_cfg: See `PlainBackbone`.
-        mixer: Options of `ViT3Mixer`: `scale`, `backend`; or `dict(type=…)` of another mixer, which
-            is told its `rotation` if its `forward` names it.
+        with_cp: See `PlainBackbone`.
+        mixer: Options of `ViT3Mixer`: `scale`, `backend`; or another mixer as a class, a name or
+            `dict(type=…)`, which is told the `rotation` of the map if it declares it in `extras`.
 
     Raises:
         ValueError: If an option is not one of those named here.
@@ -183,14 +185,13 @@ class HViT3(PretrainedMixin):
         out_type: str = 'featmap',
         out_indices: int | Sequence[int] | None = None,
         drop_path_rate: float = 0.0,
-        norm_cfg: Mapping = _BN,
+        norm_layer: NormLayer = 'BN',
         in_channels: int = 3,
         frozen_stages: int = -1,
         with_cp: bool = False,
-        mixer: Mapping | None = None,
-        init_cfg: dict | list[dict] | None = None,
+        mixer: Mixer | None = None,
     ) -> None:
-        super().__init__(init_cfg)
+        super().__init__()
         sizes = resolve_arch(arch, self.arch_zoo, type(self).__name__)
         dims, depths, heads = (tuple(sizes[k]) for k in ('embed_dims', 'depths', 'num_heads'))
         last = len(dims) - 1
@@ -217,23 +218,28 @@ class HViT3(PretrainedMixin):
         self.frozen_stages = frozen_stages
 
         rates = drop_path_rates(drop_path_rate, sum(depths))
-        self.stem = Stem(in_channels, dims[0], norm_cfg)
+        self.stem = Stem(in_channels, dims[0], norm_layer)
         self.stages = nn.ModuleList(
             Stage(
                 dims[s],
                 heads[s],
                 mixer,
                 rates[end - depths[s] : end],
-                Downsample(dims[s - 1], dims[s], norm_cfg) if s else None,
+                Downsample(dims[s - 1], dims[s], norm_layer) if s else None,
                 with_cp,
             )
             for s, end in enumerate(accumulate(depths))
         )
+        first = self.stages[0].get_submodule('blocks.0.mixer')
+        if not hasattr(first, 'extras'):
+            warnings.warn(
+                f'{type(first).__name__} declares no extras, so H-ViT³ does not tell it the '
+                "rotation, the positions of its tokens: write extras = ('rotation',) and take it "
+                'in forward, or extras = () where it needs none.',
+                stacklevel=2,
+            )
         if out_type == 'avg_featmap':
-            # The BatchNorm of tokens `(B, C, N)` has another name than that of maps.
-            one_d = norm_cfg['type'] in ('BN', 'BN2d')
-            norm_cfg = dict(norm_cfg, type='BN1d') if one_d else norm_cfg
-            self.norm = build_norm_layer(norm_cfg, dims[-1])[1]
+            self.norm = build_norm(norm_layer, dims[-1], tokens=True)
         else:
             self.norms = nn.ModuleDict(
                 {str(i): nn.LayerNorm(dims[i], eps=_NORM_EPS) for i in self.out_indices}
@@ -280,8 +286,8 @@ class HViT3(PretrainedMixin):
     def get_layer_depth(self, param_name: str, prefix: str = '') -> tuple[int, int]:
         """Layer of a parameter, and number of layers, as `PlainBackbone.get_layer_depth`.
 
-        0 is the stem, then comes a layer for each block, the downsampling in that of the block
-        behind it, and the last is for the norms of the outputs and all outside of the backbone.
+        0 is the stem, then comes a layer for each block, each downsampling in the layer of the
+        block behind it, and the last is for the norms of the outputs and all outside the backbone.
         """
         total = sum(self.depths) + 2
         if not param_name.startswith(prefix):

@@ -1,11 +1,11 @@
 """The body that ViT³ and T⁵ share."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 
-from ..layers import MixerBlock, resolve_mixer
+from ..layers import Mixer, MixerBlock, resolve_mixer
 from .base import PlainBackbone
 from .options import drop_path_rates, resolve_arch
 
@@ -16,24 +16,27 @@ class MixerBackbone(PlainBackbone):
     Args:
         arch: 'tiny', 'small', 'base', or a dict with `embed_dims`, `num_layers`, `num_heads` and
             `feedforward_channels`.
-        mixer: Config of the token mixer: options of `default_mixer`, or any `dict(type=…)`.
+        mixer: The token mixer: options of `default_mixer`; or another one as a class, a name, or
+            `dict(type=…)` and options.
         cpe: Whether every block begins with a conditional position encoding, `x + DWConv3×3(x)`.
         pos_embed: Whether to learn a position embedding for the grid of `img_size`.
         drop_path_rate: Stochastic depth of the last block, rising linearly from 0 at the first.
         norm_eps: ε of all LayerNorms.
-        options: Those of `PlainBackbone`: `img_size`, `out_indices`, `init_cfg`, …
+        options: Those of `PlainBackbone`: `img_size`, `out_indices`, …
 
     Raises:
         ValueError: If an option is not one of those named here.
     """
 
+    # Options of PlainBackbone that the arch gives.
+    derived_options: ClassVar = ('embed_dims', 'num_layers')
     arch_zoo: Mapping[str, Mapping[str, int]]
     default_mixer: Mapping[str, Any]
 
     def __init__(
         self,
         arch: str | Mapping[str, int] = 'small',
-        mixer: Mapping | None = None,
+        mixer: Mixer | None = None,
         cpe: bool = True,
         pos_embed: bool = False,
         drop_path_rate: float = 0.0,

@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from mmvttt.registry import MODELS
-
+from ..layers import Mixer
 from ..linearize import RECIPES
 from .mixer_backbone import MixerBackbone
 
@@ -12,15 +11,15 @@ from .mixer_backbone import MixerBackbone
 _INHERITED = ('.mixer.qkv.', '.mixer.proj.')
 
 
-@MODELS.register_module()
 class T5(MixerBackbone):
     """T⁵-T/S/B: DeiT's body without class token, which takes over a ViT's weights, and linear cost.
 
-    `init_cfg=dict(type='mmvttt.InheritViT', checkpoint=…)` begins from a ViT or DeiT of timm or
-    mmpretrain. The paper has tiny and small; base is DeiT-B with the same mixer.
+    `mmvttt.checkpoints.inherit.inherit_vit` begins from a ViT or DeiT of timm or mmpretrain, in a
+    config `init_cfg=dict(type='mmvttt.InheritViT', checkpoint=…)`. The paper has tiny and small;
+    base is DeiT-B with the same mixer.
 
     Args:
-        arch: See `MixerBackbone`. Its heads must be those of the source: the shapes of weights do
+        arch: See `MixerBackbone`. It must have the heads of the source: the shapes of weights do
             not tell.
         mixer: Options of `TTTMixer` that overrule T⁵'s: `inner` (Tab. 1), `key_norm` (Tab. 2),
             `locality` and `neighborhood` (Tab. 3; T⁵⁺ is `dict(neighborhood=5)`); or
@@ -44,7 +43,7 @@ class T5(MixerBackbone):
     def __init__(
         self,
         arch: str | Mapping[str, int] = 'small',
-        mixer: Mapping | None = None,
+        mixer: Mixer | None = None,
         cpe: bool = False,
         pos_embed: bool = True,
         only_new: bool = False,

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from mmvttt.arguments import check_choice, check_config, check_int, checked_size
-from mmvttt.registry import MODELS
 
 from ..linearize import MapSize, linearize
 from ..linearize.linearize import Linearization
@@ -25,7 +24,6 @@ _FROM_AUTHORS = {
 }
 
 
-@MODELS.register_module()
 class TimmViT(PlainBackbone):
     """A `VisionTransformer` or `Eva` of timm: DINOv2, DINOv3, SigLIP 2, EVA-02, CLIP, DeiT, MAE, ….
 
@@ -34,9 +32,10 @@ class TimmViT(PlainBackbone):
     the last block. With `linearize=None` the attention stays softmax: the baseline of every
     comparison.
 
-    Weights: `init_cfg=dict(type='Pretrained', checkpoint=…)` takes a file or URL with the names of
-    timm or of the model's authors (as far as timm knows them), or `'timm://NAME'`, what timm's hub
-    has under the name of a model and its tag, such as `'timm://vit_small_patch16_dinov3.lvd1689m'`.
+    Weights: `mmvttt.checkpoints.load.load_pretrained`, or a config's
+    `init_cfg=dict(type='Pretrained', checkpoint=…)`, takes a file or URL with the names of timm or
+    of the model's authors (as far as timm knows them), or `'timm://NAME'`, what timm's hub has
+    under the name of a model and its tag, such as `'timm://vit_small_patch16_dinov3.lvd1689m'`.
 
     Args:
         model: Name in timm's registry.
@@ -51,7 +50,7 @@ class TimmViT(PlainBackbone):
         in_channels: Channels of the image.
         out_type: 'featmap' returns maps `(B, C, h, w)`, 'avg_featmap' the means `(B, C)` of the
             patches, 'cls_token' the class token `(B, C)`.
-        out_indices, frozen_stages, with_cp, init_cfg: See `PlainBackbone`.
+        out_indices, frozen_stages, with_cp: See `PlainBackbone`.
 
     Raises:
         ValueError: If timm has no such model, or it cannot be linearized, or an option is not one
@@ -71,7 +70,6 @@ class TimmViT(PlainBackbone):
         out_indices: int | Sequence[int] = -1,
         frozen_stages: int = -1,
         with_cp: bool = False,
-        init_cfg: dict | list[dict] | None = None,
     ) -> None:
         for name, value in (('linearize', linearize), ('model_options', model_options)):
             if value is not None:
@@ -104,7 +102,6 @@ class TimmViT(PlainBackbone):
             out_indices=out_indices,
             frozen_stages=frozen_stages,
             with_cp=with_cp,
-            init_cfg=init_cfg,
         )
         if out_type == CLASS_TOKEN and vit.cls_token is None:
             raise ValueError(f"{model} has no class token: choose out_type='avg_featmap'.")

@@ -1,16 +1,23 @@
 """Vittt, the plain Vision-TTT backbone (vision-ttt Sec. 4, Algorithm 1; design route: Tab. 3)."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from timm.layers import GluMlp
 from torch import Tensor, nn
 
 from mmvttt.arguments import check_choice
-from mmvttt.registry import MODELS, type_name
 
-from ..layers import CausalConv1d, DropPath, DWConv2d, TokenBlock, TTTLinearMixer, resolve_mixer
+from ..layers import (
+    CausalConv1d,
+    DropPath,
+    DWConv2d,
+    Mixer,
+    TokenBlock,
+    TTTLinearMixer,
+    resolve_mixer,
+)
 from .base import PlainBackbone
 from .options import drop_path_rates, resolve_arch
 
@@ -110,7 +117,11 @@ class VitttBlock(TokenBlock):
     def _convolved(
         self, x: Tensor, hw: tuple[int, int], patches: Tensor | None, residual: bool
     ) -> Tensor:
-        """The preprocessing of tokens `(B, T, D)`; class tokens, and all without it, stay."""
+        """The preprocessing of tokens `(B, T, D)`.
+
+        The 3×3 convolution leaves class tokens as they are; the causal one, which runs along the
+        sequence, convolves them too.
+        """
         if self.conv2d is not None and patches is not None:
             convolved = self.conv2d(x[:, patches], hw).to(x.dtype)
             merge = x.index_add if residual else x.index_copy
@@ -124,7 +135,6 @@ class VitttBlock(TokenBlock):
         return x + convolved if residual else convolved
 
 
-@MODELS.register_module()
 class Vittt(PlainBackbone):
     """Vision-TTT (Vittt-T/S/B): linear in the number of patches, one backbone for every task.
 
@@ -135,8 +145,8 @@ class Vittt(PlainBackbone):
             (the vanilla TTT block), 'dual' or 'conv2d' (Vittt).
         mixer: Options of `TTTLinearMixer` that overrule the design: `mini_batch_size`,
             `learnable_states`, `eta_base`, `post_norm`, `gate_cfg`, `backend`, …; or
-            `dict(type=…)` of another mixer, which is told `patches` (as `VitttBlock.forward`) if
-            its `forward` names it, and must, for class tokens.
+            another mixer, as a class, a name or `dict(type=…)`, which is told `patches` (as
+            `VitttBlock.forward`) if its `extras` name it; class tokens need one that does.
         residual: 'input', 'normed' (Algorithm 1) or 'literal' (Eq. 9 and 12), see `VitttBlock`.
         cls_mode: How a classifier's feature is taken (Tab. 4): 'mean' or 'max' (the token of the
             largest L2 norm) of the patches, or class tokens at the 'head', in the 'middle', or at
@@ -145,12 +155,13 @@ class Vittt(PlainBackbone):
         norm_eps: ε of all LayerNorms.
         pos_embed_interpolation: As in the original ViT-Adapter, see `PlainBackbone`.
         options: Those of `PlainBackbone`: `img_size`, `patch_size`, `in_channels`, `out_indices`,
-            `out_type`, `frozen_stages`, `with_cp`, `init_cfg`, …
+            `out_type`, `frozen_stages`, `with_cp`, …
 
     Raises:
         ValueError: If an option is not one of those named here.
     """
 
+    derived_options: ClassVar = ('embed_dims', 'num_layers')
     arch_zoo: Mapping[str, Mapping[str, int]] = {
         'tiny': dict(embed_dims=192, num_layers=12, num_heads=3, feedforward_channels=512),
         'small': dict(embed_dims=384, num_layers=12, num_heads=6, feedforward_channels=1024),
@@ -161,7 +172,7 @@ class Vittt(PlainBackbone):
         self,
         arch: str | Mapping[str, int] = 'small',
         design: str = 'conv2d',
-        mixer: Mapping | None = None,
+        mixer: Mixer | None = None,
         residual: str = 'input',
         cls_mode: str = 'mean',
         drop_path_rate: float = 0.0,
@@ -177,7 +188,7 @@ class Vittt(PlainBackbone):
         if mixer['type'] is not TTTLinearMixer and design != 'conv2d':
             raise ValueError(
                 f'design={design!r} is a set of options of TTTLinearMixer, which '
-                f'{type_name(mixer["type"])} does not have: leave design out, or the type of mixer.'
+                f'{mixer["type"]!r} does not have: leave design out, or the type of mixer.'
             )
         super().__init__(
             arch['embed_dims'],
@@ -207,9 +218,9 @@ class Vittt(PlainBackbone):
         )
         if self.cls_token is not None and 'patches' not in self.blocks[0].mixer_extras:
             raise ValueError(
-                f'cls_mode={cls_mode!r} puts class tokens among the patches, of which '
-                f"{type_name(mixer['type'])} would know nothing: choose cls_mode='mean' or 'max', "
-                'or a mixer whose forward names `patches`, their positions.'
+                f'cls_mode={cls_mode!r} puts class tokens among the patches, and '
+                f'{type(self.blocks[0].mixer).__name__} would not know where: choose '
+                "cls_mode='mean' or 'max', or a mixer with extras = ('patches',), their positions."
             )
         self.train(self.training)
 
@@ -217,15 +228,15 @@ class Vittt(PlainBackbone):
         """Tokens `(B, h·w, D)` with the class tokens among them, and the patches' positions."""
         if self.cls_token is None:
             return x, {}
-        tokens = self.cls_token.to(x.dtype).expand(len(x), -1, -1)
+        # Not len(x), which would fix the batch of an export.
+        tokens = self.cls_token.to(x.dtype).expand(x.shape[0], -1, -1)
+        count = x.shape[1]
+        patches = torch.arange(count, device=x.device)
         if self.cls_mode == 'double':
-            x = torch.cat([tokens[:, :1], x, tokens[:, 1:]], dim=1)
-        else:
-            at = 0 if self.cls_mode == 'head' else x.shape[1] // 2
-            x = torch.cat([x[:, :at], tokens, x[:, at:]], dim=1)
-        classes = self._class_positions(x)
-        rest = [i for i in range(x.shape[1]) if i not in classes]
-        return x, dict(patches=torch.tensor(rest, device=x.device))
+            return torch.cat([tokens[:, :1], x, tokens[:, 1:]], dim=1), dict(patches=patches + 1)
+        at = 0 if self.cls_mode == 'head' else count // 2
+        x = torch.cat([x[:, :at], tokens, x[:, at:]], dim=1)
+        return x, dict(patches=patches + (patches >= at))
 
     def to_output(self, x: Tensor, hw: tuple[int, int], patches: Tensor | None = None) -> Tensor:
         """Tokens `(B, T, D)` as a map or a feature, by `out_type` and `cls_mode`."""
@@ -236,7 +247,7 @@ class Vittt(PlainBackbone):
         if self.out_type == 'featmap' or self.cls_mode == 'mean':
             return super().to_output(x, hw)
         largest = x.norm(dim=-1).argmax(1)
-        return x[torch.arange(len(x), device=x.device), largest]
+        return x[torch.arange(x.shape[0], device=x.device), largest]
 
     def _class_positions(self, x: Tensor) -> list[int]:
         """Positions of the class tokens among tokens `(B, T, D)`."""

@@ -1,53 +1,22 @@
 """Diffusion transformers: DiT³, the losses of DiT and of rectified flow, sampling, measures.
 
-Needs the extra `gen` (diffusers), which is imported when a model is built, not before.
+Needs the extra `gen` (diffusers), which `DiT3` imports when it is asked for.
 """
 
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ...registry import MODELS, register_lazily
-from .diffusion_model import DiffusionModel, LatentPreprocessor
-from .digits import DigitQuality
 from .losses import DDPMLoss, FlowLoss
 from .measures import frechet_distance, precision_recall
 
-__all__ = [
-    'DDPMLoss',
-    'DiffusionModel',
-    'DigitQuality',
-    'FlowLoss',
-    'LatentPreprocessor',
-    'build_linear_transformer',
-    'frechet_distance',
-    'precision_recall',
-]
+if TYPE_CHECKING:
+    from .dit3 import DiT3
+
+__all__ = ['DDPMLoss', 'DiT3', 'FlowLoss', 'frechet_distance', 'precision_recall']
 
 
-# Its module imports diffusers.
-register_lazily(MODELS, f'{__name__}.dit3', 'DiT3')
+def __getattr__(name: str) -> Any:
+    if name == 'DiT3':
+        from .dit3 import DiT3
 
-
-@MODELS.register_module(name='LinearTransformer')
-def build_linear_transformer(
-    source: Mapping, where: str = 'all', time_shift: float | None = None, **options: Any
-) -> Any:
-    """Builds a transformer of diffusers, and puts TTT in the place of its softmax attention.
-
-    The names of its weights stay: `load_from` takes a checkpoint of the source's training.
-
-    Args:
-        source: Config of the transformer, such as `dict(type='diffusers.DiTTransformer2DModel')`.
-        where: See `mmvttt.linearize`: 'dit5', 'sd3.5-t5', ….
-        time_shift: Of diffusers' DiT: what its frequencies of the time are shifted by. It has 1,
-            and the published DiT 0, with other outputs; None leaves it.
-        options: See `mmvttt.linearize`.
-    """
-    from ..linearize import linearize
-
-    model = MODELS.build(source)
-    if time_shift is not None:
-        for block in model.transformer_blocks:
-            block.norm1.emb.time_proj.downscale_freq_shift = time_shift
-    linearize(model, where, **options)
-    return model
+        return DiT3
+    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')

@@ -15,11 +15,10 @@ from diffusers.models.embeddings import (
 from diffusers.models.modeling_outputs import Transformer2DModelOutput
 from torch import Tensor, nn
 
-from mmvttt.arguments import check_config, check_int
-from mmvttt.registry import MODELS
+from mmvttt.arguments import check_int
 
 from ..backbones.options import resolve_arch
-from ..layers import DWConv2d
+from ..layers import DWConv2d, Mixer, build_mixer, resolve_mixer
 
 _FREQUENCIES = 256
 
@@ -52,7 +51,7 @@ class DiT3Block(nn.Module):
         super().__init__()
         self.cpe = DWConv2d(embed_dims, bias=True) if cpe else None
         self.norm1 = nn.LayerNorm(embed_dims, eps=1e-6, elementwise_affine=False)
-        self.mixer = MODELS.build(dict(mixer, embed_dims=embed_dims, num_heads=num_heads))
+        self.mixer, _ = build_mixer(mixer, embed_dims, num_heads)
         self.norm2 = nn.LayerNorm(embed_dims, eps=1e-6, elementwise_affine=False)
         self.mlp = FeedForward(embed_dims, activation_fn='gelu-approximate')
         self.modulation = nn.Linear(embed_dims, 6 * embed_dims)
@@ -111,15 +110,14 @@ class DiT3(ModelMixin, ConfigMixin):
         out_channels: int | None = None,
         num_classes: int = 1000,
         null_class: bool = True,
-        mixer: Mapping | None = None,
+        mixer: Mixer | None = None,
         cpe: bool = True,
     ) -> None:
         super().__init__()
         check_int('patch_size', patch_size)
         check_int('in_channels', in_channels)
         check_int('num_classes', num_classes)
-        mixer = dict(type='mmvttt.ViT3Mixer') if mixer is None else copy.deepcopy(mixer)
-        check_config('mixer', mixer, "dict(type='mmvttt.ViT3Mixer')")
+        mixer = resolve_mixer(copy.deepcopy(mixer), dict(type='ViT3Mixer'))
         sizes = resolve_arch(arch, self.arch_zoo, 'DiT3')
         dims = sizes['embed_dims']
         out_channels = 2 * in_channels if out_channels is None else out_channels
@@ -169,7 +167,7 @@ class DiT3(ModelMixin, ConfigMixin):
 
         Args:
             hidden_states: `(B, in_channels, h, w)`, sides that are multiples of `patch_size`.
-            timestep: `()` or `(B,)`, 0 to 1000; may be broken.
+            timestep: `()` or `(B,)`, 0 to 1000; may be fractional.
             class_labels: `(B,)` integers.
             return_dict: Whether the result is an object with `sample`, or a tuple.
 

@@ -7,9 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...arguments import check_choice, check_number
-from ...errors import UsageError
-from ...registry import MODELS
+from mmvttt.arguments import check_choice, check_number
+from mmvttt.errors import UsageError
 
 _BIN = 1 / 255
 
@@ -19,7 +18,6 @@ def _column(x: Tensor) -> Tensor:
     return x[:, None, None, None]
 
 
-@MODELS.register_module()
 class DDPMLoss:
     """Mean squared error of the noise, and the variational bound of the variance (DiT Sec. 3.1).
 
@@ -136,7 +134,6 @@ def _binned_log_likelihood(x: Tensor, mean: Tensor, log_deviation: Tensor) -> Te
     return inside.clamp(min=1e-12).log()
 
 
-@MODELS.register_module()
 class FlowLoss:
     """Rectified flow: x_σ = (1 − σ)·x0 + σ·ε, whose velocity is ε − x0 (SD3, Esser et al. 2024).
 

@@ -4,8 +4,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...arguments import check_int
-from ...errors import UsageError
+from mmvttt.arguments import check_int
+from mmvttt.errors import UsageError
 
 
 def frechet_distance(features: Tensor, reference: Tensor) -> float:

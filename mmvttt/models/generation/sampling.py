@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...errors import UsageError
+from mmvttt.errors import UsageError
 
 # By the names of the command line: for noise levels, and for rectified flow.
 _NOISE_LEVELS = {

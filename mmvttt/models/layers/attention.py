@@ -6,8 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmvttt.registry import INNER_MODELS
-
 from .precision import without_autocast
 
 
@@ -22,7 +20,6 @@ class Attention(nn.Module, ABC):
         """`q, k, v: (B, N, H, d)` → `(B, N, H, d)`."""
 
 
-@INNER_MODELS.register_module()
 class SoftmaxAttention(Attention):
     """softmax(q·kᵀ / √d)·v, what the weights of a ViT were trained for; O(N²)."""
 
@@ -34,7 +31,6 @@ class SoftmaxAttention(Attention):
         return out.transpose(1, 2)
 
 
-@INNER_MODELS.register_module()
 class LinearAttention(Attention):
     """φ(q)·Σφ(k)ᵀv / φ(q)·Σφ(k)ᵀ with φ = ELU + 1 (Katharopoulos et al., 2020); O(N).
 

@@ -10,40 +10,38 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmvttt.registry import INNER_LOSSES
-
 InnerLoss = Callable[[Tensor, Tensor, float], Tensor]
 
 
-@INNER_LOSSES.register_module()
 def dot(predicted: Tensor, value: Tensor, scale: float) -> Tensor:
     """−s/B · Σ V̂·V (Eq. 8)."""
     return -scale / len(value) * (predicted * value).sum()
 
 
-@INNER_LOSSES.register_module()
 def l2(predicted: Tensor, value: Tensor, scale: float) -> Tensor:
     """s/2B · Σ (V̂ − V)² (Eq. 10)."""
     return 0.5 * scale / len(value) * (predicted - value).square().sum()
 
 
-@INNER_LOSSES.register_module()
 def rmse(predicted: Tensor, value: Tensor, scale: float) -> Tensor:
     """√(s/B · Σ (V̂ − V)²) (Eq. 12); where V̂ = V everywhere, all derivatives are taken as 0."""
     error = (predicted - value).square().sum()
-    # √ stays away from 0, where its derivatives, also those of a norm, are no numbers.
+    # √ stays away from 0, where its derivatives, and the derivatives of a norm, are not finite.
     perfect = error == 0
     root = torch.where(perfect, 0, torch.where(perfect, 1, error).sqrt())
     return (scale / len(value)) ** 0.5 * root
 
 
-@INNER_LOSSES.register_module()
 def l1(predicted: Tensor, value: Tensor, scale: float) -> Tensor:
     """s/B · Σ |V̂ − V| (Eq. 14), whose mixed derivative in V̂ and V vanishes."""
     return scale / len(value) * (predicted - value).abs().sum()
 
 
-@INNER_LOSSES.register_module()
 def smooth_l1(predicted: Tensor, value: Tensor, scale: float) -> Tensor:
     """s/B · Σ of ½x² where |x| < 1 and |x| − ½ elsewhere, x = V̂ − V (Eq. 16)."""
     return scale / len(value) * F.smooth_l1_loss(predicted, value, reduction='sum')
+
+
+INNER_LOSSES: dict[str, InnerLoss] = {
+    loss.__name__: loss for loss in (dot, l2, rmse, l1, smooth_l1)
+}

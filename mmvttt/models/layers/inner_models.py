@@ -2,20 +2,22 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmvttt.arguments import check_choice, check_config, check_int, check_number
-from mmvttt.registry import INNER_MODELS, resolve
+from mmvttt.arguments import check_choice, check_int, check_number
 from ttt_kernels import ttt_dwconv, ttt_glu, ttt_mlp
 
-from .attention import Attention
+from ..build import build_part, split_config
+from .attention import Attention, LinearAttention, SoftmaxAttention
 from .inner_losses import InnerLoss, dot, l2
 
 Weights = Mapping[str, Tensor]
+# A class or callable, a name, or `dict(type=…)` and options.
+Inner = str | Mapping[str, Any] | Callable[[int, int], nn.Module]
 Size = tuple[int, int]
 # Those that ttt_mlp has; it has no damping.
 MLP_LOSSES = (dot, l2)
@@ -43,15 +45,22 @@ class InnerModel(nn.Module, ABC):
     Parameters are `(H, …)`: matrices `(H, d_in, d_out)` of row vectors, full convolutions
     `(H, d_out, d_in, 3, 3)`, depth-wise ones `(H, d, 3, 3)`. A subclass names the shapes of one
     head in `__init__(num_heads, head_dims, …)` and computes its output in `call`; its training is
-    autograd's. Where `fuses`, `fused` is an op for one full-batch step of 1.0.
+    autograd's. Where `fuses`, `fused` is an op for one full-batch step of 1.0 that computes the
+    `call` of the class that defines it; a subclass with another `call` is trained by autograd.
+
+    Attributes:
+        spatial: Whether a token's output depends on its neighbours.
+        axes: Name of a weight → names of its axes without the heads, 'out' for the channels of the
+            output. Damping takes the norm over all other axes. Vectors are `('out',)` and matrices
+            `('in', 'out')` unless they are named here.
 
     Args:
         num_heads: Heads H.
         shapes: Name and shape of every weight of one head; they begin as truncated normal 0.02.
     """
 
-    # Whether a token's output depends on its neighbours.
     spatial = False
+    axes: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
     def __init__(self, num_heads: int, **shapes: tuple[int, ...]) -> None:
         super().__init__()
@@ -59,12 +68,6 @@ class InnerModel(nn.Module, ABC):
             weight = nn.Parameter(torch.empty(num_heads, *shape))
             nn.init.trunc_normal_(weight, std=0.02)
             self.register_parameter(name, weight)
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        if 'call' in vars(cls) and 'fuses' not in vars(cls):
-            # The op of a parent computes the parent's function.
-            cls.fuses = InnerModel.fuses  # type: ignore[method-assign]
 
     @abstractmethod
     def call(self, w: Weights, x: Tensor, hw: Size) -> Tensor:
@@ -78,8 +81,35 @@ class InnerModel(nn.Module, ABC):
         """The step and the reading of all heads in one op: `q, k, v: (B, N, H, d)` → the same."""
         raise NotImplementedError
 
+    def has_op(self, step: Step) -> bool:
+        """Whether `fused` computes this step of this model.
 
-@INNER_MODELS.register_module()
+        It does where `call` is still the method of the class that defines `fused`, whatever stands
+        between the two in the order of inheritance.
+        """
+        owner = next(kind for kind in type(self).__mro__ if 'fused' in vars(kind))
+        return getattr(self.call, '__func__', None) is owner.call and self.fuses(step)
+
+    def input_dims(self, name: str, dims: int) -> tuple[int, ...]:
+        """The dimensions of a weight `(…, *shape)`, counted from the end, that are not 'out'.
+
+        Args:
+            name: Name of the weight.
+            dims: Number of its dimensions without the heads.
+
+        Raises:
+            ValueError: If its axes are not named, and it is no vector or matrix.
+        """
+        axes = self.axes.get(name, {1: ('out',), 2: ('in', 'out')}.get(dims))
+        if axes is None or len(axes) != dims:
+            raise ValueError(
+                f'damping=True needs the axes of the {dims}-dimensional weight {name!r}: name '
+                f"them in {type(self).__name__}.axes, such as {{'{name}': ('out', 'in', 'row', "
+                "'column')}."
+            )
+        return tuple(i - dims for i, axis in enumerate(axes) if axis != 'out')
+
+
 class FC(InnerModel):
     """x W."""
 
@@ -90,7 +120,6 @@ class FC(InnerModel):
         return x @ w['w1']
 
 
-@INNER_MODELS.register_module()
 class SiLUFC(FC):
     """silu(x W)."""
 
@@ -98,7 +127,6 @@ class SiLUFC(FC):
         return F.silu(super().call(w, x, hw))
 
 
-@INNER_MODELS.register_module()
 class MLP(InnerModel):
     """silu(… silu(x W1) …) Wl.
 
@@ -157,7 +185,6 @@ class MLP(InnerModel):
         return ttt_mlp(q, k, v, *weights, loss=loss, scale=step.scale, backend=step.backend)
 
 
-@INNER_MODELS.register_module()
 class GatedFC(InnerModel):
     """(x W1) ⊙ silu(x W2), the gated heads of ViT³."""
 
@@ -177,7 +204,6 @@ class GatedFC(InnerModel):
         )
 
 
-@INNER_MODELS.register_module()
 class SwiGLU(InnerModel):
     """(silu(x W1) ⊙ x W2) W3."""
 
@@ -196,11 +222,11 @@ class SwiGLU(InnerModel):
         return ttt_mlp(q, k, v, *weights, loss=loss, scale=step.scale, backend=step.backend)
 
 
-@INNER_MODELS.register_module()
 class Conv(InnerModel):
     """A 3×3 convolution of the d channels of a head, zero padded."""
 
     spatial = True
+    axes: ClassVar = {'w1': ('out', 'in', 'row', 'column')}
 
     def __init__(self, num_heads: int, head_dims: int) -> None:
         super().__init__(num_heads, w1=(head_dims, head_dims, 3, 3))
@@ -209,11 +235,11 @@ class Conv(InnerModel):
         return torch.einsum('ncs,ocs->no', _neighbours(x, hw), w['w1'].flatten(2))
 
 
-@INNER_MODELS.register_module()
 class DWConv(InnerModel):
     """A depth-wise 3×3 convolution, zero padded, the convolution head of ViT³."""
 
     spatial = True
+    axes: ClassVar = {'w1': ('out', 'row', 'column')}
 
     def __init__(self, num_heads: int, head_dims: int) -> None:
         super().__init__(num_heads, w1=(head_dims, 3, 3))
@@ -234,23 +260,36 @@ class DWConv(InnerModel):
         return out.unflatten(2, q.shape[2:])
 
 
-def build_inner_model(config: Mapping, num_heads: int, head_dims: int) -> InnerModel | Attention:
-    """An inner model, or an attention in its place, from `dict(type=…)` and its options.
+INNER_MODELS: dict[str, type[nn.Module]] = {
+    kind.__name__: kind
+    for kind in (
+        *(FC, SiLUFC, MLP, GatedFC, SwiGLU, Conv, DWConv),
+        *(SoftmaxAttention, LinearAttention),
+    )
+}
+
+
+def build_inner_model(inner: Inner, num_heads: int, head_dims: int) -> InnerModel | Attention:
+    """An inner model, or an attention in its place.
+
+    Args:
+        inner: A class or callable, called with heads and their channels; a name; or
+            `dict(type=…)` and options.
+        num_heads: Heads H.
+        head_dims: Channels d of a head.
 
     Raises:
-        TypeError: If the type is no such class.
-        ValueError: If the type is not registered.
+        TypeError: If it makes no inner model, or an option is unknown.
+        ValueError: If there is no inner model of this name.
     """
-    check_config('inner', config, "dict(type='GatedFC')")
-    options = dict(config)
-    kind = resolve('the type of inner', options.pop('type', ''), INNER_MODELS)
-    if not (isinstance(kind, type) and issubclass(kind, InnerModel | Attention)):
+    kind, options = split_config('inner', inner, INNER_MODELS)
+    built = build_part('inner', kind, num_heads, head_dims, **options)
+    if not isinstance(built, InnerModel | Attention):
         raise TypeError(
-            f'the type of inner is {kind!r}, which is no inner model: give a subclass of '
-            'mmvttt.models.layers.InnerModel (docs/own_mixer.md).'
+            f'inner={kind!r} made a {type(built).__name__}, which is no inner model: give a '
+            'subclass of mmvttt.models.layers.InnerModel (docs/own_mixer.md).'
         )
-    build: Callable[..., InnerModel | Attention] = kind
-    return build(num_heads, head_dims, **options)
+    return built
 
 
 def _neighbours(x: Tensor, hw: Size) -> Tensor:

@@ -1,4 +1,4 @@
-"""Norms of the keys before T⁵'s inner step, of which the mean over tokens matters (t5 Sec. 4.2).
+"""Norms of the keys before T⁵'s inner step; the mean over tokens matters (t5 Sec. 4.2).
 
 A key norm is a function of keys `(B, N, C)`, without anything learned; statistics and division are
 made in fp32 or more. Those that subtract the mean over the tokens take away a shift that all keys
@@ -11,8 +11,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from mmvttt.registry import KEY_NORMS
-
 from .precision import at_least_fp32
 
 KeyNorm = Callable[[Tensor], Tensor]
@@ -22,35 +20,30 @@ _CHANNEL_EPS = 1e-6
 _TOKEN_EPS = 1.0
 
 
-@KEY_NORMS.register_module()
 def rms(k: Tensor) -> Tensor:
     """k / (√(mean of k²) + 1e-6) over the channels of each token: `(B, N, C)` → `(B, N, C)`."""
     x = at_least_fp32(k)
     return (x / (x.square().mean(-1, keepdim=True).sqrt() + _CHANNEL_EPS)).to(k.dtype)
 
 
-@KEY_NORMS.register_module()
 def layer(k: Tensor) -> Tensor:
     """(k − mean) / √(var + 1e-6) over the channels of each token: `(B, N, C)` → `(B, N, C)`."""
     x, mean, var = _moments(k, -1)
     return ((x - mean) * (var + _CHANNEL_EPS).rsqrt()).to(k.dtype)
 
 
-@KEY_NORMS.register_module()
 def instance(k: Tensor) -> Tensor:
     """(k − mean) / √(var + 1) over the tokens of each channel, T⁵'s: `(B, N, C)` → `(B, N, C)`."""
     x, mean, var = _moments(k, 1)
     return ((x - mean) * (var + _TOKEN_EPS).rsqrt()).to(k.dtype)
 
 
-@KEY_NORMS.register_module()
 def instance_center(k: Tensor) -> Tensor:
     """k − mean over the tokens of each channel: `(B, N, C)` → `(B, N, C)`."""
     x, mean, _ = _moments(k, 1)
     return (x - mean).to(k.dtype)
 
 
-@KEY_NORMS.register_module()
 def instance_scale(k: Tensor) -> Tensor:
     """k / √(var + 1) over the tokens of each channel: `(B, N, C)` → `(B, N, C)`."""
     x, _, var = _moments(k, 1)
@@ -62,3 +55,8 @@ def _moments(k: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
     x = at_least_fp32(k)
     var, mean = torch.var_mean(x, dim, correction=0, keepdim=True)
     return x, mean, var
+
+
+KEY_NORMS: dict[str, KeyNorm] = {
+    norm.__name__: norm for norm in (rms, layer, instance, instance_center, instance_scale)
+}

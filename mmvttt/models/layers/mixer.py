@@ -1,80 +1,91 @@
-"""The contract of token mixers, and what all blocks around one share."""
+"""The contract of token mixers, and what all blocks around one share.
+
+A token mixer is a module that is built as `Mixer(embed_dims=…, num_heads=…, **options)` and called
+as `mixer(x, hw)`: tokens `(B, T, C)` and the size `(h, w)` of their map in, tokens out. What it
+wants to be told beyond that it declares by name, `extras = ('rotation',)`, and gets as a keyword
+argument from blocks that know it.
+"""
 
 import inspect
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from mmengine import registry as root
 from torch import Tensor, nn
 
 from mmvttt.arguments import check_config
-from mmvttt.registry import MODELS, resolve, resolve_type
 
-_OWN_MIXERS = ('TTTLinearMixer', 'TTTMixer', 'ViT3Mixer')
+from ..build import build_part, find_part
+from .mixers import MIXERS
+
+# A class, a callable, a name, or a dict of options with or without a type.
+Mixer = str | Mapping[str, Any] | Callable[..., nn.Module]
 
 
-def resolve_mixer(mixer: Mapping | None, default: Mapping) -> dict[str, Any]:
-    """Config of a backbone's mixer: the user's options over the default's.
+def resolve_mixer(mixer: Mixer | None, default: Mapping[str, Any]) -> dict[str, Any]:
+    """Config of a model's mixer: the user's options over the default's.
 
     The default's options hold for its own type, whichever way that is written; another type has
     none but the user's.
 
     Args:
-        mixer: Options of the default's mixer, or `dict(type=…)` of any registered one and its
+        mixer: A class, a callable or a name; options of the default's mixer; or `dict(type=…)` and
             options, without channels and heads; None for the default.
-        default: The backbone's mixer.
+        default: The model's mixer.
 
     Returns:
-        The config, with a class for its type.
+        The config, with a class or callable for its type.
 
     Raises:
-        TypeError: If `mixer` is no dict.
-        ValueError: If the type is not registered.
+        TypeError: If `mixer` is none of these.
+        ValueError: If there is no mixer of this name.
     """
-    own = _mixer_class(default['type'])
+    own = find_part('mixer', default['type'], MIXERS)
     if mixer is None:
         mixer = {}
-    check_config('mixer', mixer, f"dict(type='mmvttt.{own.__name__}')")
-    kind = _mixer_class(mixer.get('type', own))
+    elif isinstance(mixer, str) or callable(mixer):
+        mixer = dict(type=mixer)
+    check_config('mixer', mixer, f"dict(type='{own.__name__}')")
+    kind = find_part('mixer', mixer.get('type', own), MIXERS)
     options = {**default, **mixer} if kind is own else dict(mixer)
     return dict(options, type=kind)
 
 
-def _mixer_class(kind: Any) -> Any:
-    # Our own names need no scope, whatever the default scope is.
-    found = resolve_type(kind, root.MODELS, None) if isinstance(kind, str) else None
-    return found or resolve('the type of mixer', kind, MODELS, _OWN_MIXERS)
-
-
 def build_mixer(
-    config: Mapping, embed_dims: int, num_heads: int, extras: Collection[str] = ()
+    config: Mapping[str, Any], embed_dims: int, num_heads: int, extras: Collection[str] = ()
 ) -> tuple[nn.Module, tuple[str, ...]]:
-    """A token mixer: a module `mixer(x, hw, …)` from tokens `(B, T, C)` to tokens `(B, T, C)`.
+    """A token mixer for `(B, T, C)` tokens.
 
     Args:
-        config: Config of any registered module, without channels and heads.
-        embed_dims: Channels C, its argument of that name.
-        num_heads: Heads, likewise.
-        extras: Names of what its backbone knows beyond the tokens and the size of their map.
+        config: What `resolve_mixer` returns.
+        embed_dims: Channels C.
+        num_heads: Heads.
+        extras: Names of what its block can tell it beyond the tokens and the size of their map.
 
     Returns:
-        The mixer, and those of `extras` that its `forward` names.
+        The mixer, and the `extras` that it declares and its block knows.
 
     Raises:
-        TypeError: If its `forward` needs an argument that is not there.
+        TypeError: If it is no module, or cannot do without an extra that its block does not know.
     """
-    mixer = MODELS.build(dict(config, embed_dims=embed_dims, num_heads=num_heads))
-    parameters = inspect.signature(mixer.forward).parameters
-    for name in list(parameters)[2:]:
-        parameter = parameters[name]
-        variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        if name not in extras and not variadic and parameter.default is parameter.empty:
-            known = ', '.join(extras) or 'nothing'
+    options = {name: value for name, value in config.items() if name != 'type'}
+    mixer = build_part(
+        'mixer', config['type'], embed_dims=embed_dims, num_heads=num_heads, **options
+    )
+    if not isinstance(mixer, nn.Module):
+        raise TypeError(
+            f'mixer={config["type"]!r} made a {type(mixer).__name__}: give a class of modules.'
+        )
+    wanted = getattr(mixer, 'extras', ())
+    if isinstance(wanted, str):
+        raise TypeError(f"{type(mixer).__name__}.extras={wanted!r}: give a tuple, ('{wanted}',).")
+    for name in wanted:
+        parameter = inspect.signature(mixer.forward).parameters.get(name)
+        if name not in extras and parameter and parameter.default is parameter.empty:
             raise TypeError(
-                f'{type(mixer).__name__}.forward needs {name!r}, of which its backbone knows '
-                f'nothing: give it a default; beyond (x, hw) there is here: {known}.'
+                f'{type(mixer).__name__}.forward needs {name!r}, which its block does not know: '
+                f'give it a default; beyond (x, hw) there is {", ".join(extras) or "nothing"} here.'
             )
-    return mixer, tuple(name for name in extras if name in parameters)
+    return mixer, tuple(name for name in wanted if name in extras)
 
 
 class TokenBlock(nn.Module):
@@ -103,7 +114,7 @@ class TokenBlock(nn.Module):
         self.norm2 = nn.LayerNorm(embed_dims, eps=norm_eps)
 
     def mix(self, x: Tensor, hw: tuple[int, int], **extras: Any) -> Tensor:
-        """The mixer's branch on normed tokens `(B, T, C)`, with those of `extras` that it names."""
+        """The mixer's branch on normed tokens `(B, T, C)`, with the `extras` that it declares."""
         named = {name: extras[name] for name in self.mixer_extras}
         return self.drop_path(self.mixer(x, hw, **named))
 

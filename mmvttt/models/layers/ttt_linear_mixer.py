@@ -5,30 +5,29 @@ language-model layer: f(x) = x + LN(Wx + b), the token-index scale, η/d with ha
 docs/fidelity.md lists the readings.
 """
 
+from collections.abc import Mapping
 from functools import reduce
+from typing import Any
 
 import torch
-from mmcv.cnn import build_activation_layer
 from torch import Tensor, nn
 
 from mmvttt.arguments import (
     check_backend,
     check_choice,
-    check_config,
     check_int,
     check_number,
     checked_head_dims,
 )
-from mmvttt.registry import MODELS
 from ttt_kernels import ttt_linear
 
 from .conv import CausalConv1d, causal_convs
+from .norms import build_activation
 from .precision import at_least_fp32
 
 DIRECTIONS = ('forward', 'backward')
 
 
-@MODELS.register_module()
 class TTTLinearMixer(nn.Module):
     """Mixes tokens by training f(x) = x + LN(W x + b) on them, one mini-batch after the other.
 
@@ -41,7 +40,8 @@ class TTTLinearMixer(nn.Module):
         num_heads: Heads; D must be a multiple of it. Kernels take up to 128 channels each.
         directions: The scans over the tokens: ('forward',), ('backward',) or both ('dual dataset').
         share_qk: One projection for queries and keys, told apart by their convolutions.
-        gate_cfg: Activation of the output gate, e.g. `dict(type='GELU')`; None for no gate.
+        gate_cfg: Activation of the output gate: a name, a class, or `dict(type='GELU')`; None for
+            no gate.
         conv_kernel: Taps of the causal depth-wise convolutions on q and on k; 0 for none.
         mini_batch_size: Tokens b of one inner gradient step (Fig. 7a). Kernels take any; they are
             fastest at 16 and fill up what is not a multiple of it.
@@ -61,6 +61,7 @@ class TTTLinearMixer(nn.Module):
         ValueError: If an option is not one of those above; the message names what is allowed.
     """
 
+    extras = ('patches',)
     gate: nn.Module
     gate_act: nn.Module
 
@@ -70,7 +71,7 @@ class TTTLinearMixer(nn.Module):
         num_heads: int,
         directions: tuple[str, ...] | list[str] = DIRECTIONS,
         share_qk: bool = True,
-        gate_cfg: dict | None = None,
+        gate_cfg: str | Mapping[str, Any] | type[nn.Module] | None = None,
         conv_kernel: int = 4,
         mini_batch_size: int = 16,
         learnable_states: int | None = None,
@@ -130,9 +131,8 @@ class TTTLinearMixer(nn.Module):
         self.post_norm = nn.LayerNorm(embed_dims, eps=1e-6) if post_norm else None
         self.gate = self.gate_act = None
         if gate_cfg is not None:
-            check_config('gate_cfg', gate_cfg, "dict(type='GELU')")
             self.gate = nn.Linear(embed_dims, embed_dims, bias=False)
-            self.gate_act = build_activation_layer(gate_cfg)
+            self.gate_act = build_activation(gate_cfg)
         self.proj = nn.Linear(embed_dims, embed_dims, bias=False)
         self.reset_parameters()
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from itertools import accumulate
 from operator import attrgetter
+from typing import Any
 
 import torch
 from timm.layers import resample_abs_pos_embed
@@ -18,13 +19,13 @@ from mmvttt.arguments import (
     checked_size,
 )
 from mmvttt.errors import UsageError
-from mmvttt.registry import INNER_LOSSES, KEY_NORMS, MODELS, resolve
 
+from ..build import build_function
 from .attention import Attention
 from .conv import DWConv2d
-from .inner_losses import InnerLoss, dot
-from .inner_models import InnerModel, Step, Weights, build_inner_model
-from .key_norms import KeyNorm
+from .inner_losses import INNER_LOSSES, InnerLoss, dot
+from .inner_models import Inner, InnerModel, Step, Weights, build_inner_model
+from .key_norms import KEY_NORMS, KeyNorm
 from .neighborhood import neighborhood_attention
 from .precision import at_least_fp32, without_autocast
 
@@ -41,15 +42,15 @@ class InnerTraining(nn.Module):
     is one: `GatedFC` and `DWConv` on the dot loss, `MLP` of two square layers and `SwiGLU` on the
     dot or L2 loss without damping. Everything else runs by autograd, which is the executable
     definition and not fast; with `with_cp` less so, as each of a step's two gradients computes the
-    block anew up to there.
+    block again up to there.
 
     Args:
         embed_dims: Channels C.
         num_heads: Heads H of d = C / H channels.
-        inner: Config of the inner model: `FC`, `MLP` (`ratio`, `depth`, `residual`,
-            `identity_init`), `SiLUFC`, `SwiGLU`, `GatedFC`, `Conv`, `DWConv`; or of an attention
-            that trains nothing: `SoftmaxAttention`, `LinearAttention` (`project`); or of any other
-            `InnerModel`, by its registered name or as a class (docs/own_mixer.md).
+        inner: The inner model by a name, a class, or `dict(type=…)` and options: `FC`, `MLP`
+            (`ratio`, `depth`, `residual`, `identity_init`), `SiLUFC`, `SwiGLU`, `GatedFC`, `Conv`,
+            `DWConv`; an attention that trains nothing: `SoftmaxAttention`, `LinearAttention`
+            (`project`); or any other `InnerModel` (docs/own_mixer.md).
         loss: 'dot', 'l2', 'rmse', 'l1', 'smooth_l1' (Tab. 1), or another function of predictions,
             values and scale, by its registered name or itself.
         num_batches: Mini-batches of one epoch, in the order of the tokens: B = N / num_batches
@@ -65,7 +66,7 @@ class InnerTraining(nn.Module):
         key_norm: How the keys are normed (t5 Tab. 2): None, 'rms', 'layer', 'instance',
             'instance_center', 'instance_scale' (`key_norms`), or another function of the keys.
         locality: Depth-wise 3×3 convolutions (t5 Tab. 3): 'dwc_qk' adds one to q and one to the
-            normed k; 'dwc_v' adds that of v to what is read, before the projection (the paper
+            normed k; 'dwc_v' adds one of v to what is read, before the projection (the paper
             leaves the place open); None.
         neighborhood: Side of the window of neighbourhood attention, odd, whose mean with the inner
             model's output counts (T⁵⁺, t5 Eq. 15: 3 or 5); None for none. It takes q, k, v as they
@@ -85,15 +86,15 @@ class InnerTraining(nn.Module):
         self,
         embed_dims: int,
         num_heads: int,
-        inner: Mapping,
-        loss: str | InnerLoss = 'dot',
+        inner: Inner,
+        loss: str | Mapping[str, Any] | InnerLoss = 'dot',
         num_batches: int = 1,
         epochs: int = 1,
         step: float | str = 1.0,
         scale: float | None = None,
         damping: bool = False,
         key_position: tuple[int, int] | None = None,
-        key_norm: str | KeyNorm | None = None,
+        key_norm: str | Mapping[str, Any] | KeyNorm | None = None,
         locality: str | None = None,
         neighborhood: int | None = None,
         backend: str | None = None,
@@ -116,7 +117,7 @@ class InnerTraining(nn.Module):
         check_backend('backend', backend)
         self.heads = (num_heads, head_dims)
         self.loss = loss
-        self.inner_loss: InnerLoss = resolve('loss', loss, INNER_LOSSES)
+        self.inner_loss: InnerLoss = build_function('loss', loss, INNER_LOSSES)
         self.num_batches = num_batches
         self.epochs = epochs
         self.scale = head_dims**-0.5 if scale is None else scale
@@ -141,7 +142,7 @@ class InnerTraining(nn.Module):
             nn.init.trunc_normal_(self.key_pos, std=0.02)
         self.normalize_keys: KeyNorm | None = None
         if key_norm is not None:
-            self.normalize_keys = resolve('key_norm', key_norm, KEY_NORMS)
+            self.normalize_keys = build_function('key_norm', key_norm, KEY_NORMS)
         self.neighborhood = neighborhood
         both = locality == 'dwc_qk'
         self.q_conv = DWConv2d(embed_dims, bias=True) if both else None
@@ -151,7 +152,12 @@ class InnerTraining(nn.Module):
         # Whether a kernel does all of it; set it to False for the definition.
         self.fused = False
         if isinstance(self.inner, InnerModel):
-            self.fused = plain and self.inner.fuses(self._one_step())
+            self.fused = plain and self.inner.has_op(self._one_step())
+            # A weight is (H, *shape).
+            self._input_dims = {
+                n: self.inner.input_dims(n, w.dim() - 1) if damping else ()
+                for n, w in self.inner.named_parameters()
+            }
         elif not plain or damping or self.inner_loss is not dot or scale is not None:
             raise ValueError(
                 f'{type(self.inner).__name__} trains nothing: leave out loss, num_batches, epochs, '
@@ -176,7 +182,7 @@ class InnerTraining(nn.Module):
         neighbourhood belong to the map; the prefix passes them unchanged.
 
         Args:
-            x: `(B, N, C)` tokens, of which the dynamic step is made.
+            x: `(B, N, C)` tokens, which make the dynamic step.
             q, k, v: `(B, N, C)` as they are projected.
             hw: Size of the map.
             prefix: Tokens in front of the map, N = prefix + h·w.
@@ -302,7 +308,7 @@ class InnerTraining(nn.Module):
                     create_graph=differentiable,
                 )
             weights = {
-                n: w - self.step * self._damped(gradient, k.dim() - 2)
+                n: w - self.step * self._damped(n, gradient)
                 for (n, w), gradient in zip(start.items(), gradients, strict=True)
             }
         return weights
@@ -311,24 +317,25 @@ class InnerTraining(nn.Module):
         """The inner model of every head: `(…, N, d)` → `(…, N, d)`."""
         return _over_heads(lambda w, x: self.inner.call(w, x, hw), x.dim() - 2)(weights, x)
 
-    def _damped(self, gradient: Tensor, leading: int = 0) -> Tensor:
-        """A gradient `(…, *shape)`, with so many leading dimensions, over its norm plus one."""
+    def _damped(self, name: str, gradient: Tensor) -> Tensor:
+        """The gradient `(…, *shape)` of a weight over its norm plus one, per output channel."""
         if not self.damping:
             return gradient
-        # The inputs of one output channel: a column of a matrix, a kernel of a convolution.
-        inputs = {1: None, 2: (-2,), 3: (-2, -1), 4: (-3, -2, -1)}[gradient.dim() - leading]
-        if inputs is None:
+        inputs = self._input_dims[name]
+        if not inputs:
             return gradient / (gradient.abs() + 1)
         return gradient / (torch.linalg.vector_norm(gradient, dim=inputs, keepdim=True) + 1)
 
 
-@MODELS.register_module()
 class TTTMixer(InnerTraining):
     """Mixes tokens by training any inner model, between a projection to q, k, v and one back.
 
     T⁵ is `inner=dict(type='SwiGLU'), key_norm='instance', locality='dwc_qk'`. The options are those
     of `InnerTraining`.
     """
+
+    # Positions come from the convolutions around it, or from a position embedding.
+    extras = ()
 
     def add_projections(self, embed_dims: int) -> None:
         self.qkv = nn.Linear(embed_dims, 3 * embed_dims)
@@ -341,7 +348,7 @@ class TTTMixer(InnerTraining):
 
 
 def _on_map(function: Callable[[Tensor], Tensor], x: Tensor, prefix: int) -> Tensor:
-    """Tokens `(B, prefix + h·w, …)`, the function applied to those of the map."""
+    """Tokens `(B, prefix + h·w, …)`, the function applied to the map."""
     if not prefix:
         return function(x)
     return torch.cat([x[:, :prefix], function(x[:, prefix:])], 1)

@@ -4,14 +4,12 @@ import torch
 from torch import Tensor, nn
 
 from mmvttt.arguments import check_backend, check_number, checked_head_dims
-from mmvttt.registry import MODELS
 from ttt_kernels import ttt_dwconv, ttt_glu
 
 from .precision import at_least_fp32
 from .rope import rotate
 
 
-@MODELS.register_module()
 class ViT3Mixer(nn.Module):
     """Mixes tokens by one full-batch step of 1.0 of two kinds of small models on (K, V).
 
@@ -31,6 +29,8 @@ class ViT3Mixer(nn.Module):
             backend.
     """
 
+    extras = ('rotation',)
+
     def __init__(
         self, embed_dims: int, num_heads: int, scale: float = 1 / 3, backend: str | None = None
     ) -> None:
@@ -43,7 +43,7 @@ class ViT3Mixer(nn.Module):
         self.scale = scale
         self.backend = backend
         head = self.head_dims
-        # q, k, v of the gated heads (C each), then those of the convolution head (d each).
+        # q, k, v of the gated heads (C each), then of the convolution head (d each).
         self.qkv = nn.Linear(embed_dims, 3 * embed_dims + 3 * head)
         self.proj = nn.Linear(embed_dims + head, embed_dims)
         self.w1 = nn.Parameter(torch.empty(num_heads, head, head))

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import torch
 
-from mmvttt.analysis.memory import report as memory
-from mmvttt.analysis.memory.report import MemoryUse, memory_use
-from mmvttt.analysis.memory.training_step import TrainingStep
-from mmvttt.analysis.models import find_model
-from mmvttt.config import load_config
+from mmvttt.openmmlab.analysis.memory import report as memory
+from mmvttt.openmmlab.analysis.memory.report import MemoryUse, memory_use
+from mmvttt.openmmlab.analysis.memory.training_step import TrainingStep
+from mmvttt.openmmlab.analysis.models import find_model
+from mmvttt.openmmlab.config import load_config
 
 from ...configs.reduced import SIZE, reduce_model
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from mmvttt.analysis.memory import report as memory
-from mmvttt.analysis.memory.report import memory_use, to_row, to_table
-from mmvttt.analysis.models import find_model
 from mmvttt.errors import UsageError
+from mmvttt.openmmlab.analysis.memory import report as memory
+from mmvttt.openmmlab.analysis.memory.report import memory_use, to_row, to_table
+from mmvttt.openmmlab.analysis.models import find_model
 
 from .reduced import SIZE, reduced, use_of
 

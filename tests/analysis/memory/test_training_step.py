@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from mmvttt.analysis.memory import report as memory
 from mmvttt.analysis.memory.ledger import ACTIVATIONS, BACKWARD
-from mmvttt.analysis.memory.report import keep_books, memory_use
-from mmvttt.analysis.memory.training_step import TrainingStep
-from mmvttt.analysis.models import FoundModel, find_model
-from mmvttt.config import load_config
 from mmvttt.errors import UsageError
+from mmvttt.openmmlab.analysis.memory import report as memory
+from mmvttt.openmmlab.analysis.memory.report import keep_books, memory_use
+from mmvttt.openmmlab.analysis.memory.training_step import TrainingStep
+from mmvttt.openmmlab.analysis.models import FoundModel, find_model
+from mmvttt.openmmlab.config import load_config
 
 from ...configs.reduced import build, reduce_model
 from .reduced import FLOAT, SIZE, reduced, step_of

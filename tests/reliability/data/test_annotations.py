@@ -14,11 +14,11 @@ from mmengine.logging import MMLogger
 from mmengine.registry import DATASETS
 
 from mmvttt.errors import DataError
-from mmvttt.reliability import SeededDataset
-from mmvttt.reliability.data import coco as coco_check
-from mmvttt.reliability.data.annotations import check_annotations
-from mmvttt.reliability.data.findings import Findings
-from mmvttt.reliability.data.paths import check_data
+from mmvttt.openmmlab.reliability import SeededDataset
+from mmvttt.openmmlab.reliability.data import coco as coco_check
+from mmvttt.openmmlab.reliability.data.annotations import check_annotations
+from mmvttt.openmmlab.reliability.data.findings import Findings
+from mmvttt.openmmlab.reliability.data.paths import check_data
 
 from ...bad_input.cases import refused, run_cases
 from .faults import EVERY, SILENT

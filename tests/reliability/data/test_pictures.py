@@ -13,12 +13,12 @@ from mmengine.registry import DATASETS
 from PIL import Image
 
 from mmvttt.errors import DataError
-from mmvttt.reliability import SeededDataset
-from mmvttt.reliability.data.annotations import check_annotations
-from mmvttt.reliability.data.findings import Findings
-from mmvttt.reliability.data.images import read_image
-from mmvttt.reliability.data.labels import _label
-from mmvttt.reliability.data.paths import check_data
+from mmvttt.openmmlab.reliability import SeededDataset
+from mmvttt.openmmlab.reliability.data.annotations import check_annotations
+from mmvttt.openmmlab.reliability.data.findings import Findings
+from mmvttt.openmmlab.reliability.data.images import read_image
+from mmvttt.openmmlab.reliability.data.labels import _label
+from mmvttt.openmmlab.reliability.data.paths import check_data
 
 from ...bad_input.cases import refused, run_cases
 from .sets import (
@@ -136,7 +136,8 @@ def test_exif_turns_images(
     """Annotations must have the sizes of the turned image, since OpenCV turns images by EXIF."""
     messages: list[str] = []
     monkeypatch.setattr(
-        'mmvttt.reliability.seeded_dataset.print_log', lambda text, *_: messages.append(text)
+        'mmvttt.openmmlab.reliability.seeded_dataset.print_log',
+        lambda text, *_: messages.append(text),
     )
     exif = Image.Exif()
     exif[0x0112] = orientation

@@ -28,12 +28,12 @@ import torch
 from torch import Tensor, nn
 from ttt_glu import eager_dwconv, eager_glu
 
-from mmvttt.analysis.memory.training_step import TrainingStep
-from mmvttt.analysis.models import find_model
-from mmvttt.apis.export import export_model
+from mmvttt.deploy.cpu import optimize_for_cpu
 from mmvttt.models.backbones import HViT3, ViT3, Vittt
-from mmvttt.models.cpu_inference import optimize_for_cpu
 from mmvttt.models.layers import vit3_mixer
+from mmvttt.openmmlab.analysis.memory.training_step import TrainingStep
+from mmvttt.openmmlab.analysis.models import find_model
+from mmvttt.openmmlab.apis.export import export_model
 from ttt_kernels import _backend, deform_attn, ttt_dwconv, ttt_glu, ttt_linear
 
 ROOT = Path(__file__).resolve().parents[3]

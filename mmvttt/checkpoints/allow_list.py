@@ -1,0 +1,153 @@
+"""Stand-ins for the names in a checkpoint: numbers and plain data, no calls.
+
+torch's weights-only reader calls what is on its allow-list with the arguments that the file gives,
+and hands it the state that the file gives. The originals are not made for that: `np.ndarray` makes
+Python objects of any bytes, `np.dtype` takes its layout from the file, an array's second state
+frees memory that a tensor may share, and mmengine's `HistoryBuffer` puts functions into its class.
+By the first three a crafted file reaches any memory of the process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import pickle
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+
+# One boolean, integer or real number, as `np.dtype.__reduce__` calls it.
+_CODES = ('b1', 'i1', 'i2', 'i4', 'i8', 'u1', 'u2', 'u4', 'u8', 'f2', 'f4', 'f8')
+_STATISTICS = ('min', 'max', 'mean', 'current')
+_HISTORY = 'mmengine.logging.history_buffer.HistoryBuffer'
+
+
+def _refusal(what: str) -> pickle.UnpicklingError:
+    return pickle.UnpicklingError(f'the checkpoint asks for {what}: docs/safety.md has the list')
+
+
+def dtype(code: str, align: bool = False, copy: bool = False) -> np.dtype:
+    """`np.dtype` in a checkpoint: a type of plain numbers, NumPy's own instance of it.
+
+    NumPy ignores the states that a file has for its own instances, the order of bytes included.
+    """
+    if not isinstance(code, str) or code not in _CODES:
+        raise _refusal(f'an array of type {code!r}')
+    return np.dtype(code)
+
+
+def _raw(found: Any, kind: Any, size: int) -> bytes:
+    """Checks that the bytes of a file are `size` numbers of a plain type."""
+    if not isinstance(kind, np.dtype) or kind.kind + str(kind.itemsize) not in _CODES:
+        raise _refusal(f'numbers of type {kind!r}')
+    if not isinstance(found, bytes) or len(found) != size * kind.itemsize:
+        raise _refusal(f'an array of {size} numbers with other contents')
+    return found
+
+
+class Array(np.ndarray):
+    """`np.ndarray` in a checkpoint: made empty, filled once with plain numbers.
+
+    Behaves like the array that it stands for, and is pickled as one.
+    """
+
+    def __new__(cls, *args: Any) -> Array:
+        if args:
+            raise _refusal('an array with contents of its own making')
+        return super().__new__(cls, 0, np.uint8)
+
+    def __setstate__(self, state: Any) -> None:
+        match state:
+            case (_, tuple() as shape, kind, bool() as fortran, raw) if not self.size:
+                if not all(isinstance(side, int) and side >= 0 for side in shape):
+                    raise _refusal(f'an array of shape {shape}')
+                whole: Any = (1, shape, kind, fortran, _raw(raw, kind, math.prod(shape)))
+                super().__setstate__(whole)
+            case _:
+                raise _refusal('an unknown state of an array')
+
+    def __array_wrap__(self, array: np.ndarray, *args: Any) -> Any:
+        # Results computed from it are common arrays, or common numbers.
+        return array[()]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.view(np.ndarray).__reduce_ex__(protocol)
+
+
+def reconstruct(kind: type, shape: tuple, code: bytes) -> np.ndarray:
+    """NumPy's `_reconstruct` in a checkpoint: an empty array, to be filled by its state."""
+    if kind is Array:
+        return Array()
+    if kind is np.ndarray:
+        # A user may have put NumPy's class itself on torch's list.
+        return np.zeros(0, np.uint8)
+    raise _refusal(f'an array of class {kind!r}')
+
+
+def scalar(kind: np.dtype, raw: bytes) -> np.generic:
+    """NumPy's `scalar` in a checkpoint: one number."""
+    return np.frombuffer(_raw(raw, kind, 1), kind)[0]
+
+
+def no_bytes(*contents: Any) -> bytes:
+    """`bytes()` in a checkpoint: the contents of an empty array."""
+    if contents:
+        raise _refusal('bytes made of something else')
+    return b''
+
+
+class LogCurve:
+    """mmengine's `HistoryBuffer` in a checkpoint: its numbers, without the functions of the file.
+
+    Attributes:
+        values, counts: `(n,)` arrays: what was logged, and how often it counts.
+        max_length: Values that are kept.
+    """
+
+    values: np.ndarray
+    counts: np.ndarray
+    max_length: int
+
+    def __init__(self, *args: Any) -> None:
+        raise _refusal('a log curve with contents of its own making')
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        match state:
+            case {
+                '_log_history': np.ndarray(ndim=1) as values,
+                '_count_history': np.ndarray(ndim=1) as counts,
+                'max_length': int() as length,
+            } if len(values) == len(counts) and length > 0:
+                self.values, self.counts, self.max_length = values, counts, length
+            case _:
+                raise _refusal('an unknown state of a log curve')
+
+
+def statistic(owner: type, name: str) -> str:
+    """`getattr` in a checkpoint: the name of a statistic of a log curve, nothing else."""
+    if owner is not LogCurve or name not in _STATISTICS:
+        raise _refusal(f'the attribute {name!r} of {owner!r}')
+    return name
+
+
+def allowed() -> list[Any]:
+    """The allow-list, in the form of `torch.serialization.add_safe_globals`."""
+    cores = ('numpy.core.multiarray', 'numpy._core.multiarray')
+    return [
+        (LogCurve, _HISTORY),
+        (Array, 'numpy.ndarray'),
+        (dtype, 'numpy.dtype'),
+        (no_bytes, 'builtins.bytes'),
+        # NumPy 2 renamed the module; files keep the old name.
+        *((reconstruct, f'{core}._reconstruct') for core in cores),
+        *((scalar, f'{core}.scalar') for core in cores),
+        # Their states may be read, but a name without a dot cannot be asked for by a file.
+        *((type(np.dtype(code)), code) for code in _CODES),
+        # Python 2's name is translated by torch.
+        (statistic, 'builtins.getattr'),
+        # Arguments that training scripts save beside the weights. A yacs configuration is read as
+        # a plain mapping, without yacs; nothing interprets either.
+        (argparse.Namespace, 'argparse.Namespace'),
+        (OrderedDict, 'yacs.config.CfgNode'),
+    ]

@@ -1,0 +1,62 @@
+"""Converts checkpoint files, without running any code that a file may bring."""
+
+import os
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from mmvttt.checkpoints.read import read_weights
+from mmvttt.errors import CheckpointError
+from mmvttt.version import __version__
+
+from .conversion import Conversion, to_ours, to_public
+from .dit import PREFIX, dit_to_diffusers, dit_to_ours, dit_to_public, is_dit
+
+_DIRECTIONS = {'ours': to_ours, 'public': to_public}
+_OF_DIT = {'ours': dit_to_ours, 'public': dit_to_public, 'diffusers': dit_to_diffusers}
+
+
+def convert_checkpoint(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    to: str = 'ours',
+    ema: bool = False,
+) -> Conversion:
+    """Converts a file, and writes the result where nothing is missing or left over.
+
+    Args:
+        source: A public (or our) checkpoint of ViT³, H-ViT³, T⁵, DiT³ or DiT.
+        target: The file to write, with the weights under `model` (public) or `state_dict` (else);
+            one in `.safetensors` holds the weights alone, as diffusers reads them.
+        to: 'ours' or 'public'; for DiT also 'diffusers', the names of its `DiTTransformer2DModel`,
+            in a `.pth` as a training of `mmvttt.LinearTransformer` loads them.
+        ema: Take the averaged weights of the file, MESA's teacher for one.
+
+    Returns:
+        The conversion; its `complete` tells whether the target was written.
+
+    Raises:
+        CheckpointError: See `read_weights`, `to_ours` and `to_public`.
+    """
+    if to not in _OF_DIT:
+        raise ValueError(f'to={to!r}: choose one of {list(_OF_DIT)}.')
+    weights = read_weights(source, ema=ema)
+    directions = _OF_DIT if is_dit(weights) else _DIRECTIONS
+    if to not in directions:
+        raise CheckpointError(
+            f'to={to!r} is for the weights of a DiT alone: choose ours or public.'
+        )
+    conversion = directions[to](weights)
+    if conversion.complete and os.fspath(target).endswith('.safetensors'):
+        Path(target).parent.mkdir(parents=True, exist_ok=True)
+        save_file({name: value.contiguous() for name, value in conversion.weights.items()}, target)
+    elif conversion.complete:
+        meta = dict(mmvttt_version=__version__, model=conversion.name, source=Path(source).name)
+        container = 'model' if to == 'public' else 'state_dict'
+        # Prefix of diffusers' model inside a mmvttt.DiffusionModel, for load_from.
+        prefix = PREFIX if to == 'diffusers' else ''
+        named = {f'{prefix}{name}': value for name, value in conversion.weights.items()}
+        Path(target).parent.mkdir(parents=True, exist_ok=True)
+        torch.save({container: named, 'meta': meta}, target)
+    return conversion

@@ -1,0 +1,332 @@
+"""The weights of a ViT for T⁵, or of a timm model for TimmViT, nothing left unsaid (t5 Sec. 5.1).
+
+Everything that the source has is kept under the same meaning, but for class and distillation
+tokens. What T⁵ has no place for is refused: a network that is nearly the source's would have to
+learn anew what it seems to have.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import CheckpointError, CheckpointMismatchError
+from ..models.backbones import T5, TimmViT
+from ..version import __version__
+from .load import adapted, load_pretrained
+from .match import LoadReport
+from .names_table import names_table
+from .read import read_weights
+
+StateDict = Mapping[str, Tensor]
+
+_log = logging.getLogger(__name__)
+
+# Names by which a ViT is recognised, behind a prefix: timm's and mmpretrain's.
+_MARKS = ('blocks.0.attn.qkv.weight', 'layers.0.attn.qkv.weight')
+# Names behind the prefix: theirs → ours.
+_NAMES = (
+    (r'patch_embed\.proj(?:ection)?\.', r'patch_embed.proj.'),
+    (r'pos_embed$', r'pos_embed'),
+    (r'blocks\.(\d+)\.norm([12])\.', r'blocks.\1.norm\2.'),
+    (r'layers\.(\d+)\.ln([12])\.', r'blocks.\1.norm\2.'),
+    (r'(?:blocks|layers)\.(\d+)\.attn\.(qkv|proj)\.', r'blocks.\1.mixer.\2.'),
+    (r'blocks\.(\d+)\.mlp\.fc([12])\.', r'blocks.\1.mlp.fc\2.'),
+    (r'layers\.(\d+)\.ffn\.layers\.0\.0\.', r'blocks.\1.mlp.fc1.'),
+    (r'layers\.(\d+)\.ffn\.layers\.1\.', r'blocks.\1.mlp.fc2.'),
+    (r'(?:norm|ln1)\.', r'norm.'),
+)
+# LayerScale: the linear layer whose output it multiplies.
+_SCALES = (
+    (r'blocks\.(\d+)\.ls1\.gamma$', r'blocks.\1.mixer.proj'),
+    (r'blocks\.(\d+)\.ls2\.gamma$', r'blocks.\1.mlp.fc2'),
+    (r'layers\.(\d+)\.attn\.gamma1\.weight$', r'blocks.\1.mixer.proj'),
+    (r'layers\.(\d+)\.ffn\.gamma2\.weight$', r'blocks.\1.mlp.fc2'),
+)
+_HEADS = ((r'head\.(?:fc\.|layers\.head\.)?(weight|bias)$', r'head.fc.\1'),)
+_DROPPED = (
+    (r'cls_token$', 'a class token: T⁵ pools the patches'),
+    (r'dist_token$', 'a distillation token: T⁵ pools the patches'),
+    (r'head(\.layers\.head)?_dist\.', 'the head of the distillation token'),
+)
+_NOTHING = torch.empty(0, 0, 0, 0, 0)
+
+
+@dataclass
+class Inheritance:
+    """The weights of a source by our names, and what became of each.
+
+    Attributes:
+        weights: The backbone's tensors, by our names without prefix; the position embedding has
+            the rows of the source's grid.
+        head: `head.fc.weight` and `head.fc.bias`, where the source is a classifier.
+        inherited: Their name → ours.
+        folded: Their name of a LayerScale → the layer that it went into.
+        dropped: Their name → why it is not needed.
+        new: Our names of what no ViT has; it begins at random.
+    """
+
+    weights: dict[str, Tensor] = field(default_factory=dict)
+    head: dict[str, Tensor] = field(default_factory=dict)
+    inherited: dict[str, str] = field(default_factory=dict)
+    folded: dict[str, str] = field(default_factory=dict)
+    dropped: dict[str, str] = field(default_factory=dict)
+    new: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        """A table of all names, those that differ in numbers alone in one row."""
+        return names_table(
+            'inherited weights',
+            {
+                'inherited': self.inherited.items(),
+                'folded': self.folded.items(),
+                'dropped': self.dropped.items(),
+                'new': ((name, 'begins at random') for name in self.new),
+            },
+        )
+
+
+def inherit_vit(
+    weights: StateDict, model: nn.Module | None = None, img_size: int | tuple[int, int] = 224
+) -> Inheritance:
+    """Tensors of T⁵ that come from a ViT.
+
+    The number of heads is in no tensor: give the model that of the source.
+
+    Args:
+        weights: Named tensors of a ViT or DeiT of timm or mmpretrain, under any prefix.
+        model: The T⁵ that they are for; None for one of the source's sizes.
+        img_size: Without a model: (height, width) in pixels of the source's grid of positions. It
+            matters where that is no square, or has no row for the class token (FlexiViT, at 240).
+
+    Raises:
+        TypeError: The model is no T⁵.
+        CheckpointMismatchError: The source is of another architecture or size.
+        CheckpointError: The source is incomplete or quantised, or its positions are no grid.
+    """
+    if model is not None and not isinstance(model, T5):
+        raise TypeError(
+            f'{type(model).__name__} cannot inherit a ViT: give init_cfg=dict(type='
+            "'mmvttt.InheritViT', …) to a mmvttt.T5 (inside of a ViTAdapter, to its backbone)."
+        )
+    result, scales = _renamed(weights)
+    arch, patches = _sizes(result.weights)
+    if model is None:
+        # The number of heads changes no name and no shape.
+        with torch.device('meta'):
+            model = T5(dict(arch, num_heads=1), img_size=img_size, **patches)
+    sizes = ((k, size, getattr(model, k, size)) for k, size in (arch | patches).items())
+    if wrong := [f'{k} {size} (T⁵: {own_size})' for k, size, own_size in sizes if size != own_size]:
+        raise CheckpointMismatchError(
+            f'The ViT has {", ".join(wrong)}: sizes cannot be changed; give T⁵ those of the source.'
+        )
+    own = model.state_dict()
+    result.new = [name for name in own if name in model.new_parameters()]
+    for theirs, ours in list(result.inherited.items()):
+        if ours in result.weights and ours not in own:
+            # An adapter takes the final norm off; a backbone may have no positions.
+            result.dropped[theirs] = 'the model has none'
+            del result.weights[ours], result.inherited[theirs]
+    missing = [name for name in own if name not in result.weights and name not in result.new]
+    if missing:
+        raise CheckpointError(
+            f'The ViT lacks {len(missing)} tensors of T⁵, the first of them {missing[0]!r}: give a '
+            'complete ViT, with biases and learned positions.'
+        )
+    for theirs, layer in scales.items():
+        gamma = weights[theirs]
+        for name in (f'{layer}.weight', f'{layer}.bias'):
+            old = result.weights[name]
+            result.weights[name] = old * gamma.view(-1, *[1] * (old.dim() - 1)).to(old)
+    position = result.weights.get('pos_embed')
+    if position is not None and position.dim() == 3:
+        tokens = sum(re.search(r'(cls|dist)_token$', name) is not None for name in result.dropped)
+        result.weights['pos_embed'] = _patches_only(position, tokens, model.grid, bool(scales))
+    for name, value in own.items():
+        found = result.weights.get(name, value)
+        # The grid of positions can be resized.
+        wanted = found.shape[:2] + value.shape[2:] if name == 'pos_embed' else value.shape
+        if found.shape != wanted:
+            raise CheckpointMismatchError(
+                f'{name} of the ViT has the shape {tuple(found.shape)}, where T⁵ has '
+                f'{tuple(value.shape)}: give the arch of the source.'
+            )
+    return result
+
+
+def inherit_timm(weights: StateDict, model: str) -> Inheritance:
+    """Tensors of a linearized `TimmViT` that come from timm: all, and the head beside it.
+
+    Args:
+        weights: Named tensors of a model of timm, or as its authors have published them.
+        model: Its name in timm's registry.
+
+    Raises:
+        ValueError: timm has no such model, or it cannot be linearized.
+        CheckpointMismatchError: Tensors are missing, or have other shapes.
+    """
+    with torch.device('meta'):
+        vit = TimmViT(model, linearize={})
+    found = dict(weights)
+    vit.adapt_weights(found)
+    result = Inheritance(new=vit.linearization.new)
+    own = vit.state_dict()
+    for name, value in found.items():
+        if name in own and name not in result.new:
+            result.weights[name], result.inherited[name] = value, name
+        elif ours := _first(_HEADS, name):
+            result.head[ours], result.inherited[name] = value, ours
+        else:
+            result.dropped[name] = 'no part of the backbone'
+    wrong = [n for n in own if n not in result.new and found.get(n, _NOTHING).shape != own[n].shape]
+    if wrong:
+        raise CheckpointMismatchError(
+            f'{len(wrong)} of the {len(own)} tensors of {model} are not in the checkpoint, or of '
+            f'another shape, the first of them {wrong[0]!r}: give the checkpoint of this model.'
+        )
+    return result
+
+
+def load_inherited(module: nn.Module, **options: Any) -> LoadReport:
+    """Loads the checkpoint of a ViT into a T⁵, and logs what became of each tensor.
+
+    Args:
+        module: The T⁵.
+        options: See `load_pretrained`: `checkpoint`, `prefix`, `ema`, ….
+
+    Returns:
+        The tensors of T⁵ that matched, and those that begin at random as missing.
+    """
+
+    def adapt(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        result = inherit_vit(weights, module)
+        _log.info('%s', result)
+        return adapted(module, result.weights)
+
+    return load_pretrained(module, **options, adapt=adapt)
+
+
+def inherit_checkpoint(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    ema: bool = False,
+    img_size: int | tuple[int, int] = 224,
+    model: str | None = None,
+) -> Inheritance:
+    """Writes a classifier's checkpoint, `backbone.…` and `head.fc.…`, from a file of a ViT.
+
+    Args:
+        source: A file or URL of a ViT or DeiT of timm or mmpretrain; see `read_weights`.
+        target: The file to write. What is new is not in it, and begins at random.
+        ema: Take the averaged weights of the file.
+        img_size: See `inherit_vit`.
+        model: Name in timm's registry: the target is for a `TimmViT` of it. None: for a `T5`.
+
+    Raises:
+        CheckpointError: See `read_weights`, `inherit_vit` and `inherit_timm`.
+    """
+    weights = read_weights(source, ema=ema)
+    result = inherit_timm(weights, model) if model else inherit_vit(weights, img_size=img_size)
+    weights = {f'backbone.{name}': value for name, value in result.weights.items()} | result.head
+    name = f'{model or "T5"}, inherited'
+    meta = dict(mmvttt_version=__version__, model=name, source=Path(source).name)
+    Path(target).parent.mkdir(parents=True, exist_ok=True)
+    torch.save({'state_dict': weights, 'meta': meta}, target)
+    return result
+
+
+def _renamed(weights: StateDict) -> tuple[Inheritance, dict[str, str]]:
+    """All tensors by our names, and the layers that LayerScales multiply; folds nothing yet."""
+    marks = sorted((n for n in weights if n.endswith(_MARKS)), key=len)
+    if not marks:
+        if any(name.endswith('blocks.0.mixer.qkv.weight') for name in weights):
+            raise CheckpointMismatchError(
+                "These are weights of mmvttt already: load them with type='Pretrained'."
+            )
+        begin = ', '.join(sorted({'.'.join(name.split('.')[:2]) for name in weights})[:6])
+        raise CheckpointMismatchError(
+            f'This is no ViT of timm or mmpretrain: no name ends in {" or ".join(_MARKS)}; they '
+            f'begin with {begin}. Give the checkpoint of a ViT or DeiT.'
+        )
+    prefix = next(marks[0].removesuffix(m) for m in _MARKS if marks[0].endswith(m))
+    result, scales = Inheritance(), {}
+    for name, value in weights.items():
+        inside = name.startswith(prefix)
+        short = name[len(prefix) :] if inside else name
+        if not value.is_floating_point():
+            raise CheckpointError(
+                f'{name} holds {value.dtype}: quantised weights are not inherited; give those that '
+                'they were made from.'
+            )
+        if inside and (ours := _first(_NAMES, short)):
+            result.weights[ours], result.inherited[name] = value, ours
+        elif inside and (layer := _first(_SCALES, short)):
+            scales[name] = result.folded[name] = layer
+        elif ours := _first(_HEADS, short):
+            result.head[ours], result.inherited[name] = value, ours
+        elif reason := next((r for p, r in _DROPPED if re.match(p, short)), None):
+            result.dropped[name] = reason
+        elif inside:
+            raise CheckpointMismatchError(
+                f'{name} cannot be inherited: T⁵ has no such part, and would have to learn without '
+                'it what the source does. Take mmvttt.TimmViT.'
+            )
+        else:
+            result.dropped[name] = 'no part of the backbone'
+    return result, scales
+
+
+def _first(rules: tuple[tuple[str, str], ...], name: str) -> str | None:
+    for pattern, replacement in rules:
+        if match := re.match(pattern, name):
+            return match.expand(replacement) + name[match.end() :]
+    return None
+
+
+def _sizes(weights: StateDict) -> tuple[dict[str, int], dict[str, int]]:
+    """The arch of a ViT but for its heads, and its patches."""
+    patch, hidden = (weights.get(n) for n in ('patch_embed.proj.weight', 'blocks.0.mlp.fc1.weight'))
+    if patch is None or patch.dim() != 4 or hidden is None or hidden.dim() != 2:
+        raise CheckpointError(
+            'The ViT has no patch embedding or no feed-forward network of a usual shape: give a '
+            'complete ViT.'
+        )
+    arch = dict(
+        embed_dims=patch.shape[0],
+        num_layers=len({n.split('.')[1] for n in weights if n.startswith('blocks.')}),
+        feedforward_channels=hidden.shape[0],
+    )
+    return arch, dict(patch_size=patch.shape[-1], in_channels=patch.shape[1])
+
+
+def _patches_only(
+    position: Tensor, tokens: int, grid: tuple[int, int], layer_scale: bool
+) -> Tensor:
+    """The rows of the patches `(1, h·w, C)`: those of the class and distillation tokens lie first.
+
+    DeiT-III has a class token without a row. By numbers alone its 5×5 patches could be another
+    ViT's class token and 4×6: unless the grid is the model's, LayerScale tells it.
+    """
+    rows, own = position.shape[1], grid[0] * grid[1]
+    if rows - tokens == own or _is_square(rows - tokens):
+        return position[:, tokens:]
+    if rows == own or (layer_scale and _is_square(rows)):
+        return position
+    raise CheckpointError(
+        f'pos_embed has {rows} rows, for {tokens} class and distillation tokens and no square grid '
+        f'of patches, nor that of {grid[0]}×{grid[1]}: set img_size (--img-size) to the height and '
+        'width of the source (240 for FlexiViT), or give its class token along.'
+    )
+
+
+def _is_square(count: int) -> bool:
+    return count > 0 and math.isqrt(count) ** 2 == count

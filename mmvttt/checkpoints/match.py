@@ -1,0 +1,106 @@
+"""Compares the tensors of a checkpoint with those of a module; refuses where next to none match."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from ..errors import CheckpointMismatchError
+from .read import under
+
+# Below this share of the module's tensors a checkpoint is of another model.
+_LEAST = 0.1
+_LISTED = 8
+
+StateDict = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """Tensors of a checkpoint compared with those of a module.
+
+    Attributes:
+        matched: Same name and shape.
+        missing: In the module alone: left as they were.
+        unexpected: In the checkpoint alone: ignored.
+        mismatched: Same name, other shape, or integers for numbers: `name: checkpoint's →
+            module's`; left as they were.
+    """
+
+    matched: list[str]
+    missing: list[str]
+    unexpected: list[str]
+    mismatched: list[str]
+
+    def __str__(self) -> str:
+        lines = [f'{len(self.matched)} tensors matched']
+        for kind in ('missing', 'unexpected', 'mismatched'):
+            names = getattr(self, kind)
+            if names:
+                more = f', … {len(names) - _LISTED} more' if len(names) > _LISTED else ''
+                lines.append(f'{len(names)} {kind}: {", ".join(names[:_LISTED])}{more}')
+        return '\n'.join(lines)
+
+
+def compare(module: nn.Module, weights: StateDict) -> LoadReport:
+    """Compares names and shapes of a module's state with those of a checkpoint."""
+    own = module.state_dict()
+    kinds = {n: (_kind(weights[n]), _kind(tensor)) for n, tensor in own.items() if n in weights}
+    return LoadReport(
+        matched=[n for n, (there, here) in kinds.items() if there == here],
+        # Counters of batches are of no consequence, and absent from many files.
+        missing=[n for n in own if n not in weights and not n.endswith('num_batches_tracked')],
+        unexpected=[n for n in weights if n not in own],
+        mismatched=[
+            f'{n}: {there} → {here}' for n, (there, here) in kinds.items() if there != here
+        ],
+    )
+
+
+def _kind(tensor: Tensor) -> str:
+    """The shape, with a word where the numbers are integers: quantised weights are no weights."""
+    shape = str(tuple(tensor.shape))
+    return shape if tensor.is_floating_point() else f'{shape} of integers'
+
+
+def require_match(
+    module: nn.Module, weights: StateDict, source: str, prefix: str = ''
+) -> LoadReport:
+    """Compares, and refuses a checkpoint that has next to nothing for the module.
+
+    Args:
+        module: The module that the weights are for.
+        weights: Named tensors, all of the file.
+        source: The file's name, for the message.
+        prefix: Only tensors under it count, by the rest of their names.
+
+    Raises:
+        CheckpointMismatchError: Fewer than a tenth of the module's tensors are there. Names the
+            prefixes of the file, and the one to write where one would fit.
+    """
+    report = compare(module, under(weights, prefix))
+    size = len(module.state_dict())
+    least = max(1, _LEAST * size)
+    if len(report.matched) >= least:
+        return report
+    parts = (name.split('.') for name in weights)
+    prefixes = {'.'.join(p[:i]) + '.' for p in parts for i in range(1, len(p))} | {''}
+    fits = {p: len(compare(module, under(weights, p)).matched) for p in prefixes}
+    # The shortest of several.
+    best = max(sorted(fits, key=lambda p: (p.count('.'), p)), key=fits.__getitem__)
+    advice = 'give the checkpoint of this architecture'
+    if fits[best] >= least:
+        advice = (
+            f'write prefix={best!r}: {fits[best]} tensors match then'
+            if best
+            else 'leave prefix out: the names match without it'
+        )
+    heads = Counter(name.partition('.')[0] for name in weights)
+    listed = ', '.join(f'{head}. ({count})' for head, count in heads.most_common(_LISTED))
+    raise CheckpointMismatchError(
+        f'{source!r} has {len(report.matched)} of the {size} tensors of {type(module).__name__}'
+        f'{f" under prefix={prefix!r}" if prefix else ""}; its names begin with {listed}; {advice}'
+    )

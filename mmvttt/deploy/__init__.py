@@ -1,0 +1,1 @@
+"""Ways to deploy: inference on CPUs, CUDA graphs."""

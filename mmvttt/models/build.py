@@ -1,0 +1,120 @@
+"""Builds parts of a model from what an option gives: a class, a callable, a name, or a dict.
+
+`mixer=`, `inner=`, `loss=`, `key_norm=`, `norm_layer=` and `backbone=` all go through here. A name
+is one of the library's own; names of other packages are looked up by OpenMMLab's registries once
+their door (`mmvttt.openmmlab`) is open.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from functools import partial
+from typing import Any
+
+# (option, name) → a class or function, or None.
+Resolver = Callable[[str, str], Any]
+_SCOPE = 'mmvttt.'
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_resolvers: list[Resolver] = []
+
+
+def set_resolver(resolver: Resolver) -> None:
+    """Sets the one look-up for names of other packages."""
+    _resolvers[:] = [resolver]
+
+
+def find_part(option: str, kind: Any, own: Mapping[str, Any]) -> Any:
+    """The class or function that an option names.
+
+    Args:
+        option: Name of the option, for the error.
+        kind: The class or function itself, or its name, with or without the scope `mmvttt.`.
+        own: The library's parts by name.
+
+    Raises:
+        TypeError: If `kind` is neither.
+        ValueError: If there is no part of this name.
+    """
+    if not isinstance(kind, str):
+        if callable(kind):
+            return kind
+        raise TypeError(
+            f'{option}={kind!r}: give a class, a function, a dict with its type, or one of '
+            f'{", ".join(map(repr, own))}.'
+        )
+    if (name := kind.removeprefix(_SCOPE)) in own:
+        return own[name]
+    for resolver in _resolvers:
+        if (found := resolver(option, kind)) is not None:
+            return found
+    close = get_close_matches(name, own, n=1)
+    raise ValueError(
+        f'{option}={kind!r} is not known{f", did you mean {close[0]!r}?" if close else ""}: give a '
+        f'class, or one of {", ".join(map(repr, own))}; names of other packages need '
+        'mmvttt.openmmlab and their registration (docs/own_mixer.md).'
+    )
+
+
+def split_config(option: str, value: Any, own: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The class or function that an option gives, and the options given to it.
+
+    Args:
+        option: Name of the option, for the error.
+        value: A class, a function, a name, or a dict with its `type` and options.
+        own: The library's parts by name.
+
+    Raises:
+        TypeError: If `value` is none of these, or a dict without a type.
+        ValueError: If there is no part of this name.
+    """
+    if not isinstance(value, Mapping):
+        return find_part(option, value, own), {}
+    options = dict(value)
+    if 'type' not in options:
+        raise TypeError(
+            f'{option}={value!r} has no type: write dict(type={next(iter(own), "…")!r}, …).'
+        )
+    return find_part(option, options.pop('type'), own), options
+
+
+def build_part(option: str, kind: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Calls a class or function; its error names the option that it does not have.
+
+    Raises:
+        TypeError: If an option is unknown or missing.
+    """
+    try:
+        signature = inspect.signature(kind)
+    except ValueError:
+        # Compiled functions have none.
+        return kind(*args, **options)
+    try:
+        signature.bind(*args, **options)
+    except TypeError as error:
+        taken = list(signature.parameters.values())[len(args) :]
+        names = [p.name for p in taken if p.kind not in _VARIADIC]
+        wrong = next((name for name in options if name not in names), '')
+        close = get_close_matches(wrong, names, n=1)
+        raise TypeError(
+            f'{option}: {getattr(kind, "__name__", kind)}: {error}'
+            f'{f", did you mean {close[0]!r}?" if close else ""}; it has {", ".join(names)}'
+        ) from None
+    return kind(*args, **options)
+
+
+def build_function(option: str, value: Any, own: Mapping[str, Any]) -> Callable[..., Any]:
+    """A function that an option gives: itself, a name, an instance of a class, or with arguments.
+
+    Args:
+        option: Name of the option, for the error.
+        value: A function or class, a name, or a dict with its `type` and keyword arguments.
+        own: The library's functions by name.
+
+    Raises:
+        TypeError: If `value` is none of these.
+        ValueError: If there is no function of this name.
+    """
+    kind, options = split_config(option, value, own)
+    if isinstance(kind, type):
+        return build_part(option, kind, **options)
+    return partial(kind, **options) if options else kind

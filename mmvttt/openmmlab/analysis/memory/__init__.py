@@ -1,0 +1,1 @@
+"""Analysis of models of OpenMMLab and of their trainings."""

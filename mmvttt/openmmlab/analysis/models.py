@@ -1,0 +1,238 @@
+"""Finds a model by what users call it: a config file, a config's name, or a name of timm's."""
+
+import logging
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from mmengine.config import Config
+from mmengine.logging import MMLogger
+from mmengine.registry import MODELS as ROOT
+from mmengine.registry import init_default_scope
+from mmengine.structures import BaseDataElement
+from torch import Tensor, nn
+
+from mmvttt.checkpoints.load import load_pretrained
+from mmvttt.errors import UsageError
+
+from ..config import config_names, find_config, load_config
+
+# (height, width) at which the papers measure; 1333×800 is what detectors see.
+_SIZES = {'mmdet': (800, 1333), 'mmseg': (512, 512), 'mmpretrain': (224, 224)}
+
+
+@dataclass(frozen=True)
+class FoundModel:
+    """A model with what is known about its use.
+
+    Attributes:
+        name: What it was asked for as, without folder and suffix.
+        model: On the CPU with random weights, or on the meta device.
+        size: (height, width) that the papers measure at.
+        config: Its config, or None for a model of timm.
+    """
+
+    name: str
+    model: nn.Module
+    size: tuple[int, int]
+    config: Config | None
+
+    @property
+    def backbone(self) -> nn.Module:
+        """The model without neck and heads.
+
+        Raises:
+            UsageError: It has no part of that name.
+        """
+        if not hasattr(self.model, 'backbone'):
+            raise UsageError(f'--backbone: {self.name!r} has no part of that name')
+        return self.model.get_submodule('backbone')
+
+
+def find_model(
+    name: str, cfg_options: dict[str, Any] | None = None, weightless: bool = False
+) -> FoundModel:
+    """Builds a model; no data set and no checkpoint is needed.
+
+    Args:
+        name: A config file, the name of one of mmvttt's configs (`vittt_t_in1k`), or a model of
+            timm's registry, in which mmvttt's are.
+        cfg_options: Dotted keys of the config and their values; arguments of a model of timm.
+        weightless: Build it on the meta device where its code allows that: shapes, no numbers.
+
+    Raises:
+        UsageError: There is no such model, or the config has none.
+    """
+    config = find_config(name)
+    if config is None:
+        build, cfg = _of_timm(name, cfg_options or {}), None
+    else:
+        cfg = load_config(config, cfg_options=cfg_options)
+        build, name = _of_config(cfg), Path(config).stem
+    try:
+        with torch.device('meta') if weightless else nullcontext():
+            model = build()
+    except (NotImplementedError, RuntimeError):
+        if not weightless:
+            raise
+        # The model reads a number while it is built, such as the rates of a linspace.
+        model = build()
+    size = _input_size(model) if cfg is None else _SIZES.get(toolbox_of(model), (224, 224))
+    return FoundModel(name, model, size, cfg)
+
+
+def _of_config(cfg: Config) -> Callable[[], nn.Module]:
+    if 'model' not in cfg:
+        raise UsageError(f'the config {cfg.filename} has no model')
+    init_default_scope(cfg.get('default_scope') or 'mmengine')
+    model = cfg.model.copy()
+    if 'data_preprocessor' in cfg:
+        model.setdefault('data_preprocessor', cfg.data_preprocessor)
+    return lambda: ROOT.build(model)
+
+
+def _of_timm(name: str, arguments: dict[str, Any]) -> Callable[[], nn.Module]:
+    from mmvttt.models import timm as _registers  # noqa: F401
+
+    if not timm.is_model(name):
+        own = ', '.join(config_names())
+        raise UsageError(
+            f'there is no model {name!r}; give the path of a config (….py), the name of one of '
+            f'{own}, or of a model of timm such as vittt_tiny_patch16_224'
+        )
+
+    dotted = [key for key in arguments if '.' in key]
+    if dotted:
+        raise UsageError(
+            f'{name} is a model of timm, and {dotted[0]!r} a key of configs: give its own '
+            'arguments, such as in_chans=4'
+        )
+
+    def build() -> nn.Module:
+        # By which timm's ViTs, or its Swins, take images of any size.
+        any_size = dict(dynamic_img_size=True, dynamic_img_pad=True)
+        for options in (any_size, dict(dynamic_img_size=True), {}):
+            try:
+                return timm.create_model(name, **{**options, **arguments})
+            except TypeError as error:
+                refused = error
+        if not arguments:
+            raise refused
+        raise UsageError(f'{name} cannot be built with {arguments}: {refused}') from refused
+
+    return build
+
+
+def _input_size(model: nn.Module) -> tuple[int, int]:
+    height, width = timm.data.resolve_model_data_config(model)['input_size'][1:]
+    return height, width
+
+
+def toolbox_of(model: nn.Module) -> str | None:
+    """'mmdet', 'mmseg' or 'mmpretrain', by the model's class; None for any other model.
+
+    A pure-Python config has no default_scope that would say it.
+    """
+    packages = (kind.__module__.partition('.')[0] for kind in type(model).__mro__)
+    return next((package for package in packages if package in _SIZES), None)
+
+
+def image_channels(network: nn.Module) -> int:
+    """Channels of the images, as the first convolution takes them."""
+    return next((m.in_channels for m in network.modules() if isinstance(m, nn.Conv2d)), 3)
+
+
+def load_model(
+    name: str, cfg_options: dict[str, Any] | None = None, checkpoint: str | None = None
+) -> FoundModel:
+    """A model of `find_model` with weights: from a checkpoint, else random or from `init_cfg`."""
+    found = find_model(name, cfg_options)
+    if hasattr(found.model, 'init_weights'):
+        logger = MMLogger.get_current_instance()
+        logger.addFilter(_is_no_parameter)
+        try:
+            found.model.init_weights()
+        finally:
+            logger.removeFilter(_is_no_parameter)
+    if checkpoint:
+        load_pretrained(found.model, checkpoint)
+    return found
+
+
+def _is_no_parameter(record: logging.LogRecord) -> bool:
+    """mmengine says of every parameter how it starts, three lines each."""
+    return ' - torch.Size(' not in record.getMessage()
+
+
+class DenseForward(nn.Module):
+    """The part of a model whose work does not depend on what is seen in the image.
+
+    A classifier, a segmentor, a detector of DETR's kind and a Mask2Former at inference as they are.
+    Of a two-stage detector the box and mask heads, on as many regions as its `test_cfg` lets
+    through at most; nothing of what chooses these regions, and not the RoIAlign between, which has
+    no multiplications of matrices. Not the mask head of a one-stage detector that has boxes too
+    (CondInst, YOLACT): it works on the objects that are found.
+
+    Args:
+        model: A model of mmdet, mmsegmentation or mmpretrain, a backbone, or a model of timm.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, image: Tensor) -> Any:
+        """Preprocessed image `(B, C, H, W)` → whatever the heads return."""
+        model = self.model
+        if not hasattr(model, 'extract_feat'):
+            return model(image)
+        features = model.extract_feat(image)
+        if hasattr(model, 'forward_transformer'):
+            return model.bbox_head(**model.forward_transformer(features, samples_of(image)))
+        segments: Any = getattr(model, 'panoptic_head', None) or getattr(model, 'decode_head', None)
+        if hasattr(segments, 'transformer_decoder'):
+            return segments(features, samples_of(image))
+        if segments is not None:
+            return segments(features)
+        if hasattr(model, 'rpn_head'):
+            return self._two_stages(features)
+        # SOLO's kind has a mask head alone.
+        heads = (getattr(model, name, None) for name in ('bbox_head', 'head', 'mask_head'))
+        head = next((h for h in heads if h is not None), None)
+        return features if head is None else head(features)
+
+    def _two_stages(self, features: tuple[Tensor, ...]) -> list:
+        model, roi = self.model, self.model.roi_head
+        heads = {kind: getattr(roi, f'{kind}_head', None) for kind in ('bbox', 'mask')}
+        if any(isinstance(head, nn.ModuleList) for head in heads.values()):
+            raise UsageError(
+                f'{type(roi).__name__} has a cascade of heads, whose work depends on the image: '
+                'look at its backbone alone (--backbone)'
+            )
+        outs = [model.rpn_head(features)] if model.with_rpn else []
+        if getattr(model, 'semantic_head', None) is not None:
+            outs.append(model.semantic_head(features))
+        regions = dict(
+            bbox=model.test_cfg.rpn.max_per_img,
+            mask=model.test_cfg.rcnn.max_per_img,
+        )
+        for kind, count in regions.items():
+            head = heads[kind]
+            if head is None:
+                continue
+            extractor = getattr(roi, f'{kind}_roi_extractor')
+            side = extractor.roi_layers[0].output_size
+            shape = (len(features[0]) * count, extractor.out_channels, *side)
+            outs.append(head(features[0].new_zeros(shape)))
+        return outs
+
+
+def samples_of(image: Tensor) -> list[BaseDataElement]:
+    """Samples of images `(B, C, H, W)` for heads that read image sizes; nothing is padding."""
+    size = tuple(image.shape[-2:])
+    about = dict(img_shape=size, ori_shape=size, batch_input_shape=size, pad_shape=size)
+    return [BaseDataElement(metainfo=about | dict(scale_factor=(1.0, 1.0))) for _ in image]

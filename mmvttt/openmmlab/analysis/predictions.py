@@ -1,0 +1,206 @@
+"""Draws predictions of a detector or a segmentor beside the ground truth."""
+
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import torch
+from mmengine.config import Config
+from mmengine.dataset import pseudo_collate
+from mmengine.registry import DATASETS, MODELS, init_default_scope
+from mmengine.runner import load_checkpoint
+from mmengine.structures import PixelData
+from rich.console import Console
+from rich.progress import track
+from torch import nn
+from torchvision.utils import make_grid
+
+from mmvttt.checkpoints.read import read_weights
+from mmvttt.errors import UsageError
+
+# Smaller images are enlarged by a whole factor until their text can be read.
+_READABLE = 480
+# Pixels of a grid: the width of one picture, and the gap between two.
+_TILE, _GAP = 640, 8
+
+
+def draw_predictions(
+    config: Config,
+    checkpoint: str | os.PathLike[str],
+    out_dir: str | os.PathLike[str],
+    num_images: int = 12,
+    score_thr: float = 0.3,
+    device: str | torch.device = 'cpu',
+    first: bool = False,
+) -> list[Path]:
+    """Writes pictures of test images: ground truth on the left, predictions on the right.
+
+    Of a set without annotations predictions alone. A class has one colour, left and right. A bar on
+    stderr shows the progress.
+
+    Args:
+        config: Of a detector (mmdet) or a segmentor (mmsegmentation), with a test set.
+        checkpoint: Its weights; every parameter must be there.
+        out_dir: Folder of the pictures, made if missing. Each has its image's name, as PNG; of
+            several images with one name all but the first have their number in the set, too.
+        num_images: How many; all where the set has fewer.
+        score_thr: A detector's predictions below this score are not drawn.
+        device: Where the model runs.
+        first: Take the first images of the set, instead of some that are evenly spread over it.
+
+    Returns:
+        The files written.
+
+    Raises:
+        FileNotFoundError: There is no such checkpoint, or no data.
+        CheckpointError: The checkpoint cannot be read.
+        RuntimeError: It is not of this model.
+        UsageError: The model is neither a detector nor a segmentor.
+    """
+    scope = config.get('default_scope', 'mmdet')
+    if scope not in _DRAWINGS:
+        raise UsageError(
+            f'default_scope is {scope!r}: predictions are drawn of {" and ".join(_DRAWINGS)}; '
+            'tools/image_demo.py shows what a classifier sees'
+        )
+    init_default_scope(scope)
+    dataset = DATASETS.build(config.test_dataloader.dataset)
+    model = MODELS.build(config.model)
+    # Before mmengine stumbles over what is no checkpoint.
+    read_weights(checkpoint)
+    load_checkpoint(model, os.fspath(checkpoint), map_location='cpu', strict=True)
+    draw = _DRAWINGS[scope](dataset.metainfo, score_thr)
+    count = min(num_images, len(dataset))
+    chosen = np.linspace(0, (count if first else len(dataset)) - 1, count).round().astype(int)
+    predicted = _predict(model.to(device).eval(), dataset, chosen)
+    files: list[Path] = []
+    shown = track(predicted, 'drawing', count, console=Console(stderr=True))
+    for index, (image, sample) in zip(chosen, shown, strict=True):
+        file = Path(out_dir) / Path(sample.img_path).with_suffix('.png').name
+        files.append(file if file not in files else file.with_stem(f'{file.stem}_{index}'))
+        draw(image, sample, os.fspath(files[-1]))
+    return files
+
+
+def tile(files: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str]) -> Path:
+    """Puts pictures into one, two in a row, each 640 pixels wide, on white.
+
+    Args:
+        files: pictures, in the order of reading.
+        out: the picture to write; its folder is made.
+    """
+    pictures = []
+    for file in files:
+        picture = cv2.imread(os.fspath(file))
+        height = max(1, round(len(picture) * _TILE / picture.shape[1]))
+        pictures.append(cv2.resize(picture, (_TILE, height), interpolation=cv2.INTER_AREA))
+    height = max(map(len, pictures))
+    tiles = torch.full((len(pictures), 3, height, _TILE), 255, dtype=torch.uint8)
+    for part, picture in zip(tiles, pictures, strict=True):
+        part[:, : len(picture)] = torch.from_numpy(picture).permute(2, 0, 1)
+    grid = make_grid(tiles, nrow=2, padding=_GAP, pad_value=255).permute(1, 2, 0)
+    Path(out).parent.mkdir(parents=True, exist_ok=True)
+    cv2.imwrite(os.fspath(out), grid.numpy())
+    return Path(out)
+
+
+@torch.inference_mode()
+def _predict(
+    model: nn.Module, dataset: torch.utils.data.Dataset, indices: np.ndarray
+) -> Iterator[tuple[np.ndarray, Any]]:
+    """The images `(H, W, 3)` RGB at their own size, with predictions and ground truth in it.
+
+    The test pipelines load annotations after the resize, so that those too keep the own size.
+    """
+    from mmcv import imread
+
+    for index in indices:
+        (sample,) = model.test_step(pseudo_collate([dataset[int(index)]]))
+        yield imread(sample.img_path, channel_order='rgb'), sample.cpu()
+
+
+def _boxes(meta: dict[str, Any], score_thr: float) -> Callable[[np.ndarray, Any, str], None]:
+    """Draws boxes and masks."""
+    from mmdet.visualization import DetLocalVisualizer
+    from mmdet.visualization.palette import get_palette
+
+    class Visualizer(DetLocalVisualizer):
+        """Masks have the colour of their class; mmdet changes it a little, at random."""
+
+        def _draw_instances(self, image: np.ndarray, instances: Any, *args: Any) -> np.ndarray:
+            palette = get_palette(meta.get('palette'), len(meta['classes']))
+            self.mask_colors = [palette[label] for label in instances.labels]
+            return super()._draw_instances(image, instances, *args)
+
+        def draw_binary_masks(self, masks: np.ndarray, colors: Any, alphas: float) -> Any:
+            return super().draw_binary_masks(masks, self.mask_colors, alphas)
+
+    visualizer = Visualizer('predictions', alpha=0.5)
+    visualizer.dataset_meta = meta
+
+    def draw(image: np.ndarray, sample: Any, out_file: str) -> None:
+        image, sample = _enlarge(image, sample)
+        with warnings.catch_warnings():
+            # Boxes and outlines that touch the border are meant to.
+            warnings.filterwarnings('ignore', message='.*is out of bounds')
+            visualizer.add_datasample(
+                name='',
+                image=image,
+                data_sample=sample,
+                draw_gt='bboxes' in sample.gt_instances,
+                out_file=out_file,
+                pred_score_thr=score_thr,
+            )
+
+    return draw
+
+
+def _enlarge(image: np.ndarray, sample: Any) -> tuple[np.ndarray, Any]:
+    factor = _factor(image)
+    for instances in (sample.gt_instances, sample.pred_instances):
+        if 'bboxes' in instances:
+            instances.bboxes = instances.bboxes * factor
+        if 'masks' in instances:
+            masks = getattr(instances.masks, 'masks', instances.masks)
+            instances.masks = torch.from_numpy(_repeat(np.asarray(masks), factor, axis=1))
+    return _repeat(image, factor, axis=0), sample
+
+
+def _labels(meta: dict[str, Any], score_thr: float) -> Callable[[np.ndarray, Any, str], None]:
+    """Draws label maps; there are no scores."""
+    from mmseg.visualization import SegLocalVisualizer
+
+    visualizer = SegLocalVisualizer('predictions', alpha=0.6)
+    visualizer.dataset_meta = meta
+
+    def draw(image: np.ndarray, sample: Any, out_file: str) -> None:
+        factor = _factor(image)
+        known = [key for key in ('gt_sem_seg', 'pred_sem_seg') if key in sample]
+        for key in known:
+            labels = _repeat(sample.get(key).data.numpy(), factor, axis=1)
+            setattr(sample, key, PixelData(data=torch.from_numpy(labels)))
+        visualizer.add_datasample(
+            name='',
+            image=_repeat(image, factor, axis=0),
+            data_sample=sample,
+            draw_gt='gt_sem_seg' in known,
+            out_file=out_file,
+        )
+
+    return draw
+
+
+_DRAWINGS = {'mmdet': _boxes, 'mmseg': _labels}
+
+
+def _factor(image: np.ndarray) -> int:
+    return -(-_READABLE // min(image.shape[:2]))
+
+
+def _repeat(pixels: np.ndarray, factor: int, axis: int) -> np.ndarray:
+    """Every pixel `factor` times along `axis` and the axis after it."""
+    return pixels.repeat(factor, axis=axis).repeat(factor, axis=axis + 1)

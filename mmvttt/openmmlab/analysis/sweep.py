@@ -1,0 +1,308 @@
+"""Sweeps: variants of configs trained in equal steps, as a table with mean and spread."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from statistics import mean, median, stdev
+from typing import Any
+
+from mmengine.config import Config, ConfigDict
+from mmengine.registry import DATASETS, init_default_scope
+from torch import Tensor
+
+from mmvttt.analysis.curves import read_scalars
+from mmvttt.analysis.flops import count_cost
+from mmvttt.errors import UsageError
+
+from ..build_errors import explain_build
+from ..config import load_config
+from .models import DenseForward, find_model, image_channels
+
+# The papers' own ablations, by the last words of an option: other data, sizes and schedules.
+PAPERS: Mapping[str, tuple[str, Mapping[Any, float]]] = {
+    'design': (
+        'Top-1 in the paper (Vision-TTT, Tab. 3)',
+        dict(ttt_layer=74.2, share_qk=74.0, gating=75.2, conv1d=75.6, dual=77.5, conv2d=77.7),
+    ),
+    'cls_mode': (
+        'Top-1 in the paper (Vision-TTT, Tab. 4)',
+        dict(head=76.6, middle=76.8, double=75.4, max=77.2, mean=77.7),
+    ),
+    'loss': (
+        'Top-1 in the paper (ViT³, Tab. 1)',
+        dict(dot=78.9, l2=79.2, rmse=78.8, l1=76.5, smooth_l1=78.1),
+    ),
+    'num_batches': (
+        'Top-1 in the paper (ViT³, Tab. 2)', {1: 78.9, 2: 78.6, 3: 78.3, 4: 78.1},
+    ),
+    'epochs': (
+        'Top-1 in the paper (ViT³, Tab. 2)', {1: 78.9, 2: 79.1, 3: 79.2, 4: 57.0},
+    ),
+    'step': (
+        'Top-1 in the paper (ViT³, Tab. 3)',
+        {0.1: 77.5, 0.2: 78.1, 0.5: 78.7, 1: 78.9, 2: 78.9, 5: 76.7, 10: 76.9, 'dynamic': 78.7},
+    ),
+    'inner.type': (
+        'Top-1 in the paper (ViT³, Tab. 4)',
+        dict(FC=79.1, SiLUFC=79.4, SwiGLU=79.0, GatedFC=79.7, Conv=79.9, DWConv=80.1, MLP=78.9),
+    ),
+}  # fmt: skip
+# Entries of a schedule that are times.
+_TIMES = ('begin', 'end', 'T_max', 'milestones')
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One point of a sweep.
+
+    Attributes:
+        name: Names its row and folder.
+        config: Name or path of a config.
+        options: Dotted keys of the config and their values.
+    """
+
+    name: str
+    config: str
+    options: Mapping[str, Any]
+
+    def paper(self) -> tuple[str, float] | None:
+        """Column and value of the papers' table, where a single option is one of theirs."""
+        if len(self.options) != 1:
+            return None
+        ((key, value),) = self.options.items()
+        for end, (column, values) in PAPERS.items():
+            if f'.{key}'.endswith(f'.{end}') and value in values:
+                return column, values[value]
+        return None
+
+
+@dataclass(frozen=True)
+class Run:
+    """Results of one training, in a JSON file of its folder, by which it is known as done.
+
+    Attributes:
+        variant: Its name.
+        seed: Of all random numbers.
+        metrics: Of the last evaluation.
+        loss: Of the last logged step; None where none was logged.
+        step_ms: Median time of a logged step.
+        params: Parameters of the model.
+        gflops: Multiply-accumulates of one image, 10⁹; None where they cannot be counted.
+    """
+
+    variant: str
+    seed: int
+    metrics: Mapping[str, float]
+    loss: float | None
+    step_ms: float | None
+    params: int
+    gflops: float | None
+
+
+def variants_of(configs: Sequence[str], over: Mapping[str, Any]) -> list[Variant]:
+    """Returns every combination of configs and options' values, in order.
+
+    They are named by the configs, where there are several, and by the last words of the keys with
+    their values.
+
+    Args:
+        configs: Names or paths.
+        over: Dotted keys and lists of values; a value that is no list stands for itself.
+
+    Raises:
+        UsageError: Two have the same name.
+    """
+    lists = [x if isinstance(x, list) else [x] for x in over.values()]
+    variants = []
+    for config, *values in product(configs, *lists):
+        options = dict(zip(over, values, strict=True))
+        words = [f'{key.rpartition(".")[2]}={_short(value)}' for key, value in options.items()]
+        named = len(configs) > 1 or not words
+        name = ','.join([Path(config).stem] * named + words)
+        if any(name == other.name for other in variants):
+            raise UsageError(f'two variants of the sweep have the name {name}: rename a config')
+        variants.append(Variant(name, config, options))
+    return variants
+
+
+def config_of(variant: Variant, options: Mapping[str, Any] | None, steps: int | None) -> Config:
+    """Reads a config, merges the options and the variant, and sets the length of the training.
+
+    Raises:
+        UsageError: Nothing reads an option, or the config cannot be read.
+    """
+    cfg = load_config(variant.config, cfg_options={**(options or {}), **variant.options})
+    if steps is not None:
+        _set_length(cfg, steps)
+    cfg.setdefault('default_scope', 'mmengine')
+    return cfg
+
+
+def require_buildable(variants: Sequence[Variant], options: Mapping | None) -> None:
+    """Builds every variant's model without weights, before the first is trained.
+
+    Raises:
+        UsageError: A model cannot be built: the variant and the reason.
+    """
+    for variant in variants:
+        try:
+            find_model(variant.config, {**(options or {}), **variant.options}, weightless=True)
+        except (TypeError, ValueError, KeyError) as error:
+            raise UsageError(f'{variant.name}: {explain_build(error) or error}') from error
+
+
+def cost_of(
+    variant: Variant, options: Mapping | None, size: tuple[int, int] | None = None
+) -> tuple[int, float | None]:
+    """Counts parameters and GFLOPs of a variant.
+
+    Args:
+        variant: Its model is counted.
+        options: Further options of the config.
+        size: Height and width of the image; None for the size of the papers.
+    """
+    found = find_model(variant.config, {**(options or {}), **variant.options}, weightless=True)
+    params = sum(p.numel() for p in found.model.parameters())
+    try:
+        cost = count_cost(
+            DenseForward(found.model), size or found.size, image_channels(found.model)
+        )
+    except (UsageError, TypeError):
+        return params, None
+    return params, cost.total_macs / 1e9
+
+
+def evaluated_size(cfg: Config) -> tuple[int, int] | None:
+    """Returns height and width of the first image that a config evaluates; None without images."""
+    init_default_scope(cfg.get('default_scope') or 'mmengine')
+    image = DATASETS.build(copy.deepcopy(cfg.val_dataloader.dataset))[0].get('inputs')
+    if isinstance(image, Tensor) and image.ndim == 3:
+        return image.shape[1], image.shape[2]
+    return None
+
+
+def result_of(variant: Variant, seed: int, folder: Path, cost: tuple[int, float | None]) -> Run:
+    """Reads the log of a training that has ended."""
+    train, evaluated = read_scalars(folder)
+    losses = list(train.get('loss', {}).values())
+    metrics = {name: list(values.values())[-1] for name, values in evaluated.items()}
+    times = []
+    for file in folder.glob('*/vis_data/scalars.json'):
+        entries = map(json.loads, file.read_text().splitlines())
+        times += [entry['time'] for entry in entries if 'time' in entry and 'lr' in entry]
+    return Run(
+        variant.name,
+        seed,
+        metrics,
+        losses[-1] if losses else None,
+        1000 * median(times) if times else None,
+        *cost,
+    )
+
+
+def table_of(runs: Sequence[Run], variants: Sequence[Variant], metric: str | None) -> str:
+    """A Markdown table: a row for each variant, mean ± standard deviation over the seeds.
+
+    Args:
+        runs: Of any of the variants; one that has none is left out.
+        variants: Give the order of the rows and the papers' column.
+        metric: Name of the evaluated metric; None for the first that every run has.
+    """
+    shown = metric or main_metric(runs)
+    paper = next((v.paper() for v in variants if v.paper()), None)
+    header = [
+        'variant',
+        'seeds',
+        shown or 'metric',
+        'last loss',
+        'parameters',
+        'GFLOPs',
+        'ms / step',
+    ]
+    header += [paper[0]] if paper else []
+    rows = []
+    for variant in variants:
+        own = [run for run in runs if run.variant == variant.name]
+        if not own:
+            continue
+        row = [
+            variant.name,
+            str(len(own)),
+            _spread([run.metrics.get(shown) for run in own], '{:.3g}'),
+            _spread([run.loss for run in own], '{:.3f}'),
+            f'{own[0].params / 1e6:.2f} M',
+            '' if own[0].gflops is None else f'{own[0].gflops:.2f}',
+            _spread([run.step_ms for run in own], '{:.0f}'),
+        ]
+        if paper:
+            published = variant.paper()
+            row.append('' if published is None else f'{published[1]}')
+        rows.append(row)
+    lines = [header, ['---', *['---:'] * (len(header) - 1)], *rows]
+    return '\n'.join(f'| {" | ".join(line)} |' for line in lines) + '\n'
+
+
+def main_metric(runs: Sequence[Run]) -> str | None:
+    """The first metric that every run was evaluated by."""
+    shared = [set(run.metrics) for run in runs]
+    return next((m for run in runs[:1] for m in run.metrics if all(m in s for s in shared)), None)
+
+
+def write_csv(runs: Sequence[Run], path: Path) -> Path:
+    """Writes a row for each run, with all of its metrics."""
+    names = list(dict.fromkeys(name for run in runs for name in run.metrics))
+    columns = ('variant', 'seed', 'loss', 'step_ms', 'params', 'gflops')
+    with path.open('w', newline='') as file:
+        writer = csv.writer(file, lineterminator='\n')
+        writer.writerow([*columns, *names])
+        for run in runs:
+            found = [getattr(run, column) for column in columns]
+            writer.writerow([*found, *(run.metrics.get(name) for name in names)])
+    return path
+
+
+def _short(value: Any) -> str:
+    """A value as a folder can be called."""
+    return ''.join(c if c.isalnum() or c in '.-_' else '-' for c in str(value))
+
+
+def _spread(values: Sequence[float | None], style: str) -> str:
+    known = [value for value in values if value is not None]
+    if not known:
+        return ''
+    middle = style.format(mean(known))
+    return f'{middle} ± {style.format(stdev(known))}' if len(known) > 1 else middle
+
+
+def _set_length(cfg: Config, steps: int) -> None:
+    """Sets the length of the training, in whole epochs; schedules in proportion, one test."""
+    loop = cfg.train_cfg
+    if loop.get('by_epoch') or 'max_epochs' in loop:
+        init_default_scope(cfg.get('default_scope') or 'mmengine')
+        dataset = DATASETS.build(copy.deepcopy(cfg.train_dataloader.dataset))
+        an_epoch = -(-len(dataset) // cfg.train_dataloader.get('batch_size', 1))
+        length, key = max(1, round(steps / an_epoch)), 'max_epochs'
+    else:
+        length, key = steps, 'max_iters'
+    part = length / loop[key]
+    loop[key] = loop['val_interval'] = length
+    schedules = cfg.get('param_scheduler') or []
+    for schedule in schedules if isinstance(schedules, list) else [schedules]:
+        for name in set(_TIMES) & set(schedule):
+            schedule[name] = _scaled(schedule[name], part)
+    checkpoint = (cfg.get('default_hooks') or ConfigDict()).get('checkpoint')
+    if checkpoint is not None:
+        checkpoint.interval = max(1, length // 4)
+        checkpoint.max_keep_ckpts = 1
+
+
+def _scaled(time: Any, part: float) -> Any:
+    if isinstance(time, Sequence):
+        return [_scaled(t, part) for t in time]
+    return max(1, round(time * part)) if isinstance(time, int | float) and time > 0 else time

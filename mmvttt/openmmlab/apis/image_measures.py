@@ -1,0 +1,95 @@
+"""Generated images against a reference: Fréchet distance, precision and recall."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from mmvttt.errors import MissingDataError, UsageError
+from mmvttt.models.generation.measures import as_features, frechet_distance, precision_recall
+
+
+def load_extractor(path: str | os.PathLike[str]) -> nn.Module:
+    """Loads a network saved by `torch.export.save`, in which the number of images B is dynamic.
+
+    It makes features `(B, F)` of images `(B, 3, H, W)` in [0, 1].
+
+    Raises:
+        MissingDataError: There is no such file.
+        UsageError: It is another kind of file.
+    """
+    if not Path(path).is_file():
+        raise MissingDataError(f'there are no features {os.fspath(path)!r}: give a .pt2 file')
+    try:
+        return torch.export.load(path).module()
+    except Exception as error:
+        # The error depends on the kind of the file.
+        raise UsageError(
+            f'--features {os.fspath(path)!r} cannot be read ({type(error).__name__}): give what '
+            'torch.export.save has written'
+        ) from error
+
+
+def measure(
+    images: np.ndarray,
+    reference: str | os.PathLike[str],
+    extractor: nn.Module | None = None,
+    batch_size: int = 64,
+) -> dict[str, float]:
+    """Fréchet distance, precision and recall of images against a reference.
+
+    Args:
+        images: `(N, H, W, 3)` uint8.
+        reference: An `.npz` of images as ADM's (`arr_0`), a folder of image files of one size, or
+            an `.npy` of features of the same extractor.
+        extractor: Images `(B, 3, H, W)` in [0, 1] → features `(B, F)`; None takes the pixels.
+        batch_size: Images at a time.
+
+    Raises:
+        MissingDataError: There is no such reference.
+        UsageError: The features of the two do not fit together.
+    """
+    path = Path(reference)
+    if path.suffix == '.npy' and path.is_file():
+        real = as_features(np.load(path, allow_pickle=False))
+    else:
+        real = _features(_read_reference(path), extractor, batch_size)
+    found = _features(images, extractor, batch_size)
+    precision, recall = precision_recall(found, real)
+    return dict(frechet=frechet_distance(found, real), precision=precision, recall=recall)
+
+
+def _read_reference(path: Path) -> np.ndarray:
+    if path.suffix == '.npz' and path.is_file():
+        with np.load(path, allow_pickle=False) as arrays:
+            return arrays[arrays.files[0]]
+    if path.is_dir():
+        files = sorted(f for f in path.rglob('*') if f.suffix in ('.png', '.jpg', '.jpeg', '.JPEG'))
+        pictures = [np.asarray(Image.open(f).convert('RGB')) for f in files]
+        if len({p.shape for p in pictures}) == 1:
+            return np.stack(pictures)
+        if pictures:
+            raise UsageError(f'the images in {str(path)!r} have several sizes: make them one size')
+    raise MissingDataError(
+        f'there is no reference {str(path)!r}: give an .npz of images, a folder of images, or an '
+        '.npy of features'
+    )
+
+
+@torch.inference_mode()
+def _features(images: np.ndarray, extractor: nn.Module | None, batch_size: int) -> Tensor:
+    found = []
+    parameter = None if extractor is None else next(extractor.parameters(), None)
+    for start in range(0, len(images), batch_size):
+        batch = (
+            torch.from_numpy(images[start : start + batch_size]).permute(0, 3, 1, 2).float() / 255
+        )
+        if extractor is not None:
+            batch = extractor(batch if parameter is None else batch.to(parameter))
+        found.append(batch.flatten(1).cpu())
+    return torch.cat(found)

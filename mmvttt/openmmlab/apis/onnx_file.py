@@ -1,0 +1,151 @@
+"""Files of `tools/export.py` run by ONNX Runtime: as a module, and in the place of a model."""
+
+from __future__ import annotations
+
+import os
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from mmengine.structures import InstanceData, PixelData
+from torch import Tensor, nn
+
+from mmvttt.errors import UsageError
+
+
+class OnnxFile(nn.Module):
+    """A file of ONNX on the CPU, with as many threads as torch has.
+
+    Args:
+        path: The file.
+
+    Attributes:
+        names: Of the outputs.
+        size: (height, width) of the images, or None where they are free.
+
+    Raises:
+        UsageError: onnxruntime is missing, or the file is none that it can read.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        super().__init__()
+        try:
+            import onnxruntime
+        except ImportError as error:
+            raise UsageError(
+                "ONNX needs onnxruntime, which is not installed: pip install 'mmvttt[export]'"
+            ) from error
+        self.path = os.fspath(path)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        try:
+            self.session = onnxruntime.InferenceSession(
+                self.path, options, providers=['CPUExecutionProvider']
+            )
+            (image,) = self.session.get_inputs()
+        except Exception as error:
+            reason = str(error).strip().partition('\n')[0]
+            raise UsageError(
+                f'{self.path!r} is no ONNX file of tools/export.py: {reason}'
+            ) from error
+        self.names = tuple(output.name for output in self.session.get_outputs())
+        # The name of a free side takes the place of its number.
+        self.shape = tuple(image.shape)
+        height, width = self.shape[2:]
+        self.size = None if isinstance(height, str) else (height, width)
+
+    def forward(self, image: Tensor) -> list[Tensor]:
+        """Preprocessed image `(B, in_channels, H, W)` → the outputs.
+
+        Raises:
+            UsageError: The file was written for images of another size or number.
+        """
+        fits = (isinstance(a, str) or a == b for a, b in zip(self.shape, image.shape, strict=True))
+        if not all(fits):
+            raise UsageError(
+                f'{self.path!r} takes images {self.shape}, and these are {tuple(image.shape)}: '
+                'give this shape, or export for that one'
+            )
+        found = self.session.run(None, {'image': image.float().cpu().numpy()})
+        return [torch.from_numpy(x) for x in found]
+
+
+def run_onnx(inferencer: Any, file: OnnxFile) -> None:
+    """Has an inferencer of mmdet, mmsegmentation or mmpretrain predict by a file.
+
+    The pipeline and the drawing stay. For a file of one size the image is resized to fit into it,
+    and filled with zeros at the right and below.
+
+    Raises:
+        UsageError: The file has a detector's maps.
+    """
+    model = inferencer.model
+    if hasattr(model, 'decode_head'):
+        predict = _segments
+    elif any(hasattr(model, f'{kind}_head') for kind in ('bbox', 'roi', 'panoptic')):
+        predict = _detections
+    else:
+        model.extract_feat = file.forward
+        model.head.forward = itemgetter(0)
+        return
+    if predict is _detections and file.names[0] != 'dets':
+        raise UsageError(
+            f'{file.path!r} ends at the maps of the neck: write it with '
+            'tools/export.py --predictions'
+        )
+
+    def fitted(inputs: Tensor, samples: list[Any], **_: Any) -> list[Any]:
+        (sample,) = samples
+        height, width = sample.img_shape[:2]
+        image = inputs[:, :, :height, :width]
+        if file.size is not None:
+            image = F.pad(image, (0, file.size[1] - width, 0, file.size[0] - height))
+        return predict(model, file(image), sample)
+
+    model.predict = fitted
+    if file.size is not None:
+        steps = inferencer.pipeline.transforms
+        for i, step in enumerate(steps):
+            if type(step).__name__ == 'Resize':
+                steps[i] = _Fit(step, file.size)
+
+
+class _Fit:
+    """A pipeline's `Resize` to the largest size of the same ratio inside `size`."""
+
+    def __init__(self, resize: Any, size: tuple[int, int]) -> None:
+        self.resize, self.size = resize, size
+
+    def __call__(self, results: dict[str, Any]) -> dict[str, Any]:
+        sides = results['img'].shape[:2]
+        factor = min(np.divide(self.size, sides))
+        height, width = (max(1, int(side * factor + 0.5)) for side in sides)
+        self.resize.scale, self.resize.keep_ratio = (width, height), False
+        return self.resize(results)
+
+
+def _detections(model: nn.Module, outputs: list[Tensor], sample: Any) -> list[Any]:
+    dets, labels, *masks = outputs
+    height, width = sample.img_shape[:2]
+    limits = dets.new_tensor([width, height, width, height])
+    scale = dets.new_tensor(sample.scale_factor).repeat(2)
+    found = InstanceData(
+        bboxes=dets[:, :4].clamp(min=0).minimum(limits) / scale, scores=dets[:, 4], labels=labels
+    )
+    if masks:
+        inside = masks[0][:, None, :height, :width].float()
+        found.masks = F.interpolate(inside, sample.ori_shape[:2])[:, 0] > 0
+    sample.pred_instances = found
+    return [sample]
+
+
+def _segments(model: nn.Module, outputs: list[Tensor], sample: Any) -> list[Any]:
+    height, width = sample.img_shape[:2]
+    found = outputs[0][..., :height, :width]
+    if len(outputs) == 1:
+        return model.postprocess_result(found, [sample])
+    labels = F.interpolate(found[:, None].float(), sample.ori_shape[:2])[0]
+    sample.pred_sem_seg = PixelData(data=labels.long())
+    return [sample]

@@ -1,0 +1,325 @@
+"""Predictions as functions of the image alone: boxes and masks of detectors, labels of segmentors.
+
+The toolboxes ask during a prediction how many boxes are left, which an exporter cannot write. Here
+are the same steps in operators that ONNX has: `NonMaxSuppression`, `RoiAlign`, and products for the
+masks. One image at a time, of one size, nothing of it padding; boxes are in pixels of this image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from mmengine.config import ConfigDict
+from mmengine.structures import BaseDataElement
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map
+from torchvision.ops import nms, roi_align
+
+from mmvttt.errors import UsageError
+
+from ..analysis.models import samples_of
+
+_NMS = {'type', 'iou_threshold', 'class_agnostic', 'split_thr'}
+
+
+class LabelMap(nn.Module):
+    """A segmentor up to the label of each pixel."""
+
+    names = ('labels', 'scores')
+    prefixes = ('backbone.', 'neck.', 'decode_head.')
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        if model.out_channels == 1:
+            raise UsageError(
+                'a binary segmentor has one map and a threshold: export its logits (leave out '
+                '--predictions)'
+            )
+
+    def forward(self, image: Tensor) -> tuple[Tensor, Tensor]:
+        """Preprocessed image `(1, in_channels, H, W)` → labels, int64, and scores `(1, H, W)`.
+
+        A score is the softmax of the logits; of heads with queries (Mask2Former), whose maps are
+        sums of probabilities, it is that sum.
+        """
+        maps = segment(self.model, image)
+        if not hasattr(self.model.decode_head, 'transformer_decoder'):
+            maps = maps.softmax(1)
+        scores, labels = maps.max(1)
+        return labels, scores
+
+
+def segment(model: nn.Module, image: Tensor) -> Tensor:
+    """Logits `(B, classes, H, W)` of a segmentor at the size of the image, in one piece."""
+    with _KnownSizes():
+        return model.encode_decode(image, [sample.metainfo for sample in samples_of(image)])
+
+
+class Detections(nn.Module):
+    """A detector up to its boxes, labels and masks.
+
+    Two-stage detectors with one box head (Mask R-CNN, Faster R-CNN), detectors of DETR's kind and
+    Mask2Former's instances.
+
+    Args:
+        model: Of mmdet; its `test_cfg` has the thresholds.
+
+    Raises:
+        UsageError: Another kind of detector, or another suppression than `nms`.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        roi = getattr(model, 'roi_head', None)
+        if hasattr(model, 'forward_transformer'):
+            self.predict, masks = self._predict_detr, False
+        elif getattr(model, 'panoptic_fusion_head', None) is not None and model.test_cfg.get(
+            'instance_on', False
+        ):
+            self.predict, masks = self._predict_mask2former, True
+        elif _has_plain_stages(model):
+            for cfg in (model.test_cfg.rpn.nms, model.test_cfg.rcnn.nms):
+                if cfg.get('type') != 'nms' or not set(cfg) <= _NMS:
+                    raise UsageError(
+                        f'{dict(cfg)} cannot be written, nms with {", ".join(sorted(_NMS))} can: '
+                        'change test_cfg, or leave out --predictions'
+                    )
+            self.predict, masks = self._predict_two_stages, roi.with_mask
+        else:
+            raise UsageError(
+                f'predictions of {type(model).__name__} cannot be written: two-stage detectors '
+                "with one box head, detectors of DETR's kind and Mask2Former's instances can; "
+                'leave out --predictions for its maps'
+            )
+        self.names = ('dets', 'labels', 'masks') if masks else ('dets', 'labels')
+
+    def forward(self, image: Tensor) -> tuple[Tensor, ...]:
+        """Preprocessed image `(1, in_channels, H, W)` → N detections.
+
+        Returns:
+            x1, y1, x2, y2 in pixels and the score `(N, 5)`, labels `(N,)`, int64, and where there
+            are masks these `(N, H, W)`, bool.
+        """
+        with _KnownSizes():
+            return self.predict(image, samples_of(image))
+
+    def _predict_detr(self, image: Tensor, samples: list[BaseDataElement]) -> tuple[Tensor, ...]:
+        return as_outputs(self.model.predict(image, samples, rescale=False)[0].pred_instances)
+
+    def _predict_mask2former(
+        self, image: Tensor, samples: list[BaseDataElement]
+    ) -> tuple[Tensor, ...]:
+        model, fusion = self.model, self.model.panoptic_fusion_head
+        (logits,), (masks,) = model.panoptic_head.predict(model.extract_feat(image), samples)
+        scores = logits.softmax(-1)[:, :-1]
+        scores, index = scores.flatten().topk(fusion.test_cfg.get('max_per_image', 100))
+        labels, masks = index % fusion.num_classes, masks[index // fusion.num_classes]
+        if fusion.num_stuff_classes:
+            things = (labels < fusion.num_things_classes).nonzero().squeeze(1)
+            scores, labels, masks = scores[things], labels[things], masks[things]
+        inside = masks > 0
+        weights = inside.to(masks.dtype)
+        sure = (masks.sigmoid() * weights).sum((1, 2)) / (weights.sum((1, 2)) + 1e-6)
+        dets = torch.cat([_boxes_around(weights), (scores * sure)[:, None]], 1)
+        return dets, labels, inside
+
+    def _predict_two_stages(
+        self, image: Tensor, samples: list[BaseDataElement]
+    ) -> tuple[Tensor, ...]:
+        model, roi, size = self.model, self.model.roi_head, image.shape[2:]
+        features = model.extract_feat(image)
+        regions = _with_image(_propose(model.rpn_head, features, model.test_cfg.rpn, size))
+        logits, deltas = roi.bbox_head(self._pool('bbox', features, regions))
+        scores, boxes = _classify(roi.bbox_head, regions, logits, deltas, size)
+        cfg = model.test_cfg.rcnn
+        places, labels = (scores > cfg.score_thr).nonzero().unbind(1)
+        boxes, scores = boxes[places, labels], scores[places, labels]
+        keep = _suppress(boxes, scores, labels, cfg.nms, size)[: cfg.max_per_img]
+        boxes, labels = boxes[keep], labels[keep]
+        dets = torch.cat([boxes, scores[keep, None]], 1)
+        if not roi.with_mask:
+            return dets, labels
+        masks = roi.mask_head(self._pool('mask', features, _with_image(boxes)))
+        chosen = torch.zeros_like(labels) if roi.mask_head.class_agnostic else labels
+        masks = masks[torch.arange(chosen.shape[0]), chosen].sigmoid()
+        return dets, labels, _paste(masks, boxes, size) >= cfg.mask_thr_binary
+
+    def _pool(self, kind: str, features: tuple[Tensor, ...], regions: Tensor) -> Tensor:
+        """`(K, C, h, w)` of regions `(K, 5)`, each from the map of its size."""
+        roi = self.model.roi_head
+        extractor = getattr(roi, f'{kind}_roi_extractor')
+        layers = extractor.roi_layers
+        level = extractor.map_roi_levels(regions, len(layers))
+        parts = [
+            roi_align(
+                map_,
+                regions[(level == i).nonzero().squeeze(1)],
+                layer.output_size,
+                layer.spatial_scale,
+                layer.sampling_ratio,
+                layer.aligned,
+            )
+            for i, (map_, layer) in enumerate(zip(features, layers, strict=False))
+        ]
+        # Their places once they lie level after level. `len` would ask for a number.
+        count = regions.shape[0]
+        ranks = (level * count + torch.arange(count)).argsort().argsort()
+        pooled = torch.cat(parts)[ranks]
+        return roi.shared_head(pooled) if roi.with_shared_head else pooled
+
+
+def as_outputs(found: Any) -> tuple[Tensor, ...]:
+    """Instances of mmdet as `Detections` returns them."""
+    dets = torch.cat([found.bboxes, found.scores[:, None]], 1)
+    return (dets, found.labels, found.masks) if 'masks' in found else (dets, found.labels)
+
+
+def _has_plain_stages(model: nn.Module) -> bool:
+    """Whether all parts are those that are written here; others may do more."""
+    roi = getattr(model, 'roi_head', None)
+    if type(roi).__name__ != 'StandardRoIHead' or type(model.rpn_head).__name__ != 'RPNHead':
+        return False
+    if roi.with_mask and not (
+        type(roi.mask_head).__name__ == 'FCNMaskHead'
+        and hasattr(roi.mask_roi_extractor, 'map_roi_levels')
+    ):
+        return False
+    kinds = [kind.__name__ for kind in type(roi.bbox_head).__mro__]
+    return 'BBoxHead' in kinds and hasattr(roi.bbox_roi_extractor, 'map_roi_levels')
+
+
+def _with_image(boxes: Tensor) -> Tensor:
+    """`(K, 5)`: the number of the image, 0, before each of `(K, 4)` boxes."""
+    return F.pad(boxes, (1, 0))
+
+
+def _propose(
+    head: nn.Module, features: tuple[Tensor, ...], cfg: ConfigDict, size: torch.Size
+) -> Tensor:
+    """The boxes `(K, 4)` of a region proposal network."""
+    maps = list(zip(*head(features), strict=True))
+    priors = head.prior_generator.grid_priors([s.shape[2:] for s, _ in maps], device='cpu')
+    scores, boxes, levels = [], [], []
+    for i, (logits, deltas) in enumerate(maps):
+        logits = logits[0].permute(1, 2, 0).reshape(-1, head.cls_out_channels)
+        score = logits.sigmoid() if head.use_sigmoid_cls else logits.softmax(-1)[:, :-1]
+        most = cfg.get('nms_pre', -1)
+        score, index = score[:, 0].topk(min(most, len(score)) if most > 0 else len(score))
+        deltas = deltas[0].permute(1, 2, 0).reshape(-1, head.bbox_coder.encode_size)
+        boxes.append(head.bbox_coder.decode(priors[i][index], deltas[index], max_shape=size))
+        scores.append(score)
+        levels.append(torch.full_like(index, i))
+    box, score, level = torch.cat(boxes), torch.cat(scores), torch.cat(levels)
+    least = cfg.get('min_bbox_size', -1)
+    if least >= 0:
+        large = ((box[:, 2:] - box[:, :2]) > least).all(1).nonzero().squeeze(1)
+        box, score, level = box[large], score[large], level[large]
+    return box[_suppress(box, score, level, cfg.nms, size)[: cfg.max_per_img]]
+
+
+def _classify(
+    head: nn.Module, regions: Tensor, logits: Tensor, deltas: Tensor, size: torch.Size
+) -> tuple[Tensor, Tensor]:
+    """Scores `(K, classes)` and the boxes of each class `(K, classes, 4)`."""
+    scores = head.loss_cls.get_activation(logits) if head.custom_cls_channels else logits.softmax(1)
+    scores = scores[:, :-1]
+    kinds = 1 if head.reg_class_agnostic else head.num_classes
+    priors = regions[:, None, 1:].expand(-1, kinds, -1).flatten(0, 1)
+    deltas = deltas.reshape(-1, head.bbox_coder.encode_size)
+    boxes = head.bbox_coder.decode(priors, deltas, max_shape=size)
+    return scores, boxes.unflatten(0, (-1, kinds)).expand(-1, scores.shape[1], -1)
+
+
+def _suppress(
+    boxes: Tensor, scores: Tensor, groups: Tensor, cfg: ConfigDict, size: torch.Size
+) -> Tensor:
+    """Indices of the boxes `(K, 4)` that no better one of their group covers, best score first."""
+    if not cfg.get('class_agnostic', False):
+        # So far apart that no two groups meet.
+        boxes = boxes + (groups * (max(size) + 1))[:, None]
+    return nms(boxes, scores, cfg.iou_threshold)
+
+
+def _paste(masks: Tensor, boxes: Tensor, size: torch.Size) -> Tensor:
+    """Masks `(N, h, w)` drawn into their boxes `(N, 4)`, bilinearly: `(N, H, W)`.
+
+    Interpolation along height and along width are products with matrices of two numbers a row.
+    """
+
+    def weights(low: Tensor, high: Tensor, side: int, cells: int) -> Tensor:
+        pixels = torch.arange(side) + 0.5
+        place = (pixels - low[:, None]) / (high - low).clamp(min=1e-6)[:, None] * cells - 0.5
+        return (1 - (place[..., None] - torch.arange(cells)).abs()).clamp(min=0)
+
+    x1, y1, x2, y2 = boxes.unbind(1)
+    rows = weights(y1, y2, size[0], masks.shape[1])
+    return rows @ masks @ weights(x1, x2, size[1], masks.shape[2]).mT
+
+
+def _boxes_around(masks: Tensor) -> Tensor:
+    """Tight boxes `(N, 4)` of masks of 0 and 1 `(N, H, W)`; zeros around an empty one."""
+
+    def ends(line: Tensor) -> list[Tensor]:
+        first, last = line.argmax(1), line.shape[1] - line.flip(1).argmax(1)
+        return [x * line.amax(1) for x in (first, last)]
+
+    (x1, x2), (y1, y2) = ends(masks.amax(1)), ends(masks.amax(2))
+    return torch.stack([x1, y1, x2, y2], 1)
+
+
+class _Sizes(torch.Tensor):
+    """Numbers that are known while a model is traced, computed at once instead of traced.
+
+    mmdet's transformers carry the sizes of their maps as tensors, and split by them.
+    """
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        operands = (args, kwargs or {})
+        tensors = [x for x in tree_leaves(operands) if isinstance(x, torch.Tensor)]
+        with torch._C.DisableTorchFunctionSubclass():
+            if not all(isinstance(x, cls) for x in tensors):
+                args, kwargs = tree_map(_as_constant, operands)
+                return func(*args, **kwargs)
+            with _disable_current_modes():
+                args, kwargs = tree_map(_as_plain, operands)
+                out = func(*args, **kwargs)
+                out = list(out) if isinstance(out, Iterator) else out
+                kept = tree_map(_as_sizes, out)
+        return iter(kept) if func is torch.Tensor.__iter__ else kept
+
+
+def _as_plain(x: Any) -> Any:
+    return x.as_subclass(torch.Tensor) if isinstance(x, _Sizes) else x
+
+
+def _as_constant(x: Any) -> Any:
+    if not isinstance(x, _Sizes):
+        return x
+    with _disable_current_modes():
+        return x.as_subclass(torch.Tensor).tolist() if x.dim() == 0 else _as_plain(x)
+
+
+def _as_sizes(x: Any) -> Any:
+    return x.as_subclass(_Sizes) if isinstance(x, torch.Tensor) else x
+
+
+class _KnownSizes(TorchFunctionMode):
+    """Makes `torch._shape_as_tensor` return numbers that are not traced."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch._shape_as_tensor:
+            with _disable_current_modes():
+                return _as_sizes(torch.tensor(list(args[0].shape)))
+        return func(*args, **(kwargs or {}))

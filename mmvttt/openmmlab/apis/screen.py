@@ -1,0 +1,161 @@
+"""Output of a training on the screen: a summary; the log file has the whole config."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from mmengine.config import Config
+from mmengine.dist import get_world_size
+from mmengine.logging import print_log
+from mmengine.optim import OptimWrapper, OptimWrapperDict
+from mmengine.runner import Runner
+
+from ..engine.layer_decay import rates_table
+from ..registry import type_name
+
+# Options of transforms that set the size of an image.
+_SIZES = ('scale', 'scales', 'crop_size', 'size', 'img_scale')
+
+# Beginnings of mmengine's long messages: environment, config, hooks, a line for each parameter.
+_LONG = (
+    '\n---',
+    'Config:',
+    'Hooks will be executed',
+    'Distributed training is not used',
+    'paramwise_options',
+)
+
+
+def _is_short(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith(_LONG)
+
+
+class QuietRunner(Runner):
+    """mmengine's Runner, whose long messages go to the log file alone.
+
+    The config is written when a training begins: one that is refused, and a test, leave the file.
+    """
+
+    def build_logger(self, *args: Any, **kwargs: Any) -> logging.Logger:
+        """The logger of the run."""
+        logger = super().build_logger(*args, **kwargs)
+        for handler in logger.handlers:
+            if not isinstance(handler, logging.FileHandler):
+                handler.addFilter(_is_short)
+        return logger
+
+    def dump_config(self) -> None:
+        """Waits for the training to begin: the folder may have the config of a former one."""
+
+    def call_hook(self, fn_name: str, **kwargs: Any) -> None:
+        """Calls the hooks; a training that none of them has refused writes its config."""
+        super().call_hook(fn_name, **kwargs)
+        if fn_name == 'before_train':
+            super().dump_config()
+
+    def build_optim_wrapper(self, optim_wrapper: Any) -> OptimWrapper | OptimWrapperDict:
+        """The optimizer; mmengine's line for each parameter becomes a table on the screen."""
+        built = super().build_optim_wrapper(optim_wrapper)
+        groups = built.optimizer.param_groups if isinstance(built, OptimWrapper) else []
+        # Layer decay has printed its own table.
+        if len(groups) > 1 and 'layer' not in groups[0]:
+            print_log(f'Settings by parameter\n{rates_table(groups)}', 'current')
+        return built
+
+
+def summary(runner: Runner, cfg: Config) -> str:
+    """Model, weights, data, images, schedule, and where the run writes: a line each."""
+    model = getattr(runner.model, 'module', runner.model)
+    lines = [f'model     {_names(cfg.model)}']
+    if hasattr(model, 'parameters'):
+        lines[0] += f', {sum(p.numel() for p in model.parameters()) / 1e6:.1f} M parameters'
+    weights = _weights(runner, cfg)
+    lines.append(f'weights   {weights or "random"}')
+    loader, dataset = cfg.train_dataloader, cfg.train_dataloader.dataset
+    while 'dataset' in dataset:
+        dataset = dataset.dataset
+    batch = f'{loader.batch_size} images' if loader.get('batch_size') else 'images'
+    name = type_name(dataset.type), dataset.get('data_root')
+    lines.append(
+        f'data      {" ".join(filter(None, name))}, {batch} a step in '
+        f'each of {get_world_size()} process(es)'
+    )
+    sizes = [
+        f'{type_name(t["type"])} {", ".join(_size(t[k]) for k in _SIZES if k in t)}'
+        for t in _transforms(dataset.get('pipeline'))
+        if any(k in t for k in _SIZES)
+    ]
+    lines.append(f'images    {", ".join(sizes) or "as they are"}')
+    loop, optimizer = cfg.train_cfg, cfg.optim_wrapper.get('optimizer', {})
+    length = (
+        f'{loop.max_epochs} epochs' if loop.get('max_epochs') else f'{loop.get("max_iters")} steps'
+    )
+    lines.append(
+        f'schedule  {length}, {type_name(optimizer.get("type"))}, learning rate '
+        f'{optimizer.get("lr")}, {type_name(cfg.optim_wrapper.get("type", "OptimWrapper"))}'
+    )
+    lines.append(f'writes    {runner.work_dir}; its log has the whole config')
+    return '\n'.join(lines)
+
+
+def layer_decay_advice(runner: Runner, cfg: Config) -> str | None:
+    """A warning where rates that are meant for pretrained weights meet random ones."""
+    paramwise = cfg.optim_wrapper.get('paramwise_cfg') or {}
+    decay, new = paramwise.get('layer_decay_rate', 1), paramwise.get('new_lr_mult', 1)
+    if (decay, new) == (1, 1) or _weights(runner, cfg) is not None:
+        return None
+    if new != 1:
+        return (
+            f'new_lr_mult={new} is meant for inherited weights, and these are random, at a rate '
+            'that is too small for them; set load_from to what tools/inherit_weights.py makes of a '
+            'ViT, or an init_cfg in the backbone'
+        )
+    return (
+        f'layer_decay_rate={decay} is meant for pretrained weights, and these are random: the '
+        "first layers hardly learn; set init_cfg=dict(type='Pretrained', checkpoint=…) in the "
+        'backbone, load_from, or layer_decay_rate=1'
+    )
+
+
+def _weights(runner: Runner, cfg: Config) -> str | None:
+    """Source of the weights; None where they are random."""
+    if runner._load_from:
+        return f'{"resumed from " if runner._resume else ""}{runner._load_from}'
+    return ', '.join(_checkpoints(cfg.model)) or None
+
+
+def _checkpoints(config: Any) -> Iterator[str]:
+    """Checkpoints that parts of a model are initialised from."""
+    if isinstance(config, Mapping):
+        source = config.get('checkpoint')
+        if isinstance(source, str):
+            yield source
+        config = list(config.values())
+    if isinstance(config, list | tuple):
+        for part in config:
+            yield from _checkpoints(part)
+
+
+def _size(size: Any) -> str:
+    """A size, or the first and the last of several."""
+    several = isinstance(size, list | tuple) and isinstance(size[0], list | tuple)
+    return f'{size[0]} … {size[-1]}' if several else str(size)
+
+
+def _transforms(pipeline: Any) -> Iterator[Mapping]:
+    """Transforms of a pipeline, those inside of others too."""
+    if isinstance(pipeline, Mapping):
+        if 'type' in pipeline:
+            yield pipeline
+        pipeline = pipeline.get('transforms')
+    if isinstance(pipeline, list | tuple):
+        for part in pipeline:
+            yield from _transforms(part)
+
+
+def _names(model: dict) -> str:
+    """`MaskRCNN(mmvttt.ViTAdapter(mmvttt.Vittt))`."""
+    inner, name = model.get('backbone'), type_name(model['type'])
+    return f'{name}({_names(inner)})' if isinstance(inner, dict) else name

@@ -1,0 +1,133 @@
+"""Shared parts of the command lines of tools/: parsers, options, types of values, plain errors."""
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from mmengine.config import DictAction
+
+from ..errors import CheckpointError, DataError, UsageError
+from .build_errors import explain_build
+
+
+def command_line(doc: str | None) -> argparse.ArgumentParser:
+    """A parser whose --help is the docstring of a tool, as it is written."""
+    return argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+
+
+def add_config(parser: argparse.ArgumentParser, name: str = 'config', **options: Any) -> None:
+    """The argument `name`: a config, as `mmvttt.openmmlab.config.find_config` takes it."""
+    options.setdefault('help', "path of a config, or the name of one of mmvttt's")
+    parser.add_argument(name, **options)
+
+
+def add_cfg_options(
+    parser: argparse.ArgumentParser, example: str = 'train_cfg.max_epochs=1'
+) -> None:
+    """The option --cfg-options KEY=VALUE …"""
+    parser.add_argument(
+        '--cfg-options',
+        nargs='+',
+        action=Options,
+        metavar='KEY=VALUE',
+        help=f'change entries of the config, e.g. {example}',
+    )
+
+
+def add_launcher(parser: argparse.ArgumentParser) -> None:
+    """The option --launcher, and the --local-rank that older launchers pass."""
+    parser.add_argument('--launcher', choices=('none', 'pytorch', 'slurm', 'mpi'), default='none')
+    # For those that do not set the environment variable LOCAL_RANK.
+    parser.add_argument('--local-rank', '--local_rank', type=int, default=0, help=argparse.SUPPRESS)
+
+
+def add_shape(parser: argparse.ArgumentParser, name: str = '--shape', **options: Any) -> None:
+    """The option --shape HEIGHT WIDTH, of the images in pixels."""
+    options.setdefault(
+        'help', 'default: 800 1333 for detectors, 512 512 for segmentors, else 224 224'
+    )
+    metavar = ('HEIGHT', 'WIDTH')
+    parser.add_argument(name, nargs=2, type=positive, metavar=metavar, **options)
+
+
+def positive(text: str) -> int:
+    """An integer of 1 or more."""
+    return _counted(text, 1)
+
+
+def not_negative(text: str) -> int:
+    """An integer of 0 or more."""
+    return _counted(text, 0)
+
+
+def _counted(text: str, least: int) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = least - 1
+    if number < least:
+        raise argparse.ArgumentTypeError(f'{text!r}: give an integer, {least} or more')
+    return number
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """The option --device, by default a GPU where there is one."""
+    default = 'cuda' if torch.cuda.is_available() else 'cpu'
+    parser.add_argument('--device', type=_usable_device, default=default)
+
+
+def _usable_device(text: str) -> str:
+    """A device that torch knows, and that is there."""
+    try:
+        torch.empty(1, device=text)
+    except (AssertionError, RuntimeError) as error:
+        reason = str(error).partition('\n')[0]
+        raise argparse.ArgumentTypeError(f"{text!r} is not there, give 'cpu': {reason}") from error
+    return text
+
+
+class Options(DictAction):
+    """mmengine's `KEY=VALUE …`, with an error for what is no such pair."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: Any, values: Sequence[str], *rest: Any
+    ) -> None:
+        """Stores the pairs."""
+        for pair in values:
+            if not pair.partition('=')[0] or '=' not in pair:
+                parser.error(f'{rest[0]} {pair!r}: write KEY=VALUE, e.g. train_cfg.max_epochs=1')
+        super().__call__(parser, namespace, values, *rest)
+
+
+def printable(text: object) -> str:
+    """A text that shows control characters: a file's names could steer the terminal with them."""
+    return ''.join(c if c.isprintable() or c == '\n' else repr(c)[1:-1] for c in str(text))
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Turns errors whose message is enough into that message on stderr and exit status 1."""
+    try:
+        yield
+    except (UsageError, DataError, CheckpointError) as error:
+        # All ranks get the same error; one of each node prints it.
+        if os.environ.get('LOCAL_RANK', '0') == '0':
+            # That of a data worker comes with the traceback of its process.
+            text = str(error).strip()
+            if text.startswith('Caught '):
+                text = text.splitlines()[-1].partition('Error: ')[2]
+            print(f'error: {printable(text)}', file=sys.stderr)
+        raise SystemExit(1) from None
+    except (KeyError, TypeError, ValueError) as error:
+        message = explain_build(error)
+        if message is None:
+            raise
+        if os.environ.get('LOCAL_RANK', '0') == '0':
+            print(f'error: {message}', file=sys.stderr)
+        raise SystemExit(1) from None

@@ -1,0 +1,144 @@
+"""Makes `_base_ = 'package::config.py'` work: without pkg_resources, on the forks, for mmvttt.
+
+mmengine finds a package by setuptools' pkg_resources, which setuptools 81 no longer brings, looks
+the package's name up in a fixed table, and wants a slash in the config's path.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache, wraps
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, distribution
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import mmengine.utils as utils
+import mmengine.utils.package_utils as package_utils
+from mmengine.config import Config
+from mmengine.config.utils import MODULE2PACKAGE
+
+from ... import distributions
+from ..config import own_config
+from .patch import replace
+
+
+def _module_path(module: str) -> str | None:
+    # find_spec refuses names that are no identifiers, such as those of some distributions.
+    spec = find_spec(module) if module.isidentifier() else None
+    return None if spec is None or spec.origin is None else str(Path(spec.origin).parent)
+
+
+def _modules_of(package: str) -> list[str]:
+    """Candidates for the import name of a distribution, the likeliest first."""
+    listed = []
+    if distributions.is_installed(package):
+        listed = (distribution(package).read_text('top_level.txt') or '').split()
+    # A fork answers to the name of the original too.
+    named = [m for m, providers in distributions.PROVIDERS.items() if package in providers]
+    return [package, *named, *(m for m, p in MODULE2PACKAGE.items() if p == package), *listed]
+
+
+def is_installed(package: str) -> bool:
+    """Whether a distribution, or a module, of that name is installed."""
+    return distributions.is_installed(package) or any(map(_module_path, _modules_of(package)))
+
+
+def get_installed_path(package: str) -> str:
+    """The folder of a package, given the name of its distribution or module.
+
+    Asks the import system instead of joining paths: right for editable installs too.
+
+    Raises:
+        PackageNotFoundError: Nothing of that name can be imported.
+    """
+    for module in _modules_of(package):
+        path = _module_path(module)
+        if path is not None:
+            return path
+    raise PackageNotFoundError(package)
+
+
+def find_packages_by_import() -> str | None:
+    """Replaces mmengine's two look-ups, wherever they have been imported to."""
+    if 'pkg_resources' not in package_utils.is_installed.__code__.co_names:
+        return 'this mmengine finds packages without pkg_resources'
+    editable = Path(distributions.__file__).parents[1].name != 'site-packages'
+    if find_spec('pkg_resources') is not None and not editable:
+        return 'pkg_resources is there, and mmvttt is not installed in editable mode'
+    for replacement in (is_installed, get_installed_path):
+        _replace_everywhere(getattr(package_utils, replacement.__name__), replacement)
+    return None
+
+
+def _replace_everywhere(original: Callable[..., Any], replacement: Callable[..., Any]) -> None:
+    """Replaces a function of mmengine wherever it has been imported to."""
+    name = original.__name__
+    for module in list(sys.modules.values()):
+        if module is not None and vars(module).get(name) is original:
+            replace(module, name, replacement)
+
+
+def name_packages() -> str | None:
+    """Adds mmvttt, and the forks where they are installed instead of the originals.
+
+    Code that asks mmengine's fork for 'mmsegmentation' gets the answer for the fork's.
+    """
+    MODULE2PACKAGE.setdefault('mmvttt', 'mmvttt')
+    forks: dict[str, str] = {}
+    for module in ('mmdet', 'mmseg', 'mmpretrain'):
+        original, fork = distributions.PROVIDERS[module]
+        if distributions.providers(module) == [fork]:
+            MODULE2PACKAGE[module] = forks[original] = fork
+    ask = package_utils.is_installed
+    if forks and ask is not is_installed:
+
+        @wraps(ask)
+        def ask_for_fork(package: str) -> bool:
+            return ask(forks.get(package, package))
+
+        _replace_everywhere(ask, ask_for_fork)
+    return None
+
+
+def find_shadowed_modules() -> str | None:
+    """Lets the config that a pure-Python training leaves in its work directory be read again.
+
+    Its types are written as module and name, and some modules have the name of their function.
+    """
+    original = utils.get_object_from_string
+
+    @wraps(original)
+    def find(obj_name: str) -> Any:
+        found = original(obj_name)
+        module, _, name = obj_name.rpartition('.')
+        if found is None and module:
+            with suppress(ImportError):
+                found = getattr(import_module(module), name, None)
+        return found
+
+    _replace_everywhere(original, find)
+    return None
+
+
+def resolve_own_configs() -> str | None:
+    """Resolves `mmvttt::` in `_base_`; the base keeps the scope of its own default_scope."""
+    original = Config._get_cfg_path
+
+    # For every base of a toolbox mmengine reads all of its metafiles: a second each.
+    @cache
+    def in_toolbox(cfg_path: str) -> tuple[str, str | None]:
+        return original(cfg_path, '')
+
+    @wraps(original)
+    def get_cfg_path(cfg_path: str, filename: str) -> tuple[str, str | None]:
+        scope, found, name = cfg_path.partition('::')
+        if found and scope == 'mmvttt':
+            return str(own_config(name)), None
+        return in_toolbox(cfg_path) if found else original(cfg_path, filename)
+
+    replace(Config, '_get_cfg_path', staticmethod(get_cfg_path))
+    return None

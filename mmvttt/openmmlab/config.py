@@ -1,0 +1,195 @@
+"""Finds and reads configs: the same way for every tool."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from difflib import get_close_matches
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from mmengine.config import Config
+
+from ..distributions import extra, overlaid
+from ..errors import UsageError
+from .registry import type_name
+
+# Scopes that are toolboxes, and what mmengine calls them where they are missing.
+_TOOLBOXES = {'mmdet': 'mmdet', 'mmseg': 'mmsegmentation', 'mmpretrain': 'mmpretrain'}
+# Variables that only the text of a config reads: options come too late for them.
+_VARIABLES = ('train_pipeline', 'val_pipeline', 'test_pipeline', 'data_root', 'dataset_type')
+
+
+def load_config(
+    config: str | os.PathLike[str],
+    *,
+    cfg_options: dict[str, Any] | None = None,
+    work_dir: str | None = None,
+    launcher: str = 'none',
+) -> Config:
+    """Reads a config, merges the options, and settles the toolbox and the work directory.
+
+    A config without a default_scope gets the toolbox of its model's class.
+
+    Args:
+        config: See `find_config`.
+        cfg_options: Dotted keys and their values.
+        work_dir: Where the run writes; default: the config's, or `work_dirs/<config's name>`.
+        launcher: 'none', 'pytorch', 'slurm' or 'mpi'.
+
+    Raises:
+        UsageError: There is no such file, it cannot be read, it or an option puts a dict in the
+            place of another value, an option sets what nothing reads, the toolbox of its
+            default_scope is not installed, or two OpenMMLabs lie over one another.
+    """
+    if (problem := overlaid()) is not None:
+        raise UsageError(problem)
+    path = find_config(config)
+    if path is None or not path.is_file():
+        raise UsageError(
+            f"there is no config '{config}' (looked for {os.path.abspath(config)})"
+            f'{_closest(config)}; give the path of a .py file, or the name of one in '
+            f'{config_root()} such as maskrcnn_vittt_s_1x'
+        )
+    try:
+        cfg = Config.fromfile(path)
+        for key in cfg_options or {}:
+            _require_read(cfg, key)
+        cfg.merge_from_dict(cfg_options or {})
+    except UsageError:
+        raise
+    except (SyntaxError, OSError, ValueError) as error:
+        raise UsageError(f"the config '{config}' cannot be read: {error}") from error
+    except ImportError as error:
+        # A base of a toolbox that is not there; named by mmengine as its distribution.
+        missing = next((s for s, name in _TOOLBOXES.items() if name in str(error)), None)
+        if missing is None:
+            raise
+        raise UsageError(
+            f"the config '{config}' inherits from {missing}, which is missing: "
+            f"pip install 'mmvttt[{extra(missing)}]'"
+        ) from error
+    except TypeError as error:
+        # mmengine's, where a dict meets what is none; else an error of the config's own code.
+        if '_delete_' not in str(error):
+            raise
+        raise UsageError(f"the config '{config}' cannot be merged: {error}") from error
+    cfg.launcher = launcher
+    if work_dir is not None:
+        cfg.work_dir = work_dir
+    elif cfg.get('work_dir') is None:
+        cfg.work_dir = os.path.join('work_dirs', path.stem)
+    if cfg.get('default_scope') is None and (toolbox := _toolbox(cfg)) is not None:
+        cfg.default_scope = toolbox
+    scope = cfg.get('default_scope') or 'mmengine'
+    if find_spec(scope) is None:
+        known = extra(scope)
+        install = f"pip install 'mmvttt[{known}]'" if known else f'install {scope}'
+        raise UsageError(f"the config's default_scope is '{scope}', which is missing: {install}")
+    return cfg
+
+
+def _require_read(cfg: Config, option: str) -> None:
+    """Refuses an option that would be ignored without a word."""
+    keys = option.split('.')
+    first, last = keys[0], keys[-1]
+    if '[' in option:
+        raise UsageError(
+            f'--cfg-options {option}: write entries of lists with a dot, '
+            'train_dataloader.dataset.pipeline.2.scales'
+        )
+    if first in _VARIABLES:
+        raise UsageError(
+            f'--cfg-options {option}: {first} is a variable of the config file, which was copied '
+            'when the file was read; set the copy that is used, e.g. '
+            'train_dataloader.dataset.pipeline.2.scales or train_dataloader.dataset.data_root'
+        )
+    # Not with this module, which is imported with mmengine: it imports torch.
+    from mmengine.runner import Runner
+
+    known = {*cfg, *inspect.signature(Runner).parameters}
+    # Any other name may be read by code of the user.
+    if first not in known and (close := get_close_matches(first, known, n=1, cutoff=0.85)):
+        raise UsageError(
+            f'--cfg-options {option}: nothing reads {first!r}, did you mean {close[0]!r}?'
+        )
+    part: Any = cfg
+    for key in keys[:-1]:
+        try:
+            part = part[int(key) if isinstance(part, list) else key]
+        except (IndexError, KeyError, TypeError, ValueError):
+            # New to the config, or an error of mmengine's own.
+            return
+    kind = type_name(part.get('type') or '') if isinstance(part, dict) else ''
+    if last == 'scale' and kind.rpartition('.')[2] == 'RandomChoiceResize':
+        raise UsageError(
+            f'--cfg-options {option}: RandomChoiceResize reads scales, a list of (long side, short '
+            f'side), and no scale; set {option}s'
+        )
+
+
+def _toolbox(cfg: Config) -> str | None:
+    """The toolbox of the model of a pure-Python config, whose types, being classes, need no scope.
+
+    Drawing and dumping, which choose by the toolbox, need one there too.
+    """
+    kind = cfg.model.get('type') if isinstance(cfg.get('model'), dict) else None
+    module = kind if isinstance(kind, str) else getattr(kind, '__module__', '')
+    package = module.partition('.')[0]
+    return package if package in _TOOLBOXES else None
+
+
+def find_config(config: str | os.PathLike[str]) -> Path | None:
+    """The file of a config, or None for what is no name of one.
+
+    Args:
+        config: A path ending in .py; the name of one of mmvttt's configs, such as
+            `maskrcnn_vittt_s_1x`; or `package::path`, as `_base_` takes it.
+
+    Raises:
+        UsageError: The package of a `package::path` has no such config, or is not installed.
+    """
+    if '::' in os.fspath(config):
+        package, _, name = os.fspath(config).partition('::')
+        name = name if name.endswith('.py') else f'{name}.py'
+        try:
+            return Path(Config._get_cfg_path(f'{package}::{name}', '')[0])
+        except (ImportError, OSError, ValueError) as error:
+            raise UsageError(f"there is no config '{config}': {error}") from error
+    path = Path(config)
+    if path.suffix == '.py':
+        return path
+    own = config_root() / f'{path}.py'
+    return own if own.is_file() else None
+
+
+def config_names() -> list[str]:
+    """The names of mmvttt's configs, without folder and suffix."""
+    return sorted(path.stem for path in config_root().glob('*.py'))
+
+
+def _closest(config: str | os.PathLike[str]) -> str:
+    close = get_close_matches(Path(config).stem, config_names(), n=1, cutoff=0.7)
+    return f", did you mean '{close[0]}'?" if close else ''
+
+
+def config_root() -> Path:
+    """The folder of mmvttt's configs: in the installed package, or beside it in a clone."""
+    package = Path(__file__).parents[1]
+    packaged = package / '.mim' / 'configs'
+    return packaged if packaged.is_dir() else package.parent / 'configs'
+
+
+def own_config(name: str) -> Path:
+    """The file of `mmvttt::name`.
+
+    Raises:
+        FileNotFoundError: There is no such config; names the one that comes close.
+    """
+    root = config_root()
+    path = root / name
+    # A name may not lead out of the folder.
+    if not path.is_file() or '..' in path.parts or Path(name).is_absolute():
+        raise FileNotFoundError(f"mmvttt has no config '{name}' (looked in {root}){_closest(name)}")
+    return path

@@ -1,0 +1,92 @@
+"""Mixed precision as a config can ask for it without knowing the device."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import Any
+
+import torch
+from mmengine import optim
+from mmengine.logging import print_log
+from torch import Tensor, nn
+
+from mmvttt.errors import UsageError
+
+from ..registry import OPTIM_WRAPPERS
+
+
+@OPTIM_WRAPPERS.register_module()
+class AmpOptimWrapper(optim.AmpOptimWrapper):
+    """mmengine's `AmpOptimWrapper`, in bf16 where the device has it, else in fp16.
+
+    In fp16 the inner gradients of test-time training underflow more easily; the authors of ViT³
+    trained in fp16, when most devices had nothing else.
+
+    Args:
+        dtype: 'bfloat16' or 'float16'; default: by the device.
+        loss_scale: As mmengine's; without effect in bf16.
+        kwargs: Those of mmengine's `AmpOptimWrapper`.
+    """
+
+    def __init__(
+        self, *, dtype: str | None = None, loss_scale: str | float | dict = 'dynamic', **kwargs: Any
+    ) -> None:
+        super().__init__(loss_scale=loss_scale, dtype=dtype or half_type(), **kwargs)
+
+
+def half_type() -> str:
+    """'bfloat16' where the device computes in it, else 'float16'."""
+    gpu = torch.cuda.is_available()
+    bf16 = not gpu or torch.cuda.is_bf16_supported(including_emulation=False)
+    return 'bfloat16' if bf16 else 'float16'
+
+
+def autocast_backbone(model: nn.Module) -> None:
+    """Runs a model's backbone in mixed precision, in place; its maps are fp32 again.
+
+    Neck and heads stay in fp32: boxes and suppression lose more by rounding than they cost.
+
+    Raises:
+        UsageError: The model has no backbone.
+    """
+    backbone = backbone_for(model, '--amp')
+    warn_of_emulation()
+    dtype = getattr(torch, half_type())
+    forward = backbone.forward
+
+    @functools.wraps(forward)
+    def forward_in_half(x: Tensor) -> tuple[Tensor, ...]:
+        with torch.autocast(x.device.type, dtype):
+            maps = forward(x)
+        return tuple(y.float() for y in maps)
+
+    backbone.forward = forward_in_half
+
+
+def backbone_for(model: nn.Module, option: str) -> nn.Module:
+    """The backbone of a model, for an `option` that is about it.
+
+    Raises:
+        UsageError: The model has none.
+    """
+    # A model for test-time augmentation holds the other one.
+    backbone = getattr(getattr(model, 'module', model), 'backbone', None)
+    if not isinstance(backbone, nn.Module):
+        raise UsageError(f'{option}: {type(model).__name__} has no backbone; leave {option} out')
+    return backbone
+
+
+def warn_of_emulation() -> None:
+    """Warns where a CPU computes bf16 by fp32 instructions: it is slower than fp32 there."""
+    if torch.cuda.is_available():
+        return
+    # Private in torch 2.14; no public function tells.
+    supported = getattr(torch.cpu, '_is_avx512_bf16_supported', lambda: True)
+    if not supported():
+        print_log(
+            '--amp: this processor has no instructions for bf16 (AVX-512 BF16 or AMX) and computes '
+            'it more slowly than fp32; leave --amp out',
+            'current',
+            logging.WARNING,
+        )

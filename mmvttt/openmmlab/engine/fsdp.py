@@ -1,0 +1,165 @@
+"""FSDP block by block: which modules are units, and a strategy with the steps of whole models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from mmengine._strategy.fsdp import FSDP, FSDPStrategy
+from mmengine.device import get_device
+from mmengine.optim import OptimWrapper
+from torch import Tensor, nn
+
+from ..registry import FUNCTIONS, STRATEGIES
+
+# Parts of an optimizer's state that are FSDP's; the rest is the optimizer wrapper's.
+_SHARDED = ('state', 'param_groups')
+
+
+@FUNCTIONS.register_module()
+def wrap_blocks(
+    module: nn.Module, recurse: bool, nonwrapped_numel: int, names: Sequence[str] = ('Block',)
+) -> bool:
+    """FSDP's policy: each block of a backbone is a unit, gathered for its own step alone.
+
+    Args:
+        module: The module in question.
+        recurse: Whether the question is if to look inside, or if to make it a unit.
+        nonwrapped_numel: Its parameters that are in no unit yet.
+        names: Ends of the class names of blocks: `VitttBlock`, `MixerBlock`, timm's `Block`.
+    """
+    return recurse or (nonwrapped_numel > 0 and type(module).__name__.endswith(tuple(names)))
+
+
+@STRATEGIES.register_module()
+class BlockFSDPStrategy(FSDPStrategy):
+    """mmengine's `FSDPStrategy`, with the steps and the checkpoints of an unsharded training.
+
+    - The optimizer's groups are formed before the parameters are cut: a shard is flat and may be
+      empty, so that by its shape (1-D parameters do not decay) nothing would decay.
+    - Gradients are clipped by the norm over all ranks (mmengine: over its own shards).
+    - A checkpoint keeps the state of the optimizer's wrapper (base rate, loss scale), and is read
+      in the host's memory: a GPU that needs shards has no room for it.
+
+    Args:
+        kwargs: Those of mmengine's strategy.
+
+    Raises:
+        ValueError: There is no process group, FSDP replaces the parameters, or a checkpoint has
+            another optimizer.
+    """
+
+    def __init__(self, *, state_dict_cfg: str | dict = 'full', **kwargs: Any) -> None:
+        super().__init__(state_dict_cfg=state_dict_cfg, **kwargs)
+        self._optim_cfg: Any = None
+        self._built: OptimWrapper | None = None
+        if get_device() == 'cpu':
+            # torch offloads by `.cpu()`, which is no copy here: it saves the buffer that it gathers
+            # the states of an optimizer in, one after the other, and (2.11) frees the parameters.
+            self.state_dict_config.offload_to_cpu = False
+            self.optim_state_dict_config.offload_to_cpu = False
+
+    def prepare(self, model: nn.Module | dict, *, optim_wrapper: Any = None, **kwargs: Any) -> Any:
+        """Builds, cuts and optimizes the model; see mmengine's."""
+        if not self.distributed:
+            raise ValueError(
+                'FSDP shares a model out among processes, and there is one without a launcher: '
+                'start with tools/dist_train.sh CONFIG GPUS, or leave FSDP out with --cfg-options '
+                'runner_type=Runner'
+            )
+        self._optim_cfg = optim_wrapper
+        return super().prepare(model, optim_wrapper=optim_wrapper, **kwargs)
+
+    def build_optim_wrapper(self, optim_wrapper: Any, model: nn.Module | None = None) -> Any:
+        """The wrapper built when the parameters were whole."""
+        if self._built is not None:
+            return self._built
+        return super().build_optim_wrapper(optim_wrapper, model)
+
+    def optim_state_dict(self) -> dict:
+        """The whole optimizer's state (rank 0), by the names of parameters, and its wrapper's."""
+        wrapper = self.optim_wrapper
+        state = FSDP.optim_state_dict(self.model, wrapper.optimizer)
+        return {**{k: v for k, v in wrapper.state_dict().items() if k not in _SHARDED}, **state}
+
+    def load_optim_state_dict(self, state_dict: dict) -> None:
+        """Loads this rank's part of a whole state, of a sharded or an unsharded training."""
+        # mmengine passes these by position, in an order that torch has changed.
+        part = FSDP.optim_state_dict_to_load(
+            model=self.model,
+            optim=self.optim_wrapper.optimizer,
+            optim_state_dict=self._by_names({k: state_dict[k] for k in _SHARDED}),
+        )
+        self.optim_wrapper.load_state_dict({**state_dict, **part})
+
+    def load_checkpoint(self, filename: str, *, map_location: Any = 'cpu', **kwargs: Any) -> dict:
+        """Loads into the model; 'default', elsewhere the GPU, is the CPU here."""
+        location = 'cpu' if map_location == 'default' else map_location
+        return super().load_checkpoint(filename, map_location=location, **kwargs)
+
+    def _wrap_model(self, model: nn.Module) -> nn.Module:
+        if isinstance(self._optim_cfg, dict):
+            self._built = super().build_optim_wrapper(self._optim_cfg, model)
+        total = sum(p.numel() for p in model.parameters())
+        wrapped = super()._wrap_model(model)
+        self._report(wrapped, total)
+        if self._built is not None:
+            _require_same_parameters(self._built, wrapped)
+            _clip_by_all_ranks(self._built, wrapped)
+        return wrapped
+
+    def _by_names(self, state: dict) -> dict:
+        """An optimizer's state with the names of parameters for their numbers, if it has numbers.
+
+        Groups and the order of parameters are as in an unsharded training.
+        """
+        groups = self.optim_wrapper.optimizer.param_groups
+        names = [[self.id_to_name[id(p)] for p in group['params']] for group in groups]
+        numbers = [group['params'] for group in state['param_groups']]
+        if [len(n) for n in numbers] != [len(n) for n in names]:
+            raise ValueError(
+                f'the checkpoint has an optimizer with {[len(n) for n in numbers]} parameters in '
+                f'its groups, this training {[len(n) for n in names]}: resume with the model and '
+                'the optimizer of the checkpoint'
+            )
+        named = dict(zip(chain(*numbers), chain(*names), strict=True))
+        return {
+            'state': {named[number]: value for number, value in state['state'].items()},
+            'param_groups': [
+                {**group, 'params': own}
+                for group, own in zip(state['param_groups'], names, strict=True)
+            ],
+        }
+
+    def _report(self, model: nn.Module, total: int) -> None:
+        units = len(FSDP.fsdp_modules(model)) - 1
+        if not units:
+            self.logger.warning(
+                f'FSDP found no block in {type(model.module).__name__}: every rank gathers the '
+                'whole model in each step; give the ends of block classes as `names` of wrap_blocks'
+            )
+        held = sum(p.numel() for p in model.parameters())
+        self.logger.info(
+            f'FSDP: {units} blocks are gathered one at a time; this rank holds {held:,} of '
+            f'{total:,} parameters'
+        )
+
+
+def _clip_by_all_ranks(wrapper: OptimWrapper, model: FSDP) -> None:
+    def clip(_: Sequence[nn.Parameter], max_norm: float, norm_type: float = 2.0) -> Tensor:
+        return model.clip_grad_norm_(max_norm, norm_type)
+
+    # By value is done shard by shard; without clip_grad there is no such function.
+    if getattr(wrapper, 'clip_func', None) is torch.nn.utils.clip_grad_norm_:
+        wrapper.clip_func = clip
+
+
+def _require_same_parameters(wrapper: OptimWrapper, model: nn.Module) -> None:
+    left = {id(p) for p in model.parameters()}
+    if any(id(p) not in left for group in wrapper.optimizer.param_groups for p in group['params']):
+        raise ValueError(
+            'FSDP has replaced the parameters that the optimizer got; set use_orig_params=True in '
+            'strategy.model_wrapper'
+        )

@@ -1,0 +1,55 @@
+"""A moving average of the weights whose decay follows the images of a step (ViT³ Sec. 5.1)."""
+
+from typing import Any
+
+from mmengine import hooks
+from mmengine.dist import get_world_size
+from mmengine.runner import Runner
+
+from mmvttt.arguments import check_int, check_rate
+from mmvttt.openmmlab.registry import HOOKS
+
+
+@HOOKS.register_module()
+class EMAHook(hooks.EMAHook):
+    """mmengine's `EMAHook` with `decay ** (b / base_batch_size)` for a step of b images.
+
+    Averages the whole state: statistics of a BatchNorm as weights are; integers are copied.
+
+    Args:
+        decay: Decay of the average for a step of `base_batch_size` images, in (0, 1).
+        base_batch_size: See `decay`.
+        kwargs: Those of mmengine's `EMAHook`, but for `momentum`; `update_buffers` is True here.
+
+    Raises:
+        ValueError: If an option is out of range.
+    """
+
+    priority = 'ABOVE_NORMAL'
+
+    def __init__(self, decay: float = 0.9996, base_batch_size: int = 4096, **kwargs: Any) -> None:
+        check_rate('decay', decay)
+        check_int('base_batch_size', base_batch_size)
+        super().__init__(**{'update_buffers': True, **kwargs})
+        self.decay = decay
+        self.base_batch_size = base_batch_size
+
+    def before_train(self, runner: Runner) -> None:
+        """Sets the momentum, now that the size of a step is known."""
+        self.ema_model.momentum = 1 - step_decay(runner, self.decay, self.base_batch_size)
+        super().before_train(runner)
+
+    def after_train_iter(self, runner: Runner, *args: Any, **kwargs: Any) -> None:
+        """Moves the average; mmengine leaves its integers as they were at the first step."""
+        super().after_train_iter(runner, *args, **kwargs)
+        if self.ema_model.update_buffers:
+            buffers = zip(self.ema_model.module.buffers(), self.src_model.buffers(), strict=True)
+            for average, source in buffers:
+                if not average.is_floating_point():
+                    average.copy_(source)
+
+
+def step_decay(runner: Runner, decay: float, base_batch_size: int) -> float:
+    """The decay for a step of this training: `decay ** (images / base_batch_size)`."""
+    images = runner.train_dataloader.batch_sampler.batch_size * get_world_size()
+    return decay ** (images / base_batch_size)

@@ -1,0 +1,218 @@
+"""Layer-wise learning rates for any backbone that tells how deep a parameter lies.
+
+The rate of layer l of L is lr · decay^(L − 1 − l); the neck and the heads learn at the full rate.
+Vision-TTT's appendix gives no such factor; Vision-RWKV, whose recipe it follows, takes 0.85 for
+detection.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mmengine.logging import print_log
+from mmengine.optim import DefaultOptimWrapperConstructor
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+from mmvttt.arguments import check_config, check_number
+
+from ..registry import OPTIM_WRAPPER_CONSTRUCTORS
+
+_MULTIPLIERS = (
+    'bias_lr_mult',
+    'bias_decay_mult',
+    'norm_decay_mult',
+    'flat_decay_mult',
+    'dwconv_decay_mult',
+)
+_KEYS = ('layer_decay_rate', 'new_lr_mult', 'custom_keys', *_MULTIPLIERS)
+_NORMS = (
+    nn.modules.batchnorm._BatchNorm,
+    nn.modules.instancenorm._InstanceNorm,
+    nn.GroupNorm,
+    nn.LayerNorm,
+    nn.RMSNorm,
+)
+# Position embeddings and tokens of backbones that have no method `no_weight_decay`.
+_EMBEDDINGS = ('pos_embed', 'cls_token', 'mask_token', 'level_embed')
+
+
+@OPTIM_WRAPPER_CONSTRUCTORS.register_module()
+class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
+    """Builds an optimizer wrapper with layer-wise learning rates, and no decay where it harms.
+
+    Every module called `backbone` is asked for `get_layer_depth(name, prefix)`, which returns the
+    layer and the number of layers; of nested ones (an adapter around a plain backbone) the
+    outermost that has the method. Norms, biases, 1-D parameters, position embeddings and whatever
+    a module's `no_weight_decay()` names get no weight decay.
+
+    Args:
+        optim_wrapper_cfg: The wrapper with its `optimizer`, which needs `lr` and `weight_decay`.
+        paramwise_cfg: `layer_decay_rate`, in (0, 1], and optionally mmengine's
+
+            - `bias_lr_mult` (1), `bias_decay_mult` (0), `norm_decay_mult` (0),
+              `flat_decay_mult` (0; 1-D parameters), `dwconv_decay_mult` (1);
+            - `custom_keys`: `{part of a name: dict(lr_mult=…, decay_mult=…)}`; the longest part
+              that occurs in a name counts. `lr_mult` comes on top of the layer's rate. Each of
+              the two replaces the rules above, which hold where it is left out; other entries go
+              to the optimizer's group;
+            - `new_lr_mult` (1): on top of all that for what the modules' `new_parameters()` name,
+              the tensors that a model with inherited weights has begun at random (20 in T⁵).
+
+    Raises:
+        ValueError: An option is unknown, missing or out of range, or no backbone of the model
+            has `get_layer_depth`.
+    """
+
+    def _validate_cfg(self) -> None:
+        for key, value in (('lr', self.base_lr), ('weight_decay', self.base_wd)):
+            if value is None:
+                raise ValueError(f'optimizer.{key} is missing: it differs between parameters')
+        super()._validate_cfg()
+        unknown = sorted(set(self.paramwise_cfg) - set(_KEYS))
+        if unknown:
+            raise ValueError(
+                f'paramwise_cfg has the unknown keys {unknown}; allowed: {", ".join(_KEYS)}'
+            )
+        rate = self.paramwise_cfg.get('layer_decay_rate')
+        if not (isinstance(rate, int | float) and 0 < rate <= 1):
+            raise ValueError(
+                f'paramwise_cfg.layer_decay_rate is {rate}; it must be in (0, 1]. Write '
+                'paramwise_cfg=dict(layer_decay_rate=0.85), or 1.0 for the same rate everywhere'
+            )
+        for key in _MULTIPLIERS:
+            check_number(f'paramwise_cfg.{key}', self.paramwise_cfg.get(key, 0))
+        for key, settings in self.paramwise_cfg.get('custom_keys', {}).items():
+            check_config(f'paramwise_cfg.custom_keys[{key!r}]', settings, 'dict(lr_mult=0.1)')
+        check_number('paramwise_cfg.new_lr_mult', self.paramwise_cfg.get('new_lr_mult', 1), above=0)
+
+    def add_params(self, params: list[dict], module: nn.Module, **kwargs: Any) -> None:
+        """Appends one group for each layer and setting to `params`.
+
+        Args:
+            params: The optimizer's groups, extended in place.
+            module: The model.
+            kwargs: mmengine's, unused: groups are formed in one pass over the whole model.
+        """
+        backbones = _backbones(module)
+        undecayed = _undecayed(module)
+        new = _named_by(module, 'new_parameters') if 'new_lr_mult' in self.paramwise_cfg else set()
+        if 'new_lr_mult' in self.paramwise_cfg and not new:
+            raise ValueError(
+                'paramwise_cfg.new_lr_mult is for models that name their new parameters '
+                '(new_parameters()), and this one names none: linearize it, or leave it out'
+            )
+        groups: dict[tuple, dict] = {}
+        for name, parameter in module.named_parameters():
+            if not parameter.requires_grad:
+                continue
+            layer, scale = self._layer(name, backbones)
+            owner = module.get_submodule(name.rpartition('.')[0])
+            lr_mult, decay_mult, extra = self._settings(owner, name, parameter, name in undecayed)
+            if name in new:
+                lr_mult *= self.paramwise_cfg['new_lr_mult']
+            lr, decay = self.base_lr * scale * lr_mult, self.base_wd * decay_mult
+            group = {'lr': lr, **extra, 'weight_decay': decay}
+            key = (layer, *sorted((k, repr(v)) for k, v in group.items()))
+            groups.setdefault(key, {**group, 'layer': layer, 'params': []})['params'].append(
+                parameter
+            )
+        ordered = sorted(groups.values(), key=lambda g: (g['layer'] is None, g['layer'] or 0))
+        params.extend(ordered)
+        print_log(f'Layer-wise learning rates\n{rates_table(ordered)}', 'current')
+
+    def _layer(self, name: str, backbones: dict[str, nn.Module]) -> tuple[int | None, float]:
+        """The layer of a parameter (None outside of the backbones) and the scale of its rate."""
+        for prefix, backbone in backbones.items():
+            if name.startswith(prefix):
+                layer, num_layers = backbone.get_layer_depth(name, prefix)
+                return layer, self.paramwise_cfg['layer_decay_rate'] ** (num_layers - 1 - layer)
+        return None, 1.0
+
+    def _settings(
+        self, owner: nn.Module, name: str, parameter: nn.Parameter, undecayed: bool
+    ) -> tuple[float, float, dict]:
+        """Multipliers of rate and decay, and further entries of the optimizer's group."""
+        option = self.paramwise_cfg.get
+        is_norm = isinstance(owner, _NORMS)
+        is_bias = name.rpartition('.')[2] == 'bias'
+        lr_mult = option('bias_lr_mult', 1.0) if is_bias and not is_norm else 1.0
+        if is_norm:
+            decay_mult = option('norm_decay_mult', 0.0)
+        elif is_bias:
+            decay_mult = option('bias_decay_mult', 0.0)
+        elif undecayed:
+            decay_mult = 0.0
+        elif _is_depthwise(owner):
+            decay_mult = option('dwconv_decay_mult', 1.0)
+        elif parameter.ndim <= 1:
+            decay_mult = option('flat_decay_mult', 0.0)
+        else:
+            decay_mult = 1.0
+        custom = option('custom_keys', {})
+        matching = [key for key in custom if key in name]
+        extra = dict(custom[min(matching, key=lambda key: (-len(key), key))]) if matching else {}
+        return extra.pop('lr_mult', lr_mult), extra.pop('decay_mult', decay_mult), extra
+
+
+def _backbones(model: nn.Module) -> dict[str, nn.Module]:
+    """The outermost backbones with `get_layer_depth`, by the prefix of their parameters' names."""
+    named = [(n, m) for n, m in model.named_modules() if n.rpartition('.')[2] == 'backbone']
+    found: dict[str, nn.Module] = {}
+    for name, module in named:
+        if hasattr(module, 'get_layer_depth') and not any(name.startswith(p) for p in found):
+            found[f'{name}.'] = module
+    if found:
+        return found
+    if not named and hasattr(model, 'get_layer_depth'):
+        return {'': model}
+    what = ', '.join(f'{name} ({type(m).__name__})' for name, m in named) or type(model).__name__
+    raise ValueError(
+        f'layer-wise learning rates need get_layer_depth(param_name, prefix), which {what} does '
+        'not have. Use a backbone of mmvttt (mmvttt.Vittt, mmvttt.ViTAdapter), add the method, or '
+        "leave optim_wrapper.constructor at mmengine's DefaultOptimWrapperConstructor"
+    )
+
+
+def _undecayed(model: nn.Module) -> set[str]:
+    """Names of the parameters that must not decay whatever their shape."""
+    names = {n for n, _ in model.named_parameters() if n.rpartition('.')[2] in _EMBEDDINGS}
+    return names | _named_by(model, 'no_weight_decay')
+
+
+def _named_by(model: nn.Module, method: str) -> set[str]:
+    """The parameters that the modules' own methods of this name name, by their full names."""
+    return {
+        f'{prefix}.{name}' if prefix else name
+        for prefix, module in model.named_modules()
+        if hasattr(module, method)
+        for name in getattr(module, method)()
+    }
+
+
+def _is_depthwise(module: nn.Module) -> bool:
+    return isinstance(module, (nn.Conv1d, nn.Conv2d)) and 1 < module.in_channels == module.groups
+
+
+def rates_table(groups: list[dict]) -> str:
+    """Draws the learning rates and weight decays of an optimizer's groups, equal ones in one row.
+
+    The column of layers is left out where no group names its `layer`.
+    """
+    rows: dict[tuple, list] = {}
+    for group in groups:
+        key = (group.get('layer'), group['lr'], group.get('weight_decay', 0))
+        rows.setdefault(key, []).extend(group['params'])
+    layered = any('layer' in group for group in groups)
+    table = Table(*['layer'] * layered, 'lr', 'weight decay', 'tensors', 'parameters')
+    for (layer, lr, decay), parameters in rows.items():
+        name = 'other' if layer is None else str(layer)
+        count = sum(p.numel() for p in parameters)
+        table.add_row(
+            *[name] * layered, f'{lr:.3g}', f'{decay:.3g}', str(len(parameters)), f'{count:,}'
+        )
+    console = Console(width=80)
+    with console.capture() as capture:
+        console.print(table)
+    return capture.get()

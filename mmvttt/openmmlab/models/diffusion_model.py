@@ -1,0 +1,265 @@
+"""A diffusion transformer as a model of mmengine: its training, and what a sampler asks of it."""
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from mmengine.model import BaseDataPreprocessor, BaseModel
+from torch import Tensor
+
+from mmvttt.arguments import check_choice, check_rate
+from mmvttt.errors import DataError, UsageError
+from mmvttt.models.generation.sampling import image_generator, sample, sampling_scheduler
+
+from ..registry import MODELS
+
+CHANNELS_GUIDED = ('all', 'three')
+
+
+def require_diffusers() -> None:
+    """Raises a UsageError where diffusers is missing."""
+    if find_spec('diffusers') is None:
+        raise UsageError("generation needs diffusers, which is missing: pip install 'mmvttt[gen]'")
+
+
+@MODELS.register_module()
+class DiffusionModel(BaseModel):
+    """A transformer that learns to take noise away, with the scheduler that sets how much there is.
+
+    A batch is a dict of `latents`, `(B, C, h, w)`, and of what the transformer is told beside the
+    time, by the names of its arguments: `class_labels`, or `encoder_hidden_states` and
+    `pooled_projections`.
+
+    Args:
+        transformer: Config of the network: `mmvttt.DiT3`, any `diffusers.…` class, or anything
+            that is called as `transformer(hidden_states, timestep=…, **condition)` and has a
+            diffusers `config`.
+        scheduler: Config of a diffusers scheduler, such as `dict(type='diffusers.DDPMScheduler')`.
+        loss: Config of `mmvttt.DDPMLoss` or `mmvttt.FlowLoss`, without the scheduler.
+        label_dropout: Rate at which an image's class becomes the null class in training.
+        with_cp: Whether blocks are computed again in the backward pass, to save memory.
+        test_cfg: `steps`, `guidance`, `guided` and `scheduler` of the samples that a validation
+            looks at; see `sampling_scheduler` and `denoise`. Default: 50 steps, no guidance.
+        data_preprocessor: Default: a `LatentPreprocessor` for the transformer.
+        init_cfg: As of mmengine's models.
+
+    Raises:
+        UsageError: diffusers is missing; the scheduler does not fit the loss or the transformer's
+            output; or labels should be dropped and there is no null class.
+    """
+
+    def __init__(
+        self,
+        transformer: Mapping,
+        scheduler: Mapping,
+        loss: Mapping | None = None,
+        label_dropout: float = 0.1,
+        with_cp: bool = False,
+        test_cfg: Mapping | None = None,
+        data_preprocessor: Mapping | None = None,
+        init_cfg: Mapping | None = None,
+    ) -> None:
+        require_diffusers()
+        check_rate('label_dropout', label_dropout)
+        network = MODELS.build(transformer)
+        super().__init__(
+            data_preprocessor
+            or dict(
+                type='mmvttt.LatentPreprocessor',
+                channels=network.config.in_channels,
+                multiple=network.config.patch_size,
+                num_classes=_num_classes(network),
+            ),
+            init_cfg,
+        )
+        self.transformer = network
+        self.scheduler = MODELS.build(scheduler)
+        loss = dict(type='mmvttt.DDPMLoss') if loss is None else loss
+        self.loss = MODELS.build(dict(loss, scheduler=self.scheduler))
+        self.label_dropout = label_dropout
+        self.test_cfg = dict(test_cfg or {})
+        self._require_fit(type(self.scheduler).__name__)
+        if label_dropout and _num_classes(network) is not None and self.null_class is None:
+            raise UsageError(
+                f'label_dropout={label_dropout} needs a null class: set null_class=True in the '
+                'transformer, or label_dropout=0'
+            )
+        for module in network.modules():
+            # diffusers' DiT would drop the labels of each block by themselves.
+            if type(module).__name__ == 'LabelEmbedding':
+                module.dropout_prob = 0.0
+        if with_cp:
+            network.enable_gradient_checkpointing()
+
+    def _require_fit(self, name: str) -> None:
+        channels, outputs = self.transformer.config.in_channels, _out_channels(self.transformer)
+        wanted = 2 * channels if self.loss.learns_variance else channels
+        if outputs != wanted:
+            raise UsageError(
+                f'the transformer has {outputs} output channels for {channels} of its input, and '
+                f'{name} with {type(self.loss).__name__} needs {wanted}: set out_channels, or the '
+                "scheduler's variance_type ('learned_range' learns it)"
+            )
+
+    @property
+    def null_class(self) -> int | None:
+        """The number of the class for images without one, if there is one."""
+        config = self.transformer.config
+        if 'null_class' in config:
+            return config.num_classes if config.null_class else None
+        # diffusers' DiT always has one.
+        return _num_classes(self.transformer)
+
+    def init_weights(self) -> None:
+        """Loads what `init_cfg` names; the transformer has had its start."""
+        if self.init_cfg:
+            super().init_weights()
+
+    def forward(self, latents: Tensor, mode: str = 'tensor', **condition: Tensor) -> Any:
+        """The losses of a batch (`mode='loss'`), or a sample for each of its classes ('predict').
+
+        With 'tensor', the transformer's output at time 0, for class 0 where nothing else is given:
+        what counters of FLOPs run.
+
+        Raises:
+            UsageError: The mode is another one.
+        """
+        if mode == 'tensor':
+            zeros = torch.zeros(len(latents), dtype=torch.long, device=latents.device)
+            told = condition or dict(class_labels=zeros)
+            return self.transformer(latents, timestep=zeros, return_dict=False, **told)[0]
+        if mode == 'predict':
+            return self._sample_classes(latents, condition)
+        if mode != 'loss':
+            raise UsageError(f"mode={mode!r}: choose 'loss', 'predict' or 'tensor'.")
+        labels = condition.get('class_labels')
+        if labels is not None and self.label_dropout:
+            dropped = torch.rand(len(labels), device=labels.device) < self.label_dropout
+            condition['class_labels'] = labels.masked_fill(dropped, self.null_class)
+        times, noise, noisy = self.loss.draw(latents)
+        output = self.transformer(noisy, timestep=times, return_dict=False, **condition)[0]
+        return self.loss(output, latents, noise, noisy, times)
+
+    def denoise(
+        self,
+        noisy: Tensor,
+        time: Tensor,
+        condition: Mapping[str, Tensor],
+        null: Mapping[str, Tensor] | None = None,
+        guidance: float = 1.0,
+        guided: str = 'all',
+    ) -> Tensor:
+        """Predicts what a scheduler takes for noisy latents, with or without guidance.
+
+        Args:
+            noisy: `(B, C, h, w)`.
+            time: `()`, as the scheduler counts.
+            condition: What the transformer is told, `(B, …)` each.
+            null: The same for an image of nothing in particular; needed for guidance.
+            guidance: 1 for none; g counts the condition's effect on the output g times.
+            guided: Which channels: 'all', as in diffusers, or the first 'three', as in DiT's code.
+                The logits of the variance are the condition's own.
+
+        Returns:
+            `(B, C, h, w)`, or `(B, 2C, h, w)` with the logits of the variance.
+
+        Raises:
+            UsageError: There is guidance, and no null condition.
+        """
+        check_choice('guided', guided, CHANNELS_GUIDED)
+        if guidance == 1:
+            output = self._output(noisy, time, condition)
+        elif null is None:
+            raise UsageError(
+                f'guidance={guidance} needs a null condition, which this model lacks: train it '
+                'with null_class=True and a label_dropout, or take guidance 1'
+            )
+        else:
+            both = {name: torch.cat([value, null[name]]) for name, value in condition.items()}
+            output, without = self._output(torch.cat([noisy, noisy]), time, both).chunk(2)
+            count = noisy.shape[1] if guided == 'all' else 3
+            start = without[:, :count]
+            guided_part = start + guidance * (output[:, :count] - start)
+            output = torch.cat([guided_part, output[:, count:]], dim=1)
+        return self.loss.for_scheduler(output, noisy, time)
+
+    def _sample_classes(self, latents: Tensor, condition: dict[str, Tensor]) -> list[dict]:
+        labels = condition['class_labels']
+        options = {'steps': 50, 'guidance': 1.0, 'guided': 'all', 'scheduler': None}
+        options |= self.test_cfg
+        null = None if self.null_class is None else torch.full_like(labels, self.null_class)
+        seeds = torch.randint(2**62, (len(labels),)).tolist()
+        images = sample(
+            lambda noisy, time: self.denoise(
+                noisy,
+                time,
+                condition,
+                None if null is None else dict(class_labels=null),
+                options['guidance'],
+                options['guided'],
+            ),
+            sampling_scheduler(self.scheduler, options['scheduler']),
+            latents.shape[1:],
+            options['steps'],
+            [image_generator(seed, 0) for seed in seeds],
+            latents.device,
+        )
+        return [dict(image=i, label=l) for i, l in zip(images, labels.tolist(), strict=True)]
+
+    def _output(self, noisy: Tensor, time: Tensor, condition: Mapping[str, Tensor]) -> Tensor:
+        time = time.expand(len(noisy))
+        return self.transformer(noisy, timestep=time, return_dict=False, **condition)[0].float()
+
+
+@MODELS.register_module()
+class LatentPreprocessor(BaseDataPreprocessor):
+    """Moves a batch to the device, after a look at its shapes and classes.
+
+    Args:
+        channels: Channels of the latents.
+        multiple: Their sides are multiples of this.
+        num_classes: Classes; None where there are none.
+    """
+
+    def __init__(self, channels: int, multiple: int, num_classes: int | None = None) -> None:
+        super().__init__()
+        self.channels = channels
+        self.multiple = multiple
+        self.num_classes = num_classes
+
+    def forward(self, data: dict[str, Tensor], training: bool = False) -> dict[str, Tensor]:
+        """The batch on the device.
+
+        Raises:
+            DataError: The latents have another shape, or a class does not exist.
+        """
+        shape, labels = tuple(data['latents'].shape), data.get('class_labels')
+        if (
+            len(shape) != 4
+            or shape[1] != self.channels
+            or any(s % self.multiple for s in shape[2:])
+        ):
+            raise DataError(
+                f'latents of shape {shape}: the model takes (B, {self.channels}, h, w) with sides '
+                f'that are multiples of {self.multiple}; cache them again with its autoencoder'
+            )
+        # On the CPU, where looking costs nothing.
+        if labels is not None and self.num_classes is not None and labels.device.type == 'cpu':
+            bad = labels[(labels < 0) | (labels >= self.num_classes)]
+            if len(bad):
+                raise DataError(
+                    f'class {int(bad[0])} of the data does not exist: the model has the classes 0 '
+                    f'to {self.num_classes - 1}; set num_classes in the transformer'
+                )
+        return super().forward(data, training)
+
+
+def _num_classes(transformer: Any) -> int | None:
+    """Classes of a transformer: by our name, or by that of diffusers' DiT."""
+    return transformer.config.get('num_classes', transformer.config.get('num_embeds_ada_norm'))
+
+
+def _out_channels(transformer: Any) -> int:
+    found = transformer.config.get('out_channels')
+    return transformer.config.in_channels if found is None else found

@@ -1,0 +1,161 @@
+"""The library's classes for configs: each is a `BaseModule` with `init_cfg`, under `mmvttt.X`."""
+
+import copy
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from mmengine.model import BaseModule, PretrainedInit
+from torch import nn
+
+from mmvttt.checkpoints.inherit import load_inherited
+from mmvttt.checkpoints.load import load_pretrained
+from mmvttt.models import adapters, backbones
+from mmvttt.models.build import build_part
+from mmvttt.models.generation.losses import DDPMLoss, FlowLoss
+from mmvttt.models.layers.inner_losses import INNER_LOSSES as OWN_LOSSES
+from mmvttt.models.layers.inner_models import INNER_MODELS as OWN_INNER_MODELS
+from mmvttt.models.layers.key_norms import KEY_NORMS as OWN_KEY_NORMS
+from mmvttt.models.layers.mixers import MIXERS
+
+from .registry import INNER_LOSSES, INNER_MODELS, KEY_NORMS, MODELS, WEIGHT_INITIALIZERS
+
+_INHERIT = 'mmvttt.InheritViT'
+
+
+class FromLibrary(BaseModule):
+    """Builds a class of the library from a config; the base of all classes below.
+
+    `init_cfg=dict(type='Pretrained', …)` loads by `load_pretrained`, which logs a report and fails
+    where next to nothing matches; mmengine's own loading is `strict=False` without a word. With
+    `ema=True` the averaged weights of the file are loaded, MESA's teacher for one.
+    `dict(type='mmvttt.InheritViT', …)` takes the same options for the checkpoint of a ViT.
+
+    Args:
+        init_cfg: mmengine's.
+        norm_cfg: OpenMMLab's name of `norm_layer`, where the class has one.
+        options: The options of the class.
+    """
+
+    init_cfg: Any
+    library_class: type[nn.Module]
+
+    def __init__(self, *args: Any, init_cfg: Any = None, **options: Any) -> None:
+        options = {**dict(zip(config_options(type(self)), args, strict=False)), **options}
+        if 'norm_cfg' in options and 'norm_layer' in config_options(type(self)):
+            options['norm_layer'] = options.pop('norm_cfg')
+        if isinstance(options.get('backbone'), Mapping):
+            # With an init_cfg of its own.
+            options['backbone'] = MODELS.build(options['backbone'])
+        require_options(type(self), options)
+        # BaseModule.__init__ would call the library's class without arguments.
+        super(BaseModule, self).__init__(**options)
+        self._is_init = False
+        self.init_cfg = copy.deepcopy(init_cfg)
+
+    def init_weights(self) -> None:
+        """Initialises as mmengine does, then loads the `Pretrained` entries of `init_cfg`."""
+        configs = self.init_cfg
+        entries = [configs] if isinstance(configs, Mapping) else configs or []
+        if not isinstance(entries, list | tuple) or not all(
+            isinstance(entry, Mapping) and 'type' in entry for entry in entries
+        ):
+            raise TypeError(
+                f"init_cfg={configs!r}: give dict(type='Pretrained', checkpoint=…), another of "
+                "mmengine's initialisers, or a list of them."
+            )
+        pretrained = [c for c in entries if c['type'] in ('Pretrained', PretrainedInit, _INHERIT)]
+        first_time = not self.is_init
+        self.init_cfg = [c for c in entries if c not in pretrained]
+        try:
+            super().init_weights()
+        finally:
+            self.init_cfg = configs
+        if first_time:
+            for config in pretrained:
+                load = load_inherited if config['type'] == _INHERIT else load_pretrained
+                load(self, **{k: v for k, v in config.items() if k != 'type'})
+
+
+def config_options(kind: type) -> list[str]:
+    """Names of the options of a registered class, in the order of its definition.
+
+    A class of the library that hands options on to its base takes those of the base too, but for
+    what it gives the base itself.
+    """
+    kind = getattr(kind, 'library_class', kind)
+    names: dict[str, None] = {}
+    for part in inspect.getmro(kind):
+        if '__init__' not in vars(part) or part is object:
+            continue
+        parameters = list(inspect.signature(vars(part)['__init__']).parameters.values())[1:]
+        given = getattr(kind, 'derived_options', ())
+        names |= {
+            p.name: None
+            for p in parameters
+            if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name not in given
+        }
+        if not any(p.kind == p.VAR_KEYWORD for p in parameters):
+            break
+    return list(names)
+
+
+def require_options(kind: type, options: Mapping[str, Any]) -> None:
+    """Refuses an option that a class of the library does not have.
+
+    Raises:
+        TypeError: Names the option, one that comes close, and all of them.
+    """
+    known = [*config_options(kind), 'init_cfg']
+
+    def check(**_: Any) -> None: ...
+
+    parameters = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in known
+    ]
+    check.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    check.__name__ = kind.__name__
+    build_part('model', check, **options)
+
+
+def _registered(kind: type[nn.Module]) -> type[nn.Module]:
+    """A class of the library as a BaseModule, importable from here, and registered."""
+    made = type(
+        kind.__name__,
+        (FromLibrary, kind),
+        {'__module__': __name__, '__doc__': kind.__doc__, 'library_class': kind},
+    )
+    globals()[kind.__name__] = made
+    MODELS.register_module(module=made)
+    return made
+
+
+__all__ = [
+    _registered(kind).__name__
+    for kind in (*backbones.BACKBONES.values(), adapters.ViTAdapter, *MIXERS.values())
+]
+for _loss in (DDPMLoss, FlowLoss):
+    MODELS.register_module(module=_loss)
+for _registry, _own in (
+    (INNER_MODELS, OWN_INNER_MODELS),
+    (INNER_LOSSES, OWN_LOSSES),
+    (KEY_NORMS, OWN_KEY_NORMS),
+):
+    for _name, _part in _own.items():
+        _registry.register_module(name=_name, module=_part)
+
+
+@WEIGHT_INITIALIZERS.register_module()
+class InheritViT:
+    """Loads the checkpoint of a ViT into T⁵: `init_cfg=dict(type='mmvttt.InheritViT', …)`.
+
+    Args:
+        options: Those of `load_inherited`: `checkpoint`, `prefix`, `ema`, ….
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self.options = options
+
+    def __call__(self, module: nn.Module) -> None:
+        """Loads the weights into a T⁵."""
+        load_inherited(module, **self.options)

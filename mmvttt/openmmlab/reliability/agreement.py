@@ -1,0 +1,124 @@
+"""Whether all nodes run the same training: config, data, code, versions, before anything is built.
+
+Otherwise each rank would step with its own learning rate or code, or wait for a batch that the
+others do not have.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+from mmengine.config import Config
+from mmengine.device import get_device
+from mmengine.dist import all_gather_object, get_rank, get_world_size, init_dist, is_distributed
+
+from mmvttt.errors import UsageError
+
+from .data.dataset_config import innermost
+from .heartbeat import start_heartbeat
+from .settings import flatten
+
+_PACKAGES = (
+    'mmvttt', 'torch', 'triton', 'numba', 'numpy', 'mmengine', 'mmdet', 'mmsegmentation',
+    'mmpretrain', 'mmcv', 'mmcv-lite', 'timm',
+)  # fmt: skip
+# Packages whose sources are compared; those in `custom_imports` are added.
+_SOURCES = ('mmvttt', 'ttt_kernels')
+_PART = 32 * 2**20
+
+
+def require_same_training(cfg: Config) -> None:
+    """Joins the processes of a distributed training, and compares what each is about to do.
+
+    From here on a rank that hangs is named, see `heartbeat.py`.
+
+    Raises:
+        UsageError: On all ranks alike: the first difference, and the node that has it.
+    """
+    if cfg.get('launcher', 'none') == 'none':
+        return
+    if not is_distributed():
+        init_dist(cfg.launcher, **((cfg.get('env_cfg') or {}).get('dist_cfg') or {}))
+    start_heartbeat()
+    require_same(
+        {
+            **dict(flatten(cfg)),
+            **dict(_annotations(cfg)),
+            **dict(_sources(cfg)),
+            **dict(_versions()),
+            'the device': get_device(),
+            'the backend of the kernels': os.environ.get('TTT_KERNELS_BACKEND', 'by device'),
+        }
+    )
+
+
+def require_same(facts: Mapping[str, str]) -> None:
+    """Compares facts, by name, with those of all other ranks.
+
+    Raises:
+        UsageError: See `require_same_training`.
+    """
+    if get_world_size() == 1:
+        return
+    place = f'node {socket.gethostname()!r} (rank {get_rank()})'
+    (first, there), *others = all_gather_object((place, dict(facts)))
+    for other, here in others:
+        for name in [*there, *here]:
+            a, b = there.get(name, 'nothing'), here.get(name, 'nothing')
+            if a != b:
+                raise UsageError(
+                    f'the nodes do not run the same training: {name} is {a} on {first}, and {b} on '
+                    f'{other}; start all nodes with the same config, arguments, data and versions'
+                )
+
+
+def _annotations(cfg: Config) -> Iterator[tuple[str, str]]:
+    """Size of each annotation file, and a digest of its beginning and end: of 64 MiB."""
+    for split in ('train', 'val'):
+        dataset = (cfg.get(f'{split}_dataloader') or {}).get('dataset')
+        for place, config in innermost(dataset, f'{split}_dataloader.dataset'):
+            path = os.path.join(config.get('data_root') or '', config.get('ann_file') or '')
+            if config.get('ann_file') and os.path.isfile(path):
+                size = os.path.getsize(path)
+                with open(path, 'rb') as file:
+                    digest = hashlib.sha256(file.read(_PART))
+                    file.seek(max(_PART, size - _PART))
+                    digest.update(file.read())
+                yield (
+                    f'the content of {place}.ann_file',
+                    f'{size} bytes ({digest.hexdigest()[:12]})',
+                )
+
+
+def _sources(cfg: Config) -> Iterator[tuple[str, str]]:
+    """A digest of the sources of mmvttt, its kernels, and the modules that the config imports."""
+    imported = (cfg.get('custom_imports') or {}).get('imports') or []
+    for name in (*_SOURCES, *([imported] if isinstance(imported, str) else imported)):
+        # A missing parent of a module is an error; importing it will report that.
+        with suppress(ModuleNotFoundError):
+            spec = find_spec(name)
+            file = Path((spec and spec.origin) or '')
+            if spec is None or not file.is_file():
+                continue
+            # A wheel has copies of configs and tools in .mim.
+            files = sorted(p for p in file.parent.rglob('*.py') if '.mim' not in p.parts)
+            digest = hashlib.sha256()
+            for path in files if spec.submodule_search_locations else [file]:
+                digest.update(path.relative_to(file.parent).as_posix().encode())
+                digest.update(path.read_bytes())
+            yield f'the source of {name}', digest.hexdigest()[:12]
+
+
+def _versions() -> Iterator[tuple[str, str]]:
+    yield 'the version of Python', platform.python_version().rpartition('.')[0]
+    for package in _PACKAGES:
+        with suppress(PackageNotFoundError):
+            yield f'the version of {package}', version(package)

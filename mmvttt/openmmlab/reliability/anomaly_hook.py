@@ -1,0 +1,199 @@
+"""Stops a training whose loss is not finite before it spoils the weights, and names the origin.
+
+At the step that meets it image, weights and random numbers are still there: its forward is run once
+more, with every module watched (`nonfinite.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from mmengine.dist import all_gather, barrier, get_rank, get_world_size
+from mmengine.hooks import Hook
+from mmengine.logging import print_log
+from mmengine.model import is_model_wrapper
+from mmengine.runner import Runner
+from torch import Tensor, nn
+
+from mmvttt.arguments import check_int
+
+from ..registry import HOOKS
+from .nonfinite import (
+    bad_inputs,
+    bad_weights,
+    first_bad_module,
+    image_names,
+    loss_terms,
+    random_state,
+    total_loss,
+)
+
+# Steps between two looks at numbers on a GPU.
+_GPU_INTERVAL = 10
+
+
+class AnomalyError(RuntimeError):
+    """The loss of a training step is not finite."""
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A step of this process, with numbers that are still on the device."""
+
+    text: str
+    terms: dict[str, Tensor]
+    images: list[str]
+
+
+@HOOKS.register_module()
+class AnomalyHook(Hook):
+    """Ends the training, on all ranks, at a step whose loss is not finite.
+
+    Looks at what a model's forward returns with `mode='loss'`, so the weights are those before the
+    step, and the error names the step, the rank, the terms of the loss, the images of the batch,
+    and what was the first to go wrong: a weight, an image, a module or the loss itself.
+
+    To look at a number on a GPU waits for all that leads to it, and the backward would be launched
+    onto an idle device. There the losses stay on the device, and are read every `interval` steps
+    and before a checkpoint is written. The error then names the step, its terms and its images, but
+    the weights are later ones, and are in no checkpoint: an exact resume with `interval=1` meets
+    the same step again, and reports the rest.
+
+    A model that does not compute its losses by a forward with `mode='loss'` is not watched.
+
+    Args:
+        interval: Steps from one look to the next. None: 10 on a GPU, and 1 on a CPU, where looking
+            is free.
+    """
+
+    def __init__(self, interval: int | None = None) -> None:
+        if interval is not None:
+            check_int('interval', interval, 1)
+        self.interval = interval
+        self._text = ''
+        # Those since the last look.
+        self._steps: list[_Step] = []
+        self._random: tuple[Any, ...] = ()
+        self._handles: list[Any] = []
+
+    def before_train(self, runner: Runner) -> None:
+        """Begins to watch the model."""
+        model = runner.model
+        while is_model_wrapper(model):
+            model = model.module
+        self._handles = [
+            model.register_forward_pre_hook(self._remember, with_kwargs=True),
+            model.register_forward_hook(self._check, with_kwargs=True),
+        ]
+
+    def before_train_iter(self, runner: Runner, batch_idx: int, *_: Any, **__: Any) -> None:
+        """Notes the step as the log writes it."""
+        # Not the runner itself: a copy of the model copies its hooks and all that they hold.
+        total = f'[{runner.iter + 1}/{runner.max_iters}]'
+        if runner.log_processor.by_epoch:
+            size = len(runner.train_dataloader)
+            self._text = f'Epoch(train) [{runner.epoch + 1}][{batch_idx + 1}/{size}], step {total}'
+        else:
+            self._text = f'Iter(train) {total}'
+
+    def after_train(self, runner: Runner) -> None:
+        """Looks a last time, and stops watching."""
+        self.require_finite()
+        self._release()
+
+    def require_finite(self) -> None:
+        """Looks at the losses since the last look, on all ranks.
+
+        Raises:
+            AnomalyError: One of them was not finite.
+        """
+        found = self._look()
+        if found is not None:
+            self._report_late(*found)
+
+    def _report_late(self, step: _Step, rank: int) -> None:
+        message = _describe(step, rank)
+        if rank == get_rank():
+            message += f' Images of this batch: {", ".join(step.images)}.'
+        message += (
+            ' The weights have been updated since then. To see which module was the first, resume '
+            "from the last checkpoint with custom_hooks=[dict(type='mmvttt.AnomalyHook', "
+            'interval=1)].'
+        )
+        print_log(message, 'current', logging.ERROR)
+        self._end(message)
+
+    def _remember(self, model: nn.Module, args: tuple, kwargs: dict) -> None:
+        if model.training and kwargs.get('mode') == 'loss':
+            self._random = random_state()
+
+    def _check(self, model: nn.Module, args: tuple, kwargs: dict, losses: Any) -> None:
+        if not model.training or kwargs.get('mode') != 'loss':
+            return
+        with torch.no_grad():
+            terms = loss_terms(losses)
+        if not terms:
+            return
+        step = _Step(self._text, terms, image_names(args, kwargs))
+        self._steps.append(step)
+        on_cpu = next(iter(terms.values())).device.type == 'cpu'
+        if len(self._steps) < (self.interval or (1 if on_cpu else _GPU_INTERVAL)):
+            return
+        found = self._look()
+        if found is None:
+            return
+        if found[0] is not step:
+            self._report_late(*found)
+        message = _describe(*found)
+        self._release()
+        # On all ranks: a forward may communicate.
+        module = first_bad_module(model, args, kwargs, self._random)
+        if not torch.isfinite(total_loss(terms)):
+            inputs = list(bad_inputs(args, kwargs, step.images))
+            images = f'Images of this batch: {", ".join(step.images)}.'
+            message = ' '.join([message, images, *bad_weights(model), *(inputs or [module])])
+            # To the log file too; of another rank than 0 the screen sees errors only.
+            print_log(message, 'current', logging.ERROR)
+        self._end(message)
+
+    def _look(self) -> tuple[_Step, int] | None:
+        """The first step whose loss was not finite on a rank, and that rank; on all ranks alike."""
+        steps, self._steps = self._steps, []
+        if not steps:
+            return None
+        bad = torch.stack([~torch.isfinite(total_loss(step.terms)) for step in steps])
+        # Steps, by ranks.
+        everywhere = torch.stack(all_gather(bad.int()), 1).tolist()
+        return next(
+            ((s, ranks.index(1)) for s, ranks in zip(steps, everywhere, strict=True) if any(ranks)),
+            None,
+        )
+
+    def _release(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _end(self, message: str) -> None:
+        self._release()
+        # The first rank that ends may end the others, before they have reported.
+        barrier()
+        raise AnomalyError(message)
+
+
+def _describe(step: _Step, rank: int) -> str:
+    total = total_loss(step.terms)
+    if torch.isfinite(total):
+        return (
+            f'The loss of rank {rank} is not finite at {step.text}: see the message of that '
+            f'rank. Here, on rank {get_rank()}, it is {total.item():.6g}.'
+        )
+    here = f' on rank {get_rank()} of {get_world_size()}' if get_world_size() > 1 else ''
+    bad = [f'{n} = {t.item()}' for n, t in step.terms.items() if not torch.isfinite(t)]
+    good = [f'{n} = {t.item():.6g}' for n, t in step.terms.items() if torch.isfinite(t)]
+    found = ', '.join(bad) or f'the sum of its terms is {total.item()}'
+    others = f' (finite: {", ".join(good)})' if good else ''
+    return f'The loss is not finite at {step.text}{here}: {found}{others}.'

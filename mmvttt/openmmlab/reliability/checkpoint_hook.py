@@ -1,0 +1,302 @@
+"""The hook that writes checkpoints: never without a good one on the disk, and one on a signal."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+import uuid
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from mmengine import hooks
+from mmengine.dist import get_world_size, is_main_process
+from mmengine.optim import OptimWrapper, OptimWrapperDict
+from mmengine.runner import Runner
+
+from mmvttt.checkpoints.atomic_write import PARTIAL, write_whole
+from mmvttt.errors import UsageError
+from mmvttt.version import __version__
+
+from ..registry import HOOKS
+from .anomaly_hook import AnomalyError, AnomalyHook
+from .nonfinite import bad_weights
+from .resume import RUN_ID
+from .rotation import Rotation
+from .run_lock import RunLock
+from .settings import training_settings
+from .signals import SAVE, STOP, Preempted, Requests, ignore_signals_in_workers
+
+_SECONDS_TO_RETRY = 60.0
+
+
+@HOOKS.register_module()
+class CheckpointHook(hooks.CheckpointHook):
+    """mmengine's `CheckpointHook`, for runs that are killed; docs/resume.md has what it guarantees.
+
+    An old checkpoint, and the best one, goes after the new one has come; the resumed run removes
+    what a kill in between leaves behind. A checkpoint `iter_<steps>.pth` that a signal has asked
+    for is removed when the next regular one is there; all ranks stop at the same step, with
+    accumulated gradients after the update. `meta` has `mmvttt_version` and the settings of the
+    training too. The patch `whole-files` (`patches.py`) keeps files from being half written.
+
+    Args:
+        exit_code: Exit status after a SIGTERM. A scheduler that starts a job again only if it has
+            failed (Kubernetes) needs another than 0; 143 is the shells' for SIGTERM.
+        kwargs: Those of mmengine's hook.
+
+    Raises:
+        TypeError: There is no such option.
+    """
+
+    def __init__(self, *args: Any, exit_code: int = 0, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.args:
+            # mmengine would hand them on, and stumble when the first checkpoint is due.
+            raise TypeError(
+                f'CheckpointHook has no option {", ".join(self.args)}; allowed: exit_code, and '
+                "those of mmengine's CheckpointHook"
+            )
+        self.exit_code = exit_code
+        self._saved_iter: int | None = None
+        self._requests = Requests()
+        self._stopping = False
+        self._val_polls = 0
+        self._lock: RunLock | None = None
+        self._failure: OSError | None = None
+        self._unsaved = False
+        self._retry_at = math.inf
+
+    def before_train(self, runner: Runner) -> None:
+        """Removes leftovers of a killed run, and begins to receive signals.
+
+        Raises:
+            UsageError: Another training writes to the same folder.
+        """
+        folder = self._folder(runner)
+        if '://' not in folder:
+            self._lock = RunLock(folder)
+            self._lock.acquire()
+        hub = runner.message_hub
+        self._rotation = Rotation(hub, folder, self.filename_tmpl, self.max_keep_ckpts)
+        self._rotation.drop_foreign_names()
+        super().before_train(runner)
+        self._files: Any = self.file_backend
+        if is_main_process() and '://' not in folder:
+            for partial_file in Path(folder).glob(f'.*{PARTIAL}'):
+                partial_file.unlink(missing_ok=True)
+        if runner.iter:
+            self._saved_iter = runner.iter
+            self.last_ckpt = hub.runtime_info.get('last_ckpt')
+            if is_main_process() and self.last_ckpt and os.path.exists(self.last_ckpt):
+                # A kill after the checkpoint has left it at the one before, which goes now.
+                self._point_to(runner, self.last_ckpt)
+            self._rotation.remove_replaced(self._files, self.last_ckpt)
+        if RUN_ID not in hub.runtime_info:
+            hub.update_info(RUN_ID, uuid.uuid4().hex)
+        self._warn_about_accumulation(runner)
+        runner.save_checkpoint = partial(self._try, runner, runner.save_checkpoint)
+        loops = (runner.train_loop, runner.val_loop)
+        ignore_signals_in_workers(
+            *(loop.dataloader for loop in loops if hasattr(loop, 'dataloader'))
+        )
+        self._requests.listen()
+
+    def before_save_checkpoint(self, runner: Runner, checkpoint: dict[str, Any]) -> None:
+        """Adds the version and the settings."""
+        checkpoint['meta'].update(
+            mmvttt_version=__version__, settings=training_settings(runner.cfg)
+        )
+
+    def after_train_iter(self, runner: Runner, *args: Any, **kwargs: Any) -> None:
+        """Saves as mmengine's hook does, and where a signal has asked for it."""
+        super().after_train_iter(runner, *args, **kwargs)
+        if time.monotonic() >= self._retry_at:
+            self._retry_at = math.inf
+            self._requests.request(SAVE)
+        asked = self._requests.poll()
+        self._stopping = asked == STOP or self._stopping
+        if not (asked or self._stopping):
+            return
+        # Between two updates there are gradients, which are in no checkpoint.
+        if not _updated(runner):
+            self._requests.request(asked)
+            return
+        self._save_now(runner, runner.iter + 1)
+        if self._stopping:
+            self._stop(runner)
+
+    def before_val_epoch(self, runner: Runner) -> None:
+        """Agrees on the number of steps of the validation at which ranks ask each other."""
+        self._val_polls = self._requests.least(len(runner.val_dataloader))
+
+    def after_val_iter(self, runner: Runner, batch_idx: int, *args: Any, **kwargs: Any) -> None:
+        """Stops where a signal has asked for it."""
+        if not self._requests.listening or batch_idx >= self._val_polls:
+            return
+        asked = self._requests.poll()
+        if asked == SAVE:
+            # In the next step of the training.
+            self._requests.request(SAVE)
+        self._stopping = asked == STOP or self._stopping
+        # FlexibleRunner's checkpoints always say that they are of the next step.
+        can_save = self._saved_iter == runner.iter or isinstance(runner, Runner)
+        if self._stopping and can_save and _updated(runner):
+            for hook in runner.hooks:
+                if isinstance(hook, hooks.EMAHook):
+                    # It validates with the averaged weights in the model's place.
+                    hook._swap_ema_parameters()
+            self._save_now(runner, runner.iter)
+            self._stop(runner)
+
+    def after_train(self, runner: Runner) -> None:
+        """Stops listening; what could not be written is tried a last time.
+
+        Raises:
+            UsageError: It cannot be written.
+        """
+        if self._unsaved:
+            self._save_now(runner, runner.iter)
+        self._stop_listening()
+        super().after_train(runner)
+
+    def save_before_error(self, runner: Runner) -> None:
+        """Writes the steps that were trained, where a process by itself ends on a data error."""
+        # In a validation the weights may be the averaged ones; other ranks could not join.
+        training = self._requests.listening and runner.model.training
+        if training and get_world_size() == 1 and isinstance(runner, Runner) and _updated(runner):
+            self._save_now(runner, runner.iter)
+
+    def _folder(self, runner: Runner) -> str:
+        """As mmengine joins it in `before_train`, where it removes files by names of the hub."""
+        if not self.out_dir or self.out_dir == runner.work_dir:
+            return runner.work_dir
+        return os.path.join(self.out_dir, os.path.basename(runner.work_dir.rstrip(os.sep)))
+
+    def _require_good_weights(self, runner: Runner) -> None:
+        """Raises an AnomalyError, on all ranks, where weights that are not finite would be saved.
+
+        A loss may be finite and its gradients not: the next step would stop the training, and a
+        resume would begin with that checkpoint.
+        """
+        bad = next(bad_weights(runner.model, buffers=True), '')
+        for hook in runner.hooks:
+            if isinstance(hook, AnomalyHook):
+                hook.require_finite()
+            elif isinstance(hook, hooks.EMAHook) and not bad:
+                bad = next(bad_weights(hook.ema_model.module, buffers=True), '')
+                bad = bad and f'In the averaged weights: {bad}'
+        if self._requests.any(bool(bad)):
+            raise AnomalyError(f'No checkpoint is written. {bad or "See the other ranks."}')
+
+    def _save_now(self, runner: Runner, steps: int) -> None:
+        """Writes `iter_<steps>.pth`, unless this step has its checkpoint."""
+        if self._saved_iter == steps:
+            return
+        self._require_good_weights(runner)
+        self._rotation.preempt(f'iter_{steps}.pth')
+        meta = dict(epoch=runner.epoch, iter=steps)
+        self._write(runner, f'iter_{steps}.pth', meta, by_epoch=False)
+
+    def _write(self, runner: Runner, name: str, meta: dict[str, int], by_epoch: bool) -> None:
+        """Writes a checkpoint, then the pointer to it, then removes what it replaces."""
+        path = self._files.join_path(self.out_dir, name)
+        runner.message_hub.update_info('last_ckpt', path)
+        self._failure = None
+        runner.save_checkpoint(
+            self.out_dir,
+            name,
+            self.file_client_args,
+            save_optimizer=self.save_optimizer,
+            save_param_scheduler=self.save_param_scheduler,
+            meta=meta,
+            by_epoch=by_epoch,
+            backend_args=self.backend_args,
+        )
+        if is_main_process() and self._failure is None:
+            self._point_to(runner, path)
+        # On all ranks alike, whichever could not write.
+        self._unsaved = self._requests.any(self._failure is not None)
+        if self._unsaved:
+            if is_main_process():
+                self._retry_at = time.monotonic() + _SECONDS_TO_RETRY
+            return
+        self.last_ckpt = path
+        self._saved_iter = meta['iter']
+        self._retry_at = math.inf
+        self._rotation.remove_replaced(self._files, path)
+
+    def _point_to(self, runner: Runner, path: str) -> None:
+        pointer = Path(runner.work_dir, 'last_checkpoint')
+        self._try(runner, write_whole, pointer, path.encode())
+
+    def _try(self, runner: Runner, action: Callable, *args: Any, **kwargs: Any) -> None:
+        """Does what a full disk may make fail, with a warning."""
+        try:
+            action(*args, **kwargs)
+        except OSError as error:
+            self._failure = error
+            if str(kwargs.get('filename')).startswith('best_'):
+                self._rotation.keep_best()
+            runner.logger.warning(
+                f'no checkpoint could be written to {self.out_dir!r} ({error.strerror or error}): '
+                f'the training goes on, and tries again in {_SECONDS_TO_RETRY:.0f} seconds; the '
+                f'last good one is {self.last_ckpt}'
+            )
+
+    def _stop(self, runner: Runner) -> None:
+        self._stop_listening()
+        runner.logger.info(
+            f'{self._requests.name}: stopped with {self.last_ckpt}; --resume continues it'
+        )
+        raise Preempted(self.exit_code)
+
+    def _stop_listening(self) -> None:
+        self._requests.close()
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+        if self._unsaved:
+            raise UsageError(
+                f'the last checkpoint could not be written to {self.out_dir!r} '
+                f'({self._failure or "see rank 0"}): make room, and go on with --resume'
+            )
+
+    def _save_checkpoint_with_step(self, runner: Runner, step: int, meta: dict) -> None:
+        self._require_good_weights(runner)
+        self._rotation.regular(step)
+        self._write(runner, self.filename_tmpl.format(step), meta, self.by_epoch)
+
+    def _save_best_checkpoint(self, runner: Runner, metrics: dict) -> None:
+        # mmengine would remove the old one before it writes the new one: it is noted instead.
+        self.file_backend = SimpleNamespace(
+            join_path=self._files.join_path,
+            isfile=self._files.isfile,
+            isdir=lambda _: False,
+            remove=self._rotation.replace,
+        )
+        super()._save_best_checkpoint(runner, metrics)
+        self.file_backend = self._files
+        if not self._unsaved:
+            # Where no regular one was written again.
+            self._rotation.remove_replaced(self._files, self.last_ckpt)
+
+    def _warn_about_accumulation(self, runner: Runner) -> None:
+        counts = getattr(runner.optim_wrapper, '_accumulative_counts', 1)
+        steps = self.interval * (len(runner.train_dataloader) if self.by_epoch else 1)
+        if counts > 1 and steps > 0 and steps % counts:
+            runner.logger.warning(
+                f'checkpoints are {steps} steps apart, no multiple of accumulative_counts='
+                f'{counts}: those between two updates lack the gradients accumulated so far, and a '
+                'resume from one of them is not exact'
+            )
+
+
+def _updated(runner: Runner) -> bool:
+    """Whether the current step has ended with an update of the weights."""
+    wrapper = runner.optim_wrapper
+    wrappers = wrapper.values() if isinstance(wrapper, OptimWrapperDict) else [wrapper]
+    return all(w.should_update() for w in wrappers if isinstance(w, OptimWrapper))

@@ -1,0 +1,276 @@
+"""Exact resume: a stopped and resumed training ends with the weights of an undisturbed one.
+
+mmengine goes on after a stop with other random numbers and, in the middle of an epoch, with other
+images. Here the random numbers of a step are a function of (seed, rank, step), those of an image's
+augmentation of (seed, rank, step, place in the batch), whichever worker loads it; and the order of
+the data continues at the step where it was left, without loading what went before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from mmengine import registry
+from mmengine.config import Config, ConfigDict
+from mmengine.dataset import DefaultSampler
+from mmengine.dist import get_rank, get_world_size
+from mmengine.runner import BaseLoop, EpochBasedTrainLoop, IterBasedTrainLoop
+from torch.utils.data import BatchSampler, Sampler
+
+from mmvttt.errors import ResumeError
+
+from ..registry import DATA_SAMPLERS, LOOPS, resolve_type, type_name
+from .agreement import require_same
+from .seeded_dataset import IMAGE, STEP, VALIDATION, Key, seed_everything
+
+# mmengine's loops, by class and by `by_epoch`, and their replacements.
+_LOOPS = {
+    **dict.fromkeys((EpochBasedTrainLoop, True), 'mmvttt.ExactEpochLoop'),
+    **dict.fromkeys((IterBasedTrainLoop, False), 'mmvttt.ExactIterLoop'),
+}
+# Entries of the message hub, which checkpoints keep. mmengine logs names that begin with
+# train, val or test.
+_SHAPE, _DATA_SEED, _VALIDATED = 'resume_shape', 'resume_data_seed', 'resume_validated'
+
+
+def make_exact(cfg: Config) -> str | None:
+    """Puts the loops, sampler and data set of this module into the config of a training.
+
+    Does nothing to a config that has them already.
+
+    Returns:
+        None, or why the run of this config cannot be resumed exactly: it is left as it is then.
+    """
+    loader, loop = cfg.train_dataloader, cfg.train_cfg
+    if not isinstance(loader, ConfigDict) or not isinstance(loop, ConfigDict):
+        return 'its data loader or loop is an object, not a config'
+    named = loop.get('type', loop.get('by_epoch'))
+    kind = resolve_type(named, registry.LOOPS, cfg.get('default_scope'))
+    if kind in (ExactEpochLoop, ExactIterLoop):
+        return None
+    if kind not in _LOOPS:
+        known = ', '.join(k.__name__ for k in _LOOPS if isinstance(k, type))
+        return f'its loop is {type_name(named)!r}; known: {known}'
+    if not isinstance(loader.get('dataset'), dict) or not isinstance(loader.get('sampler'), dict):
+        return 'its data set or sampler is an object, not a config'
+    loop.pop('by_epoch', None)
+    loop.type = _LOOPS[kind]
+    loader.dataset = ConfigDict(
+        type='mmvttt.SeededDataset',
+        dataset=loader.dataset,
+        skip_bad_samples=cfg.get('skip_bad_samples', 0),
+    )
+    held_out = cfg.get('val_dataloader')
+    if isinstance(held_out, ConfigDict) and isinstance(held_out.get('dataset'), dict):
+        # For its errors alone.
+        held_out.dataset = ConfigDict(type='mmvttt.SeededDataset', dataset=held_out.dataset)
+    loader.batch_sampler = ConfigDict(
+        type='mmvttt.ExactBatchSampler',
+        batch_sampler=loader.get('batch_sampler'),
+        drop_last=loader.pop('drop_last', False),
+    )
+    if cfg.get('model_wrapper_cfg') is None:
+        # Else DDP rearranges its buckets after the first step, of a resumed run too: sums over
+        # three or more processes then end in other last bits.
+        cfg.setdefault('find_unused_parameters', True)
+    return None
+
+
+@DATA_SAMPLERS.register_module()
+class ExactBatchSampler(Sampler):
+    """Batches of another batch sampler, from any step on, each index with the key of its seed.
+
+    Yields nothing before `begin`, which the loops of this module call.
+
+    Args:
+        sampler: Yields indices; filled in by mmengine.
+        batch_size: Images of a batch and process; filled in by mmengine.
+        batch_sampler: Config of the batch sampler; None: torch's.
+        drop_last: Without a `batch_sampler`: whether to leave an incomplete batch out.
+    """
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        batch_size: int,
+        batch_sampler: dict | None = None,
+        drop_last: bool = False,
+    ) -> None:
+        self.sampler = sampler
+        self.batch_size = batch_size
+        self.batches = (
+            BatchSampler(sampler, batch_size, drop_last)
+            if batch_sampler is None
+            else registry.DATA_SAMPLERS.build(
+                batch_sampler, default_args=dict(sampler=sampler, batch_size=batch_size)
+            )
+        )
+        self._plan: tuple[int, Key, bool] | None = None
+
+    def begin(self, step: int, key: Key, endless: bool) -> None:
+        """Sets what the next iteration over this sampler yields.
+
+        Args:
+            step: Number of the first batch, counted from the beginning of the training.
+            key: Beginning of all keys.
+            endless: Whether to go on after the end of an epoch.
+        """
+        self._plan = step, key, endless
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[list[tuple[int, Key]]]:
+        if self._plan is None:
+            return
+        step, key, endless = self._plan
+        for batch in self._from(step, endless):
+            yield [(index, (*key, step, place)) for place, index in enumerate(batch)]
+            step += 1
+
+    def _from(self, step: int, endless: bool) -> Iterator[Sequence[int]]:
+        if not len(self):
+            raise ValueError('the training data has no batch; add images, or lower batch_size')
+        # In an iteration-based loop an unknown sampler may be endless.
+        jumps = not endless or isinstance(self.sampler, DefaultSampler)
+        epoch, skipped = divmod(step, len(self)) if jumps else (0, step)
+        while True:
+            if hasattr(self.sampler, 'set_epoch'):
+                self.sampler.set_epoch(epoch)
+            yielded = 0
+            for yielded, batch in enumerate(self.batches, 1):
+                if yielded > skipped:
+                    yield batch
+            if not endless:
+                return
+            epoch, skipped = epoch + 1, max(0, skipped - yielded)
+
+
+class _ExactLoop(BaseLoop):
+    """Start, seeds of a step, and a validation that was missed: shared by both loops."""
+
+    _iter: int
+    val_begin: int
+    val_interval: int
+    _decide_current_val_interval: Callable[[], None]
+
+    def _key(self, purpose: int) -> Key:
+        """Beginning of the keys of this rank, for images, steps or validations."""
+        return self.runner.seed, get_rank(), purpose
+
+    def _restore_position(self) -> None:
+        """Continues the order of the data of the run that wrote the checkpoint.
+
+        Raises:
+            UsageError: Another rank has data of another length.
+            ResumeError: A step of this run is not a step of that one.
+        """
+        hub, sampler = self.runner.message_hub, self.dataloader.batch_sampler
+        if not isinstance(sampler, ExactBatchSampler):
+            raise TypeError(
+                f'{type(self).__name__} needs train_dataloader.batch_sampler of type '
+                f'mmvttt.ExactBatchSampler, got {type(sampler).__name__}; use tools/train.py, or '
+                'call mmvttt.openmmlab.reliability.make_exact(cfg) before the runner is built'
+            )
+        shape = {
+            'processes': get_world_size(),
+            'images of a batch': sampler.batch_size,
+            'batches of an epoch': len(self.dataloader),
+            # With as many batches another image may be in each of them.
+            'images': len(self.dataloader.dataset),
+        }
+        before = hub.runtime_info.get(_SHAPE, {}) if self._iter else {}
+        changed = [f'{k}: {before[k]}, now {v}' for k, v in shape.items() if before.get(k, v) != v]
+        if changed:
+            raise ResumeError(
+                f'step {self._iter} of the checkpoint is another place in the data than here '
+                f'({"; ".join(changed)}); go on with what it was, or begin a new training from '
+                'its weights: load_from=CHECKPOINT without --resume'
+            )
+        lengths = {f'the number of {name}': str(number) for name, number in shape.items()}
+        if self.runner.val_loop is not None:
+            held_out = len(self.runner.val_loop.dataloader.dataset)
+            lengths['the number of images to validate with'] = str(held_out)
+        require_same(lengths)
+        hub.update_info(_SHAPE, shape)
+        if hasattr(sampler.sampler, 'seed'):
+            sampler.sampler.seed = hub.runtime_info.get(_DATA_SEED, sampler.sampler.seed)
+            hub.update_info(_DATA_SEED, sampler.sampler.seed)
+
+    def _validate_if_due(self, done: int, end: int) -> None:
+        """Validates where the interval, in the epochs or steps that are done, asks for it."""
+        self._decide_current_val_interval()
+        due = done >= self.val_begin and (done % self.val_interval == 0 or done == end)
+        if due and self.runner.val_loop is not None:
+            seed_everything((*self._key(VALIDATION), self._iter))
+            self.runner.val_loop.run()
+            self.runner.message_hub.update_info(_VALIDATED, self._iter)
+
+    def _validated(self) -> bool:
+        """Whether this step has had its validation, or is the first one."""
+        return self.runner.message_hub.runtime_info.get(_VALIDATED, 0) == self._iter
+
+
+@LOOPS.register_module()
+class ExactEpochLoop(_ExactLoop, EpochBasedTrainLoop):
+    """mmengine's `EpochBasedTrainLoop`, which also resumes exactly, and inside of an epoch."""
+
+    def run(self) -> torch.nn.Module:
+        """Trains; a validation that a stop has swallowed comes first."""
+        self._restore_position()
+        self.runner.call_hook('before_train')
+        if self._iter == self._epoch * len(self.dataloader) and not self._validated():
+            self._validate_if_due(self._epoch, self._max_epochs)
+        while self._epoch < self._max_epochs and not self.stop_training:
+            self.run_epoch()
+            self._validate_if_due(self._epoch, self._max_epochs)
+        self.runner.call_hook('after_train')
+        return self.runner.model
+
+    def run_epoch(self) -> None:
+        """One epoch, or the rest of one."""
+        self.runner.call_hook('before_train_epoch')
+        self.runner.model.train()
+        first = self._iter - self._epoch * len(self.dataloader)
+        # Else the checkpoint is of the last step of the epoch, whose end was not reached.
+        if first < len(self.dataloader):
+            self.dataloader.batch_sampler.begin(self._iter, self._key(IMAGE), endless=False)
+            for index, batch in enumerate(self.dataloader, first):
+                seed_everything((*self._key(STEP), self._iter))
+                self.run_iter(index, batch)
+        self.runner.call_hook('after_train_epoch')
+        self._epoch += 1
+
+
+@LOOPS.register_module()
+class ExactIterLoop(_ExactLoop, IterBasedTrainLoop):
+    """mmengine's `IterBasedTrainLoop`, which also resumes exactly, without loading what is past."""
+
+    dataloader_iterator: Any
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # mmengine has started an iterator before the first step is known.
+        self.dataloader_iterator = None
+        self.dataloader._iterator = None
+
+    def run(self) -> torch.nn.Module:
+        """Trains; a validation that a stop has swallowed comes first."""
+        self._restore_position()
+        self.runner.call_hook('before_train')
+        self.runner.call_hook('before_train_epoch')
+        if not self._validated():
+            self._validate_if_due(self._iter, self._max_iters)
+        self.dataloader.batch_sampler.begin(self._iter, self._key(IMAGE), endless=True)
+        self.dataloader_iterator = iter(self.dataloader)
+        while self._iter < self._max_iters and not self.stop_training:
+            self.runner.model.train()
+            batch = next(self.dataloader_iterator)
+            seed_everything((*self._key(STEP), self._iter))
+            self.run_iter(batch)
+            self._validate_if_due(self._iter, self._max_iters)
+        self.runner.call_hook('after_train_epoch')
+        self.runner.call_hook('after_train')
+        return self.runner.model

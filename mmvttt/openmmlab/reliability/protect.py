@@ -1,0 +1,135 @@
+"""The two doors: what protects a training enters by its config, and by its runner."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from mmengine import hooks
+from mmengine.config import Config, ConfigDict
+from mmengine.dist import is_main_process
+from mmengine.logging import print_log
+from mmengine.runner import Runner
+
+from mmvttt.errors import DataError
+
+from ..registry import hook_class, type_name
+from .agreement import require_same_training
+from .anomaly_hook import AnomalyHook
+from .checkpoint_hook import CheckpointHook
+from .data.paths import check_data
+from .exact_resume import make_exact
+from .fit import CompareOnLoad
+from .resume import candidates, choose_checkpoint
+from .run_lock import require_free
+from .signals import end_workers
+from .topology_hook import TopologyHook
+from .weights import require_weights
+
+# Names of regular checkpoints.
+_REGULAR = re.compile(r'(epoch|iter)_\d+\.pth')
+
+
+def protect_config(cfg: Config, *, plain: bool = False) -> str | None:
+    """Checks a training before anything is built, and puts what protects it into its config.
+
+    A training that is refused here has changed no file of its work directory.
+
+    Args:
+        cfg: The config of a training, with its `work_dir`; is changed.
+        plain: Only check; see `add_protection` for the rest.
+
+    Returns:
+        The checkpoint that the training resumes from, for `protect_runner`.
+
+    Raises:
+        UsageError: The work directory cannot be written, another training runs in it, or the nodes
+            do not run the same training.
+        DataError: The config's data is missing, or cannot be meant.
+        ResumeError: The config has `resume`, and no good checkpoint is there.
+    """
+    require_same_training(cfg)
+    require_free(cfg.work_dir)
+    check_data(cfg, ('train', 'val'))
+    checkpoint = choose_checkpoint(cfg)
+    former = [p.name for p in candidates(cfg.work_dir) if _REGULAR.fullmatch(p.name)]
+    if former and not cfg.get('resume'):
+        print_log(
+            f'{cfg.work_dir} has checkpoints of a former training ({", ".join(former[:3])}): this '
+            'one begins anew, and writes over them; continue it with --resume, or give another '
+            '--work-dir',
+            'current',
+            logging.WARNING,
+        )
+    if not plain:
+        add_protection(cfg)
+    config = Path(cfg.work_dir, os.path.basename(cfg.filename or ''))
+    if is_main_process() and config.is_symlink():
+        # mmengine writes the config here, and would write it into the target.
+        config.unlink()
+    return checkpoint
+
+
+def add_protection(cfg: Config) -> None:
+    """Puts into a training's config what keeps it from being lost.
+
+    `CheckpointHook`, `make_exact`, `AnomalyHook` and `TopologyHook`. Parts of the config's own
+    stay; a warning names what is lost by one.
+    """
+    scope = cfg.get('default_scope')
+    default_hooks = cfg.setdefault('default_hooks', ConfigDict())
+    hook = default_hooks.setdefault('checkpoint', dict(type='CheckpointHook', interval=1))
+    kind = None if hook is None else hook_class(hook, scope)
+    if kind is hooks.CheckpointHook and isinstance(hook, dict):
+        hook['type'] = 'mmvttt.CheckpointHook'
+    elif kind is not None and not issubclass(kind, CheckpointHook):
+        print_log(
+            f'default_hooks.checkpoint is a {type_name(kind)}, and stays: SIGTERM and Ctrl-C leave '
+            'no checkpoint, a full disk ends the training, and a second one in the folder is not '
+            'noticed; derive it from mmvttt.openmmlab.reliability.CheckpointHook',
+            'current',
+            logging.WARNING,
+        )
+    custom = list(cfg.get('custom_hooks') or [])
+    present = [hook_class(h, scope) for h in custom]
+    missing = [kind for kind in (TopologyHook, AnomalyHook) if kind not in present]
+    cfg.custom_hooks = custom + [dict(type=f'mmvttt.{kind.__name__}') for kind in missing]
+    reason = make_exact(cfg)
+    if reason is not None:
+        print_log(f'a resume of this training will not be exact: {reason}', 'current')
+
+
+@contextmanager
+def protect_runner(runner: Runner, checkpoint: str | None = None) -> Iterator[None]:
+    """Around `runner.train()`: the checkpoint to resume from, data errors, data workers.
+
+    Args:
+        runner: A Runner or FlexibleRunner whose training has not begun.
+        checkpoint: See `protect_config`.
+
+    Raises:
+        CheckpointError: `load_from` cannot be read, or has next to nothing for the model.
+        ResumeError: When the training begins: the checkpoint is of another one.
+    """
+    if runner._resume:
+        runner._load_from = checkpoint
+        runner._resume = checkpoint is not None
+        none = f'no checkpoint in {runner.work_dir} yet'
+        runner.logger.info(f'resuming from {checkpoint}' if checkpoint else none)
+    if checkpoint is not None:
+        runner.register_hook(CompareOnLoad(checkpoint), priority='HIGHEST')
+    elif runner._load_from:
+        require_weights(runner, runner._load_from)
+    try:
+        yield
+    except DataError:
+        for hook in runner.hooks:
+            if isinstance(hook, CheckpointHook):
+                hook.save_before_error(runner)
+        raise
+    finally:
+        end_workers(runner)

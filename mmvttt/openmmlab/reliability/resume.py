@@ -1,0 +1,201 @@
+"""Which checkpoint a training resumes from: the newest good one, the same on all ranks."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+from mmengine.config import Config
+from mmengine.dist import all_gather_object, broadcast_object_list, get_rank
+from mmengine.logging import print_log
+
+from mmvttt.checkpoints.read import read_content
+from mmvttt.errors import CheckpointError, ResumeError
+
+# The entry of the message hub that tells trainings apart; a resumed one keeps it.
+RUN_ID = 'run_id'
+
+
+def choose_checkpoint(cfg: Config) -> str | None:
+    """Decides which checkpoint a training resumes from, if its config has `resume`.
+
+    Rank 0 looks for the newest checkpoint that is whole (see `latest_checkpoint`), or checks the
+    one that the config names; every other rank checks that it has the very same file. Afterwards
+    all ranks have the same path, or none of them has one and the training begins anew.
+
+    Args:
+        cfg: The config of a training that has not begun.
+
+    Raises:
+        ResumeError: On all ranks alike: the named file is damaged or missing; no file of the work
+            directory is whole; a node lacks the file, or has another one by its name.
+    """
+    resume = cfg.get('resume')
+    if not resume:
+        return None
+    work_dir = os.path.abspath(cfg.work_dir)
+    wanted = resume if isinstance(resume, str) else cfg.get('load_from')
+    if wanted is not None and '://' in wanted:
+        return wanted
+    verdict: list[Any] = [None, None]
+    if get_rank() == 0:
+        try:
+            verdict[0] = _choose(work_dir, wanted)
+        except ResumeError as error:
+            verdict[1] = str(error)
+    broadcast_object_list(verdict)
+    chosen, problem = verdict
+    if problem is not None:
+        raise ResumeError(problem)
+    if chosen is not None:
+        # A node may call its own work directory otherwise; an absolute path stays what it is.
+        chosen = os.path.join(work_dir, chosen)
+    _require_same(chosen, work_dir)
+    return chosen
+
+
+def latest_checkpoint(work_dir: str | os.PathLike[str]) -> tuple[str | None, list[str]]:
+    """The checkpoint of a folder that is whole and furthest, by the step that it holds.
+
+    Looks at `*.pth` but for `best_*`, and at the file that `last_checkpoint` names, which may lie
+    elsewhere (`CheckpointHook.out_dir`). Where several trainings have written into the folder, that
+    file's counts. The time of a file does not count: a copy, or a clock, changes it.
+
+    Returns:
+        The path, or None where there is none; and a message for each that was passed over.
+    """
+    passed_over, found = [], []
+    pointed = _pointed(Path(work_dir))
+    for path in candidates(work_dir):
+        try:
+            run, step = _place(path)
+            found.append((step, path == pointed, str(path), run))
+        except CheckpointError as error:
+            passed_over.append(str(error))
+    runs = {run for *_, is_pointed, _, run in found if is_pointed}
+    found = [f for f in found if not runs or f[-1] in runs]
+    return (max(found)[2] if found else None), passed_over
+
+
+def why_not_resumable(path: str | os.PathLike[str]) -> str | None:
+    """None for a checkpoint that a training can resume from, else what is wrong, as a predicate."""
+    try:
+        _place(path)
+    except CheckpointError as error:
+        return str(error).removeprefix(f'{os.fspath(path)!r} ')
+    return None
+
+
+def _place(path: str | os.PathLike[str]) -> tuple[str, int]:
+    """The training that a checkpoint is of, and how far it has come.
+
+    Raises:
+        CheckpointError: It cannot be read, or lacks what `Runner.resume` reads.
+    """
+    match read_content(path, mmap=True):
+        case {'meta': {'iter': int() as step}, 'state_dict': _, 'message_hub': dict() as hub}:
+            return str(hub.get('runtime_info', {}).get(RUN_ID)), step
+    raise CheckpointError(
+        f'{os.fspath(path)!r} lacks meta.iter, state_dict or message_hub: it holds weights to '
+        'load, not a training to resume'
+    )
+
+
+def candidates(work_dir: str | os.PathLike[str]) -> list[Path]:
+    """Files that may be checkpoints."""
+    work_dir = Path(work_dir)
+    found = {p.resolve() for p in work_dir.glob('*.pth') if not p.name.startswith('best_')}
+    pointed = _pointed(work_dir)
+    return sorted(found | ({pointed} if pointed else set()))
+
+
+def _pointed(work_dir: Path) -> Path | None:
+    """The target of `last_checkpoint`, if there is one; a power loss may leave anything in it."""
+    pointer = work_dir / 'last_checkpoint'
+    try:
+        if pointer.is_file():
+            target = Path(pointer.read_text(encoding='utf-8').strip())
+            return target.resolve() if target.name and target.exists() else None
+    except (OSError, ValueError):
+        # No text, a name that is too long, or with a zero in it.
+        return None
+    return None
+
+
+def _choose(work_dir: str, wanted: str | None) -> str | None:
+    """Rank 0's path, relative if it lies in the work directory.
+
+    Raises:
+        ResumeError: See `choose_checkpoint`.
+    """
+    if wanted is not None:
+        path = os.path.realpath(wanted)
+        problem = why_not_resumable(path) if os.path.exists(path) else 'does not exist'
+        if problem:
+            other, _ = latest_checkpoint(os.path.dirname(path))
+            advice = f'; the newest good one beside it is {other!r}' if other else ''
+            raise ResumeError(f'the checkpoint {wanted!r} {problem}{advice}')
+    else:
+        latest, passed_over = latest_checkpoint(work_dir)
+        for message in passed_over:
+            print_log(f'not resumed from: {message}', 'current', logging.WARNING)
+        if latest is None:
+            if passed_over:
+                raise ResumeError(
+                    f'no checkpoint in {work_dir!r} can be resumed: {"; ".join(passed_over)}; '
+                    'to begin anew, move them away or leave --resume out'
+                )
+            return None
+        path = latest
+    inside = Path(path).is_relative_to(Path(work_dir).resolve())
+    return os.path.relpath(path, os.path.realpath(work_dir)) if inside else path
+
+
+def _fingerprint(path: str) -> str:
+    """A checksum of the names, sizes and checksums in a checkpoint's index: quick, and enough."""
+    if not zipfile.is_zipfile(path):
+        return f'{os.path.getsize(path)}'
+    with zipfile.ZipFile(path) as archive:
+        index = ' '.join(f'{i.filename}:{i.file_size}:{i.CRC}' for i in archive.infolist())
+    return f'{zlib.crc32(index.encode()):08x}'
+
+
+def _found_here(chosen: str | None, work_dir: str) -> tuple[str, str]:
+    """A fingerprint of what this node has of rank 0's choice, and what to say where it differs."""
+    if chosen is None:
+        own = candidates(work_dir)
+        return ('some', f"has '{own[0]}'") if own else ('none', '')
+    if not os.path.exists(chosen):
+        return '', f'lacks {chosen!r}'
+    # Rank 0 has read it; of another node one rank does, and for the others its index will do.
+    if get_rank() and os.environ.get('LOCAL_RANK', '0') == '0':
+        problem = why_not_resumable(chosen)
+        if problem:
+            return '', f'has {chosen!r}, which {problem}'
+    return _fingerprint(chosen), f'has another file by the name of {chosen!r}'
+
+
+def _require_same(chosen: str | None, work_dir: str) -> None:
+    """Raises a ResumeError, on all ranks alike, where a rank has not what rank 0 has."""
+    place = f'node {socket.gethostname()!r} (rank {get_rank()})'
+    (first, (expected, _)), *others = all_gather_object((place, _found_here(chosen, work_dir)))
+    problems = [f'{there} {text}' for there, (found, text) in others if found != expected]
+    if not problems:
+        return
+    more = f' (and {len(problems) - 4} more)' if len(problems) > 4 else ''
+    listed = f'{"; ".join(problems[:4])}{more}'
+    if chosen is None:
+        raise ResumeError(
+            f'{first} has no checkpoint in {work_dir!r}, but {listed}: make that node the first '
+            'one (NODE_RANK=0), copy the file to all nodes, or use a work directory that the nodes '
+            'share'
+        )
+    raise ResumeError(
+        f'the training would resume from {chosen!r} of {first}, but {listed}: copy the file there, '
+        'or use a work directory that the nodes share'
+    )

@@ -1,0 +1,123 @@
+"""One training at a time in a work directory: a second would write over the first one's files."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from mmengine.dist import all_gather_object, is_main_process
+
+from mmvttt.errors import UsageError
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+_NAME = '.running'
+
+
+class RunLock:
+    """A lock on a folder, which the system releases when the process ends, however it ends.
+
+    Data workers, which are forks, do not inherit it. The file names the process that holds it.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.path = Path(folder, _NAME)
+        self._file: int | None = None
+
+    def acquire(self) -> None:
+        """Takes the lock, on rank 0; does nothing where the system or the disk has no locks.
+
+        Raises:
+            UsageError: On all ranks alike: another process has it. Names process and host.
+        """
+        with _raised_on_all_ranks():
+            if not is_main_process():
+                return
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            if self.path.is_symlink():
+                # The target belongs to another program.
+                self.path.unlink()
+            self._file = _locked(self.path, os.O_CREAT)
+            if self._file is not None:
+                os.truncate(self._file, 0)
+                os.write(self._file, f'process {os.getpid()} on {socket.gethostname()}\n'.encode())
+
+    def release(self) -> None:
+        """Lets go of it."""
+        if self._file is not None:
+            self.path.unlink(missing_ok=True)
+            os.close(self._file)
+            self._file = None
+
+
+def _locked(path: Path, flags: int = 0) -> int | None:
+    """A file, locked; None where the system or the disk has no locks."""
+    if fcntl is None:
+        return None
+    try:
+        # A pipe would wait for a reader.
+        flags |= os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        file = os.open(path, flags, 0o644)
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            os.close(file)
+            raise OSError(None, 'no plain file')
+    except OSError as error:
+        raise UsageError(
+            f'{str(path)!r} marks a folder in which a training runs, and cannot be used '
+            f'({error.strerror}): remove it, or give another --work-dir'
+        ) from error
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return file
+    except OSError as error:
+        holder = os.read(file, 200).decode(errors='replace').strip()
+        os.close(file)
+        if isinstance(error, BlockingIOError):
+            raise UsageError(
+                f'another training is writing to {str(path.parent)!r}: '
+                f'{holder or "one that has just begun"}; give this one another --work-dir, or '
+                'end the other first'
+            ) from None
+    return None
+
+
+def require_free(folder: str | os.PathLike[str]) -> None:
+    """Makes a folder if it is not there, and refuses one that a training cannot write to.
+
+    Raises:
+        UsageError: On all ranks alike: files cannot be written, or another training runs in it.
+    """
+    with _raised_on_all_ranks():
+        try:
+            os.makedirs(folder, exist_ok=True)
+            if not os.access(folder, os.W_OK | os.X_OK):
+                raise PermissionError(None, 'read-only')
+        except OSError as error:
+            raise UsageError(
+                f'the work directory {os.fspath(folder)!r} cannot be written to '
+                f'({error.strerror}): give another --work-dir'
+            ) from error
+        path = Path(folder, _NAME)
+        if is_main_process() and path.exists() and not path.is_symlink():
+            file = _locked(path)
+            if file is not None:
+                os.close(file)
+
+
+@contextmanager
+def _raised_on_all_ranks() -> Iterator[None]:
+    problem = ''
+    try:
+        yield
+    except UsageError as error:
+        problem = str(error)
+    found = next(filter(None, all_gather_object(problem)), None)
+    if found:
+        raise UsageError(found)

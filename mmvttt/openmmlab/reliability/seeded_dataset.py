@@ -1,0 +1,182 @@
+"""Data sets whose items are a function of a key, and whose failures name the file at fault.
+
+Random numbers are a function of where a training is: the key (seed, rank, purpose, step, …).
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from mmengine import registry
+from mmengine.logging import print_log
+
+from mmvttt.errors import DataError
+
+from ..registry import DATASETS
+from .data.annotations import explain_failure
+from .data.dataset_config import innermost, is_remote, reads_label_maps
+from .data.images import read_image
+
+# Purposes of random numbers, which share a seed, a rank and a step.
+IMAGE, STEP, VALIDATION = range(3)
+
+Key = tuple[int, ...]
+
+
+def seed_everything(key: Key) -> None:
+    """Seeds `random`, NumPy and torch (every device) from a few non-negative integers."""
+    python, numpy, torch_ = np.random.SeedSequence(key).generate_state(3)
+    random.seed(int(python))
+    np.random.seed(numpy)
+    if _has_accelerator():
+        torch.manual_seed(int(torch_))
+    else:
+        # torch.manual_seed also notes the seed, with a stack trace, for devices that may be
+        # initialised later: milliseconds an image.
+        torch.default_generator.manual_seed(int(torch_))
+
+
+@cache
+def _has_accelerator() -> bool:
+    return torch.accelerator.is_available()
+
+
+@DATASETS.register_module()
+class SeededDataset:
+    """Data set whose item number i, asked for as `(i, key)`, is a function of i and key.
+
+    An item asked for by its number alone is the one that the inner data set gives. All other
+    attributes are read from the inner data set, and set on it.
+
+    Args:
+        dataset: Config of the data set.
+        skip_bad_samples: Number of items whose image or label map cannot be read that are replaced
+            by the next good one, with a warning each; shared by the data workers of a process.
+
+    Raises:
+        DataError: The data set cannot be built, or an item cannot be loaded, because of an
+            annotation, an image or a label map: names it.
+    """
+
+    def __init__(self, dataset: dict, skip_bad_samples: int = 0) -> None:
+        with _explained(dataset):
+            built = registry.DATASETS.build(dataset)
+        # Shared with the data workers, which are forks.
+        bad = torch.zeros(len(built) if skip_bad_samples else 0, dtype=torch.bool).share_memory_()
+        own = dict(_dataset=built, _config=dataset, _allowed=skip_bad_samples, _bad=bad)
+        vars(self).update(own, _sized=not hasattr(built, 'get_data_info'))
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getattr__(self, name: str) -> Any:
+        # Pickle asks for special methods before `_dataset` is there.
+        if name.startswith('__') or name == '_dataset':
+            raise AttributeError(name)
+        return getattr(self._dataset, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._dataset, name, value)
+
+    def __getitem__(self, index: int | tuple[int, Key]) -> Any:
+        index, key = index if isinstance(index, tuple) else (index, None)
+        for _ in range(len(self)):
+            # A file server may answer the second time.
+            with suppress(Exception):
+                return self._item(index, key)
+            try:
+                return self._item(index, key)
+            except Exception as error:
+                problem = _bad_file(self._config, self._dataset, index)
+                if problem is None:
+                    with _explained(self._config):
+                        raise
+                self._leave_out(index, problem, error)
+            index = (index + 1) % len(self)
+        raise DataError('no image of the training data can be read')
+
+    def _item(self, index: int, key: Key | None) -> Any:
+        if key is not None:
+            seed_everything(key)
+        item = self._dataset[index]
+        if not self._sized and isinstance(item, dict):
+            vars(self)['_sized'] = self._look_at_size(index, item)
+        return item
+
+    def _look_at_size(self, index: int, item: dict) -> bool:
+        """Warns of an image of another size than annotated, whose boxes lie elsewhere.
+
+        Returns:
+            Whether that is enough: after one warning, and where no size is noted.
+        """
+        info = self._dataset.get_data_info(index)
+        noted = (info.get('height'), info.get('width')) if isinstance(info, dict) else (None, None)
+        if None in noted:
+            return True
+        loaded = getattr(item.get('data_samples'), 'metainfo', {})
+        shape = tuple(loaded.get('ori_shape', noted))
+        # The pipeline may have taken another image.
+        if shape == noted or loaded.get('img_path') != info.get('img_path'):
+            return False
+        print_log(
+            f'{info["img_path"]!r} has height and width {shape}, and is annotated as {noted}; '
+            'tools/check_data.py names all such images',
+            'current',
+            logging.WARNING,
+        )
+        return True
+
+    def _leave_out(self, index: int, problem: str, error: Exception) -> None:
+        """Notes an item, with a warning the first time; raises a DataError after the last one."""
+        if self._allowed and self._bad[index]:
+            return
+        count = int(self._bad.sum())
+        if count >= self._allowed:
+            after = f' ({self._allowed} others were left out)' if self._allowed else ''
+            raise DataError(
+                f'{problem}{after}; tools/check_data.py names all such files. Put them right, or '
+                'leave up to N out of the training with skip_bad_samples=N in the config'
+            ) from error
+        self._bad[index] = True
+        counted = f'{count + 1} of {self._allowed}'
+        print_log(f'left out: {problem} ({counted})', 'current', logging.WARNING)
+
+
+@contextmanager
+def _explained(config: Mapping) -> Iterator[None]:
+    """Names the annotations, where an error comes from them: a toolbox may raise anything."""
+    try:
+        yield
+    except Exception as error:
+        explained = explain_failure(config, error)
+        if explained is None:
+            raise
+        raise explained from error
+
+
+def _bad_file(config: Mapping, dataset: Any, index: int) -> str | None:
+    """The problem of an item's image or label map, with its path, or None."""
+    try:
+        info = dataset.get_data_info(index)
+    except Exception:
+        # This may be the failure itself.
+        return None
+    sets = [inner for _, inner in innermost(config, '')]
+    if any(map(is_remote, sets)):
+        return None
+    files = [('img_path', 'images')]
+    if any(map(reads_label_maps, sets)):
+        files.append(('seg_map_path', 'label maps'))
+    for key, kind in files:
+        path = info.get(key) if isinstance(info, dict) else None
+        problem = read_image(path).problem if isinstance(path, str) else None
+        if problem:
+            return f'{path!r} is among the {problem.replace("images", kind)}'
+    return None

@@ -1,0 +1,24 @@
+"""Compares a checkpoint with the model of a runner before it is loaded."""
+
+import torch
+from mmengine.registry import MODELS
+from mmengine.runner import Runner
+
+from mmvttt.checkpoints.match import require_match
+from mmvttt.checkpoints.read import read_weights
+
+
+def require_weights(runner: Runner, source: str) -> None:
+    """Refuses a checkpoint that has next to nothing for the model of a runner.
+
+    Raises:
+        CheckpointError: It cannot be read.
+        CheckpointMismatchError: See `require_match`.
+    """
+    if isinstance(runner.model, dict):
+        # FlexibleRunner builds it later; its names and shapes are enough.
+        with torch.device('meta'):
+            model = MODELS.build(runner.model)
+    else:
+        model = getattr(runner.model, 'module', runner.model)
+    require_match(model, read_weights(source), source)

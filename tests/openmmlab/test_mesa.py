@@ -1,0 +1,199 @@
+"""MESA on a small classifier: the loss as defined, a teacher without gradient, the hook's part."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from mmengine.registry import init_default_scope
+from mmengine.runner import Runner
+from mmpretrain.models import ImageClassifier
+from mmpretrain.structures import DataSample
+from torch import nn
+
+from mmvttt.checkpoints.read import read_content
+from mmvttt.openmmlab.engine import MESAHook
+from mmvttt.openmmlab.registry import METRICS, MODELS
+
+CLASSES = 4
+ARCH = dict(embed_dims=(16, 16, 32, 32), depths=(1, 1, 1, 1), num_heads=(1, 1, 2, 2))
+
+
+def config(kind: str = 'mmvttt.MESAClassifier', **kwargs) -> dict:
+    return dict(
+        type=kind,
+        backbone=dict(type='mmvttt.HViT3', arch=ARCH, out_type='avg_featmap', drop_path_rate=0.5),
+        head=dict(
+            type='LinearClsHead',
+            num_classes=CLASSES,
+            in_channels=32,
+            loss=dict(type='LabelSmoothLoss', label_smooth_val=0.1, mode='original'),
+        ),
+        data_preprocessor=dict(mean=[127.5] * 3, std=[127.5] * 3, num_classes=CLASSES),
+        **kwargs,
+    )
+
+
+def build(**kwargs) -> nn.Module:
+    init_default_scope('mmpretrain')
+    torch.manual_seed(0)
+    return MODELS.build(config(**kwargs))
+
+
+def batch() -> tuple[torch.Tensor, list[DataSample]]:
+    images = torch.randn(3, 3, 40, 33, generator=torch.Generator().manual_seed(1))
+    return images, [DataSample().set_gt_label(i) for i in range(3)]
+
+
+def test_the_loss_is_the_cross_entropy_with_the_teachers_distribution() -> None:
+    model = build(mesa_weight=1.5).eval()
+    images, samples = batch()
+    assert set(model.loss(images, samples)) == {'loss'}
+    model.distilling = True
+    nn.init.normal_(model.teacher['head'].fc.weight)
+    losses = model.loss(images, samples)
+    student, teacher = model(images), model.teacher_scores(images)
+    assert not torch.allclose(student, teacher)
+    expected = -(teacher.softmax(1) * student.log_softmax(1)).sum(1).mean() * 1.5
+    torch.testing.assert_close(losses['loss_mesa'], expected)
+    torch.testing.assert_close(
+        losses['loss'], model.head.loss(model.extract_feat(images), samples)['loss']
+    )
+
+
+def test_the_teacher_evaluates_and_gets_no_gradient() -> None:
+    model = build().train()
+    model.distilling = True
+    assert model.backbone.training
+    assert not any(m.training for m in model.teacher.modules())
+    losses = model.loss(*batch())
+    (grad,) = torch.autograd.grad(losses['loss_mesa'], model.head.fc.weight, retain_graph=True)
+    assert grad.any()
+    sum(losses.values()).backward()
+    assert all(p.grad is None and not p.requires_grad for p in model.teacher.parameters())
+    assert all(p.grad is not None for n, p in model.named_parameters() if 'teacher' not in n)
+
+
+def test_the_teacher_is_a_moving_average_with_its_buffers() -> None:
+    model = build()
+    before = {n: v.clone() for n, v in model.teacher.state_dict().items()}
+    for value in model.backbone.state_dict().values():
+        value.add_(1)
+    model.update_teacher(0.75)
+    for name, value in model.teacher.state_dict().items():
+        if name.startswith('backbone') and value.is_floating_point():
+            torch.testing.assert_close(value, before[name] + 0.25)
+    assert 'backbone.stem.0.bn.running_mean' in before
+    model.update_teacher(0.0)
+    for name, value in model.teacher.state_dict().items():
+        assert torch.equal(value, model.state_dict()[name]), name
+
+
+def test_names_are_those_of_an_image_classifier() -> None:
+    plain = build(kind='ImageClassifier')
+    assert type(plain) is ImageClassifier
+    mine = {n for n in build().state_dict() if not n.startswith('teacher.')}
+    assert mine == set(plain.state_dict())
+
+
+class Images(torch.utils.data.Dataset):
+    """Eight noisy images of two kinds."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> dict:
+        noise = torch.randint(0, 100, (3, 32, 32), generator=torch.Generator().manual_seed(index))
+        image = (noise + 100 * (index % 2)).to(torch.uint8)
+        return dict(inputs=image, data_samples=DataSample().set_gt_label(index % 2))
+
+
+def test_the_hook_starts_and_moves_the_teacher(tmp_path: Path) -> None:
+    init_default_scope('mmpretrain')
+    seen = []
+
+    class Watch(MESAHook):
+        def after_train_iter(self, runner: Runner, *args, **kwargs) -> None:
+            super().after_train_iter(runner, *args, **kwargs)
+            model = runner.model
+            teacher = model.teacher['head'].fc.weight
+            seen.append((model.distilling, (teacher - model.head.fc.weight).norm().item()))
+
+    runner = Runner(
+        model=config(),
+        work_dir=str(tmp_path),
+        train_dataloader=dict(
+            batch_size=4, num_workers=0, dataset=Images(), sampler=dict(type='DefaultSampler')
+        ),
+        train_cfg=dict(by_epoch=True, max_epochs=4),
+        optim_wrapper=dict(optimizer=dict(type='AdamW', lr=1e-2)),
+        custom_hooks=[Watch(decay=0.9, base_batch_size=8)],
+        experiment_name='mesa',
+        default_scope='mmpretrain',
+    )
+    runner.train()
+    # A quarter of eight steps without the teacher; it follows the student from the same start.
+    assert [distilling for distilling, _ in seen] == [False] * 2 + [True] * 6
+    distances = [distance for _, distance in seen]
+    assert all(distance > 0 for distance in distances)
+    saved = read_content(tmp_path / 'epoch_4.pth')['state_dict']
+    assert torch.equal(saved['teacher.head.fc.weight'], runner.model.teacher['head'].fc.weight)
+
+
+def test_the_decay_is_that_of_the_real_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build()
+    decays = []
+    monkeypatch.setattr(model, 'update_teacher', decays.append)
+
+    class Stub:
+        def __init__(self) -> None:
+            self.model = model
+            self.iter = 0
+            self.train_dataloader = torch.utils.data.DataLoader(Images(), batch_size=2)
+
+    hook = MESAHook()
+    hook.before_train(Stub())
+    hook.after_train_iter(Stub())
+    assert decays == [0.0, pytest.approx(0.9996 ** (2 / 4096), abs=1e-12)]
+
+
+def test_bad_use_is_named() -> None:
+    with pytest.raises(ValueError, match=r'decay=1\.0.*\[0, 1\)'):
+        MESAHook(decay=1.0)
+    with pytest.raises(ValueError, match=r'start=2.*\[0, 1\]'):
+        MESAHook(start=2)
+
+    class Stub:
+        model = nn.Linear(1, 1)
+
+    with pytest.raises(TypeError, match='MESAClassifier, got Linear'):
+        MESAHook().before_train(Stub())
+
+
+def test_the_models_import_no_toolbox() -> None:
+    code = (
+        'import sys, mmvttt.models, mmvttt.openmmlab.engine; '
+        "print({'mmdet', 'mmseg', 'mmpretrain'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == 'set()'
+
+
+def test_student_and_teacher_are_both_evaluated() -> None:
+    model = build(evaluate_teacher=True).eval()
+    nn.init.zeros_(model.teacher['head'].fc.weight)
+    bias = model.teacher['head'].fc.bias.data
+    bias.copy_(torch.arange(CLASSES))
+    images, samples = batch()
+    predicted = model.predict(images, samples)
+    scores = torch.stack([s.teacher_score for s in predicted])
+    torch.testing.assert_close(scores, model.teacher_scores(images).softmax(-1))
+    assert not any('teacher_score' in s for s in build().eval().predict(*batch()))
+    metric = METRICS.build(dict(type='mmvttt.TeacherAccuracy', topk=(1,), prefix='teacher'))
+    metric.process(None, [s.to_dict() for s in predicted])
+    # The teacher predicts the last class of all three, whose labels are 0, 1 and 2.
+    assert metric.evaluate(3) == {'teacher/top1': 0.0}
+    bias.copy_(-torch.arange(CLASSES))
+    metric.process(None, [s.to_dict() for s in model.predict(images, samples)])
+    assert metric.evaluate(3)['teacher/top1'] == pytest.approx(100 / 3)
