@@ -401,7 +401,7 @@ def test_bad_input() -> None:
     unchanged(r"where=5 .*'blocks.0.attn' to 'blocks.1.attn'", vit, 5)
     unchanged(r"where='t6' .*'t5', 't5\+', 'dit5'", vit, 't6')
     unchanged(r'names no attention', vit, [])
-    unchanged(r'where=.transformer_blocks.0.attn2', vit, 'sd3.5-t5')
+    unchanged(r"where='sd3.5-t5' is for another model: this one has no", vit, 'sd3.5-t5')
     unchanged(r'inner', vit, inner=dict(type='Nothing'))
     unchanged(r'unexpected keyword argument .window', vit, window=5, error=TypeError)
     unchanged(r'neighborhood=4', vit, neighborhood=4)

@@ -71,6 +71,8 @@ class InnerTraining(nn.Module):
         neighborhood: Side of the window of neighbourhood attention, odd, whose mean with the inner
             model's output counts (T⁵⁺, t5 Eq. 15: 3 or 5); None for none. It takes q, k, v as they
             are projected.
+        qk_affine: Whether q and k have a learned scale and offset per channel before the key norm,
+            from 1 and 0 (DiT⁵; in its authors' code, not in the paper).
         backend: Implementation of the fused op: 'triton', 'numba' or 'reference'; None leaves the
             choice to it (docs/kernels.md). An error where no op does the training.
 
@@ -97,6 +99,7 @@ class InnerTraining(nn.Module):
         key_norm: str | Mapping[str, Any] | KeyNorm | None = None,
         locality: str | None = None,
         neighborhood: int | None = None,
+        qk_affine: bool = False,
         backend: str | None = None,
     ) -> None:
         super().__init__()
@@ -144,6 +147,11 @@ class InnerTraining(nn.Module):
         if key_norm is not None:
             self.normalize_keys = build_function('key_norm', key_norm, KEY_NORMS)
         self.neighborhood = neighborhood
+        self.qk_affine = qk_affine
+        if qk_affine:
+            # Of q, then of k.
+            self.qk_scale = nn.Parameter(torch.ones(2, embed_dims))
+            self.qk_offset = nn.Parameter(torch.zeros(2, embed_dims))
         both = locality == 'dwc_qk'
         self.q_conv = DWConv2d(embed_dims, bias=True) if both else None
         self.k_conv = DWConv2d(embed_dims, bias=True) if both else None
@@ -217,7 +225,10 @@ class InnerTraining(nn.Module):
     def shape_keys(
         self, q: Tensor, k: Tensor, hw: tuple[int, int], prefix: int = 0
     ) -> tuple[Tensor, Tensor]:
-        """Queries and keys `(B, N, C)`, the keys normed, then both convolved (t5 Sec. 4.2, 4.3)."""
+        """Queries and keys `(B, N, C)`: scaled, keys normed, both convolved (t5 Sec. 4.2, 4.3)."""
+        if self.qk_affine:
+            q = q * self.qk_scale[0] + self.qk_offset[0]
+            k = k * self.qk_scale[1] + self.qk_offset[1]
         if self.normalize_keys is not None:
             k = self.normalize_keys(k)
         if self.q_conv is None:

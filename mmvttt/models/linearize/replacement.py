@@ -79,8 +79,6 @@ class Replacement(InnerTraining):
         embed_dims: Channels C of q, k and v.
         num_heads: Heads.
         map_size: The size of the map, shared by the model.
-        qk_affine: Whether q and k have a learned scale and offset per channel before the key norm,
-            from 1 and 0 (DiT⁵; in its authors' code, not in the paper).
         options: See `InnerTraining`.
     """
 
@@ -89,29 +87,15 @@ class Replacement(InnerTraining):
         embed_dims: int,
         num_heads: int,
         map_size: MapSize,
-        qk_affine: bool = False,
         **options: Any,
     ) -> None:
         super().__init__(embed_dims, num_heads, **options)
         self.map_size = map_size
-        self.qk_affine = qk_affine
-        if qk_affine:
-            self.qk_scale = nn.Parameter(torch.ones(2, embed_dims))
-            self.qk_offset = nn.Parameter(torch.zeros(2, embed_dims))
         self._new = [name for name, _ in self.named_parameters()]
 
     def new_parameters(self) -> list[str]:
         """Names of the parameters that begin at random; what a subclass takes over has others."""
         return list(self._new)
-
-    def shape_keys(
-        self, q: Tensor, k: Tensor, hw: tuple[int, int], prefix: int = 0
-    ) -> tuple[Tensor, Tensor]:
-        """Queries and keys `(B, N, C)`: scaled, normed, convolved."""
-        if self.qk_affine:
-            q = q * self.qk_scale[0] + self.qk_offset[0]
-            k = k * self.qk_scale[1] + self.qk_offset[1]
-        return super().shape_keys(q, k, hw, prefix)
 
 
 def _sides(image: Tensor) -> tuple[int, int]:

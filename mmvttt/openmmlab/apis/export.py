@@ -24,6 +24,7 @@ from mmvttt.errors import CheckpointMismatchError, UsageError
 from ttt_kernels import decompositions
 
 from ..analysis.models import FoundModel, find_model, image_channels, samples_of, toolbox_of
+from ..models.diffusion_model import refuse_diffusion
 from ..reliability.data.images import read_image
 from .onnx_file import OnnxFile
 from .predictions import Detections, LabelMap, as_outputs
@@ -189,6 +190,11 @@ def export_model(
     elif predictions:
         raise UsageError('--predictions are written as ONNX: give an --out that ends in .onnx')
     found = find_model(model, cfg_options)
+    refuse_diffusion(
+        found.config,
+        'tools/generate.py draws, and model.transformer.save_pretrained(folder) writes the network '
+        "for diffusers' pipelines",
+    )
     network = predictor(found.model) if predictions else exportable(found.model)
     if checkpoint is not None:
         _load_all(found.model, checkpoint, getattr(network, 'prefixes', ''))

@@ -21,6 +21,7 @@ from mmvttt.deploy.cpu import optimize_for_cpu
 from mmvttt.errors import UsageError
 
 from ..engine.amp import autocast_backbone
+from ..models.diffusion_model import refuse_diffusion
 from ..reliability.data.images import FORMATS, read_image
 from .onnx_file import OnnxFile, run_onnx
 
@@ -208,6 +209,7 @@ def open_model(
 
 
 def _require_scope(config: Config) -> str:
+    refuse_diffusion(config, 'tools/generate.py draws images with it')
     scope = config.get('default_scope')
     if scope not in _LOOKS:
         raise UsageError(f'default_scope is {scope!r}: images are shown by {", ".join(_LOOKS)}')
