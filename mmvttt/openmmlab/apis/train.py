@@ -108,7 +108,8 @@ def train(
 
     Args:
         config: Path of a config; its `default_scope` decides the toolbox.
-        resume: 'auto' (the latest checkpoint of the work directory, if any), or a path.
+        resume: 'auto' (the latest checkpoint of the work directory; if there is none, the config's
+            `load_from`), or a path.
         amp: See `enable_amp`.
         auto_scale_lr: See `enable_auto_scale_lr`.
         seed: For all random numbers; default: the config's, or a new one.
@@ -140,10 +141,14 @@ def train(
         cfg.merge_from_dict({'randomness.seed': seed})
     if deterministic:
         cfg.merge_from_dict({'randomness.deterministic': True})
+    weights = None
     if resume is not None:
-        cfg.resume = True
+        weights, cfg.resume = cfg.get('load_from'), True
         cfg.load_from = None if resume == 'auto' else _existing(resume)
     checkpoint = protect_config(cfg, plain=plain)
+    if checkpoint is None and weights is not None:
+        # Nothing to resume: the training begins where it would without --resume.
+        cfg.resume, cfg.load_from = False, _existing(weights)
     runner = build_runner(cfg)
     with protect_runner(runner, checkpoint):
         print_log(f'\n{summary(runner, cfg)}', 'current')

@@ -109,6 +109,12 @@ def require_free(folder: str | os.PathLike[str]) -> None:
                 f'the work directory {os.fspath(folder)!r} cannot be written to '
                 f'({error.strerror}): give another --work-dir'
             ) from error
+        pointer = Path(folder, 'last_checkpoint')
+        if pointer.exists() and not pointer.is_file():
+            raise UsageError(
+                f"{str(pointer)!r} is no plain file, and a training writes its last checkpoint's "
+                'name there: remove it, or give another --work-dir'
+            )
         path = Path(folder, _NAME)
         if is_main_process() and path.exists() and not path.is_symlink():
             file = _locked(path)
