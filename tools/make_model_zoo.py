@@ -225,7 +225,7 @@ def _chosen(models: list[dict[str, Any]], names: list[str]) -> list[dict[str, An
 
 
 def update(document: str | os.PathLike[str], check: bool = False) -> bool:
-    """Makes the tables of a document anew; says whether it changed.
+    """Rewrites the tables of a document; says whether it changed.
 
     Args:
         document: A Markdown file beside or under the folder that holds `configs/`.

@@ -219,7 +219,7 @@ def draw_attention(look: Look) -> list[Path]:
 
 @styled
 def draw_keys(look: Look) -> list[Path]:
-    """keys: key shift by layer (t5 Eq. 11), beside that of independent keys."""
+    """keys: key shift by layer (t5 Eq. 11), next to the shift of independent keys."""
     rows = [
         (mixing.label, key_shift(mixing.keys).mean().item(), len(mixing.patches) ** -0.5)
         for mixings in look.mixings

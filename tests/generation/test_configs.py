@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
+pytest.importorskip('mmengine')
 from mmengine.config import ConfigDict
 
 from mmvttt.checkpoints.convert import convert_checkpoint

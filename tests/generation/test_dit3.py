@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from mmvttt.analysis.flops import count_cost
-from mmvttt.openmmlab.registry import MODELS
 
 pytest.importorskip('diffusers')
 from diffusers import (
@@ -215,6 +214,6 @@ def test_bad_options(options: dict, words: str) -> None:
 
 
 def test_bad_latents() -> None:
-    model = MODELS.build(dict(type='mmvttt.DiT3', arch=SMALL, num_classes=3))
+    model = DiT3(arch=SMALL, num_classes=3)
     with pytest.raises(ValueError, match=r'multiples of 2'):
         model(torch.zeros(1, 4, 5, 4), torch.tensor(0), torch.tensor([0]))

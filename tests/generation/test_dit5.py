@@ -3,11 +3,10 @@
 import pytest
 import torch
 
-from mmvttt.openmmlab.registry import MODELS
-
 from .formulas import dit5_block
 
 pytest.importorskip('diffusers')
+MODELS = pytest.importorskip('mmvttt.openmmlab.registry', exc_type=ImportError).MODELS
 
 
 def test_blocks_and_gradients_are_those_of_the_formulas() -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+pytest.importorskip('mmengine')
 from mmvttt.errors import DataError, MissingDataError, UsageError
 from mmvttt.openmmlab.datasets import latents as module
 from mmvttt.openmmlab.datasets.latents import CachedLatents, ClassFolders, cache_latents

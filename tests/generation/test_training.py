@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
+
+pytest.importorskip('mmengine')
 from mmengine.optim import build_optim_wrapper
 from mmengine.registry import MODELS
 

@@ -5,11 +5,12 @@ import pickle
 
 import pytest
 import torch
-from mmengine.registry import MODELS
 from torch import nn
 
-from mmvttt.deploy import cpu_inference
+from mmvttt.deploy import cpu as cpu_inference
 from mmvttt.deploy.cpu import PackedConv1x1, PackedLinear, optimize_for_cpu
+
+from .building import build
 
 PLAIN = dict(embed_dims=64, num_layers=2, num_heads=2, feedforward_channels=96)
 STAGES = dict(embed_dims=(16, 32, 48, 64), depths=(1, 1, 1, 1), num_heads=(1, 2, 3, 4))
@@ -33,7 +34,7 @@ def any_processor(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def backbone(config: dict) -> tuple[nn.Module, torch.Tensor]:
     torch.manual_seed(0)
-    return MODELS.build(copy.deepcopy(config)), torch.randn(2, 3, 96, 128)
+    return build(config), torch.randn(2, 3, 96, 128)
 
 
 def difference(a: tuple[torch.Tensor, ...], b: tuple[torch.Tensor, ...]) -> float:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from mmpretrain.models import DeiTClsHead, DistilledVisionTransformer, VisionTransformer
 from timm import create_model
 from timm.layers import GluMlp, SwiGLU
 from timm.models.deit import VisionTransformerDistilled
@@ -40,9 +39,10 @@ def timm(cls: type = Source, **options) -> nn.Module:
     return shaken(cls(**{**SIZES, **options}))
 
 
-def mmpretrain(cls: type = VisionTransformer, **options) -> nn.Module:
+def mmpretrain(kind: str = 'VisionTransformer', **options) -> nn.Module:
+    models = pytest.importorskip('mmpretrain.models')
     arch = dict(embed_dims=32, num_layers=2, num_heads=2, feedforward_channels=64)
-    return shaken(cls(**{'arch': arch, 'img_size': 64, **options}))
+    return shaken(getattr(models, kind)(**{'arch': arch, 'img_size': 64, **options}))
 
 
 WITHOUT = dict(class_token=False, global_pool='avg', fc_norm=False)
@@ -56,7 +56,7 @@ SOURCES = {
     'timm, LayerScale, no class token': lambda: timm(**WITHOUT, init_values=0.5),
     'mmpretrain': mmpretrain,
     'mmpretrain, LayerScale': lambda: mmpretrain(layer_scale_init_value=0.5),
-    'mmpretrain, distilled': lambda: mmpretrain(DistilledVisionTransformer),
+    'mmpretrain, distilled': lambda: mmpretrain('DistilledVisionTransformer'),
     'mmpretrain, no class token': lambda: mmpretrain(with_cls_token=False, out_type='raw'),
 }
 
@@ -125,7 +125,10 @@ def test_prefixes_and_other_grids(tmp_path: Path, capfd: pytest.CaptureFixture) 
     """A classifier of mmpretrain, with and without prefix, at another image size."""
     # By its scope: an earlier test of the process may have left another one as the default.
     loss = dict(type='mmpretrain.CrossEntropyLoss')
-    backbone, head = mmpretrain(), DeiTClsHead(5, 32, loss=loss)
+    backbone = mmpretrain()
+    from mmpretrain.models import DeiTClsHead
+
+    head = DeiTClsHead(5, 32, loss=loss)
     source = {f'backbone.{n}': w for n, w in backbone.state_dict().items()}
     source |= {f'head.{n}': w for n, w in head.state_dict().items()}
     models = [t5(source, tmp_path, prefix, img_size=(64, 96)) for prefix in (None, 'backbone.')]

@@ -7,7 +7,6 @@ import pickle
 import pytest
 import torch
 import torch.nn.functional as F
-from mmengine.model import BaseModule
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -32,13 +31,13 @@ VITTT = dict(
 )
 
 
-class PlainStub(BaseModule):
+class PlainStub(nn.Module):
     """The contract of plain backbones, with the least inside."""
 
     patch_size = 16
 
-    def __init__(self, embed_dims=32, num_layers=4, init_cfg=None):
-        super().__init__(init_cfg)
+    def __init__(self, embed_dims=32, num_layers=4):
+        super().__init__()
         self.embed_dims = embed_dims
         self.num_layers = num_layers
         self.proj = nn.Conv2d(3, embed_dims, 16, stride=16)

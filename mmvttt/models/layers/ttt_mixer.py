@@ -42,7 +42,7 @@ class InnerTraining(nn.Module):
     is one: `GatedFC` and `DWConv` on the dot loss, `MLP` of two square layers and `SwiGLU` on the
     dot or L2 loss without damping. Everything else runs by autograd, which is the executable
     definition and not fast; with `with_cp` less so, as each of a step's two gradients computes the
-    block anew up to there.
+    block again up to there.
 
     Args:
         embed_dims: Channels C.
@@ -66,7 +66,7 @@ class InnerTraining(nn.Module):
         key_norm: How the keys are normed (t5 Tab. 2): None, 'rms', 'layer', 'instance',
             'instance_center', 'instance_scale' (`key_norms`), or another function of the keys.
         locality: Depth-wise 3×3 convolutions (t5 Tab. 3): 'dwc_qk' adds one to q and one to the
-            normed k; 'dwc_v' adds that of v to what is read, before the projection (the paper
+            normed k; 'dwc_v' adds one of v to what is read, before the projection (the paper
             leaves the place open); None.
         neighborhood: Side of the window of neighbourhood attention, odd, whose mean with the inner
             model's output counts (T⁵⁺, t5 Eq. 15: 3 or 5); None for none. It takes q, k, v as they
@@ -182,7 +182,7 @@ class InnerTraining(nn.Module):
         neighbourhood belong to the map; the prefix passes them unchanged.
 
         Args:
-            x: `(B, N, C)` tokens, of which the dynamic step is made.
+            x: `(B, N, C)` tokens, which make the dynamic step.
             q, k, v: `(B, N, C)` as they are projected.
             hw: Size of the map.
             prefix: Tokens in front of the map, N = prefix + h·w.
@@ -348,7 +348,7 @@ class TTTMixer(InnerTraining):
 
 
 def _on_map(function: Callable[[Tensor], Tensor], x: Tensor, prefix: int) -> Tensor:
-    """Tokens `(B, prefix + h·w, …)`, the function applied to those of the map."""
+    """Tokens `(B, prefix + h·w, …)`, the function applied to the map."""
     if not prefix:
         return function(x)
     return torch.cat([x[:, :prefix], function(x[:, prefix:])], 1)

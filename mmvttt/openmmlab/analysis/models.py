@@ -149,7 +149,7 @@ def image_channels(network: nn.Module) -> int:
 def load_model(
     name: str, cfg_options: dict[str, Any] | None = None, checkpoint: str | None = None
 ) -> FoundModel:
-    """A model of `find_model` with weights: a checkpoint's, else random or those of `init_cfg`."""
+    """A model of `find_model` with weights: from a checkpoint, else random or from `init_cfg`."""
     found = find_model(name, cfg_options)
     if hasattr(found.model, 'init_weights'):
         logger = MMLogger.get_current_instance()

@@ -139,7 +139,7 @@ def show_video(
 
     Args:
         config, checkpoint, score_thr, device, amp, onnx: As in `show_images`.
-        source: A video file, or the number of a camera, which goes on until the caller stops.
+        source: A video file, or the number of a camera, which runs until the caller stops.
         out: The .mp4 file to write.
 
     Yields:
