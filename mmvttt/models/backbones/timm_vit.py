@@ -1,5 +1,6 @@
 """Any vision transformer of timm as a plain backbone, softmax or linearized (t5 Sec. 4)."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ from ..linearize import MapSize, linearize
 from ..linearize.linearize import Linearization
 from .base import PlainBackbone
 from .options import OUT_TYPES, check_image, map_size
+
+_log = logging.getLogger(__name__)
 
 CLASS_TOKEN = 'cls_token'
 # By the model's class: what makes timm's names and shapes of the weights of a model's authors.
@@ -39,8 +42,8 @@ class TimmViT(PlainBackbone):
 
     Args:
         model: Name in timm's registry.
-        linearize: Options of `mmvttt.linearize`, e.g. `dict()`, `dict(where='t5+')`; None leaves
-            the softmax.
+        linearize: Options of `mmvttt.linearize`, e.g. `dict()`, `dict(where='t5+')`; None or
+            False leaves the softmax.
         model_options: Further options of timm's model, e.g. `dict(depth=4)`.
         drop_path_rate: Stochastic depth of the last block, rising linearly from 0 at the first.
         img_size: Image side (or (H, W)) in pixels whose patch grid the position embedding is
@@ -60,7 +63,7 @@ class TimmViT(PlainBackbone):
     def __init__(
         self,
         model: str,
-        linearize: Mapping[str, Any] | None = None,
+        linearize: Mapping[str, Any] | bool | None = None,
         model_options: Mapping[str, Any] | None = None,
         drop_path_rate: float = 0.0,
         img_size: int | tuple[int, int] | None = None,
@@ -71,6 +74,8 @@ class TimmViT(PlainBackbone):
         frozen_stages: int = -1,
         with_cp: bool = False,
     ) -> None:
+        if linearize is False:
+            linearize = None
         for name, value in (('linearize', linearize), ('model_options', model_options)):
             if value is not None:
                 check_config(name, value, 'dict()')
@@ -108,6 +113,12 @@ class TimmViT(PlainBackbone):
         self.out_type = out_type
         self._source = model, options
         self.linearization = _linearized(vit, linearize)
+        if linearize is not None and frozen_stages > 0:
+            _log.warning(
+                'frozen_stages=%d with linearize: the inner models of these blocks begin at random '
+                'and are not trained; load weights that have them, or set frozen_stages=0',
+                frozen_stages,
+            )
         self.num_prefix_tokens = vit.num_prefix_tokens
         self.num_prefix_rows = 0 if vit.no_embed_class else vit.num_prefix_tokens
         self.grid = vit.patch_embed.grid_size
