@@ -6,6 +6,7 @@ when a config names one, and each patch waits for the module that it patches.
 """
 
 import logging
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -40,8 +41,8 @@ _logger.setLevel(logging.INFO)
 
 
 def __getattr__(name: str) -> Any:
-    from . import register
-
+    # Not `from . import`, which would ask here again.
+    register = import_module('mmvttt.openmmlab.register')
     if name in register.__all__:
         return getattr(register, name)
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')

@@ -105,7 +105,7 @@ def require_options(kind: type, options: Mapping[str, Any]) -> None:
     Raises:
         TypeError: Names the option, one that comes close, and all of them.
     """
-    known = config_options(kind)
+    known = [*config_options(kind), 'init_cfg']
 
     def check(**_: Any) -> None: ...
 

@@ -3,14 +3,15 @@
 import pytest
 import torch
 
-from mmvttt.openmmlab.registry import MODELS
 from ttt_kernels import _backend
+
+from .building import build as build_model
 
 ARCH = dict(embed_dims=64, num_layers=1, num_heads=2, feedforward_channels=64)
 STAGES = dict(embed_dims=(64, 64), depths=(1, 1), num_heads=(2, 2))
 GLU = dict(type='mmvttt.TTTMixer', inner=dict(type='GatedFC'))
 VITTT = dict(type='mmvttt.Vittt', arch=ARCH)
-ADAPTER = dict(type='mmvttt.ViTAdapter', norm_cfg=dict(type='BN'), conv_inplane=8)
+ADAPTER = dict(type='mmvttt.ViTAdapter', norm_layer=dict(type='BN'), conv_inplane=8)
 
 
 def config(model: dict, **mixer: str) -> dict:
@@ -54,18 +55,18 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, str]]:
 def test_a_config_chooses_the_backend(name: str, chosen: set) -> None:
     base, ops = MODELS_AND_OPS[name]
     image = torch.randn(2, 3, 32, 32)
-    MODELS.build(config(base)).eval()(image)
+    build_model(config(base)).eval()(image)
     assert chosen == {(op, 'reference') for op in ops}
     chosen.clear()
     # No Triton kernel runs here, and nothing else may take its place.
     with pytest.raises(RuntimeError, match=r"backend='triton' cannot run here: the tensors are on"):
-        MODELS.build(config(base, backend='triton')).eval()(image)
+        build_model(config(base, backend='triton')).eval()(image)
     assert {backend for _, backend in chosen} == {'triton'}
 
 
 def test_the_adapter_chooses_for_its_attention_alone(chosen: set) -> None:
     inner = config(VITTT, backend='reference')
-    model = MODELS.build(dict(ADAPTER, backbone=inner, deform_backend='numba')).eval()
+    model = build_model(dict(ADAPTER, backbone=inner, deform_backend='numba')).eval()
     if isinstance(_backend.load_kernel('deform_attn', 'numba'), str):
         pytest.skip('numba cannot be used here')
     model(torch.randn(1, 3, 64, 64))
@@ -82,6 +83,6 @@ def test_the_adapter_chooses_for_its_attention_alone(chosen: set) -> None:
 )
 def test_a_backend_is_refused_where_no_op_does_the_training(options: dict) -> None:
     model = dict(type='mmvttt.ViT3', arch=ARCH, mixer={**GLU, **options})
-    MODELS.build(model)
+    build_model(model)
     with pytest.raises(ValueError, match=r"backend='reference': no op does this training"):
-        MODELS.build(config(model, backend='reference'))
+        build_model(config(model, backend='reference'))

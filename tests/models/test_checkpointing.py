@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from mmengine.registry import MODELS as ROOT
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mmvttt.openmmlab.registry import INNER_LOSSES, KEY_NORMS
+from mmvttt.models.layers.inner_losses import INNER_LOSSES
+from mmvttt.models.layers.key_norms import KEY_NORMS
+
+from .building import build as build_model
 
 PLAIN = dict(embed_dims=64, num_layers=4, num_heads=2, feedforward_channels=96)
 STAGES = dict(embed_dims=(16, 32, 48, 64), depths=(1, 1, 2, 1), num_heads=(1, 2, 3, 4))
@@ -26,11 +28,11 @@ BACKBONES = {
         type='mmvttt.Vittt', arch=PLAIN, cls_mode='double', design='conv1d', **DROP
     ),
     'ViT3': dict(type='mmvttt.ViT3', arch=PLAIN, **DROP),
-    'HViT3': dict(type='mmvttt.HViT3', arch=STAGES, norm_cfg=BN, **DROP),
+    'HViT3': dict(type='mmvttt.HViT3', arch=STAGES, norm_layer=BN, **DROP),
     'ViTAdapter': dict(
         type='mmvttt.ViTAdapter',
         conv_inplane=16,
-        norm_cfg=BN,
+        norm_layer=BN,
         # Nothing of the injectors would be seen at γ = 0.
         init_values=0.5,
         backbone=dict(type='mmvttt.Vittt', arch=PLAIN, img_size=64, **DROP),
@@ -45,7 +47,7 @@ def build(name: str, with_cp: bool) -> nn.Module:
     if 'backbone' in config:
         config['backbone']['with_cp'] = with_cp
     torch.manual_seed(0)
-    return ROOT.build(config).train()
+    return build_model(config).train()
 
 
 def steps(model: nn.Module, count: int = 1, amp: bool = False) -> dict[str, Tensor]:
@@ -120,7 +122,7 @@ INNER = [
 ]
 # The rows of the papers' ablations (docs/own_config.md): options of a TTTMixer.
 ROWS = [
-    *(dict(inner=inner, loss=loss) for inner in INNER for loss in INNER_LOSSES.module_dict),
+    *(dict(inner=inner, loss=loss) for inner in INNER for loss in INNER_LOSSES),
     dict(num_batches=3),
     dict(epochs=2),
     dict(num_batches=2, epochs=2, loss='l2'),
@@ -130,7 +132,7 @@ ROWS = [
     dict(key_position=(4, 4), step=2.0),
     dict(inner=dict(type='LinearAttention', project=True)),
     dict(inner=dict(type='SoftmaxAttention')),
-    *(dict(key_norm=norm, loss='l1') for norm in (None, *KEY_NORMS.module_dict)),
+    *(dict(key_norm=norm, loss='l1') for norm in (None, *KEY_NORMS)),
     *(dict(locality=locality, loss='l1') for locality in (None, 'dwc_v', 'dwc_qk')),
     dict(neighborhood=3, inner=dict(type='MLP', depth=3)),
 ]
@@ -143,7 +145,7 @@ def test_every_row_of_the_design_space_can_be_recomputed(row: dict) -> None:
     for with_cp in (False, True):
         torch.manual_seed(0)
         config = dict(type='mmvttt.ViT3', arch=SMALL, mixer=mixer, with_cp=with_cp)
-        model = ROOT.build(config).double().train()
+        model = build_model(config).double().train()
         x = torch.randn(2, 3, 48, 64, dtype=torch.float64)
         out = model(x)[-1]
         out.sin().mean().backward()

@@ -1,18 +1,14 @@
 """The contract of every registered backbone: one table, one set of tests."""
 
 import copy
-import inspect
 import math
-from pathlib import Path
 
 import pytest
 import torch
-from mmengine.config import Config
-from mmengine.registry import MODELS as ROOT
 from torch import nn
 
-from mmvttt.models import adapters, backbones
-from mmvttt.openmmlab.registry import MODELS
+from .building import MODELS
+from .building import build as build_model
 
 PLAIN = dict(embed_dims=64, num_layers=4, num_heads=2, feedforward_channels=96)
 STAGES = dict(embed_dims=(16, 32, 48, 64), depths=(1, 1, 1, 1), num_heads=(1, 2, 3, 4))
@@ -32,7 +28,7 @@ CASES = {
         dict(
             type='mmvttt.ViTAdapter',
             conv_inplane=16,
-            norm_cfg=BN,
+            norm_layer=BN,
             # Nothing of the injectors would be seen at γ = 0.
             init_values=0.5,
             backbone=dict(type='mmvttt.Vittt', arch=PLAIN, img_size=64),
@@ -45,7 +41,7 @@ every_backbone = pytest.mark.parametrize('name', CASES)
 
 def build(name: str, seed: int = 0, **options) -> nn.Module:
     torch.manual_seed(seed)
-    return ROOT.build(copy.deepcopy(CASES[name][0]) | options)
+    return build_model(copy.deepcopy(CASES[name][0]) | options)
 
 
 def loss_of(maps: tuple[torch.Tensor, ...]) -> torch.Tensor:
@@ -54,13 +50,7 @@ def loss_of(maps: tuple[torch.Tensor, ...]) -> torch.Tensor:
 
 
 def test_the_table_is_complete() -> None:
-    registered = {
-        name
-        for name, cls in MODELS.module_dict.items()
-        if inspect.isclass(cls)
-        and cls.__module__.startswith((backbones.__name__ + '.', adapters.__name__ + '.'))
-    }
-    assert registered == set(CASES)
+    assert set(MODELS) == set(CASES)
 
 
 @every_backbone
@@ -94,6 +84,9 @@ def test_a_step_reaches_every_parameter_and_lowers_the_loss(name: str) -> None:
 @pytest.mark.parametrize('head', ['BatchNorm', 'UPerHead', 'FCNHead'])
 def test_one_image_has_the_gradients_of_two_copies(name: str, head: str) -> None:
     """Layouts of a batch of 1 are where torch's BatchNorm on the CPU goes wrong (docs/faq.md)."""
+    if head != 'BatchNorm':
+        pytest.importorskip('mmseg', reason='the heads are of mmsegmentation')
+        from mmengine.registry import MODELS as ROOT
     model, strides = build(name).double().train(), CASES[name][1]
     x = torch.randn(1, 3, 96, 80, dtype=torch.float64)
     channels = [m.shape[1] for m in model(x)]
@@ -228,21 +221,6 @@ def test_layers_of_the_learning_rate(name: str) -> None:
     assert model.get_layer_depth('head.fc.weight', 'backbone.')[0] == total - 1
     undecayed = getattr(model, 'no_weight_decay', set)()
     assert undecayed <= {n for n, _ in model.named_parameters()}
-
-
-@every_backbone
-def test_a_pure_python_config_imports_its_class(name: str, tmp_path: Path) -> None:
-    config = tmp_path / 'pure.py'
-    config.write_text(f'from mmvttt.models import {name}\n\nmodel = dict(type={name})\n')
-    assert Config.fromfile(config).model.type is MODELS.get(name)
-
-
-@pytest.mark.parametrize('toolbox', ['mmdet', 'mmseg', 'mmpretrain'])
-def test_every_toolbox_finds_it_by_its_scoped_name(toolbox: str) -> None:
-    registry = pytest.importorskip(f'{toolbox}.registry').MODELS
-    for name, (config, _) in CASES.items():
-        with torch.device('meta'):
-            assert type(registry.build(copy.deepcopy(config))).__name__ == name
 
 
 @every_backbone

@@ -9,7 +9,7 @@ from torch.func import grad
 
 from mmvttt.models.backbones import ViT3
 from mmvttt.models.layers import TTTMixer
-from mmvttt.openmmlab.registry import INNER_LOSSES
+from mmvttt.models.layers.inner_losses import INNER_LOSSES
 
 HW = (5, 7)
 EVERY_INNER = [
@@ -203,13 +203,13 @@ def formulas(p: Tensor, v: Tensor, s: float) -> dict[str, tuple[Tensor, Tensor]]
     }
 
 
-@pytest.mark.parametrize('loss', INNER_LOSSES.module_dict)
+@pytest.mark.parametrize('loss', INNER_LOSSES)
 def test_derivatives_of_each_loss(loss: str) -> None:
     torch.manual_seed(0)
     p, v = 2 * torch.randn(2, 6, 8, dtype=torch.float64)
     s = 8**-0.5
     first, mixed = formulas(p, v, s)[loss]
-    slope = grad(INNER_LOSSES.get(loss))
+    slope = grad(INNER_LOSSES[loss])
     torch.testing.assert_close(slope(p, v, s), first)
     jacobian = torch.func.jacrev(lambda v: slope(p, v, s))(v).reshape(48, 48)
     torch.testing.assert_close(jacobian.diagonal().view(6, 8), mixed)
@@ -227,7 +227,7 @@ def test_l1_gives_the_values_no_gradient() -> None:
 
 def test_rmse_of_a_perfect_prediction_has_no_gradient() -> None:
     p = torch.randn(3, 4)
-    assert not grad(INNER_LOSSES.get('rmse'))(p, p.clone(), 0.5).any()
+    assert not grad(INNER_LOSSES['rmse'])(p, p.clone(), 0.5).any()
 
 
 @pytest.mark.parametrize(('count', 'hw'), [(1, (1, 1)), (2, (1, 2)), (15, (3, 5)), (52, (4, 13))])

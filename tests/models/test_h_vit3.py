@@ -8,7 +8,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from mmvttt.models.backbones import HViT3
-from mmvttt.openmmlab.registry import MODELS
+
+from .building import build as build_model
 
 DIMS = (16, 32, 48, 64)
 REDUCED = dict(embed_dims=DIMS, depths=(1, 2, 1, 1), num_heads=(1, 2, 3, 4))
@@ -116,11 +117,11 @@ def test_positions_turn_with_rows_and_columns() -> None:
 
 @pytest.mark.parametrize('norm_cfg', [dict(type='SyncBN'), GN])
 def test_norm_cfg_reaches_stem_and_downsampling(norm_cfg: dict) -> None:
-    model = reduced(norm_cfg=norm_cfg)
+    model = reduced(norm_layer=norm_cfg)
     kind = nn.SyncBatchNorm if norm_cfg['type'] == 'SyncBN' else nn.GroupNorm
     assert sum(isinstance(m, kind) for m in model.modules()) == 5 + 3
     assert not any(isinstance(m, nn.BatchNorm2d) for m in model.modules())
-    pooled = reduced(norm_cfg=norm_cfg, out_type='avg_featmap').eval()
+    pooled = reduced(norm_layer=norm_cfg, out_type='avg_featmap').eval()
     assert isinstance(pooled.norm, kind)
     assert pooled(torch.randn(1, 3, 32, 32))[0].shape == (1, 64)
 
@@ -187,7 +188,7 @@ def test_one_cell_trains_with_two_images_or_another_norm() -> None:
     x = torch.randn(1, 3, 32, 32)
     with pytest.raises(ValueError, match='more than 1 value per channel'):
         reduced(out_type='avg_featmap')(x)
-    for model, images in ((reduced(), x.repeat(2, 1, 1, 1)), (reduced(norm_cfg=GN), x)):
+    for model, images in ((reduced(), x.repeat(2, 1, 1, 1)), (reduced(norm_layer=GN), x)):
         outs = model(images)
         sum(out.square().sum() for out in outs).backward()
         assert all(out.isfinite().all() for out in outs)
@@ -201,7 +202,7 @@ def test_registry_and_pretrained_weights(tmp_path) -> None:
     torch.save({'state_dict': {f'backbone.{k}': v for k, v in source.state_dict().items()}}, path)
     init_cfg = dict(type='Pretrained', checkpoint=str(path), prefix='backbone.')
     torch.manual_seed(1)
-    model = MODELS.build(dict(type='mmvttt.HViT3', arch=REDUCED, init_cfg=init_cfg))
+    model = build_model(dict(type='mmvttt.HViT3', arch=REDUCED, init_cfg=init_cfg))
     model.init_weights()
     for name, value in model.state_dict().items():
         assert torch.equal(value, source.state_dict()[name]), name

@@ -1,34 +1,36 @@
 """Mixers of another package stand in every block of every backbone, or are refused by name."""
 
 import copy
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from mmengine.registry import MODELS as ROOT
-from mmengine.registry import Registry
 from torch import Tensor, nn
 
-from mmvttt.models.layers import TTTLinearMixer, TTTMixer, ViT3Mixer, resolve_mixer
-from mmvttt.openmmlab.registry import INNER_LOSSES, INNER_MODELS, KEY_NORMS
+from mmvttt.models.layers import TTTLinearMixer, TTTMixer, ViT3Mixer
+from mmvttt.models.layers.inner_losses import INNER_LOSSES
+from mmvttt.models.layers.inner_models import FC, INNER_MODELS, GatedFC, InnerModel
 
-FOREIGN = Registry('model', parent=ROOT, scope='foreign')
+from .building import build as build_model
+
 PLAIN = dict(embed_dims=32, num_layers=4, num_heads=2, feedforward_channels=48)
 STAGES = dict(embed_dims=(16, 32), depths=(1, 2), num_heads=(1, 2))
 BACKBONES: dict[str, dict[str, Any]] = {
     'Vittt': dict(type='mmvttt.Vittt', arch=PLAIN, img_size=64),
     'ViT3': dict(type='mmvttt.ViT3', arch=PLAIN),
     'T5': dict(type='mmvttt.T5', arch=PLAIN, img_size=64),
-    'HViT3': dict(type='mmvttt.HViT3', arch=STAGES, norm_cfg=dict(type='BN')),
+    'HViT3': dict(type='mmvttt.HViT3', arch=STAGES, norm_layer=dict(type='BN')),
 }
 OWN = {'Vittt': TTTLinearMixer, 'ViT3': ViT3Mixer, 'T5': TTTMixer, 'HViT3': ViT3Mixer}
-ADAPTER = dict(type='mmvttt.ViTAdapter', conv_inplane=8, norm_cfg=dict(type='BN'))
+ADAPTER = dict(type='mmvttt.ViTAdapter', conv_inplane=8, norm_layer=dict(type='BN'))
 every_backbone = pytest.mark.parametrize('name', BACKBONES)
 
 
-@FOREIGN.register_module()
 class Mean(nn.Module):
     """The mean of all tokens, to each of them, and the arguments of the last call."""
+
+    extras = ()
 
     def __init__(self, embed_dims: int, num_heads: int, gain: float = 1.0) -> None:
         super().__init__()
@@ -40,9 +42,10 @@ class Mean(nn.Module):
         return self.gain * self.proj(x.mean(1, keepdim=True).expand_as(x))
 
 
-@FOREIGN.register_module()
 class Placed(Mean):
-    """Names all that any backbone knows; each gives what it has."""
+    """Wants all that any backbone knows; each gives what it has."""
+
+    extras = ('rotation', 'patches')
 
     def forward(
         self,
@@ -57,9 +60,10 @@ class Placed(Mean):
         return out
 
 
-@FOREIGN.register_module()
 class Demanding(Mean):
     """Cannot do without something that no backbone knows."""
+
+    extras = ('depth',)
 
     def forward(self, x: Tensor, hw: tuple[int, int], depth: Tensor) -> Tensor:
         raise NotImplementedError
@@ -68,7 +72,7 @@ class Demanding(Mean):
 def build(name: str, mixer: Any, adapter: bool = False, **options: Any) -> nn.Module:
     torch.manual_seed(0)
     config = copy.deepcopy(BACKBONES[name]) | dict(mixer=mixer, **options)
-    return ROOT.build(dict(ADAPTER, backbone=config) if adapter else config)
+    return build_model(dict(ADAPTER, backbone=config) if adapter else config)
 
 
 def step(model: nn.Module, amp: bool = False) -> dict[str, Tensor]:
@@ -90,9 +94,8 @@ CASES = [*((name, False) for name in BACKBONES), *((n, True) for n in BACKBONES 
 
 
 @pytest.mark.parametrize(('name', 'adapter'), CASES)
-@pytest.mark.parametrize('kind', ['foreign.Mean', Mean])
-def test_it_stands_in_every_block(name: str, adapter: bool, kind: Any) -> None:
-    model = build(name, dict(type=kind, gain=2.0), adapter)
+def test_it_stands_in_every_block(name: str, adapter: bool) -> None:
+    model = build(name, dict(type=Mean, gain=2.0), adapter)
     mixers = mixers_of(model)
     assert len(mixers) == (3 if name == 'HViT3' else 4)
     assert all(type(m) is Mean and m.gain == 2.0 for m in mixers)
@@ -104,7 +107,7 @@ def test_it_stands_in_every_block(name: str, adapter: bool, kind: Any) -> None:
 
 @pytest.mark.parametrize(('name', 'adapter'), CASES)
 def test_mixed_precision_recomputation_and_copies(name: str, adapter: bool) -> None:
-    mixer = dict(type='foreign.Placed')
+    mixer = dict(type=Placed)
     expected = step(build(name, mixer, adapter))
     recomputed = step(build(name, mixer, adapter, with_cp=True))
     copied = step(copy.deepcopy(build(name, mixer, adapter)))
@@ -116,10 +119,10 @@ def test_mixed_precision_recomputation_and_copies(name: str, adapter: bool) -> N
     assert all(v.isfinite().all() for v in rounded.values())
 
 
-def test_a_mixer_is_told_what_its_forward_names() -> None:
+def test_a_mixer_is_told_what_it_declares() -> None:
     told = {}
     for name in BACKBONES:
-        model = build(name, dict(type='foreign.Placed'))
+        model = build(name, dict(type=Placed))
         step(model)
         told[name] = [m.told for m in mixers_of(model)]
     for name, every in told.items():
@@ -134,7 +137,7 @@ def test_a_mixer_is_told_what_its_forward_names() -> None:
 
 @pytest.mark.parametrize('cls_mode', ['head', 'middle', 'double'])
 def test_class_tokens_need_a_mixer_that_knows_of_them(cls_mode: str) -> None:
-    model = build('Vittt', dict(type='foreign.Placed'), cls_mode=cls_mode)
+    model = build('Vittt', dict(type=Placed), cls_mode=cls_mode)
     step(model)
     for mixer in mixers_of(model):
         count = mixer.told['tokens']
@@ -142,7 +145,7 @@ def test_class_tokens_need_a_mixer_that_knows_of_them(cls_mode: str) -> None:
         assert mixer.told['hw'] == (4, 5)
         assert mixer.told['patches'].tolist() == [i for i in range(count) if i not in classes]
     with pytest.raises(ValueError, match=rf"cls_mode='{cls_mode}'.*Mean.*patches"):
-        build('Vittt', dict(type='foreign.Mean'), cls_mode=cls_mode)
+        build('Vittt', dict(type=Mean), cls_mode=cls_mode)
 
 
 @every_backbone
@@ -167,9 +170,10 @@ def test_another_type_has_no_option_of_the_default(name: str) -> None:
         (dict(type='mmvttt.NoSuch'), ValueError, 'NoSuch.*TTTMixer.*own_mixer'),
         (dict(type='foreign.NoSuch'), ValueError, 'foreign.NoSuch.*TTTMixer'),
         (dict(type=None), TypeError, 'None'),
-        (dict(type='foreign.Demanding'), TypeError, 'Demanding.forward.*depth'),
-        (dict(type='foreign.Mean', conv_kernel=3), TypeError, 'conv_kernel'),
-        ('foreign.Mean', TypeError, r"mixer='foreign.Mean'.*dict\(type="),
+        (dict(type=Demanding), TypeError, 'Demanding.forward.*depth'),
+        (dict(type=Mean, conv_kernel=3), TypeError, 'conv_kernel'),
+        ('nowhere.Mean', ValueError, r"mixer='nowhere.Mean'.*TTTMixer.*openmmlab"),
+        (3, TypeError, r'mixer=3.*dict\(type='),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(
@@ -182,8 +186,8 @@ def test_what_cannot_be_is_refused_by_name(
 @pytest.mark.parametrize('design', ['ttt_layer', 'share_qk', 'gating', 'conv1d', 'dual'])
 def test_a_row_of_the_design_route_belongs_to_its_mixer(design: str) -> None:
     with pytest.raises(ValueError, match=rf"design='{design}'.*TTTLinearMixer.*Mean"):
-        build('Vittt', dict(type='foreign.Mean'), design=design)
-    assert build('Vittt', dict(type='foreign.Mean')).blocks[0].conv2d is not None
+        build('Vittt', dict(type=Mean), design=design)
+    assert build('Vittt', dict(type=Mean)).blocks[0].conv2d is not None
 
 
 @every_backbone
@@ -192,54 +196,7 @@ def test_an_unknown_option_is_named(name: str) -> None:
         build(name, None, no_such_option=1)
 
 
-def test_below_another_default_scope() -> None:
-    with ROOT.switch_scope_and_registry('foreign'):
-        assert resolve_mixer(dict(type='Mean'), dict(type='mmvttt.ViT3Mixer'))['type'] is Mean
-        assert resolve_mixer(None, dict(type='mmvttt.ViT3Mixer'))['type'] is ViT3Mixer
-        assert resolve_mixer(dict(type='ViT3Mixer'), dict(type=TTTMixer))['type'] is ViT3Mixer
-
-
-def test_the_parts_of_an_inner_training_have_registries_too() -> None:
-    scope = 'foreign_parts'
-    models, losses, norms = (
-        Registry(parent.name, parent=parent, scope=scope)
-        for parent in (INNER_MODELS, INNER_LOSSES, KEY_NORMS)
-    )
-    from mmvttt.models.layers import InnerModel
-
-    @models.register_module()
-    class Tanh2(InnerModel):
-        def __init__(self, num_heads: int, head_dims: int) -> None:
-            super().__init__(
-                num_heads, w1=(head_dims, 2 * head_dims), w2=(2 * head_dims, head_dims)
-            )
-
-        def call(self, w: dict, x: Tensor, hw: tuple[int, int]) -> Tensor:
-            return (x @ w['w1']).tanh() @ w['w2']
-
-    @losses.register_module()
-    def quartic(predicted: Tensor, value: Tensor, scale: float) -> Tensor:
-        return scale * (predicted - value).pow(4).mean()
-
-    @norms.register_module()
-    def halved(k: Tensor) -> Tensor:
-        return k / 2
-
-    named = dict(inner=dict(type=f'{scope}.Tanh2'), loss=f'{scope}.quartic')
-    given = dict(inner=dict(type=Tanh2), loss=quartic, key_norm=halved)
-    out = []
-    for options in (dict(named, key_norm=f'{scope}.halved'), given):
-        mixer = dict(type='mmvttt.TTTMixer', **options)
-        model = build('ViT3', mixer)
-        assert isinstance(model.blocks[0].mixer.inner, Tanh2)
-        out.append(step(model))
-        recomputed = step(build('ViT3', mixer, with_cp=True))
-        assert all(torch.equal(recomputed[n], v) for n, v in out[0].items())
-    assert all(torch.equal(out[0][n], out[1][n]) for n in out[0])
-    assert all(v.any() for n, v in out[0].items() if '.inner.' in n)
-
-
-class Louder(INNER_MODELS.get('SwiGLU')):
+class Louder(INNER_MODELS['SwiGLU']):
     def call(self, w: dict, x: Tensor, hw: tuple[int, int]) -> Tensor:
         return 2 * super().call(w, x, hw)
 
@@ -250,7 +207,7 @@ def test_an_op_is_for_its_own_model_and_loss_alone() -> None:
     def dot(predicted: Tensor, value: Tensor, scale: float) -> Tensor:
         return -(predicted * value).sum()
 
-    assert TTTMixer(16, 2, dict(type='SwiGLU'), loss=INNER_LOSSES.get('dot')).fused
+    assert TTTMixer(16, 2, dict(type='SwiGLU'), loss=INNER_LOSSES['dot']).fused
     assert not TTTMixer(16, 2, dict(type=Louder)).fused
     assert not TTTMixer(16, 2, dict(type='SwiGLU'), loss=dot).fused
 
@@ -260,7 +217,7 @@ def test_an_op_is_for_its_own_model_and_loss_alone() -> None:
     [
         (dict(inner=dict(type='my.Tanh2')), ValueError, 'my.Tanh2.*GatedFC.*own_mixer'),
         (dict(inner=dict(type=nn.Linear)), TypeError, 'Linear.*InnerModel'),
-        (dict(inner=dict()), ValueError, 'inner.*GatedFC'),
+        (dict(inner=dict()), TypeError, 'inner.*type'),
         (dict(loss='huber'), ValueError, 'huber.*smooth_l1.*own_mixer'),
         (dict(loss=3), TypeError, 'loss=3'),
         (dict(key_norm='batch'), ValueError, 'batch.*instance.*own_mixer'),
@@ -269,3 +226,112 @@ def test_an_op_is_for_its_own_model_and_loss_alone() -> None:
 def test_what_is_not_registered_is_named(options: dict, error: type[Exception], named: str) -> None:
     with pytest.raises(error, match=f'(?s){named}'):
         TTTMixer(16, 2, **{'inner': dict(type='FC'), **options})
+
+
+class Undeclared(nn.Module):
+    """Would take anything, and says nothing of it."""
+
+    def __init__(self, embed_dims: int, num_heads: int) -> None:
+        super().__init__()
+
+    def forward(self, x: Tensor, hw: tuple[int, int], **extras: Any) -> Tensor:
+        self.told = extras
+        return x
+
+
+def test_a_mixer_without_positions_is_not_silent() -> None:
+    with pytest.warns(UserWarning, match=r"Undeclared declares no extras.*\('rotation',\)"):
+        build('HViT3', Undeclared)
+
+
+@every_backbone
+@pytest.mark.parametrize('way', ['class', 'callable', 'type', 'name'])
+def test_every_way_to_give_a_mixer(name: str, way: str) -> None:
+    own = OWN[name]
+    given = {
+        'class': Mean,
+        'callable': partial(Mean, gain=3.0),
+        'type': dict(type=Mean, gain=3.0),
+        'name': own.__name__,
+    }[way]
+    if way == 'name':
+        assert str(build(name, given)) == str(build(name, None))
+        return
+    gain = 1.0 if way == 'class' else 3.0
+    assert all(type(m) is Mean and m.gain == gain for m in mixers_of(build(name, given)))
+
+
+def test_every_way_to_give_the_parts_of_an_inner_training() -> None:
+    def halved(k: Tensor, by: float = 2.0) -> Tensor:
+        return k / by
+
+    class Weighted:
+        def __init__(self, weight: float) -> None:
+            self.weight = weight
+
+        def __call__(self, predicted: Tensor, value: Tensor, scale: float) -> Tensor:
+            return self.weight * scale * (predicted - value).square().sum()
+
+    torch.manual_seed(0)
+    mixer = TTTMixer(
+        16,
+        2,
+        partial(FC),
+        loss=dict(type=Weighted, weight=2.0),
+        key_norm=dict(type=halved, by=4.0),
+    )
+    assert isinstance(mixer.inner, FC)
+    k = torch.randn(1, 6, 16)
+    assert torch.equal(mixer.normalize_keys(k), k / 4)
+    assert mixer.inner_loss(k, 0 * k, 1.0) == 2 * k.square().sum()
+    assert mixer(k, (2, 3)).shape == k.shape
+
+
+class Doubled:
+    """A mixin whose function stands in front of the parent's in the order of inheritance."""
+
+    def call(self, w: dict, x: Tensor, hw: tuple[int, int]) -> Tensor:
+        return 2 * (x @ w['w1']) * torch.sigmoid(x @ w['w2'])
+
+
+class DoubledGLU(Doubled, GatedFC):
+    pass
+
+
+def test_an_op_stands_in_for_the_method_that_it_computes() -> None:
+    """With a mixin's `call`, GatedFC's op would compute another function."""
+    torch.manual_seed(0)
+    mixer, plain = TTTMixer(16, 2, DoubledGLU), TTTMixer(16, 2, 'GatedFC')
+    assert plain.fused
+    assert not mixer.fused
+    inner = TTTMixer(16, 2, DoubledGLU)
+    inner.load_state_dict(mixer.state_dict())
+    inner.inner.call = lambda w, x, hw: 2 * (x @ w['w1']) * torch.sigmoid(x @ w['w2'])
+    x = torch.randn(1, 6, 16)
+    torch.testing.assert_close(mixer(x, (2, 3)), inner(x, (2, 3)))
+
+
+class Grouped(InnerModel):
+    """One matrix for each half of the channels: three dimensions, no convolution."""
+
+    axes = {'w1': ('group', 'in', 'out')}  # noqa: RUF012
+
+    def __init__(self, num_heads: int, head_dims: int) -> None:
+        super().__init__(num_heads, w1=(2, head_dims // 2, head_dims // 2))
+
+    def call(self, w: dict, x: Tensor, hw: tuple[int, int]) -> Tensor:
+        return torch.einsum('ngi,gio->ngo', x.unflatten(-1, (2, -1)), w['w1']).flatten(-2)
+
+
+class Unnamed(Grouped):
+    axes = {}  # noqa: RUF012
+
+
+def test_damping_goes_by_the_names_of_axes() -> None:
+    mixer = TTTMixer(16, 2, Grouped, damping=True)
+    gradient = torch.randn(3, 2, 2, 4, 4)
+    norm = gradient.square().sum((-3, -2), keepdim=True).sqrt()
+    torch.testing.assert_close(mixer._damped('w1', gradient), gradient / (norm + 1))
+    with pytest.raises(ValueError, match=r"'w1'.*Unnamed.axes"):
+        TTTMixer(16, 2, Unnamed, damping=True)
+    assert TTTMixer(16, 2, Unnamed).damping is False

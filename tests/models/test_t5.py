@@ -3,15 +3,15 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from mmengine.registry import MODELS as ROOT
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.flop_counter import FlopCounterMode
 
 from mmvttt.models.backbones import T5
 from mmvttt.models.layers import TTTMixer, neighborhood, neighborhood_attention
-from mmvttt.models.layers.key_norms import instance
-from mmvttt.openmmlab.registry import KEY_NORMS
+from mmvttt.models.layers.key_norms import KEY_NORMS, instance
+
+from .building import build as build_model
 
 REDUCED = dict(embed_dims=32, num_layers=2, num_heads=2, feedforward_channels=64)
 SOFTMAX = dict(inner=dict(type='SoftmaxAttention'), key_norm=None, locality=None)
@@ -169,12 +169,12 @@ def test_key_norms_are_torchs() -> None:
         'instance_scale': k / (k.var(1, correction=0, keepdim=True) + 1).sqrt(),
         'rms': k / (k.norm(dim=-1, keepdim=True) / 8**0.5 + 1e-6),
     }
-    assert set(expected) == set(KEY_NORMS.module_dict)
+    assert set(expected) == set(KEY_NORMS)
     for kind, value in expected.items():
-        torch.testing.assert_close(KEY_NORMS.get(kind)(k), value)
+        torch.testing.assert_close(KEY_NORMS[kind](k), value)
 
 
-@pytest.mark.parametrize('kind', [None, *KEY_NORMS.module_dict])
+@pytest.mark.parametrize('kind', [None, *KEY_NORMS])
 def test_a_shift_of_all_keys(kind: str | None) -> None:
     """Sec. 4.2: nothing changes with the mean over tokens removed, and something otherwise."""
     torch.manual_seed(0)
@@ -204,7 +204,7 @@ def test_softmax_does_not_feel_a_shift_either() -> None:
     torch.testing.assert_close(mixer(x, (3, 5)), before)
 
 
-@pytest.mark.parametrize('kind', [None, *KEY_NORMS.module_dict])
+@pytest.mark.parametrize('kind', [None, *KEY_NORMS])
 def test_a_single_token(kind: str | None) -> None:
     model = reduced(mixer=dict(key_norm=kind, neighborhood=5)).train()
     out = model(torch.randn(1, 3, 16, 16))[0]
@@ -324,11 +324,11 @@ def test_every_toolbox_gets_an_adapter_around_it() -> None:
     config = dict(
         type='mmvttt.ViTAdapter',
         conv_inplane=16,
-        norm_cfg=dict(type='GN', num_groups=8),
+        norm_layer=dict(type='GN', num_groups=8),
         backbone=dict(type='mmvttt.T5', arch=dict(REDUCED, num_layers=4)),
     )
     with torch.no_grad():
-        maps = ROOT.build(config).eval()(torch.randn(1, 3, 50, 70))
+        maps = build_model(config).eval()(torch.randn(1, 3, 50, 70))
     assert [tuple(m.shape[1:]) for m in maps] == [(32, 13, 18), (32, 7, 9), (32, 4, 5), (32, 2, 3)]
 
 

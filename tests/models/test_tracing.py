@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mmvttt.openmmlab.registry import MODELS
+from .building import build as build_model
 
 PLAIN = dict(embed_dims=32, num_layers=1, num_heads=2, feedforward_channels=32)
 VITTT = dict(type='mmvttt.Vittt', arch=PLAIN, img_size=64)
@@ -20,7 +20,7 @@ CONFIGS = {
 
 def build(name: str) -> torch.nn.Module:
     torch.manual_seed(0)
-    return MODELS.build(CONFIGS[name]).eval().requires_grad_(False)
+    return build_model(CONFIGS[name]).eval().requires_grad_(False)
 
 
 @pytest.mark.filterwarnings('ignore::torch.jit.TracerWarning', 'ignore::DeprecationWarning')

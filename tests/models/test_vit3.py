@@ -10,7 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from mmvttt.models.adapters import ViTAdapter
 from mmvttt.models.backbones import ViT3
 from mmvttt.models.layers import ViT3Mixer, rotate, rotation_2d
-from mmvttt.openmmlab.registry import MODELS
+
+from .building import build as build_model
 
 REDUCED = dict(embed_dims=48, num_layers=3, num_heads=3, feedforward_channels=96)
 CLASSES = 1000
@@ -175,7 +176,7 @@ def test_drop_path_and_decay_and_depth() -> None:
 def test_the_adapter_wraps_it(size: tuple[int, int]) -> None:
     backbone = dict(type='mmvttt.ViT3', arch=dict(REDUCED, num_layers=4), drop_path_rate=0.1)
     norm_cfg = dict(type='GN', num_groups=8)
-    adapter = ViTAdapter(backbone, deform_num_heads=3, conv_inplane=16, norm_cfg=norm_cfg)
+    adapter = ViTAdapter(backbone, deform_num_heads=3, conv_inplane=16, norm_layer=norm_cfg)
     nn.init.constant_(adapter.interactions[0].injector.gamma, 0.1)
     outs = adapter(torch.randn(1, 3, *size))
     for stride, out in zip((4, 8, 16, 32), outs, strict=True):
@@ -186,7 +187,7 @@ def test_the_adapter_wraps_it(size: tuple[int, int]) -> None:
 
 
 def test_registry() -> None:
-    model = MODELS.build(dict(type='mmvttt.ViT3', arch=REDUCED, out_type='avg_featmap'))
+    model = build_model(dict(type='mmvttt.ViT3', arch=REDUCED, out_type='avg_featmap'))
     assert isinstance(model, ViT3)
 
 

@@ -19,8 +19,9 @@ from mmvttt.models.adapters.deformable_attention import (
     SamplingGrid,
 )
 from mmvttt.models.adapters.vit_adapter import _Doubling, _resize
-from mmvttt.openmmlab.registry import MODELS
 from ttt_kernels import deform_attn, deform_attn_fused
+
+from .building import build as build_model
 
 SIZES = [(31, 31), (225, 333), (64, 96)]
 GN = dict(type='GN', num_groups=8)
@@ -81,7 +82,7 @@ def build(seed=0, dims=32, num_layers=4, **options):
 
 def build_vittt(**options):
     torch.manual_seed(0)
-    return ViTAdapter(VITTT | options, conv_inplane=8, norm_cfg=GN)
+    return ViTAdapter(VITTT | options, conv_inplane=8, norm_layer=GN)
 
 
 def image(height=64, width=96, batch=2, seed=1):
@@ -114,7 +115,7 @@ def test_vittt_with_adapter(arch, millions, heads, ratio, drop_path):
     """Parameters of vision-ttt Tab. 2, and the defaults by width."""
     with torch.device('meta'):
         backbone = dict(type='mmvttt.Vittt', arch=arch)
-        model = MODELS.build(dict(type='mmvttt.ViTAdapter', backbone=backbone))
+        model = build_model(dict(type='mmvttt.ViTAdapter', backbone=backbone))
     assert round(sum(p.numel() for p in model.parameters()) / 1e6) == millions
     assert model.interaction_indexes == [(0, 2), (3, 5), (6, 8), (9, 11)]
     extractor = model.interactions[0].extractors[0]
@@ -141,7 +142,7 @@ def test_vittt_with_adapter(arch, millions, heads, ratio, drop_path):
 )
 def test_flops(arch, height, width, giga, tolerance):
     with torch.device('meta'):
-        model = ViTAdapter(dict(type='mmvttt.Vittt', arch=arch), norm_cfg=dict(type='BN')).eval()
+        model = ViTAdapter(dict(type='mmvttt.Vittt', arch=arch), norm_layer=dict(type='BN')).eval()
         x = torch.empty(1, 3, height, width)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(x)
@@ -375,7 +376,7 @@ def test_checkpointing_keeps_less():
 
 
 def test_eval_is_deterministic_and_forward_changes_no_state():
-    model = build(drop_path_rate=0.5, norm_cfg=dict(type='BN')).eval()
+    model = build(drop_path_rate=0.5, norm_layer=dict(type='BN')).eval()
     before = copy.deepcopy(model.state_dict())
     attributes = {name: set(vars(module)) for name, module in model.named_modules()}
     x = image()
@@ -451,7 +452,7 @@ def test_places_keep_fp32_under_autocast(monkeypatch):
 @pytest.mark.parametrize('task', ['det', 'seg'])
 def test_one_image_has_the_gradients_of_the_same_image_twice(task):
     """torch's BatchNorm on a CPU goes wrong for one image with the strides (C, 1, w·C, C)."""
-    model = build(task=task, norm_cfg=dict(type='BN'))
+    model = build(task=task, norm_layer=dict(type='BN'))
     x = image(96, 64)[:1]
     gradients = []
     for batch in (x, x.expand(2, -1, -1, -1)):
@@ -464,8 +465,8 @@ def test_one_image_has_the_gradients_of_the_same_image_twice(task):
 
 def test_sync_bn_is_bn_without_a_process_group():
     x = image()
-    sync = build(norm_cfg=dict(type='SyncBN'))
-    bn = build(norm_cfg=dict(type='BN'))
+    sync = build(norm_layer=dict(type='SyncBN'))
+    bn = build(norm_layer=dict(type='BN'))
     bn.load_state_dict(sync.state_dict())
     for a, b in zip(sync(x), bn(x), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
@@ -514,7 +515,7 @@ def test_pretrained_weights_win(where, tmp_path):
 
 def test_backbone_takes_the_weights_of_a_plain_vittt(tmp_path):
     """All but the final norm, which the adapter has no use for; under a classifier's prefix."""
-    trained = MODELS.build(VITTT)
+    trained = build_model(VITTT)
     weights = {f'backbone.{name}': value for name, value in trained.state_dict().items()}
     path = tmp_path / 'classifier.pth'
     torch.save(dict(state_dict=weights | {'head.weight': torch.zeros(3, 64)}), path)
@@ -605,7 +606,7 @@ def test_no_plain_backbone():
 
 def test_no_norm_cfg():
     with pytest.raises(TypeError, match='cfg must be a dict'):
-        build(norm_cfg=None)
+        build(norm_layer=None)
 
 
 def test_other_patch_size():

@@ -9,7 +9,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mmvttt.models.backbones import DESIGN_ROUTE, Vittt
 from mmvttt.models.backbones.vittt import CLASS_TOKENS, POOLING
-from mmvttt.openmmlab.registry import MODELS
+
+from .building import build as build_model
 
 # Three blocks of two heads: everything of the real model, at a size that a test can afford.
 REDUCED = dict(embed_dims=64, num_layers=3, num_heads=2, feedforward_channels=96)
@@ -209,7 +210,7 @@ def test_pooled_features_are_what_they_are_called() -> None:
 def test_the_final_norm_is_for_the_last_block_alone(backbone: str) -> None:
     arch = dict(REDUCED, num_layers=2)
     config = dict(type=f'mmvttt.{backbone}', arch=arch, out_indices=(0, 1))
-    model = MODELS.build(config).eval()
+    model = build_model(config).eval()
     nn.init.normal_(model.norm.weight)
     x = torch.randn(1, 3, 32, 48)
     with torch.no_grad():
@@ -332,14 +333,14 @@ def test_registry_and_pretrained_weights(tmp_path) -> None:
     init_cfg = dict(type='Pretrained', checkpoint=str(path), prefix='backbone.')
     config = dict(type='mmvttt.Vittt', arch=REDUCED, img_size=64, init_cfg=init_cfg)
     torch.manual_seed(1)
-    model = MODELS.build(config)
+    model = build_model(config)
     assert not torch.equal(model.blocks[0].mixer.w0, source.blocks[0].mixer.w0)
     model.init_weights()
     for name, value in model.state_dict().items():
         assert torch.equal(value, source.state_dict()[name]), name
     config['init_cfg'] = dict(init_cfg, prefix='head.')
     with pytest.raises(ValueError, match='head'):
-        MODELS.build(config).init_weights()
+        build_model(config).init_weights()
 
 
 @pytest.mark.parametrize(

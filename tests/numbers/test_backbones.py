@@ -5,19 +5,20 @@ import copy
 import pytest
 import torch
 from mixers import CANCELLING
-from mmengine.registry import MODELS
 from precision import DEVICES, OUTPUT, ROUNDINGS, TYPES, Reach, Truth, evaluate, largest
 from torch import nn
 from torch.func import functional_call
 
-import mmvttt  # noqa: F401
+from ..models.building import build
 
 PLAIN = dict(embed_dims=64, num_layers=2, num_heads=2, feedforward_channels=96)
 STAGES = dict(embed_dims=(16, 32, 48, 64), depths=(1, 1, 2, 1), num_heads=(1, 2, 3, 4))
 VITTT = dict(type='mmvttt.Vittt', arch=PLAIN, img_size=64)
 VIT3 = dict(type='mmvttt.ViT3', arch=PLAIN)
 T5 = dict(type='mmvttt.T5', arch=PLAIN, img_size=64, mixer=dict(neighborhood=3))
-ADAPTER = dict(type='mmvttt.ViTAdapter', conv_inplane=16, norm_cfg=dict(type='BN'), init_values=0.5)
+ADAPTER = dict(
+    type='mmvttt.ViTAdapter', conv_inplane=16, norm_layer=dict(type='BN'), init_values=0.5
+)
 BACKBONES = {
     'Vittt': VITTT,
     'ViT3': VIT3,
@@ -43,7 +44,7 @@ class Prepared:
 
     def __init__(self, name: str, image: str, training: bool) -> None:
         torch.manual_seed(0)
-        self.module: nn.Module = MODELS.build(copy.deepcopy(BACKBONES[name])).train(training)
+        self.module: nn.Module = build(BACKBONES[name]).train(training)
         self.image = IMAGES[image](torch.randn(1, 3, 64, 96))
         self.leaves = {n: p.detach() for n, p in self.module.named_parameters()}
         exact = copy.deepcopy(self.module).double()

@@ -54,11 +54,12 @@ class ViTAdapter(nn.Module):
     a classifier's checkpoint reports them as unexpected.
 
     Args:
-        backbone: A plain backbone, its name, or `dict(type=…)` and options: attributes
-            `embed_dims`, `num_layers`, `patch_size`, `norm`; methods `embed(image) -> (tokens, (h, w))` and
-            `run_block(i, tokens, (h, w)) -> tokens`; `num_prefix_tokens`, where some lie in front
-            of those of the patches, to go from block to block beside the adapter. Its drop path,
-            freezing of single stages and checkpointing of blocks are its own options.
+        backbone: A plain backbone, its name, or `dict(type=…)` and options. It has the attributes
+            `embed_dims`, `num_layers`, `patch_size`, `norm`; the methods
+            `embed(image) -> (tokens, (h, w))` and `run_block(i, tokens, (h, w)) -> tokens`; and
+            `num_prefix_tokens`, where some lie in front of the patches' tokens and pass from block
+            to block past the adapter. Its drop path, freezing of single stages and checkpointing of
+            blocks are its own options.
         task: What is added to the pyramid at the end. `'det'`: the last tokens, to all four maps;
             `'seg'`: those after interaction 1, 2, 3, 4, to map 1, 2, 3, 4.
         interaction_indexes: First and last block of every group. Default: four even groups

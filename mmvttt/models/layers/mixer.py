@@ -2,9 +2,11 @@
 
 A token mixer is a module that is built as `Mixer(embed_dims=…, num_heads=…, **options)` and called
 as `mixer(x, hw)`: tokens `(B, T, C)` and the size `(h, w)` of their map in, tokens out. What it
-wants to be told beyond that it declares by name, `extras = ('rotation',)`, and gets as a keyword.
+wants to be told beyond that it declares by name, `extras = ('rotation',)`, and gets as a keyword
+argument from blocks that know it.
 """
 
+import inspect
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -60,10 +62,10 @@ def build_mixer(
         extras: Names of what its block can tell it beyond the tokens and the size of their map.
 
     Returns:
-        The mixer, and the names that it declares in `extras`.
+        The mixer, and the `extras` that it declares and its block knows.
 
     Raises:
-        TypeError: If it is no module, or declares what its block does not know.
+        TypeError: If it is no module, or cannot do without an extra that its block does not know.
     """
     options = {name: value for name, value in config.items() if name != 'type'}
     mixer = build_part(
@@ -77,12 +79,13 @@ def build_mixer(
     if isinstance(wanted, str):
         raise TypeError(f"{type(mixer).__name__}.extras={wanted!r}: give a tuple, ('{wanted}',).")
     for name in wanted:
-        if name not in extras:
+        parameter = inspect.signature(mixer.forward).parameters.get(name)
+        if name not in extras and parameter and parameter.default is parameter.empty:
             raise TypeError(
-                f'{type(mixer).__name__} wants to be told {name!r}, which its block does not know: '
-                f'beyond (x, hw) there is {", ".join(extras) or "nothing"} here.'
+                f'{type(mixer).__name__}.forward needs {name!r}, which its block does not know: '
+                f'give it a default; beyond (x, hw) there is {", ".join(extras) or "nothing"} here.'
             )
-    return mixer, tuple(wanted)
+    return mixer, tuple(name for name in wanted if name in extras)
 
 
 class TokenBlock(nn.Module):

@@ -48,9 +48,9 @@ class InnerTraining(nn.Module):
         embed_dims: Channels C.
         num_heads: Heads H of d = C / H channels.
         inner: The inner model by a name, a class, or `dict(type=…)` and options: `FC`, `MLP`
-            (`ratio`, `depth`, `residual`, `identity_init`), `SiLUFC`, `SwiGLU`, `GatedFC`, `Conv`, `DWConv`; or of an attention
-            that trains nothing: `SoftmaxAttention`, `LinearAttention` (`project`); or any other
-            `InnerModel` (docs/own_mixer.md).
+            (`ratio`, `depth`, `residual`, `identity_init`), `SiLUFC`, `SwiGLU`, `GatedFC`, `Conv`,
+            `DWConv`; an attention that trains nothing: `SoftmaxAttention`, `LinearAttention`
+            (`project`); or any other `InnerModel` (docs/own_mixer.md).
         loss: 'dot', 'l2', 'rmse', 'l1', 'smooth_l1' (Tab. 1), or another function of predictions,
             values and scale, by its registered name or itself.
         num_batches: Mini-batches of one epoch, in the order of the tokens: B = N / num_batches
@@ -153,12 +153,11 @@ class InnerTraining(nn.Module):
         self.fused = False
         if isinstance(self.inner, InnerModel):
             self.fused = plain and self.inner.has_op(self._one_step())
-            if damping and not self.fused:
-                # (H, *shape)
-                self._input_dims = {
-                    n: self.inner.input_dims(n, w.dim() - 1)
-                    for n, w in self.inner.named_parameters()
-                }
+            # A weight is (H, *shape).
+            self._input_dims = {
+                n: self.inner.input_dims(n, w.dim() - 1) if damping else ()
+                for n, w in self.inner.named_parameters()
+            }
         elif not plain or damping or self.inner_loss is not dot or scale is not None:
             raise ValueError(
                 f'{type(self.inner).__name__} trains nothing: leave out loss, num_batches, epochs, '
@@ -334,6 +333,9 @@ class TTTMixer(InnerTraining):
     T⁵ is `inner=dict(type='SwiGLU'), key_norm='instance', locality='dwc_qk'`. The options are those
     of `InnerTraining`.
     """
+
+    # Positions come from the convolutions around it, or from a position embedding.
+    extras = ()
 
     def add_projections(self, embed_dims: int) -> None:
         self.qkv = nn.Linear(embed_dims, 3 * embed_dims)

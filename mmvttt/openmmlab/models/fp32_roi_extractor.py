@@ -10,9 +10,12 @@ import torch
 from mmdet.models.roi_heads.roi_extractors import SingleRoIExtractor
 from torch import Tensor
 
+from ..registry import MODELS
+
 _HALF = (torch.float16, torch.bfloat16)
 
 
+@MODELS.register_module()
 class FP32RoIExtractor(SingleRoIExtractor):
     """A `SingleRoIExtractor` that works in fp32 where its features are in bf16 or fp16.
 

@@ -12,7 +12,10 @@ from mmpretrain.models import ImageClassifier
 from mmpretrain.structures import DataSample
 from torch import Tensor, nn
 
+from ..registry import METRICS, MODELS
 
+
+@MODELS.register_module()
 class MESAClassifier(ImageClassifier):
     """An `ImageClassifier` that also learns the predictions of its own moving average.
 
@@ -91,6 +94,7 @@ class MESAClassifier(ImageClassifier):
                 value.copy_(student[name])
 
 
+@METRICS.register_module()
 class TeacherAccuracy(Accuracy):
     """mmpretrain's `Accuracy` of MESA's teacher, whose average the authors publish.
 

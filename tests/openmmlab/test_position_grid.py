@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mmvttt.checkpoints.publish import publish_checkpoint
-from mmvttt.models.backbones import Vittt
+from mmvttt.openmmlab.register import Vittt
 
 ARCH = dict(embed_dims=8, num_layers=1, num_heads=1, feedforward_channels=8)
 SQUARE = (64, 64)

@@ -1,0 +1,127 @@
+"""Every registered type is the library's class as a BaseModule: built, initialised, pickled."""
+
+import copy
+import inspect
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.model import BaseModule
+from mmengine.registry import MODELS as ROOT
+from torch import nn
+
+from mmvttt.models.layers.mixers import MIXERS
+from mmvttt.openmmlab import register
+from mmvttt.openmmlab.registry import MODELS
+
+from ..models.building import MODELS as OWN
+from ..models.test_contract import CASES
+
+MIXER = dict(embed_dims=16, num_heads=2)
+CONFIGS: dict[str, dict[str, Any]] = {
+    **{name: config for name, (config, _) in CASES.items()},
+    'TTTLinearMixer': dict(type='mmvttt.TTTLinearMixer', **MIXER),
+    'TTTMixer': dict(type='mmvttt.TTTMixer', inner='FC', **MIXER),
+    'ViT3Mixer': dict(type='mmvttt.ViT3Mixer', **MIXER),
+}
+every_type = pytest.mark.parametrize('name', CONFIGS)
+
+
+def build(name: str, **options: Any) -> nn.Module:
+    return ROOT.build(copy.deepcopy(CONFIGS[name]) | options)
+
+
+def test_the_table_is_complete() -> None:
+    MODELS.import_from_location()
+    made = {
+        name
+        for name, kind in MODELS.module_dict.items()
+        if inspect.isclass(kind) and issubclass(kind, register.FromLibrary)
+    }
+    assert made == set(CONFIGS) == set(register.__all__) == {*OWN, *MIXERS}
+
+
+@every_type
+def test_it_is_the_library_s_class_and_a_base_module(name: str) -> None:
+    model = build(name)
+    assert type(model) is MODELS.get(name) is getattr(register, name)
+    assert isinstance(model, BaseModule)
+    assert isinstance(model, {**OWN, **MIXERS}[name])
+    model.init_weights()
+
+
+@every_type
+def test_state_dict_names_are_the_library_s(name: str) -> None:
+    config = copy.deepcopy(CONFIGS[name])
+    kind = {**OWN, **MIXERS}[config.pop('type').removeprefix('mmvttt.')]
+    own = {n: tuple(w.shape) for n, w in kind(**config).state_dict().items()}
+    assert {n: tuple(w.shape) for n, w in build(name).state_dict().items()} == own
+
+
+@every_type
+def test_init_cfg_loads(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    source = build(name)
+    file = tmp_path / 'a.pth'
+    torch.save({'state_dict': {f'part.{n}': w for n, w in source.state_dict().items()}}, file)
+    torch.manual_seed(2)
+    model = build(name, init_cfg=dict(type='Pretrained', checkpoint=str(file), prefix='part.'))
+    model.init_weights()
+    for key, weight in source.state_dict().items():
+        assert torch.equal(model.state_dict()[key], weight), key
+
+
+@every_type
+def test_it_is_pickled(name: str) -> None:
+    model = build(name)
+    copied = pickle.loads(pickle.dumps(model))
+    assert type(copied) is type(model)
+    for key, weight in model.state_dict().items():
+        assert torch.equal(copied.state_dict()[key], weight), key
+
+
+@every_type
+def test_a_misspelt_option_is_named_with_the_right_one(name: str) -> None:
+    wrong = {'ViTAdapter': 'cffn_ratoi', 'TimmViT': 'patch_siez', 'HViT3': 'drop_path_raet'}
+    right = {'ViTAdapter': 'cffn_ratio', 'TimmViT': 'patch_size', 'HViT3': 'drop_path_rate'}
+    option, meant = wrong.get(name, 'backnd'), right.get(name, 'backend')
+    if name in ('Vittt', 'ViT3', 'T5'):
+        option, meant = 'frozen_stagse', 'frozen_stages'
+    with pytest.raises(TypeError, match=f"{name}.*{option}.*did you mean '{meant}'.*init_cfg"):
+        build(name, **{option: 1})
+
+
+@pytest.mark.parametrize('name', ['ViT3', 'T5', 'Vittt'])
+def test_options_that_the_arch_gives_are_not_offered(name: str) -> None:
+    assert 'embed_dims' not in register.config_options(getattr(register, name))
+    assert 'with_cp' in register.config_options(getattr(register, name))
+    with pytest.raises(TypeError, match='embed_dims'):
+        build(name, embed_dims=3)
+
+
+@pytest.mark.parametrize('name', CASES)
+def test_a_pure_python_config_imports_its_class(name: str, tmp_path: Path) -> None:
+    config = tmp_path / 'pure.py'
+    config.write_text(
+        f'from mmvttt.openmmlab.register import {name}\n\nmodel = dict(type={name})\n'
+    )
+    assert Config.fromfile(config).model.type is MODELS.get(name)
+
+
+@pytest.mark.parametrize('toolbox', ['mmdet', 'mmseg', 'mmpretrain'])
+def test_every_toolbox_finds_it_by_its_scoped_name(toolbox: str) -> None:
+    registry = pytest.importorskip(f'{toolbox}.registry').MODELS
+    for name in CASES:
+        with torch.device('meta'):
+            assert type(registry.build(copy.deepcopy(CONFIGS[name]))).__name__ == name
+
+
+def test_norm_cfg_is_openmmlab_s_name_of_norm_layer() -> None:
+    norm = dict(type='GN', num_groups=4)
+    model = build('HViT3', norm_cfg=norm)
+    assert isinstance(model.stem[0].gn, nn.GroupNorm)
+    adapter = build('ViTAdapter', norm_layer='GN', norm_cfg=norm)
+    assert isinstance(adapter.norms[0], nn.GroupNorm)
