@@ -79,11 +79,15 @@ def optimize_for_cpu(model: Model, free: bool = False) -> Model:
     pack = is_worthwhile()
     owners = Counter(id(p) for module in model.modules() for p in module._parameters.values())
     memo: dict[int, Any] = {}
-    taken: list[Tensor] = []
+    taken: list[tuple[nn.Module, str, Tensor, torch.Size]] = []
     packed: dict[int, Tensor] = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():
-            if parameter is None or id(parameter) in memo:
+            if parameter is None:
+                continue
+            # The memo holds addresses, which must not be given to others meanwhile.
+            taken.append((module, name, parameter, parameter.shape))
+            if id(parameter) in memo:
                 continue
             weight = parameter.detach()
             is_packed = (
@@ -98,12 +102,8 @@ def optimize_for_cpu(model: Model, free: bool = False) -> Model:
                 packed[id(module)] = _pack(weight)
                 weight = weight.new_empty(0)
             memo[id(parameter)] = weight.clone()
-            # The memo holds addresses, which must not be given to others meanwhile.
-            taken.append(parameter)
             if free:
-                shape = parameter.shape
-                parameter.data = parameter.data.new_empty(0)
-                parameter.freed_shape = shape
+                parameter.data = weight.new_empty(0)
     # deepcopy notes each copied module in the memo.
     frozen = copy.deepcopy(model, memo)
     replaced = {
@@ -118,7 +118,9 @@ def optimize_for_cpu(model: Model, free: bool = False) -> Model:
     for module in frozen.modules():
         _freeze(module)
     if free:
-        _leave_shapes(model)
+        for module, name, parameter, shape in taken:
+            empty = torch.empty(shape, dtype=parameter.dtype, device='meta')
+            module._parameters[name] = nn.Parameter(empty, parameter.requires_grad)
     return frozen
 
 
@@ -151,14 +153,6 @@ def _is_large_product(module: nn.Module) -> bool:
 def _pack(weight: Tensor) -> Tensor:
     """`(outputs, inputs, …)` → the same `(outputs, inputs)` in oneDNN's layout, a copy."""
     return torch.ops.mkldnn._reorder_linear_weight(weight.detach().flatten(1).clone())
-
-
-def _leave_shapes(model: nn.Module) -> None:
-    for module in model.modules():
-        for name, parameter in module._parameters.items():
-            if parameter is not None and not parameter.is_meta:
-                empty = torch.empty(parameter.freed_shape, dtype=parameter.dtype, device='meta')
-                module._parameters[name] = nn.Parameter(empty, parameter.requires_grad)
 
 
 def _freeze(module: nn.Module) -> None:

@@ -17,7 +17,7 @@ from PIL import Image
 
 from mmvttt.checkpoints.match import require_match
 from mmvttt.checkpoints.read import read_content, read_weights
-from mmvttt.deploy.cpu import optimize_for_cpu
+from mmvttt.deploy.cpu import is_worthwhile, optimize_for_cpu
 from mmvttt.errors import UsageError
 
 from ..engine.amp import autocast_backbone
@@ -187,7 +187,7 @@ def open_model(
 
     Args:
         config, checkpoint, amp, onnx: As in `show_images`.
-        device: Where to run. On a CPU weights are packed, see `optimize_for_cpu`.
+        device: Where to run. On a CPU the model is frozen, see `optimize_for_cpu`; not with `amp`.
 
     Raises:
         UsageError: The config is of another toolbox or has no model, or the file cannot be used.
@@ -201,7 +201,8 @@ def open_model(
     require_match(look.run.model, weights, os.fspath(checkpoint))
     if amp:
         autocast_backbone(look.run.model)
-    optimize_for_cpu(look.run.model)
+    elif is_worthwhile() and all(p.is_cpu for p in look.run.model.parameters()):
+        look.run.model = optimize_for_cpu(look.run.model, free=True)
     if onnx is not None:
         run_onnx(look.run, OnnxFile(onnx))
     return look

@@ -16,7 +16,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -223,7 +222,7 @@ def deployment() -> Iterator[Case]:
     for name in ('vittt', 'vit3', 'h_vit3', 't5'):
         full = f'{name}_tiny' if name == 'h_vit3' else f'{name}_tiny_patch16_224'
         model = find_model(full).model.eval()
-        packed = optimize_for_cpu(deepcopy(model))
+        packed = optimize_for_cpu(model)
         with TemporaryDirectory() as folder:
             path = Path(folder, 'model.onnx')
             next(export_model(full, None, path))
