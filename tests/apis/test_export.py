@@ -7,9 +7,10 @@ import pytest
 import torch
 from mmengine.config import Config
 
+from mmvttt.deploy.export import _resizings
 from mmvttt.errors import CheckpointMismatchError, UsageError
 from mmvttt.openmmlab.analysis.models import find_model, load_model
-from mmvttt.openmmlab.apis.export import _resizings, export_model, exportable
+from mmvttt.openmmlab.apis.export import export_model, exportable
 
 from ..configs.reduced import reduce_model
 
@@ -107,7 +108,7 @@ def test_resizing_as_products(antialias: bool, size: tuple[int, int]) -> None:
 
 
 def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r'must end in \.pt2 or \.onnx'):
+    with pytest.raises(UsageError, match=r'must end in \.pt2, \.onnx, \.xml'):
         next(export_model('vittt_t_in1k', None, 'model.trt'))
     with pytest.raises(UsageError, match='--fixed-size'):
         next(export_model(small('upernet_vittt_t_camvid', tmp_path), None, tmp_path / 'm.pt2'))
@@ -126,7 +127,7 @@ def untraced(monkeypatch: pytest.MonkeyPatch) -> list[tuple[torch.nn.Module, tor
         seen.append((network, image))
         raise Traced
 
-    monkeypatch.setattr('mmvttt.openmmlab.apis.export._trace', trace)
+    monkeypatch.setattr('mmvttt.deploy.export._trace', trace)
     return seen
 
 

@@ -12,12 +12,12 @@ from mmengine.config import Config
 from mmengine.hub import get_config
 from torch import Tensor, nn
 
+from mmvttt.deploy.runtime import OnnxFile
 from mmvttt.errors import UsageError
 from mmvttt.openmmlab.analysis.models import samples_of
 from mmvttt.openmmlab.apis import inference
 from mmvttt.openmmlab.apis.export import _match, export_model, exportable, predictor
 from mmvttt.openmmlab.apis.inference import open_model
-from mmvttt.openmmlab.apis.onnx_file import OnnxFile
 from mmvttt.openmmlab.apis.predictions import _boxes_around, as_outputs
 
 from ..configs.reduced import THIN, build, reduce_model

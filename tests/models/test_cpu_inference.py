@@ -311,8 +311,8 @@ def test_other_processors_freeze_without_packing(
 
 
 def test_what_cannot_be_copied_is_refused(source: Small) -> None:
-    with pytest.raises(UsageError, match="hidden.weight is on 'meta'"):
-        source.hidden.to('meta')
+    source.hidden.to('meta')
+    with pytest.raises(UsageError, match=r"hidden\.weight is on 'meta'"):
         optimize_for_cpu(source)
     model = nn.Sequential(nn.Linear(32, 64))
     forward = model[0].forward

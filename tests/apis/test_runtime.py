@@ -1,4 +1,4 @@
-"""Files of ONNX as modules: their shapes, and their time beside a model's."""
+"""Exported files as modules: their shapes, and their time beside a model's."""
 
 from pathlib import Path
 from typing import Any
@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from mmvttt.analysis.benchmark import read_csv
+from mmvttt.deploy.runtime import OnnxFile
 from mmvttt.errors import UsageError
-from mmvttt.openmmlab.apis.onnx_file import OnnxFile
 
 onnx = pytest.importorskip('onnx')
 pytest.importorskip('onnxruntime')
