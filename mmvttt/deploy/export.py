@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -207,16 +208,16 @@ def _write_openvino(written: Any, out: Path, notes: dict[str, str]) -> Runs:
     """By way of ONNX: OpenVINO's reader of torch.export has no scan and no complex numbers."""
     import openvino
 
-    weights = out.with_suffix('.bin')
-    # Each is a file of its own; the graph, without which nobody reads the weights, comes last.
-    with replacing(out) as graph, replacing(weights) as data:
-        onnx = graph.with_suffix('.onnx')
-        try:
-            written.save(onnx, external_data=False)
-            model = openvino.convert_model(onnx)
-        finally:
-            onnx.unlink(missing_ok=True)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=f'.{out.stem}.', dir=out.parent) as folder:
+        onnx, graph = Path(folder, 'model.onnx'), Path(folder, 'model.xml')
+        written.save(onnx, external_data=False)
+        model = openvino.convert_model(onnx)
         for name, text in notes.items():
             model.set_rt_info(text, ['mmvttt', name])
-        openvino.serialize(model, str(graph), str(data))
+        openvino.serialize(model, graph)
+        # The graph, without which nobody reads the weights, comes last.
+        with replacing(out) as new, replacing(out.with_suffix('.bin')) as weights:
+            os.replace(graph, new)
+            os.replace(graph.with_suffix('.bin'), weights)
     return OpenVINOFile(out)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mmvttt.analysis.benchmark import read_csv
-from mmvttt.deploy.runtime import OnnxFile
+from mmvttt.deploy.runtime import OnnxFile, open_exported
 from mmvttt.errors import UsageError
 
 onnx = pytest.importorskip('onnx')
@@ -37,6 +37,38 @@ def test_a_file_of_any_size_and_one_of_its_own(tmp_path: Path) -> None:
     torch.testing.assert_close(fixed(image)[0], 2 * image)
     with pytest.raises(UsageError, match=r'these are \(2, 3, 16, 8\): give this shape'):
         fixed(image.mT)
+
+
+def test_the_same_files_for_openvino(tmp_path: Path) -> None:
+    openvino = pytest.importorskip('openvino')
+    image = torch.rand(2, 3, 8, 16)
+    for name, shape, size in (
+        ('free', ('batch', 3, 'height', 'width'), None),
+        ('fixed', ('batch', 3, 8, 16), (8, 16)),
+    ):
+        model = openvino.convert_model(written(tmp_path / f'{name}.onnx', *shape))
+        openvino.save_model(model, tmp_path / f'{name}.xml', compress_to_fp16=False)
+        file = open_exported(tmp_path / f'{name}.xml')
+        assert (file.names, file.size) == (('twice',), size)
+        first = file(image)[0]
+        torch.testing.assert_close(first, 2 * image)
+        # Not a buffer of the runtime's, which the next call would overwrite.
+        torch.testing.assert_close(file(3 * image.flip(0))[0], 6 * image.flip(0))
+        torch.testing.assert_close(first, 2 * image)
+    with pytest.raises(UsageError, match=r'these are \(2, 3, 16, 8\): give this shape'):
+        file(image.mT)
+
+
+def test_what_is_no_exported_file(tmp_path: Path) -> None:
+    for name in ('cut.onnx', 'cut.xml'):
+        (tmp_path / name).write_bytes(b'<')
+    with pytest.raises(UsageError, match=r"cut.onnx' is no file of tools/export.py for ONNX"):
+        open_exported(tmp_path / 'cut.onnx')
+    with pytest.raises(UsageError, match=r'must end in \.onnx or \.xml'):
+        open_exported(tmp_path / 'model.pt2')
+    pytest.importorskip('openvino')
+    with pytest.raises(UsageError, match=r"cut.xml' is no file of tools/export.py for OpenVINO"):
+        open_exported(tmp_path / 'cut.xml')
 
 
 def test_benchmark_times_a_file_beside_a_model(tools: Any, tmp_path: Path) -> None:

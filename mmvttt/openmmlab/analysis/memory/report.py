@@ -24,6 +24,7 @@ from mmvttt.analysis.memory.ledger import (
     Ledger,
 )
 from mmvttt.arguments import check_choice
+from mmvttt.checkpoints.atomic_write import replacing
 from mmvttt.errors import UsageError
 
 from ..models import find_model, toolbox_of
@@ -271,8 +272,7 @@ def to_row(use: MemoryUse) -> dict[str, str]:
 def write_csv(uses: Iterable[MemoryUse], path: str | os.PathLike[str]) -> Path:
     """Writes a row for each; the folder is made."""
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open('w', newline='') as file:
+    with replacing(path) as partial, partial.open('w', newline='') as file:
         writer = csv.DictWriter(file, _COLUMNS, lineterminator='\n')
         writer.writeheader()
         writer.writerows(to_row(use) for use in uses)
