@@ -108,6 +108,7 @@ class OpenVINOFile(ExportedFile):
     """
 
     runtime = 'OpenVINO'
+    precision: str
 
     def __init__(self, path: str | os.PathLike[str], precision: str = 'float32') -> None:
         # Not by an attribute of a module that is not there yet.
