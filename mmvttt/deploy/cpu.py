@@ -216,7 +216,7 @@ class _Packed(nn.Module):
         self.register_buffer('bias', layer.bias)
         self._packed = packed
 
-    @property  # type: ignore[override]
+    @property
     def weight(self) -> Tensor:
         """The weight in torch's layout, a new tensor: to write to it changes nothing."""
         return self._packed.to_dense()
@@ -252,7 +252,7 @@ class _Packed(nn.Module):
         super().__setstate__(state | {'_packed': _pack(state['_packed'])})
 
 
-class PackedLinear(_Packed, nn.Linear):  # type: ignore[misc, override]
+class PackedLinear(_Packed, nn.Linear):  # type: ignore[override]
     """A frozen `nn.Linear` with a packed weight, see `optimize_for_cpu`."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -265,8 +265,8 @@ class PackedLinear(_Packed, nn.Linear):  # type: ignore[misc, override]
 class PackedConv1x1(_Packed, nn.Conv2d):
     """A frozen 1×1 `nn.Conv2d` with a packed weight, see `optimize_for_cpu`."""
 
-    @property  # type: ignore[override]
-    def weight(self) -> Tensor:
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]
         """The weight `(outputs, inputs, 1, 1)`, a new tensor: to write to it changes nothing."""
         return self._packed.to_dense()[..., None, None]
 

@@ -71,14 +71,19 @@ def test_what_is_no_exported_file(tmp_path: Path) -> None:
         open_exported(tmp_path / 'cut.xml')
 
 
-def test_benchmark_times_a_file_beside_a_model(tools: Any, tmp_path: Path) -> None:
+def test_benchmark_times_files_beside_a_model(tools: Any, tmp_path: Path) -> None:
+    openvino = pytest.importorskip('openvino')
     file = written(tmp_path / 'twice.onnx', 'batch', 3, 'height', 'width')
     line = ('resnet18', '--sizes', '32', '--repeats', '2', '--device', 'cpu', '--onnx', file)
+    graph = tmp_path / 'twice.xml'
+    openvino.save_model(openvino.convert_model(file), graph)
+    line += ('--openvino', graph)
     out = tools('benchmark.py', *line, '--out', tmp_path / 'out.csv')
-    model, other = read_csv(tmp_path / 'out.csv')
-    assert (model.model, other.model) == ('resnet18', 'twice (onnx)')
+    model, *others = read_csv(tmp_path / 'out.csv')
+    names = [model.model, *(other.model for other in others)]
+    assert names == ['resnet18', 'twice (onnx)', 'twice (openvino)']
     assert model.peak_mib is not None
-    assert other.peak_mib is None
-    assert other.latency_ms is not None
+    assert all(other.peak_mib is None for other in others)
+    assert all(other.latency_ms is not None for other in others)
     assert 'twice (onnx) inference float32 1 × 32×32' in out
     assert '--onnx is for inference' in tools.error('benchmark.py', *line, '--train')
