@@ -180,7 +180,7 @@ def main() -> None:
         runs.sort(key=lambda run: (order.index(run.variant), run.seed))
         if runs:
             table = table_of(runs, variants, args.metric, published)
-            (args.out / 'sweep.md').write_text(table)
+            write_whole(args.out / 'sweep.md', table.encode())
             print(f'\n{table}\nwrote {write_csv(runs, args.out / "sweep.csv")}, sweep.md')
             names = sorted({name for run in runs for name in run.metrics})
             if args.metric not in (None, *names):

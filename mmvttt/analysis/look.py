@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..checkpoints.atomic_write import replacing
 from ..errors import DataError, UsageError
 from .class_activation import Detect
 from .inner_training import LayerTraining, training_of
@@ -139,9 +140,8 @@ class Look:
     def table(self, name: str, columns: Sequence[str], rows: Sequence[tuple]) -> Path:
         """Writes rows of a name and numbers as a CSV, and prints them."""
         path = self.out / f'{name}.csv'
-        path.parent.mkdir(parents=True, exist_ok=True)
         lines = [(row[0], *(f'{value:.5g}' for value in row[1:])) for row in rows]
-        with path.open('w', newline='') as file:
+        with replacing(path) as partial, partial.open('w', newline='') as file:
             csv.writer(file, lineterminator='\n').writerows([columns, *lines])
         for row, *values in lines:
             found = ', '.join(f'{c} {v}' for c, v in zip(columns[1:], values, strict=True))

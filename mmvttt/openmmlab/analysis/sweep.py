@@ -18,6 +18,7 @@ from torch import Tensor
 
 from mmvttt.analysis.curves import read_scalars
 from mmvttt.analysis.flops import count_cost
+from mmvttt.checkpoints.atomic_write import replacing
 from mmvttt.errors import UsageError
 
 from ..build_errors import explain_build
@@ -278,7 +279,7 @@ def write_csv(runs: Sequence[Run], path: Path) -> Path:
     """Writes a row for each run, with all of its metrics."""
     names = list(dict.fromkeys(name for run in runs for name in run.metrics))
     columns = ('variant', 'seed', 'loss', 'step_ms', 'params', 'gflops')
-    with path.open('w', newline='') as file:
+    with replacing(path) as partial, partial.open('w', newline='') as file:
         writer = csv.writer(file, lineterminator='\n')
         writer.writerow([*columns, *names])
         for run in runs:

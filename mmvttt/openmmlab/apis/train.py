@@ -10,11 +10,13 @@ import torch
 from mmengine import optim
 from mmengine.config import Config, ConfigDict
 from mmengine.dist import is_main_process
+from mmengine.hooks import Hook
 from mmengine.logging import print_log
+from mmengine.model import is_model_wrapper
 from mmengine.registry import OPTIM_WRAPPERS, RUNNERS
 from mmengine.runner import FlexibleRunner, Runner
 
-from mmvttt.deploy.cpu import optimize_for_cpu
+from mmvttt.deploy.cpu import is_worthwhile, optimize_for_cpu
 from mmvttt.deploy.cuda_graph import replay_cuda_graph
 from mmvttt.errors import UsageError
 
@@ -190,7 +192,8 @@ def evaluate(
         mistakes: A folder for the confusion matrix, see `draw_mistakes`.
         tta: See `enable_tta`.
         amp: Run the backbone in mixed precision, see `autocast_backbone`.
-        pack: Pack weights on a CPU, see `mmvttt.deploy.cpu.optimize_for_cpu`.
+        pack: On a CPU, test a frozen copy with packed weights, which are fp32 (with `amp` there is
+            none), see `mmvttt.deploy.cpu.optimize_for_cpu`.
         cuda_graph: Replay the backbone as a CUDA graph, see `mmvttt.deploy.cuda_graph`.
         config_args: See `load_config`.
 
@@ -229,8 +232,8 @@ def evaluate(
     require_weights(runner, cfg.load_from)
     if amp:
         autocast_backbone(runner.model)
-    if pack:
-        optimize_for_cpu(runner.model)
+    elif pack:
+        runner.register_hook(_FreezeForTest(), 'LOWEST')
     if cuda_graph:
         replay_cuda_graph(backbone_for(runner.model, '--cuda-graph'))
     if mistakes is not None:
@@ -242,6 +245,20 @@ def evaluate(
     if mistakes is not None and is_main_process():
         draw_mistakes(cfg, str(out), mistakes)
     return metrics
+
+
+class _FreezeForTest(Hook):
+    """Tests a frozen copy of the model, made of the weights that all other hooks have left."""
+
+    def before_test_epoch(self, runner: Runner) -> None:
+        if is_worthwhile() and all(p.is_cpu for p in runner.model.parameters()):
+            self.source = runner.model
+            # What gathers gradients over processes cannot be copied, and is not needed here.
+            wrapped = is_model_wrapper(runner.model)
+            runner.model = optimize_for_cpu(runner.model.module if wrapped else runner.model)
+
+    def after_test(self, runner: Runner) -> None:
+        runner.model = self.__dict__.pop('source', runner.model)
 
 
 def show_predictions(cfg: Config, folder: str) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from mmvttt.analysis.memory.dry_run import ValueNeededError
 from mmvttt.analysis.memory.track import ACTIVATIONS, AFTER, BEFORE, GRADIENTS, MemTracker, by_kind
 from mmvttt.arguments import check_choice
+from mmvttt.checkpoints.atomic_write import replacing
 from mmvttt.errors import UsageError
 
 from ..models import find_model, toolbox_of
@@ -233,8 +234,7 @@ def to_row(use: MemoryUse) -> dict[str, str]:
 def write_csv(uses: Iterable[MemoryUse], path: str | os.PathLike[str]) -> Path:
     """Writes a row for each; the folder is made."""
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open('w', newline='') as file:
+    with replacing(path) as partial, partial.open('w', newline='') as file:
         writer = csv.DictWriter(file, _COLUMNS, lineterminator='\n')
         writer.writeheader()
         writer.writerows(to_row(use) for use in uses)
