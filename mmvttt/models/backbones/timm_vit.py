@@ -103,6 +103,8 @@ class TimmViT(PlainBackbone):
             img_size=vit.patch_embed.img_size,
             patch_size=vit.patch_embed.feat_ratio(),
             in_channels=in_channels,
+            patch_embed=vit.patch_embed,
+            norm=vit.fc_norm if isinstance(vit.norm, nn.Identity) else vit.norm,
             pos_embed=False,
             out_indices=out_indices,
             frozen_stages=frozen_stages,
@@ -122,7 +124,6 @@ class TimmViT(PlainBackbone):
         self.num_prefix_tokens = vit.num_prefix_tokens
         self.num_prefix_rows = 0 if vit.no_embed_class else vit.num_prefix_tokens
         self.grid = vit.patch_embed.grid_size
-        self.patch_embed = vit.patch_embed
         self.cls_token = vit.cls_token
         self.reg_token = vit.reg_token
         self.dist_token = getattr(vit, 'dist_token', None)
@@ -132,8 +133,6 @@ class TimmViT(PlainBackbone):
         self.rope = getattr(vit, 'rope', None)
         self.mixed_rope = getattr(vit, 'rope_mixed', False)
         self.blocks = vit.blocks
-        self.norm = vit.fc_norm if isinstance(vit.norm, nn.Identity) else vit.norm
-        self.map_size = _map_size(vit)
         self.train(self.training)
 
     def embed(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
@@ -160,22 +159,23 @@ class TimmViT(PlainBackbone):
             x = torch.cat([*prefix, x + self._resized(self.pos_embed, hw, self.grid)], 1)
         return self.norm_pre(self.pos_drop(x)), hw
 
-    def run_block(self, index: int, x: Tensor, hw: tuple[int, int], **extras: Tensor) -> Tensor:
+    def shared_extras(self, hw: tuple[int, int]) -> dict[str, Tensor]:
+        """The rotary positions of an `(h, w)` map, which timm draws once a call in training."""
+        return {} if self.rope is None else {'rope': self.rope.get_embed(shape=hw)}
+
+    def run_block(self, index: int, x: Tensor, hw: tuple[int, int], **extras: Any) -> Tensor:
         """Block `index` on tokens `(B, num_prefix_tokens + h·w, C)` of an `(h, w)` map."""
-
-        def run(x: Tensor) -> Tensor:
-            if self.map_size is not None:
-                self.map_size.set(x, hw)
-            if self.rope is None:
-                return self.blocks[index](x)
-            rope = self.rope.get_embed(shape=hw)
-            return self.blocks[index](x, rope=rope[index] if self.mixed_rope else rope)
-
+        if self.rope is not None:
+            rope = (extras or self.shared_extras(hw))['rope']
+            extras = {'rope': rope[index] if self.mixed_rope else rope}
+        if self.linearization is not None:
+            extras['attn_mask'] = MapSize(*hw)
+        block = self.blocks[index]
         if self.with_cp and torch.is_grad_enabled():
-            return checkpoint(run, x, use_reentrant=False)
-        return run(x)
+            return checkpoint(block, x, use_reentrant=False, **extras)
+        return block(x, **extras)
 
-    def to_output(self, x: Tensor, hw: tuple[int, int]) -> Tensor:
+    def to_output(self, x: Tensor, hw: tuple[int, int], **extras: Any) -> Tensor:
         """Tokens `(B, num_prefix_tokens + h·w, C)` → what `out_type` asks for."""
         if self.out_type == CLASS_TOKEN:
             return x[:, 0]
@@ -233,10 +233,3 @@ def _create(name: str, options: Mapping[str, Any]) -> nn.Module:
 
 def _linearized(vit: nn.Module, options: Mapping[str, Any] | None) -> Linearization | None:
     return None if options is None else linearize(vit, **options)
-
-
-def _map_size(vit: nn.Module) -> MapSize | None:
-    found: MapSize | None = next(
-        (m.map_size for m in vit.modules() if hasattr(m, 'map_size')), None
-    )
-    return found
