@@ -280,7 +280,9 @@ def test_the_tool_prints_the_table_and_its_result_loads(
     init_cfg = dict(type='Pretrained', checkpoint=checkpoint, prefix='backbone.')
     model = MODELS.build(dict(type='mmvttt.HViT3', arch=H_ARCH, init_cfg=init_cfg))
     messages = []
-    monkeypatch.setattr('mmvttt.checkpoints.load.print_log', lambda text, _: messages.append(text))
+    monkeypatch.setattr(
+        'mmvttt.checkpoints.load._log.info', lambda text, *args: messages.append(text % args)
+    )
     model.init_weights()
     # A classifier's weights in a detector: everything but the norms of the outputs.
     assert 'norms.0.weight' in messages[0]
