@@ -1,5 +1,5 @@
-# SD3.5-FT, the softmax twin of sd35m_t5_3k.py: Stable Diffusion 3.5 Medium fine-tuned for 3000 steps
-# of 64 images of 1024×1024 (t5 Sec. 5.3, Tab. 7).
+# SD3.5-FT, the softmax twin of sd35m_t5_3k.py: Stable Diffusion 3.5 Medium fine-tuned for 3000
+# steps of 64 images of 1024×1024 (t5 Sec. 5.3, Tab. 7).
 # The paper's result: DPG-Bench 82.74, GenEval 0.70.
 # Its weights are gated: get them, and save those of its transformer for load_from as
 #   torch.save({f'transformer.{n}': v for n, v in transformer.state_dict().items()}, 'source.pth')

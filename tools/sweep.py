@@ -22,6 +22,7 @@ from queue import Queue
 
 import torch
 
+from mmvttt.checkpoints.atomic_write import write_whole
 from mmvttt.errors import UsageError
 from mmvttt.openmmlab.analysis.sweep import (
     OtherSweepError,

@@ -107,7 +107,7 @@ class Options(DictAction):
 
     @staticmethod
     def _parse_iterable(val: str) -> Any:
-        """A value; mmengine's own parser knows no dicts, and recurses without end at their commas."""
+        """A value; mmengine's parser knows no dicts, and recurses without end at their commas."""
         if 'dict(' not in val and '{' not in val:
             return DictAction._parse_iterable(val)
         try:

@@ -341,7 +341,7 @@ def test_counts_of_sd35_t5() -> None:
 
 def test_bad_input() -> None:
     model = dit()
-    with pytest.raises(ValueError, match="where='sd3.5-t5' is for another model"):
+    with pytest.raises(ValueError, match=r"where='sd3\.5-t5' is for another model"):
         linearize(model, 'sd3.5-t5')
     linearize(model)
     with pytest.raises(ValueError, match='linearized already'):

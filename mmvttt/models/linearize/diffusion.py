@@ -112,7 +112,8 @@ def _check_processors(model: nn.Module, *_: object) -> None:
     Raises:
         UsageError: If an attention that the config calls linearized is not.
     """
-    for name in model.config.linearize['where']:
+    config: Any = model.config
+    for name in config.linearize['where']:
         processor = model.get_submodule(name).processor
         if not isinstance(processor, TTTProcessor):
             raise UsageError(

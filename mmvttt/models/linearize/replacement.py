@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..layers.ttt_mixer import InnerTraining
 
@@ -39,9 +39,7 @@ class Replacement(InnerTraining):
         options: See `InnerTraining`.
     """
 
-    def __init__(
-        self, embed_dims: int, num_heads: int, **options: Any
-    ) -> None:
+    def __init__(self, embed_dims: int, num_heads: int, **options: Any) -> None:
         super().__init__(embed_dims, num_heads, **options)
         self._new = [name for name, _ in self.named_parameters()]
 
