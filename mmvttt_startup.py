@@ -90,7 +90,8 @@ def after_import(name: str, callback: 'Callback') -> None:
 
 def _open_door(_: 'ModuleType') -> None:
     try:
-        import mmvttt.openmmlab  # noqa: F401
+        # By name: the door imports this module.
+        __import__('mmvttt.openmmlab')
     except KeyboardInterrupt:
         raise
     except BaseException:

@@ -85,8 +85,8 @@ def readme() -> str:
 
 # Ranges that were tried.
 INSTALL = [
-    # 2.11 is the common GPU image, 2.14 the newest one with which all tests passed; with 2.15 and its
-    # Triton 3.9 some of the kernels' tests do not. CUDA builds bring the Triton that they were
+    # 2.11 is the common GPU image, 2.14 the newest one with which all tests passed: with 2.15 and
+    # its Triton 3.9 some of the kernels' tests fail. CUDA builds bring the Triton that they were
     # tested with; without it the ops run their definitions in PyTorch.
     'torch>=2.11,<2.15',
     'torchvision>=0.26,<0.30',

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import math
+import warnings
 from collections import deque
 from collections.abc import Callable
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -51,7 +53,8 @@ def jit(function: Callable) -> Callable:
 
     It is kept in `__pycache__` beside the source or, where that cannot be written (a read-only
     installation), in the user's cache (NUMBA_CACHE_DIR, else ~/.cache/numba or its like). Where
-    there is no such place either, every process compiles anew.
+    there is no such place either, or what is there cannot be written (a full disk, a quota) or
+    read (a file that was cut), the process compiles for itself and warns once.
     """
     try:
         kernel = numba.njit(cache=True, **_OPTIONS)(function)
@@ -59,7 +62,28 @@ def jit(function: Callable) -> Callable:
         return numba.njit(**_OPTIONS)(function)
     # numba looks at the file of `function` alone; its parts lie in others.
     kernel._cache._cache_file._source_stamp = _STAMP
+    for step in ('load_overload', 'save_overload'):
+        setattr(kernel._cache, step, partial(_or_compile, getattr(kernel._cache, step)))
     return kernel
+
+
+def _or_compile(step: Callable[..., Any], *arguments: Any) -> Any:
+    """A step of numba's cache; None, as for a kernel that it does not have, where it fails."""
+    try:
+        return step(*arguments)
+    # A cut file of pickles raises errors of any kind.
+    except Exception as error:
+        _warn_once(
+            f'numba cannot read or write compiled kernels in {step.__self__.cache_path} '
+            f'({type(error).__name__}: {error}), so that this process compiles its own: make room '
+            'there, delete the folder, or set NUMBA_CACHE_DIR'
+        )
+        return None
+
+
+@cache
+def _warn_once(text: str) -> None:
+    warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
 def inlined(function: Callable) -> Callable:

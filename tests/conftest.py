@@ -67,7 +67,7 @@ def pytest_terminal_summary(terminalreporter: object, config: pytest.Config) -> 
     if count := config.stash.get(_deselected, 0):
         terminalreporter.write_line(
             f'{count} {DESELECTED}: torch sees none here; `make gpu` runs them on one, and '
-            'tests/kernels/test_gpu_rehearsal.py on a stand-in'
+            'tests/kernels/stand_ins/test_gpu_rehearsal.py on a stand-in'
         )
 
 

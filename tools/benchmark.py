@@ -36,9 +36,9 @@ from mmvttt.analysis.benchmark import (
 )
 from mmvttt.analysis.cost_curves import describe_crossings, plot
 from mmvttt.deploy.cpu import is_worthwhile, optimize_for_cpu
+from mmvttt.deploy.runtime import ExportedFile, OnnxFile, OpenVINOFile
 from mmvttt.errors import UsageError
 from mmvttt.openmmlab.analysis.models import DenseForward, find_model, image_channels
-from mmvttt.openmmlab.apis.onnx_file import OnnxFile
 from mmvttt.openmmlab.cli import (
     add_cfg_options,
     add_device,
@@ -103,6 +103,9 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         '--onnx', nargs='+', default=[], metavar='FILE', help='then files of tools/export.py'
     )
     parser.add_argument(
+        '--openvino', nargs='+', default=[], metavar='FILE.xml', help='then those of OpenVINO'
+    )
+    parser.add_argument(
         '--cuda-graph',
         action='store_true',
         help='then again by a CUDA graph: inference on a GPU, without the time of the host',
@@ -140,8 +143,8 @@ def describe(row: Measurement) -> str:
 
 
 def models(args: argparse.Namespace) -> Iterator[tuple[str, nn.Module | None]]:
-    """Names and networks: each as it is, then by a CUDA graph, packed, compiled; then files of
-    ONNX; None for a model that there is not.
+    """Names and networks: each as it is, then by a CUDA graph, packed, compiled; then exported
+    files; None for a model that there is not.
     """
     mixed = any(find_config(name) is not None for name in args.models)
     for name in args.models:
@@ -168,6 +171,8 @@ def models(args: argparse.Namespace) -> Iterator[tuple[str, nn.Module | None]]:
             yield found.name + COMPILED, model
     for path in args.onnx:
         yield f'{Path(path).stem} (onnx)', OnnxFile(path)
+    for path in args.openvino:
+        yield f'{Path(path).stem} (openvino)', OpenVINOFile(path)
 
 
 def run(args: argparse.Namespace, rows: list[Measurement]) -> bool:
@@ -213,7 +218,9 @@ def one_case(
 ) -> Measurement:
     """Measures or computes one row."""
     case = name, batch, size
-    file = model if isinstance(model, OnnxFile) else None
+    file = model if isinstance(model, ExportedFile) else None
+    if isinstance(file, OpenVINOFile) and file.precision != dtype:
+        file = OpenVINOFile(file.path, dtype)
     network = file or DenseForward(model)
     channels = file.shape[1] if file else image_channels(model)
     precision = getattr(torch, dtype)
@@ -241,13 +248,14 @@ def one_case(
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     with plain_errors():
-        if bool(args.models or args.onnx) == bool(args.draw):
+        if bool(args.models or args.onnx or args.openvino) == bool(args.draw):
             raise UsageError('give models to measure, or tables to --draw')
         if args.draw and not args.plot:
             raise UsageError('--draw: say with --plot which image file to write')
         for option, given, device in (
             ('--pack', args.pack, 'cpu'),
             ('--onnx', args.onnx, 'cpu'),
+            ('--openvino', args.openvino, 'cpu'),
             ('--cuda-graph', args.cuda_graph, 'cuda'),
         ):
             elsewhere = torch.device(args.device).type != device

@@ -1,4 +1,4 @@
-"""Writes a trained model for deployment: torch.export (.pt2) or ONNX.
+"""Writes a trained model for deployment: torch.export (.pt2), ONNX, or OpenVINO (.xml, .bin).
 
 Classifiers and segmentors up to their logits, detectors up to the maps of their neck. Batch, height
 and width are free, and the file is compared with the model at several of them. --predictions writes
@@ -19,7 +19,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = command_line(__doc__)
     parser.add_argument('model', help="a config, the name of one of ours, or a model of timm's")
     parser.add_argument('--checkpoint', help='file with the weights; default: random ones')
-    parser.add_argument('--out', required=True, metavar='FILE.pt2|FILE.onnx', help='what to write')
+    parser.add_argument('--out', required=True, metavar='FILE.pt2|.onnx|.xml', help='what to write')
     add_shape(parser)
     parser.add_argument(
         '--fixed-size', action='store_true', help='free the batch alone, not height and width'
@@ -32,7 +32,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         '--predictions',
         action='store_true',
-        help='boxes, labels and masks, or a label map, for one image of --shape (ONNX)',
+        help='boxes, labels and masks, or a label map, for one image of --shape (.onnx, .xml)',
     )
     parser.add_argument(
         '--images', nargs='+', default=[], metavar='FILE', help='compare on these photographs'

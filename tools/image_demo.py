@@ -14,6 +14,7 @@ from pathlib import Path
 
 from rich.progress import track
 
+from mmvttt.deploy.cpu import keep_freed_memory
 from mmvttt.openmmlab.apis.inference import show_images, show_video
 from mmvttt.openmmlab.cli import (
     add_cfg_options,
@@ -44,13 +45,18 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         metavar='FILE',
         help='predict by this file of tools/export.py; the checkpoint has the names of classes',
     )
+    parser.add_argument(
+        '--openvino', metavar='FILE.xml', help='the same in OpenVINO; --amp computes in bf16'
+    )
     add_cfg_options(parser)
     args = parser.parse_intermixed_args(argv)
     if not args.images and args.camera is None:
         parser.error('give images, videos, or --camera N')
     if args.onnx and args.amp:
         parser.error('--amp: the type of a file of ONNX was chosen by its export')
-    if args.onnx:
+    if args.onnx and args.openvino:
+        parser.error('--onnx and --openvino: give one of the two')
+    if args.onnx or args.openvino:
         args.device = 'cpu'
     return args
 
@@ -65,17 +71,20 @@ def main(argv: list[str] | None = None) -> None:
     videos: dict[str | int, str] = {p: Path(p).stem for p in args.images if is_video(p)}
     if args.camera is not None:
         videos[args.camera] = f'camera_{args.camera}'
+    if args.device == 'cpu':
+        keep_freed_memory()
     with plain_errors():
         config = load_config(args.config, cfg_options=args.cfg_options)
+        file = args.onnx or args.openvino
         where = (args.score_thr, args.device, args.amp)
         if images:
-            findings = show_images(config, args.checkpoint, images, args.out, *where, args.onnx)
+            findings = show_images(config, args.checkpoint, images, args.out, *where, file)
             for finding in track(findings, description='images', total=len(images)):
                 lines = '; '.join(finding.lines) or 'nothing'
                 print(printable(f'{finding.image}: {lines} → {finding.picture}'))
         for source, stem in videos.items():
             out = Path(args.out) / f'{stem}.mp4'
-            frames = show_video(config, args.checkpoint, source, out, *where, args.onnx)
+            frames = show_video(config, args.checkpoint, source, out, *where, file)
             count = 0
             with suppress(KeyboardInterrupt):
                 for _ in track(frames, description='frames', total=None):

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from mmvttt.analysis.inspect import DEFAULT, inspect_model
 from mmvttt.analysis.look import Look
-from mmvttt.openmmlab.analysis.models import load_model
+from mmvttt.openmmlab.analysis.models import detection_scores, load_model, toolbox_of
 from mmvttt.openmmlab.cli import add_cfg_options, add_shape, command_line, plain_errors
 from mmvttt.openmmlab.models.diffusion_model import refuse_diffusion
 
@@ -67,6 +67,7 @@ def main() -> None:
             args.out,
             tuple(args.query or [(0.5, 0.5)]),
             args.annotations,
+            detection_scores if toolbox_of(found.model) == 'mmdet' else None,
         )
         for path in inspect_model(look, args.what):
             print(f'wrote {path}')

@@ -6,6 +6,9 @@ example: python tools/test.py configs/maskrcnn_vittt_demo.py work_dirs/demo/epoc
 import argparse
 import os
 
+import torch
+
+from mmvttt.deploy.cpu import keep_freed_memory
 from mmvttt.openmmlab.apis.train import evaluate
 from mmvttt.openmmlab.cli import (
     add_cfg_options,
@@ -26,6 +29,12 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--out', metavar='FILE.pkl', help='write the predictions to a pickle file')
     parser.add_argument('--show-dir', metavar='DIR', help='draw the predictions into a folder')
     parser.add_argument(
+        '--mistakes',
+        metavar='DIR',
+        help="draw the confusion matrix into a folder, and of COCO's boxes the curves of precision "
+        'over recall by kind of mistake',
+    )
+    parser.add_argument(
         '--tta',
         action='store_true',
         help="merge the predictions for versions of an image, by the config's tta_pipeline and "
@@ -36,7 +45,8 @@ def parse_args() -> argparse.Namespace:
         '--no-pack',
         dest='pack',
         action='store_false',
-        help="on a CPU with AVX-512, leave the weights in torch's layout instead of oneDNN's",
+        help="on a CPU with AVX-512, leave the weights in torch's layout instead of oneDNN's "
+        '(--amp leaves them so)',
     )
     parser.add_argument(
         '--cuda-graph',
@@ -51,6 +61,8 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     args = vars(parse_args())
     os.environ.setdefault('LOCAL_RANK', str(args.pop('local_rank')))
+    if not torch.cuda.is_available():
+        keep_freed_memory()
     with plain_errors():
         evaluate(**args)
 

@@ -24,6 +24,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import tree_leaves
 
+from ..checkpoints.atomic_write import replacing
 from ..deploy.cuda_graph import Replayed
 from ..errors import DataError
 from ..version import __version__
@@ -243,8 +244,7 @@ def choose_attention(network: nn.Module, kind: str) -> bool:
 def write_csv(rows: Iterable[Measurement], path: str | os.PathLike[str]) -> Path:
     """Writes measurements to a file, whose folder is made; an empty field is out of memory."""
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open('w', newline='') as file:
+    with replacing(path) as partial, partial.open('w', newline='') as file:
         writer = csv.DictWriter(file, [f.name for f in fields(Measurement)], lineterminator='\n')
         writer.writeheader()
         writer.writerows(asdict(row) for row in rows)

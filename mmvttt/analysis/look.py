@@ -17,7 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..checkpoints.atomic_write import replacing
 from ..errors import DataError, UsageError
+from .class_activation import Detect
 from .inner_training import LayerTraining, training_of
 from .mixers import Mixing, backbone_of, record_mixers
 from .pictures import colour_bar, image_panels, read_image, save, show_image, show_map
@@ -40,6 +42,7 @@ class Look:
         out: Folder of the pictures and tables.
         queries: Places (row, column) in [0, 1] whose implicit attention is drawn.
         annotations: COCO file with the objects' masks, or None.
+        detect: For a detector, see `class_activation`.
     """
 
     model: nn.Module
@@ -48,6 +51,7 @@ class Look:
     out: Path
     queries: Sequence[tuple[float, float]] = ((0.5, 0.5),)
     annotations: Path | None = None
+    detect: Detect | None = None
 
     @cached_property
     def images(self) -> list[tuple[Tensor, Tensor]]:
@@ -136,9 +140,8 @@ class Look:
     def table(self, name: str, columns: Sequence[str], rows: Sequence[tuple]) -> Path:
         """Writes rows of a name and numbers as a CSV, and prints them."""
         path = self.out / f'{name}.csv'
-        path.parent.mkdir(parents=True, exist_ok=True)
         lines = [(row[0], *(f'{value:.5g}' for value in row[1:])) for row in rows]
-        with path.open('w', newline='') as file:
+        with replacing(path) as partial, partial.open('w', newline='') as file:
             csv.writer(file, lineterminator='\n').writerows([columns, *lines])
         for row, *values in lines:
             found = ', '.join(f'{c} {v}' for c, v in zip(columns[1:], values, strict=True))

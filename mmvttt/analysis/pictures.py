@@ -14,6 +14,7 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms.functional import normalize, rgb_to_grayscale
 
+from ..checkpoints.atomic_write import replacing
 from ..errors import DataError
 
 if TYPE_CHECKING:
@@ -137,6 +138,6 @@ def colour_bar(figure: Figure, drawn: object, found: Sequence[Axes], label: str)
 def save(figure: Figure, path: str | os.PathLike[str], dpi: int = 80) -> Path:
     """Writes a figure, as PNG where the name says nothing; its folder is made."""
     path = Path(path) if Path(path).suffix else Path(f'{path}.png')
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=dpi)
+    with replacing(path) as partial:
+        figure.savefig(partial, dpi=dpi, format=path.suffix[1:])
     return path

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from ..errors import CheckpointError, CheckpointMismatchError
 from ..models.backbones import T5, TimmViT
 from ..version import __version__
+from .atomic_write import replacing
 from .load import adapted, load_pretrained
 from .match import LoadReport
 from .names_table import names_table
@@ -239,8 +240,8 @@ def inherit_checkpoint(
     weights = {f'backbone.{name}': value for name, value in result.weights.items()} | result.head
     name = f'{model or "T5"}, inherited'
     meta = dict(mmvttt_version=__version__, model=name, source=Path(source).name)
-    Path(target).parent.mkdir(parents=True, exist_ok=True)
-    torch.save({'state_dict': weights, 'meta': meta}, target)
+    with replacing(target) as partial, open(partial, 'wb') as file:
+        torch.save({'state_dict': weights, 'meta': meta}, file)
     return result
 
 

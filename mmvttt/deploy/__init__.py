@@ -1,1 +1,1 @@
-"""Ways to deploy: inference on CPUs, CUDA graphs."""
+"""Ways to deploy: exported files and what runs them, frozen models for CPUs, CUDA graphs."""

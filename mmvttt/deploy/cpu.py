@@ -1,21 +1,28 @@
-"""Faster inference on CPUs: weights packed once in the layout of oneDNN.
+"""Faster inference on CPUs: a frozen copy of a model, its weights packed in oneDNN's layout.
 
 torch's fp32 `Linear` and pointwise convolutions call MKL, which uses AVX2 on AMD processors, or
-lay their weights out anew in every call. oneDNN, in the same wheel, takes weights that were packed
+rearrange their weights in every call. oneDNN, in the same wheel, takes weights that were packed
 once and uses AVX-512. Its functions are private in torch (`torch.ops.mkldnn`, tried with 2.14);
-where they are missing the layers stay as they are.
+where they are missing the weights stay as they are.
 """
 
+import copy
 import ctypes
-from typing import Any, TypeVar
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NoReturn, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import forward_ad
+
+from mmvttt.errors import UsageError
 
 Model = TypeVar('Model', bound=nn.Module)
 
-# Smaller products spend more time on the call than the packed weight saves.
-_MIN_ROWS = 16
+# A smaller weight costs less than the call.
 _MIN_WEIGHTS = 1024
 # glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -33,10 +40,11 @@ def _has_packed_products() -> bool:
     )
 
 
-def _keep_freed_memory() -> None:
+def keep_freed_memory() -> None:
     """Has glibc keep up to 2 GiB of freed memory, which else goes back after every large tensor.
 
-    Fresh pages are a fifth of a forward pass of H-ViT³ at 1024×1024 pixels.
+    Fresh pages are a fifth of a forward pass of H-ViT³ at 1024×1024 pixels. It is for programs that
+    do nothing but inference: the setting holds for the whole process and cannot be taken back.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -48,28 +56,89 @@ def _keep_freed_memory() -> None:
     mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
-def optimize_for_cpu(model: Model) -> Model:
-    """Replaces the products of a model, in place, by ones with packed weights; returns the model.
+def optimize_for_cpu(model: Model, free: bool = False) -> Model:
+    """Returns a frozen copy of a model for inference on a CPU, with packed weights.
 
-    Every fp32 `nn.Linear` and 1×1 `nn.Conv2d` keeps its parameters, name, state dict and hooks. It
-    uses the packed weight only where no gradient is wanted, on a CPU, without autocast, and packs
-    again after the weights change (`load_state_dict`, an optimizer's step; a change by `.data`, as
-    mmengine's EMAHook makes, is not seen). In all other cases it computes what it did before, so
-    that training goes on as usual. Outputs agree to fp32 rounding. The process keeps up to 2 GiB of
-    freed memory (with glibc), as large tensors are slow to get anew.
+    The copy is in evaluation mode and has no parameters: its weights are buffers, and those of fp32
+    `nn.Linear` and 1×1 `nn.Conv2d` are packed where `is_worthwhile()`. It shares no memory with the
+    model, so that no later change of the model's weights reaches it; freeze again after one. Its
+    `train()`, `requires_grad_()`, `load_state_dict()`, and moves to another device or dtype raise
+    `UsageError`. Classes, names, hooks and `state_dict()` are the model's. Outputs agree to fp32
+    rounding; gradients with respect to the input are those of the model.
 
     Args:
-        model: Any module; other layers stay as they are. Where `is_worthwhile()` is false the
-            model is returned unchanged.
+        model: Any module on a CPU that `copy.deepcopy` copies.
+        free: Release the model's weights while they are copied, which saves the memory of a second
+            model. It cannot be used afterwards: its parameters are on the meta device.
+
+    Raises:
+        UsageError: A parameter is not on a CPU, or a `forward` was replaced by a function, which
+            would still call the model.
     """
-    if is_worthwhile():
-        _keep_freed_memory()
-        for module in model.modules():
-            # Subclasses may compute something else.
-            packed = _PACKED.get(type(module))
-            if packed is not None and _is_large_product(module):
-                module.__class__ = packed
-    return model
+    _require_copyable(model)
+    pack = is_worthwhile()
+    owners = Counter(id(p) for module in model.modules() for p in module._parameters.values())
+    memo: dict[int, Any] = {}
+    taken: list[tuple[nn.Module, str, Tensor, torch.Size]] = []
+    packed: dict[int, Tensor] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is None:
+                continue
+            # The memo holds addresses, which must not be given to others meanwhile.
+            taken.append((module, name, parameter, parameter.shape))
+            if id(parameter) in memo:
+                continue
+            weight = parameter.detach()
+            is_packed = (
+                pack
+                and name == 'weight'
+                and owners[id(parameter)] == 1
+                # Subclasses may compute something else.
+                and type(module) in _PACKED
+                and _is_large_product(module)
+            )
+            if is_packed:
+                packed[id(module)] = _pack(weight)
+                weight = weight.new_empty(0)
+            memo[id(parameter)] = weight.clone()
+            if free:
+                parameter.data = weight.new_empty(0)
+    # deepcopy notes each copied module in the memo.
+    frozen = copy.deepcopy(model, memo)
+    replaced = {
+        id(memo[source]): _PACKED[type(memo[source])](memo[source], weight)
+        for source, weight in packed.items()
+    }
+    for module in list(frozen.modules()):
+        for name, child in module._modules.items():
+            if id(child) in replaced:
+                module._modules[name] = replaced[id(child)]
+    frozen = replaced.get(id(frozen), frozen)
+    for module in frozen.modules():
+        _freeze(module)
+    if free:
+        for module, name, parameter, shape in taken:
+            empty = torch.empty(shape, dtype=parameter.dtype, device='meta')
+            module._parameters[name] = nn.Parameter(empty, parameter.requires_grad)
+    return frozen
+
+
+def _require_copyable(model: nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        if not parameter.is_cpu:
+            raise UsageError(
+                f'optimize_for_cpu takes a model on a CPU, and {name} is on '
+                f'{str(parameter.device)!r}: call .cpu() first'
+            )
+    for name, module in model.named_modules():
+        forward = module.__dict__.get('forward')
+        if forward is not None and getattr(forward, '__self__', None) is not module:
+            raise UsageError(
+                f'the forward of {name or type(model).__name__} was replaced by a function, which '
+                'a copy of the model cannot follow: call optimize_for_cpu before what replaces it '
+                '(autocast_backbone, replay_cuda_graph)'
+            )
 
 
 def _is_large_product(module: nn.Module) -> bool:
@@ -81,61 +150,135 @@ def _is_large_product(module: nn.Module) -> bool:
     return bool(plain and not any(module.padding))
 
 
-class _Packed(nn.Module):
-    """A layer that keeps a packed copy of its weight, and packs anew when the weight changes."""
+def _pack(weight: Tensor) -> Tensor:
+    """`(outputs, inputs, …)` → the same `(outputs, inputs)` in oneDNN's layout, a copy."""
+    return torch.ops.mkldnn._reorder_linear_weight(weight.detach().flatten(1).clone())
 
-    weight: Tensor
+
+def _freeze(module: nn.Module) -> None:
+    """Turns the parameters of one module into buffers, and refuses what would change them."""
+    module._buffers.update(module._parameters)
+    module._parameters.clear()
+    module.training = False
+    # Of the instance, so that its class stays; partials, which can be pickled.
+    module.__dict__.update(
+        train=partial(_train, module),
+        requires_grad_=partial(_requires_grad, module),
+        load_state_dict=partial(_load_state_dict, module),
+        _apply=partial(_apply, module),
+    )
+
+
+def _train(module: nn.Module, mode: bool = True) -> nn.Module:
+    if mode:
+        _refuse('train')
+    return module
+
+
+def _requires_grad(module: nn.Module, requires_grad: bool = True) -> nn.Module:
+    if requires_grad:
+        _refuse('be trained')
+    return module
+
+
+def _load_state_dict(module: nn.Module, *_: Any, **__: Any) -> NoReturn:
+    _refuse('load weights')
+
+
+def _apply(module: nn.Module, function: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+    probe = function(torch.zeros(1))
+    if not probe.is_cpu or probe.dtype != torch.float32:
+        _refuse(f'be moved to {probe.dtype} on {str(probe.device)!r}')
+    return type(module)._apply(module, function, recurse)
+
+
+def _refuse(what: str) -> NoReturn:
+    raise UsageError(
+        f'a model frozen by optimize_for_cpu cannot {what}: do so with the model that it was made '
+        'from, then call optimize_for_cpu again'
+    )
+
+
+class _Packed(nn.Module):
+    """A layer whose only weight is a packed one.
+
+    Args:
+        layer: The layer that it replaces; its bias and settings are taken.
+        packed: Its weight, `(outputs, inputs)`, in oneDNN's layout.
+    """
+
     bias: Any
+
+    def __init__(self, layer: nn.Module, packed: Tensor) -> None:
+        nn.Module.__init__(self)
+        state = {k: v for k, v in layer.__dict__.items() if k not in ('_parameters', '_buffers')}
+        self.__dict__.update(state)
+        self.register_buffer('bias', layer.bias)
+        self._packed = packed
+
+    @property
+    def weight(self) -> Tensor:
+        """The weight in torch's layout, a new tensor: to write to it changes nothing."""
+        return self._packed.to_dense()
 
     def _product(self, x: Tensor) -> Tensor:
         """`(…, inputs)` → `(…, outputs)` by the packed weight."""
-        key = (self.weight.data_ptr(), self.weight._version)
-        held = self.__dict__.get('_packed')
-        if held is None or held[0] != key:
-            matrix = self.weight.detach().flatten(1)
-            held = key, torch.ops.mkldnn._reorder_linear_weight(matrix)
-            self.__dict__['_packed'] = held
-        return torch.ops.mkldnn._linear_pointwise(x, held[1], self.bias, 'none', [], '')
+        return torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, 'none', [], '')
 
-    def _can_use_packed(self, x: Tensor, rows: int) -> bool:
-        return (
-            rows >= _MIN_ROWS
-            and x.dtype == torch.float32
-            and x.is_cpu
-            and self.weight.is_cpu
-            # Tensors made in inference mode do not count their changes.
-            and not self.weight.is_inference()
-            and not torch.is_autocast_enabled('cpu')
-            and not torch.compiler.is_compiling()
-            and not torch.jit.is_tracing()
-            and not (torch.is_grad_enabled() and (x.requires_grad or self.weight.requires_grad))
+    def _can_use_packed(self, x: Tensor) -> bool:
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():
+            _refuse('be traced, compiled or exported')
+        if x.dtype != torch.float32 or torch.is_autocast_enabled('cpu'):
+            return False
+        # oneDNN's function has neither a gradient nor a tangent.
+        return torch.is_inference_mode_enabled() or not (
+            (torch.is_grad_enabled() and x.requires_grad)
+            or forward_ad.unpack_dual(x).tangent is not None
         )
 
+    def _save_to_state_dict(self, target: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(target, prefix, keep_vars)
+        target[prefix + 'weight'] = self.weight
+
+    def _load_from_state_dict(self, state: Mapping[str, Any], prefix: str, *_: Any) -> None:
+        if any(key.startswith(prefix) for key in state):
+            _refuse('load weights')
+
     def __getstate__(self) -> dict[str, Any]:
-        # A packed weight can be neither copied nor saved.
-        return {key: value for key, value in self.__dict__.items() if key != '_packed'}
+        # What is packed can be neither copied nor saved.
+        return self.__dict__ | {'_packed': self.weight}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state | {'_packed': _pack(state['_packed'])})
 
 
-class PackedLinear(_Packed, nn.Linear):
-    """`nn.Linear` with a packed weight for inference, see `optimize_for_cpu`."""
+class PackedLinear(_Packed, nn.Linear):  # type: ignore[override]
+    """A frozen `nn.Linear` with a packed weight, see `optimize_for_cpu`."""
 
     def forward(self, x: Tensor) -> Tensor:
         """`(…, in_features)` → `(…, out_features)`."""
-        if not self._can_use_packed(x, x.shape[:-1].numel()):
-            return super().forward(x)
+        if not self._can_use_packed(x):
+            return F.linear(x, self.weight, self.bias)
         return self._product(x)
 
 
 class PackedConv1x1(_Packed, nn.Conv2d):
-    """A 1×1 `nn.Conv2d` with a packed weight for inference, see `optimize_for_cpu`."""
+    """A frozen 1×1 `nn.Conv2d` with a packed weight, see `optimize_for_cpu`."""
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]
+        """The weight `(outputs, inputs, 1, 1)`, a new tensor: to write to it changes nothing."""
+        return self._packed.to_dense()[..., None, None]
 
     def forward(self, x: Tensor) -> Tensor:
-        """`(B, in_channels, H, W)` → `(B, out_channels, H, W)`."""
-        # The product of channels last: how most maps of this package lie, others would be copied.
-        in_place = x.is_contiguous(memory_format=torch.channels_last)
-        if not (in_place and self._can_use_packed(x, x.shape[0] * x.shape[-2] * x.shape[-1])):
-            return super().forward(x)
-        return self._product(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        """`(B, in_channels, H, W)`, or without B, → `(B, out_channels, H, W)`, channels last."""
+        if not self._can_use_packed(x):
+            return F.conv2d(x, self.weight, self.bias)
+        # A copy for maps that lie otherwise; what follows then has channels last as well.
+        return self._product(x.movedim(-3, -1).contiguous()).movedim(-1, -3)
 
 
-_PACKED: dict[type[nn.Module], type[_Packed]] = {nn.Linear: PackedLinear, nn.Conv2d: PackedConv1x1}
+_PACKED: dict[type[nn.Module], Callable[[Any, Tensor], _Packed]] = {
+    nn.Linear: PackedLinear,
+    nn.Conv2d: PackedConv1x1,
+}

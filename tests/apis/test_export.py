@@ -7,9 +7,10 @@ import pytest
 import torch
 from mmengine.config import Config
 
+from mmvttt.deploy.export import _resizings, export_module
 from mmvttt.errors import CheckpointMismatchError, UsageError
 from mmvttt.openmmlab.analysis.models import find_model, load_model
-from mmvttt.openmmlab.apis.export import _resizings, export_model, exportable
+from mmvttt.openmmlab.apis.export import export_model, exportable
 
 from ..configs.reduced import reduce_model
 
@@ -32,13 +33,17 @@ def small(name: str, tmp_path: Path) -> str:
 
 
 def errors(name: str, tmp_path: Path, suffix: str, **options: Any) -> list[float]:
-    if suffix == '.onnx':
+    if suffix != '.pt2':
         for package in ('onnx', 'onnxscript', 'onnxruntime'):
             pytest.importorskip(package)
+    if suffix == '.xml':
+        pytest.importorskip('openvino')
     torch.manual_seed(0)
     out = tmp_path / f'model{suffix}'
     # export_model itself refuses what differs by 1e-3.
     found = list(export_model(small(name, tmp_path), None, out, size=(64, 96), **options))
+    written = {path.suffix for path in tmp_path.iterdir()} - {'.py'}
+    assert written == ({'.xml', '.bin'} if suffix == '.xml' else {suffix})
     assert out.stat().st_size > 10_000
     found = [comparison.error for comparison in found]
     # fp32 in another order of sums.
@@ -96,6 +101,36 @@ def test_other_models_become_onnx(name: str, fixed_size: bool, tmp_path: Path) -
     errors(name, tmp_path, '.onnx', fixed_size=fixed_size)
 
 
+@pytest.mark.stress
+@pytest.mark.parametrize(
+    ('name', 'fixed_size'),
+    [
+        ('vittt_t_in1k', False),
+        ('vit3_t_in1k', False),
+        ('hvit3_t_in1k', False),
+        ('t5_t_in1k_30e', False),
+        ('maskrcnn_vittt_demo', False),
+        ('upernet_vittt_t_camvid', True),
+    ],
+)
+def test_models_for_openvino(name: str, fixed_size: bool, tmp_path: Path) -> None:
+    errors(name, tmp_path, '.xml', fixed_size=fixed_size)
+
+
+def test_a_failure_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(program: Any, file: Any, **_: Any) -> None:
+        file.write(b'a quarter of it')
+        raise OSError(28, 'No space left on device')
+
+    out = tmp_path / 'model.pt2'
+    out.write_bytes(b'the old one')
+    monkeypatch.setattr(torch.export, 'save', full)
+    with pytest.raises(OSError, match='No space left'):
+        export_module(torch.nn.Conv2d(3, 4, 1), torch.rand(2, 3, 8, 8), out, fixed_size=True)
+    assert [path.name for path in tmp_path.iterdir()] == ['model.pt2']
+    assert out.read_bytes() == b'the old one'
+
+
 @pytest.mark.parametrize('size', [(14, 13), (32, 40), (9, 20), (5, 3)])
 @pytest.mark.parametrize('antialias', [False, True])
 def test_resizing_as_products(antialias: bool, size: tuple[int, int]) -> None:
@@ -107,7 +142,7 @@ def test_resizing_as_products(antialias: bool, size: tuple[int, int]) -> None:
 
 
 def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r'must end in \.pt2 or \.onnx'):
+    with pytest.raises(UsageError, match=r'must end in \.pt2, \.onnx, \.xml'):
         next(export_model('vittt_t_in1k', None, 'model.trt'))
     with pytest.raises(UsageError, match='--fixed-size'):
         next(export_model(small('upernet_vittt_t_camvid', tmp_path), None, tmp_path / 'm.pt2'))
@@ -126,7 +161,7 @@ def untraced(monkeypatch: pytest.MonkeyPatch) -> list[tuple[torch.nn.Module, tor
         seen.append((network, image))
         raise Traced
 
-    monkeypatch.setattr('mmvttt.openmmlab.apis.export._trace', trace)
+    monkeypatch.setattr('mmvttt.deploy.export._trace', trace)
     return seen
 
 

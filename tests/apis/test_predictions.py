@@ -12,12 +12,12 @@ from mmengine.config import Config
 from mmengine.hub import get_config
 from torch import Tensor, nn
 
+from mmvttt.deploy.runtime import OnnxFile
 from mmvttt.errors import UsageError
 from mmvttt.openmmlab.analysis.models import samples_of
 from mmvttt.openmmlab.apis import inference
 from mmvttt.openmmlab.apis.export import _match, export_model, exportable, predictor
 from mmvttt.openmmlab.apis.inference import open_model
-from mmvttt.openmmlab.apis.onnx_file import OnnxFile
 from mmvttt.openmmlab.apis.predictions import _boxes_around, as_outputs
 
 from ..configs.reduced import THIN, build, reduce_model
@@ -159,16 +159,16 @@ def test_a_file_predicts_in_place_of_a_detector(
     meta = dict(dataset_meta=dict(classes=('a', 'b', 'c'), palette=[]))
     torch.save(dict(state_dict=model.state_dict(), meta=meta), tmp_path / 'w.pth')
     file = Eager(predictor(model), SIZE)
-    monkeypatch.setattr(inference, 'OnnxFile', lambda path: file)
+    monkeypatch.setattr(inference, 'open_exported', lambda *_: file)
     rng = np.random.default_rng(0)
     # Twice the size of the file, so that nothing is padded and both see the same pixels.
     image = rng.integers(0, 255, (192, 256, 3)).astype(np.uint8)
-    lines = [open_model(cfg, tmp_path / 'w.pth', onnx=f)(image, 0.0)[0] for f in (None, 'f')]
+    lines = [open_model(cfg, tmp_path / 'w.pth', file=f)(image, 0.0)[0] for f in (None, 'f')]
     assert len(lines[0]) >= 5
     assert sorted(lines[0]) == sorted(lines[1])
     # A portrait fits in with zeros beside it, and its boxes stay within the photograph.
     tall = cv2.resize(image, (120, 240))
-    look = open_model(cfg, tmp_path / 'w.pth', onnx='f')
+    look = open_model(cfg, tmp_path / 'w.pth', file='f')
     sample = look.run(tall, return_datasamples=True)['predictions'][0]
     boxes, masks = sample.pred_instances.bboxes, sample.pred_instances.masks
     assert masks.shape == (len(boxes), 240, 120)
@@ -177,7 +177,7 @@ def test_a_file_predicts_in_place_of_a_detector(
     assert boxes[:, 3].max() > 96
     file.names = ('output',)
     with pytest.raises(UsageError, match='--predictions'):
-        open_model(cfg, tmp_path / 'w.pth', onnx='f')
+        open_model(cfg, tmp_path / 'w.pth', file='f')
 
 
 def segmentor() -> Config:
@@ -207,8 +207,8 @@ def described(cfg: Config, make: Any, size: tuple[int, int] | None, folder: Path
     said = []
     for path in (None, 'file.onnx'):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(inference, 'OnnxFile', lambda path: Eager(make(model), size))
-            lines = open_model(cfg, folder / 'w.pth', onnx=path)(image, 0.3)[0]
+            patch.setattr(inference, 'open_exported', lambda *_: Eager(make(model), size))
+            lines = open_model(cfg, folder / 'w.pth', file=path)(image, 0.3)[0]
         pairs = (line.split() for line in lines)
         said.append({name: float(number.rstrip('%')) for name, number in pairs})
     return said

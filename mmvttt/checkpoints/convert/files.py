@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from mmvttt.checkpoints.atomic_write import replacing
 from mmvttt.checkpoints.read import named_tensors, read_content
 from mmvttt.errors import CheckpointError
 from mmvttt.version import __version__
@@ -63,8 +64,9 @@ def convert_checkpoint(
         )
     conversion = directions[to](weights, **options)
     if conversion.complete and os.fspath(target).endswith('.safetensors'):
-        Path(target).parent.mkdir(parents=True, exist_ok=True)
-        save_file({name: value.contiguous() for name, value in conversion.weights.items()}, target)
+        weights = {name: value.contiguous() for name, value in conversion.weights.items()}
+        with replacing(target) as partial:
+            save_file(weights, partial)
     elif conversion.complete:
         meta: dict[str, Any] = dict(
             mmvttt_version=__version__, model=conversion.name, source=Path(source).name
@@ -77,6 +79,6 @@ def convert_checkpoint(
         # Prefix of diffusers' model inside a mmvttt.DiffusionModel, for load_from.
         prefix = PREFIX if to == 'diffusers' else ''
         named = {f'{prefix}{name}': value for name, value in conversion.weights.items()}
-        Path(target).parent.mkdir(parents=True, exist_ok=True)
-        torch.save({container: named, 'meta': meta}, target)
+        with replacing(target) as partial, open(partial, 'wb') as file:
+            torch.save({container: named, 'meta': meta}, file)
     return conversion

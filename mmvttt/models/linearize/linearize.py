@@ -10,7 +10,7 @@ from torch import nn
 from mmvttt.checkpoints.names_table import names_table
 
 from . import vit
-from .replacement import LINEAR, MapSize
+from .replacement import LINEAR
 
 _T5 = dict(inner=dict(type='SwiGLU'), key_norm='instance', locality='dwc_qk')
 _GENERATION = dict(inner=dict(type='MLP'), loss='l2', key_norm='instance', locality='dwc_qk')
@@ -123,18 +123,14 @@ def linearize(
             )
     kept = sum(p.numel() for p in model.parameters())
     options = {**recipe.options, **options}
-    map_size = MapSize()
     # All are built before anything is changed.
-    built = {n: family.replacement(model, found[n], map_size, options) for n in names}
-    new = family.install(model, built, map_size, dict(where=names, **options))
+    built = {n: family.replacement(model, found[n], options) for n in names}
+    left = {name: part for name, part in found.items() if name not in built}
+    new = family.install(model, built, left, dict(where=names, **options))
     return Linearization(
         replaced=names,
         new=new,
-        left={
-            name: part if isinstance(part, str) else 'not chosen'
-            for name, part in found.items()
-            if name not in built
-        },
+        left={name: part if isinstance(part, str) else 'not chosen' for name, part in left.items()},
         kept=kept,
         added=sum(p.numel() for p in model.parameters()) - kept,
     )

@@ -1,4 +1,4 @@
-"""Deployment: a model and its weights as torch.export's `.pt2` or as ONNX, compared with eager."""
+"""Deployment: the model of a config and its weights as a file, compared with eager."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import inspect
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from importlib.util import find_spec
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,45 +15,20 @@ import torch
 import torch.nn.functional as F
 from mmengine.logging import print_log
 from torch import Tensor, nn
-from torch.fx.experimental import _config as fx_config
 
 from mmvttt.checkpoints.load import load_pretrained
+from mmvttt.deploy.compare import Comparison, Runs, compare
+from mmvttt.deploy.export import export_module, require_format
 from mmvttt.errors import CheckpointMismatchError, UsageError
-from ttt_kernels import decompositions
 
 from ..analysis.models import FoundModel, find_model, image_channels, samples_of, toolbox_of
 from ..models.diffusion_model import refuse_diffusion
 from ..reliability.data.images import read_image
-from .onnx_file import OnnxFile
 from .predictions import Detections, LabelMap, as_outputs
 
-OPSET = 18
-SUFFIXES = ('.pt2', '.onnx')
-# Relative to the largest number of an output: fp32 rounding, sums in another order.
-_TOLERANCE = 1e-3
 # Bounds of detections: pixels, score, share without a counterpart, as one more box may pass a
 # threshold, and share of pixels of masks or label maps.
 _PIXELS, _SCORE, _UNMATCHED, _AREA = 0.5, 1e-2, 0.02, 1e-2
-_Runs = Callable[[Tensor], Sequence[Tensor]]
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Outputs of the written file beside those of the model that it was made from.
-
-    Attributes:
-        shape: Of the images, `(B, in_channels, H, W)`.
-        error: Largest difference of all outputs, over the largest number of that output; of boxes
-            in pixels, of label maps the share of pixels.
-        text: A line for the screen.
-    """
-
-    shape: tuple[int, ...]
-    error: float
-    text: str
-
-    def __str__(self) -> str:
-        return f'images {self.shape}: {self.text}'
 
 
 class Part(nn.Module):
@@ -165,14 +138,14 @@ def export_model(
     Args:
         model: See `mmvttt.openmmlab.analysis.models.find_model`.
         checkpoint: Its weights; None leaves it random.
-        out: File that ends in `.pt2`, or in `.onnx`, whose ops are always torch's own.
+        out: File that ends in `.pt2`, `.onnx` or `.xml` (OpenVINO), see `export_module`.
         size: (height, width) of the example image; default: what the papers measure at.
         fixed_size: Let the batch alone be free; without it height and width are free, too.
         decompose: Write a `.pt2` in torch's own operators. Else it keeps this package's ops, which
             run their kernels wherever `ttt_kernels` is imported before it is loaded.
         cfg_options: Dotted keys of the config and their values.
         predictions: Write boxes, labels and masks of a detector, or labels of a segmentor, for one
-            image of this size; see `mmvttt.openmmlab.apis.predictions`. ONNX only.
+            image of this size; see `mmvttt.openmmlab.apis.predictions`. Not for a `.pt2`.
         images: Photographs to compare on, resized to the example's size, in place of noise.
 
     Raises:
@@ -182,13 +155,11 @@ def export_model(
         RuntimeError: The file computes something else than the model.
     """
     out = Path(out)
-    if out.suffix not in SUFFIXES:
-        raise UsageError(f'--out {os.fspath(out)!r} must end in {" or ".join(SUFFIXES)}')
-    onnx = out.suffix == '.onnx'
-    if onnx:
-        _require_onnx()
-    elif predictions:
-        raise UsageError('--predictions are written as ONNX: give an --out that ends in .onnx')
+    if require_format(out) == '.pt2' and predictions:
+        raise UsageError(
+            '--predictions are written as ONNX or for OpenVINO: give an --out that ends in .onnx '
+            'or .xml'
+        )
     found = find_model(model, cfg_options)
     refuse_diffusion(
         found.config,
@@ -200,37 +171,24 @@ def export_model(
         _load_all(found.model, checkpoint, getattr(network, 'prefixes', ''))
     height, width = size or found.size
     fixed_size = fixed_size or predictions
-    if not fixed_size:
-        _require_free_size(network)
     channels = image_channels(network)
     photographs = [_read_image(found.model, path, (height, width)) for path in images]
     # Two: with one image, what is one because of it is taken for fixed.
     image = torch.rand(1 if predictions else 2, channels, height, width)
-    print_log(f'tracing {found.name} at {height}×{width} pixels')
-    program = _trace(network, image, fixed_size)
-    if decompose or onnx:
-        print_log("decomposing into torch's own operators")
-        with fx_config.patch(backed_size_oblivious=True):
-            resizings = _resizings() if onnx else {}
-            program = program.run_decompositions(decompositions() | resizings)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    notes = _notes(found, channels)
-    names = list(getattr(network, 'names', ())) or None
-    run = _write_onnx(program, out, notes, names) if onnx else _write_pt2(program, out, notes)
+    notes, names = _notes(found, channels), getattr(network, 'names', None)
+    run = export_module(network, image, out, fixed_size, decompose, notes, names)
     shapes = [(1, height, width)]
     if not predictions:
         shapes += [(3, height, width)]
     if not fixed_size:
         shapes += [(1, height + 37, width), (2, height * 2 // 3, width * 4 // 3 + 5)]
     print_log(f'comparing {out} with the model')
-    compare = _compare_predictions if predictions else _compare
+    compared = _compare_predictions if predictions else compare
     for example in photographs or (torch.rand(b, channels, *sides) for b, *sides in shapes):
-        with torch.no_grad():
-            text, error, good = compare(network, run, example)
-        shape = tuple(example.shape)
-        if not good:
-            raise RuntimeError(f'{out} differs from the model on images {shape}: {text}')
-        yield Comparison(shape, error, text)
+        comparison = compared(network, run, example)
+        if not comparison.good:
+            raise RuntimeError(f'{out} differs from the model on {comparison}')
+        yield comparison
 
 
 def _load_all(
@@ -248,83 +206,6 @@ def _load_all(
         )
 
 
-def _require_onnx() -> None:
-    for package in ('onnx', 'onnxscript', 'onnxruntime'):
-        if find_spec(package) is None:
-            raise UsageError(
-                f"ONNX needs {package}, which is not installed: pip install 'mmvttt[export]'"
-            )
-
-
-def _require_free_size(network: nn.Module) -> None:
-    for name, module in network.named_modules():
-        if isinstance(module, nn.AdaptiveAvgPool2d) and module.output_size not in (1, (1, 1)):
-            raise UsageError(
-                f'{name} pools a map of any size to {module.output_size}, which neither format '
-                'can write for a free size: give --fixed-size, and --shape of the images'
-            )
-
-
-def _trace(network: nn.Module, image: Tensor, fixed_size: bool) -> torch.export.ExportedProgram:
-    free = torch.export.Dim.DYNAMIC
-    dims = {} if len(image) == 1 else {0: free} if fixed_size else {0: free, 2: free, 3: free}
-    try:
-        # Without it torch's own choice of a memory format forbids batches of one.
-        with torch.no_grad(), fx_config.patch(backed_size_oblivious=True):
-            return torch.export.export(network, (image,), dynamic_shapes=(dims,))
-    except torch._dynamo.exc.UserError as error:
-        if fixed_size:
-            raise
-        reason = str(error).strip().partition('\n')[0]
-        raise UsageError(
-            f'{type(network).__name__} cannot be written for images of any size ({reason}): give '
-            '--fixed-size, and --shape of the images'
-        ) from error
-
-
-def _resizings() -> dict[Any, Callable]:
-    """Bicubic resizing of position embeddings as products, in place of a slow operator of ONNX."""
-    ops = torch.ops.aten
-    return {
-        ops.upsample_bicubic2d.vec: partial(_resized, antialias=False),
-        ops._upsample_bicubic2d_aa.vec: partial(_resized, antialias=True),
-    }
-
-
-def _resized(
-    x: Tensor,
-    size: Sequence[Any] | None,
-    align_corners: bool,
-    factors: Sequence[float] | None,
-    antialias: bool,
-) -> Tensor:
-    """`(…, H, W)` → `(…, height, width)`: a product for each side."""
-    if size is None or align_corners:
-        return NotImplemented
-    rows, columns = (
-        _bicubic_weights(old, new, antialias, x) for old, new in zip(x.shape[2:], size, strict=True)
-    )
-    if not antialias:
-        x = F.pad(x, (2, 2, 2, 2), mode='replicate')
-    return rows @ x @ columns.mT
-
-
-def _bicubic_weights(old: Any, new: Any, antialias: bool, like: Tensor) -> Tensor:
-    """`(new, old)`, or `(new, old + 4)` for a side whose ends are repeated twice."""
-    scale = old / new
-    reach = 0 if antialias else 2
-    places = (torch.arange(new).to(like) + 0.5) * scale - 0.5
-    t = places[:, None] - torch.arange(-reach, old + reach).to(like)
-    if antialias:
-        t = t / torch.sym_max(scale, 1.0)
-    t = t.abs()
-    a = -0.5 if antialias else -0.75
-    near = ((a + 2) * t - (a + 3)) * t * t + 1
-    far = (((t - 5) * t + 8) * t - 4) * a
-    weights = torch.where(t < 1, near, torch.where(t < 2, far, 0))
-    return weights / weights.sum(1, keepdim=True) if antialias else weights
-
-
 def _notes(found: FoundModel, channels: int) -> dict[str, str]:
     """Metadata for users of the file: preparation of images, names of classes."""
     cfg = found.config
@@ -337,68 +218,19 @@ def _notes(found: FoundModel, channels: int) -> dict[str, str]:
     return notes | {key: json.dumps(preprocessor[key]) for key in keys if key in preprocessor}
 
 
-def _write_pt2(program: torch.export.ExportedProgram, out: Path, notes: dict[str, str]) -> _Runs:
-    print_log(f'writing {out}')
-    torch.export.save(program, out, extra_files={'notes.json': json.dumps(notes)})
-    loaded = torch.export.load(out).module(check_guards=False)
-    return lambda image: _tensors(loaded(image))
-
-
-def _write_onnx(
-    program: torch.export.ExportedProgram,
-    out: Path,
-    notes: dict[str, str],
-    names: list[str] | None,
-) -> _Runs:
-    from onnx_ir.passes.common import CommonSubexpressionEliminationPass
-    from onnxscript import optimizer
-
-    print_log('translating into ONNX')
-    written = torch.onnx.export(
-        program,
-        dynamo=True,
-        opset_version=OPSET,
-        input_names=['image'],
-        output_names=names,
-        verbose=False,
-        optimize=False,
-    )
-    print_log('optimising the graph')
-    # Rewriting patterns takes most of the time of an export. Constants and repeated sizes, four
-    # fifths of the nodes, go first.
-    optimizer.fold_constants(written.model)
-    CommonSubexpressionEliminationPass()(written.model)
-    optimizer.remove_unused_nodes(written.model)
-    optimizer.optimize(written.model)
-    print_log(f'writing {out}')
-    written.model.metadata_props.update(notes)
-    written.save(out, external_data=False)
-    return OnnxFile(out)
-
-
-def _tensors(outputs: Tensor | Sequence[Tensor]) -> Sequence[Tensor]:
-    return [outputs] if isinstance(outputs, Tensor) else outputs
-
-
-def _compare(network: nn.Module, run: _Runs, image: Tensor) -> tuple[str, float, bool]:
-    """A line for the screen, the difference of outputs, and whether that is small enough."""
-    pairs = zip(_tensors(network(image)), run(image), strict=True)
-    error = max(float((a - b).abs().max() / a.abs().max()) for a, b in pairs)
-    # A NaN is not below it either.
-    return f'differs by {error:.1e} of the largest output', error, error < _TOLERANCE
-
-
-def _compare_predictions(network: Any, run: _Runs, image: Tensor) -> tuple[str, float, bool]:
+@torch.no_grad()
+def _compare_predictions(network: Any, run: Runs, image: Tensor) -> Comparison:
     """The same for a file beside what the model's own toolbox predicts."""
-    model, found = network.model, run(image)
+    model, found, shape = network.model, run(image), tuple(image.shape)
     if not isinstance(network, LabelMap):
         sample = model.predict(image, samples_of(image), rescale=False)[0]
-        return _match(as_outputs(sample.pred_instances), found)
+        text, error, good = _match(as_outputs(sample.pred_instances), found)
+        return Comparison(shape, error, text, good)
     labels, scores = network(image)
     error = float((labels != found[0]).float().mean())
     score = float((scores - found[1]).abs().max() / scores.max())
     text = f'{error:.1e} of the pixels have another label, scores differ by {score:.1e}'
-    return text, error, error < _AREA and score < _SCORE
+    return Comparison(shape, error, text, error < _AREA and score < _SCORE)
 
 
 def _match(expected: Sequence[Tensor], found: Sequence[Tensor]) -> tuple[str, float, bool]:

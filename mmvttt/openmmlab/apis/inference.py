@@ -17,13 +17,14 @@ from PIL import Image
 
 from mmvttt.checkpoints.match import require_match
 from mmvttt.checkpoints.read import read_content, read_weights
-from mmvttt.deploy.cpu import optimize_for_cpu
+from mmvttt.deploy.cpu import is_worthwhile, optimize_for_cpu
+from mmvttt.deploy.runtime import open_exported
 from mmvttt.errors import UsageError
 
 from ..engine.amp import autocast_backbone
 from ..models.diffusion_model import refuse_diffusion
 from ..reliability.data.images import FORMATS, read_image
-from .onnx_file import OnnxFile, run_onnx
+from .file_inference import run_file
 
 _TOP = 5
 _CODEC = cv2.VideoWriter_fourcc(*'mp4v')
@@ -54,7 +55,7 @@ def show_images(
     score_thr: float = 0.3,
     device: str = 'cpu',
     amp: bool = False,
-    onnx: str | os.PathLike[str] | None = None,
+    file: str | os.PathLike[str] | None = None,
 ) -> Iterator[Finding]:
     """Runs a model on photographs and draws the prediction: boxes and masks, labels, or a class.
 
@@ -66,7 +67,8 @@ def show_images(
         score_thr: Boxes with a lower score are neither drawn nor named.
         device: Where to run.
         amp: Run the backbone in mixed precision.
-        onnx: File of `tools/export.py` that predicts in place of the model, see `run_onnx`.
+        file: An `.onnx` or `.xml` of `tools/export.py` that predicts in place of the model, see
+            `run_file`.
 
     Raises:
         UsageError: There is no such image, or the config is of another toolbox or has no model.
@@ -88,7 +90,7 @@ def show_images(
                 f'several images are called {stem!r}: {os.fspath(image)!r} and another; a picture '
                 'would be written over the other: show one at a time, with --out'
             )
-    look = open_model(config, checkpoint, device, amp, onnx)
+    look = open_model(config, checkpoint, device, amp, file)
     for image in map(Path, images):
         lines, picture = look(mmcv.imread(str(image)), score_thr)
         out = Path(out_dir) / f'{image.stem}.png'
@@ -134,12 +136,12 @@ def show_video(
     score_thr: float = 0.3,
     device: str = 'cpu',
     amp: bool = False,
-    onnx: str | os.PathLike[str] | None = None,
+    file: str | os.PathLike[str] | None = None,
 ) -> Iterator[list[str]]:
     """Runs a model on every frame of a video or a camera, and writes the drawn frames as a video.
 
     Args:
-        config, checkpoint, score_thr, device, amp, onnx: As in `show_images`.
+        config, checkpoint, score_thr, device, amp, file: As in `show_images`.
         source: A video file, or the number of a camera, which runs until the caller stops.
         out: The .mp4 file to write.
 
@@ -156,7 +158,7 @@ def show_video(
         if not capture.isOpened():
             kind = 'camera' if isinstance(source, int) else 'video that OpenCV can read at'
             raise UsageError(f'there is no {kind} {source!r}')
-        look = open_model(config, checkpoint, device, amp, onnx)
+        look = open_model(config, checkpoint, device, amp, file)
         while (read := capture.read())[0]:
             lines, picture = look(read[1], score_thr)
             frame = mmcv.rgb2bgr(picture)
@@ -179,7 +181,7 @@ def open_model(
     checkpoint: str | os.PathLike[str],
     device: str = 'cpu',
     amp: bool = False,
-    onnx: str | os.PathLike[str] | None = None,
+    file: str | os.PathLike[str] | None = None,
 ) -> Look:
     """A function that looks at an image `(H, W, 3)`, uint8, BGR, with a threshold for boxes.
 
@@ -187,8 +189,8 @@ def open_model(
     `(H, W, 3)`, uint8, RGB.
 
     Args:
-        config, checkpoint, amp, onnx: As in `show_images`.
-        device: Where to run. On a CPU weights are packed, see `optimize_for_cpu`.
+        config, checkpoint, amp, file: As in `show_images`.
+        device: Where to run. On a CPU the model is frozen, see `optimize_for_cpu`; not with `amp`.
 
     Raises:
         UsageError: The config is of another toolbox or has no model, or the file cannot be used.
@@ -200,11 +202,12 @@ def open_model(
     init_default_scope(scope)
     look = _LOOKS[scope](config, os.fspath(checkpoint), device)
     require_match(look.run.model, weights, os.fspath(checkpoint))
-    if amp:
+    if file is not None:
+        run_file(look.run, open_exported(file, 'bfloat16' if amp else 'float32'))
+    elif amp:
         autocast_backbone(look.run.model)
-    optimize_for_cpu(look.run.model)
-    if onnx is not None:
-        run_onnx(look.run, OnnxFile(onnx))
+    elif is_worthwhile() and all(p.is_cpu for p in look.run.model.parameters()):
+        look.run.model = optimize_for_cpu(look.run.model, free=True)
     return look
 
 

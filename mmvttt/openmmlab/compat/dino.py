@@ -6,7 +6,7 @@ from functools import wraps
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ... import distributions
 from .patch import replace
@@ -33,7 +33,7 @@ def load_original_dino() -> str | None:
     original = DinoTransformerDecoder._load_from_state_dict
 
     @wraps(original)
-    def load(self: nn.Module, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
+    def load(self: Any, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
         name = prefix + _WEIGHT
         width = self.ref_point_head.layers[0].in_features
         if name in state_dict and 2 * state_dict[name].shape[1] == width:

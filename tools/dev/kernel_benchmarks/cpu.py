@@ -16,7 +16,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,6 +28,7 @@ from torch import Tensor, nn
 from ttt_glu import eager_dwconv, eager_glu
 
 from mmvttt.deploy.cpu import optimize_for_cpu
+from mmvttt.deploy.runtime import OnnxFile, OpenVINOFile
 from mmvttt.models.backbones import HViT3, ViT3, Vittt
 from mmvttt.models.layers import vit3_mixer
 from mmvttt.openmmlab.analysis.memory.training_step import TrainingStep
@@ -215,28 +215,21 @@ def demo() -> Iterator[Case]:
 
 
 def deployment() -> Iterator[Case]:
-    """Classifiers as they are, with packed products and in ONNX Runtime, on one image."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
+    """Classifiers as they are, with packed products, in ONNX Runtime and OpenVINO, on one image."""
     for name in ('vittt', 'vit3', 'h_vit3', 't5'):
         full = f'{name}_tiny' if name == 'h_vit3' else f'{name}_tiny_patch16_224'
         model = find_model(full).model.eval()
-        packed = optimize_for_cpu(deepcopy(model))
+        packed = optimize_for_cpu(model)
         with TemporaryDirectory() as folder:
             path = Path(folder, 'model.onnx')
             next(export_model(full, None, path))
-            session = onnxruntime.InferenceSession(
-                path, options, providers=['CPUExecutionProvider']
-            )
+            # OpenVINO makes of an .onnx what tools/export.py writes as .xml.
+            files = OnnxFile(path), OpenVINOFile(path)
         for size in (224, 512):
             images = torch.randn(1, 3, size, size)
-            contenders = {
-                'eager': partial(torch.no_grad()(model), images),
-                'packed': partial(torch.no_grad()(packed), images),
-                'ONNX Runtime': partial(session.run, None, {'image': images.numpy()}),
-            }
+            ways = ('eager', 'packed', 'ONNX Runtime', 'OpenVINO')
+            runs = dict(zip(ways, (model, packed, *files), strict=True))
+            contenders = {way: partial(torch.no_grad()(run), images) for way, run in runs.items()}
             yield full, f'{size}x{size}', 'fwd', contenders
 
 

@@ -1,78 +1,20 @@
-"""Files of `tools/export.py` run by ONNX Runtime: as a module, and in the place of a model."""
+"""Files of `tools/export.py` in the place of an inferencer's model."""
 
 from __future__ import annotations
 
-import os
 from operator import itemgetter
 from typing import Any
 
 import numpy as np
-import torch
 import torch.nn.functional as F
 from mmengine.structures import InstanceData, PixelData
 from torch import Tensor, nn
 
+from mmvttt.deploy.runtime import ExportedFile
 from mmvttt.errors import UsageError
 
 
-class OnnxFile(nn.Module):
-    """A file of ONNX on the CPU, with as many threads as torch has.
-
-    Args:
-        path: The file.
-
-    Attributes:
-        names: Of the outputs.
-        size: (height, width) of the images, or None where they are free.
-
-    Raises:
-        UsageError: onnxruntime is missing, or the file is none that it can read.
-    """
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        super().__init__()
-        try:
-            import onnxruntime
-        except ImportError as error:
-            raise UsageError(
-                "ONNX needs onnxruntime, which is not installed: pip install 'mmvttt[export]'"
-            ) from error
-        self.path = os.fspath(path)
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = torch.get_num_threads()
-        try:
-            self.session = onnxruntime.InferenceSession(
-                self.path, options, providers=['CPUExecutionProvider']
-            )
-            (image,) = self.session.get_inputs()
-        except Exception as error:
-            reason = str(error).strip().partition('\n')[0]
-            raise UsageError(
-                f'{self.path!r} is no ONNX file of tools/export.py: {reason}'
-            ) from error
-        self.names = tuple(output.name for output in self.session.get_outputs())
-        # The name of a free side takes the place of its number.
-        self.shape = tuple(image.shape)
-        height, width = self.shape[2:]
-        self.size = None if isinstance(height, str) else (height, width)
-
-    def forward(self, image: Tensor) -> list[Tensor]:
-        """Preprocessed image `(B, in_channels, H, W)` → the outputs.
-
-        Raises:
-            UsageError: The file was written for images of another size or number.
-        """
-        fits = (isinstance(a, str) or a == b for a, b in zip(self.shape, image.shape, strict=True))
-        if not all(fits):
-            raise UsageError(
-                f'{self.path!r} takes images {self.shape}, and these are {tuple(image.shape)}: '
-                'give this shape, or export for that one'
-            )
-        found = self.session.run(None, {'image': image.float().cpu().numpy()})
-        return [torch.from_numpy(x) for x in found]
-
-
-def run_onnx(inferencer: Any, file: OnnxFile) -> None:
+def run_file(inferencer: Any, file: ExportedFile) -> None:
     """Has an inferencer of mmdet, mmsegmentation or mmpretrain predict by a file.
 
     The pipeline and the drawing stay. For a file of one size the image is resized to fit into it,

@@ -1,0 +1,50 @@
+"""An exported file's outputs beside those of the model that it was made from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+# What runs a file: an image `(B, C, H, W)` → its outputs.
+Runs = Callable[[Tensor], Sequence[Tensor]]
+# Relative to the largest number of an output: fp32 rounding, sums in another order.
+TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Outputs of the written file beside those of the model that it was made from.
+
+    Attributes:
+        shape: Of the images, `(B, in_channels, H, W)`.
+        error: Largest difference of all outputs, over the largest number of that output; of boxes
+            in pixels, of label maps the share of pixels.
+        text: A line for the screen.
+        good: Whether the difference is small enough.
+    """
+
+    shape: tuple[int, ...]
+    error: float
+    text: str
+    good: bool = True
+
+    def __str__(self) -> str:
+        return f'images {self.shape}: {self.text}'
+
+
+def compare(network: nn.Module, run: Runs, image: Tensor) -> Comparison:
+    """Compares all outputs of a module and of its file for one batch `(B, C, H, W)`."""
+    with torch.no_grad():
+        pairs = zip(as_sequence(network(image)), run(image), strict=True)
+        error = max(float((a - b).abs().max() / a.abs().max()) for a, b in pairs)
+    text = f'differs by {error:.1e} of the largest output'
+    # A NaN is not below it either.
+    return Comparison(tuple(image.shape), error, text, error < TOLERANCE)
+
+
+def as_sequence(outputs: Tensor | Sequence[Tensor]) -> Sequence[Tensor]:
+    """One output or several → several."""
+    return [outputs] if isinstance(outputs, Tensor) else outputs

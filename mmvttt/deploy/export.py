@@ -1,0 +1,223 @@
+"""Modules as files: torch.export's `.pt2`, ONNX, and OpenVINO's `.xml`."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.fx.experimental import _config as fx_config
+
+from mmvttt.checkpoints.atomic_write import replacing
+from mmvttt.errors import UsageError
+from ttt_kernels import decompositions
+
+from .compare import Runs, as_sequence
+from .runtime import OnnxFile, OpenVINOFile, require_openvino
+
+OPSET = 18
+SUFFIXES = ('.pt2', '.onnx', '.xml')
+_log = logging.getLogger(__name__)
+
+
+def export_module(
+    module: nn.Module,
+    image: Tensor,
+    out: str | os.PathLike[str],
+    fixed_size: bool = False,
+    decompose: bool = False,
+    notes: Mapping[str, str] | None = None,
+    names: Sequence[str] | None = None,
+) -> Runs:
+    """Writes a module that is a function of images alone; returns what runs the file.
+
+    The file is written under another name first: an old one stays whole if this fails.
+
+    Args:
+        module: In evaluation mode, images `(B, C, H, W)` → a tensor or a tuple of tensors.
+        image: An example. With two images or more the batch is free; one is fixed.
+        out: File that ends in `.pt2`, `.onnx` or `.xml`; beside an `.xml` its weights are written
+            as `.bin`. The last two are in standard operators.
+        fixed_size: Fix height and width of the images.
+        decompose: Write a `.pt2` in torch's own operators. Else it keeps this package's ops, which
+            run their kernels wherever `ttt_kernels` is imported before it is loaded.
+        notes: Metadata of the file.
+        names: Names of the outputs.
+
+    Raises:
+        UsageError: A wrong suffix, a missing package, or a module that has to know the size.
+    """
+    out = Path(out)
+    suffix = require_format(out)
+    if not fixed_size:
+        _require_free_size(module)
+    _log.info('tracing at %d×%d pixels', *image.shape[2:])
+    program = _trace(module, image, fixed_size)
+    if decompose or suffix != '.pt2':
+        _log.info("decomposing into torch's own operators")
+        with fx_config.patch(backed_size_oblivious=True):
+            resizings = _resizings() if suffix != '.pt2' else {}
+            program = program.run_decompositions(decompositions() | resizings)
+    notes = dict(notes or {})
+    if suffix == '.pt2':
+        return _write_pt2(program, out, notes)
+    written = _translated(program, list(names) if names else None)
+    written.model.metadata_props.update(notes)
+    _log.info('writing %s', out)
+    if suffix == '.xml':
+        return _write_openvino(written, out, notes)
+    with replacing(out) as partial_out:
+        written.save(partial_out, external_data=False)
+    return OnnxFile(out)
+
+
+def require_format(out: str | os.PathLike[str]) -> str:
+    """The suffix of a file to write, once the packages for its format are found.
+
+    Raises:
+        UsageError: Another suffix, or a missing package.
+    """
+    suffix = Path(out).suffix
+    if suffix not in SUFFIXES:
+        raise UsageError(f'--out {os.fspath(out)!r} must end in {", ".join(SUFFIXES)}')
+    if suffix == '.xml':
+        require_openvino()
+    if suffix != '.pt2':
+        for package in ('onnx', 'onnxscript', 'onnxruntime'):
+            if find_spec(package) is None:
+                extra = 'export' if suffix == '.onnx' else 'openvino'
+                raise UsageError(
+                    f'{suffix} needs {package}, which is not installed: '
+                    f"pip install 'mmvttt[{extra}]'"
+                )
+    return suffix
+
+
+def _require_free_size(network: nn.Module) -> None:
+    for name, module in network.named_modules():
+        if isinstance(module, nn.AdaptiveAvgPool2d) and module.output_size not in (1, (1, 1)):
+            raise UsageError(
+                f'{name} pools a map of any size to {module.output_size}, which no format '
+                'can write for a free size: give --fixed-size, and --shape of the images'
+            )
+
+
+def _trace(network: nn.Module, image: Tensor, fixed_size: bool) -> torch.export.ExportedProgram:
+    free = torch.export.Dim.DYNAMIC
+    dims = {} if len(image) == 1 else {0: free} if fixed_size else {0: free, 2: free, 3: free}
+    try:
+        # Without it torch's own choice of a memory format forbids batches of one.
+        with torch.no_grad(), fx_config.patch(backed_size_oblivious=True):
+            return torch.export.export(network, (image,), dynamic_shapes=(dims,))
+    except torch._dynamo.exc.UserError as error:
+        if fixed_size:
+            raise
+        reason = str(error).strip().partition('\n')[0]
+        raise UsageError(
+            f'{type(network).__name__} cannot be written for images of any size ({reason}): give '
+            '--fixed-size, and --shape of the images'
+        ) from error
+
+
+def _resizings() -> dict[Any, Callable]:
+    """Bicubic resizing of position embeddings as products, in place of a slow operator of ONNX."""
+    ops = torch.ops.aten
+    return {
+        ops.upsample_bicubic2d.vec: partial(_resized, antialias=False),
+        ops._upsample_bicubic2d_aa.vec: partial(_resized, antialias=True),
+    }
+
+
+def _resized(
+    x: Tensor,
+    size: Sequence[Any] | None,
+    align_corners: bool,
+    factors: Sequence[float] | None,
+    antialias: bool,
+) -> Tensor:
+    """`(…, H, W)` → `(…, height, width)`: a product for each side."""
+    if size is None or align_corners:
+        return NotImplemented
+    rows, columns = (
+        _bicubic_weights(old, new, antialias, x) for old, new in zip(x.shape[2:], size, strict=True)
+    )
+    if not antialias:
+        x = F.pad(x, (2, 2, 2, 2), mode='replicate')
+    return rows @ x @ columns.mT
+
+
+def _bicubic_weights(old: Any, new: Any, antialias: bool, like: Tensor) -> Tensor:
+    """`(new, old)`, or `(new, old + 4)` for a side whose ends are repeated twice."""
+    scale = old / new
+    reach = 0 if antialias else 2
+    places = (torch.arange(new).to(like) + 0.5) * scale - 0.5
+    t = places[:, None] - torch.arange(-reach, old + reach).to(like)
+    if antialias:
+        t = t / torch.sym_max(scale, 1.0)
+    t = t.abs()
+    a = -0.5 if antialias else -0.75
+    near = ((a + 2) * t - (a + 3)) * t * t + 1
+    far = (((t - 5) * t + 8) * t - 4) * a
+    weights = torch.where(t < 1, near, torch.where(t < 2, far, 0))
+    return weights / weights.sum(1, keepdim=True) if antialias else weights
+
+
+def _write_pt2(program: torch.export.ExportedProgram, out: Path, notes: dict[str, str]) -> Runs:
+    _log.info('writing %s', out)
+    with replacing(out) as partial_out, open(partial_out, 'wb') as file:
+        torch.export.save(program, file, extra_files={'notes.json': json.dumps(notes)})
+    loaded = torch.export.load(out).module(check_guards=False)
+    return lambda image: as_sequence(loaded(image))
+
+
+def _translated(program: torch.export.ExportedProgram, names: list[str] | None) -> Any:
+    """The program in ONNX, optimised."""
+    from onnx_ir.passes.common import CommonSubexpressionEliminationPass
+    from onnxscript import optimizer
+
+    _log.info('translating into ONNX')
+    written: Any = torch.onnx.export(
+        program,
+        dynamo=True,
+        opset_version=OPSET,
+        input_names=['image'],
+        output_names=names,
+        verbose=False,
+        optimize=False,
+    )
+    _log.info('optimising the graph')
+    # Rewriting patterns takes most of the time of an export. Constants and repeated sizes, four
+    # fifths of the nodes, go first.
+    optimizer.fold_constants(written.model)
+    CommonSubexpressionEliminationPass()(written.model)
+    optimizer.remove_unused_nodes(written.model)
+    optimizer.optimize(written.model)
+    return written
+
+
+def _write_openvino(written: Any, out: Path, notes: dict[str, str]) -> Runs:
+    """By way of ONNX: OpenVINO's reader of torch.export has no scan and no complex numbers."""
+    import openvino
+
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=f'.{out.stem}.', dir=out.parent) as folder:
+        onnx, graph = Path(folder, 'model.onnx'), Path(folder, 'model.xml')
+        written.save(onnx, external_data=False)
+        model = openvino.convert_model(onnx)
+        for name, text in notes.items():
+            model.set_rt_info(text, ['mmvttt', name])
+        openvino.serialize(model, graph)
+        # The graph, without which nobody reads the weights, comes last.
+        with replacing(out) as new, replacing(out.with_suffix('.bin')) as weights:
+            os.replace(graph, new)
+            os.replace(graph.with_suffix('.bin'), weights)
+    return OpenVINOFile(out)

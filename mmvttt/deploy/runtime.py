@@ -1,0 +1,170 @@
+"""Exported files as modules: run by ONNX Runtime or by OpenVINO, on the CPU."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mmvttt.errors import UsageError
+
+
+class ExportedFile(nn.Module):
+    """A file that was exported from a model, as a function of preprocessed images.
+
+    Attributes:
+        path: The file.
+        names: Names of the outputs.
+        shape: Of the images, four sides; a free one is a name.
+        size: (height, width) of the images, or None where they are free.
+    """
+
+    runtime: str
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        super().__init__()
+        self.path = os.fspath(path)
+        try:
+            self.names, self.shape = self._open()
+        except UsageError:
+            raise
+        except Exception as error:
+            reason = str(error).strip().partition('\n')[0]
+            raise UsageError(
+                f'{self.path!r} is no file of tools/export.py for {self.runtime}: {reason}'
+            ) from error
+        height, width = self.shape[2:]
+        free = isinstance(height, str) or isinstance(width, str)
+        self.size = None if free else (height, width)
+
+    def _open(self) -> tuple[tuple[str, ...], tuple[int | str, ...]]:
+        """Opens the file; returns the names of its outputs and the shape of its images."""
+        raise NotImplementedError
+
+    def _run(self, image: np.ndarray) -> Sequence[np.ndarray]:
+        raise NotImplementedError
+
+    def forward(self, image: Tensor) -> list[Tensor]:
+        """Preprocessed image `(B, in_channels, H, W)` → the outputs.
+
+        Raises:
+            UsageError: The file was written for images of another size or number.
+        """
+        fits = (isinstance(a, str) or a == b for a, b in zip(self.shape, image.shape, strict=True))
+        if not all(fits):
+            raise UsageError(
+                f'{self.path!r} takes images {self.shape}, and these are {tuple(image.shape)}: '
+                'give this shape, or export for that one'
+            )
+        found = self._run(np.ascontiguousarray(image.float().cpu().numpy()))
+        return [torch.from_numpy(x) for x in found]
+
+
+class OnnxFile(ExportedFile):
+    """A file of ONNX in ONNX Runtime, with as many threads as torch has.
+
+    Args:
+        path: The file.
+
+    Raises:
+        UsageError: onnxruntime is missing, or the file is none that it can read.
+    """
+
+    runtime = 'ONNX Runtime'
+
+    def _open(self) -> tuple[tuple[str, ...], tuple[int | str, ...]]:
+        try:
+            import onnxruntime
+        except ImportError as error:
+            raise UsageError(
+                "ONNX needs onnxruntime, which is not installed: pip install 'mmvttt[export]'"
+            ) from error
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        self.session = onnxruntime.InferenceSession(
+            self.path, options, providers=['CPUExecutionProvider']
+        )
+        (image,) = self.session.get_inputs()
+        # The name of a free side takes the place of its number.
+        return tuple(output.name for output in self.session.get_outputs()), tuple(image.shape)
+
+    def _run(self, image: np.ndarray) -> Sequence[np.ndarray]:
+        return self.session.run(None, {'image': image})
+
+
+class OpenVINOFile(ExportedFile):
+    """A file of OpenVINO (`.xml` with its `.bin`) on the CPU, with as many threads as torch has.
+
+    Args:
+        path: The `.xml`; OpenVINO also reads a file of ONNX.
+        precision: 'float32', or 'bfloat16' on a processor that computes in it (AVX-512 BF16, AMX).
+
+    Raises:
+        UsageError: OpenVINO is missing, or the file is none that it can read.
+    """
+
+    runtime = 'OpenVINO'
+    precision: str
+
+    def __init__(self, path: str | os.PathLike[str], precision: str = 'float32') -> None:
+        # Not by an attribute of a module that is not there yet.
+        object.__setattr__(self, 'precision', precision)
+        super().__init__(path)
+
+    def _open(self) -> tuple[tuple[str, ...], tuple[int | str, ...]]:
+        require_openvino()
+        import openvino
+
+        hints = {
+            # By itself it computes in bf16 where the processor can.
+            'INFERENCE_PRECISION_HINT': {'float32': 'f32', 'bfloat16': 'bf16'}[self.precision],
+            'INFERENCE_NUM_THREADS': torch.get_num_threads(),
+            'PERFORMANCE_HINT': 'LATENCY',
+        }
+        self.compiled: Any = openvino.Core().compile_model(self.path, 'CPU', hints)
+        # Has the buffers of a call: one for each call would cost a compilation of every size.
+        self.request = self.compiled.create_infer_request()
+        image = self.compiled.input(0).get_partial_shape()
+        sides = tuple(
+            name if side.is_dynamic else side.get_length()
+            for name, side in zip(('batch', 'channels', 'height', 'width'), image, strict=True)
+        )
+        return tuple(output.get_any_name() for output in self.compiled.outputs), sides
+
+    def _run(self, image: np.ndarray) -> Sequence[np.ndarray]:
+        found = self.request.infer({0: image}, share_inputs=True, share_outputs=False)
+        return [found[output] for output in self.compiled.outputs]
+
+
+def require_openvino() -> None:
+    """Refuses to go on without OpenVINO.
+
+    Raises:
+        UsageError: It is not installed.
+    """
+    try:
+        import openvino  # noqa: F401
+    except ImportError as error:
+        raise UsageError("OpenVINO is not installed: pip install 'mmvttt[openvino]'") from error
+
+
+def open_exported(path: str | os.PathLike[str], precision: str = 'float32') -> ExportedFile:
+    """Opens a file by its suffix: `.onnx` in ONNX Runtime, `.xml` in OpenVINO.
+
+    Args:
+        path: The file.
+        precision: See `OpenVINOFile`; a file of ONNX computes as it was exported.
+
+    Raises:
+        UsageError: Another suffix, a missing package, or a file that cannot be read.
+    """
+    suffix = os.path.splitext(path)[1]
+    if suffix == '.onnx':
+        return OnnxFile(path)
+    if suffix == '.xml':
+        return OpenVINOFile(path, precision)
+    raise UsageError(f'{os.fspath(path)!r} must end in .onnx or .xml')

@@ -1,0 +1,89 @@
+"""Exported files as modules: their shapes, and their time beside a model's."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mmvttt.analysis.benchmark import read_csv
+from mmvttt.deploy.runtime import OnnxFile, open_exported
+from mmvttt.errors import UsageError
+
+onnx = pytest.importorskip('onnx')
+pytest.importorskip('onnxruntime')
+
+
+def written(path: Path, *shape: Any) -> Path:
+    """A file that computes image + image."""
+    tensors = [
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
+        for name in ('image', 'twice')
+    ]
+    node = onnx.helper.make_node('Add', ['image', 'image'], ['twice'])
+    graph = onnx.helper.make_graph([node], 'twice', tensors[:1], tensors[1:])
+    opset = onnx.helper.make_opsetid('', 18)
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[opset], ir_version=10), path)
+    return path
+
+
+def test_a_file_of_any_size_and_one_of_its_own(tmp_path: Path) -> None:
+    image = torch.rand(2, 3, 8, 16)
+    free = OnnxFile(written(tmp_path / 'free.onnx', 'batch', 3, 'height', 'width'))
+    assert (free.names, free.size) == (('twice',), None)
+    torch.testing.assert_close(free(image)[0], 2 * image)
+    fixed = OnnxFile(written(tmp_path / 'fixed.onnx', 'batch', 3, 8, 16))
+    assert fixed.size == (8, 16)
+    torch.testing.assert_close(fixed(image)[0], 2 * image)
+    with pytest.raises(UsageError, match=r'these are \(2, 3, 16, 8\): give this shape'):
+        fixed(image.mT)
+
+
+def test_the_same_files_for_openvino(tmp_path: Path) -> None:
+    openvino = pytest.importorskip('openvino')
+    image = torch.rand(2, 3, 8, 16)
+    for name, shape, size in (
+        ('free', ('batch', 3, 'height', 'width'), None),
+        ('fixed', ('batch', 3, 8, 16), (8, 16)),
+    ):
+        model = openvino.convert_model(written(tmp_path / f'{name}.onnx', *shape))
+        openvino.save_model(model, tmp_path / f'{name}.xml', compress_to_fp16=False)
+        file = open_exported(tmp_path / f'{name}.xml')
+        assert (file.names, file.size) == (('twice',), size)
+        first = file(image)[0]
+        torch.testing.assert_close(first, 2 * image)
+        # Not a buffer of the runtime's, which the next call would overwrite.
+        torch.testing.assert_close(file(3 * image.flip(0))[0], 6 * image.flip(0))
+        torch.testing.assert_close(first, 2 * image)
+    with pytest.raises(UsageError, match=r'these are \(2, 3, 16, 8\): give this shape'):
+        file(image.mT)
+
+
+def test_what_is_no_exported_file(tmp_path: Path) -> None:
+    for name in ('cut.onnx', 'cut.xml'):
+        (tmp_path / name).write_bytes(b'<')
+    with pytest.raises(UsageError, match=r"cut.onnx' is no file of tools/export.py for ONNX"):
+        open_exported(tmp_path / 'cut.onnx')
+    with pytest.raises(UsageError, match=r'must end in \.onnx or \.xml'):
+        open_exported(tmp_path / 'model.pt2')
+    pytest.importorskip('openvino')
+    with pytest.raises(UsageError, match=r"cut.xml' is no file of tools/export.py for OpenVINO"):
+        open_exported(tmp_path / 'cut.xml')
+
+
+def test_benchmark_times_files_beside_a_model(tools: Any, tmp_path: Path) -> None:
+    openvino = pytest.importorskip('openvino')
+    file = written(tmp_path / 'twice.onnx', 'batch', 3, 'height', 'width')
+    line = ('resnet18', '--sizes', '32', '--repeats', '2', '--device', 'cpu', '--onnx', file)
+    graph = tmp_path / 'twice.xml'
+    openvino.save_model(openvino.convert_model(file), graph)
+    line += ('--openvino', graph)
+    out = tools('benchmark.py', *line, '--out', tmp_path / 'out.csv')
+    model, *others = read_csv(tmp_path / 'out.csv')
+    names = [model.model, *(other.model for other in others)]
+    assert names == ['resnet18', 'twice (onnx)', 'twice (openvino)']
+    assert model.peak_mib is not None
+    assert all(other.peak_mib is None for other in others)
+    assert all(other.latency_ms is not None for other in others)
+    assert 'twice (onnx) inference float32 1 × 32×32' in out
+    assert '--onnx is for inference' in tools.error('benchmark.py', *line, '--train')
