@@ -10,7 +10,13 @@ example: python tools/analyze_logs.py work_dirs/demo --metrics coco/bbox_mAP
 import os
 from pathlib import Path
 
-from mmvttt.analysis.curves import plot_curves, read_scalars, spread_table, summary
+from mmvttt.analysis.curves import (
+    plot_curves,
+    read_scalars,
+    spread_table,
+    summary,
+    write_csv,
+)
 from mmvttt.openmmlab.cli import command_line
 
 
@@ -23,11 +29,14 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument(
         '--out', help='image file (default: curves.png in the work directory of the first run)'
     )
+    parser.add_argument('--csv', metavar='FILE', help='also write the numbers to this file')
     args = parser.parse_args(argv)
     try:
         runs = {_name(folder): read_scalars(folder) for folder in args.work_dirs}
         out = args.out or Path(args.work_dirs[0]) / 'curves.png'
         out = plot_curves(runs, out, args.metrics)
+        if args.csv:
+            write_csv(runs, args.csv, args.metrics)
     except (FileNotFoundError, KeyError, ValueError) as error:
         parser.exit(1, f'{error.args[0]}\n')
     if len(runs) > 1:

@@ -1,5 +1,6 @@
 """Curves of loss and of the evaluated metrics, from the scalars that mmengine writes."""
 
+import csv
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -116,6 +117,26 @@ def plot_curves(
     if not several:
         figure.suptitle(_label(next(iter(runs))))
     return save(figure, out, dpi=120)
+
+
+def write_csv(
+    runs: Mapping[str, Run], out: str | os.PathLike[str], metrics: Sequence[str] | None = None
+) -> None:
+    """Writes the total loss and the evaluated metrics of runs: a row for each run, scalar and step.
+
+    Args:
+        runs: What `read_scalars` returns for each run, by the name that it is written with.
+        out: The file to write, with the columns run, scalar, step and value.
+        metrics: Names of evaluated scalars; default: all that were ever defined.
+    """
+    Path(out).parent.mkdir(parents=True, exist_ok=True)
+    with open(out, 'w', newline='', encoding='utf-8') as file:
+        writer = csv.writer(file, lineterminator='\n')
+        writer.writerow(['run', 'scalar', 'step', 'value'])
+        for run, (train, evaluated) in runs.items():
+            for name in ['loss', *(metrics or _defined(evaluated))]:
+                values = (train if name == 'loss' else evaluated).get(name, {})
+                writer.writerows([run, name, i, f'{value:.6g}'] for i, value in values.items())
 
 
 def spread_table(runs: Mapping[str, Run], metrics: Sequence[str] | None = None) -> str:
