@@ -1,7 +1,15 @@
 # make demo and make test do all of their own set-up in .venv, and reuse it afterwards.
 PYTHON ?= python3
-VENV := .venv
+# Which OpenMMLab: openmmlab, its original packages; or onedl, the maintained forks. They share their
+# import names, so each has an environment of its own.
+STACK ?= openmmlab
+TOOLBOXES_openmmlab := lite,det,seg,pretrain
+TOOLBOXES_onedl := onedl-det,onedl-seg,onedl-pretrain
+TOOLBOXES := $(or $(TOOLBOXES_$(STACK)),$(error STACK=$(STACK): there are openmmlab and onedl))
+VENV := .venv$(if $(filter onedl,$(STACK)),-onedl)
 BIN := $(VENV)/bin
+# The library alone, from its wheel.
+LIBRARY := build/library
 # Where to take torch and torchvision from, for the builds that PyTorch's own index alone has (CPU).
 TORCH_INDEX ?=
 # Bytecode of all files is a third of the time of an installation: Python makes it of what is imported.
@@ -11,30 +19,33 @@ DEMO_DIR := work_dirs/demo
 # The demo's products are small: more threads than a few wait for each other.
 export OMP_NUM_THREADS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? n : 4)))
 
-.PHONY: help setup demo test stress lint format docs dist gpu clean
+.PHONY: help setup demo test test-library stress lint format docs dist gpu clean
 
 help:
 	@echo "make demo    set up, train Mask R-CNN with Vittt on the built-in data, show AP and pictures"
 	@echo "make test    set up, lint, run the tests"
+	@echo "make test-library   the tests of the library from a wheel, without any OpenMMLab"
+	@echo "             setup, demo, test and stress take STACK=onedl: the maintained forks of OpenMMLab"
 	@echo "make stress  the tests that take minutes: kills, long sequences, whole models"
 	@echo "make docs    guide and API reference in build/site; a warning is an error"
 	@echo "make dist    wheel and sdist in dist/ [REPOSITORY=address of the sources, for the links of its page]"
-	@echo "make gpu     on a machine with a CUDA GPU: the kernels' tests on it, benchmarks of ops and models [OUT=folder] [PART=tests|benchmarks|plan|models]"
+	@echo "make gpu     on a machine with a CUDA GPU: the kernels' tests on it, benchmarks of ops and models [OUT=folder] [PART=sanitizer|tests|benchmarks|plan|models]"
 	@echo "make lint    check format, style and types;  make format    put them right"
 
 setup: $(VENV)/.installed
 
-# mmdet, mmsegmentation and mmpretrain without a compiler: mmcv-lite and torchvision.
+# mmdet, mmsegmentation and mmpretrain without a compiler: torchvision has mmcv's operators.
 $(VENV)/.installed: setup.py pyproject.toml mmvttt/version.py
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 10) else "mmvttt needs Python 3.10 or newer: make PYTHON=python3.12 …")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(INSTALL) --upgrade pip
 	test -z "$(TORCH_INDEX)" || $(INSTALL) 'torch>=2.11,<2.15' torchvision --index-url '$(TORCH_INDEX)'
-	$(INSTALL) -e '.[lite,all]'
-	# mmengine requires opencv-python, which needs libGL; a machine without it gets the headless build.
+	$(INSTALL) -e '.[$(TOOLBOXES),cpu,demo,export,gen,test]'
+	# OpenMMLab requires opencv-python, which needs libGL; a machine without it gets the headless build.
 	$(BIN)/python -c 'import cv2' 2>/dev/null || { \
+		found=$$($(BIN)/python -c 'from importlib.metadata import version; print(version("opencv-python"))') && \
 		$(BIN)/python -m pip uninstall --quiet --yes opencv-python opencv-python-headless && \
-		$(INSTALL) 'opencv-python-headless>=4.9,<6'; }
+		$(INSTALL) "opencv-python-headless==$$found"; }
 	$(BIN)/python -m mmvttt
 	touch $@
 
@@ -49,6 +60,17 @@ demo: setup
 test: setup lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not stress" -n auto --maxprocesses 8 --dist loadfile \
 		--durations 15 --durations-min 5
+
+# What the library alone has to do, in a fresh environment: its wheel, torch, timm and diffusers. The
+# first line is the promise: no OpenMMLab, no OpenCV. PYTHONSAFEPATH: the wheel, not this folder.
+test-library:
+	rm -rf $(LIBRARY) && $(PYTHON) -m venv $(LIBRARY)
+	test -z "$(TORCH_INDEX)" || $(LIBRARY)/bin/python -m pip install --quiet 'torch>=2.11,<2.15' torchvision --index-url '$(TORCH_INDEX)'
+	$(LIBRARY)/bin/python -m pip wheel --quiet --no-deps --wheel-dir $(LIBRARY)/dist .
+	$(LIBRARY)/bin/python -m pip install --quiet --no-compile "$$(echo $(LIBRARY)/dist/mmvttt-*.whl)[gen,test]"
+	! $(LIBRARY)/bin/python -m pip list | grep -iE '^(onedl-)?mm(engine|cv|det|seg|pretrain)|opencv'
+	cd tests && PYTHONSAFEPATH=1 OMP_NUM_THREADS=1 ../$(LIBRARY)/bin/python -m pytest -m "not stress" -n auto \
+		--maxprocesses 8 --dist loadfile kernels models generation checkpoints convert test_library.py
 
 stress: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m stress -n auto --maxprocesses 8 --dist loadfile

@@ -81,8 +81,10 @@ def after_import(name: str, callback: 'Callback') -> None:
     if module is not None and not getattr(module.__spec__, '_initializing', False):
         callback(module)
         return
-    if _finder not in sys.meta_path:
-        sys.meta_path.insert(0, _finder)
+    # In front of finders that came later.
+    if _finder in sys.meta_path:
+        sys.meta_path.remove(_finder)
+    sys.meta_path.insert(0, _finder)
     _finder.waiting.setdefault(name, []).append(callback)
 
 

@@ -1,4 +1,4 @@
-"""Packaging of the plugin (`mmvttt`), its kernels (`ttt_kernels`) and its configs (for `::`)."""
+"""Packaging of the library (`mmvttt`), its kernels (`ttt_kernels`) and its configs (for `::`)."""
 
 import os
 import re
@@ -85,32 +85,42 @@ def readme() -> str:
 
 # Ranges that were tried.
 INSTALL = [
-    # 2.11 is the common GPU image, 2.14 the newest one that was tried. CUDA builds bring the Triton
-    # that they were tested with; without it the ops run their definitions in PyTorch.
+    # 2.11 is the common GPU image, 2.14 the newest one with which all tests passed: with 2.15 and
+    # its Triton 3.9 some of the kernels' tests fail. CUDA builds bring the Triton that they were
+    # tested with; without it the ops run their definitions in PyTorch.
     'torch>=2.11,<2.15',
     'torchvision>=0.26,<0.30',
-    'mmengine>=0.10.7,<0.11',
     # 1.0.24 and older unpickle what create_model(checkpoint_path=…) reads.
     'timm>=1.0.26,<1.1',
     'numpy>=1.26,<2.6',
     'pillow>=10,<14',
-    'pyyaml>=6,<7',
-    'rich>=13,<16',
+    'safetensors>=0.4,<1',
 ]
+# The two OpenMMLabs share their import names, so no extra of one may bring a package of the other.
+MMENGINE = 'mmengine>=0.10.7,<0.11'
+# pip builds onedl-mmcv in an environment without torch, where it compiles nothing.
+ONEDL = ['onedl-mmengine>=0.10.12,<0.11', 'onedl-mmcv>=2.3.6,<2.4']
 EXTRAS = {
-    # Without mmcv's compiled operators; never beside the `mmcv` distribution (same import).
-    # 2.1.0 because mmdet 3.3 and mmsegmentation 1.2 refuse 2.2.
-    # numba: the kernels of a CPU.
-    'lite': ['mmcv-lite==2.1.0', 'numba>=0.65,<0.69'],
-    'det': ['mmdet==3.3.0'],
+    # The original packages. Without mmcv's compiled operators; never beside the `mmcv` distribution
+    # (same import). 2.1.0 because mmdet 3.3 and mmsegmentation 1.2 refuse 2.2.
+    'lite': [MMENGINE, 'mmcv-lite==2.1.0'],
+    'det': [MMENGINE, 'mmdet==3.3.0'],
     # mmsegmentation imports ftfy and regex without declaring them.
-    'seg': ['mmsegmentation==1.2.2', 'ftfy', 'regex'],
-    'pretrain': ['mmpretrain==1.2.0'],
+    'seg': [MMENGINE, 'mmsegmentation==1.2.2', 'ftfy', 'regex'],
+    'pretrain': [MMENGINE, 'mmpretrain==1.2.0'],
+    # The maintained forks.
+    'onedl-det': [*ONEDL, 'onedl-mmdetection>=3.5.1,<3.6'],
+    'onedl-seg': [*ONEDL, 'onedl-mmsegmentation>=1.4.2,<1.5'],
+    'onedl-pretrain': [*ONEDL, 'onedl-mmpretrain>=1.3.6,<1.4'],
+    # The kernels of a CPU.
+    'cpu': ['numba>=0.65,<0.69'],
     # To write ONNX with tools/export.py and to compare it.
     'export': ['onnx>=1.19,<1.24', 'onnxscript>=0.7,<0.8', 'onnxruntime>=1.23,<1.32'],
     # DiT and Stable Diffusion 3, for linearize() and models/generation.
     'gen': ['diffusers>=0.42,<0.43'],
-    # For the page of tools/gradio_demo.py; large, so in no other extra.
+    # Curves, receptive fields and gradient maps as pictures.
+    'plots': ['matplotlib>=3.8,<4'],
+    # For the page of tools/gradio_demo.py; large.
     'gradio': ['gradio>=5,<7'],
     # The photographs and digits of the built-in data set, and its pictures.
     'demo': ['scikit-learn>=1.5,<2', 'scikit-image>=0.24,<0.27', 'matplotlib>=3.8,<4'],
@@ -131,9 +141,6 @@ EXTRAS = {
     ],
     'docs': ['mkdocs>=1.6,<1.7', 'mkdocstrings[python]>=1.0,<2'],
 }
-EXTRAS['all'] = sorted(
-    {d for n, deps in EXTRAS.items() if n not in ('lite', 'docs', 'gradio') for d in deps}
-)
 
 packages = find_packages(include=['mmvttt', 'mmvttt.*'])
 packages += ['ttt_kernels', *(f'ttt_kernels.{p}' for p in find_packages('kernels'))]
@@ -141,12 +148,14 @@ packages += ['ttt_kernels', *(f'ttt_kernels.{p}' for p in find_packages('kernels
 setup(
     name='mmvttt',
     version=version(),
-    description='Linear-time Test-Time-Training backbones for OpenMMLab, on fused Triton kernels',
+    description='Linear-time Test-Time-Training backbones for vision: torch, timm, OpenMMLab',
     long_description=readme(),
     long_description_content_type='text/markdown',
     license='Apache-2.0',
     project_urls={'Source': REPOSITORY} if REPOSITORY else {},
     keywords='object detection, segmentation, test-time training, Triton, OpenMMLab',
+    # Those that were installed and tried.
+    classifiers=[f'Programming Language :: Python :: 3.{minor}' for minor in (10, 11, 12, 13)],
     python_requires='>=3.10',
     packages=packages,
     package_data={'mmvttt': ['py.typed'], 'ttt_kernels': ['py.typed']},

@@ -1,5 +1,6 @@
 # DiT³-S/2 on ImageNet-1k, 256×256 (vit3 Sec. 5.4, Tab. 10): 400k steps, DiT's protocol.
-# The paper's result, without guidance: FID 62.65, IS 21.59. It does not state the number of steps.
+# The paper's result, without guidance: FID 62.65, IS 21.59.
+# The paper does not state the number of steps.
 _base_ = [
     './_base_/dit3.py',
     './_base_/latents_256_in1k.py',

@@ -1,5 +1,6 @@
 # DiT³-S/8 on ImageNet-1k, 256×256 (vit3 Sec. 5.4, Tab. 10): 400k steps, DiT's protocol.
-# The paper's result, without guidance: FID 143.49, IS 8.34. It does not state the number of steps.
+# The paper's result, without guidance: FID 143.49, IS 8.34.
+# The paper does not state the number of steps.
 _base_ = [
     './_base_/dit3.py',
     './_base_/latents_256_in1k.py',

@@ -5,7 +5,7 @@ import platform
 
 import torch
 
-from ._backend import available
+from ._backend import available, refusals
 
 
 def _version(package: str) -> str:
@@ -37,6 +37,11 @@ def report() -> str:
         for backend, reason in backends.items():
             verdict = 'can run' if reason is None else f'cannot run: {reason}'
             lines.append(f'{op:<12} {backend:<10} {verdict}')
+            if (backend, reason) == ('triton', None):
+                lines += [
+                    f'{op:<12} {backend:<10} cannot run in {" and ".join(dtypes)}: {why}'
+                    for dtypes, why in refusals(op)
+                ]
     return '\n'.join(lines)
 
 

@@ -13,6 +13,8 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from . import _known
+
 _FOLDER = Path(__file__).parent
 # Every folder of this package is an op.
 OPS = tuple(m.name for m in pkgutil.iter_modules([str(_FOLDER)]) if m.ispkg)
@@ -27,6 +29,8 @@ _LACKING = {
     for backend, module in _MODULES.items()
     if module not in (m.name for m in pkgutil.iter_modules([str(_FOLDER / op)]))
 }
+# The first with `constexpr_function`.
+_OLDEST_TRITON = (3, 4)
 VARIABLE = 'TTT_KERNELS_BACKEND'
 
 
@@ -54,6 +58,13 @@ def resolve(op: str, backend: str | None) -> str:
     return 'auto' if backend is None and (op, wanted) in _LACKING else wanted
 
 
+def triton_version() -> str:
+    """Version of the Triton that compiles the kernels."""
+    import triton
+
+    return triton.__version__
+
+
 @functools.cache
 def load_kernel(op: str, backend: str = 'triton') -> ModuleType | str:
     """Imports the module of an op's kernels, once; a string is the reason why there is none."""
@@ -63,6 +74,9 @@ def load_kernel(op: str, backend: str = 'triton') -> ModuleType | str:
     if backend == 'numba' and importlib.util.find_spec('numba') is None:
         return 'numba is not installed; `pip install numba` makes the op faster on a CPU'
     try:
+        if backend == 'triton' and _known.version_of(triton_version()) < _OLDEST_TRITON:
+            oldest = '.'.join(map(str, _OLDEST_TRITON))
+            return f'Triton {triton_version()} is too old; the kernels need {oldest} or newer'
         return importlib.import_module(name)
     except Exception as error:  # a broken Triton raises nearly anything
         return f'its kernel cannot be imported ({type(error).__name__}: {error})'
@@ -87,11 +101,24 @@ def _no_launches() -> str | None:
     return None
 
 
-def _too_old(device: torch.device) -> str | None:
-    major, minor = torch.cuda.get_device_capability(device)
-    if major < 8 and not torch.version.hip:
-        return f'the GPU has compute capability {major}.{minor}; the kernels need 8.0 or more'
-    return None
+def known(op: str, tensor: Tensor) -> _known.Row | None:
+    """What is known of an op's Triton kernel for `tensor` on its GPU; None in the interpreter."""
+    if interpreting():
+        return None
+    capability = torch.cuda.get_device_capability(tensor.device)
+    return _known.row(op, tensor.dtype, capability, triton_version())
+
+
+def _refused(op: str, tensor: Tensor) -> str | None:
+    """Reason why an op's Triton kernel is known to be wrong for `tensor`, or None."""
+    if interpreting() or tensor.device.type == 'cpu':
+        return None
+    found = known(op, tensor)
+    if found is None or found.verdict != _known.REFUSED:
+        return None
+    gpu = '.'.join(map(str, torch.cuda.get_device_capability(tensor.device)))
+    dtype = str(tensor.dtype).removeprefix('torch.')
+    return f'{dtype} on compute capability {gpu} with Triton {triton_version()}: {found.why}'
 
 
 def _unreachable(backend: str, device: torch.device) -> str | None:
@@ -102,7 +129,7 @@ def _unreachable(backend: str, device: torch.device) -> str | None:
     if interpreting() and device.type in ('cpu', 'cuda'):
         return None
     if device.type == 'cuda':
-        return _no_launches() or _too_old(device)
+        return _no_launches()
     return (
         f'the tensors are on {device.type!r}; Triton kernels need a GPU, or TRITON_INTERPRET=1 in '
         'the environment before Python starts'
@@ -138,7 +165,10 @@ def choose(
     if isinstance(kernel, str):
         reason = kernel
     else:
-        reason = _unreachable(wanted, tensor.device) or unsupported_reason(kernel)
+        reason = _unreachable(wanted, tensor.device)
+        if reason is None and wanted == 'triton':
+            reason = _refused(op, tensor)
+        reason = reason or unsupported_reason(kernel)
         if reason is None:
             return kernel
     if backend != 'auto':
@@ -170,5 +200,15 @@ def available() -> dict[str, dict[str, str | None]]:
         for backend, missing in (('triton', no_gpu), ('numba', None)):
             kernel = load_kernel(op, backend)
             reasons[backend] = kernel if isinstance(kernel, str) else missing
+        if reasons['triton'] is None:
+            everywhere = [why for dtypes, why in refusals(op) if len(dtypes) == len(_known.DTYPES)]
+            reasons['triton'] = everywhere[0] if everywhere else None
         report[op] = {**reasons, 'reference': None}
     return report
+
+
+def refusals(op: str) -> list[tuple[tuple[str, ...], str]]:
+    """Dtypes in which the op's Triton kernel is refused on this machine's GPU, and the reasons."""
+    if interpreting() or not torch.cuda.is_available():
+        return []
+    return list(_known.refusals(op, torch.cuda.get_device_capability(), triton_version()))

@@ -1,11 +1,11 @@
 """Autocast and checks of arguments, for the public functions of all ops."""
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.library import CustomOpDef
 
 _LETTERS = {'forward': 'f', 'backward': 'b'}
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -36,44 +36,14 @@ def to_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in tensors)
 
 
-# Checks that have passed, with all that they looked at.
-_passed: set[tuple] = set()
-_MOST_PASSED = 4096
-
-
-def once(check: Callable[..., None], *arguments: object, **named: object) -> None:
-    """Calls `check`, once for all tensors of the same shapes and dtypes: it may look at no more."""
-    seen = [
-        (x.shape, x.dtype) if isinstance(x, Tensor) else (type(x), x)
-        for x in (*arguments, *named.values())
-    ]
-    key = (check, *named, *seen)
-    # Symbolic sizes cannot be hashed, nor can some wrong arguments.
-    hashable = not torch.compiler.is_compiling() and _hashable(key)
-    if hashable and key in _passed:
-        return
-    check(*arguments, **named)
-    if hashable:
-        if len(_passed) >= _MOST_PASSED:
-            _passed.clear()
-        _passed.add(key)
-
-
-def _hashable(key: tuple) -> bool:
-    try:
-        hash(key)
-    except TypeError:
-        return False
-    return True
-
-
 def check_tensors(op: str, optional: tuple[str, ...] = (), **tensors: Tensor | None) -> None:
     """Checks that all are tensors on the device of the first; the `optional` ones may be None.
 
     Raises:
         TypeError: not a tensor, or a sparse one.
         ValueError: not on the device of the first.
-        NotImplementedError: it carries a tangent of `torch.func.jvp`, which the op would drop.
+        NotImplementedError: it carries a tangent of `torch.func.jvp`, which the op would drop, or
+            is inside of `torch.func.grad`, which registered ops have no rule for.
     """
     first_name, first = next(iter(tensors.items()))
     tangents = not torch.compiler.is_compiling() and forward_ad._current_level >= 0
@@ -92,8 +62,39 @@ def check_tensors(op: str, optional: tuple[str, ...] = (), **tensors: Tensor | N
         if tangents and forward_ad.unpack_dual(x).tangent is not None:
             raise NotImplementedError(
                 f'{op}: {name} carries a tangent, and the op has no forward-mode derivative; use '
-                f'ttt_kernels.{op}.reference.forward, or reverse mode (torch.func.vjp)'
+                f'torch.autograd.grad, or {_definition(op)}'
             )
+        if not torch.compiler.is_compiling() and _transformed(x):
+            raise NotImplementedError(
+                f'{op}: {name} is inside of torch.func.grad, vjp or jacrev, which have no rule for '
+                'the op (vmap by itself loops over it); use torch.autograd.grad, or '
+                f'{_definition(op)}'
+            )
+
+
+def _definition(op: str) -> str:
+    return f'the definition in plain PyTorch, ttt_kernels/{op}/reference.py'
+
+
+def _transformed(x: Tensor) -> bool:
+    """True for a tensor that torch.func differentiates by, at any level."""
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(x):
+        if functorch.is_gradtrackingtensor(x):
+            return True
+        x = functorch.get_unwrapped(x)
+    return False
+
+
+def once_differentiable(op: str, backward_op: CustomOpDef) -> None:
+    """Makes a derivative of an op's gradient an error that says what to do."""
+
+    def backward(ctx, *grads: Tensor | None) -> None:
+        raise NotImplementedError(
+            f'{op}: its gradient has no derivative by autograd; use {_definition(op)}'
+        )
+
+    backward_op.register_autograd(backward)
 
 
 def check_not_empty(op: str, name: str, x: Tensor, **sizes: int) -> None:

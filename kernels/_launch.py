@@ -5,16 +5,12 @@ No atomics, and nothing depends on the GPU at hand: the same inputs give the sam
 """
 
 import functools
-from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.compiler import CompiledKernel
-from triton.runtime import driver
-from triton.runtime.jit import JITFunction
 
 from . import _backend
 
@@ -83,14 +79,34 @@ def unpad(*tensors: Tensor, width: int, axes: int = 1) -> list[Tensor]:
     return [x[corner].contiguous() for x in tensors]
 
 
-def little_shared_memory(q: Tensor) -> bool:
-    """True where a program has 99 KB of shared memory (desktop GPUs from 8.6 on) or 64 (AMD)."""
+class Gpu(NamedTuple):
+    """What the configuration of a kernel depends on, beside dtype and sizes.
+
+    Attributes:
+        little: A program has 99 KB of shared memory (desktop GPUs from 8.6 on) or 64 (AMD).
+        warp_groups: Products are WGMMA or tcgen05 in bf16 and fp16, with operands in shared memory.
+        one_stage: Loops are not pipelined (`_known.Row`).
+    """
+
+    little: bool = False
+    warp_groups: bool = True
+    one_stage: bool = False
+
+
+_ROOMY = ((8, 0), (8, 7), (9, 0), (10, 0), (10, 3))
+
+
+def gpu(op: str, q: Tensor) -> Gpu:
+    """The GPU of `q` and what is known of `op` on it; in the interpreter any."""
     if _backend.interpreting():
-        return False
-    if torch.version.hip:
-        return True
-    roomy = ((8, 0), (8, 7), (9, 0), (10, 0), (10, 3))
-    return torch.cuda.get_device_capability(q.device) not in roomy
+        return Gpu()
+    capability = torch.cuda.get_device_capability(q.device)
+    known = _backend.known(op, q)
+    return Gpu(
+        little=bool(torch.version.hip) or capability not in _ROOMY,
+        warp_groups=not torch.version.hip and capability[0] in (9, 10),
+        one_stage=known is not None and known.one_stage,
+    )
 
 
 def with_strides(**tensors: Tensor) -> dict[str, Tensor | tuple[int, ...]]:
@@ -121,44 +137,6 @@ def unsupported_scans_reason(scans: int) -> str | None:
     if scans > MOST_SCANS:
         return f'R is {scans}; the kernels have at most {MOST_SCANS} scans'
     return None
-
-
-# Compiled kernels by all that their compilation depends on.
-_compiled: dict[tuple, CompiledKernel] = {}
-_MOST_COMPILED = 4096
-
-
-def launcher(kernel: JITFunction, grid: tuple[int, ...]) -> Callable[..., object]:
-    """`kernel[grid]` for arguments by name, in less than half of the host's time.
-
-    Triton looks at every argument of a launch to find what it has compiled. It depends on dtypes,
-    on pointers being multiples of 16 and on numbers, so that a dictionary finds it. Where launches
-    are interpreted, or replaced in order to look at them, they are Triton's.
-    """
-    if not isinstance(kernel, JITFunction) or JITFunction.run.__module__ != JITFunction.__module__:
-        return kernel[grid]
-    return functools.partial(_launch, kernel, grid)
-
-
-def _launch(kernel: JITFunction, grid: tuple[int, ...], /, **arguments: object) -> None:
-    key = (
-        id(kernel),
-        driver.active.get_current_device(),
-        *arguments,
-        *[
-            (x.dtype, x.data_ptr() % 16 == 0) if isinstance(x, Tensor) else x
-            for x in arguments.values()
-        ],
-    )
-    compiled = _compiled.get(key)
-    if compiled is not None:
-        compiled[(*grid, 1, 1)[:3]](*[arguments[name] for name in kernel.arg_names])
-        return
-    compiled = kernel[grid](**arguments)
-    if len(_compiled) >= _MOST_COMPILED:
-        _compiled.clear()
-    if isinstance(compiled, CompiledKernel):  # not one that a thread of Triton still compiles
-        _compiled[key] = compiled
 
 
 def cdiv(a: int, b: int) -> int:
@@ -229,7 +207,7 @@ def add_up(partials: Tensor, factor: float = 1.0, divisor: int = 1) -> Tensor:
     size = total[0].numel()
     grid = (programs * cdiv(size, _COLUMNS),)
     with torch.cuda.device_of(partials):
-        launcher(_add_up, grid)(
+        _add_up[grid](
             partials=partials,
             total=total,
             factor=factor,
@@ -274,7 +252,7 @@ def relative(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     out = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
     peak = x.new_empty(len(x))
     with torch.cuda.device_of(x):
-        launcher(_relative, (len(x),))(
+        _relative[(len(x),)](
             x=x.contiguous(), out=out, peak=peak, size=x[0].numel(), COLUMNS=1024, num_warps=4
         )
     return out, peak

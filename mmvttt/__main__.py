@@ -8,15 +8,17 @@ from __future__ import annotations
 import argparse
 import importlib
 import platform
+import sys
 import warnings
 from importlib.metadata import packages_distributions, version
 from importlib.util import find_spec
 
 from . import __version__
+from .distributions import overlaid
 
 # By import name, the versions that were tried. Others may work, so they are not required.
 _PACKAGES: dict[str, tuple[str, ...]] = {
-    'torch': ('2.11', '2.14'),
+    'torch': ('2.11', '2.14', '2.15'),
     'torchvision': (),
     'triton': (),
     'numba': (),
@@ -40,6 +42,16 @@ def _imported(module: str) -> tuple[str, str | None]:
             return getattr(importlib.import_module(module), '__version__', '?'), None
     except Exception as error:
         return '?', f'{type(error).__name__}: {error}'.partition('\n')[0]
+
+
+def _remedy(failure: str) -> str:
+    if 'libGL' not in failure and 'libgthread' not in failure:
+        return ''
+    # Both distributions lie in one folder.
+    return (
+        '; opencv-python needs libraries of a desktop: pip uninstall -y opencv-python '
+        'opencv-python-headless && pip install opencv-python-headless'
+    )
 
 
 def _gpus() -> str:
@@ -66,7 +78,7 @@ def versions() -> list[str]:
         distributions = ', '.join(f'{name} {version(name)}' for name in found)
         line = f'{module:12} {number} ({distributions or "no distribution"})'
         if failure is not None:
-            line += f'  cannot be imported: {failure}'
+            line += f'  cannot be imported: {failure}{_remedy(failure)}'
         elif len(found) > 1:
             line += '  they share one folder: keep one of them'
         if failure is None and tried and '.'.join(number.split('.')[:2]) not in tried:
@@ -120,13 +132,15 @@ def kernel_lines() -> list[str]:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Prints the report."""
+    """Prints the report; ends with status 1 where two OpenMMLabs lie over one another."""
     parser = argparse.ArgumentParser(prog='python -m mmvttt', description=__doc__)
     parser.add_argument('--patches', action='store_true', help='every patch with its reason')
     args = parser.parse_args(argv)
     print('\n'.join(versions()))
     print('\nPatches (docs/patches.md)', *patch_lines(args.patches), sep='\n')
     print('\nKernels', *kernel_lines(), sep='\n')
+    if (problem := overlaid()) is not None:
+        sys.exit(f'error: {problem}')
 
 
 if __name__ == '__main__':

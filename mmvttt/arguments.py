@@ -38,14 +38,14 @@ def check_number(name: str, value: Any, above: float = -math.inf) -> None:
 
 
 def check_rate(name: str, value: Any) -> None:
-    """A part of the whole that is not all of it, in [0, 1)."""
+    """A fraction in [0, 1)."""
     check_part(name, value, 'a rate in [0, 1)')
     if value == 1:
         raise ValueError(f'{name}={value!r}: choose a rate in [0, 1).')
 
 
-def check_part(name: str, value: Any, allowed: str = 'a part of 1, in [0, 1]') -> None:
-    """A part of the whole, in [0, 1]."""
+def check_part(name: str, value: Any, allowed: str = 'a fraction in [0, 1]') -> None:
+    """A fraction in [0, 1]."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f'{name}={value!r}: choose {allowed}.')
     if not 0 <= value <= 1:
@@ -80,7 +80,7 @@ def checked_size(name: str, value: Any) -> tuple[int, int]:
 
 
 def checked_head_dims(embed_dims: int, num_heads: int) -> int:
-    """Channels of one head, of which the channels must be a multiple."""
+    """Channels of one head; the heads must divide the channels."""
     check_int('embed_dims', embed_dims)
     check_int('num_heads', num_heads)
     if embed_dims % num_heads:

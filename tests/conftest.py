@@ -67,7 +67,7 @@ def pytest_terminal_summary(terminalreporter: object, config: pytest.Config) -> 
     if count := config.stash.get(_deselected, 0):
         terminalreporter.write_line(
             f'{count} {DESELECTED}: torch sees none here; `make gpu` runs them on one, and '
-            'tests/kernels/test_gpu_rehearsal.py on a stand-in'
+            'tests/kernels/stand_ins/test_gpu_rehearsal.py on a stand-in'
         )
 
 
@@ -126,9 +126,12 @@ def quick_starts() -> Iterator[None]:
     import mmengine.config.config
     import mmengine.dataset.base_dataset
     import mmengine.runner.runner
+    import yapf.yapflib.yapf_api
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mmengine.config.config, 'FormatCode', lambda text, **_: (text, False))
+        # mmengine imports the function with its module, its fork at each call.
+        for module in (mmengine.config.config, yapf.yapflib.yapf_api):
+            patch.setattr(module, 'FormatCode', lambda text, **_: (text, False), raising=False)
         patch.setattr(mmengine.dataset.base_dataset, 'gc', SimpleNamespace(collect=lambda: 0))
         collect_env = functools.cache(mmengine.runner.runner.collect_env)
         patch.setattr(mmengine.runner.runner, 'collect_env', lambda: collect_env().copy())

@@ -5,8 +5,6 @@
 #                more: without NODE_RANK the nodes find each other (c10d rendezvous) at
 #                MASTER_ADDR:PORT, on the machine of that name. RDZV_ID tells two runs apart;
 #                LOCAL_ADDR is this node's address, where its host name does not resolve.
-#                With NODE_RANK a line every 30 seconds names the missing nodes; NODES_TIMEOUT
-#                (900) seconds later the wait ends.
 # PYTHON:        the interpreter (default: python).
 #
 # The shell becomes torchrun: a SIGTERM to it, as of a scheduler that takes the machine away, reaches
@@ -27,8 +25,10 @@ run_distributed() {
         echo "error: NNODES=$nnodes needs MASTER_ADDR, the name of the first node" >&2
         return 2
     elif [[ -n "${NODE_RANK:-}" ]]; then
-        "${PYTHON:-python}" "$(dirname "$script")/_rendezvous.py" \
-            "$nnodes" "$NODE_RANK" "$addr" "$port" >&2 || return 1
+        if ((NODE_RANK >= nnodes)); then
+            echo "error: NODE_RANK=$NODE_RANK is none of 0 to $((nnodes - 1)) of NNODES=$nnodes" >&2
+            return 2
+        fi
         where=(--nnodes "$nnodes" --node-rank "$NODE_RANK"
             --master-addr "$addr" --master-port "$port")
     else

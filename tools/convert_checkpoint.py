@@ -1,4 +1,4 @@
-"""Converts public checkpoints of ViT³, H-ViT³, T⁵, DiT³ and DiT to ours, or ours to public ones.
+"""Converts public ViT³, H-ViT³, T⁵, DiT³, DiT⁵ and DiT checkpoints to ours, or ours to public ones.
 
 example: python tools/convert_checkpoint.py vit3_small_public.pth vit3_small.pth
 """
@@ -6,7 +6,7 @@ example: python tools/convert_checkpoint.py vit3_small_public.pth vit3_small.pth
 import argparse
 
 from mmvttt.checkpoints.convert import convert_checkpoint
-from mmvttt.openmmlab.cli import command_line, plain_errors
+from mmvttt.openmmlab.cli import command_line, plain_errors, positive
 
 
 def parse_args() -> argparse.Namespace:
@@ -17,10 +17,16 @@ def parse_args() -> argparse.Namespace:
         '--to',
         choices=('ours', 'public', 'diffusers'),
         default='ours',
-        help="diffusers: the names of diffusers' DiT, for a softmax DiT alone",
+        help="diffusers: the names of diffusers' DiT, for DiT and DiT⁵",
     )
     parser.add_argument(
         '--ema', action='store_true', help="take the averaged weights (of EMA, or MESA's teacher)"
+    )
+    parser.add_argument(
+        '--sample-size',
+        type=positive,
+        help='side of the latents whose positions a public DiT³, DiT⁵ or DiT has; default: as in '
+        'the source',
     )
     return parser.parse_args()
 
@@ -28,7 +34,9 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     args = parse_args()
     with plain_errors():
-        conversion = convert_checkpoint(args.source, args.target, to=args.to, ema=args.ema)
+        conversion = convert_checkpoint(
+            args.source, args.target, to=args.to, ema=args.ema, sample_size=args.sample_size
+        )
     print(conversion)
     if not conversion.complete:
         raise SystemExit(

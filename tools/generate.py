@@ -1,7 +1,7 @@
 """Draws images with a trained diffusion model.
 
-The same settings make the same images, whatever the number of GPUs; what was stopped goes on.
-Batches are kept beside the output, in a folder of its name with `_parts`.
+The same settings make the same images, whatever the number of GPUs; a run that was stopped
+continues. Batches are kept next to the output, in a folder of its name with `_parts`.
 
 example: python tools/generate.py configs/dit3_digits.py work_dirs/dit3_digits/iter_2000.pth \\
            --classes 0 1 2 3 4 5 6 7 8 9 --count 100 --steps 20 --out digits.png
@@ -35,6 +35,11 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add_config(parser)
     parser.add_argument('checkpoint', help='file with the weights; averaged ones are taken')
     parser.add_argument('--classes', nargs='+', default=[], help='numbers of classes, or: all')
+    parser.add_argument(
+        '--draw-classes',
+        action='store_true',
+        help='draw the class of each image at random; default: as many images of each class',
+    )
     parser.add_argument('--prompt', nargs='+', help='texts, for a model of prompts')
     parser.add_argument('--pipeline', help='folder of Stable Diffusion 3 with its text encoders')
     parser.add_argument('--prompts', metavar='FILE.npz', help='embedded prompts instead of texts')
@@ -61,6 +66,11 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         '--features',
         help='.pt2 of torch.export: images (B, 3, H, W) in [0, 1] → (B, F); default: the pixels',
     )
+    parser.add_argument(
+        '--classifier',
+        help='.pt2 of torch.export: images (B, 3, H, W) in [0, 1] → probabilities (B, K), for the '
+        'Inception score',
+    )
     add_device(parser)
     add_launcher(parser)
     add_cfg_options(parser, 'model.transformer.patch_size=4')
@@ -77,22 +87,44 @@ def chosen_classes(texts: list[str], count: int | None) -> tuple[int, ...]:
     return tuple(int(text) for text in texts)
 
 
+def latent_size(size: list[int] | None, shrink: int, patch: int) -> tuple[int, int] | None:
+    """Height and width of the latents of an image of (height, width) pixels."""
+    from mmvttt.errors import UsageError
+
+    if size is None:
+        return None
+    if any(side % (shrink * patch) for side in size):
+        what = f'{shrink} pixels of the image a latent, patches of {patch}'
+        raise UsageError(f'--size {size[0]} {size[1]}: give multiples of {shrink * patch} ({what})')
+    return size[0] // shrink, size[1] // shrink
+
+
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     with plain_errors():
         # Imported here, where a missing diffusers becomes a clear error.
         from mmvttt.errors import UsageError
         from mmvttt.openmmlab.apis import generate as api
-        from mmvttt.openmmlab.apis.image_measures import load_extractor, measure
+        from mmvttt.openmmlab.apis.image_measures import (
+            load_network,
+            measure,
+            require_reference,
+            score,
+        )
 
         if args.launcher != 'none':
             init_dist(args.launcher)
             if args.device == 'cuda':
                 args.device = f'cuda:{torch.cuda.current_device()}'
+        # Hours of drawing should not end in a name that does not exist.
+        extractor = load_network(args.features, '--features') if args.features else None
+        classifier = load_network(args.classifier, '--classifier') if args.classifier else None
+        if args.reference:
+            require_reference(args.reference)
         cfg = load_config(args.config, cfg_options=args.cfg_options, launcher=args.launcher)
         model, averaged = api.load_generator(cfg, args.checkpoint, args.device)
         if not averaged and is_main_process():
-            print('the checkpoint has no averaged weights (of an EMAHook): the plain ones are used')
+            print('the checkpoint does not say that its weights are averaged; they are used as is')
         vae = api.load_autoencoder(args.vae, args.device) if args.vae else None
         prompts = None
         if args.prompts:
@@ -101,6 +133,8 @@ def main(argv: list[str] | None = None) -> None:
             if not args.pipeline:
                 raise UsageError('--prompt needs --pipeline FOLDER, whose text encoders read it')
             prompts = api.encode_prompts(args.pipeline, args.prompt, args.device)
+        if prompts and args.draw_classes:
+            raise UsageError('--draw-classes is for a model of classes: leave it out')
         classes = chosen_classes(args.classes, model.data_preprocessor.num_classes)
         default = len(next(iter(prompts.values()))) if prompts else len(classes)
         # Latents have a pixel for 2^(stages − 1) of the image's.
@@ -113,8 +147,9 @@ def main(argv: list[str] | None = None) -> None:
             guided=args.guided,
             scheduler=args.scheduler,
             seed=args.seed,
-            size=None if args.size is None else tuple(s // shrink for s in args.size),
+            size=latent_size(args.size, shrink, model.transformer.config.patch_size),
             batch_size=args.batch_size,
+            draw_classes=args.draw_classes,
         )
         out = Path(args.npz or args.out)
         told = f', prompts {args.prompt or args.prompts}' if prompts else ''
@@ -124,15 +159,18 @@ def main(argv: list[str] | None = None) -> None:
         if not is_main_process():
             return
         images = api.read_images(parts)
-        api.write_grid(images[:1024], args.out)
+        # A column for each class or prompt, where the picture stays readable.
+        columns = default if 1 < default <= 32 and not args.draw_classes else None
+        api.write_grid(images[:1024], args.out, columns)
         print(f'{len(images)} images of {images.shape[1]}×{images.shape[2]} → {args.out}')
         if args.npz:
             api.write_npz(images, args.npz)
             print(f'arr_0 {images.shape} → {args.npz}')
-        if args.reference:
-            extractor = load_extractor(args.features) if args.features else None
-            for name, value in measure(images, args.reference, extractor).items():
-                print(f'{name:<10} {value:.4f}')
+        found = measure(images, args.reference, extractor) if args.reference else {}
+        if classifier is not None:
+            found['inception_score'] = score(images, classifier)
+        for name, value in found.items():
+            print(f'{name:<16} {value:.4f}')
 
 
 if __name__ == '__main__':

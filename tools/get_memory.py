@@ -17,7 +17,6 @@ from rich.table import Table
 from mmvttt.openmmlab.analysis.memory.report import (
     CHECKPOINTING,
     COMPUTED,
-    KINDS,
     MemoryUse,
     memory_use,
     to_row,
@@ -56,20 +55,22 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def parts_table(use: MemoryUse, depth: int) -> Table:
-    """Weights and activations by part of the model."""
+    """Weights and activations by part of the model; a part's own parts follow it."""
     table = Table('part', 'weights, MiB', 'activations, MiB', 'share', title='By part')
-    for name, weights, activations in use.parts(depth):
-        share = activations / max(use.activations, 1)
-        table.add_row(name, _mib(weights), _mib(activations), f'{share:.1%}')
+    for name, (weights, activations) in use.parts.items():
+        # Numbers of blocks are no levels.
+        if name and sum(not word.isdigit() for word in name.split('.')) <= depth:
+            share = activations / max(use.activations, 1)
+            table.add_row(name, _mib(weights), _mib(activations), f'{share:.1%}')
     return table
 
 
 def peak_table(use: MemoryUse) -> Table:
     """Table of the memory held at the peak, by kind."""
     table = Table('at the peak', 'MiB')
-    for kind in KINDS:
-        if kind in use.at_peak:
-            table.add_row(kind, _mib(use.at_peak[kind]))
+    for kind, nbytes in use.at_peak.items():
+        if nbytes:
+            table.add_row(kind, _mib(nbytes))
     if use.how != COMPUTED:
         table.add_row('within kernels, rounding', _mib(use.peak - sum(use.at_peak.values())))
     return table
@@ -82,7 +83,7 @@ def describe(use: MemoryUse) -> str:
         how = f'measured on {use.how}'
     return (
         f'{use.config}, {use.batch} images of {use.height}×{use.width}: a peak of '
-        f'{_mib(use.peak)} MiB ({use.peak_in}), {how}; weights {_mib(use.weights)}, gradients '
+        f'{_mib(use.peak)} MiB, {how}; weights {_mib(use.weights)}, gradients '
         f'{_mib(use.gradients)}, optimizer {_mib(use.optimizer)}, averaged copy '
         f'{_mib(use.average)}, activations saved for the backward pass {_mib(use.activations)}'
     )

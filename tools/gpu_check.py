@@ -1,6 +1,7 @@
 """`make gpu`: the tests of the kernels on this machine's GPU, their benchmarks and plan, models.
 
-    python tools/gpu_check.py --out DIR                     # all, in some 30 minutes
+    python tools/gpu_check.py --out DIR                     # all, in some 40 minutes
+    python tools/gpu_check.py --out DIR --part sanitizer    # where compute-sanitizer is there
     python tools/gpu_check.py --out DIR --part tests        # each in less than 10
     python tools/gpu_check.py --out DIR --part benchmarks
     python tools/gpu_check.py --out DIR --part plan
@@ -8,6 +9,11 @@
 
 Everything goes to DIR: tables that name the GPU and the versions, plots, a log of the whole, and
 the measured plan of ttt_linear, which takes effect as kernels/ttt_linear/_plans.py.
+First of all compute-sanitizer looks at the backward passes of ttt_glu and ttt_mlp, whose tiles of
+32 tokens at four warps others report as miscompiled by ptxas 12.8 (fla 807, 1262; FlagGems 6075),
+and once more with ptxas 13.3 or newer where one is found (the wheel nvidia-cuda-nvcc has one).
+After the tests the rows of kernels/_known.py that they settle are named.
+
 A step that is out of time is ended with SIGTERM, and writes and draws what it has measured; so does
 the one that runs when this is ended. The exit status is 1 where a test fails or a row is missing.
 Needs torch and Triton; pytest for the tests, matplotlib for the plots, flash-linear-attention for a
@@ -18,14 +24,18 @@ not be installed: it and `ttt_kernels` are found in this repository.
 import argparse
 import importlib.util
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, TextIO
+from xml.etree import ElementTree
 
 import torch
 
@@ -36,7 +46,11 @@ GRACE = 40
 # After SIGTERM: to write tables and draw.
 LAST_WORDS = 20
 # Imports of the steps of a part, beside torch and Triton.
-NEEDS = {'tests': ('pytest',), 'models': ('mmengine', 'timm', 'rich', 'matplotlib')}
+NEEDS = {
+    'sanitizer': ('pytest',),
+    'tests': ('pytest',),
+    'models': ('mmengine', 'timm', 'rich', 'matplotlib'),
+}
 # Plain backbones beside DeiT with fused attention, stages beside Swin and ConvNeXt.
 MODELS = (
     'vittt_tiny_patch16_224',
@@ -52,21 +66,77 @@ MODELS = (
 class Step(NamedTuple):
     part: str
     title: str
-    command: tuple[str, ...]
+    command: tuple[str, ...]  # of Python
     seconds: int  # for all of it
+    under: tuple[str, ...] = ()  # the program that Python runs under
+    env: tuple[tuple[str, str], ...] = ()
 
 
-def steps(out: Path, smoke: bool) -> list[Step]:
+def sanitized() -> Iterator[Step]:
+    """The backward passes of ttt_glu and ttt_mlp under compute-sanitizer, by assembler."""
+    program = shutil.which('compute-sanitizer')
+    if program is None:
+        return
+    under = (program, '--tool', 'memcheck', '--error-exitcode', '1')
+    which = 'agree_with_fp64 and (ttt_glu or ttt_mlp) and bfloat16'
+    tests = str(ROOT / 'tests' / 'kernels' / 'test_ops_gpu.py')
+    command = ('-m', 'pytest', '-q', '-p', 'no:cacheprovider', '-m', 'gpu', tests, '-k', which)
+    yield Step('sanitizer', "compute-sanitizer, Triton's ptxas", command, 290, under)
+    if ptxas := newer_ptxas():
+        names = ('TRITON_PTXAS_PATH', 'TRITON_PTXAS_BLACKWELL_PATH')
+        env = tuple((name, ptxas) for name in names)
+        yield Step('sanitizer', f'compute-sanitizer, {ptxas}', command, 290, under, env)
+
+
+def newer_ptxas() -> str | None:
+    """A ptxas of version 13.3 or newer on this machine."""
+    found = [os.environ.get('TRITON_PTXAS_PATH'), shutil.which('ptxas')]
+    found.append('/usr/local/cuda/bin/ptxas')
+    wheels = importlib.util.find_spec('nvidia')
+    for folder in (wheels.submodule_search_locations or ()) if wheels else ():
+        found += map(str, Path(folder).glob('*/bin/ptxas'))
+    for path in found:
+        if path and os.access(path, os.X_OK):
+            said = subprocess.run([path, '--version'], capture_output=True, text=True).stdout
+            version = re.search(r'release (\d+)\.(\d+)', said)
+            if version and tuple(map(int, version.groups())) >= (13, 3):
+                return path
+    return None
+
+
+def settled(report: Path) -> Iterator[str]:
+    """A line for each op and dtype that the tests in a JUnit report compared with fp64."""
+    spec = importlib.util.spec_from_file_location('known', ROOT / 'kernels' / '_known.py')
+    known = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(known)
+    import triton
+
+    gpu = known.gpu_of(torch.cuda.get_device_capability())
+    passed: dict[tuple[str, str], list[bool]] = {}
+    for case in ElementTree.parse(report).iter('testcase'):
+        name = re.fullmatch(r'test_\w+_agree_with_fp64\[(\w+).*-torch\.(\w+)\]', case.get('name'))
+        if name and case.find('skipped') is None:
+            good = case.find('failure') is None and case.find('error') is None
+            passed.setdefault(name.groups(), []).append(good)
+    for (op, name), results in sorted(passed.items()):
+        dtype = next(n for n, x in known.DTYPES.items() if str(x) == f'torch.{name}')
+        count = f'{sum(results)} of {len(results)} cases agree with fp64'
+        verdict = known.RUNS if all(results) else f'{known.REFUSED}, if that is a wrong result'
+        yield f'settled: {gpu}, Triton {triton.__version__}, {op}, {dtype}: {verdict} ({count})'
+
+
+def steps(out: Path, smoke: bool, report: Path) -> list[Step]:
     """Each part stays below ten minutes; the figures that are waited for most come first."""
     tests = (ROOT / 'tests' / 'kernels').glob('test_*_gpu.py')
     tests = sorted(map(str, tests), key=lambda path: ('ttt_linear' not in path, path))
     pytest = ('-m', 'pytest', '-q', '-p', 'no:cacheprovider', '-m', 'gpu', *tests)
+    pytest += (f'--junitxml={report}',)
     # Most of the time goes into compiling some 300 variants of the kernels.
     if importlib.util.find_spec('xdist') and (os.cpu_count() or 1) >= 8:
         pytest += ('-n', '4')
     # A rehearsal has all the time that a busy CPU needs.
     slower = 20 if smoke else 1
-    found = [Step('tests', 'tests', pytest, 540 * slower)]
+    found = [*sanitized(), Step('tests', 'tests', pytest, 540 * slower)]
     for name, seconds in (
         ('ttt_linear', 205),
         ('causal_conv', 75),
@@ -144,15 +214,15 @@ def run(step: Step, env: dict[str, str], log: TextIO) -> bool:
     say(f'== {step.title}', log)
     start = time.monotonic()
     process = subprocess.Popen(
-        [sys.executable, *step.command],
+        [*step.under, sys.executable, *step.command],
         cwd=ROOT,
-        env=env,
+        env=env | dict(step.env),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
     # pytest sums up after an interrupt, but not after SIGTERM.
-    end = signal.SIGINT if step.part == 'tests' else signal.SIGTERM
+    end = signal.SIGINT if step.part in ('tests', 'sanitizer') else signal.SIGTERM
     timers = [
         threading.Timer(step.seconds, process.send_signal, (end,)),
         threading.Timer(step.seconds + LAST_WORDS, process.kill),
@@ -180,7 +250,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--out', type=Path, default=ROOT / 'docs' / 'benchmarks')
     parser.add_argument(
-        '--part', choices=('tests', 'benchmarks', 'plan', 'models'), help='run this part only'
+        '--part',
+        choices=('sanitizer', 'tests', 'benchmarks', 'plan', 'models'),
+        help='run this part only',
     )
     parser.add_argument('--smoke', action='store_true', help='tiny shapes: does it run at all?')
     args = parser.parse_args()
@@ -199,7 +271,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder, (out / name).open('w') as log:
         say(f'{torch.cuda.get_device_name()}, torch {torch.__version__}', log)
         env = environment(Path(folder))
-        for step in steps(out, args.smoke):
+        report = Path(folder) / 'tests.xml'
+        if not shutil.which('compute-sanitizer') and args.part in (None, 'sanitizer'):
+            say('== compute-sanitizer: not on the PATH (it is in the CUDA toolkit)', log)
+        for step in steps(out, args.smoke, report):
             if args.part not in (None, step.part):
                 continue
             missing = [n for n in NEEDS.get(step.part, ()) if not importlib.util.find_spec(n)]
@@ -209,6 +284,9 @@ def main() -> int:
                 passed = False
                 continue
             passed = run(step, env, log) and passed
+            if step.part == 'tests' and report.exists():
+                for line in settled(report):
+                    say(line, log)
     return int(not passed)
 
 

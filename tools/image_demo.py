@@ -1,7 +1,7 @@
 """Draws a trained model's predictions on photographs and videos (mmvttt.openmmlab.apis.inference).
 
 Boxes and masks, a label map or the five likeliest classes, by the toolbox of the config. A camera
-goes on until Ctrl-C.
+runs until Ctrl-C.
 
 example: python tools/image_demo.py maskrcnn_vittt_demo epoch_4.pth photo.jpg --out seen
          python tools/image_demo.py maskrcnn_vittt_demo epoch_4.pth photo.jpg --onnx boxes.onnx

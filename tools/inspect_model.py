@@ -22,8 +22,9 @@ from pathlib import Path
 
 from mmvttt.analysis.inspect import DEFAULT, inspect_model
 from mmvttt.analysis.look import Look
-from mmvttt.openmmlab.analysis.models import load_model
+from mmvttt.openmmlab.analysis.models import detection_scores, load_model, toolbox_of
 from mmvttt.openmmlab.cli import add_cfg_options, add_shape, command_line, plain_errors
+from mmvttt.openmmlab.models.diffusion_model import refuse_diffusion
 
 
 def parse_args() -> argparse.Namespace:
@@ -54,6 +55,11 @@ def main() -> None:
     args = parse_args()
     with plain_errors():
         found = load_model(args.model, args.cfg_options, args.checkpoint)
+        refuse_diffusion(
+            found.config,
+            'mmvttt.analysis.mixers.record_mixers(model, latents) records its mixers, '
+            'tools/generate.py draws images with it',
+        )
         look = Look(
             found.model,
             args.images,
@@ -61,6 +67,7 @@ def main() -> None:
             args.out,
             tuple(args.query or [(0.5, 0.5)]),
             args.annotations,
+            detection_scores if toolbox_of(found.model) == 'mmdet' else None,
         )
         for path in inspect_model(look, args.what):
             print(f'wrote {path}')

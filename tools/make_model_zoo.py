@@ -27,6 +27,8 @@ _TABLES = {
     'classification': ('Image Classification', ('Top 1 Accuracy',)),
     'detection': ('Object Detection', ('box AP', 'mask AP')),
     'segmentation': ('Semantic Segmentation', ('mIoU',)),
+    'generation': ('Image Generation', ('FID', 'IS')),
+    'text_to_image': ('Text-to-Image Generation', ('DPG-Bench', 'GenEval')),
 }
 # An entry of the metafile up to where the counts of its paper are, and these.
 _ENTRY = re.compile(r'(  - Name: (\S+)\n(?:.*\n)*?      Input Size: \S+\n)(?:      Paper .*\n)*')
@@ -128,7 +130,7 @@ def table(models: Iterable[dict[str, Any]], kind: str, configs: str = 'configs')
 
     Args:
         models: Entries of the metafile.
-        kind: 'classification', 'detection' or 'segmentation'.
+        kind: One of `_TABLES`, such as 'detection'.
         configs: The folder of the configs, seen from the document.
 
     Raises:
@@ -225,7 +227,7 @@ def _chosen(models: list[dict[str, Any]], names: list[str]) -> list[dict[str, An
 
 
 def update(document: str | os.PathLike[str], check: bool = False) -> bool:
-    """Makes the tables of a document anew; says whether it changed.
+    """Rewrites the tables of a document; says whether it changed.
 
     Args:
         document: A Markdown file beside or under the folder that holds `configs/`.

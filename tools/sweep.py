@@ -10,10 +10,11 @@ example: python tools/sweep.py vittt_digits --budget-steps 176 --seeds 3 \\
 """
 
 import argparse
-import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
 from pathlib import Path
@@ -24,13 +25,12 @@ import torch
 from mmvttt.checkpoints.atomic_write import write_whole
 from mmvttt.errors import UsageError
 from mmvttt.openmmlab.analysis.sweep import (
+    OtherSweepError,
     Run,
     Variant,
-    config_of,
-    cost_of,
-    evaluated_size,
     require_buildable,
-    result_of,
+    saved_run,
+    setting_of,
     table_of,
     variants_of,
     write_csv,
@@ -43,9 +43,9 @@ from mmvttt.openmmlab.cli import (
     plain_errors,
     positive,
 )
-from mmvttt.openmmlab.registry import type_name
+from mmvttt.openmmlab.reliability.run_lock import RunLock
 
-TRAIN = Path(__file__).with_name('train.py')
+TRAIN = 'mmvttt.openmmlab.apis.sweep'
 
 
 def parse_args() -> argparse.Namespace:
@@ -71,64 +71,86 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def train(args: argparse.Namespace, variant: Variant, seed: int, device: str | None) -> Run | str:
-    """Trains one variant with one seed, unless that is done; returns the reason where it fails."""
-    folder = args.out / variant.name / f'seed{seed}'
-    done = folder / 'result.json'
-    setting = dict(
-        config=variant.config, options=args.cfg_options, steps=args.budget_steps,
-        variant=dict(variant.options),
-    )  # fmt: skip
-    setting = json.loads(json.dumps(setting, default=str))
-    if done.is_file():
-        saved = json.loads(done.read_text())
-        if saved.pop('setting') != setting:
-            raise UsageError(f'{folder} is of another sweep: give another --out, or remove it')
-        return Run(**saved)
-    folder.mkdir(parents=True, exist_ok=True)
-    config = folder / 'config.py'
-    cfg = config_of(variant, args.cfg_options, args.budget_steps)
-    hook = cfg.get('default_hooks', {}).get('checkpoint')
-    if hook and type_name(hook.type).endswith('CheckpointHook'):
-        # A training that a signal has stopped is not done.
-        hook.exit_code = 1
-    cfg.dump(config)
-    environment = {**os.environ}
-    if device is not None:
-        environment['CUDA_VISIBLE_DEVICES'] = device
-    command = [sys.executable, str(TRAIN), str(config), '--resume', '--seed', str(seed)]
-    with (folder / 'output.txt').open('w') as output:
-        code = subprocess.run(
-            [*command, '--work-dir', str(folder)],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            check=False,
-        ).returncode
-    if code != 0:
-        lines = (folder / 'output.txt').read_text(errors='replace').strip().splitlines()
-        return f'{variant.name}, seed {seed}: {lines[-1] if lines else f"exit status {code}"}'
-    cost = cost_of(variant, args.cfg_options, evaluated_size(cfg))
-    run = result_of(variant, seed, folder, cost)
-    write_whole(done, json.dumps(dict(asdict(run), setting=setting)).encode())
-    return run
+class Trainings:
+    """Trains variants, each in a process of its own, and ends them all."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.running: set[subprocess.Popen] = set()
+        self.stopped = threading.Event()
+
+    def train(self, variant: Variant, seed: int, device: str | None) -> Run | str:
+        """Trains one variant with one seed, unless that is done; the reason where it fails."""
+        options, steps = self.args.cfg_options, self.args.budget_steps
+        setting = setting_of(variant, options, steps)
+        folder = self.args.out / variant.name / f'seed{seed}'
+        name = f'{variant.name}, seed {seed}'
+        try:
+            if run := saved_run(folder, setting):
+                return run
+            folder.mkdir(parents=True, exist_ok=True)
+            job = dict(
+                folder=str(folder), variant=asdict(variant), options=options, steps=steps, seed=seed
+            )
+            text = self._run(repr(job), folder / 'output.txt', device)
+            return saved_run(folder, setting) or f'{name}: {text}'
+        except OtherSweepError:
+            raise
+        except UsageError as error:
+            return f'{name}: {error}'
+
+    def _run(self, job: str, output: Path, device: str | None) -> str:
+        """The last line of the process, or its exit status."""
+        environment = {**os.environ}
+        if device is not None:
+            environment['CUDA_VISIBLE_DEVICES'] = device
+        with output.open('a') as file:
+            process = subprocess.Popen(
+                [sys.executable, '-m', TRAIN],
+                stdin=subprocess.PIPE,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                text=True,
+            )
+            self.running.add(process)
+            if self.stopped.is_set():
+                process.terminate()
+            process.communicate(job)
+            self.running.discard(process)
+        lines = output.read_text(errors='replace').strip().splitlines()
+        return lines[-1] if lines else f'exit status {process.returncode}'
+
+    def stop(self) -> None:
+        """Asks every training to save and to end."""
+        self.stopped.set()
+        for process in list(self.running):
+            process.terminate()
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def main() -> None:
     args = parse_args()
+    # A scheduler's signal ends the trainings too, as Ctrl-C does.
+    signal.signal(signal.SIGTERM, _interrupt)
     with plain_errors():
         variants = variants_of(args.configs, args.over)
-        require_buildable(variants, args.cfg_options)
-        args.out.mkdir(parents=True, exist_ok=True)
+        published = require_buildable(variants, args.cfg_options)
+        lock = RunLock(args.out, option='--out')
+        lock.acquire()
         count = torch.cuda.device_count()
         devices: Queue[str | None] = Queue()
         for device in [str(i) for i in range(count)] or [None]:
             devices.put(device)
+        trainings = Trainings(args)
 
         def work(variant: Variant, seed: int) -> Run | str:
             device = devices.get()
             try:
-                return train(args, variant, seed, device)
+                return trainings.train(variant, seed, device)
             finally:
                 devices.put(device)
 
@@ -149,20 +171,23 @@ def main() -> None:
                     print(f'{len(runs) + len(failed)} of {len(jobs)}: {text}', flush=True)
             except BaseException as error:
                 # Trainings that have not begun stay for the next time.
-                pool.shutdown(wait=False, cancel_futures=True)
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                trainings.stop()
+                pool.shutdown(wait=True, cancel_futures=True)
                 if isinstance(error, KeyboardInterrupt):
                     raise UsageError('interrupted: the same command goes on from here') from error
                 raise
         order = [variant.name for variant in variants]
         runs.sort(key=lambda run: (order.index(run.variant), run.seed))
         if runs:
-            table = table_of(runs, variants, args.metric)
+            table = table_of(runs, variants, args.metric, published)
             write_whole(args.out / 'sweep.md', table.encode())
             print(f'\n{table}\nwrote {write_csv(runs, args.out / "sweep.csv")}, sweep.md')
             names = sorted({name for run in runs for name in run.metrics})
             if args.metric not in (None, *names):
                 known = ', '.join(names) or 'nothing, as none was evaluated'
                 print(f'no training has the metric {args.metric!r}; there is {known}')
+        lock.release()
         if failed:
             raise UsageError(f'{len(failed)} of {len(jobs)} trainings failed, {failed[0]}')
 

@@ -2,5 +2,5 @@
 _base_ = './adamw_dit.py'
 
 optim_wrapper = dict(
-    paramwise_cfg=dict(custom_keys={'.processor.inner.': dict(lr_mult=2.0)}),
+    paramwise_cfg=dict(custom_keys={'.mixer.inner.': dict(lr_mult=2.0)}),
 )

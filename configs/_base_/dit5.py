@@ -1,20 +1,18 @@
-# DiT⁵: diffusers' DiT, linear, for latents of 256×256 images of 1000 classes; DiT's noise and loss.
+# DiT⁵ (t5 Sec. 5.2): DiT with T⁵'s two-layer mixer and a window of 5, for latents of 256×256 images
+# of 1000 classes; DiT's noise and loss. The scale and offset (qk_affine) are in the authors' code.
 _base_ = './dit3.py'
 
 model = dict(
     transformer=dict(
-        _delete_=True,
-        type='mmvttt.LinearTransformer',
-        source=dict(
-            type='diffusers.DiTTransformer2DModel',
-            in_channels=4,
-            out_channels=8,
-            patch_size=2,
-            sample_size=32,
-            norm_eps=1e-6,
+        cpe=False,
+        mixer=dict(
+            type='mmvttt.TTTMixer',
+            inner=dict(type='MLP'),
+            loss='l2',
+            key_norm='instance',
+            locality='dwc_qk',
+            neighborhood=5,
+            qk_affine=True,
         ),
-        where='dit5',
-        # With norm_eps, what makes it the published DiT.
-        time_shift=0,
     )
 )

@@ -5,7 +5,6 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from .. import _backend, _inputs
-from .._dispatch import registered
 from . import reference
 
 _NAME = 'causal_conv'
@@ -53,7 +52,7 @@ def causal_conv(
     _inputs.check_tensors(_NAME, optional=('other',), x=x, weight=weight, other=other)
     (x,) = _inputs.to_autocast(x)
     ways = _inputs.direction_letters(_NAME, directions)
-    _inputs.once(_check, ways, x, weight, other)
+    _check(ways, x, weight, other)
     return _op(x, weight, other, ways, backend)[: len(weights)]
 
 
@@ -86,7 +85,7 @@ def _check(ways: str, x: Tensor, weight: Tensor, other: Tensor | None) -> None:
 # ------------------------------------------------------------------------------------ registration
 
 
-@registered('causal_conv')
+@torch.library.custom_op('ttt_kernels::causal_conv', mutates_args=())
 def _op(
     x: Tensor, weight: Tensor, other: Tensor | None, directions: str, backend: str
 ) -> tuple[Tensor, Tensor]:
@@ -95,7 +94,7 @@ def _op(
         return _choose(backend, x, weight).forward(x, weight, other, directions)
 
 
-@registered('causal_conv_backward')
+@torch.library.custom_op('ttt_kernels::causal_conv_backward', mutates_args=())
 def _backward_op(
     dy: Tensor,
     dz: Tensor | None,
@@ -147,6 +146,7 @@ def _backward(ctx, dy, dz):
 
 
 _op.register_autograd(_backward, setup_context=_setup_context)
+_inputs.once_differentiable(_NAME, _backward_op)
 
 
 # ------------------------------------------------------------------------------------------- FLOPs

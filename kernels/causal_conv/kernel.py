@@ -220,7 +220,7 @@ def forward(x: Tensor, weight: Tensor, other: Tensor | None, ways: str) -> tuple
     grid = (batch * scans * blocks, _launch.cdiv(channels, options['CHANNELS']))
     with torch.cuda.device_of(x):
         shared = _shared(x, weight, other, ways)
-        _launch.launcher(_forward, grid)(y=y, z=z, **shared, **options)
+        _forward[grid](y=y, z=z, **shared, **options)
     return y, z
 
 
@@ -237,7 +237,7 @@ def backward(
     dweight = weight.new_empty(parts)
     dother = weight.new_empty(0 if other is None else parts)
     with torch.cuda.device_of(x):
-        _launch.launcher(_backward, (batch * scans * splits, blocks))(
+        _backward[(batch * scans * splits, blocks)](
             **_launch.with_strides(dy=dy, dz=dy if dz is None else dz),
             **_shared(x, weight, other, ways),
             dx=dx,

@@ -7,7 +7,6 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from .. import _backend, _inputs
-from .._dispatch import registered
 from . import reference
 
 _NAME = 'deform_attn'
@@ -248,7 +247,7 @@ def _check(
 # ------------------------------------------------------------------------------------ registration
 
 
-@registered('deform_attn')
+@torch.library.custom_op('ttt_kernels::deform_attn', mutates_args=())
 def _op(
     value: Tensor,
     shapes: Sequence[int],
@@ -266,7 +265,7 @@ def _op(
     return reference.forward(value, sizes, reference_points, places, weights)
 
 
-@registered('deform_attn_backward')
+@torch.library.custom_op('ttt_kernels::deform_attn_backward', mutates_args=())
 def _backward_op(
     do: Tensor,
     out: Tensor | None,
@@ -330,6 +329,7 @@ def _backward(ctx, do):
 
 
 _op.register_autograd(_backward, setup_context=_setup_context)
+_inputs.once_differentiable(_NAME, _backward_op)
 
 
 # ------------------------------------------------------------------------------------------- FLOPs

@@ -131,7 +131,8 @@ def _forward(
     for level in range(L):
         height = tl.load(shapes + 2 * level).to(tl.int32)
         width = tl.load(shapes + 2 * level + 1).to(tl.int32)
-        fits = live & (start + height * width <= S)
+        # Triton 3.9's interpreter refuses the mask that `live &` a scalar comparison makes.
+        fits = tl.where(start + height * width <= S, live, False)
         here = (first + row) // H * L + level
         for p in tl.range(0, P, loop_unroll_factor=4):
             point = row * (L * P) + level * P + p
@@ -229,7 +230,8 @@ def _backward_points(
     for level in range(L):
         height = tl.load(shapes + 2 * level).to(tl.int32)
         width = tl.load(shapes + 2 * level + 1).to(tl.int32)
-        fits = live & (start + height * width <= S)
+        # Triton 3.9's interpreter refuses the mask that `live &` a scalar comparison makes.
+        fits = tl.where(start + height * width <= S, live, False)
         here = (first + row) // H * L + level
         for p in tl.range(0, P, loop_unroll_factor=4):
             point = row * (L * P) + level * P + p
@@ -451,7 +453,7 @@ def _on_device(shapes: Sequence[int], value: Tensor) -> Tensor:
     pairs += [1 << 32] * (_MOST_LEVELS - levels)
     with torch.cuda.device_of(value):
         numbers = dict(zip('abcdefgh', pairs, strict=True))
-        _launch.launcher(_write_sizes, (1,))(sizes=sizes, **numbers, L=levels, num_warps=1)
+        _write_sizes[(1,)](sizes=sizes, **numbers, L=levels, num_warps=1)
     return sizes
 
 
@@ -496,7 +498,7 @@ def forward(
     options = config('forward', value.dtype, dim)
     grid = (batch * _launch.cdiv(queries * heads, options['ROWS']),)
     with torch.cuda.device_of(value):
-        _launch.launcher(_forward, grid)(
+        _forward[grid](
             value=value.contiguous(),
             weights=weights.contiguous(),
             out=out,
@@ -538,7 +540,7 @@ def backward(
     options = config('backward_points', value.dtype, dim)
     grid = (batch * _launch.cdiv(queries * heads, options['ROWS']),)
     with torch.cuda.device_of(value):
-        _launch.launcher(_backward_points, grid)(
+        _backward_points[grid](
             do=do,
             value=value.contiguous(),
             weights=weights,
@@ -556,7 +558,7 @@ def backward(
         starts = torch.searchsorted(keys, cells, out_int32=True)
         options = config('backward_value', value.dtype, dim)
         grid = (batch * heads * _launch.cdiv(pixels, options['PIXELS']),)
-        _launch.launcher(_backward_value, grid)(
+        _backward_value[grid](
             do=do,
             attention=attention,
             order=order,

@@ -5,7 +5,6 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from .. import _backend, _inputs
-from .._dispatch import registered
 from .._inputs import state_dtype
 from . import reference
 
@@ -58,7 +57,7 @@ def ttt_dwconv(
     _inputs.check_tensors(_NAME, q=q, k=k, v=v, w3=w3)
     q, k, v = _inputs.to_autocast(q, k, v)
     h, w = _size(hw)
-    _inputs.once(_check, q, k, v, w3, h, w)
+    _check(q, k, v, w3, h, w)
     _inputs.check_number(_NAME, 'scale', scale)
     _inputs.check_bool(_NAME, 'damping', damping)
     return _op(q, k, v, w3, h, w, float(scale), damping, backend)[0]
@@ -102,7 +101,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor, w3: Tensor, h: int, w: int) -> None:
 # ------------------------------------------------------------------------------------ registration
 
 
-@registered('ttt_dwconv')
+@torch.library.custom_op('ttt_kernels::ttt_dwconv', mutates_args=())
 def _op(
     q: Tensor,
     k: Tensor,
@@ -122,7 +121,7 @@ def _op(
         return reference.forward(q, k, v, w3, h, w, scale, damping)
 
 
-@registered('ttt_dwconv_backward')
+@torch.library.custom_op('ttt_kernels::ttt_dwconv_backward', mutates_args=())
 def _backward_op(
     do: Tensor,
     q: Tensor,
@@ -173,6 +172,7 @@ def _backward(ctx, do, _):
 
 
 _op.register_autograd(_backward, setup_context=_setup_context)
+_inputs.once_differentiable(_NAME, _backward_op)
 
 
 # ------------------------------------------------------------------------------------------- FLOPs

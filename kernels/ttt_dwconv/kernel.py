@@ -349,7 +349,7 @@ def forward(
     o = torch.empty_like(q, memory_format=torch.contiguous_format)
     whole = shared['splits'] == 1
     with torch.cuda.device_of(q):
-        _launch.launcher(_step, grid)(
+        _step[grid](
             **_launch.with_strides(k=k, v=v),
             g=g,
             factor=-scale if whole else 1.0,
@@ -357,7 +357,7 @@ def forward(
             **shared,
         )
         g = g.squeeze(1) if whole else _launch.add_up(g, -scale, pixels)
-        _launch.launcher(_read, grid)(
+        _read[grid](
             **_launch.with_strides(q=q), w3=w3.contiguous(), g=g, o=o, DAMPING=damping, **shared
         )
     return o, g
@@ -382,11 +382,11 @@ def backward(
     shared |= {'g': g.contiguous(), 'DAMPING': damping}
     dw = w3.new_empty((batch, shared['splits'], 9, dim))
     with torch.cuda.device_of(q):
-        _launch.launcher(_read_backward, grid)(
+        _read_backward[grid](
             **_launch.with_strides(do=do, q=q), w3=w3.contiguous(), dq=dq, dw=dw, **shared
         )
         dw = dw.squeeze(1) if shared['splits'] == 1 else _launch.add_up(dw)
-        _launch.launcher(_step_backward, grid)(
+        _step_backward[grid](
             **_launch.with_strides(k=k, v=v), dw=dw, dk=dk, dv=dv, factor=scale, **shared
         )
     return dq, dk, dv, dw.mT.sum(0).view(w3.shape)

@@ -5,7 +5,6 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from .. import _backend, _inputs
-from .._dispatch import registered
 from . import reference
 
 _NAME = 'ttt_glu'
@@ -54,7 +53,7 @@ def ttt_glu(
     backend = _backend.resolve(_NAME, backend)
     _inputs.check_tensors(_NAME, q=q, k=k, v=v, w1=w1, w2=w2)
     q, k, v = _inputs.to_autocast(q, k, v)
-    _inputs.once(_inputs.check_inner_step, _NAME, q, k, v, w1=w1, w2=w2)
+    _inputs.check_inner_step(_NAME, q, k, v, w1=w1, w2=w2)
     _inputs.check_number(_NAME, 'scale', scale)
     _inputs.check_bool(_NAME, 'damping', damping)
     return _op(q, k, v, w1, w2, float(scale), damping, backend)[0]
@@ -63,7 +62,7 @@ def ttt_glu(
 # ------------------------------------------------------------------------------------ registration
 
 
-@registered('ttt_glu')
+@torch.library.custom_op('ttt_kernels::ttt_glu', mutates_args=())
 def _op(
     q: Tensor,
     k: Tensor,
@@ -82,7 +81,7 @@ def _op(
         return reference.forward(q, k, v, w1, w2, scale, damping)
 
 
-@registered('ttt_glu_backward')
+@torch.library.custom_op('ttt_kernels::ttt_glu_backward', mutates_args=())
 def _backward_op(
     do: Tensor,
     q: Tensor,
@@ -134,6 +133,7 @@ def _backward(ctx, do, _):
 
 
 _op.register_autograd(_backward, setup_context=_setup_context)
+_inputs.once_differentiable(_NAME, _backward_op)
 
 
 # ------------------------------------------------------------------------------------------- FLOPs

@@ -147,23 +147,32 @@ def _take_step(weights, inner, norms, w1, w2, g, damping):
 
 @inlined
 def _damped_backward(grad, g, norms, along):
-    """Computes `damped_backward` of kernels/_inner_step.py in place."""
+    """Computes `damped_backward` of kernels/_inner_step.py in place.
+
+    What is along g leaves `grad` twice: rounding keeps some of it the first time, and the rest of
+    the result may be smaller than that by ‖g‖.
+    """
     _norms(norms, g)
     for c in range(len(along)):
         along[c] = 0
-    for i in range(len(g)):
-        row, x = grad[i], g[i]
+    for _ in range(2):
+        part = np.zeros_like(along)
+        for i in range(len(g)):
+            row, x = grad[i], g[i]
+            for c in range(len(part)):
+                part[c] += row[c] * (x[c] / norms[c] if norms[c] else x[c])
+        for i in range(len(g)):
+            row, x = grad[i], g[i]
+            for c in range(len(part)):
+                row[c] -= part[c] * (x[c] / norms[c] if norms[c] else x[c])
         for c in range(len(along)):
-            along[c] += row[c] * x[c]
-    for c in range(len(along)):
-        # Part along g, twice: Σ(e·grad)·e·n/(n + 1), e = g/n.
-        n = norms[c]
-        along[c] = along[c] / n / n * (n / (n + 1)) if n else n
-        norms[c] = n + 1
+            along[c] += part[c]
     for i in range(len(g)):
         row, x = grad[i], g[i]
         for c in range(len(row)):
-            row[c] = (row[c] - x[c] * along[c]) / norms[c]
+            n = norms[c]
+            e = x[c] / n if n else x[c]
+            row[c] = (row[c] + e * along[c] / (n + 1)) / (n + 1)
 
 
 # ------------------------------------------------------------------------------------------ kernels

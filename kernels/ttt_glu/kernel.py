@@ -27,6 +27,8 @@ from .._triton import (
     store_tokens,
 )
 
+_NAME = 'ttt_glu'
+
 # ------------------------------------------------------------------------------------------- tiles
 
 
@@ -51,13 +53,21 @@ def _stepped(w, g, D: tl.constexpr, DAMPING: tl.constexpr):
 
 @triton.jit
 def _step_gradient(g, dw, D: tl.constexpr, DAMPING: tl.constexpr):
-    """−H: what the gradient of W′ makes, through the damping, of that with respect to −G."""
+    """−H: what the gradient of W′ makes, through the damping, of that with respect to −G.
+
+    What is along G leaves dW′ twice: rounding keeps some of it the first time, and the rest of the
+    result may be smaller than that by ‖G‖.
+    """
     g = tl.load(g + square(D, 2 * D))
     dw = tl.load(dw + square(D, 2 * D))
     if DAMPING:
         norm = tl.sqrt(_column_sums(g, g))
-        along = _column_sums(g, dw) / tl.where(norm == 0, 1, norm)
-        dw = (dw - g * (along / (norm + 1))[None, :]) / (norm + 1)[None, :]
+        unit = g / tl.where(norm == 0, 1, norm)[None, :]
+        along = _column_sums(unit, dw)
+        dw = dw - unit * along[None, :]
+        left = _column_sums(unit, dw)
+        dw = dw - unit * left[None, :]
+        dw = (dw + unit * ((along + left) / (norm + 1))[None, :]) / (norm + 1)[None, :]
     return dw
 
 
@@ -335,12 +345,18 @@ _SINGLE_WIDE = {
 }
 
 
-def config(kernel: str, dtype: torch.dtype, dim: int) -> dict:
-    """Options to compile a kernel for tokens of `dtype` and `dim` channels with, on any GPU."""
+# In `_read_backward` every operand of WGMMA has been through registers and a fence.
+_COPIED = ('step', 'read', 'step_backward')
+
+
+def config(kernel: str, dtype: torch.dtype, dim: int, gpu: _launch.Gpu) -> dict:
+    """Options to compile a kernel for tokens of `dtype` and `dim` channels with."""
     half = dtype in (torch.float16, torch.bfloat16)
     wide = dtype == torch.float32 and dim > _launch.DIMS[0]
     sizes = _HALF[kernel] if half else _SINGLE_WIDE[kernel] if wide else _SINGLE
     options: dict = {**sizes, 'PRECISION': _launch.precision(dtype)}
+    if gpu.one_stage and kernel in _COPIED:
+        options['STAGES'] = 1
     if kernel == 'step_backward':
         options['RELOAD'] = wide
     return options | (_launch.most_registers(255) if wide else {})
@@ -349,7 +365,7 @@ def config(kernel: str, dtype: torch.dtype, dim: int) -> dict:
 def unsupported_reason(q: Tensor) -> str | None:
     """Reason why the kernels cannot run with these arguments; None where they can."""
     dim = q.shape[-1]
-    if q.dtype == torch.float32 and dim > _launch.DIMS[0] and _launch.little_shared_memory(q):
+    if q.dtype == torch.float32 and dim > _launch.DIMS[0] and _launch.gpu(_NAME, q).little:
         return f'q is torch.float32 with d = {dim}, for which this GPU has too little shared memory'
     return _launch.unsupported_heads_reason(q)
 
@@ -377,13 +393,14 @@ def forward(
         return o, _beside(g)
     weights = {'w1': w1.contiguous(), 'w2': w2.contiguous()}
     sizes = {'N': tokens, 'H': heads, 'D': dim}
-    options = config('step', q.dtype, dim)
+    gpu = _launch.gpu(_NAME, q)
+    options = config('step', q.dtype, dim, gpu)
     splits, span = _launch.split(tokens, batch * heads, options['BLOCK'])
     g = w1.new_empty((batch * heads, splits, dim, 2 * dim))
     o = torch.empty_like(q, memory_format=torch.contiguous_format)
     whole = splits == 1
     with torch.cuda.device_of(q):
-        _launch.launcher(_step, (batch * heads * splits,))(
+        _step[(batch * heads * splits,)](
             **_launch.with_strides(k=k, v=v),
             **weights,
             g=g,
@@ -395,9 +412,9 @@ def forward(
             **options,
         )
         g = g.squeeze(1) if whole else _launch.add_up(g, -scale, tokens)
-        options = config('read', q.dtype, dim)
+        options = config('read', q.dtype, dim, gpu)
         splits, span = _launch.split(tokens, batch * heads, options['BLOCK'])
-        _launch.launcher(_read, (batch * heads * splits,))(
+        _read[(batch * heads * splits,)](
             **_launch.with_strides(q=q),
             **weights,
             g=g,
@@ -430,7 +447,8 @@ def backward(
         dq, dk, dv, *dw = backward(do, q, k, v, w1, w2, _beside(g), scale, damping)
         return *_launch.unpad(dq, dk, dv, width=dim), *_launch.unpad(*dw, width=dim, axes=2)
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
-    first, second = (config(f'{name}_backward', q.dtype, dim) for name in ('read', 'step'))
+    gpu = _launch.gpu(_NAME, q)
+    first, second = (config(f'{name}_backward', q.dtype, dim, gpu) for name in ('read', 'step'))
     # Both passes share out the tokens alike: the second adds to the partial sums of the first.
     splits, span = _launch.split(tokens, batch * heads, first['BLOCK'])
     grid = (batch * heads * splits,)
@@ -448,13 +466,11 @@ def backward(
         'DAMPING': damping,
     }
     with torch.cuda.device_of(q):
-        _launch.launcher(_read_backward, grid)(
-            **_launch.with_strides(do=do, q=q), dq=dq, **shared, **first
-        )
+        _read_backward[grid](**_launch.with_strides(do=do, q=q), dq=dq, **shared, **first)
         j = q.new_empty((batch * heads, 2, dim, dim))
         peak = dw.new_empty(batch * heads)
         weights = q.new_empty((heads, 2, dim, dim))
-        _launch.launcher(_step_gradients, (batch * heads,))(
+        _step_gradients[(batch * heads,)](
             g=shared['g'],
             dw=_launch.add_up(dw),
             w1=shared['w1'],
@@ -466,7 +482,7 @@ def backward(
             D=dim,
             DAMPING=damping,
         )
-        _launch.launcher(_step_backward, grid)(
+        _step_backward[grid](
             **_launch.with_strides(k=k, v=v),
             weights=weights,
             j=j,

@@ -5,7 +5,6 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from .. import _backend, _inputs
-from .._dispatch import registered
 from . import reference
 from .definition import Inputs
 
@@ -84,7 +83,7 @@ def ttt_linear(
         # Steps come out of a linear layer, so autocast has rounded them already.
         tensors['eta'] = eta = eta.to(_inputs.state_dtype(q.dtype))
     ways = _inputs.direction_letters(_NAME, directions)
-    _inputs.once(_check, ways, mini_batch_size, **tensors)
+    _check(ways, mini_batch_size, **tensors)
     inputs = Inputs(**tensors)
     _inputs.check_number(_NAME, 'eps', eps, least=0)
     # Intermediate results are written only where there will be a backward pass.
@@ -138,7 +137,7 @@ def _check(ways: str, mini_batch_size: int, **tensors: Tensor | None) -> None:
 # ------------------------------------------------------------------------------------ registration
 
 
-@registered('ttt_linear')
+@torch.library.custom_op('ttt_kernels::ttt_linear', mutates_args=())
 def _op(
     q: Tensor,
     k: Tensor,
@@ -164,7 +163,7 @@ def _op(
         return reference.forward(inputs, directions, mini_batch_size, eps, keep)
 
 
-@registered('ttt_linear_backward')
+@torch.library.custom_op('ttt_kernels::ttt_linear_backward', mutates_args=())
 def _backward_op(
     do: Tensor,
     q: Tensor,
@@ -240,6 +239,7 @@ def _backward(ctx, do, *_):
 
 
 _op.register_autograd(_backward, setup_context=_setup_context)
+_inputs.once_differentiable(_NAME, _backward_op)
 
 
 # ------------------------------------------------------------------------------------------- FLOPs

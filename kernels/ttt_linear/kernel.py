@@ -42,7 +42,7 @@ def unsupported_reason(inputs: Inputs, mini_batch_size: int) -> str | None:
         wide = f'q is torch.float32 with d = {dim}'
         if mini_batch_size > CHUNK:
             return f'{wide}, where mini_batch_size is at most {CHUNK}, not {mini_batch_size}'
-        if _launch.little_shared_memory(q):
+        if _launch.gpu('ttt_linear', q).little:
             return f'{wide}, for which this GPU has too little shared memory'
     if reason := _launch.unsupported_scans_reason(q.shape[2]):
         return reason
@@ -296,7 +296,7 @@ class _Call:
         most = _launch.most_registers(registers(self.dtype, self.dim, shared))
         # Triton launches on the current device, whatever the tensors are on.
         with torch.cuda.device_of(self.arguments['q']['q']):
-            _launch.launcher(kernel, (programs,))(**arguments, **self.sizes, **most)
+            kernel[(programs,)](**arguments, **self.sizes, **most)
 
 
 @functools.cache

@@ -5,7 +5,6 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from .. import _backend, _inputs
-from .._dispatch import registered
 from . import reference
 
 _NAME = 'ttt_mlp'
@@ -59,7 +58,7 @@ def ttt_mlp(
     _inputs.check_tensors(_NAME, ('w3',), q=q, k=k, v=v, w1=w1, w2=w2, w3=w3)
     q, k, v = _inputs.to_autocast(q, k, v)
     weights = {'w1': w1, 'w2': w2} | ({} if w3 is None else {'w3': w3})
-    _inputs.once(_inputs.check_inner_step, _NAME, q, k, v, **weights)
+    _inputs.check_inner_step(_NAME, q, k, v, **weights)
     if loss not in LOSSES:
         raise ValueError(f"{_NAME}: loss must be 'dot' or 'l2', got {loss!r}")
     _inputs.check_number(_NAME, 'scale', scale)
@@ -69,7 +68,7 @@ def ttt_mlp(
 # ------------------------------------------------------------------------------------ registration
 
 
-@registered('ttt_mlp')
+@torch.library.custom_op('ttt_kernels::ttt_mlp', mutates_args=())
 def _op(
     q: Tensor,
     k: Tensor,
@@ -89,7 +88,7 @@ def _op(
         return reference.forward(q, k, v, w1, w2, w3, scale, loss)
 
 
-@registered('ttt_mlp_backward')
+@torch.library.custom_op('ttt_kernels::ttt_mlp_backward', mutates_args=())
 def _backward_op(
     do: Tensor,
     q: Tensor,
@@ -145,6 +144,7 @@ def _backward(ctx, do, _):
 
 
 _op.register_autograd(_backward, setup_context=_setup_context)
+_inputs.once_differentiable(_NAME, _backward_op)
 
 
 # ------------------------------------------------------------------------------------------- FLOPs

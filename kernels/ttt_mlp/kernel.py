@@ -35,6 +35,7 @@ from .._triton import (
     store_tokens,
 )
 
+_NAME = 'ttt_mlp'
 # RELOAD, the weights that are fetched again inside of loops: see `_step_backward`.
 NEVER, ONCE, EVERY = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
@@ -78,7 +79,9 @@ def _add_output(total, e, p, L2: tl.constexpr, PRECISION: tl.constexpr):
     """total + e·pᵀ, what the tokens add to the output weight, transposed.
 
     With the L2 loss both factors are computed, and WGMMA would take the first from registers:
-    products of half the rows, two by two, are left to mma.sync, as those of fp32 are anyway.
+    products of half the rows, two by two, are left to mma.sync, as those of fp32 are anyway. So
+    `_step_backward` may add two of them to one sum that its loop carries: what Triton 3.6 to 3.8
+    miscompile there is two tcgen05 (Triton 10821).
     """
     if L2 and PRECISION == 'ieee':
         D: tl.constexpr = p.shape[0]
@@ -364,8 +367,9 @@ _CONFIGS = {
     'read_backward': _BLOCK_32,
     'step_backward': _BLOCK_32,
 }
-# With the L2 loss the products of `_add_output` take their operands from registers.
-_CONFIGS_L2 = {**_CONFIGS, 'step': _BLOCK_32}
+# With the L2 loss the products of `_add_output` take their operands from registers, and without
+# WGMMA all do: 64 tokens spill.
+_STEP_32 = {'step': _BLOCK_32}
 # For GPUs that have less than 104 KB of shared memory for a program.
 _LITTLE = {'step_backward': {'BLOCK': 16, 'num_warps': 4, 'STAGES': 1, 'RELOAD': ONCE}}
 # In fp32 a product is three, and an operand two; at d = 64 eight warps share them.
@@ -373,15 +377,18 @@ _SINGLE = {'BLOCK': 32, 'num_warps': 4, 'STAGES': 1, 'RELOAD': NEVER, 'most_regi
 _SINGLE_WIDE = {**_SINGLE, 'BLOCK': 16, 'num_warps': 8, 'RELOAD': EVERY}
 
 
-def config(kernel: str, dtype: torch.dtype, dim: int, l2: bool, little: bool) -> dict:
-    """Options to compile a kernel with; `little`: for a GPU with little shared memory."""
+def config(kernel: str, dtype: torch.dtype, dim: int, l2: bool, gpu: _launch.Gpu) -> dict:
+    """Options to compile a kernel of an inner model and loss with."""
     if dtype == torch.float32:
         options = dict(_SINGLE if dim <= _launch.DIMS[0] else _SINGLE_WIDE)
         if kernel == 'read':
             options['BLOCK'] = 32
     else:
-        table = (_CONFIGS_L2 if l2 else _CONFIGS) | (_LITTLE if little else {})
+        few = l2 or not gpu.warp_groups
+        table = _CONFIGS | (_STEP_32 if few else {}) | (_LITTLE if gpu.little else {})
         options = dict(table[kernel])
+        if gpu.one_stage:
+            options['STAGES'] = 1
     registers = options.pop('most_registers', None)
     options |= _launch.most_registers(registers) if registers else {}
     options['RELOAD'] = options['RELOAD'].value
@@ -396,7 +403,7 @@ def unsupported_reason(q: Tensor) -> str | None:
 def _share(kernel: str, q: Tensor, l2: bool, **constants) -> tuple[tuple[int, int], dict]:
     """The programs as (sums, splits), and the arguments that every kernel takes."""
     batch, tokens, heads, dim = q.shape
-    options = config(kernel, q.dtype, dim, l2, _launch.little_shared_memory(q))
+    options = config(kernel, q.dtype, dim, l2, _launch.gpu(_NAME, q))
     splits, span = _launch.split(tokens, batch * heads, options['BLOCK'])
     sizes = {'N': tokens, 'H': heads, 'D': dim, 'span': span, 'splits': splits}
     return (batch * heads, splits), {**sizes, **options, **constants}
@@ -433,7 +440,7 @@ def forward(
     whole = splits == 1
     scale = scale if l2 else -scale
     with torch.cuda.device_of(q):
-        _launch.launcher(_step, (sums * splits,))(
+        _step[(sums * splits,)](
             **_launch.with_strides(k=k, v=v),
             weights=weights.to(q.dtype),
             g=g,
@@ -444,7 +451,7 @@ def forward(
         g = g.squeeze(1) if whole else _launch.add_up(g, scale, tokens)
         g = g.view(batch, heads, *weights.shape[1:])
         (sums, splits), shared = _share('read', q, l2, GATED=gated)
-        _launch.launcher(_read, (sums * splits,))(
+        _read[(sums * splits,)](
             **_launch.with_strides(q=q), stepped=_stepped(weights, g, q.dtype), o=o, **shared
         )
     (o,), (g,) = _launch.unpad(o, width=width), _launch.unpad(g, width=width, axes=2)
@@ -473,7 +480,7 @@ def backward(
     with torch.cuda.device_of(q):
         (sums, splits), shared = _share('read_backward', q, l2, GATED=gated)
         dw = g.new_empty((sums, splits, *g.shape[2:]))
-        _launch.launcher(_read_backward, (sums * splits,))(
+        _read_backward[(sums * splits,)](
             **_launch.with_strides(do=do, q=q),
             stepped=_stepped(weights, g, q.dtype),
             dq=dq,
@@ -484,7 +491,7 @@ def backward(
         j, peak = _launch.relative(read, q.dtype)
         (sums, splits), shared = _share('step_backward', q, l2, GATED=gated, L2=l2)
         dw = g.new_empty((sums, splits, *g.shape[2:]))
-        _launch.launcher(_step_backward, (sums * splits,))(
+        _step_backward[(sums * splits,)](
             **_launch.with_strides(k=k, v=v),
             weights=weights.to(q.dtype),
             j=j,

@@ -116,7 +116,7 @@ def measure(
         repeats: Batches that are timed; the median counts.
         warmup: Batches before them.
         in_channels: Channels of the images.
-        cuda_graph: Replay a CUDA graph of the network; the memory is that of the network itself.
+        cuda_graph: Replay a CUDA graph of the network; the memory is without the graph.
 
     Raises:
         UsageError: With `cuda_graph`, where `Replayed` raises it: on a CPU, for training.
@@ -173,7 +173,7 @@ def compute(
 ) -> Measurement:
     """Computes FLOPs and memory of a network from shapes, without running it.
 
-    The arguments are those of `measure`; FLOPs are those of inference.
+    Takes the arguments of `measure`; counts the FLOPs of inference.
 
     Raises:
         UsageError: As `count_cost` and `computed_peak`.
@@ -219,7 +219,7 @@ def count(
 ) -> dict[str, float | None]:
     """Counts the FLOPs of a batch at inference, and computes them by the papers' formulas.
 
-    The arguments are those of `measure`.
+    Takes the arguments of `measure`.
 
     Returns:
         `gflops` and `formula_gflops` of a row.

@@ -19,11 +19,8 @@ from torch.utils._pytree import tree_leaves
 from ..errors import UsageError
 from ..models.backbones import T5, Vittt
 from .memory.dry_run import DryRun, ValueNeededError
-from .memory.ledger import BACKWARD, FORWARD, Ledger
 
 _MEBI = 2**20
-# Weights and images.
-_GIVEN = 'given'
 # Expansion 4 of a ViT's MLP, or Vittt's SwiGLU of the same cost: 8TD² in all.
 _MLP = 8
 
@@ -105,20 +102,22 @@ def computed_peak(
     Raises:
         UsageError: The work of the network depends on numbers.
     """
+    # Loads torch.distributed.
+    from .memory.track import MemTracker, by_kind
+
     network = copy.deepcopy(network).train(train)
     dry_run = DryRun()
     dry_run.empty(network)
     image = dry_run.fake(torch.empty(batch, in_channels, *size, device='meta'))
     mixed = dtype != torch.float32
-    ledger = Ledger(network)
-    ledger.hold([*network.parameters(), *network.buffers(), image], _GIVEN)
+    tracker = MemTracker()
+    tracker.track_external(network, image)
+    given = by_kind(tracker)
     try:
-        with dry_run.running(), torch.set_grad_enabled(train), ledger:
-            ledger.begin(FORWARD)
+        with dry_run.running(), torch.set_grad_enabled(train), tracker:
             with torch.autocast('cpu', dtype) if mixed else nullcontext():
                 out = network(image)
             if train:
-                ledger.begin(BACKWARD)
                 floats = [x for x in tree_leaves(out) if isinstance(x, torch.Tensor)]
                 dry_run.backward(sum(x.float().sum() for x in floats))
     except ValueNeededError as error:
@@ -126,5 +125,4 @@ def computed_peak(
             f'the memory of {type(network).__name__} cannot be computed, because its work depends '
             f'on {error}: leave --computed out, or take its backbone alone (--backbone)'
         ) from error
-    time, _ = ledger.peak()
-    return sum(e.nbytes for e in ledger.held(time) if e.kind != _GIVEN) / _MEBI
+    return (by_kind(tracker, 'peak').total() - given.total()) / _MEBI

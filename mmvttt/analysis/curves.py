@@ -155,7 +155,7 @@ def summary(train: Series, evaluated: Series, metrics: Sequence[str] | None = No
 
 
 def _defined(evaluated: Series) -> list[str]:
-    """Without those that are always −1: COCO's figure for sizes of which the set has no object."""
+    """Without curves that are always −1, COCO's figure for sizes without an object."""
     return [name for name, values in evaluated.items() if set(values.values()) != {-1}]
 
 

@@ -131,7 +131,7 @@ def _params(network: nn.Module) -> dict[str, int]:
 
 
 def _idle(network: nn.Module, used: set[int]) -> list[str]:
-    """The largest parts none of whose parameters is among those of these ids."""
+    """The largest parts without a parameter of these ids."""
     found: list[str] = []
     for name, module in network.named_modules():
         inside = [id(p) for p in module.parameters()]

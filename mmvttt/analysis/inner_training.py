@@ -129,7 +129,7 @@ class LayerTraining:
     def scalars(self) -> dict[str, float]:
         """Means over images, heads and directions, by name.
 
-        `loss_first` and `loss_last` are those of a scan's first and last mini-batch, or before and
+        `loss_first` and `loss_last` belong to a scan's first and last mini-batch, or before and
         after a full-batch step; `drift` and `rank` those at the end; `rate` the learning rate that
         was used (`applied` of a full-batch step).
         """
@@ -172,7 +172,7 @@ def training_of(mixing: Mixing, tokens: bool = True) -> LayerTraining | None:
 
     Seen are the ops of `ttt_kernels` in any mixer, and every `InnerTraining`, whatever its inner
     model and loss. Of several mini-batches or epochs of an `InnerTraining`, the gradients are those
-    of all tokens at the first weights, losses and drift those of the whole training.
+    of all tokens at the first weights, losses and drift of the whole training.
     """
     device = 'cpu' if mixing.x is None else mixing.x.device.type
     found: list[StepTraining] = []

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import UsageError
-from ..openmmlab.analysis.class_activation import class_activation
 from .attention import attention_distance, implicit_attention, key_shift, softmax_weights
+from .class_activation import class_activation
 from .inner_training import LayerTraining, largest_tokens, mask_scores
 from .look import Look, means, spread
 from .mixers import SOFTMAX, Mixing
@@ -219,7 +219,7 @@ def draw_attention(look: Look) -> list[Path]:
 
 @styled
 def draw_keys(look: Look) -> list[Path]:
-    """keys: key shift by layer (t5 Eq. 11), beside that of independent keys."""
+    """keys: key shift by layer (t5 Eq. 11), next to the shift of independent keys."""
     rows = [
         (mixing.label, key_shift(mixing.keys).mean().item(), len(mixing.patches) ** -0.5)
         for mixings in look.mixings
@@ -279,7 +279,7 @@ def draw_activation(look: Look) -> list[Path]:
 
     def shares() -> Iterator[dict[str, Tensor]]:
         for (_, image), mixings in zip(look.images, look.mixings, strict=True):
-            found = class_activation(look.model.eval(), image[None], spread(mixings))
+            found = class_activation(look.model.eval(), image[None], spread(mixings), look.detect)
             rows.extend((name, x.mean().item(), x.max().item()) for name, x in found.items())
             tiny = torch.finfo(torch.float32).tiny
             yield {f'{n}, max {x.max():.2g}': x / x.max().clamp_min(tiny) for n, x in found.items()}

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from ..checkpoints.atomic_write import replacing
 from ..errors import DataError, UsageError
+from .class_activation import Detect
 from .inner_training import LayerTraining, training_of
 from .mixers import Mixing, backbone_of, record_mixers
 from .pictures import colour_bar, image_panels, read_image, save, show_image, show_map
@@ -41,6 +42,7 @@ class Look:
         out: Folder of the pictures and tables.
         queries: Places (row, column) in [0, 1] whose implicit attention is drawn.
         annotations: COCO file with the objects' masks, or None.
+        detect: For a detector, see `class_activation`.
     """
 
     model: nn.Module
@@ -49,6 +51,7 @@ class Look:
     out: Path
     queries: Sequence[tuple[float, float]] = ((0.5, 0.5),)
     annotations: Path | None = None
+    detect: Detect | None = None
 
     @cached_property
     def images(self) -> list[tuple[Tensor, Tensor]]:

@@ -26,9 +26,9 @@ def explain_build(error: KeyError | TypeError | ValueError) -> str | None:
     frame = next((f for f in frames[::-1] if f.f_code.co_name == 'build_from_cfg'), None)
     if frame is None:
         return None
-    if isinstance(error, ValueError):
-        # Checks of our own models name the option, its value and what to do.
-        own = frames[-1].f_globals.get('__name__', '').startswith('mmvttt.')
+    # Checks of our own parts name the option, its value and what to do.
+    own = frames[-1].f_globals.get('__name__', '').startswith('mmvttt.')
+    if isinstance(error, ValueError) or (own and isinstance(error, TypeError)):
         return str(error) if own else None
     kind = frame.f_locals.get('obj_type')
     if isinstance(error, KeyError):

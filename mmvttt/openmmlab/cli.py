@@ -1,6 +1,7 @@
 """Shared parts of the command lines of tools/: parsers, options, types of values, plain errors."""
 
 import argparse
+import ast
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -93,7 +94,7 @@ def _usable_device(text: str) -> str:
 
 
 class Options(DictAction):
-    """mmengine's `KEY=VALUE …`, with an error for what is no such pair."""
+    """mmengine's `KEY=VALUE …`, and `KEY=[dict(…)]`; an error for what is no such pair."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: Any, values: Sequence[str], *rest: Any
@@ -103,6 +104,33 @@ class Options(DictAction):
             if not pair.partition('=')[0] or '=' not in pair:
                 parser.error(f'{rest[0]} {pair!r}: write KEY=VALUE, e.g. train_cfg.max_epochs=1')
         super().__call__(parser, namespace, values, *rest)
+
+    @staticmethod
+    def _parse_iterable(val: str) -> Any:
+        """A value; mmengine's parser knows no dicts, and recurses without end at their commas."""
+        if 'dict(' not in val and '{' not in val:
+            return DictAction._parse_iterable(val)
+        try:
+            return ast.literal_eval(_Dicts().visit(ast.parse(val, mode='eval')))
+        except (SyntaxError, ValueError) as error:
+            raise UsageError(
+                f'--cfg-options: {val!r} cannot be read ({error}): quote the texts in it, as in '
+                '"custom_hooks=[dict(type=\'EMAHook\')]"'
+            ) from None
+
+
+class _Dicts(ast.NodeTransformer):
+    """`dict(a=1)` as `{'a': 1}`."""
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        named = all(keyword.arg for keyword in node.keywords)
+        if not (isinstance(node.func, ast.Name) and node.func.id == 'dict' and named):
+            return node
+        if node.args:
+            return node
+        keys: list[ast.expr | None] = [ast.Constant(k.arg) for k in node.keywords]
+        return ast.Dict(keys, [keyword.value for keyword in node.keywords])
 
 
 def printable(text: object) -> str:

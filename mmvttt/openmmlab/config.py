@@ -11,12 +11,12 @@ from typing import Any
 
 from mmengine.config import Config
 
+from ..distributions import extra, overlaid
 from ..errors import UsageError
 from .registry import type_name
 
-# The toolbox of a scope: the extra of mmvttt that installs it.
-_EXTRAS = {'mmdet': 'det', 'mmseg': 'seg', 'mmpretrain': 'pretrain'}
-_DISTRIBUTIONS = {'mmseg': 'mmsegmentation'}
+# Scopes that are toolboxes, and what mmengine calls them where they are missing.
+_TOOLBOXES = {'mmdet': 'mmdet', 'mmseg': 'mmsegmentation', 'mmpretrain': 'mmpretrain'}
 # Variables that only the text of a config reads: options come too late for them.
 _VARIABLES = ('train_pipeline', 'val_pipeline', 'test_pipeline', 'data_root', 'dataset_type')
 
@@ -40,9 +40,11 @@ def load_config(
 
     Raises:
         UsageError: There is no such file, it cannot be read, it or an option puts a dict in the
-            place of another value, an option sets what nothing reads, or the toolbox of its
-            default_scope is not installed.
+            place of another value, an option sets what nothing reads, the toolbox of its
+            default_scope is not installed, or two OpenMMLabs lie over one another.
     """
+    if (problem := overlaid()) is not None:
+        raise UsageError(problem)
     path = find_config(config)
     if path is None or not path.is_file():
         raise UsageError(
@@ -61,12 +63,12 @@ def load_config(
         raise UsageError(f"the config '{config}' cannot be read: {error}") from error
     except ImportError as error:
         # A base of a toolbox that is not there; named by mmengine as its distribution.
-        missing = next((s for s in _EXTRAS if _DISTRIBUTIONS.get(s, s) in str(error)), None)
+        missing = next((s for s, name in _TOOLBOXES.items() if name in str(error)), None)
         if missing is None:
             raise
         raise UsageError(
             f"the config '{config}' inherits from {missing}, which is missing: "
-            f"pip install 'mmvttt[{_EXTRAS[missing]}]'"
+            f"pip install 'mmvttt[{extra(missing)}]'"
         ) from error
     except TypeError as error:
         # mmengine's, where a dict meets what is none; else an error of the config's own code.
@@ -82,8 +84,8 @@ def load_config(
         cfg.default_scope = toolbox
     scope = cfg.get('default_scope') or 'mmengine'
     if find_spec(scope) is None:
-        extra = _EXTRAS.get(scope)
-        install = f"pip install 'mmvttt[{extra}]'" if extra else f'install {scope}'
+        known = extra(scope)
+        install = f"pip install 'mmvttt[{known}]'" if known else f'install {scope}'
         raise UsageError(f"the config's default_scope is '{scope}', which is missing: {install}")
     return cfg
 
@@ -135,7 +137,7 @@ def _toolbox(cfg: Config) -> str | None:
     kind = cfg.model.get('type') if isinstance(cfg.get('model'), dict) else None
     module = kind if isinstance(kind, str) else getattr(kind, '__module__', '')
     package = module.partition('.')[0]
-    return package if package in _EXTRAS else None
+    return package if package in _TOOLBOXES else None
 
 
 def find_config(config: str | os.PathLike[str]) -> Path | None:

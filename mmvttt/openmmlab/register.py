@@ -41,6 +41,7 @@ class FromLibrary(BaseModule):
     library_class: type[nn.Module]
 
     def __init__(self, *args: Any, init_cfg: Any = None, **options: Any) -> None:
+        options = {**dict(zip(config_options(type(self)), args, strict=False)), **options}
         if 'norm_cfg' in options and 'norm_layer' in config_options(type(self)):
             options['norm_layer'] = options.pop('norm_cfg')
         if isinstance(options.get('backbone'), Mapping):
@@ -48,7 +49,7 @@ class FromLibrary(BaseModule):
             options['backbone'] = MODELS.build(options['backbone'])
         require_options(type(self), options)
         # BaseModule.__init__ would call the library's class without arguments.
-        super(BaseModule, self).__init__(*args, **options)
+        super(BaseModule, self).__init__(**options)
         self._is_init = False
         self.init_cfg = copy.deepcopy(init_cfg)
 

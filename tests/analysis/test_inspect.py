@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
+from mmvttt.analysis.class_activation import class_activation
 from mmvttt.analysis.inner_training import inspect_training, mask_scores
 from mmvttt.analysis.inspect import DEFAULT
 from mmvttt.analysis.mixers import record_mixers
 from mmvttt.analysis.pictures import read_image
 from mmvttt.errors import UsageError
-from mmvttt.openmmlab.analysis.class_activation import class_activation
-from mmvttt.openmmlab.analysis.models import find_model, load_model
+from mmvttt.openmmlab.analysis.models import detection_scores, find_model, load_model
 
 from .memory.reduced import reduced
 
@@ -130,12 +130,16 @@ def test_class_activation_is_its_definition() -> None:
 def test_class_activation_of_a_detector() -> None:
     name, image = 'maskrcnn_hvit3_t_1x', torch.randn(1, 3, 64, 96)
     everything, nothing = ({'model.test_cfg.rcnn.score_thr': score} for score in (0.0, 1.0))
-    found = class_activation(find_model(reduced(name), everything).model.eval(), image, [])
+    found = class_activation(
+        find_model(reduced(name), everything).model.eval(), image, [], detection_scores
+    )
     shapes = {'P2': (16, 24), 'P3': (8, 12), 'P4': (4, 6), 'P5': (2, 3)}
     assert {name: tuple(x.shape) for name, x in found.items()} == shapes
     assert max(x.max() for x in found.values()) > 0
     with pytest.raises(UsageError, match='nothing is detected'):
-        class_activation(find_model(reduced(name), nothing).model.eval(), image, [])
+        class_activation(
+            find_model(reduced(name), nothing).model.eval(), image, [], detection_scores
+        )
 
 
 def test_images_of_a_class_are_neighbours(small: tuple, tmp_path: Path, tools: Any) -> None:

@@ -2,13 +2,18 @@
 
 import csv
 import json
+import os
 import re
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mmvttt.errors import UsageError
+from mmvttt.openmmlab.analysis.paper_tables import paper_result
 from mmvttt.openmmlab.analysis.sweep import (
     Run,
     Variant,
@@ -19,11 +24,14 @@ from mmvttt.openmmlab.analysis.sweep import (
     variants_of,
     write_csv,
 )
+from mmvttt.openmmlab.config import load_config
+from mmvttt.openmmlab.reliability.run_lock import RunLock
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAININGS = ROOT / 'tests' / 'trainings'
 TINY = str(TRAININGS / 'tiny_config.py')
 DESIGN = 'model.backbone.design'
+RATE = 'optim_wrapper.paramwise_cfg.new_lr_mult'
 
 
 def test_variants_are_every_combination_and_named_by_what_differs() -> None:
@@ -44,13 +52,62 @@ def variant(options: dict, config: str = TINY) -> Variant:
     return Variant('it', config, options)
 
 
-def test_the_papers_column() -> None:
-    assert variant({DESIGN: 'dual'}).paper() == ('Top-1 in the paper (Vision-TTT, Tab. 3)', 77.5)
-    assert variant({'model.backbone.mixer.inner.type': 'FC'}).paper()[1] == 79.1
-    # No row of theirs, two options at once, another option of that ending.
-    assert variant({DESIGN: 'mine'}).paper() is None
-    assert variant({DESIGN: 'dual', 'randomness.seed': 3}).paper() is None
-    assert variant({'model.my_design': 'dual'}).paper() is None
+MIXER = 'model.backbone.mixer'
+DESIGN_SPACE = {f'{MIXER}.type': 'mmvttt.TTTMixer', f'{MIXER}.inner.type': 'MLP'}
+
+
+@pytest.mark.parametrize(
+    ('config', 'base', 'options', 'table', 'result'),
+    [
+        ('vittt_t_in1k', {}, {DESIGN: 'dual'}, 'Vision-TTT, Tab. 3', 77.5),
+        ('vittt_t_in1k', {}, {'model.backbone.cls_mode': 'max'}, 'Vision-TTT, Tab. 4', 77.2),
+        ('vit3_s_in1k', DESIGN_SPACE, {f'{MIXER}.loss': 'l2'}, 'ViT³, Tab. 1', 79.2),
+        ('vit3_s_in1k', DESIGN_SPACE, {f'{MIXER}.epochs': 4}, 'ViT³, Tab. 2', 57.0),
+        ('vit3_s_in1k', DESIGN_SPACE, {f'{MIXER}.step': 'dynamic'}, 'ViT³, Tab. 3', 78.7),
+        ('vit3_s_in1k', DESIGN_SPACE, {f'{MIXER}.inner.type': 'SwiGLU'}, 'Tab. 4', 79.0),
+        ('vit3_s_in1k', DESIGN_SPACE, {f'{MIXER}.inner.ratio': 3}, 'Tab. 4', 79.5),
+        ('vit3_s_in1k', DESIGN_SPACE, {f'{MIXER}.inner.depth': 3}, 'Tab. 4', 77.5),
+        ('vit3_s_in1k', DESIGN_SPACE, {f'{MIXER}.inner.residual': 'input'}, 'and 6', 78.8),
+        ('vit3_s_in1k', DESIGN_SPACE, {f'{MIXER}.inner': dict(identity_init=True)}, 'and 6', 79.0),
+        ('t5_t_in1k_30e', {f'{MIXER}.locality': None},
+         {f'{MIXER}.inner': 'SwiGLU'}, 'Tab. 1', 69.25),
+        ('t5_t_in1k_30e', {f'{MIXER}.locality': None, f'{MIXER}.inner': 'GatedFC'},
+         {'model.backbone.only_new': True}, 'T⁵, Tab. 1', 61.95),
+        ('t5_t_in1k_30e', {}, {f'{MIXER}.key_norm': 'instance_scale'}, 'T⁵, Tab. 2', 51.43),
+        ('t5_t_in1k_30e', {}, {f'{MIXER}.key_norm': None}, 'T⁵, Tab. 2', 0.37),
+        ('t5_t_in1k_30e', {}, {f'{MIXER}.locality': 'dwc_v'}, 'T⁵, Tab. 3', 70.47),
+        ('t5_t_in1k_30e', {}, {f'{MIXER}.neighborhood': 5}, 'T⁵, Tab. 3', 72.06),
+        ('t5_t_in1k_30e', {}, {RATE: 50}, 'T⁵, Tab. 11', 71.31),
+    ],
+)  # fmt: skip
+def test_the_papers_column(
+    config: str, base: dict, options: dict, table: str, result: float
+) -> None:
+    pytest.importorskip('mmpretrain')
+    cfg = load_config(config, cfg_options={**base, **options})
+    column, found = paper_result(cfg, options)
+    assert found == result
+    assert table in column
+
+
+@pytest.mark.parametrize(
+    ('config', 'options'),
+    [
+        # No row of theirs, a second option that is none of the table's, one of that ending.
+        ('vittt_t_in1k', {f'{MIXER}.mini_batch_size': 4}),
+        ('vittt_t_in1k', {DESIGN: 'dual', 'randomness.seed': 3}),
+        ('vittt_t_in1k', {'custom_hooks': [dict(type='X', design='dual')]}),
+        # ViT³'s SwiGLU is 79.0; T⁵'s, with its convolutions, is not in that table.
+        ('t5_t_in1k_30e', {f'{MIXER}.inner.type': 'MLP'}),
+        ('vit3_s_in1k', {f'{MIXER}.scale': 0.5}),
+        ('t5_t_in1k_30e', {RATE: 5}),
+    ],
+)
+def test_what_is_in_no_paper(config: str, options: dict) -> None:
+    pytest.importorskip('mmpretrain')
+    cfg = load_config(config)
+    cfg.merge_from_dict(options)
+    assert paper_result(cfg, options) is None
 
 
 def run(variant: str, seed: int, loss: float, metric: float, **others: float) -> Run:
@@ -65,7 +122,9 @@ def test_the_table_has_mean_and_spread(tmp_path: Path) -> None:
         run('design=conv2d', 0, 0.5, 60.0),
     ]
     assert main_metric(runs) == 'AP'
-    lines = table_of(runs, variants, None).splitlines()
+    column = 'Top-1 in the paper (Vision-TTT, Tab. 3)'
+    published = {'design=dual': (column, 77.5), 'design=conv2d': (column, 77.7)}
+    lines = table_of(runs, variants, None, published).splitlines()
     assert lines[0].endswith('| AP | last loss | parameters | GFLOPs | ms / step '
                              '| Top-1 in the paper (Vision-TTT, Tab. 3) |')  # fmt: skip
     # The standard deviations of (50, 54) and (1, 2).
@@ -166,3 +225,62 @@ def test_a_training_that_fails_is_named_and_the_others_go_on(tools: Any, tmp_pat
     found = tools.error(*sweep(tools, tmp_path))
     for words in ('failed: lr=0.05, seed 0: ', '| lr=0.01 | 1 |', 'error: 1 of 2 trainings failed'):
         assert words in found
+
+
+def test_a_damaged_result_is_named_and_the_others_go_on(tools: Any, tmp_path: Path) -> None:
+    done = tmp_path / 'lr=0.05' / 'seed0' / 'result.json'
+    done.parent.mkdir(parents=True)
+    for content in ('{"variant": ', '[]', '{}', '{"setting": 1, "wrong": 2}'):
+        done.write_text(content)
+        found = tools.error(*sweep(tools, tmp_path))
+        assert f'failed: lr=0.05, seed 0: {done} is damaged' in found
+        assert '| lr=0.01 | 1 |' in found
+
+
+def test_one_sweep_at_a_time_in_a_folder(tools: Any, tmp_path: Path) -> None:
+    output = tmp_path / 'lr=0.05' / 'seed0' / 'output.txt'
+    output.parent.mkdir(parents=True)
+    output.write_text('of the first sweep')
+    code = (
+        'import sys, time\n'
+        'from mmvttt.openmmlab.reliability.run_lock import RunLock\n'
+        f'RunLock({str(tmp_path)!r}).acquire()\n'
+        'print(flush=True)\n'
+        'time.sleep(600)\n'
+    )
+    first = subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE)
+    try:
+        first.stdout.readline()
+        assert 'give this one another --out' in tools.error(*sweep(tools, tmp_path))
+    finally:
+        first.kill()
+        first.wait()
+    assert output.read_text() == 'of the first sweep'
+    tools(*sweep(tools, tmp_path))
+    assert output.read_text().startswith('of the first sweep')
+
+
+def test_sigterm_ends_the_training_too(tmp_path: Path) -> None:
+    out = tmp_path / 'out'
+    environment = {**os.environ, 'PYTHONPATH': str(TRAININGS), 'OMP_NUM_THREADS': '1'}
+    command = [sys.executable, str(ROOT / 'tools' / 'sweep.py'), str(TRAININGS / 'noisy_config.py')]
+    options = ['--cfg-options', 'train_cfg.max_epochs=100000', '--out', str(out)]
+    sweep = subprocess.Popen(
+        [*command, *options], env=environment, stderr=subprocess.PIPE, text=True
+    )
+    output = out / 'noisy_config' / 'seed0' / 'output.txt'
+    try:
+        end = time.monotonic() + 300
+        while not (output.is_file() and 'Epoch(train)' in output.read_text()):
+            assert time.monotonic() < end
+            assert sweep.poll() is None, sweep.stderr.read()
+            time.sleep(0.2)
+        sweep.terminate()
+        _, text = sweep.communicate(timeout=120)
+    finally:
+        sweep.kill()
+    assert sweep.returncode == 1
+    assert 'interrupted: the same command goes on from here' in text
+    # The training has saved, and let go of its folder.
+    assert 'SIGTERM: stopped with' in output.read_text()
+    RunLock(output.parent).acquire()

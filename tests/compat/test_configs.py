@@ -5,6 +5,7 @@ import sys
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
+import mmengine.utils
 import pytest
 from mmengine.config.utils import MODULE2PACKAGE
 
@@ -45,6 +46,7 @@ def test_bases_of_packages_from_another_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize('package', ['mmdet', 'mmsegmentation', 'mmpretrain', 'mmvttt', 'mmengine'])
 def test_finds_installed_packages(package: str) -> None:
     assert configs.is_installed(package)
+    assert mmengine.utils.is_installed(package)
     module = {'mmsegmentation': 'mmseg'}.get(package, package)
     path = Path(configs.get_installed_path(package))
     assert path.name == module
@@ -63,17 +65,31 @@ def test_forks_get_their_names_only_instead_of_the_originals(
 ) -> None:
     before = dict(MODULE2PACKAGE)
     try:
-        monkeypatch.setattr(configs, '_has_distribution', lambda name: True)
+        monkeypatch.setattr(configs, '_replace_everywhere', lambda *_: None)
+        monkeypatch.setattr(configs.distributions, 'is_installed', lambda name: True)
         configs.name_packages()
         assert before == MODULE2PACKAGE
 
-        monkeypatch.setattr(configs, '_has_distribution', lambda name: name.startswith('onedl-'))
+        monkeypatch.setattr(
+            configs.distributions, 'is_installed', lambda name: name.startswith('onedl-')
+        )
         configs.name_packages()
         assert MODULE2PACKAGE['mmseg'] == 'onedl-mmsegmentation'
         assert MODULE2PACKAGE['mmdet'] == 'onedl-mmdetection'
         assert MODULE2PACKAGE['mmvttt'] == 'mmvttt'
     finally:
         MODULE2PACKAGE.update(before)
+
+
+def test_look_ups_that_need_no_pkg_resources_are_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def is_installed(package: str) -> bool:
+        return True
+
+    monkeypatch.setattr(mmengine.utils.package_utils, 'is_installed', is_installed)
+    assert configs.find_packages_by_import() is not None
+    assert mmengine.utils.package_utils.is_installed is is_installed
 
 
 def test_unknown_config_names_a_close_one() -> None:

@@ -1,5 +1,6 @@
 """The stub of `mmcv._ext`: values by hand and by torchvision, gradients, missing operators."""
 
+import math
 import sys
 from importlib.util import spec_from_file_location
 from pathlib import Path
@@ -7,9 +8,7 @@ from pathlib import Path
 import mmcv.ops
 import pytest
 import torch
-import torch.nn.functional as F
 import torchvision
-from torch import Tensor
 
 from mmvttt.openmmlab.compat import mmcv_ext
 
@@ -136,85 +135,6 @@ def test_deformable_attention_is_that_of_mmcv_on_a_cpu() -> None:
         torch.testing.assert_close(x, y, rtol=1e-10, atol=1e-11)
 
 
-def deformable_convolution(
-    x: Tensor, offset: Tensor, mask: Tensor | None, weight: Tensor, **options: int
-) -> Tensor:
-    """The definition: every tap is read at its own place, by a bilinear interpolation."""
-    stride, padding, dilation = (options[name] for name in ('stride', 'padding', 'dilation'))
-    groups, deform_groups = options['groups'], options['deform_groups']
-    (height, width), (rows, columns) = x.shape[2:], weight.shape[2:]
-    size = torch.tensor([width - 1, height - 1], dtype=x.dtype)
-    ys, xs = (stride * torch.arange(n) - padding for n in offset.shape[2:])
-    grid = torch.stack(torch.meshgrid(xs, ys, indexing='xy'), -1).to(x)
-    read = []
-    for group, part in enumerate(x.chunk(deform_groups, 1)):
-        for tap in range(rows * columns):
-            i = group * rows * columns + tap
-            place = torch.tensor([tap % columns, tap // columns]) * dilation
-            moved = grid + place + offset[:, 2 * i : 2 * i + 2].flip(1).movedim(1, -1)
-            value = F.grid_sample(part, 2 * moved / size - 1, align_corners=True)
-            read.append(value if mask is None else value * mask[:, i : i + 1])
-    taps = torch.stack(read).unflatten(0, (deform_groups, rows * columns))
-    # (G, taps, B, C / G, H', W') -> (B, groups, C / groups, taps, H', W')
-    taps = taps.permute(2, 0, 3, 1, 4, 5).flatten(1, 2).unflatten(1, (groups, -1))
-    return torch.einsum(
-        'bgctyx,gnct->bgnyx', taps, weight.flatten(2).unflatten(0, (groups, -1))
-    ).flatten(1, 2)
-
-
-@pytest.mark.parametrize('modulated', [False, True])
-@pytest.mark.parametrize('deform_groups', [1, 2])
-def test_deformable_convolution_and_every_gradient(modulated: bool, deform_groups: int) -> None:
-    torch.manual_seed(0)
-    options = dict(stride=2, padding=1, dilation=2, groups=2, deform_groups=deform_groups)
-    module = {False: mmcv.ops.DeformConv2d, True: mmcv.ops.ModulatedDeformConv2d}[modulated]
-    conv = module(8, 6, (3, 2), bias=modulated, **options).double()
-    out = (2, 6, 4, 5)
-    leaves = {
-        'x': torch.randn(2, 8, 9, 10, dtype=torch.float64),
-        # Up to three pixels off, across the border too.
-        'offset': 6 * torch.rand(2, 12 * deform_groups, *out[2:], dtype=torch.float64) - 3,
-        'mask': torch.rand(2, 6 * deform_groups, *out[2:], dtype=torch.float64),
-    }
-    if not modulated:
-        leaves.pop('mask')
-    else:
-        torch.nn.init.normal_(conv.bias)
-    inputs = [x.requires_grad_() for x in leaves.values()] + list(conv.parameters())
-    got = conv(*list(leaves.values()))
-    want = deformable_convolution(
-        leaves['x'], leaves['offset'], leaves.get('mask'), conv.weight, **options
-    )
-    if modulated:
-        want = want + conv.bias[:, None, None]
-    assert got.shape == out
-    torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
-    grad = torch.randn_like(want)
-    for x, y in zip(
-        torch.autograd.grad(got, inputs, grad), torch.autograd.grad(want, inputs, grad), strict=True
-    ):
-        torch.testing.assert_close(x, y, rtol=1e-10, atol=1e-11)
-
-
-def test_offsets_of_a_larger_map_are_read_as_mmcv_does() -> None:
-    """DyHead hands the offsets of one level to the next: the first ones of each image count."""
-    torch.manual_seed(0)
-    conv = mmcv.ops.ModulatedDeformConv2d(4, 4, 3, padding=1).double()
-    x = torch.randn(2, 4, 5, 6, dtype=torch.float64)
-    # Views of a joined map, as there.
-    joined = torch.rand(2, 27, 10, 12, dtype=torch.float64, requires_grad=True)
-    out = conv(x, joined[:, :18], joined[:, 18:])
-    taps = [
-        part.flatten(1)[:, : n * 30].view(2, n, 5, 6)
-        for part, n in ((joined[:, :18], 18), (joined[:, 18:], 9))
-    ]
-    want = conv(x, *taps)
-    torch.testing.assert_close(out, want, rtol=0, atol=0)
-    (got,), (expected,) = (torch.autograd.grad(y.square().sum(), joined) for y in (out, want))
-    torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
-    assert got.any()
-
-
 def test_leaves_a_compiled_mmcv_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / '__init__.py').touch()
     spec = spec_from_file_location(
@@ -240,3 +160,26 @@ def test_what_is_not_there_says_what_to_do() -> None:
         mmcv.ops.roi_align(torch.zeros(1, 1, 8, 8), torch.zeros(1, 5), (2, 2), 1.0, 0, 'max')
     with pytest.raises(NotImplementedError, match=r"'softnms' needs a compiled mmcv.*pip install"):
         mmcv.ops.soft_nms(BOXES, SCORES)
+    conv = mmcv.ops.DeformConv2d(4, 4, 3, padding=1)
+    with pytest.raises(NotImplementedError, match=r"'deform_conv_forward' needs a compiled mmcv"):
+        conv(torch.zeros(1, 4, 8, 8), torch.zeros(1, 18, 8, 8))
+
+
+@pytest.mark.parametrize(
+    ('box', 'found'),
+    [
+        ([1, math.nan, 0, 9, 9], r'box 1 of 2 is \[1.0, nan, 0.0'),
+        ([1, 0, 0, math.inf, 9], 'box 1 of 2'),
+        ([1, -math.inf, 0, 9, 9], 'box 1 of 2'),
+        ([2, 0, 0, 9, 9], 'the images 0 to 1'),
+        ([-1, 0, 0, 9, 9], 'the images 0 to 1'),
+        ([math.nan, 0, 0, 9, 9], 'box 1 of 2'),
+    ],
+)
+@pytest.mark.parametrize('sampling_ratio', [0, 2])
+def test_boxes_that_would_end_the_process(
+    box: list[float], found: str, sampling_ratio: int
+) -> None:
+    boxes = torch.tensor([[0, 0, 0, 9, 9], box], dtype=torch.float32)
+    with pytest.raises(ValueError, match=f'RoIAlign: .*{found}'):
+        mmcv.ops.roi_align(torch.ones(2, 16, 8, 8), boxes, (2, 2), 0.5, sampling_ratio)

@@ -4,50 +4,71 @@ import os
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from mmvttt import __main__ as report
 from mmvttt.openmmlab import compat
+
+
+def test_a_patch_is_applied_once_and_has_a_reason() -> None:
+    before = compat.outcomes()
+    compat.apply_patches()
+    assert [o for o in compat.outcomes() if o in before] == before
+    assert [o.patch for o in before] == list(compat.PATCHES)
+    assert len({p.name for p in compat.PATCHES}) == len(compat.PATCHES)
+    assert all(p.why for p in compat.PATCHES)
+
+
+@pytest.mark.parametrize('patched', compat.PATCHES, ids=lambda p: p.name)
+def test_its_module_and_its_repair_are_there(patched: compat.Patch) -> None:
+    import_module(patched.target)
+    outcome = {o.patch.name: o for o in compat.outcomes()}[patched.name]
+    assert not (outcome.unneeded or '').startswith(('failed', patched.target)), outcome
+
+
+OUTCOMES = """
+import sys, types
 from mmvttt.openmmlab.compat import patch
 
+def repair(): calls.append(1)
+def leave(): return 'it is whole'
+def fail(): raise AttributeError('renamed')
 
-def test_every_patch_ran_once_and_has_a_reason() -> None:
-    before = compat.patches()
-    compat.apply_patches()
-    assert compat.patches() == before
-    assert len({m.name for m in before}) == len(before)
-    assert all(m.why and m.unneeded != '' for m in before)
+calls = []
+here = types.ModuleType('here')
+here.repair, here.leave, here.fail = repair, leave, fail
+sys.modules['here'] = here
+target = 'wave'
+assert target not in sys.modules
+patch.PATCHES = tuple(
+    patch.Patch(name, target, f'here:{name}', 'why') for name in ('repair', 'leave', 'fail')
+)
+patch._outcomes.clear()
+patch.apply_patches()
+assert {o.unneeded for o in patch.outcomes()} == {'wave has not been imported'}
+import wave
+patch.apply_patches()
+assert calls == [1]
+broken, whole, failed = patch.outcomes()
+assert broken.applied and not whole.applied and whole.unneeded == 'it is whole'
+assert failed.unneeded == 'failed: AttributeError: renamed'
+assert type(wave.__spec__.loader).__name__ == 'SourceFileLoader'
+"""
 
 
-def test_outcomes(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-    for name in ('_REPAIRS', '_DONE'):
-        monkeypatch.setattr(patch, name, {})
-
-    @patch.patch('broken', 'it was broken')
-    def repair() -> None:
-        calls.append(1)
-
-    @patch.patch('whole', 'it may break')
-    def leave() -> str:
-        return 'it is whole'
-
-    patch.apply_patches()
-    patch.apply_patches()
-    assert calls == [1]
-    broken, whole = patch.patches()
-    assert broken.applied
-    assert not whole.applied
-    assert whole.unneeded == 'it is whole'
+def test_outcomes() -> None:
+    subprocess.run([sys.executable, '-c', OUTCOMES], check=True)
 
 
 SKIPS = """
 from mmengine.fileio import LocalBackend
 put = LocalBackend.put
-from mmvttt import compat
-applied = {m.name for m in compat.patches() if m.applied}
+from mmvttt.openmmlab import compat
+import mmengine.runner
+applied = {o.patch.name for o in compat.outcomes() if o.applied}
 assert 'whole-files' not in applied and LocalBackend.put is put
 assert {'safe-load', 'own-configs', 'package-names', 'plain-curves'} <= applied
 """
@@ -67,7 +88,7 @@ def test_an_unknown_name_is_an_error_that_lists_them(monkeypatch: pytest.MonkeyP
 def test_the_table_in_the_documents_is_complete() -> None:
     page = Path(__file__).parents[2] / 'docs' / 'patches.md'
     rows = re.findall(r'^\| `([\w-]+)` \|', page.read_text(), re.MULTILINE)
-    assert sorted(rows) == sorted(['startup', *(m.name for m in compat.patches())])
+    assert sorted(rows) == sorted(['startup', *(p.name for p in compat.PATCHES)])
 
 
 def test_report(capsys: pytest.CaptureFixture) -> None:
@@ -80,7 +101,7 @@ def test_report(capsys: pytest.CaptureFixture) -> None:
     assert len(output.splitlines()) <= 30
     report.main(['--patches'])
     output = capsys.readouterr().out
-    assert all(m.name in output and m.why in output for m in compat.patches())
+    assert all(p.name in output and p.why in output for p in compat.PATCHES)
 
 
 def test_untried_versions_are_named_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""A machine where OpenCV cannot find libGL: a clear error, no traceback, and a working report."""
+"""A machine where OpenCV cannot find libGL: the library works, the report has the remedy."""
 
 import os
 import subprocess
@@ -25,17 +25,15 @@ def python(tmp_path: Path):
     return run
 
 
-def test_import_says_what_to_do(python) -> None:
-    run = python('-c', 'import mmvttt')
-    assert run.returncode != 0
-    last = run.stderr.strip().splitlines()[-1]
-    assert last.startswith('ImportError: OpenCV cannot be loaded (libGL.so.1')
-    assert 'pip install opencv-python-headless' in last
-
-
 def test_the_report_works(python) -> None:
     run = python('-m', 'mmvttt')
     assert run.returncode == 0, run.stderr
     (line,) = (x for x in run.stdout.splitlines() if x.startswith('cv2 '))
     assert 'cannot be imported: ImportError: libGL.so.1' in line
+    assert 'pip install opencv-python-headless' in line
     assert 'ttt_linear' in run.stdout
+
+
+def test_the_library_needs_no_opencv(python) -> None:
+    run = python('-c', 'import mmvttt; mmvttt.Vittt; import mmvttt.models.timm')
+    assert run.returncode == 0, run.stderr

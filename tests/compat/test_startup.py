@@ -3,7 +3,10 @@
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,18 +40,113 @@ print(sorted(set(sys.modules) - before))
 
 
 INSTALL = 'import mmvttt_startup as s; s.install()\n'
+OPEN = 'print("mmvttt.openmmlab" in sys.modules)'
 
 
-def test_mmengine_brings_mmvttt_unless_it_is_left_out() -> None:
+def test_mmengine_opens_the_door_unless_it_is_left_out() -> None:
     # Amid the import of mmcv, which imports mmengine before it has all of its own functions.
-    code = f'{INSTALL}import mmcv, sys; print("mmvttt" in sys.modules)'
+    assert python(f'{INSTALL}import mmcv, sys; {OPEN}').split() == ['True']
+    code = f'{INSTALL}import sys, mmengine; {OPEN}'
     assert python(code).split() == ['True']
-    code = f'{INSTALL}import sys, mmengine; print("mmvttt" in sys.modules)'
     assert python(code, MMVTTT_SKIP_PATCHES='resume, startup').split() == ['False']
 
 
-def test_a_broken_mmvttt_is_a_warning_for_those_who_do_not_use_it() -> None:
-    code = f'{INSTALL}import sys; sys.modules["mmvttt"] = None; import mmengine; print("on")'
-    printed = python(code)
-    assert 'on' in printed
-    assert 'mmvttt could not be imported' in printed
+def test_the_door_is_cheap() -> None:
+    """It loads no torch, no OpenCV, no toolbox and no model of ours."""
+    heavy = ('torch', 'cv2', 'mmcv', 'timm', 'mmvttt.models', 'mmvttt.checkpoints.read')
+    code = f'{INSTALL}import sys, mmengine; print(sorted(set({heavy}) & set(sys.modules)))'
+    assert python(code).strip() == '[]'
+
+
+BROKEN = {
+    'gone': 'sys.modules["mmvttt"] = None',
+    'half gone': 'sys.modules["mmvttt.openmmlab.compat"] = None',
+    'an exit': 'class E:\n def find_spec(self, name, *_):\n  if name == "mmvttt.errors": exit(3)\n'
+    'sys.meta_path.insert(0, E())',
+    'a wrong variable': 'import os; os.environ["MMVTTT_SKIP_PATCHES"] = "no-such-patch"',
+}
+
+
+@pytest.mark.parametrize('how', BROKEN)
+@pytest.mark.parametrize('options', [[], ['-W', 'error']])
+def test_a_broken_mmvttt_is_not_noticed(how: str, options: list[str]) -> None:
+    code = f'import sys\n{BROKEN[how]}\n{INSTALL}'
+    # mmengine's own warnings would be errors too.
+    code += 'import warnings; warnings.simplefilter("default")\n' if options else ''
+    code += 'import mmengine; print(mmengine.__name__)'
+    run = subprocess.run([sys.executable, *options, '-c', code], capture_output=True, text=True)
+    assert run.stdout == 'mmengine\n', run.stderr
+    assert 'mmvttt' not in run.stderr
+
+
+SLOTS = """
+import importlib.abc, importlib.machinery, sys
+class Loader(importlib.abc.Loader):
+    __slots__ = ('path',)
+    def __init__(self, path): self.path = path
+    def create_module(self, spec): return None
+    def exec_module(self, module): exec('done = 1', vars(module))
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == 'slotted':
+            return importlib.machinery.ModuleSpec(name, Loader('x'))
+sys.meta_path.insert(0, Finder())
+import mmvttt_startup
+called = []
+mmvttt_startup.after_import('slotted', called.append)
+import slotted
+assert called == [slotted] and slotted.done == 1
+assert type(slotted.__spec__.loader) is type(slotted.__loader__) is Loader
+"""
+
+
+def test_a_loader_with_slots() -> None:
+    assert python(SLOTS) == ''
+
+
+def test_a_module_in_an_archive(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / 'a.zip', 'w') as archive:
+        archive.writestr('zipped.py', 'done = 1')
+    code = f"""
+import sys
+sys.path.insert(0, {str(tmp_path / 'a.zip')!r})
+import mmvttt_startup
+called = []
+mmvttt_startup.after_import('zipped', called.append)
+import zipped
+assert called == [zipped]
+assert type(zipped.__loader__).__name__ == 'zipimporter'
+"""
+    assert python(code) == ''
+
+
+def test_the_line_itself_never_speaks(tmp_path: Path) -> None:
+    """Python runs it where the module that it imports is gone."""
+    line = (ROOT / 'mmvttt.pth').read_text()
+    (tmp_path / 'a.pth').write_text(line)
+    run = subprocess.run(
+        [sys.executable, '-S', '-I', '-c', f'import site; site.addsitedir({str(tmp_path)!r})'],
+        capture_output=True,
+        text=True,
+    )
+    assert (run.returncode, run.stdout, run.stderr) == (0, '', '')
+
+
+LIBRARY = """
+import sys, types
+from torch import nn
+import torch, timm, numpy, torchvision
+before = {m: dict(vars(sys.modules[m])) for m in list(sys.modules)}
+import mmvttt
+mmvttt.Vittt, mmvttt.ViTAdapter, mmvttt.linearize
+import mmvttt.models.timm, mmvttt.checkpoints.load, mmvttt.checkpoints.inherit
+for name, attributes in before.items():
+    now = vars(sys.modules[name])
+    changed = [k for k, v in attributes.items() if k in now and now[k] is not v]
+    assert not [k for k in changed if not k.startswith('__')], (name, changed)
+print(sorted({m.partition('.')[0] for m in sys.modules} & {'mmengine', 'mmcv', 'cv2', 'mmdet'}))
+"""
+
+
+def test_the_library_changes_nothing_and_loads_no_openmmlab() -> None:
+    assert python(LIBRARY).strip() == '[]'

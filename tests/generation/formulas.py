@@ -1,6 +1,7 @@
 """DiT³ and its parts by their formulas, a sample at a time, apart from the model."""
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -83,9 +84,16 @@ def cpe(x: Tensor, w: Weights, name: str, h: int, width: int) -> Tensor:
 
 
 def dit3(
-    w: Weights, latents: Tensor, t: float, label: int, depth: int, heads: int, patch: int
+    w: Weights,
+    latents: Tensor,
+    t: float,
+    label: int,
+    depth: int,
+    heads: int,
+    patch: int,
+    mixer: Callable[..., Tensor] = vit3_mixer,
 ) -> Tensor:
-    """The output `(C', h, w)` for one image `(C, h, w)`."""
+    """The output `(C', h, w)` for one image `(C, h, w)`; a DiT where there is no `cpe`."""
     height, width = latents.shape[1:]
     h, wide = height // patch, width // patch
     kernel = w['patch_embed.weight']
@@ -105,10 +113,11 @@ def dit3(
     c = F.silu(linear(time, w, 'time_embed.linear_2') + w['label_embed.weight'][label])
     for i in range(depth):
         block = f'blocks.{i}'
-        x = x + cpe(x, w, f'{block}.cpe', h, wide)
+        if f'{block}.cpe.weight' in w:
+            x = x + cpe(x, w, f'{block}.cpe', h, wide)
         a1, b1, g1, a2, b2, g2 = linear(c, w, f'{block}.modulation').split(dims)
         y = layer_norm(x) * (1 + b1) + a1
-        x = x + g1 * vit3_mixer(y, w, f'{block}.mixer', h, wide, heads)
+        x = x + g1 * mixer(y, w, f'{block}.mixer', h, wide, heads)
         y = layer_norm(x) * (1 + b2) + a2
         y = F.gelu(linear(y, w, f'{block}.mlp.net.0.proj'), approximate='tanh')
         x = x + g2 * linear(y, w, f'{block}.mlp.net.2')
@@ -151,6 +160,18 @@ def t5_mixer(x: Tensor, w: Weights, name: str, h: int, width: int, heads: int) -
             near[i] = weights @ v[keys][:, part]
         outs.append((trained + near) / 2)
     return linear(torch.cat(outs, -1), w, f'{name}.to_out.0')
+
+
+def dit5_mixer(x: Tensor, w: Weights, name: str, h: int, width: int, heads: int) -> Tensor:
+    """The same under our names."""
+    renamed = {f'{name}.to_out.0.{end}': w[f'{name}.proj.{end}'] for end in ('weight', 'bias')}
+    for end in ('weight', 'bias'):
+        thirds = w[f'{name}.qkv.{end}'].chunk(3)
+        renamed |= {f'{name}.to_{x}.{end}': part for x, part in zip('qkv', thirds, strict=True)}
+    for key, value in w.items():
+        if key.startswith(f'{name}.'):
+            renamed[key.replace(name, f'{name}.processor')] = value
+    return t5_mixer(x, renamed, name, h, width, heads)
 
 
 def dit5_block(

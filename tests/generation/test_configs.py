@@ -7,13 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
+pytest.importorskip('mmengine')
 from mmengine.config import ConfigDict
 
-from mmvttt.checkpoints.convert import convert_checkpoint
 from mmvttt.errors import CheckpointMismatchError
 from mmvttt.openmmlab.apis.train import train
 from mmvttt.openmmlab.config import config_names, load_config
-from mmvttt.openmmlab.registry import MODELS
+from mmvttt.openmmlab.registry import HOOKS, MODELS
 
 from .small import SMALL
 
@@ -26,6 +27,7 @@ RECIPES = {
     'dit5_s2_in1k_50k': (1e-4, 0, 256, 50_000, 0.9999),
     'dit5_xl2_in1k_80k': (1e-4, 0, 128, 80_000, 0.9999),
     'sd35m_t5_3k': (1e-5, 1e-4, 64, 3000, None),
+    'sd35m_softmax_3k': (1e-5, 1e-4, 64, 3000, None),
 }
 
 
@@ -35,19 +37,20 @@ def reduce(model: ConfigDict) -> None:
     if network.type == 'mmvttt.DiT3':
         network.update(arch=dict(SMALL), num_classes=10)
         return
-    network.source.update(num_layers=2, num_attention_heads=2, attention_head_dim=16)
-    if 'SD3' in network.source.type:
+    if network.type == 'mmvttt.LinearTransformer':
         network.where = ['transformer_blocks.0.attn2', 'transformer_blocks.1.attn']
-        network.source.update(
-            joint_attention_dim=12,
-            caption_projection_dim=32,
-            pooled_projection_dim=9,
-            pos_embed_max_size=16,
-            sample_size=8,
-            dual_attention_layers=(0,),
-        )
-    else:
-        network.source.num_embeds_ada_norm = 10
+        network = network.source
+    network.update(
+        num_layers=2,
+        num_attention_heads=2,
+        attention_head_dim=16,
+        joint_attention_dim=12,
+        caption_projection_dim=32,
+        pooled_projection_dim=9,
+        pos_embed_max_size=16,
+        sample_size=8,
+        dual_attention_layers=(0,),
+    )
 
 
 def test_every_config_is_here() -> None:
@@ -62,8 +65,14 @@ def test_recipes(name: str) -> None:
     assert (optimizer.lr, optimizer.weight_decay) == (rate, decay)
     assert 8 * cfg.train_dataloader.batch_size == images == cfg.auto_scale_lr.base_batch_size
     assert cfg.train_cfg.max_iters == steps
-    hooks = cfg.get('custom_hooks') or []
-    assert [1 - h.momentum for h in hooks] == ([] if average is None else [average])
+    hooks = {h.type: h for h in cfg.get('custom_hooks') or []}
+    if average is None:
+        assert not hooks
+        return
+    assert 1 - hooks['EMAHook'].momentum == average
+    # As their authors: fp32, products in TF32.
+    assert set(hooks) == {'EMAHook', 'mmvttt.TF32Hook'}
+    assert cfg.optim_wrapper.type == 'OptimWrapper'
 
 
 @pytest.mark.parametrize('name', RECIPES)
@@ -113,41 +122,41 @@ def test_a_reduced_copy_steps(name: str, tmp_path: Path, monkeypatch: pytest.Mon
     }
     rate = RECIPES[name][0]
     for parameter, value in runner.model.named_parameters():
-        new = '.processor.inner.' in parameter and name.startswith('dit5')
+        new = '.mixer.inner.' in parameter and name.startswith('dit5')
         assert rates[id(value)] == pytest.approx(2 * rate if new else rate), parameter
 
 
-def test_source_of_the_demonstration_becomes_linear(tmp_path: Path) -> None:
+def test_the_twins_of_sd35_differ_in_the_attention_alone() -> None:
+    linear, softmax = (load_config(f'sd35m_{kind}_3k') for kind in ('t5', 'softmax'))
+    assert linear.model.transformer.source == softmax.model.transformer
+    assert linear.model.transformer.where == 'sd3.5-t5'
+    rest = [cfg.to_dict() for cfg in (linear, softmax)]
+    for cfg in rest:
+        del cfg['model']['transformer'], cfg['work_dir']
+    assert rest[0] == rest[1]
+
+
+def test_tf32_while_it_trains_alone() -> None:
+    hook = HOOKS.build(dict(type='mmvttt.TF32Hook'))
+    before = torch.backends.cuda.matmul.allow_tf32
+    hook.before_train_iter(None, 0)
+    assert torch.backends.cuda.matmul.allow_tf32
+    hook.after_train_iter(None, 0)
+    assert torch.backends.cuda.matmul.allow_tf32 == before
+
+
+def test_source_of_the_demonstration_becomes_linear() -> None:
     """By the commands of dit5_digits.py: nothing of the source is lost but the softmax."""
     torch.manual_seed(0)
-    source = MODELS.build(load_config('dit_digits').model)
-    with torch.no_grad():
-        for parameter in source.parameters():
-            parameter += 0.05 * torch.randn(parameter.shape)
-    torch.save(dict(state_dict=source.state_dict()), tmp_path / 'source.pth')
-    converted = convert_checkpoint(
-        tmp_path / 'source.pth', tmp_path / 'converted.pth', to='diffusers'
-    )
-    assert converted.complete
-    linear = MODELS.build(load_config('dit5_digits').model)
-    weights = torch.load(tmp_path / 'converted.pth', weights_only=True)['state_dict']
-    missing, unexpected = linear.load_state_dict(weights, strict=False)
+    source, linear = (MODELS.build(load_config(n).model) for n in ('dit_digits', 'dit5_digits'))
+    missing, unexpected = linear.load_state_dict(source.state_dict(), strict=False)
     assert unexpected == []
-    assert all('.processor.' in n for n in missing)
-    # Softmax in the place of the processors: the source again.
-    from diffusers.models.attention_processor import AttnProcessor2_0
-
-    for block in linear.transformer.transformer_blocks:
-        block.attn1.set_processor(AttnProcessor2_0())
-    args = torch.randn(2, 1, 8, 8).double(), torch.tensor([1.0, 900.0])
-    labels = torch.tensor([1, 10])
-    with torch.no_grad():
-        out, expected = (
-            m.double().transformer(args[0], timestep=args[1], class_labels=labels).sample
-            for m in (linear, source)
-        )
-    # fp64 but for the sines of times and places.
-    torch.testing.assert_close(out, expected, rtol=1e-6, atol=1e-8)
+    # The new parameters, which learn faster.
+    keys = load_config('dit5_digits').optim_wrapper.paramwise_cfg.custom_keys
+    assert missing
+    assert all(any(key in name for key in keys) for name in missing)
+    for name, value in source.state_dict().items():
+        assert torch.equal(linear.state_dict()[name], value), name
 
 
 def test_a_source_of_another_width_is_refused(
@@ -156,11 +165,9 @@ def test_a_source_of_another_width_is_refused(
     monkeypatch.chdir(tmp_path)
     pytest.importorskip('sklearn')
     torch.manual_seed(0)
-    options = dict(arch=dict(embed_dims=32, num_layers=4, num_heads=2))
     cfg = load_config('dit_digits')
-    cfg.model.transformer.update(options)
-    torch.save(dict(state_dict=MODELS.build(cfg.model).state_dict()), 'ours.pth')
-    convert_checkpoint('ours.pth', 'source.pth', to='diffusers')
+    cfg.model.transformer.update(arch=dict(embed_dims=32, num_layers=4, num_heads=2))
+    torch.save(dict(state_dict=MODELS.build(cfg.model).state_dict()), 'source.pth')
     with pytest.raises(CheckpointMismatchError, match=r'has \d+ of the \d+ tensors'):
         train('dit5_digits', work_dir='run', cfg_options=dict(load_from='source.pth'))
     assert not list(Path('run').glob('*.pth'))

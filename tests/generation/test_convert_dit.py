@@ -1,4 +1,4 @@
-"""Checkpoints of DiT³ and DiT, by the authors' names and by diffusers', to ours and back."""
+"""Checkpoints of DiT³, DiT⁵ and DiT, by the authors' names and by diffusers', to ours and back."""
 
 import argparse
 from pathlib import Path
@@ -14,11 +14,11 @@ from mmvttt.errors import CheckpointError
 pytest.importorskip('diffusers')
 from diffusers import DiTTransformer2DModel
 
-from mmvttt.models.generation.dit3 import DiT3, position_table
+from mmvttt.models.generation.dit3 import DIT, DIT5, DiT3, position_table
 
 D, DEPTH, HEADS, CLASSES = 24, 2, 2, 5
 ARCH = dict(embed_dims=D, num_layers=DEPTH, num_heads=HEADS)
-SOFTMAX = dict(type='mmvttt.TTTMixer', inner=dict(type='SoftmaxAttention'))
+OPTIONS = {'DiT3': {}, 'DiT5': DIT5, 'DiT': DIT}
 
 
 def authors(kind: str) -> dict[str, Tensor]:
@@ -58,6 +58,15 @@ def authors(kind: str) -> dict[str, Tensor]:
             'attn.w2': (1, HEADS, head, head),
             'attn.w3': (head, 1, 3, 3),
         }
+    elif kind == 'DiT5':
+        inside |= {
+            'attn.w1': (1, HEADS, head, head),
+            'attn.w2': (1, HEADS, head, head),
+            'attn.qk_scale_ttt': (1, 1, D, 2),
+            'attn.qk_offset_ttt': (1, 1, D, 2),
+        }
+        for conv in ('q_conv2d', 'k_conv2d'):
+            inside |= {f'attn.{conv}.weight': (D, 1, 3, 3), f'attn.{conv}.bias': (D,)}
     for i in range(DEPTH):
         shapes |= {f'blocks.{i}.{name}': shape for name, shape in inside.items()}
     torch.manual_seed(0)
@@ -66,8 +75,7 @@ def authors(kind: str) -> dict[str, Tensor]:
 
 
 def built(kind: str) -> DiT3:
-    options = {} if kind == 'DiT3' else dict(mixer=SOFTMAX, cpe=False)
-    return DiT3(arch=ARCH, num_classes=CLASSES, **options)
+    return DiT3(arch=ARCH, num_classes=CLASSES, **OPTIONS[kind])
 
 
 def ours(path: Path) -> dict[str, Tensor]:
@@ -75,7 +83,7 @@ def ours(path: Path) -> dict[str, Tensor]:
     return {name.removeprefix('transformer.'): value for name, value in found.items()}
 
 
-@pytest.mark.parametrize('kind', ['DiT3', 'DiT'])
+@pytest.mark.parametrize('kind', OPTIONS)
 def test_authors_checkpoint_and_back(kind: str, tmp_path: Path) -> None:
     """A file of a training script: the averaged weights, strictly; 8 channels for 32 latents."""
     weights = authors(kind)
@@ -85,15 +93,43 @@ def test_authors_checkpoint_and_back(kind: str, tmp_path: Path) -> None:
     found = convert_checkpoint(tmp_path / 'public.pt', tmp_path / 'ours.pth', ema=True)
     assert found.complete
     assert set(found.matched) | set(found.dropped) == set(weights)
-    built(kind).load_state_dict(ours(tmp_path / 'ours.pth'))
+    model = built(kind)
+    model.load_state_dict(ours(tmp_path / 'ours.pth'))
+    if kind == 'DiT5':
+        theirs = weights['blocks.1.attn.qk_scale_ttt']
+        # Of q, then of k.
+        assert torch.equal(model.blocks[1].mixer.qk_scale[1], theirs[0, 0, :, 1])
+    meta = torch.load(tmp_path / 'ours.pth', weights_only=True)['meta']
+    assert (meta['averaged'], meta['sample_size']) == (True, 8)
     back = convert_checkpoint(tmp_path / 'ours.pth', tmp_path / 'back.pt', to='public')
     assert back.complete
     again = read_weights(tmp_path / 'back.pt')
     assert set(again) == set(weights)
+    # The positions too: the file says how large its latents are.
     for name, value in weights.items():
-        if name != 'pos_embed':
-            assert torch.equal(again[name], value), name
-    assert torch.equal(again['pos_embed'], position_table((16, 16), D)[None])
+        assert torch.equal(again[name], value), name
+    assert ('window of 5' in back.caution) == (kind == 'DiT5')
+
+
+def test_size_of_the_positions(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """By option, by the config of a training; a guess is said."""
+    weights = {f'transformer.{n}': w for n, w in built('DiT').state_dict().items()}
+    cfg = 'model = dict(transformer=dict(patch_size=2, sample_size=64))'
+    torch.save(dict(state_dict=weights, meta=dict(cfg=cfg)), tmp_path / 'trained.pth')
+    torch.save(dict(state_dict=weights), tmp_path / 'bare.pth')
+    for name, options, side in (
+        ('trained', {}, 32),
+        ('trained', dict(sample_size=20), 10),
+        ('bare', {}, 16),
+    ):
+        target = tmp_path / 'public.pt'
+        found = convert_checkpoint(tmp_path / f'{name}.pth', target, to='public', **options)
+        assert torch.equal(read_weights(target)['pos_embed'], position_table((side, side), D)[None])
+        assert ('does not say how large' in found.caution) == (name == 'bare')
+    with pytest.raises(CheckpointError, match='sample_size=21: the side'):
+        convert_checkpoint(tmp_path / 'bare.pth', target, to='public', sample_size=21)
+    with pytest.raises(CheckpointError, match='is for public files'):
+        convert_checkpoint(target, tmp_path / 'ours.pth', sample_size=32)
 
 
 def test_diffusers_dit_and_back(tmp_path: Path) -> None:

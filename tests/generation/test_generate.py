@@ -1,5 +1,6 @@
 """tools/generate.py: the same images whatever happens, its files, its refusals."""
 
+import shutil
 from collections.abc import Callable
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -7,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
+pytest.importorskip('mmengine')
 from mmengine.config import Config
 from PIL import Image
 
@@ -66,10 +69,10 @@ def test_files(tool: Callable, capsys: pytest.CaptureFixture) -> None:
     assert (found[..., 0] == found[..., 1]).all()
     assert found.std() > 10
     assert len({image.tobytes() for image in found}) == 12
-    # Four columns of images that are enlarged four times.
+    # A column for each class; images are enlarged four times.
     grid = np.asarray(Image.open('a/grid.png'))
-    assert grid.shape == (3 * 34 + 2, 4 * 34 + 2, 3)
-    assert (grid[36:68:4, 104:136:4] == found[7]).all()
+    assert grid.shape == (2 * 34 + 2, 10 * 34 + 2, 3)
+    assert (grid[36:68:4, 36:68:4] == found[11]).all()
     out = capsys.readouterr().out
     assert '12 images of 8×8 → a/grid.png' in out
     assert 'averaged' not in out
@@ -106,10 +109,55 @@ def test_processes_share_the_work(tool: Callable, monkeypatch: pytest.MonkeyPatc
         patch.setattr(api, 'read_images', lambda folder: np.zeros((1, 8, 8, 3), np.uint8))
         tool(*options, 'two.npz')
     parts = sorted(p.name for p in Path('two_parts').glob('*.npy'))
-    assert parts == ['batch_00000004.npy']
+    assert [p.rpartition('_')[2] for p in parts] == ['00000004.npy']
     monkeypatch.setattr(api, 'get_rank', lambda: 0)
     tool(*options, 'two.npz')
     assert (images('one.npz') == images('two.npz')).all()
+
+
+def test_batches_of_another_run_are_not_taken(
+    tool: Callable, capsys: pytest.CaptureFixture
+) -> None:
+    """Neither one that lies there without its settings, nor a copy under another number."""
+    tool('--classes', '3', '--count', '2', '--npz', 'other.npz')
+    (other,) = Path('other_parts').glob('*.npy')
+    Path('own_parts').mkdir()
+    for name in (other.name, 'batch_00000000.npy', 'batch_00000002.npy'):
+        shutil.copy(other, Path('own_parts') / name)
+    options = ('--classes', '7', '--count', '2', '--npz')
+    tool(*options, 'own.npz')
+    tool(*options, 'alone.npz')
+    assert (images('own.npz') == images('alone.npz')).all()
+    (own,) = set(Path('own_parts').glob('*.npy')) & {
+        Path('own_parts') / p.name for p in Path('alone_parts').glob('*.npy')
+    }
+    for damage, words in (
+        (lambda: own.write_bytes(own.read_bytes()[:100]), 'is damaged'),
+        (lambda: np.save(own, np.zeros((1, 8, 8, 3), np.uint8)), 'for 2 images of uint8'),
+    ):
+        damage()
+        with pytest.raises(SystemExit):
+            tool(*options, 'own.npz')
+        assert words in capsys.readouterr().err
+
+
+def test_classes_balanced_or_drawn(tool: Callable) -> None:
+    settings = api.Settings(3000, (4, 7, 9))
+    assert [settings.class_of(i) for i in range(4)] == [4, 7, 9, 4]
+    drawn = api.Settings(3000, (4, 7, 9), draw_classes=True)
+    chosen = [drawn.class_of(i) for i in range(3000)]
+    assert chosen == [drawn.class_of(i) for i in range(3000)]
+    for c in (4, 7, 9):
+        # Four standard errors; not a third each.
+        assert chosen.count(c) == pytest.approx(1000, abs=4 * (3000 * 2 / 9) ** 0.5)
+    assert len({chosen.count(c) for c in (4, 7, 9)}) > 1
+    assert chosen[:9] != [4, 7, 9] * 3
+    assert chosen != [
+        api.Settings(1, (4, 7, 9), seed=1, draw_classes=True).class_of(i) for i in range(3000)
+    ]
+    tool('--classes', 'all', '--count', '20', '--draw-classes', '--npz', 'drawn.npz')
+    tool('--classes', 'all', '--count', '20', '--npz', 'balanced.npz')
+    assert (images('drawn.npz') != images('balanced.npz')).any()
 
 
 def test_batches_do_not_change_the_images(tool: Callable) -> None:
@@ -183,9 +231,40 @@ def test_measures(tool: Callable, capsys: pytest.CaptureFixture, tmp_path: Path)
         printed.append([line.split() for line in lines])
         assert [line[0] for line in printed[-1]] == ['frechet', 'precision', 'recall']
     assert printed[0] == printed[1] == printed[2]
+
+
+def test_inception_score(tool: Callable, capsys: pytest.CaptureFixture) -> None:
+    layers = torch.nn.Flatten(), torch.nn.Linear(192, 4), torch.nn.Softmax(1)
+    batch = torch.export.Dim('batch')
+    for name, network in (('classifier', layers), ('logits', layers[:2])):
+        exported = torch.export.export(
+            torch.nn.Sequential(*network).eval(),
+            (torch.zeros(2, 3, 8, 8),),
+            dynamic_shapes=({0: batch},),
+        )
+        torch.export.save(exported, f'{name}.pt2')
+    options = ('--classes', 'all', '--npz', 'a.npz', '--classifier')
+    tool(*options, 'classifier.pt2')
+    name, value = capsys.readouterr().out.splitlines()[-1].split()
+    with torch.no_grad():
+        pixels = torch.from_numpy(images('a.npz')).permute(0, 3, 1, 2) / 255
+        p = torch.nn.Sequential(*layers)(pixels).double()
+    expected = (p * (p / p.mean(0)).log()).sum(1).mean().exp()
+    assert name == 'inception_score'
+    assert float(value) == pytest.approx(expected.item(), abs=1e-4)
     with pytest.raises(SystemExit):
-        tool(*options, 'nothing.npz')
-    assert "there is no reference 'nothing.npz'" in capsys.readouterr().err
+        tool(*options, 'logits.pt2')
+    assert 'end the classifier with a softmax' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('option', ['--reference', '--features', '--classifier'])
+def test_what_is_missing_is_noticed_before_drawing(
+    tool: Callable, capsys: pytest.CaptureFixture, option: str
+) -> None:
+    with pytest.raises(SystemExit):
+        tool('--classes', '1', '--npz', 'a.npz', option, 'nothing.npz')
+    assert "'nothing.npz'" in capsys.readouterr().err
+    assert not Path('a_parts').exists()
 
 
 def test_prompts(tool: Callable, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -248,7 +327,7 @@ NO_NULL = model(transformer=dict(null_class=False), label_dropout=0.0)
         ((), None, 'give classes, of 0 to 9'),
         (('--classes', '1', '--guidance', '2'), NO_NULL, 'needs a null class'),
         (('--classes', '1', '--scheduler', 'ddpm'), flow_model(), 'trained on rectified flow'),
-        (('--classes', '1', '--size', '6', '8'), None, 'multiples of the patch size 4'),
+        (('--classes', '1', '--size', '6', '8'), None, '--size 6 8: give multiples of 4'),
         (('--classes', '1', '--vae', 'nowhere'), None, "no autoencoder in 'nowhere'"),
         (('--classes', '1'), model(transformer=dict(in_channels=4)), 'give --vae FOLDER'),
     ],
@@ -279,7 +358,11 @@ def test_other_settings_do_not_mix(tool: Callable, capsys: pytest.CaptureFixture
 
 def test_checkpoints(tool: Callable, capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
     tool('--classes', '1', averaged=False)
-    assert 'the checkpoint has no averaged weights' in capsys.readouterr().out
+    words = 'the checkpoint does not say that its weights are averaged'
+    assert words in capsys.readouterr().out
+    content = torch.load('weights.pth', weights_only=True)
+    torch.save(dict(content, meta=dict(averaged=True)), 'weights.pth')
+    assert api.load_generator(Config.fromfile('config.py'), 'weights.pth')[1]
     wider = model(transformer=dict(arch=dict(SMALL, num_layers=3)))
     with pytest.raises(ValueError, match='missing: transformer'):
         api.load_generator(Config(dict(model=wider)), 'weights.pth')

@@ -1,6 +1,8 @@
 """Caches of latents: what is in them, stops, and what is wrong with them."""
 
+import copy
 import json
+import os
 import pickle
 import shutil
 from pathlib import Path
@@ -10,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+pytest.importorskip('mmengine')
 from mmvttt.errors import DataError, MissingDataError, UsageError
 from mmvttt.openmmlab.datasets import latents as module
 from mmvttt.openmmlab.datasets.latents import CachedLatents, ClassFolders, cache_latents
@@ -104,7 +107,9 @@ def test_a_stopped_cache_goes_on(
 
 def test_workers_get_the_files_not_what_is_in_them(cache: Path) -> None:
     data = CachedLatents(cache)
-    assert data.arrays['moments'].nbytes > 10000 > len(pickle.dumps(data))
+    assert (cache / 'moments.npy').stat().st_size > 10000 > len(pickle.dumps(data))
+    data[0]
+    assert len(pickle.dumps(data)) < 10000
     again = pickle.loads(pickle.dumps(data))
     assert torch.equal(again[1]['class_labels'], data[1]['class_labels'])
 
@@ -143,10 +148,131 @@ def test_what_is_wrong_with_a_cache(
     with pytest.raises(DataError, match=r'class_labels\.npy .* has 6 rows for 7 images'):
         CachedLatents(folder)
     np.save(folder / 'class_labels.npy', np.array([object()] * 7), allow_pickle=True)
-    with pytest.raises(ValueError, match='Python objects'):
+    with pytest.raises(DataError, match=r'class_labels\.npy.* is not what a cache'):
         CachedLatents(folder)
     with pytest.raises(MissingDataError, match='folder for each class'):
         ClassFolders(tmp_path / 'nothing', 32)
+
+
+def notes(**changes):
+    """A change of the notes, or another text in their place."""
+
+    def change(folder: Path) -> None:
+        path = folder / 'latents.json'
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+    return change
+
+
+def text(content: str):
+    return lambda folder: (folder / 'latents.json').write_text(content)
+
+
+def moments(change):
+    def write(folder: Path) -> None:
+        np.save(folder / 'moments.npy', change(np.load(folder / 'moments.npy')))
+
+    return write
+
+
+def fifo(name: str):
+    def make(folder: Path) -> None:
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+
+    return make
+
+
+def cut(folder: Path) -> None:
+    path = folder / 'moments.npy'
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+@pytest.mark.parametrize(
+    'damage',
+    [
+        text('{'),
+        text('[]'),
+        lambda folder: (folder / 'latents.json').write_bytes(b'\xff{}'),
+        text('[' * 100_000),
+        notes(images='7'),
+        notes(images=True, done=True),
+        notes(images=-7, done=-7),
+        notes(scale=0.0),
+        notes(scale=float('nan')),
+        notes(scale=None),
+        notes(shift='0'),
+        notes(classes=3),
+        notes(done=8),
+        moments(lambda m: m.astype(complex)),
+        moments(lambda m: m > 0),
+        moments(lambda m: m.astype(np.int32)),
+        moments(lambda m: m.astype(np.longdouble)),
+        moments(lambda m: m.astype('U3')),
+        moments(lambda m: m[:, :1]),
+        moments(lambda m: m[:, :, :7]),
+        moments(lambda m: m[:, :, :, :0]),
+        moments(lambda m: m[0, 0, 0, 0, 0]),
+        moments(np.asfortranarray),
+        cut,
+        lambda folder: (folder / 'moments.npy').write_bytes(b''),
+        lambda folder: (folder / 'moments.npy').write_bytes(b'\x93NUMPY\x01\x00\xff\xff{'),
+        lambda folder: (folder / 'moments.npy').unlink(),
+        lambda folder: np.save(folder / 'class_labels.npy', np.ones(7)),
+        lambda folder: np.save(folder / 'class_labels.npy', np.ones((7, 2), int)),
+        lambda folder: np.save(folder / 'text.npy', np.array(['a'] * 7)),
+        lambda folder: np.save(folder / 'text.npy', np.ones(7, complex)),
+        fifo('moments.npy'),
+        fifo('latents.json'),
+    ],
+)
+def test_a_damaged_cache_is_refused_when_it_is_opened(damage, cache: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(cache, tmp_path / 'cache')
+    damage(folder)
+    with pytest.raises((DataError, MissingDataError)) as error:
+        CachedLatents(folder)
+    assert str(folder) in str(error.value)
+
+
+def test_a_file_that_is_cut_off_under_a_training_is_an_error(cache: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(cache, tmp_path / 'cache')
+    data = CachedLatents(folder)
+    data[6]
+    os.truncate(folder / 'moments.npy', 200)
+    with pytest.raises(DataError, match='has become shorter'):
+        data[6]
+
+
+def test_bytes_of_another_machine_and_small_labels(cache: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(cache, tmp_path / 'cache')
+    moments(lambda m: m.astype('>f4'))(folder)
+    np.save(folder / 'class_labels.npy', np.load(folder / 'class_labels.npy').astype(np.uint8))
+    items = []
+    for root in (cache, folder):
+        torch.manual_seed(0)
+        items.append(CachedLatents(root)[5])
+    assert torch.equal(items[0]['latents'], items[1]['latents'])
+    assert items[1]['class_labels'].dtype == torch.int64
+
+
+def test_another_autoencoder_or_other_images_do_not_mix(
+    images: Path, vae: AutoencoderKL, cache: Path, tmp_path: Path
+) -> None:
+    before = (cache / 'moments.npy').read_bytes()
+    other = copy.deepcopy(vae)
+    with torch.no_grad():
+        next(other.parameters()).add_(1e-3)
+    with pytest.raises(UsageError, match=r"another autoencoder's latents \(autoencoder: "):
+        cache_latents(other, ClassFolders(images, 32), cache, dtype='float32')
+    # As many images of the same classes, one of them another file.
+    renamed = shutil.copytree(images, tmp_path / 'images')
+    (renamed / 'cat' / '1.png').rename(renamed / 'cat' / '1b.png')
+    with pytest.raises(UsageError, match=r'latents of other images \(files: '):
+        cache_latents(vae, ClassFolders(renamed, 32), cache, dtype='float32')
+    # The same images in another place.
+    moved = shutil.copytree(images, tmp_path / 'moved')
+    cache_latents(copy.deepcopy(vae), ClassFolders(moved, 32), cache, dtype='float32')
+    assert (cache / 'moments.npy').read_bytes() == before
 
 
 def test_overflow_is_said(

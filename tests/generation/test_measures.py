@@ -1,11 +1,14 @@
 """Fréchet distance, precision and recall, where their values are known."""
 
+import math
+
 import pytest
 import torch
 
 from mmvttt.errors import UsageError
 from mmvttt.models.generation.measures import (
     frechet_distance,
+    inception_score,
     nearest_distance,
     precision_recall,
 )
@@ -96,3 +99,26 @@ def test_bad_features(features: torch.Tensor, words: str) -> None:
 def test_too_few_for_neighbours() -> None:
     with pytest.raises(UsageError, match='need more than as many images'):
         precision_recall(torch.randn(3, 2), torch.randn(9, 2))
+
+
+def test_inception_score() -> None:
+    # Sure of K classes in equal parts: K; the same answer for all: 1.
+    assert inception_score(torch.eye(5).repeat(3, 1)) == pytest.approx(5)
+    assert inception_score(torch.tensor([[0.2, 0.8]] * 4)) == pytest.approx(1)
+    torch.manual_seed(0)
+    p = torch.randn(23, 7, dtype=torch.float64).softmax(1)
+    scores = []
+    for part in (p[:10], p[10:20], p[20:]):
+        mean = part.mean(0)
+        kl = [sum(q * math.log(q / m) for q, m in zip(row, mean, strict=True)) for row in part]
+        scores.append(math.exp(sum(kl) / len(kl)))
+    assert inception_score(p, 10) == pytest.approx(sum(scores) / 3)
+    assert inception_score(p.half()) == pytest.approx(inception_score(p), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    'rows', [torch.ones(3), torch.randn(3, 4), torch.full((2, 3), torch.nan), torch.zeros(0, 3)]
+)
+def test_inception_score_takes_probabilities(rows: torch.Tensor) -> None:
+    with pytest.raises(UsageError, match='probabilities'):
+        inception_score(rows)

@@ -11,12 +11,11 @@ from mmvttt.models.generation.sampling import (
     sample,
     sampling_scheduler,
 )
-from mmvttt.openmmlab.registry import MODELS
 
 from .small import DDPM, FLOW, flow_model, model
 
-pytest.importorskip('diffusers')
-from diffusers import AutoencoderKL, DiTPipeline
+diffusers = pytest.importorskip('diffusers')
+MODELS = pytest.importorskip('mmvttt.openmmlab.registry', exc_type=ImportError).MODELS
 
 # Pixels of a data set that is a Gaussian: what every scheduler must draw from.
 MEAN, DEVIATION = 0.7, 0.5
@@ -64,8 +63,10 @@ def test_equals_diffusers_pipeline_with_guidance() -> None:
     config = model(transformer=dict(in_channels=4, sample_size=8, num_classes=1000, patch_size=2))
     network = spread(config)
     scheduler = sampling_scheduler(network.scheduler, 'ddim')
-    vae = AutoencoderKL(block_out_channels=(8,), norm_num_groups=4, sample_size=8)
-    pipeline = DiTPipeline(network.transformer, vae, sampling_scheduler(network.scheduler, 'ddim'))
+    vae = diffusers.AutoencoderKL(block_out_channels=(8,), norm_num_groups=4, sample_size=8)
+    pipeline = diffusers.DiTPipeline(
+        network.transformer, vae, sampling_scheduler(network.scheduler, 'ddim')
+    )
     pipeline.set_progress_bar_config(disable=True)
     latents = sample(
         lambda x, t: network.denoise(x, t, labels(1, 7), labels(1000, 1000), 4.0),

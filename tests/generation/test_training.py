@@ -5,13 +5,15 @@ from pathlib import Path
 
 import pytest
 import torch
+
+pytest.importorskip('mmengine')
 from mmengine.optim import build_optim_wrapper
 from mmengine.registry import MODELS
 
 from mmvttt.checkpoints.read import read_content
-from mmvttt.models.generation import DiffusionModel
 from mmvttt.openmmlab.apis.train import evaluate, train
 from mmvttt.openmmlab.config import load_config
+from mmvttt.openmmlab.models.diffusion_model import DiffusionModel
 
 from .small import model
 

@@ -61,8 +61,7 @@ class Op:
         cases: Calls that are compared with the definition in fp64.
         kernel_cases: The same for the Triton kernels in the interpreter.
         gpu_cases: The same on a GPU.
-        emulated: The same for compiled kernels in the emulator, by name; the first runs in
-            `make test`.
+        emulated: The same for compiled kernels in the emulator, by name.
         tolerance: Largest error over the largest value, by type, of reference and numba kernel.
         kernel_tolerance: The same of the Triton kernels, which round the operands of products.
         refused: Calls that the Triton kernels refuse, and the message.
@@ -415,6 +414,7 @@ TTT_MLP_SWIGLU = Op(
     inner_steps.make_swiglu,
     **MLP,
     emulated={
+        '7 × 9': Case((7, 9), {'heads': 1, 'dim': 64}),
         '9 × 13, d 32': Case((9, 13), {'heads': 1, 'dim': 32}),
         '7 × 9, L2': Case((7, 9), {'heads': 1, 'dim': 64}, {'loss': 'l2'}),
     },

@@ -5,14 +5,15 @@ import subprocess
 import sys
 import types
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
 
 import ttt_kernels
-from ttt_kernels import _backend
+from ttt_kernels import _backend, _known
 
-ON_GPU = types.SimpleNamespace(device=torch.device('cuda'))
+ON_GPU = types.SimpleNamespace(device=torch.device('cuda'), dtype=torch.bfloat16)
 ON_CPU = types.SimpleNamespace(device=torch.device('cpu'))
 
 
@@ -87,7 +88,7 @@ def test_triton_that_cannot_start_is_a_reason(monkeypatch):
 def test_an_amd_gpu_takes_the_kernels_which_are_called_untested(kernel, monkeypatch):
     from ttt_kernels import __main__, _launch
 
-    del sys.modules['ttt_kernels.__main__']  # which another test runs as a module
+    sys.modules.pop('ttt_kernels.__main__', None)  # which another test runs as a module
     fp32 = torch.zeros(1)
     assert _launch.most_registers(168) == {'maxnreg': 168}
     assert _launch.precision(fp32.dtype) == 'tf32x3'
@@ -97,7 +98,7 @@ def test_an_amd_gpu_takes_the_kernels_which_are_called_untested(kernel, monkeypa
     assert _backend.choose('op', 'auto', ON_GPU, lambda k: None) is kernel['triton']
     assert _launch.most_registers(168) == {}
     assert _launch.precision(fp32.dtype) == 'ieee'
-    assert _launch.little_shared_memory(fp32)
+    assert _launch.gpu('ttt_glu', fp32).little
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
     monkeypatch.setattr(torch.cuda, 'get_device_name', lambda *_: 'AMD Instinct MI300X')
     monkeypatch.setattr(__main__, 'available', dict)
@@ -105,9 +106,77 @@ def test_an_amd_gpu_takes_the_kernels_which_are_called_untested(kernel, monkeypa
     assert expected in __main__.report()
 
 
+REPORTS = r'Triton 9615, 9871, 10590'
+
+
+@pytest.mark.parametrize(
+    ('version', 'dtype', 'refused'),
+    [
+        ('3.7.1', torch.bfloat16, True),
+        ('3.6.0+git1', torch.float16, True),
+        ('3.8.0', torch.bfloat16, False),
+        ('3.7.1', torch.float32, False),
+    ],
+)
+def test_what_a_triton_miscompiles_runs_the_reference(kernel, monkeypatch, version, dtype, refused):
+    monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda *_: (10, 0))
+    monkeypatch.setattr(_backend, 'triton_version', lambda: version)
+    monkeypatch.setattr(_backend, '_warn_once', lambda *_: None)
+    tokens = types.SimpleNamespace(device=torch.device('cuda'), dtype=dtype)
+    for op in ('ttt_glu', 'ttt_mlp'):
+        found = _backend.choose(op, 'auto', tokens, lambda k: None)
+        assert found is (None if refused else kernel['triton'])
+        if refused:
+            with pytest.raises(RuntimeError, match=f'on compute capability 10.0.*{REPORTS}'):
+                _backend.choose(op, 'triton', tokens, lambda k: None)
+    assert _backend.choose('ttt_linear', 'auto', tokens, lambda k: None) is kernel['triton']
+
+
+def test_the_report_says_in_which_dtypes_a_kernel_is_refused(kernel, monkeypatch):
+    from ttt_kernels.__main__ import report
+
+    sys.modules.pop('ttt_kernels.__main__', None)  # which another test runs as a module
+    monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda *_: (10, 3))
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
+    monkeypatch.setattr(torch.cuda, 'get_device_name', lambda *_: 'NVIDIA B300')
+    monkeypatch.setattr(_backend, 'triton_version', lambda: '3.6.0')
+    lines = report().splitlines()
+    assert any(x.startswith('ttt_glu      triton     can run') for x in lines)
+    (line,) = (x for x in lines if x.startswith('ttt_glu      triton     cannot'))
+    assert 'cannot run in bf16 and fp16: Triton before 3.8 miscompiles' in line
+    monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda *_: (7, 5))
+    assert 'ttt_glu      triton     cannot run: the kernels need compute capability' in report()
+
+
+def test_an_old_triton_is_one_clear_line(monkeypatch):
+    monkeypatch.setattr(_backend, 'triton_version', lambda: '3.3.1')
+    reason = _backend.load_kernel.__wrapped__('ttt_linear')
+    assert reason == 'Triton 3.3.1 is too old; the kernels need 3.4 or newer'
+
+
+def test_the_table_of_what_is_known_decides_every_case():
+    for capability in ((8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0), (7, 5)):
+        for op in _backend.OPS:
+            for dtype in _known.DTYPES.values():
+                for version in ('3.4.0', '3.6.0', '3.7.1', '3.8.0', '3.9.0', '4.0'):
+                    assert _known.row(op, dtype, capability, version) is not None
+    assert _known.row('ttt_glu', torch.float64, (9, 0), '3.8.0') is None
+    assert all(set(row.ops) <= set(_backend.OPS) for row in _known.ROWS)
+    assert {row.verdict for row in _known.ROWS} <= {'runs', 'refused', 'untested'}
+
+
+def test_the_documents_show_the_table():
+    page = Path(__file__).parents[2] / 'docs' / 'kernels.md'
+    if not page.exists():
+        pytest.skip('there are no documents here')
+    assert _known.table() in page.read_text()
+
+
 def test_an_old_gpu_is_a_reason(kernel, monkeypatch):
     monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda *_: (7, 5))
-    with pytest.raises(RuntimeError, match=r'compute capability 7\.5; the kernels need 8\.0'):
+    with pytest.raises(
+        RuntimeError, match=r'on compute capability 7\.5 .*the kernels need compute capability 8\.0'
+    ):
         _backend.choose('op', 'triton', ON_GPU, lambda k: None)
 
 

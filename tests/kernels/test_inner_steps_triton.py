@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 from inner_steps import inner_gradient
-from kernel_testing import normal
+from kernel_testing import assert_same, normal, with_gradients
 from ops import FP64, OPS, Case
 
 interpreter = pytest.mark.interpreter
@@ -99,3 +99,15 @@ def test_an_index_beyond_its_type_is_seen(op, fits):
     assert out.item() == expected
     with pytest.raises(Exception, match=f'overflow: {op}'):
         step_of_integers[(1,)](most + 1, out, OP=op)
+
+
+@interpreter
+def test_one_channel_a_head_of_loud_tokens():
+    """The gradient is all along G, of which the damping leaves 1/(‖G‖ + 1)."""
+    op, hw = OPS['ttt_glu'], (5, 3)
+    inputs = op.make(hw, dim=1, batch=1, dtype=torch.float32)
+    inputs |= {n: inputs[n] * 1e3 for n in op.tokens}
+    exact = {n: x.double() for n, x in inputs.items()}
+    found = with_gradients(lambda x: op.call(x, hw, backend='triton'), inputs)
+    expected = with_gradients(lambda x: op.call(x, hw, backend='reference'), exact)
+    assert_same(found, expected, 1e-5)

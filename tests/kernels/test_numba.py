@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from kernel_testing import error
+from kernel_testing import assert_same, error, with_gradients
 from ops import OPS
 from scans import OP, OP_BACKWARD, call, make
 
@@ -194,3 +194,14 @@ def test_machine_code_is_kept_where_something_can_be_written(tmp_path, monkeypat
     assert kernel(2.5) == 5.0
     folders = {'beside': {package}, 'user': {cache}, 'nowhere': set()}[place]
     assert {p for p in (package, cache) if list(p.rglob('*.nbc'))} == folders
+
+
+def test_one_channel_a_head_of_loud_tokens():
+    """The gradient is all along G, of which the damping leaves 1/(‖G‖ + 1)."""
+    op, hw = OPS['ttt_glu'], (5, 3)
+    inputs = op.make(hw, dim=1, batch=1, dtype=torch.float32)
+    inputs |= {n: inputs[n] * 1e3 for n in op.tokens}
+    exact = {n: x.double() for n, x in inputs.items()}
+    found = with_gradients(lambda x: op.call(x, hw, backend='numba'), inputs)
+    expected = with_gradients(lambda x: op.call(x, hw, backend='reference'), exact)
+    assert_same(found, expected, 1e-6)

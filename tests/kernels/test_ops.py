@@ -205,6 +205,14 @@ def test_meta_tensors_have_the_shapes_of_real_ones(op, backend):
 
 
 @every_op
+def test_a_profiler_sees_both_passes(op):
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        with_gradients(on(op, 'reference'), op.make(HW, dtype=FP32))
+    names = {event.key for event in profile.key_averages()}
+    assert names >= {f'ttt_kernels::{op.name}', f'ttt_kernels::{op.name}_backward'}
+
+
+@every_op
 def test_compiles_into_one_graph(op):
     inputs = op.make(HW, dtype=FP32)
     # Inductor needs a compiler on the machine and treats a registered op the same way.
@@ -299,8 +307,42 @@ def test_a_second_derivative_is_an_error(op):
     first, second = (inputs[n] for n in (*op.images, list(inputs)[-1])[:2])
     loss = on(op, None)(inputs).square().sum()
     (grad,) = torch.autograd.grad(loss, first, create_graph=True)
-    with pytest.raises(RuntimeError, match='autograd'):
+    with pytest.raises(NotImplementedError, match=f'{op.name}: its gradient has no derivative'):
         torch.autograd.grad(grad.sum(), second)
+
+
+@pytest.mark.filterwarnings('ignore:There is a performance drop')  # torch says that it loops
+def test_vmap_loops_over_an_op():
+    op = OPS['ttt_glu']
+    inputs = [op.make(HW, batch=2), op.make(HW, batch=2, dim=6)]
+    inputs[1] = {n: x + 1 for n, x in inputs[1].items()}
+    stacked = {n: torch.stack([x[n] for x in inputs]) for n in inputs[0]}
+    found = torch.func.vmap(on(op, 'reference'))(stacked)
+    expected = torch.stack([on(op, 'reference')(x) for x in inputs])
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    'transform',
+    [
+        lambda f: torch.func.grad(f),
+        lambda f: torch.func.jacrev(f),
+        lambda f: lambda x: torch.func.vjp(f, x),
+        lambda f: lambda x: torch.func.vmap(torch.func.grad(f))(x[None]),
+        lambda f: lambda x: torch.func.grad(lambda y: torch.func.vmap(f)(y[None]).sum())(x),
+    ],
+    ids=['grad', 'jacrev', 'vjp', 'vmap of grad', 'grad of vmap'],
+)
+@every_op
+def test_derivatives_of_torch_func_are_an_error_that_says_so(op, transform):
+    inputs = op.make(HW, dtype=FP32)
+    name = op.images[0]
+
+    def loss(x):
+        return on(op, 'reference')({**inputs, name: x}).square().sum()
+
+    with pytest.raises(NotImplementedError, match=r'torch\.func\.grad.*use torch\.autograd\.grad'):
+        transform(loss)(inputs[name])
 
 
 # -------------------------------------------------------------------------------------- arguments

@@ -114,3 +114,46 @@ def test_gpu_check_needs_nothing_installed(tmp_path):
     assert done.stdout.startswith(str(tmp_path)), done.stderr
     assert 'TRITON_INTERPRET' not in env
     assert env.keys() >= os.environ.keys() - {'TRITON_INTERPRET'}
+
+
+def test_gpu_check_names_the_rows_that_its_tests_settle(tmp_path, monkeypatch):
+    name = 'test_output_and_every_gradient_agree_with_fp64'
+    cases = {
+        f'{name}[ttt_glu-0-torch.bfloat16]': '',
+        f'{name}[ttt_glu-1-torch.bfloat16]': '',
+        f'{name}[ttt_mlp, SwiGLU-0-torch.float16]': '<failure/>',
+        f'{name}[ttt_mlp-1-torch.float16]': '',
+        f'{name}[ttt_linear-0-torch.float32]': '<skipped/>',
+        'test_any_batch[ttt_dwconv-3]': '',
+    }
+    rows = ''.join(f'<testcase name="{n}">{inside}</testcase>' for n, inside in cases.items())
+    report = tmp_path / 'tests.xml'
+    report.write_text(f'<testsuites><testsuite>{rows}</testsuite></testsuites>')
+    triton = pytest.importorskip('triton')
+    monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda *_: (9, 0))
+    where = f'settled: 9.0 (H100, H200), Triton {triton.__version__}'
+    assert list(load(GPU_CHECK).settled(report)) == [
+        f'{where}, ttt_glu, bf16: runs (2 of 2 cases agree with fp64)',
+        f'{where}, ttt_mlp, fp16: refused, if that is a wrong result '
+        '(1 of 2 cases agree with fp64)',
+    ]
+
+
+def test_gpu_check_begins_with_the_sanitizer_by_both_assemblers(tmp_path, monkeypatch):
+    check = load(GPU_CHECK)
+    for name, said in (
+        ('compute-sanitizer', ''),
+        ('ptxas', 'Cuda compilation tools, release 13.3'),
+    ):
+        program = tmp_path / name
+        program.write_text(f'#!/bin/sh\necho "{said}, V1"\n')
+        program.chmod(0o755)
+    monkeypatch.setenv('PATH', f'{tmp_path}:{os.environ["PATH"]}')
+    monkeypatch.delenv('TRITON_PTXAS_PATH', raising=False)
+    first, second = check.steps(tmp_path, False, tmp_path / 'x.xml')[:2]
+    assert {first.part, second.part} == {'sanitizer'}
+    assert first.under[0] == second.under[0] == str(tmp_path / 'compute-sanitizer')
+    assert dict(first.env) == {}
+    assert dict(second.env)['TRITON_PTXAS_PATH'] == str(tmp_path / 'ptxas')
+    (tmp_path / 'ptxas').write_text('#!/bin/sh\necho "release 12.8, V12.8.93"\n')
+    assert check.newer_ptxas() != str(tmp_path / 'ptxas')

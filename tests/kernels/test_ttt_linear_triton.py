@@ -222,7 +222,7 @@ def test_a_gpu_with_little_shared_memory_is_told_so(monkeypatch):
     from ttt_kernels import _launch
     from ttt_kernels.ttt_linear import kernel
 
-    monkeypatch.setattr(_launch, 'little_shared_memory', lambda _: True)
+    monkeypatch.setattr(_launch, 'gpu', lambda *_: _launch.Gpu(little=True))
     for dim, dtype in ((72, torch.float32), (72, torch.float16), (64, torch.float32)):
         reason = kernel.unsupported_reason(Inputs(**make(2, dim=dim, dtype=dtype)), 16)
         assert (reason or '').endswith('too little shared memory') == (

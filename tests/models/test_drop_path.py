@@ -27,3 +27,13 @@ def test_nothing_is_dropped_in_a_test_or_without_a_rate():
     assert DropPath(0.5).eval()(x) is x
     assert DropPath(0.0).train()(x) is x
     assert not DropPath(0.5).state_dict()
+
+
+def test_the_rate_survives_a_start_without_memory():
+    """A model is built on the meta device, gets memory, and loads its weights."""
+    with torch.device('meta'):
+        drop = DropPath(0.25)
+    drop = drop.to_empty(device='cpu')
+    drop.load_state_dict(drop.state_dict())
+    assert drop.keep == 0.75
+    assert drop.half().keep == 0.75

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from mmvttt.checkpoints.load import load_pretrained
 from mmvttt.models.backbones import HViT3
 
 from .building import build as build_model
@@ -196,14 +197,13 @@ def test_one_cell_trains_with_two_images_or_another_norm() -> None:
     assert reduced().eval()(x)[3].shape == (1, 64, 1, 1)
 
 
-def test_registry_and_pretrained_weights(tmp_path) -> None:
+def test_pretrained_weights(tmp_path) -> None:
     source = reduced()
     path = tmp_path / 'classifier.pth'
     torch.save({'state_dict': {f'backbone.{k}': v for k, v in source.state_dict().items()}}, path)
-    init_cfg = dict(type='Pretrained', checkpoint=str(path), prefix='backbone.')
     torch.manual_seed(1)
-    model = build_model(dict(type='mmvttt.HViT3', arch=REDUCED, init_cfg=init_cfg))
-    model.init_weights()
+    model = build_model(dict(type='mmvttt.HViT3', arch=REDUCED))
+    load_pretrained(model, path, prefix='backbone.')
     for name, value in model.state_dict().items():
         assert torch.equal(value, source.state_dict()[name]), name
 

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from mmpretrain.models import DeiTClsHead, DistilledVisionTransformer, VisionTransformer
 from timm import create_model
 from timm.layers import GluMlp, SwiGLU
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import VisionTransformer as Source
 from torch import Tensor, nn
 
-from mmvttt.checkpoints.inherit import inherit_checkpoint, inherit_vit
+from mmvttt.checkpoints.inherit import inherit_checkpoint, inherit_vit, load_inherited
+from mmvttt.checkpoints.load import load_pretrained
 from mmvttt.errors import CheckpointError, CheckpointMismatchError
-from mmvttt.models.adapters import ViTAdapter
-from mmvttt.models.backbones import T5, TimmViT, ViT3, Vittt
+from mmvttt.models.backbones import T5, TimmViT, ViT3
+from mmvttt.openmmlab import register as door
 
 ROOT = Path(__file__).resolve().parents[2]
 ARCH = dict(embed_dims=32, num_layers=2, num_heads=2, feedforward_channels=64)
@@ -40,9 +40,10 @@ def timm(cls: type = Source, **options) -> nn.Module:
     return shaken(cls(**{**SIZES, **options}))
 
 
-def mmpretrain(cls: type = VisionTransformer, **options) -> nn.Module:
+def mmpretrain(kind: str = 'VisionTransformer', **options) -> nn.Module:
+    models = pytest.importorskip('mmpretrain.models')
     arch = dict(embed_dims=32, num_layers=2, num_heads=2, feedforward_channels=64)
-    return shaken(cls(**{'arch': arch, 'img_size': 64, **options}))
+    return shaken(getattr(models, kind)(**{'arch': arch, 'img_size': 64, **options}))
 
 
 WITHOUT = dict(class_token=False, global_pool='avg', fc_norm=False)
@@ -56,17 +57,16 @@ SOURCES = {
     'timm, LayerScale, no class token': lambda: timm(**WITHOUT, init_values=0.5),
     'mmpretrain': mmpretrain,
     'mmpretrain, LayerScale': lambda: mmpretrain(layer_scale_init_value=0.5),
-    'mmpretrain, distilled': lambda: mmpretrain(DistilledVisionTransformer),
+    'mmpretrain, distilled': lambda: mmpretrain('DistilledVisionTransformer'),
     'mmpretrain, no class token': lambda: mmpretrain(with_cls_token=False, out_type='raw'),
 }
 
 
 def t5(weights: dict[str, Tensor], tmp_path: Path, prefix: str | None = None, **options) -> T5:
-    """A T⁵ from the file of a source, as a config makes it."""
+    """A T⁵ from the file of a source."""
     torch.save({'model': weights}, tmp_path / 'vit.pth')
-    init_cfg = dict(type='mmvttt.InheritViT', checkpoint=str(tmp_path / 'vit.pth'), prefix=prefix)
-    model = T5(**{'arch': ARCH, 'img_size': 64, 'init_cfg': init_cfg, **options})
-    model.init_weights()
+    model = T5(**{'arch': ARCH, 'img_size': 64, **options})
+    load_inherited(model, checkpoint=tmp_path / 'vit.pth', prefix=prefix)
     return model.eval()
 
 
@@ -125,7 +125,10 @@ def test_prefixes_and_other_grids(tmp_path: Path, capfd: pytest.CaptureFixture) 
     """A classifier of mmpretrain, with and without prefix, at another image size."""
     # By its scope: an earlier test of the process may have left another one as the default.
     loss = dict(type='mmpretrain.CrossEntropyLoss')
-    backbone, head = mmpretrain(), DeiTClsHead(5, 32, loss=loss)
+    backbone = mmpretrain()
+    from mmpretrain.models import DeiTClsHead
+
+    head = DeiTClsHead(5, 32, loss=loss)
     source = {f'backbone.{n}': w for n, w in backbone.state_dict().items()}
     source |= {f'head.{n}': w for n, w in head.state_dict().items()}
     models = [t5(source, tmp_path, prefix, img_size=(64, 96)) for prefix in (None, 'backbone.')]
@@ -186,11 +189,11 @@ def test_an_adapter_has_it_inside(tmp_path: Path) -> None:
     init_cfg = dict(type='mmvttt.InheritViT', checkpoint=str(tmp_path / 'vit.pth'))
     options = dict(conv_inplane=16, norm_cfg=dict(type='GN', num_groups=8))
     inside = dict(type='mmvttt.T5', arch=dict(ARCH, num_layers=4), img_size=64, init_cfg=init_cfg)
-    model = ViTAdapter(backbone=inside, **options)
+    model = door.ViTAdapter(backbone=inside, **options)
     model.init_weights()
     weight = model.backbone.blocks[3].mixer.qkv.weight
     assert torch.equal(weight, source['blocks.3.attn.qkv.weight'])
-    outside = ViTAdapter(backbone=dict(inside, init_cfg=None), init_cfg=init_cfg, **options)
+    outside = door.ViTAdapter(backbone=dict(inside, init_cfg=None), init_cfg=init_cfg, **options)
     with pytest.raises(TypeError, match=r'ViTAdapter.*to its backbone'):
         outside.init_weights()
     with pytest.raises(TypeError, match=r'ViT3.*mmvttt\.T5'):
@@ -270,14 +273,8 @@ def test_the_tool_writes_a_classifier(
     written = torch.load(tmp_path / 'out' / 't5.pth', weights_only=True)['state_dict']
     assert torch.equal(written['head.fc.weight'], source.head.weight)
     # As a detector takes it, at another size.
-    model = T5(
-        ARCH,
-        img_size=96,
-        init_cfg=dict(
-            type='Pretrained', checkpoint=str(tmp_path / 'out' / 't5.pth'), prefix='backbone.'
-        ),
-    )
-    model.init_weights()
+    model = T5(ARCH, img_size=96)
+    load_pretrained(model, tmp_path / 'out' / 't5.pth', prefix='backbone.')
     assert torch.equal(model.blocks[0].mixer.qkv.bias, source.blocks[0].attn.qkv.bias)
     with pytest.raises(SystemExit) as end:
         tool('out/t5.pth', 'x.pth')
@@ -290,12 +287,12 @@ def test_a_vit_is_not_loaded_by_a_third(tmp_path: Path) -> None:
     """By type='Pretrained', a model would have patches and norms of it alone."""
     torch.save({'model': timm().state_dict(), 'args': Namespace(lr=1)}, tmp_path / 'vit.pth')
     init_cfg = dict(type='Pretrained', checkpoint=str(tmp_path / 'vit.pth'))
-    for backbone in (T5, ViT3, Vittt):
+    for backbone in (door.T5, door.ViT3, door.Vittt):
         model = backbone(ARCH, img_size=64, init_cfg=init_cfg)
         with pytest.raises(CheckpointMismatchError, match=r"type='mmvttt.InheritViT'"):
             model.init_weights()
     # The arguments of DeiT's own script are plain data.
-    model = T5(ARCH, img_size=64, init_cfg=dict(init_cfg, type='mmvttt.InheritViT'))
+    model = door.T5(ARCH, img_size=64, init_cfg=dict(init_cfg, type='mmvttt.InheritViT'))
     model.init_weights()
 
 

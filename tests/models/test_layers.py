@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from mmvttt.models.layers import CausalConv1d, DWConv2d
+from mmvttt.models.layers.neighborhood import _block_mask
 
 
 @pytest.mark.parametrize('tokens', [1, 3, 17])
@@ -33,3 +34,14 @@ def test_depthwise_conv_on_a_map() -> None:
     image = x.transpose(1, 2).reshape(2, 5, 3, 4)
     expected = F.conv2d(image, conv.weight, padding=1, groups=5).flatten(2).transpose(1, 2)
     torch.testing.assert_close(conv(x, (3, 4)), expected)
+
+
+def test_a_mask_made_in_inference_mode_serves_a_later_training() -> None:
+    """It is kept for the size of the map; FlexAttention reads its tensors in both passes."""
+    _block_mask.cache_clear()
+    with torch.inference_mode():
+        mask = _block_mask((5, 7), (3, 3), 'cpu')
+    assert not mask.kv_indices.is_inference()
+    assert not mask.kv_num_blocks.is_inference()
+    assert _block_mask((5, 7), (3, 3), 'cpu') is mask
+    assert _block_mask((7, 5), (3, 3), 'cpu') is not mask

@@ -7,14 +7,12 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from mmengine.registry import MODELS as ROOT
 from safetensors.torch import save_file
 from timm.models.vision_transformer import checkpoint_filter_fn
 from torch import Tensor, nn
 
 from mmvttt.errors import CheckpointError
 from mmvttt.models import TimmViT, ViTAdapter
-from mmvttt.openmmlab.engine import LayerDecayOptimWrapperConstructor
 
 SMALL = dict(embed_dim=32, depth=4, num_heads=2)
 NAMES = (
@@ -222,7 +220,8 @@ def test_frozen_stages(frozen: int) -> None:
 def test_rates_of_layers_and_of_what_is_new() -> None:
     model = nn.Module()
     model.backbone = adapter(linearize=dict())
-    constructor = LayerDecayOptimWrapperConstructor(
+    engine = pytest.importorskip('mmvttt.openmmlab.engine', exc_type=ImportError)
+    constructor = engine.LayerDecayOptimWrapperConstructor(
         dict(type='OptimWrapper', optimizer=dict(type='AdamW', lr=1.0, weight_decay=0.05)),
         dict(layer_decay_rate=0.5, new_lr_mult=20),
     )
@@ -247,6 +246,8 @@ def test_rates_of_layers_and_of_what_is_new() -> None:
 )
 def test_a_classifier_of_mmpretrain(name: str, out_type: str, channels: int) -> None:
     pytest.importorskip('mmpretrain')
+    from mmengine.registry import MODELS as ROOT
+
     model = ROOT.build(
         dict(
             type='mmpretrain.ImageClassifier',

@@ -7,7 +7,6 @@ import pickle
 import pytest
 import torch
 import torch.nn.functional as F
-from mmengine.model import BaseModule
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -32,13 +31,13 @@ VITTT = dict(
 )
 
 
-class PlainStub(BaseModule):
+class PlainStub(nn.Module):
     """The contract of plain backbones, with the least inside."""
 
     patch_size = 16
 
-    def __init__(self, embed_dims=32, num_layers=4, init_cfg=None):
-        super().__init__(init_cfg)
+    def __init__(self, embed_dims=32, num_layers=4):
+        super().__init__()
         self.embed_dims = embed_dims
         self.num_layers = num_layers
         self.proj = nn.Conv2d(3, embed_dims, 16, stride=16)
@@ -70,7 +69,7 @@ class PlainStub(BaseModule):
 
 def build(seed=0, dims=32, num_layers=4, **options):
     torch.manual_seed(seed)
-    options = {'norm_cfg': GN, 'init_values': 0.5, 'conv_inplane': 8} | options
+    options = {'norm_layer': GN, 'init_values': 0.5, 'conv_inplane': 8} | options
     model = ViTAdapter(PlainStub(dims, num_layers), **options)
     # Untrained, these two are zero and hide the queries from the sampling; move them a little.
     for module in model.modules():
@@ -483,6 +482,58 @@ def test_default_norm_is_sync_bn():
 # Starting values, freezing, learning rates -----------------------------------------------------
 
 
+class PrefixStub(PlainStub):
+    """Three tokens in front of those of the patches."""
+
+    num_prefix_tokens = 3
+
+    def embed(self, x):
+        tokens, hw = super().embed(x)
+        prefix = torch.arange(3.0).to(x)[:, None].expand(len(x), 3, self.embed_dims)
+        return torch.cat([prefix, tokens], 1), hw
+
+    def run_block(self, index, tokens, hw):
+        prefix, patches = tokens[:, :3], tokens[:, 3:]
+        self.entered.append(prefix)
+        return torch.cat([prefix + 10, super().run_block(index, patches, hw)], 1)
+
+
+def test_tokens_in_front_pass_the_adapter_untouched():
+    """The patches get what they get without them, row by row."""
+    plain = build().eval()
+    torch.manual_seed(0)
+    model = ViTAdapter(PrefixStub(), norm_layer=GN, init_values=0.5, conv_inplane=8).eval()
+    # The class token, which this stub does not use, stays with a prefix.
+    model.load_state_dict(plain.state_dict() | {'backbone.cls_token': torch.zeros(1, 1, 32)})
+    model.backbone.entered = []
+    x = image(64, 96)
+    for found, expected in zip(model(x), plain(x), strict=True):
+        # The same sums in another layout.
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    for block, prefix in enumerate(model.backbone.entered):
+        # Ten more after each block, and nothing of the injectors.
+        assert torch.equal(prefix[0, :, 0], torch.arange(3.0) + 10 * block)
+
+
+def test_the_doubled_map_is_cropped_at_the_right_and_the_bottom():
+    """An image of 33×43: 9×11 cells of stride 4, and 5×6 of stride 8, doubled to 10×12."""
+    model = build(init_values=0.0).eval()
+    doubled = []
+    model.up.register_forward_hook(lambda module, args, out: doubled.append(out))
+    model.norms[0] = nn.Identity()
+    x = image(33, 43, batch=1)
+    with torch.no_grad():
+        found = model(x)[0]
+        first = model.spatial_prior(x)[0]
+        model.up.weight.zero_()
+        model.up.bias.zero_()
+        without = model(x)[0]
+    assert doubled[0].shape[2:] == (10, 12)
+    assert first.shape[2:] == found.shape[2:] == (9, 11)
+    # One rounding of a sum.
+    torch.testing.assert_close(found - without, doubled[0][..., :9, :11], rtol=1e-4, atol=1e-5)
+
+
 def test_deformable_attention_starts_as_a_ring():
     attention = DeformableAttention(32, num_heads=4, num_levels=3, num_points=2)
     offsets = attention.sampling_offsets(torch.randn(5, 32)).view(5, 4, 3, 2, 2)
@@ -492,48 +543,6 @@ def test_deformable_attention_starts_as_a_ring():
         wanted = ((point + 1) * ring)[:, None].expand(5, 4, 3, 2)
         torch.testing.assert_close(offsets[..., point, :], wanted, rtol=0, atol=1e-6)
     assert not attention.attention_weights(torch.randn(5, 32)).any()
-
-
-@pytest.mark.parametrize('where', ['inner', 'outer'])
-def test_pretrained_weights_win(where, tmp_path):
-    """`init_weights` neither overwrites the inner backbone's weights nor the whole model's."""
-    trained = build(seed=9)
-    path = tmp_path / 'weights.pth'
-    source = trained.backbone if where == 'inner' else trained
-    torch.save(dict(state_dict=source.state_dict()), path)
-    init_cfg = dict(type='Pretrained', checkpoint=str(path))
-    model = build() if where == 'inner' else build(init_cfg=init_cfg)
-    # The outer one of the two decides.
-    model.backbone.init_cfg = (
-        init_cfg if where == 'inner' else dict(type='Constant', layer='Linear', val=3.0)
-    )
-    model.init_weights()
-    loaded = model.backbone if where == 'inner' else model
-    for name, value in loaded.state_dict().items():
-        torch.testing.assert_close(value, source.state_dict()[name], rtol=0, atol=0)
-
-
-def test_backbone_takes_the_weights_of_a_plain_vittt(tmp_path):
-    """All but the final norm, which the adapter has no use for; under a classifier's prefix."""
-    trained = build_model(VITTT)
-    weights = {f'backbone.{name}': value for name, value in trained.state_dict().items()}
-    path = tmp_path / 'classifier.pth'
-    torch.save(dict(state_dict=weights | {'head.weight': torch.zeros(3, 64)}), path)
-    pretrained = dict(type='Pretrained', checkpoint=str(path), prefix='backbone.')
-    model = build_vittt(init_cfg=pretrained)
-    model.init_weights()
-    loaded = model.backbone.state_dict()
-    assert trained.state_dict().keys() - loaded.keys() == {'norm.weight', 'norm.bias'}
-    for name, value in loaded.items():
-        torch.testing.assert_close(value, trained.state_dict()[name], rtol=0, atol=0)
-
-
-def test_init_weights_keeps_the_starting_values():
-    model = build(init_values=0.0)
-    before = copy.deepcopy(model.state_dict())
-    model.init_weights()
-    for name, value in model.state_dict().items():
-        torch.testing.assert_close(value, before[name], rtol=0, atol=0)
 
 
 def test_freeze_backbone():
@@ -604,8 +613,8 @@ def test_no_plain_backbone():
         ViTAdapter(nn.Linear(3, 3))
 
 
-def test_no_norm_cfg():
-    with pytest.raises(TypeError, match='cfg must be a dict'):
+def test_no_norm_layer():
+    with pytest.raises(TypeError, match=r"norm_layer=None.*'BN'"):
         build(norm_layer=None)
 
 

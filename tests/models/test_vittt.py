@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from mmvttt.checkpoints.load import load_pretrained
 from mmvttt.models.backbones import DESIGN_ROUTE, Vittt
 from mmvttt.models.backbones.vittt import CLASS_TOKENS, POOLING
 
@@ -326,21 +327,18 @@ def test_layer_depth_and_decay_names() -> None:
     assert names <= {n for n, _ in model.named_parameters()}
 
 
-def test_registry_and_pretrained_weights(tmp_path) -> None:
+def test_pretrained_weights(tmp_path) -> None:
     source = reduced()
     path = tmp_path / 'classifier.pth'
     torch.save({'state_dict': {f'backbone.{k}': v for k, v in source.state_dict().items()}}, path)
-    init_cfg = dict(type='Pretrained', checkpoint=str(path), prefix='backbone.')
-    config = dict(type='mmvttt.Vittt', arch=REDUCED, img_size=64, init_cfg=init_cfg)
     torch.manual_seed(1)
-    model = build_model(config)
+    model = build_model(dict(type='mmvttt.Vittt', arch=REDUCED, img_size=64))
     assert not torch.equal(model.blocks[0].mixer.w0, source.blocks[0].mixer.w0)
-    model.init_weights()
+    load_pretrained(model, path, prefix='backbone.')
     for name, value in model.state_dict().items():
         assert torch.equal(value, source.state_dict()[name]), name
-    config['init_cfg'] = dict(init_cfg, prefix='head.')
     with pytest.raises(ValueError, match='head'):
-        build_model(config).init_weights()
+        load_pretrained(model, path, prefix='head.')
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -96,3 +97,21 @@ def test_a_kill_at_each_file_operation(tmp_path: Path, kind: str) -> None:
     """A thousand points in all."""
     ranks = 2 if kind == 'two-ranks' else 1
     assert points_and_compare(tmp_path, ranks, KINDS[kind]) >= 50
+
+
+@pytest.mark.skipif(not Path('/proc').is_dir(), reason='looks for processes in /proc')
+def test_workers_end_with_a_trainer_that_is_killed() -> None:
+    """Also those that wait for room in a pipe, of which they hold both ends."""
+    trainer = subprocess.Popen(
+        [sys.executable, str(TRAININGS / 'big_batches.py')], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        workers = trainer.stdout.readline().split()
+    finally:
+        trainer.kill()
+        trainer.wait()
+    assert len(workers) == 2
+    end = time.monotonic() + 60
+    while left := [w for w in workers if Path('/proc', w).is_dir()]:
+        assert time.monotonic() < end, left
+        time.sleep(0.1)

@@ -31,7 +31,7 @@ from mmvttt.checkpoints.read import read_content, read_weights
 from mmvttt.errors import CheckpointError
 from mmvttt.openmmlab.apis.inference import _dataset_meta
 from mmvttt.openmmlab.apis.train import evaluate, train
-from mmvttt.openmmlab.models.pretrained import PretrainedMixin
+from mmvttt.openmmlab.register import FromLibrary
 from mmvttt.openmmlab.reliability.data.paths import check_data
 
 ROOT = Path(__file__).parents[2]
@@ -143,12 +143,18 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict:
     return dict(config=TINY / 'tiny_config.py', cfg_options=options, work_dir=str(tmp_path / 'w'))
 
 
-class Pretrained(PretrainedMixin, BaseModule):
+class Linear(nn.Module):
+    """A class of the library."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 4)
+
+
+class Pretrained(FromLibrary, Linear):
     """A module of ours, whose weights `init_cfg` names."""
 
-    def __init__(self, init_cfg: dict) -> None:
-        super().__init__(init_cfg)
-        self.linear = nn.Linear(3, 4)
+    library_class = Linear
 
 
 class TheirPretrained(BaseModule):
@@ -197,7 +203,7 @@ FLEXIBLE = dict(
 # Those of others, or through others; that ours have no other reader is the last test.
 DOORS: dict[str, Callable[[Path, dict], Any]] = {
     'init_cfg': lambda path, _: Pretrained(
-        dict(type='Pretrained', checkpoint=str(path))
+        init_cfg=dict(type='Pretrained', checkpoint=str(path))
     ).init_weights(),
     'init_cfg of mmengine': lambda path, _: TheirPretrained(
         dict(type='Pretrained', checkpoint=str(path))

@@ -1,17 +1,15 @@
-"""Two nodes that differ, are taken away, or fall silent: named, and nothing is lost."""
+"""Two nodes that differ, or are taken away: nothing is lost."""
 
 from __future__ import annotations
 
-import os
 import re
 import signal
-import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from ..dist.launch import Node, kept, require_same_from, run_nodes, start_nodes, wait
+from ..dist.launch import kept, require_same_from, run_nodes, start_nodes, wait
 
 DIST = Path(__file__).parents[1] / 'dist'
 SMALL, SLOW = DIST / 'small_config.py', DIST / 'slow_config.py'
@@ -80,35 +78,3 @@ def test_nodes_that_are_taken_away(tmp_path: Path, sent: signal.Signals) -> None
 
     run_nodes(SLOW, tmp_path, '--work-dir', str(parts), '--resume', *EPOCHS, processes=1)
     require_same_from(step, kept(whole, 2), kept(parts, 2))
-
-
-def process_of(rank: int, node: Node) -> int:
-    """The process of a rank of a node."""
-    for process in Path('/proc').glob('[0-9]*'):
-        try:
-            variables = (process / 'environ').read_bytes().split(b'\0')
-        except OSError:
-            continue
-        if {f'MMVTTT_TEST_NODE={node.mark}'.encode(), f'RANK={rank}'.encode()} <= set(variables):
-            return int(process.name)
-    raise AssertionError(node.text())
-
-
-@pytest.mark.stress
-@pytest.mark.parametrize('rank', [0, 1])
-def test_a_stopped_rank_is_named(tmp_path: Path, rank: int) -> None:
-    """Long before gloo gives up; the first one too, which looks after the others."""
-    args = ('--work-dir', str(tmp_path / 'w'), '--cfg-options', 'train_cfg.max_epochs=500')
-    variables = {'MMVTTT_SILENT_RANK_SECONDS': '12'}
-    (node,) = start_nodes(SLOW, tmp_path, *args, nodes=1, variables=variables)
-    try:
-        node.wait_for('Epoch(train)')
-        stopped = process_of(rank, node)
-        # Not before it has been heard of.
-        time.sleep(5)
-        os.kill(stopped, signal.SIGSTOP)
-        node.wait_for('is given up after 12 s', 60)
-    finally:
-        (end,) = wait([node], timeout=60)
-    place = rf"rank {rank} \('.*', process {stopped}\) has been silent for \d+ s: it is stopped"
-    assert len(re.findall(place, end.text)) == len(re.findall('has been silent', end.text)) >= 1

@@ -92,6 +92,7 @@ def test_where_the_nodes_meet(call, env: dict, words: str, without: str) -> None
         ('dist_test.sh c.py', {}, 'usage: '),
         ('slurm_train.sh c.py', {}, 'usage: '),
         ('dist_train.sh c.py 8', dict(NNODES='2'), 'NNODES=2 needs MASTER_ADDR'),
+        ('dist_train.sh c.py 8', dict(NODES, NODE_RANK='2'), 'NODE_RANK=2 is none of 0 to 1'),
         (
             'slurm_train.sh p j c.py w',
             dict(GPUS='12'),

@@ -1,4 +1,4 @@
-"""Checkpoints of other code to ours and back: ViT³, H-ViT³, T⁵, DiT³ and DiT."""
+"""Checkpoints of other code to ours and back: ViT³, H-ViT³, T⁵, DiT³, DiT⁵ and DiT."""
 
 from .conversion import Conversion, to_ours, to_public
 from .files import convert_checkpoint

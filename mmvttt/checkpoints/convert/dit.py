@@ -1,7 +1,8 @@
-"""Checkpoints of DiT³ and DiT to ours and back: the authors' names, and diffusers' names of DiT."""
+"""Checkpoints of DiT³, DiT⁵ and DiT to ours and back: their authors' names, and diffusers'."""
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,14 +32,31 @@ _IN_BLOCKS = (
     ('mlp.net.0.proj', 'mlp.fc1', 'ff.net.0.proj'),
     ('mlp.net.2', 'mlp.fc2', 'ff.net.2'),
     ('mixer.proj', 'attn.proj', 'attn1.to_out.0'),
+    ('mixer.qkv', 'attn.qkv', None),
+    # DiT⁵; in diffusers by the names of mmvttt.linearize.
+    ('mixer.inner', 'attn', 'attn1.processor.inner'),
+    ('mixer.q_conv', 'attn.q_conv2d', 'attn1.processor.q_conv'),
+    ('mixer.k_conv', 'attn.k_conv2d', 'attn1.processor.k_conv'),
+    ('mixer.qk_scale', 'attn.qk_scale_ttt', 'attn1.processor.qk_scale'),
+    ('mixer.qk_offset', 'attn.qk_offset_ttt', 'attn1.processor.qk_offset'),
+    # DiT³.
     ('mixer', 'attn', None),
     ('cpe', 'cpe', None),
+)
+_AFFINE = ('mixer.qk_scale', 'mixer.qk_offset')
+# Of the latents of 256×256 images.
+_SAMPLE_SIZE = 32
+_DIT5_CAUTION = (
+    'The public DiT⁵ has a window of 5, the L2 loss, the instance norm, and scale and offset '
+    '(qk_affine). No tensor tells whether yours had all of them: with others, the public code '
+    'computes something else.'
 )
 
 
 def is_dit(weights: StateDict) -> bool:
-    """Whether the weights are of DiT³ or DiT, by the authors' names, diffusers' or ours."""
-    return any(mark in weights for mark in (_AUTHORS, _DIFFUSERS, _OURS))
+    """Whether the weights are of DiT³, DiT⁵ or DiT, by the authors' names, diffusers' or ours."""
+    marks = (_AUTHORS, _DIFFUSERS, f'{PREFIX}{_DIFFUSERS}', _OURS)
+    return any(mark in weights for mark in marks)
 
 
 def dit_to_ours(weights: StateDict) -> Conversion:
@@ -52,64 +70,99 @@ def dit_to_ours(weights: StateDict) -> Conversion:
             'These are mmvttt names already, which need no conversion to them: choose the other '
             'direction.'
         )
+    if f'{PREFIX}{_DIFFUSERS}' in weights:
+        weights = {name.removeprefix(PREFIX): value for name, value in weights.items()}
     if _DIFFUSERS in weights:
         return _from_diffusers(weights)
-    dit3 = 'blocks.0.attn.w3' in weights
-    own = _names_of(_depth(weights, 'blocks'), dit3)
+    kind = _kind(weights, 'blocks.0.attn.w3', 'blocks.0.attn.w1')
+    own = _names_of(_depth(weights, 'blocks'), kind, 'blocks.0.attn.qk_scale_ttt' in weights)
     tensors = dict(weights)
     table = tensors.pop('pos_embed', None)
     names = {_rename(name, 1): f'{PREFIX}{name}' for name in own}
-    result = _renamed('DiT3' if dit3 else 'DiT', tensors, names)
+    result = _renamed(kind, tensors, names)
     if table is not None:
         result.dropped['pos_embed'] = _require_table(table)
-    result.weights = {n: to_our_shape(n, value) for n, value in result.weights.items()}
+    result.weights = {n: _to_our_shape(n, value) for n, value in result.weights.items()}
     _require_shapes(result)
     return result
 
 
-def dit_to_public(weights: StateDict, sample_size: int = 32) -> Conversion:
+def dit_to_public(weights: StateDict, sample_size: int | None = None) -> Conversion:
     """Weights of a `mmvttt.DiffusionModel` to the authors' names.
 
     Args:
         weights: Ours.
-        sample_size: Side of the latents that the fixed `pos_embed` is for, which is a tensor there.
+        sample_size: Side of the latents that the fixed `pos_embed` is for, which is a tensor there;
+            None for 32, DiT's for images of 256×256, which `caution` then says.
 
     Raises:
-        CheckpointError: The weights are not ours.
+        CheckpointError: The weights are not ours, or the side is no multiple of the patch's.
     """
-    kind = _require_ours(weights)
-    own = _names_of(_depth(weights, f'{PREFIX}blocks'), kind == 'DiT3')
+    kind, affine = _require_ours(weights)
+    own = _names_of(_depth(weights, f'{PREFIX}blocks'), kind, affine)
     result = _renamed(kind, weights, {f'{PREFIX}{name}': _rename(name, 1) for name in own})
     for old, new in result.matched.items():
-        result.weights[new] = to_public_shape(old, weights[old])
+        result.weights[new] = _to_public_shape(old, weights[old])
     from mmvttt.models.generation.dit3 import position_table
 
     kernel = weights[f'{PREFIX}patch_embed.weight']
-    side = sample_size // kernel.shape[-1]
+    size = _SAMPLE_SIZE if sample_size is None else sample_size
+    side, rest = divmod(size, kernel.shape[-1])
+    if rest or side < 1:
+        raise CheckpointError(
+            f'sample_size={size}: the side of the latents must be a multiple of the patch size '
+            f'{kernel.shape[-1]}, which this model has; give it by --sample-size'
+        )
     result.weights['pos_embed'] = position_table((side, side), len(kernel))[None]
+    cautions = [_DIT5_CAUTION] if kind == 'DiT5' else []
+    if sample_size is None:
+        cautions.append(
+            f'The file does not say how large its latents are: pos_embed is for {size}×{size}, as '
+            "DiT's for images of 256×256; --sample-size gives another side."
+        )
+    result.caution = '\n'.join(cautions)
     return result
+
+
+def latent_size(content: Any, weights: StateDict) -> int | None:
+    """Side of the latents that a checkpoint is for, as far as it says so.
+
+    Args:
+        content: The whole file: its `meta` has a training's config, or what a conversion noted.
+        weights: Its tensors, among which the authors' `pos_embed` is.
+    """
+    if 'pos_embed' in weights and _AUTHORS in weights:
+        return round(weights['pos_embed'].shape[1] ** 0.5) * weights[_AUTHORS].shape[-1]
+    meta = content.get('meta') if isinstance(content, Mapping) else None
+    meta = meta if isinstance(meta, Mapping) else {}
+    if isinstance(meta.get('sample_size'), int):
+        return meta['sample_size']
+    found = re.search(r'\bsample_size=(\d+)', str(meta.get('cfg', '')))
+    return int(found[1]) if found else None
 
 
 def dit_to_diffusers(weights: StateDict) -> Conversion:
     """Weights of a DiT, ours or the authors', to those of diffusers' `DiTTransformer2DModel`.
 
-    That model's embedding of the time is not the published one before
-    `block.norm1.emb.time_proj.downscale_freq_shift = 0` in every block; its `norm_eps` is 1e-6.
+    A DiT⁵ gets the names of that model after `mmvttt.linearize(model, 'dit5')`. Its embedding of
+    the time is the published one with `block.norm1.emb.time_proj.downscale_freq_shift = 0` in every
+    block and a `norm_eps` of 1e-6.
 
     Raises:
-        CheckpointError: The weights are of another model, of DiT³ for one.
+        CheckpointError: The weights are of another model, such as DiT³.
     """
     if _AUTHORS in weights:
         found = dit_to_ours(weights)
         if not found.complete:
             return found
         weights = found.weights
-    if _require_ours(weights) != 'DiT':
+    kind, _ = _require_ours(weights)
+    if kind == 'DiT3':
         raise CheckpointError(
             "diffusers has no DiT³: its names are for DiT's softmax attention. Build "
             'mmvttt.models.generation.dit3.DiT3, which saves and loads as models of diffusers do.'
         )
-    result = Conversion('DiT')
+    result = Conversion(kind)
     for name, value in weights.items():
         own = name.removeprefix(PREFIX)
         qkv = re.fullmatch(r'blocks\.(\d+)\.mixer\.qkv\.(\w+)', own)
@@ -131,8 +184,12 @@ def dit_to_diffusers(weights: StateDict) -> Conversion:
 
 
 def _from_diffusers(weights: StateDict) -> Conversion:
-    result = Conversion('DiT')
-    expected = _names_of(_depth(weights, 'transformer_blocks'))
+    first = 'transformer_blocks.0.attn1.processor'
+    kind = _kind(weights, '', f'{first}.inner.w1')
+    result = Conversion(kind)
+    expected = _names_of(
+        _depth(weights, 'transformer_blocks'), kind, f'{first}.qk_scale' in weights
+    )
     names = {_rename(own, 2): own for own in expected}
     for name, value in weights.items():
         part = re.fullmatch(r'transformer_blocks\.(\d+)\.attn1\.to_([qkv])\.(\w+)', name)
@@ -165,7 +222,7 @@ def _rename(name: str, column: int) -> str | None:
     rest = name[block.end() :] if block else name
     for row in _IN_BLOCKS if block else _NAMES:
         target = row[column]
-        if target is not None and rest.startswith(f'{row[0]}.'):
+        if target is not None and f'{rest}.'.startswith(f'{row[0]}.'):
             blocks = 'transformer_blocks' if column == 2 else 'blocks'
             head = f'{blocks}.{block[1]}.' if block else ''
             return f'{head}{target}{rest[len(row[0]) :]}'
@@ -190,14 +247,25 @@ def _depth(weights: StateDict, blocks: str) -> int:
     return 1 + max((int(match[1]) for match in found if match), default=-1)
 
 
-def _names_of(depth: int, dit3: bool = False) -> list[str]:
+def _kind(weights: StateDict, of_dit3: str, of_dit5: str) -> str:
+    """The model that has one of two tensors, DiT where both are missing."""
+    return 'DiT3' if of_dit3 in weights else 'DiT5' if of_dit5 in weights else 'DiT'
+
+
+def _names_of(depth: int, kind: str, affine: bool) -> list[str]:
     """The tensors of a model of ours."""
     both = ('weight', 'bias')
-    names = [f'{row[0]}.{kind}' for row in _NAMES for kind in both if row[0] != 'label_embed']
-    inside = [f'{part[0]}.{kind}' for part in _IN_BLOCKS[:4] for kind in both]
-    inside += [f'mixer.qkv.{kind}' for kind in both]
-    if dit3:
-        inside += ['mixer.w1', 'mixer.w2', 'mixer.w3', *(f'cpe.{kind}' for kind in both)]
+    names = [f'{row[0]}.{end}' for row in _NAMES for end in both if row[0] != 'label_embed']
+    parts = [row[0] for row in _IN_BLOCKS[:5]]
+    if kind == 'DiT3':
+        parts.append('cpe')
+    elif kind == 'DiT5':
+        parts += ['mixer.q_conv', 'mixer.k_conv']
+    inside = [f'{part}.{end}' for part in parts for end in both]
+    if kind == 'DiT3':
+        inside += ['mixer.w1', 'mixer.w2', 'mixer.w3']
+    elif kind == 'DiT5':
+        inside += ['mixer.inner.w1', 'mixer.inner.w2', *(_AFFINE if affine else ())]
     return [
         'label_embed.weight',
         *names,
@@ -205,13 +273,28 @@ def _names_of(depth: int, dit3: bool = False) -> list[str]:
     ]
 
 
-def _require_ours(weights: StateDict) -> str:
+def _require_ours(weights: StateDict) -> tuple[str, bool]:
+    """The kind of model, and whether its queries and keys have a scale and offset."""
     if _OURS not in weights:
         raise CheckpointError(
-            f'These are not the weights of a mmvttt.DiffusionModel with a DiT or DiT³: {_OURS} is '
-            'missing.'
+            'These are not the weights of a mmvttt.DiffusionModel with a DiT, DiT³ or DiT⁵: '
+            f'{_OURS} is missing.'
         )
-    return 'DiT3' if f'{PREFIX}blocks.0.mixer.w3' in weights else 'DiT'
+    first = f'{PREFIX}blocks.0.mixer'
+    return _kind(weights, f'{first}.w3', f'{first}.inner.w1'), f'{first}.qk_scale' in weights
+
+
+def _to_our_shape(name: str, value: Tensor) -> Tensor:
+    """An authors' tensor in our shape; `name` is ours. Scales are `(1, 1, C, 2)` there."""
+    if name.endswith(_AFFINE):
+        return value.flatten(0, -2).T.contiguous() if value.shape[-1:] == (2,) else value
+    return to_our_shape(name, value)
+
+
+def _to_public_shape(name: str, value: Tensor) -> Tensor:
+    if name.endswith(_AFFINE):
+        return value.T[None, None].contiguous()
+    return to_public_shape(name, value)
 
 
 def _require_table(value: Tensor) -> str:
@@ -231,26 +314,29 @@ def _require_table(value: Tensor) -> str:
 
 def _require_shapes(result: Conversion) -> None:
     """Compares all shapes with those that follow from the width of the model."""
-    from mmvttt.models.generation.dit3 import DiT3
+    from mmvttt.models.generation.dit3 import DIT, DIT5, DiT3
 
     if not result.complete:
         return
     found = {name.removeprefix(PREFIX): value for name, value in result.weights.items()}
     dims, channels, patch = found['patch_embed.weight'].shape[:3]
-    dit3 = 'blocks.0.mixer.w3' in found
-    heads = found['blocks.0.mixer.w1'].shape[0] if dit3 else 1
-    depth = _depth(found, 'blocks')
-    softmax = dict(type='mmvttt.TTTMixer', inner=dict(type='SoftmaxAttention'))
+    first = {'DiT3': 'blocks.0.mixer.w1', 'DiT5': 'blocks.0.mixer.inner.w1'}.get(result.name)
+    options: dict[str, Any] = {'DiT3': {}, 'DiT5': DIT5, 'DiT': DIT}[result.name]
+    if result.name == 'DiT5' and f'blocks.0.{_AFFINE[0]}' not in found:
+        options = dict(options, mixer=dict(options['mixer'], qk_affine=False))
     with torch.device('meta'):
         model = DiT3(
-            arch=dict(embed_dims=dims, num_layers=depth, num_heads=heads),
+            arch=dict(
+                embed_dims=dims,
+                num_layers=_depth(found, 'blocks'),
+                num_heads=len(found[first]) if first else 1,
+            ),
             patch_size=patch,
             in_channels=channels,
             out_channels=len(found['final_linear.bias']) // patch**2,
             num_classes=len(found['label_embed.weight']),
             null_class=False,
-            mixer=None if dit3 else softmax,
-            cpe=dit3,
+            **options,
         )
     for name, value in model.state_dict().items():
         if found[name].shape != value.shape:

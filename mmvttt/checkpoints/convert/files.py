@@ -2,17 +2,18 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
 from mmvttt.checkpoints.atomic_write import replacing
-from mmvttt.checkpoints.read import read_weights
+from mmvttt.checkpoints.read import named_tensors, read_content
 from mmvttt.errors import CheckpointError
 from mmvttt.version import __version__
 
 from .conversion import Conversion, to_ours, to_public
-from .dit import PREFIX, dit_to_diffusers, dit_to_ours, dit_to_public, is_dit
+from .dit import PREFIX, dit_to_diffusers, dit_to_ours, dit_to_public, is_dit, latent_size
 
 _DIRECTIONS = {'ours': to_ours, 'public': to_public}
 _OF_DIT = {'ours': dit_to_ours, 'public': dit_to_public, 'diffusers': dit_to_diffusers}
@@ -23,16 +24,20 @@ def convert_checkpoint(
     target: str | os.PathLike[str],
     to: str = 'ours',
     ema: bool = False,
+    sample_size: int | None = None,
 ) -> Conversion:
     """Converts a file, and writes the result where nothing is missing or left over.
 
     Args:
-        source: A public (or our) checkpoint of ViT³, H-ViT³, T⁵, DiT³ or DiT.
+        source: A public (or our) checkpoint of ViT³, H-ViT³, T⁵, DiT³, DiT⁵ or DiT.
         target: The file to write, with the weights under `model` (public) or `state_dict` (else);
             one in `.safetensors` holds the weights alone, as diffusers reads them.
-        to: 'ours' or 'public'; for DiT also 'diffusers', the names of its `DiTTransformer2DModel`,
-            in a `.pth` as a training of `mmvttt.LinearTransformer` loads them.
+        to: 'ours' or 'public'; for DiT and DiT⁵ also 'diffusers', the names of its
+            `DiTTransformer2DModel`, in a `.pth` as a training of `mmvttt.LinearTransformer` loads
+            them.
         ema: Take the averaged weights of the file, MESA's teacher for one.
+        sample_size: Side of the latents, of a DiT's fixed positions in a public file; None for what
+            the source says.
 
     Returns:
         The conversion; its `complete` tells whether the target was written.
@@ -42,19 +47,34 @@ def convert_checkpoint(
     """
     if to not in _OF_DIT:
         raise ValueError(f'to={to!r}: choose one of {list(_OF_DIT)}.')
-    weights = read_weights(source, ema=ema)
-    directions = _OF_DIT if is_dit(weights) else _DIRECTIONS
+    content = read_content(source)
+    weights = named_tensors(content, os.fspath(source), ema)
+    dit = is_dit(weights)
+    directions: Any = _OF_DIT if dit else _DIRECTIONS
     if to not in directions:
         raise CheckpointError(
             f'to={to!r} is for the weights of a DiT alone: choose ours or public.'
         )
-    conversion = directions[to](weights)
+    size = latent_size(content, weights) if dit and sample_size is None else sample_size
+    options = dict(sample_size=size) if dit and to == 'public' else {}
+    if sample_size is not None and not options:
+        raise CheckpointError(
+            f'sample_size={sample_size} is for public files of DiT³, DiT⁵ and DiT, whose positions '
+            'are a tensor: leave it out.'
+        )
+    conversion = directions[to](weights, **options)
     if conversion.complete and os.fspath(target).endswith('.safetensors'):
         weights = {name: value.contiguous() for name, value in conversion.weights.items()}
         with replacing(target) as partial:
             save_file(weights, partial)
     elif conversion.complete:
-        meta = dict(mmvttt_version=__version__, model=conversion.name, source=Path(source).name)
+        meta: dict[str, Any] = dict(
+            mmvttt_version=__version__, model=conversion.name, source=Path(source).name
+        )
+        if ema:
+            meta['averaged'] = True
+        if size is not None:
+            meta['sample_size'] = size
         container = 'model' if to == 'public' else 'state_dict'
         # Prefix of diffusers' model inside a mmvttt.DiffusionModel, for load_from.
         prefix = PREFIX if to == 'diffusers' else ''

@@ -211,6 +211,7 @@ class ViTAdapter(nn.Module):
         on_pyramid = SamplingGrid.between(patches, levels, dtype, x.device)
         on_tokens = SamplingGrid.between(levels, patches, dtype, x.device)
 
+        shared = getattr(self.backbone, 'shared_extras', _no_extras)(hw)
         stages = []
         for interaction, (start, end) in zip(
             self.interactions, self.interaction_indexes, strict=True
@@ -218,7 +219,7 @@ class ViTAdapter(nn.Module):
             patches = interaction.inject(tokens[:, self.prefix :], pyramid, on_pyramid)
             tokens = torch.cat([tokens[:, : self.prefix], patches], 1) if self.prefix else patches
             for i in range(start, end + 1):
-                tokens = self.backbone.run_block(i, tokens, hw)
+                tokens = self.backbone.run_block(i, tokens, hw, **shared)
             stages.append(tokens[:, self.prefix :])
             pyramid = interaction.extract(pyramid, stages[-1], on_tokens, sizes)
 
@@ -283,6 +284,10 @@ def _resize(features: Tensor, stride: int, size: tuple[int, int]) -> Tensor:
         # Bilinear at one half is the mean of 2 × 2; this form takes odd sides too.
         features = F.avg_pool2d(features, stride // _PATCH, ceil_mode=True)
     return features[..., : size[0], : size[1]]
+
+
+def _no_extras(hw: tuple[int, int]) -> dict[str, Any]:
+    return {}
 
 
 def _check_backbone(backbone: nn.Module) -> None:

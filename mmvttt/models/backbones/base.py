@@ -38,6 +38,7 @@ class PlainBackbone(nn.Module):
         with_cp: Recompute the blocks in the backward pass (non-reentrant checkpointing).
         pos_embed_interpolation: How a position embedding is resized: 'antialiased' as timm does,
             or 'bicubic' as the original ViT-Adapter; they differ by 2 % on smooth embeddings.
+        patch_embed, norm: Modules that a subclass has already; None builds them.
     """
 
     blocks: nn.ModuleList
@@ -59,6 +60,8 @@ class PlainBackbone(nn.Module):
         frozen_stages: int = -1,
         with_cp: bool = False,
         pos_embed_interpolation: str = 'antialiased',
+        patch_embed: nn.Module | None = None,
+        norm: nn.Module | None = None,
     ) -> None:
         super().__init__()
         check_choice('out_type', out_type, OUT_TYPES)
@@ -77,7 +80,7 @@ class PlainBackbone(nn.Module):
         self.out_type = out_type
         self.frozen_stages = frozen_stages
 
-        self.patch_embed = PatchEmbed(
+        self.patch_embed = patch_embed or PatchEmbed(
             img_size=None,
             patch_size=patch_size,
             in_chans=in_channels,
@@ -91,7 +94,7 @@ class PlainBackbone(nn.Module):
         if pos_embed:
             self.pos_embed = nn.Parameter(torch.zeros(1, self.grid[0] * self.grid[1], embed_dims))
             nn.init.trunc_normal_(self.pos_embed, std=0.02)
-        self.norm = nn.LayerNorm(embed_dims, eps=norm_eps)
+        self.norm = norm or nn.LayerNorm(embed_dims, eps=norm_eps)
         self.register_load_state_dict_pre_hook(_adapt_before_loading)
 
     def _grid_of(self, img_size: int | tuple[int, int]) -> tuple[int, int]:
@@ -167,6 +170,10 @@ class PlainBackbone(nn.Module):
         """Tokens `(B, h·w, C)` with others among them, and what the blocks are told of that."""
         return x, {}
 
+    def shared_extras(self, hw: tuple[int, int]) -> dict[str, Any]:
+        """What all blocks of one call are told of its `(h, w)` map, made once."""
+        return {}
+
     def run_block(self, index: int, x: Tensor, hw: tuple[int, int], **extras: Any) -> Tensor:
         """Block `index` on tokens `(B, T, C)` of an `(h, w)` map, recomputed later if `with_cp`."""
         block = self.blocks[index]
@@ -182,6 +189,7 @@ class PlainBackbone(nn.Module):
         """
         x, hw = self.embed(x)
         x, extras = self.insert_tokens(x)
+        extras |= self.shared_extras(hw)
         outs = []
         for i in range(max(self.out_indices) + 1):
             x = self.run_block(i, x, hw, **extras)

@@ -286,8 +286,8 @@ class HViT3(nn.Module):
     def get_layer_depth(self, param_name: str, prefix: str = '') -> tuple[int, int]:
         """Layer of a parameter, and number of layers, as `PlainBackbone.get_layer_depth`.
 
-        0 is the stem, then comes a layer for each block, the downsampling in that of the block
-        behind it, and the last is for the norms of the outputs and all outside of the backbone.
+        0 is the stem, then comes a layer for each block, each downsampling in the layer of the
+        block behind it, and the last is for the norms of the outputs and all outside the backbone.
         """
         total = sum(self.depths) + 2
         if not param_name.startswith(prefix):

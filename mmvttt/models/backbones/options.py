@@ -35,7 +35,7 @@ def check_image(x: Tensor, in_channels: int, model: str) -> None:
 def resolve_arch(
     arch: str | Mapping[str, Any], zoo: Mapping[str, Mapping[str, Any]], model: str
 ) -> dict[str, Any]:
-    """An architecture by name, or as a dict with the same keys as those of the zoo.
+    """An architecture by name, or as a dict with the keys of the zoo.
 
     As in mmpretrain, its depth is `num_layers` where all blocks have one width, and `depths`, a
     number for each stage, where there are stages.

@@ -19,7 +19,7 @@ class T5(MixerBackbone):
     base is DeiT-B with the same mixer.
 
     Args:
-        arch: See `MixerBackbone`. Its heads must be those of the source: the shapes of weights do
+        arch: See `MixerBackbone`. It must have the heads of the source: the shapes of weights do
             not tell.
         mixer: Options of `TTTMixer` that overrule T⁵'s: `inner` (Tab. 1), `key_norm` (Tab. 2),
             `locality` and `neighborhood` (Tab. 3; T⁵⁺ is `dict(neighborhood=5)`); or

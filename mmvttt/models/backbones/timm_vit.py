@@ -1,5 +1,6 @@
 """Any vision transformer of timm as a plain backbone, softmax or linearized (t5 Sec. 4)."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ from ..linearize import MapSize, linearize
 from ..linearize.linearize import Linearization
 from .base import PlainBackbone
 from .options import OUT_TYPES, check_image, map_size
+
+_log = logging.getLogger(__name__)
 
 CLASS_TOKEN = 'cls_token'
 # By the model's class: what makes timm's names and shapes of the weights of a model's authors.
@@ -39,8 +42,8 @@ class TimmViT(PlainBackbone):
 
     Args:
         model: Name in timm's registry.
-        linearize: Options of `mmvttt.linearize`, e.g. `dict()`, `dict(where='t5+')`; None leaves
-            the softmax.
+        linearize: Options of `mmvttt.linearize`, e.g. `dict()`, `dict(where='t5+')`; None or
+            False leaves the softmax.
         model_options: Further options of timm's model, e.g. `dict(depth=4)`.
         drop_path_rate: Stochastic depth of the last block, rising linearly from 0 at the first.
         img_size: Image side (or (H, W)) in pixels whose patch grid the position embedding is
@@ -60,7 +63,7 @@ class TimmViT(PlainBackbone):
     def __init__(
         self,
         model: str,
-        linearize: Mapping[str, Any] | None = None,
+        linearize: Mapping[str, Any] | bool | None = None,
         model_options: Mapping[str, Any] | None = None,
         drop_path_rate: float = 0.0,
         img_size: int | tuple[int, int] | None = None,
@@ -71,6 +74,8 @@ class TimmViT(PlainBackbone):
         frozen_stages: int = -1,
         with_cp: bool = False,
     ) -> None:
+        if linearize is False:
+            linearize = None
         for name, value in (('linearize', linearize), ('model_options', model_options)):
             if value is not None:
                 check_config(name, value, 'dict()')
@@ -98,6 +103,8 @@ class TimmViT(PlainBackbone):
             img_size=vit.patch_embed.img_size,
             patch_size=vit.patch_embed.feat_ratio(),
             in_channels=in_channels,
+            patch_embed=vit.patch_embed,
+            norm=vit.fc_norm if isinstance(vit.norm, nn.Identity) else vit.norm,
             pos_embed=False,
             out_indices=out_indices,
             frozen_stages=frozen_stages,
@@ -108,10 +115,15 @@ class TimmViT(PlainBackbone):
         self.out_type = out_type
         self._source = model, options
         self.linearization = _linearized(vit, linearize)
+        if linearize is not None and frozen_stages > 0:
+            _log.warning(
+                'frozen_stages=%d with linearize: the inner models of these blocks begin at random '
+                'and are not trained; load weights that have them, or set frozen_stages=0',
+                frozen_stages,
+            )
         self.num_prefix_tokens = vit.num_prefix_tokens
         self.num_prefix_rows = 0 if vit.no_embed_class else vit.num_prefix_tokens
         self.grid = vit.patch_embed.grid_size
-        self.patch_embed = vit.patch_embed
         self.cls_token = vit.cls_token
         self.reg_token = vit.reg_token
         self.dist_token = getattr(vit, 'dist_token', None)
@@ -121,8 +133,6 @@ class TimmViT(PlainBackbone):
         self.rope = getattr(vit, 'rope', None)
         self.mixed_rope = getattr(vit, 'rope_mixed', False)
         self.blocks = vit.blocks
-        self.norm = vit.fc_norm if isinstance(vit.norm, nn.Identity) else vit.norm
-        self.map_size = _map_size(vit)
         self.train(self.training)
 
     def embed(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
@@ -149,22 +159,23 @@ class TimmViT(PlainBackbone):
             x = torch.cat([*prefix, x + self._resized(self.pos_embed, hw, self.grid)], 1)
         return self.norm_pre(self.pos_drop(x)), hw
 
-    def run_block(self, index: int, x: Tensor, hw: tuple[int, int], **extras: Tensor) -> Tensor:
+    def shared_extras(self, hw: tuple[int, int]) -> dict[str, Tensor]:
+        """The rotary positions of an `(h, w)` map, which timm draws once a call in training."""
+        return {} if self.rope is None else {'rope': self.rope.get_embed(shape=hw)}
+
+    def run_block(self, index: int, x: Tensor, hw: tuple[int, int], **extras: Any) -> Tensor:
         """Block `index` on tokens `(B, num_prefix_tokens + h·w, C)` of an `(h, w)` map."""
-
-        def run(x: Tensor) -> Tensor:
-            if self.map_size is not None:
-                self.map_size.set(x, hw)
-            if self.rope is None:
-                return self.blocks[index](x)
-            rope = self.rope.get_embed(shape=hw)
-            return self.blocks[index](x, rope=rope[index] if self.mixed_rope else rope)
-
+        if self.rope is not None:
+            rope = (extras or self.shared_extras(hw))['rope']
+            extras = {'rope': rope[index] if self.mixed_rope else rope}
+        if self.linearization is not None:
+            extras['attn_mask'] = MapSize(*hw)
+        block = self.blocks[index]
         if self.with_cp and torch.is_grad_enabled():
-            return checkpoint(run, x, use_reentrant=False)
-        return run(x)
+            return checkpoint(block, x, use_reentrant=False, **extras)
+        return block(x, **extras)
 
-    def to_output(self, x: Tensor, hw: tuple[int, int]) -> Tensor:
+    def to_output(self, x: Tensor, hw: tuple[int, int], **extras: Any) -> Tensor:
         """Tokens `(B, num_prefix_tokens + h·w, C)` → what `out_type` asks for."""
         if self.out_type == CLASS_TOKEN:
             return x[:, 0]
@@ -222,10 +233,3 @@ def _create(name: str, options: Mapping[str, Any]) -> nn.Module:
 
 def _linearized(vit: nn.Module, options: Mapping[str, Any] | None) -> Linearization | None:
     return None if options is None else linearize(vit, **options)
-
-
-def _map_size(vit: nn.Module) -> MapSize | None:
-    found: MapSize | None = next(
-        (m.map_size for m in vit.modules() if hasattr(m, 'map_size')), None
-    )
-    return found

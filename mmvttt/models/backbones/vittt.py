@@ -218,9 +218,9 @@ class Vittt(PlainBackbone):
         )
         if self.cls_token is not None and 'patches' not in self.blocks[0].mixer_extras:
             raise ValueError(
-                f'cls_mode={cls_mode!r} puts class tokens among the patches, of which '
-                f"{type(self.blocks[0].mixer).__name__} would know nothing: choose cls_mode='mean' "
-                "or 'max', or a mixer with extras = ('patches',), their positions."
+                f'cls_mode={cls_mode!r} puts class tokens among the patches, and '
+                f'{type(self.blocks[0].mixer).__name__} would not know where: choose '
+                "cls_mode='mean' or 'max', or a mixer with extras = ('patches',), their positions."
             )
         self.train(self.training)
 

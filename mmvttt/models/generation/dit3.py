@@ -1,7 +1,7 @@
-"""DiT³, a model of diffusers: DiT's body with ViT³'s mixer for attention (vit3 Sec. 5.4)."""
+"""DiT³, a model of diffusers: DiT's body with any mixer (vit3 Sec. 5.4; DiT⁵: t5 Sec. 5.2)."""
 
-import copy
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from diffusers import ConfigMixin, ModelMixin
@@ -18,9 +18,17 @@ from torch import Tensor, nn
 from mmvttt.arguments import check_int
 
 from ..backbones.options import resolve_arch
-from ..layers import DWConv2d, Mixer, build_mixer, resolve_mixer
+from ..layers import DWConv2d, Mixer, TTTMixer, ViT3Mixer, build_mixer, resolve_mixer
+from ..layers.mixer import TokenBlock
+from ..linearize import RECIPES
+from .mixer_names import from_names, to_names
 
 _FREQUENCIES = 256
+# The options of DiT3 that make it DiT and DiT⁵.
+DIT: Mapping[str, Any] = dict(
+    mixer=dict(type='TTTMixer', inner=dict(type='SoftmaxAttention')), cpe=False
+)
+DIT5: Mapping[str, Any] = dict(mixer=dict(type='TTTMixer', **RECIPES['dit5'].options), cpe=False)
 
 
 def position_table(
@@ -37,13 +45,13 @@ def position_table(
     return get_2d_sincos_pos_embed_from_grid(channels, grid).float()
 
 
-class DiT3Block(nn.Module):
+class DiT3Block(TokenBlock):
     """Position encoding, mixer and feed-forward; the last two shifted, scaled and gated.
 
     Args:
         embed_dims: Channels D.
         num_heads: Heads of the mixer.
-        mixer: Config of the mixer, without channels and heads.
+        mixer: What `resolve_mixer` returns.
         cpe: Whether the block begins with `x + DWConv3×3(x)`, outside of the modulation.
     """
 
@@ -51,9 +59,10 @@ class DiT3Block(nn.Module):
         super().__init__()
         self.cpe = DWConv2d(embed_dims, bias=True) if cpe else None
         self.norm1 = nn.LayerNorm(embed_dims, eps=1e-6, elementwise_affine=False)
-        self.mixer, _ = build_mixer(mixer, embed_dims, num_heads)
+        self.mixer, self.mixer_extras = build_mixer(mixer, embed_dims, num_heads)
         self.norm2 = nn.LayerNorm(embed_dims, eps=1e-6, elementwise_affine=False)
         self.mlp = FeedForward(embed_dims, activation_fn='gelu-approximate')
+        self.drop_path = nn.Identity()
         self.modulation = nn.Linear(embed_dims, 6 * embed_dims)
 
     def forward(self, x: Tensor, condition: Tensor, hw: tuple[int, int]) -> Tensor:
@@ -62,16 +71,16 @@ class DiT3Block(nn.Module):
             x = x + self.cpe(x, hw)
         modulation = self.modulation(condition).unsqueeze(1).chunk(6, dim=-1)
         shift1, scale1, gate1, shift2, scale2, gate2 = modulation
-        x = x + gate1 * self.mixer(self.norm1(x) * (1 + scale1) + shift1, hw)
+        x = x + gate1 * self.mix(self.norm1(x) * (1 + scale1) + shift1, hw)
         return x + gate2 * self.mlp(self.norm2(x) * (1 + scale2) + shift2)
 
 
 class DiT3(ModelMixin, ConfigMixin):
     """Predicts the noise in a map of latents, or whatever its loss asks for, class by class.
 
-    The call is that of diffusers' `DiTTransformer2DModel`: its pipelines take it. With another
-    mixer and without `cpe` it is the DiT of that mixer; DiT itself is
-    `mixer=dict(type='mmvttt.TTTMixer', inner=dict(type='SoftmaxAttention')), cpe=False`.
+    It is called as diffusers' `DiTTransformer2DModel` and serves in its pipelines. With another
+    mixer and without `cpe` it is the DiT of that mixer: `DiT3(**DIT5)` is DiT⁵ (t5 Sec. 5.2), whose
+    time and class are embedded once for all blocks, as in its authors' code; `DiT3(**DIT)` is DiT.
 
     At the start the output is 0: all modulations and the last layer are (DiT Sec. 3.2, adaLN-Zero).
 
@@ -85,11 +94,14 @@ class DiT3(ModelMixin, ConfigMixin):
         num_classes: Classes.
         null_class: Whether there is one more class, of number `num_classes`, for what has none;
             guidance needs it.
-        mixer: Config of the token mixer; default: `dict(type='mmvttt.ViT3Mixer')`.
+        mixer: A class, callable or name of a token mixer, or a dict of its options with or without
+            `type`; default: 'ViT3Mixer'. A config of diffusers keeps a class as
+            `package.module:Class`, and loads it again from installed packages alone.
         cpe: Whether the blocks begin with a depth-wise convolution.
 
     Raises:
-        ValueError: If an option is out of range, or there is no such arch.
+        TypeError: If the mixer is none of these, or has no such option.
+        ValueError: If an option is out of range, or there is no such arch or mixer.
     """
 
     _supports_gradient_checkpointing = True
@@ -117,19 +129,21 @@ class DiT3(ModelMixin, ConfigMixin):
         check_int('patch_size', patch_size)
         check_int('in_channels', in_channels)
         check_int('num_classes', num_classes)
-        mixer = resolve_mixer(copy.deepcopy(mixer), dict(type='ViT3Mixer'))
+        if isinstance(mixer, str | Mapping):
+            mixer = from_names(mixer)
+        resolved = resolve_mixer(mixer, dict(type='ViT3Mixer'))
         sizes = resolve_arch(arch, self.arch_zoo, 'DiT3')
         dims = sizes['embed_dims']
         out_channels = 2 * in_channels if out_channels is None else out_channels
-        # Pipelines read a number.
-        self.register_to_config(out_channels=out_channels)
+        # Pipelines read a number, and the config is written as JSON.
+        self.register_to_config(out_channels=out_channels, mixer=to_names(mixer))
         self.gradient_checkpointing = False
         self.patch_embed = nn.Conv2d(in_channels, dims, patch_size, stride=patch_size)
         self.frequencies = Timesteps(_FREQUENCIES, flip_sin_to_cos=True, downscale_freq_shift=0)
         self.time_embed = TimestepEmbedding(_FREQUENCIES, dims)
         self.label_embed = nn.Embedding(num_classes + null_class, dims)
         self.blocks = nn.ModuleList(
-            DiT3Block(dims, sizes['num_heads'], mixer, cpe) for _ in range(sizes['num_layers'])
+            DiT3Block(dims, sizes['num_heads'], resolved, cpe) for _ in range(sizes['num_layers'])
         )
         self.final_modulation = nn.Linear(dims, 2 * dims)
         self.final_norm = nn.LayerNorm(dims, eps=1e-6, elementwise_affine=False)
@@ -139,22 +153,26 @@ class DiT3(ModelMixin, ConfigMixin):
     def reset_parameters(self) -> None:
         """DiT's start: Xavier, N(0, 0.02) for the embeddings of time and class, else 0.
 
-        Inner weights and the convolutions of the mixer and of `cpe` keep the starts of their own.
+        The projections of ViT³'s and T⁵'s mixers start as DiT's; whatever else is in a mixer, and
+        all of any other mixer, and the convolution of `cpe` keep the starts of their own.
         """
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.xavier_uniform_(module.weight)
-                nn.init.zeros_(module.bias)
-        nn.init.xavier_uniform_(self.patch_embed.weight.view(len(self.patch_embed.weight), -1))
-        nn.init.zeros_(self.patch_embed.bias)
-        for module in (self.time_embed.linear_1, self.time_embed.linear_2, self.label_embed):
+        embedders = self.time_embed.linear_1, self.time_embed.linear_2
+        zero = (*(block.modulation for block in self.blocks), self.final_modulation)
+        zero = (*zero, self.final_linear)
+        linears = [self.patch_embed, *embedders, *zero]
+        for block in self.blocks:
+            linears += [m for m in block.mlp.modules() if isinstance(m, nn.Linear)]
+            # Of a class of mmvttt.openmmlab, the library's.
+            kind = getattr(type(block.mixer), 'library_class', type(block.mixer))
+            if kind in (ViT3Mixer, TTTMixer):
+                linears += [block.mixer.qkv, block.mixer.proj]
+        for linear in linears:
+            nn.init.xavier_uniform_(linear.weight.flatten(1))
+            nn.init.zeros_(linear.bias)
+        for module in (*embedders, self.label_embed):
             nn.init.normal_(module.weight, std=0.02)
-        for module in (
-            *(block.modulation for block in self.blocks),
-            self.final_modulation,
-            self.final_linear,
-        ):
-            nn.init.zeros_(module.weight)
+        for linear in zero:
+            nn.init.zeros_(linear.weight)
 
     def forward(
         self,

@@ -47,8 +47,8 @@ class DWConv2d(nn.Conv2d):
 class CausalConv1d(nn.Module):
     """Depth-wise convolution along the scan, one kernel a direction; a token sees only its past.
 
-    The past of a 'forward' scan lies at smaller token indices, that of a 'backward' scan at larger
-    ones: reversing the tokens swaps the two (Algorithm 1, line 10).
+    The past of a 'forward' scan lies at smaller token indices, the past of a 'backward' scan at
+    larger ones: reversing the tokens swaps the two (Algorithm 1, line 10).
 
     Args:
         channels: Channels C of one direction.

@@ -1,5 +1,7 @@
 """Stochastic depth for blocks that torch.compile is to compile once, not once each."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -12,7 +14,7 @@ class DropPath(nn.Module):
     all.
 
     Args:
-        drop_prob: Part of the samples that are dropped in training, in [0, 1).
+        drop_prob: Fraction of the samples that are dropped in training, in [0, 1).
     """
 
     def __init__(self, drop_prob: float = 0.0) -> None:
@@ -21,9 +23,16 @@ class DropPath(nn.Module):
         self.drops = drop_prob > 0
         self.register_buffer('keep', torch.tensor(1.0 - drop_prob), persistent=False)
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> 'DropPath':
+        super()._apply(fn, recurse)
+        # No state dict has the rate: `to_empty` would leave any number in its place.
+        if not self.keep.is_meta:
+            self.keep.fill_(1.0 - self.drop_prob)
+        return self
+
     def forward(self, x: Tensor) -> Tensor:
         """`(B, …)` → the same."""
         if not (self.training and self.drops):
             return x
-        kept = torch.bernoulli(self.keep.expand(len(x), *[1] * (x.ndim - 1)))
+        kept = torch.bernoulli(self.keep.expand(x.shape[0], *[1] * (x.ndim - 1)))
         return x * (kept / self.keep).to(x.dtype)

@@ -1,4 +1,4 @@
-"""Norms of the keys before T⁵'s inner step, of which the mean over tokens matters (t5 Sec. 4.2).
+"""Norms of the keys before T⁵'s inner step; the mean over tokens matters (t5 Sec. 4.2).
 
 A key norm is a function of keys `(B, N, C)`, without anything learned; statistics and division are
 made in fp32 or more. Those that subtract the mean over the tokens take away a shift that all keys

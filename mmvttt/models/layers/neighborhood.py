@@ -89,7 +89,9 @@ def _block_mask(hw: tuple[int, int], sides: tuple[int, int], device: str) -> Blo
         return _inside(query, key, hw, sides)
 
     tokens = hw[0] * hw[1]
-    return create_block_mask(inside, None, None, tokens, tokens, device=device)
+    # It is kept: made in inference mode, it could not be used in a later training.
+    with torch.inference_mode(False):
+        return create_block_mask(inside, None, None, tokens, tokens, device=device)
 
 
 def _flex(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask, attention) -> Tensor:

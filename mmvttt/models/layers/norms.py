@@ -33,7 +33,7 @@ def build_norm(norm_layer: NormLayer, channels: int, tokens: bool = False) -> nn
             `dict(type='GN', num_groups=32)`, with `requires_grad=False` to freeze it; or a class
             or function that is called with the channels.
         channels: Channels C.
-        tokens: Whether `BN` is that of tokens.
+        tokens: Whether `BN` normalises tokens.
 
     Raises:
         TypeError: If an option is unknown, or a GN has no number of groups.

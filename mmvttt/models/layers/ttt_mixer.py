@@ -42,7 +42,7 @@ class InnerTraining(nn.Module):
     is one: `GatedFC` and `DWConv` on the dot loss, `MLP` of two square layers and `SwiGLU` on the
     dot or L2 loss without damping. Everything else runs by autograd, which is the executable
     definition and not fast; with `with_cp` less so, as each of a step's two gradients computes the
-    block anew up to there.
+    block again up to there.
 
     Args:
         embed_dims: Channels C.
@@ -66,11 +66,13 @@ class InnerTraining(nn.Module):
         key_norm: How the keys are normed (t5 Tab. 2): None, 'rms', 'layer', 'instance',
             'instance_center', 'instance_scale' (`key_norms`), or another function of the keys.
         locality: Depth-wise 3×3 convolutions (t5 Tab. 3): 'dwc_qk' adds one to q and one to the
-            normed k; 'dwc_v' adds that of v to what is read, before the projection (the paper
+            normed k; 'dwc_v' adds one of v to what is read, before the projection (the paper
             leaves the place open); None.
         neighborhood: Side of the window of neighbourhood attention, odd, whose mean with the inner
             model's output counts (T⁵⁺, t5 Eq. 15: 3 or 5); None for none. It takes q, k, v as they
             are projected.
+        qk_affine: Whether q and k have a learned scale and offset per channel before the key norm,
+            from 1 and 0 (DiT⁵; in its authors' code, not in the paper).
         backend: Implementation of the fused op: 'triton', 'numba' or 'reference'; None leaves the
             choice to it (docs/kernels.md). An error where no op does the training.
 
@@ -97,6 +99,7 @@ class InnerTraining(nn.Module):
         key_norm: str | Mapping[str, Any] | KeyNorm | None = None,
         locality: str | None = None,
         neighborhood: int | None = None,
+        qk_affine: bool = False,
         backend: str | None = None,
     ) -> None:
         super().__init__()
@@ -144,6 +147,11 @@ class InnerTraining(nn.Module):
         if key_norm is not None:
             self.normalize_keys = build_function('key_norm', key_norm, KEY_NORMS)
         self.neighborhood = neighborhood
+        self.qk_affine = qk_affine
+        if qk_affine:
+            # Of q, then of k.
+            self.qk_scale = nn.Parameter(torch.ones(2, embed_dims))
+            self.qk_offset = nn.Parameter(torch.zeros(2, embed_dims))
         both = locality == 'dwc_qk'
         self.q_conv = DWConv2d(embed_dims, bias=True) if both else None
         self.k_conv = DWConv2d(embed_dims, bias=True) if both else None
@@ -182,7 +190,7 @@ class InnerTraining(nn.Module):
         neighbourhood belong to the map; the prefix passes them unchanged.
 
         Args:
-            x: `(B, N, C)` tokens, of which the dynamic step is made.
+            x: `(B, N, C)` tokens, which make the dynamic step.
             q, k, v: `(B, N, C)` as they are projected.
             hw: Size of the map.
             prefix: Tokens in front of the map, N = prefix + h·w.
@@ -217,7 +225,10 @@ class InnerTraining(nn.Module):
     def shape_keys(
         self, q: Tensor, k: Tensor, hw: tuple[int, int], prefix: int = 0
     ) -> tuple[Tensor, Tensor]:
-        """Queries and keys `(B, N, C)`, the keys normed, then both convolved (t5 Sec. 4.2, 4.3)."""
+        """Queries and keys `(B, N, C)`: scaled, keys normed, both convolved (t5 Sec. 4.2, 4.3)."""
+        if self.qk_affine:
+            q = q * self.qk_scale[0] + self.qk_offset[0]
+            k = k * self.qk_scale[1] + self.qk_offset[1]
         if self.normalize_keys is not None:
             k = self.normalize_keys(k)
         if self.q_conv is None:
@@ -348,7 +359,7 @@ class TTTMixer(InnerTraining):
 
 
 def _on_map(function: Callable[[Tensor], Tensor], x: Tensor, prefix: int) -> Tensor:
-    """Tokens `(B, prefix + h·w, …)`, the function applied to those of the map."""
+    """Tokens `(B, prefix + h·w, …)`, the function applied to the map."""
     if not prefix:
         return function(x)
     return torch.cat([x[:, :prefix], function(x[:, prefix:])], 1)

@@ -43,7 +43,7 @@ class ViT3Mixer(nn.Module):
         self.scale = scale
         self.backend = backend
         head = self.head_dims
-        # q, k, v of the gated heads (C each), then those of the convolution head (d each).
+        # q, k, v of the gated heads (C each), then of the convolution head (d each).
         self.qkv = nn.Linear(embed_dims, 3 * embed_dims + 3 * head)
         self.proj = nn.Linear(embed_dims + head, embed_dims)
         self.w1 = nn.Parameter(torch.empty(num_heads, head, head))

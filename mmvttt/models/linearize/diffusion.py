@@ -1,5 +1,6 @@
 """Transformers of diffusers: attention processors that train instead of a softmax (t5 Sec. 5.2)."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,10 +9,18 @@ from diffusers import DiTTransformer2DModel, SD3Transformer2DModel
 from diffusers.models.attention_processor import Attention, AttnProcessor2_0, JointAttnProcessor2_0
 from torch import Tensor, nn
 
-from .linearize import linearize
-from .replacement import LINEAR, MapSize, Replacement
+from mmvttt.errors import UsageError
 
-MODELS = (DiTTransformer2DModel, SD3Transformer2DModel)
+from .replacement import LINEAR, MapSize, Replacement, checked_size
+
+# Model → the argument of its call that its blocks hand on to their processors, and its place.
+_TO_PROCESSORS = {
+    DiTTransformer2DModel: ('cross_attention_kwargs', 3),
+    SD3Transformer2DModel: ('joint_attention_kwargs', 5),
+}
+MODELS = tuple(_TO_PROCESSORS)
+# Has classes of the same names that load what was saved.
+_SAVED = f'{__package__}.saved'
 
 
 def attentions(model: nn.Module) -> dict[str, nn.Module | str]:
@@ -35,58 +44,84 @@ def _reason(attention: Attention) -> str | None:
     return None
 
 
-def replacement(
-    model: nn.Module, attention: Attention, map_size: MapSize, options: Mapping[str, Any]
-) -> Replacement:
+def replacement(model: nn.Module, attention: Attention, options: Mapping[str, Any]) -> Replacement:
     """A processor for an attention of diffusers."""
-    return TTTProcessor(attention, map_size, **options)
+    return TTTProcessor(attention, **options)
 
 
 def install(
-    model: nn.Module, built: Mapping[str, Replacement], map_size: MapSize, note: Mapping[str, Any]
+    model: nn.Module,
+    built: Mapping[str, Replacement],
+    left: Mapping[str, nn.Module | str],
+    note: Mapping[str, Any],
 ) -> list[str]:
-    """Sets the processors, and notes them in the config; returns names of the new parameters."""
+    """Sets the processors, and notes them in the config; returns names of the new parameters.
+
+    Raises:
+        ValueError: If an option cannot be written into a config. The model is unchanged.
+    """
+    for option, value in note.items():
+        try:
+            json.dumps(value)
+        except TypeError as error:
+            raise ValueError(
+                f'{option}={value!r} cannot be written into config.json, by which diffusers loads '
+                'the model again: give names and numbers, such as the name of an inner model of '
+                'mmvttt in the place of its class.'
+            ) from error
     for name, new in built.items():
         model.get_submodule(name).set_processor(new)
-    model.register_forward_pre_hook(map_size.see_latents, with_kwargs=True)
-    for block in model.transformer_blocks:
-        block.register_forward_pre_hook(map_size.recall, with_kwargs=True)
+    for name in left:
+        model.get_submodule(name).register_forward_pre_hook(_drop_map_size, with_kwargs=True)
     model.register_to_config(linearize=dict(note))
-    model.__class__ = _LINEAR_CLASSES.get(type(model), type(model))
+    # A pipeline writes it into model_index.json, and looks the class up in it.
+    model.__module__ = _SAVED
+    model.register_forward_pre_hook(_tell_map_size, with_kwargs=True)
+    model.register_state_dict_pre_hook(_check_processors)
     return [
         f'{name}.processor.{own}' for name, new in built.items() for own in new.new_parameters()
     ]
 
 
-class _Linearized:
-    """Builds a model as its config notes that it was linearized, before its weights are loaded."""
+def _tell_map_size(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Forward pre-hook of a model: adds the size of the map to what processors are told."""
+    _check_processors(model)
+    h, w = MapSize.of(args[0] if args else kwargs['hidden_states'])
+    size = MapSize(h // model.config.patch_size, w // model.config.patch_size)
+    name, place = next(_TO_PROCESSORS[cls] for cls in type(model).__mro__ if cls in _TO_PROCESSORS)
+    if len(args) > place:
+        told = {**(args[place] or {}), 'map_size': size}
+        return (*args[:place], told, *args[place + 1 :]), kwargs
+    return args, {**kwargs, name: {**(kwargs.get(name) or {}), 'map_size': size}}
 
-    @classmethod
-    def from_config(cls, config: Any = None, return_unused_kwargs: bool = False, **kwargs: Any):
-        if not (isinstance(config, Mapping) and 'linearize' in config):
-            raise ValueError(
-                f'{cls.__name__} is for what was saved after linearize(), and the config does not '
-                f'say how: load the source by {cls.__mro__[2].__name__}, then linearize it.'
+
+def _drop_map_size(
+    attention: Attention, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Forward pre-hook of an attention that stays softmax, whose processor is not told."""
+    return args, {name: value for name, value in kwargs.items() if name != 'map_size'}
+
+
+def _check_processors(model: nn.Module, *_: object) -> None:
+    """Refuses to run or save a model that diffusers has put other processors into.
+
+    `set_attn_processor`, `fuse_qkv_projections`, `load_ip_adapter` and others do that.
+
+    Raises:
+        UsageError: If an attention that the config calls linearized is not.
+    """
+    config: Any = model.config
+    for name in config.linearize['where']:
+        processor = model.get_submodule(name).processor
+        if not isinstance(processor, TTTProcessor):
+            raise UsageError(
+                f'{name} was linearized, and has a {type(processor).__name__} now: a method of '
+                'diffusers that sets or fuses attention processors has removed the TTT layer and '
+                'its weights. Do without that method, undo it (unfuse_qkv_projections), or load '
+                'the weights again; for softmax attention, load the source.'
             )
-        plain = {key: value for key, value in config.items() if key != 'linearize'}
-        source = super().from_config  # type: ignore[misc]
-        model, unused = source(plain, return_unused_kwargs=True, **kwargs)
-        linearize(model, **config['linearize'])
-        return (model, unused) if return_unused_kwargs else model
-
-
-class LinearDiTTransformer2DModel(_Linearized, DiTTransformer2DModel):
-    """A DiT after `linearize`: `from_pretrained` loads the weights of its processors too."""
-
-
-class LinearSD3Transformer2DModel(_Linearized, SD3Transformer2DModel):
-    """An SD3 after `linearize`: `from_pretrained` loads the weights of its processors too."""
-
-
-_LINEAR_CLASSES = {
-    DiTTransformer2DModel: LinearDiTTransformer2DModel,
-    SD3Transformer2DModel: LinearSD3Transformer2DModel,
-}
 
 
 class TTTProcessor(Replacement):
@@ -97,16 +132,21 @@ class TTTProcessor(Replacement):
 
     Args:
         attention: The attention that it is for.
-        map_size: The size of the map, shared by the model.
         options: See `Replacement`.
     """
 
-    def __init__(self, attention: Attention, map_size: MapSize, **options: Any) -> None:
+    def __init__(self, attention: Attention, **options: Any) -> None:
         weight = attention.to_k.weight
         with torch.device(weight.device):
-            super().__init__(attention.to_k.out_features, attention.heads, map_size, **options)
+            super().__init__(attention.to_k.out_features, attention.heads, **options)
         self.to(weight.dtype)
         self.train(attention.training)
+
+    def __call__(
+        self, attn: Attention, hidden_states: Tensor, map_size: MapSize | None = None, **kwargs: Any
+    ) -> Any:
+        """See `forward`; diffusers hands over what this signature names."""
+        return super().__call__(attn, hidden_states, map_size=map_size, **kwargs)
 
     def forward(
         self,
@@ -114,7 +154,7 @@ class TTTProcessor(Replacement):
         hidden_states: Tensor,
         encoder_hidden_states: Tensor | None = None,
         attention_mask: Tensor | None = None,
-        **kwargs: Any,
+        map_size: MapSize | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Mixes tokens of an image, and of a text beside it, as the softmax processors do.
 
@@ -123,7 +163,7 @@ class TTTProcessor(Replacement):
             hidden_states: `(B, h·w, C)` tokens of the map.
             encoder_hidden_states: `(B, T, C)` tokens of the text, or None.
             attention_mask: Refused.
-            kwargs: What diffusers hands to all processors and none here reads.
+            map_size: Size of the map.
 
         Returns:
             Tokens of the map `(B, h·w, C)`; with a text, also its `(B, T, C)`.
@@ -136,7 +176,7 @@ class TTTProcessor(Replacement):
                 'A linearized attention sees all tokens and takes no mask: leave attention_mask '
                 'out.'
             )
-        hw = self.map_size.of(hidden_states, 0)
+        hw = checked_size(map_size, hidden_states, 0)
         x, text = hidden_states, encoder_hidden_states
         q, k = self._norm(attn.norm_q, attn.to_q(x)), self._norm(attn.norm_k, attn.to_k(x))
         v = attn.to_v(x)

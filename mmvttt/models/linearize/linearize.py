@@ -10,7 +10,7 @@ from torch import nn
 from mmvttt.checkpoints.names_table import names_table
 
 from . import vit
-from .replacement import LINEAR, MapSize
+from .replacement import LINEAR
 
 _T5 = dict(inner=dict(type='SwiGLU'), key_norm='instance', locality='dwc_qk')
 _GENERATION = dict(inner=dict(type='MLP'), loss='l2', key_norm='instance', locality='dwc_qk')
@@ -45,7 +45,7 @@ class Linearization:
     Attributes:
         replaced: Names of the attentions that were replaced.
         new: Names of the parameters that were added. They begin at random and want a higher
-            learning rate (t5 Tab. 11: 20 times; Tab. 12, for diffusion: 2 times).
+            learning rate (t5 Tab. 11b: 20 times; Tab. 11a, for diffusion: 2 times).
         left: Name of an attention that was left alone → why.
         kept: Number of parameters that the model had, and still has.
         added: Number of new ones.
@@ -91,7 +91,7 @@ def linearize(
         where: 'all'; indices of blocks or names of attentions; or a recipe of the paper, which also
             sets the options: 't5' (those of 'all'), 't5+', 'dit5', 'sd3.5-t5'.
         options: Options of `InnerTraining` that overrule T⁵'s or the recipe's (`inner`, `loss`,
-            `key_norm`, `locality`, `neighborhood`, …), and `qk_affine` of `Replacement`.
+            `key_norm`, `locality`, `neighborhood`, `qk_affine`, …).
 
     Returns:
         What was replaced, what is new, and what was left alone.
@@ -109,6 +109,11 @@ def linearize(
             f'{type(model).__name__} is linearized already ({done[0]} is): begin with the source.'
         )
     recipe = RECIPES.get(where, RECIPES['t5']) if isinstance(where, str) else RECIPES['t5']
+    if recipe.where != 'all' and (missing := [name for name in recipe.where if name not in found]):
+        raise ValueError(
+            f'where={where!r} is for another model: this one has no {missing[0]}. Name the '
+            f'attentions, {next(iter(found))!r} to {list(found)[-1]!r}.'
+        )
     names = _chosen(where if recipe.where == 'all' else recipe.where, found)
     for name in names:
         if isinstance(found[name], str):
@@ -118,18 +123,14 @@ def linearize(
             )
     kept = sum(p.numel() for p in model.parameters())
     options = {**recipe.options, **options}
-    map_size = MapSize()
     # All are built before anything is changed.
-    built = {n: family.replacement(model, found[n], map_size, options) for n in names}
-    new = family.install(model, built, map_size, dict(where=names, **options))
+    built = {n: family.replacement(model, found[n], options) for n in names}
+    left = {name: part for name, part in found.items() if name not in built}
+    new = family.install(model, built, left, dict(where=names, **options))
     return Linearization(
         replaced=names,
         new=new,
-        left={
-            name: part if isinstance(part, str) else 'not chosen'
-            for name, part in found.items()
-            if name not in built
-        },
+        left={name: part if isinstance(part, str) else 'not chosen' for name, part in left.items()},
         kept=kept,
         added=sum(p.numel() for p in model.parameters()) - kept,
     )

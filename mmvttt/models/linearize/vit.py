@@ -10,12 +10,15 @@ from timm.models.eva import Eva, EvaAttention
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from .replacement import LINEAR, MapSize, Replacement
+from .replacement import LINEAR, MapSize, Replacement, checked_size
 
 MODELS = (VisionTransformer, Eva)
 _ATTENTIONS = (Attention, AttentionRope, EvaAttention)
 _BIAS = 'its attention has relative position biases'
 _PROJECTION = 'queries, keys, values and the feed-forward network share a projection'
+_NO_MASK = (
+    'A linearized attention sees all tokens and takes no mask: leave attn_mask and is_causal out.'
+)
 # By class of timm: why a model, a block or an attention is not taken.
 _REASONS = {
     'Beit': _BIAS,
@@ -77,24 +80,90 @@ def _reason(attention: nn.Module) -> str | None:
     return None
 
 
-def replacement(
-    model: nn.Module, attention: nn.Module, map_size: MapSize, options: Mapping[str, Any]
-) -> Replacement:
+def replacement(model: nn.Module, attention: nn.Module, options: Mapping[str, Any]) -> Replacement:
     """A TTT attention with all that an attention of timm has, to be put into its place."""
-    return TTTAttention(attention, model.num_prefix_tokens, map_size, **options)
+    return TTTAttention(attention, model.num_prefix_tokens, **options)
 
 
 def install(
-    model: nn.Module, built: Mapping[str, Replacement], map_size: MapSize, note: Mapping[str, Any]
+    model: nn.Module,
+    built: Mapping[str, Replacement],
+    left: Mapping[str, nn.Module | str],
+    note: Mapping[str, Any],
 ) -> list[str]:
     """Puts the replacements into their places; returns the names of the new parameters."""
+    for name in left:
+        model.get_submodule(name).register_forward_pre_hook(_drop_map_size, with_kwargs=True)
     for name, new in built.items():
         parent, _, child = name.rpartition('.')
         setattr(model.get_submodule(parent), child, new)
-    model.patch_embed.register_forward_pre_hook(map_size.see_image)
-    for block in model.blocks:
-        block.register_forward_pre_hook(map_size.recall, with_kwargs=True)
+    for method in ('forward_features', 'forward_intermediates'):
+        setattr(model, method, _Method(model, method))
     return [f'{name}.{own}' for name, new in built.items() for own in new.new_parameters()]
+
+
+def _drop_map_size(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Forward pre-hook of what stays softmax in a model where the rest is told the map's size."""
+    if isinstance(kwargs.get('attn_mask'), MapSize):
+        kwargs = {**kwargs, 'attn_mask': None}
+    return args, kwargs
+
+
+class _Method:
+    """A method of timm's model that takes an image, run with blocks that know the image's map.
+
+    An attribute of the model, as timm calls `forward_features` and `forward_intermediates` by their
+    names, outside of the model's hooks.
+    """
+
+    def __init__(self, model: nn.Module, name: str) -> None:
+        self.model = model
+        self.name = name
+
+    def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        size = MapSize(*self.model.patch_embed.dynamic_feat_size(MapSize.of(x)))
+        method = getattr(type(self.model), self.name)
+        return method(_Call(self.model, size), x, *args, **kwargs)
+
+
+class _Call:
+    """A model of timm in one call: all is the model's, but its blocks know the map's size."""
+
+    def __init__(self, model: nn.Module, size: MapSize) -> None:
+        self.model = model
+        self.blocks = _Blocks(_Block(block, size) for block in model.blocks)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+
+class _Blocks(list):
+    """Blocks one after the other, as `nn.Sequential`."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        for block in self:
+            x = block(x)
+        return x
+
+
+class _Block:
+    """A block that hands the map's size to its attention, where timm hands a mask.
+
+    What is computed again in the backward pass is this object, with its own size.
+    """
+
+    def __init__(self, block: nn.Module, size: MapSize) -> None:
+        self.block = block
+        self.size = size
+
+    def __call__(
+        self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False, **kwargs: Any
+    ) -> Tensor:
+        if attn_mask is not None or is_causal:
+            raise ValueError(_NO_MASK)
+        return self.block(x, attn_mask=self.size, **kwargs)
 
 
 class TTTAttention(Replacement):
@@ -108,14 +177,13 @@ class TTTAttention(Replacement):
     Args:
         source: `Attention`, `AttentionRope` or `EvaAttention` of timm.
         prefix: Tokens in front of the map.
-        map_size: The size of the map, shared by the model.
         options: See `Replacement`.
     """
 
-    def __init__(self, source: nn.Module, prefix: int, map_size: MapSize, **options: Any) -> None:
+    def __init__(self, source: nn.Module, prefix: int, **options: Any) -> None:
         weight = source.proj.weight
         with torch.device(weight.device):
-            super().__init__(source.proj.in_features, source.num_heads, map_size, **options)
+            super().__init__(source.proj.in_features, source.num_heads, **options)
         self.to(weight.dtype)
         self.prefix = prefix
         self.rotate_half = getattr(source, 'rotate_half', False)
@@ -136,7 +204,7 @@ class TTTAttention(Replacement):
         self,
         x: Tensor,
         rope: Tensor | None = None,
-        attn_mask: Tensor | None = None,
+        attn_mask: MapSize | None = None,
         is_causal: bool = False,
     ) -> Tensor:
         """Normed tokens `(B, prefix + h·w, C)` → `(B, prefix + h·w, C)`.
@@ -144,17 +212,15 @@ class TTTAttention(Replacement):
         Args:
             x: The tokens.
             rope: `(…, h·w, 2d)`, sines and cosines of the rotary positions.
-            attn_mask: Refused, as is `is_causal`.
+            attn_mask: The size of the map, in the argument that timm's blocks hand on to their
+                attention. A mask is refused, as is `is_causal`.
 
         Raises:
             ValueError: If there is a mask, or the tokens are not those of the map.
         """
-        if attn_mask is not None or is_causal:
-            raise ValueError(
-                'A linearized attention sees all tokens and takes no mask: leave attn_mask and '
-                'is_causal out.'
-            )
-        hw = self.map_size.of(x, self.prefix)
+        if is_causal or not (attn_mask is None or isinstance(attn_mask, MapSize)):
+            raise ValueError(_NO_MASK)
+        hw = checked_size(attn_mask, x, self.prefix)
         q, k, v = self._project(x)
         q, k = (self._place(norm, y, v, rope) for norm, y in ((self.q_norm, q), (self.k_norm, k)))
         y = self.norm(self.mix(x, q, k, v, hw, self.prefix))

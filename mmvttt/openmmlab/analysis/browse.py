@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mmvttt.errors import UsageError
 
+from ..models.diffusion_model import refuse_diffusion
 from ..reliability.data.paths import check_paths
 
 
@@ -40,6 +41,7 @@ def browse(
         UsageError: The split has no data set.
         MissingDataError: The data is not there.
     """
+    refuse_diffusion(config, 'its samples are latents; tools/generate.py draws images with it')
     loader = config.get(f'{split}_dataloader')
     if loader is None:
         raise UsageError(f'the config has no {split}_dataloader')

@@ -47,11 +47,17 @@ class InnerLoopHook(Hook):
         self._warned: set[tuple[str, str]] = set()
 
     def before_train(self, runner: Runner) -> None:
-        """Refuses weights that are in pieces.
+        """Refuses weights that are in pieces, and models without a backbone for images.
 
         Raises:
-            UsageError: The model is sharded over the ranks.
+            UsageError: The model is sharded over the ranks, or generates.
         """
+        model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+        if hasattr(model, 'transformer'):
+            raise UsageError(
+                f'mmvttt.InnerLoopHook looks into a backbone of images, and {type(model).__name__} '
+                'has a diffusion transformer: leave it out of custom_hooks'
+            )
         if is_model_wrapper(runner.model) and not isinstance(
             runner.model, MMDistributedDataParallel
         ):

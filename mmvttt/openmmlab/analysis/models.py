@@ -149,7 +149,7 @@ def image_channels(network: nn.Module) -> int:
 def load_model(
     name: str, cfg_options: dict[str, Any] | None = None, checkpoint: str | None = None
 ) -> FoundModel:
-    """A model of `find_model` with weights: a checkpoint's, else random or those of `init_cfg`."""
+    """A model of `find_model` with weights: from a checkpoint, else random or from `init_cfg`."""
     found = find_model(name, cfg_options)
     if hasattr(found.model, 'init_weights'):
         logger = MMLogger.get_current_instance()
@@ -236,3 +236,9 @@ def samples_of(image: Tensor) -> list[BaseDataElement]:
     size = tuple(image.shape[-2:])
     about = dict(img_shape=size, ori_shape=size, batch_input_shape=size, pad_shape=size)
     return [BaseDataElement(metainfo=about | dict(scale_factor=(1.0, 1.0))) for _ in image]
+
+
+def detection_scores(model: nn.Module, image: Tensor) -> Tensor:
+    """Scores `(n,)` of what a detector of mmdet finds in an image `(1, 3, H, W)`."""
+    (found,) = model.predict(image, samples_of(image), rescale=False)
+    return found.pred_instances.scores

@@ -24,38 +24,16 @@ from mmvttt.errors import UsageError
 from ..build_errors import explain_build
 from ..config import load_config
 from .models import DenseForward, find_model, image_channels
+from .paper_tables import paper_result
 
-# The papers' own ablations, by the last words of an option: other data, sizes and schedules.
-PAPERS: Mapping[str, tuple[str, Mapping[Any, float]]] = {
-    'design': (
-        'Top-1 in the paper (Vision-TTT, Tab. 3)',
-        dict(ttt_layer=74.2, share_qk=74.0, gating=75.2, conv1d=75.6, dual=77.5, conv2d=77.7),
-    ),
-    'cls_mode': (
-        'Top-1 in the paper (Vision-TTT, Tab. 4)',
-        dict(head=76.6, middle=76.8, double=75.4, max=77.2, mean=77.7),
-    ),
-    'loss': (
-        'Top-1 in the paper (ViT³, Tab. 1)',
-        dict(dot=78.9, l2=79.2, rmse=78.8, l1=76.5, smooth_l1=78.1),
-    ),
-    'num_batches': (
-        'Top-1 in the paper (ViT³, Tab. 2)', {1: 78.9, 2: 78.6, 3: 78.3, 4: 78.1},
-    ),
-    'epochs': (
-        'Top-1 in the paper (ViT³, Tab. 2)', {1: 78.9, 2: 79.1, 3: 79.2, 4: 57.0},
-    ),
-    'step': (
-        'Top-1 in the paper (ViT³, Tab. 3)',
-        {0.1: 77.5, 0.2: 78.1, 0.5: 78.7, 1: 78.9, 2: 78.9, 5: 76.7, 10: 76.9, 'dynamic': 78.7},
-    ),
-    'inner.type': (
-        'Top-1 in the paper (ViT³, Tab. 4)',
-        dict(FC=79.1, SiLUFC=79.4, SwiGLU=79.0, GatedFC=79.7, Conv=79.9, DWConv=80.1, MLP=78.9),
-    ),
-}  # fmt: skip
+# Of each training that has ended, in its folder.
+RESULT = 'result.json'
 # Entries of a schedule that are times.
 _TIMES = ('begin', 'end', 'T_max', 'milestones')
+
+
+class OtherSweepError(UsageError):
+    """A folder has the results of another sweep."""
 
 
 @dataclass(frozen=True)
@@ -72,20 +50,10 @@ class Variant:
     config: str
     options: Mapping[str, Any]
 
-    def paper(self) -> tuple[str, float] | None:
-        """Column and value of the papers' table, where a single option is one of theirs."""
-        if len(self.options) != 1:
-            return None
-        ((key, value),) = self.options.items()
-        for end, (column, values) in PAPERS.items():
-            if f'.{key}'.endswith(f'.{end}') and value in values:
-                return column, values[value]
-        return None
-
 
 @dataclass(frozen=True)
 class Run:
-    """Results of one training, in a JSON file of its folder, by which it is known as done.
+    """Results of one training, in `RESULT` of its folder, by which it is known as done.
 
     Attributes:
         variant: Its name.
@@ -145,17 +113,28 @@ def config_of(variant: Variant, options: Mapping[str, Any] | None, steps: int | 
     return cfg
 
 
-def require_buildable(variants: Sequence[Variant], options: Mapping | None) -> None:
+def require_buildable(
+    variants: Sequence[Variant], options: Mapping | None
+) -> dict[str, tuple[str, float]]:
     """Builds every variant's model without weights, before the first is trained.
+
+    Returns:
+        Column and value of the papers' table, for the names of variants that are in one.
 
     Raises:
         UsageError: A model cannot be built: the variant and the reason.
     """
+    published = {}
     for variant in variants:
+        merged = {**(options or {}), **variant.options}
         try:
-            find_model(variant.config, {**(options or {}), **variant.options}, weightless=True)
+            found = find_model(variant.config, merged, weightless=True)
         except (TypeError, ValueError, KeyError) as error:
             raise UsageError(f'{variant.name}: {explain_build(error) or error}') from error
+        result = paper_result(found.config or {}, variant.options)
+        if result is not None:
+            published[variant.name] = result
+    return published
 
 
 def cost_of(
@@ -188,6 +167,41 @@ def evaluated_size(cfg: Config) -> tuple[int, int] | None:
     return None
 
 
+def setting_of(variant: Variant, options: Mapping | None, steps: int | None) -> dict[str, Any]:
+    """What a training is of, as JSON gives it back."""
+    setting = dict(
+        config=variant.config, options=options, steps=steps, variant=dict(variant.options)
+    )
+    return json.loads(json.dumps(setting, default=str))
+
+
+def saved_run(folder: Path, setting: Mapping[str, Any]) -> Run | None:
+    """Result of a training in its folder, if it has ended.
+
+    Args:
+        folder: The training's.
+        setting: What the training is of: config, options, steps.
+
+    Raises:
+        UsageError: It is of another sweep, or damaged.
+    """
+    done = folder / RESULT
+    if not done.is_file():
+        return None
+    try:
+        saved = json.loads(done.read_bytes())
+        of = saved.pop('setting')
+        run = Run(**saved)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UsageError(
+            f'{done} is damaged ({type(error).__name__}: {error}): remove it, and the same command '
+            'writes it again'
+        ) from None
+    if of != setting:
+        raise OtherSweepError(f'{folder} is of another sweep: give another --out, or remove it')
+    return run
+
+
 def result_of(variant: Variant, seed: int, folder: Path, cost: tuple[int, float | None]) -> Run:
     """Reads the log of a training that has ended."""
     train, evaluated = read_scalars(folder)
@@ -207,16 +221,23 @@ def result_of(variant: Variant, seed: int, folder: Path, cost: tuple[int, float 
     )
 
 
-def table_of(runs: Sequence[Run], variants: Sequence[Variant], metric: str | None) -> str:
+def table_of(
+    runs: Sequence[Run],
+    variants: Sequence[Variant],
+    metric: str | None,
+    published: Mapping[str, tuple[str, float]] | None = None,
+) -> str:
     """A Markdown table: a row for each variant, mean ± standard deviation over the seeds.
 
     Args:
         runs: Of any of the variants; one that has none is left out.
-        variants: Give the order of the rows and the papers' column.
+        variants: Give the order of the rows.
         metric: Name of the evaluated metric; None for the first that every run has.
+        published: See `require_buildable`; a column for each of the papers' tables.
     """
+    published = published or {}
     shown = metric or main_metric(runs)
-    paper = next((v.paper() for v in variants if v.paper()), None)
+    papers = list(dict.fromkeys(column for column, _ in published.values()))
     header = [
         'variant',
         'seeds',
@@ -226,7 +247,7 @@ def table_of(runs: Sequence[Run], variants: Sequence[Variant], metric: str | Non
         'GFLOPs',
         'ms / step',
     ]
-    header += [paper[0]] if paper else []
+    header += papers
     rows = []
     for variant in variants:
         own = [run for run in runs if run.variant == variant.name]
@@ -241,9 +262,8 @@ def table_of(runs: Sequence[Run], variants: Sequence[Variant], metric: str | Non
             '' if own[0].gflops is None else f'{own[0].gflops:.2f}',
             _spread([run.step_ms for run in own], '{:.0f}'),
         ]
-        if paper:
-            published = variant.paper()
-            row.append('' if published is None else f'{published[1]}')
+        column, result = published.get(variant.name, ('', 0.0))
+        row += [f'{result}' if paper == column else '' for paper in papers]
         rows.append(row)
     lines = [header, ['---', *['---:'] * (len(header) - 1)], *rows]
     return '\n'.join(f'| {" | ".join(line)} |' for line in lines) + '\n'

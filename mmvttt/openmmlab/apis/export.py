@@ -22,6 +22,7 @@ from mmvttt.deploy.export import export_module, require_format
 from mmvttt.errors import CheckpointMismatchError, UsageError
 
 from ..analysis.models import FoundModel, find_model, image_channels, samples_of, toolbox_of
+from ..models.diffusion_model import refuse_diffusion
 from ..reliability.data.images import read_image
 from .predictions import Detections, LabelMap, as_outputs
 
@@ -160,6 +161,11 @@ def export_model(
             'or .xml'
         )
     found = find_model(model, cfg_options)
+    refuse_diffusion(
+        found.config,
+        'tools/generate.py draws, and model.transformer.save_pretrained(folder) writes the network '
+        "for diffusers' pipelines",
+    )
     network = predictor(found.model) if predictions else exportable(found.model)
     if checkpoint is not None:
         _load_all(found.model, checkpoint, getattr(network, 'prefixes', ''))

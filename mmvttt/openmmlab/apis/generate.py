@@ -27,7 +27,7 @@ from torchvision.utils import save_image
 from mmvttt.checkpoints.atomic_write import write_whole
 from mmvttt.checkpoints.match import compare, require_match
 from mmvttt.checkpoints.read import named_tensors, read_content
-from mmvttt.errors import CheckpointMismatchError, MissingDataError, UsageError
+from mmvttt.errors import CheckpointMismatchError, DataError, MissingDataError, UsageError
 from mmvttt.models.generation.sampling import image_generator, sample, sampling_scheduler
 
 from ..models.diffusion_model import DiffusionModel, require_diffusers
@@ -49,6 +49,8 @@ class Settings:
         seed: Seed of all images.
         size: (height, width) of the latents; None for those of the training.
         batch_size: Images at a time. Its last bits depend on it, the images otherwise do not.
+        draw_classes: Whether each image's class is drawn from `classes` at random, as in the
+            authors' evaluation of DiT; by default all have the same number of images.
     """
 
     count: int
@@ -60,6 +62,16 @@ class Settings:
     seed: int = 0
     size: tuple[int, int] | None = None
     batch_size: int = 16
+    draw_classes: bool = False
+
+    def class_of(self, index: int) -> int:
+        """The class of an image, by its number."""
+        count = len(self.classes)
+        if not self.draw_classes:
+            return self.classes[index % count]
+        # Not the numbers of any image's noise: seeds are 0 or more.
+        generator = image_generator(-1 - self.seed, index)
+        return self.classes[int(torch.randint(count, (), generator=generator))]
 
 
 def load_generator(
@@ -68,7 +80,8 @@ def load_generator(
     """The diffusion model of a config with the weights of a checkpoint, for sampling.
 
     Returns:
-        The model, and whether the weights are an average: those of an EMAHook, where there was one.
+        The model, and whether the file says that the weights are an average: of an EMAHook, or
+        converted with `ema`.
 
     Raises:
         UsageError: diffusers is missing, or the config has no diffusion model.
@@ -89,8 +102,13 @@ def load_generator(
     if report.missing or report.mismatched:
         raise CheckpointMismatchError(f'{os.fspath(checkpoint)!r} is of another model: {report}')
     model.load_state_dict(weights, strict=False)
-    averaged = isinstance(content, Mapping) and 'ema_state_dict' in content
-    return model.to(device).eval(), averaged
+    return model.to(device).eval(), _says_averaged(content)
+
+
+def _says_averaged(content: Any) -> bool:
+    meta = content.get('meta') if isinstance(content, Mapping) else None
+    noted = isinstance(meta, Mapping) and bool(meta.get('averaged'))
+    return noted or (isinstance(content, Mapping) and 'ema_state_dict' in content)
 
 
 def load_autoencoder(folder: str | os.PathLike[str], device: torch.device | str = 'cpu') -> Any:
@@ -160,7 +178,7 @@ def generate(
     prompts: Mapping[str, Tensor] | None = None,
     source: str = '',
 ) -> Path:
-    """Writes images as uint8 arrays into a folder, batch by batch, and goes on where it stopped.
+    """Writes images as uint8 arrays into a folder, batch by batch; continues where it stopped.
 
     With several processes each makes its share of the batches; the images are the same. A bar on
     stderr shows the progress.
@@ -168,7 +186,7 @@ def generate(
     Args:
         model: See `load_generator`.
         settings: Which images.
-        folder: Where they go: `batch_000000.npy`, … `(B, H, W, 3)`.
+        folder: Where they go: `batch_{run}_{first}.npy`, `(B, H, W, 3)`.
         autoencoder: Decodes latents; None for a model of pixels.
         prompts: What the transformer is told about each prompt, `(P, …)` by name: image i is of
             prompt i % P. `null_…` are the same for no prompt, `(1, …)`.
@@ -190,9 +208,8 @@ def generate(
             'that they are of'
         )
     folder = Path(folder)
-    _claim(folder, settings, source)
-    starts = range(0, settings.count, settings.batch_size)
-    todo = [s for s in starts[get_rank() :: get_world_size()] if not _file(folder, s).exists()]
+    files = _files(folder, _claim(folder, settings, source))
+    todo = [s for s in [*files][get_rank() :: get_world_size()] if not files[s].exists()]
     device = next(model.parameters()).device
     bar = dict(console=Console(stderr=True), disable=not is_main_process())
     for start in track(todo, 'drawing', **bar):
@@ -216,16 +233,36 @@ def generate(
         )
         batch = io.BytesIO()
         np.save(batch, _pixels(latents, autoencoder))
-        write_whole(_file(folder, start), batch.getvalue())
+        write_whole(files[start], batch.getvalue())
     barrier()
     return folder
 
 
 def read_images(folder: str | os.PathLike[str]) -> np.ndarray:
-    """All images that `generate` has written, `(N, H, W, 3)`, in their order."""
-    return np.concatenate(
-        [np.load(f, allow_pickle=False) for f in sorted(Path(folder).glob('batch_*.npy'))]
-    )
+    """All images that `generate` has written, `(N, H, W, 3)`, in their order.
+
+    Raises:
+        MissingDataError: A batch is missing.
+        DataError: A file of a batch is damaged.
+    """
+    folder = Path(folder)
+    run = json.loads((folder / _SETTINGS).read_text())
+    batches = []
+    for start, file in _files(folder, run).items():
+        count = min(run['batch_size'], run['count'] - start)
+        if not file.is_file():
+            raise MissingDataError(f'{str(file)!r} is missing: generate the images again')
+        try:
+            batch = np.load(file, allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise DataError(f'{str(file)!r} is damaged: remove it, generate again') from error
+        if batch.dtype != np.uint8 or batch.ndim != 4 or len(batch) != count:
+            raise DataError(
+                f'{str(file)!r} has {batch.shape} of {batch.dtype} for {count} images of uint8: '
+                'remove it, generate again'
+            )
+        batches.append(batch)
+    return np.concatenate(batches)
 
 
 def write_npz(images: np.ndarray, path: str | os.PathLike[str]) -> None:
@@ -235,12 +272,20 @@ def write_npz(images: np.ndarray, path: str | os.PathLike[str]) -> None:
     write_whole(path, content.getvalue())
 
 
-def write_grid(images: np.ndarray, path: str | os.PathLike[str]) -> None:
-    """Writes images `(N, H, W, 3)` in a square grid, small ones enlarged to 32 pixels or more."""
+def write_grid(
+    images: np.ndarray, path: str | os.PathLike[str], columns: int | None = None
+) -> None:
+    """Writes images `(N, H, W, 3)` in a grid, small ones enlarged to 32 pixels or more.
+
+    Args:
+        images: The images, row by row.
+        path: The picture to write.
+        columns: Images of a row; None for a square grid.
+    """
     times = -(-32 // min(images.shape[1:3]))
     pictures = torch.from_numpy(images.repeat(times, 1).repeat(times, 2)).permute(0, 3, 1, 2)
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    columns = math.ceil(len(images) ** 0.5)
+    columns = columns or math.ceil(len(images) ** 0.5)
     save_image(pictures / 255, path, nrow=columns, padding=2, pad_value=1)
 
 
@@ -281,7 +326,7 @@ def _conditions(
         )
 
     def of_classes(indices: list[int]) -> Iterator[dict[str, Tensor]]:
-        chosen = [settings.classes[i % len(settings.classes)] for i in indices]
+        chosen = [settings.class_of(i) for i in indices]
         yield dict(class_labels=torch.tensor(chosen))
         yield {} if null is None else dict(class_labels=torch.full((len(indices),), null))
 
@@ -299,8 +344,8 @@ def _shape(model: DiffusionModel, settings: Settings) -> tuple[int, int, int]:
     return config.in_channels, height, width
 
 
-def _claim(folder: Path, settings: Settings, source: str) -> None:
-    """Notes what the images of a folder are, or compares it with what they are."""
+def _claim(folder: Path, settings: Settings, source: str) -> dict[str, Any]:
+    """Notes what the images of a folder are, or compares it with what they are; returns it."""
     # As JSON has it: tuples are lists.
     wanted = json.loads(json.dumps({**asdict(settings), 'source': source}))
     notes = folder / _SETTINGS
@@ -314,6 +359,17 @@ def _claim(folder: Path, settings: Settings, source: str) -> None:
             f'{str(folder)!r} has images of other settings ({changed[0]}: {found.get(changed[0])}, '
             f'now {wanted[changed[0]]}): remove the folder, or choose another --out'
         )
+    return wanted
+
+
+def _files(folder: Path, run: Mapping[str, Any]) -> dict[int, Path]:
+    """The file of each batch, by the number of its first image.
+
+    A name has a digest of all settings: a batch of another run is not taken for one of this run.
+    """
+    tag = hashlib.sha256(json.dumps(run, sort_keys=True).encode()).hexdigest()[:8]
+    starts = range(0, run['count'], run['batch_size'])
+    return {start: folder / f'batch_{tag}_{start:08d}.npy' for start in starts}
 
 
 def digest(path: str | os.PathLike[str]) -> str:
@@ -323,10 +379,6 @@ def digest(path: str | os.PathLike[str]) -> str:
         while block := file.read(2**20):
             found.update(block)
     return found.hexdigest()[:16]
-
-
-def _file(folder: Path, start: int) -> Path:
-    return folder / f'batch_{start:08d}.npy'
 
 
 @torch.inference_mode()

@@ -1,4 +1,4 @@
-"""Generated images against a reference: Fréchet distance, precision and recall."""
+"""Measures of generated images: Fréchet distance, precision, recall, Inception score."""
 
 from __future__ import annotations
 
@@ -11,28 +11,63 @@ from PIL import Image
 from torch import Tensor, nn
 
 from mmvttt.errors import MissingDataError, UsageError
-from mmvttt.models.generation.measures import as_features, frechet_distance, precision_recall
+from mmvttt.models.generation.measures import (
+    as_features,
+    frechet_distance,
+    inception_score,
+    precision_recall,
+)
 
 
-def load_extractor(path: str | os.PathLike[str]) -> nn.Module:
+def load_network(path: str | os.PathLike[str], option: str = '--features') -> nn.Module:
     """Loads a network saved by `torch.export.save`, in which the number of images B is dynamic.
 
-    It makes features `(B, F)` of images `(B, 3, H, W)` in [0, 1].
+    Args:
+        path: The file. The network takes images `(B, 3, H, W)` in [0, 1].
+        option: What names the file, for errors.
 
     Raises:
         MissingDataError: There is no such file.
         UsageError: It is another kind of file.
     """
     if not Path(path).is_file():
-        raise MissingDataError(f'there are no features {os.fspath(path)!r}: give a .pt2 file')
+        raise MissingDataError(f'{option} {os.fspath(path)!r} is no file: give a .pt2 file')
     try:
         return torch.export.load(path).module()
     except Exception as error:
         # The error depends on the kind of the file.
         raise UsageError(
-            f'--features {os.fspath(path)!r} cannot be read ({type(error).__name__}): give what '
+            f'{option} {os.fspath(path)!r} cannot be read ({type(error).__name__}): give what '
             'torch.export.save has written'
         ) from error
+
+
+def require_reference(reference: str | os.PathLike[str]) -> None:
+    """Raises a MissingDataError where there is no reference of this name."""
+    path = Path(reference)
+    if not path.is_dir() and not (path.suffix in ('.npz', '.npy') and path.is_file()):
+        raise _no_reference(path)
+
+
+def _no_reference(path: Path) -> MissingDataError:
+    return MissingDataError(
+        f'there is no reference {str(path)!r}: give an .npz of images, a folder of images, or an '
+        '.npy of features'
+    )
+
+
+def score(images: np.ndarray, classifier: nn.Module, batch_size: int = 64) -> float:
+    """Inception score of images `(N, H, W, 3)` uint8, in splits of 5000 as in ADM's evaluator.
+
+    Args:
+        images: The images.
+        classifier: Images `(B, 3, H, W)` in [0, 1] → probabilities `(B, K)`.
+        batch_size: Images at a time.
+
+    Raises:
+        UsageError: The rows of the classifier are not probabilities.
+    """
+    return inception_score(_features(images, classifier, batch_size), split_size=5000)
 
 
 def measure(
@@ -75,10 +110,7 @@ def _read_reference(path: Path) -> np.ndarray:
             return np.stack(pictures)
         if pictures:
             raise UsageError(f'the images in {str(path)!r} have several sizes: make them one size')
-    raise MissingDataError(
-        f'there is no reference {str(path)!r}: give an .npz of images, a folder of images, or an '
-        '.npy of features'
-    )
+    raise _no_reference(path)
 
 
 @torch.inference_mode()

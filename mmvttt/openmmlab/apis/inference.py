@@ -22,6 +22,7 @@ from mmvttt.deploy.runtime import open_exported
 from mmvttt.errors import UsageError
 
 from ..engine.amp import autocast_backbone
+from ..models.diffusion_model import refuse_diffusion
 from ..reliability.data.images import FORMATS, read_image
 from .file_inference import run_file
 
@@ -141,7 +142,7 @@ def show_video(
 
     Args:
         config, checkpoint, score_thr, device, amp, file: As in `show_images`.
-        source: A video file, or the number of a camera, which goes on until the caller stops.
+        source: A video file, or the number of a camera, which runs until the caller stops.
         out: The .mp4 file to write.
 
     Yields:
@@ -211,6 +212,7 @@ def open_model(
 
 
 def _require_scope(config: Config) -> str:
+    refuse_diffusion(config, 'tools/generate.py draws images with it')
     scope = config.get('default_scope')
     if scope not in _LOOKS:
         raise UsageError(f'default_scope is {scope!r}: images are shown by {", ".join(_LOOKS)}')

@@ -96,7 +96,7 @@ def summary(runner: Runner, cfg: Config) -> str:
         f'schedule  {length}, {type_name(optimizer.get("type"))}, learning rate '
         f'{optimizer.get("lr")}, {type_name(cfg.optim_wrapper.get("type", "OptimWrapper"))}'
     )
-    lines.append(f'writes    {runner.work_dir}; the whole config stands in its log')
+    lines.append(f'writes    {runner.work_dir}; its log has the whole config')
     return '\n'.join(lines)
 
 

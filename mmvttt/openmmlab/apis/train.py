@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from mmengine import optim
 from mmengine.config import Config, ConfigDict
+from mmengine.dist import is_main_process
 from mmengine.hooks import Hook
 from mmengine.logging import print_log
 from mmengine.model import is_model_wrapper
@@ -26,6 +27,7 @@ from ..registry import hook_class, resolve_type, type_name
 from ..reliability import protect_config, protect_runner
 from ..reliability.data.paths import check_data
 from ..reliability.weights import require_weights
+from .confusion import draw_mistakes, keep_boxes
 from .screen import QuietRunner, layer_decay_advice, summary
 
 _WRAPPERS = (optim.OptimWrapper, optim.AmpOptimWrapper, AmpOptimWrapper)
@@ -76,10 +78,10 @@ def enable_compile(cfg: Config) -> None:
 def enable_tta(cfg: Config) -> None:
     """Merges the predictions for versions of an image, as the config's own two entries say.
 
-    `tta_pipeline` makes the versions and `tta_model` merges them; segmentors have both.
+    `tta_pipeline` makes the versions and `tta_model` merges them: of detectors the boxes alone.
 
     Raises:
-        UsageError: The config lacks one of them.
+        UsageError: The config lacks one of them, or measures masks of a detector.
     """
     missing = [key for key in ('tta_model', 'tta_pipeline') if key not in cfg]
     if missing:
@@ -87,6 +89,13 @@ def enable_tta(cfg: Config) -> None:
             f"--tta: the config has no {' and '.join(missing)}, as mmengine's tta_model = "
             "dict(type='DetTTAModel', …) and tta_pipeline = […, dict(type='TestTimeAug', …)]; add "
             'them, or leave --tta out'
+        )
+    evaluator = cfg.get('test_evaluator') or {}
+    measured = evaluator.get('metric') if isinstance(evaluator, dict) else None
+    if cfg.get('default_scope') == 'mmdet' and 'segm' in (measured or ()):
+        raise UsageError(
+            "--tta: mmdet's DetTTAModel merges boxes and no masks; measure boxes alone, with "
+            '--cfg-options test_evaluator.metric=bbox'
         )
     cfg.test_dataloader.dataset.pipeline = cfg.tta_pipeline
     if cfg.get('data_preprocessor') is not None:
@@ -110,7 +119,8 @@ def train(
 
     Args:
         config: Path of a config; its `default_scope` decides the toolbox.
-        resume: 'auto' (the latest checkpoint of the work directory, if any), or a path.
+        resume: 'auto' (the latest checkpoint of the work directory; if there is none, the config's
+            `load_from`), or a path.
         amp: See `enable_amp`.
         auto_scale_lr: See `enable_auto_scale_lr`.
         seed: For all random numbers; default: the config's, or a new one.
@@ -142,10 +152,14 @@ def train(
         cfg.merge_from_dict({'randomness.seed': seed})
     if deterministic:
         cfg.merge_from_dict({'randomness.deterministic': True})
+    weights = None
     if resume is not None:
-        cfg.resume = True
+        weights, cfg.resume = cfg.get('load_from'), True
         cfg.load_from = None if resume == 'auto' else _existing(resume)
     checkpoint = protect_config(cfg, plain=plain)
+    if checkpoint is None and weights is not None:
+        # Nothing to resume: the training begins where it would without --resume.
+        cfg.resume, cfg.load_from = False, _existing(weights)
     runner = build_runner(cfg)
     with protect_runner(runner, checkpoint):
         print_log(f'\n{summary(runner, cfg)}', 'current')
@@ -161,6 +175,7 @@ def evaluate(
     *,
     out: str | None = None,
     show_dir: str | None = None,
+    mistakes: str | None = None,
     tta: bool = False,
     amp: bool = False,
     pack: bool = True,
@@ -174,6 +189,7 @@ def evaluate(
         checkpoint: The weights.
         out: A .pkl file for the predictions.
         show_dir: A folder for pictures of the predictions.
+        mistakes: A folder for the confusion matrix, see `draw_mistakes`.
         tta: See `enable_tta`.
         amp: Run the backbone in mixed precision, see `autocast_backbone`.
         pack: On a CPU, test a frozen copy with packed weights, which are fp32 (with `amp` there is
@@ -209,6 +225,8 @@ def evaluate(
         show_predictions(cfg, show_dir)
     if tta:
         enable_tta(cfg)
+    if mistakes is not None:
+        keep_boxes(cfg, mistakes)
     check_data(cfg, ('test',))
     runner = build_runner(cfg)
     require_weights(runner, cfg.load_from)
@@ -218,9 +236,15 @@ def evaluate(
         runner.register_hook(_FreezeForTest(), 'LOWEST')
     if cuda_graph:
         replay_cuda_graph(backbone_for(runner.model, '--cuda-graph'))
+    if mistakes is not None:
+        os.makedirs(mistakes, exist_ok=True)
+        out = out or os.path.join(mistakes, 'predictions.pkl')
     if out is not None:
         runner.test_evaluator.metrics.append(_dump(cfg, out))
-    return runner.test()
+    metrics = runner.test()
+    if mistakes is not None and is_main_process():
+        draw_mistakes(cfg, str(out), mistakes)
+    return metrics
 
 
 class _FreezeForTest(Hook):

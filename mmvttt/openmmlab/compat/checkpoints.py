@@ -93,7 +93,7 @@ def drop_configs() -> None:
 
 def ask_for_config() -> None:
     """Makes mmengine's inferencers refuse to take a config out of a checkpoint."""
-    from mmengine.infer import BaseInferencer
+    from mmengine.infer.infer import BaseInferencer
 
     original = BaseInferencer._init_model
 

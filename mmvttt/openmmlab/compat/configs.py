@@ -21,23 +21,9 @@ import mmengine.utils.package_utils as package_utils
 from mmengine.config import Config
 from mmengine.config.utils import MODULE2PACKAGE
 
+from ... import distributions
 from ..config import own_config
 from .patch import replace
-
-# The maintained forks of OpenMMLab: the same import names, other names on the package index.
-_FORKS = {
-    'mmdet': 'onedl-mmdetection',
-    'mmseg': 'onedl-mmsegmentation',
-    'mmpretrain': 'onedl-mmpretrain',
-}
-
-
-def _has_distribution(package: str) -> bool:
-    try:
-        distribution(package)
-    except PackageNotFoundError:
-        return False
-    return True
 
 
 def _module_path(module: str) -> str | None:
@@ -49,14 +35,16 @@ def _module_path(module: str) -> str | None:
 def _modules_of(package: str) -> list[str]:
     """Candidates for the import name of a distribution, the likeliest first."""
     listed = []
-    if _has_distribution(package):
+    if distributions.is_installed(package):
         listed = (distribution(package).read_text('top_level.txt') or '').split()
-    return [package, *(m for m, p in MODULE2PACKAGE.items() if p == package), *listed]
+    # A fork answers to the name of the original too.
+    named = [m for m, providers in distributions.PROVIDERS.items() if package in providers]
+    return [package, *named, *(m for m, p in MODULE2PACKAGE.items() if p == package), *listed]
 
 
 def is_installed(package: str) -> bool:
     """Whether a distribution, or a module, of that name is installed."""
-    return _has_distribution(package) or _module_path(package) is not None
+    return distributions.is_installed(package) or any(map(_module_path, _modules_of(package)))
 
 
 def get_installed_path(package: str) -> str:
@@ -76,8 +64,10 @@ def get_installed_path(package: str) -> str:
 
 def find_packages_by_import() -> str | None:
     """Replaces mmengine's two look-ups, wherever they have been imported to."""
-    own = Path(__file__).parents[1]
-    if find_spec('pkg_resources') is not None and own.parent.name == 'site-packages':
+    if 'pkg_resources' not in package_utils.is_installed.__code__.co_names:
+        return 'this mmengine finds packages without pkg_resources'
+    editable = Path(distributions.__file__).parents[1].name != 'site-packages'
+    if find_spec('pkg_resources') is not None and not editable:
         return 'pkg_resources is there, and mmvttt is not installed in editable mode'
     for replacement in (is_installed, get_installed_path):
         _replace_everywhere(getattr(package_utils, replacement.__name__), replacement)
@@ -93,11 +83,24 @@ def _replace_everywhere(original: Callable[..., Any], replacement: Callable[...,
 
 
 def name_packages() -> str | None:
-    """Adds mmvttt, and the forks where they are installed instead of the originals."""
+    """Adds mmvttt, and the forks where they are installed instead of the originals.
+
+    Code that asks mmengine's fork for 'mmsegmentation' gets the answer for the fork's.
+    """
     MODULE2PACKAGE.setdefault('mmvttt', 'mmvttt')
-    for module, fork in _FORKS.items():
-        if _has_distribution(fork) and not _has_distribution(MODULE2PACKAGE[module]):
-            MODULE2PACKAGE[module] = fork
+    forks: dict[str, str] = {}
+    for module in ('mmdet', 'mmseg', 'mmpretrain'):
+        original, fork = distributions.PROVIDERS[module]
+        if distributions.providers(module) == [fork]:
+            MODULE2PACKAGE[module] = forks[original] = fork
+    ask = package_utils.is_installed
+    if forks and ask is not is_installed:
+
+        @wraps(ask)
+        def ask_for_fork(package: str) -> bool:
+            return ask(forks.get(package, package))
+
+        _replace_everywhere(ask, ask_for_fork)
     return None
 
 

@@ -17,17 +17,15 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from .mmcv_deform_conv import (
-    deform_conv_backward_input,
-    deform_conv_backward_parameters,
-    deform_conv_forward,
-    modulated_deform_conv_backward,
-    modulated_deform_conv_forward,
-    widened,
-)
 from .mmcv_roi_align import roi_align_gradient
 
 EXT = 'mmcv._ext'
+
+
+def widened(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """fp32, or fp64: torchvision's kernels want one type for all, which half types would round."""
+    dtype = torch.float64 if tensors[0].dtype == torch.float64 else torch.float32
+    return tuple(t.to(dtype) for t in tensors)
 
 
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Tensor:
@@ -43,7 +41,12 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Ten
 def roi_align_forward(
     input: Tensor, rois: Tensor, output: Tensor, *_: Tensor, **options: Any
 ) -> None:
-    """Writes RoIAlign of `input` `(N, C, H, W)` at `rois` `(K, 5)` to `output` `(K, C, h, w)`."""
+    """Writes RoIAlign of `input` `(N, C, H, W)` at `rois` `(K, 5)` to `output` `(K, C, h, w)`.
+
+    Raises:
+        ValueError: On a CPU: a box is not finite, or of an image that the batch does not have.
+    """
+    _check_rois(rois, len(input))
     output.copy_(_roi_align('roi_align', input, rois, (), **options))
 
 
@@ -59,6 +62,21 @@ def roi_align_backward(*tensors: Tensor, **options: Any) -> None:
     else:
         found = _roi_align('_roi_align_backward', grad_output, rois, grad_input.shape, **options)
     grad_input.copy_(found)
+
+
+def _check_rois(rois: Tensor, images: int) -> None:
+    """On a CPU torchvision reads where such a box points to, and the process dies."""
+    if not rois.is_cpu or torch.jit.is_tracing() or torch.compiler.is_compiling():
+        return
+    indices = rois[:, 0]
+    wrong = ~rois.isfinite().all(1) | (indices < 0) | (indices >= images)
+    if wrong.any():
+        box = int(wrong.nonzero()[0])
+        raise ValueError(
+            f'RoIAlign: box {box} of {len(rois)} is {rois[box].tolist()} (image, x1, y1, x2, y2), '
+            f'allowed are finite numbers and the images 0 to {images - 1}: the training may have '
+            'diverged, or the boxes are of another batch'
+        )
 
 
 def _roi_align(
@@ -160,8 +178,7 @@ SERVED: dict[str, Callable[..., Any]] = {
             nms, roi_align_forward, roi_align_backward,
             sigmoid_focal_loss_forward, sigmoid_focal_loss_backward,
             ms_deform_attn_forward, ms_deform_attn_backward,
-            deform_conv_forward, deform_conv_backward_input, deform_conv_backward_parameters,
-            modulated_deform_conv_forward, modulated_deform_conv_backward, get_compiler_version,
+            get_compiler_version,
         )
     },
 }  # fmt: skip

@@ -70,6 +70,12 @@ PATCHES: tuple[Patch, ...] = (
         'mmcv-lite has no compiled operators: importing mmcv.ops fails',
     ),
     Patch(
+        'dino-width',
+        'mmdet.models.layers.transformer.dino_layers',
+        f'{_COMPAT}.dino:load_original_dino',
+        "the fork's DINO cannot load the original's checkpoints: one weight is twice as wide",
+    ),
+    Patch(
         'inferencer-names',
         'mmengine.infer.infer',
         f'{_COMPAT}.names:infer_by_name',

@@ -1,4 +1,4 @@
-"""Latents of an autoencoder, computed once and read from a folder of memory-mapped arrays.
+"""Latents of an autoencoder, computed once and read from a folder of plain arrays.
 
 The folder holds `latents.json`; `moments.npy`, `(N, 2, 2C, h, w)`: mean and standard deviation of
 each image's latents and of its mirror image's; and what a model is told about each image, an array
@@ -8,7 +8,9 @@ of N rows for each name: `class_labels.npy`, or `encoder_hidden_states.npy` and
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +27,7 @@ from mmvttt.checkpoints.atomic_write import write_whole
 from mmvttt.errors import DataError, MissingDataError, UsageError
 
 from ..registry import DATASETS
+from .array_rows import ArrayRows
 
 _NOTES, _MOMENTS = 'latents.json', 'moments.npy'
 # Images between two notes of how far the cache is.
@@ -59,39 +62,64 @@ class CachedLatents(Dataset):
                 f'{os.fspath(data_root)!r} holds no cache of latents ({_NOTES} is missing): make '
                 'one by tools/cache_latents.py'
             )
-        self.notes = json.loads((self.root / _NOTES).read_text())
+        self.notes = _read_notes(self.root)
         if self.notes['done'] != self.notes['images']:
             raise DataError(
                 f'the cache {os.fspath(data_root)!r} has {self.notes["done"]} of '
                 f'{self.notes["images"]} images: run tools/cache_latents.py again, it goes on'
             )
         self.metainfo = dict(classes=self.notes.get('classes', []))
-        self._arrays: dict[str, np.ndarray] = {}
+        self._arrays: dict[str, ArrayRows] = {}
         missing = [name for name in conditions or () if name not in self.arrays]
         if missing:
             raise MissingDataError(
                 f'the cache {os.fspath(data_root)!r} has no {missing[0]}.npy: put an array with a '
                 'row for each image there'
             )
+        if 'moments' not in self.arrays:
+            raise MissingDataError(
+                f'the cache {os.fspath(data_root)!r} has no {_MOMENTS}: make it again by '
+                'tools/cache_latents.py'
+            )
         for name, array in self.arrays.items():
-            if len(array) != self.notes['images']:
-                raise DataError(
-                    f'{name}.npy in {os.fspath(data_root)!r} has {len(array)} rows for '
-                    f'{self.notes["images"]} images: every array needs one for each'
-                )
+            self._require_array(name, array)
+
+    def _require_array(self, name: str, array: ArrayRows) -> None:
+        where = f'{name}.npy in {os.fspath(self.root)!r}'
+        if len(array) != self.notes['images']:
+            raise DataError(
+                f'{where} has {len(array)} rows for {self.notes["images"]} images: every array '
+                'needs one for each'
+            )
+        shape, kind = array.shape, array.dtype.kind
+        if name == 'moments' and (
+            kind != 'f' or len(shape) != 5 or shape[1] != 2 or shape[2] % 2 or 0 in shape
+        ):
+            raise DataError(
+                f'{where} has the shape {shape} and type {array.dtype}: mean and deviation of an '
+                'image and of its mirror image are (N, 2, 2C, h, w) of floating-point numbers'
+            )
+        if name == 'class_labels' and (kind not in 'iu' or len(shape) != 1):
+            raise DataError(
+                f'{where} has the shape {shape} and type {array.dtype}: classes are (N,) integers'
+            )
+        if kind not in 'fiu':
+            raise DataError(
+                f'{where} holds {array.dtype}: a model is told floating-point numbers or integers'
+            )
 
     @property
-    def arrays(self) -> dict[str, np.ndarray]:
+    def arrays(self) -> dict[str, ArrayRows]:
         """The arrays by name, opened in each process by itself."""
         if not self._arrays:
             files = sorted(self.root.glob('*.npy'))
             if self.conditions is not None:
                 files = [f for f in files if f.stem in ('moments', *self.conditions)]
-            self._arrays = {f.stem: np.load(f, mmap_mode='r', allow_pickle=False) for f in files}
+            self._arrays = {f.stem: ArrayRows(f) for f in files}
         return self._arrays
 
     def __getstate__(self) -> dict[str, Any]:
-        # A map would be pickled with all that is in the file.
+        # Each process opens the files by itself.
         return {**vars(self), '_arrays': {}}
 
     def __len__(self) -> int:
@@ -101,15 +129,18 @@ class CachedLatents(Dataset):
         """`latents`, `(C, h, w)`, scaled for the diffusion model, and the image's conditions.
 
         Raises:
-            DataError: A number is not finite.
+            DataError: A number is not finite, or a file has become shorter.
         """
-        rows = {name: np.array(array[index]) for name, array in self.arrays.items()}
+        rows = {name: array[index] for name, array in self.arrays.items()}
         mirrored = int(self.flip and torch.rand(()) < 0.5)
         moments = torch.from_numpy(rows.pop('moments')[mirrored]).float()
         mean, deviation = moments.chunk(2)
         latents = mean + deviation * torch.randn(mean.shape)
         latents = (latents - self.notes['shift']) * self.notes['scale']
-        item = dict(latents=latents, **{k: torch.as_tensor(row) for k, row in rows.items()})
+        told = {name: torch.as_tensor(row) for name, row in rows.items()}
+        if 'class_labels' in told:
+            told['class_labels'] = told['class_labels'].long()
+        item = dict(latents=latents, **told)
         for name, value in item.items():
             if not value.isfinite().all():
                 file = _MOMENTS if name == 'latents' else f'{name}.npy'
@@ -195,6 +226,14 @@ class ClassFolders(Dataset):
         """The names of the folders, in order."""
         return self.folder.classes
 
+    def digest(self) -> str:
+        """A short name of the list of files: their paths in the folder, in order, and sizes."""
+        found = hashlib.sha256()
+        for path, _ in self.folder.samples:
+            name = os.path.relpath(path, self.folder.root)
+            found.update(f'{name}\0{os.path.getsize(path)}\n'.encode(errors='surrogateescape'))
+        return found.hexdigest()[:16]
+
 
 def cache_latents(
     autoencoder: Any,
@@ -210,7 +249,8 @@ def cache_latents(
 
     Args:
         autoencoder: A diffusers `AutoencoderKL`, on the device to use.
-        images: The images, or a data set of items `((3, H, W) in [−1, 1], class)`.
+        images: The images, or a data set of items `((3, H, W) in [−1, 1], class)` with `classes`
+            and a `digest()` of what it holds.
         out: The folder.
         batch_size: Images at a time.
         num_workers: Processes that read images.
@@ -220,7 +260,7 @@ def cache_latents(
         The folder.
 
     Raises:
-        UsageError: The folder has a cache that was made with other settings.
+        UsageError: The folder has a cache of other settings, images, or of another autoencoder.
         DataError: A latent is not finite, or too large for the type.
     """
     out = Path(out)
@@ -235,8 +275,14 @@ def cache_latents(
         scale=config.scaling_factor,
         shift=config.get('shift_factor') or 0.0,
         classes=images.classes,
+        autoencoder=_digest_of_weights(autoencoder),
+        files=images.digest(),
     )
     done = _start_or_resume(out, notes)
+    if done:
+        for name, expected in ((_MOMENTS, shape), ('class_labels.npy', (count,))):
+            if ArrayRows(out / name).shape != expected:
+                raise DataError(f'{str(out / name)!r} is damaged: remove the folder, begin again')
     mode: Any = 'r+' if done else 'w+'
     moments = np.lib.format.open_memmap(out / _MOMENTS, mode, dtype, None if done else shape)
     labels = np.lib.format.open_memmap(
@@ -276,21 +322,66 @@ def _moments(autoencoder: Any, pixels: Tensor) -> Tensor:
     return torch.cat([found.mean, found.std], dim=1).float().unflatten(0, (-1, 2))
 
 
+def _digest_of_weights(module: torch.nn.Module) -> str:
+    """A short name of a network's weights, so that latents of two do not mix."""
+    found = hashlib.sha256()
+    for name, value in sorted(module.state_dict().items()):
+        found.update(f'{name} {tuple(value.shape)}'.encode())
+        # In fp32, whatever type the network was loaded in.
+        found.update(value.detach().float().cpu().contiguous().numpy())
+    return found.hexdigest()[:16]
+
+
 def _start_or_resume(out: Path, notes: dict[str, Any]) -> int:
     """Prepares the folder, and returns how many images of this cache it already has."""
     out.mkdir(parents=True, exist_ok=True)
-    if not (out / _NOTES).is_file():
+    if not (out / _NOTES).exists():
         _note(out, {**notes, 'done': 0})
         return 0
-    before = json.loads((out / _NOTES).read_text())
-    done = before.pop('done')
+    before = _read_notes(out)
     changed = [key for key in notes if before.get(key) != notes[key]]
     if changed:
+        what = dict(
+            autoencoder="another autoencoder's latents", files='the latents of other images'
+        ).get(changed[0], 'a cache that was made with other settings')
         raise UsageError(
-            f'{str(out)!r} has a cache that was made with other settings ({changed[0]}: '
-            f'{before.get(changed[0])}, now {notes[changed[0]]}): choose another folder'
+            f'{str(out)!r} has {what} ({changed[0]}: {before.get(changed[0])}, now '
+            f'{notes[changed[0]]}): choose another folder'
         )
-    return done
+    return before['done']
+
+
+def _read_notes(folder: Path) -> dict[str, Any]:
+    """What a cache is.
+
+    Raises:
+        DataError: The notes are damaged.
+    """
+    path = folder / _NOTES
+
+    def damaged(what: str) -> DataError:
+        return DataError(
+            f'{str(path)!r} is damaged ({what}): make the cache again by tools/cache_latents.py, '
+            'in another folder'
+        )
+
+    if not path.is_file():
+        raise damaged('no regular file')
+    try:
+        notes = json.loads(path.read_text(encoding='utf-8'))
+    except (OSError, ValueError, RecursionError) as error:
+        raise damaged(f'{type(error).__name__}: {error}') from error
+    if not isinstance(notes, dict):
+        raise damaged(f'it holds a {type(notes).__name__}')
+    for key, kind in dict(images=int, done=int, scale=int | float, shift=int | float).items():
+        value = notes.get(key)
+        if not isinstance(value, kind) or isinstance(value, bool) or not math.isfinite(value):
+            raise damaged(f'{key}={value!r}')
+    if notes['images'] < 1 or not 0 <= notes['done'] <= notes['images'] or not notes['scale']:
+        raise damaged(', '.join(f'{k}={notes[k]!r}' for k in ('images', 'done', 'scale')))
+    if not isinstance(notes.get('classes', []), list):
+        raise damaged(f'classes={notes["classes"]!r}')
+    return notes
 
 
 def _note(out: Path, notes: dict[str, Any]) -> None:

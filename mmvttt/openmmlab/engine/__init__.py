@@ -5,6 +5,7 @@ from .fsdp import BlockFSDPStrategy, wrap_blocks
 from .hooks.compile import CompileHook, compile_blocks
 from .hooks.ema import EMAHook
 from .hooks.mesa import MESAHook
+from .hooks.tf32 import TF32Hook
 from .layer_decay import LayerDecayOptimWrapperConstructor
 from .schedules import WarmupCosineLR
 
@@ -15,6 +16,7 @@ __all__ = [
     'EMAHook',
     'LayerDecayOptimWrapperConstructor',
     'MESAHook',
+    'TF32Hook',
     'WarmupCosineLR',
     'compile_blocks',
     'wrap_blocks',

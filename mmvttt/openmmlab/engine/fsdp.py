@@ -39,7 +39,7 @@ class BlockFSDPStrategy(FSDPStrategy):
 
     - The optimizer's groups are formed before the parameters are cut: a shard is flat and may be
       empty, so that by its shape (1-D parameters do not decay) nothing would decay.
-    - Gradients are clipped by the norm over all ranks (mmengine: each by that of its own shards).
+    - Gradients are clipped by the norm over all ranks (mmengine: over its own shards).
     - A checkpoint keeps the state of the optimizer's wrapper (base rate, loss scale), and is read
       in the host's memory: a GPU that needs shards has no room for it.
 
@@ -113,7 +113,7 @@ class BlockFSDPStrategy(FSDPStrategy):
     def _by_names(self, state: dict) -> dict:
         """An optimizer's state with the names of parameters for their numbers, if it has numbers.
 
-        The groups are those of an unsharded training, and so is the order of the parameters.
+        Groups and the order of parameters are as in an unsharded training.
         """
         groups = self.optim_wrapper.optimizer.param_groups
         names = [[self.id_to_name[id(p)] for p in group['params']] for group in groups]

@@ -35,7 +35,9 @@ _NORMS = (
     nn.RMSNorm,
 )
 # Position embeddings and tokens of backbones that have no method `no_weight_decay`.
-_EMBEDDINGS = ('pos_embed', 'cls_token', 'mask_token', 'level_embed')
+_EMBEDDINGS = (
+    'pos_embed', 'key_pos', 'cls_token', 'mask_token', 'level_embed', 'qk_scale', 'qk_offset',
+)  # fmt: skip
 
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()

@@ -17,7 +17,7 @@ from ..registry import PARAM_SCHEDULERS
 class WarmupCosineLR(LRSchedulerMixin, _ParamScheduler):
     """timm's cosine with warm-up, as the recipes of DeiT, Swin and ViT³ use it, step by step.
 
-    The cosine runs over all steps, those of the warm-up included, so that the rate falls a little
+    The cosine runs over all steps, the warm-up included, so that the rate falls a little
     at the end of the warm-up; mmengine's two schedules in a row begin the cosine after it, at up
     to a tenth higher rates. With t of T steps and a warm-up of W = ⌊warmup_ratio·T⌋:
 

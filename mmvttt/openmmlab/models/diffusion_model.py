@@ -12,7 +12,7 @@ from mmvttt.arguments import check_choice, check_rate
 from mmvttt.errors import DataError, UsageError
 from mmvttt.models.generation.sampling import image_generator, sample, sampling_scheduler
 
-from ..registry import MODELS
+from ..registry import MODELS, type_name
 
 CHANNELS_GUIDED = ('all', 'three')
 
@@ -23,11 +23,27 @@ def require_diffusers() -> None:
         raise UsageError("generation needs diffusers, which is missing: pip install 'mmvttt[gen]'")
 
 
+def refuse_diffusion(config: Mapping[str, Any] | None, instead: str) -> None:
+    """Refuses the config of a diffusion model, for tools that look at images.
+
+    Args:
+        config: A whole config, or None.
+        instead: What does for a diffusion model what the tool does for others.
+
+    Raises:
+        UsageError: The config's model is a `DiffusionModel`.
+    """
+    model = (config or {}).get('model')
+    kind = type_name(model.get('type')) if isinstance(model, Mapping) else ''
+    if kind.rpartition('.')[2] == 'DiffusionModel':
+        raise UsageError(f'the config has a diffusion model, which takes no photographs: {instead}')
+
+
 @MODELS.register_module()
 class DiffusionModel(BaseModel):
     """A transformer that learns to take noise away, with the scheduler that sets how much there is.
 
-    A batch is a dict of `latents`, `(B, C, h, w)`, and of what the transformer is told beside the
+    A batch is a dict of `latents`, `(B, C, h, w)`, and of what the transformer is told besides the
     time, by the names of its arguments: `class_labels`, or `encoder_hidden_states` and
     `pooled_projections`.
 

@@ -21,7 +21,7 @@ class MESAClassifier(ImageClassifier):
 
     The loss grows by `mesa_weight · CE(student, softmax(teacher))`, on the same augmented images,
     once `mmvttt.MESAHook` starts it; the hook moves the teacher too. Names of backbone and head are
-    those of an `ImageClassifier`, so that a checkpoint of one loads in the other; the teacher's
+    as in an `ImageClassifier`, so that a checkpoint of one loads in the other; the teacher's
     begin with `teacher.`.
 
     Args:

@@ -23,7 +23,6 @@ from mmengine.dist import all_gather_object, get_rank, get_world_size, init_dist
 from mmvttt.errors import UsageError
 
 from .data.dataset_config import innermost
-from .heartbeat import start_heartbeat
 from .settings import flatten
 
 _PACKAGES = (
@@ -38,8 +37,6 @@ _PART = 32 * 2**20
 def require_same_training(cfg: Config) -> None:
     """Joins the processes of a distributed training, and compares what each is about to do.
 
-    From here on a rank that hangs is named, see `heartbeat.py`.
-
     Raises:
         UsageError: On all ranks alike: the first difference, and the node that has it.
     """
@@ -47,7 +44,6 @@ def require_same_training(cfg: Config) -> None:
         return
     if not is_distributed():
         init_dist(cfg.launcher, **((cfg.get('env_cfg') or {}).get('dist_cfg') or {}))
-    start_heartbeat()
     require_same(
         {
             **dict(flatten(cfg)),

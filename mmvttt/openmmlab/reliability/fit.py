@@ -88,7 +88,8 @@ def _problems(runner: Runner, checkpoint: Mapping[str, Any]) -> Iterator[str]:
             'has averaged weights, and the optimizer of those that were trained; without an '
             'EMAHook the training would go on from the average'
         )
-    own = runner.param_schedulers
+    # None without schedules; a dict of several optimizers' is left alone.
+    own = runner.param_schedulers or []
     if isinstance(own, list) and _saves(runner, 'save_param_scheduler'):
         count = len(checkpoint.get('param_schedulers') or ())
         if count != len(own):

@@ -25,9 +25,14 @@ class RunLock:
     """A lock on a folder, which the system releases when the process ends, however it ends.
 
     Data workers, which are forks, do not inherit it. The file names the process that holds it.
+
+    Args:
+        folder: Is made if it is not there.
+        option: Names the folder on the command line, for the message.
     """
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
+    def __init__(self, folder: str | os.PathLike[str], option: str = '--work-dir') -> None:
+        self.option = option
         self.path = Path(folder, _NAME)
         self._file: int | None = None
 
@@ -44,7 +49,7 @@ class RunLock:
             if self.path.is_symlink():
                 # The target belongs to another program.
                 self.path.unlink()
-            self._file = _locked(self.path, os.O_CREAT)
+            self._file = _locked(self.path, os.O_CREAT, self.option)
             if self._file is not None:
                 os.truncate(self._file, 0)
                 os.write(self._file, f'process {os.getpid()} on {socket.gethostname()}\n'.encode())
@@ -57,7 +62,7 @@ class RunLock:
             self._file = None
 
 
-def _locked(path: Path, flags: int = 0) -> int | None:
+def _locked(path: Path, flags: int = 0, option: str = '--work-dir') -> int | None:
     """A file, locked; None where the system or the disk has no locks."""
     if fcntl is None:
         return None
@@ -71,7 +76,7 @@ def _locked(path: Path, flags: int = 0) -> int | None:
     except OSError as error:
         raise UsageError(
             f'{str(path)!r} marks a folder in which a training runs, and cannot be used '
-            f'({error.strerror}): remove it, or give another --work-dir'
+            f'({error.strerror}): remove it, or give another {option}'
         ) from error
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -82,7 +87,7 @@ def _locked(path: Path, flags: int = 0) -> int | None:
         if isinstance(error, BlockingIOError):
             raise UsageError(
                 f'another training is writing to {str(path.parent)!r}: '
-                f'{holder or "one that has just begun"}; give this one another --work-dir, or '
+                f'{holder or "one that has just begun"}; give this one another {option}, or '
                 'end the other first'
             ) from None
     return None
@@ -104,6 +109,12 @@ def require_free(folder: str | os.PathLike[str]) -> None:
                 f'the work directory {os.fspath(folder)!r} cannot be written to '
                 f'({error.strerror}): give another --work-dir'
             ) from error
+        pointer = Path(folder, 'last_checkpoint')
+        if pointer.exists() and not pointer.is_file():
+            raise UsageError(
+                f"{str(pointer)!r} is no plain file, and a training writes its last checkpoint's "
+                'name there: remove it, or give another --work-dir'
+            )
         path = Path(folder, _NAME)
         if is_main_process() and path.exists() and not path.is_symlink():
             file = _locked(path)

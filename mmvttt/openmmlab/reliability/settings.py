@@ -8,8 +8,16 @@ from typing import Any
 
 from mmengine.config import Config
 
-# Last parts of keys whose values a node may have to itself.
-_PLACES = ('dir', 'root', 'file', 'prefix', 'path', 'img', 'img_path', 'seg_map_path', 'load_from')
+# Keys whose values are places on the disk, which a node may have to itself.
+_PLACES = frozenset(
+    """
+    ann_file cache_dir checkpoint_file data_prefix data_root dir_path download_root file_path
+    hierarchy_file image_level_ann_file img_prefix img_save_dir label_file label_map_file list_file
+    load_from log_dir meta_file out_dir out_file out_file_path outfile_path outfile_prefix
+    output_dir proposal_file proposals_file result_dir root save_dir seg_prefix show_dir split_file
+    sub_data_root test_out_dir work_dir
+    """.split()  # noqa: SIM905
+)
 # Parts of a config that decide what a step of a resumed training does.
 _TRAINING = (
     'model', 'data_preprocessor', 'train_dataloader', 'train_cfg', 'optim_wrapper', 'custom_hooks',
@@ -30,7 +38,7 @@ def flatten(value: Any, key: str = 'config') -> Iterator[tuple[str, str]]:
     """Every setting by its dotted key, but for places on the disk."""
     if isinstance(value, Mapping | Config):
         for name, inner in value.items():
-            if not str(name).endswith(_PLACES) and name not in ('experiment_name', 'resume'):
+            if name not in _PLACES and name not in ('experiment_name', 'resume'):
                 yield from flatten(inner, f'{key}.{name}')
     elif isinstance(value, list | tuple):
         yield key, f'{len(value)} entries'

@@ -31,6 +31,7 @@ _mask = getattr(signal, 'pthread_sigmask', lambda *_: ())
 _SET, _BLOCK, _UNBLOCK = (getattr(signal, f'SIG_{n}', 0) for n in ('SETMASK', 'BLOCK', 'UNBLOCK'))
 # A second Ctrl-C before this is the same one: a terminal, a launcher and `timeout` may all send it.
 _SECONDS_OF_A_SIGNAL = 1.0
+_SECONDS_OF_A_WATCH = 2.0
 
 
 class Preempted(SystemExit):
@@ -138,11 +139,12 @@ def ignore_signals_in_workers(*loaders: Any) -> None:
     """Makes data workers ignore the signals that a whole group of processes gets, but for a kill.
 
     A worker that ended on one would end the training before it has saved. Workers end with their
-    trainer, or by `end_workers`.
+    trainer, killed or not, or by `end_workers`.
     """
     for loader in loaders:
         context = loader.multiprocessing_context or multiprocessing
-        trainer = os.getpid() if context.get_start_method() == 'fork' else None
+        # A server is the parent of the others.
+        trainer = os.getpid() if context.get_start_method() != 'forkserver' else None
         loader.worker_init_fn = partial(_init_worker, loader.worker_init_fn, trainer)
         loader._get_iterator = partial(_remembered, loader, loader._get_iterator)
     atexit.unregister(_kill_workers)
@@ -155,9 +157,19 @@ def _init_worker(then: Callable[[int], None] | None, trainer: int | None, worker
     _mask(_UNBLOCK, _TO_THE_GROUP)
     if then is not None:
         then(worker)
-    # torch's own watch, which begins now, would wait for the process that has adopted this one.
-    if trainer is not None and os.getppid() != trainer:
-        os._exit(1)
+    if trainer is not None:
+        threading.Thread(target=_end_with, args=(trainer,), daemon=True).start()
+
+
+def _end_with(trainer: int) -> None:
+    """Ends this worker soon after its trainer.
+
+    torch's own watch lets a worker write what it has loaded to a pipe first, of which its siblings
+    hold the other end: a batch that does not fit would wait for ever.
+    """
+    while os.getppid() == trainer:
+        time.sleep(_SECONDS_OF_A_WATCH)
+    os._exit(1)
 
 
 def _remembered(loader: Any, make_iterator: Callable[[], Any]) -> Any:

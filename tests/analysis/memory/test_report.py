@@ -4,7 +4,6 @@ import csv
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -44,28 +43,34 @@ def test_what_recomputes(name: str) -> None:
         assert {'backbone.backbone', 'backbone.stages.3'} & set(switches)
 
 
-def test_parts_add_up_and_have_a_depth() -> None:
+def test_parts_are_the_modules_that_run() -> None:
     use = use_of('maskrcnn_vittt_t_1x', 'none')
     assert (use.height, use.width, use.how) == (*SIZE, 'computed')
-    for depth in (1, 2, 3):
-        parts = {name: np.array(numbers) for name, *numbers in use.parts(depth)}
-        children: dict[str, list[str]] = {}
-        for name in parts:
-            children.setdefault(_parent(name), []).append(name)
-        for parent, names in children.items():
-            expected = parts[parent] if parent else (use.weights, use.activations)
-            assert np.array_equal(sum(parts[name] for name in names), expected), parent
-        assert len(children) > depth - 1
-    # Weights of its own, beside those of its convolutions and blocks.
-    assert parts['backbone (itself)'][0] < parts['backbone'][0]
-    names = [name for name, *_ in use.parts(3)]
+    weights, activations = use.parts['backbone']
+    inner, inside = use.parts['backbone.backbone.blocks.0']
+    assert 0 < inner < weights < use.weights
+    assert 0 < inside < activations < use.activations
+    names = list(use.parts)
     assert names.index('backbone.backbone.blocks.0') < names.index('backbone.backbone.blocks.1')
-    assert not [name for name in names if name.startswith('backbone.backbone.blocks.0.')]
-    assert names[-1] == 'loss'
 
 
-def _parent(name: str) -> str:
-    return name.removesuffix(' (itself)') if ' ' in name else name.rpartition('.')[0]
+def test_activations_by_hand() -> None:
+    """Linear keeps its input, GELU its own, and each of them is counted once."""
+    from mmvttt.analysis.memory.track import MemTracker, by_kind
+
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 2))
+    x, tracker = torch.randn(5, 8), MemTracker()
+    tracker.track_external(model, x)
+    given = 4 * (8 * 16 + 16 + 16 * 2 + 2 + 5 * 8)
+    assert by_kind(tracker).total() == given
+    with tracker:
+        loss = model(x).sum()
+        held = by_kind(tracker)
+        loss.backward()
+        after = by_kind(tracker)
+    assert (held['parameters'], held['images, averaged copy']) == (given - 4 * 40, 4 * 40)
+    assert held['activations'] == 4 * (5 * 16 + 5 * 16 + 1)
+    assert after['gradients'] == held['parameters']
 
 
 def test_measuring_takes_the_second_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,6 +88,7 @@ def test_measuring_takes_the_second_step(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (measured.peak, measured.how) == (10**9, 'some GPU')
     assert measured.at_peak == computed.at_peak
     assert computed.peak == sum(computed.at_peak.values())
+    assert computed.peak > computed.weights + computed.activations
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason='measures on a GPU')
@@ -104,9 +110,9 @@ def test_a_row_of_the_tables_is_what_is_computed_now() -> None:
         row
         for path in TABLES
         for row in rows_of(path)
-        if (row['config'], row['with_cp'], row['amp']) == ('upernet_vit3_t_160k', 'all', 'bf16')
+        if (row['config'], row['with_cp'], row['amp']) == ('upernet_vittt_t_160k', 'all', 'bf16')
     )
-    now = to_row(memory_use('upernet_vit3_t_160k', with_cp='all', amp='bf16'))
+    now = to_row(memory_use('upernet_vittt_t_160k', with_cp='all', amp='bf16'))
     if row['torch'] == now['torch']:
         assert row == now, 'write docs/benchmarks/memory_*.csv anew, as docs/memory.md says'
     # Other versions of torch may save other tensors.
@@ -128,6 +134,7 @@ def test_the_tool_prints_parts_and_writes_a_csv(tools: Any, tmp_path: Path) -> N
     args = (reduced('vittt_t_in1k'), '--computed', '--shape', '64', '96')
     out = tools('get_memory.py', *args)
     assert 'backbone.blocks.1' in out
+    assert 'backbone.blocks.1.mixer' not in out
     assert 'vittt_t_in1k, 2 images of 64×96: a peak of' in out
     assert 'computed, without what kernels allocate for themselves' in out
     path = tmp_path / 'new' / 'memory.csv'

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from mmvttt.analysis.memory.ledger import ACTIVATIONS, BACKWARD
+from mmvttt.analysis.memory.track import ACTIVATIONS
 from mmvttt.errors import UsageError
 from mmvttt.openmmlab.analysis.memory import report as memory
-from mmvttt.openmmlab.analysis.memory.report import keep_books, memory_use
+from mmvttt.openmmlab.analysis.memory.report import memory_use, track
 from mmvttt.openmmlab.analysis.memory.training_step import TrainingStep
 from mmvttt.openmmlab.analysis.models import FoundModel, find_model
 from mmvttt.openmmlab.config import load_config
@@ -105,10 +105,10 @@ def test_a_self_supervised_model_sees_what_its_pipeline_makes(tmp_path: Path) ->
     step = TrainingStep(find_model(name), 3, SIZE, device=torch.device('cpu'))
     views = [(3, 3, 64, 64), (3, 3, 64, 64), (3, 3, 32, 32)]
     assert [view.shape for view in step.images] == views
-    real, dry = keep_books(step), memory_use(name, 3, SIZE)
-    held = real.by_kind(real.starts[BACKWARD])
-    assert held['images'] == dry.at_peak['images'] == FLOAT * sum(map(np.prod, views))
-    assert held[ACTIVATIONS] == dry.activations
+    (real, *_), dry = track(step), memory_use(name, 3, SIZE)
+    images = 'images, averaged copy'
+    assert real[images] == dry.at_peak[images] == FLOAT * sum(map(np.prod, views))
+    assert real[ACTIVATIONS] == dry.activations
     assert (dry.height, dry.width) == (64, 64)
     without = written(tmp_path, SELF_SUPERVISED + 'train_dataloader = None')
     with pytest.raises(UsageError, match=r'own learns from what its pipeline .* give it a train'):

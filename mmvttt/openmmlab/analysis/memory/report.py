@@ -12,17 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mmvttt.analysis.memory.dry_run import ValueNeededError
-from mmvttt.analysis.memory.ledger import (
-    ACTIVATIONS,
-    BACKWARD,
-    FORWARD,
-    GRADIENTS,
-    TRANSIENT,
-    Ledger,
-)
+from mmvttt.analysis.memory.track import ACTIVATIONS, AFTER, BEFORE, GRADIENTS, MemTracker, by_kind
 from mmvttt.arguments import check_choice
 from mmvttt.checkpoints.atomic_write import replacing
 from mmvttt.errors import UsageError
@@ -32,9 +25,6 @@ from .training_step import PRECISIONS, TrainingStep
 
 CHECKPOINTING = ('none', 'backbone', 'all')
 COMPUTED = 'computed'
-_WEIGHTS, _OPTIMIZER, _AVERAGE, _IMAGES = 'weights', 'optimizer', 'averaged copy', 'images'
-# In the order in which they are shown.
-KINDS = (_WEIGHTS, _OPTIMIZER, _AVERAGE, _IMAGES, GRADIENTS, ACTIVATIONS, TRANSIENT)
 _MEBI = 2**20
 
 
@@ -52,14 +42,14 @@ class MemoryUse:
         gradients: Of all parameters, after the backward pass.
         optimizer: What the optimizer keeps.
         average: A second set of weights: that of an EMAHook, or the teacher of MESA.
-        activations: What the forward pass leaves for the backward pass: the saved tensors.
+        activations: What the forward pass leaves for the backward pass.
         peak: The most that is held at once, of everything.
-        peak_in: In which pass and at which module that is.
         how: 'computed', or the GPU that it was measured on.
         torch: Version.
-        at_peak: What the ledger has at its peak, by kind. Beside a measured peak the sum is less:
+        at_peak: Tensors at the peak, by kind (see `KINDS`). A measured peak is more than their sum:
             allocations within kernels, and what the allocator rounds up.
-        activations_of, weights_of: Bytes by the full name of a module.
+        parts: Bytes of weights, and of activations that its forward pass leaves, for each module
+            that ran, by its full name.
     """
 
     config: str
@@ -74,34 +64,10 @@ class MemoryUse:
     average: int
     activations: int
     peak: int
-    peak_in: str
     how: str
     torch: str
     at_peak: dict[str, int]
-    activations_of: dict[str, int]
-    weights_of: dict[str, int]
-
-    def parts(self, depth: int) -> list[tuple[str, int, int]]:
-        """`(name, weights, activations)` of the parts of the model down to a depth, in order.
-
-        A part's numbers are the sums of its own parts, which follow it; what it holds beside them
-        is one of these, `NAME (itself)`. The numbers in names do not count: `backbone.blocks.3` has
-        depth 2. What is made outside of all modules is the last part, 'loss'.
-        """
-        own: dict[str, Counter[str]] = {}
-        for name in self.weights_of:
-            held = Counter(weights=self.weights_of[name], activations=self.activations_of[name])
-            own.setdefault(_part(name, depth), Counter()).update(held)
-        # The model itself comes first in its list of modules.
-        loss = own.pop('', Counter())
-        rows = []
-        for part, held in own.items():
-            inside = [o for name, o in own.items() if name.startswith(f'{part}.')]
-            rows.append((part, sum(inside, Counter(held))))
-            if any(held.values()) and any(sum(inside, Counter()).values()):
-                rows.append((f'{part} (itself)', held))
-        rows.append(('loss', loss))
-        return [(n, h['weights'], h['activations']) for n, h in rows if any(h.values())]
+    parts: dict[str, tuple[int, int]]
 
 
 def memory_use(
@@ -143,14 +109,12 @@ def memory_use(
             set_checkpointing(step.model, with_cp)
         if device is not None:
             peak, how = _measured_peak(step, device), torch.cuda.get_device_name(device)
-        ledger = keep_books(step)
+        before, after, tracker = track(step)
     except ValueNeededError as error:
         raise UsageError(
             f'the memory of {found.name} cannot be computed, because sizes in it depend on what '
             f'it sees ({error}); measure it on a machine with a GPU'
         ) from None
-    before, after = ledger.by_kind(ledger.starts[BACKWARD]), ledger.by_kind(ledger.starts['update'])
-    time, entry = ledger.peak()
     return MemoryUse(
         config=found.name,
         with_cp=with_cp or 'config',
@@ -158,18 +122,16 @@ def memory_use(
         batch=batch,
         height=step.images[0].shape[2],
         width=step.images[0].shape[3],
-        weights=before[_WEIGHTS],
+        weights=_nbytes([*step.model.parameters(), *step.model.buffers()]) - _teacher(step),
         gradients=after[GRADIENTS],
-        optimizer=before[_OPTIMIZER],
-        average=before[_AVERAGE],
+        optimizer=_nbytes(step.states()),
+        average=_nbytes(step.average) + _teacher(step),
         activations=before[ACTIVATIONS],
-        peak=sum(ledger.by_kind(time).values()) if peak is None else peak,
-        peak_in=f'{entry.phase}, {entry.module or "loss"}',
+        peak=by_kind(tracker, 'peak').total() if peak is None else peak,
         how=how,
         torch=torch.__version__,
-        at_peak=dict(ledger.by_kind(time)),
-        activations_of=_of_modules(found.model, ledger, ACTIVATIONS),
-        weights_of=_of_modules(found.model, ledger, _WEIGHTS),
+        at_peak=dict(by_kind(tracker, 'peak')),
+        parts=_parts(step.model, tracker),
     )
 
 
@@ -197,26 +159,43 @@ def set_checkpointing(model: nn.Module, what: str) -> None:
         module.with_cp = what == 'all' or (what == 'backbone' and module in inner)
 
 
-def keep_books(step: TrainingStep) -> Ledger:
-    """Runs a step and returns the ledger of it, with the phases forward, backward and update."""
+def track(step: TrainingStep) -> tuple[Counter[str], Counter[str], MemTracker]:
+    """Runs a step; the bytes by kind before and after its backward pass, and the tracker."""
     gc.collect()
-    ledger = Ledger(step.model)
-    for name, module in step.model.named_modules():
-        kind = _AVERAGE if name.partition('.')[0] == 'teacher' else _WEIGHTS
-        weights = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
-        ledger.hold(weights, kind, name)
-    ledger.hold(step.states(), _OPTIMIZER)
-    ledger.hold(step.average, _AVERAGE)
-    ledger.hold([*step.images, *step.ground_truth()], _IMAGES)
+    tracker = MemTracker()
+    tracker.track_external(
+        step.model, step.optimizer, step.average, step.images, step.ground_truth()
+    )
     # Else the backward pass of a GPU has a thread of its own, in which nothing is recorded.
-    with torch.autograd.set_multithreading_enabled(False), step.running(), ledger:
-        ledger.begin(FORWARD)
+    with torch.autograd.set_multithreading_enabled(False), step.running(), tracker:
         loss = step.forward()
-        ledger.begin(BACKWARD)
+        before = by_kind(tracker)
         step.backward(loss)
-        ledger.begin('update')
+        after = by_kind(tracker)
         step.update()
-    return ledger
+    return before, after, tracker
+
+
+def _nbytes(tensors: Iterable[Tensor]) -> int:
+    """Bytes of tensors; shared ones count once."""
+    storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
+    return sum(storages.values())
+
+
+def _teacher(step: TrainingStep) -> int:
+    """Bytes of MESA's averaged copy, which is a module of the model."""
+    teacher = getattr(step.model, 'teacher', None)
+    return _nbytes([*teacher.parameters(), *teacher.buffers()]) if teacher is not None else 0
+
+
+def _parts(model: nn.Module, tracker: MemTracker) -> dict[str, tuple[int, int]]:
+    parts = {}
+    for name, module in model.named_modules():
+        if stats := tracker.memory_tracking.get(module):
+            before, after = (by_kind(stats.snapshots[state][0]) for state in (BEFORE, AFTER))
+            kept = after[ACTIVATIONS] - before[ACTIVATIONS]
+            parts[name] = (stats.parameter_mem + stats.buffer_mem, kept)
+    return parts
 
 
 def _measured_peak(step: TrainingStep, device: torch.device) -> int:
@@ -233,29 +212,12 @@ def _measured_peak(step: TrainingStep, device: torch.device) -> int:
     return torch.cuda.max_memory_allocated(device)
 
 
-def _of_modules(model: nn.Module, ledger: Ledger, kind: str) -> dict[str, int]:
-    """Bytes of one kind before the backward pass, of every module in the model's order."""
-    found = ledger.by_module(kind, ledger.starts[BACKWARD])
-    return {name: found[name] for name, _ in model.named_modules()}
-
-
-def _part(name: str, depth: int) -> str:
-    """`backbone.blocks.3.mlp.fc1` at depth 2 → `backbone.blocks.3`."""
-    kept, words = [], 0
-    for piece in name.split('.'):
-        words += not piece.isdigit()
-        if words > depth:
-            break
-        kept.append(piece)
-    return '.'.join(kept)
-
-
 # ------------------------------------------------------------------------------------ CSV and table
 
 _COLUMNS = (
     *('config', 'with_cp', 'amp', 'batch', 'height', 'width'),
     *('weights_mib', 'gradients_mib', 'optimizer_mib', 'average_mib', 'activations_mib'),
-    *('peak_mib', 'peak_in', 'how', 'torch'),
+    *('peak_mib', 'how', 'torch'),
 )
 
 

@@ -60,7 +60,7 @@ def compile_blocks(
 class CompileHook(Hook):
     """Compiles the blocks of backbones and ViT-Adapters with torch.compile, each kind once.
 
-    A detector as a whole breaks into many graphs and is compiled anew for many sizes; a block is
+    A detector as a whole breaks into many graphs and is compiled again for many sizes; a block is
     one graph, and holds most of the small operations: norms, gates, residuals, the casts of mixed
     precision. Fused, they read and write their tokens once.
 

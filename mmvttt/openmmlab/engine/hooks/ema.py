@@ -40,7 +40,7 @@ class EMAHook(hooks.EMAHook):
         super().before_train(runner)
 
     def after_train_iter(self, runner: Runner, *args: Any, **kwargs: Any) -> None:
-        """Moves the average; mmengine leaves its integers at those of the first step."""
+        """Moves the average; mmengine leaves its integers as they were at the first step."""
         super().after_train_iter(runner, *args, **kwargs)
         if self.ema_model.update_buffers:
             buffers = zip(self.ema_model.module.buffers(), self.src_model.buffers(), strict=True)

@@ -18,6 +18,8 @@ from mmvttt.errors import DataError
 
 from .coco import check_coco
 from .dataset_config import (
+    class_counts,
+    heads_of,
     innermost,
     is_remote,
     known_kind,
@@ -30,6 +32,12 @@ from .folders import check_folders
 from .labels import check_labels
 
 _SPLITS = ('train', 'val', 'test')
+# Where the toolboxes' models have heads that classify.
+_DET_HEADS = (
+    'roi_head.bbox_head', 'roi_head.mask_head', 'roi_head.mask_iou_head', 'roi_head.point_head',
+    'bbox_head', 'mask_head', 'query_head', 'panoptic_head', 'panoptic_fusion_head',
+)  # fmt: skip
+_SEG_HEADS = ('decode_head', 'auxiliary_head')
 # Kinds of errors in a message.
 _NAMED = 3
 
@@ -128,28 +136,50 @@ def _check(
             training=training,
             masks=any(t.get('with_mask') for t in steps),
         )
-        _check_heads(cfg, findings)
+        _check_heads(class_counts(cfg, _DET_HEADS), len(findings.classes or ()), findings)
     elif toolbox == 'mmseg':
+        # BCE has one channel for two classes.
+        heads = [(k, n) for k, n in class_counts(cfg, _SEG_HEADS) if n > 1]
+        _check_heads(heads, len(classes or ()), findings)
+        findings.classes = tuple(classes) if classes else None
         known = [len(classes)] if classes else []
-        known += [n for n in num_classes(cfg, 'decode_head') if n > 1]
+        known += [n for _, n in heads]
         if own := own_transform(config, default_scope):
             findings.warn(f'the numbers in the label maps are not checked: {own} may change them')
             known = []
-        check_labels(dataset, min(known, default=None), findings, scope)
+        ignored = {head.get('ignore_index', 255) for _, head in heads_of(cfg, _SEG_HEADS)}
+        check_labels(dataset, min(known, default=None), findings, scope, ignored or {255})
     else:
         check_folders(dataset, next(num_classes(cfg, 'head'), None), findings, scope)
+        _check_one_hot(cfg, findings)
 
 
-def _check_heads(cfg: Config, findings: Findings) -> None:
+def _check_heads(heads: Iterable[tuple[str, int]], count: int, findings: Findings) -> None:
     """A head takes the label behind its last one for background, and fails at those after it."""
-    count = len(findings.classes or ())
-    for name in ('roi_head.bbox_head', 'bbox_head'):
-        for known in num_classes(cfg, name):
-            if known < count:
-                findings.error(
-                    f'model.{name} has num_classes={known} for {count} classes of the data: set '
-                    f'num_classes={count} in all heads, or metainfo.classes in the data sets'
-                )
+    for place, known in heads:
+        if known < count:
+            findings.error(
+                f'{place} has num_classes={known} for {count} classes of the data: set '
+                f'num_classes={count} in all heads, or metainfo.classes in the data sets'
+            )
+        elif known > count > 0:
+            findings.warn(
+                f'{place} has num_classes={known} for {count} classes of the data: nothing '
+                'trains the others'
+            )
+
+
+def _check_one_hot(cfg: Config, findings: Findings) -> None:
+    """Mixup makes labels of as many numbers as the preprocessor knows, for those of the head."""
+    model = cfg.get('model') or {}
+    preprocessor = model.get('data_preprocessor') or cfg.get('data_preprocessor') or {}
+    made = preprocessor.get('num_classes')
+    for known in num_classes(cfg, 'head'):
+        if made is not None and made != known:
+            findings.error(
+                f'data_preprocessor.num_classes is {made}, and model.head.num_classes {known}: set '
+                'both to the number of classes'
+            )
 
 
 def _compare(first: Findings, other: Findings) -> None:

@@ -9,12 +9,17 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from .findings import Findings, Scope
-from .images import check_images
+from .images import check_images, spread
 
 # A larger file is not parsed before a training: 50 MB take a second, COCO's train2017 ten.
 LARGEST = 50 * 2**20
 # Pixels that a box may reach over the border, by rounding.
 _SLACK = 1.0
+# Annotations whose boxes are compared with their masks before a training.
+_QUICK = 2000
+# Of a box and the polygons that it should be drawn around.
+_LEAST_OVERLAP = 0.5
+_SHOWN = 8
 
 Sizes = Mapping[Any, tuple[int, int]]
 
@@ -22,6 +27,11 @@ Sizes = Mapping[Any, tuple[int, int]]
 def _is_number(value: Any) -> bool:
     # An integer of JSON may be larger than any float.
     return type(value) in (int, float) and abs(value) < 1e308
+
+
+def _is_area(value: Any) -> bool:
+    # mmdet asks whether it is above 0, and reads no more of it.
+    return type(value) in (int, float)
 
 
 def _is_id(value: Any) -> bool:
@@ -33,7 +43,7 @@ def _is_text(value: Any) -> bool:
 
 
 def _is_side(value: Any) -> bool:
-    return type(value) is int and value > 0
+    return _is_number(value) and value > 0 and value == int(value)
 
 
 def _is_box(value: Any) -> bool:
@@ -42,6 +52,7 @@ def _is_box(value: Any) -> bool:
 
 _MEANT = {
     _is_number: 'a number',
+    _is_area: 'a number',
     _is_id: 'a number or a text',
     _is_text: 'a text',
     _is_side: 'an integer above 0',
@@ -51,7 +62,7 @@ _MEANT = {
 _ENTRIES = {
     'images': dict(id=_is_id, file_name=_is_text, height=_is_side, width=_is_side),
     'annotations': dict(
-        id=_is_id, image_id=_is_id, category_id=_is_id, bbox=_is_box, area=_is_number
+        id=_is_id, image_id=_is_id, category_id=_is_id, bbox=_is_box, area=_is_area
     ),
     'categories': dict(id=_is_id, name=_is_text),
 }
@@ -89,13 +100,26 @@ def check_coco(
     _check_categories([category['name'] for category in categories], classes, path, findings)
     sizes = {image['id']: (image['height'], image['width']) for image in images}
     wanted = {c['id'] for c in categories if c['name'] in (findings.classes or ())}
-    if not any(is_learned(ann, wanted, sizes) for ann in annotations):
+    ids = {
+        'image_id': ('images', sizes),
+        'category_id': ('categories', {c['id'] for c in categories}),
+    }
+    for key, (part, known) in ids.items():
+        _check_kind_of_id(key, part, known, annotations, findings)
+    if masks and annotations and not any(ann.get('segmentation') for ann in annotations):
+        findings.error(
+            f'no annotation of {path} has a mask, and the config loads masks: to train boxes '
+            'alone, inherit a config of boxes such as fasterrcnn_vittt_s_1x.py (docs/own_data.md, '
+            '"Boxes alone")'
+        )
+    if not findings.errors and not any(is_learned(ann, wanted, sizes) for ann in annotations):
         (findings.error if training else findings.warn)(
             f'{path} has no box to learn or to find: every annotation is of another category, a '
             'crowd, without area, or outside of its image'
         )
     for ann in annotations:
         _check_values(ann, findings, masks)
+    _check_corners(annotations if scope.thorough else spread(annotations, _QUICK), findings)
     if scope.thorough:
         listed = {category['id'] for category in categories}
         _check_boxes(annotations, listed, sizes, findings, masks)
@@ -131,6 +155,28 @@ def _read(path: str, findings: Findings, training: bool) -> dict[str, list] | No
     return content
 
 
+def _check_kind_of_id(
+    key: str, part: str, known: Collection, annotations: Sequence[dict], findings: Findings
+) -> None:
+    """A text beside numbers, or a number beside texts, is the id of nothing."""
+    for ann in annotations:
+        value = ann[key]
+        if value in known:
+            continue
+        other: Any = str(value)
+        if isinstance(value, str):
+            try:
+                other = int(value)
+            except ValueError:
+                continue
+        if other in known:
+            kinds = ('a text', 'numbers') if isinstance(value, str) else ('a number', 'texts')
+            findings.error(
+                f'annotations whose {key} is {kinds[0]}, where the ids of {part} are {kinds[1]}',
+                f'annotation {ann["id"]} ({value!r})',
+            )
+
+
 def _whole(content: dict[str, list], part: str, findings: Findings) -> list[dict]:
     """The entries that have all they need; the others, and what is there twice, are errors."""
     whole = []
@@ -159,15 +205,18 @@ def _check_categories(
     if not matched:
         findings.error(
             f'no class of metainfo is a category of {path}, so that every box would be dropped: '
-            f'the classes are {_listed(classes)}, the categories {_listed(names)}; set '
-            f'metainfo=dict(classes={tuple(names)[:3]!r}{", …" if len(names) > 3 else ""}), and '
-            "the heads' num_classes"
+            f'the classes are {_listed(classes)}, the categories {_listed(names)}'
+            f'{_nearly(classes, names)}; '
+            f"set metainfo=dict(classes={_as_tuple(names)}), and the heads' num_classes"
         )
         return
     findings.classes = matched
     absent = [name for name in classes if name not in names]
     if absent:
-        findings.warn(f'classes of metainfo that are no category of {path}: {_listed(absent)}')
+        findings.warn(
+            f'classes of metainfo that are no category of {path}: {_listed(absent)}'
+            f'{_nearly(absent, names)}'
+        )
     dropped = [name for name in names if name not in classes]
     if dropped:
         findings.warn(
@@ -176,7 +225,7 @@ def _check_categories(
     if matched != tuple(classes):
         findings.warn(
             'labels follow the order of the categories in the file, not that of metainfo, whose '
-            f'names the pictures get: write classes=({_listed(matched)})'
+            f'names the pictures get: write classes={_as_tuple(matched)}'
         )
 
 
@@ -212,6 +261,76 @@ def _check_values(ann: dict, findings: Findings, masks: bool) -> None:
         findings.error('polygons with something else than numbers', name)
 
 
+def _check_corners(annotations: Sequence[dict], findings: Findings) -> None:
+    """Boxes that contradict their own mask or area, mostly being (x1, y1, x2, y2).
+
+    Everybody's mistake is an error: nearly every box of a file in that format is another one.
+    """
+    corners, others, judged = [], [], 0
+    for ann in annotations:
+        kind = _contradiction(ann)
+        judged += kind is not None
+        if kind == 'corners':
+            corners.append(ann)
+        elif kind == 'other':
+            others.append(ann)
+    report = findings.error if len(corners) > judged / 2 else findings.warn
+    for ann in corners:
+        report(
+            'boxes that are (x1, y1, x2, y2) by their own mask or area, where (x, y, width, '
+            'height) is read',
+            f'annotation {ann["id"]} {ann["bbox"]}',
+        )
+    for ann in others:
+        findings.warn(
+            'boxes that are not around their own mask, or smaller than their own area',
+            f'annotation {ann["id"]} {ann["bbox"]}',
+        )
+
+
+def _contradiction(ann: dict) -> str | None:
+    """'corners', 'other', 'none', or None where nothing tells."""
+    x, y, width, height = ann['bbox']
+    around = _bounds(ann.get('segmentation'))
+    if around is not None:
+        box, as_corners = (x, y, x + width, y + height), (x, y, width, height)
+        slack = 1 + 0.02 * max(around[2] - around[0], around[3] - around[1])
+        if _far(box, around, slack) and not _far(as_corners, around, slack):
+            return 'corners'
+        return 'other' if _overlap(box, around) < _LEAST_OVERLAP else 'none'
+    area = ann['area']
+    if ann.get('segmentation') or not 0 < area < 1e308 or min(width, height) <= 0:
+        return None
+    of_corners = (width - x) * (height - y) if width > x and height > y else 0
+    if abs(area - of_corners) <= 0.01 * area < abs(area - width * height):
+        return 'corners'
+    return 'other' if area > 1.1 * width * height + 2 else 'none'
+
+
+def _bounds(mask: Any) -> tuple[float, float, float, float] | None:
+    """(x1, y1, x2, y2) around polygons, or None."""
+    polygons = mask if isinstance(mask, list) else []
+    if not all(isinstance(p, list) and len(p) >= 6 and len(p) % 2 == 0 for p in polygons):
+        return None
+    numbers = [n for polygon in polygons for n in polygon]
+    if not numbers or not all(map(_is_number, numbers)):
+        return None
+    xs, ys = ([n for p in polygons for n in p[i::2]] for i in (0, 1))
+    return min(xs), min(ys), max(xs), max(ys)
+
+
+def _far(one: Sequence[float], other: Sequence[float], slack: float) -> bool:
+    return max(abs(a - b) for a, b in zip(one, other, strict=True)) > slack
+
+
+def _overlap(one: Sequence[float], other: Sequence[float]) -> float:
+    """Intersection over union of two boxes (x1, y1, x2, y2)."""
+    sides = [min(one[i + 2], other[i + 2]) - max(one[i], other[i]) for i in (0, 1)]
+    shared = max(sides[0], 0) * max(sides[1], 0)
+    areas = [max(b[2] - b[0], 0) * max(b[3] - b[1], 0) for b in (one, other)]
+    return shared / (sum(areas) - shared) if sum(areas) > shared else 1.0
+
+
 def _check_boxes(
     annotations: Sequence[dict], listed: Collection, sizes: Sizes, findings: Findings, masks: bool
 ) -> None:
@@ -220,12 +339,12 @@ def _check_boxes(
         name, size = f'annotation {ann["id"]}', sizes.get(ann['image_id'])
         if size is None:
             findings.error(
-                'annotations of an image that is not listed', f'{name} ({ann["image_id"]})'
+                'annotations of an image that is not listed', f'{name} ({ann["image_id"]!r})'
             )
         elif ann['category_id'] not in listed:
             findings.error(
                 'annotations of a category that is not listed',
-                f'{name} (category {ann["category_id"]})',
+                f'{name} (category {ann["category_id"]!r})',
             )
         elif fault := _fault(ann, size):
             findings.warn(fault, f'{name} {ann["bbox"]}')
@@ -257,9 +376,24 @@ def _check_mask(mask: Any, size: tuple[int, int], name: str, findings: Findings)
         findings.warn('boxes whose polygons have fewer than three points, which are ignored', name)
 
 
+def _as_tuple(names: Sequence) -> str:
+    """As Python writes it, a comma behind a single name too; of many the first ones."""
+    if len(names) <= _SHOWN:
+        return repr(tuple(names))
+    return f'({", ".join(map(repr, names[:_SHOWN]))}, …)'
+
+
+def _nearly(names: Sequence, others: Sequence) -> str:
+    """Names that differ from others by blanks or capitals alone."""
+    plain = {str(name).strip().casefold(): name for name in others}
+    pairs = [(n, plain[k]) for n in names if (k := str(n).strip().casefold()) in plain]
+    return ''.join(f'; {a!r} is nearly {b!r}' for a, b in pairs[:_SHOWN])
+
+
 def _repeated(items: list) -> list:
     return [item for item, count in Counter(items).items() if count > 1]
 
 
 def _listed(names: Sequence) -> str:
-    return ', '.join(map(repr, names[:8])) + (f', … ({len(names)})' if len(names) > 8 else '')
+    more = f', … ({len(names)})' if len(names) > _SHOWN else ''
+    return ', '.join(map(repr, names[:_SHOWN])) + more

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from mmengine.config import Config
@@ -108,11 +108,26 @@ def own_transform(config: Mapping, scope: str) -> str | None:
     return None
 
 
+def heads_of(cfg: Config, names: Iterable[str]) -> Iterator[tuple[str, Mapping]]:
+    """Parts of the model by their dotted keys; a part may be a list (a cascade)."""
+    for name in names:
+        part = cfg.get('model') or {}
+        for key in name.split('.'):
+            part = part.get(key) or {} if isinstance(part, Mapping) else {}
+        several = isinstance(part, list | tuple)
+        for index, head in enumerate(part if several else [part]):
+            if isinstance(head, Mapping) and head:
+                yield f'model.{name}.{index}' if several else f'model.{name}', head
+
+
+def class_counts(cfg: Config, names: Iterable[str]) -> Iterator[tuple[str, int]]:
+    """Keys of heads, and how many classes they tell apart; a head that does not has none."""
+    for place, head in heads_of(cfg, names):
+        count = head.get('num_classes', head.get('num_things_classes'))
+        if type(count) is int and not head.get('class_agnostic'):
+            yield place, count
+
+
 def num_classes(cfg: Config, name: str) -> Iterator[int]:
-    """`num_classes` of a part of the model, which may be a list of heads (a cascade)."""
-    part = cfg.get('model') or {}
-    for key in name.split('.'):
-        part = part.get(key) or {} if isinstance(part, Mapping) else {}
-    for head in part if isinstance(part, list | tuple) else [part]:
-        if isinstance(head, Mapping) and isinstance(head.get('num_classes'), int):
-            yield head['num_classes']
+    """`num_classes` of a part of the model."""
+    return (count for _, count in class_counts(cfg, (name,)))

@@ -30,6 +30,7 @@ def check_folders(dataset: Any, num_classes: int | None, findings: Findings, sco
                 f'{root} has {len(names)} folders, and the head {num_classes} classes: set '
                 'model.head.num_classes, or move what is no class away'
             )
+        _check_order(names, tuple(dataset.metainfo.get('classes') or ()), findings)
     if not (scope.thorough or listed):
         return
     try:
@@ -41,6 +42,9 @@ def check_folders(dataset: Any, num_classes: int | None, findings: Findings, sco
             f'class in each line, a folder images of {", ".join(sorted(dataset.extensions))}'
         )
         return
+    classes = tuple(dataset.metainfo.get('classes') or ())
+    if listed and classes:
+        findings.classes = classes
     findings.summary = f'{len(samples)} images in {listed or root}'
     for sample in samples:
         if num_classes is not None and sample.get('gt_label', 0) not in range(num_classes):
@@ -48,4 +52,23 @@ def check_folders(dataset: Any, num_classes: int | None, findings: Findings, sco
                 f'labels that are none of the {num_classes} classes (0 to {num_classes - 1})',
                 f'{sample["img_path"]} {sample["gt_label"]}',
             )
+        folder = os.path.basename(os.path.dirname(sample['img_path']))
+        label = sample.get('gt_label')
+        named = listed and folder in classes and label in range(len(classes))
+        if named and classes[label] != folder:
+            findings.warn(
+                'images in the folder of another class than their label names',
+                f'{sample["img_path"]} {label} ({classes[label]!r})',
+            )
     check_images([(sample['img_path'], None) for sample in samples], findings, scope)
+
+
+def _check_order(folders: list[str], classes: tuple[str, ...], findings: Findings) -> None:
+    """Labels follow the folders in alphabetical order, and names of predictions metainfo."""
+    for label, (folder, name) in enumerate(zip(folders, classes, strict=False)):
+        if folder != name and folder in classes:
+            findings.warn(
+                f'label {label} is the folder {folder!r}, and {name!r} in metainfo.classes, whose '
+                f'names the predictions get: write classes={tuple(folders)!r}'
+            )
+            return

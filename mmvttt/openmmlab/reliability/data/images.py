@@ -26,13 +26,14 @@ class ImageFacts:
 
     Attributes:
         problem: A kind of problem as a plural, or None.
-        size: (height, width) as the pipelines see it.
+        size: (height, width) as the pipelines see it; None of an image of above 178 million
+            pixels, which is not decoded whole.
         turned: Whether EXIF turns it by a quarter.
         deep: Whether it has more than 8 bits a channel.
     """
 
     problem: str | None
-    size: tuple[int, int] = (0, 0)
+    size: tuple[int, int] | None = (0, 0)
     turned: bool = False
     deep: bool = False
 
@@ -53,10 +54,22 @@ def read_image(path: str) -> ImageFacts:
             return ImageFacts(None, size, turned, image.mode.startswith(('I', 'F')))
     except UnidentifiedImageError:
         return ImageFacts('files that are no image')
+    except Image.DecompressionBombError:
+        return _of_a_large_one(path)
     except Exception as error:
         # Pillow's decoders raise nearly anything; with numbers that differ from file to file.
         reason = 'cut off' if 'truncated' in str(error) else type(error).__name__
         return ImageFacts(f'images that cannot be decoded ({reason})')
+
+
+def _of_a_large_one(path: str) -> ImageFacts:
+    """Whether OpenCV reads an image that is too large for Pillow's taste."""
+    import cv2
+
+    pixels = cv2.imread(path, cv2.IMREAD_REDUCED_GRAYSCALE_8)
+    if pixels is None:
+        return ImageFacts('images of more pixels than OpenCV reads (2^30), or damaged ones')
+    return ImageFacts(None, None)
 
 
 def check_images(
@@ -83,7 +96,7 @@ def check_images(
     for (path, noted), found in zip(images, facts, strict=True):
         if found.problem:
             findings.error(found.problem, path)
-        elif noted is not None and found.size != noted:
+        elif None not in (noted, found.size) and found.size != noted:
             turned = ', turned by EXIF' if found.turned else ''
             findings.error(
                 'images of another size than the annotations say',

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,13 @@ _QUICK = 8
 _IGNORED = 255
 
 
-def check_labels(dataset: Any, num_classes: int | None, findings: Findings, scope: Scope) -> None:
+def check_labels(
+    dataset: Any,
+    num_classes: int | None,
+    findings: Findings,
+    scope: Scope,
+    ignored: Collection[int] = (_IGNORED,),
+) -> None:
     """Checks what a `BaseSegDataset` reads: its label maps (if not thorough, a few), its images.
 
     Args:
@@ -24,7 +31,14 @@ def check_labels(dataset: Any, num_classes: int | None, findings: Findings, scop
             transform of the user's own may change the numbers.
         findings: Where problems go.
         scope: How much to look at.
+        ignored: Labels that a head does not learn (`ignore_index`).
     """
+    names = tuple(dataset.metainfo.get('classes') or ())
+    for label in sorted(ignored):
+        if label < len(names):
+            findings.warn(
+                f'ignore_index={label} of a head: the pixels of {names[label]!r} are not learned'
+            )
     samples = dataset.load_data_list()
     folder = dataset.data_prefix.get('img_path')
     if not samples:
@@ -44,17 +58,26 @@ def check_labels(dataset: Any, num_classes: int | None, findings: Findings, scop
             labels = {_label(n, dataset) for n in numbers}
             seen |= labels
             limit = _IGNORED if num_classes is None else num_classes
-            wrong = sorted(n for n in labels if n >= limit and n != _IGNORED)
+            wrong = sorted(n for n in labels if n >= limit and n not in ignored)
             if problem:
                 findings.error(problem, maps[i])
+            elif size is None:
+                findings.warn('label maps that are too large to be looked into', maps[i])
             elif wrong:
                 findings.error(
                     f'label maps with numbers that are none of the {num_classes} classes '
                     f'(0 to {limit - 1}, and {_IGNORED} for none)',
                     f'{maps[i]} ({", ".join(map(str, wrong[:6]))})',
                 )
+        nothing = seen & set(ignored)
+        if len(seen - nothing) < 2 <= len(names) and nothing and num_classes is not None:
+            (findings.error if scope.thorough else findings.warn)(
+                f'the label maps hold {_listed(seen - nothing)} and {_listed(nothing)} alone, and '
+                f'{_listed(nothing)} means "no class", which is not learned: masks of 0 and 255 '
+                'need 1 in the place of 255'
+            )
         if scope.thorough and num_classes is not None:
-            for number, name in enumerate(dataset.metainfo.get('classes') or ()):
+            for number, name in enumerate(names):
                 if number not in seen:
                     findings.warn('classes that no pixel has', f'{name!r} ({number})')
     check_images(zip([s['img_path'] for s in samples], sizes, strict=True), findings, scope)
@@ -65,6 +88,8 @@ def _read_map(path: str) -> tuple[str | None, tuple[int, int] | None, list[int]]
     facts = read_image(path)
     if facts.problem:
         return facts.problem.replace('images', 'label maps'), None, []
+    if facts.size is None:
+        return None, None, []
     with Image.open(path, formats=FORMATS) as image:
         pixels = np.asarray(image).squeeze()
     if pixels.ndim != 2:
@@ -72,7 +97,11 @@ def _read_map(path: str) -> tuple[str | None, tuple[int, int] | None, list[int]]
     numbers = np.unique(pixels).astype(int).tolist()
     if numbers[-1] > _IGNORED:
         return 'label maps with numbers above 255, of which 8 bits are read', facts.size, []
-    return None, pixels.shape, numbers
+    return None, (pixels.shape[0], pixels.shape[1]), numbers
+
+
+def _listed(labels: Collection[int]) -> str:
+    return ', '.join(map(str, sorted(labels))) or 'nothing'
 
 
 def _label(number: int, dataset: Any) -> int:

@@ -1,5 +1,6 @@
 """Compiles the kernels of inner steps and convolutions for GPUs that need not be there, and counts.
 
+    export PYTHONPATH=tools/dev/kernel_benchmarks                    # for kernel_launches.py
     python tools/dev/kernel_benchmarks/aot/ttt_glu_aot.py            # compare with the table
     python tools/dev/kernel_benchmarks/aot/ttt_glu_aot.py --update   # write the table
     python tools/dev/kernel_benchmarks/aot/ttt_glu_aot.py --update --only ttt_mlp
@@ -18,7 +19,9 @@ if __name__ == '__main__':
     os.environ.pop('TRITON_INTERPRET', None)
     os.environ.setdefault('TRITON_ALWAYS_COMPILE', '1')
 
+import torch
 import triton
+from kernel_launches import compiled_for
 from table import TYPES, command
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -79,19 +82,22 @@ def variants(everything: bool) -> list[str]:
 
 def build(name: str):
     """The compiled kernel of a variant, with the options that kernel.py launches it with."""
+    from ttt_kernels import _launch
     from ttt_kernels.causal_conv import kernel as convolution
     from ttt_kernels.ttt_dwconv import kernel as dwconv
     from ttt_kernels.ttt_glu import kernel as glu
     from ttt_kernels.ttt_mlp import kernel as mlp
 
     op, kind, dtype, dim, arch = name.split('/')
+    with compiled_for(int(arch.removeprefix('sm_')), lambda *_: None):
+        name = 'ttt_mlp' if op in MODELS else op
+        gpu = _launch.gpu(name, torch.empty(0, dtype=TYPES[dtype]))
     if op == 'ttt_glu':
         function = getattr(glu, f'_{kind}')
-        options = {**glu.config(kind, TYPES[dtype], int(dim)), 'D': int(dim)}
+        options = {**glu.config(kind, TYPES[dtype], int(dim), gpu), 'D': int(dim)}
     elif op in MODELS:
         function = getattr(mlp, f'_{kind}')
-        little = arch == 'sm_89'
-        options = mlp.config(kind, TYPES[dtype], int(dim), MODELS[op]['L2'], little)
+        options = mlp.config(kind, TYPES[dtype], int(dim), MODELS[op]['L2'], gpu)
         options |= {**MODELS[op], 'D': int(dim)}
     elif op == 'causal_conv':
         function = getattr(convolution, f'_{kind}')

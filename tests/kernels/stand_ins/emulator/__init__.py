@@ -6,6 +6,7 @@ it happens, with the line of PTX and of the kernel's source:
 
 - an access to global memory outside of every tensor of the launch, or misaligned;
 - two warps that touch the same bytes of shared memory with no barrier between, one of them writing;
+- a WGMMA that reads what threads stored or copied to shared memory with no proxy fence between;
 - a register or bytes of shared memory that are read before anything wrote them;
 - a branch that the threads of a program take differently, where Triton never means one.
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 import triton
+from ops import OPS
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 REHEARSAL = Path(__file__).with_name('rehearsal')
 BENCHMARKS = str(ROOT / 'tools' / 'dev' / 'kernel_benchmarks')
 
@@ -54,6 +55,9 @@ def test_everything_goes_to_out(checked):
     assert '== tests: ok after' in said
     assert '== plan of ttt_linear: ok after' in said
     assert "    Plan('Stand-in GPU', 64, 0.75, 64, apart=" in (out / '_plans.py').read_text()
+    where = f'settled: 9.0 (H100, H200), Triton {triton.__version__}'
+    for op in OPS.values():
+        assert f'{where}, {op.name}, bf16: runs (' in said
     # All of them ran, but for what needs two GPUs or has no kernel.
     assert 'failed' not in said
     skipped = [line for line in said.splitlines() if line.startswith('SKIPPED')]

@@ -219,9 +219,12 @@ class Machine:
         moved = self.value(register, 64).view(np.int64) + offset
         return self.full(moved.view(np.uint64))
 
-    def load_shared(self, addresses: np.ndarray, lanes: np.ndarray, size: int) -> np.ndarray:
+    def load_shared(
+        self, addresses: np.ndarray, lanes: np.ndarray, size: int, asynchronous: bool = False
+    ) -> np.ndarray:
         """Bytes `(lanes, size)` from one address for each of these lanes."""
-        return self.shared.load(addresses, self.lane_program[lanes], self.lane_warp[lanes], size)
+        of = (self.lane_program[lanes], self.lane_warp[lanes])
+        return self.shared.load(addresses, *of, size, asynchronous)
 
     def store_shared(self, addresses: np.ndarray, lanes: np.ndarray, values: np.ndarray) -> None:
         self.shared.store(addresses, self.lane_program[lanes], self.lane_warp[lanes], values)
@@ -291,6 +294,10 @@ class Machine:
                 for copy in self._groups.pop(0):
                     if self.copies_land_late:
                         self._land(copy)
+                    else:
+                        lanes = np.nonzero(copy.active)[0]
+                        programs = self.lane_program[lanes]
+                        self.shared.arrive(copy.addresses[lanes], programs, copy.values.shape[1])
             return
         to = self.addresses(instruction.operands[0], 'shared')
         source = self.addresses(instruction.operands[1], 'global')
@@ -312,7 +319,11 @@ class Machine:
         self.store_shared(copy.addresses[lanes], lanes, copy.values[lanes])
 
     def _fence(self, instruction: Instruction, mask: np.ndarray | None) -> None:
-        """Orders what lockstep orders anyway."""
+        """Of all fences that of proxies alone orders more than lockstep does."""
+        if instruction.modifiers[:2] == ('proxy', 'async'):
+            if mask is not None:
+                raise Fault('the emulator knows proxy fences of all threads only')
+            self.shared.fence()
 
     def _shfl(self, instruction: Instruction, mask: np.ndarray | None) -> None:
         to, source, lane = instruction.operands[:3]

@@ -152,7 +152,8 @@ def _wgmma(machine: Machine, instruction: Instruction, mask: np.ndarray | None) 
             # All warps of the group read all of it.
             for warp in range(0, 128, 32):
                 reader = np.full(places.size, lanes[warp])
-                words = machine.load_shared(places.ravel(), reader, 2).view(np.uint16)
+                words = machine.load_shared(places.ravel(), reader, 2, asynchronous=True)
+                words = words.view(np.uint16)
             matrices.append(to_fp32(words.reshape(places.shape), kind).astype(np.float64))
         product = matrices[0] @ matrices[1].T
         for i, register in enumerate(elements(d)):

@@ -40,6 +40,20 @@ def _product(x, y, o, N: tl.constexpr, PRECISION: tl.constexpr):
     tl.store(o + at, product)
 
 
+@triton.jit
+def _products(x, y, o, n, N: tl.constexpr):
+    """o = Σ tanh(x)·y of n pairs of matrices: one operand is stored, the other one copied."""
+    i = tl.arange(0, N)
+    at = i[:, None] * N + i[None, :]
+    total = tl.zeros((N, N), tl.float32)
+    for k in tl.range(0, n, num_stages=2):
+        left, right = tl.load(x + k * N * N + at), tl.load(y + k * N * N + at)
+        # Transposed, so that no operand is in registers.
+        stored = tl.trans(tl.sigmoid(left.to(tl.float32)).to(right.dtype))
+        total += tl.trans(tl.dot(tl.trans(right), stored))
+    tl.store(o + at, total)
+
+
 def transpose(change: Callable[[str], str] = str, arch: int = 90) -> tuple[torch.Tensor, ...]:
     """Input and output of `_transpose`, whose PTX was changed in between."""
     x = torch.randn(3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -81,6 +95,35 @@ def test_every_barrier_that_is_removed_is_found():
     for which in range(barriers):
         with pytest.raises(EmulationError, match=r'a race: .* with no barrier between'):
             transpose(without('bar.sync', which))
+
+
+def products(change: Callable[[str], str] = str, late: bool = True) -> float:
+    """The error of `_products`, whose PTX was changed."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(2, 3, 64, 64, generator=generator).bfloat16()
+    o = torch.full((64, 64), float('nan'))
+    parse = program.parse
+    with (
+        emulated(90, copies_land_late=late),
+        mock.patch.object(launch, 'parse', lambda ptx: parse(change(ptx))),
+    ):
+        _products[(1,)](x, y, o, 3, N=64)
+    expected = (x.float().sigmoid().bfloat16().double() @ y.double()).sum(0)
+    return ((o - expected).abs().max() / expected.abs().max()).item()
+
+
+@pytest.mark.parametrize('late', [True, False])
+def test_every_proxy_fence_that_is_removed_is_found(late):
+    kept = []
+    assert products(lambda ptx: kept.append(ptx) or ptx, late) < 1e-6
+    assert 'cp.async' in kept[0]
+    lines = kept[0].splitlines()
+    fences = [i for i, line in enumerate(lines) if 'fence.proxy.async' in line]
+    assert fences
+    for i in fences:
+        ptx = '\n'.join(lines[:i] + lines[i + 1 :])
+        with pytest.raises(EmulationError, match='WGMMA reads what threads wrote, with no fence'):
+            products(lambda _, ptx=ptx: ptx, late)
 
 
 def test_shared_memory_that_nothing_wrote_is_found():

@@ -1,8 +1,7 @@
 """The kernels as Triton compiles them for sm_80 and sm_90, emulated, against the definitions.
 
 What the interpreter can't show is here: bf16, tf32 and the other roundings of a GPU, layouts,
-races, accesses out of bounds and reads of what nothing wrote. The calls are those of ops.py. A few
-run by `make test`, all of them by `make stress`.
+races, accesses out of bounds and reads of what nothing wrote. The calls are those of ops.py.
 """
 
 import itertools
@@ -15,9 +14,6 @@ from ops import BF16, FP16, FP32, OPS
 
 TYPES = {'bf16': BF16, 'fp16': FP16, 'fp32': FP32}
 CASES = [(name, which) for name, op in OPS.items() for which in op.emulated]
-# By `make test`: each compiles its kernels anew, which takes longer than they run.
-QUICK = {(name, next(iter(op.emulated)), 90, 'bf16') for name, op in OPS.items()}
-QUICK |= {(n, list(OPS[n].emulated)[1], 80, 'fp16') for n in ('ttt_linear', 'ttt_glu')}
 # The step of a single token is divided by its own norm: one unit roundoff of the tokens moves the
 # gradients of w1 and w2 by 19 and 7 %, in fp16 by 2.5 and 1.1 %.
 LOOSE = {('ttt_glu', '1 × 1'): {BF16: 0.14, FP16: 0.02}}
@@ -27,7 +23,6 @@ VARIANTS = [
     pytest.param(
         *(name, which, arch, dtype),
         id=f'{name} {which}, sm_{arch}, {dtype}',
-        marks=() if (name, which, arch, dtype) in QUICK else pytest.mark.stress,
     )
     for (name, which), arch, dtype in itertools.product(CASES, (80, 90), TYPES)
 ]
@@ -57,7 +52,6 @@ def test_output_and_every_gradient(name, which, arch, dtype, cut):
     check(name, which, arch, dtype)
 
 
-@pytest.mark.stress
 @pytest.mark.parametrize(('name', 'which'), CASES)
 def test_copies_that_land_at_once(name, which, cut):
     if name == 'ttt_linear':

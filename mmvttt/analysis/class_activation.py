@@ -1,18 +1,22 @@
 """Class activation maps by gradients (Grad-CAM; Selvaraju et al., 2017)."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mmvttt.analysis.mixers import Mixing, backbone_of
-from mmvttt.analysis.receptive_field import level_names
-from mmvttt.errors import UsageError
+from ..errors import UsageError
+from .mixers import Mixing, backbone_of
+from .receptive_field import level_names
 
-from .models import samples_of, toolbox_of
+# A detector and an image → the scores `(n,)` of what it detects.
+Detect = Callable[[nn.Module, Tensor], Tensor]
 
 
-def class_activation(model: nn.Module, image: Tensor, mixings: list[Mixing]) -> dict[str, Tensor]:
+def class_activation(
+    model: nn.Module, image: Tensor, mixings: list[Mixing], detect: Detect | None = None
+) -> dict[str, Tensor]:
     """Returns relu(Σ_c mean(∂s/∂A_c)·A_c), `(h, w)`, of each map A `(C, h, w)`.
 
     The score s is the largest logit of a classifier, or the sum of a detector's scores. The maps
@@ -22,13 +26,14 @@ def class_activation(model: nn.Module, image: Tensor, mixings: list[Mixing]) -> 
         model: A classifier or detector of OpenMMLab, or a model of timm; in evaluation mode.
         image: `(1, 3, H, W)`.
         mixings: Mixers of the model's backbone, recorded on an image of this size.
+        detect: For a detector, the scores of what it detects; None for a classifier.
 
     Raises:
         UsageError: The model has no such score, or detects nothing.
     """
     found: dict[str, Tensor] = {}
     handles = []
-    if toolbox_of(model) == 'mmdet' and model.with_neck:
+    if detect is not None and model.with_neck:
 
         def keep_levels(_: nn.Module, args: tuple, levels: tuple) -> None:
             found.update(zip(level_names(image, levels), levels, strict=True))
@@ -44,7 +49,7 @@ def class_activation(model: nn.Module, image: Tensor, mixings: list[Mixing]) -> 
             handles.append(block.register_forward_pre_hook(keep_tokens))
     try:
         with torch.enable_grad():
-            score = _score(model, image.clone().requires_grad_())
+            score = _score(model, image.clone().requires_grad_(), detect)
             gradients = torch.autograd.grad(score, list(found.values()), allow_unused=True)
     finally:
         for handle in handles:
@@ -61,10 +66,9 @@ def class_activation(model: nn.Module, image: Tensor, mixings: list[Mixing]) -> 
     return maps
 
 
-def _score(model: nn.Module, image: Tensor) -> Tensor:
-    if toolbox_of(model) == 'mmdet':
-        (found,) = model.predict(image, samples_of(image), rescale=False)
-        scores = found.pred_instances.scores
+def _score(model: nn.Module, image: Tensor, detect: Detect | None) -> Tensor:
+    if detect is not None:
+        scores = detect(model, image)
         if not len(scores):
             raise UsageError('nothing is detected in the image: no class to show the activation of')
         return scores.sum()

@@ -67,6 +67,9 @@ class SharedMemory:
     In an epoch nothing orders the warps of a program. Bytes that one warp wrote may be read by the
     same warp only, and bytes that one read may be written by it only. Warps that write the same
     value to the same place are no race: that is how Triton replicates.
+
+    Threads write by the generic proxy and WGMMA reads by the asynchronous one, which sees what was
+    written before a proxy fence.
     """
 
     def __init__(self, programs: int, size: int) -> None:
@@ -74,6 +77,7 @@ class SharedMemory:
         total = programs * size
         self.data = np.full(total, 0xFF, np.uint8)
         self._written = np.zeros(total, bool)
+        self._unfenced = np.zeros(total, bool)
         self._write_epoch, self._read_epoch = (np.zeros(total, np.int32) for _ in range(2))
         # Bit w: warp w did it in that epoch.
         self._writers, self._readers = (np.zeros(total, np.uint32) for _ in range(2))
@@ -83,7 +87,8 @@ class SharedMemory:
         """The memory of some of the programs alone."""
         part = SharedMemory(0, self.size)
         part.programs, part.epoch = int(kept.sum()), self.epoch
-        for name in ('data', '_written', '_write_epoch', '_read_epoch', '_writers', '_readers'):
+        bits = ('_written', '_unfenced')
+        for name in ('data', *bits, '_write_epoch', '_read_epoch', '_writers', '_readers'):
             rows = getattr(self, name).reshape(self.programs, self.size)
             setattr(part, name, rows[kept].ravel())
         return part
@@ -98,10 +103,17 @@ class SharedMemory:
         return (programs * self.size + addresses)[:, None] + np.arange(size)
 
     def load(
-        self, addresses: np.ndarray, programs: np.ndarray, warps: np.ndarray, size: int
+        self,
+        addresses: np.ndarray,
+        programs: np.ndarray,
+        warps: np.ndarray,
+        size: int,
+        asynchronous: bool = False,
     ) -> np.ndarray:
-        """Bytes `(lanes, size)` for lanes of these programs and warps."""
+        """Bytes `(lanes, size)` for lanes of these programs and warps; by which proxy."""
         places = self._places(addresses, programs, size)
+        if asynchronous and self._unfenced[places].any():
+            raise Fault('WGMMA reads what threads wrote, with no fence.proxy.async between')
         bits = np.uint32(1) << warps.astype(np.uint32)[:, None]
         if not self._written[places].all():
             raise Fault('shared memory is read before anything was written there')
@@ -129,7 +141,16 @@ class SharedMemory:
             # Also in a warp, where one thread wins, and which one is undefined.
             raise Fault('a race: two threads write different values at once')
         self._written[places] = True
+        self._unfenced[places] = True
         self._mark(self._write_epoch, self._writers, places, bits)
+
+    def arrive(self, addresses: np.ndarray, programs: np.ndarray, size: int) -> None:
+        """Ends a copy that was written before: a fence on its way did not show it to WGMMA."""
+        self._unfenced[self._places(addresses, programs, size)] = True
+
+    def fence(self) -> None:
+        """Shows the asynchronous proxy all that was written."""
+        self._unfenced[:] = False
 
     def _mark(
         self, epochs: np.ndarray, masks: np.ndarray, places: np.ndarray, bits: np.ndarray

@@ -1,0 +1,158 @@
+"""What is known of the Triton kernels, by GPU, Triton, op and dtype: runs, refused or untested.
+
+The ops read this table, docs/kernels.md shows it, and `make gpu` names the rows that it settles.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+
+Version = tuple[int, ...]
+
+RUNS, REFUSED, UNTESTED = 'runs', 'refused', 'untested'
+DTYPES = {'fp32': torch.float32, 'bf16': torch.bfloat16, 'fp16': torch.float16}
+# Ops whose products are WGMMA and tcgen05 where the GPU has them, in bf16 and fp16.
+_PRODUCTS = ('ttt_glu', 'ttt_mlp')
+_HALF = ('bf16', 'fp16')
+
+OLD, A100, SM_8, HOPPER, BLACKWELL, SM_12, AMD = (
+    'below 8.0',
+    '8.0 (A100)',
+    '8.6 to 8.9 (RTX 30 and 40, L40S)',
+    '9.0 (H100, H200)',
+    '10.x (B200, B300)',
+    '11.x, 12.x (RTX 50)',
+    'AMD',
+)
+
+
+class Row(NamedTuple):
+    """One verdict.
+
+    Attributes:
+        gpu: By compute capability.
+        least, below: Versions of Triton; () is any.
+        ops: () is all others.
+        dtypes: Of the tokens.
+        verdict: RUNS where `make gpu` has passed on such a GPU, REFUSED, or UNTESTED: it runs, and
+            no GPU has shown what it computes.
+        why: Reports, or what was looked at instead.
+        one_stage: Loops are not pipelined.
+    """
+
+    gpu: str
+    least: Version
+    below: Version
+    ops: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    verdict: str
+    why: str
+    one_stage: bool = False
+
+    @property
+    def triton(self) -> str:
+        """The versions in words."""
+        bounds = (('≥', self.least), ('<', self.below))
+        words = [f'{sign} {".".join(map(str, v))}' for sign, v in bounds if v]
+        return ', '.join(words) or 'any'
+
+
+_ALL = tuple(DTYPES)
+# The first that holds decides.
+ROWS = (
+    Row(OLD, (), (), (), _ALL, REFUSED, 'the kernels need compute capability 8.0 or more'),
+    Row(A100, (), (), (), _ALL, UNTESTED, 'emulated'),
+    Row(SM_8, (), (), (), _ALL, UNTESTED, 'compiled; the emulated code of 8.0 is alike'),
+    Row(
+        HOPPER,
+        (),
+        (3, 7, 1),
+        _PRODUCTS,
+        _HALF,
+        UNTESTED,
+        'emulated; one stage, because with two WGMMA reads copies with no proxy fence between '
+        '(Triton 9610)',
+        one_stage=True,
+    ),
+    Row(HOPPER, (), (), (), _ALL, UNTESTED, 'emulated'),
+    Row(
+        BLACKWELL,
+        (),
+        (3, 8),
+        _PRODUCTS,
+        _HALF,
+        REFUSED,
+        'Triton before 3.8 miscompiles tcgen05 in such loops (Triton 9615, 9871, 10590)',
+    ),
+    Row(
+        BLACKWELL,
+        (3, 8),
+        (3, 9),
+        ('ttt_mlp',),
+        _HALF,
+        UNTESTED,
+        'compiled; one stage, because with two tcgen05 reads copies with no proxy fence between',
+        one_stage=True,
+    ),
+    Row(BLACKWELL, (), (), (), _ALL, UNTESTED, 'compiled'),
+    Row(SM_12, (), (), (), _ALL, UNTESTED, 'compiled'),
+    Row(AMD, (), (), (), _ALL, UNTESTED, 'compiled for gfx942'),
+)
+
+
+def gpu_of(capability: tuple[int, int]) -> str:
+    """The table's name of a GPU; those of AMD count their capabilities in another way."""
+    if torch.version.hip:
+        return AMD
+    if capability < (8, 0):
+        return OLD
+    major, minor = capability
+    return {8: A100 if minor == 0 else SM_8, 9: HOPPER, 10: BLACKWELL}.get(major, SM_12)
+
+
+def version_of(text: str) -> Version:
+    """The numbers at the start of a version such as '3.6.0+git1234'."""
+    found = re.match(r'\d+(\.\d+)*', text)
+    return tuple(map(int, found[0].split('.'))) if found else ()
+
+
+def row(op: str, dtype: torch.dtype, capability: tuple[int, int], triton: str) -> Row | None:
+    """The verdict on an op with tokens of `dtype`; None for a dtype that no GPU's kernel takes."""
+    gpu, version = gpu_of(capability), version_of(triton)
+    for known in ROWS:
+        if (
+            known.gpu == gpu
+            and known.least <= version
+            and (not known.below or version < known.below)
+            and (not known.ops or op in known.ops)
+            and dtype in (DTYPES[name] for name in known.dtypes)
+        ):
+            return known
+    return None
+
+
+def refusals(
+    op: str, capability: tuple[int, int], triton: str
+) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Dtypes in which an op's kernel is refused, and the reason."""
+    found: dict[str, list[str]] = {}
+    for name, dtype in DTYPES.items():
+        known = row(op, dtype, capability, triton)
+        if known is not None and known.verdict == REFUSED:
+            found.setdefault(known.why, []).append(name)
+    for why, names in found.items():
+        yield tuple(names), why
+
+
+def table() -> str:
+    """All rows in Markdown."""
+    lines = ['| GPU | Triton | ops | dtypes | | why |', '|---|---|---|---|---|---|']
+    for known in ROWS:
+        ops = ', '.join(f'`{op}`' for op in known.ops) or 'all' + ' others' * any(
+            other.ops and other.gpu == known.gpu for other in ROWS
+        )
+        cells = (known.gpu, known.triton, ops, ', '.join(known.dtypes), known.verdict, known.why)
+        lines.append('| ' + ' | '.join(cells) + ' |')
+    return '\n'.join(lines)

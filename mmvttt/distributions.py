@@ -1,0 +1,69 @@
+"""Which OpenMMLab is installed: the original packages, or the maintained forks of the same imports.
+
+It asks for metadata alone, so it works where the packages themselves cannot be imported.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+
+# Distributions by the module that they bring, the fork last.
+PROVIDERS: dict[str, tuple[str, ...]] = {
+    'mmengine': ('mmengine', 'mmengine-lite', 'onedl-mmengine'),
+    'mmcv': ('mmcv', 'mmcv-lite', 'mmcv-full', 'onedl-mmcv'),
+    'mmdet': ('mmdet', 'onedl-mmdetection'),
+    'mmseg': ('mmsegmentation', 'onedl-mmsegmentation'),
+    'mmpretrain': ('mmpretrain', 'onedl-mmpretrain'),
+}
+# The toolbox's part in the names of our extras.
+_EXTRAS = {'mmdet': 'det', 'mmseg': 'seg', 'mmpretrain': 'pretrain'}
+
+
+def is_installed(distribution: str) -> bool:
+    """Whether there is a distribution of that name."""
+    try:
+        version(distribution)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+def providers(module: str) -> list[str]:
+    """The installed distributions that bring a module of `PROVIDERS`."""
+    return [name for name in PROVIDERS[module] if is_installed(name)]
+
+
+def extra(toolbox: str) -> str | None:
+    """The extra of mmvttt that installs a toolbox beside the OpenMMLab that is there.
+
+    Args:
+        toolbox: 'mmdet', 'mmseg' or 'mmpretrain'; None is returned for another module.
+    """
+    if toolbox not in _EXTRAS:
+        return None
+    fork = any(is_installed(PROVIDERS[module][-1]) for module in ('mmengine', 'mmcv'))
+    return f'{"onedl-" if fork else ""}{_EXTRAS[toolbox]}'
+
+
+def overlaid() -> str | None:
+    """An error with its remedy, where two distributions bring one module; else None.
+
+    pip lays the files of the second over the first without a word, and to remove one of them
+    removes files of the other.
+    """
+    found = {module: providers(module) for module in PROVIDERS}
+    twice = [
+        f'{module} ({" and ".join(f"{name} {version(name)}" for name in names)})'
+        for module, names in found.items()
+        if len(names) > 1
+    ]
+    if not twice:
+        return None
+    toolboxes = [_EXTRAS[module] for module in _EXTRAS if found[module]] or ['det']
+    every = ' '.join(name for names in found.values() for name in names)
+    return (
+        f'two distributions lie over one another: {", ".join(twice)}. Keep one OpenMMLab: pip '
+        f'uninstall -y {every}, and then the original packages, pip install '
+        f"'mmvttt[{','.join(['lite', *toolboxes])}]', or the maintained forks, pip install "
+        f"'mmvttt[{','.join(f'onedl-{name}' for name in toolboxes)}]'"
+    )

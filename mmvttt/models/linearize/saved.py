@@ -1,0 +1,52 @@
+"""Classes of diffusers' names that load what was saved after `linearize`, with all weights.
+
+A pipeline with a linearized transformer names this module in its model_index.json, and loads the
+transformer by it. By hand:
+
+    from mmvttt.models.linearize.saved import SD3Transformer2DModel
+
+    transformer = SD3Transformer2DModel.from_pretrained(folder)
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import diffusers
+
+# A pipeline looks for the base class of a loaded class, among the names of its module.
+from diffusers import ModelMixin
+
+from .linearize import linearize
+
+__all__ = ['DiTTransformer2DModel', 'ModelMixin', 'SD3Transformer2DModel']
+
+
+class _Saved:
+    """Builds a model as its config notes that it was linearized, before its weights are loaded."""
+
+    @classmethod
+    def from_config(cls, config: Any = None, return_unused_kwargs: bool = False, **kwargs: Any):
+        """The linearized model of a config, with random weights.
+
+        Raises:
+            ValueError: If the config is of a model that was not linearized.
+        """
+        if not (isinstance(config, Mapping) and 'linearize' in config):
+            raise ValueError(
+                f'{cls.__module__}.{cls.__name__} is for what was saved after linearize(), and the '
+                f'config does not say how: load the source by diffusers.{cls.__name__}, then '
+                'linearize it.'
+            )
+        plain = {key: value for key, value in config.items() if key != 'linearize'}
+        source = super().from_config  # type: ignore[misc]
+        model, unused = source(plain, return_unused_kwargs=True, **kwargs)
+        linearize(model, **config['linearize'])
+        return (model, unused) if return_unused_kwargs else model
+
+
+class DiTTransformer2DModel(_Saved, diffusers.DiTTransformer2DModel):
+    """A DiT after `linearize`."""
+
+
+class SD3Transformer2DModel(_Saved, diffusers.SD3Transformer2DModel):
+    """An SD3 after `linearize`."""

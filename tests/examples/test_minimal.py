@@ -1,0 +1,47 @@
+"""The one-page blocks of examples/ compute what the backbones compute, with their weights."""
+
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from mmvttt.models.backbones import ViT3, Vittt
+
+EXAMPLES = Path(__file__).parents[2] / 'examples'
+ARCH = dict(embed_dims=48, num_layers=1, num_heads=3, feedforward_channels=64)
+BACKBONES = {'minimal_vittt': Vittt, 'minimal_vit3': ViT3}
+
+
+# One token, less than a mini-batch, whole ones, and one token more.
+@pytest.mark.parametrize('hw', [(1, 1), (3, 5), (4, 8), (3, 11)])
+@pytest.mark.parametrize('name', BACKBONES)
+def test_a_block_is_the_backbone_s(name: str, hw: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    source = BACKBONES[name](ARCH).blocks[0].double().eval()
+    with torch.no_grad():
+        for weight in source.parameters():
+            # Nothing of a weight that begins at 0 or 1 would be seen.
+            weight.add_(0.1 * torch.randn_like(weight))
+    block = runpy.run_path(str(EXAMPLES / f'{name}.py'))['Block'](48, 3, 64).double()
+    block.load_state_dict(source.state_dict())
+    x = torch.randn(2, hw[0] * hw[1], 48, dtype=torch.float64)
+    made, expected = block(x, hw), source(x, hw)
+    # The same sums in another order.
+    torch.testing.assert_close(made, expected, rtol=1e-10, atol=1e-10)
+    ramp = torch.linspace(-1, 1, x.numel(), dtype=x.dtype).view_as(x)
+    (made * ramp).sum().backward()
+    (expected * ramp).sum().backward()
+    for key, weight in source.named_parameters():
+        gradient = block.get_parameter(key).grad
+        torch.testing.assert_close(gradient, weight.grad, rtol=1e-8, atol=1e-8, msg=key)
+
+
+@pytest.mark.parametrize('name', BACKBONES)
+def test_it_runs(name: str) -> None:
+    run = subprocess.run(
+        [sys.executable, EXAMPLES / f'{name}.py'], capture_output=True, text=True, check=True
+    )
+    assert run.stdout.startswith('(2, 196, 192)')

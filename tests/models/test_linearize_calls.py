@@ -1,0 +1,168 @@
+"""What a linearized model returns depends on the call alone: threads, blocks, recomputation."""
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import timm
+import torch
+from timm.layers import set_reentrant_ckpt
+from torch import Tensor, nn
+
+from mmvttt.models import TimmViT
+from mmvttt.models.linearize import linearize
+
+SMALL = dict(depth=2, embed_dim=32, num_heads=2)
+# Of as many patches.
+WIDE, HIGH = (48, 80), (80, 48)
+
+
+def shaken(model: nn.Module) -> nn.Module:
+    """No weight is 0 or 1; in fp64."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.double().parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+    return model.eval()
+
+
+def linear(name: str = 'vit_tiny_patch16_224', **options) -> nn.Module:
+    model = timm.create_model(name, **SMALL, num_classes=3, dynamic_img_size=True)
+    linearize(model, **options)
+    return shaken(model)
+
+
+def image(size: tuple[int, int], seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(1, 3, *size, generator=generator, dtype=torch.float64)
+
+
+def backbone(name: str) -> Callable[[Tensor], Tensor]:
+    model = shaken(TimmViT(name, model_options=SMALL, linearize=dict()))
+    return lambda x: model(x)[0]
+
+
+@pytest.mark.parametrize(
+    'model',
+    [
+        lambda: linear(),
+        lambda: linear('vit_small_patch16_dinov3'),
+        lambda: linear('vit_small_patch16_dinov3', where=[1]),
+        lambda: linear().forward_features,
+        lambda: backbone('vit_small_patch16_dinov3'),
+    ],
+    ids=['ViT', 'Eva', 'partly', 'features', 'TimmViT'],
+)
+def test_threads(model: Callable) -> None:
+    """Every thread stops inside of a block until all are there, then goes on."""
+    model = model()
+    inputs = [image(size, seed) for seed, size in enumerate((WIDE, HIGH, WIDE, HIGH))]
+    with torch.no_grad():
+        expected = [model(x) for x in inputs]
+    found: dict[int, Tensor] = {}
+    together = threading.Barrier(len(inputs), timeout=60)
+
+    def meet(module: nn.Module, _: object) -> None:
+        if isinstance(module, nn.LayerNorm):
+            together.wait()
+
+    handle = nn.modules.module.register_module_forward_pre_hook(meet)
+
+    def work(i: int) -> None:
+        with torch.no_grad():
+            found[i] = model(inputs[i])
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(inputs))]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        handle.remove()
+    for i, y in enumerate(expected):
+        assert torch.equal(found[i], y)
+
+
+@pytest.mark.parametrize('name', ['vit_tiny_patch16_224', 'vit_small_patch16_dinov3'])
+def test_a_block_outside_of_a_call_is_refused(name: str) -> None:
+    """Tokens of one image, after another image of as many: no size is left behind."""
+    model = linear(name)
+    tokens: list[Tensor] = []
+    model.blocks[0].register_forward_pre_hook(lambda _, args: tokens.append(args[0]))
+    model(image(WIDE))
+    model(image(HIGH))
+    model.patch_embed(image(HIGH))
+    for block in (model.blocks[0], model.blocks[0].attn):
+        with pytest.raises(ValueError, match='run the whole model on an image, not a block'):
+            block(tokens[0])
+
+
+def test_a_call_inside_of_a_call() -> None:
+    model = linear()
+    expected = model(image(WIDE))
+    inside: list[Tensor] = []
+
+    def call(*_: object) -> None:
+        if not inside:
+            inside.append(torch.empty(0))
+            inside.append(model(image(HIGH)))
+
+    for module in (model.pos_drop, model.blocks[0].norm1):
+        handle = module.register_forward_pre_hook(call)
+        assert torch.equal(model(image(WIDE)), expected)
+        handle.remove()
+        assert torch.equal(inside[1], model(image(HIGH)))
+        inside.clear()
+
+
+@pytest.mark.parametrize('reentrant', [False, True])
+def test_two_images_in_flight_with_checkpointing(reentrant: bool) -> None:
+    """Both forward passes, then both backward passes."""
+    model = linear(where=[1]).train()
+    set_reentrant_ckpt(reentrant)
+    grads = []
+    try:
+        for checkpointing in (False, True):
+            model.set_grad_checkpointing(checkpointing)
+            model.zero_grad()
+            outs = [model(image(size)) for size in (WIDE, HIGH)]
+            for out in outs:
+                out.square().sum().backward()
+            grads.append({n: p.grad for n, p in model.named_parameters()})
+    finally:
+        set_reentrant_ckpt(False)
+    for name, grad in grads[0].items():
+        torch.testing.assert_close(grads[1][name], grad, rtol=0, atol=0, msg=name)
+
+
+def test_intermediates_are_of_the_call() -> None:
+    model = linear('vit_small_patch16_dinov3', where=[0])
+    final, (last,) = model.forward_intermediates(image(WIDE), 1, norm=True, stop_early=True)
+    assert torch.equal(final, model.forward_features(image(WIDE)))
+    assert torch.equal(last, final[:, 5:].mT.unflatten(2, (3, 5)))
+    vit = linear()
+    (tokens,) = vit.get_intermediate_layers(image(HIGH), 1, norm=True)
+    assert torch.equal(tokens, vit.forward_features(image(HIGH))[:, 1:])
+    with pytest.raises(ValueError, match='takes no mask'):
+        vit.get_intermediate_layers(image(HIGH), 1, attn_mask=torch.zeros(16, 16))
+
+
+@pytest.mark.parametrize('change', ['prune', 'resize', 'classes'])
+def test_what_timm_changes_on_a_model(change: str) -> None:
+    model = linear()
+    expected = model.forward_intermediates(image(WIDE), [0], intermediates_only=True)[0]
+    weights = model.state_dict()
+    if change == 'prune':
+        model.prune_intermediate_layers([0])
+        assert len(model.blocks) == 1
+    elif change == 'resize':
+        model.set_input_size(WIDE)
+        assert model.patch_embed.grid_size == (3, 5)
+    else:
+        model.reset_classifier(7)
+        assert model(image(WIDE)).shape == (1, 7)
+    found = model.forward_intermediates(image(WIDE), [0], intermediates_only=True)[0]
+    # The position embedding is resized once more, or not: fp64.
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
+    assert all(n in weights for n in model.state_dict() if not n.startswith('head'))

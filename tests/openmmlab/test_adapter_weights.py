@@ -1,0 +1,65 @@
+"""`init_cfg` of a ViT-Adapter and of the backbone inside it."""
+
+import copy
+
+import pytest
+import torch
+from mmengine.model import BaseModule
+from mmengine.registry import MODELS
+
+from mmvttt.openmmlab.register import ViTAdapter
+
+from ..models.test_vit_adapter import GN, VITTT, PlainStub
+
+
+class Stub(BaseModule, PlainStub):
+    def __init__(self):
+        PlainStub.__init__(self)
+        self._is_init, self.init_cfg = False, None
+
+
+def build(seed=0, **options):
+    torch.manual_seed(seed)
+    return ViTAdapter(Stub(), norm_cfg=GN, conv_inplane=8, **options)
+
+
+@pytest.mark.parametrize('where', ['inner', 'outer'])
+def test_pretrained_weights_win(where, tmp_path):
+    """`init_weights` neither overwrites the inner backbone's weights nor the whole model's."""
+    trained = build(seed=9)
+    path = tmp_path / 'weights.pth'
+    source = trained.backbone if where == 'inner' else trained
+    torch.save(dict(state_dict=source.state_dict()), path)
+    init_cfg = dict(type='Pretrained', checkpoint=str(path))
+    model = build() if where == 'inner' else build(init_cfg=init_cfg)
+    # The outer one of the two decides.
+    model.backbone.init_cfg = (
+        init_cfg if where == 'inner' else dict(type='Constant', layer='Linear', val=3.0)
+    )
+    model.init_weights()
+    loaded = model.backbone if where == 'inner' else model
+    for name, value in loaded.state_dict().items():
+        torch.testing.assert_close(value, source.state_dict()[name], rtol=0, atol=0)
+
+
+def test_backbone_takes_the_weights_of_a_plain_vittt(tmp_path):
+    """All but the final norm, which the adapter has no use for; under a classifier's prefix."""
+    trained = MODELS.build(VITTT)
+    weights = {f'backbone.{name}': value for name, value in trained.state_dict().items()}
+    path = tmp_path / 'classifier.pth'
+    torch.save(dict(state_dict=weights | {'head.weight': torch.zeros(3, 64)}), path)
+    pretrained = dict(type='Pretrained', checkpoint=str(path), prefix='backbone.')
+    model = ViTAdapter(VITTT | dict(init_cfg=pretrained), conv_inplane=8, norm_cfg=GN)
+    model.init_weights()
+    loaded = model.backbone.state_dict()
+    assert trained.state_dict().keys() - loaded.keys() == {'norm.weight', 'norm.bias'}
+    for name, value in loaded.items():
+        torch.testing.assert_close(value, trained.state_dict()[name], rtol=0, atol=0)
+
+
+def test_init_weights_keeps_the_starting_values():
+    model = build()
+    before = copy.deepcopy(model.state_dict())
+    model.init_weights()
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, before[name], rtol=0, atol=0)

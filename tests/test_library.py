@@ -1,0 +1,117 @@
+"""The library by itself: it loads no OpenMMLab and no OpenCV, and changes no other package.
+
+What it does alone is tested by tests/kernels, tests/models, …, which `make test-library` runs in an
+environment without them.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+DOOR = ('mmengine', 'mmcv', 'mmdet', 'mmseg', 'mmpretrain', 'cv2')
+
+# Every module of the library, and a use of each part.
+USE = """
+import importlib, pkgutil
+import torch, mmvttt, ttt_kernels
+
+for package in (ttt_kernels, mmvttt):
+    for info in pkgutil.walk_packages(package.__path__, f'{package.__name__}.'):
+        parts = info.name.split('.')
+        if parts[:2] != ['mmvttt', 'openmmlab'] and parts[-1] != '__main__' and '.mim' not in parts:
+            try:
+                importlib.import_module(info.name)
+            except ModuleNotFoundError as error:
+                # Pictures and diffusion models: the extras `plots` and `gen`.
+                if error.name not in ('matplotlib', 'diffusers'):
+                    raise
+
+import timm
+from mmvttt.models import HViT3, ViTAdapter, Vittt
+vit = timm.create_model('vit_tiny_patch16_224', depth=2, num_classes=3)
+mmvttt.linearize(vit)
+arch = dict(embed_dims=64, num_layers=2, num_heads=2, feedforward_channels=64)
+for model in (
+    Vittt(arch),
+    ViTAdapter(backbone=Vittt(arch)),
+    HViT3('tiny'),
+    vit,
+    timm.create_model('vit3_tiny_patch16_224', num_classes=3),
+):
+    out = model(torch.randn(1, 3, 224, 224))
+    sum(x.mean() for x in (out if isinstance(out, tuple) else (out,))).backward()
+"""
+
+LOADED = f"""
+import json, sys
+{USE}
+print(json.dumps(list(sys.modules)))
+"""
+
+# Functions and classes of other packages before and after: what a patch replaces.
+CHANGED = f"""
+import json, sys, types, importlib, contextlib
+for name in json.loads(sys.stdin.read()):
+    if name.partition('.')[0] not in ('mmvttt', 'ttt_kernels', '__main__', '__mp_main__'):
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+
+CODE = (type, types.FunctionType, types.BuiltinFunctionType, staticmethod, classmethod, property)
+
+def code():
+    found = {{}}
+    for name, module in list(sys.modules.items()):
+        # The interpreter's own counters and caches change by themselves.
+        if module is None or name.partition('.')[0] in ('mmvttt', 'ttt_kernels', '__main__'):
+            continue
+        for key, value in list(vars(module).items()):
+            if isinstance(value, CODE):
+                found[name, key] = value
+            if isinstance(value, type) and value.__module__ == name:
+                found |= {{(name, f'{{key}}.{{k}}'): v
+                          for k, v in list(vars(value).items()) if isinstance(v, CODE)}}
+    return found
+
+before = code()
+{USE}
+after = code()
+print(json.dumps(sorted('.'.join(k) for k, v in before.items() if after.get(k) is not v)))
+"""
+
+
+def python(code: str, stdin: str = '') -> str:
+    done = subprocess.run(
+        [sys.executable, '-c', code],
+        input=stdin, capture_output=True, text=True, check=False,
+        # Compiling the CPU's kernels would take longer than the rest.
+        env=os.environ | {'TTT_KERNELS_BACKEND': 'reference'},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-1]
+
+
+@pytest.fixture(scope='module')
+def loaded() -> list[str]:
+    """Names of the modules that are there after all of the library was imported and used."""
+    return json.loads(python(LOADED))
+
+
+def test_no_openmmlab_and_no_opencv_is_loaded(loaded: list[str]) -> None:
+    assert 'mmvttt.models.linearize' in loaded
+    assert [name for name in loaded if name.partition('.')[0] in DOOR] == []
+
+
+def test_no_other_package_is_changed(loaded: list[str]) -> None:
+    assert json.loads(python(CHANGED, json.dumps(loaded))) == []
+
+
+@pytest.mark.skipif(find_spec('mmengine') is not None, reason='for `make test-library`')
+def test_the_wheel_is_tested() -> None:
+    import mmvttt
+
+    assert Path(mmvttt.__file__).is_relative_to(sys.prefix)
