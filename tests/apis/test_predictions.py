@@ -12,7 +12,7 @@ from mmengine.config import Config
 from mmengine.hub import get_config
 from torch import Tensor, nn
 
-from mmvttt.deploy.runtime import OnnxFile
+from mmvttt.deploy.runtime import OnnxFile, open_exported
 from mmvttt.errors import UsageError
 from mmvttt.openmmlab.analysis.models import samples_of
 from mmvttt.openmmlab.apis import inference
@@ -233,9 +233,10 @@ def test_a_file_predicts_in_place_of_a_model(
 
 
 @pytest.mark.stress
+@pytest.mark.parametrize('suffix', ['.onnx', '.xml'])
 @pytest.mark.parametrize('make', [mask_rcnn, dino, mask2former])
-def test_detections_out_of_onnx(make: Any, tmp_path: Path) -> None:
-    for package in ('onnx', 'onnxscript', 'onnxruntime'):
+def test_detections_out_of_a_file(make: Any, suffix: str, tmp_path: Path) -> None:
+    for package in ('onnx', 'onnxscript', 'onnxruntime', 'openvino'):
         pytest.importorskip(package)
     cfg = make()
     cfg.dump(tmp_path / 'config.py')
@@ -243,7 +244,7 @@ def test_detections_out_of_onnx(make: Any, tmp_path: Path) -> None:
     cv2.imwrite(
         str(tmp_path / 'noise.png'), np.random.default_rng(0).integers(0, 255, (90, 130, 3))
     )
-    out = tmp_path / 'boxes.onnx'
+    out = tmp_path / f'boxes{suffix}'
     (found,) = export_model(
         str(tmp_path / 'config.py'),
         tmp_path / 'w.pth',
@@ -253,7 +254,7 @@ def test_detections_out_of_onnx(make: Any, tmp_path: Path) -> None:
         images=[tmp_path / 'noise.png'],
     )
     assert 'boxes are the same' in found.text
-    file = OnnxFile(out)
+    file = open_exported(out)
     assert file.size == SIZE
     assert file.names[:2] == ('dets', 'labels')
     # Nothing to be seen, with and without masks.
