@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from mmvttt.checkpoints.inherit import inherit_checkpoint, inherit_vit, load_inherited
 from mmvttt.checkpoints.load import load_pretrained
 from mmvttt.errors import CheckpointError, CheckpointMismatchError
-from mmvttt.models.backbones import T5, TimmViT, ViT3, Vittt
+from mmvttt.models.backbones import T5, TimmViT, ViT3
 from mmvttt.openmmlab import register as door
 
 ROOT = Path(__file__).resolve().parents[2]
