@@ -23,6 +23,7 @@ from ..errors import CheckpointError, CheckpointMismatchError
 from ..models.backbones import T5, TimmViT
 from ..version import __version__
 from .atomic_write import replacing
+from .families import timm_names
 from .load import adapted, load_pretrained
 from .match import LoadReport
 from .names_table import names_table
@@ -119,6 +120,7 @@ def inherit_vit(
             f'{type(model).__name__} cannot inherit a ViT: give init_cfg=dict(type='
             "'mmvttt.InheritViT', …) to a mmvttt.T5 (inside of a ViTAdapter, to its backbone)."
         )
+    weights = timm_names(weights)
     result, scales = _renamed(weights)
     arch, patches = _sizes(result.weights)
     if model is None:
@@ -279,7 +281,7 @@ def _renamed(weights: StateDict) -> tuple[Inheritance, dict[str, str]]:
         elif inside:
             raise CheckpointMismatchError(
                 f'{name} cannot be inherited: T⁵ has no such part, and would have to learn without '
-                'it what the source does. Take mmvttt.TimmViT.'
+                'it what the source does. Take mmvttt.TimmViT, which has all parts of the source.'
             )
         else:
             result.dropped[name] = 'no part of the backbone'

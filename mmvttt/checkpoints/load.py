@@ -5,15 +5,18 @@ from __future__ import annotations
 import logging
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
-from ..errors import CheckpointMismatchError
-from .match import LoadReport, require_match
+from ..errors import CheckpointError, CheckpointMismatchError
+from .families import timm_names
+from .match import LoadReport, compare, least_matched, require_match
 from .read import read_weights, under
+from .sources import shown
 
 StateDict = Mapping[str, Tensor]
 
@@ -30,7 +33,7 @@ def adapted(module: nn.Module, weights: StateDict) -> dict[str, Tensor]:
         CheckpointMismatchError: They have the names of the authors' code, or are a ViT's, and would
             load in part.
     """
-    weights = under(weights)  # a copy, with the notes
+    weights = timm_names(under(weights))
     if any(_PUBLIC.search(name) for name in weights):
         raise CheckpointMismatchError(
             "the checkpoint has the names of the authors' code of ViT³ or T⁵; convert it once: "
@@ -40,11 +43,12 @@ def adapted(module: nn.Module, weights: StateDict) -> dict[str, Tensor]:
     for name, part in module.named_modules():
         if hasattr(part, 'adapt_weights'):
             part.adapt_weights(weights, f'{name}.' if name else '')
-    if any(_VIT.search(name) for name in weights.keys() - module.state_dict().keys()):
+    own = module.state_dict().keys()
+    if not any('.attn.' in n for n in own) and any(map(_VIT.search, weights.keys() - own)):
         raise CheckpointMismatchError(
-            f'the checkpoint is a ViT, and {type(module).__name__} would load its patches and '
-            "norms alone: take mmvttt.T5 with init_cfg=dict(type='mmvttt.InheritViT', "
-            'checkpoint=…), or mmvttt.TimmViT'
+            f'the checkpoint is a softmax ViT, and {type(module).__name__} would load its patches '
+            "and norms alone: take mmvttt.T5 with init_cfg=dict(type='mmvttt.InheritViT', "
+            'checkpoint=…) (load_inherited), or mmvttt.TimmViT'
         )
     return weights
 
@@ -56,16 +60,19 @@ def load_pretrained(
     map_location: Any = 'cpu',
     ema: bool = False,
     adapt: Callable[[dict[str, Tensor]], StateDict] | None = None,
+    key: str | None = None,
 ) -> LoadReport:
     """Loads what a checkpoint has for a module, and logs what matched and what did not.
 
     Args:
         module: Receives the weights.
-        checkpoint: A file or http(s) URL.
-        prefix: Takes the tensors whose names begin with it, e.g. `'backbone.'`.
+        checkpoint: A file, folder, http(s) URL or name on a hub; see `read_content`.
+        prefix: Takes the tensors whose names begin with it, e.g. `'backbone.'`. None finds it: the
+            one under which most match, where next to nothing matches without.
         map_location: As of `torch.load`.
         ema: Takes the averaged weights of the file, MESA's teacher for one; see `read_weights`.
         adapt: Changes the tensors before they are compared; default: `adapted` to the module.
+        key: Entry of the file that holds the weights, `'teacher'` or `'student'` for one.
 
     Returns:
         The report that was logged.
@@ -79,10 +86,13 @@ def load_pretrained(
     """
     if not isinstance(prefix, str | None):
         raise TypeError(f"prefix={prefix!r}: give the beginning of the names, e.g. 'backbone.'")
+    weights = read_weights(checkpoint, map_location, ema, key)
+    source = shown(os.fspath(checkpoint))
+    fit = adapt or partial(adapted, module)
+    if prefix is None:
+        prefix = _found_prefix(module, weights, fit, source)
     prefix = f'{prefix.rstrip(".")}.' if prefix else ''
-    weights = read_weights(checkpoint, map_location, ema)
-    source = os.fspath(checkpoint)
-    fitted = (adapt or partial(adapted, module))(under(weights, prefix))
+    fitted = fit(under(weights, prefix))
     weights = {name: v for name, v in weights.items() if not name.startswith(prefix)}
     weights |= {f'{prefix}{name}': v for name, v in fitted.items()}
     report = require_match(module, weights, source, prefix)
@@ -90,3 +100,40 @@ def load_pretrained(
     module.load_state_dict({name: own[name] for name in report.matched}, strict=False)
     _log.info('Weights of %s from %s: %s', type(module).__name__, source, report)
     return report
+
+
+def _found_prefix(
+    module: nn.Module,
+    weights: StateDict,
+    fit: Callable[[dict[str, Tensor]], StateDict],
+    source: str,
+) -> str:
+    """The prefix under which most of a checkpoint matches; `''` where that is enough, or none is.
+
+    Raises:
+        CheckpointMismatchError: As many match under another one.
+    """
+
+    def matched(prefix: str) -> int:
+        try:
+            return len(compare(module, fit(under(weights, prefix))).matched)
+        except CheckpointError:
+            return 0
+
+    least = least_matched(module)
+    if matched('') >= least:
+        return ''
+    parts = [name.split('.') for name in weights]
+    counts = Counter('.'.join(p[:i]) + '.' for p in parts for i in range(1, min(len(p), 4)))
+    found = {p: matched(p) for p, count in counts.items() if count >= least}
+    best = max(found.values(), default=0)
+    if best < least:
+        return ''
+    first, *others = sorted((p for p in found if found[p] == best), key=len)
+    if rivals := [p for p in others if not p.startswith(first)]:
+        raise CheckpointMismatchError(
+            f'{source!r} has {best} tensors for {type(module).__name__} under each of the prefixes '
+            f'{first!r} and {", ".join(map(repr, rivals))}: choose one, prefix={first!r}.'
+        )
+    _log.info('%s: taking what is under %r', source, first)
+    return first

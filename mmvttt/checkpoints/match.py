@@ -66,6 +66,11 @@ def _kind(tensor: Tensor) -> str:
     return shape if tensor.is_floating_point() else f'{shape} of integers'
 
 
+def least_matched(module: nn.Module) -> float:
+    """Number of a module's tensors below which a checkpoint is of another model."""
+    return max(1, _LEAST * len(module.state_dict()))
+
+
 def require_match(
     module: nn.Module, weights: StateDict, source: str, prefix: str = ''
 ) -> LoadReport:
@@ -82,8 +87,7 @@ def require_match(
             prefixes of the file, and the one to write where one would fit.
     """
     report = compare(module, under(weights, prefix))
-    size = len(module.state_dict())
-    least = max(1, _LEAST * size)
+    size, least = len(module.state_dict()), least_matched(module)
     if len(report.matched) >= least:
         return report
     parts = (name.split('.') for name in weights)
@@ -92,7 +96,12 @@ def require_match(
     # The shortest of several.
     best = max(sorted(fits, key=lambda p: (p.count('.'), p)), key=fits.__getitem__)
     advice = 'give the checkpoint of this architecture'
-    if fits[best] >= least:
+    if 2 * len(report.mismatched) >= size:
+        advice = (
+            f'{len(report.mismatched)} have the names of this model in other shapes, '
+            f'{report.mismatched[0]}: build the model in the size of the checkpoint'
+        )
+    elif fits[best] >= least:
         advice = (
             f'write prefix={best!r}: {fits[best]} tensors match then'
             if best

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import logging
 import os
 import pickle
 import re
@@ -11,57 +9,52 @@ import stat
 import zipfile
 from collections.abc import Mapping
 from contextlib import ExitStack
-from http.client import HTTPException
 from typing import IO, Any
-from urllib.parse import urlparse
-from urllib.request import urlopen
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.serialization import safe_globals
 
-from ..errors import CheckpointError, CheckpointMissingError, RefusedCheckpointError
+from ..errors import CheckpointError, RefusedCheckpointError
 from .allow_list import allowed
-from .atomic_write import PARTIAL
+from .sources import located, shown
 
-_log = logging.getLogger(__name__)
 # Where training scripts put the weights, in the order of preference.
 _EMA = ('state_dict_ema', 'model_ema', 'ema')
 # Prefix of averaged weights in our checkpoints: MESA's teacher.
 _TEACHER = 'teacher.'
 _CONTAINERS = ('state_dict', 'model', *_EMA)
+# Where self-supervised trainings put theirs.
+_NETWORKS = ('teacher', 'student', 'teacher_ema', 'target_encoder', 'encoder')
 _LISTED = 8
-_SECONDS_TO_ANSWER = 60
 # Messages of torch's weights-only reader; the last one comes with the others.
 _REFUSED = (
     r'GLOBAL (\S+) was not an allowed',
     r'unsupported GLOBAL (\S+) whose',
     r'WeightsUnpickler error:\s*(.+)',
 )
-# The digest that torch's convention puts into the name of a file.
-_DIGEST = re.compile(r'-([a-f0-9]{8,64})\.')
-
-# Prefix of the names of timm's hub, as mmengine's 'torchvision://'.
-_TIMM = 'timm://'
-
 StateDict = Mapping[str, Tensor]
 
 
 def read_weights(
-    checkpoint: str | os.PathLike[str], map_location: Any = 'cpu', ema: bool = False
+    checkpoint: str | os.PathLike[str],
+    map_location: Any = 'cpu',
+    ema: bool = False,
+    key: str | None = None,
 ) -> dict[str, Tensor]:
     """The named tensors of a file or URL, as `read_content` reads it.
 
     Takes raw state dicts and those under `state_dict`, `model`, `state_dict_ema`, `model_ema` or
     `ema`, and drops DDP's `module.`. With `ema`, takes the averaged weights alone: the last three,
     or of a checkpoint of ours the average of an EMAHook, or MESA's teacher by the names of the
-    student.
+    student. `key` names the entry, where a file has several (`teacher`, `student`, `teacher_ema`).
 
     Raises:
-        CheckpointError: See `read_content`; or the file has no weights.
+        CheckpointError: See `read_content`; or the file has no weights, or several.
     """
-    return named_tensors(read_content(checkpoint, map_location), os.fspath(checkpoint), ema)
+    content = read_content(checkpoint, map_location)
+    return named_tensors(content, shown(os.fspath(checkpoint)), ema, key)
 
 
 def read_content(
@@ -74,7 +67,10 @@ def read_content(
 
     Args:
         checkpoint: A path, an http(s) URL, `timm://` and the name of a model with its tag, or an
-            open file. A file of safetensors is told by its name.
+            open file. A file of safetensors is told by its name. A folder, of transformers or of
+            timm (`local-dir:…`), holds `model.safetensors`, shards by its index, or
+            `pytorch_model.bin`. `hf-hub:OWNER/NAME`, or the name alone of what lies in the hub's
+            cache, is the hub's.
         map_location: As of `torch.load`.
         mmap: Leave the numbers in the file until they are used.
 
@@ -86,8 +82,11 @@ def read_content(
     """
     with ExitStack() as stack:
         if isinstance(checkpoint, str | os.PathLike):
-            source: Any = os.fspath(checkpoint)
-            path = _located(source)
+            source: Any = shown(os.fspath(checkpoint))
+            path, *shards = located(os.fspath(checkpoint))
+            if shards:
+                parts = [read_content(p, map_location, mmap) for p in (path, *shards)]
+                return {name: value for part in parts for name, value in part.items()}
             file: IO[bytes]
             try:
                 # A pipe would wait for a writer.
@@ -163,79 +162,6 @@ def _refused_object(error: pickle.UnpicklingError) -> str:
     return next((f[1] for f in found if f), _first_line(error))
 
 
-def _located(source: str) -> str:
-    """The file of a path, or of a URL in torch's cache, downloaded if it is not there yet."""
-    if source.startswith(_TIMM):
-        return _from_timm(source.removeprefix(_TIMM))
-    if not source.startswith(('http://', 'https://')):
-        path = os.path.expanduser(source)
-        if not os.path.exists(path) or os.path.isdir(path):
-            raise CheckpointMissingError(
-                f'there is no checkpoint {source!r} (looked for {os.path.abspath(path)}); '
-                'give the path of a file, or an http(s) URL'
-            )
-        return path
-    name = os.path.basename(urlparse(source).path).lstrip('.') or 'weights.pth'
-    # Many sites have a file of this name: each URL has a folder.
-    folder = hashlib.sha256(source.encode()).hexdigest()[:16]
-    path = os.path.join(torch.hub.get_dir(), 'checkpoints', folder, name)
-    if not os.path.isfile(path):
-        try:
-            _download(source, path)
-        except (OSError, HTTPException, ValueError) as error:
-            raise CheckpointError(f'{source!r} cannot be downloaded: {error}') from error
-    return path
-
-
-def _from_timm(name: str) -> str:
-    """The file that timm's hub has under the name of a model and its tag, downloaded if needed."""
-    import timm
-    from huggingface_hub import hf_hub_download
-
-    config = timm.get_pretrained_cfg(name)
-    if config is None or not config.hf_hub_id:
-        raise CheckpointMissingError(
-            f"timm's hub has no weights {name!r}: give a name of timm.list_pretrained(), such as "
-            "'timm://vit_small_patch16_dinov3.lvd1689m'"
-        )
-    try:
-        return hf_hub_download(config.hf_hub_id, config.hf_hub_filename or 'model.safetensors')
-    except Exception as error:
-        # Many classes of errors are raised without a network.
-        raise CheckpointError(
-            f"'{_TIMM}{name}' cannot be downloaded ({_first_line(error)}); on a machine without a "
-            f'network give the file, model.safetensors of https://huggingface.co/{config.hf_hub_id}'
-        ) from error
-
-
-def _download(url: str, path: str) -> None:
-    """Downloads a file, which gets its name once all of it is there.
-
-    Raises:
-        OSError: The server does not answer for a minute, or ends early.
-        ValueError: The digest in the name, by torch's convention, is of another content.
-    """
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    partial = f'{path}.{os.getpid()}{PARTIAL}'
-    _log.info('downloading %s to %s', url, path)
-    digest = hashlib.sha256()
-    try:
-        with urlopen(url, timeout=_SECONDS_TO_ANSWER) as answer, open(partial, 'wb') as file:
-            while piece := answer.read(2**20):
-                digest.update(piece)
-                file.write(piece)
-            expected = answer.headers.get('Content-Length')
-            if expected is not None and file.tell() != int(expected):
-                raise OSError(f'{file.tell()} of {expected} bytes came')
-        named = _DIGEST.search(os.path.basename(path))
-        if named and not digest.hexdigest().startswith(named[1]):
-            raise ValueError(f'its digest is {digest.hexdigest()}, and its name has {named[1]}')
-        os.replace(partial, path)
-    finally:
-        if os.path.exists(partial):
-            os.remove(partial)
-
-
 def under(weights: Mapping[Any, Any], prefix: str = '') -> dict[str, Tensor]:
     """The tensors whose names begin with a prefix, by the rest of their names."""
     return {
@@ -245,22 +171,32 @@ def under(weights: Mapping[Any, Any], prefix: str = '') -> dict[str, Tensor]:
     }
 
 
-def named_tensors(content: Any, source: str, ema: bool = False) -> dict[str, Tensor]:
+def named_tensors(
+    content: Any, source: str, ema: bool = False, key: str | None = None
+) -> dict[str, Tensor]:
     """The weights in what `read_content` has read; `source` names it in the error."""
-    containers: tuple[str, ...] = _EMA if ema else _CONTAINERS
+    containers: tuple[str, ...] = (key,) if key else _EMA if ema else _CONTAINERS
     if ema and isinstance(content, Mapping) and 'ema_state_dict' in content:
         # mmengine's EMAHook has put the average in the place of the weights.
         containers = ('state_dict',)
     if isinstance(content, Mapping):
         held = [c for c in containers if isinstance(content.get(c), Mapping)]
-        weights = content[held[0]] if held else content
+        networks = [c for c in _NETWORKS if isinstance(content.get(c), Mapping)]
+        if not held and not ema and not key:
+            if len(networks) > 1:
+                raise CheckpointError(
+                    f'{source!r} holds several networks, {", ".join(networks)}: choose one, '
+                    f'key={networks[0]!r}.'
+                )
+            held = networks
+        weights = {} if key and not held else content[held[0]] if held else content
         tensors = under(weights)
         if ema and not held:
             tensors = under(named_tensors(content, source), _TEACHER)
         if tensors:
             wrapped = all(name.startswith('module.') for name in tensors)
             return under(tensors, 'module.') if wrapped else tensors
-        found = f'the keys {sorted(map(str, weights))[:_LISTED]}'
+        found = f'the keys {sorted(map(str, content if key else weights))[:_LISTED]}'
     else:
         found = f'a {type(content).__name__}'
     what, alone = ('averaged weights', '') if ema else ('weights', 'by itself or ')

@@ -116,3 +116,36 @@ def test_weights_of_another_architecture(tmp_path: Path) -> None:
     torch.save({'conv.weight': torch.zeros(3), '0.bias': torch.zeros(99)}, tmp_path / 'a.pth')
     with pytest.raises(CheckpointMismatchError, match='give the checkpoint of this architecture'):
         load_pretrained(net(), tmp_path / 'a.pth')
+
+
+def test_weights_of_another_size_are_told_by_their_shapes(tmp_path: Path) -> None:
+    torch.save(net(9).state_dict(), tmp_path / 'a.pth')
+    with pytest.raises(
+        CheckpointMismatchError, match=r'other shapes, 0\.weight: \(9, 3\) → \(4, 3\)'
+    ):
+        load_pretrained(nn.Sequential(nn.Linear(3, 4)), tmp_path / 'a.pth')
+
+
+@pytest.mark.parametrize('prefix', ['backbone.', 'module.backbone.', 'teacher_net.trunk.'])
+def test_a_prefix_is_found(tmp_path: Path, prefix: str) -> None:
+    source, target = net(), net()
+    content = with_prefix(source.state_dict(), prefix) | {'head.fc.weight': torch.zeros(1)}
+    torch.save({'teacher': content}, tmp_path / 'a.pth')
+    load_pretrained(target, tmp_path / 'a.pth')
+    torch.testing.assert_close(target.state_dict(), source.state_dict(), rtol=0, atol=0)
+
+
+def test_two_networks_want_a_key(tmp_path: Path) -> None:
+    student, teacher, target = net(), net(), net()
+    parts = {'student': student.state_dict(), 'teacher': teacher.state_dict()}
+    torch.save(parts, tmp_path / 'a.pth')
+    with pytest.raises(CheckpointError, match=r"several networks, teacher, student.*key='teacher'"):
+        load_pretrained(target, tmp_path / 'a.pth')
+    load_pretrained(target, tmp_path / 'a.pth', key='student')
+    torch.testing.assert_close(target.state_dict(), student.state_dict(), rtol=0, atol=0)
+    with pytest.raises(CheckpointError, match=r"holds no weights but the keys \['student', 'teach"):
+        load_pretrained(target, tmp_path / 'a.pth', key='model')
+    names = with_prefix(student.state_dict(), 'a.') | with_prefix(teacher.state_dict(), 'b.')
+    torch.save(names, tmp_path / 'b.pth')
+    with pytest.raises(CheckpointMismatchError, match=r"'a\.' and 'b\.': choose one"):
+        load_pretrained(target, tmp_path / 'b.pth')

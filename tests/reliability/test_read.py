@@ -105,7 +105,7 @@ def test_a_download_that_is_cut_off_is_not_kept(server: tuple, tmp_path: Path) -
     assert read_content(f'{address}/a.pth') == {'a': 1}
     damaged = SMALL.replace(b'archive/version', b'archive/Version', 1)
     answers += [SMALL, damaged]
-    for name, message in (('a-01234567', 'its digest is'), ('b', 'damaged'), ('none', '404')):
+    for name, message in (('a-0123456f', 'its digest is'), ('b', 'damaged'), ('none', '404')):
         with pytest.raises(CheckpointError, match=message):
             read_content(f'{address}/{name}.pth')
     with pytest.raises(CheckpointError, match='cannot be downloaded'):
@@ -128,3 +128,19 @@ def test_what_is_downloaded_runs_nothing(server: tuple, tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match=r'evil_.\.pth.*could run code'):
             read(f'{address}/evil_{number}.pth')
     assert not (tmp_path / 'ran').exists()
+
+
+def test_a_date_in_a_name_is_no_digest(server: tuple) -> None:
+    address, answers = server
+    answers += [SMALL]
+    assert read_content(f'{address}/weights-20240101.pth') == {'a': 1}
+
+
+def test_the_password_of_a_url_is_not_shown(server: tuple) -> None:
+    address, answers = server
+    url = address.replace('//', '//me:secret@') + '/private.pth'
+    with pytest.raises(CheckpointError, match='404') as caught:
+        read_content(url)
+    assert 'secret' not in str(caught.value)
+    answers += [SMALL]
+    assert read_content(url) == {'a': 1}

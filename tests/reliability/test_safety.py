@@ -27,10 +27,11 @@ from mmengine.registry import MODELS
 from torch import nn
 
 from mmvttt.checkpoints.convert import convert_checkpoint
-from mmvttt.checkpoints.read import read_content, read_weights
+from mmvttt.checkpoints.read import read_weights
 from mmvttt.errors import CheckpointError
 from mmvttt.openmmlab.apis.inference import _dataset_meta
 from mmvttt.openmmlab.apis.train import evaluate, train
+from mmvttt.openmmlab.compat.checkpoints import load_safely
 from mmvttt.openmmlab.register import FromLibrary
 from mmvttt.openmmlab.reliability.data.paths import check_data
 
@@ -131,7 +132,7 @@ def content(tmp_path_factory: pytest.TempPathFactory) -> dict:
         patch.chdir(folder)
         options = {'train_cfg.max_epochs': 1, 'experiment_name': folder.name}
         train(TINY / 'tiny_config.py', work_dir=str(folder), cfg_options=options)
-    return read_content(folder / 'epoch_1.pth')
+    return load_safely(folder / 'epoch_1.pth')
 
 
 @pytest.fixture

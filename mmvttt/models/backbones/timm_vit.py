@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from mmvttt.arguments import check_choice, check_config, check_int, checked_size
+from mmvttt.checkpoints.families import to_timm
 
 from ..linearize import MapSize, linearize
 from ..linearize.linearize import Linearization
@@ -196,7 +197,7 @@ class TimmViT(PlainBackbone):
         return super().no_weight_decay() | {n for n in own if n.endswith('_token')}
 
     def adapt_weights(self, state_dict: dict[str, Tensor], prefix: str = '') -> None:
-        """Lets weights of timm's hub or of a model's authors load, of other sizes too, in place.
+        """Lets weights of transformers, timm or a model's authors load, of any size, in place.
 
         Names become timm's, kernels of patches and position embeddings are resized, and a norm
         behind the pooling becomes that of the tokens.
@@ -206,10 +207,7 @@ class TimmViT(PlainBackbone):
         with torch.device('meta'):
             vit = _create(*self._source)
         rename = next(f for cls, f in _FROM_AUTHORS.items() if isinstance(vit, cls))
-        found = rename(dict(own), vit)
-        for part in ('weight', 'bias'):
-            if f'norm.{part}' not in found and f'fc_norm.{part}' in found:
-                found[f'norm.{part}'] = found.pop(f'fc_norm.{part}')
+        found = to_timm(own, vit, self._source[0], rename)
         for name in own:
             del state_dict[f'{prefix}{name}']
         state_dict.update({f'{prefix}{name}': weight for name, weight in found.items()})

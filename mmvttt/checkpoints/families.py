@@ -1,0 +1,310 @@
+"""Names of transformers' vision transformers, and timm's: one table of names a family.
+
+Both forms in which transformers has written them are known: the files on its hub, whose names are
+those of its version 4, and the `state_dict` of version 5. Queries, keys and values, which it keeps
+apart, become one tensor.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import torch
+from timm.models.eva import Eva
+from torch import Tensor, nn
+
+from ..errors import CheckpointError, CheckpointMismatchError
+
+Rules = tuple[tuple[str, str], ...]
+
+# What all families call alike. `(?:…)` has both versions of the name.
+_EMBEDDINGS: Rules = (
+    (r'embeddings\.cls_token$', 'cls_token'),
+    (r'embeddings\.distillation_token$', 'dist_token'),
+    (r'embeddings\.register_tokens$', 'reg_token'),
+    (r'embeddings\.position_embeddings$', 'pos_embed'),
+    (r'embeddings\.patch_embeddings(?:\.projection)?\.(weight|bias)$', r'patch_embed.proj.\1'),
+)
+_ATTENTION: Rules = (
+    (r'attention\.(?:attention\.)?(?:query|q_proj)\.', 'attn.q.'),
+    (r'attention\.(?:attention\.)?(?:key|k_proj)\.', 'attn.k.'),
+    (r'attention\.(?:attention\.)?(?:value|v_proj)\.', 'attn.v.'),
+    (r'attention\.(?:output\.dense|o_proj)\.', 'attn.proj.'),
+)
+_DINO: Rules = (
+    *_ATTENTION,
+    (r'norm([12])\.', r'norm\1.'),
+    (r'mlp\.fc([12])\.', r'mlp.fc\1.'),
+)
+_DINOV2: Rules = (
+    *_DINO,
+    (r'layer_scale([12])\.lambda1$', r'ls\1.gamma'),
+    (r'mlp\.weights_in\.', 'mlp.fc1.'),
+    (r'mlp\.gate_proj\.', 'mlp.gate.'),
+    (r'mlp\.up_proj\.', 'mlp.up.'),
+    (r'mlp\.(?:weights_out|down_proj)\.', 'mlp.fc2.'),
+)
+_DINOV3: Rules = (
+    *_DINO,
+    (r'layer_scale([12])\.lambda1$', r'gamma_\1'),
+    (r'mlp\.gate_proj\.', 'mlp.fc1_g.'),
+    (r'mlp\.up_proj\.', 'mlp.up.'),
+    (r'mlp\.down_proj\.', 'mlp.fc2.'),
+)
+_VIT: Rules = (
+    *_ATTENTION,
+    (r'layernorm_before\.', 'norm1.'),
+    (r'layernorm_after\.', 'norm2.'),
+    (r'(?:intermediate\.dense|mlp\.fc1)\.', 'mlp.fc1.'),
+    (r'(?:output\.dense|mlp\.fc2)\.', 'mlp.fc2.'),
+)
+_CLIP: Rules = (
+    (r'self_attn\.([qkv])_proj\.', r'attn.\1.'),
+    (r'self_attn\.out_proj\.', 'attn.proj.'),
+    (r'layer_norm([12])\.', r'norm\1.'),
+    (r'mlp\.fc([12])\.', r'mlp.fc\1.'),
+)
+_CLIP_REST: Rules = (
+    (r'embeddings\.class_embedding$', 'cls_token'),
+    (r'embeddings\.position_embedding\.weight$', 'pos_embed'),
+    (r'embeddings\.patch_embedding\.(weight|bias)$', r'patch_embed.proj.\1'),
+    (r'pre_layrnorm\.', 'norm_pre.'),
+    (r'post_layernorm\.', 'norm.'),
+    # SigLIP's pooling.
+    (r'head\.probe$', 'attn_pool.latent'),
+    (r'head\.attention\.in_proj_', 'attn_pool.qkv.'),
+    (r'head\.attention\.out_proj\.', 'attn_pool.proj.'),
+    (r'head\.layernorm\.', 'attn_pool.norm.'),
+    (r'head\.mlp\.', 'attn_pool.mlp.'),
+)
+_NORM: Rules = ((r'(?:layernorm|norm)\.', 'norm.'),)
+
+
+class Family(NamedTuple):
+    """The names of one family of transformers.
+
+    Attributes:
+        mark: A name that tells it, the first attention's; its group 1 is the part up to a block.
+        block: Names inside of a block → timm's.
+        rest: Names beside the blocks → timm's.
+    """
+
+    mark: str
+    block: Rules
+    rest: Rules
+
+
+FAMILIES: Mapping[str, Family] = {
+    'DINOv3': Family(
+        r'((?:model\.)?layer\.)0\.attention\.q_proj\.weight$', _DINOV3, (*_EMBEDDINGS, *_NORM)
+    ),
+    'DINOv2': Family(
+        r'(encoder\.layer\.)0\.layer_scale1\.lambda1$', _DINOV2, (*_EMBEDDINGS, *_NORM)
+    ),
+    'ViT, DeiT, ViT-MAE': Family(
+        r'((?:encoder\.layer|layers)\.)0\.layernorm_before\.weight$', _VIT, (*_EMBEDDINGS, *_NORM)
+    ),
+    'CLIP, SigLIP': Family(r'(encoder\.layers\.)0\.self_attn\.q_proj\.weight$', _CLIP, _CLIP_REST),
+}
+# Beside the backbone, whatever its prefix.
+_HEADS: Rules = (
+    (r'(?:cls_)?classifier\.', 'head.'),
+    (r'distillation_classifier\.', 'head_dist.'),
+    (r'visual_projection\.weight$', 'head.weight'),
+)
+# Of no use to a backbone: masks of the pretraining, the text's half, decoders, poolers.
+_DROPPED = re.compile(
+    r'(.*\.)?(mask_token|position_ids|inv_freq|pooler\..*)$|(text_model|text_projection|decoder)\.'
+    r'|logit_(scale|bias)$'
+)
+_CHUNKED = re.compile(r'(.*\bblocks)\.\d+\.(\d+)\.')
+
+
+def timm_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights of transformers by timm's names; others as they are.
+
+    The blocks of DINOv2's own large models, saved in chunks (`blocks.0.3.norm1…`), lose the number
+    of their chunk.
+
+    Args:
+        weights: Named tensors, under any prefix.
+
+    Raises:
+        CheckpointError: A name of a family's file is not known, or a query, key or value is absent.
+    """
+    family, prefix, blocks = _family(weights)
+    if family is None:
+        return {_CHUNKED.sub(r'\1.\2.', name): value for name, value in weights.items()}
+    found: dict[str, Tensor] = {}
+    for name, value in weights.items():
+        short = name.removeprefix(prefix)
+        if _DROPPED.match(name) or _DROPPED.match(short):
+            continue
+        if place := re.match(rf'{re.escape(blocks)}(\d+)\.', short):
+            new = _first(family.block, short[place.end() :])
+            new = new and f'blocks.{place[1]}.{new}'
+        else:
+            new = _first(family.rest, short) or _first(_HEADS, name)
+        if new is None:
+            raise CheckpointError(
+                f'{name} is no name that transformers gives to this family of models; give the '
+                'checkpoint as transformers saves it, or one of timm.'
+            )
+        found[new] = value
+    _join(found, is_eva=family.block is _DINOV3)
+    return _shaped(found)
+
+
+def _family(weights: Mapping[str, Tensor]) -> tuple[Family | None, str, str]:
+    """The family, what precedes its names, and what precedes a block's number."""
+    for family in FAMILIES.values():
+        for name in weights:
+            mark = re.search(rf'(?:^|\.){family.mark}', name)
+            # The text's half has the same blocks.
+            if mark and 'text_model' not in name and 'decoder' not in name:
+                prefix = name[: mark.start(1)]
+                if any(n.startswith(f'{prefix}embeddings.patch_embedding') for n in weights):
+                    return family, prefix, mark[1]
+    return None, '', ''
+
+
+def _first(rules: Rules, name: str) -> str | None:
+    for pattern, replacement in rules:
+        if match := re.match(pattern, name):
+            return match.expand(replacement) + name[match.end() :]
+    return None
+
+
+def _join(weights: dict[str, Tensor], is_eva: bool) -> None:
+    """Makes one tensor of queries, keys and values, and of the two halves of a gated network."""
+    for name in [n for n in weights if n.endswith('.attn.q.weight')]:
+        place = name.removesuffix('q.weight')
+        try:
+            parts = [weights.pop(f'{place}{part}.weight') for part in 'qkv']
+        except KeyError as error:
+            raise CheckpointError(
+                f"{error.args[0]} (in timm's words) is missing beside the queries: give the whole "
+                'checkpoint.'
+            ) from None
+        weights[f'{place}qkv.weight'] = torch.cat(parts)
+        biases = {part: weights.pop(f'{place}{part}.bias', None) for part in 'qkv'}
+        given = next((b for b in biases.values() if b is not None), None)
+        if given is None:
+            continue
+        whole = {p: torch.zeros_like(given) if b is None else b for p, b in biases.items()}
+        if is_eva:
+            # Keys have none: softmax does not see it.
+            weights[f'{place}q_bias'], weights[f'{place}v_bias'] = whole['q'], whole['v']
+        else:
+            weights[f'{place}qkv.bias'] = torch.cat(list(whole.values()))
+    for name in [n for n in weights if '.mlp.up.' in n]:
+        up = weights.pop(name)
+        gate = weights.pop(name.replace('.up.', '.gate.'), None)
+        if gate is not None:
+            weights[name.replace('.up.', '.fc1.')] = torch.cat([gate, up])
+        else:
+            gated = name.replace('.up.', '.fc1_g.') in weights
+            weights[name.replace('.up.', '.fc1_x.' if gated else '.fc1.')] = up
+
+
+def _shaped(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors in timm's shapes."""
+    patch, token = weights.get('patch_embed.proj.weight'), weights.get('cls_token')
+    if patch is not None and patch.dim() == 2:
+        # SigLIP 2 reads patches as rows of (height, width, channel).
+        side = round((patch.shape[1] / 3) ** 0.5)
+        weights['patch_embed.proj.weight'] = patch.unflatten(1, (side, side, 3)).permute(0, 3, 1, 2)
+    if token is not None and token.dim() == 1:
+        weights['cls_token'] = token[None, None]
+    position = weights.get('pos_embed')
+    if position is not None and position.dim() == 2:
+        position = weights['pos_embed'] = position[None]
+    if position is not None and token is not None and 'reg_token' in weights:
+        # Registers have no row; timm adds the class token's to the token.
+        weights['cls_token'] = weights['cls_token'] + position[:, :1]
+        weights['pos_embed'] = position[:, 1:]
+    for kind in ('weight', 'bias'):
+        if (whole := weights.pop(f'attn_pool.qkv.{kind}', None)) is not None:
+            width = whole.shape[0] // 3
+            weights[f'attn_pool.q.{kind}'] = whole[:width]
+            weights[f'attn_pool.kv.{kind}'] = whole[width:]
+    head = weights.get('head.weight')
+    if head is not None and 'head.bias' not in weights:
+        # CLIP's projection; timm's has a bias.
+        weights['head.bias'] = head.new_zeros(head.shape[0])
+    return weights
+
+
+_BIAS = r'\.attn\.(q_bias|v_bias|qkv\.bias)$'
+# What a model of timm may lack, by its names and its authors'.
+_PARTS: Mapping[str, str] = {
+    r'^(reg_token|register_tokens|storage_tokens)$': 'register tokens',
+    r'^cls_token$': 'a class token',
+    r'\.ls[12]\.gamma$|\.gamma_[12]$': 'layer scales',
+    r'^(norm_pre|ln_pre)\.': 'a norm before the blocks',
+    r'\.[qk]_norm\.': 'norms of queries and keys',
+}
+
+
+def to_timm(
+    weights: Mapping[str, Tensor],
+    model: nn.Module,
+    name: str,
+    rename: Callable[[dict[str, Tensor], nn.Module], dict[str, Tensor]],
+) -> dict[str, Tensor]:
+    """Weights of transformers, of timm's hub or of a model's authors by the names of a timm model.
+
+    Args:
+        weights: Named tensors without a prefix.
+        model: The model of timm that they are for.
+        name: Its name in timm's registry, for the errors.
+        rename: timm's own `checkpoint_filter_fn` for models of this class.
+
+    Raises:
+        CheckpointError: The weights have a part that the model lacks, such as registers, or are of
+            shapes that it cannot take.
+    """
+    found = timm_names(weights)
+    _require_place(found, model, name)
+    try:
+        found = rename(found, model)
+    except (
+        AssertionError,
+        AttributeError,
+        IndexError,
+        KeyError,
+        RuntimeError,
+        ValueError,
+    ) as error:
+        raise CheckpointMismatchError(
+            f'the checkpoint does not fit {name} ({type(error).__name__}: {error}): give the '
+            'weights of this model, or the model of these weights.'
+        ) from error
+    for part in ('weight', 'bias'):
+        if f'norm.{part}' not in found and f'fc_norm.{part}' in found:
+            found[f'norm.{part}'] = found.pop(f'fc_norm.{part}')
+    return found
+
+
+def _require_place(weights: dict[str, Tensor], model: nn.Module, name: str) -> None:
+    """Refuses parts without a place in a model; drops biases of zeros where it has none."""
+    own = model.state_dict().keys()
+    for part, what in _PARTS.items():
+        lost = next((n for n in weights if re.search(part, n)), None)
+        if lost and not any(re.search(part, n) for n in own):
+            raise CheckpointMismatchError(
+                f'the checkpoint has {what} ({lost}), which {name} has not: take the model of timm '
+                'that has them, or set model_options.'
+            )
+    if not isinstance(model, Eva) or any(re.search(_BIAS, n) for n in own):
+        return
+    for bias in [n for n in weights if re.search(_BIAS, n)]:
+        value = weights[bias]
+        # Keys have no bias, whatever the file holds for them.
+        read = value.chunk(3)[::2] if bias.endswith('qkv.bias') else (value,)
+        if any(part.any() for part in read):
+            raise CheckpointMismatchError(
+                f'{bias} of the checkpoint is not zero, and {name} has no biases of queries and '
+                f"values: take timm's model of the name {name}_qkvb."
+            )
+        del weights[bias]

@@ -1,0 +1,216 @@
+"""Where a checkpoint is: a path, a folder, a URL, or a name on a hub."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+from base64 import b64encode
+from datetime import datetime
+from http.client import HTTPException
+from pathlib import Path
+from urllib.parse import unquote, urlparse, urlsplit, urlunsplit
+from urllib.request import Request, urlopen
+
+from ..errors import CheckpointError, CheckpointMissingError
+from .atomic_write import PARTIAL
+
+_log = logging.getLogger(__name__)
+_SECONDS_TO_ANSWER = 60
+# The digest that torch's convention puts into the name of a file.
+_DIGEST = re.compile(r'-([a-f0-9]{8,64})\.')
+# Prefix of the names of timm's hub, as mmengine's 'torchvision://'.
+_TIMM = 'timm://'
+_HUB = ('hf-hub:', 'hf_hub:', 'hf://')
+_LOCAL = 'local-dir:'
+# In a folder of transformers or timm, in the order of preference.
+_FILES = (
+    'model.safetensors',
+    'model.safetensors.index.json',
+    'pytorch_model.bin',
+    'pytorch_model.bin.index.json',
+    'open_clip_model.safetensors',
+)
+
+
+def shown(source: str) -> str:
+    """A path or URL for messages: without user and password."""
+    if not source.startswith(('http://', 'https://')):
+        return source
+    parts = urlsplit(source)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition('@')[2]))
+
+
+def located(source: str) -> list[str]:
+    """The file of a checkpoint, or its shards; a URL is downloaded if it is not there yet.
+
+    Raises:
+        CheckpointMissingError: There is none.
+        CheckpointError: It cannot be downloaded, or the index of a folder makes no sense.
+    """
+    if source.startswith(_TIMM):
+        return [_from_timm(source.removeprefix(_TIMM))]
+    if source.startswith(_HUB):
+        return _from_hub(source.partition(':')[2].lstrip('/'))
+    if source.startswith(('http://', 'https://')):
+        return [_downloaded(source)]
+    path = os.path.expanduser(source.removeprefix(_LOCAL))
+    if os.path.isdir(path):
+        return _in_folder(Path(path))
+    if os.path.exists(path):
+        return [path]
+    if re.fullmatch(r'[\w.-]+/[\w.-]+', source) and (cached := _cached(source)):
+        return _in_folder(cached)
+    raise CheckpointMissingError(
+        f'there is no checkpoint {source!r} (looked for {os.path.abspath(path)}); '
+        'give the path of a file or folder, an http(s) URL, or hf-hub:OWNER/NAME'
+    )
+
+
+def _in_folder(folder: Path) -> list[str]:
+    """The weights in a folder as transformers and timm write it."""
+    name = next((name for name in _FILES if (folder / name).is_file()), None)
+    if name is None:
+        raise CheckpointMissingError(
+            f'there are no weights in the folder {os.fspath(folder)!r}: it has none of '
+            f'{", ".join(_FILES)}; give the file itself'
+        )
+    path = folder / name
+    if not name.endswith('.index.json'):
+        return [os.fspath(path)]
+    try:
+        names = sorted(set(json.loads(path.read_text(encoding='utf-8'))['weight_map'].values()))
+        # Not a path: an index of a stranger names files of this folder alone.
+        wrong = [n for n in names if Path(n).name != n]
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise CheckpointError(f'{os.fspath(path)!r} is no index of shards ({error})') from error
+    wrong += [n for n in names if not (folder / n).is_file()]
+    if wrong or not names:
+        raise CheckpointMissingError(
+            f'{os.fspath(path)!r} names shards that are not in its folder: {", ".join(wrong[:8])}; '
+            'copy the whole folder'
+        )
+    return [os.fspath(folder / name) for name in names]
+
+
+def _cached(name: str) -> Path | None:
+    """The folder of a model in the local cache of the hub, without asking the network."""
+    from huggingface_hub import try_to_load_from_cache
+
+    found = (try_to_load_from_cache(name, file) for file in _FILES)
+    return next((Path(f).parent for f in found if isinstance(f, str)), None)
+
+
+def _from_hub(name: str) -> list[str]:
+    """The weights of a model of the hub, from the cache or downloaded."""
+    from huggingface_hub import snapshot_download
+
+    if cached := _cached(name):
+        return _in_folder(cached)
+    try:
+        patterns = ['config.json', 'model*.safetensors', 'model.safetensors.index.json']
+        return _in_folder(Path(snapshot_download(name, allow_patterns=patterns)))
+    except CheckpointError:
+        raise
+    except Exception as error:
+        # Many classes of errors are raised without a network.
+        raise CheckpointError(
+            f"'hf-hub:{name}' is not in the local cache and cannot be downloaded "
+            f'({_first_line(error)}); on a machine without a network give '
+            'its folder'
+        ) from error
+
+
+def _downloaded(url: str) -> str:
+    """The file of a URL in torch's cache."""
+    import torch
+
+    name = os.path.basename(urlparse(url).path).lstrip('.') or 'weights.pth'
+    # Many sites have a file of this name: each URL has a folder.
+    folder = hashlib.sha256(url.encode()).hexdigest()[:16]
+    path = os.path.join(torch.hub.get_dir(), 'checkpoints', folder, name)
+    if not os.path.isfile(path):
+        try:
+            _download(url, path)
+        except (OSError, HTTPException, ValueError) as error:
+            raise CheckpointError(f'{shown(url)!r} cannot be downloaded: {error}') from error
+    return path
+
+
+def _from_timm(name: str) -> str:
+    """The file that timm's hub has under the name of a model and its tag, downloaded if needed."""
+    import timm
+    from huggingface_hub import hf_hub_download
+
+    config = timm.get_pretrained_cfg(name)
+    if config is None or not config.hf_hub_id:
+        raise CheckpointMissingError(
+            f"timm's hub has no weights {name!r}: give a name of timm.list_pretrained(), such as "
+            "'timm://vit_small_patch16_dinov3.lvd1689m'"
+        )
+    try:
+        return hf_hub_download(config.hf_hub_id, config.hf_hub_filename or 'model.safetensors')
+    except Exception as error:
+        # Many classes of errors are raised without a network.
+        raise CheckpointError(
+            f"'{_TIMM}{name}' cannot be downloaded ({_first_line(error)}); on a machine without a "
+            f'network give the file, model.safetensors of https://huggingface.co/{config.hf_hub_id}'
+        ) from error
+
+
+def _download(url: str, path: str) -> None:
+    """Downloads a file, which gets its name once all of it is there.
+
+    Raises:
+        OSError: The server does not answer for a minute, or ends early.
+        ValueError: The digest in the name, by torch's convention, is of another content.
+    """
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    partial = f'{path}.{os.getpid()}{PARTIAL}'
+    _log.info('downloading %s to %s', shown(url), path)
+    digest = hashlib.sha256()
+    try:
+        with (
+            urlopen(_request(url), timeout=_SECONDS_TO_ANSWER) as answer,
+            open(partial, 'wb') as file,
+        ):
+            while piece := answer.read(2**20):
+                digest.update(piece)
+                file.write(piece)
+            expected = answer.headers.get('Content-Length')
+            if expected is not None and file.tell() != int(expected):
+                raise OSError(f'{file.tell()} of {expected} bytes came')
+        named = _digest(os.path.basename(path))
+        if named and not digest.hexdigest().startswith(named):
+            raise ValueError(f'its digest is {digest.hexdigest()}, and its name has {named}')
+        os.replace(partial, path)
+    finally:
+        if os.path.exists(partial):
+            os.remove(partial)
+
+
+def _request(url: str) -> Request:
+    """A request for a URL, whose user and password are sent as HTTP wants them."""
+    request, user = Request(shown(url)), urlsplit(url).netloc.rpartition('@')[0]
+    if user:
+        token = b64encode(unquote(user).encode()).decode()
+        request.add_unredirected_header('Authorization', f'Basic {token}')
+    return request
+
+
+def _digest(name: str) -> str | None:
+    """The digest in the name of a file, by torch's convention; a date is none."""
+    found = _DIGEST.search(name)
+    if found is None:
+        return None
+    try:
+        year = datetime.strptime(found[1], '%Y%m%d').year
+    except ValueError:
+        return found[1]
+    return None if 1990 <= year < 2100 else found[1]
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition('\n')[0]

@@ -1,0 +1,211 @@
+"""transformers' own modules with random weights compute what timm's do with their files."""
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from mmvttt.checkpoints import sources
+from mmvttt.checkpoints.families import timm_names
+from mmvttt.checkpoints.inherit import load_inherited
+from mmvttt.checkpoints.load import load_pretrained
+from mmvttt.checkpoints.read import read_weights
+from mmvttt.errors import CheckpointError, CheckpointMismatchError
+from mmvttt.models.backbones import T5, TimmViT
+
+WIDTH = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2)
+SIZES = dict(WIDTH, intermediate_size=64, image_size=48, patch_size=8)
+DINO = dict(WIDTH, image_size=48, patch_size=8, mlp_ratio=2)
+# Options of timm's model of the same size.
+TIMM = dict(embed_dim=32, depth=2, num_heads=2)
+SMALL = dict(TIMM, mlp_ratio=2)
+
+
+@cache
+def transformers() -> Any:
+    return pytest.importorskip('transformers', reason='compares with transformers')
+
+
+def both(kind: str, config: str, options: dict) -> nn.Module:
+    module = transformers()
+    model = getattr(module, kind)(getattr(module, config)(**options))
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        # No weight is 0 or 1.
+        for parameter in model.parameters():
+            parameter += 0.3 * torch.randn(parameter.shape, generator=generator)
+    return model.eval()
+
+
+# transformers' class, config and options; timm's model, its options; the part that is compared.
+CASES: dict[str, tuple[str, str, dict, str, dict, str]] = {
+    'DINOv2': (
+        'Dinov2Model', 'Dinov2Config', DINO,
+        'vit_small_patch14_dinov2', dict(SMALL, init_values=1), '',
+    ),
+    'DINOv2 giant': (
+        'Dinov2Model', 'Dinov2Config', dict(DINO, use_swiglu_ffn=True),
+        'vit_giant_patch14_dinov2', dict(TIMM, mlp_ratio=3, init_values=1), '',
+    ),
+    'DINOv2 classifier': (
+        'Dinov2ForImageClassification', 'Dinov2Config', DINO,
+        'vit_small_patch14_dinov2', dict(SMALL, init_values=1), 'dinov2',
+    ),
+    'DINOv2 with registers': (
+        'Dinov2WithRegistersModel', 'Dinov2WithRegistersConfig', DINO,
+        'vit_small_patch14_reg4_dinov2', dict(SMALL, init_values=1), '',
+    ),
+    'DINOv3': (
+        'DINOv3ViTModel', 'DINOv3ViTConfig', dict(SIZES, num_register_tokens=4),
+        'vit_small_patch16_dinov3_qkvb', SMALL, '',
+    ),
+    'DINOv3 without biases': (
+        'DINOv3ViTModel', 'DINOv3ViTConfig',
+        dict(SIZES, num_register_tokens=4, query_bias=False, value_bias=False),
+        'vit_small_patch16_dinov3', SMALL, '',
+    ),
+    'DINOv3 plus': (
+        'DINOv3ViTModel', 'DINOv3ViTConfig',
+        dict(SIZES, num_register_tokens=4, use_gated_mlp=True, hidden_act='silu'),
+        'vit_small_plus_patch16_dinov3_qkvb', dict(SMALL, swiglu_align_to=8), '',
+    ),
+    'SigLIP': (
+        'SiglipVisionModel', 'SiglipVisionConfig', dict(SIZES, hidden_act='gelu_pytorch_tanh'),
+        'vit_base_patch16_siglip_gap_224', dict(SMALL, act_layer='gelu_tanh'), '',
+    ),
+    'SigLIP, both halves': (
+        'SiglipModel', 'SiglipConfig',
+        dict(
+            vision_config=dict(SIZES),
+            text_config=dict(WIDTH, intermediate_size=64, vocab_size=9),
+        ),
+        'vit_base_patch16_siglip_gap_224', dict(SMALL, act_layer='gelu_tanh'), 'vision_model',
+    ),
+    'CLIP': (
+        'CLIPVisionModelWithProjection', 'CLIPVisionConfig', dict(SIZES),
+        'vit_base_patch16_clip_quickgelu_224', SMALL, 'vision_model',
+    ),
+    'ViT': ('ViTModel', 'ViTConfig', SIZES, 'vit_small_patch16_224', SMALL, ''),
+    'ViT classifier': (
+        'ViTForImageClassification', 'ViTConfig', SIZES, 'vit_small_patch16_224', SMALL, 'vit',
+    ),
+    'DeiT': (
+        'DeiTModel', 'DeiTConfig', SIZES, 'deit_small_distilled_patch16_224', SMALL, '',
+    ),
+    'DeiT classifier': (
+        'DeiTForImageClassificationWithTeacher', 'DeiTConfig', SIZES,
+        'deit_small_distilled_patch16_224', SMALL, 'deit',
+    ),
+    'ViT-MAE': (
+        'ViTMAEForPreTraining', 'ViTMAEConfig',
+        dict(
+            SIZES, mask_ratio=0.0, decoder_hidden_size=16, decoder_num_hidden_layers=1,
+            decoder_num_attention_heads=2, decoder_intermediate_size=16,
+        ),
+        'vit_small_patch16_224', SMALL, 'vit',
+    ),
+}  # fmt: skip
+
+
+def tokens(source: nn.Module, part: str, image: Tensor) -> Tensor:
+    model = source.get_submodule(part) if part else source
+    options = dict(noise=torch.arange(36.0)[None]) if 'MAE' in type(source).__name__ else {}
+    found = model(pixel_values=image, **options).last_hidden_state
+    name = type(model).__name__
+    # CLIP's norm comes behind the pooling there.
+    return model.post_layernorm(found) if name.startswith('CLIPVision') else found
+
+
+@pytest.mark.parametrize('form', ['folder', 'shards', 'state_dict'])
+@pytest.mark.parametrize('name', CASES)
+def test_outputs_are_transformers_own(name: str, form: str, tmp_path: Path) -> None:
+    kind, config, options, timm_name, timm_options, part = CASES[name]
+    source = both(kind, config, options)
+    if form == 'state_dict':
+        torch.save(source.state_dict(), tmp_path / 'model.pth')
+        checkpoint = tmp_path / 'model.pth'
+    else:
+        source.save_pretrained(
+            tmp_path, **(dict(max_shard_size='20KB') if form == 'shards' else {})
+        )
+        assert (tmp_path / 'model.safetensors').exists() == (form == 'folder')
+        checkpoint = tmp_path
+    model = TimmViT(timm_name, model_options=timm_options, img_size=48, patch_size=8).eval()
+    report = load_pretrained(model, checkpoint)
+    assert not report.missing
+    assert not report.mismatched
+    image = torch.randn(1, 3, 48, 48, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        x, hw = model.embed(image)
+        for i in range(model.num_layers):
+            x = model.run_block(i, x, hw)
+        # fp32, two blocks.
+        torch.testing.assert_close(model.norm(x), tokens(source, part, image), rtol=1e-4, atol=1e-4)
+
+
+def test_other_names_stay() -> None:
+    weights = {'blocks.0.attn.qkv.weight': torch.ones(3), 'norm.weight': torch.ones(1)}
+    assert timm_names(weights).keys() == weights.keys()
+
+
+def test_the_blocks_of_a_large_dinov2_are_saved_in_chunks(tmp_path: Path) -> None:
+    options = dict(model_options=SMALL, img_size=28)
+    source = TimmViT('vit_small_patch14_dinov2', **options)
+    weights = {n.replace('blocks.', 'blocks.0.'): w for n, w in source.state_dict().items()}
+    torch.save(dict(weights, mask_token=torch.zeros(1, 32)), tmp_path / 'dinov2.pth')
+    model = TimmViT('vit_small_patch14_dinov2', **options)
+    assert not load_pretrained(model, tmp_path / 'dinov2.pth').missing
+    assert torch.equal(model.blocks[1].mlp.fc1.weight, source.blocks[1].mlp.fc1.weight)
+
+
+def test_what_a_model_lacks_is_said(tmp_path: Path) -> None:
+    options = dict(model_options=SMALL, img_size=28)
+    registers = TimmViT('vit_small_patch14_reg4_dinov2', **options)
+    torch.save(registers.state_dict(), tmp_path / 'a.pth')
+    model = TimmViT('vit_small_patch14_dinov2', **options)
+    with pytest.raises(CheckpointMismatchError, match=r'register tokens \(reg_token\).*has not'):
+        load_pretrained(model, tmp_path / 'a.pth')
+    options = dict(model_options=SMALL, img_size=32)
+    biased = TimmViT('vit_small_patch16_dinov3_qkvb', **options)
+    model = TimmViT('vit_small_patch16_dinov3', **options)
+    for value in (0, 1):
+        nn.init.constant_(biased.blocks[1].attn.v_bias, value)
+        torch.save(biased.state_dict(), tmp_path / 'b.pth')
+        if not value:
+            assert not load_pretrained(model, tmp_path / 'b.pth').unexpected
+    with pytest.raises(CheckpointMismatchError, match=r'v_bias .*vit_small_patch16_dinov3_qkvb'):
+        load_pretrained(model, tmp_path / 'b.pth')
+
+
+def test_t5_inherits_a_vit_of_transformers(tmp_path: Path) -> None:
+    source = both('ViTForImageClassification', 'ViTConfig', SIZES)
+    source.save_pretrained(tmp_path)
+    arch = dict(embed_dims=32, num_layers=2, num_heads=2, feedforward_channels=64)
+    model = T5(arch, img_size=48, patch_size=8)
+    load_inherited(model, checkpoint=tmp_path)
+    key = source.state_dict()['vit.layers.1.attention.k_proj.weight']
+    assert torch.equal(model.blocks[1].mixer.qkv.weight[32:64], key)
+
+
+def test_a_name_of_the_hub_in_the_local_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, '_cached', lambda name: tmp_path / name)
+    folder = tmp_path / 'somebody' / 'vit'
+    folder.mkdir(parents=True)
+    save_file({'weight': torch.ones(2)}, folder / 'model.safetensors')
+    for name in ('somebody/vit', 'hf-hub:somebody/vit', f'local-dir:{folder}', str(folder)):
+        assert read_weights(name)['weight'].tolist() == [1, 1]
+    (folder / 'model.safetensors').unlink()
+    with pytest.raises(CheckpointError, match='no weights in the folder'):
+        read_weights(folder)
+    for names in ({'a': '../evil.safetensors'}, {'a': 'gone.safetensors'}):
+        index = folder / 'model.safetensors.index.json'
+        index.write_text(json.dumps({'weight_map': names}))
+        with pytest.raises(CheckpointError, match='shards that are not in its folder'):
+            read_weights(folder)
