@@ -8,6 +8,9 @@ from diffusers import DiTTransformer2DModel, SD3Transformer2DModel
 from diffusers.models.attention_processor import Attention, AttnProcessor2_0, JointAttnProcessor2_0
 from torch import Tensor, nn
 
+from ..layers.inner_losses import INNER_LOSSES
+from ..layers.inner_models import INNER_MODELS
+from ..layers.key_norms import KEY_NORMS
 from .linearize import linearize
 from .replacement import LINEAR, MapSize, Replacement
 
@@ -51,15 +54,38 @@ def install(
     model.register_forward_pre_hook(map_size.see_latents, with_kwargs=True)
     for block in model.transformer_blocks:
         block.register_forward_pre_hook(map_size.recall, with_kwargs=True)
-    model.register_to_config(linearize=dict(note))
+    model.register_to_config(linearize=_named(note))
     model.__class__ = _LINEAR_CLASSES.get(type(model), type(model))
     return [
         f'{name}.processor.{own}' for name, new in built.items() for own in new.new_parameters()
     ]
 
 
+def _named(value: Any) -> Any:
+    """Options with the library's own classes and functions by their names, as JSON can hold them."""
+    if isinstance(value, Mapping):
+        return {key: _named(inner) for key, inner in value.items()}
+    known = [(n, p) for table in (INNER_MODELS, INNER_LOSSES, KEY_NORMS) for n, p in table.items()]
+    return next((name for name, part in known if part is value), value)
+
+
 class _Linearized:
     """Builds a model as its config notes that it was linearized, before its weights are loaded."""
+
+    def save_config(self, *args: Any, **kwargs: Any) -> None:
+        """Writes the config, as `save_pretrained` does.
+
+        Raises:
+            ValueError: A class or function of the user's own is in it.
+        """
+        try:
+            super().save_config(*args, **kwargs)  # type: ignore[misc]
+        except TypeError as error:
+            raise ValueError(
+                f'{type(self).__name__} was linearized with a class or function of your own, which '
+                f'its config cannot name ({error}): save its state_dict, and linearize a new model '
+                'in the same way before it is loaded.'
+            ) from error
 
     @classmethod
     def from_config(cls, config: Any = None, return_unused_kwargs: bool = False, **kwargs: Any):
