@@ -62,7 +62,7 @@ def install(
 
 
 def _named(value: Any) -> Any:
-    """Options with the library's own classes and functions by their names, as JSON can hold them."""
+    """Options with the library's own classes and functions by their names, for JSON."""
     if isinstance(value, Mapping):
         return {key: _named(inner) for key, inner in value.items()}
     known = [(n, p) for table in (INNER_MODELS, INNER_LOSSES, KEY_NORMS) for n, p in table.items()]

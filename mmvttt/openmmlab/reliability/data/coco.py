@@ -109,8 +109,8 @@ def check_coco(
     if masks and annotations and not any(ann.get('segmentation') for ann in annotations):
         findings.error(
             f'no annotation of {path} has a mask, and the config loads masks: to train boxes '
-            'alone, inherit a config of boxes such as fasterrcnn_vittt_s_1x.py (docs/own_data.md, "Boxes '
-            'alone")'
+            'alone, inherit a config of boxes such as fasterrcnn_vittt_s_1x.py (docs/own_data.md, '
+            '"Boxes alone")'
         )
     if not findings.errors and not any(is_learned(ann, wanted, sizes) for ann in annotations):
         (findings.error if training else findings.warn)(
