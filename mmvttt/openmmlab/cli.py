@@ -103,11 +103,14 @@ class Options(DictAction):
         for pair in values:
             if not pair.partition('=')[0] or '=' not in pair:
                 parser.error(f'{rest[0]} {pair!r}: write KEY=VALUE, e.g. train_cfg.max_epochs=1')
-        super().__call__(parser, namespace, values, *rest)
+        try:
+            super().__call__(parser, namespace, values, *rest)
+        except UsageError as error:
+            parser.error(str(error))
 
     @staticmethod
     def _parse_iterable(val: str) -> Any:
-        """A value; mmengine's parser knows no dicts, and recurses without end at their commas."""
+        """A value, with the dicts at which mmengine's own parser recurses without end."""
         if 'dict(' not in val and '{' not in val:
             return DictAction._parse_iterable(val)
         try:

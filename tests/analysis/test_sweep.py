@@ -68,9 +68,9 @@ DESIGN_SPACE = {f'{MIXER}.type': 'mmvttt.TTTMixer', f'{MIXER}.inner.type': 'MLP'
         ('vit3_s_in1k', DESIGN_SPACE, {f'{MIXER}.inner.ratio': 3}, 'Tab. 4', 79.5),
         ('vit3_s_in1k', DESIGN_SPACE, {f'{MIXER}.inner.depth': 3}, 'Tab. 4', 77.5),
         ('vit3_s_in1k', DESIGN_SPACE, {f'{MIXER}.inner.residual': 'input'}, 'and 6', 78.8),
-        ('vit3_s_in1k', DESIGN_SPACE, {f'{MIXER}.inner': dict(identity_init=True)}, 'and 6', 79.0),
-        ('t5_t_in1k_30e', {f'{MIXER}.locality': None},
-         {f'{MIXER}.inner': 'SwiGLU'}, 'Tab. 1', 69.25),
+        ('vit3_s_in1k', DESIGN_SPACE, {f'{MIXER}.inner.identity_init': True}, 'and 6', 79.0),
+        ('t5_t_in1k_30e', {f'{MIXER}.locality': None}, {f'{MIXER}.inner': 'SwiGLU'}, 'Tab. 1',
+         69.25),
         ('t5_t_in1k_30e', {f'{MIXER}.locality': None, f'{MIXER}.inner': 'GatedFC'},
          {'model.backbone.only_new': True}, 'T⁵, Tab. 1', 61.95),
         ('t5_t_in1k_30e', {}, {f'{MIXER}.key_norm': 'instance_scale'}, 'T⁵, Tab. 2', 51.43),
@@ -160,7 +160,7 @@ def test_whole_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
     ('key', 'value', 'message'),
     [
         ('optim_wraper.optimizer.lr', 1, "nothing reads 'optim_wraper', did you mean 'optim_wr"),
-        ('model.backbone.desing', 1, "Vittt has no option 'desing', did you mean 'design'"),
+        ('model.backbone.desing', 1, "unexpected keyword argument 'desing', did you mean 'design'"),
         (DESIGN, 'dul', r"design=dul: .*choose one of 'ttt_layer'"),
     ],
 )

@@ -20,6 +20,10 @@ def map_size(x: Tensor) -> tuple[int, int]:
 
 def check_image(x: Tensor, in_channels: int, model: str) -> None:
     """Refuses what is no image `(B, in_channels, H, W)` of floating-point numbers."""
+    if x.dim() == 4 and not len(x):
+        raise ValueError(
+            f'{model} got an empty batch, {tuple(x.shape)}: skip it, or keep an image at least.'
+        )
     if x.dim() != 4 or x.shape[1] != in_channels or 0 in x.shape:
         raise ValueError(
             f'{model} takes images (B, {in_channels}, H, W), got {tuple(x.shape)}: convert the '

@@ -11,6 +11,9 @@ from torch import Tensor, nn
 
 from mmvttt.errors import UsageError
 
+from ..layers.inner_losses import INNER_LOSSES
+from ..layers.inner_models import INNER_MODELS
+from ..layers.key_norms import KEY_NORMS
 from .replacement import LINEAR, MapSize, Replacement, checked_size
 
 # Model → the argument of its call that its blocks hand on to their processors, and its place.
@@ -60,6 +63,7 @@ def install(
     Raises:
         ValueError: If an option cannot be written into a config. The model is unchanged.
     """
+    note = _named(note)
     for option, value in note.items():
         try:
             json.dumps(value)
@@ -73,7 +77,7 @@ def install(
         model.get_submodule(name).set_processor(new)
     for name in left:
         model.get_submodule(name).register_forward_pre_hook(_drop_map_size, with_kwargs=True)
-    model.register_to_config(linearize=dict(note))
+    model.register_to_config(linearize=note)
     # A pipeline writes it into model_index.json, and looks the class up in it.
     model.__module__ = _SAVED
     model.register_forward_pre_hook(_tell_map_size, with_kwargs=True)
@@ -81,6 +85,14 @@ def install(
     return [
         f'{name}.processor.{own}' for name, new in built.items() for own in new.new_parameters()
     ]
+
+
+def _named(value: Any) -> Any:
+    """Options with the library's own classes and functions by their names, for JSON."""
+    if isinstance(value, Mapping):
+        return {key: _named(inner) for key, inner in value.items()}
+    known = [(n, p) for table in (INNER_MODELS, INNER_LOSSES, KEY_NORMS) for n, p in table.items()]
+    return next((name for name, part in known if part is value), value)
 
 
 def _tell_map_size(

@@ -136,7 +136,9 @@ def _check(
             training=training,
             masks=any(t.get('with_mask') for t in steps),
         )
-        _check_heads(class_counts(cfg, _DET_HEADS), len(findings.classes or ()), findings)
+        _check_heads(
+            class_counts(cfg, _DET_HEADS), len(findings.classes or ()), findings, len(classes or ())
+        )
     elif toolbox == 'mmseg':
         # BCE has one channel for two classes.
         heads = [(k, n) for k, n in class_counts(cfg, _SEG_HEADS) if n > 1]
@@ -154,7 +156,9 @@ def _check(
         _check_one_hot(cfg, findings)
 
 
-def _check_heads(heads: Iterable[tuple[str, int]], count: int, findings: Findings) -> None:
+def _check_heads(
+    heads: Iterable[tuple[str, int]], count: int, findings: Findings, most: int = 0
+) -> None:
     """A head takes the label behind its last one for background, and fails at those after it."""
     for place, known in heads:
         if known < count:
@@ -162,7 +166,7 @@ def _check_heads(heads: Iterable[tuple[str, int]], count: int, findings: Finding
                 f'{place} has num_classes={known} for {count} classes of the data: set '
                 f'num_classes={count} in all heads, or metainfo.classes in the data sets'
             )
-        elif known > count > 0:
+        elif known > max(count, most) > 0:
             findings.warn(
                 f'{place} has num_classes={known} for {count} classes of the data: nothing '
                 'trains the others'

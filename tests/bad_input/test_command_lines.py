@@ -1,0 +1,140 @@
+"""Options and folders that ended in a traceback, or in silence: one sentence, or what was meant."""
+
+import argparse
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from mmengine.registry import HOOKS
+from torch import nn
+
+import mmvttt.openmmlab.reliability  # noqa: F401
+from mmvttt.errors import UsageError
+from mmvttt.models.backbones import T5, HViT3, Vittt
+from mmvttt.openmmlab.build_errors import explain_build
+from mmvttt.openmmlab.cli import add_cfg_options
+from mmvttt.openmmlab.engine.layer_decay import _undecayed
+
+ARCH = dict(embed_dims=64, num_layers=2, num_heads=2, feedforward_channels=128)
+
+
+@pytest.mark.parametrize(
+    ('given', 'value'),
+    [
+        ("[dict(type='X')]", [dict(type='X')]),
+        ("dict(type='X', a=(1, 2), b=dict(c=None))", dict(type='X', a=(1, 2), b=dict(c=None))),
+        ("{'a': [1, 2]}", {'a': [1, 2]}),
+        ('[(1,2),(3,4)]', [(1, 2), (3, 4)]),
+    ],
+)
+def test_dicts_as_options(given: str, value: object) -> None:
+    parser = argparse.ArgumentParser()
+    add_cfg_options(parser)
+    assert parser.parse_args(['--cfg-options', f'a.b={given}']).cfg_options == {'a.b': value}
+
+
+def test_texts_without_quotes(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    add_cfg_options(parser)
+    with pytest.raises(SystemExit):
+        parser.parse_args(['--cfg-options', 'custom_hooks=[dict(type=X)]'])
+    assert 'quote the texts in it' in capsys.readouterr().err
+
+
+def test_an_unknown_option_of_the_checkpoint_hook_is_a_sentence() -> None:
+    with pytest.raises(TypeError) as found:
+        HOOKS.build(dict(type='mmvttt.CheckpointHook', intervall=3))
+    assert explain_build(found.value).startswith('CheckpointHook has no option intervall; allowed')
+
+
+@pytest.mark.parametrize('make', [os.mkdir, os.mkfifo])
+def test_what_is_no_file_as_last_checkpoint(run: Callable, make: Callable) -> None:
+    os.mkdir('w')
+    make('w/last_checkpoint')
+    with pytest.raises(UsageError, match=r"'w/last_checkpoint' is no plain file.*--work-dir"):
+        run('train', work_dir='w')
+
+
+def test_resume_in_an_empty_folder_begins_from_load_from(run: Callable) -> None:
+    with pytest.raises(UsageError, match=r"there is no checkpoint 'nope\.pth'"):
+        run('train', work_dir='a', resume='auto', cfg_options={'load_from': 'nope.pth'})
+    run('train', work_dir='b')
+    before = torch.load('b/epoch_2.pth', weights_only=False)['state_dict']
+    options = {'load_from': 'b/epoch_2.pth', 'optim_wrapper.optimizer.lr': 0.0}
+    runner = run('train', work_dir='c', resume='auto', cfg_options=options)
+    # With a rate of 0 everything but the statistics of BatchNorm stays.
+    for name, weight in runner.model.named_parameters():
+        assert torch.equal(weight, before[name]), name
+
+
+@pytest.mark.parametrize(
+    'build',
+    [
+        lambda: Vittt(ARCH),
+        lambda: T5(ARCH),
+        lambda: HViT3(dict(embed_dims=(16, 32), depths=(1, 1), num_heads=(1, 1))),
+    ],
+)
+def test_an_empty_batch(build: Callable[[], nn.Module]) -> None:
+    with pytest.raises(ValueError, match=r'got an empty batch, \(0, 3, 64, 96\): skip it'):
+        build()(torch.zeros(0, 3, 64, 96))
+
+
+def test_inner_loop_hook_and_a_diffusion_model() -> None:
+    from types import SimpleNamespace
+
+    from mmvttt.openmmlab.analysis.inner_loop_hook import InnerLoopHook
+
+    model = nn.Module()
+    model.transformer = nn.Linear(1, 1)
+    with pytest.raises(UsageError, match='has a diffusion transformer: leave it out'):
+        InnerLoopHook().before_train(SimpleNamespace(model=model))
+
+
+def test_parameters_of_a_linearized_model_that_do_not_decay() -> None:
+    model = nn.Module()
+    for name in ('qk_scale', 'qk_offset', 'key_pos', 'weight'):
+        model.register_parameter(name, nn.Parameter(torch.zeros(2, 3)))
+    assert _undecayed(model) == {'qk_scale', 'qk_offset', 'key_pos'}
+
+
+def test_frozen_blocks_that_begin_at_random_are_said(caplog: Any) -> None:
+    from mmvttt.models.backbones import TimmViT
+
+    def build(**options: Any) -> TimmViT:
+        caplog.clear()
+        return TimmViT('vit_tiny_patch16_224', model_options=dict(depth=2), **options)
+
+    build(linearize=dict(), frozen_stages=1)
+    assert 'begin at random and are not trained' in caplog.text
+    build(linearize=dict(), frozen_stages=0)
+    assert not caplog.text
+    # The softmax twin of a config with linearize=dict().
+    assert build(linearize=False, frozen_stages=1).linearization is None
+    assert not caplog.text
+
+
+def test_a_class_of_the_users_is_refused_in_words_when_it_is_saved(tmp_path: Path) -> None:
+    diffusers = pytest.importorskip('diffusers')
+    from mmvttt import linearize
+    from mmvttt.models.layers.inner_models import SwiGLU
+
+    class Own(SwiGLU):
+        pass
+
+    def made(kind: type) -> nn.Module:
+        model = diffusers.DiTTransformer2DModel(
+            num_attention_heads=2, attention_head_dim=8, in_channels=4, num_layers=1, sample_size=8
+        )
+        linearize(model, inner=dict(type=kind))
+        return model
+
+    model = made(SwiGLU)
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path)
+    assert again.state_dict().keys() == model.state_dict().keys()
+    with pytest.raises(ValueError, match='a class or function of your own'):
+        made(Own).save_pretrained(tmp_path / 'own')
