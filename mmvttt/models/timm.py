@@ -13,54 +13,56 @@ from timm.models import build_model_with_cfg, generate_default_cfgs, register_mo
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
-from .backbones import T5, HViT3, PlainBackbone, ViT3, Vittt
+from .backbones import T5, HViT3, ViT3, Vittt
 from .layers import to_map
 
-__all__ = ['Classifier']
+__all__ = ['Classifier', 'StagedClassifier']
 
 # Behind all numbered layers in timm's groups of parameters.
-_LAST = (99999,)
+_NORM = (r'^backbone\.norm', (99999,))
 
 
 class Classifier(nn.Module):
-    """A backbone with a linear head, as timm's tools expect a model to be.
-
-    Its parts are the blocks of a plain backbone, or the stages of H-ViT³.
+    """A plain backbone with a linear head, as timm's tools expect a model to be.
 
     Args:
-        backbone_cls: `Vittt`, `ViT3`, `T5`, another `PlainBackbone`, or `HViT3`.
+        backbone_cls: `Vittt`, `ViT3`, `T5`, or another `PlainBackbone`.
         num_classes: Classes of the head; 0 for none.
         in_chans: Channels of the image.
         global_pool: timm's pooling: 'avg' (the papers'), 'max', 'avgmax', 'catavgmax', or '' for
             none, which needs `num_classes=0`.
         drop_rate: Dropout before the head.
-        backbone: Further options of the backbone: `arch`, `drop_path_rate`, `mixer`, …; `img_size`
-            is without effect on H-ViT³, whose weights do not depend on it.
+        dynamic_img_size, dynamic_img_pad: Options of timm's vision transformers. Images of any size
+            are taken.
+        backbone: Further options of the backbone: `arch`, `drop_path_rate`, `mixer`, ….
+
+    Raises:
+        ValueError: If the backbone pools by class tokens or by itself, or sizes are to be fixed.
     """
 
     backbone: Any
+    # The attribute of the backbone that holds what `forward_intermediates` counts.
+    parts = 'blocks'
 
     def __init__(
         self,
-        backbone_cls: type[PlainBackbone] | type[HViT3],
+        backbone_cls: Callable[..., nn.Module],
         num_classes: int = 1000,
         in_chans: int = 3,
         global_pool: str = 'avg',
         drop_rate: float = 0.0,
+        dynamic_img_size: bool = True,
+        dynamic_img_pad: bool = True,
         **backbone: Any,
     ) -> None:
         super().__init__()
-        self.staged = issubclass(backbone_cls, HViT3)
-        if self.staged:
-            backbone.pop('img_size', None)
-            backbone['out_type'] = 'avg_featmap'
-        model = self.backbone = backbone_cls(in_channels=in_chans, **backbone)
-        if self.staged:
-            self.parts = 'stages'
-            sizes = [(channels, 4 << i) for i, channels in enumerate(model.embed_dims)]
-        else:
-            self.parts = 'blocks'
-            sizes = [(model.embed_dims, model.patch_size)] * model.num_layers
+        if not (dynamic_img_size and dynamic_img_pad):
+            raise ValueError(
+                'dynamic_img_size=False or dynamic_img_pad=False: images of any size are taken, '
+                'padded to whole patches; leave them out.'
+            )
+        self.backbone = self._build(backbone_cls, in_channels=in_chans, **backbone)
+        sizes = self._sizes()
         self.feature_info = [
             dict(module=f'backbone.{self.parts}.{i}', num_chs=channels, reduction=stride)
             for i, (channels, stride) in enumerate(sizes)
@@ -72,16 +74,28 @@ class Classifier(nn.Module):
             self.num_features, num_classes, pool_type=global_pool, drop_rate=drop_rate
         )
 
+    def _build(self, backbone_cls: Callable[..., nn.Module], **options: Any) -> nn.Module:
+        backbone = backbone_cls(**options)
+        mode = getattr(backbone, 'cls_mode', 'mean')
+        if mode != 'mean':
+            raise ValueError(
+                f'cls_mode={mode!r}: a model of timm pools the patches by global_pool; leave '
+                "cls_mode out, or take the backbone itself with out_type='avg_featmap'."
+            )
+        return backbone
+
+    def _sizes(self) -> list[tuple[int, int]]:
+        """Channels and stride of the map that each part makes."""
+        model = self.backbone
+        return [(model.embed_dims, model.patch_size)] * model.num_layers
+
     def set_input_size(self, img_size: int | tuple[int, int] | None = None) -> None:
         """Resizes the position embedding for good; images of any size are taken without it."""
-        if not self.staged:
-            self.backbone.set_image_size(img_size)
+        self.backbone.set_image_size(img_size)
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Image `(B, in_chans, H, W)` → normed map `(B, C, h, w)` of the last part."""
-        if not self.staged:
-            return self.backbone(x)[-1]
-        *_, x = self._maps(x, len(self.backbone.stages))
+        *_, x = self._maps(x, len(getattr(self.backbone, self.parts)))
         return self._normed(x)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
@@ -100,7 +114,8 @@ class Classifier(nn.Module):
         stop_early: bool = False,
         output_fmt: str = 'NCHW',
         intermediates_only: bool = False,
-    ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
+        output_dict: bool = False,
+    ) -> list[Tensor] | tuple[Tensor, list[Tensor]] | dict[str, Any]:
         """The outputs of parts, as maps or tokens.
 
         Args:
@@ -110,9 +125,10 @@ class Classifier(nn.Module):
             stop_early: Whether to leave out the parts after the last one wanted.
             output_fmt: 'NCHW' for maps `(B, C_i, h_i, w_i)`, 'NLC' for tokens `(B, h_i·w_i, C_i)`.
             intermediates_only: Whether to leave out the final normed map.
+            output_dict: Whether to return `{'image_intermediates': […], 'image_features': …}`.
 
         Raises:
-            ValueError: For another `output_fmt`, or a backbone with class tokens.
+            ValueError: For another `output_fmt`.
         """
         if output_fmt not in ('NCHW', 'NLC'):
             raise ValueError(f"output_fmt={output_fmt!r}: choose 'NCHW' or 'NLC'.")
@@ -124,35 +140,59 @@ class Classifier(nn.Module):
         ):
             x = y
             if i in wanted:
-                y = self._normed(y) if norm and (i == count - 1 or not self.staged) else y
+                y = self._normed(y) if norm and self._can_norm(i) else y
                 features.append(y if output_fmt == 'NCHW' else y.flatten(2).transpose(1, 2))
+        if output_dict:
+            final = {} if intermediates_only else {'image_features': self._normed(x)}
+            return {'image_intermediates': features, **final}
         return features if intermediates_only else (self._normed(x), features)
+
+    def get_intermediate_layers(
+        self,
+        x: Tensor,
+        n: int | Sequence[int] = 1,
+        reshape: bool = False,
+        return_prefix_tokens: bool = False,
+        norm: bool = False,
+    ) -> list[Tensor]:
+        """The outputs of the last n parts, or of certain ones, by the names of DINO.
+
+        Args:
+            x: Image `(B, in_chans, H, W)`.
+            n: How many, or which.
+            reshape: Whether to return maps `(B, C, h, w)`, or tokens `(B, h·w, C)`.
+            return_prefix_tokens: Refused: there are none.
+            norm: Whether to apply the final norm.
+
+        Raises:
+            ValueError: With `return_prefix_tokens`.
+        """
+        if return_prefix_tokens:
+            raise ValueError(
+                'return_prefix_tokens=True: there are no class or register tokens; leave it out.'
+            )
+        form = 'NCHW' if reshape else 'NLC'
+        found: Any = self.forward_intermediates(
+            x, n, norm=norm, output_fmt=form, intermediates_only=True
+        )
+        return found
 
     def _maps(self, x: Tensor, count: int) -> Iterator[Tensor]:
         """The maps `(B, C_i, h_i, w_i)` that the first `count` parts make of an image."""
         model = self.backbone
-        if self.staged:
-            x = model.stem(x)
-            for stage in model.stages[:count]:
-                x = stage(x)
-                yield x
-            return
-        if getattr(model, 'cls_token', None) is not None:
-            raise ValueError(
-                f'cls_mode={model.cls_mode!r} puts class tokens among the patches: features of '
-                "single blocks need cls_mode='mean' or 'max'."
-            )
         x, hw = model.embed(x)
+        extras = model.shared_extras(hw)
         for i in range(count):
-            x = model.run_block(i, x, hw)
+            x = model.run_block(i, x, hw, **extras)
             yield to_map(x, hw)
 
     def _normed(self, x: Tensor) -> Tensor:
-        """A map after the backbone's final norm, which is of channels, or of tokens."""
-        norm = self.backbone.norm
-        if self.staged:
-            return norm(x.flatten(2)).unflatten(2, x.shape[2:])
-        return to_map(norm(x.flatten(2).transpose(1, 2)), x.shape[2:])
+        """A map after the backbone's final norm, which is of tokens."""
+        return to_map(self.backbone.norm(x.flatten(2).transpose(1, 2)), x.shape[2:])
+
+    def _can_norm(self, part: int) -> bool:
+        """Whether the final norm has the channels of a part."""
+        return True
 
     def prune_intermediate_layers(
         self,
@@ -164,11 +204,17 @@ class Classifier(nn.Module):
         parts = getattr(self.backbone, self.parts)
         wanted, last = feature_take_indices(len(parts), indices)
         setattr(self.backbone, self.parts, parts[: last + 1])
+        self._forget_after(last)
         if prune_norm:
             self.backbone.norm = nn.Identity()
         if prune_head:
             self.reset_classifier(0, '')
         return wanted
+
+    def _forget_after(self, last: int) -> None:
+        """Tells the backbone that its parts end with the last one that was wanted."""
+        self.backbone.num_layers = last + 1
+        self.backbone.out_indices = (last,)
 
     def get_classifier(self) -> nn.Module:
         """The linear layer that makes the logits."""
@@ -181,8 +227,7 @@ class Classifier(nn.Module):
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Switches the (non-reentrant) recomputation of the blocks in the backward pass."""
-        for module in self.backbone.stages if self.staged else [self.backbone]:
-            module.with_cp = enable
+        self.backbone.with_cp = enable
 
     def no_weight_decay(self) -> set[str]:
         """Names of parameters that must not decay, beyond biases and other 1-D ones."""
@@ -190,17 +235,58 @@ class Classifier(nn.Module):
         return {f'backbone.{name}' for name in own()}
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Patterns of timm's learning rates: the embedding, each block (or stage), the norm."""
-        norm = (r'^backbone\.norm', _LAST)
-        if not self.staged:
-            stem = r'^backbone\.(?:patch_embed|pos_embed|cls_token)'
-            return dict(stem=stem, blocks=[(r'^backbone\.blocks\.(\d+)', None), norm])
+        """Patterns of timm's learning rates: the embedding, each block, the norm."""
+        stem = r'^backbone\.(?:patch_embed|pos_embed|cls_token)'
+        return dict(stem=stem, blocks=[(r'^backbone\.blocks\.(\d+)', None), _NORM])
+
+
+class StagedClassifier(Classifier):
+    """H-ViT³ with a linear head; its parts are the stages.
+
+    The options are those of `Classifier`; `img_size` is without effect, as no weight depends on it.
+    """
+
+    parts = 'stages'
+
+    def _build(self, backbone_cls: Callable[..., nn.Module], **options: Any) -> nn.Module:
+        options.pop('img_size', None)
+        return backbone_cls(**options, out_type='avg_featmap')
+
+    def _sizes(self) -> list[tuple[int, int]]:
+        return [(channels, 4 << i) for i, channels in enumerate(self.backbone.embed_dims)]
+
+    def set_input_size(self, img_size: int | tuple[int, int] | None = None) -> None:
+        """Does nothing: images of any size are taken."""
+
+    def _maps(self, x: Tensor, count: int) -> Iterator[Tensor]:
+        x = self.backbone.stem(x)
+        for stage in self.backbone.stages[:count]:
+            x = stage(x)
+            yield x
+
+    def _normed(self, x: Tensor) -> Tensor:
+        """A map after the backbone's final norm, which is of channels."""
+        return self.backbone.norm(x.flatten(2)).unflatten(2, x.shape[2:])
+
+    def _can_norm(self, part: int) -> bool:
+        return part == len(self.backbone.stages) - 1
+
+    def _forget_after(self, last: int) -> None:
+        """Nothing: of its stages, the list says how many there are."""
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Switches the (non-reentrant) recomputation of the blocks in the backward pass."""
+        for stage in self.backbone.stages:
+            stage.with_cp = enable
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Patterns of timm's learning rates: the stem, each block (or stage), the norm."""
         blocks = [
             (r'^backbone\.stages\.(\d+)\.downsample', (0,)),
             (r'^backbone\.stages\.(\d+)\.blocks\.(\d+)', None),
         ]
-        coarse_blocks = [(r'^backbone\.stages\.(\d+)', None)]
-        return dict(stem=r'^backbone\.stem', blocks=[*(coarse_blocks if coarse else blocks), norm])
+        stages = [(r'^backbone\.stages\.(\d+)', None)]
+        return dict(stem=r'^backbone\.stem', blocks=[*(stages if coarse else blocks), _NORM])
 
 
 def _cfg(first_conv: str) -> dict[str, Any]:
@@ -243,7 +329,7 @@ def _entrypoint(name: str) -> Callable[..., nn.Module]:
     def build(pretrained: bool = False, **kwargs: Any) -> nn.Module:
         outs = (0, 1, 2, 3) if backbone is HViT3 else 3
         return build_model_with_cfg(
-            Classifier,
+            StagedClassifier if backbone is HViT3 else Classifier,
             name,
             pretrained,
             feature_cfg=dict(out_indices=outs, feature_cls='getter'),

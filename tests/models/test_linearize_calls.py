@@ -166,3 +166,19 @@ def test_what_timm_changes_on_a_model(change: str) -> None:
     # The position embedding is resized once more, or not: fp64.
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
     assert all(n in weights for n in model.state_dict() if not n.startswith('head'))
+
+
+@pytest.mark.parametrize('where', ['t5', 'dit5'])
+def test_what_a_low_rank_training_must_not_freeze(where: str) -> None:
+    model = timm.create_model('vit_tiny_patch16_224', **SMALL)
+    record = linearize(model, where)
+    assert record.modules_to_save == ['inner', 'k_conv', 'q_conv']
+    assert repr(record.modules_to_save) in str(record)
+    # PEFT matches the ends of the modules' names: each new parameter, and none of the source's.
+    saved = {
+        f'{name}.{own}'
+        for name, module in model.named_modules()
+        if name.rpartition('.')[2] in record.modules_to_save
+        for own, _ in module.named_parameters()
+    }
+    assert saved == {n for n in record.new if not n.endswith(('qk_scale', 'qk_offset'))}

@@ -167,6 +167,41 @@ def test_intermediates_are_those_of_the_forward_pass(name: str) -> None:
 
 
 @pytest.mark.parametrize('name', FAMILIES)
+def test_calls_of_timms_vision_transformers(name: str) -> None:
+    model = reduced(name, dynamic_img_size=True).eval()
+    x = torch.randn(1, 3, 64, 80)
+    with torch.no_grad():
+        final, features = model.forward_intermediates(x)
+        found = model.forward_intermediates(x, output_dict=True)
+        assert torch.equal(found['image_features'], final)
+        for one, other in zip(found['image_intermediates'], features, strict=True):
+            assert torch.equal(one, other)
+        found = model.forward_intermediates(x, [0], output_dict=True, intermediates_only=True)
+        assert list(found) == ['image_intermediates']
+        for n, expected in ((2, features[-2:]), ([0], features[:1])):
+            maps = model.get_intermediate_layers(x, n, reshape=True)
+            tokens = model.get_intermediate_layers(x, n)
+            for one, two, three in zip(maps, tokens, expected, strict=True):
+                assert torch.equal(one, three)
+                assert torch.equal(two, three.flatten(2).mT)
+        (normed,) = model.get_intermediate_layers(x, reshape=True, norm=True)
+        assert torch.equal(normed, final)
+
+
+@pytest.mark.parametrize('name', FAMILIES)
+def test_what_is_left_of_a_pruned_model_runs(name: str) -> None:
+    model = reduced(name).eval()
+    x = torch.randn(1, 3, 64, 80)
+    with torch.no_grad():
+        features = model.forward_intermediates(x, intermediates_only=True)
+        model.prune_intermediate_layers([1], prune_norm=True)
+        assert torch.equal(model(x), features[1])
+        assert torch.equal(model.forward_features(x), features[1])
+        if not name.startswith('h_'):
+            assert torch.equal(model.backbone(x)[0], features[1])
+
+
+@pytest.mark.parametrize('name', FAMILIES)
 def test_it_is_the_backbone_of_mmvttt(name: str) -> None:
     """The same function as an mmpretrain classifier with that backbone, weights by name."""
     model = reduced(name).eval()
@@ -230,8 +265,13 @@ def test_bad_options_are_named() -> None:
     x = torch.zeros(1, 3, 32, 32)
     with pytest.raises(ValueError, match=r"'NHWC'.*'NLC'"):
         model.forward_intermediates(x, output_fmt='NHWC')
-    with pytest.raises(ValueError, match="cls_mode='head'"):
-        reduced('vittt_tiny_patch16_224', cls_mode='head').forward_intermediates(x)
+    for mode in ('head', 'max'):
+        with pytest.raises(ValueError, match=f"cls_mode='{mode}'.*global_pool"):
+            reduced('vittt_tiny_patch16_224', cls_mode=mode)
+    with pytest.raises(ValueError, match='dynamic_img_size=False'):
+        reduced('vittt_tiny_patch16_224', dynamic_img_size=False)
+    with pytest.raises(ValueError, match='return_prefix_tokens=True'):
+        model.get_intermediate_layers(x, return_prefix_tokens=True)
     with pytest.raises(RuntimeError, match='No pretrained weights'):
         timm.create_model('vittt_tiny_patch16_224', arch=PLAIN, pretrained=True)
 

@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 import timm
 import torch
+from mmengine.registry import MODELS as ROOT
 from safetensors.torch import save_file
 from timm.models.vision_transformer import checkpoint_filter_fn
 from torch import Tensor, nn
 
 from mmvttt.errors import CheckpointError
-from mmvttt.models import TimmViT, ViTAdapter
+from mmvttt.openmmlab.engine import LayerDecayOptimWrapperConstructor
+from mmvttt.openmmlab.register import TimmViT, ViTAdapter
 
 SMALL = dict(embed_dim=32, depth=4, num_heads=2)
 NAMES = (
@@ -220,8 +222,7 @@ def test_frozen_stages(frozen: int) -> None:
 def test_rates_of_layers_and_of_what_is_new() -> None:
     model = nn.Module()
     model.backbone = adapter(linearize=dict())
-    engine = pytest.importorskip('mmvttt.openmmlab.engine', exc_type=ImportError)
-    constructor = engine.LayerDecayOptimWrapperConstructor(
+    constructor = LayerDecayOptimWrapperConstructor(
         dict(type='OptimWrapper', optimizer=dict(type='AdamW', lr=1.0, weight_decay=0.05)),
         dict(layer_decay_rate=0.5, new_lr_mult=20),
     )
@@ -246,8 +247,6 @@ def test_rates_of_layers_and_of_what_is_new() -> None:
 )
 def test_a_classifier_of_mmpretrain(name: str, out_type: str, channels: int) -> None:
     pytest.importorskip('mmpretrain')
-    from mmengine.registry import MODELS as ROOT
-
     model = ROOT.build(
         dict(
             type='mmpretrain.ImageClassifier',
@@ -323,3 +322,16 @@ def test_an_adapter_needs_patches_of_16() -> None:
     with pytest.raises(ValueError, match='patch_size 16'):
         adapter(model='vit_small_patch14_dinov2')
     assert adapter(model='vit_small_patch14_dinov2', patch_size=16).backbone.patch_size == 16
+
+
+@pytest.mark.parametrize('name', ['vit_small_patch16_dinov3', 'vit_small_patch16_rope_mixed_224'])
+@pytest.mark.parametrize('inside', [False, True], ids=['alone', 'adapter'])
+def test_rotary_positions_are_drawn_once_a_call(name: str, inside: bool) -> None:
+    """As timm does, whose augmented positions are random in training."""
+    model = adapter(model=name) if inside else TimmViT(name, model_options=SMALL)
+    vit = model.backbone if inside else model
+    draws = []
+    get_embed = vit.rope.get_embed
+    vit.rope.get_embed = lambda **options: draws.append(options) or get_embed(**options)
+    model.train()(torch.randn(1, 3, 48, 80))
+    assert draws == [dict(shape=(3, 5))]

@@ -47,6 +47,8 @@ class Linearization:
         new: Names of the parameters that were added. They begin at random and want a higher
             learning rate (t5 Tab. 11b: 20 times; Tab. 11a, for diffusion: 2 times).
         left: Name of an attention that was left alone → why.
+        modules_to_save: Names of modules that hold the new parameters which begin at random, as
+            PEFT's option of this name takes them: LoRA freezes what it does not name.
         kept: Number of parameters that the model had, and still has.
         added: Number of new ones.
     """
@@ -57,9 +59,22 @@ class Linearization:
     kept: int = 0
     added: int = 0
 
+    @property
+    def modules_to_save(self) -> list[str]:
+        """Last names of the new modules, such as `['inner', 'k_conv', 'q_conv']`."""
+        hosts = {h for name in self.replaced for h in (name, f'{name}.processor')}
+        found = set()
+        for name in self.new:
+            path = name.split('.')
+            end = max(i for i in range(len(path)) if '.'.join(path[:i]) in hosts)
+            # A parameter of the attention itself (`qk_scale`, from 1) has no module of its own.
+            if end < len(path) - 1:
+                found.add(path[end])
+        return sorted(found)
+
     def __str__(self) -> str:
         """A table of all names, those that differ in numbers alone in one row."""
-        return names_table(
+        table = names_table(
             f'{self.kept / 1e6:.2f}M parameters kept, {self.added / 1e6:.2f}M new',
             {
                 'replaced': ((name, 'TTT') for name in self.replaced),
@@ -67,6 +82,7 @@ class Linearization:
                 'new': ((name, 'begins at random') for name in self.new),
             },
         )
+        return f'{table}\nmodules_to_save={self.modules_to_save!r}' if self.new else table
 
 
 def linearize(
@@ -82,8 +98,8 @@ def linearize(
     softmax. (The paper has none of these; the order is our reading.)
 
     The names of the state dict stay. New ones come beside them, so that weights of the source load
-    with only these missing. A transformer of diffusers notes in its config what was done, and
-    becomes of the class `Linear…`, whose `from_pretrained` loads all weights.
+    with only these missing. A transformer of diffusers notes in its config what was done; the class
+    of its name in `mmvttt.models.linearize.saved` loads what it has saved, as do pipelines.
 
     Args:
         model: Of timm: `VisionTransformer` (ViT, DeiT, DINOv2, CLIP, SigLIP, …) or `Eva` (EVA-02,
