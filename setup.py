@@ -118,7 +118,7 @@ EXTRAS = {
     'export': ['onnx>=1.19,<1.24', 'onnxscript>=0.7,<0.8', 'onnxruntime>=1.23,<1.32'],
     # DiT and Stable Diffusion 3, for linearize() and models/generation.
     'gen': ['diffusers>=0.42,<0.43'],
-    # The text encoders of SD3's pipelines. Apart from `gen`: mmpretrain 1.2 cannot be imported where
+    # The text encoders of SD3's pipelines; apart, as mmpretrain 1.2 cannot be imported where
     # transformers 5 is installed.
     'sd3': ['diffusers>=0.42,<0.43', 'transformers>=5.24,<6', 'accelerate>=1.10,<2'],
     # tools/export.py --out model.xml, which goes through ONNX.
