@@ -1,5 +1,5 @@
 # Faster R-CNN, Vittt-T with ViT-Adapter, COCO boxes, 1x: maskrcnn_vittt_t_1x.py without masks.
-# For data that has none; no paper has this row.
+# For data that has none. No paper has it.
 _base_ = './maskrcnn_vittt_t_1x.py'
 
 model = dict(type='FasterRCNN', roi_head=dict(mask_head=None, mask_roi_extractor=None))

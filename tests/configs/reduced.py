@@ -50,9 +50,11 @@ def reduce_model(cfg: Config) -> Config:
         model.neck.update(in_channels=channels, out_channels=16)
         model.rpn_head.update(in_channels=16, feat_channels=16)
         roi = model.roi_head
-        roi.bbox_roi_extractor.out_channels = roi.mask_roi_extractor.out_channels = 16
+        roi.bbox_roi_extractor.out_channels = 16
         roi.bbox_head.update(in_channels=16, fc_out_channels=32)
-        roi.mask_head.update(in_channels=16, conv_out_channels=16)
+        if roi.get('mask_head'):
+            roi.mask_roi_extractor.out_channels = 16
+            roi.mask_head.update(in_channels=16, conv_out_channels=16)
         model.train_cfg.rcnn.sampler.num = 16
         for part in (model.train_cfg.rpn_proposal, model.test_cfg.rpn):
             part.max_per_img = 16

@@ -179,13 +179,16 @@ def test_identity_initialisation_of_tab_6() -> None:
 
 
 def test_damping_is_per_output_channel() -> None:
-    module = mixer(dict(type='GatedFC'), damping=True)
+    def damped(inner: str, gradient: Tensor) -> Tensor:
+        return mixer(dict(type=inner), damping=True)._damped('w1', gradient)
+
     matrix = torch.tensor([[3.0, 0.0], [4.0, 1.0]])
-    torch.testing.assert_close(module._damped(matrix), torch.tensor([[0.5, 0.0], [4 / 6, 0.5]]))
+    expected = torch.tensor([[0.5, 0.0], [4 / 6, 0.5]])
+    torch.testing.assert_close(damped('GatedFC', matrix), expected)
     kernels = torch.stack([torch.ones(3, 3), torch.zeros(3, 3)])
-    torch.testing.assert_close(module._damped(kernels), kernels / 4)
+    torch.testing.assert_close(damped('DWConv', kernels), kernels / 4)
     full = torch.ones(2, 1, 3, 3)
-    torch.testing.assert_close(module._damped(full), full / 4)
+    torch.testing.assert_close(damped('Conv', full), full / 4)
 
 
 def formulas(p: Tensor, v: Tensor, s: float) -> dict[str, tuple[Tensor, Tensor]]:

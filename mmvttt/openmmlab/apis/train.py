@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from mmengine import optim
 from mmengine.config import Config, ConfigDict
-from mmengine.dist import is_main_process
 from mmengine.hooks import Hook
 from mmengine.logging import print_log
 from mmengine.model import is_model_wrapper
@@ -27,7 +26,6 @@ from ..registry import hook_class, resolve_type, type_name
 from ..reliability import protect_config, protect_runner
 from ..reliability.data.paths import check_data
 from ..reliability.weights import require_weights
-from .confusion import draw_mistakes, keep_boxes
 from .screen import QuietRunner, layer_decay_advice, summary
 
 _WRAPPERS = (optim.OptimWrapper, optim.AmpOptimWrapper, AmpOptimWrapper)
@@ -175,7 +173,6 @@ def evaluate(
     *,
     out: str | None = None,
     show_dir: str | None = None,
-    mistakes: str | None = None,
     tta: bool = False,
     amp: bool = False,
     pack: bool = True,
@@ -189,7 +186,6 @@ def evaluate(
         checkpoint: The weights.
         out: A .pkl file for the predictions.
         show_dir: A folder for pictures of the predictions.
-        mistakes: A folder for the confusion matrix, see `draw_mistakes`.
         tta: See `enable_tta`.
         amp: Run the backbone in mixed precision, see `autocast_backbone`.
         pack: On a CPU, test a frozen copy with packed weights, which are fp32 (with `amp` there is
@@ -225,8 +221,6 @@ def evaluate(
         show_predictions(cfg, show_dir)
     if tta:
         enable_tta(cfg)
-    if mistakes is not None:
-        keep_boxes(cfg, mistakes)
     check_data(cfg, ('test',))
     runner = build_runner(cfg)
     require_weights(runner, cfg.load_from)
@@ -236,15 +230,9 @@ def evaluate(
         runner.register_hook(_FreezeForTest(), 'LOWEST')
     if cuda_graph:
         replay_cuda_graph(backbone_for(runner.model, '--cuda-graph'))
-    if mistakes is not None:
-        os.makedirs(mistakes, exist_ok=True)
-        out = out or os.path.join(mistakes, 'predictions.pkl')
     if out is not None:
         runner.test_evaluator.metrics.append(_dump(cfg, out))
-    metrics = runner.test()
-    if mistakes is not None and is_main_process():
-        draw_mistakes(cfg, str(out), mistakes)
-    return metrics
+    return runner.test()
 
 
 class _FreezeForTest(Hook):
