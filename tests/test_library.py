@@ -23,7 +23,8 @@ import torch, mmvttt, ttt_kernels
 for package in (ttt_kernels, mmvttt):
     for info in pkgutil.walk_packages(package.__path__, f'{package.__name__}.'):
         parts = info.name.split('.')
-        if parts[:2] != ['mmvttt', 'openmmlab'] and parts[-1] != '__main__' and '.mim' not in parts:
+        door = parts[:2] in (['mmvttt', 'openmmlab'], ['mmvttt', 'registry'])
+        if not door and parts[-1] != '__main__' and '.mim' not in parts:
             try:
                 importlib.import_module(info.name)
             except ModuleNotFoundError as error:

@@ -93,10 +93,11 @@ def build_part(option: str, kind: Callable[..., Any], *args: Any, **options: Any
     except TypeError as error:
         taken = list(signature.parameters.values())[len(args) :]
         names = [p.name for p in taken if p.kind not in _VARIADIC]
-        wrong = next((name for name in options if name not in names), '')
-        close = get_close_matches(wrong, names, n=1)
+        wrong = next((name for name in options if name not in names), None)
+        close = get_close_matches(wrong or '', names, n=1)
         raise TypeError(
-            f'{option}: {getattr(kind, "__name__", kind)}: {error}'
+            f'{option}: {getattr(kind, "__name__", kind)} '
+            f'{f"has no option {wrong!r}" if wrong else f"lacks something: {error}"}'
             f'{f", did you mean {close[0]!r}?" if close else ""}; it has {", ".join(names)}'
         ) from None
     return kind(*args, **options)

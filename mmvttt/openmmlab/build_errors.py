@@ -28,7 +28,8 @@ def explain_build(error: KeyError | TypeError | ValueError) -> str | None:
         return None
     # Checks of our own parts name the option, its value and what to do.
     own = frames[-1].f_globals.get('__name__', '').startswith('mmvttt.')
-    if isinstance(error, ValueError) or (own and isinstance(error, TypeError)):
+    refused, unexpected, name = str(error).partition(' got an unexpected keyword argument ')
+    if isinstance(error, ValueError) or (own and isinstance(error, TypeError) and not unexpected):
         return str(error) if own else None
     kind = frame.f_locals.get('obj_type')
     if isinstance(error, KeyError):
@@ -38,7 +39,6 @@ def explain_build(error: KeyError | TypeError | ValueError) -> str | None:
         return f'there is no type {kind!r}{_did_you_mean(kind, _types(frame))}'
     built: Any = frame.f_locals.get('obj_cls')
     # A constructor may hand a wrong option of its own to something else.
-    refused, unexpected, name = str(error).partition(' got an unexpected keyword argument ')
     inits = [f'{part.__qualname__}.__init__()' for part in _classes(built)]
     if not unexpected or refused not in (inits or [f'{getattr(built, "__qualname__", "")}()']):
         return None

@@ -155,7 +155,7 @@ def test_softmax_of_timm(name: str, kind: str) -> None:
     vit: nn.Module = TimmViT(name, model_options=options)
     if kind == 'timm':
         vit = timm.create_model(name, **options, dynamic_img_size=True, dynamic_img_pad=True)
-    model = ViTAdapter(vit, norm_cfg=dict(type='BN')) if kind == 'ViTAdapter' else vit
+    model = ViTAdapter(vit, norm_layer='BN') if kind == 'ViTAdapter' else vit
     image = torch.randn(1, 3, 48, 60)
     mixings = record_mixers(model, image)
     assert [m.label for m in mixings] == [f'blocks.{i}' for i in range(4)]

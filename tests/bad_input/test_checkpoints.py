@@ -121,6 +121,6 @@ def test_wrong_arguments(tmp_path: Path) -> None:
             lambda v=value: load_pretrained(SOURCE, tmp_path / 'a.pth', prefix=v),
             'prefix', kind=TypeError,
         )  # fmt: skip
-    refused(lambda: load_pretrained(SOURCE, tmp_path), 'no checkpoint', kind=CheckpointError)
+    refused(lambda: load_pretrained(SOURCE, tmp_path), 'no weights', kind=CheckpointError)
     with pytest.raises(UsageError, match=r"nothing is under the prefix 'neck'.*backbone"):
         publish_checkpoint(tmp_path / 'a.pth', tmp_path / 'b.pth', 'neck')

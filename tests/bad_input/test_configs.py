@@ -53,7 +53,7 @@ ARGUMENTS = {
         'design': (NO_NAME, 'conv2d'),
         'residual': (NO_NAME, 'normed'),
         'cls_mode': (NO_NAME, 'middle'),
-        'mixer': (NO_DICT, 'dict'),
+        'mixer': (NO_DICT, 'TTTLinearMixer'),
         'mixer.directions': ((None, 'x', ['up']), 'forward'),
         'mixer.conv_kernel': ((-1, 1.5), 'integer'),
         'mixer.mini_batch_size': (BELOW_1, 'integer'),
@@ -101,7 +101,7 @@ ARGUMENTS = {
     },
     'ViTAdapter': {
         **COMMON,
-        'backbone': ((*NO_DICT, None), 'mmvttt.Vittt'),
+        'backbone': ((*NO_DICT, None), 'Vittt'),
         'task': (NO_NAME, "'seg'"),
         'interaction_indexes': ((1, 'x', [[0, 9]], [[2, 1]]), 'interaction_indexes'),
         'deform_num_heads': ((0, 7, 'x'), 'heads'),

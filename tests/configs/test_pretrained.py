@@ -60,7 +60,9 @@ def test_pretrained_weights_go_into_detection_and_segmentation(
     pretrained: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logged = []
-    monkeypatch.setattr(checkpoints, 'print_log', lambda text, *_: logged.append(text))
+    monkeypatch.setattr(
+        checkpoints._log, 'info', lambda text, *values: logged.append(text % values)
+    )
     cfg = reduce_model(Config.fromfile(CONFIGS / f'{name}.py'))
     cfg.model.backbone.backbone.init_cfg = dict(
         type='Pretrained', checkpoint=str(pretrained), prefix='backbone.'

@@ -25,7 +25,7 @@ MODELS = {
     'vit_adapter': lambda: ViTAdapter(
         dict(type='mmvttt.Vittt', arch=PLAIN, **OPTIONS),
         conv_inplane=8,
-        norm_cfg=dict(type='GN', num_groups=4),
+        norm_layer=dict(type='GN', num_groups=4),
     ),
 }
 

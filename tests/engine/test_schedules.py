@@ -60,7 +60,7 @@ def test_it_resumes_where_it_stopped() -> None:
 @pytest.mark.parametrize(
     ('options', 'words'),
     [
-        (dict(end=10, warmup_ratio=1.5), r'warmup_ratio=1\.5: choose a part'),
+        (dict(end=10, warmup_ratio=1.5), r'warmup_ratio=1\.5: choose a fraction'),
         (dict(end=10, start_factor='a'), "start_factor='a'"),
         (dict(), 'needs the end of the run'),
     ],

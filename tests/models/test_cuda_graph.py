@@ -13,7 +13,7 @@ from mmvttt.deploy.cuda_graph import replay_cuda_graph
 from mmvttt.errors import UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
-REHEARSAL = ROOT / 'tests' / 'kernels' / 'rehearsal'
+REHEARSAL = ROOT / 'tests' / 'kernels' / 'stand_ins' / 'rehearsal'
 
 # A stand-in for the GPU is put in place when Python starts.
 SCRIPT = """

@@ -227,7 +227,7 @@ def test_options_that_no_config_can_hold() -> None:
     model = sd3()
     before = [(n, type(m)) for n, m in model.named_modules()]
     with pytest.raises(ValueError, match=r'inner=.*config.json.*give names'):
-        linearize(model, inner=dict(type=SwiGLU))
+        linearize(model, inner=dict(type=type('Own', (SwiGLU,), {})))
     assert [(n, type(m)) for n, m in model.named_modules()] == before
     assert 'linearize' not in model.config
 

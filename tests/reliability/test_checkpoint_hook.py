@@ -14,8 +14,8 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import worker as worker_module
 
-from mmvttt.checkpoints.read import read_content
 from mmvttt.errors import UsageError
+from mmvttt.openmmlab.compat.checkpoints import load_safely
 from mmvttt.openmmlab.reliability import AnomalyError, CheckpointHook, Preempted, signals
 from mmvttt.openmmlab.reliability.resume import latest_checkpoint
 from mmvttt.version import __version__
@@ -41,7 +41,7 @@ def test_sigterm_leaves_a_checkpoint_of_this_step(run: Callable) -> None:
     assert names('a') == {'epoch_1.pth', 'iter_9.pth'}
     path, _ = latest_checkpoint('a')
     assert path.endswith('iter_9.pth')
-    meta = read_content(path)['meta']
+    meta = load_safely(path)['meta']
     assert meta['iter'] == 9
     assert meta['mmvttt_version'] == __version__
     # The next regular one takes its place.
@@ -192,7 +192,7 @@ def test_a_signal_to_all_processes_saves(tmp_path: Path, run: Callable, where: s
     step = 4 if where == 'step' else 6
     path = Path((tmp_path / 'a/last_checkpoint').read_text())
     assert f'SIGTERM: stopped with {path}; --resume continues' in text
-    assert read_content(path)['meta']['iter'] == step
+    assert load_safely(path)['meta']['iter'] == step
 
 
 def test_sigusr1_saves_and_goes_on(run: Callable) -> None:
@@ -233,7 +233,7 @@ def test_a_resumed_checkpoint_names_no_files_of_others(
         file.write_text('mine')
     Path('precious.txt').write_text('mine')
     run('train', config='noisy', work_dir='a', cfg_options={'train_cfg.max_epochs': 1})
-    content = read_content('a/epoch_1.pth')
+    content = load_safely('a/epoch_1.pth')
     hub = content['message_hub']
     for key, value in {
         'best_ckpt': best.format(tmp_path),

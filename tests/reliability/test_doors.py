@@ -43,21 +43,6 @@ def test_it_knows_no_model_no_op_and_nothing_above() -> None:
             assert room(module) not in FORBIDDEN, (file, module)
 
 
-def test_no_circle_between_rooms() -> None:
-    rooms = {p.stem for p in PACKAGE.iterdir() if p.suffix == '.py' or (p / '__init__.py').exists()}
-    uses: dict[str, set[str]] = {name: set() for name in rooms}
-    for file in PACKAGE.rglob('*.py'):
-        own = file.relative_to(PACKAGE).parts[0].removesuffix('.py')
-        if '.mim' not in file.parts and own in rooms:
-            uses[own] |= {room(m) for m in imported(file)} & rooms - {own, 'version'}
-    # The package itself imports rooms to apply their patches; __main__ reports on it.
-    del uses['__init__'], uses['__main__']
-    while free := {name for name, used in uses.items() if not used & uses.keys()}:
-        for name in free:
-            del uses[name]
-    assert not uses, f'a circle runs through {uses}'
-
-
 def digests(folder: str) -> dict[str, str]:
     return {
         str(p): hashlib.sha256(p.read_bytes()).hexdigest()

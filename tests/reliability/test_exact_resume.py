@@ -17,8 +17,8 @@ from mmengine.config import Config
 from mmengine.dataset import DefaultSampler
 from mmengine.runner import EpochBasedTrainLoop
 
-from mmvttt.checkpoints.read import read_content
 from mmvttt.errors import DataError, UsageError
+from mmvttt.openmmlab.compat.checkpoints import load_safely
 from mmvttt.openmmlab.reliability import (
     ExactBatchSampler,
     Preempted,
@@ -44,7 +44,7 @@ GROUPED = {'train_dataloader.batch_sampler': dict(type='mmdet.AspectRatioBatchSa
 def last(folder: str) -> dict:
     path, passed_over = latest_checkpoint(folder)
     assert not passed_over
-    return read_content(path)
+    return load_safely(path)
 
 
 def assert_same_end(folder: str, expected: str) -> None:

@@ -29,7 +29,7 @@ class MixerBackbone(PlainBackbone):
     """
 
     # Options of PlainBackbone that the arch gives.
-    derived_options: ClassVar = ('embed_dims', 'num_layers')
+    derived_options: ClassVar = ('embed_dims', 'num_layers', 'patch_embed', 'norm')
     arch_zoo: Mapping[str, Mapping[str, int]]
     default_mixer: Mapping[str, Any]
 

@@ -20,7 +20,8 @@ def map_size(x: Tensor) -> tuple[int, int]:
 
 def check_image(x: Tensor, in_channels: int, model: str) -> None:
     """Refuses what is no image `(B, in_channels, H, W)` of floating-point numbers."""
-    if x.dim() == 4 and not len(x):
+    # Not len(x), which would fix the batch of an export.
+    if x.dim() == 4 and x.shape[0] == 0:
         raise ValueError(
             f'{model} got an empty batch, {tuple(x.shape)}: skip it, or keep an image at least.'
         )

@@ -161,7 +161,7 @@ class Vittt(PlainBackbone):
         ValueError: If an option is not one of those named here.
     """
 
-    derived_options: ClassVar = ('embed_dims', 'num_layers')
+    derived_options: ClassVar = ('embed_dims', 'num_layers', 'patch_embed', 'norm')
     arch_zoo: Mapping[str, Mapping[str, int]] = {
         'tiny': dict(embed_dims=192, num_layers=12, num_heads=3, feedforward_channels=512),
         'small': dict(embed_dims=384, num_layers=12, num_heads=6, feedforward_channels=1024),

@@ -69,7 +69,11 @@ def build_mixer(
     """
     options = {name: value for name, value in config.items() if name != 'type'}
     mixer = build_part(
-        'mixer', config['type'], embed_dims=embed_dims, num_heads=num_heads, **options
+        'mixer',
+        find_part('mixer', config['type'], MIXERS),
+        embed_dims=embed_dims,
+        num_heads=num_heads,
+        **options,
     )
     if not isinstance(mixer, nn.Module):
         raise TypeError(

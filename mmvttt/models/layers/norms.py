@@ -52,10 +52,15 @@ def build_norm(norm_layer: NormLayer, channels: int, tokens: bool = False) -> nn
     return norm
 
 
-def build_activation(act_layer: Any) -> nn.Module:
-    """An activation: a name of torch's, a class, or a dict with a type and options."""
-    kind, options = split_config('act_layer', act_layer, _ACTIVATIONS)
-    return build_part('act_layer', kind, **options)
+def build_activation(option: str, value: Any) -> nn.Module:
+    """An activation: a name of torch's, a class, or a dict with a type and options.
+
+    Args:
+        option: Name of the option that gives it, for errors.
+        value: What it gives.
+    """
+    kind, options = split_config(option, value, _ACTIVATIONS)
+    return build_part(option, kind, **options)
 
 
 def _short_name(norm: nn.Module) -> str:

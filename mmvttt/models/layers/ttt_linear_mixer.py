@@ -132,7 +132,7 @@ class TTTLinearMixer(nn.Module):
         self.gate = self.gate_act = None
         if gate_cfg is not None:
             self.gate = nn.Linear(embed_dims, embed_dims, bias=False)
-            self.gate_act = build_activation(gate_cfg)
+            self.gate_act = build_activation('gate_cfg', gate_cfg)
         self.proj = nn.Linear(embed_dims, embed_dims, bias=False)
         self.reset_parameters()
 
