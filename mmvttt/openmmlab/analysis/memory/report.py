@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import gc
 import os
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from mmvttt.analysis.memory.dry_run import ValueNeededError
 from mmvttt.analysis.memory.track import ACTIVATIONS, AFTER, BEFORE, GRADIENTS, MemTracker, by_kind
@@ -163,6 +164,11 @@ def track(step: TrainingStep) -> tuple[Counter[str], Counter[str], MemTracker]:
     """Runs a step; the bytes by kind before and after its backward pass, and the tracker."""
     gc.collect()
     tracker = MemTracker()
+    for parameter in step.model.parameters():
+        if not parameter.requires_grad:
+            # The tracker would hook its gradient, which torch refuses (frozen stages, a teacher).
+            none = RemovableHandle(OrderedDict())
+            tracker._param_to_grad_hook_handles[parameter] = none, none
     tracker.track_external(
         step.model, step.optimizer, step.average, step.images, step.ground_truth()
     )
