@@ -17,20 +17,21 @@ DOOR = ('mmengine', 'mmcv', 'mmdet', 'mmseg', 'mmpretrain', 'cv2')
 
 # Every module of the library, and a use of each part.
 USE = """
-import importlib, pkgutil
+import importlib, pathlib
 import torch, mmvttt, ttt_kernels
 
 for package in (ttt_kernels, mmvttt):
-    for info in pkgutil.walk_packages(package.__path__, f'{package.__name__}.'):
-        parts = info.name.split('.')
-        door = parts[:2] in (['mmvttt', 'openmmlab'], ['mmvttt', 'registry'])
-        if not door and parts[-1] != '__main__' and '.mim' not in parts:
-            try:
-                importlib.import_module(info.name)
-            except ModuleNotFoundError as error:
-                # Pictures and diffusion models: the extras `plots` and `gen`.
-                if error.name not in ('matplotlib', 'diffusers'):
-                    raise
+    root = pathlib.Path(package.__path__[0])
+    for file in root.rglob('*.py'):
+        parts = file.relative_to(root).with_suffix('').parts
+        if parts[0] in ('openmmlab', 'registry', '.mim') or parts[-1] in ('__main__', '__init__'):
+            continue
+        try:
+            importlib.import_module('.'.join([package.__name__, *parts]))
+        except ModuleNotFoundError as error:
+            # Pictures and diffusion models: the extras `plots` and `gen`.
+            if error.name not in ('matplotlib', 'diffusers'):
+                raise
 
 import timm
 from mmvttt.models import HViT3, ViTAdapter, Vittt
