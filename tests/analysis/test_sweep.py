@@ -160,7 +160,7 @@ def test_whole_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
     ('key', 'value', 'message'),
     [
         ('optim_wraper.optimizer.lr', 1, "nothing reads 'optim_wraper', did you mean 'optim_wr"),
-        ('model.backbone.desing', 1, "unexpected keyword argument 'desing', did you mean 'design'"),
+        ('model.backbone.desing', 1, "no option 'desing', did you mean 'design'"),
         (DESIGN, 'dul', r"design=dul: .*choose one of 'ttt_layer'"),
     ],
 )
