@@ -10,7 +10,7 @@ import hashlib
 import os
 import platform
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -22,7 +22,7 @@ from mmengine.dist import all_gather_object, get_rank, get_world_size, init_dist
 
 from mmvttt.errors import UsageError
 
-from .data.dataset_config import innermost
+from .data.dataset_config import DatasetConfig, datasets_of
 from .settings import flatten
 
 _PACKAGES = (
@@ -44,11 +44,13 @@ def require_same_training(cfg: Config) -> None:
         return
     if not is_distributed():
         init_dist(cfg.launcher, **((cfg.get('env_cfg') or {}).get('dist_cfg') or {}))
+    sets = [*datasets_of(cfg, 'train'), *datasets_of(cfg, 'val')]
+    imported = (cfg.get('custom_imports') or {}).get('imports') or ()
     require_same(
         {
             **dict(flatten(cfg)),
-            **dict(_annotations(cfg)),
-            **dict(_sources(cfg)),
+            **dict(pair for data in sets for pair in _annotations(data)),
+            **dict(_sources(imported)),
             **dict(_versions()),
             'the device': get_device(),
             'the backend of the kernels': os.environ.get('TTT_KERNELS_BACKEND', 'by device'),
@@ -76,27 +78,20 @@ def require_same(facts: Mapping[str, str]) -> None:
                 )
 
 
-def _annotations(cfg: Config) -> Iterator[tuple[str, str]]:
-    """Size of each annotation file, and a digest of its beginning and end: of 64 MiB."""
-    for split in ('train', 'val'):
-        dataset = (cfg.get(f'{split}_dataloader') or {}).get('dataset')
-        for place, config in innermost(dataset, f'{split}_dataloader.dataset'):
-            path = os.path.join(config.get('data_root') or '', config.get('ann_file') or '')
-            if config.get('ann_file') and os.path.isfile(path):
-                size = os.path.getsize(path)
-                with open(path, 'rb') as file:
-                    digest = hashlib.sha256(file.read(_PART))
-                    file.seek(max(_PART, size - _PART))
-                    digest.update(file.read())
-                yield (
-                    f'the content of {place}.ann_file',
-                    f'{size} bytes ({digest.hexdigest()[:12]})',
-                )
+def _annotations(data: DatasetConfig) -> Iterator[tuple[str, str]]:
+    """Size of an annotation file, and a digest of its beginning and end: of 64 MiB."""
+    path = {key: path for key, _, path in data.paths()}.get('ann_file', '')
+    if os.path.isfile(path):
+        size = os.path.getsize(path)
+        with open(path, 'rb') as file:
+            digest = hashlib.sha256(file.read(_PART))
+            file.seek(max(_PART, size - _PART))
+            digest.update(file.read())
+        yield f'the content of {data.place}.ann_file', f'{size} bytes ({digest.hexdigest()[:12]})'
 
 
-def _sources(cfg: Config) -> Iterator[tuple[str, str]]:
-    """A digest of the sources of mmvttt, its kernels, and the modules that the config imports."""
-    imported = (cfg.get('custom_imports') or {}).get('imports') or []
+def _sources(imported: str | Sequence[str]) -> Iterator[tuple[str, str]]:
+    """A digest of the sources of mmvttt, its kernels, and the modules that a config imports."""
     for name in (*_SOURCES, *([imported] if isinstance(imported, str) else imported)):
         # A missing parent of a module is an error; importing it will report that.
         with suppress(ModuleNotFoundError):

@@ -21,7 +21,7 @@ from mmvttt.errors import DataError
 
 from ..registry import DATASETS
 from .data.annotations import explain_failure
-from .data.dataset_config import innermost, is_remote, reads_label_maps
+from .data.dataset_config import innermost
 from .data.images import read_image
 
 # Purposes of random numbers, which share a seed, a rank and a step.
@@ -168,11 +168,11 @@ def _bad_file(config: Mapping, dataset: Any, index: int) -> str | None:
     except Exception:
         # This may be the failure itself.
         return None
-    sets = [inner for _, inner in innermost(config, '')]
-    if any(map(is_remote, sets)):
+    sets = list(innermost(config))
+    if any(data.remote for data in sets):
         return None
     files = [('img_path', 'images')]
-    if any(map(reads_label_maps, sets)):
+    if any(data.reads_label_maps for data in sets):
         files.append(('seg_map_path', 'label maps'))
     for key, kind in files:
         path = info.get(key) if isinstance(info, dict) else None

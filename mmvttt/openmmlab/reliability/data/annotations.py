@@ -12,32 +12,26 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 
 from mmengine.config import Config
-from mmengine.registry import DATASETS, DefaultScope
+from mmengine.registry import DefaultScope
 
 from mmvttt.errors import DataError
 
 from .coco import check_coco
-from .dataset_config import (
-    class_counts,
-    heads_of,
-    innermost,
-    is_remote,
-    known_kind,
-    num_classes,
-    own_transform,
-    reads_files,
-)
+from .dataset_config import DatasetConfig, class_counts, datasets_of, heads_of
 from .findings import Findings, Scope
 from .folders import check_folders
 from .labels import check_labels
 
 _SPLITS = ('train', 'val', 'test')
 # Where the toolboxes' models have heads that classify.
-_DET_HEADS = (
-    'roi_head.bbox_head', 'roi_head.mask_head', 'roi_head.mask_iou_head', 'roi_head.point_head',
-    'bbox_head', 'mask_head', 'query_head', 'panoptic_head', 'panoptic_fusion_head',
-)  # fmt: skip
-_SEG_HEADS = ('decode_head', 'auxiliary_head')
+_HEADS = {
+    'mmdet': (
+        'roi_head.bbox_head', 'roi_head.mask_head', 'roi_head.mask_iou_head', 'roi_head.point_head',
+        'bbox_head', 'mask_head', 'query_head', 'panoptic_head', 'panoptic_fusion_head',
+    ),
+    'mmseg': ('decode_head', 'auxiliary_head'),
+    'mmpretrain': ('head',),
+}  # fmt: skip
 # Kinds of errors in a message.
 _NAMED = 3
 
@@ -66,18 +60,19 @@ def check_annotations(
     seen = []
     first: Findings | None = None
     for split in splits:
-        loader = cfg.get(f'{split}_dataloader') or {}
-        sets = list(innermost(loader.get('dataset'), f'{split}_dataloader.dataset'))
-        for place, config in sets:
-            known = known_kind(config, cfg.get('default_scope', 'mmengine'))
-            if config in seen or known is None or is_remote(config):
+        sets = datasets_of(cfg, split)
+        for data in sets:
+            toolbox = data.toolbox
+            if data.config in seen or toolbox is None or data.remote:
                 continue
-            seen.append(config)
-            findings = Findings(place)
-            scope = Scope(thorough, images and reads_files(config), progress)
+            seen.append(data.config)
+            findings = Findings(data.place)
+            scope = Scope(thorough, images and data.reads_files, progress)
             # One of several sets may well be of images without a box.
             training = split == 'train' and len(sets) == 1
-            _check(known, config, cfg, training, findings, scope)
+            _check(data, _heads(cfg, toolbox), training, findings, scope)
+            if toolbox == 'mmpretrain':
+                _check_one_hot(cfg, findings)
             if findings.classes is not None:
                 first = first or findings
                 _compare(first, findings)
@@ -109,24 +104,27 @@ def explain_failure(dataset: Mapping, error: Exception) -> DataError | None:
 
 
 def _check(
-    toolbox: str, config: Mapping, cfg: Config, training: bool, findings: Findings, scope: Scope
+    data: DatasetConfig,
+    heads: Mapping[str, Mapping],
+    training: bool,
+    findings: Findings,
+    scope: Scope,
 ) -> None:
-    default_scope = cfg.get('default_scope')
-    lazy = dict(config, pipeline=[], lazy_init=True, _scope_=default_scope)
     try:
-        dataset = DATASETS.build(lazy)
+        dataset = data.build()
     except Exception as error:
         # A toolbox may raise anything for its own arguments.
-        findings.error(f'{config["type"]} cannot be built: {type(error).__name__}: {error}')
+        kind = data.config['type']
+        findings.error(f'{kind} cannot be built: {type(error).__name__}: {error}')
         return
+    counts = class_counts(heads)
     classes = dataset.metainfo.get('classes')
     if isinstance(classes, str):
         findings.error(
             f'metainfo.classes is the string {classes!r}, whose letters would be the classes: '
             f'write a tuple, classes=({classes!r},)'
         )
-    elif toolbox == 'mmdet':
-        steps = [t for t in config.get('pipeline') or () if isinstance(t, Mapping)]
+    elif data.toolbox == 'mmdet':
         check_coco(
             dataset.ann_file,
             dataset.data_prefix.get('img') or '',
@@ -134,33 +132,31 @@ def _check(
             findings,
             scope,
             training=training,
-            masks=any(t.get('with_mask') for t in steps),
+            masks=any(transform.get('with_mask') for _, transform in data.transforms()),
         )
-        _check_heads(
-            class_counts(cfg, _DET_HEADS), len(findings.classes or ()), findings, len(classes or ())
-        )
-    elif toolbox == 'mmseg':
+        _check_heads(counts, len(findings.classes or ()), findings, len(classes or ()))
+    elif data.toolbox == 'mmseg':
         # BCE has one channel for two classes.
-        heads = [(k, n) for k, n in class_counts(cfg, _SEG_HEADS) if n > 1]
-        _check_heads(heads, len(classes or ()), findings)
+        counts = {place: n for place, n in counts.items() if n > 1}
+        _check_heads(counts, len(classes or ()), findings)
         findings.classes = tuple(classes) if classes else None
-        known = [len(classes)] if classes else []
-        known += [n for _, n in heads]
-        if own := own_transform(config, default_scope):
+        known = [len(classes), *counts.values()] if classes else list(counts.values())
+        if own := data.own_transform:
             findings.warn(f'the numbers in the label maps are not checked: {own} may change them')
             known = []
-        ignored = {head.get('ignore_index', 255) for _, head in heads_of(cfg, _SEG_HEADS)}
+        ignored = {head.get('ignore_index', 255) for head in heads.values()}
         check_labels(dataset, min(known, default=None), findings, scope, ignored or {255})
     else:
-        check_folders(dataset, next(num_classes(cfg, 'head'), None), findings, scope)
-        _check_one_hot(cfg, findings)
+        check_folders(dataset, next(iter(counts.values()), None), findings, scope)
 
 
-def _check_heads(
-    heads: Iterable[tuple[str, int]], count: int, findings: Findings, most: int = 0
-) -> None:
+def _heads(cfg: Config, toolbox: str) -> dict[str, Mapping]:
+    return heads_of(cfg, _HEADS[toolbox])
+
+
+def _check_heads(heads: Mapping[str, int], count: int, findings: Findings, most: int = 0) -> None:
     """A head takes the label behind its last one for background, and fails at those after it."""
-    for place, known in heads:
+    for place, known in heads.items():
         if known < count:
             findings.error(
                 f'{place} has num_classes={known} for {count} classes of the data: set '
@@ -178,7 +174,7 @@ def _check_one_hot(cfg: Config, findings: Findings) -> None:
     model = cfg.get('model') or {}
     preprocessor = model.get('data_preprocessor') or cfg.get('data_preprocessor') or {}
     made = preprocessor.get('num_classes')
-    for known in num_classes(cfg, 'head'):
+    for known in class_counts(_heads(cfg, 'mmpretrain')).values():
         if made is not None and made != known:
             findings.error(
                 f'data_preprocessor.num_classes is {made}, and model.head.num_classes {known}: set '

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from mmengine.config import Config
@@ -23,93 +25,140 @@ _KNOWN = {
 }
 
 
-def innermost(config: Any, place: str) -> Iterator[tuple[str, Mapping]]:
-    """The innermost data sets (or metrics) of a config, with the dotted key of each."""
+@dataclass(frozen=True)
+class DatasetConfig:
+    """The config of one data set, without its wrappers; or of a metric, which reads files too.
+
+    Attributes:
+        config: The config itself.
+        place: Its dotted key, e.g. `train_dataloader.dataset`.
+        scope: The scope in which its type is looked up.
+    """
+
+    config: Mapping
+    place: str = ''
+    scope: str = 'mmengine'
+
+    def transforms(self) -> Iterator[tuple[str, Mapping]]:
+        """The class name of each transform of the pipeline, without a scope, and its config."""
+        for transform in self.config.get('pipeline') or ():
+            if isinstance(transform, Mapping):
+                yield type_name(transform.get('type')).rpartition('.')[2], transform
+
+    @property
+    def remote(self) -> bool:
+        """Whether it may read elsewhere than on the disk, or fetches what it lacks.
+
+        A storage backend may map its paths to anywhere. CIFAR, MNIST and the like are downloaded.
+        """
+        config = self.config
+        readers = [config, *(transform for _, transform in self.transforms())]
+        backends = {(r.get('backend_args') or {}).get('backend', 'local') for r in readers}
+        paths = (config.get('data_root'), config.get('ann_file'), config.get('data_prefix'))
+        downloads = type_name(config.get('type')).rpartition('.')[2] in _DOWNLOADED
+        return (
+            backends != {'local'}
+            or any('://' in str(path) for path in paths)
+            or (downloads and config.get('download', True))
+        )
+
+    @property
+    def reads_label_maps(self) -> bool:
+        """Whether label maps that it names are loaded.
+
+        `data_prefix.seg` of mmdet (PNGs of COCO panoptic) is left alone by a pipeline for
+        instances, where its config inherits it from a panoptic one.
+        """
+        prefixes = self.config.get('data_prefix')
+        if not isinstance(prefixes, Mapping) or 'seg' not in prefixes:
+            return True
+        return any(
+            name == 'LoadPanopticAnnotations' or transform.get('with_seg')
+            for name, transform in self.transforms()
+        )
+
+    @property
+    def reads_files(self) -> bool:
+        """Whether the images are files by the names that the annotations give them."""
+        names = [name for name, _ in self.transforms()]
+        return not names or 'LoadImageFromFile' in names
+
+    @property
+    def toolbox(self) -> str | None:
+        """The toolbox whose format it has, or None."""
+        kind = self.config.get('type')
+        if isinstance(kind, str):
+            with DATASETS.switch_scope_and_registry(self.scope) as registry:
+                kind = registry.get(kind)
+        if not isinstance(kind, type):
+            return None
+        for base in kind.__mro__:
+            toolbox = base.__module__.partition('.')[0]
+            methods = _KNOWN.get((toolbox, base.__name__))
+            if methods is not None:
+                own = all(getattr(kind, m) is getattr(base, m) for m in methods)
+                return toolbox if own else None
+        return None
+
+    @property
+    def own_transform(self) -> str | None:
+        """The first transform of the pipeline that no toolbox has, or None."""
+        with TRANSFORMS.switch_scope_and_registry(self.scope) as registry:
+            for transform in self.config.get('pipeline') or ():
+                kind = transform.get('type') if isinstance(transform, Mapping) else transform
+                known = registry.get(kind) if isinstance(kind, str) else kind
+                if getattr(known, '__module__', '').partition('.')[0] not in _TOOLBOXES:
+                    return str(kind)
+        return None
+
+    def paths(self) -> Iterator[tuple[str, str, str]]:
+        """Key, meaning and path of everything that it reads, the root first; none if `remote`."""
+        if self.remote:
+            return
+        root = self.config.get('data_root') or ''
+        if root:
+            yield 'data_root', 'folder', root
+        annotations = self.config.get('ann_file') or ''
+        if isinstance(annotations, str) and annotations:
+            yield 'ann_file', 'annotation file', os.path.join(root, annotations)
+        prefixes = self.config.get('data_prefix') or {}
+        if isinstance(prefixes, str):
+            prefixes = {'': prefixes}
+        for name, prefix in prefixes.items():
+            if prefix and (name != 'seg' or self.reads_label_maps):
+                key = f'data_prefix.{name}' if name else 'data_prefix'
+                yield key, 'folder', os.path.join(root, prefix)
+
+    def build(self) -> Any:
+        """The data set, without its pipeline, not loaded yet."""
+        lazy = dict(self.config, pipeline=[], lazy_init=True, _scope_=self.scope)
+        return DATASETS.build(lazy)
+
+
+def datasets_of(cfg: Mapping | Config, split: str, part: str = 'dataloader') -> list[DatasetConfig]:
+    """The data sets of a split, or with `part='evaluator'` its metrics."""
+    place, config = f'{split}_{part}', cfg.get(f'{split}_{part}')
+    if part == 'dataloader':
+        place, config = f'{place}.dataset', (config or {}).get('dataset')
+    return list(innermost(config, place, cfg.get('default_scope') or 'mmengine'))
+
+
+def innermost(config: Any, place: str = '', scope: str = 'mmengine') -> Iterator[DatasetConfig]:
+    """What RepeatDataset, ConcatDataset and the like wrap."""
     if isinstance(config, list | tuple):
         for index, inner in enumerate(config):
-            yield from innermost(inner, f'{place}.{index}')
+            yield from innermost(inner, f'{place}.{index}', scope)
     elif isinstance(config, Mapping):
         wrapped = [key for key in _WRAPPED if key in config]
         for key in wrapped:
-            yield from innermost(config[key], f'{place}.{key}')
+            yield from innermost(config[key], f'{place}.{key}', scope)
         if not wrapped:
-            yield place, config
+            yield DatasetConfig(config, place, scope)
 
 
-def is_remote(config: Mapping) -> bool:
-    """Whether a data set or metric may read elsewhere than on the disk, or fetches what it lacks.
-
-    A storage backend may map its paths to anywhere. CIFAR, MNIST and the like are downloaded.
-    """
-    readers = [config, *(transform for _, transform in _transforms(config))]
-    backends = {(reader.get('backend_args') or {}).get('backend', 'local') for reader in readers}
-    paths = (config.get('data_root'), config.get('ann_file'), config.get('data_prefix'))
-    downloads = type_name(config.get('type')).rpartition('.')[2] in _DOWNLOADED
-    return (
-        backends != {'local'}
-        or any('://' in str(path) for path in paths)
-        or (downloads and config.get('download', True))
-    )
-
-
-def reads_label_maps(config: Mapping) -> bool:
-    """Whether label maps that a data set names are loaded.
-
-    Those of mmdet's `data_prefix.seg` (PNGs of COCO panoptic) are left alone by a pipeline for
-    instances, where its config inherits them from a panoptic one.
-    """
-    prefixes = config.get('data_prefix')
-    if not isinstance(prefixes, Mapping) or 'seg' not in prefixes:
-        return True
-    return any(
-        name == 'LoadPanopticAnnotations' or transform.get('with_seg')
-        for name, transform in _transforms(config)
-    )
-
-
-def reads_files(config: Mapping) -> bool:
-    """Whether the images are files by the names that the annotations give them."""
-    names = [name for name, _ in _transforms(config)]
-    return not names or 'LoadImageFromFile' in names
-
-
-def _transforms(config: Mapping) -> Iterator[tuple[str, Mapping]]:
-    """The name of the class of each transform of a pipeline, without a scope, and its config."""
-    for transform in config.get('pipeline') or ():
-        if isinstance(transform, Mapping):
-            yield type_name(transform.get('type')).rpartition('.')[2], transform
-
-
-def known_kind(config: Mapping, scope: str) -> str | None:
-    """The toolbox whose format a data set has, or None."""
-    kind = config.get('type')
-    if isinstance(kind, str):
-        with DATASETS.switch_scope_and_registry(scope) as registry:
-            kind = registry.get(kind)
-    if not isinstance(kind, type):
-        return None
-    for base in kind.__mro__:
-        toolbox = base.__module__.partition('.')[0]
-        methods = _KNOWN.get((toolbox, base.__name__))
-        if methods is not None:
-            own = all(getattr(kind, m) is getattr(base, m) for m in methods)
-            return toolbox if own else None
-    return None
-
-
-def own_transform(config: Mapping, scope: str) -> str | None:
-    """The first transform of a pipeline that is not one of the toolboxes, or None."""
-    with TRANSFORMS.switch_scope_and_registry(scope) as registry:
-        for transform in config.get('pipeline') or ():
-            kind = transform.get('type') if isinstance(transform, Mapping) else transform
-            known = registry.get(kind) if isinstance(kind, str) else kind
-            if getattr(known, '__module__', '').partition('.')[0] not in _TOOLBOXES:
-                return str(kind)
-    return None
-
-
-def heads_of(cfg: Config, names: Iterable[str]) -> Iterator[tuple[str, Mapping]]:
-    """Parts of the model by their dotted keys; a part may be a list (a cascade)."""
+def heads_of(cfg: Mapping | Config, names: Sequence[str]) -> dict[str, Mapping]:
+    """Parts of the model that are there, by their dotted keys; a part may be a list (a cascade)."""
+    found = {}
     for name in names:
         part = cfg.get('model') or {}
         for key in name.split('.'):
@@ -117,17 +166,15 @@ def heads_of(cfg: Config, names: Iterable[str]) -> Iterator[tuple[str, Mapping]]
         several = isinstance(part, list | tuple)
         for index, head in enumerate(part if several else [part]):
             if isinstance(head, Mapping) and head:
-                yield f'model.{name}.{index}' if several else f'model.{name}', head
+                found[f'model.{name}.{index}' if several else f'model.{name}'] = head
+    return found
 
 
-def class_counts(cfg: Config, names: Iterable[str]) -> Iterator[tuple[str, int]]:
-    """Keys of heads, and how many classes they tell apart; a head that does not has none."""
-    for place, head in heads_of(cfg, names):
-        count = head.get('num_classes', head.get('num_things_classes'))
-        if type(count) is int and not head.get('class_agnostic'):
-            yield place, count
-
-
-def num_classes(cfg: Config, name: str) -> Iterator[int]:
-    """`num_classes` of a part of the model."""
-    return (count for _, count in class_counts(cfg, (name,)))
+def class_counts(heads: Mapping[str, Mapping]) -> dict[str, int]:
+    """How many classes the heads of `heads_of` tell apart; one that does not is left out."""
+    counts = {p: h.get('num_classes', h.get('num_things_classes')) for p, h in heads.items()}
+    return {
+        place: count
+        for place, count in counts.items()
+        if type(count) is int and not heads[place].get('class_agnostic')
+    }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 
 from mmengine.config import Config
 from mmengine.logging import print_log
@@ -13,7 +13,7 @@ from mmengine.logging import print_log
 from mmvttt.errors import DataError, MissingDataError
 
 from .annotations import check_annotations
-from .dataset_config import innermost, is_remote, reads_label_maps
+from .dataset_config import datasets_of
 
 _KINDS = {'train': 'training', 'val': 'validation', 'test': 'test'}
 # How a config names an environment variable, with a default: {{$NAME:default}}.
@@ -50,8 +50,7 @@ def check_paths(cfg: Config, splits: Sequence[str] = ('train', 'val', 'test')) -
     """Checks that the folders and annotation files that a config names exist.
 
     Reads the config alone; sees through RepeatDataset, ConcatDataset and the like. Remote paths
-    (`s3://…`), those of a storage backend (`backend_args`) and of data that is downloaded are not
-    looked at.
+    (`s3://…`), a storage backend's (`backend_args`) and data that is downloaded are not looked at.
 
     Args:
         cfg: The config of a run.
@@ -65,37 +64,16 @@ def check_paths(cfg: Config, splits: Sequence[str] = ('train', 'val', 'test')) -
     if unknown:
         raise ValueError(f'splits={list(splits)}: choose from {", ".join(_KINDS)}')
     for split in splits:
-        loader = cfg.get(f'{split}_dataloader') or {}
-        places = [
-            *innermost(loader.get('dataset'), f'{split}_dataloader.dataset'),
-            *innermost(cfg.get(f'{split}_evaluator'), f'{split}_evaluator'),
-        ]
-        for place, config in places:
-            for key, what, path in () if is_remote(config) else _paths(config):
+        for data in [*datasets_of(cfg, split), *datasets_of(cfg, split, 'evaluator')]:
+            for key, what, path in data.paths():
                 if not os.path.exists(os.path.expanduser(path)):
-                    raise MissingDataError(_missing(cfg, split, f'{place}.{key}', what, path))
+                    key = f'{data.place}.{key}'
+                    raise MissingDataError(_missing(cfg.text, split, key, what, path))
 
 
-def _paths(config: Mapping) -> Iterator[tuple[str, str, str]]:
-    """Key, meaning and path of everything that a data set or metric reads, the root first."""
-    root = config.get('data_root') or ''
-    if root:
-        yield 'data_root', 'folder', root
-    annotations = config.get('ann_file') or ''
-    if isinstance(annotations, str) and annotations:
-        yield 'ann_file', 'annotation file', os.path.join(root, annotations)
-    prefixes = config.get('data_prefix') or {}
-    if isinstance(prefixes, str):
-        prefixes = {'': prefixes}
-    for name, prefix in prefixes.items():
-        if prefix and (name != 'seg' or reads_label_maps(config)):
-            key = f'data_prefix.{name}' if name else 'data_prefix'
-            yield key, 'folder', os.path.join(root, prefix)
-
-
-def _missing(cfg: Config, split: str, key: str, what: str, path: str) -> str:
+def _missing(text: str, split: str, key: str, what: str, path: str) -> str:
     by_variable = ''
-    for name, default in dict(_VARIABLE.findall(cfg.text)).items():
+    for name, default in dict(_VARIABLE.findall(text)).items():
         value = os.environ.get(name, default)
         if value and path.startswith(value):
             by_variable += f', set the environment variable {name} (now {value!r})'
