@@ -29,7 +29,7 @@ help:
 	@echo "make stress  the tests that take minutes: kills, long sequences, whole models"
 	@echo "make docs    guide and API reference in build/site; a warning is an error"
 	@echo "make dist    wheel and sdist in dist/ [REPOSITORY=address of the sources, for the links of its page]"
-	@echo "make gpu     on a machine with a CUDA GPU: the kernels' tests on it, benchmarks of ops and models [OUT=folder] [PART=sanitizer|tests|benchmarks|plan|models]"
+	@echo "make gpu     on a machine with a CUDA GPU: the kernels' tests on it, benchmarks of ops and models [OUT=folder] [PART=sanitizer|tests|benchmarks|output|models]"
 	@echo "make lint    check format, style and types;  make format    put them right"
 
 setup: $(VENV)/.installed

@@ -1,14 +1,13 @@
-"""`make gpu`: the tests of the kernels on this machine's GPU, their benchmarks and plan, models.
+"""`make gpu`: the tests of the kernels on this machine's GPU, their benchmarks, models.
 
     python tools/gpu_check.py --out DIR                     # all, in some 40 minutes
     python tools/gpu_check.py --out DIR --part sanitizer    # where compute-sanitizer is there
     python tools/gpu_check.py --out DIR --part tests        # each in less than 10
     python tools/gpu_check.py --out DIR --part benchmarks
-    python tools/gpu_check.py --out DIR --part plan
+    python tools/gpu_check.py --out DIR --part output
     python tools/gpu_check.py --out DIR --part models
 
-Everything goes to DIR: tables that name the GPU and the versions, plots, a log of the whole, and
-the measured plan of ttt_linear, which takes effect as kernels/ttt_linear/_plans.py.
+Everything goes to DIR: tables that name the GPU and the versions, plots, a log of the whole.
 First of all compute-sanitizer looks at the backward passes of ttt_glu and ttt_mlp, whose tiles of
 32 tokens at four warps others report as miscompiled by ptxas 12.8 (fla 807, 1262; FlagGems 6075),
 and once more with ptxas 13.3 or newer where one is found (the wheel nvidia-cuda-nvcc has one).
@@ -151,9 +150,9 @@ def steps(out: Path, smoke: bool, report: Path) -> list[Step]:
         options += ('--smoke',) if smoke else ()
         found.append(Step('benchmarks', f'benchmark {name}', (script, *options), seconds))
     found += [models(out, smoke, *case, slower) for case in MODEL_CASES[:: 2 if smoke else 1]]
-    tune = (str(BENCHMARKS / 'ttt_linear.py'), '--tune', '--out', str(out))
-    tune += ('--smoke',) if smoke else ()
-    return [*found, Step('plan', 'plan of ttt_linear', tune, 120 * slower)]
+    outputs = (str(BENCHMARKS / 'ttt_linear.py'), '--output')
+    outputs += ('--smoke',) if smoke else ()
+    return [*found, Step('output', 'output of ttt_linear', outputs, 120 * slower)]
 
 
 # Name, options and seconds of the steps with models.
@@ -251,7 +250,7 @@ def main() -> int:
     parser.add_argument('--out', type=Path, default=ROOT / 'docs' / 'benchmarks')
     parser.add_argument(
         '--part',
-        choices=('sanitizer', 'tests', 'benchmarks', 'plan', 'models'),
+        choices=('sanitizer', 'tests', 'benchmarks', 'output', 'models'),
         help='run this part only',
     )
     parser.add_argument('--smoke', action='store_true', help='tiny shapes: does it run at all?')

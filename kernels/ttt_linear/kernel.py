@@ -9,7 +9,6 @@ from torch import Tensor
 
 from .. import _launch
 from . import _backward_kernels, _forward_kernels, _tiles, reference
-from ._plans import plan
 from .definition import Inputs
 
 # Channels of a head that the kernels have; others are padded.
@@ -76,7 +75,7 @@ def forward(
     eps = max(eps, reference.LEAST_EPS)
     o = call.tokens()
     # With few scans for the GPU, only G and the states are a matter of the scan itself.
-    apart = call.plan.apart
+    apart = call.output_apart
     z_kept = call.tokens(dtype=reference.kept_dtype(call.dtype)) if keep else o
     g = call.tokens() if apart else o
     w_kept, c_kept = call.kept_states() if apart or keep else (inputs.w0,) * 2
@@ -220,6 +219,16 @@ def _padded(inputs: Inputs) -> Inputs:
     return inputs._replace(**dict(zip(names, padded, strict=True)), w0=w0)
 
 
+def output_apart(dim: int, scans_per_sm: float, tokens: int) -> bool:
+    """Whether a kernel of its own writes O, segment by segment, after the scan.
+
+    A scan is a chain of mini-batches and keeps one program busy; with few scans most of a GPU idles
+    and has room for the output, for the price of writing G and a state a segment and of reading
+    tokens once more. Predicted for b = 16, not measured (tests/kernels/stand_ins has the model).
+    """
+    return tokens >= 768 and scans_per_sm < (0.7 if dim == 128 else 1.4)
+
+
 class _Call:
     """Sizes, strides and options that all kernels of one call share."""
 
@@ -236,7 +245,7 @@ class _Call:
         self.chunks = full * self.pieces + _launch.cdiv(rest, CHUNK)
         self.dtype, self.state_dtype, self.device = q.dtype, eta.dtype, q.device
         scans_per_sm = self.scans / _device(q.device)[1]
-        self.plan = plan(_device(q.device)[0], self.dim, scans_per_sm, tokens)
+        self.output_apart = output_apart(self.dim, scans_per_sm, tokens)
         # A scan that has a multiprocessor to itself, or shares it with one other, takes all of it.
         self.scans_share = scans_per_sm > 2
         # Inputs of the op, by name, with the strides of those that vary. The last dimension of

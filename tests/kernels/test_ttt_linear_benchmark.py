@@ -92,15 +92,6 @@ def test_the_slope_is_that_of_a_power_law(benchmark):
     assert 'T^1.250' in benchmark.summary(rows)[-1]
 
 
-def test_a_measured_plan_comes_before_the_others(tmp_path, benchmark):
-    path = tmp_path / 'results' / '_plans.py'
-    benchmark.write_plans(["    Plan('Some GPU', 64, 3.0, 1024, apart=True),"], path)
-    plans = load(path)
-    assert plans.plan('Some GPU', 64, 1.0, 2048) == ('Some GPU', 64, 3.0, 1024, True)
-    others = plans.PLANS[1:]
-    assert plans.plan('Another GPU', 64, 1.0, 2048) == next(row for row in others if not row.dim)
-
-
 @without_gpu
 def test_gpu_check_says_that_there_is_no_gpu(monkeypatch, capsys):
     monkeypatch.setattr(sys, 'argv', ['gpu_check.py'])

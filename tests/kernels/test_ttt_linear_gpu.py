@@ -1,7 +1,7 @@
 """The Triton kernels of ttt_linear on a CUDA GPU, against the fp64 reference: `make gpu`.
 
 Needs torch, Triton and pytest. What the interpreter cannot show is here: layouts, races, the GPU's
-rounding, and both paths of the plan.
+rounding, and both ways of writing the output.
 """
 
 import pytest

@@ -267,13 +267,9 @@ def test_offsets_do_not_overflow(last, dense, size):
     assert torch.equal(out, rows[:, None] + torch.arange(dim))
 
 
-def test_a_plan_is_the_first_row_that_fits():
-    from ttt_kernels.ttt_linear._plans import PLANS, Plan, plan
+def test_few_scans_of_many_tokens_have_their_output_from_a_kernel_of_its_own():
+    from ttt_kernels.ttt_linear.kernel import output_apart
 
-    few = plan('NVIDIA H200', 64, scans_per_sm=12 / 132, tokens=4200)
-    many = plan('NVIDIA H200', 64, scans_per_sm=3072 / 132, tokens=196)
-    assert few.apart
-    assert not many.apart
-    assert all(isinstance(row, Plan) for row in PLANS)
-    # Whatever the device and the sizes, some row fits.
-    assert plan('', 1, 1e9, 0) in PLANS
+    assert output_apart(64, scans_per_sm=12 / 132, tokens=4200)
+    assert not output_apart(64, scans_per_sm=12 / 132, tokens=196)
+    assert not output_apart(64, scans_per_sm=3072 / 132, tokens=4200)

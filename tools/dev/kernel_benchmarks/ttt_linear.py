@@ -1,7 +1,7 @@
 """Times ttt_linear side by side with its eager form, flash-linear-attention and attention.
 
     python tools/dev/kernel_benchmarks/ttt_linear.py         # docs/benchmarks/ttt_linear_<gpu>.*
-    python tools/dev/kernel_benchmarks/ttt_linear.py --tune --out DIR    # DIR/_plans.py
+    python tools/dev/kernel_benchmarks/ttt_linear.py --output   # in the scan, or apart from it?
     python tools/dev/kernel_benchmarks/ttt_linear.py --device cpu --smoke --out /some/folder
 
 One layer's worth of work in bf16: Vittt's two scans with H heads of 64 channels, and for attention
@@ -12,13 +12,11 @@ one call over the same tokens and channels. flash-linear-attention (optional) ge
 import functools
 import importlib.util
 import math
-import re
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 from unittest.mock import patch
@@ -306,58 +304,36 @@ def plot(rows: list[dict[str, object]], path: Path) -> None:
     plt.close(figure)
 
 
-# --------------------------------------------------------------------------------------- tuning
-
-
-def tune(device: torch.device, smoke: bool) -> list[str]:
-    """Rows of `_plans.PLANS` for this GPU: the faster path by number of scans and of tokens."""
-    from ttt_kernels.ttt_linear import _plans, kernel
+def compare_outputs(device: torch.device, smoke: bool) -> None:
+    """Prints the times behind `kernel.output_apart`, by number of tokens and of scans."""
+    from ttt_kernels.ttt_linear import kernel
     from ttt_kernels.ttt_linear.definition import Inputs
 
-    properties = torch.cuda.get_device_properties(device)
-    name, processors = properties.name, properties.multi_processor_count
-    counts = (0.5, 1.0) if smoke else (0.5, 1.0, 1.5, 2.0, 3.0)
-    # A row holds from its own number of scans up to half-way to the next.
-    limits = [(a + b) / 2 for a, b in pairwise(counts)] + [math.inf]
-    rows = []
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
     for tokens in (64,) if smoke else (4096, 1024, 256):
-        for per_sm, limit in zip(counts, limits, strict=True):
+        for per_sm in (0.5, 1.0) if smoke else (0.5, 1.0, 1.5, 2.0, 3.0):
             images = max(1, round(per_sm * processors / (SCANS * HEADS['T'])))
-            shape = Shape('tune', '', images, 'T', tokens)
+            shape = Shape('output', '', images, 'T', tokens)
             inputs = Inputs(*(x.detach() for x in ours(shape, device)[1]))
+            call = functools.partial(kernel.forward, inputs, 'fb', CHUNK, 1e-6)
             found = []
-            for apart in (False, True):
-                with patch.object(_plans, 'PLANS', (_plans.Plan('', 0, math.inf, 0, apart),)):
-                    call = functools.partial(kernel.forward, inputs, 'fb', CHUNK, 1e-6)
-                    found.append((milliseconds(call, device)[0], apart))
-            times = ', '.join(f'{"apart" if apart else "whole"} {ms:.4f} ms' for ms, apart in found)
-            print(f'T {tokens}, {per_sm} scans a multiprocessor: {times}', flush=True)
-            below = "float('inf')" if limit == math.inf else repr(limit)
-            rows.append(f'    Plan({name!r}, {DIM}, {below}, {tokens}, apart={min(found)[1]}),')
-    return rows
-
-
-def write_plans(rows: list[str], path: Path) -> None:
-    """Writes `_plans.py` with measured rows before the others, in place of those of their GPU."""
-    text = (ROOT / 'kernels' / 'ttt_linear' / '_plans.py').read_text()
-    gpu = re.match(r'\s*Plan\((.*?), ', rows[0])[1]
-    kept = [line for line in text.splitlines() if not line.startswith(f'    Plan({gpu}, ')]
-    at = kept.index('PLANS = (') + 1
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text('\n'.join(kept[:at] + rows + kept[at:]) + '\n')
+            for name, apart in (('in the scan', False), ('apart', True)):
+                with patch.object(kernel, 'output_apart', lambda *_, apart=apart: apart):
+                    found.append(f'{name} {milliseconds(call, device)[0]:.4f} ms')
+            print(f'T {tokens}, {per_sm} scans a multiprocessor: {", ".join(found)}', flush=True)
 
 
 def main() -> int:
     parser = command_line(__doc__, seconds=300)
     parser.add_argument('--fla-seconds', type=float, default=120, help="fla's part of them")
-    parser.add_argument('--tune', action='store_true', help='measure the plan: OUT/_plans.py')
+    parser.add_argument(
+        '--output', action='store_true', help='time the output in the scan and apart, no more'
+    )
     args = parser.parse_args()
     if (device := ready(args)) is None:
         return 1
-    if args.tune:
-        path = args.out / '_plans.py'
-        write_plans(tune(device, args.smoke), path)
-        print(f'{path}: to use it, copy it to kernels/ttt_linear/')
+    if args.output:
+        compare_outputs(device, args.smoke)
         return 0
     with Table(path_for(args.out, 'ttt_linear', device), (*SHAPE, *MEASURED), device) as table:
         for row in run_all(args.smoke, device, args.seconds, args.fla_seconds):
