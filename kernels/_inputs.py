@@ -1,11 +1,13 @@
 """Autocast and checks of arguments, for the public functions of all ops."""
 
 import math
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.library import CustomOpDef
 
 _LETTERS = {'forward': 'f', 'backward': 'b'}
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -42,11 +44,8 @@ def check_tensors(op: str, optional: tuple[str, ...] = (), **tensors: Tensor | N
     Raises:
         TypeError: not a tensor, or a sparse one.
         ValueError: not on the device of the first.
-        NotImplementedError: it carries a tangent of `torch.func.jvp`, which the op would drop, or
-            is inside of `torch.func.grad`, which registered ops have no rule for.
     """
     first_name, first = next(iter(tensors.items()))
-    tangents = not torch.compiler.is_compiling() and forward_ad._current_level >= 0
     for name, x in tensors.items():
         if x is None and name in optional:
             continue
@@ -59,24 +58,24 @@ def check_tensors(op: str, optional: tuple[str, ...] = (), **tensors: Tensor | N
                 f'{op}: {name} is on {x.device} and {first_name} on {first.device}; move them to '
                 'one device'
             )
-        if tangents and forward_ad.unpack_dual(x).tangent is not None:
-            raise NotImplementedError(
-                f'{op}: {name} carries a tangent, and the op has no forward-mode derivative; use '
-                f'torch.autograd.grad, or {_definition(op)}'
-            )
-        if not torch.compiler.is_compiling() and _transformed(x):
-            raise NotImplementedError(
-                f'{op}: {name} is inside of torch.func.grad, vjp or jacrev, which have no rule for '
-                'the op (vmap by itself loops over it); use torch.autograd.grad, or '
-                f'{_definition(op)}'
-            )
 
 
-def _definition(op: str) -> str:
-    return f'the definition in plain PyTorch, ttt_kernels/{op}/reference.py'
+def transformed(*tensors: Tensor | None) -> bool:
+    """True where a tensor carries a tangent or is inside of `torch.func.grad`.
+
+    A registered op has no rule for either: it would drop the one and raises at the other.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    given = [x for x in tensors if x is not None]
+    if forward_ad._current_level >= 0 and any(
+        forward_ad.unpack_dual(x).tangent is not None for x in given
+    ):
+        return True
+    return any(map(_differentiated, given))
 
 
-def _transformed(x: Tensor) -> bool:
+def _differentiated(x: Tensor) -> bool:
     """True for a tensor that torch.func differentiates by, at any level."""
     functorch = torch._C._functorch
     while functorch.is_functorch_wrapped_tensor(x):
@@ -86,15 +85,21 @@ def _transformed(x: Tensor) -> bool:
     return False
 
 
-def once_differentiable(op: str, backward_op: CustomOpDef) -> None:
-    """Makes a derivative of an op's gradient an error that says what to do."""
+def by_definition(definition: Callable[..., Tensor], *args: Any) -> Tensor:
+    """What `definition` returns, in the precision of the op: derivatives that the op lacks."""
+    device = next(x.device for x in args if isinstance(x, Tensor))
+    with torch.autocast(device.type, enabled=False) if autocasting(device) else nullcontext():
+        return definition(*args)
 
-    def backward(ctx, *grads: Tensor | None) -> None:
-        raise NotImplementedError(
-            f'{op}: its gradient has no derivative by autograd; use {_definition(op)}'
-        )
 
-    backward_op.register_autograd(backward)
+def gradients_of(
+    definition: Callable[..., Tensor], do: Tensor, inputs: Sequence[Tensor | None], *options: Any
+) -> tuple[Tensor | None, ...]:
+    """Gradients of the inputs that require one, which autograd can differentiate again."""
+    wanted = [x for x in inputs if x is not None and x.requires_grad]
+    out = by_definition(definition, *inputs, *options)
+    found = iter(torch.autograd.grad(out, wanted, do, create_graph=True))
+    return tuple(next(found) if x is not None and x.requires_grad else None for x in inputs)
 
 
 def check_not_empty(op: str, name: str, x: Tensor, **sizes: int) -> None:

@@ -53,7 +53,15 @@ def causal_conv(
     (x,) = _inputs.to_autocast(x)
     ways = _inputs.direction_letters(_NAME, directions)
     _check(ways, x, weight, other)
+    if _inputs.transformed(x, weight, other):
+        return tuple(_inputs.by_definition(_outputs, x, weight, other, ways))
     return _op(x, weight, other, ways, backend)[: len(weights)]
+
+
+def _outputs(x: Tensor, weight: Tensor, other: Tensor | None, ways: str) -> Tensor:
+    """The definition: `(1, B, T, R, C)`, or 2 for two weights."""
+    weights = (weight,) if other is None else (weight, other)
+    return torch.stack([reference.primal(x, w, ways) for w in weights])
 
 
 def _check(ways: str, x: Tensor, weight: Tensor, other: Tensor | None) -> None:
@@ -141,12 +149,15 @@ def _backward(ctx, dy, dz):
         dz = None
     elif dz is None:
         dz = torch.zeros_like(some)
+    if torch.is_grad_enabled():  # the gradients will be differentiated
+        do = torch.stack([dy] if dz is None else [dy, dz])
+        inputs = (x, weight, other)
+        return *_inputs.gradients_of(_outputs, do, inputs, ctx.directions), None, None
     dx, dweight, dother = _backward_op(dy, dz, x, weight, other, ctx.directions, ctx.backend)
     return dx, dweight, None if other is None else dother, None, None
 
 
 _op.register_autograd(_backward, setup_context=_setup_context)
-_inputs.once_differentiable(_NAME, _backward_op)
 
 
 # ------------------------------------------------------------------------------------------- FLOPs

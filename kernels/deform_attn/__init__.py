@@ -171,6 +171,10 @@ def _call(
         reference.check_levels(value, shapes)
     num_levels = len(shapes) // 2 if levels is None else levels.shape[0]
     _check(value, num_levels, reference_points, places, weights)
+    inputs = (value, places[1], weights[1], reference_points)
+    if _inputs.transformed(*inputs):
+        sizes = _on_host(value, shapes, levels)
+        return _inputs.by_definition(reference.primal, *inputs, sizes)
     return _op(value, shapes, levels, reference_points, places[1], weights[1], backend)
 
 
@@ -321,6 +325,14 @@ def _setup_context(ctx, inputs, output):
 
 def _backward(ctx, do):
     out, value, levels, reference_points, places, weights = ctx.saved_tensors
+    if torch.is_grad_enabled():  # the gradients will be differentiated
+        dvalue, dplaces, dweights, dreference = _inputs.gradients_of(
+            reference.primal,
+            do,
+            (value, places, weights, reference_points),
+            _on_host(value, ctx.shapes, levels),
+        )
+        return dvalue, None, None, dreference, dplaces, dweights, None
     move = ctx.needs_input_grad[3]
     dreference, dvalue, dplaces, dweights = _backward_op(
         do, out, value, ctx.shapes, levels, reference_points, places, weights, move, ctx.backend
@@ -329,7 +341,6 @@ def _backward(ctx, do):
 
 
 _op.register_autograd(_backward, setup_context=_setup_context)
-_inputs.once_differentiable(_NAME, _backward_op)
 
 
 # ------------------------------------------------------------------------------------------- FLOPs

@@ -8,6 +8,7 @@ A point is four pixels with four weights, so the whole op is one weighted sum of
 gradient of `value`, is the same sum with rows and queries swapped, after a sort.
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -122,6 +123,39 @@ def unfused(
     locations = reference_points[:, :, None, :, None] + offsets / _sizes(shapes, offsets)
     weights = logits.to(reference_points.dtype).flatten(-2).softmax(-1).view(logits.shape)
     return locations, weights
+
+
+def primal(
+    value: Tensor,
+    places: Tensor,
+    weights: Tensor,
+    reference_points: Tensor | None,
+    shapes: Sequence[int],
+) -> Tensor:
+    """The definition, by gathering; differentiable by autograd, as often as one likes.
+
+    Args as in `forward`.
+
+    Returns:
+        `(B, Q, H·d)`, dtype of `value`.
+    """
+    if reference_points is not None:
+        places, weights = unfused(shapes, reference_points, places, weights)
+    dtype = sum_dtype(value.dtype)
+    places, weights = places.to(dtype), weights.to(dtype)
+    sizes = list(zip(shapes[::2], shapes[1::2], strict=True))
+    maps = value.to(dtype).transpose(1, 2).split([h * w for h, w in sizes], dim=2)
+    shares = []
+    for level, (h, w) in enumerate(sizes):
+        y = _Axis.of(places[:, :, :, level, :, 1], h)
+        x = _Axis.of(places[:, :, :, level, :, 0], w)
+        for i, j in itertools.product(range(2), range(2)):
+            rows = (y[i] * w + x[j]).transpose(1, 2)  # (B, H, Q, P)
+            share = (y[2 + i] * x[2 + j] * weights[:, :, :, level]).transpose(1, 2)
+            index = rows.flatten(2).long()[..., None].expand(-1, -1, -1, value.shape[-1])
+            read = maps[level].gather(2, index).unflatten(2, rows.shape[2:])
+            shares.append((share[..., None] * read).sum(3))
+    return sum(shares[1:], shares[0]).transpose(1, 2).flatten(2).to(value.dtype)
 
 
 @torch.no_grad()

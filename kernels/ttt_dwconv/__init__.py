@@ -60,7 +60,10 @@ def ttt_dwconv(
     _check(q, k, v, w3, h, w)
     _inputs.check_number(_NAME, 'scale', scale)
     _inputs.check_bool(_NAME, 'damping', damping)
-    return _op(q, k, v, w3, h, w, float(scale), damping, backend)[0]
+    args = (q, k, v, w3, h, w, float(scale), damping)
+    if _inputs.transformed(*args[:4]):
+        return _inputs.by_definition(reference.primal, *args)
+    return _op(*args, backend)[0]
 
 
 def _size(hw: tuple[int, int]) -> tuple[int, int]:
@@ -167,12 +170,16 @@ def _setup_context(ctx, inputs, output):
 def _backward(ctx, do, _):
     if do is None:  # from a function that has no gradient for its input
         return (None,) * 9
-    options = (ctx.h, ctx.w, ctx.scale, ctx.damping, ctx.backend)
-    return *_backward_op(do, *ctx.saved_tensors, *options), None, None, None, None, None
+    # Under checkpointing the saved tensors can be asked for only once.
+    saved, options = ctx.saved_tensors, (ctx.h, ctx.w, ctx.scale, ctx.damping)
+    if torch.is_grad_enabled():  # the gradients will be differentiated
+        grads = _inputs.gradients_of(reference.primal, do, saved[:4], *options)
+    else:
+        grads = _backward_op(do, *saved, *options, ctx.backend)
+    return *grads, None, None, None, None, None
 
 
 _op.register_autograd(_backward, setup_context=_setup_context)
-_inputs.once_differentiable(_NAME, _backward_op)
 
 
 # ------------------------------------------------------------------------------------------- FLOPs

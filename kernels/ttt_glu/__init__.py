@@ -56,7 +56,10 @@ def ttt_glu(
     _inputs.check_inner_step(_NAME, q, k, v, w1=w1, w2=w2)
     _inputs.check_number(_NAME, 'scale', scale)
     _inputs.check_bool(_NAME, 'damping', damping)
-    return _op(q, k, v, w1, w2, float(scale), damping, backend)[0]
+    args = (q, k, v, w1, w2, float(scale), damping)
+    if _inputs.transformed(*args[:5]):
+        return _inputs.by_definition(reference.primal, *args)
+    return _op(*args, backend)[0]
 
 
 # ------------------------------------------------------------------------------------ registration
@@ -128,12 +131,16 @@ def _setup_context(ctx, inputs, output):
 def _backward(ctx, do, _):
     if do is None:  # from a function that has no gradient for its input
         return (None,) * 8
-    grads = _backward_op(do, *ctx.saved_tensors, ctx.scale, ctx.damping, ctx.backend)
+    # Under checkpointing the saved tensors can be asked for only once.
+    saved, options = ctx.saved_tensors, (ctx.scale, ctx.damping)
+    if torch.is_grad_enabled():  # the gradients will be differentiated
+        grads = _inputs.gradients_of(reference.primal, do, saved[:5], *options)
+    else:
+        grads = _backward_op(do, *saved, *options, ctx.backend)
     return *grads, None, None, None
 
 
 _op.register_autograd(_backward, setup_context=_setup_context)
-_inputs.once_differentiable(_NAME, _backward_op)
 
 
 # ------------------------------------------------------------------------------------------- FLOPs

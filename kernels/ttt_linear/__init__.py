@@ -1,12 +1,14 @@
 """TTT-linear: Vittt's mini-batch scan, f(x) = x + LN(Wx + b) (App. A, B), as a registered op."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from .. import _backend, _inputs
 from . import reference
-from .definition import Inputs
+from .definition import Inputs, dual
 
 _NAME = 'ttt_linear'
 
@@ -86,9 +88,15 @@ def ttt_linear(
     _check(ways, mini_batch_size, **tensors)
     inputs = Inputs(**tensors)
     _inputs.check_number(_NAME, 'eps', eps, least=0)
+    if _inputs.transformed(*inputs):
+        return _inputs.by_definition(_dual, *inputs, ways, mini_batch_size, float(eps))
     # Intermediate results are written only where there will be a backward pass.
     keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
     return _op(*inputs, ways, mini_batch_size, float(eps), backend, keep)[0]
+
+
+def _dual(*args: Any) -> Tensor:
+    return dual(Inputs(*args[:9]), *args[9:])
 
 
 def _check(ways: str, mini_batch_size: int, **tensors: Tensor | None) -> None:
@@ -231,15 +239,17 @@ def _setup_context(ctx, inputs, output):
 def _backward(ctx, do, *_):
     if do is None:  # from a function that has no gradient for its input
         return (None,) * 14
-    options = (ctx.directions, ctx.mini_batch_size, ctx.eps, ctx.backend)
+    options = (ctx.directions, ctx.mini_batch_size, ctx.eps)
     # Under checkpointing the saved tensors can be asked for only once.
     saved = ctx.saved_tensors
-    *grads, dtoken_scale = _backward_op(do, *saved, *options)
+    if torch.is_grad_enabled():  # the gradients will be differentiated
+        grads = _inputs.gradients_of(_dual, do, saved[:9], *options)
+        return *grads, None, None, None, None, None
+    *grads, dtoken_scale = _backward_op(do, *saved, *options, ctx.backend)
     return *grads, None if saved[8] is None else dtoken_scale, None, None, None, None, None
 
 
 _op.register_autograd(_backward, setup_context=_setup_context)
-_inputs.once_differentiable(_NAME, _backward_op)
 
 
 # ------------------------------------------------------------------------------------------- FLOPs

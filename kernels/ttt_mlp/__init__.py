@@ -62,7 +62,10 @@ def ttt_mlp(
     if loss not in LOSSES:
         raise ValueError(f"{_NAME}: loss must be 'dot' or 'l2', got {loss!r}")
     _inputs.check_number(_NAME, 'scale', scale)
-    return _op(q, k, v, w1, w2, w3, float(scale), loss, backend)[0]
+    args = (q, k, v, w1, w2, w3, float(scale), loss)
+    if _inputs.transformed(*args[:6]):
+        return _inputs.by_definition(reference.primal, *args)
+    return _op(*args, backend)[0]
 
 
 # ------------------------------------------------------------------------------------ registration
@@ -139,12 +142,14 @@ def _backward(ctx, do, _):
         return (None,) * 9
     # Under checkpointing the saved tensors can be asked for only once.
     saved = ctx.saved_tensors
+    if torch.is_grad_enabled():  # the gradients will be differentiated
+        grads = _inputs.gradients_of(reference.primal, do, saved[:6], ctx.scale, ctx.loss)
+        return *grads, None, None, None
     *grads, dw3 = _backward_op(do, *saved, ctx.scale, ctx.loss, ctx.backend)
     return *grads, None if saved[5] is None else dw3, None, None, None
 
 
 _op.register_autograd(_backward, setup_context=_setup_context)
-_inputs.once_differentiable(_NAME, _backward_op)
 
 
 # ------------------------------------------------------------------------------------------- FLOPs

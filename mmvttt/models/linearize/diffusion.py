@@ -1,5 +1,6 @@
 """Transformers of diffusers: attention processors that train instead of a softmax (t5 Sec. 5.2)."""
 
+import importlib
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -78,8 +79,8 @@ def install(
     for name in left:
         model.get_submodule(name).register_forward_pre_hook(_drop_map_size, with_kwargs=True)
     model.register_to_config(linearize=note)
-    # A pipeline writes it into model_index.json, and looks the class up in it.
-    model.__module__ = _SAVED
+    # A pipeline writes it into model_index.json, and looks the class up in it if it is imported.
+    model.__module__ = importlib.import_module(_SAVED).__name__
     model.register_forward_pre_hook(_tell_map_size, with_kwargs=True)
     model.register_state_dict_pre_hook(_check_processors)
     return [

@@ -1,7 +1,7 @@
 """Classes of diffusers' names that load what was saved after `linearize`, with all weights.
 
 A pipeline with a linearized transformer names this module in its model_index.json, and loads the
-transformer by it. By hand:
+transformer by it, once the program has imported this module or called `linearize`. By hand:
 
     from mmvttt.models.linearize.saved import SD3Transformer2DModel
 
