@@ -19,9 +19,11 @@ from mmvttt.openmmlab.registry import MODELS
 from .reduced import SIZE, batch_for, build, reduce_model
 
 CONFIGS = Path(__file__).resolve().parents[2] / 'configs'
-# Generation has its own in tests/generation.
+# Generation has its own in tests/generation, distillation in tests/openmmlab/test_distil.py.
 NAMES = sorted(
-    path.stem for path in CONFIGS.glob('*.py') if not path.stem.startswith(('dit', 'sd35m'))
+    path.stem
+    for path in CONFIGS.glob('*.py')
+    if not path.stem.startswith(('dit', 'sd35m')) and 'distil' not in path.stem
 )
 LISTED = {
     model['Name']: model['Metadata']['Parameters']

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from .replacement import LINEAR, MapSize, Replacement, checked_size
 
 # By the model's class: what makes timm's names and shapes of the weights of a model's authors.
-_FROM_AUTHORS = {
+_FROM_AUTHORS: Mapping[type[nn.Module], Callable[..., dict[str, Tensor]]] = {
     VisionTransformer: vision_transformer.checkpoint_filter_fn,
     Eva: eva.checkpoint_filter_fn,
 }
