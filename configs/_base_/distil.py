@@ -42,7 +42,7 @@ optim_wrapper = dict(
     type='OptimWrapper',
     constructor='mmvttt.LayerDecayOptimWrapperConstructor',
     paramwise_cfg=dict(layer_decay_rate=1.0, new_lr_mult=5.0),
-    optimizer=dict(type='AdamW', lr=3e-4, weight_decay=0.0),
+    optimizer=dict(type='AdamW', lr=1e-3, weight_decay=0.0),
     clip_grad=dict(max_norm=1.0),
 )
 param_scheduler = [

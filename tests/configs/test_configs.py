@@ -68,7 +68,8 @@ def test_a_reduced_copy_steps_and_predicts(name: str) -> None:
     assert not [n for n, p in trained.items() if p.grad is None]
     optim.step()
     moved = sum(not torch.equal(p, before[n]) for n, p in trained.items())
-    assert moved > 0.9 * len(before)
+    # Layers behind one that begins at 0 stay (DINO's boxes, deformable attention).
+    assert moved > 0.85 * len(before)
     with torch.no_grad():
         found = model.eval()(**model.data_preprocessor(batch_for(cfg)), mode='predict')
     assert len(found) == 2
