@@ -1,6 +1,7 @@
 # The trained ViT of cifar10_vit_nano.py distilled into its linear twin: 312 steps of 64, a
 # twentieth of 8 epochs, on a tenth of CIFAR-10's pictures without their labels.
-#   python tools/train.py configs/cifar10_vit_nano.py --cfg-options max_epochs=8
+#   python tools/train.py configs/cifar10_vit_nano.py --cfg-options \
+#       train_cfg.max_epochs=8 param_scheduler.1.T_max=8
 #   python tools/train.py configs/cifar10_vit_distil_nano.py \
 #       --cfg-options model.backbone.init_cfg.checkpoint=work_dirs/cifar10_vit_nano/epoch_8.pth
 _base_ = './_base_/distil.py'

@@ -115,12 +115,13 @@ def distillation_losses(
     if not chosen or not all(d in every for d in chosen):
         raise ValueError(f"depths={depths!r}: give 'all', 'last', or indices from 0 to {last}.")
     prefix = getattr(model, 'num_prefix_tokens', 0)
-    losses, explained = [], {}
+    losses: list[Tensor] = []
+    explained: dict[str, Tensor] = {}
     for depth in every:
         pairs = list(_parts(tokens[depth].float(), targets[depth].float(), prefix))
         if depth in chosen:
-            losses.append(sum(LOSSES[loss](*pair) for pair in pairs) / len(pairs))
-        rest = sum(_unexplained(*pair).detach() for pair in pairs) / len(pairs)
+            losses.append(torch.stack([LOSSES[loss](*pair) for pair in pairs]).mean())
+        rest = torch.stack([_unexplained(*pair).detach() for pair in pairs]).mean()
         explained[f'explained_{"last" if depth == last else depth}'] = 1 - rest
     return {'loss_distil': torch.stack(losses).mean(), **explained}
 
