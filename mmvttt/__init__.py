@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .deploy.cpu import optimize_for_cpu
     from .models.adapters import ViTAdapter
     from .models.backbones import T5, HViT3, TimmViT, ViT3, Vittt
+    from .models.distillation import distil
     from .models.linearize import Linearization, linearize
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     'ViTAdapter',
     'Vittt',
     '__version__',
+    'distil',
     'linearize',
     'optimize_for_cpu',
 ]
@@ -36,6 +38,7 @@ _MODULES = {
     'ViT3': 'models.backbones',
     'ViTAdapter': 'models.adapters',
     'Vittt': 'models.backbones',
+    'distil': 'models.distillation',
     'linearize': 'models.linearize',
     'optimize_for_cpu': 'deploy.cpu',
 }

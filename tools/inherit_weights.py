@@ -15,9 +15,12 @@ from mmvttt.openmmlab.cli import add_shape, command_line, plain_errors
 
 def parse_args() -> argparse.Namespace:
     parser = command_line(__doc__)
-    parser.add_argument('source', help='a checkpoint of a ViT: a file, a URL, timm://NAME.TAG')
+    parser.add_argument(
+        'source', help='a checkpoint of a ViT: a file or folder, a URL, timm://NAME.TAG'
+    )
     parser.add_argument('target', help='the file to write')
     parser.add_argument('--ema', action='store_true', help='take the averaged weights of the file')
+    parser.add_argument('--key', help="entry that holds the weights, e.g. 'teacher'")
     parser.add_argument('--model', help="name of the source in timm's registry, for TimmViT")
     add_shape(
         parser,
@@ -38,6 +41,7 @@ def main() -> None:
             ema=args.ema,
             img_size=tuple(args.img_size),
             model=args.model,
+            key=args.key,
         )
     print(result)
     print(f'wrote {len(result.weights) + len(result.head)} tensors to {args.target}')

@@ -32,6 +32,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('model', help='a config file, the name of a shipped one, or a timm model')
     parser.add_argument('images', nargs='+', type=Path)
     parser.add_argument('--checkpoint', help='the weights; default: random or those of init_cfg')
+    parser.add_argument('--key', help="entry of the checkpoint with the weights, e.g. 'teacher'")
     add_shape(parser)
     parser.add_argument('--out', type=Path, default=Path('work_dirs/inspect'))
     add_cfg_options(parser, 'model.backbone.arch=base')
@@ -54,7 +55,7 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     args = parse_args()
     with plain_errors():
-        found = load_model(args.model, args.cfg_options, args.checkpoint)
+        found = load_model(args.model, args.cfg_options, args.checkpoint, args.key)
         refuse_diffusion(
             found.config,
             'mmvttt.analysis.mixers.record_mixers(model, latents) records its mixers, '

@@ -224,6 +224,7 @@ def inherit_checkpoint(
     ema: bool = False,
     img_size: int | tuple[int, int] = 224,
     model: str | None = None,
+    key: str | None = None,
 ) -> Inheritance:
     """Writes a classifier's checkpoint, `backbone.…` and `head.fc.…`, from a file of a ViT.
 
@@ -233,11 +234,12 @@ def inherit_checkpoint(
         ema: Take the averaged weights of the file.
         img_size: See `inherit_vit`.
         model: Name in timm's registry: the target is for a `TimmViT` of it. None: for a `T5`.
+        key: Entry of the file that holds the weights; see `read_weights`.
 
     Raises:
         CheckpointError: See `read_weights`, `inherit_vit` and `inherit_timm`.
     """
-    weights = read_weights(source, ema=ema)
+    weights = read_weights(source, ema=ema, key=key)
     result = inherit_timm(weights, model) if model else inherit_vit(weights, img_size=img_size)
     weights = {f'backbone.{name}': value for name, value in result.weights.items()} | result.head
     name = f'{model or "T5"}, inherited'

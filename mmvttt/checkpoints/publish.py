@@ -6,11 +6,12 @@ import hashlib
 import io
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save
 from torch import Tensor
 
 from ..errors import UsageError
@@ -19,6 +20,7 @@ from .atomic_write import write_whole
 from .read import named_tensors, read_content, under
 
 _HASH_DIGITS = 8
+_SUFFIXES = ('.pth', '.safetensors')
 # Names of the classes; the rest of `meta` is about the machine and the run.
 _KEPT_META = ('dataset_meta',)
 
@@ -41,10 +43,8 @@ def describe_checkpoint(path: str | os.PathLike[str], depth: int = 2) -> str:
         for key in ('epoch', 'iter', 'time', 'mmengine_version', 'mmvttt_version', 'git_hash')
         if meta.get(key) is not None
     ]
-    dataset = meta.get('dataset_meta')
-    classes = dataset.get('classes') if isinstance(dataset, Mapping) else None
-    if isinstance(classes, list | tuple):
-        shown = ', '.join(map(str, classes[:_HASH_DIGITS]))
+    if classes := _classes(meta):
+        shown = ', '.join(classes[:_HASH_DIGITS])
         more = ', …' if len(classes) > _HASH_DIGITS else ''
         lines.append(f'{len(classes)} classes: {shown}{more}')
     dtypes = Counter(str(w.dtype).removeprefix('torch.') for w in weights.values())
@@ -63,28 +63,35 @@ def publish_checkpoint(
     out: str | os.PathLike[str],
     prefix: str = '',
     half: bool = False,
+    key: str | None = None,
 ) -> Path:
     """Writes the weights without optimizer, history and whatever else is about the run.
+
+    A file of safetensors gets a model card beside it, of its name with `.md`.
 
     Args:
         path: A checkpoint; of one with a moving average, mmengine keeps the average as the weights.
         out: The new file without its hash: `vittt_s.pth` becomes `vittt_s-1a2b3c4d.pth`, with the
-            first digits of its SHA-256, as torch's download checks it.
+            first digits of its SHA-256, as torch's download checks it. It ends in .pth or
+            .safetensors.
         prefix: Keep only what is under it, and drop it: `'backbone.'` for a bare backbone.
         half: Whether to store fp32 weights as fp16.
+        key: Entry of the file that holds the weights; see `read_weights`.
 
     Returns:
-        The file written. It is read with `weights_only=True`.
+        The file written. A .pth is read with `weights_only=True`.
 
     Raises:
-        UsageError: Nothing is under the prefix, `out` is no .pth file, or there is another file by
-            the new name.
+        UsageError: Nothing is under the prefix, `out` has another ending, or there is another file
+            by the new name.
     """
     out = Path(out)
-    if out.suffix != '.pth':
-        raise UsageError(f'the new checkpoint {os.fspath(out)!r} must end in .pth')
+    if out.suffix not in _SUFFIXES:
+        raise UsageError(
+            f'the new checkpoint {os.fspath(out)!r} must end in {" or ".join(_SUFFIXES)}'
+        )
     content = read_content(path)
-    weights = named_tensors(content, os.fspath(path))
+    weights = named_tensors(content, os.fspath(path), key=key)
     kept = under(weights, prefix)
     if not kept:
         heads = sorted({name.partition('.')[0] + '.' for name in weights})
@@ -94,20 +101,60 @@ def publish_checkpoint(
         # Clones: a view would bring the whole tensor that it looks at into the file.
         kept[name] = weight.detach().half() if halved else weight.detach().clone()
     meta = {key: value for key, value in _meta(content).items() if key in _KEPT_META}
-    published: dict[str, Any] = {
-        'state_dict': kept,
-        'meta': {**meta, 'mmvttt_version': __version__},
-    }
-    buffer = io.BytesIO()
-    torch.save(published, buffer)
-    data = buffer.getvalue()
-    digest = hashlib.sha256(data).hexdigest()[:_HASH_DIGITS]
-    target = out.with_name(f'{out.stem}-{digest}.pth')
+    if out.suffix == '.pth':
+        buffer = io.BytesIO()
+        torch.save({'state_dict': kept, 'meta': {**meta, 'mmvttt_version': __version__}}, buffer)
+        data = buffer.getvalue()
+    else:
+        data = save({n: w.contiguous() for n, w in kept.items()}, {'format': 'pt'})
+    digest = hashlib.sha256(data).hexdigest()
+    target = out.with_name(f'{out.stem}-{digest[:_HASH_DIGITS]}{out.suffix}')
     if not target.exists():
         write_whole(target, data)
     elif target.read_bytes() != data:
         raise UsageError(f'there is another file by the name of {os.fspath(target)!r}: move it')
+    if out.suffix == '.safetensors':
+        names = _classes(meta)
+        facts = [f'SHA-256: `{digest}`'] + [f'Classes: {", ".join(names)}'] * bool(names)
+        usage = (
+            'from mmvttt.checkpoints.load import load_pretrained\n\n'
+            f"load_pretrained(model, '{target.name}')  # a model of mmvttt, built as it was trained"
+        )
+        card = model_card(out.stem, kept, facts, usage)
+        write_whole(target.with_suffix('.md'), card.encode())
     return target
+
+
+def model_card(
+    name: str, weights: Mapping[str, Tensor], facts: Iterable[str], usage: str, library: str = ''
+) -> str:
+    """A model card as hubs read it: Markdown under a header of YAML.
+
+    Args:
+        name: The title.
+        weights: What the file holds.
+        facts: Further lines of the list, in Markdown.
+        usage: Python that loads the file.
+        library: Name of the library that loads it besides mmvttt, 'timm'.
+    """
+    kinds = ', '.join(sorted({str(w.dtype).removeprefix('torch.') for w in weights.values()}))
+    count = sum(w.numel() for w in weights.values())
+    lines = [
+        f'{len(weights)} tensors, {count / 1e6:.2f}M numbers ({kinds})',
+        *facts,
+        f'Written by mmvttt {__version__}',
+    ]
+    return (
+        f'---\nlibrary_name: {library or "mmvttt"}\ntags: [mmvttt, test-time-training]\n---\n\n'
+        f'# {name}\n\n' + ''.join(f'- {line}\n' for line in lines) + f'\n```python\n{usage}\n```\n'
+    )
+
+
+def _classes(meta: Mapping[str, Any]) -> list[str]:
+    """Names of the classes in a checkpoint's `meta`; none where it has none of a usual form."""
+    dataset = meta.get('dataset_meta')
+    names = dataset.get('classes') if isinstance(dataset, Mapping) else None
+    return list(map(str, names)) if isinstance(names, list | tuple) else []
 
 
 def _meta(content: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from .backbones import T5, HViT3, ViT3, Vittt
 from .layers import to_map
+from .linearize import folder  # noqa: F401 - registers linear_vit
 
 __all__ = ['Classifier', 'StagedClassifier']
 

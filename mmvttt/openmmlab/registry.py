@@ -64,7 +64,7 @@ MODELS = _Registry(
         'LinearTransformer': 'mmvttt.openmmlab.models.diffusion_transformers',
     },
 )
-HOOKS = _Registry('hook', root.HOOKS, _ENGINE + _RELIABILITY + _INNER_LOOP)
+HOOKS = _Registry('hook', root.HOOKS, _ENGINE + _RELIABILITY + _INNER_LOOP + _MODELS)
 OPTIM_WRAPPERS = _Registry('optim wrapper', root.OPTIM_WRAPPERS, _ENGINE)
 OPTIM_WRAPPER_CONSTRUCTORS = _Registry(
     'optim wrapper constructor', root.OPTIM_WRAPPER_CONSTRUCTORS, _ENGINE

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from mmvttt.checkpoints.publish import describe_checkpoint, publish_checkpoint
+from mmvttt.checkpoints.read import read_weights
 from mmvttt.errors import UsageError
 
 
@@ -74,6 +76,36 @@ def test_the_copy_of_a_backbone_in_half_precision(trained: Path, tmp_path: Path)
     }
 
 
+def test_safetensors_with_a_model_card(trained: Path, tmp_path: Path) -> None:
+    path = publish_checkpoint(trained, tmp_path / 'my vit.safetensors', prefix='backbone.')
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert path.name == f'my vit-{digest[:8]}.safetensors'
+    source = torch.load(trained, weights_only=True)['state_dict']
+    found = read_weights(path)
+    assert all(torch.equal(v, source[f'backbone.{k}']) for k, v in found.items())
+    assert len(found) == 3
+    card = path.with_suffix('.md').read_text()
+    header, page = card.removeprefix('---\n').split('---\n')
+    assert yaml.safe_load(header)['library_name'] == 'mmvttt'
+    for line in (
+        '# my vit',
+        digest,
+        '- Classes: cat, dog, cow, hen',
+        f"load_pretrained(model, '{path.name}')",
+    ):
+        assert line in page
+    assert publish_checkpoint(trained, tmp_path / 'my vit.safetensors', prefix='backbone.') == path
+
+
+def test_the_network_of_a_file_of_several(tmp_path: Path) -> None:
+    networks = {
+        name: {'w': torch.full((2,), value)} for name, value in (('teacher', 1.0), ('student', 2.0))
+    }
+    torch.save(networks, tmp_path / 'a.pth')
+    path = publish_checkpoint(tmp_path / 'a.pth', tmp_path / 'b.pth', key='student')
+    assert read_weights(path)['w'].tolist() == [2, 2]
+
+
 def test_bare_state_dicts_are_taken_too(tmp_path: Path) -> None:
     path = tmp_path / 'bare.pth'
     torch.save({'conv.weight': torch.ones(2)}, path)
@@ -114,7 +146,7 @@ def test_no_file_is_written_over(trained: Path) -> None:
 def test_mistakes_are_named(trained: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"'neck\.'.*backbone\., head\."):
         publish_checkpoint(trained, tmp_path / 'out.pth', prefix='neck.')
-    with pytest.raises(UsageError, match=r'out\.pt.*must end in \.pth'):
+    with pytest.raises(UsageError, match=r'out\.pt.*must end in \.pth or \.safet'):
         publish_checkpoint(trained, tmp_path / 'out.pt')
     with pytest.raises(FileNotFoundError, match='nowhere'):
         describe_checkpoint(tmp_path / 'nowhere.pth')

@@ -19,9 +19,11 @@ from mmvttt.openmmlab.registry import MODELS
 from .reduced import SIZE, batch_for, build, reduce_model
 
 CONFIGS = Path(__file__).resolve().parents[2] / 'configs'
-# Generation has its own in tests/generation.
+# Generation has its own in tests/generation, distillation in tests/openmmlab/test_distil.py.
 NAMES = sorted(
-    path.stem for path in CONFIGS.glob('*.py') if not path.stem.startswith(('dit', 'sd35m'))
+    path.stem
+    for path in CONFIGS.glob('*.py')
+    if not path.stem.startswith(('dit', 'sd35m')) and 'distil' not in path.stem
 )
 LISTED = {
     model['Name']: model['Metadata']['Parameters']
@@ -66,7 +68,8 @@ def test_a_reduced_copy_steps_and_predicts(name: str) -> None:
     assert not [n for n, p in trained.items() if p.grad is None]
     optim.step()
     moved = sum(not torch.equal(p, before[n]) for n, p in trained.items())
-    assert moved > 0.9 * len(before)
+    # Layers behind one that begins at 0 stay (DINO's boxes, deformable attention).
+    assert moved > 0.85 * len(before)
     with torch.no_grad():
         found = model.eval()(**model.data_preprocessor(batch_for(cfg)), mode='predict')
     assert len(found) == 2

@@ -23,7 +23,7 @@ from make_model_zoo import (  # noqa: E402
 MODELS = load_models(ROOT / 'configs' / 'metafile.yml')
 NAMES = [model['Name'] for model in MODELS]
 # Worked examples: no paper has them.
-EXAMPLES = re.compile('demo|pennfudan|camvid|digits|cifar10')
+EXAMPLES = re.compile('demo|pennfudan|camvid|digits|cifar10|distil')
 
 
 def metrics(model: dict) -> dict[str, float]:

@@ -2,7 +2,9 @@
 
 import copy
 import io
+import json
 import warnings
+from pathlib import Path
 
 import pytest
 import timm
@@ -13,7 +15,13 @@ from timm.models.eva import EvaAttention
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+import mmvttt.models.timm  # noqa: F401 - registers linear_vit
+from mmvttt.checkpoints.load import load_pretrained
+from mmvttt.errors import UsageError
+from mmvttt.models.backbones import TimmViT
+from mmvttt.models.layers.inner_models import INNER_MODELS
 from mmvttt.models.linearize import MapSize, linearize
+from mmvttt.models.linearize.folder import save_pretrained
 
 SOFTMAX = dict(inner=dict(type='SoftmaxAttention'), key_norm=None, locality=None)
 # One of each kind, in a reduced size: name in timm → options.
@@ -422,3 +430,54 @@ def test_bad_input() -> None:
         vit(images(vit), attn_mask=torch.zeros(16, 16))
     with pytest.raises(ValueError, match=r'9 tokens are not a map of 3×5 and 1 others'):
         vit.blocks[0](torch.zeros(1, 9, 32, dtype=torch.float64), attn_mask=MapSize(3, 5))
+
+
+@pytest.mark.parametrize('name', ['vit_small_patch16_dinov3', 'vit_small_patch14_reg4_dinov2'])
+def test_a_folder_for_timm(name: str, tmp_path: Path) -> None:
+    model = build(name).float()
+    linearize(model, [0], inner=dict(type=INNER_MODELS['GatedFC']), key_norm=None)
+    save_pretrained(model, tmp_path)
+    again = timm.create_model(f'local-dir:{tmp_path}', pretrained=True).eval()
+    x = images(model).float()
+    assert torch.equal(again(x), model(x))
+    # Written once more, from what was read.
+    assert save_pretrained(again, tmp_path / 'b') == json.loads(
+        (tmp_path / 'config.json').read_text()
+    )
+    # Another head for other classes, as of all models of timm.
+    tuned = timm.create_model(f'local-dir:{tmp_path}', pretrained=True, num_classes=3).eval()
+    assert tuned(x).shape == (2, 3)
+    assert torch.equal(tuned.forward_features(x), model.forward_features(x))
+    assert 'local-dir:FOLDER' in (tmp_path / 'README.md').read_text()
+
+
+def test_a_folder_of_a_backbone(tmp_path: Path) -> None:
+    options = dict(
+        model='vit_small_patch16_dinov3',
+        linearize=dict(),
+        model_options=dict(depth=2, embed_dim=32, num_heads=2),
+        img_size=32,
+    )
+    model = TimmViT(**options).eval()
+    save_pretrained(model.to_timm(), tmp_path)
+    again = TimmViT(**options).eval()
+    report = load_pretrained(again, tmp_path)
+    assert not report.missing
+    assert not report.unexpected
+    x = torch.randn(1, 3, 32, 48)
+    (ours,) = model(x)
+    assert torch.equal(again(x)[0], ours)
+    vit = timm.create_model(f'local-dir:{tmp_path}', pretrained=True).eval()
+    tokens = vit.forward_features(x)[:, model.num_prefix_tokens :]
+    torch.testing.assert_close(tokens.transpose(1, 2).unflatten(2, (2, 3)), ours)
+
+
+def test_a_folder_that_would_not_load_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match='VisionTransformer is no linearized model of timm'):
+        save_pretrained(build('vit_tiny_patch16_224'), tmp_path)
+    model = build('vit_tiny_patch16_224')
+    linearize(model)
+    model.blocks[1].mlp.fc1 = nn.Linear(32, 7)
+    with pytest.raises(UsageError, match=r'another shape of blocks\.1\.mlp\.fc1\.weight'):
+        save_pretrained(model, tmp_path)
+    assert not list(tmp_path.iterdir())

@@ -1,12 +1,12 @@
 """Any vision transformer of timm as a plain backbone, softmax or linearized (t5 Sec. 4)."""
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import timm
 import torch
-from timm.models import eva, vision_transformer
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -15,17 +15,13 @@ from mmvttt.checkpoints.families import to_timm
 
 from ..linearize import MapSize, linearize
 from ..linearize.linearize import Linearization
+from ..linearize.vit import MODELS, from_authors
 from .base import PlainBackbone
 from .options import OUT_TYPES, check_image, map_size
 
 _log = logging.getLogger(__name__)
 
 CLASS_TOKEN = 'cls_token'
-# By the model's class: what makes timm's names and shapes of the weights of a model's authors.
-_FROM_AUTHORS = {
-    vision_transformer.VisionTransformer: vision_transformer.checkpoint_filter_fn,
-    eva.Eva: eva.checkpoint_filter_fn,
-}
 
 
 class TimmViT(PlainBackbone):
@@ -115,6 +111,7 @@ class TimmViT(PlainBackbone):
             raise ValueError(f"{model} has no class token: choose out_type='avg_featmap'.")
         self.out_type = out_type
         self._source = model, options
+        self._linearize = None if linearize is None else dict(linearize)
         self.linearization = _linearized(vit, linearize)
         if linearize is not None and frozen_stages > 0:
             _log.warning(
@@ -191,6 +188,18 @@ class TimmViT(PlainBackbone):
                     module.eval().requires_grad_(False)
         return self
 
+    @torch.no_grad()
+    def to_timm(self) -> nn.Module:
+        """A copy as the model of timm that it is, without a head, linearized if it is."""
+        vit = _create(*self._source)
+        _linearized(vit, self._linearize)
+        weights = self.state_dict()
+        if isinstance(vit.norm, nn.Identity):
+            # Where the mean is pooled, timm has the norm behind it.
+            weights = {re.sub(r'^norm\.', 'fc_norm.', n): w for n, w in weights.items()}
+        vit.load_state_dict(weights)
+        return vit.train(self.training)
+
     def no_weight_decay(self) -> set[str]:
         """Adds the class and register tokens to the names of `PlainBackbone`."""
         own = dict(self.named_parameters(recurse=False))
@@ -206,8 +215,7 @@ class TimmViT(PlainBackbone):
         own = {n[len(prefix) :]: w for n, w in state_dict.items() if n.startswith(prefix)}
         with torch.device('meta'):
             vit = _create(*self._source)
-        rename = next(f for cls, f in _FROM_AUTHORS.items() if isinstance(vit, cls))
-        found = to_timm(own, vit, self._source[0], rename)
+        found = to_timm(own, vit, self._source[0], from_authors(vit))
         for name in own:
             del state_dict[f'{prefix}{name}']
         state_dict.update({f'{prefix}{name}': weight for name, weight in found.items()})
@@ -221,7 +229,7 @@ def _create(name: str, options: Mapping[str, Any]) -> nn.Module:
             f'model={name!r}: timm cannot build it as a vision transformer for images of any size '
             f'({error}). Choose one of timm.list_models(module="vision_transformer") or "eva".'
         ) from error
-    if not isinstance(vit, tuple(_FROM_AUTHORS)):
+    if not isinstance(vit, MODELS):
         raise ValueError(
             f'model={name!r} is a {type(vit).__name__}: TimmViT takes the VisionTransformer and '
             'Eva of timm, such as vit_small_patch16_dinov3.'

@@ -1,7 +1,6 @@
 """Transformers of diffusers: attention processors that train instead of a softmax (t5 Sec. 5.2)."""
 
 import importlib
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,10 +11,7 @@ from torch import Tensor, nn
 
 from mmvttt.errors import UsageError
 
-from ..layers.inner_losses import INNER_LOSSES
-from ..layers.inner_models import INNER_MODELS
-from ..layers.key_norms import KEY_NORMS
-from .replacement import LINEAR, MapSize, Replacement, checked_size
+from .replacement import LINEAR, MapSize, Replacement, checked_size, json_note
 
 # Model → the argument of its call that its blocks hand on to their processors, and its place.
 _TO_PROCESSORS = {
@@ -64,16 +60,7 @@ def install(
     Raises:
         ValueError: If an option cannot be written into a config. The model is unchanged.
     """
-    note = _named(note)
-    for option, value in note.items():
-        try:
-            json.dumps(value)
-        except TypeError as error:
-            raise ValueError(
-                f'{option}={value!r} cannot be written into config.json, by which diffusers loads '
-                'the model again: give names and numbers, such as the name of an inner model of '
-                'mmvttt in the place of its class.'
-            ) from error
+    note = json_note(note)
     for name, new in built.items():
         model.get_submodule(name).set_processor(new)
     for name in left:
@@ -86,14 +73,6 @@ def install(
     return [
         f'{name}.processor.{own}' for name, new in built.items() for own in new.new_parameters()
     ]
-
-
-def _named(value: Any) -> Any:
-    """Options with the library's own classes and functions by their names, for JSON."""
-    if isinstance(value, Mapping):
-        return {key: _named(inner) for key, inner in value.items()}
-    known = [(n, p) for table in (INNER_MODELS, INNER_LOSSES, KEY_NORMS) for n, p in table.items()]
-    return next((name for name, part in known if part is value), value)
 
 
 def _tell_map_size(

@@ -1,18 +1,26 @@
 """Vision transformers of timm: which of their attentions can be replaced, and by what."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from timm.layers import Attention, AttentionRope, apply_rot_embed_cat
+from timm.models import eva, vision_transformer
 from timm.models.eva import Eva, EvaAttention
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from .replacement import LINEAR, MapSize, Replacement, checked_size
 
-MODELS = (VisionTransformer, Eva)
+# By the model's class: what makes timm's names and shapes of the weights of a model's authors.
+_FROM_AUTHORS: Mapping[type[nn.Module], Callable[..., dict[str, Tensor]]] = {
+    VisionTransformer: vision_transformer.checkpoint_filter_fn,
+    Eva: eva.checkpoint_filter_fn,
+}
+MODELS = tuple(_FROM_AUTHORS)
+# Attribute of a linearized model: the options by which it can be made again.
+NOTE = 'linearize_options'
 _ATTENTIONS = (Attention, AttentionRope, EvaAttention)
 _BIAS = 'its attention has relative position biases'
 _PROJECTION = 'queries, keys, values and the feed-forward network share a projection'
@@ -32,6 +40,11 @@ _REASONS = {
     'ParallelScalingBlock': _PROJECTION,
     'DiffParallelScalingBlock': _PROJECTION,
 }
+
+
+def from_authors(model: nn.Module) -> Callable[..., dict[str, Tensor]]:
+    """timm's own function that brings published weights to a model's names and shapes."""
+    return next(rename for kind, rename in _FROM_AUTHORS.items() if isinstance(model, kind))
 
 
 def reason_against(model: nn.Module) -> str | None:
@@ -99,6 +112,7 @@ def install(
         setattr(model.get_submodule(parent), child, new)
     for method in ('forward_features', 'forward_intermediates'):
         setattr(model, method, _Method(model, method))
+    setattr(model, NOTE, dict(note))
     return [f'{name}.{own}' for name, new in built.items() for own in new.new_parameters()]
 
 

@@ -147,9 +147,15 @@ def image_channels(network: nn.Module) -> int:
 
 
 def load_model(
-    name: str, cfg_options: dict[str, Any] | None = None, checkpoint: str | None = None
+    name: str,
+    cfg_options: dict[str, Any] | None = None,
+    checkpoint: str | None = None,
+    key: str | None = None,
 ) -> FoundModel:
-    """A model of `find_model` with weights: from a checkpoint, else random or from `init_cfg`."""
+    """A model of `find_model` with weights: from a checkpoint, else random or from `init_cfg`.
+
+    `key` names the entry of the checkpoint that holds them; see `load_pretrained`.
+    """
     found = find_model(name, cfg_options)
     if hasattr(found.model, 'init_weights'):
         logger = MMLogger.get_current_instance()
@@ -159,7 +165,7 @@ def load_model(
         finally:
             logger.removeFilter(_is_no_parameter)
     if checkpoint:
-        load_pretrained(found.model, checkpoint)
+        load_pretrained(found.model, checkpoint, key=key)
     return found
 
 

@@ -2,5 +2,6 @@
 
 from .diffusion_model import DiffusionModel, LatentPreprocessor
 from .digit_quality import DigitQuality
+from .distil import BlockwiseHook, Distil
 
-__all__ = ['DiffusionModel', 'DigitQuality', 'LatentPreprocessor']
+__all__ = ['BlockwiseHook', 'DiffusionModel', 'DigitQuality', 'Distil', 'LatentPreprocessor']

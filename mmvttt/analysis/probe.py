@@ -1,0 +1,132 @@
+"""What frozen features are worth: nearest neighbours, linear probes, agreement with a source."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mmvttt.errors import DataError, UsageError
+from mmvttt.models.distillation import block_tokens
+
+from .pictures import save, styled
+
+_SUFFIXES = ('.jpg', '.jpeg', '.png', '.webp', '.bmp')
+
+
+def class_folder(root: Path, most: int | None = None) -> tuple[list[Path], np.ndarray, list[str]]:
+    """Images of `ROOT/CLASS/*`, their classes as numbers, and the names; evenly at most so many.
+
+    Raises:
+        DataError: If there are fewer than two classes with images.
+    """
+    found = [
+        (path, folder.name)
+        for folder in sorted(p for p in root.iterdir() if p.is_dir())
+        for path in sorted(folder.iterdir())
+        if path.suffix.lower() in _SUFFIXES
+    ]
+    names = sorted({name for _, name in found})
+    if len(names) < 2:
+        raise DataError(f'{root} has images of {len(names)} classes: give FOLDER/CLASS/*.jpg.')
+    if most is not None and most < len(found):
+        found = [found[i * len(found) // most] for i in range(most)]
+    return [p for p, _ in found], np.array([names.index(n) for _, n in found]), names
+
+
+@torch.no_grad()
+def pooled_features(
+    model: nn.Module, batches: Iterable[Tensor], source: nn.Module | None = None
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Features of images by a frozen model, and how they agree with its source's.
+
+    Args:
+        model: A plain backbone of mmvttt or a vision transformer of timm, in evaluation mode.
+        batches: Images `(B, 3, H, W)`.
+        source: A model of the same tokens.
+
+    Returns:
+        `mean` of the normed patches, and `class`, the class token where there is one, `(N, C)`; and
+        the mean cosine of patch tokens to the source's for each block and the final norm, `(L,)`.
+    """
+    prefix = getattr(model, 'num_prefix_tokens', 0)
+    found: dict[str, list[Tensor]] = {'mean': []}
+    cosines, count = 0.0, 0
+    for images in batches:
+        tokens = block_tokens(model, images)
+        found['mean'].append(tokens[-1][:, prefix:].mean(1))
+        if getattr(model, 'cls_token', None) is not None:
+            found.setdefault('class', []).append(tokens[-1][:, 0])
+        if source is not None:
+            pairs = zip(tokens, block_tokens(source, images), strict=True)
+            near = [F.cosine_similarity(a, b, dim=-1)[:, prefix:].mean() for a, b in pairs]
+            cosines = cosines + torch.stack(near).double().numpy() * len(images)
+        count += len(images)
+    return {k: torch.cat(v).float().numpy() for k, v in found.items()}, np.array(cosines) / count
+
+
+def probe(
+    train: np.ndarray, labels: np.ndarray, test: np.ndarray, truth: np.ndarray, k: int = 20
+) -> dict[str, float]:
+    """Accuracies of `k` nearest neighbours by cosine, and of a logistic regression.
+
+    Args:
+        train, test: Features `(N, C)` and `(M, C)`.
+        labels, truth: Their classes.
+        k: Number of neighbours, weighted alike.
+    """
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.neighbors import KNeighborsClassifier
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    nearest = KNeighborsClassifier(min(k, len(train)), metric='cosine').fit(train, labels)
+    linear = make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=500))
+    return {
+        'knn': float(nearest.score(test, truth)),
+        'linear': float(linear.fit(train, labels).score(test, truth)),
+    }
+
+
+def neighbour_agreement(a: np.ndarray, b: np.ndarray, k: int = 10) -> float:
+    """Share of an image's k nearest neighbours by features `a` that are among those by `b`."""
+    from sklearn.neighbors import NearestNeighbors
+
+    if len(a) < 2:
+        raise UsageError('the agreement of neighbours needs two images or more')
+    k = min(k, len(a) - 1)
+    # Without X, an image is no neighbour of its own.
+    rows = [NearestNeighbors(n_neighbors=k, metric='cosine').fit(x).kneighbors()[1] for x in (a, b)]
+    shared = [len(set(x) & set(y)) for x, y in zip(*map(np.ndarray.tolist, rows), strict=True)]
+    return float(np.mean(shared) / k)
+
+
+def patch_miou(train: np.ndarray, labels: np.ndarray, test: np.ndarray, truth: np.ndarray) -> float:
+    """Mean intersection over union of a linear probe of patches, `(N, C)` with a label each.
+
+    Patches labelled 255 are left out.
+    """
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.metrics import jaccard_score
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    model = make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=500))
+    model.fit(train[labels != 255], labels[labels != 255])
+    seen = truth != 255
+    return float(jaccard_score(truth[seen], model.predict(test[seen]), average='macro'))
+
+
+@styled
+def draw_cosines(cosines: Sequence[float], path: Path) -> None:
+    """A curve of the cosine between source and twin, by block, the final norm last."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5, 3), layout='constrained')
+    axes = figure.subplots()
+    ticks = [*map(str, range(len(cosines) - 1)), 'norm']
+    axes.plot(ticks, cosines, 'o-')
+    axes.set(xlabel='block', ylabel='cosine of patch tokens', ylim=(min(0, *cosines), 1))
+    save(figure, path)

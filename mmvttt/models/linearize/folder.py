@@ -1,0 +1,114 @@
+"""Linearized models of timm as folders, which `timm.create_model('local-dir:…')` and hubs take."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from safetensors.torch import save_file
+from timm.models import build_model_with_cfg, register_model
+from timm.models._hub import save_config_for_hf
+from torch import nn
+
+from mmvttt.checkpoints.atomic_write import replacing, write_whole
+from mmvttt.checkpoints.publish import model_card
+from mmvttt.errors import UsageError
+
+from .linearize import linearize as linearize_model
+from .replacement import json_note
+from .vit import NOTE, from_authors
+
+__all__ = ['linear_vit', 'save_pretrained']
+
+_CONFIG = 'config.json'
+
+
+def save_pretrained(
+    model: nn.Module, folder: str | os.PathLike[str], **model_args: Any
+) -> dict[str, Any]:
+    """Writes a linearized model of timm: config.json, model.safetensors and a model card.
+
+    With `import mmvttt.models.timm`, `timm.create_model('local-dir:FOLDER', pretrained=True)` has
+    it back, as does `hf-hub:OWNER/NAME` once the folder is uploaded. `load_pretrained` takes the
+    folder for a `TimmViT` of the same options.
+
+    Args:
+        model: Made by `timm.create_model`, then linearized; or `TimmViT.to_timm()`.
+        folder: Made if missing.
+        model_args: Options that the source was built with, for versions of timm that do not
+            remember them (1.0.30 and older).
+
+    Returns:
+        The content of config.json.
+
+    Raises:
+        UsageError: If the model is not linearized, was not made by timm, or has other shapes than
+            its name and options say.
+        ValueError: If an option of `linearize` cannot be written into a config.
+    """
+    note, known = getattr(model, NOTE, None), getattr(model, 'pretrained_cfg', None)
+    if not note or not known or not known.get('architecture'):
+        raise UsageError(
+            f'{type(model).__name__} is no linearized model of timm: build it by '
+            'timm.create_model, then call mmvttt.linearize on it; a TimmViT has to_timm().'
+        )
+    source, config = known['architecture'], Path(folder) / _CONFIG
+    options = dict(model_args, source=source, linearize=json_note(note))
+    weights = {name: value.contiguous() for name, value in model.state_dict().items()}
+    with replacing(config) as partial:
+        architecture = dict(pretrained_cfg=dict(architecture=linear_vit.__name__))
+        save_config_for_hf(model, partial, model_config=architecture, model_args=options)
+        written = json.loads(partial.read_text())
+        with torch.device('meta'):
+            again = timm.create_model(linear_vit.__name__, **written['model_args']).state_dict()
+        wrong = [n for n in {**weights, **again} if _shape(weights, n) != _shape(again, n)]
+        if wrong:
+            raise UsageError(
+                f'{source} with {written["model_args"]} has another shape of {wrong[0]} than the '
+                'model: give save_pretrained the options that timm.create_model was given.'
+            )
+    with replacing(Path(folder) / 'model.safetensors') as partial:
+        save_file(weights, partial, {'format': 'pt'})
+    usage = (
+        'import timm\nimport mmvttt.models.timm  # registers linear_vit\n\n'
+        "model = timm.create_model('local-dir:FOLDER', pretrained=True)  # or 'hf-hub:OWNER/NAME'"
+    )
+    facts = [f'Source: {source} of timm; attention replaced by Test-Time Training']
+    card = model_card(f'{source}, linearized', weights, facts, usage, 'timm')
+    write_whole(Path(folder) / 'README.md', card.encode())
+    return written
+
+
+def _shape(weights: Mapping[str, torch.Tensor], name: str) -> torch.Size | None:
+    return weights[name].shape if name in weights else None
+
+
+def _build(source: str, linearize: Mapping[str, Any], **options: Any) -> nn.Module:
+    model = timm.create_model(source, **options)
+    linearize_model(model, **linearize)
+    return model
+
+
+@register_model
+def linear_vit(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """A vision transformer of timm, linearized.
+
+    Args:
+        pretrained: Whether to load weights, of the folder or hub that the model comes from.
+        kwargs: `source`, its name in timm's registry; `linearize`, options of `linearize`; and
+            options of the source.
+    """
+    if 'source' not in kwargs:
+        raise UsageError("linear_vit needs source='vit_small_patch16_dinov3', or another of timm.")
+    kwargs.setdefault('linearize', {})
+    return build_model_with_cfg(
+        _build,
+        kwargs['source'],
+        pretrained,
+        pretrained_filter_fn=lambda weights, model: from_authors(model)(weights, model),
+        feature_cfg=dict(out_indices=3, feature_cls='getter'),
+        **kwargs,
+    )

@@ -1,0 +1,89 @@
+"""Probes: features that tell the classes, agreement with oneself, and the tool on a twin."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from mmvttt.errors import DataError, UsageError
+from mmvttt.models.backbones import TimmViT
+
+pytest.importorskip('sklearn')
+
+from mmvttt.analysis.probe import class_folder, neighbour_agreement, patch_miou, probe
+from mmvttt.openmmlab.analysis.probe import probe_models
+
+
+def test_probes_of_features_that_tell_the_classes() -> None:
+    rng = np.random.default_rng(0)
+    labels = np.arange(60) % 3
+    clear = np.eye(3)[labels] + 0.01 * rng.normal(size=(60, 3))
+    assert probe(clear, labels, clear, labels, k=5) == {'knn': 1.0, 'linear': 1.0}
+    noise = rng.normal(size=(60, 3))
+    assert probe(noise, labels, rng.normal(size=(60, 3)), labels, k=5)['knn'] < 0.6
+    assert neighbour_agreement(clear, 7 * clear) == 1
+    assert neighbour_agreement(clear, noise) < 0.6
+    ignored = np.where(np.arange(60) < 6, 255, labels)
+    assert patch_miou(clear, ignored, clear, ignored) == 1
+    # Of three classes of 20 the third is called the second: 20/20, 20/40, 0.
+    wrong = np.eye(3)[np.minimum(labels, 1)]
+    assert patch_miou(clear, labels, wrong, labels) == pytest.approx(0.5)
+
+
+def pictures(folder: Path) -> None:
+    """Dark and bright pictures."""
+    for name, level in (('bright', 200), ('dark', 50)):
+        (folder / name).mkdir(parents=True)
+        for i in range(6):
+            noise = np.random.default_rng(i).integers(0, 50, (20, 30, 3))
+            Image.fromarray((noise + level).astype(np.uint8)).save(folder / name / f'{i}.png')
+
+
+def test_the_tool_beside_a_twin(tmp_path: Path) -> None:
+    pictures(tmp_path / 'train')
+    pictures(tmp_path / 'test')
+    options = dict(model='vit_tiny_patch16_224', img_size=32, patch_size=8)
+    options['model_options'] = dict(embed_dim=16, depth=2, num_heads=2)
+    source = TimmViT(**options)
+    head = {'head.weight': torch.zeros(2, 16), 'head.bias': torch.tensor([1.0, 0.0])}
+    torch.save({**source.state_dict(), **head}, tmp_path / 'source.pth')
+    (tmp_path / 'model.py').write_text(
+        f"default_scope = 'mmengine'\nmodel = dict(type='mmvttt.Distil', backbone=dict("
+        f"type='mmvttt.TimmViT', **{options}))"
+    )
+    arguments = dict(train=tmp_path / 'train', test=tmp_path / 'test', shape=(32, 32))
+    arguments |= dict(out=tmp_path / 'out', batch_size=5, checkpoint=str(tmp_path / 'source.pth'))
+    # The twin has softmax put back: the same model.
+    put_back = dict(inner=dict(type='SoftmaxAttention'), key_norm=None, locality=None)
+    table = probe_models(
+        str(tmp_path / 'model.py'),
+        twin='untrained',
+        cfg_options={'model.backbone.linearize': put_back},
+        **arguments,
+    )
+    header, *rows = [line.split(',') for line in table.splitlines()]
+    found = [dict(zip(header, row, strict=True)) for row in rows]
+    assert [(f['model'], f['features']) for f in found] == [
+        (model, kind) for model in ('source', 'twin') for kind in ('mean', 'class')
+    ]
+    assert [f['own_head'] for f in found] == ['', '0.5000', '', '0.5000']
+    for ours, twin in zip(found[:2], found[2:], strict=True):
+        assert ours['knn'] == twin['knn']
+        assert float(ours['linear']) == 1
+        assert float(twin['same_neighbours']) == float(twin['cosine_last']) == 1
+    assert (tmp_path / 'out' / 'probe.csv').read_text() == table
+    assert (tmp_path / 'out' / 'cosine.png').stat().st_size > 1000
+    with pytest.raises(UsageError, match='random weights: give --checkpoint'):
+        probe_models(str(tmp_path / 'model.py'), **{**arguments, 'checkpoint': None})
+
+
+def test_a_folder_without_classes(tmp_path: Path) -> None:
+    pictures(tmp_path)
+    files, labels, names = class_folder(tmp_path, 4)
+    assert [f.parent.name for f in files] == ['bright', 'bright', 'dark', 'dark']
+    assert labels.tolist() == [0, 0, 1, 1]
+    assert names == ['bright', 'dark']
+    with pytest.raises(DataError, match='images of 0 classes'):
+        class_folder(tmp_path / 'dark')

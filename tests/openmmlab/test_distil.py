@@ -1,0 +1,161 @@
+"""Distillation: losses as defined, the source untouched, what is new alone first, and a run."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from mmengine.registry import init_default_scope
+from PIL import Image
+from torch import nn
+
+from mmvttt.checkpoints.load import load_pretrained
+from mmvttt.errors import UsageError
+from mmvttt.models.backbones import TimmViT
+from mmvttt.models.distillation import block_tokens, distil, distillation_losses, new_parameters
+from mmvttt.openmmlab.registry import MODELS
+
+ROOT = Path(__file__).resolve().parents[2]
+OPTIONS: dict[str, Any] = dict(
+    model='vit_small_patch16_dinov3',
+    model_options=dict(embed_dim=32, depth=3, num_heads=2),
+    img_size=32,
+)
+SOFTMAX = dict(inner=dict(type='SoftmaxAttention'), key_norm=None, locality=None)
+
+
+def source_and_twin() -> tuple[TimmViT, TimmViT]:
+    torch.manual_seed(0)
+    source, twin = TimmViT(**OPTIONS).eval(), TimmViT(**OPTIONS, linearize=dict())
+    for parameter in source.parameters():
+        # LayerScale of 1e-5 would leave nothing to learn.
+        nn.init.normal_(parameter, std=0.3)
+    twin.load_state_dict(source.state_dict(), strict=False)
+    return source, twin
+
+
+def test_the_losses_are_those_of_their_names() -> None:
+    source, twin = source_and_twin()
+    images = torch.randn(2, 3, 32, 48)
+    target, tokens = (block_tokens(m, images)[-1] for m in (source, twin))
+    expected = {'nmse': 0.0, 'cosine': 0.0, 'smooth_l1': 0.0}
+    for part in (slice(0, 5), slice(5, None)):
+        t, s = target[:, part], tokens[:, part]
+        variance = ((t - t.mean((0, 1))) ** 2).sum()
+        expected['nmse'] += ((s - t) ** 2).sum() / variance / 2
+        expected['cosine'] += (1 - nn.CosineSimilarity(-1)(s, t).mean()) / 2
+        scale = (variance / t.numel()).sqrt()
+        expected['smooth_l1'] += nn.SmoothL1Loss()(s / scale, t / scale) / 2
+    for loss, value in expected.items():
+        found = distillation_losses(source, twin, images, loss, 'last')
+        # The tiny share of the power that keeps the variance off 0.
+        torch.testing.assert_close(found['loss_distil'], value, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            found['explained_last'], 1 - expected['nmse'], rtol=1e-4, atol=1e-4
+        )
+    assert list(found)[1:] == ['explained_0', 'explained_1', 'explained_2', 'explained_last']
+    with pytest.raises(ValueError, match=r"depths=\(7,\): give 'all', 'last', or indices"):
+        distillation_losses(source, twin, images, depths=(7,))
+
+
+@pytest.mark.parametrize('blockwise', [False, True])
+def test_softmax_put_back_is_explained_whole(blockwise: bool) -> None:
+    source, _ = source_and_twin()
+    same = TimmViT(**OPTIONS, linearize=SOFTMAX)
+    same.load_state_dict(source.state_dict())
+    found = distillation_losses(source, same, torch.randn(2, 3, 48, 32), blockwise=blockwise)
+    assert found.pop('loss_distil').item() < 1e-10
+    assert min(found.values()) > 1 - 1e-6
+
+
+def test_a_block_learns_from_itself_alone() -> None:
+    source, twin = source_and_twin()
+    images = torch.randn(2, 3, 32, 32)
+    found = distillation_losses(source, twin, images, depths=(2,), blockwise=True)
+    found['loss_distil'].backward()
+    reached = {n.split('.')[1] for n, p in twin.named_parameters() if p.grad is not None}
+    assert reached == {'2'}
+
+
+def test_distil_in_the_library() -> None:
+    source, twin = source_and_twin()
+    new = new_parameters(twin)
+    before = {n: p.clone() for n, p in twin.named_parameters()}
+    batches = [(torch.randn(4, 3, 32, 32), None) for _ in range(3)]
+    moved: dict[int, set[str]] = {}
+
+    def report(step: int, _: dict[str, float]) -> None:
+        moved[step] = {n for n, p in twin.named_parameters() if not torch.equal(p, before[n])}
+
+    curve = distil(source, twin, batches, 12, lr=3e-3, blockwise=4, report=report)
+    assert moved[3] == new
+    assert moved[11] > new
+    assert len(curve) == 12
+    assert curve[11]['explained_last'] > curve[4]['explained_last']
+    assert all(p.grad is None for p in source.parameters())
+    with pytest.raises(ValueError, match='nothing new to learn'):
+        distil(source, TimmViT(**OPTIONS), batches, 2)
+    with pytest.raises(ValueError, match='batches is empty'):
+        distil(source, twin, [], 2)
+
+
+def test_a_run_and_its_twin(tmp_path: Path) -> None:
+    source, _ = source_and_twin()
+    torch.save(source.state_dict(), tmp_path / 'source.pth')
+    (tmp_path / 'pictures').mkdir()
+    for i in range(4):
+        pixels = np.random.default_rng(i).integers(0, 255, (40, 50, 3), np.uint8)
+        Image.fromarray(pixels).save(tmp_path / 'pictures' / f'{i}.png')
+    options = dict(OPTIONS)
+    (tmp_path / 'tiny.py').write_text(
+        f"_base_ = '{ROOT}/configs/distil_dinov3_s_10k.py'\n"
+        f"init = dict(type='Pretrained', checkpoint='{tmp_path}/source.pth')\n"
+        f'model = dict(sizes=[32, (32, 48)], backbone=dict(**{options}, init_cfg=init))\n'
+        f'train_dataloader = dict(batch_size=2, num_workers=0, persistent_workers=False,'
+        f" dataset=dict(data_root='{tmp_path}/pictures'))\n"
+        'train_cfg = dict(max_iters=4)\n'
+        "custom_hooks = [dict(type='mmvttt.BlockwiseHook', iters=2)]\n"
+        'default_hooks = dict(checkpoint=dict(interval=2), logger=dict(interval=1))\n'
+        'randomness = dict(seed=0)\n'
+    )
+
+    def train(name: str, *more: str) -> dict:
+        command = [sys.executable, str(ROOT / 'tools/train.py'), str(tmp_path / 'tiny.py')]
+        run = subprocess.run(
+            [*command, '--work-dir', str(tmp_path / name), *more],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert run.returncode == 0, run.stderr[-2000:]
+        assert 'explained_last' in run.stdout + run.stderr
+        return torch.load(tmp_path / name / 'iter_4.pth', weights_only=False)['state_dict']
+
+    whole = train('a')
+    resumed = tmp_path / 'b'
+    resumed.mkdir()
+    (resumed / 'iter_2.pth').write_bytes((tmp_path / 'a' / 'iter_2.pth').read_bytes())
+    again = train('b', '--resume', str(resumed / 'iter_2.pth'))
+    assert all(torch.equal(whole[n], again[n]) for n in whole)
+    own = source.state_dict()
+    assert all(torch.equal(whole[f'source.{n}'], w) for n, w in own.items())
+    assert not all(torch.equal(whole[f'backbone.{n}'], w) for n, w in own.items())
+    twin = TimmViT(**OPTIONS, linearize=dict())
+    report = load_pretrained(twin, tmp_path / 'a' / 'iter_4.pth')
+    assert not report.missing
+    assert all(torch.equal(whole[f'backbone.{n}'], w) for n, w in twin.state_dict().items())
+
+
+def test_mistakes_are_named() -> None:
+    init_default_scope('mmpretrain')
+    backbone = dict(OPTIONS, type='mmvttt.TimmViT', linearize=dict())
+    with pytest.raises(UsageError, match='backbone has no init_cfg'):
+        MODELS.build(dict(type='mmvttt.Distil', backbone=backbone))
+    init = dict(type='Pretrained', checkpoint='a.pth')
+    with pytest.raises(UsageError, match=r'set linearize=dict\(\)'):
+        MODELS.build(
+            dict(type='mmvttt.Distil', backbone=dict(backbone, linearize=None, init_cfg=init))
+        )

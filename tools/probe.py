@@ -1,0 +1,42 @@
+"""Probes frozen features on folders of classes: nearest neighbours and a linear probe.
+
+TRAIN and TEST hold a folder of images for each class. With --twin, a linearized checkpoint of the
+same model is measured beside its source: agreement of neighbours, cosine of patch tokens by block.
+A source's own linear head is applied to both where it has the classes of the folders. Written are
+probe.csv and, with a twin, cosine.png.
+
+example: python tools/probe.py vit_small_patch16_dinov3 pictures/train pictures/test \\
+             --checkpoint dinov3-vits16/ --twin work_dirs/distil_dinov3_s_10k/iter_10000.pth
+"""
+
+import argparse
+from pathlib import Path
+
+from mmvttt.openmmlab.analysis.probe import probe_models
+from mmvttt.openmmlab.cli import add_cfg_options, add_shape, command_line, plain_errors, positive
+
+
+def parse_args() -> argparse.Namespace:
+    parser = command_line(__doc__)
+    parser.add_argument('model', help="a config, the name of one of ours, or a ViT of timm's")
+    parser.add_argument('train', type=Path, help='images that the probes learn from, by class')
+    parser.add_argument('test', type=Path, help='images that are counted, by class')
+    parser.add_argument('--checkpoint', help='weights of the model; default: those of init_cfg')
+    parser.add_argument('--key', help="entry of the checkpoint with the weights, e.g. 'teacher'")
+    parser.add_argument('--twin', help='weights of the linearized model; "untrained": at random')
+    parser.add_argument('--most', nargs=2, type=positive, metavar=('TRAIN', 'TEST'))
+    parser.add_argument('--batch-size', type=positive, default=50)
+    parser.add_argument('--out', type=Path, default=Path('work_dirs/probe'))
+    add_shape(parser, help='size that images are brought to; default: 224 224')
+    add_cfg_options(parser, 'model.backbone.model=vit_base_patch16_dinov3')
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = vars(parse_args())
+    with plain_errors():
+        print(probe_models(**args))
+
+
+if __name__ == '__main__':
+    main()
