@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+import ttt_kernels
 from mmvttt.models.backbones import T5, HViT3, ViT3, Vittt
 
 IMAGES = (2, 3, 800, 1344)
@@ -91,7 +93,8 @@ class Count(NamedTuple):
 
 @contextmanager
 def as_on_a_gpu(fake: FakeTensorMode) -> Iterator[None]:
-    with fake, LikeCuda(), torch.autocast('cpu', torch.bfloat16):
+    fused = mock.patch.object(ttt_kernels, 'fuses', return_value=True)
+    with fused, fake, LikeCuda(), torch.autocast('cpu', torch.bfloat16):
         yield
 
 
