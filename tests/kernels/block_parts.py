@@ -44,6 +44,7 @@ def make_sum(
 
 def call_sum(inputs: Inputs, hw, **options) -> Tensor:
     """The sum and its norm side by side, in the type of the norm."""
+    options = {'dtype': inputs['branch'].dtype, **options}
     y, normed = ttt_kernels.residual_norm(**inputs, **options)
     return torch.cat([y.to(normed.dtype), normed], -1)
 
