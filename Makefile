@@ -69,7 +69,7 @@ test-library:
 	$(LIBRARY)/bin/python -m pip wheel --quiet --no-deps --wheel-dir $(LIBRARY)/dist .
 	$(LIBRARY)/bin/python -m pip install --quiet --no-compile "$$(echo $(LIBRARY)/dist/mmvttt-*.whl)[gen,test]"
 	! $(LIBRARY)/bin/python -m pip list | grep -iE '^(onedl-)?mm(engine|cv|det|seg|pretrain)|opencv'
-	cd tests && PYTHONSAFEPATH=1 OMP_NUM_THREADS=1 ../$(LIBRARY)/bin/python -m pytest -m "not stress" -n auto \
+	cd tests && OMP_NUM_THREADS=1 ../$(LIBRARY)/bin/python -m pytest -m "not stress" -n auto \
 		--maxprocesses 8 --dist loadfile kernels models generation checkpoints convert test_library.py
 
 stress: setup

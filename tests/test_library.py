@@ -29,8 +29,8 @@ for package in (ttt_kernels, mmvttt):
         try:
             importlib.import_module('.'.join([package.__name__, *parts]))
         except ModuleNotFoundError as error:
-            # Pictures and diffusion models: the extras `plots` and `gen`.
-            if error.name not in ('matplotlib', 'diffusers'):
+            # Packages of the extras.
+            if error.name not in ('matplotlib', 'diffusers', 'numba', 'sklearn'):
                 raise
 
 import timm

@@ -267,6 +267,7 @@ def test_other_models_are_refused(weights: dict, direction, named: list[str]) ->
 
 
 def run_tool(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
+    pytest.importorskip('mmengine')
     monkeypatch.setattr(sys, 'argv', ['convert_checkpoint.py', *map(str, arguments)])
     runpy.run_path(str(TOOL), run_name='__main__')
 

@@ -143,7 +143,7 @@ def test_resume_goes_on_exactly(runs: Path) -> None:
     hub = last['message_hub']['log_scalars']
     expected = checkpoint(runs / 'fsdp')['message_hub']['log_scalars']
     for name in ('train/base_lr', 'train/grad_norm'):
-        assert hub[name].data[0].tolist() == expected[name].data[0].tolist()
+        assert hub[name].values.tolist() == expected[name].values.tolist()
 
 
 def test_a_run_of_whole_models_goes_on_in_shards(runs: Path) -> None:

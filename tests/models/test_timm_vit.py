@@ -7,12 +7,15 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from mmengine.registry import MODELS as ROOT
 from safetensors.torch import save_file
 from timm.models.vision_transformer import checkpoint_filter_fn
 from torch import Tensor, nn
 
 from mmvttt.errors import CheckpointError
+
+pytest.importorskip('mmengine')
+from mmengine.registry import MODELS as ROOT
+
 from mmvttt.openmmlab.engine import LayerDecayOptimWrapperConstructor
 from mmvttt.openmmlab.register import TimmViT, ViTAdapter
 
