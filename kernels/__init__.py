@@ -3,10 +3,11 @@
 `python -m ttt_kernels` prints what can run here. Importing needs torch only.
 """
 
-from ._backend import BACKENDS, available
+from ._backend import BACKENDS, available, fuses
 from ._decompositions import decompositions
 from .causal_conv import causal_conv
 from .deform_attn import deform_attn, deform_attn_fused
+from .residual_norm import conv_norm, residual_norm
 from .ttt_dwconv import ttt_dwconv
 from .ttt_glu import ttt_glu
 from .ttt_linear import ttt_linear
@@ -16,9 +17,12 @@ __all__ = [
     'BACKENDS',
     'available',
     'causal_conv',
+    'conv_norm',
     'decompositions',
     'deform_attn',
     'deform_attn_fused',
+    'fuses',
+    'residual_norm',
     'ttt_dwconv',
     'ttt_glu',
     'ttt_linear',

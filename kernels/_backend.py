@@ -181,6 +181,26 @@ def choose(
     return None
 
 
+def fuses(op: str, tensor: Tensor) -> bool:
+    """Whether the Triton kernel of `op` is what runs for `tensor` by default.
+
+    A block takes the op then, and torch's own operations elsewhere.
+    """
+    if tensor.device.type != 'cuda' or resolve(op, None) == 'reference':
+        return False
+    return _fuses(op, tensor.device.index or 0, tensor.dtype, tensor.shape[-1])
+
+
+# For torch.compile a constant.
+@torch.compiler.assume_constant_result
+def _fuses(op: str, index: int, dtype: torch.dtype, channels: int) -> bool:
+    kernel = load_kernel(op)
+    if isinstance(kernel, str) or _unreachable('triton', torch.device('cuda', index)):
+        return False
+    sample = torch.empty((1, 1, channels), dtype=dtype, device=torch.device('cuda', index))
+    return _refused(op, sample) is None and kernel.unsupported_reason(sample) is None
+
+
 def available() -> dict[str, dict[str, str | None]]:
     """Reasons why backends cannot run on this machine, by op; None where they can.
 

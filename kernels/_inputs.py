@@ -162,6 +162,32 @@ def check_dtype(op: str, name: str, x: Tensor, dtype: torch.dtype, why: str) -> 
         )
 
 
+def check_map(op: str, name: str, x: Tensor, hw: tuple[int, int]) -> tuple[int, int]:
+    """Checks that `x` `(B, h·w, …)` has the pixels of a map, and returns its height and width.
+
+    Raises:
+        TypeError: `hw` is no pair of ints.
+        ValueError: the map is empty, or has another number of pixels.
+    """
+    if (
+        not isinstance(hw, tuple | list)
+        or len(hw) != 2
+        or not all(isinstance(n, int | torch.SymInt) and not isinstance(n, bool) for n in hw)
+    ):
+        raise TypeError(f'{op}: hw must be two ints (height, width), got {hw!r}')
+    h, w = hw
+    if min(h, w) < 1:
+        raise ValueError(
+            f'{op}: hw must be at least (1, 1), got {(h, w)}; skip the call for an empty map'
+        )
+    if x.shape[1] != h * w:
+        raise ValueError(
+            f'{op}: hw = {(h, w)} makes {h * w} pixels, and {name} has {x.shape[1]}: '
+            f'{tuple(x.shape)}'
+        )
+    return h, w
+
+
 def check_inner_step(op: str, q: Tensor, k: Tensor, v: Tensor, **weights: Tensor) -> None:
     """Checks tokens `(B, N, H, d)` of one shape and dtype, and weights `(H, d, d)` in fp32 or fp64.
 

@@ -56,8 +56,7 @@ def ttt_dwconv(
     backend = _backend.resolve(_NAME, backend)
     _inputs.check_tensors(_NAME, q=q, k=k, v=v, w3=w3)
     q, k, v = _inputs.to_autocast(q, k, v)
-    h, w = _size(hw)
-    _check(q, k, v, w3, h, w)
+    h, w = _check(q, k, v, w3, hw)
     _inputs.check_number(_NAME, 'scale', scale)
     _inputs.check_bool(_NAME, 'damping', damping)
     args = (q, k, v, w3, h, w, float(scale), damping)
@@ -66,31 +65,14 @@ def ttt_dwconv(
     return _op(*args, backend)[0]
 
 
-def _size(hw: tuple[int, int]) -> tuple[int, int]:
-    if (
-        not isinstance(hw, tuple | list)
-        or len(hw) != 2
-        or not all(isinstance(x, int | torch.SymInt) and not isinstance(x, bool) for x in hw)
-    ):
-        raise TypeError(f'{_NAME}: hw must be two ints (height, width), got {hw!r}')
-    if min(hw) < 1:
-        raise ValueError(
-            f'{_NAME}: hw must be at least (1, 1), got {tuple(hw)}; skip the call for an empty map'
-        )
-    return hw[0], hw[1]
-
-
-def _check(q: Tensor, k: Tensor, v: Tensor, w3: Tensor, h: int, w: int) -> None:
+def _check(q: Tensor, k: Tensor, v: Tensor, w3: Tensor, hw: tuple[int, int]) -> tuple[int, int]:
     if q.dim() != 3:
         raise ValueError(
             f'{_NAME}: q must have shape (B, h·w, d), got {q.dim()} dimensions: {tuple(q.shape)}'
         )
-    _, tokens, dim = q.shape
+    dim = q.shape[2]
+    h, w = _inputs.check_map(_NAME, 'q', q, hw)
     _inputs.check_not_empty(_NAME, 'q', q, d=dim)
-    if tokens != h * w:
-        raise ValueError(
-            f'{_NAME}: hw = {(h, w)} makes {h * w} pixels, and q has {tokens}: {tuple(q.shape)}'
-        )
     if q.dtype not in _inputs.FLOATS:
         raise TypeError(f'{_NAME}: q must be float32, bfloat16, float16 or float64, got {q.dtype}')
     for name, x in (('k', k), ('v', v)):
@@ -99,6 +81,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor, w3: Tensor, h: int, w: int) -> None:
     _inputs.check_shape(_NAME, 'w3', w3, (dim, 3, 3), '(d, 3, 3)')
     state = state_dtype(q.dtype)
     _inputs.check_dtype(_NAME, 'w3', w3, state, f'where q is {q.dtype}')
+    return h, w
 
 
 # ------------------------------------------------------------------------------------ registration

@@ -15,54 +15,22 @@ import triton.language as tl
 from torch import Tensor
 
 from .. import _launch
+from .._stencil import (
+    add_products,
+    correlate,
+    correlate_turned,
+    load,
+    load_neighbours,
+    load_taps,
+    share,
+    store,
+    zeros,
+)
 
 # Triton knows no starred tuples.
 # ruff: noqa: RUF005
 
 # ------------------------------------------------------------------------------------------- tiles
-
-
-@triton.jit
-def _pointers(base, pixels, stride, channels):
-    return base + pixels.to(tl.int64)[:, None] * stride + channels[None, :]
-
-
-@triton.jit
-def _load(base, pixels, last, stride, channels, D):
-    inside = (pixels < last)[:, None] & (channels < D)[None, :]
-    return tl.load(_pointers(base, pixels, stride, channels), mask=inside, other=0.0)
-
-
-@triton.jit
-def _store(base, pixels, last, stride, channels, D, x):
-    inside = (pixels < last)[:, None] & (channels < D)[None, :]
-    pointers = _pointers(base, pixels, stride, channels)
-    tl.store(pointers, x.to(base.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _neighbours(base, pixels, last, stride, channels, D, h, w, ACC: tl.constexpr):
-    """x[p + δ] of the nine taps δ, in ACC; zeros outside of the map."""
-    row, column = pixels // w, pixels % w
-    taps = ()
-    for tap in tl.static_range(9):
-        down, right = tap // 3 - 1, tap % 3 - 1
-        inside = (pixels < last) & (row + down >= 0) & (row + down < h)
-        inside &= (column + right >= 0) & (column + right < w)
-        pointers = _pointers(base, pixels + (down * w + right), stride, channels)
-        x = tl.load(pointers, mask=inside[:, None] & (channels < D)[None, :], other=0.0)
-        taps = taps + (x.to(ACC),)
-    return taps
-
-
-@triton.jit
-def _taps(base, channels, stride_tap, stride_channel, D, ACC: tl.constexpr):
-    """The nine weights of every channel."""
-    taps = ()
-    for tap in tl.static_range(9):
-        pointers = base + tap * stride_tap + channels * stride_channel
-        taps = taps + (tl.load(pointers, mask=channels < D, other=0.0).to(ACC),)
-    return taps
 
 
 @triton.jit
@@ -77,8 +45,8 @@ def _dot(x, y):
 @triton.jit
 def _stepped(w3, g, channels, D, DAMPING: tl.constexpr, ACC: tl.constexpr):
     """w′ = w − G/(‖G‖ + 1), with the norm over the taps; w3 `(D, 9)`, g `(9, D)`."""
-    w = _taps(w3, channels, 1, 9, D, ACC)
-    g = _taps(g, channels, D, 1, D, ACC)
+    w = load_taps(w3, channels, 1, 9, D, ACC)
+    g = load_taps(g, channels, D, 1, D, ACC)
     divisor = tl.sqrt(_dot(g, g)) + 1 if DAMPING else tl.full(channels.shape, 1, ACC)
     out = ()
     for tap in tl.static_range(9):
@@ -89,8 +57,8 @@ def _stepped(w3, g, channels, D, DAMPING: tl.constexpr, ACC: tl.constexpr):
 @triton.jit
 def _step_gradient(g, dw, channels, D, factor, DAMPING: tl.constexpr, ACC: tl.constexpr):
     """j = −κH: the gradient of w′ through the damping, times κ = `factor`."""
-    g = _taps(g, channels, D, 1, D, ACC)
-    dw = _taps(dw, channels, D, 1, D, ACC)
+    g = load_taps(g, channels, D, 1, D, ACC)
+    dw = load_taps(dw, channels, D, 1, D, ACC)
     out = ()
     if DAMPING:
         norm = tl.sqrt(_dot(g, g))
@@ -100,40 +68,6 @@ def _step_gradient(g, dw, channels, D, factor, DAMPING: tl.constexpr, ACC: tl.co
     else:
         for tap in tl.static_range(9):
             out = out + (dw[tap] * factor,)
-    return out
-
-
-@triton.jit
-def _correlate(x, taps):
-    """Σ_δ taps[δ]·x[p + δ]; x: nine tiles, taps: nine rows of channels."""
-    total = x[0] * taps[0][None, :]
-    for tap in tl.static_range(1, 9):
-        total += x[tap] * taps[tap][None, :]
-    return total
-
-
-@triton.jit
-def _correlate_turned(x, taps):
-    """`_correlate` with the kernels turned by 180°: the taps in reverse."""
-    total = x[0] * taps[8][None, :]
-    for tap in tl.static_range(1, 9):
-        total += x[tap] * taps[8 - tap][None, :]
-    return total
-
-
-@triton.jit
-def _zeros(PIXELS: tl.constexpr, CHANNELS: tl.constexpr, ACC: tl.constexpr):
-    sums = ()
-    for _ in tl.static_range(9):
-        sums = sums + (tl.zeros((PIXELS, CHANNELS), ACC),)
-    return sums
-
-
-@triton.jit
-def _add_products(sums, x, y):
-    out = ()
-    for tap in tl.static_range(9):
-        out = out + (sums[tap] + x[tap] * y,)
     return out
 
 
@@ -165,12 +99,12 @@ def _step(
     channels = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     k += image * k_strides[0]
     v += image * v_strides[0]
-    sums = _zeros(PIXELS, CHANNELS, ACC)
+    sums = zeros(PIXELS, CHANNELS, ACC)
     for n in tl.range(first, last, PIXELS):
         pixels = n + tl.arange(0, PIXELS)
-        e = _load(v, pixels, last, v_strides[1], channels, D).to(ACC)
-        sums = _add_products(
-            sums, _neighbours(k, pixels, last, k_strides[1], channels, D, h, w, ACC), e
+        e = load(v, pixels, last, v_strides[1], channels, D).to(ACC)
+        sums = add_products(
+            sums, load_neighbours(k, pixels, last, k_strides[1], channels, D, h, w, ACC), e
         )
     g += tl.program_id(0).to(tl.int64) * 9 * D + channels
     for tap in tl.static_range(9):
@@ -205,8 +139,8 @@ def _read(
     taps = _stepped(w3, g + image * 9 * D, channels, D, DAMPING, ACC)
     for n in tl.range(first, last, PIXELS):
         pixels = n + tl.arange(0, PIXELS)
-        near = _neighbours(q, pixels, last, q_strides[1], channels, D, h, w, ACC)
-        _store(o, pixels, last, D, channels, D, _correlate(near, taps))
+        near = load_neighbours(q, pixels, last, q_strides[1], channels, D, h, w, ACC)
+        store(o, pixels, last, D, channels, D, correlate(near, taps))
 
 
 # ---------------------------------------------------------------------------------------- backward
@@ -241,13 +175,13 @@ def _read_backward(
     q += image * q_strides[0]
     dq += image * h * w * D
     taps = _stepped(w3, g + image * 9 * D, channels, D, DAMPING, ACC)
-    sums = _zeros(PIXELS, CHANNELS, ACC)
+    sums = zeros(PIXELS, CHANNELS, ACC)
     for n in tl.range(first, last, PIXELS):
         pixels = n + tl.arange(0, PIXELS)
-        near = _neighbours(do, pixels, last, do_strides[1], channels, D, h, w, ACC)
-        q_tile = _load(q, pixels, last, q_strides[1], channels, D).to(ACC)
-        _store(dq, pixels, last, D, channels, D, _correlate_turned(near, taps))
-        sums = _add_products(sums, near, q_tile)
+        near = load_neighbours(do, pixels, last, do_strides[1], channels, D, h, w, ACC)
+        q_tile = load(q, pixels, last, q_strides[1], channels, D).to(ACC)
+        store(dq, pixels, last, D, channels, D, correlate_turned(near, taps))
+        sums = add_products(sums, near, q_tile)
     dw += tl.program_id(0).to(tl.int64) * 9 * D + channels
     for tap in tl.static_range(9):
         # `near` was numbered by −δ.
@@ -291,45 +225,18 @@ def _step_backward(
     for n in tl.range(first, last, PIXELS):
         pixels = n + tl.arange(0, PIXELS)
         # All loads first: behind a store, which might be to where they read, they would wait.
-        keys = _neighbours(k, pixels, last, k_strides[1], channels, D, h, w, ACC)
-        values = _neighbours(v, pixels, last, v_strides[1], channels, D, h, w, ACC)
-        _store(dv, pixels, last, D, channels, D, _correlate(keys, j))
-        _store(dk, pixels, last, D, channels, D, _correlate_turned(values, j))
+        keys = load_neighbours(k, pixels, last, k_strides[1], channels, D, h, w, ACC)
+        values = load_neighbours(v, pixels, last, v_strides[1], channels, D, h, w, ACC)
+        store(dv, pixels, last, D, channels, D, correlate(keys, j))
+        store(dk, pixels, last, D, channels, D, correlate_turned(values, j))
 
 
 # -------------------------------------------------------------------------------------------- host
 
 
-# Pixels a block and warps: a thread holds eight channels of a pixel, 16 bytes in half precision,
-# and their nine sums. tests/kernels/test_inner_steps_aot.py keeps registers and spills in check.
-_PIXELS = 16
-_WARPS = 4
-_CHANNELS = 64
-
-
-def config(dim: int) -> dict:
-    """Options to compile the kernels for `dim` channels with; the same for all dtypes and GPUs."""
-    channels = min(_CHANNELS, max(_launch.power_of_2(dim), 16))
-    return {
-        'PIXELS': _PIXELS * _CHANNELS // channels,
-        'CHANNELS': channels,
-        'num_warps': _WARPS,
-    }
-
-
 def unsupported_reason(q: Tensor) -> str | None:
     """Reason why the kernels cannot run with these arguments; None where they can."""
     return _launch.unsupported_reason(q)
-
-
-def _share(q: Tensor, h: int, w: int) -> tuple[tuple[int, int], dict]:
-    """The grid, and the arguments that all kernels take."""
-    batch, pixels, dim = q.shape
-    options = config(dim)
-    blocks = _launch.cdiv(dim, options['CHANNELS'])
-    splits, span = _launch.split(pixels, batch * blocks, options['PIXELS'])
-    sizes = {'D': dim, 'h': h, 'w': w, 'span': span, 'splits': splits}
-    return (batch * splits, blocks), {**sizes, **options}
 
 
 def forward(
@@ -344,7 +251,7 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """O `(B, h·w, d)` and G before damping `(B, 9, d)`; arguments as the reference's."""
     batch, pixels, dim = q.shape
-    grid, shared = _share(q, h, w)
+    grid, shared = share(q, h, w)
     g = w3.new_empty((batch, shared['splits'], 9, dim))
     o = torch.empty_like(q, memory_format=torch.contiguous_format)
     whole = shared['splits'] == 1
@@ -378,7 +285,7 @@ def backward(
     """dq, dk, dv `(B, h·w, d)`, dw3 `(d, 3, 3)`; arguments as the reference's."""
     batch, _, dim = q.shape
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
-    grid, shared = _share(q, h, w)
+    grid, shared = share(q, h, w)
     shared |= {'g': g.contiguous(), 'DAMPING': damping}
     dw = w3.new_empty((batch, shared['splits'], 9, dim))
     with torch.cuda.device_of(q):

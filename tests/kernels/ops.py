@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import block_parts
 import convolutions
 import inner_steps
 import sampling
@@ -71,6 +72,7 @@ class Op:
         convolved: Inputs whose gradients the reference leaves to torch's convolutions.
         suppressed: Inputs whose gradients vanish for loud tokens: a step damped to a length of 1
             hardly depends on the length of its gradient.
+        autocasts: Whether autocast casts the tokens.
     """
 
     name: str
@@ -99,6 +101,7 @@ class Op:
     convolved: tuple[str, ...] = ()
     variants: tuple[Case, ...] = ()
     suppressed: tuple[str, ...] = ()
+    autocasts: bool = True
 
     def cast(self, inputs: Inputs, dtype: torch.dtype, device: str = 'cpu') -> Inputs:
         """The inputs with the tokens in `dtype`, the rest in the type that goes with it."""
@@ -612,6 +615,75 @@ DEFORM_ATTN_FUSED = Op(
     },
 )
 
+# --------------------------------------------------------------------------------- parts of blocks
+
+WIDTHS = tuple(
+    Case(hw, {'dim': d, 'batch': 1}) for hw, d in (((3, 5), 48), ((1, 1), 5), ((2, 9), 130))
+)
+BLOCK_MAPS = tuple(
+    Case(hw, {'dim': d})
+    for hw, d in (((7, 9), 192), ((1, 1), 64), ((31, 33), 384), ((9, 13), 1000), ((50, 84), 320))
+)
+STREAM = {
+    'gpu_cases': BLOCK_MAPS,
+    'autocasts': False,
+    'refused': {
+        r'C is 2049; the kernels have at most 2048 channels': Case((1, 2), {'dim': 2049}),
+    },
+}
+BAD_SUM = BACKEND | {
+    'x': bad(r'x must have shape \(B, N, C\), got 2 dim', x=lambda x: x[0]),
+    'x dtype': bad(f'x {DTYPE}', TypeError, x=to_int),
+    'no tokens': bad(r'N must be at least 1', x=lambda x: x[:, :0]),
+    'norm': bad(r'ln_weight must have shape \(C,\)', ln_weight=lambda x: x[:3]),
+    'norm dtype': bad(r'ln_bias must be torch\.float32 where', TypeError, ln_bias=Tensor.double),
+    'eps': bad(r'eps must be a finite number of at least 0, got -1', options={'eps': -1}),
+    'dtype': bad(
+        r'dtype must be float32, bf.*, got torch\.int8', TypeError, options={'dtype': torch.int8}
+    ),
+}
+RESIDUAL_NORM = Op(
+    'residual_norm',
+    block_parts.make_sum,
+    block_parts.call_sum,
+    block_parts.define_sum,
+    **STREAM,
+    tokens=('x', 'branch'),
+    images=('x', 'branch'),
+    cases=(*MAPS, *WIDTHS, Case((3, 5), {}, {'eps': 0.1})),
+    kernel_cases=(*WIDTHS, Case((5, 9), {}, {'eps': 0.1})),
+    emulated={'5 × 7': Case((5, 7), {'dim': 48}), 'a stream': Case((3, 5), {'stream': True})},
+    launches=(1, 2),
+    bad=BAD_SUM
+    | {
+        'branch': bad(r'branch must have shape as x has', branch=lambda x: x[:, :3]),
+        'branch dtype': bad(f'branch {DTYPE}', TypeError, branch=to_int),
+        'devices': bad(r'branch is on meta and x on cpu', branch=lambda x: x.to('meta')),
+    },
+)
+CONV_NORM = Op(
+    'residual_norm',
+    functools.partial(block_parts.make_sum, conv=True),
+    block_parts.call_conv,
+    block_parts.define_sum,
+    **STREAM,
+    tokens=('x',),
+    images=('x',),
+    cases=(*MAPS, *WIDTHS, Case((3, 5), {'bias': False}, {'eps': 0.1})),
+    kernel_cases=(*WIDTHS, Case((5, 9), {'bias': False}, {'eps': 0.1})),
+    emulated={'5 × 7': Case((5, 7), {'dim': 48}), '3 × 5': Case((3, 5), {'bias': False})},
+    launches=(1, 6),
+    convolved=('weight', 'bias'),
+    variants=(Case((3, 5), {'bias': False}),),
+    bad=BAD_SUM
+    | {
+        'weight': bad(r'weight must have shape \(C, 3, 3\)', weight=lambda x: x[:, None]),
+        'bias': bad(r'bias must have shape \(C,\)', bias=lambda x: x[:2]),
+        'bias dtype': bad(r'bias must be torch\.float32 where', TypeError, bias=Tensor.half),
+        'another map': bad(r'hw = \(4, 5\) makes 20 pixels, and x has', options={'hw': (4, 5)}),
+    },
+)
+
 OPS = {
     'ttt_linear': TTT_LINEAR,
     'causal_conv': CAUSAL_CONV,
@@ -621,4 +693,6 @@ OPS = {
     'ttt_mlp SwiGLU': TTT_MLP_SWIGLU,
     'deform_attn': DEFORM_ATTN,
     'deform_attn fused': DEFORM_ATTN_FUSED,
+    'residual_norm': RESIDUAL_NORM,
+    'conv_norm': CONV_NORM,
 }

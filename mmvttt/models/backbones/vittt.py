@@ -16,6 +16,7 @@ from ..layers import (
     Mixer,
     TokenBlock,
     TTTLinearMixer,
+    conv_and_norm,
     resolve_mixer,
 )
 from .base import PlainBackbone
@@ -108,11 +109,13 @@ class VitttBlock(TokenBlock):
         """
         if self.residual == 'literal':
             x = self._convolved(self.norm1(y), hw, patches, residual=False)
+        elif self.conv2d is not None and patches is None and self.residual == 'input':
+            y, x = conv_and_norm(y, self.conv2d, self.norm1, hw)
         else:
             y = self._convolved(y, hw, patches, residual=True)
             x = self.norm1(y)
-        y = (x if self.residual == 'normed' else y) + self.mix(x, hw, patches=patches)
-        return self.feed_forward(y, hw)
+        y = x if self.residual == 'normed' else y
+        return self.feed_forward(y, self.mix(x, hw, patches=patches), hw)
 
     def _convolved(
         self, x: Tensor, hw: tuple[int, int], patches: Tensor | None, residual: bool

@@ -2,6 +2,7 @@
 
 from .conv import CausalConv1d, DWConv2d, to_map
 from .drop_path import DropPath
+from .fused import conv_and_norm
 from .inner_models import InnerModel
 from .mixer import Mixer, TokenBlock, build_mixer, resolve_mixer
 from .mixer_block import FeedForward, MixerBlock
@@ -31,6 +32,7 @@ __all__ = [
     'ViT3Mixer',
     'build_mixer',
     'build_norm',
+    'conv_and_norm',
     'neighborhood_attention',
     'resolve_mixer',
     'rotate',

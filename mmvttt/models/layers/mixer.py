@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from mmvttt.arguments import check_config
 
 from ..build import build_part, find_part
+from .fused import add_and_norm
 from .mixers import MIXERS
 
 # A class, a callable, a name, or a dict of options with or without a type.
@@ -122,6 +123,7 @@ class TokenBlock(nn.Module):
         named = {name: extras[name] for name in self.mixer_extras}
         return self.drop_path(self.mixer(x, hw, **named))
 
-    def feed_forward(self, x: Tensor, hw: tuple[int, int]) -> Tensor:
-        """Tokens `(B, T, C)` plus their feed-forward."""
-        return x + self.drop_path(self.mlp(self.norm2(x), hw))
+    def feed_forward(self, x: Tensor, mixed: Tensor, hw: tuple[int, int]) -> Tensor:
+        """Tokens `(B, T, C)` plus the mixer's branch, plus the feed-forward of that."""
+        x, normed = add_and_norm(x, mixed, self.norm2)
+        return x + self.drop_path(self.mlp(normed, hw))

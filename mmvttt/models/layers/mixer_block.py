@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from .conv import DWConv2d
 from .drop_path import DropPath
+from .fused import conv_and_norm
 from .mixer import TokenBlock
 
 
@@ -72,7 +73,8 @@ class MixerBlock(TokenBlock):
 
     def forward(self, x: Tensor, hw: tuple[int, int], **extras: Any) -> Tensor:
         """Tokens `(B, h·w, C)` of an `(h, w)` map → `(B, h·w, C)`; see `build_mixer`."""
-        if self.cpe is not None:
-            x = x + self.cpe(x, hw)
-        x = x + self.mix(self.norm1(x), hw, **extras)
-        return self.feed_forward(x, hw)
+        if self.cpe is None:
+            normed = self.norm1(x)
+        else:
+            x, normed = conv_and_norm(x, self.cpe, self.norm1, hw)
+        return self.feed_forward(x, self.mix(normed, hw, **extras), hw)

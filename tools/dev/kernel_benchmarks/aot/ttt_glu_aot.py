@@ -82,7 +82,7 @@ def variants(everything: bool) -> list[str]:
 
 def build(name: str):
     """The compiled kernel of a variant, with the options that kernel.py launches it with."""
-    from ttt_kernels import _launch
+    from ttt_kernels import _launch, _stencil
     from ttt_kernels.causal_conv import kernel as convolution
     from ttt_kernels.ttt_dwconv import kernel as dwconv
     from ttt_kernels.ttt_glu import kernel as glu
@@ -104,7 +104,7 @@ def build(name: str):
         options = {**convolution.config(kind, int(dim)), 'TAPS': 4, 'BOTH': True}
     else:
         function = getattr(dwconv, f'_{kind}')
-        options = dwconv.config(int(dim))
+        options = _stencil.config(int(dim))
     launch = {n: options.pop(n) for n in ('num_warps', 'maxnreg') if n in options}
     constants = {'DAMPING': True, **options}
     constants = {n: x for n, x in constants.items() if n in function.arg_names}

@@ -1,0 +1,191 @@
+"""Depth-wise 3×3 convolutions in Triton: what the kernels of several ops share.
+
+Everything is channels-last: a tile has pixels as rows and channels as columns, and the nine
+neighbours of a tile are nine loads, eight of which the caches serve. Taps are numbered row by row.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from . import _launch
+
+# Triton knows no starred tuples.
+# ruff: noqa: RUF005
+
+
+@triton.jit
+def _pointers(base, pixels, stride, channels):
+    return base + pixels.to(tl.int64)[:, None] * stride + channels[None, :]
+
+
+@triton.jit
+def load(base, pixels, last, stride, channels, D):
+    inside = (pixels < last)[:, None] & (channels < D)[None, :]
+    return tl.load(_pointers(base, pixels, stride, channels), mask=inside, other=0.0)
+
+
+@triton.jit
+def store(base, pixels, last, stride, channels, D, x):
+    inside = (pixels < last)[:, None] & (channels < D)[None, :]
+    pointers = _pointers(base, pixels, stride, channels)
+    tl.store(pointers, x.to(base.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def load_neighbours(base, pixels, last, stride, channels, D, h, w, ACC: tl.constexpr):
+    """x[p + δ] of the nine taps δ, in ACC; zeros outside of the map."""
+    row, column = pixels // w, pixels % w
+    taps = ()
+    for tap in tl.static_range(9):
+        down, right = tap // 3 - 1, tap % 3 - 1
+        inside = (pixels < last) & (row + down >= 0) & (row + down < h)
+        inside &= (column + right >= 0) & (column + right < w)
+        pointers = _pointers(base, pixels + (down * w + right), stride, channels)
+        x = tl.load(pointers, mask=inside[:, None] & (channels < D)[None, :], other=0.0)
+        taps = taps + (x.to(ACC),)
+    return taps
+
+
+@triton.jit
+def load_taps(base, channels, stride_tap, stride_channel, D, ACC: tl.constexpr):
+    """The nine weights of every channel."""
+    taps = ()
+    for tap in tl.static_range(9):
+        pointers = base + tap * stride_tap + channels * stride_channel
+        taps = taps + (tl.load(pointers, mask=channels < D, other=0.0).to(ACC),)
+    return taps
+
+
+@triton.jit
+def correlate(x, taps):
+    """Σ_δ taps[δ]·x[p + δ]; x: nine tiles, taps: nine rows of channels."""
+    total = x[0] * taps[0][None, :]
+    for tap in tl.static_range(1, 9):
+        total += x[tap] * taps[tap][None, :]
+    return total
+
+
+@triton.jit
+def correlate_turned(x, taps):
+    """`correlate` with the kernels turned by 180°: the taps in reverse."""
+    total = x[0] * taps[8][None, :]
+    for tap in tl.static_range(1, 9):
+        total += x[tap] * taps[8 - tap][None, :]
+    return total
+
+
+@triton.jit
+def zeros(PIXELS: tl.constexpr, CHANNELS: tl.constexpr, ACC: tl.constexpr):
+    sums = ()
+    for _ in tl.static_range(9):
+        sums = sums + (tl.zeros((PIXELS, CHANNELS), ACC),)
+    return sums
+
+
+@triton.jit
+def add_products(sums, x, y):
+    out = ()
+    for tap in tl.static_range(9):
+        out = out + (sums[tap] + x[tap] * y,)
+    return out
+
+
+# ---------------------------------------------------- backward pass of a residual convolution
+
+
+@triton.jit(do_not_specialize=['h', 'w', 'span', 'splits'])
+def _residual_backward(
+    dz,  # (B, h·w, D)
+    x,  # (B, h·w, D), any strides but the last
+    weight,  # (D, 3, 3)
+    dx,  # (B, h·w, D)
+    sums,  # (B·splits, 10, D)
+    x_strides,
+    D,
+    h,
+    w,
+    span,
+    splits,
+    PIXELS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
+    """dx[p] = dz[p] + Σ_δ w[δ]·dz[p − δ], Σ_p x[p]·dz[p − δ] and Σ_p dz[p], of a span of pixels."""
+    ACC: tl.constexpr = sums.dtype.element_ty
+    image = (tl.program_id(0) // splits).to(tl.int64)
+    first = tl.program_id(0) % splits * span
+    last = tl.minimum(first + span, h * w)
+    channels = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    x += image * x_strides[0]
+    dz += image * h * w * D
+    dx += image * h * w * D
+    kernel = load_taps(weight, channels, 1, 9, D, ACC)
+    products = zeros(PIXELS, CHANNELS, ACC)
+    total = tl.zeros((PIXELS, CHANNELS), ACC)
+    for n in tl.range(first, last, PIXELS):
+        pixels = n + tl.arange(0, PIXELS)
+        near = load_neighbours(dz, pixels, last, D, channels, D, h, w, ACC)
+        tile = load(x, pixels, last, x_strides[1], channels, D).to(ACC)
+        store(dx, pixels, last, D, channels, D, near[4] + correlate_turned(near, kernel))
+        products = add_products(products, near, tile)
+        total += near[4]
+    sums += tl.program_id(0).to(tl.int64) * 10 * D + channels
+    for tap in tl.static_range(9):
+        # `near` was numbered by −δ.
+        tl.store(sums + (8 - tap) * D, tl.sum(products[tap], axis=0), mask=channels < D)
+    tl.store(sums + 9 * D, tl.sum(total, axis=0), mask=channels < D)
+
+
+# Pixels a block and warps: a thread holds eight channels of a pixel, 16 bytes in half precision,
+# and their nine sums. tests/kernels/test_inner_steps_aot.py keeps registers and spills in check.
+_PIXELS = 16
+_WARPS = 4
+_CHANNELS = 64
+
+
+def config(dim: int) -> dict:
+    """Options to compile the kernels for `dim` channels with; the same for all dtypes and GPUs."""
+    channels = min(_CHANNELS, max(_launch.power_of_2(dim), 16))
+    return {
+        'PIXELS': _PIXELS * _CHANNELS // channels,
+        'CHANNELS': channels,
+        'num_warps': _WARPS,
+    }
+
+
+def share(x: Tensor, h: int, w: int) -> tuple[tuple[int, int], dict]:
+    """The grid for tokens `(B, h·w, D)`, and the arguments that all kernels take."""
+    batch, pixels, dim = x.shape
+    options = config(dim)
+    blocks = _launch.cdiv(dim, options['CHANNELS'])
+    splits, span = _launch.split(pixels, batch * blocks, options['PIXELS'])
+    sizes = {'D': dim, 'h': h, 'w': w, 'span': span, 'splits': splits}
+    return (batch * splits, blocks), {**sizes, **options}
+
+
+def residual_backward(
+    dz: Tensor, x: Tensor, weight: Tensor, h: int, w: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of x, weight and bias of z = x + conv(x, weight) + bias, by that of z.
+
+    Args:
+        dz: `(B, h·w, D)`, contiguous.
+        x: `(B, h·w, D)`, any strides.
+        weight: `(D, 3, 3)`.
+        h, w: Size of the map.
+    """
+    dx = torch.empty_like(x, memory_format=torch.contiguous_format)
+    grid, shared = share(x, h, w)
+    sums = weight.new_empty((1, grid[0], 10, x.shape[2]))
+    with torch.cuda.device_of(x):
+        _residual_backward[grid](
+            **_launch.with_strides(x=x),
+            dz=dz,
+            weight=weight.contiguous(),
+            dx=dx,
+            sums=sums,
+            **shared,
+        )
+    total = _launch.add_up(sums)[0]
+    return dx, total[:9].mT.contiguous().view(weight.shape), total[9].clone()

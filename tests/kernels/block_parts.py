@@ -1,0 +1,61 @@
+"""Inputs and calls of the fused parts of blocks for their tests."""
+
+import math
+
+import torch
+from kernel_testing import normal
+from torch import Tensor
+
+import ttt_kernels
+from ttt_kernels._inputs import state_dtype
+from ttt_kernels.residual_norm import reference as residual_norm
+
+Inputs = dict[str, Tensor]
+
+
+def make_sum(
+    hw, *, conv=False, bias=True, stream=False, batch=2, heads=1, dim=6,
+    dtype=torch.float64, device='cpu',
+) -> Inputs:  # fmt: skip
+    """Inputs of residual_norm or conv_norm; tokens are a part of a wider tensor.
+
+    Args:
+        stream: Whether x is in fp32 (fp64), whatever the type of the branch.
+    """
+    # A norm over one channel is its bias, whatever the token: its gradients are rounding errors.
+    dim = max(dim, 2)
+    generator = torch.Generator().manual_seed(0)
+    state = state_dtype(dtype)
+    count = math.prod(hw)
+
+    def tokens(dtype: torch.dtype) -> Tensor:
+        return normal(generator, batch, count, dim + 3).to(device, dtype)[..., :dim]
+
+    inputs = {'x': tokens(state if stream else dtype)}
+    learned = {'ln_weight': (dim,), 'ln_bias': (dim,)}
+    if conv:
+        learned = {'weight': (dim, 3, 3), **({'bias': (dim,)} if bias else {}), **learned}
+    else:
+        inputs['branch'] = tokens(dtype)
+    for name, shape in learned.items():
+        inputs[name] = normal(generator, *shape).to(device, state)
+    return inputs
+
+
+def call_sum(inputs: Inputs, hw, **options) -> Tensor:
+    """The sum and its norm side by side, in the type of the norm."""
+    options = {'dtype': inputs['branch'].dtype, **options}
+    y, normed = ttt_kernels.residual_norm(**inputs, **options)
+    return torch.cat([y.to(normed.dtype), normed], -1)
+
+
+def call_conv(inputs: Inputs, hw, **options) -> Tensor:
+    inputs = {'bias': None, **inputs}
+    y, normed = ttt_kernels.conv_norm(**inputs, hw=hw, **options)
+    return torch.cat([y.to(normed.dtype), normed], -1)
+
+
+def define_sum(inputs: Inputs, hw, eps=1e-6, dtype=None) -> Tensor:
+    names = ('x', 'branch', 'weight', 'bias', 'ln_weight', 'ln_bias')
+    tensors = (inputs.get(name) for name in names)
+    return torch.cat(residual_norm.primal(*tensors, *hw, eps, inputs['x'].dtype), -1)

@@ -1,0 +1,70 @@
+"""Blocks with the fused ops of a GPU, which run their references here, against the layers."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ttt_kernels
+from mmvttt.models.backbones.vittt import VitttBlock
+from mmvttt.models.layers import MixerBlock, TTTLinearMixer, ViT3Mixer
+
+HW = (3, 5)
+BLOCKS = {
+    'Vittt': lambda: VitttBlock(8, 2, 12, dict(type=TTTLinearMixer)),
+    'Vittt, Algorithm 1': lambda: VitttBlock(
+        8, 2, 12, dict(type=TTTLinearMixer), residual='normed'
+    ),
+    'ViT³': lambda: MixerBlock(8, 2, 12, dict(type=ViT3Mixer)),
+    'H-ViT³': lambda: MixerBlock(8, 2, 12, dict(type=ViT3Mixer), dwconv=True),
+    'no position encoding': lambda: MixerBlock(8, 2, 12, dict(type=ViT3Mixer), cpe=False),
+}
+
+
+def results(block: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    """Output and gradients by name."""
+    leaves = {'x': x.clone().requires_grad_(), **dict(block.named_parameters())}
+    out = block(leaves['x'], HW)
+    grads = torch.autograd.grad(out.square().sum(), list(leaves.values()))
+    return {'output': out.detach(), **dict(zip(leaves, grads, strict=True))}
+
+
+@pytest.mark.parametrize('name', BLOCKS)
+def test_a_block_is_the_same_function(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    block = BLOCKS[name]().double()
+    for parameter in block.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    x = torch.randn(2, 15, 8, dtype=torch.float64)
+    expected = results(block, x)
+    calls = []
+    monkeypatch.setattr(ttt_kernels, 'fuses', lambda op, x: calls.append(op) or True)
+    found = results(block, x)
+    assert set(calls) == {'residual_norm'}
+    for key, value in expected.items():
+        torch.testing.assert_close(found[key], value, rtol=1e-9, atol=1e-11, msg=key)
+
+
+def test_normed_tokens_have_the_type_of_autocast_and_the_stream_keeps_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ttt_kernels, 'fuses', lambda op, x: True)
+    block = BLOCKS['ViT³']()
+    seen = []
+    block.mixer.register_forward_pre_hook(lambda _, args: seen.append(args[0].dtype))
+    with torch.autocast('cpu', torch.bfloat16):
+        out = block(torch.randn(2, 15, 8), HW)
+    assert seen == [torch.bfloat16]
+    assert out.dtype == torch.float32
+
+
+def test_a_norm_that_somebody_listens_to_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ttt_kernels, 'fuses', lambda op, x: True)
+    block = BLOCKS['ViT³']()
+    heard = []
+    block.norm2.register_forward_hook(lambda *_: heard.append('norm2'))
+    block(torch.randn(2, 15, 8), HW)
+    assert heard == ['norm2']
+
+
+def test_a_cpu_runs_the_layers() -> None:
+    assert not ttt_kernels.fuses('residual_norm', torch.randn(2, 15, 8))
