@@ -3,13 +3,14 @@
 import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 _LETTERS = {'forward': 'f', 'backward': 'b'}
+Output = TypeVar('Output')
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -85,7 +86,7 @@ def _differentiated(x: Tensor) -> bool:
     return False
 
 
-def by_definition(definition: Callable[..., Tensor], *args: Any) -> Tensor:
+def by_definition(definition: Callable[..., Output], *args: Any) -> Output:
     """What `definition` returns, in the precision of the op: derivatives that the op lacks."""
     device = next(x.device for x in args if isinstance(x, Tensor))
     with torch.autocast(device.type, enabled=False) if autocasting(device) else nullcontext():

@@ -47,7 +47,10 @@ def residual_norm(
     _inputs.check_shape(_NAME, 'branch', branch, x.shape, 'as x has')
     _check_float('branch', branch.dtype)
     dtype = _norm_dtype(dtype, reference.sum_dtype(x, branch))
-    return _op(x, branch, None, None, ln_weight, ln_bias, 0, 0, float(eps), dtype, backend)
+    args = (x, branch, None, None, ln_weight, ln_bias, 0, 0, float(eps), dtype)
+    if _inputs.transformed(x, branch, ln_weight, ln_bias):
+        return _inputs.by_definition(reference.primal, *args)
+    return _op(*args, backend)
 
 
 def conv_norm(
@@ -96,7 +99,10 @@ def conv_norm(
         _inputs.check_shape(_NAME, 'bias', bias, (channels,), '(C,)')
         _inputs.check_dtype(_NAME, 'bias', bias, state, f'where x is {x.dtype}')
     dtype = _norm_dtype(dtype, x.dtype)
-    return _op(x, None, weight, bias, ln_weight, ln_bias, h, w, float(eps), dtype, backend)
+    args = (x, None, weight, bias, ln_weight, ln_bias, h, w, float(eps), dtype)
+    if _inputs.transformed(x, weight, bias, ln_weight, ln_bias):
+        return _inputs.by_definition(reference.primal, *args)
+    return _op(*args, backend)
 
 
 def _check(x: Tensor, ln_weight: Tensor, ln_bias: Tensor, eps: float) -> None:
@@ -204,15 +210,18 @@ def _setup_context(ctx, inputs, output):
 
 def _backward(ctx, dy, dn):
     other = ctx.branch_dtype or ctx.x_dtype
-    options = (ctx.h, ctx.w, ctx.eps, ctx.x_dtype, other, ctx.backend)
-    dx, dbranch, dweight, dbias, dln = _backward_op(dy, dn, *ctx.saved_tensors, *options)
+    args = (dy, dn, *ctx.saved_tensors, ctx.h, ctx.w, ctx.eps)
+    if torch.is_grad_enabled():  # the gradients will be differentiated
+        grads = _inputs.by_definition(reference.gradients, *args, (ctx.x_dtype, other))
+    else:
+        grads = _backward_op(*args, ctx.x_dtype, other, ctx.backend)
+    dx, dbranch, dweight, dbias, dln = grads
     if ctx.branch_dtype is None:
         return dx, None, dweight, dbias if ctx.has_bias else None, *dln.unbind(), *[None] * 5
     return dx, dx if other == ctx.x_dtype else dbranch, None, None, *dln.unbind(), *[None] * 5
 
 
 _op.register_autograd(_backward, setup_context=_setup_context)
-_inputs.once_differentiable(_NAME, _backward_op)
 
 
 # ------------------------------------------------------------------------------------------- FLOPs

@@ -1,7 +1,7 @@
 """Residual sum and LayerNorm in plain PyTorch: the executable specification.
 
 - `primal`: the definition, differentiable by autograd.
-- `forward`, `backward`: what the op runs without kernels.
+- `forward`, `backward`: what the op runs without kernels; `gradients` is `backward` with a graph.
 """
 
 import torch
@@ -52,8 +52,7 @@ def forward(x: Tensor, *rest) -> tuple[Tensor, Tensor]:
     return y.contiguous(), normed.contiguous()
 
 
-@torch.no_grad()
-def backward(
+def gradients(
     dy: Tensor,
     dn: Tensor,
     y: Tensor,
@@ -105,6 +104,9 @@ def backward(
     own = x is None and branch_dtype != dx_dtype
     dbranch = dz.to(branch_dtype).contiguous() if own else dz.new_empty(0, dtype=branch_dtype)
     return dz.to(dx_dtype).contiguous(), dbranch, dweight, dbias, dln
+
+
+backward = torch.no_grad()(gradients)
 
 
 def exported(*arguments) -> tuple[Tensor, Tensor]:
