@@ -7,6 +7,7 @@ from mmengine.config import Config
 
 from mmvttt.errors import UsageError
 from mmvttt.openmmlab.reliability import agreement
+from mmvttt.openmmlab.reliability.data.dataset_config import datasets_of
 from mmvttt.openmmlab.reliability.settings import flatten
 
 
@@ -26,7 +27,8 @@ def config(**changes: object) -> Config:
 
 
 def facts(cfg: Config) -> dict[str, str]:
-    return {**dict(flatten(cfg)), **dict(agreement._annotations(cfg))}
+    sets = datasets_of(cfg, 'train')
+    return dict([*flatten(cfg), *(pair for data in sets for pair in agreement._annotations(data))])
 
 
 @pytest.mark.parametrize(
@@ -67,10 +69,9 @@ def test_annotations_are_compared_by_content(tmp_path: Path) -> None:
 def test_sources_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A loss of the other sign on one node trained on."""
     monkeypatch.syspath_prepend(str(tmp_path))
-    cfg = Config(dict(custom_imports=dict(imports=['my_loss', 'no_such.module'])))
     found = []
     for sign in '+-':
         (tmp_path / 'my_loss.py').write_text(f'loss = {sign}1\n')
-        found.append(dict(agreement._sources(cfg)))
+        found.append(dict(agreement._sources(['my_loss', 'no_such.module'])))
     assert found[0].keys() == {f'the source of {n}' for n in ('mmvttt', 'ttt_kernels', 'my_loss')}
     assert {k for k in found[0] if found[0][k] != found[1][k]} == {'the source of my_loss'}

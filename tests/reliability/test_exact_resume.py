@@ -136,7 +136,7 @@ def test_a_validation_that_a_stop_has_swallowed_is_made_up_for(run: Callable) ->
     assert [p.name for p in Path('parts').glob('*.pth')] == ['iter_6.pth']
     rest = run('train', config='noisy', work_dir='parts', resume='auto', cfg_options=best)
     assert_same_end('parts', 'whole')
-    curves = [last(d)['message_hub']['log_scalars']['val/mse'].values for d in ('whole', 'parts')]
+    curves = [last(d)['message_hub']['log_scalars']['val/mse'].data[0] for d in ('whole', 'parts')]
     assert len(curves[0]) == 2
     np.testing.assert_array_equal(*curves)
     assert rest.message_hub.get_info('resume_validated') == 18
