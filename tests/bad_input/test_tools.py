@@ -113,7 +113,7 @@ def test_check_data(tools: Any, tmp_path: Path) -> None:
     content = coco()
     content['annotations'][0]['bbox'][2] = 0
     write(root, content)
-    assert '\n  warning  1 × boxes of no area' in tools.error(*args, status=0)
+    assert '\n  warning  1 × boxes without area' in tools.error(*args, status=0)
     content['annotations'][1]['category_id'] = 5
     content['annotations'][3]['category_id'] = 6
     write(root, content)

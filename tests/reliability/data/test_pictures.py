@@ -101,7 +101,7 @@ def test_content_that_starts_other_programs_is_no_image(
     monkeypatch.setenv('PATH', f'{tmp_path}:{os.environ["PATH"]}')
     for kind in ('EPS', 'PDF'):
         (tmp_path / 'photo.jpg').write_bytes(encoded(picture(0), kind))
-        assert read_image(str(tmp_path / 'photo.jpg')).problem == 'files that are no image'
+        assert read_image(str(tmp_path / 'photo.jpg')).problem == 'files that are not images'
     assert not (tmp_path / 'ran').exists()
 
 
@@ -212,11 +212,11 @@ def test_wrong_numbers_in_label_maps(labels: Path) -> None:
         errors = [e for e in only(cfg).errors if 'ann/1.png' in e]
         assert bool(errors) == bool(wrong)
         if wrong:
-            assert f'none of the {limit} classes' in errors[0]
+            assert f'outside the {limit} classes' in errors[0]
             assert f'({", ".join(map(str, wrong[:6]))})' in errors[0]
             # A head that knows less than the classes is named first.
             fewer = heads < len(dataset.metainfo['classes'])
-            words = 'has num_classes' if fewer else f'none of the {limit} classes'
+            words = 'has num_classes' if fewer else f'outside the {limit} classes'
             refused(lambda: check_data(cfg), words, kind=DataError)
 
     numbers = st.lists(st.integers(0, 3) | st.integers(0, 255), min_size=1, max_size=8)
@@ -256,7 +256,7 @@ def test_no_images_for_the_suffix(labels: Path) -> None:
 def test_classes_without_a_pixel_and_classes_that_cannot_be(labels: Path) -> None:
     classes = ('sky', 'road', 'tree', 'car')
     found = only(config(label_dataset(labels, metainfo=dict(classes=classes)), 'mmseg'))
-    assert found.warnings == ["1 × classes that no pixel has: 'car' (3)"]
+    assert found.warnings == ["1 × classes without a pixel: 'car' (3)"]
     other = label_dataset(labels, type='ADE20KDataset', metainfo=dict(classes=('no class',)))
     refused(lambda: check_data(config(other, 'mmseg')), 'cannot be built', kind=DataError)
 
@@ -310,8 +310,8 @@ def test_folders_of_validation_must_be_those_of_training(folders: Path, tmp_path
     ('line', 'error'),
     [
         ('oak/a.jpg 2', None),
-        ('oak/a.jpg 3', 'none of the 3 classes'),
-        ('oak/a.jpg -1', 'none of the 3 classes'),
+        ('oak/a.jpg 3', 'outside the 3 classes'),
+        ('oak/a.jpg -1', 'outside the 3 classes'),
         ('oak/b.jpg 1', 'not there'),
         ('oak/a.jpg', 'a list needs a file and the number'),
         ('a b', 'a list needs a file and the number'),
