@@ -1,4 +1,4 @@
-"""Writes configs of small models with six backbones, equal in all else, for docs/results.md.
+"""Writes configs of small models that differ only in their six backbones, for docs/results.md.
 
 Equal heads, images, schedules and learning rates on three sets: the built-in digits, Penn-Fudan and
 CamVid. The plain backbones have four blocks, of 96 channels in one ViT-Adapter, of 64 in the
@@ -83,7 +83,7 @@ default_hooks = dict(checkpoint=dict(_delete_=True, type='CheckpointHook', inter
 def backbones(task: str, img_size: tuple[int, int]) -> dict[str, tuple[dict, list[int]]]:
     """Configs of the backbones and the channels of their maps."""
     if task == 'cls':
-        # The size of the maps and everything else of the plain ones is vittt_digits'.
+        # Everything else about the plain backbones is as in vittt_digits.
         stages, channels = STAGES['hvit3']
         stages = dict(stages, _delete_=True, in_channels=1, out_type='avg_featmap')
         resnet = dict(_delete_=True, type='ResNet_CIFAR', depth=18, in_channels=1)

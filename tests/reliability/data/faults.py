@@ -30,8 +30,8 @@ AREA = SIZE[0] * SIZE[1]
 HUGE = 10**400
 # Faults of single annotations. False: mmdet accepts it.
 FAULTS: dict[str, tuple[Callable[[dict], None], str, bool]] = {
-    'zero width': (box(None, None, 0, None), 'no area', False),
-    'area 0': (entry(area=0), 'no area', False),
+    'zero width': (box(None, None, 0, None), 'without area', False),
+    'area 0': (entry(area=0), 'without area', False),
     'outside, right': (box(64, None, None, None), 'outside their image', False),
     'over the border': (box(None, None, 90, None), 'over the border', False),
     'unknown category': (entry(category_id=99), 'category that is not listed', True),

@@ -169,7 +169,7 @@ def test_categories_and_classes(root: Path) -> None:
     ('content', 'message'),
     [
         *((other, 'a.json has no list') for other in (None, 3, [], {}, {'images': []})),
-        *((text, 'a.json is no JSON') for text in (b'', b'{"images": [', b'\xff', b'[' * 10**5)),
+        *((text, 'a.json is not JSON') for text in (b'', b'{"images": [', b'\xff', b'[' * 10**5)),
     ],
 )
 def test_no_json(root: Path, content: object, message: str) -> None:

@@ -117,12 +117,12 @@ def test_damaged_images(boxes: Path) -> None:
         assert [e for e in found.errors if e.startswith('1 × ') and 'images/1.jpg' in e], str(found)
 
     run_cases(st.tuples(st.sampled_from(sorted(FORMATS)), st.floats(0, 0.97)), check, 40)
-    for content, kind in ((b'no picture', 'no image'), (b'', 'no bytes')):
+    for content, kind in ((b'no picture', 'not images'), (b'', 'empty images')):
         (boxes / 'images/1.jpg').write_bytes(content)
         assert any(kind in e for e in only(config(coco_dataset(boxes))).errors)
     (boxes / 'images/1.jpg').unlink()
     cfg = config(coco_dataset(boxes))
-    assert any('not there' in e for e in only(cfg).errors)
+    assert any('do not exist' in e for e in only(cfg).errors)
     # Before a training, a few of the files are looked for.
     refused(lambda: check_data(cfg), '1 of 4 images', 'data_prefix', kind=DataError)
     picture(1).save(boxes / 'images/1.jpg')
@@ -225,7 +225,7 @@ def test_wrong_numbers_in_label_maps(labels: Path) -> None:
 
 
 MAPS: dict[str, tuple[Callable[[Path], object], str]] = {
-    'missing': (lambda p: p.unlink(), 'not there'),
+    'missing': (lambda p: p.unlink(), 'do not exist'),
     'text': (lambda p: p.write_text('labels'), 'no image'),
     'colours': (lambda p: picture(0).save(p), 'several channels'),
     '16 bits': (
@@ -236,7 +236,7 @@ MAPS: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda p: Image.fromarray(np.zeros((24, 32), np.uint8)).save(p),
         'another size',
     ),
-    'cut off': (lambda p: p.write_bytes(p.read_bytes()[:-40]), 'cut off'),
+    'truncated': (lambda p: p.write_bytes(p.read_bytes()[:-40]), 'truncated'),
 }
 
 
@@ -312,7 +312,7 @@ def test_folders_of_validation_must_be_those_of_training(folders: Path, tmp_path
         ('oak/a.jpg 2', None),
         ('oak/a.jpg 3', 'outside the 3 classes'),
         ('oak/a.jpg -1', 'outside the 3 classes'),
-        ('oak/b.jpg 1', 'not there'),
+        ('oak/b.jpg 1', 'do not exist'),
         ('oak/a.jpg', 'a list needs a file and the number'),
         ('a b', 'a list needs a file and the number'),
     ],

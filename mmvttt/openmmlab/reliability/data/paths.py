@@ -31,7 +31,8 @@ def check_data(cfg: Config, splits: Sequence[str] = ('train', 'val', 'test')) ->
         splits: Splits to check, of 'train', 'val', 'test'.
 
     Raises:
-        ValueError: A split is none of these. MissingDataError: See `check_paths`.
+        ValueError: A split is none of these.
+        MissingDataError: See `check_paths`.
         DataError: No class is a category, a file is not JSON, there is nothing to learn, a label is
             outside the classes, …, with a remedy.
     """
