@@ -226,7 +226,7 @@ def test_wrong_numbers_in_label_maps(labels: Path) -> None:
 
 MAPS: dict[str, tuple[Callable[[Path], object], str]] = {
     'missing': (lambda p: p.unlink(), 'do not exist'),
-    'text': (lambda p: p.write_text('labels'), 'no image'),
+    'text': (lambda p: p.write_text('labels'), 'not images'),
     'colours': (lambda p: picture(0).save(p), 'several channels'),
     '16 bits': (
         lambda p: Image.fromarray(np.full(SIZE, 300, np.uint16)).save(p),
@@ -284,7 +284,7 @@ def test_damaged_folders(folders: Path) -> None:
     check_data(pretrain(folders))
     refused(lambda: check_data(pretrain(folders, 2)), '3 folders', '2 classes', kind=DataError)
     (folders / 'elm/a.jpg').write_text('no image')
-    assert any('no image' in e for e in only(pretrain(folders)).errors)
+    assert any('not images' in e for e in only(pretrain(folders)).errors)
     for name in ('ash', 'elm', 'oak'):
         (folders / name / 'a.jpg').unlink()
     assert 'Found 0 files' in only(pretrain(folders)).errors[0]
