@@ -226,7 +226,7 @@ def test_wrong_numbers_in_label_maps(labels: Path) -> None:
 
 MAPS: dict[str, tuple[Callable[[Path], object], str]] = {
     'missing': (lambda p: p.unlink(), 'do not exist'),
-    'text': (lambda p: p.write_text('labels'), 'not images'),
+    'text': (lambda p: p.write_text('labels'), 'not label maps'),
     'colours': (lambda p: picture(0).save(p), 'several channels'),
     '16 bits': (
         lambda p: Image.fromarray(np.full(SIZE, 300, np.uint16)).save(p),
