@@ -1,11 +1,12 @@
 """The contract of the plain backbones: embed → tokens and (h, w); blocks; norm."""
 
+import logging
 import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from timm.layers import PatchEmbed, resample_abs_pos_embed
+from timm.layers import PatchEmbed, resample_abs_pos_embed, resample_patch_embed
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -14,6 +15,7 @@ from mmvttt.arguments import check_choice, check_int, check_number, checked_size
 from ..layers import to_map
 from .options import OUT_TYPES, check_image, map_size, resolve_indices
 
+_log = logging.getLogger(__name__)
 INTERPOLATIONS = ('antialiased', 'bicubic')
 
 
@@ -113,16 +115,28 @@ class PlainBackbone(nn.Module):
         self.grid = grid
 
     def adapt_weights(self, state_dict: dict[str, Tensor], prefix: str = '') -> None:
-        """Lets weights of another image size load: resizes their position embedding, in place.
+        """Lets weights of another image or patch size load: resizes their embeddings, in place.
 
         As many positions as the backbone's are of its own grid, others of a square. Any other
         number stays as it is, and is reported as a mismatch: load such weights at the `img_size`
-        that they were trained with, then `set_image_size`.
+        that they were trained with, then `set_image_size`. The kernel of the patches is resized
+        so that an image enlarged alike gives the same tokens (FlexiViT, arXiv 2212.08013).
 
         Args:
             state_dict: Weights that are about to be loaded.
             prefix: What precedes the backbone's own names in it.
         """
+        self._adapt_positions(state_dict, prefix)
+        name = f'{prefix}patch_embed.proj.weight'
+        kernel, own = state_dict.get(name), getattr(self.patch_embed, 'proj', None)
+        if kernel is None or not isinstance(own, nn.Conv2d) or kernel.dim() != 4:
+            return
+        if kernel.is_floating_point() and kernel.shape[2:] != own.weight.shape[2:]:
+            state_dict[name] = resample_patch_embed(kernel, list(own.weight.shape[2:]))
+            sizes = '×'.join(map(str, kernel.shape[2:])), '×'.join(map(str, own.weight.shape[2:]))
+            _log.info('%s: patches of %s pixels resized to %s', name, *sizes)
+
+    def _adapt_positions(self, state_dict: dict[str, Tensor], prefix: str) -> None:
         stored = state_dict.get(f'{prefix}pos_embed')
         if self.pos_embed is None or stored is None or stored.dim() != 3 or not stored.numel():
             return
@@ -247,5 +261,5 @@ class PlainBackbone(nn.Module):
 def _adapt_before_loading(
     module: PlainBackbone, state_dict: dict[str, Tensor], prefix: str, *_: object
 ) -> None:
-    # Its own part alone: subclasses rename, or refuse, the weights of others.
-    PlainBackbone.adapt_weights(module, state_dict, prefix)
+    # Positions alone, as timm does: patches of another size are another model's.
+    module._adapt_positions(state_dict, prefix)
