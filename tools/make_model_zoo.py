@@ -144,7 +144,8 @@ def table(models: Iterable[dict[str, Any]], kind: str, configs: str = 'configs')
     lines = [_row([*columns, 'where']), _row(['---', *['---:'] * (len(columns) - 1), '---'])]
     for model in models:
         values = {k: v for r in model['Results'] for k, v in r['Metrics'].items()}
-        if task not in {result['Task'] for result in model['Results']}:
+        # With weights: a small classifier of this project, whose results are no paper's.
+        if model['Weights'] or task not in {result['Task'] for result in model['Results']}:
             continue
         meta = model['Metadata']
         path = Path(model['Config']).name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -17,7 +18,7 @@ from torch import Tensor
 from ..errors import UsageError
 from ..version import __version__
 from .atomic_write import write_whole
-from .read import named_tensors, read_content, under
+from .read import META, named_tensors, read_content, under
 
 _HASH_DIGITS = 8
 _SUFFIXES = ('.pth', '.safetensors')
@@ -101,12 +102,15 @@ def publish_checkpoint(
         # Clones: a view would bring the whole tensor that it looks at into the file.
         kept[name] = weight.detach().half() if halved else weight.detach().clone()
     meta = {key: value for key, value in _meta(content).items() if key in _KEPT_META}
+    meta['mmvttt_version'] = __version__
     if out.suffix == '.pth':
         buffer = io.BytesIO()
-        torch.save({'state_dict': kept, 'meta': {**meta, 'mmvttt_version': __version__}}, buffer)
+        torch.save({'state_dict': kept, 'meta': meta}, buffer)
         data = buffer.getvalue()
     else:
-        data = save({n: w.contiguous() for n, w in kept.items()}, {'format': 'pt'})
+        # One entry: safetensors writes several in any order, and the digest would change.
+        header = {META: json.dumps(meta, default=str)}
+        data = save({n: w.contiguous() for n, w in kept.items()}, header)
     digest = hashlib.sha256(data).hexdigest()
     target = out.with_name(f'{out.stem}-{digest[:_HASH_DIGITS]}{out.suffix}')
     if not target.exists():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import re
@@ -12,6 +13,7 @@ from contextlib import ExitStack
 from typing import IO, Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.serialization import safe_globals
@@ -28,6 +30,8 @@ _CONTAINERS = ('state_dict', 'model', *_EMA)
 # Where self-supervised trainings put theirs.
 _NETWORKS = ('teacher', 'student', 'teacher_ema', 'target_encoder', 'encoder')
 _LISTED = 8
+# Entry of a safetensors header: what a .pth has under `meta`, as JSON.
+META = 'mmvttt_meta'
 # Messages of torch's weights-only reader; the last one comes with the others.
 _REFUSED = (
     r'GLOBAL (\S+) was not an allowed',
@@ -66,8 +70,9 @@ def read_content(
     which torch writes and does not compare.
 
     Args:
-        checkpoint: A path, an http(s) URL, `timm://` and the name of a model with its tag, or an
-            open file. A file of safetensors is told by its name. A folder, of transformers or of
+        checkpoint: A path, an http(s) URL, `timm://` and the name of a model with its tag,
+            `mmvttt://` and the name of shipped weights, or an open file. A file of safetensors is
+            told by its name. A folder, of transformers or of
             timm (`local-dir:…`), holds `model.safetensors`, shards by its index, or
             `pytorch_model.bin`. `hf-hub:OWNER/NAME`, or the name alone of what lies in the hub's
             cache, is the hub's.
@@ -103,7 +108,7 @@ def read_content(
             )
         try:
             if path.endswith('.safetensors'):
-                return load_file(path, str(map_location))
+                return _read_safetensors(path, map_location)
             archive = file.read(2) == b'PK'
             if archive:
                 _check_archive(file, source)
@@ -131,6 +136,14 @@ def read_content(
                 f'{source!r} is damaged or no checkpoint of torch ({type(error).__name__}: '
                 f'{_first_line(error)}); download or save it again'
             ) from error
+
+
+def _read_safetensors(path: str, map_location: Any) -> dict[str, Any]:
+    """The tensors by name; in a published file under `state_dict`, next to its `meta`."""
+    weights = load_file(path, 'cpu' if map_location is None else str(map_location))
+    with safe_open(path, 'pt') as file:
+        meta = (file.metadata() or {}).get(META)
+    return weights if meta is None else {'state_dict': weights, 'meta': json.loads(meta)}
 
 
 def _first_line(error: Exception) -> str:

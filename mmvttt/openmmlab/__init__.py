@@ -8,6 +8,7 @@ when a config names one, and each patch waits for the module that it patches.
 import logging
 from importlib import import_module
 from importlib.util import find_spec
+from types import ModuleType
 from typing import Any
 
 if find_spec('mmengine') is None:
@@ -24,6 +25,22 @@ from .compat import apply_patches
 apply_patches()
 # The library asks here for the names of other packages.
 after_import('mmvttt.models.build', lambda build: build.set_resolver(registry.foreign_part))
+
+
+def _offer_shipped(checkpoint: ModuleType) -> None:
+    """Lets mmengine's loaders take `mmvttt://NAME`, as they take `torchvision://NAME`."""
+    from mmvttt.checkpoints.shipped import SCHEME
+
+    from .compat.checkpoints import load_safely
+
+    # mmengine logs what follows "load_from_" in the name.
+    def load_from_mmvttt(filename: str, map_location: Any = None) -> Any:
+        return load_safely(filename, map_location)
+
+    checkpoint.CheckpointLoader.register_scheme(SCHEME, load_from_mmvttt, force=True)
+
+
+after_import('mmengine.runner.checkpoint', _offer_shipped)
 
 
 class _ToMMEngine(logging.Handler):

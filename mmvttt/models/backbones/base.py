@@ -1,11 +1,12 @@
 """The contract of the plain backbones: embed → tokens and (h, w); blocks; norm."""
 
+import logging
 import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from timm.layers import PatchEmbed, resample_abs_pos_embed
+from timm.layers import PatchEmbed, resample_abs_pos_embed, resample_patch_embed
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -14,6 +15,7 @@ from mmvttt.arguments import check_choice, check_int, check_number, checked_size
 from ..layers import to_map
 from .options import OUT_TYPES, check_image, map_size, resolve_indices
 
+_log = logging.getLogger(__name__)
 INTERPOLATIONS = ('antialiased', 'bicubic')
 
 
@@ -113,17 +115,28 @@ class PlainBackbone(nn.Module):
         self.grid = grid
 
     def adapt_weights(self, state_dict: dict[str, Tensor], prefix: str = '') -> None:
-        """Resizes the position embedding in weights of another image size, in place, so that they
-        load.
+        """Resizes the embeddings in weights of another image or patch size, in place.
 
         As many positions as the backbone's are taken to be of its own grid, a square number of a
         square grid. Any other number is left for the report of mismatches: load such weights at the
-        `img_size` of their training, then call `set_image_size`.
+        `img_size` of their training, then call `set_image_size`. The kernel of the patches is
+        resized so that an equally enlarged image gives the same tokens (FlexiViT, arXiv 2212.08013).
 
         Args:
             state_dict: Weights that are about to be loaded.
             prefix: Prefix of the backbone's names in it.
         """
+        self._adapt_positions(state_dict, prefix)
+        name = f'{prefix}patch_embed.proj.weight'
+        kernel, own = state_dict.get(name), getattr(self.patch_embed, 'proj', None)
+        if kernel is None or not isinstance(own, nn.Conv2d) or kernel.dim() != 4:
+            return
+        if kernel.is_floating_point() and kernel.shape[2:] != own.weight.shape[2:]:
+            state_dict[name] = resample_patch_embed(kernel, list(own.weight.shape[2:]))
+            sizes = '×'.join(map(str, kernel.shape[2:])), '×'.join(map(str, own.weight.shape[2:]))
+            _log.info('%s: patches of %s pixels resized to %s', name, *sizes)
+
+    def _adapt_positions(self, state_dict: dict[str, Tensor], prefix: str) -> None:
         stored = state_dict.get(f'{prefix}pos_embed')
         if self.pos_embed is None or stored is None or stored.dim() != 3 or not stored.numel():
             return
@@ -248,5 +261,5 @@ class PlainBackbone(nn.Module):
 def _adapt_before_loading(
     module: PlainBackbone, state_dict: dict[str, Tensor], prefix: str, *_: object
 ) -> None:
-    # Only this class's part: subclasses also rename or refuse foreign weights.
-    PlainBackbone.adapt_weights(module, state_dict, prefix)
+    # Positions only, as in timm: patches of another size belong to another model.
+    module._adapt_positions(state_dict, prefix)

@@ -82,6 +82,12 @@ PATCHES: tuple[Patch, ...] = (
         "mmengine's inferencers know the models of their own toolbox only",
     ),
     Patch(
+        'hub-names',
+        'mmpretrain.apis.model',
+        f'{_COMPAT}.names:offer_to_hub',
+        "mmpretrain's get_model and inferencers know the models of mmpretrain only",
+    ),
+    Patch(
         'safe-load',
         'mmengine.runner.checkpoint',
         f'{_POLICY}:load_by_the_list',
