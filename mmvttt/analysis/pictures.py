@@ -27,6 +27,8 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 # can tell apart for lines (Okabe and Ito).
 COLOURS = 'viridis'
 LINES = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000')
+# Colours of points, which differ by their markers beyond ten.
+MANY = mpl.colormaps['tab10'].colors
 # Decorates functions that draw: matplotlib reads its settings while a figure is made.
 styled = mpl.rc_context(
     {
@@ -126,6 +128,16 @@ def show_map(
     )
     panel.set_title(title)
     return drawn
+
+
+def root_scale(values: Tensor) -> Tensor:
+    """√(values / maximum), or / four means if that is more: a uniform map becomes ½, not 1."""
+    return (values / torch.maximum(values.max(), 4 * values.mean())).sqrt()
+
+
+def two_digits(value: float | Tensor) -> str:
+    """Two significant digits of a number, with an exponent only from a million on."""
+    return f'{float(f"{value:.2g}"):g}'
 
 
 def colour_bar(figure: Figure, drawn: object, found: Sequence[Axes], label: str) -> None:

@@ -14,7 +14,7 @@ from mmvttt.analysis.class_activation import class_activation
 from mmvttt.analysis.inner_training import inspect_training, mask_scores
 from mmvttt.analysis.inspect import DEFAULT
 from mmvttt.analysis.mixers import record_mixers
-from mmvttt.analysis.pictures import read_image
+from mmvttt.analysis.pictures import read_image, root_scale, two_digits
 from mmvttt.errors import UsageError
 from mmvttt.openmmlab.analysis.models import detection_scores, find_model, load_model
 
@@ -27,6 +27,15 @@ TOOL = 'inspect_model.py'
 def rows(path: Path) -> list[dict[str, str]]:
     with path.open(newline='') as file:
         return list(csv.DictReader(file))
+
+
+def test_scales_of_pictures() -> None:
+    """Uniform attention is not drawn like a peak; numbers below a million have no exponent."""
+    assert root_scale(torch.full((9,), 0.1)).tolist() == pytest.approx([0.5] * 9)
+    assert root_scale(torch.tensor([0.0] * 8 + [0.09])).tolist() == [0.0] * 8 + [1.0]
+    assert [two_digits(x) for x in (123.4, torch.tensor(0.01234), 1.2e7)] == [
+        '120', '0.012', '1.2e+07',
+    ]  # fmt: skip
 
 
 @pytest.fixture
