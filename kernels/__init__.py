@@ -1,4 +1,4 @@
-"""Ops of the Test-Time-Training backbones: PyTorch definitions, fused Triton kernels on a GPU.
+"""Ops of the Test-Time-Training backbones: PyTorch references, Triton and numba kernels.
 
 `python -m ttt_kernels` prints what can run here. Importing needs torch only.
 """

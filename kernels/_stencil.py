@@ -1,7 +1,7 @@
-"""Depth-wise 3×3 convolutions in Triton: what the kernels of several ops share.
+"""Depth-wise 3×3 convolutions in Triton, shared by the kernels of several ops.
 
-Everything is channels-last: a tile has pixels as rows and channels as columns, and the nine
-neighbours of a tile are nine loads, eight of which the caches serve. Taps are numbered row by row.
+Everything is channels-last: a tile has pixels as rows and channels as columns, and its nine
+neighbours are nine loads; the caches serve eight of them. Taps are numbered row by row.
 """
 
 import torch
@@ -35,7 +35,7 @@ def store(base, pixels, last, stride, channels, D, x):
 
 @triton.jit
 def load_neighbours(base, pixels, last, stride, channels, D, h, w, ACC: tl.constexpr):
-    """x[p + δ] of the nine taps δ, in ACC; zeros outside of the map."""
+    """x[p + δ] for the nine taps δ, in ACC; zeros outside the map."""
     row, column = pixels // w, pixels % w
     taps = ()
     for tap in tl.static_range(9):
@@ -50,7 +50,7 @@ def load_neighbours(base, pixels, last, stride, channels, D, h, w, ACC: tl.const
 
 @triton.jit
 def load_taps(base, channels, stride_tap, stride_channel, D, ACC: tl.constexpr):
-    """The nine weights of every channel."""
+    """Loads the nine weights of every channel."""
     taps = ()
     for tap in tl.static_range(9):
         pointers = base + tap * stride_tap + channels * stride_channel
@@ -111,7 +111,7 @@ def _residual_backward(
     PIXELS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """dx[p] = dz[p] + Σ_δ w[δ]·dz[p − δ], Σ_p x[p]·dz[p − δ] and Σ_p dz[p], of a span of pixels."""
+    """dx[p] = dz[p] + Σ_δ w[δ]·dz[p − δ], Σ_p x[p]·dz[p − δ] and Σ_p dz[p] for a span of pixels."""
     ACC: tl.constexpr = sums.dtype.element_ty
     image = (tl.program_id(0) // splits).to(tl.int64)
     first = tl.program_id(0) % splits * span
@@ -167,7 +167,7 @@ def share(x: Tensor, h: int, w: int) -> tuple[tuple[int, int], dict]:
 def residual_backward(
     dz: Tensor, x: Tensor, weight: Tensor, h: int, w: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x, weight and bias of z = x + conv(x, weight) + bias, by that of z.
+    """Gradients of x, weight and bias of z = x + conv(x, weight) + bias, given dz.
 
     Args:
         dz: `(B, h·w, D)`, contiguous.

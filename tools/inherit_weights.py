@@ -1,8 +1,8 @@
 """Makes a checkpoint of a linear classifier from a vision transformer's, to be fine-tuned.
 
 For mmvttt.T5, from a ViT or DeiT of timm or mmpretrain; with --model for mmvttt.TimmViT, from that
-model of timm. The target has the names of an mmpretrain classifier, backbone.* and head.fc.*. What
-is new is not in it: it begins at random, and should learn at a higher rate (docs/t5.md).
+model of timm. The target has the names of an mmpretrain classifier, backbone.* and head.fc.*. New
+tensors are not in it: they are initialised at random, and need a higher learning rate (docs/t5.md).
 
 example: python tools/inherit_weights.py deit_tiny.pth t5_tiny_inherited.pth
 """

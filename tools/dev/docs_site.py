@@ -1,4 +1,4 @@
-"""Hook of mkdocs: brings the READMEs of the ops and the configs into the site."""
+"""Hook of mkdocs: adds the READMEs of the ops and the configs to the site."""
 
 import re
 from pathlib import Path
@@ -19,8 +19,8 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Makes links of the repository links of the site."""
-    # From a page of docs/, and from the README of one op to another's.
+    """Rewrites links of the repository to links of the site."""
+    # Links from a page of docs/, and from one op's README to another's.
     markdown = re.sub(r'\]\(\.\./kernels/(\w+)/README\.md\)', r'](kernels/\1.md)', markdown)
     markdown = re.sub(r'\]\(\.\./(\w+)/README\.md\)', r'](\1.md)', markdown)
     return markdown.replace('](../configs/', '](configs/')

@@ -1,6 +1,6 @@
-"""Parts of a block that a GPU computes in one kernel: a residual sum and the norm behind it.
+"""Parts of a block that a GPU computes in one kernel: a residual sum and the norm after it.
 
-Elsewhere, and where a layer is not what the kernel computes, the layers run as they are.
+Elsewhere, and for layers that the kernel does not compute, the layers themselves run.
 """
 
 import torch
@@ -46,13 +46,13 @@ def _fuses(x: Tensor, norm: nn.Module) -> bool:
 
 
 def _is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
-    """Whether a module is of this very class, and nobody listens to its calls."""
+    """Whether a module is exactly of this class and has no hooks."""
     return type(module) is kind and not (
         module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
     )
 
 
 def _norm_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """What the linear layers behind a norm take: the type of autocast, where it is on."""
+    """Input dtype of the linear layers after a norm: autocast's, if it is on."""
     on = torch.is_autocast_enabled(device.type) and dtype != torch.float64
     return torch.get_autocast_dtype(device.type) if on else dtype

@@ -50,7 +50,7 @@ class MixerBlock(TokenBlock):
         dwconv: See `FeedForward`.
         drop_path: Rate at which whole samples skip mixer or feed-forward.
         norm_eps: ε of the two LayerNorms.
-        extras: Names of what `forward` is given for the mixer.
+        extras: Names of the mixer's inputs that `forward` gets.
     """
 
     def __init__(

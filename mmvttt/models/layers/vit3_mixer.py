@@ -11,7 +11,7 @@ from .rope import rotate
 
 
 class ViT3Mixer(nn.Module):
-    """Mixes tokens by one full-batch step of 1.0 of two kinds of small models on (K, V).
+    """Mixes tokens by one full-batch step of 1.0 on (K, V) for two kinds of small models.
 
     H heads train `f(x) = (x W1) ⊙ silu(x W2)`, one more head trains a depth-wise 3×3 convolution,
     all on the dot product with V, every gradient divided by its norm plus one. The trained models
@@ -64,7 +64,7 @@ class ViT3Mixer(nn.Module):
         Args:
             x: The tokens.
             hw: Size of the map.
-            rotation: `(h·w, C / 2)` of `rotation_2d`: turns q and k of the gated heads.
+            rotation: `(h·w, C / 2)` of `rotation_2d`, for q and k of the gated heads.
         """
         gated, local = self.qkv(x).split([3 * self.embed_dims, 3 * self.head_dims], dim=-1)
         gated = gated.unflatten(-1, (3, self.embed_dims))
