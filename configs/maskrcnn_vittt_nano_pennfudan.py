@@ -1,5 +1,5 @@
-# The route of all recipes in small: Vittt pretrained on CIFAR-10 (its weights come with the package),
-# its patches of 4 pixels enlarged to 16, in a ViT-Adapter, Mask R-CNN on the Penn-Fudan pedestrians.
+# The route of all recipes in small: Vittt pretrained on CIFAR-10 (the weights come with the
+# package), its patches of 4 pixels enlarged to 16, in a ViT-Adapter with Mask R-CNN on Penn-Fudan.
 # docs/results.md compares it with random weights (model.backbone.backbone.init_cfg=None).
 _base_ = './maskrcnn_vittt_demo.py'
 
