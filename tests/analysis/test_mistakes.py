@@ -61,9 +61,7 @@ class Boxes:
         return 2
 
     def get_data_info(self, index: int) -> dict:
-        boxes = [
-            dict(bbox=list(b), bbox_label=c, ignore_flag=i) for b, c, i in self.truth[index]
-        ]
+        boxes = [dict(bbox=list(b), bbox_label=c, ignore_flag=i) for b, c, i in self.truth[index]]
         return dict(img_id=index + 7, instances=boxes)
 
 
