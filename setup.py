@@ -170,6 +170,7 @@ setup(
     packages=packages,
     package_data={'mmvttt': ['py.typed', 'checkpoints/weights/*'], 'ttt_kernels': ['py.typed']},
     py_modules=['mmvttt_startup'],
+    entry_points={'console_scripts': ['mmvttt = mmvttt.__main__:main']},
     # The folder is `kernels/` and the import `ttt_kernels`: a top-level package named `kernels`
     # would shadow another distribution.
     package_dir={'ttt_kernels': 'kernels'},

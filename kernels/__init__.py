@@ -7,6 +7,8 @@ from ._backend import BACKENDS, available, fuses
 from ._decompositions import decompositions
 from .causal_conv import causal_conv
 from .deform_attn import deform_attn, deform_attn_fused
+from .gated import gated, glu
+from .gelu_conv import gelu_conv
 from .residual_norm import conv_norm, residual_norm
 from .ttt_dwconv import ttt_dwconv
 from .ttt_glu import ttt_glu
@@ -22,6 +24,9 @@ __all__ = [
     'deform_attn',
     'deform_attn_fused',
     'fuses',
+    'gated',
+    'gelu_conv',
+    'glu',
     'residual_norm',
     'ttt_dwconv',
     'ttt_glu',

@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from . import _launch
+from ._triton import gelu
 
 # Triton knows no starred tuples.
 # ruff: noqa: RUF005
@@ -108,10 +109,14 @@ def _residual_backward(
     w,
     span,
     splits,
+    GELU: tl.constexpr,
     PIXELS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """dx[p] = dz[p] + Σ_δ w[δ]·dz[p − δ], Σ_p x[p]·dz[p − δ] and Σ_p dz[p] for a span of pixels."""
+    """dx[p] = dz[p] + Σ_δ w[δ]·dz[p − δ], Σ_p x[p]·dz[p − δ] and Σ_p dz[p] for a span of pixels.
+
+    With GELU, gelu(x) replaces x, and dx is multiplied by its derivative.
+    """
     ACC: tl.constexpr = sums.dtype.element_ty
     image = (tl.program_id(0) // splits).to(tl.int64)
     first = tl.program_id(0) % splits * span
@@ -127,7 +132,11 @@ def _residual_backward(
         pixels = n + tl.arange(0, PIXELS)
         near = load_neighbours(dz, pixels, last, D, channels, D, h, w, ACC)
         tile = load(x, pixels, last, x_strides[1], channels, D).to(ACC)
-        store(dx, pixels, last, D, channels, D, near[4] + correlate_turned(near, kernel))
+        grad = near[4] + correlate_turned(near, kernel)
+        if GELU:
+            tile, slope = gelu(tile)
+            grad *= slope
+        store(dx, pixels, last, D, channels, D, grad)
         products = add_products(products, near, tile)
         total += near[4]
     sums += tl.program_id(0).to(tl.int64) * 10 * D + channels
@@ -165,15 +174,16 @@ def share(x: Tensor, h: int, w: int) -> tuple[tuple[int, int], dict]:
 
 
 def residual_backward(
-    dz: Tensor, x: Tensor, weight: Tensor, h: int, w: int
+    dz: Tensor, x: Tensor, weight: Tensor, h: int, w: int, gelu: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x, weight and bias of z = x + conv(x, weight) + bias, given dz.
+    """Gradients of x, weight and bias of z = y + conv(y, weight) + bias, given dz.
 
     Args:
         dz: `(B, h·w, D)`, contiguous.
         x: `(B, h·w, D)`, any strides.
         weight: `(D, 3, 3)`.
         h, w: Size of the map.
+        gelu: Whether y is gelu(x), not x.
     """
     dx = torch.empty_like(x, memory_format=torch.contiguous_format)
     grid, shared = share(x, h, w)
@@ -185,6 +195,7 @@ def residual_backward(
             weight=weight.contiguous(),
             dx=dx,
             sums=sums,
+            GELU=gelu,
             **shared,
         )
     total = _launch.add_up(sums)[0]

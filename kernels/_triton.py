@@ -126,3 +126,10 @@ def silu(z):
     sigma = tl.sigmoid(z)
     spread = sigma * (1 - sigma)
     return z * sigma, sigma + z * spread, spread * (2 + z * (1 - 2 * sigma))
+
+
+@triton.jit
+def gelu(z):
+    """gelu(z), by the error function, and its derivative."""
+    below = 0.5 + 0.5 * tl.erf(z * 0.7071067811865476)
+    return z * below, below + z * tl.exp(-0.5 * z * z) * 0.3989422804014327

@@ -1,6 +1,7 @@
-"""`python -m mmvttt`: versions of the packages, patches, and which kernels can run here.
+"""`mmvttt TOOL …` runs a tool; `mmvttt` alone reports versions, patches, and usable kernels.
 
-It works on a broken installation: a package that cannot be imported is a line of the report.
+The same as `python -m mmvttt`. The report works on a broken installation: a package that cannot be
+imported is a line of it.
 """
 
 from __future__ import annotations
@@ -8,10 +9,12 @@ from __future__ import annotations
 import argparse
 import importlib
 import platform
+import runpy
 import sys
 import warnings
 from importlib.metadata import packages_distributions, version
 from importlib.util import find_spec
+from pathlib import Path
 
 from . import __version__
 from .distributions import overlaid
@@ -131,9 +134,38 @@ def kernel_lines() -> list[str]:
     return lines + list(reasons)
 
 
+def tools() -> dict[str, Path]:
+    """The tools by name."""
+    package = Path(__file__).parent
+    shipped, cloned = package / '.mim' / 'tools', package.parent / 'tools'
+    folder = shipped if shipped.is_dir() else cloned
+    found = {path.stem: path for path in sorted(folder.glob('*.py'))}
+    return {**found, 'predict': found['image_demo']} if 'image_demo' in found else found
+
+
+def run_tool(name: str, arguments: list[str]) -> None:
+    """Runs a tool as `python tools/NAME.py ARGUMENTS` does."""
+    found = tools()
+    path = found.get(name.replace('-', '_'))
+    if path is None:
+        sys.exit(f'error: mmvttt has no tool {name!r}; it has {", ".join(found)}')
+    sys.argv = [f'mmvttt {name}', *arguments]
+    sys.path.insert(0, str(path.parent))
+    runpy.run_path(str(path), run_name='__main__')
+
+
 def main(argv: list[str] | None = None) -> None:
-    """Prints the report; ends with status 1 where two OpenMMLabs lie over one another."""
-    parser = argparse.ArgumentParser(prog='python -m mmvttt', description=__doc__)
+    """Runs a tool, or prints the report: status 1 where two OpenMMLabs lie over one another."""
+    argv = sys.argv[1:] if argv is None else argv
+    if argv and not argv[0].startswith('-'):
+        run_tool(argv[0], argv[1:])
+        return
+    parser = argparse.ArgumentParser(
+        prog='mmvttt',
+        usage='mmvttt [--patches] | mmvttt TOOL [OPTIONS]',
+        description=__doc__,
+        epilog=f'tools: {", ".join(tools())}; `mmvttt TOOL --help` has the options of each',
+    )
     parser.add_argument('--patches', action='store_true', help='every patch with its reason')
     args = parser.parse_args(argv)
     print('\n'.join(versions()))

@@ -137,11 +137,12 @@ def steps(out: Path, smoke: bool, report: Path) -> list[Step]:
     slower = 20 if smoke else 1
     found = [*sanitized(), Step('tests', 'tests', pytest, 540 * slower)]
     for name, seconds in (
-        ('ttt_linear', 205),
-        ('causal_conv', 75),
-        ('ttt_glu', 120),
-        ('deform_attn', 110),
-        ('predict', 85),
+        ('ttt_linear', 190),
+        ('causal_conv', 60),
+        ('ttt_glu', 110),
+        ('deform_attn', 100),
+        ('blocks', 55),
+        ('predict', 80),
     ):
         seconds *= slower
         script = str(BENCHMARKS / f'{name}.py')

@@ -82,12 +82,22 @@ CASES: dict[str, tuple[str, str, dict, str, dict, str]] = {
         'SiglipModel', 'SiglipConfig',
         dict(
             vision_config=dict(SIZES),
-            text_config=dict(WIDTH, intermediate_size=64, vocab_size=9),
+            text_config=dict(
+                WIDTH, intermediate_size=64, vocab_size=9, max_position_embeddings=77
+            ),
         ),
         'vit_base_patch16_siglip_gap_224', dict(SMALL, act_layer='gelu_tanh'), 'vision_model',
     ),
     'CLIP': (
         'CLIPVisionModelWithProjection', 'CLIPVisionConfig', dict(SIZES),
+        'vit_base_patch16_clip_quickgelu_224', SMALL, 'vision_model',
+    ),
+    'CLIP, both halves': (
+        'CLIPModel', 'CLIPConfig',
+        dict(
+            vision_config=dict(SIZES), projection_dim=32,
+            text_config=dict(WIDTH, intermediate_size=64, vocab_size=9),
+        ),
         'vit_base_patch16_clip_quickgelu_224', SMALL, 'vision_model',
     ),
     'ViT': ('ViTModel', 'ViTConfig', SIZES, 'vit_small_patch16_224', SMALL, ''),
@@ -151,16 +161,6 @@ def test_outputs_are_transformers_own(name: str, form: str, tmp_path: Path) -> N
 def test_other_names_stay() -> None:
     weights = {'blocks.0.attn.qkv.weight': torch.ones(3), 'norm.weight': torch.ones(1)}
     assert timm_names(weights).keys() == weights.keys()
-
-
-def test_the_blocks_of_a_large_dinov2_are_saved_in_chunks(tmp_path: Path) -> None:
-    options = dict(model_options=SMALL, img_size=28)
-    source = TimmViT('vit_small_patch14_dinov2', **options)
-    weights = {n.replace('blocks.', 'blocks.0.'): w for n, w in source.state_dict().items()}
-    torch.save(dict(weights, mask_token=torch.zeros(1, 32)), tmp_path / 'dinov2.pth')
-    model = TimmViT('vit_small_patch14_dinov2', **options)
-    assert not load_pretrained(model, tmp_path / 'dinov2.pth').missing
-    assert torch.equal(model.blocks[1].mlp.fc1.weight, source.blocks[1].mlp.fc1.weight)
 
 
 def test_what_a_model_lacks_is_said(tmp_path: Path) -> None:

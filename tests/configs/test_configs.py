@@ -49,9 +49,9 @@ def test_a_reduced_copy_steps_and_predicts(name: str) -> None:
         cfg.model.backbone.drop_path_rate = 0.0
     model = build(cfg)
     model.init_weights()
-    # γ starts at 0, where nothing behind it can have a gradient.
+    # γ (`gamma`, `gamma_1`) starts at or near 0, where nothing behind it can have a gradient.
     for tensor, parameter in model.named_parameters():
-        if tensor.endswith('gamma'):
+        if 'gamma' in tensor.rpartition('.')[2]:
             nn.init.constant_(parameter, 0.1)
     if 'mesa' in name:
         model.distilling = True
@@ -69,7 +69,7 @@ def test_a_reduced_copy_steps_and_predicts(name: str) -> None:
     optim.step()
     moved = sum(not torch.equal(p, before[n]) for n, p in trained.items())
     # Layers behind one that begins at 0 stay (DINO's boxes, deformable attention).
-    assert moved > 0.85 * len(before)
+    assert moved > 0.9 * len(before)
     with torch.no_grad():
         found = model.eval()(**model.data_preprocessor(batch_for(cfg)), mode='predict')
     assert len(found) == 2

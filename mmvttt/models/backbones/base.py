@@ -120,7 +120,7 @@ class PlainBackbone(nn.Module):
         As many positions as the backbone's are taken to be of its own grid, a square number of a
         square grid. Any other number is left for the report of mismatches: load such weights at the
         `img_size` of their training, then call `set_image_size`. The kernel of the patches is
-        resized so that an equally enlarged image gives the same tokens (FlexiViT, 2212.08013).
+        resized so that an equally enlarged image gives the same tokens (FlexiViT).
 
         Args:
             state_dict: Weights that are about to be loaded.

@@ -17,6 +17,7 @@ from ..layers import (
     TokenBlock,
     TTTLinearMixer,
     conv_and_norm,
+    glu,
     resolve_mixer,
 )
 from .base import PlainBackbone
@@ -59,7 +60,7 @@ class SwiGLUFeedForward(GluMlp):
 
     def forward(self, x: Tensor, hw: tuple[int, int] | None = None) -> Tensor:
         """Tokens `(B, T, D)` → `(B, T, D)`, each token on its own."""
-        return super().forward(x)
+        return self.fc2(glu(self.fc1(x), self.act))
 
 
 class VitttBlock(TokenBlock):

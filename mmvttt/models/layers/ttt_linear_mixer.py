@@ -22,6 +22,7 @@ from mmvttt.arguments import (
 from ttt_kernels import ttt_linear
 
 from .conv import CausalConv1d, causal_convs
+from .fused import sum_and_gate
 from .norms import build_activation
 from .precision import at_least_fp32
 
@@ -202,6 +203,9 @@ class TTTLinearMixer(nn.Module):
             eps=self.inner_eps,
             backend=self.backend,
         )
+        if self.gate is not None and self.post_norm is None:
+            z = sum_and_gate(z.flatten(3), self.gate(x), self.gate_act, self.backend)
+            return self.proj(z)
         # Not z.sum(2), which does not run in vectors on a CPU.
         z = reduce(torch.add, z.unbind(2)).flatten(2)
         if self.post_norm is not None:

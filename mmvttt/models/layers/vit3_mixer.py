@@ -66,14 +66,13 @@ class ViT3Mixer(nn.Module):
             hw: Size of the map.
             rotation: `(h·w, C / 2)` of `rotation_2d`, for q and k of the gated heads.
         """
-        gated, local = self.qkv(x).split([3 * self.embed_dims, 3 * self.head_dims], dim=-1)
-        gated = gated.unflatten(-1, (3, self.embed_dims))
-        q, k, v = gated.unbind(2)
+        # Split once: the gradients of all parts come together in one copy.
+        widths = 3 * [self.embed_dims] + 3 * [self.head_dims]
+        q, k, v, *local = self.qkv(x).split(widths, dim=-1)
         if rotation is not None:
-            q, k = rotate(gated[:, :, :2], rotation).unbind(2)
+            q, k = rotate(q, rotation), rotate(k, rotation)
         q, k, v = (y.unflatten(-1, (self.num_heads, self.head_dims)) for y in (q, k, v))
         w1, w2, w3 = (at_least_fp32(w) for w in (self.w1, self.w2, self.w3))
         out = ttt_glu(q, k, v, w1, w2, scale=self.scale, backend=self.backend).flatten(2)
-        q, k, v = local.chunk(3, dim=-1)
-        conv = ttt_dwconv(q, k, v, w3, hw=hw, scale=self.scale, backend=self.backend)
+        conv = ttt_dwconv(*local, w3, hw=hw, scale=self.scale, backend=self.backend)
         return self.proj(torch.cat([out, conv], dim=-1))

@@ -1,0 +1,437 @@
+"""Every kind of file that people have of a ViT loads by the plain command.
+
+Files are made up: the names of those who write them, and tensors whose values count on from name to
+name. Names are listed in the order of timm's model, so what is swapped or transposed shows.
+"""
+
+import argparse
+import itertools
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from mmvttt.checkpoints import sources
+from mmvttt.checkpoints.load import load_pretrained
+from mmvttt.checkpoints.read import read_weights
+from mmvttt.models.backbones import TimmViT
+
+from .test_families import CASES, both
+
+Weights = dict[str, Tensor]
+
+# A name that ends in a dot is of a weight and a bias; `{a,b}` are two names.
+_DINO = """
+embeddings.patch_embeddings.projection. 32 3 8 8
+embeddings.cls_token 1 1 32
+embeddings.mask_token 1 32
+embeddings.position_embeddings 1 37 32
+encoder.layer.{0,1}.norm1. 32
+encoder.layer.{0,1}.attention.attention.{query,key,value}. 32 32
+encoder.layer.{0,1}.attention.output.dense. 32 32
+encoder.layer.{0,1}.layer_scale1.lambda1 32
+encoder.layer.{0,1}.norm2. 32
+encoder.layer.{0,1}.mlp.fc1. 64 32
+encoder.layer.{0,1}.mlp.fc2. 32 64
+encoder.layer.{0,1}.layer_scale2.lambda1 32
+layernorm. 32
+"""
+_DINOV3 = """
+embeddings.patch_embeddings. 32 3 8 8
+embeddings.cls_token 1 1 32
+embeddings.register_tokens 1 4 32
+embeddings.mask_token 1 1 32
+layer.{0,1}.layer_scale{1,2}.lambda1 32
+layer.{0,1}.norm1. 32
+layer.{0,1}.attention.q_proj. 32 32
+layer.{0,1}.attention.k_proj.weight 32 32
+layer.{0,1}.attention.v_proj. 32 32
+layer.{0,1}.attention.o_proj. 32 32
+layer.{0,1}.norm2. 32
+layer.{0,1}.mlp.up_proj. 64 32
+layer.{0,1}.mlp.down_proj. 32 64
+norm. 32
+"""
+_VIT = """
+vit.embeddings.patch_embeddings.projection. 32 3 8 8
+vit.embeddings.cls_token 1 1 32
+vit.embeddings.position_embeddings 1 37 32
+vit.encoder.layer.{0,1}.layernorm_before. 32
+vit.encoder.layer.{0,1}.attention.attention.{query,key,value}. 32 32
+vit.encoder.layer.{0,1}.attention.output.dense. 32 32
+vit.encoder.layer.{0,1}.layernorm_after. 32
+vit.encoder.layer.{0,1}.intermediate.dense. 64 32
+vit.encoder.layer.{0,1}.output.dense. 32 64
+vit.layernorm. 32
+"""
+_HEAD = 'classifier. 2 32'
+_DECODER = """
+decoder.mask_token 1 1 16
+decoder.decoder_pos_embed 1 37 16
+decoder.decoder_embed. 16 32
+decoder.decoder_encoder.layer.0.layernorm_before. 16
+decoder.decoder_encoder.layer.0.attention.attention.{query,key,value}. 16 16
+decoder.decoder_encoder.layer.0.attention.output.dense. 16 16
+decoder.decoder_encoder.layer.0.layernorm_after. 16
+decoder.decoder_encoder.layer.0.intermediate.dense. 16 16
+decoder.decoder_encoder.layer.0.output.dense. 16 16
+decoder.decoder_norm. 16
+decoder.decoder_pred. 192 16
+"""
+_LAYERS = """
+encoder.layers.{0,1}.layer_norm1. 32
+encoder.layers.{0,1}.self_attn.{q,k,v}_proj. 32 32
+encoder.layers.{0,1}.self_attn.out_proj. 32 32
+encoder.layers.{0,1}.layer_norm2. 32
+encoder.layers.{0,1}.mlp.fc1. 64 32
+encoder.layers.{0,1}.mlp.fc2. 32 64
+"""
+_TEXT = f"""
+embeddings.token_embedding.weight 9 32
+embeddings.position_embedding.weight 77 32
+{_LAYERS}
+final_layer_norm. 32
+"""
+_SIGLIP = f"""
+embeddings.patch_embedding. 32 3 8 8
+embeddings.position_embedding.weight 36 32
+{_LAYERS}
+post_layernorm. 32
+head.probe 1 1 32
+head.attention.in_proj_{{weight,bias}} 96 32
+head.attention.out_proj. 32 32
+head.layernorm. 32
+head.mlp.fc1. 64 32
+head.mlp.fc2. 32 64
+"""
+_CLIP = f"""
+embeddings.patch_embedding.weight 32 3 8 8
+embeddings.class_embedding 32
+embeddings.position_embedding.weight 37 32
+pre_layrnorm. 32
+{_LAYERS}
+post_layernorm. 32
+"""
+# The names of timm, of torch.hub and of the trainings of DINO, DINOv2, iBOT and MAE.
+_TIMM = """
+patch_embed.proj. 32 3 8 8
+cls_token 1 1 32
+pos_embed 1 37 32
+blocks.{0,1}.norm1. 32
+blocks.{0,1}.attn.qkv. 96 32
+blocks.{0,1}.attn.proj. 32 32
+blocks.{0,1}.norm2. 32
+blocks.{0,1}.mlp.fc1. 64 32
+blocks.{0,1}.mlp.fc2. 32 64
+norm. 32
+"""
+_META_DINOV2 = re.sub(r'(.*)\.norm2.*', r'\1.ls1.gamma 32\n\g<0>', _TIMM)
+_META_DINOV2 = re.sub(r'(.*)\.mlp\.fc2.*', r'\g<0>\n\1.ls2.gamma 32', _META_DINOV2)
+_META_DINOV2 += 'mask_token 1 32'
+_META_DINOV3 = """
+patch_embed.proj. 32 3 8 8
+cls_token 1 1 32
+storage_tokens 1 4 32
+mask_token 1 32
+rope_embed.periods 4
+blocks.{0,1}.ls{1,2}.gamma 32
+blocks.{0,1}.norm1. 32
+blocks.{0,1}.attn.qkv. 96 32
+blocks.{0,1}.attn.qkv.bias_mask 96
+blocks.{0,1}.attn.proj. 32 32
+blocks.{0,1}.norm2. 32
+blocks.{0,1}.mlp.fc1. 64 32
+blocks.{0,1}.mlp.fc2. 32 64
+norm. 32
+"""
+_OPEN_CLIP = """
+visual.conv1.weight 32 3 8 8
+visual.class_embedding 32
+visual.positional_embedding 37 32
+visual.ln_pre. 32
+visual.transformer.resblocks.{0,1}.ln_1. 32
+visual.transformer.resblocks.{0,1}.attn.in_proj_{weight,bias} 96 32
+visual.transformer.resblocks.{0,1}.attn.out_proj. 32 32
+visual.transformer.resblocks.{0,1}.ln_2. 32
+visual.transformer.resblocks.{0,1}.mlp.c_fc. 64 32
+visual.transformer.resblocks.{0,1}.mlp.c_proj. 32 64
+visual.ln_post. 32
+visual.proj 32 32
+positional_embedding 77 32
+token_embedding.weight 9 32
+transformer.resblocks.0.ln_1. 32
+ln_final. 32
+text_projection 32 32
+logit_scale
+"""
+
+
+def under(prefix: str, names: str) -> str:
+    return '\n'.join(f'{prefix}{line}' for line in names.split('\n') if line)
+
+
+def made_up(names: str, start: int = 0) -> Weights:
+    """The tensors of a listing; every number is there once."""
+    found: Weights = {}
+    for line in filter(None, names.split('\n')):
+        pattern, *shape = line.split()
+        lists = [part.split(',') for part in re.findall(r'{(.*?)}', pattern)]
+        for words in itertools.product(*lists):
+            name = re.sub(r'{.*?}', '{}', pattern).format(*words)
+            for whole in (f'{name}weight', f'{name}bias') if name.endswith('.') else (name,):
+                sides = list(map(int, shape[:1] if whole.endswith('bias') else shape))
+                count = torch.Size(sides).numel()
+                found[whole] = torch.arange(start, start + count).float().view(sides)
+                start += count
+    return found
+
+
+def v5(names: str) -> str:
+    """transformers 5 has other names in a `state_dict` than it writes into files."""
+    for old, new in (
+        ('attention.attention.{query,key,value}', 'attention.{q,k,v}_proj'),
+        ('attention.output.dense', 'attention.o_proj'),
+        ('intermediate.dense', 'mlp.fc1'),
+        ('output.dense', 'mlp.fc2'),
+        ('vit.encoder.layer', 'vit.layers'),
+    ):
+        names = names.replace(old, new)
+    return re.sub(r'^layer\.', 'model.layer.', names, flags=re.MULTILINE)
+
+
+def file(path: Path, content: Any, name: str = 'weights.pth') -> str:
+    torch.save(content, path / name)
+    return str(path / name)
+
+
+def folder(path: Path, weights: Weights) -> str:
+    (path / 'config.json').write_text('{"model_type": "vit"}')
+    save_file(weights, path / 'model.safetensors')
+    return str(path)
+
+
+def shards(path: Path, weights: Weights) -> str:
+    where = {name: f'model-0000{1 + i % 2}-of-00002.safetensors' for i, name in enumerate(weights)}
+    for shard in set(where.values()):
+        save_file({n: w for n, w in weights.items() if where[n] == shard}, path / shard)
+    (path / 'model.safetensors.index.json').write_text(json.dumps({'weight_map': where}))
+    return str(path)
+
+
+def pytorch_bin(path: Path, weights: Weights) -> str:
+    file(path, weights, 'pytorch_model.bin')
+    return str(path)
+
+
+def pytorch_shards(path: Path, weights: Weights) -> str:
+    names = list(weights)
+    where = {n: f'pytorch_model-{i // 20}.bin' for i, n in enumerate(names)}
+    for shard in set(where.values()):
+        file(path, {n: weights[n] for n in names if where[n] == shard}, shard)
+    (path / 'pytorch_model.bin.index.json').write_text(json.dumps({'weight_map': where}))
+    return str(path)
+
+
+def safetensors(path: Path, weights: Weights) -> str:
+    save_file(weights, path / 'any name.safetensors')
+    return str(path / 'any name.safetensors')
+
+
+def cached(scheme: str) -> Callable[[Path, Weights], str]:
+    def form(path: Path, weights: Weights) -> str:
+        folder(path, weights)
+        return f'{scheme}somebody/vit'
+
+    return form
+
+
+def local_dir(path: Path, weights: Weights) -> str:
+    return f'local-dir:{folder(path, weights)}'
+
+
+def open_clip(path: Path, weights: Weights) -> str:
+    save_file(weights, path / 'open_clip_model.safetensors')
+    return str(path)
+
+
+def inside(*keys: str, prefix: str = '') -> Callable[[Path, Weights], str]:
+    """A training's file: weights under `keys[-1]`, others and what is no tensor beside them."""
+
+    def form(path: Path, weights: Weights) -> str:
+        networks = {key: {f'{prefix}{n}': w + 1e6 for n, w in weights.items()} for key in keys}
+        networks[keys[-1]] = {f'{prefix}{n}': w for n, w in weights.items()}
+        return file(path, dict(networks, epoch=3, args=argparse.Namespace(lr=1)))
+
+    return form
+
+
+SMALL = dict(embed_dim=32, depth=2, num_heads=2, mlp_ratio=2)
+SCALED = dict(SMALL, init_values=1)
+SIGLIP = 'vit_base_patch16_siglip_gap_224'
+CLIP = 'vit_base_patch16_clip_quickgelu_224'
+PLAIN = 'vit_small_patch16_224'
+DINOV2, DINOV3 = 'vit_small_patch14_dinov2', 'vit_small_patch16_dinov3_qkvb'
+# Kind → names, the form of the file, timm's model, its options, options of load_pretrained.
+KINDS: dict[str, tuple[str, Callable[[Path, Any], str], str, dict, dict]] = {
+    'DINOv2, folder': (_DINO, folder, DINOV2, SCALED, {}),
+    'DINOv2 giant, folder': (
+        _DINO.replace('mlp.fc1. 64', 'mlp.weights_in. 96').replace(
+            'mlp.fc2. 32 64', 'mlp.weights_out. 32 48'
+        ),
+        folder, 'vit_giant_patch14_dinov2', dict(SCALED, mlp_ratio=3), {},
+    ),
+    'DINOv2 with registers, folder': (
+        _DINO.replace('embeddings.mask', 'embeddings.register_tokens 1 4 32\nembeddings.mask'),
+        folder, 'vit_small_patch14_reg4_dinov2', SCALED, {},
+    ),
+    'DINOv2 classifier, folder': (
+        f'{under("dinov2.", _DINO)}\nclassifier. 2 64', folder, DINOV2, SCALED, {},
+    ),
+    'DINOv2, state_dict': (v5(_DINO), file, DINOV2, SCALED, {}),
+    'DINOv3, folder': (_DINOV3, folder, DINOV3, SMALL, {}),
+    'DINOv3 without biases, folder': (
+        re.sub(r'([qkv]_proj)\. ', r'\1.weight ', _DINOV3),
+        folder, 'vit_small_patch16_dinov3', SMALL, {},
+    ),
+    'DINOv3 plus, folder': (
+        _DINOV3.replace('mlp.up_proj', 'mlp.{gate,up}_proj'),
+        folder, 'vit_small_plus_patch16_dinov3_qkvb', dict(SMALL, swiglu_align_to=8), {},
+    ),
+    'DINOv3, state_dict': (v5(_DINOV3), file, DINOV3, SMALL, {}),
+    'SigLIP, folder of both halves': (
+        under('vision_model.', _SIGLIP) + '\n' + under('text_model.', f'{_TEXT}head. 32 32')
+        + '\nlogit_scale 1\nlogit_bias 1',
+        folder, SIGLIP, SMALL, {},
+    ),
+    'SigLIP, vision alone': (_SIGLIP, folder, SIGLIP, SMALL, {}),
+    'SigLIP 2 NaFlex, folder': (
+        under('vision_model.', _SIGLIP.replace('32 3 8 8', '32 192')), folder, SIGLIP, SMALL, {},
+    ),
+    'CLIP, folder of both halves': (
+        under('vision_model.', _CLIP) + '\n' + under('text_model.', _TEXT)
+        + '\nvision_model.embeddings.position_ids 1 37\n{visual,text}_projection.weight 32 32'
+        + '\nlogit_scale',
+        folder, CLIP, SMALL, {},
+    ),
+    'ViT, folder': (
+        f'{_VIT.replace("vit.", "")}\npooler.dense. 32 32', folder, PLAIN, SMALL, {},
+    ),
+    'ViT classifier, shards': (f'{_VIT}\n{_HEAD}', shards, PLAIN, SMALL, {}),
+    'ViT classifier, pytorch_model.bin': (f'{_VIT}\n{_HEAD}', pytorch_bin, PLAIN, SMALL, {}),
+    'ViT classifier, shards of .bin': (f'{_VIT}\n{_HEAD}', pytorch_shards, PLAIN, SMALL, {}),
+    'ViT, state_dict': (v5(_VIT), file, PLAIN, SMALL, {}),
+    'DeiT, folder': (
+        _VIT.replace('vit.', 'deit.').replace(
+            'deit.embeddings.position_embeddings 1 37',
+            'deit.embeddings.distillation_token 1 1 32\ndeit.embeddings.position_embeddings 1 38',
+        ) + '\ncls_classifier. 2 32\ndistillation_classifier. 2 32',
+        folder, 'deit_small_distilled_patch16_224', SMALL, {},
+    ),
+    'ViT-MAE, folder with decoder': (f'{_VIT}\n{_DECODER}', folder, PLAIN, SMALL, {}),
+    'a name in the cache of the hub': (_DINOV3, cached(''), DINOV3, SMALL, {}),
+    'hf-hub: in the cache': (_DINOV3, cached('hf-hub:'), DINOV3, SMALL, {}),
+    'timm, local-dir:': (f'{_TIMM}\nhead. 2 32', local_dir, PLAIN, SMALL, {}),
+    'timm, safetensors': (f'{_TIMM}\nhead. 2 32', safetensors, PLAIN, SMALL, {}),
+    'timm, fine-tuned': (_TIMM, inside('state_dict'), PLAIN, SMALL, {}),
+    'timm, DDP': (_TIMM, inside('model', prefix='module.'), PLAIN, SMALL, {}),
+    'DINOv2, torch.hub': (_META_DINOV2, file, DINOV2, SCALED, {}),
+    'DINOv2, chunked blocks': (
+        _META_DINOV2.replace('blocks.', 'blocks.0.'), file, DINOV2, SCALED, {},
+    ),
+    'DINOv2, teacher of a training': (
+        under('backbone.', _META_DINOV2) + '\ndino_head.last_layer.weight 9 32',
+        inside('teacher'), DINOV2, SCALED, {},
+    ),
+    'DINOv3, torch.hub': (_META_DINOV3, file, DINOV3, SMALL, {}),
+    'DINO, teacher and student': (
+        under('module.backbone.', _TIMM) + '\nmodule.head.mlp.0. 9 32',
+        inside('student', 'teacher'), PLAIN, SMALL, dict(key='teacher'),
+    ),
+    'teacher_ema': (under('backbone.', _TIMM), inside('teacher_ema'), PLAIN, SMALL, {}),
+    'I-JEPA, target_encoder': (
+        under('module.', _TIMM), inside('encoder', 'target_encoder'), PLAIN, SMALL,
+        dict(key='target_encoder'),
+    ),
+    'MAE of its authors': (
+        f'{_TIMM}\nmask_token 1 1 16\ndecoder_pos_embed 1 37 16\ndecoder_embed. 16 32',
+        inside('model'), PLAIN, SMALL, {},
+    ),
+    'open_clip, CLIP': (_OPEN_CLIP, open_clip, CLIP, SMALL, {}),
+    'open_clip, SigLIP': (
+        under('visual.trunk.', re.sub('cls_token.*\n', '', _TIMM).replace('1 37', '1 36'))
+        + '\n' + under('text.', _TEXT),
+        open_clip, SIGLIP, SMALL, {},
+    ),
+    'OpenMMLab, TimmViT in a detector': (
+        under('backbone.backbone.', _TIMM), inside('state_dict'), PLAIN, SMALL, {},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_every_kind_loads(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names, form, timm_name, options, loading = KINDS[kind]
+    monkeypatch.setattr(sources, '_cached', lambda name: tmp_path)
+    weights = made_up(names)
+    model = TimmViT(timm_name, model_options=options, img_size=48, patch_size=8)
+    report = load_pretrained(model, form(tmp_path, weights), **loading)
+    assert not report.missing
+    assert not report.mismatched
+    found = model.state_dict()
+    if 'NaFlex' in kind:
+        # Rows of (height, width, channel) there.
+        rows = found['patch_embed.proj.weight'].permute(0, 2, 3, 1)
+        found['patch_embed.proj.weight'] = rows
+    if 'registers' in kind:
+        # The class token's row is added to it.
+        row = weights['embeddings.position_embeddings'][:, :1]
+        assert torch.equal(found['cls_token'], weights['embeddings.cls_token'] + row)
+        found['cls_token'] = weights['embeddings.cls_token']
+    known = torch.cat([w.flatten() for w in weights.values()])
+    for name, value in found.items():
+        assert torch.isin(value, known).all(), name
+        assert (value.flatten().diff() > 0).all(), name
+    # timm has γ and these biases before all else of a block.
+    for block in ('blocks.0.', 'blocks.1.'):
+        names = [n for n in found if n.startswith(block) and '_bias' not in n]
+        assert names == sorted(names, key=lambda n: found[n].min())
+
+
+# Kind → transformers' class and config in test_families.
+LISTED = {
+    'DINOv2, folder': 'DINOv2',
+    'DINOv2 giant, folder': 'DINOv2 giant',
+    'DINOv2 with registers, folder': 'DINOv2 with registers',
+    'DINOv2 classifier, folder': 'DINOv2 classifier',
+    'DINOv2, state_dict': 'DINOv2',
+    'DINOv3, folder': 'DINOv3',
+    'DINOv3 without biases, folder': 'DINOv3 without biases',
+    'DINOv3 plus, folder': 'DINOv3 plus',
+    'DINOv3, state_dict': 'DINOv3',
+    'SigLIP, vision alone': 'SigLIP',
+    'SigLIP, folder of both halves': 'SigLIP, both halves',
+    'CLIP, folder of both halves': 'CLIP, both halves',
+    'ViT, folder': 'ViT',
+    'ViT classifier, shards': 'ViT classifier',
+    'DeiT, folder': 'DeiT classifier',
+    'ViT-MAE, folder with decoder': 'ViT-MAE',
+}
+
+
+@pytest.mark.parametrize('kind', LISTED)
+def test_the_names_are_those_that_transformers_writes(kind: str, tmp_path: Path) -> None:
+    source = both(*CASES[LISTED[kind]][:3])
+    if 'state_dict' in kind:
+        theirs = source.state_dict()
+    else:
+        source.save_pretrained(tmp_path)
+        theirs = read_weights(tmp_path)
+    # position_ids is in old files alone.
+    ours = {n: w.shape for n, w in made_up(KINDS[kind][0]).items() if 'position_ids' not in n}
+    assert ours == {n: w.shape for n, w in theirs.items()}
