@@ -19,7 +19,7 @@ from pathlib import Path
 from . import __version__
 from .distributions import overlaid
 
-# By import name, the versions that were tried. Others may work, so they are not required.
+# Tested versions by import name. Others may work, so these are not required.
 _PACKAGES: dict[str, tuple[str, ...]] = {
     'torch': ('2.11', '2.14', '2.15'),
     'torchvision': (),
@@ -37,9 +37,9 @@ _PACKAGES: dict[str, tuple[str, ...]] = {
 
 
 def _imported(module: str) -> tuple[str, str | None]:
-    """The version of a module, and in a few words why it cannot be imported."""
+    """The version of a module, and briefly why it cannot be imported."""
     try:
-        # Toolboxes warn about their own past.
+        # Toolboxes print deprecation warnings.
         with warnings.catch_warnings():
             warnings.simplefilter('ignore')
             return getattr(importlib.import_module(module), '__version__', '?'), None
@@ -50,7 +50,7 @@ def _imported(module: str) -> tuple[str, str | None]:
 def _remedy(failure: str) -> str:
     if 'libGL' not in failure and 'libgthread' not in failure:
         return ''
-    # Both distributions lie in one folder.
+    # Both distributions share one folder.
     return (
         '; opencv-python needs libraries of a desktop: pip uninstall -y opencv-python '
         'opencv-python-headless && pip install opencv-python-headless'
@@ -67,10 +67,10 @@ def _gpus() -> str:
 
 
 def versions() -> list[str]:
-    """A line for every package that matters, with a remark on versions that are not tried."""
+    """A line for every relevant package, with a remark on untested versions."""
     gpus = _gpus() if _imported('torch')[1] is None else 'no torch'
     lines = [f'mmvttt {__version__}, Python {platform.python_version()}, {gpus}']
-    # Forks bring the same modules under names of their own.
+    # Forks have the same modules under other distribution names.
     installed = packages_distributions()
     for module, tried in _PACKAGES.items():
         found = sorted(set(installed.get(module, ())))
@@ -129,7 +129,7 @@ def kernel_lines() -> list[str]:
     for op, backends in available().items():
         cells = (f'{name} {"no" if reason else "yes"}' for name, reason in backends.items())
         lines.append(f'{op:12} {", ".join(cells)}')
-        # An op without a kernel of a kind is no fault of the machine.
+        # An op that lacks a backend is not the machine's fault.
         reasons |= {f'{n}: {r}': None for n, r in backends.items() if r and op not in r}
     return lines + list(reasons)
 
@@ -155,7 +155,7 @@ def run_tool(name: str, arguments: list[str]) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Runs a tool, or prints the report: status 1 where two OpenMMLabs lie over one another."""
+    """Runs a tool, or prints the report: status 1 if two OpenMMLabs are installed."""
     argv = sys.argv[1:] if argv is None else argv
     if argv and not argv[0].startswith('-'):
         run_tool(argv[0], argv[1:])

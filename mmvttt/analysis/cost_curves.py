@@ -1,4 +1,4 @@
-"""Curves of cost against the size of the image: slopes, crossings, pictures (vision-ttt Fig. 6)."""
+"""Curves of cost against image size: slopes, crossings, pictures (vision-ttt Fig. 6)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def lines_of(rows: Sequence[Measurement], field: str) -> dict[str, list[tuple[fl
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float | None:
-    """Slope of the last two points against the tokens, log-log: 1 is linear, 2 is quadratic."""
+    """Log-log slope of the last two points against the tokens: 1 is linear, 2 quadratic."""
     if len(points) < 2:
         return None
     (x0, y0), (x1, y1) = points[-2:]
@@ -44,7 +44,7 @@ def slope(points: Sequence[tuple[float, float]]) -> float | None:
 
 
 def crossings(rows: Sequence[Measurement], field: str) -> list[tuple[str, str, float]]:
-    """Crossings of lines, (line, other line below which it falls, side in pixels), by side.
+    """Crossings of lines, as (line, line that it falls below, side in pixels), by side.
 
     Interpolated between the sizes that both have, exactly for costs that are polynomials of second
     degree in the tokens: the difference over the tokens is a straight line.
@@ -77,7 +77,7 @@ def plot(
     path: str | os.PathLike[str],
     names: Sequence[str] | None = None,
 ) -> Path:
-    """Draws a row of panels for each table: all that it has, against the side of the image.
+    """Draws a row of panels for each table, with its columns against the side of the image.
 
     Both axes are logarithmic; the legend has each line's slope against the tokens, dotted lines
     are the papers' formulas, and the upper axis counts patches of 16×16 pixels.
@@ -126,7 +126,7 @@ def plot(
 
 
 def _headline(rows: Sequence[Measurement]) -> str:
-    """Origin of the rows, as far as they agree."""
+    """Machine and versions of the rows, as far as they agree."""
     first = rows[0]
     parts = {
         'device': 'by computation' if first.device == COMPUTED else first.device,

@@ -33,7 +33,7 @@ from .receptive_field import SHARES, feature_maps, last_map, receptive_fields
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Brightness of the patches that are not among the 30 % of the largest gradients.
+# Brightness of the patches outside the 30 % with the largest gradients.
 _DIMMED = 0.15
 _DIRECTIONS = {'f': 'forward scan', 'b': 'backward scan'}
 
@@ -42,7 +42,7 @@ def inspect_model(look: Look, what: Iterable[str]) -> list[Path]:
     """Runs diagnostics by name (`DIAGNOSTICS`) and returns the files that they wrote.
 
     Raises:
-        UsageError: A diagnostic does not exist, or the model has nothing that it looks at.
+        UsageError: A diagnostic does not exist, or does not apply to the model.
     """
     names = list(what)
     unknown = [name for name in names if name not in DIAGNOSTICS]
