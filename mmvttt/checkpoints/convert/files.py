@@ -1,4 +1,4 @@
-"""Converts checkpoint files, without running any code that a file may bring."""
+"""Converts checkpoint files without running code from them."""
 
 import os
 from pathlib import Path
@@ -26,16 +26,16 @@ def convert_checkpoint(
     ema: bool = False,
     sample_size: int | None = None,
 ) -> Conversion:
-    """Converts a file, and writes the result where nothing is missing or left over.
+    """Converts a file, and writes the result if nothing is missing or left over.
 
     Args:
         source: A public (or our) checkpoint of ViT³, H-ViT³, T⁵, DiT³, DiT⁵ or DiT.
         target: The file to write, with the weights under `model` (public) or `state_dict` (else);
-            one in `.safetensors` holds the weights alone, as diffusers reads them.
+            a `.safetensors` file has only the weights, as diffusers reads them.
         to: 'ours' or 'public'; for DiT and DiT⁵ also 'diffusers', the names of its
             `DiTTransformer2DModel`, in a `.pth` as a training of `mmvttt.LinearTransformer` loads
             them.
-        ema: Take the averaged weights of the file, MESA's teacher for one.
+        ema: Take the averaged weights of the file, such as MESA's teacher.
         sample_size: Side of the latents, of a DiT's fixed positions in a public file; None for what
             the source says.
 
