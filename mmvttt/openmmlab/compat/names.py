@@ -1,4 +1,4 @@
-"""Models of mmvttt by name, for the inferencers of the toolboxes: `DetInferencer('maskrcnn_…')`."""
+"""Names of mmvttt's models for the toolboxes' inferencers: `DetInferencer('maskrcnn_…')`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ..config import config_root
 from .patch import replace
 
 _PREFIX = 'mmvttt::'
-# In the metafile: tells whether the hub has our models already.
+# A name in the metafile, to check whether the hub has our models already.
 _ONE_OF_OURS = 'vittt_t_in1k'
 
 
 def _own(name: str) -> Path | None:
-    """The file of one of mmvttt's models, with or without its suffix, in any case; else None."""
+    """The file of one of mmvttt's models, with or without suffix, case-insensitive; else None."""
     path = config_root() / f'{name.lower().removesuffix(".py")}.py'
     return path if path.is_file() else None
 
@@ -34,7 +34,7 @@ def infer_by_name() -> str | None:
         own = _own(model.removeprefix(_PREFIX))
         if own is None:
             return original(self, model)
-        # Without weights the inferencer warns, unless it is given some.
+        # Without weights the inferencer warns.
         weights = f'{SCHEME}{own.stem}' if own.stem in shipped_names() else None
         return Config.fromfile(own), weights
 
@@ -43,7 +43,7 @@ def infer_by_name() -> str | None:
 
 
 def offer_to_hub() -> None:
-    """Adds mmvttt's models to mmpretrain's hub when it is first asked for one."""
+    """Adds mmvttt's models to mmpretrain's hub at its first use."""
     from mmpretrain.apis.model import ModelHub
 
     original = ModelHub._register_mmpretrain_models.__func__
