@@ -1,4 +1,4 @@
-# For test.py --tta: each image and its mirror image, of which the boxes alone are merged.
+# For test.py --tta: merges the boxes of each image and its mirror image.
 tta_model = dict(
     type='mmvttt.BoxTTAModel',
     tta_cfg=dict(nms=dict(type='nms', iou_threshold=0.5), max_per_img=100),
