@@ -1,11 +1,6 @@
 # UperNet, H-ViT³-B, ADE20K (vit3 Sec. 5.3, Tab. 9); 512×512, 160k iterations as the authors' code.
 # The paper's result: mIoU 51.7.
-_base_ = [
-    './_base_/upernet_hvit3.py',
-    './_base_/ade20k.py',
-    './_base_/adamw_flat_160k.py',
-    'mmseg::_base_/default_runtime.py',
-]
+_base_ = './upernet_hvit3_s_160k.py'
 
 model = dict(
     backbone=dict(arch='base', drop_path_rate=0.5),

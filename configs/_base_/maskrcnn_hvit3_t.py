@@ -1,4 +1,4 @@
 # Mask R-CNN with FPN on H-ViT³-T.
-_base_ = './maskrcnn_hvit3.py'
+_base_ = './maskrcnn_hvit3_s.py'
 
-model = dict(backbone=dict(arch='tiny'), neck=dict(in_channels=[64, 128, 320, 512]))
+model = dict(backbone=dict(arch='tiny'))

@@ -1,10 +1,5 @@
 # UperNet on ADE20K, 160k (vision-ttt App. D): a plain backbone of size T, its type to be named.
-_base_ = [
-    './upernet_vit_adapter.py',
-    './ade20k.py',
-    './adamw_160k.py',
-    'mmseg::_base_/default_runtime.py',
-]
+_base_ = './upernet_vit_adapter_s_160k.py'
 
 model = dict(
     backbone=dict(backbone=dict(arch='tiny', drop_path_rate=0.1)),
