@@ -95,7 +95,7 @@ def read_content(
             try:
                 # A pipe would block.
                 if not stat.S_ISREG(os.stat(path).st_mode):
-                    raise CheckpointError(f'{source!r} is no plain file')
+                    raise CheckpointError(f'{source!r} is not a regular file')
                 file = stack.enter_context(open(path, 'rb'))
             except OSError as error:
                 raise CheckpointError(f'{source!r} cannot be read: {error.strerror}') from error
