@@ -173,16 +173,9 @@ def _as_in_the_paper(meta: dict[str, Any]) -> str:
     return counts if size == meta['Input Size'] else f'{counts} at {size.replace("x", "×")}'
 
 
-def recount(metafile: str | os.PathLike[str] | None = None) -> bool:
-    """Counts every model by its paper's convention, and writes the counts into the metafile.
-
-    Args:
-        metafile: Default: mmvttt's own.
-
-    Returns:
-        Whether the file changed.
-    """
-    path = Path(metafile or config_root() / 'metafile.yml')
+def recount() -> None:
+    """Counts every model by its paper's convention, and writes the counts into the metafile."""
+    path = config_root() / 'metafile.yml'
     text = path.read_text(encoding='utf-8')
     models = {model['Name']: model for model in load_models(path)}
 
@@ -197,10 +190,7 @@ def recount(metafile: str | os.PathLike[str] | None = None) -> bool:
         )
 
     head, mark, entries = text.partition('\nModels:\n')
-    new = head + mark + _ENTRY.sub(counted, entries)
-    if new != text:
-        path.write_text(new, encoding='utf-8')
-    return new != text
+    path.write_text(head + mark + _ENTRY.sub(counted, entries), encoding='utf-8')
 
 
 def fill(text: str, models: list[dict[str, Any]], configs: str = 'configs') -> str:

@@ -115,16 +115,16 @@ def show_image(panel: Axes, picture: Tensor, title: str | None = None) -> None:
 
 
 def show_map(
-    panel: Axes, values: Tensor, size: tuple[int, int], title: str | None = None, top: float = 1.0
+    panel: Axes, values: Tensor, size: tuple[int, int], title: str | None = None
 ) -> object:
-    """Draws a map `(h, w)` from 0 to `top` over an image of `size` (height, width)."""
+    """Draws a map `(h, w)` from 0 to 1 over an image of `size` (height, width)."""
     drawn = panel.imshow(
         values.detach().cpu().numpy(),
         extent=(0, size[1], size[0], 0),
         interpolation='nearest',
         cmap=COLOURS,
         vmin=0,
-        vmax=top,
+        vmax=1,
     )
     panel.set_title(title)
     return drawn

@@ -13,6 +13,8 @@ from mmvttt.models.generation.measures import frechet_distance, nearest_distance
 from ..datasets.latents import TinyDigits
 from ..registry import METRICS
 
+_EPOCHS = 25
+
 
 class DigitClassifier(nn.Module):
     """Two convolutions and two linear layers for images `(B, 1, 8, 8)` in [−1, 1]."""
@@ -39,15 +41,15 @@ class DigitClassifier(nn.Module):
         return self.head(self.features(images))
 
 
-def train_classifier(digits: TinyDigits, epochs: int = 25) -> DigitClassifier:
+def train_classifier(digits: TinyDigits) -> DigitClassifier:
     """A classifier of the training digits, in seconds on a CPU; always the same one."""
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         torch.manual_seed(0)
         model = DigitClassifier()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.05)
-        steps = epochs * (len(digits) // 64)
+        steps = _EPOCHS * (len(digits) // 64)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-        for _ in range(epochs):
+        for _ in range(_EPOCHS):
             for batch in torch.randperm(len(digits)).split(64)[: len(digits) // 64]:
                 optimizer.zero_grad()
                 F.cross_entropy(model(digits.images[batch]), digits.labels[batch]).backward()
