@@ -1,7 +1,7 @@
 """The backbones in timm's registry: `import mmvttt.models.timm`, then `timm.create_model(…)`.
 
-Each model is the backbone of mmvttt itself with timm's classification head behind it, and has the
-names of an mmpretrain classifier (`backbone.*`, `head.fc.*`): its checkpoints load as they are.
+Each model is mmvttt's backbone followed by timm's classification head, with the names of an
+mmpretrain classifier (`backbone.*`, `head.fc.*`): its checkpoints load as they are.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,12 +20,12 @@ from .linearize import folder  # noqa: F401 - registers linear_vit
 
 __all__ = ['Classifier', 'StagedClassifier']
 
-# Behind all numbered layers in timm's groups of parameters.
+# After all numbered layers in timm's parameter groups.
 _NORM = (r'^backbone\.norm', (99999,))
 
 
 class Classifier(nn.Module):
-    """A plain backbone with a linear head, as timm's tools expect a model to be.
+    """A plain backbone with a linear head, with the interface of timm's models.
 
     Args:
         backbone_cls: `Vittt`, `ViT3`, `T5`, or another `PlainBackbone`.
@@ -39,11 +39,11 @@ class Classifier(nn.Module):
         backbone: Further options of the backbone: `arch`, `drop_path_rate`, `mixer`, ….
 
     Raises:
-        ValueError: If the backbone pools by class tokens or by itself, or sizes are to be fixed.
+        ValueError: If the backbone pools by class tokens or on its own, or sizes are fixed.
     """
 
     backbone: Any
-    # The attribute of the backbone that holds what `forward_intermediates` counts.
+    # Attribute of the backbone with the parts that `forward_intermediates` counts.
     parts = 'blocks'
 
     def __init__(
@@ -87,12 +87,12 @@ class Classifier(nn.Module):
         return backbone
 
     def _sizes(self) -> list[tuple[int, int]]:
-        """Channels and stride of the map that each part makes."""
+        """Channels and stride of each part's map."""
         model = self.backbone
         return [(model.embed_dims, model.patch_size)] * model.num_layers
 
     def set_input_size(self, img_size: int | tuple[int, int] | None = None) -> None:
-        """Resizes the position embedding for good; images of any size are taken without it."""
+        """Resizes the stored position embedding; images of any size work without this."""
         self.backbone.set_image_size(img_size)
 
     def forward_features(self, x: Tensor) -> Tensor:
@@ -123,8 +123,8 @@ class Classifier(nn.Module):
         Args:
             x: Image `(B, in_chans, H, W)`.
             indices: The last n parts, certain ones, or all (None).
-            norm: Whether to apply the final norm to each; of stages, to the last alone.
-            stop_early: Whether to leave out the parts after the last one wanted.
+            norm: Whether to apply the final norm to each; for stages, only to the last.
+            stop_early: Whether to skip the parts after the last requested one.
             output_fmt: 'NCHW' for maps `(B, C_i, h_i, w_i)`, 'NLC' for tokens `(B, h_i·w_i, C_i)`.
             intermediates_only: Whether to leave out the final normed map.
             output_dict: Whether to return `{'image_intermediates': […], 'image_features': …}`.
@@ -180,7 +180,7 @@ class Classifier(nn.Module):
         return found
 
     def _maps(self, x: Tensor, count: int) -> Iterator[Tensor]:
-        """The maps `(B, C_i, h_i, w_i)` that the first `count` parts make of an image."""
+        """The maps `(B, C_i, h_i, w_i)` of the first `count` parts."""
         model = self.backbone
         x, hw = model.embed(x)
         extras = model.shared_extras(hw)
@@ -189,7 +189,7 @@ class Classifier(nn.Module):
             yield to_map(x, hw)
 
     def _normed(self, x: Tensor) -> Tensor:
-        """A map after the backbone's final norm, which is of tokens."""
+        """A map after the backbone's final norm of tokens."""
         return to_map(self.backbone.norm(x.flatten(2).transpose(1, 2)), x.shape[2:])
 
     def _can_norm(self, part: int) -> bool:
@@ -202,7 +202,7 @@ class Classifier(nn.Module):
         prune_norm: bool = False,
         prune_head: bool = True,
     ) -> list[int]:
-        """Drops the parts, the norm and the head that the wanted features do not need."""
+        """Drops the parts, the norm and the head that the requested features do not need."""
         parts = getattr(self.backbone, self.parts)
         wanted, last = feature_take_indices(len(parts), indices)
         setattr(self.backbone, self.parts, parts[: last + 1])
@@ -214,12 +214,12 @@ class Classifier(nn.Module):
         return wanted
 
     def _forget_after(self, last: int) -> None:
-        """Tells the backbone that its parts end with the last one that was wanted."""
+        """Ends the backbone with the last requested part."""
         self.backbone.num_layers = last + 1
         self.backbone.out_indices = (last,)
 
     def get_classifier(self) -> nn.Module:
-        """The linear layer that makes the logits."""
+        """The linear layer of the logits."""
         return self.head.fc
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
@@ -228,7 +228,7 @@ class Classifier(nn.Module):
         self.head.reset(num_classes, pool_type=global_pool)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Switches the (non-reentrant) recomputation of the blocks in the backward pass."""
+        """Turns the (non-reentrant) checkpointing of the blocks on or off."""
         self.backbone.with_cp = enable
 
     def no_weight_decay(self) -> set[str]:
@@ -267,17 +267,17 @@ class StagedClassifier(Classifier):
             yield x
 
     def _normed(self, x: Tensor) -> Tensor:
-        """A map after the backbone's final norm, which is of channels."""
+        """A map after the backbone's final norm of channels."""
         return self.backbone.norm(x.flatten(2)).unflatten(2, x.shape[2:])
 
     def _can_norm(self, part: int) -> bool:
         return part == len(self.backbone.stages) - 1
 
     def _forget_after(self, last: int) -> None:
-        """Nothing: of its stages, the list says how many there are."""
+        """Nothing to do: the backbone runs the stages in its list."""
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Switches the (non-reentrant) recomputation of the blocks in the backward pass."""
+        """Turns the (non-reentrant) checkpointing of the blocks on or off."""
         for stage in self.backbone.stages:
             stage.with_cp = enable
 
@@ -362,6 +362,6 @@ def _entrypoint(name: str) -> Callable[..., nn.Module]:
     return build
 
 
-# timm registers functions by their names, and adds them to __all__.
+# timm registers functions by name, and adds them to __all__.
 for _name in _MODELS:
     globals()[_name] = register_model(_entrypoint(_name))

@@ -24,7 +24,7 @@ from ..linearize import RECIPES
 from .mixer_names import from_names, to_names
 
 _FREQUENCIES = 256
-# The options of DiT3 that make it DiT and DiT⁵.
+# Options of DiT3 for DiT and DiT⁵.
 DIT: Mapping[str, Any] = dict(
     mixer=dict(type='TTTMixer', inner=dict(type='SoftmaxAttention')), cpe=False
 )
@@ -37,22 +37,22 @@ def position_table(
     """DiT's fixed sine-cosine embedding of an `(h, w)` map of patches: `(h·w, channels)`.
 
     The first half of the channels embeds the column, the second half the row, each `[sin, cos]`
-    with base 10000; positions count from 0, whatever the size of the map.
+    with base 10000; positions count from 0 for any map size.
     """
     rows, columns = (torch.arange(n, dtype=torch.float32, device=device) for n in hw)
     grid = torch.stack(torch.meshgrid(columns, rows, indexing='xy'))
-    # In fp32, as the authors' checkpoints have it.
+    # In fp32, as in the authors' checkpoints.
     return get_2d_sincos_pos_embed_from_grid(channels, grid).float()
 
 
 class DiT3Block(TokenBlock):
-    """Position encoding, mixer and feed-forward; the last two shifted, scaled and gated.
+    """Position encoding, then mixer and feed-forward with shift, scale and gate.
 
     Args:
         embed_dims: Channels D.
         num_heads: Heads of the mixer.
-        mixer: What `resolve_mixer` returns.
-        cpe: Whether the block begins with `x + DWConv3×3(x)`, outside of the modulation.
+        mixer: Result of `resolve_mixer`.
+        cpe: Whether the block begins with `x + DWConv3×3(x)`, without modulation.
     """
 
     def __init__(self, embed_dims: int, num_heads: int, mixer: Mapping, cpe: bool) -> None:
@@ -76,9 +76,9 @@ class DiT3Block(TokenBlock):
 
 
 class DiT3(ModelMixin, ConfigMixin):
-    """Predicts the noise in a map of latents, or whatever its loss asks for, class by class.
+    """Class-conditional diffusion transformer: predicts the noise in latents, or its loss's target.
 
-    It is called as diffusers' `DiTTransformer2DModel` and serves in its pipelines. With another
+    It has the call of diffusers' `DiTTransformer2DModel` and works in its pipelines. With another
     mixer and without `cpe` it is the DiT of that mixer: `DiT3(**DIT5)` is DiT⁵ (t5 Sec. 5.2), whose
     time and class are embedded once for all blocks, as in its authors' code; `DiT3(**DIT)` is DiT.
 
@@ -87,16 +87,16 @@ class DiT3(ModelMixin, ConfigMixin):
     Args:
         arch: 'small', 'base', 'large', 'xlarge', or a dict with the keys of `arch_zoo`.
         patch_size: Side of a patch, in latent pixels.
-        sample_size: Side of the latents that pipelines ask for; the model takes any.
+        sample_size: Side of the latents in pipelines; the model takes any.
         in_channels: Channels of the latents.
         out_channels: Channels of the output; default: twice `in_channels`, a noise and the logit of
             its variance.
         num_classes: Classes.
-        null_class: Whether there is one more class, of number `num_classes`, for what has none;
+        null_class: Whether there is one more class, number `num_classes`, for samples without one;
             guidance needs it.
         mixer: A class, callable or name of a token mixer, or a dict of its options with or without
-            `type`; default: 'ViT3Mixer'. A config of diffusers keeps a class as
-            `package.module:Class`, and loads it again from installed packages alone.
+            `type`; default: 'ViT3Mixer'. A config of diffusers stores a class as
+            `package.module:Class`, and loads it only from installed packages.
         cpe: Whether the blocks begin with a depth-wise convolution.
 
     Raises:
@@ -135,7 +135,7 @@ class DiT3(ModelMixin, ConfigMixin):
         sizes = resolve_arch(arch, self.arch_zoo, 'DiT3')
         dims = sizes['embed_dims']
         out_channels = 2 * in_channels if out_channels is None else out_channels
-        # Pipelines read a number, and the config is written as JSON.
+        # Pipelines need a number, and the config is written as JSON.
         self.register_to_config(out_channels=out_channels, mixer=to_names(mixer))
         self.gradient_checkpointing = False
         self.patch_embed = nn.Conv2d(in_channels, dims, patch_size, stride=patch_size)
@@ -153,8 +153,8 @@ class DiT3(ModelMixin, ConfigMixin):
     def reset_parameters(self) -> None:
         """DiT's start: Xavier, N(0, 0.02) for the embeddings of time and class, else 0.
 
-        The projections of ViT³'s and T⁵'s mixers start as DiT's; whatever else is in a mixer, and
-        all of any other mixer, and the convolution of `cpe` keep the starts of their own.
+        The projections of ViT³'s and T⁵'s mixers are initialised like DiT's; everything else in a
+        mixer, other mixers, and the convolution of `cpe` keep their own initialisation.
         """
         embedders = self.time_embed.linear_1, self.time_embed.linear_2
         zero = (*(block.modulation for block in self.blocks), self.final_modulation)
@@ -162,7 +162,7 @@ class DiT3(ModelMixin, ConfigMixin):
         linears = [self.patch_embed, *embedders, *zero]
         for block in self.blocks:
             linears += [m for m in block.mlp.modules() if isinstance(m, nn.Linear)]
-            # Of a class of mmvttt.openmmlab, the library's.
+            # For a class of mmvttt.openmmlab, the library's.
             kind = getattr(type(block.mixer), 'library_class', type(block.mixer))
             if kind in (ViT3Mixer, TTTMixer):
                 linears += [block.mixer.qkv, block.mixer.proj]
@@ -187,7 +187,7 @@ class DiT3(ModelMixin, ConfigMixin):
             hidden_states: `(B, in_channels, h, w)`, sides that are multiples of `patch_size`.
             timestep: `()` or `(B,)`, 0 to 1000; may be fractional.
             class_labels: `(B,)` integers.
-            return_dict: Whether the result is an object with `sample`, or a tuple.
+            return_dict: Whether to return an object with `sample`, or a tuple.
 
         Returns:
             `(B, out_channels, h, w)`.

@@ -23,8 +23,8 @@ class DDPMLoss:
 
     Times are uniform over the scheduler's. With `variance_type='learned_range'` the second half of
     the output is a logit v of the variance, log σ² = f·log β_t + (1 − f)·log β̃_t, f = (v + 1)/2
-    (Nichol & Dhariwal 2021, Eq. 15), which learns from the bound alone, in bits per element; the
-    noise learns from the squared error alone.
+    (Nichol & Dhariwal 2021, Eq. 15), which is trained only by the bound, in bits per element; the
+    noise is trained only by the squared error.
 
     Args:
         scheduler: A diffusers scheduler with `alphas_cumprod`, such as `DDPMScheduler`; its
@@ -55,7 +55,7 @@ class DDPMLoss:
         signal = (1 - beta).cumprod(0)
         before = F.pad(signal[:-1], (1, 0), value=1.0)
         posterior = beta * (1 - before) / (1 - signal)
-        # That of t = 0 is 0; its logarithm is taken at t = 1 (Nichol & Dhariwal 2021).
+        # The variance at t = 0 is 0; its logarithm is taken at t = 1 (Nichol & Dhariwal 2021).
         self.log_posterior = posterior.clamp(min=posterior[1]).log()
         self.log_beta = beta.log()
         self.noise_in_start = ((1 - signal) / signal).sqrt()
@@ -82,11 +82,11 @@ class DDPMLoss:
         return dict(loss_mse=F.mse_loss(predicted, noise), loss_bound=bound.mean())
 
     def for_scheduler(self, output: Tensor, noisy: Tensor, time: Tensor) -> Tensor:
-        """The output as the scheduler takes it: as it is."""
+        """The output for the scheduler, unchanged."""
         return output
 
     def target(self, latents: Tensor, noise: Tensor, times: Tensor) -> Tensor:
-        """The right prediction `(B, C, h, w)`."""
+        """The target `(B, C, h, w)`."""
         if self.prediction == 'v_prediction':
             return self.scheduler.get_velocity(latents, noise, times)
         return noise if self.prediction == 'epsilon' else latents
@@ -96,8 +96,8 @@ class DDPMLoss:
     ) -> Tensor:
         """KL of the posterior to the model's step back, in bits per element of an image: `(B,)`.
 
-        At t = 0 it is the negative log-likelihood of the latents under a Gaussian cut into bins of
-        1/255, as in DiT, whose latents are not in [−1, 1] though.
+        At t = 0 it is the negative log-likelihood of the latents under a Gaussian in bins of 1/255,
+        as in DiT, although its latents are not in [−1, 1].
         """
 
         def at(table: Tensor) -> Tensor:
@@ -137,8 +137,8 @@ def _binned_log_likelihood(x: Tensor, mean: Tensor, log_deviation: Tensor) -> Te
 class FlowLoss:
     """Rectified flow: x_σ = (1 − σ)·x0 + σ·ε, whose velocity is ε − x0 (SD3, Esser et al. 2024).
 
-    σ is drawn by SD3's densities and moved by the scheduler's `shift`, as are the times of
-    sampling; the model is told 1000·σ.
+    σ is drawn by SD3's densities and shifted by the scheduler's `shift`, as are the times of
+    sampling; the model gets 1000·σ.
 
     Args:
         scheduler: diffusers' `FlowMatchEulerDiscreteScheduler`.
@@ -216,7 +216,7 @@ class FlowLoss:
         return dict(loss_flow=(_column(self.weight(sigma)) * error).mean())
 
     def for_scheduler(self, output: Tensor, noisy: Tensor, time: Tensor) -> Tensor:
-        """The output as the scheduler takes it: a velocity."""
+        """The output for the scheduler: a velocity."""
         return output if self.prediction == 'velocity' else (noisy - output) / self.sigma(time)
 
     def weight(self, sigma: Tensor) -> Tensor:
@@ -228,5 +228,5 @@ class FlowLoss:
         return compute_loss_weighting_for_sd3(self.weighting, sigma)
 
     def sigma(self, times: Tensor) -> Tensor:
-        """The σ that the model is told as a time."""
+        """The σ for the model's time."""
         return times / self.scheduler.config.num_train_timesteps

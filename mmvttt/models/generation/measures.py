@@ -11,8 +11,8 @@ from mmvttt.errors import UsageError
 def frechet_distance(features: Tensor, reference: Tensor) -> float:
     """Squared Fréchet distance of two Gaussians fitted to features (Heusel et al. 2017, Eq. 6).
 
-    ‖μ₁ − μ₂‖² + tr(Σ₁ + Σ₂ − 2·(Σ₁Σ₂)^½), in fp64. It is the FID if the features are those of the
-    Inception network that the papers use; sets of other sizes have another bias.
+    ‖μ₁ − μ₂‖² + tr(Σ₁ + Σ₂ − 2·(Σ₁Σ₂)^½), in fp64. It is the FID if the features are from the
+    papers' Inception network; the bias depends on the sizes of the sets.
 
     Args:
         features: `(N, F)` of the samples.
@@ -23,7 +23,7 @@ def frechet_distance(features: Tensor, reference: Tensor) -> float:
     """
     _require_sets(features, reference)
     (mean1, cov1), (mean2, cov2) = (_gaussian(f) for f in (features, reference))
-    # The eigenvalues of Σ₁Σ₂ are those of the symmetric Σ₁^½ Σ₂ Σ₁^½.
+    # Σ₁Σ₂ has the eigenvalues of the symmetric Σ₁^½ Σ₂ Σ₁^½.
     values, vectors = torch.linalg.eigh(cov1)
     root = vectors * values.clamp(min=0).sqrt() @ vectors.T
     cross = torch.linalg.eigvalsh(root @ cov2 @ root).clamp(min=0).sqrt().sum()
@@ -34,7 +34,7 @@ def frechet_distance(features: Tensor, reference: Tensor) -> float:
 def inception_score(probabilities: Tensor, split_size: int | None = None) -> float:
     """exp of the mean of KL(p(y | x) ‖ p(y)) over images (Salimans et al. 2016, Sec. 4), in fp64.
 
-    It is the papers' IS if the probabilities are of the Inception network that they use.
+    It is the papers' IS if the probabilities are from their Inception network.
 
     Args:
         probabilities: `(N, K)` of K classes, from any classifier.
@@ -49,7 +49,7 @@ def inception_score(probabilities: Tensor, split_size: int | None = None) -> flo
             f'probabilities of the shape {tuple(probabilities.shape)}: a classifier gives (N, K)'
         )
     p = probabilities.double()
-    # Of a softmax in half precision.
+    # Tolerance for a softmax in half precision.
     if not (p >= 0).all() or not ((p.sum(1) - 1).abs() < 1e-2).all():
         raise UsageError(
             'the rows are not probabilities of classes, 0 or more with the sum 1: end the '
@@ -70,8 +70,8 @@ def precision_recall(
 ) -> tuple[float, float]:
     """Improved precision and recall (Kynkäänniemi et al. 2019, Eq. 1 and 2).
 
-    Precision: the share of samples that lie in a ball around some real image that reaches to its
-    k-th nearest real neighbour. Recall: the same with samples and real images exchanged.
+    Precision: the share of samples inside a ball around some real image, with its k-th nearest real
+    neighbour on the surface. Recall: the same with samples and real images exchanged.
 
     Args:
         features: `(N, F)` of the samples.
@@ -79,7 +79,7 @@ def precision_recall(
         neighbours: k, fewer than there are rows in either set.
 
     Raises:
-        UsageError: See `frechet_distance`; or a set has not more rows than k.
+        UsageError: See `frechet_distance`; or a set has k or fewer rows.
     """
     check_int('neighbours', neighbours)
     _require_sets(features, reference)
@@ -95,7 +95,7 @@ def precision_recall(
 def nearest_distance(images: Tensor, training: Tensor) -> float:
     """Median distance of images `(N, …)` to the nearest of the training images `(M, …)`.
 
-    Near 0, the model copies; compare it with that of real images that were not trained on.
+    Near 0 the model copies; compare it with held-out real images.
     """
     images, training = images.flatten(1).double(), training.flatten(1).double()
     return torch.cat([torch.cdist(x, training).amin(1) for x in images.split(1024)]).median().item()
@@ -112,7 +112,7 @@ def _gaussian(features: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _share_inside(points: Tensor, centres: Tensor, neighbours: int) -> float:
-    """The share of points that lie in a ball of a centre, up to its k-th neighbour."""
+    """The share of points inside a ball around a centre, up to its k-th neighbour."""
     # A centre is its own nearest one.
     radii = torch.cat(
         [

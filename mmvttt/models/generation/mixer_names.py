@@ -16,7 +16,7 @@ from ..layers.key_norms import KEY_NORMS
 from ..layers.mixers import MIXERS
 
 _IMPORTABLE = re.compile(r'[^\W\d]\w*(\.\w+)*:[^\W\d]\w*(\.\w+)*')
-# The library's parts, which names of its own find wherever they are defined.
+# The library's parts, which have names of their own.
 _OWN = {
     part: name
     for parts in (MIXERS, INNER_MODELS, INNER_LOSSES, KEY_NORMS)
@@ -46,13 +46,13 @@ def to_names(value: Any) -> Any:
 
 
 def from_names(value: Any) -> Any:
-    """A mixer's config with the classes that `package.module:Class` names.
+    """A mixer's config with the classes named `package.module:Class`.
 
-    A config may come from anywhere, so this imports nothing but modules of installed packages, and
-    takes nothing but classes of `torch.nn.Module` from them or from what is imported already.
+    A config may be untrusted, so this imports only modules of installed packages, and accepts only
+    classes of `torch.nn.Module` from them or from modules that are already imported.
 
     Raises:
-        ValueError: A name is of something else.
+        ValueError: A name is not such a class.
     """
     if isinstance(value, Mapping):
         return {key: from_names(part) for key, part in value.items()}

@@ -1,4 +1,4 @@
-"""Sampling with diffusers' schedulers; every image has random numbers of its own."""
+"""Sampling with diffusers' schedulers, with separate random numbers for every image."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mmvttt.errors import UsageError
 
-# By the names of the command line: for noise levels, and for rectified flow.
+# Schedulers by their names on the command line, for noise levels and for rectified flow.
 _NOISE_LEVELS = {
     'ddpm': 'DDPMScheduler',
     'ddim': 'DDIMScheduler',
@@ -24,14 +24,14 @@ Denoise = Callable[[Tensor, Tensor], Tensor]
 
 
 def sampling_scheduler(trained: Any, name: str | None = None) -> Any:
-    """A scheduler for sampling, with the noise levels or the shift of the one of the training.
+    """A scheduler for sampling, with the training scheduler's noise levels or shift.
 
     Args:
         trained: The scheduler of the training.
         name: One of `SCHEDULERS`; None for a copy of the training's own.
 
     Raises:
-        UsageError: The scheduler does not fit what the model predicts.
+        UsageError: The scheduler does not fit the model's prediction.
     """
     import diffusers
 
@@ -46,15 +46,16 @@ def sampling_scheduler(trained: Any, name: str | None = None) -> Any:
             f'({type(trained).__name__}); choose one of {", ".join(kinds)}'
         )
     kind = getattr(diffusers, kinds[name])
-    # It would cut a learned variance off behind channel three; `sample` does so where it begins.
+    # It would cut off a learned variance after channel three; `sample` does so at the right
+    # channel.
     options = dict(variance_type=None) if name == 'dpm++' else {}
     return kind.from_config(trained.config, **options)
 
 
 def image_generator(seed: int, index: int) -> torch.Generator:
-    """The random numbers of the image of this number, wherever and beside whatever it is made."""
+    """Random numbers of image `number`, independent of the batch and the process."""
     generator = torch.Generator()
-    # Seeds of one image are not those of another for a neighbouring seed.
+    # Neighbouring seeds do not share the random numbers of neighbouring images.
     generator.manual_seed((seed * 0x9E3779B97F4A7C15 + index) % 2**63)
     return generator
 
@@ -93,7 +94,7 @@ def sample(
         and scheduler.config.variance_type == 'learned_range'
     )
     for time in scheduler.timesteps:
-        # Schedulers of rectified flow scale nothing.
+        # Schedulers of rectified flow do not scale.
         scale = getattr(scheduler, 'scale_model_input', lambda x, _: x)
         output = denoise(scale(x, time), time)
         if not reads_variance:
