@@ -67,7 +67,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         default=[224],
         help='sides of the (square) images in pixels',
     )
-    add_shape(parser, help='one size that is no square, instead of --sizes, e.g. 800 1333')
+    add_shape(parser, help='a size that is not square, instead of --sizes, e.g. 800 1333')
     parser.add_argument('--batch', nargs='+', type=positive, default=[1], help='images at once')
     add_device(parser)
     parser.add_argument(
@@ -103,7 +103,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         '--onnx', nargs='+', default=[], metavar='FILE', help='then files of tools/export.py'
     )
     parser.add_argument(
-        '--openvino', nargs='+', default=[], metavar='FILE.xml', help='then those of OpenVINO'
+        '--openvino', nargs='+', default=[], metavar='FILE.xml', help='then files of OpenVINO'
     )
     parser.add_argument(
         '--cuda-graph',

@@ -54,7 +54,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         default='all',
         help='guided channels; DiT guides three',
     )
-    parser.add_argument('--scheduler', choices=SCHEDULERS, help='default: that of the training')
+    parser.add_argument('--scheduler', choices=SCHEDULERS, help="default: the training's")
     parser.add_argument('--seed', type=not_negative, default=0)
     add_shape(parser, '--size', help='size of the image')
     parser.add_argument('--batch-size', type=positive, default=16)

@@ -31,7 +31,7 @@ def parse_args() -> argparse.Namespace:
     parser = command_line(__doc__)
     parser.add_argument('model', help='a config file, the name of a shipped one, or a timm model')
     parser.add_argument('images', nargs='+', type=Path)
-    parser.add_argument('--checkpoint', help='the weights; default: random or those of init_cfg')
+    parser.add_argument('--checkpoint', help='the weights; default: from init_cfg, or random')
     parser.add_argument('--key', help="entry of the checkpoint with the weights, e.g. 'teacher'")
     add_shape(parser)
     parser.add_argument('--out', type=Path, default=Path('work_dirs/inspect'))

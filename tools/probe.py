@@ -21,7 +21,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('model', help="a config, the name of one of ours, or a ViT of timm's")
     parser.add_argument('train', type=Path, help='images that the probes learn from, by class')
     parser.add_argument('test', type=Path, help='images that are counted, by class')
-    parser.add_argument('--checkpoint', help='weights of the model; default: those of init_cfg')
+    parser.add_argument('--checkpoint', help='weights of the model; default: from init_cfg')
     parser.add_argument('--key', help="entry of the checkpoint with the weights, e.g. 'teacher'")
     parser.add_argument('--twin', help='weights of the linearized model; "untrained": at random')
     parser.add_argument('--most', nargs=2, type=positive, metavar=('TRAIN', 'TEST'))

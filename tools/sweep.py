@@ -176,7 +176,7 @@ def main() -> None:
                 trainings.stop()
                 pool.shutdown(wait=True, cancel_futures=True)
                 if isinstance(error, KeyboardInterrupt):
-                    raise UsageError('interrupted: the same command goes on from here') from error
+                    raise UsageError('interrupted: the same command continues from here') from error
                 raise
         order = [variant.name for variant in variants]
         runs.sort(key=lambda run: (order.index(run.variant), run.seed))

@@ -54,8 +54,8 @@ def unsupported_reason(inputs: Inputs, mini_batch_size: int) -> str | None:
         x = getattr(inputs, name)
         if CHUNK * x.stride(1) >= 2**31:
             return (
-                f'{name} has {x.stride(1)} elements from token to token, of which {CHUNK} must '
-                'stay below 2**31'
+                f'{name} has {x.stride(1)} elements from token to token; {CHUNK} of these strides '
+                'must stay below 2**31'
             )
     return None
 

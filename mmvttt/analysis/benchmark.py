@@ -266,7 +266,7 @@ def read_csv(path: str | os.PathLike[str]) -> list[Measurement]:
             ]
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise DataError(
-            f'{os.fspath(path)!r} is no table of tools/benchmark.py: {error}'
+            f'{os.fspath(path)!r} is not a table of tools/benchmark.py: {error}'
         ) from error
 
 

@@ -70,7 +70,7 @@ def _score(model: nn.Module, image: Tensor, detect: Detect | None) -> Tensor:
     if detect is not None:
         scores = detect(model, image)
         if not len(scores):
-            raise UsageError('nothing is detected in the image: no class to show the activation of')
+            raise UsageError('nothing is detected in the image: there is no class to show')
         return scores.sum()
     logits: Any = model(image)
     if not isinstance(logits, Tensor) or logits.dim() != 2:

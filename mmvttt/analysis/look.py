@@ -110,7 +110,7 @@ class Look:
                 return COCO(str(self.annotations))
         except (OSError, json.JSONDecodeError, KeyError, AssertionError) as error:
             raise DataError(
-                f'{str(self.annotations)!r} is no COCO annotation file: {error}'
+                f'{str(self.annotations)!r} is not a COCO annotation file: {error}'
             ) from error
 
     @property

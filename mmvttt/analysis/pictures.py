@@ -61,7 +61,7 @@ def read_image(
             image = file.convert('RGB').resize(size[::-1], Image.Resampling.BILINEAR)
     except (OSError, SyntaxError, ValueError) as error:
         raise DataError(
-            f'{str(path)!r} is no image that can be read ({error}): give a JPEG or PNG file'
+            f'{str(path)!r} is not a readable image ({error}): give a JPEG or PNG file'
         ) from error
     picture = torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255
     seen = rgb_to_grayscale(picture) if len(mean) == 1 else picture

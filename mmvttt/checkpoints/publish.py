@@ -97,7 +97,7 @@ def publish_checkpoint(
     kept = under(weights, prefix)
     if not kept:
         heads = sorted({name.partition('.')[0] + '.' for name in weights})
-        raise UsageError(f'nothing is under the prefix {prefix!r}; there is {", ".join(heads)}')
+        raise UsageError(f'no tensor has the prefix {prefix!r}; there is {", ".join(heads)}')
     for name, weight in kept.items():
         halved = half and weight.dtype == torch.float32
         # Clones: a view would store the whole tensor behind it in the file.

@@ -35,7 +35,7 @@ class ExportedFile(nn.Module):
         except Exception as error:
             reason = str(error).strip().partition('\n')[0]
             raise UsageError(
-                f'{self.path!r} is no file of tools/export.py for {self.runtime}: {reason}'
+                f'{self.path!r} is not a file of tools/export.py for {self.runtime}: {reason}'
             ) from error
         height, width = self.shape[2:]
         free = isinstance(height, str) or isinstance(width, str)

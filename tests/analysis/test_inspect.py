@@ -169,10 +169,10 @@ def test_images_of_a_class_are_neighbours(small: tuple, tmp_path: Path, tools: A
     ('arguments', 'message'),
     [
         (('resnet10t', 'photo.png', '--what', 'gmm'), 'ResNet has no token mixer'),
-        (('small.py', 'none.png'), "none.png' is no image that can be read"),
+        (('small.py', 'none.png'), "none.png' is not a readable image"),
         (('small.py', 'photo.png', '--what', 'gmm', 'erv'), "no diagnostic 'erv': choose of erf, "),
         (('small.py', 'photo.png', '--checkpoint', 'other.pth'), 'other.pth'),
-        (('small.py', 'photo.png', '--annotations', 'small.py'), 'is no COCO annotation file'),
+        (('small.py', 'photo.png', '--annotations', 'small.py'), 'is not a COCO annotation file'),
         (('small.py', 'photo.png', '--annotations', 'empty.json'), "has no image 'photo.png'"),
         (('small.py', 'photo.png', '--what', 'tsne'), 'needs several images'),
         (('small.py', 'photo.png', '--what', 'cam'), 'returns no logits'),

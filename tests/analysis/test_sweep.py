@@ -280,7 +280,7 @@ def test_sigterm_ends_the_training_too(tmp_path: Path) -> None:
     finally:
         sweep.kill()
     assert sweep.returncode == 1
-    assert 'interrupted: the same command goes on from here' in text
+    assert 'interrupted: the same command continues from here' in text
     # The training has saved, and let go of its folder.
     assert 'SIGTERM: stopped with' in output.read_text()
     RunLock(output.parent).acquire()

@@ -129,7 +129,7 @@ def test_what_cannot_be_predicted_is_said(tmp_path: Path) -> None:
         next(export_model('vittt_t_in1k', None, tmp_path / 'm.pt2', predictions=True))
     (tmp_path / 'm.onnx').write_bytes(b'no graph')
     pytest.importorskip('onnxruntime')
-    with pytest.raises(UsageError, match=r'is no file of tools/export\.py'):
+    with pytest.raises(UsageError, match=r'is not a file of tools/export\.py'):
         OnnxFile(tmp_path / 'm.onnx')
 
 

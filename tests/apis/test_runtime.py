@@ -62,12 +62,12 @@ def test_the_same_files_for_openvino(tmp_path: Path) -> None:
 def test_what_is_no_exported_file(tmp_path: Path) -> None:
     for name in ('cut.onnx', 'cut.xml'):
         (tmp_path / name).write_bytes(b'<')
-    with pytest.raises(UsageError, match=r"cut.onnx' is no file of tools/export.py for ONNX"):
+    with pytest.raises(UsageError, match=r"cut.onnx' is not a file of tools/export.py for ONNX"):
         open_exported(tmp_path / 'cut.onnx')
     with pytest.raises(UsageError, match=r'must end in \.onnx or \.xml'):
         open_exported(tmp_path / 'model.pt2')
     pytest.importorskip('openvino')
-    with pytest.raises(UsageError, match=r"cut.xml' is no file of tools/export.py for OpenVINO"):
+    with pytest.raises(UsageError, match=r"cut.xml' is not a file of tools/export.py for OpenVINO"):
         open_exported(tmp_path / 'cut.xml')
 
 

@@ -122,5 +122,5 @@ def test_wrong_arguments(tmp_path: Path) -> None:
             'prefix', kind=TypeError,
         )  # fmt: skip
     refused(lambda: load_pretrained(SOURCE, tmp_path), 'no weights', kind=CheckpointError)
-    with pytest.raises(UsageError, match=r"nothing is under the prefix 'neck'.*backbone"):
+    with pytest.raises(UsageError, match=r"no tensor has the prefix 'neck'.*backbone"):
         publish_checkpoint(tmp_path / 'a.pth', tmp_path / 'b.pth', 'neck')

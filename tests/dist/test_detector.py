@@ -30,7 +30,7 @@ def test_detector(tmp_path: Path) -> None:
     ranks, text = run('digits_config', tmp_path)
     # The weights are equal, bit for bit; each rank has statistics of its own.
     torch.testing.assert_close(ranks[1]['weights'], ranks[0]['weights'], rtol=0, atol=0)
-    assert text.count('SyncBN needs a GPU: every process normalises by itself') >= 1
+    assert text.count('SyncBN needs a GPU: every process normalises on its own') >= 1
     seen = list(chain(*ranks[0]['seen'], *ranks[1]['seen']))
     assert len(seen) == len(set(seen)) == 8
     assert len(ranks[0]['weights']) > 200

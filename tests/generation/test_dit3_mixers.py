@@ -130,10 +130,10 @@ def test_a_class_that_cannot_be_imported_is_given_again(tmp_path: Path) -> None:
     ],
 )
 def test_a_config_loads_nothing_but_modules(name: str) -> None:
-    with pytest.raises(ValueError, match=r'is no class of torch\.nn\.Module'):
+    with pytest.raises(ValueError, match=r'is not a class of torch\.nn\.Module'):
         build(dict(type=name))
     assert 'antigravity' not in sys.modules
-    with pytest.raises(ValueError, match=r'is no class of torch\.nn\.Module'):
+    with pytest.raises(ValueError, match=r'is not a class of torch\.nn\.Module'):
         build(dict(type='TTTMixer', inner=dict(type=name)))
 
 

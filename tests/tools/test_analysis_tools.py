@@ -81,7 +81,10 @@ def test_benchmark_by_computation(tools: Any, tmp_path: Path) -> None:
     for options, message in (
         (models + draw, 'give models to measure, or tables to --draw'),
         (draw[:2], 'say with --plot'),
-        (('--draw', str(tmp_path / 'no.csv'), '--plot', 'x.png'), 'no table of tools/benchmark.py'),
+        (
+            ('--draw', str(tmp_path / 'no.csv'), '--plot', 'x.png'),
+            'not a table of tools/benchmark.py',
+        ),
     ):
         assert message in tools.error('benchmark.py', *options)
 

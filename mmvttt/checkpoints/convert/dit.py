@@ -48,8 +48,8 @@ _AFFINE = ('mixer.qk_scale', 'mixer.qk_offset')
 _SAMPLE_SIZE = 32
 _DIT5_CAUTION = (
     'The public DiT⁵ has a window of 5, the L2 loss, the instance norm, and scale and offset '
-    '(qk_affine). No tensor tells whether yours had all of them: with others, the public code '
-    'computes something else.'
+    '(qk_affine). The tensors do not show whether yours had all of them: with others, the public '
+    'code computes something else.'
 )
 
 

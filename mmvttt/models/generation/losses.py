@@ -181,7 +181,8 @@ class FlowLoss:
         check_number('logit_std', logit_std, above=0)
         if scheduler.config.get('use_dynamic_shifting'):
             raise UsageError(
-                'FlowLoss knows a fixed shift only: set use_dynamic_shifting=False in the scheduler'
+                'FlowLoss supports a fixed shift only: set use_dynamic_shifting=False in the '
+                'scheduler'
             )
         self.scheduler = scheduler
         self.prediction = prediction

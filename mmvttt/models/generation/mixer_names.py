@@ -66,8 +66,8 @@ def from_names(value: Any) -> Any:
 def _module_class(name: str) -> type[nn.Module]:
     module, _, path = name.partition(':')
     refused = (
-        f'mixer={name!r} is no class of torch.nn.Module in an installed package: import its module '
-        'first, or give the mixer itself, DiT3.from_pretrained(folder, mixer=dict(type=…)).'
+        f'mixer={name!r} is not a class of torch.nn.Module in an installed package: import its '
+        'module first, or give the mixer itself, DiT3.from_pretrained(folder, mixer=dict(type=…)).'
     )
     if module not in sys.modules and module.partition('.')[0] not in packages_distributions():
         raise ValueError(refused)

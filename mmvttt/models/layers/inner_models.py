@@ -286,7 +286,7 @@ def build_inner_model(inner: Inner, num_heads: int, head_dims: int) -> InnerMode
     built = build_part('inner', kind, num_heads, head_dims, **options)
     if not isinstance(built, InnerModel | Attention):
         raise TypeError(
-            f'inner={kind!r} made a {type(built).__name__}, which is no inner model: give a '
+            f'inner={kind!r} made a {type(built).__name__}, which is not an inner model: give a '
             'subclass of mmvttt.models.layers.InnerModel (docs/own_mixer.md).'
         )
     return built

@@ -86,7 +86,7 @@ def build_mixer(
         parameter = inspect.signature(mixer.forward).parameters.get(name)
         if name not in extras and parameter and parameter.default is parameter.empty:
             raise TypeError(
-                f'{type(mixer).__name__}.forward needs {name!r}, which its block does not know: '
+                f'{type(mixer).__name__}.forward needs {name!r}, which its block does not have: '
                 f'give it a default; beyond (x, hw) there is {", ".join(extras) or "nothing"} here.'
             )
     return mixer, tuple(name for name in wanted if name in extras)

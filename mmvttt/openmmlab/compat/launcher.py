@@ -35,7 +35,7 @@ def _without_sync_bn(module: nn.Module) -> nn.Module:
     from mmengine.model import revert_sync_batchnorm
 
     # torch has no SyncBN on the CPU; logged, because the statistics change.
-    print_log('SyncBN needs a GPU: every process normalises by itself', 'current')
+    print_log('SyncBN needs a GPU: every process normalises on its own', 'current')
     return revert_sync_batchnorm(module)
 
 

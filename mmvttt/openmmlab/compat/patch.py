@@ -61,7 +61,8 @@ PATCHES: tuple[Patch, ...] = (
         'own-configs',
         'mmengine.config.config',
         f'{_COMPAT}.configs:resolve_own_configs',
-        "mmengine wants a slash in 'mmvttt::config.py', and would look for all its types in mmvttt",
+        "mmengine requires a slash in 'mmvttt::config.py', and would look for all its types in "
+        'mmvttt',
     ),
     Patch(
         'mmcv-ext',

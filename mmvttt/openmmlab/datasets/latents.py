@@ -66,7 +66,7 @@ class CachedLatents(Dataset):
         if self.notes['done'] != self.notes['images']:
             raise DataError(
                 f'the cache {os.fspath(data_root)!r} has {self.notes["done"]} of '
-                f'{self.notes["images"]} images: run tools/cache_latents.py again, it goes on'
+                f'{self.notes["images"]} images: run tools/cache_latents.py again to continue'
             )
         self.metainfo = dict(classes=self.notes.get('classes', []))
         self._arrays: dict[str, ArrayRows] = {}

@@ -149,7 +149,10 @@ def test_the_tool_prints_parts_and_writes_a_csv(tools: Any, tmp_path: Path) -> N
     ('args', 'message'),
     [
         (['nothing_1x'], "there is no model 'nothing_1x'"),
-        (['deit_tiny_patch16_224', '--with-cp', 'all'], 'is no config of mmdet, mmseg, mmpretrain'),
+        (
+            ['deit_tiny_patch16_224', '--with-cp', 'all'],
+            'is not a config of mmdet, mmseg, mmpretrain',
+        ),
         (['dit3_digits'], 'dit3_digits trains a '),
         (['vittt_t_in1k', '--batch', '0'], "--batch: '0': give an integer, 1 or more"),
     ],

@@ -69,7 +69,7 @@ class TrainingStep:
         toolbox = toolbox_of(found.model)
         if cfg is None:
             raise UsageError(
-                f'{found.name} is no config of {", ".join(_SAMPLES)}: a training step needs a '
+                f'{found.name} is not a config of {", ".join(_SAMPLES)}: a training step needs a '
                 'head, a loss and an optimizer; give a config such as maskrcnn_vittt_s_1x'
             )
         if toolbox is None:
