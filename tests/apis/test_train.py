@@ -169,7 +169,7 @@ def test_what_a_config_has_stays_with_a_warning(monkeypatch: pytest.MonkeyPatch)
     )
     add_protection(cfg)
     assert cfg.default_hooks.checkpoint.type is MyCheckpointHook
-    assert messages[0].startswith('default_hooks.checkpoint is a MyCheckpointHook, and stays')
+    assert messages[0].startswith('default_hooks.checkpoint is a MyCheckpointHook, which is kept')
     assert len(cfg.custom_hooks) == 2
     # Switched off on purpose.
     cfg.default_hooks.checkpoint = None

@@ -37,9 +37,9 @@ def test_another_training_is_refused(trained: Callable) -> None:
         trained('a/best_mse_epoch_1.pth')
     with pytest.raises(ResumeError, match=r'another model: \d+ of its tensors.*net\.0\.weight'):
         trained(**{'model.width': 32})
-    with pytest.raises(ResumeError, match='of another optimizer than SGD'):
+    with pytest.raises(ResumeError, match='from another optimizer than SGD'):
         trained(**{'optim_wrapper.optimizer': dict(_delete_=True, type='SGD', lr=0.01)})
-    with pytest.raises(ResumeError, match='of another optimizer than Adam'):
+    with pytest.raises(ResumeError, match='from another optimizer than Adam'):
         trained(**{'optim_wrapper.optimizer': dict(_delete_=True, type='Adam', lr=0.01)})
     message = 'images of a batch: 4, now 2; batches of an epoch: 6, now 11'
     with pytest.raises(ResumeError, match=message):
@@ -62,12 +62,12 @@ def test_what_cannot_be_continued_is_refused(trained: Callable) -> None:
     with pytest.raises(ResumeError, match=r'has averaged weights, .* without an EMAHook'):
         trained(custom_hooks=[])
     for none in ([], None):
-        with pytest.raises(ResumeError, match='has 1 schedules, and the config 0'):
+        with pytest.raises(ResumeError, match='has 1 schedules, but the config has 0'):
             trained(param_scheduler=none)
     content = torch.load('a/epoch_1.pth', weights_only=False)
     del content['param_schedulers']
     torch.save(content, 'a/without.pth')
-    with pytest.raises(ResumeError, match='has 0 schedules, and the config 1'):
+    with pytest.raises(ResumeError, match='has 0 schedules, but the config has 1'):
         trained('a/without.pth')
     assert 'Epoch(train)' not in log()
 
