@@ -61,9 +61,7 @@ class Boxes:
         return 2
 
     def get_data_info(self, index: int) -> dict:
-        boxes = [
-            dict(bbox=list(b), bbox_label=c, ignore_flag=i) for b, c, i in self.truth[index]
-        ]
+        boxes = [dict(bbox=list(b), bbox_label=c, ignore_flag=i) for b, c, i in self.truth[index]]
         return dict(img_id=index + 7, instances=boxes)
 
 
@@ -106,6 +104,7 @@ def test_tta_merges_the_boxes_of_a_detector_of_masks() -> None:
     """mmdet's own ends with an AssertionError."""
     pytest.importorskip('mmdet')
     from mmdet.structures import DetDataSample
+    from mmengine.config import ConfigDict
     from mmengine.model import BaseModel
     from mmengine.structures import InstanceData
 
@@ -127,7 +126,7 @@ def test_tta_merges_the_boxes_of_a_detector_of_masks() -> None:
             masks=np.ones((1, 50, 100), bool),
         )
         views.append(sample)
-    options = dict(nms=dict(type='nms', iou_threshold=0.5), max_per_img=10)
+    options = ConfigDict(nms=dict(type='nms', iou_threshold=0.5), max_per_img=10)
     model = BoxTTAModel(tta_cfg=options, module=Detector())
     (merged,) = model.merge_preds([views])
     assert merged.pred_instances.bboxes.tolist() == [[10, 0, 40, 20]]

@@ -85,8 +85,8 @@ def enable_tta(cfg: Config) -> None:
     if missing:
         raise UsageError(
             f"--tta: the config has no {' and '.join(missing)}, as mmengine's tta_model = "
-            "dict(type='mmvttt.BoxTTAModel', …) and tta_pipeline = […, dict(type='TestTimeAug', …)]; add "
-            'them, or leave --tta out'
+            "dict(type='mmvttt.BoxTTAModel', …) and tta_pipeline = […, dict(type='TestTimeAug', "
+            '…)]; add them, or leave --tta out'
         )
     evaluator = cfg.get('test_evaluator') or {}
     measured = evaluator.get('metric') if isinstance(evaluator, dict) else None
