@@ -103,7 +103,9 @@ def turns(x: Tensor) -> Tensor:
 
 
 def call_rotate(inputs: Inputs, hw, **options) -> Tensor:
-    return ttt_kernels.rotate(inputs['x'], options.pop('turns', turns(inputs['x'])), **options)
+    turned = options.pop('turns', None)
+    turned = turns(inputs['x']) if turned is None else turned
+    return ttt_kernels.rotate(inputs['x'], turned, **options)
 
 
 def define_rotate(inputs: Inputs, hw) -> Tensor:

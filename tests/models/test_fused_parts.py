@@ -59,6 +59,13 @@ def test_a_block_is_the_same_function(name: str, monkeypatch: pytest.MonkeyPatch
         torch.testing.assert_close(found[key], value, rtol=1e-9, atol=1e-11, msg=key)
 
 
+@pytest.mark.interpreter
+@pytest.mark.parametrize('name', ['Vittt, gated', 'H-ViT³'])
+def test_with_the_kernels_themselves(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv('TTT_KERNELS_BACKEND', 'triton')
+    test_a_block_is_the_same_function(name, monkeypatch)
+
+
 def test_normed_tokens_have_the_type_of_autocast_and_the_stream_keeps_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
