@@ -38,7 +38,8 @@ def gated(
     _inputs.check_not_empty(_NAME, 'x', x, N=count, R=branches, C=channels)
     _inputs.check_shape(_NAME, 'gate', gate, (batch, count, channels), '(B, N, C)')
     _inputs.check_dtype(_NAME, 'gate', gate, x.dtype, 'as x is')
-    return _call(*_inputs.to_autocast(x, gate), activation, backend)
+    x, gate = _inputs.to_autocast(x, gate)
+    return _call(x, gate, activation, backend)
 
 
 def glu(x: Tensor, *, activation: str = 'silu', backend: str | None = None) -> Tensor:
