@@ -10,6 +10,7 @@ from .deform_attn import deform_attn, deform_attn_fused
 from .gated import gated, glu
 from .gelu_conv import gelu_conv
 from .residual_norm import conv_norm, residual_norm
+from .rotate import rotate
 from .ttt_dwconv import ttt_dwconv
 from .ttt_glu import ttt_glu
 from .ttt_linear import ttt_linear
@@ -28,6 +29,7 @@ __all__ = [
     'gelu_conv',
     'glu',
     'residual_norm',
+    'rotate',
     'ttt_dwconv',
     'ttt_glu',
     'ttt_linear',

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import platform
-import runpy
 import sys
 import warnings
 from importlib.metadata import packages_distributions, version
@@ -151,7 +150,8 @@ def run_tool(name: str, arguments: list[str]) -> None:
         sys.exit(f'error: mmvttt has no tool {name!r}; it has {", ".join(found)}')
     sys.argv = [f'mmvttt {name}', *arguments]
     sys.path.insert(0, str(path.parent))
-    runpy.run_path(str(path), run_name='__main__')
+    # runpy would put the file into argv, and so into the tool's usage.
+    exec(compile(path.read_bytes(), path, 'exec'), {'__name__': '__main__', '__file__': str(path)})
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -5,6 +5,9 @@ the same model is compared with its source: agreement of neighbours, cosine of p
 block. The source's own linear head is applied to both if it has the folders' classes. Writes
 probe.csv and, with a twin, cosine.png.
 
+With --maps, TRAIN and TEST hold images, and two more folders their label maps, of the same names: a
+linear probe of patches, its mean intersection over union counted on patches.
+
 example: python tools/probe.py vit_small_patch16_dinov3 pictures/train pictures/test \\
              --checkpoint dinov3-vits16/ --twin work_dirs/distil_dinov3_s_10k/iter_10000.pth
 """
@@ -13,7 +16,14 @@ import argparse
 from pathlib import Path
 
 from mmvttt.openmmlab.analysis.probe import probe_models
-from mmvttt.openmmlab.cli import add_cfg_options, add_shape, command_line, plain_errors, positive
+from mmvttt.openmmlab.cli import (
+    add_cfg_options,
+    add_shape,
+    command_line,
+    not_negative,
+    plain_errors,
+    positive,
+)
 
 
 def parse_args() -> argparse.Namespace:
@@ -24,6 +34,8 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--checkpoint', help='weights of the model; default: from init_cfg')
     parser.add_argument('--key', help="entry of the checkpoint with the weights, e.g. 'teacher'")
     parser.add_argument('--twin', help='weights of the linearized model; "untrained": at random')
+    parser.add_argument('--maps', nargs=2, type=Path, metavar=('TRAIN', 'TEST'), help='label maps')
+    parser.add_argument('--ignore', type=not_negative, default=255, help='number of no class')
     parser.add_argument('--most', nargs=2, type=positive, metavar=('TRAIN', 'TEST'))
     parser.add_argument('--batch-size', type=positive, default=50)
     parser.add_argument('--out', type=Path, default=Path('work_dirs/probe'))

@@ -65,7 +65,7 @@ def describe_crossings(rows: Sequence[Measurement]) -> list[str]:
     """A sentence for each crossing."""
     return [
         f'{_UNITS[field]}: {a} needs less than {b} from {side:.0f}×{side:.0f} pixels on '
-        f'({(side / 16) ** 2:.0f} patches of 16×16)'
+        f'({(side / 16) ** 2:.0f} squares of 16×16)'
         for field in _UNITS
         for a, b, side in crossings(rows, field)
     ]
@@ -80,7 +80,8 @@ def plot(
     """Draws a row of panels for each table, with its columns against the side of the image.
 
     Both axes are logarithmic; the legend has each line's slope against the tokens, dotted lines
-    are the papers' formulas, and the upper axis counts patches of 16×16 pixels.
+    are the papers' formulas, and the upper axis is the area in squares of 16×16 pixels, whatever
+    the patches of a model.
 
     Args:
         tables: Rows that share their axes.
@@ -109,7 +110,8 @@ def plot(
             panel.set(xscale='log', yscale='log', xlabel='side of the image, pixels',
                       ylabel=PANELS[field])  # fmt: skip
             panel.set_xticks(sides, [f'{side:.0f}' for side in sides], rotation=45)
-            panel.minorticks_off()
+            # Those of the cost stay: below a decade they have the only labels.
+            panel.xaxis.minorticks_off()
             panel.tick_params(labelsize=11)
             panel.grid(visible=True)
             if panel.lines:
@@ -119,7 +121,7 @@ def plot(
             top.set_xticks(sides, [f'{(side / 16) ** 2:,.0f}' for side in sides], rotation=45)
             top.minorticks_off()
             top.tick_params(labelsize=11)
-            top.set_xlabel('patches of 16×16 pixels')
+            top.set_xlabel('area in squares of 16×16 pixels')
             if names and field == chosen[0]:
                 panel.set_title(names[i], fontweight='bold', loc='left', pad=12)
     return save(figure, path)

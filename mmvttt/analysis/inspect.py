@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,6 +34,7 @@ from .receptive_field import SHARES, feature_maps, last_map, receptive_fields
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+_log = logging.getLogger(__name__)
 # Brightness of the patches outside the 30 % with the largest gradients.
 _DIMMED = 0.15
 _DIRECTIONS = {'f': 'forward scan', 'b': 'backward scan'}
@@ -41,8 +43,11 @@ _DIRECTIONS = {'f': 'forward scan', 'b': 'backward scan'}
 def inspect_model(look: Look, what: Iterable[str]) -> list[Path]:
     """Runs diagnostics by name (`DIAGNOSTICS`) and returns the files that they wrote.
 
+    A diagnostic that has nothing to look at in this model is logged as a warning where another one
+    has.
+
     Raises:
-        UsageError: A diagnostic does not exist, or does not apply to the model.
+        UsageError: A diagnostic does not exist, or the model has nothing that any looks at.
     """
     names = list(what)
     unknown = [name for name in names if name not in DIAGNOSTICS]
@@ -50,7 +55,17 @@ def inspect_model(look: Look, what: Iterable[str]) -> list[Path]:
         raise UsageError(
             f'there is no diagnostic {unknown[0]!r}: choose of {", ".join(DIAGNOSTICS)}'
         )
-    return [path for name in names for path in DIAGNOSTICS[name](look)]
+    files, refused = [], {}
+    for name in names:
+        try:
+            files += DIAGNOSTICS[name](look)
+        except UsageError as error:
+            refused[name] = error
+    if not files:
+        raise refused[names[0]]
+    for name, why in refused.items():
+        _log.warning('%s left out: %s', name, why)
+    return files
 
 
 @styled

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor, nn
 
 from mmvttt.errors import DataError, UsageError
@@ -13,6 +14,8 @@ from mmvttt.models.distillation import block_tokens
 
 from .pictures import save, styled
 
+# Label of a patch without a class, as in label maps.
+IGNORED = 255
 _SUFFIXES = ('.jpg', '.jpeg', '.png', '.webp', '.bmp')
 
 
@@ -67,6 +70,58 @@ def pooled_features(
     return {k: torch.cat(v).float().numpy() for k, v in found.items()}, np.array(cosines) / count
 
 
+def labelled_images(
+    images: Path, maps: Path, most: int | None = None
+) -> tuple[list[Path], list[Path]]:
+    """Images of a folder and those below it, and their label maps, of the same names in `maps`.
+
+    Raises:
+        DataError: If there is no image, or one has no `.png` in `maps`.
+    """
+    found = sorted(p for p in images.rglob('*') if p.suffix.lower() in _SUFFIXES)
+    if most is not None and most < len(found):
+        found = [found[i * len(found) // most] for i in range(most)]
+    labels = [(maps / p.relative_to(images)).with_suffix('.png') for p in found]
+    if missing := [p for p in labels if not p.is_file()] or ([] if found else [images]):
+        raise DataError(
+            f'{images} has {len(found)} images, and there is no {missing[0]}: give a folder of '
+            'images, and one of label maps with the same names, ending in .png.'
+        )
+    return found, labels
+
+
+def patch_labels(
+    path: Path, size: tuple[int, int], grid: tuple[int, int], ignore: int = IGNORED
+) -> np.ndarray:
+    """The most frequent class of each patch, `(h·w,)`.
+
+    Args:
+        path: A label map, whose pixels are numbers of classes.
+        size: Height and width that it is brought to, as the image is.
+        grid: Patches h and w, which divide the size.
+        ignore: Pixels of this number count for no class.
+
+    Returns:
+        Numbers of classes, `IGNORED` where no pixel of a patch has one.
+    """
+    with Image.open(path) as file:
+        pixels = np.array(file.resize(size[::-1], Image.Resampling.NEAREST))
+    if pixels.ndim != 2:
+        raise DataError(f'{str(path)!r} is no label map: give one channel, the number of a class.')
+    (h, w), (rows, columns) = grid, (size[0] // grid[0], size[1] // grid[1])
+    patches = pixels.reshape(h, rows, w, columns).swapaxes(1, 2).reshape(h * w, -1)
+    seen = [patch[(patch != ignore) & (patch != IGNORED)] for patch in patches]
+    return np.array([np.bincount(s).argmax() if len(s) else IGNORED for s in seen])
+
+
+@torch.no_grad()
+def patch_features(model: nn.Module, batches: Iterable[Tensor]) -> np.ndarray:
+    """Normed patches of images `(B, 3, H, W)` by a frozen model, `(N·h·w, C)`."""
+    prefix = getattr(model, 'num_prefix_tokens', 0)
+    found = [block_tokens(model, images)[-1][:, prefix:].flatten(0, 1) for images in batches]
+    return torch.cat(found).float().numpy()
+
+
 def probe(
     train: np.ndarray, labels: np.ndarray, test: np.ndarray, truth: np.ndarray, k: int = 20
 ) -> dict[str, float]:
@@ -106,7 +161,7 @@ def neighbour_agreement(a: np.ndarray, b: np.ndarray, k: int = 10) -> float:
 def patch_miou(train: np.ndarray, labels: np.ndarray, test: np.ndarray, truth: np.ndarray) -> float:
     """Mean intersection over union of a linear probe of patches, `(N, C)` with a label each.
 
-    Patches labelled 255 are left out.
+    Patches labelled `IGNORED` are left out.
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.metrics import jaccard_score
@@ -114,8 +169,8 @@ def patch_miou(train: np.ndarray, labels: np.ndarray, test: np.ndarray, truth: n
     from sklearn.preprocessing import StandardScaler
 
     model = make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=500))
-    model.fit(train[labels != 255], labels[labels != 255])
-    seen = truth != 255
+    model.fit(train[labels != IGNORED], labels[labels != IGNORED])
+    seen = truth != IGNORED
     return float(jaccard_score(truth[seen], model.predict(test[seen]), average='macro'))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +17,21 @@ _LEAST = 0.1
 _LISTED = 8
 
 StateDict = Mapping[str, Tensor]
+# Parts of a block that an inheritance can leave out.
+_PARTS = {'attention': r'(^|\.)blocks\.\d+\.(attn|mixer)\.', 'mlp': r'(^|\.)blocks\.\d+\.mlp\.'}
+
+
+def is_of(part: str | None, name: str) -> bool:
+    """Whether a tensor is of the 'attention' or the 'mlp' of a block; of None is nothing.
+
+    Raises:
+        ValueError: There is no such part.
+    """
+    if part is None:
+        return False
+    if part not in _PARTS:
+        raise ValueError(f"without={part!r}: leave out 'attention' or 'mlp', or None")
+    return re.search(_PARTS[part], name) is not None
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,9 @@ def test_gradient_maps_meet_the_masks(small: tuple, tmp_path: Path, tools: Any) 
         assert float(row['mask_auc']) == pytest.approx(area, abs=0.02)
 
 
-def test_models_of_timm(small: tuple, tmp_path: Path, tools: Any) -> None:
+def test_models_of_timm(
+    small: tuple, tmp_path: Path, tools: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     _, photo = small
     out = tmp_path / 'out'
     options = ('--shape', 64, 64, '--out', out, '--cfg-options', 'depth=2')
@@ -120,6 +122,11 @@ def test_models_of_timm(small: tuple, tmp_path: Path, tools: Any) -> None:
     tools(*options, 'erf', 'attention', 'keys')
     assert [row['layer'] for row in rows(out / 'attention.csv')] == ['blocks.0', 'blocks.1']
     assert 'no mixer of VisionTransformer trains anything' in tools.error(*options, 'gmm')
+    # What one cannot draw ends none of the others.
+    with caplog.at_level('WARNING'):
+        output = tools(*options, 'gmm', 'erf')
+    assert f'wrote {out / "erf.png"}' in output
+    assert 'gmm left out: no mixer of VisionTransformer trains' in caplog.text
 
 
 def test_class_activation_is_its_definition() -> None:

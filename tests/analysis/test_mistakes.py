@@ -104,6 +104,7 @@ def test_tta_merges_the_boxes_of_a_detector_of_masks() -> None:
     """mmdet's own ends with an AssertionError."""
     pytest.importorskip('mmdet')
     from mmdet.structures import DetDataSample
+    from mmengine.config import ConfigDict
     from mmengine.model import BaseModel
     from mmengine.structures import InstanceData
 
@@ -125,7 +126,7 @@ def test_tta_merges_the_boxes_of_a_detector_of_masks() -> None:
             masks=np.ones((1, 50, 100), bool),
         )
         views.append(sample)
-    options = dict(nms=dict(type='nms', iou_threshold=0.5), max_per_img=10)
+    options = ConfigDict(nms=dict(type='nms', iou_threshold=0.5), max_per_img=10)
     model = BoxTTAModel(tta_cfg=options, module=Detector())
     (merged,) = model.merge_preds([views])
     assert merged.pred_instances.bboxes.tolist() == [[10, 0, 40, 20]]

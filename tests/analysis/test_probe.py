@@ -12,7 +12,13 @@ from mmvttt.models.backbones import TimmViT
 
 pytest.importorskip('sklearn')
 
-from mmvttt.analysis.probe import class_folder, neighbour_agreement, patch_miou, probe
+from mmvttt.analysis.probe import (
+    class_folder,
+    neighbour_agreement,
+    patch_labels,
+    patch_miou,
+    probe,
+)
 from mmvttt.openmmlab.analysis.probe import probe_models
 
 
@@ -77,6 +83,44 @@ def test_the_tool_beside_a_twin(tmp_path: Path) -> None:
     assert (tmp_path / 'out' / 'cosine.png').stat().st_size > 1000
     with pytest.raises(UsageError, match='random weights: give --checkpoint'):
         probe_models(str(tmp_path / 'model.py'), **{**arguments, 'checkpoint': None})
+
+
+def test_patches_of_label_maps(tmp_path: Path) -> None:
+    """Pictures of a bright half, whose patches a model of random weights tells."""
+    rng = np.random.default_rng(0)
+    for part in ('train', 'test'):
+        (tmp_path / 'images' / part / 'a').mkdir(parents=True)
+        (tmp_path / 'maps' / part / 'a').mkdir(parents=True)
+        for i in range(4):
+            labels = np.zeros((24, 36), np.uint8)
+            labels[:, 12 * (1 + i % 2) :] = 7
+            pixels = rng.integers(0, 50, (24, 36, 3)) + 180 * (labels == 7)[..., None]
+            # The first row of patches has no class.
+            labels[:6] = 9
+            name = f'{part}/a/{i}'
+            Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / f'images/{name}.png')
+            Image.fromarray(labels).save(tmp_path / f'maps/{name}.png')
+    found = patch_labels(tmp_path / 'maps/train/a/0.png', (32, 48), (4, 6), ignore=9)
+    assert found.reshape(4, 6).tolist() == [[255] * 6] + 3 * [[0, 0, 7, 7, 7, 7]]
+    options = dict(model='vit_tiny_patch16_224', img_size=32, patch_size=8)
+    options['model_options'] = dict(embed_dim=16, depth=2, num_heads=2)
+    torch.save(TimmViT(**options).state_dict(), tmp_path / 'source.pth')
+    (tmp_path / 'model.py').write_text(
+        f"default_scope = 'mmengine'\nmodel = dict(type='mmvttt.Distil', backbone=dict("
+        f"type='mmvttt.TimmViT', **{options}))"
+    )
+    arguments = dict(
+        train=tmp_path / 'images/train', test=tmp_path / 'images/test', twin='untrained'
+    )
+    arguments |= dict(out=tmp_path / 'out', checkpoint=str(tmp_path / 'source.pth'), ignore=9)
+    arguments['maps'] = tmp_path / 'maps/train', tmp_path / 'maps/test'
+    table = probe_models(str(tmp_path / 'model.py'), shape=(32, 48), **arguments)
+    assert table == 'model,features,miou\nsource,patches,1.0000\ntwin,patches,1.0000\n'
+    with pytest.raises(UsageError, match=r'--shape 30 48: .* multiples of 8 pixels'):
+        probe_models(str(tmp_path / 'model.py'), shape=(30, 48), **arguments)
+    (tmp_path / 'maps/test/a/2.png').unlink()
+    with pytest.raises(DataError, match=r'4 images, and there is no .*a/2\.png'):
+        probe_models(str(tmp_path / 'model.py'), shape=(32, 48), **arguments)
 
 
 def test_a_folder_without_classes(tmp_path: Path) -> None:

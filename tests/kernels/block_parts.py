@@ -91,6 +91,28 @@ def define_glu(inputs: Inputs, hw, activation='silu') -> Tensor:
     return gated.primal(inputs['x'].unflatten(-1, (2, -1)), None, activation)
 
 
+def make_rotate(hw, *, dim=6, **sizes) -> Inputs:
+    """Inputs of rotate, twice `dim` channels; the rotation is made by `turns`."""
+    return make_gated(hw, branches=0, dim=dim, **sizes)
+
+
+def turns(x: Tensor) -> Tensor:
+    angles = torch.arange(x.shape[1] * x.shape[2] // 2, dtype=state_dtype(x.dtype)) ** 0.7
+    turned = torch.polar(torch.ones_like(angles), angles)
+    return turned.view(x.shape[1], -1).to(x.device)
+
+
+def call_rotate(inputs: Inputs, hw, **options) -> Tensor:
+    turned = options.pop('turns', None)
+    turned = turns(inputs['x']) if turned is None else turned
+    return ttt_kernels.rotate(inputs['x'], turned, **options)
+
+
+def define_rotate(inputs: Inputs, hw) -> Tensor:
+    pairs = torch.view_as_complex(inputs['x'].unflatten(-1, (-1, 2)).contiguous())
+    return torch.view_as_real(pairs * turns(inputs['x'])).flatten(-2)
+
+
 def make_gelu_conv(hw, **sizes) -> Inputs:
     inputs = make_sum(hw, conv=True, **sizes)
     return {n: x for n, x in inputs.items() if not n.startswith('ln_')}

@@ -756,6 +756,42 @@ GELU_CONV = Op(
     },
 )
 
+ROTATE = Op(
+    'rotate',
+    block_parts.make_rotate,
+    block_parts.call_rotate,
+    block_parts.define_rotate,
+    tokens=('x',),
+    images=('x',),
+    cases=(*MAPS, *WIDTHS),
+    kernel_cases=(*WIDTHS, Case((5, 9))),
+    gpu_cases=BLOCK_MAPS,
+    emulated={'5 × 7': Case((5, 7), {'dim': 48})},
+    launches=(1, 1),
+    refused={r'the batch is empty': Case((2, 2), {'batch': 0})},
+    bad=BACKEND
+    | {
+        'x': bad(
+            r'x must have shape \(B, N, C\) with C even',
+            x=lambda x: x[..., :11],
+            options={'turns': torch.ones(15, 6)},
+        ),
+        'rotation': bad(
+            r'rotation must have shape \(N, C / 2\) = \(15, 6\)',
+            options={'turns': torch.ones(3, 6)},
+        ),
+        'rotation dtype': bad(
+            r'rotation must be torch\.complex64 where x is torch\.float32',
+            TypeError,
+            options={'turns': torch.ones(15, 6)},
+        ),
+        'learned': bad(
+            r'rotation requires a gradient',
+            options={'turns': torch.ones(15, 6, dtype=torch.complex64, requires_grad=True)},
+        ),
+    },
+)
+
 OPS = {
     'ttt_linear': TTT_LINEAR,
     'causal_conv': CAUSAL_CONV,
@@ -770,4 +806,5 @@ OPS = {
     'gated': GATED,
     'glu': GLU,
     'gelu_conv': GELU_CONV,
+    'rotate': ROTATE,
 }

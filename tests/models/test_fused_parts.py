@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 import ttt_kernels
 from mmvttt.models.backbones.vittt import VitttBlock
-from mmvttt.models.layers import MixerBlock, TTTLinearMixer, ViT3Mixer
+from mmvttt.models.layers import MixerBlock, TTTLinearMixer, ViT3Mixer, rotation_2d
 
 HW = (3, 5)
 BLOCKS = {
@@ -16,20 +16,28 @@ BLOCKS = {
     ),
     'ViT³': lambda: MixerBlock(8, 2, 12, dict(type=ViT3Mixer)),
     'Vittt, gated': lambda: VitttBlock(8, 2, 12, dict(type=TTTLinearMixer, gate_cfg='GELU')),
-    'H-ViT³': lambda: MixerBlock(8, 2, 12, dict(type=ViT3Mixer), dwconv=True),
+    'H-ViT³': lambda: MixerBlock(8, 2, 12, dict(type=ViT3Mixer), dwconv=True, extras=('rotation',)),
     'no position encoding': lambda: MixerBlock(8, 2, 12, dict(type=ViT3Mixer), cpe=False),
 }
 OPS = {
     'residual_norm': set(BLOCKS),
     'gated': {'Vittt', 'Vittt, Algorithm 1', 'Vittt, gated'},
     'gelu_conv': {'H-ViT³'},
+    'rotate': {'H-ViT³'},
 }
+
+
+def run(block: nn.Module, x: Tensor) -> Tensor:
+    told = {}
+    if 'rotation' in block.mixer_extras:
+        told['rotation'] = rotation_2d(HW, x.shape[-1], dtype=x.dtype)
+    return block(x, HW, **told)
 
 
 def results(block: nn.Module, x: Tensor) -> dict[str, Tensor]:
     """Output and gradients by name."""
     leaves = {'x': x.clone().requires_grad_(), **dict(block.named_parameters())}
-    out = block(leaves['x'], HW)
+    out = run(block, leaves['x'])
     grads = torch.autograd.grad(out.square().sum(), list(leaves.values()))
     return {'output': out.detach(), **dict(zip(leaves, grads, strict=True))}
 
@@ -49,6 +57,13 @@ def test_a_block_is_the_same_function(name: str, monkeypatch: pytest.MonkeyPatch
     assert calls.count('gated') == (2 if name == 'Vittt, gated' else 'Vittt' in name)
     for key, value in expected.items():
         torch.testing.assert_close(found[key], value, rtol=1e-9, atol=1e-11, msg=key)
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize('name', ['Vittt, gated', 'H-ViT³'])
+def test_with_the_kernels_themselves(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv('TTT_KERNELS_BACKEND', 'triton')
+    test_a_block_is_the_same_function(name, monkeypatch)
 
 
 def test_normed_tokens_have_the_type_of_autocast_and_the_stream_keeps_its_own(
@@ -81,7 +96,7 @@ def test_a_layer_that_somebody_listens_to_is_called(
     block = BLOCKS[name]()
     heard = []
     block.get_submodule(part).register_forward_hook(lambda *_: heard.append(part))
-    block(torch.randn(2, 15, 8), HW)
+    run(block, torch.randn(2, 15, 8))
     assert part in heard
 
 

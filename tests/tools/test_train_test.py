@@ -48,7 +48,7 @@ def test_mmvttt_runs_a_tool(
         with pytest.raises(SystemExit, match=r'^0$'):
             __main__.main([name, '--help'])
         assert f'usage: mmvttt {name} ' in capsys.readouterr().out
-    with pytest.raises(SystemExit, match=r"no tool 'trian'; it has .*, train"):
+    with pytest.raises(SystemExit, match=r"no tool 'trian'; it has .*, train\b"):
         __main__.main(['trian'])
 
 

@@ -1,6 +1,6 @@
 """Draws docs/pictures/cifar10.png from docs/benchmarks/cifar10_nano*.csv.
 
-example: python tools/analyze_logs.py Vittt 'ViT³' 'softmax ViT' --csv docs/benchmarks/cifar10_nano_loss.csv
+example: python tools/analyze_logs.py A B --csv docs/benchmarks/cifar10_nano_loss.csv
          python tools/dev/draw_cifar10.py
 """
 

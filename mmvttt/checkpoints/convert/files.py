@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from mmvttt.checkpoints.atomic_write import replacing
+from mmvttt.checkpoints.match import is_of
 from mmvttt.checkpoints.read import named_tensors, read_content
 from mmvttt.errors import CheckpointError
 from mmvttt.version import __version__
@@ -25,6 +26,7 @@ def convert_checkpoint(
     to: str = 'ours',
     ema: bool = False,
     sample_size: int | None = None,
+    without: str | None = None,
 ) -> Conversion:
     """Converts a file, and writes the result if nothing is missing or left over.
 
@@ -38,6 +40,8 @@ def convert_checkpoint(
         ema: Take the averaged weights of the file, such as MESA's teacher.
         sample_size: Side of the latents, of a DiT's fixed positions in a public file; None for what
             the source says.
+        without: 'attention' or 'mlp' of the blocks is not written, so that it begins at random (t5
+            Tab. 10).
 
     Returns:
         The conversion; its `complete` tells whether the target was written.
@@ -63,6 +67,9 @@ def convert_checkpoint(
             'are a tensor: leave it out.'
         )
     conversion = directions[to](weights, **options)
+    left = [name for name in conversion.weights if is_of(without, name)]
+    for name in left if conversion.complete else ():
+        del conversion.weights[name]
     if conversion.complete and os.fspath(target).endswith('.safetensors'):
         weights = {name: value.contiguous() for name, value in conversion.weights.items()}
         with replacing(target) as partial:

@@ -13,14 +13,23 @@ class DropPath(nn.Module):
     a rate of its own every block would be compiled separately, and from the ninth on not at all.
 
     Args:
-        drop_prob: Fraction of the samples to drop in training, in [0, 1).
+        drop_prob: Fraction of the samples to drop in training, in [0, 1); it can be set later.
     """
 
     def __init__(self, drop_prob: float = 0.0) -> None:
         super().__init__()
+        self.register_buffer('keep', torch.tensor(1.0), persistent=False)
         self.drop_prob = drop_prob
-        self.drops = drop_prob > 0
-        self.register_buffer('keep', torch.tensor(1.0 - drop_prob), persistent=False)
+
+    @property
+    def drop_prob(self) -> float:
+        """The rate; a schedule may set it."""
+        return self._drop_prob
+
+    @drop_prob.setter
+    def drop_prob(self, rate: float) -> None:
+        self._drop_prob, self.drops = rate, rate > 0
+        self.keep.fill_(1.0 - rate)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> 'DropPath':
         super()._apply(fn, recurse)

@@ -12,6 +12,7 @@ import ttt_kernels
 
 from .conv import DWConv2d
 from .precision import at_least_fp32
+from .rope import rotate
 
 
 def add_and_norm(x: Tensor, branch: Tensor, norm: nn.Module) -> tuple[Tensor, Tensor]:
@@ -67,6 +68,13 @@ def act_conv_act(x: Tensor, act: nn.Module, conv: DWConv2d, hw: tuple[int, int])
         x = act(x)
         return act(x + conv(x, hw))
     return ttt_kernels.gelu_conv(x, *_learned(conv), hw=hw)
+
+
+def rotate_pairs(x: Tensor, rotation: Tensor, backend: str | None) -> Tensor:
+    """Pairs of channels of tokens `(B, N, C)`, turned by `(N, C / 2)` of `rotation_2d`."""
+    if backend == 'reference' or not ttt_kernels.fuses('rotate', x):
+        return rotate(x, rotation)
+    return ttt_kernels.rotate(x, rotation)
 
 
 def _fuses(x: Tensor, norm: nn.Module) -> bool:

@@ -31,7 +31,7 @@ _NO_MASK = (
 _REASONS = {
     'Beit': _BIAS,
     'VisionTransformerRelPos': _BIAS,
-    'VisionTransformerSAM': f'{_BIAS} and windows',
+    'VisionTransformerSAM': f'{_BIAS}, and in most blocks windows',
     'NaFlexVit': 'each image of a batch has a map and a mask of its own',
     'Cait': 'its heads are mixed with each other',
     'ConVit': 'its attention is gated by positions',

@@ -2,7 +2,8 @@
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,14 @@ from torch import Tensor, nn
 
 from mmvttt.analysis.pictures import MEAN, STD, read_image
 from mmvttt.analysis.probe import (
+    IGNORED,
     class_folder,
     draw_cosines,
+    labelled_images,
     neighbour_agreement,
+    patch_features,
+    patch_labels,
+    patch_miou,
     pooled_features,
     probe,
 )
@@ -43,20 +49,26 @@ def probe_models(
     batch_size: int = 50,
     out: Path = Path('work_dirs/probe'),
     shape: tuple[int, int] | None = None,
+    maps: tuple[Path, Path] | None = None,
+    ignore: int = IGNORED,
     cfg_options: dict[str, Any] | None = None,
 ) -> str:
     """Measures a model, and its twin beside it; returns the table that it writes to `out`.
 
     Args:
         model: A config, the name of one of ours, or a vision transformer of timm's.
-        train, test: Folders of classes; the first `most` are taken, evenly of all classes.
+        train, test: Folders of classes; `most` images are taken, evenly of all classes. With
+            `maps`, folders of images.
         checkpoint, key: Weights of the model; see `load_pretrained`.
         twin: Weights of the linearized model; `'untrained'` leaves what is new at random.
         batch_size: Images at a time.
         shape: Height and width that images are resized to.
+        maps: Folders of label maps of `train` and `test`: a linear probe of patches is measured.
+        ignore: Pixels of this number count for no class.
 
     Raises:
-        UsageError: If scikit-learn is missing, or the model has no weights.
+        UsageError: If scikit-learn is missing, the model has no weights, or its patches do not
+            divide the shape.
     """
     if find_spec('sklearn') is None:
         raise UsageError("probes need scikit-learn: pip install 'mmvttt[demo]'")
@@ -74,38 +86,20 @@ def probe_models(
         linear.load_state_dict(source.state_dict(), strict=False)
         if twin != UNTRAINED:
             load_pretrained(linear, twin)
-    size = tuple(shape or (224, 224))
-    sets = [
-        class_folder(root, n) for root, n in zip((train, test), most or (None, None), strict=True)
-    ]
-    if sets[0][2] != sets[1][2]:
-        raise UsageError(f'the classes of {train} and {test} differ: {sets[0][2]}, {sets[1][2]}')
-    (train_files, labels, names), (test_files, truth, _) = sets
-    head = _head(checkpoint, key, len(names))
-    rows, held = [], {}
-    for name, network in models.items():
+    size = (224, 224) if shape is None else (shape[0], shape[1])
 
-        def batches(files: Sequence[Path]) -> Iterator[Tensor]:
-            for i in range(0, len(files), batch_size):
-                part = files[i : i + batch_size]
-                yield torch.stack([read_image(path, size, mean, std)[1] for path in part])
+    def batches(files: Sequence[Path]) -> Iterator[Tensor]:
+        for i in range(0, len(files), batch_size):
+            part = files[i : i + batch_size]
+            yield torch.stack([read_image(path, size, mean, std)[1] for path in part])
 
-        learned, _ = pooled_features(network, batches(train_files))
-        seen, cosines = pooled_features(
-            network, batches(test_files), source if name == 'twin' else None
-        )
-        held[name] = seen
-        for kind, features in seen.items():
-            row = dict(model=name, features=kind, **probe(learned[kind], labels, features, truth))
-            if head is not None and kind == ('class' if 'class' in seen else 'mean'):
-                weight, bias = head
-                row['own_head'] = float(np.mean((features @ weight.T + bias).argmax(1) == truth))
-            if name == 'twin':
-                row['same_neighbours'] = neighbour_agreement(held['source'][kind], features)
-                row |= {f'cosine_{i}': c for i, c in enumerate(cosines[:-1])}
-                row['cosine_last'] = cosines[-1]
-                draw_cosines(cosines.tolist(), out / 'cosine.png')
-            rows.append(row)
+    counts = most or (None, None)
+    if maps:
+        sets = [labelled_images(*pair) for pair in zip((train, test), maps, counts, strict=True)]
+        rows = _patch_rows(models, batches, sets, size, ignore)
+    else:
+        head = partial(_head, checkpoint, key)
+        rows = _image_rows(models, batches, (train, test), counts, head, out / 'cosine.png')
     table = io.StringIO()
     columns = list(dict.fromkeys(column for row in rows for column in row))
     writer = csv.DictWriter(table, columns, lineterminator='\n')
@@ -115,6 +109,69 @@ def probe_models(
     )
     write_whole(out / 'probe.csv', table.getvalue().encode())
     return table.getvalue()
+
+
+Batches = Callable[[Sequence[Path]], Iterator[Tensor]]
+
+
+def _image_rows(
+    models: Mapping[str, nn.Module],
+    batches: Batches,
+    folders: tuple[Path, Path],
+    most: tuple[int | None, int | None],
+    head: Callable[[int], tuple[np.ndarray, np.ndarray] | None],
+    picture: Path,
+) -> list[dict[str, Any]]:
+    """Neighbours and linear probes of whole images, by model and kind of feature."""
+    (train_files, labels, names), (test_files, truth, others) = (
+        class_folder(root, n) for root, n in zip(folders, most, strict=True)
+    )
+    if names != others:
+        raise UsageError(f'the classes of {folders[0]} and {folders[1]} differ: {names}, {others}')
+    own, rows, held = head(len(names)), [], {}
+    for name, network in models.items():
+        learned, _ = pooled_features(network, batches(train_files))
+        source = models['source'] if name == 'twin' else None
+        seen, cosines = pooled_features(network, batches(test_files), source)
+        held[name] = seen
+        for kind, features in seen.items():
+            row = dict(model=name, features=kind, **probe(learned[kind], labels, features, truth))
+            if own is not None and kind == ('class' if 'class' in seen else 'mean'):
+                weight, bias = own
+                row['own_head'] = float(np.mean((features @ weight.T + bias).argmax(1) == truth))
+            if name == 'twin':
+                row['same_neighbours'] = neighbour_agreement(held['source'][kind], features)
+                row |= {f'cosine_{i}': c for i, c in enumerate(cosines[:-1])}
+                row['cosine_last'] = cosines[-1]
+                draw_cosines(cosines.tolist(), picture)
+            rows.append(row)
+    return rows
+
+
+def _patch_rows(
+    models: Mapping[str, nn.Module],
+    batches: Batches,
+    sets: Sequence[tuple[list[Path], list[Path]]],
+    size: tuple[int, int],
+    ignore: int,
+) -> list[dict[str, Any]]:
+    """Linear probes of patches on label maps, by model."""
+    side = models['source'].patch_size
+    grid = size[0] // side, size[1] // side
+    if (grid[0] * side, grid[1] * side) != size:
+        raise UsageError(
+            f'--shape {size[0]} {size[1]}: the labels of patches need multiples of {side} pixels.'
+        )
+    labels, truth = (
+        np.concatenate([patch_labels(path, size, grid, ignore) for path in paths])
+        for _, paths in sets
+    )
+    rows = []
+    for name, network in models.items():
+        learned, seen = (patch_features(network, batches(files)) for files, _ in sets)
+        rows.append(dict(model=name, features='patches'))
+        rows[-1]['miou'] = patch_miou(learned, labels, seen, truth)
+    return rows
 
 
 def _backbone(

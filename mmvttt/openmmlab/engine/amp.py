@@ -45,7 +45,8 @@ def half_type() -> str:
 def autocast_backbone(model: nn.Module) -> None:
     """Runs a model's backbone in mixed precision, in place; its maps are fp32 again.
 
-    Neck and heads stay in fp32: rounding hurts boxes and suppression, which are cheap.
+    Neck and heads stay in fp32: rounding hurts boxes and suppression, which are cheap. For
+    evaluation only: linear layers keep rounded weights, which autocast would make at every call.
 
     Raises:
         UsageError: The model has no backbone.
@@ -54,6 +55,9 @@ def autocast_backbone(model: nn.Module) -> None:
     warn_of_emulation()
     dtype = getattr(torch, half_type())
     forward = backbone.forward
+    for module in backbone.modules():
+        if type(module) is nn.Linear:
+            module.to(dtype)
 
     @functools.wraps(forward)
     def forward_in_half(x: Tensor) -> tuple[Tensor, ...]:

@@ -3,8 +3,8 @@
     python tools/dev/kernel_benchmarks/blocks.py
     python tools/dev/kernel_benchmarks/blocks.py --device cpu --smoke --out /some/folder
 
-residual_norm and conv_norm with x in fp32 and bf16, gated, glu and gelu_conv in bf16: forward, and
-with backward.
+residual_norm and conv_norm with x in fp32 and bf16, the others in bf16: forward, and with
+backward.
 """
 
 import itertools
@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from timing import Run, command_line, measure_all, ready
 from torch import Tensor
 
-from ttt_kernels import conv_norm, gated, gelu_conv, glu, residual_norm
+from ttt_kernels import conv_norm, gated, gelu_conv, glu, residual_norm, rotate
 
 
 class Shape(NamedTuple):
@@ -31,7 +31,7 @@ class Shape(NamedTuple):
 
 
 SIZES = ((2, 50, 84, 384), (64, 80, 80, 192))
-NORMS, OTHERS = ('residual_norm', 'conv_norm'), ('gated', 'glu', 'gelu_conv')
+NORMS, OTHERS = ('residual_norm', 'conv_norm'), ('gated', 'glu', 'gelu_conv', 'rotate')
 CASES = [*itertools.product(NORMS, ('float32', 'bfloat16')), *((op, 'bfloat16') for op in OTHERS)]
 SHAPES = [Shape(*case, *size) for case, size in itertools.product(CASES, SIZES)]
 SMOKE = [Shape(*case, 2, 3, 5, 32) for case in CASES]
@@ -54,12 +54,20 @@ def eager_gelu_conv(x: Tensor, weight: Tensor, bias: Tensor, hw: tuple[int, int]
     return F.gelu(a + convolved(a, weight, bias, hw))
 
 
-def contenders(shape: Shape) -> tuple[list[tuple[int, ...]], dict[str, Callable]]:
+def eager_rotate(x: Tensor, rotation: Tensor) -> Tensor:
+    turned = torch.view_as_complex(x.float().unflatten(-1, (-1, 2))) * rotation
+    return torch.view_as_real(turned).flatten(-2).bfloat16()
+
+
+def contenders(
+    shape: Shape, device: torch.device
+) -> tuple[list[tuple[int, ...]], dict[str, Callable]]:
     """Shapes of the learned tensors and of other tokens, and the op beside torch's own."""
     hw, c = (shape.height, shape.width), shape.channels
     tokens = (shape.batch, shape.height * shape.width)
     conv, norm = [(c, 3, 3), (c,)], [(c,), (c,)]
     ours = {'dtype': torch.bfloat16}
+    turns = torch.ones(tokens[1], c // 2, dtype=torch.complex64, device=device)
     return {
         'residual_norm': (
             [(*tokens, c), *norm],
@@ -84,6 +92,13 @@ def contenders(shape: Shape) -> tuple[list[tuple[int, ...]], dict[str, Callable]
             conv,
             {'ours': partial(gelu_conv, hw=hw), 'eager': partial(eager_gelu_conv, hw=hw)},
         ),
+        'rotate': (
+            [],
+            {
+                'ours': partial(rotate, rotation=turns),
+                'eager': partial(eager_rotate, rotation=turns),
+            },
+        ),
     }[shape.op]
 
 
@@ -92,7 +107,7 @@ def build(name: str, shape: Shape, device: torch.device) -> Run:
     if shape.op == 'gated':
         size.insert(2, 2)
     size[-1] *= {'glu': 2, 'gelu_conv': 4}.get(shape.op, 1)
-    others, functions = contenders(shape._replace(channels=size[-1]))
+    others, functions = contenders(shape._replace(channels=size[-1]), device)
     leaves = [torch.randn(size, device=device, dtype=getattr(torch, shape.stream))]
     for other in others:
         # Tokens as autocast has them; what is learned is in fp32.

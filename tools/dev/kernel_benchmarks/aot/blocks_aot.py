@@ -32,6 +32,7 @@ PARTS = {
     'conv_norm': (('forward', 'backward', 'residual_backward'), 384),
     'gated': (('gated', 'gated backward'), 384),
     'gelu_conv': (('walk', 'walk backward', 'residual_backward'), 1280),
+    'rotate': (('rotate', 'rotate backward'), 320),
 }
 ARCHS = (80, 90, 120)
 
@@ -47,7 +48,7 @@ def variants(everything: bool) -> list[str]:
         for dtype in ('bf16', 'fp32')
         for arch in ARCHS
         for kernel in kernels
-        if everything or (dtype, arch) == ('bf16', 90)
+        if (everything and (dtype == 'bf16' or arch == 90)) or (dtype, arch) == ('bf16', 90)
     ]
 
 
