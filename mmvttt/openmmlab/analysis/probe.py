@@ -57,8 +57,8 @@ def probe_models(
 
     Args:
         model: A config, the name of one of ours, or a vision transformer of timm's.
-        train, test: Folders of classes; `most` images are taken, evenly of all classes. With `maps`,
-            folders of images.
+        train, test: Folders of classes; `most` images are taken, evenly of all classes. With
+            `maps`, folders of images.
         checkpoint, key: Weights of the model; see `load_pretrained`.
         twin: Weights of the linearized model; `'untrained'` leaves what is new at random.
         batch_size: Images at a time.
