@@ -6,6 +6,7 @@ STACK ?= openmmlab
 TOOLBOXES_openmmlab := lite,det,seg,pretrain
 TOOLBOXES_onedl := onedl-det,onedl-seg,onedl-pretrain
 TOOLBOXES := $(or $(TOOLBOXES_$(STACK)),$(error STACK=$(STACK): there are openmmlab and onedl))
+EXTRAS := $(TOOLBOXES),cpu,demo,export,gen,test
 VENV := .venv$(if $(filter onedl,$(STACK)),-onedl)
 BIN := $(VENV)/bin
 # The library alone, from its wheel.
@@ -38,9 +39,10 @@ setup: $(VENV)/.installed
 $(VENV)/.installed: setup.py pyproject.toml mmvttt/version.py
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 10) else "mmvttt needs Python 3.10 or newer: make PYTHON=python3.12 …")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(INSTALL) --upgrade pip
+	$(INSTALL) --upgrade pip uv
 	test -z "$(TORCH_INDEX)" || $(INSTALL) 'torch>=2.11,<2.15' torchvision --index-url '$(TORCH_INDEX)'
-	$(INSTALL) -e '.[$(TOOLBOXES),cpu,demo,export,gen,test]'
+	# uv unpacks in parallel. It reads no pip.conf: behind a mirror of one, pip installs.
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[$(EXTRAS)]' || $(INSTALL) -e '.[$(EXTRAS)]'
 	# OpenMMLab requires opencv-python, which needs libGL; a machine without it gets the headless build.
 	$(BIN)/python -c 'import cv2' 2>/dev/null || { \
 		found=$$($(BIN)/python -c 'from importlib.metadata import version; print(version("opencv-python"))') && \

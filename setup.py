@@ -168,8 +168,9 @@ setup(
     classifiers=[f'Programming Language :: Python :: 3.{minor}' for minor in (10, 11, 12, 13)],
     python_requires='>=3.10',
     packages=packages,
-    package_data={'mmvttt': ['py.typed'], 'ttt_kernels': ['py.typed']},
+    package_data={'mmvttt': ['py.typed', 'checkpoints/weights/*'], 'ttt_kernels': ['py.typed']},
     py_modules=['mmvttt_startup'],
+    entry_points={'console_scripts': ['mmvttt = mmvttt.__main__:main']},
     # The folder is `kernels/` and the import `ttt_kernels`: a top-level package named `kernels`
     # would shadow another distribution.
     package_dir={'ttt_kernels': 'kernels'},

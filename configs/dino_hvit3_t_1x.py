@@ -1,6 +1,6 @@
 # DINO with four scales (mmdet's), H-ViT³-T, COCO, 12 epochs.
 # No paper has trained it, and nor have we: there is no result.
-_base_ = 'mmdet::dino/dino-4scale_r50_8xb2-12e_coco.py'
+_base_ = ['mmdet::dino/dino-4scale_r50_8xb2-12e_coco.py', './_base_/tta_det.py']
 
 data_root = '{{$MMVTTT_DATA:data}}/coco/'
 train_dataloader = dict(dataset=dict(data_root=data_root))

@@ -6,6 +6,7 @@ _base_ = [
     './_base_/adamw_300e_bs4096.py',
     './_base_/ema_bs4096.py',
     './_base_/classifier_runtime.py',
+    './_base_/ddp_broadcast.py',
 ]
 
 model = dict(

@@ -15,6 +15,7 @@ _base_ = [
     './_base_/maskrcnn_vit_adapter.py',
     './_base_/adamw_cosine.py',
     'mmdet::_base_/datasets/coco_instance.py',
+    './_base_/tta_det.py',
     'mmdet::_base_/default_runtime.py',
 ]
 
@@ -27,6 +28,8 @@ train_pipeline = _base_.train_pipeline
 train_pipeline[2].scale = (long_side, short_side)
 test_pipeline = _base_.test_pipeline
 test_pipeline[1].scale = (long_side, short_side)
+tta_pipeline = _base_.tta_pipeline
+tta_pipeline[1].transforms[0][0].scale = (long_side, short_side)
 
 train_dataloader = dict(
     batch_size=2,

@@ -1,8 +1,8 @@
 # SD3.5-FT, the softmax twin of sd35m_t5_3k.py: Stable Diffusion 3.5 Medium, fine-tuned for 3000
 # steps of 64 images of 1024×1024 (t5 Sec. 5.3, Tab. 7).
 # The paper's result: DPG-Bench 82.74, GenEval 0.70.
-# Its weights are gated: get them, and save those of its transformer for load_from as
-#   torch.save({f'transformer.{n}': v for n, v in transformer.state_dict().items()}, 'source.pth')
+# Its weights are gated: get them, and save its transformer's for load_from as
+# torch.save({f'transformer.{n}': v for n, v in transformer.state_dict().items()}, 'source.pth')
 # Latents and embedded prompts are looked for under $MMVTTT_DATA/latents_1024 (docs/generation.md).
 _base_ = ['./_base_/diffusion_runtime.py', './_base_/fsdp.py']
 
@@ -24,7 +24,7 @@ model = dict(
         dual_attention_layers=tuple(range(13)),
         qk_norm='rms_norm',
     ),
-    # The shift is that of its published scheduler, as far as we know.
+    # The shift is its published scheduler's, as far as we know.
     scheduler=dict(type='diffusers.FlowMatchEulerDiscreteScheduler', shift=3.0),
     loss=dict(type='mmvttt.FlowLoss', prediction='velocity', density='logit_normal'),
     label_dropout=0.0,

@@ -1,4 +1,4 @@
-"""Ops of the Test-Time-Training backbones: PyTorch definitions, fused Triton kernels on a GPU.
+"""Ops of the Test-Time-Training backbones: PyTorch references, Triton and numba kernels.
 
 `python -m ttt_kernels` prints what can run here. Importing needs torch only.
 """
@@ -7,7 +7,10 @@ from ._backend import BACKENDS, available, fuses
 from ._decompositions import decompositions
 from .causal_conv import causal_conv
 from .deform_attn import deform_attn, deform_attn_fused
+from .gated import gated, glu
+from .gelu_conv import gelu_conv
 from .residual_norm import conv_norm, residual_norm
+from .rotate import rotate
 from .ttt_dwconv import ttt_dwconv
 from .ttt_glu import ttt_glu
 from .ttt_linear import ttt_linear
@@ -22,7 +25,11 @@ __all__ = [
     'deform_attn',
     'deform_attn_fused',
     'fuses',
+    'gated',
+    'gelu_conv',
+    'glu',
     'residual_norm',
+    'rotate',
     'ttt_dwconv',
     'ttt_glu',
     'ttt_linear',

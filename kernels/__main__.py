@@ -1,4 +1,4 @@
-"""`python -m ttt_kernels`: versions, and for every op which backends can run here or why not."""
+"""`python -m ttt_kernels` prints versions, and which backends of every op run here or why not."""
 
 import importlib.metadata
 import platform
@@ -16,7 +16,7 @@ def _version(package: str) -> str:
 
 
 def report() -> str:
-    """Versions, the GPU, and for every op the backends that can run here, a line each."""
+    """Versions, the GPU, and one line for each op and backend: whether it can run here."""
     if torch.cuda.is_available():
         major, minor = torch.cuda.get_device_capability()
         about = f'compute capability {major}.{minor}'

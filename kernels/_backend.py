@@ -29,7 +29,7 @@ _LACKING = {
     for backend, module in _MODULES.items()
     if module not in (m.name for m in pkgutil.iter_modules([str(_FOLDER / op)]))
 }
-# The first with `constexpr_function`.
+# The first version with `constexpr_function`.
 _OLDEST_TRITON = (3, 4)
 VARIABLE = 'TTT_KERNELS_BACKEND'
 
@@ -38,8 +38,8 @@ def resolve(op: str, backend: str | None) -> str:
     """Checks the `backend` argument of an op and returns it as a string for the registered op.
 
     None leaves the choice to the environment variable TTT_KERNELS_BACKEND, for callers who cannot
-    reach the argument. Where that is not set, or names a backend for which `op` has no kernel at
-    all, `choose` decides.
+    reach the argument. If that is unset, or names a backend that `op` does not have, `choose`
+    decides.
 
     Raises:
         ValueError: `backend`, or the variable, is not None or one of BACKENDS.
@@ -67,7 +67,7 @@ def triton_version() -> str:
 
 @functools.cache
 def load_kernel(op: str, backend: str = 'triton') -> ModuleType | str:
-    """Imports the module of an op's kernels, once; a string is the reason why there is none."""
+    """Imports the module of an op's kernels, once; returns the reason as a string if it cannot."""
     name = f'{__package__}.{op}.{_MODULES[backend]}'
     if importlib.util.find_spec(name) is None:
         return f'this version has no {_NAMES[backend]} kernel for {op}'
@@ -78,18 +78,18 @@ def load_kernel(op: str, backend: str = 'triton') -> ModuleType | str:
             oldest = '.'.join(map(str, _OLDEST_TRITON))
             return f'Triton {triton_version()} is too old; the kernels need {oldest} or newer'
         return importlib.import_module(name)
-    except Exception as error:  # a broken Triton raises nearly anything
+    except Exception as error:  # a broken Triton raises errors of any type
         return f'its kernel cannot be imported ({type(error).__name__}: {error})'
 
 
 def interpreting() -> bool:
-    """True where Triton kernels run in the interpreter, which also takes tensors in host memory."""
+    """True if Triton kernels run in the interpreter, which also takes tensors in host memory."""
     return os.environ.get('TRITON_INTERPRET', '0') == '1'
 
 
 @functools.cache
 def _no_launches() -> str | None:
-    """Reason why Triton launches nothing on the GPUs of this machine, or None."""
+    """Reason why Triton cannot launch kernels on this machine's GPUs, or None."""
     if interpreting():
         return None
     try:
@@ -102,7 +102,7 @@ def _no_launches() -> str | None:
 
 
 def known(op: str, tensor: Tensor) -> _known.Row | None:
-    """What is known of an op's Triton kernel for `tensor` on its GPU; None in the interpreter."""
+    """Row of the table of known GPUs for an op and `tensor`; None in the interpreter."""
     if interpreting():
         return None
     capability = torch.cuda.get_device_capability(tensor.device)
@@ -110,7 +110,7 @@ def known(op: str, tensor: Tensor) -> _known.Row | None:
 
 
 def _refused(op: str, tensor: Tensor) -> str | None:
-    """Reason why an op's Triton kernel is known to be wrong for `tensor`, or None."""
+    """Reason why an op's Triton kernel is refused for `tensor`, or None."""
     if interpreting() or tensor.device.type == 'cpu':
         return None
     found = known(op, tensor)
@@ -150,8 +150,8 @@ def choose(
 
     Args:
         backend: 'auto' or one of BACKENDS.
-        unsupported_reason: reason why a loaded kernel module cannot run with these inputs; None
-            where it can.
+        unsupported_reason: returns why a loaded kernel module cannot run with these inputs, or
+            None.
 
     Raises:
         RuntimeError: `backend` is 'triton' or 'numba' and that kernel cannot run.
@@ -182,16 +182,16 @@ def choose(
 
 
 def fuses(op: str, tensor: Tensor) -> bool:
-    """Whether the Triton kernel of `op` is what runs for `tensor` by default.
+    """Whether `op` runs its Triton kernel for `tensor` by default.
 
-    A block takes the op then, and torch's own operations elsewhere.
+    A block then calls the op, and torch's own operations otherwise.
     """
     if tensor.device.type != 'cuda' or resolve(op, None) == 'reference':
         return False
     return _fuses(op, tensor.device.index or 0, tensor.dtype, tensor.shape[-1])
 
 
-# For torch.compile a constant.
+# A constant for torch.compile.
 @torch.compiler.assume_constant_result
 def _fuses(op: str, index: int, dtype: torch.dtype, channels: int) -> bool:
     kernel = load_kernel(op)
@@ -202,7 +202,7 @@ def _fuses(op: str, index: int, dtype: torch.dtype, channels: int) -> bool:
 
 
 def available() -> dict[str, dict[str, str | None]]:
-    """Reasons why backends cannot run on this machine, by op; None where they can.
+    """Reasons why backends cannot run on this machine, by op; None if they can.
 
     Returns:
         {op: {'triton': reason or None, 'numba': reason or None, 'reference': None}}.
@@ -228,7 +228,7 @@ def available() -> dict[str, dict[str, str | None]]:
 
 
 def refusals(op: str) -> list[tuple[tuple[str, ...], str]]:
-    """Dtypes in which the op's Triton kernel is refused on this machine's GPU, and the reasons."""
+    """Dtypes that the op's Triton kernel refuses on this machine's GPU, and the reasons."""
     if interpreting() or not torch.cuda.is_available():
         return []
     return list(_known.refusals(op, torch.cuda.get_device_capability(), triton_version()))

@@ -1,6 +1,6 @@
-"""The ops in operators that exporters know: torch's own and its `scan`, sizes left symbolic.
+"""Decompositions of the ops into torch's own operators and `scan`, with symbolic sizes.
 
-For `torch.export.ExportedProgram.run_decompositions`, and with it for ONNX. Forward passes only.
+For `torch.export.ExportedProgram.run_decompositions`, and so for ONNX. Forward passes only.
 """
 
 import importlib

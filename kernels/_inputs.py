@@ -62,9 +62,9 @@ def check_tensors(op: str, optional: tuple[str, ...] = (), **tensors: Tensor | N
 
 
 def transformed(*tensors: Tensor | None) -> bool:
-    """True where a tensor carries a tangent or is inside of `torch.func.grad`.
+    """True if a tensor carries a tangent or is inside `torch.func.grad`.
 
-    A registered op has no rule for either: it would drop the one and raises at the other.
+    A registered op has no rule for either: it drops tangents and raises in `torch.func.grad`.
     """
     if torch.compiler.is_compiling():
         return False
@@ -77,7 +77,7 @@ def transformed(*tensors: Tensor | None) -> bool:
 
 
 def _differentiated(x: Tensor) -> bool:
-    """True for a tensor that torch.func differentiates by, at any level."""
+    """True for a tensor that torch.func differentiates with respect to, at any level."""
     functorch = torch._C._functorch
     while functorch.is_functorch_wrapped_tensor(x):
         if functorch.is_gradtrackingtensor(x):
@@ -87,7 +87,7 @@ def _differentiated(x: Tensor) -> bool:
 
 
 def by_definition(definition: Callable[..., Output], *args: Any) -> Output:
-    """What `definition` returns, in the precision of the op: derivatives that the op lacks."""
+    """Result of `definition` in the op's precision, for derivatives that the op lacks."""
     device = next(x.device for x in args if isinstance(x, Tensor))
     with torch.autocast(device.type, enabled=False) if autocasting(device) else nullcontext():
         return definition(*args)
@@ -104,7 +104,7 @@ def gradients_of(
 
 
 def check_not_empty(op: str, name: str, x: Tensor, **sizes: int) -> None:
-    """Raises ValueError if one of the `sizes` of `x` is 0. A batch may be empty."""
+    """Raises ValueError if one of the `sizes` of `x` is 0. An empty batch is allowed."""
     for letter, size in sizes.items():
         if size == 0:
             raise ValueError(
@@ -114,7 +114,7 @@ def check_not_empty(op: str, name: str, x: Tensor, **sizes: int) -> None:
 
 
 def direction_letters(op: str, directions: tuple[str, ...]) -> str:
-    """Directions of scans as one string, 'fb', as a registered op takes them.
+    """Directions of scans as one string such as 'fb', as a registered op takes them.
 
     Raises:
         ValueError: there are none, or one is unknown.
@@ -148,7 +148,7 @@ def check_bool(op: str, name: str, value: bool) -> None:
 
 
 def check_shape(op: str, name: str, x: Tensor, shape: tuple[int, ...], meaning: str) -> None:
-    """Raises ValueError unless `x` has exactly `shape`, which `meaning` spells in letters."""
+    """Raises ValueError unless `x` has exactly `shape`; `meaning` names its dimensions."""
     if tuple(x.shape) != tuple(shape):
         raise ValueError(
             f'{op}: {name} must have shape {meaning} = {tuple(shape)}, got {tuple(x.shape)}'
@@ -161,6 +161,23 @@ def check_dtype(op: str, name: str, x: Tensor, dtype: torch.dtype, why: str) -> 
         raise TypeError(
             f'{op}: {name} must be {dtype} {why}, got {x.dtype}; convert it with .to({dtype})'
         )
+
+
+def check_conv(
+    op: str, weight: Tensor, bias: Tensor | None, channels: int, dtype: torch.dtype
+) -> None:
+    """Checks weight `(C, 3, 3)` and bias `(C,)` of a depth-wise convolution of tokens of `dtype`.
+
+    Raises:
+        TypeError: a wrong dtype.
+        ValueError: a wrong shape.
+    """
+    state, why = state_dtype(dtype), f'where x is {dtype}'
+    check_shape(op, 'weight', weight, (channels, 3, 3), '(C, 3, 3)')
+    check_dtype(op, 'weight', weight, state, why)
+    if bias is not None:
+        check_shape(op, 'bias', bias, (channels,), '(C,)')
+        check_dtype(op, 'bias', bias, state, why)
 
 
 def check_map(op: str, name: str, x: Tensor, hw: tuple[int, int]) -> tuple[int, int]:

@@ -1,6 +1,6 @@
-"""What is known of the Triton kernels, by GPU, Triton, op and dtype: runs, refused or untested.
+"""Table of what the Triton kernels do by GPU, Triton, op and dtype: runs, refused, untested.
 
-The ops read this table, docs/kernels.md shows it, and `make gpu` names the rows that it settles.
+The ops read it, docs/kernels.md shows it, and `make gpu` names the rows that it settles.
 """
 
 import re
@@ -32,14 +32,14 @@ class Row(NamedTuple):
     """One verdict.
 
     Attributes:
-        gpu: By compute capability.
-        least, below: Versions of Triton; () is any.
-        ops: () is all others.
-        dtypes: Of the tokens.
-        verdict: RUNS where `make gpu` has passed on such a GPU, REFUSED, or UNTESTED: it runs, and
-            no GPU has shown what it computes.
-        why: Reports, or what was looked at instead.
-        one_stage: Loops are not pipelined.
+        gpu: Name of a range of compute capabilities.
+        least, below: Range of Triton versions; () leaves an end open.
+        ops: Names of ops; () is every op.
+        dtypes: Dtypes of the tokens.
+        verdict: RUNS where `make gpu` has passed on such a GPU, REFUSED, or UNTESTED: it runs, but
+            no GPU has checked its results.
+        why: Reports of faults, or what was checked instead.
+        one_stage: Loops are not software-pipelined.
     """
 
     gpu: str
@@ -60,7 +60,7 @@ class Row(NamedTuple):
 
 
 _ALL = tuple(DTYPES)
-# The first that holds decides.
+# The first row that matches decides.
 ROWS = (
     Row(OLD, (), (), (), _ALL, REFUSED, 'the kernels need compute capability 8.0 or more'),
     Row(A100, (), (), (), _ALL, UNTESTED, 'emulated'),
@@ -103,7 +103,7 @@ ROWS = (
 
 
 def gpu_of(capability: tuple[int, int]) -> str:
-    """The table's name of a GPU; those of AMD count their capabilities in another way."""
+    """The table's name of a GPU. AMD numbers its capabilities differently."""
     if torch.version.hip:
         return AMD
     if capability < (8, 0):
@@ -113,13 +113,13 @@ def gpu_of(capability: tuple[int, int]) -> str:
 
 
 def version_of(text: str) -> Version:
-    """The numbers at the start of a version such as '3.6.0+git1234'."""
+    """Leading numbers of a version such as '3.6.0+git1234'."""
     found = re.match(r'\d+(\.\d+)*', text)
     return tuple(map(int, found[0].split('.'))) if found else ()
 
 
 def row(op: str, dtype: torch.dtype, capability: tuple[int, int], triton: str) -> Row | None:
-    """The verdict on an op with tokens of `dtype`; None for a dtype that no GPU's kernel takes."""
+    """Verdict on an op with tokens of `dtype`; None for a dtype that no kernel takes on a GPU."""
     gpu, version = gpu_of(capability), version_of(triton)
     for known in ROWS:
         if (

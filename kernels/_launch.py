@@ -14,23 +14,23 @@ from torch import Tensor
 
 from . import _backend
 
-# Channels of a head that the kernels for heads as matrices have; others are padded.
+# Channels of a head for which the kernels are written; other sizes are padded.
 DIMS = (32, 64)
-# Programs that keep a large GPU busy: about four for each of its ~130 multiprocessors, of which it
-# runs some 264 at a time.
+# Programs that keep a large GPU busy: about four for each of its ~130 multiprocessors. It runs some
+# 264 at a time.
 _ENOUGH = 512
 _AT_A_TIME = 264
-# Blocks of tokens that a program reads at least, so that fetching the weights is worth its while.
+# Least number of blocks of tokens for a program, so that fetching the weights pays off.
 _LEAST_BLOCKS = 4
-# Numbers of a sum of partials that one program adds up.
+# Numbers of a sum of partials for one program.
 _COLUMNS = 64
 
 
 def precision(dtype: torch.dtype) -> str:
     """`input_precision` of the products of tiles of `dtype`, so that fp32 keeps its digits.
 
-    Left to itself, Triton makes one product in TF32 of it, which has 10 bits. The matrix cores of
-    AMD compute in fp32; those of NVIDIA take three products in TF32, some 21 bits.
+    By default Triton computes one TF32 product, with 10 bits. AMD's matrix cores compute in fp32;
+    on NVIDIA three TF32 products give some 21 bits.
     """
     return 'tf32x3' if dtype == torch.float32 and not torch.version.hip else 'ieee'
 
@@ -47,7 +47,7 @@ def unsupported_reason(q: Tensor) -> str | None:
     if _backend.interpreting():
         return None
     if q.dtype == torch.float64:
-        return 'q is torch.float64, which the kernels have in the interpreter alone'
+        return 'q is torch.float64, which the kernels support in the interpreter only'
     return None
 
 
@@ -60,7 +60,7 @@ def unsupported_heads_reason(q: Tensor) -> str | None:
 
 
 def pad(*tensors: Tensor, dims: tuple[int, ...] = DIMS, axes: int = 1) -> list[Tensor]:
-    """Pads the last `axes` dimensions of each, all of one size, with zeros to the next of `dims`.
+    """Pads the last `axes` dimensions, all of one size, with zeros to the next of `dims`.
 
     The zeros add nothing in any formula here.
     """
@@ -80,7 +80,7 @@ def unpad(*tensors: Tensor, width: int, axes: int = 1) -> list[Tensor]:
 
 
 class Gpu(NamedTuple):
-    """What the configuration of a kernel depends on, beside dtype and sizes.
+    """What a kernel's configuration depends on besides dtype and sizes.
 
     Attributes:
         little: A program has 99 KB of shared memory (desktop GPUs from 8.6 on) or 64 (AMD).
@@ -110,9 +110,9 @@ def gpu(op: str, q: Tensor) -> Gpu:
 
 
 def with_strides(**tensors: Tensor) -> dict[str, Tensor | tuple[int, ...]]:
-    """Kernel arguments `x` and `x_strides` of every tensor x: those of all dimensions but the last.
+    """Kernel arguments `x` and `x_strides` of every tensor x, without the last dimension's stride.
 
-    The last one is read as contiguous; a tensor where it isn't (an expanded gradient, say) is
+    The last dimension is read as contiguous; a tensor where it isn't (an expanded gradient, say) is
     copied.
     """
     arguments: dict[str, Tensor | tuple[int, ...]] = {}
@@ -128,7 +128,7 @@ MOST_SCANS = 31
 
 
 def reverse_mask(ways: str) -> int:
-    """Directions of all scans, a bit each: 0 for 'f', 1 for 'b'."""
+    """Directions of all scans, one bit each: 0 for 'f', 1 for 'b'."""
     return sum(1 << r for r, way in enumerate(ways) if way == 'b')
 
 
@@ -140,7 +140,7 @@ def unsupported_scans_reason(scans: int) -> str | None:
 
 
 def cdiv(a: int, b: int) -> int:
-    """Ceiling of a/b. `triton.cdiv` takes a few hundred times as long outside of a kernel."""
+    """Ceiling of a/b. `triton.cdiv` is a few hundred times slower outside a kernel."""
     return -(-a // b)
 
 
@@ -153,20 +153,21 @@ def split(tokens: int, sums: int, block: int) -> tuple[int, int]:
     """Shares each of `sums` sums over `tokens` among several programs.
 
     Returns:
-        Number of programs a sum, ≥ 1, and tokens that each takes, a multiple of `block`. None of
-        them is left without tokens.
+        Number of programs for each sum, ≥ 1, and tokens for each program, a multiple of `block`. No
+        program is without tokens.
     """
     return _split(tokens, sums, block, _ENOUGH, _LEAST_BLOCKS)
 
 
 @functools.lru_cache(maxsize=1024)
 def _split(tokens: int, sums: int, block: int, enough: int, least: int) -> tuple[int, int]:
-    """The search, once for each shape; what tests change is among the arguments."""
+    """The search, cached by shape. Everything that tests change is an argument."""
     blocks = cdiv(tokens, block)
     most = cdiv(blocks, least)
     splits = min(cdiv(enough, max(sums, 1)), most)
     if splits > 1:
-        # With 2.2 rounds of programs the third is nearly empty: cut finer, where that takes less.
+        # With 2.2 rounds of programs the third is nearly empty: split finer if that takes less
+        # time.
         finer = range(splits, min(2 * splits, most) + 1)
         splits = min(finer, key=lambda n: cdiv(n * sums, _AT_A_TIME) * cdiv(blocks, n))
     span = cdiv(blocks, splits) * block

@@ -20,30 +20,30 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic as numba_intrinsic
 from torch import Tensor
 
-# Matrices are padded to multiples of this.
+# Matrices are padded to multiples of this many columns.
 COLUMNS = 16
-# The narrowest tile of `add_product`; a step of its inner loop takes so many terms.
+# Narrowest tile of `add_product`, and terms of a step of its inner loop.
 _TILE_BYTES, _STEP = 64, 4
-# A turned operand is brought in order this many terms at a time, in squares of numbers.
+# A transposed operand is packed this many terms at a time, in square blocks.
 _PANEL_TERMS, _SQUARE = 128, 8
 _BYTE, _INDEX = ir.IntType(8), ir.IntType(64)
-# A thread that is held up by another process leaves the rest of its share to the others.
+# Parts for each thread: if another process delays a thread, the others take the rest of its parts.
 _PARTS_PER_THREAD = 4
-# To wake one takes 70 µs, in which a core does 2 million multiply-adds.
+# Waking a thread takes 70 µs, in which a core does 2 million multiply-adds.
 _WORTH_A_THREAD = 4_000_000
-# numba's own type counts the context among the arguments of a call.
+# numba's own function type counts the context among a call's arguments.
 intrinsic: Callable[[Callable], Callable[..., Any]] = numba_intrinsic
 _CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
-# Sums may be taken in another order and products be fused with sums, but NaN and infinity count,
-# and a compiled function takes one order always.
+# LLVM may reorder sums and fuse products with them, but must respect NaN and infinity. A compiled
+# function always sums in one order.
 _OPTIONS: dict[str, Any] = {
     'nogil': True,
     'error_model': 'numpy',
     'fastmath': {'contract', 'reassoc', 'nsz', 'arcp'},
 }
-# The kernels on disk were compiled from these files as they are now.
+# Kernels on disk are valid only for these files as they are now.
 _SOURCES = sorted(Path(__file__).parent.rglob('_numba*.py'))
 _STAMP = tuple((x.name, x.stat().st_mtime_ns, x.stat().st_size) for x in _SOURCES)
 
@@ -51,16 +51,16 @@ _STAMP = tuple((x.name, x.stat().st_mtime_ns, x.stat().st_size) for x in _SOURCE
 def jit(function: Callable) -> Callable:
     """Compiles `function` at its first call for each set of types, and keeps the result on disk.
 
-    It is kept in `__pycache__` beside the source or, where that cannot be written (a read-only
-    installation), in the user's cache (NUMBA_CACHE_DIR, else ~/.cache/numba or its like). Where
-    there is no such place either, or what is there cannot be written (a full disk, a quota) or
-    read (a file that was cut), the process compiles for itself and warns once.
+    It is kept in `__pycache__` next to the source or, if that cannot be written (a read-only
+    installation), in the user's cache (NUMBA_CACHE_DIR, else ~/.cache/numba or its equivalent). If
+    neither can be written (a full disk, a quota) or read (a truncated file), the process compiles
+    for itself and warns once.
     """
     try:
         kernel = numba.njit(cache=True, **_OPTIONS)(function)
     except RuntimeError:  # numba: no locator available
         return numba.njit(**_OPTIONS)(function)
-    # numba looks at the file of `function` alone; its parts lie in others.
+    # numba checks the file of `function` only; the functions that it calls are in others.
     kernel._cache._cache_file._source_stamp = _STAMP
     for step in ('load_overload', 'save_overload'):
         setattr(kernel._cache, step, partial(_or_compile, getattr(kernel._cache, step)))
@@ -68,10 +68,10 @@ def jit(function: Callable) -> Callable:
 
 
 def _or_compile(step: Callable[..., Any], *arguments: Any) -> Any:
-    """A step of numba's cache; None, as for a kernel that it does not have, where it fails."""
+    """A step of numba's cache; None if it fails, as for a kernel that is not in the cache."""
     try:
         return step(*arguments)
-    # A cut file of pickles raises errors of any kind.
+    # A truncated pickle raises errors of any type.
     except Exception as error:
         _warn_once(
             f'numba cannot read or write compiled kernels in {step.__self__.cache_path} '
@@ -87,14 +87,14 @@ def _warn_once(text: str) -> None:
 
 
 def inlined(function: Callable) -> Callable:
-    """Compiles `function` for other compiled functions alone.
+    """Compiles `function` to be called from other compiled functions only.
 
-    A loop runs in vectors where LLVM needs at most 8 comparisons to know that no array written in
-    it overlaps another one of it. So: one array written in a loop, or two beside few others.
+    LLVM vectorizes a loop only if 8 comparisons suffice to show that the arrays written in it
+    overlap no other. So write one array in a loop, or two if there are few others.
 
-    LLVM always inlines it. As a symbol, the linker would take the part's own code where that has
-    been compiled in this process and the caller's copy where the caller came from the disk: two
-    orders of sums, and a training that is resumed would not end as one that was not.
+    LLVM always inlines it. As a symbol, the linker would take its own code if that was compiled in
+    this process, and the caller's copy if the caller was loaded from disk: two orders of sums, so
+    that a resumed training would differ from an uninterrupted one.
     """
     unwrapped = {'no_cpython_wrapper': True, 'no_cfunc_wrapper': True, 'forceinline': True}
     options: dict[str, Any] = unwrapped | _OPTIONS
@@ -108,11 +108,11 @@ def inlined(function: Callable) -> Callable:
 def add_product(context, z, x, w):
     """z += x @ w, `(m, n)`, `(m, k)`, `(k, n)` of one type; rows of z dense, x any strides.
 
-    w is dense, or the transpose of a dense matrix (which is brought in order on the way). m, k and
-    n must be multiples of COLUMNS. Written in LLVM's vectors, because its loop vectorizer does not
-    keep a tile of sums in registers; near the speed of a BLAS. At most _PANEL_TERMS terms are
-    summed before they are added to z, so that a z that gathers thousands of chunks takes one
-    rounding for each, not one for each of its tokens.
+    w is dense, or the transpose of a dense matrix (which is packed on the way). m, k and n must be
+    multiples of COLUMNS. Written in LLVM's vectors, because its loop vectorizer does not keep a
+    tile of sums in registers; near the speed of a BLAS. At most _PANEL_TERMS terms are summed
+    before they are added to z, so that a z that accumulates thousands of chunks is rounded once for
+    each chunk, not once for each token.
     """
 
     def generate(context, builder, signature, arguments):
@@ -133,7 +133,8 @@ def add_product(context, z, x, w):
 
 
 def _tile(target: tuple[str, str, str]) -> tuple[int, int]:
-    """Rows and bytes of a row for LLVM's (triple, processor, features): numba keys code by them.
+    """Rows of a tile and bytes of a row for LLVM's (triple, processor, features), by which numba
+    keys compiled code.
 
     The sums take 8 of the 16 vector registers of AVX2, and 16 of the 32 of AVX-512.
     """
@@ -215,7 +216,7 @@ def _product_function(
                     total = builder.fadd(builder.load(place, align=size), builder.load(total))
                     builder.store(total, place, align=size)
 
-    # A width is a multiple of COLUMNS, and a wide tile of two of them.
+    # A width is a multiple of COLUMNS; a wide tile has two of them.
     full = builder.and_(width, _INDEX(-(tile[1] // size)))
     columns(_INDEX(0), full, tile[1])
     if tile[1] > COLUMNS * size:
@@ -233,7 +234,7 @@ def _turn_square(
     target: ir.Value,
     target_row: ir.Value,
 ) -> None:
-    """Writes the transpose of a square of _SQUARE numbers a side; rows as far apart as said."""
+    """Writes the transpose of a square of _SQUARE × _SQUARE numbers with the given row strides."""
     vector = ir.VectorType(number, _SQUARE)
 
     def at(start, row, step):
@@ -242,7 +243,7 @@ def _turn_square(
     rows = [builder.load(at(source, r, source_row), align=size) for r in range(_SQUARE)]
     side = _SQUARE // 2
     while side:
-        # Squares of `side` off the diagonal change places in all squares of twice the side.
+        # Swaps the two off-diagonal squares of `side` in every square of twice the side.
         lanes = range(_SQUARE)
         upper = [i if not i & side else i + _SQUARE - side for i in lanes]
         lower = [i + side if not i & side else i + _SQUARE for i in lanes]
@@ -265,7 +266,7 @@ def _at(builder: ir.IRBuilder, kind: ir.Type, start: ir.Value, offset: ir.Value)
 
 @intrinsic
 def add_products(context, z, x, y):
-    """z += x ⊙ y of rows of COLUMNS numbers, dense: a loop of known length stays in scalars."""
+    """z += x ⊙ y of dense rows of COLUMNS numbers; LLVM leaves a loop of known length scalar."""
 
     def generate(context, builder, signature, arguments):
         number = context.get_data_type(signature.args[0].dtype)
@@ -288,7 +289,7 @@ def add_products(context, z, x, y):
 
 
 class Vector:
-    """COLUMNS numbers in LLVM; +, −, · and / with others and with numbers."""
+    """A vector of COLUMNS numbers in LLVM, with +, −, · and / by vectors and numbers."""
 
     def __init__(self, builder: ir.IRBuilder, value: ir.Value) -> None:
         self.builder, self.value = builder, value
@@ -323,9 +324,9 @@ class Vector:
 def formula(function: Callable[..., tuple[Vector, ...]]) -> Callable:
     """`rows(results, operands)` in compiled functions: tuples of dense rows of one length and type.
 
-    The length is a multiple of COLUMNS. `function` maps Vectors of the operands to those of the
-    results, which may be operands. LLVM's own vectorizer gives up where more than a few arrays
-    might overlap.
+    The length is a multiple of COLUMNS. `function` maps Vectors of the operands to Vectors of the
+    results, which may be operands. LLVM's own vectorizer gives up if more than a few arrays might
+    overlap.
     """
 
     @intrinsic
@@ -367,7 +368,8 @@ def formula(function: Callable[..., tuple[Vector, ...]]) -> Callable:
 def exponential(x: Vector) -> Vector:
     """eˣ to the roundoff of its type, by Taylor's series around the nearest multiple of ln 2.
 
-    Infinite from 88.4 on (fp64: 709.4), and from −87 down (−708) what it is there, still normal.
+    Infinite above 88.4 (fp64: 709.4); below −87 (−708) its value there, which is still a normal
+    number.
     """
     builder, kind = x.builder, x.value.type
     single = isinstance(kind.element, ir.FloatType)
@@ -383,14 +385,14 @@ def exponential(x: Vector) -> Vector:
         return Vector(builder, builder.select(chosen, then.value, other.value))
 
     low, high = x.constant(least), x.constant(most)
-    # A NaN fails both comparisons and stays one; as an integer it would be undefined.
+    # A NaN fails both comparisons and stays NaN; converted to an integer it would be undefined.
     x = select('<', x, low, low, select('>', x, high, high, x))
     zero = x.constant(0)
     known = select('ord', x, x, x, zero)
     half = select('<', known, zero, x.constant(-0.5), x.constant(0.5))
     power = builder.fptosi((known * (1 / math.log(2)) + half).value, integers)
     multiple = Vector(builder, builder.sitofp(power, kind))
-    # ln 2 in two parts, of which the first has 15 bits: its multiples are exact.
+    # ln 2 in two parts. The first has 15 bits, so its multiples are exact.
     rest = x - multiple * 0.693145751953125 - multiple * 1.42860682030941723212e-6
     total = x.constant(1 / math.factorial(degree))
     for term in range(degree - 1, -1, -1):
@@ -409,7 +411,7 @@ def silu_derivatives(z: Vector) -> tuple[Vector, Vector, Vector]:
 
 @intrinsic
 def rounded_to_bf16(context, x):
-    """A number in fp32 as bf16 would hold it, ties to even; in fp64 as it is."""
+    """A number in fp32 rounded to bf16, ties to even; unchanged in fp64."""
 
     def generate(context, builder, signature, arguments):
         (x,) = arguments
@@ -429,7 +431,7 @@ def rounded_to_bf16(context, x):
 
 @inlined
 def clear(x, first):
-    """The rows of `x` from the `first` one on become zero."""
+    """Sets the rows of `x` from `first` on to zero."""
     for t in range(first, len(x)):
         row = x[t]
         for i in range(len(row)):
@@ -438,7 +440,7 @@ def clear(x, first):
 
 @inlined
 def add(total, x):
-    """total += x, matrices of one shape."""
+    """total += x for matrices of one shape."""
     for t in range(len(x)):
         row, line = total[t], x[t]
         for i in range(len(line)):
@@ -447,9 +449,9 @@ def add(total, x):
 
 @inlined
 def load(out, x, place, first, count, dim):
-    """`count` tokens of `x` from the `first` one on; the rows below them become zero.
+    """Loads `count` tokens of `x` from `first` on; sets the rows below them to zero.
 
-    `place`: where in `x`, all memory as one row, the first token lies, and how far the next one is.
+    `place`: offset of the first token in `x`, whose memory is one row, and the stride to the next.
     """
     start, step = place[0] + first * place[1], place[1]
     for t in range(count):
@@ -461,7 +463,7 @@ def load(out, x, place, first, count, dim):
 
 @inlined
 def store(x, out, place, first, count, dim):
-    """The tokens of a chunk to where `load` reads them."""
+    """Stores the tokens of a chunk where `load` reads them."""
     start, step = place[0] + first * place[1], place[1]
     for t in range(count):
         row, line = x[t], out[start + t * step : start + t * step + dim]
@@ -470,7 +472,7 @@ def store(x, out, place, first, count, dim):
 
 
 def flat(*tensors: Tensor, dtype: torch.dtype, lead: int) -> tuple[list[np.ndarray], np.ndarray]:
-    """The memory of every tensor as one row, and its first `lead` strides; features are dense."""
+    """Memory of every tensor as one row, and its first `lead` strides; features are dense."""
     rows, strides = [], []
     for x in tensors:
         x = x.detach()
@@ -487,12 +489,12 @@ def flat(*tensors: Tensor, dtype: torch.dtype, lead: int) -> tuple[list[np.ndarr
 
 
 def sum_in_order(x: Tensor) -> Tensor:
-    """Over the images, one after the other: torch's own sum depends on the number of threads."""
+    """Sums over the images in order: torch's own sum depends on the number of threads."""
     return sum(x.unbind(0), start=x.new_zeros(x.shape[1:]))
 
 
 def padded(size: int, multiple: int) -> int:
-    """The next multiple of `multiple` that holds `size`."""
+    """`size` rounded up to a multiple of `multiple`."""
     return -(-size // multiple) * multiple
 
 
@@ -502,13 +504,13 @@ def padded(size: int, multiple: int) -> int:
 def parallel(kernel: Callable, count: int, work: int, *args: Any) -> None:
     """Calls `kernel(start, stop, *args)` on parts of `range(count)`, on torch's threads.
 
-    They are `torch.get_num_threads()`, but no more than `work` is worth: the multiply-adds of it
-    all, by how fast those of products are. Which of them takes which part is left to chance, so a
-    kernel must do the same wherever its part begins, and no two items may write to one place.
+    At most `torch.get_num_threads()`, fewer if `work` is small: its multiply-adds, weighted by
+    their speed relative to products. Which thread takes which part is undetermined, so a kernel's
+    result must not depend on where its part begins, and no two items may write to the same memory.
 
-    torch's threads wait for its next operation without sleeping: others would share cores with
-    them. So these are the same ones, from the OpenMP library that torch has loaded. Without one
-    (or with one that does not speak GNU's dialect) the calling thread does everything.
+    torch's threads spin between its operations, so threads of another pool would compete with them
+    for cores. So these are the same threads, from the OpenMP library that torch has loaded. Without
+    one (or with one that lacks GNU's entry points) the calling thread does everything.
     """
     threads = min(torch.get_num_threads(), count, work // _WORTH_A_THREAD)
     if threads <= 1 or _start_team is None:
@@ -528,7 +530,7 @@ def parallel(kernel: Callable, count: int, work: int, *args: Any) -> None:
                 except IndexError:
                     return
                 kernel(*part, *args)
-        except BaseException as error:  # ctypes would print it and go on
+        except BaseException as error:  # ctypes would print the exception and continue
             errors.append(error)
 
     _start_team(_CALLBACK(take_parts), None, threads, 0)
@@ -537,7 +539,7 @@ def parallel(kernel: Callable, count: int, work: int, *args: Any) -> None:
 
 
 def _find_start_team() -> Callable | None:
-    """`GOMP_parallel` of the library that torch has loaded into the process, if there is one."""
+    """`GOMP_parallel` of the OpenMP library that torch has loaded, or None."""
     try:
         return ctypes.CDLL(None).GOMP_parallel
     except (AttributeError, OSError, TypeError):

@@ -1,7 +1,7 @@
-"""Depth-wise 3×3 convolutions in Triton: what the kernels of several ops share.
+"""Depth-wise 3×3 convolutions in Triton, shared by the kernels of several ops.
 
-Everything is channels-last: a tile has pixels as rows and channels as columns, and the nine
-neighbours of a tile are nine loads, eight of which the caches serve. Taps are numbered row by row.
+Everything is channels-last: a tile has pixels as rows and channels as columns, and its nine
+neighbours are nine loads; the caches serve eight of them. Taps are numbered row by row.
 """
 
 import torch
@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from . import _launch
+from ._triton import gelu
 
 # Triton knows no starred tuples.
 # ruff: noqa: RUF005
@@ -35,7 +36,7 @@ def store(base, pixels, last, stride, channels, D, x):
 
 @triton.jit
 def load_neighbours(base, pixels, last, stride, channels, D, h, w, ACC: tl.constexpr):
-    """x[p + δ] of the nine taps δ, in ACC; zeros outside of the map."""
+    """x[p + δ] for the nine taps δ, in ACC; zeros outside the map."""
     row, column = pixels // w, pixels % w
     taps = ()
     for tap in tl.static_range(9):
@@ -50,7 +51,7 @@ def load_neighbours(base, pixels, last, stride, channels, D, h, w, ACC: tl.const
 
 @triton.jit
 def load_taps(base, channels, stride_tap, stride_channel, D, ACC: tl.constexpr):
-    """The nine weights of every channel."""
+    """Loads the nine weights of every channel."""
     taps = ()
     for tap in tl.static_range(9):
         pointers = base + tap * stride_tap + channels * stride_channel
@@ -108,10 +109,14 @@ def _residual_backward(
     w,
     span,
     splits,
+    GELU: tl.constexpr,
     PIXELS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """dx[p] = dz[p] + Σ_δ w[δ]·dz[p − δ], Σ_p x[p]·dz[p − δ] and Σ_p dz[p], of a span of pixels."""
+    """dx[p] = dz[p] + Σ_δ w[δ]·dz[p − δ], Σ_p x[p]·dz[p − δ] and Σ_p dz[p] for a span of pixels.
+
+    With GELU, gelu(x) replaces x, and dx is multiplied by its derivative.
+    """
     ACC: tl.constexpr = sums.dtype.element_ty
     image = (tl.program_id(0) // splits).to(tl.int64)
     first = tl.program_id(0) % splits * span
@@ -127,7 +132,11 @@ def _residual_backward(
         pixels = n + tl.arange(0, PIXELS)
         near = load_neighbours(dz, pixels, last, D, channels, D, h, w, ACC)
         tile = load(x, pixels, last, x_strides[1], channels, D).to(ACC)
-        store(dx, pixels, last, D, channels, D, near[4] + correlate_turned(near, kernel))
+        grad = near[4] + correlate_turned(near, kernel)
+        if GELU:
+            tile, slope = gelu(tile)
+            grad *= slope
+        store(dx, pixels, last, D, channels, D, grad)
         products = add_products(products, near, tile)
         total += near[4]
     sums += tl.program_id(0).to(tl.int64) * 10 * D + channels
@@ -165,15 +174,16 @@ def share(x: Tensor, h: int, w: int) -> tuple[tuple[int, int], dict]:
 
 
 def residual_backward(
-    dz: Tensor, x: Tensor, weight: Tensor, h: int, w: int
+    dz: Tensor, x: Tensor, weight: Tensor, h: int, w: int, gelu: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x, weight and bias of z = x + conv(x, weight) + bias, by that of z.
+    """Gradients of x, weight and bias of z = y + conv(y, weight) + bias, given dz.
 
     Args:
         dz: `(B, h·w, D)`, contiguous.
         x: `(B, h·w, D)`, any strides.
         weight: `(D, 3, 3)`.
         h, w: Size of the map.
+        gelu: Whether y is gelu(x), not x.
     """
     dx = torch.empty_like(x, memory_format=torch.contiguous_format)
     grid, shared = share(x, h, w)
@@ -185,6 +195,7 @@ def residual_backward(
             weight=weight.contiguous(),
             dx=dx,
             sums=sums,
+            GELU=gelu,
             **shared,
         )
     total = _launch.add_up(sums)[0]

@@ -8,7 +8,7 @@ import triton.language as tl
 def start(program, H, strides):
     """Elements from a tensor's start to the first token of an (image, head), in 64 bits.
 
-    strides: Those of images, tokens and heads.
+    strides: Strides of images, tokens and heads.
     """
     return (program // H).to(tl.int64) * strides[0] + (program % H).to(tl.int64) * strides[2]
 
@@ -27,7 +27,7 @@ def _pointers(base, first, stride, D: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def load_tokens(base, first, last, stride, D: tl.constexpr, BLOCK: tl.constexpr):
-    """Tokens `(BLOCK, D)` from `first` on; zeros from `last` on, which add nothing to any sum."""
+    """Loads tokens `(BLOCK, D)` from `first` on; zeros from `last` on add nothing to sums."""
     inside = first + tl.arange(0, BLOCK) < last
     return tl.load(_pointers(base, first, stride, D, BLOCK), mask=inside[:, None], other=0.0)
 
@@ -48,9 +48,9 @@ def square(D: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def again(w, pointers, RELOAD: tl.constexpr):
-    """`w`, fetched once more from the cache if RELOAD, so that no register keeps it until here.
+    """`w`, reloaded from the cache if RELOAD, so that no registers hold it until here.
 
-    The barrier is for the compiler: without one it fetches before the loop, and keeps it after all.
+    The barrier is for the compiler, which otherwise hoists the load out of the loop and keeps `w`.
     """
     if RELOAD:
         tl.debug_barrier()
@@ -60,17 +60,17 @@ def again(w, pointers, RELOAD: tl.constexpr):
 
 @triton.constexpr_function
 def _in_three(x, precision):
-    """True for a product of a tall matrix that is three of TF32.
+    """True for a product of a tall matrix that takes three TF32 products.
 
-    Of it Triton would make WGMMA with an operand in registers, which ptxas before 13.3 may
-    overwrite. With less than 64 rows, or with a batch, it takes mma.sync.
+    Triton would compile it to WGMMA with an operand in registers, which ptxas before 13.3 may
+    overwrite. With fewer than 64 rows, or with a batch, it uses mma.sync.
     """
     return precision == 'tf32x3' and len(x.shape) == 2 and x.shape[0] >= 64
 
 
 @triton.jit
 def dot(x, y, ACC: tl.constexpr, PRECISION: tl.constexpr):
-    """`x y`, of every pair of matrices where there are several; sums are kept in ACC."""
+    """`x y`, batched if there are several matrices; accumulates in ACC."""
     if _in_three(x, PRECISION):
         z = tl.dot(tl.trans(y), tl.trans(x), input_precision=PRECISION, out_dtype=ACC)
         z = tl.trans(z)
@@ -81,7 +81,7 @@ def dot(x, y, ACC: tl.constexpr, PRECISION: tl.constexpr):
 
 @triton.jit
 def add_dot(total, x, y, PRECISION: tl.constexpr):
-    """`total + x y`, summed where the tensor cores sum."""
+    """`total + x y`, accumulated by the tensor cores."""
     if _in_three(x, PRECISION):
         if y.shape[1] < 64:
             z = tl.trans(_add_dot(tl.trans(total), tl.trans(y), tl.trans(x), PRECISION))
@@ -99,9 +99,9 @@ def _add_dot(total, x, y, PRECISION: tl.constexpr):
 
 @triton.jit
 def _add_blocks(total, x, y, PRECISION: tl.constexpr):
-    """`total + x y` in blocks of 16 rows and half the columns: at 64 × 64 one for each of 8 warps.
+    """`total + x y` in blocks of 16 rows and half the columns, one for each of 8 warps at 64 × 64.
 
-    Triton gives the batch of a batched product to the warps.
+    Triton distributes the batch of a batched product over the warps.
     """
     ROWS: tl.constexpr = x.shape[0] // 16
     K: tl.constexpr = y.shape[0]
@@ -122,7 +122,14 @@ def _add_blocks(total, x, y, PRECISION: tl.constexpr):
 
 @triton.jit
 def silu(z):
-    """silu(z), its first and its second derivative."""
+    """silu(z) and its first and second derivatives."""
     sigma = tl.sigmoid(z)
     spread = sigma * (1 - sigma)
     return z * sigma, sigma + z * spread, spread * (2 + z * (1 - 2 * sigma))
+
+
+@triton.jit
+def gelu(z):
+    """gelu(z), by the error function, and its derivative."""
+    below = 0.5 + 0.5 * tl.erf(z * 0.7071067811865476)
+    return z * below, below + z * tl.exp(-0.5 * z * z) * 0.3989422804014327

@@ -1,7 +1,7 @@
 """mmvttt: Test-Time-Training backbones for vision, linear in the number of patches.
 
-The names below are imported when they are used. Importing the package changes nothing anywhere;
-only a program that has imported mmengine gets OpenMMLab's door (`mmvttt.openmmlab`) with it.
+The names below are imported when they are used. Importing the package has no side effects, except
+that a program that has imported mmengine also gets `mmvttt.openmmlab`.
 """
 
 import sys
@@ -55,5 +55,5 @@ def __dir__() -> list[str]:
 
 
 if 'mmengine' in sys.modules:
-    # `custom_imports=['mmvttt']`, and tools that import mmvttt where no start-up line has run.
+    # For `custom_imports=['mmvttt']`, and tools that import mmvttt without the start-up line.
     from . import openmmlab  # noqa: F401

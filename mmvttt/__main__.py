@@ -1,6 +1,7 @@
-"""`python -m mmvttt`: versions of the packages, patches, and which kernels can run here.
+"""`mmvttt TOOL …` runs a tool; `mmvttt` alone reports versions, patches, and usable kernels.
 
-It works on a broken installation: a package that cannot be imported is a line of the report.
+The same as `python -m mmvttt`. The report works on a broken installation: a package that cannot be
+imported is a line of it.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ import sys
 import warnings
 from importlib.metadata import packages_distributions, version
 from importlib.util import find_spec
+from pathlib import Path
 
 from . import __version__
 from .distributions import overlaid
 
-# By import name, the versions that were tried. Others may work, so they are not required.
+# Tested versions by import name. Others may work, so these are not required.
 _PACKAGES: dict[str, tuple[str, ...]] = {
     'torch': ('2.11', '2.14', '2.15'),
     'torchvision': (),
@@ -34,9 +36,9 @@ _PACKAGES: dict[str, tuple[str, ...]] = {
 
 
 def _imported(module: str) -> tuple[str, str | None]:
-    """The version of a module, and in a few words why it cannot be imported."""
+    """The version of a module, and briefly why it cannot be imported."""
     try:
-        # Toolboxes warn about their own past.
+        # Toolboxes print deprecation warnings.
         with warnings.catch_warnings():
             warnings.simplefilter('ignore')
             return getattr(importlib.import_module(module), '__version__', '?'), None
@@ -47,7 +49,7 @@ def _imported(module: str) -> tuple[str, str | None]:
 def _remedy(failure: str) -> str:
     if 'libGL' not in failure and 'libgthread' not in failure:
         return ''
-    # Both distributions lie in one folder.
+    # Both distributions share one folder.
     return (
         '; opencv-python needs libraries of a desktop: pip uninstall -y opencv-python '
         'opencv-python-headless && pip install opencv-python-headless'
@@ -64,10 +66,10 @@ def _gpus() -> str:
 
 
 def versions() -> list[str]:
-    """A line for every package that matters, with a remark on versions that are not tried."""
+    """A line for every relevant package, with a remark on untested versions."""
     gpus = _gpus() if _imported('torch')[1] is None else 'no torch'
     lines = [f'mmvttt {__version__}, Python {platform.python_version()}, {gpus}']
-    # Forks bring the same modules under names of their own.
+    # Forks have the same modules under other distribution names.
     installed = packages_distributions()
     for module, tried in _PACKAGES.items():
         found = sorted(set(installed.get(module, ())))
@@ -126,14 +128,44 @@ def kernel_lines() -> list[str]:
     for op, backends in available().items():
         cells = (f'{name} {"no" if reason else "yes"}' for name, reason in backends.items())
         lines.append(f'{op:12} {", ".join(cells)}')
-        # An op without a kernel of a kind is no fault of the machine.
+        # An op that lacks a backend is not the machine's fault.
         reasons |= {f'{n}: {r}': None for n, r in backends.items() if r and op not in r}
     return lines + list(reasons)
 
 
+def tools() -> dict[str, Path]:
+    """The tools by name."""
+    package = Path(__file__).parent
+    shipped, cloned = package / '.mim' / 'tools', package.parent / 'tools'
+    folder = shipped if shipped.is_dir() else cloned
+    found = {path.stem: path for path in sorted(folder.glob('*.py'))}
+    return {**found, 'predict': found['image_demo']} if 'image_demo' in found else found
+
+
+def run_tool(name: str, arguments: list[str]) -> None:
+    """Runs a tool as `python tools/NAME.py ARGUMENTS` does."""
+    found = tools()
+    path = found.get(name.replace('-', '_'))
+    if path is None:
+        sys.exit(f'error: mmvttt has no tool {name!r}; it has {", ".join(found)}')
+    sys.argv = [f'mmvttt {name}', *arguments]
+    sys.path.insert(0, str(path.parent))
+    # runpy would put the file into argv, and so into the tool's usage.
+    exec(compile(path.read_bytes(), path, 'exec'), {'__name__': '__main__', '__file__': str(path)})
+
+
 def main(argv: list[str] | None = None) -> None:
-    """Prints the report; ends with status 1 where two OpenMMLabs lie over one another."""
-    parser = argparse.ArgumentParser(prog='python -m mmvttt', description=__doc__)
+    """Runs a tool, or prints the report: status 1 if two OpenMMLabs are installed."""
+    argv = sys.argv[1:] if argv is None else argv
+    if argv and not argv[0].startswith('-'):
+        run_tool(argv[0], argv[1:])
+        return
+    parser = argparse.ArgumentParser(
+        prog='mmvttt',
+        usage='mmvttt [--patches] | mmvttt TOOL [OPTIONS]',
+        description=__doc__,
+        epilog=f'tools: {", ".join(tools())}; `mmvttt TOOL --help` has the options of each',
+    )
     parser.add_argument('--patches', action='store_true', help='every patch with its reason')
     args = parser.parse_args(argv)
     print('\n'.join(versions()))

@@ -12,7 +12,7 @@ from ttt_kernels import BACKENDS
 
 
 def check_int(name: str, value: Any, least: int = 1, most: int | None = None) -> None:
-    """An integer of at least `least`, and at most `most`. True and False are none."""
+    """Checks an integer of at least `least`, and at most `most`. Booleans are not integers."""
     allowed = f'{least} or more' if most is None else f'{least} to {most}'
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f'{name}={value!r}: give an integer, {allowed}.')
@@ -21,7 +21,7 @@ def check_int(name: str, value: Any, least: int = 1, most: int | None = None) ->
 
 
 def check_ints(name: str, values: Any, least: int = 1, most: int | None = None) -> None:
-    """A list or tuple of such integers."""
+    """Checks a list or tuple of integers."""
     if isinstance(values, str) or not isinstance(values, Sequence):
         raise TypeError(f'{name}={values!r}: give a list or tuple of integers.')
     for value in values:
@@ -29,7 +29,7 @@ def check_ints(name: str, values: Any, least: int = 1, most: int | None = None) 
 
 
 def check_number(name: str, value: Any, above: float = -math.inf) -> None:
-    """A finite number above a bound."""
+    """Checks a finite number above a bound."""
     allowed = 'finite number' if above == -math.inf else f'number above {above}'
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f'{name}={value!r}: give a {allowed}.')
@@ -38,14 +38,14 @@ def check_number(name: str, value: Any, above: float = -math.inf) -> None:
 
 
 def check_rate(name: str, value: Any) -> None:
-    """A fraction in [0, 1)."""
+    """Checks a fraction in [0, 1)."""
     check_part(name, value, 'a rate in [0, 1)')
     if value == 1:
         raise ValueError(f'{name}={value!r}: choose a rate in [0, 1).')
 
 
 def check_part(name: str, value: Any, allowed: str = 'a fraction in [0, 1]') -> None:
-    """A fraction in [0, 1]."""
+    """Checks a fraction in [0, 1]."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f'{name}={value!r}: choose {allowed}.')
     if not 0 <= value <= 1:
@@ -53,25 +53,25 @@ def check_part(name: str, value: Any, allowed: str = 'a fraction in [0, 1]') -> 
 
 
 def check_choice(name: str, value: Any, choices: Collection) -> None:
-    """One of a few, all of them named in the error."""
-    # A list has no hash, and would be an error of the look-up in a dict.
+    """Checks a value out of a few, all of which the error names."""
+    # An unhashable value would fail in a dict look-up.
     if value not in list(choices):
         raise ValueError(f'{name}={value!r}: choose one of {", ".join(map(repr, choices))}.')
 
 
 def check_backend(name: str, value: Any) -> None:
-    """None, or what an op of ttt_kernels takes as its `backend`."""
+    """Checks the `backend` of an op of ttt_kernels, or None."""
     check_choice(name, value, (None, *BACKENDS))
 
 
 def check_config(name: str, value: Any, example: str) -> None:
-    """A dict."""
+    """Checks a dict."""
     if not isinstance(value, Mapping):
         raise TypeError(f'{name}={value!r}: give a dict such as {example}.')
 
 
 def checked_size(name: str, value: Any) -> tuple[int, int]:
-    """A side, or (height, width), as the latter."""
+    """(height, width) from one side or both."""
     pair = (value, value) if isinstance(value, Integral) else value
     check_ints(name, pair)
     if len(pair) != 2:
@@ -80,7 +80,7 @@ def checked_size(name: str, value: Any) -> tuple[int, int]:
 
 
 def checked_head_dims(embed_dims: int, num_heads: int) -> int:
-    """Channels of one head; the heads must divide the channels."""
+    """Channels of one head; checks that the heads divide the channels."""
     check_int('embed_dims', embed_dims)
     check_int('num_heads', num_heads)
     if embed_dims % num_heads:

@@ -1,13 +1,13 @@
-"""Which OpenMMLab is installed: the original packages, or the maintained forks of the same imports.
+"""Finds out which OpenMMLab is installed: the original packages, or forks with the same imports.
 
-It asks for metadata alone, so it works where the packages themselves cannot be imported.
+Reads only metadata, so it works if the packages themselves cannot be imported.
 """
 
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
 
-# Distributions by the module that they bring, the fork last.
+# Distributions by the module that they provide, the fork last.
 PROVIDERS: dict[str, tuple[str, ...]] = {
     'mmengine': ('mmengine', 'mmengine-lite', 'onedl-mmengine'),
     'mmcv': ('mmcv', 'mmcv-lite', 'mmcv-full', 'onedl-mmcv'),
@@ -20,7 +20,7 @@ _EXTRAS = {'mmdet': 'det', 'mmseg': 'seg', 'mmpretrain': 'pretrain'}
 
 
 def is_installed(distribution: str) -> bool:
-    """Whether there is a distribution of that name."""
+    """Whether a distribution of that name is installed."""
     try:
         version(distribution)
     except PackageNotFoundError:
@@ -29,12 +29,12 @@ def is_installed(distribution: str) -> bool:
 
 
 def providers(module: str) -> list[str]:
-    """The installed distributions that bring a module of `PROVIDERS`."""
+    """The installed distributions that provide a module of `PROVIDERS`."""
     return [name for name in PROVIDERS[module] if is_installed(name)]
 
 
 def extra(toolbox: str) -> str | None:
-    """The extra of mmvttt that installs a toolbox beside the OpenMMLab that is there.
+    """The extra of mmvttt that installs a toolbox for the present OpenMMLab.
 
     Args:
         toolbox: 'mmdet', 'mmseg' or 'mmpretrain'; None is returned for another module.
@@ -46,10 +46,9 @@ def extra(toolbox: str) -> str | None:
 
 
 def overlaid() -> str | None:
-    """An error with its remedy, where two distributions bring one module; else None.
+    """An error with its remedy if two distributions provide one module, else None.
 
-    pip lays the files of the second over the first without a word, and to remove one of them
-    removes files of the other.
+    pip silently installs the second over the first, and removing one removes files of the other.
     """
     found = {module: providers(module) for module in PROVIDERS}
     twice = [

@@ -1,18 +1,18 @@
-"""Errors whose message is enough: the tools print it and end, without a traceback."""
+"""Errors that the tools print without a traceback."""
 
 import pickle
 
 
 class UsageError(ValueError):
-    """Something in a command line or config that its author can put right."""
+    """A mistake in a command line or config."""
 
 
 class DataError(ValueError):
-    """The data of a config cannot be what its author means."""
+    """The data of a config does not make sense."""
 
 
 class MissingDataError(DataError, FileNotFoundError):
-    """The data of a config is not where the config expects it."""
+    """The data of a config is missing."""
 
 
 class CheckpointError(ValueError):
@@ -24,7 +24,7 @@ class CheckpointMissingError(CheckpointError, FileNotFoundError):
 
 
 class CheckpointMismatchError(CheckpointError):
-    """A checkpoint has next to nothing in common with the module it was given for."""
+    """A checkpoint hardly matches the module."""
 
 
 class ResumeError(CheckpointError):
@@ -32,4 +32,4 @@ class ResumeError(CheckpointError):
 
 
 class RefusedCheckpointError(CheckpointError, pickle.UnpicklingError):
-    """A checkpoint holds what is not on the allow-list."""
+    """A checkpoint has objects that are not on the allow-list."""

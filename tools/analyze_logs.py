@@ -1,7 +1,7 @@
 """Draws the curves of runs and prints their figures (mmvttt.analysis.curves).
 
-Of one run the last and the highest value; of several, on the same axes, a table of mean and
-standard deviation, as for seeds of one setting.
+For one run the last and the highest value; for several, on shared axes, a table of mean and
+standard deviation, such as for the seeds of one setting.
 
 example: python tools/analyze_logs.py work_dirs/demo --metrics coco/bbox_mAP
          python tools/analyze_logs.py work_dirs/seed_* --out seeds.png
@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _name(folder: str) -> str:
-    """The folder without the path that all runs of a machine share."""
+    """A run's folder without the path that all runs of a machine share."""
     return os.path.relpath(folder).removeprefix('work_dirs/')
 
 

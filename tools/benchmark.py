@@ -1,11 +1,11 @@
 """Measures FLOPs, peak memory, latency and throughput of models (mmvttt.analysis.benchmark).
 
-Writes a CSV that names the machine, and draws it against the size of the image as vision-ttt
-Fig. 6: with slopes, the papers' formulas as dotted lines, and where lines cross. --computed needs
+Writes a CSV that names the machine, and plots it against image size like vision-ttt Fig. 6, with
+slopes, crossings and the papers' formulas as dotted lines. --computed needs
 no machine: FLOPs and memory come from shapes, for images of any size.
 
-The papers compare with attention that stores all T² weights of a head, today's libraries run fused
-attention, which does not: --attention runs timm's models with either or both.
+The papers compare with attention that stores all T² weights of a head, but today's libraries run
+fused attention, which does not: --attention runs timm's models with either or both.
 
 example: python tools/benchmark.py vittt_tiny_patch16_224 deit_tiny_patch16_224 \\
            --sizes 224 512 1024 --attention fused materialised --plot curves.png
@@ -51,7 +51,7 @@ from mmvttt.openmmlab.cli import (
 from mmvttt.openmmlab.config import find_config
 from mmvttt.openmmlab.engine import compile_blocks
 
-# Ends of the names of models that ran in another way; their FLOPs are the same.
+# Suffixes for models that ran in another way; their FLOPs are the same.
 WAYS = PACKED, COMPILED, GRAPH = ' (packed)', ' (compiled)', ' (CUDA graph)'
 
 
@@ -143,14 +143,14 @@ def describe(row: Measurement) -> str:
 
 
 def models(args: argparse.Namespace) -> Iterator[tuple[str, nn.Module | None]]:
-    """Names and networks: each as it is, then by a CUDA graph, packed, compiled; then exported
-    files; None for a model that there is not.
+    """Names and networks: each unchanged, then by a CUDA graph, packed, compiled; then exported
+    files. None for a missing model.
     """
     mixed = any(find_config(name) is not None for name in args.models)
     for name in args.models:
         options = args.cfg_options or {}
         if mixed and find_config(name) is None:
-            # Only the keys that are not meant for the configs beside it.
+            # Only the keys that are not meant for the other configs.
             options = {key: value for key, value in options.items() if '.' not in key}
         try:
             found = find_model(name, options, weightless=args.computed)
@@ -198,7 +198,7 @@ def run(args: argparse.Namespace, rows: list[Measurement]) -> bool:
             except Exception as error:
                 if not args.keep_going:
                     raise
-                # One contender's failure is a finding.
+                # A contender's failure is a result.
                 print(f'missing: {what}: {type(error).__name__}: {error}'.splitlines()[0][:200])
                 complete = False
                 continue
@@ -227,7 +227,7 @@ def one_case(
     if args.computed:
         return compute(network, *case, precision, args.train, channels)
     if file:
-        # torch sees neither its operations nor its memory.
+        # torch does not see its operations and memory.
         counted = dict(peak_mib=None)
     else:
         counted = {} if name.endswith(WAYS) else count(network, batch, size, channels)
@@ -273,7 +273,7 @@ def main(argv: list[str] | None = None) -> None:
             tables = [read_csv(path) for path in args.draw]
         else:
             tables = [[]]
-            # A user who ends this wants to see what was measured so far.
+            # After Ctrl-C, report what was measured so far.
             signal.signal(signal.SIGTERM, signal.default_int_handler)
             try:
                 complete = run(args, tables[0])

@@ -1,4 +1,4 @@
-"""Draws what a data set hands to the model, with its annotations.
+"""Draws the images of a data set as the model gets them, with their annotations.
 
 example: python tools/browse_dataset.py configs/upernet_vittt_t_camvid.py --num-images 8
 """

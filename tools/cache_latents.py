@@ -1,6 +1,6 @@
-"""Computes the latents of images once, for the training of diffusion models.
+"""Computes the latents of images once, for training diffusion models.
 
-Images lie in a folder for each class. A run that was stopped goes on.
+There is one folder of images for each class. An interrupted run continues.
 
 example: python tools/cache_latents.py data/imagenet/train sd-vae-ft-ema data/latents_256
 """

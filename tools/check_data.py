@@ -1,7 +1,7 @@
-"""Says what is wrong with the data of a config: annotations, labels, files, images.
+"""Checks the data of a config: annotations, labels, files, images.
 
-See mmvttt.openmmlab.reliability.data.annotations. Exit status 1 where there are errors; warnings
-name what a training silently does without.
+See mmvttt.openmmlab.reliability.data.annotations. Exit status 1 if there are errors; warnings name
+data that a training silently drops.
 
 example: python tools/check_data.py configs/maskrcnn_vittt_t_pennfudan.py
 """

@@ -1,4 +1,4 @@
-"""Says what is in a checkpoint: entries, classes, tensors, parameters of each part.
+"""Lists the content of a checkpoint: entries, classes, tensors, parameters of each part.
 
 See mmvttt.checkpoints.publish.
 

@@ -28,6 +28,11 @@ def parse_args() -> argparse.Namespace:
         help='side of the latents whose positions a public DiT³, DiT⁵ or DiT has; default: as in '
         'the source',
     )
+    parser.add_argument(
+        '--without',
+        choices=('attention', 'mlp'),
+        help='leave this part of the blocks out, for the partial inheritance of t5 Tab. 10',
+    )
     return parser.parse_args()
 
 
@@ -35,7 +40,12 @@ def main() -> None:
     args = parse_args()
     with plain_errors():
         conversion = convert_checkpoint(
-            args.source, args.target, to=args.to, ema=args.ema, sample_size=args.sample_size
+            args.source,
+            args.target,
+            to=args.to,
+            ema=args.ema,
+            sample_size=args.sample_size,
+            without=args.without,
         )
     print(conversion)
     if not conversion.complete:

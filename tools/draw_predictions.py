@@ -1,7 +1,7 @@
-"""Draws predictions beside the ground truth (mmvttt.openmmlab.analysis.predictions).
+"""Draws predictions next to the ground truth (mmvttt.openmmlab.analysis.predictions).
 
-Of a detector boxes and masks, of a segmentor label maps. Of a set without annotations predictions
-alone.
+For a detector boxes and masks, for a segmentor label maps; predictions only if the set has no
+annotations.
 
 example: python tools/draw_predictions.py configs/maskrcnn_vittt_demo.py work_dirs/demo
 """
@@ -45,7 +45,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def find_checkpoint(path: Path) -> Path:
-    """The path itself, or the latest checkpoint of the work directory that it is."""
+    """The path itself, or the latest checkpoint if it is a work directory."""
     latest = latest_checkpoint(path)[0] if path.is_dir() else path
     if latest is None or not Path(latest).is_file():
         raise UsageError(f'no checkpoint at {path}: pass a .pth file, or the --work-dir of a run')

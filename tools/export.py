@@ -1,8 +1,9 @@
 """Writes a trained model for deployment: torch.export (.pt2), ONNX, or OpenVINO (.xml, .bin).
 
-Classifiers and segmentors up to their logits, detectors up to the maps of their neck. Batch, height
-and width are free, and the file is compared with the model at several of them. --predictions writes
-boxes and masks of a detector, or labels of a segmentor, for one image of one size.
+Classifiers and segmentors are exported up to their logits, detectors up to the maps of their neck.
+Batch, height and width are free, and the file is compared with the model at several of them.
+--predictions writes boxes and masks of a detector, or labels of a segmentor, for one image of one
+size.
 
 example: python tools/export.py vittt_t_in1k --checkpoint epoch_300.pth --out vittt_t.onnx
          python tools/export.py maskrcnn_vittt_s_1x --checkpoint epoch_12.pth --out boxes.onnx \\

@@ -1,7 +1,7 @@
 """Draws images with a trained diffusion model.
 
-The same settings make the same images, whatever the number of GPUs; a run that was stopped
-continues. Batches are kept next to the output, in a folder of its name with `_parts`.
+The same settings give the same images with any number of GPUs; an interrupted run continues.
+Batches are kept next to the output, in the folder `<name>_parts`.
 
 example: python tools/generate.py configs/dit3_digits.py work_dirs/dit3_digits/iter_2000.pth \\
            --classes 0 1 2 3 4 5 6 7 8 9 --count 100 --steps 20 --out digits.png
@@ -102,7 +102,7 @@ def latent_size(size: list[int] | None, shrink: int, patch: int) -> tuple[int, i
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     with plain_errors():
-        # Imported here, where a missing diffusers becomes a clear error.
+        # Imported here, so that a missing diffusers is a clear error.
         from mmvttt.errors import UsageError
         from mmvttt.openmmlab.apis import generate as api
         from mmvttt.openmmlab.apis.image_measures import (
@@ -116,7 +116,7 @@ def main(argv: list[str] | None = None) -> None:
             init_dist(args.launcher)
             if args.device == 'cuda':
                 args.device = f'cuda:{torch.cuda.current_device()}'
-        # Hours of drawing should not end in a name that does not exist.
+        # Checked before hours of drawing.
         extractor = load_network(args.features, '--features') if args.features else None
         classifier = load_network(args.classifier, '--classifier') if args.classifier else None
         if args.reference:
@@ -137,7 +137,7 @@ def main(argv: list[str] | None = None) -> None:
             raise UsageError('--draw-classes is for a model of classes: leave it out')
         classes = chosen_classes(args.classes, model.data_preprocessor.num_classes)
         default = len(next(iter(prompts.values()))) if prompts else len(classes)
-        # Latents have a pixel for 2^(stages − 1) of the image's.
+        # A pixel of a latent is 2^(stages − 1) pixels of the image.
         shrink = 2 ** (len(vae.config.block_out_channels) - 1) if vae else 1
         settings = api.Settings(
             count=args.count or max(1, default),
@@ -159,7 +159,7 @@ def main(argv: list[str] | None = None) -> None:
         if not is_main_process():
             return
         images = api.read_images(parts)
-        # A column for each class or prompt, where the picture stays readable.
+        # A column for each class or prompt, if the picture stays readable.
         columns = default if 1 < default <= 32 and not args.draw_classes else None
         api.write_grid(images[:1024], args.out, columns)
         print(f'{len(images)} images of {images.shape[1]}×{images.shape[2]} → {args.out}')

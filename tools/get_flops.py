@@ -28,7 +28,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def tables(cost: Cost, depth: int) -> list[Table]:
-    """The parts and the ops, each with its share."""
+    """Table of the parts and the ops, each with its share."""
     parts = Table('part', 'parameters', 'GFLOPs', 'share', title='By part')
     rows = [*cost.parts(depth), ('total', cost.total_params, cost.total_macs)]
     for name, params, macs in rows:

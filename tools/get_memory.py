@@ -1,4 +1,4 @@
-"""Prints the peak memory of a training step, by what takes it.
+"""Prints the peak memory of a training step by kind.
 
 On a GPU it is measured, elsewhere computed from the tensors of a step that is not computed. Needs
 no data set and no weights. With more than one case (configs, --with-cp, --amp) it prints a table.
@@ -58,7 +58,7 @@ def parts_table(use: MemoryUse, depth: int) -> Table:
     """Weights and activations by part of the model; a part's own parts follow it."""
     table = Table('part', 'weights, MiB', 'activations, MiB', 'share', title='By part')
     for name, (weights, activations) in use.parts.items():
-        # Numbers of blocks are no levels.
+        # Indices of blocks are not levels.
         if name and sum(not word.isdigit() for word in name.split('.')) <= depth:
             share = activations / max(use.activations, 1)
             table.add_row(name, _mib(weights), _mib(activations), f'{share:.1%}')

@@ -1,23 +1,23 @@
 """`make gpu`: the tests of the kernels on this machine's GPU, their benchmarks, models.
 
     python tools/gpu_check.py --out DIR                     # all, in some 40 minutes
-    python tools/gpu_check.py --out DIR --part sanitizer    # where compute-sanitizer is there
+    python tools/gpu_check.py --out DIR --part sanitizer    # needs compute-sanitizer
     python tools/gpu_check.py --out DIR --part tests        # each in less than 10
     python tools/gpu_check.py --out DIR --part benchmarks
     python tools/gpu_check.py --out DIR --part output
     python tools/gpu_check.py --out DIR --part models
 
-Everything goes to DIR: tables that name the GPU and the versions, plots, a log of the whole.
-First of all compute-sanitizer looks at the backward passes of ttt_glu and ttt_mlp, whose tiles of
-32 tokens at four warps others report as miscompiled by ptxas 12.8 (fla 807, 1262; FlagGems 6075),
-and once more with ptxas 13.3 or newer where one is found (the wheel nvidia-cuda-nvcc has one).
-After the tests the rows of kernels/_known.py that they settle are named.
+Everything goes to DIR: tables that name the GPU and the versions, plots, and a full log. First,
+compute-sanitizer checks the backward passes of ttt_glu and ttt_mlp, whose tiles of 32 tokens at
+four warps are reported to be miscompiled by ptxas 12.8 (fla 807, 1262; FlagGems 6075), also with
+ptxas 13.3 or newer if there is one (in the wheel nvidia-cuda-nvcc). After the tests it names the
+rows of kernels/_known.py that they settle.
 
-A step that is out of time is ended with SIGTERM, and writes and draws what it has measured; so does
-the one that runs when this is ended. The exit status is 1 where a test fails or a row is missing.
-Needs torch and Triton; pytest for the tests, matplotlib for the plots, flash-linear-attention for a
-comparison with it, where they are there; mmengine, timm and rich for the models. mmvttt itself need
-not be installed: it and `ttt_kernels` are found in this repository.
+A step that runs out of time gets SIGTERM, and writes and draws its measurements so far; so does the
+current step if this program is ended. The exit status is 1 if a test fails or a row is missing.
+Needs torch and Triton; optionally pytest for the tests, matplotlib for the plots,
+flash-linear-attention for a comparison; mmengine, timm and rich for the models. mmvttt need not be
+installed: it and `ttt_kernels` are imported from this repository.
 """
 
 import argparse
@@ -40,17 +40,17 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 BENCHMARKS = ROOT / 'tools' / 'dev' / 'kernel_benchmarks'
-# A step that has begun is finished: the slowest contender takes about half a minute.
+# Seconds to finish a running step: the slowest contender takes about half a minute.
 GRACE = 40
-# After SIGTERM: to write tables and draw.
+# Seconds after SIGTERM to write tables and plots.
 LAST_WORDS = 20
-# Imports of the steps of a part, beside torch and Triton.
+# Imports of a part's steps, besides torch and Triton.
 NEEDS = {
     'sanitizer': ('pytest',),
     'tests': ('pytest',),
     'models': ('mmengine', 'timm', 'rich', 'matplotlib'),
 }
-# Plain backbones beside DeiT with fused attention, stages beside Swin and ConvNeXt.
+# Plain backbones with DeiT (fused attention), hierarchical ones with Swin and ConvNeXt.
 MODELS = (
     'vittt_tiny_patch16_224',
     'vit3_tiny_patch16_224',
@@ -65,9 +65,9 @@ MODELS = (
 class Step(NamedTuple):
     part: str
     title: str
-    command: tuple[str, ...]  # of Python
-    seconds: int  # for all of it
-    under: tuple[str, ...] = ()  # the program that Python runs under
+    command: tuple[str, ...]  # options of Python
+    seconds: int  # for the whole step
+    under: tuple[str, ...] = ()  # a program that runs Python
     env: tuple[tuple[str, str], ...] = ()
 
 
@@ -104,7 +104,7 @@ def newer_ptxas() -> str | None:
 
 
 def settled(report: Path) -> Iterator[str]:
-    """A line for each op and dtype that the tests in a JUnit report compared with fp64."""
+    """One line for each op and dtype that the tests in a JUnit report compared with fp64."""
     spec = importlib.util.spec_from_file_location('known', ROOT / 'kernels' / '_known.py')
     known = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(known)
@@ -125,23 +125,24 @@ def settled(report: Path) -> Iterator[str]:
 
 
 def steps(out: Path, smoke: bool, report: Path) -> list[Step]:
-    """Each part stays below ten minutes; the figures that are waited for most come first."""
+    """Each part stays below ten minutes; the most important figures come first."""
     tests = (ROOT / 'tests' / 'kernels').glob('test_*_gpu.py')
     tests = sorted(map(str, tests), key=lambda path: ('ttt_linear' not in path, path))
     pytest = ('-m', 'pytest', '-q', '-p', 'no:cacheprovider', '-m', 'gpu', *tests)
     pytest += (f'--junitxml={report}',)
-    # Most of the time goes into compiling some 300 variants of the kernels.
+    # Most of the time is compilation of some 300 variants of the kernels.
     if importlib.util.find_spec('xdist') and (os.cpu_count() or 1) >= 8:
         pytest += ('-n', '4')
-    # A rehearsal has all the time that a busy CPU needs.
+    # A rehearsal on a CPU has no time limit.
     slower = 20 if smoke else 1
     found = [*sanitized(), Step('tests', 'tests', pytest, 540 * slower)]
     for name, seconds in (
-        ('ttt_linear', 205),
-        ('causal_conv', 75),
-        ('ttt_glu', 120),
-        ('deform_attn', 110),
-        ('predict', 85),
+        ('ttt_linear', 190),
+        ('causal_conv', 60),
+        ('ttt_glu', 110),
+        ('deform_attn', 100),
+        ('blocks', 55),
+        ('predict', 80),
     ):
         seconds *= slower
         script = str(BENCHMARKS / f'{name}.py')
@@ -186,7 +187,7 @@ def models(
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Variables under which `import ttt_kernels` finds this repository's kernels."""
+    """Environment variables with which `import ttt_kernels` finds this repository's kernels."""
     env = {name: value for name, value in os.environ.items() if name != 'TRITON_INTERPRET'}
     (folder / 'ttt_kernels').symlink_to(ROOT / 'kernels', target_is_directory=True)
     paths = (str(folder), env.get('PYTHONPATH'), str(ROOT))
@@ -202,14 +203,14 @@ def say(line: str, log: TextIO) -> None:
 
 
 def listen(process: subprocess.Popen[str], log: TextIO) -> int:
-    """Passes the output of a process on until it ends; its exit status."""
+    """Forwards the output of a process until it ends; returns its exit status."""
     for line in process.stdout:
         say(line.rstrip('\n'), log)
     return process.wait()
 
 
 def run(step: Step, env: dict[str, str], log: TextIO) -> bool:
-    """Whether a step succeeds within its time; its output goes to the screen and to the log."""
+    """Runs a step with its output on the screen and in the log; whether it succeeds in time."""
     say(f'== {step.title}', log)
     start = time.monotonic()
     process = subprocess.Popen(
@@ -220,7 +221,7 @@ def run(step: Step, env: dict[str, str], log: TextIO) -> bool:
         stderr=subprocess.STDOUT,
         text=True,
     )
-    # pytest sums up after an interrupt, but not after SIGTERM.
+    # pytest prints its summary after an interrupt, but not after SIGTERM.
     end = signal.SIGINT if step.part in ('tests', 'sanitizer') else signal.SIGTERM
     timers = [
         threading.Timer(step.seconds, process.send_signal, (end,)),
@@ -261,7 +262,7 @@ def main() -> int:
             'kernels on one; `make test` tests them without.'
         )
         return 1
-    # Whoever ends this gets what the step that runs has measured.
+    # Lets the current step report what it has measured.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     out = args.out.resolve()
     out.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
 """Draws a trained model's predictions on photographs and videos (mmvttt.openmmlab.apis.inference).
 
-Boxes and masks, a label map or the five likeliest classes, by the toolbox of the config. A camera
-runs until Ctrl-C.
+Draws boxes and masks, a label map or the top five classes, depending on the config's toolbox. A
+camera runs until Ctrl-C.
 
 example: python tools/image_demo.py maskrcnn_vittt_demo epoch_4.pth photo.jpg --out seen
          python tools/image_demo.py maskrcnn_vittt_demo epoch_4.pth photo.jpg --onnx boxes.onnx
@@ -89,7 +89,7 @@ def main(argv: list[str] | None = None) -> None:
             with suppress(KeyboardInterrupt):
                 for _ in track(frames, description='frames', total=None):
                     count += 1
-            # The file is complete once the generator is closed.
+            # Closing the generator completes the file.
             frames.close()
             print(printable(f'{source}: {count} frames → {out}'))
 

@@ -1,8 +1,8 @@
 """Makes a checkpoint of a linear classifier from a vision transformer's, to be fine-tuned.
 
 For mmvttt.T5, from a ViT or DeiT of timm or mmpretrain; with --model for mmvttt.TimmViT, from that
-model of timm. The target has the names of an mmpretrain classifier, backbone.* and head.fc.*. What
-is new is not in it: it begins at random, and should learn at a higher rate (docs/t5.md).
+model of timm. The target has the names of an mmpretrain classifier, backbone.* and head.fc.*. New
+tensors are not in it: they are initialised at random, and need a higher learning rate (docs/t5.md).
 
 example: python tools/inherit_weights.py deit_tiny.pth t5_tiny_inherited.pth
 """
@@ -22,6 +22,11 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--ema', action='store_true', help='take the averaged weights of the file')
     parser.add_argument('--key', help="entry that holds the weights, e.g. 'teacher'")
     parser.add_argument('--model', help="name of the source in timm's registry, for TimmViT")
+    parser.add_argument(
+        '--without',
+        choices=('attention', 'mlp'),
+        help='leave this part of the blocks at random, as the partial inheritance of t5 Tab. 10',
+    )
     add_shape(
         parser,
         '--img-size',
@@ -42,6 +47,7 @@ def main() -> None:
             img_size=tuple(args.img_size),
             model=args.model,
             key=args.key,
+            without=args.without,
         )
     print(result)
     print(f'wrote {len(result.weights) + len(result.head)} tensors to {args.target}')

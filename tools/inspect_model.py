@@ -1,4 +1,4 @@
-"""Draws what a model looks at and what its inner models learn: pictures and a CSV for each.
+"""Draws where a model looks and what its inner models learn: pictures and a CSV for each.
 
 --what chooses:
   erf        effective receptive fields of the last map and the FPN's levels; any model

@@ -1,6 +1,6 @@
 """Writes the tables of the model zoo into documents, from configs/metafile.yml.
 
-`--recount` counts the models as their papers do: other images, other parts, other operations.
+`--recount` counts the models with their papers' images, parts and operations.
 
 example: python tools/make_model_zoo.py docs/model_zoo.md
 """
@@ -22,7 +22,7 @@ from mmvttt.openmmlab.analysis.models import DenseForward, find_model
 from mmvttt.openmmlab.cli import command_line, plain_errors
 from mmvttt.openmmlab.config import config_root
 
-# A table for each: what its rows have in common, and the metrics that are its last columns.
+# Tables: the properties that their rows share, and the metrics in their last columns.
 _TABLES = {
     'classification': ('Image Classification', ('Top 1 Accuracy',)),
     'detection': ('Object Detection', ('box AP', 'mask AP')),
@@ -30,25 +30,25 @@ _TABLES = {
     'generation': ('Image Generation', ('FID', 'IS')),
     'text_to_image': ('Text-to-Image Generation', ('DPG-Bench', 'GenEval')),
 }
-# An entry of the metafile up to where the counts of its paper are, and these.
+# An entry of the metafile up to the counts of its paper, and these counts.
 _ENTRY = re.compile(r'(  - Name: (\S+)\n(?:.*\n)*?      Input Size: \S+\n)(?:      Paper .*\n)*')
 _MARKED = re.compile(r'(<!-- model-zoo:(\w+)((?: \w+)*) -->\n).*?(<!-- /model-zoo -->)', re.DOTALL)
-# Operations an element: what the counter of the authors (fvcore) takes for a norm at inference.
+# Operations per element of a norm at inference in the authors' counter (fvcore).
 _NORMS = ((nn.LayerNorm, 5), (nn.modules.batchnorm._BatchNorm, 2))
 _TTT_DWCONV = 'ttt_kernels.ttt_dwconv'
 
 
 @dataclass(frozen=True)
 class Convention:
-    """Convention by which a table of a paper counts.
+    """Convention of a paper's table.
 
     Attributes:
-        size: (height, width) of the image; None for that of the model zoo.
+        size: (height, width) of the image; None for the model zoo's.
         part: The part that is counted, '' for the whole model.
         unworked: A part whose parameters count, but not its FLOPs.
-        left_out: A part that does not count at all, where there is one.
+        left_out: A part that does not count.
         elementwise: Whether norms count, and the nine shifted products of a convolution's gradient
-            do not, as they are no matrix products there.
+            do not, because they are elementwise there.
     """
 
     size: tuple[int, int] | None = None
@@ -81,7 +81,7 @@ class PaperCount(NamedTuple):
 
 
 def paper_count(model: Mapping[str, Any]) -> PaperCount | None:
-    """Counts a model of the metafile as the paper does that it is from; None where there is none.
+    """Counts a model of the metafile by its paper's convention; None if it has none.
 
     Args:
         model: Its entry.
@@ -101,13 +101,13 @@ def paper_count(model: Mapping[str, Any]) -> PaperCount | None:
         params -= cost.params.get(convention.left_out, 0)
         macs -= cost.macs.get(convention.left_out, 0)
     if convention.elementwise:
-        # Half of the op: nine products for the gradient, nine for the reading.
+        # Half of the op's products: nine for the gradient, nine for the reading.
         macs += sum(elements) - cost.by_op.get(_TTT_DWCONV, 0) // 2
     return PaperCount(size, params, macs)
 
 
 def _count_norms(network: nn.Module) -> list[int]:
-    """A list that fills with the operations of every norm that runs."""
+    """Yields a list, to which every norm that runs adds its operations."""
     found: list[int] = []
 
     def hook(module: nn.Module, inputs: tuple[Tensor, ...], _: Tensor) -> None:
@@ -120,7 +120,7 @@ def _count_norms(network: nn.Module) -> list[int]:
 
 
 def load_models(metafile: str | os.PathLike[str] | None = None) -> list[dict[str, Any]]:
-    """The entries of the metafile; by default of the one beside mmvttt's configs."""
+    """The entries of the metafile, by default mmvttt's own."""
     path = Path(metafile or config_root() / 'metafile.yml')
     return yaml.safe_load(path.read_text(encoding='utf-8'))['Models']
 
@@ -131,7 +131,7 @@ def table(models: Iterable[dict[str, Any]], kind: str, configs: str = 'configs')
     Args:
         models: Entries of the metafile.
         kind: One of `_TABLES`, such as 'detection'.
-        configs: The folder of the configs, seen from the document.
+        configs: Path of the configs' folder from the document.
 
     Raises:
         UsageError: For another kind.
@@ -144,7 +144,8 @@ def table(models: Iterable[dict[str, Any]], kind: str, configs: str = 'configs')
     lines = [_row([*columns, 'where']), _row(['---', *['---:'] * (len(columns) - 1), '---'])]
     for model in models:
         values = {k: v for r in model['Results'] for k, v in r['Metrics'].items()}
-        if task not in {result['Task'] for result in model['Results']}:
+        # With weights: a small classifier of this project, whose results are no paper's.
+        if model['Weights'] or task not in {result['Task'] for result in model['Results']}:
             continue
         meta = model['Metadata']
         path = Path(model['Config']).name
@@ -173,10 +174,10 @@ def _as_in_the_paper(meta: dict[str, Any]) -> str:
 
 
 def recount(metafile: str | os.PathLike[str] | None = None) -> bool:
-    """Counts every model as its paper does, and writes that into the metafile.
+    """Counts every model by its paper's convention, and writes the counts into the metafile.
 
     Args:
-        metafile: By default the one beside mmvttt's configs.
+        metafile: Default: mmvttt's own.
 
     Returns:
         Whether the file changed.
@@ -206,7 +207,7 @@ def fill(text: str, models: list[dict[str, Any]], configs: str = 'configs') -> s
     """Replaces the tables between the markers of a document.
 
     `<!-- model-zoo:detection -->` begins a table of all models, `<!-- model-zoo:detection A B -->`
-    one of those named, and `<!-- /model-zoo -->` ends it.
+    a table of the named ones, and `<!-- /model-zoo -->` ends it.
 
     Raises:
         UsageError: There is no such table, or no model of a name.
@@ -227,11 +228,11 @@ def _chosen(models: list[dict[str, Any]], names: list[str]) -> list[dict[str, An
 
 
 def update(document: str | os.PathLike[str], check: bool = False) -> bool:
-    """Rewrites the tables of a document; says whether it changed.
+    """Rewrites the tables of a document; returns whether it changed.
 
     Args:
-        document: A Markdown file beside or under the folder that holds `configs/`.
-        check: Leave the file as it is.
+        document: A Markdown file in or under the folder that contains `configs/`.
+        check: Do not write the file.
 
     Raises:
         UsageError: The document is missing or has no markers.

@@ -1,8 +1,8 @@
 """Probes frozen features on folders of classes: nearest neighbours and a linear probe.
 
-TRAIN and TEST hold a folder of images for each class. With --twin, a linearized checkpoint of the
-same model is measured beside its source: agreement of neighbours, cosine of patch tokens by block.
-A source's own linear head is applied to both where it has the classes of the folders. Written are
+TRAIN and TEST contain a folder of images for each class. With --twin, a linearized checkpoint of
+the same model is compared with its source: agreement of neighbours, cosine of patch tokens by
+block. The source's own linear head is applied to both if it has the folders' classes. Writes
 probe.csv and, with a twin, cosine.png.
 
 With --maps, TRAIN and TEST hold images, and two more folders their label maps, of the same names: a

@@ -1,6 +1,6 @@
 """Writes a checkpoint's weights without optimizer and history, named by hash.
 
-OUT ends in .pth or .safetensors, which gets a model card beside it.
+OUT ends in .pth, or in .safetensors, which also gets a model card.
 
 example: python tools/publish_checkpoint.py work_dirs/vittt_s_in1k/epoch_300.pth vittt_s_in1k.pth
 """

@@ -1,9 +1,9 @@
 """Trains variants of configs in equal steps and prints a table with mean and spread.
 
-Every combination of the configs and of the values of --over is trained with every seed: one at a
-time on a CPU, one on each GPU where there are several. Interrupted, the same command goes on where
-it was. Writes sweep.csv (a row for each run, all metrics) and sweep.md; where a paper has the same
-table, its figures stand beside, of other data and schedules.
+Trains every combination of configs and values of --over with every seed: one at a time on a CPU,
+else one on each GPU. After an interruption the same command continues. Writes sweep.csv (a row for
+each run, all metrics) and sweep.md; if a paper has the same table, its figures are in a column of
+their own (with its data and schedules).
 
 example: python tools/sweep.py vittt_digits --budget-steps 176 --seeds 3 \\
            --over model.backbone.design=ttt_layer,share_qk,gating,conv1d,dual,conv2d
@@ -72,7 +72,7 @@ def parse_args() -> argparse.Namespace:
 
 
 class Trainings:
-    """Trains variants, each in a process of its own, and ends them all."""
+    """Trains variants in processes of their own, and can end them all."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
@@ -80,7 +80,7 @@ class Trainings:
         self.stopped = threading.Event()
 
     def train(self, variant: Variant, seed: int, device: str | None) -> Run | str:
-        """Trains one variant with one seed, unless that is done; the reason where it fails."""
+        """Trains one variant with one seed, unless done; returns the reason if it fails."""
         options, steps = self.args.cfg_options, self.args.budget_steps
         setting = setting_of(variant, options, steps)
         folder = self.args.out / variant.name / f'seed{seed}'
@@ -122,7 +122,7 @@ class Trainings:
         return lines[-1] if lines else f'exit status {process.returncode}'
 
     def stop(self) -> None:
-        """Asks every training to save and to end."""
+        """Asks every training to save and exit."""
         self.stopped.set()
         for process in list(self.running):
             process.terminate()
@@ -157,7 +157,8 @@ def main() -> None:
         runs: list[Run] = []
         failed: list[str] = []
         with ThreadPoolExecutor(max(count, 1)) as pool:
-            # A seed of every variant before the next one: an interrupted sweep has equal columns.
+            # One seed of every variant before the next seed: an interrupted sweep has equal
+            # columns.
             jobs = [pool.submit(work, v, seed) for seed in range(args.seeds) for v in variants]
             try:
                 for job in as_completed(jobs):
@@ -170,7 +171,7 @@ def main() -> None:
                         text = f'failed: {found}'
                     print(f'{len(runs) + len(failed)} of {len(jobs)}: {text}', flush=True)
             except BaseException as error:
-                # Trainings that have not begun stay for the next time.
+                # Trainings that have not started are left for the next run.
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
                 trainings.stop()
                 pool.shutdown(wait=True, cancel_futures=True)

@@ -29,6 +29,11 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--out', metavar='FILE.pkl', help='write the predictions to a pickle file')
     parser.add_argument('--show-dir', metavar='DIR', help='draw the predictions into a folder')
     parser.add_argument(
+        '--mistakes',
+        metavar='DIR',
+        help='draw the confusion matrix into a folder, of detectors also precision over recall',
+    )
+    parser.add_argument(
         '--tta',
         action='store_true',
         help="merge the predictions for versions of an image, by the config's tta_pipeline and "

@@ -1,5 +1,5 @@
 # 160k iterations of AdamW, the same rate in all layers; 16 images a step. No decay on the norms of
-# the backbone; those of the heads decay: their names escape the rule of the authors' code.
+# the backbone; the heads' norms decay, because the authors' rule misses their names.
 _base_ = './adamw_160k.py'
 
 optim_wrapper = dict(

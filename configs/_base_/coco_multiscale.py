@@ -1,6 +1,6 @@
 # COCO instance segmentation, short side 480 to 800 and long side up to 1333.
 # The images and annotations are looked for under $MMVTTT_DATA/coco (default: data/coco).
-_base_ = 'mmdet::_base_/datasets/coco_instance.py'
+_base_ = ['mmdet::_base_/datasets/coco_instance.py', './tta_det.py']
 
 data_root = '{{$MMVTTT_DATA:data}}/coco/'
 train_pipeline = _base_.train_pipeline
@@ -15,22 +15,3 @@ val_dataloader = dict(dataset=dict(data_root=data_root))
 test_dataloader = val_dataloader
 val_evaluator = dict(ann_file=data_root + 'annotations/instances_val2017.json')
 test_evaluator = val_evaluator
-
-# For test.py --tta: each image and its mirror image; boxes alone are merged.
-tta_model = dict(
-    type='DetTTAModel',
-    tta_cfg=dict(nms=dict(type='nms', iou_threshold=0.5), max_per_img=100),
-)
-_seen = ('img_id', 'img_path', 'ori_shape', 'img_shape', 'scale_factor', 'flip', 'flip_direction')
-tta_pipeline = [
-    dict(type='LoadImageFromFile'),
-    dict(
-        type='TestTimeAug',
-        transforms=[
-            [dict(type='Resize', scale=(1333, 800), keep_ratio=True)],
-            [dict(type='RandomFlip', prob=1.0), dict(type='RandomFlip', prob=0.0)],
-            [dict(type='LoadAnnotations', with_bbox=True)],
-            [dict(type='PackDetInputs', meta_keys=_seen)],
-        ],
-    ),
-]

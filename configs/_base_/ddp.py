@@ -5,7 +5,8 @@ model_wrapper_cfg = dict(
     broadcast_buffers=False,
     # Gradients live in DDP's buckets, without a copy: saves what the parameters take.
     gradient_as_bucket_view=True,
-    # Nothing is unused; but without it DDP rearranges its buckets after the first step, after that
+    # Nothing is unused; but without it DDP rebuilds its buckets after the first step, also after
+    # the first step
     # of a resumed run too: sums over three or more processes then end in other last bits.
     find_unused_parameters=True,
 )

@@ -1,4 +1,4 @@
-# Parameters, gradients and the optimizer's state are shared out among the GPUs, for a model that
+# Parameters, gradients and the optimizer's state are sharded over the GPUs, for a model that
 # one GPU cannot hold: add this file to the `_base_` of a config. Checkpoints are the usual ones.
 runner_type = 'FlexibleRunner'
 strategy = dict(

@@ -7,3 +7,11 @@ data_root = '{{$MMVTTT_DATA:data}}/imagenet'
 train_dataloader = dict(batch_size=128, dataset=dict(data_root=data_root))
 val_dataloader = dict(batch_size=128, dataset=dict(data_root=data_root))
 test_dataloader = val_dataloader
+
+# For test.py --tta: the scores of each image and of its mirror image are averaged.
+flips = [dict(type='RandomFlip', prob=1.0), dict(type='RandomFlip', prob=0.0)]
+tta_model = dict(type='AverageClsScoreTTA')
+tta_pipeline = [
+    *_base_.test_pipeline[:-1],
+    dict(type='TestTimeAug', transforms=[flips, _base_.test_pipeline[-1:]]),
+]

@@ -19,9 +19,8 @@ def causal_conv(
     """Filters every scan along its tokens; a token sees itself and its past (Algorithm 1, l. 10).
 
     With K taps, `y[t] = Σ_j weight[j]·x[t − (K − 1 − j)]` in a 'forward' scan, and
-    `x[t + (K − 1 − j)]` in a 'backward' one, whose past lies at larger t; before a scan's first
-    token there are zeros. Two weights on the same tokens (q and k of a shared projection) cost one
-    reading of them.
+    `x[t + (K − 1 − j)]` in a 'backward' one, whose past lies at larger t; a scan is zero before its
+    first token. Two weights on the same tokens (q and k of a shared projection) read them once.
 
     B images, T tokens, R = len(directions) scans, C channels.
 
@@ -97,7 +96,7 @@ def _check(ways: str, x: Tensor, weight: Tensor, other: Tensor | None) -> None:
 def _op(
     x: Tensor, weight: Tensor, other: Tensor | None, directions: str, backend: str
 ) -> tuple[Tensor, Tensor]:
-    # The dispatcher leaves autocast on in here, and it would round the weights.
+    # The dispatcher leaves autocast on here; it would round the weights.
     with torch.autocast(x.device.type, enabled=False):
         return _choose(backend, x, weight).forward(x, weight, other, directions)
 
@@ -140,7 +139,7 @@ def _setup_context(ctx, inputs, output):
 
 def _backward(ctx, dy, dz):
     x, weight, other = ctx.saved_tensors
-    # One of two outputs may be unused.
+    # One of the two outputs may be unused.
     some = dz if dy is None else dy
     if some is None:
         return None, None, None, None, None
@@ -165,7 +164,7 @@ _op.register_autograd(_backward, setup_context=_setup_context)
 
 @register_flop_formula(torch.ops.ttt_kernels.causal_conv)
 def _forward_flops(x_shape, weight_shape, other_shape, *args, out_shape=None, **kwargs) -> int:
-    """2K per token, channel and weight: as counters take a convolution."""
+    """2K per token, channel and weight, as for any convolution."""
     return 2 * _products(x_shape, weight_shape, other_shape)
 
 

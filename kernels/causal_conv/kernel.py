@@ -1,9 +1,9 @@
 """Triton kernels of the causal convolutions: one pass forward, one backward.
 
-A tile has tokens as rows and channels as columns. A token and its past are K loads, of which the
-caches serve all but one; in the backward pass they are those of the outputs' gradients, and both
-dx and the gradients of the taps are made from them. A program has a span of tokens of one scan of
-one image and writes its part of the sums, which are added up in a fixed order.
+A tile has tokens as rows and channels as columns. A token and its past are K loads; the caches
+serve all but one. In the backward pass these are loads of the outputs' gradients, which give both
+dx and dw. A program has a span of tokens of one scan of one image and writes its partial sums,
+which are added in a fixed order.
 """
 
 import torch
@@ -16,13 +16,13 @@ from .. import _launch
 # Triton knows no starred tuples.
 # ruff: noqa: RUF005
 
-# Taps that a program keeps sums of in registers, of each of two weights.
+# Largest number of taps whose sums fit in a program's registers, for two weights.
 MOST_TAPS = 8
 
 
 @triton.jit
 def _load(base, tokens, stride, channels, T, C):
-    """Rows `tokens`, of which those outside of 0…T − 1 are zeros."""
+    """Loads the rows `tokens`; zeros outside 0…T − 1."""
     inside = ((tokens >= 0) & (tokens < T))[:, None] & (channels < C)[None, :]
     pointers = base + tokens.to(tl.int64)[:, None] * stride + channels[None, :]
     return tl.load(pointers, mask=inside, other=0.0)
@@ -37,7 +37,7 @@ def _store(base, tokens, stride, channels, last, C, x):
 
 @triton.jit
 def _taps(weight, channels, C, TAPS: tl.constexpr):
-    """The weights of every channel, from the oldest token to the token itself."""
+    """Loads the weights of every channel, from the oldest token to the token itself."""
     taps = ()
     for tap in tl.static_range(TAPS):
         taps = taps + (tl.load(weight + channels * TAPS + tap, mask=channels < C, other=0.0),)
@@ -46,7 +46,7 @@ def _taps(weight, channels, C, TAPS: tl.constexpr):
 
 @triton.jit
 def _past(r, reverse_mask):
-    """Direction of a scan's past: −1, or 1 in a 'backward' scan."""
+    """Sign of the direction of a scan's past: −1, or 1 in a 'backward' scan."""
     return tl.where(((reverse_mask >> r) & 1) != 0, 1, -1)
 
 
@@ -67,7 +67,7 @@ def _forward(
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """y (and z) of ROWS tokens."""
+    """Computes y (and z) of ROWS tokens."""
     ACC: tl.constexpr = weight.dtype.element_ty
     blocks = tl.cdiv(T, ROWS)
     scan = tl.program_id(0) // blocks
@@ -94,7 +94,7 @@ def _forward(
 
 @triton.jit
 def _add_products(sums, seen, x, tap: tl.constexpr, TAPS: tl.constexpr):
-    """sums with seen·x added to that of `tap`."""
+    """`sums`, with seen·x added to the sum of `tap`."""
     out = ()
     for i in tl.static_range(TAPS):
         out = out + (sums[i] + seen * x if i == tap else sums[i],)
@@ -125,7 +125,7 @@ def _backward(
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """dx of a span of tokens, and what they are worth to the taps.
+    """Computes dx and the contributions to dw of a span of tokens.
 
     Token t is read by t, t + 1, …, t + K − 1 along the scan: dx[t] = Σ_j w[j]·dy[t ± (K − 1 − j)]
     and dw[j] = Σ_t x[t]·dy[t ± (K − 1 − j)].
@@ -173,8 +173,8 @@ def _backward(
 # -------------------------------------------------------------------------------------------- host
 
 
-# Tokens a block by pass, and warps: a thread holds eight channels, 16 bytes in half precision, of
-# two tokens forward, of one backward, where it keeps their sums for every tap.
+# Tokens of a block by pass, and warps. A thread holds eight channels (16 bytes in half precision)
+# of two tokens forward, and of one token backward, where it keeps sums for every tap.
 _ROWS = {'forward': 32, 'backward': 16}
 _CHANNELS = 64
 _WARPS = 4
@@ -195,7 +195,7 @@ def unsupported_reason(x: Tensor, weight: Tensor) -> str | None:
 
 
 def _shared(x: Tensor, weight: Tensor, other: Tensor | None, ways: str) -> dict[str, object]:
-    """The arguments that both kernels take; a pointer that is not read, where there is none."""
+    """The arguments that both kernels take. A missing tensor is a pointer that is not read."""
     weight = weight.contiguous()
     return {
         **_launch.with_strides(x=x),

@@ -1,7 +1,7 @@
 """Depth-wise causal convolutions in plain PyTorch: the executable specification.
 
 - `primal`: the definition, a sum of shifted tokens, differentiable by autograd.
-- `forward`, `backward`: what the op runs without kernels, by torch's convolution.
+- `forward`, `backward`: what the op runs without kernels, using torch's convolution.
 """
 
 import torch
@@ -51,7 +51,7 @@ def _tokens(image: Tensor, scans: int) -> Tensor:
 
 
 def _kernel(weight: Tensor, ways: str) -> Tensor:
-    """`(R·C, 1, K, 1)`, turned where the past lies behind."""
+    """`(R·C, 1, K, 1)`, flipped for backward scans."""
     turned = [w.flip(-1) if way == 'b' else w for w, way in zip(weight, ways, strict=True)]
     return torch.cat(turned)[:, None, :, None]
 
@@ -73,7 +73,7 @@ def forward(x: Tensor, weight: Tensor, other: Tensor | None, ways: str) -> tuple
 def backward(
     dy: Tensor, dz: Tensor | None, x: Tensor, weight: Tensor, other: Tensor | None, ways: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x, weight and other (empty where that is None), given those of the outputs."""
+    """Gradients of x, weight and other (empty if that is None), given dy and dz."""
     tokens, scans = x.shape[1], len(ways)
     past = _image(padded(x, weight.shape[-1] - 1, ways))
     total, grads = None, []
@@ -106,7 +106,7 @@ def backward(
 def exported(
     x: Tensor, weight: Tensor, other: Tensor | None, ways: str, _backend: str
 ) -> tuple[Tensor, Tensor]:
-    """`forward` in operators that exporters know: a convolution that reaches to both sides.
+    """`forward` in operators that exporters know: one convolution that covers both directions.
 
     Tokens along the width, where runtimes are several times faster than along the height.
     """

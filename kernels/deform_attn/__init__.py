@@ -21,28 +21,28 @@ def deform_attn(
     *,
     backend: str | None = None,
 ) -> Tensor:
-    """Every query adds up L·P bilinear samples of a feature pyramid, with its own weights.
+    """Weighted sum of L·P bilinear samples of a feature pyramid for every query.
 
     B images, S = Σ h·w pixels of L levels, H heads of d channels, Q queries, P points a level.
-    Pixel centres stand at ((x + ½)/w, (y + ½)/h) (align_corners=False); outside a level are zeros.
+    Pixel centres are at ((x + ½)/w, (y + ½)/h) (align_corners=False); a level is zero outside.
 
     Args:
         value: `(B, S, H, d)`, the levels one after the other, each row by row; fp32, bf16, fp16
             or fp64.
         spatial_shapes: (h, w) of every level: python ints, or an integer tensor `(L, 2)` on the
-            device of `value`, as mmcv passes it. The host does not read a tensor on a GPU: what it
-            names beyond S pixels counts as zeros there, and an error elsewhere.
+            device of `value`, as mmcv passes it. The host does not read a tensor on a GPU: pixels
+            beyond S count as zeros there, and are an error elsewhere.
         sampling_locations: `(B, Q, H, L, P, 2)`, (x, y) normalised to [0, 1] over the level; fp32,
             or the dtype of `value`. Points may lie outside.
-        attention_weights: `(B, Q, H, L, P)`, fp32 or the dtype of `value`; used as they are, a
-            softmax is the caller's.
+        attention_weights: `(B, Q, H, L, P)`, fp32 or the dtype of `value`; used as given, without a
+            softmax.
         backend: None takes the Triton kernel on a GPU and the numba kernel on a CPU, where there is
             one that can run, and the reference elsewhere; 'triton', 'numba' or 'reference' forces
             one.
 
-    Positions, weights and sums are computed in fp32 (fp64 for fp64). Under autocast `value` goes to
-    the autocast dtype; the locations stay as they are, because half precision cannot tell
-    neighbouring pixels of a large image apart. The same inputs give the same bits, gradients too.
+    Positions, weights and sums are computed in fp32 (fp64 for fp64). Autocast casts `value` but not
+    the locations: half precision cannot resolve neighbouring pixels of a large image. The same
+    inputs give the same bits, gradients too.
 
     Returns:
         `(B, Q, H·d)`, contiguous, dtype of `value`.
@@ -78,7 +78,7 @@ def deform_attn_fused(
     *,
     backend: str | None = None,
 ) -> Tensor:
-    """`deform_attn` of what a module's two linear layers give, without tensors in between.
+    """`deform_attn` of the outputs of a module's two linear layers, without intermediate tensors.
 
     The weights are the softmax of `attention_logits` over levels and points; the locations are
     `reference_points[:, :, None, :, None] + sampling_offsets / (w, h)`.
@@ -297,7 +297,7 @@ def _choose(backend: str, value: Tensor, *rest):
 
 
 def _on_host(value: Tensor, shapes: Sequence[int], levels: Tensor | None) -> Sequence[int]:
-    """The sizes of the levels as numbers, which the reference needs."""
+    """Sizes of the levels as numbers, which the reference needs."""
     if levels is not None:
         shapes = levels.flatten().tolist()
         reference.check_levels(value, shapes)
@@ -318,7 +318,7 @@ def _(do, out, value, shapes, levels, reference_points, places, weights, move, b
 
 def _setup_context(ctx, inputs, output):
     value, ctx.shapes, levels, reference_points, places, weights, ctx.backend = inputs
-    # The softmax' gradient needs the output.
+    # The softmax's gradient needs the output.
     out = None if reference_points is None else output
     ctx.save_for_backward(out, value, levels, reference_points, places, weights)
 

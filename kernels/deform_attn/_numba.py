@@ -1,11 +1,11 @@
-"""Deformable attention on a CPU, compiled by numba: a head of an image after the other.
+"""Deformable attention on a CPU, compiled by numba, one head of one image at a time.
 
-A program is one head of one image: it goes through the queries in order and alone writes to its
-part of every result, the gradient of the values included. So the gradient is a plain scatter, and
-neither the number of threads nor their order changes a bit.
+A program is one head of one image: it goes through the queries in order and has its own part of
+    every result, the gradient of the values included. So the gradient is a plain scatter, and
+    results do not depend on the number or order of threads.
 
-fp32 and fp64 run as they are, bf16 and fp16 in fp32. Pixels outside a level are read from its
-border with the weight 0, as in the reference.
+bf16 and fp16 are computed in fp32. Pixels outside a level are read from its border with the weight
+0, as in the reference.
 """
 
 from collections.abc import Sequence
@@ -35,9 +35,9 @@ def _softmax(a, logits):
 
 @inlined
 def _axis(x, size, zero):
-    """Both neighbours of x among `size` pixels, their weights (0 outside), and whether they are."""
+    """Both neighbours of x among `size` pixels, weights (0 outside), and if they are inside."""
     if not (x > -1 and x < size):
-        # Huge numbers and NaN must not become integers; NaN spoils the weights.
+        # Huge numbers and NaN must not become integers. NaN makes the weights NaN.
         nothing = x if x != x else zero
         return 0, 0, nothing, nothing, False, False
     near = int(np.floor(x))
@@ -225,7 +225,7 @@ def _arguments(
 
 
 def _work(value: Tensor, weights: Tensor) -> int:
-    """Four corners a sample, at a fifth of the speed of products."""
+    """Four corners for each sample, at a fifth of the speed of products."""
     return 20 * weights.numel() * value.shape[-1]
 
 
@@ -237,7 +237,7 @@ def forward(
     places: Tensor,
     weights: Tensor,
 ) -> Tensor:
-    """O `(B, Q, H·d)`; arguments as those of the Triton kernels."""
+    """O `(B, Q, H·d)`; arguments as for the Triton kernels."""
     batch, pixels, heads, dim = value.shape
     queries = places.shape[1]
     arrays = _arguments(value, shapes, levels, reference, places, weights)
@@ -266,7 +266,7 @@ def backward(
     weights: Tensor,
     move: bool = False,
 ) -> tuple[Tensor, ...]:
-    """dreference (empty unless `move`), dvalue, dplaces, dweights, as the Triton kernels'."""
+    """dreference (empty unless `move`), dvalue, dplaces, dweights, as from the Triton kernels."""
     batch, pixels, heads, dim = value.shape
     dtype = definition.sum_dtype(value.dtype)
     arrays = _arguments(value, shapes, levels, reference, places, weights)

@@ -1,11 +1,11 @@
 """Triton kernels of deformable attention: one forward; backward by points, a sort, then by pixels.
 
 A *row* is one head of one query, b·Q·H + q·H + h, and has L·P points; a point belongs to the cell
-whose top left pixel is nearest above and left of it. A program of `_forward` and `_backward_points`
-takes some rows and goes through their points. The gradient of the values is gathered instead of
-scattered: points are sorted by cell (stably, as 32-bit keys), and what touches a pixel then lies in
-two runs of the sorted list, the two cells that begin in its line and the two above. No float is
-ever added by an atomic, so the same inputs give the same bits.
+between four pixels, named by its top left pixel. A program of `_forward` and `_backward_points`
+loops over the points of some rows. The gradient of the values is gathered instead of scattered:
+points are sorted by cell (stably, by 32-bit keys), and the points that touch a pixel are then two
+runs of the sorted list, for the two cells that begin in its line and the two above. No atomics add
+floats, so the same inputs give the same bits.
 
 With FUSED, `places` are offsets in pixels from `reference`, and `weights` are logits.
 """
@@ -30,7 +30,7 @@ _INT32 = 2**31 - 1
 def _locate(
     places, reference, point, here, live, width, height, FUSED: tl.constexpr, ACC: tl.constexpr
 ):
-    """Positions in pixels of a level, whose centres are whole numbers."""
+    """Positions in pixels of a level; pixel centres are whole numbers."""
     x = tl.load(places + 2 * point, mask=live, other=0.0).to(ACC)
     y = tl.load(places + 2 * point + 1, mask=live, other=0.0).to(ACC)
     if FUSED:
@@ -44,7 +44,7 @@ def _locate(
 
 @triton.jit
 def _axis(x, size, ACC: tl.constexpr):
-    """The pixel before x, the way from it to x, and whether it and the next one are on the map."""
+    """The pixel before x, x's distance from it, and whether it and the next one are on the map."""
     reaches = (x > -1) & (x < size)
     # Huge numbers and NaN must not become integers.
     x = tl.where(reaches, x, 0.0)
@@ -68,7 +68,7 @@ def _pixels(
     D: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """One of the four pixels around every row's point `(ROWS, CHANNELS)`; zeros outside."""
+    """Loads one of the four pixels around every row's point `(ROWS, CHANNELS)`; zeros outside."""
     offset += FAR_Y * step_y + FAR_X * step_x
     channel = tl.arange(0, CHANNELS)
     mask = ((far_y if FAR_Y else near_y) & (far_x if FAR_X else near_x))[:, None]
@@ -111,7 +111,7 @@ def _forward(
     ROWS: tl.constexpr,
     FUSED: tl.constexpr,
 ):
-    """O = Σ a·β·value over the points and their four pixels."""
+    """Computes O = Σ a·β·value over the points and their four pixels."""
     ACC: tl.constexpr = tl.float64 if value.dtype.element_ty == tl.float64 else tl.float32
     blocks = tl.cdiv(Q * H, ROWS)
     image = (tl.program_id(0) // blocks).to(tl.int64)
@@ -140,7 +140,7 @@ def _forward(
             a = tl.load(weights + point, mask=live, other=0.0).to(ACC)
             if FUSED:
                 a = tl.exp(a - peak)
-            # A location that is no number makes an output that is none.
+            # A NaN location makes the output NaN.
             a = tl.where((x == x) & (y == y), a, float('nan'))
             left, fx, near_x, far_x = _axis(x, width, ACC)
             top, fy, near_y, far_y = _axis(y, height, ACC)
@@ -199,7 +199,7 @@ def _backward_points(
     ROWS: tl.constexpr,
     FUSED: tl.constexpr,
 ):
-    """Gradients of places and weights, from ⟨value, do⟩ of the four pixels; and what to sort by."""
+    """Gradients of places and weights from ⟨value, do⟩ of the four pixels, and the sort keys."""
     ACC: tl.constexpr = tl.float64 if value.dtype.element_ty == tl.float64 else tl.float32
     blocks = tl.cdiv(Q * H, ROWS)
     image = (tl.program_id(0) // blocks).to(tl.int64)
@@ -267,7 +267,7 @@ def _backward_points(
                 da += beta_y * beta_x * dot
                 gx += (beta_y if corner % 2 else -beta_y) * dot
                 gy += (beta_x if corner // 2 else -beta_x) * dot
-            # A location that is no number has no gradient either.
+            # The gradient of a NaN location is NaN.
             a = tl.where((x == x) & (y == y), a, float('nan'))
             gx = gx * a
             gy = gy * a
@@ -279,7 +279,7 @@ def _backward_points(
             tl.store(dplaces + 2 * point, gx.to(dplaces.dtype.element_ty), mask=live)
             tl.store(dplaces + 2 * point + 1, gy.to(dplaces.dtype.element_ty), mask=live)
             tl.store(dweights + point, da.to(dweights.dtype.element_ty), mask=live)
-            # Points before the first pixel of a line weigh nothing on its second: one cell for all.
+            # Points left of a line's first pixel do not touch its second: one cell serves them all.
             cell = start + tl.maximum(top, 0) * width + tl.maximum(left, 0)
             reaches = fits & (near_y | far_y) & (near_x | far_x)
             key = tl.where(reaches, group * S + cell, B * H * S)
@@ -309,10 +309,10 @@ def _backward_value(
     POINTS: tl.constexpr,
     FUSED: tl.constexpr,
 ):
-    """dvalue = Σ a·β·do over the points around some neighbouring pixels of a head.
+    """Computes dvalue = Σ a·β·do over the points around some neighbouring pixels of a head.
 
-    A pixel weighs in with a tent, 1 − distance along both axes: this is β, and 0 at points of the
-    four cells that it does not touch.
+    β is a tent, 1 − distance along both axes, and 0 at points of the four cells that do not touch
+    the pixel.
     """
     ACC: tl.constexpr = tl.float64 if dvalue.dtype.element_ty == tl.float64 else tl.float32
     blocks = tl.cdiv(S, PIXELS)
@@ -321,7 +321,7 @@ def _backward_value(
     head = group % H
     pixel = tl.program_id(0) % blocks * PIXELS + tl.arange(0, PIXELS)
     channel = tl.arange(0, CHANNELS)
-    # The level of every pixel, its place in it.
+    # Level of every pixel, and its position there.
     row = tl.zeros_like(pixel)
     column = tl.zeros_like(pixel)
     level = tl.full((PIXELS,), -1, tl.int32)
@@ -391,7 +391,7 @@ def _backward_value(
 
 @triton.jit(do_not_specialize=['a', 'b', 'c', 'd', 'e', 'f', 'g', 'h'])
 def _write_sizes(sizes, a, b, c, d, e, f, g, h, L: tl.constexpr):
-    """Pairs of numbers below 2³², one in a number, to where the other kernels load them."""
+    """Unpacks pairs of numbers below 2³² to where the other kernels load them."""
     pairs = (a, b, c, d, e, f, g, h)
     for level in tl.static_range(L):
         tl.store(sizes + 2 * level, pairs[level] >> 32)
@@ -408,9 +408,9 @@ _MOST_LEVELS = 8
 def config(kernel: str, dtype: torch.dtype, dim: int) -> dict[str, int]:
     """Options to compile a kernel for values of `dtype` with `dim` channels; the same for all GPUs.
 
-    A thread holds 16 bytes of a pixel, one load; what is computed of a point is computed again by
-    every thread that shares it. The dot products of `_backward_points` change hands between threads
-    on their way to memory: within one warp, that needs no barrier.
+    A thread holds 16 bytes of a pixel, one load; all threads that share a point repeat its
+    computations. The dot products of `_backward_points` move between threads on their way to
+    memory: within one warp that needs no barrier.
     """
     channels = _launch.power_of_2(dim)
     together = max(32 * 16 // (channels * dtype.itemsize), 1)  # pixels that a warp loads at once
@@ -440,10 +440,10 @@ def unsupported_reason(
 
 
 def _on_device(shapes: Sequence[int], value: Tensor) -> Tensor:
-    """The sizes of the levels `(L, 2)`, beside `value`.
+    """Sizes of the levels `(L, 2)` on the device of `value`.
 
-    Written by a kernel: a copy waits for the GPU, and a tensor that is kept for the next call is
-    memory of a CUDA graph that outlives it.
+    A kernel writes them: a copy would wait for the GPU, and a tensor cached for the next call might
+        belong to the memory pool of a CUDA graph.
     """
     levels = len(shapes) // 2
     if levels > _MOST_LEVELS:
@@ -469,7 +469,7 @@ def _arguments(
     step = reference[0].numel() if reference is not None and reference.shape[0] > 1 else 0
     return {
         'shapes': _on_device(shapes, value) if levels is None else levels.contiguous(),
-        # A pointer that is not read, where there is none.
+        # A missing tensor is a pointer that is not read.
         'reference': places if reference is None else reference.contiguous(),
         'places': places.contiguous(),
         'S': value.shape[1],
@@ -528,7 +528,7 @@ def backward(
     wide = torch.promote_types(value.dtype, torch.float32)
     dvalue = torch.empty_like(value, memory_format=torch.contiguous_format)
     dweights = torch.empty_like(weights, memory_format=torch.contiguous_format)
-    # Gradients of reference points are sums of those of the offsets, before they are rounded.
+    # Gradients of reference points sum the offsets' gradients before these are rounded.
     dplaces = torch.empty(places.shape, dtype=wide if move else places.dtype, device=places.device)
     keys = torch.empty(weights.numel(), dtype=torch.int32, device=value.device)
     weights = weights.contiguous()

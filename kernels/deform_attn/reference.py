@@ -1,7 +1,7 @@
 """Multi-scale deformable attention in plain PyTorch: the executable specification.
 
-Deformable DETR, Eq. 3 (the ViT-Adapter's attention): every query reads L·P points of a feature
-pyramid by bilinear interpolation with zeros outside, and adds them up with its own weights.
+Deformable DETR, Eq. 3 (the ViT-Adapter's attention): every query samples L·P points of a feature
+pyramid by bilinear interpolation with zeros outside, and adds them with its own weights.
 
 A point is four pixels with four weights, so the whole op is one weighted sum of rows of `value`:
 `torch.nn.functional.embedding_bag`, which never stores the rows it reads. Its transpose, the
@@ -27,16 +27,16 @@ class _Axis(NamedTuple):
 
     near: Tensor  # index, in the image
     far: Tensor
-    near_weight: Tensor  # 0 where the neighbour lies outside
+    near_weight: Tensor  # 0 if the neighbour lies outside
     far_weight: Tensor
     near_slope: Tensor  # d near_weight / d location
     far_slope: Tensor
 
     @classmethod
     def of(cls, location: Tensor, size: int) -> '_Axis':
-        """`location` in [0, 1] over `size` pixels, whose centres stand at (i + ½)/size."""
+        """`location` in [0, 1] over `size` pixels with centres at (i + ½)/size."""
         x = location * size - 0.5
-        # Beyond one pixel outside nothing changes any more; huge numbers must not reach int32.
+        # More than one pixel outside nothing changes; huge numbers must not reach int32.
         inside = (x > -1) & (x < size)
         x = x.clamp(-1, size)
         near = x.floor()
@@ -44,7 +44,7 @@ class _Axis(NamedTuple):
         near_ok = (near >= 0) & inside
         far_ok = (near < size - 1) & inside
         return cls(
-            # In this order: a NaN becomes some integer, which the clamp keeps inside.
+            # The cast comes before the clamp: a NaN becomes some integer, which the clamp bounds.
             near.int().clamp(0, size - 1),
             near.int().add_(1).clamp_(0, size - 1),
             (1 - fraction) * near_ok,
@@ -132,7 +132,7 @@ def primal(
     reference_points: Tensor | None,
     shapes: Sequence[int],
 ) -> Tensor:
-    """The definition, by gathering; differentiable by autograd, as often as one likes.
+    """The definition, by gathering; autograd differentiates it any number of times.
 
     Args as in `forward`.
 
@@ -202,7 +202,7 @@ def backward(
     weights: Tensor,
     move: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of `forward`; points exactly between two cells take the slope to their right.
+    """Gradients of `forward`; points exactly between two cells take the slope on their right.
 
     Returns:
         dreference_points, empty unless `move`; dvalue, dplaces, dweights: contiguous, shape and
@@ -242,7 +242,7 @@ def _backward(
     reader = torch.arange(do.shape[0], dtype=torch.int32, device=do.device)
     reader = reader.repeat_interleave(points).repeat(4 * levels)
 
-    # dvalue: the same sum with the roles of rows and readers swapped.
+    # dvalue: the same sum with rows and queries swapped.
     order = flat.sort(stable=True)[1]
     counts = torch.bincount(flat, minlength=table.shape[0])
     offsets = (counts.cumsum(0) - counts).int()
@@ -276,7 +276,7 @@ def exported(
     weights: Tensor,
     _backend: str,
 ) -> Tensor:
-    """`forward` in operators that exporters know: `grid_sample`, level after level."""
+    """`forward` in operators that exporters know: `grid_sample` for each level."""
     if levels is not None:
         raise NotImplementedError('deform_attn: spatial_shapes in a tensor cannot be exported')
     wide = sum_dtype(value.dtype)

@@ -92,12 +92,7 @@ def conv_norm(
     )
     _check(x, ln_weight, ln_bias, eps)
     h, w = _inputs.check_map(_NAME, 'x', x, hw)
-    channels, state = x.shape[-1], ln_weight.dtype
-    _inputs.check_shape(_NAME, 'weight', weight, (channels, 3, 3), '(C, 3, 3)')
-    _inputs.check_dtype(_NAME, 'weight', weight, state, f'where x is {x.dtype}')
-    if bias is not None:
-        _inputs.check_shape(_NAME, 'bias', bias, (channels,), '(C,)')
-        _inputs.check_dtype(_NAME, 'bias', bias, state, f'where x is {x.dtype}')
+    _inputs.check_conv(_NAME, weight, bias, x.shape[-1], x.dtype)
     dtype = _norm_dtype(dtype, x.dtype)
     args = (x, None, weight, bias, ln_weight, ln_bias, h, w, float(eps), dtype)
     if _inputs.transformed(x, weight, bias, ln_weight, ln_bias):

@@ -26,7 +26,7 @@ def primal(
     if branch is not None:
         z = z + branch.to(z.dtype)
     if weight is not None:
-        z = z + tokens(F.conv2d(to_map(z, h, w), weight[:, None], bias, 1, 1, 1, len(weight)))
+        z = residual_conv(z, weight, bias, h, w)
     y = z.to(sum_dtype(x, branch))
     normed = F.layer_norm(y.to(z.dtype), ln_weight.shape, ln_weight, ln_bias, eps)
     return y, normed.to(dtype)
@@ -44,6 +44,31 @@ def to_map(x: Tensor, h: int, w: int) -> Tensor:
 
 def tokens(image: Tensor) -> Tensor:
     return image.permute(0, 2, 3, 1).flatten(1, 2)
+
+
+def residual_conv(x: Tensor, weight: Tensor, bias: Tensor | None, h: int, w: int) -> Tensor:
+    """x + conv(x) + bias, depth-wise 3×3, tokens `(B, h·w, C)` in the type of the weight."""
+    return x + tokens(F.conv2d(to_map(x, h, w), weight[:, None], bias, 1, 1, 1, len(weight)))
+
+
+def residual_conv_backward(
+    dz: Tensor, x: Tensor, weight: Tensor, h: int, w: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of `residual_conv`'s x, weight and bias."""
+    dx, dkernel, dbias = torch.ops.aten.convolution_backward(
+        to_map(dz, h, w).contiguous(memory_format=torch.channels_last),
+        to_map(x, h, w),
+        weight[:, None],
+        [len(weight)],
+        (1, 1),
+        (1, 1),
+        (1, 1),
+        False,
+        (0, 0),
+        len(weight),
+        (True, True, True),
+    )
+    return dz + tokens(dx), dkernel.view(weight.shape), dbias
 
 
 @torch.no_grad()
@@ -86,20 +111,7 @@ def gradients(
     if x is not None and weight is not None:
         # As the kernels keep it between their passes.
         dz = dz.to(y.dtype).to(wide.dtype)
-        dx, dkernel, dbias = torch.ops.aten.convolution_backward(
-            to_map(dz, h, w).contiguous(memory_format=torch.channels_last),
-            to_map(x.to(wide.dtype), h, w),
-            weight[:, None],
-            [len(weight)],
-            (1, 1),
-            (1, 1),
-            (1, 1),
-            False,
-            (0, 0),
-            len(weight),
-            (True, True, True),
-        )
-        dz, dweight = dz + tokens(dx), dkernel.view(weight.shape)
+        dz, dweight, dbias = residual_conv_backward(dz, x.to(wide.dtype), weight, h, w)
     dx_dtype, branch_dtype = dtypes
     own = x is None and branch_dtype != dx_dtype
     dbranch = dz.to(branch_dtype).contiguous() if own else dz.new_empty(0, dtype=branch_dtype)

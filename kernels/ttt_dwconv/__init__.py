@@ -1,4 +1,4 @@
-"""ViT³'s depth-wise 3×3 inner model, trained by one full-batch step, as a registered op."""
+"""ViT³'s depth-wise 3×3 inner model with one full-batch training step, as a registered op."""
 
 import torch
 from torch import Tensor
@@ -22,11 +22,11 @@ def ttt_dwconv(
     damping: bool = True,
     backend: str | None = None,
 ) -> Tensor:
-    """Filters q with 3×3 kernels that have taken one gradient step on (k, v) (ViT³, Sec. 4).
+    """Filters q with 3×3 kernels after one gradient step on (k, v) (ViT³, Sec. 4).
 
-    Every image starts from the kernels `w3`, one a channel, takes one step of 1.0 on the inner loss
-    `−(scale/N)·Σ f(k)·v` over all N = h·w pixels, f a depth-wise convolution with zero padding 1,
-    and returns f(q) of its new kernels. `damping` divides the gradient of each 3×3 kernel by its
+    Every image starts from the kernels `w3`, one per channel, takes one step of 1.0 on the inner
+    loss `−(scale/N)·Σ f(k)·v` over all N = h·w pixels, f a depth-wise convolution with zero padding
+    1, and returns f(q) of its new kernels. `damping` divides the gradient of each 3×3 kernel by its
     norm plus 1: `g/(‖g‖₂ + 1)`.
 
     B images of h×w pixels, d channels.
@@ -37,7 +37,7 @@ def ttt_dwconv(
         w3: `(d, 3, 3)` fp32 (fp64 where q is fp64).
         hw: height and width of the map, python ints.
         scale: s of the inner loss; s/N is applied in fp32 after the sum over the pixels.
-        damping: as published; False takes the plain gradient.
+        damping: True as published; False takes the plain gradient.
         backend: None takes the Triton kernel on a GPU and the numba kernel on a CPU, where there is
             one that can run, and the reference elsewhere; 'triton', 'numba' or 'reference' forces
             one.
@@ -102,7 +102,7 @@ def _op(
     kernel = _choose(backend, q)
     if kernel is not None:
         return kernel.forward(q, k, v, w3, h, w, scale, damping)
-    # The dispatcher leaves autocast on in here, and it would round the inner weights.
+    # The dispatcher leaves autocast on here; it would round the inner weights.
     with torch.autocast(q.device.type, enabled=False):
         return reference.forward(q, k, v, w3, h, w, scale, damping)
 
@@ -145,7 +145,7 @@ def _(do, q, k, v, w3, g, h, w, scale, damping, backend):
 def _setup_context(ctx, inputs, output):
     *tensors, ctx.h, ctx.w, ctx.scale, ctx.damping, ctx.backend = inputs
     ctx.save_for_backward(*tensors, output[1])
-    # The inner gradient is there for the backward pass alone.
+    # The inner gradient is an output for the backward pass only.
     ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)
 
@@ -153,7 +153,7 @@ def _setup_context(ctx, inputs, output):
 def _backward(ctx, do, _):
     if do is None:  # from a function that has no gradient for its input
         return (None,) * 9
-    # Under checkpointing the saved tensors can be asked for only once.
+    # Under checkpointing the saved tensors can be unpacked only once.
     saved, options = ctx.saved_tensors, (ctx.h, ctx.w, ctx.scale, ctx.damping)
     if torch.is_grad_enabled():  # the gradients will be differentiated
         grads = _inputs.gradients_of(reference.primal, do, saved[:4], *options)

@@ -1,8 +1,8 @@
-"""ViT³'s depth-wise inner step on a CPU: the reference, going through the maps in numba.
+"""ViT³'s depth-wise inner step on a CPU: the reference with its loops over maps in numba.
 
-A program has COLUMNS channels of one image and alone writes to its part of the result, and images
-are summed in their order: neither the number of threads nor theirs changes a bit. fp32 and fp64 run
-as they are, bf16 and fp16 in fp32, as in the reference.
+A program has COLUMNS channels of one image and its own part of the result, and images are summed in
+order: results do not depend on the number or order of threads. bf16 and fp16 are computed in fp32,
+as in the reference.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ def _products(start, stop, x, y, out):
     """The programs from `start` to `stop`; x is padded by a pixel, out is zero."""
     _, h, w, channels = y.shape
     blocks = channels // COLUMNS
-    # Sum of one row of the map: the sum over rows then rounds once for each.
+    # Sum of one row of the map, so that the sum over rows rounds once for each row.
     sums = np.zeros(COLUMNS, out.dtype)
     for number in range(start, stop):
         image, first = number // blocks, number % blocks * COLUMNS
@@ -59,7 +59,7 @@ def _correlate(start, stop, x, taps, out):
 
 
 def _wide(x: Tensor, border: int = 0) -> np.ndarray:
-    """Whole blocks of channels, dense, in a frame of zeros."""
+    """Copies whole blocks of channels, dense, into a frame of zeros."""
     channels = padded(x.shape[-1], COLUMNS) - x.shape[-1]
     if channels or border:
         x = F.pad(x, (0, channels, *[border] * 4) if border else (0, channels))
@@ -71,7 +71,7 @@ def _run(kernel: Callable, x: Tensor, other: Tensor, size: tuple[int, ...]) -> T
     channels = padded(x.shape[-1], COLUMNS)
     out = x.new_zeros((len(x), *size, channels))
     programs = len(x) * (channels // COLUMNS)
-    # Nine to a number, at a fifth of the speed.
+    # Nine multiply-adds for each number, at a fifth of the speed of products.
     parallel(kernel, programs, 45 * x.numel(), _wide(x, border=1), _wide(other), out.numpy())
     return out[..., : x.shape[-1]]
 

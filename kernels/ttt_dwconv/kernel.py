@@ -1,12 +1,13 @@
 """Triton kernels of ViT³'s depth-wise 3×3 inner model: two passes forward, two backward.
 
-Forward: `_step` sums the inner gradients G over k and v, `_read` takes the damped step as it loads
-the kernels and filters q. Backward: `_read_backward` goes over dO and q and sums the gradients of
-the stepped kernels; `_step_backward` turns them into `j = −κH` as it loads them and filters k, v.
-Where few images would leave a GPU idle, several programs share a sum (`_launch`).
+Forward: `_step` sums the inner gradients G over k and v; `_read` takes the damped step when it
+    loads the kernels, and filters q. Backward: `_read_backward` goes over dO and q and sums the
+    gradients of the updated kernels; `_step_backward` converts them to `j = −κH` when it loads
+    them, and filters k and v. If few images would leave a GPU idle, several programs share a sum
+    (`_launch`).
 
-Everything is channels-last: a tile has pixels as rows and channels as columns, and the nine
-neighbours of a tile are nine loads, eight of which the caches serve. Taps are numbered row by row.
+Everything is channels-last: a tile has pixels as rows and channels as columns, and its nine
+neighbours are nine loads; the caches serve eight of them. Taps are numbered row by row.
 """
 
 import torch
@@ -224,7 +225,7 @@ def _step_backward(
     j = _step_gradient(g + start, dw + start, channels, D, kappa, DAMPING, ACC)
     for n in tl.range(first, last, PIXELS):
         pixels = n + tl.arange(0, PIXELS)
-        # All loads first: behind a store, which might be to where they read, they would wait.
+        # All loads come first: after a store that might alias them they would wait.
         keys = load_neighbours(k, pixels, last, k_strides[1], channels, D, h, w, ACC)
         values = load_neighbours(v, pixels, last, v_strides[1], channels, D, h, w, ACC)
         store(dv, pixels, last, D, channels, D, correlate(keys, j))

@@ -28,7 +28,8 @@ def primal(
     scale: float,
     damping: bool = True,
 ) -> Tensor:
-    """The literal definition: one gradient step on the inner loss, then q through the new kernels.
+    """The literal definition: one gradient step on the inner loss, then q filtered with the new
+    kernels.
 
     Differentiable by autograd; for tests.
 
@@ -55,7 +56,7 @@ def primal(
 
 
 def shifted(x: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Every tap and the map that it sees: x[p + δ], zero outside. `x` is `(B, h, w, d)`."""
+    """Yields every tap and its shifted map x[p + δ], zero outside. `x` is `(B, h, w, d)`."""
     h, w = x.shape[1:3]
     padded = F.pad(x, (0, 0, 1, 1, 1, 1))
     for tap in range(9):
@@ -106,7 +107,7 @@ def forward(
     products: Callable[[Tensor, Tensor], Tensor] = products,
     correlate: Callable[[Tensor, Tensor], Tensor] = correlate,
 ) -> tuple[Tensor, Tensor]:
-    """The step and the reading, by the two ways to go through maps.
+    """The step and the reading, from `products` and `correlate`.
 
     Returns:
         O `(B, h·w, d)` contiguous, and the inner gradient before damping, `(B, 9, d)` in the
@@ -134,9 +135,9 @@ def backward(
     correlate: Callable[[Tensor, Tensor], Tensor] = correlate,
     total: Callable[[Tensor], Tensor] = over_images,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v and w3, given that of O and the g that `forward` returned.
+    """Gradients of q, k, v and w3, given dO and the g that `forward` returned.
 
-    Turning a kernel by 180° is reversing its taps. As in `ttt_glu`, everything behind the step is
+    Rotating a kernel by 180° reverses its taps. As in `ttt_glu`, all gradients of the step are
     linear in `j = −κH`. `total` sums over the images.
     """
     dtype = q.dtype
@@ -163,7 +164,7 @@ def exported(
     damping: bool,
     _backend: str,
 ) -> tuple[Tensor, Tensor]:
-    """`forward` in operators that exporters know: nothing is added up in place."""
+    """`forward` in operators that exporters know, without in-place sums."""
     dtype, state = q.dtype, state_dtype(q.dtype)
     q, k, v = (x.to(state).unflatten(1, (h, w)) for x in (q, k, v))
     g = products(k, v) * (-scale / (h * w))

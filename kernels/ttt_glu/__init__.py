@@ -1,4 +1,4 @@
-"""ViT³'s gated inner model, f(x) = (xW1)⊙silu(xW2), trained by one full-batch step, as an op."""
+"""ViT³'s gated inner model, f(x) = (xW1)⊙silu(xW2), with one full-batch training step, as an op."""
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ def ttt_glu(
     damping: bool = True,
     backend: str | None = None,
 ) -> Tensor:
-    """Reads q with a gated linear unit that has taken one gradient step on (k, v) (ViT³, Sec. 4).
+    """Applies a gated linear unit to q after one gradient step on (k, v) (ViT³, Sec. 4).
 
     Every image and head starts from its (W1, W2), takes one step of 1.0 on the inner loss
     `−(scale/N)·Σ f(k)·v` over all N tokens, `f(x) = (xW1)⊙silu(xW2)`, and returns f(q) of the new
@@ -34,7 +34,7 @@ def ttt_glu(
             they may be views of one packed projection.
         w1, w2: `(H, d, d)` fp32 (fp64 where q is fp64), row vectors.
         scale: s of the inner loss; s/N is applied in fp32 after the sum over the tokens.
-        damping: as published; False takes the plain gradient.
+        damping: True as published; False takes the plain gradient.
         backend: None takes the Triton kernel on a GPU and the numba kernel on a CPU, where there is
             one that can run, and the reference elsewhere; 'triton', 'numba' or 'reference' forces
             one.
@@ -79,7 +79,7 @@ def _op(
     kernel = _choose(backend, q)
     if kernel is not None:
         return kernel.forward(q, k, v, w1, w2, scale, damping)
-    # The dispatcher leaves autocast on in here, and it would round the inner weights.
+    # The dispatcher leaves autocast on here; it would round the inner weights.
     with torch.autocast(q.device.type, enabled=False):
         return reference.forward(q, k, v, w1, w2, scale, damping)
 
@@ -123,7 +123,7 @@ def _(do, q, k, v, w1, w2, g, scale, damping, backend):
 def _setup_context(ctx, inputs, output):
     *tensors, ctx.scale, ctx.damping, ctx.backend = inputs
     ctx.save_for_backward(*tensors, output[1])
-    # The inner gradient is there for the backward pass alone.
+    # The inner gradient is an output for the backward pass only.
     ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)
 
@@ -131,7 +131,7 @@ def _setup_context(ctx, inputs, output):
 def _backward(ctx, do, _):
     if do is None:  # from a function that has no gradient for its input
         return (None,) * 8
-    # Under checkpointing the saved tensors can be asked for only once.
+    # Under checkpointing the saved tensors can be unpacked only once.
     saved, options = ctx.saved_tensors, (ctx.scale, ctx.damping)
     if torch.is_grad_enabled():  # the gradients will be differentiated
         grads = _inputs.gradients_of(reference.primal, do, saved[:5], *options)

@@ -1,12 +1,12 @@
-"""ViT³'s gated inner step on a CPU, compiled by numba: README.md's maths, by tiles of tokens.
+"""ViT³'s gated inner step on a CPU, compiled by numba: README.md's maths by tiles of tokens.
 
 One program takes up to CHUNK tokens of one head of one image, with its matrices in the cache, and
-alone writes to its part of every result. Sums over the tokens are one for each program, added up in
-a fixed order: neither the number of threads nor their order changes a bit. fp32 and fp64 run as
-they are, bf16 and fp16 in fp32, as in the reference.
+has its own part of every result. Each program writes partial sums over its tokens, which are added
+in a fixed order: results do not depend on the number or order of threads. bf16 and fp16 are
+computed in fp32, as in the reference.
 
-A pair of matrices stands side by side, as in the reference: dense, (d, 2d), or in the kernels each
-padded by zeros to whole blocks of COLUMNS, (d', 2d').
+The two matrices of a pair are side by side, as in the reference: dense, (d, 2d), or in the kernels
+each padded with zeros to whole blocks of COLUMNS, (d', 2d').
 """
 
 from collections.abc import Callable
@@ -81,9 +81,9 @@ def _inner_step_backward(v, z1, z2, r1, r2):
 
 @inlined
 def _find(places, number, sizes, strides):
-    """Image, head and chunk of a program, its first token and the end of its last.
+    """Image, head and chunk of a program, its first token and the end of its tokens.
 
-    And a row of `places` for each row of `strides`, those of images, tokens and heads.
+    Fills a row of `places` for each row of `strides` (of images, tokens and heads).
     """
     tokens, heads, chunks = sizes[:3]
     image, head, chunk = number // (heads * chunks), number // chunks % heads, number % chunks
@@ -95,7 +95,7 @@ def _find(places, number, sizes, strides):
 
 @inlined
 def _pad(out, left, right):
-    """A pair into the corners of two padded matrices."""
+    """Copies a pair into the corners of two padded matrices."""
     columns = len(out)
     for i in range(len(left)):
         row, x, y = out[i], left[i], right[i]
@@ -107,7 +107,7 @@ def _pad(out, left, right):
 
 @inlined
 def _total(out, sums):
-    """The chunks' sums, one after the other."""
+    """Adds the chunks' sums in order."""
     clear(out, 0)
     for n in range(len(sums)):
         for i in range(len(out)):
@@ -131,14 +131,14 @@ def _norms(norms, g):
 
 @inlined
 def _take_step(weights, inner, norms, w1, w2, g, damping):
-    """`weights` become W − g/(‖g‖ + 1), by columns; without damping W − g."""
+    """Sets `weights` to W − g/(‖g‖ + 1), by columns; without damping to W − g."""
     dim = len(g)
     _pad(weights, w1, w2)
     _pad(inner, g[:, :dim], g[:, dim:])
     _norms(norms, inner)
     for c in range(len(norms)):
         norms[c] = damping / (norms[c] + 1) + (1 - damping)
-    # The padding stays 0, where NaN · 0 would come into it.
+    # Keeps the padding 0, which NaN · 0 would overwrite.
     for i in range(dim):
         row, x = weights[i], inner[i]
         for c in range(len(row)):
@@ -149,8 +149,8 @@ def _take_step(weights, inner, norms, w1, w2, g, damping):
 def _damped_backward(grad, g, norms, along):
     """Computes `damped_backward` of kernels/_inner_step.py in place.
 
-    What is along g leaves `grad` twice: rounding keeps some of it the first time, and the rest of
-    the result may be smaller than that by ‖g‖.
+    Subtracts the component along g twice: rounding leaves some of it the first time, and the rest
+        of the result may be smaller than that by a factor of ‖g‖.
     """
     _norms(norms, g)
     for c in range(len(along)):
@@ -176,7 +176,7 @@ def _damped_backward(grad, g, norms, along):
 
 
 # ------------------------------------------------------------------------------------------ kernels
-# Each takes the programs from `start` to `stop`. κ = s/N and damping (0 or 1) are `numbers`.
+# Each runs the programs from `start` to `stop`. `numbers` are κ = s/N and damping (0 or 1).
 
 
 @jit
@@ -291,7 +291,7 @@ def _step_gradients(start, stop, sizes, numbers, sums, g, j):
 
 @jit
 def _step_backward(start, stop, sizes, numbers, k, v, dk, dv, strides, w1, w2, j, sums):
-    """dK and dV; what the chunks add to dW′ for dW."""
+    """dK and dV, and what the chunks add to dW′ to get dW."""
     dim, columns = sizes[3:]
     keys, values = np.zeros((_TILE, columns), k.dtype), np.zeros((_TILE, columns), k.dtype)
     z, dz = np.zeros((_TILE, 2 * columns), k.dtype), np.zeros((_TILE, 2 * columns), k.dtype)
@@ -347,7 +347,7 @@ def _weight_gradients(start, stop, sizes, numbers, sums, dw1, dw2):
 
 
 class _Launch:
-    """Calls kernels: all programs, with what all of them take."""
+    """Calls kernels for all programs, with the arguments that all of them take."""
 
     def __init__(self, q: Tensor, scale: float, damping: bool) -> None:
         self.batch, tokens, self.heads, dim = q.shape
@@ -358,13 +358,13 @@ class _Launch:
         self.numbers = kind(scale / tokens), kind(damping)
 
     def pairs(self, like: Tensor, *lead: int) -> Tensor:
-        """Zeros, a padded pair for each head of each image, or for each chunk of them."""
+        """Zeros: a padded pair for each head of each image, or for each chunk."""
         lead = self.batch, self.heads, *lead
         return like.new_zeros((*lead, self.columns, 2 * self.columns), dtype=self.dtype)
 
     def chunked(self, kernel: Callable, tokens: tuple[Tensor, ...], *matrices: Tensor) -> None:
-        """A program for each chunk; kernels take tokens `(B, N, H, d)` first."""
-        # Results are of the state's type, so that `flat` hands on their own memory.
+        """One program for each chunk; kernels take tokens `(B, N, H, d)` first."""
+        # Results have the state's type, so that `flat` returns their own memory.
         rows, strides = flat(*tokens, dtype=self.dtype, lead=3)
         count = self.batch * self.heads * self.chunks
         # Two products with a pair, forward.
@@ -372,7 +372,7 @@ class _Launch:
         self._run(kernel, count, work, *rows, strides, *(x.detach().numpy() for x in matrices))
 
     def by_head(self, kernel: Callable, *matrices: Tensor, images: bool = True) -> None:
-        """A program for each head, of each image."""
+        """One program for each head of each image."""
         count = (self.batch if images else 1) * self.heads
         work = 2 * self.columns**2 * self.batch * self.heads * self.chunks
         self._run(kernel, count, work, *(x.detach().numpy() for x in matrices))
@@ -382,7 +382,7 @@ class _Launch:
 
 
 def _copies(*weights: Tensor) -> list[Tensor]:
-    """A parameter's storage of which NumPy had once a view cannot be resized, by FSDP."""
+    """FSDP cannot resize a parameter's storage that has ever had a NumPy view."""
     return [w.detach().clone(memory_format=torch.contiguous_format) for w in weights]
 
 

@@ -1,12 +1,13 @@
 """Triton kernels of ViT³'s gated inner model: two passes over the tokens forward, two backward.
 
-Forward: `_step` sums the inner gradients G over k and v, `_read` takes the damped step as it loads
-the weights and reads q. Backward: `_read_backward` goes over q and dO and sums the gradients of the
-stepped weights; `_step_gradients` turns them into `j = −κH` for `_step_backward`, over k and v.
-Where few (image, head) pairs would leave a GPU idle, several programs share a sum (`_launch`).
+Forward: `_step` sums the inner gradients G over k and v; `_read` takes the damped step when it
+    loads the weights, and reads q. Backward: `_read_backward` goes over q and dO and sums the
+    gradients of the updated weights; `_step_gradients` converts them to `j = −κH` for
+    `_step_backward`, over k and v. If few (image, head) pairs would leave a GPU idle, several
+    programs share a sum (`_launch`).
 
-q, k, v and dO are read where they lie, by their strides. [W1 | W2] and all their gradients are
-`(d, 2d)` tiles in memory, and two `(d, d)` tiles in a program.
+q, k, v and dO are read in place by their strides. [W1 | W2] and all their gradients are `(d, 2d)`
+tiles in memory, and two `(d, d)` tiles in a program.
 """
 
 import torch
@@ -36,8 +37,8 @@ _NAME = 'ttt_glu'
 def _column_sums(x, y):
     """Σ x·y over the rows.
 
-    Of a product and a sum over lanes the compiler would make one operation, which rounds otherwise
-    in every lane: which of these sums is the one that all get is then undefined.
+    The compiler would fuse a product with a sum over lanes into an operation that rounds
+    differently in every lane, and which lane's sum all get is undefined.
     """
     return tl.sum(tl.fma(x, y, tl.zeros_like(x)), axis=0)
 
@@ -53,10 +54,10 @@ def _stepped(w, g, D: tl.constexpr, DAMPING: tl.constexpr):
 
 @triton.jit
 def _step_gradient(g, dw, D: tl.constexpr, DAMPING: tl.constexpr):
-    """−H: what the gradient of W′ makes, through the damping, of that with respect to −G.
+    """−H: the gradient with respect to −G, from the gradient of W′ through the damping.
 
-    What is along G leaves dW′ twice: rounding keeps some of it the first time, and the rest of the
-    result may be smaller than that by ‖G‖.
+    Subtracts the component along G from dW′ twice: rounding leaves some of it the first time, and
+    the rest of the result may be smaller than that by a factor of ‖G‖.
     """
     g = tl.load(g + square(D, 2 * D))
     dw = tl.load(dw + square(D, 2 * D))
@@ -223,14 +224,14 @@ def _step_gradients(
     w2,
     j,  # (B, H, 2, D, D), in the type of the tokens
     peak,  # (B, H)
-    weights,  # (H, 2, D, D), w1 and w2 in the type of the tokens
+    weights,  # (H, 2, D, D), w1 and w2 in the tokens' type
     H,
     D: tl.constexpr,
     DAMPING: tl.constexpr,
 ):
-    """j over 16 times its largest entry, as `_launch.relative` makes it, and that divisor.
+    """j over 16 times its largest entry, as in `_launch.relative`, and that divisor.
 
-    And the weights rounded: what `_step_backward` rounded itself would be operands in registers.
+    Also rounds the weights: rounded in `_step_backward` they would be operands in registers.
     """
     program = tl.program_id(0).to(tl.int64)
     g += program * 2 * D * D
@@ -255,7 +256,7 @@ def _step_backward(
     k,  # (B, N, H, D), any strides but the last
     v,
     weights,  # (H, 2, D, D), in the type of the tokens
-    j,  # (B, H, 2, D, D), likewise: over `peak`
+    j,  # (B, H, 2, D, D), in the tokens' type, over `peak`
     peak,  # (B, H)
     dk,  # (B, N, H, D)
     dv,
@@ -273,10 +274,10 @@ def _step_backward(
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """dK, dV and the step's share of dW for a span of tokens, all of them linear in j.
+    """dK, dV and the step's part of dW for a span of tokens, all linear in j.
 
-    Feature-major, `(D, BLOCK)`, as in ttt_mlp: what was computed is always a second operand.
-    RELOAD: ttt_mlp's EVERY, in fp32.
+    Feature-major, `(D, BLOCK)`, as in ttt_mlp: computed matrices are always second operands. RELOAD
+    is ttt_mlp's EVERY, in fp32.
     """
     ACC: tl.constexpr = dw.dtype.element_ty
     TYPE: tl.constexpr = k.dtype.element_ty
@@ -324,10 +325,10 @@ def _step_backward(
 # -------------------------------------------------------------------------------------------- host
 
 
-# Tokens a block, warps and pipeline stages. tests/kernels/test_inner_steps_aot.py holds what
-# comes out to a ceiling of registers, spills and shared memory, and refuses WGMMA with an operand
-# in registers: ptxas before 13.3 may let another value overwrite it. Triton takes that for products
-# with a computed first operand in blocks of 64 tokens, and for all of them in fp32.
+# Tokens of a block, warps and pipeline stages. tests/kernels/test_inner_steps_aot.py limits
+# registers, spills and shared memory, and refuses WGMMA with an operand in registers, which ptxas
+# before 13.3 may overwrite. Triton generates it for products with a computed first operand in
+# blocks of 64 tokens, and for all products in fp32.
 _HALF = {
     'step': {'BLOCK': 64, 'num_warps': 4, 'STAGES': 2},
     'read': {'BLOCK': 64, 'num_warps': 4, 'STAGES': 2},
@@ -345,7 +346,7 @@ _SINGLE_WIDE = {
 }
 
 
-# In `_read_backward` every operand of WGMMA has been through registers and a fence.
+# In `_read_backward` every WGMMA operand has passed through registers and a fence.
 _COPIED = ('step', 'read', 'step_backward')
 
 
@@ -449,7 +450,7 @@ def backward(
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     gpu = _launch.gpu(_NAME, q)
     first, second = (config(f'{name}_backward', q.dtype, dim, gpu) for name in ('read', 'step'))
-    # Both passes share out the tokens alike: the second adds to the partial sums of the first.
+    # Both passes split the tokens alike: the second adds to the partial sums of the first.
     splits, span = _launch.split(tokens, batch * heads, first['BLOCK'])
     grid = (batch * heads * splits,)
     dw = w1.new_empty((batch * heads, splits, dim, 2 * dim))

@@ -1,8 +1,8 @@
 """ViT³'s gated inner model in plain PyTorch: the executable specification of one full-batch step.
 
 - `primal`: the definition, with the gradient of the inner loss by autograd.
-- `forward`, `backward`: what the op runs without a GPU. Explicit formulas, with both weights side
-  by side: `W = [W1 | W2]` `(H, d, 2d)`, so that every step is one product.
+- `forward`, `backward`: what the op runs without a GPU. Explicit formulas with both weights side by
+  side, `W = [W1 | W2]` `(H, d, 2d)`, so that every step is one product.
 
 Vectors are rows, f(x) = (xW1)⊙silu(xW2). The inner loss is −(s/N)·Σ f(k)·v; nothing is scaled by
 s/N before the sum over the tokens: tokens of a large map would underflow in half precision.
@@ -66,7 +66,7 @@ def forward(
     z = k @ w
     z1, z2 = z[..., :dim], z[..., dim:]
     a, slope = silu_derivatives(z2, 1)
-    # Not into the halves of z: under export all of this must be functional.
+    # Not written into the halves of z: export needs functional operations.
     g = k.mT @ torch.cat([a * v, slope * v * z1], dim=-1) * (-scale / tokens)
     u1, u2 = (q @ (w - (damped(g, -2) if damping else g))).split(dim, dim=-1)
     return tokens_first(u1 * F.silu(u2), dtype), g
@@ -84,16 +84,16 @@ def backward(
     scale: float,
     damping: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v, w1 and w2, given that of O and the g that `forward` returned.
+    """Gradients of q, k, v, w1 and w2, given dO and the g that `forward` returned.
 
-    Everything behind the step is linear in `j = −κH`, κ = s/N, H the gradient with respect to G:
-    with r = K·j, dV = r1·a + r2·z1·a′, and so on.
+    All gradients of the step are linear in `j = −κH`, with κ = s/N and H the gradient with respect
+    to G: with r = K·j, dV = r1·a + r2·z1·a′, and so on.
     """
     dtype, tokens, dim = q.dtype, q.shape[1], q.shape[-1]
     do, q, k, v = heads_first(do, q, k, v)
     w = torch.cat([w1, w2], dim=-1)
 
-    # The reading: gradients of q and of the stepped weights.
+    # The reading: gradients of q and of the updated weights.
     stepped = w - (damped(g, -2) if damping else g)
     du = q @ stepped
     u1, u2 = du.split(dim, dim=-1)
@@ -104,7 +104,7 @@ def backward(
     dw = q.mT @ du
     j = (damped_backward(dw, g, -2) if damping else dw) * (scale / tokens)
 
-    # The step: gradients of k, v and of the weights that it starts from.
+    # The step: gradients of k, v and the initial weights.
     z, dz = k @ w, k @ j
     z1, z2 = z.split(dim, dim=-1)
     r1, r2 = dz.split(dim, dim=-1)
@@ -122,7 +122,7 @@ def backward(
         tokens_first(dq, dtype),
         tokens_first(dk, dtype),
         tokens_first(dv, dtype),
-        # With one head of one channel these views are contiguous and would share memory.
+        # With one head of one channel these views are contiguous and share memory.
         dw1.clone(memory_format=torch.contiguous_format),
         dw2.clone(memory_format=torch.contiguous_format),
     )

@@ -29,25 +29,25 @@ def ttt_linear(
     eps: float = 1e-6,
     backend: str | None = None,
 ) -> Tensor:
-    """Reads every token with the state that all tokens before it have trained (App. A, B).
+    """Applies to every token a state trained on the tokens before it (App. A, B).
 
-    Each head of each scan owns a linear model (W, c), which starts at (`w0`, `b0`) and learns,
-    while it reads, to reconstruct v from k: f(x) = x + LN(xW + c), inner loss ½‖f(k) − v‖². The
-    gradients of a mini-batch are taken at the state before it; token t is read with its own state,
-    which holds the steps of every token s ≤ t: `O_t = f(q_t; W_t, c_t)`, where
-    `W_t = W − Σ_{s ≤ t} token_scale[t]·eta[s]·∇_W ℓ(W; s)` inside a mini-batch.
+    Each head of each scan has a linear model (W, c), which starts at (`w0`, `b0`) and learns along
+    the scan to reconstruct v from k: f(x) = x + LN(xW + c), inner loss ½‖f(k) − v‖². The gradients
+    of a mini-batch are taken at the state before it; token t is read with its own state, which
+    holds the steps of every token s ≤ t: `O_t = f(q_t; W_t, c_t)`, where `W_t = W − Σ_{s ≤ t}
+    token_scale[t]·eta[s]·∇_W ℓ(W; s)` inside a mini-batch.
 
     B images, T tokens, R = len(directions) scans of the same tokens, H heads, d channels a head.
 
     Args:
-        q, k, v: `(B, T, R, H, d)`, T ≥ 1, one dtype of fp32, bf16, fp16, fp64; any strides. Stands
-            at [:, t, r] what scan r makes of the token at position t, whatever its direction.
+        q, k, v: `(B, T, R, H, d)`, T ≥ 1, one dtype of fp32, bf16, fp16, fp64; any strides.
+            `[:, t, r]` is the token at position t as scan r sees it, in either direction.
         eta: `(B, T, R, H)` step of every token, ready to use: eta_base·σ(·)/d.
         w0: `(R, H, d, d)` initial state, `Z = K W + c` with row vectors.
         b0: `(R, H, d)` initial bias c.
         ln_weight, ln_bias: `(R, H, d)` of the inner LayerNorm.
         token_scale: `(R, mini_batch_size)` factor of the step by the reader's place in the
-            mini-batch; None is ones. A mini-batch hands on the state with its last entry.
+            mini-batch; None is ones. The state after a mini-batch uses its last entry.
         directions: per scan, 'forward' (reads tokens 0…T−1) or 'backward' (T−1…0). The output of
             token t stands at t in both.
         mini_batch_size: tokens whose gradients share one state, ≥ 1; more than T is one mini-batch.
@@ -82,7 +82,7 @@ def ttt_linear(
     _inputs.check_tensors(_NAME, optional=('token_scale',), **tensors)
     if _inputs.autocasting(q.device):
         tensors['q'], tensors['k'], tensors['v'] = q, k, v = _inputs.to_autocast(q, k, v)
-        # Steps come out of a linear layer, so autocast has rounded them already.
+        # Steps are outputs of a linear layer, so autocast has rounded them already.
         tensors['eta'] = eta = eta.to(_inputs.state_dtype(q.dtype))
     ways = _inputs.direction_letters(_NAME, directions)
     _check(ways, mini_batch_size, **tensors)
@@ -90,7 +90,7 @@ def ttt_linear(
     _inputs.check_number(_NAME, 'eps', eps, least=0)
     if _inputs.transformed(*inputs):
         return _inputs.by_definition(_dual, *inputs, ways, mini_batch_size, float(eps))
-    # Intermediate results are written only where there will be a backward pass.
+    # Intermediate results are written only if there will be a backward pass.
     keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
     return _op(*inputs, ways, mini_batch_size, float(eps), backend, keep)[0]
 
@@ -166,7 +166,7 @@ def _op(
     kernel = _choose(backend, mini_batch_size, inputs)
     if kernel is not None:
         return kernel.forward(inputs, directions, mini_batch_size, eps, keep)
-    # The dispatcher leaves autocast on in here, and it would round the state.
+    # The dispatcher leaves autocast on here; it would round the state.
     with torch.autocast(q.device.type, enabled=False):
         return reference.forward(inputs, directions, mini_batch_size, eps, keep)
 
@@ -210,7 +210,7 @@ def _choose(backend: str, mini_batch_size: int, inputs: Inputs):
 @_op.register_fake
 def _(q, k, v, eta, w0, b0, ln_weight, ln_bias, token_scale, ways, size, eps, backend, keep=True):
     batch, tokens, scans, heads, dim = q.shape
-    # Ceilings; of the mini-batches that T tokens make, one in `segment` leaves its state.
+    # Ceilings. One in `segment` of the mini-batches of T tokens stores its state.
     states = -(tokens // -(reference.segment(size) * size)) if keep else 0
     new = {'dtype': _inputs.state_dtype(q.dtype)}
     return (
@@ -231,7 +231,7 @@ def _(do, q, k, v, eta, w0, b0, ln_weight, ln_bias, token_scale, *rest):
 def _setup_context(ctx, inputs, output):
     *tensors, ctx.directions, ctx.mini_batch_size, ctx.eps, ctx.backend, _ = inputs
     ctx.save_for_backward(*tensors, *output[1:])
-    # Z and the states are there for the backward pass alone.
+    # Z and the states are outputs for the backward pass only.
     ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)
 
@@ -240,7 +240,7 @@ def _backward(ctx, do, *_):
     if do is None:  # from a function that has no gradient for its input
         return (None,) * 14
     options = (ctx.directions, ctx.mini_batch_size, ctx.eps)
-    # Under checkpointing the saved tensors can be asked for only once.
+    # Under checkpointing the saved tensors can be unpacked only once.
     saved = ctx.saved_tensors
     if torch.is_grad_enabled():  # the gradients will be differentiated
         grads = _inputs.gradients_of(_dual, do, saved[:9], *options)
@@ -269,6 +269,6 @@ def _forward_flops(q_shape, *args, out_shape=None, **kwargs) -> int:
 
 @register_flop_formula(torch.ops.ttt_kernels.ttt_linear_backward)
 def _backward_flops(do_shape, *args, out_shape=None, **kwargs) -> int:
-    """2(8d² + 6bd) per token, head and scan, with the walk back."""
+    """2(8d² + 6bd) per token, head and scan, recomputation of the states included."""
     tokens, dim, size = _tokens_and_sizes(do_shape, args[13])
     return 2 * tokens * (8 * dim * dim + 6 * size * dim)

@@ -1,10 +1,10 @@
 """Backward kernels of TTT-linear (App. A; README.md): query side, chain, key side.
 
-What the tokens ask of the state needs no gradient of it: the query side runs in parallel over the
-segments of a scan, each from the state that the forward pass kept before it, and forward: LayerNorm
-divides by what it finds there, and of the rounding that a walk back leaves in a small state it
-would make errors of any size. Only the gradient of the state is a chain, from the last mini-batch
-to the first, and the chain holds nothing else. What follows from it for the keys is parallel again.
+The query side does not need the state's gradient: it runs in parallel over the segments of a scan,
+forward from the state that the forward pass saved before each. It must run forward because
+LayerNorm divides by σ, and would turn the rounding of a state recomputed backward into errors of
+any size. Only the gradient of the state is a chain, from the last mini-batch to the first, and the
+chain computes nothing else. The key side that follows is parallel again.
 """
 
 import triton
@@ -73,14 +73,14 @@ from ._tiles import (
 def fold_token_pairs(x, D: tl.constexpr):
     """Sums of a `(D/16, 16, 16)` over the two tokens that a thread holds: `(D/16, 8, 16)`.
 
-    A running sum over tokens then costs half of the registers and no exchange.
+    A running sum over tokens then costs half the registers and no exchange.
     """
     return tl.sum(tl.reshape(x, (D // CHUNK, 2, CHUNK // 2, CHUNK)), axis=1)
 
 
 @triton.jit
 def inner_model(z, k, v, gamma, lam, eps, D: tl.constexpr, WIDTH: tl.constexpr):
-    """X, 1/σ, ∂P/∂γ, mean(P⊙X) and G of a chunk, `(16, D)` and `(16,)`, from Z as it was kept.
+    """X, 1/σ, ∂P/∂γ, mean(P⊙X) and G of a chunk, `(16, D)` and `(16,)`, from the saved Z.
 
     A row of a tile as it is loaded is in one warp: these sums over features need no exchange.
     """
@@ -135,7 +135,7 @@ def backward_query(
     HAS_SCALE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One program walks one segment of a scan: X, G, D, dQ, and what G and E get through M."""
+    """One program runs one segment: X, G, D, dQ, and the gradients of G and E through M."""
     chunks = chunk_count(T, SIZE)
     segments = tl.cdiv(chunks, segment)
     scan = tl.program_id(0) // segments
@@ -171,8 +171,8 @@ def backward_query(
     dtau = tl.zeros((D // CHUNK, CHUNK), ACC)
     first = i_s * segment
     last = tl.minimum(first + segment, chunks)
-    # The tokens of the next chunk are on their way while this one is computed. V and dO are not
-    # among them: a chunk asks for them late, and has no registers to hold them twice.
+    # Prefetches the tokens of the next chunk, except V and dO: a chunk needs them late and has no
+    # registers to hold them twice.
     k_next = load_tile(k, k_step, first, T, D, SIZE)
     q_next = load_tile(q, q_step, first, T, D, SIZE)
     z_next = load_tile(z_kept, g_step, first, T, D, SIZE)
@@ -209,8 +209,8 @@ def backward_query(
             tl.store(scratch_tile(tiles, n, TILE_SLOPE, D), tl.reshape(slope_tile, (CHUNK * D,)))
             tl.store(scratch_rows(rows, n, ROW_RSTD), rstd_k)
             tl.store(scratch_rows(rows, n, ROW_MEAN_PX), mean_px)
-            # The state goes on as soon as it was read: the keys are operands of both, and leave
-            # their registers to what follows.
+            # Updates the state right after reading it: the keys are operands of both, and their
+            # registers are free afterwards.
             eg = descent_step(g, carried_steps(steps, tau_last, SIZE)[:, None], k_tile)
             if mini_batch_chunks(SIZE) > 1:
                 a_now = split_inputs(a.to(k_tile.dtype), D)
@@ -235,12 +235,12 @@ def backward_query(
             d_tile = concat_features(d, D)
             tl.store(scratch_tile(tiles, n, TILE_D, D), to_scratch(d, D))
 
-            # Through M to G and E, and to the queries.
+            # Through M to G, E and the queries.
             u = dot(transpose(m), d, ACC, PRECISION)
             tl.store(scratch_tile(tiles, n, TILE_U, D), to_scratch(u.to(k_tile.dtype), D))
             dg = scores(d_tile, g_tile, D, PRECISION, ACC)
             de = tl.where(causal, -dg * qk, 0)
-            # Every block has the same of E, and its own part of what the chunks before have learnt.
+            # Every block has the same E, and its own part of the updates by earlier chunks.
             if mini_batch_chunks(SIZE) == 1:
                 dtau += tl.sum(de * steps[None, None, :], axis=2)
             elif HAS_SCALE:
@@ -296,7 +296,7 @@ def backward_chain(
     HAS_SCALE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One program walks one scan back with the gradient of its state: dP and dZ."""
+    """One program runs one scan backward with the gradient of its state: dP and dZ."""
     scan = tl.program_id(0)
     ACC: tl.constexpr = dw0.dtype.element_ty
     q_start, q_step = scan_start(scan, T, R, H, reverse_mask, q_strides)
@@ -346,7 +346,7 @@ def backward_chain(
             before = tl.maximum(n - 1, 0)
             k_tile, q_tile, g_tile, d_tile, x_tile = k_next, q_next, g_next, d_next, x_next
             d_tile = from_scratch(d_tile, D)
-            # Asked for late: loaded ahead it would only take registers.
+            # Loaded late: prefetching would only take registers.
             u_tile = from_scratch(tl.load(scratch_tile(tiles, n, TILE_U, D)), D)
             steps, rstd_k, mean_px = e_next, r_next, p_next
             k_next = load_tile(k, k_step, before, T, D, SIZE)
@@ -360,7 +360,7 @@ def backward_chain(
 
             grad = split_features(g_tile, D).to(ACC)
 
-            # U = −MᵀD − e⊙H with H = K dW' + dc', which like D has no mean over the features.
+            # U = −MᵀD − e⊙H with H = K dW' + dc'. D and H have zero mean over the features.
             if mini_batch_chunks(SIZE) > 1:
                 h = apply_state(f, f_c, k_tile, D, PRECISION)
                 tau = token_scales(token_scale, head // H, n, SIZE, HAS_SCALE, ACC)
@@ -375,7 +375,7 @@ def backward_chain(
             mean_ux, mean_ug = mean_ux / WIDTH, mean_ug / WIDTH
             tl.store(scratch_rows(rows, n, ROW_DLAST), -sum_hg)
 
-            # Through the inner model: LN̂ of Z, the loss's own LayerNorm, and Z to the state.
+            # Through the inner model: LN̂ of Z, the inner loss's LayerNorm, and Z to the state.
             dp = (u - x * column(mean_ux)) * column(rstd_k)
             du = gamma * gamma * dp
             mean_du, mean_dux = sum_features2(du, du * x)
@@ -427,7 +427,7 @@ def backward_key(
     HAS_SCALE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One program walks one segment back with the state and its gradient: dK, dV, what is left."""
+    """One program runs one segment backward with the state and its gradient: dK, dV, the rest."""
     chunks = chunk_count(T, SIZE)
     segments = tl.cdiv(chunks, segment)
     scan = tl.program_id(0) // segments
@@ -447,7 +447,8 @@ def backward_key(
     head = scan % (R * H)
     tau = token_scales(token_scale, head // H, 0, SIZE, HAS_SCALE, ACC)
     tau_last = last_token_scale(token_scale, head // H, SIZE, HAS_SCALE, ACC)
-    # Nothing is summed over features here: what is not multiplied stays in the layout of loads.
+    # Nothing is summed over features here: tensors that are not multiplied keep the layout of
+    # loads.
     gamma = tl.load(ln_weight + head * D + tl.arange(0, D))[None, :]
     slot = tl.cast(tl.program_id(0), tl.int64)
     s, _ = load_state(w_kept + slot * D * D, c_kept + slot * D, D, WIDTH)
@@ -475,7 +476,7 @@ def backward_key(
         # Gradient of a chunk's steps, as in the chain.
         f = tau_last * ds
         if mini_batch_chunks(SIZE) > 1:
-            # The state goes a mini-batch back, with all of its chunks.
+            # Steps the state back by a whole mini-batch.
             a = tl.zeros_like(s)
             if HAS_SCALE:
                 place = tl.cast(scan, tl.int64) * tl.cdiv(T, SIZE) + start // mini_batch_chunks(
@@ -521,7 +522,8 @@ def backward_key(
                 scaled = (d_tile.to(ACC) * column(tau)).to(k_tile.dtype)
                 f = add_dot(f, transpose(scaled), repeat_blocks(q_tile, D), PRECISION)
             else:
-                # A step back, of a state that enters linearly: it may be off by a sum's rounding.
+                # A step back. The state enters linearly here, so a sum's rounding error is
+                # harmless.
                 eg = descent_step(g_tile.to(ACC), (tau_last * steps)[:, None], k_tile)
                 s = add_dot(
                     s, transpose(split_features(-eg, D)), repeat_blocks(k_tile, D), PRECISION
@@ -530,7 +532,7 @@ def backward_key(
             ds = add_dot(ds, transpose(dz_tile), repeat_blocks(k_tile, D), PRECISION)
             s_now = split_inputs(s.to(k_tile.dtype), D)
             gd = scores(g_tile, concat_features(d_tile, D), D, PRECISION, ACC)
-            # The steps multiply the product: e⊙G would be one more operand for all warps.
+            # Multiplies the product by the steps: e⊙G would be one more operand for all warps.
             dk_tile = dot(repeat_blocks(g_tile, D), ds_now, ACC, PRECISION)
             dk_tile *= -column(carried_steps(steps, tau_last, SIZE))
             dz_whole = repeat_blocks(concat_features(dz_tile, D), D)

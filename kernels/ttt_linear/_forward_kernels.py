@@ -1,4 +1,4 @@
-"""Forward kernels of TTT-linear (App. A): the scan, with its output or with a parallel output."""
+"""Forward kernels of TTT-linear (App. A): the scan, fused with the output or followed by it."""
 
 import triton
 import triton.language as tl
@@ -40,7 +40,7 @@ from ._tiles import (
 
 @triton.jit
 def inner_gradient(z, k, v, gamma, lam, eps, D: tl.constexpr, WIDTH: tl.constexpr):
-    """G = Π(γ⊙(γX + λ − (V − K))) of a chunk, in blocks, from Z = KW + c as it is kept."""
+    """G = Π(γ⊙(γX + λ − (V − K))) of a chunk, in blocks, from the saved Z = KW + c."""
     rstd = column(tl.rsqrt(sum_features(z * z) / WIDTH + eps))
     x = z * rstd
     residual = split_features(k, D).to(z.dtype) - split_features(v, D).to(z.dtype)
@@ -52,7 +52,7 @@ def inner_gradient(z, k, v, gamma, lam, eps, D: tl.constexpr, WIDTH: tl.constexp
 
 @triton.jit
 def step_weights(q, k, steps, tau, D: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr):
-    """−M = −E⊙(QKᵀ + 1) of a chunk, for every block: what its steps do to the outputs."""
+    """−M = −E⊙(QKᵀ + 1) of a chunk, for every block: the effect of its steps on the outputs."""
     causal = tl.arange(0, CHUNK)[:, None] >= tl.arange(0, CHUNK)[None, :]
     qk = dot(q, tl.trans(k), ACC, PRECISION) + 1
     m = saturating_cast(tl.where(causal, -tau[:, None] * steps[None, :] * qk, 0), q)
@@ -103,9 +103,9 @@ def forward_scan(
     HAS_SCALE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One program runs one scan: QUERY writes its output, KEEP writes Z and the states.
+    """One program runs one scan. QUERY writes its output, KEEP writes Z and the states.
 
-    Without QUERY it writes G and the states, for the output.
+    Without QUERY it writes G and the states, from which `forward_output` computes the output.
     """
     scan = tl.program_id(0)
     ACC: tl.constexpr = w0.dtype.element_ty
@@ -125,8 +125,7 @@ def forward_scan(
     s, c = load_state(w0 + head * D * D, b0 + head * D, D, WIDTH)
     chunks = chunk_count(T, SIZE)
     segments = tl.cdiv(chunks, segment)
-    # The tokens of the next chunk are on their way while this one is computed; not V, which a chunk
-    # asks for late.
+    # Prefetches the tokens of the next chunk, except V, which a chunk needs late.
     k_next = load_tile(k, k_step, 0, T, D, SIZE)
     e_next = load_rows(eta, e_step, 0, T, SIZE)
     if QUERY:
@@ -149,7 +148,7 @@ def forward_scan(
             v_tile = load_tile(v, v_step, n, T, D, SIZE)
             k_next = load_tile(k, k_step, n + 1, T, D, SIZE)
             e_next = load_rows(eta, e_step, n + 1, T, SIZE)
-            # Rounded as it is kept, so that the backward pass finds the same G.
+            # Rounded like the saved copy, so that the backward pass computes the same G.
             z_tile = kept_cast(apply_state(s, c, k_tile, D, PRECISION), k_tile)
             if QUERY:
                 if KEEP:
@@ -173,7 +172,7 @@ def forward_scan(
                 o_tile = output(zq, q_tile, gamma, lam, eps, D, WIDTH)
                 store_tile(o, o_step, n, T, o_tile, D, SIZE)
             else:
-                # With registers to spare, stores come after what the next chunk waits for.
+                # If registers suffice, stores come after the work that the next chunk waits for.
                 if KEEP:
                     store_tile(z_kept, o_step, n, T, concat_features(z_tile, D), D, SIZE)
                 store_tile(g, o_step, n, T, concat_features(g_tile, D), D, SIZE)

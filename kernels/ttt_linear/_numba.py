@@ -1,12 +1,11 @@
 """TTT-linear on a CPU, compiled by numba: tensors in, arrays to the kernels, tensors out.
 
 One program runs one scan of one head of one image, from its first chunk to its last, with its
-matrices in the cache. Programs are spread over torch's threads, and each writes a part of every
-result that is its own: neither the number of threads nor their order changes a bit. The backward
-pass walks each segment forth from the state that the forward pass kept, and then back.
+matrices in the cache. Programs are spread over torch's threads, and each has its own part of every
+result: results do not depend on the number or order of threads. The backward pass runs each segment
+forward from the saved state, then backward.
 
-fp32 and fp64 run as they are. bf16 and fp16 are converted to fp32 on the way in and out, with Z
-rounded where the reference rounds it.
+bf16 and fp16 are converted to fp32 and back, with Z rounded where the reference rounds it.
 """
 
 import numpy as np
@@ -20,7 +19,8 @@ from ._numba_forward import forward as _forward
 from .definition import Inputs
 from .reference import kept_dtype, segment
 
-# A thread holds the scores of a chunk, (b, b). So far the kernels are faster than the reference.
+# A thread holds the scores of a chunk, (b, b). Up to here the kernels are faster than the
+# reference.
 _LARGEST_MINI_BATCH = 1024
 
 
@@ -37,7 +37,7 @@ def unsupported_reason(inputs: Inputs, mini_batch_size: int) -> str | None:
 def _common(
     inputs: Inputs, directions: str, mini_batch_size: int, eps: float
 ) -> tuple[tuple, np.ndarray, tuple, tuple[np.ndarray, ...]]:
-    """Sizes, directions, numbers in the state's type and parameters, as both passes take them."""
+    """Sizes, directions, constants in the state's type, and parameters for both passes."""
     dtype = inputs.w0.dtype
     _, tokens, scans, heads, dim = inputs.q.shape
     size, columns = min(mini_batch_size, tokens), padded(dim, COLUMNS)
@@ -45,9 +45,9 @@ def _common(
     reverse = np.array([way == 'b' for way in directions])
     states = torch.zeros((scans, heads, columns + 1, columns), dtype=dtype)
     vectors = torch.zeros((scans, heads, 2, columns), dtype=dtype)
-    # Copies: a parameter's storage of which NumPy had once a view cannot be resized, by FSDP.
+    # Copies: FSDP cannot resize a parameter's storage that has ever had a NumPy view.
     w0, b0, gain, shift, token_scale = (x if x is None else x.detach() for x in inputs[4:])
-    # Less the mean over the outputs, as in the reference.
+    # Without the mean over the outputs, as in the reference.
     states[..., :dim, :dim] = w0 - w0.mean(-1, keepdim=True)
     states[..., columns, :dim] = b0 - b0.mean(-1, keepdim=True)
     vectors[..., 0, :dim], vectors[..., 1, :dim] = gain, shift
@@ -107,7 +107,7 @@ def backward(
     mini_batch_size: int,
     eps: float,
 ) -> tuple[Tensor, ...]:
-    """Computes `reference.backward` from the kept states."""
+    """Computes `reference.backward` from the saved states."""
     q, k, v, eta, w0, *_, token_scale = inputs
     batch, _, scans, heads, dim = q.shape
     state = state_dtype(q.dtype)

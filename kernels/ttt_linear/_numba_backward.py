@@ -1,4 +1,4 @@
-"""The backward pass of TTT-linear's numba kernels: README.md's maths, a chunk at a time."""
+"""Backward pass of TTT-linear's numba kernels: README.md's maths, a chunk at a time."""
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from ._numba_parts import (
 
 @inlined
 def _query_gradient(d, x, do, vectors, sums, rstd, count, numbers):
-    """D = Π(γ·dO), and the output's part of dγ and dλ; zeros below."""
+    """D = Π(γ·dO), and the output's part of dγ and dλ; zeros in the padding."""
     dim, inverse, _, one = numbers
     gain, dgain, dshift = vectors[0], sums[0], sums[1]
     for t in range(count):
@@ -41,7 +41,7 @@ def _query_gradient(d, x, do, vectors, sums, rstd, count, numbers):
 
 @inlined
 def _weights_gradient(s, scores, tau, step, dtau, dstep, one):
-    """From S = DGᵀ to −E⊙S, below the diagonal, and what dE adds to the steps and to τ."""
+    """Turns S = DGᵀ into −E⊙S, below the diagonal, and adds dE's part to dℓ and dτ."""
     zero = one - one
     for i in range(len(dstep)):
         dstep[i] = zero
@@ -64,9 +64,9 @@ def _key_gradient(
     dz, u, h, inner, x, values, keys, vectors, sums, tau, step, rstd, dtau, dstep, dkeys, count,
     numbers,
 ):  # fmt: skip
-    """From U's query side and H = KdW' + dc' to dZ, dY and what they add; zeros below.
+    """Computes dZ and dY from U's query side and H = KdW' + dc', and adds their parts.
 
-    U becomes dP on the way, V becomes dV = −dY.
+    Overwrites U by dP, and V by dV = −dY.
     """
     dim, inverse, _, one = numbers
     gain, shift, dgain, dshift = vectors[0], vectors[1], sums[0], sums[1]
@@ -116,7 +116,7 @@ def _walk(
     walked, state, decayed, keys, values, x, inner, rstd, step, sums, k, v, z, eta, vectors, places,
     begin, last, sizes, scale, numbers,
 ):  # fmt: skip
-    """The states before the chunks from `begin` to `last`, from that of the first, `state`."""
+    """The states before the chunks from `begin` to `last`; `state` is the first one's."""
     tokens, _, _, size, dim, _, columns = sizes
     copy(walked[0], state, columns + 1, columns)
     for n in range(begin, last):
@@ -139,13 +139,13 @@ def backward(
     do, q, k, v, eta, z_kept, states, vectors, token_scale, strides, w_kept, c_kept,
     dq, dk, dv, deta, dstates, dvectors, dscale,
 ):  # fmt: skip
-    """The programs from `start` to `stop`."""
+    """Runs the programs from `start` to `stop`."""
     tokens, _, _, size, dim, rows, columns = sizes
     kind = states.dtype
     chunks = -(-tokens // size)
     walked = np.zeros((min(segment, chunks), columns + 1, columns), kind)
     state = np.zeros((columns + 1, columns), kind)
-    # Those of the keys stand above those of the queries: K and Q, Z and Z̄, dZ and D, dK and dQ.
+    # Rows of the keys are above rows of the queries: K and Q, Z and Z̄, dZ and D, dK and dQ.
     kq, z = np.zeros((2 * rows, columns), kind), np.zeros((2 * rows, columns), kind)
     dzd, dkq = np.zeros((2 * rows, columns), kind), np.zeros((2 * rows, columns), kind)
     keys, queries, dz, d = kq[:rows], kq[rows:], dzd[:rows], dzd[rows:]
@@ -155,7 +155,7 @@ def backward(
     scores, m = np.zeros((rows, rows), kind), np.zeros((rows, rows), kind)
     s = np.zeros((rows, rows), kind)
     step, dstep, rstd = np.zeros(rows, kind), np.zeros(rows, kind), np.zeros(2 * rows, kind)
-    # A chunk's dγ and dλ, and what it adds to c or dc.
+    # A chunk's dγ and dλ, and its addition to c or dc.
     sums = np.zeros((3, columns), kind)
     places = np.zeros((len(strides), 2), np.int64)
     for number in range(start, stop):
@@ -166,7 +166,8 @@ def backward(
         for n in range(chunks - 1, -1, -1):
             begin = n // segment * segment
             if n + 1 == min(begin + segment, chunks):
-                # All of it: a NaN of the program before would come out of the padding, 0 · NaN.
+                # Everything, padding included: a NaN left by the previous program would spread, as
+                # 0 · NaN.
                 copy(state, states[scan, head], columns + 1, columns)
                 if begin:
                     kept = begin // segment - 1

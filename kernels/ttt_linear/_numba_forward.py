@@ -1,4 +1,4 @@
-"""The forward pass of TTT-linear's numba kernels: README.md's maths, a chunk at a time."""
+"""Forward pass of TTT-linear's numba kernels: README.md's maths, a chunk at a time."""
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from ._numba_parts import (
 
 @inlined
 def _round(z, count, dim):
-    """Z as bf16 holds it for the backward pass."""
+    """Rounds Z to bf16, as it is saved for the backward pass."""
     for t in range(count):
         row = z[t]
         for i in range(dim):
@@ -34,7 +34,7 @@ def _round(z, count, dim):
 
 @inlined
 def _outputs(x, queries, vectors, dim):
-    """Rows X of the queries become Q + γX + λ."""
+    """Overwrites the queries' rows X by Q + γX + λ."""
     gain, shift = vectors[0], vectors[1]
     for t in range(len(x)):
         row, query = x[t], queries[t]
@@ -47,7 +47,7 @@ def forward(
     start, stop, sizes, reverse, numbers, rounds, segment,
     q, k, v, eta, states, vectors, token_scale, strides, o, z_kept, w_kept, c_kept,
 ):  # fmt: skip
-    """The programs from `start` to `stop`."""
+    """Runs the programs from `start` to `stop`."""
     tokens, _, _, size, dim, rows, columns = sizes
     kind = states.dtype
     kq = np.zeros((2 * rows, columns), kind)
@@ -61,7 +61,7 @@ def forward(
     places = np.zeros((len(strides), 2), np.int64)
     for number in range(start, stop):
         image, scan, head = find(places, number, sizes, reverse, strides)
-        # All of it: a NaN of the program before would come out of the padding, 0 · NaN.
+        # Everything, padding included: a NaN left by the previous program would spread, as 0 · NaN.
         copy(state, states[scan, head], columns + 1, columns)
         tau, vector = token_scale[scan], vectors[scan, head]
         for first in range(0, tokens, size):

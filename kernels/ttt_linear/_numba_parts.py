@@ -1,7 +1,7 @@
-"""Parts of a chunk that both passes of TTT-linear's numba kernels share: tokens, states, scores.
+"""Functions that both passes of TTT-linear's numba kernels share: tokens, states, scores.
 
-A chunk's matrices are `(b', d')`, multiples of COLUMNS, and hold zeros below the chunk's `count`
-tokens and right of its `dim` features. `numbers` are d, 1/d, ε and 1 in the state's type.
+A chunk's matrices are `(b', d')`, multiples of COLUMNS, with zeros below the chunk's `count` tokens
+and right of its `dim` features. `numbers` are d, 1/d, ε and 1 in the state's type.
 """
 
 import numpy as np
@@ -11,9 +11,9 @@ from .._numba import COLUMNS, add, add_product, clear, inlined
 
 @inlined
 def find(places, number, sizes, reverse, strides):
-    """Image, scan and head of a program; where its first token lies, and how far the next one is.
+    """Image, scan and head of a program; offset of its first token and stride to the next.
 
-    A row of `places` for each row of `strides`, those of images, tokens, scans and heads.
+    Fills a row of `places` for each row of `strides` (of images, tokens, scans and heads).
     """
     tokens, scans, heads = sizes[0], sizes[1], sizes[2]
     image, scan, head = number // (scans * heads), number // heads % scans, number % heads
@@ -28,7 +28,7 @@ def find(places, number, sizes, reverse, strides):
 
 @inlined
 def copy(to, x, rows, columns):
-    """The corner of a matrix."""
+    """Copies the corner of a matrix."""
     for i in range(rows):
         row, line = to[i], x[i]
         for j in range(columns):
@@ -37,7 +37,7 @@ def copy(to, x, rows, columns):
 
 @inlined
 def fill(x, row):
-    """Every row of `x` becomes `row`."""
+    """Sets every row of `x` to `row`."""
     for t in range(len(x)):
         line = x[t]
         for i in range(len(row)):
@@ -46,7 +46,7 @@ def fill(x, row):
 
 @inlined
 def steps(step, eta, place, first, count):
-    """The tokens' steps; zero for those that are none."""
+    """Loads the tokens' steps; zero for padding."""
     for t in range(count):
         step[t] = eta[place[0] + (first + t) * place[1]]
     for t in range(count, len(step)):
@@ -55,7 +55,7 @@ def steps(step, eta, place, first, count):
 
 @inlined
 def normalize(z, rstd, numbers):
-    """Rows z become (z − mean)/σ; 1/σ goes to `rstd`."""
+    """Normalises rows z to (z − mean)/σ, and writes 1/σ to `rstd`."""
     dim, inverse, eps, one = numbers
     for t in range(len(z)):
         x = z[t]
@@ -74,7 +74,7 @@ def normalize(z, rstd, numbers):
 
 @inlined
 def inner_gradient(inner, x, keys, values, vectors, rstd, count, numbers):
-    """G = Π(γY), Y = γX + λ − (V − K), of every token; zeros below."""
+    """G = Π(γY), Y = γX + λ − (V − K), of every token; zeros in the padding."""
     dim, inverse, _, one = numbers
     gain, shift = vectors[0], vectors[1]
     for t in range(count):
@@ -120,7 +120,7 @@ def decay(decayed, inner, step, last):
 
 @inlined
 def sum_rows(total, x):
-    """Apart from what gathers the sums of all chunks: one rounding there a chunk, not a token."""
+    """Sums one chunk, so that the sum over all chunks rounds once a chunk, not once a token."""
     for i in range(len(total)):
         total[i] = 0
     for t in range(len(x)):

@@ -1,15 +1,15 @@
 """Functions that the TTT-linear kernels share: addresses of tokens, the state, products.
 
 A chunk is up to 16 tokens of one mini-batch. A mini-batch of SIZE = b tokens is ⌈b/16⌉ chunks, the
-last of them filled up with tokens that are zero, as the end of a scan is.
+last one padded with zero tokens, as at the end of a scan.
 
 Tokens are loaded as tiles `(16, d)`, as in the formulas, and multiplied as `(d/16, 16, 16)`, tokens
-in rows, d/16 blocks of 16 features: one warp for each block, as Triton gives the batch of a batched
-product to the warps. The state is kept as `S = Wᵀ`, in blocks of 16 output features,
+in rows, d/16 blocks of 16 features: one warp for each block, as Triton distributes the batch of a
+batched product over the warps. The state is kept as `S = Wᵀ`, in blocks of 16 output features,
 `(d/16, 16, d)`. So no warp repeats another's work, as all would with the 16 rows of `K W`; a block
-of S goes from sum to operand within its registers; a sum over features takes two exchanges in a
-warp and one between warps, for sixteen tokens at once; and Triton never takes WGMMA, which ptxas
-miscompiles when its operand is in registers (README.md, "The kernels").
+of S goes from accumulator to operand within its registers; a sum over features takes two exchanges
+in a warp and one between warps, for sixteen tokens at once; and Triton never uses WGMMA, which
+ptxas miscompiles if its operand is in registers (README.md, "The kernels").
 """
 
 import os
@@ -21,7 +21,7 @@ from .._triton import add_dot, dot
 
 # Rows of a tile of tokens: the depth of one tensor-core instruction in half precision.
 CHUNK = tl.constexpr(16)
-# Places of a chunk's tiles and rows in the buffers between the backward kernels, (scans, chunks,
+# Slots of a chunk's tiles and rows in the buffers between the backward kernels, (scans, chunks,
 # TILES, 16, D) and (scans, chunks, ROWS, 16): one address for all. The chain reads U and X before
 # it writes dP and dZ.
 TILES = tl.constexpr(5)
@@ -31,10 +31,10 @@ TILE_DP, TILE_DZ = TILE_U, TILE_X
 ROWS = tl.constexpr(4)
 ROW_RSTD, ROW_MEAN_PX = tl.constexpr(0), tl.constexpr(1)
 ROW_DETA, ROW_DLAST = tl.constexpr(2), tl.constexpr(3)
-# Integers that change from call to call: whether they are 1 or a multiple of 16 compiles nothing
-# anew. (Floats never do.) Those of them that a kernel does not have are no harm.
+# Integers that vary from call to call: no recompilation for values of 1 or multiples of 16. (Floats
+# are never specialised.) Names that a kernel lacks are ignored.
 VARYING = ('T', 'R', 'H', 'reverse_mask', 'segment', 'eta_b', 'eta_t', 'eta_r', 'eta_h')
-# Triton's interpreter reduces several tensors at once number by number, in Python.
+# Triton's interpreter reduces several tensors at once one number at a time, in Python.
 INTERPRETED = tl.constexpr(os.environ.get('TRITON_INTERPRET', '0') == '1')
 
 
@@ -44,7 +44,7 @@ def scan_start(scan, T, R, H, reverse_mask, strides):
 
     In 64 bits throughout: `B·T·R·H·d` passes 2³¹ long before a GPU's memory is full.
 
-    strides: Those of images, tokens, scans and heads.
+    strides: Strides of images, tokens, scans and heads.
     """
     i_h = scan % H
     i_r = (scan // H) % R
@@ -73,7 +73,7 @@ def mini_batch_chunks(SIZE):
 
 @triton.constexpr_function
 def fills_chunks(SIZE):
-    """True where the chunks of a mini-batch have no empty rows."""
+    """True if the chunks of a mini-batch have no empty rows."""
     return SIZE % CHUNK.value == 0
 
 
@@ -145,7 +145,7 @@ def row_pointers(base, step, n, SIZE: tl.constexpr):
 def load_rows(base, step, n, T, SIZE: tl.constexpr):
     """One number a token of chunk `n`, `(16,)`; zero where there is none.
 
-    For the steps ℓ that zero is what makes a ragged tail equal to a shorter mini-batch.
+    A step ℓ of zero makes a ragged tail equal to a shorter mini-batch.
     """
     inside = token_mask(n, T, SIZE)
     return tl.load(row_pointers(base, step, n, SIZE), mask=inside, other=0.0)
@@ -164,7 +164,7 @@ def scratch_start(scan, chunks, WIDTH: tl.constexpr):
 def scratch_tile(tiles, n, place: tl.constexpr, D: tl.constexpr):
     """Pointers `(16·D,)` to a tile of chunk `n`; `tiles` is at the scan.
 
-    Its place comes last, where it is an offset within the instruction.
+    The slot is added last, so that it becomes an immediate offset of the instruction.
     """
     inside = tl.arange(0, CHUNK * D)
     return tiles + n * (TILES * CHUNK * D) + inside + place * (CHUNK * D)
@@ -178,10 +178,11 @@ def scratch_rows(rows, n, place: tl.constexpr):
 
 @triton.jit
 def to_scratch(z, D: tl.constexpr):
-    """Values of a `(D/16, 16, 16)` in the order in which tensor cores leave them, `(16·D,)`.
+    """Values of a `(D/16, 16, 16)` in the order of the tensor cores' accumulators, `(16·D,)`.
 
-    A thread has two tokens and four features of a block of a product. Side by side they are one
-    store, and one load where the next kernel adds to products: no exchange between threads.
+    A thread has two tokens and four features of a block of a product. Stored contiguously they take
+    one store, and one load where the next kernel adds to products, without an exchange between
+    threads.
     """
     z = tl.reshape(z, (D // CHUNK, 2, 8, 2, 4, 2))
     return tl.reshape(tl.permute(z, (0, 2, 4, 3, 1, 5)), (CHUNK * D,))
@@ -289,7 +290,7 @@ def state_offsets(D: tl.constexpr):
 
 @triton.jit
 def subtract_mean(x, mean, D: tl.constexpr, WIDTH: tl.constexpr):
-    """`x − mean`, in blocks of features, of which those from WIDTH on stay zero."""
+    """`x − mean` in blocks of features; features from WIDTH on stay zero."""
     x -= mean
     if WIDTH != D:
         x = tl.where(feature_offsets(D)[:, None, :] < WIDTH, x, 0)
@@ -300,11 +301,12 @@ def subtract_mean(x, mean, D: tl.constexpr, WIDTH: tl.constexpr):
 def load_state(w, c, D: tl.constexpr, WIDTH: tl.constexpr):
     """S `(D/16, 16, D)`, and the bias state in every row of a `(D/16, 16, 16)`, without their mean.
 
-    So spread, the bias is where the tensor cores start their sums, and its update is one more
-    product; as a vector it would cost an addition and a reduction over tokens in every chunk.
+    Repeated in every row, the bias initialises the tensor cores' accumulators, and its update is
+    one more product; as a vector it would cost an addition and a reduction over tokens in every
+    chunk.
 
-    LayerNorm is blind to a mean over the outputs, and updates have none: without it Z has mean
-    zero, of which no sum need be formed, and the variance loses nothing to cancellation.
+    LayerNorm ignores a mean over the outputs, and updates have none. Without it Z has mean zero,
+    which need not be summed, and the variance loses no digits to cancellation.
     """
     s = tl.load(w + state_offsets(D))
     s -= (tl.sum(tl.sum(s, axis=1), axis=0) / WIDTH)[None, None, :]
@@ -320,7 +322,7 @@ def load_state(w, c, D: tl.constexpr, WIDTH: tl.constexpr):
 def load_state_before(
     segment, w0, b0, w_kept, c_kept, scan, head, segments, D: tl.constexpr, WIDTH: tl.constexpr
 ):
-    """Loads the state before a segment of a scan: the initial one, or the one that was kept."""
+    """Loads the state before a segment of a scan: the initial or a saved one."""
     if segment == 0:
         s, c = load_state(w0 + head * D * D, b0 + head * D, D, WIDTH)
     else:
@@ -339,12 +341,12 @@ def store_state(w, c, s, bias, D: tl.constexpr):
 
 @triton.jit
 def saturating_cast(x, like):
-    """`x` in the type of the tokens `like`, to be multiplied with; fp16 saturates.
+    """`x` as an operand, in the type of the tokens `like`; fp16 saturates.
 
-    Infinity would leave a NaN behind it in every later token of the scan, at any scale of the loss.
+    Infinity would make every later token of the scan NaN, at any loss scale.
     """
     if like.dtype == tl.float16:
-        # A NaN stays one, for the loss to show it.
+        # A NaN stays NaN, so that the loss shows it.
         x = tl.maximum(x, -65504.0, propagate_nan=tl.PropagateNan.ALL)
         x = tl.minimum(x, 65504.0, propagate_nan=tl.PropagateNan.ALL)
     return x.to(like.dtype)
@@ -352,7 +354,7 @@ def saturating_cast(x, like):
 
 @triton.jit
 def kept_cast(z, like):
-    """Z as it is kept for tokens `like`: in their type, but not in fp16, whose range it leaves."""
+    """Z as saved for tokens `like`: in their type, except fp16, whose range it exceeds."""
     if like.dtype != tl.float16:
         z = z.to(like.dtype)
     return z
@@ -374,7 +376,7 @@ def add_outer(s, c, x, y, D: tl.constexpr, PRECISION: tl.constexpr):
 
 @triton.jit
 def scores(x, y, D: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr):
-    """`xyᵀ` of tokens `(16, D)`, once for every block: every warp has it where it multiplies."""
+    """`xyᵀ` of tokens `(16, D)`, computed for every block, so that each warp has its own copy."""
     return dot(repeat_blocks(x, D), repeat_blocks(tl.trans(y), D), ACC, PRECISION)
 
 
@@ -391,7 +393,7 @@ def token_scales(token_scale, i_r, n, SIZE: tl.constexpr, HAS_SCALE: tl.constexp
 
 @triton.jit
 def last_token_scale(token_scale, i_r, SIZE: tl.constexpr, HAS_SCALE: tl.constexpr, ACC):
-    """τ_b, which scales the steps that a mini-batch leaves in the state."""
+    """τ_b, which scales a mini-batch's steps in the state after it."""
     last = token_scale + i_r * SIZE + SIZE - 1
     return tl.load(last) if HAS_SCALE else tl.full((), 1.0, ACC)
 
@@ -400,14 +402,14 @@ def last_token_scale(token_scale, i_r, SIZE: tl.constexpr, HAS_SCALE: tl.constex
 def carried_steps(steps, tau_last, SIZE: tl.constexpr):
     """Steps e with which a chunk changes the state.
 
-    Without τ_b where a mini-batch has several chunks: their sum is scaled by it at the end.
+    Without τ_b if a mini-batch has several chunks: it scales their sum at the end.
     """
     return steps if mini_batch_chunks(SIZE) > 1 else tau_last * steps
 
 
 @triton.jit
 def descent_step(g, e, k):
-    """`−e⊙G`, whose outer product with the keys k is added to the state; rounded once."""
+    """`−e⊙G`, rounded once; its outer product with the keys is added to the state."""
     return saturating_cast(g * -e, k)
 
 
@@ -415,7 +417,7 @@ def descent_step(g, e, k):
 def outer_stride(segment, SIZE: tl.constexpr):
     """Chunks that one iteration of the outer loop covers.
 
-    A mini-batch of several chunks, whose steps go into the state at its end; else a segment.
+    A mini-batch if it has several chunks, since the state changes at its end; else a segment.
     """
     return mini_batch_chunks(SIZE) if mini_batch_chunks(SIZE) > 1 else segment
 

@@ -1,12 +1,13 @@
 """TTT-linear by its definition: the executable specification of Vittt's mini-batch scan (App. A).
 
-`primal` goes token by token, with gradients of the inner loss by autograd; `dual` takes a
+`primal` takes one token at a time, with gradients of the inner loss by autograd; `dual` takes a
 mini-batch at a time, in matrix products. Both are differentiable by autograd.
 
 Vectors are rows: `Z = K W + c`. Each scan r reads its tokens from the first to the last
 ('f' in `directions`) or from the last to the first ('b'), and everything is indexed by the
 token's own position. The step of token s in the state of token t, s ≤ t in one mini-batch,
-is `τ_t·ℓ_s` (`token_scale`, `eta`), and a mini-batch hands on the state of its last token, τ_b·ℓ_s.
+is `τ_t·ℓ_s` (`token_scale`, `eta`), and the state after a mini-batch is its last token's, with
+steps τ_b·ℓ_s.
 """
 
 from typing import NamedTuple
@@ -26,7 +27,7 @@ class Inputs(NamedTuple):
     v: Tensor
     eta: Tensor  # (B, T, R, H)
     w0: Tensor  # (R, H, d, d)
-    b0: Tensor | None  # (R, H, d); None, like all that follow, for the linear inner model alone
+    b0: Tensor | None  # (R, H, d); this and all that follow are None for the linear inner model
     ln_weight: Tensor | None
     ln_bias: Tensor | None
     token_scale: Tensor | None  # (R, mini_batch_size); None is ones
@@ -72,7 +73,7 @@ def primal(
         return x + F.layer_norm(z + c, (dim,), eps=eps) * ln_weight + ln_bias
 
     def loss(w: Tensor, c: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        # A sum over independent problems: its gradient is each problem's own.
+        # A sum over independent problems: its gradient contains each problem's own.
         return (f(w, c, key) - value).square().sum() / 2
 
     descent = torch.func.grad(loss, argnums=(0, 1))
@@ -111,7 +112,7 @@ def dual(
     q, k, v, eta = (scan_order(x.to(state), directions).movedim(1, 3) for x in (q, k, v, eta))
     tau = w0.new_ones(len(w0), mini_batch_size) if token_scale is None else token_scale
     tau = tau[:, None]
-    # They are missing for the linear inner model alone, of which this is no form.
+    # None only for the linear inner model, for which `dual` is not defined.
     assert b0 is not None
     assert ln_weight is not None
     assert ln_bias is not None

@@ -1,4 +1,4 @@
-"""TTT-linear on a GPU (Vision-TTT, App. A): what the op calls to launch its Triton kernels."""
+"""TTT-linear on a GPU (Vision-TTT, App. A): launches the op's Triton kernels."""
 
 import functools
 import os
@@ -11,7 +11,7 @@ from .. import _launch
 from . import _backward_kernels, _forward_kernels, _tiles, reference
 from .definition import Inputs
 
-# Channels of a head that the kernels have; others are padded.
+# Channels of a head for which the kernels are written; other sizes are padded.
 DIMS = (32, 64, 128)
 CHUNK = _tiles.CHUNK.value
 INTERPRETED = os.environ.get('TRITON_INTERPRET', '0') == '1'
@@ -20,11 +20,11 @@ DTYPES = (torch.float32, torch.float16) + ((torch.float64,) if INTERPRETED else 
 
 
 def registers(dtype: torch.dtype, dim: int, shared: bool) -> int:
-    """Registers of a thread: all 255, or so many that three programs share a multiprocessor.
+    """Registers of a thread: all 255, or as many as let three programs share a multiprocessor.
 
-    In single precision a product is three, whose parts need all; of programs of eight warps no two
-    fit anyway. It is always given: ptxas by itself leaves the fp32 backward kernels 32 registers
-    and spills the rest.
+    In single precision a product is three, whose parts need all; two programs of eight warps never
+    fit. Always set, because by default ptxas gives the fp32 backward kernels 32 registers and
+    spills the rest.
     """
     return 168 if shared and dtype != torch.float32 and dim < DIMS[-1] else 255
 
@@ -45,7 +45,7 @@ def unsupported_reason(inputs: Inputs, mini_batch_size: int) -> str | None:
             return f'{wide}, for which this GPU has too little shared memory'
     if reason := _launch.unsupported_scans_reason(q.shape[2]):
         return reason
-    # Tensors between two kernels hold whole chunks; a mini-batch has one or more.
+    # Tensors between two kernels hold whole chunks, one or more for a mini-batch.
     padded = _launch.cdiv(mini_batch_size, CHUNK) * CHUNK / mini_batch_size * q.shape[1]
     if padded * next(n for n in DIMS if n >= dim) * _tiles.TILES.value >= 2**31:
         return f'T is {q.shape[1]}; a scan needs 64-bit indices, which the kernels do not have'
@@ -67,14 +67,14 @@ def forward(
     """The scan of every image, direction and head, one program each.
 
     Returns:
-        O in q's dtype, and what `reference.forward` keeps for the backward pass: Z, W and c, all
-        less their mean over the outputs, to which LayerNorm is blind.
+        O in q's dtype, and as saved by `reference.forward` for the backward pass, Z, W and c
+        without their mean over the outputs, which LayerNorm ignores.
     """
     width, inputs = inputs.q.shape[-1], _padded(inputs)
     call = _Call(inputs, directions, width, mini_batch_size)
     eps = max(eps, reference.LEAST_EPS)
     o = call.tokens()
-    # With few scans for the GPU, only G and the states are a matter of the scan itself.
+    # With few scans for the GPU, the scan itself computes only G and the states.
     apart = call.output_apart
     z_kept = call.tokens(dtype=reference.kept_dtype(call.dtype)) if keep else o
     g = call.tokens() if apart else o
@@ -126,8 +126,8 @@ def backward(
 ) -> tuple[Tensor, ...]:
     """Gradients of `forward`'s O, from the saved Z and states.
 
-    Parameters are shared by all images: every program writes its own part, and the parts are
-    summed in the order of their index, so that the same bits come out twice.
+    Parameters are shared by all images: every program writes its own part, and the parts are summed
+    in the order of their index, so that results are reproducible to the bit.
 
     Returns:
         dq, dk, dv, deta, dw0, db0, dln_weight, dln_bias, dtoken_scale, contiguous; the last is
@@ -141,15 +141,15 @@ def backward(
     (w_kept,) = _launch.pad(w_kept, dims=DIMS, axes=2)
     kept = {'w_kept': w_kept.contiguous(), 'c_kept': c_kept}
     dq, dk, dv = (call.tokens() for _ in range(3))
-    # From one kernel to the next, in whole chunks.
+    # Buffers from one kernel to the next, in whole chunks.
     scratch = {
         'tiles': call.tokens(call.scans, call.chunks, _tiles.TILES.value, CHUNK, call.dim),
         'rows': call.empty(call.scans, call.chunks, _tiles.ROWS.value, CHUNK),
     }
-    # Parts of sums, by image, scan, head and segment: the query side's, then the key side's.
+    # Partial sums by image, scan, head and segment: the query side's, then the key side's.
     parts = (*call.by_scan, call.segments)
     dln_weight, dln_bias = (call.empty(2, *parts, call.dim) for _ in range(2))
-    # In larger mini-batches every chunk has other places, and every block of features a part.
+    # In larger mini-batches every chunk has its own slots, and every block of features a part.
     places = parts if call.pieces == 1 else (*call.by_scan, call.chunks, call.dim // CHUNK)
     dtau, dtau_last = call.empty(*places, CHUNK), call.empty(*parts)
     call.launch(
@@ -197,7 +197,7 @@ def backward(
         dln_bias=dln_bias[1],
         dtau_last=dtau_last,
     )
-    # Every sum one operation: on few tokens what is launched counts, not what is added.
+    # One operation for each sum: on few tokens the number of launches counts.
     if inputs.token_scale is None:
         dtoken_scale = call.empty(call.by_scan[1], 0)
     else:
@@ -210,7 +210,7 @@ def backward(
 
 
 def _padded(inputs: Inputs) -> Inputs:
-    """The inputs with as many features as the next of `DIMS`."""
+    """Pads the inputs' features to the next of `DIMS`."""
     if inputs.q.shape[-1] in DIMS:
         return inputs
     names = ('q', 'k', 'v', 'b0', 'ln_weight', 'ln_bias')
@@ -220,17 +220,18 @@ def _padded(inputs: Inputs) -> Inputs:
 
 
 def output_apart(dim: int, scans_per_sm: float, tokens: int) -> bool:
-    """Whether a kernel of its own writes O, segment by segment, after the scan.
+    """Whether a separate kernel computes O, segment by segment, after the scan.
 
-    A scan is a chain of mini-batches and keeps one program busy; with few scans most of a GPU idles
-    and has room for the output, for the price of writing G and a state a segment and of reading
-    tokens once more. Predicted for b = 16, not measured (tests/kernels/stand_ins has the model).
+    A scan is a chain of mini-batches and keeps one program busy. With few scans most of a GPU is
+    idle and can compute the output, at the cost of writing G and one state per segment and of
+    reading the tokens again. Predicted for b = 16, not measured (tests/kernels/stand_ins has the
+    model).
     """
     return tokens >= 768 and scans_per_sm < (0.7 if dim == 128 else 1.4)
 
 
 class _Call:
-    """Sizes, strides and options that all kernels of one call share."""
+    """Sizes, strides and options shared by all kernels of one call."""
 
     def __init__(self, inputs: Inputs, directions: str, width: int, size: int) -> None:
         q, k, v, eta, w0, b0, ln_weight, ln_bias, token_scale = inputs
@@ -246,16 +247,17 @@ class _Call:
         self.dtype, self.state_dtype, self.device = q.dtype, eta.dtype, q.device
         scans_per_sm = self.scans / _device(q.device)[1]
         self.output_apart = output_apart(self.dim, scans_per_sm, tokens)
-        # A scan that has a multiprocessor to itself, or shares it with one other, takes all of it.
+        # A scan that has a multiprocessor to itself, or shares it with one other, may use all
+        # registers.
         self.scans_share = scans_per_sm > 2
-        # Inputs of the op, by name, with the strides of those that vary. The last dimension of
-        # tokens, and all of the small parameters, are read as contiguous.
+        # Inputs of the op by name, with the strides that vary. The last dimension of tokens and all
+        # small parameters are read as contiguous.
         parameters = {'w0': w0, 'b0': b0, 'ln_weight': ln_weight, 'ln_bias': ln_bias}
         parameters['token_scale'] = ln_weight if token_scale is None else token_scale
         self.arguments: dict[str, dict] = {n: {n: x.contiguous()} for n, x in parameters.items()}
         for name, x in (('q', q), ('k', k), ('v', v)):
             self.arguments[name] = _launch.with_strides(**{name: x})
-        # Triton would specialise on every number of a tuple, and these may have any value.
+        # Triton would specialise on every number of a tuple.
         strides = zip(('eta_b', 'eta_t', 'eta_r', 'eta_h'), eta.stride(), strict=True)
         self.arguments['eta'] = {'eta': eta, **dict(strides)}
         self.sizes = {
@@ -285,7 +287,7 @@ class _Call:
         return self.empty(*lead, dim, dim), self.empty(*lead, dim)
 
     def by_place(self, x: Tensor) -> Tensor:
-        """Sums the parts of all places in a mini-batch: `(R, b)`."""
+        """Sums the parts for all positions in a mini-batch: `(R, b)`."""
         if self.pieces == 1:
             x = x.sum((0, 2, 3))
         else:
@@ -310,7 +312,7 @@ class _Call:
 
 @functools.cache
 def _device(device: torch.device) -> tuple[str, int]:
-    """Name and number of multiprocessors; in the interpreter, those of nothing in particular."""
+    """Name and number of multiprocessors; arbitrary values in the interpreter."""
     if device.type != 'cuda':
         return device.type, 1
     properties = torch.cuda.get_device_properties(device)

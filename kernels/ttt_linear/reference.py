@@ -1,4 +1,4 @@
-"""TTT-linear in plain PyTorch, by explicit formulas: what the op runs without a kernel.
+"""TTT-linear in plain PyTorch by explicit formulas, which the op runs without a kernel.
 
 `forward` and `backward` compute `definition.dual` and its gradients with every image, head and
 direction in the same batched products; only the dependence on the state is a Python loop.
@@ -16,27 +16,27 @@ from torch._higher_order_ops.scan import scan_op
 from .._inputs import state_dtype
 from .definition import Inputs, scan_order
 
-# Mini-batches of 16 tokens between two states that the forward pass keeps for the backward pass.
+# Mini-batches of 16 tokens between two states saved for the backward pass.
 SEGMENT = 32
-# Padding of a chunk has no variance: with an ε of 0 it would be NaN, and all tokens with it.
+# The padding of a chunk has no variance: with ε = 0 it would be NaN, and then all tokens.
 LEAST_EPS = 1e-30
-# The gradient of a LayerNorm with respect to its input only.
+# Asks for LayerNorm's gradient with respect to its input only.
 _INPUT_ONLY = [True, False, False]
 
 
 def segment(mini_batch_size: int) -> int:
-    """Mini-batches between two states that are kept: as many tokens as `SEGMENT` of 16, or fewer.
+    """Mini-batches between two saved states: as many tokens as `SEGMENT` of 16, or fewer.
 
-    More tokens would leave the parallel parts of a GPU's backward pass few programs, and more
-    mini-batches a CPU's more states than its cache holds.
+    With more tokens the parallel parts of the backward pass have too few programs for a GPU; with
+    more mini-batches the states do not fit in a CPU's cache.
     """
     return max(1, min(SEGMENT, 16 * SEGMENT // mini_batch_size))
 
 
 def kept_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Dtype of Z, which the forward pass keeps: that of the tokens, but fp32 for fp16.
+    """Dtype of the saved Z: the tokens' dtype, but fp32 for fp16.
 
-    Z leaves the range of fp16 where tokens are large, and its digits where they are small.
+    Z overflows in fp16 for large tokens and loses digits for small ones.
     """
     return torch.float32 if dtype == torch.float16 else dtype
 
@@ -44,8 +44,8 @@ def kept_dtype(dtype: torch.dtype) -> torch.dtype:
 class _Chunks:
     """Tokens `(B, T, R, H, …)` to chunks `(n, B·R·H, b, …)` in scan order, and back.
 
-    The ragged tail is filled with zeros. A zero step makes the filling invisible to the state and
-    to every output, and its gradients are zero: the same as a shorter last mini-batch.
+    The ragged tail is padded with zeros. With a step of zero the padding changes neither the state
+    nor any output, and its gradients are zero, as with a shorter last mini-batch.
     """
 
     def __init__(self, q: Tensor, directions: str, mini_batch_size: int) -> None:
@@ -93,20 +93,20 @@ class _Chunks:
         return out
 
     def state_of(self, w: Tensor, c: Tensor) -> Tensor:
-        """Initial states `(B·R·H, d+1, d)`, [W; c] less its mean over the outputs.
+        """Initial states `(B·R·H, d+1, d)`, [W; c] without the mean over the outputs.
 
-        LayerNorm is blind to it, and updates have none: so Z has mean zero, of which no digit is
-        lost where it is rounded.
+        LayerNorm ignores this mean, and updates have none. So Z has mean zero, and rounding loses
+        no digits to it.
         """
         state = torch.cat([w, c.unsqueeze(-2)], dim=-2)
         return self.parameter(state - state.mean(-1, keepdim=True))
 
     def parameter(self, x: Tensor) -> Tensor:
-        """A parameter `(R, H, …)` as `(B·R·H, …)`: a row for every program, its own memory."""
+        """A parameter `(R, H, …)` copied to `(B·R·H, …)`, a row for every program."""
         return x.to(self.state).expand(self.batch, *x.shape).flatten(0, 2).contiguous()
 
     def reduce(self, x: Tensor) -> Tensor:
-        """Sum of `(…, B·R·H, d)` over all but scans, heads and d: a parameter's gradient."""
+        """A parameter's gradient: the sum of `(…, B·R·H, d)` over all but scans, heads and d."""
         return x.sum(0).view(self.batch, self.scans, self.heads, *x.shape[2:]).sum(0)
 
 
@@ -124,7 +124,7 @@ def _project(u: Tensor, z: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
 
 @dataclass
 class _Operands:
-    """The parts of a scan that do not depend on its state, computed for all chunks at once."""
+    """Parts of a scan that do not depend on its state, computed for all chunks at once."""
 
     chunks: _Chunks
     k: Tensor  # (n, N, b, d+1), N = B·R·H programs, last column 1
@@ -180,13 +180,13 @@ def forward(
     eps: float = 1e-6,
     keep: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The scan, chunk by chunk.
+    """Runs the scan chunk by chunk.
 
     Returns:
-        O `(B, T, R, H, d)`, and what `keep` keeps for the backward pass (else empty tensors), all
-        less its mean over the outputs: Z = KW + c in the same shape, rounded to `kept_dtype` before
-        anything is made of it, and the state after every s = `segment` mini-batches and at the end:
-        W `(B, R, H, ⌈n/s⌉, d, d)` and c `(B, R, H, ⌈n/s⌉, d)` of n mini-batches.
+        O `(B, T, R, H, d)`, and with `keep`, for the backward pass (else empty tensors), without
+        the mean over the outputs: Z = KW + c in the same shape, rounded to `kept_dtype` before it
+        is used, and the state after every s = `segment` mini-batches and at the end: W `(B, R, H,
+        ⌈n/s⌉, d, d)` and c `(B, R, H, ⌈n/s⌉, d)` of n mini-batches.
     """
     q, ln_bias, eps = inputs.q, inputs.ln_bias, max(eps, LEAST_EPS)
     x = _operands(inputs, directions, mini_batch_size)
@@ -230,25 +230,25 @@ def backward(
     mini_batch_size: int,
     eps: float = 1e-6,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of `forward`'s O, from the saved Z, which takes the state where it went before.
+    """Gradients of `forward`'s O from the saved Z, from which the same states are recomputed.
 
     Returns:
-        dq, dk, dv, deta, dw0, db0, dln_weight, dln_bias, dtoken_scale, contiguous, in the shape
-        and dtype of what they belong to; dtoken_scale is empty where `token_scale` is None.
+        dq, dk, dv, deta, dw0, db0, dln_weight, dln_bias, dtoken_scale, contiguous, each in its
+        input's shape and dtype; dtoken_scale is empty where `token_scale` is None.
     """
     q, _, _, eta, w0, b0, ln_weight, ln_bias, token_scale = inputs
     x, eps = _operands(inputs, directions, mini_batch_size), max(eps, LEAST_EPS)
     chunks, dim, n = x.chunks, q.shape[-1], x.chunks.count
     z, do = chunks.pack(z_kept), chunks.pack(do)
 
-    # Every LayerNorm of the keys, and with it G.
+    # Every LayerNorm of the keys, and G.
     key_normed, key_mean, key_rstd = _normalize(z, eps)
     y = x.target.addcmul_(x.weight, key_normed)
     g = _project(x.weight * y, z, key_mean, key_rstd)
 
-    # Walk forth through the very states of `forward`, for what queries met: Z̄.
-    # States walked back from the last one would be off by the rounding of the largest on the way,
-    # of which LayerNorm makes errors of any size where Z̄ is smaller still: at tiny or zero queries.
+    # Recompute Z̄ forward, from exactly the states of `forward`. States recomputed backward from
+    # the last one carry the rounding error of the largest one, which LayerNorm amplifies without
+    # bound if Z̄ is smaller still, as for tiny or zero queries.
     decay = x.decay.neg_()
     start = chunks.state_of(w0, b0)
     state = start.clone()
@@ -279,7 +279,7 @@ def backward(
     decay_g = neg_last * g
     h, dp = torch.empty_like(g), torch.empty_like(g)
 
-    # Walk back with the gradient of the state.
+    # Backward with the gradient of the state.
     dstate = torch.zeros_like(start)
     for i in reversed(range(n)):
         torch.bmm(x.k[i], dstate, out=h[i])
@@ -292,7 +292,7 @@ def backward(
         dstate.baddbmm_(x.k[i].mT, dz).baddbmm_(x.q[i].mT, d[i])
         z[i] = dz
 
-    # Walk forth again, with what Z and Z̄ hand to the keys and the queries.
+    # Forward again, with the gradients of the keys and queries through Z and Z̄.
     state = start
     for i in range(n):
         dk[i].baddbmm_(z[i], state[:, :dim].mT)
@@ -330,8 +330,8 @@ def backward(
 def exported(*args: Any) -> tuple[Tensor, ...]:
     """`dual` in operators that exporters know: torch's own `scan` in place of its loop.
 
-    A runtime pays for each operator of each step, so that all of them that do not need the state
-    are outside of the loop, as in `forward`.
+    A runtime pays for each operator of each step, so operators that do not need the state are
+    outside the loop, as in `forward`.
     """
     # The last two are the backend and whether to keep what the backward pass needs.
     *tensors, directions, size, eps = args[:12]
@@ -339,12 +339,12 @@ def exported(*args: Any) -> tuple[Tensor, ...]:
     batch, tokens, scans, heads = q.shape[:4]
     count = (tokens + size - 1) // size
 
-    # Tokens go to their mini-batches and back by index, one copy each: the flips, the filling of
-    # the last mini-batch and the transposes that would copy them again happen to the indices.
-    # Nothing reads the filling, which comes after all tokens.
+    # Tokens go to their mini-batches and back by index, one copy each: flips, padding and
+    # transposes are applied to the indices. Nothing reads the padding, which comes after all
+    # tokens.
     rows = torch.arange(batch * tokens * scans * heads, device=q.device).view(q.shape[:4])
     rows = F.pad(scan_order(rows, directions), (0, 0, 0, 0, 0, count * size - tokens))
-    # (n, B, R, H, b); contiguous, as tokens take the strides of their index.
+    # (n, B, R, H, b); contiguous, because tokens take the strides of their index.
     rows = rows.unflatten(1, (count, size)).movedim((1, 2), (0, 4)).contiguous()
     back = torch.arange(rows.numel(), device=q.device).view(rows.shape)
     back = back.movedim((0, 4), (1, 2)).flatten(1, 2)[:, :tokens]

@@ -1,4 +1,4 @@
-"""T⁵'s two-layer and SwiGLU inner models, trained by one full-batch step, as a registered op."""
+"""T⁵'s two-layer and SwiGLU inner models, with one full-batch training step, as a registered op."""
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ def ttt_mlp(
     scale: float,
     backend: str | None = None,
 ) -> Tensor:
-    """Reads q with a small MLP that has taken one gradient step on (k, v) (T⁵, Sec. 4).
+    """Applies a small MLP to q after one gradient step on (k, v) (T⁵, Sec. 4).
 
     With two weights it is `f(x) = silu(xW1)·W2`, with three the SwiGLU `f(x) = (silu(xW1)⊙xW2)·W3`.
     Every image and head starts from its weights, takes one step of 1.0 on the inner loss over all
@@ -86,7 +86,7 @@ def _op(
     kernel = _choose(backend, q)
     if kernel is not None:
         return kernel.forward(q, k, v, w1, w2, w3, scale, loss)
-    # The dispatcher leaves autocast on in here, and it would round the inner weights.
+    # The dispatcher leaves autocast on here; it would round the inner weights.
     with torch.autocast(q.device.type, enabled=False):
         return reference.forward(q, k, v, w1, w2, w3, scale, loss)
 
@@ -132,7 +132,7 @@ def _(do, q, k, v, w1, w2, w3, g, scale, loss, backend):
 def _setup_context(ctx, inputs, output):
     *tensors, ctx.scale, ctx.loss, ctx.backend = inputs
     ctx.save_for_backward(*tensors, output[1])
-    # The inner gradients are there for the backward pass alone.
+    # The inner gradients are an output for the backward pass only.
     ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)
 
@@ -140,7 +140,7 @@ def _setup_context(ctx, inputs, output):
 def _backward(ctx, do, _):
     if do is None:  # from a function that has no gradient for its input
         return (None,) * 9
-    # Under checkpointing the saved tensors can be asked for only once.
+    # Under checkpointing the saved tensors can be unpacked only once.
     saved = ctx.saved_tensors
     if torch.is_grad_enabled():  # the gradients will be differentiated
         grads = _inputs.gradients_of(reference.primal, do, saved[:6], ctx.scale, ctx.loss)
@@ -154,7 +154,7 @@ _op.register_autograd(_backward, setup_context=_setup_context)
 
 # ------------------------------------------------------------------------------------------- FLOPs
 
-# Products of a token with a (d, d) matrix: forward and backward, by whether there is a w3.
+# Products of a token with a (d, d) matrix, forward and backward, without and with w3.
 _PRODUCTS = {'dot': {False: (6, 15), True: (9, 23)}, 'l2': {False: (7, 18), True: (10, 26)}}
 
 

@@ -1,20 +1,20 @@
 """Triton kernels of T⁵'s inner models: two passes over the tokens forward, two backward.
 
 Forward: `_step` sums the inner gradients G over k and v, `_read` reads q with the stepped weights.
-Backward: `_read_backward` goes over q and dO and sums dW′, the gradients of the stepped weights;
-`_step_backward` goes over k and v with j, which is dW′ as `_launch.relative` makes it: a mean
-gradient may be too small for half precision, and all that follows is linear in it. Where few
-(image, head) pairs would leave a GPU idle, several programs share a sum (`_launch`).
+Backward: `_read_backward` goes over q and dO and sums dW′, the gradients of the updated weights;
+`_step_backward` goes over k and v with j, dW′ scaled by `_launch.relative`: a mean gradient may be
+too small for half precision, and everything after it is linear in it. If few (image, head) pairs
+would leave a GPU idle, several programs share a sum (`_launch`).
 
 Everything between the loads and the stores of tokens is feature-major, `(D, BLOCK)`: a weight is
-then the first operand of a product and what was computed from the tokens the second, which WGMMA
-takes from shared memory only, where both uses of it, in a token's gradient and in a sum over the
-tokens, find it. Sums of the output weight are kept transposed for the same reason. Weights come in
-the type of the tokens, because what is used as it was loaded may stay in shared memory too.
+then the first operand of a product, and the matrix computed from the tokens the second. WGMMA takes
+the second from shared memory only, where a token's gradient and a sum over the tokens share one
+copy. Sums of the output weight are kept transposed for the same reason. Weights have the tokens'
+type, because an operand that is used as loaded may stay in shared memory too.
 
-Weights and their gradients lie one after the other, `(2|3, D, D)`, the output weight last. In the
-two-layer model (not GATED) w2 is not read, and z2 and u2 count as 1. With the dot loss e is v, and
-its sign goes into the factors.
+Weights and their gradients are stacked, `(2|3, D, D)`, the output weight last. In the two-layer
+model (not GATED) w2 is not read, and z2 and u2 are 1. With the dot loss e is v, and its sign is in
+the factors.
 """
 
 import torch
@@ -36,7 +36,7 @@ from .._triton import (
 )
 
 _NAME = 'ttt_mlp'
-# RELOAD, the weights that are fetched again inside of loops: see `_step_backward`.
+# RELOAD: weights that are reloaded inside loops, see `_step_backward`.
 NEVER, ONCE, EVERY = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 # ------------------------------------------------------------------------------------------- tiles
@@ -76,12 +76,12 @@ def _zeros(D: tl.constexpr, L2: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.c
 
 @triton.jit
 def _add_output(total, e, p, L2: tl.constexpr, PRECISION: tl.constexpr):
-    """total + e·pᵀ, what the tokens add to the output weight, transposed.
+    """total + e·pᵀ, the tokens' contribution to the output weight, transposed.
 
-    With the L2 loss both factors are computed, and WGMMA would take the first from registers:
-    products of half the rows, two by two, are left to mma.sync, as those of fp32 are anyway. So
-    `_step_backward` may add two of them to one sum that its loop carries: what Triton 3.6 to 3.8
-    miscompile there is two tcgen05 (Triton 10821).
+    With the L2 loss both factors are computed, and WGMMA would take the first from registers.
+    Batched products of half the rows use mma.sync instead, as fp32 products do anyway. So
+    `_step_backward` may add two of them to one loop-carried sum: Triton 3.6 to 3.8 miscompile only
+    two tcgen05 there (Triton 10821).
     """
     if L2 and PRECISION == 'ieee':
         D: tl.constexpr = p.shape[0]
@@ -280,11 +280,11 @@ def _step_backward(
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """dK, dV and the step's share of dW for a span of tokens, all of them linear in j.
+    """dK, dV and the step's part of dW for a span of tokens, all linear in j.
 
-    RELOAD fetches weights again from the cache: Triton keeps the two orientations of all six
-    matrices in shared memory, 96 KB at D = 64, to which little may come on some GPUs. ONCE: W2 for
-    every block. EVERY: all of them for every product, as the other kernels do then.
+    RELOAD loads weights again from the cache: Triton keeps both orientations of all six matrices in
+    shared memory, 96 KB at D = 64, which leaves little on some GPUs. ONCE: W2 for every block.
+    EVERY: all of them for every product, as the other kernels do then.
     """
     ACC: tl.constexpr = dw.dtype.element_ty
     TYPE: tl.constexpr = k.dtype.element_ty
@@ -300,7 +300,7 @@ def _step_backward(
     w1, w2, w_out = tl.load(at_w1), tl.load(at_w2), tl.load(at_w_out)
     at_j1, at_j2, at_j_out = _weights(j, program, D, GATED)
     j1, j2, j_out = tl.load(at_j1), tl.load(at_j2), tl.load(at_j_out)
-    # For the L2 loss j has the other sign, and v in e too.
+    # For the L2 loss j and v in e have the opposite sign.
     sign = -1.0 if L2 else 1.0
     scale = tl.load(peak + program) * factor / N
     sum1 = tl.zeros((D, D), ACC)
@@ -310,7 +310,7 @@ def _step_backward(
         k_tile = load_tokens(k, n, last, k_strides[1], D, BLOCK)
         v_tile = load_tokens(v, n, last, v_strides[1], D, BLOCK)
         k_columns = tl.trans(k_tile)
-        # Factors of d and dp in dz1 and dz2, so that little stays in registers.
+        # Factors of d and dp in dz1 and dz2, to keep few values in registers.
         a, slope, bend = silu(
             dot(tl.trans(again(w1, at_w1, RELOAD == EVERY)), k_columns, ACC, PRECISION)
         )
@@ -356,9 +356,9 @@ def _step_backward(
 
 
 # Tokens a block, warps and pipeline stages, chosen by registers, spills and predicted cycles, which
-# are in tools/dev/kernel_notes.md. Four warps are one WGMMA of 64 features; eight would both do all
-# of it. Left to itself, the assembler of Triton 3.6
-# takes 32 registers for `step` of SwiGLU on sm_80, and spills the rest.
+# are in tools/dev/kernel_notes.md. Four warps are one WGMMA of 64 features; two groups of four
+# would both compute all of it. By default the assembler of Triton 3.6 uses 32 registers for `step`
+# of SwiGLU on sm_80, and spills the rest.
 _BLOCK_32 = {'BLOCK': 32, 'num_warps': 4, 'STAGES': 2, 'RELOAD': NEVER}
 _BLOCK_64 = {**_BLOCK_32, 'BLOCK': 64}
 _CONFIGS = {
@@ -367,10 +367,9 @@ _CONFIGS = {
     'read_backward': _BLOCK_32,
     'step_backward': _BLOCK_32,
 }
-# With the L2 loss the products of `_add_output` take their operands from registers, and without
-# WGMMA all do: 64 tokens spill.
+# Without WGMMA, and for the L2 loss in `_add_output`, operands are in registers: 64 tokens spill.
 _STEP_32 = {'step': _BLOCK_32}
-# For GPUs that have less than 104 KB of shared memory for a program.
+# For GPUs with less than 104 KB of shared memory for a program.
 _LITTLE = {'step_backward': {'BLOCK': 16, 'num_warps': 4, 'STAGES': 1, 'RELOAD': ONCE}}
 # In fp32 a product is three, and an operand two; at d = 64 eight warps share them.
 _SINGLE = {'BLOCK': 32, 'num_warps': 4, 'STAGES': 1, 'RELOAD': NEVER, 'most_registers': 255}
@@ -401,7 +400,7 @@ def unsupported_reason(q: Tensor) -> str | None:
 
 
 def _share(kernel: str, q: Tensor, l2: bool, **constants) -> tuple[tuple[int, int], dict]:
-    """The programs as (sums, splits), and the arguments that every kernel takes."""
+    """The grid as (sums, splits), and the arguments that every kernel takes."""
     batch, tokens, heads, dim = q.shape
     options = config(kernel, q.dtype, dim, l2, _launch.gpu(_NAME, q))
     splits, span = _launch.split(tokens, batch * heads, options['BLOCK'])
@@ -410,7 +409,7 @@ def _share(kernel: str, q: Tensor, l2: bool, **constants) -> tuple[tuple[int, in
 
 
 def _stacked(*weights: Tensor | None) -> Tensor:
-    """`(H, 2|3, d, d)`, padded as the tokens are."""
+    """`(H, 2|3, d, d)`, padded like the tokens."""
     return torch.stack(_launch.pad(*(w for w in weights if w is not None), axes=2), dim=1)
 
 

@@ -4,9 +4,9 @@
 - `forward`, `backward`: what the op runs without a GPU, by explicit formulas.
 
 Vectors are rows. The two-layer model is f(x) = silu(xW1)·W2; the SwiGLU model (silu(xW1)⊙xW2)·W3,
-so that the first weight is the one below silu and the last one that of the output in both. The
-inner loss of N tokens is −(s/N)·Σ f(k)·v ('dot') or (s/2N)·Σ‖f(k) − v‖² ('l2'); nothing is scaled
-by s/N before the sum over the tokens: tokens of a large map would underflow in half precision.
+in both, the first weight is inside silu and the last one is the output weight. The inner loss of N
+tokens is −(s/N)·Σ f(k)·v ('dot') or (s/2N)·Σ‖f(k) − v‖² ('l2'); nothing is scaled by s/N before the
+sum over the tokens: tokens of a large map would underflow in half precision.
 """
 
 from typing import Any
@@ -109,19 +109,19 @@ def backward(
     scale: float,
     loss: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v, w1, w2 and w3, given that of O and the g that `forward` returned.
+    """Gradients of q, k, v, w1, w2 and w3, given dO and the g that `forward` returned.
 
-    Everything behind the step is linear in `j = −κ·dW′`, κ = s/N, which is κ times the gradient
-    with respect to G. What has a d before it is a gradient, but for D, that of the hidden layer in
-    the inner loss. Without w3 the last one is empty.
+    All gradients of the step are linear in `j = −κ·dW′`, κ = s/N, which is κ times the gradient
+    with respect to G. Names with a d before them are gradients; D is the hidden layer's gradient in
+    the inner loss. Without w3 the last result is empty.
     """
     dtype, tokens = q.dtype, q.shape[1]
     do, q, k, v = heads_first(do, q, k, v)
     gated = w3 is not None
     w_out = w3 if gated else w2
 
-    # The reading: gradients of q and of the stepped weights. A second factor of the hidden layer
-    # that is not there counts as 1.
+    # The reading: gradients of q and of the updated weights. Without w3 the second factor of the
+    # hidden layer is 1.
     first, *between, last = (w - g[:, :, i] for i, w in enumerate([w1, w2, w3][: g.shape[2]]))
     h, slope = silu_derivatives(q @ first, 1)
     u2 = q @ between[0] if gated else 1
@@ -135,7 +135,7 @@ def backward(
         dw.insert(1, q.mT @ du2)
     j_first, *j_between, j_last = (x * (-scale / tokens) for x in dw)
 
-    # The step: gradients of k, v and of the weights that it starts from.
+    # The step: gradients of k, v and the initial weights.
     a, slope, bend = silu_derivatives(k @ w1, 2)
     z2 = k @ w2 if gated else 1
     p = a * z2

@@ -1,1 +1,1 @@
-"""Looking at runs and models: curves, drawn predictions."""
+"""Analysis of models and runs: costs, pictures of the inner training, curves."""

@@ -1,8 +1,8 @@
 """Implicit attention (t5 Eq. 13) and key shift (t5 Eq. 11) of token mixers, by layer.
 
-A token's output depends on the value of another by a d×d matrix J_ij = ∂o_i/∂v_j. Its size is
-‖J‖_F/√d here, the attention weight itself where a mixer is softmax attention; the paper says
-"gradient magnitude", and not which. It goes by autograd, for chosen queries.
+A token's output depends on the value of another by a d×d matrix J_ij = ∂o_i/∂v_j. Its size here is
+‖J‖_F/√d, which is the attention weight for softmax attention; the paper says "gradient magnitude"
+without a definition. Computed by autograd for chosen queries.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def key_shift(k: Tensor) -> Tensor:
     """Returns ‖mean of the keys‖ / mean of ‖key‖ over N tokens (t5 Eq. 11): `(…, N, C)` → `(…)`.
 
     0 after an instance norm; 1/√N for independent keys of mean 0, so that only ratios at one N
-    compare. The paper prints about 0.5 for a trained ViT at N = 196.
+    compare. The paper reports about 0.5 for a trained ViT at N = 196.
     """
     return k.mean(-2).norm(dim=-1) / k.norm(dim=-1).mean(-1)
 
@@ -33,7 +33,7 @@ def attention_distance(
     Args:
         attention: `(…, Q, N)`.
         hw: Size of the map, N = h·w.
-        queries: Places of the Q queries; None for all N, in order.
+        queries: Indices of the Q queries; None for all N, in order.
 
     Returns:
         `(…)`.
@@ -43,7 +43,7 @@ def attention_distance(
     chosen = places if queries is None else places[list(queries)]
     weights = attention.abs()
     distance = (weights * torch.cdist(chosen, places)).sum(-1) / weights.sum(-1)
-    # A query that reads nothing (a learned rate of 0) has no distance.
+    # The distance is undefined for a query that reads nothing (a learned rate of 0).
     return distance.nanmean(-1)
 
 
@@ -51,15 +51,14 @@ def implicit_attention(mixing: Mixing, queries: Sequence[int]) -> Tensor | None:
     """Implicit attention of chosen patches to all patches of the first image.
 
     For an `InnerTraining` through its `mix` (inner model, DWC(v), neighbourhood), for any other
-    mixer through each op that it calls. The heads of several ops stand side by side, as do the
-    heads of Vittt's directions, each with the values of its own.
+    mixer through each op that it calls. The heads of several ops are concatenated, as are the heads
+    of Vittt's directions, each with its own values.
 
     Args:
         mixing: A mixer on an image.
-        queries: Places of Q patches on the map, row by row.
+        queries: Indices of Q patches on the map, row by row.
 
-    Returns:
-        `(H, Q, h·w)`; None where the values cannot be seen.
+    Returns: `(H, Q, h·w)`; None where the values cannot be seen.
     """
     places = mixing.patches[list(queries)]
     if isinstance(mixing.mixer, SOFTMAX) and mixing.projected is not None:
@@ -99,7 +98,7 @@ def _op_reader(name: str, args: tuple) -> tuple[Callable[[Tensor], Tensor], Tens
     op = getattr(torch.ops.ttt_kernels, name)
     scan = name == 'ttt_linear'
     q, k, v, *eta = (x[:1] for x in (args[:4] if scan else args[:3]))
-    # Without the last argument of the scan, by which inference keeps no states.
+    # Without the scan's last argument, which drops the states at inference.
     shared = args[4:13] if scan else args[3:]
 
     def read(values: Tensor) -> Tensor:

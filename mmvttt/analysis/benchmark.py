@@ -37,7 +37,7 @@ _MEBI = 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """One row of the CSV: what was run, where, and what it took.
+    """One row of the CSV: the model, the machine and the measurements.
 
     Attributes:
         model: Name of the model.
@@ -45,19 +45,19 @@ class Measurement:
             papers' baselines); '' for a model without softmax attention of timm.
         mode: 'inference', or 'training' (forward and backward).
         batch: Images at once.
-        height, width: Of an image in pixels.
-        gflops: Counted multiply-accumulates of a batch, 10⁹; None where they were not counted.
-        formula_gflops: The same by the papers' formulas, where they have one.
-        latency_ms: Median time of a batch; None where memory did not suffice, or computed rows.
-        spread_ms: Upper less lower quartile of these times.
-        images_per_s: Images in a second at that latency.
-        peak_mib: The most that a batch holds at once, activations and, in training, gradients, not
-            the weights and the images: by torch's allocator, or by computation. None as above.
-        dtype: Of the computation, by autocast where it is not float32.
-        device: Name of the GPU or CPU; 'computed' where nothing was run.
-        threads: Of torch on the CPU.
+        height, width: Image size in pixels.
+        gflops: Counted multiply-accumulates of a batch, 10⁹; None if they were not counted.
+        formula_gflops: The same by the papers' formulas, or None.
+        latency_ms: Median time of a batch; None in computed rows and when out of memory.
+        spread_ms: Interquartile range of these times.
+        images_per_s: Images per second at that latency.
+        peak_mib: Peak memory of activations and, in training, gradients, without weights and
+            images: by torch's allocator, or by computation. None as above.
+        dtype: Dtype of the computation, by autocast if it is not float32.
+        device: Name of the GPU or CPU; 'computed' if nothing was run.
+        threads: torch's threads on the CPU.
         date: Day, UTC.
-        commit: Of mmvttt's repository, where it runs from one.
+        commit: Commit of mmvttt's repository, if it runs from one.
         mmvttt, torch, timm, cuda: Versions.
     """
 
@@ -110,16 +110,16 @@ def measure(
         name: What to call it.
         batch: Images at once.
         size: (height, width) in pixels.
-        device: Where to run.
+        device: Device to run on.
         dtype: float32, or the type of autocast.
         train: Whether to run the backward pass too.
-        repeats: Batches that are timed; the median counts.
+        repeats: Timed batches; the median is reported.
         warmup: Batches before them.
         in_channels: Channels of the images.
         cuda_graph: Replay a CUDA graph of the network; the memory is without the graph.
 
     Raises:
-        UsageError: With `cuda_graph`, where `Replayed` raises it: on a CPU, for training.
+        UsageError: With `cuda_graph` on a CPU or for training, see `Replayed`.
     """
     device = torch.device(device)
     network = network.to(device).train(train)
@@ -186,7 +186,7 @@ def compute(
 def _row(
     name: str, batch: int, size: tuple[int, int], dtype: torch.dtype, train: bool, **found: Any
 ) -> Measurement:
-    """A row with what was found, and when and with which versions."""
+    """A row with the measurements, date and versions."""
     return Measurement(
         model=name,
         mode='training' if train else 'inference',
@@ -206,7 +206,7 @@ def _row(
 
 
 def _commit() -> str:
-    """Short hash of the commit where this package lies in a clone, else ''."""
+    """Short hash of the commit if this package is in a clone, else ''."""
     root = Path(__file__).resolve().parents[2]
     if not (root / '.git').exists():
         return ''
@@ -225,7 +225,7 @@ def count(
         `gflops` and `formula_gflops` of a row.
     """
     formula = formula_macs(network, size)
-    # Counting takes the weights away.
+    # Counting removes the weights.
     counted = count_cost(copy.deepcopy(network), size, in_channels).total_macs
     return dict(
         gflops=round(batch * counted / 1e9, 4),
@@ -242,7 +242,7 @@ def choose_attention(network: nn.Module, kind: str) -> bool:
 
 
 def write_csv(rows: Iterable[Measurement], path: str | os.PathLike[str]) -> Path:
-    """Writes measurements to a file, whose folder is made; an empty field is out of memory."""
+    """Writes measurements to a file and creates its folder; an empty field means out of memory."""
     path = Path(path)
     with replacing(path) as partial, partial.open('w', newline='') as file:
         writer = csv.DictWriter(file, [f.name for f in fields(Measurement)], lineterminator='\n')
@@ -252,7 +252,7 @@ def write_csv(rows: Iterable[Measurement], path: str | os.PathLike[str]) -> Path
 
 
 def read_csv(path: str | os.PathLike[str]) -> list[Measurement]:
-    """Reads what `write_csv` has written.
+    """Reads a file of `write_csv`.
 
     Raises:
         DataError: The file is missing or another table.
@@ -277,13 +277,13 @@ def _parse(kind: Any, text: str) -> Any:
 
 
 def _peak_mib(run: Callable[[], None], device: torch.device) -> float:
-    """The most that one more run holds at once, beyond what is there before it."""
+    """Peak memory of one more run, beyond the memory in use before it."""
     if device.type == 'cuda':
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
         run()
         return (torch.cuda.max_memory_allocated(device) - before) / _MEBI
-    # Else the profiler calls it an error that there is no GPU.
+    # Else the profiler reports a missing GPU as an error.
     os.environ.setdefault('KINETO_LOG_LEVEL', '6')
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         run()
@@ -298,11 +298,11 @@ def _wait(device: torch.device) -> None:
 
 
 def device_name(device: torch.device) -> str:
-    """Name of the GPU or CPU, as its maker calls it."""
+    """Product name of the GPU or CPU."""
     if device.type == 'cuda':
         return torch.cuda.get_device_name(device)
     with suppress(OSError):
-        # Linux, where platform.processor() has nothing to say.
+        # On Linux platform.processor() is empty.
         for line in Path('/proc/cpuinfo').read_text().splitlines():
             if line.startswith('model name'):
                 return line.partition(':')[2].strip()

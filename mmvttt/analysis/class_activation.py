@@ -10,7 +10,7 @@ from ..errors import UsageError
 from .mixers import Mixing, backbone_of
 from .receptive_field import level_names
 
-# A detector and an image → the scores `(n,)` of what it detects.
+# A detector and an image → the scores `(n,)` of its detections.
 Detect = Callable[[nn.Module, Tensor], Tensor]
 
 
@@ -20,7 +20,7 @@ def class_activation(
     """Returns relu(Σ_c mean(∂s/∂A_c)·A_c), `(h, w)`, of each map A `(C, h, w)`.
 
     The score s is the largest logit of a classifier, or the sum of a detector's scores. The maps
-    are a detector's levels of the neck, by stride, and of any other model the inputs of blocks.
+    are a detector's levels of the neck, by stride, or any other model's inputs of blocks.
 
     Args:
         model: A classifier or detector of OpenMMLab, or a model of timm; in evaluation mode.

@@ -21,7 +21,7 @@ from ..models.backbones import T5, Vittt
 from .memory.dry_run import DryRun, ValueNeededError
 
 _MEBI = 2**20
-# Expansion 4 of a ViT's MLP, or Vittt's SwiGLU of the same cost: 8TD² in all.
+# A ViT's MLP with expansion 4, or Vittt's SwiGLU of the same cost: 8TD².
 _MLP = 8
 
 
@@ -86,10 +86,9 @@ def computed_peak(
     train: bool = False,
     in_channels: int = 3,
 ) -> float:
-    """Computes the most that a batch holds at once, in MiB, from shapes: nothing is calculated.
+    """Computes the peak memory of a batch in MiB from shapes, without running it.
 
-    Activations and, in training, gradients; not weights and images, nor what a kernel allocates for
-    itself.
+    Counts activations and, in training, gradients; not weights, images, and workspaces of kernels.
 
     Args:
         network: Takes images `(batch, in_channels, H, W)`; may be on the meta device.
@@ -100,7 +99,7 @@ def computed_peak(
         in_channels: Channels of the images.
 
     Raises:
-        UsageError: The work of the network depends on numbers.
+        UsageError: The network's work depends on values of tensors.
     """
     # Loads torch.distributed.
     from .memory.track import MemTracker, by_kind

@@ -1,4 +1,4 @@
-"""Curves of cost against the size of the image: slopes, crossings, pictures (vision-ttt Fig. 6)."""
+"""Curves of cost against image size: slopes, crossings, pictures (vision-ttt Fig. 6)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def lines_of(rows: Sequence[Measurement], field: str) -> dict[str, list[tuple[fl
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float | None:
-    """Slope of the last two points against the tokens, log-log: 1 is linear, 2 is quadratic."""
+    """Log-log slope of the last two points against the tokens: 1 is linear, 2 quadratic."""
     if len(points) < 2:
         return None
     (x0, y0), (x1, y1) = points[-2:]
@@ -44,7 +44,7 @@ def slope(points: Sequence[tuple[float, float]]) -> float | None:
 
 
 def crossings(rows: Sequence[Measurement], field: str) -> list[tuple[str, str, float]]:
-    """Crossings of lines, (line, other line below which it falls, side in pixels), by side.
+    """Crossings of lines, as (line, line that it falls below, side in pixels), by side.
 
     Interpolated between the sizes that both have, exactly for costs that are polynomials of second
     degree in the tokens: the difference over the tokens is a straight line.
@@ -65,7 +65,7 @@ def describe_crossings(rows: Sequence[Measurement]) -> list[str]:
     """A sentence for each crossing."""
     return [
         f'{_UNITS[field]}: {a} needs less than {b} from {side:.0f}×{side:.0f} pixels on '
-        f'({(side / 16) ** 2:.0f} patches of 16×16)'
+        f'({(side / 16) ** 2:.0f} squares of 16×16)'
         for field in _UNITS
         for a, b, side in crossings(rows, field)
     ]
@@ -77,10 +77,11 @@ def plot(
     path: str | os.PathLike[str],
     names: Sequence[str] | None = None,
 ) -> Path:
-    """Draws a row of panels for each table: all that it has, against the side of the image.
+    """Draws a row of panels for each table, with its columns against the side of the image.
 
     Both axes are logarithmic; the legend has each line's slope against the tokens, dotted lines
-    are the papers' formulas, and the upper axis counts patches of 16×16 pixels.
+    are the papers' formulas, and the upper axis is the area in squares of 16×16 pixels, whatever
+    the patches of a model.
 
     Args:
         tables: Rows that share their axes.
@@ -109,7 +110,8 @@ def plot(
             panel.set(xscale='log', yscale='log', xlabel='side of the image, pixels',
                       ylabel=PANELS[field])  # fmt: skip
             panel.set_xticks(sides, [f'{side:.0f}' for side in sides], rotation=45)
-            panel.minorticks_off()
+            # Those of the cost stay: below a decade they have the only labels.
+            panel.xaxis.minorticks_off()
             panel.tick_params(labelsize=11)
             panel.grid(visible=True)
             if panel.lines:
@@ -119,14 +121,14 @@ def plot(
             top.set_xticks(sides, [f'{(side / 16) ** 2:,.0f}' for side in sides], rotation=45)
             top.minorticks_off()
             top.tick_params(labelsize=11)
-            top.set_xlabel('patches of 16×16 pixels')
+            top.set_xlabel('area in squares of 16×16 pixels')
             if names and field == chosen[0]:
                 panel.set_title(names[i], fontweight='bold', loc='left', pad=12)
     return save(figure, path)
 
 
 def _headline(rows: Sequence[Measurement]) -> str:
-    """Origin of the rows, as far as they agree."""
+    """Machine and versions of the rows, as far as they agree."""
     first = rows[0]
     parts = {
         'device': 'by computation' if first.device == COMPUTED else first.device,

@@ -9,9 +9,9 @@ from statistics import mean, stdev
 
 from .pictures import panels, save
 
-# Written by LocalVisBackend, one folder for each start (a resumed run has several).
+# LocalVisBackend writes one folder for each start (a resumed run has several).
 _SCALARS = '*/vis_data/scalars.json'
-# Logged beside the losses; no curve of their own.
+# Logged with the losses, but not drawn.
 _BOOKKEEPING = frozenset({'data_time', 'time', 'epoch', 'iter', 'step', 'memory'})
 
 Series = dict[str, dict[int, float]]
@@ -20,7 +20,7 @@ Run = tuple[Series, Series]
 
 
 def read_scalars(work_dir: str | os.PathLike[str]) -> Run:
-    """All that was logged in a work directory, over every start and resume.
+    """All scalars logged in a work directory, over every start and resume.
 
     Args:
         work_dir: as given to `tools/train.py`.
@@ -45,7 +45,7 @@ def read_scalars(work_dir: str | os.PathLike[str]) -> Run:
         try:
             entry = json.loads(line)
         except ValueError:
-            # The last line of a run that was killed while it wrote.
+            # The last line of a run that was killed while writing.
             continue
         series = train if 'iter' in entry or 'loss' in entry else evaluated
         for name, value in entry.items():
@@ -61,12 +61,12 @@ def plot_curves(
 ) -> Path:
     """Draws losses, evaluated metrics and learning rates side by side, all runs on the same axes.
 
-    A panel of its own has what `mmvttt.InnerLoopHook` logs. Of one run every scalar whose name
-    holds 'loss' is drawn, of several the total alone. The learning rate is the one of the config,
-    which parameters with a factor of their own differ from.
+    Scalars of `mmvttt.InnerLoopHook` have a panel of their own. For one run every scalar with
+    'loss' in its name is drawn, for several only the total. The learning rate is the config's,
+    without parameters' own factors.
 
     Args:
-        runs: What `read_scalars` returns for each run, by the name that it is drawn with.
+        runs: Results of `read_scalars`, by the runs' names in the legend.
         out: The image file to write; its folder is made.
         metrics: Names of evaluated scalars; default: all that were ever defined.
 
@@ -97,7 +97,7 @@ def plot_curves(
         for name in metrics or _defined(evaluated):
             if values := evaluated.get(name):
                 right.plot(*_points(values), label=_label(before + name), marker='o', markersize=4)
-        # mmengine logs base_lr where there are several groups of parameters.
+        # mmengine logs base_lr if there are several parameter groups.
         rates = train.get('base_lr') or train.get('lr', {})
         rate.plot(*_points(rates), label=_label(run))
         for panel in more:
@@ -110,7 +110,7 @@ def plot_curves(
         panel.set(title='Inner training', xlabel='iteration', ylabel='drift, loss')
     for axes in (left, right, rate, *more):
         axes.grid(alpha=0.3)
-        # Whole steps, of a single evaluation too.
+        # Integer ticks, also for a single evaluation.
         axes.locator_params(axis='x', integer=True, min_n_ticks=1)
         if axes.lines and (several or axes is not rate):
             axes.legend(fontsize='small')
@@ -125,7 +125,7 @@ def write_csv(
     """Writes the total loss and the evaluated metrics of runs: a row for each run, scalar and step.
 
     Args:
-        runs: What `read_scalars` returns for each run, by the name that it is written with.
+        runs: Results of `read_scalars`, by the runs' names in the file.
         out: The file to write, with the columns run, scalar, step and value.
         metrics: Names of evaluated scalars; default: all that were ever defined.
     """
@@ -143,8 +143,8 @@ def spread_table(runs: Mapping[str, Run], metrics: Sequence[str] | None = None) 
     """The last loss and metrics of several runs, with mean and standard deviation (of a sample).
 
     Returns:
-        A Markdown table with a row for each number and a column for each run; a run that does not
-        have it is left out of mean and deviation.
+        A Markdown table with a row for each number and a column for each run; runs without the
+        number are left out of mean and deviation.
     """
     rows: dict[str, dict[str, float]] = {}
     for run, (train, evaluated) in runs.items():
@@ -176,7 +176,7 @@ def summary(train: Series, evaluated: Series, metrics: Sequence[str] | None = No
 
 
 def _defined(evaluated: Series) -> list[str]:
-    """Without curves that are always −1, COCO's figure for sizes without an object."""
+    """Without curves that are always −1, COCO's value for sizes without an object."""
     return [name for name, values in evaluated.items() if set(values.values()) != {-1}]
 
 
@@ -186,7 +186,7 @@ def _inner(train: Series) -> Series:
 
 
 def _label(name: str) -> str:
-    """A name as matplotlib writes it, and not as a formula."""
+    """Escapes a name so that matplotlib does not read it as a formula."""
     return name.replace('$', r'\$')
 
 

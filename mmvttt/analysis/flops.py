@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 from ..errors import UsageError
 from .memory.dry_run import DryRun, ValueNeededError
 
-# Namespaces of torch's own operators; what has no formula there is no product of matrices.
+# Namespaces of torch's own operators; those without a formula are not matrix products.
 _OF_TORCH = ('aten', 'prim', 'prims', 'profiler')
 
 
@@ -30,9 +30,9 @@ class Cost:
         params: Parameters of each part; the model itself is ''.
         macs: Multiply-accumulates of each part on one image.
         by_op: Multiply-accumulates of each op, by its name in torch.
-        uncounted: Custom operators that ran and have no formula: their work is missing.
-        idle: Parts none of whose parameters was used, so that they count 0: those for training
-            only, and heads whose work depends on what is found in the image.
+        uncounted: Custom operators without a formula that ran: their work is missing.
+        idle: Parts whose parameters were not used, so that they count 0: parts for training only,
+            and heads whose work depends on the detections.
     """
 
     params: dict[str, int]
@@ -72,17 +72,17 @@ def count_cost(network: nn.Module, size: tuple[int, int], in_channels: int = 3) 
         in_channels: Channels of the image.
 
     Raises:
-        UsageError: A part of it has no forward pass of its own, or needs a number of the image.
+        UsageError: A part has no forward pass, or needs values of the image.
     """
     dry_run = DryRun()
-    # Some models hand parameters to modules, which torch would watch for their gradients.
+    # Some models assign parameters to modules, whose gradients torch would then track.
     dry_run.empty(network.eval().requires_grad_(False))
     image = dry_run.fake(torch.empty(1, in_channels, *size, device='meta'))
     watch = _Watch()
     try:
         with (
             torch.no_grad(),
-            # Fused attention of a CPU has no formula, its products of matrices have.
+            # Fused attention on a CPU has no formula; its matrix products do.
             sdpa_kernel(SDPBackend.MATH),
             FlopCounterMode(display=False) as counter,
             dry_run.running(),
@@ -101,7 +101,7 @@ def count_cost(network: nn.Module, size: tuple[int, int], in_channels: int = 3) 
         if name != 'Global':
             macs[_part(name.removeprefix(root).lstrip('.'))] += sum(ops.values()) // 2
     params = _params(network)
-    # Modules that are not called, such as a list of blocks, cost the sum of their parts.
+    # Modules that are not called, such as a list of blocks, count as the sum of their parts.
     for name in sorted(params, key=lambda n: -n.count('.')):
         if name not in macs:
             inside = [n for n in macs if n.rpartition('.')[0] == name]
@@ -142,11 +142,11 @@ def _idle(network: nn.Module, used: set[int]) -> list[str]:
 
 
 class _Watch(TorchDispatchMode):
-    """Collects operators from outside of torch that have no FLOP formula, and used parameters.
+    """Collects foreign operators without a FLOP formula, and used parameters.
 
     Attributes:
-        names: Of these operators.
-        used: `id` of every parameter that an operator was given.
+        names: Names of these operators.
+        used: `id` of every parameter that an operator got.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
 """The inner training on images: gradient maps, losses and states (vision-ttt Eq. 6, Fig. 3, 9–11).
 
-A token's gradient tells how much the inner model has to learn from it. Vittt trains along the
-tokens, by the formulas of its op; a full-batch step (ViT³, T⁵, any inner model) is followed by
-autograd. The models themselves are neither changed nor repeated.
+A token's gradient shows how much the inner model has to learn from it. Vittt's training along the
+tokens is repeated by the formulas of its op, a full-batch step (ViT³, T⁵, any inner model) by
+autograd. The models are not changed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..models.layers.inner_models import MLP, DWConv, GatedFC, SwiGLU
 from .mixers import Mixing, record_mixers
 
 Weights = Mapping[str, Tensor]
-# Numbers in the gradients of tokens that are formed at once: 64 MiB of fp32.
+# Numbers of token gradients to hold at once: 64 MiB of fp32.
 _AT_ONCE = 2**24
 
 
@@ -39,14 +39,14 @@ class ScanTraining:
         mini_batch_size: Tokens b of one step.
         magnitude: ‖G_t‖_F `(B, T, R, H)` at the token's own place (vision-ttt Eq. 6), the gradient
             of ½‖f(k) − v‖² with respect to W and c at the state before the token's mini-batch.
-        rate: Learning rate η_t·τ_b `(B, T, R, H)` with which a token enters the state that its
-            mini-batch hands on, at the token's own place.
+        rate: Learning rate η_t·τ_b `(B, T, R, H)` of a token in the state after its mini-batch, at
+            the token's own position.
         loss: ‖f(k_t) − v_t‖ `(B, T, R, H)` at the state before the mini-batch (Fig. 11), in the
             order in which the direction reads the tokens.
         w: W `(B, R, H, d, d)` after the last mini-batch.
         c: Bias `(B, R, H, d)` after the last mini-batch.
-        drift: ‖W_n − W_0‖_F / ‖W_0‖_F `(B, n, R, H)` after each mini-batch: near 0 nothing is
-            learned, far above 1 it diverges.
+        drift: ‖W_n − W_0‖_F / ‖W_0‖_F `(B, n, R, H)` after each mini-batch: near 0 it learns
+            nothing, far above 1 it diverges.
         step: ‖W_n − W_{n−1}‖_F `(B, n, R, H)`: where in the image the state moves.
         rank: Effective rank of W − W_0 after the last mini-batch `(B, R, H)`, at most min(d, T).
     """
@@ -70,11 +70,10 @@ class StepTraining:
     Attributes:
         share: ‖g_t‖ `(B, N, H)` over all weights: the gradient of token t's part of the loss;
             `(B, 0, H)` where tokens were left out.
-        agreement: cos(g_t, Σ g), of the same shape: whether the step goes where the token wants.
+        agreement: cos(g_t, Σ g), of the same shape: whether the step follows the token's gradient.
         loss_before, loss_after: Inner loss L(W_0) and L(W′) `(B, H)`.
         drift: ‖W′ − W_0‖ / ‖W_0‖ `(B, H)` over all weights.
-        applied: ‖W′ − W_0‖ / ‖Σ g‖ `(B, H)`: 1 for one plain step, below it what damping leaves
-            of the gradient.
+        applied: ‖W′ − W_0‖ / ‖Σ g‖ `(B, H)`: 1 for one plain step, less with damping.
         rank: Effective rank of W′ − W_0 `(B, H)`, mean over the weights as matrices.
     """
 
@@ -109,9 +108,9 @@ class LayerTraining:
     def magnitude(self) -> Tensor:
         """Gradient magnitude map `(B, h·w)`: root of the sum of squares over heads.
 
-        Of Vittt's two directions the one that has read more tokens before (ours; the paper does
-        not say how it joins them): the first mini-batch of a scan meets a state that has learned
-        nothing, and its gradients, large everywhere, say nothing about the image.
+        Of Vittt's two directions the one that has read more tokens before (ours; the paper does not
+        say how it combines them): in the first mini-batch of a scan the state is untrained, and its
+        gradients are large everywhere, whatever the image.
         """
         if self.scan is None:
             return torch.cat([s.share for s in self.steps], -1).norm(dim=-1)[:, self.patches]
@@ -123,15 +122,15 @@ class LayerTraining:
 
     @property
     def variation(self) -> Tensor:
-        """Standard deviation of the map over its mean, `(B,)`: 0 where all tokens count alike."""
+        """Standard deviation of the map over its mean, `(B,)`: 0 for a uniform map."""
         return self.magnitude.std(1, unbiased=False) / self.magnitude.mean(1)
 
     def scalars(self) -> dict[str, float]:
         """Means over images, heads and directions, by name.
 
-        `loss_first` and `loss_last` belong to a scan's first and last mini-batch, or before and
-        after a full-batch step; `drift` and `rank` those at the end; `rate` the learning rate that
-        was used (`applied` of a full-batch step).
+        `loss_first` and `loss_last` are of a scan's first and last mini-batch, or before and after
+        a full-batch step; `drift` and `rank` are at the end; `rate` is the learning rate (`applied`
+        for a full-batch step).
         """
         scan = self.scan
         if scan is not None:
@@ -153,7 +152,7 @@ def inspect_training(model: nn.Module, images: Tensor, tokens: bool = True) -> l
         tokens: Whether to follow each token of a full-batch step, which takes most of the time.
 
     Raises:
-        UsageError: No mixer of the model trains in a way that can be seen; `training_of` tells why.
+        UsageError: No mixer of the model trains in a way that `training_of` can follow.
     """
     mixings = record_mixers(model, images)
     found = (training_of(mixing, tokens) for mixing in mixings)
@@ -168,11 +167,11 @@ def inspect_training(model: nn.Module, images: Tensor, tokens: bool = True) -> l
 
 @torch.no_grad()
 def training_of(mixing: Mixing, tokens: bool = True) -> LayerTraining | None:
-    """Follows the training of one mixer; None where it trains nothing that can be seen.
+    """Follows the training of one mixer; None if there is none that it can follow.
 
-    Seen are the ops of `ttt_kernels` in any mixer, and every `InnerTraining`, whatever its inner
-    model and loss. Of several mini-batches or epochs of an `InnerTraining`, the gradients are those
-    of all tokens at the first weights, losses and drift of the whole training.
+    It follows the ops of `ttt_kernels` in any mixer, and every `InnerTraining` with any inner model
+    and loss. With several mini-batches or epochs of an `InnerTraining`, gradients are of all tokens
+    at the initial weights, losses and drift of the whole training.
     """
     device = 'cpu' if mixing.x is None else mixing.x.device.type
     found: list[StepTraining] = []
@@ -214,19 +213,19 @@ def mask_scores(magnitude: Tensor, coverage: Tensor) -> tuple[float, float]:
 
     Args:
         magnitude: Map `(N,)` of N patches, not negative.
-        coverage: Part of each patch that is inside the mask, `(N,)` in [0, 1].
+        coverage: Fraction of each patch inside the mask, `(N,)` in [0, 1].
 
     Returns:
         The share of the map's mass inside the mask over the mask's share of the area (1 is no
         preference), and the area under the ROC curve of the map as a score of foreground pixels
-        (0.5 is chance). NaN where the mask is empty or everything.
+        (0.5 is chance). NaN if the mask is empty or full.
     """
     score, inside = magnitude.double().cpu(), coverage.double().cpu()
     outside = 1 - inside
     if min(inside.sum(), outside.sum(), score.sum()) <= 0:
         return float('nan'), float('nan')
     ratio = (score * inside).sum() / score.sum() / inside.mean()
-    # Pairs of a foreground and a background pixel in the right order, ties by half.
+    # Pairs of a foreground and a background pixel in the right order; ties count half.
     values, place = score.unique(return_inverse=True)
     positive, negative = (
         torch.zeros_like(values).index_add(0, place, weight) for weight in (inside, outside)
@@ -241,7 +240,7 @@ def follow_scan(
 ) -> ScanTraining:
     """Follows the training that `ttt_linear` does with these inputs, in the dtype of their states.
 
-    ∂ℓ/∂(W, c) of a token is [k, 1]ᵀ g, of norm √(‖k‖² + 1)·‖g‖, and a mini-batch hands on
+    ∂ℓ/∂(W, c) of a token is [k, 1]ᵀ g, of norm √(‖k‖² + 1)·‖g‖, and the state after a mini-batch is
     W − (e⊙K)ᵀG with e = τ_b·η.
     """
     eta, w0, b0 = inputs.eta, inputs.w0, inputs.b0
@@ -371,7 +370,7 @@ def _follow_head(
 
 
 def _of_op(name: str, args: tuple, tokens: bool) -> StepTraining:
-    """A step of 1.0 by an op: the mixer that would do it, on the op's k, v and weights."""
+    """A step of 1.0 by an op, as the equivalent mixer on the op's k, v and weights."""
     _, k, v = args[:3]
     damping = False
     if name == 'ttt_glu':
@@ -381,7 +380,7 @@ def _of_op(name: str, args: tuple, tokens: bool) -> StepTraining:
         kind, weights = (MLP, weights[:2]) if weights[2] is None else (SwiGLU, weights)
     else:
         kind, weights, scale, damping, loss = DWConv, args[3:4], args[6], args[7], 'dot'
-        # One head, whose channels know nothing of one another.
+        # One head with independent channels.
         k, v, weights = k.unsqueeze(2), v.unsqueeze(2), [args[3][None]]
     heads, dim = k.shape[2:]
     hw = args[4:6] if kind is DWConv else (1, k.shape[1])

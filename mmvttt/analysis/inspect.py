@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,13 +18,24 @@ from .class_activation import class_activation
 from .inner_training import LayerTraining, largest_tokens, mask_scores
 from .look import Look, means, spread
 from .mixers import SOFTMAX, Mixing
-from .pictures import LINES, colour_bar, image_panels, panels, show_image, show_map, styled
+from .pictures import (
+    MANY,
+    colour_bar,
+    image_panels,
+    panels,
+    root_scale,
+    show_image,
+    show_map,
+    styled,
+    two_digits,
+)
 from .receptive_field import SHARES, feature_maps, last_map, receptive_fields
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Brightness of the patches that are not among the 30 % of the largest gradients.
+_log = logging.getLogger(__name__)
+# Brightness of the patches outside the 30 % with the largest gradients.
 _DIMMED = 0.15
 _DIRECTIONS = {'f': 'forward scan', 'b': 'backward scan'}
 
@@ -31,8 +43,11 @@ _DIRECTIONS = {'f': 'forward scan', 'b': 'backward scan'}
 def inspect_model(look: Look, what: Iterable[str]) -> list[Path]:
     """Runs diagnostics by name (`DIAGNOSTICS`) and returns the files that they wrote.
 
+    A diagnostic that has nothing to look at in this model is logged as a warning where another one
+    has.
+
     Raises:
-        UsageError: A diagnostic does not exist, or the model has nothing that it looks at.
+        UsageError: A diagnostic does not exist, or the model has nothing that any looks at.
     """
     names = list(what)
     unknown = [name for name in names if name not in DIAGNOSTICS]
@@ -40,7 +55,17 @@ def inspect_model(look: Look, what: Iterable[str]) -> list[Path]:
         raise UsageError(
             f'there is no diagnostic {unknown[0]!r}: choose of {", ".join(DIAGNOSTICS)}'
         )
-    return [path for name in names for path in DIAGNOSTICS[name](look)]
+    files, refused = [], {}
+    for name in names:
+        try:
+            files += DIAGNOSTICS[name](look)
+        except UsageError as error:
+            refused[name] = error
+    if not files:
+        raise refused[names[0]]
+    for name, why in refused.items():
+        _log.warning('%s left out: %s', name, why)
+    return files
 
 
 @styled
@@ -84,7 +109,7 @@ def draw_gradients(look: Look) -> list[Path]:
         for panel, kept, layer in zip(axes[1:], axes[len(chosen) + 2 :], chosen, strict=False):
             magnitude = layer.magnitude[0].float()
             values = (magnitude / magnitude.max()).unflatten(0, layer.hw)
-            title = f'{layer.name}\nmax {magnitude.max():.2g}'
+            title = f'{layer.name}\nmax {two_digits(magnitude.max())}'
             drawn = show_map(panel, values, look.size, title)
             mask = largest_tokens(magnitude).unflatten(0, layer.hw)[None, None].float()
             show_image(kept, picture * F.interpolate(mask, look.size)[0].clamp(min=_DIMMED))
@@ -202,14 +227,13 @@ def draw_attention(look: Look) -> list[Path]:
             show_image(panels_[0], picture, path.name if i == 0 else None)
             for panel, mixing in zip(panels_[1:], chosen, strict=True):
                 (row,) = implicit_attention(mixing, [_place(query, mixing.hw)]).mean(0)
-                values = row.float()
-                values = (values / values.max()).unflatten(0, mixing.hw).sqrt()
+                values = root_scale(row.float()).unflatten(0, mixing.hw)
                 drawn = show_map(panel, values, look.size, mixing.label if i == 0 else None)
             for panel, hw in zip(panels_, [chosen[0].hw, *(m.hw for m in chosen)], strict=True):
                 row, column = divmod(_place(query, hw), hw[1])
                 middle = (column + 0.5) / hw[1] * look.size[1], (row + 0.5) / hw[0] * look.size[0]
                 panel.plot(*middle, 'x', color='#ff3030', markersize=10, markeredgewidth=2.5)
-        label = '√(attention /\nmaximum)'
+        label = '√(attention / maximum,\nat least 4 means)'
         colour_bar(figure, drawn, axes, label)
         files.append(look.save(figure, f'attention_{path.stem}'))
         rows += [(m.label, *_distance(m)) for m in seen]
@@ -282,7 +306,10 @@ def draw_activation(look: Look) -> list[Path]:
             found = class_activation(look.model.eval(), image[None], spread(mixings), look.detect)
             rows.extend((name, x.mean().item(), x.max().item()) for name, x in found.items())
             tiny = torch.finfo(torch.float32).tiny
-            yield {f'{n}, max {x.max():.2g}': x / x.max().clamp_min(tiny) for n, x in found.items()}
+            yield {
+                f'{n}, max {two_digits(x.max())}': x / x.max().clamp_min(tiny)
+                for n, x in found.items()
+            }
 
     files = look.draw_maps('cam', 'Class activation (Grad-CAM)', 'activation / maximum', shares())
     return [*files, look.table('cam', ('map', 'mean', 'largest'), means(rows))]
@@ -310,7 +337,7 @@ def draw_neighbours(look: Look) -> list[Path]:
     rows = []
     for i, name in enumerate(sorted(set(names))):
         own = [k for k, other in enumerate(names) if other == name]
-        look_like = dict(color=LINES[i % len(LINES)], marker='os^D*'[i // len(LINES) % 5])
+        look_like = dict(color=MANY[i % len(MANY)], marker='os^D*'[i // len(MANY) % 5])
         panel.scatter(places[own, 0], places[own, 1], s=30, label=name, **look_like)
         rows.append((name, len(own), sum(names[nearest[k]] == name for k in own) / len(own)))
     figure.legend(loc='outside right center')

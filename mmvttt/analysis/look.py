@@ -1,4 +1,4 @@
-"""A model, images, and where tools/inspect_model.py writes: what its diagnostics share."""
+"""Model, images and output folder, shared by the diagnostics of tools/inspect_model.py."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from .pictures import colour_bar, image_panels, read_image, save, show_image, sh
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Layers that a picture has room for; the tables have all.
+# Largest number of layers in a picture; tables have all.
 _DRAWN = 6
 
 
 @dataclass(frozen=True)
 class Look:
-    """A model, images, and where the results go.
+    """A model, images, and the output folder.
 
     Attributes:
         model: In any mode; runs in evaluation mode.
         files: The images.
         size: (height, width) to which they are resized.
         out: Folder of the pictures and tables.
-        queries: Places (row, column) in [0, 1] whose implicit attention is drawn.
+        queries: Positions (row, column) in [0, 1] whose implicit attention is drawn.
         annotations: COCO file with the objects' masks, or None.
         detect: For a detector, see `class_activation`.
     """
@@ -55,7 +55,7 @@ class Look:
 
     @cached_property
     def images(self) -> list[tuple[Tensor, Tensor]]:
-        """Each image for the eye and for the model, `(3, H, W)`."""
+        """Each image to draw and normalised for the model, `(3, H, W)`."""
         own = getattr(self.model, 'data_preprocessor', None)
         statistics = ()
         if getattr(own, 'mean', None) is not None:
@@ -70,7 +70,7 @@ class Look:
 
     @cached_property
     def trainings(self) -> list[list[LayerTraining]]:
-        """The inner training of each image's mixers; those without one are reported once."""
+        """The inner training of each image's mixers; mixers without one are reported once."""
         found = [[training_of(mixing) for mixing in mixings] for mixings in self.mixings]
         for mixing, layer in zip(self.mixings[0], found[0], strict=True):
             if layer is None:
@@ -83,7 +83,7 @@ class Look:
         return [[layer for layer in layers if layer is not None] for layers in found]
 
     def coverage(self, path: Path, hw: tuple[int, int]) -> Tensor | None:
-        """Part of each patch inside the masks of an image `(h·w,)`; None without annotations.
+        """Fraction of each patch inside the masks of an image `(h·w,)`; None without annotations.
 
         Raises:
             DataError: The annotations do not have the image.
@@ -97,7 +97,7 @@ class Look:
         mask = np.zeros((info['height'], info['width']), np.float32)
         for annotation in self._coco.imgToAnns[info['id']]:
             mask = np.maximum(mask, self._coco.annToMask(annotation))
-        # As the image is resized, then the mean of each patch.
+        # Resized like the image, then averaged over each patch.
         covered = F.interpolate(torch.from_numpy(mask)[None, None], self.size, mode='area')
         return F.adaptive_avg_pool2d(covered, hw).flatten()
 
@@ -115,7 +115,7 @@ class Look:
 
     @property
     def counted(self) -> str:
-        """How many images the numbers are of, for titles."""
+        """The number of images, for titles."""
         return f'mean over {len(self.files)} images' if len(self.files) > 1 else 'one image'
 
     def draw_maps(

@@ -1,8 +1,8 @@
-"""Records what the token mixers of a model are given: tokens, queries, keys, values, calls of ops.
+"""Records the inputs of a model's token mixers: tokens, queries, keys, values, calls of ops.
 
-Everything that looks into a mixer starts here, so that none of it depends on a backbone. A mixer of
-another package is followed as far as it trains by an op of `ttt_kernels` or by an
-`InnerTraining`; of any other only its input is known.
+All diagnostics of mixers start here, so that they do not depend on a backbone. Mixers of other
+packages are recorded if they train by an op of `ttt_kernels` or an `InnerTraining`; for any other
+only the input is known.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ class Mixing:
         mixer: The module.
         x: Its input `(B, T, C)`, normed tokens.
         hw: Size of the map.
-        patches: `(h·w,)` places of the patches among the T tokens.
-        projected: q, k, v `(B, T, C)` as an `InnerTraining` or softmax gets them; None of others.
+        patches: `(h·w,)` positions of the patches among the T tokens.
+        projected: q, k, v `(B, T, C)` as an `InnerTraining` or softmax gets them; None for others.
         shaped: q and k `(B, T, C)` as the inner model of an `InnerTraining` gets them, or None.
         ops: Names and arguments of the ops that it called.
     """
 
     name: str
     mixer: nn.Module
-    # Tensors once the mixer has been called.
+    # None before the mixer has been called.
     x: Tensor | Any = None
     hw: tuple[int, int] = (0, 0)
     patches: Tensor | Any = None
@@ -134,7 +134,7 @@ def record_mixers(model: nn.Module, images: Tensor) -> list[Mixing]:
 
 
 def out_of_memory(images: Tensor) -> str:
-    """Says what helps where an image was too large."""
+    """Adds advice to an out-of-memory error."""
     height, width = images.shape[2:]
     return f'out of memory at {height}×{width} pixels: give a smaller --shape HEIGHT WIDTH'
 
@@ -142,11 +142,11 @@ def out_of_memory(images: Tensor) -> str:
 def _place(
     record: Mixing, model: nn.Module, images: Tensor, args: tuple, options: dict[str, Any]
 ) -> None:
-    """Notes the size of the map and the places of the patches, as the mixer is told them."""
+    """Records the map's size and the patches' positions that the mixer gets."""
     count = record.x.shape[1]
     hw = options.get('hw', args[0] if args else None)
     if isinstance(record.mixer, SOFTMAX):
-        # That of timm's ViT, or of the one inside of an adapter.
+        # Prefix tokens of timm's ViT, or of the backbone inside an adapter.
         found = (getattr(m, 'patch_embed', None) for m in model.modules())
         embed = next((e for e in found if hasattr(e, 'dynamic_feat_size')), None)
         hw = embed.dynamic_feat_size(tuple(images.shape[2:])) if embed is not None else (1, count)
@@ -157,13 +157,13 @@ def _place(
         record.hw = int(hw[0]), int(hw[1])
     record.patches = options.get('patches')
     if record.patches is None:
-        # Tokens in front of the map are no patches.
+        # Tokens in front of the map are not patches.
         record.patches = torch.arange(count - record.hw[0] * record.hw[1], count)
 
 
 @contextmanager
 def _recorded_calls(module: InnerTraining, record: Mixing) -> Iterator[None]:
-    """Notes what `mix` is given and what its `shape_keys` returns."""
+    """Records the inputs of `mix` and the result of its `shape_keys`."""
     mix, shape_keys = module.mix, module.shape_keys
 
     def seen_mix(x: Tensor, q: Tensor, k: Tensor, v: Tensor, hw: tuple, prefix: int = 0) -> Tensor:
@@ -183,10 +183,10 @@ def _recorded_calls(module: InnerTraining, record: Mixing) -> Iterator[None]:
 
 
 class _RecordOps(TorchDispatchMode):
-    """Notes the ops that train inner models.
+    """Records the ops that train inner models.
 
     Attributes:
-        found: Where to.
+        found: The list to record to.
     """
 
     def __init__(self) -> None:
@@ -201,7 +201,7 @@ class _RecordOps(TorchDispatchMode):
 
 
 class _RecordSoftmax(TorchFunctionMode):
-    """Notes q, k, v `(B, H, T, d)` of the last softmax attention, normed and rotated."""
+    """Records q, k, v `(B, H, T, d)` of the last softmax attention, normed and rotated."""
 
     found: tuple[Tensor, ...] = ()
 
@@ -212,5 +212,5 @@ class _RecordSoftmax(TorchFunctionMode):
 
 
 def backbone_of(model: nn.Module) -> nn.Module:
-    """The backbone of a model of OpenMMLab; any other model as it is."""
+    """The backbone of a model of OpenMMLab; any other model itself."""
     return model.get_submodule('backbone') if hasattr(model, 'extract_feat') else model

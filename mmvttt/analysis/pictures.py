@@ -1,4 +1,4 @@
-"""The one style of the pictures that tools draw: images, maps over them, lines, titles, units."""
+"""Common style of the tools' pictures: images, maps over them, lines, titles, units."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ if TYPE_CHECKING:
 
 # ImageNet's, as in the recipes.
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-# Perceptually uniform colours for what is never negative, and colours that a colour-blind reader
-# can tell apart for lines (Okabe and Ito).
+# Perceptually uniform colours for values that are never negative, and colour-blind safe colours for
+# lines (Okabe and Ito).
 COLOURS = 'viridis'
 LINES = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000')
+# Colours of points, which differ by their markers beyond ten.
+MANY = mpl.colormaps['tab10'].colors
 # Decorates functions that draw: matplotlib reads its settings while a figure is made.
 styled = mpl.rc_context(
     {
@@ -76,9 +78,9 @@ def panels(
     """Makes a figure of panels `size` (width, height) in inches, and lists them row by row.
 
     Args:
-        rows, columns: Of the grid.
-        size: Of one panel.
-        title: Above all of them.
+        rows, columns: Size of the grid.
+        size: Size of one panel.
+        title: Title above all panels.
         options: See `Figure.subplots`.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -128,6 +130,16 @@ def show_map(
     return drawn
 
 
+def root_scale(values: Tensor) -> Tensor:
+    """√(values / maximum), or / four means if that is more: a uniform map becomes ½, not 1."""
+    return (values / torch.maximum(values.max(), 4 * values.mean())).sqrt()
+
+
+def two_digits(value: float | Tensor) -> str:
+    """Two significant digits of a number, with an exponent only from a million on."""
+    return f'{float(f"{value:.2g}"):g}'
+
+
 def colour_bar(figure: Figure, drawn: object, found: Sequence[Axes], label: str) -> None:
     """Draws the scale of `show_map`, which all these panels share."""
     bar = figure.colorbar(drawn, ax=list(found), fraction=0.03, pad=0.01)
@@ -136,7 +148,7 @@ def colour_bar(figure: Figure, drawn: object, found: Sequence[Axes], label: str)
 
 
 def save(figure: Figure, path: str | os.PathLike[str], dpi: int = 80) -> Path:
-    """Writes a figure, as PNG where the name says nothing; its folder is made."""
+    """Writes a figure, as PNG if the name has no suffix, and creates its folder."""
     path = Path(path) if Path(path).suffix else Path(f'{path}.png')
     with replacing(path) as partial:
         figure.savefig(partial, dpi=dpi, format=path.suffix[1:])

@@ -1,4 +1,4 @@
-"""What frozen features are worth: nearest neighbours, linear probes, agreement with a source."""
+"""Quality of frozen features: nearest neighbours, linear probes, agreement with a source."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -152,7 +152,7 @@ def neighbour_agreement(a: np.ndarray, b: np.ndarray, k: int = 10) -> float:
     if len(a) < 2:
         raise UsageError('the agreement of neighbours needs two images or more')
     k = min(k, len(a) - 1)
-    # Without X, an image is no neighbour of its own.
+    # Called without X, so that an image is not its own neighbour.
     rows = [NearestNeighbors(n_neighbors=k, metric='cosine').fit(x).kneighbors()[1] for x in (a, b)]
     shared = [len(set(x) & set(y)) for x, y in zip(*map(np.ndarray.tolist, rows), strict=True)]
     return float(np.mean(shared) / k)
@@ -176,7 +176,7 @@ def patch_miou(train: np.ndarray, labels: np.ndarray, test: np.ndarray, truth: n
 
 @styled
 def draw_cosines(cosines: Sequence[float], path: Path) -> None:
-    """A curve of the cosine between source and twin, by block, the final norm last."""
+    """Draws the cosine between source and twin by block, the final norm last."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5, 3), layout='constrained')

@@ -1,6 +1,6 @@
 """Effective receptive fields of a backbone's last map and of an FPN's levels (vision-ttt Fig. 8).
 
-The paper prints pictures; image size, number of images and scale are not stated (Sec. 6).
+The paper shows pictures without image size, number of images and scale (Sec. 6).
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ class ReceptiveField:
 
         They are centred on the centre cell and may reach over the image's border.
         """
-        # The side of the square that just holds each pixel.
+        # Side of the smallest square that contains each pixel.
         rows, columns = (
             2 * (torch.arange(n, dtype=torch.float64) + 0.5 - middle).abs() + 1
             for n, middle in zip(self.field.shape, self.middle, strict=True)
         )
         needed, order = torch.maximum(rows[:, None], columns[None]).flatten().sort()
         held = self.field.flatten().double().cpu()[order].cumsum(0)
-        # A little less: for a share of 1 the rounding of the sum counts.
+        # A little less, because of the sum's rounding for a share of 1.
         wanted = held[-1] * torch.tensor(shares, dtype=held.dtype) * (1 - 1e-12)
         return needed[torch.searchsorted(held, wanted)].tolist()
 
     @property
     def middle(self) -> tuple[float, float]:
-        """Row and column, in pixels, of the middle of the centre cell.
+        """Row and column of the centre cell's middle, in pixels.
 
-        Convolutions with strides look half a cell further up and left.
+        Strided convolutions look half a cell further up and left.
         """
         row, column = (
             (cells // 2 + 0.5) * pixels / cells
@@ -105,7 +105,7 @@ def receptive_fields(model: nn.Module, images: Tensor) -> dict[str, ReceptiveFie
 def feature_maps(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
     """The maps `(B, C, h, w)` of `last_map`, 'backbone', and of each level of a model's neck, 'P…'.
 
-    An FPN's levels are called by their stride s, P(log2 s): P2 to P6 for strides of 4 to 64.
+    An FPN's levels are named by their stride s, P(log2 s): P2 to P6 for strides of 4 to 64.
     """
     if not (hasattr(model, 'extract_feat') and getattr(model, 'with_neck', False)):
         return {'backbone': last_map(model, images)}
@@ -156,7 +156,7 @@ def last_map(model: nn.Module, images: Tensor) -> Tensor:
 
 
 def _unpooled(backbone: nn.Module, images: Tensor) -> Tensor | Sequence[Tensor]:
-    """Returns the outputs of a backbone, and its maps where mmpretrain's `out_type` pools them."""
+    """Returns the outputs of a backbone, as maps also if mmpretrain's `out_type` pools them."""
     out_type = getattr(backbone, 'out_type', None)
     if out_type is None:
         return backbone(images)

@@ -1,10 +1,10 @@
 """Stand-ins for the names in a checkpoint: numbers and plain data, no calls.
 
-torch's weights-only reader calls what is on its allow-list with the arguments that the file gives,
-and hands it the state that the file gives. The originals are not made for that: `np.ndarray` makes
-Python objects of any bytes, `np.dtype` takes its layout from the file, an array's second state
-frees memory that a tensor may share, and mmengine's `HistoryBuffer` puts functions into its class.
-By the first three a crafted file reaches any memory of the process.
+torch's weights-only reader calls the names on its allow-list with arguments and state from the
+file. The originals are not safe for that: `np.ndarray` turns any bytes into Python objects,
+`np.dtype` takes its layout from the file, an array's second state frees memory that a tensor may
+share, and mmengine's `HistoryBuffer` puts functions into its class. With the first three a crafted
+file can access any memory of the process.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _refusal(what: str) -> pickle.UnpicklingError:
 def dtype(code: str, align: bool = False, copy: bool = False) -> np.dtype:
     """`np.dtype` in a checkpoint: a type of plain numbers, NumPy's own instance of it.
 
-    NumPy ignores the states that a file has for its own instances, the order of bytes included.
+    NumPy ignores a file's states for its own instances, byte order included.
     """
     if not isinstance(code, str) or code not in _CODES:
         raise _refusal(f'an array of type {code!r}')
@@ -38,7 +38,7 @@ def dtype(code: str, align: bool = False, copy: bool = False) -> np.dtype:
 
 
 def _raw(found: Any, kind: Any, size: int) -> bytes:
-    """Checks that the bytes of a file are `size` numbers of a plain type."""
+    """Checks that a file's bytes are `size` numbers of a plain type."""
     if not isinstance(kind, np.dtype) or kind.kind + str(kind.itemsize) not in _CODES:
         raise _refusal(f'numbers of type {kind!r}')
     if not isinstance(found, bytes) or len(found) != size * kind.itemsize:
@@ -47,9 +47,9 @@ def _raw(found: Any, kind: Any, size: int) -> bytes:
 
 
 class Array(np.ndarray):
-    """`np.ndarray` in a checkpoint: made empty, filled once with plain numbers.
+    """`np.ndarray` in a checkpoint: created empty, filled once with plain numbers.
 
-    Behaves like the array that it stands for, and is pickled as one.
+    Behaves like an array, and is pickled as one.
     """
 
     def __new__(cls, *args: Any) -> Array:
@@ -68,7 +68,7 @@ class Array(np.ndarray):
                 raise _refusal('an unknown state of an array')
 
     def __array_wrap__(self, array: np.ndarray, *args: Any) -> Any:
-        # Results computed from it are common arrays, or common numbers.
+        # Results computed from it are ordinary arrays or numbers.
         return array[()]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -80,7 +80,7 @@ def reconstruct(kind: type, shape: tuple, code: bytes) -> np.ndarray:
     if kind is Array:
         return Array()
     if kind is np.ndarray:
-        # A user may have put NumPy's class itself on torch's list.
+        # A user may have added NumPy's own class to torch's list.
         return np.zeros(0, np.uint8)
     raise _refusal(f'an array of class {kind!r}')
 
@@ -101,8 +101,8 @@ class LogCurve:
     """mmengine's `HistoryBuffer` in a checkpoint: its numbers, without the functions of the file.
 
     Attributes:
-        values, counts: `(n,)` arrays: what was logged, and how often it counts.
-        max_length: Values that are kept.
+        values, counts: `(n,)` arrays: logged values, and their weights.
+        max_length: Largest number of values.
     """
 
     values: np.ndarray
@@ -142,12 +142,12 @@ def allowed() -> list[Any]:
         # NumPy 2 renamed the module; files keep the old name.
         *((reconstruct, f'{core}._reconstruct') for core in cores),
         *((scalar, f'{core}.scalar') for core in cores),
-        # Their states may be read, but a name without a dot cannot be asked for by a file.
+        # Their states may be read, but a file cannot name them, having no dot.
         *((type(np.dtype(code)), code) for code in _CODES),
-        # Python 2's name is translated by torch.
+        # torch translates Python 2's name.
         (statistic, 'builtins.getattr'),
-        # Arguments that training scripts save beside the weights. A yacs configuration is read as
-        # a plain mapping, without yacs; nothing interprets either.
+        # Arguments that training scripts save with the weights. A yacs configuration is read as a
+        # plain mapping, without yacs; neither is interpreted.
         (argparse.Namespace, 'argparse.Namespace'),
         (OrderedDict, 'yacs.config.CfgNode'),
     ]

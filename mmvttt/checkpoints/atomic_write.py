@@ -1,4 +1,4 @@
-"""Files that a kill or a full disk in the middle of writing cannot damage."""
+"""Atomic writes: a kill or a full disk while writing does not damage a file."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ PARTIAL = '.partial'
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yields another name in the folder of a file, for a writer that takes a path.
+    """Yields a temporary name in the file's folder, for a writer that takes a path.
 
-    The file of that name goes to the disk and takes the place of `path` when the block ends, so
-    that `path` holds the old content or all of the new at any moment. After an error it is removed
-    and `path` is as it was. A link is replaced, not followed: its target may be the file of another
-    program. The folder is made if missing.
+    At the end of the block the file is flushed to disk and renamed to `path`, so that `path` always
+    has either the old or the whole new content. After an error it is removed and `path` is
+    unchanged. A link is replaced, not followed: its target may belong to another program. The
+    folder is created if missing.
 
     Args:
         path: The file to write or to replace.
@@ -35,7 +35,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
         raise
     if os.name == 'posix':
-        # The new name is an entry of the folder, which has to reach the disk too.
+        # The new name is an entry of the folder, which must be flushed too.
         folder = os.open(target.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
@@ -44,6 +44,6 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
-    """Writes a file such that its name holds the old content or all of the new, see `replacing`."""
+    """Writes a file atomically, see `replacing`."""
     with replacing(path) as partial:
         partial.write_bytes(data)

@@ -25,7 +25,7 @@ from ..version import __version__
 from .atomic_write import replacing
 from .families import timm_names
 from .load import adapted, load_pretrained
-from .match import LoadReport
+from .match import LoadReport, is_of
 from .names_table import names_table
 from .read import read_weights
 
@@ -98,7 +98,10 @@ class Inheritance:
 
 
 def inherit_vit(
-    weights: StateDict, model: nn.Module | None = None, img_size: int | tuple[int, int] = 224
+    weights: StateDict,
+    model: nn.Module | None = None,
+    img_size: int | tuple[int, int] = 224,
+    without: str | None = None,
 ) -> Inheritance:
     """Tensors of T⁵ that come from a ViT.
 
@@ -109,6 +112,7 @@ def inherit_vit(
         model: The T⁵ that they are for; None for one of the source's sizes.
         img_size: Without a model: (height, width) in pixels of the source's grid of positions. It
             matters where that is no square, or has no row for the class token (FlexiViT, at 240).
+        without: 'attention' or 'mlp' of the blocks begins at random (t5 Tab. 10).
 
     Raises:
         TypeError: The model is no T⁵.
@@ -163,15 +167,17 @@ def inherit_vit(
                 f'{name} of the ViT has the shape {tuple(found.shape)}, where T⁵ has '
                 f'{tuple(value.shape)}: give the arch of the source.'
             )
+    _leave_out(result, without)
     return result
 
 
-def inherit_timm(weights: StateDict, model: str) -> Inheritance:
+def inherit_timm(weights: StateDict, model: str, without: str | None = None) -> Inheritance:
     """Tensors of a linearized `TimmViT` that come from timm: all, and the head beside it.
 
     Args:
         weights: Named tensors of a model of timm, or as its authors have published them.
         model: Its name in timm's registry.
+        without: See `inherit_vit`.
 
     Raises:
         ValueError: timm has no such model, or it cannot be linearized.
@@ -196,14 +202,26 @@ def inherit_timm(weights: StateDict, model: str) -> Inheritance:
             f'{len(wrong)} of the {len(own)} tensors of {model} are not in the checkpoint, or of '
             f'another shape, the first of them {wrong[0]!r}: give the checkpoint of this model.'
         )
+    _leave_out(result, without)
     return result
 
 
-def load_inherited(module: nn.Module, **options: Any) -> LoadReport:
+def _leave_out(result: Inheritance, part: str | None) -> None:
+    for known in (result.inherited, result.folded):
+        for theirs, ours in list(known.items()):
+            if is_of(part, f'{ours}.'):
+                del known[theirs]
+                result.dropped[theirs] = f'without {part}'
+                if result.weights.pop(ours, None) is not None:
+                    result.new.append(ours)
+
+
+def load_inherited(module: nn.Module, without: str | None = None, **options: Any) -> LoadReport:
     """Loads the checkpoint of a ViT into a T⁵, and logs what became of each tensor.
 
     Args:
         module: The T⁵.
+        without: See `inherit_vit`.
         options: See `load_pretrained`: `checkpoint`, `prefix`, `ema`, ….
 
     Returns:
@@ -211,7 +229,7 @@ def load_inherited(module: nn.Module, **options: Any) -> LoadReport:
     """
 
     def adapt(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        result = inherit_vit(weights, module)
+        result = inherit_vit(weights, module, without=without)
         _log.info('%s', result)
         return adapted(module, result.weights)
 
@@ -225,6 +243,7 @@ def inherit_checkpoint(
     img_size: int | tuple[int, int] = 224,
     model: str | None = None,
     key: str | None = None,
+    without: str | None = None,
 ) -> Inheritance:
     """Writes a classifier's checkpoint, `backbone.…` and `head.fc.…`, from a file of a ViT.
 
@@ -235,12 +254,17 @@ def inherit_checkpoint(
         img_size: See `inherit_vit`.
         model: Name in timm's registry: the target is for a `TimmViT` of it. None: for a `T5`.
         key: Entry of the file that holds the weights; see `read_weights`.
+        without: See `inherit_vit`.
 
     Raises:
         CheckpointError: See `read_weights`, `inherit_vit` and `inherit_timm`.
     """
     weights = read_weights(source, ema=ema, key=key)
-    result = inherit_timm(weights, model) if model else inherit_vit(weights, img_size=img_size)
+    result = (
+        inherit_timm(weights, model, without)
+        if model
+        else inherit_vit(weights, img_size=img_size, without=without)
+    )
     weights = {f'backbone.{name}': value for name, value in result.weights.items()} | result.head
     name = f'{model or "T5"}, inherited'
     meta = dict(mmvttt_version=__version__, model=name, source=Path(source).name)

@@ -21,17 +21,17 @@ from .sources import shown
 StateDict = Mapping[str, Tensor]
 
 _log = logging.getLogger(__name__)
-# The inner weights as the authors of ViT³ and T⁵ name them; much of the rest has our names.
+# The inner weights as named by the authors of ViT³ and T⁵; many other names are the same as ours.
 _PUBLIC = re.compile(r'(^|\.)attn\.w[123]$')
 _VIT = re.compile(r'(^|\.)(blocks|layers)\.0\.attn\.qkv\.weight$')
 
 
 def adapted(module: nn.Module, weights: StateDict) -> dict[str, Tensor]:
-    """The weights after every part of a module has made them its own, e.g. resized them.
+    """The weights after every part of a module has adapted them, e.g. resized them.
 
     Raises:
-        CheckpointMismatchError: They have the names of the authors' code, or are a ViT's, and would
-            load in part.
+        CheckpointMismatchError: They have the names of the authors' code, or are a ViT's, and only
+            a part would load.
     """
     weights = timm_names(under(weights))
     if any(_PUBLIC.search(name) for name in weights):
@@ -62,17 +62,17 @@ def load_pretrained(
     adapt: Callable[[dict[str, Tensor]], StateDict] | None = None,
     key: str | None = None,
 ) -> LoadReport:
-    """Loads what a checkpoint has for a module, and logs what matched and what did not.
+    """Loads a checkpoint's matching tensors into a module, and logs which did not match.
 
     Args:
         module: Receives the weights.
         checkpoint: A file, folder, http(s) URL or name on a hub; see `read_content`.
-        prefix: Takes the tensors whose names begin with it, e.g. `'backbone.'`. None finds it: the
-            one under which most match, where next to nothing matches without.
-        map_location: As of `torch.load`.
-        ema: Takes the averaged weights of the file, MESA's teacher for one; see `read_weights`.
-        adapt: Changes the tensors before they are compared; default: `adapted` to the module.
-        key: Entry of the file that holds the weights, `'teacher'` or `'student'` for one.
+        prefix: Takes the tensors whose names begin with it, e.g. `'backbone.'`. None searches for
+            it: the prefix under which most match, if hardly any match without one.
+        map_location: See `torch.load`.
+        ema: Takes the averaged weights of the file, such as MESA's teacher; see `read_weights`.
+        adapt: Changes the tensors before the comparison; default: `adapted` to the module.
+        key: Entry of the file with the weights, such as `'teacher'` or `'student'`.
 
     Returns:
         The report that was logged.
@@ -80,9 +80,9 @@ def load_pretrained(
     Raises:
         TypeError: The checkpoint is no path, or the prefix no string.
         CheckpointMissingError: There is no such file.
-        CheckpointError: The file holds no weights, is damaged, or can't be read without running
-            its code.
-        CheckpointMismatchError: Next to nothing matches.
+        CheckpointError: The file has no weights, is damaged, or cannot be read without running its
+            code.
+        CheckpointMismatchError: Hardly anything matches.
     """
     if not isinstance(prefix, str | None):
         raise TypeError(f"prefix={prefix!r}: give the beginning of the names, e.g. 'backbone.'")
@@ -108,10 +108,10 @@ def _found_prefix(
     fit: Callable[[dict[str, Tensor]], StateDict],
     source: str,
 ) -> str:
-    """The prefix under which most of a checkpoint matches; `''` where that is enough, or none is.
+    """The prefix under which most of a checkpoint matches; `''` if that suffices, or none does.
 
     Raises:
-        CheckpointMismatchError: As many match under another one.
+        CheckpointMismatchError: As many match under another prefix.
     """
 
     def matched(prefix: str) -> int:

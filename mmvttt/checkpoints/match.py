@@ -1,7 +1,8 @@
-"""Compares the tensors of a checkpoint with those of a module; refuses where next to none match."""
+"""Compares the tensors of a checkpoint and a module; an error if hardly any match."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,23 +12,38 @@ from torch import Tensor, nn
 from ..errors import CheckpointMismatchError
 from .read import under
 
-# Below this share of the module's tensors a checkpoint is of another model.
+# Below this share of matching tensors a checkpoint belongs to another model.
 _LEAST = 0.1
 _LISTED = 8
 
 StateDict = Mapping[str, Tensor]
+# Parts of a block that an inheritance can leave out.
+_PARTS = {'attention': r'(^|\.)blocks\.\d+\.(attn|mixer)\.', 'mlp': r'(^|\.)blocks\.\d+\.mlp\.'}
+
+
+def is_of(part: str | None, name: str) -> bool:
+    """Whether a tensor is of the 'attention' or the 'mlp' of a block; of None is nothing.
+
+    Raises:
+        ValueError: There is no such part.
+    """
+    if part is None:
+        return False
+    if part not in _PARTS:
+        raise ValueError(f"without={part!r}: leave out 'attention' or 'mlp', or None")
+    return re.search(_PARTS[part], name) is not None
 
 
 @dataclass(frozen=True)
 class LoadReport:
-    """Tensors of a checkpoint compared with those of a module.
+    """Comparison of a checkpoint's tensors with a module's.
 
     Attributes:
         matched: Same name and shape.
-        missing: In the module alone: left as they were.
-        unexpected: In the checkpoint alone: ignored.
-        mismatched: Same name, other shape, or integers for numbers: `name: checkpoint's →
-            module's`; left as they were.
+        missing: Only in the module; unchanged by loading.
+        unexpected: Only in the checkpoint; ignored.
+        mismatched: Same name but another shape, or integers instead of floats: `name: checkpoint's
+            → module's`; unchanged by loading.
     """
 
     matched: list[str]
@@ -46,12 +62,12 @@ class LoadReport:
 
 
 def compare(module: nn.Module, weights: StateDict) -> LoadReport:
-    """Compares names and shapes of a module's state with those of a checkpoint."""
+    """Compares names and shapes of a module's state with a checkpoint's."""
     own = module.state_dict()
     kinds = {n: (_kind(weights[n]), _kind(tensor)) for n, tensor in own.items() if n in weights}
     return LoadReport(
         matched=[n for n, (there, here) in kinds.items() if there == here],
-        # Counters of batches are of no consequence, and absent from many files.
+        # Batch counters do not matter, and many files lack them.
         missing=[n for n in own if n not in weights and not n.endswith('num_batches_tracked')],
         unexpected=[n for n in weights if n not in own],
         mismatched=[
@@ -61,30 +77,30 @@ def compare(module: nn.Module, weights: StateDict) -> LoadReport:
 
 
 def _kind(tensor: Tensor) -> str:
-    """The shape, with a word where the numbers are integers: quantised weights are no weights."""
+    """The shape, marked if the numbers are integers, because quantised weights cannot be loaded."""
     shape = str(tuple(tensor.shape))
     return shape if tensor.is_floating_point() else f'{shape} of integers'
 
 
 def least_matched(module: nn.Module) -> float:
-    """Number of a module's tensors below which a checkpoint is of another model."""
+    """Number of a module's tensors below which a checkpoint belongs to another model."""
     return max(1, _LEAST * len(module.state_dict()))
 
 
 def require_match(
     module: nn.Module, weights: StateDict, source: str, prefix: str = ''
 ) -> LoadReport:
-    """Compares, and refuses a checkpoint that has next to nothing for the module.
+    """Compares, with an error if hardly anything matches.
 
     Args:
         module: The module that the weights are for.
-        weights: Named tensors, all of the file.
-        source: The file's name, for the message.
-        prefix: Only tensors under it count, by the rest of their names.
+        weights: All named tensors of the file.
+        source: Name of the file, for the message.
+        prefix: Only tensors with this prefix count, by the rest of their names.
 
     Raises:
-        CheckpointMismatchError: Fewer than a tenth of the module's tensors are there. Names the
-            prefixes of the file, and the one to write where one would fit.
+        CheckpointMismatchError: Fewer than a tenth of the module's tensors match. The message lists
+            the file's prefixes and the right one, if any.
     """
     report = compare(module, under(weights, prefix))
     size, least = len(module.state_dict()), least_matched(module)
@@ -93,7 +109,7 @@ def require_match(
     parts = (name.split('.') for name in weights)
     prefixes = {'.'.join(p[:i]) + '.' for p in parts for i in range(1, len(p))} | {''}
     fits = {p: len(compare(module, under(weights, p)).matched) for p in prefixes}
-    # The shortest of several.
+    # The shortest of several prefixes.
     best = max(sorted(fits, key=lambda p: (p.count('.'), p)), key=fits.__getitem__)
     advice = 'give the checkpoint of this architecture'
     if 2 * len(report.mismatched) >= size:

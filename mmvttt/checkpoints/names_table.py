@@ -1,4 +1,4 @@
-"""A table of what became of the tensors of a checkpoint, short enough to be read."""
+"""Short table of the tensors of a checkpoint and their new names."""
 
 import re
 from collections import Counter
@@ -8,11 +8,11 @@ _HEADINGS = ('', 'from', 'to, or why not', 'tensors')
 
 
 def names_table(title: str, kinds: Mapping[str, Iterable[tuple[str, str]]]) -> str:
-    """Pairs of a name and what it became, those that differ in numbers alone in one row.
+    """Table of pairs (old name, new name); names that differ only in numbers share a row.
 
     Args:
         title: Heading of the table.
-        kinds: The pairs by what was done: `{'matched': [(old name, new name or reason), …], …}`.
+        kinds: The pairs by kind of change: `{'matched': [(old name, new name or reason), …], …}`.
     """
     rows = [_HEADINGS]
     for kind, pairs in kinds.items():

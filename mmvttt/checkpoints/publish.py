@@ -1,9 +1,10 @@
-"""Description of a checkpoint, and a small copy of it to publish."""
+"""Describes a checkpoint, and writes a small copy to publish."""
 
 from __future__ import annotations
 
 import hashlib
 import io
+import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -17,20 +18,20 @@ from torch import Tensor
 from ..errors import UsageError
 from ..version import __version__
 from .atomic_write import write_whole
-from .read import named_tensors, read_content, under
+from .read import META, named_tensors, read_content, under
 
 _HASH_DIGITS = 8
 _SUFFIXES = ('.pth', '.safetensors')
-# Names of the classes; the rest of `meta` is about the machine and the run.
+# Entries of `meta` with class names; the rest is about the machine and the run.
 _KEPT_META = ('dataset_meta',)
 
 
 def describe_checkpoint(path: str | os.PathLike[str], depth: int = 2) -> str:
-    """A page of text: size, what is in the file, and the parameters of each part.
+    """Describes a file as text: size, entries, and the parameters of each part.
 
     Args:
         path: A checkpoint of mmengine or timm, or a state dict.
-        depth: Depth to which parts of the model are listed.
+        depth: Levels of modules to list.
     """
     content = read_content(path)
     weights = named_tensors(content, os.fspath(path))
@@ -65,25 +66,26 @@ def publish_checkpoint(
     half: bool = False,
     key: str | None = None,
 ) -> Path:
-    """Writes the weights without optimizer, history and whatever else is about the run.
+    """Writes the weights without optimizer, history and other records of the run.
 
-    A file of safetensors gets a model card beside it, of its name with `.md`.
+    A file of safetensors also gets a model card of the same name with `.md`.
 
     Args:
-        path: A checkpoint; of one with a moving average, mmengine keeps the average as the weights.
+        path: A checkpoint; with a moving average, mmengine stores the average as the weights.
         out: The new file without its hash: `vittt_s.pth` becomes `vittt_s-1a2b3c4d.pth`, with the
-            first digits of its SHA-256, as torch's download checks it. It ends in .pth or
+            first digits of its SHA-256, which torch's download checks. It ends in .pth or
             .safetensors.
-        prefix: Keep only what is under it, and drop it: `'backbone.'` for a bare backbone.
+        prefix: Keep only tensors with this prefix, and remove it: `'backbone.'` for a bare
+            backbone.
         half: Whether to store fp32 weights as fp16.
-        key: Entry of the file that holds the weights; see `read_weights`.
+        key: Entry of the file with the weights; see `read_weights`.
 
     Returns:
         The file written. A .pth is read with `weights_only=True`.
 
     Raises:
-        UsageError: Nothing is under the prefix, `out` has another ending, or there is another file
-            by the new name.
+        UsageError: No tensor has the prefix, `out` has another suffix, or there is another file of
+            the new name.
     """
     out = Path(out)
     if out.suffix not in _SUFFIXES:
@@ -98,15 +100,18 @@ def publish_checkpoint(
         raise UsageError(f'nothing is under the prefix {prefix!r}; there is {", ".join(heads)}')
     for name, weight in kept.items():
         halved = half and weight.dtype == torch.float32
-        # Clones: a view would bring the whole tensor that it looks at into the file.
+        # Clones: a view would store the whole tensor behind it in the file.
         kept[name] = weight.detach().half() if halved else weight.detach().clone()
     meta = {key: value for key, value in _meta(content).items() if key in _KEPT_META}
+    meta['mmvttt_version'] = __version__
     if out.suffix == '.pth':
         buffer = io.BytesIO()
-        torch.save({'state_dict': kept, 'meta': {**meta, 'mmvttt_version': __version__}}, buffer)
+        torch.save({'state_dict': kept, 'meta': meta}, buffer)
         data = buffer.getvalue()
     else:
-        data = save({n: w.contiguous() for n, w in kept.items()}, {'format': 'pt'})
+        # One entry: safetensors writes several in arbitrary order, which would change the digest.
+        header = {META: json.dumps(meta, default=str)}
+        data = save({n: w.contiguous() for n, w in kept.items()}, header)
     digest = hashlib.sha256(data).hexdigest()
     target = out.with_name(f'{out.stem}-{digest[:_HASH_DIGITS]}{out.suffix}')
     if not target.exists():
@@ -132,7 +137,7 @@ def model_card(
 
     Args:
         name: The title.
-        weights: What the file holds.
+        weights: Tensors of the file.
         facts: Further lines of the list, in Markdown.
         usage: Python that loads the file.
         library: Name of the library that loads it besides mmvttt, 'timm'.
@@ -151,7 +156,7 @@ def model_card(
 
 
 def _classes(meta: Mapping[str, Any]) -> list[str]:
-    """Names of the classes in a checkpoint's `meta`; none where it has none of a usual form."""
+    """Class names in a checkpoint's `meta`; empty if it has none of a usual form."""
     dataset = meta.get('dataset_meta')
     names = dataset.get('classes') if isinstance(dataset, Mapping) else None
     return list(map(str, names)) if isinstance(names, list | tuple) else []

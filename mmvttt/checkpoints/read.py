@@ -1,7 +1,8 @@
-"""The one reader of checkpoints: tensors and plain data, never code; sizes and sums are checked."""
+"""Reads checkpoints: tensors and plain data, never code, with checks of sizes and checksums."""
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import re
@@ -12,6 +13,7 @@ from contextlib import ExitStack
 from typing import IO, Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.serialization import safe_globals
@@ -20,14 +22,16 @@ from ..errors import CheckpointError, RefusedCheckpointError
 from .allow_list import allowed
 from .sources import located, shown
 
-# Where training scripts put the weights, in the order of preference.
+# Entries in which training scripts store the weights, in order of preference.
 _EMA = ('state_dict_ema', 'model_ema', 'ema')
 # Prefix of averaged weights in our checkpoints: MESA's teacher.
 _TEACHER = 'teacher.'
 _CONTAINERS = ('state_dict', 'model', *_EMA)
-# Where self-supervised trainings put theirs.
+# Entries of self-supervised trainings.
 _NETWORKS = ('teacher', 'student', 'teacher_ema', 'target_encoder', 'encoder')
 _LISTED = 8
+# Entry of a safetensors header with a .pth's `meta` as JSON.
+META = 'mmvttt_meta'
 # Messages of torch's weights-only reader; the last one comes with the others.
 _REFUSED = (
     r'GLOBAL (\S+) was not an allowed',
@@ -46,9 +50,9 @@ def read_weights(
     """The named tensors of a file or URL, as `read_content` reads it.
 
     Takes raw state dicts and those under `state_dict`, `model`, `state_dict_ema`, `model_ema` or
-    `ema`, and drops DDP's `module.`. With `ema`, takes the averaged weights alone: the last three,
-    or of a checkpoint of ours the average of an EMAHook, or MESA's teacher by the names of the
-    student. `key` names the entry, where a file has several (`teacher`, `student`, `teacher_ema`).
+    `ema`, and drops DDP's `module.`. With `ema`, takes only averaged weights: the last three, or in
+    our checkpoints an EMAHook's average, or MESA's teacher under the student's names. `key` selects
+    one of several entries (`teacher`, `student`, `teacher_ema`).
 
     Raises:
         CheckpointError: See `read_content`; or the file has no weights, or several.
@@ -60,24 +64,24 @@ def read_weights(
 def read_content(
     checkpoint: str | os.PathLike[str] | IO[bytes], map_location: Any = 'cpu', mmap: bool = False
 ) -> Any:
-    """All that is in a file or at a URL, without running any code that it may bring.
+    """The content of a file or URL, read without running code from it.
 
-    By the list of `allow_list`; torch's own is the same again afterwards. Checksums are compared,
-    which torch writes and does not compare.
+    Only names in `allow_list` are read; torch's own list is restored afterwards. Checksums are
+    compared, which torch writes but does not check.
 
     Args:
-        checkpoint: A path, an http(s) URL, `timm://` and the name of a model with its tag, or an
-            open file. A file of safetensors is told by its name. A folder, of transformers or of
-            timm (`local-dir:…`), holds `model.safetensors`, shards by its index, or
-            `pytorch_model.bin`. `hf-hub:OWNER/NAME`, or the name alone of what lies in the hub's
-            cache, is the hub's.
-        map_location: As of `torch.load`.
-        mmap: Leave the numbers in the file until they are used.
+        checkpoint: A path, an http(s) URL, `timm://` and the name of a model with its tag,
+            `mmvttt://` and the name of shipped weights, or an open file. A file of safetensors is
+            recognised by its name. A folder, of transformers or of timm (`local-dir:…`), holds
+            `model.safetensors`, shards by its index, or `pytorch_model.bin`. `hf-hub:OWNER/NAME` is
+            a model on the hub, as is the name alone of one in its cache.
+        map_location: See `torch.load`.
+        mmap: Map the file, so that tensors are read when used.
 
     Raises:
-        TypeError: The checkpoint is no path.
+        TypeError: The checkpoint is not a path.
         CheckpointMissingError: There is no such file.
-        RefusedCheckpointError: It holds objects that would need pickle's code execution.
+        RefusedCheckpointError: It has objects that need pickle's code execution.
         CheckpointError: The file is no checkpoint, is damaged, or cannot be downloaded.
     """
     with ExitStack() as stack:
@@ -89,7 +93,7 @@ def read_content(
                 return {name: value for part in parts for name, value in part.items()}
             file: IO[bytes]
             try:
-                # A pipe would wait for a writer.
+                # A pipe would block.
                 if not stat.S_ISREG(os.stat(path).st_mode):
                     raise CheckpointError(f'{source!r} is no plain file')
                 file = stack.enter_context(open(path, 'rb'))
@@ -103,7 +107,7 @@ def read_content(
             )
         try:
             if path.endswith('.safetensors'):
-                return load_file(path, str(map_location))
+                return _read_safetensors(path, map_location)
             archive = file.read(2) == b'PK'
             if archive:
                 _check_archive(file, source)
@@ -126,11 +130,19 @@ def read_content(
                 'of it'
             ) from None
         except Exception as error:
-            # The error of a damaged file depends on the place of the damage.
+            # The error for a damaged file depends on the position of the damage.
             raise CheckpointError(
                 f'{source!r} is damaged or no checkpoint of torch ({type(error).__name__}: '
                 f'{_first_line(error)}); download or save it again'
             ) from error
+
+
+def _read_safetensors(path: str, map_location: Any) -> dict[str, Any]:
+    """The tensors by name; for a published file under `state_dict`, next to its `meta`."""
+    weights = load_file(path, 'cpu' if map_location is None else str(map_location))
+    with safe_open(path, 'pt') as file:
+        meta = (file.metadata() or {}).get(META)
+    return weights if meta is None else {'state_dict': weights, 'meta': json.loads(meta)}
 
 
 def _first_line(error: Exception) -> str:
@@ -138,9 +150,9 @@ def _first_line(error: Exception) -> str:
 
 
 def _check_archive(file: IO[bytes], source: str) -> None:
-    """Compares checksums, and the sizes of the parts with that of the file.
+    """Compares checksums, and the sizes of the parts with the file's size.
 
-    torch would unpack compressed parts of any size, and read parts that lie on one another.
+    torch would decompress parts of any size, and read overlapping parts.
     """
     size = file.seek(0, os.SEEK_END)
     with zipfile.ZipFile(file) as archive:
@@ -157,13 +169,13 @@ def _check_archive(file: IO[bytes], source: str) -> None:
 
 
 def _refused_object(error: pickle.UnpicklingError) -> str:
-    """The object that torch's weights-only reader refused, out of its long message."""
+    """The object that torch's weights-only reader refused, from its long message."""
     found = (re.search(pattern, str(error)) for pattern in _REFUSED)
     return next((f[1] for f in found if f), _first_line(error))
 
 
 def under(weights: Mapping[Any, Any], prefix: str = '') -> dict[str, Tensor]:
-    """The tensors whose names begin with a prefix, by the rest of their names."""
+    """The tensors with a prefix, by the rest of their names."""
     return {
         name[len(prefix) :]: v
         for name, v in weights.items()
@@ -174,10 +186,10 @@ def under(weights: Mapping[Any, Any], prefix: str = '') -> dict[str, Tensor]:
 def named_tensors(
     content: Any, source: str, ema: bool = False, key: str | None = None
 ) -> dict[str, Tensor]:
-    """The weights in what `read_content` has read; `source` names it in the error."""
+    """The weights in a result of `read_content`; `source` names it in the error."""
     containers: tuple[str, ...] = (key,) if key else _EMA if ema else _CONTAINERS
     if ema and isinstance(content, Mapping) and 'ema_state_dict' in content:
-        # mmengine's EMAHook has put the average in the place of the weights.
+        # mmengine's EMAHook stores the average in place of the weights.
         containers = ('state_dict',)
     if isinstance(content, Mapping):
         held = [c for c in containers if isinstance(content.get(c), Mapping)]

@@ -16,6 +16,7 @@ from urllib.request import Request, urlopen
 
 from ..errors import CheckpointError, CheckpointMissingError
 from .atomic_write import PARTIAL
+from .shipped import SCHEME, shipped_file
 
 _log = logging.getLogger(__name__)
 _SECONDS_TO_ANSWER = 60
@@ -50,6 +51,8 @@ def located(source: str) -> list[str]:
         CheckpointMissingError: There is none.
         CheckpointError: It cannot be downloaded, or the index of a folder makes no sense.
     """
+    if source.startswith(SCHEME):
+        return [os.fspath(shipped_file(source))]
     if source.startswith(_TIMM):
         return [_from_timm(source.removeprefix(_TIMM))]
     if source.startswith(_HUB):

@@ -1,1 +1,1 @@
-"""Ways to deploy: exported files and what runs them, frozen models for CPUs, CUDA graphs."""
+"""Deployment: exported files and their runtimes, frozen models for CPUs, CUDA graphs."""

@@ -1,4 +1,4 @@
-"""An exported file's outputs beside those of the model that it was made from."""
+"""Compares an exported file's outputs with the model's."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-# What runs a file: an image `(B, C, H, W)` → its outputs.
+# Runs a file: an image `(B, C, H, W)` → its outputs.
 Runs = Callable[[Tensor], Sequence[Tensor]]
-# Relative to the largest number of an output: fp32 rounding, sums in another order.
+# Relative to an output's largest value: fp32 rounding, sums in another order.
 TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Outputs of the written file beside those of the model that it was made from.
+    """Comparison of the file's outputs with the model's.
 
     Attributes:
-        shape: Of the images, `(B, in_channels, H, W)`.
-        error: Largest difference of all outputs, over the largest number of that output; of boxes
-            in pixels, of label maps the share of pixels.
+        shape: Shape of the images, `(B, in_channels, H, W)`.
+        error: Largest difference over the output's largest value; for boxes in pixels, for label
+            maps as the share of pixels.
         text: A line for the screen.
         good: Whether the difference is small enough.
     """
@@ -41,10 +41,10 @@ def compare(network: nn.Module, run: Runs, image: Tensor) -> Comparison:
         pairs = zip(as_sequence(network(image)), run(image), strict=True)
         error = max(float((a - b).abs().max() / a.abs().max()) for a, b in pairs)
     text = f'differs by {error:.1e} of the largest output'
-    # A NaN is not below it either.
+    # Also false for a NaN.
     return Comparison(tuple(image.shape), error, text, error < TOLERANCE)
 
 
 def as_sequence(outputs: Tensor | Sequence[Tensor]) -> Sequence[Tensor]:
-    """One output or several → several."""
+    """One output or several → a tuple."""
     return [outputs] if isinstance(outputs, Tensor) else outputs

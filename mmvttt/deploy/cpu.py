@@ -22,7 +22,7 @@ from mmvttt.errors import UsageError
 
 Model = TypeVar('Model', bound=nn.Module)
 
-# A smaller weight costs less than the call.
+# For smaller weights the call costs more.
 _MIN_WEIGHTS = 1024
 # glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -41,10 +41,11 @@ def _has_packed_products() -> bool:
 
 
 def keep_freed_memory() -> None:
-    """Has glibc keep up to 2 GiB of freed memory, which else goes back after every large tensor.
+    """Makes glibc keep up to 2 GiB of freed memory, instead of returning it after every large
+    tensor.
 
-    Fresh pages are a fifth of a forward pass of H-ViT³ at 1024×1024 pixels. It is for programs that
-    do nothing but inference: the setting holds for the whole process and cannot be taken back.
+    Fresh pages are a fifth of a forward pass of H-ViT³ at 1024×1024 pixels. For programs that only
+    run inference: the setting applies to the whole process and cannot be undone.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -85,7 +86,7 @@ def optimize_for_cpu(model: Model, free: bool = False) -> Model:
         for name, parameter in module._parameters.items():
             if parameter is None:
                 continue
-            # The memo holds addresses, which must not be given to others meanwhile.
+            # The memo holds addresses, which must not be reused meanwhile.
             taken.append((module, name, parameter, parameter.shape))
             if id(parameter) in memo:
                 continue
@@ -104,7 +105,7 @@ def optimize_for_cpu(model: Model, free: bool = False) -> Model:
             memo[id(parameter)] = weight.clone()
             if free:
                 parameter.data = weight.new_empty(0)
-    # deepcopy notes each copied module in the memo.
+    # deepcopy records each copied module in the memo.
     frozen = copy.deepcopy(model, memo)
     replaced = {
         id(memo[source]): _PACKED[type(memo[source])](memo[source], weight)
@@ -156,11 +157,11 @@ def _pack(weight: Tensor) -> Tensor:
 
 
 def _freeze(module: nn.Module) -> None:
-    """Turns the parameters of one module into buffers, and refuses what would change them."""
+    """Turns a module's parameters into buffers, and makes methods that would change them raise."""
     module._buffers.update(module._parameters)
     module._parameters.clear()
     module.training = False
-    # Of the instance, so that its class stays; partials, which can be pickled.
+    # On the instance, so that its class is unchanged; partials, so that they can be pickled.
     module.__dict__.update(
         train=partial(_train, module),
         requires_grad_=partial(_requires_grad, module),
@@ -200,10 +201,10 @@ def _refuse(what: str) -> NoReturn:
 
 
 class _Packed(nn.Module):
-    """A layer whose only weight is a packed one.
+    """A layer with a packed weight.
 
     Args:
-        layer: The layer that it replaces; its bias and settings are taken.
+        layer: The layer to replace, with its bias and settings.
         packed: Its weight, `(outputs, inputs)`, in oneDNN's layout.
     """
 
@@ -218,7 +219,7 @@ class _Packed(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The weight in torch's layout, a new tensor: to write to it changes nothing."""
+        """The weight in torch's layout, a new tensor: writing to it has no effect."""
         return self._packed.to_dense()
 
     def _product(self, x: Tensor) -> Tensor:
@@ -230,7 +231,7 @@ class _Packed(nn.Module):
             _refuse('be traced, compiled or exported')
         if x.dtype != torch.float32 or torch.is_autocast_enabled('cpu'):
             return False
-        # oneDNN's function has neither a gradient nor a tangent.
+        # oneDNN's function has no gradient and no tangent.
         return torch.is_inference_mode_enabled() or not (
             (torch.is_grad_enabled() and x.requires_grad)
             or forward_ad.unpack_dual(x).tangent is not None
@@ -245,7 +246,7 @@ class _Packed(nn.Module):
             _refuse('load weights')
 
     def __getstate__(self) -> dict[str, Any]:
-        # What is packed can be neither copied nor saved.
+        # Packed weights cannot be copied or saved.
         return self.__dict__ | {'_packed': self.weight}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -267,14 +268,14 @@ class PackedConv1x1(_Packed, nn.Conv2d):
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
-        """The weight `(outputs, inputs, 1, 1)`, a new tensor: to write to it changes nothing."""
+        """The weight `(outputs, inputs, 1, 1)`, a new tensor: writing to it has no effect."""
         return self._packed.to_dense()[..., None, None]
 
     def forward(self, x: Tensor) -> Tensor:
         """`(B, in_channels, H, W)`, or without B, → `(B, out_channels, H, W)`, channels last."""
         if not self._can_use_packed(x):
             return F.conv2d(x, self.weight, self.bias)
-        # A copy for maps that lie otherwise; what follows then has channels last as well.
+        # A copy for maps in another layout; the layers after it then use channels last too.
         return self._product(x.movedim(-3, -1).contiguous()).movedim(-1, -3)
 
 

@@ -1,7 +1,7 @@
 """Faster inference on a GPU at one size of images: a CUDA graph, recorded once and replayed.
 
 With few images the host needs more time to launch the kernels of a model than the GPU to run them.
-A graph holds all launches and makes them at once.
+A graph contains all launches and issues them at once.
 """
 
 from collections.abc import Callable
@@ -14,24 +14,24 @@ from torch.utils._pytree import tree_map
 from ..errors import UsageError
 
 Network = TypeVar('Network', bound=nn.Module)
-# Kernels are compiled, and cuDNN chooses its own, before a graph is recorded.
+# Runs before recording, in which kernels are compiled and cuDNN selects its own.
 _WARM_UP = 3
 
 
 def replay_cuda_graph(network: Network) -> Network:
     """Makes a network replay a CUDA graph, in place; returns it.
 
-    Its forward takes images `(B, C, H, W)` and nothing else, as backbones and classifiers of timm
-    do. The first call records the graph; later ones take the same `(C, H, W)` and as many images
-    or fewer. Parameters may change in place (`load_state_dict`), not move. Mixed precision belongs
-    inside (`autocast_backbone` first), or around every call alike.
+    Its forward takes only images `(B, C, H, W)`, like backbones and timm's classifiers. The first
+    call records the graph; later ones take the same `(C, H, W)` and as many images or fewer.
+    Parameters may change in place (`load_state_dict`), not move. Mixed precision belongs inside
+    (`autocast_backbone` first), or around every call alike.
     """
     network.forward = Replayed(network.forward)
     return network
 
 
 class Replayed:
-    """A function of images `(B, C, H, W)`, whose tensors have B images too, by a CUDA graph.
+    """Runs a function of images `(B, C, H, W)` by a CUDA graph; its outputs also have a batch of B.
 
     Raises:
         UsageError: At a call with images on a CPU, with gradients, or of another size or dtype than
@@ -77,7 +77,8 @@ class Replayed:
                 self._function(self._images)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        # Weights that autocast has cast belong to the graph, or are gone when it is replayed.
+        # Weights cast by autocast must belong to the graph, or they are freed before it is
+        # replayed.
         torch.clear_autocast_cache()
         with torch.cuda.graph(graph):
             self._output = self._function(self._images)

@@ -38,23 +38,23 @@ def export_module(
     notes: Mapping[str, str] | None = None,
     names: Sequence[str] | None = None,
 ) -> Runs:
-    """Writes a module that is a function of images alone; returns what runs the file.
+    """Writes a module that is a function of images; returns a function that runs the file.
 
-    The file is written under another name first: an old one stays whole if this fails.
+    The file is written under a temporary name first, so that an old one survives a failure.
 
     Args:
         module: In evaluation mode, images `(B, C, H, W)` → a tensor or a tuple of tensors.
-        image: An example. With two images or more the batch is free; one is fixed.
-        out: File that ends in `.pt2`, `.onnx` or `.xml`; beside an `.xml` its weights are written
-            as `.bin`. The last two are in standard operators.
+        image: An example. With two or more images the batch size is free, with one it is fixed.
+        out: File that ends in `.pt2`, `.onnx` or `.xml`; an `.xml` has its weights in a `.bin`. The
+            last two use standard operators.
         fixed_size: Fix height and width of the images.
-        decompose: Write a `.pt2` in torch's own operators. Else it keeps this package's ops, which
-            run their kernels wherever `ttt_kernels` is imported before it is loaded.
+        decompose: Write a `.pt2` in torch's own operators. Otherwise it keeps this package's ops,
+            and `ttt_kernels` must be imported before loading it.
         notes: Metadata of the file.
         names: Names of the outputs.
 
     Raises:
-        UsageError: A wrong suffix, a missing package, or a module that has to know the size.
+        UsageError: A wrong suffix, a missing package, or a module that needs a fixed size.
     """
     out = Path(out)
     suffix = require_format(out)
@@ -81,7 +81,7 @@ def export_module(
 
 
 def require_format(out: str | os.PathLike[str]) -> str:
-    """The suffix of a file to write, once the packages for its format are found.
+    """The suffix of a file to write; checks the packages for its format.
 
     Raises:
         UsageError: Another suffix, or a missing package.
@@ -115,7 +115,7 @@ def _trace(network: nn.Module, image: Tensor, fixed_size: bool) -> torch.export.
     free = torch.export.Dim.DYNAMIC
     dims = {} if len(image) == 1 else {0: free} if fixed_size else {0: free, 2: free, 3: free}
     try:
-        # Without it torch's own choice of a memory format forbids batches of one.
+        # Otherwise torch's choice of a memory format excludes batches of one.
         with torch.no_grad(), fx_config.patch(backed_size_oblivious=True):
             return torch.export.export(network, (image,), dynamic_shapes=(dims,))
     except torch._dynamo.exc.UserError as error:
@@ -129,7 +129,7 @@ def _trace(network: nn.Module, image: Tensor, fixed_size: bool) -> torch.export.
 
 
 def _resizings() -> dict[Any, Callable]:
-    """Bicubic resizing of position embeddings as products, in place of a slow operator of ONNX."""
+    """Bicubic resizing of position embeddings as products, instead of a slow ONNX operator."""
     ops = torch.ops.aten
     return {
         ops.upsample_bicubic2d.vec: partial(_resized, antialias=False),
@@ -144,7 +144,7 @@ def _resized(
     factors: Sequence[float] | None,
     antialias: bool,
 ) -> Tensor:
-    """`(…, H, W)` → `(…, height, width)`: a product for each side."""
+    """`(…, H, W)` → `(…, height, width)` by a product for each side."""
     if size is None or align_corners:
         return NotImplemented
     rows, columns = (
@@ -195,8 +195,8 @@ def _translated(program: torch.export.ExportedProgram, names: list[str] | None) 
         optimize=False,
     )
     _log.info('optimising the graph')
-    # Rewriting patterns takes most of the time of an export. Constants and repeated sizes, four
-    # fifths of the nodes, go first.
+    # Rewriting patterns takes most of an export's time. Constants and repeated sizes, four fifths
+    # of the nodes, are folded first.
     optimizer.fold_constants(written.model)
     CommonSubexpressionEliminationPass()(written.model)
     optimizer.remove_unused_nodes(written.model)
@@ -205,7 +205,7 @@ def _translated(program: torch.export.ExportedProgram, names: list[str] | None) 
 
 
 def _write_openvino(written: Any, out: Path, notes: dict[str, str]) -> Runs:
-    """By way of ONNX: OpenVINO's reader of torch.export has no scan and no complex numbers."""
+    """Via ONNX, because OpenVINO's reader of torch.export has no scan and no complex numbers."""
     import openvino
 
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -216,7 +216,7 @@ def _write_openvino(written: Any, out: Path, notes: dict[str, str]) -> Runs:
         for name, text in notes.items():
             model.set_rt_info(text, ['mmvttt', name])
         openvino.serialize(model, graph)
-        # The graph, without which nobody reads the weights, comes last.
+        # The graph is renamed last: without it nobody reads the weights.
         with replacing(out) as new, replacing(out.with_suffix('.bin')) as weights:
             os.replace(graph, new)
             os.replace(graph.with_suffix('.bin'), weights)

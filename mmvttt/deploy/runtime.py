@@ -1,4 +1,4 @@
-"""Exported files as modules: run by ONNX Runtime or by OpenVINO, on the CPU."""
+"""Exported files as modules, run by ONNX Runtime or OpenVINO on the CPU."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from mmvttt.errors import UsageError
 
 
 class ExportedFile(nn.Module):
-    """A file that was exported from a model, as a function of preprocessed images.
+    """An exported file as a function of preprocessed images.
 
     Attributes:
         path: The file.
         names: Names of the outputs.
-        shape: Of the images, four sides; a free one is a name.
-        size: (height, width) of the images, or None where they are free.
+        shape: Shape of the images; a free dimension is a name.
+        size: (height, width) of the images, or None if free.
     """
 
     runtime: str
@@ -71,7 +71,7 @@ class OnnxFile(ExportedFile):
         path: The file.
 
     Raises:
-        UsageError: onnxruntime is missing, or the file is none that it can read.
+        UsageError: onnxruntime is missing, or cannot read the file.
     """
 
     runtime = 'ONNX Runtime'
@@ -89,7 +89,7 @@ class OnnxFile(ExportedFile):
             self.path, options, providers=['CPUExecutionProvider']
         )
         (image,) = self.session.get_inputs()
-        # The name of a free side takes the place of its number.
+        # A free dimension has a name instead of a number.
         return tuple(output.name for output in self.session.get_outputs()), tuple(image.shape)
 
     def _run(self, image: np.ndarray) -> Sequence[np.ndarray]:
@@ -104,14 +104,14 @@ class OpenVINOFile(ExportedFile):
         precision: 'float32', or 'bfloat16' on a processor that computes in it (AVX-512 BF16, AMX).
 
     Raises:
-        UsageError: OpenVINO is missing, or the file is none that it can read.
+        UsageError: OpenVINO is missing, or cannot read the file.
     """
 
     runtime = 'OpenVINO'
     precision: str
 
     def __init__(self, path: str | os.PathLike[str], precision: str = 'float32') -> None:
-        # Not by an attribute of a module that is not there yet.
+        # Not as an attribute, because the module does not exist yet.
         object.__setattr__(self, 'precision', precision)
         super().__init__(path)
 
@@ -120,13 +120,13 @@ class OpenVINOFile(ExportedFile):
         import openvino
 
         hints = {
-            # By itself it computes in bf16 where the processor can.
+            # By default it computes in bf16 if the processor can.
             'INFERENCE_PRECISION_HINT': {'float32': 'f32', 'bfloat16': 'bf16'}[self.precision],
             'INFERENCE_NUM_THREADS': torch.get_num_threads(),
             'PERFORMANCE_HINT': 'LATENCY',
         }
         self.compiled: Any = openvino.Core().compile_model(self.path, 'CPU', hints)
-        # Has the buffers of a call: one for each call would cost a compilation of every size.
+        # Holds the buffers of a call. A request for each call would compile every size again.
         self.request = self.compiled.create_infer_request()
         image = self.compiled.input(0).get_partial_shape()
         sides = tuple(
@@ -141,7 +141,7 @@ class OpenVINOFile(ExportedFile):
 
 
 def require_openvino() -> None:
-    """Refuses to go on without OpenVINO.
+    """Raises an error if OpenVINO is missing.
 
     Raises:
         UsageError: It is not installed.

@@ -1,8 +1,8 @@
-"""Builds parts of a model from what an option gives: a class, a callable, a name, or a dict.
+"""Builds parts of a model from an option: a class, a callable, a name, or a dict.
 
 `mixer=`, `inner=`, `loss=`, `key_norm=`, `norm_layer=` and `backbone=` all go through here. A name
-is one of the library's own; names of other packages are looked up by OpenMMLab's registries once
-their door (`mmvttt.openmmlab`) is open.
+is one of the library's own; names of other packages are looked up in OpenMMLab's registries once
+`mmvttt.openmmlab` is imported.
 """
 
 import inspect
@@ -19,7 +19,7 @@ _resolvers: list[Resolver] = []
 
 
 def set_resolver(resolver: Resolver) -> None:
-    """Sets the one look-up for names of other packages."""
+    """Sets the look-up function for names of other packages."""
     _resolvers[:] = [resolver]
 
 
@@ -56,7 +56,7 @@ def find_part(option: str, kind: Any, own: Mapping[str, Any]) -> Any:
 
 
 def split_config(option: str, value: Any, own: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The class or function that an option gives, and the options given to it.
+    """The class or function of an option, and its own options.
 
     Args:
         option: Name of the option, for the error.
@@ -78,7 +78,7 @@ def split_config(option: str, value: Any, own: Mapping[str, Any]) -> tuple[Any, 
 
 
 def build_part(option: str, kind: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """Calls a class or function; its error names the option that it does not have.
+    """Calls a class or function, with an error that names unknown options.
 
     Raises:
         TypeError: If an option is unknown or missing.
@@ -86,7 +86,7 @@ def build_part(option: str, kind: Callable[..., Any], *args: Any, **options: Any
     try:
         signature = inspect.signature(kind)
     except ValueError:
-        # Compiled functions have none.
+        # Compiled functions have no signature.
         return kind(*args, **options)
     try:
         signature.bind(*args, **options)
@@ -104,7 +104,7 @@ def build_part(option: str, kind: Callable[..., Any], *args: Any, **options: Any
 
 
 def build_function(option: str, value: Any, own: Mapping[str, Any]) -> Callable[..., Any]:
-    """A function that an option gives: itself, a name, an instance of a class, or with arguments.
+    """A function from an option: itself, a name, an instance of a class, or with arguments.
 
     Args:
         option: Name of the option, for the error.

@@ -13,6 +13,7 @@ from timm.models import build_model_with_cfg, generate_default_cfgs, register_mo
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
+from ..checkpoints.shipped import shipped_file
 from .backbones import T5, HViT3, ViT3, Vittt
 from .layers import to_map
 from .linearize import folder  # noqa: F401 - registers linear_vit
@@ -290,8 +291,8 @@ class StagedClassifier(Classifier):
         return dict(stem=r'^backbone\.stem', blocks=[*(stages if coarse else blocks), _NORM])
 
 
-def _cfg(first_conv: str) -> dict[str, Any]:
-    return dict(
+def _cfg(first_conv: str, **other: Any) -> dict[str, Any]:
+    standard: dict[str, Any] = dict(
         url='',
         num_classes=1000,
         input_size=(3, 224, 224),
@@ -303,11 +304,12 @@ def _cfg(first_conv: str) -> dict[str, Any]:
         first_conv=first_conv,
         classifier='head.fc',
     )
+    return {**standard, **other}
 
 
-# Name → its backbone, its arch, and where it comes from.
-_MODELS = {
-    f'{family}_{arch}{suffix}': (backbone, arch, f'{symbol}-{arch[0].upper()} ({source})')
+# Name → its backbone and options, and where it comes from.
+_MODELS: dict[str, tuple[Any, dict[str, Any], str]] = {
+    f'{family}_{arch}{suffix}': (backbone, {'arch': arch}, f'{symbol}-{arch[0].upper()} ({source})')
     for family, backbone, suffix, symbol, source in (
         ('vittt', Vittt, '_patch16_224', 'Vittt', 'vision-ttt Tab. 1'),
         ('vit3', ViT3, '_patch16_224', 'ViT³', 'vit3 Tab. 11'),
@@ -316,16 +318,34 @@ _MODELS = {
     )
     for arch in ('tiny', 'small', 'base')
 }
-default_cfgs = generate_default_cfgs(
-    {
-        name: _cfg('backbone.stem.0.conv' if backbone is HViT3 else 'backbone.patch_embed.proj')
-        for name, (backbone, _, _) in _MODELS.items()
-    }
+_cfgs = {
+    name: _cfg('backbone.stem.0.conv' if backbone is HViT3 else 'backbone.patch_embed.proj')
+    for name, (backbone, _, _) in _MODELS.items()
+}
+# configs/cifar10_vittt_nano.py, whose weights come with the package.
+_MODELS['vittt_nano_patch4_32'] = (
+    Vittt,
+    dict(
+        arch=dict(embed_dims=96, num_layers=6, num_heads=3, feedforward_channels=256),
+        img_size=32,
+        patch_size=4,
+    ),
+    'Vittt of 0.85M parameters (docs/results.md)',
 )
+_cfgs['vittt_nano_patch4_32.cifar10'] = _cfg(
+    'backbone.patch_embed.proj',
+    file=str(shipped_file('cifar10_vittt_nano')),
+    num_classes=10,
+    input_size=(3, 32, 32),
+    crop_pct=1.0,
+    mean=(125.3 / 255, 123.0 / 255, 113.9 / 255),
+    std=(63.0 / 255, 62.1 / 255, 66.7 / 255),
+)
+default_cfgs = generate_default_cfgs(_cfgs)
 
 
 def _entrypoint(name: str) -> Callable[..., nn.Module]:
-    backbone, arch, doc = _MODELS[name]
+    backbone, options, doc = _MODELS[name]
 
     def build(pretrained: bool = False, **kwargs: Any) -> nn.Module:
         outs = (0, 1, 2, 3) if backbone is HViT3 else 3
@@ -334,7 +354,7 @@ def _entrypoint(name: str) -> Callable[..., nn.Module]:
             name,
             pretrained,
             feature_cfg=dict(out_indices=outs, feature_cls='getter'),
-            **{'arch': arch, 'backbone_cls': backbone, **kwargs},
+            **{'backbone_cls': backbone, **options, **kwargs},
         )
 
     build.__name__ = build.__qualname__ = name

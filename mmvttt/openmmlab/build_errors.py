@@ -1,4 +1,4 @@
-"""Explains errors of building parts from a config by their tracebacks."""
+"""Explains errors in building parts from a config by their tracebacks."""
 
 import inspect
 from difflib import get_close_matches
@@ -33,12 +33,12 @@ def explain_build(error: KeyError | TypeError | ValueError) -> str | None:
         return str(error) if own else None
     kind = frame.f_locals.get('obj_type')
     if isinstance(error, KeyError):
-        # Not a KeyError of the constructor, nor of a config without a type.
+        # Not a KeyError in the constructor or of a config without a type.
         if frame is not frames[-1] or not isinstance(kind, str):
             return None
         return f'there is no type {kind!r}{_did_you_mean(kind, _types(frame))}'
     built: Any = frame.f_locals.get('obj_cls')
-    # A constructor may hand a wrong option of its own to something else.
+    # A constructor may pass a wrong option on.
     inits = [f'{part.__qualname__}.__init__()' for part in _classes(built)]
     if not unexpected or refused not in (inits or [f'{getattr(built, "__qualname__", "")}()']):
         return None
@@ -54,7 +54,7 @@ def _classes(built: Any) -> tuple[type, ...]:
 
 
 def _options(built: Any) -> list[str]:
-    """Names of the options of a function, or of a class and the bases it hands options on to."""
+    """Option names of a function, or of a class and the bases to which it passes options."""
     names: dict[str, None] = {}
     for part in [c for c in _classes(built) if '__init__' in vars(c)] or [built]:
         parameters = inspect.signature(part).parameters.values()
@@ -65,8 +65,8 @@ def _options(built: Any) -> list[str]:
 
 
 def _types(frame: FrameType) -> list[str]:
-    """Names in the registries that were asked, and mmvttt's, with their scope where it differs."""
-    # A config that names none of our types has not imported them.
+    """Names in the searched registries, and mmvttt's, with their scope if it differs."""
+    # A config that names none of our types did not import them.
     import mmvttt.models
     import mmvttt.openmmlab.engine
     import mmvttt.openmmlab.reliability  # noqa: F401

@@ -1,4 +1,4 @@
-"""Finds and reads configs: the same way for every tool."""
+"""Finds and reads configs, in the same way for every tool."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ..distributions import extra, overlaid
 from ..errors import UsageError
 from .registry import type_name
 
-# Scopes that are toolboxes, and what mmengine calls them where they are missing.
+# Scopes of toolboxes, and mmengine's names for them if they are missing.
 _TOOLBOXES = {'mmdet': 'mmdet', 'mmseg': 'mmsegmentation', 'mmpretrain': 'mmpretrain'}
-# Variables that only the text of a config reads: options come too late for them.
+# Variables that only a config's text reads: options come too late for them.
 _VARIABLES = ('train_pipeline', 'val_pipeline', 'test_pipeline', 'data_root', 'dataset_type')
 
 
@@ -28,20 +28,20 @@ def load_config(
     work_dir: str | None = None,
     launcher: str = 'none',
 ) -> Config:
-    """Reads a config, merges the options, and settles the toolbox and the work directory.
+    """Reads a config, merges the options, and determines the toolbox and the work directory.
 
-    A config without a default_scope gets the toolbox of its model's class.
+    A config without a default_scope gets its model class's toolbox.
 
     Args:
         config: See `find_config`.
         cfg_options: Dotted keys and their values.
-        work_dir: Where the run writes; default: the config's, or `work_dirs/<config's name>`.
+        work_dir: Output folder; default: the config's, or `work_dirs/<config's name>`.
         launcher: 'none', 'pytorch', 'slurm' or 'mpi'.
 
     Raises:
         UsageError: There is no such file, it cannot be read, it or an option puts a dict in the
             place of another value, an option sets what nothing reads, the toolbox of its
-            default_scope is not installed, or two OpenMMLabs lie over one another.
+            default_scope is not installed, or two OpenMMLabs are installed over one another.
     """
     if (problem := overlaid()) is not None:
         raise UsageError(problem)
@@ -62,7 +62,7 @@ def load_config(
     except (SyntaxError, OSError, ValueError) as error:
         raise UsageError(f"the config '{config}' cannot be read: {error}") from error
     except ImportError as error:
-        # A base of a toolbox that is not there; named by mmengine as its distribution.
+        # A base from a missing toolbox; mmengine names its distribution.
         missing = next((s for s, name in _TOOLBOXES.items() if name in str(error)), None)
         if missing is None:
             raise
@@ -71,7 +71,8 @@ def load_config(
             f"pip install 'mmvttt[{extra(missing)}]'"
         ) from error
     except TypeError as error:
-        # mmengine's, where a dict meets what is none; else an error of the config's own code.
+        # mmengine's error for merging a dict with something else; else one in the config's own
+        # code.
         if '_delete_' not in str(error):
             raise
         raise UsageError(f"the config '{config}' cannot be merged: {error}") from error
@@ -91,7 +92,7 @@ def load_config(
 
 
 def _require_read(cfg: Config, option: str) -> None:
-    """Refuses an option that would be ignored without a word."""
+    """Raises an error for an option that would be silently ignored."""
     keys = option.split('.')
     first, last = keys[0], keys[-1]
     if '[' in option:
@@ -105,11 +106,11 @@ def _require_read(cfg: Config, option: str) -> None:
             'when the file was read; set the copy that is used, e.g. '
             'train_dataloader.dataset.pipeline.2.scales or train_dataloader.dataset.data_root'
         )
-    # Not with this module, which is imported with mmengine: it imports torch.
+    # Not imported with this module, which mmengine imports, because it imports torch.
     from mmengine.runner import Runner
 
     known = {*cfg, *inspect.signature(Runner).parameters}
-    # Any other name may be read by code of the user.
+    # The user's code may read any other name.
     if first not in known and (close := get_close_matches(first, known, n=1, cutoff=0.85)):
         raise UsageError(
             f'--cfg-options {option}: nothing reads {first!r}, did you mean {close[0]!r}?'
@@ -119,7 +120,7 @@ def _require_read(cfg: Config, option: str) -> None:
         try:
             part = part[int(key) if isinstance(part, list) else key]
         except (IndexError, KeyError, TypeError, ValueError):
-            # New to the config, or an error of mmengine's own.
+            # A new key, or an error in mmengine.
             return
     kind = type_name(part.get('type') or '') if isinstance(part, dict) else ''
     if last == 'scale' and kind.rpartition('.')[2] == 'RandomChoiceResize':
@@ -130,9 +131,9 @@ def _require_read(cfg: Config, option: str) -> None:
 
 
 def _toolbox(cfg: Config) -> str | None:
-    """The toolbox of the model of a pure-Python config, whose types, being classes, need no scope.
+    """The toolbox of a pure-Python config's model. Its types are classes, which need no scope.
 
-    Drawing and dumping, which choose by the toolbox, need one there too.
+    Drawing and dumping depend on the toolbox.
     """
     kind = cfg.model.get('type') if isinstance(cfg.get('model'), dict) else None
     module = kind if isinstance(kind, str) else getattr(kind, '__module__', '')
@@ -141,7 +142,7 @@ def _toolbox(cfg: Config) -> str | None:
 
 
 def find_config(config: str | os.PathLike[str]) -> Path | None:
-    """The file of a config, or None for what is no name of one.
+    """The file of a config, or None if there is no config of this name.
 
     Args:
         config: A path ending in .py; the name of one of mmvttt's configs, such as
@@ -175,7 +176,7 @@ def _closest(config: str | os.PathLike[str]) -> str:
 
 
 def config_root() -> Path:
-    """The folder of mmvttt's configs: in the installed package, or beside it in a clone."""
+    """The folder of mmvttt's configs, in the installed package or in a clone."""
     package = Path(__file__).parents[1]
     packaged = package / '.mim' / 'configs'
     return packaged if packaged.is_dir() else package.parent / 'configs'
@@ -185,11 +186,11 @@ def own_config(name: str) -> Path:
     """The file of `mmvttt::name`.
 
     Raises:
-        FileNotFoundError: There is no such config; names the one that comes close.
+        FileNotFoundError: There is no such config; the message names the closest one.
     """
     root = config_root()
     path = root / name
-    # A name may not lead out of the folder.
+    # A name must stay inside the folder.
     if not path.is_file() or '..' in path.parts or Path(name).is_absolute():
         raise FileNotFoundError(f"mmvttt has no config '{name}' (looked in {root}){_closest(name)}")
     return path

@@ -60,6 +60,7 @@ MODELS = _Registry(
     {
         'MESAClassifier': _MESA,
         'FP32RoIExtractor': 'mmvttt.openmmlab.models.fp32_roi_extractor',
+        'BoxTTAModel': 'mmvttt.openmmlab.models.box_tta',
         'DiT3': 'mmvttt.openmmlab.models.diffusion_transformers',
         'LinearTransformer': 'mmvttt.openmmlab.models.diffusion_transformers',
     },

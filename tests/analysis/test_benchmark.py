@@ -9,6 +9,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
+from mmvttt.analysis import cost_curves
 from mmvttt.analysis.benchmark import (
     Measurement,
     choose_attention,
@@ -107,6 +108,25 @@ def test_crossings_are_exact_for_polynomials_in_the_tokens() -> None:
     (sentence,) = describe_crossings(rows)
     assert sentence.startswith('FLOPs: linear needs less than square from 141×141 pixels on (78 ')
     assert crossings(linear, 'gflops') == crossings(rows, 'latency_ms') == []
+
+
+def test_costs_below_a_decade_have_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logarithmic axes without small ticks had one or none."""
+    drawn = []
+    monkeypatch.setattr(cost_curves, 'save', lambda figure, path: drawn.append(figure))
+    cost_curves.plot([rows_of('a', {100: 3.1e9, 200: 4.2e9})], 'a.png')
+    (figure,) = drawn
+    figure.canvas.draw()
+    low, high = (axis := figure.axes[0].yaxis).get_view_interval()
+    shown = [
+        tick
+        for minor in (False, True)
+        for tick, text in zip(
+            axis.get_ticklocs(minor=minor), axis.get_ticklabels(minor=minor), strict=True
+        )
+        if low <= tick <= high and text.get_text()
+    ]
+    assert len(shown) >= 2
 
 
 def test_slopes_are_against_the_tokens() -> None:

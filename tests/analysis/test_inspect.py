@@ -14,7 +14,7 @@ from mmvttt.analysis.class_activation import class_activation
 from mmvttt.analysis.inner_training import inspect_training, mask_scores
 from mmvttt.analysis.inspect import DEFAULT
 from mmvttt.analysis.mixers import record_mixers
-from mmvttt.analysis.pictures import read_image
+from mmvttt.analysis.pictures import read_image, root_scale, two_digits
 from mmvttt.errors import UsageError
 from mmvttt.openmmlab.analysis.models import detection_scores, find_model, load_model
 
@@ -27,6 +27,15 @@ TOOL = 'inspect_model.py'
 def rows(path: Path) -> list[dict[str, str]]:
     with path.open(newline='') as file:
         return list(csv.DictReader(file))
+
+
+def test_scales_of_pictures() -> None:
+    """Uniform attention is not drawn like a peak; numbers below a million have no exponent."""
+    assert root_scale(torch.full((9,), 0.1)).tolist() == pytest.approx([0.5] * 9)
+    assert root_scale(torch.tensor([0.0] * 8 + [0.09])).tolist() == [0.0] * 8 + [1.0]
+    assert [two_digits(x) for x in (123.4, torch.tensor(0.01234), 1.2e7)] == [
+        '120', '0.012', '1.2e+07',
+    ]  # fmt: skip
 
 
 @pytest.fixture
@@ -103,7 +112,9 @@ def test_gradient_maps_meet_the_masks(small: tuple, tmp_path: Path, tools: Any) 
         assert float(row['mask_auc']) == pytest.approx(area, abs=0.02)
 
 
-def test_models_of_timm(small: tuple, tmp_path: Path, tools: Any) -> None:
+def test_models_of_timm(
+    small: tuple, tmp_path: Path, tools: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     _, photo = small
     out = tmp_path / 'out'
     options = ('--shape', 64, 64, '--out', out, '--cfg-options', 'depth=2')
@@ -111,6 +122,11 @@ def test_models_of_timm(small: tuple, tmp_path: Path, tools: Any) -> None:
     tools(*options, 'erf', 'attention', 'keys')
     assert [row['layer'] for row in rows(out / 'attention.csv')] == ['blocks.0', 'blocks.1']
     assert 'no mixer of VisionTransformer trains anything' in tools.error(*options, 'gmm')
+    # What one cannot draw ends none of the others.
+    with caplog.at_level('WARNING'):
+        output = tools(*options, 'gmm', 'erf')
+    assert f'wrote {out / "erf.png"}' in output
+    assert 'gmm left out: no mixer of VisionTransformer trains' in caplog.text
 
 
 def test_class_activation_is_its_definition() -> None:

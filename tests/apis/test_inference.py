@@ -181,7 +181,10 @@ def test_images_are_refused_before_they_are_decoded(
     text.write_text('no image')
     require_image(large)
     require_image(large, 400 * 300)
-    for path, message in ((script, 'files that are no image'), (text, 'files that are no image')):
+    for path, message in (
+        (script, 'files that are not images'),
+        (text, 'files that are not images'),
+    ):
         with pytest.raises(UsageError, match=message):
             require_image(path, 10**6)
     monkeypatch.setattr(Image.Image, 'load', lambda _: pytest.fail('decoded'))

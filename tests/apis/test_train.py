@@ -8,7 +8,9 @@ import pytest
 import torch
 from mmengine.config import Config
 from mmengine.hooks import CheckpointHook, Hook
+from mmengine.model import BaseTTAModel
 from mmengine.optim import AmpOptimWrapper, ApexOptimWrapper, OptimWrapper
+from mmengine.registry import MODELS
 from mmengine.runner import EpochBasedTrainLoop, Runner
 
 from mmvttt.checkpoints.read import read_content
@@ -24,6 +26,7 @@ from mmvttt.openmmlab.apis.train import (
 )
 from mmvttt.openmmlab.cli import plain_errors
 from mmvttt.openmmlab.config import load_config
+from mmvttt.openmmlab.registry import resolve_type
 from mmvttt.openmmlab.reliability import AnomalyHook, TopologyHook, add_protection
 
 
@@ -245,7 +248,20 @@ def test_tta_is_the_configs_own() -> None:
     assert cfg.model.module.backbone.type.startswith('mmvttt.')
     assert cfg.test_dataloader.dataset.pipeline[-1].type == 'TestTimeAug'
     with pytest.raises(UsageError, match='no tta_model and tta_pipeline'):
-        enable_tta(load_config('vittt_t_in1k'))
+        enable_tta(load_config('vittt_digits'))
+
+
+@pytest.mark.parametrize('name', ['vittt_t_in1k', 'maskrcnn_vittt_t_1x', 'upernet_vittt_t_160k'])
+def test_the_recipes_have_tta(name: str) -> None:
+    pytest.importorskip('mmdet' if 'rcnn' in name else 'mmseg' if 'uper' in name else 'mmpretrain')
+    cfg = load_config(name)
+    if 'rcnn' in name:
+        with pytest.raises(UsageError, match=r'test_evaluator\.metric=bbox'):
+            enable_tta(cfg)
+        cfg.test_evaluator.metric = 'bbox'
+    enable_tta(cfg)
+    assert issubclass(resolve_type(cfg.model.type, MODELS, cfg.default_scope), BaseTTAModel)
+    assert cfg.test_dataloader.dataset.pipeline[-1].type == 'TestTimeAug'
 
 
 def test_options_that_do_not_fit_the_config(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def test_an_unknown_option_of_the_checkpoint_hook_is_a_sentence() -> None:
 def test_what_is_no_file_as_last_checkpoint(run: Callable, make: Callable) -> None:
     os.mkdir('w')
     make('w/last_checkpoint')
-    with pytest.raises(UsageError, match=r"'w/last_checkpoint' is no plain file.*--work-dir"):
+    with pytest.raises(UsageError, match=r"'w/last_checkpoint' is not a regular file.*--work-dir"):
         run('train', work_dir='w')
 
 

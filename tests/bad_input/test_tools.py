@@ -113,16 +113,16 @@ def test_check_data(tools: Any, tmp_path: Path) -> None:
     content = coco()
     content['annotations'][0]['bbox'][2] = 0
     write(root, content)
-    assert '\n  warning  1 × boxes of no area' in tools.error(*args, status=0)
+    assert '\n  warning  1 × boxes without area' in tools.error(*args, status=0)
     content['annotations'][1]['category_id'] = 5
     content['annotations'][3]['category_id'] = 6
     write(root, content)
     (root / 'images/1.jpg').write_bytes((root / 'images/1.jpg').read_bytes()[:900])
     text = tools.error(*args)
     assert '  error    2 × annotations of a category that is not listed: annotation 1 (cat' in text
-    assert 'cut off' in text
+    assert 'truncated' in text
     assert '1 data sets, 1 of them with errors' in text
-    assert 'cut off' not in tools.error(*args, '--no-images')
+    assert 'truncated' not in tools.error(*args, '--no-images')
 
 
 BASE = f'_base_ = {str(ROOT / "tests/trainings/tiny_config.py")!r}\n'

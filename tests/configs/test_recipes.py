@@ -184,6 +184,15 @@ def test_optimizer_precision_and_averages(name: str) -> None:
         assert hook.get('base_batch_size', 4096) == 4096
 
 
+@pytest.mark.parametrize(
+    'name', ['hvit3_s_mesa_in1k', 'maskrcnn_hvit3_t_1x', 'upernet_hvit3_t_160k']
+)
+def test_statistics_of_rank_0_are_sent_on_imagenet_alone(name: str) -> None:
+    """As the authors' main.py, and mmengine's default in their detection and segmentation."""
+    wrapper = load_config(name).get('model_wrapper_cfg')
+    assert (wrapper or {}).get('broadcast_buffers', False) == name.endswith('in1k')
+
+
 @pytest.mark.parametrize('pattern', DROP_PATHS)
 def test_stochastic_depth(pattern: str) -> None:
     for name in (n for n in NAMES if fnmatch(n, pattern)):

@@ -6,6 +6,7 @@ line. `<!-- run: file NAME -->` writes the block to a file for the blocks after 
 """
 
 import os
+import pkgutil
 import re
 import subprocess
 import sys
@@ -77,6 +78,13 @@ def test_tools_and_configs_that_are_named_exist(page: Path) -> None:
     named = set(re.findall(r'\b((?:tools|configs)/[\w/]+\.(?:py|sh|yml))', page.read_text()))
     missing = sorted(name for name in named if not (ROOT / name).is_file())
     assert not missing
+
+
+def test_the_reference_names_what_exists() -> None:
+    """Without building the site."""
+    for page in (ROOT / 'docs/reference').glob('*.md'):
+        for name in re.findall(r'^::: (\S+)', page.read_text(), re.MULTILINE):
+            pkgutil.resolve_name(name)
 
 
 def test_every_tool_is_listed() -> None:

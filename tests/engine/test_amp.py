@@ -33,6 +33,21 @@ def test_the_backbone_computes_in_half_precision_and_returns_fp32() -> None:
     assert 0 < (half - exact).norm() / exact.norm() < 0.05
 
 
+def test_rounded_weights_give_the_bits_of_autocast_and_load_checkpoints() -> None:
+    torch.manual_seed(0)
+    detector, other, x = Detector().eval(), Detector().eval(), torch.randn(1, 3, 64, 96)
+    dtype = getattr(torch, amp.half_type())
+    with torch.no_grad(), torch.autocast('cpu', dtype):
+        (expected,) = detector.backbone(x)
+    amp.autocast_backbone(other)
+    other.load_state_dict(detector.state_dict())
+    with torch.no_grad():
+        (found,) = other.backbone(x)
+    assert torch.equal(found, expected.float())
+    assert other.backbone.blocks[0].mlp.fc1.weight.dtype == dtype
+    assert other.backbone.blocks[0].mixer.w1.dtype == torch.float32
+
+
 def test_a_model_without_backbone_is_refused() -> None:
     with pytest.raises(UsageError, match='Linear has no backbone'):
         amp.autocast_backbone(nn.Linear(2, 2))

@@ -8,6 +8,8 @@ from torch import Tensor
 
 import ttt_kernels
 from ttt_kernels._inputs import state_dtype
+from ttt_kernels.gated import reference as gated
+from ttt_kernels.gelu_conv import reference as gelu_conv
 from ttt_kernels.residual_norm import reference as residual_norm
 
 Inputs = dict[str, Tensor]
@@ -59,3 +61,66 @@ def define_sum(inputs: Inputs, hw, eps=1e-6, dtype=None) -> Tensor:
     names = ('x', 'branch', 'weight', 'bias', 'ln_weight', 'ln_bias')
     tensors = (inputs.get(name) for name in names)
     return torch.cat(residual_norm.primal(*tensors, *hw, eps, inputs['x'].dtype), -1)
+
+
+def make_gated(
+    hw, *, branches=2, batch=2, heads=1, dim=6, dtype=torch.float64, device='cpu'
+) -> Inputs:
+    """Inputs of gated, or with no branches of glu; all are parts of wider tensors."""
+    generator = torch.Generator().manual_seed(0)
+
+    def tokens(*shape: int) -> Tensor:
+        wide = normal(generator, batch, math.prod(hw), *shape[:-1], shape[-1] + 3)
+        return wide.to(device, dtype)[..., : shape[-1]]
+
+    if not branches:
+        return {'x': tokens(2 * dim)}
+    return {'x': tokens(branches, dim), 'gate': tokens(dim)}
+
+
+def call_gated(inputs: Inputs, hw, **options) -> Tensor:
+    function = ttt_kernels.gated if 'gate' in inputs else ttt_kernels.glu
+    return function(**inputs, **options)
+
+
+def define_gated(inputs: Inputs, hw, activation='gelu') -> Tensor:
+    return gated.primal(inputs['x'], inputs['gate'], activation)
+
+
+def define_glu(inputs: Inputs, hw, activation='silu') -> Tensor:
+    return gated.primal(inputs['x'].unflatten(-1, (2, -1)), None, activation)
+
+
+def make_rotate(hw, *, dim=6, **sizes) -> Inputs:
+    """Inputs of rotate, twice `dim` channels; the rotation is made by `turns`."""
+    return make_gated(hw, branches=0, dim=dim, **sizes)
+
+
+def turns(x: Tensor) -> Tensor:
+    angles = torch.arange(x.shape[1] * x.shape[2] // 2, dtype=state_dtype(x.dtype)) ** 0.7
+    turned = torch.polar(torch.ones_like(angles), angles)
+    return turned.view(x.shape[1], -1).to(x.device)
+
+
+def call_rotate(inputs: Inputs, hw, **options) -> Tensor:
+    turned = options.pop('turns', None)
+    turned = turns(inputs['x']) if turned is None else turned
+    return ttt_kernels.rotate(inputs['x'], turned, **options)
+
+
+def define_rotate(inputs: Inputs, hw) -> Tensor:
+    pairs = torch.view_as_complex(inputs['x'].unflatten(-1, (-1, 2)).contiguous())
+    return torch.view_as_real(pairs * turns(inputs['x'])).flatten(-2)
+
+
+def make_gelu_conv(hw, **sizes) -> Inputs:
+    inputs = make_sum(hw, conv=True, **sizes)
+    return {n: x for n, x in inputs.items() if not n.startswith('ln_')}
+
+
+def call_gelu_conv(inputs: Inputs, hw, **options) -> Tensor:
+    return ttt_kernels.gelu_conv(**{'bias': None, **inputs}, hw=hw, **options)
+
+
+def define_gelu_conv(inputs: Inputs, hw) -> Tensor:
+    return gelu_conv.primal(inputs['x'], inputs['weight'], inputs.get('bias'), *hw)

@@ -683,6 +683,114 @@ CONV_NORM = Op(
         'another map': bad(r'hw = \(4, 5\) makes 20 pixels, and x has', options={'hw': (4, 5)}),
     },
 )
+BAD_GATED = BACKEND | {
+    'x dtype': bad(f'x {DTYPE}', TypeError, x=to_int),
+    'activation': bad(r"must be 'gelu' or 'silu', got 'relu'", options={'activation': 'relu'}),
+    'no tokens': bad(r'N must be at least 1', x=lambda x: x[:, :0]),
+}
+GATED = Op(
+    'gated',
+    block_parts.make_gated,
+    block_parts.call_gated,
+    block_parts.define_gated,
+    tokens=('x', 'gate'),
+    images=('x', 'gate'),
+    cases=(*MAPS, *WIDTHS, Case((3, 5), {'branches': 1}, {'activation': 'silu'})),
+    kernel_cases=(*WIDTHS, Case((5, 9), {'branches': 3}, {'activation': 'silu'})),
+    gpu_cases=BLOCK_MAPS,
+    emulated={'5 × 7': Case((5, 7), {'dim': 48})},
+    launches=(1, 1),
+    refused={r'the batch is empty': Case((2, 2), {'batch': 0})},
+    bad=BAD_GATED
+    | {
+        'x': bad(r'x must have shape \(B, N, R, C\), got 3 dim', x=lambda x: x[0]),
+        'gate': bad(r'gate must have shape \(B, N, C\)', gate=lambda x: x[..., :3]),
+        'gate dtype': bad(r'gate must be torch\.float32 as x is', TypeError, gate=Tensor.half),
+        'devices': bad(r'gate is on meta and x on cpu', gate=lambda x: x.to('meta')),
+    },
+)
+GLU = Op(
+    'gated',
+    functools.partial(block_parts.make_gated, branches=0),
+    block_parts.call_gated,
+    block_parts.define_glu,
+    tokens=('x',),
+    images=('x',),
+    cases=(*MAPS, *WIDTHS, Case((3, 5), {}, {'activation': 'gelu'})),
+    kernel_cases=(*WIDTHS, Case((5, 9), {}, {'activation': 'gelu'})),
+    gpu_cases=BLOCK_MAPS,
+    emulated={'5 × 7': Case((5, 7), {'dim': 48})},
+    launches=(1, 1),
+    refused={r'the batch is empty': Case((2, 2), {'batch': 0})},
+    bad=BAD_GATED
+    | {
+        'x': bad(r'x must have shape \(B, N, 2·C\), got 2 dim', x=lambda x: x[0]),
+        'halves': bad(r'x must have two halves, got 11 channels', x=lambda x: x[..., :11]),
+    },
+)
+GELU_CONV = Op(
+    'gelu_conv',
+    block_parts.make_gelu_conv,
+    block_parts.call_gelu_conv,
+    block_parts.define_gelu_conv,
+    tokens=('x',),
+    images=('x',),
+    # Maps wider and higher than a strip, at its borders and in between.
+    cases=(*MAPS, *WIDTHS, Case((3, 5), {'bias': False})),
+    kernel_cases=(*WIDTHS, Case((9, 19), {'dim': 64, 'batch': 1}), Case((5, 9), {'bias': False})),
+    gpu_cases=BLOCK_MAPS,
+    emulated={'5 × 19': Case((5, 19), {'dim': 48}), '3 × 5': Case((3, 5), {'bias': False})},
+    launches=(1, 5),
+    convolved=('weight', 'bias'),
+    variants=(Case((3, 5), {'bias': False}),),
+    refused={r'the batch is empty': Case((2, 2), {'batch': 0})},
+    bad=BACKEND
+    | {
+        'x': bad(r'x must have shape \(B, N, C\), got 2 dim', x=lambda x: x[0]),
+        'x dtype': bad(f'x {DTYPE}', TypeError, x=to_int),
+        'no tokens': bad(r'N must be at least 1', x=lambda x: x[:, :0]),
+        'weight': bad(r'weight must have shape \(C, 3, 3\)', weight=lambda x: x[:, None]),
+        'bias': bad(r'bias must have shape \(C,\)', bias=lambda x: x[:2]),
+        'bias dtype': bad(r'bias must be torch\.float32 where', TypeError, bias=Tensor.half),
+        'another map': bad(r'hw = \(4, 5\) makes 20 pixels, and x has', options={'hw': (4, 5)}),
+    },
+)
+
+ROTATE = Op(
+    'rotate',
+    block_parts.make_rotate,
+    block_parts.call_rotate,
+    block_parts.define_rotate,
+    tokens=('x',),
+    images=('x',),
+    cases=(*MAPS, *WIDTHS),
+    kernel_cases=(*WIDTHS, Case((5, 9))),
+    gpu_cases=BLOCK_MAPS,
+    emulated={'5 × 7': Case((5, 7), {'dim': 48})},
+    launches=(1, 1),
+    refused={r'the batch is empty': Case((2, 2), {'batch': 0})},
+    bad=BACKEND
+    | {
+        'x': bad(
+            r'x must have shape \(B, N, C\) with C even',
+            x=lambda x: x[..., :11],
+            options={'turns': torch.ones(15, 6)},
+        ),
+        'rotation': bad(
+            r'rotation must have shape \(N, C / 2\) = \(15, 6\)',
+            options={'turns': torch.ones(3, 6)},
+        ),
+        'rotation dtype': bad(
+            r'rotation must be torch\.complex64 where x is torch\.float32',
+            TypeError,
+            options={'turns': torch.ones(15, 6)},
+        ),
+        'learned': bad(
+            r'rotation requires a gradient',
+            options={'turns': torch.ones(15, 6, dtype=torch.complex64, requires_grad=True)},
+        ),
+    },
+)
 
 OPS = {
     'ttt_linear': TTT_LINEAR,
@@ -695,4 +803,8 @@ OPS = {
     'deform_attn fused': DEFORM_ATTN_FUSED,
     'residual_norm': RESIDUAL_NORM,
     'conv_norm': CONV_NORM,
+    'gated': GATED,
+    'glu': GLU,
+    'gelu_conv': GELU_CONV,
+    'rotate': ROTATE,
 }

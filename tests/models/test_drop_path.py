@@ -37,3 +37,14 @@ def test_the_rate_survives_a_start_without_memory():
     drop.load_state_dict(drop.state_dict())
     assert drop.keep == 0.75
     assert drop.half().keep == 0.75
+
+
+def test_the_rate_can_be_set_later():
+    """As schedules of stochastic depth do; it changed the attribute alone."""
+    drop = DropPath(0.0)
+    drop.drop_prob = 0.75
+    assert drop.keep == 0.25
+    y = drop(torch.ones(4096, 1))
+    assert set(y.unique().tolist()) == {0.0, 4.0}
+    drop.drop_prob = 0.0
+    assert drop(y) is y

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 import ttt_kernels
 from mmvttt.models.backbones.vittt import VitttBlock
-from mmvttt.models.layers import MixerBlock, TTTLinearMixer, ViT3Mixer
+from mmvttt.models.layers import MixerBlock, TTTLinearMixer, ViT3Mixer, rotation_2d
 
 HW = (3, 5)
 BLOCKS = {
@@ -15,15 +15,29 @@ BLOCKS = {
         8, 2, 12, dict(type=TTTLinearMixer), residual='normed'
     ),
     'ViT³': lambda: MixerBlock(8, 2, 12, dict(type=ViT3Mixer)),
-    'H-ViT³': lambda: MixerBlock(8, 2, 12, dict(type=ViT3Mixer), dwconv=True),
+    'Vittt, gated': lambda: VitttBlock(8, 2, 12, dict(type=TTTLinearMixer, gate_cfg='GELU')),
+    'H-ViT³': lambda: MixerBlock(8, 2, 12, dict(type=ViT3Mixer), dwconv=True, extras=('rotation',)),
     'no position encoding': lambda: MixerBlock(8, 2, 12, dict(type=ViT3Mixer), cpe=False),
 }
+OPS = {
+    'residual_norm': set(BLOCKS),
+    'gated': {'Vittt', 'Vittt, Algorithm 1', 'Vittt, gated'},
+    'gelu_conv': {'H-ViT³'},
+    'rotate': {'H-ViT³'},
+}
+
+
+def run(block: nn.Module, x: Tensor) -> Tensor:
+    told = {}
+    if 'rotation' in block.mixer_extras:
+        told['rotation'] = rotation_2d(HW, x.shape[-1], dtype=x.dtype)
+    return block(x, HW, **told)
 
 
 def results(block: nn.Module, x: Tensor) -> dict[str, Tensor]:
     """Output and gradients by name."""
     leaves = {'x': x.clone().requires_grad_(), **dict(block.named_parameters())}
-    out = block(leaves['x'], HW)
+    out = run(block, leaves['x'])
     grads = torch.autograd.grad(out.square().sum(), list(leaves.values()))
     return {'output': out.detach(), **dict(zip(leaves, grads, strict=True))}
 
@@ -39,9 +53,17 @@ def test_a_block_is_the_same_function(name: str, monkeypatch: pytest.MonkeyPatch
     calls = []
     monkeypatch.setattr(ttt_kernels, 'fuses', lambda op, x: calls.append(op) or True)
     found = results(block, x)
-    assert set(calls) == {'residual_norm'}
+    assert set(calls) == {op for op, blocks in OPS.items() if name in blocks}
+    assert calls.count('gated') == (2 if name == 'Vittt, gated' else 'Vittt' in name)
     for key, value in expected.items():
         torch.testing.assert_close(found[key], value, rtol=1e-9, atol=1e-11, msg=key)
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize('name', ['Vittt, gated', 'H-ViT³'])
+def test_with_the_kernels_themselves(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv('TTT_KERNELS_BACKEND', 'triton')
+    test_a_block_is_the_same_function(name, monkeypatch)
 
 
 def test_normed_tokens_have_the_type_of_autocast_and_the_stream_keeps_its_own(
@@ -57,13 +79,45 @@ def test_normed_tokens_have_the_type_of_autocast_and_the_stream_keeps_its_own(
     assert out.dtype == torch.float32
 
 
-def test_a_norm_that_somebody_listens_to_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ('name', 'part'),
+    [
+        ('H-ViT³', 'norm2'),
+        ('H-ViT³', 'mlp.dwconv'),
+        ('H-ViT³', 'mlp.act'),
+        ('Vittt, gated', 'mlp.act'),
+        ('Vittt, gated', 'mixer.gate_act'),
+    ],
+)
+def test_a_layer_that_somebody_listens_to_is_called(
+    name: str, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ttt_kernels, 'fuses', lambda op, x: True)
-    block = BLOCKS['ViT³']()
+    block = BLOCKS[name]()
     heard = []
-    block.norm2.register_forward_hook(lambda *_: heard.append('norm2'))
-    block(torch.randn(2, 15, 8), HW)
-    assert heard == ['norm2']
+    block.get_submodule(part).register_forward_hook(lambda *_: heard.append(part))
+    run(block, torch.randn(2, 15, 8))
+    assert part in heard
+
+
+def test_an_activation_that_no_op_has_is_the_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    block = VitttBlock(
+        8, 2, 12, dict(type=TTTLinearMixer, gate_cfg=dict(type='GELU', approximate='tanh'))
+    )
+    x = torch.randn(2, 15, 8)
+    expected = block(x, HW)
+    monkeypatch.setattr(ttt_kernels, 'fuses', lambda op, x: op == 'gated')
+    monkeypatch.setattr(ttt_kernels, 'gated', None)
+    assert torch.equal(block(x, HW), expected)
+
+
+def test_a_mixer_that_is_told_to_run_its_reference_has_no_fused_gate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mixer = TTTLinearMixer(8, 2, gate_cfg='GELU', backend='reference')
+    monkeypatch.setattr(ttt_kernels, 'fuses', lambda op, x: True)
+    monkeypatch.setattr(ttt_kernels, 'gated', None)
+    assert mixer(torch.randn(2, 15, 8)).shape == (2, 15, 8)
 
 
 def test_a_cpu_runs_the_layers() -> None:

@@ -284,6 +284,42 @@ def test_the_tool_writes_a_classifier(
     assert not (tmp_path / 'x.pth').exists()
 
 
+@pytest.mark.parametrize(
+    ('without', 'lost'),
+    [('attention', 'mixer.qkv mixer.proj'), ('mlp', 'mlp.fc1 mlp.fc2')],
+)
+def test_partial_inheritance(without: str, lost: str, tmp_path: Path) -> None:
+    """The rows of t5 Tab. 10: what is left out begins at random, and all else is kept."""
+    source = timm(init_values=0.5)
+    torch.save({'model': source.state_dict()}, tmp_path / 'vit.pth')
+    whole, part = T5(ARCH, img_size=64), T5(ARCH, img_size=64)
+    before = {name: value.clone() for name, value in part.state_dict().items()}
+    load_inherited(whole, checkpoint=tmp_path / 'vit.pth')
+    init_cfg = dict(type='mmvttt.InheritViT', checkpoint=str(tmp_path / 'vit.pth'))
+    by_config = door.T5(ARCH, img_size=64, init_cfg=dict(init_cfg, without=without))
+    by_config.init_weights()
+    load_inherited(part, checkpoint=tmp_path / 'vit.pth', without=without)
+    names = [f'blocks.{i}.{layer}.{kind}' for i in range(2) for layer in lost.split()
+             for kind in ('weight', 'bias')]  # fmt: skip
+    for name, value in part.state_dict().items():
+        if name in whole.new_parameters():
+            continue
+        kept = before if name in names else whole.state_dict()
+        assert torch.equal(value, kept[name]), name
+        assert torch.equal(by_config.state_dict()[name], whole.state_dict()[name]) == (
+            name not in names
+        )
+    report = inherit_checkpoint(tmp_path / 'vit.pth', tmp_path / 'out.pth', without=without)
+    assert set(names) <= set(report.new)
+    assert not set(names) & set(report.weights)
+    # The LayerScale of what is left out is in no layer.
+    assert len(report.folded) == 2
+    told = [*report.inherited, *report.folded, *report.dropped]
+    assert sorted(told) == sorted(source.state_dict())
+    with pytest.raises(ValueError, match=r"without='norm': leave out 'attention' or 'mlp'"):
+        inherit_vit(source.state_dict(), without='norm')
+
+
 def test_a_vit_is_not_loaded_by_a_third(tmp_path: Path) -> None:
     """By type='Pretrained', a model would have patches and norms of it alone."""
     torch.save({'model': timm().state_dict(), 'args': Namespace(lr=1)}, tmp_path / 'vit.pth')

@@ -1,8 +1,14 @@
 """Every model of ours in timm's registry, by the contract that timm's own models are held to."""
 
+import os
+import zipfile
+from pathlib import Path
+
+import numpy as np
 import pytest
 import timm
 import torch
+from PIL import Image
 from timm.data import resolve_model_data_config
 from timm.models import group_parameters
 from timm.optim import param_groups_layer_decay, param_groups_weight_decay
@@ -35,6 +41,8 @@ PARAMS = {
     'h_vit3_small': 54.3621,
     'h_vit3_base': 94.3693,
 }
+SHIPPED = 'vittt_nano_patch4_32'
+CIFAR10 = Path(os.environ.get('MMVTTT_DATA', Path(__file__).parents[3] / 'shared/data')) / 'cifar10'
 
 
 def reduced(name: str, **kwargs) -> torch.nn.Module:
@@ -45,9 +53,38 @@ def reduced(name: str, **kwargs) -> torch.nn.Module:
 
 
 def test_all_models_are_registered() -> None:
-    assert set(MODELS) == set(PARAMS)
-    assert all(timm.is_model(name) for name in PARAMS)
-    assert not set(timm.list_models(pretrained=True)) & set(MODELS)
+    assert set(MODELS) == {*PARAMS, SHIPPED}
+    assert all(timm.is_model(name) for name in MODELS)
+    pretrained = {name.partition('.')[0] for name in timm.list_pretrained()}
+    assert pretrained & set(MODELS) == {SHIPPED}
+
+
+def test_shipped_weights_answer_as_they_did_when_they_were_made() -> None:
+    model = timm.create_model(SHIPPED, pretrained=True).eval()
+    x = torch.linspace(-1, 1, 32)
+    image = torch.stack([x.expand(32, 32), x.view(-1, 1).expand(32, 32), x.view(-1, 1) * x])
+    # In fp64, by the file of top-1 81.0.
+    expected = [-0.0025, -4.3110, 0.9756, 0.1999, 4.8559, 0.5853, 0.0428, -0.5625, -2.1572, -2.0413]
+    with torch.inference_mode():
+        torch.testing.assert_close(model(image[None])[0], torch.tensor(expected), atol=2e-4, rtol=0)
+
+
+def test_shipped_weights_know_cifar10() -> None:
+    if not (CIFAR10 / 'test.zip').is_file():
+        pytest.skip(f'test.zip is not in {CIFAR10}: set MMVTTT_DATA')
+    model = timm.create_model(SHIPPED, pretrained=True).eval()
+    config = resolve_model_data_config(model)
+    mean, std = (torch.tensor(config[name]).view(3, 1, 1) for name in ('mean', 'std'))
+    with zipfile.ZipFile(CIFAR10 / 'test.zip') as archive:
+        names = sorted(name for name in archive.namelist() if name.endswith('.jpg'))
+        classes = sorted({name.split('/')[1] for name in names})
+        names = names[::25]
+        images = [np.array(Image.open(archive.open(name))) for name in names]
+    x = (torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2) / 255 - mean) / std
+    labels = torch.tensor([classes.index(name.split('/')[1]) for name in names])
+    with torch.inference_mode():
+        found = torch.cat([model(part) for part in x.split(100)]).argmax(1)
+    assert (found == labels).double().mean() == pytest.approx(0.82, abs=0.01)
 
 
 @pytest.mark.parametrize('name', PARAMS)

@@ -1,4 +1,4 @@
-"""mmvttt.ViTAdapter: counts, shapes at awkward sizes, alignment, gradients, options, errors."""
+"""mmvttt.ViTAdapter: counts, shapes at awkward sizes, alignment, gradients, norms."""
 
 import copy
 import math
@@ -12,85 +12,15 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import mmvttt.models  # noqa: F401  (registers the models)
 from mmvttt.models.adapters import ViTAdapter
-from mmvttt.models.adapters.deformable_attention import (
-    DeformableAttention,
-    Level,
-    SamplingGrid,
-)
+from mmvttt.models.adapters.deformable_attention import Level, SamplingGrid
 from mmvttt.models.adapters.vit_adapter import _Doubling, _resize
 from ttt_kernels import deform_attn, deform_attn_fused
 
+from .adapters import GN, PlainStub, PrefixStub, build, build_vittt, image, loss_of
 from .building import build as build_model
 
 SIZES = [(31, 31), (225, 333), (64, 96)]
-GN = dict(type='GN', num_groups=8)
 STRIDES = (4, 8, 16, 32)
-VITTT = dict(
-    type='mmvttt.Vittt',
-    arch=dict(embed_dims=64, num_layers=4, num_heads=1, feedforward_channels=64),
-)
-
-
-class PlainStub(nn.Module):
-    """The contract of plain backbones, with the least inside."""
-
-    patch_size = 16
-
-    def __init__(self, embed_dims=32, num_layers=4):
-        super().__init__()
-        self.embed_dims = embed_dims
-        self.num_layers = num_layers
-        self.proj = nn.Conv2d(3, embed_dims, 16, stride=16)
-        self.blocks = nn.ModuleList(nn.Linear(embed_dims, embed_dims) for _ in range(num_layers))
-        self.norm = nn.LayerNorm(embed_dims)
-        self.cls_token = nn.Parameter(torch.zeros(1, 1, embed_dims))
-        self.seen = None
-
-    def embed(self, x):
-        height, width = x.shape[-2:]
-        x = self.proj(F.pad(x, (0, -width % 16, 0, -height % 16)))
-        return x.flatten(2).transpose(1, 2), tuple(x.shape[-2:])
-
-    def run_block(self, index, tokens, hw):
-        assert tokens.shape[1] == hw[0] * hw[1]
-        tokens = tokens + F.gelu(self.blocks[index](tokens + tokens.mean(1, keepdim=True)))
-        if self.seen is not None:
-            self.seen.append(tokens)
-        return tokens
-
-    def get_layer_depth(self, param_name, prefix=''):
-        name = param_name[len(prefix) :]
-        depth = int(name.split('.')[1]) + 1 if name.startswith('blocks') else 0
-        return depth, self.num_layers + 2
-
-    def no_weight_decay(self):
-        return {'cls_token'}
-
-
-def build(seed=0, dims=32, num_layers=4, **options):
-    torch.manual_seed(seed)
-    options = {'norm_layer': GN, 'init_values': 0.5, 'conv_inplane': 8} | options
-    model = ViTAdapter(PlainStub(dims, num_layers), **options)
-    # Untrained, these two are zero and hide the queries from the sampling; move them a little.
-    for module in model.modules():
-        if isinstance(module, DeformableAttention):
-            nn.init.normal_(module.sampling_offsets.weight, std=0.1)
-            nn.init.normal_(module.attention_weights.weight, std=0.1)
-    return model
-
-
-def build_vittt(**options):
-    torch.manual_seed(0)
-    return ViTAdapter(VITTT | options, conv_inplane=8, norm_layer=GN)
-
-
-def image(height=64, width=96, batch=2, seed=1):
-    return torch.randn(batch, 3, height, width, generator=torch.Generator().manual_seed(seed))
-
-
-def loss_of(outs):
-    """A loss that no norm layer makes constant, over all outputs."""
-    return sum((out * torch.linspace(-1, 1, out.numel()).view_as(out)).sum() for out in outs)
 
 
 # Parameters ------------------------------------------------------------------------------------
@@ -479,23 +409,7 @@ def test_default_norm_is_sync_bn():
     assert len(norms) == 6 + 4
 
 
-# Starting values, freezing, learning rates -----------------------------------------------------
-
-
-class PrefixStub(PlainStub):
-    """Three tokens in front of those of the patches."""
-
-    num_prefix_tokens = 3
-
-    def embed(self, x):
-        tokens, hw = super().embed(x)
-        prefix = torch.arange(3.0).to(x)[:, None].expand(len(x), 3, self.embed_dims)
-        return torch.cat([prefix, tokens], 1), hw
-
-    def run_block(self, index, tokens, hw):
-        prefix, patches = tokens[:, :3], tokens[:, 3:]
-        self.entered.append(prefix)
-        return torch.cat([prefix + 10, super().run_block(index, patches, hw)], 1)
+# Prefix tokens and crops -----------------------------------------------------------------------
 
 
 def test_tokens_in_front_pass_the_adapter_untouched():
@@ -532,113 +446,3 @@ def test_the_doubled_map_is_cropped_at_the_right_and_the_bottom():
     assert first.shape[2:] == found.shape[2:] == (9, 11)
     # One rounding of a sum.
     torch.testing.assert_close(found - without, doubled[0][..., :9, :11], rtol=1e-4, atol=1e-5)
-
-
-def test_deformable_attention_starts_as_a_ring():
-    attention = DeformableAttention(32, num_heads=4, num_levels=3, num_points=2)
-    offsets = attention.sampling_offsets(torch.randn(5, 32)).view(5, 4, 3, 2, 2)
-    east, south, west, north = [1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]
-    ring = torch.tensor([east, south, west, north])
-    for point in range(2):
-        wanted = ((point + 1) * ring)[:, None].expand(5, 4, 3, 2)
-        torch.testing.assert_close(offsets[..., point, :], wanted, rtol=0, atol=1e-6)
-    assert not attention.attention_weights(torch.randn(5, 32)).any()
-
-
-def test_freeze_backbone():
-    model = build(freeze_backbone=True).train()
-    assert not model.backbone.training
-    assert model.spatial_prior.training
-    loss_of(model(image())).backward()
-    for name, parameter in model.named_parameters():
-        assert (parameter.grad is None) is name.startswith('backbone.'), name
-
-
-def test_layer_depth():
-    model = build()
-    depth = {name: model.get_layer_depth(name) for name, _ in model.named_parameters()}
-    assert depth['backbone.proj.weight'] == (0, 6)
-    assert depth['backbone.blocks.2.weight'] == (3, 6)
-    others = {d for name, d in depth.items() if not name.startswith('backbone.')}
-    assert others == {(5, 6)}
-    assert model.get_layer_depth('backbone.backbone.blocks.0.bias', 'backbone.') == (1, 6)
-    assert model.get_layer_depth('backbone.level_embed', 'backbone.') == (5, 6)
-
-
-def test_layer_depth_of_vittt():
-    model = build_vittt()
-    for name, _ in model.named_parameters():
-        depth, total = model.get_layer_depth(f'backbone.{name}', 'backbone.')
-        assert total == 6
-        if name.startswith('backbone.blocks.'):
-            assert depth == int(name.split('.')[2]) + 1
-        else:
-            assert depth == (0 if name.startswith('backbone.') else 5)
-    assert {'level_embed', 'backbone.pos_embed'} <= model.no_weight_decay()
-    assert model.no_weight_decay() <= {name for name, _ in model.named_parameters()}
-
-
-# Errors ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ('options', 'message'),
-    [
-        (dict(task='cls'), r"task='cls'.*'det'.*'seg'"),
-        (dict(deform_num_heads=5), r'32 value channels.*5 heads'),
-        (dict(deform_num_heads=4, deform_ratio=0.06), r'2 value channels.*deform_ratio 0.06'),
-        (dict(num_points=0), r'num_points=0.*1 or more'),
-        (dict(interaction_indexes=[[0, 1], [1, 3]]), r'\[\[0, 1\], \[1, 3\]\].*0 to 3'),
-        (dict(interaction_indexes=[[0, 1], [2, 4]]), 'interaction_indexes=4.*0 to 3'),
-        (dict(interaction_indexes=[[0, 1], [3, 3]]), r'\[\[0, 1\], \[3, 3\]\].*0 to 3'),
-        (dict(interaction_indexes=[[0, 2]]), r'\[\[0, 2\]\].*0 to 3'),
-        (dict(interaction_indexes=[[0, 1, 3]]), r'\[\[0, 1, 3\]\].*0 to 3'),
-        (dict(interaction_indexes=[]), r'interaction_indexes is \[\].*0 to 3'),
-        (dict(task='seg', interaction_indexes=[[0, 3]]), r'needs 4 interactions.*has 1'),
-        (dict(out_indices=(0, 4)), r'out_indices=4: give an integer, 0 to 3'),
-        (dict(out_indices=()), r'out_indices is empty.*0, 1, 2, 3'),
-        (dict(num_extra_extractors=-1), r'num_extra_extractors=-1.*0 or more'),
-        (dict(conv_inplane=0), r'conv_inplane=0.*1 or more'),
-        (dict(cffn_ratio=0.0), r'cffn_ratio is 0.0.*with_cffn=False'),
-        (dict(drop_path_rate=1.0), r'drop_path_rate=1.0.*\[0, 1\)'),
-    ],
-)
-def test_bad_options(options, message):
-    with pytest.raises(ValueError, match=message):
-        build(**options)
-
-
-def test_no_plain_backbone():
-    with pytest.raises(TypeError, match=r'cannot wrap Linear.*embed_dims.*run_block.*mmvttt.Vittt'):
-        ViTAdapter(nn.Linear(3, 3))
-
-
-def test_no_norm_layer():
-    with pytest.raises(TypeError, match=r"norm_layer=None.*'BN'"):
-        build(norm_layer=None)
-
-
-def test_other_patch_size():
-    backbone = PlainStub()
-    backbone.patch_size = 14
-    with pytest.raises(ValueError, match=r'patch_size 16.*PlainStub has 14'):
-        ViTAdapter(backbone)
-
-
-def test_bad_images():
-    with pytest.raises(ValueError, match='15×40 pixels is smaller than a patch'):
-        build_vittt()(image(15, 40))
-    with pytest.raises(ValueError, match=r'\(B, 4, H, W\), got \(2, 3, 64, 96\)'):
-        build_vittt(in_channels=4)(image())
-
-
-def test_other_channels():
-    x = torch.randn(1, 4, 31, 31, generator=torch.Generator().manual_seed(0))
-    assert build_vittt(in_channels=4)(x)[3].shape == (1, 64, 1, 1)
-
-
-def test_any_depth_and_uneven_groups():
-    assert build(num_layers=6).interaction_indexes == [(0, 0), (1, 2), (3, 3), (4, 5)]
-    model = build(num_layers=2)
-    assert model.interaction_indexes == [(0, 0), (1, 1)]
-    assert len(model(image())) == 4

@@ -107,6 +107,22 @@ def test_the_position_embedding_is_resized_as_the_weights_were_trained() -> None
         Vittt(arch, pos_embed_interpolation='linear')
 
 
+def test_weights_of_another_patch_size_see_the_enlarged_image() -> None:
+    arch = dict(embed_dims=8, num_layers=1, num_heads=1, feedforward_channels=8)
+    source, model = (Vittt(arch, img_size=8 * size, patch_size=size) for size in (4, 16))
+    with pytest.raises(RuntimeError, match=r'size mismatch for patch_embed\.proj\.weight'):
+        model.load_state_dict(source.state_dict())
+    weights = source.state_dict()
+    model.adapt_weights(weights)
+    model.load_state_dict(weights)
+    assert torch.equal(model.pos_embed, source.pos_embed)
+    patch = torch.randn(2, 3, 4, 4)
+    large = F.interpolate(patch, (16, 16), mode='bicubic', antialias=True)
+    torch.testing.assert_close(
+        model.patch_embed(large), source.patch_embed(patch), rtol=0, atol=1e-5
+    )
+
+
 @pytest.mark.parametrize(
     ('options', 'words'),
     [(dict(eta_scale=0), 'eta_scale'), (dict(token_scale='fixed'), "token_scale='fixed'")],

@@ -96,6 +96,8 @@ def test_the_report(python: Path, tmp_path: Path) -> None:
     printed = call(python, '-m', 'mmvttt', cwd=tmp_path)
     assert 'mmdet' in printed
     assert 'ttt_linear' in printed
+    tool = call(python.parent / 'mmvttt', 'train', '--help', cwd=tmp_path)
+    assert tool.startswith('usage: mmvttt train')
     where = call(python, '-c', 'import mmvttt; print(mmvttt.__file__)', cwd=tmp_path)
     assert str(python.parents[1]) in where
 

@@ -158,8 +158,8 @@ ORIGINS: dict[str, tuple[dict, tuple[str, ...]]] = {
     'a weight': (
         dict(scales=(1, math.inf)),
         (
-            '1 weights are not finite already, the first of them body.2.weight: float32 (8, 8)',
-            'An update before this step did it',
+            '1 weights are not finite already, first body.2.weight: float32 (8, 8)',
+            'An earlier update is the cause',
             'first module that goes non-finite is body.2 (Linear)',
         ),
     ),
@@ -179,7 +179,7 @@ ORIGINS: dict[str, tuple[dict, tuple[str, ...]]] = {
         dict(losses=lambda y: {'loss_a': y.mean() ** 2, 'loss_mask': y.sum() * 0 / y[:0].numel()}),
         (
             'loss_mask = nan (finite: loss_a = ',
-            'All modules give finite values: the loss itself goes wrong',
+            'All modules return finite values: the error is in the loss itself',
             'in Odd after head (Linear), the last module',
         ),
     ),
@@ -221,7 +221,7 @@ def test_what_cannot_be_repeated_is_said(train: Callable) -> None:
         calls.append(1)
         return {'loss': y.mean() / (len(calls) - 1)}
 
-    assert 'run once more, gave a finite loss' in stopped(train, Odd(losses=once))
+    assert 'repeated, gave a finite loss' in stopped(train, Odd(losses=once))
 
 
 def test_the_same_random_numbers(train: Callable) -> None:

@@ -78,7 +78,7 @@ def test_accumulated_gradients_are_not_cut_off(run: Callable) -> None:
         run('train', config='noisy', work_dir='a', cfg_options=options)
     assert names('a') == {'epoch_1.pth', 'iter_8.pth'}
     (log,) = Path('a').glob('*/*.log')
-    assert '6 steps apart, no multiple of accumulative_counts=4' in log.read_text()
+    assert '6 steps apart, which is not a multiple of accumulative_counts=4' in log.read_text()
 
 
 def test_the_old_checkpoint_goes_after_the_new_one_has_come(
@@ -97,7 +97,7 @@ def test_the_old_checkpoint_goes_after_the_new_one_has_come(
             run('train', config='noisy', work_dir='a', resume='auto', cfg_options=keep)
     assert names('a') == {'epoch_2.pth'}
     assert not list(Path('a').glob('.*'))
-    (log,) = [p for p in Path('a').glob('*/*.log') if 'tries again' in p.read_text()]
+    (log,) = [p for p in Path('a').glob('*/*.log') if 'retries in' in p.read_text()]
     assert 'the last good one is' in log.read_text()
     run('train', config='noisy', work_dir='a', resume='auto', cfg_options=keep)
     assert names('a') == {'epoch_3.pth'}

@@ -113,7 +113,7 @@ def test_a_forgotten_resume_is_a_warning(run: Callable, monkeypatch: pytest.Monk
     )
     for options in ({}, dict(resume='auto'), {}):
         run('train', work_dir='a', cfg_options={'train_cfg.max_epochs': 1}, **options)
-    (warning,) = [text for text in messages if 'former training' in text]
+    (warning,) = [text for text in messages if 'earlier training' in text]
     assert 'epoch_1.pth' in warning
     assert '--resume' in warning
 

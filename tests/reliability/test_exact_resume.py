@@ -281,7 +281,7 @@ def test_an_image_that_cannot_be_read_is_named_or_left_out(run: Callable) -> Non
     before = set(multiprocessing.active_children())
     for bad in (3, 4):
         Path(f'set/{bad}.png').write_bytes(b'')
-    message = r"'set/[34]\.png' is among the images of no bytes; tools/check_data\.py names all"
+    message = r"'set/[34]\.png' is among the empty images; tools/check_data\.py names all"
     held_out = {'val_dataloader.dataset.type': 'NoisyPictures', 'train_cfg.max_epochs': 1}
     with pytest.raises(DataError, match=message):
         run('train', config='noisy', work_dir='v', cfg_options=held_out)
@@ -295,7 +295,7 @@ def test_an_image_that_cannot_be_read_is_named_or_left_out(run: Callable) -> Non
     assert seen[0] == seen[1]
     assert sorted(seen[0]) == [0, 1, 2, 5, 5, 5, *range(6, 22)]
     Path('set/7.png').write_bytes(b'no image')
-    with pytest.raises(DataError, match=r'is among the .* \(2 others were left out\)'):
+    with pytest.raises(DataError, match=r'is among the .* \(2 others were skipped\)'):
         run('train', config='noisy', work_dir='d', cfg_options=options)
 
 

@@ -81,7 +81,7 @@ def test_one_warning_names_every_other_setting(trained: Callable) -> None:
         'train_dataloader.num_workers': 1,
     }
     trained(**changes)
-    (line,) = [x for x in log().splitlines() if 'with other settings' in x]
+    (line,) = [x for x in log().splitlines() if 'settings of the resumed' in x]
     for named in (
         'custom_hooks.0.momentum: 0.1 (now: 0.2)',
         'optim_wrapper.clip_grad.max_norm: nothing (now: 1.0)',
@@ -104,7 +104,7 @@ def test_settings_that_a_resume_keeps_are_said(trained: Callable) -> None:
 def test_the_same_training_says_nothing(trained: Callable) -> None:
     trained(**{'train_cfg.max_epochs': 1})
     assert 'keeps the settings' not in log()
-    assert 'other settings' not in log()
+    assert 'settings of the resumed' not in log()
 
 
 def test_settings_that_end_like_a_place_are_none() -> None:

@@ -71,7 +71,7 @@ def test_what_is_no_file_is_passed_over(tmp_path: Path) -> None:
     found, passed_over = latest_checkpoint(tmp_path)
     assert found == str(good)
     assert len(passed_over) == 3
-    assert any('is no plain file' in sentence for sentence in passed_over)
+    assert any('is not a regular file' in sentence for sentence in passed_over)
 
 
 @pytest.mark.parametrize('kind', ['truncated', 'empty', 'flipped'])
@@ -108,7 +108,9 @@ def test_a_run_goes_on_from_the_previous_one(run: Callable) -> None:
     with pytest.raises(ResumeError, match=r"'a/epoch_2\.pth' is damaged.*newest good.*epoch_1"):
         run('train', work_dir='a', resume='a/epoch_2.pth')
     Path('a/epoch_1.pth').write_bytes(b'x')
-    with pytest.raises(ResumeError, match='to begin anew, move them away or leave --resume out'):
+    with pytest.raises(
+        ResumeError, match='to start from the beginning, move them away or omit --resume'
+    ):
         run('train', work_dir='a', resume='auto')
 
 

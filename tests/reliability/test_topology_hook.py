@@ -10,7 +10,7 @@ from mmvttt.openmmlab.apis.train import train
 from mmvttt.openmmlab.reliability.topology_hook import advise
 
 HERE = Path(__file__).parents[1] / 'dist'
-MEANT = 'the learning rate 0.0001 is meant for 16 images a step, and this run has '
+MEANT = 'the learning rate 0.0001 is meant for 16 images a step, but this run has '
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ MEANT = 'the learning rate 0.0001 is meant for 16 images a step, and this run ha
             4,
             True,
             'the learning rate was scaled for 16 images, but 4 batches are accumulated to 64: '
-            'leave --auto-scale-lr out and set optim_wrapper.optimizer.lr=0.0004',
+            'omit --auto-scale-lr and set optim_wrapper.optimizer.lr=0.0004',
         ),
     ],
 )
@@ -50,5 +50,5 @@ def test_the_rate_before_the_warm_up(tmp_path: Path, monkeypatch: pytest.MonkeyP
         'Topology: 1 node × 1 CPU process (1 process), 2 images each × 1 × 2 accumulated = '
         '4 images a step, learning rate 0.01 (configured 0.01 for 8 images, not scaled)\n'
     ) in log.read_text()
-    warning = 'the learning rate 0.01 is meant for 8 images a step, and this run has 4: set optim'
+    warning = 'the learning rate 0.01 is meant for 8 images a step, but this run has 4: set optim'
     assert log.read_text().count(warning) == 1

@@ -1,12 +1,14 @@
 """tools/train.py and tools/test.py: their arguments, and the sentence where COCO is missing."""
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import mmvttt.openmmlab.apis.train
+from mmvttt import __main__
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,6 +35,21 @@ def test_resume(
     assert calls[-1]['resume'] == resume
     assert calls[-1]['launcher'] == 'pytorch'
     assert os.environ['LOCAL_RANK'] == '1'
+
+
+def test_mmvttt_runs_a_tool(
+    monkeypatch: pytest.MonkeyPatch, calls: list, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(sys, 'argv', list(sys.argv))
+    monkeypatch.setattr(sys, 'path', list(sys.path))
+    __main__.main(['test', 'c.py', 'a.pth', '--mistakes', 'wrong'])
+    assert calls[-1]['mistakes'] == 'wrong'
+    for name in ('predict', 'get-flops'):
+        with pytest.raises(SystemExit, match=r'^0$'):
+            __main__.main([name, '--help'])
+        assert f'usage: mmvttt {name} ' in capsys.readouterr().out
+    with pytest.raises(SystemExit, match=r"no tool 'trian'; it has .*, train\b"):
+        __main__.main(['trian'])
 
 
 def test_missing_coco_is_one_sentence(

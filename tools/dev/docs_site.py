@@ -1,29 +1,42 @@
-"""Hook of mkdocs: brings the READMEs of the ops and the configs into the site."""
+"""Hook of mkdocs: adds the READMEs of the ops, the configs and the colours of code to the site."""
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+from pygments.formatters import HtmlFormatter
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Adds `kernels/<op>.md` and `configs/<name>.py`."""
+    """Adds `kernels/<op>.md`, `configs/<name>.py` and `pygments.css`."""
     for path in sorted(ROOT.glob('kernels/*/README.md')):
         files.append(_file(config, f'kernels/{path.parent.name}.md', path))
     for path in sorted(ROOT.glob('configs/*.py')):
         files.append(_file(config, f'configs/{path.name}', path))
+    colours = HtmlFormatter(style='friendly').get_style_defs('.highlight')
+    files.append(File.generated(config, 'pygments.css', content=colours))
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Makes links of the repository links of the site."""
-    # From a page of docs/, and from the README of one op to another's.
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Rewrites links of the repository to links of the site, named by the page's title."""
+    folder = Path(page.file.abs_src_path or '').parent
+    markdown = re.sub(r'\[[\w./]+\.md\]\(([\w./]+\.md)', partial(_titled, folder), markdown)
+    # Links from a page of docs/, and from one op's README to another's.
     markdown = re.sub(r'\]\(\.\./kernels/(\w+)/README\.md\)', r'](kernels/\1.md)', markdown)
     markdown = re.sub(r'\]\(\.\./(\w+)/README\.md\)', r'](\1.md)', markdown)
-    return markdown.replace('](../configs/', '](configs/')
+    # Pygments takes console lines without a prompt for output.
+    return markdown.replace('](../configs/', '](configs/').replace('```console', '```sh')
+
+
+def _titled(folder: Path, link: re.Match) -> str:
+    with open(folder / link[1], encoding='utf-8') as page:
+        return f'[{page.readline().lstrip("# ").strip()}]({link[1]}'
 
 
 def _file(config: Any, name: str, path: Path) -> File:

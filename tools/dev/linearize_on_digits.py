@@ -1,9 +1,9 @@
 """Linearizes a small timm model trained on scikit-learn's digits, and fine-tunes it: a CSV.
 
-An `Eva` with rotary positions, a class token and four registers learns which digit each patch of an
-image of four digits belongs to. Then it is linearized and fine-tuned for a tenth and a quarter of
-its steps, beside the same networks, linear and softmax, from random weights, and beside the source
-going on. About half an hour of one core for three seeds.
+An `Eva` with rotary positions, a class token and four registers learns the digit of each patch of
+an image of four digits. Then it is linearized and fine-tuned for a tenth and a quarter of its
+steps. Baselines are the same networks, linear and softmax, from random weights, and further
+training of the source. About half an hour of one core for three seeds.
 
 example: python tools/dev/linearize_on_digits.py docs/benchmarks/linearize_digits.csv
 """
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 import mmvttt
 
 SIDE, PATCH, BATCH, TRAIN = 32, 4, 32, 1437
-# Rates of models that begin at random; of inherited weights, and of their new parameters.
+# Learning rates of models from random weights, of inherited weights, and of new parameters.
 RATE, FINE_RATE, NEW_RATE = 1e-3, 5e-4, 1e-2
 
 

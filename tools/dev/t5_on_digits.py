@@ -1,8 +1,8 @@
 """Linearises a small ViT on scikit-learn's digits: a table of curves and the picture of docs/t5.md.
 
-A ViT with softmax attention, patch 4 on 16×16 pixels, is trained, inherited by T⁵ and fine-tuned,
-beside T⁵ from random weights, softmax going on, and the other key norms (t5 Tab. 2), for the same
-number of steps. About ten minutes of CPU.
+A ViT with softmax attention, patch 4 on 16×16 pixels, is trained, inherited by T⁵ and fine-tuned.
+Baselines with the same number of steps are T⁵ from random weights, further training with softmax,
+and the other key norms (t5 Tab. 2). About ten minutes of CPU.
 
 example: python tools/dev/t5_on_digits.py docs/benchmarks/t5_digits.csv docs/pictures/t5_digits.png
 """
@@ -25,7 +25,7 @@ from mmvttt.openmmlab.registry import KEY_NORMS
 
 SIDE, DIGIT, PATCH, TRAIN, BATCH = 16, 14, 4, 1437, 32
 ARCH = dict(embed_dims=64, num_layers=3, num_heads=2, feedforward_channels=128)
-# Rates of models that begin at random; of inherited weights; of their new tensors.
+# Learning rates of models from random weights, of inherited weights, and of new tensors.
 RATE, FINE_RATE, NEW_RATE = 2e-3, 1e-4, 2e-3
 SOURCE_EPOCHS, EPOCHS = 20, 3
 
@@ -45,7 +45,7 @@ class Classifier(nn.Module):
         return self.head(self.backbone(x)[-1])
 
     def inherit(self, source: nn.Module) -> 'Classifier':
-        """Takes over a ViT with its head."""
+        """Inherits the weights of a ViT and its head."""
         found = inherit_vit(source.state_dict(), self.backbone)
         self.backbone.load_state_dict(found.weights, strict=False)
         self.head.load_state_dict(
@@ -62,7 +62,7 @@ def digits() -> tuple[Tensor, Tensor]:
 
 
 def placed(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Each digit enlarged to 14×14 and laid somewhere on faint noise: `(B, 1, 16, 16)`."""
+    """Each digit enlarged to 14×14 at a random place on faint noise: `(B, 1, 16, 16)`."""
     large = F.interpolate(images[:, None], size=(DIGIT, DIGIT), mode='bilinear')
     out = 0.3 * torch.rand(len(images), 1, SIDE, SIDE, generator=generator)
     for canvas, image in zip(out, large, strict=True):
@@ -102,7 +102,7 @@ def train(model: nn.Module, groups: list[dict], epochs: int, seed: int) -> Itera
 
 
 def everything(model: nn.Module, rate: float) -> list[dict]:
-    """One group of all parameters."""
+    """One group with all parameters."""
     return [dict(params=list(model.parameters()), lr=rate)]
 
 

@@ -1,1 +1,1 @@
-"""The peak memory of a training step, by what takes it."""
+"""Peak memory of a training step by kind."""

@@ -1,8 +1,8 @@
 """Runs a training step without computing it: large tensors are shapes, small ones stay real.
 
-What a model computes from images and weights are torch's fake tensors: shape, type, layout and
-lifetime, no numbers. Anchors, ground truth, sampled regions and targets, on which the control flow
-depends, are real. An operator with a fake argument has fake results.
+Results computed from images and weights are torch's fake tensors, with shape, dtype, layout and
+lifetime but no values. Anchors, ground truth, sampled regions and targets, on which the control
+flow depends, are real. An operator with a fake argument has fake results.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ _INDEXING = (
 )
 
 
-# Functions that take the numbers of a tensor out of torch.
+# Functions that move a tensor's values out of torch.
 _NUMBERS = (Tensor.__array__, Tensor.numpy, Tensor.tolist)
 _ZEROS = (Tensor.new_zeros, torch.zeros_like)
 
 
 class ValueNeededError(RuntimeError):
-    """The size of something depends on a number that has not been computed."""
+    """A size depends on a value that has not been computed."""
 
 
 class DryRun:
-    """Makes tensors fake, and runs what works on them."""
+    """Makes tensors fake, and runs functions on them."""
 
     def __init__(self) -> None:
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -68,7 +68,7 @@ class DryRun:
             return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
 
     def empty(self, model: nn.Module) -> None:
-        """Takes the numbers out of parameters and buffers, in place; shared ones stay shared."""
+        """Makes parameters and buffers fake, in place; shared ones stay shared."""
         known: dict[Tensor, Tensor] = {}
         for module in model.modules():
             for tensors in (module._parameters, module._buffers):
@@ -84,9 +84,9 @@ class DryRun:
 
     @staticmethod
     def backward(loss: Tensor) -> None:
-        """`loss.backward()`, but what is recomputed in it is autocast as on a GPU too.
+        """`loss.backward()` with a GPU's autocast also in recomputed parts.
 
-        torch switches modes of functions off inside of its own.
+        torch turns function modes off inside its own.
         """
         ones, keep_graph, create_graph = torch.ones_like(loss), False, False
         options = dict(allow_unreachable=True, accumulate_grad=True)
@@ -94,10 +94,10 @@ class DryRun:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Runs a model here whose weights and images are fake.
+        """Runs a model with fake weights and images.
 
         Raises:
-            ValueNeededError: Something real is wanted of a fake tensor.
+            ValueNeededError: A value of a fake tensor is needed.
         """
         try:
             with _GPUAutocast(), _RealIndices():
@@ -107,10 +107,10 @@ class DryRun:
 
 
 class _GPUAutocast(TorchFunctionMode):
-    """Lets autocast of the CPU cast what that of a GPU casts, and fake tensors give no numbers.
+    """Makes a CPU's autocast cast as a GPU's does, and stops reads of fake tensors' values.
 
-    What is made of given numbers is real; so are zeros `(N,)` and `(N, 4)`, in which heads mark the
-    queries and boxes that are assigned.
+    Tensors made from given numbers are real; so are zeros `(N,)` and `(N, 4)`, in which heads mark
+    assigned queries and boxes.
     """
 
     def __torch_function__(
@@ -140,7 +140,7 @@ def _any_fake(tree: Any) -> bool:
 
 
 class _RealIndices(TorchDispatchMode):
-    """Says how many entries of a fake tensor a real mask chooses."""
+    """Gives the number of entries that a real mask selects from a fake tensor."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None

@@ -1,4 +1,4 @@
-"""Tensors of a run by what they are: torch's tracker, and its records in one form."""
+"""Tensors of a run by kind: torch's tracker, and its records in one form."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BEFORE, AFTER = _ModState.PRE_FW, _ModState.POST_FW
 
 
 def by_kind(records: Any, when: str = 'current') -> Counter[str]:
-    """Bytes by kind, of all devices together.
+    """Bytes by kind, summed over devices.
 
     Args:
         records: A `MemTracker`, or one of its snapshots.
@@ -32,7 +32,7 @@ def by_kind(records: Any, when: str = 'current') -> Counter[str]:
     totals: Counter[str] = Counter()
     for held in snapshot.values():
         for kind, nbytes in held.items():
-            # The total stands under a text.
+            # The total has a string as its key.
             if name := KINDS.get(getattr(kind, 'value', '')):
                 totals[name] += nbytes
     return totals

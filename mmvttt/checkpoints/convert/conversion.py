@@ -1,4 +1,4 @@
-"""Public ViT³, H-ViT³ and T⁵ weights to ours and back, tensor by tensor, nothing left unsaid."""
+"""Converts public ViT³, H-ViT³ and T⁵ weights to ours and back, with a report of every tensor."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from .layouts import Layout, find_layout, to_our_shape, to_public_shape
 
 StateDict = Mapping[str, Tensor]
 
-# Further parts of detectors and segmentors: both toolboxes call them the same.
+# Other parts of detectors and segmentors, with the same names in both toolboxes.
 _OTHER_PARTS = (
     'neck',
     'rpn_head',
@@ -39,7 +39,7 @@ _T5_CAUTION = (
 
 @dataclass
 class Conversion:
-    """The converted tensors, and what became of every name.
+    """The converted tensors, and a record of every name.
 
     Attributes:
         name: The architecture that was recognised.
@@ -48,7 +48,7 @@ class Conversion:
         dropped: Old name → why it is not needed.
         missing: Old names that the architecture has and the checkpoint lacks.
         left_over: Old names that no rule knows.
-        caution: What no tensor tells, and the reader should know; or nothing.
+        caution: A warning about options that tensors do not show, or ''.
     """
 
     name: str
@@ -78,7 +78,8 @@ class Conversion:
 
 
 def to_ours(weights: StateDict) -> Conversion:
-    """Public weights to ours: `backbone.…`, `head.fc.…`, and a detector's other parts as they are.
+    """Converts public weights to ours: `backbone.…`, `head.fc.…`, and a detector's other parts
+    unchanged.
 
     Raises:
         CheckpointError: If the weights are of another model, of a shape that does not fit, or ours.
@@ -100,9 +101,9 @@ def to_ours(weights: StateDict) -> Conversion:
 
 
 def to_public(weights: StateDict) -> Conversion:
-    """Our weights to the public names and shapes; a detector keeps the prefix `backbone.`.
+    """Converts our weights to public names and shapes; a detector keeps the prefix `backbone.`.
 
-    The public H-ViT³ makes its `rope.rotations` itself when it is built.
+    The public H-ViT³ computes its `rope.rotations` when it is built.
 
     Raises:
         CheckpointError: If the weights are of another model, or public already.
@@ -126,7 +127,7 @@ def _convert(
     head: tuple[str, str],
     convert: Callable[[str, str, Tensor], tuple[str, Tensor]],
 ) -> Conversion:
-    """Every tensor by `names` of the backbone, the old and new beginning of `head`, or as it is."""
+    """Renames tensors by the backbone's `names` or the prefixes of `head`, no others."""
     result = Conversion(layout.name)
     inside = {f'{layout.prefix}{name}': new for name, new in names.items()}
     for name, value in weights.items():
@@ -145,7 +146,7 @@ def _convert(
             continue
         result.matched[name] = new
         result.weights[new] = value
-    # Counters of batches are of no consequence, and absent from many files.
+    # Batch counters do not matter, and many files lack them.
     expected = (name for name in inside if not name.endswith(_COUNTER))
     result.missing = [name for name in expected if name not in weights]
     return result

@@ -18,7 +18,7 @@ StateDict = Mapping[str, Tensor]
 PREFIX = 'transformer.'
 _AUTHORS, _DIFFUSERS = 'x_embedder.proj.weight', 'transformer_blocks.0.attn1.to_q.weight'
 _OURS = f'{PREFIX}final_modulation.weight'
-# Our name → the authors', → diffusers'; in diffusers every block has the embedders, all alike.
+# Our name → the authors', → diffusers'; in diffusers every block has equal embedders.
 _NAMES = (
     ('patch_embed', 'x_embedder.proj', 'pos_embed.proj'),
     ('time_embed.linear_1', 't_embedder.mlp.0', '*.norm1.emb.timestep_embedder.linear_1'),
@@ -44,7 +44,7 @@ _IN_BLOCKS = (
     ('cpe', 'cpe', None),
 )
 _AFFINE = ('mixer.qk_scale', 'mixer.qk_offset')
-# Of the latents of 256×256 images.
+# Side of the latents of 256×256 images.
 _SAMPLE_SIZE = 32
 _DIT5_CAUTION = (
     'The public DiT⁵ has a window of 5, the L2 loss, the instance norm, and scale and offset '
@@ -60,7 +60,7 @@ def is_dit(weights: StateDict) -> bool:
 
 
 def dit_to_ours(weights: StateDict) -> Conversion:
-    """Weights by the authors' or diffusers' names to those of a `mmvttt.DiffusionModel`.
+    """Converts weights with the authors' or diffusers' names for a `mmvttt.DiffusionModel`.
 
     Raises:
         CheckpointError: The names are ours already, or a tensor has a shape that does not fit.
@@ -88,7 +88,7 @@ def dit_to_ours(weights: StateDict) -> Conversion:
 
 
 def dit_to_public(weights: StateDict, sample_size: int | None = None) -> Conversion:
-    """Weights of a `mmvttt.DiffusionModel` to the authors' names.
+    """Converts weights of a `mmvttt.DiffusionModel` to the authors' names.
 
     Args:
         weights: Ours.
@@ -125,11 +125,11 @@ def dit_to_public(weights: StateDict, sample_size: int | None = None) -> Convers
 
 
 def latent_size(content: Any, weights: StateDict) -> int | None:
-    """Side of the latents that a checkpoint is for, as far as it says so.
+    """Side of the latents of a checkpoint, if it is recorded.
 
     Args:
-        content: The whole file: its `meta` has a training's config, or what a conversion noted.
-        weights: Its tensors, among which the authors' `pos_embed` is.
+        content: The whole file: its `meta` has a training's config, or a conversion's record.
+        weights: Its tensors, with the authors' `pos_embed`.
     """
     if 'pos_embed' in weights and _AUTHORS in weights:
         return round(weights['pos_embed'].shape[1] ** 0.5) * weights[_AUTHORS].shape[-1]
@@ -142,7 +142,7 @@ def latent_size(content: Any, weights: StateDict) -> int | None:
 
 
 def dit_to_diffusers(weights: StateDict) -> Conversion:
-    """Weights of a DiT, ours or the authors', to those of diffusers' `DiTTransformer2DModel`.
+    """Converts weights of a DiT, ours or the authors', for diffusers' `DiTTransformer2DModel`.
 
     A DiT⁵ gets the names of that model after `mmvttt.linearize(model, 'dit5')`. Its embedding of
     the time is the published one with `block.norm1.emb.time_proj.downscale_freq_shift = 0` in every
@@ -217,7 +217,7 @@ def _from_diffusers(weights: StateDict) -> Conversion:
 
 
 def _rename(name: str, column: int) -> str | None:
-    """Name of a tensor of ours in a column of the tables; None where that has no such tensor."""
+    """Name of one of our tensors in a column of the tables; None if there is no such tensor."""
     block = re.match(r'blocks\.(\d+)\.', name)
     rest = name[block.end() :] if block else name
     for row in _IN_BLOCKS if block else _NAMES:
@@ -230,7 +230,7 @@ def _rename(name: str, column: int) -> str | None:
 
 
 def _renamed(kind: str, weights: StateDict, names: Mapping[str | None, str | None]) -> Conversion:
-    """Every tensor by its new name, as it is."""
+    """Every tensor by its new name, unchanged."""
     result = Conversion(kind)
     for name, value in weights.items():
         new = names.get(name)
@@ -248,7 +248,7 @@ def _depth(weights: StateDict, blocks: str) -> int:
 
 
 def _kind(weights: StateDict, of_dit3: str, of_dit5: str) -> str:
-    """The model that has one of two tensors, DiT where both are missing."""
+    """The model that has one of two tensors; DiT if both are missing."""
     return 'DiT3' if of_dit3 in weights else 'DiT5' if of_dit5 in weights else 'DiT'
 
 
@@ -303,7 +303,7 @@ def _require_table(value: Tensor) -> str:
 
     side = round(value.shape[1] ** 0.5) if value.dim() == 3 else 0
     table = position_table((side, side), value.shape[-1])[None] if side else value.new_zeros(0)
-    # Both in fp32, from angles up to the side.
+    # Both are in fp32, from angles up to the side.
     if table.shape != value.shape or not torch.allclose(table, value.float(), rtol=0, atol=1e-4):
         raise CheckpointError(
             'pos_embed is not the fixed table of a square map that DiT has: the model was trained '
@@ -313,7 +313,7 @@ def _require_table(value: Tensor) -> str:
 
 
 def _require_shapes(result: Conversion) -> None:
-    """Compares all shapes with those that follow from the width of the model."""
+    """Compares all shapes with the shapes that follow from the model's width."""
     from mmvttt.models.generation.dit3 import DIT, DIT5, DiT3
 
     if not result.complete:

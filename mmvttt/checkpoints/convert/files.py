@@ -1,4 +1,4 @@
-"""Converts checkpoint files, without running any code that a file may bring."""
+"""Converts checkpoint files without running code from them."""
 
 import os
 from pathlib import Path
@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from mmvttt.checkpoints.atomic_write import replacing
+from mmvttt.checkpoints.match import is_of
 from mmvttt.checkpoints.read import named_tensors, read_content
 from mmvttt.errors import CheckpointError
 from mmvttt.version import __version__
@@ -25,19 +26,22 @@ def convert_checkpoint(
     to: str = 'ours',
     ema: bool = False,
     sample_size: int | None = None,
+    without: str | None = None,
 ) -> Conversion:
-    """Converts a file, and writes the result where nothing is missing or left over.
+    """Converts a file, and writes the result if nothing is missing or left over.
 
     Args:
         source: A public (or our) checkpoint of ViT³, H-ViT³, T⁵, DiT³, DiT⁵ or DiT.
         target: The file to write, with the weights under `model` (public) or `state_dict` (else);
-            one in `.safetensors` holds the weights alone, as diffusers reads them.
+            a `.safetensors` file has only the weights, as diffusers reads them.
         to: 'ours' or 'public'; for DiT and DiT⁵ also 'diffusers', the names of its
             `DiTTransformer2DModel`, in a `.pth` as a training of `mmvttt.LinearTransformer` loads
             them.
-        ema: Take the averaged weights of the file, MESA's teacher for one.
+        ema: Take the averaged weights of the file, such as MESA's teacher.
         sample_size: Side of the latents, of a DiT's fixed positions in a public file; None for what
             the source says.
+        without: 'attention' or 'mlp' of the blocks is not written, so that it begins at random (t5
+            Tab. 10).
 
     Returns:
         The conversion; its `complete` tells whether the target was written.
@@ -63,6 +67,9 @@ def convert_checkpoint(
             'are a tensor: leave it out.'
         )
     conversion = directions[to](weights, **options)
+    left = [name for name in conversion.weights if is_of(without, name)]
+    for name in left if conversion.complete else ():
+        del conversion.weights[name]
     if conversion.complete and os.fspath(target).endswith('.safetensors'):
         weights = {name: value.contiguous() for name, value in conversion.weights.items()}
         with replacing(target) as partial:

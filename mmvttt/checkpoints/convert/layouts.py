@@ -1,8 +1,8 @@
-"""Names and shapes of the public ViT³, H-ViT³ and T⁵ weights, and what each is called here.
+"""Names and shapes of the public ViT³, H-ViT³ and T⁵ weights, and our names.
 
-One rule, `public_name`, gives the public name of a tensor of ours. Read backwards over all tensors
-of an architecture, it gives our name of a public tensor: a name that it does not
-produce is no part of the model.
+One rule, `public_name`, gives the public name of a tensor of ours. Inverted over all tensors of an
+architecture, it gives our name of a public tensor: a name that it does not produce is not part of
+the model.
 """
 
 import re
@@ -26,10 +26,10 @@ _DOWNSAMPLE = ('widen', 'halve', 'narrow')
 
 @dataclass(frozen=True)
 class Layout:
-    """The architecture of some weights, and where its names begin.
+    """The architecture of some weights, and the prefix of its names.
 
     Attributes:
-        prefix: What precedes the backbone's names, `''` or e.g. `'backbone.'`.
+        prefix: Prefix of the backbone's names, `''` or e.g. `'backbone.'`.
         model: The backbone, without memory for its weights (on the meta device).
     """
 
@@ -58,10 +58,10 @@ def find_layout(weights: Mapping[str, Tensor], public: bool) -> Layout:
 
     Args:
         weights: Named tensors.
-        public: Whether the names should be the public ones, or ours.
+        public: Whether the names are the public ones, or ours.
 
     Raises:
-        CheckpointError: If it is none of ViT³, H-ViT³ and T⁵, or the names are the other ones.
+        CheckpointError: If it is none of ViT³, H-ViT³ and T⁵, or the names are of the other kind.
     """
     marks, others = (_PUBLIC_MARKS, _OUR_MARKS) if public else (_OUR_MARKS, _PUBLIC_MARKS)
     found = sorted((name for name in weights if name.endswith(marks)), key=len)
@@ -104,10 +104,10 @@ def _vit3(weights: Mapping[str, Tensor], inner: str) -> ViT3:
 
 
 def _t5(weights: Mapping[str, Tensor], public: bool) -> T5:
-    """The public models have SwiGLU, or the two-layer model; the convolutions, or none."""
+    """The public models have SwiGLU or the two-layer model, with or without the convolutions."""
     inner, conv = ('attn', 'attn.q_conv2d') if public else ('mixer.inner', 'mixer.q_conv')
     arch, patches = _plain_sizes(weights, f'blocks.0.{inner}.w1')
-    # As many positions as there are, in a row: a conversion resizes nothing.
+    # All positions in a row, because a conversion does not resize.
     patch, count = patches['patch_size'], weights['pos_embed'].shape[1]
     mixer = dict(
         inner=dict(type='SwiGLU' if f'blocks.0.{inner}.w3' in weights else 'MLP'),
@@ -117,7 +117,7 @@ def _t5(weights: Mapping[str, Tensor], public: bool) -> T5:
 
 
 def _plain_sizes(weights: Mapping[str, Tensor], first: str) -> tuple[dict, dict]:
-    """The arch of a plain backbone, and its patches; `first` is an inner weight of a block."""
+    """The arch of a plain backbone, and its patch size; `first` is an inner weight of a block."""
     patch = weights['patch_embed.proj.weight']
     arch = dict(
         embed_dims=patch.shape[0],
@@ -166,7 +166,7 @@ def public_name(name: str) -> str:
         kind = 'norm' if stem[2] == 'bn' else 'conv'
         return f'patch_embed.conv.{stem[1]}.{kind}.{name[stem.end() :]}'
     if down := re.match(r'stages\.(\d+)\.downsample\.(\w+)\.', name):
-        # There, the downsampling ends a stage; here, it begins the next one.
+        # There the downsampling ends a stage; here it begins the next one.
         place = f'layers.{int(down[1]) - 1}.downsample.conv'
         rest = name[down.end() :]
         if down[2] == 'norm':
@@ -176,13 +176,13 @@ def public_name(name: str) -> str:
 
 
 def to_our_shape(name: str, value: Tensor) -> Tensor:
-    """Takes the dimension of size 1 out of a public inner weight; `name` is ours."""
+    """Removes the dimension of size 1 from a public inner weight; `name` is ours."""
     at = _extra_dimension(name)
     return value if at is None else value.squeeze(at)
 
 
 def to_public_shape(name: str, value: Tensor) -> Tensor:
-    """Puts the dimension of size 1 into an inner weight of ours; `name` is ours."""
+    """Adds the dimension of size 1 to one of our inner weights; `name` is ours."""
     at = _extra_dimension(name)
     return value if at is None else value.unsqueeze(at)
 

@@ -28,7 +28,7 @@ class Level(NamedTuple):
 
 
 class SamplingGrid(NamedTuple):
-    """Positions of the cells of Q queries on L levels of values.
+    """Positions of Q query cells on L value levels.
 
     Attributes:
         centres: `(Q, L, 2)`: x and y of every query cell; [0, 1] is the extent of the value level.
@@ -49,8 +49,8 @@ class SamplingGrid(NamedTuple):
         """The cells of the levels `queries`, one level after the other, on the levels `values`.
 
         The grids of an image whose sides are no multiples of the largest stride reach over its
-        border by different amounts. A centre is therefore a place in pixels first, and is divided
-        by what each value level covers (its stride times its cells), not by one common extent.
+        border by different amounts. A centre is therefore computed in pixels and divided by each
+        value level's extent (its stride times its cells), not by one common extent.
         """
         centres = []
         for stride, height, width in queries:
@@ -64,17 +64,17 @@ class SamplingGrid(NamedTuple):
 
 
 class DeformableAttention(nn.Module):
-    """Multi-head attention to a few sampled places instead of to every token.
+    """Multi-head attention to a few sampled positions instead of every token.
 
-    Each query predicts, for each head and value level, `num_points` offsets from its own place and
-    their weights; the values are sampled there bilinearly and summed.
+    Each query predicts, for each head and value level, `num_points` offsets from its own position
+    and their weights; the values are sampled there bilinearly and summed.
 
     Args:
         embed_dims: Channels of queries and values, C.
         num_heads: Heads H.
         num_levels: Value levels L.
-        num_points: Sampled places per head and level, P.
-        ratio: Channels of the sampled values, as a part of C.
+        num_points: Sampled positions per head and level, P.
+        ratio: Channels of the sampled values as a fraction of C.
         backend: Implementation of the op: 'triton', 'numba' or 'reference'; None leaves the choice
             to it (docs/kernels.md).
 
@@ -117,7 +117,8 @@ class DeformableAttention(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Start as a fixed pattern: head h looks in direction h of a ring, point p at p + 1 cells.
+        """Initialises a fixed pattern: head h looks in direction h of a ring, point p at p + 1
+        cells.
 
         All samples weigh the same. Content moves the pattern once the two zeroed maps have learned.
         """
@@ -137,7 +138,7 @@ class DeformableAttention(nn.Module):
             nn.init.zeros_(projection.bias)
 
     def forward(self, query: Tensor, value: Tensor, grid: SamplingGrid) -> Tensor:
-        """Attend from `query` `(B, Q, C)` to `value` `(B, S, C)`; returns `(B, Q, C)`.
+        """Attends from `query` `(B, Q, C)` to `value` `(B, S, C)`; returns `(B, Q, C)`.
 
         S runs over the cells of the value levels of `grid`, one level after the other.
         """

@@ -1,4 +1,4 @@
-"""The exchange between a plain backbone and the spatial prior (ViT-Adapter, Sec. 3.3 and 3.4)."""
+"""Interaction between a plain backbone and the spatial prior (ViT-Adapter, Sec. 3.3 and 3.4)."""
 
 from collections.abc import Sequence
 
@@ -25,7 +25,7 @@ def join_levels(maps: Sequence[Tensor]) -> Tensor:
 
 
 class ConvFFN(nn.Module):
-    """MLP with a depth-wise 3×3 convolution, run on each level by itself, before its GELU."""
+    """MLP with a depth-wise 3×3 convolution on each level before its GELU."""
 
     def __init__(self, embed_dims: int, hidden_dims: int) -> None:
         super().__init__()
@@ -59,9 +59,9 @@ class _Reader(nn.Module):
 
 
 class Injector(_Reader):
-    """Adds what the backbone's tokens find in the pyramid: `x + γ · attn(LN(x), LN(c))`.
+    """Injects the pyramid into the backbone's tokens: `x + γ · attn(LN(x), LN(c))`.
 
-    γ starts at `init_values`: from 0, training begins at exactly the backbone's own features.
+    γ starts at `init_values`; with 0, training starts from exactly the backbone's own features.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Injector(_Reader):
 
 
 class Extractor(_Reader):
-    """Adds what the pyramid finds in the backbone's tokens, then a conv-FFN (`ffn_dims` 0: none).
+    """Adds the backbone's tokens to the pyramid, then a conv-FFN (`ffn_dims` 0: none).
 
     `c ← c + attn(LN(c), LN(x))`, then `c ← c + DropPath(FFN(LN(c)))`.
     """
@@ -110,7 +110,7 @@ class Interaction(nn.Module):
         embed_dims: Channels C of tokens and pyramid.
         num_levels: Levels of the pyramid.
         num_extractors: Extractors, one after the other.
-        init_values: Start of the injector's γ.
+        init_values: Initial value of the injector's γ.
         ffn_dims: Hidden channels of the extractors' conv-FFN; 0 for none.
         drop_path_rate: Stochastic depth of the conv-FFN.
         attention: Further options of the `DeformableAttention`s.
@@ -139,7 +139,7 @@ class Interaction(nn.Module):
         )
 
     def inject(self, tokens: Tensor, pyramid: Tensor, grid: SamplingGrid) -> Tensor:
-        """Tokens `(B, T, C)` → the same, enriched from the pyramid `(B, S, C)`.
+        """Tokens `(B, T, C)` → the same shape, with the pyramid `(B, S, C)` injected.
 
         `grid` has the tokens as queries, the levels of the pyramid as values.
         """
@@ -152,7 +152,7 @@ class Interaction(nn.Module):
         grid: SamplingGrid,
         sizes: Sequence[tuple[int, int]],
     ) -> Tensor:
-        """Pyramid `(B, S, C)` of `sizes` (h, w) → the same, enriched from tokens `(B, T, C)`.
+        """Pyramid `(B, S, C)` of `sizes` (h, w) → the same shape, with tokens `(B, T, C)` added.
 
         `grid` has the cells of the pyramid as queries, the tokens as values.
         """

@@ -1,4 +1,4 @@
-"""The convolutional branch that brings local detail at four strides (ViT-Adapter, Sec. 3.2)."""
+"""Convolutional branch for local detail at four strides (ViT-Adapter, Sec. 3.2)."""
 
 from torch import Tensor, nn
 

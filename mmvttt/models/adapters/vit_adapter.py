@@ -36,58 +36,59 @@ _DEFAULTS = {192: (6, 1.0, 0.1), 384: (6, 1.0, 0.2), 768: (12, 0.5, 0.3)}
 class ViTAdapter(nn.Module):
     """Wraps a plain backbone of patch size 16 and returns maps at strides 4, 8, 16 and 32.
 
-    A spatial prior of convolutions makes a pyramid beside the backbone's tokens. The blocks run in
-    groups; before each group an injector adds the pyramid (strides 8, 16, 32) to the tokens, after
-    it an extractor adds the tokens to the pyramid. All channels are the backbone's `embed_dims`.
+    A spatial prior of convolutions computes a pyramid next to the backbone's tokens. The blocks run
+    in groups; before each group an injector adds the pyramid (strides 8, 16, 32) to the tokens,
+    after it an extractor adds the tokens to the pyramid. All channels are the backbone's
+    `embed_dims`.
 
     Defaults by the backbone's `embed_dims`: 192, 384, 768 have 6, 6, 12 heads of deformable
     attention, ratio 1.0, 1.0, 0.5 and drop path .1, .2, .3, as in Vision-RWKV, whose recipes
     Vision-TTT follows (its appendix prints none). Another width has a head per 32 channels, ratio
     1.0 and no drop path.
 
-    An image of any size is taken as it is: level s has `ceil(H / s)` × `ceil(W / s)` cells, as the
-    convolutions and the backbone's padding to whole patches give by themselves. Sampling places are
-    aligned in pixels and resized maps are cropped, so nothing shifts where 32 does not divide a
-    side; where it does, this is the usual ViT-Adapter.
+    Images may have any size: level s has `ceil(H / s)` × `ceil(W / s)` cells, as the convolutions
+    and the backbone's padding to whole patches give. Sampling positions are aligned in pixels and
+    resized maps are cropped, so nothing shifts if 32 does not divide a side; if it does, this is
+    the usual ViT-Adapter.
 
-    The backbone's final norm and class tokens have no part in this model and are taken out: loading
-    a classifier's checkpoint reports them as unexpected.
+    The backbone's final norm and class tokens are not used in this model and are removed: loading a
+    classifier's checkpoint reports them as unexpected.
 
     Args:
         backbone: A plain backbone, its name, or `dict(type=…)` and options. It has the attributes
             `embed_dims`, `num_layers`, `patch_size`, `norm`; the methods
             `embed(image) -> (tokens, (h, w))` and `run_block(i, tokens, (h, w)) -> tokens`; and
-            `num_prefix_tokens`, where some lie in front of the patches' tokens and pass from block
-            to block past the adapter. Its drop path, freezing of single stages and checkpointing of
-            blocks are its own options.
-        task: What is added to the pyramid at the end. `'det'`: the last tokens, to all four maps;
-            `'seg'`: those after interaction 1, 2, 3, 4, to map 1, 2, 3, 4.
+            `num_prefix_tokens`, for tokens in front of the patches' tokens, which bypass the
+            adapter. Its drop path, freezing of single stages and checkpointing of blocks are its
+            own options.
+        task: Tokens to add to the pyramid at the end. `'det'`: the last ones, to all four maps;
+            `'seg'`: the tokens after interaction 1, 2, 3, 4, to map 1, 2, 3, 4.
         interaction_indexes: First and last block of every group. Default: four even groups
             ([0, 2], [3, 5], [6, 8], [9, 11] of 12).
         deform_num_heads: Heads of the deformable attention. Default by width.
-        deform_ratio: Channels of its values as a part of `embed_dims`. Default by width.
-        num_points: Its sampled places per head and level.
+        deform_ratio: Channels of its values as a fraction of `embed_dims`. Default by width.
+        num_points: Its sampled positions per head and level.
         conv_inplane: Width of the spatial prior's stem.
         with_cffn: Whether extractors end with a conv-FFN.
-        cffn_ratio: Its hidden channels as a part of `embed_dims`.
+        cffn_ratio: Its hidden channels as a fraction of `embed_dims`.
         num_extra_extractors: Extractors after the one of the last interaction.
-        init_values: Start of the injectors' γ.
+        init_values: Initial value of the injectors' γ.
         drop_path_rate: Stochastic depth of the conv-FFN. Default by width.
-        out_indices: Which of the maps (0: stride 4 … 3: stride 32) to return.
-        freeze_backbone: Train the adapter alone. The backbone gets no gradients and stays in
+        out_indices: Maps to return (0: stride 4 … 3: stride 32).
+        freeze_backbone: Train only the adapter. The backbone gets no gradients and stays in
             evaluation mode (gradients still pass through it to the injectors).
         with_cp: Recompute injectors and extractors in the backward pass, non-reentrantly.
         norm_layer: Norm layers of the spatial prior and of the outputs, see `build_norm`. 'SyncBN'
             equals 'BN' while no process group exists; in a process group on CPUs it cannot run:
-            take 'BN' or `dict(type='GN', num_groups=32)`. One image per GPU, or images so small
-            that a level is one cell, ask for 'GN'.
+            take 'BN' or `dict(type='GN', num_groups=32)`. Use 'GN' with one image per GPU, or
+            images so small that a level is one cell.
         deform_backend: Implementation of the deformable attention's op: 'triton', 'numba' or
-            'reference'; None leaves the choice to it (docs/kernels.md). That of the mixers is an
-            option of theirs.
+            'reference'; None leaves the choice to it (docs/kernels.md). Mixers have an option of
+            their own.
 
     Raises:
         TypeError: If `backbone` lacks a part of the contract, or an option has another type.
-        ValueError: If an option is none of those named here, or does not fit the backbone.
+        ValueError: If an option is out of range, or does not fit the backbone.
     """
 
     def __init__(
@@ -116,7 +117,7 @@ class ViTAdapter(nn.Module):
             backbone = build_part('backbone', kind, **options)
         self.backbone = backbone
         _check_backbone(self.backbone)
-        # Parameters that nothing here uses would stay without gradients, which stops DDP.
+        # Unused parameters would have no gradients, which stops DDP.
         self.backbone.norm = nn.Identity()
         self.prefix = getattr(self.backbone, 'num_prefix_tokens', 0)
         if hasattr(self.backbone, 'cls_token') and not self.prefix:
@@ -184,7 +185,7 @@ class ViTAdapter(nn.Module):
         )
         if with_stride4:
             self.up = _Doubling(dims, dims, 2, stride=2)
-            # The original's rule for every convolution: fan-out, of four taps.
+            # The original's rule for convolutions: fan-out, with four taps.
             nn.init.normal_(self.up.weight, std=(2 / (4 * dims)) ** 0.5)
             nn.init.zeros_(self.up.bias)
         if freeze_backbone:
@@ -233,7 +234,7 @@ class ViTAdapter(nn.Module):
             c = (first, *maps)[i]
             features = to_map(added[i], hw)
             if i == 0:
-                # In the layout of `first`: a sum of two layouts takes four times as long.
+                # In the layout of `first`: a sum over two layouts is four times slower.
                 features = features.contiguous()
             outs.append(self.norms[i](c + _resize(features, _STRIDES[i], c.shape[-2:])))
         return tuple(outs)
@@ -256,13 +257,14 @@ class ViTAdapter(nn.Module):
 
 
 class _Doubling(nn.ConvTranspose2d):
-    """A transposed 2×2 convolution of stride 2, as the product of matrices that it is.
+    """A transposed 2×2 convolution of stride 2 as a matrix product.
 
-    No two of its windows meet: every cell becomes four, by one linear map. Its input is a view of
-    tokens, for which torch's gradient on a CPU takes eight times as long as the forward pass.
+    Its windows do not overlap: every cell becomes four by one linear map. The input is a view of
+    tokens, for which torch's convolution gradient on a CPU is eight times slower than the forward
+    pass.
     """
 
-    # There is no choice of the size of the output here.
+    # Without the option `output_size`.
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         """`(B, C, h, w)` → `(B, C, 2h, 2w)`."""
         # Not len(x), which would fix the batch of an export.
@@ -274,9 +276,9 @@ class _Doubling(nn.ConvTranspose2d):
 
 
 def _resize(features: Tensor, stride: int, size: tuple[int, int]) -> Tensor:
-    """Features `(B, C, h, w)` of the patches on the grid of `stride`, cropped to `size` (h, w)."""
+    """Patches' features `(B, C, h, w)`, resized to the grid of `stride` and cropped to `size`."""
     if stride < _PATCH:
-        # By a factor, not to a size: the grids may reach over the image's border differently.
+        # By a factor, not to a size: the grids may extend over the image's border differently.
         features = F.interpolate(
             features, scale_factor=_PATCH // stride, mode='bilinear', align_corners=False
         )

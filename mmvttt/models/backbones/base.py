@@ -1,11 +1,12 @@
 """The contract of the plain backbones: embed → tokens and (h, w); blocks; norm."""
 
+import logging
 import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from timm.layers import PatchEmbed, resample_abs_pos_embed
+from timm.layers import PatchEmbed, resample_abs_pos_embed, resample_patch_embed
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -14,6 +15,7 @@ from mmvttt.arguments import check_choice, check_int, check_number, checked_size
 from ..layers import to_map
 from .options import OUT_TYPES, check_image, map_size, resolve_indices
 
+_log = logging.getLogger(__name__)
 INTERPOLATIONS = ('antialiased', 'bicubic')
 
 
@@ -27,7 +29,7 @@ class PlainBackbone(nn.Module):
         embed_dims: Channels C of every token.
         num_layers: Number of blocks.
         img_size: Image side (or (H, W)) in pixels whose patch grid the position embedding is
-            stored for; any other size is served by resizing it.
+            stored for; it is resized for any other size.
         patch_size: Side of a patch in pixels.
         in_channels: Channels of the image.
         pos_embed: Whether to learn a position embedding.
@@ -36,14 +38,14 @@ class PlainBackbone(nn.Module):
         frozen_stages: −1 trains everything, 0 freezes the embedding, n the embedding and the first
             n blocks, `num_layers` the whole backbone with its final norm.
         with_cp: Recompute the blocks in the backward pass (non-reentrant checkpointing).
-        pos_embed_interpolation: How a position embedding is resized: 'antialiased' as timm does,
-            or 'bicubic' as the original ViT-Adapter; they differ by 2 % on smooth embeddings.
-        patch_embed, norm: Modules that a subclass has already; None builds them.
+        pos_embed_interpolation: How a position embedding is resized: 'antialiased' as in timm, or
+            'bicubic' as in the original ViT-Adapter; they differ by 2 % on smooth embeddings.
+        patch_embed, norm: Modules of a subclass; None builds them.
     """
 
     blocks: nn.ModuleList
     pos_embed: Tensor | None
-    # Rows of the position embedding in front of the map's, of class or register tokens.
+    # Rows of the position embedding for class or register tokens, in front of the map's rows.
     num_prefix_rows: int = 0
 
     def __init__(
@@ -103,7 +105,7 @@ class PlainBackbone(nn.Module):
 
     @torch.no_grad()
     def set_image_size(self, img_size: int | tuple[int, int]) -> None:
-        """Stores the position embedding for images of another side (or (H, W)) in pixels."""
+        """Resizes the position embedding for images of another side (or (H, W)) in pixels."""
         grid = self._grid_of(img_size)
         if self.pos_embed is not None:
             self.pos_embed = nn.Parameter(
@@ -113,16 +115,28 @@ class PlainBackbone(nn.Module):
         self.grid = grid
 
     def adapt_weights(self, state_dict: dict[str, Tensor], prefix: str = '') -> None:
-        """Lets weights of another image size load: resizes their position embedding, in place.
+        """Resizes the embeddings in weights of another image or patch size, in place.
 
-        As many positions as the backbone's are of its own grid, others of a square. Any other
-        number stays as it is, and is reported as a mismatch: load such weights at the `img_size`
-        that they were trained with, then `set_image_size`.
+        As many positions as the backbone's are taken to be of its own grid, a square number of a
+        square grid. Any other number is left for the report of mismatches: load such weights at the
+        `img_size` of their training, then call `set_image_size`. The kernel of the patches is
+        resized so that an equally enlarged image gives the same tokens (FlexiViT).
 
         Args:
             state_dict: Weights that are about to be loaded.
-            prefix: What precedes the backbone's own names in it.
+            prefix: Prefix of the backbone's names in it.
         """
+        self._adapt_positions(state_dict, prefix)
+        name = f'{prefix}patch_embed.proj.weight'
+        kernel, own = state_dict.get(name), getattr(self.patch_embed, 'proj', None)
+        if kernel is None or not isinstance(own, nn.Conv2d) or kernel.dim() != 4:
+            return
+        if kernel.is_floating_point() and kernel.shape[2:] != own.weight.shape[2:]:
+            state_dict[name] = resample_patch_embed(kernel, list(own.weight.shape[2:]))
+            sizes = '×'.join(map(str, kernel.shape[2:])), '×'.join(map(str, own.weight.shape[2:]))
+            _log.info('%s: patches of %s pixels resized to %s', name, *sizes)
+
+    def _adapt_positions(self, state_dict: dict[str, Tensor], prefix: str) -> None:
         stored = state_dict.get(f'{prefix}pos_embed')
         if self.pos_embed is None or stored is None or stored.dim() != 3 or not stored.numel():
             return
@@ -133,7 +147,7 @@ class PlainBackbone(nn.Module):
             state_dict[f'{prefix}pos_embed'] = self._resized(stored, self.grid, (side, side))
 
     def _resized(self, embedding: Tensor, new: tuple[int, int], old: tuple[int, int]) -> Tensor:
-        """An embedding `(1, num_prefix_rows + h·w, C)` of the grid `old` for the grid `new`."""
+        """Resizes an embedding `(1, num_prefix_rows + h·w, C)` from the grid `old` to `new`."""
         return resample_abs_pos_embed(
             embedding,
             list(new),
@@ -160,18 +174,18 @@ class PlainBackbone(nn.Module):
             )
         x = self.patch_embed(x)
         hw = map_size(x)
-        # Contiguous: sums take the layout of their first operand, and carry it through the blocks.
+        # Contiguous: sums take the layout of their first operand, so it spreads through the blocks.
         x = x.flatten(2).transpose(1, 2).contiguous()
         if self.pos_embed is not None:
             x = x + self._resized(self.pos_embed, hw, self.grid)
         return x, hw
 
     def insert_tokens(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Tokens `(B, h·w, C)` with others among them, and what the blocks are told of that."""
+        """Tokens `(B, h·w, C)` with others inserted, and arguments about them for the blocks."""
         return x, {}
 
     def shared_extras(self, hw: tuple[int, int]) -> dict[str, Any]:
-        """What all blocks of one call are told of its `(h, w)` map, made once."""
+        """Arguments for all blocks of a call that depend on the `(h, w)` map, computed once."""
         return {}
 
     def run_block(self, index: int, x: Tensor, hw: tuple[int, int], **extras: Any) -> Tensor:
@@ -203,7 +217,7 @@ class PlainBackbone(nn.Module):
         return x.mean(1) if self.out_type == 'avg_featmap' else to_map(x, hw)
 
     def train(self, mode: bool = True) -> 'PlainBackbone':
-        """Sets the mode; what is frozen stays in evaluation mode and without gradients."""
+        """Sets the mode; frozen parts stay in evaluation mode and without gradients."""
         super().train(mode)
         if self.frozen_stages >= 0:
             frozen = [self.patch_embed, *self.blocks[: self.frozen_stages]]
@@ -211,7 +225,7 @@ class PlainBackbone(nn.Module):
                 frozen.append(self.norm)
             for module in frozen:
                 module.eval().requires_grad_(False)
-            # Neither block nor norm: the position and class tokens of the embedding.
+            # Neither block nor norm: position embedding and class tokens.
             for parameter in self.parameters(recurse=False):
                 parameter.requires_grad_(False)
         return self
@@ -221,11 +235,11 @@ class PlainBackbone(nn.Module):
 
         Args:
             param_name: The full name, e.g. `backbone.blocks.3.norm1.weight`.
-            prefix: What precedes the backbone's own names, e.g. `backbone.`.
+            prefix: Prefix of the backbone's names, e.g. `backbone.`.
 
         Returns:
             `(layer, num_layers + 2)`: 0 for the embedding, i + 1 for block i, and
-            `num_layers + 1` for the final norm and everything outside of the backbone.
+            `num_layers + 1` for the final norm and everything outside the backbone.
         """
         total = self.num_layers + 2
         if not param_name.startswith(prefix):
@@ -247,5 +261,5 @@ class PlainBackbone(nn.Module):
 def _adapt_before_loading(
     module: PlainBackbone, state_dict: dict[str, Tensor], prefix: str, *_: object
 ) -> None:
-    # Its own part alone: subclasses rename, or refuse, the weights of others.
-    PlainBackbone.adapt_weights(module, state_dict, prefix)
+    # Positions only, as in timm: patches of another size belong to another model.
+    module._adapt_positions(state_dict, prefix)

@@ -35,7 +35,7 @@ _NORM_EPS = 1e-5
 
 
 class Stem(nn.Sequential):
-    """Five convolutions from an image to a map of a quarter of its sides, padded to whole cells.
+    """Five convolutions from an image to a map at stride 4, padded to whole cells.
 
     Args:
         in_channels: Channels of the image.
@@ -60,7 +60,7 @@ class Stem(nn.Sequential):
 
 
 class Downsample(nn.Module):
-    """Widens, halves the sides by a depth-wise convolution, and narrows to the next stage.
+    """Expands the channels, halves the sides by a depth-wise convolution, and projects.
 
     Args:
         in_channels: Channels of the stage before.
@@ -78,13 +78,13 @@ class Downsample(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """`(B, C', h, w)` → `(B, C, ⌈h/2⌉, ⌈w/2⌉)`; odd sides are padded at the end."""
-        # In place: the widened map is the largest tensor of the model.
+        # In place: the expanded map is the largest tensor of the model.
         x = self.widen(_pad_to_multiple(x, 2)).relu_()
         return self.norm(self.narrow(self.halve(x).relu_()))
 
 
 class Stage(nn.Module):
-    """A downsampling (but in the first stage) and the blocks of one resolution.
+    """A downsampling (except in the first stage) and the blocks of one resolution.
 
     Args:
         embed_dims: Channels C.
@@ -130,7 +130,7 @@ class Stage(nn.Module):
         hw = map_size(x)
         exact = torch.promote_types(x.dtype, torch.float32)
         rotation = rotation_2d(hw, self.embed_dims, device=x.device, dtype=exact)
-        # Contiguous: sums take the layout of their first operand, and carry it through the blocks.
+        # Contiguous: sums take the layout of their first operand, so it spreads through the blocks.
         x = x.permute(0, 2, 3, 1).flatten(1, 2).contiguous()
         for block in self.blocks:
             if self.with_cp and torch.is_grad_enabled():
@@ -145,7 +145,7 @@ class HViT3(nn.Module):
 
     An image of any size is padded at the right and the bottom to multiples of 4, and so is a map
     of odd sides before it is halved: stage s has ⌈H / s⌉ × ⌈W / s⌉ cells. The rotary positions are
-    made for the size of the image.
+    computed for the image's size.
 
     Args:
         arch: 'tiny', 'small', 'base', or a dict with `embed_dims`, `depths` and `num_heads`, a
@@ -156,7 +156,7 @@ class HViT3(nn.Module):
         out_indices: Stages whose maps are returned. Default: all; the last one if pooled.
         drop_path_rate: Stochastic depth of the last block, rising linearly from 0 at the first.
         norm_layer: Norms of the stem and of the downsampling, and of the pooled output, see
-            `build_norm`. Detection with few images per GPU asks for 'SyncBN', or 'BN' in frozen
+            `build_norm`. For detection with few images per GPU use 'SyncBN', or 'BN' in frozen
             stages, or `dict(type='GN', num_groups=32)`.
         in_channels: Channels of the image.
         frozen_stages: −1 trains everything, 0 freezes the stem, n the stem and the first n stages
@@ -166,7 +166,7 @@ class HViT3(nn.Module):
             `dict(type=…)`, which is told the `rotation` of the map if it declares it in `extras`.
 
     Raises:
-        ValueError: If an option is not one of those named here.
+        ValueError: If an option is out of range.
     """
 
     arch_zoo: Mapping[str, Mapping[str, Sequence[int]]] = {
@@ -271,7 +271,7 @@ class HViT3(nn.Module):
         return tuple(outs)
 
     def train(self, mode: bool = True) -> 'HViT3':
-        """Sets the mode; what is frozen stays in evaluation mode and without gradients."""
+        """Sets the mode; frozen parts stay in evaluation mode and without gradients."""
         super().train(mode)
         if self.frozen_stages >= 0:
             frozen = [self.stem, *self.stages[: self.frozen_stages]]
@@ -286,8 +286,8 @@ class HViT3(nn.Module):
     def get_layer_depth(self, param_name: str, prefix: str = '') -> tuple[int, int]:
         """Layer of a parameter, and number of layers, as `PlainBackbone.get_layer_depth`.
 
-        0 is the stem, then comes a layer for each block, each downsampling in the layer of the
-        block behind it, and the last is for the norms of the outputs and all outside the backbone.
+        0 is the stem; each block is a layer, together with a downsampling in front of it; the last
+        layer is for the norms of the outputs and everything outside the backbone.
         """
         total = sum(self.depths) + 2
         if not param_name.startswith(prefix):
@@ -304,6 +304,6 @@ class HViT3(nn.Module):
 def _pad_to_multiple(x: Tensor, multiple: int) -> Tensor:
     """Zeros at the right and the bottom, up to the next multiple of both sides."""
     right, bottom = -x.shape[3] % multiple, -x.shape[2] % multiple
-    # An exported program would hold for the sizes that need padding, or for those that do not.
+    # A condition would restrict an exported program to sizes that need padding, or that do not.
     needed = torch.compiler.is_exporting() or right or bottom
     return F.pad(x, (0, right, 0, bottom)) if needed else x

@@ -22,13 +22,13 @@ class MixerBackbone(PlainBackbone):
         pos_embed: Whether to learn a position embedding for the grid of `img_size`.
         drop_path_rate: Stochastic depth of the last block, rising linearly from 0 at the first.
         norm_eps: ε of all LayerNorms.
-        options: Those of `PlainBackbone`: `img_size`, `out_indices`, …
+        options: Options of `PlainBackbone`: `img_size`, `out_indices`, …
 
     Raises:
-        ValueError: If an option is not one of those named here.
+        ValueError: If an option is out of range.
     """
 
-    # Options of PlainBackbone that the arch gives.
+    # Options of PlainBackbone that come from the arch.
     derived_options: ClassVar = ('embed_dims', 'num_layers', 'patch_embed', 'norm')
     arch_zoo: Mapping[str, Mapping[str, int]]
     default_mixer: Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""Options and images that all backbones check alike."""
+"""Checks of options and images that all backbones share."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,14 +12,14 @@ OUT_TYPES = ('featmap', 'avg_featmap')
 
 
 def map_size(x: Tensor) -> tuple[int, int]:
-    """Height and width of a map `(B, C, h, w)`, as numbers even where they are traced."""
+    """Height and width of a map `(B, C, h, w)`, as numbers even when traced."""
     height, width = x.shape[2], x.shape[3]
-    # torch.jit.trace, by which counters of FLOPs look at a model, has tensors for sizes.
+    # torch.jit.trace, which FLOP counters use, has tensors for sizes.
     return (int(height), int(width)) if torch.jit.is_tracing() else (height, width)
 
 
 def check_image(x: Tensor, in_channels: int, model: str) -> None:
-    """Refuses what is no image `(B, in_channels, H, W)` of floating-point numbers."""
+    """Raises an error unless `x` is an image `(B, in_channels, H, W)` of floating-point numbers."""
     # Not len(x), which would fix the batch of an export.
     if x.dim() == 4 and x.shape[0] == 0:
         raise ValueError(
@@ -42,12 +42,12 @@ def resolve_arch(
 ) -> dict[str, Any]:
     """An architecture by name, or as a dict with the keys of the zoo.
 
-    As in mmpretrain, its depth is `num_layers` where all blocks have one width, and `depths`, a
-    number for each stage, where there are stages.
+    As in mmpretrain, its depth is `num_layers` if all blocks have one width, or `depths`, a number
+    for each stage.
 
     Raises:
         ValueError: If the name is unknown, keys are missing or too many, or a number is below 1.
-        TypeError: If an entry is no integer, or where there are stages, no sequence of them.
+        TypeError: If an entry is not an integer, or with stages not a sequence of integers.
     """
     example = next(iter(zoo.values()))
     if not isinstance(arch, Mapping):
@@ -69,7 +69,7 @@ def resolve_arch(
 
 
 def drop_path_rates(rate: float, num_layers: int) -> list[float]:
-    """The stochastic depth of every block: from 0 at the first, linearly, to `rate` at the last.
+    """Stochastic depth of every block: linear from 0 at the first to `rate` at the last.
 
     Raises:
         ValueError: If the rate is not in [0, 1).

@@ -7,30 +7,31 @@ from ..layers import Mixer
 from ..linearize import RECIPES
 from .mixer_backbone import MixerBackbone
 
-# The parts of a mixer that a ViT has under the same meaning.
+# Parts of a mixer that a ViT also has.
 _INHERITED = ('.mixer.qkv.', '.mixer.proj.')
 
 
 class T5(MixerBackbone):
-    """T⁵-T/S/B: DeiT's body without class token, which takes over a ViT's weights, and linear cost.
+    """T⁵-T/S/B: DeiT's body without class token, at linear cost, which inherits a ViT's weights.
 
-    `mmvttt.checkpoints.inherit.inherit_vit` begins from a ViT or DeiT of timm or mmpretrain, in a
-    config `init_cfg=dict(type='mmvttt.InheritViT', checkpoint=…)`. The paper has tiny and small;
-    base is DeiT-B with the same mixer.
+    `mmvttt.checkpoints.inherit.inherit_vit` initialises it from a ViT or DeiT of timm or
+    mmpretrain; in a config use `init_cfg=dict(type='mmvttt.InheritViT', checkpoint=…)`. The paper
+    has tiny and small; base is DeiT-B with the same mixer.
 
     Args:
-        arch: See `MixerBackbone`. It must have the heads of the source: the shapes of weights do
-            not tell.
-        mixer: Options of `TTTMixer` that overrule T⁵'s: `inner` (Tab. 1), `key_norm` (Tab. 2),
-            `locality` and `neighborhood` (Tab. 3; T⁵⁺ is `dict(neighborhood=5)`); or
-            `dict(type=…)` of another mixer, with no option of T⁵'s.
+        arch: See `MixerBackbone`. Its number of heads must be the source's, which weight shapes do
+            not show.
+        mixer: Options of `TTTMixer` that override T⁵'s: `inner` (Tab. 1), `key_norm` (Tab. 2),
+            `locality` and `neighborhood` (Tab. 3; T⁵⁺ is `dict(neighborhood=5)`); or `dict(type=…)`
+            of another mixer, with no option of T⁵'s.
         cpe, pos_embed: See `MixerBackbone`; the former is "+ CPE(x)" of Tab. 3.
-        only_new: Train nothing but what a ViT does not have (the "freeze" of Tab. 1). Of this
-            backbone: a classifier's head is frozen by a rate of 0, see `new_parameters`.
-        options: Those of `MixerBackbone`: `drop_path_rate`, `img_size`, `out_indices`, …
+        only_new: Train only parameters that a ViT does not have (the "freeze" of Tab. 1). A
+            classifier's head is not part of this backbone: freeze it by a rate of 0, see
+            `new_parameters`.
+        options: Options of `MixerBackbone`: `drop_path_rate`, `img_size`, `out_indices`, …
 
     Raises:
-        ValueError: If an option is not one of those named here.
+        ValueError: If an option is out of range.
     """
 
     default_mixer: Mapping[str, Any] = dict(type='mmvttt.TTTMixer', **RECIPES['t5'].options)
@@ -53,7 +54,7 @@ class T5(MixerBackbone):
         super().__init__(arch, mixer, cpe, pos_embed, **options)
 
     def train(self, mode: bool = True) -> 'T5':
-        """Sets the mode; what is frozen stays without gradients."""
+        """Sets the mode; frozen parts stay without gradients."""
         super().train(mode)
         if self.only_new:
             new = self.new_parameters()

@@ -29,15 +29,14 @@ CLASS_TOKEN = 'cls_token'
 class TimmViT(PlainBackbone):
     """A `VisionTransformer` or `Eva` of timm: DINOv2, DINOv3, SigLIP 2, EVA-02, CLIP, DeiT, MAE, ….
 
-    Its parts have timm's names, and its tokens are timm's to the last bit. The class and register
-    tokens lie in front of those of the patches, `(B, num_prefix_tokens + h·w, C)`, from `embed` to
-    the last block. With `linearize=None` the attention stays softmax: the baseline of every
-    comparison.
+    Its parts have timm's names, and its tokens are timm's to the last bit. Class and register
+    tokens are in front of the patches' tokens, `(B, num_prefix_tokens + h·w, C)`, from `embed` to
+    the last block. With `linearize=None` the attention stays softmax, as a baseline.
 
     Weights: `mmvttt.checkpoints.load.load_pretrained`, or a config's
     `init_cfg=dict(type='Pretrained', checkpoint=…)`, takes a file or URL with the names of timm or
-    of the model's authors (as far as timm knows them), or `'timm://NAME'`, what timm's hub has
-    under the name of a model and its tag, such as `'timm://vit_small_patch16_dinov3.lvd1689m'`.
+    of the model's authors (as far as timm converts them), or `'timm://NAME'`, a model and tag on
+    timm's hub, such as `'timm://vit_small_patch16_dinov3.lvd1689m'`.
 
     Args:
         model: Name in timm's registry.
@@ -46,17 +45,17 @@ class TimmViT(PlainBackbone):
         model_options: Further options of timm's model, e.g. `dict(depth=4)`.
         drop_path_rate: Stochastic depth of the last block, rising linearly from 0 at the first.
         img_size: Image side (or (H, W)) in pixels whose patch grid the position embedding is
-            stored for; any other size is served by resizing it. None for timm's of this model.
-        patch_size: Side of a patch; other than the model's, its kernel is resized (FlexiViT's
-            way). A model of patches of 14 pixels in a ViTAdapter needs 16. None for the model's.
+            stored for; it is resized for any other size. None for the model's.
+        patch_size: Side of a patch; if not the model's, the kernel is resized as in FlexiViT. A
+            model of patches of 14 pixels in a ViTAdapter needs 16. None for the model's.
         in_channels: Channels of the image.
         out_type: 'featmap' returns maps `(B, C, h, w)`, 'avg_featmap' the means `(B, C)` of the
             patches, 'cls_token' the class token `(B, C)`.
         out_indices, frozen_stages, with_cp: See `PlainBackbone`.
 
     Raises:
-        ValueError: If timm has no such model, or it cannot be linearized, or an option is not one
-            of those named here.
+        ValueError: If timm has no such model, or it cannot be linearized, or an option is out of
+            range.
     """
 
     def __init__(
@@ -86,7 +85,7 @@ class TimmViT(PlainBackbone):
             in_chans=in_channels,
             drop_path_rate=drop_path_rate,
             num_classes=0,
-            # Where the mean is pooled, timm puts the norm behind it; the distilled know one way.
+            # With mean pooling timm puts the norm after it; distilled models know one way only.
             global_pool='token' if 'distilled' in model else '',
             dynamic_img_size=True,
             dynamic_img_pad=True,
@@ -160,7 +159,7 @@ class TimmViT(PlainBackbone):
         return self.norm_pre(self.pos_drop(x)), hw
 
     def shared_extras(self, hw: tuple[int, int]) -> dict[str, Tensor]:
-        """The rotary positions of an `(h, w)` map, which timm draws once a call in training."""
+        """Rotary positions of an `(h, w)` map, which timm draws once a call in training."""
         return {} if self.rope is None else {'rope': self.rope.get_embed(shape=hw)}
 
     def run_block(self, index: int, x: Tensor, hw: tuple[int, int], **extras: Any) -> Tensor:
@@ -176,13 +175,13 @@ class TimmViT(PlainBackbone):
         return block(x, **extras)
 
     def to_output(self, x: Tensor, hw: tuple[int, int], **extras: Any) -> Tensor:
-        """Tokens `(B, num_prefix_tokens + h·w, C)` → what `out_type` asks for."""
+        """Tokens `(B, num_prefix_tokens + h·w, C)` → a map or a feature, by `out_type`."""
         if self.out_type == CLASS_TOKEN:
             return x[:, 0]
         return super().to_output(x[:, self.num_prefix_tokens :], hw)
 
     def train(self, mode: bool = True) -> 'TimmViT':
-        """Sets the mode; what is frozen stays in evaluation mode and without gradients."""
+        """Sets the mode; frozen parts stay in evaluation mode and without gradients."""
         super().train(mode)
         if self.frozen_stages >= 0:
             for module in (self.norm_pre, self.rope):
@@ -192,12 +191,12 @@ class TimmViT(PlainBackbone):
 
     @torch.no_grad()
     def to_timm(self) -> nn.Module:
-        """A copy as the model of timm that it is, without a head, linearized if it is."""
+        """A copy as a timm model without a head, linearized if this one is."""
         vit = _create(*self._source)
         _linearized(vit, self._linearize)
         weights = self.state_dict()
         if isinstance(vit.norm, nn.Identity):
-            # Where the mean is pooled, timm has the norm behind it.
+            # With mean pooling timm has the norm after it.
             weights = {re.sub(r'^norm\.', 'fc_norm.', n): w for n, w in weights.items()}
         vit.load_state_dict(weights)
         return vit.train(self.training)
@@ -208,10 +207,10 @@ class TimmViT(PlainBackbone):
         return super().no_weight_decay() | {n for n in own if n.endswith('_token')}
 
     def adapt_weights(self, state_dict: dict[str, Tensor], prefix: str = '') -> None:
-        """Lets weights of transformers, timm or a model's authors load, of any size, in place.
+        """Converts weights of transformers, timm or a model's authors, of any size, in place.
 
-        Names become timm's, kernels of patches and position embeddings are resized, and a norm
-        behind the pooling becomes that of the tokens.
+        Names become timm's, patch kernels and position embeddings are resized, and a norm after the
+        pooling becomes the tokens' norm.
         """
         super().adapt_weights(state_dict, prefix)
         own = {n[len(prefix) :]: w for n, w in state_dict.items() if n.startswith(prefix)}

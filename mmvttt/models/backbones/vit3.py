@@ -7,9 +7,9 @@ from .mixer_backbone import MixerBackbone
 
 
 class ViT3(MixerBackbone):
-    """ViT³-T/S/B: a ViT without position embedding and class token, its attention trained by TTT.
+    """ViT³-T/S/B: a ViT without position embedding and class token, with TTT instead of attention.
 
-    Takes the arguments of `MixerBackbone`. Without a type, `mixer` has options of `ViT3Mixer`
+    Takes the arguments of `MixerBackbone`. Without a type, `mixer` holds options of `ViT3Mixer`
     (`scale`, `backend`); `dict(type='mmvttt.TTTMixer', …)` is any other point of the design space.
     """
 

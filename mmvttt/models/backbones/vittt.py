@@ -17,13 +17,14 @@ from ..layers import (
     TokenBlock,
     TTTLinearMixer,
     conv_and_norm,
+    glu,
     resolve_mixer,
 )
 from .base import PlainBackbone
 from .options import drop_path_rates, resolve_arch
 
 GELU = dict(type='GELU')
-# The rows of Tab. 3, from the plain TTT layer to Vittt: options of one block.
+# The rows of Tab. 3, from the plain TTT layer to Vittt, as options of a block.
 DESIGN_ROUTE: dict[str, dict] = {
     'ttt_layer': dict(
         preprocess=None,
@@ -50,7 +51,7 @@ class SwiGLUFeedForward(GluMlp):
     """
 
     def __init__(self, embed_dims: int, feedforward_channels: int) -> None:
-        # timm counts the gate and the value as one hidden layer of twice the width.
+        # timm counts gate and value as one hidden layer of twice the width.
         hidden = 2 * feedforward_channels
         super().__init__(embed_dims, hidden, act_layer=nn.SiLU, gate_last=False)
         for linear in (self.fc1, self.fc2):
@@ -58,8 +59,8 @@ class SwiGLUFeedForward(GluMlp):
             nn.init.zeros_(linear.bias)
 
     def forward(self, x: Tensor, hw: tuple[int, int] | None = None) -> Tensor:
-        """Tokens `(B, T, D)` → `(B, T, D)`; every token by itself, wherever it is on the map."""
-        return super().forward(x)
+        """Tokens `(B, T, D)` → `(B, T, D)`, each token on its own."""
+        return self.fc2(glu(self.fc1(x), self.act))
 
 
 class VitttBlock(TokenBlock):
@@ -71,10 +72,10 @@ class VitttBlock(TokenBlock):
         feedforward_channels: Hidden channels of the SwiGLU MLP.
         mixer: Config of the mixer, see `build_mixer`.
         preprocess: 'conv2d' (depth-wise 3×3), 'conv1d' (causal depth-wise, 4 taps) or None.
-        residual: What the mixer's output is added to, and what the convolution is. The paper
-            contradicts itself: 'normed' is Algorithm 1 (y ← DWConv(y) + y, x = LN(y),
-            x + mixer(x)), 'literal' Eq. 9 and 12 (y + mixer(DWConv(LN(y)))), 'input' between them
-            (as Algorithm 1, but y + mixer(x) as in Eq. 9).
+        residual: Where the residuals of mixer and convolution start. The paper contradicts itself:
+            'normed' is Algorithm 1 (y ← DWConv(y) + y, x = LN(y), x + mixer(x)), 'literal' Eq. 9
+            and 12 (y + mixer(DWConv(LN(y)))), 'input' between them (as Algorithm 1, but y +
+            mixer(x) as in Eq. 9).
         drop_path: Rate at which whole samples skip a branch.
     """
 
@@ -146,10 +147,10 @@ class Vittt(PlainBackbone):
             `feedforward_channels`.
         design: A step of the design route of Tab. 3: 'ttt_layer', 'share_qk', 'gating', 'conv1d'
             (the vanilla TTT block), 'dual' or 'conv2d' (Vittt).
-        mixer: Options of `TTTLinearMixer` that overrule the design: `mini_batch_size`,
-            `learnable_states`, `eta_base`, `post_norm`, `gate_cfg`, `backend`, …; or
-            another mixer, as a class, a name or `dict(type=…)`, which is told `patches` (as
-            `VitttBlock.forward`) if its `extras` name it; class tokens need one that does.
+        mixer: Options of `TTTLinearMixer` that override the design: `mini_batch_size`,
+            `learnable_states`, `eta_base`, `post_norm`, `gate_cfg`, `backend`, …; or another mixer,
+            as a class, a name or `dict(type=…)`, which gets `patches` (see `VitttBlock.forward`) if
+            its `extras` name it; class tokens require that.
         residual: 'input', 'normed' (Algorithm 1) or 'literal' (Eq. 9 and 12), see `VitttBlock`.
         cls_mode: How a classifier's feature is taken (Tab. 4): 'mean' or 'max' (the token of the
             largest L2 norm) of the patches, or class tokens at the 'head', in the 'middle', or at
@@ -157,11 +158,11 @@ class Vittt(PlainBackbone):
         drop_path_rate: Stochastic depth of the last block, rising linearly from 0 at the first.
         norm_eps: ε of all LayerNorms.
         pos_embed_interpolation: As in the original ViT-Adapter, see `PlainBackbone`.
-        options: Those of `PlainBackbone`: `img_size`, `patch_size`, `in_channels`, `out_indices`,
+        options: Options of `PlainBackbone`: `img_size`, `patch_size`, `in_channels`, `out_indices`,
             `out_type`, `frozen_stages`, `with_cp`, …
 
     Raises:
-        ValueError: If an option is not one of those named here.
+        ValueError: If an option is out of range.
     """
 
     derived_options: ClassVar = ('embed_dims', 'num_layers', 'patch_embed', 'norm')

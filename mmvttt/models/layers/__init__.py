@@ -2,7 +2,7 @@
 
 from .conv import CausalConv1d, DWConv2d, to_map
 from .drop_path import DropPath
-from .fused import conv_and_norm
+from .fused import conv_and_norm, glu
 from .inner_models import InnerModel
 from .mixer import Mixer, TokenBlock, build_mixer, resolve_mixer
 from .mixer_block import FeedForward, MixerBlock
@@ -33,6 +33,7 @@ __all__ = [
     'build_mixer',
     'build_norm',
     'conv_and_norm',
+    'glu',
     'neighborhood_attention',
     'resolve_mixer',
     'rotate',

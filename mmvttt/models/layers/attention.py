@@ -1,4 +1,4 @@
-"""Softmax and linear attention in the place of an inner model, T⁵'s baselines (t5 Tab. 1)."""
+"""Softmax and linear attention instead of an inner model, T⁵'s baselines (t5 Tab. 1)."""
 
 from abc import ABC, abstractmethod
 
@@ -21,7 +21,7 @@ class Attention(nn.Module, ABC):
 
 
 class SoftmaxAttention(Attention):
-    """softmax(q·kᵀ / √d)·v, what the weights of a ViT were trained for; O(N²)."""
+    """softmax(q·kᵀ / √d)·v, as in a ViT; O(N²)."""
 
     def __init__(self, num_heads: int, head_dims: int) -> None:
         super().__init__()

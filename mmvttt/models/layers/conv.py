@@ -1,7 +1,7 @@
 """Depth-wise convolutions over tokens: Conv1d on q, k and X, Conv2d on X (vision-ttt Sec. 4.3).
 
-Tokens stay token-major, `(B, T, C)`: seen as an image that is exactly the channels-last layout, so
-no convolution here copies its input into another layout.
+Tokens stay token-major, `(B, T, C)`. As an image this is the channels-last layout, so no
+convolution here copies its input to another layout.
 """
 
 import math
@@ -17,8 +17,8 @@ from .precision import at_least_fp32
 def to_map(tokens: Tensor, hw: tuple[int, int]) -> Tensor:
     """Tokens `(B, h·w, C)` → map `(B, C, h, w)`.
 
-    A transposition followed by an unflattening gives one image the strides (C, 1, w·C, C), with
-    which torch's BatchNorm on a CPU has a wrong gradient (docs/faq.md). A permutation has them of
+    Transposing and then unflattening gives a single image the strides (C, 1, w·C, C), with which
+    torch's BatchNorm on a CPU has a wrong gradient (docs/faq.md). A permutation has the strides of
     channels_last.
     """
     return tokens.unflatten(1, hw).permute(0, 3, 1, 2)
@@ -38,7 +38,7 @@ class DWConv2d(nn.Conv2d):
             channels, channels, kernel_size, padding=kernel_size // 2, groups=channels, bias=bias
         )
 
-    # A convolution of tokens has to be told the size of their map.
+    # A convolution of tokens needs the size of their map.
     def forward(self, x: Tensor, hw: tuple[int, int]) -> Tensor:  # type: ignore[override]
         """`(B, h·w, C)` tokens of an `(h, w)` map → `(B, h·w, C)`."""
         return super().forward(to_map(x, hw)).permute(0, 2, 3, 1).flatten(1, 2)
@@ -47,8 +47,8 @@ class DWConv2d(nn.Conv2d):
 class CausalConv1d(nn.Module):
     """Depth-wise convolution along the scan, one kernel a direction; a token sees only its past.
 
-    The past of a 'forward' scan lies at smaller token indices, the past of a 'backward' scan at
-    larger ones: reversing the tokens swaps the two (Algorithm 1, line 10).
+    The past is at smaller token indices in a 'forward' scan and at larger ones in a 'backward'
+    scan: reversing the tokens swaps the two (Algorithm 1, line 10).
 
     Args:
         channels: Channels C of one direction.
@@ -66,7 +66,7 @@ class CausalConv1d(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """The uniform start of `nn.Conv1d` at a fan-in of `kernel_size`."""
+        """Initialises uniformly like `nn.Conv1d` at a fan-in of `kernel_size`."""
         bound = 1 / math.sqrt(self.kernel_size)
         nn.init.uniform_(self.weight, -bound, bound)
 
@@ -76,7 +76,7 @@ class CausalConv1d(nn.Module):
 
 
 def causal_convs(x: Tensor, *convs: CausalConv1d, backend: str | None = None) -> tuple[Tensor, ...]:
-    """One or two convolutions of the same tokens `(B, T, R, C)`, which are read once.
+    """One or two convolutions of tokens `(B, T, R, C)`, read once.
 
     With `backend='numba'` the default: the op has no numba kernel.
     """

@@ -1,4 +1,4 @@
-"""Stochastic depth for blocks that torch.compile is to compile once, not once each."""
+"""Stochastic depth with which torch.compile compiles all blocks once, not each block."""
 
 from collections.abc import Callable
 
@@ -9,23 +9,31 @@ from torch import Tensor, nn
 class DropPath(nn.Module):
     """Drops a branch for whole samples and scales what stays by 1 / (1 − rate).
 
-    The rate is a tensor. torch.compile takes a Python number (timm's, mmcv's) for a constant:
-    every block of a model has another, would be compiled by itself, and from the ninth on not at
-    all.
+    The rate is a tensor. torch.compile treats a Python number (timm's, mmcv's) as a constant: with
+    a rate of its own every block would be compiled separately, and from the ninth on not at all.
 
     Args:
-        drop_prob: Fraction of the samples that are dropped in training, in [0, 1).
+        drop_prob: Fraction of the samples to drop in training, in [0, 1); it can be set later.
     """
 
     def __init__(self, drop_prob: float = 0.0) -> None:
         super().__init__()
+        self.register_buffer('keep', torch.tensor(1.0), persistent=False)
         self.drop_prob = drop_prob
-        self.drops = drop_prob > 0
-        self.register_buffer('keep', torch.tensor(1.0 - drop_prob), persistent=False)
+
+    @property
+    def drop_prob(self) -> float:
+        """The rate; a schedule may set it."""
+        return self._drop_prob
+
+    @drop_prob.setter
+    def drop_prob(self, rate: float) -> None:
+        self._drop_prob, self.drops = rate, rate > 0
+        self.keep.fill_(1.0 - rate)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> 'DropPath':
         super()._apply(fn, recurse)
-        # No state dict has the rate: `to_empty` would leave any number in its place.
+        # No state dict has the rate, so `to_empty` would leave an arbitrary number.
         if not self.keep.is_meta:
             self.keep.fill_(1.0 - self.drop_prob)
         return self

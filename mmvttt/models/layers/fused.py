@@ -1,7 +1,9 @@
-"""Parts of a block that a GPU computes in one kernel: a residual sum and the norm behind it.
+"""Parts of a block that a GPU computes in one kernel: residual sums and norms, gates, GELUs.
 
-Elsewhere, and where a layer is not what the kernel computes, the layers run as they are.
+Elsewhere, and for layers that the kernel does not compute, the layers themselves run.
 """
+
+from functools import reduce
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +12,7 @@ import ttt_kernels
 
 from .conv import DWConv2d
 from .precision import at_least_fp32
+from .rope import rotate
 
 
 def add_and_norm(x: Tensor, branch: Tensor, norm: nn.Module) -> tuple[Tensor, Tensor]:
@@ -26,13 +29,12 @@ def conv_and_norm(
     x: Tensor, conv: DWConv2d, norm: nn.Module, hw: tuple[int, int]
 ) -> tuple[Tensor, Tensor]:
     """x + conv(x) and its norm, tokens `(B, h·w, C)` of an `(h, w)` map."""
-    if not (_fuses(x, norm) and _is_plain(conv, DWConv2d) and conv.kernel_size == (3, 3)):
+    if not (_fuses(x, norm) and _is_3x3(conv)):
         y = x + conv(x, hw)
         return y, norm(y)
     return ttt_kernels.conv_norm(
         x,
-        at_least_fp32(conv.weight).squeeze(1),
-        None if conv.bias is None else at_least_fp32(conv.bias),
+        *_learned(conv),
         at_least_fp32(norm.weight),
         at_least_fp32(norm.bias),
         hw=hw,
@@ -41,18 +43,69 @@ def conv_and_norm(
     )
 
 
+def sum_and_gate(x: Tensor, gate: Tensor, act: nn.Module, backend: str | None) -> Tensor:
+    """Σ_r x_r times the activated gate, branches `(B, N, R, C)` and gate `(B, N, C)`."""
+    known = _known_act(act) if backend != 'reference' and x.dtype == gate.dtype else None
+    if not (known and ttt_kernels.fuses('gated', x)):
+        # Not x.sum(2), which does not run in vectors on a CPU.
+        return reduce(torch.add, x.unbind(2)) * act(gate)
+    return ttt_kernels.gated(x, gate, activation=known)
+
+
+def glu(x: Tensor, act: nn.Module) -> Tensor:
+    """The activated first half of the channels times the second, tokens `(B, N, 2·C)`."""
+    known = _known_act(act)
+    if not (known and ttt_kernels.fuses('gated', x)):
+        gate, value = x.chunk(2, -1)
+        return act(gate) * value
+    return ttt_kernels.glu(x, activation=known)
+
+
+def act_conv_act(x: Tensor, act: nn.Module, conv: DWConv2d, hw: tuple[int, int]) -> Tensor:
+    """act(a + conv(a)), a = act(x), tokens `(B, h·w, C)` of an `(h, w)` map."""
+    known = _known_act(act) == 'gelu' and _is_3x3(conv)
+    if not (known and ttt_kernels.fuses('gelu_conv', x)):
+        x = act(x)
+        return act(x + conv(x, hw))
+    return ttt_kernels.gelu_conv(x, *_learned(conv), hw=hw)
+
+
+def rotate_pairs(x: Tensor, rotation: Tensor, backend: str | None) -> Tensor:
+    """Pairs of channels of tokens `(B, N, C)`, turned by `(N, C / 2)` of `rotation_2d`."""
+    if backend == 'reference' or not ttt_kernels.fuses('rotate', x):
+        return rotate(x, rotation)
+    return ttt_kernels.rotate(x, rotation)
+
+
 def _fuses(x: Tensor, norm: nn.Module) -> bool:
     return _is_plain(norm, nn.LayerNorm) and ttt_kernels.fuses('residual_norm', x)
 
 
+def _is_3x3(conv: nn.Module) -> bool:
+    return _is_plain(conv, DWConv2d) and conv.kernel_size == (3, 3)
+
+
+def _learned(conv: DWConv2d) -> tuple[Tensor, Tensor | None]:
+    """Weight `(C, 3, 3)` and bias `(C,)`, in the precision of the ops."""
+    bias = None if conv.bias is None else at_least_fp32(conv.bias)
+    return at_least_fp32(conv.weight).squeeze(1), bias
+
+
+def _known_act(act: nn.Module) -> str | None:
+    """The op's name of an activation, if it has one."""
+    if _is_plain(act, nn.GELU) and act.approximate == 'none':
+        return 'gelu'
+    return 'silu' if _is_plain(act, nn.SiLU) else None
+
+
 def _is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
-    """Whether a module is of this very class, and nobody listens to its calls."""
+    """Whether a module is exactly of this class and has no hooks."""
     return type(module) is kind and not (
         module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
     )
 
 
 def _norm_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """What the linear layers behind a norm take: the type of autocast, where it is on."""
+    """Input dtype of the linear layers after a norm: autocast's, if it is on."""
     on = torch.is_autocast_enabled(device.type) and dtype != torch.float64
     return torch.get_autocast_dtype(device.type) if on else dtype

@@ -24,9 +24,9 @@ def l2(predicted: Tensor, value: Tensor, scale: float) -> Tensor:
 
 
 def rmse(predicted: Tensor, value: Tensor, scale: float) -> Tensor:
-    """√(s/B · Σ (V̂ − V)²) (Eq. 12); where V̂ = V everywhere, all derivatives are taken as 0."""
+    """√(s/B · Σ (V̂ − V)²) (Eq. 12); if V̂ = V everywhere, all derivatives are 0."""
     error = (predicted - value).square().sum()
-    # √ stays away from 0, where its derivatives, and the derivatives of a norm, are not finite.
+    # Keeps √ away from 0, where its derivatives are not finite.
     perfect = error == 0
     root = torch.where(perfect, 0, torch.where(perfect, 1, error).sqrt())
     return (scale / len(value)) ** 0.5 * root

@@ -1,4 +1,4 @@
-"""The inner models: what each head trains at test time (vit3 Tab. 4 and 6; t5 Tab. 1)."""
+"""Inner models, which each head trains at test time (vit3 Tab. 4 and 6; t5 Tab. 1)."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -19,18 +19,18 @@ Weights = Mapping[str, Tensor]
 # A class or callable, a name, or `dict(type=…)` and options.
 Inner = str | Mapping[str, Any] | Callable[[int, int], nn.Module]
 Size = tuple[int, int]
-# Those that ttt_mlp has; it has no damping.
+# Losses of the op ttt_mlp, which has no damping.
 MLP_LOSSES = (dot, l2)
 
 
 class Step(NamedTuple):
-    """One full-batch step of 1.0, and its implementation.
+    """A full-batch step of 1.0, and its implementation.
 
     Attributes:
         loss: The inner loss.
         scale: Its factor s.
         damping: Whether the gradients are damped.
-        backend: Implementation of the op, if one is wanted.
+        backend: Implementation of the op; None leaves the choice to it.
     """
 
     loss: InnerLoss
@@ -40,7 +40,7 @@ class Step(NamedTuple):
 
 
 class InnerModel(nn.Module, ABC):
-    """A function of d channels with weights of its own in every head, and their starting values.
+    """A function of d channels with separate weights for every head, and their initial values.
 
     Parameters are `(H, …)`: matrices `(H, d_in, d_out)` of row vectors, full convolutions
     `(H, d_out, d_in, 3, 3)`, depth-wise ones `(H, d, 3, 3)`. A subclass names the shapes of one
@@ -50,13 +50,13 @@ class InnerModel(nn.Module, ABC):
 
     Attributes:
         spatial: Whether a token's output depends on its neighbours.
-        axes: Name of a weight → names of its axes without the heads, 'out' for the channels of the
-            output. Damping takes the norm over all other axes. Vectors are `('out',)` and matrices
-            `('in', 'out')` unless they are named here.
+        axes: Name of a weight → names of its axes without the heads, 'out' for the output channels.
+            Damping takes the norm over all other axes. Defaults: `('out',)` for vectors, `('in',
+            'out')` for matrices.
 
     Args:
         num_heads: Heads H.
-        shapes: Name and shape of every weight of one head; they begin as truncated normal 0.02.
+        shapes: Name and shape of every weight of one head, initialised as truncated normal 0.02.
     """
 
     spatial = False
@@ -84,8 +84,8 @@ class InnerModel(nn.Module, ABC):
     def has_op(self, step: Step) -> bool:
         """Whether `fused` computes this step of this model.
 
-        It does where `call` is still the method of the class that defines `fused`, whatever stands
-        between the two in the order of inheritance.
+        It does if `call` is still the method of the class that defines `fused`, whatever is between
+        the two in the method resolution order.
         """
         owner = next(kind for kind in type(self).__mro__ if 'fused' in vars(kind))
         return getattr(self.call, '__func__', None) is owner.call and self.fuses(step)
@@ -98,7 +98,7 @@ class InnerModel(nn.Module, ABC):
             dims: Number of its dimensions without the heads.
 
         Raises:
-            ValueError: If its axes are not named, and it is no vector or matrix.
+            ValueError: If its axes are not named, and it is not a vector or matrix.
         """
         axes = self.axes.get(name, {1: ('out',), 2: ('in', 'out')}.get(dims))
         if axes is None or len(axes) != dims:
@@ -251,7 +251,7 @@ class DWConv(InnerModel):
         return step.loss is dot
 
     def fused(self, w: Weights, q: Tensor, k: Tensor, v: Tensor, hw: Size, step: Step) -> Tensor:
-        # Channels know nothing of heads here.
+        # The convolution treats all heads' channels alike.
         tokens = (x.flatten(2) for x in (q, k, v))
         weight = w['w1'].flatten(0, 1)
         out = ttt_dwconv(
@@ -270,7 +270,7 @@ INNER_MODELS: dict[str, type[nn.Module]] = {
 
 
 def build_inner_model(inner: Inner, num_heads: int, head_dims: int) -> InnerModel | Attention:
-    """An inner model, or an attention in its place.
+    """Builds an inner model, or an attention instead.
 
     Args:
         inner: A class or callable, called with heads and their channels; a name; or
@@ -279,7 +279,7 @@ def build_inner_model(inner: Inner, num_heads: int, head_dims: int) -> InnerMode
         head_dims: Channels d of a head.
 
     Raises:
-        TypeError: If it makes no inner model, or an option is unknown.
+        TypeError: If the result is not an inner model, or an option is unknown.
         ValueError: If there is no inner model of this name.
     """
     kind, options = split_config('inner', inner, INNER_MODELS)
@@ -293,7 +293,7 @@ def build_inner_model(inner: Inner, num_heads: int, head_dims: int) -> InnerMode
 
 
 def _neighbours(x: Tensor, hw: Size) -> Tensor:
-    """Each token's 3×3 neighbourhood, zeros outside of the map: `(h·w, d)` → `(h·w, d, 9)`."""
+    """Each token's 3×3 neighbourhood, zeros outside the map: `(h·w, d)` → `(h·w, d, 9)`."""
     h, w = hw
     image = F.pad(x.unflatten(0, hw), (0, 0, 1, 1, 1, 1))
     shifts = [image[i : i + h, j : j + w] for i in range(3) for j in range(3)]

@@ -1,9 +1,9 @@
 """Norms of the keys before T⁵'s inner step; the mean over tokens matters (t5 Sec. 4.2).
 
-A key norm is a function of keys `(B, N, C)`, without anything learned; statistics and division are
-made in fp32 or more. Those that subtract the mean over the tokens take away a shift that all keys
-share, which softmax attention does not see and an inner step does. A single token becomes 0 by
-them, where torch's instance norm refuses it.
+A key norm is a function of keys `(B, N, C)` without parameters; statistics and division are in fp32
+or more. Subtracting the mean over the tokens removes a shift that all keys share, which softmax
+attention ignores but an inner step does not. A single token becomes 0; torch's instance norm
+refuses it.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from .precision import at_least_fp32
 KeyNorm = Callable[[Tensor], Tensor]
 
 _CHANNEL_EPS = 1e-6
-# The authors' code has 1.0, where the paper writes ε.
+# The authors' code has 1.0 for the paper's ε.
 _TOKEN_EPS = 1.0
 
 

@@ -1,9 +1,9 @@
-"""The contract of token mixers, and what all blocks around one share.
+"""The contract of token mixers, and the parts that all blocks share.
 
 A token mixer is a module that is built as `Mixer(embed_dims=…, num_heads=…, **options)` and called
-as `mixer(x, hw)`: tokens `(B, T, C)` and the size `(h, w)` of their map in, tokens out. What it
-wants to be told beyond that it declares by name, `extras = ('rotation',)`, and gets as a keyword
-argument from blocks that know it.
+as `mixer(x, hw)`: tokens `(B, T, C)` and the size `(h, w)` of their map in, tokens out. It declares
+further inputs by name, `extras = ('rotation',)`, and gets them as keyword arguments from blocks
+that have them.
 """
 
 import inspect
@@ -23,10 +23,9 @@ Mixer = str | Mapping[str, Any] | Callable[..., nn.Module]
 
 
 def resolve_mixer(mixer: Mixer | None, default: Mapping[str, Any]) -> dict[str, Any]:
-    """Config of a model's mixer: the user's options over the default's.
+    """Config of a model's mixer: the user's options override the default's.
 
-    The default's options hold for its own type, whichever way that is written; another type has
-    none but the user's.
+    The default's options apply only to its own type, however that is written.
 
     Args:
         mixer: A class, a callable or a name; options of the default's mixer; or `dict(type=…)` and
@@ -60,13 +59,13 @@ def build_mixer(
         config: What `resolve_mixer` returns.
         embed_dims: Channels C.
         num_heads: Heads.
-        extras: Names of what its block can tell it beyond the tokens and the size of their map.
+        extras: Names of the block's inputs beyond the tokens and the size of their map.
 
     Returns:
-        The mixer, and the `extras` that it declares and its block knows.
+        The mixer, and the `extras` that it declares and its block has.
 
     Raises:
-        TypeError: If it is no module, or cannot do without an extra that its block does not know.
+        TypeError: If it is not a module, or requires an extra that its block does not have.
     """
     options = {name: value for name, value in config.items() if name != 'type'}
     mixer = build_part(
@@ -94,12 +93,12 @@ def build_mixer(
 
 
 class TokenBlock(nn.Module):
-    """Mixer and feed-forward, behind a LayerNorm and with a residual each.
+    """Mixer and feed-forward, each with a LayerNorm before it and a residual.
 
-    A subclass fills in `mlp` and `drop_path`, and what is in front of the mixer.
+    A subclass sets `mlp` and `drop_path`, and adds anything in front of the mixer.
 
     Attributes:
-        mixer_extras: What the mixer is told beyond its tokens and the size of their map.
+        mixer_extras: Names of the mixer's inputs beyond its tokens and the size of their map.
     """
 
     mlp: nn.Module
@@ -124,6 +123,6 @@ class TokenBlock(nn.Module):
         return self.drop_path(self.mixer(x, hw, **named))
 
     def feed_forward(self, x: Tensor, mixed: Tensor, hw: tuple[int, int]) -> Tensor:
-        """Tokens `(B, T, C)` plus the mixer's branch, plus the feed-forward of that."""
+        """Tokens `(B, T, C)` plus the mixer's branch, then plus the feed-forward branch."""
         x, normed = add_and_norm(x, mixed, self.norm2)
         return x + self.drop_path(self.mlp(normed, hw))

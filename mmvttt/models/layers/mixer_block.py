@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from .conv import DWConv2d
 from .drop_path import DropPath
-from .fused import conv_and_norm
+from .fused import act_conv_act, conv_and_norm
 from .mixer import TokenBlock
 
 
@@ -32,9 +32,9 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor, hw: tuple[int, int]) -> Tensor:
         """Tokens `(B, h·w, C)` of an `(h, w)` map → `(B, h·w, C)`."""
-        x = self.act(self.fc1(x))
-        if self.dwconv is not None:
-            x = self.act(x + self.dwconv(x, hw))
+        x = self.fc1(x)
+        dwconv = self.dwconv
+        x = self.act(x) if dwconv is None else act_conv_act(x, self.act, dwconv, hw)
         return self.fc2(x)
 
 
@@ -50,7 +50,7 @@ class MixerBlock(TokenBlock):
         dwconv: See `FeedForward`.
         drop_path: Rate at which whole samples skip mixer or feed-forward.
         norm_eps: ε of the two LayerNorms.
-        extras: Names of what `forward` is given for the mixer.
+        extras: Names of the mixer's inputs that `forward` gets.
     """
 
     def __init__(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-# Numbers that are gathered at once: 256 MiB of fp32.
+# Numbers to gather at once: 256 MiB of fp32.
 _GATHERED = 2**26
 
 
@@ -17,10 +17,9 @@ def neighborhood_attention(
     """softmax(q·kᵀ / √d)·v over the window around each query, shifted into the map at its borders.
 
     So every query sees `window²` keys, none of them padding; a window larger than the map is cut to
-    it. On a GPU NATTEN does it where it is installed, else torch's FlexAttention, compiled;
-    elsewhere the neighbours are gathered, a chunk of queries at a time (memory N·window²·C while
-    gradients are wanted). Uncompiled, FlexAttention would form all N² scores, and on a CPU it has
-    no backward.
+    it. On a GPU it uses NATTEN if installed, else torch's FlexAttention, compiled; elsewhere the
+    neighbours are gathered, a chunk of queries at a time (memory N·window²·C with gradients).
+    Uncompiled, FlexAttention would form all N² scores, and on a CPU it has no backward.
 
     Args:
         q, k, v: `(B, h·w, H, d)`.
@@ -61,14 +60,14 @@ def _gathered(
 
 
 def _inside(query: Tensor, key: Tensor, hw: tuple[int, int], sides: tuple[int, int]) -> Tensor:
-    """Whether a key lies in the window of a query; both are indices of tokens."""
+    """Whether a key is in the window of a query; both are token indices."""
     row = key // hw[1] - _start(query // hw[1], hw[0], sides[0])
     column = key % hw[1] - _start(query % hw[1], hw[1], sides[1])
     return (row >= 0) & (row < sides[0]) & (column >= 0) & (column < sides[1])
 
 
 def _start(query: Tensor, side: int, window: int) -> Tensor:
-    """First row or column of a window, in a map of `side` of them."""
+    """First row or column of a window in a map with `side` rows or columns."""
     return (query - window // 2).clamp(0, side - window)
 
 
@@ -79,7 +78,7 @@ def _has_natten() -> bool:
 
 @cache
 def _compiled_flex():
-    # Dynamic: detection has many sizes of images, and each would be another compilation.
+    # Dynamic: otherwise each of detection's many image sizes would be compiled.
     return torch.compile(flex_attention, dynamic=True)
 
 
@@ -89,7 +88,7 @@ def _block_mask(hw: tuple[int, int], sides: tuple[int, int], device: str) -> Blo
         return _inside(query, key, hw, sides)
 
     tokens = hw[0] * hw[1]
-    # It is kept: made in inference mode, it could not be used in a later training.
+    # Cached, so not in inference mode: an inference tensor could not be used in a later training.
     with torch.inference_mode(False):
         return create_block_mask(inside, None, None, tokens, tokens, device=device)
 

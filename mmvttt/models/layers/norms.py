@@ -53,18 +53,18 @@ def build_norm(norm_layer: NormLayer, channels: int, tokens: bool = False) -> nn
 
 
 def build_activation(option: str, value: Any) -> nn.Module:
-    """An activation: a name of torch's, a class, or a dict with a type and options.
+    """Builds an activation from a name in torch, a class, or a dict with a type and options.
 
     Args:
-        option: Name of the option that gives it, for errors.
-        value: What it gives.
+        option: Name of the option, for errors.
+        value: The option.
     """
     kind, options = split_config(option, value, _ACTIVATIONS)
     return build_part(option, kind, **options)
 
 
 def _short_name(norm: nn.Module) -> str:
-    """Name of a norm in the state dicts of OpenMMLab's convolutions, which ours share."""
+    """Name of a norm in the state dicts of OpenMMLab's convolutions, and ours."""
     kinds = {
         'bn': nn.modules.batchnorm._BatchNorm,
         'gn': nn.GroupNorm,

@@ -1,4 +1,4 @@
-"""Precision of the parts of an inner training that autocast must not round."""
+"""Precision of the parts of inner training that autocast must not round."""
 
 from contextlib import AbstractContextManager, nullcontext
 
@@ -12,5 +12,5 @@ def at_least_fp32(x: Tensor) -> Tensor:
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager:
-    """Products keep the precision of their factors; the meta device knows no autocast."""
+    """Turns autocast off, so that products keep their precision; the meta device has none."""
     return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)

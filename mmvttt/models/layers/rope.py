@@ -1,4 +1,4 @@
-"""Rotary position of a token map: half of the channels turn with the row, half with the column."""
+"""Rotary positions of a token map: half the channels rotate with the row, half with the column."""
 
 import torch
 from torch import Tensor
@@ -11,17 +11,16 @@ def rotation_2d(
     device: torch.device | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """The turns of every token of an `(h, w)` map, `(h·w, channels / 2)` unit complex numbers.
+    """Rotations of every token of an `(h, w)` map, `(h·w, channels / 2)` unit complex numbers.
 
-    The first channels/4 turn by the row index times a frequency, the others by the column index;
-    frequency j of channels/4 is `base ** (−4j / channels)`. Made from the map's size: no image is
-    too large for it.
+    The first channels/4 rotate by the row index times a frequency, the others by the column index;
+    frequency j of channels/4 is `base ** (−4j / channels)`. Any map size works.
 
     Args:
         hw: Size of the map.
         channels: Channels C, a multiple of 4.
         base: Base of the frequencies.
-        device: Where the angles are made.
+        device: Device of the angles.
         dtype: Precision of the angles, fp32 or fp64.
     """
     if channels % 4:
@@ -45,7 +44,7 @@ def rotation_2d(
 
 
 def rotate(x: Tensor, rotation: Tensor) -> Tensor:
-    """Turns the pairs of neighbouring channels of `(B, N, …, C)` by `(N, C / 2)`, in fp32 or more.
+    """Rotates pairs of neighbouring channels of `(B, N, …, C)` by `(N, C / 2)`, in fp32 or more.
 
     Returns:
         A contiguous tensor of the shape and dtype of `x`.

@@ -1,6 +1,6 @@
 """The TTT-linear token mixer of Vittt, and every step of the design route of Tab. 3.
 
-It follows Algorithm 1, lines 7 to 20, but for what the Remarks of App. B take from the
+It follows Algorithm 1, lines 7 to 20, except for what the Remarks of App. B take from the
 language-model layer: f(x) = x + LN(Wx + b), the token-index scale, η/d with half the squared norm.
 docs/fidelity.md lists the readings.
 """
@@ -22,6 +22,7 @@ from mmvttt.arguments import (
 from ttt_kernels import ttt_linear
 
 from .conv import CausalConv1d, causal_convs
+from .fused import sum_and_gate
 from .norms import build_activation
 from .precision import at_least_fp32
 
@@ -29,7 +30,7 @@ DIRECTIONS = ('forward', 'backward')
 
 
 class TTTLinearMixer(nn.Module):
-    """Mixes tokens by training f(x) = x + LN(W x + b) on them, one mini-batch after the other.
+    """Mixes tokens by training f(x) = x + LN(W x + b) on them, one mini-batch at a time.
 
     The keys are the training inputs, V − K the targets, the queries the test inputs
     (vision-ttt Sec. 4.1, App. A and B). With `directions=('forward',)`, `share_qk=False`,
@@ -39,14 +40,15 @@ class TTTLinearMixer(nn.Module):
         embed_dims: Channels D.
         num_heads: Heads; D must be a multiple of it. Kernels take up to 128 channels each.
         directions: The scans over the tokens: ('forward',), ('backward',) or both ('dual dataset').
-        share_qk: One projection for queries and keys, told apart by their convolutions.
+        share_qk: One projection for queries and keys, which differ by their convolutions.
         gate_cfg: Activation of the output gate: a name, a class, or `dict(type='GELU')`; None for
             no gate.
         conv_kernel: Taps of the causal depth-wise convolutions on q and on k; 0 for none.
-        mini_batch_size: Tokens b of one inner gradient step (Fig. 7a). Kernels take any; they are
-            fastest at 16 and fill up what is not a multiple of it.
+        mini_batch_size: Tokens b of one inner gradient step (Fig. 7a). Kernels take any size; they
+            are fastest at 16 and pad to multiples of it.
         learnable_states: How many initial states (W0, b0) are learned (Fig. 7b): one for each
-            direction (the default, None), 1 shared by both, or 0: drawn once and kept.
+            direction (the default, None), 1 shared by both, or 0 for random states that are not
+            trained.
         eta_base: Factor of the inner learning rate η = eta_base·σ(Linear(x))·eta_scale.
         eta_scale: See `eta_base`. None is 1/d, as in the language-model layer; 2.0 is Algorithm 1
             to the letter, whose loss is ‖·‖² without a half.
@@ -58,7 +60,7 @@ class TTTLinearMixer(nn.Module):
             to it (docs/kernels.md).
 
     Raises:
-        ValueError: If an option is not one of those above; the message names what is allowed.
+        ValueError: If an option is out of range; the message names what is allowed.
     """
 
     extras = ('patches',)
@@ -83,7 +85,7 @@ class TTTLinearMixer(nn.Module):
         backend: str | None = None,
     ) -> None:
         super().__init__()
-        # A list is what a config file may have; a string would be taken apart into letters.
+        # Config files may have a list; a string would be split into letters.
         directions = tuple(directions) if isinstance(directions, list) else directions
         check_choice('directions', directions, (('forward',), ('backward',), DIRECTIONS))
         scans = len(directions)
@@ -138,7 +140,7 @@ class TTTLinearMixer(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Starting values of the language-model TTT layer: normal 0.02, learned scale from 0."""
+        """Initial values as in the language-model TTT layer: normal 0.02, learned scale 0."""
         for linear in (self.qkv, self.eta, self.gate, self.proj):
             if linear is not None:
                 nn.init.trunc_normal_(linear.weight, std=0.02)
@@ -201,6 +203,9 @@ class TTTLinearMixer(nn.Module):
             eps=self.inner_eps,
             backend=self.backend,
         )
+        if self.gate is not None and self.post_norm is None:
+            z = sum_and_gate(z.flatten(3), self.gate(x), self.gate_act, self.backend)
+            return self.proj(z)
         # Not z.sum(2), which does not run in vectors on a CPU.
         z = reduce(torch.add, z.unbind(2)).flatten(2)
         if self.post_norm is not None:
@@ -211,5 +216,5 @@ class TTTLinearMixer(nn.Module):
 
     @staticmethod
     def no_weight_decay() -> set[str]:
-        """Vectors that are stored as matrices, and must not decay."""
+        """Vectors that are stored as matrices and must not decay."""
         return {'b0', 'ln_weight', 'ln_bias', 'token_scale'}

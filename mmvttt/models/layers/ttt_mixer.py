@@ -36,13 +36,13 @@ LOCALITIES = (None, 'dwc_v', 'dwc_qk')
 class InnerTraining(nn.Module):
     """Trains an inner model on (K, V) by the definition (Eq. 5), then reads Q.
 
-    The part of a mixer between its projections: `mix` takes q, k and v as any layers make them.
-    Every head of every image starts from the head's learned weights and takes
-    `epochs × num_batches` gradient steps. One step of 1.0 over all tokens is a fused op where there
+    The part of a mixer between its projections: `mix` takes q, k and v from any layers. Every head
+    of every image starts from the head's learned weights and takes `epochs × num_batches` gradient
+    steps. One step of 1.0 over all tokens is a fused op where there
     is one: `GatedFC` and `DWConv` on the dot loss, `MLP` of two square layers and `SwiGLU` on the
     dot or L2 loss without damping. Everything else runs by autograd, which is the executable
-    definition and not fast; with `with_cp` less so, as each of a step's two gradients computes the
-    block again up to there.
+    definition and slow; with `with_cp` even slower, because each of a step's two gradients
+    recomputes the block up to there.
 
     Args:
         embed_dims: Channels C.
@@ -53,9 +53,9 @@ class InnerTraining(nn.Module):
             (`project`); or any other `InnerModel` (docs/own_mixer.md).
         loss: 'dot', 'l2', 'rmse', 'l1', 'smooth_l1' (Tab. 1), or another function of predictions,
             values and scale, by its registered name or itself.
-        num_batches: Mini-batches of one epoch, in the order of the tokens: B = N / num_batches
-            (Tab. 2). Convolutions see the whole map of keys in each.
-        epochs: How often all tokens are gone through (Tab. 2).
+        num_batches: Mini-batches of an epoch, in the order of the tokens: B = N / num_batches (Tab.
+            2). Convolutions see the whole map of keys in each.
+        epochs: Passes over all tokens (Tab. 2).
         step: The inner learning rate η (Tab. 3), or 'dynamic': σ(x W_η) for every token and head.
         scale: Factor s of the loss; None is d^−½, as in Sec. 8.
         damping: Divide every gradient by its norm plus one, per output channel, as ViT³ does.
@@ -74,11 +74,11 @@ class InnerTraining(nn.Module):
         qk_affine: Whether q and k have a learned scale and offset per channel before the key norm,
             from 1 and 0 (DiT⁵; in its authors' code, not in the paper).
         backend: Implementation of the fused op: 'triton', 'numba' or 'reference'; None leaves the
-            choice to it (docs/kernels.md). An error where no op does the training.
+            choice to it (docs/kernels.md). An error if no op does the training.
 
     Raises:
         TypeError: If the inner model, loss or key norm is of another kind.
-        ValueError: If an option is not one of those above; the message names what is allowed.
+        ValueError: If an option is out of range; the message names what is allowed.
     """
 
     q_conv: nn.Module
@@ -128,7 +128,7 @@ class InnerTraining(nn.Module):
         self.backend = backend
         self.add_projections(embed_dims)
         self.inner = build_inner_model(inner, num_heads, head_dims)
-        # By name: FSDP's weights are no parameters while a block is computed again.
+        # By name: FSDP's weights are not parameters while a block is recomputed.
         self._inner_names = tuple(name for name, _ in self.inner.named_parameters())
         self.eta = nn.Linear(embed_dims, num_heads) if step == DYNAMIC else None
         self.step = 1.0 if step == DYNAMIC else float(step)
@@ -149,7 +149,7 @@ class InnerTraining(nn.Module):
         self.neighborhood = neighborhood
         self.qk_affine = qk_affine
         if qk_affine:
-            # Of q, then of k.
+            # Scale of q, then of k.
             self.qk_scale = nn.Parameter(torch.ones(2, embed_dims))
             self.qk_offset = nn.Parameter(torch.zeros(2, embed_dims))
         both = locality == 'dwc_qk'
@@ -157,7 +157,7 @@ class InnerTraining(nn.Module):
         self.k_conv = DWConv2d(embed_dims, bias=True) if both else None
         self.v_conv = DWConv2d(embed_dims, bias=True) if locality == 'dwc_v' else None
         plain = (num_batches, epochs, step) == (1, 1, 1.0)
-        # Whether a kernel does all of it; set it to False for the definition.
+        # Whether an op does all of the training; set it to False for the definition.
         self.fused = False
         if isinstance(self.inner, InnerModel):
             self.fused = plain and self.inner.has_op(self._one_step())
@@ -178,20 +178,20 @@ class InnerTraining(nn.Module):
             )
 
     def add_projections(self, embed_dims: int) -> None:
-        """Registers the linear layers of a subclass that begin at random, before all else."""
+        """Registers a subclass's new linear layers, before all other parameters."""
 
     def mix(
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, hw: tuple[int, int], prefix: int = 0
     ) -> Tensor:
-        """Trains on (k, v) and reads q: everything between the projections.
+        """Trains on (k, v) and reads q.
 
         Tokens in front of the map (class, registers, text) take part in the inner step and in the
         statistics of the keys, and are read as queries. The key position, the convolutions and the
         neighbourhood belong to the map; the prefix passes them unchanged.
 
         Args:
-            x: `(B, N, C)` tokens, which make the dynamic step.
-            q, k, v: `(B, N, C)` as they are projected.
+            x: `(B, N, C)` tokens, for the dynamic step.
+            q, k, v: `(B, N, C)` projections.
             hw: Size of the map.
             prefix: Tokens in front of the map, N = prefix + h·w.
 
@@ -275,13 +275,13 @@ class InnerTraining(nn.Module):
     def train_inner(
         self, weights: Weights, k: Tensor, v: Tensor, eta: Tensor, hw: tuple[int, int]
     ) -> Weights:
-        """The weights after their training (Eq. 5), of one head or of many, e.g. `… = B, H`.
+        """The weights after training (Eq. 5), of one head or of many, e.g. `… = B, H`.
 
-        Gradients are autograd's, and their own gradients too where gradients are enabled. They are
-        no transformation of torch.func: checkpointed blocks cannot run one.
+        Gradients are autograd's, differentiable if gradients are enabled. torch.func is not used,
+        because checkpointed blocks cannot run it.
 
         Args:
-            weights: `(…, *shape)` to start with.
+            weights: `(…, *shape)`, initial values.
             k: `(…, N, d)` inputs.
             v: `(…, N, d)` labels.
             eta: `(…, N)` weight of every token in the steps.
@@ -299,7 +299,7 @@ class InnerTraining(nn.Module):
         for batch in batches * self.epochs:
             with torch.inference_mode(False), torch.enable_grad():
                 k, v, eta = (_recordable(y) for y in (k, v, eta))
-                # Frozen weights, and all of them in evaluation, are leaves of their own.
+                # Frozen weights, and in evaluation all weights, become new leaves.
                 start = {
                     n: w
                     if differentiable and w.requires_grad
@@ -339,13 +339,14 @@ class InnerTraining(nn.Module):
 
 
 class TTTMixer(InnerTraining):
-    """Mixes tokens by training any inner model, between a projection to q, k, v and one back.
+    """Mixes tokens by training any inner model, between a projection to q, k, v and an output
+    projection.
 
-    T⁵ is `inner=dict(type='SwiGLU'), key_norm='instance', locality='dwc_qk'`. The options are those
-    of `InnerTraining`.
+    T⁵ is `inner=dict(type='SwiGLU'), key_norm='instance', locality='dwc_qk'`. For the options see
+    `InnerTraining`.
     """
 
-    # Positions come from the convolutions around it, or from a position embedding.
+    # Positions come from convolutions outside, or from a position embedding.
     extras = ()
 
     def add_projections(self, embed_dims: int) -> None:
@@ -359,19 +360,19 @@ class TTTMixer(InnerTraining):
 
 
 def _on_map(function: Callable[[Tensor], Tensor], x: Tensor, prefix: int) -> Tensor:
-    """Tokens `(B, prefix + h·w, …)`, the function applied to the map."""
+    """Tokens `(B, prefix + h·w, …)` with the function applied to the map."""
     if not prefix:
         return function(x)
     return torch.cat([x[:, :prefix], function(x[:, prefix:])], 1)
 
 
 def _recordable(x: Tensor) -> Tensor:
-    """A tensor that autograd can record, also where `x` was made in inference mode."""
+    """A tensor that autograd can record, even if `x` was made in inference mode."""
     return x.clone() if x.is_inference() else x
 
 
 def _over_heads(function: Callable[..., Tensor], leading: int) -> Callable[..., Tensor]:
-    """A function of one head's tensors, for tensors with so many leading dimensions."""
+    """Maps a function of one head's tensors over `count` leading dimensions."""
     for _ in range(leading):
         function = vmap(function)
     return function

@@ -6,12 +6,12 @@ from torch import Tensor, nn
 from mmvttt.arguments import check_backend, check_number, checked_head_dims
 from ttt_kernels import ttt_dwconv, ttt_glu
 
+from .fused import rotate_pairs
 from .precision import at_least_fp32
-from .rope import rotate
 
 
 class ViT3Mixer(nn.Module):
-    """Mixes tokens by one full-batch step of 1.0 of two kinds of small models on (K, V).
+    """Mixes tokens by one full-batch step of 1.0 on (K, V) for two kinds of small models.
 
     H heads train `f(x) = (x W1) ⊙ silu(x W2)`, one more head trains a depth-wise 3×3 convolution,
     all on the dot product with V, every gradient divided by its norm plus one. The trained models
@@ -64,16 +64,15 @@ class ViT3Mixer(nn.Module):
         Args:
             x: The tokens.
             hw: Size of the map.
-            rotation: `(h·w, C / 2)` of `rotation_2d`: turns q and k of the gated heads.
+            rotation: `(h·w, C / 2)` of `rotation_2d`, for q and k of the gated heads.
         """
-        gated, local = self.qkv(x).split([3 * self.embed_dims, 3 * self.head_dims], dim=-1)
-        gated = gated.unflatten(-1, (3, self.embed_dims))
-        q, k, v = gated.unbind(2)
+        # Split once: the gradients of all parts come together in one copy.
+        widths = 3 * [self.embed_dims] + 3 * [self.head_dims]
+        q, k, v, *local = self.qkv(x).split(widths, dim=-1)
         if rotation is not None:
-            q, k = rotate(gated[:, :, :2], rotation).unbind(2)
+            q, k = (rotate_pairs(x, rotation, self.backend) for x in (q, k))
         q, k, v = (y.unflatten(-1, (self.num_heads, self.head_dims)) for y in (q, k, v))
         w1, w2, w3 = (at_least_fp32(w) for w in (self.w1, self.w2, self.w3))
         out = ttt_glu(q, k, v, w1, w2, scale=self.scale, backend=self.backend).flatten(2)
-        q, k, v = local.chunk(3, dim=-1)
-        conv = ttt_dwconv(q, k, v, w3, hw=hw, scale=self.scale, backend=self.backend)
+        conv = ttt_dwconv(*local, w3, hw=hw, scale=self.scale, backend=self.backend)
         return self.proj(torch.cat([out, conv], dim=-1))

@@ -42,7 +42,7 @@ _NO_MASK = (
 )
 # By class of timm: why a model, a block or an attention is not taken.
 _REASONS = {
-    'VisionTransformerSAM': 'its attention has windows',
+    'VisionTransformerSAM': 'its attention has position biases of queries, in most blocks windows',
     'NaFlexVit': 'each image of a batch has a map and a mask of its own',
     'Cait': 'its heads are mixed with each other for every pair of tokens',
     'MetaFormer': 'its attention is in blocks without an argument for the size of the map',

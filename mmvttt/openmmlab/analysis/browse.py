@@ -1,4 +1,4 @@
-"""Draws what a data set hands to the model, after its pipeline, by the toolbox's own visualizer."""
+"""Draws a data set's samples after its pipeline, with the toolbox's own visualizer."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ def browse(
 ) -> Iterator[Path]:
     """Writes pictures of samples with their annotations, evenly spread over the set.
 
-    Views of one image, from which models learn without labels, lie side by side.
+    Several views of an image (self-supervised models) are drawn side by side.
 
     Args:
-        config: Of mmdet, mmsegmentation or mmpretrain.
-        out_dir: Folder of the pictures, made if missing; `00042.png` shows sample 42.
+        config: A config of mmdet, mmsegmentation or mmpretrain.
+        out_dir: Folder of the pictures, created if missing; `00042.png` shows sample 42.
         split: 'train', 'val' or 'test'.
-        num_images: How many; all where the set has fewer.
+        num_images: Number of pictures; all samples if there are fewer.
 
     Yields:
         The files, once written.
 
     Raises:
         UsageError: The split has no data set.
-        MissingDataError: The data is not there.
+        MissingDataError: The data is missing.
     """
     refuse_diffusion(config, 'its samples are latents; tools/generate.py draws images with it')
     loader = config.get(f'{split}_dataloader')
@@ -61,7 +61,7 @@ def browse(
         image = _side_by_side(views)
         sample = item['data_samples']
         if split != 'train' and 'ori_shape' in sample:
-            # For evaluation annotations keep the size that the image had before its resize.
+            # In evaluation, annotations keep the size of the image before its resize.
             height, width = sample.ori_shape[:2]
             image = imresize(image, (width, height))
         path = Path(out_dir) / f'{index:05}.png'
@@ -70,7 +70,7 @@ def browse(
 
 
 def _side_by_side(views: list[Tensor]) -> np.ndarray:
-    """Views `(C, H, W)` of an image, BGR as mmengine hands them on → `(H, W, 3)` RGB, on white."""
+    """Views `(C, H, W)` of an image, BGR as in mmengine → `(H, W, 3)` RGB, on white."""
     height = max(view.shape[1] for view in views)
     columns = [
         np.pad(

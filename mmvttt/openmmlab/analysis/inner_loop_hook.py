@@ -1,4 +1,4 @@
-"""The hook that logs how far the inner models of TTT mixers learn while the network trains."""
+"""Hook that logs how much the inner models of TTT mixers learn during training."""
 
 from typing import Any
 
@@ -14,9 +14,9 @@ from mmvttt.errors import UsageError
 
 from ..registry import HOOKS
 
-# A drift at the rounding of fp32, and one at which a state has forgotten its first weights.
+# Drifts at fp32's rounding, and far from the initial weights.
 _OFF, _FAR = 1e-6, 100.0
-# How much larger the inner loss may be after the training than before.
+# Largest ratio of the inner loss after the inner training to before.
 _RISE = 0.1
 
 
@@ -26,14 +26,15 @@ class InnerLoopHook(Hook):
 
     Logs `inner_drift_min` and `inner_drift_max` over the layers, and the mean inner losses
     `inner_before` and `inner_after` (the first and last mini-batch of a scan, or before and after a
-    full-batch step). A warning, once for each layer, says where the drift is 0 or far above 1, and
-    where the inner loss rises.
+    full-batch step). Warns once for each layer if the drift is 0 or far above 1, or if the inner
+    loss rises.
 
     The image goes through the backbone in evaluation mode, without gradients and random numbers:
-    the training is the same with and without the hook. In distributed training rank 0 does it.
+    the training is the same with and without the hook. In distributed training only rank 0 does
+    this.
 
     Args:
-        interval: Steps between two looks.
+        interval: Steps between logs.
 
     Raises:
         ValueError: If the interval is below 1.
@@ -47,7 +48,7 @@ class InnerLoopHook(Hook):
         self._warned: set[tuple[str, str]] = set()
 
     def before_train(self, runner: Runner) -> None:
-        """Refuses weights that are in pieces, and models without a backbone for images.
+        """Checks that the weights are not sharded, and that the model has a backbone for images.
 
         Raises:
             UsageError: The model is sharded over the ranks, or generates.

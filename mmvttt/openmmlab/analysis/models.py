@@ -1,4 +1,4 @@
-"""Finds a model by what users call it: a config file, a config's name, or a name of timm's."""
+"""Finds a model by a config file, a config's name, or a name in timm."""
 
 import logging
 from collections.abc import Callable
@@ -27,12 +27,12 @@ _SIZES = {'mmdet': (800, 1333), 'mmseg': (512, 512), 'mmpretrain': (224, 224)}
 
 @dataclass(frozen=True)
 class FoundModel:
-    """A model with what is known about its use.
+    """A model with facts about its use.
 
     Attributes:
-        name: What it was asked for as, without folder and suffix.
-        model: On the CPU with random weights, or on the meta device.
-        size: (height, width) that the papers measure at.
+        name: The user's name for it, without folder and suffix.
+        model: The model, on the CPU with random weights or on the meta device.
+        size: (height, width) of the papers' measurements.
         config: Its config, or None for a model of timm.
     """
 
@@ -56,13 +56,13 @@ class FoundModel:
 def find_model(
     name: str, cfg_options: dict[str, Any] | None = None, weightless: bool = False
 ) -> FoundModel:
-    """Builds a model; no data set and no checkpoint is needed.
+    """Builds a model without data set or checkpoint.
 
     Args:
         name: A config file, the name of one of mmvttt's configs (`vittt_t_in1k`), or a model of
             timm's registry, in which mmvttt's are.
         cfg_options: Dotted keys of the config and their values; arguments of a model of timm.
-        weightless: Build it on the meta device where its code allows that: shapes, no numbers.
+        weightless: Build it on the meta device if its code allows that.
 
     Raises:
         UsageError: There is no such model, or the config has none.
@@ -79,7 +79,7 @@ def find_model(
     except (NotImplementedError, RuntimeError):
         if not weightless:
             raise
-        # The model reads a number while it is built, such as the rates of a linspace.
+        # The model reads a value while it is built, such as a linspace of rates.
         model = build()
     size = _input_size(model) if cfg is None else _SIZES.get(toolbox_of(model), (224, 224))
     return FoundModel(name, model, size, cfg)
@@ -113,7 +113,7 @@ def _of_timm(name: str, arguments: dict[str, Any]) -> Callable[[], nn.Module]:
         )
 
     def build() -> nn.Module:
-        # By which timm's ViTs, or its Swins, take images of any size.
+        # Options with which timm's ViTs, or its Swins, take images of any size.
         any_size = dict(dynamic_img_size=True, dynamic_img_pad=True)
         for options in (any_size, dict(dynamic_img_size=True), {}):
             try:
@@ -135,7 +135,7 @@ def _input_size(model: nn.Module) -> tuple[int, int]:
 def toolbox_of(model: nn.Module) -> str | None:
     """'mmdet', 'mmseg' or 'mmpretrain', by the model's class; None for any other model.
 
-    A pure-Python config has no default_scope that would say it.
+    A pure-Python config has no default_scope.
     """
     packages = (kind.__module__.partition('.')[0] for kind in type(model).__mro__)
     return next((package for package in packages if package in _SIZES), None)
@@ -154,7 +154,7 @@ def load_model(
 ) -> FoundModel:
     """A model of `find_model` with weights: from a checkpoint, else random or from `init_cfg`.
 
-    `key` names the entry of the checkpoint that holds them; see `load_pretrained`.
+    `key` names the entry of the checkpoint with them; see `load_pretrained`.
     """
     found = find_model(name, cfg_options)
     if hasattr(found.model, 'init_weights'):
@@ -170,18 +170,18 @@ def load_model(
 
 
 def _is_no_parameter(record: logging.LogRecord) -> bool:
-    """mmengine says of every parameter how it starts, three lines each."""
+    """mmengine logs three lines on the initialisation of every parameter."""
     return ' - torch.Size(' not in record.getMessage()
 
 
 class DenseForward(nn.Module):
-    """The part of a model whose work does not depend on what is seen in the image.
+    """The part of a model whose work does not depend on the image's content.
 
-    A classifier, a segmentor, a detector of DETR's kind and a Mask2Former at inference as they are.
-    Of a two-stage detector the box and mask heads, on as many regions as its `test_cfg` lets
-    through at most; nothing of what chooses these regions, and not the RoIAlign between, which has
-    no multiplications of matrices. Not the mask head of a one-stage detector that has boxes too
-    (CondInst, YOLACT): it works on the objects that are found.
+    The whole of a classifier, a segmentor, a DETR-like detector or a Mask2Former at inference. For
+    a two-stage detector, the box and mask heads on as many regions as its `test_cfg` allows;
+    without the selection of regions, and without RoIAlign, which has no matrix products. Without
+    the mask head of a one-stage detector that also has boxes (CondInst, YOLACT), which works on the
+    detected objects.
 
     Args:
         model: A model of mmdet, mmsegmentation or mmpretrain, a backbone, or a model of timm.
@@ -192,7 +192,7 @@ class DenseForward(nn.Module):
         self.model = model
 
     def forward(self, image: Tensor) -> Any:
-        """Preprocessed image `(B, C, H, W)` → whatever the heads return."""
+        """Preprocessed image `(B, C, H, W)` → the outputs of the heads."""
         model = self.model
         if not hasattr(model, 'extract_feat'):
             return model(image)
@@ -206,7 +206,7 @@ class DenseForward(nn.Module):
             return segments(features)
         if hasattr(model, 'rpn_head'):
             return self._two_stages(features)
-        # SOLO's kind has a mask head alone.
+        # SOLO-like detectors have only a mask head.
         heads = (getattr(model, name, None) for name in ('bbox_head', 'head', 'mask_head'))
         head = next((h for h in heads if h is not None), None)
         return features if head is None else head(features)
@@ -245,6 +245,6 @@ def samples_of(image: Tensor) -> list[BaseDataElement]:
 
 
 def detection_scores(model: nn.Module, image: Tensor) -> Tensor:
-    """Scores `(n,)` of what a detector of mmdet finds in an image `(1, 3, H, W)`."""
+    """Scores `(n,)` of a mmdet detector's detections in an image `(1, 3, H, W)`."""
     (found,) = model.predict(image, samples_of(image), rescale=False)
     return found.pred_instances.scores

@@ -1,4 +1,4 @@
-"""The papers' ablations, to stand in a sweep's table: of ImageNet, with their own schedules."""
+"""The papers' ablations on ImageNet, with their own schedules, for a sweep's table."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class PaperTable:
     Attributes:
         column: Title of the column.
         model: Class of the backbone.
-        keys: Options that differ from row to row, below the backbone or of the whole config.
+        keys: Options that differ between rows, relative to the backbone or the whole config.
         rows: Values of the options in that order, and the result.
-        given: Other options and the values that the table has for them.
-        defaults: Values of options that a config need not write.
+        given: Values of other options in the table.
+        defaults: Defaults of options.
     """
 
     column: str
@@ -117,7 +117,7 @@ TABLES = (
                        100: 71.35}),
     ),
 )  # fmt: skip
-# What a backbone's mixer has without an option.
+# Defaults of the backbones' mixers.
 _MIXERS = {
     'T5': {**_T5, 'mixer.locality': 'dwc_qk'},
     'ViT3': {'mixer.type': 'ViT3Mixer'},
@@ -125,14 +125,14 @@ _MIXERS = {
 
 
 def paper_result(cfg: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[str, float] | None:
-    """Column and value of the paper's table that a variant is a row of.
+    """Column and value of the paper's table for a variant.
 
     Args:
         cfg: The variant's config, with its options merged.
         options: The options by which the variants differ.
 
     Returns:
-        None where the model is another one, or an option or value is not in one of its tables.
+        None if the model, an option or a value is not in one of the tables.
     """
     backbone = (cfg.get('model') or {}).get('backbone')
     if not options or not isinstance(backbone, Mapping):

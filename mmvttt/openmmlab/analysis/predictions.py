@@ -1,4 +1,4 @@
-"""Draws predictions of a detector or a segmentor beside the ground truth."""
+"""Draws predictions of a detector or a segmentor next to the ground truth."""
 
 import os
 import warnings
@@ -39,18 +39,18 @@ def draw_predictions(
 ) -> list[Path]:
     """Writes pictures of test images: ground truth on the left, predictions on the right.
 
-    Of a set without annotations predictions alone. A class has one colour, left and right. A bar on
-    stderr shows the progress.
+    Only predictions if the set has no annotations. A class has the same colour on both sides. A bar
+    on stderr shows the progress.
 
     Args:
-        config: Of a detector (mmdet) or a segmentor (mmsegmentation), with a test set.
-        checkpoint: Its weights; every parameter must be there.
-        out_dir: Folder of the pictures, made if missing. Each has its image's name, as PNG; of
-            several images with one name all but the first have their number in the set, too.
-        num_images: How many; all where the set has fewer.
+        config: A config of a detector (mmdet) or a segmentor (mmsegmentation), with a test set.
+        checkpoint: All of its weights.
+        out_dir: Folder of the pictures, created if missing. Each has its image's name, as PNG; of
+            several images with one name all but the first also have their index.
+        num_images: Number of pictures; all images if there are fewer.
         score_thr: A detector's predictions below this score are not drawn.
-        device: Where the model runs.
-        first: Take the first images of the set, instead of some that are evenly spread over it.
+        device: Device of the model.
+        first: Take the first images of the set, instead of evenly spread ones.
 
     Returns:
         The files written.
@@ -70,7 +70,7 @@ def draw_predictions(
     init_default_scope(scope)
     dataset = DATASETS.build(config.test_dataloader.dataset)
     model = MODELS.build(config.model)
-    # Before mmengine stumbles over what is no checkpoint.
+    # Before mmengine fails on a file that is not a checkpoint.
     read_weights(checkpoint)
     load_checkpoint(model, os.fspath(checkpoint), map_location='cpu', strict=True)
     draw = _DRAWINGS[scope](dataset.metainfo, score_thr)
@@ -87,11 +87,11 @@ def draw_predictions(
 
 
 def tile(files: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str]) -> Path:
-    """Puts pictures into one, two in a row, each 640 pixels wide, on white.
+    """Composes pictures into one, two in a row, each 640 pixels wide, on white.
 
     Args:
         files: pictures, in the order of reading.
-        out: the picture to write; its folder is made.
+        out: the picture to write; its folder is created.
     """
     pictures = []
     for file in files:
@@ -114,7 +114,7 @@ def _predict(
 ) -> Iterator[tuple[np.ndarray, Any]]:
     """The images `(H, W, 3)` RGB at their own size, with predictions and ground truth in it.
 
-    The test pipelines load annotations after the resize, so that those too keep the own size.
+    The test pipelines load annotations after the resize, so that they have the original size.
     """
     from mmcv import imread
 
@@ -129,7 +129,7 @@ def _boxes(meta: dict[str, Any], score_thr: float) -> Callable[[np.ndarray, Any,
     from mmdet.visualization.palette import get_palette
 
     class Visualizer(DetLocalVisualizer):
-        """Masks have the colour of their class; mmdet changes it a little, at random."""
+        """Masks have the colour of their class, which mmdet varies slightly at random."""
 
         def _draw_instances(self, image: np.ndarray, instances: Any, *args: Any) -> np.ndarray:
             palette = get_palette(meta.get('palette'), len(meta['classes']))

@@ -26,14 +26,14 @@ from ..config import load_config
 from .models import DenseForward, find_model, image_channels
 from .paper_tables import paper_result
 
-# Of each training that has ended, in its folder.
+# File in the folder of each finished training.
 RESULT = 'result.json'
-# Entries of a schedule that are times.
+# Entries of a schedule that are points in time.
 _TIMES = ('begin', 'end', 'T_max', 'milestones')
 
 
 class OtherSweepError(UsageError):
-    """A folder has the results of another sweep."""
+    """A folder has results of another sweep."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Variant:
     """One point of a sweep.
 
     Attributes:
-        name: Names its row and folder.
+        name: Name of its row and folder.
         config: Name or path of a config.
         options: Dotted keys of the config and their values.
     """
@@ -53,16 +53,16 @@ class Variant:
 
 @dataclass(frozen=True)
 class Run:
-    """Results of one training, in `RESULT` of its folder, by which it is known as done.
+    """Results of a finished training, in `RESULT` of its folder.
 
     Attributes:
         variant: Its name.
-        seed: Of all random numbers.
-        metrics: Of the last evaluation.
-        loss: Of the last logged step; None where none was logged.
+        seed: Seed of all random numbers.
+        metrics: Metrics of the last evaluation.
+        loss: Loss of the last logged step, or None.
         step_ms: Median time of a logged step.
         params: Parameters of the model.
-        gflops: Multiply-accumulates of one image, 10⁹; None where they cannot be counted.
+        gflops: Multiply-accumulates of one image, 10⁹; None if they cannot be counted.
     """
 
     variant: str
@@ -77,12 +77,11 @@ class Run:
 def variants_of(configs: Sequence[str], over: Mapping[str, Any]) -> list[Variant]:
     """Returns every combination of configs and options' values, in order.
 
-    They are named by the configs, where there are several, and by the last words of the keys with
-    their values.
+    Their names are the config's, if there are several, and the last words of the keys with values.
 
     Args:
         configs: Names or paths.
-        over: Dotted keys and lists of values; a value that is no list stands for itself.
+        over: Dotted keys and lists of values; a value that is not a list is a list of one.
 
     Raises:
         UsageError: Two have the same name.
@@ -118,8 +117,7 @@ def require_buildable(
 ) -> dict[str, tuple[str, float]]:
     """Builds every variant's model without weights, before the first is trained.
 
-    Returns:
-        Column and value of the papers' table, for the names of variants that are in one.
+    Returns: Column and value of the papers' table, by the names of variants that are in one.
 
     Raises:
         UsageError: A model cannot be built: the variant and the reason.
@@ -168,7 +166,7 @@ def evaluated_size(cfg: Config) -> tuple[int, int] | None:
 
 
 def setting_of(variant: Variant, options: Mapping | None, steps: int | None) -> dict[str, Any]:
-    """What a training is of, as JSON gives it back."""
+    """Settings of a training, after a round trip through JSON."""
     setting = dict(
         config=variant.config, options=options, steps=steps, variant=dict(variant.options)
     )
@@ -180,7 +178,7 @@ def saved_run(folder: Path, setting: Mapping[str, Any]) -> Run | None:
 
     Args:
         folder: The training's.
-        setting: What the training is of: config, options, steps.
+        setting: The training's config, options and steps.
 
     Raises:
         UsageError: It is of another sweep, or damaged.
@@ -230,8 +228,8 @@ def table_of(
     """A Markdown table: a row for each variant, mean ± standard deviation over the seeds.
 
     Args:
-        runs: Of any of the variants; one that has none is left out.
-        variants: Give the order of the rows.
+        runs: Runs of the variants; a variant without runs is left out.
+        variants: Variants in the order of the rows.
         metric: Name of the evaluated metric; None for the first that every run has.
         published: See `require_buildable`; a column for each of the papers' tables.
     """
@@ -270,7 +268,7 @@ def table_of(
 
 
 def main_metric(runs: Sequence[Run]) -> str | None:
-    """The first metric that every run was evaluated by."""
+    """The first metric that every run has."""
     shared = [set(run.metrics) for run in runs]
     return next((m for run in runs[:1] for m in run.metrics if all(m in s for s in shared)), None)
 
@@ -289,7 +287,7 @@ def write_csv(runs: Sequence[Run], path: Path) -> Path:
 
 
 def _short(value: Any) -> str:
-    """A value as a folder can be called."""
+    """A value as a folder name."""
     return ''.join(c if c.isalnum() or c in '.-_' else '-' for c in str(value))
 
 

@@ -85,15 +85,15 @@ def enable_tta(cfg: Config) -> None:
     if missing:
         raise UsageError(
             f"--tta: the config has no {' and '.join(missing)}, as mmengine's tta_model = "
-            "dict(type='DetTTAModel', …) and tta_pipeline = […, dict(type='TestTimeAug', …)]; add "
-            'them, or leave --tta out'
+            "dict(type='mmvttt.BoxTTAModel', …) and tta_pipeline = […, dict(type='TestTimeAug', "
+            '…)]; add them, or leave --tta out'
         )
     evaluator = cfg.get('test_evaluator') or {}
     measured = evaluator.get('metric') if isinstance(evaluator, dict) else None
     if cfg.get('default_scope') == 'mmdet' and 'segm' in (measured or ()):
         raise UsageError(
-            "--tta: mmdet's DetTTAModel merges boxes and no masks; measure boxes alone, with "
-            '--cfg-options test_evaluator.metric=bbox'
+            '--tta merges boxes and no masks; measure boxes alone, with --cfg-options '
+            'test_evaluator.metric=bbox'
         )
     cfg.test_dataloader.dataset.pipeline = cfg.tta_pipeline
     if cfg.get('data_preprocessor') is not None:
@@ -173,6 +173,7 @@ def evaluate(
     *,
     out: str | None = None,
     show_dir: str | None = None,
+    mistakes: str | None = None,
     tta: bool = False,
     amp: bool = False,
     pack: bool = True,
@@ -186,6 +187,7 @@ def evaluate(
         checkpoint: The weights.
         out: A .pkl file for the predictions.
         show_dir: A folder for pictures of the predictions.
+        mistakes: A folder for the confusion matrix, see `mmvttt.openmmlab.analysis.mistakes`.
         tta: See `enable_tta`.
         amp: Run the backbone in mixed precision, see `autocast_backbone`.
         pack: On a CPU, test a frozen copy with packed weights, which are fp32 (with `amp` there is
@@ -232,6 +234,12 @@ def evaluate(
         replay_cuda_graph(backbone_for(runner.model, '--cuda-graph'))
     if out is not None:
         runner.test_evaluator.metrics.append(_dump(cfg, out))
+    if mistakes is not None:
+        from ..analysis.mistakes import Mistakes
+
+        metric = Mistakes(mistakes, cfg.get('default_scope'), runner.test_dataloader.dataset)
+        metric.dataset_meta = runner.test_evaluator.dataset_meta
+        runner.test_evaluator.metrics.append(metric)
     return runner.test()
 
 

@@ -1,8 +1,9 @@
-"""Patches of mmengine that keep checkpoints whole, and code in them from running.
+"""Patches of mmengine for whole checkpoints, whose code is not run.
 
 Its loaders get the reader of `mmvttt.checkpoints.read`: mmengine reads URLs with full pickle, and
-all files where TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD is set. docs/patches.md has the reason of each,
-docs/safety.md is for users. Each imports what it changes: this module is imported with mmengine.
+all files where TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD is set. docs/patches.md has the reasons,
+docs/safety.md is for users. Each function imports its target, because this module is imported with
+mmengine.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ if TYPE_CHECKING:
 
 
 def load_safely(file: Any, map_location: Any = None, **_: Any) -> Any:
-    """`torch.load` by `read_content`, whatever the caller or the environment asks for."""
+    """`torch.load` by `read_content`, whatever the arguments or the environment."""
     from mmvttt.checkpoints.read import read_content
 
     return _with_history(read_content(file, map_location))
 
 
 def _with_history(content: Any) -> Any:
-    """A checkpoint of mmengine, its log curves as mmengine's own objects again."""
+    """A checkpoint of mmengine, with log curves as mmengine's own objects."""
     from mmengine.logging import HistoryBuffer
 
     from mmvttt.checkpoints.allow_list import LogCurve
@@ -48,7 +49,7 @@ def _with_history(content: Any) -> Any:
 
 
 class _Torch(ModuleType):
-    """torch as one module of mmengine sees it: with another `load`."""
+    """torch for one module of mmengine, with another `load`."""
 
     load = staticmethod(load_safely)
 
@@ -59,7 +60,7 @@ class _Torch(ModuleType):
 
 
 def load_by_the_list() -> None:
-    """Gives every loader of mmengine the one reader."""
+    """Gives every loader of mmengine our reader."""
     from mmengine.runner import checkpoint
 
     def load_url(url: str, *_: Any, map_location: Any = None, **__: Any) -> Any:
@@ -68,7 +69,7 @@ def load_by_the_list() -> None:
     replace(checkpoint, 'torch', _Torch('torch'))
     replace(checkpoint, 'load_url', load_url)
     if hasattr(checkpoint, '_safe_torch_load'):
-        # The fork's: it puts getattr on the list, and falls back to pickle.
+        # The fork's reader adds getattr to the list, and falls back to pickle.
         replace(checkpoint, '_safe_torch_load', load_safely)
 
 
@@ -92,7 +93,7 @@ def drop_configs() -> None:
 
 
 def ask_for_config() -> None:
-    """Makes mmengine's inferencers refuse to take a config out of a checkpoint."""
+    """Makes mmengine's inferencers refuse a config from a checkpoint."""
     from mmengine.infer.infer import BaseInferencer
 
     original = BaseInferencer._init_model
@@ -112,7 +113,7 @@ def ask_for_config() -> None:
 
 
 def save_numbers_only() -> None:
-    """Leaves the functions of a log curve out of its state: they are the class's, not its own."""
+    """Removes the functions of a log curve from its state: they belong to the class."""
     from mmengine.logging.history_buffer import HistoryBuffer
 
     def state(self: HistoryBuffer) -> dict[str, Any]:
@@ -122,7 +123,7 @@ def save_numbers_only() -> None:
 
 
 def write_whole_files() -> None:
-    """Makes mmengine's local backend, through which checkpoints go, write by `write_whole`."""
+    """Makes mmengine's local backend, which writes checkpoints, use `write_whole`."""
     from mmengine.fileio.backends.local_backend import LocalBackend
 
     def put_text(_: LocalBackend, obj: str, filepath: str, encoding: str = 'utf-8') -> None:
@@ -133,7 +134,7 @@ def write_whole_files() -> None:
 
 
 def log_without_room() -> None:
-    """Makes mmengine's local curves report what cannot be written, and continue."""
+    """Makes mmengine's local curves report failed writes, and continue."""
     from mmengine.logging import print_log
     from mmengine.visualization.vis_backend import LocalVisBackend
 

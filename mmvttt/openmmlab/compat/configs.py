@@ -1,7 +1,7 @@
 """Makes `_base_ = 'package::config.py'` work: without pkg_resources, on the forks, for mmvttt.
 
-mmengine finds a package by setuptools' pkg_resources, which setuptools 81 no longer brings, looks
-the package's name up in a fixed table, and wants a slash in the config's path.
+mmengine finds a package with pkg_resources, which setuptools 81 no longer has, looks up its name in
+a fixed table, and requires a slash in the config's path.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .patch import replace
 
 
 def _module_path(module: str) -> str | None:
-    # find_spec refuses names that are no identifiers, such as those of some distributions.
+    # find_spec refuses names that are not identifiers, as of some distributions.
     spec = find_spec(module) if module.isidentifier() else None
     return None if spec is None or spec.origin is None else str(Path(spec.origin).parent)
 
@@ -37,7 +37,7 @@ def _modules_of(package: str) -> list[str]:
     listed = []
     if distributions.is_installed(package):
         listed = (distribution(package).read_text('top_level.txt') or '').split()
-    # A fork answers to the name of the original too.
+    # A fork also counts under the original's name.
     named = [m for m, providers in distributions.PROVIDERS.items() if package in providers]
     return [package, *named, *(m for m, p in MODULE2PACKAGE.items() if p == package), *listed]
 
@@ -50,7 +50,7 @@ def is_installed(package: str) -> bool:
 def get_installed_path(package: str) -> str:
     """The folder of a package, given the name of its distribution or module.
 
-    Asks the import system instead of joining paths: right for editable installs too.
+    Uses the import system, which is right for editable installs too.
 
     Raises:
         PackageNotFoundError: Nothing of that name can be imported.
@@ -63,7 +63,7 @@ def get_installed_path(package: str) -> str:
 
 
 def find_packages_by_import() -> str | None:
-    """Replaces mmengine's two look-ups, wherever they have been imported to."""
+    """Replaces mmengine's two look-up functions in all modules that import them."""
     if 'pkg_resources' not in package_utils.is_installed.__code__.co_names:
         return 'this mmengine finds packages without pkg_resources'
     editable = Path(distributions.__file__).parents[1].name != 'site-packages'
@@ -75,7 +75,7 @@ def find_packages_by_import() -> str | None:
 
 
 def _replace_everywhere(original: Callable[..., Any], replacement: Callable[..., Any]) -> None:
-    """Replaces a function of mmengine wherever it has been imported to."""
+    """Replaces a function of mmengine in all modules that import it."""
     name = original.__name__
     for module in list(sys.modules.values()):
         if module is not None and vars(module).get(name) is original:
@@ -83,9 +83,9 @@ def _replace_everywhere(original: Callable[..., Any], replacement: Callable[...,
 
 
 def name_packages() -> str | None:
-    """Adds mmvttt, and the forks where they are installed instead of the originals.
+    """Adds mmvttt, and the forks if they are installed instead of the originals.
 
-    Code that asks mmengine's fork for 'mmsegmentation' gets the answer for the fork's.
+    Asked for 'mmsegmentation', mmengine's fork answers for the fork's package.
     """
     MODULE2PACKAGE.setdefault('mmvttt', 'mmvttt')
     forks: dict[str, str] = {}
@@ -105,7 +105,7 @@ def name_packages() -> str | None:
 
 
 def find_shadowed_modules() -> str | None:
-    """Lets the config that a pure-Python training leaves in its work directory be read again.
+    """Makes the config in the work directory of a pure-Python training readable.
 
     Its types are written as module and name, and some modules have the name of their function.
     """
@@ -128,7 +128,7 @@ def resolve_own_configs() -> str | None:
     """Resolves `mmvttt::` in `_base_`; the base keeps the scope of its own default_scope."""
     original = Config._get_cfg_path
 
-    # For every base of a toolbox mmengine reads all of its metafiles: a second each.
+    # For every base from a toolbox mmengine reads all of its metafiles, which takes a second.
     @cache
     def in_toolbox(cfg_path: str) -> tuple[str, str | None]:
         return original(cfg_path, '')

@@ -15,7 +15,7 @@ from .patch import replace
 
 
 def _no_gpu() -> bool:
-    # mmengine's own accelerators (NPU, MLU, MUSA) have branches of their own: leave them alone.
+    # Not for mmengine's other accelerators (NPU, MLU, MUSA), which have their own branches.
     return not (
         torch.cuda.is_available()
         or dist_utils.is_npu_available()
@@ -34,16 +34,15 @@ def _without_sync_bn(module: nn.Module) -> nn.Module:
     from mmengine.logging import print_log
     from mmengine.model import revert_sync_batchnorm
 
-    # torch has no SyncBN on the CPU; logged, since the statistics change.
+    # torch has no SyncBN on the CPU; logged, because the statistics change.
     print_log('SyncBN needs a GPU: every process normalises by itself', 'current')
     return revert_sync_batchnorm(module)
 
 
 def _leave() -> None:
-    # Otherwise nothing destroys the group. A thread of gloo that lets go of its last tensor needs
-    # Python's lock; if it asks while Python ends, a run that has ended well aborts (one in twenty,
-    # on four processes).
-    # After an error the others may wait for this process, and it would wait for them here.
+    # Otherwise nothing destroys the group. A gloo thread needs the GIL to release its last tensor;
+    # at Python's exit that aborts a successful run (one in twenty, on four processes). After an
+    # error the other processes may wait for this one, which would wait for them here.
     if torch.distributed.is_initialized() and not hasattr(sys, 'last_value'):
         torch.distributed.destroy_process_group()
 
@@ -90,7 +89,7 @@ def shard_without_devices() -> str | None:
 
     @wraps(original)
     def init(self: nn.Module, module: nn.Module, *args: Any, **kwargs: Any) -> None:
-        # The blocks inside are wrapped by the same class, with what the root was given.
+        # The blocks inside are wrapped by the same class, with the root's arguments.
         kwargs.update(device_id=torch.device('cpu'))
         original(self, _without_sync_bn(module), *args, **kwargs)
 

@@ -1,7 +1,7 @@
 """A stub of mmcv's compiled extension, for mmcv-lite: operators of torchvision and our own.
 
 mmcv-lite has all of mmcv's Python, and lacks `mmcv._ext`. The functions have the signatures of
-mmcv's extension: outputs are buffers that the caller brings.
+mmcv's extension, with output buffers from the caller.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ EXT = 'mmcv._ext'
 
 
 def widened(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """fp32, or fp64: torchvision's kernels want one type for all, which half types would round."""
+    """fp32, or fp64: torchvision's kernels need one dtype, and half precision rounds boxes."""
     dtype = torch.float64 if tensors[0].dtype == torch.float64 else torch.float32
     return tuple(t.to(dtype) for t in tensors)
 
@@ -65,7 +65,7 @@ def roi_align_backward(*tensors: Tensor, **options: Any) -> None:
 
 
 def _check_rois(rois: Tensor, images: int) -> None:
-    """On a CPU torchvision reads where such a box points to, and the process dies."""
+    """On a CPU torchvision would read outside the tensor and crash."""
     if not rois.is_cpu or torch.jit.is_tracing() or torch.compiler.is_compiling():
         return
     indices = rois[:, 0]
@@ -123,7 +123,7 @@ def _focal_loss(
 def sigmoid_focal_loss_forward(
     input: Tensor, target: Tensor, weight: Tensor, output: Tensor, *, gamma: float, alpha: float
 ) -> None:
-    """Writes the focal loss of logits `(N, C)` for labels `(N,)`, of which C is the background."""
+    """Writes the focal loss of logits `(N, C)` for labels `(N,)`, with C for the background."""
     output.copy_(_focal_loss(input, target, weight, gamma, alpha))
 
 
@@ -146,9 +146,9 @@ def ms_deform_attn_forward(
     *,
     im2col_step: int,
 ) -> Tensor:
-    """Deformable attention `(B, Q, H·d)`: `ttt_kernels.deform_attn`, which needs no steps.
+    """Deformable attention `(B, Q, H·d)` by `ttt_kernels.deform_attn`, without steps.
 
-    The levels lie one after the other, as everywhere in OpenMMLab.
+    The levels are concatenated, as everywhere in OpenMMLab.
     """
     from ttt_kernels import deform_attn
 
@@ -193,7 +193,7 @@ def _missing(name: str, *args: Any, **kwargs: Any) -> NoReturn:
 
 
 class _Stub(ModuleType):
-    """The module `mmcv._ext`: mmcv asks for every operator at import, most are never called."""
+    """The module `mmcv._ext`. mmcv looks up every operator at import; most are never called."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith('__'):
@@ -202,7 +202,7 @@ class _Stub(ModuleType):
 
 
 def offer_stub() -> str | None:
-    """Puts the stub in the extension's place, unless mmcv is compiled or missing."""
+    """Installs the stub, unless mmcv is compiled or missing."""
     mmcv = find_spec('mmcv')
     if mmcv is None:
         return 'mmcv is not installed'

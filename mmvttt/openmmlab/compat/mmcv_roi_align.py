@@ -1,7 +1,8 @@
-"""The gradient of RoIAlign on a CPU (He et al. 2017, Sec. 3), as one of deformable attention.
+"""The gradient of RoIAlign on a CPU (He et al. 2017, Sec. 3) by deformable attention.
 
-A bin is a query and its samples are the query's points. torchvision's own goes number by number on
-one thread, which was a sixth of a step of the demo. This takes a quarter of its time on two.
+A bin is a query and its samples are the query's points. torchvision's own is scalar and
+single-threaded, and took a sixth of a step of the demo. On two threads this takes a quarter of that
+time.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# Channels of a head: what threads share.
+# Channels of a head, the unit of work for threads.
 _HEAD = 16
 
 
@@ -29,8 +30,7 @@ def roi_align_gradient(
         shape: Shape of the maps.
         spatial_scale: Cells of a map in a pixel of the boxes.
         sampling_ratio: Samples of a bin along each axis, at least 1.
-        aligned: Whether the centre of a cell is at ½ (else at 0, and boxes are a cell wide at
-            least).
+        aligned: Whether a cell's centre is at ½ (else at 0, and boxes are at least a cell wide).
     """
     from ttt_kernels.deform_attn import gradients
 
@@ -38,7 +38,7 @@ def roi_align_gradient(
     bins = grad_output.shape[2:]
     heads = channels // _HEAD if channels % _HEAD == 0 else 1
     places, weights = _samples(rois, bins, (height, width), spatial_scale, sampling_ratio, aligned)
-    # The gradient of a sum does not depend on what is summed.
+    # The gradient of a sum does not depend on the summed values.
     value = rois.new_zeros(1, height * width, heads, channels // heads)
     level = torch.tensor([[height, width]])
     result = rois.new_zeros(images, height, width, channels)
@@ -59,14 +59,14 @@ def _samples(
     ratio: int,
     aligned: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Places `(K, h·w, s², 2)` of the samples of every bin, (x, y) over the map, and weights."""
+    """Positions `(K, h·w, s², 2)` of every bin's samples, (x, y) over the map, and weights."""
     start, end = (rois[:, i : i + 2] * scale - 0.5 * aligned for i in (1, 3))
     extent = end - start if aligned else (end - start).clamp(min=1)
     axes = []
     for i, (count, size) in enumerate(zip(reversed(bins), reversed(cells), strict=True)):
         steps = (torch.arange(count * ratio, dtype=rois.dtype) + 0.5) / (count * ratio)
         x = start[:, i, None] + extent[:, i, None] * steps
-        # Up to a cell beyond the map a sample reads its border, and farther out nothing.
+        # Up to a cell outside the map a sample reads its border; farther out it is 0.
         inside = (x >= -1) & (x <= size)
         place = (x.clamp(0, size - 1) + 0.5) / size
         axes.append((place.unflatten(1, (count, ratio)), inside.unflatten(1, (count, ratio))))

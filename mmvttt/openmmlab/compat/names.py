@@ -1,21 +1,26 @@
-"""Models of mmvttt by name, for the inferencers of the toolboxes: `DetInferencer('maskrcnn_…')`."""
+"""Names of mmvttt's models for the toolboxes' inferencers: `DetInferencer('maskrcnn_…')`."""
 
 from __future__ import annotations
 
 from functools import wraps
 from pathlib import Path
+from typing import Any
 
 from mmengine.config import Config
 from mmengine.infer.infer import BaseInferencer
+
+from mmvttt.checkpoints.shipped import SCHEME, shipped_names
 
 from ..config import config_root
 from .patch import replace
 
 _PREFIX = 'mmvttt::'
+# A name in the metafile, to check whether the hub has our models already.
+_ONE_OF_OURS = 'vittt_t_in1k'
 
 
 def _own(name: str) -> Path | None:
-    """The file of one of mmvttt's models, with or without its suffix, in any case; else None."""
+    """The file of one of mmvttt's models, with or without suffix, case-insensitive; else None."""
     path = config_root() / f'{name.lower().removesuffix(".py")}.py'
     return path if path.is_file() else None
 
@@ -27,8 +32,27 @@ def infer_by_name() -> str | None:
     @wraps(original)
     def load_model(self: BaseInferencer, model: str) -> tuple[Config, str | None]:
         own = _own(model.removeprefix(_PREFIX))
-        # There are no weights of ours: the inferencer warns, unless it is given some.
-        return original(self, model) if own is None else (Config.fromfile(own), None)
+        if own is None:
+            return original(self, model)
+        # Without weights the inferencer warns.
+        weights = f'{SCHEME}{own.stem}' if own.stem in shipped_names() else None
+        return Config.fromfile(own), weights
 
     replace(BaseInferencer, '_load_model_from_metafile', load_model)
     return None
+
+
+def offer_to_hub() -> None:
+    """Adds mmvttt's models to mmpretrain's hub at its first use."""
+    from mmpretrain.apis.model import ModelHub
+
+    original = ModelHub._register_mmpretrain_models.__func__
+
+    @wraps(original)
+    def register(cls: Any) -> None:
+        original(cls)
+        root = config_root()
+        if not cls.has(_ONE_OF_OURS):
+            cls.register_model_index(root / 'metafile.yml', config_prefix=root.parent)
+
+    replace(ModelHub, '_register_mmpretrain_models', classmethod(register))

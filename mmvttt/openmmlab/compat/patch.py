@@ -1,4 +1,4 @@
-"""The table of patches, and when each is applied."""
+"""Table of patches, and their application at import."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from mmvttt_startup import after_import
 
-# Names of patches to leave out, with commas between them.
+# Comma-separated names of patches to leave out.
 SKIP = 'MMVTTT_SKIP_PATCHES'
 _COMPAT = 'mmvttt.openmmlab.compat'
 _POLICY = 'mmvttt.openmmlab.compat.checkpoints'
@@ -21,12 +21,12 @@ _POLICY = 'mmvttt.openmmlab.compat.checkpoints'
 
 @dataclass(frozen=True)
 class Patch:
-    """A repair of another package.
+    """A patch of another package.
 
     Attributes:
-        name: What users call it, in MMVTTT_SKIP_PATCHES for one.
-        target: The module that is changed; the patch is applied once it is imported.
-        repair: `module:function` that does it; returns None, or why nothing was to be done.
+        name: Its name, e.g. in MMVTTT_SKIP_PATCHES.
+        target: The module to change; the patch is applied once it is imported.
+        repair: `module:function` that applies it; returns None, or why it is not needed.
         why: The fault without it.
     """
 
@@ -80,6 +80,12 @@ PATCHES: tuple[Patch, ...] = (
         'mmengine.infer.infer',
         f'{_COMPAT}.names:infer_by_name',
         "mmengine's inferencers know the models of their own toolbox only",
+    ),
+    Patch(
+        'hub-names',
+        'mmpretrain.apis.model',
+        f'{_COMPAT}.names:offer_to_hub',
+        "mmpretrain's get_model and inferencers know the models of mmpretrain only",
     ),
     Patch(
         'safe-load',
@@ -146,11 +152,11 @@ PATCHES: tuple[Patch, ...] = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a patch in this process.
+    """State of a patch in this process.
 
     Attributes:
         patch: The patch.
-        unneeded: Why nothing was done, or None where the patch was applied.
+        unneeded: Why it is not needed, or None if it was applied.
     """
 
     patch: Patch
@@ -171,7 +177,7 @@ def replace(owner: Any, attribute: str, value: Any) -> None:
 
 
 def left_out() -> set[str]:
-    """Names of the patches that the environment leaves out.
+    """Names of the patches that the environment disables.
 
     Raises:
         ValueError: There is no patch of a name in the variable.
@@ -188,7 +194,7 @@ def left_out() -> set[str]:
 
 
 def apply_patches() -> None:
-    """Has every patch applied once its module is imported, but for those that are left out.
+    """Schedules every patch for the import of its module, except disabled ones.
 
     Raises:
         ValueError: See `left_out`.
@@ -213,6 +219,6 @@ def _apply(patch: Patch, _: ModuleType) -> None:
 
 
 def outcomes() -> list[Outcome]:
-    """What became of every patch so far, in the order of the table."""
+    """State of every patch so far, in the order of the table."""
     waiting = {p.name: Outcome(p, f'{p.target} has not been imported') for p in PATCHES}
     return list({**waiting, **_outcomes}.values())

@@ -1,4 +1,4 @@
-"""Data sets that mmvttt brings along. No toolbox is needed to import or build them."""
+"""Data sets of mmvttt. No toolbox is needed to import or build them."""
 
 from .digit_images import DigitImages
 from .digits import make_digits

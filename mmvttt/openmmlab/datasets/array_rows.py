@@ -16,19 +16,19 @@ from mmvttt.errors import DataError
 class ArrayRows:
     """The rows of a plain `.npy` file of numbers.
 
-    A file that is cut off while it is read is an error here; a memory map kills the process.
+    A file that is truncated while it is read is an error here; a memory map would kill the process.
 
     Args:
         path: The file.
 
     Raises:
-        DataError: It is no file, holds no array of numbers with rows, or is shorter than its array.
+        DataError: It is not a file, has no array of numbers with rows, or is truncated.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            # A FIFO that nobody writes to would block.
+            # A FIFO without a writer would block.
             self._file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), 'rb', buffering=0)
             status = os.fstat(self._file.fileno())
             if not stat.S_ISREG(status.st_mode):
@@ -65,7 +65,7 @@ class ArrayRows:
         if os.preadv(self._file.fileno(), [content], start) != self._row:
             raise self._damaged('it has become shorter')
         row = np.frombuffer(content, self.dtype).reshape(self.shape[1:])
-        # PyTorch takes this machine's order of bytes alone.
+        # PyTorch takes only the machine's own byte order.
         return row.astype(self.dtype.newbyteorder('='), copy=False)
 
     def _damaged(self, what: str) -> DataError:

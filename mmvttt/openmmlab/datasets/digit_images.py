@@ -15,7 +15,7 @@ class DigitImages(BaseDataset):
 
     Args:
         split: 'train' (1437 images), or 'test' (the other 360).
-        options: Those of mmengine's `BaseDataset`, e.g. `pipeline`.
+        options: Options of mmengine's `BaseDataset`, e.g. `pipeline`.
 
     Raises:
         UsageError: scikit-learn is missing.
@@ -28,7 +28,7 @@ class DigitImages(BaseDataset):
         super().__init__(**options)
 
     def load_data_list(self) -> list[dict]:
-        """An entry for each image, by which a pipeline begins without a loading step."""
+        """An entry for each image, with which a pipeline needs no loading step."""
         digits = TinyDigits(self.split)
         images = ((digits.images + 1) * 127.5).round().byte().permute(0, 2, 3, 1).numpy()
         return [

@@ -1,9 +1,9 @@
 """Latents of an autoencoder, computed once and read from a folder of plain arrays.
 
 The folder holds `latents.json`; `moments.npy`, `(N, 2, 2C, h, w)`: mean and standard deviation of
-each image's latents and of its mirror image's; and what a model is told about each image, an array
-of N rows for each name: `class_labels.npy`, or `encoder_hidden_states.npy` and
-`pooled_projections.npy`. NumPy's plain arrays hold numbers alone: nothing in them can run.
+each image's latents and of its mirror image's; and the conditions of each image, an array of N rows
+for each name: `class_labels.npy`, or `encoder_hidden_states.npy` and `pooled_projections.npy`.
+NumPy's plain arrays have only numbers, no code.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from ..registry import DATASETS
 from .array_rows import ArrayRows
 
 _NOTES, _MOMENTS = 'latents.json', 'moments.npy'
-# Images between two notes of how far the cache is.
+# Images between two records of the progress.
 _INTERVAL = 4096
 
 
 @DATASETS.register_module()
 class CachedLatents(Dataset):
-    """Latents that `cache_latents` has written: a sample of each image's Gaussian, as DiT trains.
+    """Latents written by `cache_latents`: a sample of each image's Gaussian, as in DiT's training.
 
     Args:
         data_root: The folder.
-        flip: Whether every other image is mirrored, at random.
-        conditions: Names of the arrays that say what an image is; None for all that are there.
+        flip: Whether to mirror half the images, at random.
+        conditions: Names of the arrays of conditions; None for all.
 
     Raises:
         MissingDataError: There is no such cache.
-        DataError: The cache is not whole, or an array has not a row for each image.
+        DataError: The cache is incomplete, or an array lacks a row for each image.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class CachedLatents(Dataset):
 
     @property
     def arrays(self) -> dict[str, ArrayRows]:
-        """The arrays by name, opened in each process by itself."""
+        """The arrays by name, opened separately in each process."""
         if not self._arrays:
             files = sorted(self.root.glob('*.npy'))
             if self.conditions is not None:
@@ -119,7 +119,7 @@ class CachedLatents(Dataset):
         return self._arrays
 
     def __getstate__(self) -> dict[str, Any]:
-        # Each process opens the files by itself.
+        # Each process opens the files itself.
         return {**vars(self), '_arrays': {}}
 
     def __len__(self) -> int:
@@ -184,11 +184,12 @@ class TinyDigits(Dataset):
 
 
 class ClassFolders(Dataset):
-    """Images in a folder for each class, cut to a square: what `cache_latents` reads.
+    """Images in a folder for each class, cut to a square, for `cache_latents`.
 
     Args:
         root: The folder of folders; classes are numbered in the order of their names.
-        size: Side of the square in pixels: the shorter side is resized to it, the middle is kept.
+        size: Side of the square in pixels: the shorter side is resized to it, the centre is
+            cropped.
 
     Raises:
         MissingDataError: There is no such folder, or no image in it.
@@ -227,7 +228,7 @@ class ClassFolders(Dataset):
         return self.folder.classes
 
     def digest(self) -> str:
-        """A short name of the list of files: their paths in the folder, in order, and sizes."""
+        """Digest of the list of files: their paths in the folder, in order, and sizes."""
         found = hashlib.sha256()
         for path, _ in self.folder.samples:
             name = os.path.relpath(path, self.folder.root)
@@ -243,7 +244,7 @@ def cache_latents(
     num_workers: int = 0,
     dtype: str = 'float16',
 ) -> Path:
-    """Writes the latents of images, and of their mirror images; goes on where it was stopped.
+    """Writes the latents of images and of their mirror images; continues after an interruption.
 
     A bar on stderr shows the progress.
 
@@ -323,7 +324,7 @@ def _moments(autoencoder: Any, pixels: Tensor) -> Tensor:
 
 
 def _digest_of_weights(module: torch.nn.Module) -> str:
-    """A short name of a network's weights, so that latents of two do not mix."""
+    """Digest of a network's weights, so that latents of two networks do not mix."""
     found = hashlib.sha256()
     for name, value in sorted(module.state_dict().items()):
         found.update(f'{name} {tuple(value.shape)}'.encode())
@@ -333,7 +334,7 @@ def _digest_of_weights(module: torch.nn.Module) -> str:
 
 
 def _start_or_resume(out: Path, notes: dict[str, Any]) -> int:
-    """Prepares the folder, and returns how many images of this cache it already has."""
+    """Prepares the folder, and returns the number of images that it already has."""
     out.mkdir(parents=True, exist_ok=True)
     if not (out / _NOTES).exists():
         _note(out, {**notes, 'done': 0})
@@ -352,10 +353,10 @@ def _start_or_resume(out: Path, notes: dict[str, Any]) -> int:
 
 
 def _read_notes(folder: Path) -> dict[str, Any]:
-    """What a cache is.
+    """The record of a cache.
 
     Raises:
-        DataError: The notes are damaged.
+        DataError: The record is damaged.
     """
     path = folder / _NOTES
 

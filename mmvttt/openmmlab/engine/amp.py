@@ -1,4 +1,4 @@
-"""Mixed precision as a config can ask for it without knowing the device."""
+"""Mixed precision for configs, independent of the device."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from ..registry import OPTIM_WRAPPERS
 
 @OPTIM_WRAPPERS.register_module()
 class AmpOptimWrapper(optim.AmpOptimWrapper):
-    """mmengine's `AmpOptimWrapper`, in bf16 where the device has it, else in fp16.
+    """mmengine's `AmpOptimWrapper`, in bf16 if the device has it, else in fp16.
 
     In fp16 the inner gradients of test-time training underflow more easily; the authors of ViT³
     trained in fp16, when most devices had nothing else.
 
     Args:
         dtype: 'bfloat16' or 'float16'; default: by the device.
-        loss_scale: As mmengine's; without effect in bf16.
-        kwargs: Those of mmengine's `AmpOptimWrapper`.
+        loss_scale: As in mmengine; no effect in bf16.
+        kwargs: Arguments of mmengine's `AmpOptimWrapper`.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class AmpOptimWrapper(optim.AmpOptimWrapper):
 
 
 def half_type() -> str:
-    """'bfloat16' where the device computes in it, else 'float16'."""
+    """'bfloat16' if the device computes in it, else 'float16'."""
     gpu = torch.cuda.is_available()
     bf16 = not gpu or torch.cuda.is_bf16_supported(including_emulation=False)
     return 'bfloat16' if bf16 else 'float16'
@@ -45,7 +45,8 @@ def half_type() -> str:
 def autocast_backbone(model: nn.Module) -> None:
     """Runs a model's backbone in mixed precision, in place; its maps are fp32 again.
 
-    Neck and heads stay in fp32: boxes and suppression lose more by rounding than they cost.
+    Neck and heads stay in fp32: rounding hurts boxes and suppression, which are cheap. For
+    evaluation only: linear layers keep rounded weights, which autocast would make at every call.
 
     Raises:
         UsageError: The model has no backbone.
@@ -54,6 +55,9 @@ def autocast_backbone(model: nn.Module) -> None:
     warn_of_emulation()
     dtype = getattr(torch, half_type())
     forward = backbone.forward
+    for module in backbone.modules():
+        if type(module) is nn.Linear:
+            module.to(dtype)
 
     @functools.wraps(forward)
     def forward_in_half(x: Tensor) -> tuple[Tensor, ...]:
@@ -65,12 +69,12 @@ def autocast_backbone(model: nn.Module) -> None:
 
 
 def backbone_for(model: nn.Module, option: str) -> nn.Module:
-    """The backbone of a model, for an `option` that is about it.
+    """The backbone of a model, for an `option` about it.
 
     Raises:
         UsageError: The model has none.
     """
-    # A model for test-time augmentation holds the other one.
+    # A model for test-time augmentation wraps the other one.
     backbone = getattr(getattr(model, 'module', model), 'backbone', None)
     if not isinstance(backbone, nn.Module):
         raise UsageError(f'{option}: {type(model).__name__} has no backbone; leave {option} out')
@@ -78,10 +82,10 @@ def backbone_for(model: nn.Module, option: str) -> nn.Module:
 
 
 def warn_of_emulation() -> None:
-    """Warns where a CPU computes bf16 by fp32 instructions: it is slower than fp32 there."""
+    """Warns if a CPU emulates bf16 by fp32 instructions, which is slower than fp32."""
     if torch.cuda.is_available():
         return
-    # Private in torch 2.14; no public function tells.
+    # Private in torch 2.14; there is no public function.
     supported = getattr(torch.cpu, '_is_avx512_bf16_supported', lambda: True)
     if not supported():
         print_log(

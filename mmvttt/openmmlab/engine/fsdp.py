@@ -1,4 +1,4 @@
-"""FSDP block by block: which modules are units, and a strategy with the steps of whole models."""
+"""FSDP by blocks: the wrapping policy, and a strategy with the steps of an unsharded training."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _SHARDED = ('state', 'param_groups')
 def wrap_blocks(
     module: nn.Module, recurse: bool, nonwrapped_numel: int, names: Sequence[str] = ('Block',)
 ) -> bool:
-    """FSDP's policy: each block of a backbone is a unit, gathered for its own step alone.
+    """FSDP's wrapping policy: each block of a backbone is a unit, gathered only for its own step.
 
     Args:
         module: The module in question.
-        recurse: Whether the question is if to look inside, or if to make it a unit.
-        nonwrapped_numel: Its parameters that are in no unit yet.
-        names: Ends of the class names of blocks: `VitttBlock`, `MixerBlock`, timm's `Block`.
+        recurse: Whether FSDP asks to recurse into it, or to make it a unit.
+        nonwrapped_numel: Number of its parameters outside units.
+        names: Suffixes of block class names: `VitttBlock`, `MixerBlock`, timm's `Block`.
     """
     return recurse or (nonwrapped_numel > 0 and type(module).__name__.endswith(tuple(names)))
 
@@ -37,14 +37,14 @@ def wrap_blocks(
 class BlockFSDPStrategy(FSDPStrategy):
     """mmengine's `FSDPStrategy`, with the steps and the checkpoints of an unsharded training.
 
-    - The optimizer's groups are formed before the parameters are cut: a shard is flat and may be
-      empty, so that by its shape (1-D parameters do not decay) nothing would decay.
+    - The optimizer's groups are formed before sharding: a shard is flat and may be empty, so by the
+      rule for 1-D parameters nothing would decay.
     - Gradients are clipped by the norm over all ranks (mmengine: over its own shards).
-    - A checkpoint keeps the state of the optimizer's wrapper (base rate, loss scale), and is read
-      in the host's memory: a GPU that needs shards has no room for it.
+    - A checkpoint has the optimizer wrapper's state (base rate, loss scale), and is read to host
+      memory: a GPU that needs shards has no room for it.
 
     Args:
-        kwargs: Those of mmengine's strategy.
+        kwargs: Arguments of mmengine's strategy.
 
     Raises:
         ValueError: There is no process group, FSDP replaces the parameters, or a checkpoint has
@@ -56,13 +56,14 @@ class BlockFSDPStrategy(FSDPStrategy):
         self._optim_cfg: Any = None
         self._built: OptimWrapper | None = None
         if get_device() == 'cpu':
-            # torch offloads by `.cpu()`, which is no copy here: it saves the buffer that it gathers
-            # the states of an optimizer in, one after the other, and (2.11) frees the parameters.
+            # torch offloads by `.cpu()`, which does not copy here: it would save the buffer in
+            # which it gathers the optimizer's states one after the other, and (2.11) free the
+            # parameters.
             self.state_dict_config.offload_to_cpu = False
             self.optim_state_dict_config.offload_to_cpu = False
 
     def prepare(self, model: nn.Module | dict, *, optim_wrapper: Any = None, **kwargs: Any) -> Any:
-        """Builds, cuts and optimizes the model; see mmengine's."""
+        """Builds and shards the model and builds its optimizer; see mmengine."""
         if not self.distributed:
             raise ValueError(
                 'FSDP shares a model out among processes, and there is one without a launcher: '
@@ -73,7 +74,7 @@ class BlockFSDPStrategy(FSDPStrategy):
         return super().prepare(model, optim_wrapper=optim_wrapper, **kwargs)
 
     def build_optim_wrapper(self, optim_wrapper: Any, model: nn.Module | None = None) -> Any:
-        """The wrapper built when the parameters were whole."""
+        """The wrapper that was built before sharding."""
         if self._built is not None:
             return self._built
         return super().build_optim_wrapper(optim_wrapper, model)
@@ -86,7 +87,7 @@ class BlockFSDPStrategy(FSDPStrategy):
 
     def load_optim_state_dict(self, state_dict: dict) -> None:
         """Loads this rank's part of a whole state, of a sharded or an unsharded training."""
-        # mmengine passes these by position, in an order that torch has changed.
+        # mmengine passes these by position, in an order that torch changed.
         part = FSDP.optim_state_dict_to_load(
             model=self.model,
             optim=self.optim_wrapper.optimizer,
@@ -95,7 +96,7 @@ class BlockFSDPStrategy(FSDPStrategy):
         self.optim_wrapper.load_state_dict({**state_dict, **part})
 
     def load_checkpoint(self, filename: str, *, map_location: Any = 'cpu', **kwargs: Any) -> dict:
-        """Loads into the model; 'default', elsewhere the GPU, is the CPU here."""
+        """Loads into the model; 'default' is the CPU here instead of the GPU."""
         location = 'cpu' if map_location == 'default' else map_location
         return super().load_checkpoint(filename, map_location=location, **kwargs)
 
@@ -111,7 +112,7 @@ class BlockFSDPStrategy(FSDPStrategy):
         return wrapped
 
     def _by_names(self, state: dict) -> dict:
-        """An optimizer's state with the names of parameters for their numbers, if it has numbers.
+        """An optimizer's state with parameter names instead of indices, if it has indices.
 
         Groups and the order of parameters are as in an unsharded training.
         """
@@ -151,7 +152,7 @@ def _clip_by_all_ranks(wrapper: OptimWrapper, model: FSDP) -> None:
     def clip(_: Sequence[nn.Parameter], max_norm: float, norm_type: float = 2.0) -> Tensor:
         return model.clip_grad_norm_(max_norm, norm_type)
 
-    # By value is done shard by shard; without clip_grad there is no such function.
+    # Clipping by value works by shards; without clip_grad there is no such function.
     if getattr(wrapper, 'clip_func', None) is torch.nn.utils.clip_grad_norm_:
         wrapper.clip_func = clip
 

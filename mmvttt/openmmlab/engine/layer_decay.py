@@ -1,8 +1,7 @@
-"""Layer-wise learning rates for any backbone that tells how deep a parameter lies.
+"""Layer-wise learning rates for any backbone with `get_layer_depth`.
 
-The rate of layer l of L is lr · decay^(L − 1 − l); the neck and the heads learn at the full rate.
-Vision-TTT's appendix gives no such factor; Vision-RWKV, whose recipe it follows, takes 0.85 for
-detection.
+The rate of layer l of L is lr · decay^(L − 1 − l); neck and heads have the full rate. Vision-TTT's
+appendix gives no such factor; Vision-RWKV, whose recipe it follows, takes 0.85 for detection.
 """
 
 from __future__ import annotations
@@ -42,12 +41,13 @@ _EMBEDDINGS = (
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()
 class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
-    """Builds an optimizer wrapper with layer-wise learning rates, and no decay where it harms.
+    """Builds an optimizer wrapper with layer-wise learning rates, and weight decay only for
+    weights.
 
-    Every module called `backbone` is asked for `get_layer_depth(name, prefix)`, which returns the
-    layer and the number of layers; of nested ones (an adapter around a plain backbone) the
-    outermost that has the method. Norms, biases, 1-D parameters, position embeddings and whatever
-    a module's `no_weight_decay()` names get no weight decay.
+    It uses `get_layer_depth(name, prefix)` of modules called `backbone`, which returns the layer
+    and the number of layers; for nested ones (an adapter around a plain backbone) of the outermost
+    with this method. Norms, biases, 1-D parameters, position embeddings and whatever a module's
+    `no_weight_decay()` names get no weight decay.
 
     Args:
         optim_wrapper_cfg: The wrapper with its `optimizer`, which needs `lr` and `weight_decay`.
@@ -55,12 +55,11 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
 
             - `bias_lr_mult` (1), `bias_decay_mult` (0), `norm_decay_mult` (0),
               `flat_decay_mult` (0; 1-D parameters), `dwconv_decay_mult` (1);
-            - `custom_keys`: `{part of a name: dict(lr_mult=…, decay_mult=…)}`; the longest part
-              that occurs in a name counts. `lr_mult` comes on top of the layer's rate. Each of
-              the two replaces the rules above, which hold where it is left out; other entries go
-              to the optimizer's group;
-            - `new_lr_mult` (1): on top of all that for what the modules' `new_parameters()` name,
-              the tensors that a model with inherited weights has begun at random (20 in T⁵).
+            - `custom_keys`: `{part of a name: dict(lr_mult=…, decay_mult=…)}`; the longest matching
+              part counts. `lr_mult` multiplies the layer's rate. Each of the two replaces the rules
+              above; other entries go to the optimizer's group;
+            - `new_lr_mult` (1): multiplies the rate of the modules' `new_parameters()`, the
+              randomly initialised tensors of a model with inherited weights (20 in T⁵).
 
     Raises:
         ValueError: An option is unknown, missing or out of range, or no backbone of the model
@@ -125,7 +124,7 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         print_log(f'Layer-wise learning rates\n{rates_table(ordered)}', 'current')
 
     def _layer(self, name: str, backbones: dict[str, nn.Module]) -> tuple[int | None, float]:
-        """The layer of a parameter (None outside of the backbones) and the scale of its rate."""
+        """The layer of a parameter (None outside the backbones) and the scale of its rate."""
         for prefix, backbone in backbones.items():
             if name.startswith(prefix):
                 layer, num_layers = backbone.get_layer_depth(name, prefix)
@@ -159,7 +158,7 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
 
 
 def _backbones(model: nn.Module) -> dict[str, nn.Module]:
-    """The outermost backbones with `get_layer_depth`, by the prefix of their parameters' names."""
+    """The outermost backbones with `get_layer_depth`, by their parameters' prefix."""
     named = [(n, m) for n, m in model.named_modules() if n.rpartition('.')[2] == 'backbone']
     found: dict[str, nn.Module] = {}
     for name, module in named:
@@ -178,13 +177,13 @@ def _backbones(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def _undecayed(model: nn.Module) -> set[str]:
-    """Names of the parameters that must not decay whatever their shape."""
+    """Names of parameters that must not decay, whatever their shape."""
     names = {n for n, _ in model.named_parameters() if n.rpartition('.')[2] in _EMBEDDINGS}
     return names | _named_by(model, 'no_weight_decay')
 
 
 def _named_by(model: nn.Module, method: str) -> set[str]:
-    """The parameters that the modules' own methods of this name name, by their full names."""
+    """Full names of the parameters returned by the modules' methods of this name."""
     return {
         f'{prefix}.{name}' if prefix else name
         for prefix, module in model.named_modules()
@@ -198,9 +197,9 @@ def _is_depthwise(module: nn.Module) -> bool:
 
 
 def rates_table(groups: list[dict]) -> str:
-    """Draws the learning rates and weight decays of an optimizer's groups, equal ones in one row.
+    """Table of an optimizer's learning rates and weight decays, equal groups in one row.
 
-    The column of layers is left out where no group names its `layer`.
+    The column of layers is left out if no group has a `layer`.
     """
     rows: dict[tuple, list] = {}
     for group in groups:

@@ -1,7 +1,8 @@
-"""Whether all nodes run the same training: config, data, code, versions, before anything is built.
+"""Checks that all nodes run the same training (config, data, code, versions) before anything is
+built.
 
-Otherwise each rank would step with its own learning rate or code, or wait for a batch that the
-others do not have.
+Otherwise ranks would use different learning rates or code, or wait for a batch that the others do
+not have.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ _PART = 32 * 2**20
 
 
 def require_same_training(cfg: Config) -> None:
-    """Joins the processes of a distributed training, and compares what each is about to do.
+    """Initialises a distributed training, and checks that all processes run the same one.
 
     Raises:
-        UsageError: On all ranks alike: the first difference, and the node that has it.
+        UsageError: On all ranks: the first difference, and the node that has it.
     """
     if cfg.get('launcher', 'none') == 'none':
         return
@@ -59,7 +60,7 @@ def require_same_training(cfg: Config) -> None:
 
 
 def require_same(facts: Mapping[str, str]) -> None:
-    """Compares facts, by name, with those of all other ranks.
+    """Compares facts, by name, with the facts of all other ranks.
 
     Raises:
         UsageError: See `require_same_training`.
@@ -79,7 +80,7 @@ def require_same(facts: Mapping[str, str]) -> None:
 
 
 def _annotations(data: DatasetConfig) -> Iterator[tuple[str, str]]:
-    """Size of an annotation file, and a digest of its beginning and end: of 64 MiB."""
+    """Size of an annotation file, and a digest of its first and last 32 MiB."""
     path = {key: path for key, _, path in data.paths()}.get('ann_file', '')
     if os.path.isfile(path):
         size = os.path.getsize(path)
@@ -91,9 +92,9 @@ def _annotations(data: DatasetConfig) -> Iterator[tuple[str, str]]:
 
 
 def _sources(imported: str | Sequence[str]) -> Iterator[tuple[str, str]]:
-    """A digest of the sources of mmvttt, its kernels, and the modules that a config imports."""
+    """Digest of the sources of mmvttt, its kernels, and the modules that a config imports."""
     for name in (*_SOURCES, *([imported] if isinstance(imported, str) else imported)):
-        # A missing parent of a module is an error; importing it will report that.
+        # A missing parent package is an error, which importing the module will report.
         with suppress(ModuleNotFoundError):
             spec = find_spec(name)
             file = Path((spec and spec.origin) or '')

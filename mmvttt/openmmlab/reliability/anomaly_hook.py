@@ -1,7 +1,7 @@
-"""Stops a training whose loss is not finite before it spoils the weights, and names the origin.
+"""Stops a training at a non-finite loss before the weights are updated, and names its origin.
 
-At the step that meets it image, weights and random numbers are still there: its forward is run once
-more, with every module watched (`nonfinite.py`).
+At that step images, weights and random numbers are still available: the forward is repeated with
+hooks on every module (`nonfinite.py`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .nonfinite import (
     total_loss,
 )
 
-# Steps between two looks at numbers on a GPU.
+# Steps between two checks of losses on a GPU.
 _GPU_INTERVAL = 10
 
 
@@ -41,7 +41,7 @@ class AnomalyError(RuntimeError):
 
 @dataclass(frozen=True)
 class _Step:
-    """A step of this process, with numbers that are still on the device."""
+    """A step of this process, with losses that are still on the device."""
 
     text: str
     terms: dict[str, Tensor]
@@ -50,23 +50,22 @@ class _Step:
 
 @HOOKS.register_module()
 class AnomalyHook(Hook):
-    """Ends the training, on all ranks, at a step whose loss is not finite.
+    """Ends the training on all ranks at a step whose loss is not finite.
 
-    Looks at what a model's forward returns with `mode='loss'`, so the weights are those before the
-    step, and the error names the step, the rank, the terms of the loss, the images of the batch,
-    and what was the first to go wrong: a weight, an image, a module or the loss itself.
+    Checks the result of a model's forward with `mode='loss'`, when the weights are still unchanged.
+    The error names the step, the rank, the terms of the loss, the images of the batch, and the
+    first non-finite value: a weight, an image, a module or the loss itself.
 
-    To look at a number on a GPU waits for all that leads to it, and the backward would be launched
-    onto an idle device. There the losses stay on the device, and are read every `interval` steps
-    and before a checkpoint is written. The error then names the step, its terms and its images, but
-    the weights are later ones, and are in no checkpoint: an exact resume with `interval=1` meets
-    the same step again, and reports the rest.
+    Reading a number from a GPU waits for all work before it, so the backward would start on an idle
+    device. There the losses stay on the device, and are read every `interval` steps and before a
+    checkpoint is written. The error then names the step, its terms and its images, but the weights
+    have changed since. They are in no checkpoint: an exact resume with `interval=1` repeats the
+    same step and reports the rest.
 
-    A model that does not compute its losses by a forward with `mode='loss'` is not watched.
+    A model whose losses do not come from a forward with `mode='loss'` is not checked.
 
     Args:
-        interval: Steps from one look to the next. None: 10 on a GPU, and 1 on a CPU, where looking
-            is free.
+        interval: Steps between checks. None: 10 on a GPU, and 1 on a CPU, where checking is free.
     """
 
     def __init__(self, interval: int | None = None) -> None:
@@ -74,13 +73,13 @@ class AnomalyHook(Hook):
             check_int('interval', interval, 1)
         self.interval = interval
         self._text = ''
-        # Those since the last look.
+        # Steps since the last check.
         self._steps: list[_Step] = []
         self._random: tuple[Any, ...] = ()
         self._handles: list[Any] = []
 
     def before_train(self, runner: Runner) -> None:
-        """Begins to watch the model."""
+        """Hooks into the model."""
         model = runner.model
         while is_model_wrapper(model):
             model = model.module
@@ -90,8 +89,8 @@ class AnomalyHook(Hook):
         ]
 
     def before_train_iter(self, runner: Runner, batch_idx: int, *_: Any, **__: Any) -> None:
-        """Notes the step as the log writes it."""
-        # Not the runner itself: a copy of the model copies its hooks and all that they hold.
+        """Formats the step as the log does."""
+        # Not the runner itself: copying the model copies its hooks and everything that they hold.
         total = f'[{runner.iter + 1}/{runner.max_iters}]'
         if runner.log_processor.by_epoch:
             size = len(runner.train_dataloader)
@@ -100,12 +99,12 @@ class AnomalyHook(Hook):
             self._text = f'Iter(train) {total}'
 
     def after_train(self, runner: Runner) -> None:
-        """Looks a last time, and stops watching."""
+        """Checks a last time, and removes the hook."""
         self.require_finite()
         self._release()
 
     def require_finite(self) -> None:
-        """Looks at the losses since the last look, on all ranks.
+        """Checks the losses since the last check, on all ranks.
 
         Raises:
             AnomalyError: One of them was not finite.
@@ -149,18 +148,18 @@ class AnomalyHook(Hook):
             self._report_late(*found)
         message = _describe(*found)
         self._release()
-        # On all ranks: a forward may communicate.
+        # On all ranks, because a forward may communicate.
         module = first_bad_module(model, args, kwargs, self._random)
         if not torch.isfinite(total_loss(terms)):
             inputs = list(bad_inputs(args, kwargs, step.images))
             images = f'Images of this batch: {", ".join(step.images)}.'
             message = ' '.join([message, images, *bad_weights(model), *(inputs or [module])])
-            # To the log file too; of another rank than 0 the screen sees errors only.
+            # To the log file too: ranks other than 0 show only errors on the screen.
             print_log(message, 'current', logging.ERROR)
         self._end(message)
 
     def _look(self) -> tuple[_Step, int] | None:
-        """The first step whose loss was not finite on a rank, and that rank; on all ranks alike."""
+        """The first step with a non-finite loss, and its rank; the same on all ranks."""
         steps, self._steps = self._steps, []
         if not steps:
             return None
@@ -179,7 +178,7 @@ class AnomalyHook(Hook):
 
     def _end(self, message: str) -> None:
         self._release()
-        # The first rank that ends may end the others, before they have reported.
+        # The first rank to exit may end the others before they have reported.
         barrier()
         raise AnomalyError(message)
 

@@ -1,4 +1,4 @@
-"""The hook that writes checkpoints: never without a good one on the disk, and one on a signal."""
+"""Hook that writes checkpoints: there is always a good one on the disk, and signals ask for one."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ _SECONDS_TO_RETRY = 60.0
 
 @HOOKS.register_module()
 class CheckpointHook(hooks.CheckpointHook):
-    """mmengine's `CheckpointHook`, for runs that are killed; docs/resume.md has what it guarantees.
+    """mmengine's `CheckpointHook`, for runs that may be killed; docs/resume.md has its guarantees.
 
-    An old checkpoint, and the best one, goes after the new one has come; the resumed run removes
-    what a kill in between leaves behind. A checkpoint `iter_<steps>.pth` that a signal has asked
-    for is removed when the next regular one is there; all ranks stop at the same step, with
-    accumulated gradients after the update. `meta` has `mmvttt_version` and the settings of the
-    training too. The patch `whole-files` (`patches.py`) keeps files from being half written.
+    An old checkpoint, also a best one, is removed after the new one is written; after a kill in
+    between the resumed run removes it. A checkpoint `iter_<steps>.pth` that a signal asked for is
+    removed once the next regular one exists. All ranks stop at the same step, with accumulated
+    gradients after the update. `meta` also has `mmvttt_version` and the settings of the training.
+    The patch `whole-files` (`patches.py`) prevents half-written files.
 
     Args:
-        exit_code: Exit status after a SIGTERM. A scheduler that starts a job again only if it has
-            failed (Kubernetes) needs another than 0; 143 is the shells' for SIGTERM.
-        kwargs: Those of mmengine's hook.
+        exit_code: Exit status after a SIGTERM. A scheduler that restarts only failed jobs
+            (Kubernetes) needs a nonzero one; shells use 143 for SIGTERM.
+        kwargs: Arguments of mmengine's hook.
 
     Raises:
         TypeError: There is no such option.
@@ -55,10 +55,10 @@ class CheckpointHook(hooks.CheckpointHook):
     def __init__(self, *args: Any, exit_code: int = 0, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if self.args:
-            # mmengine would hand them on, and stumble when the first checkpoint is due.
+            # mmengine would pass them on, and fail at the first checkpoint.
             raise TypeError(
                 f'CheckpointHook has no option {", ".join(self.args)}; allowed: exit_code, and '
-                "those of mmengine's CheckpointHook"
+                "the options of mmengine's CheckpointHook"
             )
         self.exit_code = exit_code
         self._saved_iter: int | None = None
@@ -71,7 +71,7 @@ class CheckpointHook(hooks.CheckpointHook):
         self._retry_at = math.inf
 
     def before_train(self, runner: Runner) -> None:
-        """Removes leftovers of a killed run, and begins to receive signals.
+        """Removes leftovers of a killed run, and starts receiving signals.
 
         Raises:
             UsageError: Another training writes to the same folder.
@@ -92,7 +92,8 @@ class CheckpointHook(hooks.CheckpointHook):
             self._saved_iter = runner.iter
             self.last_ckpt = hub.runtime_info.get('last_ckpt')
             if is_main_process() and self.last_ckpt and os.path.exists(self.last_ckpt):
-                # A kill after the checkpoint has left it at the one before, which goes now.
+                # A kill after writing the checkpoint has left the previous one, which is removed
+                # now.
                 self._point_to(runner, self.last_ckpt)
             self._rotation.remove_replaced(self._files, self.last_ckpt)
         if RUN_ID not in hub.runtime_info:
@@ -112,7 +113,7 @@ class CheckpointHook(hooks.CheckpointHook):
         )
 
     def after_train_iter(self, runner: Runner, *args: Any, **kwargs: Any) -> None:
-        """Saves as mmengine's hook does, and where a signal has asked for it."""
+        """Saves as mmengine's hook does, and at a signal's request."""
         super().after_train_iter(runner, *args, **kwargs)
         if time.monotonic() >= self._retry_at:
             self._retry_at = math.inf
@@ -121,7 +122,7 @@ class CheckpointHook(hooks.CheckpointHook):
         self._stopping = asked == STOP or self._stopping
         if not (asked or self._stopping):
             return
-        # Between two updates there are gradients, which are in no checkpoint.
+        # Between two updates there are accumulated gradients, which are in no checkpoint.
         if not _updated(runner):
             self._requests.request(asked)
             return
@@ -130,11 +131,11 @@ class CheckpointHook(hooks.CheckpointHook):
             self._stop(runner)
 
     def before_val_epoch(self, runner: Runner) -> None:
-        """Agrees on the number of steps of the validation at which ranks ask each other."""
+        """Agrees on the number of validation steps at which ranks ask each other."""
         self._val_polls = self._requests.least(len(runner.val_dataloader))
 
     def after_val_iter(self, runner: Runner, batch_idx: int, *args: Any, **kwargs: Any) -> None:
-        """Stops where a signal has asked for it."""
+        """Stops if a signal asked for it."""
         if not self._requests.listening or batch_idx >= self._val_polls:
             return
         asked = self._requests.poll()
@@ -142,18 +143,18 @@ class CheckpointHook(hooks.CheckpointHook):
             # In the next step of the training.
             self._requests.request(SAVE)
         self._stopping = asked == STOP or self._stopping
-        # FlexibleRunner's checkpoints always say that they are of the next step.
+        # FlexibleRunner's checkpoints always name the next step.
         can_save = self._saved_iter == runner.iter or isinstance(runner, Runner)
         if self._stopping and can_save and _updated(runner):
             for hook in runner.hooks:
                 if isinstance(hook, hooks.EMAHook):
-                    # It validates with the averaged weights in the model's place.
+                    # It validates with the averaged weights in the model.
                     hook._swap_ema_parameters()
             self._save_now(runner, runner.iter)
             self._stop(runner)
 
     def after_train(self, runner: Runner) -> None:
-        """Stops listening; what could not be written is tried a last time.
+        """Stops listening; tries a last time to write what could not be written.
 
         Raises:
             UsageError: It cannot be written.
@@ -164,23 +165,23 @@ class CheckpointHook(hooks.CheckpointHook):
         super().after_train(runner)
 
     def save_before_error(self, runner: Runner) -> None:
-        """Writes the steps that were trained, where a process by itself ends on a data error."""
-        # In a validation the weights may be the averaged ones; other ranks could not join.
+        """Saves the steps so far when a single process ends on a data error."""
+        # During validation the weights may be the averaged ones, and other ranks could not join.
         training = self._requests.listening and runner.model.training
         if training and get_world_size() == 1 and isinstance(runner, Runner) and _updated(runner):
             self._save_now(runner, runner.iter)
 
     def _folder(self, runner: Runner) -> str:
-        """As mmengine joins it in `before_train`, where it removes files by names of the hub."""
+        """Joins as mmengine does in `before_train`, where it removes files named in the hub."""
         if not self.out_dir or self.out_dir == runner.work_dir:
             return runner.work_dir
         return os.path.join(self.out_dir, os.path.basename(runner.work_dir.rstrip(os.sep)))
 
     def _require_good_weights(self, runner: Runner) -> None:
-        """Raises an AnomalyError, on all ranks, where weights that are not finite would be saved.
+        """Raises an AnomalyError on all ranks instead of saving non-finite weights.
 
-        A loss may be finite and its gradients not: the next step would stop the training, and a
-        resume would begin with that checkpoint.
+        A finite loss may have non-finite gradients: the next step would stop the training, and a
+        resume would start from that checkpoint.
         """
         bad = next(bad_weights(runner.model, buffers=True), '')
         for hook in runner.hooks:
@@ -193,7 +194,7 @@ class CheckpointHook(hooks.CheckpointHook):
             raise AnomalyError(f'No checkpoint is written. {bad or "See the other ranks."}')
 
     def _save_now(self, runner: Runner, steps: int) -> None:
-        """Writes `iter_<steps>.pth`, unless this step has its checkpoint."""
+        """Writes `iter_<steps>.pth`, unless this step already has a checkpoint."""
         if self._saved_iter == steps:
             return
         self._require_good_weights(runner)
@@ -218,7 +219,7 @@ class CheckpointHook(hooks.CheckpointHook):
         )
         if is_main_process() and self._failure is None:
             self._point_to(runner, path)
-        # On all ranks alike, whichever could not write.
+        # The same on all ranks, whichever could not write.
         self._unsaved = self._requests.any(self._failure is not None)
         if self._unsaved:
             if is_main_process():
@@ -234,7 +235,7 @@ class CheckpointHook(hooks.CheckpointHook):
         self._try(runner, write_whole, pointer, path.encode())
 
     def _try(self, runner: Runner, action: Callable, *args: Any, **kwargs: Any) -> None:
-        """Does what a full disk may make fail, with a warning."""
+        """Runs an action that a full disk may prevent, with a warning."""
         try:
             action(*args, **kwargs)
         except OSError as error:
@@ -243,8 +244,8 @@ class CheckpointHook(hooks.CheckpointHook):
                 self._rotation.keep_best()
             runner.logger.warning(
                 f'no checkpoint could be written to {self.out_dir!r} ({error.strerror or error}): '
-                f'the training goes on, and tries again in {_SECONDS_TO_RETRY:.0f} seconds; the '
-                f'last good one is {self.last_ckpt}'
+                f'the training continues, and retries in {_SECONDS_TO_RETRY:.0f} seconds; the last '
+                f'good one is {self.last_ckpt}'
             )
 
     def _stop(self, runner: Runner) -> None:
@@ -262,7 +263,7 @@ class CheckpointHook(hooks.CheckpointHook):
         if self._unsaved:
             raise UsageError(
                 f'the last checkpoint could not be written to {self.out_dir!r} '
-                f'({self._failure or "see rank 0"}): make room, and go on with --resume'
+                f'({self._failure or "see rank 0"}): free some space, and continue with --resume'
             )
 
     def _save_checkpoint_with_step(self, runner: Runner, step: int, meta: dict) -> None:
@@ -271,7 +272,7 @@ class CheckpointHook(hooks.CheckpointHook):
         self._write(runner, self.filename_tmpl.format(step), meta, self.by_epoch)
 
     def _save_best_checkpoint(self, runner: Runner, metrics: dict) -> None:
-        # mmengine would remove the old one before it writes the new one: it is noted instead.
+        # mmengine would remove the old one before writing the new one; it is only marked here.
         self.file_backend = SimpleNamespace(
             join_path=self._files.join_path,
             isfile=self._files.isfile,
@@ -281,7 +282,7 @@ class CheckpointHook(hooks.CheckpointHook):
         super()._save_best_checkpoint(runner, metrics)
         self.file_backend = self._files
         if not self._unsaved:
-            # Where no regular one was written again.
+            # If no regular one was written since.
             self._rotation.remove_replaced(self._files, self.last_ckpt)
 
     def _warn_about_accumulation(self, runner: Runner) -> None:
@@ -289,9 +290,9 @@ class CheckpointHook(hooks.CheckpointHook):
         steps = self.interval * (len(runner.train_dataloader) if self.by_epoch else 1)
         if counts > 1 and steps > 0 and steps % counts:
             runner.logger.warning(
-                f'checkpoints are {steps} steps apart, no multiple of accumulative_counts='
-                f'{counts}: those between two updates lack the gradients accumulated so far, and a '
-                'resume from one of them is not exact'
+                f'checkpoints are {steps} steps apart, which is not a multiple of '
+                f'accumulative_counts={counts}: checkpoints between two updates lack the gradients '
+                'accumulated so far, and a resume from one of them is not exact'
             )
 
 

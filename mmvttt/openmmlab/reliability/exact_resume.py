@@ -1,9 +1,9 @@
-"""Exact resume: a stopped and resumed training ends with the weights of an undisturbed one.
+"""Exact resume: a stopped and resumed training ends with the weights of an uninterrupted one.
 
-mmengine goes on after a stop with other random numbers and, in the middle of an epoch, with other
-images. Here the random numbers of a step are a function of (seed, rank, step), those of an image's
-augmentation of (seed, rank, step, place in the batch), whichever worker loads it; and the order of
-the data continues at the step where it was left, without loading what went before.
+mmengine resumes with other random numbers and, in the middle of an epoch, with other images. Here a
+step's random numbers are a function of (seed, rank, step), and an image's augmentation is a
+function of (seed, rank, step, position in the batch), whichever worker loads it. The order of the
+data continues at the resumed step, without loading earlier images.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def make_exact(cfg: Config) -> str | None:
     Does nothing to a config that has them already.
 
     Returns:
-        None, or why the run of this config cannot be resumed exactly: it is left as it is then.
+        None, or why this config's run cannot be resumed exactly; the config is then unchanged.
     """
     loader, loop = cfg.train_dataloader, cfg.train_cfg
     if not isinstance(loader, ConfigDict) or not isinstance(loop, ConfigDict):
@@ -64,7 +64,7 @@ def make_exact(cfg: Config) -> str | None:
     )
     held_out = cfg.get('val_dataloader')
     if isinstance(held_out, ConfigDict) and isinstance(held_out.get('dataset'), dict):
-        # For its errors alone.
+        # Called only for its errors.
         held_out.dataset = ConfigDict(type='mmvttt.SeededDataset', dataset=held_out.dataset)
     loader.batch_sampler = ConfigDict(
         type='mmvttt.ExactBatchSampler',
@@ -72,23 +72,23 @@ def make_exact(cfg: Config) -> str | None:
         drop_last=loader.pop('drop_last', False),
     )
     if cfg.get('model_wrapper_cfg') is None:
-        # Else DDP rearranges its buckets after the first step, of a resumed run too: sums over
-        # three or more processes then end in other last bits.
+        # Else DDP rebuilds its buckets after the first step, also of a resumed run: sums over three
+        # or more processes then differ in the last bits.
         cfg.setdefault('find_unused_parameters', True)
     return None
 
 
 @DATA_SAMPLERS.register_module()
 class ExactBatchSampler(Sampler):
-    """Batches of another batch sampler, from any step on, each index with the key of its seed.
+    """Batches of another batch sampler, from any step on; each index has the key of its seed.
 
-    Yields nothing before `begin`, which the loops of this module call.
+    Empty until the loops of this module call `begin`.
 
     Args:
-        sampler: Yields indices; filled in by mmengine.
-        batch_size: Images of a batch and process; filled in by mmengine.
-        batch_sampler: Config of the batch sampler; None: torch's.
-        drop_last: Without a `batch_sampler`: whether to leave an incomplete batch out.
+        sampler: Yields indices; set by mmengine.
+        batch_size: Images of a batch and process; set by mmengine.
+        batch_sampler: Config of the batch sampler; None is torch's.
+        drop_last: Without a `batch_sampler`: whether to drop an incomplete batch.
     """
 
     def __init__(
@@ -110,12 +110,12 @@ class ExactBatchSampler(Sampler):
         self._plan: tuple[int, Key, bool] | None = None
 
     def begin(self, step: int, key: Key, endless: bool) -> None:
-        """Sets what the next iteration over this sampler yields.
+        """Sets the batches of the next iteration over this sampler.
 
         Args:
             step: Number of the first batch, counted from the beginning of the training.
-            key: Beginning of all keys.
-            endless: Whether to go on after the end of an epoch.
+            key: First numbers of all keys.
+            endless: Whether to continue after the end of an epoch.
         """
         self._plan = step, key, endless
 
@@ -133,7 +133,7 @@ class ExactBatchSampler(Sampler):
     def _from(self, step: int, endless: bool) -> Iterator[Sequence[int]]:
         if not len(self):
             raise ValueError('the training data has no batch; add images, or lower batch_size')
-        # In an iteration-based loop an unknown sampler may be endless.
+        # In an iteration-based loop a foreign sampler may be endless.
         jumps = not endless or isinstance(self.sampler, DefaultSampler)
         epoch, skipped = divmod(step, len(self)) if jumps else (0, step)
         while True:
@@ -149,7 +149,7 @@ class ExactBatchSampler(Sampler):
 
 
 class _ExactLoop(BaseLoop):
-    """Start, seeds of a step, and a validation that was missed: shared by both loops."""
+    """Shared by both loops: the start, a step's seeds, and a missed validation."""
 
     _iter: int
     val_begin: int
@@ -157,15 +157,15 @@ class _ExactLoop(BaseLoop):
     _decide_current_val_interval: Callable[[], None]
 
     def _key(self, purpose: int) -> Key:
-        """Beginning of the keys of this rank, for images, steps or validations."""
+        """First numbers of this rank's keys, for images, steps or validations."""
         return self.runner.seed, get_rank(), purpose
 
     def _restore_position(self) -> None:
-        """Continues the order of the data of the run that wrote the checkpoint.
+        """Continues the order of the data from the run that wrote the checkpoint.
 
         Raises:
-            UsageError: Another rank has data of another length.
-            ResumeError: A step of this run is not a step of that one.
+            UsageError: The data differs in length between ranks.
+            ResumeError: The steps of the two runs do not correspond.
         """
         hub, sampler = self.runner.message_hub, self.dataloader.batch_sampler
         if not isinstance(sampler, ExactBatchSampler):
@@ -178,21 +178,21 @@ class _ExactLoop(BaseLoop):
             'processes': get_world_size(),
             'images of a batch': sampler.batch_size,
             'batches of an epoch': len(self.dataloader),
-            # With as many batches another image may be in each of them.
+            # The same number of batches may still have other images.
             'images': len(self.dataloader.dataset),
         }
         before = hub.runtime_info.get(_SHAPE, {}) if self._iter else {}
         changed = [f'{k}: {before[k]}, now {v}' for k, v in shape.items() if before.get(k, v) != v]
         if changed:
             raise ResumeError(
-                f'step {self._iter} of the checkpoint is another place in the data than here '
-                f'({"; ".join(changed)}); go on with what it was, or begin a new training from '
+                f'step {self._iter} of the checkpoint is another position in the data than here '
+                f'({"; ".join(changed)}); restore the old settings, or start a new training from '
                 'its weights: load_from=CHECKPOINT without --resume'
             )
         lengths = {f'the number of {name}': str(number) for name, number in shape.items()}
         if self.runner.val_loop is not None:
             held_out = len(self.runner.val_loop.dataloader.dataset)
-            lengths['the number of images to validate with'] = str(held_out)
+            lengths['the number of validation images'] = str(held_out)
         require_same(lengths)
         hub.update_info(_SHAPE, shape)
         if hasattr(sampler.sampler, 'seed'):
@@ -200,7 +200,7 @@ class _ExactLoop(BaseLoop):
             hub.update_info(_DATA_SEED, sampler.sampler.seed)
 
     def _validate_if_due(self, done: int, end: int) -> None:
-        """Validates where the interval, in the epochs or steps that are done, asks for it."""
+        """Validates if the epochs or steps so far are a multiple of the interval."""
         self._decide_current_val_interval()
         due = done >= self.val_begin and (done % self.val_interval == 0 or done == end)
         if due and self.runner.val_loop is not None:
@@ -209,16 +209,16 @@ class _ExactLoop(BaseLoop):
             self.runner.message_hub.update_info(_VALIDATED, self._iter)
 
     def _validated(self) -> bool:
-        """Whether this step has had its validation, or is the first one."""
+        """Whether this step's validation is done, or it is the first step."""
         return self.runner.message_hub.runtime_info.get(_VALIDATED, 0) == self._iter
 
 
 @LOOPS.register_module()
 class ExactEpochLoop(_ExactLoop, EpochBasedTrainLoop):
-    """mmengine's `EpochBasedTrainLoop`, which also resumes exactly, and inside of an epoch."""
+    """mmengine's `EpochBasedTrainLoop` with exact resume, also inside an epoch."""
 
     def run(self) -> torch.nn.Module:
-        """Trains; a validation that a stop has swallowed comes first."""
+        """Trains, after a validation that an earlier stop has skipped."""
         self._restore_position()
         self.runner.call_hook('before_train')
         if self._iter == self._epoch * len(self.dataloader) and not self._validated():
@@ -234,7 +234,7 @@ class ExactEpochLoop(_ExactLoop, EpochBasedTrainLoop):
         self.runner.call_hook('before_train_epoch')
         self.runner.model.train()
         first = self._iter - self._epoch * len(self.dataloader)
-        # Else the checkpoint is of the last step of the epoch, whose end was not reached.
+        # Else the checkpoint belongs to the epoch's last step, and the epoch was not finished.
         if first < len(self.dataloader):
             self.dataloader.batch_sampler.begin(self._iter, self._key(IMAGE), endless=False)
             for index, batch in enumerate(self.dataloader, first):
@@ -246,18 +246,18 @@ class ExactEpochLoop(_ExactLoop, EpochBasedTrainLoop):
 
 @LOOPS.register_module()
 class ExactIterLoop(_ExactLoop, IterBasedTrainLoop):
-    """mmengine's `IterBasedTrainLoop`, which also resumes exactly, without loading what is past."""
+    """mmengine's `IterBasedTrainLoop` with exact resume, without loading earlier data."""
 
     dataloader_iterator: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # mmengine has started an iterator before the first step is known.
+        # mmengine starts an iterator before the first step is known.
         self.dataloader_iterator = None
         self.dataloader._iterator = None
 
     def run(self) -> torch.nn.Module:
-        """Trains; a validation that a stop has swallowed comes first."""
+        """Trains, after a validation that an earlier stop has skipped."""
         self._restore_position()
         self.runner.call_hook('before_train')
         self.runner.call_hook('before_train_epoch')

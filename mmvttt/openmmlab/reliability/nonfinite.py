@@ -1,4 +1,4 @@
-"""Searches for the first value that is not finite: in inputs, weights, modules, the loss itself."""
+"""Finds the first non-finite value: in inputs, weights, modules, or the loss itself."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 # Parts that FSDP, torch.compile and activation checkpointing add to the names of modules.
 _WRAPPERS = ('_fsdp_wrapped_module', '_checkpoint_wrapped_module', '_orig_mod')
-# Keys by which images of a batch are told apart, the best first.
+# Keys that identify an image of a batch, the best first.
 _NAMES = ('img_path', 'img_id', 'sample_idx')
 _SHOWN = 4
 
@@ -24,10 +24,10 @@ _SHOWN = 4
 def first_bad_module(
     model: nn.Module, args: tuple, kwargs: dict, random_numbers: tuple[Any, ...]
 ) -> str:
-    """Runs a forward of the losses once more, and describes the first module that goes non-finite.
+    """Repeats a forward of the losses, and describes the first module with a non-finite output.
 
     Args:
-        model: In training mode; its buffers are put back afterwards.
+        model: In training mode; its buffers are restored afterwards.
         args: Arguments of the forward.
         kwargs: Its keyword arguments.
         random_numbers: See `random_state`, from before the forward.
@@ -66,14 +66,14 @@ def first_bad_module(
             with torch.compiler.set_stance('force_eager'):
                 again = total_loss(loss_terms(model(*args, **kwargs)))
             otherwise = (
-                'The same forward, run once more, gave a finite loss: an operation that is not '
-                'deterministic, or a fault of the device.'
+                'The same forward, repeated, gave a finite loss: an operation is not '
+                'deterministic, or the device is faulty.'
                 if torch.isfinite(again)
-                else 'All modules give finite values: the loss itself goes wrong, in the code that '
-                f'computes it in {type(model).__name__} after {last}, the last module.'
+                else 'All modules return finite values: the error is in the loss itself, in the '
+                f'code that computes it in {type(model).__name__} after {last}, the last module.'
             )
         except Exception as error:
-            otherwise = f'The forward could not be run once more: {type(error).__name__}: {error}.'
+            otherwise = f'The forward could not be repeated: {type(error).__name__}: {error}.'
         for buffer, before in buffers:
             buffer.copy_(before)
     return found or otherwise
@@ -116,7 +116,7 @@ def _first_bad(*trees: Any) -> Tensor | None:
 
 
 def _summary(tensor: Tensor) -> str:
-    """Shape, type, range of the finite values and number of the others."""
+    """Shape, dtype, range of the finite values, and number of the others."""
     kind = f'{str(tensor.dtype).removeprefix("torch.")} {tuple(tensor.shape)}'
     finite = torch.isfinite(tensor)
     values = tensor[finite]
@@ -130,7 +130,7 @@ def _summary(tensor: Tensor) -> str:
 
 
 def image_names(args: tuple, kwargs: dict) -> list[str]:
-    """Names of the images of a batch, else their numbers in it."""
+    """Names of the images of a batch, or else their indices."""
     names = []
     samples = [leaf for leaf in tree_leaves((args, kwargs)) if hasattr(leaf, 'metainfo')]
     for i, sample in enumerate(samples):
@@ -147,11 +147,11 @@ def _is_batch(value: Any) -> bool:
 
 
 def bad_weights(model: nn.Module, buffers: bool = False) -> Iterator[str]:
-    """Describes the weights (and buffers) that are not finite, if there are any."""
+    """Describes non-finite weights and buffers, if there are any."""
     bad: list[tuple[str, Tensor]]
     bad = [(n, p) for n, p in model.named_parameters() if not torch.isfinite(p).all()]
     if buffers:
-        # Masks may be infinite.
+        # Attention masks may be infinite.
         bad += [
             (n, b) for n, b in model.named_buffers() if b.is_floating_point() and b.isnan().any()
         ]
@@ -159,9 +159,9 @@ def bad_weights(model: nn.Module, buffers: bool = False) -> Iterator[str]:
         name, weight = bad[0]
         what = 'weights or buffers' if buffers else 'weights'
         yield (
-            f'{len(bad)} {what} are not finite already, the first of them {_plain(name)}: '
-            f'{_summary(weight)}. An update before this step did it: resume from a checkpoint '
-            'before that, with a lower learning rate, clip_grad or bf16 in place of fp16.'
+            f'{len(bad)} {what} are not finite already, first {_plain(name)}: '
+            f'{_summary(weight)}. An earlier update is the cause: resume from a checkpoint '
+            'before it, with a lower learning rate, clip_grad or bf16 in place of fp16.'
         )
 
 

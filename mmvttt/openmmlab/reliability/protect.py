@@ -1,4 +1,4 @@
-"""The two doors: what protects a training enters by its config, and by its runner."""
+"""Adds the protections of a training to its config and its runner."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ _REGULAR = re.compile(r'(epoch|iter)_\d+\.pth')
 
 
 def protect_config(cfg: Config, *, plain: bool = False) -> str | None:
-    """Checks a training before anything is built, and puts what protects it into its config.
+    """Checks a training before anything is built, and adds the protections to its config.
 
-    A training that is refused here has changed no file of its work directory.
+    If it raises, no file of the work directory has changed.
 
     Args:
         cfg: The config of a training, with its `work_dir`; is changed.
-        plain: Only check; see `add_protection` for the rest.
+        plain: Only check, without `add_protection`.
 
     Returns:
         The checkpoint that the training resumes from, for `protect_runner`.
@@ -49,8 +49,8 @@ def protect_config(cfg: Config, *, plain: bool = False) -> str | None:
     Raises:
         UsageError: The work directory cannot be written, another training runs in it, or the nodes
             do not run the same training.
-        DataError: The config's data is missing, or cannot be meant.
-        ResumeError: The config has `resume`, and no good checkpoint is there.
+        DataError: The config's data is missing or makes no sense.
+        ResumeError: The config has `resume`, but there is no good checkpoint.
     """
     require_same_training(cfg)
     require_free(cfg.work_dir)
@@ -59,9 +59,9 @@ def protect_config(cfg: Config, *, plain: bool = False) -> str | None:
     former = [p.name for p in candidates(cfg.work_dir) if _REGULAR.fullmatch(p.name)]
     if former and not cfg.get('resume'):
         print_log(
-            f'{cfg.work_dir} has checkpoints of a former training ({", ".join(former[:3])}): this '
-            'one begins anew, and writes over them; continue it with --resume, or give another '
-            '--work-dir',
+            f'{cfg.work_dir} has checkpoints of an earlier training ({", ".join(former[:3])}): '
+            'this one starts from the beginning, and overwrites them; continue it with --resume, '
+            'or give another --work-dir',
             'current',
             logging.WARNING,
         )
@@ -69,16 +69,16 @@ def protect_config(cfg: Config, *, plain: bool = False) -> str | None:
         add_protection(cfg)
     config = Path(cfg.work_dir, os.path.basename(cfg.filename or ''))
     if is_main_process() and config.is_symlink():
-        # mmengine writes the config here, and would write it into the target.
+        # mmengine writes the config here, and would overwrite a link's target.
         config.unlink()
     return checkpoint
 
 
 def add_protection(cfg: Config) -> None:
-    """Puts into a training's config what keeps it from being lost.
+    """Adds to a training's config what keeps it from being lost:
 
-    `CheckpointHook`, `make_exact`, `AnomalyHook` and `TopologyHook`. Parts of the config's own
-    stay; a warning names what is lost by one.
+    `CheckpointHook`, `make_exact`, `AnomalyHook` and `TopologyHook`. The config's own hooks stay; a
+    warning names what is lost by one.
     """
     scope = cfg.get('default_scope')
     default_hooks = cfg.setdefault('default_hooks', ConfigDict())
@@ -88,9 +88,9 @@ def add_protection(cfg: Config) -> None:
         hook['type'] = 'mmvttt.CheckpointHook'
     elif kind is not None and not issubclass(kind, CheckpointHook):
         print_log(
-            f'default_hooks.checkpoint is a {type_name(kind)}, and stays: SIGTERM and Ctrl-C leave '
-            'no checkpoint, a full disk ends the training, and a second one in the folder is not '
-            'noticed; derive it from mmvttt.openmmlab.reliability.CheckpointHook',
+            f'default_hooks.checkpoint is a {type_name(kind)}, which is kept: SIGTERM and Ctrl-C '
+            'leave no checkpoint, a full disk ends the training, and a second training in the '
+            'folder is not detected; derive it from mmvttt.openmmlab.reliability.CheckpointHook',
             'current',
             logging.WARNING,
         )
@@ -105,15 +105,15 @@ def add_protection(cfg: Config) -> None:
 
 @contextmanager
 def protect_runner(runner: Runner, checkpoint: str | None = None) -> Iterator[None]:
-    """Around `runner.train()`: the checkpoint to resume from, data errors, data workers.
+    """Wraps `runner.train()`: checks the checkpoint, explains data errors, ends data workers.
 
     Args:
         runner: A Runner or FlexibleRunner whose training has not begun.
         checkpoint: See `protect_config`.
 
     Raises:
-        CheckpointError: `load_from` cannot be read, or has next to nothing for the model.
-        ResumeError: When the training begins: the checkpoint is of another one.
+        CheckpointError: `load_from` cannot be read, or hardly matches the model.
+        ResumeError: At the start of the training: the checkpoint belongs to another one.
     """
     if runner._resume:
         runner._load_from = checkpoint

@@ -1,4 +1,4 @@
-"""Which checkpoint a training resumes from: the newest good one, the same on all ranks."""
+"""Chooses the checkpoint to resume from: the newest good one, the same on all ranks."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from mmengine.logging import print_log
 from mmvttt.checkpoints.read import read_content
 from mmvttt.errors import CheckpointError, ResumeError
 
-# The entry of the message hub that tells trainings apart; a resumed one keeps it.
+# Entry of the message hub that identifies a training; a resumed one keeps it.
 RUN_ID = 'run_id'
 
 
 def choose_checkpoint(cfg: Config) -> str | None:
-    """Decides which checkpoint a training resumes from, if its config has `resume`.
+    """Chooses the checkpoint that a training resumes from, if its config has `resume`.
 
     Rank 0 looks for the newest checkpoint that is whole (see `latest_checkpoint`), or checks the
-    one that the config names; every other rank checks that it has the very same file. Afterwards
-    all ranks have the same path, or none of them has one and the training begins anew.
+    one that the config names; every other rank checks that it has the same file. Afterwards all
+    ranks have the same path, or no rank has one and the training starts from the beginning.
 
     Args:
         cfg: The config of a training that has not begun.
 
     Raises:
-        ResumeError: On all ranks alike: the named file is damaged or missing; no file of the work
-            directory is whole; a node lacks the file, or has another one by its name.
+        ResumeError: On all ranks: the named file is damaged or missing; no file of the work
+            directory is whole; a node lacks the file, or has another file of this name.
     """
     resume = cfg.get('resume')
     if not resume:
@@ -53,21 +53,21 @@ def choose_checkpoint(cfg: Config) -> str | None:
     if problem is not None:
         raise ResumeError(problem)
     if chosen is not None:
-        # A node may call its own work directory otherwise; an absolute path stays what it is.
+        # A node's work directory may have another path; an absolute path stays the same.
         chosen = os.path.join(work_dir, chosen)
     _require_same(chosen, work_dir)
     return chosen
 
 
 def latest_checkpoint(work_dir: str | os.PathLike[str]) -> tuple[str | None, list[str]]:
-    """The checkpoint of a folder that is whole and furthest, by the step that it holds.
+    """The whole checkpoint of a folder with the largest step.
 
-    Looks at `*.pth` but for `best_*`, and at the file that `last_checkpoint` names, which may lie
-    elsewhere (`CheckpointHook.out_dir`). Where several trainings have written into the folder, that
-    file's counts. The time of a file does not count: a copy, or a clock, changes it.
+    Considers `*.pth` except `best_*`, and the file named in `last_checkpoint`, which may be
+    elsewhere (`CheckpointHook.out_dir`). If several trainings have written to the folder, that
+    file's training counts. File times are ignored: copies and clocks change them.
 
     Returns:
-        The path, or None where there is none; and a message for each that was passed over.
+        The path or None, and a message for each checkpoint that was skipped.
     """
     passed_over, found = [], []
     pointed = _pointed(Path(work_dir))
@@ -83,7 +83,7 @@ def latest_checkpoint(work_dir: str | os.PathLike[str]) -> tuple[str | None, lis
 
 
 def why_not_resumable(path: str | os.PathLike[str]) -> str | None:
-    """None for a checkpoint that a training can resume from, else what is wrong, as a predicate."""
+    """What is wrong with a checkpoint, as a predicate; None if a training can resume from it."""
     try:
         _place(path)
     except CheckpointError as error:
@@ -92,7 +92,7 @@ def why_not_resumable(path: str | os.PathLike[str]) -> str | None:
 
 
 def _place(path: str | os.PathLike[str]) -> tuple[str, int]:
-    """The training that a checkpoint is of, and how far it has come.
+    """The identifier and step of a checkpoint's training.
 
     Raises:
         CheckpointError: It cannot be read, or lacks what `Runner.resume` reads.
@@ -115,20 +115,20 @@ def candidates(work_dir: str | os.PathLike[str]) -> list[Path]:
 
 
 def _pointed(work_dir: Path) -> Path | None:
-    """The target of `last_checkpoint`, if there is one; a power loss may leave anything in it."""
+    """Path in `last_checkpoint`, if any; after a power loss its content may be anything."""
     pointer = work_dir / 'last_checkpoint'
     try:
         if pointer.is_file():
             target = Path(pointer.read_text(encoding='utf-8').strip())
             return target.resolve() if target.name and target.exists() else None
     except (OSError, ValueError):
-        # No text, a name that is too long, or with a zero in it.
+        # Not text, a name that is too long, or one with a zero byte.
         return None
     return None
 
 
 def _choose(work_dir: str, wanted: str | None) -> str | None:
-    """Rank 0's path, relative if it lies in the work directory.
+    """Rank 0's path, relative if it is in the work directory.
 
     Raises:
         ResumeError: See `choose_checkpoint`.
@@ -138,7 +138,7 @@ def _choose(work_dir: str, wanted: str | None) -> str | None:
         problem = why_not_resumable(path) if os.path.exists(path) else 'does not exist'
         if problem:
             other, _ = latest_checkpoint(os.path.dirname(path))
-            advice = f'; the newest good one beside it is {other!r}' if other else ''
+            advice = f'; the newest good one in its folder is {other!r}' if other else ''
             raise ResumeError(f'the checkpoint {wanted!r} {problem}{advice}')
     else:
         latest, passed_over = latest_checkpoint(work_dir)
@@ -148,7 +148,7 @@ def _choose(work_dir: str, wanted: str | None) -> str | None:
             if passed_over:
                 raise ResumeError(
                     f'no checkpoint in {work_dir!r} can be resumed: {"; ".join(passed_over)}; '
-                    'to begin anew, move them away or leave --resume out'
+                    'to start from the beginning, move them away or omit --resume'
                 )
             return None
         path = latest
@@ -157,7 +157,7 @@ def _choose(work_dir: str, wanted: str | None) -> str | None:
 
 
 def _fingerprint(path: str) -> str:
-    """A checksum of the names, sizes and checksums in a checkpoint's index: quick, and enough."""
+    """Checksum of a checkpoint's zip index (names, sizes, checksums): quick and sufficient."""
     if not zipfile.is_zipfile(path):
         return f'{os.path.getsize(path)}'
     with zipfile.ZipFile(path) as archive:
@@ -166,13 +166,13 @@ def _fingerprint(path: str) -> str:
 
 
 def _found_here(chosen: str | None, work_dir: str) -> tuple[str, str]:
-    """A fingerprint of what this node has of rank 0's choice, and what to say where it differs."""
+    """Fingerprint of rank 0's choice on this node, and the message if it differs."""
     if chosen is None:
         own = candidates(work_dir)
         return ('some', f"has '{own[0]}'") if own else ('none', '')
     if not os.path.exists(chosen):
         return '', f'lacks {chosen!r}'
-    # Rank 0 has read it; of another node one rank does, and for the others its index will do.
+    # Rank 0 has read the whole file; on other nodes one rank does, and the rest read its index.
     if get_rank() and os.environ.get('LOCAL_RANK', '0') == '0':
         problem = why_not_resumable(chosen)
         if problem:
@@ -181,7 +181,7 @@ def _found_here(chosen: str | None, work_dir: str) -> tuple[str, str]:
 
 
 def _require_same(chosen: str | None, work_dir: str) -> None:
-    """Raises a ResumeError, on all ranks alike, where a rank has not what rank 0 has."""
+    """Raises a ResumeError on all ranks if a rank's fingerprint differs from rank 0's."""
     place = f'node {socket.gethostname()!r} (rank {get_rank()})'
     (first, (expected, _)), *others = all_gather_object((place, _found_here(chosen, work_dir)))
     problems = [f'{there} {text}' for there, (found, text) in others if found != expected]

@@ -1,4 +1,4 @@
-"""Checkpoints that newer ones replace: which, when, and never the file of another program."""
+"""Removes checkpoints that newer ones replace, and never another program's file."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _OURS = re.compile(r'(best_[^/\\]+|(epoch|iter)_\d+)\.pth')
 
 
 class Rotation:
-    """Bookkeeping of a run's checkpoints in the message hub, so that a resumed run continues it.
+    """Keeps track of a run's checkpoints in the message hub, so that a resumed run continues.
 
-    A checkpoint that is replaced is noted first, and removed once the next one has been written.
+    A replaced checkpoint is marked first, and removed after the next one is written.
 
     Args:
         hub: Message hub of the run.
         folder: Folder of the checkpoints.
-        template: Name of a regular checkpoint, with `{}` for its epoch or step.
+        template: File name of a regular checkpoint, with `{}` for its epoch or step.
         keep: Number of regular checkpoints to keep; 0 or less: all.
     """
 
@@ -32,9 +32,9 @@ class Rotation:
         self.hub, self.folder, self.template, self.keep = hub, folder, template, keep
 
     def drop_foreign_names(self) -> None:
-        """Makes the entries of a resumed checkpoint names of files of this run, or drops them.
+        """Maps the entries of a resumed checkpoint to file names of this run, or drops them.
 
-        They are removed when better or newer checkpoints come: a crafted one would name others.
+        These files will be removed, and a crafted checkpoint could name others.
         """
         info = self.hub.runtime_info
         for key in [k for k in info if k.startswith('best_ckpt') or k in (_LAST, _PREEMPTED)]:
@@ -47,7 +47,7 @@ class Rotation:
             if key in info:
                 found = info[key] if isinstance(info[key], list) else []
                 info[key] = [i for i in found if isinstance(i, kind)]
-        # mmengine would remove those beyond the limit, folders of any kind included.
+        # mmengine would remove entries beyond the limit, including folders of any kind.
         self._keep(info.get(_KEPT, []))
 
     def regular(self, step: int) -> None:
@@ -67,15 +67,15 @@ class Rotation:
         self.hub.update_info(_OUTDATED, [*self.hub.runtime_info.get(_OUTDATED, []), *names])
 
     def keep_best(self) -> None:
-        """Takes back what `replace` has noted of best checkpoints: the better one is not there."""
+        """Unmarks best checkpoints, because the better one was not written."""
         names = self.hub.runtime_info.get(_OUTDATED, [])
         self.hub.update_info(_OUTDATED, [n for n in names if not n.startswith('best_')])
 
     def remove_replaced(self, backend: Any, current: Any) -> None:
-        """Removes what has been replaced, if it is a plain file of this run.
+        """Removes replaced checkpoints that are regular files of this run.
 
         Args:
-            backend: mmengine's, of the folder.
+            backend: mmengine's storage backend of the folder.
             current: Path of the latest checkpoint, which stays.
         """
         names = self.hub.runtime_info.pop(_OUTDATED, [])

@@ -1,4 +1,4 @@
-"""One training at a time in a work directory: a second would write over the first one's files."""
+"""Lock on a work directory: a second training would overwrite the first one's files."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _NAME = '.running'
 
 
 class RunLock:
-    """A lock on a folder, which the system releases when the process ends, however it ends.
+    """Lock on a folder, which the system releases when the process ends in any way.
 
-    Data workers, which are forks, do not inherit it. The file names the process that holds it.
+    Forked data workers do not inherit it. The lock file names the process that holds it.
 
     Args:
-        folder: Is made if it is not there.
-        option: Names the folder on the command line, for the message.
+        folder: Created if missing.
+        option: Command-line option of the folder, for the message.
     """
 
     def __init__(self, folder: str | os.PathLike[str], option: str = '--work-dir') -> None:
@@ -37,10 +37,10 @@ class RunLock:
         self._file: int | None = None
 
     def acquire(self) -> None:
-        """Takes the lock, on rank 0; does nothing where the system or the disk has no locks.
+        """Takes the lock on rank 0; does nothing if the system or the disk has no locks.
 
         Raises:
-            UsageError: On all ranks alike: another process has it. Names process and host.
+            UsageError: On all ranks: another process has it. Names process and host.
         """
         with _raised_on_all_ranks():
             if not is_main_process():
@@ -55,7 +55,7 @@ class RunLock:
                 os.write(self._file, f'process {os.getpid()} on {socket.gethostname()}\n'.encode())
 
     def release(self) -> None:
-        """Lets go of it."""
+        """Releases the lock."""
         if self._file is not None:
             self.path.unlink(missing_ok=True)
             os.close(self._file)
@@ -63,7 +63,7 @@ class RunLock:
 
 
 def _locked(path: Path, flags: int = 0, option: str = '--work-dir') -> int | None:
-    """A file, locked; None where the system or the disk has no locks."""
+    """A locked file; None if the system or the disk has no locks."""
     if fcntl is None:
         return None
     try:
@@ -72,7 +72,7 @@ def _locked(path: Path, flags: int = 0, option: str = '--work-dir') -> int | Non
         file = os.open(path, flags, 0o644)
         if not stat.S_ISREG(os.fstat(file).st_mode):
             os.close(file)
-            raise OSError(None, 'no plain file')
+            raise OSError(None, 'not a regular file')
     except OSError as error:
         raise UsageError(
             f'{str(path)!r} marks a folder in which a training runs, and cannot be used '
@@ -94,10 +94,10 @@ def _locked(path: Path, flags: int = 0, option: str = '--work-dir') -> int | Non
 
 
 def require_free(folder: str | os.PathLike[str]) -> None:
-    """Makes a folder if it is not there, and refuses one that a training cannot write to.
+    """Creates a folder if missing, and checks that a training can write to it.
 
     Raises:
-        UsageError: On all ranks alike: files cannot be written, or another training runs in it.
+        UsageError: On all ranks: files cannot be written, or another training runs in it.
     """
     with _raised_on_all_ranks():
         try:
@@ -112,7 +112,8 @@ def require_free(folder: str | os.PathLike[str]) -> None:
         pointer = Path(folder, 'last_checkpoint')
         if pointer.exists() and not pointer.is_file():
             raise UsageError(
-                f"{str(pointer)!r} is no plain file, and a training writes its last checkpoint's "
+                f'{str(pointer)!r} is not a regular file, but a training writes its last '
+                "checkpoint's "
                 'name there: remove it, or give another --work-dir'
             )
         path = Path(folder, _NAME)

@@ -1,6 +1,6 @@
-"""Data sets whose items are a function of a key, and whose failures name the file at fault.
+"""Data set whose items are a function of a key, with errors that name the faulty file.
 
-Random numbers are a function of where a training is: the key (seed, rank, purpose, step, …).
+Random numbers are a function of the training's position, the key (seed, rank, purpose, step, …).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .data.annotations import explain_failure
 from .data.dataset_config import innermost
 from .data.images import read_image
 
-# Purposes of random numbers, which share a seed, a rank and a step.
+# Purposes of random numbers that share a seed, a rank and a step.
 IMAGE, STEP, VALIDATION = range(3)
 
 Key = tuple[int, ...]
@@ -38,8 +38,8 @@ def seed_everything(key: Key) -> None:
     if _has_accelerator():
         torch.manual_seed(int(torch_))
     else:
-        # torch.manual_seed also notes the seed, with a stack trace, for devices that may be
-        # initialised later: milliseconds an image.
+        # torch.manual_seed also stores the seed with a stack trace for devices that are initialised
+        # later, which takes milliseconds an image.
         torch.default_generator.manual_seed(int(torch_))
 
 
@@ -50,25 +50,25 @@ def _has_accelerator() -> bool:
 
 @DATASETS.register_module()
 class SeededDataset:
-    """Data set whose item number i, asked for as `(i, key)`, is a function of i and key.
+    """Data set whose item `(i, key)` is a function of i and key.
 
-    An item asked for by its number alone is the one that the inner data set gives. All other
-    attributes are read from the inner data set, and set on it.
+    An index without a key returns the inner data set's item. All other attributes are read from and
+    set on the inner data set.
 
     Args:
         dataset: Config of the data set.
-        skip_bad_samples: Number of items whose image or label map cannot be read that are replaced
-            by the next good one, with a warning each; shared by the data workers of a process.
+        skip_bad_samples: Number of items with an unreadable image or label map to replace by the
+            next good one, with a warning each; shared by the data workers of a process.
 
     Raises:
-        DataError: The data set cannot be built, or an item cannot be loaded, because of an
-            annotation, an image or a label map: names it.
+        DataError: The data set cannot be built, or an item cannot be loaded, because of the named
+            annotation, image or label map.
     """
 
     def __init__(self, dataset: dict, skip_bad_samples: int = 0) -> None:
         with _explained(dataset):
             built = registry.DATASETS.build(dataset)
-        # Shared with the data workers, which are forks.
+        # Shared with the forked data workers.
         bad = torch.zeros(len(built) if skip_bad_samples else 0, dtype=torch.bool).share_memory_()
         own = dict(_dataset=built, _config=dataset, _allowed=skip_bad_samples, _bad=bad)
         vars(self).update(own, _sized=not hasattr(built, 'get_data_info'))
@@ -77,7 +77,7 @@ class SeededDataset:
         return len(self._dataset)
 
     def __getattr__(self, name: str) -> Any:
-        # Pickle asks for special methods before `_dataset` is there.
+        # Pickle looks up special methods before `_dataset` exists.
         if name.startswith('__') or name == '_dataset':
             raise AttributeError(name)
         return getattr(self._dataset, name)
@@ -88,7 +88,7 @@ class SeededDataset:
     def __getitem__(self, index: int | tuple[int, Key]) -> Any:
         index, key = index if isinstance(index, tuple) else (index, None)
         for _ in range(len(self)):
-            # A file server may answer the second time.
+            # A second read from a file server may succeed.
             with suppress(Exception):
                 return self._item(index, key)
             try:
@@ -111,10 +111,10 @@ class SeededDataset:
         return item
 
     def _look_at_size(self, index: int, item: dict) -> bool:
-        """Warns of an image of another size than annotated, whose boxes lie elsewhere.
+        """Warns of an image of another size than annotated, whose boxes are then misplaced.
 
         Returns:
-            Whether that is enough: after one warning, and where no size is noted.
+            Whether to stop checking: after one warning, or if no size is annotated.
         """
         info = self._dataset.get_data_info(index)
         noted = (info.get('height'), info.get('width')) if isinstance(info, dict) else (None, None)
@@ -122,7 +122,7 @@ class SeededDataset:
             return True
         loaded = getattr(item.get('data_samples'), 'metainfo', {})
         shape = tuple(loaded.get('ori_shape', noted))
-        # The pipeline may have taken another image.
+        # The pipeline may have loaded another image.
         if shape == noted or loaded.get('img_path') != info.get('img_path'):
             return False
         print_log(
@@ -134,24 +134,24 @@ class SeededDataset:
         return True
 
     def _leave_out(self, index: int, problem: str, error: Exception) -> None:
-        """Notes an item, with a warning the first time; raises a DataError after the last one."""
+        """Records a bad item, with a warning the first time; a DataError beyond the limit."""
         if self._allowed and self._bad[index]:
             return
         count = int(self._bad.sum())
         if count >= self._allowed:
-            after = f' ({self._allowed} others were left out)' if self._allowed else ''
+            after = f' ({self._allowed} others were skipped)' if self._allowed else ''
             raise DataError(
-                f'{problem}{after}; tools/check_data.py names all such files. Put them right, or '
-                'leave up to N out of the training with skip_bad_samples=N in the config'
+                f'{problem}{after}; tools/check_data.py names all such files. Correct them, or '
+                'skip up to N of them with skip_bad_samples=N in the config'
             ) from error
         self._bad[index] = True
         counted = f'{count + 1} of {self._allowed}'
-        print_log(f'left out: {problem} ({counted})', 'current', logging.WARNING)
+        print_log(f'skipped: {problem} ({counted})', 'current', logging.WARNING)
 
 
 @contextmanager
 def _explained(config: Mapping) -> Iterator[None]:
-    """Names the annotations, where an error comes from them: a toolbox may raise anything."""
+    """Names the annotations that cause an error; a toolbox may raise errors of any type."""
     try:
         yield
     except Exception as error:
@@ -162,11 +162,11 @@ def _explained(config: Mapping) -> Iterator[None]:
 
 
 def _bad_file(config: Mapping, dataset: Any, index: int) -> str | None:
-    """The problem of an item's image or label map, with its path, or None."""
+    """The problem with an item's image or label map and its path, or None."""
     try:
         info = dataset.get_data_info(index)
     except Exception:
-        # This may be the failure itself.
+        # This may raise the same error.
         return None
     sets = list(innermost(config))
     if any(data.remote for data in sets):

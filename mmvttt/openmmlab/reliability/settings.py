@@ -1,4 +1,4 @@
-"""Settings of a config by their dotted keys, to be compared between ranks and with a checkpoint."""
+"""Settings of a config by dotted key, for comparison between ranks and with a checkpoint."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from mmengine.config import Config
 
-# Keys whose values are places on the disk, which a node may have to itself.
+# Keys whose values are paths, which may differ between nodes.
 _PLACES = frozenset(
     """
     ann_file cache_dir checkpoint_file data_prefix data_root dir_path download_root file_path
@@ -18,12 +18,12 @@ _PLACES = frozenset(
     sub_data_root test_out_dir work_dir
     """.split()  # noqa: SIM905
 )
-# Parts of a config that decide what a step of a resumed training does.
+# Parts of a config that determine a step of a resumed training.
 _TRAINING = (
     'model', 'data_preprocessor', 'train_dataloader', 'train_cfg', 'optim_wrapper', 'custom_hooks',
     'runner_type', 'strategy', 'param_scheduler', 'auto_scale_lr',
 )  # fmt: skip
-# Settings in them that a resume takes from the checkpoint: optimizer and schedules have a state.
+# Settings that a resume takes from the checkpoint, because optimizer and schedules have a state.
 _RESTORED = (
     'optim_wrapper.optimizer', 'optim_wrapper.paramwise_cfg', 'optim_wrapper.constructor',
     'param_scheduler', 'auto_scale_lr',
@@ -35,7 +35,7 @@ _FREE = (
 
 
 def flatten(value: Any, key: str = 'config') -> Iterator[tuple[str, str]]:
-    """Every setting by its dotted key, but for places on the disk."""
+    """Every setting by its dotted key, except paths."""
     if isinstance(value, Mapping | Config):
         for name, inner in value.items():
             if name not in _PLACES and name not in ('experiment_name', 'resume'):
@@ -49,22 +49,22 @@ def flatten(value: Any, key: str = 'config') -> Iterator[tuple[str, str]]:
         yield key, repr(f'{value.__module__}.{value.__qualname__}')
     elif not (isinstance(value, str) and os.path.isabs(value)):
         text = repr(value)
-        # Objects are named by their address.
+        # The repr of an object may contain its address.
         yield key, type(value).__name__ if ' at 0x' in text else text
 
 
 def training_settings(cfg: Config) -> dict[str, str]:
-    """Settings that decide what a training step does, for the checkpoint."""
+    """Settings that determine a training step, for the checkpoint."""
     parts = {name: cfg[name] for name in _TRAINING if cfg.get(name) is not None}
     found = (pair for name, part in parts.items() for pair in flatten(part, name))
     return {key: text for key, text in found if key.rpartition('.')[2] not in _FREE}
 
 
 def differences(before: Any, now: Mapping[str, str]) -> tuple[list[str], list[str]]:
-    """Settings of a checkpoint that are others in the config, with both values.
+    """Settings that differ between a checkpoint and the config, with both values.
 
     Returns:
-        Those that a resume takes from the checkpoint, and those that it takes from the config.
+        Differences where a resume takes the checkpoint's value, and where it takes the config's.
     """
     restored: list[str] = []
     others: list[str] = []

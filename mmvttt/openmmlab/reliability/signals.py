@@ -1,4 +1,4 @@
-"""Requests that signals make of a training, save or stop; agreed on by all ranks, at one step."""
+"""Signals that ask a training to save or stop; all ranks agree on the step."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ import torch.distributed as dist
 from mmengine.dist import get_world_size
 from mmengine.runner import Runner
 
-# Requests, by rising weight.
+# Requests by increasing priority.
 GO_ON, SAVE, STOP = range(3)
-# Signals that launchers and schedulers send to a whole group of processes, and what they ask for.
-# Windows lacks two of them, and masks.
+# Signals that launchers and schedulers send to a process group, and their requests. Windows lacks
+# two of them, and signal masks.
 _TO_THE_GROUP = {
     getattr(signal, name): request
     for name, request in dict(SIGTERM=STOP, SIGINT=STOP, SIGHUP=STOP, SIGUSR1=SAVE).items()
@@ -29,7 +29,7 @@ _TO_THE_GROUP = {
 }
 _mask = getattr(signal, 'pthread_sigmask', lambda *_: ())
 _SET, _BLOCK, _UNBLOCK = (getattr(signal, f'SIG_{n}', 0) for n in ('SETMASK', 'BLOCK', 'UNBLOCK'))
-# A second Ctrl-C before this is the same one: a terminal, a launcher and `timeout` may all send it.
+# Seconds within which a second Ctrl-C is the same one, sent by a terminal, a launcher or `timeout`.
 _SECONDS_OF_A_SIGNAL = 1.0
 _SECONDS_OF_A_WATCH = 2.0
 
@@ -39,12 +39,12 @@ class Preempted(SystemExit):
 
 
 class Requests:
-    """Receives SIGTERM, SIGINT, SIGHUP and SIGUSR1; all ranks learn of them at the same step.
+    """Receives SIGTERM, SIGINT, SIGHUP and SIGUSR1; all ranks act on them at the same step.
 
     Attributes:
-        group: Group of all ranks, on CPUs whatever the backend is: asking does not wait for a GPU.
-            None in a training of one process.
-        name: The signal that was received, or 'a signal' where another rank has received it.
+        group: Group of all ranks on CPUs, with any backend, so that asking does not wait for a GPU.
+            None with a single process.
+        name: The signal received, or 'a signal' if another rank has received it.
         listening: Between `listen` and `close`.
     """
 
@@ -58,21 +58,21 @@ class Requests:
         self._poll: tuple[dist.Work, torch.Tensor] | None = None
 
     def listen(self) -> None:
-        """Takes the signals over, on all ranks."""
+        """Installs the signal handlers on all ranks."""
         self.listening = True
         if get_world_size() > 1:
             group: Any = dist.new_group(backend='gloo')
             self.group = group
-        # Python handles signals in the main thread only.
+        # Python allows handlers in the main thread only.
         if threading.current_thread() is threading.main_thread():
             for number, request in _TO_THE_GROUP.items():
                 ignored = signal.getsignal(number) == signal.SIG_IGN
-                # As SIGHUP is by nohup.
+                # As nohup does with SIGHUP.
                 if number in (signal.SIGTERM, signal.SIGINT) or not ignored:
                     self._former[number] = signal.signal(number, partial(self._on_signal, request))
 
     def close(self) -> None:
-        """Gives the signals back, on all ranks."""
+        """Restores the previous handlers on all ranks."""
         self.listening = False
         for number, handler in self._former.items():
             signal.signal(number, handler)
@@ -81,18 +81,18 @@ class Requests:
             self._poll[0].wait()
             self._poll = None
         if self.group is not None:
-            # A thread of gloo that is left when Python ends may abort the process.
+            # A gloo thread that is still running when Python exits may abort the process.
             dist.destroy_process_group(self.group)
             self.group = None
 
     def request(self, request: int) -> None:
-        """Records `SAVE` or `STOP` on this rank, as a signal would; the heavier one counts."""
+        """Records `SAVE` or `STOP` on this rank, like a signal; `STOP` wins."""
         self._requested = max(self._requested, request)
 
     def poll(self) -> int:
-        """Returns the heaviest request of all ranks; with several ranks, that of the step before.
+        """Returns the strongest request of all ranks; with several ranks, from the previous step.
 
-        Every rank has to call it at every step.
+        Every rank must call it at every step.
         """
         requested = self._requested
         if requested == SAVE:
@@ -110,11 +110,11 @@ class Requests:
         return answer
 
     def any(self, here: bool) -> bool:
-        """Whether something holds on one rank at least; waits for all."""
+        """Whether `value` is true on any rank; waits for all."""
         return self._reduced(int(here), dist.ReduceOp.MAX) > 0
 
     def least(self, count: int) -> int:
-        """The smallest number of all ranks; waits for all."""
+        """The smallest number on any rank; waits for all."""
         return self._reduced(count, dist.ReduceOp.MIN)
 
     def _reduced(self, number: int, by: Any) -> int:
@@ -136,14 +136,14 @@ class Requests:
 
 
 def ignore_signals_in_workers(*loaders: Any) -> None:
-    """Makes data workers ignore the signals that a whole group of processes gets, but for a kill.
+    """Makes data workers ignore the signals of a process group, except a kill.
 
-    A worker that ended on one would end the training before it has saved. Workers end with their
+    A worker that exits on one would end the training before it has saved. Workers exit with their
     trainer, killed or not, or by `end_workers`.
     """
     for loader in loaders:
         context = loader.multiprocessing_context or multiprocessing
-        # A server is the parent of the others.
+        # Otherwise a server process is the parent.
         trainer = os.getpid() if context.get_start_method() != 'forkserver' else None
         loader.worker_init_fn = partial(_init_worker, loader.worker_init_fn, trainer)
         loader._get_iterator = partial(_remembered, loader, loader._get_iterator)
@@ -162,10 +162,10 @@ def _init_worker(then: Callable[[int], None] | None, trainer: int | None, worker
 
 
 def _end_with(trainer: int) -> None:
-    """Ends this worker soon after its trainer.
+    """Ends this worker soon after its trainer ends.
 
-    torch's own watch lets a worker write what it has loaded to a pipe first, of which its siblings
-    hold the other end: a batch that does not fit would wait for ever.
+    torch's own watchdog lets a worker first write its batch to a pipe whose other end its siblings
+    hold: a batch that does not fit would block forever.
     """
     while os.getppid() == trainer:
         time.sleep(_SECONDS_OF_A_WATCH)
@@ -173,9 +173,9 @@ def _end_with(trainer: int) -> None:
 
 
 def _remembered(loader: Any, make_iterator: Callable[[], Any]) -> Any:
-    """An iterator for `end_workers`, whose workers are born with the signals blocked.
+    """Iterator for `end_workers` whose workers start with the signals blocked.
 
-    torch gives them a handler that ends them, some moments before `_init_worker` is called.
+    torch installs a handler that ends them, shortly before `_init_worker` is called.
     """
     before = _mask(_BLOCK, _TO_THE_GROUP)
     try:
@@ -187,15 +187,15 @@ def _remembered(loader: Any, make_iterator: Callable[[], Any]) -> Any:
 
 
 def end_workers(runner: Runner) -> None:
-    """Ends the data workers of a training that is over: persistent ones, or those of a failed one.
+    """Ends the data workers of a finished training: persistent ones, or all after a failure.
 
-    Left to the garbage collector, which takes their queues down first, they would never learn
-    that it is, and be waited for ten seconds each. An error keeps the iterator that it came out of.
+    The garbage collector would close their queues first, so that they never see the end and are
+    waited for, ten seconds each. An error's traceback keeps the iterator alive.
     """
     for loop in (runner._train_loop, runner._val_loop):
         loader: Any = getattr(loop, 'dataloader', None)
         latest = getattr(loader, 'latest_iterator', None)
-        # Else the persistent one.
+        # Else only the persistent one.
         iterator: Any = latest() if latest else getattr(loader, '_iterator', None)
         if hasattr(iterator, '_shutdown_workers'):
             iterator._shutdown_workers()
@@ -203,7 +203,7 @@ def end_workers(runner: Runner) -> None:
 
 
 def _kill_workers() -> None:
-    """At the end of Python, which would send its children a SIGTERM and wait: workers ignore it."""
+    """Kills workers at exit: Python would send a SIGTERM, which they ignore, and wait."""
     for process in multiprocessing.active_children():
         if process.daemon:
             process.kill()

@@ -1,4 +1,4 @@
-"""A line at the start of a training: its machines, its batch, its learning rate."""
+"""Hook that logs nodes, batch size and learning rate at the start of a training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mmengine.runner import Runner
 
 from ..registry import HOOKS
 
-# Variables in which launchers say on how many nodes they run; of torchrun, its groups.
+# Launchers' variables for the number of nodes; torchrun counts groups.
 _NODES = {'pytorch': 'GROUP_WORLD_SIZE', 'slurm': 'SLURM_NNODES'}
 
 
@@ -21,15 +21,14 @@ _NODES = {'pytorch': 'GROUP_WORLD_SIZE', 'slurm': 'SLURM_NNODES'}
 class TopologyHook(Hook):
     """Logs a training's nodes, processes, batch and learning rate before it begins.
 
-    Warns where its batch is not `auto_scale_lr.base_batch_size`, for which the learning rate is
-    meant. Says nothing of a training with several optimizers, or whose sampler does not say how
-    large its batches are.
+    Warns if the batch size is not `auto_scale_lr.base_batch_size`, for which the learning rate is
+    meant. Skips trainings with several optimizers, or with a sampler of unknown batch size.
     """
 
     def before_train(self, runner: Runner) -> None:
         """Logs on rank 0."""
         wrapper, loader = runner.optim_wrapper, runner.train_dataloader
-        # The data loader's own size is None where it was given a batch sampler.
+        # The data loader's batch size is None if it has a batch sampler.
         size = loader.batch_size or getattr(loader.batch_sampler, 'batch_size', None)
         if runner.rank or not isinstance(wrapper, OptimWrapper) or not size:
             return
@@ -39,7 +38,7 @@ class TopologyHook(Hook):
         nodes = int(os.environ.get(_NODES.get(launcher, ''), 1))
         device = 'CPU process' if get_device() == 'cpu' else 'GPU'
         backend = f', {dist.get_backend()}' if is_distributed() else ''
-        # Schedulers keep the rate from which they start as the initial one.
+        # Schedulers store their first learning rate as the initial one.
         rates = sorted(
             float(group.get('initial_lr', group['lr'])) for group in wrapper.optimizer.param_groups
         )
@@ -62,12 +61,12 @@ class TopologyHook(Hook):
 
 
 def advise(rate: float, base: int, images: int, accumulated: int, scaled: bool) -> str | None:
-    """Advice where a step has other images than the learning rate is meant for.
+    """Advice if a step has another number of images than the learning rate is meant for.
 
     Args:
         rate: Learning rate of the config.
-        base: Images of a step that it is meant for.
-        images: Those of a step, over all processes and accumulated batches.
+        base: Images of a step for which it is meant.
+        images: Images of a step, over all processes and accumulated batches.
         accumulated: Batches of a step.
         scaled: Whether mmengine scales the rate, by the images of one batch.
     """
@@ -75,7 +74,7 @@ def advise(rate: float, base: int, images: int, accumulated: int, scaled: bool) 
     if scaled and accumulated > 1:
         return (
             f'the learning rate was scaled for {images // accumulated} images, but {accumulated} '
-            f'batches are accumulated to {images}: leave --auto-scale-lr out and set '
+            f'batches are accumulated to {images}: omit --auto-scale-lr and set '
             f'optim_wrapper.optimizer.lr={right}'
         )
     if scaled or images == base:
@@ -84,7 +83,7 @@ def advise(rate: float, base: int, images: int, accumulated: int, scaled: bool) 
     if accumulated > 1:
         how = f'set optim_wrapper.optimizer.lr={right}'
     return (
-        f'the learning rate {rate:.3g} is meant for {base} images a step, and this run has '
+        f'the learning rate {rate:.3g} is meant for {base} images a step, but this run has '
         f'{images}: {how}'
     )
 

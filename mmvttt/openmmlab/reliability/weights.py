@@ -9,14 +9,14 @@ from mmvttt.checkpoints.read import read_weights
 
 
 def require_weights(runner: Runner, source: str) -> None:
-    """Refuses a checkpoint that has next to nothing for the model of a runner.
+    """Refuses a checkpoint that hardly matches the model of a runner.
 
     Raises:
         CheckpointError: It cannot be read.
         CheckpointMismatchError: See `require_match`.
     """
     if isinstance(runner.model, dict):
-        # FlexibleRunner builds it later; its names and shapes are enough.
+        # FlexibleRunner builds the model later; here names and shapes suffice.
         with torch.device('meta'):
             model = MODELS.build(runner.model)
     else:

@@ -30,9 +30,9 @@ AREA = SIZE[0] * SIZE[1]
 HUGE = 10**400
 # Faults of single annotations. False: mmdet accepts it.
 FAULTS: dict[str, tuple[Callable[[dict], None], str, bool]] = {
-    'zero width': (box(None, None, 0, None), 'no area', False),
-    'area 0': (entry(area=0), 'no area', False),
-    'outside, right': (box(64, None, None, None), 'outside of their image', False),
+    'zero width': (box(None, None, 0, None), 'without area', False),
+    'area 0': (entry(area=0), 'without area', False),
+    'outside, right': (box(64, None, None, None), 'outside their image', False),
     'over the border': (box(None, None, 90, None), 'over the border', False),
     'unknown category': (entry(category_id=99), 'category that is not listed', True),
     'unknown image': (entry(image_id=77), 'image that is not listed', True),
@@ -47,7 +47,11 @@ FAULTS: dict[str, tuple[Callable[[dict], None], str, bool]] = {
     'area in words': (entry(area='large'), 'area is missing or not a number', True),
     'no mask': (without('segmentation'), 'without a mask', True),
     'two points': (entry(segmentation=[[1, 2, 3, 4]]), 'fewer than three points', False),
-    'polygon with NaN': (entry(segmentation=[[float('nan')] * 6]), 'else than numbers', True),
+    'polygon with NaN': (
+        entry(segmentation=[[float('nan')] * 6]),
+        'values that are not numbers',
+        True,
+    ),
     'polygon, flat': (entry(segmentation=[1, 2, 3, 4, 5, 6]), 'neither polygons nor RLE', True),
     'mask as a word': (entry(segmentation='mask'), 'neither polygons nor RLE', True),
     'crowd in words': (entry(iscrowd='0'), 'iscrowd is neither 0 nor 1', True),

@@ -99,7 +99,7 @@ def test_files_that_cannot_be_read_are_named_if_they_are_read(root: Path) -> Non
 
     fails_with(KeyError, 'typo', pipeline=[load, lambda item: item['typo']], **files)
     seen = [load, dict(annotations, with_seg=True)]
-    message = "none/0.png' is among the label maps that are not there"
+    message = "none/0.png' is among the label maps that do not exist"
     fails_with(DataError, message, pipeline=seen, **files)
 
 
@@ -156,7 +156,7 @@ def test_categories_and_classes(root: Path) -> None:
         assert found.classes == labels
         # mmdet counts labels by the file, and names them by metainfo.
         named = tuple(classes[: len(labels)]) == labels and len(classes) == len(labels)
-        assert named != any('order of the categories' in w for w in found.warnings)
+        assert named != any('order of categories' in w for w in found.warnings)
         if categories[0] in classes:
             check_data(cfg)
         else:
@@ -169,7 +169,7 @@ def test_categories_and_classes(root: Path) -> None:
     ('content', 'message'),
     [
         *((other, 'a.json has no list') for other in (None, 3, [], {}, {'images': []})),
-        *((text, 'a.json is no JSON') for text in (b'', b'{"images": [', b'\xff', b'[' * 10**5)),
+        *((text, 'a.json is not JSON') for text in (b'', b'{"images": [', b'\xff', b'[' * 10**5)),
     ],
 )
 def test_no_json(root: Path, content: object, message: str) -> None:
@@ -219,7 +219,8 @@ def test_what_is_dropped_is_logged_by_one_rank(
     check_data(config(coco_dataset(root, metainfo=dict(classes=('cat',)))))
     warnings = [record.msg for record in records if record.levelno == logging.WARNING]
     sentence = (
-        "train_dataloader.dataset: categories that are left out, being no class of metainfo: 'dog'"
+        'train_dataloader.dataset: categories that are dropped, because they are no class of '
+        "metainfo: 'dog'"
     )
     assert warnings == ([sentence] if rank == '0' else [])
 

@@ -101,7 +101,7 @@ def test_content_that_starts_other_programs_is_no_image(
     monkeypatch.setenv('PATH', f'{tmp_path}:{os.environ["PATH"]}')
     for kind in ('EPS', 'PDF'):
         (tmp_path / 'photo.jpg').write_bytes(encoded(picture(0), kind))
-        assert read_image(str(tmp_path / 'photo.jpg')).problem == 'files that are no image'
+        assert read_image(str(tmp_path / 'photo.jpg')).problem == 'files that are not images'
     assert not (tmp_path / 'ran').exists()
 
 
@@ -117,12 +117,12 @@ def test_damaged_images(boxes: Path) -> None:
         assert [e for e in found.errors if e.startswith('1 × ') and 'images/1.jpg' in e], str(found)
 
     run_cases(st.tuples(st.sampled_from(sorted(FORMATS)), st.floats(0, 0.97)), check, 40)
-    for content, kind in ((b'no picture', 'no image'), (b'', 'no bytes')):
+    for content, kind in ((b'no picture', 'not images'), (b'', 'empty images')):
         (boxes / 'images/1.jpg').write_bytes(content)
         assert any(kind in e for e in only(config(coco_dataset(boxes))).errors)
     (boxes / 'images/1.jpg').unlink()
     cfg = config(coco_dataset(boxes))
-    assert any('not there' in e for e in only(cfg).errors)
+    assert any('do not exist' in e for e in only(cfg).errors)
     # Before a training, a few of the files are looked for.
     refused(lambda: check_data(cfg), '1 of 4 images', 'data_prefix', kind=DataError)
     picture(1).save(boxes / 'images/1.jpg')
@@ -212,11 +212,11 @@ def test_wrong_numbers_in_label_maps(labels: Path) -> None:
         errors = [e for e in only(cfg).errors if 'ann/1.png' in e]
         assert bool(errors) == bool(wrong)
         if wrong:
-            assert f'none of the {limit} classes' in errors[0]
+            assert f'outside the {limit} classes' in errors[0]
             assert f'({", ".join(map(str, wrong[:6]))})' in errors[0]
             # A head that knows less than the classes is named first.
             fewer = heads < len(dataset.metainfo['classes'])
-            words = 'has num_classes' if fewer else f'none of the {limit} classes'
+            words = 'has num_classes' if fewer else f'outside the {limit} classes'
             refused(lambda: check_data(cfg), words, kind=DataError)
 
     numbers = st.lists(st.integers(0, 3) | st.integers(0, 255), min_size=1, max_size=8)
@@ -225,8 +225,8 @@ def test_wrong_numbers_in_label_maps(labels: Path) -> None:
 
 
 MAPS: dict[str, tuple[Callable[[Path], object], str]] = {
-    'missing': (lambda p: p.unlink(), 'not there'),
-    'text': (lambda p: p.write_text('labels'), 'no image'),
+    'missing': (lambda p: p.unlink(), 'do not exist'),
+    'text': (lambda p: p.write_text('labels'), 'not label maps'),
     'colours': (lambda p: picture(0).save(p), 'several channels'),
     '16 bits': (
         lambda p: Image.fromarray(np.full(SIZE, 300, np.uint16)).save(p),
@@ -236,7 +236,7 @@ MAPS: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda p: Image.fromarray(np.zeros((24, 32), np.uint8)).save(p),
         'another size',
     ),
-    'cut off': (lambda p: p.write_bytes(p.read_bytes()[:-40]), 'cut off'),
+    'truncated': (lambda p: p.write_bytes(p.read_bytes()[:-40]), 'truncated'),
 }
 
 
@@ -256,7 +256,7 @@ def test_no_images_for_the_suffix(labels: Path) -> None:
 def test_classes_without_a_pixel_and_classes_that_cannot_be(labels: Path) -> None:
     classes = ('sky', 'road', 'tree', 'car')
     found = only(config(label_dataset(labels, metainfo=dict(classes=classes)), 'mmseg'))
-    assert found.warnings == ["1 × classes that no pixel has: 'car' (3)"]
+    assert found.warnings == ["1 × classes without a pixel: 'car' (3)"]
     other = label_dataset(labels, type='ADE20KDataset', metainfo=dict(classes=('no class',)))
     refused(lambda: check_data(config(other, 'mmseg')), 'cannot be built', kind=DataError)
 
@@ -284,7 +284,7 @@ def test_damaged_folders(folders: Path) -> None:
     check_data(pretrain(folders))
     refused(lambda: check_data(pretrain(folders, 2)), '3 folders', '2 classes', kind=DataError)
     (folders / 'elm/a.jpg').write_text('no image')
-    assert any('no image' in e for e in only(pretrain(folders)).errors)
+    assert any('not images' in e for e in only(pretrain(folders)).errors)
     for name in ('ash', 'elm', 'oak'):
         (folders / name / 'a.jpg').unlink()
     assert 'Found 0 files' in only(pretrain(folders)).errors[0]
@@ -310,9 +310,9 @@ def test_folders_of_validation_must_be_those_of_training(folders: Path, tmp_path
     ('line', 'error'),
     [
         ('oak/a.jpg 2', None),
-        ('oak/a.jpg 3', 'none of the 3 classes'),
-        ('oak/a.jpg -1', 'none of the 3 classes'),
-        ('oak/b.jpg 1', 'not there'),
+        ('oak/a.jpg 3', 'outside the 3 classes'),
+        ('oak/a.jpg -1', 'outside the 3 classes'),
+        ('oak/b.jpg 1', 'do not exist'),
         ('oak/a.jpg', 'a list needs a file and the number'),
         ('a b', 'a list needs a file and the number'),
     ],

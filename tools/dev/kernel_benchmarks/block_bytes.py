@@ -4,11 +4,14 @@
     python tools/dev/kernel_benchmarks/block_bytes.py --operators Vittt-S
 
 Fake tensors go through a block under bf16 autocast; every operator counts what it reads and writes,
-once, and one launch. Views are free, and a registered op of `ttt_kernels` is one operator: what its
-kernels write for themselves is not counted. Counted, not measured.
+once, and one launch. Forward is inference, with the weights of linear layers in bf16 as
+`autocast_backbone` keeps them; backward is training. Views are free, and a registered op of
+`ttt_kernels` is one operator: what its kernels write for themselves is not counted. Counted, not
+measured.
 """
 
 import argparse
+import copy
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -99,13 +102,17 @@ def as_on_a_gpu(fake: FakeTensorMode) -> Iterator[None]:
 
 
 def count(model: str) -> Count:
-    """Counts one of `BLOCKS`; forward as in inference, backward as in training."""
+    """Counts one of `BLOCKS`."""
     build, path = BLOCKS[model]
     calls: list[tuple[tuple, dict]] = []
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with torch.device('meta'):
         backbone = build()
     block = backbone.get_submodule(path)
+    trained = copy.deepcopy(block)
+    for module in backbone.modules():
+        if type(module) is nn.Linear:
+            module.bfloat16()
     hook = block.register_forward_pre_hook(
         lambda _, args, kwargs: calls.append((args, kwargs)), with_kwargs=True
     )
@@ -120,9 +127,10 @@ def count(model: str) -> Count:
     with as_on_a_gpu(fake), torch.no_grad(), Traffic() as forward:
         block(x, *args, **kwargs)
     with as_on_a_gpu(fake):
-        out = block(x.requires_grad_(), *args, **kwargs)
+        trained.to_empty(device='cpu')
+        out = trained(x.requires_grad_(), *args, **kwargs)
     with fake, Traffic() as backward:
-        torch.autograd.grad(out, [x, *block.parameters()], torch.empty_like(out))
+        torch.autograd.grad(out, [x, *trained.parameters()], torch.empty_like(out))
     return Count(forward, backward, whole)
 
 

@@ -1,4 +1,4 @@
-"""Peak memory of a training step, by what takes it: measured on a GPU, computed elsewhere."""
+"""Peak memory of a training step by kind: measured on a GPU, computed elsewhere."""
 
 from __future__ import annotations
 
@@ -35,22 +35,21 @@ class MemoryUse:
 
     Attributes:
         config: Name of the config.
-        with_cp: What is recomputed: 'none', 'backbone', 'all', or 'config' (what the config says).
+        with_cp: Recomputed parts: 'none', 'backbone', 'all', or 'config' (the config's own).
         amp: 'none', 'bf16' or 'fp16'.
         batch: Images.
-        height, width: Of the images as the model gets them, padded, in pixels.
+        height, width: Size of the images as the model gets them, padded, in pixels.
         weights: Parameters and buffers.
         gradients: Of all parameters, after the backward pass.
-        optimizer: What the optimizer keeps.
-        average: A second set of weights: that of an EMAHook, or the teacher of MESA.
-        activations: What the forward pass leaves for the backward pass.
-        peak: The most that is held at once, of everything.
+        optimizer: State of the optimizer.
+        average: A second set of weights: an EMAHook's, or MESA's teacher.
+        activations: Tensors saved for the backward pass.
+        peak: Peak memory of everything.
         how: 'computed', or the GPU that it was measured on.
         torch: Version.
-        at_peak: Tensors at the peak, by kind (see `KINDS`). A measured peak is more than their sum:
-            allocations within kernels, and what the allocator rounds up.
-        parts: Bytes of weights, and of activations that its forward pass leaves, for each module
-            that ran, by its full name.
+        at_peak: Tensors at the peak, by kind (see `KINDS`). A measured peak exceeds their sum by
+            workspaces of kernels and the allocator's rounding.
+        parts: Bytes of weights and saved activations of each module that ran, by its full name.
     """
 
     config: str
@@ -80,23 +79,23 @@ def memory_use(
     cfg_options: dict[str, Any] | None = None,
     device: torch.device | None = None,
 ) -> MemoryUse:
-    """Computes the memory that a training step of a config holds.
+    """Computes the memory of a config's training step.
 
     Args:
         config: A config file, or the name of one of mmvttt's.
         batch: Images.
-        size: (height, width) of the images; default: what they are padded to, or 800×1333 for
-            detectors, 512×512 for segmentors, else 224×224. A self-supervised model sees what the
-            config's pipeline makes of them.
-        amp: 'none', 'bf16' or 'fp16'; default: what the config says.
+        size: (height, width) of the images; default: their padded size, or 800×1333 for detectors,
+            512×512 for segmentors, else 224×224. For a self-supervised model the config's pipeline
+            is applied.
+        amp: 'none', 'bf16' or 'fp16'; default: the config's.
         with_cp: 'none', 'backbone' (the blocks of the plain or staged backbone), or 'all' (an
-            adapter's injectors and extractors too); default: what the config says.
+            adapter's injectors and extractors too); default: the config's.
         cfg_options: Dotted keys of the config and their values.
         device: A GPU to measure on; None computes.
 
     Raises:
-        UsageError: There is no such config, an option does not fit it, or the model's sizes depend
-            on numbers so that it can only be measured.
+        UsageError: There is no such config, an option does not fit it, or sizes in the model depend
+            on values, so that it can only be measured.
         ValueError: `amp` or `with_cp` is none of these.
     """
     check_choice('amp', amp, (None, *PRECISIONS))
@@ -147,10 +146,10 @@ def _padded_size(model: nn.Module) -> tuple[int, int] | None:
 
 
 def set_checkpointing(model: nn.Module, what: str) -> None:
-    """Sets `with_cp` in a built model, as `memory_use` says.
+    """Sets `with_cp` in a built model, see `memory_use`.
 
     Raises:
-        UsageError: Nothing in its backbone has one.
+        UsageError: Nothing in its backbone has `with_cp`.
     """
     switches = [m for m in model.backbone.modules() if hasattr(m, 'with_cp')]
     if not switches:
@@ -161,7 +160,7 @@ def set_checkpointing(model: nn.Module, what: str) -> None:
 
 
 def track(step: TrainingStep) -> tuple[Counter[str], Counter[str], MemTracker]:
-    """Runs a step; the bytes by kind before and after its backward pass, and the tracker."""
+    """Runs a step; the bytes by kind before and after the backward pass, and the tracker."""
     gc.collect()
     tracker = MemTracker()
     for parameter in step.model.parameters():
@@ -172,7 +171,7 @@ def track(step: TrainingStep) -> tuple[Counter[str], Counter[str], MemTracker]:
     tracker.track_external(
         step.model, step.optimizer, step.average, step.images, step.ground_truth()
     )
-    # Else the backward pass of a GPU has a thread of its own, in which nothing is recorded.
+    # Else a GPU's backward pass runs in another thread, which is not recorded.
     with torch.autograd.set_multithreading_enabled(False), step.running(), tracker:
         loss = step.forward()
         before = by_kind(tracker)
@@ -205,7 +204,7 @@ def _parts(model: nn.Module, tracker: MemTracker) -> dict[str, tuple[int, int]]:
 
 
 def _measured_peak(step: TrainingStep, device: torch.device) -> int:
-    """By torch's allocator, in the second of two steps: the first one loads the libraries."""
+    """Measured by torch's allocator in the second of two steps: the first one loads libraries."""
     # Garbage of an earlier step, in reference cycles.
     gc.collect()
     for _ in range(2):
@@ -238,7 +237,7 @@ def to_row(use: MemoryUse) -> dict[str, str]:
 
 
 def write_csv(uses: Iterable[MemoryUse], path: str | os.PathLike[str]) -> Path:
-    """Writes a row for each; the folder is made."""
+    """Writes a row for each, and creates the folder."""
     path = Path(path)
     with replacing(path) as partial, partial.open('w', newline='') as file:
         writer = csv.DictWriter(file, _COLUMNS, lineterminator='\n')

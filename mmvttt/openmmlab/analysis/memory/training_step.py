@@ -1,4 +1,4 @@
-"""One training step of a config on a made-up batch that costs as much memory as a batch can."""
+"""A training step of a config on a synthetic batch that needs as much memory as any batch."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ from mmvttt.openmmlab.registry import hook_class, resolve_type
 
 from ..models import FoundModel, image_channels, toolbox_of
 
-# Objects or classes in an image; how far a region that shall match one is moved, in parts of its
-# size.
+# Objects or classes in an image; shift of a region that shall match one, as a fraction of its size.
 _OBJECTS, _JITTER = 8, 0.03
 _OPTIMIZER_KEYS = ('optimizer', 'constructor', 'paramwise_cfg')
 PRECISIONS = {'none': None, 'bf16': torch.bfloat16, 'fp16': torch.float16}
@@ -40,21 +39,21 @@ PRECISIONS = {'none': None, 'bf16': torch.bfloat16, 'fp16': torch.float16}
 class TrainingStep:
     """A model in training with an optimizer that has its state, and a batch.
 
-    The images are grey. Those of a detector show objects of all sizes; what its RPN proposes is
-    replaced by regions of which as many match as its RoI head samples at most.
+    The images are grey. For a detector there are objects of all sizes, and the RPN's proposals are
+    replaced by regions, as many of them matching as its RoI head samples at most.
 
     Args:
-        found: A model that has a config; its parts are changed.
+        found: A model with a config; its parts are modified.
         batch: Images in the batch.
         size: Their (height, width) in pixels, before the model's preprocessor pads them.
-        amp: 'none', 'bf16' or 'fp16'; None is what the config says.
-        device: Where to run; None makes weights and images fake.
+        amp: 'none', 'bf16' or 'fp16'; None is the config's.
+        device: Device to run on; None makes weights and images fake.
 
     Attributes:
         model: The model.
-        inputs: `(B, C, H, W)` as the model gets it; a list of these, if it sees several views.
+        inputs: `(B, C, H, W)` as the model gets it; a list if it takes several views.
         samples: The ground truth, as the model gets it.
-        average: The copy of the weights that the config's EMAHook keeps; or none.
+        average: The copy of the weights by the config's EMAHook, or none.
         amp: 'none', 'bf16' or 'fp16'.
     """
 
@@ -82,7 +81,7 @@ class TrainingStep:
         self.model = model = found.model.train()
         preprocessor = model.data_preprocessor
         if device is None:
-            # Its numbers do not matter, but it has to run.
+            # Its values do not matter, but it must run.
             preprocessor.to_empty(device='cpu')
         else:
             model.to(device)
@@ -113,7 +112,7 @@ class TrainingStep:
             self._dry_run.empty(model)
             for module in model.modules():
                 if hasattr(module, 'use_torchvision'):
-                    # The operators of a compiled mmcv know no fake tensors.
+                    # The operators of a compiled mmcv do not support fake tensors.
                     module.use_torchvision = True
             self.inputs = tree_map_only(Tensor, self._dry_run.fake, self.inputs)
         if getattr(model, 'with_rpn', False):
@@ -132,7 +131,7 @@ class TrainingStep:
 
     @property
     def images(self) -> list[Tensor]:
-        """The views `(B, C, H, W)` of the images; of most models there is one."""
+        """The views `(B, C, H, W)` of the images; most models have one."""
         return list(_tensors(self.inputs))
 
     @contextmanager
@@ -140,7 +139,7 @@ class TrainingStep:
         """Context in which `forward`, the backward pass and `update` run.
 
         Raises:
-            ValueNeededError: Fake tensors do not suffice for this model.
+            ValueNeededError: This model needs values of fake tensors.
         """
         heads = [module for module in self.model.modules() if hasattr(module, 'assigner')]
         with ExitStack() as stack:
@@ -172,11 +171,11 @@ class TrainingStep:
         self.optimizer.zero_grad(set_to_none=True)
 
     def states(self) -> list[Tensor]:
-        """Tensors that the optimizer keeps from step to step."""
+        """Tensors of the optimizer's state."""
         return list(_tensors(list(self.optimizer.state.values())))
 
     def ground_truth(self) -> list[Tensor]:
-        """Tensors of the samples that lie on the device of the model."""
+        """Tensors of the samples on the model's device."""
         return list(_tensors(self.samples))
 
     def _start_optimizer(self) -> None:
@@ -228,9 +227,9 @@ def _tensors(data: Any) -> Iterator[Tensor]:
 
 
 def _assign(costs: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Pairs as many queries with objects as scipy's `linear_sum_assignment`, whatever they cost.
+    """Pairs as many queries with objects as scipy's `linear_sum_assignment`, whatever the costs.
 
-    Which they are changes no size, and costs are neither known nor, of untrained weights, finite.
+    The choice changes no size, and costs are unknown or, with untrained weights, not finite.
     """
     pairs = np.arange(min(costs.shape))
     return pairs, pairs
@@ -272,7 +271,7 @@ def _classification_sample(size: tuple[int, int], model: nn.Module) -> BaseDataE
     return DataSample(metainfo=dict(img_shape=size)).set_gt_label(0)
 
 
-# Ground truth that a toolbox wants, for a model and an image of (height, width).
+# Ground truth for a toolbox's model and an image of (height, width).
 _SAMPLES: dict[str, Callable[[tuple[int, int], nn.Module], BaseDataElement]] = {
     'mmdet': _detection_sample,
     'mmseg': _segmentation_sample,
@@ -309,7 +308,7 @@ def _self_supervised(
 
 
 def _untouched(data: Any) -> Any:
-    """Samples that a model can write to: RTMDet-Ins puts other masks in the place of its own."""
+    """Samples that a model may modify: RTMDet-Ins replaces their masks."""
     if isinstance(data, BaseDataElement):
         return data.new(**{name: _untouched(value) for name, value in data.items()})
     return [_untouched(item) for item in data] if isinstance(data, list) else data
@@ -342,9 +341,9 @@ def _regions(size: tuple[int, int], count: int) -> np.ndarray:
 def _replace_proposals(
     model: nn.Module, size: tuple[int, int], batch: int, device: torch.device | None
 ) -> None:
-    """Lets the RPN propose what does not depend on its weights.
+    """Makes the RPN's proposals independent of its weights.
 
-    On a device its own predictions are made too, for the memory that they take.
+    On a device its own predictions are computed too, for their memory.
     """
     from mmengine.structures import InstanceData
 

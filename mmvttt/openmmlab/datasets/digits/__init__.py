@@ -1,7 +1,7 @@
 """The built-in instance-segmentation set: real handwritten digits on real photographs, COCO format.
 
-Made once, from what scikit-learn and scikit-image hold in their wheels; seeded, cached, and whole
-or absent.
+Made once from data in scikit-learn's and scikit-image's wheels; seeded, cached, and written
+atomically.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from .sources import CLASSES, SPLITS, load_digits, load_photos, split_digits, sp
 
 __all__ = ['CLASSES', 'make_digits']
 
-# Counts up when the same parameters give other images or annotations.
+# Increased when the same parameters give other images or annotations.
 RECIPE = 1
 MARKER = 'mmvttt_digits.json'
 MIN_SIZE = 32
@@ -33,7 +33,7 @@ def make_digits(
     size: int = 160,
     seed: int = 0,
 ) -> Path:
-    """Makes the set under `root`, unless the same one is there already.
+    """Makes the set under `root`, unless it exists already.
 
     Layout: `{train,val}/000000.png` and `annotations/instances_{train,val}.json`, with a category
     for each digit, ids 1 to 10. Images carry `background` (photograph and crop), annotations carry
@@ -46,7 +46,7 @@ def make_digits(
         num_train: training images.
         num_val: held-out images.
         size: side of the square images, in pixels.
-        seed: everything random follows from it.
+        seed: seed of all random numbers.
 
     Returns:
         `root` as a path.
@@ -71,7 +71,7 @@ def make_digits(
             f'move it away or choose another root'
         )
     root.parent.mkdir(parents=True, exist_ok=True)
-    # Beside the target, so that the rename stays inside one file system.
+    # Next to the target, so that the rename stays inside one file system.
     with tempfile.TemporaryDirectory(prefix=f'.{root.name}-', dir=root.parent) as scratch:
         new = Path(scratch) / 'new'
         _build(new, {'train': num_train, 'val': num_val}, size, seed)
@@ -85,7 +85,7 @@ def make_digits(
 
 
 def _read_mark(root: Path) -> dict | None:
-    """Settings that the set at `root` was made with; None where there is none."""
+    """Settings of the set at `root`; None if there is none."""
     try:
         return json.loads((root / MARKER).read_text())
     except (OSError, ValueError):
@@ -94,7 +94,7 @@ def _read_mark(root: Path) -> dict | None:
 
 def _build(root: Path, counts: dict[str, int], size: int, seed: int) -> None:
     photos = load_photos()
-    # One stream for each purpose: more training images leave val as it was.
+    # One random stream for each purpose, so that val does not depend on the training images.
     dealing, *streams = np.random.default_rng(seed).spawn(1 + len(SPLITS))
     digits = split_digits(load_digits(), dealing)
     regions = split_photos(photos, size, dealing)

@@ -1,4 +1,4 @@
-"""The blocks of a model, compiled with torch.compile: what lies around them stays as it is."""
+"""Compiles the blocks of a model with torch.compile, and nothing around them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,26 +14,26 @@ from mmvttt.errors import UsageError
 from mmvttt.openmmlab.registry import HOOKS
 
 BLOCKS = ('Block', 'Injector', 'Extractor')
-# Graphs of one kind of block: every stage of a hierarchical backbone has another width, and
-# training is not evaluation. torch's 8 are too few.
+# Graphs of one kind of block: stages differ in width, and training differs from evaluation. torch's
+# limit of 8 is too low.
 _MOST_GRAPHS = 64
 
 
 def compile_blocks(
     model: nn.Module, names: Sequence[str] = BLOCKS, dynamic: bool | None = True, **options: Any
 ) -> int:
-    """Compiles every block of a model, in place, when it first runs; returns how many there are.
+    """Compiles every block of a model in place, at its first run; returns their number.
 
-    Names of parameters, checkpoints and `with_cp` stay what they are.
+    Names of parameters, checkpoints and `with_cp` are unchanged.
 
     Args:
         model: Any model.
-        names: Ends of the class names of blocks: `VitttBlock`, `MixerBlock`, timm's `Block`, and
-            the two halves of a ViT-Adapter's interaction.
-        dynamic: One graph for all sizes of images, whichever comes first: what a training computes
-            then does not depend on where it was resumed. None, torch's default, makes one for the
-            first size and one for the others; False one for each.
-        options: The others of `torch.compile`: `mode`, `backend`, …
+        names: Suffixes of block class names: `VitttBlock`, `MixerBlock`, timm's `Block`, and the
+            two halves of a ViT-Adapter's interaction.
+        dynamic: One graph for all image sizes, so that results do not depend on where a training
+            was resumed. None, torch's default, makes one for the first size and one for the others;
+            False one for each.
+        options: Other options of `torch.compile`: `mode`, `backend`, …
 
     Raises:
         UsageError: If the model has no such block.
@@ -47,8 +47,8 @@ def compile_blocks(
         )
     config = torch.compiler.config
     config.recompile_limit = max(config.recompile_limit, _MOST_GRAPHS)
-    # Without it inductor (torch 2.14) cannot sort the strides of a view that the backward pass
-    # needs where sizes are symbols: "cannot determine truth value of Relational".
+    # Without it inductor (torch 2.14) cannot sort a view's symbolic strides in the backward pass:
+    # "cannot determine truth value of Relational".
     if hasattr(inductor, 'strict_output_strides'):
         inductor.strict_output_strides = True
     for block in blocks:
@@ -60,14 +60,14 @@ def compile_blocks(
 class CompileHook(Hook):
     """Compiles the blocks of backbones and ViT-Adapters with torch.compile, each kind once.
 
-    A detector as a whole breaks into many graphs and is compiled again for many sizes; a block is
-    one graph, and holds most of the small operations: norms, gates, residuals, the casts of mixed
-    precision. Fused, they read and write their tokens once.
+    A whole detector breaks into many graphs and is recompiled for many sizes. A block is one graph,
+    and has most of the small operations: norms, gates, residuals, casts. Fused, they read and write
+    their tokens once.
 
     Args:
-        names: Ends of the class names of blocks, see `compile_blocks`.
-        options: Those of `torch.compile`, e.g. `dict(dynamic=False)` where all images have the
-            same size.
+        names: Suffixes of block class names, see `compile_blocks`.
+        options: Options of `torch.compile`, e.g. `dict(dynamic=False)` if all images have the same
+            size.
 
     Raises:
         UsageError: If the model has no such block.
@@ -80,6 +80,6 @@ class CompileHook(Hook):
         self.options = dict(options or {})
 
     def before_run(self, runner: Runner) -> None:
-        """Before a training or a test; the compiler itself waits for the first images."""
+        """Runs before a training or a test; compilation itself starts with the first images."""
         count = compile_blocks(runner.model, self.names, **self.options)
         runner.logger.info(f'torch.compile: {count} blocks, each kind when it first runs')

@@ -1,4 +1,4 @@
-"""A moving average of the weights whose decay follows the images of a step (ViT³ Sec. 5.1)."""
+"""A moving average of the weights with a decay by the images of a step (ViT³ Sec. 5.1)."""
 
 from typing import Any
 
@@ -14,12 +14,12 @@ from mmvttt.openmmlab.registry import HOOKS
 class EMAHook(hooks.EMAHook):
     """mmengine's `EMAHook` with `decay ** (b / base_batch_size)` for a step of b images.
 
-    Averages the whole state: statistics of a BatchNorm as weights are; integers are copied.
+    Averages the whole state, including BatchNorm's statistics; integers are copied.
 
     Args:
         decay: Decay of the average for a step of `base_batch_size` images, in (0, 1).
         base_batch_size: See `decay`.
-        kwargs: Those of mmengine's `EMAHook`, but for `momentum`; `update_buffers` is True here.
+        kwargs: Arguments of mmengine's `EMAHook`, except `momentum`; `update_buffers` is True here.
 
     Raises:
         ValueError: If an option is out of range.
@@ -35,12 +35,12 @@ class EMAHook(hooks.EMAHook):
         self.base_batch_size = base_batch_size
 
     def before_train(self, runner: Runner) -> None:
-        """Sets the momentum, now that the size of a step is known."""
+        """Sets the momentum by the size of a step."""
         self.ema_model.momentum = 1 - step_decay(runner, self.decay, self.base_batch_size)
         super().before_train(runner)
 
     def after_train_iter(self, runner: Runner, *args: Any, **kwargs: Any) -> None:
-        """Moves the average; mmengine leaves its integers as they were at the first step."""
+        """Updates the average; mmengine leaves its integers as at the first step."""
         super().after_train_iter(runner, *args, **kwargs)
         if self.ema_model.update_buffers:
             buffers = zip(self.ema_model.module.buffers(), self.src_model.buffers(), strict=True)

@@ -1,4 +1,4 @@
-"""Hook that moves MESA's teacher, and switches it on (ViT³ Sec. 5.1)."""
+"""Hook that updates MESA's teacher, and switches it on (ViT³ Sec. 5.1)."""
 
 from typing import Any
 
@@ -14,13 +14,13 @@ from .ema import step_decay
 
 @HOOKS.register_module()
 class MESAHook(Hook):
-    """Keeps the teacher of a `mmvttt.MESAClassifier`.
+    """Updates the teacher of a `mmvttt.MESAClassifier`.
 
     Args:
         decay: Decay of the average for a step of `base_batch_size` images; a step of b images
             takes `decay ** (b / base_batch_size)`.
         base_batch_size: See `decay`.
-        start: Part of the training after which the teacher teaches, in [0, 1].
+        start: Fraction of the training after which the teacher is used, in [0, 1].
 
     Raises:
         ValueError: If an option is out of range.
@@ -37,7 +37,7 @@ class MESAHook(Hook):
         self.start = start
 
     def before_train(self, runner: Runner) -> None:
-        """The teacher of a new run begins as the student, whatever weights that has got.
+        """Initialises the teacher of a new run from the student.
 
         Raises:
             TypeError: If the model has no teacher.
@@ -52,11 +52,11 @@ class MESAHook(Hook):
             model.update_teacher(0.0)
 
     def before_train_iter(self, runner: Runner, *_: Any, **__: Any) -> None:
-        """Switches the teacher on once its time has come."""
+        """Switches the teacher on at `start`."""
         _bare(runner.model).distilling = runner.iter >= self.start * runner.max_iters
 
     def after_train_iter(self, runner: Runner, *_: Any, **__: Any) -> None:
-        """Moves the teacher towards the student."""
+        """Updates the teacher from the student."""
         decay = step_decay(runner, self.decay, self.base_batch_size)
         _bare(runner.model).update_teacher(decay)
 

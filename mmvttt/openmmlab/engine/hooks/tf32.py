@@ -1,4 +1,4 @@
-"""fp32 training whose products are computed in TF32, as the authors of DiT train."""
+"""fp32 training with products in TF32, as by DiT's authors."""
 
 from typing import Any
 
@@ -10,9 +10,9 @@ from ...registry import HOOKS
 
 @HOOKS.register_module()
 class TF32Hook(Hook):
-    """Computes products of fp32 matrices in TF32 while a model trains, on GPUs that have it.
+    """Computes fp32 matrix products in TF32 during training, on GPUs that have it.
 
-    Evaluation and what follows the training have the precision of before.
+    The previous precision applies to evaluation and after the training.
     """
 
     priority = 'VERY_HIGH'
@@ -25,5 +25,5 @@ class TF32Hook(Hook):
     def after_train_iter(
         self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
-        """Puts the precision of before back."""
+        """Restores the previous precision."""
         torch.backends.cuda.matmul.allow_tf32 = self._before

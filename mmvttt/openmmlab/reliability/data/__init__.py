@@ -1,1 +1,1 @@
-"""Checks of data, by its format; `paths.check_data` is the way in."""
+"""Data checks by format; `paths.check_data` is the entry point."""

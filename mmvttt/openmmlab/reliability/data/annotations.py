@@ -1,8 +1,7 @@
 """Checks the data sets that a config names: annotations against classes, files, images.
 
 Reads COCO's JSON (mmdet), label maps (mmsegmentation), and folders or lists of pictures
-(mmpretrain), as the toolboxes' base data sets do. Data sets with a format of their own are left
-alone.
+(mmpretrain), as the toolboxes' base data sets do. Data sets in other formats are skipped.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from .folders import check_folders
 from .labels import check_labels
 
 _SPLITS = ('train', 'val', 'test')
-# Where the toolboxes' models have heads that classify.
+# Keys of the classifying heads in the toolboxes' models.
 _HEADS = {
     'mmdet': (
         'roi_head.bbox_head', 'roi_head.mask_head', 'roi_head.mask_iou_head', 'roi_head.point_head',
@@ -49,10 +48,11 @@ def check_annotations(
     Args:
         cfg: A config whose files exist (see `check_data`).
         splits: Some of 'train', 'val', 'test'.
-        thorough: As of `Scope`, like the next two. What is quick: categories that are not the
-            classes, files that are no JSON, nothing to learn, labels that are no class.
-        images: Whether to decode the images, or to see whether some are there.
-        progress: Wraps files on their way.
+        thorough: See `Scope`, also for the next two. Quick checks find categories that are not the
+            classes, files that are not JSON, data without anything to learn, and labels outside the
+            classes.
+        images: Whether to decode the images, or only check that some exist.
+        progress: Wraps the iteration over files.
 
     Yields:
         Findings for each data set whose format is known.
@@ -68,7 +68,7 @@ def check_annotations(
             seen.append(data.config)
             findings = Findings(data.place)
             scope = Scope(thorough, images and data.reads_files, progress)
-            # One of several sets may well be of images without a box.
+            # One of several sets may have only images without a box.
             training = split == 'train' and len(sets) == 1
             _check(data, _heads(cfg, toolbox), training, findings, scope)
             if toolbox == 'mmpretrain':
@@ -80,14 +80,14 @@ def check_annotations(
 
 
 def explain_failure(dataset: Mapping, error: Exception) -> DataError | None:
-    """Explains, by its annotations, why a data set could not be built or read.
+    """Explains from its annotations why a data set could not be built or read.
 
     Args:
         dataset: Its config.
         error: The error that it raised.
 
     Returns:
-        The error that names them; None where nothing is wrong with them.
+        An error that names the faults; None if the annotations have none.
     """
     current = DefaultScope.get_current_instance()
     scope = dataset.get('_scope_') or (current.scope_name if current else 'mmengine')
@@ -113,7 +113,7 @@ def _check(
     try:
         dataset = data.build()
     except Exception as error:
-        # A toolbox may raise anything for its own arguments.
+        # A toolbox may raise any type of error for its own arguments.
         kind = data.config['type']
         findings.error(f'{kind} cannot be built: {type(error).__name__}: {error}')
         return
@@ -155,7 +155,7 @@ def _heads(cfg: Config, toolbox: str) -> dict[str, Mapping]:
 
 
 def _check_heads(heads: Mapping[str, int], count: int, findings: Findings, most: int = 0) -> None:
-    """A head takes the label behind its last one for background, and fails at those after it."""
+    """A head takes the label after its last class for background, and fails at higher ones."""
     for place, known in heads.items():
         if known < count:
             findings.error(
@@ -164,13 +164,13 @@ def _check_heads(heads: Mapping[str, int], count: int, findings: Findings, most:
             )
         elif known > max(count, most) > 0:
             findings.warn(
-                f'{place} has num_classes={known} for {count} classes of the data: nothing '
-                'trains the others'
+                f'{place} has num_classes={known} for {count} classes of the data: the '
+                'others are not trained'
             )
 
 
 def _check_one_hot(cfg: Config, findings: Findings) -> None:
-    """Mixup makes labels of as many numbers as the preprocessor knows, for those of the head."""
+    """Mixup makes label vectors of the preprocessor's num_classes, which must match the head's."""
     model = cfg.get('model') or {}
     preprocessor = model.get('data_preprocessor') or cfg.get('data_preprocessor') or {}
     made = preprocessor.get('num_classes')

@@ -1,4 +1,4 @@
-"""COCO's JSON: categories against classes, and what mmdet drops, ignores or stumbles over."""
+"""Checks of COCO's JSON: categories against classes, and what mmdet drops, ignores or fails on."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .images import check_images, spread
 
 # A larger file is not parsed before a training: 50 MB take a second, COCO's train2017 ten.
 LARGEST = 50 * 2**20
-# Pixels that a box may reach over the border, by rounding.
+# Pixels by which rounding may move a box over the border.
 _SLACK = 1.0
 # Annotations whose boxes are compared with their masks before a training.
 _QUICK = 2000
-# Of a box and the polygons that it should be drawn around.
+# Intersection over union of a box and its polygons.
 _LEAST_OVERLAP = 0.5
 _SHOWN = 8
 
@@ -30,7 +30,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_area(value: Any) -> bool:
-    # mmdet asks whether it is above 0, and reads no more of it.
+    # mmdet only checks that it is above 0.
     return type(value) in (int, float)
 
 
@@ -58,7 +58,7 @@ _MEANT = {
     _is_side: 'an integer above 0',
     _is_box: 'four numbers',
 }
-# The lists of a file, and what an entry of each needs.
+# The lists of a file, and the required keys of their entries.
 _ENTRIES = {
     'images': dict(id=_is_id, file_name=_is_text, height=_is_side, width=_is_side),
     'annotations': dict(
@@ -78,15 +78,15 @@ def check_coco(
     training: bool,
     masks: bool,
 ) -> None:
-    """Checks an annotation file; if not thorough, categories and what a training would not say.
+    """Checks an annotation file; if not thorough, categories and what a training would not report.
 
     Args:
         path: The JSON.
-        image_folder: Where its images are.
-        classes: The data set's, in the order of the config.
-        findings: Where problems go.
+        image_folder: Folder of its images.
+        classes: The data set's classes, in the order of the config.
+        findings: Collects the problems.
         scope: How much to look at.
-        training: Whether it is an error that there is no box.
+        training: Whether a file without boxes is an error.
         masks: Whether masks are loaded.
     """
     if not scope.thorough and os.path.getsize(path) > LARGEST:
@@ -115,7 +115,7 @@ def check_coco(
     if not findings.errors and not any(is_learned(ann, wanted, sizes) for ann in annotations):
         (findings.error if training else findings.warn)(
             f'{path} has no box to learn or to find: every annotation is of another category, a '
-            'crowd, without area, or outside of its image'
+            'crowd, without area, or outside its image'
         )
     for ann in annotations:
         _check_values(ann, findings, masks)
@@ -136,13 +136,11 @@ def _read(path: str, findings: Findings, training: bool) -> dict[str, list] | No
         with open(path, encoding='utf-8') as file:
             content = json.load(file)
     except (ValueError, RecursionError) as error:
-        findings.error(
-            f'{path} is no JSON, or not all of it is there ({error}); download or write it again'
-        )
+        findings.error(f'{path} is not JSON, or is truncated ({error}); download or write it again')
         return None
     parts = content if isinstance(content, dict) else {}
     if parts and not training:
-        # A test set of which the annotations are kept secret.
+        # A test set whose annotations are secret.
         parts.setdefault('annotations', [])
     wrong = [part for part in _ENTRIES if not isinstance(parts.get(part), list)]
     if wrong:
@@ -158,7 +156,7 @@ def _read(path: str, findings: Findings, training: bool) -> dict[str, list] | No
 def _check_kind_of_id(
     key: str, part: str, known: Collection, annotations: Sequence[dict], findings: Findings
 ) -> None:
-    """A text beside numbers, or a number beside texts, is the id of nothing."""
+    """Reports ids of mixed types: a text among numbers, or a number among texts, matches no id."""
     for ann in annotations:
         value = ann[key]
         if value in known:
@@ -172,13 +170,13 @@ def _check_kind_of_id(
         if other in known:
             kinds = ('a text', 'numbers') if isinstance(value, str) else ('a number', 'texts')
             findings.error(
-                f'annotations whose {key} is {kinds[0]}, where the ids of {part} are {kinds[1]}',
+                f'annotations whose {key} is {kinds[0]} but the ids of {part} are {kinds[1]}',
                 f'annotation {ann["id"]} ({value!r})',
             )
 
 
 def _whole(content: dict[str, list], part: str, findings: Findings) -> list[dict]:
-    """The entries that have all they need; the others, and what is there twice, are errors."""
+    """The entries with all required keys; the others, and duplicates, are errors."""
     whole = []
     for number, entry in enumerate(content[part]):
         found = entry if isinstance(entry, dict) else {}
@@ -200,7 +198,7 @@ def _whole(content: dict[str, list], part: str, findings: Findings) -> list[dict
 def _check_categories(
     names: Sequence[str], classes: Sequence[str], path: str, findings: Findings
 ) -> None:
-    """Which categories the classes stand for: mmdet matches names, and drops the others."""
+    """Categories of the classes: mmdet matches names, and drops other categories."""
     matched = tuple(name for name in names if name in classes)
     if not matched:
         findings.error(
@@ -214,40 +212,41 @@ def _check_categories(
     absent = [name for name in classes if name not in names]
     if absent:
         findings.warn(
-            f'classes of metainfo that are no category of {path}: {_listed(absent)}'
+            f'classes of metainfo that are not categories of {path}: {_listed(absent)}'
             f'{_nearly(absent, names)}'
         )
     dropped = [name for name in names if name not in classes]
     if dropped:
         findings.warn(
-            f'categories that are left out, being no class of metainfo: {_listed(dropped)}'
+            f'categories that are dropped, because they are no class of metainfo: '
+            f'{_listed(dropped)}'
         )
     if matched != tuple(classes):
         findings.warn(
-            'labels follow the order of the categories in the file, not that of metainfo, whose '
-            f'names the pictures get: write classes={_as_tuple(matched)}'
+            'labels follow the order of categories in the file, but pictures get the names in '
+            f'metainfo: write classes={_as_tuple(matched)}'
         )
 
 
 def is_learned(ann: dict, wanted: Collection, sizes: Sizes) -> bool:
-    """Whether mmdet learns a box: of a category that is wanted, no crowd, and inside its image."""
+    """Whether mmdet trains on a box: its category is a class, no crowd, and inside its image."""
     size = sizes.get(ann['image_id'])
     left_out = ann.get('iscrowd') or ann.get('ignore') or ann['category_id'] not in wanted
     return not left_out and size is not None and _fault(ann, size) is None
 
 
 def _fault(ann: dict, size: tuple[int, int]) -> str | None:
-    """Reason for which mmdet drops a box `(x, y, width, height)` of an image (height, width)."""
+    """Reason why mmdet drops a box `(x, y, width, height)` of an image (height, width), or None."""
     x, y, width, height = ann['bbox']
     if ann['area'] <= 0 or width < 1 or height < 1:
-        return 'boxes of no area, or thinner than a pixel, which are dropped'
+        return 'boxes without area, or thinner than a pixel, which are dropped'
     if min(x + width, size[1]) <= max(x, 0) or min(y + height, size[0]) <= max(y, 0):
-        return 'boxes outside of their image, which are dropped'
+        return 'boxes outside their image, which are dropped'
     return None
 
 
 def _check_values(ann: dict, findings: Findings, masks: bool) -> None:
-    """Faults that a training hides: it ignores the box, or learns another mask."""
+    """Reports faults that a training hides: it ignores the box, or learns another mask."""
     name = f'annotation {ann["id"]}'
     for flag in ('iscrowd', 'ignore'):
         if ann.get(flag, 0) not in (0, 1):
@@ -258,13 +257,13 @@ def _check_values(ann: dict, findings: Findings, masks: bool) -> None:
     if not isinstance(mask, list) or not all(isinstance(polygon, list) for polygon in mask):
         findings.error('masks that are neither polygons nor RLE', name)
     elif not all(_is_number(n) for polygon in mask for n in polygon):
-        findings.error('polygons with something else than numbers', name)
+        findings.error('polygons with values that are not numbers', name)
 
 
 def _check_corners(annotations: Sequence[dict], findings: Findings) -> None:
-    """Boxes that contradict their own mask or area, mostly being (x1, y1, x2, y2).
+    """Reports boxes that contradict their mask or area, mostly because they are (x1, y1, x2, y2).
 
-    Everybody's mistake is an error: nearly every box of a file in that format is another one.
+    If nearly every box is in that format, it is an error.
     """
     corners, others, judged = [], [], 0
     for ann in annotations:
@@ -277,19 +276,19 @@ def _check_corners(annotations: Sequence[dict], findings: Findings) -> None:
     report = findings.error if len(corners) > judged / 2 else findings.warn
     for ann in corners:
         report(
-            'boxes that are (x1, y1, x2, y2) by their own mask or area, where (x, y, width, '
-            'height) is read',
+            'boxes that are (x1, y1, x2, y2) according to their mask or area, instead of (x, y, '
+            'width, height)',
             f'annotation {ann["id"]} {ann["bbox"]}',
         )
     for ann in others:
         findings.warn(
-            'boxes that are not around their own mask, or smaller than their own area',
+            'boxes that are not around their mask, or smaller than their area',
             f'annotation {ann["id"]} {ann["bbox"]}',
         )
 
 
 def _contradiction(ann: dict) -> str | None:
-    """'corners', 'other', 'none', or None where nothing tells."""
+    """'corners', 'other', 'none', or None if undecidable."""
     x, y, width, height = ann['bbox']
     around = _bounds(ann.get('segmentation'))
     if around is not None:
@@ -334,7 +333,7 @@ def _overlap(one: Sequence[float], other: Sequence[float]) -> float:
 def _check_boxes(
     annotations: Sequence[dict], listed: Collection, sizes: Sizes, findings: Findings, masks: bool
 ) -> None:
-    """Looks for boxes that belong nowhere, are dropped, or have no mask."""
+    """Reports boxes without an image, a category or a mask, and boxes that are dropped."""
     for ann in annotations:
         name, size = f'annotation {ann["id"]}', sizes.get(ann['image_id'])
         if size is None:
@@ -360,9 +359,9 @@ def _check_boxes(
 
 
 def _check_mask(mask: Any, size: tuple[int, int], name: str, findings: Findings) -> None:
-    """Masks that are missing, of another size, or of too few points."""
+    """Reports masks that are missing, of another size, or of too few points."""
     if not mask:
-        findings.error('boxes without a mask, where masks are loaded', name)
+        findings.error('boxes without a mask, although masks are loaded', name)
     elif isinstance(mask, dict):
         runs = mask.get('counts')
         whole = isinstance(runs, str) or (
@@ -377,14 +376,14 @@ def _check_mask(mask: Any, size: tuple[int, int], name: str, findings: Findings)
 
 
 def _as_tuple(names: Sequence) -> str:
-    """As Python writes it, a comma behind a single name too; of many the first ones."""
+    """A tuple in Python's notation, with the comma of a single name, shortened if it is long."""
     if len(names) <= _SHOWN:
         return repr(tuple(names))
     return f'({", ".join(map(repr, names[:_SHOWN]))}, …)'
 
 
 def _nearly(names: Sequence, others: Sequence) -> str:
-    """Names that differ from others by blanks or capitals alone."""
+    """Names that differ from others only by blanks or capitals."""
     plain = {str(name).strip().casefold(): name for name in others}
     pairs = [(n, plain[k]) for n in names if (k := str(n).strip().casefold()) in plain]
     return ''.join(f'; {a!r} is nearly {b!r}' for a, b in pairs[:_SHOWN])

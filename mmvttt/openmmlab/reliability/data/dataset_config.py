@@ -17,7 +17,7 @@ _TOOLBOXES = ('mmcv', 'mmengine', 'mmdet', 'mmseg', 'mmpretrain', 'mmvttt')
 _DOWNLOADED = ('CIFAR10', 'CIFAR100', 'MNIST', 'FashionMNIST')
 # Keys under which data sets of mmengine and the toolboxes wrap others.
 _WRAPPED = ('dataset', 'datasets')
-# The data set of each toolbox whose format is known, and the methods that define the format.
+# The data set class of each toolbox whose format is known, and the methods that define it.
 _KNOWN = {
     ('mmdet', 'CocoDataset'): ('load_data_list', 'parse_data_info'),
     ('mmseg', 'BaseSegDataset'): ('load_data_list',),
@@ -47,7 +47,7 @@ class DatasetConfig:
 
     @property
     def remote(self) -> bool:
-        """Whether it may read elsewhere than on the disk, or fetches what it lacks.
+        """Whether it may read from anywhere but the disk, or downloads what it lacks.
 
         A storage backend may map its paths to anywhere. CIFAR, MNIST and the like are downloaded.
         """
@@ -64,10 +64,10 @@ class DatasetConfig:
 
     @property
     def reads_label_maps(self) -> bool:
-        """Whether label maps that it names are loaded.
+        """Whether the label maps that it names are loaded.
 
-        `data_prefix.seg` of mmdet (PNGs of COCO panoptic) is left alone by a pipeline for
-        instances, where its config inherits it from a panoptic one.
+        A pipeline for instances ignores mmdet's `data_prefix.seg` (PNGs of COCO panoptic), which
+        its config may inherit from a panoptic one.
         """
         prefixes = self.config.get('data_prefix')
         if not isinstance(prefixes, Mapping) or 'seg' not in prefixes:
@@ -79,7 +79,7 @@ class DatasetConfig:
 
     @property
     def reads_files(self) -> bool:
-        """Whether the images are files by the names that the annotations give them."""
+        """Whether the images are files with the names in the annotations."""
         names = [name for name, _ in self.transforms()]
         return not names or 'LoadImageFromFile' in names
 
@@ -102,7 +102,7 @@ class DatasetConfig:
 
     @property
     def own_transform(self) -> str | None:
-        """The first transform of the pipeline that no toolbox has, or None."""
+        """The first transform of the pipeline that no toolbox provides, or None."""
         with TRANSFORMS.switch_scope_and_registry(self.scope) as registry:
             for transform in self.config.get('pipeline') or ():
                 kind = transform.get('type') if isinstance(transform, Mapping) else transform
@@ -112,7 +112,7 @@ class DatasetConfig:
         return None
 
     def paths(self) -> Iterator[tuple[str, str, str]]:
-        """Key, meaning and path of everything that it reads, the root first; none if `remote`."""
+        """Key, meaning and path of everything that it reads, the root first; empty if `remote`."""
         if self.remote:
             return
         root = self.config.get('data_root') or ''
@@ -144,7 +144,7 @@ def datasets_of(cfg: Mapping | Config, split: str, part: str = 'dataloader') -> 
 
 
 def innermost(config: Any, place: str = '', scope: str = 'mmengine') -> Iterator[DatasetConfig]:
-    """What RepeatDataset, ConcatDataset and the like wrap."""
+    """Yields the data sets that RepeatDataset, ConcatDataset and the like wrap."""
     if isinstance(config, list | tuple):
         for index, inner in enumerate(config):
             yield from innermost(inner, f'{place}.{index}', scope)
@@ -157,7 +157,7 @@ def innermost(config: Any, place: str = '', scope: str = 'mmengine') -> Iterator
 
 
 def heads_of(cfg: Mapping | Config, names: Sequence[str]) -> dict[str, Mapping]:
-    """Parts of the model that are there, by their dotted keys; a part may be a list (a cascade)."""
+    """Existing parts of the model, by their dotted keys; a part may be a list (a cascade)."""
     found = {}
     for name in names:
         part = cfg.get('model') or {}
@@ -171,7 +171,7 @@ def heads_of(cfg: Mapping | Config, names: Sequence[str]) -> dict[str, Mapping]:
 
 
 def class_counts(heads: Mapping[str, Mapping]) -> dict[str, int]:
-    """How many classes the heads of `heads_of` tell apart; one that does not is left out."""
+    """Number of classes of each head of `heads_of` that has one."""
     counts = {p: h.get('num_classes', h.get('num_things_classes')) for p, h in heads.items()}
     return {
         place: count

@@ -1,4 +1,4 @@
-"""Findings in one data set, and how much of it is looked at."""
+"""Findings in one data set, and how much of it is checked."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ _SHOWN = 3
 
 @dataclass(frozen=True)
 class Scope:
-    """How much of a data set is looked at.
+    """How much of a data set is checked.
 
     Attributes:
-        thorough: Every annotation and file; else what is quick, and stops or spoils most trainings.
-        images: Whether to decode the images, or if not thorough, to see whether some are there.
-        progress: Wraps files on their way, such as `rich.progress.track`.
+        thorough: Every annotation and file; else quick checks, which find what ruins most
+            trainings.
+        images: Whether to decode the images, or if not thorough, to check that some exist.
+        progress: Wraps the iteration over files, such as `rich.progress.track`.
     """
 
     thorough: bool
@@ -26,36 +27,36 @@ class Scope:
 
 @dataclass
 class Findings:
-    """Errors make a training fail or wrong; warnings name what it silently does without.
+    """Errors and warnings. Errors make a training fail or wrong; warnings name data that it drops.
 
     Attributes:
         place: The data set's key in the config, e.g. `train_dataloader.dataset`.
         summary: Its size, e.g. `100 images, 353 annotations`.
-        classes: The names that its labels 0, 1, … stand for, or None where that is not known.
+        classes: Names of its labels 0, 1, …, or None if unknown.
     """
 
     place: str
     summary: str = ''
     classes: tuple[str, ...] | None = None
-    # By whether it is an error, and its text: the examples of what is counted.
+    # Examples by (whether it is an error, its text).
     _found: dict[tuple[bool, str], list[str]] = field(default_factory=lambda: defaultdict(list))
 
     def error(self, text: str, *example: object) -> None:
-        """Notes a fact that makes the data unusable; with an example, one more of a plural."""
+        """Adds an error. `text` is a plural if there is an example: each call counts one more."""
         self._found[True, text] += map(str, example)
 
     def warn(self, text: str, *example: object) -> None:
-        """The same for what the user should know, and a training can live with."""
+        """Adds a warning, as `error` does."""
         self._found[False, text] += map(str, example)
 
     @property
     def errors(self) -> list[str]:
-        """One message for each error or kind of errors."""
+        """One message for each kind of error."""
         return self._texts(True)
 
     @property
     def warnings(self) -> list[str]:
-        """One message for each warning or kind of warnings."""
+        """One message for each kind of warning."""
         return self._texts(False)
 
     def _texts(self, fatal: bool) -> list[str]:

@@ -1,4 +1,4 @@
-"""Pictures of classification: a folder for each class, or a list of files and labels."""
+"""Checks of classification data: a folder for each class, or a list of files and labels."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ def check_folders(dataset: Any, num_classes: int | None, findings: Findings, sco
 
     Args:
         dataset: The data set, not loaded yet.
-        num_classes: Classes that the head knows, or None.
-        findings: Where problems go.
-        scope: How much to look at; if not thorough, at the names of the folders, or at a list.
+        num_classes: Number of classes of the head, or None.
+        findings: Collects the problems.
+        scope: How much to check; if not thorough, only folder names, or a list.
     """
     root, listed = dataset.img_prefix, dataset.ann_file
     if dataset.with_label and not listed:
         names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
         findings.classes = tuple(names)
         if not names:
-            findings.error(f'{root} has no folders, of which each would be a class')
+            findings.error(f'{root} has no folders; each would be a class')
             return
         if num_classes is not None and len(names) > num_classes:
             findings.error(
                 f'{root} has {len(names)} folders, and the head {num_classes} classes: set '
-                'model.head.num_classes, or move what is no class away'
+                'model.head.num_classes, or move folders that are no class'
             )
         _check_order(names, tuple(dataset.metainfo.get('classes') or ()), findings)
     if not (scope.thorough or listed):
@@ -49,7 +49,7 @@ def check_folders(dataset: Any, num_classes: int | None, findings: Findings, sco
     for sample in samples:
         if num_classes is not None and sample.get('gt_label', 0) not in range(num_classes):
             findings.error(
-                f'labels that are none of the {num_classes} classes (0 to {num_classes - 1})',
+                f'labels outside the {num_classes} classes (0 to {num_classes - 1})',
                 f'{sample["img_path"]} {sample["gt_label"]}',
             )
         folder = os.path.basename(os.path.dirname(sample['img_path']))
@@ -57,14 +57,14 @@ def check_folders(dataset: Any, num_classes: int | None, findings: Findings, sco
         named = listed and folder in classes and label in range(len(classes))
         if named and classes[label] != folder:
             findings.warn(
-                'images in the folder of another class than their label names',
+                'images in the folder of a class that is not their label',
                 f'{sample["img_path"]} {label} ({classes[label]!r})',
             )
     check_images([(sample['img_path'], None) for sample in samples], findings, scope)
 
 
 def _check_order(folders: list[str], classes: tuple[str, ...], findings: Findings) -> None:
-    """Labels follow the folders in alphabetical order, and names of predictions metainfo."""
+    """Checks metainfo.classes against the alphabetical folders, from which the labels come."""
     for label, (folder, name) in enumerate(zip(folders, classes, strict=False)):
         if folder != name and folder in classes:
             findings.warn(

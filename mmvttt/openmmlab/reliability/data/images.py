@@ -1,4 +1,4 @@
-"""Image files: missing, empty, cut off, no image at all, of another size than noted."""
+"""Checks of image files: missing, empty, truncated, no image, of another size than annotated."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from PIL import Image, UnidentifiedImageError
 
 from .findings import Findings, Scope
 
-# EXIF's orientations that turn an image by a quarter; OpenCV and mmcv obey them.
+# EXIF orientations with a rotation by 90°; OpenCV and mmcv apply them.
 _ORIENTATION, _TURNED = 0x0112, (5, 6, 7, 8)
 _KEPT = 64
-# By content, whatever the name: of an EPS, say, Pillow would start an interpreter of PostScript.
+# Formats by content, not name: for an EPS, say, Pillow would start a PostScript interpreter.
 FORMATS = ('JPEG', 'PNG', 'BMP', 'TIFF', 'WEBP', 'PPM', 'GIF')
 
 
 @dataclass(frozen=True)
 class ImageFacts:
-    """Contents of an image file, or why they cannot be known.
+    """Properties of an image file, or why it cannot be read.
 
     Attributes:
-        problem: A kind of problem as a plural, or None.
-        size: (height, width) as the pipelines see it; None of an image of above 178 million
-            pixels, which is not decoded whole.
-        turned: Whether EXIF turns it by a quarter.
+        problem: Kind of problem, in the plural, or None.
+        size: (height, width) as the pipelines see it; None above 178 million pixels, which are not
+            decoded.
+        turned: Whether EXIF rotates it by 90°.
         deep: Whether it has more than 8 bits a channel.
     """
 
@@ -39,31 +39,31 @@ class ImageFacts:
 
 
 def read_image(path: str) -> ImageFacts:
-    """Decodes all of a file: a cut-off one is read by OpenCV, with grey rows where it ends."""
+    """Decodes a whole file, because OpenCV reads a truncated one with grey rows at its end."""
     if not os.path.isfile(path):
-        return ImageFacts('images that are not there')
+        return ImageFacts('images that do not exist')
     if not os.path.getsize(path):
-        return ImageFacts('images of no bytes')
+        return ImageFacts('empty images')
     try:
         with Image.open(path, formats=FORMATS) as image:
             turned = image.getexif().get(_ORIENTATION) in _TURNED
             image.load()
             if image.format == 'TIFF' and image.mode in ('I', 'F'):
-                return ImageFacts('TIFFs of 32 bits a channel, which OpenCV reads as no colours')
+                return ImageFacts('TIFFs of 32 bits a channel, which OpenCV cannot read in colour')
             size = image.size if turned else image.size[::-1]
             return ImageFacts(None, size, turned, image.mode.startswith(('I', 'F')))
     except UnidentifiedImageError:
-        return ImageFacts('files that are no image')
+        return ImageFacts('files that are not images')
     except Image.DecompressionBombError:
         return _of_a_large_one(path)
     except Exception as error:
-        # Pillow's decoders raise nearly anything; with numbers that differ from file to file.
-        reason = 'cut off' if 'truncated' in str(error) else type(error).__name__
+        # Pillow's decoders raise errors of any type, with numbers that differ between files.
+        reason = 'truncated' if 'truncated' in str(error) else type(error).__name__
         return ImageFacts(f'images that cannot be decoded ({reason})')
 
 
 def _of_a_large_one(path: str) -> ImageFacts:
-    """Whether OpenCV reads an image that is too large for Pillow's taste."""
+    """Reads an image beyond Pillow's size limit with OpenCV."""
     import cv2
 
     pixels = cv2.imread(path, cv2.IMREAD_REDUCED_GRAYSCALE_8)
@@ -75,12 +75,12 @@ def _of_a_large_one(path: str) -> ImageFacts:
 def check_images(
     images: Iterable[tuple[str, tuple[int, int] | None]], findings: Findings, scope: Scope
 ) -> None:
-    """Decodes image files, several at a time; if not thorough, looks whether a few are there.
+    """Decodes image files, several at a time; if not thorough, checks that a few exist.
 
     Args:
-        images: Path, and (height, width) where the annotations name it.
+        images: Paths, with (height, width) if annotated.
         findings: Where problems go.
-        scope: Whether to look at images at all, and at which.
+        scope: Whether to check images, and which.
     """
     images = list(images) if scope.images else []
     if not scope.thorough:
@@ -88,8 +88,8 @@ def check_images(
         missing = [path for path, _ in images if not os.path.isfile(path)]
         if missing:
             findings.error(
-                f'{len(missing)} of {len(images)} images that were looked for are not there, such '
-                f'as {missing[0]}; correct data_prefix, or the names in the annotations'
+                f'{len(missing)} of {len(images)} images that were checked do not exist, such as '
+                f' {missing[0]}; correct data_prefix, or the names in the annotations'
             )
         return
     facts = decoded(read_image, [path for path, _ in images], scope)
@@ -99,7 +99,7 @@ def check_images(
         elif None not in (noted, found.size) and found.size != noted:
             turned = ', turned by EXIF' if found.turned else ''
             findings.error(
-                'images of another size than the annotations say',
+                'images of another size than annotated',
                 f'{path} (height and width {found.size}{turned}; annotated as {noted})',
             )
         if found.deep:
@@ -107,12 +107,12 @@ def check_images(
 
 
 def decoded(read: Callable[[str], Any], paths: list[str], scope: Scope) -> Iterator[Any]:
-    """Findings of `read` in each file, several at a time: Pillow decodes without Python's lock."""
+    """`read` of each file, in threads: Pillow decodes without holding the GIL."""
     with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
         yield from scope.progress(pool.map(read, paths), total=len(paths))
 
 
 def spread(items: list, count: int = _KEPT) -> list:
-    """At most so many, evenly spread."""
+    """At most `most` items, evenly spaced."""
     chosen = np.linspace(0, len(items) - 1, min(count, len(items))).round().astype(int)
     return [items[i] for i in chosen]

@@ -1,4 +1,4 @@
-"""Label maps of segmentation: missing, of another size, or with numbers that are no class."""
+"""Checks of segmentation's label maps: missing, of another size, labels outside the classes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from PIL import Image
 from .findings import Findings, Scope
 from .images import FORMATS, check_images, decoded, read_image, spread
 
-# Maps that are decoded before a training: wrong numbers are mostly wrong everywhere.
+# Maps decoded before a training: wrong labels are mostly wrong everywhere.
 _QUICK = 8
 _IGNORED = 255
 
@@ -23,15 +23,15 @@ def check_labels(
     scope: Scope,
     ignored: Collection[int] = (_IGNORED,),
 ) -> None:
-    """Checks what a `BaseSegDataset` reads: its label maps (if not thorough, a few), its images.
+    """Checks the label maps (if not thorough, a few) and images of a `BaseSegDataset`.
 
     Args:
         dataset: The data set, not loaded yet.
-        num_classes: Classes that the heads and the metrics know; labels count from 0. None where a
-            transform of the user's own may change the numbers.
-        findings: Where problems go.
-        scope: How much to look at.
-        ignored: Labels that a head does not learn (`ignore_index`).
+        num_classes: Number of classes of heads and metrics; labels start at 0. None if a transform
+            of the user's may change labels.
+        findings: Collects the problems.
+        scope: How much to check.
+        ignored: Labels that heads ignore (`ignore_index`).
     """
     names = tuple(dataset.metainfo.get('classes') or ())
     for label in sorted(ignored):
@@ -62,10 +62,10 @@ def check_labels(
             if problem:
                 findings.error(problem, maps[i])
             elif size is None:
-                findings.warn('label maps that are too large to be looked into', maps[i])
+                findings.warn('label maps that are too large to be checked', maps[i])
             elif wrong:
                 findings.error(
-                    f'label maps with numbers that are none of the {num_classes} classes '
+                    f'label maps with numbers outside the {num_classes} classes '
                     f'(0 to {limit - 1}, and {_IGNORED} for none)',
                     f'{maps[i]} ({", ".join(map(str, wrong[:6]))})',
                 )
@@ -74,17 +74,17 @@ def check_labels(
             (findings.error if scope.thorough else findings.warn)(
                 f'the label maps hold {_listed(seen - nothing)} and {_listed(nothing)} alone, and '
                 f'{_listed(nothing)} means "no class", which is not learned: masks of 0 and 255 '
-                'need 1 in the place of 255'
+                'need 1 instead of 255'
             )
         if scope.thorough and num_classes is not None:
             for number, name in enumerate(names):
                 if number not in seen:
-                    findings.warn('classes that no pixel has', f'{name!r} ({number})')
+                    findings.warn('classes without a pixel', f'{name!r} ({number})')
     check_images(zip([s['img_path'] for s in samples], sizes, strict=True), findings, scope)
 
 
 def _read_map(path: str) -> tuple[str | None, tuple[int, int] | None, list[int]]:
-    """A kind of problem or None, (height, width), and the numbers in a label map."""
+    """Kind of problem or None, (height, width), and the labels in a label map."""
     facts = read_image(path)
     if facts.problem:
         return facts.problem.replace('images', 'label maps'), None, []
@@ -93,10 +93,10 @@ def _read_map(path: str) -> tuple[str | None, tuple[int, int] | None, list[int]]
     with Image.open(path, formats=FORMATS) as image:
         pixels = np.asarray(image).squeeze()
     if pixels.ndim != 2:
-        return 'label maps with several channels, instead of a number a pixel', facts.size, []
+        return 'label maps with several channels instead of one number per pixel', facts.size, []
     numbers = np.unique(pixels).astype(int).tolist()
     if numbers[-1] > _IGNORED:
-        return 'label maps with numbers above 255, of which 8 bits are read', facts.size, []
+        return 'label maps with numbers above 255, but only 8 bits are read', facts.size, []
     return None, (pixels.shape[0], pixels.shape[1]), numbers
 
 
@@ -105,7 +105,7 @@ def _listed(labels: Collection[int]) -> str:
 
 
 def _label(number: int, dataset: Any) -> int:
-    """The label that mmsegmentation makes of a number in a map."""
+    """mmsegmentation's label for a number in a map."""
     if dataset.reduce_zero_label:
         number = _IGNORED if number in (0, _IGNORED) else number - 1
     return (dataset.label_map or {}).get(number, number)

@@ -1,4 +1,4 @@
-"""Checks before a run that the data of a config is there, and can be meant."""
+"""Checks before a run that a config's data exists and makes sense."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ _VARIABLE = re.compile(r'\{\{\s*[\'"]?\s*\$(\w+)\s*:\s*(\S*?)\s*[\'"]?\s*\}\}')
 def check_data(cfg: Config, splits: Sequence[str] = ('train', 'val', 'test')) -> None:
     """Checks that the folders and annotation files that a config names exist, and make sense.
 
-    Reads as much of the annotations as takes about a second (see `check_annotations`);
-    tools/check_data.py reads all, and the images. What a training silently does without is logged.
+    Reads annotations for about a second (see `check_annotations`); tools/check_data.py reads all,
+    and the images. Data that a training would drop silently is logged.
 
     Args:
         cfg: The config of a run.
-        splits: Which of the config's data to check: of 'train', 'val', 'test'.
+        splits: Splits to check, of 'train', 'val', 'test'.
 
     Raises:
-        ValueError: A split is another one.
+        ValueError: A split is none of these.
         MissingDataError: See `check_paths`.
-        DataError: No class is a category, a file is no JSON, there is nothing to learn, a label is
-            no class, …: what, and what to do.
+        DataError: No class is a category, a file is not JSON, there is nothing to learn, a label is
+            outside the classes, …, with a remedy.
     """
     check_paths(cfg, splits)
     for findings in check_annotations(cfg, splits, thorough=False):
         if findings.errors:
             raise DataError(f'{findings.place}: {findings.errors[0]}')
-        # All ranks read the same; one of them logs it.
+        # All ranks read the same data; one of them logs.
         if os.environ.get('RANK', '0') == '0':
             for warning in findings.warnings:
                 print_log(f'{findings.place}: {warning}', 'current', logging.WARNING)
@@ -49,16 +49,16 @@ def check_data(cfg: Config, splits: Sequence[str] = ('train', 'val', 'test')) ->
 def check_paths(cfg: Config, splits: Sequence[str] = ('train', 'val', 'test')) -> None:
     """Checks that the folders and annotation files that a config names exist.
 
-    Reads the config alone; sees through RepeatDataset, ConcatDataset and the like. Remote paths
-    (`s3://…`), a storage backend's (`backend_args`) and data that is downloaded are not looked at.
+    Reads the config alone; sees through RepeatDataset, ConcatDataset and the like. Skips remote
+    paths (`s3://…`), storage backends (`backend_args`) and downloaded data.
 
     Args:
         cfg: The config of a run.
-        splits: As of `check_data`.
+        splits: See `check_data`.
 
     Raises:
         ValueError: A split is another one.
-        MissingDataError: Something is missing: what, where it was expected, how to point elsewhere.
+        MissingDataError: Names what is missing, where it was expected, and how to change the path.
     """
     unknown = [split for split in splits if split not in _KINDS]
     if unknown:

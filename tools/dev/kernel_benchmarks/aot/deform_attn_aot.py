@@ -6,7 +6,7 @@
 
 The op is called as the ViT-Adapter calls it, with logits and offsets, and its launches are
 compiled. The table, deform_attn_aot.json, is by Triton version; table.py counts what is in it, and
-tests/kernels/test_deform_attn_aot.py holds the kernels to it.
+tests/kernels/test_launched_aot.py holds the kernels to it.
 """
 
 import functools

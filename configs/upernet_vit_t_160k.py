@@ -1,0 +1,13 @@
+# UperNet, softmax ViT-T with ViT-Adapter, ADE20K 512×512, 160k iterations (vision-ttt Tab. 2).
+# The result printed there: mIoU 42.6.
+# T⁵'s body with the softmax put back: a DeiT without class token.
+_base_ = './_base_/upernet_vit_adapter_t_160k.py'
+
+model = dict(
+    backbone=dict(
+        backbone=dict(
+            type='mmvttt.T5',
+            mixer=dict(inner=dict(type='SoftmaxAttention'), key_norm=None, locality=None),
+        )
+    )
+)

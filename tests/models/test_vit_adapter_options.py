@@ -1,0 +1,120 @@
+"""mmvttt.ViTAdapter: starting values, freezing, learning rates, options and their errors."""
+
+import pytest
+import torch
+from torch import nn
+
+from mmvttt.models.adapters import ViTAdapter
+from mmvttt.models.adapters.deformable_attention import DeformableAttention
+
+from .adapters import PlainStub, build, build_vittt, image, loss_of
+
+
+def test_deformable_attention_starts_as_a_ring():
+    attention = DeformableAttention(32, num_heads=4, num_levels=3, num_points=2)
+    offsets = attention.sampling_offsets(torch.randn(5, 32)).view(5, 4, 3, 2, 2)
+    east, south, west, north = [1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]
+    ring = torch.tensor([east, south, west, north])
+    for point in range(2):
+        wanted = ((point + 1) * ring)[:, None].expand(5, 4, 3, 2)
+        torch.testing.assert_close(offsets[..., point, :], wanted, rtol=0, atol=1e-6)
+    assert not attention.attention_weights(torch.randn(5, 32)).any()
+
+
+def test_freeze_backbone():
+    model = build(freeze_backbone=True).train()
+    assert not model.backbone.training
+    assert model.spatial_prior.training
+    loss_of(model(image())).backward()
+    for name, parameter in model.named_parameters():
+        assert (parameter.grad is None) is name.startswith('backbone.'), name
+
+
+def test_layer_depth():
+    model = build()
+    depth = {name: model.get_layer_depth(name) for name, _ in model.named_parameters()}
+    assert depth['backbone.proj.weight'] == (0, 6)
+    assert depth['backbone.blocks.2.weight'] == (3, 6)
+    others = {d for name, d in depth.items() if not name.startswith('backbone.')}
+    assert others == {(5, 6)}
+    assert model.get_layer_depth('backbone.backbone.blocks.0.bias', 'backbone.') == (1, 6)
+    assert model.get_layer_depth('backbone.level_embed', 'backbone.') == (5, 6)
+
+
+def test_layer_depth_of_vittt():
+    model = build_vittt()
+    for name, _ in model.named_parameters():
+        depth, total = model.get_layer_depth(f'backbone.{name}', 'backbone.')
+        assert total == 6
+        if name.startswith('backbone.blocks.'):
+            assert depth == int(name.split('.')[2]) + 1
+        else:
+            assert depth == (0 if name.startswith('backbone.') else 5)
+    assert {'level_embed', 'backbone.pos_embed'} <= model.no_weight_decay()
+    assert model.no_weight_decay() <= {name for name, _ in model.named_parameters()}
+
+
+# Errors ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ('options', 'message'),
+    [
+        (dict(task='cls'), r"task='cls'.*'det'.*'seg'"),
+        (dict(deform_num_heads=5), r'32 value channels.*5 heads'),
+        (dict(deform_num_heads=4, deform_ratio=0.06), r'2 value channels.*deform_ratio 0.06'),
+        (dict(num_points=0), r'num_points=0.*1 or more'),
+        (dict(interaction_indexes=[[0, 1], [1, 3]]), r'\[\[0, 1\], \[1, 3\]\].*0 to 3'),
+        (dict(interaction_indexes=[[0, 1], [2, 4]]), 'interaction_indexes=4.*0 to 3'),
+        (dict(interaction_indexes=[[0, 1], [3, 3]]), r'\[\[0, 1\], \[3, 3\]\].*0 to 3'),
+        (dict(interaction_indexes=[[0, 2]]), r'\[\[0, 2\]\].*0 to 3'),
+        (dict(interaction_indexes=[[0, 1, 3]]), r'\[\[0, 1, 3\]\].*0 to 3'),
+        (dict(interaction_indexes=[]), r'interaction_indexes is \[\].*0 to 3'),
+        (dict(task='seg', interaction_indexes=[[0, 3]]), r'needs 4 interactions.*has 1'),
+        (dict(out_indices=(0, 4)), r'out_indices=4: give an integer, 0 to 3'),
+        (dict(out_indices=()), r'out_indices is empty.*0, 1, 2, 3'),
+        (dict(num_extra_extractors=-1), r'num_extra_extractors=-1.*0 or more'),
+        (dict(conv_inplane=0), r'conv_inplane=0.*1 or more'),
+        (dict(cffn_ratio=0.0), r'cffn_ratio is 0.0.*with_cffn=False'),
+        (dict(drop_path_rate=1.0), r'drop_path_rate=1.0.*\[0, 1\)'),
+    ],
+)
+def test_bad_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        build(**options)
+
+
+def test_no_plain_backbone():
+    with pytest.raises(TypeError, match=r'cannot wrap Linear.*embed_dims.*run_block.*mmvttt.Vittt'):
+        ViTAdapter(nn.Linear(3, 3))
+
+
+def test_no_norm_layer():
+    with pytest.raises(TypeError, match=r"norm_layer=None.*'BN'"):
+        build(norm_layer=None)
+
+
+def test_other_patch_size():
+    backbone = PlainStub()
+    backbone.patch_size = 14
+    with pytest.raises(ValueError, match=r'patch_size 16.*PlainStub has 14'):
+        ViTAdapter(backbone)
+
+
+def test_bad_images():
+    with pytest.raises(ValueError, match='15×40 pixels is smaller than a patch'):
+        build_vittt()(image(15, 40))
+    with pytest.raises(ValueError, match=r'\(B, 4, H, W\), got \(2, 3, 64, 96\)'):
+        build_vittt(in_channels=4)(image())
+
+
+def test_other_channels():
+    x = torch.randn(1, 4, 31, 31, generator=torch.Generator().manual_seed(0))
+    assert build_vittt(in_channels=4)(x)[3].shape == (1, 64, 1, 1)
+
+
+def test_any_depth_and_uneven_groups():
+    assert build(num_layers=6).interaction_indexes == [(0, 0), (1, 2), (3, 3), (4, 5)]
+    model = build(num_layers=2)
+    assert model.interaction_indexes == [(0, 0), (1, 1)]
+    assert len(model(image())) == 4
