@@ -18,10 +18,16 @@ from mmvttt.models.linearize import linearize
 diffusers = pytest.importorskip('diffusers', reason='the extra `gen` is not installed')
 saved = pytest.importorskip('mmvttt.models.linearize.saved')
 DiT, SD3 = diffusers.DiTTransformer2DModel, diffusers.SD3Transformer2DModel
+PixArt, Flux = diffusers.PixArtTransformer2DModel, diffusers.FluxTransformer2DModel
 
 SOFTMAX = dict(inner=dict(type='SoftmaxAttention'), key_norm=None, locality=None)
 # dit5 names all attentions; SD3's have no window.
-RECIPES = {'DiT': ('dit5', {}), 'SD3': ('dit5', dict(neighborhood=None))}
+RECIPES = {
+    'DiT': ('dit5', {}),
+    'SD3': ('dit5', dict(neighborhood=None)),
+    'PixArt': ('dit5', {}),
+    'Flux': ('dit5', dict(neighborhood=None)),
+}
 
 
 def shaken(model: nn.Module) -> nn.Module:
@@ -64,6 +70,36 @@ def sd3() -> nn.Module:
     )
 
 
+def pixart() -> nn.Module:
+    """Self-attention, and cross-attention to the text, which stays."""
+    return shaken(
+        PixArt(
+            num_attention_heads=2,
+            attention_head_dim=16,
+            num_layers=2,
+            cross_attention_dim=32,
+            sample_size=8,
+            caption_channels=24,
+        )
+    )
+
+
+def flux() -> nn.Module:
+    """Two joint blocks and two of one stream."""
+    return shaken(
+        Flux(
+            in_channels=4,
+            num_layers=2,
+            num_single_layers=2,
+            attention_head_dim=16,
+            num_attention_heads=2,
+            joint_attention_dim=24,
+            pooled_projection_dim=20,
+            axes_dims_rope=(4, 4, 8),
+        )
+    )
+
+
 def inputs(name: str, h: int = 12, w: int = 20) -> dict[str, torch.Tensor]:
     g = torch.Generator().manual_seed(1)
 
@@ -77,6 +113,24 @@ def inputs(name: str, h: int = 12, w: int = 20) -> dict[str, torch.Tensor]:
             timestep=torch.tensor([3, 700]),
             class_labels=torch.tensor([1, 4]),
         )
+    if name == 'PixArt':
+        return dict(
+            hidden_states=noise(2, 4, h, w),
+            encoder_hidden_states=noise(2, 7, 24),
+            timestep=torch.tensor([3, 700]),
+            added_cond_kwargs=dict(resolution=None, aspect_ratio=None),
+        )
+    if name == 'Flux':
+        h, w = h // 4, w // 4
+        rows, columns = (i.flatten() for i in torch.meshgrid(*map(torch.arange, (h, w))))
+        return dict(
+            hidden_states=noise(2, h * w, 4),
+            encoder_hidden_states=noise(2, 7, 24),
+            pooled_projections=noise(2, 20),
+            timestep=torch.tensor([0.3, 0.7], dtype=torch.float64),
+            img_ids=torch.stack([torch.zeros(h * w), rows, columns], 1),
+            txt_ids=torch.zeros(7, 3),
+        )
     return dict(
         hidden_states=noise(2, 16, h, w),
         encoder_hidden_states=noise(2, 7, 24),
@@ -85,8 +139,13 @@ def inputs(name: str, h: int = 12, w: int = 20) -> dict[str, torch.Tensor]:
     )
 
 
-MODELS = {'DiT': dit, 'SD3': sd3}
-LOADERS = {'DiT': saved.DiTTransformer2DModel, 'SD3': saved.SD3Transformer2DModel}
+MODELS = {'DiT': dit, 'SD3': sd3, 'PixArt': pixart, 'Flux': flux}
+LOADERS = {
+    'DiT': saved.DiTTransformer2DModel,
+    'SD3': saved.SD3Transformer2DModel,
+    'PixArt': saved.PixArtTransformer2DModel,
+    'Flux': saved.FluxTransformer2DModel,
+}
 each = pytest.mark.parametrize('name', MODELS)
 
 
@@ -252,6 +311,44 @@ def test_checkpointing_remembers_the_map(reentrant: bool) -> None:
         torch.testing.assert_close(
             grads[1][parameter], grad, rtol=1e-10 * reentrant, atol=1e-10 * reentrant, msg=parameter
         )
+
+
+def test_cross_attention_stays() -> None:
+    model = pixart()
+    record = linearize(model)
+    assert record.replaced == ['transformer_blocks.0.attn1', 'transformer_blocks.1.attn1']
+    assert set(record.left.values()) == {'it is cross-attention'}
+    with pytest.raises(ValueError, match=r'no self-attention of this model'):
+        linearize(pixart(), ['transformer_blocks.0.attn2'])
+
+
+def test_a_caller_tells_flux_its_map() -> None:
+    """Otherwise the rows and columns of the tokens do, whose greatest are read."""
+    model, x = flux(), inputs('Flux')
+    linearize(model)
+    expected = model(**x).sample
+    told = dict(x, joint_attention_kwargs=dict(map_size=(3, 5)))
+    assert torch.equal(model(**told).sample, expected)
+    turned = dict(x, joint_attention_kwargs=dict(map_size=(5, 3)))
+    assert not torch.equal(model(**turned).sample, expected)
+    with pytest.raises(ValueError, match='15 tokens are not a map of 3×4'):
+        model(**dict(x, joint_attention_kwargs=dict(map_size=(3, 4))))
+
+
+@pytest.mark.parametrize(
+    ('name', 'reason'),
+    [
+        ('SanaTransformer2DModel', 'linear in the number of tokens already'),
+        ('Lumina2Transformer2DModel', 'a mask leaves out'),
+        ('QwenImageTransformer2DModel', 'a mask leaves out'),
+        ('UNet2DModel', 'that is known here'),
+    ],
+)
+def test_others_are_refused(name: str, reason: str) -> None:
+    with torch.device('meta'):
+        model = getattr(diffusers, name)()
+    with pytest.raises(ValueError, match=f'{name} cannot be linearized: .*{reason}'):
+        linearize(model)
 
 
 def test_generation_goes_on_by_diffusers_schedulers() -> None:

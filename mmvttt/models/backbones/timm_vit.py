@@ -7,6 +7,8 @@ from typing import Any
 
 import timm
 import torch
+from timm.models.eva import Eva
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -15,7 +17,7 @@ from mmvttt.checkpoints.families import to_timm
 
 from ..linearize import MapSize, linearize
 from ..linearize.linearize import Linearization
-from ..linearize.vit import MODELS, from_authors
+from ..linearize.vit import from_authors
 from .base import PlainBackbone
 from .options import OUT_TYPES, check_image, map_size
 
@@ -228,7 +230,7 @@ def _create(name: str, options: Mapping[str, Any]) -> nn.Module:
             f'model={name!r}: timm cannot build it as a vision transformer for images of any size '
             f'({error}). Choose one of timm.list_models(module="vision_transformer") or "eva".'
         ) from error
-    if not isinstance(vit, MODELS):
+    if not isinstance(vit, VisionTransformer | Eva):
         raise ValueError(
             f'model={name!r} is a {type(vit).__name__}: TimmViT takes the VisionTransformer and '
             'Eva of timm, such as vit_small_patch16_dinov3.'

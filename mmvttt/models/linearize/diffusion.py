@@ -5,42 +5,68 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from diffusers import DiTTransformer2DModel, SD3Transformer2DModel
+from diffusers import (
+    DiTTransformer2DModel,
+    FluxTransformer2DModel,
+    PixArtTransformer2DModel,
+    SD3Transformer2DModel,
+)
 from diffusers.models.attention_processor import Attention, AttnProcessor2_0, JointAttnProcessor2_0
+from diffusers.models.embeddings import apply_rotary_emb
+from diffusers.models.transformers.transformer_flux import FluxAttention, FluxAttnProcessor
 from torch import Tensor, nn
 
 from mmvttt.errors import UsageError
 
-from .replacement import LINEAR, MapSize, Replacement, checked_size, json_note
+from .replacement import CROSS, LINEAR, MapSize, Replacement, checked_size, json_note
 
 # Model → the argument of its call that its blocks hand on to their processors, and its place.
 _TO_PROCESSORS = {
     DiTTransformer2DModel: ('cross_attention_kwargs', 3),
+    PixArtTransformer2DModel: ('cross_attention_kwargs', 4),
     SD3Transformer2DModel: ('joint_attention_kwargs', 5),
+    FluxTransformer2DModel: ('joint_attention_kwargs', 7),
 }
 MODELS = tuple(_TO_PROCESSORS)
+_STACKS = ('transformer_blocks', 'single_transformer_blocks')
+_SOFTMAX = (AttnProcessor2_0, JointAttnProcessor2_0, FluxAttnProcessor)
+_MASKED = 'a mask leaves out the padding of its texts, and an inner step takes all tokens'
+# By class of diffusers: why a model is not taken.
+_REASONS = {
+    'SanaTransformer2DModel': 'its self-attention is linear in the number of tokens already',
+    'Lumina2Transformer2DModel': _MASKED,
+    'QwenImageTransformer2DModel': _MASKED,
+    'ZImageTransformer2DModel': _MASKED,
+    'ChromaTransformer2DModel': _MASKED,
+}
 # Has classes of the same names that load what was saved.
 _SAVED = f'{__package__}.saved'
 
 
+def reason_against(model: nn.Module) -> str | None:
+    """Reason for which a model of diffusers is refused, if its class is known."""
+    return _REASONS.get(type(model).__name__)
+
+
 def attentions(model: nn.Module) -> dict[str, nn.Module | str]:
-    """All self-attentions of the blocks by name; a reason in the place of one that is not taken."""
+    """All attentions of the blocks by name; a reason in the place of one that is not taken."""
     return {
-        f'transformer_blocks.{name}': _reason(module) or module
-        for name, module in model.transformer_blocks.named_modules()
-        if isinstance(module, Attention)
+        f'{stack}.{name}': _reason(module) or module
+        for stack in _STACKS
+        for name, module in getattr(model, stack, nn.ModuleList()).named_modules()
+        if isinstance(module, Attention | FluxAttention)
     }
 
 
-def _reason(attention: Attention) -> str | None:
+def _reason(attention: nn.Module) -> str | None:
     if isinstance(attention.processor, Replacement):
         return LINEAR
-    if type(attention.processor) not in (AttnProcessor2_0, JointAttnProcessor2_0):
+    if getattr(attention, 'is_cross_attention', False):
+        return CROSS
+    if type(attention.processor) not in _SOFTMAX:
         return (
             f'its processor is {type(attention.processor).__name__}, not the softmax of diffusers'
         )
-    if attention.is_cross_attention:
-        return 'it is cross-attention'
     return None
 
 
@@ -80,13 +106,23 @@ def _tell_map_size(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Forward pre-hook of a model: adds the size of the map to what processors are told."""
     _check_processors(model)
-    h, w = MapSize.of(args[0] if args else kwargs['hidden_states'])
-    size = MapSize(h // model.config.patch_size, w // model.config.patch_size)
     name, place = next(_TO_PROCESSORS[cls] for cls in type(model).__mro__ if cls in _TO_PROCESSORS)
+    told = (args[place] if len(args) > place else kwargs.get(name)) or {}
+    x = args[0] if args else kwargs['hidden_states']
+    if isinstance(model, FluxTransformer2DModel):
+        # Tokens; the sides are in their rows and columns, unless the caller tells them.
+        size = told.get('map_size')
+        if size is None:
+            ids = args[4] if len(args) > 4 else kwargs['img_ids']
+            size = (ids[..., 1:].flatten(0, -2).amax(0) + 1).int().tolist()
+        size = checked_size(MapSize(*size), x, 0)
+    else:
+        h, w = MapSize.of(x)
+        size = MapSize(h // model.config.patch_size, w // model.config.patch_size)
+    told = {**told, 'map_size': size}
     if len(args) > place:
-        told = {**(args[place] or {}), 'map_size': size}
         return (*args[:place], told, *args[place + 1 :]), kwargs
-    return args, {**kwargs, name: {**(kwargs.get(name) or {}), 'map_size': size}}
+    return args, {**kwargs, name: told}
 
 
 def _drop_map_size(
@@ -119,15 +155,16 @@ def _check_processors(model: nn.Module, *_: object) -> None:
 class TTTProcessor(Replacement):
     """Processor of an attention of diffusers: TTT in the place of the softmax.
 
-    Projections and norms of queries and keys are the attention's own. In joint attention the text
-    takes part in the inner training as tokens in front of the map; diffusers has it behind.
+    Projections, norms of queries and keys and rotary positions are the attention's own. In joint
+    attention the text takes part in the inner training as tokens in front of the map, where Flux
+    has it; SD3 has it behind.
 
     Args:
         attention: The attention that it is for.
         options: See `Replacement`.
     """
 
-    def __init__(self, attention: Attention, **options: Any) -> None:
+    def __init__(self, attention: nn.Module, **options: Any) -> None:
         weight = attention.to_k.weight
         with torch.device(weight.device):
             super().__init__(attention.to_k.out_features, attention.heads, **options)
@@ -135,30 +172,42 @@ class TTTProcessor(Replacement):
         self.train(attention.training)
 
     def __call__(
-        self, attn: Attention, hidden_states: Tensor, map_size: MapSize | None = None, **kwargs: Any
-    ) -> Any:
-        """See `forward`; diffusers hands over what this signature names."""
-        return super().__call__(attn, hidden_states, map_size=map_size, **kwargs)
-
-    def forward(
         self,
-        attn: Attention,
+        attn: Attention | FluxAttention,
         hidden_states: Tensor,
         encoder_hidden_states: Tensor | None = None,
         attention_mask: Tensor | None = None,
+        image_rotary_emb: tuple[Tensor, Tensor] | None = None,
+        map_size: MapSize | None = None,
+    ) -> Any:
+        """See `forward`; diffusers hands over what this signature names."""
+        return super().__call__(
+            attn, hidden_states, encoder_hidden_states, attention_mask, image_rotary_emb, map_size
+        )
+
+    def forward(
+        self,
+        attn: Attention | FluxAttention,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        image_rotary_emb: tuple[Tensor, Tensor] | None = None,
         map_size: MapSize | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Mixes tokens of an image, and of a text beside it, as the softmax processors do.
 
         Args:
             attn: The attention, whose layers are used.
-            hidden_states: `(B, h·w, C)` tokens of the map.
+            hidden_states: `(B, h·w, C)` tokens of the map; `(B, T + h·w, C)` in Flux's single
+                blocks, the text in front.
             encoder_hidden_states: `(B, T, C)` tokens of the text, or None.
             attention_mask: Refused.
+            image_rotary_emb: Cosines and sines `(T + h·w, d)`, or None.
             map_size: Size of the map.
 
         Returns:
-            Tokens of the map `(B, h·w, C)`; with a text, also its `(B, T, C)`.
+            Tokens of the map `(B, h·w, C)`; with a text, also its `(B, T, C)`. In Flux's single
+            blocks both in one, before the output projection.
 
         Raises:
             ValueError: If there is a mask, or the tokens are not those of the map.
@@ -168,22 +217,30 @@ class TTTProcessor(Replacement):
                 'A linearized attention sees all tokens and takes no mask: leave attention_mask '
                 'out.'
             )
-        hw = checked_size(map_size, hidden_states, 0)
         x, text = hidden_states, encoder_hidden_states
-        q, k = self._norm(attn.norm_q, attn.to_q(x)), self._norm(attn.norm_k, attn.to_k(x))
-        v = attn.to_v(x)
+        single = getattr(attn, 'pre_only', False)
+        prefix = x.shape[1] - map_size.h * map_size.w if single and map_size else 0
+        hw = checked_size(map_size, x, prefix)
+        q, k, v = attn.to_q(x), attn.to_k(x), attn.to_v(x)
+        q, k = self._norm(attn.norm_q, q), self._norm(attn.norm_k, k)
+        if text is not None:
+            prefix = text.shape[1]
+            q = torch.cat([self._norm(attn.norm_added_q, attn.add_q_proj(text)), q], 1)
+            k = torch.cat([self._norm(attn.norm_added_k, attn.add_k_proj(text)), k], 1)
+            v = torch.cat([attn.add_v_proj(text), v], 1)
+            x = torch.cat([text, x], 1)
+        if image_rotary_emb is not None:
+            q, k = (apply_rotary_emb(y, image_rotary_emb, sequence_dim=1) for y in (q, k))
+        y = self.mix(x, q.flatten(2), k.flatten(2), v, hw, prefix).to(q.dtype)
+        if single:
+            return y
+        image = attn.to_out[1](attn.to_out[0](y[:, prefix:]))
         if text is None:
-            y = self.mix(x, q, k, v, hw).to(q.dtype)
-            return attn.to_out[1](attn.to_out[0](y)) / attn.rescale_output_factor
-        prefix = text.shape[1]
-        q = torch.cat([self._norm(attn.norm_added_q, attn.add_q_proj(text)), q], 1)
-        k = torch.cat([self._norm(attn.norm_added_k, attn.add_k_proj(text)), k], 1)
-        v = torch.cat([attn.add_v_proj(text), v], 1)
-        y = self.mix(torch.cat([text, x], 1), q, k, v, hw, prefix).to(q.dtype)
-        text, image = y[:, :prefix], y[:, prefix:]
-        if not attn.context_pre_only:
-            text = attn.to_add_out(text)
-        return attn.to_out[1](attn.to_out[0](image)), text
+            return image / getattr(attn, 'rescale_output_factor', 1)
+        text = y[:, :prefix]
+        return image, text if attn.context_pre_only else attn.to_add_out(text)
 
     def _norm(self, norm: nn.Module | None, y: Tensor) -> Tensor:
-        return y if norm is None else norm(y.unflatten(-1, self.heads)).flatten(2)
+        """Queries or keys by heads, `(B, N, H, d)`, normed."""
+        y = y.unflatten(-1, self.heads)
+        return y if norm is None else norm(y)

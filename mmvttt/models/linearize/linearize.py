@@ -10,7 +10,7 @@ from torch import nn
 from mmvttt.checkpoints.names_table import names_table
 
 from . import vit
-from .replacement import LINEAR
+from .replacement import CROSS, LINEAR
 
 _T5 = dict(inner=dict(type='SwiGLU'), key_norm='instance', locality='dwc_qk')
 _GENERATION = dict(inner=dict(type='MLP'), loss='l2', key_norm='instance', locality='dwc_qk')
@@ -49,6 +49,8 @@ class Linearization:
         left: Name of an attention that was left alone → why.
         modules_to_save: Names of modules that hold the new parameters which begin at random, as
             PEFT's option of this name takes them: LoRA freezes what it does not name.
+        gone: Names of the parameters that the model had and has no more: biases of pairs of
+            positions, which are added to the scores of a softmax.
         kept: Number of parameters that the model had, and still has.
         added: Number of new ones.
     """
@@ -56,6 +58,7 @@ class Linearization:
     replaced: list[str] = field(default_factory=list)
     new: list[str] = field(default_factory=list)
     left: dict[str, str] = field(default_factory=dict)
+    gone: list[str] = field(default_factory=list)
     kept: int = 0
     added: int = 0
 
@@ -80,6 +83,7 @@ class Linearization:
                 'replaced': ((name, 'TTT') for name in self.replaced),
                 'left': self.left.items(),
                 'new': ((name, 'begins at random') for name in self.new),
+                'gone': ((name, 'was added to the scores') for name in self.gone),
             },
         )
         return f'{table}\nmodules_to_save={self.modules_to_save!r}' if self.new else table
@@ -98,12 +102,15 @@ def linearize(
     softmax. (The paper has none of these; the order is our reading.)
 
     The names of the state dict stay. New ones come beside them, so that weights of the source load
-    with only these missing. A transformer of diffusers notes in its config what was done; the class
-    of its name in `mmvttt.models.linearize.saved` loads what it has saved, as do pipelines.
+    with only these missing. Biases of pairs of positions go, in BEiT and in timm's `relpos` models:
+    training alone makes up for them. A transformer of diffusers notes in its config what was done;
+    the class of its name in `mmvttt.models.linearize.saved` loads what it has saved, as do
+    pipelines.
 
     Args:
-        model: Of timm: `VisionTransformer` (ViT, DeiT, DINOv2, CLIP, SigLIP, …) or `Eva` (EVA-02,
-            DINOv3, …). Of diffusers: `DiTTransformer2DModel`, `SD3Transformer2DModel`.
+        model: Of timm: `VisionTransformer` (ViT, DeiT, DINOv2, CLIP, SigLIP, …), `Eva` (EVA-02,
+            DINOv3, …), `Beit`, `VisionTransformerRelPos`. Of diffusers: `DiTTransformer2DModel`,
+            `PixArtTransformer2DModel`, `SD3Transformer2DModel`, `FluxTransformer2DModel`.
         where: 'all'; indices of blocks or names of attentions; or a recipe of the paper, which also
             sets the options: 't5' (those of 'all'), 't5+', 'dit5', 'sd3.5-t5'.
         options: Options of `InnerTraining` that overrule T⁵'s or the recipe's (`inner`, `loss`,
@@ -130,25 +137,28 @@ def linearize(
             f'where={where!r} is for another model: this one has no {missing[0]}. Name the '
             f'attentions, {next(iter(found))!r} to {list(found)[-1]!r}.'
         )
-    names = _chosen(where if recipe.where == 'all' else recipe.where, found)
+    own = {name: module for name, module in found.items() if module != CROSS}
+    names = _chosen(where if recipe.where == 'all' else recipe.where, own)
     for name in names:
         if isinstance(found[name], str):
             raise ValueError(
                 f'{name} of {type(model).__name__} cannot be replaced: {found[name]}. Name other '
                 'attentions by where=…, or take another model.'
             )
-    kept = sum(p.numel() for p in model.parameters())
+    before = dict(model.named_parameters())
     options = {**recipe.options, **options}
     # All are built before anything is changed.
     built = {n: family.replacement(model, found[n], options) for n in names}
     left = {name: part for name, part in found.items() if name not in built}
     new = family.install(model, built, left, dict(where=names, **options))
+    after = dict(model.named_parameters())
     return Linearization(
         replaced=names,
         new=new,
         left={name: part if isinstance(part, str) else 'not chosen' for name, part in left.items()},
-        kept=kept,
-        added=sum(p.numel() for p in model.parameters()) - kept,
+        gone=[name for name in before if name not in after],
+        kept=sum(p.numel() for name, p in after.items() if name in before),
+        added=sum(p.numel() for name, p in after.items() if name not in before),
     )
 
 
@@ -163,18 +173,21 @@ def _family(model: nn.Module) -> ModuleType:
         raise TypeError(f'linearize() takes a model, got {type(model).__name__}: build it first.')
     if isinstance(model, vit.MODELS):
         return vit
+    reason = vit.reason_against(model)
     if type(model).__module__.startswith(('diffusers.', __package__)):
         from . import diffusion
 
         if isinstance(model, diffusion.MODELS):
             return diffusion
-    reason = vit.reason_against(model) or (
+        reason = diffusion.reason_against(model)
+    reason = reason or (
         'it has no attention of all tokens of an image that is known here, but none, or windows, '
         'pooled or grouped keys, or text'
     )
     raise ValueError(
-        f'{type(model).__name__} cannot be linearized: {reason}. Give a VisionTransformer or Eva '
-        'of timm, or a DiTTransformer2DModel or SD3Transformer2DModel of diffusers.'
+        f'{type(model).__name__} cannot be linearized: {reason}. Give a VisionTransformer, Eva, '
+        'Beit or VisionTransformerRelPos of timm, or a DiT, PixArt, SD3 or Flux transformer of '
+        'diffusers.'
     )
 
 
@@ -194,8 +207,8 @@ def _chosen(
         names = [n for n in found if n == item or (n.split('.')[1] == str(item))]
         if not names:
             raise ValueError(
-                f'where={item!r} is no attention of this model: give {["all", *RECIPES]}, indices '
-                f'of blocks, or names, {next(iter(found))!r} to {list(found)[-1]!r}.'
+                f'where={item!r} is no self-attention of this model: give {["all", *RECIPES]}, '
+                f'indices of blocks, or names, {next(iter(found))!r} to {list(found)[-1]!r}.'
             )
         chosen |= set(names)
     if not chosen:

@@ -14,6 +14,8 @@ from ..layers.ttt_mixer import InnerTraining
 
 # Why an attention that was replaced is not replaced again.
 LINEAR = 'it is linearized already'
+# Why 'all' leaves an attention out.
+CROSS = 'it is cross-attention'
 
 
 class MapSize(NamedTuple):

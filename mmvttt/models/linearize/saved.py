@@ -18,7 +18,13 @@ from diffusers import ModelMixin
 
 from .linearize import linearize
 
-__all__ = ['DiTTransformer2DModel', 'ModelMixin', 'SD3Transformer2DModel']
+__all__ = [
+    'DiTTransformer2DModel',
+    'FluxTransformer2DModel',
+    'ModelMixin',
+    'PixArtTransformer2DModel',
+    'SD3Transformer2DModel',
+]
 
 
 class _Saved:
@@ -50,3 +56,11 @@ class DiTTransformer2DModel(_Saved, diffusers.DiTTransformer2DModel):
 
 class SD3Transformer2DModel(_Saved, diffusers.SD3Transformer2DModel):
     """An SD3 after `linearize`."""
+
+
+class PixArtTransformer2DModel(_Saved, diffusers.PixArtTransformer2DModel):
+    """A PixArt after `linearize`."""
+
+
+class FluxTransformer2DModel(_Saved, diffusers.FluxTransformer2DModel):
+    """A Flux after `linearize`."""

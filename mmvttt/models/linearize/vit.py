@@ -6,9 +6,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from timm.layers import Attention, AttentionRope, apply_rot_embed_cat
-from timm.models import eva, vision_transformer
+from timm.models import beit, eva, vision_transformer
+from timm.models.beit import Beit
 from timm.models.eva import Eva, EvaAttention
 from timm.models.vision_transformer import VisionTransformer
+from timm.models.vision_transformer_relpos import RelPosAttention, VisionTransformerRelPos
 from torch import Tensor, nn
 
 from .replacement import LINEAR, MapSize, Replacement, checked_size
@@ -17,23 +19,33 @@ from .replacement import LINEAR, MapSize, Replacement, checked_size
 _FROM_AUTHORS: Mapping[type[nn.Module], Callable[..., dict[str, Tensor]]] = {
     VisionTransformer: vision_transformer.checkpoint_filter_fn,
     Eva: eva.checkpoint_filter_fn,
+    Beit: beit.checkpoint_filter_fn,
+    VisionTransformerRelPos: lambda weights, model: weights,
 }
 MODELS = tuple(_FROM_AUTHORS)
+# By the model's class: the argument by which blocks tell their attention what the model knows.
+_TOLD: Mapping[type[nn.Module], str] = {
+    VisionTransformer: 'attn_mask',
+    Eva: 'attn_mask',
+    Beit: 'shared_rel_pos_bias',
+    VisionTransformerRelPos: 'shared_rel_pos',
+}
 # Attribute of a linearized model: the options by which it can be made again.
 NOTE = 'linearize_options'
-_ATTENTIONS = (Attention, AttentionRope, EvaAttention)
-_BIAS = 'its attention has relative position biases'
+_ATTENTIONS = (Attention, AttentionRope, EvaAttention, beit.Attention, RelPosAttention)
+# Position biases of pairs of tokens, which go: in an attention, and in a model for all blocks.
+_BIASES = ('relative_position_bias_table', 'relative_position_index', 'rel_pos')
+_SHARED = ('rel_pos_bias', 'shared_rel_pos')
 _PROJECTION = 'queries, keys, values and the feed-forward network share a projection'
 _NO_MASK = (
     'A linearized attention sees all tokens and takes no mask: leave attn_mask and is_causal out.'
 )
 # By class of timm: why a model, a block or an attention is not taken.
 _REASONS = {
-    'Beit': _BIAS,
-    'VisionTransformerRelPos': _BIAS,
-    'VisionTransformerSAM': f'{_BIAS}, and in most blocks windows',
+    'VisionTransformerSAM': 'its attention has position biases of queries, in most blocks windows',
     'NaFlexVit': 'each image of a batch has a map and a mask of its own',
-    'Cait': 'its heads are mixed with each other',
+    'Cait': 'its heads are mixed with each other for every pair of tokens',
+    'MetaFormer': 'its attention is in blocks without an argument for the size of the map',
     'ConVit': 'its attention is gated by positions',
     'Xcit': 'its attention is over channels, and linear already',
     'DiffAttention': 'it is the difference of two softmaxes',
@@ -83,12 +95,10 @@ def _reason(attention: nn.Module) -> str | None:
     # A subclass may compute something else.
     if type(attention) not in _ATTENTIONS:
         return f'{type(attention).__name__} is not one of the attentions known here'
-    if getattr(attention, 'num_kv_groups', 1) > 1:
-        return 'groups of its queries share keys and values (num_kv_heads)'
     if attention.attn_drop.p > 0:
         return 'it drops attention weights, which TTT does not have: build it with attn_drop_rate=0'
     heads, width = attention.num_heads, attention.proj.in_features
-    if heads * attention.head_dim != width:
+    if heads * getattr(attention, 'head_dim', width // heads) != width:
         return f'its {width} channels do not divide into {heads} heads'
     return None
 
@@ -104,7 +114,19 @@ def install(
     left: Mapping[str, nn.Module | str],
     note: Mapping[str, Any],
 ) -> list[str]:
-    """Puts the replacements into their places; returns the names of the new parameters."""
+    """Puts the replacements into their places; returns the names of the new parameters.
+
+    Raises:
+        ValueError: If the blocks that stay need a position bias that all share.
+    """
+    for shared in _SHARED:
+        if getattr(model, shared, None) is not None:
+            if left:
+                raise ValueError(
+                    f'all blocks of {type(model).__name__} share one position bias ({shared}): '
+                    "replace all attentions, where='all'."
+                )
+            setattr(model, shared, None)
     for name in left:
         model.get_submodule(name).register_forward_pre_hook(_drop_map_size, with_kwargs=True)
     for name, new in built.items():
@@ -120,9 +142,7 @@ def _drop_map_size(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Forward pre-hook of what stays softmax in a model where the rest is told the map's size."""
-    if isinstance(kwargs.get('attn_mask'), MapSize):
-        kwargs = {**kwargs, 'attn_mask': None}
-    return args, kwargs
+    return args, {k: None if isinstance(v, MapSize) else v for k, v in kwargs.items()}
 
 
 class _Method:
@@ -137,20 +157,41 @@ class _Method:
         self.name = name
 
     def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        size = MapSize(*self.model.patch_embed.dynamic_feat_size(MapSize.of(x)))
-        method = getattr(type(self.model), self.name)
-        return method(_Call(self.model, size), x, *args, **kwargs)
+        return getattr(type(self.model), self.name)(_Call(self.model), x, *args, **kwargs)
 
 
 class _Call:
     """A model of timm in one call: all is the model's, but its blocks know the map's size."""
 
-    def __init__(self, model: nn.Module, size: MapSize) -> None:
+    def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self.blocks = _Blocks(_Block(block, size) for block in model.blocks)
+        self.size: MapSize | None = None
+        self.patch_embed = _Embedding(self, model.patch_embed)
+        told = next(name for kind, name in _TOLD.items() if isinstance(model, kind))
+        self.blocks = _Blocks(_Block(block, self, told) for block in model.blocks)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
+
+
+class _Embedding:
+    """A patch embedding that notes the size of the map that it returns."""
+
+    def __init__(self, call: _Call, module: nn.Module) -> None:
+        self.call = call
+        self.module = module
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y = self.module(x)
+        if y.dim() == 4:
+            # (B, h, w, C): behind convolutions, no size of an image tells it.
+            self.call.size = MapSize.of(y[..., 0])
+        else:
+            self.call.size = MapSize(*self.module.dynamic_feat_size(MapSize.of(x)))
+        return y
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.module, name)
 
 
 class _Blocks(list):
@@ -163,21 +204,22 @@ class _Blocks(list):
 
 
 class _Block:
-    """A block that hands the map's size to its attention, where timm hands a mask.
+    """A block that hands the map's size to its attention, where timm hands a mask or biases.
 
-    What is computed again in the backward pass is this object, with its own size.
+    What is computed again in the backward pass is this object, with the size of its own call.
     """
 
-    def __init__(self, block: nn.Module, size: MapSize) -> None:
+    def __init__(self, block: nn.Module, call: _Call, told: str) -> None:
         self.block = block
-        self.size = size
+        self.call = call
+        self.told = told
 
     def __call__(
         self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False, **kwargs: Any
     ) -> Tensor:
         if attn_mask is not None or is_causal:
             raise ValueError(_NO_MASK)
-        return self.block(x, attn_mask=self.size, **kwargs)
+        return self.block(x, **{**kwargs, self.told: self.call.size})
 
 
 class TTTAttention(Replacement):
@@ -186,10 +228,12 @@ class TTTAttention(Replacement):
     Projections, norms, gate and dropout are the source's own, under its names: the state dict is
     the source's and the new tensors. In the order of the source: projections, norms of queries and
     keys, rotary positions; then the inner training in the place of the softmax; then its norm,
-    gate and projection. The prefix tokens (class, registers) take part in the inner training.
+    gate and projection. The prefix tokens (class, registers) take part in the inner training. Keys
+    and values that a group of queries shares are repeated. Position biases of pairs of tokens go:
+    without scores there is nothing to add them to.
 
     Args:
-        source: `Attention`, `AttentionRope` or `EvaAttention` of timm.
+        source: An attention of a `VisionTransformer`, `Eva`, `Beit` or `VisionTransformerRelPos`.
         prefix: Tokens in front of the map.
         options: See `Replacement`.
     """
@@ -202,17 +246,27 @@ class TTTAttention(Replacement):
         self.prefix = prefix
         self.rotate_half = getattr(source, 'rotate_half', False)
         self.bias_apart = getattr(source, 'qkv_bias_separate', False)
-        self.gate = None
+        self.groups = getattr(source, 'num_kv_groups', 1)
+        self.gate = self.rel_pos = None
         for name, child in source.named_children():
-            setattr(self, name, child)
+            if name not in _BIASES:
+                setattr(self, name, child)
         for name, parameter in source.named_parameters(recurse=False):
-            setattr(self, name, parameter)
+            if name not in _BIASES:
+                setattr(self, name, parameter)
         for name, buffer in source.named_buffers(recurse=False):
-            # k_bias, zeros that no state dict has.
-            self.register_buffer(
-                name, buffer, persistent=name not in source._non_persistent_buffers_set
-            )
+            if name not in _BIASES:
+                # k_bias, zeros that no state dict has.
+                self.register_buffer(
+                    name, buffer, persistent=name not in source._non_persistent_buffers_set
+                )
+        for name in ('q_norm', 'k_norm', 'norm'):
+            if not hasattr(source, name):
+                setattr(self, name, nn.Identity())
         self.train(source.training)
+
+    def set_window_size(self, window_size: tuple[int, int]) -> None:
+        """Does nothing: `Beit` resizes the position biases of its attentions, here are none."""
 
     def forward(
         self,
@@ -220,23 +274,32 @@ class TTTAttention(Replacement):
         rope: Tensor | None = None,
         attn_mask: MapSize | None = None,
         is_causal: bool = False,
+        shared_rel_pos: MapSize | None = None,
+        shared_rel_pos_bias: MapSize | None = None,
     ) -> Tensor:
         """Normed tokens `(B, prefix + h·w, C)` → `(B, prefix + h·w, C)`.
 
         Args:
             x: The tokens.
             rope: `(…, h·w, 2d)`, sines and cosines of the rotary positions.
-            attn_mask: The size of the map, in the argument that timm's blocks hand on to their
-                attention. A mask is refused, as is `is_causal`.
+            attn_mask, shared_rel_pos, shared_rel_pos_bias: The size of the map, in the one that
+                timm's blocks hand on to their attention. A mask is refused, as is `is_causal`.
 
         Raises:
             ValueError: If there is a mask, or the tokens are not those of the map.
         """
-        if is_causal or not (attn_mask is None or isinstance(attn_mask, MapSize)):
+        told = (attn_mask, shared_rel_pos, shared_rel_pos_bias)
+        size = next((t for t in told if t is not None), None)
+        if is_causal or not (size is None or isinstance(size, MapSize)):
             raise ValueError(_NO_MASK)
-        hw = checked_size(attn_mask, x, self.prefix)
+        hw = checked_size(size, x, self.prefix)
         q, k, v = self._project(x)
         q, k = (self._place(norm, y, v, rope) for norm, y in ((self.q_norm, q), (self.k_norm, k)))
+        if self.groups > 1:
+            k, v = (
+                y.unflatten(-1, (-1, self.heads[1])).repeat_interleave(self.groups, 2).flatten(2)
+                for y in (k, v)
+            )
         y = self.norm(self.mix(x, q, k, v, hw, self.prefix))
         if self.gate is not None:
             y = y * self.gate(x).sigmoid()
@@ -254,7 +317,7 @@ class TTTAttention(Replacement):
 
     def _place(self, norm: nn.Module, y: Tensor, v: Tensor, rope: Tensor | None) -> Tensor:
         """Queries or keys `(B, N, C)`, normed by heads, those of the map rotated."""
-        y = norm(y.unflatten(-1, self.heads))
+        y = norm(y.unflatten(-1, (-1, self.heads[1])))
         if rope is not None:
             y = y.transpose(1, 2)
             rotated = apply_rot_embed_cat(y[:, :, self.prefix :], rope, half=self.rotate_half)
