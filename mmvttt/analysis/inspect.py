@@ -53,8 +53,8 @@ def inspect_model(look: Look, what: Iterable[str]) -> list[Path]:
             refused[name] = error
     if not files:
         raise refused[names[0]]
-    for name, error in refused.items():
-        _log.warning('%s left out: %s', name, error)
+    for name, reason in refused.items():
+        _log.warning('%s left out: %s', name, reason)
     return files
 
 
