@@ -9,7 +9,7 @@ from mmengine.registry import MODELS
 
 from mmvttt.openmmlab.register import ViTAdapter
 
-from ..models.test_vit_adapter import GN, VITTT, PlainStub
+from ..models.adapters import GN, VITTT, PlainStub
 
 
 class Stub(BaseModule, PlainStub):

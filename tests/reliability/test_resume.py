@@ -94,6 +94,31 @@ def test_weights_alone_cannot_be_resumed(tmp_path: Path) -> None:
         assert why_not_resumable(path).startswith('lacks meta.iter, state_dict or message_hub')
 
 
+@pytest.mark.parametrize('wrong', ['text', 10**40, torch.ones(3), ((),), -5, [4], {1: {2: 3}}])
+@pytest.mark.parametrize(
+    'entry',
+    ['meta.iter', 'meta.epoch', 'meta.seed', 'state_dict', 'optimizer', 'param_schedulers'],
+)
+def test_a_crafted_entry_is_named(entry: str, wrong: object, tmp_path: Path) -> None:
+    """Each was a traceback from deep inside of a resume."""
+    key, _, name = entry.partition('.')
+    value = dict(epoch=1, iter=2, seed=0) | {name: wrong} if name else wrong
+    problem = why_not_resumable(checkpoint(tmp_path / 'a.pth', **{key: value}))
+    fits = (entry, type(wrong)) == ('param_schedulers', dict) or (
+        entry in ('meta.iter', 'meta.epoch') and isinstance(wrong, int) and wrong > 0
+    )
+    if not fits:
+        assert problem.startswith((f'has another {entry} than', 'lacks meta.iter'))
+    group = dict(params=[0], lr=0.1)
+    crafted = dict(epoch=1, iter=2, settings={1: {2: 3}})
+    problem = why_not_resumable(checkpoint(tmp_path / 'd.pth', meta=crafted))
+    assert problem.startswith('has another meta.settings than')
+    whole = dict(optimizer=dict(state={}, param_groups=[group]), param_schedulers=[{}])
+    assert why_not_resumable(checkpoint(tmp_path / 'b.pth', **whole)) is None
+    several = dict(optimizer=dict(a=whole['optimizer']), param_schedulers=dict(a=[{}]))
+    assert why_not_resumable(checkpoint(tmp_path / 'c.pth', **several)) is None
+
+
 def test_a_run_goes_on_from_the_previous_one(run: Callable) -> None:
     whole = run('train', work_dir='a')
     data = bytearray(Path('a/epoch_2.pth').read_bytes())

@@ -7,12 +7,14 @@ import os
 import socket
 import zipfile
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from mmengine.config import Config
 from mmengine.dist import all_gather_object, broadcast_object_list, get_rank
 from mmengine.logging import print_log
+from torch import Tensor
 
 from mmvttt.checkpoints.read import read_content
 from mmvttt.errors import CheckpointError, ResumeError
@@ -97,13 +99,55 @@ def _place(path: str | os.PathLike[str]) -> tuple[str, int]:
     Raises:
         CheckpointError: It cannot be read, or lacks what `Runner.resume` reads.
     """
-    match read_content(path, mmap=True):
+    content = read_content(path, mmap=True)
+    match content:
         case {'meta': {'iter': int() as step}, 'state_dict': _, 'message_hub': dict() as hub}:
+            if name := _malformed(content):
+                raise CheckpointError(
+                    f'{os.fspath(path)!r} has another {name} than a training writes: resume from '
+                    'a file that one has written'
+                )
             return str(hub.get('runtime_info', {}).get(RUN_ID)), step
     raise CheckpointError(
         f'{os.fspath(path)!r} lacks meta.iter, state_dict or message_hub: it holds weights to '
         'load, not a training to resume'
     )
+
+
+def _malformed(content: Mapping[str, Any]) -> str | None:
+    """The first entry of a checkpoint that mmengine would stumble over, None for a good one."""
+    meta, optimizer = content['meta'], content.get('optimizer', {})
+    schedules = content.get('param_schedulers', [])
+    several = isinstance(optimizer, Mapping) and 'param_groups' not in optimizer
+    every = optimizer.values() if several else [optimizer]
+    settings = meta.get('settings')
+    settings = settings if isinstance(settings, Mapping) else {}
+    sound = {
+        'meta.iter': meta['iter'] >= 0,
+        'meta.settings': all(
+            isinstance(text, str) for pair in dict(settings).items() for text in pair
+        ),
+        'meta.epoch': isinstance(meta.get('epoch', 0), int) and meta.get('epoch', 0) >= 0,
+        'meta.seed': meta.get('seed') is None
+        or (isinstance(meta['seed'], int) and 0 <= meta['seed'] < 2**32),
+        'state_dict': isinstance(content['state_dict'], Mapping)
+        and all(
+            isinstance(value, Tensor) or str(name).endswith('_extra_state')
+            for name, value in content['state_dict'].items()
+        ),
+        'message_hub': isinstance(content['message_hub'].get('runtime_info', {}), dict),
+        'optimizer': all(_is_optimizer(one) for one in every),
+        'param_schedulers': isinstance(schedules, Mapping)
+        or (isinstance(schedules, list) and all(isinstance(s, Mapping) for s in schedules)),
+    }
+    return next((name for name, good in sound.items() if not good), None)
+
+
+def _is_optimizer(state: Any) -> bool:
+    match state:
+        case {'state': dict(), 'param_groups': list() as groups}:
+            return all(isinstance(g, dict) and isinstance(g.get('params'), list) for g in groups)
+    return False
 
 
 def candidates(work_dir: str | os.PathLike[str]) -> list[Path]:
