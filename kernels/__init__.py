@@ -9,7 +9,7 @@ from .causal_conv import causal_conv
 from .deform_attn import deform_attn, deform_attn_fused
 from .gated import gated, glu
 from .gelu_conv import gelu_conv
-from .residual_norm import conv_norm, residual_norm
+from .residual_norm import conv_norm, layer_norm, residual_norm
 from .rotate import rotate
 from .ttt_dwconv import ttt_dwconv
 from .ttt_glu import ttt_glu
@@ -28,6 +28,7 @@ __all__ = [
     'gated',
     'gelu_conv',
     'glu',
+    'layer_norm',
     'residual_norm',
     'rotate',
     'ttt_dwconv',

@@ -100,6 +100,36 @@ def conv_norm(
     return _op(*args, backend)
 
 
+def layer_norm(
+    x: Tensor,
+    ln_weight: Tensor,
+    ln_bias: Tensor,
+    *,
+    eps: float = 1e-6,
+    dtype: torch.dtype | None = None,
+    backend: str | None = None,
+) -> Tensor:
+    """LN(x) over the channels, in the dtype that is read next: `residual_norm` without the sum.
+
+    Args:
+        x, ln_weight, ln_bias, eps, dtype, backend: as `residual_norm`.
+
+    Returns:
+        `(B, N, C)`, contiguous.
+
+    Raises:
+        TypeError, ValueError, RuntimeError: as `residual_norm`.
+    """
+    backend = _backend.resolve(_NAME, backend)
+    _inputs.check_tensors(_NAME, x=x, ln_weight=ln_weight, ln_bias=ln_bias)
+    _check(x, ln_weight, ln_bias, eps)
+    dtype = _norm_dtype(dtype, x.dtype)
+    args = (x, None, None, None, ln_weight, ln_bias, 0, 0, float(eps), dtype)
+    if _inputs.transformed(x, ln_weight, ln_bias):
+        return _inputs.by_definition(reference.primal, *args)[1]
+    return _op(*args, backend)[1]
+
+
 def _check(x: Tensor, ln_weight: Tensor, ln_bias: Tensor, eps: float) -> None:
     if x.dim() != 3:
         raise ValueError(
@@ -179,7 +209,8 @@ def _choose(backend: str, x: Tensor):
 
 @_op.register_fake
 def _(x, branch, weight, bias, ln_weight, ln_bias, h, w, eps, dtype, backend):
-    y = x.new_empty(x.shape, dtype=reference.sum_dtype(x, branch))
+    kept = weight is not None or branch is not None
+    y = x.new_empty(x.shape if kept else 0, dtype=reference.sum_dtype(x, branch))
     return y, x.new_empty(x.shape, dtype=dtype)
 
 
@@ -200,18 +231,21 @@ def _setup_context(ctx, inputs, output):
     ctx.x_dtype = x.dtype
     ctx.branch_dtype = None if branch is None else branch.dtype
     ctx.has_bias = bias is not None
-    ctx.save_for_backward(output[0], None if weight is None else x, weight, ln_weight)
+    y = x if branch is None and weight is None else output[0]
+    ctx.save_for_backward(y, None if weight is None else x, weight, ln_weight)
 
 
 def _backward(ctx, dy, dn):
     other = ctx.branch_dtype or ctx.x_dtype
-    args = (dy, dn, *ctx.saved_tensors, ctx.h, ctx.w, ctx.eps)
+    saved = ctx.saved_tensors
+    args = (dy, dn, *saved, ctx.h, ctx.w, ctx.eps)
     if torch.is_grad_enabled():  # the gradients will be differentiated
         grads = _inputs.by_definition(reference.gradients, *args, (ctx.x_dtype, other))
     else:
         grads = _backward_op(*args, ctx.x_dtype, other, ctx.backend)
     dx, dbranch, dweight, dbias, dln = grads
     if ctx.branch_dtype is None:
+        dweight = None if saved[2] is None else dweight
         return dx, None, dweight, dbias if ctx.has_bias else None, *dln.unbind(), *[None] * 5
     return dx, dx if other == ctx.x_dtype else dbranch, None, None, *dln.unbind(), *[None] * 5
 

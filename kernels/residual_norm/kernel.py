@@ -1,9 +1,9 @@
 """Triton kernels of a residual sum and its LayerNorm: one pass forward, one or two backward.
 
 A tile has tokens as rows and all channels as columns, so that a norm needs no second reading. The
-branch is given, or the depth-wise 3×3 convolution of x. Backward: `_backward` gives the gradient of
-the sum, and parts of those of the norm's weights; with a convolution, `_stencil` takes it from
-there.
+branch is given, or the depth-wise 3×3 convolution of x, or there is none. Backward: `_backward`
+gives the gradient of the sum, and parts of those of the norm's weights; with a convolution,
+`_stencil` takes it from there.
 """
 
 import torch
@@ -47,6 +47,7 @@ def _forward(
     span,
     splits,
     CONV: tl.constexpr,
+    BRANCH: tl.constexpr,
     BIAS: tl.constexpr,
     TOKENS: tl.constexpr,
     CHANNELS: tl.constexpr,
@@ -76,10 +77,12 @@ def _forward(
                 z += shift[None, :]
         else:
             z = load(x, tokens, last, x_strides[1], channels, D).to(ACC)
+        if BRANCH:
             z += load(branch, tokens, last, branch_strides[1], channels, D).to(ACC)
-        # The norm of what is kept.
-        z = z.to(y.dtype.element_ty)
-        store(y, tokens, last, D, channels, D, z)
+        if CONV or BRANCH:
+            # The norm of what is kept.
+            z = z.to(y.dtype.element_ty)
+            store(y, tokens, last, D, channels, D, z)
         z, _ = _normalize(z.to(ACC), channels, D, eps)
         store(normed, tokens, last, D, channels, D, z * gain[None, :] + offset[None, :])
 
@@ -88,18 +91,20 @@ def _forward(
 def _backward(
     dy,  # (B, N, D), any strides but the last
     dn,
-    y,  # (B, N, D)
+    y,  # (B, N, D), any strides but the last
     ln_weight,  # (D,)
     dz,  # (B, N, D)
     dbranch,
     sums,  # (B·splits, 2, D)
     dy_strides,
     dn_strides,
+    y_strides,
     eps,
     D,
     N,
     span,
     splits,
+    SUM: tl.constexpr,
     TWICE: tl.constexpr,
     TOKENS: tl.constexpr,
     CHANNELS: tl.constexpr,
@@ -112,7 +117,7 @@ def _backward(
     channels = tl.arange(0, CHANNELS)
     dy += image * dy_strides[0]
     dn += image * dn_strides[0]
-    y += image * N * D
+    y += image * y_strides[0]
     dz += image * N * D
     dbranch += image * N * D
     gain = tl.load(ln_weight + channels, mask=channels < D, other=0.0)
@@ -120,16 +125,17 @@ def _backward(
     of_offset = tl.zeros((TOKENS, CHANNELS), ACC)
     for n in tl.range(first, last, TOKENS):
         tokens = n + tl.arange(0, TOKENS)
-        x = load(y, tokens, last, D, channels, D).to(ACC)
+        x = load(y, tokens, last, y_strides[1], channels, D).to(ACC)
         grad = load(dn, tokens, last, dn_strides[1], channels, D).to(ACC)
-        outer = load(dy, tokens, last, dy_strides[1], channels, D).to(ACC)
         x, rstd = _normalize(x, channels, D, eps)
         of_gain += grad * x
         of_offset += grad
         grad *= gain[None, :]
         along = x * (tl.sum(grad * x, axis=1) / D)[:, None]
         grad = grad - (tl.sum(grad, axis=1) / D)[:, None] - along
-        grad = outer + grad * rstd[:, None]
+        grad *= rstd[:, None]
+        if SUM:
+            grad += load(dy, tokens, last, dy_strides[1], channels, D).to(ACC)
         store(dz, tokens, last, D, channels, D, grad)
         if TWICE:
             store(dbranch, tokens, last, D, channels, D, grad)
@@ -178,7 +184,8 @@ def forward(
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     """y and its norm, arguments as the reference's."""
-    y = x.new_empty(x.shape, dtype=sum_dtype(x, branch))
+    kept = weight is not None or branch is not None
+    y = x.new_empty(x.shape if kept else 0, dtype=sum_dtype(x, branch))
     normed = x.new_empty(x.shape, dtype=dtype)
     shared = _share(x)
     ln_weight = ln_weight.contiguous()
@@ -195,6 +202,7 @@ def forward(
             h=h,
             w=w,
             CONV=weight is not None,
+            BRANCH=branch is not None,
             BIAS=bias is not None,
             **shared,
         )
@@ -223,13 +231,13 @@ def backward(
     sums = ln_weight.new_empty((1, programs, 2, y.shape[2]))
     with torch.cuda.device_of(y):
         _backward[(programs,)](
-            **_launch.with_strides(dy=dy, dn=dn),
-            y=y.contiguous(),
+            **_launch.with_strides(dy=dy if dy.dim() > 1 else dn, dn=dn, y=y),
             ln_weight=ln_weight.contiguous(),
             dz=dz,
             dbranch=dbranch,
             sums=sums,
             eps=eps,
+            SUM=dy.dim() > 1,
             TWICE=twice,
             **shared,
         )

@@ -21,7 +21,7 @@ def primal(
     eps: float,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    """y = x + branch, or x + conv(x) where there is a weight, and LN(y) in `dtype`."""
+    """y = x + branch, x + conv(x) where there is a weight, or x, and LN(y) in `dtype`."""
     z = x.to(ln_weight.dtype)
     if branch is not None:
         z = z + branch.to(z.dtype)
@@ -74,7 +74,8 @@ def residual_conv_backward(
 @torch.no_grad()
 def forward(x: Tensor, *rest) -> tuple[Tensor, Tensor]:
     y, normed = primal(x, *rest)
-    return y.contiguous(), normed.contiguous()
+    alone = rest[0] is None and rest[1] is None
+    return x.new_empty(0) if alone else y.contiguous(), normed.contiguous()
 
 
 def gradients(
@@ -92,7 +93,7 @@ def gradients(
     """Gradients of x, branch, weight, bias, empty where there is none, and of the norm's `(2, C)`.
 
     Args:
-        dy, dn: Gradients of y and of its norm.
+        dy, dn: Gradients of y and of its norm; dy is empty where y is x.
         y: The sum.
         x: What was convolved, with the `weight`.
         dtypes: Of the gradients of x and of branch; the latter is empty where they are the same,
@@ -105,7 +106,9 @@ def gradients(
     dn = dn.to(wide.dtype)
     inner = dn * ln_weight
     along = normed * (inner * normed).mean(-1, keepdim=True)
-    dz = dy.to(wide.dtype) + rstd * (inner - inner.mean(-1, keepdim=True) - along)
+    dz = rstd * (inner - inner.mean(-1, keepdim=True) - along)
+    if dy.dim() > 1:
+        dz = dz + dy.to(wide.dtype)
     dln = torch.stack([(dn * normed).sum((0, 1)), dn.sum((0, 1))])
     dweight, dbias = wide.new_empty(0), wide.new_empty(0)
     if x is not None and weight is not None:

@@ -57,6 +57,22 @@ def call_conv(inputs: Inputs, hw, **options) -> Tensor:
     return torch.cat([y.to(normed.dtype), normed], -1)
 
 
+def make_norm(hw, *, dim=6, **sizes) -> Inputs:
+    # A norm over two channels is ±1, whatever the token.
+    inputs = make_sum(hw, dim=max(dim, 3), **sizes)
+    del inputs['branch']
+    return inputs
+
+
+def call_norm(inputs: Inputs, hw, **options) -> Tensor:
+    return ttt_kernels.layer_norm(**inputs, **options)
+
+
+def define_norm(inputs: Inputs, hw, eps=1e-6) -> Tensor:
+    x, *learned = inputs.values()
+    return residual_norm.primal(x, None, None, None, *learned, 0, 0, eps, x.dtype)[1]
+
+
 def define_sum(inputs: Inputs, hw, eps=1e-6, dtype=None) -> Tensor:
     names = ('x', 'branch', 'weight', 'bias', 'ln_weight', 'ln_bias')
     tensors = (inputs.get(name) for name in names)

@@ -661,6 +661,20 @@ RESIDUAL_NORM = Op(
         'devices': bad(r'branch is on meta and x on cpu', branch=lambda x: x.to('meta')),
     },
 )
+LAYER_NORM = Op(
+    'residual_norm',
+    block_parts.make_norm,
+    block_parts.call_norm,
+    block_parts.define_norm,
+    **STREAM,
+    tokens=('x',),
+    images=('x',),
+    cases=(*MAPS, *WIDTHS, Case((3, 5), {}, {'eps': 0.1})),
+    kernel_cases=(*WIDTHS, Case((5, 9), {}, {'eps': 0.1})),
+    emulated={'5 × 7': Case((5, 7), {'dim': 48})},
+    launches=(1, 2),
+    bad=BAD_SUM,
+)
 CONV_NORM = Op(
     'residual_norm',
     functools.partial(block_parts.make_sum, conv=True),
@@ -802,6 +816,7 @@ OPS = {
     'deform_attn': DEFORM_ATTN,
     'deform_attn fused': DEFORM_ATTN_FUSED,
     'residual_norm': RESIDUAL_NORM,
+    'layer_norm': LAYER_NORM,
     'conv_norm': CONV_NORM,
     'gated': GATED,
     'glu': GLU,

@@ -5,6 +5,8 @@ import torch
 from torch import Tensor, nn
 
 import ttt_kernels
+from mmvttt.models.adapters import ViTAdapter
+from mmvttt.models.backbones import Vittt
 from mmvttt.models.backbones.vittt import VitttBlock
 from mmvttt.models.layers import MixerBlock, TTTLinearMixer, ViT3Mixer, rotation_2d
 
@@ -64,6 +66,32 @@ def test_a_block_is_the_same_function(name: str, monkeypatch: pytest.MonkeyPatch
 def test_with_the_kernels_themselves(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv('TTT_KERNELS_BACKEND', 'triton')
     test_a_block_is_the_same_function(name, monkeypatch)
+
+
+def test_an_adapter_is_the_same_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    arch = dict(embed_dims=16, num_layers=2, num_heads=2, feedforward_channels=24)
+    model = ViTAdapter(
+        Vittt(arch), conv_inplane=8, interaction_indexes=[[0, 0], [1, 1]], deform_num_heads=2
+    )
+    model.double().eval()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    image = torch.randn(1, 3, 48, 80, dtype=torch.float64)
+
+    def found() -> list[Tensor]:
+        maps = model(image)
+        loss = sum(y.square().mean() for y in maps)
+        return [*maps, *torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)]
+
+    expected = found()
+    calls = []
+    monkeypatch.setattr(ttt_kernels, 'fuses', lambda op, x: calls.append(op) or True)
+    names = [*range(4), *dict(model.named_parameters())]
+    for name, x, y in zip(names, expected, found(), strict=True):
+        torch.testing.assert_close(y, x, rtol=1e-8, atol=1e-10, msg=str(name))
+    # Norms of a block, of an injector and of an extractor with its feed-forward.
+    assert calls.count('residual_norm') == 2 * 2 + 2 * 2 + 4 * 3
 
 
 def test_normed_tokens_have_the_type_of_autocast_and_the_stream_keeps_its_own(

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ..layers import DropPath, to_map
+from ..layers import DropPath, add_and_norm, norm_alone, to_map
 from .deformable_attention import DeformableAttention, SamplingGrid
 
 _LN_EPS = 1e-6
@@ -55,7 +55,9 @@ class _Reader(nn.Module):
         self.attention = DeformableAttention(embed_dims, num_levels=num_levels, **attention)
 
     def read(self, queries: Tensor, values: Tensor, grid: SamplingGrid) -> Tensor:
-        return self.attention(self.query_norm(queries), self.value_norm(values), grid)
+        return self.attention(
+            norm_alone(queries, self.query_norm), norm_alone(values, self.value_norm), grid
+        )
 
 
 class Injector(_Reader):
@@ -97,10 +99,11 @@ class Extractor(_Reader):
         grid: SamplingGrid,
         sizes: Sequence[tuple[int, int]],
     ) -> Tensor:
-        pyramid = pyramid + self.read(pyramid, tokens, grid)
-        if self.ffn is not None:
-            pyramid = pyramid + self.drop_path(self.ffn(self.ffn_norm(pyramid), sizes))
-        return pyramid
+        found = self.read(pyramid, tokens, grid)
+        if self.ffn is None:
+            return pyramid + found
+        pyramid, normed = add_and_norm(pyramid, found, self.ffn_norm)
+        return pyramid + self.drop_path(self.ffn(normed, sizes))
 
 
 class Interaction(nn.Module):

@@ -25,6 +25,14 @@ def add_and_norm(x: Tensor, branch: Tensor, norm: nn.Module) -> tuple[Tensor, Te
     return ttt_kernels.residual_norm(x, branch, *learned, eps=norm.eps, dtype=dtype)
 
 
+def norm_alone(x: Tensor, norm: nn.Module) -> Tensor:
+    """The norm of tokens `(B, N, C)`."""
+    if not _fuses(x, norm):
+        return norm(x)
+    learned = at_least_fp32(norm.weight), at_least_fp32(norm.bias)
+    return ttt_kernels.layer_norm(x, *learned, eps=norm.eps, dtype=_norm_dtype(x.dtype, x.device))
+
+
 def conv_and_norm(
     x: Tensor, conv: DWConv2d, norm: nn.Module, hw: tuple[int, int]
 ) -> tuple[Tensor, Tensor]:

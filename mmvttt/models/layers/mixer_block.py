@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from .conv import DWConv2d
 from .drop_path import DropPath
-from .fused import act_conv_act, conv_and_norm
+from .fused import act_conv_act, conv_and_norm, norm_alone
 from .mixer import TokenBlock
 
 
@@ -74,7 +74,7 @@ class MixerBlock(TokenBlock):
     def forward(self, x: Tensor, hw: tuple[int, int], **extras: Any) -> Tensor:
         """Tokens `(B, h·w, C)` of an `(h, w)` map → `(B, h·w, C)`; see `build_mixer`."""
         if self.cpe is None:
-            normed = self.norm1(x)
+            normed = norm_alone(x, self.norm1)
         else:
             x, normed = conv_and_norm(x, self.cpe, self.norm1, hw)
         return self.feed_forward(x, self.mix(normed, hw, **extras), hw)

@@ -28,18 +28,27 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 import ttt_kernels
+from mmvttt.models.adapters import ViTAdapter
 from mmvttt.models.backbones import T5, HViT3, ViT3, Vittt
 
 IMAGES = (2, 3, 800, 1344)
 HEAD = """\
 | block | forward, MB | launches | backward, MB | launches | backbone forward, launches |
 |---|---|---|---|---|---|"""
+
+
+def adapter() -> nn.Module:
+    return ViTAdapter(Vittt('small'))
+
+
 # Backbone, and the first block of its longest stage.
 BLOCKS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     'Vittt-S': (functools.partial(Vittt, 'small'), 'blocks.0'),
     'ViT³-S': (functools.partial(ViT3, 'small'), 'blocks.0'),
     'T⁵-S': (functools.partial(T5, 'small'), 'blocks.0'),
     'H-ViT³-T, stage 3': (functools.partial(HViT3, 'tiny'), 'stages.2.blocks.0'),
+    'ViT-Adapter, Vittt-S: injector': (adapter, 'interactions.0.injector'),
+    'ViT-Adapter, Vittt-S: extractor': (adapter, 'interactions.0.extractors.0'),
 }
 
 
