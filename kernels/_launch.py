@@ -80,7 +80,7 @@ def unpad(*tensors: Tensor, width: int, axes: int = 1) -> list[Tensor]:
 
 
 class Gpu(NamedTuple):
-    """What a kernel's configuration depends on besides dtype and sizes.
+    """Inputs of a kernel's configuration besides dtype and sizes.
 
     Attributes:
         little: A program has 99 KB of shared memory (desktop GPUs from 8.6 on) or 64 (AMD).

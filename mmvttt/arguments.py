@@ -53,7 +53,7 @@ def check_part(name: str, value: Any, allowed: str = 'a fraction in [0, 1]') -> 
 
 
 def check_choice(name: str, value: Any, choices: Collection) -> None:
-    """Checks a value out of a few, all of which the error names."""
+    """Checks that a value is one of a few; the error names them all."""
     # An unhashable value would fail in a dict look-up.
     if value not in list(choices):
         raise ValueError(f'{name}={value!r}: choose one of {", ".join(map(repr, choices))}.')

@@ -37,7 +37,7 @@ model = dict(
 )
 
 train_cfg = dict(type='IterBasedTrainLoop', max_iters=max_iters)
-# What is new learns at 5 times the rate.
+# New parameters learn at 5 times the rate.
 optim_wrapper = dict(
     type='OptimWrapper',
     constructor='mmvttt.LayerDecayOptimWrapperConstructor',

@@ -32,7 +32,7 @@ def forward(x: Tensor, gate: Tensor | None, activation: str) -> Tensor:
 
 @torch.no_grad()
 def backward(do: Tensor, x: Tensor, gate: Tensor | None, activation: str) -> tuple[Tensor, Tensor]:
-    """Gradients of x and gate, contiguous; that of no gate is empty."""
+    """Gradients of x and gate, contiguous; the second is empty without a gate."""
     wide = state_dtype(x.dtype)
     branches, a = (y.to(wide) for y in apart(x, gate))
     do = do.to(wide)

@@ -1,4 +1,4 @@
-"""What stands between the linear layers of H-ViT³'s feed-forward, two GELUs and a 3×3, as an op."""
+"""GELU, depth-wise 3×3 and GELU between the linear layers of H-ViT³'s feed-forward, as an op."""
 
 import torch
 from torch import Tensor

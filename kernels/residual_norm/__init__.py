@@ -1,4 +1,4 @@
-"""What stands in front of a mixer and of a feed-forward, a residual sum and LayerNorm, as an op."""
+"""Residual sum and LayerNorm, in front of a mixer or a feed-forward, as an op."""
 
 import torch
 from torch import Tensor

@@ -51,7 +51,7 @@ unsupported_reason = _launch.unsupported_reason
 
 
 def forward(x: Tensor, rotation: Tensor, backward: bool = False) -> Tensor:
-    """The output, or with `backward` the gradient of x for that of the output."""
+    """The output, or with `backward` the gradient of x, given the gradient of the output."""
     batch, tokens, dim = x.shape
     options = config(dim)
     out = torch.empty_like(x, memory_format=torch.contiguous_format)

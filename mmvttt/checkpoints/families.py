@@ -17,7 +17,7 @@ from ..errors import CheckpointError, CheckpointMismatchError
 
 Rules = tuple[tuple[str, str], ...]
 
-# What all families call alike. `(?:…)` has both versions of the name.
+# Names that all families share. `(?:…)` has both versions of the name.
 _EMBEDDINGS: Rules = (
     (r'embeddings\.cls_token$', 'cls_token'),
     (r'embeddings\.distillation_token$', 'dist_token'),
@@ -112,7 +112,7 @@ _HEADS: Rules = (
     (r'distillation_classifier\.', 'head_dist.'),
     (r'visual_projection\.weight$', 'head.weight'),
 )
-# Of no use to a backbone: masks of the pretraining, the text's half, decoders, poolers.
+# Useless to a backbone: masks of the pretraining, the text's half, decoders, poolers.
 _DROPPED = re.compile(
     r'(.*\.)?(mask_token|position_ids|inv_freq|pooler\..*)$|(text_model|text_projection|decoder)\.'
     r'|logit_(scale|bias)$'
@@ -236,7 +236,7 @@ def _shaped(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 _BIAS = r'\.attn\.(q_bias|v_bias|qkv\.bias)$'
-# What a model of timm may lack, by its names and its authors'.
+# Parts that a model of timm may lack, by its names and its authors'.
 _PARTS: Mapping[str, str] = {
     r'^(reg_token|register_tokens|storage_tokens)$': 'register tokens',
     r'^cls_token$': 'a class token',

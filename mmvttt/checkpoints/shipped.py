@@ -9,7 +9,7 @@ _FOLDER = Path(__file__).with_name('weights')
 
 
 def shipped_names() -> list[str]:
-    """Names of the weights that come with mmvttt: those of their configs."""
+    """Names of the weights that come with mmvttt, equal to the names of their configs."""
     return sorted(_files())
 
 

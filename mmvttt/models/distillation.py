@@ -80,7 +80,7 @@ def distillation_losses(
     depths: str | Sequence[int] = 'all',
     blockwise: bool = False,
 ) -> dict[str, Tensor]:
-    """What is left for a model to learn from its source, on images `(B, 3, H, W)`.
+    """Differences between a model and its source, on images `(B, 3, H, W)`.
 
     Args:
         source: The teacher, in evaluation mode; it gets no gradients.

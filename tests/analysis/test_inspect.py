@@ -122,7 +122,7 @@ def test_models_of_timm(
     tools(*options, 'erf', 'attention', 'keys')
     assert [row['layer'] for row in rows(out / 'attention.csv')] == ['blocks.0', 'blocks.1']
     assert 'no mixer of VisionTransformer trains anything' in tools.error(*options, 'gmm')
-    # What one cannot draw ends none of the others.
+    # A diagnostic that cannot draw does not end the others.
     with caplog.at_level('WARNING'):
         output = tools(*options, 'gmm', 'erf')
     assert f'wrote {out / "erf.png"}' in output

@@ -33,7 +33,7 @@ def test_probes_of_features_that_tell_the_classes() -> None:
     assert neighbour_agreement(clear, noise) < 0.6
     ignored = np.where(np.arange(60) < 6, 255, labels)
     assert patch_miou(clear, ignored, clear, ignored) == 1
-    # Of three classes of 20 the third is called the second: 20/20, 20/40, 0.
+    # Three classes of 20, the third is called the second: 20/20, 20/40, 0.
     wrong = np.eye(3)[np.minimum(labels, 1)]
     assert patch_miou(clear, labels, wrong, labels) == pytest.approx(0.5)
 

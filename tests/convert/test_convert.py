@@ -23,7 +23,7 @@ CLASSES = 5
 
 
 def registry() -> types.ModuleType:
-    """Of the door, whose models load what `init_cfg` names."""
+    """Models of the plugin, which load what `init_cfg` names."""
     return pytest.importorskip('mmvttt.openmmlab.registry', exc_type=ImportError)
 
 

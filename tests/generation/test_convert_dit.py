@@ -97,7 +97,7 @@ def test_authors_checkpoint_and_back(kind: str, tmp_path: Path) -> None:
     model.load_state_dict(ours(tmp_path / 'ours.pth'))
     if kind == 'DiT5':
         theirs = weights['blocks.1.attn.qk_scale_ttt']
-        # Of q, then of k.
+        # q first, then k.
         assert torch.equal(model.blocks[1].mixer.qk_scale[1], theirs[0, 0, :, 1])
     meta = torch.load(tmp_path / 'ours.pth', weights_only=True)['meta']
     assert (meta['averaged'], meta['sample_size']) == (True, 8)

@@ -7,7 +7,8 @@ import hashlib
 import sys
 
 from kernel_testing import with_gradients
-from ops import FP32, OPS
+from op_row import FP32
+from ops import OPS
 
 from ttt_kernels import available
 

@@ -4,179 +4,35 @@ A new op is a row of `OPS`; test_new_op.py names what else it lacks. Inputs are 
 (h, w): a sequence has h·w tokens.
 """
 
-import functools
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Callable
 
-import block_parts
 import convolutions
 import inner_steps
 import sampling
 import scans
 import torch
-from kernel_testing import assert_same, normal, with_gradients
+from block_ops import BLOCK_OPS
+from op_row import (
+    BACKEND,
+    BF16,
+    DTYPE,
+    FP16,
+    FP32,
+    FP64,
+    HW,
+    MAPS,
+    Case,
+    Inputs,
+    Op,
+    bad,
+    bad_tokens,
+    of_state,
+    to_int,
+)
 from torch import Tensor
 
 from ttt_kernels._inputs import state_dtype
-
-Inputs = dict[str, Tensor]
-HW = tuple[int, int]
-BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
-
-
-class Case(NamedTuple):
-    """One call: a map, other sizes for `make`, options for `call`."""
-
-    hw: HW
-    sizes: Mapping[str, Any] = {}
-    options: Mapping[str, Any] = {}
-
-
-class Bad(NamedTuple):
-    """Arguments that are refused: some inputs changed, or options, and the message as a regex."""
-
-    message: str
-    kind: type[Exception] = ValueError
-    options: Mapping[str, Any] = {}
-    changes: Mapping[str, Callable[[Tensor], Any]] = {}
-
-
-def bad(message: str, kind: type[Exception] = ValueError, *, options=None, **changes) -> Bad:
-    return Bad(message, kind, options or {}, changes)
-
-
-@dataclass(frozen=True)
-class Op:
-    """One op, or one of its inner models.
-
-    Attributes:
-        name: Of the op, as it is in `ttt_kernels` and as its folder is called.
-        make: Inputs by name of a map; takes `batch`, `heads`, `dim`, `dtype`, `device` and more.
-        call: Output from the inputs, the map, `backend` and options.
-        definition: The same by the definition, differentiable, in any precision.
-        tokens: Inputs in the type of the tokens, which autocast casts; others are fp32 or fp64.
-        images: Inputs with a row for every image.
-        variants: Calls without optional inputs.
-        cases: Calls that are compared with the definition in fp64.
-        kernel_cases: The same for the Triton kernels in the interpreter.
-        gpu_cases: The same on a GPU.
-        emulated: The same for compiled kernels in the emulator, by name.
-        tolerance: Largest error over the largest value, by type, of reference and numba kernel.
-        kernel_tolerance: The same of the Triton kernels, which round the operands of products.
-        refused: Calls that the Triton kernels refuse, and the message.
-        bad: Arguments that the op refuses.
-        launches: What is started on a GPU, forward and backward.
-        cancelling: Inputs whose gradients are small differences.
-        convolved: Inputs whose gradients the reference leaves to torch's convolutions.
-        suppressed: Inputs whose gradients vanish for loud tokens: a step damped to a length of 1
-            hardly depends on the length of its gradient.
-        autocasts: Whether autocast casts the tokens.
-    """
-
-    name: str
-    make: Callable[..., Inputs]
-    call: Callable[..., Tensor]
-    definition: Callable[..., Tensor]
-    tokens: tuple[str, ...]
-    images: tuple[str, ...]
-    cases: tuple[Case, ...]
-    kernel_cases: tuple[Case, ...]
-    gpu_cases: tuple[Case, ...]
-    emulated: Mapping[str, Case]
-    launches: tuple[int, int]
-    refused: Mapping[str, Case]
-    bad: Mapping[str, Bad]
-    # Sums in another order; half types round the results, and nothing else.
-    tolerance: Mapping[torch.dtype, float] = field(
-        default_factory=lambda: {FP64: 1e-12, FP32: 1e-5, FP16: 2e-3, BF16: 1e-2}
-    )
-    # Unit roundoffs 2⁻¹¹ and 2⁻⁸ of every operand, a few of them in a row; in fp32 a product is
-    # three in tf32, which keep some 21 bits.
-    kernel_tolerance: Mapping[torch.dtype, float] = field(
-        default_factory=lambda: {FP64: 1e-12, FP32: 4e-5, FP16: 4e-3, BF16: 4e-2}
-    )
-    cancelling: tuple[str, ...] = ()
-    convolved: tuple[str, ...] = ()
-    variants: tuple[Case, ...] = ()
-    suppressed: tuple[str, ...] = ()
-    autocasts: bool = True
-
-    def cast(self, inputs: Inputs, dtype: torch.dtype, device: str = 'cpu') -> Inputs:
-        """The inputs with the tokens in `dtype`, the rest in the type that goes with it."""
-        return {
-            n: x.to(device, dtype if n in self.tokens else state_dtype(dtype))
-            for n, x in inputs.items()
-        }
-
-    def check(
-        self,
-        case: Case,
-        dtype: torch.dtype,
-        backend: str | None,
-        tolerance: Mapping[torch.dtype, float],
-        device: str = 'cpu',
-    ) -> None:
-        """Output and every gradient of a backend against those of the definition in fp64.
-
-        On a GPU against those of the reference, on the CPU: definitions go token by token.
-        """
-        inputs = self.make(case.hw, dtype=dtype, device=device, **case.sizes)
-        options = {'hw': case.hw, **case.options}
-        output, grads = with_gradients(self.call, inputs, backend=backend, **options)
-        assert output.dtype == dtype
-        assert not output.isnan().any()
-        assert {n: g.dtype for n, g in grads.items()} == {n: inputs[n].dtype for n in grads}
-        # Both sides see the same rounded gradient of the output.
-        grad = normal(torch.Generator().manual_seed(1), *output.shape).to(dtype).double()
-        exact = {n: x if x is None else x.double().cpu() for n, x in inputs.items()}
-        reference = functools.partial(self.call, backend='reference')
-        definition = self.definition if device == 'cpu' else reference
-        assert_same(
-            (output, grads),
-            with_gradients(definition, exact, grad=grad, **options),
-            tolerance[dtype],
-        )
-
-
-# -------------------------------------------------------------------------------- what rows share
-
-MAPS = tuple(Case(hw) for hw in ((1, 1), (1, 7), (7, 1), (3, 5), (7, 9), (14, 14)))
-BACKEND = {
-    'backend': bad(
-        r"backend must be None, 'triton', 'numba' or 'reference', got 'cuda'",
-        options={'backend': 'cuda'},
-    )
-}
-DTYPE = r'must be float32, bfloat16, float16 or float64, got torch\.int32'
-
-
-def to_int(x: Tensor) -> Tensor:
-    return x.int()
-
-
-def bad_tokens(*names: str, missing: str) -> dict[str, Bad]:
-    """Bad values of q, k and v that every op with them refuses."""
-    return BACKEND | {
-        'k': bad(r'k must have shape \(B, ', k=lambda x: x[:, :4]),
-        'v': bad(r'v must have shape \(B, ', v=lambda x: x[..., :4]),
-        'dimensions': bad(r'q must have shape.*got \d dim', q=lambda x: x[0]),
-        'token dtype': bad(f'q {DTYPE}', TypeError, q=to_int, k=to_int, v=to_int),
-        'mixed dtypes': bad(r'k must be torch\.float32 as q is', TypeError, k=Tensor.half),
-        'no tensor': bad(r'v must be a tensor, got float', TypeError, v=lambda x: 0.0),
-        'nothing': bad(r'q must be a tensor, got NoneType', TypeError, q=lambda x: None),
-        'devices': bad(r'v is on meta and q on cpu; move', v=lambda x: x.to('meta')),
-        'no tokens': bad(missing, **dict.fromkeys(names, lambda x: x[:, :0])),
-    }
-
-
-def of_state(*names: str) -> dict[str, Bad]:
-    return {
-        f'{n} dtype': bad(rf'{n} must be torch\.float32 where q is', TypeError, **{n: Tensor.half})
-        for n in names
-    }
-
 
 # ------------------------------------------------------------------------------------- ttt_linear
 
@@ -615,196 +471,6 @@ DEFORM_ATTN_FUSED = Op(
     },
 )
 
-# --------------------------------------------------------------------------------- parts of blocks
-
-WIDTHS = tuple(
-    Case(hw, {'dim': d, 'batch': 1}) for hw, d in (((3, 5), 48), ((1, 1), 5), ((2, 9), 130))
-)
-BLOCK_MAPS = tuple(
-    Case(hw, {'dim': d})
-    for hw, d in (((7, 9), 192), ((1, 1), 64), ((31, 33), 384), ((9, 13), 1000), ((50, 84), 320))
-)
-STREAM = {
-    'gpu_cases': BLOCK_MAPS,
-    'autocasts': False,
-    'refused': {
-        r'C is 2049; the kernels have at most 2048 channels': Case((1, 2), {'dim': 2049}),
-    },
-}
-BAD_SUM = BACKEND | {
-    'x': bad(r'x must have shape \(B, N, C\), got 2 dim', x=lambda x: x[0]),
-    'x dtype': bad(f'x {DTYPE}', TypeError, x=to_int),
-    'no tokens': bad(r'N must be at least 1', x=lambda x: x[:, :0]),
-    'norm': bad(r'ln_weight must have shape \(C,\)', ln_weight=lambda x: x[:3]),
-    'norm dtype': bad(r'ln_bias must be torch\.float32 where', TypeError, ln_bias=Tensor.double),
-    'eps': bad(r'eps must be a finite number of at least 0, got -1', options={'eps': -1}),
-    'dtype': bad(
-        r'dtype must be float32, bf.*, got torch\.int8', TypeError, options={'dtype': torch.int8}
-    ),
-}
-RESIDUAL_NORM = Op(
-    'residual_norm',
-    block_parts.make_sum,
-    block_parts.call_sum,
-    block_parts.define_sum,
-    **STREAM,
-    tokens=('x', 'branch'),
-    images=('x', 'branch'),
-    cases=(*MAPS, *WIDTHS, Case((3, 5), {}, {'eps': 0.1})),
-    kernel_cases=(*WIDTHS, Case((5, 9), {}, {'eps': 0.1})),
-    emulated={'5 × 7': Case((5, 7), {'dim': 48}), 'a stream': Case((3, 5), {'stream': True})},
-    launches=(1, 2),
-    bad=BAD_SUM
-    | {
-        'branch': bad(r'branch must have shape as x has', branch=lambda x: x[:, :3]),
-        'branch dtype': bad(f'branch {DTYPE}', TypeError, branch=to_int),
-        'devices': bad(r'branch is on meta and x on cpu', branch=lambda x: x.to('meta')),
-    },
-)
-LAYER_NORM = Op(
-    'residual_norm',
-    block_parts.make_norm,
-    block_parts.call_norm,
-    block_parts.define_norm,
-    **STREAM,
-    tokens=('x',),
-    images=('x',),
-    cases=(*MAPS, *WIDTHS, Case((3, 5), {}, {'eps': 0.1})),
-    kernel_cases=(*WIDTHS, Case((5, 9), {}, {'eps': 0.1})),
-    emulated={'5 × 7': Case((5, 7), {'dim': 48})},
-    launches=(1, 2),
-    bad=BAD_SUM,
-)
-CONV_NORM = Op(
-    'residual_norm',
-    functools.partial(block_parts.make_sum, conv=True),
-    block_parts.call_conv,
-    block_parts.define_sum,
-    **STREAM,
-    tokens=('x',),
-    images=('x',),
-    cases=(*MAPS, *WIDTHS, Case((3, 5), {'bias': False}, {'eps': 0.1})),
-    kernel_cases=(*WIDTHS, Case((5, 9), {'bias': False}, {'eps': 0.1})),
-    emulated={'5 × 7': Case((5, 7), {'dim': 48}), '3 × 5': Case((3, 5), {'bias': False})},
-    launches=(1, 6),
-    convolved=('weight', 'bias'),
-    variants=(Case((3, 5), {'bias': False}),),
-    bad=BAD_SUM
-    | {
-        'weight': bad(r'weight must have shape \(C, 3, 3\)', weight=lambda x: x[:, None]),
-        'bias': bad(r'bias must have shape \(C,\)', bias=lambda x: x[:2]),
-        'bias dtype': bad(r'bias must be torch\.float32 where', TypeError, bias=Tensor.half),
-        'another map': bad(r'hw = \(4, 5\) makes 20 pixels, and x has', options={'hw': (4, 5)}),
-    },
-)
-BAD_GATED = BACKEND | {
-    'x dtype': bad(f'x {DTYPE}', TypeError, x=to_int),
-    'activation': bad(r"must be 'gelu' or 'silu', got 'relu'", options={'activation': 'relu'}),
-    'no tokens': bad(r'N must be at least 1', x=lambda x: x[:, :0]),
-}
-GATED = Op(
-    'gated',
-    block_parts.make_gated,
-    block_parts.call_gated,
-    block_parts.define_gated,
-    tokens=('x', 'gate'),
-    images=('x', 'gate'),
-    cases=(*MAPS, *WIDTHS, Case((3, 5), {'branches': 1}, {'activation': 'silu'})),
-    kernel_cases=(*WIDTHS, Case((5, 9), {'branches': 3}, {'activation': 'silu'})),
-    gpu_cases=BLOCK_MAPS,
-    emulated={'5 × 7': Case((5, 7), {'dim': 48})},
-    launches=(1, 1),
-    refused={r'the batch is empty': Case((2, 2), {'batch': 0})},
-    bad=BAD_GATED
-    | {
-        'x': bad(r'x must have shape \(B, N, R, C\), got 3 dim', x=lambda x: x[0]),
-        'gate': bad(r'gate must have shape \(B, N, C\)', gate=lambda x: x[..., :3]),
-        'gate dtype': bad(r'gate must be torch\.float32 as x is', TypeError, gate=Tensor.half),
-        'devices': bad(r'gate is on meta and x on cpu', gate=lambda x: x.to('meta')),
-    },
-)
-GLU = Op(
-    'gated',
-    functools.partial(block_parts.make_gated, branches=0),
-    block_parts.call_gated,
-    block_parts.define_glu,
-    tokens=('x',),
-    images=('x',),
-    cases=(*MAPS, *WIDTHS, Case((3, 5), {}, {'activation': 'gelu'})),
-    kernel_cases=(*WIDTHS, Case((5, 9), {}, {'activation': 'gelu'})),
-    gpu_cases=BLOCK_MAPS,
-    emulated={'5 × 7': Case((5, 7), {'dim': 48})},
-    launches=(1, 1),
-    refused={r'the batch is empty': Case((2, 2), {'batch': 0})},
-    bad=BAD_GATED
-    | {
-        'x': bad(r'x must have shape \(B, N, 2·C\), got 2 dim', x=lambda x: x[0]),
-        'halves': bad(r'x must have two halves, got 11 channels', x=lambda x: x[..., :11]),
-    },
-)
-GELU_CONV = Op(
-    'gelu_conv',
-    block_parts.make_gelu_conv,
-    block_parts.call_gelu_conv,
-    block_parts.define_gelu_conv,
-    tokens=('x',),
-    images=('x',),
-    # Maps wider and higher than a strip, at its borders and in between.
-    cases=(*MAPS, *WIDTHS, Case((3, 5), {'bias': False})),
-    kernel_cases=(*WIDTHS, Case((9, 19), {'dim': 64, 'batch': 1}), Case((5, 9), {'bias': False})),
-    gpu_cases=BLOCK_MAPS,
-    emulated={'5 × 19': Case((5, 19), {'dim': 48}), '3 × 5': Case((3, 5), {'bias': False})},
-    launches=(1, 5),
-    convolved=('weight', 'bias'),
-    variants=(Case((3, 5), {'bias': False}),),
-    refused={r'the batch is empty': Case((2, 2), {'batch': 0})},
-    bad=BACKEND
-    | {
-        'x': bad(r'x must have shape \(B, N, C\), got 2 dim', x=lambda x: x[0]),
-        'x dtype': bad(f'x {DTYPE}', TypeError, x=to_int),
-        'no tokens': bad(r'N must be at least 1', x=lambda x: x[:, :0]),
-        'weight': bad(r'weight must have shape \(C, 3, 3\)', weight=lambda x: x[:, None]),
-        'bias': bad(r'bias must have shape \(C,\)', bias=lambda x: x[:2]),
-        'bias dtype': bad(r'bias must be torch\.float32 where', TypeError, bias=Tensor.half),
-        'another map': bad(r'hw = \(4, 5\) makes 20 pixels, and x has', options={'hw': (4, 5)}),
-    },
-)
-
-ROTATE = Op(
-    'rotate',
-    block_parts.make_rotate,
-    block_parts.call_rotate,
-    block_parts.define_rotate,
-    tokens=('x',),
-    images=('x',),
-    cases=(*MAPS, *WIDTHS),
-    kernel_cases=(*WIDTHS, Case((5, 9))),
-    gpu_cases=BLOCK_MAPS,
-    emulated={'5 × 7': Case((5, 7), {'dim': 48})},
-    launches=(1, 1),
-    refused={r'the batch is empty': Case((2, 2), {'batch': 0})},
-    bad=BACKEND
-    | {
-        'x': bad(
-            r'x must have shape \(B, N, C\) with C even',
-            x=lambda x: x[..., :11],
-            options={'turns': torch.ones(15, 6)},
-        ),
-        'rotation': bad(
-            r'rotation must have shape \(N, C / 2\) = \(15, 6\)',
-            options={'turns': torch.ones(3, 6)},
-        ),
-        'rotation dtype': bad(
-            r'rotation must be torch\.complex64 where x is torch\.float32',
-            TypeError,
-            options={'turns': torch.ones(15, 6)},
-        ),
-        'learned': bad(
-            r'rotation requires a gradient',
-            options={'turns': torch.ones(15, 6, dtype=torch.complex64, requires_grad=True)},
-        ),
-    },
-)
 
 OPS = {
     'ttt_linear': TTT_LINEAR,
@@ -815,11 +481,5 @@ OPS = {
     'ttt_mlp SwiGLU': TTT_MLP_SWIGLU,
     'deform_attn': DEFORM_ATTN,
     'deform_attn fused': DEFORM_ATTN_FUSED,
-    'residual_norm': RESIDUAL_NORM,
-    'layer_norm': LAYER_NORM,
-    'conv_norm': CONV_NORM,
-    'gated': GATED,
-    'glu': GLU,
-    'gelu_conv': GELU_CONV,
-    'rotate': ROTATE,
+    **BLOCK_OPS,
 }

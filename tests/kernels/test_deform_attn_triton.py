@@ -6,7 +6,8 @@ What holds for every op is in test_ops_triton.py.
 import pytest
 import torch
 from kernel_testing import error, with_gradients
-from ops import FP16, FP32, OPS, pyramid
+from op_row import FP16, FP32
+from ops import OPS, pyramid
 from sampling import call, make
 
 interpreter = pytest.mark.interpreter

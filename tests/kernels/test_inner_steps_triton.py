@@ -9,7 +9,8 @@ import triton
 import triton.language as tl
 from inner_steps import inner_gradient
 from kernel_testing import assert_same, normal, with_gradients
-from ops import FP64, OPS, Case
+from op_row import FP64, Case
+from ops import OPS
 
 interpreter = pytest.mark.interpreter
 STEPS = {name: op for name, op in OPS.items() if op.name in ('ttt_glu', 'ttt_dwconv', 'ttt_mlp')}

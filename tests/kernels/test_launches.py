@@ -9,7 +9,8 @@ import re
 import pytest
 import torch
 from kernel_testing import with_gradients
-from ops import BF16, OPS
+from op_row import BF16
+from ops import OPS
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ttt_kernels import _backend

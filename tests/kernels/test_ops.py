@@ -8,7 +8,8 @@ import importlib.util
 import pytest
 import torch
 from kernel_testing import RecordedOps, assert_same, normal, with_gradients
-from ops import BF16, FP16, FP32, FP64, OPS, Case
+from op_row import BF16, FP16, FP32, FP64, Case
+from ops import OPS
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ttt_kernels import available, decompositions
@@ -304,7 +305,7 @@ def test_autocast_leaves_fp64_alone(op):
 
 @every_op
 def test_gradients_have_gradients(op):
-    """Of a penalty on all gradients, for every input, against differences in fp64.
+    """Gradients of a penalty on all gradients, for every input, against differences in fp64.
 
     The literal definition of ttt_linear is no measure: torch's third derivative of a layer norm
     is off.

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 from kernel_testing import REHEARSING, assert_same, some, with_gradients
-from ops import BF16, FP16, FP32, OPS, Case
+from op_row import BF16, FP16, FP32, Case
+from ops import OPS
 
 pytestmark = pytest.mark.gpu
 HW = (5, 7) if REHEARSING else (31, 33)

@@ -7,7 +7,8 @@ fp32 and fp16 it is. The ops are the rows of ops.py.
 import pytest
 import torch
 from kernel_testing import RecordedOps, normal, with_gradients
-from ops import FP16, FP32, FP64, OPS, Case
+from op_row import FP16, FP32, FP64, Case
+from ops import OPS
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures('several_programs')]
 HW = (3, 5)

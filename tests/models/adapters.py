@@ -51,7 +51,7 @@ class PlainStub(nn.Module):
 
 
 class PrefixStub(PlainStub):
-    """Three tokens in front of those of the patches."""
+    """Three tokens in front of the patches."""
 
     num_prefix_tokens = 3
 

@@ -189,7 +189,7 @@ def test_what_a_frozen_model_refuses(
         with pytest.raises(UsageError, match=message):
             change(frozen)
         assert torch.equal(frozen(x), expected)
-        # What changes nothing is allowed.
+        # A call that changes nothing is allowed.
         frozen.eval().requires_grad_(False).cpu().float()
         assert torch.equal(frozen(x), expected)
 

@@ -100,7 +100,7 @@ def test_with_softmax_put_back_it_is_the_source(name: str) -> None:
     assert not record.new
     assert bool(record.gone) == any(part in name for part in ('beit_', 'beitv2', 'relpos'))
     for gone in record.gone:
-        # What is left of the source without its biases of pairs of positions.
+        # The source without its biases of pairs of positions.
         nn.init.zeros_(source.get_parameter(gone))
     x = images(source)
     # Both call the same softmax on the same numbers; with biases of 0, torch's other one: fp64.
@@ -382,7 +382,7 @@ def test_behind_convolutions(name: str) -> None:
     with torch.device('meta'):
         model = timm.create_model(name, dynamic_img_size='vitamin' not in name)
         linearize(model)
-        # Of sides that are no multiples of 32, convolutions make a map of ⌈side / 32⌉.
+        # Convolutions make a map of ⌈side / 32⌉ from sides that are no multiples of 32.
         size = (224, 224) if 'vitamin' in name else (161, 289)
         assert model(torch.empty(1, 3, *size)).dim() == 2
 

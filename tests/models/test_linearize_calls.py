@@ -1,4 +1,4 @@
-"""What a linearized model returns depends on the call alone: threads, blocks, recomputation."""
+"""Outputs of a linearized model depend on the call alone: threads, blocks, recomputation."""
 
 import threading
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from mmvttt.models import TimmViT
 from mmvttt.models.linearize import linearize
 
 SMALL = dict(depth=2, embed_dim=32, num_heads=2)
-# Of as many patches.
+# Equally many patches.
 WIDE, HIGH = (48, 80), (80, 48)
 
 

@@ -275,7 +275,7 @@ def test_partly_linearized_without_a_warning(caplog) -> None:
     linearize(model, ['transformer_blocks.0.attn2'])
     with caplog.at_level(logging.WARNING, 'diffusers'):
         model(**inputs('SD3'))
-        # What a user tells the processors goes with it, by place or by name.
+        # A user's arguments for the processors are passed on, by place or by name.
         told = dict(inputs('SD3'), joint_attention_kwargs={})
         model(*[told[n] for n in (*list(inputs('SD3')),)], None, {})
         model(**told)

@@ -86,6 +86,6 @@ def test_compiled_sums_over_many_tokens_lose_no_more_than_the_reference(name, pa
         found = evaluate(lambda x, b=backend: op.call(x, hw, backend=b), low, grad)
         off[backend] = {n: (found[n] - exact[n]).norm() / exact[n].norm() for n in parameters}
     for n in parameters:
-        # Of token_scale numba loses twice what the reference does, on average of six gradients.
+        # numba loses twice as much of token_scale as the reference, on average of six gradients.
         more = 4 if n == 'token_scale' else 1.5
         assert off['numba'][n] <= more * off['reference'][n] + 4 * UNIT[torch.float32], n

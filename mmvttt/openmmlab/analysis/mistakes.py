@@ -1,4 +1,4 @@
-"""What a test got wrong: confusion matrices of any toolbox, precision over recall of detectors."""
+"""Mistakes of a test: confusion matrices of any toolbox, precision over recall of detectors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _BACKGROUND = 'background'
-# Of 0.1, boxes that are badly placed count as found: the gap to 0.5 is what placing costs.
+# At 0.1 badly placed boxes count as found: the gap to 0.5 is the cost of their places.
 _OVERLAPS = (0.75, 0.5, 0.1)
 _SCORE, _OVERLAP = 0.3, 0.5
 

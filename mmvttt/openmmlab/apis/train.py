@@ -249,7 +249,7 @@ class _FreezeForTest(Hook):
     def before_test_epoch(self, runner: Runner) -> None:
         if is_worthwhile() and all(p.is_cpu for p in runner.model.parameters()):
             self.source = runner.model
-            # What gathers gradients over processes cannot be copied, and is not needed here.
+            # Wrappers that gather gradients over processes cannot be copied, nor are they needed.
             wrapped = is_model_wrapper(runner.model)
             runner.model = optimize_for_cpu(runner.model.module if wrapped else runner.model)
 

@@ -85,7 +85,7 @@ def latest_checkpoint(work_dir: str | os.PathLike[str]) -> tuple[str | None, lis
 
 
 def why_not_resumable(path: str | os.PathLike[str]) -> str | None:
-    """What is wrong with a checkpoint, as a predicate; None if a training can resume from it."""
+    """The fault of a checkpoint, as a predicate; None if a training can resume from it."""
     try:
         _place(path)
     except CheckpointError as error:

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 from emulator import emulated
-from ops import BF16, FP16, FP32, OPS
+from op_row import BF16, FP16, FP32
+from ops import OPS
 
 TYPES = {'bf16': BF16, 'fp16': FP16, 'fp32': FP32}
 CASES = [(name, which) for name, op in OPS.items() for which in op.emulated]

@@ -96,7 +96,7 @@ def extent(x: Tensor) -> int:
 
 
 class Count(NamedTuple):
-    """What a block moves and launches, and the launches of its backbone's forward pass."""
+    """Bytes and launches of a block, and the launches of its backbone's forward pass."""
 
     forward: Traffic
     backward: Traffic

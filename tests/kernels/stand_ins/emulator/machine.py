@@ -319,7 +319,7 @@ class Machine:
         self.store_shared(copy.addresses[lanes], lanes, copy.values[lanes])
 
     def _fence(self, instruction: Instruction, mask: np.ndarray | None) -> None:
-        """Of all fences that of proxies alone orders more than lockstep does."""
+        """Only a fence of proxies orders more than lockstep does."""
         if instruction.modifiers[:2] == ('proxy', 'async'):
             if mask is not None:
                 raise Fault('the emulator knows proxy fences of all threads only')

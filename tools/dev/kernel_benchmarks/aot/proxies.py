@@ -41,7 +41,7 @@ class Found(NamedTuple):
 
 
 class _State(NamedTuple):
-    """What may be true on some way to an instruction."""
+    """States that some path to an instruction may have."""
 
     flying: bool  # a copy was issued
     copied: bool  # one was waited for, with no fence since
