@@ -4,9 +4,9 @@
     python tools/dev/kernel_benchmarks/aot/blocks_aot.py            # compare with the table
     python tools/dev/kernel_benchmarks/aot/blocks_aot.py --update   # write the table
 
-The launches come from `PARTS`, rows of tests/kernels/block_ops.py. The table, blocks_aot.json, is by
-Triton version; table.py counts what is in it, and tests/kernels/test_launched_aot.py holds the
-kernels to it.
+The launches come from `PARTS`, rows of tests/kernels/block_ops.py. The table, blocks_aot.json, is
+by Triton version; table.py makes the counts, and tests/kernels/test_launched_aot.py compares the
+kernels with it.
 """
 
 import functools
