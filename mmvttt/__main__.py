@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import platform
 import sys
 import warnings
@@ -143,15 +144,12 @@ def tools() -> dict[str, Path]:
 
 
 def run_tool(name: str, arguments: list[str]) -> None:
-    """Runs a tool as `python tools/NAME.py ARGUMENTS` does."""
+    """Becomes `python tools/NAME.py ARGUMENTS`."""
     found = tools()
     path = found.get(name.replace('-', '_'))
     if path is None:
         sys.exit(f'error: mmvttt has no tool {name!r}; it has {", ".join(found)}')
-    sys.argv = [f'mmvttt {name}', *arguments]
-    sys.path.insert(0, str(path.parent))
-    # runpy would put the file into argv, and so into the tool's usage.
-    exec(compile(path.read_bytes(), path, 'exec'), {'__name__': '__main__', '__file__': str(path)})
+    os.execv(sys.executable, [sys.executable, str(path), *arguments])
 
 
 def main(argv: list[str] | None = None) -> None:

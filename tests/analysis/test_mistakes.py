@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mmvttt.errors import UsageError
-from mmvttt.openmmlab.analysis.mistakes import Mistakes
+from mmvttt.openmmlab.analysis.mistakes import Mistakes, _precision
 
 
 def table(folder: Path) -> list[list[str]]:
@@ -93,6 +93,23 @@ def test_boxes(tmp_path: Path) -> None:
     metric = Mistakes(str(tmp_path), 'mmdet', Boxes())
     assert counted(metric, samples, ('cat', 'dog')) == [[1, 0, 1], [1, 0, 0], [0, 1, 0]]
     assert (tmp_path / 'precision_recall.png').stat().st_size
+
+
+def test_precision_over_recall() -> None:
+    pytest.importorskip('mmdet')
+    nothing = np.zeros((0, 4), np.float32)
+    boxes = np.array([[0, 0, 10, 10], [20, 0, 30, 10]], np.float32)
+    truth = dict(
+        bboxes=boxes, labels=np.array([0, 0]), bboxes_ignore=nothing, labels_ignore=np.zeros(0, int)
+    )
+    empty = dict(truth, bboxes=nothing, labels=np.zeros(0, int))
+    scored = np.hstack([boxes, [[0.9], [0.7]]]).astype(np.float32)
+    wrong = np.array([[50, 0, 60, 10, 0.8]], np.float32)
+    found = ([scored, wrong[:0]], [wrong, wrong[:0]])
+    grid = np.array([0, 0.5, 0.6, 1])
+    precision = _precision((truth, empty), found, 0, 0.5, grid)
+    np.testing.assert_allclose(precision, [1, 1, 2 / 3, 2 / 3])
+    assert _precision((truth, empty), found, 1, 0.5, grid) is None
 
 
 def test_another_scope(tmp_path: Path) -> None:

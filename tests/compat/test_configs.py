@@ -94,4 +94,4 @@ def test_look_ups_that_need_no_pkg_resources_are_left_alone(
 
 def test_unknown_config_names_a_close_one() -> None:
     with pytest.raises(FileNotFoundError, match=r"did you mean 'maskrcnn_vit"):
-        configs.own_config('maskrcnn_vit_s_1x.py')
+        configs.own_config('maskrcnn_vitt_s_1x.py')

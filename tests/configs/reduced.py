@@ -33,7 +33,8 @@ def reduce_backbone(backbone: ConfigDict) -> list[int]:
         backbone.backbone.model_options = TIMM
         return [TIMM['embed_dim']] * 4
     if 'backbone' in backbone:
-        backbone.backbone.arch = PLAIN
+        last = backbone.get('interaction_indexes', [[3]])[-1][-1]
+        backbone.backbone.update(arch=dict(PLAIN, num_layers=last + 1), init_cfg=None)
         return [PLAIN['embed_dims']] * 4
     backbone.arch = STAGES
     return list(STAGES['embed_dims'])

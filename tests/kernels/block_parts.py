@@ -113,9 +113,10 @@ def make_rotate(hw, *, dim=6, **sizes) -> Inputs:
 
 
 def turns(x: Tensor) -> Tensor:
-    angles = torch.arange(x.shape[1] * x.shape[2] // 2, dtype=state_dtype(x.dtype)) ** 0.7
-    turned = torch.polar(torch.ones_like(angles), angles)
-    return turned.view(x.shape[1], -1).to(x.device)
+    # In fp64, as large angles are inexact below it.
+    angles = torch.arange(x.shape[1] * x.shape[2] // 2, dtype=torch.float64) ** 0.7
+    turned = torch.polar(torch.ones_like(angles), angles).view(x.shape[1], -1)
+    return turned.to(x.device, state_dtype(x.dtype).to_complex())
 
 
 def call_rotate(inputs: Inputs, hw, **options) -> Tensor:

@@ -30,6 +30,7 @@ FREE |= {
     'reshape',
     'mT',
     'promote_types',
+    'view_as_real',
 }
 OUR_OPS = ('ttt_linear', 'causal_conv')
 

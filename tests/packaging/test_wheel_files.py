@@ -16,6 +16,7 @@ def test_every_module_config_and_tool_is_in_it(wheel_files: set[str]) -> None:
     tools = {p for p in sources('tools') if not p.startswith('tools/dev/')} - NOT_SHIPPED
     expected = {f'mmvttt/.mim/{p}' for p in tools | sources('configs') | {'model-index.yml'}}
     expected |= sources('mmvttt', '*.py') | {'mmvttt/py.typed', 'ttt_kernels/py.typed'}
+    expected |= sources('mmvttt/checkpoints/weights')
     expected |= {f'ttt_{p}' for p in sources('kernels', '*.py')}
     assert wheel_files == expected | {'mmvttt.pth', 'mmvttt_startup.py'}
 

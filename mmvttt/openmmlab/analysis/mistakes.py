@@ -170,24 +170,41 @@ def _draw_matrix(folder: Path, matrix: np.ndarray, names: list[str]) -> None:
 @styled
 def _draw_precision(folder: Path, truths: tuple, found: tuple) -> None:
     """Draws precision over recall, the mean of all classes that are there."""
-    from mmdet.evaluation import eval_map
-
     figure, (panel,) = panels(1, 1, (6.0, 5.0))
     grid = np.linspace(0, 1, 101)
     for overlap in _OVERLAPS:
-        _, classes = eval_map(list(found), list(truths), iou_thr=overlap, nproc=1, logger='silent')
-        curves = [_highest_precision(one, grid) for one in classes if one['num_gts'] > 0]
-        mean = np.mean(curves, axis=0) if curves else np.zeros_like(grid)
+        labels = range(len(found[0]))
+        curves = [_precision(truths, found, label, overlap, grid) for label in labels]
+        mean = np.mean([c for c in curves if c is not None] or [np.zeros_like(grid)], axis=0)
         panel.plot(grid, mean, label=f'IoU {overlap}: AP {mean.mean():.3f}')
     _axes_of_shares(panel)
     save(figure, folder / 'precision_recall.png')
 
 
-def _highest_precision(found: dict, grid: np.ndarray) -> np.ndarray:
-    """Precision at each recall of the grid, the highest at it or beyond, as COCO takes it."""
-    highest = np.maximum.accumulate(found['precision'][::-1])[::-1]
-    index = np.searchsorted(found['recall'], grid, side='left')
-    return np.append(highest, 0.0)[index]
+def _precision(
+    truths: tuple, found: tuple, label: int, overlap: float, grid: np.ndarray
+) -> np.ndarray | None:
+    """Precision of a class at each recall of the grid, the highest at it or beyond, as in COCO.
+
+    Not by mmdet's `eval_map`, which forks a pool of processes: it hangs where SIGTERM is handled.
+    """
+    from mmdet.evaluation.functional.mean_ap import tpfp_default
+
+    parts, count = [np.zeros((3, 0))], 0
+    for truth, boxes in zip(truths, found, strict=True):
+        true = truth['bboxes'][truth['labels'] == label]
+        ignored = truth['bboxes_ignore'][truth['labels_ignore'] == label]
+        count += len(true)
+        right, wrong = tpfp_default(boxes[label], true, ignored, overlap)
+        parts.append(np.vstack([boxes[label][:, 4], right, wrong]))
+    if not count:
+        return None
+    scores, right, wrong = np.hstack(parts)
+    order = np.argsort(-scores, kind='stable')
+    right, wrong = right[order].cumsum(), wrong[order].cumsum()
+    precision = right / np.maximum(right + wrong, 1)
+    highest = np.maximum.accumulate(precision[::-1])[::-1]
+    return np.append(highest, 0.0)[np.searchsorted(right / count, grid, side='left')]
 
 
 def _axes_of_shares(panel: Axes) -> None:

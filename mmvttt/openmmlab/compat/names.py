@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mmengine.config import Config
-from mmengine.infer.infer import BaseInferencer
 
 from mmvttt.checkpoints.shipped import SCHEME, shipped_names
 
 from ..config import config_root
 from .patch import replace
+
+if TYPE_CHECKING:
+    from mmengine.infer.infer import BaseInferencer
 
 _PREFIX = 'mmvttt::'
 # A name in the metafile, to check whether the hub has our models already.
@@ -27,6 +29,9 @@ def _own(name: str) -> Path | None:
 
 def infer_by_name() -> str | None:
     """Lets an inferencer take the name of one of mmvttt's configs, besides its toolbox's."""
+    # Not at the top: the hub's patch imports this module before mmengine's inferencers.
+    from mmengine.infer.infer import BaseInferencer
+
     original = BaseInferencer._load_model_from_metafile
 
     @wraps(original)
