@@ -191,13 +191,3 @@ ROTATE = Op(
         ),
     },
 )
-
-BLOCK_OPS = {
-    'residual_norm': RESIDUAL_NORM,
-    'layer_norm': LAYER_NORM,
-    'conv_norm': CONV_NORM,
-    'gated': GATED,
-    'glu': GLU,
-    'gelu_conv': GELU_CONV,
-    'rotate': ROTATE,
-}

@@ -116,7 +116,7 @@ def turns(x: Tensor) -> Tensor:
     # In fp64, as large angles are inexact below it.
     angles = torch.arange(x.shape[1] * x.shape[2] // 2, dtype=torch.float64) ** 0.7
     turned = torch.polar(torch.ones_like(angles), angles).view(x.shape[1], -1)
-    return turned.to(x.device, state_dtype(x.dtype).to_complex())
+    return turned.to(x.device, torch.complex128 if x.dtype == torch.float64 else torch.complex64)
 
 
 def call_rotate(inputs: Inputs, hw, **options) -> Tensor:

@@ -7,12 +7,12 @@ A new op is a row of `OPS`; test_new_op.py names what else it lacks. Inputs are 
 import math
 from collections.abc import Callable
 
+import block_ops
 import convolutions
 import inner_steps
 import sampling
 import scans
 import torch
-from block_ops import BLOCK_OPS
 from op_row import (
     BACKEND,
     BF16,
@@ -481,5 +481,11 @@ OPS = {
     'ttt_mlp SwiGLU': TTT_MLP_SWIGLU,
     'deform_attn': DEFORM_ATTN,
     'deform_attn fused': DEFORM_ATTN_FUSED,
-    **BLOCK_OPS,
+    'residual_norm': block_ops.RESIDUAL_NORM,
+    'layer_norm': block_ops.LAYER_NORM,
+    'conv_norm': block_ops.CONV_NORM,
+    'gated': block_ops.GATED,
+    'glu': block_ops.GLU,
+    'gelu_conv': block_ops.GELU_CONV,
+    'rotate': block_ops.ROTATE,
 }
