@@ -101,6 +101,8 @@ def test_autocast(op):
 
 @every_op
 def test_compiled_and_on_a_second_stream(op):
+    # The ops share `on_gpu`, which torch would compile for eight of them only.
+    torch.compiler.reset()
     inputs = make(op, BF16)
     expected = with_gradients(on_gpu(op), inputs)
     compiled = torch.compile(on_gpu(op), fullgraph=True, backend='aot_eager')
