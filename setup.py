@@ -101,8 +101,8 @@ MMENGINE = 'mmengine>=0.10.7,<0.11'
 # pip builds onedl-mmcv in an environment without torch, where it compiles nothing.
 ONEDL = ['onedl-mmengine>=0.10.12,<0.11', 'onedl-mmcv>=2.3.6,<2.4']
 EXTRAS = {
-    # The original packages. Without mmcv's compiled operators; never beside the `mmcv` distribution
-    # (same import). 2.1.0 because mmdet 3.3 and mmsegmentation 1.2 refuse 2.2.
+    # The original packages. Without mmcv's compiled operators; never with `mmcv` itself (same
+    # import). 2.1.0 because mmdet 3.3 and mmsegmentation 1.2 refuse 2.2.
     'lite': [MMENGINE, 'mmcv-lite==2.1.0'],
     'det': [MMENGINE, 'mmdet==3.3.0'],
     # mmsegmentation imports ftfy and regex without declaring them.

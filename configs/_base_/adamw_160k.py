@@ -1,6 +1,6 @@
 # 160k iterations of AdamW with layer-wise learning rates, falling linearly to 0; 16 images a step.
 # The appendix of Vision-TTT gives rate, decay, steps and images; the layers' rates and the warm-up
-# are those of Vision-RWKV and the ViT-Adapter (docs/fidelity.md).
+# are Vision-RWKV's and the ViT-Adapter (docs/fidelity.md).
 _base_ = 'mmseg::_base_/schedules/schedule_160k.py'
 
 optim_wrapper = dict(

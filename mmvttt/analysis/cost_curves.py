@@ -110,7 +110,7 @@ def plot(
             panel.set(xscale='log', yscale='log', xlabel='side of the image, pixels',
                       ylabel=PANELS[field])  # fmt: skip
             panel.set_xticks(sides, [f'{side:.0f}' for side in sides], rotation=45)
-            # Those of the cost stay: below a decade they have the only labels.
+            # The cost axis keeps them: below a decade they have the only labels.
             panel.xaxis.minorticks_off()
             panel.tick_params(labelsize=11)
             panel.grid(visible=True)

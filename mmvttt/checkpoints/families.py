@@ -86,7 +86,7 @@ class Family(NamedTuple):
     Attributes:
         mark: A name that tells it, the first attention's; its group 1 is the part up to a block.
         block: Names inside of a block → timm's.
-        rest: Names beside the blocks → timm's.
+        rest: Names outside the blocks → timm's.
     """
 
     mark: str
@@ -106,7 +106,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     'CLIP, SigLIP': Family(r'(encoder\.layers\.)0\.self_attn\.q_proj\.weight$', _CLIP, _CLIP_REST),
 }
-# Beside the backbone, whatever its prefix.
+# Outside the backbone, whatever its prefix.
 _HEADS: Rules = (
     (r'(?:cls_)?classifier\.', 'head.'),
     (r'distillation_classifier\.', 'head_dist.'),
@@ -183,8 +183,8 @@ def _join(weights: dict[str, Tensor], is_eva: bool) -> None:
             parts = [weights.pop(f'{place}{part}.weight') for part in 'qkv']
         except KeyError as error:
             raise CheckpointError(
-                f"{error.args[0]} (in timm's words) is missing beside the queries: give the whole "
-                'checkpoint.'
+                f"{error.args[0]} (in timm's words) is missing where the queries are: give the "
+                'whole checkpoint.'
             ) from None
         weights[f'{place}qkv.weight'] = torch.cat(parts)
         biases = {part: weights.pop(f'{place}{part}.bias', None) for part in 'qkv'}

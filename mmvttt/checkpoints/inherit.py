@@ -2,7 +2,7 @@
 
 Everything that the source has is kept under the same meaning, but for class and distillation
 tokens. What T⁵ has no place for is refused: a network that is nearly the source's would have to
-learn anew what it seems to have.
+learn again what it seems to have.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def inherit_vit(
 ) -> Inheritance:
     """Tensors of T⁵ that come from a ViT.
 
-    The number of heads is in no tensor: give the model that of the source.
+    The number of heads is in no tensor: build the model with the source's.
 
     Args:
         weights: Named tensors of a ViT or DeiT of timm or mmpretrain, under any prefix.
@@ -134,7 +134,7 @@ def inherit_vit(
     sizes = ((k, size, getattr(model, k, size)) for k, size in (arch | patches).items())
     if wrong := [f'{k} {size} (T⁵: {own_size})' for k, size, own_size in sizes if size != own_size]:
         raise CheckpointMismatchError(
-            f'The ViT has {", ".join(wrong)}: sizes cannot be changed; give T⁵ those of the source.'
+            f'The ViT has {", ".join(wrong)}: sizes cannot be changed; build T⁵ with equal sizes.'
         )
     own = model.state_dict()
     result.new = [name for name in own if name in model.new_parameters()]
@@ -172,7 +172,7 @@ def inherit_vit(
 
 
 def inherit_timm(weights: StateDict, model: str, without: str | None = None) -> Inheritance:
-    """Tensors of a linearized `TimmViT` that come from timm: all, and the head beside it.
+    """Tensors of a linearized `TimmViT` that come from timm: all, and the head.
 
     Args:
         weights: Named tensors of a model of timm, or as its authors have published them.
@@ -340,7 +340,7 @@ def _sizes(weights: StateDict) -> tuple[dict[str, int], dict[str, int]]:
 def _patches_only(
     position: Tensor, tokens: int, grid: tuple[int, int], layer_scale: bool
 ) -> Tensor:
-    """The rows of the patches `(1, h·w, C)`: those of the class and distillation tokens lie first.
+    """The rows of the patches `(1, h·w, C)`: the class and distillation tokens' lie first.
 
     DeiT-III has a class token without a row. By numbers alone its 5×5 patches could be another
     ViT's class token and 4×6: unless the grid is the model's, LayerScale tells it.

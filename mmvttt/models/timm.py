@@ -245,7 +245,7 @@ class Classifier(nn.Module):
 class StagedClassifier(Classifier):
     """H-ViT³ with a linear head; its parts are the stages.
 
-    The options are those of `Classifier`; `img_size` is without effect, as no weight depends on it.
+    Takes the options of `Classifier`; `img_size` is without effect, as no weight depends on it.
     """
 
     parts = 'stages'

@@ -149,7 +149,7 @@ def plain_errors() -> Iterator[None]:
     except (UsageError, DataError, CheckpointError) as error:
         # All ranks get the same error; one of each node prints it.
         if os.environ.get('LOCAL_RANK', '0') == '0':
-            # That of a data worker comes with the traceback of its process.
+            # A data worker's comes with the traceback of its process.
             text = str(error).strip()
             if text.startswith('Caught '):
                 text = text.splitlines()[-1].partition('Error: ')[2]

@@ -150,7 +150,7 @@ class InheritViT:
     """Loads the checkpoint of a ViT into T⁵: `init_cfg=dict(type='mmvttt.InheritViT', …)`.
 
     Args:
-        options: Those of `load_inherited`: `checkpoint`, `prefix`, `ema`, ….
+        options: Of `load_inherited`: `checkpoint`, `prefix`, `ema`, ….
     """
 
     def __init__(self, **options: Any) -> None:

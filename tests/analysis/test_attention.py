@@ -41,7 +41,7 @@ def jacobians(module: TTTMixer, x: Tensor, hw: tuple[int, int]) -> Tensor:
         return module(x, hw).unflatten(-1, module.heads)
 
     full = torch.autograd.functional.jacobian(read, v.unflatten(-1, module.heads))
-    # (b, i, h, a, b, j, h, c), of which images and heads do not mix.
+    # (b, i, h, a, b, j, h, c), images and heads do not mix.
     return torch.einsum('nihanjhc->nhijac', full)
 
 
@@ -109,7 +109,7 @@ def scan_rows(model: Vittt, queries: list[int]) -> Tensor:
 
 
 def test_a_forward_scan_reads_nothing_behind_the_query() -> None:
-    """Heads of the forward scan, then those of the backward scan; inside mini-batches of 4, too."""
+    """Heads of the forward scan, then of the backward scan; inside mini-batches of 4, too."""
     torch.manual_seed(0)
     # A negative learned scale would switch whole tokens off.
     rows = scan_rows(Vittt(ARCH, mixer=dict(mini_batch_size=4, token_scale=None)), [5])

@@ -249,7 +249,7 @@ def test_numbers_of_a_step_by_hand(damping: bool) -> None:
 
 
 def test_several_steps_count_as_they_are_taken() -> None:
-    """Drift and losses are those of the whole training, gradients those of the first weights."""
+    """Drift and losses are of the whole training, gradients at the first weights."""
     options = dict(inner=dict(type='MLP'), num_batches=2, epochs=2, step='dynamic', loss='l2')
     model = random_model(T5, mixer=options)
     image = torch.randn(2, 3, 32, 48, dtype=torch.float64)

@@ -136,7 +136,7 @@ def test_a_set_without_labels_shows_predictions(kind, shape, request, tmp_path):
     dataset = cfg.test_dataloader.dataset
     dataset.pipeline = [step for step in dataset.pipeline if step.type != 'LoadAnnotations']
     (file,) = draw_predictions(cfg, weights, tmp_path, num_images=1)
-    # One image, and nothing beside it.
+    # One image, and nothing else.
     assert np.asarray(Image.open(file)).shape == shape
 
 

@@ -1,4 +1,4 @@
-"""Boxes, masks and label maps without the toolboxes' own loops, beside what these predict."""
+"""Boxes, masks and label maps without the toolboxes' loops, compared with their predictions."""
 
 from pathlib import Path
 from typing import Any
@@ -166,7 +166,7 @@ def test_a_file_predicts_in_place_of_a_detector(
     lines = [open_model(cfg, tmp_path / 'w.pth', file=f)(image, 0.0)[0] for f in (None, 'f')]
     assert len(lines[0]) >= 5
     assert sorted(lines[0]) == sorted(lines[1])
-    # A portrait fits in with zeros beside it, and its boxes stay within the photograph.
+    # A portrait is padded with zeros, and its boxes stay within the photograph.
     tall = cv2.resize(image, (120, 240))
     look = open_model(cfg, tmp_path / 'w.pth', file='f')
     sample = look.run(tall, return_datasamples=True)['predictions'][0]

@@ -1,4 +1,4 @@
-"""Exported files as modules: their shapes, and their time beside a model's."""
+"""Exported files as modules: their shapes, and their time compared with a model's."""
 
 from pathlib import Path
 from typing import Any

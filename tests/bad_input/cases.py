@@ -55,7 +55,7 @@ def refused(call: Callable[[], Any], *words: str, kind: Any = (ValueError, TypeE
     """The call must end in an error of this kind whose sentence has all of these words."""
     with pytest.raises(kind) as error:
         call()
-    # All arguments of errors that have several, such as those of the file system.
+    # All arguments of errors that have several, such as an OSError.
     sentence = str(error.value)
     missing = [word for word in words if word not in sentence]
     assert not missing, f'{missing} not in: {type(error.value).__name__}: {sentence}'

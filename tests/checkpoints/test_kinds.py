@@ -261,7 +261,7 @@ def open_clip(path: Path, weights: Weights) -> str:
 
 
 def inside(*keys: str, prefix: str = '') -> Callable[[Path, Weights], str]:
-    """A training's file: weights under `keys[-1]`, others and what is no tensor beside them."""
+    """A training's file: weights under `keys[-1]`, with other weights and what is no tensor."""
 
     def form(path: Path, weights: Weights) -> str:
         networks = {key: {f'{prefix}{n}': w + 1e6 for n, w in weights.items()} for key in keys}

@@ -15,7 +15,7 @@ from mmvttt.errors import CheckpointMissingError
 
 @pytest.fixture
 def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, torch.Tensor]:
-    """The weights of a linear layer, shipped as 'small' beside 'other_one'."""
+    """The weights of a linear layer, shipped as 'small', next to 'other_one'."""
     monkeypatch.setattr(shipped, '_FOLDER', tmp_path / 'weights')
     found = nn.Linear(2, 3).state_dict()
     meta = dict(dataset_meta=dict(classes=('cat', 'dog', 'cow')))

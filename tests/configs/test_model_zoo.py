@@ -142,7 +142,7 @@ def test_counts_of_the_papers_are_those_of_the_convention(name: str) -> None:
 
 
 def test_every_table_of_a_paper_has_a_convention() -> None:
-    """But for those of generation, whose counts tests/generation compares with the papers'."""
+    """But for generation, whose counts tests/generation compares with the papers'."""
     counted = [m for m in PAPERS if not m['Results'][0]['Task'].endswith('Generation')]
     tables = {model['Metadata']['Results From'] for model in counted}
     assert tables - {'no training yet'} == set(CONVENTIONS)

@@ -38,7 +38,7 @@ class Recipe(NamedTuple):
     scaled: bool  # whether the rate follows the real number by itself
     precision: str  # type of the optimizer's wrapper
     average: str | None  # hook that averages the weights
-    norms: str | None  # of the backbone beside LayerNorm
+    norms: str | None  # of the backbone, besides LayerNorm
     clip: float | None  # largest norm of the gradient
     schedule: str  # a key of RATES
 

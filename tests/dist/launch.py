@@ -109,7 +109,7 @@ def start_nodes(
     """Starts tools/dist_train.sh on every node, as its user would.
 
     Args:
-        config: What to train, by train.py with `args`, and those of `each` node.
+        config: What to train, by train.py with `args` and the arguments of `each` node.
         folder: Where node i's output goes, to `node_i.log`; made if missing.
         nodes: How many, with so many `processes` each; one starts as `dist_train.sh` alone does.
         ranks: Whether nodes are told their NODE_RANK, or find each other by c10d rendezvous.

@@ -121,7 +121,7 @@ def test_optimizer_is_that_of_the_whole_model(runs: Path) -> None:
     for group, other in zip(sharded['param_groups'], whole['param_groups'], strict=True):
         names = group.pop('params')
         assert len(names) == len(other.pop('params'))
-        # Rates by layer, and decay by shape, of which shards have none.
+        # Rates by layer, and decay by shape, which shards lack.
         assert group == other
         for name in names:
             state = whole['state'][next(numbers)]

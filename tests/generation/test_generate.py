@@ -99,7 +99,7 @@ def test_what_was_stopped_goes_on(tool: Callable, monkeypatch: pytest.MonkeyPatc
 
 
 def test_processes_share_the_work(tool: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The batches of rank 1 of 2 first, then those of rank 0: what one process makes."""
+    """The batches of rank 1 of 2 first, then of rank 0: what one process makes."""
     options = ('--classes', '3', '7', '--count', '10', '--batch-size', '4', '--npz')
     tool(*options, 'one.npz')
     monkeypatch.setattr(api, 'get_world_size', lambda: 2)

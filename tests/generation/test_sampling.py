@@ -92,7 +92,7 @@ def noise_of_gaussian(x: Tensor, t: Tensor, signal: Tensor) -> Tensor:
 
 @pytest.mark.parametrize('name', [None, *SCHEDULERS])
 def test_every_scheduler_draws_from_the_data(name: str | None) -> None:
-    """With the exact noise of four 'latent' channels, none of which is a variance."""
+    """With the exact noise of four 'latent' channels, none a variance."""
     trained = MODELS.build(DDPM)
     found = sample(
         lambda x, t: noise_of_gaussian(x, t, trained.alphas_cumprod),

@@ -54,7 +54,7 @@ def backbone(name: str) -> Callable[[Tensor], Tensor]:
     ids=['ViT', 'Eva', 'partly', 'features', 'TimmViT'],
 )
 def test_threads(model: Callable) -> None:
-    """Every thread stops inside of a block until all are there, then goes on."""
+    """Every thread stops inside of a block until all are there."""
     model = model()
     inputs = [image(size, seed) for seed, size in enumerate((WIDE, HIGH, WIDE, HIGH))]
     with torch.no_grad():

@@ -184,7 +184,7 @@ def test_a_shift_of_all_keys(kind: str | None) -> None:
     x = torch.randn(2, 15, 8, dtype=torch.float64)
     with torch.no_grad():
         before = mixer(x, (3, 5))
-        # The bias of the keys, between those of the queries and the values.
+        # The bias of the keys, between the queries' and the values'.
         mixer.qkv.bias[8:16] += torch.randn(8)
         after = mixer(x, (3, 5))
     change = (after - before).abs().max()

@@ -183,7 +183,7 @@ def adapter(**options) -> ViTAdapter:
 
 
 def test_prefix_tokens_pass_the_adapter() -> None:
-    """The tokens that the last block gets are those of the definition, written apart."""
+    """The last block gets the tokens of the definition, written apart."""
     model = adapter(linearize=dict())
     vit = model.backbone
     x = torch.randn(1, 3, 48, 80)

@@ -132,7 +132,7 @@ def test_samples_lie_at_the_queries_place(size):
         weights[:, :, :, i] = 1
         locations = grid.centres[None, :, None, :, None]
         found = deform_attn(value, grid.sizes, locations, weights).view_as(wanted)
-        # A cell of the border mixes with the zeros beside it.
+        # A cell of the border mixes with the zeros outside.
         torch.testing.assert_close(found[2:-2, 2:-2], wanted[2:-2, 2:-2], rtol=1e-9, atol=1e-9)
 
 
@@ -189,7 +189,7 @@ def test_every_parameter_of_vittt_has_a_gradient(options):
 
 
 def test_gamma_zero_is_the_plain_backbone():
-    """At the start the tokens are those of the backbone alone, and only γ moves an injector."""
+    """At the start the tokens are the backbone's alone, and only γ moves an injector."""
     model = build(init_values=0.0)
     x = image(225, 333)
     model.backbone.seen = []

@@ -12,7 +12,7 @@ resolutions: how often a number is rounded on its way through.
 - `ROUNDINGS` of fp32, 16: there the sums inside round too. Over n terms, in a tree or in blocks,
   that is some log₂ n roundings, 16 for 66 800 tokens.
 
-Three more errors are no matter of growth, and are allowed for beside it:
+Three more errors are no matter of growth, and have an allowance of their own:
 
 - A gradient is what a change of its tensor does to ⟨dO, O⟩, a number that is known to u·‖dO‖·‖O‖.
   For tensors named as `cancelling`, whose gradient is a small difference of such numbers (the
@@ -76,7 +76,7 @@ class Reach:
 
 
 def largest(values: object) -> float:
-    """The largest magnitude in a tensor, or in those of a tuple; infinite where there is a NaN."""
+    """The largest magnitude in a tensor or a tuple of tensors; infinite where there is a NaN."""
     values = values if isinstance(values, tuple) else (values,)
     values = [x for x in values if isinstance(x, Tensor) and x.is_floating_point()]
     return max((x.detach().abs().nan_to_num(torch.inf).max().item() for x in values), default=0.0)
@@ -120,7 +120,7 @@ class Truth:
             types: Other types, by name, of leaves that stay in them.
             cancelling: Leaves whose gradients are small differences.
             one_by_one: Leaves whose gradients are such sums, and of how many terms.
-            draws: Random directions to try, of which the worst counts.
+            draws: Random directions to try; the worst counts.
             roundings: Resolutions that are allowed, by type.
         """
         types, one_by_one = types or {}, one_by_one or {}

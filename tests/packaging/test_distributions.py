@@ -61,7 +61,7 @@ def python(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     call(sys.executable, '-m', 'venv', '--without-pip', 'env', cwd=place)
     python = place / 'env' / 'bin' / 'python'
     (site,) = (place / 'env' / 'lib').glob('python3*/site-packages')
-    # Paths alone: the lines of .pth files there, such as those of an editable mmvttt, do not run.
+    # Paths alone: lines of .pth files there, such as an editable mmvttt's, do not run.
     others = {Path(find_spec(name).origin).parents[1] for name in ('mmengine', 'numpy', 'pytest')}
     (site / 'zz_others.pth').write_text('\n'.join(sorted(map(str, others))))
     (wheel,) = dist.glob('*.whl')

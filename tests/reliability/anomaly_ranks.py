@@ -1,4 +1,4 @@
-"""Two ranks, one of which has a loss that is not finite: run by torchrun from test_anomaly.py.
+"""Two ranks, one with a loss that is not finite: run by torchrun from test_anomaly.py.
 
 Prints `<wrapper> <rank>: <message>` of each rank and wrapper; reaching the end is the test that no
 rank waits for another.
@@ -30,7 +30,7 @@ class Shared(nn.Module):
 
 
 class Net(BaseModel):
-    """Two linear layers, of which the first overflows at a scale of 1e38."""
+    """Two linear layers; the first overflows at a scale of 1e38."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -165,7 +165,7 @@ def test_make_exact_changes_a_config_once() -> None:
     assert cfg.train_cfg == dict(type='mmvttt.ExactEpochLoop', max_epochs=1)
     assert cfg.train_dataloader.dataset.type == 'mmvttt.SeededDataset'
     assert cfg.train_dataloader.batch_sampler.drop_last
-    # torch refuses it beside a batch sampler.
+    # torch refuses it with a batch sampler.
     assert 'drop_last' not in cfg.train_dataloader
     once = cfg.to_dict()
     assert make_exact(cfg) is None

@@ -51,7 +51,7 @@ def test_another_training_is_refused(trained: Callable) -> None:
 
 
 def test_a_training_with_groups_of_parameters_goes_on(run: Callable) -> None:
-    """mmengine's wrapper has one group more than its optimizer then, that of the base rate."""
+    """mmengine's wrapper has one group more than its optimizer then, of the base rate."""
     options = {'optim_wrapper.paramwise_cfg': dict(bias_lr_mult=2.0)}
     run('train', config='noisy', work_dir='a', cfg_options={**options, 'train_cfg.max_epochs': 1})
     resume = {'work_dir': 'a', 'resume': 'auto', 'cfg_options': {**options, **TWO}}

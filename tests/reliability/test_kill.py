@@ -101,7 +101,7 @@ def test_a_kill_at_each_file_operation(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.skipif(not Path('/proc').is_dir(), reason='looks for processes in /proc')
 def test_workers_end_with_a_trainer_that_is_killed() -> None:
-    """Also those that wait for room in a pipe, of which they hold both ends."""
+    """Also workers that wait for room in a pipe whose two ends they hold."""
     trainer = subprocess.Popen(
         [sys.executable, str(TRAININGS / 'big_batches.py')], stdout=subprocess.PIPE, text=True
     )

@@ -67,7 +67,7 @@ def test_nothing_stays_on_torch_s_list(tmp_path: Path) -> None:
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, list[bytes]]]:
-    """The address of a server, and the answers that it gives, the first of which may be cut off."""
+    """The address of a server, and the answers that it gives; the first may be cut off."""
     answers: list[bytes] = []
 
     class Handler(BaseHTTPRequestHandler):

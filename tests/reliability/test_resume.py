@@ -45,7 +45,7 @@ def test_the_furthest_is_taken(tmp_path: Path) -> None:
     # An outdated pointer, as a kill leaves it.
     (tmp_path / 'last_checkpoint').write_text(str(first))
     assert latest_checkpoint(tmp_path) == (str(furthest), [])
-    # Those of a former training do not count.
+    # A former training's do not count.
     checkpoint(tmp_path / 'epoch_12.pth', 24, 'old')
     assert latest_checkpoint(tmp_path) == (str(furthest), [])
 

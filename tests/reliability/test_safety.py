@@ -201,7 +201,7 @@ def _timm(path: Path, tiny: dict) -> None:
 FLEXIBLE = dict(
     runner_type='FlexibleRunner', strategy=dict(type='SingleDeviceStrategy'), env_cfg=dict()
 )
-# Those of others, or through others; that ours have no other reader is the last test.
+# Files of other packages, or read by them; that ours have no other reader is the last test.
 DOORS: dict[str, Callable[[Path, dict], Any]] = {
     'init_cfg': lambda path, _: Pretrained(
         init_cfg=dict(type='Pretrained', checkpoint=str(path))

@@ -1,4 +1,4 @@
-"""The topology line, and what is advised where the batch is not that of the learning rate."""
+"""The topology line, and what is advised where the learning rate is for another batch."""
 
 from __future__ import annotations
 

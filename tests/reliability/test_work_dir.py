@@ -85,7 +85,7 @@ def test_a_read_only_disk(tmp_path: Path) -> None:
 
 @pytest.mark.stress
 def test_a_full_disk_does_not_end_a_training(tmp_path: Path) -> None:
-    """It ends the last checkpoint of all; with more room the training goes on."""
+    """It ends the last checkpoint of all; with more room the training continues."""
     options = '--cfg-options model.width=1000 train_cfg.max_epochs'
     output = on_a_disk(
         tmp_path,

@@ -133,7 +133,7 @@ def export_model(
 ) -> Iterator[Comparison]:
     """Writes a model and compares the file with it on several batches and sizes.
 
-    Prints a line before each step, some of which take minutes.
+    Prints a line before each step: some take minutes.
 
     Args:
         model: See `mmvttt.openmmlab.analysis.models.find_model`.
@@ -220,7 +220,7 @@ def _notes(found: FoundModel, channels: int) -> dict[str, str]:
 
 @torch.no_grad()
 def _compare_predictions(network: Any, run: Runs, image: Tensor) -> Comparison:
-    """The same for a file beside what the model's own toolbox predicts."""
+    """Compares a file with the predictions of the model's own toolbox."""
     model, found, shape = network.model, run(image), tuple(image.shape)
     if not isinstance(network, LabelMap):
         sample = model.predict(image, samples_of(image), rescale=False)[0]

@@ -272,7 +272,7 @@ class LatentPreprocessor(BaseDataPreprocessor):
 
 
 def _num_classes(transformer: Any) -> int | None:
-    """Classes of a transformer: by our name, or by that of diffusers' DiT."""
+    """Classes of a transformer, by our name for them or by diffusers'."""
     return transformer.config.get('num_classes', transformer.config.get('num_embeds_ada_norm'))
 
 

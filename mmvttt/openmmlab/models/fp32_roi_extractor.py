@@ -20,7 +20,7 @@ class FP32RoIExtractor(SingleRoIExtractor):
     """A `SingleRoIExtractor` that works in fp32 where its features are in bf16 or fp16.
 
     Args:
-        kwargs: Those of `SingleRoIExtractor`.
+        kwargs: Options of `SingleRoIExtractor`.
     """
 
     def forward(self, feats: tuple[Tensor, ...], *args: Any, **kwargs: Any) -> Tensor:

@@ -114,7 +114,7 @@ def test_a_row_of_the_tables_is_what_is_computed_now() -> None:
     )
     now = to_row(memory_use('upernet_vittt_t_160k', with_cp='all', amp='bf16'))
     if row['torch'] == now['torch']:
-        assert row == now, 'write docs/benchmarks/memory_*.csv anew, as docs/memory.md says'
+        assert row == now, 'write docs/benchmarks/memory_*.csv again, as docs/memory.md says'
     # Other versions of torch may save other tensors.
     assert float(row['peak_mib']) == pytest.approx(float(now['peak_mib']), rel=0.05)
 
