@@ -19,15 +19,15 @@ from mmvttt.openmmlab.analysis.models import FoundModel, find_model
 from mmvttt.openmmlab.config import load_config
 
 from ...configs.reduced import build, reduce_model
-from .reduced import SIZE, reduced, step_of, use_of
+from .reduced import SIZE, reduced, step_of
 
 
 @pytest.mark.parametrize(
     ('name', 'with_cp'),
     [
-        ('maskrcnn_vittt_t_1x', 'all'),
-        ('maskrcnn_hvit3_t_1x', 'none'),
-        ('upernet_vit3_t_160k', 'all'),
+        pytest.param('maskrcnn_vittt_t_1x', 'all', marks=pytest.mark.stress),
+        pytest.param('maskrcnn_hvit3_t_1x', 'none', marks=pytest.mark.stress),
+        pytest.param('upernet_vit3_t_160k', 'all', marks=pytest.mark.stress),
         ('hvit3_t_mesa_in1k', 'none'),
     ],
 )
@@ -43,6 +43,7 @@ def held_by(step: TrainingStep) -> list[dict[str, int]]:
     return [before, after, by_kind(tracker, 'peak')]
 
 
+@pytest.mark.stress
 @pytest.mark.parametrize('name', ['dino_hvit3_t_1x', 'mask2former_hvit3_t_1x'])
 def test_a_dry_run_assigns_as_many_queries(name: str) -> None:
     found = []
@@ -135,10 +136,10 @@ def test_a_dry_run_autocasts_as_a_gpu_does(name: str) -> None:
 
 
 def test_half_precision_of_the_config_is_recomputed_in_it() -> None:
-    name = 'maskrcnn_vittt_t_1x'
+    name = 'vittt_t_in1k'
     amp = {'optim_wrapper.type': 'AmpOptimWrapper', 'optim_wrapper.dtype': 'bfloat16'}
-    half = memory_use(reduced(name), 2, SIZE, None, 'all', amp)
-    single = use_of(name, 'all')
+    half = memory_use(reduced(name), 32, SIZE, None, 'backbone', amp)
+    single = memory_use(reduced(name), 32, SIZE, 'none', 'backbone')
     assert (half.amp, single.amp) == ('bf16', 'none')
     assert half.activations < single.activations
     assert half.gradients == single.gradients
