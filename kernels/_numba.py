@@ -264,27 +264,6 @@ def _at(builder: ir.IRBuilder, kind: ir.Type, start: ir.Value, offset: ir.Value)
     return builder.bitcast(builder.gep(start, [offset]), kind.as_pointer())
 
 
-@intrinsic
-def add_products(context, z, x, y):
-    """z += x ⊙ y of dense rows of COLUMNS numbers; LLVM leaves a loop of known length scalar."""
-
-    def generate(context, builder, signature, arguments):
-        number = context.get_data_type(signature.args[0].dtype)
-        size = signature.args[0].dtype.bitwidth // 8
-        kind = ir.VectorType(number, COLUMNS).as_pointer()
-        places = [
-            builder.bitcast(context.make_array(row)(context, builder, value).data, kind)
-            for row, value in zip(signature.args, arguments, strict=True)
-        ]
-        total, a, b = (builder.load(place, align=size) for place in places)
-        fuse = {'flags': ('contract',)}
-        total = builder.fadd(total, builder.fmul(a, b, **fuse), **fuse)
-        builder.store(total, places[0], align=size)
-        return context.get_dummy_value()
-
-    return types.void(z, x, y), generate
-
-
 # ----------------------------------------------------------------------------------------- formulas
 
 
@@ -426,6 +405,52 @@ def rounded_to_bf16(context, x):
     return x(x), generate
 
 
+# ------------------------------------------------------------------------------------------ columns
+
+
+@inlined
+def column_norms(norms, g):
+    """Norms of the columns."""
+    for c in range(len(norms)):
+        norms[c] = 0
+    for i in range(len(g)):
+        row = g[i]
+        for c in range(len(norms)):
+            norms[c] += row[c] * row[c]
+    for c in range(len(norms)):
+        norms[c] = np.sqrt(norms[c])
+
+
+@inlined
+def damped_backward(grad, g, norms, along):
+    """Computes `damped_backward` of kernels/_inner_step.py in place, norms along the columns.
+
+    Subtracts the component along g twice: rounding leaves some of it the first time, and the rest
+    of the result may be smaller than that by a factor of ‖g‖.
+    """
+    column_norms(norms, g)
+    for c in range(len(along)):
+        along[c] = 0
+    for _ in range(2):
+        part = np.zeros_like(along)
+        for i in range(len(g)):
+            row, x = grad[i], g[i]
+            for c in range(len(part)):
+                part[c] += row[c] * (x[c] / norms[c] if norms[c] else x[c])
+        for i in range(len(g)):
+            row, x = grad[i], g[i]
+            for c in range(len(part)):
+                row[c] -= part[c] * (x[c] / norms[c] if norms[c] else x[c])
+        for c in range(len(along)):
+            along[c] += part[c]
+    for i in range(len(g)):
+        row, x = grad[i], g[i]
+        for c in range(len(row)):
+            n = norms[c]
+            e = x[c] / n if n else x[c]
+            row[c] = (row[c] + e * along[c] / (n + 1)) / (n + 1)
+
+
 # ------------------------------------------------------------------------------------------- tokens
 
 
@@ -447,16 +472,22 @@ def add(total, x):
             row[i] += line[i]
 
 
+@formula
+def _copy(x):
+    return (x,)
+
+
 @inlined
 def load(out, x, place, first, count, dim):
     """Loads `count` tokens of `x` from `first` on; sets the rows below them to zero.
 
     `place`: offset of the first token in `x`, whose memory is one row, and the stride to the next.
     """
-    start, step = place[0] + first * place[1], place[1]
+    start, step, whole = place[0] + first * place[1], place[1], dim - dim % COLUMNS
     for t in range(count):
         row, line = out[t], x[start + t * step : start + t * step + dim]
-        for i in range(dim):
+        _copy((row[:whole],), (line[:whole],))
+        for i in range(whole, dim):
             row[i] = line[i]
     clear(out, count)
 
@@ -464,10 +495,11 @@ def load(out, x, place, first, count, dim):
 @inlined
 def store(x, out, place, first, count, dim):
     """Stores the tokens of a chunk where `load` reads them."""
-    start, step = place[0] + first * place[1], place[1]
+    start, step, whole = place[0] + first * place[1], place[1], dim - dim % COLUMNS
     for t in range(count):
         row, line = x[t], out[start + t * step : start + t * step + dim]
-        for i in range(dim):
+        _copy((line[:whole],), (row[:whole],))
+        for i in range(whole, dim):
             line[i] = row[i]
 
 
@@ -482,7 +514,8 @@ def flat(*tensors: Tensor, dtype: torch.dtype, lead: int) -> tuple[list[np.ndarr
         if len(steps) > lead and steps[-1] != 1:
             x = x.contiguous()
             steps = x.stride()
-        span = 1 + sum((n - 1) * s for n, s in zip(x.shape, steps, strict=True))
+        last = sum((n - 1) * s for n, s in zip(x.shape, steps, strict=True))
+        span = last + 1 if x.numel() else 0
         rows.append(x.as_strided((span,), (1,)).numpy())
         strides.append(steps[:lead])
     return rows, np.array(strides)

@@ -219,8 +219,8 @@ def one_case(
     """Measures or computes one row."""
     case = name, batch, size
     file = model if isinstance(model, ExportedFile) else None
-    if isinstance(file, OpenVINOFile) and file.precision != dtype:
-        file = OpenVINOFile(file.path, dtype)
+    if isinstance(file, OpenVINOFile):
+        file = OpenVINOFile(file.path, dtype, (batch, file.shape[1], *size))
     network = file or DenseForward(model)
     channels = file.shape[1] if file else image_channels(model)
     precision = getattr(torch, dtype)

@@ -20,6 +20,8 @@ from .._numba import (
     COLUMNS,
     add_product,
     clear,
+    column_norms,
+    damped_backward,
     flat,
     formula,
     inlined,
@@ -117,25 +119,12 @@ def _total(out, sums):
 
 
 @inlined
-def _norms(norms, g):
-    """Norms of the columns."""
-    for c in range(len(norms)):
-        norms[c] = 0
-    for i in range(len(g)):
-        row = g[i]
-        for c in range(len(norms)):
-            norms[c] += row[c] * row[c]
-    for c in range(len(norms)):
-        norms[c] = np.sqrt(norms[c])
-
-
-@inlined
 def _take_step(weights, inner, norms, w1, w2, g, damping):
     """Sets `weights` to W − g/(‖g‖ + 1), by columns; without damping to W − g."""
     dim = len(g)
     _pad(weights, w1, w2)
     _pad(inner, g[:, :dim], g[:, dim:])
-    _norms(norms, inner)
+    column_norms(norms, inner)
     for c in range(len(norms)):
         norms[c] = damping / (norms[c] + 1) + (1 - damping)
     # Keeps the padding 0, which NaN · 0 would overwrite.
@@ -143,36 +132,6 @@ def _take_step(weights, inner, norms, w1, w2, g, damping):
         row, x = weights[i], inner[i]
         for c in range(len(row)):
             row[c] -= x[c] * norms[c]
-
-
-@inlined
-def _damped_backward(grad, g, norms, along):
-    """Computes `damped_backward` of kernels/_inner_step.py in place.
-
-    Subtracts the component along g twice: rounding leaves some of it the first time, and the rest
-        of the result may be smaller than that by a factor of ‖g‖.
-    """
-    _norms(norms, g)
-    for c in range(len(along)):
-        along[c] = 0
-    for _ in range(2):
-        part = np.zeros_like(along)
-        for i in range(len(g)):
-            row, x = grad[i], g[i]
-            for c in range(len(part)):
-                part[c] += row[c] * (x[c] / norms[c] if norms[c] else x[c])
-        for i in range(len(g)):
-            row, x = grad[i], g[i]
-            for c in range(len(part)):
-                row[c] -= part[c] * (x[c] / norms[c] if norms[c] else x[c])
-        for c in range(len(along)):
-            along[c] += part[c]
-    for i in range(len(g)):
-        row, x = grad[i], g[i]
-        for c in range(len(row)):
-            n = norms[c]
-            e = x[c] / n if n else x[c]
-            row[c] = (row[c] + e * along[c] / (n + 1)) / (n + 1)
 
 
 # ------------------------------------------------------------------------------------------ kernels
@@ -282,7 +241,7 @@ def _step_gradients(start, stop, sizes, numbers, sums, g, j):
         _total(out, sums[image, head])
         if numbers[1]:
             _pad(inner, g[image, head, :, :dim], g[image, head, :, dim:])
-            _damped_backward(out, inner, norms, along)
+            damped_backward(out, inner, norms, along)
         for i in range(columns):
             row = out[i]
             for c in range(len(row)):

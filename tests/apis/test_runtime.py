@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mmvttt.analysis.benchmark import read_csv
-from mmvttt.deploy.runtime import OnnxFile, open_exported
+from mmvttt.deploy.runtime import OnnxFile, OpenVINOFile, open_exported
 from mmvttt.errors import UsageError
 
 onnx = pytest.importorskip('onnx')
@@ -50,13 +50,17 @@ def test_the_same_files_for_openvino(tmp_path: Path) -> None:
         openvino.save_model(model, tmp_path / f'{name}.xml', compress_to_fp16=False)
         file = open_exported(tmp_path / f'{name}.xml')
         assert (file.names, file.size) == (('twice',), size)
+        of_one_shape = OpenVINOFile(file.path, images=image.shape)
+        assert of_one_shape.shape == (2, 3, 8, 16)
+        torch.testing.assert_close(of_one_shape(image)[0], 2 * image)
         first = file(image)[0]
         torch.testing.assert_close(first, 2 * image)
         # Not a buffer of the runtime's, which the next call would overwrite.
         torch.testing.assert_close(file(3 * image.flip(0))[0], 6 * image.flip(0))
         torch.testing.assert_close(first, 2 * image)
-    with pytest.raises(UsageError, match=r'these are \(2, 3, 16, 8\): give this shape'):
-        file(image.mT)
+    for fixed in (file, of_one_shape, OpenVINOFile(file.path, images=(2, 3, 16, 8))):
+        with pytest.raises(UsageError, match=r'these are \(2, 3, 16, 8\): give this shape'):
+            fixed(image.mT)
 
 
 def test_what_is_no_exported_file(tmp_path: Path) -> None:

@@ -246,9 +246,8 @@ def test_the_environment_leaves_ops_alone_that_lack_its_backend(
 ) -> None:
     monkeypatch.setenv('TTT_KERNELS_BACKEND', 'numba')
     assert _backend.resolve('ttt_linear', None) == 'numba'
-    x, weight = torch.randn(2, 7, 1, 5), torch.randn(1, 5, 4)
-    (found,) = ttt_kernels.causal_conv(x, weight, directions=('forward',))
-    (expected,) = ttt_kernels.causal_conv(x, weight, directions=('forward',), backend='reference')
-    assert torch.equal(found, expected)
+    q, w = torch.randn(2, 7, 1, 5), torch.randn(1, 5, 5)
+    expected = ttt_kernels.ttt_mlp(q, q, q, w, w, scale=1.0, backend='reference')
+    assert torch.equal(ttt_kernels.ttt_mlp(q, q, q, w, w, scale=1.0), expected)
     with pytest.raises(RuntimeError, match=r"backend='numba' cannot run here: this version has no"):
-        ttt_kernels.causal_conv(x, weight, directions=('forward',), backend='numba')
+        ttt_kernels.ttt_mlp(q, q, q, w, w, scale=1.0, backend='numba')

@@ -4,10 +4,13 @@ import csv
 import sys
 
 import pytest
+import timm
 import torch
 
 pytest.importorskip('numba', reason='numba is not installed')
+pytest.importorskip('openvino', reason='openvino is not installed')
 import cpu as benchmark
+import deployment
 
 from ttt_kernels import _backend
 
@@ -51,3 +54,31 @@ def test_a_table(tmp_path, monkeypatch):
     assert [row['contender'] for row in rows] == ['numba', 'reference']
     assert rows[0]['torch'] == torch.__version__
     assert float(rows[0]['ratio']) == 1
+
+
+def test_the_table_of_deployments_continues_where_it_stopped(tmp_path, monkeypatch, capsys):
+    pytest.importorskip('openvino')
+    measured = []
+
+    def contenders(name, size, folder):
+        measured.append((name, size))
+        return {'eager': torch.neg, 'OpenVINO': lambda image: -image}
+
+    monkeypatch.setattr(deployment, 'contenders', contenders)
+    monkeypatch.setattr(deployment, 'MODELS', {'A': 'a', 'Swin-T': 'swin'})
+    line = ['deployment.py', '--seconds', '0', '--out', str(tmp_path / 'out.csv')]
+    monkeypatch.setattr(sys, 'argv', [*line, '--files', str(tmp_path), '--sizes', '8', '1280'])
+    assert deployment.main() == 0
+    # 1280×1280 is for plain backbones.
+    assert measured == [('a', 8), ('a', 1280), ('swin', 8)]
+    rows = list(csv.DictReader((tmp_path / 'out.csv').open()))
+    assert [row['way'] for row in rows] == 3 * ['eager', 'OpenVINO']
+    assert {row['error'] for row in rows} == {'0.0e+00'}
+    assert rows[0]['timm'] == timm.__version__
+    assert deployment.main() == 0
+    assert len(measured) == 3
+    swin = rows[-2]['ms']
+    assert f'| Swin-T | {swin} / ' in capsys.readouterr().out
+    (tmp_path / 'out.csv').write_text((tmp_path / 'out.csv').read_text().replace(',wall,', ',cpu,'))
+    with pytest.raises(SystemExit, match=r"'clock': 'cpu'.*another --out"):
+        deployment.main()

@@ -76,10 +76,6 @@ class CausalConv1d(nn.Module):
 
 
 def causal_convs(x: Tensor, *convs: CausalConv1d, backend: str | None = None) -> tuple[Tensor, ...]:
-    """One or two convolutions of tokens `(B, T, R, C)`, read once.
-
-    With `backend='numba'` the default: the op has no numba kernel.
-    """
-    backend = None if backend == 'numba' else backend
+    """One or two convolutions of tokens `(B, T, R, C)`, read once."""
     weights = (at_least_fp32(conv.weight) for conv in convs)
     return causal_conv(x, *weights, directions=convs[0].directions, backend=backend)

@@ -16,9 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
 import numba
@@ -27,13 +25,10 @@ import torch
 from torch import Tensor, nn
 from ttt_glu import eager_dwconv, eager_glu
 
-from mmvttt.deploy.cpu import optimize_for_cpu
-from mmvttt.deploy.runtime import OnnxFile, OpenVINOFile
 from mmvttt.models.backbones import HViT3, ViT3, Vittt
 from mmvttt.models.layers import vit3_mixer
 from mmvttt.openmmlab.analysis.memory.training_step import TrainingStep
 from mmvttt.openmmlab.analysis.models import find_model
-from mmvttt.openmmlab.apis.export import export_model
 from ttt_kernels import _backend, deform_attn, ttt_dwconv, ttt_glu, ttt_linear
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -214,25 +209,6 @@ def demo() -> Iterator[Case]:
     yield 'demo', '4 x 160x160', 'step', contenders
 
 
-def deployment() -> Iterator[Case]:
-    """Classifiers as they are, with packed products, in ONNX Runtime and OpenVINO, on one image."""
-    for name in ('vittt', 'vit3', 'h_vit3', 't5'):
-        full = f'{name}_tiny' if name == 'h_vit3' else f'{name}_tiny_patch16_224'
-        model = find_model(full).model.eval()
-        packed = optimize_for_cpu(model)
-        with TemporaryDirectory() as folder:
-            path = Path(folder, 'model.onnx')
-            next(export_model(full, None, path))
-            # OpenVINO makes of an .onnx what tools/export.py writes as .xml.
-            files = OnnxFile(path), OpenVINOFile(path)
-        for size in (224, 512):
-            images = torch.randn(1, 3, size, size)
-            ways = ('eager', 'packed', 'ONNX Runtime', 'OpenVINO')
-            runs = dict(zip(ways, (model, packed, *files), strict=True))
-            contenders = {way: partial(torch.no_grad()(run), images) for way, run in runs.items()}
-            yield full, f'{size}x{size}', 'fwd', contenders
-
-
 CASES = {
     'scan': lambda: scans((196, 16), (1024, 16), (1600, 16), (6400, 16)),
     'mini_batch': lambda: scans((1024, 64), (1024, 128), (196, 196), (1024, 512), (1024, 1024)),
@@ -241,7 +217,6 @@ CASES = {
     'vittt': vittt,
     'vit3': vit3,
     'demo': demo,
-    'deployment': deployment,
 }
 
 
