@@ -10,9 +10,11 @@ import pytest
 import timm
 import torch
 from timm.layers import Attention, AttentionRope
-from timm.models import beit, checkpoint_seq
+from timm.models import beit, checkpoint_seq, metaformer
 from timm.models.eva import EvaAttention
+from timm.models.metaformer import MetaFormer
 from timm.models.vision_transformer_relpos import RelPosAttention
+from timm.models.volo import VOLO
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -354,14 +356,13 @@ REFUSED = {
     'xcit_nano_12_p16_224': 'over channels',
     'hiera_tiny_224': 'windows',
     'swin_tiny_patch4_window7_224': 'windows',
-    'mvitv2_tiny': 'pooled',
+    'mvitv2_tiny': 'pooled keys',
     'twins_pcpvt_small': 'windows',
     'pvt_v2_b0': 'pooled',
-    'volo_d1_224': 'windows',
-    'crossvit_9_240': 'windows',
-    'pit_ti_224': 'none',
-    'tnt_s_patch16_224': 'none',
-    'caformer_s18': 'an argument for the size of the map',
+    'crossvit_9_240': 'two maps',
+    'tnt_s_patch16_224': 'of pixels',
+    'visformer_tiny': 'a convolution of a map',
+    'poolformer_s12': 'has no attention, but pools',
     'resnet18': 'no attention',
 }
 
@@ -387,8 +388,68 @@ def test_behind_convolutions(name: str) -> None:
         assert model(torch.empty(1, 3, *size)).dim() == 2
 
 
+def caformer() -> nn.Module:
+    kinds = [metaformer.SepConv] * 2 + [metaformer.Attention] * 2
+    norms = [metaformer.LayerNorm2dNoBias] * 2 + [metaformer.LayerNormNoBias] * 2
+    options = dict(depths=(1, 1, 2, 1), dims=(16, 32, 64, 64), num_classes=3)
+    return shaken(MetaFormer(token_mixers=kinds, norm_layers=norms, **options))
+
+
+def pit() -> nn.Module:
+    options = dict(base_dims=(16, 16, 16), depth=(1, 2, 1), heads=(1, 2, 4), img_size=(64, 96))
+    return shaken(timm.create_model('pit_ti_distilled_224', num_classes=3, **options))
+
+
+def volo() -> nn.Module:
+    options = dict(layers=(1, 2, 1, 1), embed_dims=(16, 32, 32, 32), num_heads=(1, 2, 2, 2))
+    return shaken(VOLO(num_classes=3, img_size=(64, 96), **options))
+
+
+@pytest.mark.parametrize(('build_staged', 'count'), [(caformer, 3), (pit, 4), (volo, 4)])
+def test_in_stages(build_staged, count: int) -> None:
+    source = build_staged()
+    x = torch.randn(2, 3, 64, 96, dtype=torch.float64)
+    same, model = copy.deepcopy(source), copy.deepcopy(source).train()
+    record = linearize(same, **SOFTMAX)
+    assert torch.equal(same(x), source(x))
+    assert list(same.state_dict()) == list(source.state_dict())
+    assert len(record.replaced) == count
+    record = linearize(model)
+    assert set(record.new) == set(model.state_dict()) - set(source.state_dict())
+    model.forward_features(x).sin().sum().backward()
+    zero = [n for n in record.new if not model.get_parameter(n).grad.abs().max() > 0]
+    # Nothing reads the patches behind the last block of PiT.
+    assert all(n.startswith('transformers.2.blocks.0.attn.q_conv') for n in zero)
+    average, expected = copy.deepcopy(model.eval()), model(x)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    assert torch.equal(average(x), expected)
+    with pytest.raises(ValueError, match='linearized already'):
+        linearize(model)
+    # One of several attentions, and none of the rest.
+    partly = copy.deepcopy(source)
+    assert len(linearize(partly, record.replaced[1], **SOFTMAX).left) == count - 1
+    assert torch.equal(partly(x), source(x))
+
+
+def test_a_stage_checkpoints_its_blocks() -> None:
+    source, grads = caformer().train(), []
+    linearize(source)
+    for enable in (False, True):
+        model = copy.deepcopy(source)
+        model.set_grad_checkpointing(enable)
+        model(torch.ones(1, 3, 64, 96, dtype=torch.float64)).square().sum().backward()
+        grads.append([p.grad for p in model.parameters()])
+    assert all(torch.equal(*pair) for pair in zip(*grads, strict=True))
+
+
 def global_self_attention(model: nn.Module) -> bool:
     """Whether every block has an attention of a kind that is taken."""
+    if type(model).__name__ == 'MetaFormer':
+        return any(isinstance(m, metaformer.Attention) for m in model.modules())
+    if type(model).__name__ in ('PoolingVisionTransformer', 'VOLO'):
+        return True
     kinds = ('VisionTransformer', 'VisionTransformerDistilled', 'Eva', 'Beit')
     if type(model).__name__ not in (*kinds, 'VisionTransformerRelPos'):
         return False
@@ -412,8 +473,8 @@ def test_the_whole_registry() -> None:
             taken += 1
             wrong += [] if expected else [name]
     assert not wrong
-    # timm 1.0.31 has 285: 156 and 65 and 16 and 14 and 13 and 7 and 14, by module.
-    assert taken >= 285
+    # timm 1.0.31 has 308: 156, 65, 16, 14, 13, 7, 14, 4, 8, 11, by module.
+    assert taken >= 308
     assert all(text.count('. ') <= 1 for text in refused.values())
 
 

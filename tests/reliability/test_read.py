@@ -1,5 +1,6 @@
 """Archives with odd parts are refused before anything is built; downloads are whole or not kept."""
 
+import importlib
 import io
 import os
 import zipfile
@@ -14,6 +15,7 @@ from mmengine.runner.checkpoint import _load_checkpoint
 
 from mmvttt.checkpoints.read import read_content
 from mmvttt.errors import CheckpointError
+from mmvttt.openmmlab.apis.train import evaluate, train
 
 from .test_allow_list import Reduced
 
@@ -144,3 +146,22 @@ def test_the_password_of_a_url_is_not_shown(server: tuple) -> None:
     assert 'secret' not in str(caught.value)
     answers += [SMALL]
     assert read_content(url) == {'a': 1}
+
+
+def test_the_password_of_a_url_is_not_logged(
+    server: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+) -> None:
+    address, answers = server
+    folder = Path(__file__).parents[1] / 'trainings'
+    monkeypatch.syspath_prepend(folder)
+    tiny = importlib.import_module('tiny')
+    answers += [saved({'state_dict': tiny.TinyModel().state_dict()})]
+    url = address.replace('//', '//me:secret@') + '/private.pth'
+    init = {'load_from': url, 'other': [dict(type='Pretrained', checkpoint=url)]}
+    options = dict(cfg_options={**init, 'train_cfg.max_epochs': 1}, work_dir=str(tmp_path / 'run'))
+    train(folder / 'tiny_config.py', **options)
+    evaluate(folder / 'tiny_config.py', url, work_dir=str(tmp_path / 'run'))
+    written = [path.read_bytes() for path in (tmp_path / 'run').rglob('*') if path.is_file()]
+    assert len(written) > 3
+    assert not any(b'secret' in content for content in written)
+    assert 'secret' not in ''.join(capfd.readouterr())

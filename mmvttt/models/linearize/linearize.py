@@ -9,7 +9,7 @@ from torch import nn
 
 from mmvttt.checkpoints.names_table import names_table
 
-from . import vit
+from . import staged, vit
 from .replacement import CROSS, LINEAR
 
 _T5 = dict(inner=dict(type='SwiGLU'), key_norm='instance', locality='dwc_qk')
@@ -109,10 +109,12 @@ def linearize(
 
     Args:
         model: Of timm: `VisionTransformer` (ViT, DeiT, DINOv2, CLIP, SigLIP, …), `Eva` (EVA-02,
-            DINOv3, …), `Beit`, `VisionTransformerRelPos`. Of diffusers: `DiTTransformer2DModel`,
+            DINOv3, …), `Beit`, `VisionTransformerRelPos`, `MetaFormer` (CAFormer),
+            `PoolingVisionTransformer` (PiT), `VOLO`. Of diffusers: `DiTTransformer2DModel`,
             `PixArtTransformer2DModel`, `SD3Transformer2DModel`, `FluxTransformer2DModel`.
-        where: 'all'; indices of blocks or names of attentions; or a recipe of the paper, which also
-            sets the options: 't5' (those of 'all'), 't5+', 'dit5', 'sd3.5-t5'.
+        where: 'all'; indices of blocks (of stages, where a model has them) or names of attentions;
+            or a recipe of the paper, which also sets the options: 't5' (those of 'all'), 't5+',
+            'dit5', 'sd3.5-t5'.
         options: Options of `InnerTraining` that overrule T⁵'s or the recipe's (`inner`, `loss`,
             `key_norm`, `locality`, `neighborhood`, `qk_affine`, …).
 
@@ -171,8 +173,9 @@ def _family(model: nn.Module) -> ModuleType:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f'linearize() takes a model, got {type(model).__name__}: build it first.')
-    if isinstance(model, vit.MODELS):
-        return vit
+    for family in (vit, staged):
+        if isinstance(model, family.MODELS):
+            return family
     reason = vit.reason_against(model)
     if type(model).__module__.startswith(('diffusers.', __package__)):
         from . import diffusion
@@ -186,8 +189,8 @@ def _family(model: nn.Module) -> ModuleType:
     )
     raise ValueError(
         f'{type(model).__name__} cannot be linearized: {reason}. Give a VisionTransformer, Eva, '
-        'Beit or VisionTransformerRelPos of timm, or a DiT, PixArt, SD3 or Flux transformer of '
-        'diffusers.'
+        'Beit, VisionTransformerRelPos, CAFormer, PiT or VOLO of timm, or a DiT, PixArt, SD3 or '
+        'Flux transformer of diffusers.'
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from timm.layers import Attention, AttentionRope, apply_rot_embed_cat
-from timm.models import beit, eva, vision_transformer
+from timm.models import beit, eva, metaformer, pit, vision_transformer, volo
 from timm.models.beit import Beit
 from timm.models.eva import Eva, EvaAttention
 from timm.models.vision_transformer import VisionTransformer
@@ -21,8 +21,10 @@ _FROM_AUTHORS: Mapping[type[nn.Module], Callable[..., dict[str, Tensor]]] = {
     Eva: eva.checkpoint_filter_fn,
     Beit: beit.checkpoint_filter_fn,
     VisionTransformerRelPos: lambda weights, model: weights,
+    metaformer.MetaFormer: metaformer.checkpoint_filter_fn,
+    pit.PoolingVisionTransformer: pit.checkpoint_filter_fn,
+    volo.VOLO: lambda weights, model: weights,
 }
-MODELS = tuple(_FROM_AUTHORS)
 # By the model's class: the argument by which blocks tell their attention what the model knows.
 _TOLD: Mapping[type[nn.Module], str] = {
     VisionTransformer: 'attn_mask',
@@ -30,9 +32,18 @@ _TOLD: Mapping[type[nn.Module], str] = {
     Beit: 'shared_rel_pos_bias',
     VisionTransformerRelPos: 'shared_rel_pos',
 }
+MODELS = tuple(_TOLD)
 # Attribute of a linearized model: the options by which it can be made again.
 NOTE = 'linearize_options'
-_ATTENTIONS = (Attention, AttentionRope, EvaAttention, beit.Attention, RelPosAttention)
+_ATTENTIONS = (
+    Attention,
+    AttentionRope,
+    EvaAttention,
+    beit.Attention,
+    RelPosAttention,
+    metaformer.Attention,
+    volo.Attention,
+)
 # Position biases of pairs of tokens, which go: in an attention, and in a model for all blocks.
 _BIASES = ('relative_position_bias_table', 'relative_position_index', 'rel_pos')
 _SHARED = ('rel_pos_bias', 'shared_rel_pos')
@@ -40,12 +51,32 @@ _PROJECTION = 'queries, keys, values and the feed-forward network share a projec
 _NO_MASK = (
     'A linearized attention sees all tokens and takes no mask: leave attn_mask and is_causal out.'
 )
+_WINDOWS = 'its attention is in windows, and linear already, or over pooled keys'
 # By class of timm: why a model, a block or an attention is not taken.
 _REASONS = {
+    **dict.fromkeys(
+        (
+            'DaVit',
+            'GlobalContextVit',
+            'Hiera',
+            'HieraDet',
+            'MaxxVit',
+            'MultiScaleVit',
+            'Nest',
+            'PyramidVisionTransformerV2',
+            'SwinTransformer',
+            'SwinTransformerV2',
+            'SwinTransformerV2Cr',
+            'Twins',
+        ),
+        _WINDOWS,
+    ),
+    'CrossVit': 'each of its blocks has the tokens of two maps',
+    'TNT': 'each of its blocks has tokens of patches and of pixels',
+    'Visformer': 'its queries, keys and values are a convolution of a map, not tokens',
     'VisionTransformerSAM': 'its attention has position biases of queries, in most blocks windows',
     'NaFlexVit': 'each image of a batch has a map and a mask of its own',
     'Cait': 'its heads are mixed with each other for every pair of tokens',
-    'MetaFormer': 'its attention is in blocks without an argument for the size of the map',
     'ConVit': 'its attention is gated by positions',
     'Xcit': 'its attention is over channels, and linear already',
     'DiffAttention': 'it is the difference of two softmaxes',
@@ -78,7 +109,7 @@ def attentions(model: nn.Module) -> dict[str, nn.Module | str]:
     found: dict[str, nn.Module | str] = {}
     for i, block in enumerate(model.blocks):
         inside = {
-            f'blocks.{i}.{name}': _reason(module) or module
+            f'blocks.{i}.{name}': reason_in(module) or module
             for name, module in block.named_modules()
             if isinstance(module, (*_ATTENTIONS, Replacement)) or (name and reason_against(module))
         }
@@ -87,7 +118,8 @@ def attentions(model: nn.Module) -> dict[str, nn.Module | str]:
     return found
 
 
-def _reason(attention: nn.Module) -> str | None:
+def reason_in(attention: nn.Module) -> str | None:
+    """Reason for which an attention of a model that is taken cannot be replaced."""
     if isinstance(attention, Replacement):
         return LINEAR
     if reason := reason_against(attention):
@@ -127,13 +159,24 @@ def install(
                     "replace all attentions, where='all'."
                 )
             setattr(model, shared, None)
+    new = put_in_place(model, built, left, note)
+    for method in ('forward_features', 'forward_intermediates'):
+        setattr(model, method, _Method(model, method))
+    return new
+
+
+def put_in_place(
+    model: nn.Module,
+    built: Mapping[str, Replacement],
+    left: Mapping[str, nn.Module | str],
+    note: Mapping[str, Any],
+) -> list[str]:
+    """Puts the replacements into their places; returns the names of the new parameters."""
     for name in left:
         model.get_submodule(name).register_forward_pre_hook(_drop_map_size, with_kwargs=True)
     for name, new in built.items():
         parent, _, child = name.rpartition('.')
         setattr(model.get_submodule(parent), child, new)
-    for method in ('forward_features', 'forward_intermediates'):
-        setattr(model, method, _Method(model, method))
     setattr(model, NOTE, dict(note))
     return [f'{name}.{own}' for name, new in built.items() for own in new.new_parameters()]
 
@@ -233,7 +276,7 @@ class TTTAttention(Replacement):
     without scores there is nothing to add them to.
 
     Args:
-        source: An attention of a `VisionTransformer`, `Eva`, `Beit` or `VisionTransformerRelPos`.
+        source: An attention of a model that `linearize` takes.
         prefix: Tokens in front of the map.
         options: See `Replacement`.
     """

@@ -15,6 +15,7 @@ from mmengine.model import is_model_wrapper
 from mmengine.registry import OPTIM_WRAPPERS, RUNNERS
 from mmengine.runner import FlexibleRunner, Runner
 
+from mmvttt.checkpoints.sources import located, shown
 from mmvttt.deploy.cpu import is_worthwhile, optimize_for_cpu
 from mmvttt.deploy.cuda_graph import replay_cuda_graph
 from mmvttt.errors import UsageError
@@ -140,6 +141,7 @@ def train(
     """
     cfg = load_config(config, **config_args)
     _require(cfg, 'model', 'train_dataloader', 'train_cfg', 'optim_wrapper')
+    _fetch_private(cfg)
     if amp:
         enable_amp(cfg)
     if auto_scale_lr:
@@ -208,6 +210,7 @@ def evaluate(
         raise UsageError('--cuda-graph: torch sees no CUDA GPU here; leave it out')
     cfg = load_config(config, **config_args)
     _require(cfg, 'model', 'test_dataloader', 'test_cfg', 'test_evaluator')
+    _fetch_private(cfg)
     cfg.load_from = _existing(checkpoint)
     cfg.resume = False
     runner_type = resolve_type(cfg.get('runner_type'), RUNNERS, cfg.get('default_scope'))
@@ -306,4 +309,20 @@ def _existing(checkpoint: str | os.PathLike[str]) -> str:
         raise UsageError(
             f'there is no checkpoint {source!r} (looked for {os.path.abspath(source)})'
         )
-    return source
+    return _fetched(source)
+
+
+def _fetch_private(cfg: Any) -> None:
+    """Downloads the checkpoints of a config whose URLs have a password, and names the files.
+
+    A config is written into logs, checkpoints and work directories.
+    """
+    for key, value in cfg.items() if isinstance(cfg, dict | Config) else enumerate(cfg):
+        if isinstance(value, dict | list):
+            _fetch_private(value)
+        elif key in ('checkpoint', 'load_from') and isinstance(value, str):
+            cfg[key] = _fetched(value)
+
+
+def _fetched(source: str) -> str:
+    return source if shown(source) == source else located(source)[0]
