@@ -63,13 +63,14 @@ test: setup lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not stress" -n auto --maxprocesses 8 --dist loadfile \
 		--durations 15 --durations-min 5
 
-# What the library alone has to do, in a fresh environment: its wheel, torch, timm and diffusers. The
-# first line is the promise: no OpenMMLab, no OpenCV. PYTHONSAFEPATH: the wheel, not this folder.
+# What the library alone has to do, in a fresh environment: its wheel, torch, timm and diffusers, and
+# transformers, which the other environments cannot have. The line of `pip list` is the promise: no
+# OpenMMLab, no OpenCV.
 test-library:
 	rm -rf $(LIBRARY) && $(PYTHON) -m venv $(LIBRARY)
 	test -z "$(TORCH_INDEX)" || $(LIBRARY)/bin/python -m pip install --quiet 'torch>=2.11,<2.15' torchvision --index-url '$(TORCH_INDEX)'
 	$(LIBRARY)/bin/python -m pip wheel --quiet --no-deps --wheel-dir $(LIBRARY)/dist .
-	$(LIBRARY)/bin/python -m pip install --quiet --no-compile "$$(echo $(LIBRARY)/dist/mmvttt-*.whl)[gen,test]"
+	$(LIBRARY)/bin/python -m pip install --quiet --no-compile "$$(echo $(LIBRARY)/dist/mmvttt-*.whl)[sd3,test]"
 	! $(LIBRARY)/bin/python -m pip list | grep -iE '^(onedl-)?mm(engine|cv|det|seg|pretrain)|opencv'
 	cd tests && OMP_NUM_THREADS=1 ../$(LIBRARY)/bin/python -m pytest -m "not stress" -n auto \
 		--maxprocesses 8 --dist loadfile kernels models generation checkpoints convert test_library.py
