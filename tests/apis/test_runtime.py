@@ -1,8 +1,11 @@
 """Exported files as modules: their shapes, and their time compared with a model's."""
 
+import importlib
 from pathlib import Path
 from typing import Any
 
+import cv2
+import numpy as np
 import pytest
 import torch
 
@@ -91,3 +94,24 @@ def test_benchmark_times_files_beside_a_model(tools: Any, tmp_path: Path) -> Non
     assert all(other.latency_ms is not None for other in others)
     assert 'twice (onnx) inference float32 1 × 32×32' in out
     assert '--onnx is for inference' in tools.error('benchmark.py', *line, '--train')
+
+
+def test_image_demo_in_openvino(tools: Any, tmp_path: Path) -> None:
+    openvino = pytest.importorskip('openvino')
+    ops = importlib.import_module('openvino.opset13')
+    # Logits that say "cat", whatever the image.
+    image = ops.parameter([-1, 3, -1, -1], np.float32, name='image')
+    logits = np.eye(10, dtype=np.float32)[3] * 5
+    means = ops.reduce_mean(image, np.array([1, 2, 3]), keep_dims=False)
+    output = ops.unsqueeze(ops.multiply(means, np.float32(0)), np.array(1)) + logits
+    image.output(0).set_names({'image'})
+    output.output(0).set_names({'logits'})
+    openvino.save_model(openvino.Model([output], [image]), tmp_path / 'cat.xml')
+    cv2.imwrite(str(tmp_path / 'grey.png'), np.full((40, 50, 3), 128, np.uint8))
+    line = ('cifar10_vittt_nano', 'mmvttt://cifar10_vittt_nano', tmp_path / 'grey.png')
+    out = tools(
+        'image_demo.py', *line, '--openvino', tmp_path / 'cat.xml', '--out', tmp_path / 'out'
+    )
+    # e⁵ / (e⁵ + 9)
+    assert 'cat 0.943; ' in out
+    assert (tmp_path / 'out' / 'grey.png').stat().st_size

@@ -8,7 +8,6 @@ import timm
 import torch
 
 pytest.importorskip('numba', reason='numba is not installed')
-pytest.importorskip('openvino', reason='openvino is not installed')
 import cpu as benchmark
 import deployment
 

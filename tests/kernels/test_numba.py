@@ -6,6 +6,7 @@ That they follow the definitions is in test_ops.py.
 import multiprocessing
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from kernel_testing import assert_same, error, with_gradients
 from ops import OPS
 from scans import OP, OP_BACKWARD, call, make
 
+import ttt_kernels
 from ttt_kernels import _backend
 
 pytest.importorskip('numba', reason='numba is not installed')
@@ -81,9 +83,14 @@ def _in_a_fork(connection, inputs):
     connection.send(float(on_numba(inputs).double().sum()))
 
 
-def test_a_forked_worker_can_run_it():
+def test_a_forked_worker_can_run_it(monkeypatch):
+    # The parent has started a team of threads, which the fork does not have.
+    monkeypatch.setattr('ttt_kernels._numba._WORTH_A_THREAD', 1)
     inputs = make(37, dtype=torch.float32)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
     expected = float(on_numba(inputs).double().sum())
+    torch.set_num_threads(before)
     ours, theirs = multiprocessing.Pipe()
     context = multiprocessing.get_context('fork')
     worker = context.Process(target=_in_a_fork, args=(theirs, inputs))
@@ -92,6 +99,30 @@ def test_a_forked_worker_can_run_it():
     assert ours.recv() == expected
     worker.join(60)
     assert worker.exitcode == 0
+
+
+def test_calls_at_once_with_teams_of_their_own(monkeypatch):
+    # As in a server.
+    monkeypatch.setattr('ttt_kernels._numba._WORTH_A_THREAD', 1)
+    hw = (9, 13)
+    ops = [op for op in OPS.values() if ttt_kernels.available()[op.name]['numba'] is None]
+    inputs = [op.make(hw, batch=3, dim=16, dtype=torch.float32) for op in ops]
+
+    def outputs(threads):
+        torch.set_num_threads(threads)
+        return [op.call(x, hw, backend='numba') for op, x in zip(ops, inputs, strict=True)]
+
+    before = torch.get_num_threads()
+    try:
+        expected = outputs(1)
+        with ThreadPoolExecutor(4) as pool:
+            calls = [pool.submit(outputs, threads) for threads in 3 * (1, 2, 4, 8)]
+            found = [call.result(timeout=60) for call in calls]
+    finally:
+        torch.set_num_threads(before)
+    assert len(ops) >= 5
+    for others in found:
+        assert all(torch.equal(x, y) for x, y in zip(others, expected, strict=True))
 
 
 @pytest.mark.parametrize('tile', [(4, 64), (8, 128)])
