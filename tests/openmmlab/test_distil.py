@@ -159,3 +159,5 @@ def test_mistakes_are_named() -> None:
         MODELS.build(
             dict(type='mmvttt.Distil', backbone=dict(backbone, linearize=None, init_cfg=init))
         )
+    with pytest.raises(ValueError, match="loss='cosin'"):
+        MODELS.build(dict(type='mmvttt.Distil', backbone=backbone, loss='cosin'))
