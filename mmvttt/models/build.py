@@ -83,11 +83,21 @@ def build_part(option: str, kind: Callable[..., Any], *args: Any, **options: Any
     Raises:
         TypeError: If an option is unknown or missing.
     """
+    check_options(option, kind, *args, **options)
+    return kind(*args, **options)
+
+
+def check_options(option: str, kind: Callable[..., Any], *args: Any, **options: Any) -> None:
+    """Checks that a class or function can be called like this.
+
+    Raises:
+        TypeError: If an option is unknown or missing.
+    """
     try:
         signature = inspect.signature(kind)
     except ValueError:
         # Compiled functions have no signature.
-        return kind(*args, **options)
+        return
     try:
         signature.bind(*args, **options)
     except TypeError as error:
@@ -100,7 +110,6 @@ def build_part(option: str, kind: Callable[..., Any], *args: Any, **options: Any
             f'{f"has no option {wrong!r}" if wrong else f"lacks something: {error}"}'
             f'{f", did you mean {close[0]!r}?" if close else ""}; it has {", ".join(names)}'
         ) from None
-    return kind(*args, **options)
 
 
 def build_function(option: str, value: Any, own: Mapping[str, Any]) -> Callable[..., Any]:

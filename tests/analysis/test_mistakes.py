@@ -110,6 +110,13 @@ def test_precision_over_recall() -> None:
     precision = _precision((truth, empty), found, 0, 0.5, grid)
     np.testing.assert_allclose(precision, [1, 1, 2 / 3, 2 / 3])
     assert _precision((truth, empty), found, 1, 0.5, grid) is None
+    # The wrong box hits one of another class; then, whatever it hits.
+    other = dict(truth, bboxes=np.float32([[50, 0, 60, 10]]), labels=np.array([1]))
+    for second, forgiven in ((other, 'class'), (empty, 'background')):
+        precision = _precision((truth, second), found, 0, 0.5, grid, forgiven)
+        np.testing.assert_allclose(precision, [1, 1, 1, 1])
+    precision = _precision((truth, empty), found, 0, 0.5, grid, 'class')
+    np.testing.assert_allclose(precision, [1, 1, 2 / 3, 2 / 3])
 
 
 def test_another_scope(tmp_path: Path) -> None:

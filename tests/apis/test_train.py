@@ -1,17 +1,20 @@
 """Training, resuming, testing and the options of tools/, on a model that trains in milliseconds."""
 
+import csv
 import pickle
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
 from mmengine.hooks import CheckpointHook, Hook
 from mmengine.model import BaseTTAModel
 from mmengine.optim import AmpOptimWrapper, ApexOptimWrapper, OptimWrapper
-from mmengine.registry import MODELS
+from mmengine.registry import MODELS, init_default_scope
 from mmengine.runner import EpochBasedTrainLoop, Runner
+from PIL import Image
 
 from mmvttt.checkpoints.read import read_content
 from mmvttt.errors import CheckpointMismatchError, UsageError
@@ -249,6 +252,38 @@ def test_tta_is_the_configs_own() -> None:
     assert cfg.test_dataloader.dataset.pipeline[-1].type == 'TestTimeAug'
     with pytest.raises(UsageError, match='no tta_model and tta_pipeline'):
         enable_tta(load_config('vittt_digits'))
+
+
+def test_a_segmentor_with_tta(tmp_path: Path) -> None:
+    for toolbox in ('mmdet', 'mmseg', 'mmpretrain'):
+        pytest.importorskip(toolbox)
+    from ..configs.reduced import reduce_model
+
+    cfg = reduce_model(load_config('upernet_vittt_t_160k'))
+    init_default_scope('mmseg')
+    torch.save(dict(state_dict=MODELS.build(cfg.model).state_dict()), tmp_path / 'a.pth')
+    labelled = 0
+    for i in range(2):
+        noise = np.random.default_rng(i).integers(0, 151, (56, 80, 4), np.uint8)
+        labelled += np.count_nonzero(noise[..., 3])
+        for folder, pixels in (('images', noise[..., :3]), ('annotations', noise[..., 3])):
+            path = (
+                tmp_path / folder / 'validation' / f'{i}.{"jpg" if folder == "images" else "png"}'
+            )
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(path)
+    cfg.test_dataloader.update(num_workers=0, persistent_workers=False)
+    cfg.test_dataloader.dataset.data_root = str(tmp_path)
+    cfg.test_dataloader.dataset.pipeline[1].scale = (80, 56)
+    cfg.dump(tmp_path / 'c.py')
+    metrics, options = [], dict(work_dir=str(tmp_path), mistakes=str(tmp_path / 'mistakes'))
+    for tta in (False, True):
+        metrics.append(evaluate(tmp_path / 'c.py', tmp_path / 'a.pth', tta=tta, **options))
+        with open(tmp_path / 'mistakes/confusion_matrix.csv') as file:
+            counts = [row[1:] for row in csv.reader(file)][1:]
+        assert sum(int(cell) for row in counts for cell in row) == labelled
+    assert all('mIoU' in found for found in metrics)
+    assert metrics[0] != metrics[1]
 
 
 @pytest.mark.parametrize('name', ['vittt_t_in1k', 'maskrcnn_vittt_t_1x', 'upernet_vittt_t_160k'])

@@ -491,7 +491,12 @@ def test_bad_input() -> None:
     unchanged(r'names no attention', vit, [])
     unchanged(r"where='sd3.5-t5' is for another model: this one has no", vit, 'sd3.5-t5')
     unchanged(r'inner', vit, inner=dict(type='Nothing'))
-    unchanged(r'unexpected keyword argument .window', vit, window=5, error=TypeError)
+    unchanged(
+        r"linearize: InnerTraining has no option 'iner', did you mean 'inner'\?; it has inner, loss",
+        vit,
+        iner='MLP',
+        error=TypeError,
+    )
     unchanged(r'neighborhood=4', vit, neighborhood=4)
     unchanged(r'attn_drop_rate=0', build('vit_tiny_patch16_224', attn_drop_rate=0.1))
     unchanged(r'patch_drop_rate=0', build('vit_tiny_patch16_224', patch_drop_rate=0.1))

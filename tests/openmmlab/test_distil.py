@@ -15,7 +15,13 @@ from torch import nn
 from mmvttt.checkpoints.load import load_pretrained
 from mmvttt.errors import UsageError
 from mmvttt.models.backbones import TimmViT
-from mmvttt.models.distillation import block_tokens, distil, distillation_losses, new_parameters
+from mmvttt.models.distillation import (
+    KeptTokens,
+    block_tokens,
+    distil,
+    distillation_losses,
+    new_parameters,
+)
 from mmvttt.openmmlab.registry import MODELS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -102,6 +108,37 @@ def test_distil_in_the_library() -> None:
         distil(source, twin, [], 2)
 
 
+def test_kept_tokens_of_the_source() -> None:
+    source, twin = source_and_twin()
+    images = torch.randn(5, 3, 32, 32)
+    seen: list[int] = []
+    embed = source.embed
+
+    def counted(x: torch.Tensor) -> Any:
+        seen.append(len(x))
+        return embed(x)
+
+    source.embed = counted
+    # In any order, twice in a batch, of another shape, and more of them than are kept.
+    parts = [images[:3], images[[2, 0, 3, 3]], images[[4, 1]], images[[4, 0]]]
+    parts += [images[:1, :, :16], images[:1].transpose(2, 3)]
+    kept = KeptTokens(source, most=4)
+    with torch.no_grad():
+        found = [kept(part) for part in parts]
+        # Each image once, and what is not kept again.
+        assert seen == [3, 1, 1, 1, 1, 1]
+        for part, tokens in zip(parts, found, strict=True):
+            # fp32; the same image in batches of other sizes.
+            torch.testing.assert_close(tokens, block_tokens(source, part), rtol=1e-4, atol=1e-4)
+    curves = []
+    for cache in (0, 5):
+        torch.manual_seed(0)
+        _, twin = source_and_twin()
+        curves.append(distil(source, twin, [images[:3], images[2:]], 4, cache=cache))
+    for one, other in zip(*curves, strict=True):
+        assert one == pytest.approx(other, rel=1e-3, abs=1e-4)
+
+
 def test_a_run_and_its_twin(tmp_path: Path) -> None:
     source, _ = source_and_twin()
     torch.save(source.state_dict(), tmp_path / 'source.pth')
@@ -159,3 +196,5 @@ def test_mistakes_are_named() -> None:
         MODELS.build(
             dict(type='mmvttt.Distil', backbone=dict(backbone, linearize=None, init_cfg=init))
         )
+    with pytest.raises(ValueError, match="loss='cosin'"):
+        MODELS.build(dict(type='mmvttt.Distil', backbone=backbone, loss='cosin'))

@@ -9,6 +9,8 @@ from torch import nn
 
 from mmvttt.checkpoints.names_table import names_table
 
+from ..build import check_options
+from ..layers.ttt_mixer import InnerTraining
 from . import staged, vit
 from .replacement import CROSS, LINEAR
 
@@ -149,6 +151,7 @@ def linearize(
             )
     before = dict(model.named_parameters())
     options = {**recipe.options, **options}
+    check_options('linearize', InnerTraining, 0, 0, **options)
     # All are built before anything is changed.
     built = {n: family.replacement(model, found[n], options) for n in names}
     left = {name: part for name, part in found.items() if name not in built}

@@ -20,8 +20,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _BACKGROUND = 'background'
-# At 0.1 badly placed boxes count as found: the gap to 0.5 is the cost of their places.
-_OVERLAPS = (0.75, 0.5, 0.1)
+# Curves from strict to lenient, by IoU and what is forgiven: the gap between two is the cost of a
+# kind of mistake, as in COCO's analysis of errors.
+_CURVES = {
+    'IoU 0.75': (0.75, None),
+    'IoU 0.5': (0.5, None),
+    'badly placed (IoU 0.1)': (0.1, None),
+    'and of another class': (0.1, 'class'),
+    'and on the background': (0.1, 'background'),
+}
 _SCORE, _OVERLAP = 0.3, 0.5
 
 
@@ -32,7 +39,8 @@ class Mistakes(BaseMetric):
     of each row). Classifiers are counted by image and segmentors by labelled pixel. Boxes are
     counted by their truth: from the highest score down to 0.3, each takes the free truth that it
     overlaps most, by an IoU of 0.5 or more, whatever its class; what is left over is `background`.
-    Of boxes `precision_recall.png` is drawn, too.
+    Of boxes `precision_recall.png` is drawn, too: precision over recall as it is, and with one kind
+    of mistake after the other forgiven. What is missing then was not found.
 
     Args:
         folder: For the files.
@@ -172,19 +180,28 @@ def _draw_precision(folder: Path, truths: tuple, found: tuple) -> None:
     """Draws precision over recall, the mean of all classes that are there."""
     figure, (panel,) = panels(1, 1, (6.0, 5.0))
     grid = np.linspace(0, 1, 101)
-    for overlap in _OVERLAPS:
+    below = np.zeros_like(grid)
+    for name, (overlap, forgiven) in _CURVES.items():
         labels = range(len(found[0]))
-        curves = [_precision(truths, found, label, overlap, grid) for label in labels]
+        curves = [_precision(truths, found, label, overlap, grid, forgiven) for label in labels]
         mean = np.mean([c for c in curves if c is not None] or [np.zeros_like(grid)], axis=0)
-        panel.plot(grid, mean, label=f'IoU {overlap}: AP {mean.mean():.3f}')
+        panel.fill_between(grid, below, mean, alpha=0.6, label=f'{name}: AP {mean.mean():.3f}')
+        below = mean
     _axes_of_shares(panel)
     save(figure, folder / 'precision_recall.png')
 
 
 def _precision(
-    truths: tuple, found: tuple, label: int, overlap: float, grid: np.ndarray
+    truths: tuple,
+    found: tuple,
+    label: int,
+    overlap: float,
+    grid: np.ndarray,
+    forgiven: str | None = None,
 ) -> np.ndarray | None:
     """Precision of a class at each recall of the grid, the highest at it or beyond, as in COCO.
+
+    Forgiven is what hits a box of another 'class', or every wrong box ('background').
 
     Not by mmdet's `eval_map`, which forks a pool of processes: it hangs where SIGTERM is handled.
     """
@@ -194,6 +211,8 @@ def _precision(
     for truth, boxes in zip(truths, found, strict=True):
         true = truth['bboxes'][truth['labels'] == label]
         ignored = truth['bboxes_ignore'][truth['labels_ignore'] == label]
+        if forgiven == 'class':
+            ignored = np.concatenate([ignored, truth['bboxes'][truth['labels'] != label]])
         count += len(true)
         right, wrong = tpfp_default(boxes[label], true, ignored, overlap)
         parts.append(np.vstack([boxes[label][:, 4], right, wrong]))
@@ -201,7 +220,7 @@ def _precision(
         return None
     scores, right, wrong = np.hstack(parts)
     order = np.argsort(-scores, kind='stable')
-    right, wrong = right[order].cumsum(), wrong[order].cumsum()
+    right, wrong = right[order].cumsum(), wrong[order].cumsum() * (forgiven != 'background')
     precision = right / np.maximum(right + wrong, 1)
     highest = np.maximum.accumulate(precision[::-1])[::-1]
     return np.append(highest, 0.0)[np.searchsorted(right / count, grid, side='left')]

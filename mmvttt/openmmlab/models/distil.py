@@ -10,9 +10,9 @@ from mmengine.model import BaseModel, is_model_wrapper
 from mmengine.runner import Runner
 from torch import Tensor
 
-from mmvttt.arguments import check_config, check_int, checked_size
+from mmvttt.arguments import check_choice, check_config, check_int, checked_size
 from mmvttt.errors import UsageError
-from mmvttt.models.distillation import distillation_losses, new_parameters
+from mmvttt.models.distillation import LOSSES, distillation_losses, new_parameters
 
 from ..registry import HOOKS, MODELS
 
@@ -34,6 +34,7 @@ class Distil(BaseModel):
 
     Raises:
         UsageError: If the backbone has no `init_cfg`, or is not linearized.
+        ValueError: If the loss does not exist.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Distil(BaseModel):
         init_cfg: Any = None,
     ) -> None:
         super().__init__(data_preprocessor, init_cfg)
+        check_choice('loss', loss, tuple(LOSSES))
         check_config('backbone', backbone, "dict(type='mmvttt.TimmViT', …)")
         if not backbone.get('init_cfg'):
             raise UsageError(
