@@ -3,9 +3,12 @@
 Elsewhere, and for layers that the kernel does not compute, the layers themselves run.
 """
 
+from collections.abc import Sequence
 from functools import reduce
+from itertools import chain
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import ttt_kernels
@@ -83,6 +86,24 @@ def rotate_pairs(x: Tensor, rotation: Tensor, backend: str | None) -> Tensor:
     if backend == 'reference' or not ttt_kernels.fuses('rotate', x):
         return rotate(x, rotation)
     return ttt_kernels.rotate(x, rotation)
+
+
+def shares_product(x: Tensor, backend: str | None, *layers: nn.Module) -> bool:
+    """Whether linear layers of the same tokens are computed as one product."""
+    plain = all(_is_plain(layer, nn.Linear) for layer in layers)
+    return plain and backend != 'reference' and ttt_kernels.fuses('gated', x)
+
+
+def one_product(x: Tensor, *groups: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Tokens `(B, N, C)` times weights `(D_i, C)`, one part of one product for each group of them.
+
+    Its width is a multiple of 16, which keeps the tokens of the parts aligned.
+    """
+    sizes = [sum(map(len, group)) for group in groups]
+    # Any rows fill it up.
+    more = groups[0][0][: -sum(sizes) % 16].detach()
+    weight = torch.cat([*chain(*groups), more])
+    return F.linear(x, weight).split([*sizes, len(more)], -1)[:-1]
 
 
 def _fuses(x: Tensor, norm: nn.Module) -> bool:
