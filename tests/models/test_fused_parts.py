@@ -23,7 +23,7 @@ BLOCKS = {
 }
 OPS = {
     'residual_norm': set(BLOCKS),
-    'gated': {'Vittt', 'Vittt, Algorithm 1', 'Vittt, gated'},
+    'gated': {*BLOCKS} - {'H-ViT³'},
     'gelu_conv': {'H-ViT³'},
     'rotate': {'H-ViT³'},
 }
@@ -56,8 +56,8 @@ def test_a_block_is_the_same_function(name: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(ttt_kernels, 'fuses', lambda op, x: calls.append(op) or True)
     found = results(block, x)
     assert set(calls) == {op for op, blocks in OPS.items() if name in blocks}
-    # The projections, the gate and SwiGLU.
-    assert calls.count('gated') == (3 if name == 'Vittt, gated' else 'Vittt' in name)
+    # The feed-forward; the projections and the gate.
+    assert calls.count('gated') == (name != 'H-ViT³') + 2 * (name == 'Vittt, gated')
     for key, value in expected.items():
         torch.testing.assert_close(found[key], value, rtol=1e-9, atol=1e-11, msg=key)
 
@@ -114,6 +114,8 @@ def test_normed_tokens_have_the_type_of_autocast_and_the_stream_keeps_its_own(
         ('H-ViT³', 'norm2'),
         ('H-ViT³', 'mlp.dwconv'),
         ('H-ViT³', 'mlp.act'),
+        ('ViT³', 'mlp.fc1'),
+        ('Vittt, gated', 'mlp.fc1'),
         ('Vittt, gated', 'mlp.act'),
         ('Vittt, gated', 'mixer.gate_act'),
         ('Vittt, gated', 'mixer.qkv'),
