@@ -7,7 +7,7 @@ from ._backend import BACKENDS, available, fuses
 from ._decompositions import decompositions
 from .causal_conv import causal_conv
 from .deform_attn import deform_attn, deform_attn_fused
-from .gated import gated, glu
+from .gated import biased_act, gated, glu
 from .gelu_conv import gelu_conv
 from .residual_norm import conv_norm, layer_norm, residual_norm
 from .rotate import rotate
@@ -19,6 +19,7 @@ from .ttt_mlp import ttt_mlp
 __all__ = [
     'BACKENDS',
     'available',
+    'biased_act',
     'causal_conv',
     'conv_norm',
     'decompositions',

@@ -120,12 +120,35 @@ GLU = replace(
     definition=block_parts.define_glu,
     tokens=('x',),
     images=('x',),
-    cases=(*MAPS, *WIDTHS, Case((3, 5), {}, {'activation': 'gelu'})),
-    kernel_cases=(*WIDTHS, Case((5, 9), {}, {'activation': 'gelu'})),
+    cases=(*MAPS, *WIDTHS, Case((3, 5), {'bias': True}, {'activation': 'gelu'})),
+    kernel_cases=(*WIDTHS, Case((5, 9), {'bias': True}, {'activation': 'gelu'})),
+    emulated={'5 × 7': Case((5, 7), {'dim': 48}), 'a bias': Case((5, 7), {'bias': True})},
+    launches=(1, 1),
+    variants=(Case((3, 5), {'bias': True}),),
     bad=BAD_GATED
     | {
         'x': bad(r'x must have shape \(B, N, 2·C\), got 2 dim', x=lambda x: x[0]),
         'halves': bad(r'x must have two halves, got 11 channels', x=lambda x: x[..., :11]),
+        'bias': bad(
+            r'bias must have shape \(C,\)', options={'bias': torch.ones(3, dtype=torch.float64)}
+        ),
+    },
+)
+BIASED = replace(
+    GLU,
+    make=functools.partial(block_parts.make_gated, branches=0, bias=True),
+    call=block_parts.call_biased,
+    definition=block_parts.define_biased,
+    cases=(*MAPS, *WIDTHS, Case((3, 5), {}, {'activation': 'silu'})),
+    kernel_cases=(*WIDTHS, Case((5, 9), {'dim': 70}, {'activation': 'silu'})),
+    emulated={'5 × 7': Case((5, 7), {'dim': 24})},
+    launches=(1, 2),
+    variants=(),
+    bad=BAD_GATED
+    | {
+        'x': bad(r'x must have shape \(B, N, C\), got 2 dim', x=lambda x: x[0]),
+        'bias': bad(r'bias must have shape \(C,\)', bias=lambda x: x[:3]),
+        'bias dtype': bad(r'bias must be torch\.float32 where', TypeError, bias=Tensor.half),
     },
 )
 GELU_CONV = Op(

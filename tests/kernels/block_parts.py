@@ -80,9 +80,9 @@ def define_sum(inputs: Inputs, hw, eps=1e-6, dtype=None) -> Tensor:
 
 
 def make_gated(
-    hw, *, branches=2, batch=2, heads=1, dim=6, dtype=torch.float64, device='cpu'
+    hw, *, branches=2, bias=False, batch=2, heads=1, dim=6, dtype=torch.float64, device='cpu'
 ) -> Inputs:
-    """Inputs of gated, or with no branches of glu; all are parts of wider tensors."""
+    """Inputs of gated, with no branches of glu or of biased_act; tokens are parts of wider ones."""
     generator = torch.Generator().manual_seed(0)
 
     def tokens(*shape: int) -> Tensor:
@@ -90,7 +90,8 @@ def make_gated(
         return wide.to(device, dtype)[..., : shape[-1]]
 
     if not branches:
-        return {'x': tokens(2 * dim)}
+        learned = normal(generator, 2 * dim).to(device, state_dtype(dtype))
+        return {'x': tokens(2 * dim), **({'bias': learned} if bias else {})}
     return {'x': tokens(branches, dim), 'gate': tokens(dim)}
 
 
@@ -100,11 +101,21 @@ def call_gated(inputs: Inputs, hw, **options) -> Tensor:
 
 
 def define_gated(inputs: Inputs, hw, activation='gelu') -> Tensor:
-    return gated.primal(inputs['x'], inputs['gate'], activation)
+    return gated.primal(inputs['x'], inputs['gate'], None, activation)
 
 
-def define_glu(inputs: Inputs, hw, activation='silu') -> Tensor:
-    return gated.primal(inputs['x'].unflatten(-1, (2, -1)), None, activation)
+def define_glu(inputs: Inputs, hw, activation='silu', parts=2) -> Tensor:
+    bias = inputs.get('bias')
+    bias = None if bias is None else bias.unflatten(0, (parts, -1))
+    return gated.primal(inputs['x'].unflatten(-1, (parts, -1)), None, bias, activation)
+
+
+def call_biased(inputs: Inputs, hw, **options) -> Tensor:
+    return ttt_kernels.biased_act(**inputs, **options)
+
+
+def define_biased(inputs: Inputs, hw, activation='gelu') -> Tensor:
+    return define_glu(inputs, hw, activation, parts=1)
 
 
 def make_rotate(hw, *, dim=6, **sizes) -> Inputs:

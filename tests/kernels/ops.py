@@ -486,6 +486,7 @@ OPS = {
     'conv_norm': block_ops.CONV_NORM,
     'gated': block_ops.GATED,
     'glu': block_ops.GLU,
+    'biased_act': block_ops.BIASED,
     'gelu_conv': block_ops.GELU_CONV,
     'rotate': block_ops.ROTATE,
 }

@@ -44,3 +44,11 @@ def test_views_are_free_and_expanded_tensors_have_their_numbers_once():
 )
 def test_the_documented_table_is_what_the_command_counts(model):
     assert block_bytes.row(model) in DOCS.read_text()
+
+
+@pytest.mark.stress
+def test_the_documented_step_of_mask_rcnn_is_what_the_command_counts():
+    pytest.importorskip('mmdet')
+    import mask_rcnn_bytes
+
+    assert mask_rcnn_bytes.table(mask_rcnn_bytes.step('maskrcnn_vittt_s_1x', 2)) in DOCS.read_text()

@@ -23,7 +23,7 @@ BLOCKS = {
 }
 OPS = {
     'residual_norm': set(BLOCKS),
-    'gated': {'Vittt', 'Vittt, Algorithm 1', 'Vittt, gated'},
+    'gated': {*BLOCKS} - {'H-ViT³'},
     'gelu_conv': {'H-ViT³'},
     'rotate': {'H-ViT³'},
 }
@@ -56,7 +56,8 @@ def test_a_block_is_the_same_function(name: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(ttt_kernels, 'fuses', lambda op, x: calls.append(op) or True)
     found = results(block, x)
     assert set(calls) == {op for op, blocks in OPS.items() if name in blocks}
-    assert calls.count('gated') == (2 if name == 'Vittt, gated' else 'Vittt' in name)
+    # The feed-forward; the projections and the gate.
+    assert calls.count('gated') == (name != 'H-ViT³') + 2 * (name == 'Vittt, gated')
     for key, value in expected.items():
         torch.testing.assert_close(found[key], value, rtol=1e-9, atol=1e-11, msg=key)
 
@@ -113,8 +114,13 @@ def test_normed_tokens_have_the_type_of_autocast_and_the_stream_keeps_its_own(
         ('H-ViT³', 'norm2'),
         ('H-ViT³', 'mlp.dwconv'),
         ('H-ViT³', 'mlp.act'),
+        ('ViT³', 'mlp.fc1'),
+        ('Vittt, gated', 'mlp.fc1'),
         ('Vittt, gated', 'mlp.act'),
         ('Vittt, gated', 'mixer.gate_act'),
+        ('Vittt, gated', 'mixer.qkv'),
+        ('Vittt, gated', 'mixer.gate'),
+        ('Vittt, gated', 'mixer.eta'),
     ],
 )
 def test_a_layer_that_somebody_listens_to_is_called(
@@ -136,16 +142,55 @@ def test_an_activation_that_no_op_has_is_the_layer(monkeypatch: pytest.MonkeyPat
     expected = block(x, HW)
     monkeypatch.setattr(ttt_kernels, 'fuses', lambda op, x: op == 'gated')
     monkeypatch.setattr(ttt_kernels, 'gated', None)
-    assert torch.equal(block(x, HW), expected)
+    torch.testing.assert_close(block(x, HW), expected)
 
 
-def test_a_mixer_that_is_told_to_run_its_reference_has_no_fused_gate(
+def test_a_mixer_that_is_told_to_run_its_reference_has_no_fused_part(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     mixer = TTTLinearMixer(8, 2, gate_cfg='GELU', backend='reference')
+    x = torch.randn(2, 15, 8)
+    expected = mixer(x)
     monkeypatch.setattr(ttt_kernels, 'fuses', lambda op, x: True)
     monkeypatch.setattr(ttt_kernels, 'gated', None)
-    assert mixer(torch.randn(2, 15, 8)).shape == (2, 15, 8)
+    assert torch.equal(mixer(x), expected)
+
+
+@pytest.mark.parametrize(
+    'options',
+    [
+        dict(share_qk=False),
+        dict(directions=('forward',)),
+        dict(post_norm=True),
+        dict(conv_kernel=0),
+    ],
+    ids=str,
+)
+def test_one_product_is_all_of_a_mixers_projections(
+    options: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    mixer = TTTLinearMixer(24, 3, gate_cfg='GELU', **options).double()
+    for parameter in mixer.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    x = torch.randn(2, 19, 24, dtype=torch.float64)
+    leaves = dict(mixer.named_parameters())
+
+    def found() -> list[Tensor]:
+        out = mixer(x)
+        return [out, *torch.autograd.grad(out.square().sum(), list(leaves.values()))]
+
+    expected = found()
+    monkeypatch.setattr(ttt_kernels, 'fuses', lambda op, x: True)
+    products = []
+    linear = nn.functional.linear
+    monkeypatch.setattr(
+        nn.functional, 'linear', lambda x, w, *b: products.append(len(w)) or linear(x, w, *b)
+    )
+    for name, x1, x2 in zip(['output', *leaves], expected, found(), strict=True):
+        torch.testing.assert_close(x2, x1, rtol=1e-9, atol=1e-11, msg=name)
+    assert len(products) == 2  # and the last projection
+    assert products[0] % 16 == 0
 
 
 def test_a_cpu_runs_the_layers() -> None:

@@ -60,7 +60,7 @@ class SwiGLUFeedForward(GluMlp):
 
     def forward(self, x: Tensor, hw: tuple[int, int] | None = None) -> Tensor:
         """Tokens `(B, T, D)` → `(B, T, D)`, each token on its own."""
-        return self.fc2(glu(self.fc1(x), self.act))
+        return self.fc2(glu(x, self.fc1, self.act))
 
 
 class VitttBlock(TokenBlock):

@@ -3,9 +3,12 @@
 Elsewhere, and for layers that the kernel does not compute, the layers themselves run.
 """
 
+from collections.abc import Sequence
 from functools import reduce
+from itertools import chain
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import ttt_kernels
@@ -60,13 +63,22 @@ def sum_and_gate(x: Tensor, gate: Tensor, act: nn.Module, backend: str | None) -
     return ttt_kernels.gated(x, gate, activation=known)
 
 
-def glu(x: Tensor, act: nn.Module) -> Tensor:
-    """The activated first half of the channels times the second, tokens `(B, N, 2·C)`."""
+def glu(x: Tensor, linear: nn.Module, act: nn.Module) -> Tensor:
+    """act(a)·v of linear(x) = [a, v], halves of the channels; tokens `(B, N, C)`."""
     known = _known_act(act)
     if not (known and ttt_kernels.fuses('gated', x)):
-        gate, value = x.chunk(2, -1)
+        gate, value = linear(x).chunk(2, -1)
         return act(gate) * value
-    return ttt_kernels.glu(x, activation=known)
+    return ttt_kernels.glu(*_bias_apart(x, linear), activation=known)
+
+
+def linear_and_act(x: Tensor, linear: nn.Module, act: nn.Module) -> Tensor:
+    """act(linear(x)), tokens `(B, N, C)`."""
+    known = _known_act(act)
+    if not (known and ttt_kernels.fuses('gated', x)):
+        return act(linear(x))
+    x, bias = _bias_apart(x, linear)
+    return act(x) if bias is None else ttt_kernels.biased_act(x, bias, activation=known)
 
 
 def act_conv_act(x: Tensor, act: nn.Module, conv: DWConv2d, hw: tuple[int, int]) -> Tensor:
@@ -85,8 +97,34 @@ def rotate_pairs(x: Tensor, rotation: Tensor, backend: str | None) -> Tensor:
     return ttt_kernels.rotate(x, rotation)
 
 
+def shares_product(x: Tensor, backend: str | None, *layers: nn.Module) -> bool:
+    """Whether linear layers of the same tokens are computed as one product."""
+    plain = all(_is_plain(layer, nn.Linear) for layer in layers)
+    return plain and backend != 'reference' and ttt_kernels.fuses('gated', x)
+
+
+def one_product(x: Tensor, *groups: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Tokens `(B, N, C)` times weights `(D_i, C)`, one part of one product for each group of them.
+
+    Its width is a multiple of 16, which keeps the tokens of the parts aligned.
+    """
+    sizes = [sum(map(len, group)) for group in groups]
+    # Any rows fill it up.
+    more = groups[0][0][: -sum(sizes) % 16].detach()
+    weight = torch.cat([*chain(*groups), more])
+    return F.linear(x, weight).split([*sizes, len(more)], -1)[:-1]
+
+
 def _fuses(x: Tensor, norm: nn.Module) -> bool:
     return _is_plain(norm, nn.LayerNorm) and ttt_kernels.fuses('residual_norm', x)
+
+
+def _bias_apart(x: Tensor, linear: nn.Module) -> tuple[Tensor, Tensor | None]:
+    """A layer's output without its bias, and the bias, where training sums the bias's gradient."""
+    bias = linear.bias if _is_plain(linear, nn.Linear) else None
+    if bias is None or not (bias.requires_grad and torch.is_grad_enabled()):
+        return linear(x), None
+    return F.linear(x, linear.weight), at_least_fp32(bias)
 
 
 def _is_3x3(conv: nn.Module) -> bool:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from .conv import DWConv2d
 from .drop_path import DropPath
-from .fused import act_conv_act, conv_and_norm, norm_alone
+from .fused import act_conv_act, conv_and_norm, linear_and_act, norm_alone
 from .mixer import TokenBlock
 
 
@@ -32,9 +32,10 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor, hw: tuple[int, int]) -> Tensor:
         """Tokens `(B, h·w, C)` of an `(h, w)` map → `(B, h·w, C)`."""
-        x = self.fc1(x)
-        dwconv = self.dwconv
-        x = self.act(x) if dwconv is None else act_conv_act(x, self.act, dwconv, hw)
+        if self.dwconv is None:
+            x = linear_and_act(x, self.fc1, self.act)
+        else:
+            x = act_conv_act(self.fc1(x), self.act, self.dwconv, hw)
         return self.fc2(x)
 
 

@@ -22,7 +22,7 @@ from mmvttt.arguments import (
 from ttt_kernels import ttt_linear
 
 from .conv import CausalConv1d, causal_convs
-from .fused import sum_and_gate
+from .fused import one_product, shares_product, sum_and_gate
 from .norms import build_activation
 from .precision import at_least_fp32
 
@@ -64,7 +64,7 @@ class TTTLinearMixer(nn.Module):
     """
 
     extras = ('patches',)
-    gate: nn.Module
+    gate: nn.Linear
     gate_act: nn.Module
 
     def __init__(
@@ -150,7 +150,10 @@ class TTTLinearMixer(nn.Module):
 
     def scaled_eta(self, x: Tensor) -> Tensor:
         """The step of every token, η: `(B, T, D)` → `(B, T, R, H)`."""
-        eta = self.eta(x).unflatten(-1, (len(self.directions), self.num_heads))
+        return self._steps(self.eta(x))
+
+    def _steps(self, eta: Tensor) -> Tensor:
+        eta = eta.unflatten(-1, (len(self.directions), self.num_heads))
         return self.step_scale * at_least_fp32(eta).sigmoid()
 
     def positional_scale(self) -> Tensor | None:
@@ -164,7 +167,11 @@ class TTTLinearMixer(nn.Module):
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Test, training and label view of the tokens: `(B, T, D)` → three `(B, T, R, H, d)`."""
         split = (len(self.directions), self.num_projections, self.embed_dims)
-        *views, v = self.qkv(x).unflatten(-1, split).unbind(3)
+        return self._convolved(*self.qkv(x).unflatten(-1, split).unbind(3))
+
+    def _convolved(self, *views: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v from the projections `(B, T, R, D)`."""
+        *views, v = views
         if self.q_conv is None:
             q, k = views[0], views[-1]
         elif self.share_qk:
@@ -184,6 +191,22 @@ class TTTLinearMixer(nn.Module):
         b0 = at_least_fp32(self.b0).expand(scans, -1, -1)
         return w0, b0, at_least_fp32(self.ln_weight), at_least_fp32(self.ln_bias)
 
+    def _projections(self, x: Tensor) -> tuple[tuple[Tensor, ...], Tensor, Tensor | None]:
+        """Three views as `project`'s, steps as `scaled_eta`'s, and the gate before its activation.
+
+        Where the kernels run, all are one product, which reads the tokens once.
+        """
+        if self.gate is None or not shares_product(x, self.backend, self.qkv, self.gate, self.eta):
+            gate = None if self.gate is None else self.gate(x)
+            return self.project(x), self.scaled_eta(x), gate
+        # The scans of a projection come side by side, so that they are one tensor.
+        scans = len(self.directions)
+        weights = self.qkv.weight.unflatten(0, (-1, self.embed_dims)).unbind()
+        groups = (weights[i :: self.num_projections] for i in range(self.num_projections))
+        *views, gate, eta = one_product(x, *groups, [self.gate.weight], [self.eta.weight])
+        views = [y.unflatten(-1, (scans, -1)) for y in views]
+        return self._convolved(*views), self._steps(at_least_fp32(eta) + self.eta.bias), gate
+
     def forward(
         self, x: Tensor, hw: tuple[int, int] | None = None, patches: Tensor | None = None
     ) -> Tensor:
@@ -193,9 +216,10 @@ class TTTLinearMixer(nn.Module):
             x: The tokens, a sequence.
             hw, patches: Size of their map and positions in the sequence; a scan needs neither.
         """
+        views, eta, gate = self._projections(x)
         z = ttt_linear(
-            *self.project(x),
-            self.scaled_eta(x),
+            *views,
+            eta,
             *self.inner_parameters(),
             self.positional_scale(),
             directions=self.directions,
@@ -203,15 +227,15 @@ class TTTLinearMixer(nn.Module):
             eps=self.inner_eps,
             backend=self.backend,
         )
-        if self.gate is not None and self.post_norm is None:
-            z = sum_and_gate(z.flatten(3), self.gate(x), self.gate_act, self.backend)
+        if gate is not None and self.post_norm is None:
+            z = sum_and_gate(z.flatten(3), gate, self.gate_act, self.backend)
             return self.proj(z)
         # Not z.sum(2), which does not run in vectors on a CPU.
         z = reduce(torch.add, z.unbind(2)).flatten(2)
         if self.post_norm is not None:
             z = self.post_norm(z)
-        if self.gate is not None:
-            z = z * self.gate_act(self.gate(x))
+        if gate is not None:
+            z = z * self.gate_act(gate)
         return self.proj(z)
 
     @staticmethod

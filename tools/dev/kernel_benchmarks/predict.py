@@ -38,8 +38,14 @@ from timing import (
 )
 
 from ttt_kernels import (
+    biased_act,
     causal_conv,
+    conv_norm,
     deform_attn_fused,
+    gated,
+    gelu_conv,
+    layer_norm,
+    residual_norm,
     ttt_dwconv,
     ttt_glu,
     ttt_linear,
@@ -109,6 +115,17 @@ def _sampling(dim: int, shapes: tuple[tuple[int, int], ...]) -> Run:
     ), leaves
 
 
+def _part(function: Callable, *shapes: tuple[int, ...], tokens: int = 1, **options: object) -> Run:
+    """A fused part of a block on 2 × 16 × 16 tokens of C channels."""
+    leaves = _leaves(*shapes, tokens=tokens)
+
+    def run() -> torch.Tensor:
+        found = function(*leaves, **options, backend='triton')
+        return torch.cat(found) if isinstance(found, tuple) else found
+
+    return run, leaves
+
+
 # An op is a row for each path that it takes.
 CASES: dict[str, Callable[[], Run]] = {
     'ttt_linear whole d 64': lambda: _scan(64, 64, heads=8),
@@ -129,13 +146,25 @@ CASES: dict[str, Callable[[], Run]] = {
     'ttt_mlp SwiGLU d 64': lambda: _mlp(64, weights=3),
     'deform_attn d 32, 1 level': lambda: _sampling(32, ((8, 8),)),
     'deform_attn d 64, 3 levels': lambda: _sampling(64, ((8, 8), (4, 4), (2, 2))),
+    'residual_norm C 384': lambda: _part(
+        residual_norm, *[(2, 256, 384)] * 2, (384,), (384,), tokens=2
+    ),
+    'layer_norm C 384': lambda: _part(layer_norm, (2, 256, 384), (384,), (384,)),
+    'conv_norm C 384': lambda: _part(
+        conv_norm, (2, 256, 384), (384, 3, 3), *[(384,)] * 3, hw=(16, 16)
+    ),
+    'gated C 384': lambda: _part(gated, (2, 256, 2, 384), (2, 256, 384), tokens=2),
+    'biased_act C 1536': lambda: _part(biased_act, (2, 256, 1536), (1536,)),
+    'gelu_conv C 1280': lambda: _part(
+        gelu_conv, (2, 256, 1280), (1280, 3, 3), (1280,), hw=(16, 16)
+    ),
 }
-# For some ops the newer architecture is enough: the other has the same source.
+# For other ops the newer architecture is enough: the older one has the same source.
 VARIANTS = [
     (case, arch)
     for case in CASES
     for arch in ARCHS
-    if arch == 90 or not case.startswith(('causal_conv', 'ttt_mlp', 'deform_attn'))
+    if arch == 90 or case.startswith(('ttt_linear', 'ttt_glu', 'ttt_dwconv'))
 ]
 
 
@@ -144,7 +173,9 @@ def predicted(case: str, arch: int) -> Iterator[tuple[str, dict[str, object]]]:
     launches: dict[str, Launch] = {}
 
     def instead(*launch: object) -> None:
-        launches.setdefault(launch[0].__name__, Launch(*launch))
+        found = Launch(*launch)
+        backward = ' backward' if found.arguments.get('BACKWARD') else ''
+        launches.setdefault(found.kernel.__name__ + backward, found)
 
     with compiled_for(arch, instead):
         run, leaves = CASES[case]()

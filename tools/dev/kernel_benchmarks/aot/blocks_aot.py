@@ -31,6 +31,7 @@ PARTS = {
     'residual_norm': (('forward', 'backward'), 384),
     'conv_norm': (('forward', 'backward', 'residual_backward'), 384),
     'gated': (('gated', 'gated backward'), 384),
+    'biased_act': (('gated', 'gated backward'), 1536),
     'gelu_conv': (('walk', 'walk backward', 'residual_backward'), 1280),
     'rotate': (('rotate', 'rotate backward'), 320),
 }
