@@ -23,7 +23,7 @@ def attentions(model: nn.Module) -> dict[str, nn.Module | str]:
         ValueError: If there is none.
     """
     kinds = (metaformer.Attention, volo.Attention, Attention, Replacement)
-    found = {
+    found: dict[str, nn.Module | str] = {
         name: vit.reason_in(module) or module
         for name, module in model.named_modules()
         if isinstance(module, kinds)
