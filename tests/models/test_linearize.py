@@ -492,7 +492,7 @@ def test_bad_input() -> None:
     unchanged(r"where='sd3.5-t5' is for another model: this one has no", vit, 'sd3.5-t5')
     unchanged(r'inner', vit, inner=dict(type='Nothing'))
     unchanged(
-        r"linearize: InnerTraining has no option 'iner', did you mean 'inner'\?; it has inner, loss",
+        r"InnerTraining has no option 'iner', did you mean 'inner'\?; it has inner, loss",
         vit,
         iner='MLP',
         error=TypeError,

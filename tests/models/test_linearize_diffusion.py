@@ -4,6 +4,7 @@ import copy
 import logging
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -235,6 +236,54 @@ def test_a_pipeline_loads_again(loader: str, tmp_path: Path) -> None:
         expected = transformer(**x).sample
         # fp32, other memory.
         torch.testing.assert_close(pipeline.transformer(**x).sample, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_the_pipeline_of_flux(tmp_path: Path) -> None:
+    pytest.importorskip('transformers', reason='diffusers has no FluxPipeline without transformers')
+    torch.manual_seed(0)
+    options = dict(num_layers=1, attention_head_dim=16, num_attention_heads=2)
+    options |= dict(joint_attention_dim=24, pooled_projection_dim=20, axes_dims_rope=(4, 4, 8))
+    source = Flux(in_channels=16, num_single_layers=1, guidance_embeds=True, **options).eval()
+    vae = diffusers.AutoencoderKL(
+        block_out_channels=(8, 8),
+        down_block_types=('DownEncoderBlock2D',) * 2,
+        up_block_types=('UpDecoderBlock2D',) * 2,
+        norm_num_groups=4,
+        shift_factor=0.1,
+    )
+    absent = ('text_encoder', 'tokenizer', 'text_encoder_2', 'tokenizer_2')
+    absent_too = ('image_encoder', 'feature_extractor')
+    none = dict.fromkeys(absent)
+    scheduler = diffusers.FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True)
+
+    def draw(pipeline: Any) -> torch.Tensor:
+        embeds = dict(prompt_embeds=torch.ones(1, 7, 24), pooled_prompt_embeds=torch.ones(1, 20))
+        generator = torch.Generator().manual_seed(0)
+        options = dict(height=24, width=40, num_inference_steps=2, output_type='pt')
+        return pipeline(**embeds, **options, generator=generator).images
+
+    images = []
+    for put_back in (None, SOFTMAX, {}):
+        transformer = copy.deepcopy(source)
+        if put_back is not None:
+            linearize(transformer, **put_back)
+        pipeline = diffusers.FluxPipeline(
+            scheduler=scheduler, vae=vae, transformer=transformer, **none
+        )
+        images.append(draw(pipeline))
+    assert torch.equal(images[1], images[0])
+    assert not torch.equal(images[2], images[0])
+    pipeline.save_pretrained(tmp_path)
+    again = diffusers.FluxPipeline.from_pretrained(tmp_path, **none, **dict.fromkeys(absent_too))
+    torch.testing.assert_close(draw(again), images[2], rtol=0, atol=1e-5)
+
+
+def test_flux_fuses_its_projections_and_stays_linear() -> None:
+    model = flux()
+    linearize(model)
+    expected = model(**inputs('Flux')).sample
+    model.fuse_qkv_projections()
+    assert torch.equal(model(**inputs('Flux')).sample, expected)
 
 
 # Public methods of diffusers that put other processors into a model.

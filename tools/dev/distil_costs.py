@@ -51,22 +51,26 @@ def main() -> None:
                     out.backward()
                 least[name] = min(time.process_time() - start, least.get(name, float('inf')))
         for name, step in steps(*shapes).items():
-            kept: dict[int, int] = {}
-
-            def keep(tensor: Tensor, kept: dict[int, int] = kept) -> Tensor:
-                kept[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
-                held.append(tensor)
-                return tensor
-
-            held: list[Tensor] = []
-            weights = {p.untyped_storage()._cdata for p in shapes[1].parameters()}
-            with FlopCounterMode(display=False) as counter, saved_tensors_hooks(keep, lambda t: t):
-                out = step(torch.empty(1, 3, size, size, device='meta'))
-                if out.requires_grad:
-                    out.backward()
-            mib = sum(n for storage, n in kept.items() if storage not in weights) / 2**20
-            gmacs = counter.get_total_flops() / 2e9
+            gmacs, mib = counted(step, size, shapes[1])
             print(f'{size},{name},{gmacs:.1f},{mib:.0f},{least[name]:.3f}', flush=True)
+
+
+def counted(step: Callable[[Tensor], Tensor], size: int, model: nn.Module) -> tuple[float, float]:
+    """10⁹ multiply-accumulates, and MiB of what is kept beside the model's parameters."""
+    held: list[Tensor] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        held.append(tensor)
+        return tensor
+
+    with FlopCounterMode(display=False) as counter, saved_tensors_hooks(keep, lambda t: t):
+        out = step(torch.empty(1, 3, size, size, device='meta'))
+        if out.requires_grad:
+            out.backward()
+    kept = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in held}
+    for parameter in model.parameters():
+        kept.pop(parameter.untyped_storage()._cdata, None)
+    return counter.get_total_flops() / 2e9, sum(kept.values()) / 2**20
 
 
 if __name__ == '__main__':
