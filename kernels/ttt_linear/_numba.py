@@ -10,6 +10,7 @@ bf16 and fp16 are converted to fp32 and back, with Z rounded where the reference
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .._inputs import state_dtype
@@ -38,19 +39,17 @@ def _common(
     inputs: Inputs, directions: str, mini_batch_size: int, eps: float
 ) -> tuple[tuple, np.ndarray, tuple, tuple[np.ndarray, ...]]:
     """Sizes, directions, constants in the state's type, and parameters for both passes."""
-    dtype = inputs.w0.dtype
     _, tokens, scans, heads, dim = inputs.q.shape
     size, columns = min(mini_batch_size, tokens), padded(dim, COLUMNS)
     sizes = (tokens, scans, heads, size, dim, padded(size, COLUMNS), columns)
     reverse = np.array([way == 'b' for way in directions])
-    states = torch.zeros((scans, heads, columns + 1, columns), dtype=dtype)
-    vectors = torch.zeros((scans, heads, 2, columns), dtype=dtype)
     # Copies: FSDP cannot resize a parameter's storage that has ever had a NumPy view.
     w0, b0, gain, shift, token_scale = (x if x is None else x.detach() for x in inputs[4:])
+    rest = columns - dim
+    states = torch.cat((F.pad(w0, (0, 0, 0, rest)), b0.unsqueeze(-2)), -2)
     # Without the mean over the outputs, as in the reference.
-    states[..., :dim, :dim] = w0 - w0.mean(-1, keepdim=True)
-    states[..., columns, :dim] = b0 - b0.mean(-1, keepdim=True)
-    vectors[..., 0, :dim], vectors[..., 1, :dim] = gain, shift
+    states = F.pad(states - states.mean(-1, keepdim=True), (0, rest))
+    vectors = F.pad(torch.stack((gain, shift), -2), (0, rest))
     if token_scale is None:
         token_scale = states.new_ones((scans, mini_batch_size))
     parameters = tuple(x.numpy() for x in (states, vectors, token_scale.clone().contiguous()))
