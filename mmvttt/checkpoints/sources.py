@@ -44,6 +44,15 @@ def shown(source: str) -> str:
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition('@')[2]))
 
 
+def without_password(source: str) -> str:
+    """The file of a URL with a password, downloaded, for what logs its argument; else the source.
+
+    Raises:
+        CheckpointError: It cannot be downloaded.
+    """
+    return source if shown(source) == source else _downloaded(source)
+
+
 def located(source: str) -> list[str]:
     """The file of a checkpoint, or its shards; a URL is downloaded if it is not there yet.
 

@@ -14,6 +14,7 @@ import torch
 from mmengine.runner.checkpoint import _load_checkpoint
 
 from mmvttt.checkpoints.read import read_content
+from mmvttt.checkpoints.sources import without_password
 from mmvttt.errors import CheckpointError
 from mmvttt.openmmlab.apis.train import evaluate, train
 
@@ -146,6 +147,10 @@ def test_the_password_of_a_url_is_not_shown(server: tuple) -> None:
     assert 'secret' not in str(caught.value)
     answers += [SMALL]
     assert read_content(url) == {'a': 1}
+    # What logs its argument gets the file.
+    assert without_password(address) == address
+    assert read_content(without_password(url)) == {'a': 1}
+    assert 'secret' not in without_password(url)
 
 
 def test_the_password_of_a_url_is_not_logged(

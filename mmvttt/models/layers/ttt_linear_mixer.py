@@ -197,8 +197,8 @@ class TTTLinearMixer(nn.Module):
         Where the kernels run, all are one product, which reads the tokens once.
         """
         if self.gate is None or not shares_product(x, self.backend, self.qkv, self.gate, self.eta):
-            gate = None if self.gate is None else self.gate(x)
-            return self.project(x), self.scaled_eta(x), gate
+            views, eta = self.project(x), self.scaled_eta(x)
+            return views, eta, None if self.gate is None else self.gate(x)
         # The scans of a projection come side by side, so that they are one tensor.
         scans = len(self.directions)
         weights = self.qkv.weight.unflatten(0, (-1, self.embed_dims)).unbind()

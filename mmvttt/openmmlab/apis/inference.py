@@ -17,6 +17,7 @@ from PIL import Image
 
 from mmvttt.checkpoints.match import require_match
 from mmvttt.checkpoints.read import read_content, read_weights
+from mmvttt.checkpoints.sources import without_password
 from mmvttt.deploy.cpu import is_worthwhile, optimize_for_cpu
 from mmvttt.deploy.runtime import open_exported
 from mmvttt.errors import UsageError
@@ -197,6 +198,8 @@ def open_model(
         CheckpointError: The checkpoint cannot be read, or has next to nothing for the model.
     """
     scope = _require_scope(config)
+    # Toolboxes log it.
+    checkpoint = without_password(os.fspath(checkpoint))
     # Before the toolboxes stumble over what is no checkpoint.
     weights = read_weights(checkpoint)
     init_default_scope(scope)

@@ -15,7 +15,7 @@ from mmengine.model import is_model_wrapper
 from mmengine.registry import OPTIM_WRAPPERS, RUNNERS
 from mmengine.runner import FlexibleRunner, Runner
 
-from mmvttt.checkpoints.sources import located, shown
+from mmvttt.checkpoints.sources import without_password
 from mmvttt.deploy.cpu import is_worthwhile, optimize_for_cpu
 from mmvttt.deploy.cuda_graph import replay_cuda_graph
 from mmvttt.errors import UsageError
@@ -309,7 +309,7 @@ def _existing(checkpoint: str | os.PathLike[str]) -> str:
         raise UsageError(
             f'there is no checkpoint {source!r} (looked for {os.path.abspath(source)})'
         )
-    return _fetched(source)
+    return without_password(source)
 
 
 def _fetch_private(cfg: Any) -> None:
@@ -321,8 +321,4 @@ def _fetch_private(cfg: Any) -> None:
         if isinstance(value, dict | list):
             _fetch_private(value)
         elif key in ('checkpoint', 'load_from') and isinstance(value, str):
-            cfg[key] = _fetched(value)
-
-
-def _fetched(source: str) -> str:
-    return source if shown(source) == source else located(source)[0]
+            cfg[key] = without_password(value)
