@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from mmvttt import distributions
+
 from ..reliability.data.sets import coco, coco_dataset, config, make_coco, write
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -154,4 +156,5 @@ def test_a_missing_toolbox_is_named_with_its_extra(run: Callable, tools: Any) ->
     # A base that no other test asks for: what was found once is remembered.
     Path('config.py').write_text("_base_ = 'mmdet::_base_/schedules/schedule_20e.py'\n")
     tools.patch.setattr('mmengine.config.config.is_installed', lambda package: False)
-    assert "pip install 'mmvttt[det]'" in run('train', 'config.py')
+    extra = 'onedl-det' if distributions.providers('mmdet') == ['onedl-mmdetection'] else 'det'
+    assert f"pip install 'mmvttt[{extra}]'" in run('train', 'config.py')

@@ -26,7 +26,7 @@ def test_a_segmentor_sees_several_classes() -> None:
 def test_images_have_the_channels_of_the_backbone() -> None:
     name = 'upernet_vit3_t_160k'
     four = {'model.backbone.backbone.in_channels': 4}
-    flat = {'mean': [0.0] * 4, 'std': [1.0] * 4, 'bgr_to_rgb': False}
+    flat = {'mean': None, 'std': None, 'bgr_to_rgb': False}
     fits = four | {f'model.data_preprocessor.{key}': value for key, value in flat.items()}
     step = TrainingStep(find_model(reduced(name), fits, weightless=True), 1, SIZE)
     assert [image.shape[1] for image in step.images] == [4]

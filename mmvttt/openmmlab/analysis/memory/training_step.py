@@ -95,10 +95,10 @@ class TrainingStep:
             )
         try:
             data = preprocessor(data, True)
-        except (RuntimeError, ValueError) as error:
+        except (AssertionError, RuntimeError, ValueError) as error:
             raise UsageError(
                 f'the data_preprocessor of {found.name} fails on images of {channels} channels '
-                f'and {size[0]}×{size[1]} pixels: {error}'
+                f'and {size[0]}×{size[1]} pixels: {error or type(error).__name__}'
             ) from error
         self.inputs, self.samples = data['inputs'], data['data_samples']
         if self.images[0].shape[1] != channels:
