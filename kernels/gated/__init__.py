@@ -53,8 +53,7 @@ def glu(
 
     Args:
         x: `(B, N, 2·C)`; any strides.
-        bias: `(2·C,)` fp32 (fp64 where x is fp64), or None. Its gradient is summed as that of x is
-            written.
+        bias: `(2·C,)` fp32 (fp64 where x is fp64), or None.
         activation, backend: as `gated`.
 
     Returns:
@@ -76,7 +75,7 @@ def glu(
 def biased_act(
     x: Tensor, bias: Tensor, *, activation: str = 'gelu', backend: str | None = None
 ) -> Tensor:
-    """act(x + bias), with the gradient of the bias summed as that of x is written: `gated`.
+    """act(x + bias), whose backward pass sums the bias's gradient while it writes x's: `gated`.
 
     Args:
         x: `(B, N, C)`; any strides.

@@ -38,7 +38,7 @@ def unsupported_reason(q: Tensor) -> str | None:
 
 
 # -------------------------------------------------------------------------------------------- rows
-# Rows of a map, `(w, COLUMNS)`. Those of x have a zero at both ends, `(w + 2, COLUMNS)`.
+# Rows of a map, `(w, COLUMNS)`; rows of x have a zero at both ends, `(w + 2, COLUMNS)`.
 
 
 def _blocks(context: Any, builder: Any, signature: Any, arguments: Any) -> tuple[Any, ...]:

@@ -115,7 +115,7 @@ def linearize(
             `PoolingVisionTransformer` (PiT), `VOLO`. Of diffusers: `DiTTransformer2DModel`,
             `PixArtTransformer2DModel`, `SD3Transformer2DModel`, `FluxTransformer2DModel`.
         where: 'all'; indices of blocks (of stages, where a model has them) or names of attentions;
-            or a recipe of the paper, which also sets the options: 't5' (those of 'all'), 't5+',
+            or a recipe of the paper, which also sets the options: 't5' (as 'all'), 't5+',
             'dit5', 'sd3.5-t5'.
         options: Options of `InnerTraining` that overrule T⁵'s or the recipe's (`inner`, `loss`,
             `key_norm`, `locality`, `neighborhood`, `qk_affine`, …).
