@@ -92,7 +92,9 @@ def act_conv_act(x: Tensor, act: nn.Module, conv: DWConv2d, hw: tuple[int, int])
 
 def rotate_pairs(x: Tensor, rotation: Tensor, backend: str | None) -> Tensor:
     """Pairs of channels of tokens `(B, N, C)`, turned by `(N, C / 2)` of `rotation_2d`."""
-    if backend == 'reference' or not ttt_kernels.fuses('rotate', x):
+    # Exporters translate the op better than products of complex numbers.
+    fuses = ttt_kernels.fuses('rotate', x) or torch.compiler.is_exporting()
+    if backend == 'reference' or not fuses:
         return rotate(x, rotation)
     return ttt_kernels.rotate(x, rotation)
 
