@@ -13,7 +13,7 @@ from mmvttt.openmmlab.cli import command_line, plain_errors, positive, printable
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = command_line(__doc__)
-    parser.add_argument('checkpoint', help='a file of mmengine or timm, or a state dict')
+    parser.add_argument('checkpoint', help='a file, URL or name on a hub')
     parser.add_argument(
         '--depth', type=positive, default=2, help='levels of modules to list; default: 2'
     )

@@ -19,6 +19,7 @@ from ..errors import UsageError
 from ..version import __version__
 from .atomic_write import write_whole
 from .read import META, named_tensors, read_content, under
+from .sources import shown
 
 _HASH_DIGITS = 8
 _SUFFIXES = ('.pth', '.safetensors')
@@ -30,13 +31,14 @@ def describe_checkpoint(path: str | os.PathLike[str], depth: int = 2) -> str:
     """Describes a file as text: size, entries, and the parameters of each part.
 
     Args:
-        path: A checkpoint of mmengine or timm, or a state dict.
+        path: A checkpoint of mmengine or timm, or a state dict: see `read_content`.
         depth: Levels of modules to list.
     """
-    content = read_content(path)
-    weights = named_tensors(content, os.fspath(path))
+    content, source = read_content(path), shown(os.fspath(path))
+    weights = named_tensors(content, source)
     meta = _meta(content)
-    lines = [f'{os.fspath(path)}: {os.path.getsize(path) / 2**20:.1f} MiB']
+    size = f': {os.path.getsize(path) / 2**20:.1f} MiB' if os.path.isfile(path) else ''
+    lines = [f'{source}{size}']
     others = [key for key in content if not isinstance(content[key], Tensor)]
     lines += [f'entries: {", ".join(map(str, others))}'] if others else []
     lines += [
@@ -45,9 +47,9 @@ def describe_checkpoint(path: str | os.PathLike[str], depth: int = 2) -> str:
         if meta.get(key) is not None
     ]
     if classes := _classes(meta):
-        shown = ', '.join(classes[:_HASH_DIGITS])
+        first = ', '.join(classes[:_HASH_DIGITS])
         more = ', …' if len(classes) > _HASH_DIGITS else ''
-        lines.append(f'{len(classes)} classes: {shown}{more}')
+        lines.append(f'{len(classes)} classes: {first}{more}')
     dtypes = Counter(str(w.dtype).removeprefix('torch.') for w in weights.values())
     total = sum(w.numel() for w in weights.values())
     kinds = ', '.join(f'{n} {d}' for d, n in dtypes.items())

@@ -195,12 +195,12 @@ def _translated(program: torch.export.ExportedProgram, names: list[str] | None) 
         optimize=False,
     )
     _log.info('optimising the graph')
-    # Rewriting patterns takes most of an export's time. Constants and repeated sizes, four fifths
-    # of the nodes, are folded first.
+    # Rewriting patterns takes most of an export's time: constants and repeated sizes, four fifths
+    # of the nodes, are folded first. A second round takes as long and makes the file 1 % faster.
     optimizer.fold_constants(written.model)
     CommonSubexpressionEliminationPass()(written.model)
     optimizer.remove_unused_nodes(written.model)
-    optimizer.optimize(written.model)
+    optimizer.optimize(written.model, num_iterations=1)
     return written
 
 

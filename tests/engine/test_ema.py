@@ -3,6 +3,7 @@
 import copy
 from types import SimpleNamespace
 
+import pytest
 import torch
 from torch import nn
 
@@ -47,6 +48,11 @@ def test_all_of_the_state_is_averaged() -> None:
     assert int(found['1.num_batches_tracked']) == 6
     # The student's own statistics are others.
     assert not torch.allclose(found['1.running_mean'], model[1].running_mean, rtol=0.01)
+
+
+def test_the_momentum_is_refused() -> None:
+    with pytest.raises(TypeError, match=r'momentum=0\.001.* give decay=0\.999 '):
+        EMAHook(momentum=0.001)
 
 
 def test_a_resume_continues_the_average() -> None:

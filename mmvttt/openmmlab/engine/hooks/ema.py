@@ -22,6 +22,7 @@ class EMAHook(hooks.EMAHook):
         kwargs: Arguments of mmengine's `EMAHook`, except `momentum`; `update_buffers` is True here.
 
     Raises:
+        TypeError: `momentum`, which follows from the decay.
         ValueError: If an option is out of range.
     """
 
@@ -30,6 +31,11 @@ class EMAHook(hooks.EMAHook):
     def __init__(self, decay: float = 0.9996, base_batch_size: int = 4096, **kwargs: Any) -> None:
         check_rate('decay', decay)
         check_int('base_batch_size', base_batch_size)
+        if 'momentum' in kwargs:
+            raise TypeError(
+                f'EMAHook(momentum={kwargs["momentum"]}): it follows from the decay, give '
+                f'decay={1 - kwargs["momentum"]:g} for steps of base_batch_size images'
+            )
         super().__init__(**{'update_buffers': True, **kwargs})
         self.decay = decay
         self.base_batch_size = base_batch_size
