@@ -54,7 +54,7 @@ def test_the_page_names_parts_and_classes(trained: Path) -> None:
 def test_the_page_of_weights_that_are_no_path() -> None:
     page = describe_checkpoint('mmvttt://cifar10_vittt_nano')
     assert page.startswith('mmvttt://cifar10_vittt_nano\n')
-    assert ' tensors (' in page and '850,510 numbers' in page
+    assert '850,510 numbers' in page
 
 
 def test_the_copy_has_weights_classes_and_its_hash(trained: Path, tmp_path: Path) -> None:

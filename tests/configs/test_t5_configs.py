@@ -69,5 +69,8 @@ def test_bad_rates_are_named() -> None:
         build_optim_wrapper(model, cfg.optim_wrapper)
     softmax = dict(inner=dict(type='SoftmaxAttention'), locality=None)
     cfg, model = classifier(mixer=softmax)
-    with pytest.raises(ValueError, match=r'new_lr_mult.*names none'):
+    with pytest.raises(ValueError, match=r'new_lr_mult=.*names none'):
         build_optim_wrapper(model, cfg.optim_wrapper)
+    cfg.optim_wrapper.paramwise_cfg.new_lr_mult = 1
+    rates = {group['lr'] for group in build_optim_wrapper(model, cfg.optim_wrapper).param_groups}
+    assert rates == {cfg.optim_wrapper.optimizer.lr}

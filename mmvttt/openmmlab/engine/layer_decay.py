@@ -98,12 +98,15 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         """
         backbones = _backbones(module)
         undecayed = _undecayed(module)
-        new = _named_by(module, 'new_parameters') if 'new_lr_mult' in self.paramwise_cfg else set()
-        if 'new_lr_mult' in self.paramwise_cfg and not new:
-            raise ValueError(
-                'paramwise_cfg.new_lr_mult is for models that name their new parameters '
-                '(new_parameters()), and this one names none: linearize it, or leave it out'
-            )
+        new, new_lr_mult = set(), self.paramwise_cfg.get('new_lr_mult', 1)
+        if new_lr_mult != 1:
+            new = _named_by(module, 'new_parameters')
+            if not new:
+                raise ValueError(
+                    f'paramwise_cfg.new_lr_mult={new_lr_mult} is for models that name their new '
+                    'parameters (new_parameters()), and this one names none: linearize it, or '
+                    'give 1'
+                )
         groups: dict[tuple, dict] = {}
         for name, parameter in module.named_parameters():
             if not parameter.requires_grad:
@@ -112,7 +115,7 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
             owner = module.get_submodule(name.rpartition('.')[0])
             lr_mult, decay_mult, extra = self._settings(owner, name, parameter, name in undecayed)
             if name in new:
-                lr_mult *= self.paramwise_cfg['new_lr_mult']
+                lr_mult *= new_lr_mult
             lr, decay = self.base_lr * scale * lr_mult, self.base_wd * decay_mult
             group = {'lr': lr, **extra, 'weight_decay': decay}
             key = (layer, *sorted((k, repr(v)) for k, v in group.items()))
