@@ -2,7 +2,7 @@
 
 A tile has tokens as rows and all channels as columns, so that a norm needs no second reading. The
 branch is given, or the depth-wise 3×3 convolution of x, or there is none. Backward: `_backward`
-gives the gradient of the sum, and parts of those of the norm's weights; with a convolution,
+gives the gradient of the sum, and partial gradients of the norm's weights; with a convolution,
 `_stencil` takes it from there.
 """
 
@@ -109,7 +109,7 @@ def _backward(
     TOKENS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """The gradient of y, if TWICE in two types, and parts of those of the norm's weights."""
+    """The gradient of y, if TWICE in two types, and partial ones of the norm's weights."""
     ACC: tl.constexpr = sums.dtype.element_ty
     image = (tl.program_id(0) // splits).to(tl.int64)
     first = tl.program_id(0) % splits * span

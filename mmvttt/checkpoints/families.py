@@ -1,7 +1,7 @@
 """Names of transformers' vision transformers, and timm's: one table of names a family.
 
-Both forms in which transformers has written them are known: the files on its hub, whose names are
-those of its version 4, and the `state_dict` of version 5. Queries, keys and values, which it keeps
+Both forms in which transformers has written them are known: the files on its hub, with the
+names of its version 4, and the `state_dict` of version 5. Queries, keys and values, which it keeps
 apart, become one tensor.
 """
 

@@ -352,8 +352,8 @@ def _patches_only(
         return position
     raise CheckpointError(
         f'pos_embed has {rows} rows, for {tokens} class and distillation tokens and no square grid '
-        f'of patches, nor that of {grid[0]}×{grid[1]}: set img_size (--img-size) to the height and '
-        'width of the source (240 for FlexiViT), or give its class token along.'
+        f'of patches, nor the grid of {grid[0]}×{grid[1]}: set img_size (--img-size) to the height '
+        'and width of the source (240 for FlexiViT), or give its class token along.'
     )
 
 

@@ -51,7 +51,7 @@ def keep_freed_memory() -> None:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):
         return  # another C library
-    # Some versions take 32 MiB at most; refused, it would stay at 128 KB beside the next line.
+    # Some versions take 32 MiB at most, and keep 128 KB when they refuse more.
     if not mallopt(_M_MMAP_THRESHOLD, 2**30):
         mallopt(_M_MMAP_THRESHOLD, 2**25)
     mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
@@ -60,12 +60,12 @@ def keep_freed_memory() -> None:
 def optimize_for_cpu(model: Model, free: bool = False) -> Model:
     """Returns a frozen copy of a model for inference on a CPU, with packed weights.
 
-    The copy is in evaluation mode and has no parameters: its weights are buffers, and those of fp32
-    `nn.Linear` and 1×1 `nn.Conv2d` are packed where `is_worthwhile()`. It shares no memory with the
+    The copy is in evaluation mode and has no parameters: its weights are buffers, packed for
+    fp32 `nn.Linear` and 1×1 `nn.Conv2d` where `is_worthwhile()`. It shares no memory with the
     model, so that no later change of the model's weights reaches it; freeze again after one. Its
     `train()`, `requires_grad_()`, `load_state_dict()`, and moves to another device or dtype raise
     `UsageError`. Classes, names, hooks and `state_dict()` are the model's. Outputs agree to fp32
-    rounding; gradients with respect to the input are those of the model.
+    rounding, and so do gradients with respect to the input.
 
     Args:
         model: Any module on a CPU that `copy.deepcopy` copies.

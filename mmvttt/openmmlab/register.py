@@ -80,8 +80,8 @@ class FromLibrary(BaseModule):
 def config_options(kind: type) -> list[str]:
     """Names of the options of a registered class, in the order of its definition.
 
-    A class of the library that hands options on to its base takes those of the base too, but for
-    what it gives the base itself.
+    A class of the library that hands options on to its base takes the base's options too, except
+    those that it sets itself.
     """
     kind = getattr(kind, 'library_class', kind)
     names: dict[str, None] = {}

@@ -194,7 +194,7 @@ class TTTProcessor(Replacement):
         image_rotary_emb: tuple[Tensor, Tensor] | None = None,
         map_size: MapSize | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Mixes tokens of an image, and of a text beside it, as the softmax processors do.
+        """Mixes tokens of an image, and of a text with it, as the softmax processors do.
 
         Args:
             attn: The attention, whose layers are used.
@@ -210,7 +210,7 @@ class TTTProcessor(Replacement):
             blocks both in one, before the output projection.
 
         Raises:
-            ValueError: If there is a mask, or the tokens are not those of the map.
+            ValueError: If there is a mask, or another number of tokens than the map has.
         """
         if attention_mask is not None:
             raise ValueError(

@@ -103,8 +103,8 @@ def linearize(
     of queries and keys and the rotary positions come before the key norm, as they come before the
     softmax. (The paper has none of these; the order is our reading.)
 
-    The names of the state dict stay. New ones come beside them, so that weights of the source load
-    with only these missing. Biases of pairs of positions go, in BEiT and in timm's `relpos` models:
+    The names of the state dict stay. New ones are added, so that weights of the source load with
+    only these missing. Biases of pairs of positions go, in BEiT and in timm's `relpos` models:
     training alone makes up for them. A transformer of diffusers notes in its config what was done;
     the class of its name in `mmvttt.models.linearize.saved` loads what it has saved, as do
     pipelines.

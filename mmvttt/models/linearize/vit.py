@@ -329,7 +329,7 @@ class TTTAttention(Replacement):
                 timm's blocks hand on to their attention. A mask is refused, as is `is_causal`.
 
         Raises:
-            ValueError: If there is a mask, or the tokens are not those of the map.
+            ValueError: If there is a mask, or another number of tokens than the map has.
         """
         told = (attn_mask, shared_rel_pos, shared_rel_pos_bias)
         size = next((t for t in told if t is not None), None)
@@ -359,7 +359,7 @@ class TTTAttention(Replacement):
         return F.linear(x, self.qkv.weight, bias).chunk(3, -1)
 
     def _place(self, norm: nn.Module, y: Tensor, v: Tensor, rope: Tensor | None) -> Tensor:
-        """Queries or keys `(B, N, C)`, normed by heads, those of the map rotated."""
+        """Queries or keys `(B, N, C)`, normed by heads, the map's tokens rotated."""
         y = norm(y.unflatten(-1, (-1, self.heads[1])))
         if rope is not None:
             y = y.transpose(1, 2)

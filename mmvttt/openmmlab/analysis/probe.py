@@ -53,7 +53,7 @@ def probe_models(
     ignore: int = IGNORED,
     cfg_options: dict[str, Any] | None = None,
 ) -> str:
-    """Measures a model, and its twin beside it; returns the table that it writes to `out`.
+    """Measures a model, and its twin with it; returns the table that it writes to `out`.
 
     Args:
         model: A config, the name of one of ours, or a vision transformer of timm's.

@@ -1,7 +1,7 @@
 """Cycles that the kernels' main loops should take, by kernel, architecture and Triton version.
 
     python tools/dev/kernel_benchmarks/predict.py              # compare with the committed table
-    python tools/dev/kernel_benchmarks/predict.py --write      # write the table anew
+    python tools/dev/kernel_benchmarks/predict.py --write      # write the table
     python tools/dev/kernel_benchmarks/predict.py --calibrate --out DIR    # on a GPU: against times
 
 The table, predicted_cycles.json, holds predictions of the model in cycles.py, not measurements:

@@ -2,7 +2,7 @@
 
     export PYTHONPATH=tools/dev/kernel_benchmarks                        # for kernel_launches.py
     python tools/dev/kernel_benchmarks/aot/deform_attn_aot.py            # compare with the table
-    python tools/dev/kernel_benchmarks/aot/deform_attn_aot.py --update   # write the table anew
+    python tools/dev/kernel_benchmarks/aot/deform_attn_aot.py --update   # write the table
 
 The op is called as the ViT-Adapter calls it, with logits and offsets, and its launches are
 compiled. The table, deform_attn_aot.json, is by Triton version; table.py counts what is in it, and

@@ -2,7 +2,7 @@
 
     export PYTHONPATH=tools/dev/kernel_benchmarks                        # for predict.py
     python tools/dev/kernel_benchmarks/aot/other_gpus_aot.py             # compare with the table
-    python tools/dev/kernel_benchmarks/aot/other_gpus_aot.py --update    # write the table anew
+    python tools/dev/kernel_benchmarks/aot/other_gpus_aot.py --update    # write the table
 
 The launches are those of predict.py's calls, with one GPU's plans and limits. The table,
 other_gpus_aot.json, is by Triton version. That a kernel compiles says nothing about what it

@@ -1,7 +1,7 @@
 """Compiles the TTT-linear kernels for GPUs that need not be there, and counts what came out.
 
     python tools/dev/kernel_benchmarks/aot/ttt_linear_aot.py            # compare with the table
-    python tools/dev/kernel_benchmarks/aot/ttt_linear_aot.py --update   # write the table anew
+    python tools/dev/kernel_benchmarks/aot/ttt_linear_aot.py --update   # write the table
 
 The table, ttt_linear_aot.json, is by Triton version, which brings its assembler; table.py counts
 what is in it. tests/kernels/test_ttt_linear_aot.py holds the kernels to it.
