@@ -20,6 +20,7 @@ from mmvttt.openmmlab.cli import (
     add_cfg_options,
     add_config,
     add_device,
+    add_exported,
     command_line,
     not_negative,
     plain_errors,
@@ -40,23 +41,12 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     )
     add_device(parser)
     parser.add_argument('--amp', action='store_true', help='run the backbone in mixed precision')
-    parser.add_argument(
-        '--onnx',
-        metavar='FILE',
-        help='predict by this file of tools/export.py; the checkpoint has the names of classes',
-    )
-    parser.add_argument(
-        '--openvino', metavar='FILE.xml', help='the same in OpenVINO; --amp computes in bf16'
-    )
+    add_exported(parser)
     add_cfg_options(parser)
     args = parser.parse_intermixed_args(argv)
     if not args.images and args.camera is None:
         parser.error('give images, videos, or --camera N')
-    if args.onnx and args.amp:
-        parser.error('--amp: the type of a file of ONNX was chosen by its export')
-    if args.onnx and args.openvino:
-        parser.error('--onnx and --openvino: give one of the two')
-    if args.onnx or args.openvino:
+    if args.file is not None:
         args.device = 'cpu'
     return args
 
@@ -75,16 +65,15 @@ def main(argv: list[str] | None = None) -> None:
         keep_freed_memory()
     with plain_errors():
         config = load_config(args.config, cfg_options=args.cfg_options)
-        file = args.onnx or args.openvino
-        where = (args.score_thr, args.device, args.amp)
+        where = (args.score_thr, args.device, args.amp, args.file)
         if images:
-            findings = show_images(config, args.checkpoint, images, args.out, *where, file)
+            findings = show_images(config, args.checkpoint, images, args.out, *where)
             for finding in track(findings, description='images', total=len(images)):
                 lines = '; '.join(finding.lines) or 'nothing'
                 print(printable(f'{finding.image}: {lines} → {finding.picture}'))
         for source, stem in videos.items():
             out = Path(args.out) / f'{stem}.mp4'
-            frames = show_video(config, args.checkpoint, source, out, *where, file)
+            frames = show_video(config, args.checkpoint, source, out, *where)
             count = 0
             with suppress(KeyboardInterrupt):
                 for _ in track(frames, description='frames', total=None):

@@ -1,6 +1,7 @@
 """Evaluates a checkpoint on the test set of a config of mmdet, mmsegmentation or mmpretrain.
 
 example: python tools/test.py configs/maskrcnn_vittt_demo.py work_dirs/demo/epoch_4.pth
+         python tools/test.py cifar10_vittt_nano mmvttt://cifar10_vittt_nano --openvino vittt.xml
 """
 
 import argparse
@@ -13,6 +14,7 @@ from mmvttt.openmmlab.apis.train import evaluate
 from mmvttt.openmmlab.cli import (
     add_cfg_options,
     add_config,
+    add_exported,
     add_launcher,
     command_line,
     plain_errors,
@@ -40,6 +42,7 @@ def parse_args() -> argparse.Namespace:
         'tta_model',
     )
     parser.add_argument('--amp', action='store_true', help='run the backbone in mixed precision')
+    add_exported(parser)
     parser.add_argument(
         '--no-pack',
         dest='pack',

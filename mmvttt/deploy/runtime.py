@@ -173,13 +173,18 @@ def open_exported(path: str | os.PathLike[str], precision: str = 'float32') -> E
 
     Args:
         path: The file.
-        precision: See `OpenVINOFile`; a file of ONNX computes as it was exported.
+        precision: See `OpenVINOFile`; a file of ONNX has its own.
 
     Raises:
-        UsageError: Another suffix, a missing package, or a file that cannot be read.
+        UsageError: Another suffix or precision, a missing package, or a file that cannot be read.
     """
     suffix = os.path.splitext(path)[1]
     if suffix == '.onnx':
+        if precision != 'float32':
+            raise UsageError(
+                f'{os.fspath(path)!r} computes in the type that its export chose, not in '
+                f'{precision}: leave out --amp'
+            )
         return OnnxFile(path)
     if suffix == '.xml':
         return OpenVINOFile(path, precision)

@@ -83,6 +83,17 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--device', type=_usable_device, default=default)
 
 
+def add_exported(parser: argparse.ArgumentParser) -> None:
+    """The options --onnx and --openvino, of one meaning: the suffix tells which it is."""
+    parser.add_argument(
+        *('--onnx', '--openvino'),
+        dest='file',
+        metavar='FILE',
+        help='predict by this .onnx or .xml of tools/export.py, on the CPU; the checkpoint has the '
+        'names of the classes; --amp computes in bf16, in OpenVINO alone',
+    )
+
+
 def _usable_device(text: str) -> str:
     """A device that torch knows, and that is there."""
     try:

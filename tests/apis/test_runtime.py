@@ -96,22 +96,42 @@ def test_benchmark_times_files_beside_a_model(tools: Any, tmp_path: Path) -> Non
     assert '--onnx is for inference' in tools.error('benchmark.py', *line, '--train')
 
 
-def test_image_demo_in_openvino(tools: Any, tmp_path: Path) -> None:
+def cat_file(path: Path) -> Path:
+    """A file of OpenVINO with logits that say "cat", whatever the image."""
     openvino = pytest.importorskip('openvino')
     ops = importlib.import_module('openvino.opset13')
-    # Logits that say "cat", whatever the image.
     image = ops.parameter([-1, 3, -1, -1], np.float32, name='image')
     logits = np.eye(10, dtype=np.float32)[3] * 5
     means = ops.reduce_mean(image, np.array([1, 2, 3]), keep_dims=False)
     output = ops.unsqueeze(ops.multiply(means, np.float32(0)), np.array(1)) + logits
     image.output(0).set_names({'image'})
     output.output(0).set_names({'logits'})
-    openvino.save_model(openvino.Model([output], [image]), tmp_path / 'cat.xml')
+    openvino.save_model(openvino.Model([output], [image]), path)
+    return path
+
+
+def test_image_demo_in_openvino(tools: Any, tmp_path: Path) -> None:
     cv2.imwrite(str(tmp_path / 'grey.png'), np.full((40, 50, 3), 128, np.uint8))
     line = ('cifar10_vittt_nano', 'mmvttt://cifar10_vittt_nano', tmp_path / 'grey.png')
-    out = tools(
-        'image_demo.py', *line, '--openvino', tmp_path / 'cat.xml', '--out', tmp_path / 'out'
-    )
+    file = cat_file(tmp_path / 'cat.xml')
+    out = tools('image_demo.py', *line, '--openvino', file, '--out', tmp_path / 'out')
     # e⁵ / (e⁵ + 9)
     assert 'cat 0.943; ' in out
     assert (tmp_path / 'out' / 'grey.png').stat().st_size
+
+
+def test_a_file_is_evaluated(tools: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv('MMVTTT_DATA', str(tmp_path))
+    # Class 3 is "cat": 2 of 11 images.
+    for number, label in enumerate((3, *range(10))):
+        folder = tmp_path / 'cifar10' / 'test' / f'class{label}'
+        folder.mkdir(parents=True, exist_ok=True)
+        cv2.imwrite(str(folder / f'{number}.png'), np.full((32, 32, 3), 20 * number, np.uint8))
+    file = cat_file(tmp_path / 'cat.xml')
+    line = ('cifar10_vittt_nano', 'mmvttt://cifar10_vittt_nano', '--work-dir', tmp_path / 'run')
+    out = tools('test.py', *line, '--openvino', file)
+    assert 'accuracy/top1: 18.1818' in out
+    assert 'leave out --tta' in tools.error('test.py', *line, '--openvino', file, '--tta')
+    twice = written(tmp_path / 'twice.onnx', 'batch', 3, 'height', 'width')
+    said = tools.error('test.py', *line, '--onnx', twice, '--amp')
+    assert 'not in bfloat16: leave out --amp' in said

@@ -1,7 +1,8 @@
-"""Files of `tools/export.py` in the place of an inferencer's model."""
+"""Files of `tools/export.py` in the place of a model."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -14,16 +15,20 @@ from mmvttt.deploy.runtime import ExportedFile
 from mmvttt.errors import UsageError
 
 
-def run_file(inferencer: Any, file: ExportedFile) -> None:
-    """Has an inferencer of mmdet, mmsegmentation or mmpretrain predict by a file.
+def run_file(model: nn.Module, transforms: list[Any], file: ExportedFile) -> None:
+    """Has a model of mmdet, mmsegmentation or mmpretrain predict by a file.
 
-    The pipeline and the drawing stay. For a file of one size the image is resized to fit into it,
-    and filled with zeros at the right and below.
+    For a file of one size the image is resized to fit into it, and filled with zeros at the right
+    and below.
+
+    Args:
+        model: The model, whose own prediction goes.
+        transforms: Steps of its pipeline, where `Resize` is replaced for a file of one size.
+        file: The file.
 
     Raises:
         UsageError: The file has a detector's maps.
     """
-    model = inferencer.model
     if hasattr(model, 'decode_head'):
         predict = _segments
     elif any(hasattr(model, f'{kind}_head') for kind in ('bbox', 'roi', 'panoptic')):
@@ -38,20 +43,21 @@ def run_file(inferencer: Any, file: ExportedFile) -> None:
             'tools/export.py --predictions'
         )
 
-    def fitted(inputs: Tensor, samples: list[Any], **_: Any) -> list[Any]:
-        (sample,) = samples
-        height, width = sample.img_shape[:2]
-        image = inputs[:, :, :height, :width]
-        if file.size is not None:
-            image = F.pad(image, (0, file.size[1] - width, 0, file.size[0] - height))
-        return predict(model, file(image), sample)
+    def fitted(inputs: Tensor, samples: Sequence[Any], **_: Any) -> list[Any]:
+        found = []
+        for image, sample in zip(inputs.split(1), samples, strict=True):
+            height, width = sample.img_shape[:2]
+            image = image[:, :, :height, :width]
+            if file.size is not None:
+                image = F.pad(image, (0, file.size[1] - width, 0, file.size[0] - height))
+            found.append(predict(model, file(image), sample))
+        return found
 
     model.predict = fitted
     if file.size is not None:
-        steps = inferencer.pipeline.transforms
-        for i, step in enumerate(steps):
+        for i, step in enumerate(transforms):
             if type(step).__name__ == 'Resize':
-                steps[i] = _Fit(step, file.size)
+                transforms[i] = _Fit(step, file.size)
 
 
 class _Fit:
@@ -68,7 +74,7 @@ class _Fit:
         return self.resize(results)
 
 
-def _detections(model: nn.Module, outputs: list[Tensor], sample: Any) -> list[Any]:
+def _detections(model: nn.Module, outputs: list[Tensor], sample: Any) -> Any:
     dets, labels, *masks = outputs
     height, width = sample.img_shape[:2]
     limits = dets.new_tensor([width, height, width, height])
@@ -80,14 +86,14 @@ def _detections(model: nn.Module, outputs: list[Tensor], sample: Any) -> list[An
         inside = masks[0][:, None, :height, :width].float()
         found.masks = F.interpolate(inside, sample.ori_shape[:2])[:, 0] > 0
     sample.pred_instances = found
-    return [sample]
+    return sample
 
 
-def _segments(model: nn.Module, outputs: list[Tensor], sample: Any) -> list[Any]:
+def _segments(model: nn.Module, outputs: list[Tensor], sample: Any) -> Any:
     height, width = sample.img_shape[:2]
     found = outputs[0][..., :height, :width]
     if len(outputs) == 1:
-        return model.postprocess_result(found, [sample])
+        return model.postprocess_result(found, [sample])[0]
     labels = F.interpolate(found[:, None].float(), sample.ori_shape[:2])[0]
     sample.pred_sem_seg = PixelData(data=labels.long())
-    return [sample]
+    return sample

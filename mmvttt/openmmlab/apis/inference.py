@@ -206,7 +206,8 @@ def open_model(
     look = _LOOKS[scope](config, os.fspath(checkpoint), device)
     require_match(look.run.model, weights, os.fspath(checkpoint))
     if file is not None:
-        run_file(look.run, open_exported(file, 'bfloat16' if amp else 'float32'))
+        exported = open_exported(file, 'bfloat16' if amp else 'float32')
+        run_file(look.run.model, look.run.pipeline.transforms, exported)
     elif amp:
         autocast_backbone(look.run.model)
     elif is_worthwhile() and all(p.is_cpu for p in look.run.model.parameters()):

@@ -18,6 +18,7 @@ from mmengine.runner import FlexibleRunner, Runner
 from mmvttt.checkpoints.sources import without_password
 from mmvttt.deploy.cpu import is_worthwhile, optimize_for_cpu
 from mmvttt.deploy.cuda_graph import replay_cuda_graph
+from mmvttt.deploy.runtime import open_exported
 from mmvttt.errors import UsageError
 
 from ..config import load_config
@@ -27,6 +28,7 @@ from ..registry import hook_class, resolve_type, type_name
 from ..reliability import protect_config, protect_runner
 from ..reliability.data.paths import check_data
 from ..reliability.weights import require_weights
+from .file_inference import run_file
 from .screen import QuietRunner, layer_decay_advice, summary
 
 _WRAPPERS = (optim.OptimWrapper, optim.AmpOptimWrapper, AmpOptimWrapper)
@@ -180,6 +182,7 @@ def evaluate(
     amp: bool = False,
     pack: bool = True,
     cuda_graph: bool = False,
+    file: str | os.PathLike[str] | None = None,
     **config_args: Any,
 ) -> dict[str, float]:
     """Evaluates a checkpoint on the config's test set.
@@ -195,6 +198,8 @@ def evaluate(
         pack: On a CPU, test a frozen copy with packed weights, which are fp32 (with `amp` there is
             none), see `mmvttt.deploy.cpu.optimize_for_cpu`.
         cuda_graph: Replay the backbone as a CUDA graph, see `mmvttt.deploy.cuda_graph`.
+        file: An `.onnx` or `.xml` of `tools/export.py` that predicts in place of the model, see
+            `run_file`; with `amp` OpenVINO computes in bf16.
         config_args: See `load_config`.
 
     Returns:
@@ -208,6 +213,8 @@ def evaluate(
     """
     if cuda_graph and not torch.cuda.is_available():
         raise UsageError('--cuda-graph: torch sees no CUDA GPU here; leave it out')
+    if file is not None and (tta or cuda_graph):
+        raise UsageError('a file predicts as it was exported: leave out --tta and --cuda-graph')
     cfg = load_config(config, **config_args)
     _require(cfg, 'model', 'test_dataloader', 'test_cfg', 'test_evaluator')
     _fetch_private(cfg)
@@ -229,7 +236,11 @@ def evaluate(
     check_data(cfg, ('test',))
     runner = build_runner(cfg)
     require_weights(runner, cfg.load_from)
-    if amp:
+    if file is not None:
+        model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+        exported = open_exported(file, 'bfloat16' if amp else 'float32')
+        run_file(model, runner.test_dataloader.dataset.pipeline.transforms, exported)
+    elif amp:
         autocast_backbone(runner.model)
     elif pack:
         runner.register_hook(_FreezeForTest(), 'LOWEST')
