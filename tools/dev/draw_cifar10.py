@@ -14,6 +14,7 @@ from mmvttt.analysis.pictures import panels, save, styled
 
 DOCS = Path(__file__).resolve().parents[2] / 'docs'
 STEPS = 6248
+MARKS = {'0': 'o-', '1': 's--'}
 BUDGETS = {
     ('cifar10_vit_linear_nano', 'cifar10_vit_nano'): 'linearized (T⁵)',
     ('cifar10_vit_nano', 'cifar10_vit_nano'): 'the softmax ViT, trained on',
@@ -37,16 +38,24 @@ def main() -> None:
         left.plot(*zip(*points, strict=True), label=name)
     left.set(title='Training from random weights', xlabel='step of 64 images', ylabel='loss')
     results = rows('cifar10_nano.csv')
-    for key, name in BUDGETS.items():
-        found = sorted(
-            (100 * int(r['steps']) / STEPS, float(r['top1']))
-            for r in results
-            if (r['variant'], r['start']) == key
+    for i, ((variant, start), name) in enumerate(BUDGETS.items()):
+        for seed, mark in MARKS.items():
+            found = sorted(
+                (100 * int(row['steps']) / STEPS, float(row['top1']))
+                for row in results
+                if (row['variant'], row['start'], row['seed']) == (variant, start, seed)
+            )
+            if found:
+                label = name if seed == '0' else f'{name}, seed {seed}'
+                right.plot(*zip(*found, strict=True), mark, color=f'C{i}', label=label)
+    for seed, mark in MARKS.items():
+        source = next(
+            float(row['top1'])
+            for row in results
+            if (row['variant'], row['start'], row['seed']) == ('cifar10_vit_nano', 'random', seed)
         )
-        if found:
-            right.plot(*zip(*found, strict=True), 'o-', label=name)
-    source = next(float(r['top1']) for r in results if r['variant'] == 'cifar10_vit_nano')
-    right.axhline(source, color='black', linestyle=':', label='the softmax ViT')
+        label = 'the softmax ViT' if seed == '0' else f'the softmax ViT, seed {seed}'
+        right.axhline(source, color='black', linestyle=mark[1:], linewidth=1, label=label)
     right.set(
         title='Fine-tuning a softmax ViT that became linear',
         xlabel='% of the steps of its training',
