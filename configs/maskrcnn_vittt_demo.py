@@ -1,5 +1,6 @@
 # Mask R-CNN with a small Vittt in a ViT-Adapter on handwritten digits, minutes on two CPU cores.
-# The images: `python -m mmvttt.openmmlab.datasets.digits`; all of it: `make demo`.
+# The images: `python -m mmvttt.openmmlab.datasets.digits`; all of it: `make demo`. The backbone begins
+# with the first four blocks of the weights that come with the package.
 _base_ = [
     './_base_/maskrcnn_vit_adapter.py',
     './_base_/adamw_cosine.py',
@@ -61,6 +62,9 @@ model = dict(
             type='mmvttt.Vittt',
             arch=dict(embed_dims=96, num_layers=4, num_heads=3, feedforward_channels=256),
             img_size=image_size,
+            init_cfg=dict(
+                type='Pretrained', checkpoint='mmvttt://cifar10_vittt_nano', prefix='backbone.'
+            ),
         ),
     ),
     # Thin heads: on a CPU they would cost more than the backbone. Norms, as they start from random

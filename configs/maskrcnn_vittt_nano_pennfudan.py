@@ -24,13 +24,7 @@ test_evaluator = val_evaluator
 model = dict(
     backbone=dict(
         interaction_indexes=[[0, 2], [3, 5]],
-        backbone=dict(
-            arch=dict(num_layers=6),
-            img_size=image_size[::-1],
-            init_cfg=dict(
-                type='Pretrained', checkpoint='mmvttt://cifar10_vittt_nano', prefix='backbone.'
-            ),
-        ),
+        backbone=dict(arch=dict(num_layers=6), img_size=image_size[::-1]),
     ),
     roi_head=dict(bbox_head=dict(num_classes=1), mask_head=dict(num_classes=1)),
 )
