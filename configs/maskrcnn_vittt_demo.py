@@ -1,6 +1,6 @@
 # Mask R-CNN with a small Vittt in a ViT-Adapter on handwritten digits, minutes on two CPU cores.
-# The images: `python -m mmvttt.openmmlab.datasets.digits`; all of it: `make demo`. The backbone begins
-# with the first four blocks of the weights that come with the package.
+# The images: `python -m mmvttt.openmmlab.datasets.digits`; all of it: `make demo`. The backbone
+# begins with the first four blocks of the weights that come with the package.
 _base_ = [
     './_base_/maskrcnn_vit_adapter.py',
     './_base_/adamw_cosine.py',
