@@ -26,7 +26,7 @@ forward, backward = torch.no_grad()(primal), torch.no_grad()(gradient)
 
 
 def exported(x: Tensor, rotation: Tensor, backend: str) -> Tensor:
-    """`primal` without interleaving pairs, which is slow in ONNX Runtime and slower in OpenVINO.
+    """`primal` without interleaving pairs, which OpenVINO does element by element.
 
     A product with a permutation swaps the channels of each pair.
     """
