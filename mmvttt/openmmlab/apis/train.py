@@ -239,7 +239,9 @@ def evaluate(
     if file is not None:
         model = runner.model.module if is_model_wrapper(runner.model) else runner.model
         exported = open_exported(file, 'bfloat16' if amp else 'float32')
-        run_file(model, runner.test_dataloader.dataset.pipeline.transforms, exported)
+        dataset = runner.test_dataloader.dataset
+        for part in getattr(dataset, 'datasets', [dataset]):
+            run_file(model, part.pipeline.transforms, exported)
     elif amp:
         autocast_backbone(runner.model)
     elif pack:
