@@ -31,16 +31,19 @@ def rotation_2d(
     height, width = hw
     place = dict(device=device, dtype=dtype)
     frequencies = base ** -torch.arange(0, 1, 4 / channels, **place)
-    rows = torch.arange(height, **place)[:, None] * frequencies
-    columns = torch.arange(width, **place)[:, None] * frequencies
-    angles = torch.cat(
+    # Sines of rows and columns, not of every token.
+    rows, columns = (
+        torch.view_as_real(torch.polar(torch.ones_like(angles), angles))
+        for angles in (torch.arange(n, **place)[:, None] * frequencies for n in hw)
+    )
+    turns = torch.cat(
         [
-            rows[:, None].expand(-1, width, -1),
-            columns[None].expand(height, -1, -1),
+            rows[:, None].expand(-1, width, -1, -1),
+            columns[None].expand(height, -1, -1, -1),
         ],
-        dim=-1,
-    ).flatten(0, 1)
-    return torch.polar(torch.ones_like(angles), angles)
+        dim=-2,
+    )
+    return torch.view_as_complex(turns.flatten(0, 1))
 
 
 def rotate(x: Tensor, rotation: Tensor) -> Tensor:
