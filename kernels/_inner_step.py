@@ -15,7 +15,7 @@ def over_heads(
     heads = (x.to(state_dtype(x.dtype)).transpose(1, 2) for x in (q, k, v))  # (B, H, N, d)
     images = (0, 0, 0, *[None] * len(weights))
     o = torch.func.vmap(torch.func.vmap(read), in_dims=images)(*heads, *weights)
-    return o.transpose(1, 2).to(q.dtype)
+    return o.transpose(1, 2).to(q.dtype).contiguous()
 
 
 def heads_first(*tokens: Tensor) -> list[Tensor]:

@@ -67,7 +67,8 @@ def transformed(*tensors: Tensor | None) -> bool:
     A registered op has no rule for either: it drops tangents and raises in `torch.func.grad`.
     """
     if torch.compiler.is_compiling():
-        return False
+        # A traced tensor hides its tangent.
+        return forward_ad._current_level >= 0
     given = [x for x in tensors if x is not None]
     if forward_ad._current_level >= 0 and any(
         forward_ad.unpack_dual(x).tangent is not None for x in given
@@ -97,6 +98,8 @@ def gradients_of(
     definition: Callable[..., Tensor], do: Tensor, inputs: Sequence[Tensor | None], *options: Any
 ) -> tuple[Tensor | None, ...]:
     """Gradients of the inputs that require one, which autograd can differentiate again."""
+    # Views are distinct, and autograd does not follow one input from another.
+    inputs = [x.view_as(x) if x is not None and x.requires_grad else x for x in inputs]
     wanted = [x for x in inputs if x is not None and x.requires_grad]
     out = by_definition(definition, *inputs, *options)
     found = iter(torch.autograd.grad(out, wanted, do, create_graph=True))

@@ -30,8 +30,8 @@ def deform_attn(
         value: `(B, S, H, d)`, the levels one after the other, each row by row; fp32, bf16, fp16
             or fp64.
         spatial_shapes: (h, w) of every level: python ints, or an integer tensor `(L, 2)` on the
-            device of `value`, as mmcv passes it. The host does not read a tensor on a GPU: pixels
-            beyond S count as zeros there, and are an error elsewhere.
+            device of `value`, as mmcv passes it. The host does not read a tensor on a GPU: a level
+            that ends beyond S counts as zeros there, and is an error elsewhere.
         sampling_locations: `(B, Q, H, L, P, 2)`, (x, y) normalised to [0, 1] over the level; fp32,
             or the dtype of `value`. Points may lie outside.
         attention_weights: `(B, Q, H, L, P)`, fp32 or the dtype of `value`; used as given, without a
@@ -214,7 +214,7 @@ def _check(
     places: tuple[str, Tensor],
     weights: tuple[str, Tensor],
 ) -> None:
-    wide = reference.sum_dtype(value.dtype)
+    wide = _inputs.state_dtype(value.dtype)
     if value.dtype not in _inputs.FLOATS:
         raise TypeError(
             f'{_NAME}: value must be float32, bfloat16, float16 or float64, got {value.dtype}'

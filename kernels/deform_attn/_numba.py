@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._inputs import state_dtype
 from .._numba import inlined, jit, parallel
 from . import reference as definition
 
@@ -208,7 +209,7 @@ def _arguments(
     if levels is not None:
         shapes = levels.flatten().tolist()
         definition.check_levels(value, shapes)
-    dtype = definition.sum_dtype(value.dtype)
+    dtype = state_dtype(value.dtype)
     points = places.shape[3:5]
     centres = value.new_zeros((1, 1, 1, 2)) if reference is None else reference
     arrays = (
@@ -241,7 +242,7 @@ def forward(
     batch, pixels, heads, dim = value.shape
     queries = places.shape[1]
     arrays = _arguments(value, shapes, levels, reference, places, weights)
-    out = torch.empty((batch * queries * heads, dim), dtype=definition.sum_dtype(value.dtype))
+    out = torch.empty((batch * queries * heads, dim), dtype=state_dtype(value.dtype))
     sizes = (heads, pixels, queries)
     parallel(
         _forward,
@@ -268,7 +269,7 @@ def backward(
 ) -> tuple[Tensor, ...]:
     """dreference (empty unless `move`), dvalue, dplaces, dweights, as from the Triton kernels."""
     batch, pixels, heads, dim = value.shape
-    dtype = definition.sum_dtype(value.dtype)
+    dtype = state_dtype(value.dtype)
     arrays = _arguments(value, shapes, levels, reference, places, weights)
     do = do.to(dtype).reshape(-1, dim).contiguous()
     dvalue, dplaces, dweights = (

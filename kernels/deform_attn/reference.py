@@ -16,10 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-
-def sum_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Dtype of sums and positions: fp64 for fp64 values, else fp32."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
+from .._inputs import state_dtype
 
 
 class _Axis(NamedTuple):
@@ -57,14 +54,14 @@ class _Axis(NamedTuple):
 class _Points(NamedTuple):
     """Pixels that every point reads, its corners (near, near), (near, far), … in (y, x)."""
 
-    rows: Tensor  # (L, 4, B, Q, H, P) int32 row of `value` seen as (B·S·H, d)
+    rows: Tensor  # (L, 4, B, Q, H, P) row of `value` seen as (B·S·H, d)
     weights: Tensor  # (L, 4, B, Q, H, P) bilinear, without the attention weight
     axes: list[tuple[_Axis, _Axis]]  # per level: y, x
 
 
 def _points(value: Tensor, shapes: Sequence[int], locations: Tensor) -> _Points:
     batch, tokens, heads, _ = value.shape
-    index: dict[str, Any] = {'dtype': torch.int32, 'device': value.device}
+    index: dict[str, Any] = {'dtype': _index_dtype(value, locations), 'device': value.device}
     base = torch.arange(batch, **index).view(-1, 1, 1, 1) * (tokens * heads)
     base = base + torch.arange(heads, **index).view(-1, 1)
     levels = len(shapes) // 2
@@ -77,13 +74,19 @@ def _points(value: Tensor, shapes: Sequence[int], locations: Tensor) -> _Points:
         y = _Axis.of(locations[:, :, :, level, :, 1], h)
         x = _Axis.of(locations[:, :, :, level, :, 0], w)
         for i in range(2):
-            line = ((y[i] * w + start) * heads).add_(base)
+            line = (y[i].to(base.dtype) * w + start) * heads + base
             for j in range(2):
                 torch.add(line, x[j], alpha=heads, out=rows[level, 2 * i + j])
                 torch.mul(y[2 + i], x[2 + j], out=weights[level, 2 * i + j])
         axes.append((y, x))
         start += h * w
     return _Points(rows, weights, axes)
+
+
+def _index_dtype(value: Tensor, locations: Tensor) -> torch.dtype:
+    """Of rows of `value` and of the four corners of every point."""
+    most = max(value[..., 0].numel(), 4 * locations[..., 0].numel())
+    return torch.int32 if most < 2**31 else torch.int64
 
 
 def _bag(table: Tensor, rows: Tensor, weights: Tensor, offsets: Tensor) -> Tensor:
@@ -141,7 +144,7 @@ def primal(
     """
     if reference_points is not None:
         places, weights = unfused(shapes, reference_points, places, weights)
-    dtype = sum_dtype(value.dtype)
+    dtype = state_dtype(value.dtype)
     places, weights = places.to(dtype), weights.to(dtype)
     sizes = list(zip(shapes[::2], shapes[1::2], strict=True))
     maps = value.to(dtype).transpose(1, 2).split([h * w for h, w in sizes], dim=2)
@@ -180,12 +183,12 @@ def forward(
     """
     if reference_points is not None:
         places, weights = unfused(shapes, reference_points, places, weights)
-    dtype = sum_dtype(value.dtype)
+    dtype = state_dtype(value.dtype)
     batch, queries, heads, _, points, _ = places.shape
     table = value.to(dtype).reshape(-1, value.shape[-1])
     rows, bilinear, _ = _points(value, shapes, places.to(dtype))
     bilinear *= _by_level(weights.to(dtype))
-    offsets = torch.arange(0, rows.numel(), points, dtype=torch.int32, device=value.device)
+    offsets = torch.arange(0, rows.numel(), points, dtype=rows.dtype, device=value.device)
     # A bag is one corner of one level of one query's head.
     out = _bag(table, rows.view(-1), bilinear.view(-1), offsets)
     shape = (rows.shape[0] * rows.shape[1], batch, queries, heads * value.shape[-1])
@@ -230,7 +233,7 @@ def _backward(
     sampling_locations: Tensor,
     attention_weights: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    dtype = sum_dtype(value.dtype)
+    dtype = state_dtype(value.dtype)
     levels, points = sampling_locations.shape[3:5]
     dim = value.shape[-1]
     table = value.to(dtype).reshape(-1, dim)
@@ -239,13 +242,13 @@ def _backward(
     attention = _by_level(attention_weights.to(dtype))
     flat = rows.view(-1)
     # The query and head, b·Q·H + q·H + h, of every corner.
-    reader = torch.arange(do.shape[0], dtype=torch.int32, device=do.device)
+    reader = torch.arange(do.shape[0], dtype=flat.dtype, device=do.device)
     reader = reader.repeat_interleave(points).repeat(4 * levels)
 
     # dvalue: the same sum with rows and queries swapped.
     order = flat.sort(stable=True)[1]
     counts = torch.bincount(flat, minlength=table.shape[0])
-    offsets = (counts.cumsum(0) - counts).int()
+    offsets = (counts.cumsum(0) - counts).to(flat.dtype)
     weights = (bilinear * attention).view(-1).index_select(0, order)
     dvalue = _bag(do, reader.index_select(0, order), weights, offsets)
 
@@ -279,7 +282,7 @@ def exported(
     """`forward` in operators that exporters know: `grid_sample` for each level."""
     if levels is not None:
         raise NotImplementedError('deform_attn: spatial_shapes in a tensor cannot be exported')
-    wide = sum_dtype(value.dtype)
+    wide = state_dtype(value.dtype)
     batch, _, heads, _ = value.shape
     places, weights = places.to(wide), weights.to(wide)
     if reference_points is not None:

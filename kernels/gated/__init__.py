@@ -19,7 +19,7 @@ def gated(
     Args:
         x: `(B, N, R, C)`, fp32, bf16, fp16 or fp64; any strides.
         gate: `(B, N, C)` in the dtype of x; any strides.
-        activation: 'gelu' (exact) or 'silu'.
+        activation: 'gelu' (by the error function) or 'silu'.
         backend: None takes the Triton kernel on a GPU where it can run, and the reference
             elsewhere; 'triton' or 'reference' forces one.
 
@@ -37,8 +37,8 @@ def gated(
     batch, count, branches, channels = x.shape
     _inputs.check_not_empty(_NAME, 'x', x, N=count, R=branches, C=channels)
     _inputs.check_shape(_NAME, 'gate', gate, (batch, count, channels), '(B, N, C)')
-    _inputs.check_dtype(_NAME, 'gate', gate, x.dtype, 'as x is')
     x, gate = _inputs.to_autocast(x, gate)
+    _inputs.check_dtype(_NAME, 'gate', gate, x.dtype, 'as x is')
     return _call(x, gate, None, activation, backend)
 
 

@@ -63,6 +63,8 @@ def _gated(
     do += image * do_strides[0]
     dx += image * dx_strides[0]
     dgate += image * dgate_strides[0]
+    # A product of 32-bit numbers would overflow in a branch beyond 2³¹ numbers.
+    x_step, dx_step = tl.cast(x_strides[2], tl.int64), tl.cast(dx_strides[2], tl.int64)
     if BIAS:
         of_gate = tl.load(bias + channels, mask=channels < D, other=0.0)
         if SCANS:
@@ -74,7 +76,7 @@ def _gated(
         z = load(gate, tokens, last, gate_strides[1], channels, D).to(ACC)
         total = tl.full((TOKENS, CHANNELS), 0 if SCANS else 1, ACC)
         for r in tl.static_range(SCANS):
-            total += load(x + r * x_strides[2], tokens, last, x_strides[1], channels, D).to(ACC)
+            total += load(x + r * x_step, tokens, last, x_strides[1], channels, D).to(ACC)
         if BIAS:
             z += of_gate[None, :]
             if SCANS:
@@ -85,7 +87,7 @@ def _gated(
             inner = grad * total * slope
             store(dgate, tokens, last, dgate_strides[1], channels, D, inner)
             for r in tl.static_range(SCANS):
-                store(dx + r * dx_strides[2], tokens, last, dx_strides[1], channels, D, grad * a)
+                store(dx + r * dx_step, tokens, last, dx_strides[1], channels, D, grad * a)
             if BIAS:
                 sum_gate += inner
                 sum_x += grad * a

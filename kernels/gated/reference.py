@@ -52,12 +52,8 @@ def backward(
     dgate = _BACKWARD[activation](do * total, a)
     dx = (do * ACTIVATIONS[activation](a))[:, :, None].expand(branches.shape)
     if gate is not None:
-        return dx.to(x.dtype).contiguous(), dgate.to(x.dtype), x.new_empty(0, dtype=wide)
+        dx, dgate = (y.to(x.dtype).contiguous() for y in (dx, dgate))
+        return dx, dgate, x.new_empty(0, dtype=wide)
     packed = torch.cat([dgate[:, :, None], dx], 2)
     dbias = x.new_empty(0, dtype=wide) if bias is None else packed.sum((0, 1))
-    return packed.to(x.dtype), x.new_empty(0), dbias
-
-
-def exported(*arguments) -> Tensor:
-    """`primal` is in operators that exporters know."""
-    return primal(*arguments[:-1])
+    return packed.to(x.dtype).contiguous(), x.new_empty(0), dbias

@@ -18,9 +18,9 @@ def gelu_conv(
     hw: tuple[int, int],
     backend: str | None = None,
 ) -> Tensor:
-    """gelu(a + conv(a) + bias), a = gelu(x), depth-wise 3×3 with zero padding; GELUs are exact.
+    """gelu(a + conv(a) + bias), a = gelu(x), depth-wise 3×3 with zero padding.
 
-    B images, C channels.
+    GELU is that of the error function. B images, C channels.
 
     Args:
         x: `(B, h·w, C)`, pixels row by row; fp32, bf16, fp16 or fp64; any strides.

@@ -37,8 +37,3 @@ def backward(
     dz = dz.to(x.dtype).to(a.dtype)
     da, dweight, dbias = residual_conv_backward(dz, a, weight, h, w)
     return _gelu_backward(da, wide).to(x.dtype).contiguous(), dweight, dbias
-
-
-def exported(*arguments) -> Tensor:
-    """`primal` is in operators that exporters know."""
-    return primal(*arguments[:-1])

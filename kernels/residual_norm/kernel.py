@@ -16,6 +16,8 @@ from .._stencil import correlate, load, load_neighbours, load_taps, residual_bac
 from .reference import sum_dtype
 
 MOST_CHANNELS = 2048
+# Rows below a span have no variance; 1/σ must stay finite there, and in fp32.
+_LEAST_EPS = 1e-30
 
 
 @triton.jit
@@ -198,7 +200,7 @@ def forward(
             ln_bias=ln_bias.contiguous(),
             y=y,
             normed=normed,
-            eps=eps,
+            eps=max(eps, _LEAST_EPS),
             h=h,
             w=w,
             CONV=weight is not None,
@@ -236,7 +238,7 @@ def backward(
             dz=dz,
             dbranch=dbranch,
             sums=sums,
-            eps=eps,
+            eps=max(eps, _LEAST_EPS),
             SUM=dy.dim() > 1,
             TWICE=twice,
             **shared,

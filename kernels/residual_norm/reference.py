@@ -122,8 +122,3 @@ def gradients(
 
 
 backward = torch.no_grad()(gradients)
-
-
-def exported(*arguments) -> tuple[Tensor, Tensor]:
-    """`primal` is in operators that exporters know."""
-    return primal(*arguments[:-1])

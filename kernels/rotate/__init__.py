@@ -44,7 +44,7 @@ def rotate(x: Tensor, rotation: Tensor, *, backend: str | None = None) -> Tensor
     if rotation.requires_grad:
         raise ValueError(f'{_NAME}: rotation requires a gradient; give rotation.detach()')
     (x,) = _inputs.to_autocast(x)
-    if _inputs.transformed(x):
+    if _inputs.transformed(x, rotation):
         return _inputs.by_definition(reference.primal, x, rotation)
     return _op(x, rotation, backend)
 

@@ -235,9 +235,7 @@ def _step_backward(
 # -------------------------------------------------------------------------------------------- host
 
 
-def unsupported_reason(q: Tensor) -> str | None:
-    """Reason why the kernels cannot run with these arguments; None where they can."""
-    return _launch.unsupported_reason(q)
+unsupported_reason = _launch.unsupported_reason
 
 
 def forward(

@@ -8,7 +8,7 @@ before the channels, `(…, 9, d)`, which is how the inner gradient is kept. The
 −(s/N)·Σ f(k)·v, N = h·w; nothing is scaled by s/N before the sum over the pixels.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
@@ -51,8 +51,7 @@ def primal(
             g = g / (g.norm(dim=(1, 2), keepdim=True) + 1)
         return f(w3 - g, q)
 
-    o = torch.stack([read(*image) for image in zip(*maps, strict=True)])
-    return o.flatten(2).mT.to(q.dtype)
+    return torch.func.vmap(read)(*maps).flatten(2).mT.to(q.dtype).contiguous()
 
 
 def shifted(x: Tensor) -> Iterator[tuple[int, Tensor]]:
@@ -75,10 +74,6 @@ def correlate(x: Tensor, taps: Tensor) -> Tensor:
 def products(x: Tensor, y: Tensor) -> Tensor:
     """Σ_p x[p + δ]·y[p] for every tap, `(B, 9, d)`."""
     return torch.stack([(moved * y).sum((1, 2)) for _, moved in shifted(x)], dim=1)
-
-
-def over_images(x: Tensor) -> Tensor:
-    return x.sum(0)
 
 
 def _maps(h: int, w: int, *tokens: Tensor) -> list[Tensor]:
@@ -104,10 +99,8 @@ def forward(
     w: int,
     scale: float,
     damping: bool = True,
-    products: Callable[[Tensor, Tensor], Tensor] = products,
-    correlate: Callable[[Tensor, Tensor], Tensor] = correlate,
 ) -> tuple[Tensor, Tensor]:
-    """The step and the reading, from `products` and `correlate`.
+    """The step and the reading.
 
     Returns:
         O `(B, h·w, d)` contiguous, and the inner gradient before damping, `(B, 9, d)` in the
@@ -131,14 +124,11 @@ def backward(
     w: int,
     scale: float,
     damping: bool = True,
-    products: Callable[[Tensor, Tensor], Tensor] = products,
-    correlate: Callable[[Tensor, Tensor], Tensor] = correlate,
-    total: Callable[[Tensor], Tensor] = over_images,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v and w3, given dO and the g that `forward` returned.
 
     Rotating a kernel by 180° reverses its taps. As in `ttt_glu`, all gradients of the step are
-    linear in `j = −κH`. `total` sums over the images.
+    linear in `j = −κH`.
     """
     dtype = q.dtype
     do, q, k, v = _maps(h, w, do, q, k, v)
@@ -149,7 +139,7 @@ def backward(
         _tokens(dq, dtype),
         _tokens(correlate(v, j.flip(1)), dtype),
         _tokens(correlate(k, j), dtype),
-        total(dw).mT.reshape(w3.shape).contiguous(),
+        dw.sum(0).mT.reshape(w3.shape).contiguous(),
     )
 
 

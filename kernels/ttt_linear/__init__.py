@@ -245,6 +245,9 @@ def _backward(ctx, do, *_):
     if torch.is_grad_enabled():  # the gradients will be differentiated
         grads = _inputs.gradients_of(_dual, do, saved[:9], *options)
         return *grads, None, None, None, None, None
+    if saved[9].numel() == 0 and do.numel():
+        # Inside vmap no tensor says that it requires a gradient, and nothing was kept.
+        saved = (*saved[:9], *_op(*saved[:9], *options, ctx.backend, True)[1:])
     *grads, dtoken_scale = _backward_op(do, *saved, *options, ctx.backend)
     return *grads, None if saved[8] is None else dtoken_scale, None, None, None, None, None
 

@@ -18,7 +18,7 @@ from .._numba import COLUMNS, flat, padded, parallel, sum_in_order
 from ._numba_backward import backward as _backward
 from ._numba_forward import forward as _forward
 from .definition import Inputs
-from .reference import kept_dtype, segment
+from .reference import LEAST_EPS, kept_dtype, segment
 
 # A thread holds the scores of a chunk, (b, b). Up to here the kernels are faster than the
 # reference.
@@ -53,7 +53,7 @@ def _common(
     if token_scale is None:
         token_scale = states.new_ones((scans, mini_batch_size))
     parameters = tuple(x.numpy() for x in (states, vectors, token_scale.clone().contiguous()))
-    numbers = (dim, *(parameters[0].dtype.type(x) for x in (1 / dim, eps, 1)))
+    numbers = (dim, *(parameters[0].dtype.type(x) for x in (1 / dim, max(eps, LEAST_EPS), 1)))
     return sizes, reverse, numbers, parameters
 
 

@@ -61,7 +61,8 @@ LAYER_NORM = Op(
     tokens=('x',),
     images=('x',),
     cases=(*MAPS, *WIDTHS, Case((3, 5), {}, {'eps': 0.1})),
-    kernel_cases=(*WIDTHS, Case((5, 9), {}, {'eps': 0.1})),
+    # Rows below 33 tokens have no variance.
+    kernel_cases=(*WIDTHS, Case((5, 9), {}, {'eps': 0.1}), Case((3, 11), {}, {'eps': 0.0})),
     emulated={'5 × 7': Case((5, 7), {'dim': 48})},
     launches=(1, 2),
     bad=BAD_SUM,

@@ -13,7 +13,7 @@ from op_row import BF16, FP16, FP32, FP64, Case
 from ops import OPS
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ttt_kernels import _backend, available, decompositions
+from ttt_kernels import _backend, available, decompositions, glu
 
 HW = (3, 5)
 # Where numba is not installed its tests are skipped, and say so.
@@ -330,6 +330,60 @@ def test_gradients_have_gradients(op):
         # Central differences: about ε² = 1e-12, and roundings of 1e-16/ε.
         expected, size = (ahead - behind) / 2, (grad * step).abs().sum()
         assert ((grad * step).sum() - expected).abs() < 1e-5 * size, name
+
+
+@every_op
+def test_gradients_with_a_graph_are_the_same(op):
+    """Also those of inputs that depend on each other."""
+    start = {n: x.requires_grad_() for n, x in op.make(HW).items()}
+    inputs, before = {}, 0
+    for name, x in start.items():
+        inputs[name] = x + before
+        before = inputs[name].mean()
+    loss = on(op, 'reference')(inputs).square().sum()
+    leaves = list(start.values())
+    expected = torch.autograd.grad(loss, leaves, retain_graph=True)
+    found = torch.autograd.grad(loss, leaves, create_graph=True)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.filterwarnings('ignore:There is a performance drop')  # torch says that it loops
+@every_backend
+def test_gradients_through_vmap(op, backend):
+    inputs = op.make((3, 5), dtype=FP32, dim=16)
+    name = op.images[0]
+
+    def call(x):
+        return on(op, backend)({**inputs, name: x}, (3, 5))
+
+    x = torch.stack([inputs[name], inputs[name].flip(1)]).requires_grad_()
+    (found,) = torch.autograd.grad(torch.func.vmap(call)(x).square().sum(), x)
+    (expected,) = torch.autograd.grad(sum(call(y).square().sum() for y in x), x)
+    assert torch.equal(found, expected)
+
+
+def test_a_compiled_tangent():
+    op = OPS['gated']
+    inputs = op.make(HW)
+
+    def along(x, tangent):
+        return torch.func.jvp(lambda x: on(op, None)({**inputs, 'x': x}), (x,), (tangent,))[1]
+
+    torch.compiler.reset()
+    compiled = torch.compile(along, backend='aot_eager')
+    args = inputs['x'], torch.randn_like(inputs['x'])
+    torch.testing.assert_close(compiled(*args), along(*args), rtol=1e-12, atol=1e-12)
+
+
+def test_compiled_gradients_of_turned_tokens():
+    x = torch.randn(2, 12, 5, requires_grad=True)
+
+    def call(x):
+        return glu(x.mT).mT.square().sum()
+
+    torch.compiler.reset()
+    (found,) = torch.autograd.grad(torch.compile(call, backend='aot_eager')(x), x)
+    torch.testing.assert_close(found, torch.autograd.grad(call(x), x)[0])
 
 
 @pytest.mark.filterwarnings('ignore:There is a performance drop')  # torch says that it loops
