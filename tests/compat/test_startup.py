@@ -51,6 +51,19 @@ def test_mmengine_opens_the_door_unless_it_is_left_out() -> None:
     assert python(code, MMVTTT_SKIP_PATCHES='resume, startup').split() == ['False']
 
 
+@pytest.mark.parametrize(
+    'line',
+    [
+        'import mmcv, mmcv.ops',
+        'from mmdet.apis import DetInferencer',
+        'from mmseg.apis import MMSegInferencer',
+        'import mmengine, mmcv.ops',
+    ],
+)
+def test_operators_can_be_imported_in_any_order(line: str) -> None:
+    assert python(f'{INSTALL}{line}; print("done")').split()[-1] == 'done'
+
+
 def test_the_door_is_cheap() -> None:
     """It loads no torch, no OpenCV, no toolbox and no model of ours."""
     heavy = ('torch', 'cv2', 'mmcv', 'timm', 'mmvttt.models', 'mmvttt.checkpoints.read')

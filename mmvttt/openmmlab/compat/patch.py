@@ -66,7 +66,8 @@ PATCHES: tuple[Patch, ...] = (
     ),
     Patch(
         'mmcv-ext',
-        'mmcv',
+        # mmcv itself may be in the middle of its import: it is what imports mmengine.
+        'mmcv.utils.ext_loader',
         f'{_COMPAT}.mmcv_ext:offer_stub',
         'mmcv-lite has no compiled operators: importing mmcv.ops fails',
     ),
