@@ -16,7 +16,8 @@ test_pipeline[1].scale = image_size
 
 data = dict(data_root=data_root, metainfo=dict(classes=classes))
 train_dataloader = dict(batch_size=4, dataset=dict(data, pipeline=train_pipeline))
-val_dataloader = dict(dataset=dict(data, pipeline=test_pipeline))
+# The photographs differ in size: in a batch they would be padded, which changes what is found.
+val_dataloader = dict(batch_size=1, dataset=dict(data, pipeline=test_pipeline))
 test_dataloader = val_dataloader
 val_evaluator = dict(ann_file=data_root + 'annotations/instances_val.json')
 test_evaluator = val_evaluator

@@ -16,7 +16,7 @@ from mmvttt.errors import UsageError
 from mmvttt.openmmlab.cli import add_cfg_options, add_config, command_line, plain_errors, printable
 from mmvttt.openmmlab.config import load_config
 from mmvttt.openmmlab.reliability.data.annotations import check_annotations
-from mmvttt.openmmlab.reliability.data.paths import check_paths
+from mmvttt.openmmlab.reliability.data.paths import check_paths, other_annotations
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -39,6 +39,9 @@ def main(argv: list[str] | None = None) -> None:
     with plain_errors():
         config = load_config(args.config, cfg_options=args.cfg_options)
         check_paths(config, args.splits)
+        others = list(other_annotations(config, args.splits))
+        for text in others:
+            print(printable(f'error: {text}'))
         for findings in check_annotations(
             config, args.splits, images=not args.no_images, progress=progress
         ):
@@ -51,7 +54,7 @@ def main(argv: list[str] | None = None) -> None:
                 f'folders of pictures in {", ".join(args.splits)}'
             )
     print(f'{checked} data sets, {wrong} of them with errors')
-    raise SystemExit(1 if wrong else 0)
+    raise SystemExit(1 if wrong or others else 0)
 
 
 if __name__ == '__main__':

@@ -65,7 +65,7 @@ def main() -> None:
     os.environ.setdefault('LOCAL_RANK', str(args.pop('local_rank')))
     if not torch.cuda.is_available():
         keep_freed_memory()
-    with plain_errors():
+    with plain_errors(args['launcher']):
         evaluate(**args)
 
 

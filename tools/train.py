@@ -60,7 +60,7 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     args = vars(parse_args())
     os.environ.setdefault('LOCAL_RANK', str(args.pop('local_rank')))
-    with plain_errors():
+    with plain_errors(args['launcher']):
         train(**args)
 
 

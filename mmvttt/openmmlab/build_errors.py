@@ -7,9 +7,19 @@ from types import FrameType
 from typing import Any
 
 from mmengine.registry import Registry
+from torch.nn.utils import clip_grad
+from torch.utils.data import DataLoader
 
 from . import registry as registries
 
+# What mmengine calls with options of a config without a registry, by its name in an error.
+_CALLED: dict[str, Any] = {
+    'DataLoader.__init__()': DataLoader,
+    'clip_grad_norm_()': clip_grad.clip_grad_norm_,
+    'clip_grad_value_()': clip_grad.clip_grad_value_,
+}
+# The functions of mmengine that call it.
+_CALLERS = ('build_dataloader', '_clip_grad')
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -23,12 +33,14 @@ def explain_build(error: KeyError | TypeError | ValueError) -> str | None:
         A message for the author of the config; None for other errors.
     """
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    refused, unexpected, name = str(error).partition(' got an unexpected keyword argument ')
+    if refused in _CALLED and any(f.f_code.co_name in _CALLERS for f in frames):
+        return _no_option(_CALLED[refused], name)
     frame = next((f for f in frames[::-1] if f.f_code.co_name == 'build_from_cfg'), None)
     if frame is None:
         return None
     # Checks of our own parts name the option, its value and what to do.
     own = frames[-1].f_globals.get('__name__', '').startswith('mmvttt.')
-    refused, unexpected, name = str(error).partition(' got an unexpected keyword argument ')
     if isinstance(error, ValueError) or (own and isinstance(error, TypeError) and not unexpected):
         return str(error) if own else None
     kind = frame.f_locals.get('obj_type')
@@ -42,7 +54,11 @@ def explain_build(error: KeyError | TypeError | ValueError) -> str | None:
     inits = [f'{part.__qualname__}.__init__()' for part in _classes(built)]
     if not unexpected or refused not in (inits or [f'{getattr(built, "__qualname__", "")}()']):
         return None
-    name, options = name.split("'")[1], _options(built)
+    return _no_option(built, name)
+
+
+def _no_option(built: Any, quoted: str) -> str:
+    name, options = quoted.split("'")[1], _options(built)
     return (
         f'{built.__name__} has no option {name!r}{_did_you_mean(name, options)}; it has '
         f'{", ".join(options)}'

@@ -153,13 +153,16 @@ def printable(text: object) -> str:
 
 
 @contextmanager
-def plain_errors() -> Iterator[None]:
-    """Turns errors whose message is enough into that message on stderr and exit status 1."""
+def plain_errors(launcher: str = 'pytorch') -> Iterator[None]:
+    """Turns errors whose message is enough into that message on stderr and exit status 1.
+
+    Ranks get the same error, and one of each node prints it; with `launcher='none'` each process.
+    """
+    prints = launcher == 'none' or os.environ.get('LOCAL_RANK', '0') == '0'
     try:
         yield
     except (UsageError, DataError, CheckpointError) as error:
-        # All ranks get the same error; one of each node prints it.
-        if os.environ.get('LOCAL_RANK', '0') == '0':
+        if prints:
             # A data worker's comes with the traceback of its process.
             text = str(error).strip()
             if text.startswith('Caught '):
@@ -170,6 +173,6 @@ def plain_errors() -> Iterator[None]:
         message = explain_build(error)
         if message is None:
             raise
-        if os.environ.get('LOCAL_RANK', '0') == '0':
+        if prints:
             print(f'error: {message}', file=sys.stderr)
         raise SystemExit(1) from None

@@ -17,8 +17,37 @@ from .registry import type_name
 
 # Scopes of toolboxes, and mmengine's names for them if they are missing.
 _TOOLBOXES = {'mmdet': 'mmdet', 'mmseg': 'mmsegmentation', 'mmpretrain': 'mmpretrain'}
-# Variables that only a config's text reads: options come too late for them.
-_VARIABLES = ('train_pipeline', 'val_pipeline', 'test_pipeline', 'data_root', 'dataset_type')
+# What mmengine, tools of the toolboxes and mmvttt read besides the parameters of a Runner.
+_READ = (
+    'compile', 'custom_imports', 'find_unused_parameters', 'model_wrapper_cfg', 'runner_type',
+    'skip_bad_samples', 'strategy', 'sync_bn', 'tta_model', 'tta_pipeline',
+)  # fmt: skip
+# What to set instead of variables that only a config's text reads, and of keys of mmdet 2.x.
+_INSTEAD = {
+    'train_pipeline': 'train_dataloader.dataset.pipeline.2.scales',
+    'val_pipeline': 'val_dataloader.dataset.pipeline.1.scale',
+    'test_pipeline': 'test_dataloader.dataset.pipeline.1.scale',
+    'data_root': 'train_dataloader.dataset.data_root',
+    'dataset_type': 'train_dataloader.dataset.type',
+    'batch_size': 'train_dataloader.batch_size',
+    'classes': 'train_dataloader.dataset.metainfo.classes',
+    'crop_size': 'train_dataloader.dataset.pipeline.3.crop_size and model.data_preprocessor.size',
+    'max_epochs': 'train_cfg.max_epochs, and the end or T_max of a param_scheduler',
+    'max_iters': 'train_cfg.max_iters, and the end or T_max of a param_scheduler',
+    'vis_backends': 'visualizer.vis_backends',
+    'checkpoint_config': 'default_hooks.checkpoint',
+    'data': 'train_dataloader.batch_size, train_dataloader.dataset or val_dataloader.dataset',
+    'evaluation': 'train_cfg.val_interval, or val_evaluator',
+    'fp16': 'optim_wrapper.type=mmvttt.AmpOptimWrapper (tools/train.py --amp)',
+    'log_config': 'default_hooks.logger',
+    'lr_config': 'param_scheduler',
+    'optimizer': 'optim_wrapper.optimizer',
+    'optimizer_config': 'optim_wrapper',
+    'resume_from': 'resume=True and load_from (tools/train.py --resume)',
+    'runner': 'train_cfg.max_epochs or train_cfg.max_iters',
+    'seed': 'randomness.seed',
+    'total_epochs': 'train_cfg.max_epochs',
+}
 
 
 def load_config(
@@ -100,21 +129,28 @@ def _require_read(cfg: Config, option: str) -> None:
             f'--cfg-options {option}: write entries of lists with a dot, '
             'train_dataloader.dataset.pipeline.2.scales'
         )
-    if first in _VARIABLES:
-        raise UsageError(
-            f'--cfg-options {option}: {first} is a variable of the config file, which was copied '
-            'when the file was read; set the copy that is used, e.g. '
-            'train_dataloader.dataset.pipeline.2.scales or train_dataloader.dataset.data_root'
-        )
     # Not imported with this module, which mmengine imports, because it imports torch.
     from mmengine.runner import Runner
 
-    known = {*cfg, *inspect.signature(Runner).parameters}
-    # The user's code may read any other name.
-    if first not in known and (close := get_close_matches(first, known, n=1, cutoff=0.85)):
-        raise UsageError(
-            f'--cfg-options {option}: nothing reads {first!r}, did you mean {close[0]!r}?'
-        )
+    known = sorted({*inspect.signature(Runner).parameters, *_READ} - {'cfg'})
+    own_code = _has_own_code(cfg)
+    close = get_close_matches(first, known, n=1, cutoff=0.85 if own_code else 0.75)
+    if first not in known and (first in _INSTEAD or close or not own_code):
+        what = f'nothing reads {first!r}'
+        if first in cfg:
+            what = (
+                f'{first} is a variable of the config file, which was copied when the file was '
+                'read, and nothing reads it now'
+            )
+        if first in _INSTEAD:
+            remedy = f'; set {_INSTEAD[first]}'
+        elif first in cfg:
+            remedy = '; set the copies that are used, in model, train_dataloader, val_dataloader, …'
+        elif close:
+            remedy = f', did you mean {close[0]!r}?'
+        else:
+            remedy = f'; it is none of {", ".join(known)}'
+        raise UsageError(f'--cfg-options {option}: {what}{remedy}')
     part: Any = cfg
     for key in keys[:-1]:
         try:
@@ -128,6 +164,13 @@ def _require_read(cfg: Config, option: str) -> None:
             f'--cfg-options {option}: RandomChoiceResize reads scales, a list of (long side, short '
             f'side), and no scale; set {option}s'
         )
+
+
+def _has_own_code(cfg: Config) -> bool:
+    """Whether a config imports code of its user, which may read any name."""
+    imports = (cfg.get('custom_imports') or {}).get('imports') or ()
+    names = [imports] if isinstance(imports, str) else imports
+    return any(name.partition('.')[0] not in (*_TOOLBOXES, 'mmvttt') for name in names)
 
 
 def _toolbox(cfg: Config) -> str | None:

@@ -90,6 +90,15 @@ def test_a_segmentor_draws_a_label_map(
         assert sum(float(s.rstrip('%')) for s in shares) == pytest.approx(100, abs=1)
 
 
+def test_a_segmentor_with_another_model_s_checkpoint(scenes: Path, tmp_path: Path) -> None:
+    checkpoint = tmp_path / 'detector.pth'
+    meta = dict(dataset_meta=dict(classes=('person',)))
+    torch.save(dict(state_dict={'rpn_head.weight': torch.zeros(3)}, meta=meta), checkpoint)
+    images = sorted((scenes / 'img_dir' / 'val').glob('*.jpg'))[:1]
+    with pytest.raises(CheckpointMismatchError, match=r'detector\.pth'):
+        list(show_images(small('upernet_vittt_t_camvid', scenes), checkpoint, images, tmp_path))
+
+
 def test_a_classifier_names_the_five_likeliest(
     scenes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -230,6 +230,13 @@ def test_show_dir_speaks_every_toolbox_s_language(scope: str, drawn: dict) -> No
     assert cfg.visualizer == ({'save_dir': '/pictures'} if scope == 'mmseg' else {})
 
 
+def test_torchrun_without_a_launcher(run: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv('WORLD_SIZE', '2')
+    for args in ('train',), ('evaluate', 'a.pth'):
+        with pytest.raises(UsageError, match='by torchrun, 2 processes'):
+            run(*args)
+
+
 def test_plain_errors_are_said_once_a_node_without_a_traceback(
     capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,6 +245,10 @@ def test_plain_errors_are_said_once_a_node_without_a_traceback(
         with pytest.raises(SystemExit) as error, plain_errors():
             raise UsageError('what to do')
         assert error.value.code == 1
+    assert capsys.readouterr().err == 'error: what to do\n'
+    # Without a launcher no other process has the same error.
+    with pytest.raises(SystemExit), plain_errors('none'):
+        raise UsageError('what to do')
     assert capsys.readouterr().err == 'error: what to do\n'
     with pytest.raises(ZeroDivisionError), plain_errors():
         raise ZeroDivisionError

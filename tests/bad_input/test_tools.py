@@ -127,6 +127,18 @@ def test_check_data(tools: Any, tmp_path: Path) -> None:
     assert 'truncated' not in tools.error(*args, '--no-images')
 
 
+def test_check_data_of_another_evaluator(tools: Any, tmp_path: Path) -> None:
+    pytest.importorskip('mmdet')
+    root = tmp_path / 'set'
+    make_coco(root)
+    (root / 'b.json').write_text('{}')
+    evaluator = dict(type='CocoMetric', ann_file=str(root / 'b.json'))
+    config(coco_dataset(root), split='val', val_evaluator=evaluator).dump(tmp_path / 'cfg.py')
+    text = tools.error('check_data.py', tmp_path / 'cfg.py', '--splits', 'val')
+    assert text.startswith("error: val_evaluator.ann_file is '")
+    assert '1 data sets, 0 of them with errors' in text
+
+
 BASE = f'_base_ = {str(ROOT / "tests/trainings/tiny_config.py")!r}\n'
 MISSPELT = {
     "model = dict(_delete_=True, type='Vittt')": "no type 'Vittt', did you mean 'mmvttt.Vittt'?",

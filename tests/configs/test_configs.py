@@ -135,3 +135,11 @@ def test_one_variable_moves_the_data(root: str, monkeypatch: pytest.MonkeyPatch)
         for evaluator in (cfg.val_evaluator, cfg.test_evaluator):
             expected = f'{root}/{folder}/annotations/instances_{split}.json'
             assert evaluator.ann_file == expected
+
+
+def test_images_of_several_sizes_are_validated_one_at_a_time() -> None:
+    """In a batch the smaller ones are padded, and something else is found."""
+    for name in set(NAMES) - {'maskrcnn_vittt_demo'}:
+        cfg = Config.fromfile(CONFIGS / f'{name}.py')
+        if cfg.default_scope in ('mmdet', 'mmseg'):
+            assert cfg.val_dataloader.batch_size == cfg.test_dataloader.batch_size == 1, name

@@ -148,6 +148,7 @@ def test_backbone_without_depth_is_an_error() -> None:
         (dict(num_layers=12), r"unknown keys \['num_layers'\]; allowed: layer_decay"),
         (dict(custom_keys=3), r'custom_keys.*dict'),
         (dict(custom_keys=dict(gamma=3)), r'custom_keys.*dict'),
+        (dict(custom_keys=dict(hed=dict(lr_mult=0))), "'hed', which is part of no parameter"),
         (dict(norm_decay_mult=math.nan), r'norm_decay_mult.*finite number'),
         (dict(optim=dict(optimizer=dict(type='AdamW'))), r'optimizer\.lr is missing'),
         (dict(optim=dict(optimizer=dict(lr=LR))), r'optimizer\.weight_decay is missing'),

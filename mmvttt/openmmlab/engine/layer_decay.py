@@ -62,8 +62,8 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
               randomly initialised tensors of a model with inherited weights (20 in T⁵).
 
     Raises:
-        ValueError: An option is unknown, missing or out of range, or no backbone of the model
-            has `get_layer_depth`.
+        ValueError: An option is unknown, missing or out of range, no parameter has a custom key
+            in its name, or no backbone of the model has `get_layer_depth`.
     """
 
     def _validate_cfg(self) -> None:
@@ -106,6 +106,13 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
                     f'paramwise_cfg.new_lr_mult={new_lr_mult} is for models that name their new '
                     'parameters (new_parameters()), and this one names none: linearize it, or '
                     'give 1'
+                )
+        names = [name for name, _ in module.named_parameters()]
+        for key in self.paramwise_cfg.get('custom_keys', {}):
+            if not any(key in name for name in names):
+                raise ValueError(
+                    f'paramwise_cfg.custom_keys has {key!r}, which is part of no parameter: give a '
+                    f'part of a name such as {names[0]!r}, or leave it out'
                 )
         groups: dict[tuple, dict] = {}
         for name, parameter in module.named_parameters():

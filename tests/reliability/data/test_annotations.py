@@ -85,6 +85,9 @@ def test_every_fault_is_named(root: Path, name: str) -> None:
             train()
     else:
         train()
+    if 'not listed' in sentence:
+        (quick,) = check_annotations(config(coco_dataset(root)), ('train',), thorough=False)
+        assert any(re.search(sentence, warning) for warning in quick.warnings)
 
 
 def test_files_that_cannot_be_read_are_named_if_they_are_read(root: Path) -> None:
@@ -209,15 +212,71 @@ def test_heads_with_fewer_classes(root: Path, name: str) -> None:
     refused(lambda: check_data(cfg), f'model.{name}', 'num_classes=2', kind=DataError)
 
 
+@pytest.mark.parametrize(
+    ('place', 'metric', 'fatal'),
+    [
+        ('roi_head.bbox_head', 'CocoMetric', True),
+        ('bbox_head', 'mmdet.CocoMetric', True),
+        ('mask_head', 'CocoMetric', True),
+        ('roi_head.mask_head', 'CocoMetric', False),
+        ('bbox_head', 'VOCMetric', False),
+    ],
+)
+def test_heads_with_more_classes(root: Path, place: str, metric: str, fatal: bool) -> None:
+    """The first validation would end in an IndexError."""
+    cfg = config(coco_dataset(root), val_evaluator=dict(type=metric))
+    cfg.merge_from_dict({f'model.{place}.num_classes': 80})
+    (found,) = check_annotations(cfg, thorough=False)
+    (text,) = found.errors if fatal else found.warnings
+    assert text.startswith(f'model.{place} has num_classes=80 for 2 classes of the data: ')
+    assert ('set num_classes=2 in all heads' in text) == fatal
+    cfg.model.language_model = dict(type='BertModel')
+    (found,) = check_annotations(cfg, thorough=False)
+    assert not found.errors
+
+
+@pytest.fixture
+def warnings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Logged warnings."""
+    texts: list[str] = []
+
+    def keep(self: MMLogger, record: logging.LogRecord) -> None:
+        if record.levelno == logging.WARNING:
+            texts.append(record.msg)
+
+    monkeypatch.setattr(MMLogger, 'callHandlers', keep)
+    return texts
+
+
+def test_evaluators_with_other_annotations(root: Path, warnings: list[str]) -> None:
+    """An AP of 0 otherwise."""
+    own, other = root / 'a.json', root / 'other.json'
+    other.write_text('{}')
+    evaluator = dict(type='CocoMetric', ann_file=str(other))
+    cfg = config(coco_dataset(root), split='val', val_evaluator=[evaluator])
+    check_data(cfg, ('val',))
+    (text,) = warnings
+    assert text.startswith(f"val_evaluator.0.ann_file is '{other}', and val_dataloader.dataset")
+    assert text.endswith(f'set val_evaluator.0.ann_file={own}')
+    (root / 'link.json').symlink_to(own)
+    for same in own, root / 'link.json', root / '..' / root.name / 'a.json':
+        cfg.val_evaluator[0].ann_file = str(same)
+        check_data(cfg, ('val',))
+    # Several sets may be merged in one file; a set of panoptics has boxes in another one.
+    cfg.val_evaluator[0].ann_file = str(other)
+    several = dict(type='ConcatDataset', datasets=[coco_dataset(root), coco_dataset(root)])
+    for dataset in several, coco_dataset(root, type='CocoPanopticDataset'):
+        cfg.val_dataloader.dataset = dataset
+        check_data(cfg, ('val',))
+    assert len(warnings) == 1
+
+
 @pytest.mark.parametrize('rank', ['0', '1'])
 def test_what_is_dropped_is_logged_by_one_rank(
-    root: Path, rank: str, monkeypatch: pytest.MonkeyPatch
+    root: Path, rank: str, monkeypatch: pytest.MonkeyPatch, warnings: list[str]
 ) -> None:
     monkeypatch.setenv('RANK', rank)
-    records = []
-    monkeypatch.setattr(MMLogger, 'callHandlers', lambda self, record: records.append(record))
     check_data(config(coco_dataset(root, metainfo=dict(classes=('cat',)))))
-    warnings = [record.msg for record in records if record.levelno == logging.WARNING]
     sentence = (
         'train_dataloader.dataset: categories that are dropped, because they are no class of '
         "metainfo: 'dog'"

@@ -1,5 +1,6 @@
 """Labels that mean something else: each is said, most of it before a training."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -144,6 +145,25 @@ def test_what_a_head_ignores(labels: Path) -> None:
         Image.fromarray(pixels).save(path)
     head['ignore_index'] = 250
     assert not only(config(label_dataset(labels), 'mmseg', model=dict(decode_head=head))).errors
+
+
+@pytest.mark.parametrize(
+    ('crop', 'size', 'small'),
+    [
+        ((32, 48), (64, 64), True),
+        (32, (32, 64), True),
+        ((64, 64), (64, 64), False),
+        ((64, 64), None, False),
+    ],
+)
+def test_crops_that_are_padded(labels: Path, crop: object, size: object, small: bool) -> None:
+    dataset = label_dataset(labels)
+    dataset['pipeline'].insert(2, dict(type='mmseg.RandomCrop', crop_size=crop))
+    model = dict(data_preprocessor=dict(size=size))
+    warnings = only(config(dataset, 'mmseg', model=model)).warnings
+    assert [w.partition(' cuts')[0] for w in warnings] == ['RandomCrop'] * small
+    if small:
+        assert re.search(r'set model\.data_preprocessor\.size=\(32, \d\d\)$', warnings[0])
 
 
 def test_label_maps_of_validation_mean_the_same(labels: Path) -> None:

@@ -14,6 +14,7 @@ from mmengine.config import Config
 from mmengine.registry import DefaultScope
 
 from mmvttt.errors import DataError
+from mmvttt.openmmlab.registry import type_name
 
 from .coco import check_coco
 from .dataset_config import DatasetConfig, class_counts, datasets_of, heads_of
@@ -59,6 +60,7 @@ def check_annotations(
     """
     seen = []
     first: Findings | None = None
+    measured = _measured_by_coco(cfg)
     for split in splits:
         sets = datasets_of(cfg, split)
         for data in sets:
@@ -70,7 +72,9 @@ def check_annotations(
             scope = Scope(thorough, images and data.reads_files, progress)
             # One of several sets may have only images without a box.
             training = split == 'train' and len(sets) == 1
-            _check(data, _heads(cfg, toolbox), training, findings, scope)
+            _check(data, _heads(cfg, toolbox), training, findings, scope, measured)
+            if toolbox == 'mmseg' and split == 'train':
+                _check_crop(cfg, data, findings)
             if toolbox == 'mmpretrain':
                 _check_one_hot(cfg, findings)
             if findings.classes is not None:
@@ -109,6 +113,7 @@ def _check(
     training: bool,
     findings: Findings,
     scope: Scope,
+    measured: bool,
 ) -> None:
     try:
         dataset = data.build()
@@ -134,11 +139,12 @@ def _check(
             training=training,
             masks=any(transform.get('with_mask') for _, transform in data.transforms()),
         )
-        _check_heads(counts, len(findings.classes or ()), findings, len(classes or ()))
+        most = max(len(findings.classes or ()), len(classes or ()))
+        _check_heads(counts, len(findings.classes or ()), findings, most, measured)
     elif data.toolbox == 'mmseg':
         # BCE has one channel for two classes.
         counts = {place: n for place, n in counts.items() if n > 1}
-        _check_heads(counts, len(classes or ()), findings)
+        _check_heads(counts, len(classes or ()), findings, len(classes or ()))
         findings.classes = tuple(classes) if classes else None
         known = [len(classes), *counts.values()] if classes else list(counts.values())
         if own := data.own_transform:
@@ -154,26 +160,58 @@ def _heads(cfg: Config, toolbox: str) -> dict[str, Mapping]:
     return heads_of(cfg, _HEADS[toolbox])
 
 
-def _check_heads(heads: Mapping[str, int], count: int, findings: Findings, most: int = 0) -> None:
-    """A head takes the label after its last class for background, and fails at higher ones."""
+def _measured_by_coco(cfg: Config) -> bool:
+    """Whether a CocoMetric, which fails at labels without a category, measures the heads' labels.
+
+    The labels of a model of language and vision are numbers of words.
+    """
+    metrics = [m for split in ('val', 'test') for m in datasets_of(cfg, split, 'evaluator')]
+    kinds = [type_name(m.config.get('type') or '').rpartition('.')[2] for m in metrics]
+    return 'CocoMetric' in kinds and 'language_model' not in (cfg.get('model') or {})
+
+
+def _check_heads(
+    heads: Mapping[str, int], count: int, findings: Findings, most: int, measured: bool = False
+) -> None:
+    """A head takes the label after its last class for background, and fails at higher ones.
+
+    Masks of two-stage detectors have the labels of their boxes.
+    """
     for place, known in heads.items():
+        text = f'{place} has num_classes={known} for {count} classes of the data: '
+        remedy = f'set num_classes={count} in all heads, or metainfo.classes in the data sets'
         if known < count:
-            findings.error(
-                f'{place} has num_classes={known} for {count} classes of the data: set '
-                f'num_classes={count} in all heads, or metainfo.classes in the data sets'
-            )
-        elif known > max(count, most) > 0:
-            findings.warn(
-                f'{place} has num_classes={known} for {count} classes of the data: the '
-                'others are not trained'
-            )
+            findings.error(text + remedy)
+        elif known > most > 0:
+            if measured and ('roi_head.' not in place or '.bbox_head' in place):
+                findings.error(f'{text}CocoMetric fails at the others; {remedy}')
+            else:
+                findings.warn(f'{text}the others are not trained')
+
+
+def _preprocessor(cfg: Config) -> Mapping:
+    model = cfg.get('model') or {}
+    return model.get('data_preprocessor') or cfg.get('data_preprocessor') or {}
+
+
+def _check_crop(cfg: Config, data: DatasetConfig, findings: Findings) -> None:
+    """Crops are padded to the preprocessor's size."""
+    crops = [t.get('crop_size') for name, t in data.transforms() if name == 'RandomCrop']
+    size = _preprocessor(cfg).get('size')
+    if not crops or not crops[-1] or not size:
+        return
+    crop = (crops[-1],) * 2 if isinstance(crops[-1], int) else tuple(crops[-1])
+    if any(a < b for a, b in zip(crop, size, strict=False)):
+        findings.warn(
+            f'RandomCrop cuts images to crop_size={crop}, and model.data_preprocessor.size='
+            f'{tuple(size)} pads them to that: the padding is computed, and not learned; set '
+            f'model.data_preprocessor.size={crop}'
+        )
 
 
 def _check_one_hot(cfg: Config, findings: Findings) -> None:
     """Mixup makes label vectors of the preprocessor's num_classes, which must match the head's."""
-    model = cfg.get('model') or {}
-    preprocessor = model.get('data_preprocessor') or cfg.get('data_preprocessor') or {}
-    made = preprocessor.get('num_classes')
+    made = _preprocessor(cfg).get('num_classes')
     for known in class_counts(_heads(cfg, 'mmpretrain')).values():
         if made is not None and made != known:
             findings.error(

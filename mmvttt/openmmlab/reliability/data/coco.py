@@ -100,10 +100,8 @@ def check_coco(
     _check_categories([category['name'] for category in categories], classes, path, findings)
     sizes = {image['id']: (image['height'], image['width']) for image in images}
     wanted = {c['id'] for c in categories if c['name'] in (findings.classes or ())}
-    ids = {
-        'image_id': ('images', sizes),
-        'category_id': ('categories', {c['id'] for c in categories}),
-    }
+    known_categories = {category['id'] for category in categories}
+    ids = {'image_id': ('images', sizes), 'category_id': ('categories', known_categories)}
     for key, (part, known) in ids.items():
         _check_kind_of_id(key, part, known, annotations, findings)
     if masks and annotations and not any(ann.get('segmentation') for ann in annotations):
@@ -120,9 +118,9 @@ def check_coco(
     for ann in annotations:
         _check_values(ann, findings, masks)
     _check_corners(annotations if scope.thorough else spread(annotations, _QUICK), findings)
+    listed = _listed_ones(annotations, known_categories, sizes, findings, scope)
     if scope.thorough:
-        listed = {category['id'] for category in categories}
-        _check_boxes(annotations, listed, sizes, findings, masks)
+        _check_boxes(listed, sizes, findings, masks)
         learned = {ann['image_id'] for ann in annotations if is_learned(ann, wanted, sizes)}
         for image in images:
             if image['id'] not in learned:
@@ -330,22 +328,39 @@ def _overlap(one: Sequence[float], other: Sequence[float]) -> float:
     return shared / (sum(areas) - shared) if sum(areas) > shared else 1.0
 
 
-def _check_boxes(
-    annotations: Sequence[dict], listed: Collection, sizes: Sizes, findings: Findings, masks: bool
-) -> None:
-    """Reports boxes without an image, a category or a mask, and boxes that are dropped."""
+def _listed_ones(
+    annotations: Sequence[dict],
+    categories: Collection,
+    sizes: Sizes,
+    findings: Findings,
+    scope: Scope,
+) -> list[dict]:
+    """The annotations whose image and category are listed; the others, which mmdet drops, are
+    errors, or warnings before a training.
+    """
+    report = findings.error if scope.thorough else findings.warn
+    listed = []
     for ann in annotations:
-        name, size = f'annotation {ann["id"]}', sizes.get(ann['image_id'])
-        if size is None:
-            findings.error(
-                'annotations of an image that is not listed', f'{name} ({ann["image_id"]!r})'
-            )
-        elif ann['category_id'] not in listed:
-            findings.error(
+        name = f'annotation {ann["id"]}'
+        if ann['image_id'] not in sizes:
+            report('annotations of an image that is not listed', f'{name} ({ann["image_id"]!r})')
+        elif ann['category_id'] not in categories:
+            report(
                 'annotations of a category that is not listed',
                 f'{name} (category {ann["category_id"]!r})',
             )
-        elif fault := _fault(ann, size):
+        else:
+            listed.append(ann)
+    return listed
+
+
+def _check_boxes(
+    annotations: Sequence[dict], sizes: Sizes, findings: Findings, masks: bool
+) -> None:
+    """Reports boxes without a mask, and boxes that are dropped."""
+    for ann in annotations:
+        name, size = f'annotation {ann["id"]}', sizes[ann['image_id']]
+        if fault := _fault(ann, size):
             findings.warn(fault, f'{name} {ann["bbox"]}')
         else:
             x, y, width, height = ann['bbox']

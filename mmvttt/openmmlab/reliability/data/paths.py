@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from mmengine.config import Config
 from mmengine.logging import print_log
@@ -13,7 +13,7 @@ from mmengine.logging import print_log
 from mmvttt.errors import DataError, MissingDataError
 
 from .annotations import check_annotations
-from .dataset_config import datasets_of
+from .dataset_config import DatasetConfig, datasets_of
 
 _KINDS = {'train': 'training', 'val': 'validation', 'test': 'test'}
 # How a config names an environment variable, with a default: {{$NAME:default}}.
@@ -37,13 +37,19 @@ def check_data(cfg: Config, splits: Sequence[str] = ('train', 'val', 'test')) ->
             outside the classes, …, with a remedy.
     """
     check_paths(cfg, splits)
+    for text in other_annotations(cfg, splits):
+        _warn(text)
     for findings in check_annotations(cfg, splits, thorough=False):
         if findings.errors:
             raise DataError(f'{findings.place}: {findings.errors[0]}')
-        # All ranks read the same data; one of them logs.
-        if os.environ.get('RANK', '0') == '0':
-            for warning in findings.warnings:
-                print_log(f'{findings.place}: {warning}', 'current', logging.WARNING)
+        for warning in findings.warnings:
+            _warn(f'{findings.place}: {warning}')
+
+
+def _warn(text: str) -> None:
+    # All ranks read the same data; one of them logs.
+    if os.environ.get('RANK', '0') == '0':
+        print_log(text, 'current', logging.WARNING)
 
 
 def check_paths(cfg: Config, splits: Sequence[str] = ('train', 'val', 'test')) -> None:
@@ -69,6 +75,35 @@ def check_paths(cfg: Config, splits: Sequence[str] = ('train', 'val', 'test')) -
                 if not os.path.exists(os.path.expanduser(path)):
                     key = f'{data.place}.{key}'
                     raise MissingDataError(_missing(cfg.text, split, key, what, path))
+
+
+def other_annotations(cfg: Config, splits: Sequence[str]) -> Iterator[str]:
+    """Yields a sentence for each evaluator with another annotation file than mmdet's data set.
+
+    With several data sets, an evaluator may read all their annotations from one file.
+
+    Args:
+        cfg: A config whose files exist (see `check_paths`).
+        splits: See `check_data`.
+    """
+    for split in splits:
+        sets = datasets_of(cfg, split)
+        if len(sets) != 1 or sets[0].toolbox != 'mmdet':
+            continue
+        own = _annotations(sets[0])
+        for metric in datasets_of(cfg, split, 'evaluator'):
+            path = _annotations(metric)
+            if own and path and os.path.realpath(path) != os.path.realpath(own):
+                yield (
+                    f'{metric.place}.ann_file is {path!r}, and {sets[0].place} reads {own!r}: '
+                    'predictions are compared with the annotations of other images; set '
+                    f'{metric.place}.ann_file={own}'
+                )
+
+
+def _annotations(data: DatasetConfig) -> str | None:
+    paths = {key: path for key, _, path in data.paths()}
+    return os.path.expanduser(paths['ann_file']) if 'ann_file' in paths else None
 
 
 def _missing(text: str, split: str, key: str, what: str, path: str) -> str:
