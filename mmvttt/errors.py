@@ -3,6 +3,11 @@
 import pickle
 
 
+def first_line(error: Exception) -> str:
+    """The first line of an error's message."""
+    return str(error).strip().partition('\n')[0]
+
+
 class UsageError(ValueError):
     """A mistake in a command line or config."""
 

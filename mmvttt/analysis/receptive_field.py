@@ -140,9 +140,7 @@ def last_map(model: nn.Module, images: Tensor) -> Tensor:
             images, indices=1, norm=True, output_fmt='NCHW', intermediates_only=True
         )
     elif isinstance(backbone, HViT3) and backbone.out_type == 'avg_featmap':
-        found = backbone.stem(images)
-        for stage in backbone.stages:
-            found = stage(found)
+        *_, found = backbone.maps(images, len(backbone.stages))
         found = backbone.norm(found.flatten(2)).unflatten(2, found.shape[2:])
     else:
         found = _unpooled(backbone, images)

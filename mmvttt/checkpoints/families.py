@@ -141,10 +141,10 @@ def timm_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if _DROPPED.match(name) or _DROPPED.match(short):
             continue
         if place := re.match(rf'{re.escape(blocks)}(\d+)\.', short):
-            new = _first(family.block, short[place.end() :])
+            new = renamed(family.block, short[place.end() :])
             new = new and f'blocks.{place[1]}.{new}'
         else:
-            new = _first(family.rest, short) or _first(_HEADS, name)
+            new = renamed(family.rest, short) or renamed(_HEADS, name)
         if new is None:
             raise CheckpointError(
                 f'{name} is no name that transformers gives to this family of models; give the '
@@ -168,7 +168,8 @@ def _family(weights: Mapping[str, Tensor]) -> tuple[Family | None, str, str]:
     return None, '', ''
 
 
-def _first(rules: Rules, name: str) -> str | None:
+def renamed(rules: Rules, name: str) -> str | None:
+    """A name after the first rule that fits its beginning, or None."""
     for pattern, replacement in rules:
         if match := re.match(pattern, name):
             return match.expand(replacement) + name[match.end() :]

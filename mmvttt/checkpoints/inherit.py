@@ -23,7 +23,7 @@ from ..errors import CheckpointError, CheckpointMismatchError
 from ..models.backbones import T5, TimmViT
 from ..version import __version__
 from .atomic_write import replacing
-from .families import timm_names
+from .families import renamed, timm_names
 from .load import adapted, load_pretrained
 from .match import LoadReport, is_of
 from .names_table import names_table
@@ -192,7 +192,7 @@ def inherit_timm(weights: StateDict, model: str, without: str | None = None) -> 
     for name, value in found.items():
         if name in own and name not in result.new:
             result.weights[name], result.inherited[name] = value, name
-        elif ours := _first(_HEADS, name):
+        elif ours := renamed(_HEADS, name):
             result.head[ours], result.inherited[name] = value, ours
         else:
             result.dropped[name] = 'no part of the backbone'
@@ -296,11 +296,11 @@ def _renamed(weights: StateDict) -> tuple[Inheritance, dict[str, str]]:
                 f'{name} holds {value.dtype}: quantised weights are not inherited; give those that '
                 'they were made from.'
             )
-        if inside and (ours := _first(_NAMES, short)):
+        if inside and (ours := renamed(_NAMES, short)):
             result.weights[ours], result.inherited[name] = value, ours
-        elif inside and (layer := _first(_SCALES, short)):
+        elif inside and (layer := renamed(_SCALES, short)):
             scales[name] = result.folded[name] = layer
-        elif ours := _first(_HEADS, short):
+        elif ours := renamed(_HEADS, short):
             result.head[ours], result.inherited[name] = value, ours
         elif reason := next((r for p, r in _DROPPED if re.match(p, short)), None):
             result.dropped[name] = reason
@@ -312,13 +312,6 @@ def _renamed(weights: StateDict) -> tuple[Inheritance, dict[str, str]]:
         else:
             result.dropped[name] = 'no part of the backbone'
     return result, scales
-
-
-def _first(rules: tuple[tuple[str, str], ...], name: str) -> str | None:
-    for pattern, replacement in rules:
-        if match := re.match(pattern, name):
-            return match.expand(replacement) + name[match.end() :]
-    return None
 
 
 def _sizes(weights: StateDict) -> tuple[dict[str, int], dict[str, int]]:

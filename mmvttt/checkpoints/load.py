@@ -64,6 +64,11 @@ def load_pretrained(
 ) -> LoadReport:
     """Loads a checkpoint's matching tensors into a module, and logs which did not match.
 
+    The log is a warning if tensors differ in shape, or the module has some that neither the
+    checkpoint has nor a linearization has added. The models of mmvttt resize position embeddings
+    for another size of images; for a model of timm give its own function, such as
+    `adapt=lambda w: timm.models.vision_transformer.checkpoint_filter_fn(w, module)`.
+
     Args:
         module: Receives the weights.
         checkpoint: A file, folder, http(s) URL or name on a hub; see `read_content`.
@@ -98,7 +103,15 @@ def load_pretrained(
     report = require_match(module, weights, source, prefix)
     own = under(weights, prefix)
     module.load_state_dict({name: own[name] for name in report.matched}, strict=False)
-    _log.info('Weights of %s from %s: %s', type(module).__name__, source, report)
+    new = {
+        f'{name}.{parameter}' if name else parameter
+        for name, part in module.named_modules()
+        if hasattr(part, 'new_parameters')
+        for parameter in part.new_parameters()
+    }
+    lost = report.mismatched or not new.issuperset(report.missing)
+    level = logging.WARNING if lost else logging.INFO
+    _log.log(level, 'Weights of %s from %s: %s', type(module).__name__, source, report)
     return report
 
 

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.serialization import safe_globals
 
-from ..errors import CheckpointError, RefusedCheckpointError
+from ..errors import CheckpointError, RefusedCheckpointError, first_line
 from .allow_list import allowed
 from .sources import located, shown
 
@@ -133,7 +133,7 @@ def read_content(
             # The error for a damaged file depends on the position of the damage.
             raise CheckpointError(
                 f'{source!r} is damaged or no checkpoint of torch ({type(error).__name__}: '
-                f'{_first_line(error)}); download or save it again'
+                f'{first_line(error)}); download or save it again'
             ) from error
 
 
@@ -143,10 +143,6 @@ def _read_safetensors(path: str, map_location: Any) -> dict[str, Any]:
     with safe_open(path, 'pt') as file:
         meta = (file.metadata() or {}).get(META)
     return weights if meta is None else {'state_dict': weights, 'meta': json.loads(meta)}
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition('\n')[0]
 
 
 def _check_archive(file: IO[bytes], source: str) -> None:
@@ -171,7 +167,7 @@ def _check_archive(file: IO[bytes], source: str) -> None:
 def _refused_object(error: pickle.UnpicklingError) -> str:
     """The object that torch's weights-only reader refused, from its long message."""
     found = (re.search(pattern, str(error)) for pattern in _REFUSED)
-    return next((f[1] for f in found if f), _first_line(error))
+    return next((f[1] for f in found if f), first_line(error))
 
 
 def under(weights: Mapping[Any, Any], prefix: str = '') -> dict[str, Tensor]:

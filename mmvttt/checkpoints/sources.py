@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlparse, urlsplit, urlunsplit
 from urllib.request import Request, urlopen
 
-from ..errors import CheckpointError, CheckpointMissingError
+from ..errors import CheckpointError, CheckpointMissingError, first_line
 from .atomic_write import PARTIAL
 from .shipped import SCHEME, shipped_file
 
@@ -130,7 +130,7 @@ def _from_hub(name: str) -> list[str]:
         # Many classes of errors are raised without a network.
         raise CheckpointError(
             f"'hf-hub:{name}' is not in the local cache and cannot be downloaded "
-            f'({_first_line(error)}); on a machine without a network give '
+            f'({first_line(error)}); on a machine without a network give '
             'its folder'
         ) from error
 
@@ -167,7 +167,7 @@ def _from_timm(name: str) -> str:
     except Exception as error:
         # Many classes of errors are raised without a network.
         raise CheckpointError(
-            f"'{_TIMM}{name}' cannot be downloaded ({_first_line(error)}); on a machine without a "
+            f"'{_TIMM}{name}' cannot be downloaded ({first_line(error)}); on a machine without a "
             f'network give the file, model.safetensors of https://huggingface.co/{config.hf_hub_id}'
         ) from error
 
@@ -222,7 +222,3 @@ def _digest(name: str) -> str | None:
     except ValueError:
         return found[1]
     return None if 1990 <= year < 2100 else found[1]
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition('\n')[0]

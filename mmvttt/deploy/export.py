@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.fx.experimental import _config as fx_config
 
 from mmvttt.checkpoints.atomic_write import replacing
-from mmvttt.errors import UsageError
+from mmvttt.errors import UsageError, first_line
 from ttt_kernels import decompositions
 
 from .compare import Runs, as_sequence
@@ -121,7 +121,7 @@ def _trace(network: nn.Module, image: Tensor, fixed_size: bool) -> torch.export.
     except torch._dynamo.exc.UserError as error:
         if fixed_size:
             raise
-        reason = str(error).strip().partition('\n')[0]
+        reason = first_line(error)
         raise UsageError(
             f'{type(network).__name__} cannot be written for images of any size ({reason}): give '
             '--fixed-size, and --shape of the images'

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mmvttt.errors import UsageError
+from mmvttt.errors import UsageError, first_line
 
 
 class ExportedFile(nn.Module):
@@ -33,7 +33,7 @@ class ExportedFile(nn.Module):
         except UsageError:
             raise
         except Exception as error:
-            reason = str(error).strip().partition('\n')[0]
+            reason = first_line(error)
             raise UsageError(
                 f'{self.path!r} is not a file of tools/export.py for {self.runtime}: {reason}'
             ) from error

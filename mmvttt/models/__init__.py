@@ -2,6 +2,5 @@
 
 from .adapters import ViTAdapter
 from .backbones import T5, HViT3, TimmViT, ViT3, Vittt
-from .linearize import linearize
 
-__all__ = ['T5', 'HViT3', 'TimmViT', 'ViT3', 'ViTAdapter', 'Vittt', 'linearize']
+__all__ = ['T5', 'HViT3', 'TimmViT', 'ViT3', 'ViTAdapter', 'Vittt']

@@ -57,10 +57,11 @@ def block_tokens(
                 f'{type(model).__name__}: blocks on the inputs of another model (blockwise) need a '
                 'plain backbone: take mmvttt.TimmViT, or leave it out.'
             )
+        pairs = model.num_prefix_tokens > 0
         last, blocks = model.forward_intermediates(
-            images, output_fmt='NLC', return_prefix_tokens=True
+            images, output_fmt='NLC', return_prefix_tokens=pairs
         )
-        return [*(torch.cat([prefix, y], 1) for y, prefix in blocks), last]
+        return [*(torch.cat(y[::-1], 1) if pairs else y for y in blocks), last]
     x, hw = model.embed(images)
     x, extras = model.insert_tokens(x)
     extras |= model.shared_extras(hw)
@@ -262,7 +263,12 @@ def distil(
                 if len(curve) == steps:
                     break
             if len(curve) == count:
-                raise ValueError('batches is empty: give a loader of images.')
+                raise ValueError(
+                    f'batches ended after {count} of {steps} steps and cannot be begun again: give '
+                    'a loader or a list, no generator.'
+                    if count
+                    else 'batches is empty: give a loader of images.'
+                )
     finally:
         for parameter in trained:
             parameter.requires_grad_(True)

@@ -261,10 +261,7 @@ class StagedClassifier(Classifier):
         """Does nothing: images of any size are taken."""
 
     def _maps(self, x: Tensor, count: int) -> Iterator[Tensor]:
-        x = self.backbone.stem(x)
-        for stage in self.backbone.stages[:count]:
-            x = stage(x)
-            yield x
+        return self.backbone.maps(x, count)
 
     def _normed(self, x: Tensor) -> Tensor:
         """A map after the backbone's final norm of channels."""

@@ -1,14 +1,19 @@
 """Loading weights: prefixes, containers, reports, and files that must not be read."""
 
+import logging
+from functools import partial
 from pathlib import Path
 
 import pytest
+import timm
 import torch
+from timm.models import vision_transformer
 from torch import Tensor, nn
 
 from mmvttt.checkpoints.load import load_pretrained
 from mmvttt.checkpoints.read import read_weights
 from mmvttt.errors import CheckpointError, CheckpointMismatchError
+from mmvttt.models.linearize import linearize
 
 
 def net(width: int = 4) -> nn.Module:
@@ -63,6 +68,28 @@ def test_report(tmp_path: Path) -> None:
         '1 unexpected: head.weight',
         '1 mismatched: 2.weight: (7, 4) → (2, 4)',
     ]
+
+
+@pytest.mark.parametrize('change', ['none', 'smaller', 'fewer'])
+def test_what_is_not_loaded_is_a_warning(change: str, tmp_path: Path, caplog) -> None:
+    def vit(**options) -> nn.Module:
+        small = dict(depth=2, embed_dim=32, num_heads=2, num_classes=0)
+        return timm.create_model('vit_tiny_patch16_224', **small | options)
+
+    size = dict(img_size=112) if change == 'smaller' else {}
+    source = vit(**size, depth=1 if change == 'fewer' else 2).state_dict()
+    torch.save(source, tmp_path / 'a.pth')
+    model = vit()
+    record = linearize(model)
+    with caplog.at_level(logging.INFO, 'mmvttt'):
+        report = load_pretrained(model, tmp_path / 'a.pth')
+    level = logging.INFO if change == 'none' else logging.WARNING
+    assert [r.levelno for r in caplog.records] == [level]
+    assert set(report.missing) >= set(record.new)
+    if change == 'smaller':
+        # As the docstring says.
+        resized = partial(vision_transformer.checkpoint_filter_fn, model=model)
+        assert not load_pretrained(model, tmp_path / 'a.pth', adapt=resized).mismatched
 
 
 def test_adapt_sees_names_without_the_prefix(tmp_path: Path) -> None:

@@ -208,6 +208,25 @@ def test_autocast_to_bf16_stays_near_fp32(name: str) -> None:
 
 
 @every_backbone
+def test_gradients_of_each_image(name: str) -> None:
+    """By vmap, as in differentially private training, and one after the other."""
+    model = build(name).double().eval()
+    images = torch.randn(2, 3, 64, 96, dtype=torch.float64)
+    weights = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
+
+    def loss(weights: dict, x: torch.Tensor) -> torch.Tensor:
+        return sum(y.sin().sum() for y in torch.func.functional_call(model, weights, (x[None],)))
+
+    gradient = torch.func.grad(loss)
+    found = torch.func.vmap(gradient, (None, 0))(weights, images)
+    for i, image in enumerate(images):
+        for n, expected in gradient(weights, image).items():
+            # fp64; timm resizes position embeddings in fp32.
+            rtol = 1e-5 if n.endswith('pos_embed') else 1e-8
+            torch.testing.assert_close(found[n][i], expected, rtol=rtol, atol=rtol, msg=n)
+
+
+@every_backbone
 def test_layers_of_the_learning_rate(name: str) -> None:
     """mmpretrain's protocol: every parameter has a layer, from 0 at the image to the last."""
     model = build(name)

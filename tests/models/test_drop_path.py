@@ -39,6 +39,15 @@ def test_the_rate_survives_a_start_without_memory():
     assert drop.half().keep == 0.75
 
 
+def test_the_rate_survives_weights_that_are_assigned():
+    with torch.device('meta'):
+        model = torch.nn.Sequential(torch.nn.Linear(2, 2), DropPath(0.75))
+    model.load_state_dict(torch.nn.Sequential(torch.nn.Linear(2, 2)).state_dict(), assign=True)
+    torch.nn.init.zeros_(model[0].weight)
+    torch.nn.init.ones_(model[0].bias)
+    assert set(model(torch.ones(4096, 2)).unique().tolist()) == {0.0, 4.0}
+
+
 def test_the_rate_can_be_set_later():
     """As schedules of stochastic depth do; it changed the attribute alone."""
     drop = DropPath(0.0)

@@ -18,7 +18,7 @@ from timm.models.volo import VOLO
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-import mmvttt.models.timm  # noqa: F401 - registers linear_vit
+import mmvttt.models.timm
 from mmvttt.checkpoints.load import load_pretrained
 from mmvttt.errors import UsageError
 from mmvttt.models.backbones import TimmViT
@@ -64,6 +64,13 @@ MODELS: dict[str, dict] = {
 # Where timm has no name for a kind.
 NAMES = {'q and k norms, rotary positions': 'vit_small_patch16_dinov3'}
 SMALL = dict(depth=2, embed_dim=32, num_heads=2, num_classes=3, dynamic_img_size=True)
+
+
+def test_the_function_does_not_hide_its_package() -> None:
+    import mmvttt.models.linearize.folder as folder
+
+    assert mmvttt.models.linearize.folder is folder
+    assert mmvttt.linearize is linearize
 
 
 def shaken(model: nn.Module) -> nn.Module:
@@ -272,6 +279,18 @@ def test_compiled_exported_and_in_half_precision() -> None:
             half = model(wide)
     # bf16 keeps 8 bits, and a few dozen roundings add up.
     assert (half.float() - expected[0]).norm() < 0.05 * expected[0].norm()
+
+
+@pytest.mark.parametrize('name', ['vit_tiny_patch16_224', 'volo_d1_224'])
+def test_what_must_not_decay(name: str) -> None:
+    model = volo() if name == 'volo_d1_224' else build(name)
+    before = model.no_weight_decay()
+    linearize(model, qk_affine=True, key_position=(2, 2))
+    own = ('key_pos', 'qk_scale', 'qk_offset')
+    names = {n for n, _ in model.named_parameters() if n.rpartition('.')[2] in own}
+    assert len(names) >= 6
+    assert model.no_weight_decay() == before | names
+    assert copy.deepcopy(model).no_weight_decay() == before | names
 
 
 def test_where() -> None:
@@ -500,6 +519,20 @@ def test_bad_input() -> None:
     unchanged(r'neighborhood=4', vit, neighborhood=4)
     unchanged(r'attn_drop_rate=0', build('vit_tiny_patch16_224', attn_drop_rate=0.1))
     unchanged(r'patch_drop_rate=0', build('vit_tiny_patch16_224', patch_drop_rate=0.1))
+    unchanged(r'VisionTransformer in a wrapper: .*linearize\(model.module\)', nn.DataParallel(vit))
+    unchanged(r'linearize\(model._orig_mod\)', torch.compile(vit))
+    features = timm.create_model('vit_tiny_patch16_224', features_only=True, out_indices=(0,))
+    unchanged(r'linearize\(model.model\)', features)
+    integers = copy.deepcopy(vit)
+    integers.blocks[1].attn.qkv.weight = nn.Parameter(torch.zeros(96, 32).char(), False)
+    unchanged(r'blocks.1.attn .* its qkv is quantised: linearize the model before', integers)
+    # As in torch's quantised layers.
+    integers.blocks[1].attn.qkv = nn.Module()
+    integers.blocks[1].attn.qkv.weight = lambda: None
+    unchanged(r'blocks.1.attn .* its qkv is quantised', integers)
+    compiled = copy.deepcopy(vit)
+    compiled.blocks.compile(backend='eager')
+    unchanged(r'compile or wrap the model, or every block', compiled)
     unchanged(r'text', nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2), 1))
     with pytest.raises(TypeError, match=r'got str'):
         linearize('vit_tiny_patch16_224')

@@ -1,5 +1,6 @@
 """Outputs of a linearized model depend on the call alone: threads, blocks, recomputation."""
 
+import copy
 import threading
 from collections.abc import Callable
 
@@ -94,8 +95,59 @@ def test_a_block_outside_of_a_call_is_refused(name: str) -> None:
     model(image(HIGH))
     model.patch_embed(image(HIGH))
     for block in (model.blocks[0], model.blocks[0].attn):
-        with pytest.raises(ValueError, match='run the whole model on an image, not a block'):
+        with pytest.raises(ValueError, match=r'call the model on an image, `model\(…\)`, not its'):
             block(tokens[0])
+
+
+def test_the_forward_of_the_class_is_refused() -> None:
+    model = linear()
+    with pytest.raises(ValueError, match='call the model'):
+        type(model).forward_features(model, image(WIDE))
+
+
+@pytest.mark.parametrize('name', ['vit_tiny_patch16_224', 'vit_small_patch16_dinov3'])
+def test_a_replica_runs_its_own_weights(name: str) -> None:
+    """What `torch.nn.parallel.replicate` does for each GPU, with halved weights."""
+    model = linear(name)
+    halved = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in halved.parameters():
+            parameter *= 0.5
+    modules = list(model.modules())
+    replicas = {module: module._replicate_for_data_parallel() for module in modules}
+    for module, replica in replicas.items():
+        for child, part in module._modules.items():
+            setattr(replica, child, None if part is None else replicas[part])
+        for own, parameter in module._parameters.items():
+            setattr(replica, own, None if parameter is None else parameter.detach() * 0.5)
+    assert torch.equal(replicas[model](image(WIDE)), halved(image(WIDE)))
+
+
+@pytest.mark.parametrize('kind', ['forward_pre', 'forward', 'full_backward'])
+def test_hooks_of_the_blocks_as_a_whole(kind: str) -> None:
+    """timm calls the container of a VisionTransformer's blocks; counters of FLOPs hook them all."""
+    model = linear()
+    expected = model(image(WIDE))
+    calls: list[nn.Module] = []
+    hook = getattr(model.blocks, f'register_{kind}_hook')(lambda m, *_: calls.append(m))
+    out = model(image(WIDE).requires_grad_())
+    out.sum().backward()
+    assert torch.equal(out, expected)
+    assert len(calls) == 1
+    hook.remove()
+    model(image(WIDE))
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize('in_place', [False, True])
+def test_blocks_compiled_as_a_whole_are_refused(in_place: bool) -> None:
+    model = linear()
+    if in_place:
+        model.blocks.compile(backend='eager')
+    else:
+        model.blocks = torch.compile(model.blocks, backend='eager')
+    with pytest.raises(ValueError, match='compile or wrap the model, or every block'):
+        model(image(WIDE))
 
 
 def test_a_call_inside_of_a_call() -> None:

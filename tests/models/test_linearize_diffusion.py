@@ -21,6 +21,8 @@ saved = pytest.importorskip('mmvttt.models.linearize.saved')
 DiT, SD3 = diffusers.DiTTransformer2DModel, diffusers.SD3Transformer2DModel
 PixArt, Flux = diffusers.PixArtTransformer2DModel, diffusers.FluxTransformer2DModel
 
+EMAModel = pytest.importorskip('diffusers.training_utils').EMAModel
+
 SOFTMAX = dict(inner=dict(type='SoftmaxAttention'), key_norm=None, locality=None)
 # dit5 names all attentions; SD3's have no window.
 RECIPES = {
@@ -209,6 +211,20 @@ def test_saved_and_loaded_by_diffusers(name: str, tmp_path: Path, caplog) -> Non
     plain.save_pretrained(tmp_path / 'plain')
     with pytest.raises(ValueError, match=f'load the source by diffusers.{type(plain).__name__}'):
         LOADERS[name].from_pretrained(tmp_path / 'plain')
+
+
+@each
+def test_an_average_of_diffusers_is_saved_and_loaded(name: str, tmp_path: Path) -> None:
+    model = MODELS[name]()
+    where, options = RECIPES[name]
+    linearize(model, where, **options)
+    average = EMAModel(model.parameters(), model_cls=LOADERS[name], model_config=model.config)
+    average.save_pretrained(tmp_path)
+    again = EMAModel.from_pretrained(tmp_path, LOADERS[name])
+    assert again.optimization_step == average.optimization_step
+    # A float32 model holds them.
+    weights = [p.float() for p in model.parameters()]
+    assert all(torch.equal(*pair) for pair in zip(again.shadow_params, weights, strict=True))
 
 
 @each
@@ -487,11 +503,20 @@ def test_counts_of_sd35_t5() -> None:
 
 def test_bad_input() -> None:
     model = dit()
+    with pytest.raises(ValueError, match=r'linearize\(model\._orig_mod\)'):
+        linearize(torch.compile(model))
+    integers = dit()
+    weight = nn.Parameter(torch.zeros(32, 32).char(), False)
+    integers.transformer_blocks[2].attn1.to_k.weight = weight
+    with pytest.raises(ValueError, match=r'blocks\.2\.attn1 .* its to_k is quantised'):
+        linearize(integers)
     with pytest.raises(ValueError, match=r"where='sd3\.5-t5' is for another model"):
         linearize(model, 'sd3.5-t5')
     linearize(model)
     with pytest.raises(ValueError, match='linearized already'):
         linearize(model)
+    with pytest.raises(ValueError, match='call the model'):
+        model.forward(**inputs('DiT'))
     with pytest.raises(ValueError, match='takes no mask'):
         model.transformer_blocks[0].attn1(torch.zeros(1, 4, 32), attention_mask=torch.zeros(1, 4))
     cross = sd3()

@@ -313,5 +313,14 @@ def test_bad_options_are_named() -> None:
         timm.create_model('vittt_tiny_patch16_224', arch=PLAIN, pretrained=True)
 
 
+@pytest.mark.parametrize('name', FAMILIES)
+def test_a_wrong_image_is_named(name: str) -> None:
+    model = reduced(name)
+    with pytest.raises(ValueError, match=r'takes images .*1, 4, 64, 64'):
+        model(torch.zeros(1, 4, 64, 64))
+    with pytest.raises(TypeError, match='floating-point'):
+        model.forward_intermediates(torch.zeros(1, 3, 64, 64, dtype=torch.uint8))
+
+
 def test_listing_is_for_users_too() -> None:
     assert {'vittt_tiny_patch16_224', 'Classifier'} <= set(ours.__all__)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import timm
 import torch
 from mmengine.registry import init_default_scope
 from PIL import Image
@@ -22,6 +23,7 @@ from mmvttt.models.distillation import (
     distillation_losses,
     new_parameters,
 )
+from mmvttt.models.linearize import linearize
 from mmvttt.openmmlab.registry import MODELS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -106,6 +108,27 @@ def test_distil_in_the_library() -> None:
         distil(source, TimmViT(**OPTIONS), batches, 2)
     with pytest.raises(ValueError, match='batches is empty'):
         distil(source, twin, [], 2)
+    with pytest.raises(ValueError, match='ended after 3 of 5 steps and cannot be begun again'):
+        distil(source, twin, (batch for batch in batches), 5)
+
+
+@pytest.mark.parametrize('batch', [1, 2, 3])
+@pytest.mark.parametrize(
+    ('name', 'prefix'),
+    [('vit_base_patch16_siglip_224', 0), ('vit_small_patch16_dinov3', 5)],
+)
+def test_tokens_of_a_model_of_timm(name: str, prefix: int, batch: int) -> None:
+    small = dict(embed_dim=32, depth=2, num_heads=2, num_classes=0, dynamic_img_size=True)
+    model = timm.create_model(name, **small).eval()
+    linearize(model)
+    found: list[torch.Tensor] = []
+    for block in model.blocks:
+        block.register_forward_hook(lambda *args: found.append(args[2]))
+    images = torch.randn(batch, 3, 32, 48)
+    tokens = block_tokens(model, images)
+    assert [t.shape for t in tokens] == [(batch, prefix + 6, 32)] * 3
+    assert all(torch.equal(*pair) for pair in zip(tokens[:2], found, strict=True))
+    assert torch.equal(tokens[2], model.forward_features(images))
 
 
 def test_kept_tokens_of_the_source() -> None:

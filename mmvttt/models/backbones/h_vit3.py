@@ -1,7 +1,7 @@
 """H-ViT³, the four-stage Vision Test-Time Training backbone (vit3 Sec. 5 and 9, Tab. 12)."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 
 import torch
@@ -55,7 +55,8 @@ class Stem(nn.Sequential):
 
     def forward(self, x: Tensor) -> Tensor:
         """`(B, in_channels, H, W)` → `(B, C, ⌈H/4⌉, ⌈W/4⌉)`, channels last."""
-        x = _pad_to_multiple(x, 4).contiguous(memory_format=torch.channels_last)
+        # vmap knows no memory formats.
+        x = _pad_to_multiple(x, 4).permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
         return super().forward(x)
 
 
@@ -257,18 +258,23 @@ class HViT3(nn.Module):
             ValueError: If the image has other channels or no pixels, or a BatchNorm is trained on
                 one cell.
         """
-        check_image(x, self.in_channels, type(self).__name__)
-        x = self.stem(x)
         outs = []
-        for i in range(max(self.out_indices) + 1):
-            x = self.stages[i](x)
+        for i, y in enumerate(self.maps(x, max(self.out_indices) + 1)):
             if i in self.out_indices:
                 if self.out_type == 'avg_featmap':
-                    outs.append(self.norm(x.flatten(2)).mean(-1))
+                    outs.append(self.norm(y.flatten(2)).mean(-1))
                 else:
-                    normed = self.norms[str(i)](x.permute(0, 2, 3, 1))
+                    normed = self.norms[str(i)](y.permute(0, 2, 3, 1))
                     outs.append(normed.permute(0, 3, 1, 2))
         return tuple(outs)
+
+    def maps(self, x: Tensor, count: int) -> Iterator[Tensor]:
+        """Image `(B, in_channels, H, W)` → the maps of the first `count` stages, not normed."""
+        check_image(x, self.in_channels, type(self).__name__)
+        x = self.stem(x)
+        for stage in self.stages[:count]:
+            x = stage(x)
+            yield x
 
     def train(self, mode: bool = True) -> 'HViT3':
         """Sets the mode; frozen parts stay in evaluation mode and without gradients."""

@@ -42,5 +42,9 @@ class DropPath(nn.Module):
         """`(B, …)` → the same."""
         if not (self.training and self.drops):
             return x
-        kept = torch.bernoulli(self.keep.expand(x.shape[0], *[1] * (x.ndim - 1)))
-        return x * (kept / self.keep).to(x.dtype)
+        keep = self.keep
+        if keep.is_meta:
+            # A state dict that was assigned to a model on the meta device has no rate.
+            keep = torch.tensor(1.0 - self.drop_prob, device=x.device)
+        kept = torch.bernoulli(keep.expand(x.shape[0], *[1] * (x.ndim - 1)))
+        return x * (kept / keep).to(x.dtype)

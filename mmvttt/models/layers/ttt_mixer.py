@@ -238,6 +238,11 @@ class InnerTraining(nn.Module):
             _on_map(lambda k: k + self.k_conv(k, hw), k, prefix),
         )
 
+    def no_weight_decay(self) -> set[str]:
+        """Vectors and positions that are stored as matrices and must not decay."""
+        own = {name for name, _ in self.named_parameters(recurse=False)}
+        return own & {'key_pos', 'qk_scale', 'qk_offset'}
+
     def _one_step(self) -> Step:
         return Step(self.inner_loss, self.scale, self.damping, self.backend)
 

@@ -18,7 +18,15 @@ from torch import Tensor, nn
 
 from mmvttt.errors import UsageError
 
-from .replacement import CROSS, LINEAR, MapSize, Replacement, checked_size, json_note
+from .replacement import (
+    CROSS,
+    LINEAR,
+    MapSize,
+    Replacement,
+    checked_size,
+    json_note,
+    quantised,
+)
 
 # Model → the argument of its call that its blocks hand on to their processors, and its place.
 _TO_PROCESSORS = {
@@ -67,7 +75,7 @@ def _reason(attention: nn.Module) -> str | None:
         return (
             f'its processor is {type(attention.processor).__name__}, not the softmax of diffusers'
         )
-    return None
+    return quantised(attention)
 
 
 def replacement(model: nn.Module, attention: Attention, options: Mapping[str, Any]) -> Replacement:

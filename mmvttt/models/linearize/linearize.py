@@ -186,6 +186,14 @@ def _family(model: nn.Module) -> ModuleType:
         if isinstance(model, diffusion.MODELS):
             return diffusion
         reason = diffusion.reason_against(model)
+    for name in ('module', '_orig_mod', 'model'):
+        inner = getattr(model, name, None)
+        known = isinstance(inner, (*vit.MODELS, *staged.MODELS))
+        if known or type(inner).__module__.startswith('diffusers.'):
+            raise ValueError(
+                f'{type(model).__name__} is a {type(inner).__name__} in a wrapper: linearize that, '
+                f'linearize(model.{name}), best before it is wrapped.'
+            )
     reason = reason or (
         'it has no attention of all tokens of an image that is known here, but none, or windows, '
         'pooled or grouped keys, or text'

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..layers.inner_losses import INNER_LOSSES
 from ..layers.inner_models import INNER_MODELS
@@ -55,6 +55,15 @@ class Replacement(InnerTraining):
         return list(self._new)
 
 
+def quantised(attention: nn.Module) -> str | None:
+    """Reason for which an attention cannot be replaced, if a layer of it is quantised."""
+    for name, module in attention.named_modules():
+        weight = getattr(module, 'weight', None)
+        if weight is not None and not (isinstance(weight, Tensor) and weight.is_floating_point()):
+            return f'its {name} is quantised: linearize the model before it is quantised'
+    return None
+
+
 def checked_size(map_size: MapSize | None, tokens: Tensor, others: int) -> MapSize:
     """The size of the map of `(B, others + h·w, C)` tokens.
 
@@ -63,8 +72,8 @@ def checked_size(map_size: MapSize | None, tokens: Tensor, others: int) -> MapSi
     """
     if map_size is None:
         raise ValueError(
-            'A linearized attention does not know the size of its map: run the whole model on an '
-            'image, not a block on tokens.'
+            'A linearized attention does not know the size of its map: call the model on an image, '
+            '`model(…)`, not its `forward`, and not a block on tokens.'
         )
     h, w = map_size
     if tokens.shape[1] != others + h * w:

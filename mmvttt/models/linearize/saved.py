@@ -8,6 +8,7 @@ transformer by it, once the program has imported this module or called `lineariz
     transformer = SD3Transformer2DModel.from_pretrained(folder)
 """
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,11 +33,13 @@ class _Saved:
 
     @classmethod
     def from_config(cls, config: Any = None, return_unused_kwargs: bool = False, **kwargs: Any):
-        """The linearized model of a config, with random weights.
+        """The linearized model of a config, or of the one in a folder, with random weights.
 
         Raises:
             ValueError: If the config is of a model that was not linearized.
         """
+        if isinstance(config, str | os.PathLike):
+            config = cls.load_config(config)  # type: ignore[attr-defined]
         if not (isinstance(config, Mapping) and 'linearize' in config):
             raise ValueError(
                 f'{cls.__module__}.{cls.__name__} is for what was saved after linearize(), and the '

@@ -1,6 +1,8 @@
 """Vision transformers of timm: which of their attentions can be replaced, and by what."""
 
+import copy
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +15,7 @@ from timm.models.vision_transformer import VisionTransformer
 from timm.models.vision_transformer_relpos import RelPosAttention, VisionTransformerRelPos
 from torch import Tensor, nn
 
-from .replacement import LINEAR, MapSize, Replacement, checked_size
+from .replacement import LINEAR, MapSize, Replacement, checked_size, quantised
 
 # By the model's class: what makes timm's names and shapes of the weights of a model's authors.
 _FROM_AUTHORS: Mapping[type[nn.Module], Callable[..., dict[str, Tensor]]] = {
@@ -47,6 +49,7 @@ _ATTENTIONS = (
 # Position biases of pairs of tokens, which go: in an attention, and in a model for all blocks.
 _BIASES = ('relative_position_bias_table', 'relative_position_index', 'rel_pos')
 _SHARED = ('rel_pos_bias', 'shared_rel_pos')
+_HOOKS = ('_forward_pre_hooks', '_forward_hooks', '_backward_pre_hooks', '_backward_hooks')
 _PROJECTION = 'queries, keys, values and the feed-forward network share a projection'
 _NO_MASK = (
     'A linearized attention sees all tokens and takes no mask: leave attn_mask and is_causal out.'
@@ -99,7 +102,7 @@ def attentions(model: nn.Module) -> dict[str, nn.Module | str]:
     """All self-attentions of the blocks by name; a reason in the place of one that is not taken.
 
     Raises:
-        ValueError: If the model drops patches, or is not built for images.
+        ValueError: If the model drops patches, or its blocks are compiled or wrapped as a whole.
     """
     if getattr(getattr(model, 'patch_drop', None), 'prob', 0) > 0:
         raise ValueError(
@@ -107,7 +110,7 @@ def attentions(model: nn.Module) -> dict[str, nn.Module | str]:
             'patch_drop_rate=0.'
         )
     found: dict[str, nn.Module | str] = {}
-    for i, block in enumerate(model.blocks):
+    for i, block in enumerate(_container(model)):
         inside = {
             f'blocks.{i}.{name}': reason_in(module) or module
             for name, module in block.named_modules()
@@ -116,6 +119,22 @@ def attentions(model: nn.Module) -> dict[str, nn.Module | str]:
         kind = type(block).__name__
         found |= inside or {f'blocks.{i}': reason_against(block) or f'{kind} has no attention'}
     return found
+
+
+def _container(model: nn.Module) -> nn.Sequential | nn.ModuleList:
+    """The blocks of a model, each of which is called with the size of the map.
+
+    Raises:
+        ValueError: If what contains them computes something of its own.
+    """
+    blocks: Any = model.blocks
+    if type(blocks) not in (nn.Sequential, nn.ModuleList) or blocks._compiled_call_impl:
+        raise ValueError(
+            f'blocks of {type(model).__name__} are compiled or wrapped as a whole '
+            f'({type(blocks).__name__}), and a linearized model calls each of them: compile or '
+            'wrap the model, or every block.'
+        )
+    return blocks
 
 
 def reason_in(attention: nn.Module) -> str | None:
@@ -132,7 +151,7 @@ def reason_in(attention: nn.Module) -> str | None:
     heads, width = attention.num_heads, attention.proj.in_features
     if heads * getattr(attention, 'head_dim', width // heads) != width:
         return f'its {width} channels do not divide into {heads} heads'
-    return None
+    return quantised(attention)
 
 
 def replacement(model: nn.Module, attention: nn.Module, options: Mapping[str, Any]) -> Replacement:
@@ -160,8 +179,7 @@ def install(
                 )
             setattr(model, shared, None)
     new = put_in_place(model, built, left, note)
-    for method in ('forward_features', 'forward_intermediates'):
-        setattr(model, method, _Method(model, method))
+    _set_methods(model)
     return new
 
 
@@ -178,7 +196,19 @@ def put_in_place(
         parent, _, child = name.rpartition('.')
         setattr(model.get_submodule(parent), child, new)
     setattr(model, NOTE, dict(note))
+    model.no_weight_decay = partial(_no_weight_decay, model)
     return [f'{name}.{own}' for name, new in built.items() for own in new.new_parameters()]
+
+
+def _no_weight_decay(model: nn.Module) -> set[str]:
+    """The names of timm's model, and those of what was put into it."""
+    own = getattr(type(model), 'no_weight_decay', lambda _: set())(model)
+    return own.union(
+        f'{name}.{undecayed}'
+        for name, module in model.named_modules()
+        if isinstance(module, Replacement)
+        for undecayed in module.no_weight_decay()
+    )
 
 
 def _drop_map_size(
@@ -186,6 +216,19 @@ def _drop_map_size(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Forward pre-hook of what stays softmax in a model where the rest is told the map's size."""
     return args, {k: None if isinstance(v, MapSize) else v for k, v in kwargs.items()}
+
+
+def _set_methods(model: nn.Module) -> None:
+    for method in ('forward_features', 'forward_intermediates'):
+        setattr(model, method, _Method(model, method))
+    model._replicate_for_data_parallel = partial(_replica, model)
+
+
+def _replica(model: nn.Module) -> nn.Module:
+    """A replica for `nn.DataParallel`; copied, the model's methods would run its weights."""
+    replica = type(model)._replicate_for_data_parallel(model)
+    _set_methods(replica)
+    return replica
 
 
 class _Method:
@@ -211,7 +254,7 @@ class _Call:
         self.size: MapSize | None = None
         self.patch_embed = _Embedding(self, model.patch_embed)
         told = next(name for kind, name in _TOLD.items() if isinstance(model, kind))
-        self.blocks = _Blocks(_Block(block, self, told) for block in model.blocks)
+        self.blocks = _Blocks(_container(model), self, told)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
@@ -240,7 +283,19 @@ class _Embedding:
 class _Blocks(list):
     """Blocks one after the other, as `nn.Sequential`."""
 
+    def __init__(self, container: nn.Module, call: _Call, told: str) -> None:
+        super().__init__(_Block(block, call, told) for block in container)
+        self.container = container
+
     def __call__(self, x: Tensor) -> Tensor:
+        if not any(getattr(self.container, kind) for kind in _HOOKS):
+            return self._run(x)
+        # Hooks of the container, around the blocks as they are called here.
+        container = copy.copy(self.container)
+        container.forward = self._run
+        return container(x)
+
+    def _run(self, x: Tensor) -> Tensor:
         for block in self:
             x = block(x)
         return x
