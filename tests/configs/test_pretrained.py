@@ -61,7 +61,7 @@ def test_pretrained_weights_go_into_detection_and_segmentation(
 ) -> None:
     logged = []
     monkeypatch.setattr(
-        checkpoints._log, 'info', lambda text, *values: logged.append(text % values)
+        checkpoints._log, 'log', lambda _, text, *values: logged.append(text % values)
     )
     cfg = reduce_model(Config.fromfile(CONFIGS / f'{name}.py'))
     cfg.model.backbone.backbone.init_cfg = dict(

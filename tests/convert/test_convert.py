@@ -288,7 +288,7 @@ def test_the_tool_prints_the_table_and_its_result_loads(
     model = registry().MODELS.build(dict(type='mmvttt.HViT3', arch=H_ARCH, init_cfg=init_cfg))
     messages = []
     monkeypatch.setattr(
-        'mmvttt.checkpoints.load._log.info', lambda text, *args: messages.append(text % args)
+        'mmvttt.checkpoints.load._log.log', lambda _, text, *args: messages.append(text % args)
     )
     model.init_weights()
     # A classifier's weights in a detector: everything but the norms of the outputs.
