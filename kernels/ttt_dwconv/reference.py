@@ -36,6 +36,8 @@ def primal(
     Returns:
         `(B, h·w, d)`.
     """
+    if q.shape[0] == 0:  # convolutions in vmap want an image
+        return (q + k + v + w3.sum()).to(q.dtype)
     dim, state = q.shape[-1], state_dtype(q.dtype)
     maps = (x.to(state).mT.unflatten(-1, (h, w)) for x in (q, k, v))  # (B, d, h, w)
 

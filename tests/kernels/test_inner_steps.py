@@ -145,6 +145,13 @@ def test_a_zero_gradient_has_a_derivative(op, backend, zero):
     assert_same(with_gradients(op.call, inputs, (3, 3), backend=backend), expected, FP64)
 
 
+@every_step
+def test_an_empty_batch_has_a_derivative_of_torch_func(op):
+    inputs = op.make((3, 5), batch=0)
+    grad = torch.func.grad(lambda q: op.call({**inputs, 'q': q}, (3, 5)).sum())(inputs['q'])
+    assert grad.shape == inputs['q'].shape
+
+
 def test_gates_from_the_smallest_to_the_largest_number():
     pytest.importorskip('numba', reason='numba is not installed')
     inputs = make_glu((1, 9), 1, batch=1, heads=1, dtype=torch.float32)

@@ -41,6 +41,14 @@ def test_what_is_saved_is_the_references(dtype):
         assert error(x, y) < OPS['ttt_linear'].tolerance[dtype]
 
 
+def test_tokens_without_variance_and_without_an_epsilon():
+    inputs = make(16, dim=16, dtype=torch.float32)
+    inputs['b0'] = torch.zeros_like(inputs['b0'])
+    for name in 'kq':
+        inputs[name][:, 3] = 0
+    torch.testing.assert_close(on_numba(inputs, eps=0.0), call(inputs, eps=0.0))
+
+
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16, torch.float16])
 def test_the_output_is_the_same_whether_or_not_anything_is_kept(dtype):
     inputs = make(37, dim=16, dtype=dtype)
