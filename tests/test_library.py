@@ -30,7 +30,7 @@ for package in (ttt_kernels, mmvttt):
             importlib.import_module('.'.join([package.__name__, *parts]))
         except ModuleNotFoundError as error:
             # Packages of the extras.
-            if error.name not in ('matplotlib', 'diffusers', 'numba', 'sklearn'):
+            if error.name not in ('matplotlib', 'diffusers', 'llvmlite', 'numba', 'sklearn'):
                 raise
 
 import timm
