@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+import mmvttt
+
 ROOT = Path(__file__).parents[1]
 OPENMMLAB = {'mmengine', 'mmcv', 'mmdet', 'mmseg', 'mmpretrain', 'cv2'}
 FOLDERS = {'mmvttt': ROOT / 'mmvttt', 'ttt_kernels': ROOT / 'kernels'}
@@ -68,3 +70,10 @@ def test_the_library_knows_no_openmmlab(name: str) -> None:
     names = set(imported(name, everywhere=True))
     assert not {m.partition('.')[0] for m in names} & OPENMMLAB
     assert not [m for m in names if m.startswith('mmvttt.openmmlab')]
+
+
+def test_the_function_linearize_does_not_hide_its_package() -> None:
+    import mmvttt.models.linearize.folder as folder
+
+    assert mmvttt.models.linearize.folder is folder
+    assert callable(mmvttt.linearize)

@@ -101,7 +101,7 @@ def latent_size(size: list[int] | None, shrink: int, patch: int) -> tuple[int, i
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
-    with plain_errors():
+    with plain_errors(args.launcher):
         # Imported here, so that a missing diffusers is a clear error.
         from mmvttt.errors import UsageError
         from mmvttt.openmmlab.apis import generate as api

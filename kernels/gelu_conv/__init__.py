@@ -20,7 +20,7 @@ def gelu_conv(
 ) -> Tensor:
     """gelu(a + conv(a) + bias), a = gelu(x), depth-wise 3×3 with zero padding.
 
-    GELU is that of the error function. B images, C channels.
+    GELU takes the error function. B images, C channels.
 
     Args:
         x: `(B, h·w, C)`, pixels row by row; fp32, bf16, fp16 or fp64; any strides.

@@ -156,7 +156,7 @@ def measure(
             images_per_s=round(batch / latency, 2),
         )
     except torch.OutOfMemoryError:
-        pass
+        pass  # a row without times
     finally:
         network.zero_grad(set_to_none=True)
     return _row(name, batch, size, dtype, train, device=device_name(device), **found)

@@ -70,10 +70,13 @@ def load_config(
     Raises:
         UsageError: There is no such file, it cannot be read, it or an option puts a dict in the
             place of another value, an option sets what nothing reads, the toolbox of its
-            default_scope is not installed, or two OpenMMLabs are installed over one another.
+            default_scope is not installed, two OpenMMLabs are installed over one another, or
+            torchrun has started several processes without a launcher.
     """
     if (problem := overlaid()) is not None:
         raise UsageError(problem)
+    if launcher == 'none':
+        _require_one_process()
     path = find_config(config)
     if path is None or not path.is_file():
         raise UsageError(
@@ -163,6 +166,16 @@ def _require_read(cfg: Config, option: str) -> None:
         raise UsageError(
             f'--cfg-options {option}: RandomChoiceResize reads scales, a list of (long side, short '
             f'side), and no scale; set {option}s'
+        )
+
+
+def _require_one_process() -> None:
+    # torchrun alone sets the first.
+    processes = int(os.environ.get('WORLD_SIZE') or 1)
+    if 'TORCHELASTIC_RUN_ID' in os.environ and processes > 1:
+        raise UsageError(
+            f'started by torchrun, {processes} processes (WORLD_SIZE) that would each do the same: '
+            'add --launcher pytorch, or start one process without torchrun'
         )
 
 

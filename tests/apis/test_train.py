@@ -232,6 +232,7 @@ def test_show_dir_speaks_every_toolbox_s_language(scope: str, drawn: dict) -> No
 
 def test_torchrun_without_a_launcher(run: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv('WORLD_SIZE', '2')
+    monkeypatch.setenv('TORCHELASTIC_RUN_ID', 'none')
     for args in ('train',), ('evaluate', 'a.pth'):
         with pytest.raises(UsageError, match='by torchrun, 2 processes'):
             run(*args)

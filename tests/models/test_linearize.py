@@ -18,7 +18,7 @@ from timm.models.volo import VOLO
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-import mmvttt.models.timm
+import mmvttt.models.timm  # noqa: F401 - registers linear_vit
 from mmvttt.checkpoints.load import load_pretrained
 from mmvttt.errors import UsageError
 from mmvttt.models.backbones import TimmViT
@@ -64,13 +64,6 @@ MODELS: dict[str, dict] = {
 # Where timm has no name for a kind.
 NAMES = {'q and k norms, rotary positions': 'vit_small_patch16_dinov3'}
 SMALL = dict(depth=2, embed_dim=32, num_heads=2, num_classes=3, dynamic_img_size=True)
-
-
-def test_the_function_does_not_hide_its_package() -> None:
-    import mmvttt.models.linearize.folder as folder
-
-    assert mmvttt.models.linearize.folder is folder
-    assert mmvttt.linearize is linearize
 
 
 def shaken(model: nn.Module) -> nn.Module:

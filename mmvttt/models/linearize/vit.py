@@ -122,7 +122,7 @@ def attentions(model: nn.Module) -> dict[str, nn.Module | str]:
 
 
 def _container(model: nn.Module) -> nn.Sequential | nn.ModuleList:
-    """The blocks of a model, each of which is called with the size of the map.
+    """The blocks of a model, which are called one by one, with the size of the map.
 
     Raises:
         ValueError: If what contains them computes something of its own.
@@ -201,7 +201,7 @@ def put_in_place(
 
 
 def _no_weight_decay(model: nn.Module) -> set[str]:
-    """The names of timm's model, and those of what was put into it."""
+    """What timm's model spares from weight decay, and what its new attentions do."""
     own = getattr(type(model), 'no_weight_decay', lambda _: set())(model)
     return own.union(
         f'{name}.{undecayed}'

@@ -142,7 +142,6 @@ def train(
             ResumeError) there is nothing good to resume from.
     """
     cfg = load_config(config, **config_args)
-    _require_launcher(cfg)
     _require(cfg, 'model', 'train_dataloader', 'train_cfg', 'optim_wrapper')
     _fetch_private(cfg)
     if amp:
@@ -217,7 +216,6 @@ def evaluate(
     if file is not None and (tta or cuda_graph):
         raise UsageError('a file predicts as it was exported: leave out --tta and --cuda-graph')
     cfg = load_config(config, **config_args)
-    _require_launcher(cfg)
     _require(cfg, 'model', 'test_dataloader', 'test_cfg', 'test_evaluator')
     _fetch_private(cfg)
     cfg.load_from = _existing(checkpoint)
@@ -307,15 +305,6 @@ def _dump(cfg: Config, out: str) -> Any:
     from mmengine.evaluator import DumpResults
 
     return DumpResults(out_file_path=out)
-
-
-def _require_launcher(cfg: Config) -> None:
-    processes = int(os.environ.get('WORLD_SIZE') or 1)
-    if cfg.launcher == 'none' and processes > 1:
-        raise UsageError(
-            f'started by torchrun, {processes} processes (WORLD_SIZE) that would each do the same: '
-            'add --launcher pytorch, or start one process without torchrun'
-        )
 
 
 def _require(cfg: Config, *keys: str) -> None:
