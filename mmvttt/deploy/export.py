@@ -55,7 +55,13 @@ def export_module(
 
     Raises:
         UsageError: A wrong suffix, a missing package, or a module that needs a fixed size.
+        ValueError: The module is in training mode.
     """
+    if module.training:
+        raise ValueError(
+            f'{type(module).__name__} is in training mode, which would write its dropped branches '
+            'and statistics of batches into the file: call module.eval() first'
+        )
     out = Path(out)
     suffix = require_format(out)
     if not fixed_size:

@@ -119,6 +119,11 @@ def test_models_for_openvino(name: str, fixed_size: bool, tmp_path: Path) -> Non
     errors(name, tmp_path, '.xml', fixed_size=fixed_size)
 
 
+def test_a_model_in_training_mode(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r'Dropout is in training mode.*call module\.eval'):
+        export_module(torch.nn.Dropout(), torch.rand(2, 3, 8, 8), tmp_path / 'model.pt2')
+
+
 def test_a_failure_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(program: Any, file: Any, **_: Any) -> None:
         file.write(b'a quarter of it')
@@ -128,7 +133,7 @@ def test_a_failure_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Monke
     out.write_bytes(b'the old one')
     monkeypatch.setattr(torch.export, 'save', full)
     with pytest.raises(OSError, match='No space left'):
-        export_module(torch.nn.Conv2d(3, 4, 1), torch.rand(2, 3, 8, 8), out, fixed_size=True)
+        export_module(torch.nn.Conv2d(3, 4, 1).eval(), torch.rand(2, 3, 8, 8), out, fixed_size=True)
     assert [path.name for path in tmp_path.iterdir()] == ['model.pt2']
     assert out.read_bytes() == b'the old one'
 

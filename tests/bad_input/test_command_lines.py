@@ -16,7 +16,6 @@ from mmvttt.errors import UsageError
 from mmvttt.models.backbones import T5, HViT3, Vittt
 from mmvttt.openmmlab.build_errors import explain_build
 from mmvttt.openmmlab.cli import add_cfg_options
-from mmvttt.openmmlab.engine.layer_decay import _undecayed
 
 ARCH = dict(embed_dims=64, num_layers=2, num_heads=2, feedforward_channels=128)
 
@@ -92,13 +91,6 @@ def test_inner_loop_hook_and_a_diffusion_model() -> None:
     model.transformer = nn.Linear(1, 1)
     with pytest.raises(UsageError, match='has a diffusion transformer: leave it out'):
         InnerLoopHook().before_train(SimpleNamespace(model=model))
-
-
-def test_parameters_of_a_linearized_model_that_do_not_decay() -> None:
-    model = nn.Module()
-    for name in ('qk_scale', 'qk_offset', 'key_pos', 'weight'):
-        model.register_parameter(name, nn.Parameter(torch.zeros(2, 3)))
-    assert _undecayed(model) == {'qk_scale', 'qk_offset', 'key_pos'}
 
 
 def test_frozen_blocks_that_begin_at_random_are_said(caplog: Any) -> None:

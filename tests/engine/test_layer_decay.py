@@ -7,6 +7,7 @@ import torch
 from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
 from torch import nn
 
+from mmvttt.models.layers import TTTMixer
 from mmvttt.openmmlab.engine import LayerDecayOptimWrapperConstructor
 
 LR, DECAY = 0.1, 0.05
@@ -61,6 +62,15 @@ def settings(model: nn.Module, optim: dict = OPTIM, **paramwise: object) -> dict
         name: (by_id[id(p)]['lr'], by_id[id(p)]['weight_decay'])
         for name, p in model.named_parameters()
         if id(p) in by_id
+    }
+
+
+def test_vectors_and_positions_of_a_mixer_do_not_decay() -> None:
+    mixer = TTTMixer(16, 2, dict(type='GatedFC'), key_position=(3, 4), qk_affine=True)
+    got = settings(Detector(nn.ModuleDict({'backbone': Plain(), 'mixer': mixer})))
+    matrices = {name for name, (_, decay) in got.items() if 'mixer' in name and decay}
+    assert matrices == {
+        f'backbone.mixer.{name}' for name in ('qkv.weight', 'proj.weight', 'inner.w1', 'inner.w2')
     }
 
 

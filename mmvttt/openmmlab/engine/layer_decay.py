@@ -34,9 +34,7 @@ _NORMS = (
     nn.RMSNorm,
 )
 # Position embeddings and tokens of backbones that have no method `no_weight_decay`.
-_EMBEDDINGS = (
-    'pos_embed', 'key_pos', 'cls_token', 'mask_token', 'level_embed', 'qk_scale', 'qk_offset',
-)  # fmt: skip
+_EMBEDDINGS = ('pos_embed', 'cls_token', 'mask_token')
 
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()
