@@ -61,7 +61,8 @@ def test_mmengine_opens_the_door_unless_it_is_left_out() -> None:
     ],
 )
 def test_operators_can_be_imported_in_any_order(line: str) -> None:
-    assert python(f'{INSTALL}{line}; print("done")').split()[-1] == 'done'
+    # The forks of OpenMMLab print warnings, too.
+    assert 'done' in python(f'{INSTALL}{line}; print("done")').splitlines()
 
 
 def test_the_door_is_cheap() -> None:
