@@ -27,7 +27,6 @@ model = dict(
     # The shift is its published scheduler's, as far as we know.
     scheduler=dict(type='diffusers.FlowMatchEulerDiscreteScheduler', shift=3.0),
     loss=dict(type='mmvttt.FlowLoss', prediction='velocity', density='logit_normal'),
-    label_dropout=0.0,
     with_cp=True,
 )
 

@@ -264,6 +264,8 @@ def main(argv: list[str] | None = None) -> None:
                     f'{option} is for inference (no --train, no --computed) on --device {device}; '
                     'leave it out'
                 )
+        if args.onnx and args.dtype != ['float32']:
+            raise UsageError('--onnx computes in the type that its export chose: leave out --dtype')
         if args.pack and not is_worthwhile():
             raise UsageError('--pack needs AVX-512 and a torch that has oneDNN; leave it out')
         if args.names and len(args.names) != len(args.draw or []):

@@ -9,7 +9,6 @@ several GPUs: torchrun --nproc-per-node 8 tools/generate.py … --launcher pytor
 """
 
 import argparse
-import os
 from pathlib import Path
 
 import torch
@@ -108,6 +107,7 @@ def main(argv: list[str] | None = None) -> None:
         from mmvttt.openmmlab.apis.image_measures import (
             load_network,
             measure,
+            require_pixels_as_features,
             require_reference,
             score,
         )
@@ -151,11 +151,12 @@ def main(argv: list[str] | None = None) -> None:
             batch_size=args.batch_size,
             draw_classes=args.draw_classes,
         )
+        if args.reference and extractor is None:
+            sides = settings.size or (model.transformer.config.sample_size,) * 2
+            require_pixels_as_features((shrink * sides[0], shrink * sides[1]))
         out = Path(args.npz or args.out)
-        told = f', prompts {args.prompt or args.prompts}' if prompts else ''
-        source = f'{os.path.basename(args.checkpoint)} {api.digest(args.checkpoint)}{told}'
         parts = out.with_name(f'{out.stem}_parts')
-        api.generate(model, settings, parts, vae, prompts, source)
+        api.generate(model, settings, parts, vae, prompts)
         if not is_main_process():
             return
         images = api.read_images(parts)

@@ -69,6 +69,7 @@ def main() -> None:
             tuple(args.query or [(0.5, 0.5)]),
             args.annotations,
             detection_scores if toolbox_of(found.model) == 'mmdet' else None,
+            found.prepare,
         )
         for path in inspect_model(look, args.what):
             print(f'wrote {path}')

@@ -86,7 +86,14 @@ class Measurement:
     @property
     def line(self) -> str:
         """Label of the line that this row belongs to."""
-        name = re.sub(r'_patch\d+|_window\d+|_224\b', '', self.model)
+        return self._with_attention(re.sub(r'_patch\d+|_window\d+|_224\b', '', self.model))
+
+    @property
+    def whole_line(self) -> str:
+        """The label where another model has the same short name."""
+        return self._with_attention(self.model)
+
+    def _with_attention(self, name: str) -> str:
         return f'{name} ({self.attention})' if self.attention else name
 
 

@@ -25,19 +25,21 @@ def lines_of(rows: Sequence[Measurement], field: str) -> dict[str, list[tuple[fl
     several = {
         name: len({getattr(r, name) for r in rows}) > 1 for name in ('mode', 'batch', 'dtype')
     }
+    models = {row.line: {r.model for r in rows if r.line == row.line} for row in rows}
     found: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
         value = getattr(row, field)
         parts = [str(getattr(row, name)) for name, differs in several.items() if differs]
         if value is not None and value > 0:
-            points = found.setdefault(', '.join([row.line, *parts]), [])
+            line = row.line if len(models[row.line]) == 1 else row.whole_line
+            points = found.setdefault(', '.join([line, *parts]), [])
             points.append(((row.height * row.width) ** 0.5, value))
     return {name: sorted(points) for name, points in found.items()}
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float | None:
     """Log-log slope of the last two points against the tokens: 1 is linear, 2 quadratic."""
-    if len(points) < 2:
+    if len(points) < 2 or points[-2][0] == points[-1][0]:
         return None
     (x0, y0), (x1, y1) = points[-2:]
     return math.log(y1 / y0) / (2 * math.log(x1 / x0))

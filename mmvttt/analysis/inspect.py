@@ -114,7 +114,7 @@ def draw_gradients(look: Look) -> list[Path]:
             mask = largest_tokens(magnitude).unflatten(0, layer.hw)[None, None].float()
             show_image(kept, picture * F.interpolate(mask, look.size)[0].clamp(min=_DIMMED))
         colour_bar(figure, drawn, axes[: len(chosen) + 1], 'gradient /\nmaximum')
-        files.append(look.save(figure, f'gmm_{path.stem}'))
+        files.append(look.save(figure, f'gmm_{look.names[path]}'))
         for layer in layers:
             found = (layer.variation[0].item(),)
             coverage = look.coverage(path, layer.hw)
@@ -235,7 +235,7 @@ def draw_attention(look: Look) -> list[Path]:
                 panel.plot(*middle, 'x', color='#ff3030', markersize=10, markeredgewidth=2.5)
         label = '√(attention / maximum,\nat least 4 means)'
         colour_bar(figure, drawn, axes, label)
-        files.append(look.save(figure, f'attention_{path.stem}'))
+        files.append(look.save(figure, f'attention_{look.names[path]}'))
         rows += [(m.label, *_distance(m)) for m in seen]
     table = look.table('attention', ('layer', 'distance', 'queries'), means(rows))
     return [*files, table]
@@ -291,7 +291,7 @@ def draw_features(look: Look) -> list[Path]:
             drawn = colours.mT.unflatten(1, found.shape[1:])[None]
             show_image(panel, F.interpolate(drawn, look.size)[0], name)
             rows.append((name, (variances[-3:].sum() / variances.sum()).item()))
-        files.append(look.save(figure, f'features_{path.stem}'))
+        files.append(look.save(figure, f'features_{look.names[path]}'))
     columns = ('map', 'share_of_variance')
     return [*files, look.table('features', columns, means(rows))]
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import cached_property
 from io import StringIO
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +24,15 @@ from ..errors import DataError, UsageError
 from .class_activation import Detect
 from .inner_training import LayerTraining, training_of
 from .mixers import Mixing, backbone_of, record_mixers
-from .pictures import colour_bar, image_panels, read_image, save, show_image, show_map
+from .pictures import (
+    as_in_imagenet,
+    colour_bar,
+    image_panels,
+    read_picture,
+    save,
+    show_image,
+    show_map,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -43,6 +53,7 @@ class Look:
         queries: Positions (row, column) in [0, 1] whose implicit attention is drawn.
         annotations: COCO file with the objects' masks, or None.
         detect: For a detector, see `class_activation`.
+        prepare: RGB in [0, 1], `(3, H, W)` → what the model takes, `(C, H, W)`.
     """
 
     model: nn.Module
@@ -52,15 +63,22 @@ class Look:
     queries: Sequence[tuple[float, float]] = ((0.5, 0.5),)
     annotations: Path | None = None
     detect: Detect | None = None
+    prepare: Callable[[Tensor], Tensor] = as_in_imagenet
 
     @cached_property
     def images(self) -> list[tuple[Tensor, Tensor]]:
-        """Each image to draw and normalised for the model, `(3, H, W)`."""
-        own = getattr(self.model, 'data_preprocessor', None)
-        statistics = ()
-        if getattr(own, 'mean', None) is not None:
-            statistics = [(x.flatten() / 255).tolist() for x in (own.mean, own.std)]
-        return [read_image(path, self.size, *statistics) for path in self.files]
+        """Each image to draw, `(3, H, W)`, and as the model gets it."""
+        pictures = [read_picture(path, self.size) for path in self.files]
+        return [(picture, self.prepare(picture)) for picture in pictures]
+
+    @cached_property
+    def names(self) -> dict[Path, str]:
+        """Names of the images without folder and suffix, numbered where they are not unique."""
+        stems = Counter(path.stem for path in self.files)
+        return {
+            path: path.stem if stems[path.stem] == 1 else f'{path.stem}_{i}'
+            for i, path in enumerate(self.files)
+        }
 
     @cached_property
     def mixings(self) -> list[list[Mixing]]:
@@ -86,14 +104,24 @@ class Look:
         """Fraction of each patch inside the masks of an image `(h·w,)`; None without annotations.
 
         Raises:
-            DataError: The annotations do not have the image.
+            DataError: The annotations do not have the image, or several of its name.
         """
         if self.annotations is None:
             return None
-        images = self._coco.imgs.values()
-        info = next((i for i in images if Path(i['file_name']).name == path.name), None)
-        if info is None:
+        by_folders: dict[int, list[dict]] = {}
+        for entry in self._coco.imgs.values():
+            pairs = zip(path.parts[::-1], Path(entry['file_name']).parts[::-1], strict=False)
+            alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+            by_folders.setdefault(alike, []).append(entry)
+        most = max(by_folders, default=0)
+        if most == 0:
             raise DataError(f'{str(self.annotations)!r} has no image {path.name!r}')
+        if len(by_folders[most]) > 1:
+            names = ' and '.join(repr(entry['file_name']) for entry in by_folders[most][:2])
+            raise DataError(
+                f'{str(self.annotations)!r} has several images that may be {str(path)!r}: {names}'
+            )
+        (info,) = by_folders[most]
         mask = np.zeros((info['height'], info['width']), np.float32)
         for annotation in self._coco.imgToAnns[info['id']]:
             mask = np.maximum(mask, self._coco.annToMask(annotation))
@@ -130,7 +158,7 @@ class Look:
             for panel, (text, values) in zip(axes[1:], found.items(), strict=True):
                 drawn = show_map(panel, values, self.size, text)
             colour_bar(figure, drawn, axes, label)
-            files.append(self.save(figure, f'{name}_{path.stem}'))
+            files.append(self.save(figure, f'{name}_{self.names[path]}'))
         return files
 
     def save(self, figure: Figure, name: str) -> Path:

@@ -113,7 +113,6 @@ def record_mixers(model: nn.Module, images: Tensor) -> list[Mixing]:
             record.projected = tuple(y.transpose(1, 2).flatten(2) for y in softmax.found)
         ran.append(record)
 
-    training = model.training
     with ExitStack() as stack:
         for module, record in records.items():
             stack.callback(module.register_forward_pre_hook(enter).remove)
@@ -123,14 +122,25 @@ def record_mixers(model: nn.Module, images: Tensor) -> list[Mixing]:
             elif isinstance(module, SOFTMAX):
                 stack.callback(vars(module).update, fused_attn=module.fused_attn)
                 vars(module).update(fused_attn=True)
-        stack.callback(model.train, training)
-        model.eval()
+        stack.enter_context(evaluating(model))
         with torch.no_grad(), ops, softmax:
             try:
                 model(images)
             except torch.OutOfMemoryError as error:
                 raise UsageError(out_of_memory(images)) from error
     return ran
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Has a model in evaluation mode, and every module in its own mode afterwards."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
 
 
 def out_of_memory(images: Tensor) -> str:

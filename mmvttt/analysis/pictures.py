@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import matplotlib as mpl
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
-from torchvision.transforms.functional import normalize, rgb_to_grayscale
+from torchvision.transforms.functional import normalize
 
 from ..checkpoints.atomic_write import replacing
 from ..errors import DataError
@@ -46,26 +46,28 @@ styled = mpl.rc_context(
 )
 
 
-def read_image(
-    path: Path, size: tuple[int, int], mean: Sequence[float] = MEAN, std: Sequence[float] = STD
-) -> tuple[Tensor, Tensor]:
-    """Reads a file and resizes it to (height, width): `(3, H, W)` in [0, 1], and normalised.
-
-    With one mean, the normalised image is grey, `(1, H, W)`.
+def read_picture(path: Path, size: tuple[int, int]) -> Tensor:
+    """Reads a file, upright, and resizes it to (height, width): RGB `(3, H, W)` in [0, 1].
 
     Raises:
         DataError: The file is missing or no image.
     """
     try:
         with Image.open(path) as file:
-            image = file.convert('RGB').resize(size[::-1], Image.Resampling.BILINEAR)
+            image = ImageOps.exif_transpose(file)
+            if image.mode.startswith('I'):  # 16 bits
+                image = Image.fromarray((np.asarray(image) // 256).clip(0, 255).astype(np.uint8))
+            image = image.convert('RGB').resize(size[::-1], Image.Resampling.BILINEAR)
     except (OSError, SyntaxError, ValueError) as error:
         raise DataError(
             f'{str(path)!r} is not a readable image ({error}): give a JPEG or PNG file'
         ) from error
-    picture = torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255
-    seen = rgb_to_grayscale(picture) if len(mean) == 1 else picture
-    return picture, normalize(seen, mean, std)
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255
+
+
+def as_in_imagenet(picture: Tensor) -> Tensor:
+    """A picture `(3, H, W)` normalised as the recipes do."""
+    return normalize(picture, MEAN, STD)
 
 
 def panels(

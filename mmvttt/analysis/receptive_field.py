@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..errors import UsageError
 from ..models.backbones import HViT3
 from ..models.timm import Classifier
-from .mixers import backbone_of, out_of_memory
+from .mixers import backbone_of, evaluating, out_of_memory
 
 SHARES = (0.2, 0.5, 0.99)
 
@@ -78,12 +78,10 @@ def receptive_fields(model: nn.Module, images: Tensor) -> dict[str, ReceptiveFie
     """
     totals: dict[str, Tensor] = {}
     sizes: dict[str, tuple[int, int]] = {}
-    training = model.training
     try:
-        model.eval()
-        for image in images:
-            x = image[None].detach().requires_grad_()
-            with torch.enable_grad():
+        with evaluating(model), torch.enable_grad():
+            for image in images:
+                x = image[None].detach().requires_grad_()
                 maps = feature_maps(model, x)
                 for name, found in maps.items():
                     height, width = sizes[name] = tuple(found.shape[2:])
@@ -92,8 +90,6 @@ def receptive_fields(model: nn.Module, images: Tensor) -> dict[str, ReceptiveFie
                     totals[name] = totals.get(name, 0) + gradient[0].abs().sum(0)
     except torch.OutOfMemoryError as error:
         raise UsageError(out_of_memory(images)) from error
-    finally:
-        model.train(training)
     for name, total in totals.items():
         if not total.max() > 0:
             raise UsageError(

@@ -79,7 +79,7 @@ def publish_checkpoint(
             .safetensors.
         prefix: Keep only tensors with this prefix, and remove it: `'backbone.'` for a bare
             backbone.
-        half: Whether to store fp32 weights as fp16.
+        half: Whether to store fp32 weights as fp16; tensors with larger numbers stay.
         key: Entry of the file with the weights; see `read_weights`.
 
     Returns:
@@ -101,9 +101,11 @@ def publish_checkpoint(
         heads = sorted({name.partition('.')[0] + '.' for name in weights})
         raise UsageError(f'no tensor has the prefix {prefix!r}; there is {", ".join(heads)}')
     for name, weight in kept.items():
-        halved = half and weight.dtype == torch.float32
         # Clones: a view would store the whole tensor behind it in the file.
-        kept[name] = weight.detach().half() if halved else weight.detach().clone()
+        kept[name] = weight.detach().clone()
+        # Not what fp16 has no numbers for, such as the variance of large activations.
+        if half and weight.dtype == torch.float32 and weight.half().isfinite().all():
+            kept[name] = weight.detach().half()
     meta = {key: value for key, value in _meta(content).items() if key in _KEPT_META}
     meta['mmvttt_version'] = __version__
     if out.suffix == '.pth':

@@ -39,10 +39,15 @@ def compare(network: nn.Module, run: Runs, image: Tensor) -> Comparison:
     """Compares all outputs of a module and of its file for one batch `(B, C, H, W)`."""
     with torch.no_grad():
         pairs = zip(as_sequence(network(image)), run(image), strict=True)
-        error = max(float((a - b).abs().max() / a.abs().max()) for a, b in pairs)
+        # A NaN in any of them is the largest.
+        error = float(torch.stack([_difference(a, b) for a, b in pairs]).max())
     text = f'differs by {error:.1e} of the largest output'
-    # Also false for a NaN.
     return Comparison(tuple(image.shape), error, text, error < TOLERANCE)
+
+
+def _difference(a: Tensor, b: Tensor) -> Tensor:
+    """max|a − b| / max|a|."""
+    return (a - b).abs().max() / a.abs().max().clamp_min(torch.finfo(torch.float32).tiny)
 
 
 def as_sequence(outputs: Tensor | Sequence[Tensor]) -> Sequence[Tensor]:

@@ -68,7 +68,8 @@ def optimize_for_cpu(model: Model, free: bool = False) -> Model:
     rounding, and so do gradients with respect to the input.
 
     Args:
-        model: Any module on a CPU that `copy.deepcopy` copies.
+        model: Any module on a CPU that `copy.deepcopy` copies, and that calls its layers as
+            submodules (`self.fc(x)`).
         free: Release the model's weights while they are copied, which saves the memory of a second
             model. It cannot be used afterwards: its parameters are on the meta device.
 

@@ -12,6 +12,9 @@ from torch import Tensor, nn
 
 from mmvttt.errors import UsageError, first_line
 
+# Names of OpenVINO.
+_PRECISIONS = {'float32': 'f32', 'bfloat16': 'bf16'}
+
 
 class ExportedFile(nn.Module):
     """An exported file as a function of preprocessed images.
@@ -106,7 +109,7 @@ class OpenVINOFile(ExportedFile):
             makes it faster.
 
     Raises:
-        UsageError: OpenVINO is missing, or cannot read the file.
+        UsageError: OpenVINO is missing, or cannot read the file; another precision.
     """
 
     runtime = 'OpenVINO'
@@ -119,6 +122,10 @@ class OpenVINOFile(ExportedFile):
         precision: str = 'float32',
         images: Sequence[int] | None = None,
     ) -> None:
+        if precision not in _PRECISIONS:
+            raise UsageError(
+                f'OpenVINO computes in {" or ".join(_PRECISIONS)} here, not in {precision!r}'
+            )
         # Not as attributes, because the module does not exist yet.
         object.__setattr__(self, 'precision', precision)
         object.__setattr__(self, 'images', images)
@@ -130,7 +137,7 @@ class OpenVINOFile(ExportedFile):
 
         hints = {
             # By default it computes in bf16 if the processor can.
-            'INFERENCE_PRECISION_HINT': {'float32': 'f32', 'bfloat16': 'bf16'}[self.precision],
+            'INFERENCE_PRECISION_HINT': _PRECISIONS[self.precision],
             'INFERENCE_NUM_THREADS': torch.get_num_threads(),
             'PERFORMANCE_HINT': 'LATENCY',
         }

@@ -18,7 +18,7 @@ from mmvttt.analysis.benchmark import (
     read_csv,
     write_csv,
 )
-from mmvttt.analysis.cost_curves import crossings, describe_crossings, plot, slope
+from mmvttt.analysis.cost_curves import crossings, describe_crossings, lines_of, plot, slope
 
 
 class Doubling(nn.Module):
@@ -155,3 +155,13 @@ def test_materialised_attention_stores_the_weights() -> None:
     weights = 3 * 1025**2 * 4 / 2**20
     assert peaks['materialised'] - peaks['fused'] >= weights
     assert not choose_attention(nn.Conv2d(3, 4, 1), 'fused')
+
+
+def test_models_that_differ_in_their_patches_are_two_lines() -> None:
+    fine = rows_of('vit_small_patch16_224', {64: 4.0, 128: 16.0})
+    coarse = rows_of('vit_small_patch32_224', {64: 1.0, 128: 4.0})
+    other = rows_of('swin_tiny_patch4_window7_224', {64: 1.0, 128: 4.0})
+    assert list(lines_of([*fine, *coarse, *other], 'gflops')) == [
+        'vit_small_patch16_224', 'vit_small_patch32_224', 'swin_tiny',
+    ]  # fmt: skip
+    assert slope([(64.0, 1.0), (64.0, 2.0)]) is None

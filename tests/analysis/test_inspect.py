@@ -9,14 +9,23 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from mmengine.config import Config
+from PIL import Image
 
 from mmvttt.analysis.class_activation import class_activation
 from mmvttt.analysis.inner_training import inspect_training, mask_scores
 from mmvttt.analysis.inspect import DEFAULT
+from mmvttt.analysis.look import Look
 from mmvttt.analysis.mixers import record_mixers
-from mmvttt.analysis.pictures import read_image, root_scale, two_digits
-from mmvttt.errors import UsageError
-from mmvttt.openmmlab.analysis.models import detection_scores, find_model, load_model
+from mmvttt.analysis.pictures import as_in_imagenet, read_picture, root_scale, two_digits
+from mmvttt.errors import DataError, UsageError
+from mmvttt.openmmlab.analysis.models import (
+    FoundModel,
+    _of_config,
+    detection_scores,
+    find_model,
+    load_model,
+)
 
 from .memory.reduced import reduced
 
@@ -104,7 +113,7 @@ def test_gradient_maps_meet_the_masks(small: tuple, tmp_path: Path, tools: Any) 
     found = rows(out / 'gmm.csv')
     torch.manual_seed(0)
     model = load_model(str(config)).model
-    layers = inspect_training(model, read_image(photo, (32, 64))[1][None])
+    layers = inspect_training(model, as_in_imagenet(read_picture(photo, (32, 64)))[None])
     coverage = torch.tensor([1.0, 1, 0, 0, 0, 0, 0, 0])
     for row, layer in zip(found, layers, strict=True):
         ratio, area = mask_scores(layer.magnitude[0], coverage)
@@ -194,3 +203,65 @@ def test_bad_input_is_one_sentence(
     lines = tools.error(TOOL, *arguments, '--shape', 64, 64, '--out', 'out').splitlines()
     (error,) = [line for line in lines if line.startswith('error: ')]
     assert message in error
+
+
+def test_pictures_of_all_kinds_are_read_as_in_a_training(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    wide = rng.integers(0, 2**16, (6, 8), dtype=np.uint16)
+    cv2.imwrite(str(tmp_path / 'wide.png'), wide)
+    turned = Image.fromarray(rng.integers(0, 255, (6, 8, 3), dtype=np.uint8))
+    exif = turned.getexif()
+    exif[0x0112] = 6
+    turned.save(tmp_path / 'turned.png', exif=exif)
+    for name, size in (('wide', (6, 8)), ('turned', (8, 6))):
+        path = tmp_path / f'{name}.png'
+        expected = torch.from_numpy(cv2.imread(str(path))[..., ::-1].copy()) / 255
+        assert torch.allclose(read_picture(path, size), expected.permute(2, 0, 1), atol=1 / 255)
+
+
+@pytest.mark.parametrize(
+    ('preprocessor', 'expected'),
+    [
+        (dict(mean=[30.0, 20, 10], std=[2.0, 1, 1]), [-15.0, 60, 190]),
+        (dict(mean=[30.0, 20, 10], std=[2.0, 1, 1], to_rgb=True), [85.0, 60, -10]),
+        (dict(), [0.0, 80, 200]),
+    ],
+)
+def test_a_model_gets_what_its_preprocessor_makes(preprocessor: dict, expected: list) -> None:
+    backbone = dict(type='mmvttt.Vittt', arch=ARCH)
+    model = dict(type='mmpretrain.ImageClassifier', backbone=backbone)
+    model['data_preprocessor'] = preprocessor
+    cfg = Config(dict(model=model, default_scope='mmpretrain'))
+    cfg.filename = 'some.py'
+    found = FoundModel('some', _of_config(cfg)(), (2, 2), cfg)
+    picture = torch.tensor([200, 80, 0]).view(3, 1, 1).expand(3, 2, 2) / 255
+    assert found.prepare(picture)[:, 1, 1].tolist() == expected
+
+
+def test_a_model_of_timm_gets_its_own_statistics() -> None:
+    found = find_model('vit_tiny_patch16_224', dict(depth=1))
+    assert found.prepare(torch.ones(3, 2, 2)).unique().tolist() == [1.0]
+
+
+def test_images_of_one_name(tmp_path: Path) -> None:
+    paths = [tmp_path / folder / 'a.png' for folder in ('1', '2')]
+    for path in paths:
+        path.parent.mkdir()
+        cv2.imwrite(str(path), np.zeros((8, 8, 3), np.uint8))
+    boxes = {1: [0, 0, 4, 8], 2: [4, 0, 4, 8]}
+    content = dict(
+        images=[dict(id=i, file_name=f'{i}/a.png', height=8, width=8) for i in boxes],
+        annotations=[
+            dict(id=i, image_id=i, category_id=1, area=32, iscrowd=0, bbox=[x, y, w, h],
+                 segmentation=[[x, y, x + w, y, x + w, y + h, x, y + h]])
+            for i, (x, y, w, h) in boxes.items()
+        ],
+        categories=[dict(id=1, name='thing')],
+    )  # fmt: skip
+    (tmp_path / 'masks.json').write_text(json.dumps(content))
+    model = torch.nn.Identity()
+    look = Look(model, paths, (8, 8), tmp_path, annotations=tmp_path / 'masks.json')
+    assert [look.coverage(path, (1, 2)).tolist() for path in paths] == [[1, 0], [0, 1]]
+    assert len(set(look.names.values())) == 2
+    with pytest.raises(DataError, match=r"several images that may be 'a\.png': '1/a\.png' and"):
+        look.coverage(Path('a.png'), (1, 2))

@@ -5,6 +5,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
+from mmvttt.analysis.mixers import record_mixers
 from mmvttt.analysis.receptive_field import (
     ReceptiveField,
     feature_maps,
@@ -147,3 +148,13 @@ def test_out_of_memory_names_the_option() -> None:
 
     with pytest.raises(UsageError, match='at 8×8 pixels: give a smaller --shape'):
         receptive_fields(Large(), torch.rand(1, 3, 8, 8))
+
+
+def test_every_module_keeps_its_mode() -> None:
+    model = Vittt(dict(embed_dims=16, num_layers=2, num_heads=2, feedforward_channels=32))
+    model.blocks[0].eval()
+    modes = [module.training for module in model.modules()]
+    image = torch.rand(1, 3, 32, 32)
+    receptive_fields(model, image)
+    record_mixers(model, image)
+    assert [module.training for module in model.modules()] == modes

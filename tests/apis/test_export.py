@@ -8,6 +8,7 @@ import pytest
 import torch
 from mmengine.config import Config
 
+from mmvttt.deploy.compare import compare
 from mmvttt.deploy.export import _resizings, export_module
 from mmvttt.errors import CheckpointMismatchError, UsageError
 from mmvttt.openmmlab.analysis.models import find_model, load_model
@@ -117,6 +118,24 @@ def test_other_models_become_onnx(name: str, fixed_size: bool, tmp_path: Path) -
 )
 def test_models_for_openvino(name: str, fixed_size: bool, tmp_path: Path) -> None:
     errors(name, tmp_path, '.xml', fixed_size=fixed_size)
+
+
+def test_a_difference_in_any_output_counts() -> None:
+    image = torch.ones(1, 3, 2, 2)
+
+    def good(run: Any, model: Any = lambda x: (x, 0 * x)) -> bool:
+        return compare(model, run, image).good
+
+    assert good(lambda x: [x, 0 * x])
+    assert not good(lambda x: [x, x * float('nan')])
+    assert not good(lambda x: [x * float('nan'), 0 * x])
+    assert not good(lambda x: [x, 0 * x + 1e-3])
+
+
+def test_what_is_exported_can_be_trained_later() -> None:
+    model = find_model('cifar10_vittt_nano').model
+    exportable(model)
+    assert all(p.requires_grad for p in model.parameters())
 
 
 def test_a_model_in_training_mode(tmp_path: Path) -> None:

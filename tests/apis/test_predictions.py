@@ -192,6 +192,13 @@ def segmentor() -> Config:
     return cfg
 
 
+def padded_segmentor() -> Config:
+    cfg = segmentor()
+    cfg.test_pipeline[1].scale = (120, 90)
+    cfg.model.data_preprocessor.test_cfg = dict(size_divisor=64)
+    return cfg
+
+
 def classifier() -> Config:
     cfg = reduce_model(Config.fromfile(CONFIGS / 'vit3_t_in1k.py'))
     cfg.model.head.num_classes = cfg.model.data_preprocessor.num_classes = 4
@@ -221,6 +228,8 @@ def described(cfg: Config, make: Any, size: tuple[int, int] | None, folder: Path
         (segmentor, exportable, None, 0),
         # mmseg enlarges logits, the tool labels: percent along the edges of regions.
         (segmentor, predictor, SIZE, 3),
+        (padded_segmentor, exportable, None, 0),
+        (padded_segmentor, exportable, SIZE, 0),
         (classifier, exportable, None, 0),
     ],
 )
@@ -230,6 +239,15 @@ def test_a_file_predicts_in_place_of_a_model(
     expected, found = described(make(), of, size, tmp_path)
     assert len(found) > 1
     assert found == pytest.approx(expected, abs=percent, rel=0)
+
+
+def test_a_pipeline_that_cannot_be_fitted_to_a_file(tmp_path: Path) -> None:
+    cfg = segmentor()
+    cfg.test_pipeline[1].type = 'ResizeShortestEdge'
+    cfg.test_pipeline[1].pop('keep_ratio')
+    cfg.test_pipeline[1].update(scale=192, max_size=256)
+    with pytest.raises(UsageError, match=r'makes one of 192×256: it needs the step Resize'):
+        described(cfg, exportable, SIZE, tmp_path)
 
 
 @pytest.mark.stress

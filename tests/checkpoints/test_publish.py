@@ -156,3 +156,12 @@ def test_mistakes_are_named(trained: Path, tmp_path: Path) -> None:
         publish_checkpoint(trained, tmp_path / 'out.pt')
     with pytest.raises(FileNotFoundError, match='nowhere'):
         describe_checkpoint(tmp_path / 'nowhere.pth')
+
+
+def test_what_fp16_has_no_number_for_stays(tmp_path: Path) -> None:
+    norm = {'weight': torch.ones(2), 'running_var': torch.tensor([1e5, 1.0])}
+    torch.save(norm, tmp_path / 'norm.pth')
+    file = publish_checkpoint(tmp_path / 'norm.pth', tmp_path / 'half.pth', half=True)
+    kept = read_weights(file)
+    assert kept['weight'].dtype == torch.float16
+    assert torch.equal(kept['running_var'], norm['running_var'])

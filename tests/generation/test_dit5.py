@@ -1,5 +1,7 @@
 """DiT⁵ as a DiT3 and as a linear DiT of diffusers: counts, formulas, one the other's weights."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -12,6 +14,7 @@ pytest.importorskip('diffusers')
 from diffusers import DiTTransformer2DModel
 
 from mmvttt.models.generation.dit3 import DIT5, DiT3
+from mmvttt.models.linearize import saved
 
 from .counts import counts
 
@@ -158,3 +161,16 @@ def test_the_door_builds_it_with_the_published_embedding_of_the_time() -> None:
         assert 'transformer_blocks.1.attn1.processor.qk_scale' in model.state_dict()
         for block in model.transformer_blocks:
             assert block.norm1.emb.time_proj.downscale_freq_shift == shift
+
+
+def test_the_embedding_of_the_time_is_saved(tmp_path: Path) -> None:
+    models = pytest.importorskip('mmvttt.openmmlab.registry', exc_type=ImportError).MODELS
+    source = dict(SOURCE, type='diffusers.DiTTransformer2DModel')
+    model = models.build(
+        dict(type='mmvttt.LinearTransformer', source=source, where='dit5', time_shift=0)
+    )
+    model.save_pretrained(tmp_path)
+    loaded = saved.DiTTransformer2DModel.from_pretrained(tmp_path)
+    for block in loaded.transformer_blocks:
+        assert block.norm1.emb.time_proj.downscale_freq_shift == 0
+    assert loaded.config.time_shift == 0

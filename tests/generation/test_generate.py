@@ -13,7 +13,7 @@ pytest.importorskip('mmengine')
 from mmengine.config import Config
 from PIL import Image
 
-from mmvttt.errors import UsageError
+from mmvttt.errors import DataError, UsageError
 from mmvttt.openmmlab.apis import generate as api
 from mmvttt.openmmlab.registry import MODELS
 
@@ -186,9 +186,14 @@ def test_autoencoder_and_any_size(tool: Callable, tmp_path: Path) -> None:
     latents = []
     original = api._pixels
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(api, '_pixels', lambda x, v: latents.append(x) or original(x, v))
+        patch.setattr(api, '_pixels', lambda x, *rest: latents.append(x) or original(x, *rest))
         api.generate(network, settings, tmp_path / 'again', vae)
     with torch.no_grad():
+        next(vae.decoder.parameters()).mul_(2)
+    with pytest.raises(UsageError, match='images of other settings \\(autoencoder'):
+        api.generate(network, settings, tmp_path / 'again', vae)
+    with torch.no_grad():
+        next(vae.decoder.parameters()).div_(2)
         decoded = vae.decode(latents[0] / vae.config.scaling_factor).sample[0]
     expected = ((decoded / 2 + 0.5).clamp(0, 1) * 255).round().permute(1, 2, 0)
     assert np.abs(images('a.npz')[0].astype(int) - expected.numpy()).max() <= 1
@@ -212,9 +217,11 @@ def test_measures(tool: Callable, capsys: pytest.CaptureFixture, tmp_path: Path)
     options = ['--classes', 'all', '--count', '30', '--npz', 'a.npz', '--reference']
     reference = np.random.default_rng(0).integers(0, 256, (20, 8, 8, 3), np.uint8)
     np.savez('reference.npz', reference)
+    # ADM's files hold statistics too.
+    np.savez('statistics.npz', mu=np.zeros(4), sigma=np.eye(4), arr_0=reference)
     Path('images').mkdir()
     for i, image in enumerate(reference):
-        Image.fromarray(image).save(f'images/{i:02}.png')
+        Image.fromarray(image).save(f'images/{i:02}.{("png", "PNG", "bmp")[i % 3]}')
     extractor = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 4)).eval()
     batch = torch.export.Dim('batch')
     exported = torch.export.export(
@@ -225,12 +232,12 @@ def test_measures(tool: Callable, capsys: pytest.CaptureFixture, tmp_path: Path)
         pixels = torch.from_numpy(reference).permute(0, 3, 1, 2) / 255
         np.save('features.npy', extractor(pixels).numpy())
     printed = []
-    for name in ('reference.npz', 'images', 'features.npy'):
+    for name in ('reference.npz', 'images', 'features.npy', 'statistics.npz'):
         tool(*options, name, '--features', 'extractor.pt2')
         lines = capsys.readouterr().out.splitlines()[-3:]
         printed.append([line.split() for line in lines])
         assert [line[0] for line in printed[-1]] == ['frechet', 'precision', 'recall']
-    assert printed[0] == printed[1] == printed[2]
+    assert all(found == printed[0] for found in printed)
 
 
 def test_inception_score(tool: Callable, capsys: pytest.CaptureFixture) -> None:
@@ -299,6 +306,10 @@ def test_prompts(tool: Callable, tmp_path: Path, capsys: pytest.CaptureFixture) 
     np.savez('both.npz', **told, **{f'null_{n}': 0 * v[:1] for n, v in told.items()})
     tool('--prompts', 'both.npz', '--npz', 'c.npz', '--guidance', '3.5', config=config)
     assert (images('c.npz') != images('a.npz')).any()
+    np.savez('prompts.npz', **{n: v + 1 for n, v in told.items()})
+    with pytest.raises(SystemExit):
+        tool('--prompts', 'prompts.npz', '--npz', 'a.npz', config=config)
+    assert 'images of other settings (prompts' in capsys.readouterr().err
     for options, words in (
         (('--classes', '1'), 'give --prompts, not --classes'),
         (('--prompt', 'a cat'), 'needs --pipeline FOLDER'),
@@ -314,6 +325,23 @@ def test_without_text_encoders(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api, 'find_spec', lambda n: None if n == 'transformers' else original(n))
     with pytest.raises(UsageError, match='needs the text encoders of transformers'):
         api.encode_prompts('folder', ['a cat'])
+
+
+def test_what_is_not_finite_is_no_black_image() -> None:
+    broken = torch.zeros(3, 3, 2, 2)
+    broken[1, 0, 0, 0] = torch.nan
+    with pytest.raises(DataError, match='image 8 is not finite, in its latents'):
+        api._pixels(broken, None, [7, 8, 9])
+
+
+def test_large_pictures_are_no_features(tool: Callable, capsys: pytest.CaptureFixture) -> None:
+    Path('images').mkdir()
+    config = model(transformer=dict(in_channels=3))
+    options = ('--classes', '1', '--size', '68', '68', '--reference', 'images', '--npz', 'a.npz')
+    with pytest.raises(SystemExit):
+        tool(*options, config=config)
+    assert 'images of 68×68 have too many pixels' in capsys.readouterr().err
+    assert not Path('a_parts').exists()
 
 
 NO_NULL = model(transformer=dict(null_class=False), label_dropout=0.0)

@@ -15,7 +15,12 @@ from PIL import Image
 pytest.importorskip('mmengine')
 from mmvttt.errors import DataError, MissingDataError, UsageError
 from mmvttt.openmmlab.datasets import latents as module
-from mmvttt.openmmlab.datasets.latents import CachedLatents, ClassFolders, cache_latents
+from mmvttt.openmmlab.datasets.latents import (
+    CachedLatents,
+    ClassFolders,
+    TinyDigits,
+    cache_latents,
+)
 
 pytest.importorskip('diffusers')
 from diffusers import AutoencoderKL
@@ -123,6 +128,7 @@ def test_prompts_come_along(cache: Path, tmp_path: Path) -> None:
     assert {n: tuple(v.shape) for n, v in item.items()} == dict(
         latents=(4, 16, 16), encoder_hidden_states=(5, 12), pooled_projections=(9,)
     )
+    assert {v.dtype for v in item.values()} == {torch.float32}
     assert set(CachedLatents(folder, conditions=['pooled_projections'])[2]) == {
         'latents',
         'pooled_projections',
@@ -300,3 +306,19 @@ def test_tool(images: Path, vae: AutoencoderKL, tmp_path: Path, capsys) -> None:
     with pytest.raises(SystemExit):
         tool.main([str(images), str(tmp_path / 'nothing'), str(out), *options])
     assert 'there is no autoencoder' in capsys.readouterr().err
+
+
+def test_a_full_disk_is_noticed_at_the_start(
+    images: Path, vae: AutoencoderKL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, 'No space left on device')
+
+    monkeypatch.setattr(os, 'posix_fallocate', full, raising=False)
+    with pytest.raises(DataError, match=r'moments\.npy.* cannot be written: No space left'):
+        cache_latents(vae, ClassFolders(images, 32), tmp_path)
+
+
+def test_splits_of_the_digits() -> None:
+    with pytest.raises(ValueError, match="split='training'"):
+        TinyDigits('training')

@@ -141,6 +141,34 @@ def test_labels_are_dropped_once_and_in_training_alone() -> None:
     assert torch.equal(seen[0][~dropped], labels[~dropped])
 
 
+def test_the_noise_of_a_sample_is_the_same_in_any_batch() -> None:
+    torch.manual_seed(0)
+    network = MODELS.build(model(test_cfg=dict(steps=2))).eval()
+    latents, labels = torch.randn(3, 1, 8, 8), torch.tensor([1, 1, 4])
+    together = network(latents, mode='predict', class_labels=labels)
+    # As on another rank, with another state of the random numbers.
+    torch.rand(5)
+    alone = network(latents[1:2], mode='predict', class_labels=labels[1:2])
+    assert torch.allclose(alone[0]['image'], together[1]['image'], atol=1e-5)
+    assert not torch.allclose(together[0]['image'], together[1]['image'], atol=1e-2)
+    network.test_cfg['seed'] = 1
+    other = network(latents[1:2], mode='predict', class_labels=labels[1:2])
+    assert not torch.allclose(alone[0]['image'], other[0]['image'], atol=1e-2)
+
+
+def test_guidance_of_three_channels_leaves_the_variance() -> None:
+    network = MODELS.build(model()).eval()
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    noisy, time = torch.randn(2, 1, 8, 8), torch.tensor(300)
+    told, null = (dict(class_labels=torch.full((2,), c)) for c in (3, 10))
+    with torch.no_grad():
+        plain = network.denoise(noisy, time, told)
+        guided = network.denoise(noisy, time, told, null, 4.0, 'three')
+    assert torch.allclose(guided[:, 1:], plain[:, 1:], atol=1e-5)
+    assert not torch.allclose(guided[:, :1], plain[:, :1], atol=1e-2)
+
+
 def test_diffusers_dit_drops_no_labels_by_itself() -> None:
     """In its code each block would by itself, so that blocks saw different classes."""
     transformer = dict(
@@ -175,6 +203,28 @@ def test_diffusers_dit_drops_no_labels_by_itself() -> None:
         (model(transformer=dict(out_channels=1)), 'needs 2: set out_channels'),
         (model(scheduler=dict(DDPM, prediction_type='sample')), "goes with prediction_type='eps"),
         (model(transformer=dict(null_class=False)), 'needs a null class'),
+        (
+            model(transformer=dict(in_channels=4), scheduler=dict(DDPM, clip_sample=True)),
+            'latents of 4 channels are larger: set clip_sample=False',
+        ),
+        (model(test_cfg=dict(step=2)), r"unknown keys \['step'\]; allowed: steps"),
+        (
+            dict(
+                flow_model(label_dropout=0.1),
+                transformer=dict(
+                    type='diffusers.SD3Transformer2DModel',
+                    in_channels=1,
+                    num_layers=1,
+                    attention_head_dim=8,
+                    num_attention_heads=1,
+                    joint_attention_dim=4,
+                    caption_projection_dim=8,
+                    pooled_projection_dim=4,
+                    out_channels=1,
+                ),
+            ),
+            'is for a model of classes, and SD3Transformer2DModel has none',
+        ),
     ],
 )
 def test_what_does_not_fit(config: dict, words: str) -> None:

@@ -25,7 +25,18 @@ __all__ = [
     'ModelMixin',
     'PixArtTransformer2DModel',
     'SD3Transformer2DModel',
+    'set_time_shift',
 ]
+
+
+def set_time_shift(model: Any, shift: float) -> None:
+    """Shifts the frequencies of a DiT's time, and notes it in the config, with which it is saved.
+
+    diffusers' class has a shift of 1, and the published DiT 0, with other outputs.
+    """
+    for block in model.transformer_blocks:
+        block.norm1.emb.time_proj.downscale_freq_shift = shift
+    model.register_to_config(time_shift=shift)
 
 
 class _Saved:
@@ -46,10 +57,12 @@ class _Saved:
                 f'config does not say how: load the source by diffusers.{cls.__name__}, then '
                 'linearize it.'
             )
-        plain = {key: value for key, value in config.items() if key != 'linearize'}
+        plain = {k: v for k, v in config.items() if k not in ('linearize', 'time_shift')}
         source = super().from_config  # type: ignore[misc]
         model, unused = source(plain, return_unused_kwargs=True, **kwargs)
         linearize(model, **config['linearize'])
+        if config.get('time_shift') is not None:
+            set_time_shift(model, config['time_shift'])
         return (model, unused) if return_unused_kwargs else model
 
 

@@ -15,7 +15,9 @@ from mmengine.registry import MODELS as ROOT
 from mmengine.registry import init_default_scope
 from mmengine.structures import BaseDataElement
 from torch import Tensor, nn
+from torchvision.transforms.functional import normalize, rgb_to_grayscale
 
+from mmvttt.analysis.pictures import as_in_imagenet
 from mmvttt.checkpoints.load import load_pretrained
 from mmvttt.errors import UsageError
 
@@ -51,6 +53,28 @@ class FoundModel:
         if not hasattr(self.model, 'backbone'):
             raise UsageError(f'--backbone: {self.name!r} has no part of that name')
         return self.model.get_submodule('backbone')
+
+    def prepare(self, picture: Tensor) -> Tensor:
+        """RGB in [0, 1], `(3, H, W)`, as the model gets it in a test, `(C, H, W)`."""
+        own = getattr(self.model, 'data_preprocessor', None)
+        if own is None and self.config is None:
+            wanted = timm.data.resolve_model_data_config(self.model)
+            return normalize(picture, wanted['mean'], wanted['std'])
+        return preprocessed(picture, own, image_channels(self.model))
+
+
+def preprocessed(picture: Tensor, preprocessor: Any, channels: int) -> Tensor:
+    """RGB in [0, 1], `(3, H, W)`, as a model of so many channels gets it by its preprocessor.
+
+    Without one it is normalised as in ImageNet's recipes.
+    """
+    if preprocessor is None:
+        return as_in_imagenet(picture)
+    pixels = (255 * picture).round().byte()
+    pixels = rgb_to_grayscale(pixels) if channels == 1 else pixels.flip(0)
+    inputs = preprocessor(dict(inputs=[pixels], data_samples=None))['inputs'][0]
+    # Without what fills it up to a multiple.
+    return inputs[:, : picture.shape[1], : picture.shape[2]].float()
 
 
 def find_model(

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import timm
 import torch
+from mmengine.registry import MODELS as ROOT
 from mmengine.registry import init_default_scope
 from torch import Tensor, nn
 
-from mmvttt.analysis.pictures import MEAN, STD, read_image
+from mmvttt.analysis.pictures import read_picture
 from mmvttt.analysis.probe import (
     IGNORED,
     class_folder,
@@ -34,8 +35,11 @@ from mmvttt.errors import UsageError
 
 from ..config import load_config
 from ..registry import MODELS
+from .models import image_channels, preprocessed
 
 UNTRAINED = 'untrained'
+# Where a config names no type, it is a classifier's.
+_PREPROCESSOR = dict(type='mmpretrain.ClsDataPreprocessor')
 
 
 def probe_models(
@@ -72,7 +76,7 @@ def probe_models(
     """
     if find_spec('sklearn') is None:
         raise UsageError("probes need scikit-learn: pip install 'mmvttt[demo]'")
-    backbone, mean, std = _backbone(model, cfg_options)
+    backbone, preprocessor = _backbone(model, cfg_options)
     if not checkpoint and not backbone.get('init_cfg'):
         raise UsageError(f'{model} has random weights: give --checkpoint.')
     source = _built({**backbone, 'linearize': None} if 'model' in backbone else backbone)
@@ -88,10 +92,13 @@ def probe_models(
             load_pretrained(linear, twin)
     size = (224, 224) if shape is None else (shape[0], shape[1])
 
+    def prepare(picture: Tensor) -> Tensor:
+        return preprocessed(picture, preprocessor, image_channels(source))
+
     def batches(files: Sequence[Path]) -> Iterator[Tensor]:
         for i in range(0, len(files), batch_size):
             part = files[i : i + batch_size]
-            yield torch.stack([read_image(path, size, mean, std)[1] for path in part])
+            yield torch.stack([prepare(read_picture(path, size)) for path in part])
 
     counts = most or (None, None)
     if maps:
@@ -174,20 +181,20 @@ def _patch_rows(
     return rows
 
 
-def _backbone(
-    name: str, cfg_options: dict[str, Any] | None
-) -> tuple[dict[str, Any], Sequence[float], Sequence[float]]:
-    """The config of a backbone, and mean and deviation of its images in [0, 1]."""
+def _backbone(name: str, cfg_options: dict[str, Any] | None) -> tuple[dict[str, Any], Any]:
+    """The config of a backbone, and what prepares images for it."""
     if timm.is_model(name):
         cfg = timm.get_pretrained_cfg(name)
-        return dict(type='mmvttt.TimmViT', model=name), cfg.mean, cfg.std
+        levels = dict(mean=[255 * x for x in cfg.mean], std=[255 * x for x in cfg.std])
+        own = ROOT.build(dict(_PREPROCESSOR, **levels, to_rgb=True))
+        return dict(type='mmvttt.TimmViT', model=name), own
     config = load_config(name, cfg_options=cfg_options)
     init_default_scope(config.get('default_scope', 'mmengine'))
-    own = config.model.get('data_preprocessor') or config.get('data_preprocessor') or {}
-    statistics = [[x / 255 for x in own[k]] if k in own else None for k in ('mean', 'std')]
     backbone = config.model.backbone.to_dict()
     # An adapter's is inside.
-    return backbone.get('backbone', backbone), statistics[0] or MEAN, statistics[1] or STD
+    own = config.model.get('data_preprocessor') or config.get('data_preprocessor') or {}
+    built = ROOT.build({**_PREPROCESSOR, **own}) if own else None
+    return backbone.get('backbone', backbone), built
 
 
 def _built(config: dict[str, Any]) -> nn.Module:

@@ -10,12 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import mmcv
 import torch
 import torch.nn.functional as F
 from mmengine.logging import print_log
 from torch import Tensor, nn
 
+from mmvttt.analysis.pictures import read_picture
 from mmvttt.checkpoints.load import load_pretrained
 from mmvttt.deploy.compare import Comparison, Runs, compare
 from mmvttt.deploy.export import export_module, require_format
@@ -23,7 +23,6 @@ from mmvttt.errors import CheckpointMismatchError, UsageError
 
 from ..analysis.models import FoundModel, find_model, image_channels, samples_of, toolbox_of
 from ..models.diffusion_model import refuse_diffusion
-from ..reliability.data.images import read_image
 from .predictions import Detections, LabelMap, as_outputs
 
 # Bounds of detections: pixels, score, share without a counterpart, as one more box may pass a
@@ -83,7 +82,7 @@ def predictor(model: nn.Module) -> nn.Module:
             "leave it out; a classifier's scores are the softmax of its logits"
         )
     part = LabelMap(model) if kind == 'mmseg' else Detections(model)
-    return part.eval().requires_grad_(False)
+    return part.eval()
 
 
 def exportable(model: nn.Module) -> nn.Module:
@@ -117,7 +116,7 @@ def exportable(model: nn.Module) -> nn.Module:
         part = Part(model, _scores, 'backbone.', 'neck.', 'head.')
     else:
         part = Part(model, _features, 'backbone.', 'neck.')
-    return part.eval().requires_grad_(False)
+    return part.eval()
 
 
 def export_model(
@@ -167,12 +166,15 @@ def export_model(
         "for diffusers' pipelines",
     )
     network = predictor(found.model) if predictions else exportable(found.model)
+    network.requires_grad_(False)
     if checkpoint is not None:
         _load_all(found.model, checkpoint, getattr(network, 'prefixes', ''))
     height, width = size or found.size
     fixed_size = fixed_size or predictions
     channels = image_channels(network)
-    photographs = [_read_image(found.model, path, (height, width)) for path in images]
+    photographs = [
+        found.prepare(read_picture(Path(path), (height, width)))[None] for path in images
+    ]
     # Two: with one image, what is one because of it is taken for fixed.
     image = torch.rand(1 if predictions else 2, channels, height, width)
     notes, names = _notes(found, channels), getattr(network, 'names', None)
@@ -260,16 +262,3 @@ def _match(expected: Sequence[Tensor], found: Sequence[Tensor]) -> tuple[str, fl
         text += f'; {float(wrong):.1e} of the pixels of their masks differ'
         good = good and float(wrong) < _AREA
     return text, pixels, good
-
-
-def _read_image(model: nn.Module, path: str | os.PathLike[str], size: tuple[int, int]) -> Tensor:
-    """A photograph resized to (height, width) and normalised, `(1, in_channels, H, W)`."""
-    if not hasattr(model, 'data_preprocessor'):
-        raise UsageError('--images are for models of OpenMMLab, which know how to prepare them')
-    problem = read_image(os.fspath(path)).problem
-    if problem:
-        raise UsageError(f'--images: {os.fspath(path)!r} is among the {problem}')
-    pixels = mmcv.imresize(mmcv.imread(os.fspath(path)), (size[1], size[0]))
-    inputs = torch.from_numpy(pixels).permute(2, 0, 1)
-    image = model.data_preprocessor(dict(inputs=[inputs], data_samples=None))['inputs']
-    return image[:, :, : size[0], : size[1]]

@@ -27,7 +27,8 @@ def run_file(model: nn.Module, transforms: list[Any], file: ExportedFile) -> Non
         file: The file.
 
     Raises:
-        UsageError: The file has a detector's maps.
+        UsageError: The file has a detector's maps; later, an image does not fit into a file of one
+            size.
     """
     if hasattr(model, 'decode_head'):
         predict = _segments
@@ -47,9 +48,17 @@ def run_file(model: nn.Module, transforms: list[Any], file: ExportedFile) -> Non
         found = []
         for image, sample in zip(inputs.split(1), samples, strict=True):
             height, width = sample.img_shape[:2]
+            if file.size is not None and (height > file.size[0] or width > file.size[1]):
+                raise UsageError(
+                    f'{file.path!r} takes images of {file.size[0]}×{file.size[1]}, and the '
+                    f'pipeline makes one of {height}×{width}: it needs the step Resize, which is '
+                    'fitted to the file'
+                )
             image = image[:, :, :height, :width]
             if file.size is not None:
                 image = F.pad(image, (0, file.size[1] - width, 0, file.size[0] - height))
+            # What the preprocessor filled up is cut off above.
+            sample.set_metainfo(dict(img_padding_size=[0] * 4, padding_size=[0] * 4))
             found.append(predict(model, file(image), sample))
         return found
 

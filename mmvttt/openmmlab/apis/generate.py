@@ -8,7 +8,6 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,6 +29,7 @@ from mmvttt.checkpoints.read import named_tensors, read_content
 from mmvttt.errors import CheckpointMismatchError, DataError, MissingDataError, UsageError
 from mmvttt.models.generation.sampling import image_generator, sample, sampling_scheduler
 
+from ..datasets.latents import digest_of_weights
 from ..models.diffusion_model import DiffusionModel, require_diffusers
 
 _SETTINGS = 'settings.json'
@@ -176,7 +176,6 @@ def generate(
     folder: str | os.PathLike[str],
     autoencoder: Any = None,
     prompts: Mapping[str, Tensor] | None = None,
-    source: str = '',
 ) -> Path:
     """Writes images as uint8 arrays into a folder, batch by batch; continues where it stopped.
 
@@ -190,14 +189,15 @@ def generate(
         autoencoder: Decodes latents; None for a model of pixels.
         prompts: What the transformer is told about each prompt, `(P, …)` by name: image i is of
             prompt i % P. `null_…` are the same for no prompt, `(1, …)`.
-        source: Whatever else the images depend on, a checkpoint's name for one.
 
     Returns:
         The folder.
 
     Raises:
         UsageError: A class does not exist, there are none; there is guidance without a null class;
-            the scheduler does not fit; or the folder has images of other settings.
+            the scheduler does not fit; or the folder has images of another model, of other
+            settings or prompts.
+        DataError: An image is not finite.
     """
     conditions = _conditions(model, settings, prompts)
     scheduler = sampling_scheduler(model.scheduler, settings.scheduler)
@@ -208,7 +208,8 @@ def generate(
             'that they are of'
         )
     folder = Path(folder)
-    files = _files(folder, _claim(folder, settings, source))
+    wanted = {**asdict(settings), **_origins(model, autoencoder, prompts)}
+    files = _files(folder, _claim(folder, wanted))
     todo = [s for s in [*files][get_rank() :: get_world_size()] if not files[s].exists()]
     device = next(model.parameters()).device
     bar = dict(console=Console(stderr=True), disable=not is_main_process())
@@ -232,7 +233,7 @@ def generate(
             device,
         )
         batch = io.BytesIO()
-        np.save(batch, _pixels(latents, autoencoder))
+        np.save(batch, _pixels(latents, autoencoder, indices))
         write_whole(files[start], batch.getvalue())
     barrier()
     return folder
@@ -344,10 +345,38 @@ def _shape(model: DiffusionModel, settings: Settings) -> tuple[int, int, int]:
     return config.in_channels, height, width
 
 
-def _claim(folder: Path, settings: Settings, source: str) -> dict[str, Any]:
+def _origins(
+    model: DiffusionModel, autoencoder: Any, prompts: Mapping[str, Tensor] | None
+) -> dict[str, str]:
+    """Digests of what images depend on besides the settings."""
+    told = hashlib.sha256()
+    for name, value in sorted((prompts or {}).items()):
+        told.update(f'{name} {tuple(value.shape)}'.encode())
+        told.update(value.cpu().contiguous().numpy())
+    networks = dict(transformer=model.transformer, autoencoder=autoencoder)
+    found = {
+        name: f'{digest_of_weights(network)} {_digest_of_config(network)}'
+        for name, network in networks.items()
+        if network is not None
+    }
+    return {
+        **found,
+        'training_scheduler': f'{type(model.loss).__name__} {_digest_of_config(model.scheduler)}',
+        'prompts': told.hexdigest()[:16] if prompts else '',
+    }
+
+
+def _digest_of_config(part: Any) -> str:
+    # Names with an underscore say where a config was read.
+    own = {k: v for k, v in part.config.items() if not k.startswith('_')}
+    text = json.dumps(own, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _claim(folder: Path, wanted: dict[str, Any]) -> dict[str, Any]:
     """Notes what the images of a folder are, or compares it with what they are; returns it."""
     # As JSON has it: tuples are lists.
-    wanted = json.loads(json.dumps({**asdict(settings), 'source': source}))
+    wanted = json.loads(json.dumps(wanted))
     notes = folder / _SETTINGS
     if is_main_process() and not notes.exists():
         write_whole(notes, json.dumps(wanted, indent=1).encode())
@@ -372,21 +401,20 @@ def _files(folder: Path, run: Mapping[str, Any]) -> dict[int, Path]:
     return {start: folder / f'batch_{tag}_{start:08d}.npy' for start in starts}
 
 
-def digest(path: str | os.PathLike[str]) -> str:
-    """A short name of a file's content, so that images of two checkpoints do not mix."""
-    found = hashlib.sha256()
-    with suppress(OSError), open(path, 'rb') as file:
-        while block := file.read(2**20):
-            found.update(block)
-    return found.hexdigest()[:16]
+def _require_finite(images: Tensor, indices: Sequence[int], where: str) -> None:
+    good = images.isfinite().flatten(1).all(1).tolist()
+    if not all(good):
+        raise DataError(f'image {indices[good.index(False)]} is not finite, in {where}')
 
 
 @torch.inference_mode()
-def _pixels(latents: Tensor, autoencoder: Any) -> np.ndarray:
+def _pixels(latents: Tensor, autoencoder: Any, indices: Sequence[int]) -> np.ndarray:
     """Latents, or pixels in [−1, 1], as `(B, H, W, 3)` uint8."""
+    _require_finite(latents, indices, 'its latents: fewer steps or another scheduler may help')
     if autoencoder is not None:
         config, parameter = autoencoder.config, next(autoencoder.parameters())
         shift = config.get('shift_factor') or 0.0
         latents = autoencoder.decode((latents / config.scaling_factor + shift).to(parameter)).sample
+        _require_finite(latents, indices, 'the output of the autoencoder: load it in fp32')
     levels = (latents.float().expand(-1, 3, -1, -1) / 2 + 0.5).clamp(0, 1) * 255
     return levels.round().to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy()

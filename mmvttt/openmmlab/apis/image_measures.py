@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
+from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from mmvttt.errors import MissingDataError, UsageError
 from mmvttt.models.generation.measures import (
@@ -17,6 +18,9 @@ from mmvttt.models.generation.measures import (
     inception_score,
     precision_recall,
 )
+
+# Pixels that a Fréchet distance can be of: 64×64 in three colours.
+_MOST_FEATURES = 64 * 64 * 3
 
 
 def load_network(path: str | os.PathLike[str], option: str = '--features') -> nn.Module:
@@ -47,6 +51,18 @@ def require_reference(reference: str | os.PathLike[str]) -> None:
     path = Path(reference)
     if not path.is_dir() and not (path.suffix in ('.npz', '.npy') and path.is_file()):
         raise _no_reference(path)
+
+
+def require_pixels_as_features(size: tuple[int, int]) -> None:
+    """Raises a UsageError where images of (height, width) are too large for features of their own.
+
+    A Fréchet distance needs the covariance of all pairs of features.
+    """
+    if 3 * size[0] * size[1] > _MOST_FEATURES:
+        raise UsageError(
+            f'--reference: images of {size[0]}×{size[1]} have too many pixels for features '
+            f'(at most {_MOST_FEATURES} numbers): give --features, a network'
+        )
 
 
 def _no_reference(path: Path) -> MissingDataError:
@@ -102,9 +118,17 @@ def measure(
 def _read_reference(path: Path) -> np.ndarray:
     if path.suffix == '.npz' and path.is_file():
         with np.load(path, allow_pickle=False) as arrays:
-            return arrays[arrays.files[0]]
+            # Others hold statistics of another extractor's features.
+            name = 'arr_0' if 'arr_0' in arrays.files else arrays.files[0]
+            images = arrays[name]
+        if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3:
+            raise UsageError(
+                f'{name} in {str(path)!r} has {images.shape} of {images.dtype}: give images, '
+                '(N, H, W, 3) of uint8'
+            )
+        return images
     if path.is_dir():
-        files = sorted(f for f in path.rglob('*') if f.suffix in ('.png', '.jpg', '.jpeg', '.JPEG'))
+        files = sorted(f for f in path.rglob('*') if f.suffix.lower() in IMG_EXTENSIONS)
         pictures = [np.asarray(Image.open(f).convert('RGB')) for f in files]
         if len({p.shape for p in pictures}) == 1:
             return np.stack(pictures)

@@ -23,6 +23,7 @@ from rich.progress import track
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from mmvttt.arguments import check_choice
 from mmvttt.checkpoints.atomic_write import write_whole
 from mmvttt.errors import DataError, MissingDataError, UsageError
 
@@ -138,8 +139,8 @@ class CachedLatents(Dataset):
         latents = mean + deviation * torch.randn(mean.shape)
         latents = (latents - self.notes['shift']) * self.notes['scale']
         told = {name: torch.as_tensor(row) for name, row in rows.items()}
-        if 'class_labels' in told:
-            told['class_labels'] = told['class_labels'].long()
+        # Embeddings are often kept in half precision.
+        told = {n: v.float() if v.is_floating_point() else v.long() for n, v in told.items()}
         item = dict(latents=latents, **told)
         for name, value in item.items():
             if not value.isfinite().all():
@@ -160,9 +161,11 @@ class TinyDigits(Dataset):
 
     Raises:
         UsageError: scikit-learn is missing.
+        ValueError: There is no such split.
     """
 
     def __init__(self, split: str = 'train') -> None:
+        check_choice('split', split, ('train', 'test'))
         try:
             from sklearn.datasets import load_digits
         except ImportError as error:
@@ -262,7 +265,7 @@ def cache_latents(
 
     Raises:
         UsageError: The folder has a cache of other settings, images, or of another autoencoder.
-        DataError: A latent is not finite, or too large for the type.
+        DataError: A latent is not finite, or too large for the type; or the disk has no room.
     """
     out = Path(out)
     count, config = len(images), autoencoder.config
@@ -276,7 +279,7 @@ def cache_latents(
         scale=config.scaling_factor,
         shift=config.get('shift_factor') or 0.0,
         classes=images.classes,
-        autoencoder=_digest_of_weights(autoencoder),
+        autoencoder=digest_of_weights(autoencoder),
         files=images.digest(),
     )
     done = _start_or_resume(out, notes)
@@ -289,6 +292,7 @@ def cache_latents(
     labels = np.lib.format.open_memmap(
         out / 'class_labels.npy', mode, np.int64, None if done else (count,)
     )
+    _reserve(out / _MOMENTS, out / 'class_labels.npy')
     starts = range(done, count, batch_size)
     batches = [list(range(start, min(start + batch_size, count))) for start in starts]
     loader = DataLoader(images, batch_sampler=batches, num_workers=num_workers)
@@ -315,6 +319,21 @@ def cache_latents(
     return out
 
 
+def _reserve(*files: Path) -> None:
+    """Takes the files' room on the disk: a map that finds none ends the process by a signal."""
+    if not hasattr(os, 'posix_fallocate'):  # macOS
+        return
+    for file in files:
+        size = file.stat().st_size
+        try:
+            with file.open('r+b') as opened:
+                os.posix_fallocate(opened.fileno(), 0, size)
+        except OSError as error:
+            raise DataError(
+                f'{str(file)!r} of {size / 1e9:.1f} GB cannot be written: {error.strerror}'
+            ) from error
+
+
 def _moments(autoencoder: Any, pixels: Tensor) -> Tensor:
     """Mean and standard deviation `(B, 2, 2C, h, w)` of images and of their mirror images."""
     both = torch.stack([pixels, pixels.flip(-1)], dim=1).flatten(0, 1)
@@ -323,8 +342,8 @@ def _moments(autoencoder: Any, pixels: Tensor) -> Tensor:
     return torch.cat([found.mean, found.std], dim=1).float().unflatten(0, (-1, 2))
 
 
-def _digest_of_weights(module: torch.nn.Module) -> str:
-    """Digest of a network's weights, so that latents of two networks do not mix."""
+def digest_of_weights(module: torch.nn.Module) -> str:
+    """Digest of a network's weights, so that what two networks have made does not mix."""
     found = hashlib.sha256()
     for name, value in sorted(module.state_dict().items()):
         found.update(f'{name} {tuple(value.shape)}'.encode())

@@ -1,7 +1,9 @@
 """A diffusion transformer as a model of mmengine: its training, and what a sampler asks of it."""
 
+import hashlib
 from collections.abc import Mapping
 from importlib.util import find_spec
+from inspect import signature
 from typing import Any
 
 import torch
@@ -15,6 +17,8 @@ from mmvttt.models.generation.sampling import image_generator, sample, sampling_
 from ..registry import MODELS, type_name
 
 CHANNELS_GUIDED = ('all', 'three')
+# Options of a validation's samples.
+_SAMPLES: dict[str, Any] = dict(steps=50, guidance=1.0, guided='all', scheduler=None, seed=0)
 
 
 def require_diffusers() -> None:
@@ -53,16 +57,18 @@ class DiffusionModel(BaseModel):
             diffusers `config`.
         scheduler: Config of a diffusers scheduler, such as `dict(type='diffusers.DDPMScheduler')`.
         loss: Config of `mmvttt.DDPMLoss` or `mmvttt.FlowLoss`, without the scheduler.
-        label_dropout: Rate at which an image's class becomes the null class in training.
+        label_dropout: Rate at which an image's class becomes the null class in training; None is
+            0.1 where there are classes.
         with_cp: Whether blocks are computed again in the backward pass, to save memory.
-        test_cfg: `steps`, `guidance`, `guided` and `scheduler` of the samples that a validation
-            looks at; see `sampling_scheduler` and `denoise`. Default: 50 steps, no guidance.
+        test_cfg: `steps` (50), `guidance` (1), `guided`, `scheduler` and `seed` of the samples
+            that a validation looks at; see `sampling_scheduler` and `denoise`.
         data_preprocessor: Default: a `LatentPreprocessor` for the transformer.
         init_cfg: As of mmengine's models.
 
     Raises:
-        UsageError: diffusers is missing; the scheduler does not fit the loss or the transformer's
-            output; or labels should be dropped and there is no null class.
+        UsageError: diffusers is missing; the scheduler does not fit the loss, the transformer's
+            output or the size of latents; labels should be dropped, and there are none or no null
+            class; or test_cfg has another key.
     """
 
     def __init__(
@@ -70,33 +76,48 @@ class DiffusionModel(BaseModel):
         transformer: Mapping,
         scheduler: Mapping,
         loss: Mapping | None = None,
-        label_dropout: float = 0.1,
+        label_dropout: float | None = None,
         with_cp: bool = False,
         test_cfg: Mapping | None = None,
         data_preprocessor: Mapping | None = None,
         init_cfg: Mapping | None = None,
     ) -> None:
         require_diffusers()
-        check_rate('label_dropout', label_dropout)
         network = MODELS.build(transformer)
+        classes = _num_classes(network)
+        if label_dropout is None:
+            label_dropout = 0.0 if classes is None else 0.1
+        check_rate('label_dropout', label_dropout)
+        if label_dropout and classes is None:
+            raise UsageError(
+                f'label_dropout={label_dropout} is for a model of classes, and '
+                f'{type(network).__name__} has none: leave it out, and give empty prompts in the '
+                'data'
+            )
         super().__init__(
             data_preprocessor
             or dict(
                 type='mmvttt.LatentPreprocessor',
                 channels=network.config.in_channels,
                 multiple=network.config.patch_size,
-                num_classes=_num_classes(network),
+                num_classes=classes,
             ),
             init_cfg,
         )
         self.transformer = network
+        self.num_classes = classes
         self.scheduler = MODELS.build(scheduler)
         loss = dict(type='mmvttt.DDPMLoss') if loss is None else loss
         self.loss = MODELS.build(dict(loss, scheduler=self.scheduler))
         self.label_dropout = label_dropout
-        self.test_cfg = dict(test_cfg or {})
+        self.test_cfg = {**_SAMPLES, **(test_cfg or {})}
+        unknown = sorted(set(self.test_cfg) - set(_SAMPLES))
+        if unknown:
+            raise UsageError(
+                f'test_cfg has the unknown keys {unknown}; allowed: {", ".join(_SAMPLES)}'
+            )
         self._require_fit(type(self.scheduler).__name__)
-        if label_dropout and _num_classes(network) is not None and self.null_class is None:
+        if label_dropout and self.null_class is None:
             raise UsageError(
                 f'label_dropout={label_dropout} needs a null class: set null_class=True in the '
                 'transformer, or label_dropout=0'
@@ -110,6 +131,11 @@ class DiffusionModel(BaseModel):
 
     def _require_fit(self, name: str) -> None:
         channels, outputs = self.transformer.config.in_channels, _out_channels(self.transformer)
+        if self.scheduler.config.get('clip_sample') and channels not in (1, 3):
+            raise UsageError(
+                f'{name} with clip_sample=True cuts samples to [-1, 1], and latents of {channels} '
+                'channels are larger: set clip_sample=False in the scheduler'
+            )
         wanted = 2 * channels if self.loss.learns_variance else channels
         if outputs != wanted:
             raise UsageError(
@@ -125,7 +151,7 @@ class DiffusionModel(BaseModel):
         if 'null_class' in config:
             return config.num_classes if config.null_class else None
         # diffusers' DiT always has one.
-        return _num_classes(self.transformer)
+        return self.num_classes
 
     def init_weights(self) -> None:
         """Loads what `init_cfg` names; the transformer has had its start."""
@@ -139,9 +165,14 @@ class DiffusionModel(BaseModel):
         what counters of FLOPs run.
 
         Raises:
-            UsageError: The mode is another one.
+            UsageError: The mode is another one; or 'tensor' for a model of prompts, without them.
         """
         if mode == 'tensor':
+            if not condition and self.num_classes is None:
+                raise UsageError(
+                    f'{type(self.transformer).__name__} has no classes: give what it is told, such '
+                    'as encoder_hidden_states'
+                )
             zeros = torch.zeros(len(latents), dtype=torch.long, device=latents.device)
             told = condition or dict(class_labels=zeros)
             return self.transformer(latents, timestep=zeros, return_dict=False, **told)[0]
@@ -194,7 +225,7 @@ class DiffusionModel(BaseModel):
         else:
             both = {name: torch.cat([value, null[name]]) for name, value in condition.items()}
             output, without = self._output(torch.cat([noisy, noisy]), time, both).chunk(2)
-            count = noisy.shape[1] if guided == 'all' else 3
+            count = noisy.shape[1] if guided == 'all' else min(3, noisy.shape[1])
             start = without[:, :count]
             guided_part = start + guidance * (output[:, :count] - start)
             output = torch.cat([guided_part, output[:, count:]], dim=1)
@@ -202,10 +233,8 @@ class DiffusionModel(BaseModel):
 
     def _sample_classes(self, latents: Tensor, condition: dict[str, Tensor]) -> list[dict]:
         labels = condition['class_labels']
-        options = {'steps': 50, 'guidance': 1.0, 'guided': 'all', 'scheduler': None}
-        options |= self.test_cfg
+        options = self.test_cfg
         null = None if self.null_class is None else torch.full_like(labels, self.null_class)
-        seeds = torch.randint(2**62, (len(labels),)).tolist()
         images = sample(
             lambda noisy, time: self.denoise(
                 noisy,
@@ -218,14 +247,17 @@ class DiffusionModel(BaseModel):
             sampling_scheduler(self.scheduler, options['scheduler']),
             latents.shape[1:],
             options['steps'],
-            [image_generator(seed, 0) for seed in seeds],
+            [image_generator(options['seed'], _number_of(image)) for image in latents],
             latents.device,
         )
         return [dict(image=i, label=l) for i, l in zip(images, labels.tolist(), strict=True)]
 
     def _output(self, noisy: Tensor, time: Tensor, condition: Mapping[str, Tensor]) -> Tensor:
+        dtype = next(self.transformer.parameters()).dtype
+        told = {n: v.to(dtype) if v.is_floating_point() else v for n, v in condition.items()}
         time = time.expand(len(noisy))
-        return self.transformer(noisy, timestep=time, return_dict=False, **condition)[0].float()
+        output = self.transformer(noisy.to(dtype), timestep=time, return_dict=False, **told)
+        return output[0].float()
 
 
 @MODELS.register_module()
@@ -272,8 +304,16 @@ class LatentPreprocessor(BaseDataPreprocessor):
 
 
 def _num_classes(transformer: Any) -> int | None:
-    """Classes of a transformer, by our name for them or by diffusers'."""
+    """Classes of a transformer, by our name for them or by diffusers'; None for one of prompts."""
+    if 'class_labels' not in signature(transformer.forward).parameters:
+        return None
     return transformer.config.get('num_classes', transformer.config.get('num_embeds_ada_norm'))
+
+
+def _number_of(image: Tensor) -> int:
+    """A number for an image's noise, the same in any batch and on any number of GPUs."""
+    content = image.detach().float().cpu().contiguous().numpy().tobytes()
+    return int.from_bytes(hashlib.sha256(content).digest()[:7], 'big')
 
 
 def _out_channels(transformer: Any) -> int:

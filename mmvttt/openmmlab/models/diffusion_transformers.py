@@ -5,6 +5,7 @@ from typing import Any
 
 from mmvttt.models.generation.dit3 import DiT3
 from mmvttt.models.linearize import linearize
+from mmvttt.models.linearize.saved import set_time_shift
 
 from ..registry import MODELS
 
@@ -27,8 +28,7 @@ def build_linear_transformer(
         options: See `mmvttt.linearize`.
     """
     model = MODELS.build(source)
-    if time_shift is not None:
-        for block in model.transformer_blocks:
-            block.norm1.emb.time_proj.downscale_freq_shift = time_shift
     linearize(model, where, **options)
+    if time_shift is not None:
+        set_time_shift(model, time_shift)
     return model
