@@ -229,7 +229,8 @@ def described(cfg: Config, make: Any, size: tuple[int, int] | None, folder: Path
         # mmseg enlarges logits, the tool labels: percent along the edges of regions.
         (segmentor, predictor, SIZE, 3),
         (padded_segmentor, exportable, None, 0),
-        (padded_segmentor, exportable, SIZE, 0),
+        # The file sees a larger image.
+        (padded_segmentor, exportable, SIZE, 1),
         (classifier, exportable, None, 0),
     ],
 )
