@@ -157,3 +157,10 @@ def test_options_that_are_read_are_taken() -> None:
     cfg = load_config('maskrcnn_vittt_t_1x', cfg_options=options)
     assert cfg.train_dataloader.dataset.pipeline[2].scales == [(640, 480)]
     assert cfg.test_dataloader.dataset.pipeline[1].scale == (640, 480)
+
+
+def test_weights_that_a_base_of_mmsegmentation_names() -> None:
+    config = dict(type='mmvttt.ViTAdapter', backbone=dict(type='mmvttt.Vittt'))
+    with pytest.raises(TypeError) as found:
+        MODELS.build(dict(config, pretrained='open-mmlab://resnet50_v1c'))
+    assert 'set model.pretrained=None' in (explain_build(found.value) or '')

@@ -6,7 +6,7 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from ..errors import CheckpointError, CheckpointMismatchError
 from .families import timm_names
 from .match import LoadReport, compare, least_matched, require_match
 from .read import read_weights, under
-from .sources import shown
+from .sources import config_beside, shown
 
 StateDict = Mapping[str, Tensor]
 
@@ -87,12 +87,18 @@ def load_pretrained(
         CheckpointMissingError: There is no such file.
         CheckpointError: The file has no weights, is damaged, or cannot be read without running its
             code.
-        CheckpointMismatchError: Hardly anything matches.
+        CheckpointMismatchError: Hardly anything matches, or the config.json beside the weights is
+            of a model that computes something else.
     """
     if not isinstance(prefix, str | None):
         raise TypeError(f"prefix={prefix!r}: give the beginning of the names, e.g. 'backbone.'")
     weights = read_weights(checkpoint, map_location, ema, key)
     source = shown(os.fspath(checkpoint))
+    config = config_beside(os.fspath(checkpoint))
+    parts: Iterable[Any] = module.modules() if config else ()
+    for part in parts:
+        if hasattr(part, 'require_config'):
+            part.require_config(config, source)
     fit = adapt or partial(adapted, module)
     if prefix is None:
         prefix = _found_prefix(module, weights, fit, source)
@@ -113,6 +119,25 @@ def load_pretrained(
     level = logging.WARNING if lost else logging.INFO
     _log.log(level, 'Weights of %s from %s: %s', type(module).__name__, source, report)
     return report
+
+
+def require_whole(module: nn.Module, weights: StateDict, source: str) -> None:
+    """Refuses a checkpoint that would leave parameters of a module at random.
+
+    Raises:
+        CheckpointMismatchError: It has none of the name and shape of some parameter.
+    """
+    require_match(module, weights, source)
+    report = compare(module, adapted(module, weights))
+    own = {name for name, _ in module.named_parameters()}
+    lacking = [*report.mismatched, *(name for name in report.missing if name in own)]
+    if lacking:
+        more = f', … {len(lacking) - 4} more' if len(lacking) > 4 else ''
+        raise CheckpointMismatchError(
+            f'{source!r} would leave {len(lacking)} tensors of {type(module).__name__} at random: '
+            f'{", ".join(lacking[:4])}{more}. Give the config, the number of classes and the '
+            '--cfg-options that it was trained with, or leave the part out of the config'
+        )
 
 
 def _found_prefix(

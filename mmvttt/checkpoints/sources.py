@@ -11,6 +11,7 @@ from base64 import b64encode
 from datetime import datetime
 from http.client import HTTPException
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlparse, urlsplit, urlunsplit
 from urllib.request import Request, urlopen
 
@@ -79,6 +80,16 @@ def located(source: str) -> list[str]:
         f'there is no checkpoint {source!r} (looked for {os.path.abspath(path)}); '
         'give the path of a file or folder, an http(s) URL, or hf-hub:OWNER/NAME'
     )
+
+
+def config_beside(source: str) -> dict[str, Any]:
+    """The config.json that transformers or timm wrote beside the weights; empty without one."""
+    path = Path(located(source)[0]).with_name('config.json')
+    try:
+        config = json.loads(path.read_text(encoding='utf-8'))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return config if isinstance(config, dict) else {}
 
 
 def _in_folder(folder: Path) -> list[str]:

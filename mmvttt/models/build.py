@@ -11,6 +11,8 @@ from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
+from torch import nn
+
 # (option, name) → a class or function, or None.
 Resolver = Callable[[str, str], Any]
 _SCOPE = 'mmvttt.'
@@ -32,10 +34,15 @@ def find_part(option: str, kind: Any, own: Mapping[str, Any]) -> Any:
         own: The library's parts by name.
 
     Raises:
-        TypeError: If `kind` is neither.
+        TypeError: If `kind` is neither, or a module that is built already.
         ValueError: If there is no part of this name.
     """
     if not isinstance(kind, str):
+        if isinstance(kind, nn.Module):
+            raise TypeError(
+                f'{option} is one {type(kind).__name__}, which all blocks would share: give its '
+                'class, or a dict with its type and options.'
+            )
         if callable(kind):
             return kind
         raise TypeError(

@@ -211,8 +211,8 @@ def distil(
         The figures of `distillation_losses` for each step.
 
     Raises:
-        ValueError: If nothing in the model is new, there are no batches, or an option is out of
-            range.
+        ValueError: If nothing in the model is new, it is the source, there are no batches, or an
+            option is out of range.
     """
     check_int('steps', steps, 1)
     check_int('blockwise', blockwise, 0, steps)
@@ -222,6 +222,11 @@ def distil(
     names = new_parameters(model)
     if not names:
         raise ValueError(f'{type(model).__name__} has nothing new to learn: linearize it first.')
+    if set(map(id, source.parameters())) & set(map(id, model.parameters())):
+        raise ValueError(
+            'source and model share parameters, so that there is nothing to learn: linearize a '
+            'copy, model = copy.deepcopy(source)'
+        )
     groups: tuple[list[nn.Parameter], list[nn.Parameter]] = ([], [])
     for name, parameter in model.named_parameters():
         groups[name in names].append(parameter)

@@ -11,6 +11,7 @@ from torch import nn
 from mmvttt.checkpoints.inherit import load_inherited
 from mmvttt.checkpoints.load import load_pretrained
 from mmvttt.models import adapters, backbones
+from mmvttt.models.adapters.vit_adapter import warn_of_unused
 from mmvttt.models.build import build_part
 from mmvttt.models.generation.losses import DDPMLoss, FlowLoss
 from mmvttt.models.layers.inner_losses import INNER_LOSSES as OWN_LOSSES
@@ -44,7 +45,14 @@ class FromLibrary(BaseModule):
         options = {**dict(zip(config_options(type(self)), args, strict=False)), **options}
         if 'norm_cfg' in options and 'norm_layer' in config_options(type(self)):
             options['norm_layer'] = options.pop('norm_cfg')
+        if 'pretrained' in options:
+            raise TypeError(
+                f'{type(self).__name__} gets pretrained={options["pretrained"]!r} from a base of '
+                'mmsegmentation: set model.pretrained=None; weights of this backbone are '
+                "init_cfg=dict(type='Pretrained', checkpoint=…)"
+            )
         if isinstance(options.get('backbone'), Mapping):
+            warn_of_unused(options['backbone'])
             # With an init_cfg of its own.
             options['backbone'] = MODELS.build(options['backbone'])
         require_options(type(self), options)

@@ -16,7 +16,7 @@ from mmvttt.errors import (
     UsageError,
 )
 from mmvttt.openmmlab.analysis.browse import browse
-from mmvttt.openmmlab.apis.inference import require_image, show_images, show_video
+from mmvttt.openmmlab.apis.inference import open_model, require_image, show_images, show_video
 
 from ..configs.reduced import build, reduce_model
 
@@ -246,3 +246,19 @@ def test_browsing_says_what_is_missing(scenes: Path, tmp_path: Path) -> None:
     cfg.train_dataloader.dataset.data_root = str(tmp_path / 'nowhere')
     with pytest.raises(MissingDataError, match='nowhere'):
         list(browse(cfg, tmp_path))
+
+
+@pytest.mark.parametrize('damage', ['without a head', 'of other classes'])
+def test_a_head_of_random_weights_predicts_nothing(
+    damage: str, scenes: Path, tmp_path: Path
+) -> None:
+    cfg = small('vittt_t_in1k', scenes)
+    weights = build(cfg).state_dict()
+    head = {n: v for n, v in weights.items() if n.startswith('head.')}
+    for name, value in head.items():
+        del weights[name]
+        if damage == 'of other classes':
+            weights[name] = torch.cat([value, value])
+    torch.save(weights, tmp_path / 'weights.pth')
+    with pytest.raises(CheckpointMismatchError, match=r'would leave 2 tensors .* at random: head'):
+        open_model(cfg, tmp_path / 'weights.pth')

@@ -335,3 +335,21 @@ def test_damping_goes_by_the_names_of_axes() -> None:
     with pytest.raises(ValueError, match=r"'w1'.*Unnamed.axes"):
         TTTMixer(16, 2, Unnamed, damping=True)
     assert TTTMixer(16, 2, Unnamed).damping is False
+
+
+def test_a_part_that_is_built_already_is_refused() -> None:
+    """All blocks would share its weights."""
+    with pytest.raises(TypeError, match='mixer is one Mean, which all blocks would share'):
+        build_model(dict(BACKBONES['ViT3'], mixer=Mean(32, 2)))
+    mixer = dict(type='mmvttt.TTTMixer', inner='FC', key_norm=nn.LayerNorm(16))
+    with pytest.raises(TypeError, match='key_norm is one LayerNorm'):
+        build_model(dict(BACKBONES['ViT3'], mixer=mixer))
+
+
+def test_an_inner_loss_is_a_number() -> None:
+    def of_tokens(predicted: Tensor, values: Tensor, scale: float) -> Tensor:
+        return scale * (predicted - values).square().sum(-1)
+
+    tokens, hw = torch.randn(1, 6, 16), (2, 3)
+    with pytest.raises(ValueError, match=r'of a head has the shape \(6,\): make it a number'):
+        TTTMixer(16, 2, dict(type='FC'), loss=of_tokens)(tokens, hw)

@@ -2,6 +2,7 @@
 
 import argparse
 import copy
+import json
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ from safetensors.torch import save_file
 from timm.models.vision_transformer import checkpoint_filter_fn
 from torch import Tensor, nn
 
-from mmvttt.errors import CheckpointError
+from mmvttt.checkpoints.load import load_pretrained
+from mmvttt.errors import CheckpointError, CheckpointMismatchError
+from mmvttt.models.linearize.folder import save_pretrained
 
 pytest.importorskip('mmengine')
 from mmengine.registry import MODELS as ROOT
@@ -338,3 +341,61 @@ def test_rotary_positions_are_drawn_once_a_call(name: str, inside: bool) -> None
     vit.rope.get_embed = lambda **options: draws.append(options) or get_embed(**options)
     model.train()(torch.randn(1, 3, 48, 80))
     assert draws == [dict(shape=(3, 5))]
+
+
+SMALL_DINO = dict(
+    model='vit_small_patch16_dinov3',
+    img_size=64,
+    model_options=dict(embed_dim=32, depth=2, num_heads=2),
+)
+
+
+@pytest.mark.parametrize(
+    ('saved', 'given', 'same'),
+    [
+        (dict(), dict(inner='SwiGLU', step=1.0), True),
+        (dict(step=0.1), dict(step=0.1), True),
+        (dict(step=0.1), dict(), False),
+        (dict(key_norm='rms'), dict(), False),
+        (dict(where=[1]), dict(), False),
+        (dict(), None, False),
+    ],
+)
+def test_a_folder_of_other_options_is_refused(
+    saved: dict, given: dict | None, same: bool, tmp_path: Path
+) -> None:
+    """No tensor shows a step or a norm of the keys."""
+    source = TimmViT(**SMALL_DINO, linearize=saved)
+    save_pretrained(source.to_timm(), tmp_path)
+    model = TimmViT(**SMALL_DINO, linearize=given)
+    if same:
+        load_pretrained(model, tmp_path)
+        image = torch.randn(1, 3, 64, 64)
+        assert torch.equal(model.eval()(image)[0], source.eval()(image)[0])
+        return
+    with pytest.raises(CheckpointMismatchError, match='linearized with other options'):
+        load_pretrained(model, tmp_path)
+
+
+def test_the_config_of_a_folder_of_transformers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = TimmViT(**SMALL_DINO)
+    torch.save(model.state_dict(), tmp_path / 'pytorch_model.bin')
+    config = dict(model_type='dinov3_vit', num_attention_heads=2, hidden_act='gelu')
+    for changed, words in (
+        (dict(rope_theta=100.0), ''),
+        (dict(rope_theta=1000.0), 'has rope_theta=1000.0'),
+        (dict(hidden_act='quick_gelu'), "trained with hidden_act='quick_gelu'"),
+        (dict(num_attention_heads=4), None),
+    ):
+        caplog.clear()
+        (tmp_path / 'config.json').write_text(json.dumps({**config, **changed}))
+        if words is None:
+            with pytest.raises(CheckpointMismatchError, match='has 4 heads'):
+                load_pretrained(model, tmp_path)
+            continue
+        load_pretrained(model, tmp_path)
+        warnings = [r.getMessage() for r in caplog.records if r.levelname == 'WARNING']
+        assert words in ' '.join(warnings)
+        assert bool(warnings) == bool(words)

@@ -118,3 +118,10 @@ def test_any_depth_and_uneven_groups():
     model = build(num_layers=2)
     assert model.interaction_indexes == [(0, 0), (1, 1)]
     assert len(model(image())) == 4
+
+
+def test_options_without_effect_are_said(caplog) -> None:
+    arch = dict(embed_dims=32, num_layers=4, num_heads=2, feedforward_channels=48)
+    ViTAdapter(dict(type='ViT3', arch=arch, out_indices=(0, 3)), norm_layer='BN')
+    (record,) = [r for r in caplog.records if r.levelname == 'WARNING']
+    assert 'backbone.out_indices=(0, 3) has no effect in a ViTAdapter' in record.getMessage()

@@ -108,6 +108,8 @@ def test_distil_in_the_library() -> None:
         distil(source, TimmViT(**OPTIONS), batches, 2)
     with pytest.raises(ValueError, match='batches is empty'):
         distil(source, twin, [], 2)
+    with pytest.raises(ValueError, match=r'share parameters.* model = copy\.deepcopy'):
+        distil(twin, twin, batches, 2)
     with pytest.raises(ValueError, match='ended after 3 of 5 steps and cannot be begun again'):
         distil(source, twin, (batch for batch in batches), 5)
 

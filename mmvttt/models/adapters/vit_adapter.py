@@ -1,5 +1,6 @@
 """ViT-Adapter: a four-level pyramid from any plain backbone (Chen et al., ICLR 2023, Sec. 3)."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -27,10 +28,25 @@ from .spatial_prior import SpatialPrior
 _STRIDES = (4, 8, 16, 32)
 _PATCH = 16
 _NUM_GROUPS = 4
+# Options of a backbone that its own forward pass alone reads.
+_WITHOUT_EFFECT = ('out_indices', 'out_type', 'cls_mode')
+_log = logging.getLogger(__name__)
 
 
 # By the backbone's width: deform_num_heads, deform_ratio, drop_path_rate.
 _DEFAULTS = {192: (6, 1.0, 0.1), 384: (6, 1.0, 0.2), 768: (12, 0.5, 0.3)}
+
+
+def warn_of_unused(options: Mapping[str, Any]) -> None:
+    """Warns of options of a backbone that have no effect in a ViTAdapter."""
+    for name in _WITHOUT_EFFECT:
+        if name in options:
+            _log.warning(
+                'backbone.%s=%r has no effect in a ViTAdapter, which takes the tokens of all '
+                'blocks: leave it out; its own out_indices choose of the maps 0 to 3',
+                name,
+                options[name],
+            )
 
 
 class ViTAdapter(nn.Module):
@@ -115,6 +131,7 @@ class ViTAdapter(nn.Module):
         if not isinstance(backbone, nn.Module):
             kind, options = split_config('backbone', backbone, BACKBONES)
             backbone = build_part('backbone', kind, **options)
+            warn_of_unused(options)
         self.backbone = backbone
         _check_backbone(self.backbone)
         # Unused parameters would have no gradients, which stops DDP.

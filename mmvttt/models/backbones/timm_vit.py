@@ -1,8 +1,10 @@
 """Any vision transformer of timm as a plain backbone, softmax or linearized (t5 Sec. 4)."""
 
+import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
+from inspect import signature
 from typing import Any
 
 import timm
@@ -14,10 +16,13 @@ from torch.utils.checkpoint import checkpoint
 
 from mmvttt.arguments import check_choice, check_config, check_int, checked_size
 from mmvttt.checkpoints.families import to_timm
+from mmvttt.errors import CheckpointMismatchError
 
+from ..layers import InnerTraining
 from ..linearize import MapSize, linearize
 from ..linearize.linearize import Linearization
-from ..linearize.vit import from_authors
+from ..linearize.replacement import json_note
+from ..linearize.vit import NOTE, from_authors
 from .base import PlainBackbone
 from .options import OUT_TYPES, check_image, map_size
 
@@ -206,6 +211,62 @@ class TimmViT(PlainBackbone):
         own = dict(self.named_parameters(recurse=False))
         return super().no_weight_decay() | {n for n in own if n.endswith('_token')}
 
+    def require_config(self, config: Mapping[str, Any], source: str) -> None:
+        """Compares this model with the config.json of a folder, in what no tensor shows.
+
+        Args:
+            config: Of transformers, or of a linearized model of timm (`save_pretrained`).
+            source: Name of the folder, for the message.
+
+        Raises:
+            CheckpointMismatchError: It has other heads, or was linearized otherwise.
+        """
+        if config.get('architecture') == 'linear_vit':
+            saved = config.get('model_args', {}).get('linearize', {})
+            with torch.device('meta'):
+                vit = _create(*self._source)
+                _linearized(vit, self._linearize)
+            own = getattr(vit, NOTE, None)
+            if own is None or _filled(own) != _filled(saved):
+                options = {name: value for name, value in saved.items() if name != 'where'}
+                if own is not None and _filled(own)['where'] != saved.get('where'):
+                    options = saved
+                raise CheckpointMismatchError(
+                    f'{source!r} was linearized with other options, which its tensors do not show: '
+                    f'give TimmViT linearize={options}'
+                )
+        elif 'model_type' in config:
+            self._require_config_of_transformers(config.get('vision_config') or config, source)
+
+    def _require_config_of_transformers(self, config: Mapping[str, Any], source: str) -> None:
+        block = self.blocks[0]
+        heads, own = config.get('num_attention_heads'), block.attn.num_heads
+        if heads not in (None, own):
+            raise CheckpointMismatchError(
+                f'{source!r} has {heads} heads, and {self._source[0]} {own}, which its tensors do '
+                f'not show: give TimmViT model_options=dict(num_heads={heads})'
+            )
+        act = getattr(block.mlp, 'act', None)
+        quick = type(act).__name__ == 'QuickGELU'
+        if act is not None and (config.get('hidden_act') == 'quick_gelu') != quick:
+            _log.warning(
+                '%r was trained with hidden_act=%r, and %s has %s: take the model of timm with '
+                "'quickgelu' in its name, or the one without",
+                source,
+                config.get('hidden_act', 'gelu'),
+                self._source[0],
+                type(act).__name__,
+            )
+        base, own = config.get('rope_theta'), getattr(self.rope, 'temperature', None)
+        if None not in (base, own) and base != own:
+            _log.warning(
+                '%r has rope_theta=%s, and %s %s: give TimmViT model_options with the same base',
+                source,
+                base,
+                self._source[0],
+                own,
+            )
+
     def adapt_weights(self, state_dict: dict[str, Tensor], prefix: str = '') -> None:
         """Converts weights of transformers, timm or a model's authors, of any size, in place.
 
@@ -220,6 +281,20 @@ class TimmViT(PlainBackbone):
         for name in own:
             del state_dict[f'{prefix}{name}']
         state_dict.update({f'{prefix}{name}': weight for name, weight in found.items()})
+
+
+def _filled(note: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a linearization as JSON has them, with the defaults of what they leave out."""
+    defaults = {
+        name: parameter.default
+        for name, parameter in signature(InnerTraining).parameters.items()
+        if parameter.default is not parameter.empty and name != 'backend'
+    }
+    named = json_note({**defaults, **note})
+    named.pop('backend', None)
+    if isinstance(named.get('inner'), str):
+        named['inner'] = dict(type=named['inner'])
+    return json.loads(json.dumps(named))
 
 
 def _create(name: str, options: Mapping[str, Any]) -> nn.Module:

@@ -315,8 +315,14 @@ class InnerTraining(nn.Module):
                     predicted = self._call(start, k, hw)[..., batch, :]
                 else:
                     predicted = self._call(start, k[..., batch, :], hw)
-                losses = loss(predicted, v[..., batch, :]).sum()
-                (error,) = torch.autograd.grad(losses, predicted, create_graph=differentiable)
+                losses = loss(predicted, v[..., batch, :])
+                if losses.dim() > predicted.dim() - 2:
+                    raise ValueError(
+                        'the inner loss of a head has the shape '
+                        f'{tuple(losses.shape[predicted.dim() - 2 :])}: make it a number, by '
+                        '.mean() or .sum()'
+                    )
+                (error,) = torch.autograd.grad(losses.sum(), predicted, create_graph=differentiable)
                 gradients = torch.autograd.grad(
                     predicted,
                     [*start.values()],

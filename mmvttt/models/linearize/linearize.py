@@ -186,6 +186,12 @@ def _family(model: nn.Module) -> ModuleType:
         if isinstance(model, diffusion.MODELS):
             return diffusion
         reason = diffusion.reason_against(model)
+    if type(model).__module__.startswith('transformers.'):
+        reason = (
+            'it is of transformers; where timm has the same network, save it with save_pretrained, '
+            'then load the folder with load_pretrained into '
+            'mmvttt.models.backbones.TimmViT(name, linearize={})'
+        )
     for name in ('module', '_orig_mod', 'model'):
         inner = getattr(model, name, None)
         known = isinstance(inner, (*vit.MODELS, *staged.MODELS))

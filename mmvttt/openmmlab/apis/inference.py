@@ -15,7 +15,7 @@ from mmengine.config import Config
 from mmengine.registry import init_default_scope
 from PIL import Image
 
-from mmvttt.checkpoints.match import require_match
+from mmvttt.checkpoints.load import require_whole
 from mmvttt.checkpoints.read import read_content, read_weights
 from mmvttt.checkpoints.sources import without_password
 from mmvttt.deploy.cpu import is_worthwhile, optimize_for_cpu
@@ -195,7 +195,7 @@ def open_model(
 
     Raises:
         UsageError: The config is of another toolbox or has no model, or the file cannot be used.
-        CheckpointError: The checkpoint cannot be read, or has next to nothing for the model.
+        CheckpointError: The checkpoint cannot be read, or would leave parameters at random.
     """
     scope = _require_scope(config)
     # Toolboxes log it.
@@ -204,7 +204,7 @@ def open_model(
     weights = read_weights(checkpoint)
     init_default_scope(scope)
     look = _LOOKS[scope](config, os.fspath(checkpoint), device)
-    require_match(look.run.model, weights, os.fspath(checkpoint))
+    require_whole(look.run.model, weights, os.fspath(checkpoint))
     if file is not None:
         exported = open_exported(file, 'bfloat16' if amp else 'float32')
         run_file(look.run.model, look.run.pipeline.transforms, exported)

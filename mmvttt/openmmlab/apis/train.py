@@ -235,7 +235,7 @@ def evaluate(
         enable_tta(cfg)
     check_data(cfg, ('test',))
     runner = build_runner(cfg)
-    require_weights(runner, cfg.load_from)
+    require_weights(runner, cfg.load_from, whole=True)
     if file is not None:
         model = runner.model.module if is_model_wrapper(runner.model) else runner.model
         exported = open_exported(file, 'bfloat16' if amp else 'float32')
