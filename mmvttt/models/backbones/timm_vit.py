@@ -246,18 +246,20 @@ class TimmViT(PlainBackbone):
                 f'{source!r} has {heads} heads, and {self._source[0]} {own}, which its tensors do '
                 f'not show: give TimmViT model_options=dict(num_heads={heads})'
             )
-        act = getattr(block.mlp, 'act', None)
+        # What a config leaves out has a default of transformers, which is not known here.
+        act, wanted = getattr(block.mlp, 'act', None), config.get('hidden_act')
         quick = type(act).__name__ == 'QuickGELU'
-        if act is not None and (config.get('hidden_act') == 'quick_gelu') != quick:
+        if act is not None and wanted is not None and (wanted == 'quick_gelu') != quick:
             _log.warning(
                 '%r was trained with hidden_act=%r, and %s has %s: take the model of timm with '
                 "'quickgelu' in its name, or the one without",
                 source,
-                config.get('hidden_act', 'gelu'),
+                wanted,
                 self._source[0],
                 type(act).__name__,
             )
-        base, own = config.get('rope_theta'), getattr(self.rope, 'temperature', None)
+        rope = config.get('rope_parameters') or config
+        base, own = rope.get('rope_theta'), getattr(self.rope, 'temperature', None)
         if None not in (base, own) and base != own:
             _log.warning(
                 '%r has rope_theta=%s, and %s %s: give TimmViT model_options with the same base',
