@@ -33,7 +33,8 @@ class PlainBackbone(nn.Module):
         patch_size: Side of a patch in pixels.
         in_channels: Channels of the image.
         pos_embed: Whether to learn a position embedding.
-        out_indices: Blocks whose tokens are returned; negative counts from the end.
+        out_indices: Blocks whose tokens are returned; negative counts from the end. Blocks behind
+            the last of them do not run: a DDP of your own needs find_unused_parameters=True.
         out_type: 'featmap' returns maps `(B, C, h, w)`, 'avg_featmap' features `(B, C)`.
         frozen_stages: −1 trains everything, 0 freezes the embedding, n the embedding and the first
             n blocks, `num_layers` the whole backbone with its final norm.

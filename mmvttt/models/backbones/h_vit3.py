@@ -154,7 +154,8 @@ class HViT3(nn.Module):
         out_type: 'featmap' returns maps `(B, C_i, h_i, w_i)`, with a LayerNorm each, for detection
             and segmentation; 'avg_featmap' the mean `(B, C)` of the last one after a BatchNorm, for
             a classification head.
-        out_indices: Stages whose maps are returned. Default: all; the last one if pooled.
+        out_indices: Stages whose maps are returned. Default: all; the last one if pooled. Stages
+            behind the last of them do not run, see `PlainBackbone`.
         drop_path_rate: Stochastic depth of the last block, rising linearly from 0 at the first.
         norm_layer: Norms of the stem and of the downsampling, and of the pooled output, see
             `build_norm`. For detection with few images per GPU use 'SyncBN', or 'BN' in frozen
