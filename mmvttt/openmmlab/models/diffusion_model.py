@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Mapping
 from importlib.util import find_spec
 from inspect import signature
+from itertools import chain
 from typing import Any
 
 import torch
@@ -253,7 +254,9 @@ class DiffusionModel(BaseModel):
         return [dict(image=i, label=l) for i, l in zip(images, labels.tolist(), strict=True)]
 
     def _output(self, noisy: Tensor, time: Tensor, condition: Mapping[str, Tensor]) -> Tensor:
-        dtype = next(self.transformer.parameters()).dtype
+        # A frozen copy has its weights as buffers.
+        weights = chain(self.transformer.parameters(), self.transformer.buffers())
+        dtype = next((w.dtype for w in weights if w.is_floating_point()), noisy.dtype)
         told = {n: v.to(dtype) if v.is_floating_point() else v for n, v in condition.items()}
         time = time.expand(len(noisy))
         output = self.transformer(noisy.to(dtype), timestep=time, return_dict=False, **told)
