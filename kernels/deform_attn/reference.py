@@ -84,7 +84,7 @@ def _points(value: Tensor, shapes: Sequence[int], locations: Tensor) -> _Points:
 
 
 def _index_dtype(value: Tensor, locations: Tensor) -> torch.dtype:
-    """Of rows of `value` and of the four corners of every point."""
+    """An integer type for rows of `value` and for the four corners of every point."""
     most = max(value[..., 0].numel(), 4 * locations[..., 0].numel())
     return torch.int32 if most < 2**31 else torch.int64
 

@@ -12,7 +12,8 @@ from torch.utils.data import DataLoader
 
 from . import registry as registries
 
-# What mmengine calls with options of a config without a registry, by its name in an error.
+# Functions that mmengine calls with options of a config, without a registry, by their names in
+# errors.
 _CALLED: dict[str, Any] = {
     'DataLoader.__init__()': DataLoader,
     'clip_grad_norm_()': clip_grad.clip_grad_norm_,

@@ -17,12 +17,12 @@ from .registry import type_name
 
 # Scopes of toolboxes, and mmengine's names for them if they are missing.
 _TOOLBOXES = {'mmdet': 'mmdet', 'mmseg': 'mmsegmentation', 'mmpretrain': 'mmpretrain'}
-# What mmengine, tools of the toolboxes and mmvttt read besides the parameters of a Runner.
+# Keys that mmengine, tools of the toolboxes and mmvttt read besides the parameters of a Runner.
 _READ = (
     'compile', 'custom_imports', 'find_unused_parameters', 'model_wrapper_cfg', 'runner_type',
     'skip_bad_samples', 'strategy', 'sync_bn', 'tta_model', 'tta_pipeline',
 )  # fmt: skip
-# What to set instead of variables that only a config's text reads, and of keys of mmdet 2.x.
+# Keys to set instead of variables that only a config's text reads, and of keys of mmdet 2.x.
 _INSTEAD = {
     'train_pipeline': 'train_dataloader.dataset.pipeline.2.scales',
     'val_pipeline': 'val_dataloader.dataset.pipeline.1.scale',

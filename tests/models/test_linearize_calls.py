@@ -107,7 +107,7 @@ def test_the_forward_of_the_class_is_refused() -> None:
 
 @pytest.mark.parametrize('name', ['vit_tiny_patch16_224', 'vit_small_patch16_dinov3'])
 def test_a_replica_runs_its_own_weights(name: str) -> None:
-    """What `torch.nn.parallel.replicate` does for each GPU, with halved weights."""
+    """Does as `torch.nn.parallel.replicate` for each GPU, with halved weights."""
     model = linear(name)
     halved = copy.deepcopy(model)
     with torch.no_grad():

@@ -147,7 +147,7 @@ def test_the_password_of_a_url_is_not_shown(server: tuple) -> None:
     assert 'secret' not in str(caught.value)
     answers += [SMALL]
     assert read_content(url) == {'a': 1}
-    # What logs its argument gets the file.
+    # A function that logs its argument gets the file.
     assert without_password(address) == address
     assert read_content(without_password(url)) == {'a': 1}
     assert 'secret' not in without_password(url)

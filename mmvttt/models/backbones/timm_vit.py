@@ -246,7 +246,7 @@ class TimmViT(PlainBackbone):
                 f'{source!r} has {heads} heads, and {self._source[0]} {own}, which its tensors do '
                 f'not show: give TimmViT model_options=dict(num_heads={heads})'
             )
-        # What a config leaves out has a default of transformers, which is not known here.
+        # An option that is left out has a default of transformers, which is not known here.
         act, wanted = getattr(block.mlp, 'act', None), config.get('hidden_act')
         quick = type(act).__name__ == 'QuickGELU'
         if act is not None and wanted is not None and (wanted == 'quick_gelu') != quick:

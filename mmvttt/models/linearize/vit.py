@@ -201,7 +201,7 @@ def put_in_place(
 
 
 def _no_weight_decay(model: nn.Module) -> set[str]:
-    """What timm's model spares from weight decay, and what its new attentions do."""
+    """Names that timm's model and its new attentions spare from weight decay."""
     own = getattr(type(model), 'no_weight_decay', lambda _: set())(model)
     return own.union(
         f'{name}.{undecayed}'

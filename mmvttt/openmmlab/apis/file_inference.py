@@ -57,7 +57,7 @@ def run_file(model: nn.Module, transforms: list[Any], file: ExportedFile) -> Non
             image = image[:, :, :height, :width]
             if file.size is not None:
                 image = F.pad(image, (0, file.size[1] - width, 0, file.size[0] - height))
-            # What the preprocessor filled up is cut off above.
+            # The padding of the preprocessor is cut off above.
             sample.set_metainfo(dict(img_padding_size=[0] * 4, padding_size=[0] * 4))
             found.append(predict(model, file(image), sample))
         return found

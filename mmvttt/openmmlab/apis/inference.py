@@ -253,7 +253,7 @@ class _Segmentor:
         # The last head of a cascade, such as OCRNet's, decides.
         count = (heads if isinstance(heads, Mapping) else heads[-1]).num_classes
         self.classes = [str(c) for c in meta.get('classes') or range(count)]
-        # Of another model's classes, too: what matches is looked at later.
+        # The checkpoint may be of other classes: it is compared with the model later.
         palette = meta.get('palette') or _palette(len(self.classes))
         self.run = MMSegInferencer(
             config, checkpoint, classes=self.classes, palette=palette, device=device
