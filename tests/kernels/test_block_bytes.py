@@ -42,8 +42,9 @@ def test_views_are_free_and_expanded_tensors_have_their_numbers_once():
         for n in block_bytes.BLOCKS
     ],
 )
-def test_the_documented_table_is_what_the_command_counts(model):
-    assert block_bytes.row(model) in DOCS.read_text()
+@pytest.mark.parametrize('fused', [True, False])
+def test_the_documented_table_is_what_the_command_counts(model, fused):
+    assert block_bytes.row(model, fused) in DOCS.read_text()
 
 
 @pytest.mark.stress

@@ -31,15 +31,14 @@ def rotation_2d(
     height, width = hw
     place = dict(device=device, dtype=dtype)
     frequencies = base ** -torch.arange(0, 1, 4 / channels, **place)
-    # Sines of rows and columns, not of every token.
-    rows, columns = (
-        torch.view_as_real(torch.polar(torch.ones_like(angles), angles))
-        for angles in (torch.arange(n, **place)[:, None] * frequencies for n in hw)
-    )
+    # Sines of places, which rows and columns share, not of every token. There are enough of them
+    # without asking which side is longer: an export with free sizes cannot answer that.
+    angles = torch.arange(height + width, **place)[:, None] * frequencies
+    places = torch.view_as_real(torch.polar(torch.ones_like(angles), angles))
     turns = torch.cat(
         [
-            rows[:, None].expand(-1, width, -1, -1),
-            columns[None].expand(height, -1, -1, -1),
+            places[:height, None].expand(-1, width, -1, -1),
+            places[None, :width].expand(height, -1, -1, -1),
         ],
         dim=-2,
     )

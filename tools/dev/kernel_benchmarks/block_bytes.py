@@ -1,6 +1,7 @@
 """Counts what one block moves and launches, forward and backward: no GPU, no memory of that size.
 
     python tools/dev/kernel_benchmarks/block_bytes.py
+    python tools/dev/kernel_benchmarks/block_bytes.py --unfused
     python tools/dev/kernel_benchmarks/block_bytes.py --operators Vittt-S
 
 Fake tensors go through a block under bf16 autocast; every operator counts what it reads and writes,
@@ -104,14 +105,14 @@ class Count(NamedTuple):
 
 
 @contextmanager
-def as_on_a_gpu(fake: FakeTensorMode) -> Iterator[None]:
-    fused = mock.patch.object(ttt_kernels, 'fuses', return_value=True)
-    with fused, fake, LikeCuda(), torch.autocast('cpu', torch.bfloat16):
+def as_on_a_gpu(fake: FakeTensorMode, fused: bool = True) -> Iterator[None]:
+    parts = mock.patch.object(ttt_kernels, 'fuses', return_value=fused)
+    with parts, fake, LikeCuda(), torch.autocast('cpu', torch.bfloat16):
         yield
 
 
-def count(model: str) -> Count:
-    """Counts one of `BLOCKS`."""
+def count(model: str, fused: bool = True) -> Count:
+    """Counts one of `BLOCKS`; unfused, the weights are rounded in every call too."""
     build, path = BLOCKS[model]
     calls: list[tuple[tuple, dict]] = []
     fake = FakeTensorMode(allow_non_fake_inputs=True)
@@ -120,12 +121,12 @@ def count(model: str) -> Count:
     block = backbone.get_submodule(path)
     trained = copy.deepcopy(block)
     for module in backbone.modules():
-        if type(module) is nn.Linear:
+        if fused and type(module) is nn.Linear:
             module.bfloat16()
     hook = block.register_forward_pre_hook(
         lambda _, args, kwargs: calls.append((args, kwargs)), with_kwargs=True
     )
-    with as_on_a_gpu(fake), torch.no_grad():
+    with as_on_a_gpu(fake, fused), torch.no_grad():
         backbone.to_empty(device='cpu')
         images = torch.empty(IMAGES)
         with Traffic() as whole:
@@ -133,9 +134,9 @@ def count(model: str) -> Count:
     hook.remove()
     (x, *args), kwargs = calls[0]
     # Weights are cast once in an autocast: every pass has one of its own.
-    with as_on_a_gpu(fake), torch.no_grad(), Traffic() as forward:
+    with as_on_a_gpu(fake, fused), torch.no_grad(), Traffic() as forward:
         block(x, *args, **kwargs)
-    with as_on_a_gpu(fake):
+    with as_on_a_gpu(fake, fused):
         trained.to_empty(device='cpu')
         out = trained(x.requires_grad_(), *args, **kwargs)
     with fake, Traffic() as backward:
@@ -143,26 +144,31 @@ def count(model: str) -> Count:
     return Count(forward, backward, whole)
 
 
-def row(model: str) -> str:
+def row(model: str, fused: bool = True) -> str:
     """A line of the table, in Markdown."""
-    forward, backward, whole = count(model)
+    forward, backward, whole = count(model, fused)
     passes = (f'{t.megabytes:.0f} | {t.launches.total()}' for t in (forward, backward))
     return f'| {model} | {" | ".join(passes)} | {whole.launches.total()} |'
 
 
-def table() -> str:
+def table(fused: bool = True) -> str:
     """All of `BLOCKS` in Markdown."""
-    return '\n'.join([HEAD, *map(row, BLOCKS)])
+    return '\n'.join([HEAD, *(row(model, fused) for model in BLOCKS)])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--operators', choices=BLOCKS, help='list the operators of one block')
-    chosen = parser.parse_args().operators
-    if chosen is None:
-        print(table())
+    parser.add_argument(
+        '--unfused',
+        action='store_true',
+        help="torch's operations for the fused parts, as where their kernels cannot run",
+    )
+    args = parser.parse_args()
+    if args.operators is None:
+        print(table(not args.unfused))
         return
-    for name, traffic in count(chosen)._asdict().items():
+    for name, traffic in count(args.operators, not args.unfused)._asdict().items():
         print(f'\n{name}: {traffic.megabytes:.1f} MB, {traffic.launches.total()} launches')
         for operator, moved in traffic.bytes.most_common():
             print(f'{moved / 1e6:10.1f} MB {traffic.launches[operator]:5} {operator}')
