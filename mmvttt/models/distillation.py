@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from mmvttt.arguments import check_choice, check_int, check_number
 
 from .backbones.base import PlainBackbone
-from .linearize import Replacement
+from .linearize import Replacement, vit
 
 _TINY = 1e-6
 
@@ -46,12 +46,22 @@ def block_tokens(
     """The tokens `(B, prefix + h·w, C)` behind each block, then those behind the final norm.
 
     Args:
-        model: A plain backbone of mmvttt, or a `VisionTransformer` or `Eva` of timm.
+        model: A plain backbone of mmvttt, or a `VisionTransformer`, `Eva`, `Beit` or
+            `VisionTransformerRelPos` of timm.
         images: `(B, 3, H, W)`.
         inputs: The tokens of another model, as returned from here: each block (but the first) and
             the norm work on these. Of plain backbones alone.
+
+    Raises:
+        TypeError: If the model is another, or `inputs` are given to a model of timm.
     """
     if not isinstance(model, PlainBackbone):
+        if not isinstance(getattr(model, '_orig_mod', model), vit.MODELS):
+            raise TypeError(
+                f'{type(model).__name__} has no sequence of blocks on the same tokens: give a '
+                'plain backbone of mmvttt, or a VisionTransformer, Eva, Beit or '
+                'VisionTransformerRelPos of timm.'
+            )
         if inputs is not None:
             raise TypeError(
                 f'{type(model).__name__}: blocks on the inputs of another model (blockwise) need a '
@@ -128,7 +138,9 @@ def distillation_losses(
         share of the variance of the source's tokens that the model's account for, 1 at best.
 
     Raises:
-        ValueError: If the loss or a depth does not exist, or the tokens differ in shape.
+        TypeError: If a model has no tokens to compare.
+        ValueError: If the loss or a depth does not exist, the tokens differ in shape, or the only
+            prefix token comes from one image, over which it has no variance.
     """
     check_choice('loss', loss, tuple(LOSSES))
     with torch.no_grad():
@@ -146,6 +158,11 @@ def distillation_losses(
     if not chosen or not all(d in every for d in chosen):
         raise ValueError(f"depths={depths!r}: give 'all', 'last', or indices from 0 to {last}.")
     prefix = getattr(model, 'num_prefix_tokens', 0)
+    if prefix * len(targets[-1]) == 1:
+        raise ValueError(
+            'a class token is compared over the images of a batch, and this batch has one: give '
+            'two or more (drop_last=True, where a loader ends with one).'
+        )
     losses: list[Tensor] = []
     explained: dict[str, Tensor] = {}
     for depth in every:
@@ -194,9 +211,10 @@ def distil(
 
     Args:
         source: The softmax model. It is set to evaluation and left like that.
-        model: The same model after `linearize`, with the source's weights. Trained in place.
+        model: The same model after `linearize`, with the source's weights. Trained in place, but
+            for what does not require gradients, and left in training mode.
         batches: Images `(B, 3, H, W)`, or tuples that begin with them, as a loader gives them;
-            begun again when they end.
+            begun again when they end. Two images or more where there is a class token.
         steps: Number of steps.
         lr: Rate of what the source has.
         new_lr_mult: The new parameters learn at so many times `lr`.
@@ -211,8 +229,9 @@ def distil(
         The figures of `distillation_losses` for each step.
 
     Raises:
-        ValueError: If nothing in the model is new, it is the source, there are no batches, or an
-            option is out of range.
+        TypeError: If a batch is no tensor and no tuple, or a model has no tokens to compare.
+        ValueError: If nothing in the model is new or nothing new is trained, it is the source,
+            there are no batches, or an option is out of range.
     """
     check_int('steps', steps, 1)
     check_int('blockwise', blockwise, 0, steps)
@@ -227,11 +246,13 @@ def distil(
             'source and model share parameters, so that there is nothing to learn: linearize a '
             'copy, model = copy.deepcopy(source)'
         )
-    groups: tuple[list[nn.Parameter], list[nn.Parameter]] = ([], [])
-    for name, parameter in model.named_parameters():
-        groups[name in names].append(parameter)
-    old, new = groups
-    trained = [p for p in old if p.requires_grad]
+    learning = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    new = [p for name, p in learning.items() if name in names]
+    trained = [p for name, p in learning.items() if name not in names]
+    if not new:
+        raise ValueError(
+            'what linearize has added is frozen (requires_grad=False), so that nothing is learned.'
+        )
     optimizer = torch.optim.AdamW(
         [dict(params=trained, lr=lr), dict(params=new, lr=lr * new_lr_mult)], weight_decay=0.0
     )
@@ -253,7 +274,12 @@ def distil(
                 first = step < blockwise
                 for parameter in trained:
                     parameter.requires_grad_(not first)
-                images = batch if isinstance(batch, Tensor) else batch[0]
+                images = batch[0] if isinstance(batch, tuple | list) else batch
+                if not isinstance(images, Tensor):
+                    raise TypeError(
+                        'batches must hold images, or tuples that begin with them, got '
+                        f'{type(images).__name__}'
+                    )
                 found = distillation_losses(
                     teacher, model, images.to(device), blockwise=first, **options
                 )

@@ -501,6 +501,9 @@ def test_bad_input() -> None:
     unchanged(r"where=5 .*'blocks.0.attn' to 'blocks.1.attn'", vit, 5)
     unchanged(r"where='t6' .*'t5', 't5\+', 'dit5'", vit, 't6')
     unchanged(r'names no attention', vit, [])
+    unchanged(
+        r"where must be 'all', an index or a name, or several, got float", vit, 1.0, error=TypeError
+    )
     unchanged(r"where='sd3.5-t5' is for another model: this one has no", vit, 'sd3.5-t5')
     unchanged(r'inner', vit, inner=dict(type='Nothing'))
     unchanged(

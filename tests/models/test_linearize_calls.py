@@ -8,6 +8,7 @@ import pytest
 import timm
 import torch
 from timm.layers import set_reentrant_ckpt
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from mmvttt.models import TimmViT
@@ -198,6 +199,31 @@ def test_intermediates_are_of_the_call() -> None:
     assert torch.equal(tokens, vit.forward_features(image(HIGH))[:, 1:])
     with pytest.raises(ValueError, match='takes no mask'):
         vit.get_intermediate_layers(image(HIGH), 1, attn_mask=torch.zeros(16, 16))
+
+
+class Doubled(VisionTransformer):
+    def forward_features(self, x: Tensor, **kwargs) -> Tensor:
+        self.seen = super().forward_features(x, **kwargs) * 2
+        return self.seen
+
+
+class Whole(VisionTransformer):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.blocks(self._pos_embed(self.patch_embed(x))))
+
+
+def test_methods_that_are_not_those_of_timm() -> None:
+    replaced = timm.create_model('vit_tiny_patch16_224', **SMALL)
+    replaced.forward_features = lambda x: x
+    with pytest.raises(ValueError, match='forward_features of this VisionTransformer was replaced'):
+        linearize(replaced)
+    with pytest.raises(ValueError, match='Doubled overrides forward_features'):
+        linearize(Doubled(**SMALL))
+    assert not hasattr(replaced, 'linearize_options')
+    whole = shaken(Whole(**SMALL, img_size=32))
+    linearize(whole)
+    with pytest.raises(ValueError, match=r'takes the tokens from `self\.forward_features`'):
+        whole(image((32, 32)))
 
 
 @pytest.mark.parametrize('change', ['prune', 'resize', 'classes'])

@@ -377,11 +377,12 @@ def test_a_folder_of_other_options_is_refused(
         load_pretrained(model, tmp_path)
 
 
+@pytest.mark.parametrize('linearize', [None, {}])
 def test_the_config_of_a_folder_of_transformers(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, linearize: dict | None
 ) -> None:
-    model = TimmViT(**SMALL_DINO)
-    torch.save(model.state_dict(), tmp_path / 'pytorch_model.bin')
+    model = TimmViT(**SMALL_DINO, linearize=linearize)
+    torch.save(TimmViT(**SMALL_DINO).state_dict(), tmp_path / 'pytorch_model.bin')
     config = dict(model_type='dinov3_vit', num_attention_heads=2, hidden_act='gelu')
     for changed, words in (
         (dict(rope_theta=100.0), ''),

@@ -197,14 +197,18 @@ class TimmViT(PlainBackbone):
     @torch.no_grad()
     def to_timm(self) -> nn.Module:
         """A copy as a timm model without a head, linearized if this one is."""
-        vit = _create(*self._source)
-        _linearized(vit, self._linearize)
+        vit = self._rebuilt()
         weights = self.state_dict()
         if isinstance(vit.norm, nn.Identity):
             # With mean pooling timm has the norm after it.
             weights = {re.sub(r'^norm\.', 'fc_norm.', n): w for n, w in weights.items()}
         vit.load_state_dict(weights)
         return vit.train(self.training)
+
+    def _rebuilt(self) -> nn.Module:
+        vit = _create(*self._source)
+        _linearized(vit, self._linearize)
+        return vit
 
     def no_weight_decay(self) -> set[str]:
         """Adds the class and register tokens to the names of `PlainBackbone`."""
@@ -224,8 +228,7 @@ class TimmViT(PlainBackbone):
         if config.get('architecture') == 'linear_vit':
             saved = config.get('model_args', {}).get('linearize', {})
             with torch.device('meta'):
-                vit = _create(*self._source)
-                _linearized(vit, self._linearize)
+                vit = self._rebuilt()
             own = getattr(vit, NOTE, None)
             if own is None or _filled(own) != _filled(saved):
                 options = {name: value for name, value in saved.items() if name != 'where'}

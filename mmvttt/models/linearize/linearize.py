@@ -1,7 +1,8 @@
 """Any transformer of images, linear: TTT in the place of its softmax attention (t5 Sec. 4, 5)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -124,7 +125,7 @@ def linearize(
         What was replaced, what is new, and what was left alone.
 
     Raises:
-        TypeError: If an option is unknown.
+        TypeError: If an option is unknown, or `where` of another type.
         ValueError: If the model is of another kind or linearized already, or `where` or an option
             is not one of those above. The model is unchanged.
     """
@@ -221,8 +222,13 @@ def _chosen(
     """
     if isinstance(where, str) and where in ('all', *RECIPES):
         return list(found)
+    if not isinstance(where, str | Integral | Iterable):
+        raise TypeError(
+            f"where must be 'all', an index or a name, or several, got {type(where).__name__}: "
+            f'{where!r}'
+        )
     chosen = set()
-    for item in [where] if isinstance(where, str | int) else where:
+    for item in [where] if isinstance(where, str | Integral) else where:
         # 'blocks.3.attn' and 'transformer_blocks.3.attn2' are of block 3.
         names = [n for n in found if n == item or (n.split('.')[1] == str(item))]
         if not names:

@@ -48,6 +48,8 @@ class Replacement(InnerTraining):
 
     def __init__(self, embed_dims: int, num_heads: int, **options: Any) -> None:
         super().__init__(embed_dims, num_heads, **options)
+        # As timm's attentions have them: other code reads `block.attn.num_heads`.
+        self.num_heads, self.head_dim = self.heads
         self._new = [name for name, _ in self.named_parameters()]
 
     def new_parameters(self) -> list[str]:
@@ -73,7 +75,8 @@ def checked_size(map_size: MapSize | None, tokens: Tensor, others: int) -> MapSi
     if map_size is None:
         raise ValueError(
             'A linearized attention does not know the size of its map: call the model on an image, '
-            '`model(…)`, not its `forward`, and not a block on tokens.'
+            '`model(…)`, not its `forward`, and not a block on tokens. A `forward` of your own '
+            'takes the tokens from `self.forward_features`.'
         )
     h, w = map_size
     if tokens.shape[1] != others + h * w:

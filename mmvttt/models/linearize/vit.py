@@ -51,6 +51,8 @@ _BIASES = ('relative_position_bias_table', 'relative_position_index', 'rel_pos')
 _SHARED = ('rel_pos_bias', 'shared_rel_pos')
 _HOOKS = ('_forward_pre_hooks', '_forward_hooks', '_backward_pre_hooks', '_backward_hooks')
 _PROJECTION = 'queries, keys, values and the feed-forward network share a projection'
+# What timm's models run on an image.
+_METHODS = ('forward_features', 'forward_intermediates')
 _NO_MASK = (
     'A linearized attention sees all tokens and takes no mask: leave attn_mask and is_causal out.'
 )
@@ -102,8 +104,21 @@ def attentions(model: nn.Module) -> dict[str, nn.Module | str]:
     """All self-attentions of the blocks by name; a reason in the place of one that is not taken.
 
     Raises:
-        ValueError: If the model drops patches, or its blocks are compiled or wrapped as a whole.
+        ValueError: If the model drops patches, its blocks are compiled or wrapped as a whole, or a
+            method that linearize replaces is not timm's.
     """
+    for name in _METHODS:
+        if not isinstance(vars(model).get(name), _Method | None):
+            raise ValueError(
+                f'{name} of this {type(model).__name__} was replaced, and linearize replaces it '
+                'too: linearize the model first, then replace what it has.'
+            )
+        if not getattr(type(model), name).__module__.startswith('timm.'):
+            raise ValueError(
+                f'{type(model).__name__} overrides {name}, which linearize calls on an object that '
+                "stands for the model: linearize timm's own class, within a module that does the "
+                'rest.'
+            )
     if getattr(getattr(model, 'patch_drop', None), 'prob', 0) > 0:
         raise ValueError(
             f'{type(model).__name__} drops patches, and what is left is no map: build it with '
@@ -219,7 +234,7 @@ def _drop_map_size(
 
 
 def _set_methods(model: nn.Module) -> None:
-    for method in ('forward_features', 'forward_intermediates'):
+    for method in _METHODS:
         setattr(model, method, _Method(model, method))
     model._replicate_for_data_parallel = partial(_replica, model)
 

@@ -1,0 +1,177 @@
+"""Distillation of a linearized model from its source: losses, tokens, and the library's loop."""
+
+from typing import Any
+
+import pytest
+import timm
+import torch
+from timm.models.metaformer import MetaFormer
+from torch import nn
+
+from mmvttt.models.backbones import TimmViT
+from mmvttt.models.distillation import (
+    KeptTokens,
+    block_tokens,
+    distil,
+    distillation_losses,
+    new_parameters,
+)
+from mmvttt.models.linearize import linearize
+
+OPTIONS: dict[str, Any] = dict(
+    model='vit_small_patch16_dinov3',
+    model_options=dict(embed_dim=32, depth=3, num_heads=2),
+    img_size=32,
+)
+SOFTMAX = dict(inner=dict(type='SoftmaxAttention'), key_norm=None, locality=None)
+
+
+def source_and_twin() -> tuple[TimmViT, TimmViT]:
+    torch.manual_seed(0)
+    source, twin = TimmViT(**OPTIONS).eval(), TimmViT(**OPTIONS, linearize=dict())
+    for parameter in source.parameters():
+        # LayerScale of 1e-5 would leave nothing to learn.
+        nn.init.normal_(parameter, std=0.3)
+    twin.load_state_dict(source.state_dict(), strict=False)
+    return source, twin
+
+
+def test_the_losses_are_those_of_their_names() -> None:
+    source, twin = source_and_twin()
+    images = torch.randn(2, 3, 32, 48)
+    target, tokens = (block_tokens(m, images)[-1] for m in (source, twin))
+    expected = {'nmse': 0.0, 'cosine': 0.0, 'smooth_l1': 0.0}
+    for part in (slice(0, 5), slice(5, None)):
+        t, s = target[:, part], tokens[:, part]
+        variance = ((t - t.mean((0, 1))) ** 2).sum()
+        expected['nmse'] += ((s - t) ** 2).sum() / variance / 2
+        expected['cosine'] += (1 - nn.CosineSimilarity(-1)(s, t).mean()) / 2
+        scale = (variance / t.numel()).sqrt()
+        expected['smooth_l1'] += nn.SmoothL1Loss()(s / scale, t / scale) / 2
+    for loss, value in expected.items():
+        found = distillation_losses(source, twin, images, loss, 'last')
+        # The tiny share of the power that keeps the variance off 0.
+        torch.testing.assert_close(found['loss_distil'], value, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            found['explained_last'], 1 - expected['nmse'], rtol=1e-4, atol=1e-4
+        )
+    assert list(found)[1:] == ['explained_0', 'explained_1', 'explained_2', 'explained_last']
+    with pytest.raises(ValueError, match=r"depths=\(7,\): give 'all', 'last', or indices"):
+        distillation_losses(source, twin, images, depths=(7,))
+
+
+@pytest.mark.parametrize('blockwise', [False, True])
+def test_softmax_put_back_is_explained_whole(blockwise: bool) -> None:
+    source, _ = source_and_twin()
+    same = TimmViT(**OPTIONS, linearize=SOFTMAX)
+    same.load_state_dict(source.state_dict())
+    found = distillation_losses(source, same, torch.randn(2, 3, 48, 32), blockwise=blockwise)
+    assert found.pop('loss_distil').item() < 1e-10
+    assert min(found.values()) > 1 - 1e-6
+
+
+def test_a_block_learns_from_itself_alone() -> None:
+    source, twin = source_and_twin()
+    images = torch.randn(2, 3, 32, 32)
+    found = distillation_losses(source, twin, images, depths=(2,), blockwise=True)
+    found['loss_distil'].backward()
+    reached = {n.split('.')[1] for n, p in twin.named_parameters() if p.grad is not None}
+    assert reached == {'2'}
+
+
+def test_distil_in_the_library() -> None:
+    source, twin = source_and_twin()
+    new = new_parameters(twin)
+    before = {n: p.clone() for n, p in twin.named_parameters()}
+    batches = [(torch.randn(4, 3, 32, 32), None) for _ in range(3)]
+    moved: dict[int, set[str]] = {}
+
+    def report(step: int, _: dict[str, float]) -> None:
+        moved[step] = {n for n, p in twin.named_parameters() if not torch.equal(p, before[n])}
+
+    curve = distil(source, twin, batches, 12, lr=3e-3, blockwise=4, report=report)
+    assert moved[3] == new
+    assert moved[11] > new
+    assert len(curve) == 12
+    assert curve[11]['explained_last'] > curve[4]['explained_last']
+    assert all(p.grad is None for p in source.parameters())
+    with pytest.raises(ValueError, match='nothing new to learn'):
+        distil(source, TimmViT(**OPTIONS), batches, 2)
+    with pytest.raises(ValueError, match='batches is empty'):
+        distil(source, twin, [], 2)
+    with pytest.raises(ValueError, match=r'share parameters.* model = copy\.deepcopy'):
+        distil(twin, twin, batches, 2)
+    with pytest.raises(ValueError, match='ended after 3 of 5 steps and cannot be begun again'):
+        distil(source, twin, (batch for batch in batches), 5)
+    with pytest.raises(TypeError, match=r'batches must hold images.* got dict'):
+        distil(source, twin, [dict(pixel_values=batches[0][0])], 2)
+    with pytest.raises(ValueError, match='what linearize has added is frozen'):
+        distil(source, twin.requires_grad_(False), batches, 2)
+
+
+def test_a_class_token_needs_two_images() -> None:
+    """Over one image it has no variance, by which its error is divided."""
+    small = dict(embed_dim=32, depth=2, num_heads=2, img_size=32)
+    source = timm.create_model('vit_tiny_patch16_224', **small).eval()
+    twin = timm.create_model('vit_tiny_patch16_224', **small)
+    linearize(twin)
+    images = torch.randn(2, 3, 32, 32)
+    assert distillation_losses(source, twin, images)['loss_distil'].isfinite()
+    with pytest.raises(ValueError, match='this batch has one: give two or more'):
+        distillation_losses(source, twin, images[:1])
+
+
+def test_models_without_one_sequence_of_blocks_are_refused() -> None:
+    staged = MetaFormer(depths=(1, 1, 1, 1), dims=(8, 8, 8, 8))
+    with pytest.raises(TypeError, match='MetaFormer has no sequence of blocks'):
+        block_tokens(staged, torch.randn(1, 3, 32, 32))
+
+
+@pytest.mark.parametrize('batch', [1, 2, 3])
+@pytest.mark.parametrize(
+    ('name', 'prefix'),
+    [('vit_base_patch16_siglip_224', 0), ('vit_small_patch16_dinov3', 5)],
+)
+def test_tokens_of_a_model_of_timm(name: str, prefix: int, batch: int) -> None:
+    small = dict(embed_dim=32, depth=2, num_heads=2, num_classes=0, dynamic_img_size=True)
+    model = timm.create_model(name, **small).eval()
+    linearize(model)
+    found: list[torch.Tensor] = []
+    for block in model.blocks:
+        block.register_forward_hook(lambda *args: found.append(args[2]))
+    images = torch.randn(batch, 3, 32, 48)
+    tokens = block_tokens(model, images)
+    assert [t.shape for t in tokens] == [(batch, prefix + 6, 32)] * 3
+    assert all(torch.equal(*pair) for pair in zip(tokens[:2], found, strict=True))
+    assert torch.equal(tokens[2], model.forward_features(images))
+
+
+def test_kept_tokens_of_the_source() -> None:
+    source, twin = source_and_twin()
+    images = torch.randn(5, 3, 32, 32)
+    seen: list[int] = []
+    embed = source.embed
+
+    def counted(x: torch.Tensor) -> Any:
+        seen.append(len(x))
+        return embed(x)
+
+    source.embed = counted
+    # In any order, twice in a batch, of another shape, and more of them than are kept.
+    parts = [images[:3], images[[2, 0, 3, 3]], images[[4, 1]], images[[4, 0]]]
+    parts += [images[:1, :, :16], images[:1].transpose(2, 3)]
+    kept = KeptTokens(source, most=4)
+    with torch.no_grad():
+        found = [kept(part) for part in parts]
+        # Each image once, and what is not kept again.
+        assert seen == [3, 1, 1, 1, 1, 1]
+        for part, tokens in zip(parts, found, strict=True):
+            # fp32; the same image in batches of other sizes.
+            torch.testing.assert_close(tokens, block_tokens(source, part), rtol=1e-4, atol=1e-4)
+    curves = []
+    for cache in (0, 5):
+        torch.manual_seed(0)
+        _, twin = source_and_twin()
+        curves.append(distil(source, twin, [images[:3], images[2:]], 4, cache=cache))
+    for one, other in zip(*curves, strict=True):
+        assert one == pytest.approx(other, rel=1e-3, abs=1e-4)
