@@ -93,6 +93,13 @@ def load_config(
         raise
     except (SyntaxError, OSError, ValueError) as error:
         raise UsageError(f"the config '{config}' cannot be read: {error}") from error
+    except KeyError as error:
+        if 'Duplicate key' not in str(error):
+            raise
+        raise UsageError(
+            f"the config '{config}' cannot be read: {error.args[0]}; inherit one of these "
+            'bases alone'
+        ) from error
     except ImportError as error:
         # A base from a missing toolbox; mmengine names its distribution.
         missing = next((s for s, name in _TOOLBOXES.items() if name in str(error)), None)

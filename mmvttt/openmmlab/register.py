@@ -3,6 +3,7 @@
 import copy
 import inspect
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Any
 
 from mmengine.model import BaseModule, PretrainedInit
@@ -12,7 +13,6 @@ from mmvttt.checkpoints.inherit import load_inherited
 from mmvttt.checkpoints.load import load_pretrained
 from mmvttt.models import adapters, backbones
 from mmvttt.models.adapters.vit_adapter import warn_of_unused
-from mmvttt.models.build import build_part
 from mmvttt.models.generation.losses import DDPMLoss, FlowLoss
 from mmvttt.models.layers.inner_losses import INNER_LOSSES as OWN_LOSSES
 from mmvttt.models.layers.inner_models import INNER_MODELS as OWN_INNER_MODELS
@@ -44,6 +44,11 @@ class FromLibrary(BaseModule):
     def __init__(self, *args: Any, init_cfg: Any = None, **options: Any) -> None:
         options = {**dict(zip(config_options(type(self)), args, strict=False)), **options}
         if 'norm_cfg' in options and 'norm_layer' in config_options(type(self)):
+            if 'norm_layer' in options:
+                raise TypeError(
+                    f'{type(self).__name__} gets norm_cfg and norm_layer, two names of one option: '
+                    'give one of them.'
+                )
             options['norm_layer'] = options.pop('norm_cfg')
         if 'pretrained' in options:
             raise TypeError(
@@ -115,15 +120,21 @@ def require_options(kind: type, options: Mapping[str, Any]) -> None:
         TypeError: Names the option, one that comes close, and all of them.
     """
     known = [*config_options(kind), 'init_cfg']
-
-    def check(**_: Any) -> None: ...
-
-    parameters = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in known
-    ]
-    check.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    check.__name__ = kind.__name__
-    build_part('model', check, **options)
+    wrong = next((name for name in options if name not in known), None)
+    if wrong is None:
+        return
+    shown = [('norm_cfg' if name == 'norm_layer' else name) for name in known]
+    backbone = options.get('backbone')
+    if backbone is not None and wrong in config_options(type(backbone)):
+        advice = f', {type(backbone).__name__} does: write it into the dict of its backbone'
+    elif close := get_close_matches(wrong, shown, n=1):
+        advice = f', did you mean {close[0]!r}?'
+    else:
+        advice = ''
+    raise TypeError(
+        f'{kind.__name__} has no option {wrong!r}{advice}; it has {", ".join(shown)}. If it comes '
+        "from the config's _base_, put _delete_=True into this dict"
+    )
 
 
 def _registered(kind: type[nn.Module]) -> type[nn.Module]:

@@ -50,6 +50,15 @@ def test_all_of_the_state_is_averaged() -> None:
     assert not torch.allclose(found['1.running_mean'], model[1].running_mean, rtol=0.01)
 
 
+@pytest.mark.parametrize('interval', [2, 3])
+def test_an_update_stands_for_all_steps_since_the_last(interval: int) -> None:
+    model = nn.Linear(1, 1, bias=False)
+    hook = EMAHook(decay=DECAY, base_batch_size=BASE, interval=interval)
+    hook.before_run(SimpleNamespace(model=model))
+    trained(nn.Conv2d(3, 4, 3), hook, 0)
+    assert hook.ema_model.momentum == pytest.approx(1 - DECAY ** (interval * BATCH / BASE))
+
+
 def test_the_momentum_is_refused() -> None:
     with pytest.raises(TypeError, match=r'momentum=0\.001.* give decay=0\.999 '):
         EMAHook(momentum=0.001)

@@ -94,6 +94,18 @@ def test_a_misspelt_option_is_named_with_the_right_one(name: str) -> None:
         build(name, **{option: 1})
 
 
+def test_an_option_of_a_base_or_in_the_wrong_place() -> None:
+    """A backbone's dict merged into that of a ResNet, and options where they do not belong."""
+    with pytest.raises(TypeError, match=r"option 'depth'; .*norm_cfg.* _base_, put _delete_=True"):
+        build('ViTAdapter', depth=50)
+    with pytest.raises(TypeError, match=r"'frozen_stages', Vittt does: write it into the dict of"):
+        build('ViTAdapter', frozen_stages=2)
+    with pytest.raises(TypeError, match=r"'norm_cgf', did you mean 'norm_cfg'"):
+        build('HViT3', norm_cgf=dict(type='BN'))
+    with pytest.raises(TypeError, match='norm_cfg and norm_layer, two names of one option'):
+        build('HViT3', norm_cfg=dict(type='BN'), norm_layer='BN')
+
+
 @pytest.mark.parametrize('name', ['ViT3', 'T5', 'Vittt'])
 def test_options_that_the_arch_gives_are_not_offered(name: str) -> None:
     assert 'embed_dims' not in register.config_options(getattr(register, name))
@@ -123,5 +135,6 @@ def test_norm_cfg_is_openmmlab_s_name_of_norm_layer() -> None:
     norm = dict(type='GN', num_groups=4)
     model = build('HViT3', norm_cfg=norm)
     assert isinstance(model.stem[0].gn, nn.GroupNorm)
-    adapter = build('ViTAdapter', norm_layer='GN', norm_cfg=norm)
+    config = {n: v for n, v in CONFIGS['ViTAdapter'].items() if n != 'norm_layer'}
+    adapter = ROOT.build(copy.deepcopy(config) | dict(norm_cfg=norm))
     assert isinstance(adapter.norms[0], nn.GroupNorm)

@@ -26,6 +26,7 @@ from mmvttt.openmmlab.reliability import (
     agreement,
     make_exact,
 )
+from mmvttt.openmmlab.reliability.exact_resume import unsaved_state
 from mmvttt.openmmlab.reliability.resume import latest_checkpoint
 
 EPOCHS = {'train_cfg.max_epochs': 3}
@@ -174,6 +175,14 @@ def test_make_exact_changes_a_config_once() -> None:
 
 class MyLoop(EpochBasedTrainLoop):
     """Does unknown things."""
+
+
+def test_state_that_no_checkpoint_has() -> None:
+    augments = [dict(type='mmdet.BatchSyncRandomResize', random_size_range=(32, 64))]
+    assert 'of BatchSyncRandomResize has the size' in unsaved_state(
+        dict(type='mmdet.YOLOX', data_preprocessor=dict(batch_augments=augments))
+    )
+    assert unsaved_state(dict(type='A', backbone=dict(type=int, sizes=(1, [2])))) is None
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from mmvttt.arguments import check_int
 from mmvttt.errors import UsageError
 
 from ..registry import HOOKS
+from ..unwrap import bare_model
 
 # Drifts at fp32's rounding, and far from the initial weights.
 _OFF, _FAR = 1e-6, 100.0
@@ -53,7 +54,7 @@ class InnerLoopHook(Hook):
         Raises:
             UsageError: The model is sharded over the ranks, or generates.
         """
-        model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+        model = bare_model(runner.model)
         if hasattr(model, 'transformer'):
             raise UsageError(
                 f'mmvttt.InnerLoopHook looks into a backbone of images, and {type(model).__name__} '
@@ -73,7 +74,7 @@ class InnerLoopHook(Hook):
         """Logs the scalars, every `interval` steps."""
         if not self.every_n_train_iters(runner, self.interval) or not is_main_process():
             return
-        model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+        model = bare_model(runner.model)
         first = dict(inputs=data_batch['inputs'][:1], data_samples=None)
         images = model.data_preprocessor(first, False)['inputs']
         layers = inspect_training(getattr(model, 'backbone', model), images, tokens=False)

@@ -14,6 +14,7 @@ from mmengine.runner import Runner
 
 from ..engine.layer_decay import rates_table
 from ..registry import type_name
+from ..unwrap import bare_model
 
 # Options of transforms that set the size of an image.
 _SIZES = ('scale', 'scales', 'crop_size', 'size', 'img_scale')
@@ -67,7 +68,7 @@ class QuietRunner(Runner):
 
 def summary(runner: Runner, cfg: Config) -> str:
     """Model, weights, data, images, schedule, and where the run writes: a line each."""
-    model = getattr(runner.model, 'module', runner.model)
+    model = bare_model(runner.model)
     lines = [f'model     {_names(cfg.model)}']
     if hasattr(model, 'parameters'):
         lines[0] += f', {sum(p.numel() for p in model.parameters()) / 1e6:.1f} M parameters'

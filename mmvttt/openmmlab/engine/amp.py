@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from mmvttt.errors import UsageError
 
 from ..registry import OPTIM_WRAPPERS
+from ..unwrap import bare_model
 
 
 @OPTIM_WRAPPERS.register_module()
@@ -74,8 +75,7 @@ def backbone_for(model: nn.Module, option: str) -> nn.Module:
     Raises:
         UsageError: The model has none.
     """
-    # A model for test-time augmentation wraps the other one.
-    backbone = getattr(getattr(model, 'module', model), 'backbone', None)
+    backbone = getattr(bare_model(model), 'backbone', None)
     if not isinstance(backbone, nn.Module):
         raise UsageError(f'{option}: {type(model).__name__} has no backbone; leave {option} out')
     return backbone

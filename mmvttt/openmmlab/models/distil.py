@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from mmengine.hooks import Hook
-from mmengine.model import BaseModel, is_model_wrapper
+from mmengine.model import BaseModel
 from mmengine.runner import Runner
 from torch import Tensor
 
@@ -15,6 +15,7 @@ from mmvttt.errors import UsageError
 from mmvttt.models.distillation import LOSSES, distillation_losses, new_parameters
 
 from ..registry import HOOKS, MODELS
+from ..unwrap import bare_model
 
 
 @MODELS.register_module()
@@ -107,6 +108,6 @@ class BlockwiseHook(Hook):
 
     def before_train_iter(self, runner: Runner, *_: Any, **__: Any) -> None:
         """Switches at the first iteration of a run or of what is resumed, and at the last one."""
-        model: Any = runner.model.module if is_model_wrapper(runner.model) else runner.model
+        model: Any = bare_model(runner.model)
         if model.blockwise != (runner.iter < self.iters):
             model.set_blockwise(runner.iter < self.iters)

@@ -14,13 +14,13 @@ import torch
 from mmengine.dist import all_gather, barrier, get_rank, get_world_size
 from mmengine.hooks import Hook
 from mmengine.logging import print_log
-from mmengine.model import is_model_wrapper
 from mmengine.runner import Runner
 from torch import Tensor, nn
 
 from mmvttt.arguments import check_int
 
 from ..registry import HOOKS
+from ..unwrap import bare_model
 from .nonfinite import (
     bad_inputs,
     bad_weights,
@@ -80,9 +80,7 @@ class AnomalyHook(Hook):
 
     def before_train(self, runner: Runner) -> None:
         """Hooks into the model."""
-        model = runner.model
-        while is_model_wrapper(model):
-            model = model.module
+        model = bare_model(runner.model)
         self._handles = [
             model.register_forward_pre_hook(self._remember, with_kwargs=True),
             model.register_forward_hook(self._check, with_kwargs=True),

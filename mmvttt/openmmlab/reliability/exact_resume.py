@@ -33,6 +33,22 @@ _LOOPS = {
 # Entries of the message hub, which checkpoints keep. mmengine logs names that begin with
 # train, val or test.
 _SHAPE, _DATA_SEED, _VALIDATED = 'resume_shape', 'resume_data_seed', 'resume_validated'
+# Parts of models whose state is in no checkpoint.
+_UNSAVED = {
+    'BatchSyncRandomResize': 'the size that it has drawn for the next steps',
+    'DynamicRoIHead': 'what it has measured since its last update',
+}
+
+
+def unsaved_state(part: Any) -> str | None:
+    """Which part of a model's config has state that no checkpoint keeps, or None."""
+    if isinstance(part, dict):
+        name = type_name(part['type']).rpartition('.')[2] if 'type' in part else ''
+        if name in _UNSAVED:
+            return f'no checkpoint of {name} has {_UNSAVED[name]}'
+        part = list(part.values())
+    found = map(unsaved_state, part) if isinstance(part, list | tuple) else ()
+    return next((reason for reason in found if reason is not None), None)
 
 
 def make_exact(cfg: Config) -> str | None:

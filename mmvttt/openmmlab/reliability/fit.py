@@ -11,13 +11,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mmengine.hooks import EMAHook, Hook
-from mmengine.model import is_model_wrapper
 from mmengine.optim import OptimWrapper
 from mmengine.runner import Runner
 
 from mmvttt.checkpoints.match import compare
 from mmvttt.errors import ResumeError
 
+from ..unwrap import bare_model
 from .settings import differences, training_settings
 
 _LISTED = 12
@@ -68,7 +68,7 @@ def _problems(runner: Runner, checkpoint: Mapping[str, Any]) -> Iterator[str]:
     for name, end in (('epoch', loop.max_epochs), ('iter', loop.max_iters)):
         if meta[name] > end:
             yield f'is from {name} {meta[name]}, but the training ends at {end}'
-    model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+    model = bare_model(runner.model)
     report = compare(model, checkpoint['state_dict'])
     different = [*report.mismatched, *report.missing, *report.unexpected]
     if different:

@@ -22,7 +22,7 @@ from .agreement import require_same_training
 from .anomaly_hook import AnomalyHook
 from .checkpoint_hook import CheckpointHook
 from .data.paths import check_data
-from .exact_resume import make_exact
+from .exact_resume import make_exact, unsaved_state
 from .fit import CompareOnLoad
 from .resume import candidates, choose_checkpoint
 from .run_lock import require_free
@@ -98,8 +98,7 @@ def add_protection(cfg: Config) -> None:
     present = [hook_class(h, scope) for h in custom]
     missing = [kind for kind in (TopologyHook, AnomalyHook) if kind not in present]
     cfg.custom_hooks = custom + [dict(type=f'mmvttt.{kind.__name__}') for kind in missing]
-    reason = make_exact(cfg)
-    if reason is not None:
+    for reason in filter(None, (make_exact(cfg), unsaved_state(cfg.model))):
         print_log(f'a resume of this training will not be exact: {reason}', 'current')
 
 

@@ -8,6 +8,8 @@ from mmvttt.checkpoints.load import require_whole
 from mmvttt.checkpoints.match import require_match
 from mmvttt.checkpoints.read import read_weights
 
+from ..unwrap import bare_model
+
 
 def require_weights(runner: Runner, source: str, whole: bool = False) -> None:
     """Refuses a checkpoint that hardly matches the model of a runner.
@@ -26,5 +28,5 @@ def require_weights(runner: Runner, source: str, whole: bool = False) -> None:
         with torch.device('meta'):
             model = MODELS.build(runner.model)
     else:
-        model = getattr(runner.model, 'module', runner.model)
+        model = bare_model(runner.model)
     (require_whole if whole else require_match)(model, read_weights(source), source)

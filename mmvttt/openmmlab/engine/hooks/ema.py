@@ -20,6 +20,7 @@ class EMAHook(hooks.EMAHook):
         decay: Decay of the average for a step of `base_batch_size` images, in (0, 1).
         base_batch_size: See `decay`.
         kwargs: Arguments of mmengine's `EMAHook`, except `momentum`; `update_buffers` is True here.
+            With `interval`, an update stands for the images of so many steps.
 
     Raises:
         TypeError: `momentum`, which follows from the decay.
@@ -41,8 +42,9 @@ class EMAHook(hooks.EMAHook):
         self.base_batch_size = base_batch_size
 
     def before_train(self, runner: Runner) -> None:
-        """Sets the momentum by the size of a step."""
-        self.ema_model.momentum = 1 - step_decay(runner, self.decay, self.base_batch_size)
+        """Sets the momentum by the images between two updates."""
+        decay = step_decay(runner, self.decay, self.base_batch_size)
+        self.ema_model.momentum = 1 - decay**self.ema_model.interval
         super().before_train(runner)
 
     def after_train_iter(self, runner: Runner, *args: Any, **kwargs: Any) -> None:

@@ -3,11 +3,11 @@
 from typing import Any
 
 from mmengine.hooks import Hook
-from mmengine.model import is_model_wrapper
 from mmengine.runner import Runner
 
 from mmvttt.arguments import check_int, check_part, check_rate
 from mmvttt.openmmlab.registry import HOOKS
+from mmvttt.openmmlab.unwrap import bare_model
 
 from .ema import step_decay
 
@@ -42,7 +42,7 @@ class MESAHook(Hook):
         Raises:
             TypeError: If the model has no teacher.
         """
-        model = _bare(runner.model)
+        model = bare_model(runner.model)
         if not hasattr(model, 'update_teacher'):
             raise TypeError(
                 f'MESAHook needs a model of type mmvttt.MESAClassifier, got '
@@ -53,13 +53,9 @@ class MESAHook(Hook):
 
     def before_train_iter(self, runner: Runner, *_: Any, **__: Any) -> None:
         """Switches the teacher on at `start`."""
-        _bare(runner.model).distilling = runner.iter >= self.start * runner.max_iters
+        bare_model(runner.model).distilling = runner.iter >= self.start * runner.max_iters
 
     def after_train_iter(self, runner: Runner, *_: Any, **__: Any) -> None:
         """Updates the teacher from the student."""
         decay = step_decay(runner, self.decay, self.base_batch_size)
-        _bare(runner.model).update_teacher(decay)
-
-
-def _bare(model: Any) -> Any:
-    return model.module if is_model_wrapper(model) else model
+        bare_model(runner.model).update_teacher(decay)

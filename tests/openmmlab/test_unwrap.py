@@ -1,0 +1,44 @@
+"""The model inside of its wrappers, as options and checks of checkpoints take it."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from mmengine.model import BaseTTAModel
+from mmengine.registry import MODEL_WRAPPERS
+from torch import nn
+
+from mmvttt.openmmlab.engine.amp import backbone_for
+from mmvttt.openmmlab.reliability.weights import require_weights
+from mmvttt.openmmlab.unwrap import bare_model
+
+
+class Wrapper(nn.Module):
+    """As DDP: without a process group."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+
+class Detector(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone, self.head = nn.Linear(2, 3), nn.Linear(3, 1)
+
+    def test_step(self, data: dict) -> None: ...
+
+
+class Average(BaseTTAModel):
+    def merge_preds(self, data_samples_list: list) -> list:
+        return data_samples_list
+
+
+def test_augmented_tests_on_several_processes(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setitem(MODEL_WRAPPERS._module_dict, 'Wrapper', Wrapper)
+    model = Detector()
+    torch.save(model.state_dict(), tmp_path / 'a.pth')
+    wrapped = Wrapper(Average(model))
+    assert bare_model(model) is bare_model(Average(model)) is bare_model(wrapped) is model
+    assert backbone_for(wrapped, '--amp') is model.backbone
+    require_weights(SimpleNamespace(model=wrapped), str(tmp_path / 'a.pth'), whole=True)
