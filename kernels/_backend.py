@@ -5,6 +5,7 @@ import importlib
 import importlib.util
 import os
 import pkgutil
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -29,8 +30,10 @@ _LACKING = {
     for backend, module in _MODULES.items()
     if module not in (m.name for m in pkgutil.iter_modules([str(_FOLDER / op)]))
 }
-# The first version with `constexpr_function`.
-_OLDEST_TRITON = (3, 4)
+# That of the oldest torch in setup.py.
+_OLDEST_TRITON = (3, 6)
+# Devices on which blocks take the fused ops.
+_FUSED_ON = 'cuda'
 VARIABLE = 'TTT_KERNELS_BACKEND'
 
 
@@ -101,24 +104,24 @@ def _no_launches() -> str | None:
     return None
 
 
-def known(op: str, tensor: Tensor) -> _known.Row | None:
-    """Row of the table of known GPUs for an op and `tensor`; None in the interpreter."""
+def known(op: str, dtype: torch.dtype, device: torch.device) -> _known.Row | None:
+    """Row of the table of known GPUs for an op on a GPU; None in the interpreter."""
     if interpreting():
         return None
-    capability = torch.cuda.get_device_capability(tensor.device)
-    return _known.row(op, tensor.dtype, capability, triton_version())
+    capability = torch.cuda.get_device_capability(device)
+    return _known.row(op, dtype, capability, triton_version())
 
 
-def _refused(op: str, tensor: Tensor) -> str | None:
-    """Reason why an op's Triton kernel is refused for `tensor`, or None."""
-    if interpreting() or tensor.device.type == 'cpu':
+def _refused(op: str, dtype: torch.dtype, device: torch.device) -> str | None:
+    """Reason why an op's Triton kernel is refused on a GPU, or None."""
+    if interpreting() or device.type == 'cpu':
         return None
-    found = known(op, tensor)
+    found = known(op, dtype, device)
     if found is None or found.verdict != _known.REFUSED:
         return None
-    gpu = '.'.join(map(str, torch.cuda.get_device_capability(tensor.device)))
-    dtype = str(tensor.dtype).removeprefix('torch.')
-    return f'{dtype} on compute capability {gpu} with Triton {triton_version()}: {found.why}'
+    gpu = '.'.join(map(str, torch.cuda.get_device_capability(device)))
+    name = str(dtype).removeprefix('torch.')
+    return f'{name} on compute capability {gpu} with Triton {triton_version()}: {found.why}'
 
 
 def _unreachable(backend: str, device: torch.device) -> str | None:
@@ -167,7 +170,7 @@ def choose(
     else:
         reason = _unreachable(wanted, tensor.device)
         if reason is None and wanted == 'triton':
-            reason = _refused(op, tensor)
+            reason = _refused(op, tensor.dtype, tensor.device)
         reason = reason or unsupported_reason(kernel)
         if reason is None:
             return kernel
@@ -176,7 +179,7 @@ def choose(
             f'{op}: backend={backend!r} cannot run here: {reason}; leave backend=None, or use '
             "backend='reference'"
         )
-    if wanted == 'triton':
+    if wanted == 'triton' and tensor.numel() > 0:
         _warn_once(op, reason)
     return None
 
@@ -186,19 +189,21 @@ def fuses(op: str, tensor: Tensor) -> bool:
 
     A block then calls the op, and torch's own operations otherwise.
     """
-    if tensor.device.type != 'cuda' or resolve(op, None) == 'reference':
+    if tensor.device.type != _FUSED_ON or resolve(op, None) == 'reference':
         return False
-    return _fuses(op, tensor.device.index or 0, tensor.dtype, tensor.shape[-1])
+    return tensor.shape[-1] <= _most_channels(op, tensor.device.index or 0, tensor.dtype)
 
 
-# A constant for torch.compile.
+# A constant for torch.compile, and therefore without sizes, which may be symbols there.
 @torch.compiler.assume_constant_result
-def _fuses(op: str, index: int, dtype: torch.dtype, channels: int) -> bool:
-    kernel = load_kernel(op)
-    if isinstance(kernel, str) or _unreachable('triton', torch.device('cuda', index)):
-        return False
-    sample = torch.empty((1, 1, channels), dtype=dtype, device=torch.device('cuda', index))
-    return _refused(op, sample) is None and kernel.unsupported_reason(sample) is None
+def _most_channels(op: str, index: int, dtype: torch.dtype) -> int:
+    """Channels up to which a GPU runs the op's Triton kernel; 0 where it does not."""
+    kernel, device = load_kernel(op), torch.device('cuda', index)
+    if isinstance(kernel, str) or _unreachable('triton', device) or _refused(op, dtype, device):
+        return 0
+    if dtype == torch.float64 and not interpreting():
+        return 0
+    return getattr(kernel, 'MOST_CHANNELS', sys.maxsize)
 
 
 def available() -> dict[str, dict[str, str | None]]:

@@ -101,7 +101,7 @@ def gpu(op: str, q: Tensor) -> Gpu:
     if _backend.interpreting():
         return Gpu()
     capability = torch.cuda.get_device_capability(q.device)
-    known = _backend.known(op, q)
+    known = _backend.known(op, q.dtype, q.device)
     return Gpu(
         little=bool(torch.version.hip) or capability not in _ROOMY,
         warp_groups=not torch.version.hip and capability[0] in (9, 10),

@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .. import _launch
+from .._stencil import store
 
 # Triton knows no starred tuples.
 # ruff: noqa: RUF005
@@ -26,13 +27,6 @@ def _load(base, tokens, stride, channels, T, C):
     inside = ((tokens >= 0) & (tokens < T))[:, None] & (channels < C)[None, :]
     pointers = base + tokens.to(tl.int64)[:, None] * stride + channels[None, :]
     return tl.load(pointers, mask=inside, other=0.0)
-
-
-@triton.jit
-def _store(base, tokens, stride, channels, last, C, x):
-    inside = (tokens < last)[:, None] & (channels < C)[None, :]
-    pointers = base + tokens.to(tl.int64)[:, None] * stride + channels[None, :]
-    tl.store(pointers, x.to(base.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -87,9 +81,9 @@ def _forward(
         if BOTH:
             sum_z += seen * w2[tap][None, :]
     start = image * T * R * C + r * C
-    _store(y + start, tokens, R * C, channels, T, C, sum_y)
+    store(y + start, tokens, T, R * C, channels, C, sum_y)
     if BOTH:
-        _store(z + start, tokens, R * C, channels, T, C, sum_z)
+        store(z + start, tokens, T, R * C, channels, C, sum_z)
 
 
 @triton.jit
@@ -162,7 +156,7 @@ def _backward(
                 seen = _load(dz, readers, dz_strides[1], channels, T, C).to(ACC)
                 total += seen * w2[tap][None, :]
                 sums2 = _add_products(sums2, seen, here, tap, TAPS)
-        _store(dx, tokens, R * C, channels, last, C, total)
+        store(dx, tokens, last, R * C, channels, C, total)
     place = tl.program_id(0).to(tl.int64) * TAPS * C + channels
     for tap in tl.static_range(TAPS):
         tl.store(dweight + place + tap * C, tl.sum(sums[tap], axis=0), mask=channels < C)

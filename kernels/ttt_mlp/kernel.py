@@ -382,6 +382,8 @@ def config(kernel: str, dtype: torch.dtype, dim: int, l2: bool, gpu: _launch.Gpu
         options = dict(_SINGLE if dim <= _launch.DIMS[0] else _SINGLE_WIDE)
         if kernel == 'read':
             options['BLOCK'] = 32
+        if kernel == 'step_backward' and gpu.little:
+            options['RELOAD'] = EVERY
     else:
         few = l2 or not gpu.warp_groups
         table = _CONFIGS | (_STEP_32 if few else {}) | (_LITTLE if gpu.little else {})

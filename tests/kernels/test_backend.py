@@ -13,8 +13,13 @@ import torch
 import ttt_kernels
 from ttt_kernels import _backend, _known
 
-ON_GPU = types.SimpleNamespace(device=torch.device('cuda'), dtype=torch.bfloat16)
-ON_CPU = types.SimpleNamespace(device=torch.device('cpu'))
+
+def tensor_on(device: str, dtype: torch.dtype = torch.bfloat16) -> types.SimpleNamespace:
+    """What `choose` asks of a tensor, without the device."""
+    return types.SimpleNamespace(device=torch.device(device), dtype=dtype, numel=lambda: 1)
+
+
+ON_GPU, ON_CPU = tensor_on('cuda'), tensor_on('cpu')
 
 
 @pytest.fixture
@@ -35,7 +40,7 @@ def test_each_device_takes_its_kernel_and_the_reference_when_forced(kernel):
     assert _backend.choose('op', 'auto', ON_CPU, lambda k: None) is kernel['numba']
     assert _backend.choose('op', 'numba', ON_CPU, lambda k: None) is kernel['numba']
     assert _backend.choose('op', 'reference', ON_CPU, lambda k: None) is None
-    other = types.SimpleNamespace(device=torch.device('meta'))
+    other = tensor_on('meta')
     assert _backend.choose('op', 'auto', other, lambda k: None) is None
 
 
@@ -122,7 +127,7 @@ def test_what_a_triton_miscompiles_runs_the_reference(kernel, monkeypatch, versi
     monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda *_: (10, 0))
     monkeypatch.setattr(_backend, 'triton_version', lambda: version)
     monkeypatch.setattr(_backend, '_warn_once', lambda *_: None)
-    tokens = types.SimpleNamespace(device=torch.device('cuda'), dtype=dtype)
+    tokens = tensor_on('cuda', dtype)
     for op in ('ttt_glu', 'ttt_mlp'):
         found = _backend.choose(op, 'auto', tokens, lambda k: None)
         assert found is (None if refused else kernel['triton'])
@@ -149,16 +154,16 @@ def test_the_report_says_in_which_dtypes_a_kernel_is_refused(kernel, monkeypatch
 
 
 def test_an_old_triton_is_one_clear_line(monkeypatch):
-    monkeypatch.setattr(_backend, 'triton_version', lambda: '3.3.1')
+    monkeypatch.setattr(_backend, 'triton_version', lambda: '3.5.1')
     reason = _backend.load_kernel.__wrapped__('ttt_linear')
-    assert reason == 'Triton 3.3.1 is too old; the kernels need 3.4 or newer'
+    assert reason == 'Triton 3.5.1 is too old; the kernels need 3.6 or newer'
 
 
 def test_the_table_of_what_is_known_decides_every_case():
     for capability in ((8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0), (7, 5)):
         for op in _backend.OPS:
             for dtype in _known.DTYPES.values():
-                for version in ('3.4.0', '3.6.0', '3.7.1', '3.8.0', '3.9.0', '4.0'):
+                for version in ('3.6.0', '3.7.1', '3.8.0', '3.9.0', '4.0'):
                     assert _known.row(op, dtype, capability, version) is not None
     assert _known.row('ttt_glu', torch.float64, (9, 0), '3.8.0') is None
     assert all(set(row.ops) <= set(_backend.OPS) for row in _known.ROWS)

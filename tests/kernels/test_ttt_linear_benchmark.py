@@ -144,7 +144,8 @@ def test_gpu_check_begins_with_the_sanitizer_by_both_assemblers(tmp_path, monkey
     first, second = check.steps(tmp_path, False, tmp_path / 'x.xml')[:2]
     assert {first.part, second.part} == {'sanitizer'}
     assert first.under[0] == second.under[0] == str(tmp_path / 'compute-sanitizer')
-    assert dict(first.env) == {}
+    assert dict(first.env) == {'PYTORCH_NO_CUDA_MEMORY_CACHING': '1'}
     assert dict(second.env)['TRITON_PTXAS_PATH'] == str(tmp_path / 'ptxas')
+    assert set(first.env) < set(second.env)
     (tmp_path / 'ptxas').write_text('#!/bin/sh\necho "release 12.8, V12.8.93"\n')
     assert check.newer_ptxas() != str(tmp_path / 'ptxas')

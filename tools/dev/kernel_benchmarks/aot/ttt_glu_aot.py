@@ -57,8 +57,8 @@ def variants(everything: bool) -> list[str]:
                 for dim in (64, 32):
                     if op in MODELS and not (
                         (dtype == 'bf16' and (dim == 64 or op == 'ttt_mlp_swiglu'))
-                        or (dtype != 'bf16' and dim == 64 and op == 'ttt_mlp_swiglu')
-                        or (dtype, dim, op) == ('fp32', 64, 'ttt_mlp_swiglu_l2')
+                        or (dtype == 'fp16' and dim == 64 and op == 'ttt_mlp_swiglu')
+                        or (dtype == 'fp32' and op.startswith('ttt_mlp_swiglu'))
                     ):
                         continue  # T⁵ has heads of 64 channels, and SwiGLU
                     for arch in ARCHS:
