@@ -11,14 +11,15 @@ from mmengine.registry import init_default_scope
 from mmengine.runner import load_checkpoint
 from torch import nn
 
+from mmvttt.checkpoints.load import load_pretrained
 from mmvttt.checkpoints.read import read_weights
+from mmvttt.checkpoints.shipped import shipped_names
 from mmvttt.openmmlab.apis.inference import show_images
 from mmvttt.openmmlab.config import load_config
 from mmvttt.openmmlab.registry import MODELS
 
 NAME = 'cifar10_vittt_nano'
-FILE = f'mmvttt://{NAME}'
-CLASSES = tuple(load_config(NAME).classes)
+every_file = pytest.mark.parametrize('name', shipped_names())
 
 
 @pytest.fixture(autouse=True)
@@ -26,27 +27,45 @@ def scope() -> None:
     init_default_scope('mmpretrain')
 
 
-def require_loaded(module: nn.Module, prefix: str = '') -> None:
+def require_loaded(module: nn.Module, name: str, prefix: str = '') -> None:
     found = module.state_dict()
-    weights = read_weights(FILE)
+    weights = read_weights(f'mmvttt://{name}')
     assert {f'{prefix}{name}' for name in found} <= set(weights)
     for name, value in found.items():
         assert torch.equal(value, weights[f'{prefix}{name}'].float()), name
 
 
-def test_init_cfg_takes_the_name() -> None:
-    config = load_config(NAME).model.backbone
-    config.init_cfg = dict(type='Pretrained', checkpoint=FILE)
+@every_file
+def test_init_cfg_takes_the_name(name: str) -> None:
+    config = load_config(name).model.backbone
+    config.init_cfg = dict(type='Pretrained', checkpoint=f'mmvttt://{name}', prefix='backbone.')
     backbone = MODELS.build(config)
     backbone.init_weights()
-    require_loaded(backbone, 'backbone.')
+    require_loaded(backbone, name, 'backbone.')
 
 
-def test_mmengine_takes_the_name() -> None:
-    model = MODELS.build(load_config(NAME).model)
-    content = load_checkpoint(model, FILE, strict=True)
-    require_loaded(model)
+@every_file
+def test_mmengine_takes_the_name(name: str) -> None:
+    model = MODELS.build(load_config(name).model)
+    content = load_checkpoint(model, f'mmvttt://{name}', strict=True)
+    require_loaded(model, name)
     assert content['meta']['dataset_meta']['classes'][3] == 'cat'
+
+
+def test_the_source_of_a_linear_model_comes_with_the_package() -> None:
+    """Without a download: `cifar10_vit_linear_nano` and `cifar10_vit_distil_nano`."""
+    config = load_config('cifar10_vit_linear_nano')
+    model = MODELS.build(config.model)
+    record = load_pretrained(model, config.load_from)
+    assert record.missing
+    assert all('.attn.' in missing for missing in record.missing)
+    source = MODELS.build(load_config('cifar10_vit_distil_nano').model)
+    source.init_weights()
+    for part in (source.backbone, source.source):
+        weights = read_weights('mmvttt://cifar10_vit_nano')
+        assert torch.equal(
+            part.blocks[5].mlp.fc1.weight, weights['backbone.blocks.5.mlp.fc1.weight'].float()
+        )
 
 
 def test_the_hub_of_mmpretrain_knows_our_models() -> None:
@@ -54,12 +73,14 @@ def test_the_hub_of_mmpretrain_knows_our_models() -> None:
         model = mmpretrain.get_model('vittt_t_in1k')
     assert sum(p.numel() for p in model.parameters()) == 6976240
     assert {'vittt_t_in1k', 'resnet50_8xb32_in1k'} <= set(mmpretrain.list_models())
-    require_loaded(mmpretrain.get_model(NAME, pretrained=True))
+    require_loaded(mmpretrain.get_model(NAME, pretrained=True), NAME)
 
 
-def test_a_photograph_of_another_size_is_classified(tmp_path: Path) -> None:
+@every_file
+def test_a_photograph_of_another_size_is_classified(name: str, tmp_path: Path) -> None:
     image = np.random.default_rng(0).integers(0, 255, (75, 110, 3), np.uint8)
     cv2.imwrite(str(tmp_path / 'photo.png'), image)
-    (found,) = show_images(load_config(NAME), FILE, [tmp_path / 'photo.png'], tmp_path / 'out')
-    assert {line.split()[0] for line in found.lines} < set(CLASSES)
+    config = load_config(name)
+    (found,) = show_images(config, f'mmvttt://{name}', [tmp_path / 'photo.png'], tmp_path / 'out')
+    assert {line.split()[0] for line in found.lines} < set(config.classes)
     assert found.picture.is_file()

@@ -28,12 +28,12 @@ def reduce_backbone(backbone: ConfigDict) -> list[int]:
         backbone.update(THIN)
         return [8, 16, 32, 64]
     backbone.norm_cfg = dict(type='BN')
+    last = backbone.get('interaction_indexes', [[3]])[-1][-1]
     if 'backbone' in backbone and backbone.backbone.type == 'mmvttt.TimmViT':
         backbone.backbone.pop('init_cfg')
-        backbone.backbone.model_options = TIMM
+        backbone.backbone.model_options = dict(TIMM, depth=last + 1)
         return [TIMM['embed_dim']] * 4
     if 'backbone' in backbone:
-        last = backbone.get('interaction_indexes', [[3]])[-1][-1]
         backbone.backbone.update(arch=dict(PLAIN, num_layers=last + 1), init_cfg=None)
         return [PLAIN['embed_dims']] * 4
     backbone.arch = STAGES

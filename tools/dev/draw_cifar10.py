@@ -1,4 +1,4 @@
-"""Draws docs/pictures/cifar10.png from docs/benchmarks/cifar10_nano*.csv.
+"""Draws docs/pictures/cifar10.png and cifar10_transfer.png from docs/benchmarks/*_nano*.csv.
 
 example: python tools/analyze_logs.py A B --csv docs/benchmarks/cifar10_nano_loss.csv
          python tools/dev/draw_cifar10.py
@@ -14,7 +14,7 @@ from mmvttt.analysis.pictures import panels, save, styled
 
 DOCS = Path(__file__).resolve().parents[2] / 'docs'
 STEPS = 6248
-MARKS = {'0': 'o-', '1': 's--'}
+MARKS = {'0': 'o-', '1': 's--', '2': '^:'}
 BUDGETS = {
     ('cifar10_vit_linear_nano', 'cifar10_vit_nano'): 'linearized (T⁵)',
     ('cifar10_vit_nano', 'cifar10_vit_nano'): 'the softmax ViT, trained on',
@@ -27,8 +27,41 @@ def rows(name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+TRANSFER = {
+    'pennfudan_nano.csv': ('coco/bbox_mAP_50', 'Mask R-CNN on Penn-Fudan', 'box AP50'),
+    'camvid_nano.csv': ('mIoU', 'UPerNet on CamVid', 'mIoU, %'),
+}
+
+
 @styled
-def main() -> None:
+def draw_transfer() -> None:
+    """The mean of the seeds by epoch, and the band from the worst to the best."""
+    figure, axes = panels(1, 2, (6.5, 4.8))
+    for panel, (file, (metric, title, ylabel)) in zip(axes, TRANSFER.items(), strict=True):
+        curves = defaultdict(lambda: defaultdict(list))
+        for row in rows(file):
+            backbone = 'Vittt' if 'vittt' in row['config'] else 'ViT, softmax'
+            start = 'random' if row['backbone_from'] == 'random' else 'CIFAR-10'
+            curves[backbone, start][int(row['epoch'])].append(float(row[metric]))
+        for (backbone, start), curve in curves.items():
+            epochs, found = list(curve), [*curve.values()]
+            (line,) = panel.plot(
+                epochs,
+                [np.mean(values) for values in found],
+                'o-' if start == 'CIFAR-10' else 'o--',
+                color='C0' if backbone == 'Vittt' else 'C1',
+                label=f'{backbone}, from {start} weights',
+            )
+            low, high = ([pick(values) for values in found] for pick in (min, max))
+            panel.fill_between(epochs, low, high, color=line.get_color(), alpha=0.12)
+        panel.set(title=title, xlabel='epoch', ylabel=ylabel)
+        panel.grid(True)
+        panel.legend()
+    save(figure, DOCS / 'pictures' / 'cifar10_transfer.png')
+
+
+@styled
+def draw_training() -> None:
     figure, (left, right) = panels(1, 2, (6.5, 4.8))
     losses = defaultdict(list)
     for row in rows('cifar10_nano_loss.csv'):
@@ -69,4 +102,5 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    main()
+    draw_training()
+    draw_transfer()
