@@ -14,7 +14,11 @@ OPTIONS = dict(
     featmap_strides=[4, 8],
 )
 # Heads for a CPU.
-THIN = ('maskrcnn_vittt_demo', 'maskrcnn_vittt_nano_pennfudan')
+THIN = (
+    'maskrcnn_vittt_demo',
+    'maskrcnn_vittt_nano_pennfudan',
+    'maskrcnn_vit_nano_pennfudan',
+)
 BOX = torch.tensor([[0.0, 801.0, 8.0, 825.0, 40.0]])
 
 

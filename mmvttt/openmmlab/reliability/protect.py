@@ -98,7 +98,7 @@ def add_protection(cfg: Config) -> None:
     present = [hook_class(h, scope) for h in custom]
     missing = [kind for kind in (TopologyHook, AnomalyHook) if kind not in present]
     cfg.custom_hooks = custom + [dict(type=f'mmvttt.{kind.__name__}') for kind in missing]
-    for reason in filter(None, (make_exact(cfg), unsaved_state(cfg.model))):
+    for reason in filter(None, (make_exact(cfg), unsaved_state(cfg.get('model')))):
         print_log(f'a resume of this training will not be exact: {reason}', 'current')
 
 

@@ -24,7 +24,9 @@ def compile_blocks(
 ) -> int:
     """Compiles every block of a model in place, at its first run; returns their number.
 
-    Names of parameters, checkpoints and `with_cp` are unchanged.
+    Names of parameters, checkpoints and `with_cp` are unchanged. Two settings of torch change for
+    the whole process, as they are none of one compilation: it makes more graphs of a function
+    (`recompile_limit`), and inductor keeps strides (`strict_output_strides`).
 
     Args:
         model: Any model.
