@@ -52,6 +52,16 @@ def test_a_name_is_the_file(name: str) -> None:
     assert cfg.work_dir == f'work_dirs/{NAME}'
 
 
+def test_bases_with_the_same_key_are_a_sentence(tmp_path: Path) -> None:
+    for name in ('a', 'b'):
+        (tmp_path / f'{name}.py').write_text("model = dict(type='Vittt')\n")
+    (tmp_path / 'c.py').write_text("_base_ = ['./a.py', './b.py']\n")
+    with pytest.raises(
+        UsageError, match=r"c\.py' cannot be read: .*'model'.* inherit one of these"
+    ):
+        load_config(tmp_path / 'c.py')
+
+
 def test_a_dict_in_the_place_of_a_name_is_a_sentence(tmp_path: Path) -> None:
     child = tmp_path / 'child.py'
     base = "_base_ = './base.py'\n"

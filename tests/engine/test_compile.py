@@ -69,7 +69,8 @@ def test_every_kind_of_block_is_one_graph_with_the_numbers_of_the_eager_model(
     compile_blocks(compiled, **({} if inductor else dict(backend=counter, fullgraph=True)))
     # inductor sums in another order.
     close = dict(rtol=1e-3, atol=1e-5) if inductor else {}
-    for height, width in ((96, 128), (160, 96)):
+    # No side of H-ViT³'s first map is its 32 channels: dynamo takes equal sizes for one.
+    for height, width in ((96, 144), (160, 96)):
         x = torch.randn(2, 3, height, width)
         for m in (model, compiled):
             torch.manual_seed(1)

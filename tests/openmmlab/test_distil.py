@@ -3,37 +3,21 @@
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from mmengine.registry import init_default_scope
 from PIL import Image
-from torch import nn
 
 from mmvttt.checkpoints.load import load_pretrained
 from mmvttt.errors import UsageError
 from mmvttt.models.backbones import TimmViT
 from mmvttt.openmmlab.registry import MODELS
 
+from ..models.test_distillation import OPTIONS, source_and_twin
+
 ROOT = Path(__file__).resolve().parents[2]
-OPTIONS: dict[str, Any] = dict(
-    model='vit_small_patch16_dinov3',
-    model_options=dict(embed_dim=32, depth=3, num_heads=2),
-    img_size=32,
-)
-SOFTMAX = dict(inner=dict(type='SoftmaxAttention'), key_norm=None, locality=None)
-
-
-def source_and_twin() -> tuple[TimmViT, TimmViT]:
-    torch.manual_seed(0)
-    source, twin = TimmViT(**OPTIONS).eval(), TimmViT(**OPTIONS, linearize=dict())
-    for parameter in source.parameters():
-        # LayerScale of 1e-5 would leave nothing to learn.
-        nn.init.normal_(parameter, std=0.3)
-    twin.load_state_dict(source.state_dict(), strict=False)
-    return source, twin
 
 
 def test_a_run_and_its_twin(tmp_path: Path) -> None:

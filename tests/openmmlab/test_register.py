@@ -95,7 +95,7 @@ def test_a_misspelt_option_is_named_with_the_right_one(name: str) -> None:
 
 
 def test_an_option_of_a_base_or_in_the_wrong_place() -> None:
-    """A backbone's dict merged into that of a ResNet, and options where they do not belong."""
+    """A backbone's options merged into a ResNet's, and options where they do not belong."""
     with pytest.raises(TypeError, match=r"option 'depth'; .*norm_cfg.* _base_, put _delete_=True"):
         build('ViTAdapter', depth=50)
     with pytest.raises(TypeError, match=r"'frozen_stages', Vittt does: write it into the dict of"):
