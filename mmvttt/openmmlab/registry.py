@@ -77,6 +77,12 @@ PARAM_SCHEDULERS = _Registry('parameter scheduler', root.PARAM_SCHEDULERS, _ENGI
 WEIGHT_INITIALIZERS = _Registry('weight initializer', root.WEIGHT_INITIALIZERS, _MODELS)
 METRICS = _Registry('metric', root.METRICS, _MODELS, {'TeacherAccuracy': _MESA})
 TRANSFORMS = _Registry('transform', root.TRANSFORMS, _DATA)
+TASK_UTILS = _Registry(
+    'task util',
+    root.TASK_UTILS,
+    [],
+    {'FP32AnchorGenerator': 'mmvttt.openmmlab.models.fp32_anchor_generator'},
+)
 STRATEGIES = _Registry('strategy', root.STRATEGIES, _ENGINE)
 FUNCTIONS = _Registry('function', root.FUNCTIONS, _ENGINE)
 

@@ -1,9 +1,11 @@
-"""RoIs keep their pixels where features are in bf16 or fp16, in our configs and nowhere else."""
+"""RoIs and anchors keep their pixels in bf16 and fp16, in our configs and nowhere else."""
 
 import pytest
 import torch
 from mmdet.models.roi_heads.roi_extractors import SingleRoIExtractor
-from mmengine.config import Config
+from mmdet.models.task_modules.prior_generators import AnchorGenerator
+from mmengine.config import Config, ConfigDict
+from mmengine.registry import init_default_scope
 
 from mmvttt.openmmlab.config import config_root
 from mmvttt.openmmlab.registry import MODELS
@@ -19,6 +21,9 @@ THIN = (
     'maskrcnn_vittt_nano_pennfudan',
     'maskrcnn_vit_nano_pennfudan',
 )
+ANCHORS = dict(strides=[4, 8], ratios=[0.5, 1.0], scales=[8])
+# Two rows of the maps of an image 1333 pixels wide, padded to 1344.
+SIZES = [(2, 336), (2, 168)]
 BOX = torch.tensor([[0.0, 801.0, 8.0, 825.0, 40.0]])
 
 
@@ -48,9 +53,54 @@ def test_mmdet_s_own_stays_as_it_is() -> None:
     assert (half.float() - full).abs().max() > 0.5
 
 
-@pytest.mark.parametrize('path', sorted(config_root().glob('maskrcnn_*.py')), ids=lambda p: p.stem)
+def rpn_proposals(
+    kind: str, scores: list[torch.Tensor], deltas: list[torch.Tensor]
+) -> torch.Tensor:
+    """Proposals `(N, 4)` of mmdet's RPN, sorted, none suppressed."""
+    init_default_scope('mmdet')
+    head = MODELS.build(
+        dict(
+            type='mmdet.RPNHead',
+            in_channels=1,
+            anchor_generator=dict(type=kind, **ANCHORS),
+            bbox_coder=dict(
+                type='DeltaXYWHBBoxCoder', target_means=[0.0] * 4, target_stds=[1.0] * 4
+            ),
+        )
+    )
+    cfg = ConfigDict(nms_pre=-1, max_per_img=9999, nms=dict(type='nms', iou_threshold=1.0))
+    (found,) = head.predict_by_feat(
+        scores, deltas, batch_img_metas=[dict(img_shape=(800, 1333))], cfg=cfg
+    )
+    return found.bboxes.unique(dim=0)
+
+
+@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
+def test_ours_does_not_move_proposals(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    scores = [torch.randn(1, 2, *size).to(dtype) for size in SIZES]
+    deltas = [torch.randn(1, 8, *size).mul(0.1).to(dtype) for size in SIZES]
+    with torch.autocast('cpu', dtype):
+        found = rpn_proposals('mmvttt.FP32AnchorGenerator', scores, deltas)
+        # mmdet takes the anchors' type from the scores.
+        expected = rpn_proposals('AnchorGenerator', [s.float() for s in scores], deltas)
+    assert len(found) > 2000
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_anchors_of_mmdet_s_own_stay_as_they_are() -> None:
+    own = AnchorGenerator(**ANCHORS)
+    full, half = (own.grid_priors(SIZES, t, device='cpu') for t in (torch.float32, torch.bfloat16))
+    assert half[0].dtype == torch.bfloat16
+    assert (half[0].float() - full[0]).abs().max() > 4
+
+
+@pytest.mark.parametrize('path', sorted(config_root().glob('*rcnn_*.py')), ids=lambda p: p.stem)
 def test_every_config_has_ours(path) -> None:
-    heads = Config.fromfile(path).model.roi_head
-    for part in ('bbox_roi_extractor', 'mask_roi_extractor'):
-        assert heads[part].type == 'mmvttt.FP32RoIExtractor'
-        assert heads[part].out_channels == 256 or path.stem in THIN
+    model = Config.fromfile(path).model
+    assert model.rpn_head.anchor_generator.type == 'mmvttt.FP32AnchorGenerator'
+    for part in ('bbox', 'mask') if model.roi_head.get('mask_head') else ('bbox',):
+        extractor = model.roi_head[f'{part}_roi_extractor']
+        assert extractor.type == 'mmvttt.FP32RoIExtractor'
+        assert extractor.out_channels == 256 or path.stem in THIN
