@@ -3,6 +3,11 @@
 `python -m ttt_kernels` prints what can run here. Importing needs torch only.
 """
 
+if __name__ != 'ttt_kernels':
+    # transformers tries `import kernels`, and finds this folder where its parent is on sys.path. A
+    # second registration of the ops would leave the first ones with freed memory.
+    raise ImportError(f'{__file__} is the package ttt_kernels: import ttt_kernels')
+
 from ._backend import BACKENDS, available, fuses
 from ._decompositions import decompositions
 from .causal_conv import causal_conv

@@ -256,3 +256,14 @@ def test_the_environment_leaves_ops_alone_that_lack_its_backend(
     assert torch.equal(ttt_kernels.ttt_mlp(q, q, q, w, w, scale=1.0), expected)
     with pytest.raises(RuntimeError, match=r"backend='numba' cannot run here: this version has no"):
         ttt_kernels.ttt_mlp(q, q, q, w, w, scale=1.0, backend='numba')
+
+
+def test_the_folder_is_no_package_of_its_own():
+    # transformers tries `import kernels` where this repository is on the path.
+    root = Path(__file__).parents[2]
+    if not (root / 'kernels').is_dir():
+        pytest.skip('the folder is not here')
+    code = f'import sys; sys.path.insert(0, {str(root)!r})\nimport ttt_kernels\n'
+    code += 'try:\n    import kernels\nexcept ImportError as error:\n    print(error)'
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
+    assert done.stdout.endswith('is the package ttt_kernels: import ttt_kernels\n'), done.stderr
