@@ -39,7 +39,8 @@ class Row(NamedTuple):
         verdict: RUNS where `make gpu` has passed on such a GPU, REFUSED, or UNTESTED: it runs, but
             no GPU has checked its results.
         why: Reports of faults, or what was checked instead.
-        one_stage: Loops are not software-pipelined.
+        one_stage: Loops with WGMMA or tcgen05 are not software-pipelined.
+        mma_sync: `_step_backward` has no WGMMA.
     """
 
     gpu: str
@@ -50,6 +51,7 @@ class Row(NamedTuple):
     verdict: str
     why: str
     one_stage: bool = False
+    mma_sync: bool = False
 
     @property
     def triton(self) -> str:
@@ -60,6 +62,11 @@ class Row(NamedTuple):
 
 
 _ALL = tuple(DTYPES)
+_ON_AN_H100 = 'an H100 with torch 2.11.0, Triton 3.6.0, driver 580.159'
+_MISCOMPILED = (
+    'emulated; `_step_backward` of 64 channels has no WGMMA: with it ptxas 12.8 made wrong '
+    'gradients of k and w1 on an H100, and ptxas 13.5 right ones'
+)
 # The first row that matches decides.
 ROWS = (
     Row(OLD, (), (), (), _ALL, REFUSED, 'the kernels need compute capability 8.0 or more'),
@@ -69,13 +76,46 @@ ROWS = (
         HOPPER,
         (),
         (3, 7, 1),
-        _PRODUCTS,
+        ('ttt_mlp',),
         _HALF,
         UNTESTED,
-        'emulated; one stage, because with two WGMMA reads copies with no proxy fence between '
-        '(Triton 9610)',
+        f'{_MISCOMPILED}; one stage, as for `ttt_glu`',
+        one_stage=True,
+        mma_sync=True,
+    ),
+    Row(HOPPER, (), (), ('ttt_mlp',), _HALF, UNTESTED, _MISCOMPILED, mma_sync=True),
+    Row(HOPPER, (), (), ('ttt_mlp',), ('fp32',), UNTESTED, 'emulated'),
+    Row(
+        HOPPER,
+        (),
+        (3, 7),
+        ('ttt_glu',),
+        _HALF,
+        RUNS,
+        f'{_ON_AN_H100}; one stage, because with two WGMMA reads copies with no proxy fence '
+        'between (Triton 9610)',
         one_stage=True,
     ),
+    Row(
+        HOPPER,
+        (),
+        (3, 7, 1),
+        ('ttt_glu',),
+        _HALF,
+        UNTESTED,
+        'emulated; one stage, as in 3.6',
+        one_stage=True,
+    ),
+    Row(
+        HOPPER,
+        (),
+        (3, 7),
+        ('ttt_linear',),
+        _ALL,
+        RUNS,
+        f'{_ON_AN_H100}; `backward_chain` in 168 registers: timed there, its results emulated',
+    ),
+    Row(HOPPER, (), (3, 7), (), _ALL, RUNS, _ON_AN_H100),
     Row(HOPPER, (), (), (), _ALL, UNTESTED, 'emulated'),
     Row(
         BLACKWELL,

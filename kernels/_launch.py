@@ -85,12 +85,14 @@ class Gpu(NamedTuple):
     Attributes:
         little: A program has 99 KB of shared memory (desktop GPUs from 8.6 on) or 64 (AMD).
         warp_groups: Products are WGMMA or tcgen05 in bf16 and fp16, with operands in shared memory.
-        one_stage: Loops are not pipelined (`_known.Row`).
+        one_stage: Loops with such products are not pipelined (`_known.Row`).
+        mma_sync: `_step_backward` has no such product (`_known.Row`).
     """
 
     little: bool = False
     warp_groups: bool = True
     one_stage: bool = False
+    mma_sync: bool = False
 
 
 _ROOMY = ((8, 0), (8, 7), (9, 0), (10, 0), (10, 3))
@@ -106,6 +108,7 @@ def gpu(op: str, q: Tensor) -> Gpu:
         little=bool(torch.version.hip) or capability not in _ROOMY,
         warp_groups=not torch.version.hip and capability[0] in (9, 10),
         one_stage=known is not None and known.one_stage,
+        mma_sync=known is not None and known.mma_sync,
     )
 
 

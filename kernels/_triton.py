@@ -68,10 +68,16 @@ def _in_three(x, precision):
     return precision == 'tf32x3' and len(x.shape) == 2 and x.shape[0] >= 64
 
 
+# A PRECISION of half types whose products are no WGMMA: Triton computes a batch by mma.sync.
+MMA_SYNC = tl.constexpr('mma.sync')
+
+
 @triton.jit
 def dot(x, y, ACC: tl.constexpr, PRECISION: tl.constexpr):
     """`x y`, batched if there are several matrices; accumulates in ACC."""
-    if _in_three(x, PRECISION):
+    if PRECISION == MMA_SYNC:
+        z = _add_rows(tl.zeros((x.shape[0], y.shape[1]), ACC), x, y)
+    elif _in_three(x, PRECISION):
         z = tl.dot(tl.trans(y), tl.trans(x), input_precision=PRECISION, out_dtype=ACC)
         z = tl.trans(z)
     else:
@@ -82,7 +88,9 @@ def dot(x, y, ACC: tl.constexpr, PRECISION: tl.constexpr):
 @triton.jit
 def add_dot(total, x, y, PRECISION: tl.constexpr):
     """`total + x y`, accumulated by the tensor cores."""
-    if _in_three(x, PRECISION):
+    if PRECISION == MMA_SYNC:
+        z = _add_rows(total, x, y)
+    elif _in_three(x, PRECISION):
         if y.shape[1] < 64:
             z = tl.trans(_add_dot(tl.trans(total), tl.trans(y), tl.trans(x), PRECISION))
         else:
@@ -90,6 +98,17 @@ def add_dot(total, x, y, PRECISION: tl.constexpr):
     else:
         z = _add_dot(total, x, y, PRECISION)
     return z
+
+
+@triton.jit
+def _add_rows(total, x, y):
+    """`total + x y` in blocks of 16 rows, one for each of 4 warps at 64 rows."""
+    ROWS: tl.constexpr = x.shape[0] // 16
+    K: tl.constexpr = y.shape[0]
+    N: tl.constexpr = y.shape[1]
+    y = tl.broadcast_to(y[None], (ROWS, K, N))
+    x, z = tl.reshape(x, (ROWS, 16, K)), tl.reshape(total, (ROWS, 16, N))
+    return tl.reshape(tl.dot(x, y, z, out_dtype=total.dtype), (16 * ROWS, N))
 
 
 @triton.jit

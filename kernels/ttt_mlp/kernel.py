@@ -24,6 +24,7 @@ from torch import Tensor
 
 from .. import _launch
 from .._triton import (
+    MMA_SYNC,
     add_dot,
     again,
     dense_start,
@@ -390,10 +391,13 @@ def config(kernel: str, dtype: torch.dtype, dim: int, l2: bool, gpu: _launch.Gpu
         options = dict(table[kernel])
         if gpu.one_stage:
             options['STAGES'] = 1
+        # With fewer channels no product is WGMMA.
+        if gpu.mma_sync and kernel == 'step_backward' and dim > _launch.DIMS[0]:
+            options |= {'PRECISION': MMA_SYNC.value, 'most_registers': 255}
     registers = options.pop('most_registers', None)
     options |= _launch.most_registers(registers) if registers else {}
     options['RELOAD'] = options['RELOAD'].value
-    return {**options, 'PRECISION': _launch.precision(dtype)}
+    return {'PRECISION': _launch.precision(dtype), **options}
 
 
 def unsupported_reason(q: Tensor) -> str | None:

@@ -1,5 +1,6 @@
 """Inputs and calls of the fused parts of blocks for their tests."""
 
+import functools
 import math
 
 import torch
@@ -124,10 +125,16 @@ def make_rotate(hw, *, dim=6, **sizes) -> Inputs:
 
 
 def turns(x: Tensor) -> Tensor:
+    dtype = torch.complex128 if x.dtype == torch.float64 else torch.complex64
+    return _turns(x.shape[1], x.shape[2] // 2, dtype, x.device)
+
+
+# Kept, because a CUDA graph cannot copy it from the CPU.
+@functools.cache
+def _turns(tokens: int, pairs: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     # In fp64, as large angles are inexact below it.
-    angles = torch.arange(x.shape[1] * x.shape[2] // 2, dtype=torch.float64) ** 0.7
-    turned = torch.polar(torch.ones_like(angles), angles).view(x.shape[1], -1)
-    return turned.to(x.device, torch.complex128 if x.dtype == torch.float64 else torch.complex64)
+    angles = torch.arange(tokens * pairs, dtype=torch.float64) ** 0.7
+    return torch.polar(torch.ones_like(angles), angles).view(tokens, -1).to(device, dtype)
 
 
 def call_rotate(inputs: Inputs, hw, **options) -> Tensor:

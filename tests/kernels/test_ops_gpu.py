@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from kernel_testing import REHEARSING, assert_same, some, with_gradients
+from kernel_testing import REHEARSING, assert_same, error, some, with_gradients
 from op_row import BF16, FP16, FP32, Case
 from ops import OPS
 
@@ -76,7 +76,8 @@ def test_any_strides(op, layout):
         strided = x[:1].expand_as(x) if layout == 'expanded' else x.permute(turn).contiguous()
         inputs[name] = strided if layout == 'expanded' else strided.permute(turn)
     dense = {n: x.contiguous() for n, x in inputs.items()}
-    assert torch.equal(on_gpu(op)(inputs), on_gpu(op)(dense))
+    # Rows that are not aligned are loaded and summed in another order.
+    assert error(on_gpu(op)(inputs), on_gpu(op)(dense)) < op.kernel_tolerance[FP16]
 
 
 @every_op

@@ -101,12 +101,12 @@ def test_launches_bind_and_another_size_compiles_nothing_anew():
     run = subprocess.run([sys.executable, str(script)], env=env, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     # The scan is one kernel with its output, one with what is kept, one with both; and another one,
-    # with more registers, where it has a multiprocessor to itself.
+    # with more registers, where it has a multiprocessor to itself. So has the chain.
     assert json.loads(run.stdout.splitlines()[-1]) == {
         'forward_scan': 3 * 2,
         'forward_output': 1,
         'backward_query': 1,
-        'backward_chain': 1,
+        'backward_chain': 2,
         'backward_key': 1,
     }
 

@@ -38,6 +38,8 @@ KERNELS |= {
     f'{name}_b64': (function, {**options, 'SIZE': 64}, shared)
     for name, (function, options, shared) in KERNELS.items()
 }
+# In mini-batches of one chunk.
+KERNELS['backward_chain_shared'] = ('backward_chain', {}, True)
 # Compiled by default: all in bf16, and the heaviest ones in other types.
 FEW = {(kernel, 'bf16', 64) for kernel in KERNELS if not kernel.endswith('_b64')}
 FEW |= {('backward_query', 'fp32', 64), ('forward_fused_kept', 'bf16', 128)}
