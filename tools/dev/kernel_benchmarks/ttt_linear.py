@@ -282,19 +282,22 @@ def plot(rows: list[dict[str, object]], path: Path) -> None:
         layers = list(dict.fromkeys(
             (r['image'], r['batch'], r['size']) for r in rows if r['what'] == 'layer'
         ))  # fmt: skip
-        for i, name in enumerate(CONTENDERS):
+        names = [n for n in CONTENDERS if any(r['contender'] == n and r.get('ms') for r in rows)]
+        width = 0.8 / max(len(names), 1)
+        for i, name in enumerate(names):
             mine = [r for r in rows if r.get('ms') and (r['contender'], r['pass']) == (name, way)]
             sweep = [(r['tokens'], r['ms']) for r in mine if r['what'] == 'sweep']
             if sweep:
                 left.loglog(*zip(*sweep, strict=True), marker='o', label=name)
             bars = {(r['image'], r['batch'], r['size']): r['ms'] for r in mine}
-            places = [(j + 0.11 * i, bars[key]) for j, key in enumerate(layers) if key in bars]
+            shift = (i - (len(names) - 1) / 2) * width
+            places = [(j + shift, bars[key]) for j, key in enumerate(layers) if key in bars]
             if places:
-                right.bar(*zip(*places, strict=True), width=0.11, label=name)
+                right.bar(*zip(*places, strict=True), width=width, label=name)
         left.set(xlabel='tokens, B = 1, S', ylabel='ms', title=f'{way}: growth')
         right.set(ylabel='ms', yscale='log', title=f'{way}: one layer')
-        names = [f'{image} B={batch} {size}' for image, batch, size in layers]
-        right.set_xticks(range(len(layers)), names, rotation=60, ha='right', fontsize=7)
+        labels = [f'{image} B={batch} {size}' for image, batch, size in layers]
+        right.set_xticks(range(len(layers)), labels, rotation=60, ha='right', fontsize=7)
         for axis in (left, right):
             axis.legend(fontsize=7)
             axis.grid(alpha=0.3)
