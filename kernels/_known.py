@@ -36,8 +36,8 @@ class Row(NamedTuple):
         least, below: Range of Triton versions; () leaves an end open.
         ops: Names of ops; () is every op.
         dtypes: Dtypes of the tokens.
-        verdict: RUNS where `make gpu` has passed on such a GPU, REFUSED, or UNTESTED: it runs, but
-            no GPU has checked its results.
+        verdict: RUNS where the GPU tests agree with fp64 on such a GPU, REFUSED, or UNTESTED: it
+            runs, but no GPU has checked its results.
         why: Reports of faults, or what was checked instead.
         one_stage: Loops with WGMMA or tcgen05 are not software-pipelined.
         mma_sync: `_step_backward` has no WGMMA.
@@ -65,7 +65,8 @@ _ALL = tuple(DTYPES)
 _ON_AN_H100 = 'an H100 with torch 2.11.0, Triton 3.6.0, driver 580.159'
 _MISCOMPILED = (
     'emulated; `_step_backward` of 64 channels has no WGMMA: with it ptxas 12.8 made wrong '
-    'gradients of k and w1 on an H100, and ptxas 13.5 right ones'
+    'gradients of k and w1 on an H100, and ptxas 13.5 right ones; SwiGLU and the L2 loss of 64 '
+    'channels ended there in an illegal access, before any of their results could be compared'
 )
 # The first row that matches decides.
 ROWS = (

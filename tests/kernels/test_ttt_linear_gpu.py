@@ -62,7 +62,7 @@ def test_head_sizes_that_are_padded(dim):
     inputs = make(70, dim=dim, heads=2, dtype=torch.bfloat16)
     exact = {n: x.double() for n, x in inputs.items()}
     expected = with_gradients(lambda x: call(x, backend='reference'), exact)
-    check(with_gradients(on_gpu, cuda(inputs)), expected, TOLERANCE[torch.bfloat16])
+    assert_same(with_gradients(on_gpu, cuda(inputs)), expected, TOLERANCE[torch.bfloat16])
 
 
 @pytest.mark.parametrize('segment', [0, 2])
@@ -96,7 +96,7 @@ def test_directions_without_token_scale(ways, cut):
     exact = {n: x if x is None else x.double() for n, x in inputs.items()}
     expected = with_gradients(lambda x: call(x, ways, backend='reference'), exact)
     found = with_gradients(lambda x: on_gpu(x, ways), cuda(inputs))
-    check(found, expected, TOLERANCE[torch.bfloat16])
+    assert_same(found, expected, TOLERANCE[torch.bfloat16])
 
 
 def test_packed_inputs_and_the_gradient_of_a_sum():
@@ -119,7 +119,7 @@ def test_the_state_walks_back_over_a_long_sequence():
     inputs = cuda(make(32 if REHEARSING else 16000, batch=1, heads=1, dim=64, dtype=torch.bfloat16))
     exact = {n: x.double() for n, x in inputs.items()}
     expected = with_gradients(lambda x: call(x, backend='reference'), exact)
-    check(with_gradients(on_gpu, inputs), expected, 5e-2)
+    assert_same(with_gradients(on_gpu, inputs), expected, 5e-2)
 
 
 def test_memory_is_linear_in_the_tokens():
