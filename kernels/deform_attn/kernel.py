@@ -63,15 +63,15 @@ def _pixels(
     far_y,
     near_x,
     far_x,
-    FAR_Y: tl.constexpr,
-    FAR_X: tl.constexpr,
+    FAR_ROW: tl.constexpr,
+    FAR_COLUMN: tl.constexpr,
     D: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
     """Loads one of the four pixels around every row's point `(ROWS, CHANNELS)`; zeros outside."""
-    offset += FAR_Y * step_y + FAR_X * step_x
+    offset += FAR_ROW * step_y + FAR_COLUMN * step_x
     channel = tl.arange(0, CHANNELS)
-    mask = ((far_y if FAR_Y else near_y) & (far_x if FAR_X else near_x))[:, None]
+    mask = ((far_y if FAR_ROW else near_y) & (far_x if FAR_COLUMN else near_x))[:, None]
     if CHANNELS != D:
         mask = mask & (channel < D)[None, :]
     return tl.load(value + offset[:, None] + channel[None, :], mask=mask, other=0.0)
@@ -145,23 +145,24 @@ def _forward(
             left, fx, near_x, far_x = _axis(x, width, ACC)
             top, fy, near_y, far_y = _axis(y, height, ACC)
             offset = ((start + top * width + left) * H + head) * D
-            for corner in tl.static_range(4):
-                v = _pixels(
-                    value,
-                    offset,
-                    width * H * D,
-                    H * D,
-                    near_y & fits,
-                    far_y & fits,
-                    near_x,
-                    far_x,
-                    corner // 2,
-                    corner % 2,
-                    D,
-                    CHANNELS,
-                )
-                beta = (fy if corner // 2 else 1 - fy) * (fx if corner % 2 else 1 - fx)
-                sum_ += (a * beta)[:, None] * v.to(ACC)
+            for far_row in tl.static_range(2):
+                for far_column in tl.static_range(2):
+                    v = _pixels(
+                        value,
+                        offset,
+                        width * H * D,
+                        H * D,
+                        near_y & fits,
+                        far_y & fits,
+                        near_x,
+                        far_x,
+                        far_row,
+                        far_column,
+                        D,
+                        CHANNELS,
+                    )
+                    beta = (fy if far_row else 1 - fy) * (fx if far_column else 1 - fx)
+                    sum_ += (a * beta)[:, None] * v.to(ACC)
         start += height * width
     if FUSED:
         sum_ = sum_ / total[:, None]
@@ -246,27 +247,28 @@ def _backward_points(
             da = tl.zeros_like(a)
             gx = tl.zeros_like(a)
             gy = tl.zeros_like(a)
-            for corner in tl.static_range(4):
-                v = _pixels(
-                    value,
-                    offset,
-                    width * H * D,
-                    H * D,
-                    near_y & fits,
-                    far_y & fits,
-                    near_x,
-                    far_x,
-                    corner // 2,
-                    corner % 2,
-                    D,
-                    CHANNELS,
-                ).to(ACC)
-                dot = tl.sum(v * g, axis=1)
-                beta_y = fy if corner // 2 else 1 - fy
-                beta_x = fx if corner % 2 else 1 - fx
-                da += beta_y * beta_x * dot
-                gx += (beta_y if corner % 2 else -beta_y) * dot
-                gy += (beta_x if corner // 2 else -beta_x) * dot
+            for far_row in tl.static_range(2):
+                for far_column in tl.static_range(2):
+                    v = _pixels(
+                        value,
+                        offset,
+                        width * H * D,
+                        H * D,
+                        near_y & fits,
+                        far_y & fits,
+                        near_x,
+                        far_x,
+                        far_row,
+                        far_column,
+                        D,
+                        CHANNELS,
+                    ).to(ACC)
+                    dot = tl.sum(v * g, axis=1)
+                    beta_y = fy if far_row else 1 - fy
+                    beta_x = fx if far_column else 1 - fx
+                    da += beta_y * beta_x * dot
+                    gx += (beta_y if far_column else -beta_y) * dot
+                    gy += (beta_x if far_row else -beta_x) * dot
             # The gradient of a NaN location is NaN.
             a = tl.where((x == x) & (y == y), a, float('nan'))
             gx = gx * a
