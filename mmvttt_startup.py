@@ -2,9 +2,9 @@
 
 A stock tool (`mim train mmdet …`, mmdet's own train.py, `from mmdet.apis import DetInferencer`)
 reads `mmvttt::` configs and imports mmcv's operators before anything could import mmvttt. So
-`mmvttt.pth` in site-packages imports this module, which waits for mmengine and then imports
-mmvttt.openmmlab. It never prints and never fails: `python -m mmvttt` says what is wrong with an
-installation. A Python that never imports mmengine pays for one look-up in a dict per import.
+`mmvttt.pth` in site-packages imports this module, which waits for mmengine and then imports the
+package that the line names. It never prints and never fails: `python -m mmvttt` says what is wrong
+with an installation. A Python that never imports mmengine pays for one look-up in a dict per import.
 
 MMVTTT_SKIP_PATCHES=startup leaves it out.
 """
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 class _Loader:
     """A module's own loader, with calls to make once the module has been executed."""
 
-    def __init__(self, loader: 'Any', callbacks: 'list[Callback]') -> None:
+    def __init__(self, loader: 'Any', waiting: 'dict[str, list[Callback]]') -> None:
         self.loader = loader
-        self.callbacks = callbacks
+        self.waiting = waiting
 
     def __getattr__(self, name: str) -> 'Any':
         return getattr(self.loader, name)
@@ -41,15 +41,17 @@ class _Loader:
             module.__spec__.loader = self.loader
         module.__loader__ = self.loader
         self.loader.exec_module(module)
-        for callback in self.callbacks:
-            callback(module)
+        # A failed import and a copy that is not in sys.modules leave the calls to the next import.
+        if module.__name__ in sys.modules:
+            for callback in self.waiting.pop(module.__name__, []):
+                callback(module)
 
 
 class AfterImport:
     """A finder that makes calls after the import of certain modules.
 
     Attributes:
-        waiting: Name of a module → the calls to make, with the module, once it is imported.
+        waiting: Name of a module → the calls to make, with the module, once it has been executed.
     """
 
     def __init__(self) -> None:
@@ -59,16 +61,13 @@ class AfterImport:
         """The spec that the other finders have for an awaited module, its calls behind it."""
         if name not in self.waiting:
             return None
-        callbacks = self.waiting.pop(name)
-        for finder in sys.meta_path:
+        for finder in list(sys.meta_path):
             find = getattr(finder, 'find_spec', None)
             spec = find(name, path, target) if find is not None and finder is not self else None
             if spec is not None:
                 if hasattr(spec.loader, 'exec_module'):
-                    spec.loader = _Loader(spec.loader, callbacks)  # type: ignore[assignment]
+                    spec.loader = _Loader(spec.loader, self.waiting)  # type: ignore[assignment]
                 return spec
-        # It may be installed later in this process.
-        self.waiting[name] = callbacks
         return None
 
 
@@ -88,18 +87,17 @@ def after_import(name: str, callback: 'Callback') -> None:
     _finder.waiting.setdefault(name, []).append(callback)
 
 
-def _open_door(_: 'ModuleType') -> None:
-    try:
-        # By name: the door imports this module.
-        __import__('mmvttt.openmmlab')
-    except KeyboardInterrupt:
-        raise
-    except BaseException:
-        # Programs that use mmengine without mmvttt must not notice that it is broken.
-        pass
+def install(package: str) -> None:
+    """Imports a package once mmengine has been imported; called by `mmvttt.pth`."""
 
+    def import_package(_: 'ModuleType') -> None:
+        try:
+            __import__(package)
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
+            # Programs that use mmengine without mmvttt must not notice that it is broken.
+            pass
 
-def install() -> None:
-    """Waits for mmengine; called by `mmvttt.pth`."""
     if 'startup' not in os.environ.get('MMVTTT_SKIP_PATCHES', '').replace(' ', '').split(','):
-        after_import('mmengine', _open_door)
+        after_import('mmengine', import_package)

@@ -29,7 +29,7 @@ import os, sys
 sys.path.insert(0, {str(ROOT)!r})
 before = set(sys.modules)
 import mmvttt_startup
-mmvttt_startup.install()
+mmvttt_startup.install('mmvttt.openmmlab')
 print(sorted(set(sys.modules) - before))
 """
     # -S and -I: no other package's start-up lines.
@@ -39,8 +39,9 @@ print(sorted(set(sys.modules) - before))
     assert run.stdout.strip() == "['mmvttt_startup']"
 
 
-INSTALL = 'import mmvttt_startup as s; s.install()\n'
-OPEN = 'print("mmvttt.openmmlab" in sys.modules)'
+INSTALL = 'import mmvttt_startup as s; s.install("mmvttt.openmmlab")\n'
+IS_OPEN = '("mmvttt.openmmlab" in sys.modules)'
+OPEN = f'print({IS_OPEN})'
 
 
 def test_mmengine_opens_the_door_unless_it_is_left_out() -> None:
@@ -49,6 +50,46 @@ def test_mmengine_opens_the_door_unless_it_is_left_out() -> None:
     code = f'{INSTALL}import sys, mmengine; {OPEN}'
     assert python(code).split() == ['True']
     assert python(code, MMVTTT_SKIP_PATCHES='resume, startup').split() == ['False']
+
+
+# What may come before the first whole import of mmengine, whose own start-up line is left out.
+BEFORE = {
+    'a look': 'import importlib.util\nimportlib.util.find_spec("mmengine")',
+    'a failed import': """
+class NoYapf:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition('.')[0] == 'yapf':
+            raise ImportError(name)
+sys.meta_path.insert(0, NoYapf())
+try:
+    import mmengine
+except ImportError:
+    del sys.meta_path[0]
+for name in [name for name in sys.modules if name.partition('.')[0] == 'mmengine']:
+    del sys.modules[name]
+""",
+}
+
+
+def test_a_copy_does_not_spend_the_calls() -> None:
+    code = """
+from importlib.util import find_spec, module_from_spec
+import mmvttt_startup
+called = []
+mmvttt_startup.after_import('colorsys', called.append)
+spec = find_spec('colorsys')
+spec.loader.exec_module(module_from_spec(spec))
+assert called == []
+import colorsys
+assert called == [colorsys]
+"""
+    assert python(code) == ''
+
+
+@pytest.mark.parametrize('before', BEFORE)
+def test_only_a_whole_import_spends_the_hook(before: str) -> None:
+    code = f'import sys\n{INSTALL}{BEFORE[before]}\nassert not {IS_OPEN}\nimport mmengine; {OPEN}'
+    assert python(code, MMVTTT_SKIP_PATCHES='').split() == ['True']
 
 
 @pytest.mark.parametrize(
