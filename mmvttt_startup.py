@@ -4,7 +4,7 @@ A stock tool (`mim train mmdet …`, mmdet's own train.py, `from mmdet.apis impo
 reads `mmvttt::` configs and imports mmcv's operators before anything could import mmvttt. So
 `mmvttt.pth` in site-packages imports this module, which waits for mmengine and then imports the
 package that the line names. It never prints and never fails: `python -m mmvttt` says what is wrong
-with an installation. A Python that never imports mmengine pays for one look-up in a dict per import.
+with an installation. A Python that never imports mmengine pays one look-up in a dict per import.
 
 MMVTTT_SKIP_PATCHES=startup leaves it out.
 """
