@@ -147,7 +147,7 @@ def _residual_backward(
 
 
 # Pixels a block and warps: a thread holds eight channels of a pixel, 16 bytes in half precision,
-# and their nine sums. tests/kernels/test_inner_steps_aot.py keeps registers and spills in check.
+# and their nine sums. tests/kernels/test_compile_kernels.py keeps registers and spills in check.
 _PIXELS = 16
 _WARPS = 4
 _CHANNELS = 64

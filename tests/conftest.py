@@ -66,8 +66,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_terminal_summary(terminalreporter: object, config: pytest.Config) -> None:
     if count := config.stash.get(_deselected, 0):
         terminalreporter.write_line(
-            f'{count} {DESELECTED}: torch sees none here; `make gpu` runs them on one, and '
-            'tests/kernels/stand_ins/test_gpu_rehearsal.py on a stand-in'
+            f'{count} {DESELECTED}: torch sees none here; `make gpu` runs them on one'
         )
 
 

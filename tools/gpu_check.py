@@ -135,7 +135,7 @@ def steps(out: Path, smoke: bool, report: Path) -> list[Step]:
     # Most of the time is compilation of some 300 variants of the kernels.
     if importlib.util.find_spec('xdist') and (os.cpu_count() or 1) >= 8:
         pytest += ('-n', '4')
-    # A rehearsal on a CPU has no time limit.
+    # On a CPU there is no time limit.
     slower = 20 if smoke else 1
     found = [*sanitized(), Step('tests', 'tests', pytest, 540 * slower)]
     for name, seconds in (
@@ -143,13 +143,10 @@ def steps(out: Path, smoke: bool, report: Path) -> list[Step]:
         ('causal_conv', 60),
         ('ttt_glu', 110),
         ('deform_attn', 100),
-        ('blocks', 55),
-        ('predict', 80),
     ):
         seconds *= slower
         script = str(BENCHMARKS / f'{name}.py')
-        options = ('--calibrate',) if name == 'predict' else ()
-        options += ('--out', str(out), '--seconds', str(seconds - GRACE))
+        options = ('--out', str(out), '--seconds', str(seconds - GRACE))
         options += ('--smoke',) if smoke else ()
         found.append(Step('benchmarks', f'benchmark {name}', (script, *options), seconds))
     found += [models(out, smoke, *case, slower) for case in MODEL_CASES[:: 2 if smoke else 1]]

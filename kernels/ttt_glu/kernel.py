@@ -325,7 +325,7 @@ def _step_backward(
 # -------------------------------------------------------------------------------------------- host
 
 
-# Tokens of a block, warps and pipeline stages. tests/kernels/test_inner_steps_aot.py limits
+# Tokens of a block, warps and pipeline stages. tests/kernels/test_compile_kernels.py limits
 # registers, spills and shared memory, and refuses WGMMA with an operand in registers, which ptxas
 # before 13.3 may overwrite. Triton generates it for products with a computed first operand in
 # blocks of 64 tokens, and for all products in fp32.

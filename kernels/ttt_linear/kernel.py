@@ -226,8 +226,7 @@ def output_apart(dim: int, scans_per_sm: float, tokens: int) -> bool:
 
     A scan is a chain of mini-batches and keeps one program busy. With few scans most of a GPU is
     idle and can compute the output, at the cost of writing G and one state per segment and of
-    reading the tokens again. Predicted for b = 16, not measured (tests/kernels/stand_ins has the
-    model).
+    reading the tokens again. The limits are not measured.
     """
     return tokens >= 768 and scans_per_sm < (0.7 if dim == 128 else 1.4)
 

@@ -356,10 +356,9 @@ def _step_backward(
 # -------------------------------------------------------------------------------------------- host
 
 
-# Tokens a block, warps and pipeline stages, chosen by registers, spills and predicted cycles, which
-# are in tools/dev/kernel_notes.md. Four warps are one WGMMA of 64 features; two groups of four
-# would both compute all of it. By default the assembler of Triton 3.6 uses 32 registers for `step`
-# of SwiGLU on sm_80, and spills the rest.
+# Tokens a block, warps and stages, chosen by registers and spills. Four warps are one WGMMA
+# of 64 features; two groups of four would both compute all of it. By default the assembler of
+# Triton 3.6 uses 32 registers for `step` of SwiGLU on sm_80, and spills the rest.
 _BLOCK_32 = {'BLOCK': 32, 'num_warps': 4, 'STAGES': 2, 'RELOAD': NEVER}
 _BLOCK_64 = {**_BLOCK_32, 'BLOCK': 64}
 _CONFIGS = {

@@ -43,8 +43,6 @@ RESIDUAL_NORM = Op(
     images=('x', 'branch'),
     cases=(*MAPS, *WIDTHS, Case((3, 5), {}, {'eps': 0.1})),
     kernel_cases=(*WIDTHS, Case((5, 9), {}, {'eps': 0.1})),
-    emulated={'5 × 7': Case((5, 7), {'dim': 48}), 'a stream': Case((3, 5), {'stream': True})},
-    launches=(1, 2),
     bad=BAD_SUM
     | {
         'branch': bad(r'branch must have shape as x has', branch=lambda x: x[:, :3]),
@@ -63,8 +61,6 @@ LAYER_NORM = Op(
     cases=(*MAPS, *WIDTHS, Case((3, 5), {}, {'eps': 0.1})),
     # Rows below 33 tokens have no variance.
     kernel_cases=(*WIDTHS, Case((5, 9), {}, {'eps': 0.1}), Case((3, 11), {}, {'eps': 0.0})),
-    emulated={'5 × 7': Case((5, 7), {'dim': 48})},
-    launches=(1, 2),
     bad=BAD_SUM,
 )
 CONV_NORM = Op(
@@ -77,8 +73,6 @@ CONV_NORM = Op(
     images=('x',),
     cases=(*MAPS, *WIDTHS, Case((3, 5), {'bias': False}, {'eps': 0.1})),
     kernel_cases=(*WIDTHS, Case((5, 9), {'bias': False}, {'eps': 0.1})),
-    emulated={'5 × 7': Case((5, 7), {'dim': 48}), '3 × 5': Case((3, 5), {'bias': False})},
-    launches=(1, 6),
     convolved=('weight', 'bias'),
     variants=(Case((3, 5), {'bias': False}),),
     bad=BAD_SUM
@@ -104,8 +98,6 @@ GATED = Op(
     cases=(*MAPS, *WIDTHS, Case((3, 5), {'branches': 1}, {'activation': 'silu'})),
     kernel_cases=(*WIDTHS, Case((5, 9), {'branches': 3}, {'activation': 'silu'})),
     gpu_cases=BLOCK_MAPS,
-    emulated={'5 × 7': Case((5, 7), {'dim': 48})},
-    launches=(1, 1),
     refused={r'the batch is empty': Case((2, 2), {'batch': 0})},
     bad=BAD_GATED
     | {
@@ -123,8 +115,6 @@ GLU = replace(
     images=('x',),
     cases=(*MAPS, *WIDTHS, Case((3, 5), {'bias': True}, {'activation': 'gelu'})),
     kernel_cases=(*WIDTHS, Case((5, 9), {'bias': True}, {'activation': 'gelu'})),
-    emulated={'5 × 7': Case((5, 7), {'dim': 48}), 'a bias': Case((5, 7), {'bias': True})},
-    launches=(1, 1),
     variants=(Case((3, 5), {'bias': True}),),
     bad=BAD_GATED
     | {
@@ -142,8 +132,6 @@ BIASED = replace(
     definition=block_parts.define_biased,
     cases=(*MAPS, *WIDTHS, Case((3, 5), {}, {'activation': 'silu'})),
     kernel_cases=(*WIDTHS, Case((5, 9), {'dim': 70}, {'activation': 'silu'})),
-    emulated={'5 × 7': Case((5, 7), {'dim': 24})},
-    launches=(1, 2),
     variants=(),
     bad=BAD_GATED
     | {
@@ -163,8 +151,6 @@ GELU_CONV = Op(
     cases=(*MAPS, *WIDTHS, Case((3, 5), {'bias': False})),
     kernel_cases=(*WIDTHS, Case((9, 19), {'dim': 64, 'batch': 1}), Case((5, 9), {'bias': False})),
     gpu_cases=BLOCK_MAPS,
-    emulated={'5 × 19': Case((5, 19), {'dim': 48}), '3 × 5': Case((3, 5), {'bias': False})},
-    launches=(1, 5),
     convolved=('weight', 'bias'),
     variants=(Case((3, 5), {'bias': False}),),
     refused={r'the batch is empty': Case((2, 2), {'batch': 0})},
@@ -190,8 +176,6 @@ ROTATE = Op(
     cases=(*MAPS, *WIDTHS),
     kernel_cases=(*WIDTHS, Case((5, 9))),
     gpu_cases=BLOCK_MAPS,
-    emulated={'5 × 7': Case((5, 7), {'dim': 48})},
-    launches=(1, 1),
     refused={r'the batch is empty': Case((2, 2), {'batch': 0})},
     bad=BACKEND
     | {

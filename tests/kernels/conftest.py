@@ -1,4 +1,4 @@
-"""Lets the tests of the kernels import the helper modules beside them, and the benchmarks."""
+"""Lets the tests of the kernels import the helper modules beside them, and tools/dev."""
 
 import sys
 from pathlib import Path
@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).resolve().parent
-BENCHMARKS = HERE.parents[1] / 'tools' / 'dev' / 'kernel_benchmarks'
-sys.path[:0] = [str(HERE), str(BENCHMARKS), str(BENCHMARKS / 'aot')]
+sys.path[:0] = [str(HERE), str(HERE.parents[1] / 'tools' / 'dev')]
 
 from kernel_testing import quick_and_poisoned  # noqa: E402, F401
 

@@ -1,4 +1,4 @@
-"""Shared by the tests of all kernels: gradients by name, errors, the interpreter, rehearsals."""
+"""Shared by the tests of all kernels: gradients by name, errors, the interpreter."""
 
 import functools
 import importlib
@@ -13,15 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# Sizes and repetitions shrink where a stand-in device rehearses the tests for a GPU.
-REHEARSING = os.environ.get('TTT_KERNELS_REHEARSAL') == '1'
 # Whether this is the process in which tests marked `interpreter` run.
 INTERPRETING = os.environ.get('TRITON_INTERPRET') == '1'
-
-
-def some(*values: object, rehearsed: int = 1) -> tuple:
-    """Values of a test, of which the first ones are enough for a rehearsal."""
-    return values[:rehearsed] if REHEARSING else values
 
 
 def normal(generator: torch.Generator, *shape: int) -> Tensor:

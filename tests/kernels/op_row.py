@@ -52,12 +52,10 @@ class Op:
         cases: Calls that are compared with the definition in fp64.
         kernel_cases: The same for the Triton kernels in the interpreter.
         gpu_cases: The same on a GPU.
-        emulated: The same for compiled kernels in the emulator, by name.
         tolerance: Largest error over the largest value, by type, of reference and numba kernel.
         kernel_tolerance: The same of the Triton kernels, which round the operands of products.
         refused: Calls that the Triton kernels refuse, and the message.
         bad: Arguments that the op refuses.
-        launches: What is started on a GPU, forward and backward.
         cancelling: Inputs whose gradients are small differences.
         convolved: Inputs whose gradients the reference leaves to torch's convolutions.
         suppressed: Inputs whose gradients vanish for loud tokens: a step damped to a length of 1
@@ -74,8 +72,6 @@ class Op:
     cases: tuple[Case, ...]
     kernel_cases: tuple[Case, ...]
     gpu_cases: tuple[Case, ...]
-    emulated: Mapping[str, Case]
-    launches: tuple[int, int]
     refused: Mapping[str, Case]
     bad: Mapping[str, Bad]
     # Sums in another order; half types round the results, and nothing else.

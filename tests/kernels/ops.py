@@ -66,19 +66,6 @@ TTT_LINEAR = Op(
         *(scan(19, dim=d, heads=3, batch=1) for d in (6, 48, 72, 128)),
     ),
     gpu_cases=tuple(scan(t, dim=64, heads=3) for t in (17, 1, 16, 63, 196, 1000)),
-    emulated={
-        'T 17': scan(17, heads=1, dim=64),
-        'in segments, T 49': scan(49, 'b', heads=1, dim=64),
-        'T 1, d 32': scan(1, heads=2, dim=32),
-        'in segments, T 63, d 32': scan(63, heads=1, dim=32, scale=False),
-        'T 17, d 128': scan(17, heads=1, dim=128),
-        'in segments, T 37, d 72': scan(37, heads=1, dim=72),
-        'T 70, b 64': scan(70, 'b', 64, heads=1, dim=64),
-        'in segments, T 90, b 40': scan(90, 'b', 40, heads=1, dim=32),
-        'T 10, b 4': scan(10, size=4, heads=1, dim=32, scale=False),
-        'T 196': scan(196, 'bf', heads=1, dim=64),
-    },
-    launches=(1, 10),
     refused={
         r'd is 136; the kernels have at most 128': scan(2, dim=136, batch=1, heads=1),
         r'R is 32; the kernels have at most 31': scan(2, 'f' * 32, dim=32, batch=1, heads=1),
@@ -139,8 +126,6 @@ CAUSAL_CONV = Op(
     cases=(*MAPS, *CONVOLUTIONS),
     kernel_cases=CONVOLUTIONS,
     gpu_cases=(*CONVOLUTIONS, convolution(4200, 'fb', 2, 384, 4)),
-    emulated={'T 37': CONVOLUTIONS[0], 'T 3, one of 8 taps': convolution(3, 'b', 1, 16, 8)},
-    launches=(1, 3),
     refused={r'K is 9; the kernels have at most 8 taps': convolution(5, 'fb', 1, 6, 9)},
     convolved=('weight', 'other'),
     variants=(convolution(9, 'fb', 1, 6, 4),),
@@ -190,12 +175,6 @@ TTT_GLU = Op(
     cases=(*step_cases(damping=False), Case((1, 513), {'dim': 20})),
     kernel_cases=kernel_maps(32, 64, 5, 48, damping=False),
     gpu_cases=(*GPU_MAPS, Case((9, 13), {'dim': 32}, {'damping': False})),
-    emulated={
-        '7 × 9': Case((7, 9), {'heads': 1, 'dim': 64}),
-        '9 × 13, d 32': Case((9, 13), {'heads': 3, 'dim': 32}),
-        '1 × 1': Case((1, 1), {'heads': 1, 'dim': 64}),
-    },
-    launches=(2, 5),
     refused={
         r'd is 65; the kernels have at most 64': Case((2, 2), {'dim': 65}),
         r'the batch is empty': Case((2, 2), {'dim': 32, 'batch': 0}),
@@ -217,12 +196,6 @@ TTT_DWCONV = Op(
         Case((3, 5), {'dim': 32, 'batch': 1}, {'scale': 0.1}),
     ),
     gpu_cases=(*GPU_MAPS, Case((9, 13), {'dim': 5}, {'damping': False})),
-    emulated={
-        '7 × 9': Case((7, 9), {'dim': 64}),
-        '9 × 13, d 5': Case((9, 13), {'dim': 5}),
-        '31 × 33, d 80': Case((31, 33), {'dim': 80}),
-    },
-    launches=(2, 3),
     refused={r'the batch is empty': Case((2, 2), {'dim': 32, 'batch': 0})},
     suppressed=('k', 'v', 'w3'),
     bad=bad_tokens('q', 'k', 'v', missing=r'must be at least 1|hw = ')
@@ -259,12 +232,6 @@ TTT_MLP = Op(
     'ttt_mlp',
     inner_steps.make_glu,
     **MLP,
-    emulated={
-        '7 × 9': Case((7, 9), {'heads': 1, 'dim': 64}),
-        '7 × 9, L2': Case((7, 9), {'heads': 1, 'dim': 64}, {'loss': 'l2'}),
-        '9 × 13, d 32': Case((9, 13), {'heads': 3, 'dim': 32}),
-    },
-    launches=(5, 9),
     refused={r'd is 72; the kernels have at most 64': Case((2, 2), {'dim': 72})},
     bad=BAD_MLP,
 )
@@ -272,12 +239,6 @@ TTT_MLP_SWIGLU = Op(
     'ttt_mlp',
     inner_steps.make_swiglu,
     **MLP,
-    emulated={
-        '7 × 9': Case((7, 9), {'heads': 1, 'dim': 64}),
-        '9 × 13, d 32': Case((9, 13), {'heads': 1, 'dim': 32}),
-        '7 × 9, L2': Case((7, 9), {'heads': 1, 'dim': 64}, {'loss': 'l2'}),
-    },
-    launches=(5, 10),
     refused={r'd is 128; the kernels have at most 64': Case((2, 2), {'dim': 128})},
     bad=BAD_MLP
     | of_state('w3')
@@ -399,12 +360,6 @@ DEFORM_ATTN = Op(
     of_shapes(sampling.definition),
     **SAMPLING,
     images=('value', 'sampling_locations', 'attention_weights'),
-    emulated={
-        '5 × 7, 3 × 4': pyramid(((5, 7), (3, 4)), queries=9, heads=2, dim=16),
-        '1 × 1, d 24': pyramid(((1, 1),), queries=3, heads=3, dim=24),
-        '9 × 13, d 128': pyramid(((9, 13),), queries=7, heads=1, dim=128),
-    },
-    launches=(2, 6),
     bad=BACKEND
     | VALUE
     | {
@@ -447,11 +402,6 @@ DEFORM_ATTN_FUSED = Op(
     of_shapes(sampling.unfused),
     **{**SAMPLING, 'cases': (*SAMPLING['cases'], Case((3, 5), {'shared': False}))},
     images=('value', 'sampling_offsets', 'attention_logits'),
-    emulated={
-        '1 level': pyramid(((6, 5),), queries=11, heads=2, dim=32, half=True),
-        '3 levels': pyramid(((4, 6), (2, 3), (1, 2)), queries=7, heads=1, dim=64, half=True),
-    },
-    launches=(2, 10),
     bad=VALUE
     | {
         'reference_points': bad(

@@ -1,7 +1,7 @@
 """The Triton kernels of ttt_linear in Triton's interpreter, against the fp64 reference.
 
 The interpreter knows neither races nor layouts nor the GPU's rounding, and its bf16 is wrong: fp64,
-fp32 and fp16 it is here; test_ttt_linear_aot.py and test_ttt_linear_gpu.py look at the rest.
+fp32 and fp16 it is here; test_ttt_linear_gpu.py has the rest.
 """
 
 import pytest

@@ -1,0 +1,95 @@
+"""Every Triton kernel compiles for six GPUs, none of which need be there, and gets no worse.
+
+The figures and the table are those of tools/dev/compile_kernels.py.
+"""
+
+import os
+
+import compile_kernels
+import pytest
+import triton
+from compile_kernels import GPUS, SHARED, VARIANTS, build, compiled_for, count, scan, tables
+
+from ttt_kernels import _known
+
+pytestmark = [
+    pytest.mark.stress,
+    pytest.mark.skipif(
+        os.environ.get('TRITON_INTERPRET') == '1', reason='the interpreter compiles nothing'
+    ),
+]
+STORE, COPY = 'st.shared.b32 [%r1], %r2;', 'cp.async.cg.shared.global [%r1], [%rd1], 16;'
+WAIT, FENCE = 'cp.async.wait_group 0;', 'fence.proxy.async.shared::cta;'
+PRODUCTS = (
+    'wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16\n{%r3, %r4}, %rd2, %rd3, 0, 1, 1, 0, 0;',
+    '@%p1 tcgen05.mma.cta_group::1.kind::f16 [%r1], %rd2, %rd3, %r4, %p2;',
+)
+
+
+@pytest.mark.parametrize('variant', VARIANTS)
+def test_no_kernel_is_worse_than_the_table(variant):
+    call, dtype, gpu = variant.split('/')
+    found = {f'{variant}/{name}': count(kernel) for name, kernel in build(variant).items()}
+    table = tables().get(triton.__version__, {})
+    assert not compile_kernels.worse(found, table)
+    if table:
+        assert found.keys() <= table.keys(), 'run python tools/dev/compile_kernels.py --update'
+    refused = False
+    if gpu.startswith('sm_'):
+        op = call.split(',')[0]
+        row = _known.row(
+            op, compile_kernels.TYPES[dtype], divmod(GPUS[gpu], 10), triton.__version__
+        )
+        refused = row is not None and row.verdict == _known.REFUSED
+    for name, figures in found.items():
+        assert figures['shared'] <= SHARED[gpu], name
+        assert refused or not figures.get('unfenced'), name
+        assert not figures.get('wgmma_registers'), name
+
+
+def test_another_number_of_tokens_heads_or_images_compiles_nothing_new():
+    first = None
+    with compiled_for(90) as kernels:
+        for tokens, images, heads in ((1, 1, 8), (50, 2, 8), (256, 3, 24)):
+            call, inputs = scan(
+                compile_kernels.TYPES['bf16'], 64, tokens=tokens, images=images, heads=heads
+            )
+            call(*inputs).sum().backward()
+            hashes = {name: kernel.hash for name, kernel in kernels.items()}
+            first = first or hashes
+            assert hashes == first
+
+
+@pytest.mark.parametrize('product', PRODUCTS)
+@pytest.mark.parametrize(
+    ('lines', 'copied', 'stored'),
+    [
+        ([STORE, FENCE, 'bar.sync 0;'], 0, 0),
+        ([STORE, 'bar.sync 0;', FENCE], 0, 0),
+        ([STORE, 'bar.sync 0;'], 0, 1),
+        (['stmatrix.sync.aligned.m8n8.x4.shared.b16 [%r1], {%r2};'], 0, 1),
+        ([COPY, WAIT, FENCE], 0, 0),
+        ([COPY, FENCE, WAIT], 1, 0),
+        ([COPY, FENCE], 0, 0),  # nothing waits for the copy, so nothing reads it
+        (['@%p3 bra $L1;', FENCE, '$L1:'], 0, 0),
+        ([STORE, '@%p3 bra $L1;', FENCE, '$L1:'], 0, 1),
+        ([STORE, FENCE, '$L1:', STORE, FENCE, '@%p3 bra $L1;'], 0, 0),
+    ],
+)
+def test_every_way_to_a_product_needs_a_fence(lines, copied, stored, product):
+    ptx = '\n'.join(['.visible .entry k(', '.param .u64 p', ')', '{', *lines, product, 'ret;', '}'])
+    assert compile_kernels.unfenced_products(ptx) == copied
+    assert compile_kernels.unfenced_products(ptx, 'stored') == stored
+
+
+def test_a_later_round_of_a_loop_needs_a_fence_too():
+    ptx = '\n'.join(['{', '$L1:', PRODUCTS[0], STORE, '@%p3 bra $L1;', 'ret;', '}'])
+    assert compile_kernels.unfenced_products(ptx, 'stored') == 1
+
+
+def test_a_larger_figure_is_worse():
+    old = {'x': {'registers': 128, 'spilled': 4}}
+    assert compile_kernels.worse({'x': {'registers': 130, 'spilled': 2}}, old) == [
+        'x: registers 128 → 130'
+    ]
+    assert compile_kernels.worse(old, old) == []

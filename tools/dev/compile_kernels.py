@@ -1,0 +1,320 @@
+"""Compiles every Triton kernel for GPUs that need not be there, and compares with a table.
+
+    python tools/dev/compile_kernels.py                       # compare with compile_kernels.json
+    python tools/dev/compile_kernels.py --update              # write the rows of this Triton
+    python tools/dev/compile_kernels.py --only ttt_linear     # names that start with this
+
+The ops are called as they are, strides and options included, and their launches are compiled. The
+table holds, by Triton version, which brings its assembler: registers a thread, bytes of a thread
+that spilled, bytes of shared memory, and for NVIDIA the products that may read shared memory before
+a proxy fence. tests/kernels/test_compile_kernels.py fails where one of them grows. None of this
+says what a kernel computes on a GPU.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from unittest import mock
+
+# Before Triton is imported: the interpreter compiles nothing.
+if __name__ == '__main__':
+    os.environ.pop('TRITON_INTERPRET', None)
+
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.compiler import CompiledKernel
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from ttt_kernels import (
+    _backend,
+    causal_conv,
+    deform_attn_fused,
+    ttt_dwconv,
+    ttt_glu,
+    ttt_linear,
+    ttt_mlp,
+)
+from ttt_kernels.ttt_linear import kernel as ttt_linear_kernel
+
+TABLE = Path(__file__).with_suffix('.json')
+GPUS: dict[str, int | str] = {f'sm_{n}': n for n in (80, 89, 90, 100, 120)} | {'gfx942': 'gfx942'}
+TYPES = {'bf16': torch.bfloat16, 'fp32': torch.float32}
+# Shared memory of a program.
+SHARED = {'sm_80': 163 << 10, 'sm_89': 99 << 10, 'sm_90': 227 << 10, 'sm_100': 227 << 10}
+SHARED |= {'sm_120': 99 << 10, 'gfx942': 64 << 10}
+Figures = dict[str, int]
+Call = tuple[Callable[..., Tensor], list[Tensor]]
+
+
+# ------------------------------------------------------------------------------- calls of the ops
+
+
+def leaves(dtype: torch.dtype, tokens: int, *shapes: tuple[int, ...]) -> list[Tensor]:
+    """Zeros with gradients, the first `tokens` in `dtype`, parameters in fp32."""
+    dtypes = [dtype] * tokens + [torch.float32] * (len(shapes) - tokens)
+    return [
+        torch.zeros(s, dtype=t, requires_grad=True) for s, t in zip(shapes, dtypes, strict=True)
+    ]
+
+
+def scan(dtype, dim, size=16, images=1, tokens=256, heads=8, apart=False) -> Call:
+    """`apart`: the scan keeps states, and another kernel writes the output."""
+    token, state = (images, tokens, 1, heads), (1, heads)
+    inputs = leaves(
+        dtype, 3, *[(*token, dim)] * 3, token, (*state, dim, dim), *[(*state, dim)] * 3, (1, size)
+    )
+
+    def call(*inputs: Tensor) -> Tensor:
+        with mock.patch.object(ttt_linear_kernel, 'output_apart', return_value=apart):
+            return ttt_linear(
+                *inputs, directions=('forward',), mini_batch_size=size, backend='triton'
+            )
+
+    return call, inputs
+
+
+def convolution(dtype) -> Call:
+    inputs = leaves(dtype, 1, (2, 256, 1, 64), *[(1, 64, 4)] * 2)
+    options = {'directions': ('forward',), 'backend': 'triton'}
+    return lambda *x: torch.cat(causal_conv(*x, **options)), inputs
+
+
+def inner_step(op, dtype, dim: int, weights: int, **options) -> Call:
+    inputs = leaves(dtype, 3, *[(2, 256, 2, dim)] * 3, *[(2, dim, dim)] * weights)
+    return lambda *x: op(*x, backend='triton', **options), inputs
+
+
+def dwconv(dtype) -> Call:
+    inputs = leaves(dtype, 3, *[(2, 256, 64)] * 3, (64, 3, 3))
+    return lambda *x: ttt_dwconv(*x, hw=(16, 16), backend='triton'), inputs
+
+
+def sampling(dtype, dim: int, maps: tuple[tuple[int, int], ...]) -> Call:
+    points = (2, 64, 2, len(maps), 4)
+    inputs = leaves(dtype, 3, (2, sum(h * w for h, w in maps), 2, dim), (*points, 2), points)
+    centres = torch.zeros(1, 64, len(maps), 2)
+    return lambda value, offsets, logits: deform_attn_fused(
+        value, maps, centres, offsets, logits, backend='triton'
+    ), inputs
+
+
+PYRAMID = ((8, 8), (4, 4), (2, 2))
+# Compiled for every GPU in bf16, and for sm_90 in fp32.
+CALLS: dict[str, Callable[[torch.dtype], Call]] = {
+    'ttt_linear, d 64': lambda t: scan(t, 64),
+    'ttt_linear, d 64, output apart': lambda t: scan(t, 64, heads=2, apart=True),
+    'causal_conv': convolution,
+    'ttt_glu, d 64': lambda t: inner_step(ttt_glu, t, 64, 2),
+    'ttt_dwconv, d 64': dwconv,
+    'ttt_mlp, d 64': lambda t: inner_step(ttt_mlp, t, 64, 2),
+    'ttt_mlp, SwiGLU, d 64': lambda t: inner_step(ttt_mlp, t, 64, 3),
+    'deform_attn, d 64, 3 levels': lambda t: sampling(t, 64, PYRAMID),
+}
+# Compiled for sm_90 in bf16.
+OTHER_CALLS = {
+    'ttt_linear, d 32': lambda t: scan(t, 32),
+    'ttt_linear, d 128': lambda t: scan(t, 128),
+    'ttt_linear, d 128, output apart': lambda t: scan(t, 128, heads=2, apart=True),
+    'ttt_linear, d 64, b 64': lambda t: scan(t, 64, size=64),
+    'ttt_glu, d 32': lambda t: inner_step(ttt_glu, t, 32, 2),
+    'ttt_mlp, L2, d 64': lambda t: inner_step(ttt_mlp, t, 64, 2, loss='l2'),
+    'ttt_mlp, SwiGLU, L2, d 64': lambda t: inner_step(ttt_mlp, t, 64, 3, loss='l2'),
+    'deform_attn, d 32, 1 level': lambda t: sampling(t, 32, PYRAMID[:1]),
+}
+VARIANTS = [f'{call}/bf16/{gpu}' for call in CALLS for gpu in GPUS]
+VARIANTS += [f'{call}/fp32/sm_90' for call in CALLS] + [
+    f'{call}/bf16/sm_90' for call in OTHER_CALLS
+]
+
+
+# ----------------------------------------------------------------------------------- compilation
+
+
+class _NoGpu:
+    """Answers the questions that Triton asks a driver before a launch."""
+
+    def __init__(self, gpu: int | str) -> None:
+        self.gpu = gpu
+
+    def get_current_target(self) -> GPUTarget:
+        amd = isinstance(self.gpu, str)
+        return GPUTarget('hip' if amd else 'cuda', self.gpu, 64 if amd else 32)
+
+    def get_current_device(self) -> int | str:
+        return self.gpu  # the key of Triton's cache
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+@contextlib.contextmanager
+def compiled_for(gpu: int | str) -> Iterator[dict[str, CompiledKernel]]:
+    """Launches inside only compile; yields the compiled kernels by name.
+
+    `gpu` is 80, 90, … for NVIDIA's, a name such as 'gfx942' for AMD's. The tensors are on the CPU.
+    """
+    kernels: dict[str, CompiledKernel] = {}
+    launch = JITFunction.run
+
+    def run(self: JITFunction, *args, grid, warmup, **kwargs):
+        compiled = launch(self, *args, grid=grid, warmup=True, **kwargs)
+        name = self.__name__.strip('_') + ', backward' * bool(kwargs.get('BACKWARD'))
+        kernels[name] = compiled
+        return compiled
+
+    amd = isinstance(gpu, str)
+    capability = (9, 4) if amd else divmod(gpu, 10)
+    with (
+        mock.patch.object(torch.version, 'hip', '7.0' if amd else None),
+        mock.patch.object(driver, '_active', _NoGpu(gpu), create=True),
+        mock.patch.object(JITFunction, 'run', run),
+        mock.patch.object(torch.cuda, 'get_device_capability', return_value=capability),
+        mock.patch.object(_backend, '_unreachable', return_value=None),
+    ):
+        yield kernels
+
+
+def build(variant: str) -> dict[str, CompiledKernel]:
+    """Kernels of an op's forward and backward pass, by name."""
+    call, dtype, gpu = variant.split('/')
+    with compiled_for(GPUS[gpu]) as kernels:
+        function, inputs = (CALLS | OTHER_CALLS)[call](TYPES[dtype])
+        output = function(*inputs)
+        torch.autograd.grad(output, inputs, torch.zeros_like(output))
+    return kernels
+
+
+def count(compiled: CompiledKernel) -> Figures:
+    """Figures of a compiled kernel."""
+    figures = {'shared': compiled.metadata.shared}
+    if (code := compiled.asm.get('amdgcn')) is not None:
+        names = {'registers': 'vgpr_count', 'spilled': 'private_segment_fixed_size'}
+        found = {n: re.search(rf'\.{key}:\s+(\d+)', code) for n, key in names.items()}
+        return {n: int(match[1]) for n, match in found.items()} | figures
+    tool = Path(triton.__file__).parent / 'backends' / 'nvidia' / 'bin' / 'cuobjdump'
+    with tempfile.NamedTemporaryFile(suffix='.cubin') as file:
+        file.write(compiled.asm['cubin'])
+        file.flush()
+        usage = subprocess.run(
+            [tool, '-res-usage', file.name], check=True, capture_output=True, text=True
+        ).stdout
+    registers, stack = (int(re.search(rf'{n}:(\d+)', usage)[1]) for n in ('REG', 'STACK'))
+    ptx = compiled.asm['ptx']
+    figures |= {'registers': registers, 'spilled': stack, 'unfenced': unfenced_products(ptx)}
+    # ptxas before 13.3 may overwrite the registers while a WGMMA still reads them.
+    figures['wgmma_registers'] = len(re.findall(r'wgmma\.mma_async[^;{]*\{[^}]*\},\s*\{', ptx))
+    return figures
+
+
+# ---------------------------------------------------------------------------------- proxy fences
+
+_WRITE = re.compile(r'(?:st|red|atom)\.(?:\w+\.)*shared|stmatrix\.')
+_COPY = re.compile(r'cp\.async\.c[ag]\.')
+_WAIT = re.compile(r'cp\.async\.wait_(?:group|all)')
+_READ = re.compile(
+    r'wgmma\.mma_async|tcgen05\.(?:mma|cp)\b|cp\.(?:reduce\.)?async\.bulk\.(?!commit|wait)'
+)
+_JUMP = re.compile(r'(@!?%\w+\s+)?bra(?:\.uni)?\s+(\$\w+)')
+
+
+def _after(text: str, state: frozenset[str]) -> frozenset[str]:
+    """What is unseen by the asynchronous proxy after an instruction."""
+    if text.startswith('fence.proxy.async'):
+        return state - {'copied', 'stored'}
+    if _WRITE.match(text):
+        return state | {'stored'}
+    if _COPY.match(text):
+        return state | {'flying'}
+    if _WAIT.match(text) and 'flying' in state:
+        return state | {'copied'}
+    return state
+
+
+def unfenced_products(ptx: str, after: str = 'copied') -> int:
+    """Products (WGMMA, tcgen05) that may read shared memory before a proxy fence.
+
+    They read it by the asynchronous proxy (PTX ISA, "Async Proxy"). What cp.async copied
+    (`after='copied'`) or threads stored (`'stored'`) needs `fence.proxy.async` first, on every way
+    through the kernel. Addresses are not compared: a store of other bytes counts too.
+    """
+    lines = [re.sub(r'^\s*(\$\w+):', r'\1:;', line.partition('//')[0]) for line in ptx.splitlines()]
+    text = ' '.join(line.strip() for line in lines if not line.lstrip().startswith('.'))
+    code = [part.strip(' (){}') for part in text.split(';')]
+    labels = {part[:-1]: i for i, part in enumerate(code) if re.fullmatch(r'\$\w+:', part)}
+    states: list[frozenset[str] | None] = [None] * (len(code) + 1)
+    ways: list[tuple[int, frozenset[str]]] = [(0, frozenset())]
+    while ways:
+        at, state = ways.pop()
+        merged = state | (states[at] or frozenset())
+        if merged == states[at] or at == len(code):
+            continue
+        states[at] = merged
+        if jump := _JUMP.match(code[at]):
+            ways.append((labels[jump[2]], merged))
+            if jump[1] is None:
+                continue
+        elif code[at] == 'ret':
+            continue
+        ways.append((at + 1, _after(re.sub(r'^@!?%\w+\s+', '', code[at]), merged)))
+    products = (s for text, s in zip(code, states, strict=False) if _READ.search(text))
+    return sum(state is not None and after in state for state in products)
+
+
+# ---------------------------------------------------------------------------------------- table
+
+
+def tables() -> dict[str, dict[str, Figures]]:
+    return json.loads(TABLE.read_text()) if TABLE.exists() else {}
+
+
+def worse(found: dict[str, Figures], table: dict[str, Figures]) -> list[str]:
+    """A line for every figure that is larger than the table's."""
+    return [
+        f'{name}: {figure} {table[name][figure]} → {value}'
+        for name, figures in found.items()
+        for figure, value in figures.items()
+        if name in table and value > table[name][figure]
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('--update', action='store_true', help="write this Triton's rows")
+    parser.add_argument('--only', default='', help='variants whose names start with this')
+    args = parser.parse_args()
+    found = {}
+    for variant in (v for v in VARIANTS if v.startswith(args.only)):
+        for kernel, compiled in build(variant).items():
+            name = f'{variant}/{kernel}'
+            found[name] = count(compiled)
+            print(name, *(f'{key} {value}' for key, value in found[name].items()), flush=True)
+    every = tables()
+    if not args.update:
+        lines = worse(found, every.get(triton.__version__, {}))
+        print(f'Worse than the table of Triton {triton.__version__}:', *lines or ['none'], sep='\n')
+        return int(bool(lines))
+    others = every.get(triton.__version__, {}) if args.only else {}
+    rows = {n: f for n, f in others.items() if not n.startswith(args.only)} | found
+    every[triton.__version__] = dict(sorted(rows.items()))
+    body = [
+        f' {json.dumps(version)}: {{\n'
+        + ',\n'.join(f'  {json.dumps(n)}: {json.dumps(f)}' for n, f in table.items())
+        + '\n }'
+        for version, table in sorted(every.items())
+    ]
+    TABLE.write_text('{\n' + ',\n'.join(body) + '\n}\n')
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())
