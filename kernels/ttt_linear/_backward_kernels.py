@@ -37,6 +37,7 @@ from ._tiles import (
     descent_step,
     feature_offsets,
     from_scratch,
+    inverse_deviation,
     last_token_scale,
     load_features,
     load_rows,
@@ -61,7 +62,7 @@ from ._tiles import (
     subtract_mean,
     sum_features,
     sum_features2,
-    sum_features3,
+    sum_features4,
     to_scratch,
     token_mask,
     token_scales,
@@ -84,6 +85,9 @@ def inner_model(z, k, v, gamma, lam, eps, D: tl.constexpr, WIDTH: tl.constexpr):
 
     A row of a tile as it is loaded is in one warp: these sums over features need no exchange.
     """
+    z -= (tl.sum(z, axis=1) / WIDTH)[:, None]
+    if WIDTH != D:
+        z = tl.where(tl.arange(0, D)[None, :] < WIDTH, z, 0)
     rstd = tl.rsqrt(tl.sum(z * z, axis=1) / WIDTH + eps)
     x = z * rstd[:, None]
     y = gamma * x + lam + (k.to(z.dtype) - v.to(z.dtype))
@@ -222,13 +226,16 @@ def backward_query(
             m = saturating_cast(-e * qk, k_tile)
             zq = add_dot(zq, m, split_features(g_tile, D), PRECISION)
 
-            # The gradient of Z̄. Its sums share an exchange: Σ(u⊙LN̂(Z̄)) is Σ(u⊙Z̄)/σ.
+            # The gradient of Z̄. Its sums share an exchange: with m = mean(Z̄),
+            # Σ(u⊙LN̂(Z̄)) is (Σ(u⊙Z̄) − m·Σu)/σ.
             dlam += do_tile.to(ACC)
             grad = split_features(do_tile, D).to(ACC)
             u = gamma * grad
-            sum_zq, sum_u, sum_uz = sum_features3(zq * zq, u, u * zq)
-            rstd_q = tl.rsqrt(sum_zq / WIDTH + eps)
-            xq, sum_ux = zq * column(rstd_q), sum_uz * rstd_q
+            mean, square, sum_u, sum_uz = sum_features4(zq, zq * zq, u, u * zq)
+            mean = mean / WIDTH
+            rstd_q = inverse_deviation(mean, square / WIDTH, eps)
+            xq = subtract_mean(zq, column(mean), D, WIDTH) * column(rstd_q)
+            sum_ux = (sum_uz - mean * sum_u) * rstd_q
             dgamma += fold_token_pairs(grad * xq, D)
             u = subtract_mean(u, column(sum_u / WIDTH), D, WIDTH)
             d = ((u - xq * column(sum_ux / WIDTH)) * column(rstd_q)).to(k_tile.dtype)
@@ -360,7 +367,7 @@ def backward_chain(
 
             grad = split_features(g_tile, D).to(ACC)
 
-            # U = −MᵀD − e⊙H with H = K dW' + dc'. D and H have zero mean over the features.
+            # U = −MᵀD − e⊙H with H = K dW' + dc'.
             if mini_batch_chunks(SIZE) > 1:
                 h = apply_state(f, f_c, k_tile, D, PRECISION)
                 tau = token_scales(token_scale, head // H, n, SIZE, HAS_SCALE, ACC)
@@ -371,8 +378,11 @@ def backward_chain(
             ds, dc = add_outer(ds, dc, d_tile, q_tile, D, PRECISION)
             x = split_features(x_tile, D).to(ACC)
             u = u_tile.to(ACC) - h * column(carried_steps(steps, tau_last, SIZE))
-            mean_ux, mean_ug, sum_hg = sum_features3(u * x, u * grad, h * grad)
-            mean_ux, mean_ug = mean_ux / WIDTH, mean_ug / WIDTH
+            mean_u, mean_ux, mean_ug, sum_hg = sum_features4(u, u * x, u * grad, h * grad)
+            mean_u, mean_ux, mean_ug = mean_u / WIDTH, mean_ux / WIDTH, mean_ug / WIDTH
+            # D and H have no mean but rounding errors, which grow like those of Z. X and G have
+            # none that matters to the other two sums.
+            u = subtract_mean(u, column(mean_u), D, WIDTH)
             tl.store(scratch_rows(rows, n, ROW_DLAST), -sum_hg)
 
             # Through the inner model: LN̂ of Z, the inner loss's LayerNorm, and Z to the state.

@@ -23,6 +23,7 @@ from ._tiles import (
     load_state_before,
     load_tile,
     mini_batch_chunks,
+    normalized,
     outer_iterations,
     outer_stride,
     repeat_blocks,
@@ -32,7 +33,6 @@ from ._tiles import (
     store_state,
     store_tile,
     subtract_mean,
-    sum_features,
     sum_features2,
     token_scales,
 )
@@ -41,8 +41,7 @@ from ._tiles import (
 @triton.jit
 def inner_gradient(z, k, v, gamma, lam, eps, D: tl.constexpr, WIDTH: tl.constexpr):
     """G = Π(γ⊙(γX + λ − (V − K))) of a chunk, in blocks, from the saved Z = KW + c."""
-    rstd = column(tl.rsqrt(sum_features(z * z) / WIDTH + eps))
-    x = z * rstd
+    x, rstd = normalized(z, eps, D, WIDTH)
     residual = split_features(k, D).to(z.dtype) - split_features(v, D).to(z.dtype)
     p = gamma * (gamma * x + lam + residual)
     mean_p, mean_px = sum_features2(p, p * x)
@@ -62,7 +61,7 @@ def step_weights(q, k, steps, tau, D: tl.constexpr, PRECISION: tl.constexpr, ACC
 @triton.jit
 def output(z, q, gamma, lam, eps, D: tl.constexpr, WIDTH: tl.constexpr):
     """O = Q + γ⊙LN̂(Z̄) + λ, `(16, D)`, from Z̄ in blocks."""
-    x = z * column(tl.rsqrt(sum_features(z * z) / WIDTH + eps))
+    x, _ = normalized(z, eps, D, WIDTH)
     return concat_features(split_features(q, D).to(z.dtype) + gamma * x + lam, D)
 
 

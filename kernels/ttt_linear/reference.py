@@ -95,8 +95,8 @@ class _Chunks:
     def state_of(self, w: Tensor, c: Tensor) -> Tensor:
         """Initial states `(B·R·H, d+1, d)`, [W; c] without the mean over the outputs.
 
-        LayerNorm ignores this mean, and updates have none. So Z has mean zero, and rounding loses
-        no digits to it.
+        LayerNorm ignores this mean, and updates have none but for rounding errors. Without it
+        rounding loses no digits of Z to its mean.
         """
         state = torch.cat([w, c.unsqueeze(-2)], dim=-2)
         return self.parameter(state - state.mean(-1, keepdim=True))

@@ -16,3 +16,15 @@ from kernel_testing import quick_and_poisoned  # noqa: E402, F401
 def single_precision(monkeypatch):
     """Convolutions in fp32 are in TF32 on a GPU unless they are told otherwise."""
     monkeypatch.setattr(torch.backends.cudnn, 'allow_tf32', False)
+
+
+@pytest.fixture
+def cut(monkeypatch):
+    """Sets the mini-batches of a segment of ttt_linear; with `apart`, in the split path."""
+    from ttt_kernels.ttt_linear import kernel, reference
+
+    def set_cut(segment, apart):
+        monkeypatch.setattr(kernel, 'output_apart', lambda *_: apart)
+        monkeypatch.setattr(reference, 'SEGMENT', segment)
+
+    return set_cut
