@@ -1,11 +1,24 @@
 """Errors that the tools print without a traceback."""
 
 import pickle
+from collections.abc import Collection
+from difflib import get_close_matches
 
 
 def first_line(error: Exception) -> str:
     """The first line of an error's message."""
     return str(error).strip().partition('\n')[0]
+
+
+def suggest(name: str, names: Collection[str]) -> str:
+    """The end of a message about an unknown name: `, did you mean 'x'?`, or nothing.
+
+    A name that differs only by its scope (`mmvttt.X` and `X`) comes first.
+    """
+    bare = name.rpartition('.')[2]
+    same = [other for other in names if other.rpartition('.')[2] == bare and other != name]
+    close = same or get_close_matches(name, names, n=1) or get_close_matches(bare, names, n=1)
+    return f', did you mean {close[0]!r}?' if close else ''
 
 
 class UsageError(ValueError):

@@ -3,7 +3,6 @@
 import copy
 import inspect
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Any
 
 from mmengine.model import BaseModule, PretrainedInit
@@ -11,6 +10,7 @@ from torch import nn
 
 from mmvttt.checkpoints.inherit import load_inherited
 from mmvttt.checkpoints.load import load_pretrained
+from mmvttt.errors import suggest
 from mmvttt.models import adapters, backbones
 from mmvttt.models.adapters.vit_adapter import warn_of_unused
 from mmvttt.models.generation.losses import DDPMLoss, FlowLoss
@@ -127,10 +127,8 @@ def require_options(kind: type, options: Mapping[str, Any]) -> None:
     backbone = options.get('backbone')
     if backbone is not None and wrong in config_options(type(backbone)):
         advice = f', {type(backbone).__name__} does: write it into the dict of its backbone'
-    elif close := get_close_matches(wrong, shown, n=1):
-        advice = f', did you mean {close[0]!r}?'
     else:
-        advice = ''
+        advice = suggest(wrong, shown)
     raise TypeError(
         f'{kind.__name__} has no option {wrong!r}{advice}; it has {", ".join(shown)}. If it comes '
         "from the config's _base_, put _delete_=True into this dict"

@@ -1,43 +1,41 @@
 """Registries of mmvttt: children of mmengine's roots, so that `type='mmvttt.X'` resolves anywhere.
 
-mmengine imports `locations` when a scoped type is looked up for the first time: a config of mmdet,
-mmsegmentation or mmpretrain can name `mmvttt.Vittt` without `custom_imports`.
+mmengine imports a registry's modules (listed in `mmvttt.openmmlab`) when a scoped type is looked up
+for the first time: a config of mmdet, mmsegmentation or mmpretrain can name `mmvttt.Vittt` without
+`custom_imports`.
 """
 
-from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
 from mmengine import registry as root
 
-_MODELS = ['mmvttt.openmmlab.register', 'mmvttt.openmmlab.models']
-_ENGINE = ['mmvttt.openmmlab.engine']
-_DATA = ['mmvttt.openmmlab.datasets']
-_RELIABILITY = ['mmvttt.openmmlab.reliability']
-_INNER_LOOP = ['mmvttt.openmmlab.analysis.inner_loop_hook']
-_MESA = 'mmvttt.openmmlab.models.mesa'
-
 
 class _Registry(root.Registry):
-    """A child of one of mmengine's roots, with the scope `mmvttt`.
+    """A registry with the scope `mmvttt`.
 
-    Args:
-        name: What its types are, for messages.
-        parent: mmengine's root.
-        locations: Modules that register types; mmengine imports them at the first look-up.
+    Attributes:
         on_demand: Type → module that registers it, imported once a config names the type: such a
             module imports a toolbox, or diffusers.
     """
 
-    def __init__(
-        self,
-        name: str,
-        parent: root.Registry,
-        locations: list[str],
-        on_demand: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(name, parent=parent, scope='mmvttt', locations=locations)
-        self.on_demand = dict(on_demand or {})
+    _imported: bool
+
+    def __init__(self, name: str, parent: root.Registry | None = None) -> None:
+        super().__init__(name, parent=parent, scope='mmvttt')
+        self.on_demand: dict[str, str] = {}
+
+    def locate(self, package: str, *modules: str, **on_demand: str) -> None:
+        """Names the modules, relative to a package, that register types at the first look-up."""
+        self._locations += [f'{package}.{module}' for module in modules]
+        self.on_demand |= {name: f'{package}.{module}' for name, module in on_demand.items()}
+
+    def import_from_location(self) -> None:
+        """Imports the modules. mmengine warns of a registry without any."""
+        if not self._imported:
+            for module in self._locations:
+                import_module(module)
+            self._imported = True
 
     def get(self, key: str) -> Any:
         """The class of a registered name; None where there is none."""
@@ -48,49 +46,31 @@ class _Registry(root.Registry):
         return super().get(key)
 
     def names(self) -> list[str]:
-        """All registered names, those on demand too."""
+        """All registered names, including those on demand."""
         self.import_from_location()
         return sorted({*self.module_dict, *self.on_demand})
 
 
-MODELS = _Registry(
-    'model',
-    root.MODELS,
-    _MODELS,
-    {
-        'MESAClassifier': _MESA,
-        'FP32RoIExtractor': 'mmvttt.openmmlab.models.fp32_roi_extractor',
-        'BoxTTAModel': 'mmvttt.openmmlab.models.box_tta',
-        'DiT3': 'mmvttt.openmmlab.models.diffusion_transformers',
-        'LinearTransformer': 'mmvttt.openmmlab.models.diffusion_transformers',
-    },
-)
-HOOKS = _Registry('hook', root.HOOKS, _ENGINE + _RELIABILITY + _INNER_LOOP + _MODELS)
-OPTIM_WRAPPERS = _Registry('optim wrapper', root.OPTIM_WRAPPERS, _ENGINE)
-OPTIM_WRAPPER_CONSTRUCTORS = _Registry(
-    'optim wrapper constructor', root.OPTIM_WRAPPER_CONSTRUCTORS, _ENGINE
-)
-DATASETS = _Registry('dataset', root.DATASETS, _RELIABILITY + _DATA)
-DATA_SAMPLERS = _Registry('data sampler', root.DATA_SAMPLERS, _RELIABILITY)
-LOOPS = _Registry('loop', root.LOOPS, _RELIABILITY)
-PARAM_SCHEDULERS = _Registry('parameter scheduler', root.PARAM_SCHEDULERS, _ENGINE)
-WEIGHT_INITIALIZERS = _Registry('weight initializer', root.WEIGHT_INITIALIZERS, _MODELS)
-METRICS = _Registry('metric', root.METRICS, _MODELS, {'TeacherAccuracy': _MESA})
-TRANSFORMS = _Registry('transform', root.TRANSFORMS, _DATA)
-TASK_UTILS = _Registry(
-    'task util',
-    root.TASK_UTILS,
-    [],
-    {'FP32AnchorGenerator': 'mmvttt.openmmlab.models.fp32_anchor_generator'},
-)
-STRATEGIES = _Registry('strategy', root.STRATEGIES, _ENGINE)
-FUNCTIONS = _Registry('function', root.FUNCTIONS, _ENGINE)
+MODELS = _Registry('model', root.MODELS)
+HOOKS = _Registry('hook', root.HOOKS)
+OPTIM_WRAPPERS = _Registry('optim wrapper', root.OPTIM_WRAPPERS)
+OPTIM_WRAPPER_CONSTRUCTORS = _Registry('optim wrapper constructor', root.OPTIM_WRAPPER_CONSTRUCTORS)
+DATASETS = _Registry('dataset', root.DATASETS)
+DATA_SAMPLERS = _Registry('data sampler', root.DATA_SAMPLERS)
+LOOPS = _Registry('loop', root.LOOPS)
+PARAM_SCHEDULERS = _Registry('parameter scheduler', root.PARAM_SCHEDULERS)
+WEIGHT_INITIALIZERS = _Registry('weight initializer', root.WEIGHT_INITIALIZERS)
+METRICS = _Registry('metric', root.METRICS)
+TRANSFORMS = _Registry('transform', root.TRANSFORMS)
+TASK_UTILS = _Registry('task util', root.TASK_UTILS)
+STRATEGIES = _Registry('strategy', root.STRATEGIES)
+FUNCTIONS = _Registry('function', root.FUNCTIONS)
 
 # The parts of an inner training (docs/own_mixer.md). mmengine has no roots for them: a package of
 # one's own registers here, or in a child with a scope of its own.
-INNER_MODELS = root.Registry('inner model', scope='mmvttt', locations=_MODELS)
-INNER_LOSSES = root.Registry('inner loss', scope='mmvttt', locations=_MODELS)
-KEY_NORMS = root.Registry('key norm', scope='mmvttt', locations=_MODELS)
+INNER_MODELS = _Registry('inner model')
+INNER_LOSSES = _Registry('inner loss')
+KEY_NORMS = _Registry('key norm')
 
 _PARTS = {'inner': INNER_MODELS, 'loss': INNER_LOSSES, 'key_norm': KEY_NORMS}
 

@@ -31,7 +31,7 @@ def test_its_module_and_its_repair_are_there(patched: compat.Patch) -> None:
 
 OUTCOMES = """
 import sys, types
-from mmvttt.openmmlab.compat import patch
+from mmvttt.openmmlab import compat
 
 def repair(): calls.append(1)
 def leave(): return 'it is whole'
@@ -40,19 +40,19 @@ def fail(): raise AttributeError('renamed')
 calls = []
 here = types.ModuleType('here')
 here.repair, here.leave, here.fail = repair, leave, fail
-sys.modules['here'] = here
+sys.modules['mmvttt.openmmlab.compat.here'] = here
 target = 'wave'
 assert target not in sys.modules
-patch.PATCHES = tuple(
-    patch.Patch(name, target, f'here:{name}', 'why') for name in ('repair', 'leave', 'fail')
+compat.PATCHES = tuple(
+    compat.Patch(name, target, f'here:{name}', 'why') for name in ('repair', 'leave', 'fail')
 )
-patch._outcomes.clear()
-patch.apply_patches()
-assert {o.unneeded for o in patch.outcomes()} == {'wave has not been imported'}
+compat._outcomes.clear()
+compat.apply_patches()
+assert {o.unneeded for o in compat.outcomes()} == {'wave has not been imported'}
 import wave
-patch.apply_patches()
+compat.apply_patches()
 assert calls == [1]
-broken, whole, failed = patch.outcomes()
+broken, whole, failed = compat.outcomes()
 assert broken.applied and not whole.applied and whole.unneeded == 'it is whole'
 assert failed.unneeded == 'failed: AttributeError: renamed'
 assert type(wave.__spec__.loader).__name__ == 'SourceFileLoader'

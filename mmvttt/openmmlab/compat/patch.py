@@ -1,22 +1,7 @@
-"""Table of patches, and their application at import."""
+"""A patch of another package, and its outcome."""
 
-from __future__ import annotations
-
-import os
-from collections.abc import Callable
 from dataclasses import dataclass
-from difflib import get_close_matches
-from functools import partial
-from importlib import import_module
-from types import ModuleType
 from typing import Any
-
-from mmvttt_startup import after_import
-
-# Comma-separated names of patches to leave out.
-SKIP = 'MMVTTT_SKIP_PATCHES'
-_COMPAT = 'mmvttt.openmmlab.compat'
-_POLICY = 'mmvttt.openmmlab.compat.checkpoints'
 
 
 @dataclass(frozen=True)
@@ -26,7 +11,8 @@ class Patch:
     Attributes:
         name: Its name, e.g. in MMVTTT_SKIP_PATCHES.
         target: The module to change; the patch is applied once it is imported.
-        repair: `module:function` that applies it; returns None, or why it is not needed.
+        repair: `module:function` of this folder that applies it; returns None, or why it is not
+            needed.
         why: The fault without it.
     """
 
@@ -34,122 +20,6 @@ class Patch:
     target: str
     repair: str
     why: str
-
-
-PATCHES: tuple[Patch, ...] = (
-    Patch(
-        'package-paths',
-        'mmengine.utils.package_utils',
-        f'{_COMPAT}.configs:find_packages_by_import',
-        'mmengine needs pkg_resources (gone from setuptools 81) to find a package, '
-        'and misses editable installs',
-    ),
-    Patch(
-        'package-names',
-        'mmengine.config.utils',
-        f'{_COMPAT}.configs:name_packages',
-        "mmengine's table of packages lacks mmvttt and the onedl forks",
-    ),
-    Patch(
-        'dumped-types',
-        'mmengine.utils',
-        f'{_COMPAT}.configs:find_shadowed_modules',
-        'mmengine takes the function mmdet.models.losses.smooth_l1_loss for the module of that '
-        'name',
-    ),
-    Patch(
-        'own-configs',
-        'mmengine.config.config',
-        f'{_COMPAT}.configs:resolve_own_configs',
-        "mmengine requires a slash in 'mmvttt::config.py', and would look for all its types in "
-        'mmvttt',
-    ),
-    Patch(
-        'mmcv-ext',
-        # mmcv itself may be in the middle of its import: it is what imports mmengine.
-        'mmcv.utils.ext_loader',
-        f'{_COMPAT}.mmcv_ext:offer_stub',
-        'mmcv-lite has no compiled operators: importing mmcv.ops fails',
-    ),
-    Patch(
-        'dino-width',
-        'mmdet.models.layers.transformer.dino_layers',
-        f'{_COMPAT}.dino:load_original_dino',
-        "the fork's DINO cannot load the original's checkpoints: one weight is twice as wide",
-    ),
-    Patch(
-        'inferencer-names',
-        'mmengine.infer.infer',
-        f'{_COMPAT}.names:infer_by_name',
-        "mmengine's inferencers know the models of their own toolbox only",
-    ),
-    Patch(
-        'hub-names',
-        'mmpretrain.apis.model',
-        f'{_COMPAT}.names:offer_to_hub',
-        "mmpretrain's get_model and inferencers know the models of mmpretrain only",
-    ),
-    Patch(
-        'safe-load',
-        'mmengine.runner.checkpoint',
-        f'{_POLICY}:load_by_the_list',
-        'mmengine unpickles what comes from a URL; torch refuses its HistoryBuffer',
-    ),
-    Patch(
-        'safe-resume',
-        'mmengine.runner.checkpoint',
-        f'{_POLICY}:drop_configs',
-        'mmengine runs the config in a checkpoint when a training resumes from it',
-    ),
-    Patch(
-        'safe-inferencer',
-        'mmengine.infer.infer',
-        f'{_POLICY}:ask_for_config',
-        'an inferencer without a config runs the one in the checkpoint',
-    ),
-    Patch(
-        'plain-curves',
-        'mmengine.logging.history_buffer',
-        f'{_POLICY}:save_numbers_only',
-        'with a HistoryBuffer.register_statistics no checkpoint can be read again',
-    ),
-    Patch(
-        'whole-files',
-        'mmengine.fileio.backends.local_backend',
-        f'{_POLICY}:write_whole_files',
-        'a kill while mmengine writes a checkpoint leaves half a file by its name',
-    ),
-    Patch(
-        'full-disk',
-        'mmengine.visualization.vis_backend',
-        f'{_POLICY}:log_without_room',
-        'a full disk ends a training, by a line of the curves that cannot be written',
-    ),
-    Patch(
-        'launcher-cpu',
-        'mmengine.dist.utils',
-        f'{_COMPAT}.launcher:launch_with_gloo',
-        "launcher 'pytorch' sets a CUDA device, and chooses nccl, without a GPU",
-    ),
-    Patch(
-        'ddp-cpu',
-        'mmengine.model.wrappers.distributed',
-        f'{_COMPAT}.launcher:wrap_without_devices',
-        'mmengine hands device ids to DDP, and leaves SyncBN in, for a model on the CPU',
-    ),
-    Patch(
-        'fsdp-cpu',
-        'mmengine.model.wrappers.fully_sharded_distributed',
-        f'{_COMPAT}.launcher:shard_without_devices',
-        'mmengine hands the index of a GPU to FSDP for a model that trains on the CPU',
-    ),
-    Patch(
-        'amp-cpu',
-        'mmengine.optim.optimizer.amp_optimizer_wrapper',
-        f'{_COMPAT}.amp:autocast_on_cpu',
-        'AmpOptimWrapper asserts that there is a GPU',
-    ),
-)
 
 
 @dataclass(frozen=True)
@@ -170,57 +40,6 @@ class Outcome:
         return self.unneeded is None
 
 
-_outcomes: dict[str, Outcome] = {}
-
-
 def replace(owner: Any, attribute: str, value: Any) -> None:
     """Sets an attribute of a module or class of another package."""
     setattr(owner, attribute, value)
-
-
-def left_out() -> set[str]:
-    """Names of the patches that the environment disables.
-
-    Raises:
-        ValueError: There is no patch of a name in the variable.
-    """
-    names = {name for name in os.environ.get(SKIP, '').replace(' ', '').split(',') if name}
-    known = [patch.name for patch in PATCHES]
-    for name in sorted(names - {*known, 'startup'}):
-        close = get_close_matches(name, known, n=1)
-        raise ValueError(
-            f'{SKIP}={name}: mmvttt has no such patch to leave out'
-            f'{f"; did you mean {close[0]!r}?" if close else ""}; there are: {", ".join(known)}'
-        )
-    return names
-
-
-def apply_patches() -> None:
-    """Schedules every patch for the import of its module, except disabled ones.
-
-    Raises:
-        ValueError: See `left_out`.
-    """
-    skipped = left_out()
-    for patch in PATCHES:
-        if patch.name in skipped:
-            _outcomes.setdefault(patch.name, Outcome(patch, f'left out by {SKIP}'))
-        else:
-            after_import(patch.target, partial(_apply, patch))
-
-
-def _apply(patch: Patch, _: ModuleType) -> None:
-    if patch.name not in _outcomes:
-        place, function = patch.repair.split(':')
-        try:
-            repair: Callable[[], str | None] = getattr(import_module(place), function)
-            _outcomes[patch.name] = Outcome(patch, repair())
-        except Exception as error:
-            # The import of another package must not fail; `python -m mmvttt` shows it.
-            _outcomes[patch.name] = Outcome(patch, f'failed: {type(error).__name__}: {error}')
-
-
-def outcomes() -> list[Outcome]:
-    """State of every patch so far, in the order of the table."""
-    waiting = {p.name: Outcome(p, f'{p.target} has not been imported') for p in PATCHES}
-    return list({**waiting, **_outcomes}.values())
