@@ -15,7 +15,7 @@ from torch import nn
 
 # (option, name) → a class or function, or None.
 Resolver = Callable[[str, str], Any]
-_SCOPE = 'mmvttt.'
+SCOPE = 'mmvttt.'
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _resolvers: list[Resolver] = []
 
@@ -49,7 +49,7 @@ def find_part(option: str, kind: Any, own: Mapping[str, Any]) -> Any:
             f'{option}={kind!r}: give a class, a function, a dict with its type, or one of '
             f'{", ".join(map(repr, own))}.'
         )
-    if (name := kind.removeprefix(_SCOPE)) in own:
+    if (name := kind.removeprefix(SCOPE)) in own:
         return own[name]
     for resolver in _resolvers:
         if (found := resolver(option, kind)) is not None:

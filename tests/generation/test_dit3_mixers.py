@@ -1,7 +1,6 @@
 """Mixers of DiT³: given in any way, saved and loaded, left as they are, seen by the recorder."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -69,7 +68,9 @@ def test_any_mixer_trains_saves_and_loads(mixer, kind: type, tmp_path: Path) -> 
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
     model.save_pretrained(tmp_path)
-    again = DiT3.from_pretrained(tmp_path)
+    # A file names mmvttt's own mixers; another is given again.
+    foreign = dict(mixer=mixer) if kind is Constant else {}
+    again = DiT3.from_pretrained(tmp_path, **foreign)
     assert torch.equal(again(LATENTS, ONE, ONE).sample, out)
     assert {type(block.mixer) for block in again.blocks} == {kind}
 
@@ -104,41 +105,14 @@ def test_the_config_names_classes(tmp_path: Path) -> None:
     assert saved['mixer'] == {'type': 'TTTMixer', 'inner': 'SwiGLU'}
 
 
-def test_a_class_that_cannot_be_imported_is_given_again(tmp_path: Path) -> None:
-    class Local(Constant):
-        pass
-
-    model = build(dict(type=Local, value=0.25))
-    model.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r'mixer=.*Local'):
+def test_a_mixer_of_another_package_is_given_again(tmp_path: Path) -> None:
+    build(Constant).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r'mixer=.*Constant.*may only name'):
         DiT3.from_pretrained(tmp_path)
-    again = DiT3.from_pretrained(tmp_path, mixer=dict(type=Local, value=0.25))
-    for name, value in model.state_dict().items():
-        assert torch.equal(again.state_dict()[name], value), name
-
-
-@pytest.mark.parametrize(
-    'name',
-    [
-        'subprocess:Popen',
-        'os:system',
-        'antigravity:fly',
-        'torch.nn:functional',
-        'torch:nothing',
-        'not_installed.module:Mixer',
-        'json.tool:main',
-    ],
-)
-def test_a_config_loads_nothing_but_modules(name: str) -> None:
-    with pytest.raises(ValueError, match=r'is not a class of torch\.nn\.Module'):
-        build(dict(type=name))
-    assert 'antigravity' not in sys.modules
-    with pytest.raises(ValueError, match=r'is not a class of torch\.nn\.Module'):
-        build(dict(type='TTTMixer', inner=dict(type=name)))
 
 
 def test_what_cannot_be_written_is_refused() -> None:
-    with pytest.raises(TypeError, match='cannot be written into a config'):
+    with pytest.raises(ValueError, match=r'cannot be written into config\.json'):
         build(dict(type=TTTMixer, inner=SwiGLU, loss=dict(type='l2', weight=object())))
     with pytest.raises(ValueError, match="mixer='ViT3Mixr' is not known, did you mean 'ViT3Mixer'"):
         build('ViT3Mixr')

@@ -19,9 +19,9 @@ from mmvttt.checkpoints.families import to_timm
 from mmvttt.errors import CheckpointMismatchError
 
 from ..layers import InnerTraining
+from ..layers.json_options import from_json, to_json
 from ..linearize import MapSize, linearize
 from ..linearize.linearize import Linearization
-from ..linearize.replacement import json_note
 from ..linearize.vit import NOTE, from_authors
 from .base import PlainBackbone
 from .options import OUT_TYPES, check_image, map_size
@@ -227,6 +227,8 @@ class TimmViT(PlainBackbone):
         """
         if config.get('architecture') == 'linear_vit':
             saved = config.get('model_args', {}).get('linearize', {})
+            # Refuses names that are not mmvttt's, before they are printed as advice.
+            from_json(saved)
             with torch.device('meta'):
                 vit = self._rebuilt()
             own = getattr(vit, NOTE, None)
@@ -295,7 +297,7 @@ def _filled(note: Mapping[str, Any]) -> dict[str, Any]:
         for name, parameter in signature(InnerTraining).parameters.items()
         if parameter.default is not parameter.empty and name != 'backend'
     }
-    named = json_note({**defaults, **note})
+    named = to_json({**defaults, **note})
     named.pop('backend', None)
     if isinstance(named.get('inner'), str):
         named['inner'] = dict(type=named['inner'])

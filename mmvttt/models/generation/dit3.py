@@ -1,5 +1,6 @@
 """DiT³, a model of diffusers: DiT's body with any mixer (vit3 Sec. 5.4; DiT⁵: t5 Sec. 5.2)."""
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,9 +20,9 @@ from mmvttt.arguments import check_int
 
 from ..backbones.options import resolve_arch
 from ..layers import DWConv2d, Mixer, TTTMixer, ViT3Mixer, build_mixer, resolve_mixer
+from ..layers.json_options import from_json, to_json
 from ..layers.mixer import TokenBlock
 from ..linearize import RECIPES
-from .mixer_names import from_names, to_names
 
 _FREQUENCIES = 256
 # Options of DiT3 for DiT and DiT⁵.
@@ -95,13 +96,14 @@ class DiT3(ModelMixin, ConfigMixin):
         null_class: Whether there is one more class, number `num_classes`, for samples without one;
             guidance needs it.
         mixer: A class, callable or name of a token mixer, or a dict of its options with or without
-            `type`; default: 'ViT3Mixer'. A config of diffusers stores a class as
-            `package.module:Class`, and loads it only from installed packages.
+            `type`; default: 'ViT3Mixer'. A config of diffusers names mmvttt's own mixers; give
+            another again, `from_pretrained(folder, mixer=…)`.
         cpe: Whether the blocks begin with a depth-wise convolution.
 
     Raises:
         TypeError: If the mixer is none of these, or has no such option.
-        ValueError: If an option is out of range, or there is no such arch or mixer.
+        ValueError: If an option is out of range, there is no such arch or mixer, or it cannot be
+            written into a config.
     """
 
     _supports_gradient_checkpointing = True
@@ -129,14 +131,14 @@ class DiT3(ModelMixin, ConfigMixin):
         check_int('patch_size', patch_size)
         check_int('in_channels', in_channels)
         check_int('num_classes', num_classes)
-        if isinstance(mixer, str | Mapping):
-            mixer = from_names(mixer)
         resolved = resolve_mixer(mixer, dict(type='ViT3Mixer'))
         sizes = resolve_arch(arch, self.arch_zoo, 'DiT3')
         dims = sizes['embed_dims']
         out_channels = 2 * in_channels if out_channels is None else out_channels
         # Pipelines need a number, and the config is written as JSON.
-        self.register_to_config(out_channels=out_channels, mixer=to_names(mixer))
+        self.register_to_config(
+            out_channels=out_channels, **to_json({'mixer': mixer}, foreign=True)
+        )
         self.gradient_checkpointing = False
         self.patch_embed = nn.Conv2d(in_channels, dims, patch_size, stride=patch_size)
         self.frequencies = Timesteps(_FREQUENCIES, flip_sin_to_cos=True, downscale_freq_shift=0)
@@ -149,6 +151,15 @@ class DiT3(ModelMixin, ConfigMixin):
         self.final_norm = nn.LayerNorm(dims, eps=1e-6, elementwise_affine=False)
         self.final_linear = nn.Linear(dims, patch_size**2 * out_channels)
         self.reset_parameters()
+
+    @classmethod
+    def from_config(cls, config: Any = None, return_unused_kwargs: bool = False, **kwargs: Any):
+        """A model of a config; its mixer is one of mmvttt's, unless `mixer` is given."""
+        if isinstance(config, str | os.PathLike):
+            config = cls.load_config(config)
+        if isinstance(config, Mapping) and 'mixer' not in kwargs:
+            kwargs |= from_json({'mixer': config.get('mixer')})
+        return super().from_config(config, return_unused_kwargs, **kwargs)
 
     def reset_parameters(self) -> None:
         """DiT's start: Xavier, N(0, 0.02) for the embeddings of time and class, else 0.

@@ -19,7 +19,7 @@ _NORMS: dict[str, type[nn.Module]] = {
     'LN': nn.LayerNorm,
     'IN': nn.InstanceNorm2d,
 }
-_ACTIVATIONS: dict[str, type[nn.Module]] = {
+ACTIVATIONS: dict[str, type[nn.Module]] = {
     kind.__name__: kind
     for kind in (nn.GELU, nn.Hardswish, nn.Identity, nn.ReLU, nn.Sigmoid, nn.SiLU, nn.Tanh)
 }
@@ -59,7 +59,7 @@ def build_activation(option: str, value: Any) -> nn.Module:
         option: Name of the option, for errors.
         value: The option.
     """
-    kind, options = split_config(option, value, _ACTIVATIONS)
+    kind, options = split_config(option, value, ACTIVATIONS)
     return build_part(option, kind, **options)
 
 

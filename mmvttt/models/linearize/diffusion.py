@@ -18,13 +18,13 @@ from torch import Tensor, nn
 
 from mmvttt.errors import UsageError
 
+from ..layers.json_options import to_json
 from .replacement import (
     CROSS,
     LINEAR,
     MapSize,
     Replacement,
     checked_size,
-    json_note,
     quantised,
 )
 
@@ -94,7 +94,7 @@ def install(
     Raises:
         ValueError: If an option cannot be written into a config. The model is unchanged.
     """
-    note = json_note(note)
+    note = to_json(note)
     for name, new in built.items():
         model.get_submodule(name).set_processor(new)
     for name in left:

@@ -17,13 +17,21 @@ from mmvttt.checkpoints.atomic_write import replacing, write_whole
 from mmvttt.checkpoints.publish import model_card
 from mmvttt.errors import UsageError
 
+from ..layers.json_options import from_json, to_json
 from .linearize import linearize as linearize_model
-from .replacement import json_note
 from .vit import NOTE, from_authors
 
 __all__ = ['linear_vit', 'save_pretrained']
 
 _CONFIG = 'config.json'
+# Arguments of `timm.create_model` that are not the model's.
+_OF_TIMM = {
+    'pretrained',
+    'pretrained_cfg',
+    'pretrained_cfg_overlay',
+    'checkpoint_path',
+    'cache_dir',
+}
 
 
 def save_pretrained(
@@ -56,7 +64,7 @@ def save_pretrained(
             'timm.create_model, then call mmvttt.linearize on it; a TimmViT has to_timm().'
         )
     source, config = known['architecture'], Path(folder) / _CONFIG
-    options = dict(model_args, source=source, linearize=json_note(note))
+    options = dict(model_args, source=source, linearize=to_json(note))
     weights = {name: value.contiguous() for name, value in model.state_dict().items()}
     with replacing(config) as partial:
         architecture = dict(pretrained_cfg=dict(architecture=linear_vit.__name__))
@@ -87,8 +95,13 @@ def _shape(weights: Mapping[str, torch.Tensor], name: str) -> torch.Size | None:
 
 
 def _build(source: str, linearize: Mapping[str, Any], **options: Any) -> nn.Module:
+    # A name, not a hub's or a folder's: the options may come from a file.
+    if not timm.is_model(source):
+        raise ValueError(f"source={source!r}: give the name of one of timm's models.")
+    if wrong := sorted(_OF_TIMM & {*options}):
+        raise ValueError(f'{wrong[0]}={options[wrong[0]]!r} is not an option of {source}.')
     model = timm.create_model(source, **options)
-    linearize_model(model, **linearize)
+    linearize_model(model, **from_json(linearize))
     return model
 
 

@@ -1,15 +1,10 @@
 """The module that replaces attention, and the size of the map that it is told in each call."""
 
-import json
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from ..layers.inner_losses import INNER_LOSSES
-from ..layers.inner_models import INNER_MODELS
-from ..layers.key_norms import KEY_NORMS
 from ..layers.ttt_mixer import InnerTraining
 
 # Why an attention that was replaced is not replaced again.
@@ -85,29 +80,3 @@ def checked_size(map_size: MapSize | None, tokens: Tensor, others: int) -> MapSi
             'attention needs all patches of an image.'
         )
     return map_size
-
-
-def json_note(note: Mapping[str, Any]) -> dict[str, Any]:
-    """Options as a config.json can hold them, the library's own classes by their names.
-
-    Raises:
-        ValueError: If an option cannot be written.
-    """
-    named = {option: _named(value) for option, value in note.items()}
-    for option, value in named.items():
-        try:
-            json.dumps(value)
-        except TypeError as error:
-            raise ValueError(
-                f'{option}={value!r} cannot be written into config.json, by which the model is '
-                'loaded again: give names and numbers, such as the name of an inner model of '
-                'mmvttt in the place of its class.'
-            ) from error
-    return named
-
-
-def _named(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _named(inner) for key, inner in value.items()}
-    known = [(n, p) for table in (INNER_MODELS, INNER_LOSSES, KEY_NORMS) for n, p in table.items()]
-    return next((name for name, part in known if part is value), value)

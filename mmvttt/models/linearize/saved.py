@@ -17,6 +17,7 @@ import diffusers
 # A pipeline looks for the base class of a loaded class, among the names of its module.
 from diffusers import ModelMixin
 
+from ..layers.json_options import from_json
 from .linearize import linearize
 
 __all__ = [
@@ -60,7 +61,7 @@ class _Saved:
         plain = {k: v for k, v in config.items() if k not in ('linearize', 'time_shift')}
         source = super().from_config  # type: ignore[misc]
         model, unused = source(plain, return_unused_kwargs=True, **kwargs)
-        linearize(model, **config['linearize'])
+        linearize(model, **from_json(config['linearize']))
         if config.get('time_shift') is not None:
             set_time_shift(model, config['time_shift'])
         return (model, unused) if return_unused_kwargs else model

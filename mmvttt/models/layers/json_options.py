@@ -1,0 +1,89 @@
+"""Options of mixers as JSON: parts by their names in mmvttt's own tables.
+
+A config.json may come from anybody. Reading one looks names up in these tables only: it never
+imports a module and never asks OpenMMLab's registries, as `build` does for options in code.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from ..build import SCOPE
+from .inner_losses import INNER_LOSSES
+from .inner_models import INNER_MODELS
+from .key_norms import KEY_NORMS
+from .mixers import MIXERS
+from .norms import ACTIVATIONS
+
+# Option → the parts that a file may name.
+_PARTS: Mapping[str, Mapping[str, Any]] = {
+    'mixer': MIXERS,
+    'inner': INNER_MODELS,
+    'loss': INNER_LOSSES,
+    'key_norm': KEY_NORMS,
+    'gate_cfg': ACTIVATIONS,
+}
+_NAMES = {part: name for parts in _PARTS.values() for name, part in parts.items()}
+
+
+def to_json(options: Mapping[str, Any], foreign: bool = False) -> dict[str, Any]:
+    """Options as a config.json holds them.
+
+    Args:
+        options: Options of a mixer or of `linearize`.
+        foreign: Whether to write classes and functions of other packages, as
+            `package.module:name`. `from_json` does not read them.
+
+    Raises:
+        ValueError: If an option cannot be written.
+    """
+    named = {option: _named(value, foreign) for option, value in options.items()}
+    for option, value in named.items():
+        try:
+            named[option] = json.loads(json.dumps(value))
+        except TypeError as error:
+            raise ValueError(
+                f'{option}={value!r} cannot be written into config.json, by which the model is '
+                'loaded again: give names and numbers, such as the name of an inner model of '
+                'mmvttt in the place of its class.'
+            ) from error
+    return named
+
+
+def from_json(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a config.json, with the parts that they name.
+
+    Raises:
+        ValueError: If a name is not in mmvttt's tables.
+    """
+    return {option: _part(option, value) for option, value in options.items()}
+
+
+def _named(value: Any, foreign: bool) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _named(part, foreign) for key, part in value.items()}
+    # A class of mmvttt.openmmlab saves as the library's.
+    value = getattr(value, 'library_class', value)
+    if not callable(value) or not hasattr(value, '__qualname__'):
+        return value
+    name = f'{value.__module__}:{value.__qualname__}' if foreign else value
+    return _NAMES.get(value, name)
+
+
+def _part(option: str, value: Any) -> Any:
+    if isinstance(value, Mapping):
+        rest = from_json({name: part for name, part in value.items() if name != 'type'})
+        return {'type': _look_up(option, value['type']), **rest} if 'type' in value else rest
+    return _look_up(option, value) if option in _PARTS and value is not None else value
+
+
+def _look_up(option: str, name: Any) -> Any:
+    parts = _PARTS.get(option, {})
+    short = name.removeprefix(SCOPE) if isinstance(name, str) else None
+    if short not in parts:
+        raise ValueError(
+            f'{option}={name!r} in a config.json: a file may only name '
+            f'{", ".join(map(repr, parts)) or "parts of " + ", ".join(_PARTS)}. For a part of '
+            'another package, give the option in code.'
+        )
+    return parts[short]

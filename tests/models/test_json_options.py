@@ -1,0 +1,131 @@
+"""What a config.json may name: parts of mmvttt's own tables, whatever OpenMMLab could import."""
+
+import inspect
+import json
+from contextlib import suppress
+from functools import partial
+from itertools import product
+
+import pytest
+import timm
+import torch
+
+import mmvttt
+import mmvttt.models.timm
+from mmvttt.models import build
+from mmvttt.models.layers.inner_models import INNER_MODELS
+from mmvttt.models.layers.json_options import from_json, to_json
+from mmvttt.models.layers.mixer import build_mixer, resolve_mixer
+from mmvttt.models.layers.mixers import MIXERS
+from mmvttt.models.linearize.folder import save_pretrained
+
+SMALL = dict(depth=1, embed_dim=32, num_heads=2, img_size=32, num_classes=3)
+EVIL = ('subprocess.Popen', {'type': 'subprocess.Popen', 'args': 'x'}, 'os:system', 'Conv2d')
+
+
+def _options(parts):
+    signatures = (inspect.signature(kind).parameters for kind in parts.values())
+    return sorted({name for names in signatures for name in names} - {'embed_dims', 'num_heads'})
+
+
+@pytest.fixture(autouse=True)
+def resolver(monkeypatch):
+    """Records the names that the resolver of configs is asked for."""
+    asked = []
+    monkeypatch.setattr(build, '_resolvers', [lambda option, name: asked.append((option, name))])
+    return asked
+
+
+@pytest.mark.parametrize('option', _options(MIXERS | INNER_MODELS))
+def test_no_option_of_a_file_reaches_the_resolver(option, resolver):
+    for name, evil in product(MIXERS | INNER_MODELS, EVIL):
+        mixer = {'type': name, option: evil}
+        if name in INNER_MODELS:
+            mixer = {'type': 'TTTMixer', 'inner': mixer}
+        with suppress(ValueError, TypeError):
+            build_mixer(resolve_mixer(from_json({'mixer': mixer})['mixer'], mixer), 32, 2)
+    assert resolver == []
+
+
+def _timm_folder(folder):
+    torch.manual_seed(0)
+    model = timm.create_model('vit_tiny_patch16_224', **SMALL)
+    mmvttt.linearize(model)
+    save_pretrained(model, folder)
+    return partial(timm.create_model, f'local-dir:{folder}', pretrained=True)
+
+
+def _timm_vit(folder):
+    from mmvttt.checkpoints.load import load_pretrained
+
+    _timm_folder(folder)
+    options = {name: SMALL[name] for name in ('depth', 'embed_dim', 'num_heads')}
+    model = mmvttt.TimmViT('vit_tiny_patch16_224', {}, options, img_size=32)
+    return partial(load_pretrained, model, str(folder))
+
+
+def _diffusers_folder(folder):
+    diffusers = pytest.importorskip('diffusers')
+    from mmvttt.models.linearize.saved import DiTTransformer2DModel
+
+    options = dict(num_attention_heads=2, attention_head_dim=8, num_layers=1, sample_size=8)
+    model = diffusers.DiTTransformer2DModel(in_channels=1, num_embeds_ada_norm=10, **options)
+    mmvttt.linearize(model)
+    model.save_pretrained(folder)
+    return partial(DiTTransformer2DModel.from_pretrained, folder)
+
+
+def _dit3_folder(folder):
+    pytest.importorskip('diffusers')
+    from mmvttt.models.generation.dit3 import DIT5, DiT3
+
+    arch = dict(embed_dims=32, num_layers=1, num_heads=2)
+    DiT3(**DIT5 | dict(arch=arch, in_channels=1)).save_pretrained(folder)
+    return partial(DiT3.from_pretrained, folder)
+
+
+FOLDERS = {
+    _timm_folder: ('model_args', 'linearize'),
+    _timm_vit: ('model_args', 'linearize'),
+    _diffusers_folder: ('linearize',),
+    _dit3_folder: ('mixer',),
+}
+
+
+@pytest.mark.parametrize('make', FOLDERS, ids=lambda make: make.__name__)
+def test_a_folder_names_our_parts_only(make, tmp_path, resolver):
+    load = make(tmp_path)
+    load()
+    written = (tmp_path / 'config.json').read_text()
+    for option in ('inner', 'loss', 'key_norm'):
+        for evil in EVIL:
+            config = json.loads(written)
+            part = config
+            for key in FOLDERS[make]:
+                part = part[key]
+            part[option] = evil
+            (tmp_path / 'config.json').write_text(json.dumps(config))
+            with pytest.raises((ValueError, OSError), match='may only name'):
+                load()
+    assert resolver == []
+
+
+@pytest.mark.parametrize(
+    'args', [dict(source='local-dir:/tmp'), dict(source='hf-hub:a/b'), dict(checkpoint_path='a')]
+)
+def test_a_folder_names_no_other_source(args, tmp_path):
+    load = _timm_folder(tmp_path)
+    path = tmp_path / 'config.json'
+    config = json.loads(path.read_text())
+    config['model_args'] |= args
+    path.write_text(json.dumps(config))
+    with pytest.raises((ValueError, TypeError), match=r'source|checkpoint_path'):
+        load()
+
+
+def test_names_come_back_as_the_parts():
+    options = dict(inner=dict(type=INNER_MODELS['MLP'], ratio=2), key_norm='layer', epochs=2)
+    written = to_json(options)
+    assert written == dict(inner=dict(type='MLP', ratio=2), key_norm='layer', epochs=2)
+    assert from_json(json.loads(json.dumps(written)))['inner']['type'] is INNER_MODELS['MLP']
+    assert to_json(from_json(written)) == written
