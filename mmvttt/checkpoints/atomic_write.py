@@ -9,6 +9,8 @@ from pathlib import Path
 
 # `.epoch_3.pth.1234.partial`: hidden, so that no pattern for checkpoints finds it.
 PARTIAL = '.partial'
+# Windows has no such flag.
+_NOFOLLOW = getattr(os, 'O_NOFOLLOW', 0)
 
 
 @contextmanager
@@ -26,6 +28,9 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f'.{target.name}.{os.getpid()}{PARTIAL}')
+    # A file of this name is a leftover, or a link planted to have its target overwritten.
+    partial.unlink(missing_ok=True)
+    os.close(os.open(partial, os.O_CREAT | os.O_EXCL | _NOFOLLOW, 0o666))
     try:
         yield partial
         with open(partial, 'rb+') as file:
@@ -45,5 +50,5 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
     """Writes a file atomically, see `replacing`."""
-    with replacing(path) as partial:
-        partial.write_bytes(data)
+    with replacing(path) as partial, open(os.open(partial, os.O_WRONLY | _NOFOLLOW), 'wb') as file:
+        file.write(data)

@@ -33,6 +33,16 @@ def test_a_failed_write_leaves_the_old_file(
     assert [p.name for p in tmp_path.iterdir()] == ['a.pth']
 
 
+def test_a_planted_link_is_not_followed(tmp_path: Path) -> None:
+    precious = tmp_path / 'precious'
+    precious.write_text('mine')
+    (tmp_path / f'.a.pth.{os.getpid()}.partial').symlink_to(precious)
+    write_whole(tmp_path / 'a.pth', b'new')
+    assert precious.read_text() == 'mine'
+    assert (tmp_path / 'a.pth').read_bytes() == b'new'
+    assert not (tmp_path / 'a.pth').is_symlink()
+
+
 def test_mmengine_writes_whole_files(tmp_path: Path) -> None:
     target = tmp_path / 'folder' / 'b.pth'
     LocalBackend().put(b'one', target)

@@ -23,6 +23,7 @@ from mmengine.dist import all_gather_object, get_rank, get_world_size, init_dist
 
 from mmvttt.errors import UsageError
 
+from .data.contents import file_digest
 from .data.dataset_config import DatasetConfig, datasets_of
 from .settings import flatten
 
@@ -32,7 +33,6 @@ _PACKAGES = (
 )  # fmt: skip
 # Packages whose sources are compared; those in `custom_imports` are added.
 _SOURCES = ('mmvttt', 'ttt_kernels')
-_PART = 32 * 2**20
 
 
 def require_same_training(cfg: Config) -> None:
@@ -80,15 +80,10 @@ def require_same(facts: Mapping[str, str]) -> None:
 
 
 def _annotations(data: DatasetConfig) -> Iterator[tuple[str, str]]:
-    """Size of an annotation file, and a digest of its first and last 32 MiB."""
     path = {key: path for key, _, path in data.paths()}.get('ann_file', '')
     if os.path.isfile(path):
-        size = os.path.getsize(path)
-        with open(path, 'rb') as file:
-            digest = hashlib.sha256(file.read(_PART))
-            file.seek(max(_PART, size - _PART))
-            digest.update(file.read())
-        yield f'the content of {data.place}.ann_file', f'{size} bytes ({digest.hexdigest()[:12]})'
+        text = f'{os.path.getsize(path)} bytes ({file_digest(path)})'
+        yield f'the content of {data.place}.ann_file', text
 
 
 def _sources(imported: str | Sequence[str]) -> Iterator[tuple[str, str]]:

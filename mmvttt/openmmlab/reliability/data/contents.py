@@ -1,0 +1,93 @@
+"""Digests of data: the same contents have the same digest in another folder."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from .images import spread
+
+# Bytes of a picture; of both ends of an annotation file.
+_FIRST, _PART = 4096, 32 * 2**20
+# Pictures that are opened.
+_OPENED = 64
+
+
+def file_digest(path: str | os.PathLike[str]) -> str:
+    """A digest of a file's size and of its first and last 32 MiB."""
+    size = os.path.getsize(path)
+    with open(path, 'rb') as file:
+        digest = hashlib.sha256(f'{size} '.encode() + file.read(_PART))
+        file.seek(max(_PART, size - _PART))
+        digest.update(file.read())
+    return digest.hexdigest()[:16]
+
+
+def files_digest(root: str | os.PathLike[str], names: Iterable[str]) -> str:
+    """A digest of files: their names and sizes, and the first 4 KiB of 64 of them.
+
+    Args:
+        root: Their folder.
+        names: Paths relative to it.
+    """
+    names = sorted(names)
+    digest = hashlib.sha256()
+    for name in names:
+        digest.update(f'{name}\0{os.path.getsize(os.path.join(root, name))}\0'.encode())
+    for name in spread(names, _OPENED):
+        _add_file(digest, os.path.join(root, name))
+    return digest.hexdigest()[:16]
+
+
+def dataset_digest(dataset: Any) -> str | None:
+    """A digest of a built data set: 64 of its samples, and its annotation file.
+
+    Samples count with their labels, and their files with their names and first 4 KiB.
+
+    Args:
+        dataset: A data set of mmengine or a toolbox, or a wrapper of some.
+
+    Returns:
+        None if the data set does not tell what a sample consists of.
+    """
+    if not hasattr(dataset, 'get_data_info'):
+        # mmdet's MultiImageMixDataset, say.
+        inner = getattr(dataset, 'dataset', None)
+        return None if inner is None else dataset_digest(inner)
+    digest = hashlib.sha256()
+    for index in spread(list(range(len(dataset))), _OPENED):
+        _add(digest, dataset.get_data_info(index))
+    for part in getattr(dataset, 'datasets', [dataset]):
+        annotations = getattr(part, 'ann_file', None)
+        if isinstance(annotations, str) and os.path.isfile(annotations):
+            digest.update(file_digest(annotations).encode())
+    return digest.hexdigest()[:16]
+
+
+def _add(digest: Any, value: Any, key: str = '') -> None:
+    """Adds a part of a sample."""
+    if isinstance(value, Mapping):
+        for name in sorted(value, key=str):
+            # Its position in the data may be another one.
+            if name != 'sample_idx':
+                _add(digest, value[name], str(name))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _add(digest, item, key)
+    elif (isinstance(value, str) and os.path.isabs(value)) or key.endswith('_path'):
+        digest.update(f'{key} {os.path.basename(str(value))}'.encode())
+        if isinstance(value, str) and os.path.isfile(value):
+            _add_file(digest, value)
+    elif isinstance(value, np.ndarray):
+        digest.update(f'{key} {value.dtype} {value.shape}'.encode() + value.tobytes())
+    elif ' at 0x' not in (text := repr(value)):
+        digest.update(f'{key} {text}'.encode())
+
+
+def _add_file(digest: Any, path: str) -> None:
+    with open(path, 'rb') as file:
+        digest.update(file.read(_FIRST))

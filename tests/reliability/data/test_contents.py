@@ -1,0 +1,84 @@
+"""Digests of data: by contents, not by paths."""
+
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from mmvttt.openmmlab.reliability.data.contents import dataset_digest, file_digest, files_digest
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / 'one'
+    folder.mkdir()
+    for number in range(3):
+        (folder / f'{number}.bmp').write_bytes(bytes([number]) * 10_000)
+    (folder / 'a.json').write_text(json.dumps([1, 2]))
+    return folder
+
+
+class Set:
+    """What a toolbox's data set shows."""
+
+    def __init__(self, folder: Path, labels: tuple[int, ...] = (0, 1, 1)) -> None:
+        self.ann_file = str(folder / 'a.json')
+        self.samples = [
+            dict(
+                img_path=str(folder / f'{i}.bmp'), instances=[dict(bbox_label=label)], sample_idx=i
+            )
+            for i, label in enumerate(labels)
+        ]
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def get_data_info(self, index: int) -> dict:
+        return self.samples[index]
+
+
+def all_digests(folder: Path, **options: tuple[int, ...]) -> tuple:
+    names = [path.name for path in folder.glob('*.bmp')]
+    return (
+        file_digest(folder / 'a.json'),
+        files_digest(folder, names),
+        dataset_digest(Set(folder, **options)),
+    )
+
+
+def test_moved_data_has_the_same_digest(folder: Path) -> None:
+    moved = folder.with_name('two')
+    shutil.copytree(folder, moved)
+    assert all_digests(folder) == all_digests(moved)
+    assert dataset_digest(Set(folder)) == dataset_digest(SimpleNamespace(dataset=Set(moved)))
+
+
+@pytest.mark.parametrize(
+    ('change', 'changed'),
+    [
+        (lambda f: (f / '1.bmp').write_bytes(b'x' * 10_000), (False, True, True)),
+        (lambda f: (f / '1.bmp').rename(f / '3.bmp'), (False, True, True)),
+        (lambda f: (f / 'a.json').write_text('[1, 3]'), (True, False, True)),
+        (lambda f: (f / 'readme.txt').write_text(''), (False, False, False)),
+    ],
+    ids=['a picture of the same size', 'a name', 'an annotation', 'another file'],
+)
+def test_other_contents(folder: Path, change: object, changed: tuple[bool, ...]) -> None:
+    before = all_digests(folder)
+    change(folder)
+    now = all_digests(folder)
+    assert tuple(a != b for a, b in zip(before, now, strict=True)) == changed
+
+
+def test_labels_and_arrays_count(folder: Path) -> None:
+    assert dataset_digest(Set(folder)) != dataset_digest(Set(folder, (1, 1, 1)))
+    arrays = Set(folder)
+    digests = set()
+    for value in range(2):
+        arrays.samples[0]['img'] = np.full((8, 8, 3), value, np.uint8)
+        digests.add(dataset_digest(arrays))
+    assert len(digests) == 2
+    assert dataset_digest([1, 2]) is None
