@@ -8,14 +8,10 @@ if __name__ != 'ttt_kernels':
     # second registration of the ops would leave the first ones with freed memory.
     raise ImportError(f'{__file__} is the package ttt_kernels: import ttt_kernels')
 
-from ._backend import BACKENDS, available, fuses
+from ._backend import BACKENDS, available
 from ._decompositions import decompositions
 from .causal_conv import causal_conv
 from .deform_attn import deform_attn, deform_attn_fused
-from .gated import biased_act, gated, glu
-from .gelu_conv import gelu_conv
-from .residual_norm import conv_norm, layer_norm, residual_norm
-from .rotate import rotate
 from .ttt_dwconv import ttt_dwconv
 from .ttt_glu import ttt_glu
 from .ttt_linear import ttt_linear
@@ -24,19 +20,10 @@ from .ttt_mlp import ttt_mlp
 __all__ = [
     'BACKENDS',
     'available',
-    'biased_act',
     'causal_conv',
-    'conv_norm',
     'decompositions',
     'deform_attn',
     'deform_attn_fused',
-    'fuses',
-    'gated',
-    'gelu_conv',
-    'glu',
-    'layer_norm',
-    'residual_norm',
-    'rotate',
     'ttt_dwconv',
     'ttt_glu',
     'ttt_linear',

@@ -5,7 +5,6 @@ import importlib
 import importlib.util
 import os
 import pkgutil
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -32,8 +31,6 @@ _LACKING = {
 }
 # That of the oldest torch in setup.py.
 _OLDEST_TRITON = (3, 6)
-# Devices on which blocks take the fused ops.
-_FUSED_ON = 'cuda'
 VARIABLE = 'TTT_KERNELS_BACKEND'
 
 
@@ -182,28 +179,6 @@ def choose(
     if wanted == 'triton' and tensor.numel() > 0:
         _warn_once(op, reason)
     return None
-
-
-def fuses(op: str, tensor: Tensor) -> bool:
-    """Whether `op` runs its Triton kernel for `tensor` by default.
-
-    A block then calls the op, and torch's own operations otherwise.
-    """
-    if tensor.device.type != _FUSED_ON or resolve(op, None) == 'reference':
-        return False
-    return tensor.shape[-1] <= _most_channels(op, tensor.device.index or 0, tensor.dtype)
-
-
-# A constant for torch.compile, and therefore without sizes, which may be symbols there.
-@torch.compiler.assume_constant_result
-def _most_channels(op: str, index: int, dtype: torch.dtype) -> int:
-    """Channels up to which a GPU runs the op's Triton kernel; 0 where it does not."""
-    kernel, device = load_kernel(op), torch.device('cuda', index)
-    if isinstance(kernel, str) or _unreachable('triton', device) or _refused(op, dtype, device):
-        return 0
-    if dtype == torch.float64 and not interpreting():
-        return 0
-    return getattr(kernel, 'MOST_CHANNELS', sys.maxsize)
 
 
 def available() -> dict[str, dict[str, str | None]]:

@@ -4,13 +4,11 @@ Everything is channels-last: a tile has pixels as rows and channels as columns, 
 neighbours are nine loads; the caches serve eight of them. Taps are numbered row by row.
 """
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from . import _launch
-from ._triton import gelu
 
 # Triton knows no starred tuples.
 # ruff: noqa: RUF005
@@ -93,59 +91,6 @@ def add_products(sums, x, y):
     return out
 
 
-# ---------------------------------------------------- backward pass of a residual convolution
-
-
-@triton.jit(do_not_specialize=['h', 'w', 'span', 'splits'])
-def _residual_backward(
-    dz,  # (B, h·w, D)
-    x,  # (B, h·w, D), any strides but the last
-    weight,  # (D, 3, 3)
-    dx,  # (B, h·w, D)
-    sums,  # (B·splits, 10, D)
-    x_strides,
-    D,
-    h,
-    w,
-    span,
-    splits,
-    GELU: tl.constexpr,
-    PIXELS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-):
-    """dx[p] = dz[p] + Σ_δ w[δ]·dz[p − δ], Σ_p x[p]·dz[p − δ] and Σ_p dz[p] for a span of pixels.
-
-    With GELU, gelu(x) replaces x, and dx is multiplied by its derivative.
-    """
-    ACC: tl.constexpr = sums.dtype.element_ty
-    image = (tl.program_id(0) // splits).to(tl.int64)
-    first = tl.program_id(0) % splits * span
-    last = tl.minimum(first + span, h * w)
-    channels = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    x += image * x_strides[0]
-    dz += image * h * w * D
-    dx += image * h * w * D
-    kernel = load_taps(weight, channels, 1, 9, D, ACC)
-    products = zeros(PIXELS, CHANNELS, ACC)
-    total = tl.zeros((PIXELS, CHANNELS), ACC)
-    for n in tl.range(first, last, PIXELS):
-        pixels = n + tl.arange(0, PIXELS)
-        near = load_neighbours(dz, pixels, last, D, channels, D, h, w, ACC)
-        tile = load(x, pixels, last, x_strides[1], channels, D).to(ACC)
-        grad = near[4] + correlate_turned(near, kernel)
-        if GELU:
-            tile, slope = gelu(tile)
-            grad *= slope
-        store(dx, pixels, last, D, channels, D, grad)
-        products = add_products(products, near, tile)
-        total += near[4]
-    sums += tl.program_id(0).to(tl.int64) * 10 * D + channels
-    for tap in tl.static_range(9):
-        # `near` was numbered by −δ.
-        tl.store(sums + (8 - tap) * D, tl.sum(products[tap], axis=0), mask=channels < D)
-    tl.store(sums + 9 * D, tl.sum(total, axis=0), mask=channels < D)
-
-
 # Pixels a block and warps: a thread holds eight channels of a pixel, 16 bytes in half precision,
 # and their nine sums. tests/kernels/test_compile_kernels.py keeps registers and spills in check.
 _PIXELS = 16
@@ -171,32 +116,3 @@ def share(x: Tensor, h: int, w: int) -> tuple[tuple[int, int], dict]:
     splits, span = _launch.split(pixels, batch * blocks, options['PIXELS'])
     sizes = {'D': dim, 'h': h, 'w': w, 'span': span, 'splits': splits}
     return (batch * splits, blocks), {**sizes, **options}
-
-
-def residual_backward(
-    dz: Tensor, x: Tensor, weight: Tensor, h: int, w: int, gelu: bool = False
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x, weight and bias of z = y + conv(y, weight) + bias, given dz.
-
-    Args:
-        dz: `(B, h·w, D)`, contiguous.
-        x: `(B, h·w, D)`, any strides.
-        weight: `(D, 3, 3)`.
-        h, w: Size of the map.
-        gelu: Whether y is gelu(x), not x.
-    """
-    dx = torch.empty_like(x, memory_format=torch.contiguous_format)
-    grid, shared = share(x, h, w)
-    sums = weight.new_empty((1, grid[0], 10, x.shape[2]))
-    with torch.cuda.device_of(x):
-        _residual_backward[grid](
-            **_launch.with_strides(x=x),
-            dz=dz,
-            weight=weight.contiguous(),
-            dx=dx,
-            sums=sums,
-            GELU=gelu,
-            **shared,
-        )
-    total = _launch.add_up(sums)[0]
-    return dx, total[:9].mT.contiguous().view(weight.shape), total[9].clone()

@@ -145,23 +145,3 @@ def silu(z):
     sigma = tl.sigmoid(z)
     spread = sigma * (1 - sigma)
     return z * sigma, sigma + z * spread, spread * (2 + z * (1 - 2 * sigma))
-
-
-@triton.jit
-def gelu(z):
-    """gelu(z), by the normal distribution function, and its derivative.
-
-    To 7.5e-8 by Abramowitz and Stegun 26.2.17, which shares its exponential with the derivative:
-    libdevice's erf has branches on which the threads of a warp part.
-    """
-    density = tl.exp(-0.5 * z * z) * 0.3989422804014327
-    if z.dtype == tl.float64:  # in the interpreter alone
-        below = 0.5 + 0.5 * tl.erf(z * 0.7071067811865476)
-    else:
-        # Its sign, not that of z, which LLVM would compare in pairs of halves.
-        scaled = 0.2316419 * z
-        t = 1 / (1 + tl.abs(scaled))
-        sum = t * (1.781477937 + t * (-1.821255978 + t * 1.330274429))
-        sum = density * t * (0.319381530 + t * (-0.356563782 + sum))
-        below = tl.where(scaled < 0, sum, 1 - sum)
-    return z * below, below + z * density

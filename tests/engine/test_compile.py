@@ -9,12 +9,10 @@ from mmengine.config import Config
 from torch import nn
 from torch._dynamo.testing import CompileCounter
 
-import ttt_kernels
 from mmvttt.errors import UsageError
 from mmvttt.models import T5, HViT3, ViT3, ViTAdapter, Vittt
 from mmvttt.openmmlab.apis.train import enable_compile
 from mmvttt.openmmlab.engine import CompileHook, compile_blocks
-from ttt_kernels import _backend
 
 PLAIN = dict(embed_dims=32, num_layers=4, num_heads=2, feedforward_channels=64)
 STAGES = dict(embed_dims=(32, 32, 64, 64), depths=(2, 2, 2, 2), num_heads=(1, 2, 2, 2))
@@ -95,28 +93,6 @@ def test_a_training_with_the_hook_has_the_losses_of_one_without(run: Callable) -
         losses.append(runner.message_hub.get_scalar('train/loss').data[0].tolist())
     assert losses[0] == losses[1]
     assert any('_compiled_call_impl' in vars(m) for m in runner.model.modules())
-
-
-@pytest.mark.parametrize('name', ['vit3', 'vittt', 'h_vit3'])
-def test_blocks_with_the_fused_ops_of_a_gpu_are_one_graph_a_kind(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As on a GPU, with the references of the ops: whether they run is a constant of the graph."""
-    monkeypatch.setattr(_backend, '_FUSED_ON', 'cpu')
-    monkeypatch.setattr(_backend, '_no_launches', lambda: None)
-    monkeypatch.setattr(_backend, 'known', lambda *_: None)
-    torch.manual_seed(0)
-    model = MODELS[name]().eval()
-    compiled = copy.deepcopy(model)
-    counter = CompileCounter()
-    compile_blocks(compiled, backend=counter, fullgraph=True)
-    assert ttt_kernels.fuses('residual_norm', torch.randn(1, 3, 8))
-    assert not ttt_kernels.fuses('residual_norm', torch.randn(1, 3, 5000))
-    for height, width in ((96, 128), (160, 96)):
-        x = torch.randn(2, 3, height, width)
-        for found, expected in zip(compiled(x), model(x), strict=True):
-            torch.testing.assert_close(found, expected)
-    assert counter.frame_count <= GRAPHS[name]
 
 
 def test_a_model_without_blocks_is_refused(run: Callable) -> None:

@@ -60,7 +60,6 @@ class Op:
         convolved: Inputs whose gradients the reference leaves to torch's convolutions.
         suppressed: Inputs whose gradients vanish for loud tokens: a step damped to a length of 1
             hardly depends on the length of its gradient.
-        autocasts: Whether autocast casts the tokens.
     """
 
     name: str
@@ -87,7 +86,6 @@ class Op:
     convolved: tuple[str, ...] = ()
     variants: tuple[Case, ...] = ()
     suppressed: tuple[str, ...] = ()
-    autocasts: bool = True
 
     def cast(self, inputs: Inputs, dtype: torch.dtype, device: str = 'cpu') -> Inputs:
         """The inputs with the tokens in `dtype`, the rest in the type that goes with it."""

@@ -7,7 +7,6 @@ A new op is a row of `OPS`; test_new_op.py names what else it lacks. Inputs are 
 import math
 from collections.abc import Callable
 
-import block_ops
 import convolutions
 import inner_steps
 import sampling
@@ -431,12 +430,4 @@ OPS = {
     'ttt_mlp SwiGLU': TTT_MLP_SWIGLU,
     'deform_attn': DEFORM_ATTN,
     'deform_attn fused': DEFORM_ATTN_FUSED,
-    'residual_norm': block_ops.RESIDUAL_NORM,
-    'layer_norm': block_ops.LAYER_NORM,
-    'conv_norm': block_ops.CONV_NORM,
-    'gated': block_ops.GATED,
-    'glu': block_ops.GLU,
-    'biased_act': block_ops.BIASED,
-    'gelu_conv': block_ops.GELU_CONV,
-    'rotate': block_ops.ROTATE,
 }

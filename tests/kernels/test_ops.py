@@ -13,7 +13,7 @@ from op_row import BF16, FP16, FP32, FP64, Case
 from ops import OPS
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ttt_kernels import _backend, available, decompositions, glu
+from ttt_kernels import _backend, available, decompositions
 
 HW = (3, 5)
 # Where numba is not installed its tests are skipped, and say so.
@@ -289,10 +289,10 @@ def test_autocast_rounds_the_tokens_and_nothing_else(op, compiled):
         torch.compiler.reset()
         function = torch.compile(under_autocast, fullgraph=True, backend='aot_eager')
     output, grads = with_gradients(function, inputs)
-    tokens = op.tokens if op.autocasts else ()
+    tokens = op.tokens
     rounded = {n: x.bfloat16() if n in tokens else x for n, x in inputs.items()}
     expected, expected_grads = with_gradients(on(op, None), rounded)
-    assert output.dtype == (BF16 if op.autocasts else FP32)
+    assert output.dtype == BF16
     assert torch.equal(output, expected)
     for name, grad in grads.items():
         assert grad.dtype == FP32
@@ -360,30 +360,6 @@ def test_gradients_through_vmap(op, backend):
     (found,) = torch.autograd.grad(torch.func.vmap(call)(x).square().sum(), x)
     (expected,) = torch.autograd.grad(sum(call(y).square().sum() for y in x), x)
     assert torch.equal(found, expected)
-
-
-def test_a_compiled_tangent():
-    op = OPS['gated']
-    inputs = op.make(HW)
-
-    def along(x, tangent):
-        return torch.func.jvp(lambda x: on(op, None)({**inputs, 'x': x}), (x,), (tangent,))[1]
-
-    torch.compiler.reset()
-    compiled = torch.compile(along, backend='aot_eager')
-    args = inputs['x'], torch.randn_like(inputs['x'])
-    torch.testing.assert_close(compiled(*args), along(*args), rtol=1e-12, atol=1e-12)
-
-
-def test_compiled_gradients_of_turned_tokens():
-    x = torch.randn(2, 12, 5, requires_grad=True)
-
-    def call(x):
-        return glu(x.mT).mT.square().sum()
-
-    torch.compiler.reset()
-    (found,) = torch.autograd.grad(torch.compile(call, backend='aot_eager')(x), x)
-    torch.testing.assert_close(found, torch.autograd.grad(call(x), x)[0])
 
 
 @pytest.mark.filterwarnings('ignore:There is a performance drop')  # torch says that it loops

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ..layers import DropPath, add_and_norm, norm_alone, to_map
+from ..layers import DropPath, to_map
 from .deformable_attention import DeformableAttention, SamplingGrid
 
 _LN_EPS = 1e-6
@@ -55,9 +55,7 @@ class _Reader(nn.Module):
         self.attention = DeformableAttention(embed_dims, num_levels=num_levels, **attention)
 
     def read(self, queries: Tensor, values: Tensor, grid: SamplingGrid) -> Tensor:
-        return self.attention(
-            norm_alone(queries, self.query_norm), norm_alone(values, self.value_norm), grid
-        )
+        return self.attention(self.query_norm(queries), self.value_norm(values), grid)
 
 
 class Injector(_Reader):
@@ -99,11 +97,10 @@ class Extractor(_Reader):
         grid: SamplingGrid,
         sizes: Sequence[tuple[int, int]],
     ) -> Tensor:
-        found = self.read(pyramid, tokens, grid)
+        pyramid = pyramid + self.read(pyramid, tokens, grid)
         if self.ffn is None:
-            return pyramid + found
-        pyramid, normed = add_and_norm(pyramid, found, self.ffn_norm)
-        return pyramid + self.drop_path(self.ffn(normed, sizes))
+            return pyramid
+        return pyramid + self.drop_path(self.ffn(self.ffn_norm(pyramid), sizes))
 
 
 class Interaction(nn.Module):

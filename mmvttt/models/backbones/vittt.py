@@ -16,8 +16,6 @@ from ..layers import (
     Mixer,
     TokenBlock,
     TTTLinearMixer,
-    conv_and_norm,
-    glu,
     resolve_mixer,
 )
 from .base import PlainBackbone
@@ -60,7 +58,7 @@ class SwiGLUFeedForward(GluMlp):
 
     def forward(self, x: Tensor, hw: tuple[int, int] | None = None) -> Tensor:
         """Tokens `(B, T, D)` → `(B, T, D)`, each token on its own."""
-        return self.fc2(glu(x, self.fc1, self.act))
+        return super().forward(x)
 
 
 class VitttBlock(TokenBlock):
@@ -110,8 +108,6 @@ class VitttBlock(TokenBlock):
         """
         if self.residual == 'literal':
             x = self._convolved(self.norm1(y), hw, patches, residual=False)
-        elif self.conv2d is not None and patches is None and self.residual == 'input':
-            y, x = conv_and_norm(y, self.conv2d, self.norm1, hw)
         else:
             y = self._convolved(y, hw, patches, residual=True)
             x = self.norm1(y)

@@ -2,7 +2,6 @@
 
 from .conv import CausalConv1d, DWConv2d, to_map
 from .drop_path import DropPath
-from .fused import add_and_norm, conv_and_norm, glu, norm_alone
 from .inner_models import InnerModel
 from .mixer import Mixer, TokenBlock, build_mixer, resolve_mixer
 from .mixer_block import FeedForward, MixerBlock
@@ -30,13 +29,9 @@ __all__ = [
     'TTTMixer',
     'TokenBlock',
     'ViT3Mixer',
-    'add_and_norm',
     'build_mixer',
     'build_norm',
-    'conv_and_norm',
-    'glu',
     'neighborhood_attention',
-    'norm_alone',
     'resolve_mixer',
     'rotate',
     'rotation_2d',

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from mmvttt.arguments import check_config
 
 from ..build import build_part, find_part
-from .fused import add_and_norm
 from .mixers import MIXERS
 
 # A class, a callable, a name, or a dict of options with or without a type.
@@ -124,5 +123,5 @@ class TokenBlock(nn.Module):
 
     def feed_forward(self, x: Tensor, mixed: Tensor, hw: tuple[int, int]) -> Tensor:
         """Tokens `(B, T, C)` plus the mixer's branch, then plus the feed-forward branch."""
-        x, normed = add_and_norm(x, mixed, self.norm2)
-        return x + self.drop_path(self.mlp(normed, hw))
+        x = x + mixed
+        return x + self.drop_path(self.mlp(self.norm2(x), hw))

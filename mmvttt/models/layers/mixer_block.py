@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from .conv import DWConv2d
 from .drop_path import DropPath
-from .fused import act_conv_act, conv_and_norm, linear_and_act, norm_alone
 from .mixer import TokenBlock
 
 
@@ -32,10 +31,9 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor, hw: tuple[int, int]) -> Tensor:
         """Tokens `(B, h·w, C)` of an `(h, w)` map → `(B, h·w, C)`."""
-        if self.dwconv is None:
-            x = linear_and_act(x, self.fc1, self.act)
-        else:
-            x = act_conv_act(self.fc1(x), self.act, self.dwconv, hw)
+        x = self.act(self.fc1(x))
+        if self.dwconv is not None:
+            x = self.act(x + self.dwconv(x, hw))
         return self.fc2(x)
 
 
@@ -74,8 +72,6 @@ class MixerBlock(TokenBlock):
 
     def forward(self, x: Tensor, hw: tuple[int, int], **extras: Any) -> Tensor:
         """Tokens `(B, h·w, C)` of an `(h, w)` map → `(B, h·w, C)`; see `build_mixer`."""
-        if self.cpe is None:
-            normed = norm_alone(x, self.norm1)
-        else:
-            x, normed = conv_and_norm(x, self.cpe, self.norm1, hw)
-        return self.feed_forward(x, self.mix(normed, hw, **extras), hw)
+        if self.cpe is not None:
+            x = x + self.cpe(x, hw)
+        return self.feed_forward(x, self.mix(self.norm1(x), hw, **extras), hw)

@@ -1,5 +1,7 @@
 """Rotary positions of a token map: half the channels rotate with the row, half with the column."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -53,5 +55,24 @@ def rotate(x: Tensor, rotation: Tensor) -> Tensor:
     """
     exact = x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(-1, (-1, 2))
     rotation = rotation.unflatten(0, (-1, *[1] * (x.dim() - 3)))
-    turned = torch.view_as_complex(exact.contiguous()) * rotation
-    return torch.view_as_real(turned).flatten(-2).to(x.dtype)
+    if torch.compiler.is_compiling():
+        turned = _rotate_real(exact.flatten(-2), torch.view_as_real(rotation))
+    else:
+        turned = torch.view_as_real(torch.view_as_complex(exact.contiguous()) * rotation)
+        turned = turned.flatten(-2)
+    return turned.to(x.dtype)
+
+
+def _rotate_real(x: Tensor, rotation: Tensor) -> Tensor:
+    """`rotate` in real numbers: compilers and exporters do not fuse complex ones."""
+    real, imaginary = rotation.unbind(-1)
+    along = torch.stack([real, real], -1).flatten(-2)
+    across = torch.stack([-imaginary, imaginary], -1).flatten(-2)
+    if torch.compiler.is_exporting():
+        # OpenVINO swaps pairs one by one, but multiplies by a permutation fast.
+        size = math.gcd(x.shape[-1], 32)
+        swap = torch.eye(size, dtype=x.dtype, device=x.device).unflatten(0, (-1, 2)).flip(1)
+        swapped = (x.unflatten(-1, (-1, size)) @ swap.flatten(0, 1)).flatten(-2)
+    else:
+        swapped = x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+    return x * along + swapped * across

@@ -22,7 +22,6 @@ from mmvttt.arguments import (
 from ttt_kernels import ttt_linear
 
 from .conv import CausalConv1d, causal_convs
-from .fused import one_product, shares_product, sum_and_gate
 from .norms import build_activation
 from .precision import at_least_fp32
 
@@ -150,10 +149,7 @@ class TTTLinearMixer(nn.Module):
 
     def scaled_eta(self, x: Tensor) -> Tensor:
         """The step of every token, η: `(B, T, D)` → `(B, T, R, H)`."""
-        return self._steps(self.eta(x))
-
-    def _steps(self, eta: Tensor) -> Tensor:
-        eta = eta.unflatten(-1, (len(self.directions), self.num_heads))
+        eta = self.eta(x).unflatten(-1, (len(self.directions), self.num_heads))
         return self.step_scale * at_least_fp32(eta).sigmoid()
 
     def positional_scale(self) -> Tensor | None:
@@ -167,11 +163,7 @@ class TTTLinearMixer(nn.Module):
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Test, training and label view of the tokens: `(B, T, D)` → three `(B, T, R, H, d)`."""
         split = (len(self.directions), self.num_projections, self.embed_dims)
-        return self._convolved(*self.qkv(x).unflatten(-1, split).unbind(3))
-
-    def _convolved(self, *views: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k and v from the projections `(B, T, R, D)`."""
-        *views, v = views
+        *views, v = self.qkv(x).unflatten(-1, split).unbind(3)
         if self.q_conv is None:
             q, k = views[0], views[-1]
         elif self.share_qk:
@@ -191,22 +183,6 @@ class TTTLinearMixer(nn.Module):
         b0 = at_least_fp32(self.b0).expand(scans, -1, -1)
         return w0, b0, at_least_fp32(self.ln_weight), at_least_fp32(self.ln_bias)
 
-    def _projections(self, x: Tensor) -> tuple[tuple[Tensor, ...], Tensor, Tensor | None]:
-        """Three views as `project`'s, steps as `scaled_eta`'s, and the gate before its activation.
-
-        Where the kernels run, all are one product, which reads the tokens once.
-        """
-        if self.gate is None or not shares_product(x, self.backend, self.qkv, self.gate, self.eta):
-            views, eta = self.project(x), self.scaled_eta(x)
-            return views, eta, None if self.gate is None else self.gate(x)
-        # The scans of a projection come side by side, so that they are one tensor.
-        scans = len(self.directions)
-        weights = self.qkv.weight.unflatten(0, (-1, self.embed_dims)).unbind()
-        groups = (weights[i :: self.num_projections] for i in range(self.num_projections))
-        *views, gate, eta = one_product(x, *groups, [self.gate.weight], [self.eta.weight])
-        views = [y.unflatten(-1, (scans, -1)) for y in views]
-        return self._convolved(*views), self._steps(at_least_fp32(eta) + self.eta.bias), gate
-
     def forward(
         self, x: Tensor, hw: tuple[int, int] | None = None, patches: Tensor | None = None
     ) -> Tensor:
@@ -216,10 +192,9 @@ class TTTLinearMixer(nn.Module):
             x: The tokens, a sequence.
             hw, patches: Size of their map and positions in the sequence; a scan needs neither.
         """
-        views, eta, gate = self._projections(x)
         z = ttt_linear(
-            *views,
-            eta,
+            *self.project(x),
+            self.scaled_eta(x),
             *self.inner_parameters(),
             self.positional_scale(),
             directions=self.directions,
@@ -227,15 +202,12 @@ class TTTLinearMixer(nn.Module):
             eps=self.inner_eps,
             backend=self.backend,
         )
-        if gate is not None and self.post_norm is None:
-            z = sum_and_gate(z.flatten(3), gate, self.gate_act, self.backend)
-            return self.proj(z)
         # Not z.sum(2), which does not run in vectors on a CPU.
         z = reduce(torch.add, z.unbind(2)).flatten(2)
         if self.post_norm is not None:
             z = self.post_norm(z)
-        if gate is not None:
-            z = z * self.gate_act(gate)
+        if self.gate is not None:
+            z = z * self.gate_act(self.gate(x))
         return self.proj(z)
 
     @staticmethod

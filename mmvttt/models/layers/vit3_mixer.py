@@ -6,8 +6,8 @@ from torch import Tensor, nn
 from mmvttt.arguments import check_backend, check_number, checked_head_dims
 from ttt_kernels import ttt_dwconv, ttt_glu
 
-from .fused import rotate_pairs
 from .precision import at_least_fp32
+from .rope import rotate
 
 
 class ViT3Mixer(nn.Module):
@@ -70,7 +70,7 @@ class ViT3Mixer(nn.Module):
         widths = 3 * [self.embed_dims] + 3 * [self.head_dims]
         q, k, v, *local = self.qkv(x).split(widths, dim=-1)
         if rotation is not None:
-            q, k = (rotate_pairs(x, rotation, self.backend) for x in (q, k))
+            q, k = rotate(q, rotation), rotate(k, rotation)
         q, k, v = (y.unflatten(-1, (self.num_heads, self.head_dims)) for y in (q, k, v))
         w1, w2, w3 = (at_least_fp32(w) for w in (self.w1, self.w2, self.w3))
         out = ttt_glu(q, k, v, w1, w2, scale=self.scale, backend=self.backend).flatten(2)
