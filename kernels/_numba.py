@@ -1,9 +1,8 @@
-"""Functions that the numba kernels share: compiling, products, vector formulas, threads."""
+"""Compiling, products, tokens and threads for numba kernels."""
 
 from __future__ import annotations
 
 import ctypes
-import math
 import warnings
 from collections import deque
 from collections.abc import Callable
@@ -264,130 +263,6 @@ def _at(builder: ir.IRBuilder, kind: ir.Type, start: ir.Value, offset: ir.Value)
     return builder.bitcast(builder.gep(start, [offset]), kind.as_pointer())
 
 
-# ----------------------------------------------------------------------------------------- formulas
-
-
-class Vector:
-    """A vector of COLUMNS numbers in LLVM, with +, −, · and / by vectors and numbers."""
-
-    def __init__(self, builder: ir.IRBuilder, value: ir.Value) -> None:
-        self.builder, self.value = builder, value
-
-    def constant(self, number: float) -> Vector:
-        return Vector(self.builder, ir.Constant(self.value.type, [number] * COLUMNS))
-
-    def _with(self, other: Vector | float, name: str, turned: bool = False) -> Vector:
-        other = other if isinstance(other, Vector) else self.constant(other)
-        a, b = (other, self) if turned else (self, other)
-        operation = getattr(self.builder, name)
-        return Vector(self.builder, operation(a.value, b.value, flags=('contract',)))
-
-    def __add__(self, other: Vector | float) -> Vector:
-        return self._with(other, 'fadd')
-
-    def __sub__(self, other: Vector | float) -> Vector:
-        return self._with(other, 'fsub')
-
-    def __mul__(self, other: Vector | float) -> Vector:
-        return self._with(other, 'fmul')
-
-    def __rsub__(self, other: float) -> Vector:
-        return self._with(other, 'fsub', turned=True)
-
-    def __rtruediv__(self, other: float) -> Vector:
-        return self._with(other, 'fdiv', turned=True)
-
-    __radd__, __rmul__ = __add__, __mul__
-
-
-def formula(function: Callable[..., tuple[Vector, ...]]) -> Callable:
-    """`rows(results, operands)` in compiled functions: tuples of dense rows of one length and type.
-
-    The length is a multiple of COLUMNS. `function` maps Vectors of the operands to Vectors of the
-    results, which may be operands. LLVM's own vectorizer gives up if more than a few arrays might
-    overlap.
-    """
-
-    @intrinsic
-    def rows(context, results, operands):
-        def generate(context, builder, signature, arguments):
-            places = []
-            for kinds, value in zip(signature.args, arguments, strict=True):
-                arrays = cgutils.unpack_tuple(builder, value, len(kinds.types))
-                places.append(
-                    [
-                        context.make_array(kind)(context, builder, array)
-                        for kind, array in zip(kinds.types, arrays, strict=True)
-                    ]
-                )
-            dtype = signature.args[0].types[0].dtype
-            size = dtype.bitwidth // 8
-            kind = ir.VectorType(context.get_data_type(dtype), COLUMNS)
-            (length,) = cgutils.unpack_tuple(builder, places[0][0].shape)
-            steps = cgutils.for_range_slice(builder, _INDEX(0), length, _INDEX(COLUMNS), _INDEX)
-            with steps as (i, _):
-                shift = builder.mul(i, _INDEX(size))
-                stores, loads = (
-                    [
-                        _at(builder, kind, builder.bitcast(x.data, _BYTE.as_pointer()), shift)
-                        for x in arrays
-                    ]
-                    for arrays in places
-                )
-                vectors = [Vector(builder, builder.load(x, align=size)) for x in loads]
-                for result, place in zip(function(*vectors), stores, strict=True):
-                    builder.store(result.value, place, align=size)
-            return context.get_dummy_value()
-
-        return types.void(results, operands), generate
-
-    return rows
-
-
-def exponential(x: Vector) -> Vector:
-    """eˣ to the roundoff of its type, by Taylor's series around the nearest multiple of ln 2.
-
-    Infinite above 88.4 (fp64: 709.4); below −87 (−708) its value there, which is still a normal
-    number.
-    """
-    builder, kind = x.builder, x.value.type
-    single = isinstance(kind.element, ir.FloatType)
-    least, most = (-87, 89) if single else (-708, 710)
-    degree, mantissa, bias = (7, 23, 127) if single else (13, 52, 1023)
-    integers = ir.VectorType(ir.IntType(32 if single else 64), COLUMNS)
-
-    def whole(number):
-        return ir.Constant(integers, [number] * COLUMNS)
-
-    def select(sign, a, b, then, other):
-        chosen = builder.fcmp_ordered(sign, a.value, b.value)
-        return Vector(builder, builder.select(chosen, then.value, other.value))
-
-    low, high = x.constant(least), x.constant(most)
-    # A NaN fails both comparisons and stays NaN; converted to an integer it would be undefined.
-    x = select('<', x, low, low, select('>', x, high, high, x))
-    zero = x.constant(0)
-    known = select('ord', x, x, x, zero)
-    half = select('<', known, zero, x.constant(-0.5), x.constant(0.5))
-    power = builder.fptosi((known * (1 / math.log(2)) + half).value, integers)
-    multiple = Vector(builder, builder.sitofp(power, kind))
-    # ln 2 in two parts. The first has 15 bits, so its multiples are exact.
-    rest = x - multiple * 0.693145751953125 - multiple * 1.42860682030941723212e-6
-    total = x.constant(1 / math.factorial(degree))
-    for term in range(degree - 1, -1, -1):
-        total = total * rest + 1 / math.factorial(term)
-    power = builder.shl(builder.add(power, whole(bias)), whole(mantissa))
-    return total * Vector(builder, builder.bitcast(power, kind))
-
-
-def silu_derivatives(z: Vector) -> tuple[Vector, Vector, Vector]:
-    """silu(z) and its first two derivatives."""
-    sigma = 1 / (1 + exponential(0 - z))
-    spread = 1 - sigma
-    around = sigma * spread
-    return z * sigma, sigma + z * around, around * (2 + z * (spread - sigma))
-
-
 @intrinsic
 def rounded_to_bf16(context, x):
     """A number in fp32 rounded to bf16, ties to even; unchanged in fp64."""
@@ -403,52 +278,6 @@ def rounded_to_bf16(context, x):
         return builder.bitcast(builder.and_(bits, word(0xFFFF0000)), x.type)
 
     return x(x), generate
-
-
-# ------------------------------------------------------------------------------------------ columns
-
-
-@inlined
-def column_norms(norms, g):
-    """Norms of the columns."""
-    for c in range(len(norms)):
-        norms[c] = 0
-    for i in range(len(g)):
-        row = g[i]
-        for c in range(len(norms)):
-            norms[c] += row[c] * row[c]
-    for c in range(len(norms)):
-        norms[c] = np.sqrt(norms[c])
-
-
-@inlined
-def damped_backward(grad, g, norms, along):
-    """Computes `damped_backward` of kernels/_inner_step.py in place, norms along the columns.
-
-    Subtracts the component along g twice: rounding leaves some of it the first time, and the rest
-    of the result may be smaller than that by a factor of ‖g‖.
-    """
-    column_norms(norms, g)
-    for c in range(len(along)):
-        along[c] = 0
-    for _ in range(2):
-        part = np.zeros_like(along)
-        for i in range(len(g)):
-            row, x = grad[i], g[i]
-            for c in range(len(part)):
-                part[c] += row[c] * (x[c] / norms[c] if norms[c] else x[c])
-        for i in range(len(g)):
-            row, x = grad[i], g[i]
-            for c in range(len(part)):
-                row[c] -= part[c] * (x[c] / norms[c] if norms[c] else x[c])
-        for c in range(len(along)):
-            along[c] += part[c]
-    for i in range(len(g)):
-        row, x = grad[i], g[i]
-        for c in range(len(row)):
-            n = norms[c]
-            e = x[c] / n if n else x[c]
-            row[c] = (row[c] + e * along[c] / (n + 1)) / (n + 1)
 
 
 # ------------------------------------------------------------------------------------------- tokens
@@ -472,22 +301,16 @@ def add(total, x):
             row[i] += line[i]
 
 
-@formula
-def _copy(x):
-    return (x,)
-
-
 @inlined
 def load(out, x, place, first, count, dim):
     """Loads `count` tokens of `x` from `first` on; sets the rows below them to zero.
 
     `place`: offset of the first token in `x`, whose memory is one row, and the stride to the next.
     """
-    start, step, whole = place[0] + first * place[1], place[1], dim - dim % COLUMNS
+    start, step = place[0] + first * place[1], place[1]
     for t in range(count):
         row, line = out[t], x[start + t * step : start + t * step + dim]
-        _copy((row[:whole],), (line[:whole],))
-        for i in range(whole, dim):
+        for i in range(dim):
             row[i] = line[i]
     clear(out, count)
 
@@ -495,11 +318,10 @@ def load(out, x, place, first, count, dim):
 @inlined
 def store(x, out, place, first, count, dim):
     """Stores the tokens of a chunk where `load` reads them."""
-    start, step, whole = place[0] + first * place[1], place[1], dim - dim % COLUMNS
+    start, step = place[0] + first * place[1], place[1]
     for t in range(count):
         row, line = x[t], out[start + t * step : start + t * step + dim]
-        _copy((line[:whole],), (row[:whole],))
-        for i in range(whole, dim):
+        for i in range(dim):
             line[i] = row[i]
 
 

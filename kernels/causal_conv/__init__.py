@@ -29,9 +29,8 @@ def causal_conv(
             packed projection.
         weights: one or two `(R, C, K)`, fp32 (fp64 where x is fp64).
         directions: per scan, 'forward' or 'backward'. The output of token t stands at t in both.
-        backend: None takes the Triton kernel on a GPU and the numba kernel on a CPU, where there is
-            one that can run, and the reference elsewhere; 'triton', 'numba' or 'reference' forces
-            one.
+        backend: None takes the Triton kernel on a GPU where it can run, and the reference
+            elsewhere; 'triton' or 'reference' forces one.
 
     Sums are kept in the dtype of the weights. Under autocast x goes to the autocast dtype, the
     weights stay fp32.
@@ -43,7 +42,7 @@ def causal_conv(
         TypeError: a wrong dtype or type.
         ValueError: a wrong shape, number of weights or T = 0, mixed devices, an unknown direction
             or backend.
-        RuntimeError: `backend='triton'` or 'numba' where there is no such kernel, or it cannot run.
+        RuntimeError: `backend` is 'numba', which this op lacks, or 'triton', which cannot run.
     """
     backend = _backend.resolve(_NAME, backend)
     if not 1 <= len(weights) <= 2:

@@ -36,9 +36,8 @@ def deform_attn(
             or the dtype of `value`. Points may lie outside.
         attention_weights: `(B, Q, H, L, P)`, fp32 or the dtype of `value`; used as given, without a
             softmax.
-        backend: None takes the Triton kernel on a GPU and the numba kernel on a CPU, where there is
-            one that can run, and the reference elsewhere; 'triton', 'numba' or 'reference' forces
-            one.
+        backend: None takes the Triton kernel on a GPU where it can run, and the reference
+            elsewhere; 'triton' or 'reference' forces one.
 
     Positions, weights and sums are computed in fp32 (fp64 for fp64). Autocast casts `value` but not
     the locations: half precision cannot resolve neighbouring pixels of a large image. The same
@@ -50,7 +49,7 @@ def deform_attn(
     Raises:
         TypeError: a wrong dtype or type.
         ValueError: a wrong shape, levels that do not add up to S, mixed devices, unknown backend.
-        RuntimeError: `backend='triton'` or 'numba' where there is no such kernel, or it cannot run.
+        RuntimeError: `backend` is 'numba', which this op lacks, or 'triton', which cannot run.
     """
     backend = _backend.resolve(_NAME, backend)
     _inputs.check_tensors(
@@ -99,7 +98,7 @@ def deform_attn_fused(
     Raises:
         TypeError: a wrong dtype or type.
         ValueError: a wrong shape, levels that do not add up to S, mixed devices, unknown backend.
-        RuntimeError: `backend='triton'` or 'numba' where there is no such kernel, or it cannot run.
+        RuntimeError: `backend` is 'numba', which this op lacks, or 'triton', which cannot run.
     """
     backend = _backend.resolve(_NAME, backend)
     _inputs.check_tensors(

@@ -35,9 +35,8 @@ def ttt_glu(
         w1, w2: `(H, d, d)` fp32 (fp64 where q is fp64), row vectors.
         scale: s of the inner loss; s/N is applied in fp32 after the sum over the tokens.
         damping: True as published; False takes the plain gradient.
-        backend: None takes the Triton kernel on a GPU and the numba kernel on a CPU, where there is
-            one that can run, and the reference elsewhere; 'triton', 'numba' or 'reference' forces
-            one.
+        backend: None takes the Triton kernel on a GPU where it can run, and the reference
+            elsewhere; 'triton' or 'reference' forces one.
 
     Inner gradients and sums are kept in the dtype of the weights. Under autocast q, k and v go to
     the autocast dtype, the weights stay fp32.
@@ -48,7 +47,7 @@ def ttt_glu(
     Raises:
         TypeError: a wrong dtype or type.
         ValueError: a wrong shape, N = 0, mixed devices, an unknown backend.
-        RuntimeError: `backend='triton'` or 'numba' where there is no such kernel, or it cannot run.
+        RuntimeError: `backend` is 'numba', which this op lacks, or 'triton', which cannot run.
     """
     backend = _backend.resolve(_NAME, backend)
     _inputs.check_tensors(_NAME, q=q, k=k, v=v, w1=w1, w2=w2)

@@ -15,8 +15,10 @@ from torch import Tensor
 
 from .._inputs import state_dtype
 from .._numba import COLUMNS, flat, padded, parallel, sum_in_order
+from ._numba_backward import Gradients
 from ._numba_backward import backward as _backward
 from ._numba_forward import forward as _forward
+from ._numba_parts import Kept, Numbers, Parameters, Sizes, Tokens
 from .definition import Inputs
 from .reference import LEAST_EPS, kept_dtype, segment
 
@@ -37,11 +39,11 @@ def unsupported_reason(inputs: Inputs, mini_batch_size: int) -> str | None:
 
 def _common(
     inputs: Inputs, directions: str, mini_batch_size: int, eps: float
-) -> tuple[tuple, np.ndarray, tuple, tuple[np.ndarray, ...]]:
-    """Sizes, directions, constants in the state's type, and parameters for both passes."""
+) -> tuple[Sizes, Numbers, Parameters]:
+    """Sizes, constants and parameters for both passes."""
     _, tokens, scans, heads, dim = inputs.q.shape
     size, columns = min(mini_batch_size, tokens), padded(dim, COLUMNS)
-    sizes = (tokens, scans, heads, size, dim, padded(size, COLUMNS), columns)
+    sizes = Sizes(tokens, scans, heads, size, dim, padded(size, COLUMNS), columns)
     reverse = np.array([way == 'b' for way in directions])
     # Copies: FSDP cannot resize a parameter's storage that has ever had a NumPy view.
     w0, b0, gain, shift, token_scale = (x if x is None else x.detach() for x in inputs[4:])
@@ -52,9 +54,10 @@ def _common(
     vectors = F.pad(torch.stack((gain, shift), -2), (0, rest))
     if token_scale is None:
         token_scale = states.new_ones((scans, mini_batch_size))
-    parameters = tuple(x.numpy() for x in (states, vectors, token_scale.clone().contiguous()))
-    numbers = (dim, *(parameters[0].dtype.type(x) for x in (1 / dim, max(eps, LEAST_EPS), 1)))
-    return sizes, reverse, numbers, parameters
+    arrays = (x.numpy() for x in (states, vectors, token_scale.clone().contiguous()))
+    parameters = Parameters(reverse, *arrays)
+    kind = parameters.states.dtype.type
+    return sizes, Numbers(dim, kind(1 / dim), kind(max(eps, LEAST_EPS)), kind(1)), parameters
 
 
 def forward(
@@ -68,7 +71,7 @@ def forward(
     q, k, v, eta = inputs[:4]
     batch, tokens, scans, heads, dim = q.shape
     state = state_dtype(q.dtype)
-    sizes, reverse, numbers, parameters = _common(inputs, directions, mini_batch_size, eps)
+    sizes, numbers, parameters = _common(inputs, directions, mini_batch_size, eps)
     o = q.new_empty(q.shape, dtype=state)
     z = q.new_empty(q.shape if keep else 0, dtype=state)
     apart = segment(mini_batch_size) * mini_batch_size
@@ -81,17 +84,13 @@ def forward(
             batch * scans * heads,
             q.numel() * (3 * dim + 2 * mini_batch_size),
             sizes,
-            reverse,
             numbers,
             q.dtype == torch.bfloat16,
             apart,
-            *rows[:4],
-            *parameters,
-            strides,
+            Tokens(*rows[:4], strides),
+            parameters,
+            Kept(z.view(-1).numpy(), w_kept.numpy(), c_kept.numpy()),
             rows[4],
-            z.view(-1).numpy(),
-            w_kept.numpy(),
-            c_kept.numpy(),
         )
     return o.to(q.dtype), z.to(kept_dtype(q.dtype)), w_kept, c_kept
 
@@ -110,7 +109,7 @@ def backward(
     q, k, v, eta, w0, *_, token_scale = inputs
     batch, _, scans, heads, dim = q.shape
     state = state_dtype(q.dtype)
-    sizes, reverse, numbers, parameters = _common(inputs, directions, mini_batch_size, eps)
+    sizes, numbers, parameters = _common(inputs, directions, mini_batch_size, eps)
     dq, dk, dv = (q.new_empty(q.shape, dtype=state) for _ in range(3))
     deta = q.new_empty(q.shape[:-1], dtype=state)
     lead, columns = (batch, scans, heads), sizes[-1]
@@ -125,19 +124,17 @@ def backward(
             batch * scans * heads,
             q.numel() * (8 * dim + 6 * mini_batch_size),
             sizes,
-            reverse,
             numbers,
             segment(mini_batch_size),
             do,
-            *rows[:4],
-            z_kept,
-            *parameters,
-            strides,
-            w_kept.contiguous().numpy(),
-            c_kept.contiguous().numpy(),
-            rows[4],
-            *(x.view(-1).numpy() for x in (dk, dv, deta)),
-            *(x.numpy() for x in (dstates, dvectors, dscale)),
+            Tokens(*rows[:4], strides),
+            parameters,
+            Kept(z_kept, w_kept.contiguous().numpy(), c_kept.contiguous().numpy()),
+            Gradients(
+                rows[4],
+                *(x.view(-1).numpy() for x in (dk, dv, deta)),
+                *(x.numpy() for x in (dstates, dvectors, dscale)),
+            ),
         )
     dstates, dvectors, dscale = (sum_in_order(x) for x in (dstates, dvectors, dscale))
     dscale = w0.new_empty((scans, 0)) if token_scale is None else sum(dscale.unbind(1))

@@ -1,20 +1,41 @@
 """Backward pass of TTT-linear's numba kernels: README.md's maths, a chunk at a time."""
 
+from typing import NamedTuple
+
 import numpy as np
 
 from .._numba import COLUMNS, add, add_product, clear, inlined, jit, load, store
 from ._numba_parts import (
+    DETA,
+    ETA,
+    OUT,
+    K,
+    Q,
+    V,
     advance,
     copy,
     decay,
     fill,
     find,
     inner_gradient,
+    new_chunk,
     normalize,
     scores_of,
     steps,
     sum_rows,
 )
+
+
+class Gradients(NamedTuple):
+    """Memory of the gradients of the tokens as rows, and gradients of each image's parameters."""
+
+    dq: np.ndarray
+    dk: np.ndarray
+    dv: np.ndarray
+    deta: np.ndarray
+    dstates: np.ndarray
+    dvectors: np.ndarray
+    dscale: np.ndarray
 
 
 @inlined
@@ -60,21 +81,19 @@ def _weights_gradient(s, scores, tau, step, dtau, dstep, one):
 
 
 @inlined
-def _key_gradient(
-    dz, u, h, inner, x, values, keys, vectors, sums, tau, step, rstd, dtau, dstep, dkeys, count,
-    numbers,
-):  # fmt: skip
+def _key_gradient(dz, u, h, dkeys, chunk, vectors, sums, tau, dtau, dstep, count, numbers):
     """Computes dZ and dY from U's query side and H = KdW' + dc', and adds their parts.
 
-    Overwrites U by dP, and V by dV = −dY.
+    Overwrites U by dP, and the chunk's values by dV = −dY.
     """
     dim, inverse, _, one = numbers
     gain, shift, dgain, dshift = vectors[0], vectors[1], sums[0], sums[1]
     last, zero = tau[-1], one - one
     dlast = zero
     for t in range(count):
-        dp, normed, g, back, y, key = u[t], x[t], inner[t], h[t], values[t], keys[t]
-        row, dkey, scale, e = dz[t], dkeys[t], rstd[t], last * step[t]
+        dp, normed, g, back = u[t], chunk.z[t], chunk.inner[t], h[t]
+        y, key, row, dkey = chunk.v[t], chunk.kq[t], dz[t], dkeys[t]
+        scale, e = chunk.rstd[t], last * chunk.step[t]
         de, mean, along, with_p, with_g = zero, zero, zero, zero, zero
         for i in range(dim):
             y[i] = gain[i] * normed[i] + shift[i] - (y[i] - key[i])
@@ -106,124 +125,123 @@ def _key_gradient(
         for i in range(dim):
             dkey[i] -= y[i]
         dstep[t] += last * de
-        dlast += step[t] * de
+        dlast += chunk.step[t] * de
     dtau[-1] += dlast
     clear(dz, count)
 
 
 @inlined
+def _load(chunk, tokens, kept, places, first, sizes):
+    """Keys, values, Z and learning rates of a chunk; returns the number of its tokens."""
+    rows, dim, count = sizes.rows, sizes.dim, min(sizes.size, sizes.tokens - first)
+    load(chunk.kq[:rows], tokens.k, places[K], first, count, dim)
+    load(chunk.v, tokens.v, places[V], first, count, dim)
+    load(chunk.z[:rows], kept.z, places[OUT], first, count, dim)
+    steps(chunk.step, tokens.eta, places[ETA], first, count)
+    return count
+
+
+@inlined
 def _walk(
-    walked, state, decayed, keys, values, x, inner, rstd, step, sums, k, v, z, eta, vectors, places,
-    begin, last, sizes, scale, numbers,
-):  # fmt: skip
+    walked, state, chunk, sums, tokens, kept, vectors, places, begin, last, sizes, scale, numbers
+):
     """The states before the chunks from `begin` to `last`; `state` is the first one's."""
-    tokens, _, _, size, dim, _, columns = sizes
+    columns = sizes.columns
     copy(walked[0], state, columns + 1, columns)
     for n in range(begin, last):
-        first = n * size
-        count = min(size, tokens - first)
-        load(keys, k, places[1], first, count, dim)
-        load(values, v, places[2], first, count, dim)
-        load(x, z, places[4], first, count, dim)
-        steps(step, eta, places[3], first, count)
-        normalize(x, rstd, numbers)
-        inner_gradient(inner, x, keys, values, vectors, rstd, count, numbers)
-        decay(decayed, inner, step, scale)
-        advance(state, keys, decayed, sums)
+        count = _load(chunk, tokens, kept, places, n * sizes.size, sizes)
+        normalize(chunk.z[: sizes.rows], chunk.rstd, numbers)
+        inner_gradient(chunk, vectors, count, numbers)
+        decay(chunk, scale)
+        advance(state, chunk, sums)
         copy(walked[n + 1 - begin], state, columns + 1, columns)
 
 
 @jit
-def backward(
-    start, stop, sizes, reverse, numbers, segment,
-    do, q, k, v, eta, z_kept, states, vectors, token_scale, strides, w_kept, c_kept,
-    dq, dk, dv, deta, dstates, dvectors, dscale,
-):  # fmt: skip
-    """Runs the programs from `start` to `stop`."""
-    tokens, _, _, size, dim, rows, columns = sizes
-    kind = states.dtype
-    chunks = -(-tokens // size)
+def backward(start, stop, sizes, numbers, segment, do, tokens, parameters, kept, grads):
+    """Runs the programs from `start` to `stop`.
+
+    Args:
+        segment: Chunks between two states that were kept.
+        do: Memory of the output's gradient as one row.
+    """
+    dim, rows, columns, size = sizes.dim, sizes.rows, sizes.columns, sizes.size
+    kind = parameters.states.dtype
+    chunks = -(-sizes.tokens // size)
     walked = np.zeros((min(segment, chunks), columns + 1, columns), kind)
     state = np.zeros((columns + 1, columns), kind)
-    # Rows of the keys are above rows of the queries: K and Q, Z and Z̄, dZ and D, dK and dQ.
-    kq, z = np.zeros((2 * rows, columns), kind), np.zeros((2 * rows, columns), kind)
+    chunk = new_chunk(sizes, kind)
+    # Rows of the keys are above rows of the queries: Z and Z̄, dZ and D, dK and dQ.
+    keys, queries, z = chunk.kq[:rows], chunk.kq[rows:], chunk.z
     dzd, dkq = np.zeros((2 * rows, columns), kind), np.zeros((2 * rows, columns), kind)
-    keys, queries, dz, d = kq[:rows], kq[rows:], dzd[:rows], dzd[rows:]
-    grad, inner = np.zeros((rows, columns), kind), np.zeros((rows, columns), kind)
-    decayed, values = np.zeros((rows, columns), kind), np.zeros((rows, columns), kind)
+    dz, d = dzd[:rows], dzd[rows:]
+    grad = np.zeros((rows, columns), kind)
     u, h = np.zeros((rows, columns), kind), np.zeros((rows, columns), kind)
-    scores, m = np.zeros((rows, rows), kind), np.zeros((rows, rows), kind)
     s = np.zeros((rows, rows), kind)
-    step, dstep, rstd = np.zeros(rows, kind), np.zeros(rows, kind), np.zeros(2 * rows, kind)
+    dstep = np.zeros(rows, kind)
     # A chunk's dγ and dλ, and its addition to c or dc.
     sums = np.zeros((3, columns), kind)
-    places = np.zeros((len(strides), 2), np.int64)
+    places = np.zeros((len(tokens.strides), 2), np.int64)
     for number in range(start, stop):
-        image, scan, head = find(places, number, sizes, reverse, strides)
-        tau, vector, dtau = token_scale[scan], vectors[scan, head], dscale[image, scan, head]
-        dstate, dvector = dstates[image, scan, head], dvectors[image, scan, head]
+        image, scan, head = find(places, number, sizes, parameters.reverse, tokens.strides)
+        tau, vector = parameters.token_scale[scan], parameters.vectors[scan, head]
+        dtau = grads.dscale[image, scan, head]
+        dstate, dvector = grads.dstates[image, scan, head], grads.dvectors[image, scan, head]
         dw, dc = dstate[:-1], dstate[-1]
         for n in range(chunks - 1, -1, -1):
             begin = n // segment * segment
             if n + 1 == min(begin + segment, chunks):
                 # Everything, padding included: a NaN left by the previous program would spread, as
                 # 0 · NaN.
-                copy(state, states[scan, head], columns + 1, columns)
+                copy(state, parameters.states[scan, head], columns + 1, columns)
                 if begin:
-                    kept = begin // segment - 1
-                    copy(state, w_kept[image, scan, head, kept], dim, dim)
-                    copy(state[-1:], c_kept[image, scan, head, kept : kept + 1], 1, dim)
+                    last = begin // segment - 1
+                    copy(state, kept.w[image, scan, head, last], dim, dim)
+                    copy(state[-1:], kept.c[image, scan, head, last : last + 1], 1, dim)
                 _walk(
-                    walked, state, decayed, keys, values, z[:rows], inner, rstd, step, sums[2:], k,
-                    v, z_kept, eta, vector, places, begin, n, sizes, tau[-1], numbers,
+                    walked, state, chunk, sums[2:], tokens, kept, vector, places, begin, n, sizes,
+                    tau[-1], numbers,
                 )  # fmt: skip
             first, at = n * size, walked[n - begin]
-            count = min(size, tokens - first)
-            load(keys, k, places[1], first, count, dim)
-            load(queries, q, places[0], first, count, dim)
-            load(values, v, places[2], first, count, dim)
-            load(z[:rows], z_kept, places[4], first, count, dim)
-            load(grad, do, places[4], first, count, dim)
-            steps(step, eta, places[3], first, count)
-            scores_of(scores, m, queries, keys, tau, step, numbers[3])
-            normalize(z[:rows], rstd, numbers)
-            inner_gradient(inner, z, keys, values, vector, rstd, count, numbers)
+            count = _load(chunk, tokens, kept, places, first, sizes)
+            load(queries, tokens.q, places[Q], first, count, dim)
+            load(grad, do, places[OUT], first, count, dim)
+            scores_of(chunk, tau, numbers.one)
+            normalize(z[:rows], chunk.rstd, numbers)
+            inner_gradient(chunk, vector, count, numbers)
             fill(z[rows:], at[-1])
             add_product(z[rows:], queries, at[:-1])
-            add_product(z[rows:], m, inner)
-            normalize(z[rows:], rstd[rows:], numbers)
+            add_product(z[rows:], chunk.m, chunk.inner)
+            normalize(z[rows:], chunk.rstd[rows:], numbers)
 
             # The query side.
             copy(dkq[rows:], grad, rows, columns)
             clear(dkq[:rows], 0)
             clear(sums, 0)
-            _query_gradient(d, z[rows:], grad, vector, sums, rstd[rows:], count, numbers)
+            _query_gradient(d, z[rows:], grad, vector, sums, chunk.rstd[rows:], count, numbers)
             clear(s, 0)
-            add_product(s, d, inner.T)
-            _weights_gradient(s, scores, tau, step, dtau, dstep, numbers[3])
+            add_product(s, d, chunk.inner.T)
+            _weights_gradient(s, chunk.scores, tau, chunk.step, dtau, dstep, numbers.one)
             add_product(dkq[rows:], s, keys)
             add_product(dkq[:rows], s.T, queries)
             clear(u, 0)
-            add_product(u, m.T, d)
+            add_product(u, chunk.m.T, d)
 
             # The key side: back through the inner gradient and the inner model.
             fill(h, dc)
             add_product(h, keys, dw)
-            decay(decayed, inner, step, tau[-1])
-            _key_gradient(
-                dz, u, h, inner, z, values, keys, vector, sums, tau, step, rstd, dtau, dstep,
-                dkq, count, numbers,
-            )  # fmt: skip
+            decay(chunk, tau[-1])
+            _key_gradient(dz, u, h, dkq, chunk, vector, sums, tau, dtau, dstep, count, numbers)
 
             # Through the state: dQ += DWᵀ, dK += dZWᵀ − e⊙(GdW'ᵀ).
             add_product(dkq, dzd, at[:-1].T)
-            add_product(dkq[:rows], decayed, dw.T)
-            store(dkq[:rows], dk, places[4], first, count, dim)
-            store(dkq[rows:], dq, places[4], first, count, dim)
-            store(values, dv, places[4], first, count, dim)
+            add_product(dkq[:rows], chunk.decayed, dw.T)
+            store(dkq[:rows], grads.dk, places[OUT], first, count, dim)
+            store(dkq[rows:], grads.dq, places[OUT], first, count, dim)
+            store(chunk.v, grads.dv, places[OUT], first, count, dim)
             for t in range(count):
-                deta[places[5, 0] + (first + t) * places[5, 1]] = dstep[t]
-            add_product(dw, kq.T, dzd)
+                grads.deta[places[DETA, 0] + (first + t) * places[DETA, 1]] = dstep[t]
+            add_product(dw, chunk.kq.T, dzd)
             sum_rows(sums[2], dzd)
             add(dvector, sums[:2])
             add(dstate[-1:], sums[2:])

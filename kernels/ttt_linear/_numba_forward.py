@@ -2,21 +2,20 @@
 
 import numpy as np
 
-from .._numba import (
-    add_product,
-    inlined,
-    jit,
-    load,
-    rounded_to_bf16,
-    store,
-)
+from .._numba import add_product, inlined, jit, load, rounded_to_bf16, store
 from ._numba_parts import (
+    ETA,
+    OUT,
+    K,
+    Q,
+    V,
     advance,
     copy,
     decay,
     fill,
     find,
     inner_gradient,
+    new_chunk,
     normalize,
     scores_of,
     steps,
@@ -43,49 +42,48 @@ def _outputs(x, queries, vectors, dim):
 
 
 @jit
-def forward(
-    start, stop, sizes, reverse, numbers, rounds, segment,
-    q, k, v, eta, states, vectors, token_scale, strides, o, z_kept, w_kept, c_kept,
-):  # fmt: skip
-    """Runs the programs from `start` to `stop`."""
-    tokens, _, _, size, dim, rows, columns = sizes
-    kind = states.dtype
-    kq = np.zeros((2 * rows, columns), kind)
-    keys, queries = kq[:rows], kq[rows:]
-    z = np.zeros((2 * rows, columns), kind)
-    scores, m = np.zeros((rows, rows), kind), np.zeros((rows, rows), kind)
-    inner, decayed = np.zeros((rows, columns), kind), np.zeros((rows, columns), kind)
-    values, sums = np.zeros((rows, columns), kind), np.zeros((1, columns), kind)
-    step, rstd = np.zeros(rows, kind), np.zeros(2 * rows, kind)
+def forward(start, stop, sizes, numbers, rounds, segment, tokens, parameters, kept, o):
+    """Runs the programs from `start` to `stop`.
+
+    Args:
+        rounds: Whether Z is rounded to bf16.
+        segment: Tokens between two states that are kept.
+        o: Memory of the output as one row.
+    """
+    dim, rows, columns, size = sizes.dim, sizes.rows, sizes.columns, sizes.size
+    kind = parameters.states.dtype
+    chunk = new_chunk(sizes, kind)
+    z, queries = chunk.z, chunk.kq[rows:]
+    sums = np.zeros((1, columns), kind)
     state = np.zeros((columns + 1, columns), kind)
-    places = np.zeros((len(strides), 2), np.int64)
+    places = np.zeros((len(tokens.strides), 2), np.int64)
     for number in range(start, stop):
-        image, scan, head = find(places, number, sizes, reverse, strides)
+        image, scan, head = find(places, number, sizes, parameters.reverse, tokens.strides)
         # Everything, padding included: a NaN left by the previous program would spread, as 0 · NaN.
-        copy(state, states[scan, head], columns + 1, columns)
-        tau, vector = token_scale[scan], vectors[scan, head]
-        for first in range(0, tokens, size):
-            count = min(size, tokens - first)
-            load(keys, k, places[1], first, count, dim)
-            load(queries, q, places[0], first, count, dim)
-            load(values, v, places[2], first, count, dim)
-            steps(step, eta, places[3], first, count)
+        copy(state, parameters.states[scan, head], columns + 1, columns)
+        tau, vector = parameters.token_scale[scan], parameters.vectors[scan, head]
+        for first in range(0, sizes.tokens, size):
+            count = min(size, sizes.tokens - first)
+            load(chunk.kq[:rows], tokens.k, places[K], first, count, dim)
+            load(queries, tokens.q, places[Q], first, count, dim)
+            load(chunk.v, tokens.v, places[V], first, count, dim)
+            steps(chunk.step, tokens.eta, places[ETA], first, count)
             fill(z, state[-1])
-            add_product(z, kq, state[:-1])
+            add_product(z, chunk.kq, state[:-1])
             if rounds:
                 _round(z, count, dim)
-            if len(z_kept):
-                store(z, z_kept, places[4], first, count, dim)
-            normalize(z[:rows], rstd, numbers)
-            inner_gradient(inner, z, keys, values, vector, rstd, count, numbers)
-            scores_of(scores, m, queries, keys, tau, step, numbers[3])
-            add_product(z[rows:], m, inner)
-            decay(decayed, inner, step, tau[-1])
-            advance(state, keys, decayed, sums)
-            normalize(z[rows:], rstd, numbers)
+            if len(kept.z):
+                store(z, kept.z, places[OUT], first, count, dim)
+            normalize(z[:rows], chunk.rstd, numbers)
+            inner_gradient(chunk, vector, count, numbers)
+            scores_of(chunk, tau, numbers.one)
+            add_product(z[rows:], chunk.m, chunk.inner)
+            decay(chunk, tau[-1])
+            advance(state, chunk, sums)
+            normalize(z[rows:], chunk.rstd, numbers)
             _outputs(z[rows:], queries, vector, dim)
-            store(z[rows:], o, places[4], first, count, dim)
+            store(z[rows:], o, places[OUT], first, count, dim)
             n, end = first // segment, first + size
-            if n < w_kept.shape[3] and (end == (n + 1) * segment or end >= tokens):
-                copy(w_kept[image, scan, head, n], state, dim, dim)
-                copy(c_kept[image, scan, head, n : n + 1], state[-1:], 1, dim)
+            if n < kept.w.shape[3] and (end == (n + 1) * segment or end >= sizes.tokens):
+                copy(kept.w[image, scan, head, n], state, dim, dim)
+                copy(kept.c[image, scan, head, n : n + 1], state[-1:], 1, dim)

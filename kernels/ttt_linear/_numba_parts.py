@@ -1,12 +1,107 @@
 """Functions that both passes of TTT-linear's numba kernels share: tokens, states, scores.
 
 A chunk's matrices are `(b', d')`, multiples of COLUMNS, with zeros below the chunk's `count` tokens
-and right of its `dim` features. `numbers` are d, 1/d, ε and 1 in the state's type.
+and right of its `dim` features. `sums` has rows to sum a chunk in.
 """
+
+from typing import NamedTuple
 
 import numpy as np
 
 from .._numba import COLUMNS, add, add_product, clear, inlined
+
+# Rows of `places` and of `Tokens.strides`; outputs and their gradients lie like OUT.
+Q, K, V, ETA, OUT, DETA = range(6)
+
+
+class Sizes(NamedTuple):
+    """Numbers of tokens, scans and heads; of a chunk its tokens and features, and both padded."""
+
+    tokens: int
+    scans: int
+    heads: int
+    size: int
+    dim: int
+    rows: int
+    columns: int
+
+
+class Numbers(NamedTuple):
+    """d, and in the type of the state 1/d, ε and 1."""
+
+    dim: int
+    inverse: float
+    eps: float
+    one: float
+
+
+class Tokens(NamedTuple):
+    """Memory of the tokens and inner learning rates as rows, and the strides of each."""
+
+    q: np.ndarray
+    k: np.ndarray
+    v: np.ndarray
+    eta: np.ndarray
+    strides: np.ndarray
+
+
+class Parameters(NamedTuple):
+    """Directions, initial [W; b], rows γ and λ, and τ of each scan."""
+
+    reverse: np.ndarray
+    states: np.ndarray
+    vectors: np.ndarray
+    token_scale: np.ndarray
+
+
+class Kept(NamedTuple):
+    """Z of every token, and W and c at the end of every segment."""
+
+    z: np.ndarray
+    w: np.ndarray
+    c: np.ndarray
+
+
+class Chunk(NamedTuple):
+    """Matrices of the tokens of one chunk.
+
+    Attributes:
+        kq: Keys, and below them queries.
+        v: Values.
+        z: Z, and below it QW + c − MG; normalised in place.
+        inner: G, the inner gradients.
+        decayed: −e⊙G.
+        scores: QKᵀ + 1.
+        m: −M = −E⊙(QKᵀ + 1).
+        step: Inner learning rates.
+        rstd: 1/σ of the rows of z.
+    """
+
+    kq: np.ndarray
+    v: np.ndarray
+    z: np.ndarray
+    inner: np.ndarray
+    decayed: np.ndarray
+    scores: np.ndarray
+    m: np.ndarray
+    step: np.ndarray
+    rstd: np.ndarray
+
+
+@inlined
+def new_chunk(sizes, kind):
+    rows, columns = sizes.rows, sizes.columns
+    return Chunk(
+        np.zeros((2 * rows, columns), kind),
+        np.zeros((rows, columns), kind),
+        np.zeros((2 * rows, columns), kind),
+        np.zeros((rows, columns), kind),
+        np.zeros((rows, columns), kind),
+        np.zeros((rows, rows), kind),
+        np.zeros((rows, rows), kind),
+        np.zeros(rows, kind),
+        np.zeros(2 * rows, kind),
+    )
 
 
 @inlined
@@ -15,13 +110,13 @@ def find(places, number, sizes, reverse, strides):
 
     Fills a row of `places` for each row of `strides` (of images, tokens, scans and heads).
     """
-    tokens, scans, heads = sizes[0], sizes[1], sizes[2]
+    scans, heads = sizes.scans, sizes.heads
     image, scan, head = number // (scans * heads), number // heads % scans, number % heads
     for i in range(len(strides)):
         step = strides[i, 1]
         start = image * strides[i, 0] + scan * strides[i, 2] + head * strides[i, 3]
         if reverse[scan]:
-            start, step = start + (tokens - 1) * step, -step
+            start, step = start + (sizes.tokens - 1) * step, -step
         places[i, 0], places[i, 1] = start, step
     return image, scan, head
 
@@ -73,47 +168,47 @@ def normalize(z, rstd, numbers):
 
 
 @inlined
-def inner_gradient(inner, x, keys, values, vectors, rstd, count, numbers):
-    """G = Π(γY), Y = γX + λ − (V − K), of every token; zeros in the padding."""
+def inner_gradient(chunk, vectors, count, numbers):
+    """G = Π(γY), Y = γX + λ − (V − K), from the normalised Z; zeros in the padding."""
     dim, inverse, _, one = numbers
     gain, shift = vectors[0], vectors[1]
     for t in range(count):
-        p, normed, key, value = inner[t], x[t], keys[t], values[t]
+        p, normed, key, value = chunk.inner[t], chunk.z[t], chunk.kq[t], chunk.v[t]
         mean, along = one - one, one - one
         for i in range(dim):
             p[i] = gain[i] * (gain[i] * normed[i] + shift[i] - (value[i] - key[i]))
             mean += p[i]
             along += p[i] * normed[i]
-        mean, along, scale = mean * inverse, along * inverse, rstd[t]
+        mean, along, scale = mean * inverse, along * inverse, chunk.rstd[t]
         for i in range(dim):
             p[i] = (p[i] - mean - normed[i] * along) * scale
-    clear(inner, count)
+    clear(chunk.inner, count)
 
 
 @inlined
-def scores_of(scores, m, queries, keys, tau, step, one):
+def scores_of(chunk, tau, one):
     """QKᵀ + 1, and −M = −E⊙(QKᵀ + 1)."""
-    zero = one - one
-    for t in range(len(scores)):
+    scores, m, step, rows, zero = chunk.scores, chunk.m, chunk.step, len(chunk.m), one - one
+    for t in range(rows):
         score = scores[t]
         for s in range(len(score)):
             score[s] = one
-    add_product(scores, queries, keys.T)
-    for t in range(len(m)):
+    add_product(scores, chunk.kq[rows:], chunk.kq[:rows].T)
+    for t in range(rows):
         row, score = m[t], scores[t]
         reach = tau[min(t, len(tau) - 1)]
         # Blocks of a length that the compiler knows become vectors.
-        for first in range(0, len(m), COLUMNS):
+        for first in range(0, rows, COLUMNS):
             for s in range(first, first + COLUMNS):
                 row[s] = -score[s] * (reach * step[s]) if s <= t else zero
 
 
 @inlined
-def decay(decayed, inner, step, last):
+def decay(chunk, last):
     """−e⊙G."""
-    for t in range(len(decayed)):
-        e = -last * step[t]
-        row, line = decayed[t], inner[t]
+    for t in range(len(chunk.decayed)):
+        e = -last * chunk.step[t]
+        row, line = chunk.decayed[t], chunk.inner[t]
         for i in range(len(row)):
             row[i] = e * line[i]
 
@@ -130,8 +225,8 @@ def sum_rows(total, x):
 
 
 @inlined
-def advance(state, keys, decayed, sums):
-    """[W; c] of the next chunk: W' = W − (e⊙K)ᵀG, c' = c − eᵀG; `sums` is a row to work in."""
-    add_product(state[:-1], keys.T, decayed)
-    sum_rows(sums[0], decayed)
+def advance(state, chunk, sums):
+    """[W; c] of the next chunk: W' = W − (e⊙K)ᵀG, c' = c − eᵀG; `sums` is one row."""
+    add_product(state[:-1], chunk.kq[: len(chunk.decayed)].T, chunk.decayed)
+    sum_rows(sums[0], chunk.decayed)
     add(state[-1:], sums)

@@ -170,8 +170,7 @@ TTT_GLU = Op(
     inner_steps.call_glu,
     lambda inputs, hw, **options: inner_steps.primal('ttt_glu', inputs, **options),
     **INNER_STEP,
-    # Past 512 tokens the numba kernel has several programs a sum.
-    cases=(*step_cases(damping=False), Case((1, 513), {'dim': 20})),
+    cases=step_cases(damping=False),
     kernel_cases=kernel_maps(32, 64, 5, 48, damping=False),
     gpu_cases=(*GPU_MAPS, Case((9, 13), {'dim': 32}, {'damping': False})),
     refused={

@@ -3,8 +3,6 @@
 What holds for every op is in test_ops.py.
 """
 
-import importlib.util
-
 import pytest
 import torch
 from kernel_testing import error, with_gradients
@@ -15,16 +13,7 @@ from ttt_kernels import deform_attn, deform_attn_fused
 
 OP = torch.ops.ttt_kernels.deform_attn
 OP_BACKWARD = torch.ops.ttt_kernels.deform_attn_backward
-BACKENDS = (
-    'reference',
-    pytest.param(
-        'numba',
-        marks=pytest.mark.skipif(
-            importlib.util.find_spec('numba') is None, reason='numba is not installed'
-        ),
-    ),
-    pytest.param('triton', marks=pytest.mark.interpreter),
-)
+BACKENDS = ('reference', pytest.param('triton', marks=pytest.mark.interpreter))
 
 
 def test_gradcheck():

@@ -116,8 +116,8 @@ CALLS: dict[str, Callable[[torch.dtype], Call]] = {
     'causal_conv': convolution,
     'ttt_glu, d 64': lambda t: inner_step(ttt_glu, t, 64, 2),
     'ttt_dwconv, d 64': dwconv,
-    'ttt_mlp, d 64': lambda t: inner_step(ttt_mlp, t, 64, 2),
-    'ttt_mlp, SwiGLU, d 64': lambda t: inner_step(ttt_mlp, t, 64, 3),
+    'ttt_mlp, d 64': lambda t: inner_step(ttt_mlp, t, 64, 2, scale=0.125),
+    'ttt_mlp, SwiGLU, d 64': lambda t: inner_step(ttt_mlp, t, 64, 3, scale=0.125),
     'deform_attn, d 64, 3 levels': lambda t: sampling(t, 64, PYRAMID),
 }
 # Compiled for sm_90 in bf16.
@@ -127,8 +127,8 @@ OTHER_CALLS = {
     'ttt_linear, d 128, output apart': lambda t: scan(t, 128, heads=2, apart=True),
     'ttt_linear, d 64, b 64': lambda t: scan(t, 64, size=64),
     'ttt_glu, d 32': lambda t: inner_step(ttt_glu, t, 32, 2),
-    'ttt_mlp, L2, d 64': lambda t: inner_step(ttt_mlp, t, 64, 2, loss='l2'),
-    'ttt_mlp, SwiGLU, L2, d 64': lambda t: inner_step(ttt_mlp, t, 64, 3, loss='l2'),
+    'ttt_mlp, L2, d 64': lambda t: inner_step(ttt_mlp, t, 64, 2, scale=0.125, loss='l2'),
+    'ttt_mlp, SwiGLU, L2, d 64': lambda t: inner_step(ttt_mlp, t, 64, 3, scale=0.125, loss='l2'),
     'deform_attn, d 32, 1 level': lambda t: sampling(t, 32, PYRAMID[:1]),
 }
 VARIANTS = [f'{call}/bf16/{gpu}' for call in CALLS for gpu in GPUS]
