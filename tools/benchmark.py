@@ -85,7 +85,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         help="softmax attention of timm's models",
     )
     parser.add_argument(
-        '--computed', action='store_true', help='FLOPs and memory by computation; runs nothing'
+        '--computed', action='store_true', help='FLOPs and memory from shapes, at float32'
     )
     parser.add_argument('--train', action='store_true', help='time forward and backward')
     parser.add_argument('--backbone', action='store_true', help="leave out a config's heads")
@@ -225,7 +225,7 @@ def one_case(
     channels = file.shape[1] if file else image_channels(model)
     precision = getattr(torch, dtype)
     if args.computed:
-        return compute(network, *case, precision, args.train, channels)
+        return compute(network, *case, args.train, channels)
     if file:
         # torch does not see its operations and memory.
         counted = dict(peak_mib=None)
@@ -266,6 +266,8 @@ def main(argv: list[str] | None = None) -> None:
                 )
         if args.onnx and args.dtype != ['float32']:
             raise UsageError('--onnx computes in the type that its export chose: leave out --dtype')
+        if args.computed and args.dtype != ['float32']:
+            raise UsageError('--computed counts at float32: leave out --dtype')
         if args.pack and not is_worthwhile():
             raise UsageError('--pack needs AVX-512 and a torch that has oneDNN; leave it out')
         if args.names and len(args.names) != len(args.draw or []):

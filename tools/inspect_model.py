@@ -8,7 +8,6 @@
   attention  implicit attention of chosen patches, and how far it reaches; timm's ViTs too
   keys       key shift, by which to decide about a key norm; timm's ViTs too
   features   norms of the last map and the FPN's levels; any model
-  cam        class activation (Grad-CAM) of a classifier or detector
   tsne       images in the plane by their features, coloured by their folders
 
 With --annotations (a COCO file with masks of the images) gmm.csv has the share of the gradient
@@ -22,7 +21,7 @@ from pathlib import Path
 
 from mmvttt.analysis.inspect import DEFAULT, inspect_model
 from mmvttt.analysis.look import Look
-from mmvttt.openmmlab.analysis.models import detection_scores, load_model, toolbox_of
+from mmvttt.openmmlab.analysis.models import load_model
 from mmvttt.openmmlab.cli import add_cfg_options, add_shape, command_line, plain_errors
 from mmvttt.openmmlab.models.diffusion_model import refuse_diffusion
 
@@ -37,7 +36,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--out', type=Path, default=Path('work_dirs/inspect'))
     add_cfg_options(parser, 'model.backbone.arch=base')
     parser.add_argument(
-        '--what', nargs='+', default=DEFAULT, metavar='NAME', help='default: all but cam, tsne'
+        '--what', nargs='+', default=DEFAULT, metavar='NAME', help='default: all but tsne'
     )
     parser.add_argument(
         '--query',
@@ -68,7 +67,6 @@ def main() -> None:
             args.out,
             tuple(args.query or [(0.5, 0.5)]),
             args.annotations,
-            detection_scores if toolbox_of(found.model) == 'mmdet' else None,
             found.prepare,
         )
         for path in inspect_model(look, args.what):

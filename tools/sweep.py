@@ -2,8 +2,7 @@
 
 Trains every combination of configs and values of --over with every seed: one at a time on a CPU,
 else one on each GPU. After an interruption the same command continues. Writes sweep.csv (a row for
-each run, all metrics) and sweep.md; if a paper has the same table, its figures are in a column of
-their own (with its data and schedules).
+each run, all metrics) and sweep.md.
 
 example: python tools/sweep.py vittt_digits --budget-steps 176 --seeds 3 \\
            --over model.backbone.design=ttt_layer,share_qk,gating,conv1d,dual,conv2d
@@ -138,7 +137,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _interrupt)
     with plain_errors():
         variants = variants_of(args.configs, args.over)
-        published = require_buildable(variants, args.cfg_options)
+        require_buildable(variants, args.cfg_options)
         lock = RunLock(args.out, option='--out')
         lock.acquire()
         count = torch.cuda.device_count()
@@ -181,7 +180,7 @@ def main() -> None:
         order = [variant.name for variant in variants]
         runs.sort(key=lambda run: (order.index(run.variant), run.seed))
         if runs:
-            table = table_of(runs, variants, args.metric, published)
+            table = table_of(runs, variants, args.metric)
             write_whole(args.out / 'sweep.md', table.encode())
             print(f'\n{table}\nwrote {write_csv(runs, args.out / "sweep.csv")}, sweep.md')
             names = sorted({name for run in runs for name in run.metrics})

@@ -174,20 +174,19 @@ def compute(
     name: str,
     batch: int,
     size: tuple[int, int],
-    dtype: torch.dtype = torch.float32,
     train: bool = False,
     in_channels: int = 3,
 ) -> Measurement:
-    """Computes FLOPs and memory of a network from shapes, without running it.
+    """Computes FLOPs and memory of a network at fp32 from shapes, without running it.
 
     Takes the arguments of `measure`; counts the FLOPs of inference.
 
     Raises:
         UsageError: As `count_cost` and `computed_peak`.
     """
-    peak = round(computed_peak(network, size, batch, dtype, train, in_channels), 1)
+    peak = round(computed_peak(network, size, batch, train, in_channels), 1)
     found = count(network, batch, size, in_channels)
-    return _row(name, batch, size, dtype, train, device=COMPUTED, peak_mib=peak, **found)
+    return _row(name, batch, size, torch.float32, train, device=COMPUTED, peak_mib=peak, **found)
 
 
 def _row(

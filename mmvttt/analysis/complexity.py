@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -16,9 +15,8 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from ..errors import UsageError
 from ..models.backbones import T5, Vittt
-from .memory.dry_run import DryRun, ValueNeededError
+from .fake_run import fake_copy, values_are_errors
 
 _MEBI = 2**20
 # A ViT's MLP with expansion 4, or Vittt's SwiGLU of the same cost: 8TD².
@@ -82,11 +80,10 @@ def computed_peak(
     network: nn.Module,
     size: tuple[int, int],
     batch: int = 1,
-    dtype: torch.dtype = torch.float32,
     train: bool = False,
     in_channels: int = 3,
 ) -> float:
-    """Computes the peak memory of a batch in MiB from shapes, without running it.
+    """Computes the peak memory of a batch in MiB from shapes at fp32, without running it.
 
     Counts activations and, in training, gradients; not weights, images, and workspaces of kernels.
 
@@ -94,7 +91,6 @@ def computed_peak(
         network: Takes images `(batch, in_channels, H, W)`; may be on the meta device.
         size: (height, width) of the images in pixels.
         batch: Images at once.
-        dtype: float32, or the type of autocast.
         train: Whether to run the backward pass too.
         in_channels: Channels of the images.
 
@@ -102,26 +98,21 @@ def computed_peak(
         UsageError: The network's work depends on values of tensors.
     """
     # Loads torch.distributed.
-    from .memory.track import MemTracker, by_kind
+    from torch.distributed._tools.mem_tracker import MemTracker
 
     network = copy.deepcopy(network).train(train)
-    dry_run = DryRun()
-    dry_run.empty(network)
-    image = dry_run.fake(torch.empty(batch, in_channels, *size, device='meta'))
-    mixed = dtype != torch.float32
+    image = fake_copy(network, (batch, in_channels, *size))
     tracker = MemTracker()
     tracker.track_external(network, image)
-    given = by_kind(tracker)
-    try:
-        with dry_run.running(), torch.set_grad_enabled(train), tracker:
-            with torch.autocast('cpu', dtype) if mixed else nullcontext():
-                out = network(image)
-            if train:
-                floats = [x for x in tree_leaves(out) if isinstance(x, torch.Tensor)]
-                dry_run.backward(sum(x.float().sum() for x in floats))
-    except ValueNeededError as error:
-        raise UsageError(
-            f'the memory of {type(network).__name__} cannot be computed, because its work depends '
-            f'on {error}: leave --computed out, or take its backbone alone (--backbone)'
-        ) from error
-    return (by_kind(tracker, 'peak').total() - given.total()) / _MEBI
+    given = _total(tracker.get_tracker_snapshot('current'))
+    with values_are_errors(network), torch.set_grad_enabled(train), tracker:
+        out = network(image)
+        if train:
+            floats = [x for x in tree_leaves(out) if isinstance(x, torch.Tensor)]
+            sum(x.float().sum() for x in floats).backward()
+    return (_total(tracker.get_tracker_snapshot('peak')) - given) / _MEBI
+
+
+def _total(snapshot: Any) -> int:
+    """Bytes of all kinds of tensors on all devices."""
+    return sum(held['Total'] for held in snapshot.values())

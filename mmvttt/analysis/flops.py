@@ -16,8 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
-from ..errors import UsageError
-from .memory.dry_run import DryRun, ValueNeededError
+from .fake_run import fake_copy, values_are_errors
 
 # Namespaces of torch's own operators; those without a formula are not matrix products.
 _OF_TORCH = ('aten', 'prim', 'prims', 'profiler')
@@ -63,7 +62,7 @@ class Cost:
 
 
 def count_cost(network: nn.Module, size: tuple[int, int], in_channels: int = 3) -> Cost:
-    """Runs one image through a network without computing it, see `DryRun`.
+    """Runs one image through a network without computing it, see `fake_copy`.
 
     The sampling of mmcv's deformable attention, which is no product of matrices, is not counted.
 
@@ -75,26 +74,18 @@ def count_cost(network: nn.Module, size: tuple[int, int], in_channels: int = 3) 
     Raises:
         UsageError: A part has no forward pass, or needs values of the image.
     """
-    dry_run = DryRun()
     # Some models assign parameters to modules, whose gradients torch would then track.
-    dry_run.empty(network.eval().requires_grad_(False))
-    image = dry_run.fake(torch.empty(1, in_channels, *size, device='meta'))
+    image = fake_copy(network.eval().requires_grad_(False), (1, in_channels, *size))
     watch = _Watch()
-    try:
-        with (
-            torch.no_grad(),
-            # Fused attention on a CPU has no formula; its matrix products do.
-            sdpa_kernel(SDPBackend.MATH),
-            FlopCounterMode(display=False, custom_mapping=_FORMULAS) as counter,
-            dry_run.running(),
-            watch,
-        ):
-            network(image)
-    except (NotImplementedError, ValueNeededError) as error:
-        raise UsageError(
-            f'the model cannot be counted as a whole ({error}): count its backbone alone '
-            '(--backbone)'
-        ) from error
+    with (
+        values_are_errors(network),
+        torch.no_grad(),
+        # Fused attention on a CPU has no formula; its matrix products do.
+        sdpa_kernel(SDPBackend.MATH),
+        FlopCounterMode(display=False, custom_mapping=_FORMULAS) as counter,
+        watch,
+    ):
+        network(image)
     macs: Counter[str] = Counter()
     root = type(network).__name__
     counts = counter.get_flop_counts()

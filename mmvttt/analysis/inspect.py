@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,6 @@ from torch import Tensor
 
 from ..errors import UsageError
 from .attention import attention_distance, implicit_attention, key_shift, softmax_weights
-from .class_activation import class_activation
 from .inner_training import LayerTraining, largest_tokens, mask_scores
 from .look import Look, means, spread
 from .mixers import SOFTMAX, Mixing
@@ -297,25 +296,6 @@ def draw_features(look: Look) -> list[Path]:
 
 
 @styled
-def draw_activation(look: Look) -> list[Path]:
-    """cam: Grad-CAM of a classifier's first class, or of all that a detector detects."""
-    rows: list[tuple] = []
-
-    def shares() -> Iterator[dict[str, Tensor]]:
-        for (_, image), mixings in zip(look.images, look.mixings, strict=True):
-            found = class_activation(look.model.eval(), image[None], spread(mixings), look.detect)
-            rows.extend((name, x.mean().item(), x.max().item()) for name, x in found.items())
-            tiny = torch.finfo(torch.float32).tiny
-            yield {
-                f'{n}, max {two_digits(x.max())}': x / x.max().clamp_min(tiny)
-                for n, x in found.items()
-            }
-
-    files = look.draw_maps('cam', 'Class activation (Grad-CAM)', 'activation / maximum', shares())
-    return [*files, look.table('cam', ('map', 'mean', 'largest'), means(rows))]
-
-
-@styled
 def draw_neighbours(look: Look) -> list[Path]:
     """tsne: images in the plane by their pooled features, coloured by the folder they are in."""
     try:
@@ -353,11 +333,10 @@ DIAGNOSTICS: dict[str, Callable[[Look], list[Path]]] = {
     'attention': draw_attention,
     'keys': draw_keys,
     'features': draw_features,
-    'cam': draw_activation,
     'tsne': draw_neighbours,
 }
-# The others need a head or images of several classes.
-DEFAULT = tuple(DIAGNOSTICS)[:-2]
+# The last one needs images of several classes.
+DEFAULT = tuple(DIAGNOSTICS)[:-1]
 
 
 def _scalars(look: Look, names: Sequence[str]) -> list[tuple]:

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from ..checkpoints.atomic_write import replacing
 from ..errors import DataError, UsageError
-from .class_activation import Detect
 from .inner_training import LayerTraining, training_of
 from .mixers import Mixing, backbone_of, record_mixers
 from .pictures import (
@@ -52,7 +51,6 @@ class Look:
         out: Folder of the pictures and tables.
         queries: Positions (row, column) in [0, 1] whose implicit attention is drawn.
         annotations: COCO file with the objects' masks, or None.
-        detect: For a detector, see `class_activation`.
         prepare: RGB in [0, 1], `(3, H, W)` → what the model takes, `(C, H, W)`.
     """
 
@@ -62,7 +60,6 @@ class Look:
     out: Path
     queries: Sequence[tuple[float, float]] = ((0.5, 0.5),)
     annotations: Path | None = None
-    detect: Detect | None = None
     prepare: Callable[[Tensor], Tensor] = as_in_imagenet
 
     @cached_property

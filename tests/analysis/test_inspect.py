@@ -12,22 +12,17 @@ import torch
 from mmengine.config import Config
 from PIL import Image
 
-from mmvttt.analysis.class_activation import class_activation
 from mmvttt.analysis.inner_training import inspect_training, mask_scores
 from mmvttt.analysis.inspect import DEFAULT
 from mmvttt.analysis.look import Look
-from mmvttt.analysis.mixers import record_mixers
 from mmvttt.analysis.pictures import as_in_imagenet, read_picture, root_scale, two_digits
-from mmvttt.errors import DataError, UsageError
+from mmvttt.errors import DataError
 from mmvttt.openmmlab.analysis.models import (
     FoundModel,
     _of_config,
-    detection_scores,
     find_model,
     load_model,
 )
-
-from .memory.reduced import reduced
 
 ARCH = dict(embed_dims=16, num_layers=2, num_heads=2, feedforward_channels=32)
 TOOL = 'inspect_model.py'
@@ -138,35 +133,6 @@ def test_models_of_timm(
     assert 'gmm left out: no mixer of VisionTransformer trains' in caplog.text
 
 
-def test_class_activation_is_its_definition() -> None:
-    model = find_model('vit_tiny_patch16_224', dict(depth=2)).model.eval()
-    image = torch.randn(1, 3, 48, 60)
-    found = class_activation(model, image, record_mixers(model, image))
-    assert list(found) == ['blocks.0', 'blocks.1']
-    tokens = model.norm_pre(model._pos_embed(model.patch_embed(image)))
-    tokens = model.blocks[0](tokens).detach().requires_grad_()
-    score = model.forward_head(model.norm(model.blocks[1](tokens))).max()
-    (gradient,) = torch.autograd.grad(score, tokens)
-    # Without the class token.
-    expected = (gradient[:, 1:].mean(1, keepdim=True) * tokens[:, 1:]).sum(-1).relu()
-    torch.testing.assert_close(found['blocks.1'], expected.detach().view(3, 4))
-
-
-def test_class_activation_of_a_detector() -> None:
-    name, image = 'maskrcnn_hvit3_t_1x', torch.randn(1, 3, 64, 96)
-    everything, nothing = ({'model.test_cfg.rcnn.score_thr': score} for score in (0.0, 1.0))
-    found = class_activation(
-        find_model(reduced(name), everything).model.eval(), image, [], detection_scores
-    )
-    shapes = {'P2': (16, 24), 'P3': (8, 12), 'P4': (4, 6), 'P5': (2, 3)}
-    assert {name: tuple(x.shape) for name, x in found.items()} == shapes
-    assert max(x.max() for x in found.values()) > 0
-    with pytest.raises(UsageError, match='nothing is detected'):
-        class_activation(
-            find_model(reduced(name), nothing).model.eval(), image, [], detection_scores
-        )
-
-
 def test_images_of_a_class_are_neighbours(small: tuple, tmp_path: Path, tools: Any) -> None:
     files = [tmp_path / kind / f'{i}.png' for kind in ('dark', 'light') for i in range(4)]
     for i, file in enumerate(files):
@@ -191,7 +157,6 @@ def test_images_of_a_class_are_neighbours(small: tuple, tmp_path: Path, tools: A
         (('small.py', 'photo.png', '--annotations', 'small.py'), 'is not a COCO annotation file'),
         (('small.py', 'photo.png', '--annotations', 'empty.json'), "has no image 'photo.png'"),
         (('small.py', 'photo.png', '--what', 'tsne'), 'needs several images'),
-        (('small.py', 'photo.png', '--what', 'cam'), 'returns no logits'),
     ],
 )
 def test_bad_input_is_one_sentence(

@@ -12,10 +12,8 @@ from PIL import Image
 
 from mmvttt.errors import (
     CheckpointMismatchError,
-    MissingDataError,
     UsageError,
 )
-from mmvttt.openmmlab.analysis.browse import browse
 from mmvttt.openmmlab.apis.inference import open_model, require_image, show_images, show_video
 
 from ..configs.reduced import build, reduce_model
@@ -225,27 +223,6 @@ def test_no_image_is_written_over(scenes: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"several images are called '0'.*--out"):
         list(show_images(cfg, 'w.pth', [image, other], tmp_path / 'out'))
     assert mine.read_bytes() == image.read_bytes()
-
-
-def test_browsing_draws_the_labels(scenes: Path, tmp_path: Path) -> None:
-    cfg = small('upernet_vittt_t_camvid', scenes)
-    written = list(browse(cfg, tmp_path / 'train', num_images=2))
-    assert [path.name for path in written] == ['00000.png', '00002.png']
-    assert all(is_picture(path) for path in written)
-    (path,) = browse(cfg, tmp_path / 'val', split='val', num_images=1)
-    picture = cv2.imread(str(path)).astype(int)
-    # The size of the scene, not of the pipeline's resize; and painted, not the bare image.
-    assert picture.shape == (48, 64, 3)
-    assert np.ptp(picture, axis=-1).max() > 60
-
-
-def test_browsing_says_what_is_missing(scenes: Path, tmp_path: Path) -> None:
-    cfg = small('upernet_vittt_t_camvid', scenes)
-    with pytest.raises(UsageError, match='no train_dataloader'):
-        list(browse(Config(dict(default_scope='mmseg')), tmp_path))
-    cfg.train_dataloader.dataset.data_root = str(tmp_path / 'nowhere')
-    with pytest.raises(MissingDataError, match='nowhere'):
-        list(browse(cfg, tmp_path))
 
 
 @pytest.mark.parametrize('damage', ['without a head', 'of other classes'])

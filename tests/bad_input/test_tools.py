@@ -38,7 +38,6 @@ WRONG: list[tuple[tuple[str, ...], tuple[str, ...], int, tuple[str, ...]]] = [
             ('get_flops', 'vittt_t_in1k', '--depth'),
             ('get_flops', 'vittt_t_in1k', '--shape', '64'),
             ('checkpoint_info', 'other.pth', '--depth'),
-            ('browse_dataset', DEMO, '--num-images'),
             ('draw_predictions', DEMO, 'a.pth', '--num-images'),
             *(('benchmark', QUICK[0], option) for option in ('--sizes', '--batch', '--repeats')),
         )
@@ -57,7 +56,7 @@ WRONG: list[tuple[tuple[str, ...], tuple[str, ...], int, tuple[str, ...]]] = [
     ),
     *(
         ((tool,), NO_CONFIG, 1, ('error: there is no ',))
-        for tool in ('browse_dataset', 'check_data', 'get_flops', 'train', 'draw_predictions')
+        for tool in ('check_data', 'get_flops', 'train', 'draw_predictions')
     ),
 ]
 # Arguments after the wrong value.
@@ -78,7 +77,6 @@ def test_wrong_values(run: Callable, args: tuple, values: tuple, status: int, wo
 
 
 WORDS = {
-    ('browse_dataset', DEMO, '--split', 'x'): ("'x'", 'val'),
     ('check_data', DEMO, '--splits', 'x'): ("'x'", 'val'),
     ('benchmark', QUICK[0], '--dtype', 'x'): ("'x'", 'bfloat16'),
     ('convert_checkpoint', 'a.pth', 'b.pth', '--to', 'x'): ("'x'", 'public'),
@@ -91,7 +89,6 @@ WORDS = {
     ('publish_checkpoint', 'other.pth', 'out.txt'): ("'out.txt'", '.pth'),
     ('convert_checkpoint', 'other.pth', 'out.pth'): ('neither a ViT³', 'encoder.weight'),
     ('get_flops', 'nothing.py'): ('has no model',),
-    ('browse_dataset', 'nothing.py'): ('no train_dataloader',),
     ('check_data', 'nothing.py'): ('nothing to check',),
 }
 

@@ -22,7 +22,6 @@ TOOLS = Path(__file__).resolve().parents[2] / 'tools'
     [
         ('export', ['dit3_digits', '--out', 'a.onnx']),
         ('inspect_model', ['dit3_digits', 'photo.jpg']),
-        ('browse_dataset', ['dit3_digits']),
         ('image_demo', ['dit3_digits', 'weights.pth', 'photo.jpg']),
     ],
 )

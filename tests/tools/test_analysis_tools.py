@@ -14,11 +14,9 @@ from mmvttt.deploy.cpu import is_worthwhile
 
 NAMES = (
     'benchmark.py',
-    'browse_dataset.py',
     'checkpoint_info.py',
     'get_flops.py',
     'export.py',
-    'get_memory.py',
     'gradio_demo.py',
     'image_demo.py',
     'inherit_weights.py',
@@ -66,12 +64,12 @@ def test_benchmark_by_computation(tools: Any, tmp_path: Path) -> None:
         'benchmark.py',
         *models,
         *('--sizes', '224', '512', '--attention', 'fused', 'materialised', '--computed'),
-        *('--dtype', 'float32', 'bfloat16', '--out', str(table)),
+        *('--out', str(table)),
     )
     # The formulas meet at 276 pixels; DeiT's class token costs it a little more.
-    found = re.search(r'FLOPs: t5_tiny, float32 needs less than deit_tiny .* from (\d+)×', out)
+    found = re.search(r'FLOPs: t5_tiny needs less than deit_tiny .* from (\d+)×', out)
     assert int(found[1]) == pytest.approx(276, abs=4)
-    assert len(table.read_text().splitlines()) == 1 + 2 * 2 + 2 * 2 * 2
+    assert len(table.read_text().splitlines()) == 1 + 2 + 2 * 2
     draw = ('--draw', str(table), '--names', 'plain', '--plot', str(picture))
     tools('benchmark.py', *draw)
     assert picture.is_file()
@@ -134,7 +132,7 @@ def test_keys_of_configs_are_none_of_timm_s(tools: Any, tmp_path: Path) -> None:
         assert message in tools.error('benchmark.py', 'resnet18', *options, *out)
 
 
-def test_image_demo_and_browse_dataset(tools: Any, tmp_path: Path) -> None:
+def test_image_demo(tools: Any, tmp_path: Path) -> None:
     for folder, color in (('a', 0), ('b', 200)):
         (tmp_path / 'train' / folder).mkdir(parents=True)
         image = np.full((40, 40, 3), color, np.uint8)
@@ -151,25 +149,6 @@ train_dataloader = dict(dataset=dict(
     _delete_=True, type='CustomDataset', data_root={str(tmp_path)!r}, data_prefix='train',
     pipeline=_base_.train_pipeline))
 """)
-    out = tools('browse_dataset.py', str(config), '--out', str(tmp_path / 'drawn'))
-    assert '2 pictures' in out
-    assert len(list((tmp_path / 'drawn').glob('*.png'))) == 2
-
-    # Views of an image, to learn from without labels, side by side.
-    views = tmp_path / 'views.py'
-    views.write_text(f"""
-_base_ = {str(config)!r}
-crop, small = ([dict(type='RandomResizedCrop', scale=scale)] for scale in (32, 20))
-train_dataloader = dict(dataset=dict(pipeline=[
-    dict(type='LoadImageFromFile'),
-    dict(type='MultiView', num_views=[2, 1], transforms=[crop, small]),
-    dict(type='PackInputs')]))
-""")
-    tools('browse_dataset.py', str(views), '--out', str(tmp_path / 'views'))
-    picture = cv2.imread(str(tmp_path / 'views' / '00000.png'))
-    assert picture.shape == (32, 84, 3)
-    assert (picture[20:, 64:] == 255).all()
-
     from mmvttt.openmmlab.analysis.models import find_model
 
     weights = tmp_path / 'w.pth'

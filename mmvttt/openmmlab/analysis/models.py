@@ -266,9 +266,3 @@ def samples_of(image: Tensor) -> list[BaseDataElement]:
     size = tuple(image.shape[-2:])
     about = dict(img_shape=size, ori_shape=size, batch_input_shape=size, pad_shape=size)
     return [BaseDataElement(metainfo=about | dict(scale_factor=(1.0, 1.0))) for _ in image]
-
-
-def detection_scores(model: nn.Module, image: Tensor) -> Tensor:
-    """Scores `(n,)` of a mmdet detector's detections in an image `(1, 3, H, W)`."""
-    (found,) = model.predict(image, samples_of(image), rescale=False)
-    return found.pred_instances.scores

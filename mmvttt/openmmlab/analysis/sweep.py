@@ -24,7 +24,6 @@ from mmvttt.errors import UsageError
 from ..build_errors import explain_build
 from ..config import load_config
 from .models import DenseForward, find_model, image_channels
-from .paper_tables import paper_result
 
 # File in the folder of each finished training.
 RESULT = 'result.json'
@@ -112,27 +111,18 @@ def config_of(variant: Variant, options: Mapping[str, Any] | None, steps: int | 
     return cfg
 
 
-def require_buildable(
-    variants: Sequence[Variant], options: Mapping | None
-) -> dict[str, tuple[str, float]]:
+def require_buildable(variants: Sequence[Variant], options: Mapping | None) -> None:
     """Builds every variant's model without weights, before the first is trained.
-
-    Returns: Column and value of the papers' table, by the names of variants that are in one.
 
     Raises:
         UsageError: A model cannot be built: the variant and the reason.
     """
-    published = {}
     for variant in variants:
         merged = {**(options or {}), **variant.options}
         try:
-            found = find_model(variant.config, merged, weightless=True)
+            find_model(variant.config, merged, weightless=True)
         except (TypeError, ValueError, KeyError) as error:
             raise UsageError(f'{variant.name}: {explain_build(error) or error}') from error
-        result = paper_result(found.config or {}, variant.options)
-        if result is not None:
-            published[variant.name] = result
-    return published
 
 
 def cost_of(
@@ -223,7 +213,6 @@ def table_of(
     runs: Sequence[Run],
     variants: Sequence[Variant],
     metric: str | None,
-    published: Mapping[str, tuple[str, float]] | None = None,
 ) -> str:
     """A Markdown table: a row for each variant, mean ± standard deviation over the seeds.
 
@@ -231,11 +220,8 @@ def table_of(
         runs: Runs of the variants; a variant without runs is left out.
         variants: Variants in the order of the rows.
         metric: Name of the evaluated metric; None for the first that every run has.
-        published: See `require_buildable`; a column for each of the papers' tables.
     """
-    published = published or {}
     shown = metric or main_metric(runs)
-    papers = list(dict.fromkeys(column for column, _ in published.values()))
     header = [
         'variant',
         'seeds',
@@ -245,7 +231,6 @@ def table_of(
         'GFLOPs',
         'ms / step',
     ]
-    header += papers
     rows = []
     for variant in variants:
         own = [run for run in runs if run.variant == variant.name]
@@ -260,8 +245,6 @@ def table_of(
             '' if own[0].gflops is None else f'{own[0].gflops:.2f}',
             _spread([run.step_ms for run in own], '{:.0f}'),
         ]
-        column, result = published.get(variant.name, ('', 0.0))
-        row += [f'{result}' if paper == column else '' for paper in papers]
         rows.append(row)
     lines = [header, ['---', *['---:'] * (len(header) - 1)], *rows]
     return '\n'.join(f'| {" | ".join(line)} |' for line in lines) + '\n'

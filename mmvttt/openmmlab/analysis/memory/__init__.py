@@ -1,1 +1,0 @@
-"""Analysis of models of OpenMMLab and of their trainings."""
