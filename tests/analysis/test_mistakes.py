@@ -1,6 +1,7 @@
 """Confusion matrices of tools/test.py --mistakes, counted by hand; boxes merged by --tta."""
 
 import csv
+import json
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,8 @@ import pytest
 import torch
 
 from mmvttt.errors import UsageError
-from mmvttt.openmmlab.analysis.mistakes import Mistakes, _precision
+from mmvttt.openmmlab.analysis import mistakes
+from mmvttt.openmmlab.analysis.mistakes import Mistakes, precision_curves
 
 
 def table(folder: Path) -> list[list[str]]:
@@ -95,28 +97,106 @@ def test_boxes(tmp_path: Path) -> None:
     assert (tmp_path / 'precision_recall.png').stat().st_size
 
 
+def rows(*boxes: tuple) -> np.ndarray:
+    return np.array(boxes, float).reshape(-1, 6)
+
+
 def test_precision_over_recall() -> None:
+    pytest.importorskip('pycocotools')
+    right = rows((0, 0, 10, 10, 0, 0.9), (20, 0, 10, 10, 0, 0.7))
+    wrong = rows((50, 0, 10, 10, 0, 0.95), (70, 0, 10, 10, 0, 0.8))
+    truth = right * [1, 1, 1, 1, 1, 0]
+    elsewhere = rows((50, 0, 10, 10, 1, 0))
+    # Wrong, right, wrong, right: 1/2 at half of the recall, where later boxes come to 2/4.
+    curves = precision_curves([(truth, right), (elsewhere, wrong)], 2)
+    at = [0, 50, 51, 100]
+    # Half, because nothing of the second class is detected.
+    assert np.allclose(curves['IoU 0.5'][at] * 2, [1 / 2, 1 / 2, 1 / 2, 1 / 2], atol=1e-6)
+    # The first wrong box hits the other class.
+    forgiven = curves['and of another class'][at] * 2
+    assert np.allclose(forgiven, [1, 1, 2 / 3, 2 / 3], atol=1e-6)
+    assert np.allclose(curves['and on the background'] * 2, 1)
+    # A later box raises the precision at all smaller recalls.
+    late = precision_curves([(truth, np.concatenate([right, wrong[:1]]))], 1)['IoU 0.5']
+    assert np.allclose(late[at], [2 / 3] * 4, atol=1e-6)
+
+
+def test_the_curves_have_the_log_s_ap(tmp_path: Path) -> None:
     pytest.importorskip('mmdet')
-    nothing = np.zeros((0, 4), np.float32)
-    boxes = np.array([[0, 0, 10, 10], [20, 0, 30, 10]], np.float32)
-    truth = dict(
-        bboxes=boxes, labels=np.array([0, 0]), bboxes_ignore=nothing, labels_ignore=np.zeros(0, int)
+    from mmdet.datasets import CocoDataset
+    from mmdet.evaluation import CocoMetric
+
+    random = np.random.default_rng(0)
+    classes = ('cat', 'dog', 'emu')
+    # Crowded enough for boxes that overlap several others.
+    corners = random.uniform(0, 60, (90, 2))
+    boxes = np.concatenate([corners, random.uniform(15, 40, (90, 2))], 1)
+    annotations = [
+        dict(id=i + 1, image_id=i // 15, category_id=i % 3 + 1, bbox=box, area=box[2] * box[3],
+             iscrowd=int(i % 15 == 14))
+        for i, box in enumerate(boxes.tolist())
+    ]  # fmt: skip
+    images = [dict(id=i, file_name=f'{i}.png', width=200, height=200) for i in range(6)]
+    categories = [dict(id=i + 1, name=name) for i, name in enumerate(classes)]
+    file = tmp_path / 'boxes.json'
+    file.write_text(json.dumps(dict(images=images, annotations=annotations, categories=categories)))
+    meta = dict(classes=classes)
+    options = dict(metainfo=meta, data_prefix=dict(img='.'), pipeline=[], test_mode=True)
+    dataset = CocoDataset(ann_file=str(file), **options)
+    metrics = (
+        CocoMetric(ann_file=str(file), metric='bbox'),
+        Mistakes(str(tmp_path), 'mmdet', dataset),
     )
-    empty = dict(truth, bboxes=nothing, labels=np.zeros(0, int))
-    scored = np.hstack([boxes, [[0.9], [0.7]]]).astype(np.float32)
-    wrong = np.array([[50, 0, 60, 10, 0.8]], np.float32)
-    found = ([scored, wrong[:0]], [wrong, wrong[:0]])
-    grid = np.array([0, 0.5, 0.6, 1])
-    precision = _precision((truth, empty), found, 0, 0.5, grid)
-    np.testing.assert_allclose(precision, [1, 1, 2 / 3, 2 / 3])
-    assert _precision((truth, empty), found, 1, 0.5, grid) is None
-    # The wrong box hits one of another class; then, whatever it hits.
-    other = dict(truth, bboxes=np.float32([[50, 0, 60, 10]]), labels=np.array([1]))
-    for second, forgiven in ((other, 'class'), (empty, 'background')):
-        precision = _precision((truth, second), found, 0, 0.5, grid, forgiven)
-        np.testing.assert_allclose(precision, [1, 1, 1, 1])
-    precision = _precision((truth, empty), found, 0, 0.5, grid, 'class')
-    np.testing.assert_allclose(precision, [1, 1, 2 / 3, 2 / 3])
+    samples = []
+    for image in range(6):
+        near = boxes[15 * image : 15 * image + 15] + random.normal(0, 2, (15, 4))
+        ends = np.concatenate([near[:, :2], near[:, :2] + near[:, 2:]], 1)
+        objects = dict(
+            bboxes=torch.from_numpy(ends).float(),
+            scores=torch.from_numpy(random.uniform(0.1, 1, 15)).float(),
+            labels=torch.from_numpy(np.where(random.uniform(size=15) < 0.8, np.arange(15) % 3, 0)),
+        )
+        samples.append(dict(img_id=image, ori_shape=(100, 100), pred_instances=objects))
+    for metric in metrics:
+        metric.dataset_meta = meta
+        metric.process(None, samples)
+    curves = precision_curves(metrics[1].results, 3)
+    log = metrics[0].evaluate(6)
+    for name, key in (('IoU 0.5', 'coco/bbox_mAP_50'), ('IoU 0.75', 'coco/bbox_mAP_75')):
+        logged = log[key]
+        assert 0.1 < logged < 0.9
+        assert curves[name].mean() == pytest.approx(logged, abs=5e-4)
+    assert list(curves) == sorted(curves, key=lambda name: curves[name].mean())
+
+
+@pytest.mark.parametrize('classes', [2, 80])
+def test_the_matrix_is_legible(
+    classes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Long names, counts, thresholds, and no colour for boxes on the background."""
+    figures = []
+    monkeypatch.setattr(mistakes, 'save', lambda figure, path: figures.append(figure))
+    names = [f'{i}{"a very long name of a class " * 3}'[:60] for i in range(classes)]
+    matrix = np.zeros((classes + 1,) * 2, int)
+    matrix[0, 0], matrix[0, 1], matrix[-1, 1] = 30, 10, 7
+    mistakes._draw_matrix(tmp_path, matrix, [*names, 'background'], 'of score 0.3 or more')
+    (figure,) = figures
+    panel = figure.axes[0]
+    figure.canvas.draw()
+    assert [text.get_text() for text in panel.get_yticklabels()] == [
+        '0a very lon… a class a v',
+        'nothing there',
+    ]
+    shares = panel.images[0].get_array()
+    assert shares[0, :2].tolist() == [75, 25]
+    assert np.ma.masked_invalid(shares[1]).mask.all()
+    assert {text.get_text() for text in panel.texts} == (
+        {'30', '10', '7'} if classes == 2 else set()
+    )
+    assert figure.get_suptitle() == 'of score 0.3 or more'
+    boxes = [text.get_window_extent() for text in panel.get_xticklabels()]
+    assert min(box.height for box in boxes) > 0
+    assert figure.bbox.y0 <= min(box.y0 for box in boxes)
 
 
 def test_another_scope(tmp_path: Path) -> None:

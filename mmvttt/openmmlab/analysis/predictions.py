@@ -1,7 +1,6 @@
 """Draws predictions of a detector or a segmentor next to the ground truth."""
 
 import os
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,14 @@ from mmengine.config import Config
 from mmengine.dataset import pseudo_collate
 from mmengine.registry import DATASETS, MODELS, init_default_scope
 from mmengine.runner import load_checkpoint
-from mmengine.structures import PixelData
+from PIL import Image
 from rich.console import Console
 from rich.progress import track
 from torch import nn
 from torchvision.utils import make_grid
 
+from mmvttt.analysis.drawing import beside, draw_instances, draw_label_map, with_title
+from mmvttt.checkpoints.atomic_write import replacing
 from mmvttt.checkpoints.read import read_weights
 from mmvttt.errors import UsageError
 
@@ -26,6 +27,9 @@ from mmvttt.errors import UsageError
 _READABLE = 480
 # Pixels of a grid: the width of one picture, and the gap between two.
 _TILE, _GAP = 640, 8
+_PREDICTIONS = 'predictions of {:g} or more'
+# An image and its sample → titles and pictures.
+Draw = Callable[[np.ndarray, Any], Iterator[tuple[str, np.ndarray]]]
 
 
 def draw_predictions(
@@ -82,7 +86,10 @@ def draw_predictions(
     for index, (image, sample) in zip(chosen, shown, strict=True):
         file = Path(out_dir) / Path(sample.img_path).with_suffix('.png').name
         files.append(file if file not in files else file.with_stem(f'{file.stem}_{index}'))
-        draw(image, sample, os.fspath(files[-1]))
+        name = Path(sample.img_path).name
+        parts = [with_title(part, f'{title}: {name}') for title, part in draw(image, sample)]
+        with replacing(files[-1]) as partial:
+            Image.fromarray(beside(parts)).save(partial, 'PNG')
     return files
 
 
@@ -123,78 +130,60 @@ def _predict(
         yield imread(sample.img_path, channel_order='rgb'), sample.cpu()
 
 
-def _boxes(meta: dict[str, Any], score_thr: float) -> Callable[[np.ndarray, Any, str], None]:
+def _objects(meta: dict[str, Any], score_thr: float) -> Draw:
     """Draws boxes and masks."""
-    from mmdet.visualization import DetLocalVisualizer
-    from mmdet.visualization.palette import get_palette
 
-    class Visualizer(DetLocalVisualizer):
-        """Masks have the colour of their class, which mmdet varies slightly at random."""
-
-        def _draw_instances(self, image: np.ndarray, instances: Any, *args: Any) -> np.ndarray:
-            palette = get_palette(meta.get('palette'), len(meta['classes']))
-            self.mask_colors = [palette[label] for label in instances.labels]
-            return super()._draw_instances(image, instances, *args)
-
-        def draw_binary_masks(self, masks: np.ndarray, colors: Any, alphas: float) -> Any:
-            return super().draw_binary_masks(masks, self.mask_colors, alphas)
-
-    visualizer = Visualizer('predictions', alpha=0.5)
-    visualizer.dataset_meta = meta
-
-    def draw(image: np.ndarray, sample: Any, out_file: str) -> None:
-        image, sample = _enlarge(image, sample)
-        with warnings.catch_warnings():
-            # Boxes and outlines that touch the border are meant to.
-            warnings.filterwarnings('ignore', message='.*is out of bounds')
-            visualizer.add_datasample(
-                name='',
-                image=image,
-                data_sample=sample,
-                draw_gt='bboxes' in sample.gt_instances,
-                out_file=out_file,
-                pred_score_thr=score_thr,
+    def draw(image: np.ndarray, sample: Any) -> Iterator[tuple[str, np.ndarray]]:
+        factor = _factor(image)
+        large = _repeat(image, factor, axis=0)
+        for title, part in (('truth', 'gt_instances'), (_PREDICTIONS, 'pred_instances')):
+            objects = sample.get(part)
+            if 'bboxes' not in objects:
+                continue
+            scores = objects.get('scores')
+            if scores is not None:
+                title, objects = title.format(score_thr), objects[scores >= score_thr]
+            masks = objects.get('masks')
+            if masks is not None:
+                masks = np.asarray(getattr(masks, 'masks', masks), bool)
+                masks = _repeat(masks, factor, axis=1)
+            yield (
+                title,
+                draw_instances(
+                    large,
+                    factor * np.asarray(getattr(objects.bboxes, 'tensor', objects.bboxes)),
+                    objects.labels.tolist(),
+                    meta['classes'],
+                    None if scores is None else objects.scores.tolist(),
+                    masks,
+                    _palette(meta),
+                ),
             )
 
     return draw
 
 
-def _enlarge(image: np.ndarray, sample: Any) -> tuple[np.ndarray, Any]:
-    factor = _factor(image)
-    for instances in (sample.gt_instances, sample.pred_instances):
-        if 'bboxes' in instances:
-            instances.bboxes = instances.bboxes * factor
-        if 'masks' in instances:
-            masks = getattr(instances.masks, 'masks', instances.masks)
-            instances.masks = torch.from_numpy(_repeat(np.asarray(masks), factor, axis=1))
-    return _repeat(image, factor, axis=0), sample
-
-
-def _labels(meta: dict[str, Any], score_thr: float) -> Callable[[np.ndarray, Any, str], None]:
+def _labels(meta: dict[str, Any], score_thr: float) -> Draw:
     """Draws label maps; there are no scores."""
-    from mmseg.visualization import SegLocalVisualizer
 
-    visualizer = SegLocalVisualizer('predictions', alpha=0.6)
-    visualizer.dataset_meta = meta
-
-    def draw(image: np.ndarray, sample: Any, out_file: str) -> None:
+    def draw(image: np.ndarray, sample: Any) -> Iterator[tuple[str, np.ndarray]]:
         factor = _factor(image)
-        known = [key for key in ('gt_sem_seg', 'pred_sem_seg') if key in sample]
-        for key in known:
-            labels = _repeat(sample.get(key).data.numpy(), factor, axis=1)
-            setattr(sample, key, PixelData(data=torch.from_numpy(labels)))
-        visualizer.add_datasample(
-            name='',
-            image=_repeat(image, factor, axis=0),
-            data_sample=sample,
-            draw_gt='gt_sem_seg' in known,
-            out_file=out_file,
-        )
+        for title, part in (('truth', 'gt_sem_seg'), ('predictions', 'pred_sem_seg')):
+            if part in sample:
+                labels = _repeat(sample.get(part).data[0].numpy(), factor, axis=0)
+                large = _repeat(image, factor, axis=0)
+                yield title, draw_label_map(large, labels, meta['classes'], _palette(meta))
 
     return draw
 
 
-_DRAWINGS = {'mmdet': _boxes, 'mmseg': _labels}
+_DRAWINGS = {'mmdet': _objects, 'mmseg': _labels}
+
+
+def _palette(meta: dict[str, Any]) -> Any:
+    """The data set's colours, if it has one for each class."""
+    colours = meta.get('palette')
+    return colours if isinstance(colours, list) and len(colours) == len(meta['classes']) else None
 
 
 def _factor(image: np.ndarray) -> int:
