@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from .version import __version__
 
 if TYPE_CHECKING:
-    from .deploy.cpu import optimize_for_cpu
     from .models.adapters import ViTAdapter
     from .models.backbones import T5, HViT3, TimmViT, ViT3, Vittt
     from .models.distillation import distil
@@ -28,7 +27,6 @@ __all__ = [
     '__version__',
     'distil',
     'linearize',
-    'optimize_for_cpu',
 ]
 _MODULES = {
     'HViT3': 'models.backbones',
@@ -40,7 +38,6 @@ _MODULES = {
     'Vittt': 'models.backbones',
     'distil': 'models.distillation',
     'linearize': 'models.linearize',
-    'optimize_for_cpu': 'deploy.cpu',
 }
 
 

@@ -35,7 +35,6 @@ from mmvttt.analysis.benchmark import (
     write_csv,
 )
 from mmvttt.analysis.cost_curves import describe_crossings, plot
-from mmvttt.deploy.cpu import is_worthwhile, optimize_for_cpu
 from mmvttt.deploy.runtime import ExportedFile, OnnxFile, OpenVINOFile
 from mmvttt.errors import UsageError
 from mmvttt.openmmlab.analysis.models import DenseForward, find_model, image_channels
@@ -52,7 +51,7 @@ from mmvttt.openmmlab.config import find_config
 from mmvttt.openmmlab.engine import compile_blocks
 
 # Suffixes for models that ran in another way; their FLOPs are the same.
-WAYS = PACKED, COMPILED, GRAPH = ' (packed)', ' (compiled)', ' (CUDA graph)'
+WAYS = COMPILED, GRAPH = ' (compiled)', ' (CUDA graph)'
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -93,11 +92,6 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         '--compile',
         action='store_true',
         help='then again with the blocks under torch.compile, as train.py --compile has them',
-    )
-    parser.add_argument(
-        '--pack',
-        action='store_true',
-        help='then again with weights packed for a CPU',
     )
     parser.add_argument(
         '--onnx', nargs='+', default=[], metavar='FILE', help='then files of tools/export.py'
@@ -143,7 +137,7 @@ def describe(row: Measurement) -> str:
 
 
 def models(args: argparse.Namespace) -> Iterator[tuple[str, nn.Module | None]]:
-    """Names and networks: each unchanged, then by a CUDA graph, packed, compiled; then exported
+    """Names and networks: each unchanged, then by a CUDA graph, compiled; then exported
     files. None for a missing model.
     """
     mixed = any(find_config(name) is not None for name in args.models)
@@ -164,8 +158,6 @@ def models(args: argparse.Namespace) -> Iterator[tuple[str, nn.Module | None]]:
         yield found.name, model
         if args.cuda_graph:
             yield found.name + GRAPH, model
-        if args.pack:
-            yield found.name + PACKED, optimize_for_cpu(model)
         if args.compile:
             compile_blocks(model)
             yield found.name + COMPILED, model
@@ -253,7 +245,6 @@ def main(argv: list[str] | None = None) -> None:
         if args.draw and not args.plot:
             raise UsageError('--draw: say with --plot which image file to write')
         for option, given, device in (
-            ('--pack', args.pack, 'cpu'),
             ('--onnx', args.onnx, 'cpu'),
             ('--openvino', args.openvino, 'cpu'),
             ('--cuda-graph', args.cuda_graph, 'cuda'),
@@ -268,8 +259,6 @@ def main(argv: list[str] | None = None) -> None:
             raise UsageError('--onnx computes in the type that its export chose: leave out --dtype')
         if args.computed and args.dtype != ['float32']:
             raise UsageError('--computed counts at float32: leave out --dtype')
-        if args.pack and not is_worthwhile():
-            raise UsageError('--pack needs AVX-512 and a torch that has oneDNN; leave it out')
         if args.names and len(args.names) != len(args.draw or []):
             raise UsageError(f'--names: give {len(args.draw or [])}, one for each table of --draw')
         complete = True

@@ -8,7 +8,6 @@ example: python tools/gradio_demo.py configs/maskrcnn_vittt_demo.py work_dirs/de
 import argparse
 from pathlib import Path
 
-from mmvttt.deploy.cpu import keep_freed_memory
 from mmvttt.openmmlab.apis.page import build_page
 from mmvttt.openmmlab.cli import (
     add_cfg_options,
@@ -34,8 +33,6 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
-    if args.device == 'cpu':
-        keep_freed_memory()
     with plain_errors():
         config = load_config(args.config, cfg_options=args.cfg_options)
         page = build_page(config, args.checkpoint, Path(args.config).stem, args.device)

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from rich.progress import track
 
-from mmvttt.deploy.cpu import keep_freed_memory
 from mmvttt.openmmlab.apis.inference import show_images, show_video
 from mmvttt.openmmlab.cli import (
     add_cfg_options,
@@ -61,8 +60,6 @@ def main(argv: list[str] | None = None) -> None:
     videos: dict[str | int, str] = {p: Path(p).stem for p in args.images if is_video(p)}
     if args.camera is not None:
         videos[args.camera] = f'camera_{args.camera}'
-    if args.device == 'cpu':
-        keep_freed_memory()
     with plain_errors():
         config = load_config(args.config, cfg_options=args.cfg_options)
         where = (args.score_thr, args.device, args.amp, args.file)

@@ -7,9 +7,6 @@ example: python tools/test.py configs/maskrcnn_vittt_demo.py work_dirs/demo/epoc
 import argparse
 import os
 
-import torch
-
-from mmvttt.deploy.cpu import keep_freed_memory
 from mmvttt.openmmlab.apis.train import evaluate
 from mmvttt.openmmlab.cli import (
     add_cfg_options,
@@ -44,13 +41,6 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--amp', action='store_true', help='run the backbone in mixed precision')
     add_exported(parser)
     parser.add_argument(
-        '--no-pack',
-        dest='pack',
-        action='store_false',
-        help="on a CPU with AVX-512, leave the weights in torch's layout instead of oneDNN's "
-        '(--amp leaves them so)',
-    )
-    parser.add_argument(
         '--cuda-graph',
         action='store_true',
         help='replay the backbone as a CUDA graph, where all images have one size: a classifier',
@@ -63,8 +53,6 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     args = vars(parse_args())
     os.environ.setdefault('LOCAL_RANK', str(args.pop('local_rank')))
-    if not torch.cuda.is_available():
-        keep_freed_memory()
     with plain_errors(args['launcher']):
         evaluate(**args)
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from mmvttt.analysis.benchmark import read_csv
-from mmvttt.deploy.cpu import is_worthwhile
 
 NAMES = (
     'benchmark.py',
@@ -104,18 +103,6 @@ def test_benchmark_says_what_is_missing(tools: Any, tmp_path: Path) -> None:
     error = tools.error('benchmark.py', 'resnet1800', 'resnet18', '--keep-going', *options)
     assert "missing: resnet1800: there is no model 'resnet1800'" in error
     assert [row.model for row in read_csv(out)] == ['resnet18']
-
-
-def test_benchmark_of_packed_weights(tools: Any, tmp_path: Path) -> None:
-    out = ('--out', str(tmp_path / 'rows.csv'))
-    options = ('vit3_tiny_patch16_224', '--sizes', '32', '--repeats', '1', '--device', 'cpu')
-    error = tools.error('benchmark.py', *options, '--pack', '--train', *out)
-    assert '--pack is for inference' in error
-    if not is_worthwhile():
-        pytest.skip('this processor has no AVX-512, or this torch no oneDNN')
-    text = tools('benchmark.py', *options, '--pack', *out)
-    for name in ('vit3_tiny', 'vit3_tiny (packed)'):
-        assert f'{name} inference float32 1 × 32×32:' in text
 
 
 def test_keys_of_configs_are_none_of_timm_s(tools: Any, tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from PIL import Image
 from mmvttt.checkpoints.load import require_whole
 from mmvttt.checkpoints.read import read_content, read_weights
 from mmvttt.checkpoints.sources import without_password
-from mmvttt.deploy.cpu import is_worthwhile, optimize_for_cpu
 from mmvttt.deploy.runtime import open_exported
 from mmvttt.errors import UsageError
 
@@ -191,7 +190,7 @@ def open_model(
 
     Args:
         config, checkpoint, amp, file: As in `show_images`.
-        device: Where to run. On a CPU the model is frozen, see `optimize_for_cpu`; not with `amp`.
+        device: Where to run.
 
     Raises:
         UsageError: The config is of another toolbox or has no model, or the file cannot be used.
@@ -210,8 +209,6 @@ def open_model(
         run_file(look.run.model, look.run.pipeline.transforms, exported)
     elif amp:
         autocast_backbone(look.run.model)
-    elif is_worthwhile() and all(p.is_cpu for p in look.run.model.parameters()):
-        look.run.model = optimize_for_cpu(look.run.model, free=True)
     return look
 
 

@@ -9,14 +9,12 @@ from typing import Any
 import torch
 from mmengine import optim
 from mmengine.config import Config, ConfigDict
-from mmengine.hooks import Hook
 from mmengine.logging import print_log
 from mmengine.model import is_model_wrapper
 from mmengine.registry import OPTIM_WRAPPERS, RUNNERS
 from mmengine.runner import FlexibleRunner, Runner
 
 from mmvttt.checkpoints.sources import without_password
-from mmvttt.deploy.cpu import is_worthwhile, optimize_for_cpu
 from mmvttt.deploy.cuda_graph import replay_cuda_graph
 from mmvttt.deploy.runtime import open_exported
 from mmvttt.errors import UsageError
@@ -180,7 +178,6 @@ def evaluate(
     mistakes: str | None = None,
     tta: bool = False,
     amp: bool = False,
-    pack: bool = True,
     cuda_graph: bool = False,
     file: str | os.PathLike[str] | None = None,
     **config_args: Any,
@@ -195,8 +192,6 @@ def evaluate(
         mistakes: A folder for the confusion matrix, see `mmvttt.openmmlab.analysis.mistakes`.
         tta: See `enable_tta`.
         amp: Run the backbone in mixed precision, see `autocast_backbone`.
-        pack: On a CPU, test a frozen copy with packed weights, which are fp32 (with `amp` there is
-            none), see `mmvttt.deploy.cpu.optimize_for_cpu`.
         cuda_graph: Replay the backbone as a CUDA graph, see `mmvttt.deploy.cuda_graph`.
         file: An `.onnx` or `.xml` of `tools/export.py` that predicts in place of the model, see
             `run_file`; with `amp` OpenVINO computes in bf16.
@@ -244,8 +239,6 @@ def evaluate(
             run_file(model, part.pipeline.transforms, exported)
     elif amp:
         autocast_backbone(runner.model)
-    elif pack:
-        runner.register_hook(_FreezeForTest(), 'LOWEST')
     if cuda_graph:
         replay_cuda_graph(backbone_for(runner.model, '--cuda-graph'))
     if out is not None:
@@ -257,20 +250,6 @@ def evaluate(
         metric.dataset_meta = runner.test_evaluator.dataset_meta
         runner.test_evaluator.metrics.append(metric)
     return runner.test()
-
-
-class _FreezeForTest(Hook):
-    """Tests a frozen copy of the model, made of the weights that all other hooks have left."""
-
-    def before_test_epoch(self, runner: Runner) -> None:
-        if is_worthwhile() and all(p.is_cpu for p in runner.model.parameters()):
-            self.source = runner.model
-            # Wrappers that gather gradients over processes cannot be copied, nor are they needed.
-            wrapped = is_model_wrapper(runner.model)
-            runner.model = optimize_for_cpu(runner.model.module if wrapped else runner.model)
-
-    def after_test(self, runner: Runner) -> None:
-        runner.model = self.__dict__.pop('source', runner.model)
 
 
 def show_predictions(cfg: Config, folder: str) -> None:

@@ -1,11 +1,11 @@
-"""Times classifiers on a CPU as they are deployed: eager, packed, in ONNX Runtime, in OpenVINO.
+"""Times classifiers on a CPU as they are deployed: in torch, ONNX Runtime and OpenVINO.
 
-    python tools/dev/kernel_benchmarks/deployment.py --out docs/benchmarks/deployment_<name>.csv
+    python tools/dev/deployment.py --out docs/benchmarks/deployment_<name>.csv
 
-Every model goes through the same export and the same `optimize_for_cpu`, ours and timm's. The
-weights are random. The ways take turns, and the least of their times counts. On a busy machine,
-`--clock cpu --threads 1` counts the processor's time. Rows are appended as they are measured: the
-same command measures what the CSV lacks, and takes the exported files from `--files`.
+Every model goes through the same export, ours and timm's. The weights are random. The ways take
+turns, and the least of their times counts. On a busy machine, `--clock cpu --threads 1` counts the
+processor's time. Rows are appended as they are measured: the same command measures what the CSV
+lacks, and takes the exported files from `--files`.
 """
 
 import argparse
@@ -19,11 +19,10 @@ from itertools import product
 from pathlib import Path
 
 import torch
-from cpu import cpu_name
 from torch import Tensor, nn
 
+from mmvttt.analysis.benchmark import device_name
 from mmvttt.deploy.compare import as_sequence
-from mmvttt.deploy.cpu import is_worthwhile, keep_freed_memory, optimize_for_cpu
 from mmvttt.deploy.export import export_module
 from mmvttt.deploy.runtime import OnnxFile, OpenVINOFile
 from mmvttt.openmmlab.analysis.models import find_model
@@ -67,8 +66,6 @@ def contenders(name: str, size: int, folder: Path) -> dict[str, Call]:
     """The model in every way in which this processor can run it; images → logits."""
     model, path = network(name), exported(name, size, folder)
     ways: dict[str, nn.Module] = {'eager': model}
-    if is_worthwhile():
-        ways['packed'] = optimize_for_cpu(model)
     images = 1, 3, size, size
     ways |= {'ONNX Runtime': OnnxFile(path), 'OpenVINO': OpenVINOFile(path, images=images)}
     if computes_in_bf16():
@@ -132,9 +129,8 @@ def main() -> int:
     parser.add_argument('--files', type=Path, default=Path('work_dirs/deployment'))
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    keep_freed_memory()
     clock = time.perf_counter if args.clock == 'wall' else time.process_time
-    about = dict(cpu=cpu_name(), threads=str(args.threads), clock=args.clock)
+    about = dict(cpu=device_name(torch.device('cpu')), threads=str(args.threads), clock=args.clock)
     about |= {package: version(package) for package in PACKAGES}
     args.files.mkdir(parents=True, exist_ok=True)
     args.out.parent.mkdir(parents=True, exist_ok=True)
