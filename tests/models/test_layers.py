@@ -1,10 +1,11 @@
-"""Convolutions over tokens against torch's own, written out per direction."""
+"""Convolutions, patches and positions against torch's and timm's own."""
 
 import pytest
 import torch
 import torch.nn.functional as F
+from timm.layers import resample_abs_pos_embed
 
-from mmvttt.models.layers import CausalConv1d, DWConv2d
+from mmvttt.models.layers import CausalConv1d, DWConv2d, PatchEmbed, resize_positions
 from mmvttt.models.layers.neighborhood import _block_mask
 
 
@@ -45,3 +46,33 @@ def test_a_mask_made_in_inference_mode_serves_a_later_training() -> None:
     assert not mask.kv_num_blocks.is_inference()
     assert _block_mask((5, 7), (3, 3), 'cpu') is mask
     assert _block_mask((7, 5), (3, 3), 'cpu') is not mask
+
+
+@pytest.mark.parametrize('size', [(32, 48), (31, 50), (16, 16)])
+def test_patches_are_a_convolution_of_the_padded_image(size: tuple[int, int]) -> None:
+    embed = PatchEmbed(3, 8, 16).double()
+    x = torch.randn(2, 3, *size, dtype=torch.float64)
+    padded = torch.nn.functional.pad(x, (0, -size[1] % 16, 0, -size[0] % 16))
+    leaves = list(embed.parameters())
+    found, expected = embed(x), torch.nn.functional.conv2d(padded, *leaves, stride=16)
+    torch.testing.assert_close(found, expected)
+    grad = torch.randn_like(found)
+    for one, other in zip(
+        *(torch.autograd.grad(y, leaves, grad) for y in (found, expected)), strict=True
+    ):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize('antialias', [False, True])
+@pytest.mark.parametrize('new', [(4, 4), (7, 9), (3, 4), (1, 1)])
+@pytest.mark.parametrize('prefix', [0, 2])
+def test_positions_are_resized_as_by_timm(
+    antialias: bool, new: tuple[int, int], prefix: int
+) -> None:
+    x = torch.randn(1, 12 + prefix, 5, requires_grad=True)
+    with torch.autocast('cpu', torch.bfloat16):
+        found = resize_positions(x, new, (3, 4), prefix, antialias)
+    expected = resample_abs_pos_embed(x, list(new), [3, 4], prefix, antialias=antialias)
+    torch.testing.assert_close(found, expected)
+    grad = torch.randn_like(found)
+    torch.testing.assert_close(*(torch.autograd.grad(y, x, grad) for y in (found, expected)))

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from timm.layers import PatchEmbed, resample_abs_pos_embed, resample_patch_embed
+from timm.layers import resample_patch_embed
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from mmvttt.arguments import check_choice, check_int, check_number, checked_size
 
-from ..layers import to_map
+from ..layers import PatchEmbed, resize_positions, to_map
 from .options import OUT_TYPES, check_image, map_size, resolve_indices
 
 _log = logging.getLogger(__name__)
@@ -83,15 +83,7 @@ class PlainBackbone(nn.Module):
         self.out_type = out_type
         self.frozen_stages = frozen_stages
 
-        self.patch_embed = patch_embed or PatchEmbed(
-            img_size=None,
-            patch_size=patch_size,
-            in_chans=in_channels,
-            embed_dim=embed_dims,
-            flatten=False,
-            strict_img_size=False,
-            dynamic_img_pad=True,
-        )
+        self.patch_embed = patch_embed or PatchEmbed(in_channels, embed_dims, patch_size)
         self.grid = self._grid_of(img_size)
         self.pos_embed = None
         if pos_embed:
@@ -149,13 +141,7 @@ class PlainBackbone(nn.Module):
 
     def _resized(self, embedding: Tensor, new: tuple[int, int], old: tuple[int, int]) -> Tensor:
         """Resizes an embedding `(1, num_prefix_rows + h·w, C)` from the grid `old` to `new`."""
-        return resample_abs_pos_embed(
-            embedding,
-            list(new),
-            list(old),
-            num_prefix_tokens=self.num_prefix_rows,
-            antialias=self.antialias,
-        )
+        return resize_positions(embedding, new, old, self.num_prefix_rows, self.antialias)
 
     def embed(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
         """Image `(B, in_channels, H, W)` → tokens `(B, h·w, C)` and `(h, w)`.

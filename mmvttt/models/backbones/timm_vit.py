@@ -9,6 +9,7 @@ from typing import Any
 
 import timm
 import torch
+from timm.layers import resample_abs_pos_embed
 from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
@@ -162,6 +163,12 @@ class TimmViT(PlainBackbone):
         else:
             x = torch.cat([*prefix, x + self._resized(self.pos_embed, hw, self.grid)], 1)
         return self.norm_pre(self.pos_drop(x)), hw
+
+    def _resized(self, embedding: Tensor, new: tuple[int, int], old: tuple[int, int]) -> Tensor:
+        # With timm's own bits.
+        return resample_abs_pos_embed(
+            embedding, list(new), list(old), num_prefix_tokens=self.num_prefix_rows
+        )
 
     def shared_extras(self, hw: tuple[int, int]) -> dict[str, Tensor]:
         """Rotary positions of an `(h, w)` map, which timm draws once a call in training."""

@@ -2,6 +2,7 @@
 
 from .conv import CausalConv1d, DWConv2d, to_map
 from .drop_path import DropPath
+from .embedding import PatchConv2d, PatchEmbed, resize_positions
 from .inner_models import InnerModel
 from .mixer import Mixer, TokenBlock, build_mixer, resolve_mixer
 from .mixer_block import FeedForward, MixerBlock
@@ -25,6 +26,8 @@ __all__ = [
     'Mixer',
     'MixerBlock',
     'NormLayer',
+    'PatchConv2d',
+    'PatchEmbed',
     'TTTLinearMixer',
     'TTTMixer',
     'TokenBlock',
@@ -32,6 +35,7 @@ __all__ = [
     'build_mixer',
     'build_norm',
     'neighborhood_attention',
+    'resize_positions',
     'resolve_mixer',
     'rotate',
     'rotation_2d',

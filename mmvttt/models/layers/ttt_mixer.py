@@ -6,7 +6,6 @@ from operator import attrgetter
 from typing import Any
 
 import torch
-from timm.layers import resample_abs_pos_embed
 from torch import Tensor, nn
 from torch.func import vmap
 
@@ -23,6 +22,7 @@ from mmvttt.errors import UsageError
 from ..build import build_function
 from .attention import Attention
 from .conv import DWConv2d
+from .embedding import resize_positions
 from .inner_losses import INNER_LOSSES, InnerLoss, dot
 from .inner_models import Inner, InnerModel, Step, Weights, build_inner_model
 from .key_norms import KEY_NORMS, KeyNorm
@@ -208,7 +208,7 @@ class InnerTraining(nn.Module):
                 "such as dict(type='SwiGLU')."
             )
         if self.key_grid is not None:
-            position = resample_abs_pos_embed(self.key_pos, list(hw), list(self.key_grid), 0)
+            position = resize_positions(self.key_pos, hw, self.key_grid)
             k = _on_map(lambda k: k + position, k, prefix) * self.key_gain
         projected = self._by_heads(q), self._by_heads(k), self._by_heads(v)
         q, k = self.shape_keys(q, k, hw, prefix)
