@@ -6,10 +6,11 @@ _base_ = [
     './_base_/adamw_300e_bs4096.py',
     './_base_/ema_bs4096.py',
     './_base_/classifier_runtime.py',
-    './_base_/ddp_broadcast.py',
 ]
 
 model = dict(
     backbone=dict(type='mmvttt.HViT3', arch='tiny', drop_path_rate=0.2),
     head=dict(in_channels=512),
 )
+# On several GPUs BatchNorm has the statistics of rank 0, as by the authors.
+custom_hooks = [*_base_.custom_hooks, dict(type='mmvttt.BroadcastBuffersHook')]

@@ -12,5 +12,5 @@ val_evaluator = [
 test_evaluator = val_evaluator
 
 # The teacher is the moving average; it teaches from a quarter of the epochs on.
-custom_hooks = [dict(type='mmvttt.MESAHook')]
+custom_hooks = [dict(type='mmvttt.MESAHook'), dict(type='mmvttt.BroadcastBuffersHook')]
 default_hooks = dict(checkpoint=dict(save_best='teacher/top1', rule='greater'))

@@ -1,16 +1,20 @@
-"""BatchNorm's means after two steps of two ranks, with the wrapper of H-ViT³'s ImageNet recipe."""
+"""BatchNorm's means after two steps of two ranks, with H-ViT³'s ImageNet recipe and ddp.py."""
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
+from mmengine.config import Config
 from mmengine.dist import get_rank, init_dist
 from mmengine.model import BaseModel
 from mmengine.optim import OptimWrapper
-from mmengine.registry import MODEL_WRAPPERS
+from mmengine.registry import HOOKS, MODEL_WRAPPERS
 from torch import Tensor, nn
 
-from mmvttt.openmmlab.config import load_config
+import mmvttt.openmmlab.engine  # noqa: F401
+
+CONFIGS = Path(__file__).parents[2] / 'configs'
 
 
 class Normed(BaseModel):
@@ -25,8 +29,11 @@ class Normed(BaseModel):
 def main() -> None:
     init_dist('pytorch', backend='gloo')
     model = Normed()
-    cfg = load_config('hvit3_s_in1k')
-    wrapped = MODEL_WRAPPERS.build(cfg.model_wrapper_cfg, default_args=dict(module=model))
+    wrapper = Config.fromfile(CONFIGS / '_base_' / 'ddp.py').model_wrapper_cfg
+    wrapped = MODEL_WRAPPERS.build(wrapper, default_args=dict(module=model))
+    for hook in Config.fromfile(CONFIGS / 'hvit3_s_in1k.py').custom_hooks:
+        if hook.type == 'mmvttt.BroadcastBuffersHook':
+            HOOKS.build(hook).before_train(SimpleNamespace(model=wrapped))
     optimizer = OptimWrapper(torch.optim.SGD(model.parameters(), 0.1))
     for step in range(2):
         # Means 1 and 10 in the first step, 2 and 20 in the second.

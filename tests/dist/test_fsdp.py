@@ -74,10 +74,13 @@ def test_mix_ins_fit_the_configs(name: str, tmp_path: Path) -> None:
         # FlexibleRunner cannot do without.
         assert cfg.env_cfg.dist_cfg.backend == 'nccl'
     assert given['ddp'].model_wrapper_cfg.find_unused_parameters
+    hooks = Config.fromfile(configs / f'{name}.py').get('custom_hooks')
+    assert all(cfg.get('custom_hooks') == hooks for cfg in given.values())
     assert STRATEGIES.get(given['fsdp'].strategy.type) is BlockFSDPStrategy
     assert given['fsdp'].runner_type == 'FlexibleRunner'
 
 
+@pytest.mark.stress
 def test_each_rank_holds_a_part(runs: Path) -> None:
     whole = numel(kept(runs / 'ddp', RANKS)[0]['weights'])
     ranks = [rank['weights'] for rank in kept(runs / 'fsdp', RANKS)]
@@ -94,6 +97,7 @@ def test_each_rank_holds_a_part(runs: Path) -> None:
     assert text.count(line) == 4
 
 
+@pytest.mark.stress
 def test_losses_are_those_of_the_whole_model(runs: Path) -> None:
     for whole, sharded in zip(kept(runs / 'ddp', RANKS), kept(runs / 'fsdp', RANKS), strict=True):
         assert len(whole['losses']) == 8
@@ -103,6 +107,7 @@ def test_losses_are_those_of_the_whole_model(runs: Path) -> None:
         )
 
 
+@pytest.mark.stress
 def test_checkpoint_is_that_of_the_whole_model(runs: Path) -> None:
     whole, sharded = checkpoint(runs / 'ddp'), checkpoint(runs / 'fsdp')
     cfg = Config.fromfile(HERE / 'images_config.py')
@@ -114,6 +119,7 @@ def test_checkpoint_is_that_of_the_whole_model(runs: Path) -> None:
     )
 
 
+@pytest.mark.stress
 def test_optimizer_is_that_of_the_whole_model(runs: Path) -> None:
     whole, sharded = (checkpoint(runs / kind)['optimizer'] for kind in ('ddp', 'fsdp'))
     assert len(sharded['param_groups']) == len(whole['param_groups']) > 5
@@ -131,6 +137,7 @@ def test_optimizer_is_that_of_the_whole_model(runs: Path) -> None:
     assert sharded['base_param_settings'] == whole['base_param_settings']
 
 
+@pytest.mark.stress
 def test_resume_goes_on_exactly(runs: Path) -> None:
     require_same_from(4, kept(runs / 'fsdp', RANKS), kept(runs / 'rest', RANKS))
     last = checkpoint(runs / 'rest')
@@ -146,6 +153,7 @@ def test_resume_goes_on_exactly(runs: Path) -> None:
         assert hub[name].values.tolist() == expected[name].values.tolist()
 
 
+@pytest.mark.stress
 def test_a_run_of_whole_models_goes_on_in_shards(runs: Path) -> None:
     for before, after in zip(kept(runs / 'ddp', RANKS), kept(runs / 'moved', RANKS), strict=True):
         torch.testing.assert_close(after['losses'], before['losses'][4:], **CLOSE)

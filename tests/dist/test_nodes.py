@@ -12,6 +12,7 @@ from mmvttt.openmmlab.apis.train import train
 
 from .launch import kept, require_same_from, run_nodes
 
+pytestmark = pytest.mark.stress
 HERE = Path(__file__).parent
 CONFIG = HERE / 'small_config.py'
 # Sums of 16 samples' gradients in another order, in fp32, then AdamW, which divides by their size:
@@ -74,7 +75,6 @@ def test_topology_is_said_once(whole: tuple[Path, list[str]]) -> None:
     assert 'accumulated = ' not in second
 
 
-@pytest.mark.stress
 def test_resume_goes_on_exactly_however_nodes_find_each_other(
     whole: tuple[Path, list[str]], tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 from .amp import AmpOptimWrapper
 from .fsdp import BlockFSDPStrategy, wrap_blocks
+from .hooks.buffers import BroadcastBuffersHook
 from .hooks.compile import CompileHook, compile_blocks
 from .hooks.ema import EMAHook
 from .hooks.mesa import MESAHook
@@ -12,6 +13,7 @@ from .schedules import WarmupCosineLR
 __all__ = [
     'AmpOptimWrapper',
     'BlockFSDPStrategy',
+    'BroadcastBuffersHook',
     'CompileHook',
     'EMAHook',
     'LayerDecayOptimWrapperConstructor',
