@@ -22,7 +22,7 @@ from mmvttt.errors import UsageError, first_line
 from ttt_kernels import decompositions
 
 from .compare import Runs, as_sequence
-from .runtime import OnnxFile, OpenVINOFile, require_openvino
+from .runtime import WEIGHTS, OnnxFile, OpenVINOFile, digest_of_weights, require_openvino
 
 OPSET = 18
 SUFFIXES = ('.pt2', '.onnx', '.xml')
@@ -221,6 +221,9 @@ def _write_openvino(written: Any, out: Path, notes: dict[str, str]) -> Runs:
         model = openvino.convert_model(onnx)
         for name, text in notes.items():
             model.set_rt_info(text, ['mmvttt', name])
+        openvino.serialize(model, graph)
+        # Again, with what tells whether graph and weights belong together.
+        model.set_rt_info(digest_of_weights(graph), ['mmvttt', WEIGHTS])
         openvino.serialize(model, graph)
         # The graph is renamed last: without it nobody reads the weights.
         with replacing(out) as new, replacing(out.with_suffix('.bin')) as weights:

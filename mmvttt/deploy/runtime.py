@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
-from collections.abc import Sequence
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import torch
@@ -12,6 +17,9 @@ from torch import Tensor, nn
 
 from mmvttt.errors import UsageError, first_line
 
+# Note of an .xml: the digest of its .bin.
+WEIGHTS = 'weights'
+_PREPARATION = ('mean', 'std', 'bgr_to_rgb', 'to_rgb')
 # Names of OpenVINO.
 _PRECISIONS = {'float32': 'f32', 'bfloat16': 'bf16'}
 
@@ -24,6 +32,9 @@ class ExportedFile(nn.Module):
         names: Names of the outputs.
         shape: Shape of the images; a free dimension is a name.
         size: (height, width) of the images, or None if free.
+        notes: Metadata, which `export_module` has written.
+
+    Copies, pickled ones too, open the file again. Threads may share one.
     """
 
     runtime: str
@@ -31,6 +42,7 @@ class ExportedFile(nn.Module):
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__()
         self.path = os.fspath(path)
+        self.notes: Mapping[str, str] = {}
         try:
             self.names, self.shape = self._open()
         except UsageError:
@@ -43,6 +55,10 @@ class ExportedFile(nn.Module):
         height, width = self.shape[2:]
         free = isinstance(height, str) or isinstance(width, str)
         self.size = None if free else (height, width)
+
+    def __reduce__(self) -> Any:
+        # Neither runtime's session can be copied.
+        return type(self), (self.path,)
 
     def _open(self) -> tuple[tuple[str, ...], tuple[int | str, ...]]:
         """Opens the file; returns the names of its outputs and the shape of its images."""
@@ -91,6 +107,7 @@ class OnnxFile(ExportedFile):
         self.session = onnxruntime.InferenceSession(
             self.path, options, providers=['CPUExecutionProvider']
         )
+        self.notes = self.session.get_modelmeta().custom_metadata_map
         (image,) = self.session.get_inputs()
         # A free dimension has a name instead of a number.
         return tuple(output.name for output in self.session.get_outputs()), tuple(image.shape)
@@ -131,6 +148,9 @@ class OpenVINOFile(ExportedFile):
         object.__setattr__(self, 'images', images)
         super().__init__(path)
 
+    def __reduce__(self) -> Any:
+        return type(self), (self.path, self.precision, self.images)
+
     def _open(self) -> tuple[tuple[str, ...], tuple[int | str, ...]]:
         require_openvino()
         import openvino
@@ -141,6 +161,12 @@ class OpenVINOFile(ExportedFile):
             'INFERENCE_NUM_THREADS': torch.get_num_threads(),
             'PERFORMANCE_HINT': 'LATENCY',
         }
+        self.notes = _xml_notes(self.path)
+        if self.notes.get(WEIGHTS, digest := digest_of_weights(self.path)) != digest:
+            raise UsageError(
+                f'{self.path!r} and its .bin are of two exports, the second of which was '
+                'interrupted: export again'
+            )
         core = openvino.Core()
         model = core.read_model(self.path)
         if self.images:
@@ -151,6 +177,7 @@ class OpenVINOFile(ExportedFile):
         self.compiled: Any = core.compile_model(model, 'CPU', hints)
         # Holds the buffers of a call. A request for each call would compile every size again.
         self.request = self.compiled.create_infer_request()
+        self._lock = threading.Lock()
         image = self.compiled.input(0).get_partial_shape()
         sides = tuple(
             name if side.is_dynamic else side.get_length()
@@ -159,8 +186,60 @@ class OpenVINOFile(ExportedFile):
         return tuple(output.get_any_name() for output in self.compiled.outputs), sides
 
     def _run(self, image: np.ndarray) -> Sequence[np.ndarray]:
-        found = self.request.infer({0: image}, share_inputs=True, share_outputs=False)
-        return [found[output] for output in self.compiled.outputs]
+        with self._lock:
+            outputs = self.request.infer({0: image}, share_inputs=True, share_outputs=False)
+        return [outputs[output] for output in self.compiled.outputs]
+
+
+def digest_of_weights(path: str | os.PathLike[str]) -> str | None:
+    """SHA-256 of the .bin beside an .xml."""
+    weights = Path(path).with_suffix('.bin')
+    if not weights.is_file():
+        return None
+    with open(weights, 'rb') as file:
+        return hashlib.file_digest(file, 'sha256').hexdigest()
+
+
+def _xml_notes(path: str | os.PathLike[str]) -> dict[str, str]:
+    """Metadata that `export_module` has written into an .xml."""
+    try:
+        notes = ElementTree.parse(path).find('./rt_info/mmvttt')
+    except (OSError, ElementTree.ParseError):
+        return {}
+    return {} if notes is None else {note.tag: note.get('value', '') for note in notes}
+
+
+def require_same_preparation(file: ExportedFile, preprocessor: Any) -> None:
+    """Compares mean, deviation and order of channels in a file's notes with a preprocessor's.
+
+    Raises:
+        UsageError: They differ, so that the file would see other numbers than its model.
+    """
+    if 'image' not in file.notes:
+        return
+    saved = {k: json.loads(file.notes[k]) for k in _PREPARATION if k in file.notes}
+    swaps = ('_channel_conversion', 'channel_conversion', 'to_rgb')
+    here: dict[str, Any] = {
+        'mean': _numbers(getattr(preprocessor, 'mean', None)),
+        'std': _numbers(getattr(preprocessor, 'std', None)),
+        'RGB': any(getattr(preprocessor, name, False) for name in swaps),
+    }
+    there: dict[str, Any] = {
+        'mean': _numbers(saved.get('mean')),
+        'std': _numbers(saved.get('std')),
+        'RGB': bool(saved.get('bgr_to_rgb') or saved.get('to_rgb')),
+    }
+    for name, value in there.items():
+        same = np.shape(value) == np.shape(here[name])
+        if not (same and np.allclose(value, here[name], rtol=1e-3)):
+            raise UsageError(
+                f'{file.path!r} was exported for images with {name}={value}, and the '
+                f"data_preprocessor here has {name}={here[name]}: give the export's config"
+            )
+
+
+def _numbers(values: Any) -> list[float]:
+    return [] if values is None else torch.as_tensor(values).flatten().tolist()
 
 
 def require_openvino() -> None:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from mmengine.structures import InstanceData, PixelData
 from torch import Tensor, nn
 
-from mmvttt.deploy.runtime import ExportedFile
+from mmvttt.deploy.runtime import ExportedFile, require_same_preparation
 from mmvttt.errors import UsageError
 
 
@@ -30,6 +30,7 @@ def run_file(model: nn.Module, transforms: list[Any], file: ExportedFile) -> Non
         UsageError: The file has a detector's maps; later, an image does not fit into a file of one
             size.
     """
+    require_same_preparation(file, model.data_preprocessor)
     if hasattr(model, 'decode_head'):
         predict = _segments
     elif any(hasattr(model, f'{kind}_head') for kind in ('bbox', 'roi', 'panoptic')):
