@@ -6,6 +6,7 @@ from torch import nn
 
 from mmvttt.models.adapters import ViTAdapter
 from mmvttt.models.adapters.deformable_attention import DeformableAttention
+from mmvttt.models.backbones import Vittt
 
 from .adapters import PlainStub, build, build_vittt, image, loss_of
 
@@ -125,3 +126,17 @@ def test_options_without_effect_are_said(caplog) -> None:
     ViTAdapter(dict(type='ViT3', arch=arch, out_indices=(0, 3)), norm_layer='BN')
     (record,) = [r for r in caplog.records if r.levelname == 'WARNING']
     assert 'backbone.out_indices=(0, 3) has no effect in a ViTAdapter' in record.getMessage()
+
+
+@pytest.mark.parametrize('freeze', [False, True])
+def test_the_module_that_it_is_given_stays_as_it_was(freeze: bool) -> None:
+    backbone = Vittt('tiny', img_size=64).eval()
+    image = torch.randn(1, 3, 64, 64)
+    with torch.no_grad():
+        before = backbone(image)[-1]
+        model = ViTAdapter(backbone, norm_layer='BN', freeze_backbone=freeze).eval()
+        model(image)
+        assert torch.equal(backbone(image)[-1], before)
+    assert all(p.requires_grad for p in backbone.parameters())
+    inside = model.backbone.state_dict()
+    assert all(torch.equal(inside[n], v) for n, v in backbone.state_dict().items() if n in inside)

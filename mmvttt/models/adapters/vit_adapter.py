@@ -1,5 +1,6 @@
 """ViT-Adapter: a four-level pyramid from any plain backbone (Chen et al., ICLR 2023, Sec. 3)."""
 
+import copy
 import logging
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -71,8 +72,8 @@ class ViTAdapter(nn.Module):
     classifier's checkpoint reports them as unexpected.
 
     Args:
-        backbone: A plain backbone, its name, or `dict(type=…)` and options. It has the attributes
-            `embed_dims`, `num_layers`, `patch_size`, `norm`; the methods
+        backbone: A plain backbone, which is copied; its name; or `dict(type=…)` and options. It has
+            the attributes `embed_dims`, `num_layers`, `patch_size`, `norm`; the methods
             `embed(image) -> (tokens, (h, w))` and `run_block(i, tokens, (h, w)) -> tokens`; and
             `num_prefix_tokens`, for tokens in front of the patches' tokens, which bypass the
             adapter. Its drop path, freezing of single stages and checkpointing of blocks are its
@@ -132,6 +133,9 @@ class ViTAdapter(nn.Module):
             kind, options = split_config('backbone', backbone, BACKBONES)
             backbone = build_part('backbone', kind, **options)
             warn_of_unused(options)
+        else:
+            # The caller's keeps its norm and class token.
+            backbone = copy.deepcopy(backbone)
         self.backbone = backbone
         _check_backbone(self.backbone)
         # Unused parameters would have no gradients, which stops DDP.
