@@ -233,7 +233,7 @@ def load_inherited(module: nn.Module, without: str | None = None, **options: Any
         _log.info('%s', result)
         return adapted(module, result.weights)
 
-    return load_pretrained(module, **options, adapt=adapt)
+    return load_pretrained(module, **options, adapt=adapt, without=without)
 
 
 def inherit_checkpoint(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..errors import CheckpointError, CheckpointMismatchError
 from .families import timm_names
-from .match import LoadReport, compare, least_matched, require_match
+from .match import LoadReport, compare, least_matched, require_match, require_parts
 from .read import read_weights, under
 from .sources import config_beside, shown
 
@@ -23,6 +23,7 @@ StateDict = Mapping[str, Tensor]
 _log = logging.getLogger(__name__)
 # The inner weights as named by the authors of ViT³ and T⁵; many other names are the same as ours.
 _PUBLIC = re.compile(r'(^|\.)attn\.w[123]$')
+_IMAGENET = dict(mean=[0.485, 0.456, 0.406], std=[0.229, 0.224, 0.225])
 _VIT = re.compile(r'(^|\.)(blocks|layers)\.0\.attn\.qkv\.weight$')
 
 
@@ -61,6 +62,7 @@ def load_pretrained(
     ema: bool = False,
     adapt: Callable[[dict[str, Tensor]], StateDict] | None = None,
     key: str | None = None,
+    without: str | None = None,
 ) -> LoadReport:
     """Loads a checkpoint's matching tensors into a module, and logs which did not match.
 
@@ -78,6 +80,7 @@ def load_pretrained(
         ema: Takes the averaged weights of the file, such as MESA's teacher; see `read_weights`.
         adapt: Changes the tensors before the comparison; default: `adapted` to the module.
         key: Entry of the file with the weights, such as `'teacher'` or `'student'`.
+        without: 'attention' or 'mlp' of the blocks may be missing; see `inherit_vit`.
 
     Returns:
         The report that was logged.
@@ -87,14 +90,15 @@ def load_pretrained(
         CheckpointMissingError: There is no such file.
         CheckpointError: The file has no weights, is damaged, or cannot be read without running its
             code.
-        CheckpointMismatchError: Hardly anything matches, or the config.json beside the weights is
-            of a model that computes something else.
+        CheckpointMismatchError: Hardly anything matches, a part of all blocks is missing, or the
+            config.json beside the weights is of a model that computes something else.
     """
     if not isinstance(prefix, str | None):
         raise TypeError(f"prefix={prefix!r}: give the beginning of the names, e.g. 'backbone.'")
     weights = read_weights(checkpoint, map_location, ema, key)
     source = shown(os.fspath(checkpoint))
     config = config_beside(os.fspath(checkpoint))
+    _say_preparation(os.fspath(checkpoint), config, source)
     parts: Iterable[Any] = module.modules() if config else ()
     for part in parts:
         if hasattr(part, 'require_config'):
@@ -108,17 +112,37 @@ def load_pretrained(
     weights |= {f'{prefix}{name}': v for name, v in fitted.items()}
     report = require_match(module, weights, source, prefix)
     own = under(weights, prefix)
-    module.load_state_dict({name: own[name] for name in report.matched}, strict=False)
     new = {
         f'{name}.{parameter}' if name else parameter
         for name, part in module.named_modules()
         if hasattr(part, 'new_parameters')
         for parameter in part.new_parameters()
     }
+    require_parts(report, new, source, without)
+    module.load_state_dict({name: own[name] for name in report.matched}, strict=False)
     lost = report.mismatched or not new.issuperset(report.missing)
     level = logging.WARNING if lost else logging.INFO
     _log.log(level, 'Weights of %s from %s: %s', type(module).__name__, source, report)
     return report
+
+
+def _say_preparation(checkpoint: str, config: Mapping[str, Any], source: str) -> None:
+    """Logs mean and deviation of the images that weights were trained on, where not ImageNet's."""
+    of_timm = config.get('pretrained_cfg')
+    of_timm = of_timm if isinstance(of_timm, Mapping) else {}
+    other = config_beside(checkpoint, 'preprocessor_config.json') if config else {}
+    mean, std = (
+        of_timm.get(name) or other.get(f'image_{name}') or default
+        for name, default in _IMAGENET.items()
+    )
+    if (list(mean), list(std)) != (_IMAGENET['mean'], _IMAGENET['std']):
+        _log.warning(
+            "%s was trained on pixels with mean=%s and std=%s in 0 to 1, not ImageNet's %s and %s: "
+            'set data_preprocessor=dict(mean=%s, std=%s)',
+            source,
+            *(list(mean), list(std), _IMAGENET['mean'], _IMAGENET['std']),
+            *([round(255 * x, 3) for x in values] for values in (mean, std)),
+        )
 
 
 def require_whole(module: nn.Module, weights: StateDict, source: str) -> None:

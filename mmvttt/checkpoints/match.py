@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -18,6 +18,15 @@ _LISTED = 8
 
 StateDict = Mapping[str, Tensor]
 # Parts of a block that an inheritance can leave out.
+_DIGITS = re.compile(r'\d+')
+# Without all of one of these, a network computes something else.
+_WHOLE = {
+    'patch embeddings': r'(^|\.)patch_embed\..*weight$',
+    'feed-forward networks': r'\.mlp\..*weight$',
+    'queries, keys and values': r'\.(qkv|q_proj|k_proj|v_proj)\.weight$',
+    'layer scales': r'\.(ls[12]\.gamma|gamma_[12])$',
+    'register tokens': r'(^|\.)reg_token$',
+}
 _PARTS = {'attention': r'(^|\.)blocks\.\d+\.(attn|mixer)\.', 'mlp': r'(^|\.)blocks\.\d+\.mlp\.'}
 
 
@@ -80,6 +89,38 @@ def _kind(tensor: Tensor) -> str:
     """The shape, marked if the numbers are integers, because quantised weights cannot be loaded."""
     shape = str(tuple(tensor.shape))
     return shape if tensor.is_floating_point() else f'{shape} of integers'
+
+
+def require_parts(
+    report: LoadReport, new: Collection[str], source: str, without: str | None = None
+) -> None:
+    """Refuses a checkpoint that has none of a part that all blocks have, or no patch embedding.
+
+    Args:
+        report: Of all tensors of a module.
+        new: Names that no checkpoint of the source has.
+        source: Name of the file, for the message.
+        without: A part that may be missing; see `is_of`.
+
+    Raises:
+        CheckpointMismatchError: It lacks a part.
+    """
+    lost = [*report.missing, *(line.partition(':')[0] for line in report.mismatched)]
+    # 'blocks.#.mlp.fc1.weight', the same tensor of all blocks.
+    there = {_DIGITS.sub('#', name) for name in report.matched}
+    for name in lost:
+        part = next((part for part, p in _WHOLE.items() if re.search(p, name)), None)
+        if (
+            part
+            and name not in new
+            and not is_of(without, name)
+            and _DIGITS.sub('#', name) not in there
+        ):
+            raise CheckpointMismatchError(
+                f'{source!r} has no {part} that fit ({name}), which would be random: give the '
+                'weights of this model, or the model of these weights. '
+                + str(report).replace('\n', '; ')
+            )
 
 
 def least_matched(module: nn.Module) -> float:

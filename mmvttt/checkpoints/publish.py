@@ -22,6 +22,7 @@ from .read import META, named_tensors, read_content, under
 from .sources import shown
 
 _HASH_DIGITS = 8
+_LISTED = 8
 _SUFFIXES = ('.pth', '.safetensors')
 # Entries of `meta` with class names; the rest is about the machine and the run.
 _KEPT_META = ('dataset_meta',)
@@ -47,8 +48,8 @@ def describe_checkpoint(path: str | os.PathLike[str], depth: int = 2) -> str:
         if meta.get(key) is not None
     ]
     if classes := _classes(meta):
-        first = ', '.join(classes[:_HASH_DIGITS])
-        more = ', …' if len(classes) > _HASH_DIGITS else ''
+        first = ', '.join(classes[:_LISTED])
+        more = ', …' if len(classes) > _LISTED else ''
         lines.append(f'{len(classes)} classes: {first}{more}')
     dtypes = Counter(str(w.dtype).removeprefix('torch.') for w in weights.values())
     total = sum(w.numel() for w in weights.values())

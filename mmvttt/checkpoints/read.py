@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import pickle
 import re
 import stat
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import IO, Any
 
@@ -18,9 +19,14 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.serialization import safe_globals
 
-from ..errors import CheckpointError, RefusedCheckpointError, first_line
+from ..errors import (
+    CheckpointError,
+    CheckpointMismatchError,
+    RefusedCheckpointError,
+    first_line,
+)
 from .allow_list import allowed
-from .sources import located, shown
+from .sources import located, shown, weight_map
 
 # Entries in which training scripts store the weights, in order of preference.
 _EMA = ('state_dict_ema', 'model_ema', 'ema')
@@ -39,6 +45,10 @@ _REFUSED = (
     r'WeightsUnpickler error:\s*(.+)',
 )
 StateDict = Mapping[str, Tensor]
+_WRAPPERS = re.compile(
+    r'(?:(?<=\.)|^)(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.'
+)
+_log = logging.getLogger(__name__)
 
 
 def read_weights(
@@ -50,9 +60,10 @@ def read_weights(
     """The named tensors of a file or URL, as `read_content` reads it.
 
     Takes raw state dicts and those under `state_dict`, `model`, `state_dict_ema`, `model_ema` or
-    `ema`, and drops DDP's `module.`. With `ema`, takes only averaged weights: the last three, or in
-    our checkpoints an EMAHook's average, or MESA's teacher under the student's names. `key` selects
-    one of several entries (`teacher`, `student`, `teacher_ema`).
+    `ema`, and drops what DDP, FSDP and `torch.compile` add to names. With `ema`, takes only
+    averaged weights: the last three, or in our checkpoints an EMAHook's average, or MESA's teacher
+    under the student's names. `key` selects one of several entries (`teacher`, `student`,
+    `teacher_ema`).
 
     Raises:
         CheckpointError: See `read_content`; or the file has no weights, or several.
@@ -89,8 +100,8 @@ def read_content(
             source: Any = shown(os.fspath(checkpoint))
             path, *shards = located(os.fspath(checkpoint))
             if shards:
-                parts = [read_content(p, map_location, mmap) for p in (path, *shards)]
-                return {name: value for part in parts for name, value in part.items()}
+                parts = {p: read_content(p, map_location, mmap) for p in (path, *shards)}
+                return _joined(parts, weight_map(path))
             file: IO[bytes]
             try:
                 # A pipe would block.
@@ -137,6 +148,24 @@ def read_content(
             ) from error
 
 
+def _joined(parts: Mapping[str, Mapping[str, Any]], index: Mapping[str, str]) -> dict[str, Any]:
+    """The tensors of shards, each in the one that the index names.
+
+    Raises:
+        CheckpointError: A tensor is in several shards, in none, or in another one.
+    """
+    files = [(name, os.path.basename(path)) for path, part in parts.items() for name in part]
+    if wrong := sorted({*files} ^ {*index.items()}):
+        name = wrong[0][0]
+        shards = [file for tensor, file in files if tensor == name]
+        raise CheckpointError(
+            f'{name} is in {", ".join(shards) or "no shard"}, and the index has '
+            f'{index.get(name, "no such tensor")}: the shards are of several checkpoints, or '
+            'incomplete; copy the whole folder again'
+        )
+    return {name: value for part in parts.values() for name, value in part.items()}
+
+
 def _read_safetensors(path: str, map_location: Any) -> dict[str, Any]:
     """The tensors by name; for a published file under `state_dict`, next to its `meta`."""
     weights = load_file(path, 'cpu' if map_location is None else str(map_location))
@@ -179,6 +208,55 @@ def under(weights: Mapping[Any, Any], prefix: str = '') -> dict[str, Tensor]:
     }
 
 
+def saved_classes(checkpoint: str | os.PathLike[str]) -> tuple[str, ...] | None:
+    """Names of the classes that a checkpoint was trained for, if it has them."""
+    content = read_content(checkpoint, mmap=True)
+    meta = content.get('meta') if isinstance(content, Mapping) else None
+    data = meta.get('dataset_meta') if isinstance(meta, Mapping) else None
+    classes = data.get('classes') if isinstance(data, Mapping) else None
+    return tuple(map(str, classes)) if isinstance(classes, list | tuple) else None
+
+
+def require_same_classes(checkpoint: str | os.PathLike[str], classes: Sequence[str] | None) -> None:
+    """Compares the classes that a checkpoint was trained for with those of a data set.
+
+    Raises:
+        CheckpointMismatchError: A class has another number here.
+    """
+    saved = saved_classes(checkpoint)
+    if saved is None or classes is None or saved == tuple(classes):
+        return
+    numbers = {name: i for i, name in enumerate(saved)}
+    for i, name in enumerate(classes):
+        if numbers.get(name, i) != i:
+            raise CheckpointMismatchError(
+                f'{name!r} is class {numbers[name]} of {shown(os.fspath(checkpoint))!r} and class '
+                f'{i} of the data: set metainfo=dict(classes={saved}) in the data sets'
+            )
+    if not numbers.keys() & {*classes}:
+        _log.warning('%s was trained for classes of other names: %s', checkpoint, saved[:_LISTED])
+
+
+def _say_which(content: Any, held: Sequence[str], source: str) -> None:
+    """Logs which weights are taken from a file that has raw and averaged ones."""
+    if 'ema_state_dict' in content:
+        _log.info('%s: taking state_dict, which EMAHook has averaged', source)
+    elif others := [name for name in held[1:] if (name in _EMA) != (held[0] in _EMA)]:
+        kind = 'averaged' if others[0] in _EMA else 'raw'
+        _log.info('%s: taking %s; it also has %s weights, %s', source, held[0], kind, others[0])
+
+
+def _unwrapped(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights without what `torch.compile`, FSDP, checkpointing and DDP add to their names."""
+    names = {_WRAPPERS.sub('', name): value for name, value in weights.items()}
+    if len(names) < len(weights):
+        raise CheckpointError(
+            'the checkpoint has the same weights twice, with and without _orig_mod or another '
+            'wrapper in their names: save model.state_dict() alone'
+        )
+    return under(names, 'module.') if all(n.startswith('module.') for n in names) else names
+
+
 def named_tensors(
     content: Any, source: str, ema: bool = False, key: str | None = None
 ) -> dict[str, Tensor]:
@@ -202,8 +280,8 @@ def named_tensors(
         if ema and not held:
             tensors = under(named_tensors(content, source), _TEACHER)
         if tensors:
-            wrapped = all(name.startswith('module.') for name in tensors)
-            return under(tensors, 'module.') if wrapped else tensors
+            _say_which(content, held, source)
+            return _unwrapped(tensors)
         found = f'the keys {sorted(map(str, content if key else weights))[:_LISTED]}'
     else:
         found = f'a {type(content).__name__}'

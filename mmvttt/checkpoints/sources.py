@@ -8,7 +8,6 @@ import logging
 import os
 import re
 from base64 import b64encode
-from datetime import datetime
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -82,9 +81,9 @@ def located(source: str) -> list[str]:
     )
 
 
-def config_beside(source: str) -> dict[str, Any]:
-    """The config.json that transformers or timm wrote beside the weights; empty without one."""
-    path = Path(located(source)[0]).with_name('config.json')
+def config_beside(source: str, name: str = 'config.json') -> dict[str, Any]:
+    """The config that transformers or timm wrote beside the weights; empty without one."""
+    path = Path(located(source)[0]).with_name(name)
     try:
         config = json.loads(path.read_text(encoding='utf-8'))
     except (OSError, ValueError, RecursionError):
@@ -103,19 +102,30 @@ def _in_folder(folder: Path) -> list[str]:
     path = folder / name
     if not name.endswith('.index.json'):
         return [os.fspath(path)]
+    return [os.fspath(folder / shard) for shard in sorted({*weight_map(path).values()})]
+
+
+def weight_map(path: str | os.PathLike[str]) -> dict[str, str]:
+    """Tensor → its shard, from the index in the folder of an index or a shard.
+
+    Raises:
+        CheckpointError: The index makes no sense, or names shards outside its folder.
+    """
+    folder = Path(path).parent
+    index = next(folder / n for n in _FILES if n.endswith('.index.json') and (folder / n).is_file())
     try:
-        names = sorted(set(json.loads(path.read_text(encoding='utf-8'))['weight_map'].values()))
-        # Not a path: an index of a stranger names files of this folder alone.
-        wrong = [n for n in names if Path(n).name != n]
+        shards = dict(json.loads(index.read_text(encoding='utf-8'))['weight_map'])
+        # Not a path: a stranger's index names files of this folder only.
+        wrong = [shard for shard in shards.values() if Path(shard).name != shard]
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-        raise CheckpointError(f'{os.fspath(path)!r} is no index of shards ({error})') from error
-    wrong += [n for n in names if not (folder / n).is_file()]
-    if wrong or not names:
+        raise CheckpointError(f'{os.fspath(index)!r} is not an index of shards: {error}') from error
+    wrong += [shard for shard in shards.values() if not (folder / shard).is_file()]
+    if wrong or not shards:
         raise CheckpointMissingError(
-            f'{os.fspath(path)!r} names shards that are not in its folder: {", ".join(wrong[:8])}; '
-            'copy the whole folder'
+            f'{os.fspath(index)!r} names shards that are not in its folder: '
+            f'{", ".join(sorted({*wrong})[:8])}; copy the whole folder'
         )
-    return [os.fspath(folder / name) for name in names]
+    return shards
 
 
 def _cached(name: str) -> Path | None:
@@ -133,7 +143,7 @@ def _from_hub(name: str) -> list[str]:
     if cached := _cached(name):
         return _in_folder(cached)
     try:
-        patterns = ['config.json', 'model*.safetensors', 'model.safetensors.index.json']
+        patterns = ['*config.json', 'model*.safetensors', 'model.safetensors.index.json']
         return _in_folder(Path(snapshot_download(name, allow_patterns=patterns)))
     except CheckpointError:
         raise
@@ -224,12 +234,6 @@ def _request(url: str) -> Request:
 
 
 def _digest(name: str) -> str | None:
-    """The digest in the name of a file, by torch's convention; a date is none."""
-    found = _DIGEST.search(name)
-    if found is None:
-        return None
-    try:
-        year = datetime.strptime(found[1], '%Y%m%d').year
-    except ValueError:
-        return found[1]
-    return None if 1990 <= year < 2100 else found[1]
+    """The digest in the name of a file, by torch's convention; eight decimals are a date or run."""
+    match = _DIGEST.search(name)
+    return match[1] if match and not re.fullmatch(r'\d{8}', match[1]) else None

@@ -7,11 +7,12 @@ is one of the library's own; names of other packages are looked up in OpenMMLab'
 
 import inspect
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
 from torch import nn
+
+from mmvttt.errors import suggest
 
 # (option, name) → a class or function, or None.
 Resolver = Callable[[str, str], Any]
@@ -54,9 +55,8 @@ def find_part(option: str, kind: Any, own: Mapping[str, Any]) -> Any:
     for resolver in _resolvers:
         if (found := resolver(option, kind)) is not None:
             return found
-    close = get_close_matches(name, own, n=1)
     raise ValueError(
-        f'{option}={kind!r} is not known{f", did you mean {close[0]!r}?" if close else ""}: give a '
+        f'{option}={kind!r} is not known{suggest(name, own)}: give a '
         f'class, or one of {", ".join(map(repr, own))}; names of other packages need '
         'mmvttt.openmmlab and their registration (docs/own_mixer.md).'
     )
@@ -90,33 +90,23 @@ def build_part(option: str, kind: Callable[..., Any], *args: Any, **options: Any
     Raises:
         TypeError: If an option is unknown or missing.
     """
-    check_options(option, kind, *args, **options)
-    return kind(*args, **options)
-
-
-def check_options(option: str, kind: Callable[..., Any], *args: Any, **options: Any) -> None:
-    """Checks that a class or function can be called like this.
-
-    Raises:
-        TypeError: If an option is unknown or missing.
-    """
     try:
-        signature = inspect.signature(kind)
+        parameters = inspect.signature(kind)
     except ValueError:
         # Compiled functions have no signature.
-        return
+        return kind(*args, **options)
     try:
-        signature.bind(*args, **options)
+        parameters.bind(*args, **options)
     except TypeError as error:
-        taken = list(signature.parameters.values())[len(args) :]
+        taken = list(parameters.parameters.values())[len(args) :]
         names = [p.name for p in taken if p.kind not in _VARIADIC]
         wrong = next((name for name in options if name not in names), None)
-        close = get_close_matches(wrong or '', names, n=1)
+        problem = f'has no option {wrong!r}' if wrong else f'lacks something: {error}'
         raise TypeError(
-            f'{option}: {getattr(kind, "__name__", kind)} '
-            f'{f"has no option {wrong!r}" if wrong else f"lacks something: {error}"}'
-            f'{f", did you mean {close[0]!r}?" if close else ""}; it has {", ".join(names)}'
+            f'{option}: {getattr(kind, "__name__", kind)} {problem}{suggest(wrong or "", names)}; '
+            f'it has {", ".join(names)}'
         ) from None
+    return kind(*args, **options)
 
 
 def build_function(option: str, value: Any, own: Mapping[str, Any]) -> Callable[..., Any]:

@@ -13,8 +13,10 @@ from mmvttt.arguments import check_choice, check_int, check_number
 
 from .backbones.base import PlainBackbone
 from .linearize import Replacement, vit
+from .linearize.replacement import wrapper_of
 
 _TINY = 1e-6
+_HALF = (torch.float16, torch.bfloat16)
 
 
 def _unexplained(tokens: Tensor, source: Tensor) -> Tensor:
@@ -48,15 +50,21 @@ def block_tokens(
     Args:
         model: A plain backbone of mmvttt, or a `VisionTransformer`, `Eva`, `Beit` or
             `VisionTransformerRelPos` of timm.
-        images: `(B, 3, H, W)`.
-        inputs: The tokens of another model, as returned from here: each block (but the first) and
-            the norm work on these. Of plain backbones alone.
+        images: `(B, 3, H, W)`, converted to the type and device of the model.
+        inputs: The tokens of another model, as returned from here: each block but the first works
+            on these. For plain backbones only.
 
     Raises:
         TypeError: If the model is another, or `inputs` are given to a model of timm.
     """
+    images = images.to(next(model.parameters()))
     if not isinstance(model, PlainBackbone):
         if not isinstance(getattr(model, '_orig_mod', model), vit.MODELS):
+            if name := wrapper_of(model, _is_known):
+                raise TypeError(
+                    f'{type(model).__name__} is a wrapper, and its blocks are called one by one '
+                    f'here, in one process: unwrap it, model.{name}.'
+                )
             raise TypeError(
                 f'{type(model).__name__} has no sequence of blocks on the same tokens: give a '
                 'plain backbone of mmvttt, or a VisionTransformer, Eva, Beit or '
@@ -79,9 +87,13 @@ def block_tokens(
     for i in range(model.num_layers):
         x = model.run_block(i, x, hw, **extras)
         found.append(x)
-        if inputs is not None:
-            x = inputs[i]
+        if inputs is not None and i < model.num_layers - 1:
+            x = inputs[i].to(x)
     return [*found, model.norm(x)]
+
+
+def _is_known(model: nn.Module) -> bool:
+    return isinstance(model, (PlainBackbone, *vit.MODELS))
 
 
 class KeptTokens:
@@ -165,8 +177,9 @@ def distillation_losses(
         )
     losses: list[Tensor] = []
     explained: dict[str, Tensor] = {}
+    device = tokens[-1].device
     for depth in every:
-        pairs = list(_parts(tokens[depth].float(), targets[depth].float(), prefix))
+        pairs = list(_parts(tokens[depth].float(), targets[depth].float().to(device), prefix))
         if depth in chosen:
             losses.append(torch.stack([LOSSES[loss](*pair) for pair in pairs]).mean())
         rest = torch.stack([_unexplained(*pair).detach() for pair in pairs]).mean()
@@ -210,7 +223,7 @@ def distil(
     resuming, several GPUs and mixed precision.
 
     Args:
-        source: The softmax model. It is set to evaluation and left like that.
+        source: The softmax model, in any precision. It is set to evaluation and left like that.
         model: The same model after `linearize`, with the source's weights. Trained in place, but
             for what does not require gradients, and left in training mode.
         batches: Images `(B, 3, H, W)`, or tuples that begin with them, as a loader gives them;
@@ -230,8 +243,9 @@ def distil(
 
     Raises:
         TypeError: If a batch is no tensor and no tuple, or a model has no tokens to compare.
-        ValueError: If nothing in the model is new or nothing new is trained, it is the source,
-            there are no batches, or an option is out of range.
+        ValueError: If nothing in the model is new or nothing new is trained, it is the source or
+            in half precision, there are no batches, or an option is out of range.
+        FloatingPointError: If the gradients of a step are not finite. The step is not taken.
     """
     check_int('steps', steps, 1)
     check_int('blockwise', blockwise, 0, steps)
@@ -249,6 +263,11 @@ def distil(
     learning = {name: p for name, p in model.named_parameters() if p.requires_grad}
     new = [p for name, p in learning.items() if name in names]
     trained = [p for name, p in learning.items() if name not in names]
+    if half := next((n for n, p in learning.items() if p.dtype in _HALF), None):
+        raise ValueError(
+            f'{half} is {learning[half].dtype}, in which small updates are lost: give '
+            'model.float() and train under torch.autocast.'
+        )
     if not new:
         raise ValueError(
             'what linearize has added is frozen (requires_grad=False), so that nothing is learned.'
@@ -264,7 +283,6 @@ def distil(
     source.eval()
     teacher = KeptTokens(source, cache) if cache else source
     model.train()
-    device = next(model.parameters()).device
     curve: list[dict[str, float]] = []
     try:
         while len(curve) < steps:
@@ -280,15 +298,20 @@ def distil(
                         'batches must hold images, or tuples that begin with them, got '
                         f'{type(images).__name__}'
                     )
-                found = distillation_losses(
-                    teacher, model, images.to(device), blockwise=first, **options
-                )
+                with torch.enable_grad():
+                    losses = distillation_losses(teacher, model, images, blockwise=first, **options)
                 optimizer.zero_grad()
-                found['loss_distil'].backward()
-                torch.nn.utils.clip_grad_norm_([*trained, *new], 1.0)
+                losses['loss_distil'].backward()
+                norm = torch.nn.utils.clip_grad_norm_([*trained, *new], 1.0)
+                if not norm.isfinite():
+                    raise FloatingPointError(
+                        f'step {step}: the loss is {losses["loss_distil"].item():.4g} and the norm '
+                        f'of its gradients {norm.item():.4g}; the step is not taken. Look for NaN '
+                        f'in the images of this batch, or lower lr={lr}.'
+                    )
                 optimizer.step()
                 schedule.step()
-                curve.append({name: value.item() for name, value in found.items()})
+                curve.append({name: value.item() for name, value in losses.items()})
                 if report is not None:
                     report(step, curve[-1])
                 if len(curve) == steps:

@@ -3,6 +3,7 @@
 import copy
 import inspect
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from mmengine.model import BaseModule, PretrainedInit
@@ -108,6 +109,8 @@ def config_options(kind: type) -> list[str]:
             for p in parameters
             if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name not in given
         }
+        if options := vars(part).get('options_class'):
+            names |= dict.fromkeys(field.name for field in fields(options))
         if not any(p.kind == p.VAR_KEYWORD for p in parameters):
             break
     return list(names)

@@ -1,5 +1,6 @@
 """Distillation of a linearized model from its source: losses, tokens, and the library's loop."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -175,3 +176,99 @@ def test_kept_tokens_of_the_source() -> None:
         curves.append(distil(source, twin, [images[:3], images[2:]], 4, cache=cache))
     for one, other in zip(*curves, strict=True):
         assert one == pytest.approx(other, rel=1e-3, abs=1e-4)
+
+
+def _weights(model: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+@pytest.mark.parametrize(('lr', 'bad'), [(1e-3, 1), (1e36, 0)])
+def test_a_step_that_is_not_finite_is_not_taken(lr: float, bad: int) -> None:
+    source, twin = source_and_twin()
+    batches = [torch.randn(2, 3, 32, 32) for _ in range(4)]
+    batches[1][0, 0, 0, 0] = torch.nan if bad else 0.0
+    seen: list[torch.Tensor] = []
+    with pytest.raises(FloatingPointError, match=r'step 1: the loss is .*the step is not taken'):
+        distil(source, twin, batches, 4, lr=lr, report=lambda *_: seen.append(_weights(twin)))
+    assert torch.equal(_weights(twin), seen[0])
+
+
+def test_steps_are_clipped_and_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    source, twin = source_and_twin()
+    rates, norms = [], []
+    step = torch.optim.AdamW.step
+
+    def recorded(self: Any, *args: Any) -> Any:
+        groups = self.param_groups
+        rates.append([group['lr'] for group in groups])
+        grads = [p.grad.norm() for group in groups for p in group['params'] if p.grad is not None]
+        norms.append(float(torch.stack(grads).norm()))
+        return step(self, *args)
+
+    monkeypatch.setattr(torch.optim.AdamW, 'step', recorded)
+    # Far from its source: the gradients are large.
+    with torch.no_grad():
+        twin.norm.weight *= 1000
+    distil(source, twin, [torch.randn(2, 3, 32, 32)], 60, lr=1e-6, new_lr_mult=5)
+    assert rates[0] == pytest.approx([1e-6 / 3, 5e-6 / 3])
+    assert rates[2] == pytest.approx([1e-6, 5e-6], rel=0.01)
+    assert rates[59] == pytest.approx([0, 0], abs=1e-8)
+    # fp32 sums of squares.
+    assert norms[0] == pytest.approx(1, rel=1e-4)
+
+
+class _Saved(nn.Module):
+    """PEFT's wrapper of a module that is trained whole."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.original_module = module.requires_grad_(False)
+        trained = copy.deepcopy(module).requires_grad_(True)
+        self.modules_to_save = nn.ModuleDict(dict(default=trained))
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.modules_to_save['default'], name)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.modules_to_save['default'](*args, **kwargs)
+
+
+def test_a_twin_of_peft_learns() -> None:
+    source, twin = source_and_twin()
+    names = twin.linearization.modules_to_save
+    twin.requires_grad_(False)
+    for block in twin.blocks:
+        for name in names:
+            setattr(block.attn, name, _Saved(getattr(block.attn, name)))
+    before = {n: p.clone() for n, p in twin.named_parameters()}
+    # 5 × lr reaches everything that PEFT trains, and nothing else.
+    distil(source, twin, [torch.randn(2, 3, 32, 32)], 2, lr=1e-3)
+    moved = {n for n, p in twin.named_parameters() if not torch.equal(p, before[n])}
+    assert moved == {n for n in before if '.modules_to_save.' in n}
+
+
+def test_wrappers_and_precisions() -> None:
+    images = [torch.randn(2, 3, 32, 32)]
+    source, twin = source_and_twin()
+    for wrap, name in ((nn.DataParallel, 'module'), (torch.compile, '_orig_mod')):
+        with pytest.raises(TypeError, match=rf'is a wrapper.*unwrap it, model\.{name}\.'):
+            distil(wrap(source), twin, images, 1)
+        with pytest.raises(TypeError, match=rf'is a wrapper.*unwrap it, model\.{name}\.'):
+            distil(source, wrap(twin), images, 1)
+    expected = distil(source, copy.deepcopy(twin), images, 1)[0]['loss_distil']
+    with torch.no_grad():
+        found = distil(source.bfloat16(), copy.deepcopy(twin), images, 1)[0]['loss_distil']
+    # bf16 has 8 bits.
+    assert found == pytest.approx(expected, rel=2e-2)
+    for half in (torch.float16, torch.bfloat16):
+        with pytest.raises(ValueError, match=rf'is {half}.*give model\.float\(\)'):
+            distil(source, copy.deepcopy(twin).to(half), images, 1)
+
+
+def test_blockwise_explains_no_more_than_the_last_block() -> None:
+    source, twin = source_and_twin()
+    found = distillation_losses(source, twin, torch.randn(2, 3, 32, 32), blockwise=True)
+    assert found['explained_last'] < 1 - 1e-4

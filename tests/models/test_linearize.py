@@ -507,7 +507,7 @@ def test_bad_input() -> None:
     unchanged(r"where='sd3.5-t5' is for another model: this one has no", vit, 'sd3.5-t5')
     unchanged(r'inner', vit, inner=dict(type='Nothing'))
     unchanged(
-        r"InnerTraining has no option 'iner', did you mean 'inner'\?; it has inner, loss",
+        r"InnerOptions has no option 'iner', did you mean 'inner'\?; it has inner, loss",
         vit,
         iner='MLP',
         error=TypeError,
@@ -515,7 +515,7 @@ def test_bad_input() -> None:
     unchanged(r'neighborhood=4', vit, neighborhood=4)
     unchanged(r'attn_drop_rate=0', build('vit_tiny_patch16_224', attn_drop_rate=0.1))
     unchanged(r'patch_drop_rate=0', build('vit_tiny_patch16_224', patch_drop_rate=0.1))
-    unchanged(r'VisionTransformer in a wrapper: .*linearize\(model.module\)', nn.DataParallel(vit))
+    unchanged(r'DataParallel is a wrapper: .*linearize\(model.module\)', nn.DataParallel(vit))
     unchanged(r'linearize\(model._orig_mod\)', torch.compile(vit))
     features = timm.create_model('vit_tiny_patch16_224', features_only=True, out_indices=(0,))
     unchanged(r'linearize\(model.model\)', features)

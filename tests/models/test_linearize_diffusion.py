@@ -103,6 +103,12 @@ def flux() -> nn.Module:
     )
 
 
+def map_ids(h: int, w: int) -> torch.Tensor:
+    """Picture, row and column of each token of a map."""
+    rows, columns = (i.flatten() for i in torch.meshgrid(*map(torch.arange, (h, w)), indexing='ij'))
+    return torch.stack([torch.zeros(h * w), rows, columns], 1)
+
+
 def inputs(name: str, h: int = 12, w: int = 20) -> dict[str, torch.Tensor]:
     g = torch.Generator().manual_seed(1)
 
@@ -125,13 +131,12 @@ def inputs(name: str, h: int = 12, w: int = 20) -> dict[str, torch.Tensor]:
         )
     if name == 'Flux':
         h, w = h // 4, w // 4
-        rows, columns = (i.flatten() for i in torch.meshgrid(*map(torch.arange, (h, w))))
         return dict(
             hidden_states=noise(2, h * w, 4),
             encoder_hidden_states=noise(2, 7, 24),
             pooled_projections=noise(2, 20),
             timestep=torch.tensor([0.3, 0.7], dtype=torch.float64),
-            img_ids=torch.stack([torch.zeros(h * w), rows, columns], 1),
+            img_ids=map_ids(h, w),
             txt_ids=torch.zeros(7, 3),
         )
     return dict(
@@ -398,6 +403,12 @@ def test_a_caller_tells_flux_its_map() -> None:
     assert not torch.equal(model(**turned).sample, expected)
     with pytest.raises(ValueError, match='15 tokens are not a map of 3×4'):
         model(**dict(x, joint_attention_kwargs=dict(map_size=(3, 4))))
+    second = x['img_ids'].clone()
+    second[..., -1, 0] = 1
+    for ids in (second, x['img_ids'].flip(-2), torch.cat([map_ids(4, 6), map_ids(2, 12)])):
+        tokens = torch.randn(2, len(ids), x['hidden_states'].shape[-1])
+        with pytest.raises(ValueError, match='not the rows and columns of one map'):
+            model(**dict(x, img_ids=ids, hidden_states=tokens.to(x['hidden_states'])))
 
 
 @pytest.mark.parametrize(

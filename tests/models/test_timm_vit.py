@@ -377,26 +377,50 @@ def test_a_folder_of_other_options_is_refused(
         load_pretrained(model, tmp_path)
 
 
-@pytest.mark.parametrize('linearize', [None, {}])
-def test_the_config_of_a_folder_of_transformers(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, linearize: dict | None
-) -> None:
-    model = TimmViT(**SMALL_DINO, linearize=linearize)
+# Entries of transformers' config.json that no tensor shows, and whether the model has them.
+ENTRIES = [
+    (dict(num_attention_heads=2, hidden_act='gelu', layer_norm_eps=1e-5, rope_theta=100.0), ''),
+    (dict(rope_parameters=dict(rope_theta=100.0), patch_size=16, key_bias=False), ''),
+    (dict(num_attention_heads=4), r'num_attention_heads=4 and not 2 \(model_options='),
+    (dict(num_hidden_layers=3), r'num_hidden_layers=3 and not 2'),
+    (dict(num_register_tokens=0), r'num_register_tokens=0 and not 4'),
+    (dict(hidden_act='quick_gelu'), r"hidden_act='quick_gelu' and not 'gelu'"),
+    (dict(hidden_act='gelu_pytorch_tanh'), r"act_layer='gelu_tanh'"),
+    (dict(hidden_act='relu'), r"hidden_act='relu'"),
+    (dict(layer_norm_eps=1e-3), r'layer_norm_eps=0\.001 and not 1e-05'),
+    (dict(rope_theta=1000.0), r'rope_theta=1000\.0 and not 100\.0'),
+    (dict(rope_parameters=dict(rope_theta=1000.0)), r'rope_theta=1000\.0 and not 100\.0'),
+    (dict(key_bias=True), 'key_bias=True and not False'),
+    (dict(patch_size=14), 'patch_size=14 and not 16'),
+]
+
+
+def test_the_config_of_a_folder_of_transformers(tmp_path: Path) -> None:
+    model = TimmViT(**SMALL_DINO, linearize={})
     torch.save(TimmViT(**SMALL_DINO).state_dict(), tmp_path / 'pytorch_model.bin')
-    config = dict(model_type='dinov3_vit', num_attention_heads=2, hidden_act='gelu')
-    for changed, words in (
-        (dict(rope_theta=100.0), ''),
-        (dict(rope_theta=1000.0), 'has rope_theta=1000.0'),
-        (dict(hidden_act='quick_gelu'), "trained with hidden_act='quick_gelu'"),
-        (dict(num_attention_heads=4), None),
-    ):
-        caplog.clear()
-        (tmp_path / 'config.json').write_text(json.dumps({**config, **changed}))
-        if words is None:
-            with pytest.raises(CheckpointMismatchError, match='has 4 heads'):
+    for entries, words in ENTRIES:
+        config = dict(model_type='dinov3_vit', **entries)
+        (tmp_path / 'config.json').write_text(json.dumps(config))
+        if words:
+            with pytest.raises(CheckpointMismatchError, match=words):
                 load_pretrained(model, tmp_path)
-            continue
-        load_pretrained(model, tmp_path)
-        warnings = [r.getMessage() for r in caplog.records if r.levelname == 'WARNING']
-        assert words in ' '.join(warnings)
-        assert bool(warnings) == bool(words)
+        else:
+            load_pretrained(model, tmp_path)
+    # To resize the patches is said by giving their size.
+    load_pretrained(TimmViT(**SMALL_DINO, patch_size=16), tmp_path)
+
+
+@pytest.mark.parametrize('where', ['timm', 'transformers', None])
+def test_images_that_the_weights_were_trained_on(
+    where: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    torch.save(TimmViT(**SMALL_DINO).state_dict(), tmp_path / 'pytorch_model.bin')
+    half = [0.5, 0.5, 0.5]
+    of_timm = dict(pretrained_cfg=dict(mean=half, std=half)) if where == 'timm' else {}
+    (tmp_path / 'config.json').write_text(json.dumps(dict(architecture='vit', **of_timm)))
+    if where == 'transformers':
+        path = tmp_path / 'preprocessor_config.json'
+        path.write_text(json.dumps(dict(image_mean=half, image_std=half)))
+    load_pretrained(TimmViT(**SMALL_DINO), tmp_path)
+    said = 'data_preprocessor=dict(mean=[127.5, 127.5, 127.5], std=[127.5, 127.5, 127.5])'
+    assert (said in caplog.text) == (where is not None)

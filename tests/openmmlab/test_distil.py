@@ -79,3 +79,17 @@ def test_mistakes_are_named() -> None:
         )
     with pytest.raises(ValueError, match="loss='cosin'"):
         MODELS.build(dict(type='mmvttt.Distil', backbone=backbone, loss='cosin'))
+
+
+def test_blocks_one_by_one_leave_frozen_stages_frozen(tmp_path: Path) -> None:
+    source = MODELS.build(dict(OPTIONS, type='mmvttt.TimmViT'))
+    torch.save(source.state_dict(), tmp_path / 'source.pth')
+    init = dict(type='Pretrained', checkpoint=str(tmp_path / 'source.pth'))
+    backbone = dict(OPTIONS, type='mmvttt.TimmViT', frozen_stages=1, init_cfg=init)
+    model = MODELS.build(dict(type='mmvttt.Distil', backbone=dict(backbone, linearize=dict())))
+    model.train()
+    before = [p.requires_grad for p in model.parameters()]
+    model.set_blockwise(True)
+    assert sum(p.requires_grad for p in model.parameters()) < sum(before)
+    model.set_blockwise(False)
+    assert [p.requires_grad for p in model.parameters()] == before

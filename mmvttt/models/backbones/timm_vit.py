@@ -1,10 +1,8 @@
 """Any vision transformer of timm as a plain backbone, softmax or linearized (t5 Sec. 4)."""
 
-import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from inspect import signature
 from typing import Any
 
 import timm
@@ -19,10 +17,9 @@ from mmvttt.arguments import check_choice, check_config, check_int, checked_size
 from mmvttt.checkpoints.families import to_timm
 from mmvttt.errors import CheckpointMismatchError
 
-from ..layers import InnerTraining
-from ..layers.json_options import from_json, to_json
 from ..linearize import MapSize, linearize
 from ..linearize.linearize import Linearization
+from ..linearize.replacement import Note
 from ..linearize.vit import NOTE, from_authors
 from .base import PlainBackbone
 from .options import OUT_TYPES, check_image, map_size
@@ -30,6 +27,14 @@ from .options import OUT_TYPES, check_image, map_size
 _log = logging.getLogger(__name__)
 
 CLASS_TOKEN = 'cls_token'
+# transformers' activations → names of timm's classes, where they differ.
+_ACTIVATIONS = {
+    **dict.fromkeys(('gelu_pytorch_tanh', 'gelu_new', 'gelu_fast', 'gelu_accurate'), 'gelutanh'),
+    'gelu_python': 'gelu',
+    'swish': 'silu',
+}
+# Below this, an ε makes no difference in fp32: transformers has 1e-12, timm 1e-6.
+_LEAST_EPS = 1e-6
 
 
 class TimmViT(PlainBackbone):
@@ -136,6 +141,7 @@ class TimmViT(PlainBackbone):
         self.pos_drop = vit.pos_drop
         self.norm_pre = vit.norm_pre
         self.rope = getattr(vit, 'rope', None)
+        self._eva = isinstance(vit, Eva)
         self.mixed_rope = getattr(vit, 'rope_mixed', False)
         self.blocks = vit.blocks
         self.train(self.training)
@@ -230,56 +236,67 @@ class TimmViT(PlainBackbone):
             source: Name of the folder, for the message.
 
         Raises:
-            CheckpointMismatchError: It has other heads, or was linearized otherwise.
+            CheckpointMismatchError: It computes something else, or was linearized otherwise.
         """
         if config.get('architecture') == 'linear_vit':
-            saved = config.get('model_args', {}).get('linearize', {})
-            # Refuses names that are not mmvttt's, before they are printed as advice.
-            from_json(saved)
+            saved = Note.from_json(config['model_args']['linearize'])
             with torch.device('meta'):
                 vit = self._rebuilt()
-            own = getattr(vit, NOTE, None)
-            if own is None or _filled(own) != _filled(saved):
-                options = {name: value for name, value in saved.items() if name != 'where'}
-                if own is not None and _filled(own)['where'] != saved.get('where'):
-                    options = saved
+            note, advice = getattr(vit, NOTE, None), saved.options.to_json()
+            if note is None or note.to_json() != saved.to_json():
+                if note is not None and note.where != saved.where:
+                    advice = saved.to_json()
                 raise CheckpointMismatchError(
                     f'{source!r} was linearized with other options, which its tensors do not show: '
-                    f'give TimmViT linearize={options}'
+                    f'give TimmViT linearize={advice}'
                 )
         elif 'model_type' in config:
             self._require_config_of_transformers(config.get('vision_config') or config, source)
 
     def _require_config_of_transformers(self, config: Mapping[str, Any], source: str) -> None:
-        block = self.blocks[0]
-        heads, own = config.get('num_attention_heads'), block.attn.num_heads
-        if heads not in (None, own):
-            raise CheckpointMismatchError(
-                f'{source!r} has {heads} heads, and {self._source[0]} {own}, which its tensors do '
-                f'not show: give TimmViT model_options=dict(num_heads={heads})'
-            )
         # An option that is left out has a default of transformers, which is not known here.
-        act, wanted = getattr(block.mlp, 'act', None), config.get('hidden_act')
-        quick = type(act).__name__ == 'QuickGELU'
-        if act is not None and wanted is not None and (wanted == 'quick_gelu') != quick:
-            _log.warning(
-                '%r was trained with hidden_act=%r, and %s has %s: take the model of timm with '
-                "'quickgelu' in its name, or the one without",
-                source,
-                wanted,
-                self._source[0],
-                type(act).__name__,
+        given = {k: v for k, v in config.items() if v is not None}
+        given |= {k: v for k, v in (config.get('rope_parameters') or {}).items() if v is not None}
+        if config.get('use_swiglu_ffn'):
+            # transformers does not read it then.
+            given.pop('hidden_act', None)
+        wrong = [
+            f'{name}={given[name]!r} and not {value!r} ({advice})'
+            for name, (value, advice) in self._facts().items()
+            if name in given and not _equal(name, given[name], value)
+        ]
+        if wrong:
+            raise CheckpointMismatchError(
+                f'{source!r} is of a model with {"; ".join(wrong)}, which its tensors do not '
+                f'show: change the options of TimmViT({self._source[0]!r}, …) as named'
             )
-        rope = config.get('rope_parameters') or config
-        base, own = rope.get('rope_theta'), getattr(self.rope, 'temperature', None)
-        if None not in (base, own) and base != own:
-            _log.warning(
-                '%r has rope_theta=%s, and %s %s: give TimmViT model_options with the same base',
-                source,
-                base,
-                self._source[0],
-                own,
-            )
+
+    def _facts(self) -> dict[str, tuple[Any, str]]:
+        """By entry of transformers' config: the value of this model, and what changes it."""
+        block = self.blocks[0]
+        act = getattr(block.mlp, 'act', None)
+        registers = self.reg_token.shape[1] if isinstance(self.reg_token, Tensor) else 0
+        other = 'another model of timm'
+        facts = {
+            'num_attention_heads': (block.attn.num_heads, 'model_options=dict(num_heads=…)'),
+            'num_hidden_layers': (len(self.blocks), 'model_options=dict(depth=…)'),
+            'num_register_tokens': (registers, 'model_options=dict(reg_tokens=…)'),
+            'layer_norm_eps': (
+                block.norm1.eps,
+                'model_options=dict(norm_layer=partial(LayerNorm, eps=…))',
+            ),
+            'hidden_act': (
+                None if act is None else _activation(act),
+                "model_options=dict(act_layer='gelu_tanh'), or 'quick_gelu', …",
+            ),
+            'rope_theta': (getattr(self.rope, 'temperature', None), other),
+        }
+        if self._eva:
+            # With rotary positions, softmax sees the biases of the keys.
+            facts['key_bias'] = (False, other)
+        if 'patch_size' not in self._source[1]:
+            facts['patch_size'] = (self.patch_size, 'patch_size=…; to resize it, give it too')
+        return facts
 
     def adapt_weights(self, state_dict: dict[str, Tensor], prefix: str = '') -> None:
         """Converts weights of transformers, timm or a model's authors, of any size, in place.
@@ -297,18 +314,20 @@ class TimmViT(PlainBackbone):
         state_dict.update({f'{prefix}{name}': weight for name, weight in found.items()})
 
 
-def _filled(note: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a linearization as JSON has them, with the defaults of what they leave out."""
-    defaults = {
-        name: parameter.default
-        for name, parameter in signature(InnerTraining).parameters.items()
-        if parameter.default is not parameter.empty and name != 'backend'
-    }
-    named = to_json({**defaults, **note})
-    named.pop('backend', None)
-    if isinstance(named.get('inner'), str):
-        named['inner'] = dict(type=named['inner'])
-    return json.loads(json.dumps(named))
+def _equal(name: str, given: Any, value: Any) -> bool:
+    """Whether an entry of transformers' config is that of a model, as far as fp32 shows it."""
+    if value is None:
+        return True
+    if name == 'hidden_act':
+        return _ACTIVATIONS.get(given, str(given).replace('_', '')) == value
+    if name == 'layer_norm_eps':
+        return max(given, value) <= _LEAST_EPS or given == value
+    return given == value
+
+
+def _activation(module: nn.Module) -> str:
+    tanh = getattr(module, 'approximate', 'none') == 'tanh'
+    return 'gelutanh' if tanh else type(module).__name__.lower()
 
 
 def _create(name: str, options: Mapping[str, Any]) -> nn.Module:

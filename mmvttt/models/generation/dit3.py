@@ -22,9 +22,11 @@ from ..backbones.options import resolve_arch
 from ..layers import DWConv2d, Mixer, TTTMixer, ViT3Mixer, build_mixer, resolve_mixer
 from ..layers.json_options import from_json, to_json
 from ..layers.mixer import TokenBlock
+from ..layers.mixers import MIXERS
 from ..linearize import RECIPES
 
 _FREQUENCIES = 256
+_TABLES = {'mixer': MIXERS}
 # Options of DiT3 for DiT and DiT⁵.
 DIT: Mapping[str, Any] = dict(
     mixer=dict(type='TTTMixer', inner=dict(type='SoftmaxAttention')), cpe=False
@@ -158,7 +160,7 @@ class DiT3(ModelMixin, ConfigMixin):
         if isinstance(config, str | os.PathLike):
             config = cls.load_config(config)
         if isinstance(config, Mapping) and 'mixer' not in kwargs:
-            kwargs |= from_json({'mixer': config.get('mixer')})
+            kwargs |= from_json({'mixer': config.get('mixer')}, _TABLES)
         return super().from_config(config, return_unused_kwargs, **kwargs)
 
     def reset_parameters(self) -> None:

@@ -5,6 +5,8 @@ convolution here copies its input to another layout.
 """
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -70,12 +72,27 @@ class CausalConv1d(nn.Module):
         bound = 1 / math.sqrt(self.kernel_size)
         nn.init.uniform_(self.weight, -bound, bound)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """`(B, T, R, C)` → `(B, T, R, C)`, scan r convolved in its own direction."""
-        return causal_convs(x, self)[0]
+    def forward(
+        self,
+        x: Tensor,
+        *weights: Tensor,
+        others: Sequence['CausalConv1d'] = (),
+        backend: str | None = None,
+    ) -> Any:
+        """`(B, T, R, C)` → `(B, T, R, C)`, scan r convolved in its own direction.
 
+        Args:
+            x: The tokens.
+            weights: Of further convolutions of these tokens.
+            others: Further ones, of the same directions. Tokens are read once for all; each weight
+                is read in a call of its module, on which offloading relies.
+            backend: Implementation of the op.
 
-def causal_convs(x: Tensor, *convs: CausalConv1d, backend: str | None = None) -> tuple[Tensor, ...]:
-    """One or two convolutions of tokens `(B, T, R, C)`, read once."""
-    weights = (at_least_fp32(conv.weight) for conv in convs)
-    return causal_conv(x, *weights, directions=convs[0].directions, backend=backend)
+        Returns:
+            The result, or one for each convolution, this one's after those of `weights`.
+        """
+        weights = (*weights, at_least_fp32(self.weight))
+        if others:
+            return others[0](x, *weights, others=others[1:], backend=backend)
+        outputs = causal_conv(x, *weights, directions=self.directions, backend=backend)
+        return outputs if len(weights) > 1 else outputs[0]

@@ -1,7 +1,8 @@
 """Inner models, which each head trains at test time (vit3 Tab. 4 and 6; t5 Tab. 1)."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from ttt_kernels import ttt_dwconv, ttt_glu, ttt_mlp
 from ..build import build_part, split_config
 from .attention import Attention, LinearAttention, SoftmaxAttention
 from .inner_losses import InnerLoss, dot, l2
+from .precision import at_least_fp32
 
 Weights = Mapping[str, Tensor]
 # A class or callable, a name, or `dict(type=…)` and options.
@@ -68,6 +70,13 @@ class InnerModel(nn.Module, ABC):
             weight = nn.Parameter(torch.empty(num_heads, *shape))
             nn.init.trunc_normal_(weight, std=0.02)
             self.register_parameter(name, weight)
+
+    def forward(self, names: Sequence[str], run: Callable[[Weights], Tensor]) -> Tensor:
+        """Calls `run` with the weights of these names, in fp32 or more.
+
+        The weights are read in a call of the module that owns them, on which offloading relies.
+        """
+        return run({name: at_least_fp32(attrgetter(name)(self)) for name in names})
 
     @abstractmethod
     def call(self, w: Weights, x: Tensor, hw: Size) -> Tensor:

@@ -6,38 +6,42 @@ imports a module and never asks OpenMMLab's registries, as `build` does for opti
 
 import json
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from ..build import SCOPE
 from .inner_losses import INNER_LOSSES
 from .inner_models import INNER_MODELS
 from .key_norms import KEY_NORMS
-from .mixers import MIXERS
 from .norms import ACTIVATIONS
 
+Tables = Mapping[str, Mapping[str, Any]]
 # Option → the parts that a file may name.
-_PARTS: Mapping[str, Mapping[str, Any]] = {
-    'mixer': MIXERS,
+_PARTS: dict[str, Mapping[str, Any]] = {
     'inner': INNER_MODELS,
     'loss': INNER_LOSSES,
     'key_norm': KEY_NORMS,
     'gate_cfg': ACTIVATIONS,
 }
-_NAMES = {part: name for parts in _PARTS.values() for name, part in parts.items()}
 
 
-def to_json(options: Mapping[str, Any], foreign: bool = False) -> dict[str, Any]:
+def to_json(
+    options: Mapping[str, Any], tables: Tables = MappingProxyType({}), foreign: bool = False
+) -> dict[str, Any]:
     """Options as a config.json holds them.
 
     Args:
         options: Options of a mixer or of `linearize`.
+        tables: Further options → the parts that they name.
         foreign: Whether to write classes and functions of other packages, as
             `package.module:name`. `from_json` does not read them.
 
     Raises:
         ValueError: If an option cannot be written.
     """
-    named = {option: _named(value, foreign) for option, value in options.items()}
+    parts = {**_PARTS, **tables}.values()
+    names = {part: name for table in parts for name, part in table.items()}
+    named = {option: _named(value, names, foreign) for option, value in options.items()}
     for option, value in named.items():
         try:
             named[option] = json.loads(json.dumps(value))
@@ -50,40 +54,46 @@ def to_json(options: Mapping[str, Any], foreign: bool = False) -> dict[str, Any]
     return named
 
 
-def from_json(options: Mapping[str, Any]) -> dict[str, Any]:
+def from_json(options: Mapping[str, Any], tables: Tables = MappingProxyType({})) -> dict[str, Any]:
     """Options of a config.json, with the parts that they name.
+
+    Args:
+        options: As they were read.
+        tables: Further options → the parts that they may name.
 
     Raises:
         ValueError: If a name is not in mmvttt's tables.
     """
-    return {option: _part(option, value) for option, value in options.items()}
+    parts = {**_PARTS, **tables}
+    return {option: _part(option, value, parts) for option, value in options.items()}
 
 
-def _named(value: Any, foreign: bool) -> Any:
+def _named(value: Any, names: Mapping[Any, str], foreign: bool) -> Any:
     if isinstance(value, Mapping):
-        return {key: _named(part, foreign) for key, part in value.items()}
+        return {key: _named(part, names, foreign) for key, part in value.items()}
     # A class of mmvttt.openmmlab saves as the library's.
     value = getattr(value, 'library_class', value)
     if not callable(value) or not hasattr(value, '__qualname__'):
         return value
-    name = f'{value.__module__}:{value.__qualname__}' if foreign else value
-    return _NAMES.get(value, name)
+    return names.get(value, f'{value.__module__}:{value.__qualname__}' if foreign else value)
 
 
-def _part(option: str, value: Any) -> Any:
+def _part(option: str, value: Any, tables: Tables) -> Any:
     if isinstance(value, Mapping):
-        rest = from_json({name: part for name, part in value.items() if name != 'type'})
-        return {'type': _look_up(option, value['type']), **rest} if 'type' in value else rest
-    return _look_up(option, value) if option in _PARTS and value is not None else value
+        rest = from_json({name: part for name, part in value.items() if name != 'type'}, tables)
+        return (
+            {'type': _look_up(option, value['type'], tables), **rest} if 'type' in value else rest
+        )
+    return _look_up(option, value, tables) if option in tables and value is not None else value
 
 
-def _look_up(option: str, name: Any) -> Any:
-    parts = _PARTS.get(option, {})
-    short = name.removeprefix(SCOPE) if isinstance(name, str) else None
+def _look_up(option: str, name: Any, tables: Tables) -> Any:
+    parts = tables.get(option, {})
+    short = name.removeprefix(SCOPE) if isinstance(name, str) else ''
     if short not in parts:
         raise ValueError(
             f'{option}={name!r} in a config.json: a file may only name '
-            f'{", ".join(map(repr, parts)) or "parts of " + ", ".join(_PARTS)}. For a part of '
+            f'{", ".join(map(repr, parts)) or "parts of " + ", ".join(tables)}. For a part of '
             'another package, give the option in code.'
         )
     return parts[short]

@@ -21,7 +21,7 @@ from mmvttt.arguments import (
 )
 from ttt_kernels import ttt_linear
 
-from .conv import CausalConv1d, causal_convs
+from .conv import CausalConv1d
 from .norms import build_activation
 from .precision import at_least_fp32
 
@@ -167,12 +167,10 @@ class TTTLinearMixer(nn.Module):
         if self.q_conv is None:
             q, k = views[0], views[-1]
         elif self.share_qk:
-            q, k = causal_convs(views[0], self.q_conv, self.k_conv, backend=self.backend)
+            q, k = self.q_conv(views[0], others=(self.k_conv,), backend=self.backend)
         else:
-            q, k = (
-                causal_convs(view, conv, backend=self.backend)[0]
-                for view, conv in zip(views, (self.q_conv, self.k_conv), strict=True)
-            )
+            convs: Any = zip(views, (self.q_conv, self.k_conv), strict=True)
+            q, k = (conv(view, backend=self.backend) for view, conv in convs)
         heads = (self.num_heads, self.head_dims)
         return q.unflatten(-1, heads), k.unflatten(-1, heads), v.unflatten(-1, heads)
 

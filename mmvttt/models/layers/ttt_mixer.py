@@ -1,22 +1,15 @@
 """The design spaces of ViT³ and T⁵ as one mixer (vit3 Sec. 4; t5 Sec. 4, Tab. 1 to 3)."""
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable
 from itertools import accumulate
-from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from mmvttt.arguments import (
-    check_backend,
-    check_choice,
-    check_int,
-    check_number,
-    checked_head_dims,
-    checked_size,
-)
+from mmvttt.arguments import checked_head_dims
 from mmvttt.errors import UsageError
 
 from ..build import build_function
@@ -25,12 +18,10 @@ from .conv import DWConv2d
 from .embedding import resize_positions
 from .inner_losses import INNER_LOSSES, InnerLoss, dot
 from .inner_models import Inner, InnerModel, Step, Weights, build_inner_model
+from .inner_options import DYNAMIC, InnerOptions
 from .key_norms import KEY_NORMS, KeyNorm
 from .neighborhood import neighborhood_attention
 from .precision import at_least_fp32, without_autocast
-
-DYNAMIC = 'dynamic'
-LOCALITIES = (None, 'dwc_v', 'dwc_qk')
 
 
 class InnerTraining(nn.Module):
@@ -47,134 +38,69 @@ class InnerTraining(nn.Module):
     Args:
         embed_dims: Channels C.
         num_heads: Heads H of d = C / H channels.
-        inner: The inner model by a name, a class, or `dict(type=…)` and options: `FC`, `MLP`
-            (`ratio`, `depth`, `residual`, `identity_init`), `SiLUFC`, `SwiGLU`, `GatedFC`, `Conv`,
-            `DWConv`; an attention that trains nothing: `SoftmaxAttention`, `LinearAttention`
-            (`project`); or any other `InnerModel` (docs/own_mixer.md).
-        loss: 'dot', 'l2', 'rmse', 'l1', 'smooth_l1' (Tab. 1), or another function of predictions,
-            values and scale, by its registered name or itself.
-        num_batches: Mini-batches of an epoch, in the order of the tokens: B = N / num_batches (Tab.
-            2). Convolutions see the whole map of keys in each.
-        epochs: Passes over all tokens (Tab. 2).
-        step: The inner learning rate η (Tab. 3), or 'dynamic': σ(x W_η) for every token and head.
-        scale: Factor s of the loss; None is d^−½, as in Sec. 8.
-        damping: Divide every gradient by its norm plus one, per output channel, as ViT³ does.
-        key_position: Grid (h, w) for which every mixer learns a position embedding of its keys,
-            with a gain per channel; None for none. The paper's Tab. 4 counts 0.91M parameters that
-            cost no FLOPs and that its text does not mention; at the grid (14, 14) this reading
-            meets all of its rows.
-        key_norm: How the keys are normed (t5 Tab. 2): None, 'rms', 'layer', 'instance',
-            'instance_center', 'instance_scale' (`key_norms`), or another function of the keys.
-        locality: Depth-wise 3×3 convolutions (t5 Tab. 3): 'dwc_qk' adds one to q and one to the
-            normed k; 'dwc_v' adds one of v to what is read, before the projection (the paper
-            leaves the place open); None.
-        neighborhood: Side of the window of neighbourhood attention, odd, whose mean with the inner
-            model's output counts (T⁵⁺, t5 Eq. 15: 3 or 5); None for none. It takes q, k, v as they
-            are projected.
-        qk_affine: Whether q and k have a learned scale and offset per channel before the key norm,
-            from 1 and 0 (DiT⁵; in its authors' code, not in the paper).
-        backend: Implementation of the fused op: 'triton', 'numba' or 'reference'; None leaves the
-            choice to it (docs/kernels.md). An error if no op does the training.
+        inner: See `InnerOptions`.
+        options: See `InnerOptions`.
 
     Raises:
-        TypeError: If the inner model, loss or key norm is of another kind.
+        TypeError: If the inner model, loss or key norm is of another kind, or an option is unknown.
         ValueError: If an option is out of range; the message names what is allowed.
     """
 
+    options_class = InnerOptions
     q_conv: nn.Module
     k_conv: nn.Module
 
-    def __init__(
-        self,
-        embed_dims: int,
-        num_heads: int,
-        inner: Inner,
-        loss: str | Mapping[str, Any] | InnerLoss = 'dot',
-        num_batches: int = 1,
-        epochs: int = 1,
-        step: float | str = 1.0,
-        scale: float | None = None,
-        damping: bool = False,
-        key_position: tuple[int, int] | None = None,
-        key_norm: str | Mapping[str, Any] | KeyNorm | None = None,
-        locality: str | None = None,
-        neighborhood: int | None = None,
-        qk_affine: bool = False,
-        backend: str | None = None,
-    ) -> None:
+    def __init__(self, embed_dims: int, num_heads: int, inner: Inner, **options: Any) -> None:
         super().__init__()
         head_dims = checked_head_dims(embed_dims, num_heads)
-        check_int('num_batches', num_batches)
-        check_int('epochs', epochs)
-        if step != DYNAMIC and not (isinstance(step, int | float) and 0 < step < float('inf')):
-            raise ValueError(f'step={step!r}: give a positive rate (default 1.0) or {DYNAMIC!r}.')
-        if scale is not None:
-            check_number('scale', scale, above=0)
-        if key_position is not None:
-            key_position = checked_size('key_position', key_position)
-        check_choice('locality', locality, LOCALITIES)
-        if neighborhood is not None:
-            check_int('neighborhood', neighborhood)
-            if neighborhood % 2 == 0:
-                raise ValueError(f'neighborhood={neighborhood}: give an odd side, such as 3 or 5.')
-        check_backend('backend', backend)
+        self.options = o = InnerOptions.of(type(self).__name__, inner=inner, **options)
         self.heads = (num_heads, head_dims)
-        self.loss = loss
-        self.inner_loss: InnerLoss = build_function('loss', loss, INNER_LOSSES)
-        self.num_batches = num_batches
-        self.epochs = epochs
-        self.scale = head_dims**-0.5 if scale is None else scale
-        self.damping = damping
-        self.backend = backend
+        self.inner_loss: InnerLoss = build_function('loss', o.loss, INNER_LOSSES)
+        self.scale = head_dims**-0.5 if o.scale is None else o.scale
         self.add_projections(embed_dims)
         self.inner = build_inner_model(inner, num_heads, head_dims)
         # By name: FSDP's weights are not parameters while a block is recomputed.
         self._inner_names = tuple(name for name, _ in self.inner.named_parameters())
-        self.eta = nn.Linear(embed_dims, num_heads) if step == DYNAMIC else None
-        self.step = 1.0 if step == DYNAMIC else float(step)
+        self.eta = nn.Linear(embed_dims, num_heads) if o.step == DYNAMIC else None
+        self.step = 1.0 if o.step == DYNAMIC else float(o.step)
         for linear in self.children():
             if isinstance(linear, nn.Linear):
                 nn.init.trunc_normal_(linear.weight, std=0.02)
                 nn.init.zeros_(linear.bias)
-        self.key_grid = key_position
-        if key_position is not None:
-            self.key_pos = nn.Parameter(
-                torch.zeros(1, key_position[0] * key_position[1], embed_dims)
-            )
+        if o.key_position is not None:
+            self.key_pos = nn.Parameter(torch.zeros(1, math.prod(o.key_position), embed_dims))
             self.key_gain = nn.Parameter(torch.ones(embed_dims))
             nn.init.trunc_normal_(self.key_pos, std=0.02)
         self.normalize_keys: KeyNorm | None = None
-        if key_norm is not None:
-            self.normalize_keys = build_function('key_norm', key_norm, KEY_NORMS)
-        self.neighborhood = neighborhood
-        self.qk_affine = qk_affine
-        if qk_affine:
+        if o.key_norm is not None:
+            self.normalize_keys = build_function('key_norm', o.key_norm, KEY_NORMS)
+        if o.qk_affine:
             # Scale of q, then of k.
             self.qk_scale = nn.Parameter(torch.ones(2, embed_dims))
             self.qk_offset = nn.Parameter(torch.zeros(2, embed_dims))
-        both = locality == 'dwc_qk'
+        both = o.locality == 'dwc_qk'
         self.q_conv = DWConv2d(embed_dims, bias=True) if both else None
         self.k_conv = DWConv2d(embed_dims, bias=True) if both else None
-        self.v_conv = DWConv2d(embed_dims, bias=True) if locality == 'dwc_v' else None
-        plain = (num_batches, epochs, step) == (1, 1, 1.0)
+        self.v_conv = DWConv2d(embed_dims, bias=True) if o.locality == 'dwc_v' else None
+        plain = (o.num_batches, o.epochs, o.step) == (1, 1, 1.0)
         # Whether an op does all of the training; set it to False for the definition.
         self.fused = False
         if isinstance(self.inner, InnerModel):
             self.fused = plain and self.inner.has_op(self._one_step())
             # A weight is (H, *shape).
             self._input_dims = {
-                n: self.inner.input_dims(n, w.dim() - 1) if damping else ()
+                n: self.inner.input_dims(n, w.dim() - 1) if o.damping else ()
                 for n, w in self.inner.named_parameters()
             }
-        elif not plain or damping or self.inner_loss is not dot or scale is not None:
+        elif not plain or o.damping or self.inner_loss is not dot or o.scale is not None:
             raise ValueError(
                 f'{type(self.inner).__name__} trains nothing: leave out loss, num_batches, epochs, '
                 'step, scale and damping, or choose an inner model.'
             )
-        if backend is not None and not self.fused:
+        if o.backend is not None and not self.fused:
             raise ValueError(
-                f'backend={backend!r}: no op does this training; there are ops for one step of 1.0 '
-                'over all tokens, of some models and losses. Leave backend out.'
+                f'backend={o.backend!r}: no op does this training; there are ops for one step of '
+                '1.0 over all tokens, of some models and losses. Leave backend out.'
             )
 
     def add_projections(self, embed_dims: int) -> None:
@@ -207,8 +133,8 @@ class InnerTraining(nn.Module):
                 f'prefix={prefix} tokens in front of it: choose an inner model of single tokens, '
                 "such as dict(type='SwiGLU')."
             )
-        if self.key_grid is not None:
-            position = resize_positions(self.key_pos, hw, self.key_grid)
+        if self.options.key_position is not None:
+            position = resize_positions(self.key_pos, hw, self.options.key_position)
             k = _on_map(lambda k: k + position, k, prefix) * self.key_gain
         projected = self._by_heads(q), self._by_heads(k), self._by_heads(v)
         q, k = self.shape_keys(q, k, hw, prefix)
@@ -216,9 +142,9 @@ class InnerTraining(nn.Module):
         if self.v_conv is not None:
             conv = self.v_conv(v[:, prefix:], hw).unflatten(-1, self.heads)
             out = _on_map(lambda out: out + conv, out, prefix)
-        if self.neighborhood is not None:
+        if self.options.neighborhood is not None:
             q, k, v = (y[:, prefix:] for y in projected)
-            near = neighborhood_attention(q, k, v, hw, self.neighborhood)
+            near = neighborhood_attention(q, k, v, hw, self.options.neighborhood)
             out = _on_map(lambda out: (out + near) / 2, out, prefix)
         return out.flatten(2)
 
@@ -226,7 +152,7 @@ class InnerTraining(nn.Module):
         self, q: Tensor, k: Tensor, hw: tuple[int, int], prefix: int = 0
     ) -> tuple[Tensor, Tensor]:
         """Queries and keys `(B, N, C)`: scaled, keys normed, both convolved (t5 Sec. 4.2, 4.3)."""
-        if self.qk_affine:
+        if self.options.qk_affine:
             q = q * self.qk_scale[0] + self.qk_offset[0]
             k = k * self.qk_scale[1] + self.qk_offset[1]
         if self.normalize_keys is not None:
@@ -244,7 +170,7 @@ class InnerTraining(nn.Module):
         return own & {'key_pos', 'qk_scale', 'qk_offset'}
 
     def _one_step(self) -> Step:
-        return Step(self.inner_loss, self.scale, self.damping, self.backend)
+        return Step(self.inner_loss, self.scale, self.options.damping, self.options.backend)
 
     def _by_heads(self, tokens: Tensor) -> Tensor:
         return tokens.unflatten(-1, self.heads)
@@ -253,11 +179,11 @@ class InnerTraining(nn.Module):
         """`q, k, v: (B, N, H, d)` → `(B, N, H, d)`: trains on (k, v), reads q."""
         if isinstance(self.inner, Attention):
             return self.inner(q, k, v)
-        weights = {n: at_least_fp32(attrgetter(n)(self.inner)) for n in self._inner_names}
         if self.fused:
-            return self.inner.fused(weights, q, k, v, hw, self._one_step())
+            step = self._one_step()
+            return self.inner(self._inner_names, lambda w: self.inner.fused(w, q, k, v, hw, step))
         eta = torch.ones_like(q[..., 0]) if self.eta is None else self.eta(x).sigmoid()
-        return self._by_definition(weights, q, k, v, eta, hw)
+        return self.inner(self._inner_names, lambda w: self._by_definition(w, q, k, v, eta, hw))
 
     def _by_definition(
         self, weights: Weights, q: Tensor, k: Tensor, v: Tensor, eta: Tensor, hw: tuple[int, int]
@@ -265,9 +191,9 @@ class InnerTraining(nn.Module):
         """`q, k, v: (B, N, H, d)`, `eta: (B, N, H)` → `(B, N, H, d)`, in fp32 or more."""
         if torch.compiler.is_exporting():
             raise UsageError(
-                f'{type(self.inner).__name__} with loss={self.loss!r} is trained by autograd, '
-                'which cannot be exported: choose one step of 1.0 that has an op, such as '
-                "inner=dict(type='SwiGLU') on the dot loss."
+                f'{type(self.inner).__name__} with loss={self.options.loss!r} is trained by '
+                'autograd, which cannot be exported: choose one step of 1.0 that has an op, such '
+                "as inner=dict(type='SwiGLU') on the dot loss."
             )
         with without_autocast(q):
             q, k, v, steps = (at_least_fp32(y).transpose(1, 2) for y in (q, k, v, eta))
@@ -295,13 +221,13 @@ class InnerTraining(nn.Module):
         differentiable = torch.is_grad_enabled()
         loss = _over_heads(lambda p, v: self.inner_loss(p, v, self.scale), k.dim() - 2)
         count = k.shape[-2]
-        sizes = [len(part) for part in torch.arange(count).tensor_split(self.num_batches)]
+        sizes = [len(part) for part in torch.arange(count).tensor_split(self.options.num_batches)]
         batches = [
             slice(end - size, end)
             for size, end in zip(sizes, accumulate(sizes), strict=True)
             if size
         ]
-        for batch in batches * self.epochs:
+        for batch in batches * self.options.epochs:
             with torch.inference_mode(False), torch.enable_grad():
                 k, v, eta = (_recordable(y) for y in (k, v, eta))
                 # Frozen weights, and in evaluation all weights, become new leaves.
@@ -341,7 +267,7 @@ class InnerTraining(nn.Module):
 
     def _damped(self, name: str, gradient: Tensor) -> Tensor:
         """The gradient `(…, *shape)` of a weight over its norm plus one, per output channel."""
-        if not self.damping:
+        if not self.options.damping:
             return gradient
         inputs = self._input_dims[name]
         if not inputs:

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 from mmvttt.errors import UsageError
 
-from ..layers.json_options import to_json
 from .replacement import (
     CROSS,
     LINEAR,
     MapSize,
+    Note,
     Replacement,
     checked_size,
     quantised,
@@ -87,19 +87,19 @@ def install(
     model: nn.Module,
     built: Mapping[str, Replacement],
     left: Mapping[str, nn.Module | str],
-    note: Mapping[str, Any],
+    note: Note,
 ) -> list[str]:
     """Sets the processors, and notes them in the config; returns names of the new parameters.
 
     Raises:
         ValueError: If an option cannot be written into a config. The model is unchanged.
     """
-    note = to_json(note)
+    written = note.to_json()
     for name, new in built.items():
         model.get_submodule(name).set_processor(new)
     for name in left:
         model.get_submodule(name).register_forward_pre_hook(_drop_map_size, with_kwargs=True)
-    model.register_to_config(linearize=note)
+    model.register_to_config(linearize=written)
     # A pipeline writes it into model_index.json, and looks the class up in it if it is imported.
     model.__module__ = importlib.import_module(_SAVED).__name__
     model.register_forward_pre_hook(_tell_map_size, with_kwargs=True)
@@ -121,8 +121,7 @@ def _tell_map_size(
         # Tokens; the sides are in their rows and columns, unless the caller tells them.
         size = told.get('map_size')
         if size is None:
-            ids = args[4] if len(args) > 4 else kwargs['img_ids']
-            size = (ids[..., 1:].flatten(0, -2).amax(0) + 1).int().tolist()
+            size = _one_map(args[4] if len(args) > 4 else kwargs['img_ids'])
         size = checked_size(MapSize(*size), x, 0)
     else:
         h, w = MapSize.of(x)
@@ -131,6 +130,25 @@ def _tell_map_size(
     if len(args) > place:
         return (*args[:place], told, *args[place + 1 :]), kwargs
     return args, {**kwargs, name: told}
+
+
+def _one_map(ids: Tensor) -> list[int]:
+    """Height and width of the map whose rows and columns are `ids`, `(…, h·w, 3)`.
+
+    Raises:
+        ValueError: If they are of several pictures, such as Kontext's, or in another order.
+    """
+    # In some versions of diffusers all images of a batch have ids.
+    picture, row, column = ids.reshape(-1, *ids.shape[-2:])[0].int().unbind(-1)
+    h, w = int(row.max()) + 1, int(column.max()) + 1
+    order = torch.arange(len(row), device=row.device)
+    if picture.any() or h * w != len(row) or not torch.equal(row * w + column, order):
+        raise ValueError(
+            f'img_ids of {len(row)} tokens are not the rows and columns of one map: a linearized '
+            'Flux takes one picture, row by row; leave out further ones (Kontext, Fill by '
+            'pictures), or pass joint_attention_kwargs=dict(map_size=(h, w)).'
+        )
+    return [h, w]
 
 
 def _drop_map_size(

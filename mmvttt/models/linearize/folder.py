@@ -17,7 +17,7 @@ from mmvttt.checkpoints.atomic_write import replacing, write_whole
 from mmvttt.checkpoints.publish import model_card
 from mmvttt.errors import UsageError
 
-from ..layers.json_options import from_json, to_json
+from ..layers.json_options import from_json
 from .linearize import linearize as linearize_model
 from .vit import NOTE, from_authors
 
@@ -64,7 +64,7 @@ def save_pretrained(
             'timm.create_model, then call mmvttt.linearize on it; a TimmViT has to_timm().'
         )
     source, config = known['architecture'], Path(folder) / _CONFIG
-    options = dict(model_args, source=source, linearize=to_json(note))
+    options = dict(model_args, source=source, linearize=note.to_json())
     weights = {name: value.contiguous() for name, value in model.state_dict().items()}
     with replacing(config) as partial:
         architecture = dict(pretrained_cfg=dict(architecture=linear_vit.__name__))

@@ -10,10 +10,9 @@ from torch import nn
 
 from mmvttt.checkpoints.names_table import names_table
 
-from ..build import check_options
-from ..layers.ttt_mixer import InnerTraining
+from ..layers.inner_options import InnerOptions
 from . import staged, vit
-from .replacement import CROSS, LINEAR
+from .replacement import CROSS, LINEAR, Note, wrapper_of
 
 _T5 = dict(inner=dict(type='SwiGLU'), key_norm='instance', locality='dwc_qk')
 _GENERATION = dict(inner=dict(type='MLP'), loss='l2', key_norm='instance', locality='dwc_qk')
@@ -118,7 +117,7 @@ def linearize(
         where: 'all'; indices of blocks (of stages, where a model has them) or names of attentions;
             or a recipe of the paper, which also sets the options: 't5' (as 'all'), 't5+',
             'dit5', 'sd3.5-t5'.
-        options: Options of `InnerTraining` that overrule T⁵'s or the recipe's (`inner`, `loss`,
+        options: `InnerOptions` that overrule T⁵'s or the recipe's (`inner`, `loss`,
             `key_norm`, `locality`, `neighborhood`, `qk_affine`, …).
 
     Returns:
@@ -152,11 +151,11 @@ def linearize(
             )
     before = dict(model.named_parameters())
     options = {**recipe.options, **options}
-    check_options('linearize', InnerTraining, 0, 0, **options)
+    note = Note(names, InnerOptions.of('linearize', **options))
     # All are built before anything is changed.
     built = {n: family.replacement(model, found[n], options) for n in names}
     left = {name: part for name, part in found.items() if name not in built}
-    new = family.install(model, built, left, dict(where=names, **options))
+    new = family.install(model, built, left, note)
     after = dict(model.named_parameters())
     return Linearization(
         replaced=names,
@@ -193,14 +192,11 @@ def _family(model: nn.Module) -> ModuleType:
             'then load the folder with load_pretrained into '
             'mmvttt.models.backbones.TimmViT(name, linearize={})'
         )
-    for name in ('module', '_orig_mod', 'model'):
-        inner = getattr(model, name, None)
-        known = isinstance(inner, (*vit.MODELS, *staged.MODELS))
-        if known or type(inner).__module__.startswith('diffusers.'):
-            raise ValueError(
-                f'{type(model).__name__} is a {type(inner).__name__} in a wrapper: linearize that, '
-                f'linearize(model.{name}), best before it is wrapped.'
-            )
+    if name := wrapper_of(model, _is_known):
+        raise ValueError(
+            f'{type(model).__name__} is a wrapper: linearize what it holds, '
+            f'linearize(model.{name}), best before it is wrapped.'
+        )
     reason = reason or (
         'it has no attention of all tokens of an image that is known here, but none, or windows, '
         'pooled or grouped keys, or text'
@@ -210,6 +206,11 @@ def _family(model: nn.Module) -> ModuleType:
         'Beit, VisionTransformerRelPos, CAFormer, PiT or VOLO of timm, or a DiT, PixArt, SD3 or '
         'Flux transformer of diffusers.'
     )
+
+
+def _is_known(model: Any) -> bool:
+    known = isinstance(model, (*vit.MODELS, *staged.MODELS))
+    return known or type(model).__module__.startswith('diffusers.')
 
 
 def _chosen(

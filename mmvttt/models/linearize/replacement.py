@@ -1,16 +1,52 @@
 """The module that replaces attention, and the size of the map that it is told in each call."""
 
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from ..layers.inner_options import InnerOptions
 from ..layers.ttt_mixer import InnerTraining
 
 # Why an attention that was replaced is not replaced again.
 LINEAR = 'it is linearized already'
 # Why 'all' leaves an attention out.
 CROSS = 'it is cross-attention'
+
+
+@dataclass(frozen=True)
+class Note:
+    """What was done to a model, by which it can be made again.
+
+    Attributes:
+        where: Names of the attentions that were replaced.
+        options: Options of what replaces them.
+    """
+
+    where: list[str]
+    options: InnerOptions
+
+    @classmethod
+    def from_json(cls, saved: Mapping[str, Any]) -> 'Note':
+        """The note of a config.json.
+
+        Raises:
+            ValueError: If it names a part that is not mmvttt's.
+        """
+        options = {name: value for name, value in saved.items() if name != 'where'}
+        return cls(list(saved['where']), InnerOptions.from_json(options))
+
+    def to_json(self) -> dict[str, Any]:
+        """Options of `linearize` as a config.json holds them.
+
+        Raises:
+            ValueError: If an option cannot be written.
+        """
+        return {'where': self.where, **self.options.to_json()}
 
 
 class MapSize(NamedTuple):
@@ -45,11 +81,21 @@ class Replacement(InnerTraining):
         super().__init__(embed_dims, num_heads, **options)
         # As timm's attentions have them: other code reads `block.attn.num_heads`.
         self.num_heads, self.head_dim = self.heads
-        self._new = [name for name, _ in self.named_parameters()]
+        self._new_parts = {name.partition('.')[0] for name, _ in self.named_parameters()}
 
     def new_parameters(self) -> list[str]:
-        """Names of the parameters that begin at random; what a subclass takes over has others."""
-        return list(self._new)
+        """Names of the parameters that are initialised randomly, or of their copies in PEFT."""
+        names = (name for name, _ in self.named_parameters())
+        return [name for name in names if name.partition('.')[0] in self._new_parts]
+
+
+def wrapper_of(model: nn.Module, is_known: Callable[[Any], bool]) -> str | None:
+    """Name of the attribute in which a wrapper (compiled, DDP, PEFT) holds a known model."""
+    for name in ('module', '_orig_mod', 'model', 'base_model.model'):
+        with suppress(AttributeError):
+            if is_known(attrgetter(name)(model)):
+                return name
+    return None
 
 
 def quantised(attention: nn.Module) -> str | None:

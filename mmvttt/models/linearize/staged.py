@@ -11,7 +11,7 @@ from timm.models.pit import PoolingVisionTransformer
 from torch import Tensor, cat, nn
 
 from . import vit
-from .replacement import MapSize, Replacement
+from .replacement import MapSize, Note, Replacement
 
 MODELS = (MetaFormer, PoolingVisionTransformer, volo.VOLO)
 
@@ -45,7 +45,7 @@ def install(
     model: nn.Module,
     built: Mapping[str, Replacement],
     left: Mapping[str, nn.Module | str],
-    note: Mapping[str, Any],
+    note: Note,
 ) -> list[str]:
     """Puts replacements and stages into their places; returns the names of the new parameters."""
     new = vit.put_in_place(model, built, left, note)
@@ -63,11 +63,11 @@ class _MapAttention(vit.TTTAttention):
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         size = MapSize(*x.shape[1:3])
-        return super().forward(x.flatten(1, 2), attn_mask=size).unflatten(1, tuple(size))
+        return super().forward(x.flatten(1, 2), hw=size).unflatten(1, tuple(size))
 
 
 class _CAFormerStage(nn.Module):
-    """A `MetaFormerStage` whose blocks are told the size of its map; names are the source's."""
+    """A `MetaFormerStage` that passes the size of its map to its blocks; names are the source's."""
 
     def __init__(self, source: nn.Module) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class _CAFormerStage(nn.Module):
         x = self.downsample(x)
         size = MapSize.of(x)
         x = x.flatten(2).transpose(1, 2)
-        blocks = [partial(b, size=size) if isinstance(b, _Block) else b for b in self.blocks]
+        blocks = [partial(b, hw=size) if isinstance(b, _Block) else b for b in self.blocks]
         if self.grad_checkpointing:
             x = checkpoint_seq(blocks, x)
         else:
@@ -105,15 +105,15 @@ class _Block(nn.Module):
             setattr(self, name, child)
         self.train(source.training)
 
-    def forward(self, x: Tensor, size: MapSize) -> Tensor:
-        y = self.drop_path1(self.token_mixer(self.norm1(x), attn_mask=size))
+    def forward(self, x: Tensor, hw: MapSize) -> Tensor:
+        y = self.drop_path1(self.token_mixer(self.norm1(x), hw=hw))
         x = self.res_scale1(x) + self.layer_scale1(y)
         y = self.drop_path2(self.mlp(self.norm2(x)))
         return self.res_scale2(x) + self.layer_scale2(y)
 
 
 class _PiTStage(nn.Module):
-    """A `Transformer` of PiT whose blocks are told the size of its map; names are the source's."""
+    """A `Transformer` of PiT that passes its map's size to its blocks; names are the source's."""
 
     def __init__(self, source: nn.Module) -> None:
         super().__init__()

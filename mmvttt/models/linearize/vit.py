@@ -1,6 +1,7 @@
 """Vision transformers of timm: which of their attentions can be replaced, and by what."""
 
 import copy
+import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -15,7 +16,7 @@ from timm.models.vision_transformer import VisionTransformer
 from timm.models.vision_transformer_relpos import RelPosAttention, VisionTransformerRelPos
 from torch import Tensor, nn
 
-from .replacement import LINEAR, MapSize, Replacement, checked_size, quantised
+from .replacement import LINEAR, MapSize, Note, Replacement, checked_size, quantised
 
 # By the model's class: what makes timm's names and shapes of the weights of a model's authors.
 _FROM_AUTHORS: Mapping[type[nn.Module], Callable[..., dict[str, Tensor]]] = {
@@ -35,7 +36,7 @@ _TOLD: Mapping[type[nn.Module], str] = {
     VisionTransformerRelPos: 'shared_rel_pos',
 }
 MODELS = tuple(_TOLD)
-# Attribute of a linearized model: the options by which it can be made again.
+# Attribute of a linearized model: its `Note`.
 NOTE = 'linearize_options'
 _ATTENTIONS = (
     Attention,
@@ -125,7 +126,17 @@ def attentions(model: nn.Module) -> dict[str, nn.Module | str]:
             'patch_drop_rate=0.'
         )
     found: dict[str, nn.Module | str] = {}
+    argument = _argument_of(model)
     for i, block in enumerate(_container(model)):
+        parameters = inspect.signature(block.forward).parameters
+        if argument not in parameters and not any(
+            p.kind == p.VAR_KEYWORD for p in parameters.values()
+        ):
+            raise ValueError(
+                f'blocks.{i} is a {type(block).__name__} whose forward does not take {argument}, '
+                'by which a linearized model passes the size of the map: give its forward '
+                '**kwargs, and pass them to the block inside.'
+            )
         inside = {
             f'blocks.{i}.{name}': reason_in(module) or module
             for name, module in block.named_modules()
@@ -134,6 +145,11 @@ def attentions(model: nn.Module) -> dict[str, nn.Module | str]:
         kind = type(block).__name__
         found |= inside or {f'blocks.{i}': reason_against(block) or f'{kind} has no attention'}
     return found
+
+
+def _argument_of(model: nn.Module) -> str:
+    """The argument by which a model's blocks pass something of the model to their attention."""
+    return next(name for kind, name in _TOLD.items() if isinstance(model, kind))
 
 
 def _container(model: nn.Module) -> nn.Sequential | nn.ModuleList:
@@ -178,7 +194,7 @@ def install(
     model: nn.Module,
     built: Mapping[str, Replacement],
     left: Mapping[str, nn.Module | str],
-    note: Mapping[str, Any],
+    note: Note,
 ) -> list[str]:
     """Puts the replacements into their places; returns the names of the new parameters.
 
@@ -202,7 +218,7 @@ def put_in_place(
     model: nn.Module,
     built: Mapping[str, Replacement],
     left: Mapping[str, nn.Module | str],
-    note: Mapping[str, Any],
+    note: Note,
 ) -> list[str]:
     """Puts the replacements into their places; returns the names of the new parameters."""
     for name in left:
@@ -210,7 +226,7 @@ def put_in_place(
     for name, new in built.items():
         parent, _, child = name.rpartition('.')
         setattr(model.get_submodule(parent), child, new)
-    setattr(model, NOTE, dict(note))
+    setattr(model, NOTE, note)
     model.no_weight_decay = partial(_no_weight_decay, model)
     return [f'{name}.{own}' for name, new in built.items() for own in new.new_parameters()]
 
@@ -268,8 +284,7 @@ class _Call:
         self.model = model
         self.size: MapSize | None = None
         self.patch_embed = _Embedding(self, model.patch_embed)
-        told = next(name for kind, name in _TOLD.items() if isinstance(model, kind))
-        self.blocks = _Blocks(_container(model), self, told)
+        self.blocks = _Blocks(_container(model), self, _argument_of(model))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
@@ -385,10 +400,11 @@ class TTTAttention(Replacement):
         self,
         x: Tensor,
         rope: Tensor | None = None,
-        attn_mask: MapSize | None = None,
+        attn_mask: Any = None,
         is_causal: bool = False,
-        shared_rel_pos: MapSize | None = None,
-        shared_rel_pos_bias: MapSize | None = None,
+        shared_rel_pos: Any = None,
+        shared_rel_pos_bias: Any = None,
+        hw: MapSize | None = None,
     ) -> Tensor:
         """Normed tokens `(B, prefix + h·w, C)` → `(B, prefix + h·w, C)`.
 
@@ -396,16 +412,18 @@ class TTTAttention(Replacement):
             x: The tokens.
             rope: `(…, h·w, 2d)`, sines and cosines of the rotary positions.
             attn_mask, shared_rel_pos, shared_rel_pos_bias: The size of the map, in the one that
-                timm's blocks hand on to their attention. A mask is refused, as is `is_causal`.
+                timm's blocks pass to their attention. Raises for a mask or `is_causal`.
+            hw: The size of the map, from blocks of mmvttt.
 
         Raises:
             ValueError: If there is a mask, or another number of tokens than the map has.
         """
-        told = (attn_mask, shared_rel_pos, shared_rel_pos_bias)
-        size = next((t for t in told if t is not None), None)
-        if is_causal or not (size is None or isinstance(size, MapSize)):
-            raise ValueError(_NO_MASK)
-        hw = checked_size(size, x, self.prefix)
+        for value in (attn_mask, shared_rel_pos, shared_rel_pos_bias):
+            if isinstance(value, MapSize):
+                hw = value
+            elif value is not None or is_causal:
+                raise ValueError(_NO_MASK)
+        hw = checked_size(hw, x, self.prefix)
         q, k, v = self._project(x)
         q, k = (self._place(norm, y, v, rope) for norm, y in ((self.q_norm, q), (self.k_norm, k)))
         if self.groups > 1:

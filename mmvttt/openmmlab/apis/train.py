@@ -14,6 +14,7 @@ from mmengine.model import is_model_wrapper
 from mmengine.registry import OPTIM_WRAPPERS, RUNNERS
 from mmengine.runner import FlexibleRunner, Runner
 
+from mmvttt.checkpoints.read import require_same_classes
 from mmvttt.checkpoints.sources import without_password
 from mmvttt.deploy.cuda_graph import replay_cuda_graph
 from mmvttt.deploy.runtime import open_exported
@@ -231,6 +232,8 @@ def evaluate(
     check_data(cfg, ('test',))
     runner = build_runner(cfg)
     require_weights(runner, cfg.load_from, whole=True)
+    metainfo = getattr(runner.test_dataloader.dataset, 'metainfo', {})
+    require_same_classes(cfg.load_from, metainfo.get('classes'))
     if file is not None:
         model = runner.model.module if is_model_wrapper(runner.model) else runner.model
         exported = open_exported(file, 'bfloat16' if amp else 'float32')

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from mmengine.hooks import Hook
 from mmengine.model import BaseModel
 from mmengine.runner import Runner
-from torch import Tensor
+from torch import Tensor, nn
 
 from mmvttt.arguments import check_choice, check_config, check_int, checked_size
 from mmvttt.errors import UsageError
@@ -66,6 +66,8 @@ class Distil(BaseModel):
         self.options = dict(loss=loss, depths=depths)
         self.sizes = [checked_size('sizes', size) for size in sizes or ()]
         self.blockwise = False
+        # Parameters that learn once the blocks do not learn one by one.
+        self._paused: list[nn.Parameter] = []
 
     def train(self, mode: bool = True) -> 'Distil':
         """Sets the mode of the twin; the source evaluates."""
@@ -87,9 +89,13 @@ class Distil(BaseModel):
     def set_blockwise(self, blockwise: bool) -> None:
         """Trains what is new alone, each block on the source's inputs; or all, end to end."""
         self.blockwise = blockwise
-        new = new_parameters(self.backbone)
-        for name, parameter in self.backbone.named_parameters():
-            parameter.requires_grad_(not blockwise or name in new)
+        if blockwise:
+            new = new_parameters(self.backbone)
+            self._paused = [
+                p for n, p in self.backbone.named_parameters() if p.requires_grad and n not in new
+            ]
+        for parameter in self._paused:
+            parameter.requires_grad_(not blockwise)
 
 
 @HOOKS.register_module()

@@ -1,0 +1,131 @@
+"""The options of an inner training, checked, and as JSON (vit3 Sec. 4; t5 Sec. 4)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from mmvttt.arguments import (
+    check_backend,
+    check_choice,
+    check_int,
+    check_number,
+    checked_size,
+)
+
+from ..build import build_part
+from .inner_losses import InnerLoss
+from .inner_models import Inner
+from .json_options import from_json, to_json
+from .key_norms import KeyNorm
+
+DYNAMIC = 'dynamic'
+LOCALITIES = (None, 'dwc_v', 'dwc_qk')
+
+
+@dataclass(frozen=True, kw_only=True)
+class InnerOptions:
+    """Options of `InnerTraining`, of the mixers on it, and of `linearize`.
+
+    Attributes:
+        inner: The inner model by a name, a class, or `dict(type=…)` and options: `FC`, `MLP`
+            (`ratio`, `depth`, `residual`, `identity_init`), `SiLUFC`, `SwiGLU`, `GatedFC`, `Conv`,
+            `DWConv`; an attention that trains nothing: `SoftmaxAttention`, `LinearAttention`
+            (`project`); or any other `InnerModel` (docs/own_mixer.md).
+        loss: 'dot', 'l2', 'rmse', 'l1', 'smooth_l1' (Tab. 1), or another function of predictions,
+            values and scale, by its registered name or itself.
+        num_batches: Mini-batches of an epoch, in the order of the tokens: B = N / num_batches (Tab.
+            2). Convolutions see the whole map of keys in each.
+        epochs: Passes over all tokens (Tab. 2).
+        step: The inner learning rate η (Tab. 3), or 'dynamic': σ(x W_η) for every token and head.
+        scale: Factor s of the loss; None is d^−½, as in Sec. 8.
+        damping: Divide every gradient by its norm plus one, per output channel, as ViT³ does.
+        key_position: Grid (h, w) for which every mixer learns a position embedding of its keys,
+            with a gain per channel; None for none. The paper's Tab. 4 counts 0.91M parameters that
+            cost no FLOPs and that its text does not mention; at the grid (14, 14) this reading
+            meets all of its rows.
+        key_norm: How the keys are normed (t5 Tab. 2): None, 'rms', 'layer', 'instance',
+            'instance_center', 'instance_scale' (`key_norms`), or another function of the keys.
+        locality: Depth-wise 3×3 convolutions (t5 Tab. 3): 'dwc_qk' adds one to q and one to the
+            normed k; 'dwc_v' adds one of v to what is read, before the projection (the paper
+            leaves the place open); None.
+        neighborhood: Side of the window of neighbourhood attention, odd, whose mean with the inner
+            model's output counts (T⁵⁺, t5 Eq. 15: 3 or 5); None for none. It takes q, k, v as they
+            are projected.
+        qk_affine: Whether q and k have a learned scale and offset per channel before the key norm,
+            from 1 and 0 (DiT⁵; in its authors' code, not in the paper).
+        backend: Implementation of the fused op: 'triton', 'numba' or 'reference'; None leaves the
+            choice to it (docs/kernels.md). An error if no op does the training.
+
+    Raises:
+        TypeError: If an option has another type.
+        ValueError: If an option is out of range; the message names what is allowed.
+    """
+
+    inner: Inner
+    loss: str | Mapping[str, Any] | InnerLoss = 'dot'
+    num_batches: int = 1
+    epochs: int = 1
+    step: float | str = 1.0
+    scale: float | None = None
+    damping: bool = False
+    key_position: tuple[int, int] | None = None
+    key_norm: str | Mapping[str, Any] | KeyNorm | None = None
+    locality: str | None = None
+    neighborhood: int | None = None
+    qk_affine: bool = False
+    backend: str | None = None
+
+    def __post_init__(self) -> None:
+        check_int('num_batches', self.num_batches)
+        check_int('epochs', self.epochs)
+        if self.step != DYNAMIC and not (
+            isinstance(self.step, int | float) and 0 < self.step < float('inf')
+        ):
+            raise ValueError(
+                f'step={self.step!r}: give a positive rate (default 1.0) or {DYNAMIC!r}.'
+            )
+        if self.scale is not None:
+            check_number('scale', self.scale, above=0)
+        if self.key_position is not None:
+            object.__setattr__(
+                self, 'key_position', checked_size('key_position', self.key_position)
+            )
+        check_choice('locality', self.locality, LOCALITIES)
+        if self.neighborhood is not None:
+            check_int('neighborhood', self.neighborhood)
+            if self.neighborhood % 2 == 0:
+                raise ValueError(
+                    f'neighborhood={self.neighborhood}: give an odd side, such as 3 or 5.'
+                )
+        check_backend('backend', self.backend)
+
+    @classmethod
+    def of(cls, owner: str, **options: Any) -> 'InnerOptions':
+        """Options by name; an error about an unknown one begins with `owner`."""
+        return build_part(owner, cls, **options)
+
+    @classmethod
+    def from_json(cls, saved: Mapping[str, Any]) -> 'InnerOptions':
+        """The options of a config.json; see `json_options.from_json`."""
+        return cls.of('config.json', **from_json(saved))
+
+    def to_json(self) -> dict[str, Any]:
+        """What differs from the defaults, as a config.json holds it.
+
+        `backend` is left out: it is the machine's, and the network is the same without it.
+
+        Raises:
+            ValueError: If an option cannot be written.
+        """
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        written = to_json({name: v for name, v in values.items() if name != 'backend'})
+        # dict(type='MLP') is 'MLP'.
+        short = {
+            name: value['type'] if isinstance(value, dict) and [*value] == ['type'] else value
+            for name, value in written.items()
+        }
+        return {
+            field.name: short[field.name]
+            for field in fields(self)
+            if field.name in short and short[field.name] != field.default
+        }

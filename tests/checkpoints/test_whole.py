@@ -1,0 +1,147 @@
+"""Files that hold half a network, shards that do not fit, names of wrappers, classes."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from mmvttt.checkpoints.load import load_pretrained
+from mmvttt.checkpoints.read import read_weights, require_same_classes, saved_classes
+from mmvttt.checkpoints.sources import _digest
+from mmvttt.errors import CheckpointError, CheckpointMismatchError
+from mmvttt.models.backbones import TimmViT
+
+SMALL = dict(embed_dim=32, depth=2, num_heads=2)
+DINOV2 = dict(model='vit_small_patch14_reg4_dinov2', model_options=SMALL, img_size=28)
+
+
+@pytest.mark.parametrize(
+    ('lost', 'part'),
+    [
+        ('patch_embed', 'patch embeddings'),
+        ('mlp', 'feed-forward networks'),
+        ('attn.qkv', 'queries, keys and values'),
+        ('gamma', 'layer scales'),
+        ('reg_token', 'register tokens'),
+    ],
+)
+def test_half_a_network_is_an_error(lost: str, part: str, tmp_path: Path) -> None:
+    weights = TimmViT(**DINOV2).state_dict()
+    model = TimmViT(**DINOV2)
+    before = {n: v.clone() for n, v in model.state_dict().items()}
+    torch.save({n: v for n, v in weights.items() if lost not in n}, tmp_path / 'a.pth')
+    with pytest.raises(CheckpointMismatchError, match=f'has no {part} that fit'):
+        load_pretrained(model, tmp_path / 'a.pth')
+    assert all(torch.equal(v, before[n]) for n, v in model.state_dict().items())
+
+
+def test_a_gated_network_does_not_load_into_a_plain_one(tmp_path: Path) -> None:
+    gated = TimmViT('vit_giant_patch14_reg4_dinov2', model_options=SMALL, img_size=28)
+    torch.save(gated.state_dict(), tmp_path / 'a.pth')
+    with pytest.raises(CheckpointMismatchError, match='feed-forward networks'):
+        load_pretrained(TimmViT(**DINOV2), tmp_path / 'a.pth')
+
+
+def _blocks(wrapper: str) -> Callable[[str], str]:
+    return lambda name: name.replace('blocks.1.', f'blocks.1.{wrapper}.')
+
+
+@pytest.mark.parametrize(
+    'rename',
+    [
+        _blocks('_orig_mod'),
+        _blocks('_fsdp_wrapped_module._checkpoint_wrapped_module'),
+        lambda name: f'_orig_mod.module.{name}',
+        lambda name: f'module._orig_mod.{name}',
+        lambda name: f'module.{name}',
+    ],
+)
+def test_names_of_wrappers_are_dropped_anywhere(rename: Callable, tmp_path: Path) -> None:
+    weights = TimmViT(**DINOV2).state_dict()
+    torch.save({rename(n): v for n, v in weights.items()}, tmp_path / 'a.pth')
+    assert read_weights(tmp_path / 'a.pth').keys() == weights.keys()
+
+
+def test_the_same_weights_under_two_names(tmp_path: Path) -> None:
+    torch.save({'a.w': torch.ones(1), '_orig_mod.a.w': torch.ones(1)}, tmp_path / 'a.pth')
+    with pytest.raises(CheckpointError, match='the same weights twice'):
+        read_weights(tmp_path / 'a.pth')
+
+
+@pytest.mark.parametrize(
+    ('content', 'said'),
+    [
+        (dict(model={}, model_ema={}), 'taking model; it also has averaged weights, model_ema'),
+        (dict(state_dict={}, ema_state_dict={}), 'taking state_dict, which EMAHook has averaged'),
+        (dict(model={}), None),
+    ],
+)
+def test_which_of_two_kinds_of_weights_is_said(content, said, tmp_path, caplog) -> None:
+    weights = {'w': torch.ones(1)}
+    torch.save(dict.fromkeys(content, weights), tmp_path / 'a.pth')
+    caplog.set_level('INFO')
+    read_weights(tmp_path / 'a.pth')
+    assert said in caplog.text if said else not caplog.text
+
+
+def _shards(folder: Path, index: dict[str, str], **shards: dict[str, Tensor]) -> Path:
+    folder.mkdir(exist_ok=True)
+    for name, weights in shards.items():
+        own = {key: value.clone() for key, value in weights.items()}
+        save_file(own, folder / f'{name}.safetensors')
+    path = folder / 'model.safetensors.index.json'
+    path.write_text(json.dumps(dict(weight_map={k: f'{v}.safetensors' for k, v in index.items()})))
+    return folder
+
+
+def test_the_index_decides_on_shards(tmp_path: Path) -> None:
+    one, two = torch.ones(1), torch.zeros(1)
+    index = dict(a='x', b='y')
+    whole = _shards(tmp_path / 'good', index, x=dict(a=one), y=dict(b=two))
+    assert read_weights(whole) == dict(a=one, b=two)
+    for name, shards in dict(
+        twice=dict(x=dict(a=one), y=dict(a=two, b=two)),
+        none=dict(x=dict(a=one), y=dict(c=two)),
+        other=dict(x=dict(b=one), y=dict(a=two)),
+    ).items():
+        with pytest.raises(CheckpointError, match='and the index has'):
+            read_weights(_shards(tmp_path / name, index, **shards))
+    # A file that is there, but not in the folder of the index.
+    outside = _shards(tmp_path / 'outside', dict(a='x', b='../good/y'), x=dict(a=one))
+    with pytest.raises(CheckpointError, match=r'not in its folder: \.\./good/y'):
+        read_weights(outside)
+
+
+@pytest.mark.parametrize(
+    ('name', 'digest'),
+    [
+        ('run-12345678.pth', None),
+        ('weights-20240101.pth', None),
+        ('resnet50-0676ba61.pth', '0676ba61'),
+        ('a-1234567890abcdef.pth', '1234567890abcdef'),
+        ('epoch-3.pth', None),
+    ],
+)
+def test_digests_in_names(name: str, digest: str | None) -> None:
+    assert _digest(name) == digest
+
+
+def test_classes_of_a_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / 'a.pth'
+    meta = dict(dataset_meta=dict(classes=('cat', 'dog', 'owl')))
+    torch.save(dict(state_dict=dict(w=torch.ones(1)), meta=meta), path)
+    assert saved_classes(path) == ('cat', 'dog', 'owl')
+    for same in (None, ('cat', 'dog', 'owl'), ['cat', 'dog'], ('cat', 'wolf', 'owl')):
+        require_same_classes(path, same)
+    assert not caplog.text
+    for other in (('dog', 'cat', 'owl'), ('cat', 'owl')):
+        with pytest.raises(CheckpointMismatchError, match='set metainfo='):
+            require_same_classes(path, other)
+    require_same_classes(path, ('n01', 'n02', 'n03'))
+    assert 'classes of other names' in caplog.text
+    torch.save(dict(w=torch.ones(1)), path)
+    require_same_classes(path, ('dog',))
