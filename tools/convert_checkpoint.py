@@ -5,7 +5,7 @@ example: python tools/convert_checkpoint.py vit3_small_public.pth vit3_small.pth
 
 import argparse
 
-from mmvttt.checkpoints.convert import convert_checkpoint
+from mmvttt.convert import convert_checkpoint
 from mmvttt.openmmlab.cli import command_line, plain_errors, positive
 
 

@@ -9,7 +9,7 @@ example: python tools/inherit_weights.py deit_tiny.pth t5_tiny_inherited.pth
 
 import argparse
 
-from mmvttt.checkpoints.inherit import inherit_checkpoint
+from mmvttt.convert.inherit import inherit_checkpoint
 from mmvttt.openmmlab.cli import add_shape, command_line, plain_errors
 
 

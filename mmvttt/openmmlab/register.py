@@ -9,8 +9,8 @@ from typing import Any
 from mmengine.model import BaseModule, PretrainedInit
 from torch import nn
 
-from mmvttt.checkpoints.inherit import load_inherited
 from mmvttt.checkpoints.load import load_pretrained
+from mmvttt.convert.inherit import load_inherited
 from mmvttt.errors import suggest
 from mmvttt.models import adapters, backbones
 from mmvttt.models.adapters.vit_adapter import warn_of_unused

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mmvttt.checkpoints.convert import convert_checkpoint, to_public
 from mmvttt.checkpoints.load import load_pretrained
 from mmvttt.checkpoints.publish import describe_checkpoint, publish_checkpoint
+from mmvttt.convert import convert_checkpoint, to_public
 from mmvttt.errors import CheckpointError, UsageError
 from mmvttt.openmmlab.registry import MODELS
 

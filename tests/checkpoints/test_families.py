@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from mmvttt.checkpoints import sources
 from mmvttt.checkpoints.families import timm_names
-from mmvttt.checkpoints.inherit import load_inherited
 from mmvttt.checkpoints.load import load_pretrained
 from mmvttt.checkpoints.read import read_weights
+from mmvttt.convert.inherit import load_inherited
 from mmvttt.errors import CheckpointError, CheckpointMismatchError
 from mmvttt.models.backbones import T5, TimmViT
 

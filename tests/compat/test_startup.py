@@ -194,7 +194,7 @@ import torch, timm, numpy, torchvision
 before = {m: dict(vars(sys.modules[m])) for m in list(sys.modules)}
 import mmvttt
 mmvttt.Vittt, mmvttt.ViTAdapter, mmvttt.linearize
-import mmvttt.models.timm, mmvttt.checkpoints.load, mmvttt.checkpoints.inherit
+import mmvttt.models.timm, mmvttt.checkpoints.load, mmvttt.convert.inherit
 for name, attributes in before.items():
     now = vars(sys.modules[name])
     changed = [k for k, v in attributes.items() if k in now and now[k] is not v]

@@ -9,7 +9,7 @@ from mmengine.optim import build_optim_wrapper
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from mmvttt.checkpoints.inherit import inherit_checkpoint
+from mmvttt.convert.inherit import inherit_checkpoint
 
 from .reduced import batch_for, build, reduce_model
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmvttt.checkpoints.convert import convert_checkpoint, to_ours, to_public
 from mmvttt.checkpoints.read import read_weights
+from mmvttt.convert import convert_checkpoint, to_ours, to_public
 from mmvttt.errors import CheckpointError
 from mmvttt.models.backbones import T5, HViT3, ViT3, Vittt
 

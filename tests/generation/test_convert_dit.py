@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmvttt.checkpoints.convert import convert_checkpoint
 from mmvttt.checkpoints.read import read_weights
+from mmvttt.convert import convert_checkpoint
 from mmvttt.errors import CheckpointError
 
 pytest.importorskip('diffusers')

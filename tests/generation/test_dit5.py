@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mmvttt.checkpoints.convert.dit import PREFIX, dit_to_diffusers, dit_to_ours
+from mmvttt.convert.dit import PREFIX, dit_to_diffusers, dit_to_ours
 from mmvttt.models.linearize import linearize
 
 from .formulas import dit3, dit5_block, dit5_mixer

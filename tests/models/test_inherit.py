@@ -13,8 +13,8 @@ from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import VisionTransformer as Source
 from torch import Tensor, nn
 
-from mmvttt.checkpoints.inherit import inherit_checkpoint, inherit_vit, load_inherited
 from mmvttt.checkpoints.load import load_pretrained
+from mmvttt.convert.inherit import inherit_checkpoint, inherit_vit, load_inherited
 from mmvttt.errors import CheckpointError, CheckpointMismatchError
 from mmvttt.models.backbones import T5, TimmViT, ViT3
 

@@ -26,8 +26,8 @@ from mmengine.model import BaseModule
 from mmengine.registry import MODELS
 from torch import nn
 
-from mmvttt.checkpoints.convert import convert_checkpoint
 from mmvttt.checkpoints.read import read_weights
+from mmvttt.convert import convert_checkpoint
 from mmvttt.errors import CheckpointError
 from mmvttt.openmmlab.apis.inference import _dataset_meta
 from mmvttt.openmmlab.apis.train import evaluate, train

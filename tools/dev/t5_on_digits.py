@@ -19,7 +19,7 @@ from sklearn.datasets import load_digits
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from mmvttt.checkpoints.inherit import inherit_vit
+from mmvttt.convert.inherit import inherit_vit
 from mmvttt.models.backbones import T5
 from mmvttt.openmmlab.registry import KEY_NORMS
 

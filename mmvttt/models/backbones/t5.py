@@ -14,7 +14,7 @@ _INHERITED = ('.mixer.qkv.', '.mixer.proj.')
 class T5(MixerBackbone):
     """T⁵-T/S/B: DeiT's body without class token, at linear cost, which inherits a ViT's weights.
 
-    `mmvttt.checkpoints.inherit.inherit_vit` initialises it from a ViT or DeiT of timm or
+    `mmvttt.convert.inherit.inherit_vit` initialises it from a ViT or DeiT of timm or
     mmpretrain; in a config use `init_cfg=dict(type='mmvttt.InheritViT', checkpoint=…)`. The paper
     has tiny and small; base is DeiT-B with the same mixer.
 

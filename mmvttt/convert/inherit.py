@@ -19,15 +19,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import CheckpointError, CheckpointMismatchError
-from ..models.backbones import T5, TimmViT
-from ..version import __version__
-from .atomic_write import replacing
-from .families import renamed, timm_names
-from .load import adapted, load_pretrained
-from .match import LoadReport, is_of
-from .names_table import names_table
-from .read import read_weights
+from mmvttt.checkpoints.atomic_write import replacing
+from mmvttt.checkpoints.families import renamed, timm_names
+from mmvttt.checkpoints.load import adapted, load_pretrained
+from mmvttt.checkpoints.match import LoadReport, is_of
+from mmvttt.checkpoints.names_table import names_table
+from mmvttt.checkpoints.read import read_weights
+from mmvttt.errors import CheckpointError, CheckpointMismatchError
+from mmvttt.models.backbones import T5, TimmViT
+from mmvttt.version import __version__
 
 StateDict = Mapping[str, Tensor]
 
