@@ -9,7 +9,7 @@ from itertools import pairwise, permutations
 from pathlib import Path
 
 from .benchmark import COMPUTED, Measurement
-from .pictures import panels, save, styled
+from .pictures import beside_panel, panels, save, styled
 
 PANELS = {
     'gflops': 'GFLOPs (multiply-accumulates)',
@@ -117,8 +117,8 @@ def plot(
             panel.tick_params(labelsize=11)
             panel.grid(visible=True)
             if panel.lines:
-                panel.legend(title='slope against the patches' if len(sides) > 1 else None,
-                             fontsize=10, title_fontsize=10)  # fmt: skip
+                title = 'slope against the patches' if len(sides) > 1 else None
+                beside_panel(panel, title=title, fontsize=10, title_fontsize=10)
             top = panel.secondary_xaxis('top')
             top.set_xticks(sides, [f'{(side / 16) ** 2:,.0f}' for side in sides], rotation=45)
             top.minorticks_off()

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 
-from .pictures import panels, save
+from .pictures import beside_panel, panels, save
 
 # LocalVisBackend writes one folder for each start (a resumed run has several).
 _SCALARS = '*/vis_data/scalars.json'
@@ -113,7 +113,7 @@ def plot_curves(
         # Integer ticks, also for a single evaluation.
         axes.locator_params(axis='x', integer=True, min_n_ticks=1)
         if axes.lines and (several or axes is not rate):
-            axes.legend(fontsize='small')
+            beside_panel(axes, fontsize='small')
     if not several:
         figure.suptitle(_label(next(iter(runs))))
     return save(figure, out, dpi=120)

@@ -14,11 +14,14 @@ from torch import Tensor
 
 from ..errors import UsageError
 from .attention import attention_distance, implicit_attention, key_shift, softmax_weights
+from .drawing import cut_middle
 from .inner_training import LayerTraining, largest_tokens, mask_scores
 from .look import Look, means, spread
 from .mixers import SOFTMAX, Mixing
 from .pictures import (
     MANY,
+    beside_panel,
+    block_title,
     colour_bar,
     image_panels,
     panels,
@@ -101,14 +104,14 @@ def draw_gradients(look: Look) -> list[Path]:
         figure, axes = image_panels(
             2 * len(chosen) + 2, len(chosen) + 1, look.size, 'Inner gradient of each patch'
         )
-        show_image(axes[0], picture, path.name)
+        show_image(axes[0], picture, cut_middle(path.name, 28))
         blank = axes[len(chosen) + 1]
         text = 'the 30 % of the patches\nwith the largest gradient'
         blank.text(0.5, 0.5, text, ha='center', va='center', transform=blank.transAxes)
         for panel, kept, layer in zip(axes[1:], axes[len(chosen) + 2 :], chosen, strict=False):
             magnitude = layer.magnitude[0].float()
             values = (magnitude / magnitude.max()).unflatten(0, layer.hw)
-            title = f'{layer.name}\nmax {two_digits(magnitude.max())}'
+            title = f'{block_title(layer.name)}\nmax {two_digits(magnitude.max())}'
             drawn = show_map(panel, values, look.size, title)
             mask = largest_tokens(magnitude).unflatten(0, layer.hw)[None, None].float()
             show_image(kept, picture * F.interpolate(mask, look.size)[0].clamp(min=_DIMMED))
@@ -148,7 +151,7 @@ def draw_losses(look: Look) -> list[Path]:
                 smooth = mean[:, r].float()
                 panel.plot(range(1, len(smooth) + 1), smooth.tolist(), color=f'C{r}', lw=1.2,
                            label=_DIRECTIONS[direction] if i == 0 else None)  # fmt: skip
-            panel.set_title(layer.name)
+            panel.set_title(block_title(layer.name))
             panel.grid(visible=True)
             if i % columns == 0:
                 panel.set_ylabel('‖f(k) − v‖')
@@ -161,11 +164,11 @@ def draw_losses(look: Look) -> list[Path]:
         places = np.arange(len(found))
         for shift, column, label in ((-0.2, 1, 'before the step'), (0.2, 2, 'after the step')):
             panel.bar(places + shift, [row[column] for row in found], 0.4, label=label)
-        panel.set_xticks(places, [row[0] for row in found], rotation=45, ha='right')
+        panel.set_xticks(places, [block_title(row[0]) for row in found], rotation=45, ha='right')
         panel.set_ylabel('inner loss')
         panel.axhline(0, color='black', lw=0.8)
         panel.grid(visible=True, axis='y')
-        panel.legend()
+        beside_panel(panel)
     table = look.table('loss', ('layer', 'first', 'last'), found)
     return [look.save(figure, 'loss'), table]
 
@@ -192,7 +195,7 @@ def draw_states(look: Look) -> list[Path]:
         title = 'How far the state moves while it reads each mini-batch'
         label, values_of = '‖Wₙ − Wₙ₋₁‖ /\nmaximum', _moves
     maps = (
-        {x.name: values_of(x).clamp_min(0).unflatten(0, x.hw) for x in spread(layers)}
+        {block_title(x.name): values_of(x).clamp_min(0).unflatten(0, x.hw) for x in spread(layers)}
         for layers in look.trainings
     )
     files += look.draw_maps('state', title, label, maps)
@@ -223,11 +226,13 @@ def draw_attention(look: Look) -> list[Path]:
         )
         for i, query in enumerate(look.queries):
             panels_ = axes[i * columns : (i + 1) * columns]
-            show_image(panels_[0], picture, path.name if i == 0 else None)
+            show_image(panels_[0], picture, cut_middle(path.name, 28) if i == 0 else None)
             for panel, mixing in zip(panels_[1:], chosen, strict=True):
                 (row,) = implicit_attention(mixing, [_place(query, mixing.hw)]).mean(0)
                 values = root_scale(row.float()).unflatten(0, mixing.hw)
-                drawn = show_map(panel, values, look.size, mixing.label if i == 0 else None)
+                drawn = show_map(
+                    panel, values, look.size, block_title(mixing.label) if i == 0 else None
+                )
             for panel, hw in zip(panels_, [chosen[0].hw, *(m.hw for m in chosen)], strict=True):
                 row, column = divmod(_place(query, hw), hw[1])
                 middle = (column + 0.5) / hw[1] * look.size[1], (row + 0.5) / hw[0] * look.size[0]
@@ -263,7 +268,7 @@ def draw_keys(look: Look) -> list[Path]:
     )
     panel.set(ylabel='‖mean of keys‖ / mean of ‖key‖', ylim=(0, None))
     _by_layer(panel)
-    panel.legend()
+    beside_panel(panel)
     columns = ('layer', 'key_shift', 'independent')
     return [look.save(figure, 'keys'), look.table('keys', columns, found)]
 
@@ -276,7 +281,7 @@ def draw_features(look: Look) -> list[Path]:
         with torch.no_grad():
             maps = feature_maps(look.model.eval(), image[None])
         figure, axes = image_panels(len(maps) + 1, 3, look.size, 'Principal components')
-        show_image(axes[0], picture, path.name)
+        show_image(axes[0], picture, cut_middle(path.name, 28))
         for panel, (name, (found,)) in zip(axes[1:], maps.items(), strict=True):
             cells = found.flatten(1).mT.double()
             cells = cells - cells.mean(0)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from ..checkpoints.atomic_write import replacing
 from ..errors import DataError, UsageError
+from .drawing import cut_middle
 from .inner_training import LayerTraining, training_of
 from .mixers import Mixing, backbone_of, record_mixers
 from .pictures import (
@@ -151,7 +152,7 @@ class Look:
         for path, (picture, _), found in zip(self.files, self.images, maps, strict=True):
             columns = len(found) + 1
             figure, axes = image_panels(columns, min(columns, 4), self.size, title)
-            show_image(axes[0], picture, path.name)
+            show_image(axes[0], picture, cut_middle(path.name, 28))
             for panel, (text, values) in zip(axes[1:], found.items(), strict=True):
                 drawn = show_map(panel, values, self.size, text)
             colour_bar(figure, drawn, axes, label)

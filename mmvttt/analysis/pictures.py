@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -130,6 +131,17 @@ def show_map(
     )
     panel.set_title(title)
     return drawn
+
+
+def block_title(name: str) -> str:
+    """Title of a block in any model: `stages.2.blocks.0` is 'stage 3, block 1'."""
+    parts = re.findall(r'(?:^|\.)([A-Za-z_]+?)s?\.(\d+)', name)
+    return ', '.join(f'{kind} {int(index) + 1}' for kind, index in parts) or name
+
+
+def beside_panel(panel: Axes, **options: Any) -> None:
+    """Puts the legend to the right of a panel, where it hides no line."""
+    panel.legend(loc='upper left', bbox_to_anchor=(1.01, 1), **options)
 
 
 def root_scale(values: Tensor) -> Tensor:

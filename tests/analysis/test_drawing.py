@@ -11,6 +11,7 @@ from mmvttt.analysis.drawing import (
     draw_label_map,
     with_title,
 )
+from mmvttt.analysis.pictures import block_title
 
 NAMES = [f'{i}_{"long_name_of_a_class_" * 3}'[:60] for i in range(80)]
 GREY = np.full((120, 200, 3), 100, np.uint8)
@@ -95,3 +96,17 @@ def test_titles_fit_and_pictures_stand_side_by_side() -> None:
     pair = beside([titled, GREY])
     assert pair.shape == (len(titled), 400, 3)
     assert (pair[120:, 200:] == 255).all()
+
+
+@pytest.mark.parametrize(
+    ('name', 'title'),
+    [
+        ('blocks.0', 'block 1'),
+        ('stages.2.blocks.3', 'stage 3, block 4'),
+        ('layers.11', 'layer 12'),
+        ('transformer.blocks.1', 'block 2'),
+        ('mixer', 'mixer'),
+    ],
+)
+def test_blocks_have_one_kind_of_title(name: str, title: str) -> None:
+    assert block_title(name) == title

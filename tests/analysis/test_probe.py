@@ -95,8 +95,9 @@ def test_patches_of_label_maps(tmp_path: Path) -> None:
             labels = np.zeros((24, 36), np.uint8)
             labels[:, 12 * (1 + i % 2) :] = 7
             pixels = rng.integers(0, 50, (24, 36, 3)) + 180 * (labels == 7)[..., None]
-            # The first row of patches has no class.
-            labels[:6] = 9
+            # A row of patches has no class, another one in each set.
+            labels[:6] = labels[:6] if part == 'test' else 9
+            labels[18:] = 9 if part == 'test' else labels[18:]
             name = f'{part}/a/{i}'
             Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / f'images/{name}.png')
             Image.fromarray(labels).save(tmp_path / f'maps/{name}.png')

@@ -271,10 +271,16 @@ def test_another_autoencoder_or_other_images_do_not_mix(
     with pytest.raises(UsageError, match=r"another autoencoder's latents \(autoencoder: "):
         cache_latents(other, ClassFolders(images, 32), cache, dtype='float32')
     # As many images of the same classes, one of them another file.
-    renamed = shutil.copytree(images, tmp_path / 'images')
-    (renamed / 'cat' / '1.png').rename(renamed / 'cat' / '1b.png')
-    with pytest.raises(UsageError, match=r'latents of other images \(files: '):
-        cache_latents(vae, ClassFolders(renamed, 32), cache, dtype='float32')
+    other = shutil.copytree(images, tmp_path / 'images')
+    changed = other / 'cat' / '1.png'
+    content = changed.read_bytes()
+    for change in (
+        lambda: changed.write_bytes(content[:-50] + bytes(50)),
+        lambda: (changed.write_bytes(content), changed.rename(changed.with_name('1b.png'))),
+    ):
+        change()
+        with pytest.raises(UsageError, match=r'latents of other images \(files: '):
+            cache_latents(vae, ClassFolders(other, 32), cache, dtype='float32')
     # The same images in another place.
     moved = shutil.copytree(images, tmp_path / 'moved')
     cache_latents(copy.deepcopy(vae), ClassFolders(moved, 32), cache, dtype='float32')

@@ -28,6 +28,7 @@ from mmvttt.checkpoints.atomic_write import write_whole
 from mmvttt.errors import DataError, MissingDataError, UsageError
 
 from ..registry import DATASETS
+from ..reliability.data.contents import files_digest
 from .array_rows import ArrayRows
 
 _NOTES, _MOMENTS = 'latents.json', 'moments.npy'
@@ -231,12 +232,9 @@ class ClassFolders(Dataset):
         return self.folder.classes
 
     def digest(self) -> str:
-        """Digest of the list of files: their paths in the folder, in order, and sizes."""
-        found = hashlib.sha256()
-        for path, _ in self.folder.samples:
-            name = os.path.relpath(path, self.folder.root)
-            found.update(f'{name}\0{os.path.getsize(path)}\n'.encode(errors='surrogateescape'))
-        return found.hexdigest()[:16]
+        """A digest of the images, see `files_digest`."""
+        root = self.folder.root
+        return files_digest(root, [os.path.relpath(path, root) for path, _ in self.folder.samples])
 
 
 def cache_latents(
