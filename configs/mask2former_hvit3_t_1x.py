@@ -1,6 +1,6 @@
 # Mask2Former (mmdet's, instances), H-ViT³-T, COCO with large-scale jittering, 12 epochs.
 # No paper has trained it, and nor have we: there is no result.
-_base_ = 'mmdet::mask2former/mask2former_r50_8xb2-lsj-50e_coco.py'
+_base_ = ['mmdet::mask2former/mask2former_r50_8xb2-lsj-50e_coco.py', './_base_/tta_det.py']
 
 data_root = '{{$MMVTTT_DATA:data}}/coco/'
 # Without the panoptic PNGs that the base inherits, and that instances do not need.

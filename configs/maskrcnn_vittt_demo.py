@@ -5,6 +5,7 @@ _base_ = [
     './_base_/maskrcnn_vit_adapter.py',
     './_base_/adamw_cosine.py',
     'mmdet::_base_/datasets/coco_instance.py',
+    './_base_/tta_det.py',
     'mmdet::_base_/default_runtime.py',
 ]
 
@@ -24,6 +25,12 @@ train_pipeline[2].scale = image_size
 del train_pipeline[3]
 test_pipeline = _base_.test_pipeline
 test_pipeline[1].scale = image_size
+# For test.py --tta: two sizes instead of a mirror image.
+tta_pipeline = _base_.tta_pipeline
+tta_pipeline[1].transforms[:2] = [
+    [dict(type='Resize', scale=(side, side), keep_ratio=True) for side in (160, 208)],
+    [dict(type='RandomFlip', prob=0.0)],
+]
 
 train_dataloader = dict(
     batch_size=batch_size,

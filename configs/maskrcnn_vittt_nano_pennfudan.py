@@ -13,6 +13,11 @@ train_pipeline[2].scale = image_size
 train_pipeline.insert(3, dict(type='RandomFlip', prob=0.5))
 test_pipeline = _base_.test_pipeline
 test_pipeline[1].scale = image_size
+tta_pipeline = _base_.tta_pipeline
+tta_pipeline[1].transforms[:2] = [
+    [dict(type='Resize', scale=image_size, keep_ratio=True)],
+    [dict(type='RandomFlip', prob=1.0), dict(type='RandomFlip', prob=0.0)],
+]
 
 data = dict(data_root=data_root, metainfo=dict(classes=classes))
 train_dataloader = dict(batch_size=4, dataset=dict(data, pipeline=train_pipeline))

@@ -160,7 +160,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable:
 
     Runs within one second would share mmengine's logs, were it not for their names.
     """
-    from mmvttt.openmmlab.apis.train import evaluate, train
+    from mmvttt.openmmlab.apis.evaluate import evaluate
+    from mmvttt.openmmlab.apis.train import train
 
     monkeypatch.syspath_prepend(str(TRAININGS))
     monkeypatch.chdir(tmp_path)

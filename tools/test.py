@@ -7,7 +7,7 @@ example: python tools/test.py configs/maskrcnn_vittt_demo.py work_dirs/demo/epoc
 import argparse
 import os
 
-from mmvttt.openmmlab.apis.train import evaluate
+from mmvttt.openmmlab.apis.evaluate import evaluate
 from mmvttt.openmmlab.cli import (
     add_cfg_options,
     add_config,

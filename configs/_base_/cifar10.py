@@ -41,3 +41,11 @@ val_dataloader = dict(
 test_dataloader = val_dataloader
 val_evaluator = dict(type='Accuracy', topk=1)
 test_evaluator = val_evaluator
+
+# For test.py --tta: the scores of each image and of its mirror image are averaged.
+flips = [dict(type='RandomFlip', prob=1.0), dict(type='RandomFlip', prob=0.0)]
+tta_model = dict(type='AverageClsScoreTTA')
+tta_pipeline = [
+    *test_pipeline[:-1],
+    dict(type='TestTimeAug', transforms=[flips, test_pipeline[-1:]]),
+]

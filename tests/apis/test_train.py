@@ -10,7 +10,6 @@ import pytest
 import torch
 from mmengine.config import Config
 from mmengine.hooks import CheckpointHook
-from mmengine.model import BaseTTAModel
 from mmengine.optim import AmpOptimWrapper, ApexOptimWrapper, OptimWrapper
 from mmengine.registry import MODELS, init_default_scope
 from mmengine.runner import EpochBasedTrainLoop
@@ -18,17 +17,10 @@ from PIL import Image
 
 from mmvttt.checkpoints.read import read_content
 from mmvttt.errors import CheckpointMismatchError, UsageError
-from mmvttt.openmmlab.apis.train import (
-    _dump,
-    enable_amp,
-    enable_auto_scale_lr,
-    enable_tta,
-    evaluate,
-    show_predictions,
-)
+from mmvttt.openmmlab.apis.evaluate import _dump, enable_tta, evaluate, show_predictions
+from mmvttt.openmmlab.apis.train import enable_amp, enable_auto_scale_lr
 from mmvttt.openmmlab.cli import plain_errors
 from mmvttt.openmmlab.config import load_config
-from mmvttt.openmmlab.registry import resolve_type
 from mmvttt.openmmlab.reliability import AnomalyHook, TopologyHook, add_protection
 
 
@@ -258,19 +250,6 @@ def test_a_segmentor_with_tta(tmp_path: Path) -> None:
     assert metrics[0] != metrics[1]
 
 
-@pytest.mark.parametrize('name', ['vittt_t_in1k', 'maskrcnn_vittt_t_1x', 'upernet_vittt_t_160k'])
-def test_the_recipes_have_tta(name: str) -> None:
-    pytest.importorskip('mmdet' if 'rcnn' in name else 'mmseg' if 'uper' in name else 'mmpretrain')
-    cfg = load_config(name)
-    if 'rcnn' in name:
-        with pytest.raises(UsageError, match=r'test_evaluator\.metric=bbox'):
-            enable_tta(cfg)
-        cfg.test_evaluator.metric = 'bbox'
-    enable_tta(cfg)
-    assert issubclass(resolve_type(cfg.model.type, MODELS, cfg.default_scope), BaseTTAModel)
-    assert cfg.test_dataloader.dataset.pipeline[-1].type == 'TestTimeAug'
-
-
 def test_options_that_do_not_fit_the_config(tmp_path: Path) -> None:
     empty = dict(default_scope='mmdet', default_hooks=dict(), model=dict())
     checkpoint = tmp_path / 'a.pth'
@@ -281,7 +260,7 @@ def test_options_that_do_not_fit_the_config(tmp_path: Path) -> None:
             r'--show-dir and --tta: .* give one of the two',
             lambda: evaluate('vittt_t_in1k', checkpoint, show_dir=str(tmp_path), tta=True),
         ),
-        (r"'a\.json' must end in \.pkl", lambda: _dump(Config(empty), 'a.json')),
+        (r"'a\.json' must end in \.pkl", lambda: _dump('mmdet', 'a.json')),
     ):
         with pytest.raises(UsageError, match=message):
             call()

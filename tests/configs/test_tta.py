@@ -1,13 +1,19 @@
 """`test.py --tta`: the recipes that have it, and which versions of an image it makes."""
 
+import math
+
 import pytest
+from mmengine.model import BaseTTAModel
+from mmengine.registry import MODELS
 
 pytest.importorskip('mmdet')
 pytest.importorskip('mmpretrain')
 pytest.importorskip('mmseg')
 
+from mmvttt.errors import UsageError
 from mmvttt.openmmlab.apis.evaluate import enable_tta
 from mmvttt.openmmlab.config import config_names, load_config
+from mmvttt.openmmlab.registry import resolve_type
 
 # A mirrored digit is no digit; diffusion models see no photographs.
 WITHOUT = ('digits', 'dit', 'sd35', 'distil')
@@ -16,17 +22,15 @@ WITHOUT = ('digits', 'dit', 'sd35', 'distil')
 @pytest.mark.parametrize('name', [n for n in config_names() if not any(w in n for w in WITHOUT)])
 def test_every_recipe_merges_versions_of_an_image(name: str) -> None:
     cfg = load_config(name)
-    if cfg.default_scope == 'mmdet':
+    size = [step.scale for step in cfg.test_dataloader.dataset.pipeline if step.type == 'Resize']
+    if cfg.default_scope == 'mmdet' and 'segm' in cfg.test_evaluator.metric:
+        with pytest.raises(UsageError, match=r'test_evaluator\.metric=bbox'):
+            enable_tta(cfg)
         cfg.test_evaluator.metric = 'bbox'
     enable_tta(cfg)
+    assert issubclass(resolve_type(cfg.model.type, MODELS, cfg.default_scope), BaseTTAModel)
     (step,) = (s for s in cfg.test_dataloader.dataset.pipeline if s.type == 'TestTimeAug')
-    versions = 1
-    for choices in step.transforms:
-        versions *= len(choices)
-    assert versions >= 2
-    # Detectors have the size of the test, and another one where the image is not mirrored.
+    assert math.prod(map(len, step.transforms)) >= 2
     if cfg.default_scope == 'mmdet':
-        (resize,) = (s for s in load_config(name).test_dataloader.dataset.pipeline
-                     if s.type == 'Resize')  # fmt: skip
-        scales = [tuple(choice.scale) for choice in step.transforms[0]]
-        assert tuple(resize.scale) in scales
+        # One version has the size of the plain test.
+        assert size[0] in [choice.scale for choice in step.transforms[0]]

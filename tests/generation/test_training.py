@@ -11,7 +11,8 @@ from mmengine.optim import build_optim_wrapper
 from mmengine.registry import MODELS
 
 from mmvttt.checkpoints.read import read_content
-from mmvttt.openmmlab.apis.train import evaluate, train
+from mmvttt.openmmlab.apis.evaluate import evaluate
+from mmvttt.openmmlab.apis.train import train
 from mmvttt.openmmlab.config import load_config
 from mmvttt.openmmlab.models.diffusion_model import DiffusionModel
 

@@ -16,7 +16,8 @@ from mmengine.runner.checkpoint import _load_checkpoint
 from mmvttt.checkpoints.read import read_content
 from mmvttt.checkpoints.sources import without_password
 from mmvttt.errors import CheckpointError
-from mmvttt.openmmlab.apis.train import evaluate, train
+from mmvttt.openmmlab.apis.evaluate import evaluate
+from mmvttt.openmmlab.apis.train import train
 
 from .test_allow_list import Reduced
 

@@ -29,8 +29,9 @@ from torch import nn
 from mmvttt.checkpoints.read import read_weights
 from mmvttt.convert import convert_checkpoint
 from mmvttt.errors import CheckpointError
+from mmvttt.openmmlab.apis.evaluate import evaluate
 from mmvttt.openmmlab.apis.inference import _dataset_meta
-from mmvttt.openmmlab.apis.train import evaluate, train
+from mmvttt.openmmlab.apis.train import train
 from mmvttt.openmmlab.compat.checkpoints import load_safely
 from mmvttt.openmmlab.register import FromLibrary
 from mmvttt.openmmlab.reliability.data.paths import check_data

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-import mmvttt.openmmlab.apis.train
 from mmvttt import __main__
+from mmvttt.openmmlab import apis
+from mmvttt.openmmlab.apis import evaluate as _evaluate  # noqa: F401
+from mmvttt.openmmlab.apis import train as _train  # noqa: F401
 
 ROOT = Path(__file__).parents[2]
 
@@ -17,10 +19,8 @@ ROOT = Path(__file__).parents[2]
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Calls of the tools into mmvttt, recorded instead of executed."""
     calls: list[dict[str, Any]] = []
-    for name in ('train', 'evaluate'):
-        monkeypatch.setattr(
-            mmvttt.openmmlab.apis.train, name, lambda **kwargs: calls.append(kwargs)
-        )
+    for module, name in ((apis.train, 'train'), (apis.evaluate, 'evaluate')):
+        monkeypatch.setattr(module, name, lambda **kwargs: calls.append(kwargs))
     return calls
 
 

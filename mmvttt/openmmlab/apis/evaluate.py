@@ -1,0 +1,225 @@
+"""Testing from a config, for every toolbox: what tools/test.py calls."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from mmengine.config import Config, ConfigDict
+from mmengine.model import is_model_wrapper
+from mmengine.runner import Runner
+
+from mmvttt.checkpoints.read import require_same_classes
+from mmvttt.deploy.cuda_graph import replay_cuda_graph
+from mmvttt.deploy.runtime import open_exported
+from mmvttt.errors import UsageError
+
+from ..engine.amp import autocast_backbone, backbone_for
+from ..reliability.data.paths import check_data
+from ..reliability.weights import require_weights
+from .file_inference import run_file
+from .read_config import existing, read_config
+from .train import build_runner
+
+_NEEDED = ('model', 'test_dataloader', 'test_cfg', 'test_evaluator')
+
+
+@dataclass(frozen=True)
+class ModelPredictor:
+    """Predicts with the model, as it is or faster.
+
+    Attributes:
+        amp: See `evaluate`.
+        cuda_graph: See `evaluate`.
+    """
+
+    amp: bool = False
+    cuda_graph: bool = False
+
+    def prepare(self, cfg: Config) -> None:
+        """Changes the config before anything is built."""
+
+    def install(self, runner: Runner) -> None:
+        """Changes how the built model predicts."""
+        if self.amp:
+            autocast_backbone(runner.model)
+        if self.cuda_graph:
+            replay_cuda_graph(backbone_for(runner.model, '--cuda-graph'))
+
+
+class VersionsPredictor(ModelPredictor):
+    """Merges the model's predictions for versions of an image."""
+
+    def prepare(self, cfg: Config) -> None:
+        """See `enable_tta`."""
+        enable_tta(cfg)
+
+
+@dataclass(frozen=True)
+class FilePredictor:
+    """Predicts with an exported file in the model's place.
+
+    Attributes:
+        path: See `evaluate`.
+        amp: OpenVINO computes in bf16.
+    """
+
+    path: str | os.PathLike[str]
+    amp: bool = False
+
+    def prepare(self, cfg: Config) -> None:
+        """A file needs nothing of the config."""
+
+    def install(self, runner: Runner) -> None:
+        """See `run_file`."""
+        model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+        exported = open_exported(self.path, 'bfloat16' if self.amp else 'float32')
+        dataset = runner.test_dataloader.dataset
+        for part in getattr(dataset, 'datasets', [dataset]):
+            run_file(model, part.pipeline.transforms, exported)
+
+
+def evaluate(
+    config: str | os.PathLike[str],
+    checkpoint: str | os.PathLike[str],
+    *,
+    out: str | None = None,
+    show_dir: str | None = None,
+    mistakes: str | None = None,
+    tta: bool = False,
+    amp: bool = False,
+    cuda_graph: bool = False,
+    file: str | os.PathLike[str] | None = None,
+    **config_args: Any,
+) -> dict[str, float]:
+    """Evaluates a checkpoint on the config's test set.
+
+    Args:
+        config: Path of the config.
+        checkpoint: The weights.
+        out: A .pkl file for the predictions.
+        show_dir: A folder for pictures of the predictions.
+        mistakes: A folder for the confusion matrix, see `mmvttt.openmmlab.analysis.mistakes`.
+        tta: See `enable_tta`.
+        amp: Run the backbone in mixed precision, see `autocast_backbone`.
+        cuda_graph: Replay the backbone as a CUDA graph, see `mmvttt.deploy.cuda_graph`.
+        file: An `.onnx` or `.xml` of `tools/export.py` that predicts in place of the model, see
+            `run_file`; with `amp` OpenVINO computes in bf16.
+        config_args: See `load_config`.
+
+    Returns:
+        The metrics.
+
+    Raises:
+        UsageError: An option does not fit the config, or there is no such checkpoint.
+        DataError: Before anything is built, where the test data is missing, or cannot be what is
+            meant.
+        CheckpointError: The checkpoint cannot be read, or has next to nothing for the model.
+    """
+    predictor = _predictor(tta, amp, cuda_graph, file)
+    cfg = read_config(config, _NEEDED, **config_args)
+    cfg.load_from, cfg.resume = existing(checkpoint), False
+    kind = cfg.get('runner_type')
+    if str(getattr(kind, '__name__', kind)).rpartition('.')[2] == 'FlexibleRunner':
+        # FSDP's checkpoints are whole, and are evaluated as such.
+        cfg.pop('runner_type')
+    scope = cfg.get('default_scope')
+    if show_dir is not None:
+        if tta and scope == 'mmpretrain':
+            raise UsageError(
+                '--show-dir and --tta: mmpretrain draws on what a classifier gets, and with --tta '
+                'that is several images; give one of the two'
+            )
+        show_predictions(cfg, show_dir)
+    metrics = [] if out is None else [_dump(scope, out)]
+    predictor.prepare(cfg)
+    check_data(cfg, ('test',))
+    runner = build_runner(cfg)
+    require_weights(runner, cfg.load_from, whole=True)
+    metainfo = getattr(runner.test_dataloader.dataset, 'metainfo', {})
+    require_same_classes(cfg.load_from, metainfo.get('classes'))
+    predictor.install(runner)
+    if mistakes is not None:
+        from ..analysis.mistakes import Mistakes
+
+        metrics.append(Mistakes(mistakes, scope, runner.test_dataloader.dataset))
+    for metric in metrics:
+        metric.dataset_meta = runner.test_evaluator.dataset_meta
+    runner.test_evaluator.metrics += metrics
+    return runner.test()
+
+
+def _predictor(
+    tta: bool, amp: bool, cuda_graph: bool, file: str | os.PathLike[str] | None
+) -> ModelPredictor | FilePredictor:
+    if cuda_graph and not torch.cuda.is_available():
+        raise UsageError('--cuda-graph: torch sees no CUDA GPU here; leave it out')
+    if file is None:
+        return (VersionsPredictor if tta else ModelPredictor)(amp, cuda_graph)
+    if tta or cuda_graph:
+        raise UsageError('a file predicts as it was exported: leave out --tta and --cuda-graph')
+    return FilePredictor(file, amp)
+
+
+def enable_tta(cfg: Config) -> None:
+    """Merges the predictions for versions of an image, as the config's own two entries say.
+
+    `tta_pipeline` makes the versions and `tta_model` merges them: of detectors the boxes alone.
+
+    Raises:
+        UsageError: The config lacks one of them, or measures masks of a detector.
+    """
+    missing = [key for key in ('tta_model', 'tta_pipeline') if key not in cfg]
+    if missing:
+        raise UsageError(
+            f"--tta: the config has no {' and '.join(missing)}, as mmengine's tta_model = "
+            "dict(type='mmvttt.BoxTTAModel', …) and tta_pipeline = […, dict(type='TestTimeAug', "
+            '…)]; add them, or leave --tta out'
+        )
+    evaluator = cfg.get('test_evaluator') or {}
+    measured = evaluator.get('metric') if isinstance(evaluator, dict) else None
+    if cfg.get('default_scope') == 'mmdet' and 'segm' in (measured or ()):
+        raise UsageError(
+            '--tta merges boxes and no masks; measure boxes alone, with --cfg-options '
+            'test_evaluator.metric=bbox'
+        )
+    cfg.test_dataloader.dataset.pipeline = cfg.tta_pipeline
+    if cfg.get('data_preprocessor') is not None:
+        cfg.model.setdefault('data_preprocessor', cfg.pop('data_preprocessor'))
+    cfg.model = ConfigDict(**cfg.tta_model, module=cfg.model)
+
+
+def show_predictions(cfg: Config, folder: str) -> None:
+    """Makes the toolbox's VisualizationHook draw every test image's prediction into a folder.
+
+    Raises:
+        UsageError: The config has no hook that draws.
+    """
+    hook = cfg.get('default_hooks', {}).get('visualization')
+    if hook is None:
+        raise UsageError(
+            '--show-dir needs default_hooks.visualization, which the config lacks; add the '
+            "toolbox's, e.g. dict(type='DetVisualizationHook')"
+        )
+    if cfg.default_scope == 'mmpretrain':
+        hook.update(enable=True, out_dir=folder, interval=1)
+    elif cfg.default_scope == 'mmseg':
+        hook.update(draw=True, interval=1)
+        cfg.visualizer.update(save_dir=folder)
+    else:
+        # mmdet joins the folder to work_dir/<timestamp>, unless it is absolute.
+        hook.update(draw=True, test_out_dir=os.path.abspath(folder))
+
+
+def _dump(scope: str | None, out: str) -> Any:
+    if not out.endswith(('.pkl', '.pickle')):
+        raise UsageError(f'--out {out!r} must end in .pkl or .pickle: predictions are pickled')
+    if scope == 'mmdet':
+        from mmdet.evaluation import DumpDetResults
+
+        return DumpDetResults(out_file_path=out)
+    from mmengine.evaluator import DumpResults
+
+    return DumpResults(out_file_path=out)
