@@ -30,7 +30,7 @@ help:
 	@echo "make stress  the tests that take minutes: kills, long sequences, whole models"
 	@echo "make docs    guide and API reference in build/site; a warning is an error"
 	@echo "make dist    wheel and sdist in dist/ [REPOSITORY=address of the sources, for the links of its page]"
-	@echo "make gpu     on a machine with a CUDA GPU: the kernels' tests on it, benchmarks of ops and models [OUT=folder] [PART=sanitizer|tests|benchmarks|output|models]"
+	@echo "make gpu     on a machine with a CUDA GPU: whole models and ops against the CPU, then times [OUT=folder] [PART=models|ops|times|sanitizer]"
 	@echo "make lint    check format, style and types;  make format    put them right"
 
 setup: $(VENV)/.installed
@@ -96,7 +96,7 @@ docs: setup
 dist: setup
 	MMVTTT_REPOSITORY='$(REPOSITORY)' $(BIN)/python -m build
 
-# Needs no set-up: torch, Triton and a GPU are enough; the models need mmengine and timm too.
+# Needs no set-up: torch, Triton, timm, pytest and a GPU.
 gpu:
 	$(PYTHON) tools/gpu_check.py $(if $(OUT),--out $(OUT)) $(if $(PART),--part $(PART))
 

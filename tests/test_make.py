@@ -1,0 +1,100 @@
+"""Every test is run by `make test`, `make stress` or `make gpu`, which needs no OpenMMLab."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+FILES = sorted((ROOT / 'tests').rglob('test_*.py'))
+FOR_A_GPU = [p for p in FILES if p != Path(__file__) and 'pytest.mark.gpu' in p.read_text()]
+# A sitecustomize.py with which none of these is installed.
+WITHOUT = """
+from functools import partial
+from importlib.machinery import PathFinder
+def find(inside, name, *x):
+    return None if name.split('.')[0] in BLOCKED else inside(name, *x)
+BLOCKED = 'mmengine mmcv mmdet mmseg mmpretrain cv2 numba matplotlib'.split()
+PathFinder.find_spec = partial(find, PathFinder.find_spec)
+"""
+OPS = ('ttt_glu', 'ttt_mlp', 'ttt_linear')
+
+
+@pytest.fixture(scope='module')
+def gpu_check():
+    spec = importlib.util.spec_from_file_location('gpu_check', ROOT / 'tools' / 'gpu_check.py')
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_no_folder_of_tests_is_left_out(pytestconfig: pytest.Config) -> None:
+    patterns = pytestconfig.getini('norecursedirs')
+    for path in FILES:
+        for folder in path.relative_to(ROOT).parts[:-1]:
+            assert not any(fnmatch(folder, pattern) for pattern in patterns), path
+    # `make test` and `make stress` take the same folders, and all tests between them.
+    make = (ROOT / 'Makefile').read_text()
+    lines = re.findall(r'^\t.*\$\(BIN\)/python -m pytest (.*?) -n auto', make, re.MULTILINE)
+    assert sorted(lines) == ['-m "not stress"', '-m stress']
+    assert pytestconfig.getini('testpaths') == ['tests']
+
+
+def test_every_test_for_a_gpu_is_in_a_folder_of_make_gpu(gpu_check) -> None:
+    folders = [ROOT / folder for folder, _ in gpu_check.TESTS.values()]
+    assert len(FOR_A_GPU) >= 5
+    for path in FOR_A_GPU:
+        assert any(folder in path.parents for folder in folders), path
+
+
+def test_tests_for_a_gpu_are_collected_without_openmmlab(gpu_check, tmp_path: Path) -> None:
+    (tmp_path / 'sitecustomize.py').write_text(WITHOUT)
+    environment = gpu_check.environment(tmp_path)
+    command = [sys.executable, *gpu_check.PYTEST, '--collect-only', *map(str, FOR_A_GPU)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    # Without a GPU they are deselected, once their files have been imported.
+    expected = 0 if torch.cuda.is_available() else pytest.ExitCode.NO_TESTS_COLLECTED
+    assert done.returncode == expected, done.stdout + done.stderr
+
+
+def test_what_compiles_the_same_kernels_stays_in_one_process(gpu_check) -> None:
+    names = [
+        f'tests/kernels/test_ops_gpu.py::test_{test}[{op}-{i}-torch.{dtype}]'
+        for test in ('agrees', 'any_batch')
+        for op in OPS
+        for i in range(3)
+        for dtype in ('float16', 'bfloat16')
+    ]
+    shares = gpu_check.share(names, 2)
+    assert sorted(name for part in shares for name in part) == sorted(names)
+    for op in OPS:
+        assert sum(any(f'[{op}-' in name for name in part) for part in shares) == 1
+    assert len(gpu_check.share(names[:1], 6)) == 1
+
+
+def test_the_summary_names_failures_and_counts_by_op_and_dtype(gpu_check, tmp_path: Path) -> None:
+    cases = {
+        'test_a[ttt_glu-0-torch.bfloat16]': '',
+        'test_a[ttt_glu-1-torch.bfloat16]': '<failure message="off by 3"/>',
+        'test_a[ttt_mlp-0-torch.float16]': '<skipped/>',
+    }
+    rows = ''.join(f'<testcase name="{name}">{inside}</testcase>' for name, inside in cases.items())
+    report = tmp_path / 'tests.xml'
+    report.write_text(f'<testsuites><testsuite>{rows}</testsuite></testsuites>')
+    assert list(gpu_check.summary([report, tmp_path / 'none.xml'])) == [
+        "FAILED test_a[ttt_glu-1-torch.bfloat16]: ['off by 3']",
+        'no report in none.xml: the process was killed',
+        'ttt_glu, bfloat16: 1 of 2 tests passed',
+    ]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason='there is a GPU')
+def test_without_a_gpu_make_gpu_says_so(gpu_check, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(sys, 'argv', ['gpu_check.py'])
+    assert gpu_check.main() == 1
+    assert 'sees no CUDA GPU' in capsys.readouterr().out
