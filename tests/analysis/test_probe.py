@@ -53,8 +53,11 @@ def test_the_tool_beside_a_twin(tmp_path: Path) -> None:
     options = dict(model='vit_tiny_patch16_224', img_size=32, patch_size=8)
     options['model_options'] = dict(embed_dim=16, depth=2, num_heads=2)
     source = TimmViT(**options)
-    head = {'head.weight': torch.zeros(2, 16), 'head.bias': torch.tensor([1.0, 0.0])}
-    torch.save({**source.state_dict(), **head}, tmp_path / 'source.pth')
+    head = {'head.weight': torch.zeros(3, 16), 'head.bias': torch.tensor([0.0, 1.0, 9.0])}
+    # By their names: the third is not in the folders.
+    meta = dict(dataset_meta=dict(classes=['dark', 'bright', 'night']))
+    weights = {**source.state_dict(), **head}
+    torch.save(dict(state_dict=weights, meta=meta), tmp_path / 'source.pth')
     (tmp_path / 'model.py').write_text(
         f"default_scope = 'mmengine'\nmodel = dict(type='mmvttt.Distil', backbone=dict("
         f"type='mmvttt.TimmViT', **{options}))"

@@ -138,3 +138,15 @@ def test_norm_cfg_is_openmmlab_s_name_of_norm_layer() -> None:
     config = {n: v for n, v in CONFIGS['ViTAdapter'].items() if n != 'norm_layer'}
     adapter = ROOT.build(copy.deepcopy(config) | dict(norm_cfg=norm))
     assert isinstance(adapter.norms[0], nn.GroupNorm)
+
+
+def test_weights_are_loaded_once(tmp_path: Path) -> None:
+    torch.save(build('Vittt').state_dict(), tmp_path / 'a.pth')
+    init = dict(type='Pretrained', checkpoint=str(tmp_path / 'a.pth'))
+    model = build('Vittt', init_cfg=init)
+    model.init_weights()
+    with torch.no_grad():
+        model.norm.weight.fill_(7)
+    # A runner calls it again, on what is resumed or trained.
+    model.init_weights()
+    assert (model.norm.weight == 7).all()

@@ -63,6 +63,7 @@ class MapSize(NamedTuple):
     @classmethod
     def of(cls, image: Tensor) -> 'MapSize':
         """The sides of an image or a map `(…, H, W)`."""
+        refuse_tracing(image)
         h, w = image.shape[-2:]
         # torch.jit.trace, by which counters of FLOPs look at a model, has tensors for sizes.
         return cls(int(h), int(w)) if torch.jit.is_tracing() else cls(h, w)
@@ -87,6 +88,15 @@ class Replacement(InnerTraining):
         """Names of the parameters that are initialised randomly, or of their copies in PEFT."""
         names = (name for name, _ in self.named_parameters())
         return [name for name in names if name.partition('.')[0] in self._new_parts]
+
+
+def refuse_tracing(x: Any) -> None:
+    """Raises TypeError if torch.fx traces a model: the sides of its map would be symbols."""
+    if isinstance(x, torch.fx.Proxy):
+        raise TypeError(
+            'a linearized model cannot be traced by torch.fx: for features of blocks take '
+            "forward_intermediates, or timm's features_only=True."
+        )
 
 
 def wrapper_of(model: nn.Module, is_known: Callable[[Any], bool]) -> str | None:

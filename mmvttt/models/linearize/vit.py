@@ -16,7 +16,15 @@ from timm.models.vision_transformer import VisionTransformer
 from timm.models.vision_transformer_relpos import RelPosAttention, VisionTransformerRelPos
 from torch import Tensor, nn
 
-from .replacement import LINEAR, MapSize, Note, Replacement, checked_size, quantised
+from .replacement import (
+    LINEAR,
+    MapSize,
+    Note,
+    Replacement,
+    checked_size,
+    quantised,
+    refuse_tracing,
+)
 
 # By the model's class: what makes timm's names and shapes of the weights of a model's authors.
 _FROM_AUTHORS: Mapping[type[nn.Module], Callable[..., dict[str, Tensor]]] = {
@@ -274,6 +282,7 @@ class _Method:
         self.name = name
 
     def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        refuse_tracing(x)
         return getattr(type(self.model), self.name)(_Call(self.model), x, *args, **kwargs)
 
 

@@ -30,7 +30,7 @@ from mmvttt.analysis.probe import (
 )
 from mmvttt.checkpoints.atomic_write import write_whole
 from mmvttt.checkpoints.load import load_pretrained
-from mmvttt.checkpoints.read import read_weights
+from mmvttt.checkpoints.read import read_weights, saved_classes
 from mmvttt.errors import UsageError
 
 from ..config import load_config
@@ -126,7 +126,7 @@ def _image_rows(
     batches: Batches,
     folders: tuple[Path, Path],
     most: tuple[int | None, int | None],
-    head: Callable[[int], tuple[np.ndarray, np.ndarray] | None],
+    head: Callable[[Sequence[str]], tuple[np.ndarray, np.ndarray] | None],
     picture: Path,
 ) -> list[dict[str, Any]]:
     """Neighbours and linear probes of whole images, by model and kind of feature."""
@@ -135,7 +135,7 @@ def _image_rows(
     )
     if names != others:
         raise UsageError(f'the classes of {folders[0]} and {folders[1]} differ: {names}, {others}')
-    own, rows, held = head(len(names)), [], {}
+    own, rows, held = head(names), [], {}
     for name, network in models.items():
         learned, _ = pooled_features(network, batches(train_files))
         source = models['source'] if name == 'twin' else None
@@ -202,12 +202,16 @@ def _built(config: dict[str, Any]) -> nn.Module:
 
 
 def _head(
-    checkpoint: str | None, key: str | None, classes: int
+    checkpoint: str | None, key: str | None, classes: Sequence[str]
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """Weight and bias of the linear head of a checkpoint, if it has one for so many classes."""
-    weights = read_weights(checkpoint, key=key) if checkpoint else {}
+    """Weight and bias of the linear head of a checkpoint, for these classes by their names."""
+    names = (saved_classes(checkpoint) if checkpoint else None) or ()
+    if checkpoint is None or not {*classes} <= {*names}:
+        return None
+    weights = read_weights(checkpoint, key=key)
+    rows = [names.index(name) for name in classes]
     for name in ('head.fc', 'head'):
         weight, bias = (weights.get(f'{name}.{part}') for part in ('weight', 'bias'))
-        if weight is not None and bias is not None and weight.shape[0] == classes:
-            return weight.float().numpy(), bias.float().numpy()
+        if weight is not None and bias is not None and weight.shape[0] == len(names):
+            return weight[rows].float().numpy(), bias[rows].float().numpy()
     return None
