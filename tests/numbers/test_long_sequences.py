@@ -5,7 +5,7 @@ from growing is the descent itself: a state that is off is corrected like any ot
 
     pytest tests/numbers/test_long_sequences.py -m "stress or not stress" -s
 
-prints the rows of the table in docs/kernels.md, "Numbers".
+prints the rows of the table in docs/kernels.md, "Precision".
 """
 
 import pytest

@@ -30,6 +30,8 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     # Links from a page of docs/, and from one op's README to another's.
     markdown = re.sub(r'\]\(\.\./kernels/(\w+)/README\.md\)', r'](kernels/\1.md)', markdown)
     markdown = re.sub(r'\]\(\.\./(\w+)/README\.md\)', r'](\1.md)', markdown)
+    # From an op's README to a file of docs/.
+    markdown = re.sub(r'\]\(\.\./\.\./docs/', '](../', markdown)
     # Pygments takes console lines without a prompt for output.
     return markdown.replace('](../configs/', '](configs/').replace('```console', '```sh')
 
