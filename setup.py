@@ -149,7 +149,7 @@ EXTRAS = {
         # The interpreter that the kernels are tested in; torch's CPU builds do not bring it.
         'triton>=3.6,<3.9; platform_system == "Linux"',
     ],
-    'docs': ['mkdocs>=1.6,<1.7', 'mkdocstrings[python]>=1.0,<2'],
+    'docs': ['mkdocs>=1.6,<1.7', 'mkdocstrings[python]>=1.0,<2', 'pygments'],
 }
 
 packages = find_packages(include=['mmvttt', 'mmvttt.*'])
