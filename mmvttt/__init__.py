@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .version import __version__
 
 if TYPE_CHECKING:
+    from .by_name import load
     from .models.adapters import ViTAdapter
     from .models.backbones import T5, HViT3, TimmViT, ViT3, Vittt
     from .models.distillation import distil
@@ -27,6 +28,7 @@ __all__ = [
     '__version__',
     'distil',
     'linearize',
+    'load',
 ]
 _MODULES = {
     'HViT3': 'models.backbones',
@@ -38,6 +40,7 @@ _MODULES = {
     'Vittt': 'models.backbones',
     'distil': 'models.distillation',
     'linearize': 'models.linearize',
+    'load': 'by_name',
 }
 
 

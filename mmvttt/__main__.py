@@ -7,9 +7,11 @@ imported is a line of it.
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib
 import os
 import platform
+import re
 import sys
 import warnings
 from importlib.metadata import packages_distributions, version
@@ -17,11 +19,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from . import __version__
-from .distributions import overlaid
+from .distributions import missing, overlaid
 
 # Tested versions by import name. Others may work, so these are not required.
 _PACKAGES: dict[str, tuple[str, ...]] = {
-    'torch': ('2.11', '2.14', '2.15'),
+    'torch': ('2.11', '2.14'),
     'torchvision': (),
     'triton': (),
     'numba': (),
@@ -34,6 +36,8 @@ _PACKAGES: dict[str, tuple[str, ...]] = {
     'mmseg': ('1.2', '1.4'),
     'mmpretrain': ('1.2', '1.3'),
 }
+# What a tool of OpenMMLab imports at its top.
+_OPENMMLAB = re.compile(r'^(?:from|import) (?:mmvttt\.openmmlab|mmengine|mmcv|cv2)', re.MULTILINE)
 
 
 def _imported(module: str) -> tuple[str, str | None]:
@@ -50,7 +54,6 @@ def _imported(module: str) -> tuple[str, str | None]:
 def _remedy(failure: str) -> str:
     if 'libGL' not in failure and 'libgthread' not in failure:
         return ''
-    # Both distributions share one folder.
     return (
         '; opencv-python needs libraries of a desktop: pip uninstall -y opencv-python '
         'opencv-python-headless && pip install opencv-python-headless'
@@ -93,7 +96,7 @@ def versions() -> list[str]:
 def patch_lines(details: bool = False) -> list[str]:
     """One line for all patches; with `details`, two for each: its outcome and its reason."""
     if find_spec('mmengine') is None:
-        return ['none: mmengine is not installed']
+        return ['none: OpenMMLab is not installed']
     try:
         from .openmmlab.compat import outcomes
 
@@ -139,16 +142,23 @@ def tools() -> dict[str, Path]:
     package = Path(__file__).parent
     shipped, cloned = package / '.mim' / 'tools', package.parent / 'tools'
     folder = shipped if shipped.is_dir() else cloned
-    found = {path.stem: path for path in sorted(folder.glob('*.py'))}
-    return {**found, 'predict': found['image_demo']} if 'image_demo' in found else found
+    by_name = {path.stem: path for path in sorted(folder.glob('*.py'))}
+    return {**by_name, 'predict': by_name['image_demo']} if 'image_demo' in by_name else by_name
 
 
 def run_tool(name: str, arguments: list[str]) -> None:
-    """Becomes `python tools/NAME.py ARGUMENTS`."""
-    found = tools()
-    path = found.get(name.replace('-', '_'))
+    """Becomes `python tools/NAME.py ARGUMENTS`, or says that OpenMMLab is missing."""
+    by_name = tools()
+    path = by_name.get(name.replace('-', '_'))
     if path is None:
-        sys.exit(f'error: mmvttt has no tool {name!r}; it has {", ".join(found)}')
+        sys.exit(f'error: mmvttt has no tool {name!r}; it has {", ".join(by_name)}')
+    code = path.read_text(encoding='utf-8')
+    if 'mmengine' not in sys.modules and find_spec('mmengine') is None and _OPENMMLAB.search(code):
+        if {'-h', '--help'} & set(arguments):
+            print(ast.get_docstring(ast.parse(code)), end='\n\n')
+            print(missing('mmengine'))
+            return
+        sys.exit(f'error: mmvttt {name} needs OpenMMLab, and {missing("mmengine")}')
     os.execv(sys.executable, [sys.executable, str(path), *arguments])
 
 

@@ -41,8 +41,29 @@ def extra(toolbox: str) -> str | None:
     """
     if toolbox not in _EXTRAS:
         return None
-    fork = any(is_installed(PROVIDERS[module][-1]) for module in ('mmengine', 'mmcv'))
-    return f'{"onedl-" if fork else ""}{_EXTRAS[toolbox]}'
+    original = any(is_installed(name) for m in ('mmengine', 'mmcv') for name in PROVIDERS[m][:-1])
+    return f'{"" if original else "onedl-"}{_EXTRAS[toolbox]}'
+
+
+# The extra that brings a package, by the name of its module.
+_BRINGS = {
+    'onnx': 'export', 'onnxscript': 'export', 'onnxruntime': 'export', 'openvino': 'openvino',
+    'matplotlib': 'plots', 'diffusers': 'gen', 'transformers': 'sd3', 'gradio': 'gradio',
+    'numba': 'cpu', 'sklearn': 'demo', 'skimage': 'demo',
+}  # fmt: skip
+
+
+def missing(module: str) -> str | None:
+    """A sentence with the extra that brings a module that is missing; None for other modules."""
+    package = module.partition('.')[0]
+    if package in ('mmengine', 'mmcv', 'cv2', 'rich'):
+        return (
+            "OpenMMLab is not installed: pip install 'mmvttt[onedl-det]' for detection, onedl-seg "
+            'for segmentation, onedl-pretrain for classification (the original packages: '
+            'docs/installation.md)'
+        )
+    name = extra(package) or _BRINGS.get(package)
+    return name and f"{package} is not installed: pip install 'mmvttt[{name}]'"
 
 
 def overlaid() -> str | None:
@@ -62,7 +83,7 @@ def overlaid() -> str | None:
     every = ' '.join(name for names in found.values() for name in names)
     return (
         f'two distributions lie over one another: {", ".join(twice)}. Keep one OpenMMLab: pip '
-        f'uninstall -y {every}, and then the original packages, pip install '
-        f"'mmvttt[{','.join(['lite', *toolboxes])}]', or the maintained forks, pip install "
-        f"'mmvttt[{','.join(f'onedl-{name}' for name in toolboxes)}]'"
+        f'uninstall -y {every}, and then the maintained forks, pip install '
+        f"'mmvttt[{','.join(f'onedl-{name}' for name in toolboxes)}]', or the original packages, "
+        f"pip install 'mmvttt[{','.join(['lite', *toolboxes])}]'"
     )

@@ -6,6 +6,7 @@ environment without them.
 
 import json
 import os
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -110,6 +111,60 @@ def test_no_openmmlab_and_no_opencv_is_loaded(loaded: list[str]) -> None:
 
 def test_no_other_package_is_changed(loaded: list[str]) -> None:
     assert json.loads(python(CHANGED, json.dumps(loaded))) == []
+
+
+# The command `mmvttt` of an environment without OpenMMLab, and without matplotlib: what it is given
+# and what it prints, run in one process.
+ALONE = f"""
+import contextlib, io, json, os, runpy, sys
+from importlib.machinery import PathFinder
+
+look, hidden = PathFinder.find_spec, {(*DOOR, 'rich', 'matplotlib')}
+PathFinder.find_spec = staticmethod(
+    lambda name, *rest: None if name.partition('.')[0] in hidden else look(name, *rest))
+from mmvttt import __main__
+
+def run(python, arguments):
+    sys.argv = arguments[1:]
+    runpy.run_path(arguments[1], run_name='__main__')
+
+os.execv, printed = run, []
+for arguments in json.load(sys.stdin):
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
+        try:
+            __main__.main(arguments)
+        except SystemExit as end:
+            # Python itself prints a message that is no status.
+            print(end.code if isinstance(end.code, str) else f'status {{end.code or 0}}')
+    printed.append(text.getvalue())
+print(json.dumps(printed))
+"""
+MISSING = r"OpenMMLab is not installed: pip install 'mmvttt\[onedl-det\]'"
+COMMANDS = {
+    '--help': 'usage: mmvttt',
+    'train --help': f'Trains a model(.|\n)*{MISSING}',
+    'train x': f'^error: mmvttt train needs OpenMMLab, and {MISSING}.*$',
+    'predict pedestrians a.jpg': f'^error: mmvttt predict needs OpenMMLab, and {MISSING}.*$',
+    'get_flops vittt_t_in1k': f"^error: there is no model 'vittt_t_in1k'.*{MISSING}.*\nstatus 1$",
+    'get_flops vit_tiny_patch16_224 --cfg-options num_classes=10': '5\\.526 M parameters',
+    'checkpoint_info mmvttt://cifar10_vittt_nano': '10 classes: airplane',
+    'publish_checkpoint mmvttt://cifar10_vittt_nano out.pth': r'out-\w+\.pth: ',
+    'convert_checkpoint --help': 'status 0',
+    'export vit3_tiny_patch16_224 --out out.pt2 --shape 32 48 --fixed-size': 'wrote out.pt2',
+    'export vit3_tiny_patch16_224 --out out.onnx --predictions': f'^error: {MISSING}',
+    'benchmark vit3_tiny_patch16_224 --sizes 32 --repeats 1 --device cpu --plot out.png': (
+        r'^vit3.* 32×32.*ms(.|\n)*error: matplotlib is not installed: .*mmvttt\[plots\]'
+    ),
+}
+
+
+def test_the_command_without_openmmlab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    printed = json.loads(python(ALONE, json.dumps([command.split() for command in COMMANDS])))
+    for (command, expected), text in zip(COMMANDS.items(), printed, strict=True):
+        assert re.search(expected, text, re.MULTILINE), f'mmvttt {command}\n{text}'
+        assert 'Traceback' not in text
 
 
 @pytest.mark.skipif(find_spec('mmengine') is not None, reason='for `make test-library`')

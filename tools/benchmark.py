@@ -22,7 +22,6 @@ from itertools import product
 from pathlib import Path
 
 import torch
-from rich.progress import track
 from torch import nn
 
 from mmvttt.analysis.benchmark import (
@@ -35,11 +34,8 @@ from mmvttt.analysis.benchmark import (
     write_csv,
 )
 from mmvttt.analysis.cost_curves import describe_crossings, plot
-from mmvttt.deploy.runtime import ExportedFile, OnnxFile, OpenVINOFile
-from mmvttt.errors import UsageError
-from mmvttt.openmmlab.analysis.models import DenseForward, find_model, image_channels
-from mmvttt.openmmlab.cli import (
-    add_cfg_options,
+from mmvttt.by_name import add_cfg_options, find_model
+from mmvttt.cli import (
     add_device,
     add_shape,
     command_line,
@@ -47,8 +43,9 @@ from mmvttt.openmmlab.cli import (
     plain_errors,
     positive,
 )
-from mmvttt.openmmlab.config import find_config
-from mmvttt.openmmlab.engine import compile_blocks
+from mmvttt.deploy.runtime import ExportedFile, OnnxFile, OpenVINOFile
+from mmvttt.errors import UsageError
+from mmvttt.found_model import image_channels, is_timm
 
 # Suffixes for models that ran in another way; their FLOPs are the same.
 WAYS = COMPILED, GRAPH = ' (compiled)', ' (CUDA graph)'
@@ -140,10 +137,10 @@ def models(args: argparse.Namespace) -> Iterator[tuple[str, nn.Module | None]]:
     """Names and networks: each unchanged, then by a CUDA graph, compiled; then exported
     files. None for a missing model.
     """
-    mixed = any(find_config(name) is not None for name in args.models)
+    mixed = not all(map(is_timm, args.models))
     for name in args.models:
         options = args.cfg_options or {}
-        if mixed and find_config(name) is None:
+        if mixed and is_timm(name):
             # Only the keys that are not meant for the other configs.
             options = {key: value for key, value in options.items() if '.' not in key}
         try:
@@ -155,12 +152,14 @@ def models(args: argparse.Namespace) -> Iterator[tuple[str, nn.Module | None]]:
             yield name, None
             continue
         model = found.backbone if args.backbone else found.model
-        yield found.name, model
+        yield found.name, found.dense(model)
         if args.cuda_graph:
-            yield found.name + GRAPH, model
+            yield found.name + GRAPH, found.dense(model)
         if args.compile:
+            from mmvttt.openmmlab.engine import compile_blocks
+
             compile_blocks(model)
-            yield found.name + COMPILED, model
+            yield found.name + COMPILED, found.dense(model)
     for path in args.onnx:
         yield f'{Path(path).stem} (onnx)', OnnxFile(path)
     for path in args.openvino:
@@ -178,7 +177,7 @@ def run(args: argparse.Namespace, rows: list[Measurement]) -> bool:
             continue
         kinds = args.attention if choose_attention(model, args.attention[0]) else ['']
         cases = list(product(kinds, args.dtype, args.batch, sizes))
-        for kind, dtype, batch, size in track(cases, description=name):
+        for kind, dtype, batch, size in cases:
             what = f'{name} {dtype} {batch} × {size[0]}×{size[1]}'
             if time.monotonic() > end:
                 print(f'missing: {what}: no time left', flush=True)
@@ -213,7 +212,7 @@ def one_case(
     file = model if isinstance(model, ExportedFile) else None
     if isinstance(file, OpenVINOFile):
         file = OpenVINOFile(file.path, dtype, (batch, file.shape[1], *size))
-    network = file or DenseForward(model)
+    network = file or model
     channels = file.shape[1] if file else image_channels(model)
     precision = getattr(torch, dtype)
     if args.computed:

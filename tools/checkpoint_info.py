@@ -8,7 +8,7 @@ example: python tools/checkpoint_info.py work_dirs/vittt_s_in1k/epoch_300.pth --
 import argparse
 
 from mmvttt.checkpoints.publish import describe_checkpoint
-from mmvttt.openmmlab.cli import command_line, plain_errors, positive, printable
+from mmvttt.cli import command_line, plain_errors, positive, printable
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:

@@ -5,8 +5,8 @@ example: python tools/convert_checkpoint.py vit3_small_public.pth vit3_small.pth
 
 import argparse
 
+from mmvttt.cli import command_line, plain_errors, positive
 from mmvttt.convert import convert_checkpoint
-from mmvttt.openmmlab.cli import command_line, plain_errors, positive
 
 
 def parse_args() -> argparse.Namespace:

@@ -12,13 +12,16 @@ example: python tools/export.py vittt_t_in1k --checkpoint epoch_300.pth --out vi
 
 import argparse
 
-from mmvttt.openmmlab.apis.export import export_model
-from mmvttt.openmmlab.cli import add_cfg_options, add_shape, command_line, plain_errors
+from mmvttt.by_name import add_cfg_options
+from mmvttt.cli import add_shape, command_line, plain_errors
+from mmvttt.deploy.export import require_format
+from mmvttt.deploy.model_file import write_model
+from mmvttt.found_model import find_timm, is_timm
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = command_line(__doc__)
-    parser.add_argument('model', help="a config, the name of one of ours, or a model of timm's")
+    parser.add_argument('model', help="a config, the name of one of mmvttt's, or a timm model")
     parser.add_argument('--checkpoint', help='file with the weights; default: random ones')
     parser.add_argument('--out', required=True, metavar='FILE.pt2|.onnx|.xml', help='what to write')
     add_shape(parser)
@@ -45,20 +48,19 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     size = tuple(args.shape) if args.shape else None
+    files = args.checkpoint, args.out, size, args.fixed_size, args.decompose
     with plain_errors():
-        comparisons = export_model(
-            args.model,
-            args.checkpoint,
-            args.out,
-            size,
-            args.fixed_size,
-            args.decompose,
-            args.cfg_options,
-            args.predictions,
-            args.images,
-        )
-        for found in comparisons:
-            print(found)
+        if is_timm(args.model) and not args.predictions:
+            require_format(args.out)
+            found = find_timm(args.model, args.cfg_options)
+            comparisons = write_model(found, found.model, *files, args.images)
+        else:
+            from mmvttt.openmmlab.apis.export import export_model
+
+            more = args.cfg_options, args.predictions, args.images
+            comparisons = export_model(args.model, *files, *more)
+        for comparison in comparisons:
+            print(comparison)
     print(f'wrote {args.out}')
 
 

@@ -7,12 +7,15 @@ example: python tools/get_flops.py upernet_vittt_s_160k --shape 512 512
 
 import argparse
 
-from rich.console import Console
-from rich.table import Table
-
 from mmvttt.analysis.flops import Cost, count_cost
-from mmvttt.openmmlab.analysis.models import DenseForward, find_model, image_channels
-from mmvttt.openmmlab.cli import add_cfg_options, add_shape, command_line, plain_errors, positive
+from mmvttt.by_name import add_cfg_options, find_model
+from mmvttt.cli import (
+    add_shape,
+    command_line,
+    plain_errors,
+    positive,
+)
+from mmvttt.found_model import image_channels
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -27,16 +30,17 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def tables(cost: Cost, depth: int) -> list[Table]:
-    """Table of the parts and the ops, each with its share."""
-    parts = Table('part', 'parameters', 'GFLOPs', 'share', title='By part')
+def tables(cost: Cost, depth: int) -> list[str]:
+    """Lines of two tables: the parts and the ops, each with its share."""
     rows = [*cost.parts(depth), ('total', cost.total_params, cost.total_macs)]
+    width = max(len(name) for name in ('part', *cost.by_op, *(row[0] for row in rows)))
+    lines = [f'{"part":{width}}{"parameters":>14}{"GFLOPs":>11}{"share":>8}']
     for name, params, macs in rows:
-        parts.add_row(name, f'{params:,}', f'{macs / 1e9:.3f}', _share(macs, cost))
-    ops = Table('op', 'GFLOPs', 'share', title='By op')
+        lines.append(f'{name:{width}}{params:14,}{macs / 1e9:11.3f}{_share(macs, cost):>8}')
+    lines += ['', f'{"op":{width}}{"":14}{"GFLOPs":>11}{"share":>8}']
     for name, macs in cost.by_op.items():
-        ops.add_row(name, f'{macs / 1e9:.3f}', _share(macs, cost))
-    return [parts, ops]
+        lines.append(f'{name:{width}}{"":14}{macs / 1e9:11.3f}{_share(macs, cost):>8}')
+    return [*lines, '']
 
 
 def _share(macs: int, cost: Cost) -> str:
@@ -49,10 +53,8 @@ def main(argv: list[str] | None = None) -> None:
         found = find_model(args.model, args.cfg_options, weightless=True)
         size = tuple(args.shape or found.size)
         model = found.backbone if args.backbone else found.model
-        cost = count_cost(DenseForward(model), size, image_channels(model))
-    console = Console(width=100)
-    for table in tables(cost, args.depth):
-        console.print(table)
+        cost = count_cost(found.dense(model), size, image_channels(model))
+    print(*tables(cost, args.depth), sep='\n')
     print(
         f'{found.name} at {size[0]}×{size[1]}: {cost.total_params / 1e6:.3f} M parameters, '
         f'{cost.total_macs / 1e9:.3f} GFLOPs (multiply-accumulates)'

@@ -1,10 +1,10 @@
 """Draws a trained model's predictions on photographs and videos (mmvttt.openmmlab.apis.inference).
 
 Draws boxes and masks, a label map or the top five classes, depending on the config's toolbox. A
-camera runs until Ctrl-C.
+camera runs until Ctrl-C. A model that comes with its weights needs no checkpoint.
 
-example: python tools/image_demo.py maskrcnn_vittt_demo epoch_4.pth photo.jpg --out seen
-         python tools/image_demo.py maskrcnn_vittt_demo epoch_4.pth photo.jpg --onnx boxes.onnx
+example: python tools/image_demo.py pedestrians photo.jpg
+         python tools/image_demo.py maskrcnn_vittt_demo epoch_4.pth photo.jpg --out seen
 """
 
 import argparse
@@ -12,9 +12,8 @@ import mimetypes
 from contextlib import suppress
 from pathlib import Path
 
-from rich.progress import track
-
-from mmvttt.openmmlab.apis.inference import show_images, show_video
+from mmvttt.by_name import NAMES, resolve
+from mmvttt.openmmlab.apis.inference import open_model, show_images, show_video
 from mmvttt.openmmlab.cli import (
     add_cfg_options,
     add_config,
@@ -30,9 +29,13 @@ from mmvttt.openmmlab.config import load_config
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = command_line(__doc__)
-    add_config(parser)
-    parser.add_argument('checkpoint', help='file with the weights')
-    parser.add_argument('images', nargs='*', metavar='image|video', help='image or video files')
+    add_config(parser, help=f"a config, the name of one of mmvttt's, or {', '.join(NAMES)}")
+    parser.add_argument(
+        'images',
+        nargs='*',
+        metavar='[checkpoint] image|video',
+        help='the weights, unless they come with mmvttt, then image or video files',
+    )
     parser.add_argument('--camera', type=not_negative, metavar='N', help='number of a camera')
     parser.add_argument('--out', default='work_dirs/image_demo', help='folder of the pictures')
     parser.add_argument(
@@ -43,6 +46,9 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add_exported(parser)
     add_cfg_options(parser)
     args = parser.parse_intermixed_args(argv)
+    args.checkpoint = None
+    if args.images and not kind_of(args.images[0]):
+        args.checkpoint = args.images.pop(0)
     if not args.images and args.camera is None:
         parser.error('give images, videos, or --camera N')
     if args.file is not None:
@@ -50,30 +56,33 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
-def is_video(path: str) -> bool:
-    return (mimetypes.guess_type(path)[0] or '').startswith('video/')
+def kind_of(path: str) -> str | None:
+    """'image' or 'video' by the name of a file; None for other files, such as checkpoints."""
+    kind = (mimetypes.guess_type(path)[0] or '').partition('/')[0]
+    return kind if kind in ('image', 'video') else None
 
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
-    images = [path for path in args.images if not is_video(path)]
-    videos: dict[str | int, str] = {p: Path(p).stem for p in args.images if is_video(p)}
+    images = [path for path in args.images if kind_of(path) != 'video']
+    videos: dict[str | int, str] = {p: Path(p).stem for p in args.images if p not in images}
     if args.camera is not None:
         videos[args.camera] = f'camera_{args.camera}'
     with plain_errors():
-        config = load_config(args.config, cfg_options=args.cfg_options)
-        where = (args.score_thr, args.device, args.amp, args.file)
-        if images:
-            findings = show_images(config, args.checkpoint, images, args.out, *where)
-            for finding in track(findings, description='images', total=len(images)):
-                lines = '; '.join(finding.lines) or 'nothing'
-                print(printable(f'{finding.image}: {lines} → {finding.picture}'))
+        name, checkpoint = resolve(args.config, args.checkpoint)
+        config = load_config(name, cfg_options=args.cfg_options)
+        predictor = open_model(config, checkpoint, args.device, args.amp, args.file)
+        for image, (prediction, picture) in zip(
+            images, show_images(predictor, images, args.out, args.score_thr), strict=True
+        ):
+            lines = '; '.join(prediction.lines) or 'nothing'
+            print(printable(f'{image}: {lines} → {picture}'))
         for source, stem in videos.items():
             out = Path(args.out) / f'{stem}.mp4'
-            frames = show_video(config, args.checkpoint, source, out, *where)
+            frames = show_video(predictor, source, out, args.score_thr)
             count = 0
             with suppress(KeyboardInterrupt):
-                for _ in track(frames, description='frames', total=None):
+                for _ in frames:
                     count += 1
             # Closing the generator completes the file.
             frames.close()

@@ -8,7 +8,7 @@ example: python tools/publish_checkpoint.py work_dirs/vittt_s_in1k/epoch_300.pth
 import argparse
 
 from mmvttt.checkpoints.publish import publish_checkpoint
-from mmvttt.openmmlab.cli import command_line, plain_errors
+from mmvttt.cli import command_line, plain_errors
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:

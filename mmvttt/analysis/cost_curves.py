@@ -9,7 +9,6 @@ from itertools import pairwise, permutations
 from pathlib import Path
 
 from .benchmark import COMPUTED, Measurement
-from .pictures import beside_panel, panels, save, styled
 
 PANELS = {
     'gflops': 'GFLOPs (multiply-accumulates)',
@@ -73,7 +72,6 @@ def describe_crossings(rows: Sequence[Measurement]) -> list[str]:
     ]
 
 
-@styled
 def plot(
     tables: Sequence[Sequence[Measurement]],
     path: str | os.PathLike[str],
@@ -90,6 +88,19 @@ def plot(
         path: The image file to write; its folder is made.
         names: Titles of the tables.
     """
+    # Not at the top: matplotlib is an extra, and measuring needs none.
+    from .pictures import styled
+
+    return styled(_plot)(tables, path, names)
+
+
+def _plot(
+    tables: Sequence[Sequence[Measurement]],
+    path: str | os.PathLike[str],
+    names: Sequence[str] | None,
+) -> Path:
+    from .pictures import beside_panel, panels, save
+
     every = [row for rows in tables for row in rows]
     chosen = [name for name in PANELS if any(getattr(row, name) is not None for row in every)]
     figure, axes = panels(len(tables), len(chosen), (6.0, 5.2), _headline(every))

@@ -21,18 +21,11 @@ from torch import Tensor, nn
 
 from ..checkpoints.atomic_write import replacing
 from ..errors import DataError, UsageError
+from ..found_model import as_in_imagenet, read_picture
 from .drawing import cut_middle
 from .inner_training import LayerTraining, training_of
 from .mixers import Mixing, backbone_of, record_mixers
-from .pictures import (
-    as_in_imagenet,
-    colour_bar,
-    image_panels,
-    read_picture,
-    save,
-    show_image,
-    show_map,
-)
+from .pictures import colour_bar, image_panels, save, show_image, show_map
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

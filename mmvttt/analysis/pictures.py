@@ -9,21 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
-import numpy as np
 import torch
-from PIL import Image, ImageOps
 from torch import Tensor
-from torchvision.transforms.functional import normalize
 
 from ..checkpoints.atomic_write import replacing
-from ..errors import DataError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# ImageNet's, as in the recipes.
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 # Perceptually uniform colours for values that are never negative, and colour-blind safe colours for
 # lines (Okabe and Ito).
 COLOURS = 'viridis'
@@ -45,30 +39,6 @@ styled = mpl.rc_context(
         'lines.linewidth': 2.0,
     }
 )
-
-
-def read_picture(path: Path, size: tuple[int, int]) -> Tensor:
-    """Reads a file, upright, and resizes it to (height, width): RGB `(3, H, W)` in [0, 1].
-
-    Raises:
-        DataError: The file is missing or no image.
-    """
-    try:
-        with Image.open(path) as file:
-            image = ImageOps.exif_transpose(file)
-            if image.mode.startswith('I'):  # 16 bits
-                image = Image.fromarray((np.asarray(image) // 256).clip(0, 255).astype(np.uint8))
-            image = image.convert('RGB').resize(size[::-1], Image.Resampling.BILINEAR)
-    except (OSError, SyntaxError, ValueError) as error:
-        raise DataError(
-            f'{str(path)!r} is not a readable image ({error}): give a JPEG or PNG file'
-        ) from error
-    return torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255
-
-
-def as_in_imagenet(picture: Tensor) -> Tensor:
-    """A picture `(3, H, W)` normalised as the recipes do."""
-    return normalize(picture, MEAN, STD)
 
 
 def panels(

@@ -11,11 +11,10 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
+from ..distributions import missing
+
 if find_spec('mmengine') is None:
-    raise ImportError(
-        'mmvttt.openmmlab needs mmengine, which is not installed: install a toolbox of OpenMMLab, '
-        "for example pip install 'mmvttt[lite,det]'. mmvttt.linearize and mmvttt.models need none."
-    )
+    raise ModuleNotFoundError(f'mmvttt.openmmlab: {missing("mmengine")}', name='mmengine')
 
 from mmvttt_startup import after_import
 

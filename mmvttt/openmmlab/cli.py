@@ -1,25 +1,43 @@
-"""Shared parts of the command lines of tools/: parsers, options, types of values, plain errors."""
+"""Options of the command lines of tools/ that concern a config of OpenMMLab."""
 
 import argparse
 import ast
-import os
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
-import torch
 from mmengine.config import DictAction
 
-from ..errors import CheckpointError, DataError, UsageError
+# The tools of OpenMMLab find all of it here.
+from ..cli import (
+    EXPLAIN,
+    add_device,
+    add_shape,
+    command_line,
+    not_negative,
+    plain_errors,
+    positive,
+    printable,
+)
+from ..errors import UsageError
 from .build_errors import explain_build
 
+__all__ = [
+    'Options',
+    'add_cfg_options',
+    'add_config',
+    'add_device',
+    'add_exported',
+    'add_launcher',
+    'add_shape',
+    'command_line',
+    'not_negative',
+    'plain_errors',
+    'positive',
+    'printable',
+]
 
-def command_line(doc: str | None) -> argparse.ArgumentParser:
-    """A parser whose --help is the docstring of a tool, as it is written."""
-    return argparse.ArgumentParser(
-        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+
+EXPLAIN.append(explain_build)
 
 
 def add_config(parser: argparse.ArgumentParser, name: str = 'config', **options: Any) -> None:
@@ -48,41 +66,6 @@ def add_launcher(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--local-rank', '--local_rank', type=int, default=0, help=argparse.SUPPRESS)
 
 
-def add_shape(parser: argparse.ArgumentParser, name: str = '--shape', **options: Any) -> None:
-    """The option --shape HEIGHT WIDTH, of the images in pixels."""
-    options.setdefault(
-        'help', 'default: 800 1333 for detectors, 512 512 for segmentors, else 224 224'
-    )
-    metavar = ('HEIGHT', 'WIDTH')
-    parser.add_argument(name, nargs=2, type=positive, metavar=metavar, **options)
-
-
-def positive(text: str) -> int:
-    """An integer of 1 or more."""
-    return _counted(text, 1)
-
-
-def not_negative(text: str) -> int:
-    """An integer of 0 or more."""
-    return _counted(text, 0)
-
-
-def _counted(text: str, least: int) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        number = least - 1
-    if number < least:
-        raise argparse.ArgumentTypeError(f'{text!r}: give an integer, {least} or more')
-    return number
-
-
-def add_device(parser: argparse.ArgumentParser) -> None:
-    """The option --device, by default a GPU where there is one."""
-    default = 'cuda' if torch.cuda.is_available() else 'cpu'
-    parser.add_argument('--device', type=_usable_device, default=default)
-
-
 def add_exported(parser: argparse.ArgumentParser) -> None:
     """The options --onnx and --openvino, of one meaning: the suffix tells which it is."""
     parser.add_argument(
@@ -92,16 +75,6 @@ def add_exported(parser: argparse.ArgumentParser) -> None:
         help='predict by this .onnx or .xml of tools/export.py, on the CPU; the checkpoint has the '
         'names of the classes; --amp computes in bf16, in OpenVINO alone',
     )
-
-
-def _usable_device(text: str) -> str:
-    """A device that torch knows, and that is there."""
-    try:
-        torch.empty(1, device=text)
-    except (AssertionError, RuntimeError) as error:
-        reason = str(error).partition('\n')[0]
-        raise argparse.ArgumentTypeError(f"{text!r} is not there, give 'cpu': {reason}") from error
-    return text
 
 
 class Options(DictAction):
@@ -145,34 +118,3 @@ class _Dicts(ast.NodeTransformer):
             return node
         keys: list[ast.expr | None] = [ast.Constant(k.arg) for k in node.keywords]
         return ast.Dict(keys, [keyword.value for keyword in node.keywords])
-
-
-def printable(text: object) -> str:
-    """A text that shows control characters: a file's names could steer the terminal with them."""
-    return ''.join(c if c.isprintable() or c == '\n' else repr(c)[1:-1] for c in str(text))
-
-
-@contextmanager
-def plain_errors(launcher: str = 'pytorch') -> Iterator[None]:
-    """Turns errors whose message is enough into that message on stderr and exit status 1.
-
-    Ranks get the same error, and one of each node prints it; with `launcher='none'` each process.
-    """
-    prints = launcher == 'none' or os.environ.get('LOCAL_RANK', '0') == '0'
-    try:
-        yield
-    except (UsageError, DataError, CheckpointError) as error:
-        if prints:
-            # A data worker's comes with the traceback of its process.
-            text = str(error).strip()
-            if text.startswith('Caught '):
-                text = text.splitlines()[-1].partition('Error: ')[2]
-            print(f'error: {printable(text)}', file=sys.stderr)
-        raise SystemExit(1) from None
-    except (KeyError, TypeError, ValueError) as error:
-        message = explain_build(error)
-        if message is None:
-            raise
-        if prints:
-            print(f'error: {message}', file=sys.stderr)
-        raise SystemExit(1) from None

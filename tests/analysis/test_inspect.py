@@ -15,8 +15,9 @@ from PIL import Image
 from mmvttt.analysis.inner_training import inspect_training, mask_scores
 from mmvttt.analysis.inspect import DEFAULT
 from mmvttt.analysis.look import Look
-from mmvttt.analysis.pictures import as_in_imagenet, read_picture, root_scale, two_digits
+from mmvttt.analysis.pictures import root_scale, two_digits
 from mmvttt.errors import DataError
+from mmvttt.found_model import as_in_imagenet, read_picture
 from mmvttt.openmmlab.analysis.models import (
     FoundModel,
     _of_config,

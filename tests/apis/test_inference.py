@@ -1,5 +1,7 @@
 """Photographs through a model of each toolbox, and its data set, drawn by its own visualizer."""
 
+import sys
+import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -10,11 +12,18 @@ import torch
 from mmengine.config import Config
 from PIL import Image
 
+import mmvttt
 from mmvttt.errors import (
     CheckpointMismatchError,
     UsageError,
 )
-from mmvttt.openmmlab.apis.inference import open_model, require_image, show_images, show_video
+from mmvttt.openmmlab.apis.inference import (
+    Predictor,
+    open_model,
+    require_image,
+    show_images,
+    show_video,
+)
 
 from ..configs.reduced import build, reduce_model
 
@@ -79,11 +88,12 @@ def test_a_segmentor_draws_a_label_map(
     names = [f'kind-{i}' for i in range(classes)]
     checkpoint = save_random(cfg, tmp_path / 'w.pth', names)
     images = sorted((scenes / 'img_dir' / 'val').glob('*.jpg'))[:2]
-    findings = list(show_images(cfg, checkpoint, images, tmp_path / 'out'))
-    assert [f.image for f in findings] == images
-    for finding in findings:
-        assert is_picture(finding.picture)
-        found, shares = zip(*(line.split() for line in finding.lines), strict=True)
+    drawn = list(show_images(open_model(cfg, checkpoint), images, tmp_path / 'out'))
+    assert [path.stem for _, path in drawn] == [path.stem for path in images]
+    for prediction, picture in drawn:
+        assert is_picture(picture)
+        assert prediction.labels.shape == (48, 64)
+        found, shares = zip(*(line.split() for line in prediction.lines), strict=True)
         assert set(found) <= set(names)
         assert sum(float(s.rstrip('%')) for s in shares) == pytest.approx(100, abs=1)
 
@@ -92,9 +102,8 @@ def test_a_segmentor_with_another_model_s_checkpoint(scenes: Path, tmp_path: Pat
     checkpoint = tmp_path / 'detector.pth'
     meta = dict(dataset_meta=dict(classes=('person',)))
     torch.save(dict(state_dict={'rpn_head.weight': torch.zeros(3)}, meta=meta), checkpoint)
-    images = sorted((scenes / 'img_dir' / 'val').glob('*.jpg'))[:1]
     with pytest.raises(CheckpointMismatchError, match=r'detector\.pth'):
-        list(show_images(small('upernet_vittt_t_camvid', scenes), checkpoint, images, tmp_path))
+        open_model(small('upernet_vittt_t_camvid', scenes), checkpoint)
 
 
 def test_a_classifier_names_the_five_likeliest(
@@ -107,9 +116,10 @@ def test_a_classifier_names_the_five_likeliest(
     cfg = small('vittt_t_in1k', scenes)
     checkpoint = save_random(cfg, tmp_path / 'w.pth', [f'kind-{i}' for i in range(7)])
     image = scenes / 'img_dir' / 'val' / '0.jpg'
-    (finding,) = show_images(cfg, checkpoint, [image], tmp_path / 'out')
-    assert is_picture(finding.picture)
-    names, scores = zip(*(line.split() for line in finding.lines), strict=True)
+    ((prediction, picture),) = show_images(open_model(cfg, checkpoint), [image], tmp_path / 'out')
+    assert is_picture(picture)
+    assert prediction.scores.sum() == pytest.approx(1, abs=1e-5)
+    names, scores = zip(*(line.split() for line in prediction.lines), strict=True)
     assert len(set(names)) == 5
     assert list(scores) == sorted(scores, reverse=True)
 
@@ -118,13 +128,61 @@ def test_a_detector_names_its_boxes(scenes: Path, tmp_path: Path) -> None:
     cfg = small('maskrcnn_vittt_t_pennfudan', scenes)
     checkpoint = save_random(cfg, tmp_path / 'w.pth', ('person',))
     image = scenes / 'img_dir' / 'val' / '0.jpg'
-    (finding,) = show_images(cfg, checkpoint, [image], tmp_path / 'out', score_thr=0.05)
-    assert is_picture(finding.picture)
+    predictor = open_model(cfg, checkpoint)
+    ((prediction, picture),) = show_images(predictor, [image], tmp_path / 'out', score_thr=0.05)
+    assert is_picture(picture)
     # An untrained head gives 0.5 for each of two classes.
-    assert finding.lines
-    assert all(line.startswith('person 0.') for line in finding.lines)
-    (nothing,) = show_images(cfg, checkpoint, [image], tmp_path / 'none', score_thr=0.99)
-    assert nothing.lines == []
+    assert prediction.lines
+    assert all(line.startswith('person 0.') for line in prediction.lines)
+    assert predictor.predict(image, score_thr=0.99).lines == []
+
+
+def test_arrays_for_a_file_an_image_and_pixels(
+    scenes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cfg = small('maskrcnn_vittt_t_pennfudan', scenes)
+    checkpoint = save_random(cfg, tmp_path / 'w.pth', ('person',))
+    cfg.dump(tmp_path / 'small.py')
+    predictor = mmvttt.load(tmp_path / 'small.py', checkpoint, device='cpu')
+    image = scenes / 'img_dir' / 'val' / '0.jpg'
+    opened = Image.open(image).convert('RGB')
+    first, *others = predictor.predict([image, str(image), opened, np.asarray(opened)], 0.05)
+    count = len(first.boxes)
+    assert count
+    assert first.boxes.shape == (count, 4)
+    assert first.scores.shape == first.labels.shape == (count,)
+    assert first.masks.shape == (count, 48, 64)
+    assert first.masks.dtype == bool
+    for other in others:
+        np.testing.assert_allclose(other.boxes, first.boxes, atol=1e-3)
+    # One that is grey, and upright only by its EXIF.
+    assert predictor.predict(np.asarray(opened)[..., 0]).draw().shape == (48, 64, 3)
+    exif = opened.getexif()
+    exif[0x0112] = 6
+    opened.save(tmp_path / 'lying.jpg', exif=exif)
+    for lying in (tmp_path / 'lying.jpg', Image.open(tmp_path / 'lying.jpg')):
+        assert predictor.predict(lying).draw().shape == (64, 48, 3)
+    for wrong, message in (
+        (np.zeros((4, 4, 3)), r'float64 \(4, 4, 3\): give uint8'),
+        (np.zeros((4, 4, 4), np.uint8), r'uint8 \(4, 4, 4\)'),
+        (7, 'an image is a int: give'),
+        ('nowhere.jpg', "no image 'nowhere.jpg'"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            predictor.predict(wrong)
+
+    # supervision is not among the packages of the tests.
+    stand_in = types.ModuleType('supervision')
+    stand_in.Detections = dict
+    monkeypatch.setitem(sys.modules, 'supervision', stand_in)
+    detections = first.to_supervision()
+    assert detections['xyxy'] is first.boxes
+    assert set(detections['data']['class_name']) == {'person'}
+
+
+def test_a_model_without_weights_asks_for_them() -> None:
+    with pytest.raises(UsageError, match=r"'maskrcnn_vittt_s_1x' needs a checkpoint.*pedestrians"):
+        mmvttt.load('maskrcnn_vittt_s_1x')
 
 
 @pytest.fixture
@@ -146,14 +204,14 @@ def test_a_video_is_drawn_frame_by_frame(
     classes = tuple(f'kind {i}' for i in range(11 if 'camvid' in name else 7))
     checkpoint = save_random(cfg, tmp_path / 'w.pth', classes)
     out = tmp_path / 'out' / 'clip.mp4'
-    found = list(show_video(cfg, checkpoint, clip, out))
+    found = list(show_video(open_model(cfg, checkpoint), clip, out))
     assert len(found) == 4
     assert all(line.startswith('kind ') for lines in found for line in lines)
     written = cv2.VideoCapture(str(out))
     assert written.get(cv2.CAP_PROP_FRAME_COUNT) == 4
     assert written.get(cv2.CAP_PROP_FPS) == 10
     with pytest.raises(UsageError, match=r"no video.*'nothing\.mp4'"):
-        next(show_video(cfg, checkpoint, 'nothing.mp4', out))
+        next(show_video(open_model(cfg, checkpoint), 'nothing.mp4', out))
 
 
 def test_the_page_shows_predictions(scenes: Path, tmp_path: Path) -> None:
@@ -202,26 +260,24 @@ def test_images_are_refused_before_they_are_decoded(
 def test_what_cannot_be_shown_is_named(scenes: Path, tmp_path: Path) -> None:
     cfg = small('vittt_t_in1k', scenes)
     with pytest.raises(UsageError, match='no image'):
-        list(show_images(cfg, 'w.pth', ['nowhere.jpg'], tmp_path))
+        list(show_images(Predictor(), ['nowhere.jpg'], tmp_path))
     with pytest.raises(UsageError, match=r'default_scope.*mmdet, mmseg, mmpretrain'):
-        list(show_images(Config(dict(default_scope='mmengine')), 'w.pth', [], tmp_path))
+        open_model(Config(dict(default_scope='mmengine')), 'w.pth')
     torch.save({'state_dict': {'x.weight': torch.ones(1)}}, tmp_path / 'other.pth')
-    image = scenes / 'img_dir' / 'val' / '0.jpg'
     with pytest.raises(CheckpointMismatchError):
-        list(show_images(cfg, tmp_path / 'other.pth', [image], tmp_path))
+        open_model(cfg, tmp_path / 'other.pth')
 
 
 def test_no_image_is_written_over(scenes: Path, tmp_path: Path) -> None:
-    cfg = small('vittt_t_in1k', scenes)
     image = scenes / 'img_dir' / 'val' / '0.jpg'
     other, mine = tmp_path / 'a' / '0.jpg', tmp_path / 'out' / 'vis' / '0.jpg'
     for path in (other, mine):
         path.parent.mkdir(parents=True)
         path.write_bytes(image.read_bytes())
     with pytest.raises(UsageError, match=r'written over .*vis/0\.jpg.*another --out'):
-        list(show_images(cfg, 'w.pth', [mine], mine.parent))
+        list(show_images(Predictor(), [mine], mine.parent))
     with pytest.raises(UsageError, match=r"several images are called '0'.*--out"):
-        list(show_images(cfg, 'w.pth', [image, other], tmp_path / 'out'))
+        list(show_images(Predictor(), [image, other], tmp_path / 'out'))
     assert mine.read_bytes() == image.read_bytes()
 
 

@@ -163,14 +163,14 @@ def test_a_file_predicts_in_place_of_a_detector(
     rng = np.random.default_rng(0)
     # Twice the size of the file, so that nothing is padded and both see the same pixels.
     image = rng.integers(0, 255, (192, 256, 3)).astype(np.uint8)
-    lines = [open_model(cfg, tmp_path / 'w.pth', file=f)(image, 0.0)[0] for f in (None, 'f')]
+    predictors = [open_model(cfg, tmp_path / 'w.pth', file=f) for f in (None, 'f')]
+    lines = [predictor.predict(image, 0.0).lines for predictor in predictors]
     assert len(lines[0]) >= 5
     assert sorted(lines[0]) == sorted(lines[1])
     # A portrait is padded with zeros, and its boxes stay within the photograph.
     tall = cv2.resize(image, (120, 240))
-    look = open_model(cfg, tmp_path / 'w.pth', file='f')
-    sample = look.run(tall, return_datasamples=True)['predictions'][0]
-    boxes, masks = sample.pred_instances.bboxes, sample.pred_instances.masks
+    prediction = predictors[1].predict(tall, 0.0)
+    boxes, masks = prediction.boxes, prediction.masks
     assert masks.shape == (len(boxes), 240, 120)
     assert boxes[:, 0::2].max() <= 120.01
     assert boxes[:, 1::2].max() <= 240.01
@@ -215,7 +215,7 @@ def described(cfg: Config, make: Any, size: tuple[int, int] | None, folder: Path
     for path in (None, 'file.onnx'):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(inference, 'open_exported', lambda *_: Eager(make(model), size))
-            lines = open_model(cfg, folder / 'w.pth', file=path)(image, 0.3)[0]
+            lines = open_model(cfg, folder / 'w.pth', file=path).predict(image[..., ::-1]).lines
         pairs = (line.split() for line in lines)
         said.append({name: float(number.rstrip('%')) for name, number in pairs})
     return said

@@ -11,6 +11,7 @@ from mmengine.registry import init_default_scope
 from mmengine.runner import load_checkpoint
 from torch import nn
 
+import mmvttt
 from mmvttt.checkpoints.load import load_pretrained
 from mmvttt.checkpoints.read import read_weights
 from mmvttt.checkpoints.shipped import shipped_names
@@ -81,6 +82,7 @@ def test_a_photograph_of_another_size_is_classified(name: str, tmp_path: Path) -
     image = np.random.default_rng(0).integers(0, 255, (75, 110, 3), np.uint8)
     cv2.imwrite(str(tmp_path / 'photo.png'), image)
     config = load_config(name)
-    (found,) = show_images(config, f'mmvttt://{name}', [tmp_path / 'photo.png'], tmp_path / 'out')
-    assert {line.split()[0] for line in found.lines} < set(config.classes)
-    assert found.picture.is_file()
+    model = mmvttt.load(name, device='cpu')
+    ((prediction, picture),) = show_images(model, [tmp_path / 'photo.png'], tmp_path / 'out')
+    assert {line.split()[0] for line in prediction.lines} < set(config.classes)
+    assert picture.is_file()

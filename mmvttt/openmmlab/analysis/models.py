@@ -2,79 +2,40 @@
 
 import logging
 from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import timm
-import torch
 from mmengine.config import Config
 from mmengine.logging import MMLogger
 from mmengine.registry import MODELS as ROOT
 from mmengine.registry import init_default_scope
 from mmengine.structures import BaseDataElement
 from torch import Tensor, nn
-from torchvision.transforms.functional import normalize, rgb_to_grayscale
 
-from mmvttt.analysis.pictures import as_in_imagenet
 from mmvttt.checkpoints.load import load_pretrained
 from mmvttt.errors import UsageError
+from mmvttt.found_model import (
+    FoundModel,
+    built,
+    find_timm,
+    image_channels,
+    is_timm,
+    preprocessed,
+)
 
 from ..config import config_names, find_config, load_config
 
+__all__ = [
+    'DenseForward',
+    'FoundModel',
+    'find_model',
+    'image_channels',
+    'load_model',
+    'preprocessed',
+]
 # (height, width) at which the papers measure; 1333×800 is what detectors see.
 _SIZES = {'mmdet': (800, 1333), 'mmseg': (512, 512), 'mmpretrain': (224, 224)}
-
-
-@dataclass(frozen=True)
-class FoundModel:
-    """A model with facts about its use.
-
-    Attributes:
-        name: The user's name for it, without folder and suffix.
-        model: The model, on the CPU with random weights or on the meta device.
-        size: (height, width) of the papers' measurements.
-        config: Its config, or None for a model of timm.
-    """
-
-    name: str
-    model: nn.Module
-    size: tuple[int, int]
-    config: Config | None
-
-    @property
-    def backbone(self) -> nn.Module:
-        """The model without neck and heads.
-
-        Raises:
-            UsageError: It has no part of that name.
-        """
-        if not hasattr(self.model, 'backbone'):
-            raise UsageError(f'--backbone: {self.name!r} has no part of that name')
-        return self.model.get_submodule('backbone')
-
-    def prepare(self, picture: Tensor) -> Tensor:
-        """RGB in [0, 1], `(3, H, W)`, as the model gets it in a test, `(C, H, W)`."""
-        own = getattr(self.model, 'data_preprocessor', None)
-        if own is None and self.config is None:
-            wanted = timm.data.resolve_model_data_config(self.model)
-            return normalize(picture, wanted['mean'], wanted['std'])
-        return preprocessed(picture, own, image_channels(self.model))
-
-
-def preprocessed(picture: Tensor, preprocessor: Any, channels: int) -> Tensor:
-    """RGB in [0, 1], `(3, H, W)`, as a model of so many channels gets it by its preprocessor.
-
-    Without one it is normalised as in ImageNet's recipes.
-    """
-    if preprocessor is None:
-        return as_in_imagenet(picture)
-    pixels = (255 * picture).round().byte()
-    pixels = rgb_to_grayscale(pixels) if channels == 1 else pixels.flip(0)
-    inputs = preprocessor(dict(inputs=[pixels], data_samples=None))['inputs'][0]
-    # Without what fills it up to a multiple.
-    return inputs[:, : picture.shape[1], : picture.shape[2]].float()
 
 
 def find_model(
@@ -85,7 +46,7 @@ def find_model(
     Args:
         name: A config file, the name of one of mmvttt's configs (`vittt_t_in1k`), or a model of
             timm's registry, in which mmvttt's are.
-        cfg_options: Dotted keys of the config and their values; arguments of a model of timm.
+        cfg_options: Dotted keys of the config and their values; arguments of timm's model.
         weightless: Build it on the meta device if its code allows that.
 
     Raises:
@@ -93,20 +54,16 @@ def find_model(
     """
     config = find_config(name)
     if config is None:
-        build, cfg = _of_timm(name, cfg_options or {}), None
-    else:
-        cfg = load_config(config, cfg_options=cfg_options)
-        build, name = _of_config(cfg), Path(config).stem
-    try:
-        with torch.device('meta') if weightless else nullcontext():
-            model = build()
-    except (NotImplementedError, RuntimeError):
-        if not weightless:
-            raise
-        # The model reads a value while it is built, such as a linspace of rates.
-        model = build()
-    size = _input_size(model) if cfg is None else _SIZES.get(toolbox_of(model), (224, 224))
-    return FoundModel(name, model, size, cfg)
+        if not is_timm(name):
+            raise UsageError(
+                f'there is no model {name!r}; give the path of a config (….py), the name of one of '
+                f"{', '.join(config_names())}, or of timm's models such as vittt_tiny_patch16_224"
+            )
+        return replace(find_timm(name, cfg_options, weightless), dense=DenseForward)
+    cfg = load_config(config, cfg_options=cfg_options)
+    model = built(_of_config(cfg), weightless)
+    size = _SIZES.get(toolbox_of(model), (224, 224))
+    return FoundModel(Path(config).stem, model, size, cfg, DenseForward)
 
 
 def _of_config(cfg: Config) -> Callable[[], nn.Module]:
@@ -119,43 +76,6 @@ def _of_config(cfg: Config) -> Callable[[], nn.Module]:
     return lambda: ROOT.build(model)
 
 
-def _of_timm(name: str, arguments: dict[str, Any]) -> Callable[[], nn.Module]:
-    from mmvttt.models import timm as _registers  # noqa: F401
-
-    if not timm.is_model(name):
-        own = ', '.join(config_names())
-        raise UsageError(
-            f'there is no model {name!r}; give the path of a config (….py), the name of one of '
-            f'{own}, or of a model of timm such as vittt_tiny_patch16_224'
-        )
-
-    dotted = [key for key in arguments if '.' in key]
-    if dotted:
-        raise UsageError(
-            f'{name} is a model of timm, and {dotted[0]!r} a key of configs: give its own '
-            'arguments, such as in_chans=4'
-        )
-
-    def build() -> nn.Module:
-        # Options with which timm's ViTs, or its Swins, take images of any size.
-        any_size = dict(dynamic_img_size=True, dynamic_img_pad=True)
-        for options in (any_size, dict(dynamic_img_size=True), {}):
-            try:
-                return timm.create_model(name, **{**options, **arguments})
-            except TypeError as error:
-                refused = error
-        if not arguments:
-            raise refused
-        raise UsageError(f'{name} cannot be built with {arguments}: {refused}') from refused
-
-    return build
-
-
-def _input_size(model: nn.Module) -> tuple[int, int]:
-    height, width = timm.data.resolve_model_data_config(model)['input_size'][1:]
-    return height, width
-
-
 def toolbox_of(model: nn.Module) -> str | None:
     """'mmdet', 'mmseg' or 'mmpretrain', by the model's class; None for any other model.
 
@@ -163,11 +83,6 @@ def toolbox_of(model: nn.Module) -> str | None:
     """
     packages = (kind.__module__.partition('.')[0] for kind in type(model).__mro__)
     return next((package for package in packages if package in _SIZES), None)
-
-
-def image_channels(network: nn.Module) -> int:
-    """Channels of the images, as the first convolution takes them."""
-    return next((m.in_channels for m in network.modules() if isinstance(m, nn.Conv2d)), 3)
 
 
 def load_model(

@@ -15,7 +15,6 @@ from mmengine.registry import MODELS as ROOT
 from mmengine.registry import init_default_scope
 from torch import Tensor, nn
 
-from mmvttt.analysis.pictures import read_picture
 from mmvttt.analysis.probe import (
     IGNORED,
     class_folder,
@@ -32,6 +31,7 @@ from mmvttt.checkpoints.atomic_write import write_whole
 from mmvttt.checkpoints.load import load_pretrained
 from mmvttt.checkpoints.read import read_weights, saved_classes
 from mmvttt.errors import UsageError
+from mmvttt.found_model import read_picture
 
 from ..config import load_config
 from ..registry import MODELS

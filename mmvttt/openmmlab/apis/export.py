@@ -7,21 +7,18 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from mmengine.logging import print_log
 from torch import Tensor, nn
 
-from mmvttt.analysis.pictures import read_picture
-from mmvttt.checkpoints.load import load_pretrained
-from mmvttt.deploy.compare import Comparison, Runs, compare
-from mmvttt.deploy.export import export_module, require_format
-from mmvttt.errors import CheckpointMismatchError, UsageError
+from mmvttt.deploy.compare import Comparison, Runs
+from mmvttt.deploy.export import require_format
+from mmvttt.deploy.model_file import write_model
+from mmvttt.errors import UsageError
 
-from ..analysis.models import FoundModel, find_model, image_channels, samples_of, toolbox_of
+from ..analysis.models import FoundModel, find_model, samples_of, toolbox_of
 from ..models.diffusion_model import refuse_diffusion
 from .predictions import Detections, LabelMap, as_outputs
 
@@ -130,30 +127,20 @@ def export_model(
     predictions: bool = False,
     images: Sequence[str | os.PathLike[str]] = (),
 ) -> Iterator[Comparison]:
-    """Writes a model and compares the file with it on several batches and sizes.
-
-    Prints a line before each step: some take minutes.
+    """Writes a config's model; see `mmvttt.deploy.model_file.write_model`.
 
     Args:
         model: See `mmvttt.openmmlab.analysis.models.find_model`.
-        checkpoint: Its weights; None leaves it random.
-        out: File that ends in `.pt2`, `.onnx` or `.xml` (OpenVINO), see `export_module`.
-        size: (height, width) of the example image; default: what the papers measure at.
-        fixed_size: Let the batch alone be free; without it height and width are free, too.
-        decompose: Write a `.pt2` in torch's own operators. Else it keeps this package's ops, which
-            run their kernels wherever `ttt_kernels` is imported before it is loaded.
+        checkpoint, out, size, fixed_size, decompose, images: See `write_model`.
         cfg_options: Dotted keys of the config and their values.
         predictions: Write boxes, labels and masks of a detector, or labels of a segmentor, for one
             image of this size; see `mmvttt.openmmlab.apis.predictions`. Not for a `.pt2`.
-        images: Photographs to compare on, resized to the example's size, in place of noise.
 
     Raises:
         UsageError: A wrong suffix, a missing package, a part that has to know its sizes, a model
             whose predictions cannot be written.
-        CheckpointError: The checkpoint cannot be read, or lacks something that would be written.
-        RuntimeError: The file computes something else than the model.
+        CheckpointError, RuntimeError: See `write_model`.
     """
-    out = Path(out)
     if require_format(out) == '.pt2' and predictions:
         raise UsageError(
             '--predictions are written as ONNX or for OpenVINO: give an --out that ends in .onnx '
@@ -166,71 +153,59 @@ def export_model(
         "for diffusers' pipelines",
     )
     network = predictor(found.model) if predictions else exportable(found.model)
-    network.requires_grad_(False)
-    if checkpoint is not None:
-        _load_all(found.model, checkpoint, getattr(network, 'prefixes', ''))
-    height, width = size or found.size
-    fixed_size = fixed_size or predictions
-    channels = image_channels(network)
-    photographs = [
-        found.prepare(read_picture(Path(path), (height, width)))[None] for path in images
-    ]
-    # Two: with one image, what is one because of it is taken for fixed.
-    image = torch.rand(1 if predictions else 2, channels, height, width)
-    notes, names = _notes(found, channels), getattr(network, 'names', None)
-    run = export_module(network, image, out, fixed_size, decompose, notes, names)
-    shapes = [(1, height, width)]
-    if not predictions:
-        shapes += [(3, height, width)]
-    if not fixed_size:
-        shapes += [(1, height + 37, width), (2, height * 2 // 3, width * 4 // 3 + 5)]
-    print_log(f'comparing {out} with the model')
-    compared = _compare_predictions if predictions else compare
-    for example in photographs or (torch.rand(b, channels, *sides) for b, *sides in shapes):
-        comparison = compared(network, run, example)
-        if not comparison.good:
-            raise RuntimeError(f'{out} differs from the model on {comparison}')
-        yield comparison
+    yield from write_model(
+        found,
+        network,
+        checkpoint,
+        out,
+        size,
+        fixed_size,
+        decompose,
+        images,
+        _notes(found),
+        _compare_predictions if predictions else None,
+    )
 
 
-def _load_all(
-    model: nn.Module, checkpoint: str | os.PathLike[str], parts: str | tuple[str, ...]
-) -> None:
-    report = load_pretrained(model, checkpoint)
-    missing = [name for name in report.missing if name.startswith(parts)]
-    mismatched = [line for line in report.mismatched if line.startswith(parts)]
-    if missing or mismatched:
-        lacking = replace(report, missing=missing, mismatched=mismatched, unexpected=[])
-        raise CheckpointMismatchError(
-            f'{os.fspath(checkpoint)!r} would leave random numbers in the file: '
-            f'{"; ".join(str(lacking).splitlines())}. Give the config and the --cfg-options that '
-            'the checkpoint was trained with'
-        )
-
-
-def _notes(found: FoundModel, channels: int) -> dict[str, str]:
-    """Metadata for users of the file: preparation of images, names of classes."""
+def _notes(found: FoundModel) -> dict[str, str]:
+    """Metadata for users of the file: how images are prepared."""
     cfg = found.config
-    image = f'float32 (B, {channels}, H, W), prepared as data_preprocessor'
-    notes = {'model': found.name, 'image': image}
     if cfg is None:
-        return notes
+        return {}
     preprocessor = cfg.model.get('data_preprocessor') or cfg.get('data_preprocessor') or {}
     keys = ('mean', 'std', 'bgr_to_rgb', 'to_rgb', 'pad_size_divisor')
-    return notes | {key: json.dumps(preprocessor[key]) for key in keys if key in preprocessor}
+    return {key: json.dumps(preprocessor[key]) for key in keys if key in preprocessor}
 
 
 @torch.no_grad()
-def _compare_predictions(network: Any, run: Runs, image: Tensor) -> Comparison:
-    """Compares a file with the predictions of the model's own toolbox."""
-    model, found, shape = network.model, run(image), tuple(image.shape)
+def _compare_predictions(
+    network: Any, run: Runs, image: Tensor, seen: Tensor
+) -> Iterator[Comparison]:
+    """Compares a file with the toolbox's predictions for the same, padded image.
+
+    Then with those for the part `seen` that is no padding, as the model is evaluated: what differs
+    is what padding does to the model, and no fault of the file.
+    """
+    outputs = run(image)
+    yield _compared(network, outputs, image)
+    padding = 1 - seen[0].numel() / image[0].numel()
+    if padding:
+        height, width = seen.shape[2:]
+        first, second, *masks = (x[..., :height, :width] if x.dim() == 3 else x for x in outputs)
+        found = _compared(network, [first, second, *masks], seen)
+        text = f'{padding:.0%} of it is padding; and the model evaluated without: {found.text}'
+        yield replace(found, shape=tuple(image.shape), text=text, good=True)
+
+
+def _compared(network: Any, outputs: Sequence[Tensor], image: Tensor) -> Comparison:
+    shape = tuple(image.shape)
     if not isinstance(network, LabelMap):
-        sample = model.predict(image, samples_of(image), rescale=False)[0]
-        text, error, good = _match(as_outputs(sample.pred_instances), found)
+        sample = network.model.predict(image, samples_of(image), rescale=False)[0]
+        text, error, good = _match(as_outputs(sample.pred_instances), outputs)
         return Comparison(shape, error, text, good)
     labels, scores = network(image)
-    error = float((labels != found[0]).float().mean())
-    score = float((scores - found[1]).abs().max() / scores.max())
+    error = float((labels != outputs[0]).float().mean())
+    score = float((scores - outputs[1]).abs().max() / scores.max())
     text = f'{error:.1e} of the pixels have another label, scores differ by {score:.1e}'
     return Comparison(shape, error, text, error < _AREA and score < _SCORE)
 

@@ -1,4 +1,4 @@
-"""Predictions on photographs and videos, described and drawn by each toolbox's own inferencer."""
+"""Predictions of trained models on photographs and videos, as arrays and as pictures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import mmcv
 import numpy as np
 from mmengine.config import Config
 from mmengine.registry import init_default_scope
-from PIL import Image
+from PIL import Image, ImageOps
 
 from mmvttt.checkpoints.load import require_whole
 from mmvttt.checkpoints.read import read_content, read_weights
@@ -28,53 +28,71 @@ from .file_inference import run_file
 
 _TOP = 5
 _CODEC = cv2.VideoWriter_fourcc(*'mp4v')
-
-Look = Callable[[np.ndarray, float], tuple[list[str], np.ndarray]]
+# A file, an image of Pillow, or pixels (H, W, 3) or (H, W), uint8, RGB.
+Photo = str | os.PathLike[str] | Image.Image | np.ndarray
 
 
 @dataclass(frozen=True)
-class Finding:
-    """The prediction for one image.
+class Prediction:
+    """The prediction for one image; arrays are NumPy's.
 
     Attributes:
-        image: The image's path.
-        lines: Description of the prediction, the likeliest or the largest first.
-        picture: The drawn picture.
+        classes: Names of the classes.
+        scores: Of the boxes `(N,)`, the highest first, or of all classes `(C,)`. None for a label
+            map.
+        labels: Indices into `classes`: of the boxes `(N,)`, or of the pixels `(H, W)`. None for a
+            classifier.
+        boxes: `(N, 4)`, x1, y1, x2, y2 in pixels of the image. None for other models.
+        masks: `(N, H, W)`, bool. None for a model without masks.
+        lines: The prediction in words, the likeliest or the largest first.
+        draw: Draws the prediction on the image: `(H, W, 3)`, uint8, RGB.
     """
 
-    image: Path
+    classes: Sequence[str]
+    scores: np.ndarray | None
+    labels: np.ndarray | None
+    boxes: np.ndarray | None
+    masks: np.ndarray | None
     lines: list[str]
-    picture: Path
+    draw: Callable[[], np.ndarray]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the drawn picture."""
+        mmcv.imwrite(mmcv.rgb2bgr(self.draw()), os.fspath(path))
+
+    def to_supervision(self) -> Any:
+        """The boxes and masks as `supervision.Detections`; needs `pip install supervision`."""
+        from supervision import Detections
+
+        if self.boxes is None or self.labels is None:
+            raise UsageError('only the predictions of a detector are supervision.Detections')
+        names = np.array([self.classes[i] for i in self.labels], dtype=str)
+        return Detections(
+            xyxy=self.boxes,
+            mask=self.masks,
+            confidence=self.scores,
+            class_id=self.labels,
+            data=dict(class_name=names),
+        )
 
 
 def show_images(
-    config: Config,
-    checkpoint: str | os.PathLike[str],
+    predictor: Predictor,
     images: Sequence[str | os.PathLike[str]],
     out_dir: str | os.PathLike[str],
     score_thr: float = 0.3,
-    device: str = 'cpu',
-    amp: bool = False,
-    file: str | os.PathLike[str] | None = None,
-) -> Iterator[Finding]:
-    """Runs a model on photographs and draws the prediction: boxes and masks, labels, or a class.
+) -> Iterator[tuple[Prediction, Path]]:
+    """Writes a picture of the prediction for each photograph: boxes and masks, labels, or a class.
 
     Args:
-        config: Of a model of mmdet, mmsegmentation or mmpretrain.
-        checkpoint: Its weights.
+        predictor: See `open_model`.
         images: Files.
         out_dir: Folder of the pictures, made if missing.
-        score_thr: Boxes with a lower score are neither drawn nor named.
-        device: Where to run.
-        amp: Run the backbone in mixed precision.
-        file: An `.onnx` or `.xml` of `tools/export.py` that predicts in place of the model, see
-            `run_file`.
+        score_thr: Boxes with a lower score are left out.
 
     Raises:
-        UsageError: There is no such image, or the config is of another toolbox or has no model.
-        CheckpointError: The checkpoint cannot be read, or has next to nothing for the model.
+        UsageError: A file is no image, or a picture would be written over a file.
     """
-    _require_scope(config)
     for image in images:
         if not Path(image).is_file():
             raise UsageError(f'there is no image {os.fspath(image)!r}')
@@ -90,12 +108,10 @@ def show_images(
                 f'several images are called {stem!r}: {os.fspath(image)!r} and another; a picture '
                 'would be written over the other: show one at a time, with --out'
             )
-    look = open_model(config, checkpoint, device, amp, file)
-    for image in map(Path, images):
-        lines, picture = look(mmcv.imread(str(image)), score_thr)
-        out = Path(out_dir) / f'{image.stem}.png'
-        mmcv.imwrite(mmcv.rgb2bgr(picture), str(out))
-        yield Finding(image, lines, out)
+    for image, stem in zip(images, stems, strict=True):
+        prediction = predictor.predict(image, score_thr)
+        prediction.save(out := Path(out_dir) / f'{stem}.png')
+        yield prediction, out
 
 
 def require_image(path: str | os.PathLike[str], max_pixels: int | None = None) -> None:
@@ -129,19 +145,15 @@ def require_image(path: str | os.PathLike[str], max_pixels: int | None = None) -
 
 
 def show_video(
-    config: Config,
-    checkpoint: str | os.PathLike[str],
+    predictor: Predictor,
     source: str | os.PathLike[str] | int,
     out: str | os.PathLike[str],
     score_thr: float = 0.3,
-    device: str = 'cpu',
-    amp: bool = False,
-    file: str | os.PathLike[str] | None = None,
 ) -> Iterator[list[str]]:
     """Runs a model on every frame of a video or a camera, and writes the drawn frames as a video.
 
     Args:
-        config, checkpoint, score_thr, device, amp, file: As in `show_images`.
+        predictor, score_thr: As in `show_images`.
         source: A video file, or the number of a camera, which runs until the caller stops.
         out: The .mp4 file to write.
 
@@ -149,8 +161,7 @@ def show_video(
         The description of each frame's prediction.
 
     Raises:
-        UsageError: There is no such video or camera; else as `show_images`.
-        CheckpointError: As in `show_images`.
+        UsageError: There is no such video or camera.
     """
     capture = cv2.VideoCapture(source if isinstance(source, int) else os.fspath(source))
     writer = None
@@ -158,10 +169,9 @@ def show_video(
         if not capture.isOpened():
             kind = 'camera' if isinstance(source, int) else 'video that OpenCV can read at'
             raise UsageError(f'there is no {kind} {source!r}')
-        look = open_model(config, checkpoint, device, amp, file)
         while (read := capture.read())[0]:
-            lines, picture = look(read[1], score_thr)
-            frame = mmcv.rgb2bgr(picture)
+            prediction = predictor.predict(mmcv.bgr2rgb(read[1]), score_thr)
+            frame = mmcv.rgb2bgr(prediction.draw())
             if writer is None:
                 Path(out).parent.mkdir(parents=True, exist_ok=True)
                 # A camera may not know; 25 is a television's.
@@ -169,7 +179,7 @@ def show_video(
                 size = (frame.shape[1], frame.shape[0])
                 writer = cv2.VideoWriter(os.fspath(out), _CODEC, rate, size)
             writer.write(frame)
-            yield lines
+            yield prediction.lines
     finally:
         capture.release()
         if writer is not None:
@@ -182,15 +192,16 @@ def open_model(
     device: str = 'cpu',
     amp: bool = False,
     file: str | os.PathLike[str] | None = None,
-) -> Look:
-    """A function that looks at an image `(H, W, 3)`, uint8, BGR, with a threshold for boxes.
-
-    The function returns a description, the likeliest or the largest first, and the drawn picture
-    `(H, W, 3)`, uint8, RGB.
+) -> Predictor:
+    """Opens a trained model of mmdet, mmsegmentation or mmpretrain.
 
     Args:
-        config, checkpoint, amp, file: As in `show_images`.
+        config: Its config.
+        checkpoint: Its weights.
         device: Where to run.
+        amp: Run the backbone in mixed precision.
+        file: An `.onnx` or `.xml` of `tools/export.py` that predicts in place of the model, see
+            `run_file`.
 
     Raises:
         UsageError: The config is of another toolbox or has no model, or the file cannot be used.
@@ -202,45 +213,88 @@ def open_model(
     # Before the toolboxes stumble over what is no checkpoint.
     weights = read_weights(checkpoint)
     init_default_scope(scope)
-    look = _LOOKS[scope](config, os.fspath(checkpoint), device)
-    require_whole(look.run.model, weights, os.fspath(checkpoint))
+    predictor = _PREDICTORS[scope](config, os.fspath(checkpoint), device)
+    require_whole(predictor.run.model, weights, os.fspath(checkpoint))
     if file is not None:
         exported = open_exported(file, 'bfloat16' if amp else 'float32')
-        run_file(look.run.model, look.run.pipeline.transforms, exported)
+        run_file(predictor.run.model, predictor.run.pipeline.transforms, exported)
     elif amp:
-        autocast_backbone(look.run.model)
-    return look
+        autocast_backbone(predictor.run.model)
+    return predictor
 
 
 def _require_scope(config: Config) -> str:
     refuse_diffusion(config, 'tools/generate.py draws images with it')
     scope = config.get('default_scope')
-    if scope not in _LOOKS:
-        raise UsageError(f'default_scope is {scope!r}: images are shown by {", ".join(_LOOKS)}')
+    if scope not in _PREDICTORS:
+        raise UsageError(
+            f'default_scope is {scope!r}: images are shown by {", ".join(_PREDICTORS)}'
+        )
     if 'model' not in config:
         raise UsageError('the config has no model')
     return scope
 
 
-class _Detector:
+class Predictor:
+    """A trained model that predicts on photographs, by the inferencer of its toolbox (`run`)."""
+
+    run: Any
+
+    def predict(self, images: Photo | Sequence[Photo], score_thr: float = 0.3) -> Any:
+        """Predicts for an image, or for each of a list, one at a time.
+
+        Images of different sizes in one batch would be padded, and the padding changes what a TTT
+        layer learns from an image.
+
+        Args:
+            images: A file, an image of Pillow, or pixels `(H, W, 3)` or `(H, W)`, uint8, RGB; or a
+                list of them.
+            score_thr: Boxes with a lower score are left out.
+
+        Returns:
+            A `Prediction`, or a list of them for a list.
+
+        Raises:
+            UsageError: An image cannot be read.
+        """
+        if isinstance(images, list | tuple):
+            return [self.predict(image, score_thr) for image in images]
+        return self._predict(_pixels(images), score_thr)
+
+    def _predict(self, image: np.ndarray, score_thr: float) -> Prediction:
+        """Predicts for pixels `(H, W, 3)`, uint8, BGR."""
+        raise NotImplementedError
+
+
+class _Detector(Predictor):
     def __init__(self, config: Config, checkpoint: str, device: str) -> None:
         from mmdet.apis import DetInferencer
 
         self.run = DetInferencer(config, checkpoint, device=device, show_progress=False)
 
-    def __call__(self, image: np.ndarray, score_thr: float) -> tuple[list[str], np.ndarray]:
+    def _predict(self, image: np.ndarray, score_thr: float) -> Prediction:
         sample = self.run(image, return_datasamples=True)['predictions'][0].cpu()
-        found = sample.pred_instances
-        found = found[found.scores >= score_thr]
+        instances = sample.pred_instances
+        instances = instances[instances.scores >= score_thr]
+        labels, scores, boxes = (instances[name].numpy() for name in ('labels', 'scores', 'bboxes'))
+        masks = instances.get('masks')
         classes = self.run.model.dataset_meta['classes']
         lines = [
             f'{classes[label]} {score:.2f} at {", ".join(f"{v:.0f}" for v in box)}'
-            for label, score, box in zip(found.labels, found.scores, found.bboxes, strict=True)
+            for label, score, box in zip(labels, scores, boxes, strict=True)
         ]
-        return lines, _drawn(self.run.visualizer, image, sample, pred_score_thr=score_thr)
+        return Prediction(
+            classes,
+            scores,
+            labels,
+            boxes,
+            None if masks is None else np.asarray(masks, bool),
+            lines,
+            lambda: _drawn(self.run.visualizer, image, sample, pred_score_thr=score_thr),
+        )
 
 
-class _Segmentor:
+class _Segmentor(Predictor):
     def __init__(self, config: Config, checkpoint: str, device: str) -> None:
         from mmseg.apis import MMSegInferencer
 
@@ -258,16 +312,20 @@ class _Segmentor:
         self.run.model.dataset_meta = dict(classes=self.classes, palette=palette)
         self.run.show_progress = False
 
-    def __call__(self, image: np.ndarray, score_thr: float) -> tuple[list[str], np.ndarray]:
+    def _predict(self, image: np.ndarray, score_thr: float) -> Prediction:
         sample = self.run(image, return_datasamples=True)
         # mmseg's label map of a binary segmentor is of floating-point numbers.
-        labels = sample.pred_sem_seg.data.cpu().numpy().astype(np.int64)
+        labels = sample.pred_sem_seg.data[0].cpu().numpy().astype(np.int64)
         shares = np.bincount(labels.ravel(), minlength=len(self.classes)) / labels.size
         lines = [f'{self.classes[i]} {shares[i]:.1%}' for i in np.argsort(-shares) if shares[i]]
-        return lines, _drawn(self.run.visualizer, image, sample)
+
+        def draw() -> np.ndarray:
+            return _drawn(self.run.visualizer, image, sample)
+
+        return Prediction(self.classes, None, labels, None, None, lines, draw)
 
 
-class _Classifier:
+class _Classifier(Predictor):
     def __init__(self, config: Config, checkpoint: str, device: str) -> None:
         from mmpretrain import ImageClassificationInferencer
         from mmpretrain.visualization import UniversalVisualizer
@@ -275,19 +333,52 @@ class _Classifier:
         self.run = ImageClassificationInferencer(config, checkpoint, device=device)
         self.visualizer = UniversalVisualizer()
 
-    def __call__(self, image: np.ndarray, score_thr: float) -> tuple[list[str], np.ndarray]:
+    def _predict(self, image: np.ndarray, score_thr: float) -> Prediction:
         # Not by a call, which shows a bar that mmpretrain may leave open and rich cannot nest.
         (data,) = self.run.preprocess([image])
         (sample,) = self.run.forward(data)
         scores = sample.pred_score.cpu().numpy()
         names = self.run.classes or [str(i) for i in range(len(scores))]
         lines = [f'{names[i]} {scores[i]:.3f}' for i in np.argsort(-scores)[:_TOP]]
-        picture = mmcv.bgr2rgb(image)
-        self.visualizer.visualize_cls(picture, sample, classes=self.run.classes, draw_gt=False)
-        return lines, self.visualizer.get_image()
+
+        def draw() -> np.ndarray:
+            picture = mmcv.bgr2rgb(image)
+            classes = self.run.classes
+            self.visualizer.visualize_cls(picture, sample, classes=classes, draw_gt=False)
+            return self.visualizer.get_image()
+
+        return Prediction(names, scores, None, None, None, lines, draw)
 
 
-_LOOKS: dict[str, Any] = {'mmdet': _Detector, 'mmseg': _Segmentor, 'mmpretrain': _Classifier}
+_PREDICTORS: dict[str, Callable[[Config, str, str], Predictor]] = {
+    'mmdet': _Detector,
+    'mmseg': _Segmentor,
+    'mmpretrain': _Classifier,
+}
+
+
+def _pixels(image: Photo) -> np.ndarray:
+    """An image as pixels `(H, W, 3)`, uint8, BGR."""
+    if isinstance(image, str | os.PathLike):
+        if not Path(image).is_file():
+            raise UsageError(f'there is no image {os.fspath(image)!r}')
+        require_image(image)
+        return mmcv.imread(os.fspath(image))
+    if isinstance(image, Image.Image):
+        image = np.asarray(ImageOps.exif_transpose(image).convert('RGB'))
+    if not isinstance(image, np.ndarray):
+        raise UsageError(
+            f"an image is a {type(image).__name__}: give a file's name, an image of Pillow, or "
+            "NumPy's pixels"
+        )
+    if image.ndim == 2:
+        image = image[..., None].repeat(3, -1)
+    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or not image.size:
+        raise UsageError(
+            f'an array of pixels is {image.dtype} {image.shape}: give uint8 (H, W, 3), RGB, or '
+            '(H, W)'
+        )
+    return np.ascontiguousarray(image[..., ::-1])
 
 
 def _drawn(visualizer: Any, image: np.ndarray, sample: Any, **options: Any) -> np.ndarray:

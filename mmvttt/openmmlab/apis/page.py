@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-import mmcv
 import numpy as np
 from mmengine.config import Config
 
@@ -46,7 +45,7 @@ def build_page(
         raise UsageError(
             "the page needs Gradio, which is not installed: pip install 'mmvttt[gradio]'"
         ) from error
-    look = open_model(config, checkpoint, device)
+    predictor = open_model(config, checkpoint, device)
 
     def show(path: str | None, score_thr: float) -> tuple[np.ndarray | None, str]:
         if path is None:
@@ -55,8 +54,8 @@ def build_page(
             require_image(path, MAX_PIXELS)
         except UsageError as error:
             return None, str(error)
-        lines, picture = look(mmcv.imread(path), score_thr)
-        return picture, '\n'.join(lines) or 'nothing'
+        prediction = predictor.predict(path, score_thr)
+        return prediction.draw(), '\n'.join(prediction.lines) or 'nothing'
 
     return gradio.Interface(
         show,

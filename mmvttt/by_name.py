@@ -1,0 +1,123 @@
+"""Models by name, for those with OpenMMLab and for those without: the roof of both."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from .checkpoints.shipped import SCHEME, shipped_names
+from .distributions import missing
+from .errors import UsageError
+
+if TYPE_CHECKING:
+    from .found_model import FoundModel
+    from .openmmlab.apis.inference import Predictor
+
+# Short names of shipped models.
+NAMES = {'pedestrians': 'maskrcnn_vittt_nano_pedestrians'}
+
+
+def resolve(
+    model: str | os.PathLike[str], checkpoint: str | os.PathLike[str] | None = None
+) -> tuple[str, str]:
+    """Finds the config and the weights of a model; those of shipped models have its name.
+
+    Raises:
+        UsageError: There is no checkpoint, and none comes with mmvttt.
+    """
+    config = NAMES.get(os.fspath(model), os.fspath(model))
+    if checkpoint is None and config not in shipped_names():
+        names = ', '.join([*NAMES, *shipped_names()])
+        raise UsageError(f'{config!r} needs a checkpoint; weights come with {names}')
+    return config, f'{SCHEME}{config}' if checkpoint is None else os.fspath(checkpoint)
+
+
+def load(
+    model: str | os.PathLike[str],
+    checkpoint: str | os.PathLike[str] | None = None,
+    device: str | None = None,
+    cfg_options: dict[str, Any] | None = None,
+) -> Predictor:
+    """Opens a trained model: its `predict(photo)` returns boxes, scores, masks, labels as arrays.
+
+    Args:
+        model: A model that comes with its weights ('pedestrians'), or a config: a file, or the name
+            of one of mmvttt's.
+        checkpoint: The weights; may be left out for a model that comes with them.
+        device: Where to run; default: a GPU if there is one.
+        cfg_options: Dotted keys of the config and their values.
+
+    Raises:
+        UsageError: OpenMMLab or the model's toolbox is not installed, or there is no such model.
+        CheckpointError: The checkpoint cannot be read, or would leave parameters at random.
+    """
+    config, weights = resolve(model, checkpoint)
+    if find_spec('mmengine') is None:
+        raise UsageError(f'{config!r} needs OpenMMLab, and {missing("mmengine")}')
+    import torch
+
+    from .openmmlab.apis.inference import open_model
+    from .openmmlab.config import load_config
+
+    device = device or ('cuda' if torch.cuda.is_available() else 'cpu')
+    return open_model(load_config(config, cfg_options=cfg_options), weights, device)
+
+
+def find_model(
+    name: str, options: dict[str, Any] | None = None, weightless: bool = False
+) -> FoundModel:
+    """Finds a config's or timm's model; without OpenMMLab, timm's only.
+
+    Args:
+        name: A config file, the name of one of mmvttt's configs, or a model of timm's registry.
+        options: Dotted keys of the config and their values, or arguments of timm's model.
+        weightless: Build it on the meta device if its code allows that.
+
+    Raises:
+        UsageError: There is no such model, or it needs OpenMMLab, which is not installed.
+    """
+    if find_spec('mmengine') is None:
+        from .found_model import find_timm
+
+        return find_timm(name, options, weightless)
+    from .openmmlab.analysis import models
+
+    return models.find_model(name, options, weightless)
+
+
+def add_cfg_options(
+    parser: argparse.ArgumentParser, example: str = 'train_cfg.max_epochs=1'
+) -> None:
+    """The option --cfg-options KEY=VALUE …, which changes a config or a timm model's arguments."""
+    if find_spec('mmengine') is not None:
+        from .openmmlab import cli
+
+        cli.add_cfg_options(parser, example)
+        return
+    parser.add_argument(
+        '--cfg-options',
+        nargs='+',
+        action=_Pairs,
+        metavar='KEY=VALUE',
+        help="arguments of timm's model, e.g. in_chans=4",
+    )
+
+
+class _Pairs(argparse.Action):
+    """`KEY=VALUE …` as a dict; a value that is no Python literal is a text."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: Any, values: Any, *_: Any
+    ) -> None:
+        pairs = {}
+        for key, equals, value in (pair.partition('=') for pair in values):
+            if not key or not equals:
+                parser.error(f'--cfg-options {key!r}: write KEY=VALUE, e.g. in_chans=4')
+            try:
+                pairs[key] = ast.literal_eval(value)
+            except (SyntaxError, ValueError):
+                pairs[key] = value
+        setattr(namespace, self.dest, pairs)

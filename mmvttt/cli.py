@@ -1,0 +1,105 @@
+"""Shared parts of the command lines of tools/ that need no OpenMMLab: parsers, types, errors."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from .distributions import missing
+from .errors import CheckpointError, DataError, UsageError
+
+# Functions that make a sentence of other errors, or None; mmvttt.openmmlab.cli adds its own.
+EXPLAIN: list[Callable[[Any], str | None]] = []
+
+
+def command_line(doc: str | None) -> argparse.ArgumentParser:
+    """A parser whose --help is the docstring of a tool, as it is written."""
+    return argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+
+
+def add_shape(parser: argparse.ArgumentParser, name: str = '--shape', **options: Any) -> None:
+    """The option --shape HEIGHT WIDTH, of the images in pixels."""
+    options.setdefault(
+        'help', 'default: 800 1333 for detectors, 512 512 for segmentors, else 224 224'
+    )
+    metavar = ('HEIGHT', 'WIDTH')
+    parser.add_argument(name, nargs=2, type=positive, metavar=metavar, **options)
+
+
+def positive(text: str) -> int:
+    """An integer of 1 or more."""
+    return _counted(text, 1)
+
+
+def not_negative(text: str) -> int:
+    """An integer of 0 or more."""
+    return _counted(text, 0)
+
+
+def _counted(text: str, least: int) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = least - 1
+    if number < least:
+        raise argparse.ArgumentTypeError(f'{text!r}: give an integer, {least} or more')
+    return number
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """The option --device, by default a GPU where there is one."""
+    default = 'cuda' if torch.cuda.is_available() else 'cpu'
+    parser.add_argument('--device', type=_usable_device, default=default)
+
+
+def _usable_device(text: str) -> str:
+    """A device that torch can use here."""
+    try:
+        torch.empty(1, device=text)
+    except (AssertionError, RuntimeError) as error:
+        reason = str(error).partition('\n')[0]
+        raise argparse.ArgumentTypeError(f"{text!r} is not there, give 'cpu': {reason}") from error
+    return text
+
+
+def printable(text: object) -> str:
+    """A text that shows control characters: a file's names could steer the terminal with them."""
+    return ''.join(c if c.isprintable() or c == '\n' else repr(c)[1:-1] for c in str(text))
+
+
+@contextmanager
+def plain_errors(launcher: str = 'pytorch') -> Iterator[None]:
+    """Turns errors whose message is enough into that message on stderr and exit status 1.
+
+    Ranks get the same error, and one of each node prints it; with `launcher='none'` each process.
+    """
+    try:
+        yield
+    except (UsageError, DataError, CheckpointError) as error:
+        # A data worker's error comes with the traceback of its process.
+        message = str(error).strip()
+        if message.startswith('Caught '):
+            message = message.splitlines()[-1].partition('Error: ')[2]
+        message = printable(message)
+    except ModuleNotFoundError as error:
+        if (sentence := missing(error.name or '')) is None:
+            raise
+        message = sentence
+    except (KeyError, TypeError, ValueError) as error:
+        explained = next(filter(None, (explain(error) for explain in EXPLAIN)), None)
+        if explained is None:
+            raise
+        message = explained
+    else:
+        return
+    if launcher == 'none' or os.environ.get('LOCAL_RANK', '0') == '0':
+        print(f'error: {message}', file=sys.stderr)
+    raise SystemExit(1) from None

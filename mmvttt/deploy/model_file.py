@@ -1,0 +1,109 @@
+"""A model with its weights as a file, compared with the model that it was written from."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..checkpoints.load import load_pretrained
+from ..errors import CheckpointMismatchError
+from ..found_model import FoundModel, image_channels, read_picture
+from .compare import Comparison, Runs, compare
+from .export import export_module
+
+# Compares a network, its file, a batch, and the part of the batch that is no padding.
+Compares = Callable[[nn.Module, Runs, Tensor, Tensor], Iterator[Comparison]]
+
+
+def write_model(
+    found: FoundModel,
+    network: nn.Module,
+    checkpoint: str | os.PathLike[str] | None,
+    out: str | os.PathLike[str],
+    size: tuple[int, int] | None = None,
+    fixed_size: bool = False,
+    decompose: bool = False,
+    images: Sequence[str | os.PathLike[str]] = (),
+    notes: Mapping[str, str] | None = None,
+    predictions: Compares | None = None,
+) -> Iterator[Comparison]:
+    """Writes a network and compares the file with it on several batches and sizes.
+
+    Prints a line before each step: some take minutes.
+
+    Args:
+        found: The model.
+        network: The part of it to write, a function of images.
+        checkpoint: The model's weights; None leaves them as they are.
+        out: See `export_module`.
+        size: (height, width) of the example image; default: the model's.
+        fixed_size: Fix height and width; the batch is free.
+        decompose: See `export_module`.
+        images: Photographs to compare on, in place of noise.
+        notes: Metadata of the file, beside the model's name and the shape of its images.
+        predictions: Compares a network that ends in predictions, for one image of one size;
+            photographs are then resized to fit and padded, as they are where the file is used.
+
+    Raises:
+        UsageError: See `export_module`.
+        CheckpointError: The checkpoint cannot be read, or lacks something that would be written.
+        RuntimeError: The file computes something else than the model.
+    """
+    network.eval().requires_grad_(False)
+    if checkpoint is not None:
+        _load_all(found.model, checkpoint, getattr(network, 'prefixes', ''))
+    height, width = size or found.size
+    channels = image_channels(network)
+    # Two: with one image, what is one because of it is taken for fixed.
+    image = torch.rand(1 if predictions else 2, channels, height, width)
+    fixed_size = fixed_size or predictions is not None
+    notes = {
+        'model': found.name,
+        'image': f'float32 (B, {channels}, H, W), prepared as data_preprocessor',
+        **(notes or {}),
+    }
+    names = getattr(network, 'names', None)
+    run = export_module(network, image, out, fixed_size, decompose, notes, names)
+    shapes = [(1, height, width)]
+    if predictions is None:
+        shapes += [(3, height, width)]
+    if not fixed_size:
+        shapes += [(1, height + 37, width), (2, height * 2 // 3, width * 4 // 3 + 5)]
+    print(f'comparing {out} with the model')
+    examples: Iterator[Tensor] = (torch.rand(b, channels, *sides) for b, *sides in shapes)
+    if images:
+        keep = predictions is not None
+        pictures = (read_picture(Path(path), (height, width), keep) for path in images)
+        examples = (found.prepare(picture)[None] for picture in pictures)
+    for seen in examples:
+        batch = seen
+        if predictions is not None:
+            batch = F.pad(seen, (0, width - seen.shape[3], 0, height - seen.shape[2]))
+            comparisons = predictions(network, run, batch, seen)
+        else:
+            comparisons = iter([compare(network, run, batch)])
+        for comparison in comparisons:
+            if not comparison.good:
+                raise RuntimeError(f'{out} differs from the model on {comparison}')
+            yield comparison
+
+
+def _load_all(
+    model: nn.Module, checkpoint: str | os.PathLike[str], parts: str | tuple[str, ...]
+) -> None:
+    report = load_pretrained(model, checkpoint)
+    missing = [name for name in report.missing if name.startswith(parts)]
+    mismatched = [line for line in report.mismatched if line.startswith(parts)]
+    if missing or mismatched:
+        lacking = replace(report, missing=missing, mismatched=mismatched, unexpected=[])
+        raise CheckpointMismatchError(
+            f'{os.fspath(checkpoint)!r} would leave random numbers in the file: '
+            f'{"; ".join(str(lacking).splitlines())}. Give the config and the --cfg-options that '
+            'the checkpoint was trained with'
+        )

@@ -1,0 +1,175 @@
+"""A model of timm's registry by its name, and what the tools ask of any model."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import timm
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor, nn
+from torchvision.transforms.functional import normalize, rgb_to_grayscale
+
+from .distributions import missing
+from .errors import DataError, UsageError
+
+# ImageNet's, as in the recipes.
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def _as_it_is(model: nn.Module) -> nn.Module:
+    return model
+
+
+@dataclass(frozen=True)
+class FoundModel:
+    """A model with facts about its use.
+
+    Attributes:
+        name: The user's name for it, without folder and suffix.
+        model: The model, on the CPU with random weights or on the meta device.
+        size: (height, width) of the papers' measurements.
+        config: Its config, or None for timm's models.
+        dense: Wraps the model, or its backbone, as the part whose work does not depend on the
+            content of an image.
+    """
+
+    name: str
+    model: nn.Module
+    size: tuple[int, int]
+    config: Any = None
+    dense: Callable[[nn.Module], nn.Module] = _as_it_is
+
+    @property
+    def backbone(self) -> nn.Module:
+        """The model without neck and heads.
+
+        Raises:
+            UsageError: It has no part of that name.
+        """
+        if not hasattr(self.model, 'backbone'):
+            raise UsageError(f'--backbone: {self.name!r} has no part of that name')
+        return self.model.get_submodule('backbone')
+
+    def prepare(self, picture: Tensor) -> Tensor:
+        """RGB in [0, 1], `(3, H, W)`, as the model gets it in a test, `(C, H, W)`."""
+        own = getattr(self.model, 'data_preprocessor', None)
+        if own is None and self.config is None:
+            wanted = timm.data.resolve_model_data_config(self.model)
+            return normalize(picture, wanted['mean'], wanted['std'])
+        return preprocessed(picture, own, image_channels(self.model))
+
+
+def preprocessed(picture: Tensor, preprocessor: Any, channels: int) -> Tensor:
+    """RGB in [0, 1], `(3, H, W)`, as a model of so many channels gets it by its preprocessor.
+
+    Without one it is normalised as in ImageNet's recipes.
+    """
+    if preprocessor is None:
+        return as_in_imagenet(picture)
+    pixels = (255 * picture).round().byte()
+    pixels = rgb_to_grayscale(pixels) if channels == 1 else pixels.flip(0)
+    inputs = preprocessor(dict(inputs=[pixels], data_samples=None))['inputs'][0]
+    # Without what fills it up to a multiple.
+    return inputs[:, : picture.shape[1], : picture.shape[2]].float()
+
+
+def is_timm(name: str) -> bool:
+    """Whether timm's registry, in which mmvttt's models are, has a model of this name."""
+    from .models import timm as _registers  # noqa: F401
+
+    return timm.is_model(name)
+
+
+def find_timm(
+    name: str, arguments: dict[str, Any] | None = None, weightless: bool = False
+) -> FoundModel:
+    """Builds a model of timm's registry, in which mmvttt's are, for images of any size.
+
+    Args:
+        name: Its name.
+        arguments: Its arguments.
+        weightless: Build it on the meta device if its code allows that.
+
+    Raises:
+        UsageError: There is no such model, or it lacks an argument.
+    """
+    if not is_timm(name):
+        close = difflib.get_close_matches(name, timm.list_models(), n=1)
+        raise UsageError(
+            f"there is no model {name!r} in timm's registry"
+            f'{f", did you mean {close[0]!r}?" if close else ""}; for configs, '
+            f'{missing("mmengine")}'
+        )
+    if dotted := [key for key in arguments or {} if '.' in key]:
+        raise UsageError(
+            f"{name} is a model of timm's, and {dotted[0]!r} a key of configs: give arguments of "
+            'the model, such as in_chans=4'
+        )
+    model = built(lambda: _build_timm(name, arguments or {}), weightless)
+    return FoundModel(name, model, timm.data.resolve_model_data_config(model)['input_size'][1:])
+
+
+def built(build: Callable[[], nn.Module], weightless: bool) -> nn.Module:
+    """Builds a model, with `weightless` on the meta device if its code allows that."""
+    try:
+        with torch.device('meta') if weightless else nullcontext():
+            return build()
+    except (NotImplementedError, RuntimeError):
+        if not weightless:
+            raise
+        # The model reads a value while it is built, such as a linspace of rates.
+        return build()
+
+
+def _build_timm(name: str, arguments: dict[str, Any]) -> nn.Module:
+    # Options with which timm's ViTs, or its Swins, take images of any size.
+    any_size = dict(dynamic_img_size=True, dynamic_img_pad=True)
+    for options in (any_size, dict(dynamic_img_size=True), {}):
+        try:
+            return timm.create_model(name, **{**options, **arguments})
+        except TypeError as error:
+            refused = error
+    if not arguments:
+        raise refused
+    raise UsageError(f'{name} cannot be built with {arguments}: {refused}') from refused
+
+
+def image_channels(network: nn.Module) -> int:
+    """Channels of the images, as the first convolution takes them."""
+    return next((m.in_channels for m in network.modules() if isinstance(m, nn.Conv2d)), 3)
+
+
+def read_picture(path: Path, size: tuple[int, int], keep_ratio: bool = False) -> Tensor:
+    """Reads a file, upright, and resizes it to (height, width): RGB `(3, H, W)` in [0, 1].
+
+    With `keep_ratio`, to the largest size of the file's ratio inside.
+
+    Raises:
+        DataError: The file is missing or no image.
+    """
+    try:
+        with Image.open(path) as file:
+            image = ImageOps.exif_transpose(file)
+            if image.mode.startswith('I'):  # 16 bits
+                image = Image.fromarray((np.asarray(image) // 256).clip(0, 255).astype(np.uint8))
+            if keep_ratio:
+                factor = min(size[0] / image.height, size[1] / image.width)
+                size = max(1, round(factor * image.height)), max(1, round(factor * image.width))
+            image = image.convert('RGB').resize(size[::-1], Image.Resampling.BILINEAR)
+    except (OSError, SyntaxError, ValueError) as error:
+        raise DataError(
+            f'{str(path)!r} is not a readable image ({error}): give a JPEG or PNG file'
+        ) from error
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255
+
+
+def as_in_imagenet(picture: Tensor) -> Tensor:
+    """A picture `(3, H, W)` normalised as the recipes do."""
+    return normalize(picture, MEAN, STD)
