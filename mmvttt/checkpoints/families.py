@@ -147,7 +147,7 @@ def timm_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
             new = renamed(family.rest, short) or renamed(_HEADS, name)
         if new is None:
             raise CheckpointError(
-                f'{name} is no name that transformers gives to this family of models; give the '
+                f'{name} is not a name of this family in transformers; give the '
                 'checkpoint as transformers saves it, or one of timm.'
             )
         found[new] = value
@@ -237,7 +237,7 @@ def _shaped(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 _BIAS = r'\.attn\.(q_bias|v_bias|qkv\.bias)$'
-# Parts that a model of timm may lack, by its names and its authors'.
+# Parts that a timm model may lack, by its names and its authors'.
 _PARTS: Mapping[str, str] = {
     r'^(reg_token|register_tokens|storage_tokens)$': 'register tokens',
     r'^cls_token$': 'a class token',
@@ -294,7 +294,7 @@ def _require_place(weights: dict[str, Tensor], model: nn.Module, name: str) -> N
         lost = next((n for n in weights if re.search(part, n)), None)
         if lost and not any(re.search(part, n) for n in own):
             raise CheckpointMismatchError(
-                f'the checkpoint has {what} ({lost}), which {name} has not: take the model of timm '
+                f'the checkpoint has {what} ({lost}), which {name} has not: take the timm model '
                 'that has them, or set model_options.'
             )
     if not isinstance(model, Eva) or any(re.search(_BIAS, n) for n in own):

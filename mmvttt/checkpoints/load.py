@@ -68,7 +68,7 @@ def load_pretrained(
 
     The log is a warning if tensors differ in shape, or the module has some that neither the
     checkpoint has nor a linearization has added. The models of mmvttt resize position embeddings
-    for another size of images; for a model of timm give its own function, such as
+    for another size of images; for a timm model give its own function, such as
     `adapt=lambda w: timm.models.vision_transformer.checkpoint_filter_fn(w, module)`.
 
     Args:
@@ -86,7 +86,7 @@ def load_pretrained(
         The report that was logged.
 
     Raises:
-        TypeError: The checkpoint is no path, or the prefix no string.
+        TypeError: The checkpoint is not a path, or the prefix not a string.
         CheckpointMissingError: There is no such file.
         CheckpointError: The file has no weights, is damaged, or cannot be read without running its
             code.

@@ -93,7 +93,7 @@ def read_content(
         TypeError: The checkpoint is not a path.
         CheckpointMissingError: There is no such file.
         RefusedCheckpointError: It has objects that need pickle's code execution.
-        CheckpointError: The file is no checkpoint, is damaged, or cannot be downloaded.
+        CheckpointError: The file is not a checkpoint, is damaged, or cannot be downloaded.
     """
     with ExitStack() as stack:
         if isinstance(checkpoint, str | os.PathLike):
@@ -136,14 +136,14 @@ def read_content(
         except pickle.UnpicklingError as error:
             raise RefusedCheckpointError(
                 f'{source!r} is not read: it holds {_refused_object(error)}, which is more than '
-                'tensors and plain data, and reading that could run code (or it is no checkpoint). '
-                'Where you trust its source, docs/safety.md shows how to make a plain checkpoint '
-                'of it'
+                'tensors and plain data, and reading that could run code (or it is not a '
+                'checkpoint). Where you trust its source, docs/safety.md shows how to make a plain '
+                'checkpoint of it'
             ) from None
         except Exception as error:
             # The error for a damaged file depends on the position of the damage.
             raise CheckpointError(
-                f'{source!r} is damaged or no checkpoint of torch ({type(error).__name__}: '
+                f'{source!r} is damaged or not a checkpoint of torch ({type(error).__name__}: '
                 f'{first_line(error)}); download or save it again'
             ) from error
 

@@ -96,7 +96,7 @@ def dit_to_public(weights: StateDict, sample_size: int | None = None) -> Convers
             None for 32, DiT's for images of 256×256, which `caution` then says.
 
     Raises:
-        CheckpointError: The weights are not ours, or the side is no multiple of the patch's.
+        CheckpointError: The weights are not ours, or the side is not a multiple of the patch's.
     """
     kind, affine = _require_ours(weights)
     own = _names_of(_depth(weights, f'{PREFIX}blocks'), kind, affine)

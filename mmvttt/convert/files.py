@@ -40,8 +40,8 @@ def convert_checkpoint(
         ema: Take the averaged weights of the file, such as MESA's teacher.
         sample_size: Side of the latents, of a DiT's fixed positions in a public file; None for what
             the source says.
-        without: 'attention' or 'mlp' of the blocks is not written, so that it begins at random (t5
-            Tab. 10).
+        without: 'attention' or 'mlp' of the blocks is not written, so that it is initialised
+            randomly (t5 Tab. 10).
 
     Returns:
         The conversion; its `complete` tells whether the target was written.

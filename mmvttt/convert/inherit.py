@@ -1,4 +1,4 @@
-"""The weights of a ViT for T⁵, or of a timm model for TimmViT, nothing left unsaid (t5 Sec. 5.1).
+"""The weights of a ViT for T⁵, or of a timm model for TimmViT, each accounted for (t5 Sec. 5.1).
 
 Everything that the source has is kept under the same meaning, but for class and distillation
 tokens. What T⁵ has no place for is refused: a network that is nearly the source's would have to
@@ -74,7 +74,7 @@ class Inheritance:
         inherited: Their name → ours.
         folded: Their name of a LayerScale → the layer that it went into.
         dropped: Their name → why it is not needed.
-        new: Our names of what no ViT has; it begins at random.
+        new: Our names of what no ViT has, initialised randomly.
     """
 
     weights: dict[str, Tensor] = field(default_factory=dict)
@@ -92,7 +92,7 @@ class Inheritance:
                 'inherited': self.inherited.items(),
                 'folded': self.folded.items(),
                 'dropped': self.dropped.items(),
-                'new': ((name, 'begins at random') for name in self.new),
+                'new': ((name, 'initialised randomly') for name in self.new),
             },
         )
 
@@ -111,11 +111,11 @@ def inherit_vit(
         weights: Named tensors of a ViT or DeiT of timm or mmpretrain, under any prefix.
         model: The T⁵ that they are for; None for one of the source's sizes.
         img_size: Without a model: (height, width) in pixels of the source's grid of positions. It
-            matters where that is no square, or has no row for the class token (FlexiViT, at 240).
-        without: 'attention' or 'mlp' of the blocks begins at random (t5 Tab. 10).
+            matters where that is not square, or has no row for the class token (FlexiViT, at 240).
+        without: 'attention' or 'mlp' of the blocks is initialised randomly (t5 Tab. 10).
 
     Raises:
-        TypeError: The model is no T⁵.
+        TypeError: The model is not a T⁵.
         CheckpointMismatchError: The source is of another architecture or size.
         CheckpointError: The source is incomplete or quantised, or its positions are no grid.
     """
@@ -175,7 +175,7 @@ def inherit_timm(weights: StateDict, model: str, without: str | None = None) -> 
     """Tensors of a linearized `TimmViT` that come from timm: all, and the head.
 
     Args:
-        weights: Named tensors of a model of timm, or as its authors have published them.
+        weights: Named tensors of a timm model, or as its authors have published them.
         model: Its name in timm's registry.
         without: See `inherit_vit`.
 
@@ -225,7 +225,7 @@ def load_inherited(module: nn.Module, without: str | None = None, **options: Any
         options: See `load_pretrained`: `checkpoint`, `prefix`, `ema`, ….
 
     Returns:
-        The tensors of T⁵ that matched, and those that begin at random as missing.
+        The tensors of T⁵ that matched, and those initialised randomly as missing.
     """
 
     def adapt(weights: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -249,7 +249,7 @@ def inherit_checkpoint(
 
     Args:
         source: A file or URL of a ViT or DeiT of timm or mmpretrain; see `read_weights`.
-        target: The file to write. What is new is not in it, and begins at random.
+        target: The file to write. What is new is not in it.
         ema: Take the averaged weights of the file.
         img_size: See `inherit_vit`.
         model: Name in timm's registry: the target is for a `TimmViT` of it. None: for a `T5`.
@@ -283,7 +283,7 @@ def _renamed(weights: StateDict) -> tuple[Inheritance, dict[str, str]]:
             )
         begin = ', '.join(sorted({'.'.join(name.split('.')[:2]) for name in weights})[:6])
         raise CheckpointMismatchError(
-            f'This is no ViT of timm or mmpretrain: no name ends in {" or ".join(_MARKS)}; they '
+            f'This is not a ViT of timm or mmpretrain: no name ends in {" or ".join(_MARKS)}; they '
             f'begin with {begin}. Give the checkpoint of a ViT or DeiT.'
         )
     prefix = next(marks[0].removesuffix(m) for m in _MARKS if marks[0].endswith(m))

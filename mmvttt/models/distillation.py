@@ -55,7 +55,7 @@ def block_tokens(
             on these. For plain backbones only.
 
     Raises:
-        TypeError: If the model is another, or `inputs` are given to a model of timm.
+        TypeError: If the model is another, or `inputs` are given to a timm model.
     """
     images = images.to(next(model.parameters()))
     if not isinstance(model, PlainBackbone):
@@ -242,7 +242,7 @@ def distil(
         The figures of `distillation_losses` for each step.
 
     Raises:
-        TypeError: If a batch is no tensor and no tuple, or a model has no tokens to compare.
+        TypeError: If a batch is neither a tensor nor a tuple, or a model has no tokens to compare.
         ValueError: If nothing in the model is new or nothing new is trained, it is the source or
             in half precision, there are no batches, or an option is out of range.
         FloatingPointError: If the gradients of a step are not finite. The step is not taken.

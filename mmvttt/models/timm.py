@@ -81,7 +81,7 @@ class Classifier(nn.Module):
         mode = getattr(backbone, 'cls_mode', 'mean')
         if mode != 'mean':
             raise ValueError(
-                f'cls_mode={mode!r}: a model of timm pools the patches by global_pool; leave '
+                f'cls_mode={mode!r}: a timm model pools the patches by global_pool; leave '
                 "cls_mode out, or take the backbone itself with out_type='avg_featmap'."
             )
         return backbone

@@ -29,7 +29,7 @@ class FromLibrary(BaseModule):
     """Builds a class of the library from a config; the base of all classes below.
 
     `init_cfg=dict(type='Pretrained', …)` loads by `load_pretrained`, which logs a report and fails
-    where next to nothing matches; mmengine's own loading is `strict=False` without a word. With
+    where next to nothing matches; mmengine's own loading is `strict=False` and silent. With
     `ema=True` the averaged weights of the file are loaded, MESA's teacher for one.
     `dict(type='mmvttt.InheritViT', …)` takes the same options for the checkpoint of a ViT.
 
@@ -94,7 +94,7 @@ class FromLibrary(BaseModule):
 def config_options(kind: type) -> list[str]:
     """Names of the options of a registered class, in the order of its definition.
 
-    A class of the library that hands options on to its base takes the base's options too, except
+    A class of the library that passes options to its base takes the base's options too, except
     those that it sets itself.
     """
     kind = getattr(kind, 'library_class', kind)

@@ -101,7 +101,7 @@ def test_frozen_blocks_that_begin_at_random_are_said(caplog: Any) -> None:
         return TimmViT('vit_tiny_patch16_224', model_options=dict(depth=2), **options)
 
     build(linearize=dict(), frozen_stages=1)
-    assert 'begin at random and are not trained' in caplog.text
+    assert 'initialised randomly and not trained' in caplog.text
     build(linearize=dict(), frozen_stages=0)
     assert not caplog.text
     # The softmax twin of a config with linearize=dict().

@@ -145,7 +145,7 @@ def test_prefixes_and_other_grids(tmp_path: Path, capfd: pytest.CaptureFixture) 
         'head.layers.head_dist.bias',
     }
     text = str(report)
-    for row in ('layers.*.attn.qkv.weight', 'class token', 'begins at random', 'inner.w3'):
+    for row in ('layers.*.attn.qkv.weight', 'class token', 'initialised randomly', 'inner.w3'):
         assert row in text
 
 
@@ -269,7 +269,7 @@ def test_the_tool_writes_a_classifier(
     torch.save({'model': source.state_dict()}, tmp_path / 'vit.pth')
     tool('vit.pth', 'out/t5.pth')
     printed = capsys.readouterr().out
-    for text in ('inherited', 'folded', 'dropped', 'new', 'begins at random', 'wrote 31 tensors'):
+    for text in ('inherited', 'folded', 'dropped', 'new', 'randomly', 'wrote 31 tensors'):
         assert text in printed
     written = torch.load(tmp_path / 'out' / 't5.pth', weights_only=True)['state_dict']
     assert torch.equal(written['head.fc.weight'], source.head.weight)
@@ -289,7 +289,7 @@ def test_the_tool_writes_a_classifier(
     [('attention', 'mixer.qkv mixer.proj'), ('mlp', 'mlp.fc1 mlp.fc2')],
 )
 def test_partial_inheritance(without: str, lost: str, tmp_path: Path) -> None:
-    """The rows of t5 Tab. 10: what is left out begins at random, and all else is kept."""
+    """The rows of t5 Tab. 10: what is left out is initialised randomly, and all else is kept."""
     source = timm(init_values=0.5)
     torch.save({'model': source.state_dict()}, tmp_path / 'vit.pth')
     whole, part = T5(ARCH, img_size=64), T5(ARCH, img_size=64)

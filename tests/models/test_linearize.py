@@ -281,7 +281,7 @@ def test_where() -> None:
         assert record.replaced == chosen
         assert record.left == {n: 'not chosen' for n in names if n not in chosen}
     text = str(record)
-    for row in ('blocks.*.attn', 'not chosen', 'inner.w3', 'begins at random', '0.00M new'):
+    for row in ('blocks.*.attn', 'not chosen', 'inner.w3', 'initialised randomly', '0.00M new'):
         assert row in text
 
 
@@ -577,7 +577,7 @@ def test_a_folder_of_a_backbone(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_would_not_load_is_not_written(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match='VisionTransformer is no linearized model of timm'):
+    with pytest.raises(UsageError, match='VisionTransformer is not a linearized timm model'):
         save_pretrained(build('vit_tiny_patch16_224'), tmp_path)
     model = build('vit_tiny_patch16_224')
     linearize(model)

@@ -1,4 +1,4 @@
-"""Any vision transformer of timm as a plain backbone, softmax or linearized (t5 Sec. 4)."""
+"""Any of timm's vision transformers as a plain backbone, softmax or linearized (t5 Sec. 4)."""
 
 import logging
 import re
@@ -38,7 +38,7 @@ _LEAST_EPS = 1e-6
 
 
 class TimmViT(PlainBackbone):
-    """A `VisionTransformer` or `Eva` of timm: DINOv2, DINOv3, SigLIP 2, EVA-02, CLIP, DeiT, MAE, ….
+    """timm's `VisionTransformer` or `Eva`: DINOv2, DINOv3, SigLIP 2, EVA-02, CLIP, DeiT, MAE, ….
 
     Its parts have timm's names, and its tokens are timm's to the last bit. Class and register
     tokens are in front of the patches' tokens, `(B, num_prefix_tokens + h·w, C)`, from `embed` to
@@ -127,8 +127,8 @@ class TimmViT(PlainBackbone):
         self.linearization = _linearized(vit, linearize)
         if linearize is not None and frozen_stages > 0:
             _log.warning(
-                'frozen_stages=%d with linearize: the inner models of these blocks begin at random '
-                'and are not trained; load weights that have them, or set frozen_stages=0',
+                'frozen_stages=%d with linearize: the inner models of these blocks are initialised '
+                'randomly and not trained; load weights that have them, or set frozen_stages=0',
                 frozen_stages,
             )
         self.num_prefix_tokens = vit.num_prefix_tokens
@@ -232,7 +232,7 @@ class TimmViT(PlainBackbone):
         """Compares this model with the config.json of a folder, in what no tensor shows.
 
         Args:
-            config: Of transformers, or of a linearized model of timm (`save_pretrained`).
+            config: Of transformers, or of a linearized timm model (`save_pretrained`).
             source: Name of the folder, for the message.
 
         Raises:
@@ -276,7 +276,7 @@ class TimmViT(PlainBackbone):
         block = self.blocks[0]
         act = getattr(block.mlp, 'act', None)
         registers = self.reg_token.shape[1] if isinstance(self.reg_token, Tensor) else 0
-        other = 'another model of timm'
+        other = 'another timm model'
         facts = {
             'num_attention_heads': (block.attn.num_heads, 'model_options=dict(num_heads=…)'),
             'num_hidden_layers': (len(self.blocks), 'model_options=dict(depth=…)'),

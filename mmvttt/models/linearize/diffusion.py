@@ -28,7 +28,7 @@ from .replacement import (
     quantised,
 )
 
-# Model → the argument of its call that its blocks hand on to their processors, and its place.
+# Model → the argument of its call that its blocks pass to their processors, and its position.
 _TO_PROCESSORS = {
     DiTTransformer2DModel: ('cross_attention_kwargs', 3),
     PixArtTransformer2DModel: ('cross_attention_kwargs', 4),
@@ -112,7 +112,7 @@ def install(
 def _tell_map_size(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Forward pre-hook of a model: adds the size of the map to what processors are told."""
+    """Forward pre-hook of a model: adds the size of the map to the arguments of processors."""
     _check_processors(model)
     name, place = next(_TO_PROCESSORS[cls] for cls in type(model).__mro__ if cls in _TO_PROCESSORS)
     told = (args[place] if len(args) > place else kwargs.get(name)) or {}
@@ -206,7 +206,7 @@ class TTTProcessor(Replacement):
         image_rotary_emb: tuple[Tensor, Tensor] | None = None,
         map_size: MapSize | None = None,
     ) -> Any:
-        """See `forward`; diffusers hands over what this signature names."""
+        """See `forward`; diffusers passes what this signature names."""
         return super().__call__(
             attn, hidden_states, encoder_hidden_states, attention_mask, image_rotary_emb, map_size
         )

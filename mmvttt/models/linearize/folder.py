@@ -1,4 +1,4 @@
-"""Linearized models of timm as folders, which `timm.create_model('local-dir:…')` and hubs take."""
+"""Linearized timm models as folders, which `timm.create_model('local-dir:…')` and hubs take."""
 
 import json
 import os
@@ -37,7 +37,7 @@ _OF_TIMM = {
 def save_pretrained(
     model: nn.Module, folder: str | os.PathLike[str], **model_args: Any
 ) -> dict[str, Any]:
-    """Writes a linearized model of timm: config.json, model.safetensors and a model card.
+    """Writes a linearized timm model: config.json, model.safetensors and a model card.
 
     With `import mmvttt.models.timm`, `timm.create_model('local-dir:FOLDER', pretrained=True)` has
     it back, as does `hf-hub:OWNER/NAME` once the folder is uploaded. `load_pretrained` takes the
@@ -60,7 +60,7 @@ def save_pretrained(
     note, known = getattr(model, NOTE, None), getattr(model, 'pretrained_cfg', None)
     if not note or not known or not known.get('architecture'):
         raise UsageError(
-            f'{type(model).__name__} is no linearized model of timm: build it by '
+            f'{type(model).__name__} is not a linearized timm model: build it by '
             'timm.create_model, then call mmvttt.linearize on it; a TimmViT has to_timm().'
         )
     source, config = known['architecture'], Path(folder) / _CONFIG
@@ -107,7 +107,7 @@ def _build(source: str, linearize: Mapping[str, Any], **options: Any) -> nn.Modu
 
 @register_model
 def linear_vit(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """A vision transformer of timm, linearized.
+    """A linearized vision transformer of timm's.
 
     Args:
         pretrained: Whether to load weights, of the folder or hub that the model comes from.

@@ -46,11 +46,11 @@ class Linearization:
 
     Attributes:
         replaced: Names of the attentions that were replaced.
-        new: Names of the parameters that were added. They begin at random and want a higher
-            learning rate (t5 Tab. 11b: 20 times; Tab. 11a, for diffusion: 2 times).
+        new: Names of the parameters that were added. They are initialised randomly and need a
+            higher learning rate (t5 Tab. 11b: 20 times; Tab. 11a, for diffusion: 2 times).
         left: Name of an attention that was left alone → why.
-        modules_to_save: Names of modules that hold the new parameters which begin at random, as
-            PEFT's option of this name takes them: LoRA freezes what it does not name.
+        modules_to_save: Names of modules that hold new, randomly initialised parameters, as PEFT's
+            option of this name takes them: LoRA freezes what it does not name.
         gone: Names of the parameters that the model had and has no more: biases of pairs of
             positions, which are added to the scores of a softmax.
         kept: Number of parameters that the model had, and still has.
@@ -84,7 +84,7 @@ class Linearization:
             {
                 'replaced': ((name, 'TTT') for name in self.replaced),
                 'left': self.left.items(),
-                'new': ((name, 'begins at random') for name in self.new),
+                'new': ((name, 'initialised randomly') for name in self.new),
                 'gone': ((name, 'was added to the scores') for name in self.gone),
             },
         )
@@ -171,7 +171,7 @@ def _family(model: nn.Module) -> ModuleType:
     """The module that knows the attentions of a model.
 
     Raises:
-        TypeError: If it is no model.
+        TypeError: If it is not a model.
         ValueError: If none does.
     """
     if not isinstance(model, nn.Module):
@@ -234,7 +234,7 @@ def _chosen(
         names = [n for n in found if n == item or (n.split('.')[1] == str(item))]
         if not names:
             raise ValueError(
-                f'where={item!r} is no self-attention of this model: give {["all", *RECIPES]}, '
+                f'where={item!r} is not a self-attention of this model: give {["all", *RECIPES]}, '
                 f'indices of blocks, or names, {next(iter(found))!r} to {list(found)[-1]!r}.'
             )
         chosen |= set(names)

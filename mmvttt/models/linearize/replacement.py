@@ -1,4 +1,4 @@
-"""The module that replaces attention, and the size of the map that it is told in each call."""
+"""The module that replaces attention, and the size of the map, an argument of each call."""
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""Transformers of timm in stages with attention of all tokens of a map: CAFormer, PiT, VOLO."""
+"""timm's transformers in stages with attention of all tokens of a map: CAFormer, PiT, VOLO."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -34,7 +34,7 @@ def attentions(model: nn.Module) -> dict[str, nn.Module | str]:
 
 
 def replacement(model: nn.Module, attention: nn.Module, options: Mapping[str, Any]) -> Replacement:
-    """A TTT attention with all that an attention of timm has, to be put into its place."""
+    """A TTT attention with all that timm's attention has, to replace it."""
     if isinstance(attention, volo.Attention):
         return _MapAttention(attention, 0, **options)
     prefix = model.num_tokens if isinstance(model, PoolingVisionTransformer) else 0
@@ -97,7 +97,7 @@ class _CAFormerStage(nn.Module):
 
 
 class _Block(nn.Module):
-    """A `MetaFormerBlock` that hands the size of the map to its token mixer."""
+    """A `MetaFormerBlock` that passes the size of the map to its token mixer."""
 
     def __init__(self, source: MetaFormerBlock) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Vision transformers of timm: which of their attentions can be replaced, and by what."""
+"""timm's vision transformers: which of their attentions can be replaced, and by what."""
 
 import copy
 import inspect
@@ -66,7 +66,7 @@ _NO_MASK = (
     'A linearized attention sees all tokens and takes no mask: leave attn_mask and is_causal out.'
 )
 _WINDOWS = 'its attention is in windows, and linear already, or over pooled keys'
-# By class of timm: why a model, a block or an attention is not taken.
+# By timm's class: why a model, a block or an attention is not taken.
 _REASONS = {
     **dict.fromkeys(
         (
@@ -105,7 +105,7 @@ def from_authors(model: nn.Module) -> Callable[..., dict[str, Tensor]]:
 
 
 def reason_against(model: nn.Module) -> str | None:
-    """Reason for which a model, block or attention of timm is refused, if its class is known."""
+    """Reason for which a timm model, block or attention is refused, if its class is known."""
     return _REASONS.get(type(model).__name__)
 
 
@@ -130,7 +130,7 @@ def attentions(model: nn.Module) -> dict[str, nn.Module | str]:
             )
     if getattr(getattr(model, 'patch_drop', None), 'prob', 0) > 0:
         raise ValueError(
-            f'{type(model).__name__} drops patches, and what is left is no map: build it with '
+            f'{type(model).__name__} drops patches, and the rest is not a map: build it with '
             'patch_drop_rate=0.'
         )
     found: dict[str, nn.Module | str] = {}
@@ -194,7 +194,7 @@ def reason_in(attention: nn.Module) -> str | None:
 
 
 def replacement(model: nn.Module, attention: nn.Module, options: Mapping[str, Any]) -> Replacement:
-    """A TTT attention with all that an attention of timm has, to be put into its place."""
+    """A TTT attention with all that timm's attention has, to replace it."""
     return TTTAttention(attention, model.num_prefix_tokens, **options)
 
 
@@ -253,7 +253,7 @@ def _no_weight_decay(model: nn.Module) -> set[str]:
 def _drop_map_size(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Forward pre-hook of what stays softmax in a model where the rest is told the map's size."""
+    """Forward pre-hook of what stays softmax: drops the map's size."""
     return args, {k: None if isinstance(v, MapSize) else v for k, v in kwargs.items()}
 
 
@@ -287,7 +287,7 @@ class _Method:
 
 
 class _Call:
-    """A model of timm in one call: all is the model's, but its blocks know the map's size."""
+    """A timm model in one call: all is the model's, but its blocks know the map's size."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -341,7 +341,7 @@ class _Blocks(list):
 
 
 class _Block:
-    """A block that hands the map's size to its attention, where timm hands a mask or biases.
+    """A block that passes the map's size to its attention, where timm passes a mask or biases.
 
     What is computed again in the backward pass is this object, with the size of its own call.
     """
@@ -360,7 +360,7 @@ class _Block:
 
 
 class TTTAttention(Replacement):
-    """An attention of timm whose softmax is replaced by a TTT layer (t5 Sec. 4).
+    """timm's attention whose softmax is replaced by a TTT layer (t5 Sec. 4).
 
     Projections, norms, gate and dropout are the source's own, under its names: the state dict is
     the source's and the new tensors. In the order of the source: projections, norms of queries and
