@@ -219,7 +219,7 @@ def test_an_adapter_has_it_inside(tmp_path: Path) -> None:
         (lambda: mmpretrain(out_type='avg_featmap'), ['ln2']),
         (lambda: mmpretrain(pre_norm=True), ['pre_norm']),
         (lambda: T5(ARCH), ['already', 'Pretrained']),
-        (lambda: nn.Sequential(nn.Linear(3, 3)), ['0.bias', 'no ViT']),
+        (lambda: nn.Sequential(nn.Linear(3, 3)), ['0.bias', 'not a ViT']),
     ],
 )
 def test_what_cannot_be_inherited_is_refused(source, named: list[str]) -> None:

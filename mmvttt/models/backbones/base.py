@@ -131,7 +131,7 @@ class PlainBackbone(nn.Module):
 
     def _adapt_positions(self, state_dict: dict[str, Tensor], prefix: str) -> None:
         stored = state_dict.get(f'{prefix}pos_embed')
-        if self.pos_embed is None or stored is None or stored.dim() != 3 or not stored.numel():
+        if self.pos_embed is None or stored is None or stored.dim() != 3 or len(stored) != 1:
             return
         count = stored.shape[1] - self.num_prefix_rows
         side = math.isqrt(max(count, 0))
