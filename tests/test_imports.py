@@ -97,6 +97,17 @@ def test_no_circle_among_rooms() -> None:
     assert not circles(rooms), {name: rooms[name] & circles(rooms) for name in circles(rooms)}
 
 
+def test_the_protection_knows_no_model_and_no_op() -> None:
+    """Nor what lies beside it in the plugin, or above."""
+    plugin = {f'mmvttt.openmmlab.{name}' for name in ('registry', 'unwrap', 'reliability')}
+    allowed = plugin | {
+        f'mmvttt.{name}' for name in ('arguments', 'checkpoints', 'errors', 'version')
+    }
+    for name, used in USES.items():
+        if room(name) == 'mmvttt.openmmlab.reliability':
+            assert set(map(room, used)) <= allowed, name
+
+
 LIBRARY = [
     name
     for name in MODULES

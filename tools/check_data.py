@@ -15,8 +15,12 @@ from rich.progress import track
 from mmvttt.errors import UsageError
 from mmvttt.openmmlab.cli import add_cfg_options, add_config, command_line, plain_errors, printable
 from mmvttt.openmmlab.config import load_config
-from mmvttt.openmmlab.reliability.data.annotations import check_annotations
-from mmvttt.openmmlab.reliability.data.paths import check_paths, other_annotations
+from mmvttt.openmmlab.reliability.data.annotations import (
+    check_annotations,
+    check_paths,
+    other_annotations,
+)
+from mmvttt.openmmlab.reliability.data.dataset_config import datasets_of
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -39,7 +43,7 @@ def main(argv: list[str] | None = None) -> None:
     with plain_errors():
         config = load_config(args.config, cfg_options=args.cfg_options)
         check_paths(config, args.splits)
-        others = list(other_annotations(config, args.splits))
+        others = list(other_annotations(datasets_of(config), args.splits))
         for text in others:
             print(printable(f'error: {text}'))
         for findings in check_annotations(

@@ -20,7 +20,7 @@ from mmvttt.openmmlab.cli import (
     positive,
 )
 from mmvttt.openmmlab.config import load_config
-from mmvttt.openmmlab.reliability.data.paths import check_data
+from mmvttt.openmmlab.reliability.data.annotations import check_data
 from mmvttt.openmmlab.reliability.resume import latest_checkpoint
 
 

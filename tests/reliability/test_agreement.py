@@ -6,7 +6,7 @@ import pytest
 from mmengine.config import Config
 
 from mmvttt.errors import UsageError
-from mmvttt.openmmlab.reliability import agreement
+from mmvttt.openmmlab.reliability import settings
 from mmvttt.openmmlab.reliability.data.dataset_config import datasets_of
 from mmvttt.openmmlab.reliability.settings import flatten
 
@@ -27,8 +27,8 @@ def config(**changes: object) -> Config:
 
 
 def facts(cfg: Config) -> dict[str, str]:
-    sets = datasets_of(cfg, 'train')
-    return dict([*flatten(cfg), *(pair for data in sets for pair in agreement._annotations(data))])
+    sets = datasets_of(cfg)
+    return dict([*flatten(cfg), *(pair for data in sets for pair in settings._annotations(data))])
 
 
 @pytest.mark.parametrize(
@@ -43,17 +43,17 @@ def facts(cfg: Config) -> dict[str, str]:
 def test_the_first_difference_is_named(
     changes: dict, named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agreement, 'get_world_size', lambda: 2)
+    monkeypatch.setattr(settings, 'get_world_size', lambda: 2)
     other = facts(config(**changes))
     monkeypatch.setattr(
-        agreement, 'all_gather_object', lambda own: [own, ("node 'beta' (rank 1)", other)]
+        settings, 'all_gather_object', lambda own: [own, ("node 'beta' (rank 1)", other)]
     )
     with pytest.raises(UsageError, match=named):
-        agreement.require_same(facts(config()))
+        settings.require_same(facts(config()))
     # Places are a node's own affair.
     other.clear()
     other.update(facts(config(work_dir='b', **{'train_dataloader.dataset.data_root': '/mnt/x'})))
-    agreement.require_same(facts(config()))
+    settings.require_same(facts(config()))
 
 
 def test_annotations_are_compared_by_content(tmp_path: Path) -> None:
@@ -72,6 +72,6 @@ def test_sources_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     found = []
     for sign in '+-':
         (tmp_path / 'my_loss.py').write_text(f'loss = {sign}1\n')
-        found.append(dict(agreement._sources(['my_loss', 'no_such.module'])))
+        found.append(dict(settings._sources(['my_loss', 'no_such.module'])))
     assert found[0].keys() == {f'the source of {n}' for n in ('mmvttt', 'ttt_kernels', 'my_loss')}
     assert {k for k in found[0] if found[0][k] != found[1][k]} == {'the source of my_loss'}

@@ -1,46 +1,19 @@
-"""Imports of the reliability package, and its two doors, protect_config and protect_runner."""
+"""The two doors of the reliability package, protect_config and protect_runner."""
 
-import ast
 import hashlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from mmengine.config import Config
 
-import mmvttt
 from mmvttt.errors import DataError, ResumeError, UsageError
-
-PACKAGE = Path(mmvttt.__file__).parent
-# Rooms from the lowest floor up: none imports from a later line. Files at the top are rooms too.
-FORBIDDEN = ('models', 'analysis', 'apis', 'convert', 'engine', 'checkpoints', 'datasets')
-
-
-def imported(file: Path) -> Iterator[str]:
-    """Names of the modules that a file imports, anywhere in it."""
-    package = ('mmvttt', *file.relative_to(PACKAGE).parts[:-1])
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            start = '.'.join(package[: len(package) - node.level + 1]) if node.level else ''
-            module = '.'.join(filter(None, (start, node.module)))
-            yield module
-            yield from (f'{module}.{alias.name}' for alias in node.names)
-
-
-def room(module: str) -> str:
-    """The folder or file of mmvttt that a module lies in."""
-    return module.split('.')[1] if module.startswith('mmvttt.') else ''
-
-
-def test_it_knows_no_model_no_op_and_nothing_above() -> None:
-    for file in (PACKAGE / 'reliability').rglob('*.py'):
-        for module in imported(file):
-            assert not module.startswith('ttt_kernels'), file
-            assert room(module) not in FORBIDDEN, (file, module)
+from mmvttt.openmmlab.apis import train
+from mmvttt.openmmlab.compat.checkpoints import load_safely
+from mmvttt.openmmlab.reliability import run_lock
 
 
 def digests(folder: str) -> dict[str, str]:
@@ -104,6 +77,50 @@ def test_a_refused_training_changes_no_byte(run: Callable, kind: str) -> None:
         if kind == 'second':
             other.kill()
             other.communicate()
+
+
+def test_what_ended_meanwhile_is_not_overwritten(
+    run: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another training begins and ends in the folder while this one builds its model."""
+    options = {'train_cfg.max_epochs': 1}
+    build = train.build_runner
+
+    def build_after_the_other(cfg: Config) -> object:
+        monkeypatch.setattr(train, 'build_runner', build)
+        run('train', work_dir='a', cfg_options={**options, 'randomness.seed': 1})
+        return build(cfg)
+
+    monkeypatch.setattr(train, 'build_runner', build_after_the_other)
+    with pytest.raises(
+        UsageError, match=r"another training has written epoch_1\.pth to '.*/a' since"
+    ):
+        run('train', work_dir='a', cfg_options=options)
+    assert load_safely('a/epoch_1.pth')['meta']['seed'] == 1
+    assert not Path('a/.running').exists()
+
+
+def test_a_lock_on_a_removed_file_is_taken_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its holder removes it between another's opening and locking it."""
+    former = run_lock.RunLock(tmp_path)
+    former.acquire()
+    lockf = run_lock.fcntl.lockf
+
+    def release_first(*args: object) -> None:
+        former.release()
+        lockf(*args)
+
+    monkeypatch.setattr(run_lock.fcntl, 'lockf', release_first)
+    lock = run_lock.RunLock(tmp_path)
+    lock.acquire()
+    monkeypatch.undo()
+    code = HOLD.replace("'a'", repr(str(tmp_path)))
+    other = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=60)
+    assert f'process {os.getpid()} on' in other.stderr
+    lock.release()
+    assert not lock.path.exists()
 
 
 def test_a_forgotten_resume_is_a_warning(run: Callable, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,14 +17,14 @@ from mmengine.config import Config
 from mmengine.dataset import DefaultSampler
 from mmengine.runner import EpochBasedTrainLoop
 
-from mmvttt.errors import DataError, UsageError
+from mmvttt.errors import DataError, ResumeError, UsageError
 from mmvttt.openmmlab.compat.checkpoints import load_safely
 from mmvttt.openmmlab.reliability import (
     ExactBatchSampler,
     Preempted,
     SeededDataset,
-    agreement,
     make_exact,
+    settings,
 )
 from mmvttt.openmmlab.reliability.exact_resume import unsaved_state
 from mmvttt.openmmlab.reliability.resume import latest_checkpoint
@@ -308,12 +308,37 @@ def test_an_image_that_cannot_be_read_is_named_or_left_out(run: Callable) -> Non
         run('train', config='noisy', work_dir='d', cfg_options=options)
 
 
+def test_other_pictures_of_the_same_names_are_refused(run: Callable) -> None:
+    from PIL import Image
+
+    def draw(red: int) -> None:
+        for number in range(22):
+            Image.new('RGB', (4, 4), (red, number, 0)).save(f'set/{number}.bmp')
+            Path(f'set/{number}.bmp').rename(f'set/{number}.png')
+
+    Path('set').mkdir()
+    draw(0)
+    options = {**PICTURES, **EPOCHS, 'default_hooks.checkpoint.max_keep_ckpts': 1}
+    run('train', config='noisy', work_dir='a', cfg_options={**options, 'train_cfg.max_epochs': 1})
+    shutil.copytree('a', 'b')
+    draw(1)
+    message = 'other contents than at step 6 .*train_cfg.other_data=True'
+    with pytest.raises(ResumeError, match=message):
+        run('train', config='noisy', work_dir='a', resume='auto', cfg_options=options)
+    options['train_cfg.other_data'] = True
+    resumed = run('train', config='noisy', work_dir='a', resume='auto', cfg_options=options)
+    assert len(resumed.model.seen) == 44
+    draw(0)
+    del options['train_cfg.other_data']
+    run('train', config='noisy', work_dir='b', resume='auto', cfg_options=options)
+
+
 def test_ranks_with_other_lengths_are_named(run: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     def other(own: tuple[str, dict]) -> list:
         facts = {name: '21' if name == 'the number of images' else n for name, n in own[1].items()}
         return [own, ("node 'beta' (rank 1)", facts)]
 
-    monkeypatch.setattr(agreement, 'get_world_size', lambda: 2)
-    monkeypatch.setattr(agreement, 'all_gather_object', other)
+    monkeypatch.setattr(settings, 'get_world_size', lambda: 2)
+    monkeypatch.setattr(settings, 'all_gather_object', other)
     with pytest.raises(UsageError, match=r'the number of images is 22 on node .* and 21 on .*beta'):
         run('train', config='noisy', work_dir='a')

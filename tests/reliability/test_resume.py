@@ -119,6 +119,32 @@ def test_a_crafted_entry_is_named(entry: str, wrong: object, tmp_path: Path) -> 
     assert why_not_resumable(checkpoint(tmp_path / 'c.pth', **several)) is None
 
 
+@pytest.mark.parametrize(
+    ('name', 'value'),
+    [
+        ('resume_data_seed', 'x'),
+        ('resume_data_seed', 2**80),
+        ('resume_data_seed', None),
+        ('resume_shape', 5),
+        ('resume_shape', {'images': [1]}),
+        ('resume_validated', -1),
+        ('best_score', 'z'),
+        ('best_score_mAP', None),
+        ('keep_ckpt_ids', 3),
+        (RUN_ID, 7),
+        (5, 1),
+    ],
+)
+def test_a_crafted_message_hub_is_named(name: object, value: object, tmp_path: Path) -> None:
+    hub = dict(runtime_info={name: value}, log_scalars={}, resumed_keys={})
+    problem = why_not_resumable(checkpoint(tmp_path / 'a.pth', message_hub=hub))
+    entry = f'message_hub.runtime_info.{name}' if isinstance(name, str) else 'message_hub'
+    assert problem.startswith(f'has another {entry} than a training writes')
+    for part in ('log_scalars', 'resumed_keys'):
+        path = checkpoint(tmp_path / 'a.pth', message_hub={**hub, 'runtime_info': {}, part: [name]})
+        assert why_not_resumable(path).startswith('has another message_hub than')
+
+
 def test_a_run_goes_on_from_the_previous_one(run: Callable) -> None:
     whole = run('train', work_dir='a')
     data = bytearray(Path('a/epoch_2.pth').read_bytes())

@@ -34,7 +34,7 @@ from mmvttt.openmmlab.apis.inference import _dataset_meta
 from mmvttt.openmmlab.apis.train import train
 from mmvttt.openmmlab.compat.checkpoints import load_safely
 from mmvttt.openmmlab.register import FromLibrary
-from mmvttt.openmmlab.reliability.data.paths import check_data
+from mmvttt.openmmlab.reliability.data.annotations import check_data
 
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / 'tests' / 'trainings'

@@ -17,7 +17,7 @@ from mmvttt.deploy.runtime import open_exported
 from mmvttt.errors import UsageError
 
 from ..engine.amp import autocast_backbone, backbone_for
-from ..reliability.data.paths import check_data
+from ..reliability.data.annotations import check_data
 from ..reliability.weights import require_weights
 from .file_inference import run_file
 from .read_config import existing, read_config

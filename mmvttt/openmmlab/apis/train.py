@@ -120,12 +120,12 @@ def train(
     if resume is not None:
         weights, cfg.resume = cfg.get('load_from'), True
         cfg.load_from = None if resume == 'auto' else _existing(resume)
-    checkpoint = protect_config(cfg, plain=plain)
-    if checkpoint is None and weights is not None:
+    start = protect_config(cfg, plain=plain)
+    if start.checkpoint is None and weights is not None:
         # Nothing to resume: the training begins where it would without --resume.
         cfg.resume, cfg.load_from = False, _existing(weights)
     runner = build_runner(cfg)
-    with protect_runner(runner, checkpoint):
+    with protect_runner(runner, start):
         print_log(f'\n{summary(runner, cfg)}', 'current')
         if advice := layer_decay_advice(runner, cfg):
             print_log(advice, 'current', logging.WARNING)

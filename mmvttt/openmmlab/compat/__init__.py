@@ -63,6 +63,13 @@ PATCHES: tuple[Patch, ...] = (
         "the fork's DINO cannot load the original's checkpoints: one weight is twice as wide",
     ),
     Patch(
+        'coco-ids',
+        'mmdet.datasets.api_wrappers.coco_api',
+        'coco:index_all',
+        'COCOeval takes an annotation with id 0 for "not matched"; pycocotools 2.0.9 and 2.0.10 '
+        'need a key `info`',
+    ),
+    Patch(
         'inferencer-names',
         'mmengine.infer.infer',
         'names:infer_by_name',

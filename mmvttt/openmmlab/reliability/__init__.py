@@ -3,7 +3,7 @@
 from .anomaly_hook import AnomalyError, AnomalyHook
 from .checkpoint_hook import CheckpointHook
 from .exact_resume import ExactBatchSampler, ExactEpochLoop, ExactIterLoop, make_exact
-from .protect import add_protection, protect_config, protect_runner
+from .protect import Start, add_protection, protect_config, protect_runner
 from .seeded_dataset import SeededDataset
 from .signals import Preempted
 from .topology_hook import TopologyHook
@@ -17,6 +17,7 @@ __all__ = [
     'ExactIterLoop',
     'Preempted',
     'SeededDataset',
+    'Start',
     'TopologyHook',
     'add_protection',
     'make_exact',

@@ -22,8 +22,9 @@ from torch.utils.data import BatchSampler, Sampler
 from mmvttt.errors import ResumeError
 
 from ..registry import DATA_SAMPLERS, LOOPS, resolve_type, type_name
-from .agreement import require_same
+from .data.contents import dataset_digest
 from .seeded_dataset import IMAGE, STEP, VALIDATION, Key, seed_everything
+from .settings import require_same
 
 # mmengine's loops, by class and by `by_epoch`, and their replacements.
 _LOOPS = {
@@ -33,6 +34,7 @@ _LOOPS = {
 # Entries of the message hub, which checkpoints keep. mmengine logs names that begin with
 # train, val or test.
 _SHAPE, _DATA_SEED, _VALIDATED = 'resume_shape', 'resume_data_seed', 'resume_validated'
+_CONTENTS = 'contents'
 # Parts of models whose state is in no checkpoint.
 _UNSAVED = {
     'BatchSyncRandomResize': 'the size that it has drawn for the next steps',
@@ -165,12 +167,22 @@ class ExactBatchSampler(Sampler):
 
 
 class _ExactLoop(BaseLoop):
-    """Shared by both loops: the start, a step's seeds, and a missed validation."""
+    """Shared by both loops: the start, a step's seeds, and a missed validation.
+
+    Args:
+        other_data: Whether to resume with data of other contents than the checkpoint's.
+        args: mmengine's.
+        options: mmengine's.
+    """
 
     _iter: int
     val_begin: int
     val_interval: int
     _decide_current_val_interval: Callable[[], None]
+
+    def __init__(self, *args: Any, other_data: bool = False, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.other_data = other_data
 
     def _key(self, purpose: int) -> Key:
         """First numbers of this rank's keys, for images, steps or validations."""
@@ -181,7 +193,7 @@ class _ExactLoop(BaseLoop):
 
         Raises:
             UsageError: The data differs in length between ranks.
-            ResumeError: The steps of the two runs do not correspond.
+            ResumeError: The steps of the two runs do not correspond, or the data is another one.
         """
         hub, sampler = self.runner.message_hub, self.dataloader.batch_sampler
         if not isinstance(sampler, ExactBatchSampler):
@@ -197,8 +209,20 @@ class _ExactLoop(BaseLoop):
             # The same number of batches may still have other images.
             'images': len(self.dataloader.dataset),
         }
+        contents = dataset_digest(self.dataloader.dataset) or 'unknown'
         before = hub.runtime_info.get(_SHAPE, {}) if self._iter else {}
         changed = [f'{k}: {before[k]}, now {v}' for k, v in shape.items() if before.get(k, v) != v]
+        if not changed and before.get(_CONTENTS, contents) != contents and not self.other_data:
+            raise ResumeError(
+                f'the training data has other contents than at step {self._iter} of the '
+                'checkpoint (annotations, labels or pictures): restore it, or continue with this '
+                'data by --cfg-options train_cfg.other_data=True, or start a new training from '
+                'the weights: load_from=CHECKPOINT without --resume'
+            )
+        if isinstance(self, ExactEpochLoop) and not (
+            0 <= self._iter - self._epoch * len(self.dataloader) <= len(self.dataloader)
+        ):
+            changed.append(f'epoch {self._epoch} of {len(self.dataloader)} batches')
         if changed:
             raise ResumeError(
                 f'step {self._iter} of the checkpoint is another position in the data than here '
@@ -209,8 +233,8 @@ class _ExactLoop(BaseLoop):
         if self.runner.val_loop is not None:
             held_out = len(self.runner.val_loop.dataloader.dataset)
             lengths['the number of validation images'] = str(held_out)
-        require_same(lengths)
-        hub.update_info(_SHAPE, shape)
+        require_same({**lengths, 'the contents of the training data': contents})
+        hub.update_info(_SHAPE, {**shape, _CONTENTS: contents})
         if hasattr(sampler.sampler, 'seed'):
             sampler.sampler.seed = hub.runtime_info.get(_DATA_SEED, sampler.sampler.seed)
             hub.update_info(_DATA_SEED, sampler.sampler.seed)

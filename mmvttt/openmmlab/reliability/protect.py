@@ -5,9 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from mmengine import hooks
 from mmengine.config import Config, ConfigDict
@@ -15,17 +18,18 @@ from mmengine.dist import is_main_process
 from mmengine.logging import print_log
 from mmengine.runner import Runner
 
-from mmvttt.errors import DataError
+from mmvttt.errors import CheckpointError, DataError, ResumeError, UsageError, first_line
 
 from ..registry import hook_class, type_name
-from .agreement import require_same_training
 from .anomaly_hook import AnomalyHook
 from .checkpoint_hook import CheckpointHook
-from .data.paths import check_data
+from .data.annotations import check_data
+from .data.dataset_config import datasets_of
 from .exact_resume import make_exact, unsaved_state
 from .fit import CompareOnLoad
-from .resume import candidates, choose_checkpoint
-from .run_lock import require_free
+from .resume import choose_checkpoint, states
+from .run_lock import RunLock, require_free
+from .settings import require_same_training
 from .signals import end_workers
 from .topology_hook import TopologyHook
 from .weights import require_weights
@@ -34,7 +38,20 @@ from .weights import require_weights
 _REGULAR = re.compile(r'(epoch|iter)_\d+\.pth')
 
 
-def protect_config(cfg: Config, *, plain: bool = False) -> str | None:
+@dataclass(frozen=True)
+class Start:
+    """What `protect_config` has seen of a work directory.
+
+    Attributes:
+        checkpoint: The checkpoint that the training resumes from, or None.
+        files: Size and time of the folder's checkpoints, by name.
+    """
+
+    checkpoint: str | None
+    files: Mapping[str, tuple[int, int]]
+
+
+def protect_config(cfg: Config, *, plain: bool = False) -> Start:
     """Checks a training before anything is built, and adds the protections to its config.
 
     If it raises, no file of the work directory has changed.
@@ -44,7 +61,7 @@ def protect_config(cfg: Config, *, plain: bool = False) -> str | None:
         plain: Only check, without `add_protection`.
 
     Returns:
-        The checkpoint that the training resumes from, for `protect_runner`.
+        The state of the work directory, for `protect_runner`.
 
     Raises:
         UsageError: The work directory cannot be written, another training runs in it, or the nodes
@@ -52,11 +69,13 @@ def protect_config(cfg: Config, *, plain: bool = False) -> str | None:
         DataError: The config's data is missing or makes no sense.
         ResumeError: The config has `resume`, but there is no good checkpoint.
     """
-    require_same_training(cfg)
+    sets = [data for data in datasets_of(cfg) if data.split != 'test']
+    require_same_training(cfg, sets)
     require_free(cfg.work_dir)
-    check_data(cfg, ('train', 'val'))
+    files = states(cfg.work_dir)
+    check_data(cfg, ('train', 'val'), sets)
     checkpoint = choose_checkpoint(cfg)
-    former = [p.name for p in candidates(cfg.work_dir) if _REGULAR.fullmatch(p.name)]
+    former = [name for name in files if _REGULAR.fullmatch(name)]
     if former and not cfg.get('resume'):
         print_log(
             f'{cfg.work_dir} has checkpoints of an earlier training ({", ".join(former[:3])}): '
@@ -71,7 +90,7 @@ def protect_config(cfg: Config, *, plain: bool = False) -> str | None:
     if is_main_process() and config.is_symlink():
         # mmengine writes the config here, and would overwrite a link's target.
         config.unlink()
-    return checkpoint
+    return Start(checkpoint, files)
 
 
 def add_protection(cfg: Config) -> None:
@@ -103,27 +122,43 @@ def add_protection(cfg: Config) -> None:
 
 
 @contextmanager
-def protect_runner(runner: Runner, checkpoint: str | None = None) -> Iterator[None]:
-    """Wraps `runner.train()`: checks the checkpoint, explains data errors, ends data workers.
+def protect_runner(runner: Runner, start: Start) -> Iterator[None]:
+    """Wraps `runner.train()`: locks the folder, checks the checkpoint, ends data workers.
 
     Args:
         runner: A Runner or FlexibleRunner whose training has not begun.
-        checkpoint: See `protect_config`.
+        start: See `protect_config`.
 
     Raises:
+        UsageError: Another training runs in the work directory, or has written to it since.
         CheckpointError: `load_from` cannot be read, or hardly matches the model.
         ResumeError: At the start of the training: the checkpoint belongs to another one.
     """
-    if runner._resume:
-        runner._load_from = checkpoint
-        runner._resume = checkpoint is not None
-        none = f'no checkpoint in {runner.work_dir} yet'
-        runner.logger.info(f'resuming from {checkpoint}' if checkpoint else none)
-    if checkpoint is not None:
-        runner.register_hook(CompareOnLoad(checkpoint), priority='HIGHEST')
-    elif runner._load_from:
-        require_weights(runner, runner._load_from)
+    checkpoint = start.checkpoint
+
+    def require_unchanged() -> None:
+        now = states(runner.work_dir)
+        newer = [name for name in now if now[name] != start.files.get(name)]
+        if newer:
+            raise UsageError(
+                f'another training has written {", ".join(newer[:3])} to {runner.work_dir!r} since '
+                'this one was started, and ended: give this one another --work-dir, or continue '
+                'the other with --resume'
+            )
+
+    lock = RunLock(runner.work_dir)
     try:
+        lock.acquire(require_unchanged)
+        if runner._resume:
+            runner._load_from = checkpoint
+            runner._resume = checkpoint is not None
+            none = f'no checkpoint in {runner.work_dir} yet'
+            runner.logger.info(f'resuming from {checkpoint}' if checkpoint else none)
+        if checkpoint is not None:
+            runner.register_hook(CompareOnLoad(checkpoint), priority='HIGHEST')
+            runner.resume = partial(_resume, runner.resume)
+        elif runner._load_from:
+            require_weights(runner, runner._load_from)
         yield
     except DataError:
         for hook in runner.hooks:
@@ -132,3 +167,19 @@ def protect_runner(runner: Runner, checkpoint: str | None = None) -> Iterator[No
         raise
     finally:
         end_workers(runner)
+        lock.release()
+
+
+def _resume(resume: Callable[..., None], path: str, *args: Any, **options: Any) -> None:
+    """`Runner.resume`, which stumbles over entries of a checkpoint that are not a training's."""
+    try:
+        resume(path, *args, **options)
+    except CheckpointError:
+        raise
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError) as error:
+        raise ResumeError(
+            f'{path!r} has entries of other types than a training writes '
+            f'({type(error).__name__}: {first_line(error)}): resume from a file that one wrote'
+        ) from error
+    except ValueError as error:
+        raise ResumeError(f'{path!r} cannot be resumed from: {first_line(error)}') from error

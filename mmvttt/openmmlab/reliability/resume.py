@@ -7,15 +7,17 @@ import os
 import socket
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from mmengine.config import Config
 from mmengine.dist import all_gather_object, broadcast_object_list, get_rank
 from mmengine.logging import print_log
 from torch import Tensor
 
+from mmvttt.checkpoints.allow_list import LogCurve
 from mmvttt.checkpoints.read import read_content
 from mmvttt.errors import CheckpointError, ResumeError
 
@@ -122,25 +124,76 @@ def _malformed(content: Mapping[str, Any]) -> str | None:
     every = optimizer.values() if several else [optimizer]
     settings = meta.get('settings')
     settings = settings if isinstance(settings, Mapping) else {}
+    hub = content['message_hub']
+    info = hub.get('runtime_info', {})
     sound = {
         'meta.iter': meta['iter'] >= 0,
         'meta.settings': all(
             isinstance(text, str) for pair in dict(settings).items() for text in pair
         ),
         'meta.epoch': isinstance(meta.get('epoch', 0), int) and meta.get('epoch', 0) >= 0,
-        'meta.seed': meta.get('seed') is None
-        or (isinstance(meta['seed'], int) and 0 <= meta['seed'] < 2**32),
+        'meta.seed': meta.get('seed') is None or _is_seed(meta['seed']),
         'state_dict': isinstance(content['state_dict'], Mapping)
         and all(
             isinstance(value, Tensor) or str(name).endswith('_extra_state')
             for name, value in content['state_dict'].items()
         ),
-        'message_hub': isinstance(content['message_hub'].get('runtime_info', {}), dict),
+        'message_hub': all(_names(hub.get(part, {})) for part in _PARTS),
+        'message_hub.log_scalars': all(map(_is_curve, _values(hub.get('log_scalars')))),
         'optimizer': all(_is_optimizer(one) for one in every),
         'param_schedulers': isinstance(schedules, Mapping)
         or (isinstance(schedules, list) and all(isinstance(s, Mapping) for s in schedules)),
     }
+    for name, value in info.items() if sound['message_hub'] else ():
+        right = next((right for entry, right in _ENTRIES.items() if name.startswith(entry)), None)
+        sound[f'message_hub.runtime_info.{name}'] = right is None or right(value)
     return next((name for name, good in sound.items() if not good), None)
+
+
+def _names(part: Any) -> bool:
+    return isinstance(part, dict) and all(isinstance(name, str) for name in part)
+
+
+def _values(part: Any) -> list[Any]:
+    return list(part.values()) if isinstance(part, dict) else []
+
+
+def _is_curve(curve: Any) -> bool:
+    """Whether a log curve has a number and a count for each step, if it is one."""
+    if not isinstance(curve, LogCurve):
+        return True
+    values, counts = np.asarray(curve.values), np.asarray(curve.counts)
+    return (
+        values.shape == counts.shape
+        and values.ndim == 1
+        and values.dtype.kind in 'fiu'
+        and counts.dtype.kind in 'fiu'
+        and _is_count(curve.max_length)
+    )
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _is_seed(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**32
+
+
+# The parts of a message hub, and the entries, by how they begin, that a resumed training reads.
+_PARTS = ('log_scalars', 'runtime_info', 'resumed_keys')
+_ENTRIES: dict[str, Callable[[Any], bool]] = {
+    RUN_ID: lambda value: isinstance(value, str),
+    'resume_shape': lambda value: (
+        _names(value) and all(_is_count(v) or isinstance(v, str) for v in value.values())
+    ),
+    'resume_data_seed': _is_seed,
+    'resume_validated': _is_count,
+    'best_score': lambda value: type(value) in (int, float),
+    'keep_ckpt_ids': lambda value: isinstance(value, list),
+    'outdated_checkpoints': lambda value: isinstance(value, list),
+    'max_': _is_count,
+}
 
 
 def _is_optimizer(state: Any) -> bool:
@@ -156,6 +209,12 @@ def candidates(work_dir: str | os.PathLike[str]) -> list[Path]:
     found = {p.resolve() for p in work_dir.glob('*.pth') if not p.name.startswith('best_')}
     pointed = _pointed(work_dir)
     return sorted(found | ({pointed} if pointed else set()))
+
+
+def states(work_dir: str | os.PathLike[str]) -> dict[str, tuple[int, int]]:
+    """Size and time of the files that may be checkpoints, by their names."""
+    files = {path.name: path.stat() for path in candidates(work_dir) if path.is_file()}
+    return {name: (stat.st_size, stat.st_mtime_ns) for name, stat in files.items()}
 
 
 def _pointed(work_dir: Path) -> Path | None:

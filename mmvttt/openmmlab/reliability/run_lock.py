@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -36,8 +36,11 @@ class RunLock:
         self.path = Path(folder, _NAME)
         self._file: int | None = None
 
-    def acquire(self) -> None:
-        """Takes the lock on rank 0; does nothing if the system or the disk has no locks.
+    def acquire(self, check: Callable[[], None] = lambda: None) -> None:
+        """Takes the lock on rank 0; without one if the system or the disk has none.
+
+        Args:
+            check: Called on rank 0 with the lock; its UsageError is raised on all ranks.
 
         Raises:
             UsageError: On all ranks: another process has it. Names process and host.
@@ -53,11 +56,13 @@ class RunLock:
             if self._file is not None:
                 os.truncate(self._file, 0)
                 os.write(self._file, f'process {os.getpid()} on {socket.gethostname()}\n'.encode())
+            check()
 
     def release(self) -> None:
-        """Releases the lock."""
+        """Releases the lock, and all other locks of this process on the folder."""
         if self._file is not None:
-            self.path.unlink(missing_ok=True)
+            if _is_at(self._file, self.path):
+                self.path.unlink()
             os.close(self._file)
             self._file = None
 
@@ -80,6 +85,10 @@ def _locked(path: Path, flags: int = 0, option: str = '--work-dir') -> int | Non
         ) from error
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if flags & os.O_CREAT and not _is_at(file, path):
+            # Its holder has removed the file since it was opened.
+            os.close(file)
+            return _locked(path, flags, option)
         return file
     except OSError as error:
         holder = os.read(file, 200).decode(errors='replace').strip()
@@ -91,6 +100,14 @@ def _locked(path: Path, flags: int = 0, option: str = '--work-dir') -> int | Non
                 'end the other first'
             ) from None
     return None
+
+
+def _is_at(file: int, path: Path) -> bool:
+    """Whether an open file is still the one of that name."""
+    try:
+        return os.path.samestat(os.fstat(file), os.stat(path, follow_symlinks=False))
+    except FileNotFoundError:
+        return False
 
 
 def require_free(folder: str | os.PathLike[str]) -> None:

@@ -30,6 +30,7 @@ AREA = SIZE[0] * SIZE[1]
 HUGE = 10**400
 # Faults of single annotations. False: mmdet accepts it.
 FAULTS: dict[str, tuple[Callable[[dict], None], str, bool]] = {
+    'numbers as texts': (entry(bbox=['4', '6', '16', '20']), 'text, not numbers', True),
     'zero width': (box(None, None, 0, None), 'without area', False),
     'area 0': (entry(area=0), 'without area', False),
     'outside, right': (box(64, None, None, None), 'outside their image', False),
@@ -58,6 +59,8 @@ FAULTS: dict[str, tuple[Callable[[dict], None], str, bool]] = {
     'ignore in words': (entry(ignore='no'), 'ignore is neither 0 nor 1', True),
     'RLE, other size': (mask([30], (5, 6)), 'do not fill their image', True),
     'RLE, short': (mask([AREA - 1]), 'do not fill their image', True),
+    'RLE, cut': (mask('PbX'), 'do not fill their image', True),
+    'RLE, no RLE': (mask('no mask at all'), 'do not fill their image', True),
     'RLE, nothing': (mask(None), 'do not fill their image', True),
 }
 
@@ -72,8 +75,31 @@ def change(part: str, number: int, **changes: object) -> Callable[[dict], None]:
 
 # Faults of the lists.
 LIST_FAULTS: dict[str, tuple[Callable[[dict], None], str, bool]] = {
-    'the same id twice': (change('annotations', 1, id=0), 'ids of several annotations: 0', True),
+    'the same id twice': (change('annotations', 1, id=1), 'ids of several annotations: 1', True),
     'the same image id twice': (change('images', 1, id=0), 'ids of several images: 0', True),
+    'id 0': (change('annotations', 0, id=0), 'id 0, .*: annotation 0', False),
+    'an object twice': (
+        lambda c: c['annotations'].append({**c['annotations'][0], 'id': 99}),
+        '1 annotations have the image, category and box of another one',
+        False,
+    ),
+    'all in 0 to 1': (
+        lambda c: [
+            ann.update(
+                bbox=[v / 64 for v in ann['bbox']],
+                area=ann['area'] / 64**2,
+                segmentation=[[v / 64 for v in ann['segmentation'][0]]],
+            )
+            for ann in c['annotations']
+        ],
+        'all boxes lie between 0 and 1: they are fractions',
+        True,
+    ),
+    'empty polygons': (
+        lambda c: [ann.update(segmentation=[[]]) for ann in c['annotations']],
+        'no box to learn',
+        True,
+    ),
     'a file twice': (change('images', 1, file_name='0.jpg'), 'several times: 0.jpg', False),
     'an image without a box': (
         lambda c: c.update(annotations=c['annotations'][2:]),
@@ -82,15 +108,27 @@ LIST_FAULTS: dict[str, tuple[Callable[[dict], None], str, bool]] = {
     ),
     'an image without a name': (
         lambda c: c['images'][2].pop('file_name'),
-        'images whose file_name is missing or not a text: number 2',
+        'images whose file_name is missing or not a text: image 2',
         True,
     ),
-    'an image of height 0': (change('images', 2, height=0), 'height is .*above 0: number 2', True),
-    'a number for an image': (add('images', 5), 'images whose id is missing.*: number 4', True),
-    'a number for a category': (add('categories', 5), 'categories whose id.*: number 2', True),
+    'an image of height 0': (
+        change('images', 2, height=0),
+        'height is .*above 0: image 2 has 0',
+        True,
+    ),
+    'a number for an image': (
+        add('images', 5),
+        'images whose id is missing.*: image number 4',
+        True,
+    ),
+    'a number for a category': (
+        add('categories', 5),
+        'categories whose id.*: category number 2',
+        True,
+    ),
     'a number as a category name': (
         add('categories', {'id': 9, 'name': 7}),
-        'categories whose name is .*not a text: number 2',
+        'categories whose name is .*not a text: category 9 has 7',
         True,
     ),
     'a name twice': (
@@ -107,7 +145,7 @@ WHICH = 3
 EVERY: dict[str, tuple[Callable[[dict], None], str, bool]] = LIST_FAULTS | {
     name: (
         lambda content, apply=apply: apply(content['annotations'][WHICH]),
-        rf'1 × .*{words}.*: (annotation|number) {WHICH}(\W|$)',
+        rf'1 × .*{words}.*: annotation ({WHICH + 1}|number {WHICH})(\W|$)',
         fatal,
     )
     for name, (apply, words, fatal) in FAULTS.items()

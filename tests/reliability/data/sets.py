@@ -37,7 +37,7 @@ def coco(images: int = 4) -> dict:
             dict(id=i, file_name=f'{i}.jpg', height=height, width=width) for i in range(images)
         ],
         annotations=[
-            annotation(2 * i + k, i, [4 + 20 * k, 6, 16, 20 + i], 1 + k)
+            annotation(2 * i + k + 1, i, [4 + 20 * k, 6, 16, 20 + i], 1 + k)
             for i in range(images)
             for k in range(2)
         ],

@@ -16,9 +16,8 @@ from mmengine.registry import DATASETS
 from mmvttt.errors import DataError
 from mmvttt.openmmlab.reliability import SeededDataset
 from mmvttt.openmmlab.reliability.data import coco as coco_check
-from mmvttt.openmmlab.reliability.data.annotations import check_annotations
+from mmvttt.openmmlab.reliability.data.annotations import check_annotations, check_data
 from mmvttt.openmmlab.reliability.data.findings import Findings
-from mmvttt.openmmlab.reliability.data.paths import check_data
 
 from ...bad_input.cases import refused, run_cases
 from .faults import EVERY, SILENT
@@ -60,7 +59,9 @@ def test_nothing_wrong(root: Path) -> None:
     found = findings(root, coco(), images=True)
     assert not found.errors + found.warnings
     assert found.classes == CLASSES
-    assert str(found).endswith('categories in ' + f'{root}/a.json\n  nothing wrong')
+    assert str(found).endswith(
+        'categories in ' + f'{root}/a.json\n  learned: cat 4, dog 4\n  nothing wrong'
+    )
     check_data(config(coco_dataset(root)))
 
 

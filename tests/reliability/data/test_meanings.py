@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from mmengine.config import Config
 from PIL import Image
 
@@ -123,15 +124,27 @@ def test_a_list_whose_labels_contradict_its_folders(tmp_path: Path) -> None:
     assert "elm/a.jpg 2 ('oak')" in warning
 
 
-def test_masks_of_0_and_255(labels: Path) -> None:
+@pytest.mark.parametrize(
+    ('numbers', 'classes', 'wrong'),
+    [
+        ((0, 255), ('sky', 'road'), True),
+        ((0, 255), ('sky', 'road', 'tree'), True),
+        ((255,), ('sky', 'road'), True),
+        ((0, 1, 255), ('sky', 'road'), False),
+        ((0, 1), ('sky', 'road'), False),
+        ((0,), ('sky', 'road'), False),
+        ((0, 255), ('sky',), False),
+    ],
+)
+def test_masks_of_0_and_255(
+    labels: Path, numbers: tuple[int, ...], classes: tuple[str, ...], wrong: bool
+) -> None:
     for path in (labels / 'ann').iterdir():
-        Image.fromarray(np.where(np.arange(64) < 20, 255, np.zeros(SIZE)).astype('uint8')).save(
-            path
-        )
-    cfg = config(label_dataset(labels), 'mmseg')
-    (warning,) = only(cfg).warnings
-    assert warning.startswith('the label maps hold 0 and 255 alone, and 255 means "no class"')
-    assert any(e.startswith('the label maps hold 0 and 255') for e in only(cfg, True).errors)
+        Image.fromarray(np.resize(np.array(numbers, np.uint8), SIZE)).save(path)
+    cfg = config(label_dataset(labels, metainfo=dict(classes=classes)), 'mmseg')
+    said = [w for w in only(cfg).warnings if 'masks of 0 and 255 need 1 instead of 255' in w]
+    assert len(said) == wrong
+    assert any('masks of 0 and 255' in e for e in only(cfg, True).errors) == wrong
 
 
 def test_what_a_head_ignores(labels: Path) -> None:
@@ -179,17 +192,49 @@ def corners(ann: dict) -> None:
     ann['bbox'] = [x, y, x + w, y + h]
 
 
-def test_corners_as_boxes(boxes: Path) -> None:
-    (error,) = changed(boxes, corners).errors
-    assert error.startswith('8 × boxes that are (x1, y1, x2, y2) according to their mask or area')
-    pipeline = [dict(type='LoadAnnotations', with_bbox=True)]
+BOXES_ALONE = dict(pipeline=[dict(type='LoadAnnotations', with_bbox=True)])
 
-    def alone(ann: dict) -> None:
-        corners(ann)
-        ann['segmentation'] = []
 
-    (error,) = changed(boxes, alone, pipeline=pipeline).errors
-    assert error.startswith('8 × boxes that are (x1, y1, x2, y2)')
+@pytest.mark.parametrize('with_masks', [True, False])
+@pytest.mark.parametrize(('number', 'fatal'), [(8, True), (5, True), (4, False)])
+def test_corners_as_boxes(boxes: Path, with_masks: bool, number: int, fatal: bool) -> None:
+    """More than half of those that can be judged are an error."""
+
+    def change(ann: dict) -> None:
+        if ann['id'] <= number:
+            corners(ann)
+        if not with_masks:
+            ann['segmentation'] = []
+
+    found = changed(boxes, change, **({} if with_masks else BOXES_ALONE))
+    said = found.errors if fatal else found.warnings
+    words = f'{number} × boxes that are (x1, y1, x2, y2) according to their mask or area'
+    assert [text for text in said if text.startswith(words)]
+    assert bool(found.errors) == fatal
+
+
+@pytest.mark.parametrize(
+    ('area', 'said'),
+    [(1.0, None), (1.1, None), (1.2, 'smaller than their area'), (0.5, None)],
+)
+def test_areas_that_are_larger_than_their_boxes(boxes: Path, area: float, said: str | None) -> None:
+    """Rounding, and masks that fill half of a box, are no fault."""
+
+    def change(ann: dict) -> None:
+        ann.update(segmentation=[], area=area * ann['bbox'][2] * ann['bbox'][3])
+
+    warnings = changed(boxes, change, **BOXES_ALONE).warnings
+    assert [w for w in warnings if said in w] if said else not warnings
+
+
+@pytest.mark.parametrize(('shift', 'said'), [(5, False), (7, True)])
+def test_boxes_beside_their_masks(boxes: Path, shift: int, said: bool) -> None:
+    """Of a box 16 wide, 5 beside it overlap by 11/21, and 7 by 9/23."""
+
+    def change(ann: dict) -> None:
+        ann['bbox'][0] += shift
+
+    assert any('not around their mask' in w for w in changed(boxes, change).warnings) == said
 
 
 def test_a_single_box_elsewhere_is_no_reason_to_refuse(boxes: Path) -> None:
@@ -248,3 +293,117 @@ def test_a_large_picture_is_none_that_is_damaged(
     assert (found.problem, found.size) == (None, None)
     Path(path).write_bytes(Path(path).read_bytes()[:100])
     assert 'damaged' in read_image(path).problem
+
+
+def test_pictures_that_are_learned_and_measured(boxes: Path, labels: Path, tmp_path: Path) -> None:
+    write(boxes, coco())
+    make_folders(tmp_path / 'folders')
+    for dataset, scope, words in (
+        (coco_dataset(boxes), 'mmdet', '4 of 4 pictures are also in train_dataloader.dataset'),
+        (label_dataset(labels), 'mmseg', '3 of 3 pictures are also in train_dataloader.dataset'),
+        (folder_dataset(tmp_path / 'folders'), 'mmpretrain', 'is also read by train_dataloader'),
+    ):
+        cfg = config(dataset, scope)
+        # As the same set without augmentation.
+        cfg.val_dataloader = dict(dataset=dict(dataset, test_mode=True))
+        _, found = check_annotations(cfg, ('train', 'val'), thorough=False)
+        assert [w for w in found.warnings if words in w], found
+        cfg.train_dataloader, cfg.test_dataloader = None, cfg.val_dataloader
+        assert not [w for f in check_annotations(cfg, thorough=False) for w in f.warnings]
+
+
+def test_pictures_that_nobody_reads(labels: Path, tmp_path: Path) -> None:
+    make_folders(tmp_path / 'folders')
+    for folder, suffixes in (
+        (labels / 'img', ('.JPG', '.webp')),
+        (tmp_path / 'folders/ash', ('.webp',)),
+    ):
+        for suffix in suffixes:
+            picture(0).save(folder / f'x{suffix}', 'JPEG')
+    (warning,) = only(config(label_dataset(labels), 'mmseg')).warnings
+    assert warning.startswith('2 × pictures that are not read, because their names do not end in')
+    (warning,) = only(config(folder_dataset(tmp_path / 'folders'), 'mmpretrain')).warnings
+    assert warning.startswith('1 × pictures that are not read')
+
+
+@pytest.mark.parametrize(
+    ('loss', 'fatal'),
+    [
+        (None, True),
+        (dict(type='CrossEntropyLoss'), True),
+        (dict(type='mmseg.CrossEntropyLoss', use_sigmoid=True), False),
+        ([dict(type='CrossEntropyLoss'), dict(type='DiceLoss')], False),
+    ],
+)
+def test_a_softmax_over_one_class(labels: Path, tmp_path: Path, loss: object, fatal: bool) -> None:
+    for path in (labels / 'ann').iterdir():
+        Image.fromarray(np.zeros(SIZE, np.uint8)).save(path)
+    make_folders(tmp_path / 'folders', ('ash',))
+    given = {} if loss is None else dict(loss_decode=loss, loss=loss)
+    for dataset, scope, head in (
+        (label_dataset(labels, metainfo=dict(classes=('sky',))), 'mmseg', 'decode_head'),
+        (folder_dataset(tmp_path / 'folders'), 'mmpretrain', 'head'),
+    ):
+        found = only(config(dataset, scope, model={head: dict(num_classes=1, **given)}))
+        assert (
+            any(f'model.{head} has num_classes=1 and a softmax' in e for e in found.errors) == fatal
+        )
+
+
+@pytest.mark.parametrize(
+    ('names', 'fatal'), [(('train', 'val'), True), (('Images',), True), (('oak', 'test'), False)]
+)
+def test_parts_of_the_data_as_classes(tmp_path: Path, names: tuple[str, ...], fatal: bool) -> None:
+    make_folders(tmp_path, names)
+    found = only(config(folder_dataset(tmp_path), 'mmpretrain'))
+    assert [t for t in (found.errors if fatal else found.warnings) if 'each would be a class' in t]
+    assert bool(found.errors) == fatal
+
+
+def test_the_account_of_each_class(boxes: Path) -> None:
+    content = coco()
+    content['annotations'][0]['iscrowd'] = 1
+    content['annotations'][1]['segmentation'] = [[]]
+    content['annotations'][3]['area'] = 0
+    write(boxes, content)
+    cfg = config(coco_dataset(boxes), model=dict(test_cfg=dict(rcnn=dict(max_per_img=1))))
+    found = only(cfg)
+    assert found.account == (
+        'learned: cat 3 (not 1 crowds), dog 2 (not 1 with an empty mask, 1 without area)'
+    )
+    (warning,) = [w for w in found.warnings if 'max_per_img' in w]
+    assert warning.startswith('2 pictures have more than max_per_img=1 objects (up to 2)')
+    cfg.model.test_cfg.rcnn.max_per_img = 2
+    assert not [w for w in only(cfg).warnings if 'max_per_img' in w]
+
+
+@pytest.mark.parametrize('kind', ['ids from 0', 'no info'])
+def test_perfect_predictions_are_perfect(
+    boxes: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mmdet.evaluation import CocoMetric
+    from pycocotools.coco import COCO
+
+    content = coco()
+    if kind == 'ids from 0':
+        for number, ann in enumerate(content['annotations']):
+            ann['id'] = number
+    load = COCO.loadRes
+    # As in pycocotools 2.0.10.
+    monkeypatch.setattr(COCO, 'loadRes', lambda self, r: (self.dataset['info'], load(self, r))[1])
+    write(boxes, content)
+    metric = CocoMetric(ann_file=str(boxes / 'a.json'), metric='bbox')
+    metric.dataset_meta = dict(classes=('cat', 'dog'))
+    for image in content['images']:
+        own = [ann for ann in content['annotations'] if ann['image_id'] == image['id']]
+        corners_of = torch.tensor([ann['bbox'] for ann in own]).float()
+        corners_of[:, 2:] += corners_of[:, :2]
+        predictions = dict(
+            bboxes=corners_of,
+            scores=torch.ones(len(own)),
+            labels=torch.tensor([ann['category_id'] - 1 for ann in own]),
+        )
+        size = (image['height'], image['width'])
+        sample = dict(img_id=image['id'], ori_shape=size, pred_instances=predictions)
+        metric.process({}, [sample])
+    assert metric.evaluate(4)['coco/bbox_mAP'] == pytest.approx(1)

@@ -6,7 +6,7 @@ import pytest
 from mmengine.config import Config
 
 from mmvttt.errors import MissingDataError
-from mmvttt.openmmlab.reliability.data.paths import check_data
+from mmvttt.openmmlab.reliability.data.annotations import check_data
 
 
 def config(dataset: dict, split: str = 'train', **more: object) -> Config:

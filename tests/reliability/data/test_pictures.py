@@ -14,11 +14,10 @@ from PIL import Image
 
 from mmvttt.errors import DataError
 from mmvttt.openmmlab.reliability import SeededDataset
-from mmvttt.openmmlab.reliability.data.annotations import check_annotations
+from mmvttt.openmmlab.reliability.data.annotations import check_annotations, check_data
 from mmvttt.openmmlab.reliability.data.findings import Findings
 from mmvttt.openmmlab.reliability.data.images import read_image
 from mmvttt.openmmlab.reliability.data.labels import _label
-from mmvttt.openmmlab.reliability.data.paths import check_data
 
 from ...bad_input.cases import refused, run_cases
 from .sets import (

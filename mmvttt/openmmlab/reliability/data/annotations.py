@@ -1,4 +1,4 @@
-"""Checks the data sets that a config names: annotations against classes, files, images.
+"""Checks the data that a config names: that it exists, and what a training learns of it.
 
 Reads COCO's JSON (mmdet), label maps (mmsegmentation), and folders or lists of pictures
 (mmpretrain), as the toolboxes' base data sets do. Data sets in other formats are skipped.
@@ -7,22 +7,29 @@ Reads COCO's JSON (mmdet), label maps (mmsegmentation), and folders or lists of 
 from __future__ import annotations
 
 import copy
+import logging
+import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
+from typing import Any
 
 from mmengine.config import Config
+from mmengine.logging import print_log
 from mmengine.registry import DefaultScope
 
-from mmvttt.errors import DataError
+from mmvttt.errors import DataError, MissingDataError
 from mmvttt.openmmlab.registry import type_name
 
 from .coco import check_coco
-from .dataset_config import DatasetConfig, class_counts, datasets_of, heads_of
+from .dataset_config import SPLITS, DatasetConfig, class_counts, datasets_of, heads_of
 from .findings import Findings, Scope
 from .folders import check_folders
 from .labels import check_labels
 
-_SPLITS = ('train', 'val', 'test')
+_KINDS = {'train': 'training', 'val': 'validation', 'test': 'test'}
+# How a config names an environment variable, with a default: {{$NAME:default}}.
+_VARIABLE = re.compile(r'\{\{\s*[\'"]?\s*\$(\w+)\s*:\s*(\S*?)\s*[\'"]?\s*\}\}')
 # Keys of the classifying heads in the toolboxes' models.
 _HEADS = {
     'mmdet': (
@@ -36,13 +43,122 @@ _HEADS = {
 _NAMED = 3
 
 
+def check_data(
+    cfg: Config,
+    splits: Sequence[str] = SPLITS,
+    sets: Sequence[DatasetConfig] | None = None,
+) -> None:
+    """Checks that the folders and annotation files that a config names exist, and make sense.
+
+    Reads annotations for about a second (see `check_annotations`); tools/check_data.py reads all,
+    and the images. What a training would drop silently is logged, and what it learns of each class.
+
+    Args:
+        cfg: The config of a run.
+        splits: Splits to check, of 'train', 'val', 'test'.
+        sets: Its `datasets_of`, if they are there already.
+
+    Raises:
+        ValueError: A split is none of these.
+        MissingDataError: See `check_paths`.
+        DataError: No class is a category, a file is not JSON, there is nothing to learn, a label is
+            outside the classes, …, with a remedy.
+    """
+    sets = datasets_of(cfg) if sets is None else sets
+    check_paths(cfg, splits, sets)
+    for text in other_annotations(sets, splits):
+        _log(text)
+    for findings in check_annotations(cfg, splits, thorough=False, sets=sets):
+        if findings.errors:
+            raise DataError(f'{findings.place}: {findings.errors[0]}')
+        for warning in findings.warnings:
+            _log(f'{findings.place}: {warning}')
+        if findings.summary and findings.counts:
+            _log(f'{findings.place}: {findings.summary}; {findings.account}', logging.INFO)
+
+
+def _log(text: str, level: int = logging.WARNING) -> None:
+    # All ranks read the same data; one of them logs.
+    if os.environ.get('RANK', '0') == '0':
+        print_log(text, 'current', level)
+
+
+def check_paths(
+    cfg: Config,
+    splits: Sequence[str] = SPLITS,
+    sets: Sequence[DatasetConfig] | None = None,
+) -> None:
+    """Checks that the folders and annotation files that a config names exist.
+
+    Reads the config only; sees through RepeatDataset, ConcatDataset and the like. Skips remote
+    paths (`s3://…`), storage backends (`backend_args`) and downloaded data.
+
+    Args:
+        cfg: The config of a run.
+        splits: See `check_data`.
+        sets: See `check_data`.
+
+    Raises:
+        ValueError: A split is another one.
+        MissingDataError: Names what is missing, where it was expected, and how to change the path.
+    """
+    if unknown := [split for split in splits if split not in _KINDS]:
+        raise ValueError(f'splits={unknown}: choose from {", ".join(_KINDS)}')
+    for data in datasets_of(cfg) if sets is None else sets:
+        for key, path in data.paths.items() if data.split in splits else ():
+            if not os.path.exists(os.path.expanduser(path)):
+                raise MissingDataError(_missing(cfg.text, data, key, path))
+
+
+def _missing(text: str, data: DatasetConfig, key: str, path: str) -> str:
+    by_variable = ''
+    for name, default in dict(_VARIABLE.findall(text)).items():
+        value = os.environ.get(name, default)
+        if value and path.startswith(value):
+            by_variable += f', set the environment variable {name} (now {value!r})'
+    kind = 'annotation file' if key == 'ann_file' else 'folder'
+    key = f'{data.place}.{key}'
+    return (
+        f'The {_KINDS[data.split]} data is missing: the {kind} {path!r} does not exist (expected '
+        f'at {os.path.abspath(os.path.expanduser(path))}, named by {key}); put or link it there'
+        f'{by_variable}, or point elsewhere with --cfg-options {key}=PATH'
+    )
+
+
+def other_annotations(sets: Sequence[DatasetConfig], splits: Sequence[str]) -> Iterator[str]:
+    """Yields a sentence for each evaluator with another annotation file than mmdet's data set.
+
+    With several data sets, an evaluator may read all their annotations from one file.
+
+    Args:
+        sets: See `check_data`.
+        splits: See `check_data`.
+    """
+    for split in splits:
+        read = [data for data in sets if data.split == split and not data.metric]
+        if len(read) != 1 or read[0].toolbox != 'mmdet':
+            continue
+        expected = os.path.expanduser(read[0].paths.get('ann_file', ''))
+        for metric in sets:
+            path = metric.paths.get('ann_file', '') if metric.metric else ''
+            if metric.split != split or not expected or not path:
+                continue
+            if os.path.realpath(os.path.expanduser(path)) != os.path.realpath(expected):
+                yield (
+                    f'{metric.place}.ann_file is {path!r}, and {read[0].place} reads {expected!r}: '
+                    'predictions are compared with the annotations of other images; set '
+                    f'{metric.place}.ann_file={expected}'
+                )
+
+
 def check_annotations(
     cfg: Config,
-    splits: Sequence[str] = _SPLITS,
+    splits: Sequence[str] = SPLITS,
     *,
     thorough: bool = True,
     images: bool = True,
     progress: Callable[..., Iterable] = lambda items, **_: items,
+    sets: Sequence[DatasetConfig] | None = None,
 ) -> Iterator[Findings]:
     """Checks the data sets of a config, each once.
 
@@ -54,33 +170,47 @@ def check_annotations(
             classes.
         images: Whether to decode the images, or only check that some exist.
         progress: Wraps the iteration over files.
+        sets: See `check_data`.
 
     Yields:
         Findings for each data set whose format is known.
     """
-    seen = []
-    first: Findings | None = None
-    measured = _measured_by_coco(cfg)
-    for split in splits:
-        sets = datasets_of(cfg, split)
-        for data in sets:
-            toolbox = data.toolbox
-            if data.config in seen or toolbox is None or data.remote:
-                continue
-            seen.append(data.config)
-            findings = Findings(data.place)
-            scope = Scope(thorough, images and data.reads_files, progress)
-            # One of several sets may have only images without a box.
-            training = split == 'train' and len(sets) == 1
-            _check(data, _heads(cfg, toolbox), training, findings, scope, measured)
-            if toolbox == 'mmseg' and split == 'train':
-                _check_crop(cfg, data, findings)
-            if toolbox == 'mmpretrain':
-                _check_one_hot(cfg, findings)
-            if findings.classes is not None:
-                first = first or findings
-                _compare(first, findings)
-            yield findings
+    sets = datasets_of(cfg) if sets is None else sets
+    # The labels of a model of language and vision are numbers of words.
+    measured = 'language_model' not in (cfg.get('model') or {}) and any(
+        data.metric and data.kind == 'CocoMetric' for data in sets if data.split != 'train'
+    )
+    checked: list[tuple[DatasetConfig, Findings]] = []
+    for data in sets:
+        toolbox = data.toolbox if data.split in splits and not data.metric else None
+        if toolbox is None or data.remote or data.config in [other.config for other, _ in checked]:
+            continue
+        findings = Findings(data.place)
+        scope = Scope(thorough, images and data.reads_files, progress)
+        # One of several sets may have only images without a box.
+        together = [other for other in sets if (other.split, other.metric) == ('train', False)]
+        training = together == [data]
+        heads = heads_of(cfg, _HEADS[toolbox])
+        try:
+            dataset = data.build()
+        except Exception as error:
+            # A toolbox may raise any type of error for its own arguments.
+            text = f'{data.config["type"]} cannot be built: {type(error).__name__}: {error}'
+            findings.error(text)
+        else:
+            if isinstance(names := dataset.metainfo.get('classes'), str):
+                findings.error(
+                    f'metainfo.classes is the string {names!r}, whose letters would be the '
+                    f'classes: write a tuple, classes=({names!r},)'
+                )
+            else:
+                _CHECKS[toolbox](cfg, data, dataset, heads, findings, scope, training, measured)
+        for former, other in checked:
+            _compare_files(former, other, data, findings)
+        if checked and findings.classes is not None:
+            _compare_classes(checked[0][1], findings)
+        checked.append((data, findings))
+        yield findings
 
 
 def explain_failure(dataset: Mapping, error: Exception) -> DataError | None:
@@ -99,75 +229,107 @@ def explain_failure(dataset: Mapping, error: Exception) -> DataError | None:
     cfg = Config(dict(default_scope=scope, train_dataloader=loader))
     for findings in check_annotations(cfg, ('train',), images=False):
         if findings.errors:
-            found = '; '.join(findings.errors[:_NAMED])
+            faults = '; '.join(findings.errors[:_NAMED])
             return DataError(
                 f'{dataset.get("type")} stops with {type(error).__name__}: {error}. Wrong in '
-                f'{findings.summary or "its annotations"}: {found}; tools/check_data.py names all'
+                f'{findings.summary or "its annotations"}: {faults}; tools/check_data.py names all'
             )
     return None
 
 
-def _check(
+def _check_boxes(
+    cfg: Config,
     data: DatasetConfig,
+    dataset: Any,
     heads: Mapping[str, Mapping],
-    training: bool,
     findings: Findings,
     scope: Scope,
+    training: bool,
     measured: bool,
 ) -> None:
-    try:
-        dataset = data.build()
-    except Exception as error:
-        # A toolbox may raise any type of error for its own arguments.
-        kind = data.config['type']
-        findings.error(f'{kind} cannot be built: {type(error).__name__}: {error}')
-        return
-    counts = class_counts(heads)
+    classes = dataset.metainfo.get('classes') or ()
+    test_cfg = (cfg.get('model') or {}).get('test_cfg') or {}
+    check_coco(
+        dataset.ann_file,
+        dataset.data_prefix.get('img') or '',
+        classes,
+        findings,
+        scope,
+        training=training,
+        masks=any(transform.get('with_mask') for _, transform in data.transforms),
+        most=(test_cfg.get('rcnn') or test_cfg).get('max_per_img'),
+    )
+    count = len(findings.classes or ())
+    _check_heads(class_counts(heads), count, findings, max(count, len(classes)), measured)
+
+
+def _check_maps(
+    cfg: Config,
+    data: DatasetConfig,
+    dataset: Any,
+    heads: Mapping[str, Mapping],
+    findings: Findings,
+    scope: Scope,
+    training: bool,
+    measured: bool,
+) -> None:
     classes = dataset.metainfo.get('classes')
-    if isinstance(classes, str):
+    for place, head in heads.items():
+        _check_softmax(place, head, 'loss_decode', findings)
+    # BCE has one channel for two classes.
+    counts = {place: n for place, n in class_counts(heads).items() if n > 1}
+    _check_heads(counts, len(classes or ()), findings, len(classes or ()))
+    findings.classes = tuple(classes) if classes else None
+    limits = [len(classes), *counts.values()] if classes else list(counts.values())
+    if transform := data.own_transform:
+        findings.warn(f'the numbers in the label maps are not checked: {transform} may change them')
+        limits = []
+    ignored = {head.get('ignore_index', 255) for head in heads.values()}
+    check_labels(dataset, min(limits, default=None), findings, scope, ignored or {255})
+    if data.split == 'train':
+        _check_crop(cfg, data, findings)
+
+
+def _check_pictures(
+    cfg: Config,
+    data: DatasetConfig,
+    dataset: Any,
+    heads: Mapping[str, Mapping],
+    findings: Findings,
+    scope: Scope,
+    training: bool,
+    measured: bool,
+) -> None:
+    counts = class_counts(heads)
+    check_folders(dataset, next(iter(counts.values()), None), findings, scope)
+    # Mixup makes label vectors of the preprocessor's num_classes, which must match the head's.
+    vectors = _preprocessor(cfg).get('num_classes')
+    for place, count in counts.items():
+        _check_softmax(place, heads[place], 'loss', findings)
+        if vectors not in (None, count):
+            findings.error(
+                f'data_preprocessor.num_classes is {vectors}, and {place}.num_classes {count}: set '
+                'both to the number of classes'
+            )
+
+
+_CHECKS = {'mmdet': _check_boxes, 'mmseg': _check_maps, 'mmpretrain': _check_pictures}
+
+
+def _check_softmax(place: str, head: Mapping, key: str, findings: Findings) -> None:
+    """A softmax over one channel is 1, whatever the channel: the loss is 0."""
+    losses = head.get(key) or dict(type='CrossEntropyLoss')
+    losses = losses if isinstance(losses, list | tuple) else [losses]
+    softmax = all(
+        type_name(loss.get('type') or '').rpartition('.')[2] == 'CrossEntropyLoss'
+        and not loss.get('use_sigmoid')
+        for loss in losses
+    )
+    if head.get('num_classes') == 1 == head.get('out_channels', 1) and softmax:
         findings.error(
-            f'metainfo.classes is the string {classes!r}, whose letters would be the classes: '
-            f'write a tuple, classes=({classes!r},)'
+            f'{place} has num_classes=1 and a softmax, whose loss is 0 for every picture: nothing '
+            f'is learned; add a class for the rest, or set {place}.{key}.use_sigmoid=True'
         )
-    elif data.toolbox == 'mmdet':
-        check_coco(
-            dataset.ann_file,
-            dataset.data_prefix.get('img') or '',
-            classes or (),
-            findings,
-            scope,
-            training=training,
-            masks=any(transform.get('with_mask') for _, transform in data.transforms()),
-        )
-        most = max(len(findings.classes or ()), len(classes or ()))
-        _check_heads(counts, len(findings.classes or ()), findings, most, measured)
-    elif data.toolbox == 'mmseg':
-        # BCE has one channel for two classes.
-        counts = {place: n for place, n in counts.items() if n > 1}
-        _check_heads(counts, len(classes or ()), findings, len(classes or ()))
-        findings.classes = tuple(classes) if classes else None
-        known = [len(classes), *counts.values()] if classes else list(counts.values())
-        if own := data.own_transform:
-            findings.warn(f'the numbers in the label maps are not checked: {own} may change them')
-            known = []
-        ignored = {head.get('ignore_index', 255) for head in heads.values()}
-        check_labels(dataset, min(known, default=None), findings, scope, ignored or {255})
-    else:
-        check_folders(dataset, next(iter(counts.values()), None), findings, scope)
-
-
-def _heads(cfg: Config, toolbox: str) -> dict[str, Mapping]:
-    return heads_of(cfg, _HEADS[toolbox])
-
-
-def _measured_by_coco(cfg: Config) -> bool:
-    """Whether a CocoMetric, which fails at labels without a category, measures the heads' labels.
-
-    The labels of a model of language and vision are numbers of words.
-    """
-    metrics = [m for split in ('val', 'test') for m in datasets_of(cfg, split, 'evaluator')]
-    kinds = [type_name(m.config.get('type') or '').rpartition('.')[2] for m in metrics]
-    return 'CocoMetric' in kinds and 'language_model' not in (cfg.get('model') or {})
 
 
 def _check_heads(
@@ -196,7 +358,7 @@ def _preprocessor(cfg: Config) -> Mapping:
 
 def _check_crop(cfg: Config, data: DatasetConfig, findings: Findings) -> None:
     """Crops are padded to the preprocessor's size."""
-    crops = [t.get('crop_size') for name, t in data.transforms() if name == 'RandomCrop']
+    crops = [t.get('crop_size') for name, t in data.transforms if name == 'RandomCrop']
     size = _preprocessor(cfg).get('size')
     if not crops or not crops[-1] or not size:
         return
@@ -209,20 +371,11 @@ def _check_crop(cfg: Config, data: DatasetConfig, findings: Findings) -> None:
         )
 
 
-def _check_one_hot(cfg: Config, findings: Findings) -> None:
-    """Mixup makes label vectors of the preprocessor's num_classes, which must match the head's."""
-    made = _preprocessor(cfg).get('num_classes')
-    for known in class_counts(_heads(cfg, 'mmpretrain')).values():
-        if made is not None and made != known:
-            findings.error(
-                f'data_preprocessor.num_classes is {made}, and model.head.num_classes {known}: set '
-                'both to the number of classes'
-            )
-
-
-def _compare(first: Findings, other: Findings) -> None:
+def _compare_classes(first: Findings, other: Findings) -> None:
     """Labels must mean the same in training and in evaluation."""
-    names, others = first.classes or (), other.classes or ()
+    if first.classes is None:
+        return
+    names, others = first.classes, other.classes or ()
     pairs = zip_longest(names, others)
     label = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
     if label is not None:
@@ -230,4 +383,20 @@ def _compare(first: Findings, other: Findings) -> None:
         other.error(
             f'label {label} is {here or "nothing"} here and {there or "nothing"} in {first.place}: '
             'both need the same classes, in the same order'
+        )
+
+
+def _compare_files(
+    former: DatasetConfig, first: Findings, data: DatasetConfig, other: Findings
+) -> None:
+    """Pictures that are both learned and measured."""
+    if former.split != 'train' or data.split == 'train':
+        return
+    shared = first.files & other.files
+    if shared and os.path.isdir(min(shared)):
+        other.warn(f'the folder {min(shared)!r} is also read by {first.place}, which learns it')
+    elif shared:
+        other.warn(
+            f'{len(shared)} of {len(other.files)} pictures are also in {first.place}, which learns '
+            f'them: the results on them say nothing about other pictures ({min(shared)}, …)'
         )

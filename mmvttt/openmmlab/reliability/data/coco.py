@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from .findings import Findings, Scope
+from .findings import LEARNED, Findings, Scope
 from .images import check_images, spread
 
 # A larger file is not parsed before a training: 50 MB take a second, COCO's train2017 ten.
@@ -20,6 +20,8 @@ _QUICK = 2000
 # Intersection over union of a box and its polygons.
 _LEAST_OVERLAP = 0.5
 _SHOWN = 8
+
+_ONE = {'images': 'image', 'annotations': 'annotation', 'categories': 'category'}
 
 Sizes = Mapping[Any, tuple[int, int]]
 
@@ -77,6 +79,7 @@ def check_coco(
     *,
     training: bool,
     masks: bool,
+    most: int | None = None,
 ) -> None:
     """Checks an annotation file; if not thorough, categories and what a training would not report.
 
@@ -88,6 +91,7 @@ def check_coco(
         scope: How much to look at.
         training: Whether a file without boxes is an error.
         masks: Whether masks are loaded.
+        most: Objects that the model predicts in a picture (`max_per_img`), or None.
     """
     if not scope.thorough and os.path.getsize(path) > LARGEST:
         return
@@ -99,9 +103,8 @@ def check_coco(
     images, annotations, categories = (_whole(content, part, findings) for part in _ENTRIES)
     _check_categories([category['name'] for category in categories], classes, path, findings)
     sizes = {image['id']: (image['height'], image['width']) for image in images}
-    wanted = {c['id'] for c in categories if c['name'] in (findings.classes or ())}
-    known_categories = {category['id'] for category in categories}
-    ids = {'image_id': ('images', sizes), 'category_id': ('categories', known_categories)}
+    names = {category['id']: category['name'] for category in categories}
+    ids = {'image_id': ('images', sizes), 'category_id': ('categories', names)}
     for key, (part, known) in ids.items():
         _check_kind_of_id(key, part, known, annotations, findings)
     if masks and annotations and not any(ann.get('segmentation') for ann in annotations):
@@ -110,23 +113,88 @@ def check_coco(
             'alone, inherit a config of boxes such as fasterrcnn_vittt_s_1x.py (docs/own_data.md, '
             '"Boxes alone")'
         )
-    if not findings.errors and not any(is_learned(ann, wanted, sizes) for ann in annotations):
+    sides = [max(ann['bbox']) for ann in annotations]
+    if sides and 0 < max(sides) <= 1:
+        findings.error(
+            'all boxes lie between 0 and 1: they are fractions of the picture, and COCO has '
+            'pixels; multiply x and width by its width, y and height by its height'
+        )
+    learned = _count_learned(annotations, names, sizes, findings, masks)
+    if not findings.errors and not learned:
         (findings.error if training else findings.warn)(
             f'{path} has no box to learn or to find: every annotation is of another category, a '
-            'crowd, without area, or outside its image'
+            'crowd, without area, outside its image, or without a polygon of three points'
         )
+    if most is not None and (crowded := [n for n in learned.values() if n > most]):
+        findings.warn(
+            f'{len(crowded)} pictures have more than max_per_img={most} objects (up to '
+            f'{max(crowded)}), of which no more can be found: set max_per_img in model.test_cfg'
+        )
+    _check_repeated(annotations, findings)
     for ann in annotations:
         _check_values(ann, findings, masks)
-    _check_corners(annotations if scope.thorough else spread(annotations, _QUICK), findings)
-    listed = _listed_ones(annotations, known_categories, sizes, findings, scope)
+    some = annotations if scope.thorough else spread(annotations, _QUICK)
+    _check_corners(some, findings)
+    listed = _listed_ones(annotations, names, sizes, findings, scope)
     if scope.thorough:
         _check_boxes(listed, sizes, findings, masks)
-        learned = {ann['image_id'] for ann in annotations if is_learned(ann, wanted, sizes)}
         for image in images:
             if image['id'] not in learned:
                 findings.warn('images without a box', image['file_name'])
     files = [(os.path.join(image_folder, i['file_name']), sizes[i['id']]) for i in images]
+    findings.files = {os.path.realpath(file) for file, _ in files}
     check_images(files, findings, scope)
+
+
+def _count_learned(
+    annotations: Sequence[dict],
+    names: Mapping[Any, str],
+    sizes: Sizes,
+    findings: Findings,
+    masks: bool,
+) -> Counter:
+    """Counts the boxes that are learned of each image, and of each class with the reasons."""
+    learned: Counter = Counter()
+    for ann in annotations:
+        name, size = names.get(ann['category_id']), sizes.get(ann['image_id'])
+        if name not in (findings.classes or ()) or size is None:
+            continue
+        reason = why_not_learned(ann, size, masks)
+        findings.counts[name][reason or LEARNED] += 1
+        learned[ann['image_id']] += reason is None
+    return +learned
+
+
+def why_not_learned(ann: dict, size: tuple[int, int], masks: bool) -> str | None:
+    """Why mmdet does not train on a box of one of the classes, or None."""
+    if ann.get('iscrowd'):
+        return 'crowds'
+    if ann.get('ignore'):
+        return 'marked ignore'
+    if fault := _fault(ann, size):
+        return 'outside' if 'outside' in fault else 'without area'
+    mask = ann.get('segmentation')
+    if masks and isinstance(mask, list) and mask and not _has_polygon(mask):
+        return 'with an empty mask'
+    return None
+
+
+def _check_repeated(annotations: Sequence[dict], findings: Findings) -> None:
+    """Reports objects that are listed twice, and an id that COCOeval takes for another meaning."""
+    objects = Counter((a['image_id'], a['category_id'], *a['bbox']) for a in annotations)
+    again = sum(count - 1 for count in objects.values())
+    if again:
+        findings.warn(
+            f'{again} annotations have the image, category and box of another one: each counts '
+            'twice in the loss, and only one of them can be found'
+        )
+    for ann in annotations:
+        if ann['id'] == 0:
+            findings.warn(
+                'annotations with id 0, which COCOeval takes for "not matched": mmvttt counts from '
+                '1 instead, other programs measure too little',
+                f'annotation {ann["id"]}',
+            )
 
 
 def _read(path: str, findings: Findings, training: bool) -> dict[str, list] | None:
@@ -180,8 +248,14 @@ def _whole(content: dict[str, list], part: str, findings: Findings) -> list[dict
         found = entry if isinstance(entry, dict) else {}
         wrong = [key for key, right in _ENTRIES[part].items() if not right(found.get(key))]
         if wrong:
-            meant = _MEANT[_ENTRIES[part][wrong[0]]]
-            findings.error(f'{part} whose {wrong[0]} is missing or not {meant}', f'number {number}')
+            key = wrong[0]
+            value = found.get(key)
+            problem = f'is missing or not {_MEANT[_ENTRIES[part][key]]}'
+            if _is_text(value) or (isinstance(value, list) and any(map(_is_text, value))):
+                problem += ' (text, not numbers)'
+            what = f'{found["id"]!r}' if _is_id(found.get('id')) else f'number {number}'
+            shown = f' has {value!r:.80}' if key in found else ''
+            findings.error(f'{part} whose {key} {problem}', f'{_ONE[part]} {what}{shown}')
         else:
             whole.append(entry)
     for key in ('id', 'name') if part == 'categories' else ('id',):
@@ -224,13 +298,6 @@ def _check_categories(
             'labels follow the order of categories in the file, but pictures get the names in '
             f'metainfo: write classes={_as_tuple(matched)}'
         )
-
-
-def is_learned(ann: dict, wanted: Collection, sizes: Sizes) -> bool:
-    """Whether mmdet trains on a box: its category is a class, no crowd, and inside its image."""
-    size = sizes.get(ann['image_id'])
-    left_out = ann.get('iscrowd') or ann.get('ignore') or ann['category_id'] not in wanted
-    return not left_out and size is not None and _fault(ann, size) is None
 
 
 def _fault(ann: dict, size: tuple[int, int]) -> str | None:
@@ -379,15 +446,43 @@ def _check_mask(mask: Any, size: tuple[int, int], name: str, findings: Findings)
         findings.error('boxes without a mask, although masks are loaded', name)
     elif isinstance(mask, dict):
         runs = mask.get('counts')
-        whole = isinstance(runs, str) or (
+        if isinstance(runs, str):
+            runs = _decoded(runs)
+        whole = (
             isinstance(runs, list)
             and all(type(n) is int and n >= 0 for n in runs)
             and sum(runs) == size[0] * size[1]
         )
         if mask.get('size') != list(size) or not whole:
             findings.error('masks (RLE) that do not fill their image', name)
-    elif not any(isinstance(p, list) and len(p) >= 6 and len(p) % 2 == 0 for p in mask):
+    elif not _has_polygon(mask):
         findings.warn('boxes whose polygons have fewer than three points, which are ignored', name)
+
+
+def _has_polygon(mask: list) -> bool:
+    """Whether mmdet takes any of the polygons."""
+    return any(isinstance(p, list) and len(p) >= 6 and len(p) % 2 == 0 for p in mask)
+
+
+def _decoded(text: str) -> list[int]:
+    """The runs of COCO's compressed RLE, as far as it can be decoded.
+
+    A number has five bits a character, the lowest first, of which a sixth says whether more follow;
+    from the fourth on, it is the difference from the run two before.
+    """
+    runs: list[int] = []
+    value = shift = 0
+    for character in text:
+        code = ord(character) - 48
+        value |= (code & 31) << shift
+        shift += 5
+        if code & 32:
+            continue
+        if code & 16:
+            value -= 1 << shift
+        runs.append(value + (runs[-2] if len(runs) > 2 else 0))
+        value = shift = 0
+    return runs if not shift else []
 
 
 def _as_tuple(names: Sequence) -> str:

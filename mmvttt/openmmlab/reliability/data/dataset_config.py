@@ -12,6 +12,7 @@ from mmengine.registry import DATASETS, TRANSFORMS
 
 from mmvttt.openmmlab.registry import type_name
 
+SPLITS = ('train', 'val', 'test')
 _TOOLBOXES = ('mmcv', 'mmengine', 'mmdet', 'mmseg', 'mmpretrain', 'mmvttt')
 # Data sets of mmpretrain with an option `download`, which is True by default.
 _DOWNLOADED = ('CIFAR10', 'CIFAR100', 'MNIST', 'FashionMNIST')
@@ -33,17 +34,29 @@ class DatasetConfig:
         config: The config itself.
         place: Its dotted key, e.g. `train_dataloader.dataset`.
         scope: The scope in which its type is looked up.
+        split: 'train', 'val' or 'test'.
+        metric: Whether it is a metric.
     """
 
     config: Mapping
     place: str = ''
     scope: str = 'mmengine'
+    split: str = ''
+    metric: bool = False
 
-    def transforms(self) -> Iterator[tuple[str, Mapping]]:
+    @property
+    def kind(self) -> str:
+        """The name of its class, without a scope."""
+        return type_name(self.config.get('type') or '').rpartition('.')[2]
+
+    @property
+    def transforms(self) -> list[tuple[str, Mapping]]:
         """The class name of each transform of the pipeline, without a scope, and its config."""
-        for transform in self.config.get('pipeline') or ():
-            if isinstance(transform, Mapping):
-                yield type_name(transform.get('type')).rpartition('.')[2], transform
+        return [
+            (type_name(transform.get('type')).rpartition('.')[2], transform)
+            for transform in self.config.get('pipeline') or ()
+            if isinstance(transform, Mapping)
+        ]
 
     @property
     def remote(self) -> bool:
@@ -52,10 +65,10 @@ class DatasetConfig:
         A storage backend may map its paths to anywhere. CIFAR, MNIST and the like are downloaded.
         """
         config = self.config
-        readers = [config, *(transform for _, transform in self.transforms())]
+        readers = [config, *(transform for _, transform in self.transforms)]
         backends = {(r.get('backend_args') or {}).get('backend', 'local') for r in readers}
         paths = (config.get('data_root'), config.get('ann_file'), config.get('data_prefix'))
-        downloads = type_name(config.get('type')).rpartition('.')[2] in _DOWNLOADED
+        downloads = self.kind in _DOWNLOADED
         return (
             backends != {'local'}
             or any('://' in str(path) for path in paths)
@@ -74,13 +87,13 @@ class DatasetConfig:
             return True
         return any(
             name == 'LoadPanopticAnnotations' or transform.get('with_seg')
-            for name, transform in self.transforms()
+            for name, transform in self.transforms
         )
 
     @property
     def reads_files(self) -> bool:
         """Whether the images are files with the names in the annotations."""
-        names = [name for name, _ in self.transforms()]
+        names = [name for name, _ in self.transforms]
         return not names or 'LoadImageFromFile' in names
 
     @property
@@ -111,23 +124,22 @@ class DatasetConfig:
                     return str(kind)
         return None
 
-    def paths(self) -> Iterator[tuple[str, str, str]]:
-        """Key, meaning and path of everything that it reads, the root first; empty if `remote`."""
+    @property
+    def paths(self) -> dict[str, str]:
+        """The path at each key of what it reads, the root first; empty if `remote`."""
         if self.remote:
-            return
+            return {}
         root = self.config.get('data_root') or ''
-        if root:
-            yield 'data_root', 'folder', root
+        paths = {'data_root': root} if root else {}
         annotations = self.config.get('ann_file') or ''
         if isinstance(annotations, str) and annotations:
-            yield 'ann_file', 'annotation file', os.path.join(root, annotations)
+            paths['ann_file'] = os.path.join(root, annotations)
         prefixes = self.config.get('data_prefix') or {}
-        if isinstance(prefixes, str):
-            prefixes = {'': prefixes}
-        for name, prefix in prefixes.items():
+        for name, prefix in ({'': prefixes} if isinstance(prefixes, str) else prefixes).items():
             if prefix and (name != 'seg' or self.reads_label_maps):
                 key = f'data_prefix.{name}' if name else 'data_prefix'
-                yield key, 'folder', os.path.join(root, prefix)
+                paths[key] = os.path.join(root, prefix)
+        return paths
 
     def build(self) -> Any:
         """The data set, without its pipeline, not loaded yet."""
@@ -135,25 +147,32 @@ class DatasetConfig:
         return DATASETS.build(lazy)
 
 
-def datasets_of(cfg: Mapping | Config, split: str, part: str = 'dataloader') -> list[DatasetConfig]:
-    """The data sets of a split, or with `part='evaluator'` its metrics."""
-    place, config = f'{split}_{part}', cfg.get(f'{split}_{part}')
-    if part == 'dataloader':
-        place, config = f'{place}.dataset', (config or {}).get('dataset')
-    return list(innermost(config, place, cfg.get('default_scope') or 'mmengine'))
+def datasets_of(cfg: Mapping | Config) -> list[DatasetConfig]:
+    """The data sets of all splits, and their metrics."""
+    scope = cfg.get('default_scope') or 'mmengine'
+    sets: list[DatasetConfig] = []
+    for split in SPLITS:
+        place = f'{split}_dataloader'
+        dataset = (cfg.get(place) or {}).get('dataset')
+        sets += innermost(dataset, f'{place}.dataset', scope, split)
+        place = f'{split}_evaluator'
+        sets += innermost(cfg.get(place), place, scope, split, metric=True)
+    return sets
 
 
-def innermost(config: Any, place: str = '', scope: str = 'mmengine') -> Iterator[DatasetConfig]:
+def innermost(
+    config: Any, place: str = '', scope: str = 'mmengine', split: str = '', metric: bool = False
+) -> Iterator[DatasetConfig]:
     """Yields the data sets that RepeatDataset, ConcatDataset and the like wrap."""
     if isinstance(config, list | tuple):
         for index, inner in enumerate(config):
-            yield from innermost(inner, f'{place}.{index}', scope)
+            yield from innermost(inner, f'{place}.{index}', scope, split, metric)
     elif isinstance(config, Mapping):
         wrapped = [key for key in _WRAPPED if key in config]
         for key in wrapped:
-            yield from innermost(config[key], f'{place}.{key}', scope)
+            yield from innermost(config[key], f'{place}.{key}', scope, split, metric)
         if not wrapped:
-            yield DatasetConfig(config, place, scope)
+            yield DatasetConfig(config, place, scope, split, metric)
 
 
 def heads_of(cfg: Mapping | Config, names: Sequence[str]) -> dict[str, Mapping]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 _SHOWN = 3
+# Classes in an account.
+_CLASSES = 20
+LEARNED = 'learned'
 
 
 @dataclass(frozen=True)
@@ -33,11 +36,15 @@ class Findings:
         place: The data set's key in the config, e.g. `train_dataloader.dataset`.
         summary: Its size, e.g. `100 images, 353 annotations`.
         classes: Names of its labels 0, 1, …, or None if unknown.
+        counts: Class → objects or pictures that are learned, and those that are not, by reason.
+        files: Paths of its pictures.
     """
 
     place: str
     summary: str = ''
     classes: tuple[str, ...] | None = None
+    counts: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    files: set[str] = field(default_factory=set)
     # Examples by (whether it is an error, its text).
     _found: dict[tuple[bool, str], list[str]] = field(default_factory=lambda: defaultdict(list))
 
@@ -48,6 +55,16 @@ class Findings:
     def warn(self, text: str, *example: object) -> None:
         """Adds a warning, as `error` does."""
         self._found[False, text] += map(str, example)
+
+    @property
+    def account(self) -> str:
+        """What is learned of each class, and what is not and why."""
+        parts = []
+        for name, counts in list(self.counts.items())[:_CLASSES]:
+            others = ', '.join(f'{n} {reason}' for reason, n in counts.items() if reason != LEARNED)
+            parts.append(f'{name} {counts[LEARNED]}' + (f' (not {others})' if others else ''))
+        more = f', … ({len(self.counts)} classes)' if len(self.counts) > _CLASSES else ''
+        return f'learned: {", ".join(parts)}{more}'
 
     @property
     def errors(self) -> list[str]:
@@ -70,6 +87,7 @@ class Findings:
 
     def __str__(self) -> str:
         lines = [f'{self.place}: {self.summary}' if self.summary else self.place]
+        lines += [f'  {self.account}'] if self.counts else []
         lines += [f'  error    {text}' for text in self.errors]
         lines += [f'  warning  {text}' for text in self.warnings]
-        return '\n'.join(lines if len(lines) > 1 else [*lines, '  nothing wrong'])
+        return '\n'.join(lines if self._found else [*lines, '  nothing wrong'])

@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from .findings import Findings, Scope
-from .images import check_images
+from .findings import LEARNED, Findings, Scope
+from .images import check_images, check_unread
+
+# Names of folders that are parts of the data rather than classes.
+_PARTS = ('train', 'val', 'valid', 'validation', 'test', 'training', 'testing', 'images', 'labels')
 
 
 def check_folders(dataset: Any, num_classes: int | None, findings: Findings, scope: Scope) -> None:
@@ -25,12 +28,20 @@ def check_folders(dataset: Any, num_classes: int | None, findings: Findings, sco
         if not names:
             findings.error(f'{root} has no folders; each would be a class')
             return
+        if parts := [name for name in names if name.lower() in _PARTS]:
+            (findings.error if len(parts) == len(names) else findings.warn)(
+                f'{root} has the folders {", ".join(names[:6])}, and each would be a class: '
+                f'{parts[0]!r} is mostly a part of the data; set data_prefix to the folder with a '
+                'folder for each class'
+            )
         if num_classes is not None and len(names) > num_classes:
             findings.error(
                 f'{root} has {len(names)} folders, and the head {num_classes} classes: set '
                 'model.head.num_classes, or move folders that are no class'
             )
         _check_order(names, tuple(dataset.metainfo.get('classes') or ()), findings)
+        check_unread(root, dataset.extensions, findings, scope, case=False)
+        findings.files = {os.path.realpath(root)}
     if not (scope.thorough or listed):
         return
     try:
@@ -46,6 +57,12 @@ def check_folders(dataset: Any, num_classes: int | None, findings: Findings, sco
     if listed and classes:
         findings.classes = classes
     findings.summary = f'{len(samples)} images in {listed or root}'
+    findings.files = {os.path.realpath(sample['img_path']) for sample in samples}
+    known = findings.classes or ()
+    for sample in samples:
+        label = sample.get('gt_label')
+        if isinstance(label, int) and label in range(len(known)):
+            findings.counts[known[label]][LEARNED] += 1
     for sample in samples:
         if num_classes is not None and sample.get('gt_label', 0) not in range(num_classes):
             findings.error(

@@ -16,6 +16,9 @@ from .findings import Findings, Scope
 # EXIF orientations with a rotation by 90°; OpenCV and mmcv apply them.
 _ORIENTATION, _TURNED = 0x0112, (5, 6, 7, 8)
 _KEPT = 64
+# How the names of pictures end; files that are searched for them before a training.
+_PICTURES = ('.jpg', '.jpeg', '.png', '.webp', '.bmp', '.tif', '.tiff')
+_SEARCHED = 20_000
 # Formats by content, not name: for an EPS, say, Pillow would start a PostScript interpreter.
 FORMATS = ('JPEG', 'PNG', 'BMP', 'TIFF', 'WEBP', 'PPM', 'GIF')
 
@@ -104,6 +107,32 @@ def check_images(
             )
         if found.deep:
             findings.warn('images of 16 bits, read with 8', path)
+
+
+def check_unread(
+    folder: str, suffixes: tuple[str, ...], findings: Findings, scope: Scope, *, case: bool = True
+) -> None:
+    """Warns of pictures beside those that are read, whose names end otherwise.
+
+    Args:
+        folder: Searched with its subfolders; if not thorough, its first files.
+        suffixes: Ends of the names that are read.
+        findings: Where problems go.
+        scope: How much to look at.
+        case: Whether capitals matter in the suffixes.
+    """
+    left = None if scope.thorough else _SEARCHED
+    for path, _, names in os.walk(folder):
+        for name in names[:left]:
+            read = name if case else name.lower()
+            if name.lower().endswith(_PICTURES) and not read.endswith(suffixes):
+                findings.warn(
+                    f'pictures that are not read, because their names do not end in '
+                    f'{" or ".join(suffixes)}',
+                    os.path.join(path, name),
+                )
+        if left is not None and (left := left - len(names)) <= 0:
+            return
 
 
 def decoded(read: Callable[[str], Any], paths: list[str], scope: Scope) -> Iterator[Any]:
