@@ -213,7 +213,7 @@ def saved_classes(checkpoint: str | os.PathLike[str]) -> tuple[str, ...] | None:
     content = read_content(checkpoint, mmap=True)
     meta = content.get('meta') if isinstance(content, Mapping) else None
     data = meta.get('dataset_meta') if isinstance(meta, Mapping) else None
-    classes = data.get('classes') if isinstance(data, Mapping) else None
+    classes = data.get('classes', data.get('CLASSES')) if isinstance(data, Mapping) else None
     return tuple(map(str, classes)) if isinstance(classes, list | tuple) else None
 
 

@@ -14,7 +14,9 @@ import mmvttt
 import mmvttt.models.timm
 from mmvttt.models import build
 from mmvttt.models.layers.inner_models import INNER_MODELS
+from mmvttt.models.layers.inner_options import InnerOptions
 from mmvttt.models.layers.json_options import from_json, to_json
+from mmvttt.models.layers.key_norms import KEY_NORMS
 from mmvttt.models.layers.mixer import build_mixer, resolve_mixer
 from mmvttt.models.layers.mixers import MIXERS
 from mmvttt.models.linearize.folder import save_pretrained
@@ -129,3 +131,20 @@ def test_names_come_back_as_the_parts():
     assert written == dict(inner=dict(type='MLP', ratio=2), key_norm='layer', epochs=2)
     assert from_json(json.loads(json.dumps(written)))['inner']['type'] is INNER_MODELS['MLP']
     assert to_json(from_json(written)) == written
+
+
+def test_inner_options_have_one_form():
+    options = InnerOptions(inner='SwiGLU', key_norm='instance', locality='dwc_qk', epochs=1)
+    same = InnerOptions(
+        inner=dict(type=INNER_MODELS['SwiGLU']),
+        key_norm=KEY_NORMS['instance'],
+        locality='dwc_qk',
+        backend='reference',
+    )
+    assert options.to_json() == same.to_json() == InnerOptions.from_json(same.to_json()).to_json()
+    assert options.to_json() == dict(inner='SwiGLU', key_norm='instance', locality='dwc_qk')
+    other = InnerOptions(inner='SwiGLU', key_norm='instance', key_position=7)
+    assert other.key_position == (7, 7)
+    assert other.to_json() == dict(inner='SwiGLU', key_norm='instance', key_position=[7, 7])
+    with pytest.raises(TypeError, match=r"linearize: .*no option 'epoch', did you mean 'epochs'"):
+        InnerOptions.of('linearize', inner='FC', epoch=2)

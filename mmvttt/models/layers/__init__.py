@@ -4,6 +4,7 @@ from .conv import CausalConv1d, DWConv2d, to_map
 from .drop_path import DropPath
 from .embedding import PatchConv2d, PatchEmbed, resize_positions
 from .inner_models import InnerModel
+from .inner_options import InnerOptions
 from .mixer import Mixer, TokenBlock, build_mixer, resolve_mixer
 from .mixer_block import FeedForward, MixerBlock
 from .mixers import MIXERS
@@ -22,6 +23,7 @@ __all__ = [
     'DropPath',
     'FeedForward',
     'InnerModel',
+    'InnerOptions',
     'InnerTraining',
     'Mixer',
     'MixerBlock',
