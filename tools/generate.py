@@ -156,10 +156,10 @@ def main(argv: list[str] | None = None) -> None:
             require_pixels_as_features((shrink * sides[0], shrink * sides[1]))
         out = Path(args.npz or args.out)
         parts = out.with_name(f'{out.stem}_parts')
-        api.generate(model, settings, parts, vae, prompts)
+        files = api.generate(model, settings, parts, vae, prompts)
         if not is_main_process():
             return
-        images = api.read_images(parts)
+        images = api.read_images(files)
         # A column for each class or prompt, if the picture stays readable.
         columns = default if 1 < default <= 32 and not args.draw_classes else None
         api.write_grid(images[:1024], args.out, columns)

