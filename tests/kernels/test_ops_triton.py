@@ -7,7 +7,7 @@ fp32 and fp16 it is. The ops are the rows of ops.py.
 import pytest
 import torch
 from kernel_testing import RecordedOps, normal, with_gradients
-from op_row import FP16, FP32, FP64, Case
+from op_row import FP16, FP32, FP64
 from ops import OPS
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures('several_programs')]
@@ -29,15 +29,6 @@ def on_triton(op):
 )
 def test_output_and_every_gradient_follow_the_definition(op, case):
     op.check(case, FP64, 'triton', op.kernel_tolerance)
-
-
-@pytest.mark.parametrize(
-    ('dtype', 'hw', 'dim'), [(FP32, (9, 13), 32), (FP32, (5, 9), 64), (FP16, (5, 9), 64)], ids=str
-)
-@every_op
-def test_single_and_half_precision(op, dtype, hw, dim):
-    sizes = {'dim': dim, 'batch': 1, 'heads': 2}
-    op.check(Case(hw, sizes), dtype, 'triton', op.kernel_tolerance)
 
 
 @every_op

@@ -56,25 +56,6 @@ def test_every_gradient_at_every_length(dtype, dim, segment, cut):
         check(found, expected, TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize('dim', [48, 5, 72, 128])
-def test_head_sizes_that_are_padded(dim):
-    inputs = make(70, dim=dim, heads=2, dtype=torch.bfloat16)
-    exact = {n: x.double() for n, x in inputs.items()}
-    expected = with_gradients(lambda x: call(x, backend='reference'), exact)
-    assert_same(with_gradients(on_gpu, cuda(inputs)), expected, TOLERANCE[torch.bfloat16])
-
-
-@pytest.mark.parametrize('segment', [0, 2])
-@pytest.mark.parametrize('size', [64, 24, 4])
-def test_mini_batches_of_any_size(size, segment, cut):
-    cut(segment)
-    inputs = make(210, size=size, dim=64, dtype=torch.bfloat16)
-    exact = {n: x.double() for n, x in inputs.items()}
-    expected = with_gradients(lambda x: call(x, size=size, backend='reference'), exact)
-    found = with_gradients(lambda x: on_gpu(x, size=size), cuda(inputs))
-    check(found, expected, TOLERANCE[torch.bfloat16])
-
-
 @pytest.mark.parametrize('segment', [0, 4])
 @pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16], ids=str)
 def test_a_hundred_times_the_same_bits(dtype, segment, cut):
