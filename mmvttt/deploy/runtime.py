@@ -19,7 +19,8 @@ from mmvttt.errors import UsageError, first_line
 
 # Note of an .xml: the digest of its .bin.
 WEIGHTS = 'weights'
-_PREPARATION = ('mean', 'std', 'bgr_to_rgb', 'to_rgb')
+# Options of a data_preprocessor in the notes of a file.
+PREPARATION = ('mean', 'std', 'bgr_to_rgb', 'to_rgb')
 # Names of OpenVINO.
 _PRECISIONS = {'float32': 'f32', 'bfloat16': 'bf16'}
 
@@ -215,9 +216,10 @@ def require_same_preparation(file: ExportedFile, preprocessor: Any) -> None:
     Raises:
         UsageError: They differ, so that the file would see other numbers than its model.
     """
-    if 'image' not in file.notes:
+    if 'mean' not in file.notes:
+        # Of a model without a config, or of another program.
         return
-    saved = {k: json.loads(file.notes[k]) for k in _PREPARATION if k in file.notes}
+    saved = {k: json.loads(file.notes[k]) for k in PREPARATION if k in file.notes}
     swaps = ('_channel_conversion', 'channel_conversion', 'to_rgb')
     here: dict[str, Any] = {
         'mean': _numbers(getattr(preprocessor, 'mean', None)),

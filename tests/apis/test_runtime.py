@@ -220,11 +220,12 @@ def test_a_graph_with_the_weights_of_another(
         (dict(mean='[0, 2, 3]', std='[4, 5, 6]', bgr_to_rgb='true'), 'mean='),
         (dict(mean='[1, 2, 3]', std='[4, 5, 1]', to_rgb='true'), 'std='),
         (dict(mean='[1, 2, 3]', std='[4, 5, 6]', bgr_to_rgb='false'), 'RGB=False'),
-        (dict(), r'mean=\[\]'),
+        (dict(mean='null', std='null'), r'mean=\[\]'),
+        (dict(), None),
     ],
 )
 def test_a_file_is_for_the_images_of_its_export(notes: dict, words: str | None) -> None:
-    file: Any = SimpleNamespace(path='a.onnx', notes=dict(notes, image='float32'))
+    file: Any = SimpleNamespace(path='a.onnx', notes=notes)
     mean, std = (torch.tensor(x)[:, None, None] for x in ((1.0, 2, 3), (4.0, 5, 6)))
     preprocessor = SimpleNamespace(mean=mean, std=std, _channel_conversion=True)
     if words is None:

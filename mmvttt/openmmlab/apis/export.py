@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from mmvttt.deploy.compare import Comparison, Runs
 from mmvttt.deploy.export import require_format
 from mmvttt.deploy.model_file import write_model
+from mmvttt.deploy.runtime import PREPARATION
 from mmvttt.errors import UsageError
 
 from ..analysis.models import FoundModel, find_model, samples_of, toolbox_of
@@ -173,8 +174,8 @@ def _notes(found: FoundModel) -> dict[str, str]:
     if cfg is None:
         return {}
     preprocessor = cfg.model.get('data_preprocessor') or cfg.get('data_preprocessor') or {}
-    keys = ('mean', 'std', 'bgr_to_rgb', 'to_rgb', 'pad_size_divisor')
-    return {key: json.dumps(preprocessor[key]) for key in keys if key in preprocessor}
+    keys = {'mean', 'std', *preprocessor} & {*PREPARATION, 'pad_size_divisor'}
+    return {key: json.dumps(preprocessor.get(key)) for key in sorted(keys)}
 
 
 @torch.no_grad()
