@@ -42,8 +42,9 @@ def main(argv: list[str] | None = None) -> None:
     progress = partial(track, description='files', console=Console(stderr=True), transient=True)
     with plain_errors():
         config = load_config(args.config, cfg_options=args.cfg_options)
-        check_paths(config, args.splits)
-        others = list(other_annotations(datasets_of(config), args.splits))
+        sets = datasets_of(config)
+        check_paths(config, sets, args.splits)
+        others = list(other_annotations(sets, args.splits))
         for text in others:
             print(printable(f'error: {text}'))
         for findings in check_annotations(

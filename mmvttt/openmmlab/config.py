@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import os
-from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,7 @@ from typing import Any
 from mmengine.config import Config
 
 from ..distributions import extra, overlaid
-from ..errors import UsageError
-from .registry import type_name
+from ..errors import UsageError, suggest
 
 # Scopes of toolboxes, and mmengine's names for them if they are missing.
 _TOOLBOXES = {'mmdet': 'mmdet', 'mmseg': 'mmsegmentation', 'mmpretrain': 'mmpretrain'}
@@ -22,32 +20,6 @@ _READ = (
     'compile', 'custom_imports', 'find_unused_parameters', 'model_wrapper_cfg', 'runner_type',
     'skip_bad_samples', 'strategy', 'sync_bn', 'tta_model', 'tta_pipeline',
 )  # fmt: skip
-# Keys to set instead of variables that only a config's text reads, and of keys of mmdet 2.x.
-_INSTEAD = {
-    'train_pipeline': 'train_dataloader.dataset.pipeline.2.scales',
-    'val_pipeline': 'val_dataloader.dataset.pipeline.1.scale',
-    'test_pipeline': 'test_dataloader.dataset.pipeline.1.scale',
-    'data_root': 'train_dataloader.dataset.data_root',
-    'dataset_type': 'train_dataloader.dataset.type',
-    'batch_size': 'train_dataloader.batch_size',
-    'classes': 'train_dataloader.dataset.metainfo.classes',
-    'crop_size': 'train_dataloader.dataset.pipeline.3.crop_size and model.data_preprocessor.size',
-    'max_epochs': 'train_cfg.max_epochs, and the end or T_max of a param_scheduler',
-    'max_iters': 'train_cfg.max_iters, and the end or T_max of a param_scheduler',
-    'vis_backends': 'visualizer.vis_backends',
-    'checkpoint_config': 'default_hooks.checkpoint',
-    'data': 'train_dataloader.batch_size, train_dataloader.dataset or val_dataloader.dataset',
-    'evaluation': 'train_cfg.val_interval, or val_evaluator',
-    'fp16': 'optim_wrapper.type=mmvttt.AmpOptimWrapper (tools/train.py --amp)',
-    'log_config': 'default_hooks.logger',
-    'lr_config': 'param_scheduler',
-    'optimizer': 'optim_wrapper.optimizer',
-    'optimizer_config': 'optim_wrapper',
-    'resume_from': 'resume=True and load_from (tools/train.py --resume)',
-    'runner': 'train_cfg.max_epochs or train_cfg.max_iters',
-    'seed': 'randomness.seed',
-    'total_epochs': 'train_cfg.max_epochs',
-}
 
 
 def load_config(
@@ -132,48 +104,24 @@ def load_config(
 
 def _require_read(cfg: Config, option: str) -> None:
     """Raises an error for an option that would be silently ignored."""
-    keys = option.split('.')
-    first, last = keys[0], keys[-1]
-    if '[' in option:
-        raise UsageError(
-            f'--cfg-options {option}: write entries of lists with a dot, '
-            'train_dataloader.dataset.pipeline.2.scales'
-        )
     # Not imported with this module, which mmengine imports, because it imports torch.
     from mmengine.runner import Runner
 
-    known = sorted({*inspect.signature(Runner).parameters, *_READ} - {'cfg'})
-    own_code = _has_own_code(cfg)
-    close = get_close_matches(first, known, n=1, cutoff=0.85 if own_code else 0.75)
-    if first not in known and (first in _INSTEAD or close or not own_code):
-        what = f'nothing reads {first!r}'
-        if first in cfg:
-            what = (
-                f'{first} is a variable of the config file, which was copied when the file was '
-                'read, and nothing reads it now'
-            )
-        if first in _INSTEAD:
-            remedy = f'; set {_INSTEAD[first]}'
-        elif first in cfg:
-            remedy = '; set the copies that are used, in model, train_dataloader, val_dataloader, …'
-        elif close:
-            remedy = f', did you mean {close[0]!r}?'
-        else:
-            remedy = f'; it is none of {", ".join(known)}'
-        raise UsageError(f'--cfg-options {option}: {what}{remedy}')
-    part: Any = cfg
-    for key in keys[:-1]:
-        try:
-            part = part[int(key) if isinstance(part, list) else key]
-        except (IndexError, KeyError, TypeError, ValueError):
-            # A new key, or an error in mmengine.
-            return
-    kind = type_name(part.get('type') or '') if isinstance(part, dict) else ''
-    if last == 'scale' and kind.rpartition('.')[2] == 'RandomChoiceResize':
+    first = option.split('.')[0]
+    names = sorted({*inspect.signature(Runner).parameters, *_READ} - {'cfg'})
+    close = suggest(first, names)
+    # Code of the user's may read any name.
+    if first in names or (first not in cfg and not close and _has_own_code(cfg)):
+        return
+    if first in cfg:
         raise UsageError(
-            f'--cfg-options {option}: RandomChoiceResize reads scales, a list of (long side, short '
-            f'side), and no scale; set {option}s'
+            f'--cfg-options {option}: {first} is a variable of the config file, which was copied '
+            'when the file was read; set the copies that are used, in model, train_dataloader, '
+            'val_dataloader, …'
         )
+    raise UsageError(
+        f'--cfg-options {option}: nothing reads {first!r}{close}; a config has {", ".join(names)}'
+    )
 
 
 def _require_one_process() -> None:
@@ -224,8 +172,8 @@ def find_config(config: str | os.PathLike[str]) -> Path | None:
     path = Path(config)
     if path.suffix == '.py':
         return path
-    own = config_root() / f'{path}.py'
-    return own if own.is_file() else None
+    named = config_root() / f'{path}.py'
+    return named if named.is_file() else None
 
 
 def config_names() -> list[str]:
@@ -233,9 +181,8 @@ def config_names() -> list[str]:
     return sorted(path.stem for path in config_root().glob('*.py'))
 
 
-def _closest(config: str | os.PathLike[str]) -> str:
-    close = get_close_matches(Path(config).stem, config_names(), n=1, cutoff=0.7)
-    return f", did you mean '{close[0]}'?" if close else ''
+def _closest(name: str | os.PathLike[str]) -> str:
+    return suggest(Path(name).stem, config_names())
 
 
 def config_root() -> Path:

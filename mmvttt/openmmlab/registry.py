@@ -11,7 +11,7 @@ from typing import Any
 from mmengine import registry as root
 
 
-class _Registry(root.Registry):
+class OwnRegistry(root.Registry):
     """A registry with the scope `mmvttt`.
 
     Attributes:
@@ -51,26 +51,26 @@ class _Registry(root.Registry):
         return sorted({*self.module_dict, *self.on_demand})
 
 
-MODELS = _Registry('model', root.MODELS)
-HOOKS = _Registry('hook', root.HOOKS)
-OPTIM_WRAPPERS = _Registry('optim wrapper', root.OPTIM_WRAPPERS)
-OPTIM_WRAPPER_CONSTRUCTORS = _Registry('optim wrapper constructor', root.OPTIM_WRAPPER_CONSTRUCTORS)
-DATASETS = _Registry('dataset', root.DATASETS)
-DATA_SAMPLERS = _Registry('data sampler', root.DATA_SAMPLERS)
-LOOPS = _Registry('loop', root.LOOPS)
-PARAM_SCHEDULERS = _Registry('parameter scheduler', root.PARAM_SCHEDULERS)
-WEIGHT_INITIALIZERS = _Registry('weight initializer', root.WEIGHT_INITIALIZERS)
-METRICS = _Registry('metric', root.METRICS)
-TRANSFORMS = _Registry('transform', root.TRANSFORMS)
-TASK_UTILS = _Registry('task util', root.TASK_UTILS)
-STRATEGIES = _Registry('strategy', root.STRATEGIES)
-FUNCTIONS = _Registry('function', root.FUNCTIONS)
+MODELS = OwnRegistry('model', root.MODELS)
+HOOKS = OwnRegistry('hook', root.HOOKS)
+OPTIM_WRAPPERS = OwnRegistry('optim wrapper', root.OPTIM_WRAPPERS)
+OPTIM_WRAPPER_CONSTRUCTORS = OwnRegistry('constructor', root.OPTIM_WRAPPER_CONSTRUCTORS)
+DATASETS = OwnRegistry('dataset', root.DATASETS)
+DATA_SAMPLERS = OwnRegistry('data sampler', root.DATA_SAMPLERS)
+LOOPS = OwnRegistry('loop', root.LOOPS)
+PARAM_SCHEDULERS = OwnRegistry('parameter scheduler', root.PARAM_SCHEDULERS)
+WEIGHT_INITIALIZERS = OwnRegistry('weight initializer', root.WEIGHT_INITIALIZERS)
+METRICS = OwnRegistry('metric', root.METRICS)
+TRANSFORMS = OwnRegistry('transform', root.TRANSFORMS)
+TASK_UTILS = OwnRegistry('task util', root.TASK_UTILS)
+STRATEGIES = OwnRegistry('strategy', root.STRATEGIES)
+FUNCTIONS = OwnRegistry('function', root.FUNCTIONS)
 
 # The parts of an inner training (docs/own_mixer.md). mmengine has no roots for them: a package of
 # one's own registers here, or in a child with a scope of its own.
-INNER_MODELS = _Registry('inner model')
-INNER_LOSSES = _Registry('inner loss')
-KEY_NORMS = _Registry('key norm')
+INNER_MODELS = OwnRegistry('inner model')
+INNER_LOSSES = OwnRegistry('inner loss')
+KEY_NORMS = OwnRegistry('key norm')
 
 _PARTS = {'inner': INNER_MODELS, 'loss': INNER_LOSSES, 'key_norm': KEY_NORMS}
 

@@ -23,7 +23,7 @@ from mmvttt.errors import CheckpointError, DataError, ResumeError, UsageError, f
 from ..registry import hook_class, type_name
 from .anomaly_hook import AnomalyHook
 from .checkpoint_hook import CheckpointHook
-from .data.annotations import check_data
+from .data.annotations import check_sets
 from .data.dataset_config import datasets_of
 from .exact_resume import make_exact, unsaved_state
 from .fit import CompareOnLoad
@@ -72,9 +72,8 @@ def protect_config(cfg: Config, *, plain: bool = False) -> Start:
     sets = [data for data in datasets_of(cfg) if data.split != 'test']
     require_same_training(cfg, sets)
     require_free(cfg.work_dir)
-    files = states(cfg.work_dir)
-    check_data(cfg, ('train', 'val'), sets)
-    checkpoint = choose_checkpoint(cfg)
+    files, checkpoint = states(cfg.work_dir), choose_checkpoint(cfg)
+    check_sets(cfg, sets, ('train', 'val'))
     former = [name for name in files if _REGULAR.fullmatch(name)]
     if former and not cfg.get('resume'):
         print_log(

@@ -11,18 +11,19 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
 
 from mmengine.config import Config
 from mmengine.logging import print_log
-from mmengine.registry import DefaultScope
+from mmengine.registry import DATASETS, DefaultScope
 
 from mmvttt.errors import DataError, MissingDataError
 from mmvttt.openmmlab.registry import type_name
 
 from .coco import check_coco
-from .dataset_config import SPLITS, DatasetConfig, class_counts, datasets_of, heads_of
+from .dataset_config import SPLITS, DatasetConfig, datasets_of
 from .findings import Findings, Scope
 from .folders import check_folders
 from .labels import check_labels
@@ -43,11 +44,16 @@ _HEADS = {
 _NAMED = 3
 
 
-def check_data(
-    cfg: Config,
-    splits: Sequence[str] = SPLITS,
-    sets: Sequence[DatasetConfig] | None = None,
-) -> None:
+def _all(items: Iterable, **_: Any) -> Iterable:
+    return items
+
+
+def check_data(cfg: Config, splits: Sequence[str] = SPLITS) -> None:
+    """Checks the data of a config, see `check_sets`."""
+    check_sets(cfg, datasets_of(cfg), splits)
+
+
+def check_sets(cfg: Config, sets: Sequence[DatasetConfig], splits: Sequence[str] = SPLITS) -> None:
     """Checks that the folders and annotation files that a config names exist, and make sense.
 
     Reads annotations for about a second (see `check_annotations`); tools/check_data.py reads all,
@@ -55,8 +61,8 @@ def check_data(
 
     Args:
         cfg: The config of a run.
+        sets: Its `datasets_of`.
         splits: Splits to check, of 'train', 'val', 'test'.
-        sets: Its `datasets_of`, if they are there already.
 
     Raises:
         ValueError: A split is none of these.
@@ -64,11 +70,10 @@ def check_data(
         DataError: No class is a category, a file is not JSON, there is nothing to learn, a label is
             outside the classes, …, with a remedy.
     """
-    sets = datasets_of(cfg) if sets is None else sets
-    check_paths(cfg, splits, sets)
+    check_paths(cfg, sets, splits)
     for text in other_annotations(sets, splits):
         _log(text)
-    for findings in check_annotations(cfg, splits, thorough=False, sets=sets):
+    for findings in _findings(cfg, sets, splits, Scope(False, True, _all)):
         if findings.errors:
             raise DataError(f'{findings.place}: {findings.errors[0]}')
         for warning in findings.warnings:
@@ -83,11 +88,7 @@ def _log(text: str, level: int = logging.WARNING) -> None:
         print_log(text, 'current', level)
 
 
-def check_paths(
-    cfg: Config,
-    splits: Sequence[str] = SPLITS,
-    sets: Sequence[DatasetConfig] | None = None,
-) -> None:
+def check_paths(cfg: Config, sets: Sequence[DatasetConfig], splits: Sequence[str] = SPLITS) -> None:
     """Checks that the folders and annotation files that a config names exist.
 
     Reads the config only; sees through RepeatDataset, ConcatDataset and the like. Skips remote
@@ -95,8 +96,8 @@ def check_paths(
 
     Args:
         cfg: The config of a run.
-        splits: See `check_data`.
-        sets: See `check_data`.
+        sets: See `check_sets`.
+        splits: See `check_sets`.
 
     Raises:
         ValueError: A split is another one.
@@ -104,7 +105,7 @@ def check_paths(
     """
     if unknown := [split for split in splits if split not in _KINDS]:
         raise ValueError(f'splits={unknown}: choose from {", ".join(_KINDS)}')
-    for data in datasets_of(cfg) if sets is None else sets:
+    for data in sets:
         for key, path in data.paths.items() if data.split in splits else ():
             if not os.path.exists(os.path.expanduser(path)):
                 raise MissingDataError(_missing(cfg.text, data, key, path))
@@ -131,8 +132,8 @@ def other_annotations(sets: Sequence[DatasetConfig], splits: Sequence[str]) -> I
     With several data sets, an evaluator may read all their annotations from one file.
 
     Args:
-        sets: See `check_data`.
-        splits: See `check_data`.
+        sets: See `check_sets`.
+        splits: See `check_sets`.
     """
     for split in splits:
         read = [data for data in sets if data.split == split and not data.metric]
@@ -157,8 +158,7 @@ def check_annotations(
     *,
     thorough: bool = True,
     images: bool = True,
-    progress: Callable[..., Iterable] = lambda items, **_: items,
-    sets: Sequence[DatasetConfig] | None = None,
+    progress: Callable[..., Iterable] = _all,
 ) -> Iterator[Findings]:
     """Checks the data sets of a config, each once.
 
@@ -170,12 +170,16 @@ def check_annotations(
             classes.
         images: Whether to decode the images, or only check that some exist.
         progress: Wraps the iteration over files.
-        sets: See `check_data`.
 
     Yields:
         Findings for each data set whose format is known.
     """
-    sets = datasets_of(cfg) if sets is None else sets
+    yield from _findings(cfg, datasets_of(cfg), splits, Scope(thorough, images, progress))
+
+
+def _findings(
+    cfg: Config, sets: Sequence[DatasetConfig], splits: Sequence[str], scope: Scope
+) -> Iterator[Findings]:
     # The labels of a model of language and vision are numbers of words.
     measured = 'language_model' not in (cfg.get('model') or {}) and any(
         data.metric and data.kind == 'CocoMetric' for data in sets if data.split != 'train'
@@ -186,13 +190,15 @@ def check_annotations(
         if toolbox is None or data.remote or data.config in [other.config for other, _ in checked]:
             continue
         findings = Findings(data.place)
-        scope = Scope(thorough, images and data.reads_files, progress)
+        reads = replace(scope, images=scope.images and data.reads_files)
         # One of several sets may have only images without a box.
         together = [other for other in sets if (other.split, other.metric) == ('train', False)]
         training = together == [data]
-        heads = heads_of(cfg, _HEADS[toolbox])
+        heads = _heads_of(cfg, _HEADS[toolbox])
         try:
-            dataset = data.build()
+            # Without its pipeline, and not loaded yet.
+            config = dict(data.config, pipeline=[], lazy_init=True, _scope_=data.scope)
+            dataset = DATASETS.build(config)
         except Exception as error:
             # A toolbox may raise any type of error for its own arguments.
             text = f'{data.config["type"]} cannot be built: {type(error).__name__}: {error}'
@@ -204,7 +210,7 @@ def check_annotations(
                     f'classes: write a tuple, classes=({names!r},)'
                 )
             else:
-                _CHECKS[toolbox](cfg, data, dataset, heads, findings, scope, training, measured)
+                _CHECKS[toolbox](cfg, data, dataset, heads, findings, reads, training, measured)
         for former, other in checked:
             _compare_files(former, other, data, findings)
         if checked and findings.classes is not None:
@@ -260,7 +266,7 @@ def _check_boxes(
         most=(test_cfg.get('rcnn') or test_cfg).get('max_per_img'),
     )
     count = len(findings.classes or ())
-    _check_heads(class_counts(heads), count, findings, max(count, len(classes)), measured)
+    _check_heads(_class_counts(heads), count, findings, max(count, len(classes)), measured)
 
 
 def _check_maps(
@@ -277,7 +283,7 @@ def _check_maps(
     for place, head in heads.items():
         _check_softmax(place, head, 'loss_decode', findings)
     # BCE has one channel for two classes.
-    counts = {place: n for place, n in class_counts(heads).items() if n > 1}
+    counts = {place: n for place, n in _class_counts(heads).items() if n > 1}
     _check_heads(counts, len(classes or ()), findings, len(classes or ()))
     findings.classes = tuple(classes) if classes else None
     limits = [len(classes), *counts.values()] if classes else list(counts.values())
@@ -300,7 +306,7 @@ def _check_pictures(
     training: bool,
     measured: bool,
 ) -> None:
-    counts = class_counts(heads)
+    counts = _class_counts(heads)
     check_folders(dataset, next(iter(counts.values()), None), findings, scope)
     # Mixup makes label vectors of the preprocessor's num_classes, which must match the head's.
     vectors = _preprocessor(cfg).get('num_classes')
@@ -400,3 +406,27 @@ def _compare_files(
             f'{len(shared)} of {len(other.files)} pictures are also in {first.place}, which learns '
             f'them: the results on them say nothing about other pictures ({min(shared)}, …)'
         )
+
+
+def _heads_of(cfg: Mapping | Config, names: Sequence[str]) -> dict[str, Mapping]:
+    """Existing parts of the model, by their dotted keys; a part may be a list (a cascade)."""
+    heads = {}
+    for name in names:
+        part = cfg.get('model') or {}
+        for key in name.split('.'):
+            part = part.get(key) or {} if isinstance(part, Mapping) else {}
+        several = isinstance(part, list | tuple)
+        for index, head in enumerate(part if several else [part]):
+            if isinstance(head, Mapping) and head:
+                heads[f'model.{name}.{index}' if several else f'model.{name}'] = head
+    return heads
+
+
+def _class_counts(heads: Mapping[str, Mapping]) -> dict[str, int]:
+    """Number of classes of each head of `_heads_of` that has one."""
+    counts = {p: h.get('num_classes', h.get('num_things_classes')) for p, h in heads.items()}
+    return {
+        place: count
+        for place, count in counts.items()
+        if type(count) is int and not heads[place].get('class_agnostic')
+    }

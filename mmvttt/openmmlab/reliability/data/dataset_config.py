@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -141,11 +141,6 @@ class DatasetConfig:
                 paths[key] = os.path.join(root, prefix)
         return paths
 
-    def build(self) -> Any:
-        """The data set, without its pipeline, not loaded yet."""
-        lazy = dict(self.config, pipeline=[], lazy_init=True, _scope_=self.scope)
-        return DATASETS.build(lazy)
-
 
 def datasets_of(cfg: Mapping | Config) -> list[DatasetConfig]:
     """The data sets of all splits, and their metrics."""
@@ -173,27 +168,3 @@ def innermost(
             yield from innermost(config[key], f'{place}.{key}', scope, split, metric)
         if not wrapped:
             yield DatasetConfig(config, place, scope, split, metric)
-
-
-def heads_of(cfg: Mapping | Config, names: Sequence[str]) -> dict[str, Mapping]:
-    """Existing parts of the model, by their dotted keys; a part may be a list (a cascade)."""
-    found = {}
-    for name in names:
-        part = cfg.get('model') or {}
-        for key in name.split('.'):
-            part = part.get(key) or {} if isinstance(part, Mapping) else {}
-        several = isinstance(part, list | tuple)
-        for index, head in enumerate(part if several else [part]):
-            if isinstance(head, Mapping) and head:
-                found[f'model.{name}.{index}' if several else f'model.{name}'] = head
-    return found
-
-
-def class_counts(heads: Mapping[str, Mapping]) -> dict[str, int]:
-    """Number of classes of each head of `heads_of` that has one."""
-    counts = {p: h.get('num_classes', h.get('num_things_classes')) for p, h in heads.items()}
-    return {
-        place: count
-        for place, count in counts.items()
-        if type(count) is int and not heads[place].get('class_agnostic')
-    }
