@@ -8,7 +8,6 @@
   attention  implicit attention of chosen patches, and how far it reaches; timm's ViTs too
   keys       key shift, by which to decide about a key norm; timm's ViTs too
   features   norms of the last map and the FPN's levels; any model
-  tsne       images in the plane by their features, coloured by their folders
 
 With --annotations (a COCO file with masks of the images) gmm.csv has the share of the gradient
 inside the masks over their share of the area, and the area under its ROC curve.
@@ -19,7 +18,7 @@ example: python tools/inspect_model.py vittt_t_in1k photo.jpg --checkpoint vittt
 import argparse
 from pathlib import Path
 
-from mmvttt.analysis.inspect import DEFAULT, inspect_model
+from mmvttt.analysis.inspect import DIAGNOSTICS, inspect_model
 from mmvttt.analysis.look import Look
 from mmvttt.openmmlab.analysis.models import load_model
 from mmvttt.openmmlab.cli import add_cfg_options, add_shape, command_line, plain_errors
@@ -36,7 +35,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--out', type=Path, default=Path('work_dirs/inspect'))
     add_cfg_options(parser, 'model.backbone.arch=base')
     parser.add_argument(
-        '--what', nargs='+', default=DEFAULT, metavar='NAME', help='default: all but tsne'
+        '--what', nargs='+', default=tuple(DIAGNOSTICS), metavar='NAME', help='default: all'
     )
     parser.add_argument(
         '--query',

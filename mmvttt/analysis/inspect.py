@@ -19,7 +19,6 @@ from .inner_training import LayerTraining, largest_tokens, mask_scores
 from .look import Look, means, spread
 from .mixers import SOFTMAX, Mixing
 from .pictures import (
-    MANY,
     beside_panel,
     block_title,
     colour_bar,
@@ -31,7 +30,7 @@ from .pictures import (
     styled,
     two_digits,
 )
-from .receptive_field import SHARES, feature_maps, last_map, receptive_fields
+from .receptive_field import SHARES, feature_maps, receptive_fields
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -300,36 +299,6 @@ def draw_features(look: Look) -> list[Path]:
     return [*files, look.table('features', columns, means(rows))]
 
 
-@styled
-def draw_neighbours(look: Look) -> list[Path]:
-    """tsne: images in the plane by their pooled features, coloured by the folder they are in."""
-    try:
-        from sklearn.manifold import TSNE
-    except ModuleNotFoundError:
-        raise UsageError('--what tsne needs scikit-learn: pip install scikit-learn') from None
-    names = [path.parent.name for path in look.files]
-    if len(names) < 4:
-        raise UsageError('--what tsne needs several images, in a folder for each class')
-    with torch.no_grad():
-        model = look.model.eval()
-        found = [last_map(model, image[None]).mean((2, 3)) for _, image in look.images]
-    features = torch.cat(found).float()
-    method = TSNE(perplexity=min(30, (len(names) - 1) / 3), init='pca', random_state=0)
-    places = method.fit_transform(features.numpy())
-    figure, (panel,) = panels(1, 1, (8, 6), f't-SNE of the last map, {len(names)} images')
-    panel.set(xticks=[], yticks=[])
-    nearest = torch.cdist(features, features).fill_diagonal_(torch.inf).argmin(1)
-    rows = []
-    for i, name in enumerate(sorted(set(names))):
-        own = [k for k, other in enumerate(names) if other == name]
-        look_like = dict(color=MANY[i % len(MANY)], marker='os^D*'[i // len(MANY) % 5])
-        panel.scatter(places[own, 0], places[own, 1], s=30, label=name, **look_like)
-        rows.append((name, len(own), sum(names[nearest[k]] == name for k in own) / len(own)))
-    figure.legend(loc='outside right center')
-    columns = ('class', 'images', 'nearest_is_of_the_class')
-    return [look.save(figure, 'tsne'), look.table('tsne', columns, rows)]
-
-
 DIAGNOSTICS: dict[str, Callable[[Look], list[Path]]] = {
     'erf': draw_fields,
     'gmm': draw_gradients,
@@ -338,10 +307,7 @@ DIAGNOSTICS: dict[str, Callable[[Look], list[Path]]] = {
     'attention': draw_attention,
     'keys': draw_keys,
     'features': draw_features,
-    'tsne': draw_neighbours,
 }
-# The last one needs images of several classes.
-DEFAULT = tuple(DIAGNOSTICS)[:-1]
 
 
 def _scalars(look: Look, names: Sequence[str]) -> list[tuple]:

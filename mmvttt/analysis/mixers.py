@@ -94,9 +94,8 @@ def record_mixers(model: nn.Module, images: Tensor) -> list[Mixing]:
     records = {m: Mixing(name, m) for name, m in mixers_of(model).items()}
     if not records:
         raise UsageError(
-            f'{type(model).__name__} has no token mixer of a kind that is known here: give a '
-            'model with a Vittt, ViT³, H-ViT³ or T⁵, or a ViT of timm (--what erf, features, cam '
-            'and tsne work for any model)'
+            f'{type(model).__name__} has no token mixer that can be followed: give a model with '
+            "a Vittt, ViT³, H-ViT³ or T⁵, or timm's ViT (--what erf and features take any model)"
         )
     ran: list[Mixing] = []
     ops, softmax = _RecordOps(), _RecordSoftmax()

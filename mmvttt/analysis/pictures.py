@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 # lines (Okabe and Ito).
 COLOURS = 'viridis'
 LINES = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000')
-# Colours of points, which differ by their markers beyond ten.
-MANY = mpl.colormaps['tab10'].colors
 # Decorates functions that draw: matplotlib reads its settings while a figure is made.
 styled = mpl.rc_context(
     {

@@ -13,7 +13,7 @@ from mmengine.config import Config
 from PIL import Image
 
 from mmvttt.analysis.inner_training import inspect_training, mask_scores
-from mmvttt.analysis.inspect import DEFAULT
+from mmvttt.analysis.inspect import DIAGNOSTICS
 from mmvttt.analysis.look import Look
 from mmvttt.analysis.pictures import root_scale, two_digits
 from mmvttt.errors import DataError
@@ -74,7 +74,7 @@ def test_every_diagnostic_draws_and_writes(
     output = tools(TOOL, *small, '--shape', 64, 96, '--out', out, *options)
     # mmengine's list of all parameters.
     assert 'torch.Size' not in output
-    for name in DEFAULT:
+    for name in DIAGNOSTICS:
         table = rows(out / f'{name}.csv')
         assert list(table[0]) == COLUMNS[name]
         layers = ['backbone'] if name in ('erf', 'features') else ['blocks.0', 'blocks.1']
@@ -134,20 +134,6 @@ def test_models_of_timm(
     assert 'gmm left out: no mixer of VisionTransformer trains' in caplog.text
 
 
-def test_images_of_a_class_are_neighbours(small: tuple, tmp_path: Path, tools: Any) -> None:
-    files = [tmp_path / kind / f'{i}.png' for kind in ('dark', 'light') for i in range(4)]
-    for i, file in enumerate(files):
-        file.parent.mkdir(exist_ok=True)
-        cv2.imwrite(str(file), np.full((32, 32, 3), i + (200 if i > 3 else 0), np.uint8))
-    options = ('--shape', 64, 64, '--out', tmp_path / 'out', '--what', 'tsne')
-    tools(TOOL, small[0], *files, *options)
-    assert [list(row.values()) for row in rows(tmp_path / 'out' / 'tsne.csv')] == [
-        ['dark', '4', '1'],
-        ['light', '4', '1'],
-    ]
-    assert cv2.imread(str(tmp_path / 'out' / 'tsne.png')) is not None
-
-
 @pytest.mark.parametrize(
     ('arguments', 'message'),
     [
@@ -157,7 +143,6 @@ def test_images_of_a_class_are_neighbours(small: tuple, tmp_path: Path, tools: A
         (('small.py', 'photo.png', '--checkpoint', 'other.pth'), 'other.pth'),
         (('small.py', 'photo.png', '--annotations', 'small.py'), 'is not a COCO annotation file'),
         (('small.py', 'photo.png', '--annotations', 'empty.json'), "has no image 'photo.png'"),
-        (('small.py', 'photo.png', '--what', 'tsne'), 'needs several images'),
     ],
 )
 def test_bad_input_is_one_sentence(
