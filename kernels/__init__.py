@@ -9,7 +9,7 @@ if __name__ != 'ttt_kernels':
     raise ImportError(f'{__file__} is the package ttt_kernels: import ttt_kernels')
 
 from ._backend import BACKENDS, available
-from ._decompositions import decompositions
+from ._op import decompositions
 from .causal_conv import causal_conv
 from .deform_attn import deform_attn, deform_attn_fused
 from .ttt_dwconv import ttt_dwconv

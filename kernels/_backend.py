@@ -34,6 +34,16 @@ _OLDEST_TRITON = (3, 6)
 VARIABLE = 'TTT_KERNELS_BACKEND'
 
 
+# `os.environ.get` encodes the name and decodes the value: as slow as a call of torch.
+_raw = getattr(os.environ, '_data', None)
+_raw_name = os.environ.encodekey(VARIABLE) if _raw is not None else VARIABLE
+
+
+def from_environment() -> str | bytes | None:
+    """The environment variable as it is, which changes if the variable does."""
+    return (os.environ if _raw is None else _raw).get(_raw_name)
+
+
 def resolve(op: str, backend: str | None) -> str:
     """Checks the `backend` argument of an op and returns it as a string for the registered op.
 
@@ -101,24 +111,27 @@ def _no_launches() -> str | None:
     return None
 
 
+@functools.lru_cache(maxsize=1024)
 def known(op: str, dtype: torch.dtype, device: torch.device) -> _known.Row | None:
-    """Row of the table of known GPUs for an op on a GPU; None in the interpreter."""
-    if interpreting():
-        return None
+    """Row of the table of known GPUs for an op on a GPU, or None."""
     capability = torch.cuda.get_device_capability(device)
     return _known.row(op, dtype, capability, triton_version())
 
 
 def _refused(op: str, dtype: torch.dtype, device: torch.device) -> str | None:
-    """Reason why an op's Triton kernel is refused on a GPU, or None."""
+    """Reason why an op's Triton kernel must not run on a GPU, or None."""
     if interpreting() or device.type == 'cpu':
         return None
-    found = known(op, dtype, device)
-    if found is None or found.verdict != _known.REFUSED:
+    row = known(op, dtype, device)
+    if row is not None and row.verdict == _known.REFUSED:
+        gpu = '.'.join(map(str, torch.cuda.get_device_capability(device)))
+        name = str(dtype).removeprefix('torch.')
+        return f'{name} on compute capability {gpu} with Triton {triton_version()}: {row.why}'
+    if row is not None and row.verdict == _known.RUNS:
         return None
-    gpu = '.'.join(map(str, torch.cuda.get_device_capability(device)))
-    name = str(dtype).removeprefix('torch.')
-    return f'{name} on compute capability {gpu} with Triton {triton_version()}: {found.why}'
+    from . import _check
+
+    return _check.reason(op, dtype, device)
 
 
 def _unreachable(backend: str, device: torch.device) -> str | None:
@@ -165,10 +178,9 @@ def choose(
     if isinstance(kernel, str):
         reason = kernel
     else:
-        reason = _unreachable(wanted, tensor.device)
+        reason = _unreachable(wanted, tensor.device) or unsupported_reason(kernel)
         if reason is None and wanted == 'triton':
             reason = _refused(op, tensor.dtype, tensor.device)
-        reason = reason or unsupported_reason(kernel)
         if reason is None:
             return kernel
     if backend != 'auto':

@@ -39,17 +39,15 @@ def to_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in tensors)
 
 
-def check_tensors(op: str, optional: tuple[str, ...] = (), **tensors: Tensor | None) -> None:
-    """Checks that all are tensors on the device of the first; the `optional` ones may be None.
+def check_tensors(op: str, tensors: Sequence[tuple[str, Any]]) -> None:
+    """Checks that all are dense tensors on the device of the first.
 
     Raises:
         TypeError: not a tensor, or a sparse one.
         ValueError: not on the device of the first.
     """
-    first_name, first = next(iter(tensors.items()))
-    for name, x in tensors.items():
-        if x is None and name in optional:
-            continue
+    first_name, first = tensors[0]
+    for name, x in tensors:
         if not isinstance(x, Tensor):
             raise TypeError(f'{op}: {name} must be a tensor, got {type(x).__name__}')
         if x.layout != torch.strided:
@@ -95,15 +93,26 @@ def by_definition(definition: Callable[..., Output], *args: Any) -> Output:
 
 
 def gradients_of(
-    definition: Callable[..., Tensor], do: Tensor, inputs: Sequence[Tensor | None], *options: Any
-) -> tuple[Tensor | None, ...]:
-    """Gradients of the inputs that require one, which autograd can differentiate again."""
+    definition: Callable[..., Any], grads: Sequence[Tensor | None], args: Sequence[Any]
+) -> list[Tensor | None]:
+    """Gradients of the arguments that require one, which autograd can differentiate again."""
     # Views are distinct, and autograd does not follow one input from another.
-    inputs = [x.view_as(x) if x is not None and x.requires_grad else x for x in inputs]
-    wanted = [x for x in inputs if x is not None and x.requires_grad]
-    out = by_definition(definition, *inputs, *options)
-    found = iter(torch.autograd.grad(out, wanted, do, create_graph=True))
-    return tuple(next(found) if x is not None and x.requires_grad else None for x in inputs)
+    differentiated = [isinstance(x, Tensor) and x.requires_grad for x in args]
+    views = [x.view_as(x) if d else x for x, d in zip(args, differentiated, strict=True)]
+    out = by_definition(definition, *views)
+    outs = out if isinstance(out, tuple) else (out,)
+    pairs = [(o, g) for o, g in zip(outs, grads, strict=False) if g is not None]
+    inputs = [x for x, d in zip(views, differentiated, strict=True) if d]
+    found = iter(
+        torch.autograd.grad(
+            [o for o, _ in pairs],
+            inputs,
+            [g for _, g in pairs],
+            create_graph=True,
+            materialize_grads=True,
+        )
+    )
+    return [next(found) if d else None for d in differentiated]
 
 
 def check_not_empty(op: str, name: str, x: Tensor, **sizes: int) -> None:
@@ -183,20 +192,19 @@ def check_conv(
         check_dtype(op, 'bias', bias, state, why)
 
 
-def check_map(op: str, name: str, x: Tensor, hw: tuple[int, int]) -> tuple[int, int]:
-    """Checks that `x` `(B, h·w, …)` has the pixels of a map, and returns its height and width.
-
-    Raises:
-        TypeError: `hw` is no pair of ints.
-        ValueError: the map is empty, or has another number of pixels.
-    """
+def pair(op: str, hw: tuple[int, int]) -> tuple[int, int]:
+    """Height and width, or a TypeError unless `hw` is two ints."""
     if (
         not isinstance(hw, tuple | list)
         or len(hw) != 2
         or not all(isinstance(n, int | torch.SymInt) and not isinstance(n, bool) for n in hw)
     ):
         raise TypeError(f'{op}: hw must be two ints (height, width), got {hw!r}')
-    h, w = hw
+    return hw[0], hw[1]
+
+
+def check_map(op: str, name: str, x: Tensor, h: int, w: int) -> None:
+    """Raises ValueError if the map is empty, or `x` `(B, h·w, …)` has another number of pixels."""
     if min(h, w) < 1:
         raise ValueError(
             f'{op}: hw must be at least (1, 1), got {(h, w)}; skip the call for an empty map'
@@ -206,7 +214,6 @@ def check_map(op: str, name: str, x: Tensor, hw: tuple[int, int]) -> tuple[int, 
             f'{op}: hw = {(h, w)} makes {h * w} pixels, and {name} has {x.shape[1]}: '
             f'{tuple(x.shape)}'
         )
-    return h, w
 
 
 def check_inner_step(op: str, q: Tensor, k: Tensor, v: Tensor, **weights: Tensor) -> None:

@@ -100,15 +100,18 @@ _ROOMY = ((8, 0), (8, 7), (9, 0), (10, 0), (10, 3))
 
 def gpu(op: str, q: Tensor) -> Gpu:
     """The GPU of `q` and what is known of `op` on it; in the interpreter any."""
-    if _backend.interpreting():
-        return Gpu()
-    capability = torch.cuda.get_device_capability(q.device)
-    known = _backend.known(op, q.dtype, q.device)
+    return Gpu() if _backend.interpreting() else _gpu(op, q.dtype, q.device)
+
+
+@functools.lru_cache(maxsize=1024)
+def _gpu(op: str, dtype: torch.dtype, device: torch.device) -> Gpu:
+    capability = torch.cuda.get_device_capability(device)
+    row = _backend.known(op, dtype, device)
     return Gpu(
         little=bool(torch.version.hip) or capability not in _ROOMY,
         warp_groups=not torch.version.hip and capability[0] in (9, 10),
-        one_stage=known is not None and known.one_stage,
-        mma_sync=known is not None and known.mma_sync,
+        one_stage=row is not None and row.one_stage,
+        mma_sync=row is not None and row.mma_sync,
     )
 
 

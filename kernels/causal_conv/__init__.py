@@ -1,10 +1,15 @@
 """Depth-wise causal convolutions along scans (vision-ttt Sec. 4.3), as a registered op."""
 
+import math
+from collections.abc import Iterator, Sequence
+from types import ModuleType
+from typing import Any
+
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
-from .. import _backend, _inputs
+from .. import _inputs
+from .._op import Args, Grads, Op
 from . import reference
 
 _NAME = 'causal_conv'
@@ -44,26 +49,18 @@ def causal_conv(
             or backend.
         RuntimeError: `backend` is 'numba', which this op lacks, or 'triton', which cannot run.
     """
-    backend = _backend.resolve(_NAME, backend)
     if not 1 <= len(weights) <= 2:
         raise ValueError(f'{_NAME}: give one or two weights, got {len(weights)}')
-    weight, other = (*weights, None)[:2]
-    _inputs.check_tensors(_NAME, optional=('other',), x=x, weight=weight, other=other)
-    (x,) = _inputs.to_autocast(x)
-    ways = _inputs.direction_letters(_NAME, directions)
-    _check(ways, x, weight, other)
-    if _inputs.transformed(x, weight, other):
-        return tuple(_inputs.by_definition(_outputs, x, weight, other, ways))
-    return _op(x, weight, other, ways, backend)[: len(weights)]
+    return OP(x, *(*weights, None)[:2], directions, backend=backend)[: len(weights)]
 
 
-def _outputs(x: Tensor, weight: Tensor, other: Tensor | None, ways: str) -> Tensor:
-    """The definition: `(1, B, T, R, C)`, or 2 for two weights."""
+def _definition(x: Tensor, weight: Tensor, other: Tensor | None, ways: str) -> tuple[Tensor, ...]:
     weights = (weight,) if other is None else (weight, other)
-    return torch.stack([reference.primal(x, w, ways) for w in weights])
+    return tuple(reference.primal(x, w, ways) for w in weights)
 
 
-def _check(ways: str, x: Tensor, weight: Tensor, other: Tensor | None) -> None:
+def _check(x: Tensor, weight: Tensor, other: Tensor | None, directions: Any) -> Args:
+    ways = _inputs.direction_letters(_NAME, directions)
     if x.dim() != 4:
         raise ValueError(
             f'{_NAME}: x must have shape (B, T, R, C), got {x.dim()} dimensions: {tuple(x.shape)}'
@@ -87,96 +84,48 @@ def _check(ways: str, x: Tensor, weight: Tensor, other: Tensor | None) -> None:
             _inputs.check_shape(_NAME, name, w, shape, '(R, C, K)')
             state = _inputs.state_dtype(x.dtype)
             _inputs.check_dtype(_NAME, name, w, state, f'where x is {x.dtype}')
+    return x, weight, other, ways
 
 
-# ------------------------------------------------------------------------------------ registration
-
-
-@torch.library.custom_op('ttt_kernels::causal_conv', mutates_args=())
-def _op(
-    x: Tensor, weight: Tensor, other: Tensor | None, directions: str, backend: str
-) -> tuple[Tensor, Tensor]:
-    # The dispatcher leaves autocast on here; it would round the weights.
-    with torch.autocast(x.device.type, enabled=False):
-        return _choose(backend, x, weight).forward(x, weight, other, directions)
-
-
-@torch.library.custom_op('ttt_kernels::causal_conv_backward', mutates_args=())
-def _backward_op(
-    dy: Tensor,
-    dz: Tensor | None,
-    x: Tensor,
-    weight: Tensor,
-    other: Tensor | None,
-    directions: str,
-    backend: str,
-) -> tuple[Tensor, Tensor, Tensor]:
-    with torch.autocast(x.device.type, enabled=False):
-        return _choose(backend, x, weight).backward(dy, dz, x, weight, other, directions)
-
-
-def _choose(backend: str, x: Tensor, weight: Tensor):
-    kernel = _backend.choose(_NAME, backend, x, lambda kernel: kernel.unsupported_reason(x, weight))
-    return reference if kernel is None else kernel
-
-
-@_op.register_fake
-def _(x, weight, other, directions, backend):
+def _fake(args: Args, keep: bool) -> tuple[Tensor, Tensor]:
+    x, _, other, _ = args
     return x.new_empty(x.shape), x.new_empty(0 if other is None else x.shape)
 
 
-@_backward_op.register_fake
-def _(dy, dz, x, weight, other, directions, backend):
-    last = weight.new_empty(0 if other is None else other.shape)
-    return x.new_empty(x.shape), weight.new_empty(weight.shape), last
-
-
-def _setup_context(ctx, inputs, output):
-    *tensors, ctx.directions, ctx.backend = inputs
-    ctx.save_for_backward(*tensors)
-    ctx.set_materialize_grads(False)
-
-
-def _backward(ctx, dy, dz):
-    x, weight, other = ctx.saved_tensors
-    # One of the two outputs may be unused.
-    some = dz if dy is None else dy
-    if some is None:
-        return None, None, None, None, None
-    dy = torch.zeros_like(some) if dy is None else dy
-    if other is None:
+def _backward(
+    module: ModuleType, grads: Grads, args: Args, kept: Args, needs: Sequence[bool]
+) -> Grads:
+    dy, dz = grads
+    if args[2] is None:
         dz = None
     elif dz is None:
-        dz = torch.zeros_like(some)
-    if torch.is_grad_enabled():  # the gradients will be differentiated
-        do = torch.stack([dy] if dz is None else [dy, dz])
-        inputs = (x, weight, other)
-        return *_inputs.gradients_of(_outputs, do, inputs, ctx.directions), None, None
-    dx, dweight, dother = _backward_op(dy, dz, x, weight, other, ctx.directions, ctx.backend)
-    return dx, dweight, None if other is None else dother, None, None
+        dz = torch.zeros_like(dy)
+    return module.backward(torch.zeros_like(dz) if dy is None else dy, dz, *args)
 
 
-_op.register_autograd(_backward, setup_context=_setup_context)
+def _examples(new: Any) -> Iterator[Args]:
+    x, filters = new.tokens(2, 130, 2, 70), [new.normal(2, 70, 4, size=0.5) for _ in range(2)]
+    yield x, *filters, 'fb'
+    yield new.tokens(1, 3, 1, 16), new.normal(1, 16, 4), None, 'b'
 
 
-# ------------------------------------------------------------------------------------------- FLOPs
-
-
-@register_flop_formula(torch.ops.ttt_kernels.causal_conv)
-def _forward_flops(x_shape, weight_shape, other_shape, *args, out_shape=None, **kwargs) -> int:
+def _flops(x: Any, weight: Any, other: Any, *_: Any) -> int:
     """2K per token, channel and weight, as for any convolution."""
-    return 2 * _products(x_shape, weight_shape, other_shape)
+    return 2 * math.prod(x) * weight[-1] * (1 if other is None else 2)
 
 
-@register_flop_formula(torch.ops.ttt_kernels.causal_conv_backward)
-def _backward_flops(
-    dy_shape, dz_shape, x_shape, weight_shape, other_shape, *args, out_shape=None, **kwargs
-) -> int:
-    """Twice as many: the gradients of x and of the weights."""
-    return 4 * _products(x_shape, weight_shape, other_shape)
-
-
-def _products(x_shape, weight_shape, other_shape) -> int:
-    batch, tokens, scans, channels = x_shape
-    weights = 1 if other_shape is None else 2
-    return weights * weight_shape[-1] * batch * tokens * scans * channels
+OP = Op(
+    _NAME,
+    'Tensor x, Tensor weight, Tensor? other, str directions',
+    reference,
+    _definition,
+    _check,
+    _fake,
+    _backward,
+    # Backward: the gradients of x and of the weights.
+    (_flops, lambda *args: 2 * _flops(*args)),
+    tokens=('x',),
+    results=2,
+    examples=_examples,
+    unsupported=lambda kernel, args: kernel.unsupported_reason(*args[:2]),
+)

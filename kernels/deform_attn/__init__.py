@@ -1,12 +1,15 @@
 """Multi-scale deformable attention, the ViT-Adapter's (Deformable DETR, Eq. 3), as an op."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
+from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
 from .. import _backend, _inputs
+from .._op import Args, Grads, Op
 from . import reference
 
 _NAME = 'deform_attn'
@@ -51,21 +54,8 @@ def deform_attn(
         ValueError: a wrong shape, levels that do not add up to S, mixed devices, unknown backend.
         RuntimeError: `backend` is 'numba', which this op lacks, or 'triton', which cannot run.
     """
-    backend = _backend.resolve(_NAME, backend)
-    _inputs.check_tensors(
-        _NAME,
-        value=value,
-        sampling_locations=sampling_locations,
-        attention_weights=attention_weights,
-    )
-    return _call(
-        value,
-        spatial_shapes,
-        None,
-        ('sampling_locations', sampling_locations),
-        ('attention_weights', attention_weights),
-        backend,
-    )
+    places, weights = sampling_locations, attention_weights
+    return _call(value, spatial_shapes, None, places, weights, backend)
 
 
 def deform_attn_fused(
@@ -100,22 +90,10 @@ def deform_attn_fused(
         ValueError: a wrong shape, levels that do not add up to S, mixed devices, unknown backend.
         RuntimeError: `backend` is 'numba', which this op lacks, or 'triton', which cannot run.
     """
-    backend = _backend.resolve(_NAME, backend)
-    _inputs.check_tensors(
-        _NAME,
-        value=value,
-        reference_points=reference_points,
-        sampling_offsets=sampling_offsets,
-        attention_logits=attention_logits,
-    )
-    return _call(
-        value,
-        spatial_shapes,
-        reference_points,
-        ('sampling_offsets', sampling_offsets),
-        ('attention_logits', attention_logits),
-        backend,
-    )
+    if reference_points is None:
+        raise TypeError(f'{_NAME}: reference_points must be a tensor, got NoneType')
+    places, weights = sampling_offsets, attention_logits
+    return _call(value, spatial_shapes, reference_points, places, weights, backend)
 
 
 def gradients(
@@ -133,64 +111,29 @@ def gradients(
     Returns:
         Gradients of `value`, `sampling_locations` and `attention_weights`.
     """
-    _, *found = _backward_op(
-        do,
-        None,
-        value,
-        [],
-        spatial_shapes,
-        None,
-        sampling_locations,
-        attention_weights,
-        False,
-        _backend.resolve(_NAME, None),
+    points = (sampling_locations, attention_weights)
+    backend, needs = _backend.resolve(_NAME, None), [True, False, False, True, True]
+    # The output is needed for a softmax only.
+    dvalue, _, _, *dpoints = OP.registered_backward(
+        do, value, spatial_shapes, None, *points, do, [], backend, needs
     )
-    return tuple(found)
+    return dvalue, *dpoints
 
 
 def _call(
     value: Tensor,
     spatial_shapes: Shapes,
     reference_points: Tensor | None,
-    places: tuple[str, Tensor],
-    weights: tuple[str, Tensor],
-    backend: str,
+    places: Tensor,
+    weights: Tensor,
+    backend: str | None,
 ) -> Tensor:
-    (value,) = _inputs.to_autocast(value)
-    if value.dim() != 4:
-        raise ValueError(
-            f'{_NAME}: value must have shape (B, S, H, d), got {value.dim()} dimensions: '
-            f'{tuple(value.shape)}'
-        )
-    levels, shapes = None, []
-    if isinstance(spatial_shapes, Tensor):
-        levels = _check_tensor_of_shapes(value, spatial_shapes)
-    else:
-        shapes = _flatten(spatial_shapes)
-        reference.check_levels(value, shapes)
-    num_levels = len(shapes) // 2 if levels is None else levels.shape[0]
-    _check(value, num_levels, reference_points, places, weights)
-    inputs = (value, places[1], weights[1], reference_points)
-    if _inputs.transformed(*inputs):
-        sizes = _on_host(value, shapes, levels)
-        return _inputs.by_definition(reference.primal, *inputs, sizes)
-    return _op(value, shapes, levels, reference_points, places[1], weights[1], backend)
+    tensor = isinstance(spatial_shapes, Tensor)
+    shapes, levels = ((), spatial_shapes) if tensor else (_flatten(spatial_shapes), None)
+    return OP(value, shapes, levels, reference_points, places, weights, backend=backend)[0]
 
 
-def _check_tensor_of_shapes(value: Tensor, levels: Tensor) -> Tensor:
-    _inputs.check_tensors(_NAME, value=value, spatial_shapes=levels)
-    if levels.dtype not in (torch.int64, torch.int32):
-        raise TypeError(
-            f'{_NAME}: spatial_shapes must be of torch.int64 or torch.int32, got {levels.dtype}'
-        )
-    if levels.dim() != 2 or levels.shape[0] == 0 or levels.shape[1] != 2:
-        raise ValueError(
-            f'{_NAME}: spatial_shapes must have shape (L, 2) with L ≥ 1, got {tuple(levels.shape)}'
-        )
-    return levels
-
-
-def _flatten(spatial_shapes: Sequence[tuple[int, int]]) -> list[int]:
+def _flatten(spatial_shapes: Sequence[tuple[int, int]]) -> tuple[int, ...]:
     if not isinstance(spatial_shapes, tuple | list):
         raise TypeError(f'{_NAME}: spatial_shapes must be a list of (h, w), got {spatial_shapes!r}')
     if len(spatial_shapes) == 0:
@@ -203,22 +146,35 @@ def _flatten(spatial_shapes: Sequence[tuple[int, int]]) -> list[int]:
             raise ValueError(
                 f'{_NAME}: a level of spatial_shapes is (h, w) with h, w ≥ 1, got {level!r}'
             )
-    return [size for level in spatial_shapes for size in level]
+    return tuple(size for level in spatial_shapes for size in level)
 
 
-def _check(
-    value: Tensor,
-    levels: int,
-    reference_points: Tensor | None,
-    places: tuple[str, Tensor],
-    weights: tuple[str, Tensor],
-) -> None:
+def _names(args: Args) -> tuple[str, ...]:
+    """Names of the arguments in errors: `deform_attn_fused` has reference points."""
+    fused = ('sampling_offsets', 'attention_logits')
+    points = ('sampling_locations', 'attention_weights') if args[3] is None else fused
+    return ('value', 'spatial_shapes', 'spatial_shapes', 'reference_points', *points)
+
+
+def _check(*args: Any) -> Args:
+    value, shapes, levels, reference_points, places, weights = args
+    if value.dim() != 4:
+        raise ValueError(
+            f'{_NAME}: value must have shape (B, S, H, d), got {value.dim()} dimensions: '
+            f'{tuple(value.shape)}'
+        )
+    if levels is None:
+        reference.check_levels(value, shapes)
+    else:
+        _check_levels(levels)
+    count = len(shapes) // 2 if levels is None else levels.shape[0]
     wide = _inputs.state_dtype(value.dtype)
     if value.dtype not in _inputs.FLOATS:
         raise TypeError(
             f'{_NAME}: value must be float32, bfloat16, float16 or float64, got {value.dtype}'
         )
-    name, x = places
+    *_, name, weights_name = _names(args)
+    x = places
     if x.dim() != 6:
         raise ValueError(
             f'{_NAME}: {name} must have shape (B, Q, H, L, P, 2), got {x.dim()} dimensions: '
@@ -228,71 +184,35 @@ def _check(
     queries, points = x.shape[1], x.shape[4]
     _inputs.check_not_empty(_NAME, 'value', value, H=heads, d=dim)
     _inputs.check_not_empty(_NAME, name, x, P=points)
-    shape = (batch, queries, heads, levels, points)
+    shape = (batch, queries, heads, count, points)
     _inputs.check_shape(_NAME, name, x, (*shape, 2), '(B, Q, H, L, P, 2)')
-    _inputs.check_shape(_NAME, weights[0], weights[1], shape, '(B, Q, H, L, P)')
-    for name, x in (places, weights):
+    _inputs.check_shape(_NAME, weights_name, weights, shape, '(B, Q, H, L, P)')
+    for label, x in ((name, places), (weights_name, weights)):
         if x.dtype not in (value.dtype, wide):
             raise TypeError(
-                f'{_NAME}: {name} must be {wide} or the dtype of value ({value.dtype}), got '
+                f'{_NAME}: {label} must be {wide} or the dtype of value ({value.dtype}), got '
                 f'{x.dtype}; convert it'
             )
     if reference_points is not None:
         x = reference_points
-        if tuple(x.shape) not in ((batch, queries, levels, 2), (1, queries, levels, 2)):
+        if tuple(x.shape) not in ((batch, queries, count, 2), (1, queries, count, 2)):
             raise ValueError(
                 f'{_NAME}: reference_points must have shape (B or 1, Q, L, 2) = '
-                f'{(batch, queries, levels, 2)}, got {tuple(x.shape)}'
+                f'{(batch, queries, count, 2)}, got {tuple(x.shape)}'
             )
         _inputs.check_dtype(_NAME, 'reference_points', x, wide, 'for positions in large maps')
+    return args
 
 
-# ------------------------------------------------------------------------------------ registration
-
-
-@torch.library.custom_op('ttt_kernels::deform_attn', mutates_args=())
-def _op(
-    value: Tensor,
-    shapes: Sequence[int],
-    levels: Tensor | None,
-    reference_points: Tensor | None,
-    places: Tensor,
-    weights: Tensor,
-    backend: str,
-) -> Tensor:
-    inputs = (value, shapes, levels, reference_points, places, weights)
-    kernel = _choose(backend, *inputs)
-    if kernel is not None:
-        return kernel.forward(*inputs)
-    sizes = _on_host(value, shapes, levels)
-    return reference.forward(value, sizes, reference_points, places, weights)
-
-
-@torch.library.custom_op('ttt_kernels::deform_attn_backward', mutates_args=())
-def _backward_op(
-    do: Tensor,
-    out: Tensor | None,
-    value: Tensor,
-    shapes: Sequence[int],
-    levels: Tensor | None,
-    reference_points: Tensor | None,
-    places: Tensor,
-    weights: Tensor,
-    move: bool,
-    backend: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    inputs = (value, shapes, levels, reference_points, places, weights)
-    kernel = _choose(backend, *inputs)
-    if kernel is not None:
-        return kernel.backward(do, out, *inputs, move)
-    sizes = _on_host(value, shapes, levels)
-    return reference.backward(do, value, sizes, reference_points, places, weights, move)
-
-
-def _choose(backend: str, value: Tensor, *rest):
-    return _backend.choose(
-        _NAME, backend, value, lambda kernel: kernel.unsupported_reason(value, *rest)
-    )
+def _check_levels(levels: Tensor) -> None:
+    if levels.dtype not in (torch.int64, torch.int32):
+        raise TypeError(
+            f'{_NAME}: spatial_shapes must be of torch.int64 or torch.int32, got {levels.dtype}'
+        )
+    if levels.dim() != 2 or levels.shape[0] == 0 or levels.shape[1] != 2:
+        raise ValueError(
+            f'{_NAME}: spatial_shapes must have shape (L, 2) with L ≥ 1, got {tuple(levels.shape)}'
+        )
 
 
 def _on_host(value: Tensor, shapes: Sequence[int], levels: Tensor | None) -> Sequence[int]:
@@ -303,65 +223,75 @@ def _on_host(value: Tensor, shapes: Sequence[int], levels: Tensor | None) -> Seq
     return shapes
 
 
-@_op.register_fake
-def _(value, shapes, levels, reference_points, places, weights, backend):
+def _definition(
+    value: Tensor,
+    shapes: Sequence[int],
+    levels: Tensor | None,
+    reference_points: Tensor | None,
+    places: Tensor,
+    weights: Tensor,
+) -> Tensor:
+    sizes = _on_host(value, shapes, levels)
+    return reference.primal(value, places, weights, reference_points, sizes)
+
+
+def _fake(args: Args, keep: bool) -> tuple[Tensor]:
+    value, places = args[0], args[4]
     batch, _, heads, dim = value.shape
-    return value.new_empty((batch, places.shape[1], heads * dim))
+    return (value.new_empty((batch, places.shape[1], heads * dim)),)
 
 
-@_backward_op.register_fake
-def _(do, out, value, shapes, levels, reference_points, places, weights, move, backend):
-    moved = value.new_empty(0) if not move else reference_points.new_empty(reference_points.shape)
-    return moved, *(x.new_empty(x.shape) for x in (value, places, weights))
+def _forward(module: ModuleType, args: Args, keep: bool) -> Tensor:
+    if module is not reference:
+        return module.forward(*args)
+    value, shapes, levels, *points = args
+    return reference.forward(value, _on_host(value, shapes, levels), *points)
 
 
-def _setup_context(ctx, inputs, output):
-    value, ctx.shapes, levels, reference_points, places, weights, ctx.backend = inputs
-    # The softmax's gradient needs the output.
-    out = None if reference_points is None else output
-    ctx.save_for_backward(out, value, levels, reference_points, places, weights)
+def _backward(
+    module: ModuleType, grads: Grads, args: Args, kept: Args, needs: Sequence[bool]
+) -> Grads:
+    value, shapes, levels, reference_points, places, weights = args
+    move = needs[2]
+    if module is reference:
+        sizes = _on_host(value, shapes, levels)
+        found = reference.backward(grads[0], value, sizes, reference_points, places, weights, move)
+    else:
+        # The softmax's gradient needs the output.
+        out = None if reference_points is None else kept[0]
+        found = module.backward(grads[0], out, *args, move)
+    dreference, dvalue, *dpoints = found
+    return dvalue, None, dreference, *dpoints
 
 
-def _backward(ctx, do):
-    out, value, levels, reference_points, places, weights = ctx.saved_tensors
-    if torch.is_grad_enabled():  # the gradients will be differentiated
-        dvalue, dplaces, dweights, dreference = _inputs.gradients_of(
-            reference.primal,
-            do,
-            (value, places, weights, reference_points),
-            _on_host(value, ctx.shapes, levels),
-        )
-        return dvalue, None, None, dreference, dplaces, dweights, None
-    move = ctx.needs_input_grad[3]
-    dreference, dvalue, dplaces, dweights = _backward_op(
-        do, out, value, ctx.shapes, levels, reference_points, places, weights, move, ctx.backend
-    )
-    return dvalue, None, None, dreference if move else None, dplaces, dweights, None
+def _examples(new: Any) -> Iterator[Args]:
+    shapes, queries = (7, 9, 4, 5), 70
+    value, lead = new.tokens(2, 83, 2, 32), (2, queries, 2, 2, 4)
+    yield value, shapes, None, None, new.uniform(*lead, 2), new.uniform(*lead)
+    centres = new.uniform(1, queries, 2, 2)
+    yield value, shapes, None, centres, new.normal(*lead, 2), new.normal(*lead)
 
 
-_op.register_autograd(_backward, setup_context=_setup_context)
-
-
-# ------------------------------------------------------------------------------------------- FLOPs
-
-
-@register_flop_formula(torch.ops.ttt_kernels.deform_attn)
-def _forward_flops(
-    value_shape,
-    shapes,
-    levels_shape,
-    reference_shape,
-    places_shape,
-    *args,
-    out_shape=None,
-    **kwargs,
-) -> int:
+def _flops(value: Any, shapes: Any, levels: Any, reference: Any, places: Any, *_: Any) -> int:
     """Four multiply-accumulates per point and channel, 2 FLOPs each."""
-    batch, queries, heads, levels, points, _ = places_shape
-    return 2 * 4 * batch * queries * heads * levels * points * value_shape[-1]
+    return 2 * 4 * math.prod(places[:-1]) * value[-1]
 
 
-@register_flop_formula(torch.ops.ttt_kernels.deform_attn_backward)
-def _backward_flops(do_shape, saved_shape, *args, **kwargs) -> int:
-    """Twice the forward's: once for `value`, once for the weights and locations."""
-    return 2 * _forward_flops(*args)
+OP = Op(
+    _NAME,
+    'Tensor value, SymInt[] shapes, Tensor? levels, Tensor? reference_points, Tensor places, '
+    'Tensor weights',
+    reference,
+    _definition,
+    _check,
+    _fake,
+    _backward,
+    # Backward: once for `value`, once for the weights and locations.
+    (_flops, lambda *args: 2 * _flops(*args)),
+    tokens=('value',),
+    saves_output=True,
+    forward=_forward,
+    examples=_examples,
+    unsupported=lambda kernel, args: kernel.unsupported_reason(*args),
+    public_names=_names,
+)

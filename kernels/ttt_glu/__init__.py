@@ -1,10 +1,14 @@
 """ViT³'s gated inner model, f(x) = (xW1)⊙silu(xW2), with one full-batch training step, as an op."""
 
-import torch
-from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
+import math
+from collections.abc import Iterator
+from typing import Any
 
-from .. import _backend, _inputs
+from torch import Tensor
+
+from .. import _inputs
+from .._inner_step import step_backward
+from .._op import Args, Op
 from . import reference
 
 _NAME = 'ttt_glu'
@@ -49,111 +53,47 @@ def ttt_glu(
         ValueError: a wrong shape, N = 0, mixed devices, an unknown backend.
         RuntimeError: `backend` is 'numba', which this op lacks, or 'triton', which cannot run.
     """
-    backend = _backend.resolve(_NAME, backend)
-    _inputs.check_tensors(_NAME, q=q, k=k, v=v, w1=w1, w2=w2)
-    q, k, v = _inputs.to_autocast(q, k, v)
+    return OP(q, k, v, w1, w2, scale, damping, backend=backend)[0]
+
+
+def _check(
+    q: Tensor, k: Tensor, v: Tensor, w1: Tensor, w2: Tensor, scale: float, damping: bool
+) -> Args:
     _inputs.check_inner_step(_NAME, q, k, v, w1=w1, w2=w2)
     _inputs.check_number(_NAME, 'scale', scale)
     _inputs.check_bool(_NAME, 'damping', damping)
-    args = (q, k, v, w1, w2, float(scale), damping)
-    if _inputs.transformed(*args[:5]):
-        return _inputs.by_definition(reference.primal, *args)
-    return _op(*args, backend)[0]
+    return q, k, v, w1, w2, float(scale), damping
 
 
-# ------------------------------------------------------------------------------------ registration
-
-
-@torch.library.custom_op('ttt_kernels::ttt_glu', mutates_args=())
-def _op(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    w1: Tensor,
-    w2: Tensor,
-    scale: float,
-    damping: bool,
-    backend: str,
-) -> tuple[Tensor, Tensor]:
-    kernel = _choose(backend, q)
-    if kernel is not None:
-        return kernel.forward(q, k, v, w1, w2, scale, damping)
-    # The dispatcher leaves autocast on here; it would round the inner weights.
-    with torch.autocast(q.device.type, enabled=False):
-        return reference.forward(q, k, v, w1, w2, scale, damping)
-
-
-@torch.library.custom_op('ttt_kernels::ttt_glu_backward', mutates_args=())
-def _backward_op(
-    do: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    w1: Tensor,
-    w2: Tensor,
-    g: Tensor,
-    scale: float,
-    damping: bool,
-    backend: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    kernel = _choose(backend, q)
-    if kernel is not None:
-        return kernel.backward(do, q, k, v, w1, w2, g, scale, damping)
-    with torch.autocast(q.device.type, enabled=False):
-        return reference.backward(do, q, k, v, w1, w2, g, scale, damping)
-
-
-def _choose(backend: str, q: Tensor):
-    return _backend.choose(_NAME, backend, q, lambda kernel: kernel.unsupported_reason(q))
-
-
-@_op.register_fake
-def _(q, k, v, w1, w2, scale, damping, backend):
+def _fake(args: Args, keep: bool) -> tuple[Tensor, Tensor]:
+    q, w1 = args[0], args[3]
     batch, _, heads, dim = q.shape
-    g = w1.new_empty((batch, heads, dim, 2 * dim))
-    return q.new_empty(q.shape), g
+    return q.new_empty(q.shape), w1.new_empty((batch, heads, dim, 2 * dim))
 
 
-@_backward_op.register_fake
-def _(do, q, k, v, w1, w2, g, scale, damping, backend):
-    return tuple(x.new_empty(x.shape) for x in (q, k, v, w1, w2))
+def _examples(new: Any) -> Iterator[Args]:
+    for shape, damping in (((2, 117, 3, 64), True), ((2, 63, 2, 32), False)):
+        weights = [new.normal(*shape[2:], shape[-1], size=shape[-1] ** -0.5) for _ in range(2)]
+        yield *(new.tokens(*shape) for _ in range(3)), *weights, 1 / 3, damping
 
 
-def _setup_context(ctx, inputs, output):
-    *tensors, ctx.scale, ctx.damping, ctx.backend = inputs
-    ctx.save_for_backward(*tensors, output[1])
-    # The inner gradient is an output for the backward pass only.
-    ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)
+def _flops(products: int, q: Any, *_: Any) -> int:
+    """Of products of every token of every head with a (d, d) matrix."""
+    return 2 * math.prod(q) * products * q[-1]
 
 
-def _backward(ctx, do, _):
-    if do is None:  # from a function that has no gradient for its input
-        return (None,) * 8
-    # Under checkpointing the saved tensors can be unpacked only once.
-    saved, options = ctx.saved_tensors, (ctx.scale, ctx.damping)
-    if torch.is_grad_enabled():  # the gradients will be differentiated
-        grads = _inputs.gradients_of(reference.primal, do, saved[:5], *options)
-    else:
-        grads = _backward_op(do, *saved, *options, ctx.backend)
-    return *grads, None, None, None
-
-
-_op.register_autograd(_backward, setup_context=_setup_context)
-
-
-# ------------------------------------------------------------------------------------------- FLOPs
-
-
-@register_flop_formula(torch.ops.ttt_kernels.ttt_glu)
-def _forward_flops(q_shape, *args, out_shape=None, **kwargs) -> int:
-    """2·6d² per token and head: z1, z2, G1, G2, u1, u2, 2 per multiply-accumulate."""
-    batch, tokens, heads, dim = q_shape
-    return 2 * batch * tokens * heads * 6 * dim * dim
-
-
-@register_flop_formula(torch.ops.ttt_kernels.ttt_glu_backward)
-def _backward_flops(do_shape, *args, out_shape=None, **kwargs) -> int:
-    """2·16d²: the reading u, dQ, dW′ (2 each); the step z, r, Kᵀdz (2 each) and dK (4)."""
-    batch, tokens, heads, dim = do_shape
-    return 2 * batch * tokens * heads * 16 * dim * dim
+OP = Op(
+    _NAME,
+    'Tensor q, Tensor k, Tensor v, Tensor w1, Tensor w2, float scale, bool damping',
+    reference,
+    reference.primal,
+    _check,
+    _fake,
+    step_backward,
+    # z1, z2, G1, G2, u1, u2. Backward: the reading u, dQ, dW′ (2 each); the step z, r, Kᵀdz (2
+    # each) and dK (4).
+    (lambda *args: _flops(6, *args), lambda *args: _flops(16, *args)),
+    tokens=('q', 'k', 'v'),
+    kept=('g',),
+    examples=_examples,
+)

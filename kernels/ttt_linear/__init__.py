@@ -1,12 +1,15 @@
 """TTT-linear: Vittt's mini-batch scan, f(x) = x + LN(Wx + b) (App. A, B), as a registered op."""
 
+import functools
+from collections.abc import Iterator, Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
-from .. import _backend, _inputs
+from .. import _inputs
+from .._op import Args, Grads, Op
 from . import reference
 from .definition import Inputs, dual
 
@@ -67,40 +70,14 @@ def ttt_linear(
         ValueError: a wrong shape, T = 0, mixed devices, an unknown direction or backend.
         RuntimeError: `backend='triton'` or 'numba' where there is no such kernel, or it cannot run.
     """
-    backend = _backend.resolve(_NAME, backend)
-    tensors = {
-        'q': q,
-        'k': k,
-        'v': v,
-        'eta': eta,
-        'w0': w0,
-        'b0': b0,
-        'ln_weight': ln_weight,
-        'ln_bias': ln_bias,
-        'token_scale': token_scale,
-    }
-    _inputs.check_tensors(_NAME, optional=('token_scale',), **tensors)
-    if _inputs.autocasting(q.device):
-        tensors['q'], tensors['k'], tensors['v'] = q, k, v = _inputs.to_autocast(q, k, v)
-        # Steps are outputs of a linear layer, so autocast has rounded them already.
-        tensors['eta'] = eta = eta.to(_inputs.state_dtype(q.dtype))
+    tensors = (q, k, v, eta, w0, b0, ln_weight, ln_bias, token_scale)
+    return OP(*tensors, directions, mini_batch_size, eps, backend=backend)[0]
+
+
+def _check(*args: Any) -> Args:
+    inputs, (directions, mini_batch_size, eps) = Inputs(*args[:9]), args[9:]
+    q, token_scale, tensors = inputs.q, inputs.token_scale, inputs._asdict()
     ways = _inputs.direction_letters(_NAME, directions)
-    _check(ways, mini_batch_size, **tensors)
-    inputs = Inputs(**tensors)
-    _inputs.check_number(_NAME, 'eps', eps, least=0)
-    if _inputs.transformed(*inputs):
-        return _inputs.by_definition(_dual, *inputs, ways, mini_batch_size, float(eps))
-    # Intermediate results are written only if there will be a backward pass.
-    keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
-    return _op(*inputs, ways, mini_batch_size, float(eps), backend, keep)[0]
-
-
-def _dual(*args: Any) -> Tensor:
-    return dual(Inputs(*args[:9]), *args[9:])
-
-
-def _check(ways: str, mini_batch_size: int, **tensors: Tensor | None) -> None:
-    q, token_scale = tensors['q'], tensors['token_scale']
     if q.dim() != 5:
         raise ValueError(
             f'{_NAME}: q must have shape (B, T, R, H, d), got {q.dim()} dimensions: '
@@ -140,75 +117,12 @@ def _check(ways: str, mini_batch_size: int, **tensors: Tensor | None) -> None:
         else:
             why = f'where q is {q.dtype}'
             _inputs.check_dtype(_NAME, name, tensors[name], state, why)
+    _inputs.check_number(_NAME, 'eps', eps, least=0)
+    return (*inputs, ways, mini_batch_size, float(eps))
 
 
-# ------------------------------------------------------------------------------------ registration
-
-
-@torch.library.custom_op('ttt_kernels::ttt_linear', mutates_args=())
-def _op(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    eta: Tensor,
-    w0: Tensor,
-    b0: Tensor,
-    ln_weight: Tensor,
-    ln_bias: Tensor,
-    token_scale: Tensor | None,
-    directions: str,
-    mini_batch_size: int,
-    eps: float,
-    backend: str,
-    keep: bool = True,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    inputs = Inputs(q, k, v, eta, w0, b0, ln_weight, ln_bias, token_scale)
-    kernel = _choose(backend, mini_batch_size, inputs)
-    if kernel is not None:
-        return kernel.forward(inputs, directions, mini_batch_size, eps, keep)
-    # The dispatcher leaves autocast on here; it would round the state.
-    with torch.autocast(q.device.type, enabled=False):
-        return reference.forward(inputs, directions, mini_batch_size, eps, keep)
-
-
-@torch.library.custom_op('ttt_kernels::ttt_linear_backward', mutates_args=())
-def _backward_op(
-    do: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    eta: Tensor,
-    w0: Tensor,
-    b0: Tensor,
-    ln_weight: Tensor,
-    ln_bias: Tensor,
-    token_scale: Tensor | None,
-    z_kept: Tensor,
-    w_kept: Tensor,
-    c_kept: Tensor,
-    directions: str,
-    mini_batch_size: int,
-    eps: float,
-    backend: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    inputs = Inputs(q, k, v, eta, w0, b0, ln_weight, ln_bias, token_scale)
-    kernel = _choose(backend, mini_batch_size, inputs)
-    if kernel is not None:
-        # The gradient of a sum comes as a view of one number, with stride 0.
-        saved, options = (z_kept, w_kept, c_kept), (directions, mini_batch_size, eps)
-        return kernel.backward(do.contiguous(), inputs, *saved, *options)
-    with torch.autocast(q.device.type, enabled=False):
-        return reference.backward(do, inputs, z_kept, directions, mini_batch_size, eps)
-
-
-def _choose(backend: str, mini_batch_size: int, inputs: Inputs):
-    return _backend.choose(
-        _NAME, backend, inputs.q, lambda kernel: kernel.unsupported_reason(inputs, mini_batch_size)
-    )
-
-
-@_op.register_fake
-def _(q, k, v, eta, w0, b0, ln_weight, ln_bias, token_scale, ways, size, eps, backend, keep=True):
+def _fake(args: Args, keep: bool) -> tuple[Tensor, ...]:
+    q, size = args[0], args[10]
     batch, tokens, scans, heads, dim = q.shape
     # Ceilings. One in `segment` of the mini-batches of T tokens stores its state.
     states = -(tokens // -(reference.segment(size) * size)) if keep else 0
@@ -221,57 +135,54 @@ def _(q, k, v, eta, w0, b0, ln_weight, ln_bias, token_scale, ways, size, eps, ba
     )
 
 
-@_backward_op.register_fake
-def _(do, q, k, v, eta, w0, b0, ln_weight, ln_bias, token_scale, *rest):
-    tensors = (q, k, v, eta, w0, b0, ln_weight, ln_bias)
-    last = w0.new_empty((w0.shape[0], 0)) if token_scale is None else token_scale
-    return *(x.new_empty(x.shape) for x in tensors), last.new_empty(last.shape)
+def _forward(module: ModuleType, args: Args, keep: bool) -> tuple[Tensor, ...]:
+    return module.forward(Inputs(*args[:9]), *args[9:], keep)
 
 
-def _setup_context(ctx, inputs, output):
-    *tensors, ctx.directions, ctx.mini_batch_size, ctx.eps, ctx.backend, _ = inputs
-    ctx.save_for_backward(*tensors, *output[1:])
-    # Z and the states are outputs for the backward pass only.
-    ctx.mark_non_differentiable(*output[1:])
-    ctx.set_materialize_grads(False)
+def _backward(
+    module: ModuleType, grads: Grads, args: Args, kept: Args, needs: Sequence[bool]
+) -> Grads:
+    inputs = Inputs(*args[:9])
+    if module is reference:
+        return module.backward(grads[0], inputs, kept[0], *args[9:])
+    # The gradient of a sum comes as a view of one number, with stride 0.
+    return module.backward(grads[0].contiguous(), inputs, *kept, *args[9:])
 
 
-def _backward(ctx, do, *_):
-    if do is None:  # from a function that has no gradient for its input
-        return (None,) * 14
-    options = (ctx.directions, ctx.mini_batch_size, ctx.eps)
-    # Under checkpointing the saved tensors can be unpacked only once.
-    saved = ctx.saved_tensors
-    if torch.is_grad_enabled():  # the gradients will be differentiated
-        grads = _inputs.gradients_of(_dual, do, saved[:9], *options)
-        return *grads, None, None, None, None, None
-    if saved[9].numel() == 0 and do.numel():
-        # Inside vmap no tensor says that it requires a gradient, and nothing was kept.
-        saved = (*saved[:9], *_op(*saved[:9], *options, ctx.backend, True)[1:])
-    *grads, dtoken_scale = _backward_op(do, *saved, *options, ctx.backend)
-    return *grads, None if saved[8] is None else dtoken_scale, None, None, None, None, None
+def _examples(new: Any) -> Iterator[Args]:
+    # The last has its output apart from the scan.
+    for tokens, ways, size, dim in ((49, 'bf', 16, 64), (22, 'b', 4, 32), (800, 'f', 16, 64)):
+        by_head = (len(ways), 2, dim)
+        shape = (2, tokens, *by_head)
+        qkv, eta = [new.tokens(*shape) for _ in range(3)], new.uniform(*shape[:-1]) / dim
+        state = new.normal(*by_head, dim, size=0.02), new.normal(*by_head, size=0.02)
+        norm = 1 + new.normal(*by_head, size=0.1), new.normal(*by_head, size=0.1)
+        yield (*qkv, eta, *state, *norm, new.uniform(len(ways), size), ways, size, 1e-6)
 
 
-_op.register_autograd(_backward, setup_context=_setup_context)
+def _flops(products: int, scores: int, *args: Any) -> int:
+    """Of products with the state and with b tokens of a mini-batch, for each token of each scan."""
+    (batch, tokens, scans, heads, dim), size = args[0], min(args[10], args[0][1])
+    return 2 * batch * tokens * scans * heads * (products * dim * dim + scores * size * dim)
 
 
-# ------------------------------------------------------------------------------------------- FLOPs
-
-
-def _tokens_and_sizes(q_shape, mini_batch_size: int) -> tuple[int, int, int]:
-    batch, tokens, scans, heads, dim = q_shape
-    return batch * tokens * scans * heads, dim, min(mini_batch_size, tokens)
-
-
-@register_flop_formula(torch.ops.ttt_kernels.ttt_linear)
-def _forward_flops(q_shape, *args, out_shape=None, **kwargs) -> int:
-    """2(3d² + 2bd) per token, head and scan: Eq. 13's inner loop, 2 per multiply-accumulate."""
-    tokens, dim, size = _tokens_and_sizes(q_shape, args[9])
-    return 2 * tokens * (3 * dim * dim + 2 * size * dim)
-
-
-@register_flop_formula(torch.ops.ttt_kernels.ttt_linear_backward)
-def _backward_flops(do_shape, *args, out_shape=None, **kwargs) -> int:
-    """2(8d² + 6bd) per token, head and scan, recomputation of the states included."""
-    tokens, dim, size = _tokens_and_sizes(do_shape, args[13])
-    return 2 * tokens * (8 * dim * dim + 6 * size * dim)
+OP = Op(
+    _NAME,
+    'Tensor q, Tensor k, Tensor v, Tensor eta, Tensor w0, Tensor b0, Tensor ln_weight, '
+    'Tensor ln_bias, Tensor? token_scale, str directions, SymInt mini_batch_size, float eps',
+    reference,
+    lambda *args: dual(Inputs(*args[:9]), *args[9:]),
+    _check,
+    _fake,
+    _backward,
+    # Eq. 13's inner loop; backward with recomputation of the states.
+    (functools.partial(_flops, 3, 2), functools.partial(_flops, 8, 6)),
+    tokens=('q', 'k', 'v'),
+    # Steps are outputs of a linear layer, so autocast has rounded them already.
+    steps=('eta',),
+    kept=('z_kept', 'w_kept', 'c_kept'),
+    keeps=True,
+    forward=_forward,
+    examples=_examples,
+    unsupported=lambda kernel, args: kernel.unsupported_reason(Inputs(*args[:9]), args[10]),
+)

@@ -12,8 +12,9 @@ from kernel_testing import RecordedOps, assert_same, normal, with_gradients
 from op_row import BF16, FP16, FP32, FP64, Case
 from ops import OPS
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
-from ttt_kernels import _backend, available, decompositions
+from ttt_kernels import _backend, _op, available, decompositions
 
 HW = (3, 5)
 # Where numba is not installed its tests are skipped, and say so.
@@ -211,7 +212,8 @@ def test_a_profiler_sees_both_passes(op):
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         with_gradients(on(op, 'reference'), op.make(HW, dtype=FP32))
     names = {event.key for event in profile.key_averages()}
-    assert names >= {f'ttt_kernels::{op.name}', f'ttt_kernels::{op.name}_backward'}
+    # An eager call's function, and the node of its backward pass.
+    assert names >= {f'ttt_kernels::{op.name}', f'ttt_kernels::{op.name}Backward'}
 
 
 @every_op
@@ -464,3 +466,71 @@ def test_parameters_can_still_be_resized(op):
     on(op, 'numba')(leaves).sum().backward()
     parameters = [x for n, x in inputs.items() if n not in op.images]
     assert all(x.untyped_storage().resizable() for x in parameters)
+
+
+# ---------------------------------------------------------------------------------- the short way
+
+
+@every_op
+def test_eager_calls_and_the_registered_op_agree(op, monkeypatch):
+    inputs, record = op.make(HW, dtype=FP32), _op.OPS[op.name]
+    registered = Mock(wraps=record.registered)
+    monkeypatch.setattr(record, 'registered', registered)
+    found = with_gradients(on(op, 'reference'), inputs)
+    assert registered.call_count == 0
+    # As with a torch that lacks one of the private functions.
+    monkeypatch.setattr(_op, '_probes', None)
+    expected = with_gradients(on(op, 'reference'), inputs)
+    assert registered.call_count == 1
+    assert torch.equal(found[0], expected[0])
+    assert all(torch.equal(g, expected[1][n]) for n, g in found[1].items())
+
+
+def test_a_torch_without_a_private_function(monkeypatch):
+    assert _op._find_probes() is not None
+    monkeypatch.delattr(torch._C, '_len_torch_dispatch_stack')
+    assert _op._find_probes() is None
+
+
+@every_op
+def test_an_input_with_a_pending_negation(op):
+    inputs = op.make(HW, dtype=FP32)
+    name = op.tokens[0]
+    expected = on(op, None)({**inputs, name: -inputs[name]})
+    view = torch.complex(torch.zeros_like(inputs[name]), inputs[name]).conj().imag
+    assert view.is_neg()
+    assert torch.equal(on(op, None)({**inputs, name: view}), expected)
+
+
+def test_a_bad_option_is_refused_after_an_equal_one():
+    inputs = OPS['ttt_glu'].make(HW, dtype=FP32)
+    on(OPS['ttt_glu'], None)(inputs, damping=True)
+    with pytest.raises(TypeError, match='damping must be True or False, got 1'):
+        on(OPS['ttt_glu'], None)(inputs, damping=1)
+    inputs = OPS['ttt_dwconv'].make(HW, dtype=FP32)
+    on(OPS['ttt_dwconv'], None)(inputs)
+    with pytest.raises(TypeError, match=r'hw must be two ints.*\(3.0, 5\)'):
+        on(OPS['ttt_dwconv'], None)(inputs, (3.0, 5))
+
+
+def test_plans_are_bounded_and_made_once(monkeypatch):
+    op, record = OPS['ttt_glu'], _op.OPS['ttt_glu']
+    record.plans.clear()
+    monkeypatch.setattr(_op, 'MOST_PLANS', 3)
+    with monkeypatch.context() as patch:
+        check = Mock(wraps=record.check)
+        patch.setattr(record, 'check', check)
+        for h in (1, 2, 3, 3, 2, 1):
+            on(op, None)(op.make((h, 2), dtype=FP32), (h, 2))
+        assert check.call_count == 3
+    for h in range(1, 9):
+        on(op, None)(op.make((h, 2), dtype=FP32), (h, 2))
+        assert len(record.plans) <= 3
+
+
+def test_a_backward_pass_is_counted_where_the_forward_pass_was_not():
+    op = OPS['ttt_glu']
+    output = on(op, None)({n: x.requires_grad_() for n, x in op.make(HW, dtype=FP32).items()})
+    with FlopCounterMode(display=False) as counter:
+        output.sum().backward()
+    assert counter.get_flop_counts()['Global'][torch.ops.ttt_kernels.ttt_glu_backward] > 0

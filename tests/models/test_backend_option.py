@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ttt_kernels import _backend
+from ttt_kernels import _backend, _op
 
 from .building import build as build_model
 
@@ -46,6 +46,8 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, str]]:
         calls.add((op, backend))
         return choose(op, backend, *args)
 
+    for op in _op.OPS.values():
+        op.plans.clear()  # of calls with these layouts
     monkeypatch.setattr(_backend, 'choose', listen)
     monkeypatch.setenv(_backend.VARIABLE, 'reference')
     return calls
@@ -64,7 +66,10 @@ def test_a_config_chooses_the_backend(name: str, chosen: set) -> None:
     assert {backend for _, backend in chosen} == {'triton'}
 
 
-def test_the_adapter_chooses_for_its_attention_alone(chosen: set) -> None:
+def test_the_adapter_chooses_for_its_attention_alone(
+    chosen: set, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(_backend.VARIABLE)
     model = build_model(dict(ADAPTER, backbone=VITTT, deform_backend='reference')).eval()
     model(torch.randn(1, 3, 64, 64))
     assert chosen == {('ttt_linear', 'auto'), ('causal_conv', 'auto'), ('deform_attn', 'reference')}

@@ -1,0 +1,413 @@
+"""An op as one record: its registration with torch, and the short way that eager calls take.
+
+`Op` makes of a record the registered op and its gradient op, their shapes for tracing, FLOPs and
+decompositions. Compilers, exporters, vmap, dispatch modes and tensor subclasses get the registered
+op; derivatives that it lacks go by the definition. An eager call goes straight to the
+implementation, through an `autograd.Function` where a gradient is needed. Checks, casts and the
+choice of a backend depend on the arguments' layout only, and are made once for each.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn import Parameter
+from torch.utils.flop_counter import register_flop_formula
+
+from . import _backend, _inputs
+
+Args = tuple[Any, ...]
+Grads = Sequence[Tensor | None]
+OPS: dict[str, 'Op'] = {}
+# Layouts whose plans an op keeps; then it starts again.
+MOST_PLANS = 4096
+
+
+def _find_probes() -> tuple[Callable[[], Any], ...] | None:
+    """torch's private tests for transforms, dispatch modes and tracing; None if one is missing."""
+    try:
+        probes = (
+            torch._C._are_functorch_transforms_active,
+            torch._C._len_torch_dispatch_stack,
+            torch._C._get_tracing_state,
+        )
+        return None if any(probe() for probe in probes) else probes
+    except (AttributeError, TypeError):
+        return None
+
+
+_NOTHING = nullcontext()
+# Without them every call takes the registered op, which is slower.
+_probes = _find_probes()
+
+
+def is_eager() -> bool:
+    """Whether nothing has to see the registered op: no tracing, transform or dispatch mode."""
+    if torch.compiler.is_compiling() or _probes is None or forward_ad._current_level >= 0:
+        return False
+    transforms, modes, tracing = _probes
+    return not (transforms() or modes() or tracing())
+
+
+class Plan(NamedTuple):
+    """What the layout of an eager call decides.
+
+    Attributes:
+        implementation: Module with the passes of the backend.
+        backend: Its name for the registered op.
+        args: The arguments as the op takes them; tensors are replaced by those of the call.
+        casts: Dtypes by position, for tensors that autocast casts.
+    """
+
+    implementation: ModuleType
+    backend: str
+    args: Args
+    casts: tuple[tuple[int, torch.dtype], ...]
+
+
+def _without_autocast(implementation: ModuleType, x: Tensor) -> Any:
+    """In torch's own operations autocast would round states and weights."""
+    if torch.is_autocast_enabled(x.device.type) and implementation.__name__.endswith('.reference'):
+        return torch.autocast(x.device.type, enabled=False)
+    return _NOTHING
+
+
+def _forward(implementation: ModuleType, args: Args, keep: bool) -> Any:
+    return implementation.forward(*args)
+
+
+def _unsupported(kernel: ModuleType, args: Args) -> str | None:
+    return kernel.unsupported_reason(args[0])
+
+
+@dataclass(eq=False)
+class Op:
+    """The record of an op.
+
+    Attributes:
+        name: Also of its folder, and in `torch.ops.ttt_kernels`.
+        schema: Arguments in torch's language. Those of type `Tensor` are differentiated.
+        reference: Module with `forward`, `backward`, and `exported` for exporters.
+        definition: The results from the arguments, differentiable any number of times.
+        check: Checks the arguments of the public function, and returns them as the op takes them.
+        fake: Results of `forward`, empty, from the arguments and `keep`.
+        backward: Gradients of the tensors, from the implementation, the results' gradients (None
+            where a result is unused), the arguments, what `forward` kept, and which are needed.
+        flops: FLOPs of both passes, from the arguments, with shapes for tensors.
+        tokens, steps: Tensors that autocast casts, to its dtype and to that of states.
+        results: How many results the op has.
+        kept: Names of the other tensors that `forward` returns, for the backward pass.
+        keeps: Whether `forward` can leave those empty.
+        saves_output: Whether the backward pass needs the result too, as the last one kept.
+        forward, unsupported: Calls of an implementation, where they differ from the usual ones.
+        examples: Arguments for a kernel's check of itself (`_check.Examples` makes the tensors).
+        public_names: Names of the arguments in errors, where they differ from the schema's.
+    """
+
+    name: str
+    schema: str
+    reference: ModuleType
+    definition: Callable[..., Any]
+    check: Callable[..., Args]
+    fake: Callable[[Args, bool], tuple[Tensor, ...]]
+    backward: Callable[[ModuleType, Grads, Args, Args, Sequence[bool]], Grads]
+    flops: tuple[Callable[..., int], Callable[..., int]]
+    tokens: tuple[str, ...] = ()
+    steps: tuple[str, ...] = ()
+    results: int = 1
+    kept: tuple[str, ...] = ()
+    keeps: bool = False
+    saves_output: bool = False
+    forward: Callable[[ModuleType, Args, bool], Any] = _forward
+    unsupported: Callable[[ModuleType, Args], str | None] = _unsupported
+    examples: Callable[[Any], Iterable[Args]] = lambda new: ()
+    public_names: Callable[[Args], tuple[str, ...]] | None = None
+
+    def __post_init__(self) -> None:
+        kinds, self.names = zip(*(x.split() for x in self.schema.split(', ')), strict=True)
+        self.tensors = tuple(i for i, kind in enumerate(kinds) if kind.startswith('Tensor'))
+        self.options = tuple(i for i in range(len(kinds)) if i not in self.tensors)
+        self.optional = tuple(i for i in self.tensors if kinds[i] == 'Tensor?')
+        self.plans: dict[Args, Any] = {}
+        self.function = self._function()
+        self.registered, self.registered_backward = self._register()
+        OPS[self.name] = self
+
+    # ------------------------------------------------------------------------------------ calls
+
+    def __call__(self, *args: Any, backend: str | None) -> tuple[Tensor, ...]:
+        """The results for the arguments of a public function."""
+        plan = self._plan(args, backend) if is_eager() else None
+        if plan is None:
+            return self._call_registered(args, backend)
+        ready = list(plan.args)
+        for i in self.tensors:
+            ready[i] = args[i]
+        for i, dtype in plan.casts:
+            ready[i] = args[i].to(dtype)
+        out = self.function.apply(plan, torch.is_grad_enabled(), *ready)
+        return out if isinstance(out, tuple) else (out,)
+
+    def _key(self, args: Args) -> list[Any] | None:
+        """The layout of the arguments; None if only the registered op takes them."""
+        key: list[Any] = []
+        for x in args:
+            kind = type(x)
+            if kind is Tensor or kind is Parameter:
+                if x.is_neg():
+                    return None
+                key.append((x.dtype, x.shape, x.stride(), x.device))
+            elif isinstance(x, Tensor):
+                return None
+            else:
+                # 1, 1.0 and True are equal.
+                key.append((kind, tuple(x) if kind is list else x))
+        return key
+
+    def _plan(self, args: Args, backend: str | None) -> Plan | None:
+        """The plan of an eager call; None if only the registered op takes its arguments."""
+        try:
+            layout, device = self._key(args), args[0].device.type
+            if layout is None or device == 'meta':
+                return None
+            autocast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
+            key = (backend, _backend.from_environment(), autocast, *layout)
+            plan = self.plans.get(key)
+        except (AttributeError, RuntimeError, TypeError):
+            return None  # not tensors, sparse ones, options in lists: the checks tell
+        return plan or self._remember(key, self._make_plan(args, backend))
+
+    def _make_plan(self, args: Args, backend: str | None) -> Plan:
+        resolved, ready = _backend.resolve(self.name, backend), self.prepare(args)
+        casts = tuple(
+            (i, ready[i].dtype)
+            for i in self.tensors
+            if ready[i] is not None and ready[i].dtype != args[i].dtype
+        )
+        options = tuple(None if i in self.tensors else x for i, x in enumerate(ready))
+        return Plan(self.choose(ready, resolved), resolved, options, casts)
+
+    def _remember(self, key: Args, value: Any) -> Any:
+        if len(self.plans) >= MOST_PLANS:
+            self.plans.clear()
+        return self.plans.setdefault(key, value)
+
+    def _call_registered(self, args: Args, backend: str | None) -> tuple[Tensor, ...]:
+        resolved, args = _backend.resolve(self.name, backend), self.prepare(args)
+        tensors = [args[i] for i in self.tensors if args[i] is not None]
+        if _inputs.transformed(*tensors):
+            out: Any = _inputs.by_definition(self.definition, *args)
+        elif self.keeps:
+            keep = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+            out = self.registered(*args, resolved, keep)
+        else:
+            out = self.registered(*args, resolved)
+        return out[: self.results] if isinstance(out, tuple) else (out,)
+
+    def prepare(self, args: Args) -> Args:
+        """The arguments as the op takes them: checked, with tokens in the autocast dtype."""
+        names = self.names if self.public_names is None else self.public_names(args)
+        given = [i for i in self.tensors if i not in self.optional or args[i] is not None]
+        _inputs.check_tensors(self.name, [(names[i], args[i]) for i in given])
+        tensors = {self.names[i]: args[i] for i in self.tensors}
+        if _inputs.autocasting(args[0].device):
+            casts = {n: _inputs.to_autocast(tensors[n])[0] for n in self.tokens}
+            state = _inputs.state_dtype(next(iter(casts.values())).dtype)
+            casts |= {n: tensors[n].to(state) for n in self.steps}
+            args = tuple(casts.get(n, x) for n, x in zip(self.names, args, strict=True))
+        return self.check(*args)
+
+    # -------------------------------------------------------------------------- implementations
+
+    def choose(self, args: Args, backend: str) -> ModuleType:
+        """The module that computes a call."""
+        kernel = _backend.choose(
+            self.name, backend, args[0], lambda kernel: self.unsupported(kernel, args)
+        )
+        return self.reference if kernel is None else kernel
+
+    def _chosen(self, args: Args, backend: str) -> ModuleType:
+        """`choose` for the registered op, once for each layout."""
+        layout = self._key(args)
+        if layout is None:
+            return self.choose(args, backend)
+        key = (backend, *layout)
+        return self.plans.get(key) or self._remember(key, self.choose(args, backend))
+
+    def run(self, implementation: ModuleType, args: Args, keep: bool) -> tuple[Tensor, ...]:
+        """Results of an implementation, and what it kept."""
+        with _without_autocast(implementation, args[0]):
+            out = self.forward(implementation, args, keep)
+        return out if isinstance(out, tuple) else (out,)
+
+    def run_backward(
+        self, implementation: ModuleType, grads: Grads, args: Args, kept: Grads, needs: Args
+    ) -> list[Tensor | None]:
+        """Gradients of the tensors by an implementation; None for those that are not needed."""
+        with _without_autocast(implementation, args[0]):
+            out = self.backward(implementation, grads, args, kept, needs)
+        return [g if need else None for g, need in zip(out, needs, strict=True)]
+
+    # ------------------------------------------------------------------------------- gradients
+
+    def _save(self, ctx: Any, args: Args, out: Args) -> None:
+        kept = out[self.results :]
+        if self.saves_output:
+            kept = (*kept, out[0])
+        ctx.save_for_backward(*(args[i] for i in self.tensors), *kept)
+        ctx.set_materialize_grads(False)
+        ctx.options = [args[i] for i in self.options]
+
+    def _arguments(self, tensors: Grads, options: Sequence[Any]) -> Args:
+        """Tensors and options in the order of the schema."""
+        args = [None] * len(self.names)
+        for i, x in zip((*self.tensors, *self.options), (*tensors, *options), strict=True):
+            args[i] = x
+        return tuple(args)
+
+    def _gradients(
+        self, ctx: Any, grads: Grads, first: int, backend: str, implementation: ModuleType | None
+    ) -> Grads:
+        """Gradients of all arguments, which are the inputs of `ctx` from its `first` on."""
+        out: list[Tensor | None] = [None] * len(self.names)
+        grads = grads[: self.results]
+        if all(g is None for g in grads):  # from a function that has no gradient for its input
+            return out
+        # Under checkpointing the saved tensors can be unpacked only once.
+        saved, count = ctx.saved_tensors, len(self.tensors)
+        args, kept = self._arguments(saved[:count], ctx.options), saved[count:]
+        needs = [ctx.needs_input_grad[first + i] for i in self.tensors]
+        if torch.is_grad_enabled():  # the gradients will be differentiated
+            found = _inputs.gradients_of(self.definition, grads, args)
+            found = [found[i] for i in self.tensors]
+        elif implementation is not None and is_eager():
+            dense = [None if g is None else g.resolve_neg() for g in grads]
+            found = self.run_backward(implementation, dense, args, kept, needs)
+        else:
+            if self.keeps and kept[0].numel() == 0 and grads[0].numel():
+                # Inside vmap no tensor says that it requires a gradient, and nothing was kept.
+                kept = self.registered(*args, backend, True)[self.results :]
+            found = self.registered_backward(
+                *grads, *saved[:count], *kept, *ctx.options, backend, needs
+            )
+        for i, g, need in zip(self.tensors, found, needs, strict=True):
+            out[i] = g if need else None
+        return out
+
+    def _function(self) -> type[torch.autograd.Function]:
+        """The function of eager calls; profilers show its name."""
+
+        def forward(ctx: Any, plan: Plan, grad: bool, *args: Any) -> Any:
+            keep = grad and any(ctx.needs_input_grad)
+            out = self.run(plan.implementation, args, keep)
+            if keep:
+                self._save(ctx, args, out)
+                ctx.plan = plan
+            return out[0] if self.results == 1 else out[: self.results]
+
+        def backward(ctx: Any, *grads: Tensor | None) -> Any:
+            plan = ctx.plan
+            found = self._gradients(ctx, grads, 2, plan.backend, plan.implementation)
+            return None, None, *found
+
+        methods = {'forward': staticmethod(forward), 'backward': staticmethod(backward)}
+        return type(f'ttt_kernels::{self.name}', (torch.autograd.Function,), methods)
+
+    # ------------------------------------------------------------------------------ registration
+
+    def _register(self) -> tuple[Any, Any]:
+        """The op of torch and the one of its gradient."""
+        size = len(self.names)
+
+        def forward(*args: Any) -> Any:
+            args, (backend, keep) = args[:size], (*args[size:], True)[:2]
+            out = self.run(self._chosen(args, backend), args, keep)
+            return out[0] if len(out) == 1 else out
+
+        def fake(*args: Any) -> Any:
+            out = self.fake(args[:size], (*args[size + 1 :], True)[0])
+            return out[0] if len(out) == 1 else out
+
+        def setup_context(ctx: Any, inputs: Args, output: Any) -> None:
+            out = output if isinstance(output, tuple) else (output,)
+            self._save(ctx, inputs[:size], out)
+            ctx.backend = inputs[size]
+            ctx.mark_non_differentiable(*out[self.results :])
+
+        def gradient(ctx: Any, *grads: Tensor | None) -> Any:
+            found = self._gradients(ctx, grads, 0, ctx.backend, None)
+            return *found, *[None] * (1 + self.keeps)
+
+        def split(args: Args) -> tuple[Grads, Args, Grads, str, Sequence[bool]]:
+            """Gradients of results, arguments, what was kept, backend, and what is needed."""
+            ends = itertools.accumulate((self.results, len(self.tensors), len(kept)))
+            parts = [args[i:j] for i, j in itertools.pairwise((0, *ends, None))]
+            grads, tensors, saved, (*options, backend) = parts
+            needs = [True] * len(tensors)
+            if not isinstance(backend, str):  # torch leaves out a default
+                needs, backend = backend, options.pop()
+            return grads, self._arguments(tensors, options), saved, backend, needs
+
+        def backward(*args: Any) -> Args:
+            grads, args, saved, backend, needs = split(args)
+            found = self.run_backward(self._chosen(args, backend), grads, args, saved, needs)
+            return tuple(args[0].new_empty(0) if g is None else g for g in found)
+
+        def fake_backward(*args: Any) -> Args:
+            _, args, _, _, needs = split(args)
+            needed = [
+                args[i] if need else None for i, need in zip(self.tensors, needs, strict=True)
+            ]
+            return tuple(
+                args[0].new_empty(0) if x is None else x.new_empty(x.shape) for x in needed
+            )
+
+        def declare(name: str, run: Callable, shapes: Callable, arguments: str, count: int) -> Any:
+            returns = f'({", ".join(["Tensor"] * count)})' if count > 1 else 'Tensor'
+            op = torch.library.custom_op(
+                f'ttt_kernels::{name}', run, mutates_args=(), schema=f'({arguments}) -> {returns}'
+            )
+            op.register_fake(shapes)
+            return op
+
+        kept = (*self.kept, 'out') if self.saves_output else self.kept
+        op = declare(
+            self.name,
+            forward,
+            fake,
+            f'{self.schema}, str backend' + ', bool keep=True' * self.keeps,
+            self.results + len(self.kept),
+        )
+        op.register_autograd(gradient, setup_context=setup_context)
+        options = ', '.join(self.schema.split(', ')[i] for i in self.options)
+        tensors = ', '.join(self.schema.split(', ')[i] for i in self.tensors)
+        optional = '?' if self.results > 1 else ''
+        given = ', '.join(f'Tensor{optional} d{i}' for i in range(self.results))
+        saved = ''.join(f', Tensor {name}' for name in kept)
+        declare(
+            f'{self.name}_backward',
+            backward,
+            fake_backward,
+            f'{given}, {tensors}{saved}, {options}, str backend, bool[]? needs=None',
+            len(self.tensors),
+        )
+        packet = getattr(torch.ops.ttt_kernels, self.name)
+        packet_backward = getattr(torch.ops.ttt_kernels, f'{self.name}_backward')
+        forward_flops, backward_flops = self.flops
+        register_flop_formula(packet)(lambda *args, **_: forward_flops(*args[:size]))
+        register_flop_formula(packet_backward)(lambda *args, **_: backward_flops(*split(args)[1]))
+        return packet.default, packet_backward.default
+
+
+def decompositions() -> dict[Any, Callable]:
+    """Decompositions of the ops' forward passes into torch's operators and `scan`, by overload.
+
+    For `torch.export.ExportedProgram.run_decompositions`, and so for ONNX; sizes may be symbols.
+    """
+    return {op.registered: op.reference.exported for op in OPS.values()}
