@@ -140,7 +140,7 @@ class TTTLinearMixer(nn.Module):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Initial values as in the language-model TTT layer: normal 0.02, learned scale 0."""
-        for linear in (self.qkv, self.eta, self.gate, self.proj):
+        for linear in (self.qkv, self.gate, self.proj):
             if linear is not None:
                 nn.init.trunc_normal_(linear.weight, std=0.02)
         nn.init.normal_(self.eta.weight, std=0.02)
