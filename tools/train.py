@@ -34,8 +34,9 @@ def parse_args() -> argparse.Namespace:
     )
     parser.add_argument(
         '--compile',
-        action='store_true',
-        help='torch.compile for the blocks of backbone and adapter; the first steps take minutes',
+        action=argparse.BooleanOptionalAction,
+        help='torch.compile for the blocks of backbone and adapter; the first steps take minutes. '
+        'Default: on a GPU, where the config has compile_blocks',
     )
     parser.add_argument(
         '--auto-scale-lr',

@@ -8,3 +8,6 @@ data_root = '{{$MMVTTT_DATA:data}}/ade/ADEChallengeData2016'
 train_dataloader = dict(batch_size=2, dataset=dict(data_root=data_root))
 val_dataloader = dict(dataset=dict(data_root=data_root))
 test_dataloader = val_dataloader
+
+# Crops of one size: a graph for each kind of block, when training on a GPU.
+compile_blocks = dict(dynamic=False)

@@ -15,3 +15,6 @@ val_dataloader = dict(dataset=dict(data_root=data_root))
 test_dataloader = val_dataloader
 val_evaluator = dict(ann_file=data_root + 'annotations/instances_val2017.json')
 test_evaluator = val_evaluator
+
+# One graph for each kind of block and all sizes of image, when training on a GPU.
+compile_blocks = dict(dynamic=True)

@@ -17,8 +17,8 @@ from ..errors import UsageError, suggest
 _TOOLBOXES = {'mmdet': 'mmdet', 'mmseg': 'mmsegmentation', 'mmpretrain': 'mmpretrain'}
 # Keys that mmengine, tools of the toolboxes and mmvttt read besides the parameters of a Runner.
 _READ = (
-    'compile', 'custom_imports', 'find_unused_parameters', 'model_wrapper_cfg', 'runner_type',
-    'skip_bad_samples', 'strategy', 'sync_bn', 'tta_model', 'tta_pipeline',
+    'compile', 'compile_blocks', 'custom_imports', 'find_unused_parameters', 'model_wrapper_cfg',
+    'runner_type', 'skip_bad_samples', 'strategy', 'sync_bn', 'tta_model', 'tta_pipeline',
 )  # fmt: skip
 
 

@@ -1,7 +1,10 @@
 """Blocks under torch.compile: a graph for each kind, the eager model's numbers, no other names."""
 
 import copy
+import logging
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,9 +14,11 @@ from torch._dynamo.testing import CompileCounter
 
 from mmvttt.errors import UsageError
 from mmvttt.models import T5, HViT3, ViT3, ViTAdapter, Vittt
-from mmvttt.openmmlab.apis.train import enable_compile
+from mmvttt.openmmlab.apis import train as train_api
+from mmvttt.openmmlab.apis.train import choose_compile
 from mmvttt.openmmlab.engine import CompileHook, compile_blocks
 
+CONFIGS = Path(__file__).parents[2] / 'configs'
 PLAIN = dict(embed_dims=32, num_layers=4, num_heads=2, feedforward_channels=64)
 STAGES = dict(embed_dims=(32, 32, 64, 64), depths=(2, 2, 2, 2), num_heads=(1, 2, 2, 2))
 OPTIONS = dict(img_size=64, drop_path_rate=0.3)
@@ -100,12 +105,87 @@ def test_a_model_without_blocks_is_refused(run: Callable) -> None:
         run('train', work_dir='a', compile=True, cfg_options={'train_cfg.max_epochs': 1})
 
 
-def test_a_hook_of_the_config_stays() -> None:
-    hook = dict(type='mmvttt.CompileHook', options=dict(mode='max-autotune'))
-    for hooks, expected in (([], [dict(type='mmvttt.CompileHook')]), ([hook], [hook])):
-        cfg = Config(dict(custom_hooks=hooks, default_scope='mmdet'))
-        enable_compile(cfg)
-        assert cfg.custom_hooks == expected
+HOOK = dict(type='mmvttt.CompileHook', options=dict(mode='max-autotune'))
+
+
+@pytest.mark.parametrize(
+    ('wanted', 'device', 'entries', 'options'),
+    [
+        (True, 'cpu', {}, {}),
+        (True, 'cpu', dict(custom_hooks=[HOOK]), dict(mode='max-autotune')),
+        (False, 'cuda', dict(custom_hooks=[HOOK]), None),
+        (False, 'cuda', dict(compile_blocks=dict()), None),
+        (None, 'cuda', dict(compile_blocks=dict(dynamic=False)), dict(dynamic=False)),
+        (None, 'cpu', dict(compile_blocks=dict(dynamic=False)), None),
+        (None, 'cuda', dict(compile_blocks=False), None),
+        (None, 'cuda', {}, None),
+        (None, 'cuda', dict(compile_blocks=dict(), strategy=dict()), None),
+    ],
+)
+def test_who_compiles(
+    wanted: bool | None, device: str, entries: dict, options: dict | None, monkeypatch
+) -> None:
+    monkeypatch.setattr(train_api, 'get_device', lambda: device)
+    cfg = Config(dict(default_scope='mmdet', **entries))
+    choose_compile(cfg, wanted)
+    hooks = cfg.get('custom_hooks') or []
+    assert [dict(hook.options) for hook in hooks] == ([] if options is None else [options])
+
+
+def test_recipes_compile_as_their_images_have_one_size_or_many() -> None:
+    for name, options in (
+        ('vittt_t_in1k', dict(dynamic=False)),
+        ('upernet_vittt_t_160k', dict(dynamic=False)),
+        ('maskrcnn_vittt_t_1x', dict(dynamic=True)),
+        ('maskrcnn_dinov3_s_linear_1x', False),
+    ):
+        assert Config.fromfile(CONFIGS / f'{name}.py').compile_blocks == options, name
+
+
+def test_a_training_without_a_compiler_or_blocks_runs_eagerly(
+    run: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv('CXX', 'no-such-compiler')
+    options = {'train_cfg.max_epochs': 1}
+    runner = run('train', work_dir='a', plain=True, compile=True, cfg_options=options)
+    assert not any('_compiled_call_impl' in vars(m) for m in runner.model.modules())
+    monkeypatch.delenv('CXX')
+    hook = dict(type='mmvttt.CompileHook', required=False)
+    runner = run('train', work_dir='b', plain=True, cfg_options=options | {'custom_hooks': [hook]})
+    assert not any('_compiled_call_impl' in vars(m) for m in runner.model.modules())
+
+
+@pytest.mark.parametrize(
+    ('options', 'graphs'),
+    [(dict(with_cp=True), 2), (dict(frozen_stages=2), 3), (dict(mixer=dict(mini_batch_size=4)), 2)],
+    ids=str,
+)
+def test_sizes_and_validations_make_no_graph(options: dict, graphs: int) -> None:
+    """Checkpointed, frozen, with drop path: the eager model's gradients, and a copy is eager."""
+    torch.manual_seed(0)
+    model = Vittt(dict(PLAIN, num_layers=3), img_size=64, drop_path_rate=0.3, **options).train()
+    compiled, counter = copy.deepcopy(model), CompileCounter()
+    hook = CompileHook(options=dict(backend=counter))
+    runner = SimpleNamespace(model=compiled, logger=logging.getLogger())
+    hook.before_run(runner)
+    # 64² first: later maps are not square.
+    for size in ((64, 64), (48, 80), (80, 48)):
+        x = torch.randn(2, 3, *size)
+        grads = []
+        for m in (model, compiled):
+            torch.manual_seed(1)
+            m.zero_grad()
+            loss(m, x).backward()
+            grads.append({n: p.grad for n, p in m.named_parameters() if p.grad is not None})
+        torch.testing.assert_close(*grads)
+    count = counter.frame_count
+    assert count <= graphs
+    hook.before_val(runner)
+    with torch.no_grad():
+        torch.testing.assert_close(loss(compiled.eval(), x), loss(model.eval(), x))
+    hook.after_val(runner)
+    loss(compiled.train(), x)
+    assert counter.frame_count == count
 
 
 def test_options_are_a_dict() -> None:

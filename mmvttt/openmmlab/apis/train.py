@@ -8,10 +8,12 @@ from typing import Any
 
 from mmengine import optim
 from mmengine.config import Config
+from mmengine.device import get_device
 from mmengine.logging import print_log
 from mmengine.registry import OPTIM_WRAPPERS, RUNNERS
 from mmengine.runner import Runner
 
+from mmvttt.arguments import check_config
 from mmvttt.errors import UsageError
 
 from ..engine.amp import AmpOptimWrapper, warn_of_emulation
@@ -57,14 +59,31 @@ def enable_auto_scale_lr(cfg: Config) -> None:
     cfg.auto_scale_lr.enable = True
 
 
-def enable_compile(cfg: Config) -> None:
+def choose_compile(cfg: Config, wanted: bool | None = None) -> None:
     """Compiles the blocks of backbone and adapter with torch.compile, by a `CompileHook`.
 
-    One that the config has already stays.
+    The config's `compile_blocks` holds options of torch.compile, or is False. A `CompileHook` that
+    the config has already stays.
+
+    Args:
+        cfg: The config, changed in place.
+        wanted: True compiles, False does not. None compiles on a GPU if `compile_blocks` is set and
+            the parameters are not sharded.
     """
-    custom = list(cfg.get('custom_hooks') or [])
-    if CompileHook not in [hook_class(hook, cfg.get('default_scope')) for hook in custom]:
-        cfg.custom_hooks = [*custom, dict(type='mmvttt.CompileHook')]
+    scope, custom = cfg.get('default_scope'), list(cfg.get('custom_hooks') or [])
+    hooks = [hook for hook in custom if hook_class(hook, scope) is CompileHook]
+    options = cfg.get('compile_blocks')
+    if options not in (None, False):
+        check_config('compile_blocks', options, 'dict(dynamic=False) or False')
+    if wanted is False:
+        cfg.custom_hooks = [hook for hook in custom if hook not in hooks]
+        return
+    required = bool(wanted)
+    if wanted is None:
+        wanted = options not in (None, False) and get_device() == 'cuda' and 'strategy' not in cfg
+    if wanted and not hooks:
+        hook = dict(type='mmvttt.CompileHook', options=dict(options or {}), required=required)
+        cfg.custom_hooks = [*custom, hook]
 
 
 def train(
@@ -76,7 +95,7 @@ def train(
     seed: int | None = None,
     deterministic: bool = False,
     plain: bool = False,
-    compile: bool = False,
+    compile: bool | None = None,
     **config_args: Any,
 ) -> Runner:
     """Trains what a config describes.
@@ -90,7 +109,7 @@ def train(
         seed: For all random numbers; default: the config's, or a new one.
         deterministic: Choose deterministic algorithms.
         plain: Leave the config as it is; see `mmvttt.openmmlab.reliability.add_protection`.
-        compile: See `enable_compile`.
+        compile: See `choose_compile`.
         config_args: See `load_config`.
 
     Returns:
@@ -110,8 +129,7 @@ def train(
         enable_amp(cfg)
     if auto_scale_lr:
         enable_auto_scale_lr(cfg)
-    if compile:
-        enable_compile(cfg)
+    choose_compile(cfg, compile)
     if seed is not None:
         cfg.merge_from_dict({'randomness.seed': seed})
     if deterministic:

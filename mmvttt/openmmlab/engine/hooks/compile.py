@@ -1,22 +1,34 @@
 """Compiles the blocks of a model with torch.compile, and nothing around them."""
 
+import os
+import shutil
+import time
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Any
 
 import torch
 import torch._inductor.config as inductor
+import torch.fx.experimental._config as fx_config
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
 from torch import nn
 
 from mmvttt.arguments import check_config
-from mmvttt.errors import UsageError
+from mmvttt.errors import UsageError, first_line
 from mmvttt.openmmlab.registry import HOOKS
 
 BLOCKS = ('Block', 'Injector', 'Extractor')
 # Graphs of one kind of block: stages differ in width, and training differs from evaluation. torch's
 # limit of 8 is too low.
 _MOST_GRAPHS = 64
+# Steps after which the log says how long the first one took.
+_STEPS = 5
+
+
+def blocks_of(model: nn.Module, names: Sequence[str] = BLOCKS) -> list[nn.Module]:
+    """Modules of a model whose class names end in one of `names`."""
+    return [m for m in model.modules() if type(m).__name__.endswith(tuple(names))]
 
 
 def compile_blocks(
@@ -24,9 +36,10 @@ def compile_blocks(
 ) -> int:
     """Compiles every block of a model in place, at its first run; returns their number.
 
-    Names of parameters, checkpoints and `with_cp` are unchanged. Two settings of torch change for
-    the whole process, as they are none of one compilation: it makes more graphs of a function
-    (`recompile_limit`), and inductor keeps strides (`strict_output_strides`).
+    Names of parameters, checkpoints and `with_cp` are unchanged. Three settings of torch change for
+    the whole process, because a single compilation has none of them: it makes more graphs of a
+    function (`recompile_limit`), inductor keeps strides (`strict_output_strides`), and sides that
+    happen to be equal in the first image may differ in the next one (`use_duck_shape`).
 
     Args:
         model: Any model.
@@ -40,7 +53,7 @@ def compile_blocks(
     Raises:
         UsageError: If the model has no such block.
     """
-    blocks = [m for m in model.modules() if type(m).__name__.endswith(tuple(names))]
+    blocks = blocks_of(model, names)
     if not blocks:
         raise UsageError(
             f'nothing to compile: no class in {type(model).__name__} has a name that ends in '
@@ -51,11 +64,28 @@ def compile_blocks(
     config.recompile_limit = max(config.recompile_limit, _MOST_GRAPHS)
     # Without it inductor (torch 2.14) cannot sort a view's symbolic strides in the backward pass:
     # "cannot determine truth value of Relational".
+    fx_config.use_duck_shape = False
     if hasattr(inductor, 'strict_output_strides'):
         inductor.strict_output_strides = True
     for block in blocks:
         block.compile(dynamic=dynamic, **options)
     return len(blocks)
+
+
+def missing_compiler(device: torch.device) -> str | None:
+    """Reason why inductor cannot compile for a device here, or None."""
+    if device.type == 'cpu':
+        names = [os.environ['CXX']] if 'CXX' in os.environ else ['g++', 'clang++']
+        if any(map(shutil.which, names)):
+            return None
+        return f'there is no C++ compiler ({" or ".join(names)})'
+    try:
+        from triton.runtime import driver
+
+        driver.active.get_current_target()
+    except Exception as error:  # no Triton, no C compiler, no headers of Python
+        return f'Triton cannot start ({type(error).__name__}: {first_line(error)})'
+    return None
 
 
 @HOOKS.register_module()
@@ -64,24 +94,75 @@ class CompileHook(Hook):
 
     A whole detector breaks into many graphs and is recompiled for many sizes. A block is one graph,
     and has most of the small operations: norms, gates, residuals, casts. Fused, they read and write
-    their tokens once.
+    their tokens once. Validations between the epochs run the blocks eagerly and compile nothing.
+    Without a compiler the training runs eagerly, and the log says so.
 
     Args:
         names: Suffixes of block class names, see `compile_blocks`.
         options: Options of `torch.compile`, e.g. `dict(dynamic=False)` if all images have the same
             size.
+        required: Whether a model without such blocks is an error.
 
     Raises:
         UsageError: If the model has no such block.
     """
 
-    def __init__(self, names: Sequence[str] = BLOCKS, options: Mapping | None = None) -> None:
+    def __init__(
+        self,
+        names: Sequence[str] = BLOCKS,
+        options: Mapping | None = None,
+        required: bool = True,
+    ) -> None:
         if options is not None:
             check_config('options', options, 'dict(dynamic=False)')
         self.names = names
         self.options = dict(options or {})
+        self.required = required
+        self._compiled: dict[nn.Module, Any] = {}
+        self._seconds: list[float] | None = []
+        self._start = 0.0
 
     def before_run(self, runner: Runner) -> None:
         """Runs before a training or a test; compilation itself starts with the first images."""
+        if self.options.get('backend', 'inductor') == 'inductor' and (
+            reason := missing_compiler(next(runner.model.parameters()).device)
+        ):
+            runner.logger.warning(f'torch.compile: no, the blocks run eagerly: {reason}')
+            return
+        if not self.required and not blocks_of(runner.model, self.names):
+            runner.logger.info('torch.compile: the model has no blocks to compile')
+            return
         count = compile_blocks(runner.model, self.names, **self.options)
-        runner.logger.info(f'torch.compile: {count} blocks, each kind when it first runs')
+        runner.logger.info(
+            f'torch.compile: {count} blocks, each kind when it first runs; the first steps take '
+            'longer. tools/train.py --no-compile, or compile_blocks = False in the config, '
+            'switches it off'
+        )
+
+    def before_train_iter(self, runner: Runner, *_: Any, **__: Any) -> None:
+        self._start = time.monotonic()
+
+    def after_train_iter(self, runner: Runner, *_: Any, **__: Any) -> None:
+        """Logs after some steps how long the first one took for compilation."""
+        if self._seconds is None:
+            return
+        self._seconds.append(time.monotonic() - self._start)
+        if len(self._seconds) == _STEPS:
+            if any('_compiled_call_impl' in vars(m) for m in runner.model.modules()):
+                first, typical = self._seconds[0], median(self._seconds[1:])
+                runner.logger.info(
+                    f'torch.compile: the first step took {first:.1f} s, the next ones {typical:.2f}'
+                )
+            self._seconds = None
+
+    def before_val(self, runner: Runner) -> None:
+        """Runs the blocks eagerly until `after_val`."""
+        blocks = [m for m in runner.model.modules() if vars(m).get('_compiled_call_impl')]
+        self._compiled = {block: block._compiled_call_impl for block in blocks}
+        for block in blocks:
+            block._compiled_call_impl = None
+
+    def after_val(self, runner: Runner) -> None:
+        for block, compiled in self._compiled.items():
+            block._compiled_call_impl = compiled
+        self._compiled = {}
