@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -18,7 +19,7 @@ from torch import Tensor
 from ..errors import UsageError
 from ..version import __version__
 from .atomic_write import write_whole
-from .read import META, named_tensors, read_content, under
+from .read import META, classes_of, named_tensors, read_content, under
 from .sources import shown
 
 _HASH_DIGITS = 8
@@ -47,7 +48,7 @@ def describe_checkpoint(path: str | os.PathLike[str], depth: int = 2) -> str:
         for key in ('epoch', 'iter', 'time', 'mmengine_version', 'mmvttt_version', 'git_hash')
         if meta.get(key) is not None
     ]
-    if classes := _classes(meta):
+    if classes := classes_of(meta):
         first = ', '.join(classes[:_LISTED])
         more = ', …' if len(classes) > _LISTED else ''
         lines.append(f'{len(classes)} classes: {first}{more}')
@@ -124,11 +125,11 @@ def publish_checkpoint(
     elif target.read_bytes() != data:
         raise UsageError(f'there is another file by the name of {os.fspath(target)!r}: move it')
     if out.suffix == '.safetensors':
-        names = _classes(meta)
-        facts = [f'SHA-256: `{digest}`'] + [f'Classes: {", ".join(names)}'] * bool(names)
+        names = ', '.join(map(_escaped, classes_of(meta)))
+        facts = [f'SHA-256: `{digest}`'] + [f'Classes: {names}'] * bool(names)
         usage = (
             'from mmvttt.checkpoints.load import load_pretrained\n\n'
-            f"load_pretrained(model, '{target.name}')  # a model of mmvttt, built as it was trained"
+            f'load_pretrained(model, {target.name!r})  # a model of mmvttt, built as it was trained'
         )
         card = model_card(out.stem, kept, facts, usage)
         write_whole(target.with_suffix('.md'), card.encode())
@@ -156,15 +157,15 @@ def model_card(
     ]
     return (
         f'---\nlibrary_name: {library or "mmvttt"}\ntags: [mmvttt, test-time-training]\n---\n\n'
-        f'# {name}\n\n' + ''.join(f'- {line}\n' for line in lines) + f'\n```python\n{usage}\n```\n'
+        f'# {_escaped(name)}\n\n'
+        + ''.join(f'- {line}\n' for line in lines)
+        + f'\n```python\n{usage}\n```\n'
     )
 
 
-def _classes(meta: Mapping[str, Any]) -> list[str]:
-    """Class names in a checkpoint's `meta`; empty if it has none of a usual form."""
-    dataset = meta.get('dataset_meta')
-    names = dataset.get('classes') if isinstance(dataset, Mapping) else None
-    return list(map(str, names)) if isinstance(names, list | tuple) else []
+def _escaped(name: str) -> str:
+    """A name as Markdown shows it, in one line."""
+    return re.sub(r'([\\`*\[\]<>|])', r'\\\1', ' '.join(name.split()))
 
 
 def _meta(content: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -211,10 +211,14 @@ def under(weights: Mapping[Any, Any], prefix: str = '') -> dict[str, Tensor]:
 def saved_classes(checkpoint: str | os.PathLike[str]) -> tuple[str, ...] | None:
     """Names of the classes that a checkpoint was trained for, if it has them."""
     content = read_content(checkpoint, mmap=True)
-    meta = content.get('meta') if isinstance(content, Mapping) else None
+    return tuple(classes_of(content.get('meta') if isinstance(content, Mapping) else None)) or None
+
+
+def classes_of(meta: Any) -> list[str]:
+    """Class names in a checkpoint's `meta`; empty if it has none of a usual form."""
     data = meta.get('dataset_meta') if isinstance(meta, Mapping) else None
-    classes = data.get('classes', data.get('CLASSES')) if isinstance(data, Mapping) else None
-    return tuple(map(str, classes)) if isinstance(classes, list | tuple) else None
+    names = data.get('classes', data.get('CLASSES')) if isinstance(data, Mapping) else None
+    return list(map(str, names)) if isinstance(names, list | tuple) else []
 
 
 def require_same_classes(checkpoint: str | os.PathLike[str], classes: Sequence[str] | None) -> None:

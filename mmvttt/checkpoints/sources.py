@@ -37,11 +37,12 @@ _FILES = (
 
 
 def shown(source: str) -> str:
-    """A path or URL for messages: without user and password."""
+    """A path or URL for messages: without user, password and query, which may hold a token."""
     if not source.startswith(('http://', 'https://')):
         return source
     parts = urlsplit(source)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition('@')[2]))
+    query = '…' if parts.query else ''
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition('@')[2], query=query))
 
 
 def without_password(source: str) -> str:
@@ -226,7 +227,9 @@ def _download(url: str, path: str) -> None:
 
 def _request(url: str) -> Request:
     """A request for a URL, whose user and password are sent as HTTP wants them."""
-    request, user = Request(shown(url)), urlsplit(url).netloc.rpartition('@')[0]
+    parts = urlsplit(url)
+    user, _, host = parts.netloc.rpartition('@')
+    request = Request(urlunsplit(parts._replace(netloc=host)))
     if user:
         token = b64encode(unquote(user).encode()).decode()
         request.add_unredirected_header('Authorization', f'Basic {token}')

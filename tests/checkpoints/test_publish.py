@@ -7,7 +7,7 @@ import pytest
 import torch
 import yaml
 
-from mmvttt.checkpoints.publish import describe_checkpoint, publish_checkpoint
+from mmvttt.checkpoints.publish import describe_checkpoint, model_card, publish_checkpoint
 from mmvttt.checkpoints.read import read_weights
 from mmvttt.errors import UsageError
 
@@ -101,6 +101,11 @@ def test_safetensors_with_a_model_card(trained: Path, tmp_path: Path) -> None:
     ):
         assert line in page
     assert publish_checkpoint(trained, tmp_path / 'my vit.safetensors', prefix='backbone.') == path
+
+
+def test_a_model_card_shows_names_as_they_are() -> None:
+    card = model_card('a`b\n# c <script>', {}, [], 'usage')
+    assert '# a\\`b # c \\<script\\>\n' in card
 
 
 def test_the_network_of_a_file_of_several(tmp_path: Path) -> None:

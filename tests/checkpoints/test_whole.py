@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mmvttt.checkpoints.load import load_pretrained
 from mmvttt.checkpoints.read import read_weights, require_same_classes, saved_classes
-from mmvttt.checkpoints.sources import _digest
+from mmvttt.checkpoints.sources import _digest, _request, shown
 from mmvttt.errors import CheckpointError, CheckpointMismatchError
 from mmvttt.models.backbones import TimmViT
 
@@ -128,6 +128,14 @@ def test_the_index_decides_on_shards(tmp_path: Path) -> None:
 )
 def test_digests_in_names(name: str, digest: str | None) -> None:
     assert _digest(name) == digest
+
+
+def test_what_a_log_shows_of_a_url() -> None:
+    url = 'https://me:secret@host/a.pth?token=secret'
+    assert shown(url) == 'https://host/a.pth?…'
+    assert _request(url).full_url == 'https://host/a.pth?token=secret'
+    assert _request(url).unredirected_hdrs['Authorization'].startswith('Basic ')
+    assert shown('a?b.pth') == 'a?b.pth'
 
 
 def test_classes_of_a_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
