@@ -11,6 +11,7 @@ import pytest
 from mmengine.config import Config
 
 from mmvttt.errors import DataError, ResumeError, UsageError
+from mmvttt.openmmlab import registry as registries
 from mmvttt.openmmlab.apis import train
 from mmvttt.openmmlab.compat.checkpoints import load_safely
 from mmvttt.openmmlab.reliability import run_lock
@@ -158,3 +159,35 @@ def test_a_lock_that_is_no_file_is_a_clear_error(run: Callable, make: Callable) 
     make(Path('a/.running'))
     with pytest.raises(UsageError, match=r"'a/\.running' marks a folder .* remove it"):
         run('train', work_dir='a')
+
+
+# Warnings that a training may log.
+WARNINGS = (
+    # mmengine's, of a metric without a prefix and of its own deprecated options.
+    'The prefix is not set in metric class',
+    '"FileClient" will be deprecated in future',
+    '"HardDiskBackend" is the alias of "LocalBackend"',
+    # The recipe's batch is larger than this one's.
+    'the learning rate 0.05 is meant for 8 images a step',
+)
+
+
+def test_the_log_of_a_training_has_no_other_warning(run: Callable) -> None:
+    run('train', work_dir='a', cfg_options={'train_cfg.max_epochs': 1})
+    (log,) = Path('a').glob('*/*.log')
+    lines = [line for line in log.read_text().splitlines() if ' - WARNING - ' in line]
+    assert lines
+    for line in lines:
+        assert line.partition(' - WARNING - ')[2].startswith(WARNINGS), line
+
+
+def test_no_registry_asks_to_install_mmvttt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """mmengine does, of a registry without modules to import."""
+    texts: list[str] = []
+    monkeypatch.setattr('mmengine.logging.print_log', lambda text, *_, **__: texts.append(text))
+    for registry in vars(registries).values():
+        if isinstance(registry, registries.OwnRegistry):
+            monkeypatch.setattr(registry, '_imported', False)
+            registry.import_from_location()
+            assert registry.get('NoSuchType') is None
+    assert not [text for text in texts if 'install' in text]
