@@ -87,7 +87,7 @@ def forward(
             numbers,
             q.dtype == torch.bfloat16,
             apart,
-            Tokens(*rows[:4], strides),
+            Tokens(rows[0], rows[1], rows[2], rows[3], strides),
             parameters,
             Kept(z.view(-1).numpy(), w_kept.numpy(), c_kept.numpy()),
             rows[4],
@@ -127,7 +127,7 @@ def backward(
             numbers,
             segment(mini_batch_size),
             do,
-            Tokens(*rows[:4], strides),
+            Tokens(rows[0], rows[1], rows[2], rows[3], strides),
             parameters,
             Kept(z_kept, w_kept.contiguous().numpy(), c_kept.contiguous().numpy()),
             Gradients(
