@@ -10,7 +10,7 @@ import time
 
 import torch
 
-from . import _check
+from . import _check, _compare
 from ._backend import OPS, available, refusals
 from ._known import DTYPES
 
@@ -71,7 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
     check.add_argument('--device', default='cuda')
     args = parser.parse_args(arguments)
     if args.command == 'check':
-        return _check.main(args.op, args.dtype, args.device)
+        return _compare.main(args.op, args.dtype, args.device)
     print(report())
     return 0
 

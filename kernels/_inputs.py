@@ -175,23 +175,6 @@ def check_dtype(op: str, name: str, x: Tensor, dtype: torch.dtype, why: str) -> 
         )
 
 
-def check_conv(
-    op: str, weight: Tensor, bias: Tensor | None, channels: int, dtype: torch.dtype
-) -> None:
-    """Checks weight `(C, 3, 3)` and bias `(C,)` of a depth-wise convolution of tokens of `dtype`.
-
-    Raises:
-        TypeError: a wrong dtype.
-        ValueError: a wrong shape.
-    """
-    state, why = state_dtype(dtype), f'where x is {dtype}'
-    check_shape(op, 'weight', weight, (channels, 3, 3), '(C, 3, 3)')
-    check_dtype(op, 'weight', weight, state, why)
-    if bias is not None:
-        check_shape(op, 'bias', bias, (channels,), '(C,)')
-        check_dtype(op, 'bias', bias, state, why)
-
-
 def pair(op: str, hw: tuple[int, int]) -> tuple[int, int]:
     """Height and width, or a TypeError unless `hw` is two ints."""
     if (

@@ -106,7 +106,7 @@ class Op:
         keeps: Whether `forward` can leave those empty.
         saves_output: Whether the backward pass needs the result too, as the last one kept.
         forward, unsupported: Calls of an implementation, where they differ from the usual ones.
-        examples: Arguments for a kernel's check of itself (`_check.Examples` makes the tensors).
+        examples: Arguments for a kernel's check of itself (`_compare.Examples` makes the tensors).
         public_names: Names of the arguments in errors, where they differ from the schema's.
     """
 

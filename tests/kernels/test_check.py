@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from ttt_kernels import __main__, _backend, _check
+from ttt_kernels import __main__, _backend, _check, _compare
 from ttt_kernels._op import OPS
 
 GPU = torch.device('cuda', 0)
@@ -159,11 +159,11 @@ def test_a_fingerprint_says_everything(monkeypatch):
 @pytest.mark.parametrize('name', OPS)
 def test_examples_are_arguments_of_the_op(name):
     op = OPS[name]
-    for exact in op.examples(_check.Examples()):
-        args = _check._cast(op, exact, torch.float32)
+    for exact in op.examples(_compare.Examples()):
+        args = _compare._cast(op, exact, torch.float32)
         tokens = [x for n, x in zip(op.names, args, strict=True) if n in op.tokens]
         assert all(0.05 < x.std() < 0.5 for x in tokens)
-        found = _check._results(op, op.reference, args)
+        found = _compare._results(op, op.reference, args)
         floats = [i for i in op.tensors if args[i] is not None]
         assert len(found) >= 1 + len(floats)
         assert all(x.isfinite().all() for x in found.values())
@@ -173,4 +173,4 @@ def test_examples_are_arguments_of_the_op(name):
 @pytest.mark.parametrize('dtype', [torch.float32, torch.float16])
 @pytest.mark.parametrize('name', ['causal_conv', 'ttt_glu'])
 def test_the_kernels_agree(name, dtype):
-    assert _check.compare(name, dtype, torch.device('cpu')) is None
+    assert _compare.compare(name, dtype, torch.device('cpu')) is None
