@@ -142,7 +142,7 @@ def measure(
             network.zero_grad(set_to_none=True)
             sum(x.float().sum() for x in tree_leaves(out)).backward()
 
-    found: dict[str, Any] = {}
+    measured: dict[str, Any] = {}
     try:
         with torch.set_grad_enabled(train):
             timed = Replayed(forward) if cuda_graph else forward
@@ -155,9 +155,9 @@ def measure(
                 _wait(device)
                 times.append(time.perf_counter() - start)
             network.zero_grad(set_to_none=True)
-            found.update(peak_mib=round(_peak_mib(run, device), 1))
+            measured.update(peak_mib=round(_peak_mib(run, device), 1))
         low, latency, high = np.percentile(times[-repeats:], (25, 50, 75)).tolist()
-        found.update(
+        measured.update(
             latency_ms=round(1000 * latency, 3),
             spread_ms=round(1000 * (high - low), 3),
             images_per_s=round(batch / latency, 2),
@@ -166,7 +166,7 @@ def measure(
         pass  # a row without times
     finally:
         network.zero_grad(set_to_none=True)
-    return _row(name, batch, size, dtype, train, device=device_name(device), **found)
+    return _row(name, batch, size, dtype, train, device=device_name(device), **measured)
 
 
 def compute(
@@ -185,12 +185,12 @@ def compute(
         UsageError: As `count_cost` and `computed_peak`.
     """
     peak = round(computed_peak(network, size, batch, train, in_channels), 1)
-    found = count(network, batch, size, in_channels)
-    return _row(name, batch, size, torch.float32, train, device=COMPUTED, peak_mib=peak, **found)
+    counted = count(network, batch, size, in_channels)
+    return _row(name, batch, size, torch.float32, train, device=COMPUTED, peak_mib=peak, **counted)
 
 
 def _row(
-    name: str, batch: int, size: tuple[int, int], dtype: torch.dtype, train: bool, **found: Any
+    name: str, batch: int, size: tuple[int, int], dtype: torch.dtype, train: bool, **measured: Any
 ) -> Measurement:
     """A row with the measurements, date and versions."""
     return Measurement(
@@ -207,7 +207,7 @@ def _row(
         torch=torch.__version__,
         timm=timm.__version__,
         cuda=torch.version.cuda or '',
-        **found,
+        **measured,
     )
 
 
@@ -241,10 +241,10 @@ def count(
 
 def choose_attention(network: nn.Module, kind: str) -> bool:
     """Switches timm's attention to 'fused' or 'materialised'; returns whether there is any."""
-    found = [module for module in network.modules() if hasattr(module, 'fused_attn')]
-    for module in found:
+    layers = [module for module in network.modules() if hasattr(module, 'fused_attn')]
+    for module in layers:
         module.fused_attn = kind == 'fused'
-    return bool(found)
+    return bool(layers)
 
 
 def write_csv(rows: Iterable[Measurement], path: str | os.PathLike[str]) -> Path:

@@ -25,15 +25,15 @@ def lines_of(rows: Sequence[Measurement], field: str) -> dict[str, list[tuple[fl
         name: len({getattr(r, name) for r in rows}) > 1 for name in ('mode', 'batch', 'dtype')
     }
     models = {row.line: {r.model for r in rows if r.line == row.line} for row in rows}
-    found: dict[str, list[tuple[float, float]]] = {}
+    lines: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
         value = getattr(row, field)
         parts = [str(getattr(row, name)) for name, differs in several.items() if differs]
         if value is not None and value > 0:
             line = row.line if len(models[row.line]) == 1 else row.whole_line
-            points = found.setdefault(', '.join([line, *parts]), [])
+            points = lines.setdefault(', '.join([line, *parts]), [])
             points.append(((row.height * row.width) ** 0.5, value))
-    return {name: sorted(points) for name, points in found.items()}
+    return {name: sorted(points) for name, points in lines.items()}
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float | None:
@@ -50,7 +50,7 @@ def crossings(rows: Sequence[Measurement], field: str) -> list[tuple[str, str, f
     Interpolated between the sizes that both have, exactly for costs that are polynomials of second
     degree in the tokens: the difference over the tokens is a straight line.
     """
-    found = []
+    crossed = []
     lines = {name: dict(points) for name, points in lines_of(rows, field).items()}
     for a, b in permutations(lines, 2):
         sides = sorted(set(lines[a]) & set(lines[b]))
@@ -58,8 +58,8 @@ def crossings(rows: Sequence[Measurement], field: str) -> list[tuple[str, str, f
         gaps = [(lines[a][s] - lines[b][s]) / s**2 for s in sides]
         for (t0, t1), (g0, g1) in zip(pairwise(tokens), pairwise(gaps), strict=True):
             if g0 >= 0 > g1:
-                found.append((a, b, (t0 + (t1 - t0) * g0 / (g0 - g1)) ** 0.5))
-    return sorted(found, key=lambda crossing: crossing[2])
+                crossed.append((a, b, (t0 + (t1 - t0) * g0 / (g0 - g1)) ** 0.5))
+    return sorted(crossed, key=lambda crossing: crossing[2])
 
 
 def describe_crossings(rows: Sequence[Measurement]) -> list[str]:

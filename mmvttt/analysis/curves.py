@@ -153,10 +153,10 @@ def spread_table(runs: Mapping[str, Run], metrics: Sequence[str] | None = None) 
             if values:
                 rows.setdefault(name, {})[run] = list(values.values())[-1]
     lines = [['last', 'mean', 'deviation', *runs], ['---', *['---:'] * (len(runs) + 2)]]
-    for name, found in rows.items():
-        numbers = list(found.values())
+    for name, by_run in rows.items():
+        numbers = list(by_run.values())
         deviation = f'{stdev(numbers):.2g}' if len(numbers) > 1 else '–'
-        each = [f'{found[run]:.4g}' if run in found else '–' for run in runs]
+        each = [f'{by_run[run]:.4g}' if run in by_run else '–' for run in runs]
         lines.append([name, f'{mean(numbers):.4g}', deviation, *each])
     return '\n'.join(f'| {" | ".join(line)} |' for line in lines)
 

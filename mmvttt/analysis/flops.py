@@ -133,13 +133,13 @@ def _params(network: nn.Module) -> dict[str, int]:
 
 def _idle(network: nn.Module, used: set[int]) -> list[str]:
     """The largest parts without a parameter of these ids."""
-    found: list[str] = []
+    unused: list[str] = []
     for name, module in network.named_modules():
         inside = [id(p) for p in module.parameters()]
-        within = name.startswith(tuple(f'{other}.' for other in found))
+        within = name.startswith(tuple(f'{other}.' for other in unused))
         if inside and used.isdisjoint(inside) and not within:
-            found.append(name)
-    return [name.removeprefix('model.') for name in found]
+            unused.append(name)
+    return [name.removeprefix('model.') for name in unused]
 
 
 class _Watch(TorchDispatchMode):

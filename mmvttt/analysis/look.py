@@ -142,11 +142,11 @@ class Look:
     ) -> list[Path]:
         """Draws each image with its maps `(h, w)`, by their titles, in [0, 1]."""
         files = []
-        for path, (picture, _), found in zip(self.files, self.images, maps, strict=True):
-            columns = len(found) + 1
+        for path, (picture, _), titled in zip(self.files, self.images, maps, strict=True):
+            columns = len(titled) + 1
             figure, axes = image_panels(columns, min(columns, 4), self.size, title)
             show_image(axes[0], picture, cut_middle(path.name, 28))
-            for panel, (text, values) in zip(axes[1:], found.items(), strict=True):
+            for panel, (text, values) in zip(axes[1:], titled.items(), strict=True):
                 drawn = show_map(panel, values, self.size, text)
             colour_bar(figure, drawn, axes, label)
             files.append(self.save(figure, f'{name}_{self.names[path]}'))
@@ -163,8 +163,8 @@ class Look:
         with replacing(path) as partial, partial.open('w', newline='') as file:
             csv.writer(file, lineterminator='\n').writerows([columns, *lines])
         for row, *values in lines:
-            found = ', '.join(f'{c} {v}' for c, v in zip(columns[1:], values, strict=True))
-            print(f'{name}: {row}: {found}')
+            numbers = ', '.join(f'{c} {v}' for c, v in zip(columns[1:], values, strict=True))
+            print(f'{name}: {row}: {numbers}')
         return path
 
 

@@ -122,9 +122,9 @@ def two_digits(value: float | Tensor) -> str:
     return f'{float(f"{value:.2g}"):g}'
 
 
-def colour_bar(figure: Figure, drawn: object, found: Sequence[Axes], label: str) -> None:
+def colour_bar(figure: Figure, drawn: object, axes: Sequence[Axes], label: str) -> None:
     """Draws the scale of `show_map`, which all these panels share."""
-    bar = figure.colorbar(drawn, ax=list(found), fraction=0.03, pad=0.01)
+    bar = figure.colorbar(drawn, ax=list(axes), fraction=0.03, pad=0.01)
     bar.set_label(label, fontsize=11)
     bar.ax.tick_params(labelsize=11)
 

@@ -25,18 +25,18 @@ def class_folder(root: Path, most: int | None = None) -> tuple[list[Path], np.nd
     Raises:
         DataError: If there are fewer than two classes with images.
     """
-    found = [
+    pairs = [
         (path, folder.name)
         for folder in sorted(p for p in root.iterdir() if p.is_dir())
         for path in sorted(folder.iterdir())
         if path.suffix.lower() in _SUFFIXES
     ]
-    names = sorted({name for _, name in found})
+    names = sorted({name for _, name in pairs})
     if len(names) < 2:
         raise DataError(f'{root} has images of {len(names)} classes: give FOLDER/CLASS/*.jpg.')
-    if most is not None and most < len(found):
-        found = [found[i * len(found) // most] for i in range(most)]
-    return [p for p, _ in found], np.array([names.index(n) for _, n in found]), names
+    if most is not None and most < len(pairs):
+        pairs = [pairs[i * len(pairs) // most] for i in range(most)]
+    return [p for p, _ in pairs], np.array([names.index(n) for _, n in pairs]), names
 
 
 @torch.no_grad()
@@ -55,19 +55,19 @@ def pooled_features(
         the mean cosine of patch tokens to the source's for each block and the final norm, `(L,)`.
     """
     prefix = getattr(model, 'num_prefix_tokens', 0)
-    found: dict[str, list[Tensor]] = {'mean': []}
+    features: dict[str, list[Tensor]] = {'mean': []}
     cosines, count = 0.0, 0
     for images in batches:
         tokens = block_tokens(model, images)
-        found['mean'].append(tokens[-1][:, prefix:].mean(1))
+        features['mean'].append(tokens[-1][:, prefix:].mean(1))
         if getattr(model, 'cls_token', None) is not None:
-            found.setdefault('class', []).append(tokens[-1][:, 0])
+            features.setdefault('class', []).append(tokens[-1][:, 0])
         if source is not None:
             pairs = zip(tokens, block_tokens(source, images), strict=True)
             near = [F.cosine_similarity(a, b, dim=-1)[:, prefix:].mean() for a, b in pairs]
             cosines = cosines + torch.stack(near).double().numpy() * len(images)
         count += len(images)
-    return {k: torch.cat(v).float().numpy() for k, v in found.items()}, np.array(cosines) / count
+    return {k: torch.cat(v).float().numpy() for k, v in features.items()}, np.array(cosines) / count
 
 
 def labelled_images(
@@ -78,16 +78,16 @@ def labelled_images(
     Raises:
         DataError: If there is no image, or one has no `.png` in `maps`.
     """
-    found = sorted(p for p in images.rglob('*') if p.suffix.lower() in _SUFFIXES)
-    if most is not None and most < len(found):
-        found = [found[i * len(found) // most] for i in range(most)]
-    labels = [(maps / p.relative_to(images)).with_suffix('.png') for p in found]
-    if missing := [p for p in labels if not p.is_file()] or ([] if found else [images]):
+    files = sorted(p for p in images.rglob('*') if p.suffix.lower() in _SUFFIXES)
+    if most is not None and most < len(files):
+        files = [files[i * len(files) // most] for i in range(most)]
+    labels = [(maps / p.relative_to(images)).with_suffix('.png') for p in files]
+    if missing := [p for p in labels if not p.is_file()] or ([] if files else [images]):
         raise DataError(
-            f'{images} has {len(found)} images, and there is no {missing[0]}: give a folder of '
+            f'{images} has {len(files)} images, and there is no {missing[0]}: give a folder of '
             'images, and one of label maps with the same names, ending in .png.'
         )
-    return found, labels
+    return files, labels
 
 
 def patch_labels(
@@ -118,8 +118,8 @@ def patch_labels(
 def patch_features(model: nn.Module, batches: Iterable[Tensor]) -> np.ndarray:
     """Normed patches of images `(B, 3, H, W)` by a frozen model, `(N·h·w, C)`."""
     prefix = getattr(model, 'num_prefix_tokens', 0)
-    found = [block_tokens(model, images)[-1][:, prefix:].flatten(0, 1) for images in batches]
-    return torch.cat(found).float().numpy()
+    patches = [block_tokens(model, images)[-1][:, prefix:].flatten(0, 1) for images in batches]
+    return torch.cat(patches).float().numpy()
 
 
 def probe(

@@ -83,9 +83,9 @@ def receptive_fields(model: nn.Module, images: Tensor) -> dict[str, ReceptiveFie
             for image in images:
                 x = image[None].detach().requires_grad_()
                 maps = feature_maps(model, x)
-                for name, found in maps.items():
-                    height, width = sizes[name] = tuple(found.shape[2:])
-                    seen = found[:, :, height // 2, width // 2].relu().sum()
+                for name, map_ in maps.items():
+                    height, width = sizes[name] = tuple(map_.shape[2:])
+                    seen = map_[:, :, height // 2, width // 2].relu().sum()
                     gradient = torch.autograd.grad(seen, x, retain_graph=True)[0]
                     totals[name] = totals.get(name, 0) + gradient[0].abs().sum(0)
     except torch.OutOfMemoryError as error:
@@ -130,23 +130,23 @@ def last_map(model: nn.Module, images: Tensor) -> Tensor:
     """
     backbone = backbone_of(model)
     if isinstance(model, Classifier):
-        found = model.forward_features(images)
+        last = model.forward_features(images)
     elif hasattr(model, 'forward_intermediates'):
-        found = model.forward_intermediates(
+        last = model.forward_intermediates(
             images, indices=1, norm=True, output_fmt='NCHW', intermediates_only=True
         )
     elif isinstance(backbone, HViT3) and backbone.out_type == 'avg_featmap':
-        *_, found = backbone.maps(images, len(backbone.stages))
-        found = backbone.norm(found.flatten(2)).unflatten(2, found.shape[2:])
+        *_, last = backbone.maps(images, len(backbone.stages))
+        last = backbone.norm(last.flatten(2)).unflatten(2, last.shape[2:])
     else:
-        found = _unpooled(backbone, images)
-    found = found[-1] if isinstance(found, tuple | list) else found
-    if not isinstance(found, Tensor) or found.dim() != 4:
+        last = _unpooled(backbone, images)
+    last = last[-1] if isinstance(last, tuple | list) else last
+    if not isinstance(last, Tensor) or last.dim() != 4:
         raise UsageError(
             f'{type(backbone).__name__} returns no map (B, C, h, w): give a backbone, or a model '
             'of mmdet, mmsegmentation, mmpretrain or timm that has one'
         )
-    return found
+    return last
 
 
 def _unpooled(backbone: nn.Module, images: Tensor) -> Tensor | Sequence[Tensor]:

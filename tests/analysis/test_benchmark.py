@@ -9,7 +9,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from mmvttt.analysis import cost_curves
+from mmvttt.analysis import cost_curves, pictures
 from mmvttt.analysis.benchmark import (
     Measurement,
     choose_attention,
@@ -114,7 +114,7 @@ def test_crossings_are_exact_for_polynomials_in_the_tokens() -> None:
 def test_costs_below_a_decade_have_labels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Logarithmic axes without small ticks had one or none."""
     drawn = []
-    monkeypatch.setattr(cost_curves, 'save', lambda figure, path: drawn.append(figure))
+    monkeypatch.setattr(pictures, 'save', lambda figure, path: drawn.append(figure))
     cost_curves.plot([rows_of('a', {100: 3.1e9, 200: 4.2e9})], 'a.png')
     (figure,) = drawn
     figure.canvas.draw()

@@ -264,8 +264,8 @@ def write_csv(runs: Sequence[Run], path: Path) -> Path:
         writer = csv.writer(file, lineterminator='\n')
         writer.writerow([*columns, *names])
         for run in runs:
-            found = [getattr(run, column) for column in columns]
-            writer.writerow([*found, *(run.metrics.get(name) for name in names)])
+            values = [getattr(run, column) for column in columns]
+            writer.writerow([*values, *(run.metrics.get(name) for name in names)])
     return path
 
 

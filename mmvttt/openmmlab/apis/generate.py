@@ -158,14 +158,14 @@ def encode_prompts(
     encoders = StableDiffusion3Pipeline.from_pretrained(
         os.fspath(pipeline), transformer=None, vae=None
     ).to(device)
-    found: dict[str, Tensor] = {}
+    embeddings: dict[str, Tensor] = {}
     for prefix, texts in (('', list(prompts)), ('null_', [''])):
         embedded, _, pooled, _ = encoders.encode_prompt(
             texts, None, None, do_classifier_free_guidance=False
         )
-        found[f'{prefix}encoder_hidden_states'] = embedded.float().cpu()
-        found[f'{prefix}pooled_projections'] = pooled.float().cpu()
-    return found
+        embeddings[f'{prefix}encoder_hidden_states'] = embedded.float().cpu()
+        embeddings[f'{prefix}pooled_projections'] = pooled.float().cpu()
+    return embeddings
 
 
 def generate(

@@ -324,18 +324,18 @@ def _moments(autoencoder: Any, pixels: Tensor) -> Tensor:
     """Mean and standard deviation `(B, 2, 2C, h, w)` of images and of their mirror images."""
     both = torch.stack([pixels, pixels.flip(-1)], dim=1).flatten(0, 1)
     parameter = next(autoencoder.parameters())
-    found = autoencoder.encode(both.to(parameter)).latent_dist
-    return torch.cat([found.mean, found.std], dim=1).float().unflatten(0, (-1, 2))
+    gaussian = autoencoder.encode(both.to(parameter)).latent_dist
+    return torch.cat([gaussian.mean, gaussian.std], dim=1).float().unflatten(0, (-1, 2))
 
 
 def digest_of_weights(module: torch.nn.Module) -> str:
     """Digest of a network's weights, so that what two networks have made does not mix."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name, value in sorted(module.state_dict().items()):
-        found.update(f'{name} {tuple(value.shape)}'.encode())
+        digest.update(f'{name} {tuple(value.shape)}'.encode())
         # In fp32, whatever type the network was loaded in.
-        found.update(value.detach().float().cpu().contiguous().numpy())
-    return found.hexdigest()[:16]
+        digest.update(value.detach().float().cpu().contiguous().numpy())
+    return digest.hexdigest()[:16]
 
 
 def _start_or_resume(out: Path, notes: dict[str, Any]) -> int:
