@@ -168,7 +168,7 @@ def test_numba(name, kind):
     if missing := ttt_kernels.available()[OPS[name].name]['numba']:
         pytest.skip(missing)
     for dtype in TYPES:
-        check_kernel(name, kind, dtype, 'numba', (7, 9))
+        check_kernel(name, kind, dtype, 'numba', (7, 9), dim=33)  # fills no vectors
 
 
 @pytest.mark.parametrize('name', WITH_NUMBA)
@@ -222,8 +222,9 @@ def check_scan(b, dim, size, dtype, *where):
 @pytest.mark.parametrize(('size', 'dtype'), [(0.03, FP32), (0.3, FP32), (0.3, FP16)], ids=str)
 @pytest.mark.parametrize(('b', 'dim', 'apart'), SCANS)
 def test_triton_scans_of_small_tokens(b, dim, apart, size, dtype, cut):
-    # Rounding errors of a mean over the features grow with every mini-batch.
-    cut(3, apart)
+    # Rounding errors of a mean over the features grow with every mini-batch, and where the backward
+    # pass recomputes the state, from the first one of a segment on.
+    cut(3 if apart else 32, apart)
     check_scan(b, dim, size, dtype)
 
 
@@ -253,8 +254,8 @@ def test_triton_on_a_gpu(name, kind, dtype):
 @pytest.mark.parametrize('dtype', TYPES, ids=str)
 @pytest.mark.parametrize('size', [0.03, 0.3])
 @pytest.mark.parametrize(
-    ('b', 'dim', 'apart'), [*SCANS, (4, 64, True), (64, 64, False), (16, 72, True)]
+    ('b', 'dim', 'apart'), [*SCANS, (4, 64, True), (64, 64, False), (16, 5, False), (16, 128, True)]
 )
 def test_triton_scans_on_a_gpu(b, dim, apart, size, dtype, cut):
-    cut(3, apart)
+    cut(3 if apart else 32, apart)
     check_scan(b, dim, size, dtype, FACTOR_ON_A_GPU, 'cuda')
