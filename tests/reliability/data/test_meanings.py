@@ -11,6 +11,7 @@ from mmengine.config import Config
 from PIL import Image
 
 from mmvttt.openmmlab.reliability.data.annotations import check_annotations
+from mmvttt.openmmlab.reliability.data.coco import _contradiction
 from mmvttt.openmmlab.reliability.data.findings import Findings
 from mmvttt.openmmlab.reliability.data.images import read_image
 
@@ -211,6 +212,26 @@ def test_corners_as_boxes(boxes: Path, with_masks: bool, number: int, fatal: boo
     words = f'{number} × boxes that are (x1, y1, x2, y2) according to their mask or area'
     assert [text for text in said if text.startswith(words)]
     assert bool(found.errors) == fatal
+
+
+@pytest.mark.parametrize(
+    ('width', 'area', 'mask', 'kind'),
+    [
+        # Corners of a mask 16 × 20 may be off by a pixel and 2 % of its longer side.
+        (21.3, 1, [4, 6, 20, 6, 20, 26, 4, 26], 'corners'),
+        (21.5, 1, [4, 6, 20, 6, 20, 26, 4, 26], 'none'),
+        # Without a mask, the area of (4, 6, 20, 26) as corners may be off by 1 %.
+        (20, 320 * 1.009, [], 'corners'),
+        (20, 320 * 1.012, [], 'none'),
+        (20, 20 * 26, [], 'none'),
+        (20, 0, [], None),
+    ],
+)
+def test_the_thresholds_of_corners(
+    width: float, area: float, mask: list[float], kind: str | None
+) -> None:
+    ann = dict(bbox=[4, 6, width, 26], area=area, segmentation=[mask] if mask else [])
+    assert _contradiction(ann) == kind
 
 
 @pytest.mark.parametrize(

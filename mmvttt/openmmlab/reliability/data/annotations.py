@@ -11,7 +11,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
@@ -210,7 +210,8 @@ def _findings(
                     f'classes: write a tuple, classes=({names!r},)'
                 )
             else:
-                _CHECKS[toolbox](cfg, data, dataset, heads, findings, reads, training, measured)
+                job = _Job(cfg, data, dataset, heads, training, measured)
+                _CHECKS[toolbox](job, findings, reads)
         for former, other in checked:
             _compare_files(former, other, data, findings)
         if checked and findings.classes is not None:
@@ -243,75 +244,71 @@ def explain_failure(dataset: Mapping, error: Exception) -> DataError | None:
     return None
 
 
-def _check_boxes(
-    cfg: Config,
-    data: DatasetConfig,
-    dataset: Any,
-    heads: Mapping[str, Mapping],
-    findings: Findings,
-    scope: Scope,
-    training: bool,
-    measured: bool,
-) -> None:
+@dataclass(frozen=True)
+class _Job:
+    """A data set to check, not loaded yet.
+
+    Attributes:
+        cfg: The config.
+        data: The data set's part of it.
+        dataset: The data set.
+        heads: The model's heads by their keys.
+        training: Whether a training reads it and no other one.
+        measured: Whether CocoMetric, which fails at labels without a category, measures the heads'.
+    """
+
+    cfg: Config
+    data: DatasetConfig
+    dataset: Any
+    heads: Mapping[str, Mapping]
+    training: bool
+    measured: bool
+
+
+def _check_boxes(job: _Job, findings: Findings, scope: Scope) -> None:
+    dataset = job.dataset
     classes = dataset.metainfo.get('classes') or ()
-    test_cfg = (cfg.get('model') or {}).get('test_cfg') or {}
+    test_cfg = (job.cfg.get('model') or {}).get('test_cfg') or {}
     check_coco(
         dataset.ann_file,
         dataset.data_prefix.get('img') or '',
         classes,
         findings,
         scope,
-        training=training,
-        masks=any(transform.get('with_mask') for _, transform in data.transforms),
+        training=job.training,
+        masks=any(transform.get('with_mask') for _, transform in job.data.transforms),
         most=(test_cfg.get('rcnn') or test_cfg).get('max_per_img'),
     )
     count = len(findings.classes or ())
-    _check_heads(_class_counts(heads), count, findings, max(count, len(classes)), measured)
+    counts = _class_counts(job.heads)
+    _check_heads(counts, count, findings, max(count, len(classes)), job.measured)
 
 
-def _check_maps(
-    cfg: Config,
-    data: DatasetConfig,
-    dataset: Any,
-    heads: Mapping[str, Mapping],
-    findings: Findings,
-    scope: Scope,
-    training: bool,
-    measured: bool,
-) -> None:
-    classes = dataset.metainfo.get('classes')
-    for place, head in heads.items():
+def _check_maps(job: _Job, findings: Findings, scope: Scope) -> None:
+    classes = job.dataset.metainfo.get('classes')
+    for place, head in job.heads.items():
         _check_softmax(place, head, 'loss_decode', findings)
     # BCE has one channel for two classes.
-    counts = {place: n for place, n in _class_counts(heads).items() if n > 1}
+    counts = {place: n for place, n in _class_counts(job.heads).items() if n > 1}
     _check_heads(counts, len(classes or ()), findings, len(classes or ()))
     findings.classes = tuple(classes) if classes else None
     limits = [len(classes), *counts.values()] if classes else list(counts.values())
-    if transform := data.own_transform:
+    if transform := job.data.own_transform:
         findings.warn(f'the numbers in the label maps are not checked: {transform} may change them')
         limits = []
-    ignored = {head.get('ignore_index', 255) for head in heads.values()}
-    check_labels(dataset, min(limits, default=None), findings, scope, ignored or {255})
-    if data.split == 'train':
-        _check_crop(cfg, data, findings)
+    ignored = {head.get('ignore_index', 255) for head in job.heads.values()}
+    check_labels(job.dataset, min(limits, default=None), findings, scope, ignored or {255})
+    if job.data.split == 'train':
+        _check_crop(job.cfg, job.data, findings)
 
 
-def _check_pictures(
-    cfg: Config,
-    data: DatasetConfig,
-    dataset: Any,
-    heads: Mapping[str, Mapping],
-    findings: Findings,
-    scope: Scope,
-    training: bool,
-    measured: bool,
-) -> None:
-    counts = _class_counts(heads)
-    check_folders(dataset, next(iter(counts.values()), None), findings, scope)
+def _check_pictures(job: _Job, findings: Findings, scope: Scope) -> None:
+    counts = _class_counts(job.heads)
+    check_folders(job.dataset, next(iter(counts.values()), None), findings, scope)
     # Mixup makes label vectors of the preprocessor's num_classes, which must match the head's.
-    vectors = _preprocessor(cfg).get('num_classes')
+    vectors = _preprocessor(job.cfg).get('num_classes')
     for place, count in counts.items():
-        _check_softmax(place, heads[place], 'loss', findings)
+        _check_softmax(place, job.heads[place], 'loss', findings)
         if vectors not in (None, count):
             findings.error(
                 f'data_preprocessor.num_classes is {vectors}, and {place}.num_classes {count}: set '
