@@ -111,8 +111,8 @@ class VitttBlock(TokenBlock):
         else:
             y = self._convolved(y, hw, patches, residual=True)
             x = self.norm1(y)
-        y = x if self.residual == 'normed' else y
-        return self.feed_forward(y, self.mix(x, hw, patches=patches), hw)
+        y = (x if self.residual == 'normed' else y) + self.mix(x, hw, patches=patches)
+        return y + self.drop_path(self.mlp(self.norm2(y), hw))
 
     def _convolved(
         self, x: Tensor, hw: tuple[int, int], patches: Tensor | None, residual: bool

@@ -120,8 +120,3 @@ class TokenBlock(nn.Module):
         """The mixer's branch on normed tokens `(B, T, C)`, with the `extras` that it declares."""
         named = {name: extras[name] for name in self.mixer_extras}
         return self.drop_path(self.mixer(x, hw, **named))
-
-    def feed_forward(self, x: Tensor, mixed: Tensor, hw: tuple[int, int]) -> Tensor:
-        """Tokens `(B, T, C)` plus the mixer's branch, then plus the feed-forward branch."""
-        x = x + mixed
-        return x + self.drop_path(self.mlp(self.norm2(x), hw))

@@ -74,4 +74,5 @@ class MixerBlock(TokenBlock):
         """Tokens `(B, h·w, C)` of an `(h, w)` map → `(B, h·w, C)`; see `build_mixer`."""
         if self.cpe is not None:
             x = x + self.cpe(x, hw)
-        return self.feed_forward(x, self.mix(self.norm1(x), hw, **extras), hw)
+        x = x + self.mix(self.norm1(x), hw, **extras)
+        return x + self.drop_path(self.mlp(self.norm2(x), hw))
