@@ -34,8 +34,11 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[1]
 NEEDS = ('torch', 'triton', 'timm', 'pytest')
-# Folders of the tests of a part, and seconds that they may take.
-TESTS = {'models': ('tests/models', 150), 'ops': ('tests/kernels', 220)}
+# Files with the tests of a part, and seconds that they may take.
+TESTS = {
+    'models': (('tests/numbers/test_models.py', 'tests/models/test_*.py'), 150),
+    'ops': (('tests/kernels/test_*.py', 'tests/numbers/test_ops.py'), 220),
+}
 # Seconds in which an interrupted process reports.
 GRACE = 15
 PYTEST = ('-m', 'pytest', '-p', 'no:cacheprovider', '-m', 'gpu')
@@ -116,10 +119,10 @@ class Check:
             self.say(line.rstrip('\n'))
 
     def tests(self, part: str) -> None:
-        """The tests marked `gpu` of a folder, in several processes."""
-        folder, seconds = TESTS[part]
+        """The tests of a part that are marked `gpu`, in several processes."""
+        seconds = TESTS[part][1]
         done = subprocess.run(
-            [sys.executable, *PYTEST, '--collect-only', folder],
+            [sys.executable, *PYTEST, '--collect-only', *map(str, files(part))],
             cwd=ROOT,
             env=self.env,
             capture_output=True,
@@ -162,6 +165,12 @@ class Check:
         self.run('times of models', [command], 150)
         if HOST.exists():
             self.run('host time', [(str(HOST), '--out', str(self.out))], 60)
+
+
+def files(part: str) -> list[Path]:
+    """Files with tests for a GPU."""
+    paths = [path for pattern in TESTS[part][0] for path in sorted(ROOT.glob(pattern))]
+    return [path for path in paths if 'pytest.mark.gpu' in path.read_text(encoding='utf-8')]
 
 
 def share(names: Sequence[str], processes: int) -> list[list[str]]:
