@@ -1,1 +1,1 @@
-"""Data checks by format; `paths.check_data` is the entry point."""
+"""Data checks by format; `annotations.check_data` is the entry point."""
