@@ -106,6 +106,15 @@ ROWS = (
         one_stage=True,
     ),
     Row(HOPPER, (), (3, 7, 1), ('ttt_glu',), _HALF, CHECKED, _ONE_STAGE, one_stage=True),
+    Row(
+        HOPPER,
+        (),
+        (3, 7),
+        ('ttt_linear',),
+        _ALL,
+        CHECKED,
+        'removes the means of Z and U: another form of that mend ran on an H100, this one has not',
+    ),
     Row(HOPPER, (), (3, 7), (), _ALL, RUNS, _ON_AN_H100),
     Row(
         BLACKWELL,
