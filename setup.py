@@ -51,7 +51,7 @@ class BuildWithMim(build_py):
 
 
 class EditableWithStartup(editable_wheel):
-    """An editable install with the start-up line, which setuptools leaves out."""
+    """An editable install with the start-up line: setuptools has no public hook for such a file."""
 
     def _select_strategy(self, *args: Any, **kwargs: Any) -> AbstractContextManager:
         strategy = super()._select_strategy(*args, **kwargs)
@@ -74,7 +74,7 @@ def version() -> str:
 
 
 def readme() -> str:
-    """The README, whose links and pictures lead into the repository: an index has no other file."""
+    """The README with absolute links: an index shows it without the repository."""
     text = (ROOT / 'README.md').read_text(encoding='utf-8')
     if REPOSITORY:
         for kind, link in (('raw', r'!\[[^\]]*\]\('), ('blob', r'(?<!!)\[[^\]]*\]\(')):
@@ -85,9 +85,9 @@ def readme() -> str:
 
 # Ranges that were tried.
 INSTALL = [
-    # 2.11 is the common GPU image, 2.14 the newest one with which all tests passed: with 2.15 and
-    # its Triton 3.9 some of the kernels' tests fail. CUDA builds bring the Triton that they were
-    # tested with; without it the ops run their definitions in PyTorch.
+    # 2.11 is the common GPU image, 2.14 the newest one with which all tests passed; `mmvttt` lists
+    # the same. With 2.15 and its Triton 3.9 some of the kernels' tests fail. CUDA builds bring the
+    # Triton that they were tested with; without it the ops run their definitions in PyTorch.
     'torch>=2.11,<2.15',
     'torchvision>=0.26,<0.30',
     # 1.0.24 and older unpickle what create_model(checkpoint_path=…) reads.

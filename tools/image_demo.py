@@ -39,7 +39,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument('--camera', type=not_negative, metavar='N', help='number of a camera')
     parser.add_argument('--out', default='work_dirs/image_demo', help='folder of the pictures')
     parser.add_argument(
-        '--score-thr', type=float, default=0.3, help='draw boxes from this score on'
+        '--score-thr', type=float, default=0.5, help='draw boxes from this score on'
     )
     add_device(parser)
     parser.add_argument('--amp', action='store_true', help='run the backbone in mixed precision')

@@ -22,7 +22,9 @@ from mmvttt.openmmlab.config import config_names, load_config
 from mmvttt.openmmlab.registry import DATA_SAMPLERS, MODELS, PARAM_SCHEDULERS
 
 # Worked examples on small sets; heads with the toolboxes' own recipes; generation.
-OTHERS = re.compile('demo|pennfudan|camvid|dino_|mask2former|digits|cifar10|distil|dit3|dit5|sd35m')
+OTHERS = re.compile(
+    'demo|pennfudan|pedestrians|camvid|dino_|mask2former|digits|cifar10|distil|dit3|dit5|sd35m'
+)
 NAMES = [name for name in config_names() if not OTHERS.search(name)]
 FP32, AMP = 'OptimWrapper', 'mmvttt.AmpOptimWrapper'
 

@@ -80,7 +80,7 @@ def show_images(
     predictor: Predictor,
     images: Sequence[str | os.PathLike[str]],
     out_dir: str | os.PathLike[str],
-    score_thr: float = 0.3,
+    score_thr: float = 0.5,
 ) -> Iterator[tuple[Prediction, Path]]:
     """Writes a picture of the prediction for each photograph: boxes and masks, labels, or a class.
 
@@ -148,7 +148,7 @@ def show_video(
     predictor: Predictor,
     source: str | os.PathLike[str] | int,
     out: str | os.PathLike[str],
-    score_thr: float = 0.3,
+    score_thr: float = 0.5,
 ) -> Iterator[list[str]]:
     """Runs a model on every frame of a video or a camera, and writes the drawn frames as a video.
 
@@ -240,7 +240,7 @@ class Predictor:
 
     run: Any
 
-    def predict(self, images: Photo | Sequence[Photo], score_thr: float = 0.3) -> Any:
+    def predict(self, images: Photo | Sequence[Photo], score_thr: float = 0.5) -> Any:
         """Predicts for an image, or for each of a list, one at a time.
 
         Images of different sizes in one batch would be padded, and the padding changes what a TTT
