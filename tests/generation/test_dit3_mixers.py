@@ -14,7 +14,8 @@ from mmvttt.models.layers.inner_models import SwiGLU
 pytest.importorskip('diffusers')
 from mmvttt.models.generation.dit3 import DIT5, DiT3
 
-SMALL = dict(embed_dims=24, num_layers=2, num_heads=2)
+from .small import SMALL, spread
+
 LATENTS, ONE = torch.randn(2, 4, 6, 10), torch.tensor([1, 2])
 
 
@@ -32,7 +33,7 @@ class Constant(nn.Module):
         return self.norm(self.linear(x))
 
 
-class Own(TTTMixer):
+class Doubled(TTTMixer):
     """A subclass whose projection has a start of its own."""
 
     def __init__(self, embed_dims: int, num_heads: int) -> None:
@@ -45,45 +46,48 @@ def build(mixer, **options) -> DiT3:
 
 
 @pytest.mark.parametrize(
-    ('mixer', 'kind'),
+    ('mixer', 'kind', 'written'),
     [
-        (None, ViT3Mixer),
-        (dict(scale=0.5), ViT3Mixer),
-        ('mmvttt.TTTLinearMixer', TTTLinearMixer),
-        (TTTLinearMixer, TTTLinearMixer),
-        (dict(type=TTTMixer, inner=SwiGLU), TTTMixer),
-        (Constant, Constant),
-        (dict(type=Constant, value=0.25), Constant),
+        (None, ViT3Mixer, None),
+        (dict(scale=0.5), ViT3Mixer, {'scale': 0.5}),
+        ('mmvttt.TTTLinearMixer', TTTLinearMixer, 'mmvttt.TTTLinearMixer'),
+        (TTTLinearMixer, TTTLinearMixer, 'TTTLinearMixer'),
+        (dict(type=TTTMixer, inner=SwiGLU), TTTMixer, {'type': 'TTTMixer', 'inner': 'SwiGLU'}),
+        (dict(type=Doubled), Doubled, {'type': f'{__name__}:Doubled'}),
+        (
+            dict(type=Constant, value=0.25),
+            Constant,
+            {'type': f'{__name__}:Constant', 'value': 0.25},
+        ),
     ],
 )
-def test_any_mixer_trains_saves_and_loads(mixer, kind: type, tmp_path: Path) -> None:
+def test_any_mixer_trains_saves_and_loads(mixer, kind: type, written, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    model = build(mixer)
+    model = spread(build(mixer, null_class=False))
     assert {type(block.mixer) for block in model.blocks} == {kind}
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.1 * torch.randn(parameter.shape)
     out = model(LATENTS, ONE, ONE).sample
     out.square().sum().backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
     model.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / 'config.json').read_text())['mixer'] == written
     # A file names mmvttt's own mixers; another is given again.
-    foreign = dict(mixer=mixer) if kind is Constant else {}
-    again = DiT3.from_pretrained(tmp_path, **foreign)
+    foreign = kind in (Constant, Doubled)
+    if foreign:
+        with pytest.raises(ValueError, match=rf'mixer=.*{kind.__name__}.*may only name'):
+            DiT3.from_pretrained(tmp_path)
+    again = DiT3.from_pretrained(tmp_path, **(dict(mixer=mixer) if foreign else {}))
     assert torch.equal(again(LATENTS, ONE, ONE).sample, out)
-    assert {type(block.mixer) for block in again.blocks} == {kind}
+    ours = {k: v for k, v in model.config.items() if not k.startswith('_') and k != 'mixer'}
+    assert ours == {k: again.config[k] for k in ours}
 
 
-def test_options_of_the_default_mixer() -> None:
+def test_options_and_start_of_mixers() -> None:
     assert {block.mixer.scale for block in build(dict(scale=0.5)).blocks} == {0.5}
-
-
-def test_foreign_mixers_keep_their_start() -> None:
     for block in build(dict(type=Constant, value=0.25)).blocks:
         assert (block.mixer.linear.weight == 0.25).all()
         assert (block.mixer.norm.bias == 0.25).all()
-    for block in build(Own).blocks:
+    for block in build(Doubled).blocks:
         assert (block.mixer.proj.weight == 2).all()
     torch.manual_seed(0)
     alone = TTTLinearMixer(24, 2)
@@ -96,33 +100,25 @@ def test_foreign_mixers_keep_their_start() -> None:
             assert value.std().item() == pytest.approx(start.std().item(), rel=0.25), name
 
 
-def test_the_config_names_classes(tmp_path: Path) -> None:
-    build(dict(type=Own)).save_config(tmp_path)
-    saved = json.loads((tmp_path / 'config.json').read_text())
-    assert saved['mixer'] == {'type': f'{__name__}:Own'}
-    build(dict(type=TTTMixer, inner=SwiGLU)).save_config(tmp_path)
-    saved = json.loads((tmp_path / 'config.json').read_text())
-    assert saved['mixer'] == {'type': 'TTTMixer', 'inner': 'SwiGLU'}
-
-
-def test_a_mixer_of_another_package_is_given_again(tmp_path: Path) -> None:
-    build(Constant).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r'mixer=.*Constant.*may only name'):
-        DiT3.from_pretrained(tmp_path)
-
-
-def test_what_cannot_be_written_is_refused() -> None:
-    with pytest.raises(ValueError, match=r'cannot be written into config\.json'):
-        build(dict(type=TTTMixer, inner=SwiGLU, loss=dict(type='l2', weight=object())))
-    with pytest.raises(ValueError, match="mixer='ViT3Mixr' is not known, did you mean 'ViT3Mixer'"):
-        build('ViT3Mixr')
-    with pytest.raises(TypeError, match="did you mean 'scale'"):
-        build(dict(scal=0.5))
+@pytest.mark.parametrize(
+    ('options', 'words'),
+    [
+        (dict(arch='huge'), "no arch 'huge'"),
+        (dict(patch_size=0), 'patch_size=0'),
+        (dict(mixer='ViT3Mixr'), "mixer='ViT3Mixr' is not known, did you mean 'ViT3Mixer'"),
+        (dict(mixer=dict(scal=0.5)), "did you mean 'scale'"),
+        (
+            dict(mixer=dict(type=TTTMixer, inner=SwiGLU, loss=dict(type='l2', weight=object()))),
+            r'cannot be written into config\.json',
+        ),
+    ],
+)
+def test_bad_options(options: dict, words: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=words):
+        DiT3(**options)
 
 
 @pytest.mark.parametrize('options', [{}, DIT5, dict(mixer=Constant)])
 def test_the_recorder_finds_them(options: dict) -> None:
-    assert list(mixers_of(DiT3(arch=SMALL, num_classes=3, **options))) == [
-        'blocks.0.mixer',
-        'blocks.1.mixer',
-    ]
+    names = list(mixers_of(DiT3(arch=SMALL, num_classes=3, **options)))
+    assert names == ['blocks.0.mixer', 'blocks.1.mixer']

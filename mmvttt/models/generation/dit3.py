@@ -138,9 +138,8 @@ class DiT3(ModelMixin, ConfigMixin):
         dims = sizes['embed_dims']
         out_channels = 2 * in_channels if out_channels is None else out_channels
         # Pipelines need a number, and the config is written as JSON.
-        self.register_to_config(
-            out_channels=out_channels, **to_json({'mixer': mixer}, foreign=True)
-        )
+        written = to_json({'mixer': mixer}, _TABLES, foreign=True)
+        self.register_to_config(out_channels=out_channels, **written)
         self.gradient_checkpointing = False
         self.patch_embed = nn.Conv2d(in_channels, dims, patch_size, stride=patch_size)
         self.frequencies = Timesteps(_FREQUENCIES, flip_sin_to_cos=True, downscale_freq_shift=0)
