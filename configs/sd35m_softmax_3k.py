@@ -26,7 +26,7 @@ model = dict(
     ),
     # The shift is its published scheduler's, as far as we know.
     scheduler=dict(type='diffusers.FlowMatchEulerDiscreteScheduler', shift=3.0),
-    loss=dict(type='mmvttt.FlowLoss', prediction='velocity', density='logit_normal'),
+    loss=dict(type='mmvttt.FlowLoss', prediction='velocity'),
     with_cp=True,
 )
 

@@ -19,8 +19,8 @@ class OneImage(nn.Module):
         return self.model(x, zero, zero, return_dict=False)[0]
 
 
-def counts(arch: str, patch: int, **options) -> tuple[float, float, float]:
-    """Parameters, and with the position table, in millions; GFLOPs but for the 3×3's gradient."""
+def counts(arch: str, patch: int, **options) -> tuple[float, float]:
+    """Parameters in millions, the position table included; GFLOPs but for the 3×3's gradient."""
     with torch.device('meta'):
         model = DiT3(arch=arch, patch_size=patch, **options)
     table = (32 // patch) ** 2 * DiT3.arch_zoo[arch]['embed_dims']
@@ -28,4 +28,4 @@ def counts(arch: str, patch: int, **options) -> tuple[float, float, float]:
     cost = count_cost(OneImage(model), (32, 32), in_channels=4)
     # Half of this op is the gradient, which there is nine products of maps, that no counter counts.
     gradient = sum(macs for op, macs in cost.by_op.items() if 'dwconv' in op) / 2
-    return parameters / 1e6, (parameters + table) / 1e6, (cost.total_macs - gradient) / 1e9
+    return (parameters + table) / 1e6, (cost.total_macs - gradient) / 1e9

@@ -132,20 +132,20 @@ def dit3(
     return image
 
 
-def t5_mixer(x: Tensor, w: Weights, name: str, h: int, width: int, heads: int) -> Tensor:
-    """DiT⁵'s mixer under diffusers' names, tokens `(N, D)` of one image; window 5."""
+def dit5_mixer(x: Tensor, w: Weights, name: str, h: int, width: int, heads: int) -> Tensor:
+    """DiT⁵'s mixer, tokens `(N, D)` of one image; window 5."""
     count, dims = x.shape
-    d, new = dims // heads, f'{name}.processor'
-    q, k, v = (linear(x, w, f'{name}.to_{letter}') for letter in 'qkv')
-    scale, offset = w[f'{new}.qk_scale'], w[f'{new}.qk_offset']
+    d = dims // heads
+    q, k, v = linear(x, w, f'{name}.qkv').chunk(3, dim=-1)
+    scale, offset = w[f'{name}.qk_scale'], w[f'{name}.qk_offset']
     tq, tk = q * scale[0] + offset[0], k * scale[1] + offset[1]
     tk = (tk - tk.mean(0)) / (tk.var(0, correction=0) + 1).sqrt()
-    tq = tq + cpe(tq, w, f'{new}.q_conv', h, width)
-    tk = tk + cpe(tk, w, f'{new}.k_conv', h, width)
+    tq = tq + cpe(tq, w, f'{name}.q_conv', h, width)
+    tk = tk + cpe(tk, w, f'{name}.k_conv', h, width)
     outs = []
     for head in range(heads):
         part = slice(head * d, (head + 1) * d)
-        w1, w2 = w[f'{new}.inner.w1'][head], w[f'{new}.inner.w2'][head]
+        w1, w2 = w[f'{name}.inner.w1'][head], w[f'{name}.inner.w2'][head]
         error = F.silu(tk[:, part] @ w1) @ w2 - v[:, part]
         loss = error.square().sum() / (2 * count * d**0.5)
         g1, g2 = torch.autograd.grad(loss, (w1, w2), create_graph=True)
@@ -159,32 +159,4 @@ def t5_mixer(x: Tensor, w: Weights, name: str, h: int, width: int, heads: int) -
             weights = (k[keys][:, part] @ q[i, part] / d**0.5).softmax(0)
             near[i] = weights @ v[keys][:, part]
         outs.append((trained + near) / 2)
-    return linear(torch.cat(outs, -1), w, f'{name}.to_out.0')
-
-
-def dit5_mixer(x: Tensor, w: Weights, name: str, h: int, width: int, heads: int) -> Tensor:
-    """The same under our names."""
-    renamed = {f'{name}.to_out.0.{end}': w[f'{name}.proj.{end}'] for end in ('weight', 'bias')}
-    for end in ('weight', 'bias'):
-        thirds = w[f'{name}.qkv.{end}'].chunk(3)
-        renamed |= {f'{name}.to_{x}.{end}': part for x, part in zip('qkv', thirds, strict=True)}
-    for key, value in w.items():
-        if key.startswith(f'{name}.'):
-            renamed[key.replace(name, f'{name}.processor')] = value
-    return t5_mixer(x, renamed, name, h, width, heads)
-
-
-def dit5_block(
-    x: Tensor, w: Weights, name: str, t: float, label: int, h: int, wide: int, heads: int
-):
-    """A block under diffusers' names, which has embedders of its own."""
-    emb = f'{name}.norm1.emb'
-    time = F.silu(linear(time_features(t, x.dtype), w, f'{emb}.timestep_embedder.linear_1'))
-    c = linear(time, w, f'{emb}.timestep_embedder.linear_2')
-    c = F.silu(c + w[f'{emb}.class_embedder.embedding_table.weight'][label])
-    a1, b1, g1, a2, b2, g2 = linear(c, w, f'{name}.norm1.linear').split(x.shape[-1])
-    y = layer_norm(x) * (1 + b1) + a1
-    x = x + g1 * t5_mixer(y, w, f'{name}.attn1', h, wide, heads)
-    y = layer_norm(x) * (1 + b2) + a2
-    y = F.gelu(linear(y, w, f'{name}.ff.net.0.proj'), approximate='tanh')
-    return x + g2 * linear(y, w, f'{name}.ff.net.2')
+    return linear(torch.cat(outs, -1), w, f'{name}.proj')

@@ -16,7 +16,7 @@ from mmvttt.openmmlab.apis.train import train
 from mmvttt.openmmlab.config import config_names, load_config
 from mmvttt.openmmlab.registry import HOOKS, MODELS
 
-from .small import SMALL
+from .small import SD3, SMALL
 
 pytest.importorskip('diffusers')
 
@@ -32,7 +32,7 @@ RECIPES = {
 
 
 def reduce(model: ConfigDict) -> None:
-    """Two blocks of 32 channels; of SD3, the attentions 0 and 1 of 2 in place of 18 of 37."""
+    """Two small blocks; of SD3, the attentions 0 and 1 of 2 in place of 18 of 37."""
     network = model.transformer
     if network.type == 'mmvttt.DiT3':
         network.update(arch=dict(SMALL), num_classes=10)
@@ -40,25 +40,13 @@ def reduce(model: ConfigDict) -> None:
     if network.type == 'mmvttt.LinearTransformer':
         network.where = ['transformer_blocks.0.attn2', 'transformer_blocks.1.attn']
         network = network.source
-    network.update(
-        num_layers=2,
-        num_attention_heads=2,
-        attention_head_dim=16,
-        joint_attention_dim=12,
-        caption_projection_dim=32,
-        pooled_projection_dim=9,
-        pos_embed_max_size=16,
-        sample_size=8,
-        dual_attention_layers=(0,),
-    )
-
-
-def test_every_config_is_here() -> None:
-    assert set(NAMES) == {*RECIPES, 'dit3_digits', 'dit_digits', 'dit5_digits'}
+    sizes = {k: v for k, v in SD3.items() if k not in ('type', 'in_channels', 'out_channels')}
+    network.update(**sizes, dual_attention_layers=(0,))
 
 
 @pytest.mark.parametrize('name', RECIPES)
 def test_recipes(name: str) -> None:
+    assert set(NAMES) == {*RECIPES, 'dit3_digits', 'dit_digits', 'dit5_digits'}
     rate, decay, images, steps, average = RECIPES[name]
     cfg = load_config(name)
     optimizer = cfg.optim_wrapper.optimizer
@@ -70,6 +58,11 @@ def test_recipes(name: str) -> None:
         assert not hooks
         return
     assert 1 - hooks['EMAHook'].momentum == average
+    hook, before = HOOKS.build(hooks['mmvttt.TF32Hook']), torch.backends.cuda.matmul.allow_tf32
+    hook.before_train_iter(None, 0)
+    assert torch.backends.cuda.matmul.allow_tf32
+    hook.after_train_iter(None, 0)
+    assert torch.backends.cuda.matmul.allow_tf32 == before
     # As their authors: fp32, products in TF32.
     assert set(hooks) == {'EMAHook', 'mmvttt.TF32Hook'}
     assert cfg.optim_wrapper.type == 'OptimWrapper'
@@ -134,15 +127,6 @@ def test_the_twins_of_sd35_differ_in_the_attention_alone() -> None:
     for cfg in rest:
         del cfg['model']['transformer'], cfg['work_dir']
     assert rest[0] == rest[1]
-
-
-def test_tf32_while_it_trains_alone() -> None:
-    hook = HOOKS.build(dict(type='mmvttt.TF32Hook'))
-    before = torch.backends.cuda.matmul.allow_tf32
-    hook.before_train_iter(None, 0)
-    assert torch.backends.cuda.matmul.allow_tf32
-    hook.after_train_iter(None, 0)
-    assert torch.backends.cuda.matmul.allow_tf32 == before
 
 
 def test_source_of_the_demonstration_becomes_linear() -> None:

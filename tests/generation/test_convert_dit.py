@@ -24,51 +24,35 @@ OPTIONS = {'DiT3': {}, 'DiT5': DIT5, 'DiT': DIT}
 def authors(kind: str) -> dict[str, Tensor]:
     """A state dict with the authors' names and shapes, as they are published."""
     head = D // HEADS
-    shapes = {
-        'x_embedder.proj.weight': (D, 4, 2, 2),
-        'x_embedder.proj.bias': (D,),
-        't_embedder.mlp.0.weight': (D, 256),
-        't_embedder.mlp.0.bias': (D,),
-        't_embedder.mlp.2.weight': (D, D),
-        't_embedder.mlp.2.bias': (D,),
-        'y_embedder.embedding_table.weight': (CLASSES + 1, D),
-        'final_layer.linear.weight': (32, D),
-        'final_layer.linear.bias': (32,),
-        'final_layer.adaLN_modulation.1.weight': (2 * D, D),
-        'final_layer.adaLN_modulation.1.bias': (2 * D,),
-    }
     extra = head if kind == 'DiT3' else 0
-    inside = {
-        'attn.qkv.weight': (3 * (D + extra), D),
-        'attn.qkv.bias': (3 * (D + extra),),
-        'attn.proj.weight': (D, D + extra),
-        'attn.proj.bias': (D,),
-        'mlp.fc1.weight': (4 * D, D),
-        'mlp.fc1.bias': (4 * D,),
-        'mlp.fc2.weight': (D, 4 * D),
-        'mlp.fc2.bias': (D,),
-        'adaLN_modulation.1.weight': (6 * D, D),
-        'adaLN_modulation.1.bias': (6 * D,),
+    # With a weight of this shape and a bias.
+    layers = {
+        'x_embedder.proj': (D, 4, 2, 2),
+        't_embedder.mlp.0': (D, 256),
+        't_embedder.mlp.2': (D, D),
+        'final_layer.linear': (32, D),
+        'final_layer.adaLN_modulation.1': (2 * D, D),
     }
-    if kind == 'DiT3':
-        inside |= {
-            'cpe.weight': (D, 1, 3, 3),
-            'cpe.bias': (D,),
-            'attn.w1': (1, HEADS, head, head),
-            'attn.w2': (1, HEADS, head, head),
-            'attn.w3': (head, 1, 3, 3),
-        }
-    elif kind == 'DiT5':
-        inside |= {
-            'attn.w1': (1, HEADS, head, head),
-            'attn.w2': (1, HEADS, head, head),
-            'attn.qk_scale_ttt': (1, 1, D, 2),
-            'attn.qk_offset_ttt': (1, 1, D, 2),
-        }
-        for conv in ('q_conv2d', 'k_conv2d'):
-            inside |= {f'attn.{conv}.weight': (D, 1, 3, 3), f'attn.{conv}.bias': (D,)}
+    shapes = {'y_embedder.embedding_table.weight': (CLASSES + 1, D)}
     for i in range(DEPTH):
-        shapes |= {f'blocks.{i}.{name}': shape for name, shape in inside.items()}
+        block = f'blocks.{i}'
+        layers |= {
+            f'{block}.attn.qkv': (3 * (D + extra), D),
+            f'{block}.attn.proj': (D, D + extra),
+            f'{block}.mlp.fc1': (4 * D, D),
+            f'{block}.mlp.fc2': (D, 4 * D),
+            f'{block}.adaLN_modulation.1': (6 * D, D),
+        }
+        convs = {'DiT3': ['cpe'], 'DiT5': ['attn.q_conv2d', 'attn.k_conv2d'], 'DiT': []}[kind]
+        layers |= {f'{block}.{conv}': (D, 1, 3, 3) for conv in convs}
+        if kind != 'DiT':
+            shapes |= {f'{block}.attn.w{n}': (1, HEADS, head, head) for n in (1, 2)}
+        if kind == 'DiT3':
+            shapes[f'{block}.attn.w3'] = (head, 1, 3, 3)
+        elif kind == 'DiT5':
+            shapes |= {f'{block}.attn.qk_{n}_ttt': (1, 1, D, 2) for n in ('scale', 'offset')}
+    shapes |= {f'{name}.weight': shape for name, shape in layers.items()}
+    shapes |= {f'{name}.bias': shape[:1] for name, shape in layers.items()}
     torch.manual_seed(0)
     weights = {name: torch.randn(shape) for name, shape in shapes.items()}
     return {'pos_embed': position_table((4, 4), D)[None], **weights}
@@ -79,8 +63,7 @@ def built(kind: str) -> DiT3:
 
 
 def ours(path: Path) -> dict[str, Tensor]:
-    found = read_weights(path)
-    return {name.removeprefix('transformer.'): value for name, value in found.items()}
+    return {n.removeprefix('transformer.'): w for n, w in read_weights(path).items()}
 
 
 @pytest.mark.parametrize('kind', OPTIONS)
@@ -90,9 +73,9 @@ def test_authors_checkpoint_and_back(kind: str, tmp_path: Path) -> None:
     plain = {name: value + 1 for name, value in weights.items()}
     content = dict(model=plain, ema=weights, opt={}, args=argparse.Namespace(lr=1e-4))
     torch.save(content, tmp_path / 'public.pt')
-    found = convert_checkpoint(tmp_path / 'public.pt', tmp_path / 'ours.pth', ema=True)
-    assert found.complete
-    assert set(found.matched) | set(found.dropped) == set(weights)
+    result = convert_checkpoint(tmp_path / 'public.pt', tmp_path / 'ours.pth', ema=True)
+    assert result.complete
+    assert set(result.matched) | set(result.dropped) == set(weights)
     model = built(kind)
     model.load_state_dict(ours(tmp_path / 'ours.pth'))
     if kind == 'DiT5':
@@ -123,9 +106,9 @@ def test_size_of_the_positions(tmp_path: Path, capsys: pytest.CaptureFixture) ->
         ('bare', {}, 16),
     ):
         target = tmp_path / 'public.pt'
-        found = convert_checkpoint(tmp_path / f'{name}.pth', target, to='public', **options)
+        result = convert_checkpoint(tmp_path / f'{name}.pth', target, to='public', **options)
         assert torch.equal(read_weights(target)['pos_embed'], position_table((side, side), D)[None])
-        assert ('does not say how large' in found.caution) == (name == 'bare')
+        assert ('does not say how large' in result.caution) == (name == 'bare')
     with pytest.raises(CheckpointError, match='sample_size=21: the side'):
         convert_checkpoint(tmp_path / 'bare.pth', target, to='public', sample_size=21)
     with pytest.raises(CheckpointError, match='is for public files'):
@@ -159,43 +142,46 @@ def test_diffusers_dit_and_back(tmp_path: Path) -> None:
     torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-10)
 
 
-def test_authors_dit_to_diffusers(tmp_path: Path) -> None:
-    torch.save(authors('DiT'), tmp_path / 'public.pt')
-    found = convert_checkpoint(
-        tmp_path / 'public.pt', tmp_path / 'theirs.safetensors', to='diffusers'
-    )
-    assert found.complete
+def test_authors_files_to_diffusers(tmp_path: Path) -> None:
+    source, target = tmp_path / 'public.pt', tmp_path / 'theirs.safetensors'
+    torch.save(authors('DiT'), source)
+    assert convert_checkpoint(source, target, to='diffusers').complete
     theirs = DiTTransformer2DModel(HEADS, D // HEADS, 4, 8, DEPTH, num_embeds_ada_norm=CLASSES)
-    theirs.load_state_dict(read_weights(tmp_path / 'theirs.safetensors'))
+    theirs.load_state_dict(read_weights(target))
+    torch.save(authors('DiT3'), source)
+    with pytest.raises(CheckpointError, match='diffusers has no DiT³'):
+        convert_checkpoint(source, tmp_path / 'x.pth', to='diffusers')
 
 
-@pytest.mark.parametrize('change', ['missing', 'more', 'shape', 'positions', 'embedders'])
-def test_what_does_not_fit_is_refused(change: str, tmp_path: Path) -> None:
-    weights = authors('DiT3')
-    if change == 'missing':
-        del weights['blocks.1.attn.w2']
-    elif change == 'more':
-        weights['blocks.1.attn.w4'] = torch.zeros(1)
-    elif change == 'shape':
-        weights['blocks.1.attn.w2'] = torch.zeros(1, HEADS, 3, 3)
-    elif change == 'positions':
-        weights['pos_embed'] += 0.1
+@pytest.mark.parametrize(
+    ('changes', 'missing', 'left_over', 'words'),
+    [
+        ({'attn.w2': None}, ['blocks.1.attn.w2'], [], None),
+        ({'attn.w4': torch.zeros(1)}, [], ['blocks.1.attn.w4'], None),
+        ({'attn.w2': torch.zeros(1, HEADS, 3, 3)}, [], [], 'has the shape'),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    changes: dict, missing: list, left_over: list, words: str | None, tmp_path: Path
+) -> None:
+    weights = {**authors('DiT3'), **{f'blocks.1.{n}': w for n, w in changes.items()}}
+    source, target = tmp_path / 'public.pt', tmp_path / 'ours.pth'
+    torch.save({n: w for n, w in weights.items() if w is not None}, source)
+    if words:
+        with pytest.raises(CheckpointError, match=words):
+            convert_checkpoint(source, target)
     else:
-        weights = DiTTransformer2DModel(HEADS, D // HEADS, 4, 8, DEPTH).state_dict()
-    torch.save(weights, tmp_path / 'public.pt')
-    target = tmp_path / 'ours.pth'
-    if change in ('missing', 'more'):
-        found = convert_checkpoint(tmp_path / 'public.pt', target)
-        assert found.missing == ['blocks.1.attn.w2'] * (change == 'missing')
-        assert found.left_over == ['blocks.1.attn.w4'] * (change == 'more')
-    else:
-        words = dict(shape='has the shape', positions='fixed table', embedders='blocks before')
-        with pytest.raises(CheckpointError, match=words[change]):
-            convert_checkpoint(tmp_path / 'public.pt', target)
+        result = convert_checkpoint(source, target)
+        assert (result.missing, result.left_over) == (missing, left_over)
     assert not target.exists()
 
 
-def test_dit3_has_no_names_in_diffusers(tmp_path: Path) -> None:
-    torch.save(authors('DiT3'), tmp_path / 'public.pt')
-    with pytest.raises(CheckpointError, match='diffusers has no DiT³'):
-        convert_checkpoint(tmp_path / 'public.pt', tmp_path / 'x.pth', to='diffusers')
+def test_other_positions_and_embedders_are_refused(tmp_path: Path) -> None:
+    weights = authors('DiT3')
+    weights['pos_embed'] += 0.1
+    theirs = DiTTransformer2DModel(HEADS, D // HEADS, 4, 8, DEPTH).state_dict()
+    for state, words in ((weights, 'fixed table'), (theirs, 'blocks before')):
+        torch.save(state, tmp_path / 'public.pt')
+        with pytest.raises(CheckpointError, match=words):
+            convert_checkpoint(tmp_path / 'public.pt', tmp_path / 'ours.pth')
+    assert not (tmp_path / 'ours.pth').exists()

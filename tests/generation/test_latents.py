@@ -22,6 +22,8 @@ from mmvttt.openmmlab.datasets.latents import (
     cache_latents,
 )
 
+from .small import small_vae
+
 pytest.importorskip('diffusers')
 from diffusers import AutoencoderKL
 
@@ -40,10 +42,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope='module')
 def vae() -> AutoencoderKL:
-    torch.manual_seed(0)
-    channels = dict(block_out_channels=(8, 8), down_block_types=('DownEncoderBlock2D',) * 2)
-    up = dict(up_block_types=('UpDecoderBlock2D',) * 2, norm_num_groups=4)
-    return AutoencoderKL(**channels, **up, sample_size=32, shift_factor=0.1).eval()
+    return small_vae(shift_factor=0.1)
 
 
 @pytest.fixture(scope='module')
@@ -63,9 +62,9 @@ def test_cache_is_what_the_autoencoder_says(images: Path, vae: AutoencoderKL, ca
         torch.manual_seed(index)
         mirrored = bool(torch.rand(()) < 0.5)
         with torch.no_grad():
-            found = vae.encode((pixels.flip(-1) if mirrored else pixels)[None]).latent_dist
-        noise = torch.randn(4, 16, 16)
-        expected = (found.mean[0] + found.std[0] * noise - 0.1) * vae.config.scaling_factor
+            gaussian = vae.encode((pixels.flip(-1) if mirrored else pixels)[None]).latent_dist
+        drawn = gaussian.mean[0] + gaussian.std[0] * torch.randn(4, 16, 16)
+        expected = (drawn - 0.1) * vae.config.scaling_factor
         # fp32, another size of batch.
         torch.testing.assert_close(item['latents'], expected, rtol=1e-4, atol=1e-5)
         assert item['class_labels'] == label == (index >= 3)
@@ -100,9 +99,7 @@ def test_a_stopped_cache_goes_on(
     with pytest.raises(DataError, match='has 4 of 7 images'):
         CachedLatents(tmp_path)
     seen = []
-    source.folder.loader = lambda path, loader=source.folder.loader: (
-        seen.append(path) or loader(path)
-    )
+    source.loader = lambda path, loader=source.loader: seen.append(path) or loader(path)
     cache_latents(vae, source, tmp_path, 2, dtype='float32')
     # The first is read once more, for the shape.
     assert [Path(p).stem for p in seen] == ['0', '4', '5', '6']
@@ -128,10 +125,8 @@ def test_prompts_come_along(cache: Path, tmp_path: Path) -> None:
         latents=(4, 16, 16), encoder_hidden_states=(5, 12), pooled_projections=(9,)
     )
     assert {v.dtype for v in item.values()} == {torch.float32}
-    assert set(CachedLatents(folder, conditions=['pooled_projections'])[2]) == {
-        'latents',
-        'pooled_projections',
-    }
+    pooled = CachedLatents(folder, conditions=['pooled_projections'])
+    assert set(pooled[2]) == {'latents', 'pooled_projections'}
     with pytest.raises(MissingDataError, match=r'has no class_labels\.npy'):
         CachedLatents(folder, conditions=['class_labels'])
 
@@ -143,27 +138,19 @@ def test_what_is_wrong_with_a_cache(
         CachedLatents(tmp_path)
     with pytest.raises(UsageError, match='made with other settings'):
         cache_latents(vae, ClassFolders(images, 16), cache)
-    folder = shutil.copytree(cache, tmp_path / 'cache')
-    moments = np.load(folder / 'moments.npy')
-    moments[3, :, 1] = np.nan
-    np.save(folder / 'moments.npy', moments)
-    with pytest.raises(DataError, match=r'image 3 of the cache .* is not finite in moments\.npy'):
-        CachedLatents(folder)[3]
-    np.save(folder / 'class_labels.npy', np.zeros(6, np.int64))
-    with pytest.raises(
-        DataError, match=r'class_labels\.npy .* has \(6,\) of int64; needed: a row for 7 images'
-    ):
-        CachedLatents(folder)
-    np.save(folder / 'class_labels.npy', np.array([object()] * 7), allow_pickle=True)
-    with pytest.raises(DataError, match=r'class_labels\.npy.* is not what a cache'):
-        CachedLatents(folder)
     with pytest.raises(MissingDataError, match='folder for each class'):
         ClassFolders(tmp_path / 'nothing', 32)
+    with pytest.raises(ValueError, match="split='training'"):
+        TinyDigits('training')
+    folder = shutil.copytree(cache, tmp_path / 'cache')
+    broken = np.load(folder / 'moments.npy')
+    broken[3, :, 1] = np.nan
+    np.save(folder / 'moments.npy', broken)
+    with pytest.raises(DataError, match=r'image 3 of the cache .* is not finite in moments\.npy'):
+        CachedLatents(folder)[3]
 
 
 def notes(**changes):
-    """A change of the notes, or another text in their place."""
-
     def change(folder: Path) -> None:
         path = folder / 'latents.json'
         path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
@@ -171,36 +158,26 @@ def notes(**changes):
     return change
 
 
-def text(content: str):
-    return lambda folder: (folder / 'latents.json').write_text(content)
-
-
 def moments(change):
-    def write(folder: Path) -> None:
-        np.save(folder / 'moments.npy', change(np.load(folder / 'moments.npy')))
-
-    return write
+    return lambda f: np.save(f / 'moments.npy', change(np.load(f / 'moments.npy')))
 
 
 def fifo(name: str):
-    def make(folder: Path) -> None:
-        (folder / name).unlink()
-        os.mkfifo(folder / name)
-
-    return make
+    return lambda folder: ((folder / name).unlink(), os.mkfifo(folder / name))
 
 
-def cut(folder: Path) -> None:
-    path = folder / 'moments.npy'
-    path.write_bytes(path.read_bytes()[:-1])
+def write(name: str, content: bytes):
+    return lambda folder: (folder / name).write_bytes(content)
+
+
+def save(name: str, array: np.ndarray):
+    return lambda folder: np.save(folder / name, array, allow_pickle=True)
 
 
 @pytest.mark.parametrize(
     'damage',
     [
-        text('{'),
-        text('[]'),
-        text('[' * 100_000),
+        *(write('latents.json', text) for text in (b'{', b'[]', b'[' * 100_000)),
         notes(images='7'),
         notes(images=True, done=True),
         notes(scale=0.0),
@@ -211,17 +188,18 @@ def cut(folder: Path) -> None:
         moments(lambda m: m.astype(complex)),
         moments(lambda m: m.astype(np.int32)),
         moments(lambda m: m.astype(np.longdouble)),
-        moments(lambda m: m.astype('U3')),
         moments(lambda m: m[:, :1]),
         moments(lambda m: m[:, :, :7]),
         moments(lambda m: m[:, :, :, :0]),
         moments(lambda m: m[0, 0, 0, 0, 0]),
-        cut,
-        lambda folder: (folder / 'moments.npy').write_bytes(b''),
-        lambda folder: (folder / 'moments.npy').write_bytes(b'\x93NUMPY\x01\x00\xff\xff{'),
+        lambda folder: os.truncate(folder / 'moments.npy', 10_000),
+        write('moments.npy', b''),
+        write('moments.npy', b'\x93NUMPY\x01\x00\xff\xff{'),
         lambda folder: (folder / 'moments.npy').unlink(),
-        lambda folder: np.save(folder / 'class_labels.npy', np.ones(7)),
-        lambda folder: np.save(folder / 'text.npy', np.array(['a'] * 7)),
+        save('class_labels.npy', np.ones(7)),
+        save('class_labels.npy', np.zeros(6, np.int64)),
+        save('class_labels.npy', np.array([object()] * 7)),
+        save('text.npy', np.array(['a'] * 7)),
         fifo('moments.npy'),
         fifo('latents.json'),
     ],
@@ -272,39 +250,15 @@ def test_another_autoencoder_or_other_images_do_not_mix(
     assert (cache / 'moments.npy').read_bytes() == before
 
 
-def test_overflow_is_said(
+def test_overflow_and_a_full_disk_are_errors(
     images: Path, vae: AutoencoderKL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = module._moments
-    monkeypatch.setattr(module, '_moments', lambda *args: original(*args) * 1e6)
-    with pytest.raises(DataError, match="give dtype 'float32'"):
-        cache_latents(vae, ClassFolders(images, 32), tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, '_moments', lambda *args, f=module._moments: f(*args) * 1e6)
+        with pytest.raises(DataError, match="give dtype 'float32'"):
+            cache_latents(vae, ClassFolders(images, 32), tmp_path / 'large')
 
-
-def test_tool(images: Path, vae: AutoencoderKL, tmp_path: Path, capsys) -> None:
-    from importlib.util import module_from_spec, spec_from_file_location
-
-    path = Path(__file__).resolve().parents[2] / 'tools' / 'cache_latents.py'
-    spec = spec_from_file_location('cache_latents_tool', path)
-    tool = module_from_spec(spec)
-    spec.loader.exec_module(tool)
-    vae.save_pretrained(tmp_path / 'vae')
-    out = tmp_path / 'out'
-    options = ['--size', '32', '--num-workers', '0', '--device', 'cpu']
-    tool.main([str(images), str(tmp_path / 'vae'), str(out), *options])
-    assert '7 images of 2 classes' in capsys.readouterr().out
-    assert json.loads((out / 'latents.json').read_text())['classes'] == ['cat', 'dog']
-    with pytest.raises(SystemExit):
-        tool.main([str(images), str(tmp_path / 'nothing'), str(out), *options])
-    assert 'there is no autoencoder' in capsys.readouterr().err
-
-
-def test_a_full_disk_is_an_error(
-    images: Path, vae: AutoencoderKL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fsync = os.fsync
-
-    def full(number: int) -> None:
+    def full(number: int, fsync=os.fsync) -> None:
         if os.readlink(f'/proc/self/fd/{number}').endswith('.npy'):
             raise OSError(28, 'No space left on device')
         fsync(number)
@@ -314,6 +268,12 @@ def test_a_full_disk_is_an_error(
         cache_latents(vae, ClassFolders(images, 32), tmp_path)
 
 
-def test_splits_of_the_digits() -> None:
-    with pytest.raises(ValueError, match="split='training'"):
-        TinyDigits('training')
+def test_tool(images: Path, vae: AutoencoderKL, tmp_path: Path, tools) -> None:
+    vae.save_pretrained(tmp_path / 'vae')
+    out = tmp_path / 'out'
+    options = [out, '--size', '32', '--num-workers', '0', '--device', 'cpu']
+    printed = tools('cache_latents.py', images, tmp_path / 'vae', *options)
+    assert '7 images of 2 classes' in printed
+    assert json.loads((out / 'latents.json').read_text())['classes'] == ['cat', 'dog']
+    error = tools.error('cache_latents.py', images, tmp_path / 'nothing', *options)
+    assert 'there is no autoencoder' in error

@@ -60,19 +60,11 @@ def test_precision_and_recall_by_the_definition() -> None:
                     break
         return inside / len(points)
 
-    assert precision_recall(fake, real) == pytest.approx((share(fake, real), share(real, fake)))
-    assert 0 < share(fake, real) < 1
-
-
-def test_precision_and_recall_at_the_ends() -> None:
-    torch.manual_seed(0)
-    real = torch.randn(50, 4)
-    assert precision_recall(real, real) == (1, 1)
+    precision, recall = share(fake, real), share(real, fake)
+    assert precision_recall(fake, real) == pytest.approx((precision, recall))
+    assert 0 < precision < 1
+    assert precision != recall
     assert precision_recall(real + 100, real) == (0, 0)
-    # A tenth of the data, many times over: all of it real, little of the real covered.
-    precision, recall = precision_recall(real[:5].repeat(10, 1), real)
-    assert precision == 1
-    assert recall < 0.2
 
 
 def test_nearest() -> None:
@@ -94,15 +86,12 @@ def test_bad_features(features: torch.Tensor, words: str) -> None:
     for measure in (frechet_distance, precision_recall):
         with pytest.raises(UsageError, match=words):
             measure(features, torch.randn(6, 3))
-
-
-def test_too_few_for_neighbours() -> None:
     with pytest.raises(UsageError, match='need more than as many images'):
-        precision_recall(torch.randn(3, 2), torch.randn(9, 2))
+        precision_recall(torch.randn(3, 2), torch.randn(6, 2))
 
 
 def test_inception_score() -> None:
-    # Sure of K classes in equal parts: K; the same answer for all: 1.
+    # Sure answers in equal parts: K; the same answer for all: 1.
     assert inception_score(torch.eye(5).repeat(3, 1)) == pytest.approx(5)
     assert inception_score(torch.tensor([[0.2, 0.8]] * 4)) == pytest.approx(1)
     torch.manual_seed(0)
@@ -114,11 +103,6 @@ def test_inception_score() -> None:
         scores.append(math.exp(sum(kl) / len(kl)))
     assert inception_score(p, 10) == pytest.approx(sum(scores) / 3)
     assert inception_score(p.half()) == pytest.approx(inception_score(p), rel=1e-3)
-
-
-@pytest.mark.parametrize(
-    'rows', [torch.ones(3), torch.randn(3, 4), torch.full((2, 3), torch.nan), torch.zeros(0, 3)]
-)
-def test_inception_score_takes_probabilities(rows: torch.Tensor) -> None:
-    with pytest.raises(UsageError, match='probabilities'):
-        inception_score(rows)
+    for bad in (torch.ones(3), torch.randn(3, 4), torch.full((2, 3), torch.nan), torch.zeros(0, 3)):
+        with pytest.raises(UsageError, match='probabilities'):
+            inception_score(bad)

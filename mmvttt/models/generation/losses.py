@@ -137,20 +137,17 @@ def _binned_log_likelihood(x: Tensor, mean: Tensor, log_deviation: Tensor) -> Te
 class FlowLoss:
     """Rectified flow: x_σ = (1 − σ)·x0 + σ·ε, whose velocity is ε − x0 (SD3, Esser et al. 2024).
 
-    σ is drawn by SD3's densities and shifted by the scheduler's `shift`, as are the times of
-    sampling; the model gets 1000·σ.
+    logit σ is drawn from a normal distribution and σ shifted by the scheduler's `shift`, as are the
+    times of sampling; the model gets 1000·σ.
 
     Args:
         scheduler: diffusers' `FlowMatchEulerDiscreteScheduler`.
         prediction: What the model predicts: 'velocity', or 'sample' (x0), from which the velocity
             is (x_σ − x̂0)/σ.
-        density: 'logit_normal', 'mode' or 'uniform', see diffusers'
-            `compute_density_for_timestep_sampling`.
         logit_mean: Mean of logit σ; larger is noisier.
         logit_std: Its standard deviation.
-        mode_scale: Scale of the density 'mode'.
-        weighting: 'none', 'sigma_sqrt' or 'cosmap', see diffusers'
-            `compute_loss_weighting_for_sd3`; or 'clamped', min(1/max(σ², 0.04), 6), for 'sample'.
+        weighting: Of the squared error: 'none'; or 'clamped', min(1/max(σ², 0.04), 6), for
+            'sample'.
 
     Raises:
         UsageError: The scheduler is of another kind.
@@ -163,10 +160,8 @@ class FlowLoss:
         self,
         scheduler: Any,
         prediction: str = 'velocity',
-        density: str = 'logit_normal',
         logit_mean: float = 0.0,
         logit_std: float = 1.0,
-        mode_scale: float = 1.29,
         weighting: str = 'none',
     ) -> None:
         if 'shift' not in scheduler.config or hasattr(scheduler, 'alphas_cumprod'):
@@ -176,8 +171,7 @@ class FlowLoss:
                 'noise levels choose loss mmvttt.DDPMLoss'
             )
         check_choice('prediction', prediction, ('velocity', 'sample'))
-        check_choice('density', density, ('logit_normal', 'mode', 'uniform'))
-        check_choice('weighting', weighting, ('none', 'sigma_sqrt', 'cosmap', 'clamped'))
+        check_choice('weighting', weighting, ('none', 'clamped'))
         check_number('logit_std', logit_std, above=0)
         if scheduler.config.get('use_dynamic_shifting'):
             raise UsageError(
@@ -186,21 +180,13 @@ class FlowLoss:
             )
         self.scheduler = scheduler
         self.prediction = prediction
-        self.density = dict(
-            weighting_scheme=density,
-            logit_mean=logit_mean,
-            logit_std=logit_std,
-            mode_scale=mode_scale,
-        )
+        self.logit_mean, self.logit_std = logit_mean, logit_std
         self.weighting = weighting
 
     def draw(self, latents: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Times `(B,)` in (0, 1000), noise and noisy latents of `(B, C, h, w)` ones."""
-        from diffusers.training_utils import compute_density_for_timestep_sampling
-
-        sigma = compute_density_for_timestep_sampling(
-            batch_size=len(latents), device=latents.device, **self.density
-        )
+        logit = torch.randn(len(latents), device=latents.device)
+        sigma = (self.logit_mean + self.logit_std * logit).sigmoid()
         shift = self.scheduler.config.shift
         sigma = shift * sigma / (1 + (shift - 1) * sigma)
         noise = torch.randn_like(latents)
@@ -211,22 +197,16 @@ class FlowLoss:
         self, output: Tensor, latents: Tensor, noise: Tensor, noisy: Tensor, times: Tensor
     ) -> dict[str, Tensor]:
         """The loss of an output `(B, C, h, w)`, in fp32."""
-        sigma = self.sigma(times)
         target = latents if self.prediction == 'sample' else noise - latents
         error = (output.float() - target) ** 2
-        return dict(loss_flow=(_column(self.weight(sigma)) * error).mean())
+        if self.weighting == 'clamped':
+            weight = self.sigma(times).square().clamp(min=0.04).reciprocal().clamp(max=6.0)
+            error = _column(weight) * error
+        return dict(loss_flow=error.mean())
 
     def for_scheduler(self, output: Tensor, noisy: Tensor, time: Tensor) -> Tensor:
         """The output for the scheduler: a velocity."""
         return output if self.prediction == 'velocity' else (noisy - output) / self.sigma(time)
-
-    def weight(self, sigma: Tensor) -> Tensor:
-        """The weight of the squared error at each σ."""
-        from diffusers.training_utils import compute_loss_weighting_for_sd3
-
-        if self.weighting == 'clamped':
-            return sigma.square().clamp(min=0.04).reciprocal().clamp(max=6.0)
-        return compute_loss_weighting_for_sd3(self.weighting, sigma)
 
     def sigma(self, times: Tensor) -> Tensor:
         """The σ for the model's time."""

@@ -7,7 +7,7 @@ import io
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,9 +27,9 @@ from mmvttt.checkpoints.atomic_write import write_whole
 from mmvttt.checkpoints.match import compare, require_match
 from mmvttt.checkpoints.read import named_tensors, read_content
 from mmvttt.errors import CheckpointMismatchError, DataError, MissingDataError, UsageError
-from mmvttt.models.generation.sampling import image_generator, sample, sampling_scheduler
+from mmvttt.models.generation.sampling import image_generator, sampling_scheduler
 
-from ..datasets.latents import digest_of_weights
+from ..datasets.latents import digest_tensors
 from ..models.diffusion_model import DiffusionModel, require_diffusers
 
 
@@ -100,13 +100,10 @@ def load_generator(
     if report.missing or report.mismatched:
         raise CheckpointMismatchError(f'{os.fspath(checkpoint)!r} is of another model: {report}')
     model.load_state_dict(weights, strict=False)
-    return model.to(device).eval(), _says_averaged(content)
-
-
-def _says_averaged(content: Any) -> bool:
     meta = content.get('meta') if isinstance(content, Mapping) else None
-    noted = isinstance(meta, Mapping) and bool(meta.get('averaged'))
-    return noted or (isinstance(content, Mapping) and 'ema_state_dict' in content)
+    averaged = isinstance(meta, Mapping) and bool(meta.get('averaged'))
+    averaged |= isinstance(content, Mapping) and 'ema_state_dict' in content
+    return model.to(device).eval(), averaged
 
 
 def load_autoencoder(folder: str | os.PathLike[str], device: torch.device | str = 'cpu') -> Any:
@@ -197,8 +194,8 @@ def generate(
             or the scheduler does not fit.
         DataError: An image is not finite.
     """
-    conditions = _conditions(model, settings, prompts)
-    scheduler = sampling_scheduler(model.scheduler, settings.scheduler)
+    told, nothing = _conditions(model, settings, prompts)
+    sampling_scheduler(model.scheduler, settings.scheduler)
     shape = _shape(model, settings)
     if autoencoder is None and shape[0] not in (1, 3):
         raise UsageError(
@@ -207,35 +204,35 @@ def generate(
         )
     tag = _digest(settings, model, autoencoder, prompts)
     starts = range(0, settings.count, settings.batch_size)
-    sizes = {s: min(settings.batch_size, settings.count - s) for s in starts}
-    files = {s: Path(folder) / f'{tag}_{s:08d}_{size}.npy' for s, size in sizes.items()}
-    todo = [s for s in [*files][get_rank() :: get_world_size()] if not files[s].exists()]
+    batches = [range(s, min(s + settings.batch_size, settings.count)) for s in starts]
+    files = [Path(folder) / f'{tag}_{batch[0]:08d}_{len(batch)}.npy' for batch in batches]
+    missing = [
+        (file, batch)
+        for file, batch in list(zip(files, batches, strict=True))[get_rank() :: get_world_size()]
+        if not file.exists()
+    ]
     device = next(model.parameters()).device
     bar = dict(console=Console(stderr=True), disable=not is_main_process())
-    for start in track(todo, 'drawing', **bar):
-        indices = list(range(start, start + sizes[start]))
-        condition, null = ({n: v.to(device) for n, v in c.items()} for c in conditions(indices))
-
-        def denoise(
-            noisy: Tensor, time: Tensor, told: dict = condition, nothing: dict = null
-        ) -> Tensor:
-            return model.denoise(
-                noisy, time, told, nothing or None, settings.guidance, settings.guided
-            )
-
-        latents = sample(
-            denoise,
-            scheduler,
-            shape,
-            settings.steps,
-            [image_generator(settings.seed, i) for i in indices],
-            device,
+    for file, indices in track(missing, 'drawing', **bar):
+        condition, null = (
+            {n: v[[i % len(v) for i in indices]].to(device) for n, v in tensors.items()}
+            for tensors in (told, nothing)
         )
-        batch = io.BytesIO()
-        np.save(batch, _pixels(latents, autoencoder, indices))
-        write_whole(files[start], batch.getvalue())
+        latents = model.draw(
+            condition,
+            null,
+            shape,
+            [image_generator(settings.seed, i) for i in indices],
+            settings.steps,
+            settings.guidance,
+            settings.guided,
+            settings.scheduler,
+        )
+        content = io.BytesIO()
+        np.save(content, _pixels(latents, autoencoder, indices))
+        write_whole(file, content.getvalue())
     barrier()
-    return list(files.values())
+    return files
 
 
 def read_images(files: Sequence[Path]) -> np.ndarray:
@@ -279,8 +276,8 @@ def write_grid(
 
 def _conditions(
     model: DiffusionModel, settings: Settings, prompts: Mapping[str, Tensor] | None
-) -> Callable[[list[int]], Iterator[dict[str, Tensor]]]:
-    """Returns a function of image numbers: their conditions, then the null conditions."""
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Conditions of all images, and null conditions: tensors whose rows take turns."""
     if prompts is not None:
         told = {n: v for n, v in prompts.items() if not n.startswith('null_')}
         nothing = {n.removeprefix('null_'): v for n, v in prompts.items() if n.startswith('null_')}
@@ -289,15 +286,8 @@ def _conditions(
                 f'guidance={settings.guidance} needs null_{", null_".join(told)} among the '
                 'prompts: what the text encoders make of an empty prompt'
             )
-        number = len(next(iter(told.values())))
-
-        def of_prompts(indices: list[int]) -> Iterator[dict[str, Tensor]]:
-            rows = torch.tensor([i % number for i in indices])
-            yield {n: v[rows] for n, v in told.items()}
-            yield {n: v.expand(len(indices), *v.shape[1:]) for n, v in nothing.items()}
-
-        return of_prompts
-    count, null = model.data_preprocessor.num_classes, model.null_class
+        return told, nothing
+    count, null = model.num_classes, model.null_class
     if count is None:
         raise UsageError('the model draws prompts: give --prompts, not --classes')
     bad = [c for c in settings.classes if not 0 <= c < count]
@@ -312,13 +302,10 @@ def _conditions(
             f'guidance={settings.guidance} needs a null class, which this model lacks: take '
             'guidance 1, or train with null_class=True and a label_dropout'
         )
-
-    def of_classes(indices: list[int]) -> Iterator[dict[str, Tensor]]:
-        chosen = [settings.class_of(i) for i in indices]
-        yield dict(class_labels=torch.tensor(chosen))
-        yield {} if null is None else dict(class_labels=torch.full((len(indices),), null))
-
-    return of_classes
+    labels = torch.tensor([settings.class_of(i) for i in range(settings.count)])
+    return dict(class_labels=labels), {} if null is None else dict(
+        class_labels=torch.tensor([null])
+    )
 
 
 def _shape(model: DiffusionModel, settings: Settings) -> tuple[int, int, int]:
@@ -344,12 +331,9 @@ def _digest(
         if part is not None:
             # Names with an underscore say where a config was read.
             told.append({k: v for k, v in part.config.items() if not k.startswith('_')})
-    told += [digest_of_weights(n) for n in (model.transformer, autoencoder) if n is not None]
-    digest = hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode())
-    for name, value in sorted((prompts or {}).items()):
-        digest.update(f'{name} {tuple(value.shape)}'.encode())
-        digest.update(value.cpu().contiguous().numpy())
-    return digest.hexdigest()[:16]
+    tensors = [n.state_dict() for n in (model.transformer, autoencoder) if n is not None]
+    told += [digest_tensors(t) for t in (*tensors, prompts or {})]
+    return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def _require_finite(images: Tensor, indices: Sequence[int], where: str) -> None:

@@ -9,12 +9,10 @@ NumPy's plain arrays have only numbers, no code.
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import math
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -24,6 +22,8 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
 
 from mmvttt.arguments import check_choice
 from mmvttt.checkpoints.atomic_write import write_whole
@@ -59,17 +59,11 @@ class CachedLatents(Dataset):
     ) -> None:
         self.root, self.flip, self.conditions = Path(data_root), flip, conditions
         where = f'the cache {os.fspath(data_root)!r}'
-        if not (self.root / _NOTES).exists():
-            raise MissingDataError(
-                f'{os.fspath(data_root)!r} holds no cache of latents ({_NOTES} is missing): make '
-                'one by tools/cache_latents.py'
-            )
         self.notes = _read_notes(self.root)
-        count = self.notes['images']
-        if self.notes['done'] != count:
+        count, done = self.notes['images'], self.notes['done']
+        if done != count:
             raise DataError(
-                f'{where} has {self.notes["done"]} of {count} images: run tools/cache_latents.py '
-                'again to continue'
+                f'{where} has {done} of {count} images: continue it by tools/cache_latents.py'
             )
         self.metainfo = dict(classes=self.notes.get('classes', []))
         self._arrays: dict[str, np.ndarray] = {}
@@ -78,17 +72,12 @@ class CachedLatents(Dataset):
                 raise MissingDataError(
                     f'{where} has no {name}.npy: put an array with a row for each image there'
                 )
-        moments = self.arrays['moments']
-        if moments.dtype.kind != 'f' or moments.shape[1:2] != (2,) or moments.ndim != 5:
-            raise _other_array(self.root / _MOMENTS, moments, '(N, 2, 2C, h, w) of floats')
-        if moments.shape[2] % 2:
-            raise _other_array(self.root / _MOMENTS, moments, 'as many means as deviations')
-        labels = self.arrays.get('class_labels')
-        if labels is not None and (labels.dtype.kind == 'f' or labels.ndim != 1):
-            raise _other_array(self.root / _LABELS, labels, '(N,) integers')
         for name, array in self.arrays.items():
-            if len(array) != count or 0 in array.shape:
-                raise _other_array(self.root / f'{name}.npy', array, f'a row for {count} images')
+            if needed := _misfit(name, array, count):
+                raise DataError(
+                    f'{name}.npy in {os.fspath(data_root)!r} has {array.shape} of {array.dtype}; '
+                    f'needed: {needed}'
+                )
 
     @property
     def arrays(self) -> dict[str, np.ndarray]:
@@ -168,8 +157,8 @@ class TinyDigits(Dataset):
         return dict(latents=self.images[index], class_labels=self.labels[index])
 
 
-class ClassFolders(Dataset):
-    """Images in a folder for each class, cut to a square, for `cache_latents`.
+class ClassFolders(ImageFolder):
+    """Images in a folder for each class, in [−1, 1] and cut to a square, for `cache_latents`.
 
     Args:
         root: The folder of folders; classes are numbered in the order of their names.
@@ -181,41 +170,26 @@ class ClassFolders(Dataset):
     """
 
     def __init__(self, root: str | os.PathLike[str], size: int) -> None:
-        from torchvision.datasets import ImageFolder
-        from torchvision.transforms import v2
-
-        transform = v2.Compose(
-            [
-                v2.ToImage(),
-                v2.Resize(size, v2.InterpolationMode.BICUBIC, antialias=True),
-                v2.CenterCrop(size),
-                v2.ToDtype(torch.float32, scale=True),
-            ]
-        )
+        steps = [
+            v2.ToImage(),
+            v2.Resize(size, v2.InterpolationMode.BICUBIC, antialias=True),
+            v2.CenterCrop(size),
+            v2.ToDtype(torch.float32, scale=True),
+            v2.Normalize([0.5] * 3, [0.5] * 3),
+            v2.ToPureTensor(),
+        ]
         try:
-            self.folder = ImageFolder(os.fspath(root), transform)
+            super().__init__(os.fspath(root), v2.Compose(steps))
         except FileNotFoundError as error:
             raise MissingDataError(
                 f'{os.fspath(root)!r} holds no images in a folder for each class: {error}'
             ) from error
 
-    def __len__(self) -> int:
-        return len(self.folder)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        """An image `(3, size, size)` in [−1, 1], and its class."""
-        image, label = self.folder[index]
-        return image * 2 - 1, label
-
-    @property
-    def classes(self) -> list[str]:
-        """The names of the folders, in order."""
-        return self.folder.classes
-
     def digest(self) -> str:
         """A digest of the images, see `files_digest`."""
-        root = self.folder.root
-        return files_digest(root, [os.path.relpath(path, root) for path, _ in self.folder.samples])
+        return files_digest(
+            self.root, [os.path.relpath(path, self.root) for path, _ in self.samples]
+        )
 
 
 def cache_latents(
@@ -232,8 +206,7 @@ def cache_latents(
 
     Args:
         autoencoder: A diffusers `AutoencoderKL`, on the device to use.
-        images: The images, or a data set of items `((3, H, W) in [−1, 1], class)` with `classes`
-            and a `digest()` of what it holds.
+        images: The images.
         out: The folder.
         batch_size: Images at a time.
         num_workers: Processes that read images.
@@ -258,19 +231,21 @@ def cache_latents(
         scale=config.scaling_factor,
         shift=config.get('shift_factor') or 0.0,
         classes=images.classes,
-        autoencoder=digest_of_weights(autoencoder),
+        autoencoder=digest_tensors(autoencoder.state_dict()),
         files=images.digest(),
     )
-    done = _start_or_resume(out, notes)
+    done = _images_done(out, notes)
+    if not done:
+        out.mkdir(parents=True, exist_ok=True)
+        for name, kind, sides in ((_MOMENTS, dtype, shape), (_LABELS, 'int64', (count,))):
+            np.lib.format.open_memmap(out / name, 'w+', kind, sides)
+        _note(out, notes, 0)
     starts = range(done, count, batch_size)
     batches = [list(range(start, min(start + batch_size, count))) for start in starts]
-    loader = DataLoader(images, batch_sampler=batches, num_workers=num_workers)
+    loader: DataLoader[Any] = DataLoader(images, batch_sampler=batches, num_workers=num_workers)
     loaded: Any = track(loader, 'caching', console=Console(stderr=True))
     noted = done
-    with (
-        _appended(out / _MOMENTS, shape, dtype, done) as moments,
-        _appended(out / _LABELS, (count,), 'int64', done) as labels,
-    ):
+    with _file_at(out / _MOMENTS, done) as moments, _file_at(out / _LABELS, done) as labels:
         for indices, (pixels, classes) in zip(batches, loaded, strict=True):
             with torch.inference_mode(), np.errstate(over='ignore'):
                 rows = _moments(autoencoder, pixels).cpu().numpy().astype(dtype)
@@ -284,30 +259,17 @@ def cache_latents(
             _write(moments, rows, flushed)
             _write(labels, classes.numpy().astype('int64'), flushed)
             if flushed:
-                _note(out, {**notes, 'done': done})
+                _note(out, notes, done)
                 noted = done
     return out
 
 
-@contextmanager
-def _appended(path: Path, shape: tuple[int, ...], dtype: str, done: int) -> Iterator[BinaryIO]:
-    """A `.npy` file of an array of this shape, to which rows from number `done` on are written.
-
-    Raises:
-        DataError: It has fewer rows.
-    """
-    kind = np.dtype(dtype)
-    header = io.BytesIO()
-    about = dict(descr=kind.str, fortran_order=False, shape=shape)
-    np.lib.format.write_array_header_1_0(header, about)
-    start = len(header.getvalue()) + done * math.prod(shape[1:]) * kind.itemsize
-    if done and (not path.is_file() or path.stat().st_size < start):
-        raise DataError(f'{str(path)!r} is damaged: remove the folder, begin again')
-    with path.open('r+b' if done else 'wb') as file:
-        file.write(header.getvalue())
-        file.truncate(start)
-        file.seek(start)
-        yield file
+def _file_at(path: Path, row: int) -> BinaryIO:
+    """Opens the file of an array at the position of a row. Writing to a map hides a full disk."""
+    array = _open_array(path)
+    file = path.open('r+b')
+    file.seek(array.offset + row * array[:1].nbytes)
+    return file
 
 
 def _write(file: BinaryIO, rows: np.ndarray, flushed: bool) -> None:
@@ -328,21 +290,18 @@ def _moments(autoencoder: Any, pixels: Tensor) -> Tensor:
     return torch.cat([gaussian.mean, gaussian.std], dim=1).float().unflatten(0, (-1, 2))
 
 
-def digest_of_weights(module: torch.nn.Module) -> str:
-    """Digest of a network's weights, so that what two networks have made does not mix."""
+def digest_tensors(tensors: Mapping[str, Tensor]) -> str:
+    """Digest of tensors in fp32, whatever type they are in."""
     digest = hashlib.sha256()
-    for name, value in sorted(module.state_dict().items()):
+    for name, value in sorted(tensors.items()):
         digest.update(f'{name} {tuple(value.shape)}'.encode())
-        # In fp32, whatever type the network was loaded in.
-        digest.update(value.detach().float().cpu().contiguous().numpy())
+        digest.update(value.detach().float().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()[:16]
 
 
-def _start_or_resume(out: Path, notes: dict[str, Any]) -> int:
-    """Prepares the folder, and returns the number of images that it already has."""
-    out.mkdir(parents=True, exist_ok=True)
+def _images_done(out: Path, notes: Mapping[str, Any]) -> int:
+    """The number of images in a folder, whose cache must have the same settings."""
     if not (out / _NOTES).exists():
-        _note(out, {**notes, 'done': 0})
         return 0
     before = _read_notes(out)
     changed = [key for key in notes if before.get(key) != notes[key]]
@@ -361,31 +320,47 @@ def _read_notes(folder: Path) -> dict[str, Any]:
     """The record of a cache.
 
     Raises:
-        DataError: The record is damaged.
+        MissingDataError: There is none.
+        DataError: It is damaged.
     """
     path = folder / _NOTES
-    why = 'a value is missing or of another kind'
+    if not path.exists():
+        raise MissingDataError(
+            f'{str(folder)!r} holds no cache of latents ({_NOTES} is missing): make one by '
+            'tools/cache_latents.py'
+        )
     try:
         notes = json.loads(path.read_bytes()) if path.is_file() else {}
         images, done, scale, shift = (notes[k] for k in ('images', 'done', 'scale', 'shift'))
-        sound = (
+        if not (
             type(images) is type(done) is int
             and 0 <= done <= images > 0
             and all(type(x) in (int, float) and math.isfinite(x) for x in (scale, shift))
             and scale != 0
             and isinstance(notes.get('classes', []), list)
-        )
+        ):
+            raise ValueError('a value is of another kind or out of range')
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        sound, why = False, f'{type(error).__name__}: {error}'
-    if not sound:
         raise DataError(
-            f'{str(path)!r} is damaged ({why}): make the cache again by tools/cache_latents.py, in '
-            'another folder'
-        )
+            f'{str(path)!r} is damaged ({type(error).__name__}: {error}): make the cache again by '
+            'tools/cache_latents.py, in another folder'
+        ) from error
     return notes
 
 
-def _open_array(path: Path) -> np.ndarray:
+def _misfit(name: str, array: np.ndarray, count: int) -> str | None:
+    """The layout that an array should have, if it has another."""
+    floats, shape = array.dtype.kind == 'f', array.shape
+    if len(array) != count or 0 in shape:
+        return f'a row for {count} images'
+    if name == 'moments' and (not floats or array.ndim != 5 or shape[1] != 2 or shape[2] % 2):
+        return '(N, 2, 2C, h, w) of floats'
+    if name == 'class_labels' and (floats or array.ndim != 1):
+        return '(N,) integers'
+    return None
+
+
+def _open_array(path: Path) -> np.memmap:
     """A memory map of the numbers in a `.npy` file.
 
     Raises:
@@ -404,11 +379,5 @@ def _open_array(path: Path) -> np.ndarray:
     return array
 
 
-def _other_array(path: Path, array: np.ndarray, needed: str) -> DataError:
-    return DataError(
-        f'{path.name} in {str(path.parent)!r} has {array.shape} of {array.dtype}; needed: {needed}'
-    )
-
-
-def _note(out: Path, notes: dict[str, Any]) -> None:
-    write_whole(out / _NOTES, json.dumps(notes, indent=1).encode())
+def _note(out: Path, notes: Mapping[str, Any], done: int) -> None:
+    write_whole(out / _NOTES, json.dumps({**notes, 'done': done}, indent=1).encode())

@@ -1,7 +1,7 @@
 """A diffusion transformer as a model of mmengine: its training, and what a sampler asks of it."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from inspect import signature
 from itertools import chain
@@ -17,7 +17,7 @@ from mmvttt.models.generation.sampling import image_generator, sample, sampling_
 
 from ..registry import MODELS, type_name
 
-CHANNELS_GUIDED = ('all', 'three')
+_LABELS = 'class_labels'
 # Options of a validation's samples.
 _SAMPLES: dict[str, Any] = dict(steps=50, guidance=1.0, guided='all', scheduler=None, seed=0)
 
@@ -117,7 +117,7 @@ class DiffusionModel(BaseModel):
             raise UsageError(
                 f'test_cfg has the unknown keys {unknown}; allowed: {", ".join(_SAMPLES)}'
             )
-        self._require_fit(type(self.scheduler).__name__)
+        self._require_fit()
         if label_dropout and self.null_class is None:
             raise UsageError(
                 f'label_dropout={label_dropout} needs a null class: set null_class=True in the '
@@ -130,18 +130,19 @@ class DiffusionModel(BaseModel):
         if with_cp:
             network.enable_gradient_checkpointing()
 
-    def _require_fit(self, name: str) -> None:
-        channels, outputs = self.transformer.config.in_channels, _out_channels(self.transformer)
+    def _require_fit(self) -> None:
+        name, config = type(self.scheduler).__name__, self.transformer.config
+        channels = config.in_channels
         if self.scheduler.config.get('clip_sample') and channels not in (1, 3):
             raise UsageError(
                 f'{name} with clip_sample=True cuts samples to [-1, 1], and latents of {channels} '
                 'channels are larger: set clip_sample=False in the scheduler'
             )
-        wanted = 2 * channels if self.loss.learns_variance else channels
-        if outputs != wanted:
+        outputs, needed = config.get('out_channels'), channels * (1 + self.loss.learns_variance)
+        if (channels if outputs is None else outputs) != needed:
             raise UsageError(
                 f'the transformer has {outputs} output channels for {channels} of its input, and '
-                f'{name} with {type(self.loss).__name__} needs {wanted}: set out_channels, or the '
+                f'{name} with {type(self.loss).__name__} needs {needed}: set out_channels, or the '
                 "scheduler's variance_type ('learned_range' learns it)"
             )
 
@@ -178,7 +179,7 @@ class DiffusionModel(BaseModel):
             told = condition or dict(class_labels=zeros)
             return self.transformer(latents, timestep=zeros, return_dict=False, **told)[0]
         if mode == 'predict':
-            return self._sample_classes(latents, condition)
+            return self._sample_classes(latents, condition[_LABELS])
         if mode != 'loss':
             raise UsageError(f"mode={mode!r}: choose 'loss', 'predict' or 'tensor'.")
         labels = condition.get('class_labels')
@@ -215,10 +216,10 @@ class DiffusionModel(BaseModel):
         Raises:
             UsageError: There is guidance, and no null condition.
         """
-        check_choice('guided', guided, CHANNELS_GUIDED)
+        check_choice('guided', guided, ('all', 'three'))
         if guidance == 1:
             output = self._output(noisy, time, condition)
-        elif null is None:
+        elif not null:
             raise UsageError(
                 f'guidance={guidance} needs a null condition, which this model lacks: train it '
                 'with null_class=True and a label_dropout, or take guidance 1'
@@ -232,25 +233,39 @@ class DiffusionModel(BaseModel):
             output = torch.cat([guided_part, output[:, count:]], dim=1)
         return self.loss.for_scheduler(output, noisy, time)
 
-    def _sample_classes(self, latents: Tensor, condition: dict[str, Tensor]) -> list[dict]:
-        labels = condition['class_labels']
-        options = self.test_cfg
-        null = None if self.null_class is None else torch.full_like(labels, self.null_class)
-        images = sample(
-            lambda noisy, time: self.denoise(
-                noisy,
-                time,
-                condition,
-                None if null is None else dict(class_labels=null),
-                options['guidance'],
-                options['guided'],
-            ),
-            sampling_scheduler(self.scheduler, options['scheduler']),
-            latents.shape[1:],
-            options['steps'],
-            [image_generator(options['seed'], _number_of(image)) for image in latents],
-            latents.device,
+    def draw(
+        self,
+        condition: Mapping[str, Tensor],
+        null: Mapping[str, Tensor] | None,
+        shape: Sequence[int],
+        generators: Sequence[torch.Generator],
+        steps: int,
+        guidance: float = 1.0,
+        guided: str = 'all',
+        scheduler: str | None = None,
+    ) -> Tensor:
+        """Samples `(B, C, h, w)`, an image for each row of the condition; see `denoise`, `sample`.
+
+        Raises:
+            UsageError: The scheduler does not fit, see `sampling_scheduler`.
+        """
+        return sample(
+            lambda noisy, time: self.denoise(noisy, time, condition, null, guidance, guided),
+            sampling_scheduler(self.scheduler, scheduler),
+            shape,
+            steps,
+            generators,
+            next(iter(condition.values())).device,
         )
+
+    def _sample_classes(self, latents: Tensor, labels: Tensor) -> list[dict]:
+        options = dict(self.test_cfg)
+        seed = options.pop('seed')
+        null = (
+            {} if self.null_class is None else {_LABELS: torch.full_like(labels, self.null_class)}
+        )
+        generators = [image_generator(seed, _number_of(image)) for image in latents]
+        images = self.draw({_LABELS: labels}, null, latents.shape[1:], generators, **options)
         return [dict(image=i, label=l) for i, l in zip(images, labels.tolist(), strict=True)]
 
     def _output(self, noisy: Tensor, time: Tensor, condition: Mapping[str, Tensor]) -> Tensor:
@@ -317,8 +332,3 @@ def _number_of(image: Tensor) -> int:
     """A number for an image's noise, the same in any batch and on any number of GPUs."""
     content = image.detach().float().cpu().contiguous().numpy().tobytes()
     return int.from_bytes(hashlib.sha256(content).digest()[:7], 'big')
-
-
-def _out_channels(transformer: Any) -> int:
-    found = transformer.config.get('out_channels')
-    return transformer.config.in_channels if found is None else found
