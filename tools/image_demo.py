@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from mmvttt.by_name import NAMES, resolve
-from mmvttt.openmmlab.apis.inference import open_model, show_images, show_video
+from mmvttt.openmmlab.apis.inference import open_model, require_images, show_images, show_video
 from mmvttt.openmmlab.cli import (
     add_cfg_options,
     add_config,
@@ -69,6 +69,7 @@ def main(argv: list[str] | None = None) -> None:
     if args.camera is not None:
         videos[args.camera] = f'camera_{args.camera}'
     with plain_errors():
+        require_images(images, args.out)
         name, checkpoint = resolve(args.config, args.checkpoint)
         config = load_config(name, cfg_options=args.cfg_options)
         predictor = open_model(config, checkpoint, args.device, args.amp, args.file)

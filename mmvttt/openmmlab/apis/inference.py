@@ -93,6 +93,21 @@ def show_images(
     Raises:
         UsageError: A file is no image, or a picture would be written over a file.
     """
+    require_images(images, out_dir)
+    for image in images:
+        prediction = predictor.predict(image, score_thr)
+        prediction.save(out := Path(out_dir) / f'{Path(image).stem}.png')
+        yield prediction, out
+
+
+def require_images(
+    images: Sequence[str | os.PathLike[str]], out_dir: str | os.PathLike[str]
+) -> None:
+    """Checks the files of `show_images` without a model.
+
+    Raises:
+        UsageError: A file is no image, or a picture would be written over a file.
+    """
     for image in images:
         if not Path(image).is_file():
             raise UsageError(f'there is no image {os.fspath(image)!r}')
@@ -108,10 +123,6 @@ def show_images(
                 f'several images are called {stem!r}: {os.fspath(image)!r} and another; a picture '
                 'would be written over the other: show one at a time, with --out'
             )
-    for image, stem in zip(images, stems, strict=True):
-        prediction = predictor.predict(image, score_thr)
-        prediction.save(out := Path(out_dir) / f'{stem}.png')
-        yield prediction, out
 
 
 def require_image(path: str | os.PathLike[str], max_pixels: int | None = None) -> None:
