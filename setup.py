@@ -104,6 +104,7 @@ EXTRAS = {
     # The original packages. Without mmcv's compiled operators; never with `mmcv` itself (same
     # import). 2.1.0 because mmdet 3.3 and mmsegmentation 1.2 refuse 2.2.
     'lite': [MMENGINE, 'mmcv-lite==2.1.0'],
+    # Any pycocotools: the patch `coco-ids` adds the `info` that 2.0.9 and 2.0.10 need in a file.
     'det': [MMENGINE, 'mmdet==3.3.0'],
     # mmsegmentation imports ftfy and regex without declaring them.
     'seg': [MMENGINE, 'mmsegmentation==1.2.2', 'ftfy', 'regex'],
