@@ -116,7 +116,7 @@ EXTRAS = {
     # The kernels of a CPU.
     'cpu': ['numba>=0.65,<0.69'],
     # To write ONNX with tools/export.py and to compare it.
-    'export': ['onnx>=1.19,<1.24', 'onnxscript>=0.7,<0.8', 'onnxruntime>=1.23,<1.32'],
+    'export': ['onnx>=1.19,<1.24', 'onnxscript>=0.7,<0.8', 'onnxruntime>=1.23,<1.33'],
     # DiT and Stable Diffusion 3, for linearize() and models/generation.
     'gen': ['diffusers>=0.42,<0.43'],
     # The text encoders of SD3's pipelines; apart, as mmpretrain 1.2 cannot be imported where
@@ -127,7 +127,7 @@ EXTRAS = {
         'openvino>=2026.4,<2027',
         'onnx>=1.19,<1.24',
         'onnxscript>=0.7,<0.8',
-        'onnxruntime>=1.23,<1.32',
+        'onnxruntime>=1.23,<1.33',
     ],
     # Curves, receptive fields and gradient maps as pictures.
     'plots': ['matplotlib>=3.8,<4'],
