@@ -1,6 +1,6 @@
 # CIFAR-10 in folders by class: 50,000 and 10,000 images of 32×32, crop and flip for training.
 # Looked for under $MMVTTT_DATA/cifar10 (default: data/cifar10), {train,test}/{class}/*.png or jpg;
-# docs/results.md has the lines that write them from torchvision's CIFAR10.
+# tools/dev/small_sets.py of a clone writes them from torchvision's CIFAR10.
 data_root = '{{$MMVTTT_DATA:data}}/cifar10'
 classes = [
     'airplane', 'automobile', 'bird', 'cat', 'deer', 'dog', 'frog', 'horse', 'ship', 'truck',
