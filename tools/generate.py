@@ -107,7 +107,6 @@ def main(argv: list[str] | None = None) -> None:
         from mmvttt.openmmlab.apis.image_measures import (
             load_network,
             measure,
-            require_pixels_as_features,
             require_reference,
             score,
         )
@@ -153,7 +152,7 @@ def main(argv: list[str] | None = None) -> None:
         )
         if args.reference and extractor is None:
             sides = settings.size or (model.transformer.config.sample_size,) * 2
-            require_pixels_as_features((shrink * sides[0], shrink * sides[1]))
+            require_reference(args.reference, (shrink * sides[0], shrink * sides[1]))
         out = Path(args.npz or args.out)
         parts = out.with_name(f'{out.stem}_parts')
         files = api.generate(model, settings, parts, vae, prompts)
@@ -167,10 +166,10 @@ def main(argv: list[str] | None = None) -> None:
         if args.npz:
             api.write_npz(images, args.npz)
             print(f'arr_0 {images.shape} → {args.npz}')
-        found = measure(images, args.reference, extractor) if args.reference else {}
+        measures = measure(images, args.reference, extractor) if args.reference else {}
         if classifier is not None:
-            found['inception_score'] = score(images, classifier)
-        for name, value in found.items():
+            measures['inception_score'] = score(images, classifier)
+        for name, value in measures.items():
             print(f'{name:<16} {value:.4f}')
 
 

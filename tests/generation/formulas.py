@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..models import published
+
 Weights = dict[str, Tensor]
 
 
@@ -39,48 +41,15 @@ def time_features(t: float, dtype: torch.dtype) -> Tensor:
     return torch.cat([torch.cos(t * rates), torch.sin(t * rates)]).to(dtype)
 
 
-def inner_step(f, weights: tuple[Tensor, ...], k: Tensor, v: Tensor, count: int, norm_over):
-    """Weights after one step of 1.0 on −(1/3N)·Σ f(k)·v, the gradients damped."""
-    loss = -(f(weights, k) * v).sum() / (3 * count)
-    grads = torch.autograd.grad(loss, weights, create_graph=True)
-    damped = (g / (g.square().sum(norm_over, keepdim=True).sqrt() + 1) for g in grads)
-    return tuple(w - g for w, g in zip(weights, damped, strict=True))
-
-
-def gated(w: tuple[Tensor, ...], x: Tensor) -> Tensor:
-    return (x @ w[0]) * F.silu(x @ w[1])
-
-
 def vit3_mixer(x: Tensor, w: Weights, name: str, h: int, width: int, heads: int) -> Tensor:
     """Tokens `(N, D)` of one image."""
-    count, dims = x.shape
-    d = dims // heads
-    q, k, v, q2, k2, v2 = linear(x, w, f'{name}.qkv').split([dims] * 3 + [d] * 3, dim=-1)
-    outs = []
-    for head in range(heads):
-        part = slice(head * d, (head + 1) * d)
-        start = (w[f'{name}.w1'][head], w[f'{name}.w2'][head])
-        trained = inner_step(gated, start, k[:, part], v[:, part], count, 0)
-        outs.append(gated(trained, q[:, part]))
-
-    def convolve(weights: tuple[Tensor, ...], tokens: Tensor) -> Tensor:
-        padded = F.pad(tokens.reshape(h, width, d), (0, 0, 1, 1, 1, 1))
-        taps = [
-            padded[i : i + h, j : j + width] * weights[0][:, i, j]
-            for i in range(3)
-            for j in range(3)
-        ]
-        return sum(taps).reshape(count, d)
-
-    trained = inner_step(convolve, (w[f'{name}.w3'],), k2, v2, count, (1, 2))
-    outs.append(convolve(trained, q2))
-    return linear(torch.cat(outs, -1), w, f'{name}.proj')
+    inner = {f'{name}.w{i}': w[f'{name}.w{i}'][None] for i in (1, 2)}
+    inner[f'{name}.w3'] = w[f'{name}.w3'][:, None]
+    return published.mixer({**w, **inner}, name, x, (h, width), heads, turned=False)
 
 
 def cpe(x: Tensor, w: Weights, name: str, h: int, width: int) -> Tensor:
-    image = x.T.reshape(1, -1, h, width)
-    weight, bias = w[f'{name}.weight'], w[f'{name}.bias']
-    return F.conv2d(image, weight, bias, padding=1, groups=x.shape[1])[0].flatten(1).T
+    return published.depthwise(w, name, x, (h, width))
 
 
 def dit3(

@@ -15,12 +15,7 @@ from PIL import Image
 pytest.importorskip('mmengine')
 from mmvttt.errors import DataError, MissingDataError, UsageError
 from mmvttt.openmmlab.datasets import latents as module
-from mmvttt.openmmlab.datasets.latents import (
-    CachedLatents,
-    ClassFolders,
-    TinyDigits,
-    cache_latents,
-)
+from mmvttt.openmmlab.datasets.latents import CachedLatents, ClassFolders, TinyDigits, cache_latents
 
 from .small import small_vae
 

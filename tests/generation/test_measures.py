@@ -86,7 +86,7 @@ def test_bad_features(features: torch.Tensor, words: str) -> None:
     for measure in (frechet_distance, precision_recall):
         with pytest.raises(UsageError, match=words):
             measure(features, torch.randn(6, 3))
-    with pytest.raises(UsageError, match='need more than as many images'):
+    with pytest.raises(UsageError, match='need more than 3 images'):
         precision_recall(torch.randn(3, 2), torch.randn(6, 2))
 
 

@@ -8,8 +8,6 @@ import torch
 import torch.nn.functional as F
 
 pytest.importorskip('mmengine')
-from mmengine.optim import build_optim_wrapper
-from mmengine.registry import MODELS
 
 from mmvttt.checkpoints.read import read_content
 from mmvttt.openmmlab.apis.evaluate import evaluate
@@ -97,16 +95,3 @@ def test_evaluation_samples_the_classes(run: Callable) -> None:
     assert metrics['digits/real_accuracy'] > 0.97
     assert metrics['digits/frechet'] > 10 * metrics['digits/real_frechet']
     assert metrics['digits/nearest'] > metrics['digits/real_nearest']
-
-
-def test_recipe_of_the_papers_learns(run: Callable) -> None:
-    """DDPM with learned variance: 60 steps on one batch bring the error of the noise down."""
-    torch.manual_seed(0)
-    network = MODELS.build(model())
-    wrapper = build_optim_wrapper(network, dict(optimizer=dict(type='AdamW', lr=3e-3)))
-    batch = dict(latents=torch.randn(1, 1, 8, 8).expand(64, -1, -1, -1).clamp(-1, 1))
-    batch['class_labels'] = torch.zeros(64, dtype=torch.long)
-    errors = [network.train_step(batch, wrapper)['loss_mse'].item() for _ in range(60)]
-    # It begins at the variance of the noise, 1.
-    assert errors[0] == pytest.approx(1, abs=0.1)
-    assert sum(errors[-10:]) / 10 < 0.7

@@ -1,11 +1,12 @@
 """Measures of samples by a network: Fréchet distance, Inception score, precision and recall."""
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from mmvttt.arguments import check_int
 from mmvttt.errors import UsageError
+
+_NEIGHBOURS = 3
 
 
 def frechet_distance(features: Tensor, reference: Tensor) -> float:
@@ -65,31 +66,27 @@ def inception_score(probabilities: Tensor, split_size: int | None = None) -> flo
     return torch.stack(scores).mean().item()
 
 
-def precision_recall(
-    features: Tensor, reference: Tensor, neighbours: int = 3
-) -> tuple[float, float]:
+def precision_recall(features: Tensor, reference: Tensor) -> tuple[float, float]:
     """Improved precision and recall (Kynkäänniemi et al. 2019, Eq. 1 and 2).
 
-    Precision: the share of samples inside a ball around some real image, with its k-th nearest real
-    neighbour on the surface. Recall: the same with samples and real images exchanged.
+    Precision: the share of samples inside a ball around some real image, with its third nearest
+    real neighbour on the surface. Recall: the same with samples and real images exchanged.
 
     Args:
         features: `(N, F)` of the samples.
         reference: `(M, F)` of real images.
-        neighbours: k, fewer than there are rows in either set.
 
     Raises:
-        UsageError: See `frechet_distance`; or a set has k or fewer rows.
+        UsageError: See `frechet_distance`; or a set has three rows or fewer.
     """
-    check_int('neighbours', neighbours)
     _require_sets(features, reference)
-    if min(len(features), len(reference)) <= neighbours:
+    if min(len(features), len(reference)) <= _NEIGHBOURS:
         raise UsageError(
-            f'precision and recall with neighbours={neighbours} need more than as many images in '
-            f'both sets, got {len(features)} and {len(reference)}'
+            f'precision and recall need more than {_NEIGHBOURS} images in both sets, got '
+            f'{len(features)} and {len(reference)}'
         )
-    precision = _share_inside(features.double(), reference.double(), neighbours)
-    return precision, _share_inside(reference.double(), features.double(), neighbours)
+    fake, real = features.double(), reference.double()
+    return _share_inside(fake, real), _share_inside(real, fake)
 
 
 def nearest_distance(images: Tensor, training: Tensor) -> float:
@@ -101,25 +98,16 @@ def nearest_distance(images: Tensor, training: Tensor) -> float:
     return torch.cat([torch.cdist(x, training).amin(1) for x in images.split(1024)]).median().item()
 
 
-def as_features(values: np.ndarray | Tensor) -> Tensor:
-    """Rows `(N, F)` of an array `(N, …)`."""
-    return torch.as_tensor(np.asarray(values)).flatten(1)
-
-
 def _gaussian(features: Tensor) -> tuple[Tensor, Tensor]:
     features = features.double()
     return features.mean(0), torch.cov(features.T).reshape(features.shape[1], -1)
 
 
-def _share_inside(points: Tensor, centres: Tensor, neighbours: int) -> float:
-    """The share of points inside a ball around a centre, up to its k-th neighbour."""
+def _share_inside(points: Tensor, centres: Tensor) -> float:
+    """The share of points inside a ball around a centre, up to its third neighbour."""
     # A centre is its own nearest one.
-    radii = torch.cat(
-        [
-            torch.cdist(part, centres).kthvalue(neighbours + 1, dim=1).values
-            for part in centres.split(1024)
-        ]
-    )
+    distances = (torch.cdist(part, centres) for part in centres.split(1024))
+    radii = torch.cat([d.kthvalue(_NEIGHBOURS + 1, dim=1).values for d in distances])
     inside = [(torch.cdist(part, centres) <= radii).any(1) for part in points.split(1024)]
     return torch.cat(inside).double().mean().item()
 

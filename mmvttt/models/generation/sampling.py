@@ -53,7 +53,7 @@ def sampling_scheduler(trained: Any, name: str | None = None) -> Any:
 
 
 def image_generator(seed: int, index: int) -> torch.Generator:
-    """Random numbers of image `number`, independent of the batch and the process."""
+    """Random numbers of image `index`, independent of the batch and the process."""
     generator = torch.Generator()
     # Neighbouring seeds do not share the random numbers of neighbouring images.
     generator.manual_seed((seed * 0x9E3779B97F4A7C15 + index) % 2**63)

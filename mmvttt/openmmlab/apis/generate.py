@@ -24,9 +24,9 @@ from torch import Tensor
 from torchvision.utils import save_image
 
 from mmvttt.checkpoints.atomic_write import write_whole
-from mmvttt.checkpoints.match import compare, require_match
+from mmvttt.checkpoints.load import require_whole
 from mmvttt.checkpoints.read import named_tensors, read_content
-from mmvttt.errors import CheckpointMismatchError, DataError, MissingDataError, UsageError
+from mmvttt.errors import DataError, MissingDataError, UsageError
 from mmvttt.models.generation.sampling import image_generator, sampling_scheduler
 
 from ..datasets.latents import digest_tensors
@@ -95,10 +95,7 @@ def load_generator(
         )
     content = read_content(checkpoint)
     weights = named_tensors(content, os.fspath(checkpoint))
-    require_match(model, weights, os.fspath(checkpoint))
-    report = compare(model, weights)
-    if report.missing or report.mismatched:
-        raise CheckpointMismatchError(f'{os.fspath(checkpoint)!r} is of another model: {report}')
+    require_whole(model, weights, os.fspath(checkpoint))
     model.load_state_dict(weights, strict=False)
     meta = content.get('meta') if isinstance(content, Mapping) else None
     averaged = isinstance(meta, Mapping) and bool(meta.get('averaged'))
@@ -190,13 +187,14 @@ def generate(
         The files, in the order of the images.
 
     Raises:
-        UsageError: A class does not exist, there are none; there is guidance without a null class;
-            or the scheduler does not fit.
+        UsageError: A class does not exist, there are none; there is guidance without a null
+            condition; or the scheduler does not fit.
         DataError: An image is not finite.
     """
     told, nothing = _conditions(model, settings, prompts)
     sampling_scheduler(model.scheduler, settings.scheduler)
-    shape = _shape(model, settings)
+    config = model.transformer.config
+    shape = (config.in_channels, *(settings.size or (config.sample_size,) * 2))
     if autoencoder is None and shape[0] not in (1, 3):
         raise UsageError(
             f'latents of {shape[0]} channels are no picture: give --vae FOLDER, the autoencoder '
@@ -290,33 +288,16 @@ def _conditions(
     count, null = model.num_classes, model.null_class
     if count is None:
         raise UsageError('the model draws prompts: give --prompts, not --classes')
-    bad = [c for c in settings.classes if not 0 <= c < count]
-    if bad or not settings.classes:
+    if not settings.classes:
+        raise UsageError(f'give classes, of 0 to {count - 1}')
+    if bad := [c for c in settings.classes if not 0 <= c < count]:
         raise UsageError(
             f'class {bad[0]} does not exist: the model has the classes 0 to {count - 1}'
-            if bad
-            else f'give classes, of 0 to {count - 1}'
-        )
-    if settings.guidance != 1 and null is None:
-        raise UsageError(
-            f'guidance={settings.guidance} needs a null class, which this model lacks: take '
-            'guidance 1, or train with null_class=True and a label_dropout'
         )
     labels = torch.tensor([settings.class_of(i) for i in range(settings.count)])
-    return dict(class_labels=labels), {} if null is None else dict(
-        class_labels=torch.tensor([null])
+    return dict(class_labels=labels), (
+        {} if null is None else dict(class_labels=torch.tensor([null]))
     )
-
-
-def _shape(model: DiffusionModel, settings: Settings) -> tuple[int, int, int]:
-    config = model.transformer.config
-    height, width = settings.size or (config.sample_size,) * 2
-    if height % config.patch_size or width % config.patch_size:
-        raise UsageError(
-            f'latents of {height}×{width}: both sides must be multiples of the patch size '
-            f'{config.patch_size}'
-        )
-    return config.in_channels, height, width
 
 
 def _digest(
@@ -331,8 +312,8 @@ def _digest(
         if part is not None:
             # Names with an underscore say where a config was read.
             told.append({k: v for k, v in part.config.items() if not k.startswith('_')})
-    tensors = [n.state_dict() for n in (model.transformer, autoencoder) if n is not None]
-    told += [digest_tensors(t) for t in (*tensors, prompts or {})]
+            told.append(digest_tensors(part.state_dict()) if hasattr(part, 'state_dict') else None)
+    told.append(digest_tensors(prompts or {}))
     return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 

@@ -12,15 +12,12 @@ from torch import Tensor, nn
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from mmvttt.errors import MissingDataError, UsageError
-from mmvttt.models.generation.measures import (
-    as_features,
-    frechet_distance,
-    inception_score,
-    precision_recall,
-)
+from mmvttt.models.generation.measures import frechet_distance, inception_score, precision_recall
 
 # Pixels that a Fréchet distance can be of: 64×64 in three colours.
 _MOST_FEATURES = 64 * 64 * 3
+# Images that a network gets at a time.
+_BATCH = 64
 
 
 def load_network(path: str | os.PathLike[str], option: str = '--features') -> nn.Module:
@@ -28,7 +25,7 @@ def load_network(path: str | os.PathLike[str], option: str = '--features') -> nn
 
     Args:
         path: The file. The network takes images `(B, 3, H, W)` in [0, 1].
-        option: What names the file, for errors.
+        option: The command line's option, for errors.
 
     Raises:
         MissingDataError: There is no such file.
@@ -46,51 +43,48 @@ def load_network(path: str | os.PathLike[str], option: str = '--features') -> nn
         ) from error
 
 
-def require_reference(reference: str | os.PathLike[str]) -> None:
-    """Raises a MissingDataError where there is no reference of this name."""
+def require_reference(
+    reference: str | os.PathLike[str], pixels: tuple[int, int] | None = None
+) -> None:
+    """Checks a reference before images are drawn.
+
+    Args:
+        reference: See `measure`.
+        pixels: (height, width) of the images, if their pixels are the features. A Fréchet distance
+            needs the covariance of all pairs of features.
+
+    Raises:
+        MissingDataError: There is no such reference.
+        UsageError: The images have too many pixels.
+    """
     path = Path(reference)
     if not path.is_dir() and not (path.suffix in ('.npz', '.npy') and path.is_file()):
-        raise _no_reference(path)
-
-
-def require_pixels_as_features(size: tuple[int, int]) -> None:
-    """Raises a UsageError where images of (height, width) are too large for features of their own.
-
-    A Fréchet distance needs the covariance of all pairs of features.
-    """
-    if 3 * size[0] * size[1] > _MOST_FEATURES:
+        raise MissingDataError(
+            f'there is no reference {str(path)!r}: give an .npz of images, a folder of images, or '
+            'an .npy of features'
+        )
+    if pixels and 3 * pixels[0] * pixels[1] > _MOST_FEATURES:
         raise UsageError(
-            f'--reference: images of {size[0]}×{size[1]} have too many pixels for features '
+            f'--reference: images of {pixels[0]}×{pixels[1]} have too many pixels for features '
             f'(at most {_MOST_FEATURES} numbers): give --features, a network'
         )
 
 
-def _no_reference(path: Path) -> MissingDataError:
-    return MissingDataError(
-        f'there is no reference {str(path)!r}: give an .npz of images, a folder of images, or an '
-        '.npy of features'
-    )
-
-
-def score(images: np.ndarray, classifier: nn.Module, batch_size: int = 64) -> float:
+def score(images: np.ndarray, classifier: nn.Module) -> float:
     """Inception score of images `(N, H, W, 3)` uint8, in splits of 5000 as in ADM's evaluator.
 
     Args:
         images: The images.
         classifier: Images `(B, 3, H, W)` in [0, 1] → probabilities `(B, K)`.
-        batch_size: Images at a time.
 
     Raises:
         UsageError: The rows of the classifier are not probabilities.
     """
-    return inception_score(_features(images, classifier, batch_size), split_size=5000)
+    return inception_score(_features(images, classifier), split_size=5000)
 
 
 def measure(
-    images: np.ndarray,
-    reference: str | os.PathLike[str],
-    extractor: nn.Module | None = None,
-    batch_size: int = 64,
+    images: np.ndarray, reference: str | os.PathLike[str], extractor: nn.Module | None = None
 ) -> dict[str, float]:
     """Fréchet distance, precision and recall of images against a reference.
 
@@ -99,53 +93,50 @@ def measure(
         reference: An `.npz` of images as ADM's (`arr_0`), a folder of image files of one size, or
             an `.npy` of features of the same extractor.
         extractor: Images `(B, 3, H, W)` in [0, 1] → features `(B, F)`; None takes the pixels.
-        batch_size: Images at a time.
 
     Raises:
         MissingDataError: There is no such reference.
         UsageError: The features of the two do not fit together.
     """
     path = Path(reference)
-    if path.suffix == '.npy' and path.is_file():
-        real = as_features(np.load(path, allow_pickle=False))
+    require_reference(path)
+    if path.suffix == '.npy':
+        real = torch.from_numpy(np.load(path, allow_pickle=False)).flatten(1)
     else:
-        real = _features(_read_reference(path), extractor, batch_size)
-    found = _features(images, extractor, batch_size)
-    precision, recall = precision_recall(found, real)
-    return dict(frechet=frechet_distance(found, real), precision=precision, recall=recall)
+        real = _features(_read_reference(path), extractor)
+    features = _features(images, extractor)
+    precision, recall = precision_recall(features, real)
+    return dict(frechet=frechet_distance(features, real), precision=precision, recall=recall)
 
 
 def _read_reference(path: Path) -> np.ndarray:
-    if path.suffix == '.npz' and path.is_file():
-        with np.load(path, allow_pickle=False) as arrays:
-            # Others hold statistics of another extractor's features.
-            name = 'arr_0' if 'arr_0' in arrays.files else arrays.files[0]
-            images = arrays[name]
-        if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3:
-            raise UsageError(
-                f'{name} in {str(path)!r} has {images.shape} of {images.dtype}: give images, '
-                '(N, H, W, 3) of uint8'
-            )
-        return images
     if path.is_dir():
         files = sorted(f for f in path.rglob('*') if f.suffix.lower() in IMG_EXTENSIONS)
         pictures = [np.asarray(Image.open(f).convert('RGB')) for f in files]
-        if len({p.shape for p in pictures}) == 1:
-            return np.stack(pictures)
-        if pictures:
-            raise UsageError(f'the images in {str(path)!r} have several sizes: make them one size')
-    raise _no_reference(path)
+        if len({p.shape for p in pictures}) != 1:
+            problem = 'have several sizes: make them one size' if pictures else 'are missing'
+            raise UsageError(f'the images in {str(path)!r} {problem}')
+        return np.stack(pictures)
+    with np.load(path, allow_pickle=False) as arrays:
+        # Others hold statistics of another extractor's features.
+        name = 'arr_0' if 'arr_0' in arrays.files else arrays.files[0]
+        images = arrays[name]
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3:
+        raise UsageError(
+            f'{name} in {str(path)!r} has {images.shape} of {images.dtype}: give images, '
+            '(N, H, W, 3) of uint8'
+        )
+    return images
 
 
 @torch.inference_mode()
-def _features(images: np.ndarray, extractor: nn.Module | None, batch_size: int) -> Tensor:
-    found = []
-    parameter = None if extractor is None else next(extractor.parameters(), None)
-    for start in range(0, len(images), batch_size):
-        batch = (
-            torch.from_numpy(images[start : start + batch_size]).permute(0, 3, 1, 2).float() / 255
-        )
-        if extractor is not None:
-            batch = extractor(batch if parameter is None else batch.to(parameter))
-        found.append(batch.flatten(1).cpu())
-    return torch.cat(found)
+def _features(images: np.ndarray, network: nn.Module | None) -> Tensor:
+    """Rows `(N, F)` of a network, or of pixels."""
+    parameter = None if network is None else next(network.parameters(), None)
+    rows = []
+    for part in torch.from_numpy(images).split(_BATCH):
+        batch = part.permute(0, 3, 1, 2).float() / 255
+        if network is not None:
+            batch = network(batch if parameter is None else batch.to(parameter))
+        rows.append(batch.flatten(1).cpu())
+    return torch.cat(rows)

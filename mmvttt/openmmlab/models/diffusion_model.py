@@ -139,7 +139,8 @@ class DiffusionModel(BaseModel):
                 'channels are larger: set clip_sample=False in the scheduler'
             )
         outputs, needed = config.get('out_channels'), channels * (1 + self.loss.learns_variance)
-        if (channels if outputs is None else outputs) != needed:
+        outputs = channels if outputs is None else outputs
+        if outputs != needed:
             raise UsageError(
                 f'the transformer has {outputs} output channels for {channels} of its input, and '
                 f'{name} with {type(self.loss).__name__} needs {needed}: set out_channels, or the '
