@@ -17,7 +17,7 @@ from mmvttt.analysis.curves import (
     summary,
     write_csv,
 )
-from mmvttt.openmmlab.cli import command_line
+from mmvttt.openmmlab.cli import command_line, new_file
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -27,9 +27,13 @@ def main(argv: list[str] | None = None) -> None:
         '--metrics', nargs='+', help='evaluated scalars, e.g. coco/bbox_mAP_50 (default: all)'
     )
     parser.add_argument(
-        '--out', help='image file (default: curves.png in the work directory of the first run)'
+        '--out',
+        type=new_file,
+        help='image file (default: curves.png in the work directory of the first run)',
     )
-    parser.add_argument('--csv', metavar='FILE', help='also write the numbers to this file')
+    parser.add_argument(
+        '--csv', type=new_file, metavar='FILE', help='also write the numbers to this file'
+    )
     args = parser.parse_args(argv)
     try:
         runs = {_name(folder): read_scalars(folder) for folder in args.work_dirs}

@@ -39,6 +39,7 @@ from mmvttt.cli import (
     add_device,
     add_shape,
     command_line,
+    new_file,
     not_negative,
     plain_errors,
     positive,
@@ -109,8 +110,10 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         '--repeats', type=positive, default=10, help='timed batches; the median counts'
     )
     parser.add_argument('--warmup', type=not_negative, default=3, help='batches before them')
-    parser.add_argument('--out', default='work_dirs/benchmark.csv', help='the CSV')
-    parser.add_argument('--plot', help='an image file to draw, e.g. work_dirs/benchmark.png')
+    parser.add_argument('--out', type=new_file, default='work_dirs/benchmark.csv', help='the CSV')
+    parser.add_argument(
+        '--plot', type=new_file, help='an image file to draw, e.g. work_dirs/benchmark.png'
+    )
     parser.add_argument(
         '--draw', nargs='+', metavar='CSV', help='draw these tables, a row each; measure nothing'
     )

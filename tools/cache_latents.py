@@ -7,14 +7,21 @@ example: python tools/cache_latents.py data/imagenet/train sd-vae-ft-ema data/la
 
 import argparse
 
-from mmvttt.openmmlab.cli import add_device, command_line, not_negative, plain_errors, positive
+from mmvttt.openmmlab.cli import (
+    add_device,
+    command_line,
+    new_folder,
+    not_negative,
+    plain_errors,
+    positive,
+)
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = command_line(__doc__)
     parser.add_argument('images', help='a folder with a folder of images for each class')
     parser.add_argument('autoencoder', help="a folder of diffusers' AutoencoderKL")
-    parser.add_argument('out', help='the folder to write')
+    parser.add_argument('out', type=new_folder, help='the folder to write')
     parser.add_argument('--size', type=positive, default=256, help='side of the images in pixels')
     parser.add_argument('--batch-size', type=positive, default=32)
     parser.add_argument('--num-workers', type=not_negative, default=4)

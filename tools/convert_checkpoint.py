@@ -5,14 +5,14 @@ example: python tools/convert_checkpoint.py vit3_small_public.pth vit3_small.pth
 
 import argparse
 
-from mmvttt.cli import command_line, plain_errors, positive
+from mmvttt.cli import command_line, new_file, plain_errors, positive
 from mmvttt.convert import convert_checkpoint
 
 
 def parse_args() -> argparse.Namespace:
     parser = command_line(__doc__)
     parser.add_argument('source', help='a checkpoint of classification, detection or segmentation')
-    parser.add_argument('target', help='the file to write')
+    parser.add_argument('target', type=new_file, help='the file to write')
     parser.add_argument(
         '--to',
         choices=('ours', 'public', 'diffusers'),

@@ -16,6 +16,7 @@ from mmvttt.openmmlab.cli import (
     add_config,
     add_device,
     command_line,
+    new_folder,
     plain_errors,
     positive,
 )
@@ -28,7 +29,9 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = command_line(__doc__)
     add_config(parser)
     parser.add_argument('checkpoint', help='a checkpoint, or a work directory for its latest one')
-    parser.add_argument('--out', help='folder of the pictures; default: predictions/ next to it')
+    parser.add_argument(
+        '--out', type=new_folder, help='folder of the pictures; default: predictions/ next to it'
+    )
     parser.add_argument(
         '--num-images', type=positive, default=12, help='images, spread over the test set'
     )

@@ -13,7 +13,7 @@ example: python tools/export.py vittt_t_in1k --checkpoint epoch_300.pth --out vi
 import argparse
 
 from mmvttt.by_name import add_cfg_options
-from mmvttt.cli import add_shape, command_line, plain_errors
+from mmvttt.cli import add_shape, command_line, new_file, plain_errors
 from mmvttt.deploy.export import require_format
 from mmvttt.deploy.model_file import write_model
 from mmvttt.found_model import find_timm, is_timm
@@ -23,7 +23,9 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = command_line(__doc__)
     parser.add_argument('model', help="a config, the name of one of mmvttt's, or a timm model")
     parser.add_argument('--checkpoint', help='file with the weights; default: random ones')
-    parser.add_argument('--out', required=True, metavar='FILE.pt2|.onnx|.xml', help='what to write')
+    parser.add_argument(
+        '--out', type=new_file, required=True, metavar='FILE.pt2|.onnx|.xml', help='what to write'
+    )
     add_shape(parser)
     parser.add_argument(
         '--fixed-size', action='store_true', help='free the batch alone, not height and width'

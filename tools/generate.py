@@ -22,6 +22,7 @@ from mmvttt.openmmlab.cli import (
     add_launcher,
     add_shape,
     command_line,
+    new_file,
     not_negative,
     plain_errors,
     positive,
@@ -58,8 +59,10 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add_shape(parser, '--size', help='size of the image')
     parser.add_argument('--batch-size', type=positive, default=16)
     parser.add_argument('--vae', help="folder of diffusers' AutoencoderKL; pixels need none")
-    parser.add_argument('--out', default='work_dirs/generate/grid.png', help='a grid of all images')
-    parser.add_argument('--npz', help="all images, as ADM's evaluator reads them")
+    parser.add_argument(
+        '--out', type=new_file, default='work_dirs/generate/grid.png', help='a grid of all images'
+    )
+    parser.add_argument('--npz', type=new_file, help="all images, as ADM's evaluator reads them")
     parser.add_argument('--reference', help='.npz or folder of images, or .npy of features')
     parser.add_argument(
         '--features',

@@ -20,6 +20,7 @@ from mmvttt.openmmlab.cli import (
     add_device,
     add_exported,
     command_line,
+    new_folder,
     not_negative,
     plain_errors,
     printable,
@@ -37,7 +38,9 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         help='the weights, unless they come with mmvttt, then image or video files',
     )
     parser.add_argument('--camera', type=not_negative, metavar='N', help='number of a camera')
-    parser.add_argument('--out', default='work_dirs/image_demo', help='folder of the pictures')
+    parser.add_argument(
+        '--out', type=new_folder, default='work_dirs/image_demo', help='folder of the pictures'
+    )
     parser.add_argument(
         '--score-thr', type=float, default=0.5, help='draw boxes from this score on'
     )

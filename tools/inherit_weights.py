@@ -10,7 +10,7 @@ example: python tools/inherit_weights.py deit_tiny.pth t5_tiny_inherited.pth
 import argparse
 
 from mmvttt.convert.inherit import inherit_checkpoint
-from mmvttt.openmmlab.cli import add_shape, command_line, plain_errors
+from mmvttt.openmmlab.cli import add_shape, command_line, new_file, plain_errors
 
 
 def parse_args() -> argparse.Namespace:
@@ -18,7 +18,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         'source', help='a checkpoint of a ViT: a file or folder, a URL, timm://NAME.TAG'
     )
-    parser.add_argument('target', help='the file to write')
+    parser.add_argument('target', type=new_file, help='the file to write')
     parser.add_argument('--ema', action='store_true', help='take the averaged weights of the file')
     parser.add_argument('--key', help="entry that holds the weights, e.g. 'teacher'")
     parser.add_argument('--model', help="name of the source in timm's registry, for TimmViT")

@@ -21,7 +21,7 @@ from pathlib import Path
 from mmvttt.analysis.inspect import DIAGNOSTICS, inspect_model
 from mmvttt.analysis.look import Look
 from mmvttt.openmmlab.analysis.models import load_model
-from mmvttt.openmmlab.cli import add_cfg_options, add_shape, command_line, plain_errors
+from mmvttt.openmmlab.cli import add_cfg_options, add_shape, command_line, new_folder, plain_errors
 from mmvttt.openmmlab.models.diffusion_model import refuse_diffusion
 
 
@@ -32,7 +32,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--checkpoint', help='the weights; default: from init_cfg, or random')
     parser.add_argument('--key', help="entry of the checkpoint with the weights, e.g. 'teacher'")
     add_shape(parser)
-    parser.add_argument('--out', type=Path, default=Path('work_dirs/inspect'))
+    parser.add_argument('--out', type=new_folder, default='work_dirs/inspect')
     add_cfg_options(parser, 'model.backbone.arch=base')
     parser.add_argument(
         '--what', nargs='+', default=tuple(DIAGNOSTICS), metavar='NAME', help='default: all'
@@ -63,7 +63,7 @@ def main() -> None:
             found.model,
             args.images,
             tuple(args.shape or found.size),
-            args.out,
+            Path(args.out),
             tuple(args.query or [(0.5, 0.5)]),
             args.annotations,
             found.prepare,

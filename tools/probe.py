@@ -20,6 +20,7 @@ from mmvttt.openmmlab.cli import (
     add_cfg_options,
     add_shape,
     command_line,
+    new_folder,
     not_negative,
     plain_errors,
     positive,
@@ -38,7 +39,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--ignore', type=not_negative, default=255, help='number of no class')
     parser.add_argument('--most', nargs=2, type=positive, metavar=('TRAIN', 'TEST'))
     parser.add_argument('--batch-size', type=positive, default=50)
-    parser.add_argument('--out', type=Path, default=Path('work_dirs/probe'))
+    parser.add_argument('--out', type=new_folder, default='work_dirs/probe')
     add_shape(parser, help='size that images are brought to; default: 224 224')
     add_cfg_options(parser, 'model.backbone.model=vit_base_patch16_dinov3')
     return parser.parse_args()
@@ -47,7 +48,7 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     args = vars(parse_args())
     with plain_errors():
-        print(probe_models(**args))
+        print(probe_models(**{**args, 'out': Path(args['out'])}))
 
 
 if __name__ == '__main__':

@@ -39,6 +39,7 @@ from mmvttt.openmmlab.cli import (
     add_cfg_options,
     add_config,
     command_line,
+    new_folder,
     plain_errors,
     positive,
 )
@@ -65,9 +66,11 @@ def parse_args() -> argparse.Namespace:
         '--budget-steps', type=positive, help="steps of one training; default: the config's"
     )
     parser.add_argument('--metric', help='metric of the table; default: the first')
-    parser.add_argument('--out', type=Path, default=Path('work_dirs/sweep'))
+    parser.add_argument('--out', type=new_folder, default='work_dirs/sweep')
     add_cfg_options(parser)
-    return parser.parse_args()
+    args = parser.parse_args()
+    args.out = Path(args.out)
+    return args
 
 
 class Trainings:

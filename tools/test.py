@@ -14,6 +14,8 @@ from mmvttt.openmmlab.cli import (
     add_exported,
     add_launcher,
     command_line,
+    new_file,
+    new_folder,
     plain_errors,
 )
 
@@ -25,10 +27,15 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         '--work-dir', help='where to write; default: work_dirs/<name of the config>'
     )
-    parser.add_argument('--out', metavar='FILE.pkl', help='write the predictions to a pickle file')
-    parser.add_argument('--show-dir', metavar='DIR', help='draw the predictions into a folder')
+    parser.add_argument(
+        '--out', type=new_file, metavar='FILE.pkl', help='write the predictions to a pickle file'
+    )
+    parser.add_argument(
+        '--show-dir', type=new_folder, metavar='DIR', help='draw the predictions into a folder'
+    )
     parser.add_argument(
         '--mistakes',
+        type=new_folder,
         metavar='DIR',
         help='draw the confusion matrix into a folder, of detectors also precision over recall',
     )
