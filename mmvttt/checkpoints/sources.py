@@ -141,9 +141,9 @@ def _from_hub(name: str) -> list[str]:
     """The weights of a model of the hub, from the cache or downloaded."""
     from huggingface_hub import snapshot_download
 
-    if cached := _cached(name):
-        return _in_folder(cached)
     try:
+        if cached := _cached(name):
+            return _in_folder(cached)
         patterns = ['*config.json', 'model*.safetensors', 'model.safetensors.index.json']
         return _in_folder(Path(snapshot_download(name, allow_patterns=patterns)))
     except CheckpointError:
@@ -178,7 +178,10 @@ def _from_timm(name: str) -> str:
     import timm
     from huggingface_hub import hf_hub_download
 
-    config = timm.get_pretrained_cfg(name)
+    try:
+        config = timm.get_pretrained_cfg(name)
+    except RuntimeError:  # an unknown tag
+        config = None
     if config is None or not config.hf_hub_id:
         raise CheckpointMissingError(
             f"timm's hub has no weights {name!r}: give a name of timm.list_pretrained(), such as "

@@ -209,3 +209,25 @@ def test_a_name_of_the_hub_in_the_local_cache(
         index.write_text(json.dumps({'weight_map': names}))
         with pytest.raises(CheckpointError, match='shards that are not in its folder'):
             read_weights(folder)
+
+
+@pytest.mark.parametrize(
+    ('source', 'words'),
+    [
+        ('timm://vit_small_patch16_dinov3.lvd1689m', r'cannot be downloaded \(no network\);'),
+        ('timm://vit_small_patch16_dinov3.unheard', r'no weights .* give a name of timm'),
+        ('timm://unheard', r'no weights .* give a name of timm'),
+        ('hf-hub:nobody/unheard', r'cannot be downloaded \(no network\);'),
+        ('hf-hub:', r'cannot be downloaded'),
+    ],
+)
+def test_names_of_hubs_without_a_network(
+    source: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*args: object, **options: object) -> None:
+        raise OSError('no network\nand ten lines of advice')
+
+    for name in ('snapshot_download', 'hf_hub_download'):
+        monkeypatch.setattr(f'huggingface_hub.{name}', fails)
+    with pytest.raises(CheckpointError, match=words):
+        read_weights(source)
