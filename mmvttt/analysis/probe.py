@@ -23,8 +23,10 @@ def class_folder(root: Path, most: int | None = None) -> tuple[list[Path], np.nd
     """Images of `ROOT/CLASS/*`, their classes as numbers, and the names; evenly at most so many.
 
     Raises:
-        DataError: If there are fewer than two classes with images.
+        DataError: If there is no such folder, or it has fewer than two classes with images.
     """
+    if not root.is_dir():
+        raise DataError(f'there is no folder {str(root)!r}: give FOLDER/CLASS/*.jpg.')
     pairs = [
         (path, folder.name)
         for folder in sorted(p for p in root.iterdir() if p.is_dir())

@@ -71,11 +71,22 @@ def probe_models(
         ignore: Pixels of this number count for no class.
 
     Raises:
+        DataError: If a folder is missing or has too few images.
         UsageError: If scikit-learn is missing, the model has no weights, or its patches do not
             divide the shape.
     """
     if find_spec('sklearn') is None:
         raise UsageError("probes need scikit-learn: pip install 'mmvttt[demo]'")
+    counts = most or (None, None)
+    # Before a model is built.
+    if maps:
+        pairs = [labelled_images(*p) for p in zip((train, test), maps, counts, strict=True)]
+    else:
+        sets = [class_folder(*pair) for pair in zip((train, test), counts, strict=True)]
+        if sets[0][2] != sets[1][2]:
+            raise UsageError(
+                f'the classes of {train} and {test} differ: {sets[0][2]}, {sets[1][2]}'
+            )
     backbone, preprocessor = _backbone(model, cfg_options)
     if not checkpoint and not backbone.get('init_cfg'):
         raise UsageError(f'{model} has random weights: give --checkpoint.')
@@ -100,13 +111,11 @@ def probe_models(
             part = files[i : i + batch_size]
             yield torch.stack([prepare(read_picture(path, size)) for path in part])
 
-    counts = most or (None, None)
     if maps:
-        sets = [labelled_images(*pair) for pair in zip((train, test), maps, counts, strict=True)]
-        rows = _patch_rows(models, batches, sets, size, ignore)
+        rows = _patch_rows(models, batches, pairs, size, ignore)
     else:
         head = partial(_head, checkpoint, key)
-        rows = _image_rows(models, batches, (train, test), counts, head, out / 'cosine.png')
+        rows = _image_rows(models, batches, sets, head, out / 'cosine.png')
     table = io.StringIO()
     columns = list(dict.fromkeys(column for row in rows for column in row))
     writer = csv.DictWriter(table, columns, lineterminator='\n')
@@ -124,17 +133,12 @@ Batches = Callable[[Sequence[Path]], Iterator[Tensor]]
 def _image_rows(
     models: Mapping[str, nn.Module],
     batches: Batches,
-    folders: tuple[Path, Path],
-    most: tuple[int | None, int | None],
+    sets: Sequence[tuple[list[Path], np.ndarray, list[str]]],
     head: Callable[[Sequence[str]], tuple[np.ndarray, np.ndarray] | None],
     picture: Path,
 ) -> list[dict[str, Any]]:
     """Neighbours and linear probes of whole images, by model and kind of feature."""
-    (train_files, labels, names), (test_files, truth, others) = (
-        class_folder(root, n) for root, n in zip(folders, most, strict=True)
-    )
-    if names != others:
-        raise UsageError(f'the classes of {folders[0]} and {folders[1]} differ: {names}, {others}')
+    (train_files, labels, names), (test_files, truth, _) = sets
     own, rows, held = head(names), [], {}
     for name, network in models.items():
         learned, _ = pooled_features(network, batches(train_files))
