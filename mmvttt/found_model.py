@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torchvision.transforms.functional import normalize, rgb_to_grayscale
 
 from .distributions import missing
-from .errors import DataError, UsageError
+from .errors import DataError, UsageError, first_line
 
 # ImageNet's, as in the recipes.
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -112,7 +112,13 @@ def find_timm(
             f"{name} is a model of timm's, and {dotted[0]!r} a key of configs: give arguments of "
             'the model, such as in_chans=4'
         )
-    model = built(lambda: _build_timm(name, arguments or {}), weightless)
+    try:
+        model = built(lambda: _build_timm(name, arguments or {}), weightless)
+    except Exception as error:
+        # Models raise errors of many classes, and so does a hub that cannot be reached.
+        if not arguments or isinstance(error, UsageError):
+            raise
+        raise UsageError(f'{name} cannot be built with {arguments}: {first_line(error)}') from error
     return FoundModel(name, model, timm.data.resolve_model_data_config(model)['input_size'][1:])
 
 
@@ -136,9 +142,7 @@ def _build_timm(name: str, arguments: dict[str, Any]) -> nn.Module:
             return timm.create_model(name, **{**options, **arguments})
         except TypeError as error:
             refused = error
-    if not arguments:
-        raise refused
-    raise UsageError(f'{name} cannot be built with {arguments}: {refused}') from refused
+    raise refused
 
 
 def image_channels(network: nn.Module) -> int:

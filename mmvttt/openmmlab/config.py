@@ -20,6 +20,10 @@ _READ = (
     'compile', 'compile_blocks', 'custom_imports', 'find_unused_parameters', 'model_wrapper_cfg',
     'runner_type', 'skip_bad_samples', 'strategy', 'sync_bn', 'tta_model', 'tta_pipeline',
 )  # fmt: skip
+# Entries that are dicts, if they are there.
+_DICTS = ('model', 'data_preprocessor', 'optim_wrapper', 'default_hooks', 'env_cfg', *(
+    f'{split}_{kind}' for split in ('train', 'val', 'test') for kind in ('dataloader', 'cfg')
+))  # fmt: skip
 
 
 def load_config(
@@ -87,6 +91,9 @@ def load_config(
         if '_delete_' not in str(error):
             raise
         raise UsageError(f"the config '{config}' cannot be merged: {error}") from error
+    for key in _DICTS:
+        if not isinstance(cfg.get(key), dict | None):
+            raise UsageError(f"{key}={cfg[key]!r} in the config '{config}': give a dict")
     cfg.launcher = launcher
     if work_dir is not None:
         cfg.work_dir = work_dir

@@ -89,6 +89,9 @@ WORDS = {
     ('publish_checkpoint', 'other.pth', 'out.txt'): ("'out.txt'", '.pth'),
     ('convert_checkpoint', 'other.pth', 'out.pth'): ('neither a ViT³', 'encoder.weight'),
     ('get_flops', 'nothing.py'): ('has no model',),
+    ('get_flops', QUICK[0], '--cfg-options', 'pretrained=True'): ("{'pretrained': True}: No",),
+    ('get_flops', 'vit_tiny_patch16_224', '--cfg-options', 'num_heads=5'): ("{'num_heads': 5}: ",),
+    ('probe', QUICK[0], 'gone', 'empty', '--checkpoint', 'a.pth'): ("there is no folder 'gone'",),
     ('check_data', 'nothing.py'): ('nothing to check',),
 }
 
@@ -98,6 +101,39 @@ def test_wrong_words_files_and_configs(run: Callable, args: tuple) -> None:
     Path('nothing.py').write_text("default_scope = 'mmdet'\n")
     error = run(*args, status=2 if args[-1] == 'x' else 1)
     assert all(word in error for word in WORDS[args]), error
+
+
+DETECTOR = (DEMO, 'other.pth')
+# Arguments before a file to write, and before a folder.
+FILES = (
+    *((tool, 'other.pth') for tool in ('publish_checkpoint', 'convert_checkpoint')),
+    ('inherit_weights', 'other.pth'),
+    ('export', QUICK[0], '--out'),
+    ('benchmark', QUICK[0], '--out'),
+    ('test', *DETECTOR, '--out'),
+)
+FOLDERS = (
+    ('cache_latents', 'empty', 'empty'),
+    ('image_demo', *DETECTOR, 'a.jpg', '--out'),
+    ('draw_predictions', *DETECTOR, '--out'),
+    ('inspect_model', QUICK[0], 'a.jpg', '--out'),
+    ('probe', QUICK[0], 'empty', 'empty', '--out'),
+    ('test', *DETECTOR, '--mistakes'),
+    ('test', *DETECTOR, '--show-dir'),
+)
+
+
+@pytest.mark.parametrize('args', FILES + FOLDERS)
+def test_outputs_are_tried_before_the_work(run: Callable, tools: Any, args: tuple) -> None:
+    assert "text.txt' is not a folder" in run(*args, 'text.txt/new/out.pth', status=2)
+    if args in FILES:
+        assert "'empty' is not a file" in run(*args, 'empty', status=2)
+    else:
+        assert "text.txt' is not a folder" in run(*args, 'text.txt', status=2)
+    # In place of a folder's permissions, which do not bind root.
+    tools.patch.setattr('os.access', lambda *_: False)
+    assert 'is read-only' in run(*args, 'empty/new/out.pth', status=2)
+    assert not any(Path('empty').iterdir())
 
 
 def test_check_data(tools: Any, tmp_path: Path) -> None:
@@ -138,6 +174,11 @@ def test_check_data_of_another_evaluator(tools: Any, tmp_path: Path) -> None:
 
 BASE = f'_base_ = {str(ROOT / "tests/trainings/tiny_config.py")!r}\n'
 MISSPELT = {
+    'model = 5': "model=5 in the config 'config.py': give a dict",
+    "model = dict(_delete_=True, type='mmdet.SingleStageDetector', backbone=5)": (
+        'error: backbone=5: give a dict with a type'
+    ),
+    "model = dict(_delete_=True, type='mmvttt.DiffusionModel')": 'missing 2 required positional',
     "model = dict(_delete_=True, type='Vittt')": "no type 'Vittt', did you mean 'mmvttt.Vittt'?",
     "model = dict(_delete_=True, type='mmvttt.Vitt')": "did you mean 'mmvttt.Vittt'?",
     "model = dict(_delete_=True, type='mmvttt.Vittt', out_indexes=(3,))": (
@@ -155,6 +196,8 @@ MISSPELT = {
 @pytest.mark.parametrize('line', MISSPELT)
 def test_misspelt_types_and_options(line: str, run: Callable, tools: Any) -> None:
     tools.patch.syspath_prepend(str(ROOT / 'tests/trainings'))
+    if 'mmdet' in line:
+        pytest.importorskip('mmdet')
     Path('config.py').write_text(f'{BASE}{line}\n')
     output = run('train', 'config.py')
     assert MISSPELT[line] in output
