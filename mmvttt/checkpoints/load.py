@@ -151,6 +151,7 @@ def require_whole(module: nn.Module, weights: StateDict, source: str) -> None:
     Raises:
         CheckpointMismatchError: It has none of the name and shape of some parameter.
     """
+    source = shown(source)
     require_match(module, weights, source)
     report = compare(module, adapted(module, weights))
     own = {name for name, _ in module.named_parameters()}

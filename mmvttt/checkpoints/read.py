@@ -265,6 +265,7 @@ def named_tensors(
     content: Any, source: str, ema: bool = False, key: str | None = None
 ) -> dict[str, Tensor]:
     """The weights in a result of `read_content`; `source` names it in the error."""
+    source = shown(source)
     containers: tuple[str, ...] = (key,) if key else _EMA if ema else _CONTAINERS
     if ema and isinstance(content, Mapping) and 'ema_state_dict' in content:
         # mmengine's EMAHook stores the average in place of the weights.

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..checkpoints.load import load_pretrained
+from ..checkpoints.sources import shown
 from ..errors import CheckpointMismatchError
 from ..found_model import FoundModel, image_channels, read_picture
 from .compare import Comparison, Runs, compare
@@ -103,7 +104,7 @@ def _load_all(
     if missing or mismatched:
         lacking = replace(report, missing=missing, mismatched=mismatched, unexpected=[])
         raise CheckpointMismatchError(
-            f'{os.fspath(checkpoint)!r} would leave random numbers in the file: '
+            f'{shown(os.fspath(checkpoint))!r} would leave random numbers in the file: '
             f'{"; ".join(str(lacking).splitlines())}. Give the config and the --cfg-options that '
             'the checkpoint was trained with'
         )

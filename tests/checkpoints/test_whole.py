@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from mmvttt.checkpoints.load import load_pretrained
-from mmvttt.checkpoints.read import read_weights, require_same_classes, saved_classes
+from mmvttt.checkpoints.load import load_pretrained, require_whole
+from mmvttt.checkpoints.read import named_tensors, read_weights, require_same_classes, saved_classes
 from mmvttt.checkpoints.sources import _digest, _request, shown
 from mmvttt.errors import CheckpointError, CheckpointMismatchError
 from mmvttt.models.backbones import TimmViT
@@ -136,6 +136,13 @@ def test_what_a_log_shows_of_a_url() -> None:
     assert _request(url).full_url == 'https://host/a.pth?token=secret'
     assert _request(url).unredirected_hdrs['Authorization'].startswith('Basic ')
     assert shown('a?b.pth') == 'a?b.pth'
+    for fails in (
+        lambda: named_tensors({'a': 1}, url),
+        lambda: require_whole(torch.nn.Linear(2, 2), {'weight': torch.ones(2, 2)}, url),
+    ):
+        with pytest.raises(CheckpointError, match='https://host/a') as found:
+            fails()
+        assert 'secret' not in str(found.value)
 
 
 def test_classes_of_a_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
