@@ -161,7 +161,7 @@ def test_shares_of_a_step(kind: str, options: dict) -> None:
         q, k, v = mixer.qkv(x).chunk(3, dim=-1)
         _, k = mixer.shape_keys(q, k, (2, 3))
         k, v = (y[0].unflatten(-1, mixer.heads).transpose(0, 1) for y in (k, v))
-        expected = expected_share(mixer.inner, mixer.loss, mixer.scale, k, v)
+        expected = expected_share(mixer.inner, mixer.options.loss, mixer.scale, k, v)
         torch.testing.assert_close(layer.magnitude[0], expected.sqrt())
         assert layer.scan is None
 

@@ -139,6 +139,7 @@ class Eager(nn.Module):
     def __init__(self, network: nn.Module, size: tuple[int, int] | None) -> None:
         super().__init__()
         self.network, self.size, self.path = network, size, 'file.onnx'
+        self.notes: dict[str, str] = {}
         self.names = getattr(network, 'names', ('output',))
 
     @torch.no_grad()

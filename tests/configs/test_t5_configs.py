@@ -43,7 +43,7 @@ def test_what_is_new_learns_20_times_as_fast(name: str, tmp_path: Path) -> None:
     report = model.load_state_dict(weights, strict=False)
     new = {f'backbone.{name}' for name in model.backbone.new_parameters()}
     assert (set(report.missing_keys), report.unexpected_keys) == (new, [])
-    assert model.backbone.blocks[0].mixer.neighborhood == (5 if 'plus' in name else None)
+    assert model.backbone.blocks[0].mixer.options.neighborhood == (5 if 'plus' in name else None)
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
     rates = step(cfg, model)
     assert {n: rates[n] for n in rates} == {

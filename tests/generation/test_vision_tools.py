@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 pytest.importorskip('mmengine')
 from mmvttt.analysis.mixers import record_mixers
@@ -26,11 +27,12 @@ def test_tools_name_tools_generate(
     tool: str, options: list[str], tools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    Image.new('RGB', (8, 8)).save('photo.jpg')
     error = tools.error(f'{tool}.py', *options)
     assert 'the config has a diffusion model' in error
     assert 'tools/generate.py draws' in error
     assert error.count('\n') == 1
-    assert not list(tmp_path.iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == ['photo.jpg']
 
 
 def test_mixers_of_a_diffusion_model_are_recorded() -> None:

@@ -145,6 +145,8 @@ def test_inner_options_have_one_form():
     assert options.to_json() == dict(inner='SwiGLU', key_norm='instance', locality='dwc_qk')
     other = InnerOptions(inner='SwiGLU', key_norm='instance', key_position=7)
     assert other.key_position == (7, 7)
-    assert other.to_json() == dict(inner='SwiGLU', key_norm='instance', key_position=[7, 7])
+    assert other.to_json() == dict(
+        inner='SwiGLU', key_norm='instance', key_position=[7, 7], locality=None
+    )
     with pytest.raises(TypeError, match=r"linearize: .*no option 'epoch', did you mean 'epochs'"):
         InnerOptions.of('linearize', inner='FC', epoch=2)

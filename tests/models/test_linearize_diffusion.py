@@ -388,7 +388,7 @@ def test_cross_attention_stays() -> None:
     record = linearize(model)
     assert record.replaced == ['transformer_blocks.0.attn1', 'transformer_blocks.1.attn1']
     assert set(record.left.values()) == {'it is cross-attention'}
-    with pytest.raises(ValueError, match=r'no self-attention of this model'):
+    with pytest.raises(ValueError, match=r'is not a self-attention of this model'):
         linearize(pixart(), ['transformer_blocks.0.attn2'])
 
 

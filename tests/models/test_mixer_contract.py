@@ -334,7 +334,7 @@ def test_damping_goes_by_the_names_of_axes() -> None:
     torch.testing.assert_close(mixer._damped('w1', gradient), gradient / (norm + 1))
     with pytest.raises(ValueError, match=r"'w1'.*Unnamed.axes"):
         TTTMixer(16, 2, Unnamed, damping=True)
-    assert TTTMixer(16, 2, Unnamed).damping is False
+    assert TTTMixer(16, 2, Unnamed).options.damping is False
 
 
 def test_a_part_that_is_built_already_is_refused() -> None:

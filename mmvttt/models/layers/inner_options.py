@@ -112,6 +112,7 @@ class InnerOptions:
     def to_json(self) -> dict[str, Any]:
         """What differs from the defaults, as a config.json holds it.
 
+        The key norm and the locality are always written: `linearize` has other defaults of them.
         `backend` is left out: it is the machine's, and the network is the same without it.
 
         Raises:
@@ -127,5 +128,6 @@ class InnerOptions:
         return {
             field.name: short[field.name]
             for field in fields(self)
-            if field.name in short and short[field.name] != field.default
+            if field.name in short
+            and (field.name in ('key_norm', 'locality') or short[field.name] != field.default)
         }
