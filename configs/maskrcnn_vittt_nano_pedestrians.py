@@ -18,6 +18,8 @@ train_pipeline = [
 ]
 test_pipeline = _base_.test_pipeline
 test_pipeline[1].scale = image_size
+tta_pipeline = _base_.tta_pipeline
+tta_pipeline[1].transforms[0][0].scale = image_size
 
 train_dataloader = dict(batch_size=4, dataset=dict(pipeline=train_pipeline))
 val_dataloader = dict(dataset=dict(pipeline=test_pipeline))

@@ -18,6 +18,7 @@ OPTIONS = dict(
 # Heads for a CPU.
 THIN = (
     'maskrcnn_vittt_demo',
+    'maskrcnn_vittt_nano_pedestrians',
     'maskrcnn_vittt_nano_pennfudan',
     'maskrcnn_vit_nano_pennfudan',
 )
