@@ -7,6 +7,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,14 @@ from torch import Tensor, nn
 
 from ..errors import CheckpointError, CheckpointMismatchError
 from .families import timm_names
-from .match import LoadReport, compare, least_matched, require_match, require_parts
+from .match import (
+    LoadReport,
+    Preparation,
+    compare,
+    least_matched,
+    require_match,
+    require_parts,
+)
 from .read import read_weights, under
 from .sources import config_beside, shown
 
@@ -23,7 +31,6 @@ StateDict = Mapping[str, Tensor]
 _log = logging.getLogger(__name__)
 # The inner weights as named by the authors of ViT³ and T⁵; many other names are the same as ours.
 _PUBLIC = re.compile(r'(^|\.)attn\.w[123]$')
-_IMAGENET = dict(mean=[0.485, 0.456, 0.406], std=[0.229, 0.224, 0.225])
 _VIT = re.compile(r'(^|\.)(blocks|layers)\.0\.attn\.qkv\.weight$')
 
 
@@ -98,7 +105,6 @@ def load_pretrained(
     weights = read_weights(checkpoint, map_location, ema, key)
     source = shown(os.fspath(checkpoint))
     config = config_beside(os.fspath(checkpoint))
-    _say_preparation(os.fspath(checkpoint), config, source)
     parts: Iterable[Any] = module.modules() if config else ()
     for part in parts:
         if hasattr(part, 'require_config'):
@@ -110,7 +116,10 @@ def load_pretrained(
     fitted = fit(under(weights, prefix))
     weights = {name: v for name, v in weights.items() if not name.startswith(prefix)}
     weights |= {f'{prefix}{name}': v for name, v in fitted.items()}
-    report = require_match(module, weights, source, prefix)
+    report = replace(
+        require_match(module, weights, source, prefix),
+        preparation=_preparation(os.fspath(checkpoint)),
+    )
     own = under(weights, prefix)
     new = {
         f'{name}.{parameter}' if name else parameter
@@ -126,23 +135,27 @@ def load_pretrained(
     return report
 
 
-def _say_preparation(checkpoint: str, config: Mapping[str, Any], source: str) -> None:
-    """Logs mean and deviation of the images that weights were trained on, where not ImageNet's."""
-    of_timm = config.get('pretrained_cfg')
-    of_timm = of_timm if isinstance(of_timm, Mapping) else {}
-    other = config_beside(checkpoint, 'preprocessor_config.json') if config else {}
-    mean, std = (
-        of_timm.get(name) or other.get(f'image_{name}') or default
-        for name, default in _IMAGENET.items()
-    )
-    if (list(mean), list(std)) != (_IMAGENET['mean'], _IMAGENET['std']):
-        _log.warning(
-            "%s was trained on pixels with mean=%s and std=%s in 0 to 1, not ImageNet's %s and %s: "
-            'set data_preprocessor=dict(mean=%s, std=%s)',
-            source,
-            *(list(mean), list(std), _IMAGENET['mean'], _IMAGENET['std']),
-            *([round(255 * x, 3) for x in values] for values in (mean, std)),
-        )
+def _preparation(checkpoint: str) -> Preparation | None:
+    """Mean and deviation of the images that weights were trained on, from the files beside them."""
+    for file, key, prefix in (
+        ('config.json', 'pretrained_cfg', ''),
+        ('preprocessor_config.json', None, 'image_'),
+        ('open_clip_config.json', 'preprocess_cfg', ''),
+    ):
+        content: Any = config_beside(checkpoint, file)
+        entries = content.get(key) if key else content
+        values = [
+            entries.get(f'{prefix}{name}') if isinstance(entries, Mapping) else None
+            for name in ('mean', 'std')
+        ]
+        if all(map(_are_numbers, values)):
+            return [*values[0]], [*values[1]]
+    return None
+
+
+def _are_numbers(values: Any) -> bool:
+    listed = isinstance(values, list | tuple) and len(values) > 0
+    return listed and all(type(x) in (int, float) and abs(x) < 1e3 for x in values)
 
 
 def require_whole(module: nn.Module, weights: StateDict, source: str) -> None:

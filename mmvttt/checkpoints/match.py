@@ -17,6 +17,7 @@ _LEAST = 0.1
 _LISTED = 8
 
 StateDict = Mapping[str, Tensor]
+Preparation = tuple[list[float], list[float]]
 # Parts of a block that an inheritance can leave out.
 _DIGITS = re.compile(r'\d+')
 # Without all of one of these, a network computes something else.
@@ -53,12 +54,15 @@ class LoadReport:
         unexpected: Only in the checkpoint; ignored.
         mismatched: Same name but another shape, or integers instead of floats: `name: checkpoint's
             → module's`; unchanged by loading.
+        preparation: Mean and deviation, in 0 to 1, of the images that the weights were trained on;
+            None if the checkpoint does not say.
     """
 
     matched: list[str]
     missing: list[str]
     unexpected: list[str]
     mismatched: list[str]
+    preparation: Preparation | None = None
 
     def __str__(self) -> str:
         lines = [f'{len(self.matched)} tensors matched']
@@ -67,6 +71,10 @@ class LoadReport:
             if names:
                 more = f', … {len(names) - _LISTED} more' if len(names) > _LISTED else ''
                 lines.append(f'{len(names)} {kind}: {", ".join(names[:_LISTED])}{more}')
+        if self.preparation is not None:
+            lines.append(
+                'trained on pixels in 0 to 1, with mean={} and std={}'.format(*self.preparation)
+            )
         return '\n'.join(lines)
 
 

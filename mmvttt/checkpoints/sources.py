@@ -84,6 +84,12 @@ def located(source: str) -> list[str]:
 
 def config_beside(source: str, name: str = 'config.json') -> dict[str, Any]:
     """The config that transformers or timm wrote beside the weights; empty without one."""
+    if source.startswith(_TIMM) and name == 'config.json':
+        # Only the weights are downloaded.
+        import timm
+
+        cfg = timm.get_pretrained_cfg(source.removeprefix(_TIMM))
+        return {'pretrained_cfg': cfg.to_dict()} if cfg else {}
     path = Path(located(source)[0]).with_name(name)
     try:
         config = json.loads(path.read_text(encoding='utf-8'))

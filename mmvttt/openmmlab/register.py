@@ -10,6 +10,7 @@ from mmengine.model import BaseModule, PretrainedInit
 from torch import nn
 
 from mmvttt.checkpoints.load import load_pretrained
+from mmvttt.checkpoints.match import Preparation
 from mmvttt.convert.inherit import load_inherited
 from mmvttt.errors import suggest
 from mmvttt.models import adapters, backbones
@@ -65,6 +66,8 @@ class FromLibrary(BaseModule):
         # BaseModule.__init__ would call the library's class without arguments.
         super(BaseModule, self).__init__(**options)
         self._is_init = False
+        # Of the images that the loaded weights were trained on; a training compares it.
+        self.preparation: Preparation | None = None
         self.init_cfg = copy.deepcopy(init_cfg)
 
     def init_weights(self) -> None:
@@ -88,7 +91,8 @@ class FromLibrary(BaseModule):
         if first_time:
             for config in pretrained:
                 load = load_inherited if config['type'] == _INHERIT else load_pretrained
-                load(self, **{k: v for k, v in config.items() if k != 'type'})
+                report = load(self, **{k: v for k, v in config.items() if k != 'type'})
+                self.preparation = report.preparation or self.preparation
 
 
 def config_options(kind: type) -> list[str]:

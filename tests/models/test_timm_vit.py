@@ -392,11 +392,13 @@ ENTRIES = [
     (dict(rope_parameters=dict(rope_theta=1000.0)), r'rope_theta=1000\.0 and not 100\.0'),
     (dict(key_bias=True), 'key_bias=True and not False'),
     (dict(patch_size=14), 'patch_size=14 and not 16'),
+    (dict(use_mean_pooling=True), r"use_mean_pooling=True and not False \(out_type='avg_featmap'"),
+    (dict(use_mean_pooling=False), ''),
 ]
 
 
 def test_the_config_of_a_folder_of_transformers(tmp_path: Path) -> None:
-    model = TimmViT(**SMALL_DINO, linearize={})
+    model = TimmViT(**SMALL_DINO, linearize={}, out_type='cls_token')
     torch.save(TimmViT(**SMALL_DINO).state_dict(), tmp_path / 'pytorch_model.bin')
     for entries, words in ENTRIES:
         config = dict(model_type='dinov3_vit', **entries)
@@ -410,17 +412,18 @@ def test_the_config_of_a_folder_of_transformers(tmp_path: Path) -> None:
     load_pretrained(TimmViT(**SMALL_DINO, patch_size=16), tmp_path)
 
 
-@pytest.mark.parametrize('where', ['timm', 'transformers', None])
-def test_images_that_the_weights_were_trained_on(
-    where: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.mark.parametrize('where', ['timm', 'transformers', 'open_clip', 'broken', None])
+def test_images_that_the_weights_were_trained_on(where: str | None, tmp_path: Path) -> None:
     torch.save(TimmViT(**SMALL_DINO).state_dict(), tmp_path / 'pytorch_model.bin')
-    half = [0.5, 0.5, 0.5]
-    of_timm = dict(pretrained_cfg=dict(mean=half, std=half)) if where == 'timm' else {}
-    (tmp_path / 'config.json').write_text(json.dumps(dict(architecture='vit', **of_timm)))
-    if where == 'transformers':
-        path = tmp_path / 'preprocessor_config.json'
-        path.write_text(json.dumps(dict(image_mean=half, image_std=half)))
-    load_pretrained(TimmViT(**SMALL_DINO), tmp_path)
-    said = 'data_preprocessor=dict(mean=[127.5, 127.5, 127.5], std=[127.5, 127.5, 127.5])'
-    assert (said in caplog.text) == (where is not None)
+    half, third = [0.5, 0.5, 0.5], [0.3, 0.3, 0.3]
+    file, content = {
+        'timm': ('config', dict(architecture='vit', pretrained_cfg=dict(mean=half, std=third))),
+        'transformers': ('preprocessor_config', dict(image_mean=half, image_std=third)),
+        'open_clip': ('open_clip_config', dict(preprocess_cfg=dict(mean=half, std=third))),
+        'broken': ('config', dict(pretrained_cfg=dict(mean=[10**400, None], std='0.5'))),
+        None: ('config', dict(architecture='vit', pretrained_cfg=None)),
+    }[where]
+    (tmp_path / f'{file}.json').write_text(json.dumps(content))
+    report = load_pretrained(TimmViT(**SMALL_DINO), tmp_path)
+    assert report.preparation == (None if where in ('broken', None) else (half, third))
+    assert (f'mean={half} and std={third}' in str(report)) == (report.preparation is not None)

@@ -1,5 +1,6 @@
 """Distillation: losses as defined, the source untouched, what is new alone first, and a run."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -50,9 +51,18 @@ def test_a_run_and_its_twin(tmp_path: Path) -> None:
         )
         assert run.returncode == 0, run.stderr[-2000:]
         assert 'explained_last' in run.stdout + run.stderr
+        for network in ('backbone', 'source'):
+            words = f'weights of {network} were trained on images of mean=[127.5, 127.5, 127.5]'
+            assert (words in run.stdout + run.stderr) == (mean[0] == 0.5)
         return torch.load(tmp_path / name / 'iter_4.pth', weights_only=False)['state_dict']
 
+    # timm's file beside the weights; the config has ImageNet's values.
+    mean, std = [0.5, 0.5, 0.5], [0.229, 0.224, 0.225]
+    beside = tmp_path / 'config.json'
+    beside.write_text(json.dumps(dict(pretrained_cfg=dict(mean=mean, std=std))))
     whole = train('a')
+    mean = [0.485, 0.456, 0.406]
+    beside.write_text(json.dumps(dict(pretrained_cfg=dict(mean=mean, std=std))))
     resumed = tmp_path / 'b'
     resumed.mkdir()
     (resumed / 'iter_2.pth').write_bytes((tmp_path / 'a' / 'iter_2.pth').read_bytes())

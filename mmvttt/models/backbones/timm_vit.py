@@ -27,6 +27,8 @@ from .options import OUT_TYPES, check_image, map_size
 _log = logging.getLogger(__name__)
 
 CLASS_TOKEN = 'cls_token'
+# By out_type; maps are not pooled.
+_POOLS_MEANS = {'avg_featmap': True, CLASS_TOKEN: False}
 # transformers' activations → names of timm's classes, where they differ.
 _ACTIVATIONS = {
     **dict.fromkeys(('gelu_pytorch_tanh', 'gelu_new', 'gelu_fast', 'gelu_accurate'), 'gelutanh'),
@@ -290,6 +292,10 @@ class TimmViT(PlainBackbone):
                 "model_options=dict(act_layer='gelu_tanh'), or 'quick_gelu', …",
             ),
             'rope_theta': (getattr(self.rope, 'temperature', None), other),
+            'use_mean_pooling': (
+                _POOLS_MEANS.get(self.out_type),
+                "out_type='avg_featmap' or 'cls_token'",
+            ),
         }
         if self._eva:
             # With rotary positions, softmax sees the biases of the keys.

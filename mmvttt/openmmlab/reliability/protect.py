@@ -32,7 +32,7 @@ from .run_lock import RunLock, require_free
 from .settings import require_same_training
 from .signals import end_workers
 from .topology_hook import TopologyHook
-from .weights import require_weights
+from .weights import ComparePreparation, require_weights
 
 # Names of regular checkpoints.
 _REGULAR = re.compile(r'(epoch|iter)_\d+\.pth')
@@ -153,6 +153,7 @@ def protect_runner(runner: Runner, start: Start) -> Iterator[None]:
             runner._resume = checkpoint is not None
             none = f'no checkpoint in {runner.work_dir} yet'
             runner.logger.info(f'resuming from {checkpoint}' if checkpoint else none)
+        runner.register_hook(ComparePreparation())
         if checkpoint is not None:
             runner.register_hook(CompareOnLoad(checkpoint), priority='HIGHEST')
             runner.resume = partial(_resume, runner.resume)
