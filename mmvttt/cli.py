@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from .arguments import check_new_file, check_new_folder
 from .distributions import missing
 from .errors import CheckpointError, DataError, UsageError
 
@@ -56,28 +57,21 @@ def _counted(text: str, least: int) -> int:
 
 def new_file(text: str) -> str:
     """A file to write, tried when the arguments are read: hours of work may come before it."""
-    if os.path.exists(text) and not os.path.isfile(text):
-        raise argparse.ArgumentTypeError(f'{text!r} is not a file: give the name of a new one')
-    return _writable(text, os.path.dirname(text))
+    return _tried(check_new_file, text)
 
 
 def new_folder(text: str) -> str:
     """A folder to write into, which may be missing; see `new_file`."""
-    return _writable(text, text)
+    return _tried(check_new_folder, text)
 
 
-def _writable(text: str, folder: str) -> str:
-    """Returns `text` if `folder` can be written to, or created."""
-    folder = os.path.abspath(folder)
-    while not os.path.lexists(folder) and folder != os.path.dirname(folder):
-        folder = os.path.dirname(folder)
-    if not os.path.isdir(folder):
-        reason = f'{folder!r} is not a folder'
-    elif not os.access(folder, os.W_OK | os.X_OK):
-        reason = f'{folder!r} is read-only'
-    else:
-        return text
-    raise argparse.ArgumentTypeError(f'{text!r} cannot be written, as {reason}: give another path')
+def _tried(check: Callable[[str], None], text: str) -> str:
+    try:
+        check(text)
+    except UsageError as error:
+        # argparse shows no other error's message.
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:

@@ -25,7 +25,9 @@ def parse_args() -> argparse.Namespace:
     add_config(parser)
     parser.add_argument('checkpoint', help='file with the weights')
     parser.add_argument(
-        '--work-dir', help='where to write; default: work_dirs/<name of the config>'
+        '--work-dir',
+        type=new_folder,
+        help='where to write; default: work_dirs/<name of the config>',
     )
     parser.add_argument(
         '--out', type=new_file, metavar='FILE.pkl', help='write the predictions to a pickle file'

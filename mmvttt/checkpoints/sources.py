@@ -26,6 +26,8 @@ _DIGEST = re.compile(r'-([a-f0-9]{8,64})\.')
 _TIMM = 'timm://'
 _HUB = ('hf-hub:', 'hf_hub:', 'hf://')
 _LOCAL = 'local-dir:'
+_WEB = ('http://', 'https://')
+_OTHERS = ('ftp://', 'ftps://', 'sftp://')
 # In a folder of transformers or timm, in the order of preference.
 _FILES = (
     'model.safetensors',
@@ -38,7 +40,7 @@ _FILES = (
 
 def shown(source: str) -> str:
     """A path or URL for messages: without user, password and query, which may hold a token."""
-    if not source.startswith(('http://', 'https://')):
+    if not source.startswith(_WEB + _OTHERS):
         return source
     parts = urlsplit(source)
     query = '…' if parts.query else ''
@@ -51,7 +53,7 @@ def without_password(source: str) -> str:
     Raises:
         CheckpointError: It cannot be downloaded.
     """
-    return source if shown(source) == source else _downloaded(source)
+    return source if shown(source) == source else located(source)[0]
 
 
 def located(source: str) -> list[str]:
@@ -59,7 +61,8 @@ def located(source: str) -> list[str]:
 
     Raises:
         CheckpointMissingError: There is none.
-        CheckpointError: It cannot be downloaded, or the index of a folder makes no sense.
+        CheckpointError: It cannot be downloaded, is a URL of FTP, or the index of a folder makes no
+            sense.
     """
     if source.startswith(SCHEME):
         return [os.fspath(shipped_file(source))]
@@ -67,8 +70,13 @@ def located(source: str) -> list[str]:
         return [_from_timm(source.removeprefix(_TIMM))]
     if source.startswith(_HUB):
         return _from_hub(source.partition(':')[2].lstrip('/'))
-    if source.startswith(('http://', 'https://')):
+    if source.startswith(_WEB):
         return [_downloaded(source)]
+    if source.startswith(_OTHERS):
+        raise CheckpointError(
+            f'{shown(source)!r} is not read: download the file and give its path, or give an '
+            'http(s) URL'
+        )
     path = os.path.expanduser(source.removeprefix(_LOCAL))
     if os.path.isdir(path):
         return _in_folder(Path(path))

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx.experimental import _config as fx_config
 
+from mmvttt.arguments import check_new_file
 from mmvttt.checkpoints.atomic_write import replacing
 from mmvttt.errors import UsageError, first_line
 from ttt_kernels import decompositions
@@ -87,11 +88,12 @@ def export_module(
 
 
 def require_format(out: str | os.PathLike[str]) -> str:
-    """The suffix of a file to write; checks the packages for its format.
+    """The suffix of a file to write; checks the file and the packages for its format.
 
     Raises:
-        UsageError: Another suffix, or a missing package.
+        UsageError: Another suffix, a missing package, or a file that cannot be written.
     """
+    check_new_file(out)
     suffix = Path(out).suffix
     if suffix not in SUFFIXES:
         raise UsageError(f'--out {os.fspath(out)!r} must end in {", ".join(SUFFIXES)}')

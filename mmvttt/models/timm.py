@@ -13,6 +13,7 @@ from timm.models import build_model_with_cfg, generate_default_cfgs, register_mo
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
+from ..arguments import check_int
 from ..checkpoints.shipped import shipped_file
 from .backbones import T5, HViT3, ViT3, Vittt
 from .layers import to_map
@@ -39,7 +40,8 @@ class Classifier(nn.Module):
         backbone: Further options of the backbone: `arch`, `drop_path_rate`, `mixer`, ….
 
     Raises:
-        ValueError: If the backbone pools by class tokens or on its own, or sizes are fixed.
+        ValueError: If the backbone pools by class tokens or on its own, sizes are fixed, or
+            `num_classes` is negative.
     """
 
     backbone: Any
@@ -58,6 +60,7 @@ class Classifier(nn.Module):
         **backbone: Any,
     ) -> None:
         super().__init__()
+        check_int('num_classes', num_classes, 0)
         if not (dynamic_img_size and dynamic_img_pad):
             raise ValueError(
                 'dynamic_img_size=False or dynamic_img_pad=False: images of any size are taken, '
@@ -224,6 +227,7 @@ class Classifier(nn.Module):
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """A new head for `num_classes` (0 for none), with another pooling if one is given."""
+        check_int('num_classes', num_classes, 0)
         self.num_classes = num_classes
         self.head.reset(num_classes, pool_type=global_pool)
 

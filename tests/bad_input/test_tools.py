@@ -1,6 +1,7 @@
 """Command lines of the tools with wrong files, names and numbers: one sentence, no traceback."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,10 @@ import pytest
 import torch
 
 from mmvttt import distributions
+from mmvttt.errors import UsageError
+from mmvttt.openmmlab.analysis.probe import probe_models
+from mmvttt.openmmlab.apis.evaluate import evaluate
+from mmvttt.openmmlab.apis.export import export_model
 
 from ..reliability.data.sets import coco, coco_dataset, config, make_coco, write
 
@@ -103,6 +108,7 @@ def test_wrong_words_files_and_configs(run: Callable, args: tuple) -> None:
     assert all(word in error for word in WORDS[args]), error
 
 
+FOLDERS_OF_EVALUATE = ('mistakes', 'show_dir', 'work_dir')
 DETECTOR = (DEMO, 'other.pth')
 # Arguments before a file to write, and before a folder.
 FILES = (
@@ -120,6 +126,7 @@ FOLDERS = (
     ('probe', QUICK[0], 'empty', 'empty', '--out'),
     ('test', *DETECTOR, '--mistakes'),
     ('test', *DETECTOR, '--show-dir'),
+    ('test', *DETECTOR, '--work-dir'),
 )
 
 
@@ -134,6 +141,20 @@ def test_outputs_are_tried_before_the_work(run: Callable, tools: Any, args: tupl
     tools.patch.setattr('os.access', lambda *_: False)
     assert 'is read-only' in run(*args, 'empty/new/out.pth', status=2)
     assert not any(Path('empty').iterdir())
+
+
+def test_outputs_are_tried_before_the_work_from_python(tmp_path: Path) -> None:
+    (file := tmp_path / 'text.txt').write_text('a file')
+    folder = str(file / 'new')
+    cases = [partial(evaluate, DEMO, 'gone.pth', **{name: folder}) for name in FOLDERS_OF_EVALUATE]
+    cases += [
+        partial(evaluate, DEMO, file, out=f'{folder}/a.pkl'),
+        lambda: next(export_model('no_model', None, f'{folder}/a.onnx')),
+        partial(probe_models, 'no_model', tmp_path, tmp_path, out=file),
+    ]
+    for case in cases:
+        with pytest.raises(UsageError, match=r"text\.txt' is not a folder: give another path"):
+            case()
 
 
 def test_check_data(tools: Any, tmp_path: Path) -> None:

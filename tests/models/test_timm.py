@@ -2,6 +2,7 @@
 
 import os
 import zipfile
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -305,6 +306,12 @@ def test_bad_options_are_named() -> None:
     for mode in ('head', 'max'):
         with pytest.raises(ValueError, match=f"cls_mode='{mode}'.*global_pool"):
             reduced('vittt_tiny_patch16_224', cls_mode=mode)
+    for change in (
+        partial(reduced, 'h_vit3_tiny', num_classes=-3),
+        partial(model.reset_classifier, -3),
+    ):
+        with pytest.raises(ValueError, match='num_classes=-3: give an integer, 0 or more'):
+            change()
     with pytest.raises(ValueError, match='dynamic_img_size=False'):
         reduced('vittt_tiny_patch16_224', dynamic_img_size=False)
     with pytest.raises(ValueError, match='return_prefix_tokens=True'):

@@ -27,6 +27,7 @@ from mmvttt.analysis.probe import (
     pooled_features,
     probe,
 )
+from mmvttt.arguments import check_new_folder
 from mmvttt.checkpoints.atomic_write import write_whole
 from mmvttt.checkpoints.load import load_pretrained
 from mmvttt.checkpoints.read import read_weights, saved_classes
@@ -72,13 +73,14 @@ def probe_models(
 
     Raises:
         DataError: If a folder is missing or has too few images.
-        UsageError: If scikit-learn is missing, the model has no weights, or its patches do not
-            divide the shape.
+        UsageError: If scikit-learn is missing, `out` cannot be written, the model has no weights,
+            or its patches do not divide the shape.
     """
     if find_spec('sklearn') is None:
         raise UsageError("probes need scikit-learn: pip install 'mmvttt[demo]'")
-    counts = most or (None, None)
     # Before a model is built.
+    check_new_folder(out)
+    counts = most or (None, None)
     if maps:
         pairs = [labelled_images(*p) for p in zip((train, test), maps, counts, strict=True)]
     else:

@@ -11,6 +11,7 @@ from mmengine.config import Config, ConfigDict
 from mmengine.model import is_model_wrapper
 from mmengine.runner import Runner
 
+from mmvttt.arguments import check_new_file, check_new_folder
 from mmvttt.checkpoints.read import require_same_classes
 from mmvttt.deploy.cuda_graph import replay_cuda_graph
 from mmvttt.deploy.runtime import open_exported
@@ -113,13 +114,16 @@ def evaluate(
         The metrics.
 
     Raises:
-        UsageError: An option does not fit the config, or there is no such checkpoint.
+        UsageError: An option does not fit the config, there is no such checkpoint, or a path cannot
+            be written.
         DataError: Before anything is built, where the test data is missing, or cannot be what is
             meant.
         CheckpointError: The checkpoint cannot be read, or has next to nothing for the model.
     """
     predictor = _predictor(tta, amp, cuda_graph, file)
     cfg = read_config(config, _NEEDED, **config_args)
+    for folder in filter(None, (cfg.work_dir, show_dir, mistakes)):
+        check_new_folder(folder)
     cfg.load_from, cfg.resume = existing(checkpoint), False
     kind = cfg.get('runner_type')
     if str(getattr(kind, '__name__', kind)).rpartition('.')[2] == 'FlexibleRunner':
@@ -214,6 +218,7 @@ def show_predictions(cfg: Config, folder: str) -> None:
 
 
 def _dump(scope: str | None, out: str) -> Any:
+    check_new_file(out)
     if not out.endswith(('.pkl', '.pickle')):
         raise UsageError(f'--out {out!r} must end in .pkl or .pickle: predictions are pickled')
     if scope == 'mmdet':
