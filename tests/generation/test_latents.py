@@ -207,6 +207,14 @@ def test_a_damaged_cache_is_refused_when_it_is_opened(damage, cache: Path, tmp_p
     assert str(folder) in str(error.value)
 
 
+def test_a_file_that_is_shortened_while_it_is_read(cache: Path, tmp_path: Path) -> None:
+    """Reading beyond its end would kill the process with SIGBUS."""
+    data = CachedLatents(shutil.copytree(cache, tmp_path / 'cache'))
+    os.truncate(tmp_path / 'cache' / 'moments.npy', 10_000)
+    with pytest.raises(DataError, match=r"moments\.npy' was shortened to 10000 bytes"):
+        data[6]
+
+
 def test_other_layouts_of_the_same_numbers(cache: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(cache, tmp_path / 'cache')
     moments(lambda m: np.asfortranarray(m.astype('>f4')))(folder)

@@ -13,6 +13,7 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
+from mmap import mmap
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -66,7 +67,7 @@ class CachedLatents(Dataset):
                 f'{where} has {done} of {count} images: continue it by tools/cache_latents.py'
             )
         self.metainfo = dict(classes=self.notes.get('classes', []))
-        self._arrays: dict[str, np.ndarray] = {}
+        self._arrays: dict[str, np.memmap] = {}
         for name in ('moments', *(conditions or ())):
             if name not in self.arrays:
                 raise MissingDataError(
@@ -80,7 +81,7 @@ class CachedLatents(Dataset):
                 )
 
     @property
-    def arrays(self) -> dict[str, np.ndarray]:
+    def arrays(self) -> dict[str, np.memmap]:
         """Memory maps of the arrays by name, opened separately in each process."""
         if not self._arrays:
             files = sorted(self.root.glob('*.npy'))
@@ -100,8 +101,10 @@ class CachedLatents(Dataset):
         """`latents`, `(C, h, w)`, scaled for the diffusion model, and the image's conditions.
 
         Raises:
-            DataError: A number is not finite.
+            DataError: A number is not finite, or a file was shortened.
         """
+        for array in self.arrays.values():
+            _require_whole(array)
         # Copies in the machine's own byte order.
         rows = {n: a[index].astype(a.dtype.newbyteorder('=')) for n, a in self.arrays.items()}
         mirrored = int(self.flip and torch.rand(()) < 0.5)
@@ -377,6 +380,16 @@ def _open_array(path: Path) -> np.memmap:
             f'{str(path)!r} is not what a cache of latents holds ({error}): make it again'
         ) from error
     return array
+
+
+def _require_whole(array: np.memmap) -> None:
+    """Raises DataError if a file was shortened under its map, whose end cannot be read then."""
+    file: Any = array.base
+    if isinstance(file, mmap) and file.size() < array.offset + array.nbytes:
+        raise DataError(
+            f'{str(array.filename)!r} was shortened to {file.size()} bytes while it was read: make '
+            'the cache again, in another folder'
+        )
 
 
 def _note(out: Path, notes: Mapping[str, Any], done: int) -> None:
