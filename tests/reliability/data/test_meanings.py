@@ -215,22 +215,29 @@ def test_corners_as_boxes(boxes: Path, with_masks: bool, number: int, fatal: boo
 
 
 @pytest.mark.parametrize(
-    ('width', 'area', 'mask', 'kind'),
+    ('box', 'area', 'mask', 'kind'),
     [
         # Corners of a mask 16 × 20 may be off by a pixel and 2 % of its longer side.
-        (21.3, 1, [4, 6, 20, 6, 20, 26, 4, 26], 'corners'),
-        (21.5, 1, [4, 6, 20, 6, 20, 26, 4, 26], 'none'),
+        ([4, 6, 21.3, 26], 1, [4, 6, 20, 6, 20, 26, 4, 26], 'corners'),
+        ([4, 6, 21.5, 26], 1, [4, 6, 20, 6, 20, 26, 4, 26], 'none'),
         # Without a mask, the area of (4, 6, 20, 26) as corners may be off by 1 %.
-        (20, 320 * 1.009, [], 'corners'),
-        (20, 320 * 1.012, [], 'none'),
-        (20, 20 * 26, [], 'none'),
-        (20, 0, [], None),
+        ([4, 6, 20, 26], 320 * 1.009, [], 'corners'),
+        ([4, 6, 20, 26], 320 * 1.012, [], 'none'),
+        ([4, 6, 20, 26], 20 * 26, [], 'none'),
+        # Both readings of the box have this area.
+        ([0, 0, 20, 26], 20 * 26, [], 'none'),
+        ([4, 6, 20, 26], 0, [], None),
+        # Boxes may cover half of their mask, and areas exceed them by 10 % and two pixels.
+        ([4, 6, 16, 10.2], 1, [4, 6, 20, 6, 20, 26, 4, 26], 'none'),
+        ([4, 6, 16, 9.8], 1, [4, 6, 20, 6, 20, 26, 4, 26], 'other'),
+        ([4, 6, 2, 2], 6.3, [], 'none'),
+        ([4, 6, 2, 2], 6.5, [], 'other'),
     ],
 )
 def test_the_thresholds_of_corners(
-    width: float, area: float, mask: list[float], kind: str | None
+    box: list[float], area: float, mask: list[float], kind: str | None
 ) -> None:
-    ann = dict(bbox=[4, 6, width, 26], area=area, segmentation=[mask] if mask else [])
+    ann = dict(bbox=box, area=area, segmentation=[mask] if mask else [])
     assert _contradiction(ann) == kind
 
 
@@ -387,10 +394,14 @@ def test_the_account_of_each_class(boxes: Path) -> None:
     content['annotations'][1]['segmentation'] = [[]]
     content['annotations'][3]['area'] = 0
     write(boxes, content)
+    (boxes / 'images/more').mkdir()
+    for name in ('4.JPG', 'more/0.jpg', 'notes.txt'):
+        (boxes / 'images' / name).touch()
     cfg = config(coco_dataset(boxes), model=dict(test_cfg=dict(rcnn=dict(max_per_img=1))))
     found = only(cfg)
     assert found.account == (
-        'learned: cat 3 (not 1 crowds), dog 2 (not 1 with an empty mask, 1 without area)'
+        'learned: cat 3 (not 1 crowds), dog 2 (not 1 with an empty mask, 1 without area); '
+        '2 pictures beside them that are not listed'
     )
     (warning,) = [w for w in found.warnings if 'max_per_img' in w]
     assert warning.startswith('2 pictures have more than max_per_img=1 objects (up to 2)')

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from .findings import LEARNED, Findings, Scope
-from .images import check_images, spread
+from .images import check_images, pictures_in, spread
 
 # A larger file is not parsed before a training: 50 MB take a second, COCO's train2017 ten.
 LARGEST = 50 * 2**20
@@ -143,6 +143,10 @@ def check_coco(
                 findings.warn('images without a box', image['file_name'])
     files = [(os.path.join(image_folder, i['file_name']), sizes[i['id']]) for i in images]
     findings.files = {os.path.realpath(file) for file, _ in files}
+    if image_folder:
+        listed_files = {os.path.normpath(file) for file, _ in files}
+        pictures = map(os.path.normpath, pictures_in(image_folder, scope))
+        findings.unlisted = sum(path not in listed_files for path in pictures)
     check_images(files, findings, scope)
 
 

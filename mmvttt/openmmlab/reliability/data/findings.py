@@ -38,6 +38,7 @@ class Findings:
         classes: Names of its labels 0, 1, …, or None if unknown.
         counts: Class → objects or pictures that are learned, and those that are not, by reason.
         files: Paths of its pictures.
+        unlisted: Number of further pictures in their folder.
     """
 
     place: str
@@ -45,6 +46,7 @@ class Findings:
     classes: tuple[str, ...] | None = None
     counts: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     files: set[str] = field(default_factory=set)
+    unlisted: int = 0
     # Examples by (whether it is an error, its text).
     _found: dict[tuple[bool, str], list[str]] = field(default_factory=lambda: defaultdict(list))
 
@@ -64,7 +66,8 @@ class Findings:
             others = ', '.join(f'{n} {reason}' for reason, n in counts.items() if reason != LEARNED)
             parts.append(f'{name} {counts[LEARNED]}' + (f' (not {others})' if others else ''))
         more = f', … ({len(self.counts)} classes)' if len(self.counts) > _CLASSES else ''
-        return f'learned: {", ".join(parts)}{more}'
+        beside = f'; {self.unlisted} pictures beside them that are not listed'
+        return f'learned: {", ".join(parts)}{more}{beside if self.unlisted else ""}'
 
     @property
     def errors(self) -> list[str]:

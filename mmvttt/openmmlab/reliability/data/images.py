@@ -121,16 +121,22 @@ def check_unread(
         scope: How much to look at.
         case: Whether capitals matter in the suffixes.
     """
+    for path in pictures_in(folder, scope):
+        if not (path if case else path.lower()).endswith(suffixes):
+            findings.warn(
+                f'pictures that are not read, because their names do not end in '
+                f'{" or ".join(suffixes)}',
+                path,
+            )
+
+
+def pictures_in(folder: str, scope: Scope) -> Iterator[str]:
+    """Yields the pictures in a folder and below; if not thorough, among its first files."""
     left = None if scope.thorough else _SEARCHED
     for path, _, names in os.walk(folder):
         for name in names[:left]:
-            read = name if case else name.lower()
-            if name.lower().endswith(_PICTURES) and not read.endswith(suffixes):
-                findings.warn(
-                    f'pictures that are not read, because their names do not end in '
-                    f'{" or ".join(suffixes)}',
-                    os.path.join(path, name),
-                )
+            if name.lower().endswith(_PICTURES):
+                yield os.path.join(path, name)
         if left is not None and (left := left - len(names)) <= 0:
             return
 
