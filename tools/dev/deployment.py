@@ -153,11 +153,7 @@ def main() -> int:
 
 
 def read(path: Path, about: dict[str, object]) -> list[dict[str, object]]:
-    """The rows of a CSV of this machine, with these versions.
-
-    Raises:
-        SystemExit: It is of another machine or of other versions.
-    """
+    """The rows of a CSV of this machine, with these versions."""
     rows = list(csv.DictReader(path.open())) if path.exists() else []
     for row in rows:
         other = {key: row.get(key) for key in about if row.get(key) != about[key]}
