@@ -50,9 +50,6 @@ def resolve(op: str, backend: str | None) -> str:
     None leaves the choice to the environment variable TTT_KERNELS_BACKEND, for callers who cannot
     reach the argument. If that is unset, or names a backend that `op` does not have, `choose`
     decides.
-
-    Raises:
-        ValueError: `backend`, or the variable, is not None or one of BACKENDS.
     """
     name, wanted = 'backend', backend
     if backend is None:
@@ -165,9 +162,6 @@ def choose(
         backend: 'auto' or one of BACKENDS.
         unsupported_reason: returns why a loaded kernel module cannot run with these inputs, or
             None.
-
-    Raises:
-        RuntimeError: `backend` is 'triton' or 'numba' and that kernel cannot run.
     """
     wanted = backend
     if backend == 'auto':

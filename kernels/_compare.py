@@ -38,11 +38,7 @@ class Examples:
 
 
 def compare(name: str, dtype: torch.dtype, device: torch.device) -> str | None:
-    """How the op's kernel differs from the reference in fp64, or None.
-
-    Raises:
-        RuntimeError: The kernel cannot be imported.
-    """
+    """How the op's kernel differs from the reference in fp64, or None."""
     op, kernel = OPS[name], _backend.load_kernel(name)
     if isinstance(kernel, str):
         raise RuntimeError(kernel)

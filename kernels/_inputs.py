@@ -40,12 +40,7 @@ def to_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def check_tensors(op: str, tensors: Sequence[tuple[str, Any]]) -> None:
-    """Checks that all are dense tensors on the device of the first.
-
-    Raises:
-        TypeError: not a tensor, or a sparse one.
-        ValueError: not on the device of the first.
-    """
+    """Checks that all are dense tensors on the device of the first."""
     first_name, first = tensors[0]
     for name, x in tensors:
         if not isinstance(x, Tensor):
@@ -126,11 +121,7 @@ def check_not_empty(op: str, name: str, x: Tensor, **sizes: int) -> None:
 
 
 def direction_letters(op: str, directions: tuple[str, ...]) -> str:
-    """Directions of scans as one string such as 'fb', as a registered op takes them.
-
-    Raises:
-        ValueError: there are none, or one is unknown.
-    """
+    """Directions of scans as one string such as 'fb', as a registered op takes them."""
     if not isinstance(directions, tuple | list) or len(directions) == 0:
         raise ValueError(
             f"{op}: directions must be a non-empty tuple such as ('forward', 'backward'), "
@@ -200,12 +191,7 @@ def check_map(op: str, name: str, x: Tensor, h: int, w: int) -> None:
 
 
 def check_inner_step(op: str, q: Tensor, k: Tensor, v: Tensor, **weights: Tensor) -> None:
-    """Checks tokens `(B, N, H, d)` of one shape and dtype, and weights `(H, d, d)` in fp32 or fp64.
-
-    Raises:
-        TypeError: a wrong dtype.
-        ValueError: a wrong shape, or N, H or d = 0.
-    """
+    """Checks tokens `(B, N, H, d)` of one shape and dtype, and weights `(H, d, d)` in fp32 or fp64."""
     if q.dim() != 4:
         raise ValueError(
             f'{op}: q must have shape (B, N, H, d), got {q.dim()} dimensions: {tuple(q.shape)}'

@@ -5,9 +5,9 @@ that a program that has imported mmengine also gets `mmvttt.openmmlab`.
 """
 
 import sys
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .on_demand import OnDemand
 from .version import __version__
 
 if TYPE_CHECKING:
@@ -30,24 +30,16 @@ __all__ = [
     'linearize',
     'load',
 ]
-_MODULES = {
-    'HViT3': 'models.backbones',
-    'Linearization': 'models.linearize',
-    'T5': 'models.backbones',
-    'TimmViT': 'models.backbones',
-    'ViT3': 'models.backbones',
-    'ViTAdapter': 'models.adapters',
-    'Vittt': 'models.backbones',
-    'distil': 'models.distillation',
-    'linearize': 'models.linearize',
-    'load': 'by_name',
-}
+_NAMES = OnDemand(
+    __name__,
+    by_name='load',
+    models='T5 HViT3 TimmViT ViT3 ViTAdapter Vittt',
+    **{'models.distillation': 'distil', 'models.linearize': 'Linearization linearize'},
+)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
-    return getattr(import_module(f'{__name__}.{_MODULES[name]}'), name)
+    return _NAMES.attribute(name)
 
 
 def __dir__() -> list[str]:

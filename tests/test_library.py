@@ -109,6 +109,14 @@ def test_no_openmmlab_and_no_opencv_is_loaded(loaded: list[str]) -> None:
     assert [name for name in loaded if name.partition('.')[0] in DOOR] == []
 
 
+def test_a_backbone_loads_no_mixer_of_another() -> None:
+    use = 'import sys, json, mmvttt; mmvttt.Vittt("tiny"); print(json.dumps(list(sys.modules)))'
+    names = json.loads(python(use))
+    assert 'mmvttt.models.layers.ttt_linear_mixer' in names
+    others = ('layers.ttt_mixer', 'layers.vit3_mixer', 'backbones.vit3', 'linearize', 'adapters')
+    assert not {f'mmvttt.models.{name}' for name in others} & set(names)
+
+
 def test_no_other_package_is_changed(loaded: list[str]) -> None:
     assert json.loads(python(CHANGED, json.dumps(loaded))) == []
 

@@ -27,7 +27,7 @@ class Inputs(NamedTuple):
     v: Tensor
     eta: Tensor  # (B, T, R, H)
     w0: Tensor  # (R, H, d, d)
-    b0: Tensor | None  # (R, H, d); this and all that follow are None for the linear inner model
+    b0: Tensor | None  # (R, H, d); this and all that follow may be None for `primal` with `linear`
     ln_weight: Tensor | None
     ln_bias: Tensor | None
     token_scale: Tensor | None  # (R, mini_batch_size); None is ones
@@ -46,21 +46,17 @@ def primal(
     directions: str,
     mini_batch_size: int,
     eps: float = 1e-6,
-    inner: str = 'ln_residual',
+    linear: bool = False,
 ) -> Tensor:
-    """The literal definition, token by token (App. A.1). Slow; differentiable; for tests.
+    """The literal definition, token by token (App. A.1): slow, differentiable.
 
-    Args:
-        inner: 'ln_residual' is f(x) = x + LN(xW + c) (App. B, Remarks); 'linear' is the f(x) = xW
-            of Theorems 1 and 2, which ignores `b0`, `ln_weight` and `ln_bias` (None will do).
-
-    The inner loss is ½‖f(k) − v‖², so a step ℓ = 1 is the theorems' η = ½ on ‖f(k) − v‖².
+    f(x) = x + LN(xW + c) (App. B, Remarks), or with `linear` the f(x) = xW of Theorems 1 and 2 and
+    docs/theory.md, without `b0` and LayerNorm. The inner loss is ½‖f(k) − v‖², so a step ℓ = 1 is
+    the theorems' η = ½ on ‖f(k) − v‖².
 
     Returns:
         O, `(B, T, R, H, d)`.
     """
-    if inner not in ('ln_residual', 'linear'):
-        raise ValueError(f"inner must be 'ln_residual' or 'linear', got {inner!r}")
     q, k, v, eta, w0, b0, ln_weight, ln_bias, token_scale = inputs
     batch, tokens, _, _, dim = q.shape
     dtype, state = q.dtype, state_dtype(q.dtype)
@@ -68,7 +64,7 @@ def primal(
 
     def f(w: Tensor, c: Tensor, x: Tensor) -> Tensor:
         z = (x.unsqueeze(-2) @ w).squeeze(-2)
-        if inner == 'linear':
+        if linear:
             return z
         return x + F.layer_norm(z + c, (dim,), eps=eps) * ln_weight + ln_bias
 

@@ -124,9 +124,6 @@ def measure(
         warmup: Batches before them.
         in_channels: Channels of the images.
         cuda_graph: Replay a CUDA graph of the network; the memory is without the graph.
-
-    Raises:
-        UsageError: With `cuda_graph` on a CPU or for training, see `Replayed`.
     """
     device = torch.device(device)
     network = network.to(device).train(train)
@@ -180,9 +177,6 @@ def compute(
     """Computes FLOPs and memory of a network at fp32 from shapes, without running it.
 
     Takes the arguments of `measure`; counts the FLOPs of inference.
-
-    Raises:
-        UsageError: As `count_cost` and `computed_peak`.
     """
     peak = round(computed_peak(network, size, batch, train, in_channels), 1)
     counted = count(network, batch, size, in_channels)
@@ -258,11 +252,7 @@ def write_csv(rows: Iterable[Measurement], path: str | os.PathLike[str]) -> Path
 
 
 def read_csv(path: str | os.PathLike[str]) -> list[Measurement]:
-    """Reads a file of `write_csv`.
-
-    Raises:
-        DataError: The file is missing or another table.
-    """
+    """Reads a file of `write_csv`."""
     kinds = get_type_hints(Measurement)
     try:
         with Path(path).open(newline='') as file:

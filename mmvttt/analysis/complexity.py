@@ -93,9 +93,6 @@ def computed_peak(
         batch: Images at once.
         train: Whether to run the backward pass too.
         in_channels: Channels of the images.
-
-    Raises:
-        UsageError: The network's work depends on values of tensors.
     """
     # Loads torch.distributed.
     from torch.distributed._tools.mem_tracker import MemTracker

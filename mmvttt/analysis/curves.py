@@ -29,9 +29,6 @@ def read_scalars(work_dir: str | os.PathLike[str]) -> Run:
         The training scalars and the evaluated ones, each as {name: {step: value}}, in order of the
         steps. A later run overwrites the steps that it repeats. A step counts iterations in
         training, and for evaluations what the training loop counts (epochs or iterations).
-
-    Raises:
-        FileNotFoundError: if nothing was logged there.
     """
     files = sorted(Path(work_dir).glob(_SCALARS), key=lambda path: path.parts[-3])
     if not files:
@@ -72,10 +69,6 @@ def plot_curves(
 
     Returns:
         `out` as a path.
-
-    Raises:
-        KeyError: A metric was never evaluated.
-        ValueError: There is nothing to draw.
     """
     known = sorted({name for _, evaluated in runs.values() for name in evaluated})
     unknown = [name for name in metrics or () if name not in known]

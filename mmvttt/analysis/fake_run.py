@@ -50,11 +50,7 @@ def fake_copy(network: nn.Module, image: tuple[int, ...]) -> Tensor:
 
 @contextmanager
 def values_are_errors(network: nn.Module) -> Iterator[None]:
-    """Context in which a fake network runs.
-
-    Raises:
-        UsageError: A part has no forward pass, or its work depends on values.
-    """
+    """Context in which a fake network runs."""
     try:
         yield
     except (NotImplementedError, DataDependentOutputException, DynamicOutputShapeException) as e:

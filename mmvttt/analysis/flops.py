@@ -70,9 +70,6 @@ def count_cost(network: nn.Module, size: tuple[int, int], in_channels: int = 3) 
         network: Takes an image `(1, in_channels, H, W)`. It loses its weights.
         size: (height, width) of the image in pixels.
         in_channels: Channels of the image.
-
-    Raises:
-        UsageError: A part has no forward pass, or needs values of the image.
     """
     # Some models assign parameters to modules, whose gradients torch would then track.
     image = fake_copy(network.eval().requires_grad_(False), (1, in_channels, *size))

@@ -46,9 +46,6 @@ def inspect_model(look: Look, what: Iterable[str]) -> list[Path]:
 
     A diagnostic that has nothing to look at in this model is logged as a warning where another one
     has.
-
-    Raises:
-        UsageError: A diagnostic does not exist, or the model has nothing that any looks at.
     """
     names = list(what)
     unknown = [name for name in names if name not in DIAGNOSTICS]

@@ -20,11 +20,7 @@ _SUFFIXES = ('.jpg', '.jpeg', '.png', '.webp', '.bmp')
 
 
 def class_folder(root: Path, most: int | None = None) -> tuple[list[Path], np.ndarray, list[str]]:
-    """Images of `ROOT/CLASS/*`, their classes as numbers, and the names; evenly at most so many.
-
-    Raises:
-        DataError: If there is no such folder, or it has fewer than two classes with images.
-    """
+    """Images of `ROOT/CLASS/*`, their classes as numbers, and the names; evenly at most so many."""
     if not root.is_dir():
         raise DataError(f'there is no folder {str(root)!r}: give FOLDER/CLASS/*.jpg.')
     pairs = [
@@ -75,11 +71,7 @@ def pooled_features(
 def labelled_images(
     images: Path, maps: Path, most: int | None = None
 ) -> tuple[list[Path], list[Path]]:
-    """Images of a folder and those below it, and their label maps, of the same names in `maps`.
-
-    Raises:
-        DataError: If there is no image, or one has no `.png` in `maps`.
-    """
+    """Images of a folder and those below it, and their label maps, of the same names in `maps`."""
     files = sorted(p for p in images.rglob('*') if p.suffix.lower() in _SUFFIXES)
     if most is not None and most < len(files):
         files = [files[i * len(files) // most] for i in range(most)]

@@ -72,9 +72,6 @@ def receptive_fields(model: nn.Module, images: Tensor) -> dict[str, ReceptiveFie
 
     Returns:
         A field for each map of `feature_maps`.
-
-    Raises:
-        UsageError: As `feature_maps`; no pixel changes a centre cell; too little memory.
     """
     totals: dict[str, Tensor] = {}
     sizes: dict[str, tuple[int, int]] = {}
@@ -124,9 +121,6 @@ def last_map(model: nn.Module, images: Tensor) -> Tensor:
         model: A classifier, detector or segmentor of OpenMMLab, whose backbone is taken, with
             pooled features or maps; a backbone; a model of timm.
         images: `(B, 3, H, W)`.
-
-    Raises:
-        UsageError: The model has no map.
     """
     backbone = backbone_of(model)
     if isinstance(model, Classifier):

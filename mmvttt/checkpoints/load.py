@@ -184,11 +184,7 @@ def _found_prefix(
     fit: Callable[[dict[str, Tensor]], StateDict],
     source: str,
 ) -> str:
-    """The prefix under which most of a checkpoint matches; `''` if that suffices, or none does.
-
-    Raises:
-        CheckpointMismatchError: As many match under another prefix.
-    """
+    """The prefix under which most of a checkpoint matches; `''` if that suffices, or none does."""
 
     def matched(prefix: str) -> int:
         try:

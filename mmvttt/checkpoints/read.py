@@ -149,11 +149,7 @@ def read_content(
 
 
 def _joined(parts: Mapping[str, Mapping[str, Any]], index: Mapping[str, str]) -> dict[str, Any]:
-    """The tensors of shards, each in the one that the index names.
-
-    Raises:
-        CheckpointError: A tensor is in several shards, in none, or in another one.
-    """
+    """The tensors of shards, each in the one that the index names."""
     files = [(name, os.path.basename(path)) for path, part in parts.items() for name in part]
     if wrong := sorted({*files} ^ {*index.items()}):
         name = wrong[0][0]

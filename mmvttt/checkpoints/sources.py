@@ -212,12 +212,7 @@ def _from_timm(name: str) -> str:
 
 
 def _download(url: str, path: str) -> None:
-    """Downloads a file, which gets its name once all of it is there.
-
-    Raises:
-        OSError: The server does not answer for a minute, or ends early.
-        ValueError: The digest in the name, by torch's convention, is of another content.
-    """
+    """Downloads a file, which gets its name once all of it is there."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     partial = f'{path}.{os.getpid()}{PARTIAL}'
     _log.info('downloading %s to %s', shown(url), path)

@@ -1,6 +1,16 @@
 """The library: layers, backbones, the adapter around them, linearizing, generation."""
 
-from .adapters import ViTAdapter
-from .backbones import T5, HViT3, TimmViT, ViT3, Vittt
+from typing import TYPE_CHECKING, Any
+
+from ..on_demand import OnDemand
+
+if TYPE_CHECKING:
+    from .adapters import ViTAdapter
+    from .backbones import T5, HViT3, TimmViT, ViT3, Vittt
 
 __all__ = ['T5', 'HViT3', 'TimmViT', 'ViT3', 'ViTAdapter', 'Vittt']
+_NAMES = OnDemand(__name__, adapters='ViTAdapter', backbones='T5 HViT3 TimmViT ViT3 Vittt')
+
+
+def __getattr__(name: str) -> Any:
+    return _NAMES.attribute(name)

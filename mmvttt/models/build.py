@@ -1,8 +1,8 @@
 """Builds parts of a model from an option: a class, a callable, a name, or a dict.
 
 `mixer=`, `inner=`, `loss=`, `key_norm=`, `norm_layer=` and `backbone=` all go through here. A name
-is one of the library's own; names of other packages are looked up in OpenMMLab's registries once
-`mmvttt.openmmlab` is imported.
+is one of `own`, the library's parts; names of other packages are looked up in OpenMMLab's
+registries once `mmvttt.openmmlab` is imported. `option` is the option's name, for errors.
 """
 
 import inspect
@@ -27,17 +27,7 @@ def set_resolver(resolver: Resolver) -> None:
 
 
 def find_part(option: str, kind: Any, own: Mapping[str, Any]) -> Any:
-    """The class or function that an option names.
-
-    Args:
-        option: Name of the option, for the error.
-        kind: The class or function itself, or its name, with or without the scope `mmvttt.`.
-        own: The library's parts by name.
-
-    Raises:
-        TypeError: If `kind` is neither, or a module that is built already.
-        ValueError: If there is no part of this name.
-    """
+    """The class or function of an option: itself, or a name with or without `mmvttt.`."""
     if not isinstance(kind, str):
         if isinstance(kind, nn.Module):
             raise TypeError(
@@ -63,17 +53,7 @@ def find_part(option: str, kind: Any, own: Mapping[str, Any]) -> Any:
 
 
 def split_config(option: str, value: Any, own: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The class or function of an option, and its own options.
-
-    Args:
-        option: Name of the option, for the error.
-        value: A class, a function, a name, or a dict with its `type` and options.
-        own: The library's parts by name.
-
-    Raises:
-        TypeError: If `value` is none of these, or a dict without a type.
-        ValueError: If there is no part of this name.
-    """
+    """The class or function of an option, and the options beside `type` if it is a dict."""
     if not isinstance(value, Mapping):
         return find_part(option, value, own), {}
     options = dict(value)
@@ -85,11 +65,7 @@ def split_config(option: str, value: Any, own: Mapping[str, Any]) -> tuple[Any, 
 
 
 def build_part(option: str, kind: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """Calls a class or function, with an error that names unknown options.
-
-    Raises:
-        TypeError: If an option is unknown or missing.
-    """
+    """Calls a class or function, with an error that names unknown options."""
     try:
         parameters = inspect.signature(kind)
     except ValueError:
@@ -110,17 +86,7 @@ def build_part(option: str, kind: Callable[..., Any], *args: Any, **options: Any
 
 
 def build_function(option: str, value: Any, own: Mapping[str, Any]) -> Callable[..., Any]:
-    """A function from an option: itself, a name, an instance of a class, or with arguments.
-
-    Args:
-        option: Name of the option, for the error.
-        value: A function or class, a name, or a dict with its `type` and keyword arguments.
-        own: The library's functions by name.
-
-    Raises:
-        TypeError: If `value` is none of these.
-        ValueError: If there is no function of this name.
-    """
+    """A function from an option: itself, an instance of a class, or with the dict's arguments."""
     kind, options = split_config(option, value, own)
     if isinstance(kind, type):
         return build_part(option, kind, **options)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..arguments import check_int
 from ..checkpoints.shipped import shipped_file
 from .backbones import T5, HViT3, ViT3, Vittt
-from .layers import to_map
+from .layers.conv import to_map
 from .linearize import folder  # noqa: F401 - registers linear_vit
 
 __all__ = ['Classifier', 'StagedClassifier']
@@ -38,10 +38,6 @@ class Classifier(nn.Module):
         dynamic_img_size, dynamic_img_pad: Options of timm's vision transformers. Images of any size
             are taken.
         backbone: Further options of the backbone: `arch`, `drop_path_rate`, `mixer`, ….
-
-    Raises:
-        ValueError: If the backbone pools by class tokens or on its own, sizes are fixed, or
-            `num_classes` is negative.
     """
 
     backbone: Any
@@ -131,9 +127,6 @@ class Classifier(nn.Module):
             output_fmt: 'NCHW' for maps `(B, C_i, h_i, w_i)`, 'NLC' for tokens `(B, h_i·w_i, C_i)`.
             intermediates_only: Whether to leave out the final normed map.
             output_dict: Whether to return `{'image_intermediates': […], 'image_features': …}`.
-
-        Raises:
-            ValueError: For another `output_fmt`.
         """
         if output_fmt not in ('NCHW', 'NLC'):
             raise ValueError(f"output_fmt={output_fmt!r}: choose 'NCHW' or 'NLC'.")
@@ -168,9 +161,6 @@ class Classifier(nn.Module):
             reshape: Whether to return maps `(B, C, h, w)`, or tokens `(B, h·w, C)`.
             return_prefix_tokens: Refused: there are none.
             norm: Whether to apply the final norm.
-
-        Raises:
-            ValueError: With `return_prefix_tokens`.
         """
         if return_prefix_tokens:
             raise ValueError(

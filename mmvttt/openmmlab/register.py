@@ -19,7 +19,7 @@ from mmvttt.models.generation.losses import DDPMLoss, FlowLoss
 from mmvttt.models.layers.inner_losses import INNER_LOSSES as OWN_LOSSES
 from mmvttt.models.layers.inner_models import INNER_MODELS as OWN_INNER_MODELS
 from mmvttt.models.layers.key_norms import KEY_NORMS as OWN_KEY_NORMS
-from mmvttt.models.layers.mixers import MIXERS
+from mmvttt.models.layers.mixer import MIXERS
 
 from .registry import INNER_LOSSES, INNER_MODELS, KEY_NORMS, MODELS, WEIGHT_INITIALIZERS
 

@@ -14,7 +14,8 @@ from mmvttt.analysis.receptive_field import (
 )
 from mmvttt.errors import UsageError
 from mmvttt.models import timm as _registers  # noqa: F401
-from mmvttt.models.backbones import DESIGN_ROUTE, HViT3, ViT3, Vittt
+from mmvttt.models.backbones import HViT3, ViT3, Vittt
+from mmvttt.models.backbones.vittt import DESIGN_ROUTE
 from mmvttt.openmmlab.analysis.models import find_model
 
 ARCH = dict(embed_dims=16, num_layers=2, num_heads=2, feedforward_channels=32)

@@ -17,7 +17,7 @@ from mmengine.optim import build_optim_wrapper
 from mmengine.registry import init_default_scope
 from torch import nn
 
-from mmvttt.models.layers import DropPath
+from mmvttt.models.layers.drop_path import DropPath
 from mmvttt.openmmlab.config import config_names, load_config
 from mmvttt.openmmlab.registry import DATA_SAMPLERS, MODELS, PARAM_SCHEDULERS
 

@@ -45,7 +45,7 @@ def linear_inner(size, tokens=11):
     eta = torch.ones(q.shape[:-1], dtype=q.dtype)
     w0 = torch.zeros(1, 2, 5, 5, dtype=q.dtype)
     args = (q, k, v, eta, w0, None, None, None, None)
-    return q, k, v, primal(Inputs(*args), 'f', size, inner='linear')
+    return q, k, v, primal(Inputs(*args), 'f', size, linear=True)
 
 
 def test_theorem_1_batch_descent_is_linear_attention():
@@ -66,11 +66,6 @@ def test_theorem_2_online_descent_adapts_the_values():
     expected = torch.einsum('brhts,bsrhd->btrhd', scores, torch.stack(adapted, 1))
     assert error(found, expected) < FP64
     assert error(linear_inner(size=11)[3], expected) > 0.1
-
-
-def test_primal_knows_two_inner_models():
-    with pytest.raises(ValueError, match="'ln_residual' or 'linear', got 'mlp'"):
-        primal(Inputs(**make(3)), 'fb', 16, inner='mlp')
 
 
 # -------------------------------------------------------------------------- order, masks, causality

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mmvttt.models.layers import DropPath
+from mmvttt.models.layers.drop_path import DropPath
 
 
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from mmvttt.errors import UsageError
-from mmvttt.models.layers import InnerTraining, TTTMixer, neighborhood_attention
+from mmvttt.models.layers import InnerTraining, TTTMixer
+from mmvttt.models.layers.neighborhood import neighborhood_attention
 
 HW = (5, 7)
 PREFIX = 3

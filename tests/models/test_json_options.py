@@ -17,8 +17,7 @@ from mmvttt.models.layers.inner_models import INNER_MODELS
 from mmvttt.models.layers.inner_options import InnerOptions
 from mmvttt.models.layers.json_options import from_json, to_json
 from mmvttt.models.layers.key_norms import KEY_NORMS
-from mmvttt.models.layers.mixer import build_mixer, resolve_mixer
-from mmvttt.models.layers.mixers import MIXERS
+from mmvttt.models.layers.mixer import MIXERS, build_mixer, resolve_mixer
 from mmvttt.models.linearize.folder import save_pretrained
 
 SMALL = dict(depth=1, embed_dim=32, num_heads=2, img_size=32, num_classes=3)
@@ -38,9 +37,9 @@ def resolver(monkeypatch):
     return asked
 
 
-@pytest.mark.parametrize('option', _options(MIXERS | INNER_MODELS))
+@pytest.mark.parametrize('option', _options({**MIXERS, **INNER_MODELS}))
 def test_no_option_of_a_file_reaches_the_resolver(option, resolver):
-    for name, evil in product(MIXERS | INNER_MODELS, EVIL):
+    for name, evil in product({**MIXERS, **INNER_MODELS}, EVIL):
         mixer = {'type': name, option: evil}
         if name in INNER_MODELS:
             mixer = {'type': 'TTTMixer', 'inner': mixer}

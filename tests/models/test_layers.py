@@ -5,7 +5,8 @@ import torch
 import torch.nn.functional as F
 from timm.layers import resample_abs_pos_embed
 
-from mmvttt.models.layers import CausalConv1d, DWConv2d, PatchEmbed, resize_positions
+from mmvttt.models.layers.conv import CausalConv1d, DWConv2d
+from mmvttt.models.layers.embedding import PatchEmbed, resize_positions
 from mmvttt.models.layers.neighborhood import _block_mask
 
 

@@ -8,7 +8,8 @@ from precision import Function
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from mmvttt.models.layers import TTTLinearMixer, TTTMixer, ViT3Mixer, rotation_2d
+from mmvttt.models.layers import TTTLinearMixer, TTTMixer, ViT3Mixer
+from mmvttt.models.layers.rope import rotation_2d
 
 DIMS = 32
 GELU = dict(type='GELU')

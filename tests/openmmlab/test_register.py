@@ -13,7 +13,7 @@ from mmengine.model import BaseModule
 from mmengine.registry import MODELS as ROOT
 from torch import nn
 
-from mmvttt.models.layers.mixers import MIXERS
+from mmvttt.models.layers.mixer import MIXERS
 from mmvttt.openmmlab import register
 from mmvttt.openmmlab.registry import MODELS
 

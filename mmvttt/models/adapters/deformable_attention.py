@@ -77,10 +77,6 @@ class DeformableAttention(nn.Module):
         ratio: Channels of the sampled values as a fraction of C.
         backend: Implementation of the op: 'triton', 'numba' or 'reference'; None leaves the choice
             to it (docs/kernels.md).
-
-    Raises:
-        ValueError: If `embed_dims * ratio` is not a positive multiple of `num_heads`, or
-            `num_points` is less than 1, or there is no such backend.
     """
 
     def __init__(

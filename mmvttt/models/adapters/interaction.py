@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ..layers import DropPath, to_map
+from ..layers.conv import to_map
+from ..layers.drop_path import DropPath
 from .deformable_attention import DeformableAttention, SamplingGrid
 
 _LN_EPS = 1e-6

@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from ..layers import ConvNormAct, NormLayer
+from ..layers.norms import ConvNormAct, NormLayer
 
 
 class SpatialPrior(nn.Module):

@@ -19,9 +19,10 @@ from mmvttt.arguments import (
 )
 
 from ..backbones import BACKBONES
-from ..backbones.options import map_size
+from ..backbones.base import map_size
 from ..build import build_part, split_config
-from ..layers import NormLayer, build_norm, to_map
+from ..layers.conv import to_map
+from ..layers.norms import NormLayer, build_norm
 from .deformable_attention import Level, SamplingGrid
 from .interaction import Interaction, join_levels, split_levels
 from .spatial_prior import SpatialPrior
@@ -102,10 +103,6 @@ class ViTAdapter(nn.Module):
         deform_backend: Implementation of the deformable attention's op: 'triton', 'numba' or
             'reference'; None leaves the choice to it (docs/kernels.md). Mixers have an option of
             their own.
-
-    Raises:
-        TypeError: If `backbone` lacks a part of the contract, or an option has another type.
-        ValueError: If an option is out of range, or does not fit the backbone.
     """
 
     def __init__(

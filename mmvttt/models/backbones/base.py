@@ -1,8 +1,8 @@
-"""The contract of the plain backbones: embed → tokens and (h, w); blocks; norm."""
+"""The contract of the plain backbones (embed → tokens and (h, w); blocks; norm), and checks."""
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,13 +10,93 @@ from timm.layers import resample_patch_embed
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from mmvttt.arguments import check_choice, check_int, check_number, checked_size
+from mmvttt.arguments import (
+    check_choice,
+    check_int,
+    check_ints,
+    check_number,
+    check_rate,
+    checked_size,
+)
 
-from ..layers import PatchEmbed, resize_positions, to_map
-from .options import OUT_TYPES, check_image, map_size, resolve_indices
+from ..layers.conv import to_map
+from ..layers.embedding import PatchEmbed, resize_positions
 
 _log = logging.getLogger(__name__)
+OUT_TYPES = ('featmap', 'avg_featmap')
 INTERPOLATIONS = ('antialiased', 'bicubic')
+
+
+def map_size(x: Tensor) -> tuple[int, int]:
+    """Height and width of a map `(B, C, h, w)`, as numbers even when traced."""
+    height, width = x.shape[2], x.shape[3]
+    # torch.jit.trace, which FLOP counters use, has tensors for sizes.
+    return (int(height), int(width)) if torch.jit.is_tracing() else (height, width)
+
+
+def check_image(x: Tensor, in_channels: int, model: str) -> None:
+    """Raises an error unless `x` is an image `(B, in_channels, H, W)` of floating-point numbers."""
+    # Not len(x), which would fix the batch of an export.
+    if x.dim() == 4 and x.shape[0] == 0:
+        raise ValueError(
+            f'{model} got an empty batch, {tuple(x.shape)}: skip it, or keep an image at least.'
+        )
+    if x.dim() != 4 or x.shape[1] != in_channels or 0 in x.shape:
+        raise ValueError(
+            f'{model} takes images (B, {in_channels}, H, W), got {tuple(x.shape)}: convert the '
+            'images, or set in_channels.'
+        )
+    if not x.is_floating_point():
+        raise TypeError(
+            f'{model} takes images of floating-point numbers, got {x.dtype}: normalise them '
+            'first, as a data_preprocessor does.'
+        )
+
+
+def resolve_arch(
+    arch: str | Mapping[str, Any], zoo: Mapping[str, Mapping[str, Any]], model: str
+) -> dict[str, Any]:
+    """An architecture by name, or as a dict with the keys of the zoo.
+
+    As in mmpretrain, its depth is `num_layers` if all blocks have one width, or `depths`, a number
+    for each stage.
+    """
+    example = next(iter(zoo.values()))
+    if not isinstance(arch, Mapping):
+        if arch not in list(zoo):
+            raise ValueError(
+                f'{model} has no arch {arch!r}: choose one of {sorted(zoo)}, or give a dict with '
+                f'{sorted(example)}.'
+            )
+        return dict(zoo[arch])
+    if set(arch) != set(example):
+        raise ValueError(
+            f'The arch of {model} needs exactly the keys {sorted(example)}, got '
+            f'{sorted(map(str, arch))}.'
+        )
+    for key, value in arch.items():
+        check = check_int if isinstance(example[key], int) else check_ints
+        check(f'arch[{key!r}]', value)
+    return dict(arch)
+
+
+def drop_path_rates(rate: float, num_layers: int) -> list[float]:
+    """Stochastic depth of every block: linear from 0 at the first to `rate` at the last."""
+    check_rate('drop_path_rate', rate)
+    return [rate * i / max(num_layers - 1, 1) for i in range(num_layers)]
+
+
+def resolve_indices(indices: int | Sequence[int], num_layers: int) -> tuple[int, ...]:
+    """`out_indices` counted from the start."""
+    indices = [indices] if isinstance(indices, int) else indices
+    check_ints('out_indices', indices, -num_layers, num_layers - 1)
+    resolved = tuple(i + num_layers if i < 0 else i for i in indices)
+    if not resolved or list(resolved) != sorted(set(resolved)):
+        raise ValueError(
+            f'out_indices={list(indices)}: give one or more from {-num_layers} to '
+            f'{num_layers - 1}, each once, in ascending order.'
+        )
+    return resolved
 
 
 class PlainBackbone(nn.Module):
@@ -114,10 +194,6 @@ class PlainBackbone(nn.Module):
         square grid. Any other number is left for the report of mismatches: load such weights at the
         `img_size` of their training, then call `set_image_size`. The kernel of the patches is
         resized so that an equally enlarged image gives the same tokens (FlexiViT).
-
-        Args:
-            state_dict: Weights that are about to be loaded.
-            prefix: Prefix of the backbone's names in it.
         """
         self._adapt_positions(state_dict, prefix)
         name = f'{prefix}patch_embed.proj.weight'
@@ -148,10 +224,6 @@ class PlainBackbone(nn.Module):
 
         The image is padded at the right and the bottom to whole patches, h = ⌈H / patch⌉; the
         position embedding is resized to (h, w).
-
-        Raises:
-            TypeError: If the image holds integers.
-            ValueError: If the image has other channels, or is smaller than a patch.
         """
         check_image(x, self.in_channels, type(self).__name__)
         if x.shape[2] < self.patch_size or x.shape[3] < self.patch_size:
@@ -220,13 +292,8 @@ class PlainBackbone(nn.Module):
     def get_layer_depth(self, param_name: str, prefix: str = '') -> tuple[int, int]:
         """Layer of a parameter for layer-wise learning rates (mmpretrain's protocol).
 
-        Args:
-            param_name: The full name, e.g. `backbone.blocks.3.norm1.weight`.
-            prefix: Prefix of the backbone's names, e.g. `backbone.`.
-
-        Returns:
-            `(layer, num_layers + 2)`: 0 for the embedding, i + 1 for block i, and
-            `num_layers + 1` for the final norm and everything outside the backbone.
+        Returns `(layer, num_layers + 2)`: 0 for the embedding, i + 1 for block i, and
+        `num_layers + 1` for the final norm and everything without the prefix of the backbone.
         """
         total = self.num_layers + 2
         if not param_name.startswith(prefix):

@@ -11,17 +11,12 @@ from torch.utils.checkpoint import checkpoint
 
 from mmvttt.arguments import check_choice, check_int
 
-from ..layers import (
-    ConvNormAct,
-    Mixer,
-    MixerBlock,
-    NormLayer,
-    build_norm,
-    resolve_mixer,
-    rotation_2d,
-    to_map,
-)
-from .options import (
+from ..layers.conv import to_map
+from ..layers.mixer import Mixer, resolve_mixer
+from ..layers.mixer_block import MixerBlock
+from ..layers.norms import ConvNormAct, NormLayer, build_norm
+from ..layers.rope import rotation_2d
+from .base import (
     OUT_TYPES,
     check_image,
     drop_path_rates,
@@ -166,9 +161,6 @@ class HViT3(nn.Module):
         with_cp: See `PlainBackbone`.
         mixer: Options of `ViT3Mixer`: `scale`, `backend`; or another mixer as a class, a name or
             `dict(type=…)`, which is told the `rotation` of the map if it declares it in `extras`.
-
-    Raises:
-        ValueError: If an option is out of range.
     """
 
     arch_zoo: Mapping[str, Mapping[str, Sequence[int]]] = {
@@ -253,11 +245,6 @@ class HViT3(nn.Module):
 
         Maps `(B, C_i, ⌈H/s⌉, ⌈W/s⌉)`, s = 4, 8, 16, 32, or with `out_type='avg_featmap'` a feature
         `(B, C)`.
-
-        Raises:
-            TypeError: If the image holds integers.
-            ValueError: If the image has other channels or no pixels, or a BatchNorm is trained on
-                one cell.
         """
         outs = []
         for i, y in enumerate(self.maps(x, max(self.out_indices) + 1)):

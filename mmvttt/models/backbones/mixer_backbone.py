@@ -5,9 +5,9 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from ..layers import Mixer, MixerBlock, resolve_mixer
-from .base import PlainBackbone
-from .options import drop_path_rates, resolve_arch
+from ..layers.mixer import Mixer, resolve_mixer
+from ..layers.mixer_block import MixerBlock
+from .base import PlainBackbone, drop_path_rates, resolve_arch
 
 
 class MixerBackbone(PlainBackbone):
@@ -23,9 +23,6 @@ class MixerBackbone(PlainBackbone):
         drop_path_rate: Stochastic depth of the last block, rising linearly from 0 at the first.
         norm_eps: ε of all LayerNorms.
         options: Options of `PlainBackbone`: `img_size`, `out_indices`, …
-
-    Raises:
-        ValueError: If an option is out of range.
     """
 
     # Options of PlainBackbone that come from the arch.

@@ -21,8 +21,7 @@ from ..linearize import MapSize, linearize
 from ..linearize.linearize import Linearization
 from ..linearize.replacement import Note
 from ..linearize.vit import NOTE, from_authors
-from .base import PlainBackbone
-from .options import OUT_TYPES, check_image, map_size
+from .base import OUT_TYPES, PlainBackbone, check_image, map_size
 
 _log = logging.getLogger(__name__)
 
@@ -65,10 +64,6 @@ class TimmViT(PlainBackbone):
         out_type: 'featmap' returns maps `(B, C, h, w)`, 'avg_featmap' the means `(B, C)` of the
             patches, 'cls_token' the class token `(B, C)`.
         out_indices, frozen_stages, with_cp: See `PlainBackbone`.
-
-    Raises:
-        ValueError: If timm has no such model, or it cannot be linearized, or an option is out of
-            range.
     """
 
     def __init__(
@@ -153,10 +148,6 @@ class TimmViT(PlainBackbone):
 
         The image is padded at the right and the bottom to whole patches, h = ⌈H / patch⌉; the
         position embedding is resized to (h, w).
-
-        Raises:
-            TypeError: If the image holds integers.
-            ValueError: If the image has other channels.
         """
         check_image(x, self.in_channels, type(self).__name__)
         x = self.patch_embed(x)

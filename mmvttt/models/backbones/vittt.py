@@ -9,17 +9,11 @@ from torch import Tensor, nn
 
 from mmvttt.arguments import check_choice
 
-from ..layers import (
-    CausalConv1d,
-    DropPath,
-    DWConv2d,
-    Mixer,
-    TokenBlock,
-    TTTLinearMixer,
-    resolve_mixer,
-)
-from .base import PlainBackbone
-from .options import drop_path_rates, resolve_arch
+from ..layers.conv import CausalConv1d, DWConv2d
+from ..layers.drop_path import DropPath
+from ..layers.mixer import Mixer, TokenBlock, resolve_mixer
+from ..layers.ttt_linear_mixer import TTTLinearMixer
+from .base import PlainBackbone, drop_path_rates, resolve_arch
 
 GELU = dict(type='GELU')
 # The rows of Tab. 3, from the plain TTT layer to Vittt, as options of a block.
@@ -41,12 +35,7 @@ CLASS_TOKENS = ('head', 'middle', 'double')
 
 
 class SwiGLUFeedForward(GluMlp):
-    """Linear, SwiGLU, linear.
-
-    Args:
-        embed_dims: Channels D.
-        feedforward_channels: Hidden channels.
-    """
+    """Linear, SwiGLU, linear."""
 
     def __init__(self, embed_dims: int, feedforward_channels: int) -> None:
         # timm counts gate and value as one hidden layer of twice the width.
@@ -99,13 +88,8 @@ class VitttBlock(TokenBlock):
         self.drop_path = DropPath(drop_path)
 
     def forward(self, y: Tensor, hw: tuple[int, int], patches: Tensor | None = None) -> Tensor:
-        """Tokens `(B, T, D)` → tokens `(B, T, D)`.
-
-        Args:
-            y: The tokens of an `(h, w)` map, possibly with class tokens among them.
-            hw: Size of the map in patches.
-            patches: `(h·w,)` positions of the patches in the sequence, where it has class tokens.
-        """
+        """Tokens `(B, T, D)` of an `(h, w)` map → the same; `patches` `(h·w,)` are the positions
+        of the patches in the sequence where it has class tokens."""
         if self.residual == 'literal':
             x = self._convolved(self.norm1(y), hw, patches, residual=False)
         else:
@@ -156,9 +140,6 @@ class Vittt(PlainBackbone):
         pos_embed_interpolation: As in the original ViT-Adapter, see `PlainBackbone`.
         options: Options of `PlainBackbone`: `img_size`, `patch_size`, `in_channels`, `out_indices`,
             `out_type`, `frozen_stages`, `with_cp`, …
-
-    Raises:
-        ValueError: If an option is out of range.
     """
 
     derived_options: ClassVar = ('embed_dims', 'num_layers', 'patch_embed', 'norm')

@@ -18,11 +18,12 @@ from torch import Tensor, nn
 
 from mmvttt.arguments import check_int
 
-from ..backbones.options import resolve_arch
-from ..layers import DWConv2d, Mixer, TTTMixer, ViT3Mixer, build_mixer, resolve_mixer
+from ..backbones.base import resolve_arch
+from ..layers.conv import DWConv2d
 from ..layers.json_options import from_json, to_json
-from ..layers.mixer import TokenBlock
-from ..layers.mixers import MIXERS
+from ..layers.mixer import MIXERS, Mixer, TokenBlock, build_mixer, resolve_mixer
+from ..layers.ttt_mixer import TTTMixer
+from ..layers.vit3_mixer import ViT3Mixer
 from ..linearize import RECIPES
 
 _FREQUENCIES = 256
@@ -101,11 +102,6 @@ class DiT3(ModelMixin, ConfigMixin):
             `type`; default: 'ViT3Mixer'. A config of diffusers names mmvttt's own mixers; give
             another again, `from_pretrained(folder, mixer=…)`.
         cpe: Whether the blocks begin with a depth-wise convolution.
-
-    Raises:
-        TypeError: If the mixer is none of these, or has no such option.
-        ValueError: If an option is out of range, there is no such arch or mixer, or it cannot be
-            written into a config.
     """
 
     _supports_gradient_checkpointing = True
@@ -203,9 +199,6 @@ class DiT3(ModelMixin, ConfigMixin):
 
         Returns:
             `(B, out_channels, h, w)`.
-
-        Raises:
-            ValueError: If the latents have another number of channels, or other sides.
         """
         patch, (channels, height, width) = self.config.patch_size, hidden_states.shape[1:]
         if channels != self.config.in_channels or height % patch or width % patch:

@@ -81,15 +81,9 @@ class CausalConv1d(nn.Module):
     ) -> Any:
         """`(B, T, R, C)` → `(B, T, R, C)`, scan r convolved in its own direction.
 
-        Args:
-            x: The tokens.
-            weights: Of further convolutions of these tokens.
-            others: Further ones, of the same directions. Tokens are read once for all; each weight
-                is read in a call of its module, on which offloading relies.
-            backend: Implementation of the op.
-
-        Returns:
-            The result, or one for each convolution, this one's after those of `weights`.
+        With `weights` of further convolutions, or `others` of the same directions, a result for
+        each; this one's is after those of `weights`. Tokens are read once for all; each weight is
+        read in a call of its module, on which offloading relies.
         """
         weights = (*weights, at_least_fp32(self.weight))
         if others:

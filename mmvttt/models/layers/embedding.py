@@ -49,16 +49,11 @@ def resize_positions(
     prefix: int = 0,
     antialias: bool = True,
 ) -> Tensor:
-    """Resizes a position embedding by bicubic interpolation, as a product for each side.
+    """Resizes a position embedding `(1, prefix + h·w, C)` by bicubic interpolation to another grid.
 
-    The gradient is two products, too; that of torch's interpolation takes longer than a block.
-
-    Args:
-        embedding: `(1, prefix + h·w, C)`.
-        new: Size of the new grid.
-        old: Size `(h, w)` of its grid.
-        prefix: Rows in front of the grid, which stay as they are.
-        antialias: Whether a smaller grid averages over its neighbourhood.
+    It is a product for each side, and so is the gradient; that of torch's interpolation takes
+    longer than a block. The `prefix` rows stay as they are. With `antialias` a smaller grid
+    averages over its neighbourhood.
     """
     # A condition would restrict an exported program to sizes like its example's.
     if tuple(new) == tuple(old) and not torch.compiler.is_exporting():

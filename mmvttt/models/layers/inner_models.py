@@ -105,9 +105,6 @@ class InnerModel(nn.Module, ABC):
         Args:
             name: Name of the weight.
             dims: Number of its dimensions without the heads.
-
-        Raises:
-            ValueError: If its axes are not named, and it is not a vector or matrix.
         """
         axes = self.axes.get(name, {1: ('out',), 2: ('in', 'out')}.get(dims))
         if axes is None or len(axes) != dims:
@@ -286,10 +283,6 @@ def build_inner_model(inner: Inner, num_heads: int, head_dims: int) -> InnerMode
             `dict(type=…)` and options.
         num_heads: Heads H.
         head_dims: Channels d of a head.
-
-    Raises:
-        TypeError: If the result is not an inner model, or an option is unknown.
-        ValueError: If there is no inner model of this name.
     """
     kind, options = split_config('inner', inner, INNER_MODELS)
     built = build_part('inner', kind, num_heads, head_dims, **options)

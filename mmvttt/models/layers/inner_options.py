@@ -55,10 +55,6 @@ class InnerOptions:
             from 1 and 0 (DiT⁵; in its authors' code, not in the paper).
         backend: Implementation of the fused op: 'triton', 'numba' or 'reference'; None leaves the
             choice to it (docs/kernels.md). An error if no op does the training.
-
-    Raises:
-        TypeError: If an option has another type.
-        ValueError: If an option is out of range; the message names what is allowed.
     """
 
     inner: Inner
@@ -114,9 +110,6 @@ class InnerOptions:
 
         The key norm and the locality are always written: `linearize` has other defaults of them.
         `backend` is left out: it is the machine's, and the network is the same without it.
-
-        Raises:
-            ValueError: If an option cannot be written.
         """
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         written = to_json({name: v for name, v in values.items() if name != 'backend'})

@@ -35,9 +35,6 @@ def to_json(
         tables: Further options → the parts that they name.
         foreign: Whether to write classes and functions of other packages, as
             `package.module:name`. `from_json` does not read them.
-
-    Raises:
-        ValueError: If an option cannot be written.
     """
     parts = {**_PARTS, **tables}.values()
     names = {part: name for table in parts for name, part in table.items()}
@@ -60,9 +57,6 @@ def from_json(options: Mapping[str, Any], tables: Tables = MappingProxyType({}))
     Args:
         options: As they were read.
         tables: Further options → the parts that they may name.
-
-    Raises:
-        ValueError: If a name is not in mmvttt's tables.
     """
     parts = {**_PARTS, **tables}
     return {option: _part(option, value, parts) for option, value in options.items()}

@@ -13,58 +13,44 @@ from typing import Any
 from torch import Tensor, nn
 
 from mmvttt.arguments import check_config
+from mmvttt.on_demand import OnDemand
 
 from ..build import build_part, find_part
-from .mixers import MIXERS
 
+# The library's token mixers. A model imports the one that it has.
+MIXERS = OnDemand(
+    __package__,
+    ttt_linear_mixer='TTTLinearMixer',
+    ttt_mixer='TTTMixer',
+    vit3_mixer='ViT3Mixer',
+)
 # A class, a callable, a name, or a dict of options with or without a type.
 Mixer = str | Mapping[str, Any] | Callable[..., nn.Module]
 
 
 def resolve_mixer(mixer: Mixer | None, default: Mapping[str, Any]) -> dict[str, Any]:
-    """Config of a model's mixer: the user's options override the default's.
+    """Config of a model's mixer, with a class or callable for its type.
 
-    The default's options apply only to its own type, however that is written.
-
-    Args:
-        mixer: A class, a callable or a name; options of the default's mixer; or `dict(type=…)` and
-            options, without channels and heads; None for the default.
-        default: The model's mixer.
-
-    Returns:
-        The config, with a class or callable for its type.
-
-    Raises:
-        TypeError: If `mixer` is none of these.
-        ValueError: If there is no mixer of this name.
+    The user's options override the default's, which apply only to the default's type, however that
+    is written. Neither has channels and heads.
     """
-    own = find_part('mixer', default['type'], MIXERS)
+    usual = find_part('mixer', default['type'], MIXERS)
     if mixer is None:
         mixer = {}
     elif isinstance(mixer, str) or callable(mixer):
         mixer = dict(type=mixer)
-    check_config('mixer', mixer, f"dict(type='{own.__name__}')")
-    kind = find_part('mixer', mixer.get('type', own), MIXERS)
-    options = {**default, **mixer} if kind is own else dict(mixer)
+    check_config('mixer', mixer, f"dict(type='{usual.__name__}')")
+    kind = find_part('mixer', mixer.get('type', usual), MIXERS)
+    options = {**default, **mixer} if kind is usual else dict(mixer)
     return dict(options, type=kind)
 
 
 def build_mixer(
     config: Mapping[str, Any], embed_dims: int, num_heads: int, extras: Collection[str] = ()
 ) -> tuple[nn.Module, tuple[str, ...]]:
-    """A token mixer for `(B, T, C)` tokens.
+    """The mixer of a config of `resolve_mixer`, and those of the block's `extras` that it declares.
 
-    Args:
-        config: What `resolve_mixer` returns.
-        embed_dims: Channels C.
-        num_heads: Heads.
-        extras: Names of the block's inputs beyond the tokens and the size of their map.
-
-    Returns:
-        The mixer, and the `extras` that it declares and its block has.
-
-    Raises:
-        TypeError: If it is not a module, or requires an extra that its block does not have.
+    `extras` are names of the block's inputs beyond the tokens and the size of their map.
     """
     options = {name: value for name, value in config.items() if name != 'type'}
     mixer = build_part(
@@ -78,17 +64,19 @@ def build_mixer(
         raise TypeError(
             f'mixer={config["type"]!r} made a {type(mixer).__name__}: give a class of modules.'
         )
-    wanted = getattr(mixer, 'extras', ())
-    if isinstance(wanted, str):
-        raise TypeError(f"{type(mixer).__name__}.extras={wanted!r}: give a tuple, ('{wanted}',).")
-    for name in wanted:
+    declared = getattr(mixer, 'extras', ())
+    if isinstance(declared, str):
+        raise TypeError(
+            f"{type(mixer).__name__}.extras={declared!r}: give a tuple, ('{declared}',)."
+        )
+    for name in declared:
         parameter = inspect.signature(mixer.forward).parameters.get(name)
         if name not in extras and parameter and parameter.default is parameter.empty:
             raise TypeError(
                 f'{type(mixer).__name__}.forward needs {name!r}, which its block does not have: '
                 f'give it a default; beyond (x, hw) there is {", ".join(extras) or "nothing"} here.'
             )
-    return mixer, tuple(name for name in wanted if name in extras)
+    return mixer, tuple(name for name in declared if name in extras)
 
 
 class TokenBlock(nn.Module):

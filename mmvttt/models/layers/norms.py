@@ -34,10 +34,6 @@ def build_norm(norm_layer: NormLayer, channels: int, tokens: bool = False) -> nn
             or function that is called with the channels.
         channels: Channels C.
         tokens: Whether `BN` normalises tokens.
-
-    Raises:
-        TypeError: If an option is unknown, or a GN has no number of groups.
-        ValueError: If there is no norm of this name.
     """
     kind, options = split_config('norm_layer', norm_layer, _NORMS)
     trained = options.pop('requires_grad', True)

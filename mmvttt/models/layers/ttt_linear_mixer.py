@@ -57,9 +57,6 @@ class TTTLinearMixer(nn.Module):
         inner_eps: ε of the inner LayerNorm.
         backend: Implementation of the op: 'triton', 'numba' or 'reference'; None leaves the choice
             to it (docs/kernels.md).
-
-    Raises:
-        ValueError: If an option is out of range; the message names what is allowed.
     """
 
     extras = ('patches',)
@@ -184,12 +181,7 @@ class TTTLinearMixer(nn.Module):
     def forward(
         self, x: Tensor, hw: tuple[int, int] | None = None, patches: Tensor | None = None
     ) -> Tensor:
-        """Normed tokens `(B, T, D)` → mixed tokens `(B, T, D)`.
-
-        Args:
-            x: The tokens, a sequence.
-            hw, patches: Size of their map and positions in the sequence; a scan needs neither.
-        """
+        """Normed tokens `(B, T, D)` → mixed tokens `(B, T, D)`; a scan needs no map."""
         z = ttt_linear(
             *self.project(x),
             self.scaled_eta(x),

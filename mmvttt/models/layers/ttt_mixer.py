@@ -40,10 +40,6 @@ class InnerTraining(nn.Module):
         num_heads: Heads H of d = C / H channels.
         inner: See `InnerOptions`.
         options: See `InnerOptions`.
-
-    Raises:
-        TypeError: If the inner model, loss or key norm is of another kind, or an option is unknown.
-        ValueError: If an option is out of range; the message names what is allowed.
     """
 
     options_class = InnerOptions
@@ -123,9 +119,6 @@ class InnerTraining(nn.Module):
 
         Returns:
             `(B, N, C)`, before the output projection.
-
-        Raises:
-            ValueError: If an inner model of the map, such as a convolution, meets a prefix.
         """
         if prefix and getattr(self.inner, 'spatial', False):
             raise ValueError(

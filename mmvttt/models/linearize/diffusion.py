@@ -89,11 +89,7 @@ def install(
     left: Mapping[str, nn.Module | str],
     note: Note,
 ) -> list[str]:
-    """Sets the processors, and notes them in the config; returns names of the new parameters.
-
-    Raises:
-        ValueError: If an option cannot be written into a config. The model is unchanged.
-    """
+    """Sets the processors, and notes them in the config; returns names of the new parameters."""
     written = note.to_json()
     for name, new in built.items():
         model.get_submodule(name).set_processor(new)
@@ -133,11 +129,7 @@ def _tell_map_size(
 
 
 def _one_map(ids: Tensor) -> list[int]:
-    """Height and width of the map whose rows and columns are `ids`, `(…, h·w, 3)`.
-
-    Raises:
-        ValueError: If they are of several pictures, such as Kontext's, or in another order.
-    """
+    """Height and width of the map whose rows and columns are `ids`, `(…, h·w, 3)`."""
     # In some versions of diffusers all images of a batch have ids.
     picture, row, column = ids.reshape(-1, *ids.shape[-2:])[0].int().unbind(-1)
     h, w = int(row.max()) + 1, int(column.max()) + 1
@@ -162,9 +154,6 @@ def _check_processors(model: nn.Module, *_: object) -> None:
     """Refuses to run or save a model that diffusers has put other processors into.
 
     `set_attn_processor`, `fuse_qkv_projections`, `load_ip_adapter` and others do that.
-
-    Raises:
-        UsageError: If an attention that the config calls linearized is not.
     """
     config: Any = model.config
     for name in config.linearize['where']:
@@ -234,9 +223,6 @@ class TTTProcessor(Replacement):
         Returns:
             Tokens of the map `(B, h·w, C)`; with a text, also its `(B, T, C)`. In Flux's single
             blocks both in one, before the output projection.
-
-        Raises:
-            ValueError: If there is a mask, or another number of tokens than the map has.
         """
         if attention_mask is not None:
             raise ValueError(

@@ -168,12 +168,7 @@ def linearize(
 
 
 def _family(model: nn.Module) -> ModuleType:
-    """The module that knows the attentions of a model.
-
-    Raises:
-        TypeError: If it is not a model.
-        ValueError: If none does.
-    """
+    """The module that knows the attentions of a model."""
     if not isinstance(model, nn.Module):
         raise TypeError(f'linearize() takes a model, got {type(model).__name__}: build it first.')
     for family in (vit, staged):
@@ -216,11 +211,7 @@ def _is_known(model: Any) -> bool:
 def _chosen(
     where: str | int | Sequence[int | str], found: Mapping[str, nn.Module | str]
 ) -> list[str]:
-    """Names of the attentions that `where` means, in their order.
-
-    Raises:
-        ValueError: If it means none of a block, or of all.
-    """
+    """Names of the attentions that `where` means, in their order."""
     if isinstance(where, str) and where in ('all', *RECIPES):
         return list(found)
     if not isinstance(where, str | Integral | Iterable):

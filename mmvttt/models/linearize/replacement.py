@@ -32,20 +32,12 @@ class Note:
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> 'Note':
-        """The note of a config.json.
-
-        Raises:
-            ValueError: If it names a part that is not mmvttt's.
-        """
+        """The note of a config.json."""
         options = {name: value for name, value in saved.items() if name != 'where'}
         return cls(list(saved['where']), InnerOptions.from_json(options))
 
     def to_json(self) -> dict[str, Any]:
-        """Options of `linearize` as a config.json holds them.
-
-        Raises:
-            ValueError: If an option cannot be written.
-        """
+        """Options of `linearize` as a config.json holds them."""
         return {'where': self.where, **self.options.to_json()}
 
 
@@ -118,11 +110,7 @@ def quantised(attention: nn.Module) -> str | None:
 
 
 def checked_size(map_size: MapSize | None, tokens: Tensor, others: int) -> MapSize:
-    """The size of the map of `(B, others + h·w, C)` tokens.
-
-    Raises:
-        ValueError: If it is not known, or there are more or fewer tokens.
-    """
+    """The size of the map of `(B, others + h·w, C)` tokens."""
     if map_size is None:
         raise ValueError(
             'A linearized attention does not know the size of its map: call the model on an image, '

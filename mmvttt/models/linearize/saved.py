@@ -45,11 +45,7 @@ class _Saved:
 
     @classmethod
     def from_config(cls, config: Any = None, return_unused_kwargs: bool = False, **kwargs: Any):
-        """The linearized model of a config, or of the one in a folder, with random weights.
-
-        Raises:
-            ValueError: If the config is of a model that was not linearized.
-        """
+        """The linearized model of a config, or of the one in a folder, with random weights."""
         if isinstance(config, str | os.PathLike):
             config = cls.load_config(config)  # type: ignore[attr-defined]
         if not (isinstance(config, Mapping) and 'linearize' in config):

@@ -17,11 +17,7 @@ MODELS = (MetaFormer, PoolingVisionTransformer, volo.VOLO)
 
 
 def attentions(model: nn.Module) -> dict[str, nn.Module | str]:
-    """All attentions of the blocks by name; a reason in the place of one that is not taken.
-
-    Raises:
-        ValueError: If there is none.
-    """
+    """All attentions of the blocks by name; a reason in the place of one that is not taken."""
     kinds = (metaformer.Attention, volo.Attention, Attention, Replacement)
     found: dict[str, nn.Module | str] = {
         name: vit.reason_in(module) or module

@@ -110,12 +110,7 @@ def reason_against(model: nn.Module) -> str | None:
 
 
 def attentions(model: nn.Module) -> dict[str, nn.Module | str]:
-    """All self-attentions of the blocks by name; a reason in the place of one that is not taken.
-
-    Raises:
-        ValueError: If the model drops patches, its blocks are compiled or wrapped as a whole, or a
-            method that linearize replaces is not timm's.
-    """
+    """All self-attentions of the blocks by name; a reason in the place of one that is not taken."""
     for name in _METHODS:
         if not isinstance(vars(model).get(name), _Method | None):
             raise ValueError(
@@ -161,11 +156,7 @@ def _argument_of(model: nn.Module) -> str:
 
 
 def _container(model: nn.Module) -> nn.Sequential | nn.ModuleList:
-    """The blocks of a model, which are called one by one, with the size of the map.
-
-    Raises:
-        ValueError: If what contains them computes something of its own.
-    """
+    """The blocks of a model, which are called one by one, with the size of the map."""
     blocks: Any = model.blocks
     if type(blocks) not in (nn.Sequential, nn.ModuleList) or blocks._compiled_call_impl:
         raise ValueError(
@@ -204,11 +195,7 @@ def install(
     left: Mapping[str, nn.Module | str],
     note: Note,
 ) -> list[str]:
-    """Puts the replacements into their places; returns the names of the new parameters.
-
-    Raises:
-        ValueError: If the blocks that stay need a position bias that all share.
-    """
+    """Puts the replacements into their places; returns the names of the new parameters."""
     for shared in _SHARED:
         if getattr(model, shared, None) is not None:
             if left:
@@ -423,9 +410,6 @@ class TTTAttention(Replacement):
             attn_mask, shared_rel_pos, shared_rel_pos_bias: The size of the map, in the one that
                 timm's blocks pass to their attention. Raises for a mask or `is_causal`.
             hw: The size of the map, from blocks of mmvttt.
-
-        Raises:
-            ValueError: If there is a mask, or another number of tokens than the map has.
         """
         for value in (attn_mask, shared_rel_pos, shared_rel_pos_bias):
             if isinstance(value, MapSize):
