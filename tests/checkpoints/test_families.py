@@ -214,7 +214,11 @@ def test_a_name_of_the_hub_in_the_local_cache(
 @pytest.mark.parametrize(
     ('source', 'words'),
     [
-        ('timm://vit_small_patch16_dinov3.lvd1689m', r'cannot be downloaded \(no network\);'),
+        (
+            'timm://vit_small_patch16_dinov3.lvd1689m',
+            r'cannot be downloaded \(no network\); on a machine without a network give the file, '
+            r'model\.safetensors of https://huggingface\.co/timm/vit_small_patch16_dinov3\.lvd1689m$',
+        ),
         ('timm://vit_small_patch16_dinov3.unheard', r'no weights .* give a name of timm'),
         ('timm://unheard', r'no weights .* give a name of timm'),
         ('hf-hub:nobody/unheard', r'cannot be downloaded \(no network\);'),

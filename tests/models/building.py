@@ -1,9 +1,10 @@
-"""Builds a model of the library from a config with its name, without OpenMMLab."""
+"""Models of the library from configs, without OpenMMLab, and models with random weights."""
 
 import copy
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
 from mmvttt.models import ViTAdapter
@@ -16,3 +17,14 @@ MODELS = {**BACKBONES, 'ViTAdapter': ViTAdapter}
 def build(config: Mapping[str, Any]) -> nn.Module:
     kind, options = split_config('model', copy.deepcopy(config), MODELS)
     return build_part('model', kind, **options)
+
+
+def shaken(model: nn.Module, scale: float = 0.1) -> nn.Module:
+    """The model with no weight at 0 or 1, whatever its initialisation, for evaluation."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += scale * torch.randn(parameter.shape, generator=generator)
+    # mmpretrain's eval() returns nothing.
+    model.eval()
+    return model

@@ -28,6 +28,7 @@ BACKBONES = {
         type='mmvttt.Vittt', arch=PLAIN, cls_mode='double', design='conv1d', **DROP
     ),
     'ViT3': dict(type='mmvttt.ViT3', arch=PLAIN, **DROP),
+    'T5': dict(type='mmvttt.T5', arch=PLAIN, img_size=64, **DROP),
     'HViT3': dict(type='mmvttt.HViT3', arch=STAGES, norm_layer=BN, **DROP),
     'ViTAdapter': dict(
         type='mmvttt.ViTAdapter',
@@ -37,6 +38,15 @@ BACKBONES = {
         init_values=0.5,
         backbone=dict(type='mmvttt.Vittt', arch=PLAIN, img_size=64, **DROP),
         **DROP,
+    ),
+    'ViTAdapter without feed-forward': dict(
+        type='mmvttt.ViTAdapter',
+        conv_inplane=16,
+        norm_layer=BN,
+        init_values=0.5,
+        task='seg',
+        with_cffn=False,
+        backbone=dict(type='mmvttt.ViT3', arch=PLAIN, **DROP),
     ),
 }
 every_backbone = pytest.mark.parametrize('name', BACKBONES)

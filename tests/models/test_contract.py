@@ -2,10 +2,12 @@
 
 import copy
 import math
+import pickle
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from .building import MODELS
 from .building import build as build_model
@@ -54,15 +56,17 @@ def test_the_table_is_complete() -> None:
 
 
 @every_backbone
-@pytest.mark.parametrize('size', [(64, 64), (31, 31), (225, 333)])
+@pytest.mark.parametrize('size', [(64, 64), (16, 16), (31, 31), (17, 200), (225, 333)])
 def test_maps_of_any_image(name: str, size: tuple[int, int]) -> None:
     model, strides = build(name).eval(), CASES[name][1]
     with torch.no_grad():
-        maps = model(torch.randn(1, 3, *size))
+        maps = model(torch.randn(2, 3, *size))
     assert isinstance(maps, tuple)
     grids = [tuple(math.ceil(side / stride) for side in size) for stride in strides]
     assert [tuple(m.shape[2:]) for m in maps] == grids
     assert all(m.isfinite().all() for m in maps)
+    dims = model.embed_dims if name == 'HViT3' else (64,) * len(strides)
+    assert [tuple(m.shape[:2]) for m in maps] == [(2, channels) for channels in dims]
 
 
 @every_backbone
@@ -73,6 +77,8 @@ def test_a_step_reaches_every_parameter_and_lowers_the_loss(name: str) -> None:
     loss.backward()
     # Not "is not 0": offsets of the deformable attention start from zero weights.
     assert not [n for n, p in model.named_parameters() if p.grad is None]
+    if name in ('ViT3', 'T5', 'HViT3'):
+        assert not [n for n, p in model.named_parameters() if not p.grad.any()]
     norm = sum(p.grad.square().sum() for p in model.parameters()).sqrt()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -129,33 +135,20 @@ def test_one_image_has_the_gradients_of_two_copies(name: str, head: str) -> None
 
 
 @every_backbone
-def test_checkpointing_equals_none(name: str) -> None:
-    x = torch.randn(2, 3, 64, 64)
-    grads = []
-    for with_cp in (False, True):
-        options = dict(with_cp=with_cp)
-        if name == 'ViTAdapter':
-            options['backbone'] = CASES[name][0]['backbone'] | options
-        model = build(name, **options).train()
-        loss_of(model(x)).backward()
-        grads.append({n: p.grad for n, p in model.named_parameters()})
-    for key, grad in grads[0].items():
-        torch.testing.assert_close(grads[1][key], grad, rtol=0, atol=0, msg=key)
-
-
-@every_backbone
 def test_evaluation_is_deterministic_and_changes_nothing(name: str) -> None:
     options = dict(drop_path_rate=0.5)
     if name == 'ViTAdapter':
         options['backbone'] = CASES[name][0]['backbone'] | options
     model = build(name, **options).eval()
     before = copy.deepcopy(model.state_dict())
+    attributes = {n: set(vars(module)) for n, module in model.named_modules()}
     x = torch.randn(2, 3, 48, 80)
     with torch.no_grad():
-        first, second = model(x), model(x)
+        first, _, second = model(x), model(x[..., :32]), model(x)
     for a, b in zip(first, second, strict=True):
         assert torch.equal(a, b)
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    assert attributes == {n: set(vars(module)) for n, module in model.named_modules()}
 
 
 @every_backbone
@@ -170,22 +163,25 @@ def test_state_dict_makes_another_the_same(name: str, tmp_path) -> None:
         for a, b in zip(other(x), expected, strict=True):
             assert torch.equal(a, b)
         # The moving average of the weights copies the whole model.
-        for a, b in zip(copy.deepcopy(model)(x), expected, strict=True):
-            assert torch.equal(a, b)
+        for same in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            for a, b in zip(same(x), expected, strict=True):
+                assert torch.equal(a, b)
 
 
 @every_backbone
-def test_layout_of_the_image_does_not_matter(name: str) -> None:
+def test_neither_layout_nor_batch_of_the_images_matters(name: str) -> None:
     model = build(name).eval()
     x = torch.randn(2, 3, 64, 80)
     with torch.no_grad():
         usual = model(x)
         channels_last = model(x.to(memory_format=torch.channels_last))
         strided = model(torch.randn(2, 3, 64, 160).copy_(x.repeat_interleave(2, 3))[..., ::2])
-    for a, b, c in zip(usual, channels_last, strided, strict=True):
-        # fp32; other layouts take other convolutions, whose sums have another order.
-        torch.testing.assert_close(b, a, rtol=0, atol=1e-4)
-        torch.testing.assert_close(c, a, rtol=0, atol=1e-4)
+        alone = [torch.cat(maps) for maps in zip(*(model(i[None]) for i in x), strict=True)]
+    # fp32; other layouts take other convolutions, whose sums have another order.
+    atol = {'Vittt': 2e-5, 'ViT3': 2e-5, 'HViT3': 5e-5}.get(name, 1e-4)
+    for a, *others in zip(usual, channels_last, strided, alone, strict=True):
+        for other in others:
+            torch.testing.assert_close(other, a, rtol=0, atol=atol)
 
 
 @every_backbone
@@ -198,7 +194,7 @@ def test_autocast_to_bf16_stays_near_fp32(name: str) -> None:
             rounded = model(x)
     for a, b in zip(rounded, exact, strict=True):
         # bf16 keeps 8 bits, and a few dozen roundings add up; outputs are of size 1 to 4.
-        assert (a.float() - b).norm() < 0.05 * b.norm()
+        assert (a.float() - b).norm() < (0.03 if name == 'ViTAdapter' else 0.05) * b.norm()
     model.train()
     with torch.autocast('cpu', torch.bfloat16):
         loss = loss_of(model(x))
@@ -242,9 +238,130 @@ def test_layers_of_the_learning_rate(name: str) -> None:
     assert undecayed <= {n for n, _ in model.named_parameters()}
 
 
+@pytest.mark.parametrize(
+    # The causal convolutions of Vittt reach three tokens beyond the end, whatever the length.
+    ('name', 'rel'),
+    [('Vittt', 1e-4), ('ViT3', 0)],
+)
+def test_flops_are_linear_in_the_number_of_patches(name: str, rel: float) -> None:
+    counts = []
+    with torch.device('meta'):
+        # Resizing positions has a part that grows with the sides only.
+        model = build_model(dict(type=f'mmvttt.{name}', arch='tiny', pos_embed=False))
+        for side in (320, 1280):
+            with FlopCounterMode(display=False) as counter:
+                model(torch.empty(1, 3, side, side))
+            counts.append(counter.get_total_flops())
+    assert counts[1] == pytest.approx(16 * counts[0], rel=rel)
+
+
 @every_backbone
-def test_a_wrong_image_is_named(name: str) -> None:
+@pytest.mark.parametrize('shape', [(1, 4, 32, 32), (3, 32, 32), (1, 3, 0, 32)])
+def test_a_wrong_image_is_named(name: str, shape: tuple[int, ...]) -> None:
     model = build(name).eval()
-    with pytest.raises(ValueError, match=r'4, 32, 32') as error:
-        model(torch.zeros(1, 4, 32, 32))
-    assert 'channels' in str(error.value)
+    with pytest.raises(ValueError, match=r'takes images \(B, 3, H, W\).*in_channels') as error:
+        model(torch.zeros(shape))
+    assert str(shape) in str(error.value)
+    with pytest.raises(TypeError, match='floating-point'):
+        model(torch.zeros(1, 3, 32, 32, dtype=torch.uint8))
+
+
+@pytest.mark.parametrize('name', ['Vittt', 'ViT3', 'T5', 'ViTAdapter'])
+def test_an_image_smaller_than_a_patch_is_named(name: str) -> None:
+    with pytest.raises(ValueError, match='15×40 pixels is smaller than a patch'):
+        build(name)(torch.zeros(1, 3, 15, 40))
+
+
+SIGLIP = dict(model='vit_base_patch16_siglip_224')
+SOFTMAX = dict(inner=dict(type='SoftmaxAttention'), key_norm=None, locality=None)
+OWN = ('Vittt', 'ViT3', 'T5', 'HViT3')
+# Options of all of these, and words of the message in their order.
+BAD = [
+    (OWN, dict(arch='huge'), "'huge'.*base.*small.*tiny"),
+    (OWN, dict(arch=dict(embed_dims=64)), 'exactly the keys.*embed_dims.*num_heads'),
+    ((*OWN, 'TimmViT'), dict(out_type='raw'), "out_type='raw'.*featmap.*avg_featmap"),
+    (OWN, dict(drop_path_rate=1.0), r'drop_path_rate=1\.0'),
+    (OWN, dict(drop_path_rate=-0.1), r'drop_path_rate=-0\.1'),
+    (OWN, dict(out_indices=7), 'out_indices=7.*3'),
+    (OWN, dict(out_indices=()), r'out_indices=\[\]'),
+    (OWN, dict(out_indices=(1, 1)), r'out_indices=\[1, 1\]'),
+    ((*OWN, 'TimmViT'), dict(frozen_stages=5), 'frozen_stages=5.*-1 to 4'),
+    (OWN[:3], dict(arch=dict(PLAIN, num_heads=5)), 'embed_dims=64.*num_heads=5'),
+    (('Vittt',), dict(design='conv3d'), 'conv3d.*conv2d'),
+    (('Vittt',), dict(residual='none'), 'none.*input.*normed'),
+    (('Vittt',), dict(cls_mode='sum'), 'sum.*mean'),
+    (('Vittt',), dict(mixer=dict(mini_batch_size=0)), 'mini_batch_size=0.*1'),
+    (('Vittt',), dict(mixer=dict(learnable_states=3)), 'learnable_states=3.*0'),
+    (('Vittt',), dict(mixer=dict(directions=('up',))), 'up.*forward'),
+    (('Vittt',), dict(mixer=dict(conv_kernel=-1)), '-1.*0'),
+    (('T5',), dict(mixer=dict(key_norm='batch')), "batch.*'instance'"),
+    (('T5',), dict(mixer=dict(locality='conv')), 'conv.*dwc_qk'),
+    (('T5',), dict(mixer=dict(neighborhood=4)), 'neighborhood=4.*odd'),
+    (('T5',), dict(mixer=dict(neighborhood=0)), 'neighborhood=0'),
+    (('T5',), dict(mixer=dict(inner='Performer')), 'Performer.*SoftmaxAttention'),
+    (('T5',), dict(mixer=dict(SOFTMAX, loss='l2')), 'SoftmaxAttention.*loss'),
+    (('T5',), dict(mixer=dict(loss='huber')), 'huber.*dot.*l2'),
+    (('HViT3',), dict(arch=dict(STAGES, depths=(1, 1))), r'each stage.*\(1, 1\)'),
+    (('HViT3',), dict(arch=dict(STAGES, num_heads=(1, 2, 5, 4))), '48.*5'),
+    (('HViT3',), dict(out_type='avg_featmap', out_indices=(2, 3)), r'avg_featmap.*\(2, 3\)'),
+    (('TimmViT',), dict(model='vit_small_patch16_dinov4'), "'vit_small_patch16_dinov4'.*Unknown"),
+    (('TimmViT',), dict(model='resnet18'), "'resnet18': timm cannot build it"),
+    (('TimmViT',), dict(model='beit_base_patch16_224'), "'beit_base_patch16_224'"),
+    (('TimmViT',), dict(SIGLIP, out_type='cls_token'), 'no class token'),
+    (('TimmViT',), dict(linearize=dict(where='t6')), "where='t6'"),
+    (('TimmViT',), dict(patch_size=0), 'patch_size=0'),
+    (('ViTAdapter',), dict(task='cls'), "task='cls'.*'det'.*'seg'"),
+    (('ViTAdapter',), dict(deform_num_heads=5), '64 value channels.*5 heads'),
+    (('ViTAdapter',), dict(deform_num_heads=4, deform_ratio=0.03), r'deform_ratio 0\.03'),
+    (('ViTAdapter',), dict(num_points=0), 'num_points=0.*1 or more'),
+    (
+        ('ViTAdapter',),
+        dict(interaction_indexes=[[0, 1], [1, 3]]),
+        r'\[\[0, 1\], \[1, 3\]\].*0 to 3',
+    ),
+    (('ViTAdapter',), dict(interaction_indexes=[[0, 1], [2, 4]]), 'indexes=4.*0 to 3'),
+    (
+        ('ViTAdapter',),
+        dict(interaction_indexes=[[0, 1], [3, 3]]),
+        r'\[\[0, 1\], \[3, 3\]\].*0 to 3',
+    ),
+    (('ViTAdapter',), dict(interaction_indexes=[[0, 2]]), r'\[\[0, 2\]\].*0 to 3'),
+    (('ViTAdapter',), dict(interaction_indexes=[[0, 1, 3]]), r'\[\[0, 1, 3\]\].*0 to 3'),
+    (('ViTAdapter',), dict(interaction_indexes=[]), r'interaction_indexes is \[\].*0 to 3'),
+    (
+        ('ViTAdapter',),
+        dict(task='seg', interaction_indexes=[[0, 3]]),
+        'needs 4 interactions.*has 1',
+    ),
+    (('ViTAdapter',), dict(out_indices=(0, 4)), 'out_indices=4: give an integer, 0 to 3'),
+    (('ViTAdapter',), dict(out_indices=()), 'out_indices is empty.*0, 1, 2, 3'),
+    (('ViTAdapter',), dict(num_extra_extractors=-1), 'num_extra_extractors=-1.*0 or more'),
+    (('ViTAdapter',), dict(conv_inplane=0), 'conv_inplane=0.*1 or more'),
+    (('ViTAdapter',), dict(cffn_ratio=0.0), r'cffn_ratio is 0\.0.*with_cffn=False'),
+    (('ViTAdapter',), dict(drop_path_rate=1.0), r'drop_path_rate=1\.0.*\[0, 1\)'),
+]
+
+
+@pytest.mark.parametrize(
+    ('name', 'options', 'words'),
+    [
+        pytest.param(name, options, words, id=f'{name}-{words}')
+        for names, options, words in BAD
+        for name in names
+    ],
+)
+def test_a_bad_option_is_named(name: str, options: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=f'(?s){words}'):
+        build(name, **options)
+
+
+@pytest.mark.parametrize(
+    ('name', 'options', 'words'),
+    [
+        ('T5', dict(mixer=3), 'mixer=3.*TTTMixer'),
+        ('ViTAdapter', dict(norm_layer=None), "None.*'BN'"),
+    ],
+)
+def test_an_option_of_another_type_is_named(name: str, options: dict, words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        build(name, **options)

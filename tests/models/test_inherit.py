@@ -18,6 +18,8 @@ from mmvttt.convert.inherit import inherit_checkpoint, inherit_vit, load_inherit
 from mmvttt.errors import CheckpointError, CheckpointMismatchError
 from mmvttt.models.backbones import T5, TimmViT, ViT3
 
+from .building import shaken
+
 door = pytest.importorskip('mmvttt.openmmlab.register', exc_type=ImportError)
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,25 +28,14 @@ SOFTMAX = dict(inner=dict(type='SoftmaxAttention'), key_norm=None, locality=None
 SIZES = dict(img_size=64, embed_dim=32, depth=2, num_heads=2, mlp_ratio=2, num_classes=5)
 
 
-def shaken(model: nn.Module) -> nn.Module:
-    """No weight is 0 or 1, whatever the initialisation: not a bias, nor a LayerScale."""
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.3 * torch.randn(parameter.shape, generator=generator)
-    # mmpretrain's returns nothing.
-    model.eval()
-    return model
-
-
 def timm(cls: type = Source, **options) -> nn.Module:
-    return shaken(cls(**{**SIZES, **options}))
+    return shaken(cls(**{**SIZES, **options}), scale=0.3)
 
 
 def mmpretrain(kind: str = 'VisionTransformer', **options) -> nn.Module:
     models = pytest.importorskip('mmpretrain.models')
     arch = dict(embed_dims=32, num_layers=2, num_heads=2, feedforward_channels=64)
-    return shaken(getattr(models, kind)(**{'arch': arch, 'img_size': 64, **options}))
+    return shaken(getattr(models, kind)(**{'arch': arch, 'img_size': 64, **options}), scale=0.3)
 
 
 WITHOUT = dict(class_token=False, global_pool='avg', fc_norm=False)

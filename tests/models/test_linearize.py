@@ -25,6 +25,8 @@ from mmvttt.models.layers.inner_models import INNER_MODELS
 from mmvttt.models.linearize import MapSize, linearize
 from mmvttt.models.linearize.folder import save_pretrained
 
+from .building import shaken
+
 SOFTMAX = dict(inner=dict(type='SoftmaxAttention'), key_norm=None, locality=None)
 # Models that take images of one size.
 FIXED: dict = dict(dynamic_img_size=None, img_size=(48, 80))
@@ -65,15 +67,6 @@ NAMES = {'q and k norms, rotary positions': 'vit_small_patch16_dinov3'}
 SMALL = dict(depth=2, embed_dim=32, num_heads=2, num_classes=3, dynamic_img_size=True)
 
 
-def shaken(model: nn.Module) -> nn.Module:
-    """No weight is 0 or 1, whatever the initialisation; in fp64."""
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.double().parameters():
-            parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
-    return model.eval()
-
-
 def build(name: str, **options) -> nn.Module:
     options = {**SMALL, **MODELS.get(name, {}), **options}
     if options['dynamic_img_size'] is None:
@@ -82,8 +75,8 @@ def build(name: str, **options) -> nn.Module:
         model = timm.create_model('vit_small_patch16_dinov3', **options)
         for block in model.blocks:
             block.attn.gate = nn.Linear(32, 32)
-        return shaken(model)
-    return shaken(timm.create_model(NAMES.get(name, name), **options))
+        return shaken(model.double())
+    return shaken(timm.create_model(NAMES.get(name, name), **options).double())
 
 
 def images(model: nn.Module, h: int = 3, w: int = 5, batch: int = 2) -> Tensor:
@@ -385,17 +378,17 @@ def caformer() -> nn.Module:
     kinds = [metaformer.SepConv] * 2 + [metaformer.Attention] * 2
     norms = [metaformer.LayerNorm2dNoBias] * 2 + [metaformer.LayerNormNoBias] * 2
     options = dict(depths=(1, 1, 2, 1), dims=(16, 32, 64, 64), num_classes=3)
-    return shaken(MetaFormer(token_mixers=kinds, norm_layers=norms, **options))
+    return shaken(MetaFormer(token_mixers=kinds, norm_layers=norms, **options).double())
 
 
 def pit() -> nn.Module:
     options = dict(base_dims=(16, 16, 16), depth=(1, 2, 1), heads=(1, 2, 4), img_size=(64, 96))
-    return shaken(timm.create_model('pit_ti_distilled_224', num_classes=3, **options))
+    return shaken(timm.create_model('pit_ti_distilled_224', num_classes=3, **options).double())
 
 
 def volo() -> nn.Module:
     options = dict(layers=(1, 2, 1, 1), embed_dims=(16, 32, 32, 32), num_heads=(1, 2, 2, 2))
-    return shaken(VOLO(num_classes=3, img_size=(64, 96), **options))
+    return shaken(VOLO(num_classes=3, img_size=(64, 96), **options).double())
 
 
 @pytest.mark.parametrize(('build_staged', 'count'), [(caformer, 3), (pit, 4), (volo, 4)])

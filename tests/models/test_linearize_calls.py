@@ -14,24 +14,17 @@ from torch import Tensor, nn
 from mmvttt.models import TimmViT
 from mmvttt.models.linearize import linearize
 
+from .building import shaken
+
 SMALL = dict(depth=2, embed_dim=32, num_heads=2)
 # Equally many patches.
 WIDE, HIGH = (48, 80), (80, 48)
 
 
-def shaken(model: nn.Module) -> nn.Module:
-    """No weight is 0 or 1; in fp64."""
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.double().parameters():
-            parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
-    return model.eval()
-
-
 def linear(name: str = 'vit_tiny_patch16_224', **options) -> nn.Module:
     model = timm.create_model(name, **SMALL, num_classes=3, dynamic_img_size=True)
     linearize(model, **options)
-    return shaken(model)
+    return shaken(model.double())
 
 
 def image(size: tuple[int, int], seed: int = 0) -> Tensor:
@@ -40,7 +33,7 @@ def image(size: tuple[int, int], seed: int = 0) -> Tensor:
 
 
 def backbone(name: str) -> Callable[[Tensor], Tensor]:
-    model = shaken(TimmViT(name, model_options=SMALL, linearize=dict()))
+    model = shaken(TimmViT(name, model_options=SMALL, linearize=dict()).double())
     return lambda x: model(x)[0]
 
 
@@ -220,7 +213,7 @@ def test_methods_that_are_not_those_of_timm() -> None:
     with pytest.raises(ValueError, match='Doubled overrides forward_features'):
         linearize(Doubled(**SMALL))
     assert not hasattr(replaced, 'linearize_options')
-    whole = shaken(Whole(**SMALL, img_size=32))
+    whole = shaken(Whole(**SMALL, img_size=32).double())
     linearize(whole)
     with pytest.raises(ValueError, match=r'takes the tokens from `self\.forward_features`'):
         whole(image((32, 32)))

@@ -8,10 +8,9 @@ from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.flop_counter import FlopCounterMode
 
 from mmvttt.models.backbones import T5
-from mmvttt.models.layers import TTTMixer, neighborhood, neighborhood_attention
+from mmvttt.models.layers import TTTMixer, neighborhood
 from mmvttt.models.layers.key_norms import KEY_NORMS, instance
-
-from .building import build as build_model
+from mmvttt.models.layers.neighborhood import neighborhood_attention
 
 REDUCED = dict(embed_dims=32, num_layers=2, num_heads=2, feedforward_channels=64)
 SOFTMAX = dict(inner=dict(type='SoftmaxAttention'), key_norm=None, locality=None)
@@ -320,45 +319,7 @@ def test_new_parameters_are_named_and_alone_trained() -> None:
     assert reduced(mixer=SOFTMAX).new_parameters() == set()
 
 
-def test_every_toolbox_gets_an_adapter_around_it() -> None:
-    config = dict(
-        type='mmvttt.ViTAdapter',
-        conv_inplane=16,
-        norm_layer=dict(type='GN', num_groups=8),
-        backbone=dict(type='mmvttt.T5', arch=dict(REDUCED, num_layers=4)),
-    )
-    with torch.no_grad():
-        maps = build_model(config).eval()(torch.randn(1, 3, 50, 70))
-    assert [tuple(m.shape[1:]) for m in maps] == [(32, 13, 18), (32, 7, 9), (32, 4, 5), (32, 2, 3)]
-
-
 def test_state_dict_of_the_paper() -> None:
     with torch.device('meta'):
         # And weight and bias of a head.
         assert len(T5('tiny').state_dict()) + 2 == 235
-
-
-@pytest.mark.parametrize(
-    ('options', 'named'),
-    [
-        (dict(arch='huge'), ['huge', 'base', 'small', 'tiny']),
-        (dict(arch=dict(REDUCED, num_heads=5)), ['32', '5']),
-        (dict(mixer=dict(key_norm='batch')), ['batch', "'instance'"]),
-        (dict(mixer=dict(locality='conv')), ['conv', 'dwc_qk']),
-        (dict(mixer=dict(neighborhood=4)), ['neighborhood=4', 'odd']),
-        (dict(mixer=dict(neighborhood=0)), ['neighborhood=0']),
-        (dict(mixer=dict(inner=dict(type='Performer'))), ['Performer', 'SoftmaxAttention']),
-        (dict(mixer=dict(SOFTMAX, loss='l2')), ['SoftmaxAttention', 'loss']),
-        (dict(mixer=dict(loss='huber')), ['huber', 'dot', 'l2']),
-    ],
-)
-def test_bad_options_are_named(options: dict, named: list[str]) -> None:
-    with pytest.raises(ValueError) as error:  # noqa: PT011 - the text is checked below
-        reduced(**options)
-    for text in named:
-        assert text in str(error.value)
-
-
-def test_a_mixer_of_another_kind_is_named() -> None:
-    with pytest.raises(TypeError, match=r'mixer=3.*TTTMixer'):
-        reduced(mixer=3)

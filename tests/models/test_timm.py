@@ -161,18 +161,6 @@ def test_groups_of_parameters(name: str) -> None:
 
 
 @pytest.mark.parametrize('name', FAMILIES)
-def test_forward_and_backward(name: str) -> None:
-    model = reduced(name, num_classes=10, drop_path_rate=0.1).train()
-    for size in ((64, 64), (97, 33)):
-        out = model(torch.randn(2, 3, *size))
-        assert out.shape == (2, 10)
-        out.square().mean().backward()
-    silent = [n for n, p in model.named_parameters() if p.grad is None]
-    assert not silent
-    assert all(p.grad.isfinite().all() for p in model.parameters())
-
-
-@pytest.mark.parametrize('name', FAMILIES)
 def test_checkpointing_changes_nothing(name: str) -> None:
     model = reduced(name).train()
     x = torch.randn(2, 3, 64, 64)
@@ -318,15 +306,6 @@ def test_bad_options_are_named() -> None:
         model.get_intermediate_layers(x, return_prefix_tokens=True)
     with pytest.raises(RuntimeError, match='No pretrained weights'):
         timm.create_model('vittt_tiny_patch16_224', arch=PLAIN, pretrained=True)
-
-
-@pytest.mark.parametrize('name', FAMILIES)
-def test_a_wrong_image_is_named(name: str) -> None:
-    model = reduced(name)
-    with pytest.raises(ValueError, match=r'takes images .*1, 4, 64, 64'):
-        model(torch.zeros(1, 4, 64, 64))
-    with pytest.raises(TypeError, match='floating-point'):
-        model.forward_intermediates(torch.zeros(1, 3, 64, 64, dtype=torch.uint8))
 
 
 def test_listing_is_for_users_too() -> None:

@@ -22,6 +22,8 @@ from mmengine.registry import MODELS as ROOT
 from mmvttt.openmmlab.engine import LayerDecayOptimWrapperConstructor
 from mmvttt.openmmlab.register import TimmViT, ViTAdapter
 
+from .building import shaken
+
 SMALL = dict(embed_dim=32, depth=4, num_heads=2)
 NAMES = (
     'vit_small_patch16_dinov3',
@@ -38,14 +40,6 @@ NAMES = (
     'vit_base_patch16_rope_reg1_gap_256',
 )
 SOFTMAX = dict(inner=dict(type='SoftmaxAttention'), key_norm=None, locality=None)
-
-
-def shaken(model: nn.Module) -> nn.Module:
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
-    return model.eval()
 
 
 def source(name: str, **options) -> nn.Module:
@@ -137,26 +131,6 @@ def test_its_own_weights_at_another_grid(tmp_path: Path) -> None:
     assert torch.equal(other.pos_embed, ours.pos_embed)
     for key in ('blocks.0.attn.inner.w1', 'blocks.3.attn.q_conv.bias'):
         assert torch.equal(ours.state_dict()[key], wide.state_dict()[key])
-
-
-def test_without_a_network_a_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    def offline(*_: str) -> str:
-        raise OSError('no route to the host\nand more lines')
-
-    monkeypatch.setattr('huggingface_hub.hf_hub_download', offline)
-    init_cfg = dict(type='Pretrained', checkpoint='timm://vit_small_patch16_dinov3.lvd1689m')
-    model = TimmViT('vit_small_patch16_dinov3', model_options=SMALL, init_cfg=init_cfg)
-    with pytest.raises(CheckpointError) as error:
-        model.init_weights()
-    assert str(error.value) == (
-        "'timm://vit_small_patch16_dinov3.lvd1689m' cannot be downloaded (no route to the host); "
-        'on a machine without a network give the file, model.safetensors of '
-        'https://huggingface.co/timm/vit_small_patch16_dinov3.lvd1689m'
-    )
-    model.init_cfg = dict(init_cfg, checkpoint='timm://vit_small_patch16_dinov4')
-    model._is_init = False
-    with pytest.raises(CheckpointError, match=r"no weights 'vit_small_patch16_dinov4'"):
-        model.init_weights()
 
 
 def test_timms_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -303,25 +277,6 @@ def test_the_same_tokens_on_two_maps() -> None:
     average = copy.deepcopy(model)
     model.run_block(0, x, (5, 3))
     assert torch.equal(average.run_block(0, x, (3, 5)), first)
-
-
-@pytest.mark.parametrize(
-    ('options', 'message'),
-    [
-        (dict(model='vit_small_patch16_dinov4'), r"'vit_small_patch16_dinov4'.*Unknown model"),
-        (dict(model='resnet18'), r"'resnet18': timm cannot build it"),
-        (dict(model='beit_base_patch16_224'), r"'beit_base_patch16_224'"),
-        (dict(out_type='raw'), r"out_type='raw'"),
-        (dict(model='vit_base_patch16_siglip_224', out_type='cls_token'), 'no class token'),
-        (dict(linearize=dict(where='t6')), r"where='t6'"),
-        (dict(patch_size=0), 'patch_size=0'),
-        (dict(frozen_stages=5), 'frozen_stages=5'),
-    ],
-)
-def test_bad_input(options: dict, message: str) -> None:
-    options = {'model': 'vit_tiny_patch16_224', 'model_options': SMALL, **options}
-    with pytest.raises(ValueError, match=message):
-        TimmViT(**options)
 
 
 def test_an_adapter_needs_patches_of_16() -> None:
