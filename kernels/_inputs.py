@@ -191,7 +191,7 @@ def check_map(op: str, name: str, x: Tensor, h: int, w: int) -> None:
 
 
 def check_inner_step(op: str, q: Tensor, k: Tensor, v: Tensor, **weights: Tensor) -> None:
-    """Checks tokens `(B, N, H, d)` of one shape and dtype, and weights `(H, d, d)` in fp32 or fp64."""
+    """Checks tokens `(B, N, H, d)` of one shape and dtype, weights `(H, d, d)` in fp32 or fp64."""
     if q.dim() != 4:
         raise ValueError(
             f'{op}: q must have shape (B, N, H, d), got {q.dim()} dimensions: {tuple(q.shape)}'

@@ -92,7 +92,7 @@ class Look:
         return [[layer for layer in layers if layer is not None] for layers in found]
 
     def coverage(self, path: Path, hw: tuple[int, int]) -> Tensor | None:
-        """Fraction of each patch inside the masks of an image `(h·w,)`; None without annotations."""
+        """Fraction of each patch in the masks of an image `(h·w,)`; None without annotations."""
         if self.annotations is None:
             return None
         by_folders: dict[int, list[dict]] = {}
