@@ -51,18 +51,18 @@ def resolve(op: str, backend: str | None) -> str:
     reach the argument. If that is unset, or names a backend that `op` does not have, `choose`
     decides.
     """
-    name, wanted = 'backend', backend
+    name, chosen = 'backend', backend
     if backend is None:
-        name, wanted = VARIABLE, os.environ.get(VARIABLE) or None
-    if wanted is None:
+        name, chosen = VARIABLE, os.environ.get(VARIABLE) or None
+    if chosen is None:
         return 'auto'
-    if wanted not in BACKENDS:
+    if chosen not in BACKENDS:
         raise ValueError(
-            f"{name} must be None, 'triton', 'numba' or 'reference', got {wanted!r}; None picks "
+            f"{name} must be None, 'triton', 'numba' or 'reference', got {chosen!r}; None picks "
             'the Triton kernel on a GPU, the numba kernel on a CPU, where they can run, and the '
             'reference elsewhere'
         )
-    return 'auto' if backend is None and (op, wanted) in _LACKING else wanted
+    return 'auto' if backend is None and (op, chosen) in _LACKING else chosen
 
 
 def triton_version() -> str:
@@ -163,17 +163,17 @@ def choose(
         unsupported_reason: returns why a loaded kernel module cannot run with these inputs, or
             None.
     """
-    wanted = backend
+    name = backend
     if backend == 'auto':
-        wanted = {'cuda': 'triton', 'cpu': 'numba'}.get(tensor.device.type, 'reference')
-    if wanted == 'reference':
+        name = {'cuda': 'triton', 'cpu': 'numba'}.get(tensor.device.type, 'reference')
+    if name == 'reference':
         return None
-    kernel = load_kernel(op, wanted)
+    kernel = load_kernel(op, name)
     if isinstance(kernel, str):
         reason = kernel
     else:
-        reason = _unreachable(wanted, tensor.device) or unsupported_reason(kernel)
-        if reason is None and wanted == 'triton':
+        reason = _unreachable(name, tensor.device) or unsupported_reason(kernel)
+        if reason is None and name == 'triton':
             reason = _refused(op, tensor.dtype, tensor.device)
         if reason is None:
             return kernel
@@ -182,7 +182,7 @@ def choose(
             f'{op}: backend={backend!r} cannot run here: {reason}; leave backend=None, or use '
             "backend='reference'"
         )
-    if wanted == 'triton' and tensor.numel() > 0:
+    if name == 'triton' and tensor.numel() > 0:
         _warn_once(op, reason)
     return None
 

@@ -103,14 +103,14 @@ def reason(op: str, dtype: torch.dtype, device: torch.device) -> str | None:
             f'kernel is compared with the reference ({VARIABLE}=0 leaves this out)',
             file=sys.stderr,
         )
-        found, certain = _run(op, dtype, device)
+        refusal, certain = _run(op, dtype, device)
         if certain:
             with contextlib.suppress(OSError):  # then once a process
-                text = json.dumps({**key, 'reason': found, 'time': time.time()}, indent=1)
+                text = json.dumps({**key, 'reason': refusal, 'time': time.time()}, indent=1)
                 partial = path.with_suffix(f'.{os.getpid()}')
                 partial.write_text(text)
                 partial.replace(path)
-    return found
+    return refusal
 
 
 def command(op: str, dtype: torch.dtype, device: torch.device) -> list[str]:

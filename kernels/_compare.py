@@ -48,8 +48,8 @@ def compare(name: str, dtype: torch.dtype, device: torch.device) -> str | None:
         expected = _results(op, op.reference, exact)
         rounded = _results(op, op.reference, given)
         on_device = tuple(x.to(device) if isinstance(x, Tensor) else x for x in given)
-        found = _results(op, kernel, on_device)
-        for part, result in found.items():
+        results = _results(op, kernel, on_device)
+        for part, result in results.items():
             bound = max(BOUNDS[dtype], FACTOR * _error(rounded[part], expected[part]))
             off = _error(result, expected[part])
             if not off <= bound:  # also NaN
@@ -77,10 +77,10 @@ def _results(op: Op, module: Any, args: Args) -> dict[str, Tensor]:
     grads: list[Tensor | None] = [seeds.normal(*x.shape).to(x) for x in results]
     grads = [*grads, *[None] * (op.results - len(grads))]
     needs = [args[i] is not None and args[i].is_floating_point() for i in op.tensors]
-    kept = out[op.results :] + (out[:1] if op.saves_output else ())
-    found = op.run_backward(module, grads, args, kept, needs)
+    saved = out[op.results :] + (out[:1] if op.saves_output else ())
+    grads_of_args = op.run_backward(module, grads, args, saved, needs)
     named = {f'result {i}': x for i, x in enumerate(results)}
-    for i, x in zip(op.tensors, found, strict=True):
+    for i, x in zip(op.tensors, grads_of_args, strict=True):
         if x is not None:
             named[f'the gradient of {op.names[i]}'] = x
     return named
@@ -102,10 +102,10 @@ def main(op: str, dtypes: list[str], device: str) -> int:
         return NOT_CHECKED
     for name in dtypes:
         try:
-            found = compare(op, _known.DTYPES[name], target)
+            differences = compare(op, _known.DTYPES[name], target)
         except Exception as error:  # of the compiler, of the GPU
             print(f'{op} {name}: {type(error).__name__}: {error}'.splitlines()[0])
             return NOT_CHECKED if isinstance(error, torch.OutOfMemoryError) else FAILED
-        print(f'{op} {name}: {found or "agrees with the reference"}')
-        status = max(status, FAILED if found else PASSED)
+        print(f'{op} {name}: {differences or "agrees with the reference"}')
+        status = max(status, FAILED if differences else PASSED)
     return status

@@ -150,8 +150,8 @@ def gpu_of(capability: tuple[int, int]) -> str:
 
 def version_of(text: str) -> Version:
     """Leading numbers of a version such as '3.6.0+git1234'."""
-    found = re.match(r'\d+(\.\d+)*', text)
-    return tuple(map(int, found[0].split('.'))) if found else ()
+    match = re.match(r'\d+(\.\d+)*', text)
+    return tuple(map(int, match[0].split('.'))) if match else ()
 
 
 @functools.lru_cache(maxsize=1024)
@@ -174,12 +174,12 @@ def refusals(
     op: str, capability: tuple[int, int], triton: str
 ) -> Iterator[tuple[tuple[str, ...], str]]:
     """Dtypes in which an op's kernel is refused, and the reason."""
-    found: dict[str, list[str]] = {}
+    reasons: dict[str, list[str]] = {}
     for name, dtype in DTYPES.items():
         entry = row(op, dtype, capability, triton)
         if entry is not None and entry.verdict == REFUSED:
-            found.setdefault(entry.why, []).append(name)
-    for why, names in found.items():
+            reasons.setdefault(entry.why, []).append(name)
+    for why, names in reasons.items():
         yield tuple(names), why
 
 

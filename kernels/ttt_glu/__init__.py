@@ -78,7 +78,7 @@ def _examples(new: Any) -> Iterator[Args]:
 
 
 def _flops(products: int, q: Any, *_: Any) -> int:
-    """Of products of every token of every head with a (d, d) matrix."""
+    """FLOPs of products of every token of every head with a (d, d) matrix."""
     return 2 * math.prod(q) * products * q[-1]
 
 

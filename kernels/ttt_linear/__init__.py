@@ -161,7 +161,7 @@ def _examples(new: Any) -> Iterator[Args]:
 
 
 def _flops(products: int, scores: int, *args: Any) -> int:
-    """Of products with the state and with b tokens of a mini-batch, for each token of each scan."""
+    """FLOPs of each token of each scan: products with the state and b tokens of a mini-batch."""
     (batch, tokens, scans, heads, dim), size = args[0], min(args[10], args[0][1])
     return 2 * batch * tokens * scans * heads * (products * dim * dim + scores * size * dim)
 

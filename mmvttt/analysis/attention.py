@@ -63,11 +63,11 @@ def implicit_attention(mixing: Mixing, queries: Sequence[int]) -> Tensor | None:
     places = mixing.patches[list(queries)]
     if isinstance(mixing.mixer, SOFTMAX) and mixing.projected is not None:
         return softmax_weights(mixing)[0][:, places][..., mixing.patches]
-    found = [
-        torch.stack([_row(read, v, int(place)) for place in places], 1)[..., mixing.patches]
+    rows = [
+        torch.stack([_row(read, v, int(query)) for query in places], 1)[..., mixing.patches]
         for read, v in _readers(mixing)
     ]
-    return torch.cat(found) if found else None
+    return torch.cat(rows) if rows else None
 
 
 def softmax_weights(mixing: Mixing) -> Tensor:
@@ -109,7 +109,7 @@ def _op_reader(name: str, args: tuple) -> tuple[Callable[[Tensor], Tensor], Tens
     return read, v.reshape(*v.shape[:2], -1, v.shape[-1])
 
 
-def _row(read: Callable[[Tensor], Tensor], v: Tensor, place: int) -> Tensor:
+def _row(read: Callable[[Tensor], Tensor], v: Tensor, query: int) -> Tensor:
     """‖J‖_F/√d of one query, `(H, T)`: d copies, one for each channel of o."""
     dim = v.shape[-1]
     with torch.enable_grad():
@@ -117,5 +117,5 @@ def _row(read: Callable[[Tensor], Tensor], v: Tensor, place: int) -> Tensor:
         out = read(values)
         channel = torch.arange(dim, device=v.device)
         # Heads do not mix, so that one pass serves them all.
-        (gradient,) = torch.autograd.grad(out[channel, place, :, channel].sum(), values)
+        (gradient,) = torch.autograd.grad(out[channel, query, :, channel].sum(), values)
     return (gradient.square().sum((0, -1)) / dim).sqrt().mT

@@ -70,10 +70,10 @@ def plot_curves(
     Returns:
         `out` as a path.
     """
-    known = sorted({name for _, evaluated in runs.values() for name in evaluated})
-    unknown = [name for name in metrics or () if name not in known]
+    evaluated_names = sorted({name for _, evaluated in runs.values() for name in evaluated})
+    unknown = [name for name in metrics or () if name not in evaluated_names]
     if unknown:
-        raise KeyError(f'{unknown} not evaluated in this run; there are {known}')
+        raise KeyError(f'{unknown} not evaluated in this run; there are {evaluated_names}')
     if not any(train or evaluated for train, evaluated in runs.values()):
         raise ValueError('the log holds no number of any step: there is nothing to draw')
     with_inner = any(_inner(train) for train, _ in runs.values())

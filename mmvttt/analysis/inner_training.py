@@ -135,12 +135,12 @@ class LayerTraining:
         scan = self.scan
         if scan is not None:
             parts = scan.loss.split(scan.mini_batch_size, dim=1)
-            found = (parts[0], parts[-1], scan.drift[:, -1], scan.rank, scan.rate)
+            values = (parts[0], parts[-1], scan.drift[:, -1], scan.rank, scan.rate)
         else:
             names = ('loss_before', 'loss_after', 'drift', 'rank', 'applied')
-            found = tuple(torch.cat([getattr(s, n) for s in self.steps], -1) for n in names)
+            values = tuple(torch.cat([getattr(s, n) for s in self.steps], -1) for n in names)
         names = ('loss_first', 'loss_last', 'drift', 'rank', 'rate')
-        return {n: x.mean().item() for n, x in zip(names, found, strict=True)}
+        return {n: x.mean().item() for n, x in zip(names, values, strict=True)}
 
 
 def inspect_training(model: nn.Module, images: Tensor, tokens: bool = True) -> list[LayerTraining]:
@@ -155,8 +155,8 @@ def inspect_training(model: nn.Module, images: Tensor, tokens: bool = True) -> l
         UsageError: No mixer of the model trains in a way that `training_of` can follow.
     """
     mixings = record_mixers(model, images)
-    found = (training_of(mixing, tokens) for mixing in mixings)
-    layers = [layer for layer in found if layer is not None]
+    trainings = (training_of(mixing, tokens) for mixing in mixings)
+    layers = [layer for layer in trainings if layer is not None]
     if not layers:
         raise UsageError(
             f'{type(mixings[0].mixer).__name__} trains nothing at test time that can be seen: it '
@@ -174,20 +174,20 @@ def training_of(mixing: Mixing, tokens: bool = True) -> LayerTraining | None:
     at the initial weights, losses and drift of the whole training.
     """
     device = 'cpu' if mixing.x is None else mixing.x.device.type
-    found: list[StepTraining] = []
+    steps: list[StepTraining] = []
     with torch.autocast(device, enabled=False):
         if isinstance(mixing.mixer, InnerTraining):
             if not isinstance(mixing.mixer.inner, Attention) and mixing.shaped is not None:
-                found.append(_of_mixer(mixing, tokens))
+                steps.append(_of_mixer(mixing, tokens))
         else:
             for name, args in mixing.ops:
                 if name == 'ttt_linear':
                     scan = follow_scan(reference.Inputs(*args[:9]), *args[9:12])
                     return LayerTraining(mixing.label, mixing.hw, mixing.patches, scan)
-                found.append(_of_op(name, args, tokens))
-    if not found:
+                steps.append(_of_op(name, args, tokens))
+    if not steps:
         return None
-    return LayerTraining(mixing.label, mixing.hw, mixing.patches, None, tuple(found))
+    return LayerTraining(mixing.label, mixing.hw, mixing.patches, None, tuple(steps))
 
 
 def largest_tokens(magnitude: Tensor, share: float = 0.3) -> Tensor:
@@ -226,9 +226,9 @@ def mask_scores(magnitude: Tensor, coverage: Tensor) -> tuple[float, float]:
         return float('nan'), float('nan')
     ratio = (score * inside).sum() / score.sum() / inside.mean()
     # Pairs of a foreground and a background pixel in the right order; ties count half.
-    values, place = score.unique(return_inverse=True)
+    values, rank = score.unique(return_inverse=True)
     positive, negative = (
-        torch.zeros_like(values).index_add(0, place, weight) for weight in (inside, outside)
+        torch.zeros_like(values).index_add(0, rank, weight) for weight in (inside, outside)
     )
     below = negative.cumsum(0) - negative / 2
     area = (positive * below).sum() / (positive.sum() * negative.sum())
@@ -305,11 +305,11 @@ def _of_mixer(mixing: Mixing, tokens: bool) -> StepTraining:
         for b in range(len(k))
         for h in range(k.shape[2])
     ]  # fmt: skip
-    found = {}
+    stacks = {}
     for field, values in zip(fields(StepTraining), zip(*heads, strict=True), strict=True):
         stacked = torch.stack(values).unflatten(0, (len(k), k.shape[2]))
-        found[field.name] = stacked.mT if stacked.dim() == 3 else stacked
-    return StepTraining(**found)
+        stacks[field.name] = stacked.mT if stacked.dim() == 3 else stacked
+    return StepTraining(**stacks)
 
 
 def _follow_head(
@@ -334,16 +334,16 @@ def _follow_head(
     error = grad(loss)(predicted, v) * eta[:, None]
     (total,) = pull(error)
 
-    def of_place(place: Tensor) -> Weights:
-        alone = torch.zeros_like(error).index_put((place,), error[place])
+    def of_place(token_index: Tensor) -> Weights:
+        alone = torch.zeros_like(error).index_put((token_index,), error[token_index])
         return pull(alone)[0]
 
-    def of_token(place: Tensor) -> Weights:
-        token = k[place][None]
-        return vjp(lambda w: predict(w, token), weights)[1](error[place][None])[0]
+    def of_token(token_index: Tensor) -> Weights:
+        token = k[token_index][None]
+        return vjp(lambda w: predict(w, token), weights)[1](error[token_index][None])[0]
 
-    def norms(place: Tensor) -> tuple[Tensor, Tensor]:
-        g = (of_place if spatial else of_token)(place)
+    def norms(token_index: Tensor) -> tuple[Tensor, Tensor]:
+        g = (of_place if spatial else of_token)(token_index)
         squares = sum(x.square().sum() for x in g.values())
         return squares.sqrt(), sum((x * total[n]).sum() for n, x in g.items())
 

@@ -69,13 +69,13 @@ def inspect_model(look: Look, what: Iterable[str]) -> list[Path]:
 @styled
 def draw_fields(look: Look) -> list[Path]:
     """erf: receptive fields of the last map and the FPN's levels, 4th root; sides of squares."""
-    found = receptive_fields(look.model, torch.stack([image for _, image in look.images]))
+    fields = receptive_fields(look.model, torch.stack([image for _, image in look.images]))
     figure, axes = image_panels(
-        len(found) + 1, 3, look.size, f'Receptive field of the centre cell, {look.counted}'
+        len(fields) + 1, 3, look.size, f'Receptive field of the centre cell, {look.counted}'
     )
     show_image(axes[0], look.images[0][0], 'first image')
     rows = []
-    for panel, (name, field) in zip(axes[1:], found.items(), strict=True):
+    for panel, (name, field) in zip(axes[1:], fields.items(), strict=True):
         sides = field.sides()
         title = f'{name}, {field.map_size[0]}×{field.map_size[1]} cells'
         drawn = show_map(panel, field.field**0.25, look.size, title)
@@ -104,21 +104,21 @@ def draw_gradients(look: Look) -> list[Path]:
         blank = axes[len(chosen) + 1]
         text = 'the 30 % of the patches\nwith the largest gradient'
         blank.text(0.5, 0.5, text, ha='center', va='center', transform=blank.transAxes)
-        for panel, kept, layer in zip(axes[1:], axes[len(chosen) + 2 :], chosen, strict=False):
+        for panel, masked, layer in zip(axes[1:], axes[len(chosen) + 2 :], chosen, strict=False):
             magnitude = layer.magnitude[0].float()
             values = (magnitude / magnitude.max()).unflatten(0, layer.hw)
             title = f'{block_title(layer.name)}\nmax {two_digits(magnitude.max())}'
             drawn = show_map(panel, values, look.size, title)
             mask = largest_tokens(magnitude).unflatten(0, layer.hw)[None, None].float()
-            show_image(kept, picture * F.interpolate(mask, look.size)[0].clamp(min=_DIMMED))
+            show_image(masked, picture * F.interpolate(mask, look.size)[0].clamp(min=_DIMMED))
         colour_bar(figure, drawn, axes[: len(chosen) + 1], 'gradient /\nmaximum')
         files.append(look.save(figure, f'gmm_{look.names[path]}'))
         for layer in layers:
-            found = (layer.variation[0].item(),)
+            row = (layer.variation[0].item(),)
             coverage = look.coverage(path, layer.hw)
             if coverage is not None:
-                found += mask_scores(layer.magnitude[0], coverage)
-            scores.append((layer.name, *found))
+                row += mask_scores(layer.magnitude[0], coverage)
+            scores.append((layer.name, *row))
     columns = ('layer', 'variation', 'mask_ratio', 'mask_auc')[: len(scores[0])]
     return [*files, look.table('gmm', columns, means(scores))]
 
@@ -128,7 +128,7 @@ def draw_losses(look: Look) -> list[Path]:
     """loss: Vittt's reconstruction loss along the tokens (Fig. 11), or before and after a step."""
     first = look.trainings[0]
     scans = [layer for layer in first if layer.scan is not None]
-    found = _scalars(look, ('loss_first', 'loss_last'))
+    rows = _scalars(look, ('loss_first', 'loss_last'))
     title = f'Inner loss, mean over heads, {look.counted}'
     if scans:
         columns = min(4, len(scans))
@@ -157,15 +157,15 @@ def draw_losses(look: Look) -> list[Path]:
         figure.legend(loc='outside lower center', ncols=2)
     else:
         figure, (panel,) = panels(1, 1, (8, 4.2), title)
-        places = np.arange(len(found))
+        places = np.arange(len(rows))
         for shift, column, label in ((-0.2, 1, 'before the step'), (0.2, 2, 'after the step')):
-            panel.bar(places + shift, [row[column] for row in found], 0.4, label=label)
-        panel.set_xticks(places, [block_title(row[0]) for row in found], rotation=45, ha='right')
+            panel.bar(places + shift, [row[column] for row in rows], 0.4, label=label)
+        panel.set_xticks(places, [block_title(row[0]) for row in rows], rotation=45, ha='right')
         panel.set_ylabel('inner loss')
         panel.axhline(0, color='black', lw=0.8)
         panel.grid(visible=True, axis='y')
         beside_panel(panel)
-    table = look.table('loss', ('layer', 'first', 'last'), found)
+    table = look.table('loss', ('layer', 'first', 'last'), rows)
     return [look.save(figure, 'loss'), table]
 
 
@@ -178,9 +178,9 @@ def draw_states(look: Look) -> list[Path]:
         'effective rank of W − W₀',
         'learning rate used' if look.trainings[0][0].scan else '‖W − W₀‖ / ‖gradient‖',
     )
-    found = _scalars(look, names)
+    rows = _scalars(look, names)
     figure, axes = panels(1, 3, (4.2, 3.8), f'Inner states, mean over heads, {look.counted}')
-    for panel, label, values in zip(axes, labels, list(zip(*found, strict=True))[1:], strict=True):
+    for panel, label, values in zip(axes, labels, list(zip(*rows, strict=True))[1:], strict=True):
         panel.plot(range(1, len(values) + 1), values, marker='o')
         panel.set(title=label, ylim=(0, 1.1 * max(values)))
         _by_layer(panel)
@@ -195,7 +195,7 @@ def draw_states(look: Look) -> list[Path]:
         for layers in look.trainings
     )
     files += look.draw_maps('state', title, label, maps)
-    return [*files, look.table('state', ('layer', *names), found)]
+    return [*files, look.table('state', ('layer', *names), rows)]
 
 
 @styled
@@ -255,18 +255,18 @@ def draw_keys(look: Look) -> list[Path]:
             f'the keys of no mixer of {type(look.model).__name__} can be seen: key shift needs an '
             'op of ttt_kernels, an InnerTraining or the attention of timm'
         )
-    found = means(rows)
+    by_layer = means(rows)
     figure, (panel,) = panels(1, 1, (7, 4), f'Key shift, {look.counted}')
-    layers = range(1, len(found) + 1)
-    panel.plot(layers, [row[1] for row in found], marker='o', label='this model')
+    layers = range(1, len(by_layer) + 1)
+    panel.plot(layers, [row[1] for row in by_layer], marker='o', label='this model')
     panel.plot(
-        layers, [row[2] for row in found], '--', color='grey', label='independent keys, 1/√N'
+        layers, [row[2] for row in by_layer], '--', color='grey', label='independent keys, 1/√N'
     )
     panel.set(ylabel='‖mean of keys‖ / mean of ‖key‖', ylim=(0, None))
     _by_layer(panel)
     beside_panel(panel)
     columns = ('layer', 'key_shift', 'independent')
-    return [look.save(figure, 'keys'), look.table('keys', columns, found)]
+    return [look.save(figure, 'keys'), look.table('keys', columns, by_layer)]
 
 
 @styled
@@ -278,8 +278,8 @@ def draw_features(look: Look) -> list[Path]:
             maps = feature_maps(look.model.eval(), image[None])
         figure, axes = image_panels(len(maps) + 1, 3, look.size, 'Principal components')
         show_image(axes[0], picture, cut_middle(path.name, 28))
-        for panel, (name, (found,)) in zip(axes[1:], maps.items(), strict=True):
-            cells = found.flatten(1).mT.double()
+        for panel, (name, (features,)) in zip(axes[1:], maps.items(), strict=True):
+            cells = features.flatten(1).mT.double()
             cells = cells - cells.mean(0)
             variances, directions = torch.linalg.eigh(cells.mT @ cells)
             directions = directions[:, -3:].flip(1)
@@ -288,7 +288,7 @@ def draw_features(look: Look) -> list[Path]:
             colours = cells @ (directions * signs)
             colours = colours - colours.amin(0)
             colours /= colours.amax(0).clamp_min(torch.finfo(colours.dtype).tiny)
-            drawn = colours.mT.unflatten(1, found.shape[1:])[None]
+            drawn = colours.mT.unflatten(1, features.shape[1:])[None]
             show_image(panel, F.interpolate(drawn, look.size)[0], name)
             rows.append((name, (variances[-3:].sum() / variances.sum()).item()))
         files.append(look.save(figure, f'features_{look.names[path]}'))
@@ -349,9 +349,9 @@ def _place(query: tuple[float, float], hw: tuple[int, int]) -> int:
 def _distance(mixing: Mixing) -> tuple[float, int]:
     """Mean attention distance in patches, of all queries of a softmax, else of nine."""
     if isinstance(mixing.mixer, SOFTMAX):
-        found = softmax_weights(mixing)[:, :, mixing.patches][..., mixing.patches]
-        return attention_distance(found, mixing.hw).mean().item(), found.shape[2]
+        weights = softmax_weights(mixing)[:, :, mixing.patches][..., mixing.patches]
+        return attention_distance(weights, mixing.hw).mean().item(), weights.shape[2]
     thirds = (1 / 6, 1 / 2, 5 / 6)
     places = sorted({_place((y, x), mixing.hw) for y in thirds for x in thirds})
-    found = implicit_attention(mixing, places)
-    return attention_distance(found, mixing.hw, places).nanmean().item(), len(places)
+    weights = implicit_attention(mixing, places)
+    return attention_distance(weights, mixing.hw, places).nanmean().item(), len(places)

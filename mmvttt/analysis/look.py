@@ -80,16 +80,16 @@ class Look:
     @cached_property
     def trainings(self) -> list[list[LayerTraining]]:
         """The inner training of each image's mixers; mixers without one are reported once."""
-        found = [[training_of(mixing) for mixing in mixings] for mixings in self.mixings]
-        for mixing, layer in zip(self.mixings[0], found[0], strict=True):
+        followed = [[training_of(mixing) for mixing in mixings] for mixings in self.mixings]
+        for mixing, layer in zip(self.mixings[0], followed[0], strict=True):
             if layer is None:
                 print(f'{mixing.name} ({type(mixing.mixer).__name__}): no inner training is seen')
-        if not any(found[0]):
+        if not any(followed[0]):
             raise UsageError(
                 f'no mixer of {type(self.model).__name__} trains anything at test time: '
                 '--what erf attention keys work without an inner training'
             )
-        return [[layer for layer in layers if layer is not None] for layers in found]
+        return [[layer for layer in layers if layer is not None] for layers in followed]
 
     def coverage(self, path: Path, hw: tuple[int, int]) -> Tensor | None:
         """Fraction of each patch in the masks of an image `(h·w,)`; None without annotations."""

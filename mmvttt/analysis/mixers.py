@@ -76,13 +76,13 @@ class Mixing:
 
 def mixers_of(model: nn.Module) -> dict[str, nn.Module]:
     """Lists the token mixers of a model by name: ours, those in our blocks, attention of timm."""
-    found: dict[str, nn.Module] = {
+    mixers: dict[str, nn.Module] = {
         name: m for name, m in model.named_modules() if isinstance(m, _OWN)
     }
     for name, module in model.named_modules():
         if isinstance(module, TokenBlock):
-            found.setdefault(f'{name}.mixer', module.mixer)
-    return found
+            mixers.setdefault(f'{name}.mixer', module.mixer)
+    return mixers
 
 
 def record_mixers(model: nn.Module, images: Tensor) -> list[Mixing]:
@@ -156,8 +156,8 @@ def _place(
     hw = options.get('hw', args[0] if args else None)
     if isinstance(record.mixer, SOFTMAX):
         # Prefix tokens of timm's ViT, or of the backbone inside an adapter.
-        found = (getattr(m, 'patch_embed', None) for m in model.modules())
-        embed = next((e for e in found if hasattr(e, 'dynamic_feat_size')), None)
+        embeddings = (getattr(m, 'patch_embed', None) for m in model.modules())
+        embed = next((e for e in embeddings if hasattr(e, 'dynamic_feat_size')), None)
         hw = embed.dynamic_feat_size(tuple(images.shape[2:])) if embed is not None else (1, count)
     elif hw is None and record.projected is None:
         # A sequence.

@@ -59,10 +59,10 @@ def panels(
 
     figure = Figure(figsize=(size[0] * columns, size[1] * rows), layout='constrained')
     FigureCanvasAgg(figure)
-    found = list(figure.subplots(rows, columns, squeeze=False, **options).flat)
+    axes = list(figure.subplots(rows, columns, squeeze=False, **options).flat)
     if title:
         figure.suptitle(title)
-    return figure, found
+    return figure, axes
 
 
 def image_panels(
@@ -71,10 +71,10 @@ def image_panels(
     """Makes `count` panels without axes for images of `size` (height, width), three inches wide."""
     columns = min(columns, count)
     shape = (3.0, 3.0 * size[0] / size[1] + 0.4)
-    figure, found = panels(-(-count // columns), columns, shape, title)
-    for panel in found:
+    figure, axes = panels(-(-count // columns), columns, shape, title)
+    for panel in axes:
         panel.axis('off')
-    return figure, found[:count]
+    return figure, axes[:count]
 
 
 def show_image(panel: Axes, picture: Tensor, title: str | None = None) -> None:

@@ -45,8 +45,8 @@ class ReceptiveField:
         needed, order = torch.maximum(rows[:, None], columns[None]).flatten().sort()
         held = self.field.flatten().double().cpu()[order].cumsum(0)
         # A little less, because of the sum's rounding for a share of 1.
-        wanted = held[-1] * torch.tensor(shares, dtype=held.dtype) * (1 - 1e-12)
-        return needed[torch.searchsorted(held, wanted)].tolist()
+        bounds = held[-1] * torch.tensor(shares, dtype=held.dtype) * (1 - 1e-12)
+        return needed[torch.searchsorted(held, bounds)].tolist()
 
     @property
     def middle(self) -> tuple[float, float]:

@@ -37,13 +37,13 @@ def dtype(code: str, align: bool = False, copy: bool = False) -> np.dtype:
     return np.dtype(code)
 
 
-def _raw(found: Any, kind: Any, size: int) -> bytes:
+def _raw(array: Any, kind: Any, size: int) -> bytes:
     """Checks that a file's bytes are `size` numbers of a plain type."""
     if not isinstance(kind, np.dtype) or kind.kind + str(kind.itemsize) not in _CODES:
         raise _refusal(f'numbers of type {kind!r}')
-    if not isinstance(found, bytes) or len(found) != size * kind.itemsize:
+    if not isinstance(array, bytes) or len(array) != size * kind.itemsize:
         raise _refusal(f'an array of {size} numbers with other contents')
-    return found
+    return array
 
 
 class Array(np.ndarray):

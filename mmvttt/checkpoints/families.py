@@ -135,14 +135,14 @@ def timm_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     family, prefix, blocks = _family(weights)
     if family is None:
         return {_CHUNKED.sub(r'\1.\2.', name): value for name, value in weights.items()}
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for name, value in weights.items():
         short = name.removeprefix(prefix)
         if _DROPPED.match(name) or _DROPPED.match(short):
             continue
-        if place := re.match(rf'{re.escape(blocks)}(\d+)\.', short):
-            new = renamed(family.block, short[place.end() :])
-            new = new and f'blocks.{place[1]}.{new}'
+        if block := re.match(rf'{re.escape(blocks)}(\d+)\.', short):
+            new = renamed(family.block, short[block.end() :])
+            new = new and f'blocks.{block[1]}.{new}'
         else:
             new = renamed(family.rest, short) or renamed(_HEADS, name)
         if new is None:
@@ -150,9 +150,9 @@ def timm_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
                 f'{name} is not a name of this family in transformers; give the '
                 'checkpoint as transformers saves it, or one of timm.'
             )
-        found[new] = value
-    _join(found, is_eva=family.block is _DINOV3)
-    return _shaped(found)
+        tensors[new] = value
+    _join(tensors, is_eva=family.block is _DINOV3)
+    return _shaped(tensors)
 
 
 def _family(weights: Mapping[str, Tensor]) -> tuple[Family | None, str, str]:
@@ -179,25 +179,25 @@ def renamed(rules: Rules, name: str) -> str | None:
 def _join(weights: dict[str, Tensor], is_eva: bool) -> None:
     """Makes one tensor of queries, keys and values, and of the two halves of a gated network."""
     for name in [n for n in weights if n.endswith('.attn.q.weight')]:
-        place = name.removesuffix('q.weight')
+        stem = name.removesuffix('q.weight')
         try:
-            parts = [weights.pop(f'{place}{part}.weight') for part in 'qkv']
+            parts = [weights.pop(f'{stem}{part}.weight') for part in 'qkv']
         except KeyError as error:
             raise CheckpointError(
                 f"{error.args[0]} (in timm's words) is missing where the queries are: give the "
                 'whole checkpoint.'
             ) from None
-        weights[f'{place}qkv.weight'] = torch.cat(parts)
-        biases = {part: weights.pop(f'{place}{part}.bias', None) for part in 'qkv'}
+        weights[f'{stem}qkv.weight'] = torch.cat(parts)
+        biases = {part: weights.pop(f'{stem}{part}.bias', None) for part in 'qkv'}
         given = next((b for b in biases.values() if b is not None), None)
         if given is None:
             continue
         whole = {p: torch.zeros_like(given) if b is None else b for p, b in biases.items()}
         if is_eva:
             # Keys have none: softmax does not see it.
-            weights[f'{place}q_bias'], weights[f'{place}v_bias'] = whole['q'], whole['v']
+            weights[f'{stem}q_bias'], weights[f'{stem}v_bias'] = whole['q'], whole['v']
         else:
-            weights[f'{place}qkv.bias'] = torch.cat(list(whole.values()))
+            weights[f'{stem}qkv.bias'] = torch.cat(list(whole.values()))
     for name in [n for n in weights if '.mlp.up.' in n]:
         up = weights.pop(name)
         gate = weights.pop(name.replace('.up.', '.gate.'), None)
@@ -265,10 +265,10 @@ def to_timm(
         CheckpointError: The weights have a part that the model lacks, such as registers, or are of
             shapes that it cannot take.
     """
-    found = timm_names(weights)
-    _require_place(found, model, name)
+    named = timm_names(weights)
+    _require_place(named, model, name)
     try:
-        found = rename(found, model)
+        named = rename(named, model)
     except (
         AssertionError,
         AttributeError,
@@ -282,22 +282,22 @@ def to_timm(
             'weights of this model, or the model of these weights.'
         ) from error
     for part in ('weight', 'bias'):
-        if f'norm.{part}' not in found and f'fc_norm.{part}' in found:
-            found[f'norm.{part}'] = found.pop(f'fc_norm.{part}')
-    return found
+        if f'norm.{part}' not in named and f'fc_norm.{part}' in named:
+            named[f'norm.{part}'] = named.pop(f'fc_norm.{part}')
+    return named
 
 
 def _require_place(weights: dict[str, Tensor], model: nn.Module, name: str) -> None:
     """Refuses parts without a place in a model; drops biases of zeros where it has none."""
-    own = model.state_dict().keys()
+    names = model.state_dict().keys()
     for part, what in _PARTS.items():
         lost = next((n for n in weights if re.search(part, n)), None)
-        if lost and not any(re.search(part, n) for n in own):
+        if lost and not any(re.search(part, n) for n in names):
             raise CheckpointMismatchError(
                 f'the checkpoint has {what} ({lost}), which {name} has not: take the timm model '
                 'that has them, or set model_options.'
             )
-    if not isinstance(model, Eva) or any(re.search(_BIAS, n) for n in own):
+    if not isinstance(model, Eva) or any(re.search(_BIAS, n) for n in names):
         return
     for bias in [n for n in weights if re.search(_BIAS, n)]:
         value = weights[bias]

@@ -51,8 +51,8 @@ def adapted(module: nn.Module, weights: StateDict) -> dict[str, Tensor]:
     for name, part in module.named_modules():
         if hasattr(part, 'adapt_weights'):
             part.adapt_weights(weights, f'{name}.' if name else '')
-    own = module.state_dict().keys()
-    if not any('.attn.' in n for n in own) and any(map(_VIT.search, weights.keys() - own)):
+    names = module.state_dict().keys()
+    if not any('.attn.' in n for n in names) and any(map(_VIT.search, weights.keys() - names)):
         raise CheckpointMismatchError(
             f'the checkpoint is a softmax ViT, and {type(module).__name__} would load its patches '
             "and norms alone: take mmvttt.T5 with init_cfg=dict(type='mmvttt.InheritViT', "
@@ -120,7 +120,7 @@ def load_pretrained(
         require_match(module, weights, source, prefix),
         preparation=_preparation(os.fspath(checkpoint)),
     )
-    own = under(weights, prefix)
+    inside = under(weights, prefix)
     new = {
         f'{name}.{parameter}' if name else parameter
         for name, part in module.named_modules()
@@ -128,7 +128,7 @@ def load_pretrained(
         for parameter in part.new_parameters()
     }
     require_parts(report, new, source, without)
-    module.load_state_dict({name: own[name] for name in report.matched}, strict=False)
+    module.load_state_dict({name: inside[name] for name in report.matched}, strict=False)
     lost = report.mismatched or not new.issuperset(report.missing)
     level = logging.WARNING if lost else logging.INFO
     _log.log(level, 'Weights of %s from %s: %s', type(module).__name__, source, report)
@@ -167,8 +167,8 @@ def require_whole(module: nn.Module, weights: StateDict, source: str) -> None:
     source = shown(source)
     require_match(module, weights, source)
     report = compare(module, adapted(module, weights))
-    own = {name for name, _ in module.named_parameters()}
-    lacking = [*report.mismatched, *(name for name in report.missing if name in own)]
+    names = {name for name, _ in module.named_parameters()}
+    lacking = [*report.mismatched, *(name for name in report.missing if name in names)]
     if lacking:
         more = f', … {len(lacking) - 4} more' if len(lacking) > 4 else ''
         raise CheckpointMismatchError(
@@ -197,11 +197,11 @@ def _found_prefix(
         return ''
     parts = [name.split('.') for name in weights]
     counts = Counter('.'.join(p[:i]) + '.' for p in parts for i in range(1, min(len(p), 4)))
-    found = {p: matched(p) for p, count in counts.items() if count >= least}
-    best = max(found.values(), default=0)
+    matches = {p: matched(p) for p, count in counts.items() if count >= least}
+    best = max(matches.values(), default=0)
     if best < least:
         return ''
-    first, *others = sorted((p for p in found if found[p] == best), key=len)
+    first, *others = sorted((p for p in matches if matches[p] == best), key=len)
     if rivals := [p for p in others if not p.startswith(first)]:
         raise CheckpointMismatchError(
             f'{source!r} has {best} tensors for {type(module).__name__} under each of the prefixes '

@@ -80,13 +80,15 @@ class LoadReport:
 
 def compare(module: nn.Module, weights: StateDict) -> LoadReport:
     """Compares names and shapes of a module's state with a checkpoint's."""
-    own = module.state_dict()
-    kinds = {n: (_kind(weights[n]), _kind(tensor)) for n, tensor in own.items() if n in weights}
+    expected = module.state_dict()
+    kinds = {
+        n: (_kind(weights[n]), _kind(tensor)) for n, tensor in expected.items() if n in weights
+    }
     return LoadReport(
         matched=[n for n, (there, here) in kinds.items() if there == here],
         # Batch counters do not matter, and many files lack them.
-        missing=[n for n in own if n not in weights and not n.endswith('num_batches_tracked')],
-        unexpected=[n for n in weights if n not in own],
+        missing=[n for n in expected if n not in weights and not n.endswith('num_batches_tracked')],
+        unexpected=[n for n in weights if n not in expected],
         mismatched=[
             f'{n}: {there} → {here}' for n, (there, here) in kinds.items() if there != here
         ],

@@ -16,8 +16,8 @@ def names_table(title: str, kinds: Mapping[str, Iterable[tuple[str, str]]]) -> s
     """
     rows = [_HEADINGS]
     for kind, pairs in kinds.items():
-        found = Counter((_pattern(old), _pattern(new)) for old, new in pairs)
-        rows += [(kind, old, new, str(count)) for (old, new), count in found.items()]
+        counts = Counter((_pattern(old), _pattern(new)) for old, new in pairs)
+        rows += [(kind, old, new, str(count)) for (old, new), count in counts.items()]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         '  '.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -98,26 +98,26 @@ def publish_checkpoint(
         )
     content = read_content(path)
     weights = named_tensors(content, os.fspath(path), key=key)
-    kept = under(weights, prefix)
-    if not kept:
+    published = under(weights, prefix)
+    if not published:
         heads = sorted({name.partition('.')[0] + '.' for name in weights})
         raise UsageError(f'no tensor has the prefix {prefix!r}; there is {", ".join(heads)}')
-    for name, weight in kept.items():
+    for name, weight in published.items():
         # Clones: a view would store the whole tensor behind it in the file.
-        kept[name] = weight.detach().clone()
+        published[name] = weight.detach().clone()
         # Not what fp16 has no numbers for, such as the variance of large activations.
         if half and weight.dtype == torch.float32 and weight.half().isfinite().all():
-            kept[name] = weight.detach().half()
+            published[name] = weight.detach().half()
     meta = {key: value for key, value in _meta(content).items() if key in _KEPT_META}
     meta['mmvttt_version'] = __version__
     if out.suffix == '.pth':
         buffer = io.BytesIO()
-        torch.save({'state_dict': kept, 'meta': meta}, buffer)
+        torch.save({'state_dict': published, 'meta': meta}, buffer)
         data = buffer.getvalue()
     else:
         # One entry: safetensors writes several in arbitrary order, which would change the digest.
         header = {META: json.dumps(meta, default=str)}
-        data = save({n: w.contiguous() for n, w in kept.items()}, header)
+        data = save({n: w.contiguous() for n, w in published.items()}, header)
     digest = hashlib.sha256(data).hexdigest()
     target = out.with_name(f'{out.stem}-{digest[:_HASH_DIGITS]}{out.suffix}')
     if not target.exists():
@@ -131,7 +131,7 @@ def publish_checkpoint(
             'from mmvttt.checkpoints.load import load_pretrained\n\n'
             f'load_pretrained(model, {target.name!r})  # a model of mmvttt, built as it was trained'
         )
-        card = model_card(out.stem, kept, facts, usage)
+        card = model_card(out.stem, published, facts, usage)
         write_whole(target.with_suffix('.md'), card.encode())
     return target
 

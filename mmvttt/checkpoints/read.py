@@ -191,8 +191,8 @@ def _check_archive(file: IO[bytes], source: str) -> None:
 
 def _refused_object(error: pickle.UnpicklingError) -> str:
     """The object that torch's weights-only reader refused, from its long message."""
-    found = (re.search(pattern, str(error)) for pattern in _REFUSED)
-    return next((f[1] for f in found if f), first_line(error))
+    matches = (re.search(pattern, str(error)) for pattern in _REFUSED)
+    return next((f[1] for f in matches if f), first_line(error))
 
 
 def under(weights: Mapping[Any, Any], prefix: str = '') -> dict[str, Tensor]:
@@ -283,12 +283,12 @@ def named_tensors(
         if tensors:
             _say_which(content, held, source)
             return _unwrapped(tensors)
-        found = f'the keys {sorted(map(str, content if key else weights))[:_LISTED]}'
+        content_found = f'the keys {sorted(map(str, content if key else weights))[:_LISTED]}'
     else:
-        found = f'a {type(content).__name__}'
+        content_found = f'a {type(content).__name__}'
     what, alone = ('averaged weights', '') if ema else ('weights', 'by itself or ')
     teacher = ", or with a teacher, 'teacher.…'" if ema else ''
     raise CheckpointError(
-        f'{source!r} holds no {what} but {found}; allowed: a state dict, {alone}under '
+        f'{source!r} holds no {what} but {content_found}; allowed: a state dict, {alone}under '
         f'{", ".join(containers)}{teacher}'
     )

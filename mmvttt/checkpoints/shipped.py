@@ -22,9 +22,9 @@ def shipped_file(name: str) -> Path:
     files = _files()
     short = name.removeprefix(SCHEME)
     if short not in files:
-        known = ', '.join(f'{SCHEME}{found}' for found in sorted(files))
+        names = ', '.join(f'{SCHEME}{name_of_file}' for name_of_file in sorted(files))
         raise CheckpointMissingError(
-            f'no weights {short!r} come with mmvttt; there are: {known or "none"}. Give one of '
+            f'no weights {short!r} come with mmvttt; there are: {names or "none"}. Give one of '
             'these names, or a file'
         )
     return files[short]

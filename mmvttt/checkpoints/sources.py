@@ -147,8 +147,8 @@ def _cached(name: str) -> Path | None:
     """The folder of a model in the local cache of the hub, without asking the network."""
     from huggingface_hub import try_to_load_from_cache
 
-    found = (try_to_load_from_cache(name, file) for file in _FILES)
-    return next((Path(f).parent for f in found if isinstance(f, str)), None)
+    paths = (try_to_load_from_cache(name, file) for file in _FILES)
+    return next((Path(f).parent for f in paths if isinstance(f, str)), None)
 
 
 def _from_hub(name: str) -> list[str]:

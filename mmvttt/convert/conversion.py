@@ -85,17 +85,17 @@ def to_ours(weights: StateDict) -> Conversion:
         CheckpointError: If the weights are of another model, of a shape that does not fit, or ours.
     """
     layout = find_layout(weights, public=True)
-    names = {public: own for own, public in layout.names().items()}
+    names = {public: ours for ours, public in layout.names().items()}
     shapes = {name: value.shape for name, value in layout.model.state_dict().items()}
 
-    def convert(name: str, own: str, value: Tensor) -> tuple[str, Tensor]:
-        value = to_our_shape(own, value)
-        if value.shape != shapes[own]:
+    def convert(name: str, ours: str, value: Tensor) -> tuple[str, Tensor]:
+        value = to_our_shape(ours, value)
+        if value.shape != shapes[ours]:
             raise CheckpointError(
                 f'{name} has the shape {tuple(value.shape)}, where {layout.name} has '
-                f'{tuple(shapes[own])}: the checkpoint is damaged or of another model.'
+                f'{tuple(shapes[ours])}: the checkpoint is damaged or of another model.'
             )
-        return f'{_BACKBONE}{own}', value
+        return f'{_BACKBONE}{ours}', value
 
     return _convert(weights, layout, names, ('head.', 'head.fc.'), convert)
 

@@ -75,10 +75,10 @@ def dit_to_ours(weights: StateDict) -> Conversion:
     if _DIFFUSERS in weights:
         return _from_diffusers(weights)
     kind = _kind(weights, 'blocks.0.attn.w3', 'blocks.0.attn.w1')
-    own = _names_of(_depth(weights, 'blocks'), kind, 'blocks.0.attn.qk_scale_ttt' in weights)
+    ours = _names_of(_depth(weights, 'blocks'), kind, 'blocks.0.attn.qk_scale_ttt' in weights)
     tensors = dict(weights)
     table = tensors.pop('pos_embed', None)
-    names = {_rename(name, 1): f'{PREFIX}{name}' for name in own}
+    names = {_rename(name, 1): f'{PREFIX}{name}' for name in ours}
     result = _renamed(kind, tensors, names)
     if table is not None:
         result.dropped['pos_embed'] = _require_table(table)
@@ -99,8 +99,8 @@ def dit_to_public(weights: StateDict, sample_size: int | None = None) -> Convers
         CheckpointError: The weights are not ours, or the side is not a multiple of the patch's.
     """
     kind, affine = _require_ours(weights)
-    own = _names_of(_depth(weights, f'{PREFIX}blocks'), kind, affine)
-    result = _renamed(kind, weights, {f'{PREFIX}{name}': _rename(name, 1) for name in own})
+    ours = _names_of(_depth(weights, f'{PREFIX}blocks'), kind, affine)
+    result = _renamed(kind, weights, {f'{PREFIX}{name}': _rename(name, 1) for name in ours})
     for old, new in result.matched.items():
         result.weights[new] = _to_public_shape(old, weights[old])
     from mmvttt.models.generation.dit3 import position_table
@@ -137,8 +137,8 @@ def latent_size(content: Any, weights: StateDict) -> int | None:
     meta = meta if isinstance(meta, Mapping) else {}
     if isinstance(meta.get('sample_size'), int):
         return meta['sample_size']
-    found = re.search(r'\bsample_size=(\d+)', str(meta.get('cfg', '')))
-    return int(found[1]) if found else None
+    match = re.search(r'\bsample_size=(\d+)', str(meta.get('cfg', '')))
+    return int(match[1]) if match else None
 
 
 def dit_to_diffusers(weights: StateDict) -> Conversion:
@@ -152,10 +152,10 @@ def dit_to_diffusers(weights: StateDict) -> Conversion:
         CheckpointError: The weights are of another model, such as DiT³.
     """
     if _AUTHORS in weights:
-        found = dit_to_ours(weights)
-        if not found.complete:
-            return found
-        weights = found.weights
+        conversion = dit_to_ours(weights)
+        if not conversion.complete:
+            return conversion
+        weights = conversion.weights
     kind, _ = _require_ours(weights)
     if kind == 'DiT3':
         raise CheckpointError(
@@ -164,9 +164,9 @@ def dit_to_diffusers(weights: StateDict) -> Conversion:
         )
     result = Conversion(kind)
     for name, value in weights.items():
-        own = name.removeprefix(PREFIX)
-        qkv = re.fullmatch(r'blocks\.(\d+)\.mixer\.qkv\.(\w+)', own)
-        theirs = _rename(own, 2)
+        ours = name.removeprefix(PREFIX)
+        qkv = re.fullmatch(r'blocks\.(\d+)\.mixer\.qkv\.(\w+)', ours)
+        theirs = _rename(ours, 2)
         if qkv:
             block = f'transformer_blocks.{qkv[1]}.attn1'
             for letter, part in zip('qkv', value.chunk(3), strict=True):
@@ -190,28 +190,28 @@ def _from_diffusers(weights: StateDict) -> Conversion:
     expected = _names_of(
         _depth(weights, 'transformer_blocks'), kind, f'{first}.qk_scale' in weights
     )
-    names = {_rename(own, 2): own for own in expected}
+    names = {_rename(ours, 2): ours for ours in expected}
     for name, value in weights.items():
         part = re.fullmatch(r'transformer_blocks\.(\d+)\.attn1\.to_([qkv])\.(\w+)', name)
         if part:
             thirds = [f'transformer_blocks.{part[1]}.attn1.to_{x}.{part[3]}' for x in 'qkv']
-            own = f'{PREFIX}blocks.{part[1]}.mixer.qkv.{part[3]}'
-            result.matched[name] = own
-            if own not in result.weights and all(third in weights for third in thirds):
-                result.weights[own] = torch.cat([weights[third] for third in thirds])
+            ours = f'{PREFIX}blocks.{part[1]}.mixer.qkv.{part[3]}'
+            result.matched[name] = ours
+            if ours not in result.weights and all(third in weights for third in thirds):
+                result.weights[ours] = torch.cat([weights[third] for third in thirds])
             continue
         shared = re.sub(r'^transformer_blocks\.\d+(?=\.norm1\.emb\.)', '*', name)
         if shared not in names:
             result.left_over.append(name)
             continue
-        own = f'{PREFIX}{names[shared]}'
-        if not torch.equal(result.weights.setdefault(own, value), value):
+        ours = f'{PREFIX}{names[shared]}'
+        if not torch.equal(result.weights.setdefault(ours, value), value):
             raise CheckpointError(
                 f'{name} is another one than in the blocks before: a DiT has one embedding of time '
                 'and class. The checkpoint is damaged, or was trained with one for each block.'
             )
-        result.matched[name] = own
-    result.missing = [own for own in expected if f'{PREFIX}{own}' not in result.weights]
+        result.matched[name] = ours
+    result.missing = [ours for ours in expected if f'{PREFIX}{ours}' not in result.weights]
     _require_shapes(result)
     return result
 
@@ -243,8 +243,8 @@ def _renamed(kind: str, weights: StateDict, names: Mapping[str | None, str | Non
 
 
 def _depth(weights: StateDict, blocks: str) -> int:
-    found = (re.match(rf'{re.escape(blocks)}\.(\d+)\.', name) for name in weights)
-    return 1 + max((int(match[1]) for match in found if match), default=-1)
+    matches = (re.match(rf'{re.escape(blocks)}\.(\d+)\.', name) for name in weights)
+    return 1 + max((int(match[1]) for match in matches if match), default=-1)
 
 
 def _kind(weights: StateDict, of_dit3: str, of_dit5: str) -> str:
@@ -318,29 +318,29 @@ def _require_shapes(result: Conversion) -> None:
 
     if not result.complete:
         return
-    found = {name.removeprefix(PREFIX): value for name, value in result.weights.items()}
-    dims, channels, patch = found['patch_embed.weight'].shape[:3]
+    tensors = {name.removeprefix(PREFIX): value for name, value in result.weights.items()}
+    dims, channels, patch = tensors['patch_embed.weight'].shape[:3]
     first = {'DiT3': 'blocks.0.mixer.w1', 'DiT5': 'blocks.0.mixer.inner.w1'}.get(result.name)
     options: dict[str, Any] = {'DiT3': {}, 'DiT5': DIT5, 'DiT': DIT}[result.name]
-    if result.name == 'DiT5' and f'blocks.0.{_AFFINE[0]}' not in found:
+    if result.name == 'DiT5' and f'blocks.0.{_AFFINE[0]}' not in tensors:
         options = dict(options, mixer=dict(options['mixer'], qk_affine=False))
     with torch.device('meta'):
         model = DiT3(
             arch=dict(
                 embed_dims=dims,
-                num_layers=_depth(found, 'blocks'),
-                num_heads=len(found[first]) if first else 1,
+                num_layers=_depth(tensors, 'blocks'),
+                num_heads=len(tensors[first]) if first else 1,
             ),
             patch_size=patch,
             in_channels=channels,
-            out_channels=len(found['final_linear.bias']) // patch**2,
-            num_classes=len(found['label_embed.weight']),
+            out_channels=len(tensors['final_linear.bias']) // patch**2,
+            num_classes=len(tensors['label_embed.weight']),
             null_class=False,
             **options,
         )
     for name, value in model.state_dict().items():
-        if found[name].shape != value.shape:
+        if tensors[name].shape != value.shape:
             raise CheckpointError(
-                f'{name} has the shape {tuple(found[name].shape)}, where {result.name} has '
+                f'{name} has the shape {tuple(tensors[name].shape)}, where {result.name} has '
                 f'{tuple(value.shape)}: the checkpoint is damaged or of another model.'
             )

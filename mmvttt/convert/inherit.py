@@ -136,14 +136,14 @@ def inherit_vit(
         raise CheckpointMismatchError(
             f'The ViT has {", ".join(wrong)}: sizes cannot be changed; build T⁵ with equal sizes.'
         )
-    own = model.state_dict()
-    result.new = [name for name in own if name in model.new_parameters()]
+    expected = model.state_dict()
+    result.new = [name for name in expected if name in model.new_parameters()]
     for theirs, ours in list(result.inherited.items()):
-        if ours in result.weights and ours not in own:
+        if ours in result.weights and ours not in expected:
             # An adapter takes the final norm off; a backbone may have no positions.
             result.dropped[theirs] = 'the model has none'
             del result.weights[ours], result.inherited[theirs]
-    missing = [name for name in own if name not in result.weights and name not in result.new]
+    missing = [name for name in expected if name not in result.weights and name not in result.new]
     if missing:
         raise CheckpointError(
             f'The ViT lacks {len(missing)} tensors of T⁵, the first of them {missing[0]!r}: give a '
@@ -158,13 +158,13 @@ def inherit_vit(
     if position is not None and position.dim() == 3:
         tokens = sum(re.search(r'(cls|dist)_token$', name) is not None for name in result.dropped)
         result.weights['pos_embed'] = _patches_only(position, tokens, model.grid, bool(scales))
-    for name, value in own.items():
-        found = result.weights.get(name, value)
+    for name, value in expected.items():
+        tensor = result.weights.get(name, value)
         # The grid of positions can be resized.
-        wanted = found.shape[:2] + value.shape[2:] if name == 'pos_embed' else value.shape
-        if found.shape != wanted:
+        shape = tensor.shape[:2] + value.shape[2:] if name == 'pos_embed' else value.shape
+        if tensor.shape != shape:
             raise CheckpointMismatchError(
-                f'{name} of the ViT has the shape {tuple(found.shape)}, where T⁵ has '
+                f'{name} of the ViT has the shape {tuple(tensor.shape)}, where T⁵ has '
                 f'{tuple(value.shape)}: give the arch of the source.'
             )
     _leave_out(result, without)
@@ -185,32 +185,36 @@ def inherit_timm(weights: StateDict, model: str, without: str | None = None) -> 
     """
     with torch.device('meta'):
         vit = TimmViT(model, linearize={})
-    found = dict(weights)
-    vit.adapt_weights(found)
+    named = dict(weights)
+    vit.adapt_weights(named)
     result = Inheritance(new=vit.linearization.new)
-    own = vit.state_dict()
-    for name, value in found.items():
-        if name in own and name not in result.new:
+    expected = vit.state_dict()
+    for name, value in named.items():
+        if name in expected and name not in result.new:
             result.weights[name], result.inherited[name] = value, name
         elif ours := renamed(_HEADS, name):
             result.head[ours], result.inherited[name] = value, ours
         else:
             result.dropped[name] = 'no part of the backbone'
-    wrong = [n for n in own if n not in result.new and found.get(n, _NOTHING).shape != own[n].shape]
+    wrong = [
+        n
+        for n in expected
+        if n not in result.new and named.get(n, _NOTHING).shape != expected[n].shape
+    ]
     if wrong:
         raise CheckpointMismatchError(
-            f'{len(wrong)} of the {len(own)} tensors of {model} are not in the checkpoint, or of '
-            f'another shape, the first of them {wrong[0]!r}: give the checkpoint of this model.'
+            f'{len(wrong)} of the {len(expected)} tensors of {model} are not in the checkpoint, or '
+            f'of another shape, the first of them {wrong[0]!r}: give the checkpoint of this model.'
         )
     _leave_out(result, without)
     return result
 
 
 def _leave_out(result: Inheritance, part: str | None) -> None:
-    for known in (result.inherited, result.folded):
-        for theirs, ours in list(known.items()):
+    for names in (result.inherited, result.folded):
+        for theirs, ours in list(names.items()):
             if is_of(part, f'{ours}.'):
-                del known[theirs]
+                del names[theirs]
                 result.dropped[theirs] = f'without {part}'
                 if result.weights.pop(ours, None) is not None:
                     result.new.append(ours)
@@ -338,10 +342,10 @@ def _patches_only(
     DeiT-III has a class token without a row. By numbers alone its 5×5 patches could be another
     ViT's class token and 4×6: unless the grid is the model's, LayerScale tells it.
     """
-    rows, own = position.shape[1], grid[0] * grid[1]
-    if rows - tokens == own or _is_square(rows - tokens):
+    rows, patches = position.shape[1], grid[0] * grid[1]
+    if rows - tokens == patches or _is_square(rows - tokens):
         return position[:, tokens:]
-    if rows == own or (layer_scale and _is_square(rows)):
+    if rows == patches or (layer_scale and _is_square(rows)):
         return position
     raise CheckpointError(
         f'pos_embed has {rows} rows, for {tokens} class and distillation tokens and no square grid '

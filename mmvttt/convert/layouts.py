@@ -64,8 +64,8 @@ def find_layout(weights: Mapping[str, Tensor], public: bool) -> Layout:
         CheckpointError: If it is none of ViT³, H-ViT³ and T⁵, or the names are of the other kind.
     """
     marks, others = (_PUBLIC_MARKS, _OUR_MARKS) if public else (_OUR_MARKS, _PUBLIC_MARKS)
-    found = sorted((name for name in weights if name.endswith(marks)), key=len)
-    if not found:
+    marked = sorted((name for name in weights if name.endswith(marks)), key=len)
+    if not marked:
         if any(name.endswith(others) for name in weights):
             there = 'mmvttt' if public else 'public'
             raise CheckpointError(
@@ -77,19 +77,19 @@ def find_layout(weights: Mapping[str, Tensor], public: bool) -> Layout:
             f'This is neither a ViT³, an H-ViT³ nor a T⁵: none ends in {" or ".join(marks)}; names '
             f'begin with {", ".join(begin)}. Give a checkpoint of one of these models.'
         )
-    stem = next(found[0].removesuffix(m) for m in marks if found[0].endswith(m))
+    stem = next(marked[0].removesuffix(m) for m in marks if marked[0].endswith(m))
     hierarchical = re.fullmatch(r'(.*?)(?:layers|stages)\.0\.', stem)
     prefix = hierarchical[1] if hierarchical else stem
-    own = {n[len(prefix) :]: w for n, w in weights.items() if n.startswith(prefix)}
+    inside = {n[len(prefix) :]: w for n, w in weights.items() if n.startswith(prefix)}
     inner = 'attn' if public else 'mixer'
     try:
         with torch.device('meta'):
             if hierarchical:
-                model = _h_vit3(own, inner, public)
-            elif 'pos_embed' in own:
-                model = _t5(own, public)
+                model = _h_vit3(inside, inner, public)
+            elif 'pos_embed' in inside:
+                model = _t5(inside, public)
             else:
-                model = _vit3(own, inner)
+                model = _vit3(inside, inner)
     except (IndexError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
             f'The weights are damaged or of another model: names or shapes under {prefix!r} make '
@@ -167,11 +167,11 @@ def public_name(name: str) -> str:
         return f'patch_embed.conv.{stem[1]}.{kind}.{name[stem.end() :]}'
     if down := re.match(r'stages\.(\d+)\.downsample\.(\w+)\.', name):
         # There the downsampling ends a stage; here it begins the next one.
-        place = f'layers.{int(down[1]) - 1}.downsample.conv'
+        target = f'layers.{int(down[1]) - 1}.downsample.conv'
         rest = name[down.end() :]
         if down[2] == 'norm':
-            return f'{place}.2.norm.{rest}'
-        return f'{place}.{_DOWNSAMPLE.index(down[2])}.conv.{rest}'
+            return f'{target}.2.norm.{rest}'
+        return f'{target}.{_DOWNSAMPLE.index(down[2])}.conv.{rest}'
     return re.sub(r'^stages\.', 'layers.', name)
 
 

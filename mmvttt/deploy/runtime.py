@@ -80,8 +80,8 @@ class ExportedFile(nn.Module):
                 f'{self.path!r} takes images {self.shape}, and these are {tuple(image.shape)}: '
                 'give this shape, or export for that one'
             )
-        found = self._run(np.ascontiguousarray(image.float().cpu().numpy()))
-        return [torch.from_numpy(x) for x in found]
+        outputs = self._run(np.ascontiguousarray(image.float().cpu().numpy()))
+        return [torch.from_numpy(x) for x in outputs]
 
 
 class OnnxFile(ExportedFile):

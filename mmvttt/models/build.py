@@ -1,7 +1,7 @@
 """Builds parts of a model from an option: a class, a callable, a name, or a dict.
 
 `mixer=`, `inner=`, `loss=`, `key_norm=`, `norm_layer=` and `backbone=` all go through here. A name
-is one of `own`, the library's parts; names of other packages are looked up in OpenMMLab's
+is one of `parts`, the library's own; names of other packages are looked up in OpenMMLab's
 registries once `mmvttt.openmmlab` is imported. `option` is the option's name, for errors.
 """
 
@@ -26,7 +26,7 @@ def set_resolver(resolver: Resolver) -> None:
     _resolvers[:] = [resolver]
 
 
-def find_part(option: str, kind: Any, own: Mapping[str, Any]) -> Any:
+def find_part(option: str, kind: Any, parts: Mapping[str, Any]) -> Any:
     """The class or function of an option: itself, or a name with or without `mmvttt.`."""
     if not isinstance(kind, str):
         if isinstance(kind, nn.Module):
@@ -38,30 +38,30 @@ def find_part(option: str, kind: Any, own: Mapping[str, Any]) -> Any:
             return kind
         raise TypeError(
             f'{option}={kind!r}: give a class, a function, a dict with its type, or one of '
-            f'{", ".join(map(repr, own))}.'
+            f'{", ".join(map(repr, parts))}.'
         )
-    if (name := kind.removeprefix(SCOPE)) in own:
-        return own[name]
+    if (name := kind.removeprefix(SCOPE)) in parts:
+        return parts[name]
     for resolver in _resolvers:
-        if (found := resolver(option, kind)) is not None:
-            return found
+        if (part := resolver(option, kind)) is not None:
+            return part
     raise ValueError(
-        f'{option}={kind!r} is not known{suggest(name, own)}: give a '
-        f'class, or one of {", ".join(map(repr, own))}; names of other packages need '
+        f'{option}={kind!r} is not known{suggest(name, parts)}: give a '
+        f'class, or one of {", ".join(map(repr, parts))}; names of other packages need '
         'mmvttt.openmmlab and their registration (docs/own_mixer.md).'
     )
 
 
-def split_config(option: str, value: Any, own: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+def split_config(option: str, value: Any, parts: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     """The class or function of an option, and the options beside `type` if it is a dict."""
     if not isinstance(value, Mapping):
-        return find_part(option, value, own), {}
+        return find_part(option, value, parts), {}
     options = dict(value)
     if 'type' not in options:
         raise TypeError(
-            f'{option}={value!r} has no type: write dict(type={next(iter(own), "…")!r}, …).'
+            f'{option}={value!r} has no type: write dict(type={next(iter(parts), "…")!r}, …).'
         )
-    return find_part(option, options.pop('type'), own), options
+    return find_part(option, options.pop('type'), parts), options
 
 
 def build_part(option: str, kind: Callable[..., Any], *args: Any, **options: Any) -> Any:
@@ -85,9 +85,9 @@ def build_part(option: str, kind: Callable[..., Any], *args: Any, **options: Any
     return kind(*args, **options)
 
 
-def build_function(option: str, value: Any, own: Mapping[str, Any]) -> Callable[..., Any]:
+def build_function(option: str, value: Any, parts: Mapping[str, Any]) -> Callable[..., Any]:
     """A function from an option: itself, an instance of a class, or with the dict's arguments."""
-    kind, options = split_config(option, value, own)
+    kind, options = split_config(option, value, parts)
     if isinstance(kind, type):
         return build_part(option, kind, **options)
     return partial(kind, **options) if options else kind

@@ -83,13 +83,13 @@ def block_tokens(
     x, hw = model.embed(images)
     x, extras = model.insert_tokens(x)
     extras |= model.shared_extras(hw)
-    found = []
+    tokens = []
     for i in range(model.num_layers):
         x = model.run_block(i, x, hw, **extras)
-        found.append(x)
+        tokens.append(x)
         if inputs is not None and i < model.num_layers - 1:
             x = inputs[i].to(x)
-    return [*found, model.norm(x)]
+    return [*tokens, model.norm(x)]
 
 
 def _is_known(model: nn.Module) -> bool:
@@ -156,8 +156,8 @@ def distillation_losses(
     """
     check_choice('loss', loss, tuple(LOSSES))
     with torch.no_grad():
-        kept = isinstance(source, KeptTokens)
-        targets = source(images) if kept else block_tokens(source, images)
+        remembered = isinstance(source, KeptTokens)
+        targets = source(images) if remembered else block_tokens(source, images)
     tokens = block_tokens(model, images, targets if blockwise else None)
     if len(tokens) != len(targets) or tokens[-1].shape != targets[-1].shape:
         raise ValueError(
@@ -197,10 +197,10 @@ def _parts(tokens: Tensor, source: Tensor, prefix: int) -> Iterable[tuple[Tensor
 def new_parameters(model: nn.Module) -> set[str]:
     """Names of the parameters that `linearize` has added."""
     return {
-        f'{name}.{own}'
+        f'{name}.{parameter}'
         for name, module in model.named_modules()
         if isinstance(module, Replacement)
-        for own in module.new_parameters()
+        for parameter in module.new_parameters()
     }
 
 

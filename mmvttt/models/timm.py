@@ -131,13 +131,13 @@ class Classifier(nn.Module):
         if output_fmt not in ('NCHW', 'NLC'):
             raise ValueError(f"output_fmt={output_fmt!r}: choose 'NCHW' or 'NLC'.")
         count = len(getattr(self.backbone, self.parts))
-        wanted, last = feature_take_indices(count, indices)
+        chosen, last = feature_take_indices(count, indices)
         features = []
         for i, y in enumerate(
             self._maps(x, last + 1 if stop_early or intermediates_only else count)
         ):
             x = y
-            if i in wanted:
+            if i in chosen:
                 y = self._normed(y) if norm and self._can_norm(i) else y
                 features.append(y if output_fmt == 'NCHW' else y.flatten(2).transpose(1, 2))
         if output_dict:
@@ -167,10 +167,10 @@ class Classifier(nn.Module):
                 'return_prefix_tokens=True: there are no class or register tokens; leave it out.'
             )
         form = 'NCHW' if reshape else 'NLC'
-        found: Any = self.forward_intermediates(
+        outputs: Any = self.forward_intermediates(
             x, n, norm=norm, output_fmt=form, intermediates_only=True
         )
-        return found
+        return outputs
 
     def _maps(self, x: Tensor, count: int) -> Iterator[Tensor]:
         """The maps `(B, C_i, h_i, w_i)` of the first `count` parts."""
@@ -197,14 +197,14 @@ class Classifier(nn.Module):
     ) -> list[int]:
         """Drops the parts, the norm and the head that the requested features do not need."""
         parts = getattr(self.backbone, self.parts)
-        wanted, last = feature_take_indices(len(parts), indices)
+        chosen, last = feature_take_indices(len(parts), indices)
         setattr(self.backbone, self.parts, parts[: last + 1])
         self._forget_after(last)
         if prune_norm:
             self.backbone.norm = nn.Identity()
         if prune_head:
             self.reset_classifier(0, '')
-        return wanted
+        return chosen
 
     def _forget_after(self, last: int) -> None:
         """Ends the backbone with the last requested part."""
@@ -227,8 +227,8 @@ class Classifier(nn.Module):
 
     def no_weight_decay(self) -> set[str]:
         """Names of parameters that must not decay, beyond biases and other 1-D ones."""
-        own = getattr(self.backbone, 'no_weight_decay', set)
-        return {f'backbone.{name}' for name in own()}
+        names = getattr(self.backbone, 'no_weight_decay', set)
+        return {f'backbone.{name}' for name in names()}
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Patterns of timm's learning rates: the embedding, each block, the norm."""

@@ -143,7 +143,7 @@ class DeformableAttention(nn.Module):
         value = self.value_proj(value).unflatten(-1, (self.num_heads, -1))
         offsets = self.sampling_offsets(query).view(*shape, 2)
         logits = self.attention_weights(query).view(shape)
-        found = deform_attn_fused(
+        sampled = deform_attn_fused(
             value, grid.sizes, grid.centres[None], offsets, logits, backend=self.backend
         )
-        return self.output_proj(found)
+        return self.output_proj(sampled)

@@ -197,12 +197,15 @@ class PlainBackbone(nn.Module):
         """
         self._adapt_positions(state_dict, prefix)
         name = f'{prefix}patch_embed.proj.weight'
-        kernel, own = state_dict.get(name), getattr(self.patch_embed, 'proj', None)
-        if kernel is None or not isinstance(own, nn.Conv2d) or kernel.dim() != 4:
+        kernel, projection = state_dict.get(name), getattr(self.patch_embed, 'proj', None)
+        if kernel is None or not isinstance(projection, nn.Conv2d) or kernel.dim() != 4:
             return
-        if kernel.is_floating_point() and kernel.shape[2:] != own.weight.shape[2:]:
-            state_dict[name] = resample_patch_embed(kernel, list(own.weight.shape[2:]))
-            sizes = '×'.join(map(str, kernel.shape[2:])), '×'.join(map(str, own.weight.shape[2:]))
+        if kernel.is_floating_point() and kernel.shape[2:] != projection.weight.shape[2:]:
+            state_dict[name] = resample_patch_embed(kernel, list(projection.weight.shape[2:]))
+            sizes = (
+                '×'.join(map(str, kernel.shape[2:])),
+                '×'.join(map(str, projection.weight.shape[2:])),
+            )
             _log.info('%s: patches of %s pixels resized to %s', name, *sizes)
 
     def _adapt_positions(self, state_dict: dict[str, Tensor], prefix: str) -> None:
@@ -211,8 +214,8 @@ class PlainBackbone(nn.Module):
             return
         count = stored.shape[1] - self.num_prefix_rows
         side = math.isqrt(max(count, 0))
-        own = stored.shape[1] == self.pos_embed.shape[1]
-        if stored.is_floating_point() and not own and 0 < count == side * side:
+        fits = stored.shape[1] == self.pos_embed.shape[1]
+        if stored.is_floating_point() and not fits and 0 < count == side * side:
             state_dict[f'{prefix}pos_embed'] = self._resized(stored, self.grid, (side, side))
 
     def _resized(self, embedding: Tensor, new: tuple[int, int], old: tuple[int, int]) -> Tensor:

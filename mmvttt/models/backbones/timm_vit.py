@@ -218,8 +218,8 @@ class TimmViT(PlainBackbone):
 
     def no_weight_decay(self) -> set[str]:
         """Adds the class and register tokens to the names of `PlainBackbone`."""
-        own = dict(self.named_parameters(recurse=False))
-        return super().no_weight_decay() | {n for n in own if n.endswith('_token')}
+        parameters = dict(self.named_parameters(recurse=False))
+        return super().no_weight_decay() | {n for n in parameters if n.endswith('_token')}
 
     def require_config(self, config: Mapping[str, Any], source: str) -> None:
         """Compares this model with the config.json of a folder, in what no tensor shows.
@@ -302,13 +302,13 @@ class TimmViT(PlainBackbone):
         pooling becomes the tokens' norm.
         """
         super().adapt_weights(state_dict, prefix)
-        own = {n[len(prefix) :]: w for n, w in state_dict.items() if n.startswith(prefix)}
+        inside = {n[len(prefix) :]: w for n, w in state_dict.items() if n.startswith(prefix)}
         with torch.device('meta'):
             vit = _create(*self._source)
-        found = to_timm(own, vit, self._source[0], from_authors(vit))
-        for name in own:
+        named = to_timm(inside, vit, self._source[0], from_authors(vit))
+        for name in inside:
             del state_dict[f'{prefix}{name}']
-        state_dict.update({f'{prefix}{name}': weight for name, weight in found.items()})
+        state_dict.update({f'{prefix}{name}': weight for name, weight in named.items()})
 
 
 def _equal(name: str, given: Any, value: Any) -> bool:

@@ -46,5 +46,5 @@ class DropPath(nn.Module):
         if keep.is_meta:
             # A state dict that was assigned to a model on the meta device has no rate.
             keep = torch.tensor(1.0 - self.drop_prob, device=x.device)
-        kept = torch.bernoulli(keep.expand(x.shape[0], *[1] * (x.ndim - 1)))
-        return x * (kept / keep).to(x.dtype)
+        mask = torch.bernoulli(keep.expand(x.shape[0], *[1] * (x.ndim - 1)))
+        return x * (mask / keep).to(x.dtype)

@@ -106,7 +106,7 @@ class InnerOptions:
         return cls.of('config.json', **from_json(saved))
 
     def to_json(self) -> dict[str, Any]:
-        """What differs from the defaults, as a config.json holds it.
+        """The options that differ from the defaults, as a config.json holds it.
 
         The key norm and the locality are always written: `linearize` has other defaults of them.
         `backend` is left out: it is the machine's, and the network is the same without it.

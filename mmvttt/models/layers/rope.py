@@ -31,11 +31,11 @@ def rotation_2d(
             f'{channels} channels do not divide by 4.'
         )
     height, width = hw
-    place = dict(device=device, dtype=dtype)
-    frequencies = base ** -torch.arange(0, 1, 4 / channels, **place)
+    options = dict(device=device, dtype=dtype)
+    frequencies = base ** -torch.arange(0, 1, 4 / channels, **options)
     # Sines of places, which rows and columns share, not of every token. There are enough of them
     # without asking which side is longer: an export with free sizes cannot answer that.
-    angles = torch.arange(height + width, **place)[:, None] * frequencies
+    angles = torch.arange(height + width, **options)[:, None] * frequencies
     places = torch.view_as_real(torch.polar(torch.ones_like(angles), angles))
     turns = torch.cat(
         [

@@ -159,8 +159,8 @@ class InnerTraining(nn.Module):
 
     def no_weight_decay(self) -> set[str]:
         """Vectors and positions that are stored as matrices and must not decay."""
-        own = {name for name, _ in self.named_parameters(recurse=False)}
-        return own & {'key_pos', 'qk_scale', 'qk_offset'}
+        names = {name for name, _ in self.named_parameters(recurse=False)}
+        return names & {'key_pos', 'qk_scale', 'qk_offset'}
 
     def _one_step(self) -> Step:
         return Step(self.inner_loss, self.scale, self.options.damping, self.options.backend)

@@ -101,7 +101,9 @@ def install(
     model.register_forward_pre_hook(_tell_map_size, with_kwargs=True)
     model.register_state_dict_pre_hook(_check_processors)
     return [
-        f'{name}.processor.{own}' for name, new in built.items() for own in new.new_parameters()
+        f'{name}.processor.{parameter}'
+        for name, new in built.items()
+        for parameter in new.new_parameters()
     ]
 
 
@@ -110,8 +112,8 @@ def _tell_map_size(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Forward pre-hook of a model: adds the size of the map to the arguments of processors."""
     _check_processors(model)
-    name, place = next(_TO_PROCESSORS[cls] for cls in type(model).__mro__ if cls in _TO_PROCESSORS)
-    told = (args[place] if len(args) > place else kwargs.get(name)) or {}
+    name, index = next(_TO_PROCESSORS[cls] for cls in type(model).__mro__ if cls in _TO_PROCESSORS)
+    told = (args[index] if len(args) > index else kwargs.get(name)) or {}
     x = args[0] if args else kwargs['hidden_states']
     if isinstance(model, FluxTransformer2DModel):
         # Tokens; the sides are in their rows and columns, unless the caller tells them.
@@ -123,8 +125,8 @@ def _tell_map_size(
         h, w = MapSize.of(x)
         size = MapSize(h // model.config.patch_size, w // model.config.patch_size)
     told = {**told, 'map_size': size}
-    if len(args) > place:
-        return (*args[:place], told, *args[place + 1 :]), kwargs
+    if len(args) > index:
+        return (*args[:index], told, *args[index + 1 :]), kwargs
     return args, {**kwargs, name: told}
 
 

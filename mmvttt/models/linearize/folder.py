@@ -57,13 +57,13 @@ def save_pretrained(
             its name and options say.
         ValueError: If an option of `linearize` cannot be written into a config.
     """
-    note, known = getattr(model, NOTE, None), getattr(model, 'pretrained_cfg', None)
-    if not note or not known or not known.get('architecture'):
+    note, cfg = getattr(model, NOTE, None), getattr(model, 'pretrained_cfg', None)
+    if not note or not cfg or not cfg.get('architecture'):
         raise UsageError(
             f'{type(model).__name__} is not a linearized timm model: build it by '
             'timm.create_model, then call mmvttt.linearize on it; a TimmViT has to_timm().'
         )
-    source, config = known['architecture'], Path(folder) / _CONFIG
+    source, config = cfg['architecture'], Path(folder) / _CONFIG
     options = dict(model_args, source=source, linearize=note.to_json())
     weights = {name: value.contiguous() for name, value in model.state_dict().items()}
     with replacing(config) as partial:

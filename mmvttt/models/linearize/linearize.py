@@ -68,14 +68,14 @@ class Linearization:
     def modules_to_save(self) -> list[str]:
         """Last names of the new modules, such as `['inner', 'k_conv', 'q_conv']`."""
         hosts = {h for name in self.replaced for h in (name, f'{name}.processor')}
-        found = set()
+        names = set()
         for name in self.new:
             path = name.split('.')
             end = max(i for i in range(len(path)) if '.'.join(path[:i]) in hosts)
             # A parameter of the attention itself (`qk_scale`, from 1) has no module of its own.
             if end < len(path) - 1:
-                found.add(path[end])
-        return sorted(found)
+                names.add(path[end])
+        return sorted(names)
 
     def __str__(self) -> str:
         """A table of all names, those that differ in numbers alone in one row."""
@@ -129,32 +129,32 @@ def linearize(
             is not one of those above. The model is unchanged.
     """
     family = _family(model)
-    found = family.attentions(model)
-    done = [name for name, module in found.items() if module == LINEAR]
+    parts = family.attentions(model)
+    done = [name for name, module in parts.items() if module == LINEAR]
     if done:
         raise ValueError(
             f'{type(model).__name__} is linearized already ({done[0]} is): begin with the source.'
         )
     recipe = RECIPES.get(where, RECIPES['t5']) if isinstance(where, str) else RECIPES['t5']
-    if recipe.where != 'all' and (missing := [name for name in recipe.where if name not in found]):
+    if recipe.where != 'all' and (missing := [name for name in recipe.where if name not in parts]):
         raise ValueError(
             f'where={where!r} is for another model: this one has no {missing[0]}. Name the '
-            f'attentions, {next(iter(found))!r} to {list(found)[-1]!r}.'
+            f'attentions, {next(iter(parts))!r} to {list(parts)[-1]!r}.'
         )
-    own = {name: module for name, module in found.items() if module != CROSS}
-    names = _chosen(where if recipe.where == 'all' else recipe.where, own)
+    candidates = {name: module for name, module in parts.items() if module != CROSS}
+    names = _chosen(where if recipe.where == 'all' else recipe.where, candidates)
     for name in names:
-        if isinstance(found[name], str):
+        if isinstance(parts[name], str):
             raise ValueError(
-                f'{name} of {type(model).__name__} cannot be replaced: {found[name]}. Name other '
+                f'{name} of {type(model).__name__} cannot be replaced: {parts[name]}. Name other '
                 'attentions by where=…, or take another model.'
             )
     before = dict(model.named_parameters())
     options = {**recipe.options, **options}
     note = Note(names, InnerOptions.of('linearize', **options))
     # All are built before anything is changed.
-    built = {n: family.replacement(model, found[n], options) for n in names}
-    left = {name: part for name, part in found.items() if name not in built}
+    built = {n: family.replacement(model, parts[n], options) for n in names}
+    left = {name: part for name, part in parts.items() if name not in built}
     new = family.install(model, built, left, note)
     after = dict(model.named_parameters())
     return Linearization(
@@ -204,16 +204,16 @@ def _family(model: nn.Module) -> ModuleType:
 
 
 def _is_known(model: Any) -> bool:
-    known = isinstance(model, (*vit.MODELS, *staged.MODELS))
-    return known or type(model).__module__.startswith('diffusers.')
+    taken = isinstance(model, (*vit.MODELS, *staged.MODELS))
+    return taken or type(model).__module__.startswith('diffusers.')
 
 
 def _chosen(
-    where: str | int | Sequence[int | str], found: Mapping[str, nn.Module | str]
+    where: str | int | Sequence[int | str], parts: Mapping[str, nn.Module | str]
 ) -> list[str]:
     """Names of the attentions that `where` means, in their order."""
     if isinstance(where, str) and where in ('all', *RECIPES):
-        return list(found)
+        return list(parts)
     if not isinstance(where, str | Integral | Iterable):
         raise TypeError(
             f"where must be 'all', an index or a name, or several, got {type(where).__name__}: "
@@ -222,13 +222,13 @@ def _chosen(
     chosen = set()
     for item in [where] if isinstance(where, str | Integral) else where:
         # 'blocks.3.attn' and 'transformer_blocks.3.attn2' are of block 3.
-        names = [n for n in found if n == item or (n.split('.')[1] == str(item))]
+        names = [n for n in parts if n == item or (n.split('.')[1] == str(item))]
         if not names:
             raise ValueError(
                 f'where={item!r} is not a self-attention of this model: give {["all", *RECIPES]}, '
-                f'indices of blocks, or names, {next(iter(found))!r} to {list(found)[-1]!r}.'
+                f'indices of blocks, or names, {next(iter(parts))!r} to {list(parts)[-1]!r}.'
             )
         chosen |= set(names)
     if not chosen:
         raise ValueError(f"where={where!r} names no attention: give 'all', or one or more.")
-    return [name for name in found if name in chosen]
+    return [name for name in parts if name in chosen]

@@ -20,7 +20,7 @@ CROSS = 'it is cross-attention'
 
 @dataclass(frozen=True)
 class Note:
-    """What was done to a model, by which it can be made again.
+    """The record of a linearization, by which the model can be built again.
 
     Attributes:
         where: Names of the attentions that were replaced.

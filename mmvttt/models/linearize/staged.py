@@ -19,14 +19,14 @@ MODELS = (MetaFormer, PoolingVisionTransformer, volo.VOLO)
 def attentions(model: nn.Module) -> dict[str, nn.Module | str]:
     """All attentions of the blocks by name; a reason in the place of one that is not taken."""
     kinds = (metaformer.Attention, volo.Attention, Attention, Replacement)
-    found: dict[str, nn.Module | str] = {
+    parts: dict[str, nn.Module | str] = {
         name: vit.reason_in(module) or module
         for name, module in model.named_modules()
         if isinstance(module, kinds)
     }
-    if not found:
+    if not parts:
         raise ValueError(f'this {type(model).__name__} has no attention, but pools or convolutions')
-    return found
+    return parts
 
 
 def replacement(model: nn.Module, attention: nn.Module, options: Mapping[str, Any]) -> Replacement:

@@ -128,7 +128,7 @@ def attentions(model: nn.Module) -> dict[str, nn.Module | str]:
             f'{type(model).__name__} drops patches, and the rest is not a map: build it with '
             'patch_drop_rate=0.'
         )
-    found: dict[str, nn.Module | str] = {}
+    parts: dict[str, nn.Module | str] = {}
     argument = _argument_of(model)
     for i, block in enumerate(_container(model)):
         parameters = inspect.signature(block.forward).parameters
@@ -146,8 +146,8 @@ def attentions(model: nn.Module) -> dict[str, nn.Module | str]:
             if isinstance(module, (*_ATTENTIONS, Replacement)) or (name and reason_against(module))
         }
         kind = type(block).__name__
-        found |= inside or {f'blocks.{i}': reason_against(block) or f'{kind} has no attention'}
-    return found
+        parts |= inside or {f'blocks.{i}': reason_against(block) or f'{kind} has no attention'}
+    return parts
 
 
 def _argument_of(model: nn.Module) -> str:
@@ -223,13 +223,15 @@ def put_in_place(
         setattr(model.get_submodule(parent), child, new)
     setattr(model, NOTE, note)
     model.no_weight_decay = partial(_no_weight_decay, model)
-    return [f'{name}.{own}' for name, new in built.items() for own in new.new_parameters()]
+    return [
+        f'{name}.{parameter}' for name, new in built.items() for parameter in new.new_parameters()
+    ]
 
 
 def _no_weight_decay(model: nn.Module) -> set[str]:
     """Names that timm's model and its new attentions spare from weight decay."""
-    own = getattr(type(model), 'no_weight_decay', lambda _: set())(model)
-    return own.union(
+    names = getattr(type(model), 'no_weight_decay', lambda _: set())(model)
+    return names.union(
         f'{name}.{undecayed}'
         for name, module in model.named_modules()
         if isinstance(module, Replacement)
@@ -392,29 +394,20 @@ class TTTAttention(Replacement):
     def set_window_size(self, window_size: tuple[int, int]) -> None:
         """Does nothing: `Beit` resizes the position biases of its attentions, here are none."""
 
-    def forward(
-        self,
-        x: Tensor,
-        rope: Tensor | None = None,
-        attn_mask: Any = None,
-        is_causal: bool = False,
-        shared_rel_pos: Any = None,
-        shared_rel_pos_bias: Any = None,
-        hw: MapSize | None = None,
-    ) -> Tensor:
+    def forward(self, x: Tensor, rope: Tensor | None = None, **told: Any) -> Tensor:
         """Normed tokens `(B, prefix + h·w, C)` → `(B, prefix + h·w, C)`.
 
         Args:
             x: The tokens.
             rope: `(…, h·w, 2d)`, sines and cosines of the rotary positions.
-            attn_mask, shared_rel_pos, shared_rel_pos_bias: The size of the map, in the one that
-                timm's blocks pass to their attention. Raises for a mask or `is_causal`.
-            hw: The size of the map, from blocks of mmvttt.
+            told: The size of the map, as `hw` or in the argument that timm's blocks pass to their
+                attention. Raises for anything else, such as a mask or `is_causal`.
         """
-        for value in (attn_mask, shared_rel_pos, shared_rel_pos_bias):
+        hw = None
+        for value in told.values():
             if isinstance(value, MapSize):
                 hw = value
-            elif value is not None or is_causal:
+            elif value is not None and value is not False:
                 raise ValueError(_NO_MASK)
         hw = checked_size(hw, x, self.prefix)
         q, k, v = self._project(x)
