@@ -150,6 +150,18 @@ def check_bool(op: str, name: str, value: bool) -> None:
         raise TypeError(f'{op}: {name} must be True or False, got {value!r}')
 
 
+def check_floats(op: str, name: str, x: Tensor, meaning: str) -> None:
+    """Checks that `x` has the dimensions that `meaning` names, and a dtype of FLOATS."""
+    if x.dim() != meaning.count(',') + 1:
+        raise ValueError(
+            f'{op}: {name} must have shape {meaning}, got {x.dim()} dimensions: {tuple(x.shape)}'
+        )
+    if x.dtype not in FLOATS:
+        raise TypeError(
+            f'{op}: {name} must be float32, bfloat16, float16 or float64, got {x.dtype}'
+        )
+
+
 def check_shape(op: str, name: str, x: Tensor, shape: tuple[int, ...], meaning: str) -> None:
     """Raises ValueError unless `x` has exactly `shape`; `meaning` names its dimensions."""
     if tuple(x.shape) != tuple(shape):
@@ -192,14 +204,9 @@ def check_map(op: str, name: str, x: Tensor, h: int, w: int) -> None:
 
 def check_inner_step(op: str, q: Tensor, k: Tensor, v: Tensor, **weights: Tensor) -> None:
     """Checks tokens `(B, N, H, d)` of one shape and dtype, weights `(H, d, d)` in fp32 or fp64."""
-    if q.dim() != 4:
-        raise ValueError(
-            f'{op}: q must have shape (B, N, H, d), got {q.dim()} dimensions: {tuple(q.shape)}'
-        )
+    check_floats(op, 'q', q, '(B, N, H, d)')
     _, tokens, heads, dim = q.shape
     check_not_empty(op, 'q', q, N=tokens, H=heads, d=dim)
-    if q.dtype not in FLOATS:
-        raise TypeError(f'{op}: q must be float32, bfloat16, float16 or float64, got {q.dtype}')
     for name, x in (('k', k), ('v', v)):
         check_shape(op, name, x, q.shape, '(B, N, H, d)')
         check_dtype(op, name, x, q.dtype, 'as q is')

@@ -61,10 +61,7 @@ def _definition(x: Tensor, weight: Tensor, other: Tensor | None, ways: str) -> t
 
 def _check(x: Tensor, weight: Tensor, other: Tensor | None, directions: Any) -> Args:
     ways = _inputs.direction_letters(_NAME, directions)
-    if x.dim() != 4:
-        raise ValueError(
-            f'{_NAME}: x must have shape (B, T, R, C), got {x.dim()} dimensions: {tuple(x.shape)}'
-        )
+    _inputs.check_floats(_NAME, 'x', x, '(B, T, R, C)')
     _, tokens, scans, channels = x.shape
     _inputs.check_not_empty(_NAME, 'x', x, T=tokens, C=channels)
     if scans != len(ways):
@@ -72,8 +69,6 @@ def _check(x: Tensor, weight: Tensor, other: Tensor | None, directions: Any) -> 
             f'{_NAME}: x has R = {scans} scans for {len(ways)} directions; give one direction '
             'for each scan'
         )
-    if x.dtype not in _inputs.FLOATS:
-        raise TypeError(f'{_NAME}: x must be float32, bfloat16, float16 or float64, got {x.dtype}')
     if weight.dim() != 3 or weight.shape[2] == 0:
         raise ValueError(
             f'{_NAME}: weight must have shape (R, C, K), K ≥ 1, got {tuple(weight.shape)}'

@@ -158,28 +158,16 @@ def _names(args: Args) -> tuple[str, ...]:
 
 def _check(*args: Any) -> Args:
     value, shapes, levels, reference_points, places, weights = args
-    if value.dim() != 4:
-        raise ValueError(
-            f'{_NAME}: value must have shape (B, S, H, d), got {value.dim()} dimensions: '
-            f'{tuple(value.shape)}'
-        )
+    _inputs.check_floats(_NAME, 'value', value, '(B, S, H, d)')
     if levels is None:
         reference.check_levels(value, shapes)
     else:
         _check_levels(levels)
     count = len(shapes) // 2 if levels is None else levels.shape[0]
     wide = _inputs.state_dtype(value.dtype)
-    if value.dtype not in _inputs.FLOATS:
-        raise TypeError(
-            f'{_NAME}: value must be float32, bfloat16, float16 or float64, got {value.dtype}'
-        )
     *_, name, weights_name = _names(args)
     x = places
-    if x.dim() != 6:
-        raise ValueError(
-            f'{_NAME}: {name} must have shape (B, Q, H, L, P, 2), got {x.dim()} dimensions: '
-            f'{tuple(x.shape)}'
-        )
+    _inputs.check_floats(_NAME, name, x, '(B, Q, H, L, P, 2)')
     batch, _, heads, dim = value.shape
     queries, points = x.shape[1], x.shape[4]
     _inputs.check_not_empty(_NAME, 'value', value, H=heads, d=dim)

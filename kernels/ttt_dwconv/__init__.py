@@ -61,15 +61,10 @@ def ttt_dwconv(
 def _check(
     q: Tensor, k: Tensor, v: Tensor, w3: Tensor, h: int, w: int, scale: float, damping: bool
 ) -> Args:
-    if q.dim() != 3:
-        raise ValueError(
-            f'{_NAME}: q must have shape (B, h·w, d), got {q.dim()} dimensions: {tuple(q.shape)}'
-        )
+    _inputs.check_floats(_NAME, 'q', q, '(B, h·w, d)')
     dim = q.shape[2]
     _inputs.check_map(_NAME, 'q', q, h, w)
     _inputs.check_not_empty(_NAME, 'q', q, d=dim)
-    if q.dtype not in _inputs.FLOATS:
-        raise TypeError(f'{_NAME}: q must be float32, bfloat16, float16 or float64, got {q.dtype}')
     for name, x in (('k', k), ('v', v)):
         _inputs.check_shape(_NAME, name, x, q.shape, '(B, h·w, d)')
         _inputs.check_dtype(_NAME, name, x, q.dtype, 'as q is')

@@ -78,11 +78,7 @@ def _check(*args: Any) -> Args:
     inputs, (directions, mini_batch_size, eps) = Inputs(*args[:9]), args[9:]
     q, token_scale, tensors = inputs.q, inputs.token_scale, inputs._asdict()
     ways = _inputs.direction_letters(_NAME, directions)
-    if q.dim() != 5:
-        raise ValueError(
-            f'{_NAME}: q must have shape (B, T, R, H, d), got {q.dim()} dimensions: '
-            f'{tuple(q.shape)}'
-        )
+    _inputs.check_floats(_NAME, 'q', q, '(B, T, R, H, d)')
     batch, tokens, scans, heads, dim = q.shape
     _inputs.check_not_empty(_NAME, 'q', q, T=tokens, H=heads, d=dim)
     if scans != len(ways):
@@ -107,8 +103,6 @@ def _check(*args: Any) -> Args:
     }
     if token_scale is not None:
         letters['token_scale'] = ('(R, mini_batch_size)', (scans, mini_batch_size))
-    if q.dtype not in _inputs.FLOATS:
-        raise TypeError(f'{_NAME}: q must be float32, bfloat16, float16 or float64, got {q.dtype}')
     state = _inputs.state_dtype(q.dtype)
     for name, (meaning, shape) in letters.items():
         _inputs.check_shape(_NAME, name, tensors[name], shape, meaning)

@@ -3,11 +3,13 @@
 import copy
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import timm
 import torch
 from timm.layers import set_reentrant_ckpt
+from timm.models import checkpoint_seq
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
@@ -162,10 +164,22 @@ def test_a_call_inside_of_a_call() -> None:
         inside.clear()
 
 
-@pytest.mark.parametrize('reentrant', [False, True])
-def test_two_images_in_flight_with_checkpointing(reentrant: bool) -> None:
-    """Both forward passes, then both backward passes."""
-    model = linear(where=[1]).train()
+@pytest.mark.parametrize(
+    ('name', 'reentrant', 'every'),
+    [
+        ('vit_tiny_patch16_224', False, 1),
+        ('vit_tiny_patch16_224', True, 1),
+        ('vit_tiny_patch16_224', False, 2),
+        ('vit_small_patch16_dinov3', False, 1),
+    ],
+)
+def test_two_images_in_flight_with_checkpointing(
+    name: str, reentrant: bool, every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both forward passes, then both backward passes, with as many tokens of other maps."""
+    together = partial(checkpoint_seq, every=every)
+    monkeypatch.setattr(timm.models.vision_transformer, 'checkpoint_seq', together)
+    model = linear(name, where=[1]).train()
     set_reentrant_ckpt(reentrant)
     grads = []
     try:
