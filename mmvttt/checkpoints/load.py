@@ -144,7 +144,7 @@ def _preparation(checkpoint: str) -> Preparation | None:
     ):
         content: Any = config_beside(checkpoint, file)
         entries = content.get(key) if key else content
-        values = [
+        values: list[Any] = [
             entries.get(f'{prefix}{name}') if isinstance(entries, Mapping) else None
             for name in ('mean', 'std')
         ]
