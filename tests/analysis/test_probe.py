@@ -31,8 +31,10 @@ def test_probes_of_features_that_tell_the_classes() -> None:
     assert probe(noise, labels, rng.normal(size=(60, 3)), labels, k=5)['knn'] < 0.6
     assert neighbour_agreement(clear, 7 * clear) == 1
     assert neighbour_agreement(clear, noise) < 0.6
-    ignored = np.where(np.arange(60) < 6, 255, labels)
+    # Most of a class, so that 255 would be learned in its place.
+    ignored = np.where((labels == 2) & (np.arange(60) < 45), 255, labels)
     assert patch_miou(clear, ignored, clear, ignored) == 1
+    assert patch_miou(clear, ignored, clear, labels) == 1
     # Three classes of 20, the third is called the second: 20/20, 20/40, 0.
     wrong = np.eye(3)[np.minimum(labels, 1)]
     assert patch_miou(clear, labels, wrong, labels) == pytest.approx(0.5)
@@ -101,6 +103,8 @@ def test_patches_of_label_maps(tmp_path: Path) -> None:
             # A row of patches has no class, another one in each set.
             labels[:6] = labels[:6] if part == 'test' else 9
             labels[18:] = 9 if part == 'test' else labels[18:]
+            # The sixth row of a patch has its class.
+            labels[6:11, :6] = 255
             name = f'{part}/a/{i}'
             Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / f'images/{name}.png')
             Image.fromarray(labels).save(tmp_path / f'maps/{name}.png')

@@ -212,7 +212,7 @@ def test_saved_and_loaded_by_diffusers(name: str, tmp_path: Path, caplog) -> Non
 
 
 @each
-def test_an_average_of_diffusers_is_saved_and_loaded(name: str, tmp_path: Path) -> None:
+def test_an_average_of_diffusers_is_saved_and_loaded(name: str, tmp_path: Path, caplog) -> None:
     model = MODELS[name]()
     where, options = RECIPES[name]
     linearize(model, where, **options)
@@ -223,6 +223,12 @@ def test_an_average_of_diffusers_is_saved_and_loaded(name: str, tmp_path: Path) 
     # A float32 model holds them.
     weights = [p.float() for p in model.parameters()]
     assert all(torch.equal(*pair) for pair in zip(again.shadow_params, weights, strict=True))
+    # diffusers' class has no place for them; the log names the one that has.
+    average = EMAModel(model.parameters(), model_cls=type(model), model_config=model.config)
+    with caplog.at_level(logging.WARNING, 'diffusers'), pytest.raises(RuntimeError, match='size'):
+        average.save_pretrained(tmp_path / 'wrong')
+    assert f"'load_with': 'mmvttt.models.linearize.saved.{type(model).__name__}'" in caplog.text
+    assert not (tmp_path / 'wrong').exists()
 
 
 @pytest.mark.parametrize('loader', ['DiTPipeline', 'DiffusionPipeline'])

@@ -54,7 +54,8 @@ class _Saved:
                 f'config does not say how: load the source by diffusers.{cls.__name__}, then '
                 'linearize it.'
             )
-        plain = {k: v for k, v in config.items() if k not in ('linearize', 'time_shift')}
+        ours = ('linearize', 'load_with', 'time_shift')
+        plain = {k: v for k, v in config.items() if k not in ours}
         source = super().from_config  # type: ignore[misc]
         model, unused = source(plain, return_unused_kwargs=True, **kwargs)
         linearize(model, **from_json(config['linearize']))
