@@ -37,7 +37,6 @@ from ._tiles import (
     descent_step,
     feature_offsets,
     from_scratch,
-    inverse_deviation,
     last_token_scale,
     load_features,
     load_rows,
@@ -62,6 +61,7 @@ from ._tiles import (
     subtract_mean,
     sum_features,
     sum_features2,
+    sum_features3,
     sum_features4,
     to_scratch,
     token_mask,
@@ -226,16 +226,13 @@ def backward_query(
             m = saturating_cast(-e * qk, k_tile)
             zq = add_dot(zq, m, split_features(g_tile, D), PRECISION)
 
-            # The gradient of Z̄. Its sums share an exchange: with m = mean(Z̄),
-            # Σ(u⊙LN̂(Z̄)) is (Σ(u⊙Z̄) − m·Σu)/σ.
+            # The gradient of Z̄. Its sums share an exchange: Σ(u⊙LN̂(Z̄)) is Σ(u⊙Z̄)/σ.
             dlam += do_tile.to(ACC)
             grad = split_features(do_tile, D).to(ACC)
             u = gamma * grad
-            mean, square, sum_u, sum_uz = sum_features4(zq, zq * zq, u, u * zq)
-            mean = mean / WIDTH
-            rstd_q = inverse_deviation(mean, square / WIDTH, eps)
-            xq = subtract_mean(zq, column(mean), D, WIDTH) * column(rstd_q)
-            sum_ux = (sum_uz - mean * sum_u) * rstd_q
+            square, sum_u, sum_uz = sum_features3(zq * zq, u, u * zq)
+            rstd_q = tl.rsqrt(square / WIDTH + eps)
+            xq, sum_ux = zq * column(rstd_q), sum_uz * rstd_q
             dgamma += fold_token_pairs(grad * xq, D)
             u = subtract_mean(u, column(sum_u / WIDTH), D, WIDTH)
             d = ((u - xq * column(sum_ux / WIDTH)) * column(rstd_q)).to(k_tile.dtype)
@@ -380,8 +377,8 @@ def backward_chain(
             u = u_tile.to(ACC) - h * column(carried_steps(steps, tau_last, SIZE))
             mean_u, mean_ux, mean_ug, sum_hg = sum_features4(u, u * x, u * grad, h * grad)
             mean_u, mean_ux, mean_ug = mean_u / WIDTH, mean_ux / WIDTH, mean_ug / WIDTH
-            # D and H have no mean but rounding errors, which grow like those of Z. X and G have
-            # none that matters to the other two sums.
+            # D and H have no mean but rounding errors, which grow as in `inner_gradient`.
+            # X and G have none that matters to the other two sums.
             u = subtract_mean(u, column(mean_u), D, WIDTH)
             tl.store(scratch_rows(rows, n, ROW_DLAST), -sum_hg)
 

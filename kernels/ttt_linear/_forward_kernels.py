@@ -33,20 +33,26 @@ from ._tiles import (
     store_state,
     store_tile,
     subtract_mean,
-    sum_features2,
+    sum_features3,
     token_scales,
 )
 
 
 @triton.jit
 def inner_gradient(z, k, v, gamma, lam, eps, D: tl.constexpr, WIDTH: tl.constexpr):
-    """G = Π(γ⊙(γX + λ − (V − K))) of a chunk, in blocks, from the saved Z = KW + c."""
+    """G = Π(γ⊙(γX + λ − (V − K))) of a chunk, in blocks, from the saved Z = KW + c.
+
+    Exactly, the mean of Z and so of G is zero. The rounding error m of that mean would give G, with
+    which the state is updated, the mean −m·mean(P⊙X)/σ². With small tokens that exceeds m, and the
+    error grows exponentially: it is subtracted together with the mean of P.
+    """
     x, rstd = normalized(z, eps, D, WIDTH)
     residual = split_features(k, D).to(z.dtype) - split_features(v, D).to(z.dtype)
     p = gamma * (gamma * x + lam + residual)
-    mean_p, mean_px = sum_features2(p, p * x)
-    p = subtract_mean(p, column(mean_p / WIDTH), D, WIDTH)
-    return (p - x * column(mean_px / WIDTH)) * rstd
+    sum_p, sum_px, sum_x = sum_features3(p, p * x, x)
+    mean_px = sum_px / WIDTH
+    p = subtract_mean(p, column((sum_p - sum_x * mean_px) / WIDTH), D, WIDTH)
+    return (p - x * column(mean_px)) * rstd
 
 
 @triton.jit

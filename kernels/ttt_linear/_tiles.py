@@ -243,6 +243,11 @@ def _add2(a, b, c, d):
 
 
 @triton.jit
+def _add3(a, b, c, d, e, f):
+    return a + d, b + e, c + f
+
+
+@triton.jit
 def _add4(a, b, c, d, e, f, g, h):
     return a + e, b + f, c + g, d + h
 
@@ -256,6 +261,17 @@ def sum_features2(a, b):
         a, b = tl.reduce((a, b), 2, _add2)
         a, b = tl.reduce((a, b), 0, _add2)
     return a, b
+
+
+@triton.jit
+def sum_features3(a, b, c):
+    """`sum_features` of three tensors, in one exchange between the warps."""
+    if INTERPRETED:
+        a, b, c = sum_features(a), sum_features(b), sum_features(c)
+    else:
+        a, b, c = tl.reduce((a, b, c), 2, _add3)
+        a, b, c = tl.reduce((a, b, c), 0, _add3)
+    return a, b, c
 
 
 @triton.jit
@@ -298,24 +314,10 @@ def subtract_mean(x, mean, D: tl.constexpr, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def inverse_deviation(mean, mean_square, eps):
-    """1/σ from the mean and the mean square of Z, whose mean is small (`load_state`)."""
-    # Rounding makes the difference negative where all features are equal.
-    return tl.rsqrt(tl.maximum(mean_square - mean * mean, 0.0) + eps)
-
-
-@triton.jit
 def normalized(z, eps, D: tl.constexpr, WIDTH: tl.constexpr):
-    """X = (Z − mean)/σ of a chunk in blocks, and 1/σ to broadcast over it.
-
-    Z has no mean but the rounding errors of the state, and without the subtraction they grow
-    exponentially: a mean m of Z gives X the mean m/σ and the next update the mean
-    −m·mean(P⊙X)/σ², which with small tokens exceeds m.
-    """
-    mean, mean_square = sum_features2(z, z * z)
-    mean, mean_square = mean / WIDTH, mean_square / WIDTH
-    rstd = column(inverse_deviation(mean, mean_square, eps))
-    return subtract_mean(z, column(mean), D, WIDTH) * rstd, rstd
+    """X = Z/σ of a chunk in blocks, and 1/σ to broadcast over it. Z has no mean (`load_state`)."""
+    rstd = column(tl.rsqrt(sum_features(z * z) / WIDTH + eps))
+    return z * rstd, rstd
 
 
 @triton.jit
@@ -326,9 +328,8 @@ def load_state(w, c, D: tl.constexpr, WIDTH: tl.constexpr):
     one more product; as a vector it would cost an addition and a reduction over tokens in every
     chunk.
 
-    LayerNorm ignores a mean over the outputs, and updates have none but for rounding. Without it
-    the mean of Z is a rounding error, so its variance E[Z²] − (E[Z])² loses no digits. It still has
-    to be subtracted (`normalized`).
+    LayerNorm ignores a mean over the outputs, and updates have none (`inner_gradient`). Without it
+    the mean of Z is a rounding error, and its variance one sum.
     """
     s = tl.load(w + state_offsets(D))
     s -= (tl.sum(tl.sum(s, axis=1), axis=0) / WIDTH)[None, None, :]
