@@ -13,7 +13,7 @@ from .distributions import missing
 from .errors import UsageError
 
 if TYPE_CHECKING:
-    from .found_model import FoundModel
+    from .named_model import NamedModel
     from .openmmlab.apis.inference import Predictor
 
 # Short names of shipped models.
@@ -68,7 +68,7 @@ def load(
 
 def find_model(
     name: str, options: dict[str, Any] | None = None, weightless: bool = False
-) -> FoundModel:
+) -> NamedModel:
     """Finds a config's or timm's model; without OpenMMLab, timm's only.
 
     Args:
@@ -80,7 +80,7 @@ def find_model(
         UsageError: There is no such model, or it needs OpenMMLab, which is not installed.
     """
     if find_spec('mmengine') is None:
-        from .found_model import find_timm
+        from .named_model import find_timm
 
         return find_timm(name, options, weightless)
     from .openmmlab.analysis import models

@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-
 from .arguments import check_new_file, check_new_folder
 from .distributions import missing
 from .errors import CheckpointError, DataError, UsageError
@@ -76,12 +74,20 @@ def _tried(check: Callable[[str], None], text: str) -> str:
 
 def add_device(parser: argparse.ArgumentParser) -> None:
     """The option --device, by default a GPU where there is one."""
-    default = 'cuda' if torch.cuda.is_available() else 'cpu'
-    parser.add_argument('--device', type=_usable_device, default=default)
+    parser.add_argument('--device', type=usable_device, default=default_device())
 
 
-def _usable_device(text: str) -> str:
+def default_device() -> str:
+    """'cuda' where there is a GPU, else 'cpu'."""
+    import torch
+
+    return 'cuda' if torch.cuda.is_available() else 'cpu'
+
+
+def usable_device(text: str) -> str:
     """A device that torch can use here."""
+    import torch
+
     try:
         torch.empty(1, device=text)
     except (AssertionError, RuntimeError) as error:

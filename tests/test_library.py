@@ -164,6 +164,7 @@ COMMANDS = {
     'benchmark vit3_tiny_patch16_224 --sizes 32 --repeats 1 --device cpu --plot out.png': (
         r'^vit3.* 32×32.*ms(.|\n)*error: matplotlib is not installed: .*mmvttt\[plots\]'
     ),
+    'benchmark lcnet_050 --sizes 32 --repeats 1 --device cpu --compile': '^error: nothing to comp',
 }
 
 

@@ -44,9 +44,10 @@ from mmvttt.cli import (
     plain_errors,
     positive,
 )
+from mmvttt.deploy.compile import compile_blocks
 from mmvttt.deploy.runtime import ExportedFile, OnnxFile, OpenVINOFile
 from mmvttt.errors import UsageError
-from mmvttt.found_model import image_channels, is_timm
+from mmvttt.named_model import image_channels, is_timm
 
 # Suffixes for models that ran in another way; their FLOPs are the same.
 WAYS = COMPILED, GRAPH = ' (compiled)', ' (CUDA graph)'
@@ -147,22 +148,20 @@ def models(args: argparse.Namespace) -> Iterator[tuple[str, nn.Module | None]]:
             # Only the keys that are not meant for the other configs.
             options = {key: value for key, value in options.items() if '.' not in key}
         try:
-            found = find_model(name, options, weightless=args.computed)
+            named = find_model(name, options, weightless=args.computed)
         except UsageError as error:
             if not args.keep_going:
                 raise
             print(f'missing: {name}: {error}', flush=True)
             yield name, None
             continue
-        model = found.backbone if args.backbone else found.model
-        yield found.name, found.dense(model)
+        model = named.backbone if args.backbone else named.model
+        yield named.name, named.dense(model)
         if args.cuda_graph:
-            yield found.name + GRAPH, found.dense(model)
+            yield named.name + GRAPH, named.dense(model)
         if args.compile:
-            from mmvttt.openmmlab.engine import compile_blocks
-
             compile_blocks(model)
-            yield found.name + COMPILED, found.dense(model)
+            yield named.name + COMPILED, named.dense(model)
     for path in args.onnx:
         yield f'{Path(path).stem} (onnx)', OnnxFile(path)
     for path in args.openvino:

@@ -16,7 +16,7 @@ from mmvttt.by_name import add_cfg_options
 from mmvttt.cli import add_shape, command_line, new_file, plain_errors
 from mmvttt.deploy.export import require_format
 from mmvttt.deploy.model_file import write_model
-from mmvttt.found_model import find_timm, is_timm
+from mmvttt.named_model import find_timm, is_timm
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -54,8 +54,8 @@ def main(argv: list[str] | None = None) -> None:
     with plain_errors():
         if is_timm(args.model) and not args.predictions:
             require_format(args.out)
-            found = find_timm(args.model, args.cfg_options)
-            comparisons = write_model(found, found.model, *files, args.images)
+            named = find_timm(args.model, args.cfg_options)
+            comparisons = write_model(named, named.model, *files, args.images)
         else:
             from mmvttt.openmmlab.apis.export import export_model
 

@@ -15,7 +15,7 @@ from mmvttt.cli import (
     plain_errors,
     positive,
 )
-from mmvttt.found_model import image_channels
+from mmvttt.named_model import image_channels
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -50,13 +50,13 @@ def _share(macs: int, cost: Cost) -> str:
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     with plain_errors():
-        found = find_model(args.model, args.cfg_options, weightless=True)
-        size = tuple(args.shape or found.size)
-        model = found.backbone if args.backbone else found.model
-        cost = count_cost(found.dense(model), size, image_channels(model))
+        named = find_model(args.model, args.cfg_options, weightless=True)
+        size = tuple(args.shape or named.size)
+        model = named.backbone if args.backbone else named.model
+        cost = count_cost(named.dense(model), size, image_channels(model))
     print(*tables(cost, args.depth), sep='\n')
     print(
-        f'{found.name} at {size[0]}×{size[1]}: {cost.total_params / 1e6:.3f} M parameters, '
+        f'{named.name} at {size[0]}×{size[1]}: {cost.total_params / 1e6:.3f} M parameters, '
         f'{cost.total_macs / 1e9:.3f} GFLOPs (multiply-accumulates)'
     )
     if cost.uncounted:

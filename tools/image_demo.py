@@ -13,17 +13,19 @@ from contextlib import suppress
 from pathlib import Path
 
 from mmvttt.by_name import NAMES, resolve
-from mmvttt.openmmlab.apis.inference import open_model, require_images, show_images, show_video
+from mmvttt.checkpoints.sources import located
+from mmvttt.errors import UsageError
 from mmvttt.openmmlab.cli import (
     add_cfg_options,
     add_config,
-    add_device,
     add_exported,
     command_line,
+    default_device,
     new_folder,
     not_negative,
     plain_errors,
     printable,
+    usable_device,
 )
 from mmvttt.openmmlab.config import load_config
 
@@ -44,7 +46,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         '--score-thr', type=float, default=0.5, help='draw boxes from this score on'
     )
-    add_device(parser)
+    # No default, which would import torch before the files are looked for.
+    parser.add_argument('--device', type=usable_device, help='default: a GPU if there is one')
     parser.add_argument('--amp', action='store_true', help='run the backbone in mixed precision')
     add_exported(parser)
     add_cfg_options(parser)
@@ -72,10 +75,23 @@ def main(argv: list[str] | None = None) -> None:
     if args.camera is not None:
         videos[args.camera] = f'camera_{args.camera}'
     with plain_errors():
-        require_images(images, args.out)
+        for path in args.images:
+            if not Path(path).is_file():
+                raise UsageError(f'there is no {kind_of(path) or "image"} {path!r}')
         name, checkpoint = resolve(args.config, args.checkpoint)
+        located(checkpoint)
         config = load_config(name, cfg_options=args.cfg_options)
-        predictor = open_model(config, checkpoint, args.device, args.amp, args.file)
+        # Its imports take seconds.
+        from mmvttt.openmmlab.apis.inference import (
+            open_model,
+            require_images,
+            show_images,
+            show_video,
+        )
+
+        require_images(images, args.out)
+        device = args.device or default_device()
+        predictor = open_model(config, checkpoint, device, args.amp, args.file)
         for image, (prediction, picture) in zip(
             images, show_images(predictor, images, args.out, args.score_thr), strict=True
         ):

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ..checkpoints.atomic_write import replacing
 from ..errors import DataError, UsageError
-from ..found_model import as_in_imagenet, read_picture
+from ..named_model import as_in_imagenet, read_picture
 from .drawing import cut_middle
 from .inner_training import LayerTraining, training_of
 from .mixers import Mixing, backbone_of, record_mixers

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..checkpoints.load import load_pretrained
 from ..checkpoints.sources import shown
 from ..errors import CheckpointMismatchError
-from ..found_model import FoundModel, image_channels, read_picture
+from ..named_model import NamedModel, image_channels, read_picture
 from .compare import Comparison, Runs, compare
 from .export import export_module
 
@@ -23,7 +23,7 @@ Compares = Callable[[nn.Module, Runs, Tensor, Tensor], Iterator[Comparison]]
 
 
 def write_model(
-    found: FoundModel,
+    named: NamedModel,
     network: nn.Module,
     checkpoint: str | os.PathLike[str] | None,
     out: str | os.PathLike[str],
@@ -39,7 +39,7 @@ def write_model(
     Prints a line before each step: some take minutes.
 
     Args:
-        found: The model.
+        named: The model.
         network: The part of it to write, a function of images.
         checkpoint: The model's weights; None leaves them as they are.
         out: See `export_module`.
@@ -58,14 +58,14 @@ def write_model(
     """
     network.eval().requires_grad_(False)
     if checkpoint is not None:
-        _load_all(found.model, checkpoint, getattr(network, 'prefixes', ''))
-    height, width = size or found.size
+        _load_all(named.model, checkpoint, getattr(network, 'prefixes', ''))
+    height, width = size or named.size
     channels = image_channels(network)
     # Two: with one image, what is one because of it is taken for fixed.
     image = torch.rand(1 if predictions else 2, channels, height, width)
     fixed_size = fixed_size or predictions is not None
     notes = {
-        'model': found.name,
+        'model': named.name,
         'image': f'float32 (B, {channels}, H, W), prepared as data_preprocessor',
         **(notes or {}),
     }
@@ -81,7 +81,7 @@ def write_model(
     if images:
         keep = predictions is not None
         pictures = (read_picture(Path(path), (height, width), keep) for path in images)
-        examples = (found.prepare(picture)[None] for picture in pictures)
+        examples = (named.prepare(picture)[None] for picture in pictures)
     for seen in examples:
         batch = seen
         if predictions is not None:

@@ -13,12 +13,14 @@ from ..cli import (
     add_device,
     add_shape,
     command_line,
+    default_device,
     new_file,
     new_folder,
     not_negative,
     plain_errors,
     positive,
     printable,
+    usable_device,
 )
 from ..errors import UsageError
 from .build_errors import explain_build
@@ -32,12 +34,14 @@ __all__ = [
     'add_launcher',
     'add_shape',
     'command_line',
+    'default_device',
     'new_file',
     'new_folder',
     'not_negative',
     'plain_errors',
     'positive',
     'printable',
+    'usable_device',
 ]
 
 

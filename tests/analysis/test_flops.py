@@ -15,8 +15,8 @@ CONFIGS = Path(__file__).resolve().parents[2] / 'configs'
 
 
 def cost_of(name: str, size: tuple[int, int] | None = None, **options):
-    found = find_model(name, options, weightless=True)
-    return count_cost(DenseForward(found.model), size or found.size)
+    named = find_model(name, options, weightless=True)
+    return count_cost(DenseForward(named.model), size or named.size)
 
 
 @pytest.mark.parametrize(

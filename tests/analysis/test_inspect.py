@@ -17,9 +17,9 @@ from mmvttt.analysis.inspect import DIAGNOSTICS
 from mmvttt.analysis.look import Look
 from mmvttt.analysis.pictures import root_scale, two_digits
 from mmvttt.errors import DataError
-from mmvttt.found_model import as_in_imagenet, read_picture
+from mmvttt.named_model import as_in_imagenet, read_picture
 from mmvttt.openmmlab.analysis.models import (
-    FoundModel,
+    NamedModel,
     _of_config,
     find_model,
     load_model,
@@ -184,14 +184,14 @@ def test_a_model_gets_what_its_preprocessor_makes(preprocessor: dict, expected: 
     model['data_preprocessor'] = preprocessor
     cfg = Config(dict(model=model, default_scope='mmpretrain'))
     cfg.filename = 'some.py'
-    found = FoundModel('some', _of_config(cfg)(), (2, 2), cfg)
+    named = NamedModel('some', _of_config(cfg)(), (2, 2), cfg)
     picture = torch.tensor([200, 80, 0]).view(3, 1, 1).expand(3, 2, 2) / 255
-    assert found.prepare(picture)[:, 1, 1].tolist() == expected
+    assert named.prepare(picture)[:, 1, 1].tolist() == expected
 
 
 def test_a_model_of_timm_gets_its_own_statistics() -> None:
-    found = find_model('vit_tiny_patch16_224', dict(depth=1))
-    assert found.prepare(torch.ones(3, 2, 2)).unique().tolist() == [1.0]
+    named = find_model('vit_tiny_patch16_224', dict(depth=1))
+    assert named.prepare(torch.ones(3, 2, 2)).unique().tolist() == [1.0]
 
 
 def test_images_of_one_name(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Photographs through a model of each toolbox, and its data set, drawn by its own visualizer."""
 
+import subprocess
 import sys
 import types
 from collections.abc import Callable, Sequence
@@ -295,3 +296,24 @@ def test_a_head_of_random_weights_predicts_nothing(
     torch.save(weights, tmp_path / 'weights.pth')
     with pytest.raises(CheckpointMismatchError, match=r'would leave 2 tensors .* at random: head'):
         open_model(cfg, tmp_path / 'weights.pth')
+
+
+@pytest.mark.parametrize(
+    ('files', 'error'),
+    [
+        (['pedestrians', 'no.jpg'], "there is no image 'no.jpg'"),
+        (['maskrcnn_vittt_demo', 'no.pth', __file__], "there is no checkpoint 'no.pth'"),
+    ],
+)
+def test_missing_files_are_named_before_torch_is_imported(files: list[str], error: str) -> None:
+    code = (
+        'import runpy, sys\n'
+        'try: runpy.run_path(sys.argv[0], run_name="__main__")\n'
+        'finally: print("torch" in sys.modules)'
+    )
+    tool = str(Path(mmvttt.__file__).parents[1] / 'tools/image_demo.py')
+    code = f'import sys; sys.argv = {[tool, *files]}\n{code}'
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert error in done.stderr
+    assert done.stdout == 'False\n'

@@ -1,5 +1,6 @@
 """Boxes, masks and label maps without the toolboxes' loops, compared with their predictions."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from mmdet.structures.mask import mask2bbox
 from mmengine.config import Config
 from mmengine.hub import get_config
@@ -16,7 +18,13 @@ from mmvttt.deploy.runtime import OnnxFile, open_exported
 from mmvttt.errors import UsageError
 from mmvttt.openmmlab.analysis.models import samples_of
 from mmvttt.openmmlab.apis import inference
-from mmvttt.openmmlab.apis.export import _match, export_model, exportable, predictor
+from mmvttt.openmmlab.apis.export import (
+    _compare_predictions,
+    _match,
+    export_model,
+    exportable,
+    predictor,
+)
 from mmvttt.openmmlab.apis.inference import open_model
 from mmvttt.openmmlab.apis.predictions import _boxes_around, as_outputs
 
@@ -108,6 +116,18 @@ def test_counterparts_of_boxes_are_found_in_any_order() -> None:
     other[0, :5] = False
     assert not _match((dets, labels, masks), (dets, labels, other))[2]
     assert _match((dets[:0], labels[:0]), (dets[:0], labels[:0]))[0].startswith('no boxes')
+
+
+def test_a_padded_photograph_is_compared_with_and_without_its_padding() -> None:
+    network = predictor(built(mask_rcnn()))
+    seen = torch.randn(1, 3, 72, 128)
+    same, padded = _compare_predictions(network, network, F.pad(seen, (0, 0, 0, 24)), seen)
+    assert same.good
+    assert re.match(r'(\d+) of \1 boxes are the same', same.text)
+    text = '25% of it is padding; and the model evaluated without: '
+    assert re.match(rf'{text}\d+ of \d+ boxes', padded.text)
+    assert padded.shape == (1, 3, 96, 128)
+    assert len(list(_compare_predictions(network, network, seen, seen))) == 1
 
 
 def test_what_cannot_be_predicted_is_said(tmp_path: Path) -> None:

@@ -79,10 +79,10 @@ def test_results_are_the_papers_and_say_so(model: dict) -> None:
 )
 def test_counts_are_those_of_the_tool(name: str) -> None:
     meta = MODELS[NAMES.index(name)]['Metadata']
-    found = find_model(name, weightless=True)
+    named = find_model(name, weightless=True)
     # As text: `mim search` cannot print a list of numbers.
-    assert '{}x{}'.format(*found.size) == meta['Input Size']
-    cost = count_cost(DenseForward(found.model), found.size)
+    assert '{}x{}'.format(*named.size) == meta['Input Size']
+    cost = count_cost(DenseForward(named.model), named.size)
     assert (cost.total_params, cost.total_macs) == (meta['Parameters'], meta['FLOPs'])
 
 

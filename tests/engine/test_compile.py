@@ -12,11 +12,12 @@ from mmengine.config import Config
 from torch import nn
 from torch._dynamo.testing import CompileCounter
 
+from mmvttt.deploy.compile import compile_blocks
 from mmvttt.errors import UsageError
 from mmvttt.models import T5, HViT3, ViT3, ViTAdapter, Vittt
 from mmvttt.openmmlab.apis import train as train_api
 from mmvttt.openmmlab.apis.train import choose_compile
-from mmvttt.openmmlab.engine import CompileHook, compile_blocks
+from mmvttt.openmmlab.engine import CompileHook
 
 CONFIGS = Path(__file__).parents[2] / 'configs'
 PLAIN = dict(embed_dims=32, num_layers=4, num_heads=2, feedforward_channels=64)

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from mmvttt.checkpoints.load import load_pretrained
 from mmvttt.errors import UsageError
-from mmvttt.found_model import (
-    FoundModel,
+from mmvttt.named_model import (
+    NamedModel,
     built,
     find_timm,
     image_channels,
@@ -28,7 +28,7 @@ from ..config import config_names, find_config, load_config
 
 __all__ = [
     'DenseForward',
-    'FoundModel',
+    'NamedModel',
     'find_model',
     'image_channels',
     'load_model',
@@ -40,7 +40,7 @@ _SIZES = {'mmdet': (800, 1333), 'mmseg': (512, 512), 'mmpretrain': (224, 224)}
 
 def find_model(
     name: str, cfg_options: dict[str, Any] | None = None, weightless: bool = False
-) -> FoundModel:
+) -> NamedModel:
     """Builds a model without data set or checkpoint.
 
     Args:
@@ -63,7 +63,7 @@ def find_model(
     cfg = load_config(config, cfg_options=cfg_options)
     model = built(_of_config(cfg), weightless)
     size = _SIZES.get(toolbox_of(model), (224, 224))
-    return FoundModel(Path(config).stem, model, size, cfg, DenseForward)
+    return NamedModel(Path(config).stem, model, size, cfg, DenseForward)
 
 
 def _of_config(cfg: Config) -> Callable[[], nn.Module]:
@@ -90,22 +90,22 @@ def load_model(
     cfg_options: dict[str, Any] | None = None,
     checkpoint: str | None = None,
     key: str | None = None,
-) -> FoundModel:
+) -> NamedModel:
     """A model of `find_model` with weights: from a checkpoint, else random or from `init_cfg`.
 
     `key` names the entry of the checkpoint with them; see `load_pretrained`.
     """
-    found = find_model(name, cfg_options)
-    if hasattr(found.model, 'init_weights'):
+    named = find_model(name, cfg_options)
+    if hasattr(named.model, 'init_weights'):
         logger = MMLogger.get_current_instance()
         logger.addFilter(_is_no_parameter)
         try:
-            found.model.init_weights()
+            named.model.init_weights()
         finally:
             logger.removeFilter(_is_no_parameter)
     if checkpoint:
-        load_pretrained(found.model, checkpoint, key=key)
-    return found
+        load_pretrained(named.model, checkpoint, key=key)
+    return named
 
 
 def _is_no_parameter(record: logging.LogRecord) -> bool:

@@ -32,7 +32,7 @@ from mmvttt.checkpoints.atomic_write import write_whole
 from mmvttt.checkpoints.load import load_pretrained
 from mmvttt.checkpoints.read import read_weights, saved_classes
 from mmvttt.errors import UsageError
-from mmvttt.found_model import read_picture
+from mmvttt.named_model import read_picture
 
 from ..config import load_config
 from ..registry import MODELS

@@ -135,11 +135,11 @@ def cost_of(
         options: Further options of the config.
         size: Height and width of the image; None for the size of the papers.
     """
-    found = find_model(variant.config, {**(options or {}), **variant.options}, weightless=True)
-    params = sum(p.numel() for p in found.model.parameters())
+    named = find_model(variant.config, {**(options or {}), **variant.options}, weightless=True)
+    params = sum(p.numel() for p in named.model.parameters())
     try:
         cost = count_cost(
-            DenseForward(found.model), size or found.size, image_channels(found.model)
+            DenseForward(named.model), size or named.size, image_channels(named.model)
         )
     except (UsageError, TypeError):
         return params, None

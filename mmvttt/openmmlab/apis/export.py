@@ -19,7 +19,7 @@ from mmvttt.deploy.model_file import write_model
 from mmvttt.deploy.runtime import PREPARATION
 from mmvttt.errors import UsageError
 
-from ..analysis.models import FoundModel, find_model, samples_of, toolbox_of
+from ..analysis.models import NamedModel, find_model, samples_of, toolbox_of
 from ..models.diffusion_model import refuse_diffusion
 from .predictions import Detections, LabelMap, as_outputs
 
@@ -147,15 +147,15 @@ def export_model(
             '--predictions are written as ONNX or for OpenVINO: give an --out that ends in .onnx '
             'or .xml'
         )
-    found = find_model(model, cfg_options)
+    named = find_model(model, cfg_options)
     refuse_diffusion(
-        found.config,
+        named.config,
         'tools/generate.py draws, and model.transformer.save_pretrained(folder) writes the network '
         "for diffusers' pipelines",
     )
-    network = predictor(found.model) if predictions else exportable(found.model)
+    network = predictor(named.model) if predictions else exportable(named.model)
     yield from write_model(
-        found,
+        named,
         network,
         checkpoint,
         out,
@@ -163,14 +163,14 @@ def export_model(
         fixed_size,
         decompose,
         images,
-        _notes(found),
+        _notes(named),
         _compare_predictions if predictions else None,
     )
 
 
-def _notes(found: FoundModel) -> dict[str, str]:
+def _notes(named: NamedModel) -> dict[str, str]:
     """Metadata for users of the file: how images are prepared."""
-    cfg = found.config
+    cfg = named.config
     if cfg is None:
         return {}
     preprocessor = cfg.model.get('data_preprocessor') or cfg.get('data_preprocessor') or {}

@@ -3,7 +3,7 @@
 from .amp import AmpOptimWrapper
 from .fsdp import BlockFSDPStrategy, wrap_blocks
 from .hooks.buffers import BroadcastBuffersHook
-from .hooks.compile import CompileHook, compile_blocks
+from .hooks.compile import CompileHook
 from .hooks.ema import EMAHook
 from .hooks.mesa import MESAHook
 from .hooks.tf32 import TF32Hook
@@ -20,6 +20,5 @@ __all__ = [
     'MESAHook',
     'TF32Hook',
     'WarmupCosineLR',
-    'compile_blocks',
     'wrap_blocks',
 ]

@@ -1,4 +1,4 @@
-"""A model of timm's registry by its name, and what the tools ask of any model."""
+"""Models of timm's registry by name, with what the tools need to know about any model."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def _as_it_is(model: nn.Module) -> nn.Module:
 
 
 @dataclass(frozen=True)
-class FoundModel:
-    """A model with facts about its use.
+class NamedModel:
+    """A model, its name and how the tools use it.
 
     Attributes:
         name: The user's name for it, without folder and suffix.
@@ -89,7 +89,7 @@ def is_timm(name: str) -> bool:
 
 def find_timm(
     name: str, arguments: dict[str, Any] | None = None, weightless: bool = False
-) -> FoundModel:
+) -> NamedModel:
     """Builds a model of timm's registry, in which mmvttt's are, for images of any size.
 
     Args:
@@ -119,7 +119,7 @@ def find_timm(
         if not arguments or isinstance(error, UsageError):
             raise
         raise UsageError(f'{name} cannot be built with {arguments}: {first_line(error)}') from error
-    return FoundModel(name, model, timm.data.resolve_model_data_config(model)['input_size'][1:])
+    return NamedModel(name, model, timm.data.resolve_model_data_config(model)['input_size'][1:])
 
 
 def built(build: Callable[[], nn.Module], weightless: bool) -> nn.Module:
