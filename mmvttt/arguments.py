@@ -10,8 +10,6 @@ from collections.abc import Collection, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
-from ttt_kernels import BACKENDS
-
 from .errors import UsageError
 
 
@@ -65,6 +63,9 @@ def check_choice(name: str, value: Any, choices: Collection) -> None:
 
 def check_backend(name: str, value: Any) -> None:
     """Checks the `backend` of an op of ttt_kernels, or None."""
+    # Torch comes with it, and the tools name a missing file before they import torch.
+    from ttt_kernels import BACKENDS
+
     check_choice(name, value, (None, *BACKENDS))
 
 
