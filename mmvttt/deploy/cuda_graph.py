@@ -4,6 +4,7 @@ With few images the host needs more time to launch the kernels of a model than t
 A graph contains all launches and issues them at once.
 """
 
+import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -33,42 +34,61 @@ def replay_cuda_graph(network: Network) -> Network:
 class Replayed:
     """Runs a function of images `(B, C, H, W)` by a CUDA graph; its outputs also have a batch of B.
 
+    Threads take turns. A copy, also a pickled one, records a graph of its own.
+
     Raises:
-        UsageError: At a call with images on a CPU, with gradients, or of another size or dtype than
-            the first.
+        UsageError: At a call with images on a CPU, with gradients, or of another size, dtype or
+            device than the first.
     """
 
     def __init__(self, function: Callable[[Tensor], Any]) -> None:
         self._function = function
-        self._graph: torch.cuda.CUDAGraph | None = None
+        self._graph: Any = None
+        # Images and outputs of one call at a time are in the graph's memory.
+        self._lock = threading.Lock()
+        self._done: torch.cuda.Event | None = None
+
+    def __reduce__(self) -> Any:
+        return type(self), (self._function,)
 
     def __call__(self, images: Tensor) -> Any:
         """The function's output for these images, in tensors of its own."""
-        if images.device.type != 'cuda':
-            raise UsageError(
-                f'a CUDA graph needs images on a GPU, these are on {str(images.device)!r}; leave '
-                '--cuda-graph out'
-            )
         if torch.is_grad_enabled():
             raise UsageError(
                 'a CUDA graph is for inference: call the model under torch.no_grad(), or leave '
                 '--cuda-graph out'
             )
-        if self._graph is None:
-            self._record(images)
+        with self._lock:
+            if self._graph is None:
+                self._record(images)
+            return self._replay(images)
+
+    def _replay(self, images: Tensor) -> Any:
         first, batch = self._images, len(images)
-        same = images.shape[1:] == first.shape[1:] and images.dtype == first.dtype
-        if not same or batch > len(first):
+        if _kind(images) != _kind(first) or batch > len(first):
             raise UsageError(
                 f'the CUDA graph was recorded for at most {len(first)} images {_about(first)}, and '
                 f'these are {batch} of {_about(images)}; give all images one size (in the pipeline '
                 'of the data, or by padding), or leave --cuda-graph out'
             )
+        if self._done is not None:
+            # The last call may have been on another stream.
+            self._done.wait()
         first[:batch].copy_(images)
         self._graph.replay()
-        return tree_map(lambda x: x[:batch].clone() if isinstance(x, Tensor) else x, self._output)
+        outputs = tree_map(
+            lambda x: x[:batch].clone() if isinstance(x, Tensor) else x, self._output
+        )
+        if images.is_cuda:
+            self._done = torch.cuda.current_stream(images.device).record_event()
+        return outputs
 
     def _record(self, images: Tensor) -> None:
+        if images.device.type != 'cuda':
+            raise UsageError(
+                f'a CUDA graph needs images on a GPU, these are on {str(images.device)!r}; leave '
+                '--cuda-graph out'
+            )
         self._images = images.clone()
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -86,5 +106,9 @@ class Replayed:
         self._graph = graph
 
 
+def _kind(images: Tensor) -> tuple[Any, ...]:
+    return images.shape[1:], images.dtype, images.device
+
+
 def _about(images: Tensor) -> str:
-    return f'{" × ".join(map(str, images.shape[1:]))} in {images.dtype}'
+    return f'{" × ".join(map(str, images.shape[1:]))} in {images.dtype} on {images.device}'

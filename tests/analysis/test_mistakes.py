@@ -121,7 +121,8 @@ def test_precision_over_recall() -> None:
     assert np.allclose(late[at], [2 / 3] * 4, atol=1e-6)
 
 
-def test_the_curves_have_the_log_s_ap(tmp_path: Path) -> None:
+@pytest.mark.parametrize('first_id', [0, 1])
+def test_the_curves_have_the_log_s_ap(first_id: int, tmp_path: Path) -> None:
     pytest.importorskip('mmdet')
     from mmdet.datasets import CocoDataset
     from mmdet.evaluation import CocoMetric
@@ -132,7 +133,7 @@ def test_the_curves_have_the_log_s_ap(tmp_path: Path) -> None:
     corners = random.uniform(0, 60, (90, 2))
     boxes = np.concatenate([corners, random.uniform(15, 40, (90, 2))], 1)
     annotations = [
-        dict(id=i + 1, image_id=i // 15, category_id=i % 3 + 1, bbox=box, area=box[2] * box[3],
+        dict(id=i + first_id, image_id=i // 15, category_id=i % 3 + 1, bbox=box, area=box[2] * box[3],
              iscrowd=int(i % 15 == 14))
         for i, box in enumerate(boxes.tolist())
     ]  # fmt: skip

@@ -1,12 +1,16 @@
 """Inference by CUDA graphs: what it refuses, and on a GPU what it returns."""
 
 import copy
+import pickle
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from mmvttt.deploy.cuda_graph import replay_cuda_graph
+from mmvttt.deploy.cuda_graph import Replayed, replay_cuda_graph
 from mmvttt.errors import UsageError
 from mmvttt.models.backbones import T5, HViT3, ViT3, Vittt
 
@@ -26,8 +30,10 @@ def test_a_replay_is_the_network_for_images_of_one_size(kind: type, arch: dict) 
     replay_cuda_graph(network)
     for batch in (3, 3, 2):
         images = torch.rand(batch, 3, 64, 64, device='cuda')
-        for output, expected in zip(network(images), eager(images), strict=True):
-            torch.testing.assert_close(output, expected)
+        # A copy of what is recorded has a graph of its own.
+        for one in (network, copy.deepcopy(network)):
+            for output, expected in zip(one(images), eager(images), strict=True):
+                torch.testing.assert_close(output, expected)
     outputs = network(images)
     before = [x.clone() for x in outputs]
     network(images * 0.5)
@@ -45,3 +51,37 @@ def test_a_graph_is_refused_on_a_cpu() -> None:
     network = replay_cuda_graph(nn.Conv2d(3, 4, 1))
     with torch.no_grad(), pytest.raises(UsageError, match=r"needs images on a GPU.*'cpu'.*leave"):
         network(torch.rand(1, 3, 8, 8))
+
+
+class OnCPU(Replayed):
+    """Computes where a graph would, in memory that the next call overwrites."""
+
+    def _record(self, images: Tensor) -> None:
+        self._images = images.clone()
+        self._output = torch.empty_like(images)
+        self._graph = self
+
+    def replay(self) -> None:
+        time.sleep(0.005)
+        self._output.copy_(self._function(self._images))
+
+
+@torch.no_grad()
+def test_threads_and_copies_of_a_network_with_a_graph() -> None:
+    network: Any = nn.Conv2d(1, 1, 1, bias=False)
+    network.weight.fill_(2)
+    network.forward = OnCPU(network.forward)
+    images = [torch.full((1, 1, 8, 8), float(n)) for n in range(4)]
+
+    def run(image: Tensor) -> list[Tensor]:
+        with torch.no_grad():
+            return [network(image) for _ in range(5)]
+
+    with ThreadPoolExecutor(4) as pool:
+        for image, outputs in zip(images, pool.map(run, images), strict=True):
+            assert all(torch.equal(output, 2 * image) for output in outputs)
+    assert torch.equal(copy.copy(network)(images[3]), 2 * images[3])
+    for again in (copy.deepcopy(network), pickle.loads(pickle.dumps(network))):
+        again.weight.fill_(5)
+        assert torch.equal(again(images[3]), 5 * images[3])
+        assert torch.equal(network(images[3]), 2 * images[3])
