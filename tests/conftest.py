@@ -75,16 +75,16 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Takes the outcome of a test for the interpreter from a run of its file inside."""
     if INTERPRETING or not pyfuncitem.get_closest_marker('interpreter'):
         return None
-    found = pyfuncitem.config.stash.setdefault(_interpreted, {})
+    actual = pyfuncitem.config.stash.setdefault(_interpreted, {})
     path = str(pyfuncitem.path)
-    if path not in found:
+    if path not in actual:
         items = [
             item.nodeid
             for item in pyfuncitem.session.items
             if item.path == pyfuncitem.path and item.get_closest_marker('interpreter')
         ]
-        found[path] = _run_inside(items, pyfuncitem.config.rootpath)
-    if (failure := found[path].get(pyfuncitem.name, 'it did not run inside')) is not None:
+        actual[path] = _run_inside(items, pyfuncitem.config.rootpath)
+    if (failure := actual[path].get(pyfuncitem.name, 'it did not run inside')) is not None:
         pytest.fail(f'in the interpreter: {failure}', pytrace=False)
     return True
 

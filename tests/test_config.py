@@ -15,9 +15,9 @@ NAME = 'maskrcnn_vittt_s_1x'
 
 @pytest.mark.parametrize('name', [NAME, f'mmvttt::{NAME}', f'mmvttt::{NAME}.py'])
 def test_a_name_is_the_file(name: str) -> None:
-    found = find_config(name)
-    assert found is not None
-    assert found.samefile(config_root() / f'{NAME}.py')
+    actual = find_config(name)
+    assert actual is not None
+    assert actual.samefile(config_root() / f'{NAME}.py')
     cfg = load_config(name)
     assert cfg.model.backbone.type == 'mmvttt.ViTAdapter'
     assert cfg.work_dir == f'work_dirs/{NAME}'
@@ -131,6 +131,6 @@ def test_options_that_are_read_are_taken() -> None:
 
 def test_weights_that_a_base_of_mmsegmentation_names() -> None:
     config = dict(type='mmvttt.ViTAdapter', backbone=dict(type='mmvttt.Vittt'))
-    with pytest.raises(TypeError) as found:
+    with pytest.raises(TypeError) as error:
         MODELS.build(dict(config, pretrained='open-mmlab://resnet50_v1c'))
-    assert 'set model.pretrained=None' in (explain_build(found.value) or '')
+    assert 'set model.pretrained=None' in (explain_build(error.value) or '')

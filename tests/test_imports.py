@@ -14,13 +14,13 @@ FOLDERS = {'mmvttt': ROOT / 'mmvttt', 'ttt_kernels': ROOT / 'kernels'}
 
 
 def _modules() -> dict[str, Path]:
-    found = {'mmvttt_startup': ROOT / 'mmvttt_startup.py'}
+    actual = {'mmvttt_startup': ROOT / 'mmvttt_startup.py'}
     for package, folder in FOLDERS.items():
         for file in folder.rglob('*.py'):
             if '.mim' not in file.parts:
                 parts = [package, *file.relative_to(folder).with_suffix('').parts]
-                found['.'.join(parts[:-1] if parts[-1] == '__init__' else parts)] = file
-    return found
+                actual['.'.join(parts[:-1] if parts[-1] == '__init__' else parts)] = file
+    return actual
 
 
 MODULES = _modules()

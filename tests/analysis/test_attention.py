@@ -56,8 +56,8 @@ def mixing_of(module: nn.Module, x: Tensor, hw: tuple[int, int]) -> Mixing:
         def forward(self, x: Tensor) -> Tensor:
             return self.mixer(x, hw)
 
-    (found,) = record_mixers(Alone(), x)
-    return found
+    (actual,) = record_mixers(Alone(), x)
+    return actual
 
 
 @pytest.mark.parametrize(
@@ -79,8 +79,8 @@ def test_it_is_the_norm_of_the_jacobian(kind: str, options: dict) -> None:
     module = mixer(kind, **options)
     x = torch.randn(2, 6, 8, dtype=torch.float64)
     norm = jacobians(module, x, HW).flatten(-2).norm(dim=-1) / 2
-    found = implicit_attention(mixing_of(module, x, HW), [4, 1])
-    torch.testing.assert_close(found, norm[0, :, [4, 1]])
+    actual = implicit_attention(mixing_of(module, x, HW), [4, 1])
+    torch.testing.assert_close(actual, norm[0, :, [4, 1]])
 
 
 def test_key_shift_by_hand() -> None:
@@ -141,9 +141,9 @@ def test_vit3_is_read_by_autograd_of_its_ops() -> None:
         )
         shape = args[2].shape
         per_head = full.reshape(6, -1, 8, 6, shape[2] if len(shape) == 4 else 1, 8)
-        for h, found in enumerate(heads):
+        for h, actual in enumerate(heads):
             expected = per_head[3, h, :, :, h].pow(2).sum((0, 2)).div(8).sqrt()
-            torch.testing.assert_close(found, expected)
+            torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.parametrize('kind', ['timm', 'TimmViT', 'ViTAdapter'])
@@ -175,9 +175,9 @@ def test_softmax_of_timm(name: str, kind: str) -> None:
 
 def test_recording_leaves_nothing_behind() -> None:
     model = T5(ARCH, img_size=48).train()
-    found = record_mixers(model, torch.randn(2, 3, 48, 33))
-    assert [m.name for m in found] == [f'blocks.{i}.mixer' for i in range(2)]
+    actual = record_mixers(model, torch.randn(2, 3, 48, 33))
+    assert [m.name for m in actual] == [f'blocks.{i}.mixer' for i in range(2)]
     assert model.training
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
     assert not any('mix' in vars(m) or 'shape_keys' in vars(m) for m in model.modules())
-    assert key_shift(found[0].keys).shape == (2,)
+    assert key_shift(actual[0].keys).shape == (2,)

@@ -136,8 +136,8 @@ def expected_share(inner: nn.Module, loss: str, scale: float, k: Tensor, v: Tens
 
     masks = torch.eye(tokens, dtype=k.dtype)
     each = vmap(vmap(grad(of_token), in_dims=(None, None, None, 0)), in_dims=(0, 0, 0, None))
-    found = each(dict(inner.named_parameters()), k, v, masks)
-    return sum(g.flatten(2).square().sum((0, 2)) for g in found.values())
+    actual = each(dict(inner.named_parameters()), k, v, masks)
+    return sum(g.flatten(2).square().sum((0, 2)) for g in actual.values())
 
 
 @pytest.mark.parametrize(
@@ -270,8 +270,8 @@ def test_effective_rank_by_hand() -> None:
     assert effective_rank(torch.diag(torch.tensor([1.0, 1, 0]))).item() == pytest.approx(2)
     assert effective_rank(torch.ones(3, 5)).item() == pytest.approx(1, abs=1e-5)
     entropy = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
-    found = effective_rank(torch.stack([torch.diag(torch.tensor([3.0, -1])), torch.zeros(2, 2)]))
-    assert found.tolist() == pytest.approx([math.exp(entropy), 0])
+    actual = effective_rank(torch.stack([torch.diag(torch.tensor([3.0, -1])), torch.zeros(2, 2)]))
+    assert actual.tolist() == pytest.approx([math.exp(entropy), 0])
 
 
 def test_mask_scores_by_hand() -> None:

@@ -106,12 +106,12 @@ def test_gradient_maps_meet_the_masks(small: tuple, tmp_path: Path, tools: Any) 
     torch.manual_seed(0)
     options = ('--what', 'gmm', '--annotations', tmp_path / 'masks.json')
     tools(TOOL, config, photo, '--shape', 32, 64, '--out', out, *options)
-    found = rows(out / 'gmm.csv')
+    actual = rows(out / 'gmm.csv')
     torch.manual_seed(0)
     model = load_model(str(config)).model
     layers = inspect_training(model, as_in_imagenet(read_picture(photo, (32, 64)))[None])
     coverage = torch.tensor([1.0, 1, 0, 0, 0, 0, 0, 0])
-    for row, layer in zip(found, layers, strict=True):
+    for row, layer in zip(actual, layers, strict=True):
         ratio, area = mask_scores(layer.magnitude[0], coverage)
         assert float(row['mask_ratio']) == pytest.approx(ratio, rel=0.02)
         assert float(row['mask_auc']) == pytest.approx(area, abs=0.02)

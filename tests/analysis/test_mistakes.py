@@ -45,8 +45,8 @@ def test_images(classes: tuple | None, tmp_path: Path) -> None:
 
 def test_pixels(tmp_path: Path) -> None:
     truth = torch.tensor([[[0, 0, 1], [1, 255, 255]]], dtype=torch.uint8)
-    found = torch.tensor([[[0, 1, 1], [0, 0, 1]]])
-    sample = dict(gt_sem_seg=dict(data=truth), pred_sem_seg=dict(data=found))
+    actual = torch.tensor([[[0, 1, 1], [0, 0, 1]]])
+    sample = dict(gt_sem_seg=dict(data=truth), pred_sem_seg=dict(data=actual))
     metric = Mistakes(str(tmp_path), 'mmseg')
     assert counted(metric, [sample, sample], ('a', 'b')) == [[2, 2], [2, 2]]
 

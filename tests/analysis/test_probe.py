@@ -75,12 +75,12 @@ def test_the_tool_beside_a_twin(tmp_path: Path) -> None:
         **arguments,
     )
     header, *rows = [line.split(',') for line in table.splitlines()]
-    found = [dict(zip(header, row, strict=True)) for row in rows]
-    assert [(f['model'], f['features']) for f in found] == [
+    actual = [dict(zip(header, row, strict=True)) for row in rows]
+    assert [(f['model'], f['features']) for f in actual] == [
         (model, kind) for model in ('source', 'twin') for kind in ('mean', 'class')
     ]
-    assert [f['own_head'] for f in found] == ['', '0.5000', '', '0.5000']
-    for ours, twin in zip(found[:2], found[2:], strict=True):
+    assert [f['own_head'] for f in actual] == ['', '0.5000', '', '0.5000']
+    for ours, twin in zip(actual[:2], actual[2:], strict=True):
         assert ours['knn'] == twin['knn']
         assert float(ours['linear']) == 1
         assert float(twin['same_neighbours']) == float(twin['cosine_last']) == 1
@@ -108,8 +108,8 @@ def test_patches_of_label_maps(tmp_path: Path) -> None:
             name = f'{part}/a/{i}'
             Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / f'images/{name}.png')
             Image.fromarray(labels).save(tmp_path / f'maps/{name}.png')
-    found = patch_labels(tmp_path / 'maps/train/a/0.png', (32, 48), (4, 6), ignore=9)
-    assert found.reshape(4, 6).tolist() == [[255] * 6] + 3 * [[0, 0, 7, 7, 7, 7]]
+    actual = patch_labels(tmp_path / 'maps/train/a/0.png', (32, 48), (4, 6), ignore=9)
+    assert actual.reshape(4, 6).tolist() == [[255] * 6] + 3 * [[0, 0, 7, 7, 7, 7]]
     options = dict(model='vit_tiny_patch16_224', img_size=32, patch_size=8)
     options['model_options'] = dict(embed_dim=16, depth=2, num_heads=2)
     torch.save(TimmViT(**options).state_dict(), tmp_path / 'source.pth')

@@ -26,10 +26,10 @@ def seen_patches(design: str) -> Tensor:
     """Whether the centre of 5 × 5 patches of 16 pixels sees anything of each, in raster order."""
     torch.manual_seed(0)
     model = Vittt(dict(ARCH, num_layers=4), design=design, img_size=80).double()
-    found = receptive_fields(model, torch.randn(2, 3, 80, 80, dtype=torch.float64))['backbone']
-    assert found.map_size == (5, 5)
-    assert found.field.max() == 1
-    return nn.functional.max_pool2d(found.field[None], 16).flatten() > 0
+    actual = receptive_fields(model, torch.randn(2, 3, 80, 80, dtype=torch.float64))['backbone']
+    assert actual.map_size == (5, 5)
+    assert actual.field.max() == 1
+    return nn.functional.max_pool2d(actual.field[None], 16).flatten() > 0
 
 
 @pytest.mark.parametrize('design', DESIGN_ROUTE)
@@ -50,8 +50,8 @@ def test_it_is_the_mean_over_images() -> None:
         out = model(x)[0, :, 2, 2]
         taps = sum(model.weight[f] for f in range(2) if out[f] > 0)
         total[1:4, 1:4] += taps.abs().sum(0) if torch.is_tensor(taps) else 0
-    found = receptive_fields(model, images)['backbone']
-    torch.testing.assert_close(found.field, (total / total.max()).detach())
+    actual = receptive_fields(model, images)['backbone']
+    torch.testing.assert_close(actual.field, (total / total.max()).detach())
     assert model.training
     assert model.weight.grad is None
 
@@ -60,12 +60,12 @@ def test_sides_by_hand() -> None:
     field = torch.zeros(6, 8)
     field[3, 4] = 1.0
     # A map of 3 × 4 cells: the middle of cell (1, 2) lies between pixels, at (3, 5).
-    found = ReceptiveField(field, (3, 4))
-    assert found.middle == (3, 5)
-    assert found.sides((0.01, 0.5, 1.0)) == [2, 2, 2]
+    actual = ReceptiveField(field, (3, 4))
+    assert actual.middle == (3, 5)
+    assert actual.sides((0.01, 0.5, 1.0)) == [2, 2, 2]
     field[2, 7] = 0.5  # columns 7 to 8 lie 3 from the middle
     field[0, 0] = 0.5  # columns 0 to 1 lie 5 from it
-    assert found.sides((0.5, 0.51, 0.75, 0.76, 1.0)) == [2, 6, 6, 10, 10]
+    assert actual.sides((0.5, 0.51, 0.75, 0.76, 1.0)) == [2, 6, 6, 10, 10]
     odd = ReceptiveField(torch.ones(9, 9), (3, 3))
     assert odd.sides((1 / 81, 9 / 81, 10 / 81, 1.0)) == [1, 3, 5, 9]
 
@@ -84,9 +84,9 @@ def test_models_have_a_last_map(model) -> None:
     model = model().eval()
     before = getattr(model, 'out_type', None)
     with torch.no_grad():
-        found = last_map(model, torch.randn(1, 3, 64, 96))
+        actual = last_map(model, torch.randn(1, 3, 64, 96))
     # Strides: 16 of patches, 8 of two stages, 32 of a ResNet.
-    assert tuple(found.shape[2:]) in ((4, 6), (8, 12), (2, 3))
+    assert tuple(actual.shape[2:]) in ((4, 6), (8, 12), (2, 3))
     assert getattr(model, 'out_type', None) == before
 
 
@@ -135,11 +135,11 @@ def test_levels_of_a_neck_are_called_by_their_stride() -> None:
         ('P2', (8, 12)),
         ('P3', (4, 6)),
     ]
-    found = receptive_fields(Detector(), image)
+    actual = receptive_fields(Detector(), image)
     # All three are copies of one average over 8×8 pixels.
     for name in ('backbone', 'P2', 'P3'):
-        assert (found[name].field > 0).sum() == 64, name
-    assert found['P2'].sides((0.99,)) == [16 - 4]
+        assert (actual[name].field > 0).sum() == 64, name
+    assert actual['P2'].sides((0.99,)) == [16 - 4]
 
 
 def test_out_of_memory_names_the_option() -> None:

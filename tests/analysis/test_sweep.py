@@ -32,13 +32,13 @@ DESIGN = 'model.backbone.design'
 
 
 def test_variants_are_every_combination_and_named_by_what_differs() -> None:
-    found = variants_of(['folder/a.py', 'b'], {DESIGN: ['dual', 'conv2d'], 'randomness.seed': 3})
-    assert [(v.config, v.options) for v in found] == [
+    actual = variants_of(['folder/a.py', 'b'], {DESIGN: ['dual', 'conv2d'], 'randomness.seed': 3})
+    assert [(v.config, v.options) for v in actual] == [
         (config, {DESIGN: design, 'randomness.seed': 3})
         for config in ('folder/a.py', 'b')
         for design in ('dual', 'conv2d')
     ]
-    assert [v.name for v in found[1:3]] == ['a,design=conv2d,seed=3', 'b,design=dual,seed=3']
+    assert [v.name for v in actual[1:3]] == ['a,design=conv2d,seed=3', 'b,design=dual,seed=3']
     assert [v.name for v in variants_of(['folder/a.py', 'b'], {})] == ['a', 'b']
     assert variants_of(['a.py'], {'a.b': [[(1, 2), 'x/y']]})[0].name == 'b=--1--2----x-y--'
     with pytest.raises(UsageError, match='two variants of the sweep have the name a: rename'):
@@ -158,9 +158,9 @@ def test_a_training_that_is_stopped_is_not_taken_for_done(tools: Any, tmp_path: 
 def test_a_training_that_fails_is_named_and_the_others_go_on(tools: Any, tmp_path: Path) -> None:
     # A folder in the way of the first run's log.
     (tmp_path / 'lr=0.05' / 'seed0' / 'last_checkpoint').mkdir(parents=True)
-    found = tools.error(*sweep(tools, tmp_path))
+    actual = tools.error(*sweep(tools, tmp_path))
     for words in ('failed: lr=0.05, seed 0: ', '| lr=0.01 | 1 |', 'error: 1 of 2 trainings failed'):
-        assert words in found
+        assert words in actual
 
 
 def test_a_damaged_result_is_named_and_the_others_go_on(tools: Any, tmp_path: Path) -> None:
@@ -168,9 +168,9 @@ def test_a_damaged_result_is_named_and_the_others_go_on(tools: Any, tmp_path: Pa
     done.parent.mkdir(parents=True)
     for content in ('{"variant": ', '[]', '{}', '{"setting": 1, "wrong": 2}'):
         done.write_text(content)
-        found = tools.error(*sweep(tools, tmp_path))
-        assert f'failed: lr=0.05, seed 0: {done} is damaged' in found
-        assert '| lr=0.01 | 1 |' in found
+        actual = tools.error(*sweep(tools, tmp_path))
+        assert f'failed: lr=0.05, seed 0: {done} is damaged' in actual
+        assert '| lr=0.01 | 1 |' in actual
 
 
 def test_one_sweep_at_a_time_in_a_folder(tools: Any, tmp_path: Path) -> None:

@@ -125,10 +125,10 @@ CASES: dict[str, tuple[str, str, dict, str, dict, str]] = {
 def tokens(source: nn.Module, part: str, image: Tensor) -> Tensor:
     model = source.get_submodule(part) if part else source
     options = dict(noise=torch.arange(36.0)[None]) if 'MAE' in type(source).__name__ else {}
-    found = model(pixel_values=image, **options).last_hidden_state
+    actual = model(pixel_values=image, **options).last_hidden_state
     name = type(model).__name__
     # CLIP's norm comes behind the pooling there.
-    return model.post_layernorm(found) if name.startswith('CLIPVision') else found
+    return model.post_layernorm(actual) if name.startswith('CLIPVision') else actual
 
 
 @pytest.mark.parametrize('form', ['folder', 'shards', 'state_dict'])

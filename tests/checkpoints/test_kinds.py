@@ -178,7 +178,7 @@ def under(prefix: str, names: str) -> str:
 
 def made_up(names: str, start: int = 0) -> Weights:
     """The tensors of a listing; every number is there once."""
-    found: Weights = {}
+    actual: Weights = {}
     for line in filter(None, names.split('\n')):
         pattern, *shape = line.split()
         lists = [part.split(',') for part in re.findall(r'{(.*?)}', pattern)]
@@ -187,9 +187,9 @@ def made_up(names: str, start: int = 0) -> Weights:
             for whole in (f'{name}weight', f'{name}bias') if name.endswith('.') else (name,):
                 sides = list(map(int, shape[:1] if whole.endswith('bias') else shape))
                 count = torch.Size(sides).numel()
-                found[whole] = torch.arange(start, start + count).float().view(sides)
+                actual[whole] = torch.arange(start, start + count).float().view(sides)
                 start += count
-    return found
+    return actual
 
 
 def v5(names: str) -> str:
@@ -383,24 +383,24 @@ def test_every_kind_loads(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     report = load_pretrained(model, form(tmp_path, weights), **loading)
     assert not report.missing
     assert not report.mismatched
-    found = model.state_dict()
+    actual = model.state_dict()
     if 'NaFlex' in kind:
         # Rows of (height, width, channel) there.
-        rows = found['patch_embed.proj.weight'].permute(0, 2, 3, 1)
-        found['patch_embed.proj.weight'] = rows
+        rows = actual['patch_embed.proj.weight'].permute(0, 2, 3, 1)
+        actual['patch_embed.proj.weight'] = rows
     if 'registers' in kind:
         # The class token's row is added to it.
         row = weights['embeddings.position_embeddings'][:, :1]
-        assert torch.equal(found['cls_token'], weights['embeddings.cls_token'] + row)
-        found['cls_token'] = weights['embeddings.cls_token']
+        assert torch.equal(actual['cls_token'], weights['embeddings.cls_token'] + row)
+        actual['cls_token'] = weights['embeddings.cls_token']
     known = torch.cat([w.flatten() for w in weights.values()])
-    for name, value in found.items():
+    for name, value in actual.items():
         assert torch.isin(value, known).all(), name
         assert (value.flatten().diff() > 0).all(), name
     # timm has γ and these biases before all else of a block.
     for block in ('blocks.0.', 'blocks.1.'):
-        names = [n for n in found if n.startswith(block) and '_bias' not in n]
-        assert names == sorted(names, key=lambda n: found[n].min())
+        names = [n for n in actual if n.startswith(block) and '_bias' not in n]
+        assert names == sorted(names, key=lambda n: actual[n].min())
 
 
 # Kind → transformers' class and config in test_families.

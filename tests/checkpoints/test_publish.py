@@ -87,9 +87,9 @@ def test_safetensors_with_a_model_card(trained: Path, tmp_path: Path) -> None:
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     assert path.name == f'my vit-{digest[:8]}.safetensors'
     source = torch.load(trained, weights_only=True)['state_dict']
-    found = read_weights(path)
-    assert all(torch.equal(v, source[f'backbone.{k}']) for k, v in found.items())
-    assert len(found) == 3
+    actual = read_weights(path)
+    assert all(torch.equal(v, source[f'backbone.{k}']) for k, v in actual.items())
+    assert len(actual) == 3
     card = path.with_suffix('.md').read_text()
     header, page = card.removeprefix('---\n').split('---\n')
     assert yaml.safe_load(header)['library_name'] == 'mmvttt'

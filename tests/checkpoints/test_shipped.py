@@ -17,14 +17,14 @@ from mmvttt.errors import CheckpointMissingError
 def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, torch.Tensor]:
     """The weights of a linear layer, shipped as 'small', next to 'other_one'."""
     monkeypatch.setattr(shipped, '_FOLDER', tmp_path / 'weights')
-    found = nn.Linear(2, 3).state_dict()
+    actual = nn.Linear(2, 3).state_dict()
     meta = dict(dataset_meta=dict(classes=('cat', 'dog', 'cow')))
-    torch.save(dict(state_dict=found, meta=meta), tmp_path / 'epoch_1.pth')
+    torch.save(dict(state_dict=actual, meta=meta), tmp_path / 'epoch_1.pth')
     for name in ('small', 'other_one'):
         publish_checkpoint(
             tmp_path / 'epoch_1.pth', tmp_path / 'weights' / f'{name}.safetensors', half=True
         )
-    return found
+    return actual
 
 
 def test_names_lead_to_the_published_files(weights: dict[str, torch.Tensor]) -> None:

@@ -141,9 +141,9 @@ def test_what_a_log_shows_of_a_url() -> None:
         lambda: named_tensors({'a': 1}, url),
         lambda: require_whole(torch.nn.Linear(2, 2), {'weight': torch.ones(2, 2)}, url),
     ):
-        with pytest.raises(CheckpointError, match=r'(https|ftp)://host/a') as found:
+        with pytest.raises(CheckpointError, match=r'(https|ftp)://host/a') as error:
             fails()
-        assert 'secret' not in str(found.value)
+        assert 'secret' not in str(error.value)
 
 
 def test_classes_of_a_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -80,13 +80,13 @@ def triton_modules() -> list[ModuleType]:
 
     import ttt_kernels
 
-    found = []
+    actual = []
     for module in pkgutil.walk_packages(ttt_kernels.__path__, 'ttt_kernels.'):
         if '_numba' not in module.name and not module.name.endswith('__main__'):
             kernels = importlib.import_module(module.name)
             if any(isinstance(x, KernelInterface) for x in vars(kernels).values()):
-                found.append(kernels)
-    return found
+                actual.append(kernels)
+    return actual
 
 
 def _by_name(function: Callable) -> Callable:

@@ -73,13 +73,13 @@ def equal(x: Tensor) -> Tensor:
 @functools.cache
 def recorded() -> dict[tuple[str, str], dict[str, tuple[float, float]]]:
     """Size and correlation of the neighbours of every input, by op and '{model}, {weights}'."""
-    found: dict = {}
+    actual: dict = {}
     with TABLE.open() as file:
         for row in csv.DictReader(file):
             numbers = float(row['size']), float(row['neighbours'])
             name = row['op'], f'{row["model"]}, {row["weights"]}'
-            found.setdefault(name, {})[row['input']] = numbers
-    return found
+            actual.setdefault(name, {})[row['input']] = numbers
+    return actual
 
 
 def as_recorded(name: tuple[str, str]) -> Kind:
@@ -134,7 +134,7 @@ def recorded_kinds(name: str) -> dict[str, Kind]:
 
 
 def extremes(name: str) -> dict[str, Kind]:
-    found = EXTREMES
+    actual = EXTREMES
     if name in ('ttt_linear', 'ttt_glu', 'ttt_dwconv'):
-        found = found | OF_KEYS
-    return found | OF_THE_STATE if name == 'ttt_linear' else found
+        actual = actual | OF_KEYS
+    return actual | OF_THE_STATE if name == 'ttt_linear' else actual

@@ -134,8 +134,8 @@ def test_what_a_triton_miscompiles_runs_the_reference(kernel, monkeypatch, versi
     monkeypatch.setattr(_backend, '_warn_once', lambda *_: None)
     tokens = tensor_on('cuda', dtype)
     for op in ('ttt_glu', 'ttt_mlp'):
-        found = _backend.choose(op, 'auto', tokens, lambda k: None)
-        assert found is (None if refused else kernel['triton'])
+        actual = _backend.choose(op, 'auto', tokens, lambda k: None)
+        assert actual is (None if refused else kernel['triton'])
         if refused:
             with pytest.raises(RuntimeError, match=f'on compute capability 10.0.*{REPORTS}'):
                 _backend.choose(op, 'triton', tokens, lambda k: None)

@@ -14,11 +14,11 @@ from ttt_kernels import causal_conv
 def test_the_definition_is_a_conv1d_of_each_scan():
     inputs = make(9, 'fb', weights=1)
     x, weight = inputs.values()
-    found = primal(inputs, 'fb')
+    actual = primal(inputs, 'fb')
     for r, turn in enumerate(((), (1,))):
         past = F.pad(x[:, :, r].flip(turn).mT, (3, 0))
         expected = F.conv1d(past, weight[r][:, None], groups=6).mT.flip(turn)
-        torch.testing.assert_close(found[:, :, r], expected)
+        torch.testing.assert_close(actual[:, :, r], expected)
 
 
 def test_one_unused_output():
@@ -26,12 +26,12 @@ def test_one_unused_output():
     ways = {'directions': ('forward', 'backward'), 'backend': 'reference'}
     leaves = list(inputs.values())
     for used in (0, 1):
-        found = causal_conv(*leaves, **ways)[used]
+        actual = causal_conv(*leaves, **ways)[used]
         expected = causal_conv(leaves[0], leaves[1 + used], **ways)[0]
-        found, expected = (
-            torch.autograd.grad(y.sum(), (leaves[0], leaves[1 + used])) for y in (found, expected)
+        actual, expected = (
+            torch.autograd.grad(y.sum(), (leaves[0], leaves[1 + used])) for y in (actual, expected)
         )
-        for x, y in zip(found, expected, strict=True):
+        for x, y in zip(actual, expected, strict=True):
             torch.testing.assert_close(x, y)
 
 

@@ -163,10 +163,10 @@ def test_examples_are_arguments_of_the_op(name):
         args = _compare._cast(op, exact, torch.float32)
         tokens = [x for n, x in zip(op.names, args, strict=True) if n in op.tokens]
         assert all(0.05 < x.std() < 0.5 for x in tokens)
-        found = _compare._results(op, op.reference, args)
+        actual = _compare._results(op, op.reference, args)
         floats = [i for i in op.tensors if args[i] is not None]
-        assert len(found) >= 1 + len(floats)
-        assert all(x.isfinite().all() for x in found.values())
+        assert len(actual) >= 1 + len(floats)
+        assert all(x.isfinite().all() for x in actual.values())
 
 
 @pytest.mark.interpreter

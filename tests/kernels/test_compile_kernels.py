@@ -29,11 +29,11 @@ PRODUCTS = (
 @pytest.mark.parametrize('variant', VARIANTS)
 def test_no_kernel_is_worse_than_the_table(variant):
     call, dtype, gpu = variant.split('/')
-    found = {f'{variant}/{name}': count(kernel) for name, kernel in build(variant).items()}
+    actual = {f'{variant}/{name}': count(kernel) for name, kernel in build(variant).items()}
     table = tables().get(triton.__version__, {})
-    assert not compile_kernels.worse(found, table)
+    assert not compile_kernels.worse(actual, table)
     if table:
-        assert found.keys() <= table.keys(), 'run python tools/dev/compile_kernels.py --update'
+        assert actual.keys() <= table.keys(), 'run python tools/dev/compile_kernels.py --update'
     refused = False
     if gpu.startswith('sm_'):
         op = call.split(',')[0]
@@ -41,7 +41,7 @@ def test_no_kernel_is_worse_than_the_table(variant):
             op, compile_kernels.TYPES[dtype], divmod(GPUS[gpu], 10), triton.__version__
         )
         refused = row is not None and row.verdict == _known.REFUSED
-    for name, figures in found.items():
+    for name, figures in actual.items():
         assert figures['shared'] <= SHARED[gpu], name
         assert refused or not figures.get('unfenced'), name
         assert not figures.get('wgmma_registers'), name

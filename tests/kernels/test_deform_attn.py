@@ -33,9 +33,9 @@ def test_sizes_in_a_tensor_are_those_in_numbers(backend, dtype):
     inputs = make()
     sizes = torch.tensor(PYRAMID, dtype=dtype)
     expected = with_gradients(call, inputs, backend=backend)
-    found = with_gradients(call, inputs, sizes, backend=backend)
-    assert torch.equal(found[0], expected[0])
-    assert all(torch.equal(found[1][n], expected[1][n]) for n in NAMES)
+    actual = with_gradients(call, inputs, sizes, backend=backend)
+    assert torch.equal(actual[0], expected[0])
+    assert all(torch.equal(actual[1][n], expected[1][n]) for n in NAMES)
     if backend != 'triton':  # which does not read a tensor on a GPU
         with pytest.raises(ValueError, match='value has S = 43 pixels, but the 4 levels'):
             call(inputs, torch.ones_like(sizes), backend=backend)
@@ -51,9 +51,9 @@ def test_pixel_centres_read_the_pixel():
     value = torch.arange(12.0).view(1, 12, 1, 1)
     x, y = torch.meshgrid((torch.arange(4) + 0.5) / 4, (torch.arange(3) + 0.5) / 3, indexing='xy')
     locations = torch.stack([x, y], -1).view(1, 12, 1, 1, 1, 2)
-    found = deform_attn(value, [(3, 4)], locations, torch.ones(1, 12, 1, 1, 1))
+    actual = deform_attn(value, [(3, 4)], locations, torch.ones(1, 12, 1, 1, 1))
     # (i + ½)/4·4 − ½ is off by a rounding or two of positions up to 4.
-    torch.testing.assert_close(found.flatten(), torch.arange(12.0), rtol=0, atol=1e-5)
+    torch.testing.assert_close(actual.flatten(), torch.arange(12.0), rtol=0, atol=1e-5)
 
 
 def test_all_inputs_in_half_precision():

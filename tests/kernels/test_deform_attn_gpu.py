@@ -29,11 +29,11 @@ def tolerance(dtype, shapes):
 def check(function, inputs, shapes):
     dtype = inputs['value'].dtype
     grad = grad_of(inputs)
-    found = with_gradients(lambda x: function(x, 'triton'), to_gpu(inputs), grad=grad)
+    actual = with_gradients(lambda x: function(x, 'triton'), to_gpu(inputs), grad=grad)
     exact = to_gpu({n: x.double() for n, x in inputs.items()})
     expected = with_gradients(lambda x: function(x, 'reference'), exact, grad=grad)
-    assert found[0].dtype == dtype
-    assert_same(found, expected, tolerance(dtype, shapes))
+    assert actual[0].dtype == dtype
+    assert_same(actual, expected, tolerance(dtype, shapes))
 
 
 def to_gpu(inputs):
@@ -71,11 +71,11 @@ def test_sizes_on_the_gpu_are_those_in_numbers():
     expected = with_gradients(lambda x: call(x, backend='triton'), inputs, grad=grad)
     torch.cuda.set_sync_debug_mode('error')
     try:
-        found = with_gradients(lambda x: call(x, sizes, backend='triton'), inputs, grad=grad)
+        actual = with_gradients(lambda x: call(x, sizes, backend='triton'), inputs, grad=grad)
     finally:
         torch.cuda.set_sync_debug_mode('default')
-    assert torch.equal(found[0], expected[0])
-    assert all(torch.equal(found[1][n], expected[1][n]) for n in NAMES)
+    assert torch.equal(actual[0], expected[0])
+    assert all(torch.equal(actual[1][n], expected[1][n]) for n in NAMES)
 
 
 def test_everything_in_one_cell():

@@ -26,11 +26,11 @@ def test_sizes_beyond_the_values_count_as_zeros(several_programs):
     """The host does not read a tensor on a GPU; nothing outside of the values may be touched."""
     inputs = make(((3, 4), (2, 2)), 5, dtype=torch.float32)
     sizes = torch.tensor([[3, 4], [90, 70]])
-    found = with_gradients(lambda x: call(x, sizes, backend='triton'), inputs)
+    actual = with_gradients(lambda x: call(x, sizes, backend='triton'), inputs)
     inputs['attention_weights'][:, :, :, 1] = 0
     expected = call(inputs, ((3, 4), (2, 2)), backend='reference')
-    assert error(found[0], expected) < 1e-6
-    assert found[1]['value'][:, 12:].eq(0).all()
+    assert error(actual[0], expected) < 1e-6
+    assert actual[1]['value'][:, 12:].eq(0).all()
 
 
 @interpreter

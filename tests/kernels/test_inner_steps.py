@@ -27,13 +27,13 @@ every_step = pytest.mark.parametrize('op', STEPS.values(), ids=STEPS)
 @every_step
 def test_the_step_matters_and_has_the_published_scale(op):
     inputs = op.make((4, 4))
-    found = op.call(inputs, (4, 4), scale=1 / 3)
+    actual = op.call(inputs, (4, 4), scale=1 / 3)
     if op.name != 'ttt_mlp':  # which has no default
         size = {'hw': (4, 4)} if op.name == 'ttt_dwconv' else {}
         function = getattr(ttt_kernels, op.name)
-        assert torch.equal(function(**inputs, **size, backend='reference'), found)
-    assert error(found, op.call(inputs, (4, 4), scale=0.0)) > 1e-2
-    assert error(found, op.call(inputs, (4, 4), scale=1 / 3, **OTHER[op.name])) > 1e-3
+        assert torch.equal(function(**inputs, **size, backend='reference'), actual)
+    assert error(actual, op.call(inputs, (4, 4), scale=0.0)) > 1e-2
+    assert error(actual, op.call(inputs, (4, 4), scale=1 / 3, **OTHER[op.name])) > 1e-3
 
 
 def test_glu_step_is_the_papers_by_hand():
@@ -68,8 +68,8 @@ def test_dwconv_step_is_nine_shifted_products_by_hand():
     expected = torch.nn.functional.conv2d(
         q.permute(2, 0, 1)[None], new[:, None], padding=1, groups=2
     )
-    found = call_dwconv(inputs, (h, w)).view(h, w, 2).permute(2, 0, 1)
-    assert error(found, expected[0]) < FP64
+    actual = call_dwconv(inputs, (h, w)).view(h, w, 2).permute(2, 0, 1)
+    assert error(actual, expected[0]) < FP64
 
 
 @pytest.mark.parametrize('name', ['ttt_glu', 'ttt_mlp', 'ttt_mlp SwiGLU'])
@@ -164,8 +164,8 @@ def test_exports_with_any_map_size():
     targets = {node.target for node in program.graph.nodes}
     assert {getattr(torch.ops.ttt_kernels, name).default for name in OTHER} <= targets
     larger = normal(generator, 2, 9, 13, 24).float()
-    found = program.module()(larger, *weights)
-    torch.testing.assert_close(found, All()(larger, *weights))
+    actual = program.module()(larger, *weights)
+    torch.testing.assert_close(actual, All()(larger, *weights))
 
 
 def count(op, hw, **options):
@@ -181,8 +181,8 @@ def test_flops_follow_the_formula():
     assert count(OPS['ttt_glu'], (3, 5)) == (products * 6, products * 16)
     for loss, counts in {'dot': [(6, 15), (9, 23)], 'l2': [(7, 18), (10, 26)]}.items():
         for name, (forward, backward) in zip(('ttt_mlp', 'ttt_mlp SwiGLU'), counts, strict=True):
-            found = count(OPS[name], (3, 5), loss=loss)
-            assert found == (products * forward, products * backward), (name, loss)
+            actual = count(OPS[name], (3, 5), loss=loss)
+            assert actual == (products * forward, products * backward), (name, loss)
     assert count(OPS['ttt_dwconv'], (3, 5)) == (2 * 2 * 15 * 18 * 8, 2 * 2 * 15 * 36 * 8)
 
 

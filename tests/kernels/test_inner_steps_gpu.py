@@ -26,5 +26,5 @@ def test_head_dims_without_a_kernel_fall_back_and_say_so():
     with pytest.raises(RuntimeError, match='d is 72; the kernels have at most 64'):
         op.call(inputs, (3, 5), backend='triton')
     with pytest.warns(RuntimeWarning, match='d is 72'):
-        found = op.call(inputs, (3, 5), backend=None)
-    assert torch.equal(found, op.call(inputs, (3, 5), backend='reference'))
+        actual = op.call(inputs, (3, 5), backend=None)
+    assert torch.equal(actual, op.call(inputs, (3, 5), backend='reference'))

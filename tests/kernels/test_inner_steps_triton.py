@@ -50,13 +50,13 @@ def test_small_gradients_keep_their_bits_in_half_precision(op, several_programs)
     grad = normal(torch.Generator().manual_seed(1), *inputs['q'].shape)
     grad = (grad.abs() * 2**-13).half()
     names = [n for n in inputs if n.startswith('w')]
-    found, expected = (
+    actual, expected = (
         torch.autograd.grad(
             op.call(x, hw, backend=backend), [x[n] for n in names], grad.to(x['q'].dtype)
         )
         for x, backend in ((inputs, 'triton'), (exact, 'reference'))
     )
-    for name, x, y in zip(names, found, expected, strict=True):
+    for name, x, y in zip(names, actual, expected, strict=True):
         assert ((x - y).norm() / y.norm()).item() < 5e-3, name
 
 
@@ -109,6 +109,6 @@ def test_one_channel_a_head_of_loud_tokens():
     inputs = op.make(hw, dim=1, batch=1, dtype=torch.float32)
     inputs |= {n: inputs[n] * 1e3 for n in op.tokens}
     exact = {n: x.double() for n, x in inputs.items()}
-    found = with_gradients(lambda x: op.call(x, hw, backend='triton'), inputs)
+    actual = with_gradients(lambda x: op.call(x, hw, backend='triton'), inputs)
     expected = with_gradients(lambda x: op.call(x, hw, backend='reference'), exact)
-    assert_same(found, expected, 1e-5)
+    assert_same(actual, expected, 1e-5)

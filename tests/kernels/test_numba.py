@@ -34,8 +34,8 @@ def _call(part):
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16, torch.float16])
 def test_what_is_saved_is_the_references(dtype):
     inputs = make(37, dim=16, dtype=dtype)
-    found = OP(*inputs.values(), 'fb', 16, 1e-6, 'numba')
-    for x, y in zip(found, OP(*inputs.values(), 'fb', 16, 1e-6, 'reference'), strict=True):
+    actual = OP(*inputs.values(), 'fb', 16, 1e-6, 'numba')
+    for x, y in zip(actual, OP(*inputs.values(), 'fb', 16, 1e-6, 'reference'), strict=True):
         assert (x.shape, x.dtype, x.stride()) == (y.shape, y.dtype, y.stride())
         assert error(x, y) < OPS['ttt_linear'].tolerance[dtype]
 
@@ -61,11 +61,11 @@ def test_the_output_is_the_same_whether_or_not_anything_is_kept(dtype):
 def test_one_backend_follows_the_other(first, then, dtype):
     inputs = make(37, dim=20, dtype=dtype)
     o, *kept = OP(*inputs.values(), 'fb', 16, 1e-6, first)
-    found, expected = (
+    actual, expected = (
         OP_BACKWARD(torch.ones_like(o), *inputs.values(), *kept, 'fb', 16, 1e-6, way)
         for way in (then, first)
     )
-    for x, y in zip(found, expected, strict=True):
+    for x, y in zip(actual, expected, strict=True):
         assert error(x, y) < OPS['ttt_linear'].tolerance[dtype]
 
 

@@ -83,8 +83,8 @@ def test_a_nan_stays_in_its_image(op, backend):
             # Sizes are the same, so are the programs: the same bits but for torch's own products.
             torch.testing.assert_close(output[image], expected[0][image], rtol=0, atol=1e-5)
             for n in op.images:
-                found = grads[n][image]
-                torch.testing.assert_close(found, expected[1][n][image], rtol=0, atol=1e-4)
+                actual = grads[n][image]
+                torch.testing.assert_close(actual, expected[1][n][image], rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize('layout', ['expanded', 'permuted'])
@@ -107,9 +107,9 @@ def test_strided_inputs_and_gradients(op, backend, layout):
         generator = torch.Generator().manual_seed(2)
         turn = tuple(range(output.dim()))[::-1]
         grad = normal(generator, *output.shape[::-1]).permute(turn)
-    found = with_gradients(on(op, backend), inputs, grad=grad)
+    actual = with_gradients(on(op, backend), inputs, grad=grad)
     expected = with_gradients(on(op, backend), dense, grad=grad.contiguous())
-    assert_same(found, expected, 1e-12)
+    assert_same(actual, expected, 1e-12)
 
 
 @every_backend
@@ -119,10 +119,10 @@ def test_no_output_depends_on_fresh_memory(op, backend):
     torch.use_deterministic_algorithms(True)  # torch then fills every torch.empty with NaN
     try:
         assert torch.empty(3).isnan().all()
-        found = with_gradients(on(op, backend), inputs)
+        actual = with_gradients(on(op, backend), inputs)
     finally:
         torch.use_deterministic_algorithms(False)
-    assert_same(found, expected, 1e-12)
+    assert_same(actual, expected, 1e-12)
 
 
 @every_backend
@@ -167,14 +167,14 @@ def test_an_output_that_gets_no_gradient(op):
 def calls(op, backend, dtype):
     """Calls of the registered ops by a forward and a backward pass, with and without options."""
     for case in (Case(HW), *op.variants):
-        with RecordedOps() as found:
+        with RecordedOps() as error:
             with_gradients(
                 on(op, backend),
                 op.make(case.hw, dtype=dtype, **case.sizes),
                 case.hw,
                 **case.options,
             )
-        yield from found
+        yield from error
 
 
 @every_backend
@@ -233,8 +233,8 @@ def test_exports_with_any_batch(op):
     program = torch.export.export(Module(), tuple(inputs.values()), dynamic_shapes=(sizes,))
     registered = getattr(torch.ops.ttt_kernels, op.name).default
     assert registered in {node.target for node in program.graph.nodes}
-    found = program.module()(*larger.values())
-    torch.testing.assert_close(found, on(op, None)(larger))
+    actual = program.module()(*larger.values())
+    torch.testing.assert_close(actual, on(op, None)(larger))
 
 
 class Decomposed(TorchDispatchMode):
@@ -264,10 +264,10 @@ def test_exporters_get_the_same_in_their_operators(op, case):
         inputs = op.make(case.hw, dtype=dtype, **case.sizes)
         expected = on(op, 'reference')(inputs, case.hw, **case.options)
         with Decomposed() as mode, torch.no_grad():
-            found = on(op, 'reference')(inputs, case.hw, **case.options)
+            actual = on(op, 'reference')(inputs, case.hw, **case.options)
         assert mode.count == 1
-        assert found.dtype == expected.dtype
-        assert_same((found, {}), (expected, {}), tolerance)
+        assert actual.dtype == expected.dtype
+        assert_same((actual, {}), (expected, {}), tolerance)
 
 
 @pytest.mark.parametrize('compiled', [False, True])
@@ -298,8 +298,8 @@ def test_autocast_rounds_the_tokens_and_nothing_else(op, compiled):
 def test_autocast_leaves_fp64_alone(op):
     inputs = op.make(HW)
     with torch.autocast('cpu', dtype=BF16):
-        found = on(op, None)(inputs)
-    assert torch.equal(found, on(op, None)(inputs))
+        actual = on(op, None)(inputs)
+    assert torch.equal(actual, on(op, None)(inputs))
 
 
 @every_op
@@ -318,8 +318,8 @@ def test_gradients_have_gradients(op):
 
     start = op.make(HW)
     total, inputs = penalty(start)
-    found = torch.autograd.grad(total, list(inputs.values()))
-    for (name, x), grad in zip(start.items(), found, strict=True):
+    actual = torch.autograd.grad(total, list(inputs.values()))
+    for (name, x), grad in zip(start.items(), actual, strict=True):
         step = 1e-6 * torch.randn_like(x)
         ahead, behind = (penalty({**start, name: x + s * step})[0] for s in (1, -1))
         # Central differences: about ε² = 1e-12, and roundings of 1e-16/ε.
@@ -338,8 +338,8 @@ def test_gradients_with_a_graph_are_the_same(op):
     loss = on(op, 'reference')(inputs).square().sum()
     leaves = list(start.values())
     expected = torch.autograd.grad(loss, leaves, retain_graph=True)
-    found = torch.autograd.grad(loss, leaves, create_graph=True)
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    actual = torch.autograd.grad(loss, leaves, create_graph=True)
+    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.filterwarnings('ignore:There is a performance drop')  # torch says that it loops
@@ -352,9 +352,9 @@ def test_gradients_through_vmap(op, backend):
         return on(op, backend)({**inputs, name: x}, (3, 5))
 
     x = torch.stack([inputs[name], inputs[name].flip(1)]).requires_grad_()
-    (found,) = torch.autograd.grad(torch.func.vmap(call)(x).square().sum(), x)
+    (actual,) = torch.autograd.grad(torch.func.vmap(call)(x).square().sum(), x)
     (expected,) = torch.autograd.grad(sum(call(y).square().sum() for y in x), x)
-    assert torch.equal(found, expected)
+    assert torch.equal(actual, expected)
 
 
 @pytest.mark.filterwarnings('ignore:There is a performance drop')  # torch says that it loops
@@ -363,9 +363,9 @@ def test_vmap_loops_over_an_op():
     inputs = [op.make(HW, batch=2), op.make(HW, batch=2, dim=6)]
     inputs[1] = {n: x + 1 for n, x in inputs[1].items()}
     stacked = {n: torch.stack([x[n] for x in inputs]) for n in inputs[0]}
-    found = torch.func.vmap(on(op, 'reference'))(stacked)
+    actual = torch.func.vmap(on(op, 'reference'))(stacked)
     expected = torch.stack([on(op, 'reference')(x) for x in inputs])
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -390,11 +390,11 @@ def test_derivatives_of_torch_func(op, transform):
     def loss(x):
         return on(op, 'reference')({**inputs, name: x}).square().sum()
 
-    found = transform(loss, x, tangent)
+    actual = transform(loss, x, tangent)
     x.requires_grad_()
     (grad,) = torch.autograd.grad(loss(x), x)
-    expected = grad if found.dim() else (grad * tangent).sum()
-    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+    expected = grad if actual.dim() else (grad * tangent).sum()
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
 
 
 # -------------------------------------------------------------------------------------- arguments
@@ -469,14 +469,14 @@ def test_eager_calls_and_the_registered_op_agree(op, monkeypatch):
     inputs, record = op.make(HW, dtype=FP32), _op.OPS[op.name]
     registered = Mock(wraps=record.registered)
     monkeypatch.setattr(record, 'registered', registered)
-    found = with_gradients(on(op, 'reference'), inputs)
+    actual = with_gradients(on(op, 'reference'), inputs)
     assert registered.call_count == 0
     # As with a torch that lacks one of the private functions.
     monkeypatch.setattr(_op, '_probes', None)
     expected = with_gradients(on(op, 'reference'), inputs)
     assert registered.call_count == 1
-    assert torch.equal(found[0], expected[0])
-    assert all(torch.equal(g, expected[1][n]) for n, g in found[1].items())
+    assert torch.equal(actual[0], expected[0])
+    assert all(torch.equal(g, expected[1][n]) for n, g in actual[1].items())
 
 
 def test_a_torch_without_a_private_function(monkeypatch):

@@ -75,12 +75,12 @@ def test_any_strides(op, layout):
         strided = x[:1].expand_as(x) if layout == 'expanded' else x.permute(turn).contiguous()
         inputs[name] = strided if layout == 'expanded' else strided.permute(turn)
     dense = {n: x.contiguous() for n, x in inputs.items()}
-    found, expected = on_gpu(op)(inputs), on_gpu(op)(dense)
+    actual, expected = on_gpu(op)(inputs), on_gpu(op)(dense)
     if layout == 'reversed':
-        assert torch.equal(found, expected)
+        assert torch.equal(actual, expected)
     else:
         # Rows that are not aligned are loaded and summed in another order.
-        assert error(found, expected) < op.kernel_tolerance[FP16]
+        assert error(actual, expected) < op.kernel_tolerance[FP16]
 
 
 @every_op
@@ -88,19 +88,19 @@ def test_a_gpu_takes_the_kernel_by_itself(op):
     inputs = make(op, BF16)
     with warnings.catch_warnings():
         warnings.simplefilter('error')
-        found = on_gpu(op, backend=None)(inputs)
-    assert torch.equal(found, on_gpu(op)(inputs))
+        actual = on_gpu(op, backend=None)(inputs)
+    assert torch.equal(actual, on_gpu(op)(inputs))
 
 
 @every_op
 def test_autocast(op):
     inputs = make(op, FP32)
     with torch.autocast('cuda', dtype=FP16):
-        found = on_gpu(op, backend=None)(inputs)
+        actual = on_gpu(op, backend=None)(inputs)
     tokens = op.tokens
     rounded = {n: x.half() if n in tokens else x for n, x in inputs.items()}
-    assert found.dtype == FP16
-    assert torch.equal(found, on_gpu(op)(rounded))
+    assert actual.dtype == FP16
+    assert torch.equal(actual, on_gpu(op)(rounded))
 
 
 @every_op
@@ -113,9 +113,9 @@ def test_compiled_and_on_a_second_stream(op):
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        found = with_gradients(compiled, inputs)
+        actual = with_gradients(compiled, inputs)
     torch.cuda.current_stream().wait_stream(stream)
-    assert_same(found, expected, 1e-6)
+    assert_same(actual, expected, 1e-6)
 
 
 @every_op

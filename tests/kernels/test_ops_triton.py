@@ -72,9 +72,9 @@ def test_strided_gradients(op, layout):
     if layout == 'slice':
         wide = normal(torch.Generator().manual_seed(2), *shape[:-1], 3 * shape[-1])
         grad = wide[..., : shape[-1]]
-    found = with_gradients(on_triton(op), inputs, grad=grad)
+    actual = with_gradients(on_triton(op), inputs, grad=grad)
     expected = with_gradients(on_triton(op), inputs, grad=grad.contiguous())
-    assert all(torch.equal(found[1][n], x) for n, x in expected[1].items())
+    assert all(torch.equal(actual[1][n], x) for n, x in expected[1].items())
 
 
 @every_op

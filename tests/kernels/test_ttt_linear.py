@@ -27,9 +27,9 @@ FP64 = 1e-12
 def test_the_dual_form_agrees_with_every_gradient(tokens, size):
     inputs = make(tokens, size=size, dim=4)
     expected = with_gradients(definition, inputs, size=size)
-    found = with_gradients(lambda x: dual(Inputs(**x), 'fb', size, 1e-6), inputs)
+    actual = with_gradients(lambda x: dual(Inputs(**x), 'fb', size, 1e-6), inputs)
     assert expected[1].keys() == set(NAMES)
-    assert_same(found, expected, FP64)
+    assert_same(actual, expected, FP64)
 
 
 def test_no_token_scale_is_ones():
@@ -49,14 +49,14 @@ def linear_inner(size, tokens=11):
 
 
 def test_theorem_1_batch_descent_is_linear_attention():
-    q, k, v, found = linear_inner(size=11)
+    q, k, v, actual = linear_inner(size=11)
     scores = torch.einsum('btrhd,bsrhd->brhts', q, k).tril()
     expected = torch.einsum('brhts,bsrhd->btrhd', scores, v)
-    assert error(found, expected) < FP64
+    assert error(actual, expected) < FP64
 
 
 def test_theorem_2_online_descent_adapts_the_values():
-    q, k, v, found = linear_inner(size=1)
+    q, k, v, actual = linear_inner(size=1)
     states = [torch.zeros(2, 1, 2, 5, 5, dtype=q.dtype)]
     adapted = []
     for t in range(q.shape[1]):
@@ -64,7 +64,7 @@ def test_theorem_2_online_descent_adapts_the_values():
         states.append(states[-1] + torch.einsum('brhi,brhj->brhij', k[:, t], adapted[-1]))
     scores = torch.einsum('btrhd,bsrhd->brhts', q, k).tril()
     expected = torch.einsum('brhts,bsrhd->btrhd', scores, torch.stack(adapted, 1))
-    assert error(found, expected) < FP64
+    assert error(actual, expected) < FP64
     assert error(linear_inner(size=11)[3], expected) > 0.1
 
 
@@ -178,8 +178,8 @@ def test_steps_that_autocast_has_rounded():
     steps = inputs['eta'].bfloat16()
     tokens = {n: inputs[n].bfloat16() for n in 'qkv'}
     with torch.autocast('cpu', dtype=torch.bfloat16):
-        found = call({**inputs, 'eta': steps})
-    assert torch.equal(found, call({**inputs, **tokens, 'eta': steps.float()}))
+        actual = call({**inputs, 'eta': steps})
+    assert torch.equal(actual, call({**inputs, **tokens, 'eta': steps.float()}))
 
 
 def count(tokens, size):

@@ -50,10 +50,10 @@ def test_every_gradient_at_every_length(dtype, dim, segment, cut):
         inputs = make(tokens, dim=dim, heads=3, dtype=dtype)
         exact = {n: x.double() for n, x in inputs.items()}
         expected = with_gradients(lambda x: call(x, backend='reference'), exact)
-        found = with_gradients(on_gpu, cuda(inputs))
-        assert found[0].dtype == dtype
-        assert not found[0].isnan().any(), tokens
-        check(found, expected, TOLERANCE[dtype])
+        actual = with_gradients(on_gpu, cuda(inputs))
+        assert actual[0].dtype == dtype
+        assert not actual[0].isnan().any(), tokens
+        check(actual, expected, TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize('segment', [0, 4])
@@ -75,8 +75,8 @@ def test_directions_without_token_scale(ways, cut):
     inputs['token_scale'] = None
     exact = {n: x if x is None else x.double() for n, x in inputs.items()}
     expected = with_gradients(lambda x: call(x, ways, backend='reference'), exact)
-    found = with_gradients(lambda x: on_gpu(x, ways), cuda(inputs))
-    assert_same(found, expected, TOLERANCE[torch.bfloat16])
+    actual = with_gradients(lambda x: on_gpu(x, ways), cuda(inputs))
+    assert_same(actual, expected, TOLERANCE[torch.bfloat16])
 
 
 def test_packed_inputs_and_the_gradient_of_a_sum():

@@ -33,9 +33,9 @@ def sizes(tokens):
 def check(inputs, ways='fb', **options):
     """Inputs of special values against the reference in fp64; op.check makes its own."""
     exact = {n: x if x is None else x.double() for n, x in inputs.items()}
-    found = with_gradients(lambda x: on_triton(x, ways, **options), inputs)
+    actual = with_gradients(lambda x: on_triton(x, ways, **options), inputs)
     expected = with_gradients(lambda x: call(x, ways, backend='reference', **options), exact)
-    assert_same(found, expected, TOLERANCE[inputs['q'].dtype])
+    assert_same(actual, expected, TOLERANCE[inputs['q'].dtype])
 
 
 @interpreter
@@ -97,8 +97,8 @@ def test_both_backends_save_the_same(segment, size, cut):
     # The backward pass of one can follow the forward pass of the other.
     cut(segment)
     tensors = make(52, size=size, dim=32).values()
-    found, expected = (OP(*tensors, 'fb', size, 1e-6, way) for way in ('triton', 'reference'))
-    for name, x, y in zip(('o', 'z_kept', 'w_kept', 'c_kept'), found, expected, strict=True):
+    actual, expected = (OP(*tensors, 'fb', size, 1e-6, way) for way in ('triton', 'reference'))
+    for name, x, y in zip(('o', 'z_kept', 'w_kept', 'c_kept'), actual, expected, strict=True):
         assert x.shape == y.shape, name
         assert error(x, y) < TOLERANCE[torch.float64], name
 
@@ -127,10 +127,10 @@ def test_one_backend_follows_the_other(first, then, dtype, cut):
     inputs = make(37, batch=1, heads=1, dim=20, dtype=dtype)
     o, *kept = OP(*inputs.values(), 'fb', 16, 1e-6, first)
     grad = torch.randn(o.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
-    found = OP_BACKWARD(grad, *inputs.values(), *kept, 'fb', 16, 1e-6, then)
+    actual = OP_BACKWARD(grad, *inputs.values(), *kept, 'fb', 16, 1e-6, then)
     exact = {n: x.double() for n, x in inputs.items()}
     _, expected = with_gradients(lambda x: call(x, backend='reference'), exact, grad=grad)
-    for (name, y), x in zip(expected.items(), found, strict=True):
+    for (name, y), x in zip(expected.items(), actual, strict=True):
         assert error(x, y) < TOLERANCE[dtype], name
 
 

@@ -214,12 +214,12 @@ def test_gradients_of_each_image(name: str) -> None:
         return sum(y.sin().sum() for y in torch.func.functional_call(model, weights, (x[None],)))
 
     gradient = torch.func.grad(loss)
-    found = torch.func.vmap(gradient, (None, 0))(weights, images)
+    actual = torch.func.vmap(gradient, (None, 0))(weights, images)
     for i, image in enumerate(images):
         for n, expected in gradient(weights, image).items():
             # fp64; timm resizes position embeddings in fp32.
             rtol = 1e-5 if n.endswith('pos_embed') else 1e-8
-            torch.testing.assert_close(found[n][i], expected, rtol=rtol, atol=rtol, msg=n)
+            torch.testing.assert_close(actual[n][i], expected, rtol=rtol, atol=rtol, msg=n)
 
 
 @every_backbone

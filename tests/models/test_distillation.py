@@ -50,13 +50,13 @@ def test_the_losses_are_those_of_their_names() -> None:
         scale = (variance / t.numel()).sqrt()
         expected['smooth_l1'] += nn.SmoothL1Loss()(s / scale, t / scale) / 2
     for loss, value in expected.items():
-        found = distillation_losses(source, twin, images, loss, 'last')
+        actual = distillation_losses(source, twin, images, loss, 'last')
         # The tiny share of the power that keeps the variance off 0.
-        torch.testing.assert_close(found['loss_distil'], value, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(actual['loss_distil'], value, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(
-            found['explained_last'], 1 - expected['nmse'], rtol=1e-4, atol=1e-4
+            actual['explained_last'], 1 - expected['nmse'], rtol=1e-4, atol=1e-4
         )
-    assert list(found)[1:] == ['explained_0', 'explained_1', 'explained_2', 'explained_last']
+    assert list(actual)[1:] == ['explained_0', 'explained_1', 'explained_2', 'explained_last']
     with pytest.raises(ValueError, match=r"depths=\(7,\): give 'all', 'last', or indices"):
         distillation_losses(source, twin, images, depths=(7,))
 
@@ -66,16 +66,16 @@ def test_softmax_put_back_is_explained_whole(blockwise: bool) -> None:
     source, _ = source_and_twin()
     same = TimmViT(**OPTIONS, linearize=SOFTMAX)
     same.load_state_dict(source.state_dict())
-    found = distillation_losses(source, same, torch.randn(2, 3, 48, 32), blockwise=blockwise)
-    assert found.pop('loss_distil').item() < 1e-10
-    assert min(found.values()) > 1 - 1e-6
+    actual = distillation_losses(source, same, torch.randn(2, 3, 48, 32), blockwise=blockwise)
+    assert actual.pop('loss_distil').item() < 1e-10
+    assert min(actual.values()) > 1 - 1e-6
 
 
 def test_a_block_learns_from_itself_alone() -> None:
     source, twin = source_and_twin()
     images = torch.randn(2, 3, 32, 32)
-    found = distillation_losses(source, twin, images, depths=(2,), blockwise=True)
-    found['loss_distil'].backward()
+    actual = distillation_losses(source, twin, images, depths=(2,), blockwise=True)
+    actual['loss_distil'].backward()
     reached = {n.split('.')[1] for n, p in twin.named_parameters() if p.grad is not None}
     assert reached == {'2'}
 
@@ -137,13 +137,13 @@ def test_tokens_of_a_model_of_timm(name: str, prefix: int, batch: int) -> None:
     small = dict(embed_dim=32, depth=2, num_heads=2, num_classes=0, dynamic_img_size=True)
     model = timm.create_model(name, **small).eval()
     linearize(model)
-    found: list[torch.Tensor] = []
+    actual: list[torch.Tensor] = []
     for block in model.blocks:
-        block.register_forward_hook(lambda *args: found.append(args[2]))
+        block.register_forward_hook(lambda *args: actual.append(args[2]))
     images = torch.randn(batch, 3, 32, 48)
     tokens = block_tokens(model, images)
     assert [t.shape for t in tokens] == [(batch, prefix + 6, 32)] * 3
-    assert all(torch.equal(*pair) for pair in zip(tokens[:2], found, strict=True))
+    assert all(torch.equal(*pair) for pair in zip(tokens[:2], actual, strict=True))
     assert torch.equal(tokens[2], model.forward_features(images))
 
 
@@ -163,10 +163,10 @@ def test_kept_tokens_of_the_source() -> None:
     parts += [images[:1, :, :16], images[:1].transpose(2, 3)]
     kept = KeptTokens(source, most=4)
     with torch.no_grad():
-        found = [kept(part) for part in parts]
+        actual = [kept(part) for part in parts]
         # Each image once, and what is not kept again.
         assert seen == [3, 1, 1, 1, 1, 1]
-        for part, tokens in zip(parts, found, strict=True):
+        for part, tokens in zip(parts, actual, strict=True):
             # fp32; the same image in batches of other sizes.
             torch.testing.assert_close(tokens, block_tokens(source, part), rtol=1e-4, atol=1e-4)
     curves = []
@@ -260,9 +260,9 @@ def test_wrappers_and_precisions() -> None:
             distil(source, wrap(twin), images, 1)
     expected = distil(source, copy.deepcopy(twin), images, 1)[0]['loss_distil']
     with torch.no_grad():
-        found = distil(source.bfloat16(), copy.deepcopy(twin), images, 1)[0]['loss_distil']
+        actual = distil(source.bfloat16(), copy.deepcopy(twin), images, 1)[0]['loss_distil']
     # bf16 has 8 bits.
-    assert found == pytest.approx(expected, rel=2e-2)
+    assert actual == pytest.approx(expected, rel=2e-2)
     for half in (torch.float16, torch.bfloat16):
         with pytest.raises(ValueError, match=rf'is {half}.*give model\.float\(\)'):
             distil(source, copy.deepcopy(twin).to(half), images, 1)
@@ -270,5 +270,5 @@ def test_wrappers_and_precisions() -> None:
 
 def test_blockwise_explains_no_more_than_the_last_block() -> None:
     source, twin = source_and_twin()
-    found = distillation_losses(source, twin, torch.randn(2, 3, 32, 32), blockwise=True)
-    assert found['explained_last'] < 1 - 1e-4
+    actual = distillation_losses(source, twin, torch.randn(2, 3, 32, 32), blockwise=True)
+    assert actual['explained_last'] < 1 - 1e-4

@@ -104,9 +104,9 @@ def test_with_softmax_put_back_it_is_the_source(name: str, tmp_path: Path) -> No
     model = t5(source.state_dict(), tmp_path, mixer=SOFTMAX)
     x = torch.randn(2, 3, 64, 64)
     with torch.no_grad():
-        found = model(x)[0].flatten(2).mT
+        actual = model(x)[0].flatten(2).mT
         # fp32, two blocks; LayerScale is multiplied at another place.
-        torch.testing.assert_close(found, blocks_of(source, x), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(actual, blocks_of(source, x), rtol=1e-5, atol=1e-5)
         if name.startswith('timm') and 'no class token' in name:
             pooled = model(x)[0].mean((2, 3))
             head = source.head
@@ -159,8 +159,8 @@ def test_a_class_token_is_not_taken_for_a_patch(tmp_path: Path) -> None:
     # Without a row of the class token: told by the model's grid, or by the LayerScale of DeiT-III.
     for img_size, init_values in ((80, None), (64, 0.5)):
         bare = timm(img_size=80, no_embed_class=True, init_values=init_values).state_dict()
-        found = inherit_vit(bare, T5(ARCH, img_size=img_size)).weights['pos_embed']
-        assert torch.equal(found, bare['pos_embed'])
+        actual = inherit_vit(bare, T5(ARCH, img_size=img_size)).weights['pos_embed']
+        assert torch.equal(actual, bare['pos_embed'])
 
 
 def test_positions_of_a_flexivit(tmp_path: Path) -> None:
@@ -171,8 +171,8 @@ def test_positions_of_a_flexivit(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r'25 rows, for 1 class .* \(240 for FlexiViT\)'):
         inherit_checkpoint(tmp_path / 'vit.pth', target)
     inherit_checkpoint(tmp_path / 'vit.pth', target, img_size=(80, 80))
-    found = torch.load(target, weights_only=True)['state_dict']['backbone.pos_embed']
-    assert torch.equal(found, source['pos_embed'])
+    actual = torch.load(target, weights_only=True)['state_dict']['backbone.pos_embed']
+    assert torch.equal(actual, source['pos_embed'])
 
 
 def test_an_adapter_has_it_inside(tmp_path: Path) -> None:

@@ -121,9 +121,9 @@ def test_evaluation_trains_alike_and_keeps_no_graph(options: dict) -> None:
     expected = mixer(x, HW)
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
-            found = mixer(x, HW)
-        assert not found.requires_grad
-        torch.testing.assert_close(found, expected.detach(), rtol=1e-12, atol=1e-12)
+            actual = mixer(x, HW)
+        assert not actual.requires_grad
+        torch.testing.assert_close(actual, expected.detach(), rtol=1e-12, atol=1e-12)
     mixer.requires_grad_(False)
     frozen = mixer(x.clone().requires_grad_(), HW)
     torch.testing.assert_close(frozen, expected, rtol=1e-12, atol=1e-12)

@@ -55,11 +55,11 @@ def test_patches_are_a_convolution_of_the_padded_image(size: tuple[int, int]) ->
     x = torch.randn(2, 3, *size, dtype=torch.float64)
     padded = torch.nn.functional.pad(x, (0, -size[1] % 16, 0, -size[0] % 16))
     leaves = list(embed.parameters())
-    found, expected = embed(x), torch.nn.functional.conv2d(padded, *leaves, stride=16)
-    torch.testing.assert_close(found, expected)
-    grad = torch.randn_like(found)
+    actual, expected = embed(x), torch.nn.functional.conv2d(padded, *leaves, stride=16)
+    torch.testing.assert_close(actual, expected)
+    grad = torch.randn_like(actual)
     for one, other in zip(
-        *(torch.autograd.grad(y, leaves, grad) for y in (found, expected)), strict=True
+        *(torch.autograd.grad(y, leaves, grad) for y in (actual, expected)), strict=True
     ):
         torch.testing.assert_close(one, other)
 
@@ -72,8 +72,8 @@ def test_positions_are_resized_as_by_timm(
 ) -> None:
     x = torch.randn(1, 12 + prefix, 5, requires_grad=True)
     with torch.autocast('cpu', torch.bfloat16):
-        found = resize_positions(x, new, (3, 4), prefix, antialias)
+        actual = resize_positions(x, new, (3, 4), prefix, antialias)
     expected = resample_abs_pos_embed(x, list(new), [3, 4], prefix, antialias=antialias)
-    torch.testing.assert_close(found, expected)
-    grad = torch.randn_like(found)
-    torch.testing.assert_close(*(torch.autograd.grad(y, x, grad) for y in (found, expected)))
+    torch.testing.assert_close(actual, expected)
+    grad = torch.randn_like(actual)
+    torch.testing.assert_close(*(torch.autograd.grad(y, x, grad) for y in (actual, expected)))

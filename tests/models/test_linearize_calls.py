@@ -56,7 +56,7 @@ def test_threads(model: Callable) -> None:
     inputs = [image(size, seed) for seed, size in enumerate((WIDE, HIGH, WIDE, HIGH))]
     with torch.no_grad():
         expected = [model(x) for x in inputs]
-    found: dict[int, Tensor] = {}
+    actual: dict[int, Tensor] = {}
     together = threading.Barrier(len(inputs), timeout=60)
 
     def meet(module: nn.Module, _: object) -> None:
@@ -67,7 +67,7 @@ def test_threads(model: Callable) -> None:
 
     def work(i: int) -> None:
         with torch.no_grad():
-            found[i] = model(inputs[i])
+            actual[i] = model(inputs[i])
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(len(inputs))]
     try:
@@ -78,7 +78,7 @@ def test_threads(model: Callable) -> None:
     finally:
         handle.remove()
     for i, y in enumerate(expected):
-        assert torch.equal(found[i], y)
+        assert torch.equal(actual[i], y)
 
 
 @pytest.mark.parametrize('name', ['vit_tiny_patch16_224', 'vit_small_patch16_dinov3'])
@@ -247,9 +247,9 @@ def test_what_timm_changes_on_a_model(change: str) -> None:
     else:
         model.reset_classifier(7)
         assert model(image(WIDE)).shape == (1, 7)
-    found = model.forward_intermediates(image(WIDE), [0], intermediates_only=True)[0]
+    actual = model.forward_intermediates(image(WIDE), [0], intermediates_only=True)[0]
     # The position embedding is resized once more, or not: fp64.
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-9)
     assert all(n in weights for n in model.state_dict() if not n.startswith('head'))
 
 

@@ -44,8 +44,8 @@ if find_spec('diffusers'):
 
     def _diffusers(name: str) -> tuple[nn.Module, Make]:
         def inputs(number: int) -> dict[str, Any]:
-            found = diffusers.inputs(name, *((12, 20) if number % 2 else (20, 12)))
-            return {k: v + 0.1 * number if k == 'hidden_states' else v for k, v in found.items()}
+            actual = diffusers.inputs(name, *((12, 20) if number % 2 else (20, 12)))
+            return {k: v + 0.1 * number if k == 'hidden_states' else v for k, v in actual.items()}
 
         return diffusers.MODELS[name](), inputs
 
@@ -67,8 +67,8 @@ def test_threads_and_copies(family: str) -> None:
     expected = [_output(model, call) for call in calls]
     assert not torch.equal(expected[0], expected[2])
     with ThreadPoolExecutor(4) as pool:
-        found = pool.map(lambda call: _output(model, call), calls)
-        assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+        actual = pool.map(lambda call: _output(model, call), calls)
+        assert all(torch.equal(*pair) for pair in zip(actual, expected, strict=True))
     assert torch.equal(_output(copy.copy(model), calls[1]), expected[1])
     others = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
     with torch.no_grad():

@@ -48,6 +48,8 @@ def test_parameters_are_read_in_the_module_that_owns_them(build: Any) -> None:
     with torch.no_grad():
         expected = model(image)
         _offload(model)
-        found = model(image)
-    pairs = zip(found, expected, strict=True) if isinstance(found, tuple) else [(found, expected)]
+        actual = model(image)
+    pairs = (
+        zip(actual, expected, strict=True) if isinstance(actual, tuple) else [(actual, expected)]
+    )
     assert all(torch.equal(*pair) for pair in pairs)

@@ -216,10 +216,10 @@ def test_key_norm_is_not_made_in_half_precision() -> None:
     # The mean of numbers this far from 0 would lose all of their differences.
     k = (torch.randn(1, 4200, 4) + 60).bfloat16()
     exact = instance(k.double())
-    found = instance(k)
-    assert found.dtype == torch.bfloat16
+    actual = instance(k)
+    assert actual.dtype == torch.bfloat16
     # One rounding to 8 bits.
-    torch.testing.assert_close(found.double(), exact, rtol=2**-8, atol=1e-5)
+    torch.testing.assert_close(actual.double(), exact, rtol=2**-8, atol=1e-5)
 
 
 def brute_force(q: Tensor, k: Tensor, v: Tensor, hw: tuple[int, int], window: int) -> Tensor:
@@ -248,19 +248,19 @@ def test_neighborhoods_are_exact(
     # So that even these maps are made in several chunks.
     monkeypatch.setattr(neighborhood, '_GATHERED', 500)
     leaves = [torch.randn(2, hw[0] * hw[1], 2, 4, dtype=torch.float64) for _ in range(3)]
-    found = []
+    actual = []
     for function in (brute_force, neighborhood_attention):
         inputs = [x.clone().requires_grad_() for x in leaves]
         out = function(*inputs, hw, window)
         out.square().sum().backward()
-        found.append([out, *(x.grad for x in inputs)])
-    for a, b in zip(*found, strict=True):
+        actual.append([out, *(x.grad for x in inputs)])
+    for a, b in zip(*actual, strict=True):
         torch.testing.assert_close(a, b)
     # The mask of the GPU's path, in FlexAttention without a compiler.
     sides = tuple(min(window, side) for side in hw)
     mask = neighborhood._block_mask(hw, sides, 'cpu')
     out = neighborhood._flex(*(x.float() for x in leaves), mask, flex_attention)
-    torch.testing.assert_close(out.double(), found[0][0], rtol=0, atol=1e-5)
+    torch.testing.assert_close(out.double(), actual[0][0], rtol=0, atol=1e-5)
 
 
 def test_a_window_of_the_whole_map_is_softmax_attention() -> None:

@@ -84,8 +84,8 @@ def test_shipped_weights_know_cifar10() -> None:
     x = (torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2) / 255 - mean) / std
     labels = torch.tensor([classes.index(name.split('/')[1]) for name in names])
     with torch.inference_mode():
-        found = torch.cat([model(part) for part in x.split(100)]).argmax(1)
-    assert (found == labels).double().mean() == pytest.approx(0.82, abs=0.01)
+        actual = torch.cat([model(part) for part in x.split(100)]).argmax(1)
+    assert (actual == labels).double().mean() == pytest.approx(0.82, abs=0.01)
 
 
 @pytest.mark.parametrize('name', PARAMS)
@@ -198,12 +198,12 @@ def test_calls_of_timms_vision_transformers(name: str) -> None:
     x = torch.randn(1, 3, 64, 80)
     with torch.no_grad():
         final, features = model.forward_intermediates(x)
-        found = model.forward_intermediates(x, output_dict=True)
-        assert torch.equal(found['image_features'], final)
-        for one, other in zip(found['image_intermediates'], features, strict=True):
+        actual = model.forward_intermediates(x, output_dict=True)
+        assert torch.equal(actual['image_features'], final)
+        for one, other in zip(actual['image_intermediates'], features, strict=True):
             assert torch.equal(one, other)
-        found = model.forward_intermediates(x, [0], output_dict=True, intermediates_only=True)
-        assert list(found) == ['image_intermediates']
+        actual = model.forward_intermediates(x, [0], output_dict=True, intermediates_only=True)
+        assert list(actual) == ['image_intermediates']
         for n, expected in ((2, features[-2:]), ([0], features[:1])):
             maps = model.get_intermediate_layers(x, n, reshape=True)
             tokens = model.get_intermediate_layers(x, n)

@@ -77,10 +77,10 @@ def test_it_is_timms(name: str, linearize: dict | None, tmp_path: Path) -> None:
     dense.load_state_dict(weights, strict=False)
     with torch.no_grad():
         expected = dense.eval().forward_features(x)[:, dense.num_prefix_tokens :]
-        found = ours(x)[0]
-    assert found.shape == (2, 32, 3, 5)
+        actual = ours(x)[0]
+    assert actual.shape == (2, 32, 3, 5)
     # The same operations in the same order.
-    assert torch.equal(found.flatten(2).mT, expected)
+    assert torch.equal(actual.flatten(2).mT, expected)
 
 
 def test_weights_of_the_authors(tmp_path: Path) -> None:

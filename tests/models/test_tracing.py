@@ -30,8 +30,8 @@ def test_a_traced_model_computes_the_same(name: str) -> None:
     image = torch.randn(1, 3, 64, 96)
     with torch.no_grad():
         traced = torch.jit.trace(model, torch.randn(1, 3, 64, 96))
-        for found, expected in zip(traced(image), model(image), strict=True):
-            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+        for actual, expected in zip(traced(image), model(image), strict=True):
+            torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.filterwarnings('ignore::torch.jit.TracerWarning', 'ignore::DeprecationWarning')

@@ -111,7 +111,7 @@ def ramp(stride, height, width):
 @pytest.mark.parametrize('size', [(225, 333), (64, 96), (431, 207)])
 def test_samples_lie_at_the_queries_place(size):
     """Bilinear sampling is exact on a ramp: every level answers with the query's own pixel."""
-    queries, wanted = ramp(16, *size)
+    queries, expected = ramp(16, *size)
     levels, values = zip(*(ramp(stride, *size) for stride in (8, 16, 32)), strict=True)
     grid = SamplingGrid.between([queries], levels, torch.float64, 'cpu')
     value = torch.cat([v.flatten(0, 1) for v in values])[None, :, None]
@@ -119,21 +119,21 @@ def test_samples_lie_at_the_queries_place(size):
         weights = torch.zeros(1, queries.num_cells, 1, 3, 1, dtype=torch.float64)
         weights[:, :, :, i] = 1
         locations = grid.centres[None, :, None, :, None]
-        found = deform_attn(value, grid.sizes, locations, weights).view_as(wanted)
+        actual = deform_attn(value, grid.sizes, locations, weights).view_as(expected)
         # A cell of the border mixes with the zeros outside.
-        torch.testing.assert_close(found[2:-2, 2:-2], wanted[2:-2, 2:-2], rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(actual[2:-2, 2:-2], expected[2:-2, 2:-2], rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize('stride', STRIDES)
 @pytest.mark.parametrize('size', [(225, 333), (64, 96), (431, 207)])
 def test_resize_keeps_the_place(stride, size):
     _, source = ramp(16, *size)
-    target, wanted = ramp(stride, *size)
+    target, expected = ramp(stride, *size)
     resized = _resize(source.permute(2, 0, 1)[None], stride, target.size)[0].permute(1, 2, 0)
     border = 16 // stride + 1
     inner = slice(border, -border)
-    torch.testing.assert_close(resized[inner, inner], wanted[inner, inner], rtol=1e-9, atol=1e-9)
-    assert resized.shape == wanted.shape
+    torch.testing.assert_close(resized[inner, inner], expected[inner, inner], rtol=1e-9, atol=1e-9)
+    assert resized.shape == expected.shape
 
 
 # Behaviour -------------------------------------------------------------------------------------
@@ -147,10 +147,10 @@ def test_doubling_is_the_transposed_convolution(size):
     x = torch.randn(2, *size, 6, dtype=torch.float64).permute(0, 3, 1, 2).requires_grad_()
     leaves = [x, *up.parameters()]
     expected = F.conv_transpose2d(x, up.weight, up.bias, stride=2)
-    found, grad = up(x), torch.randn_like(expected)
-    torch.testing.assert_close(found, expected)
+    actual, grad = up(x), torch.randn_like(expected)
+    torch.testing.assert_close(actual, expected)
     for a, b in zip(
-        torch.autograd.grad(found, leaves, grad),
+        torch.autograd.grad(actual, leaves, grad),
         torch.autograd.grad(expected, leaves, grad),
         strict=True,
     ):
@@ -225,8 +225,8 @@ def definition(model, x):
     pyramid = torch.cat([as_tokens(maps[i]) + model.level_embed[i] for i in range(3)], 1)
     stages = []
     for part, (start, end) in zip(model.interactions, model.interaction_indexes, strict=True):
-        found = attend(part.injector, tokens, pyramid, patches, sizes)
-        tokens = tokens + part.injector.gamma * found
+        actual = attend(part.injector, tokens, pyramid, patches, sizes)
+        tokens = tokens + part.injector.gamma * actual
         for i in range(start, end + 1):
             tokens = model.backbone.run_block(i, tokens, patches[0])
         for extractor in part.extractors:
@@ -256,9 +256,9 @@ def definition(model, x):
 def test_the_adapter_follows_its_definition(task):
     model = build(task=task).double().eval()
     x = image(64, 96).double()
-    for found, expected in zip(model(x), definition(model, x), strict=True):
+    for actual, expected in zip(model(x), definition(model, x), strict=True):
         # fp64: roundings of some dozen sums.
-        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)
 
 
 def test_checkpointing_keeps_less():
@@ -334,9 +334,9 @@ def test_tokens_in_front_pass_the_adapter_untouched():
     model.load_state_dict(plain.state_dict() | {'backbone.cls_token': torch.zeros(1, 1, 32)})
     model.backbone.entered = []
     x = image(64, 96)
-    for found, expected in zip(model(x), plain(x), strict=True):
+    for actual, expected in zip(model(x), plain(x), strict=True):
         # The same sums in another layout.
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
     for block, prefix in enumerate(model.backbone.entered):
         # Ten more after each block, and nothing of the injectors.
         assert torch.equal(prefix[0, :, 0], torch.arange(3.0) + 10 * block)
@@ -350,12 +350,12 @@ def test_the_doubled_map_is_cropped_at_the_right_and_the_bottom():
     model.norms[0] = nn.Identity()
     x = image(33, 43, batch=1)
     with torch.no_grad():
-        found = model(x)[0]
+        actual = model(x)[0]
         first = model.spatial_prior(x)[0]
         model.up.weight.zero_()
         model.up.bias.zero_()
         without = model(x)[0]
     assert doubled[0].shape[2:] == (10, 12)
-    assert first.shape[2:] == found.shape[2:] == (9, 11)
+    assert first.shape[2:] == actual.shape[2:] == (9, 11)
     # One rounding of a sum.
-    torch.testing.assert_close(found - without, doubled[0][..., :9, :11], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(actual - without, doubled[0][..., :9, :11], rtol=1e-4, atol=1e-5)

@@ -17,8 +17,8 @@ def test_deformable_attention_starts_as_a_ring():
     east, south, west, north = [1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]
     ring = torch.tensor([east, south, west, north])
     for point in range(2):
-        wanted = ((point + 1) * ring)[:, None].expand(5, 4, 3, 2)
-        torch.testing.assert_close(offsets[..., point, :], wanted, rtol=0, atol=1e-6)
+        expected = ((point + 1) * ring)[:, None].expand(5, 4, 3, 2)
+        torch.testing.assert_close(offsets[..., point, :], expected, rtol=0, atol=1e-6)
     assert not attention.attention_weights(torch.randn(5, 32)).any()
 
 

@@ -196,8 +196,8 @@ def test_the_final_norm_is_for_the_last_block_alone(backbone: str) -> None:
         tokens, hw = model.embed(x)
         first = model.run_block(0, tokens, hw)
         last = model.norm(model.run_block(1, first, hw))
-        for found, expected in zip(model(x), (first, last), strict=True):
-            assert torch.equal(found.flatten(2).mT, expected)
+        for actual, expected in zip(model(x), (first, last), strict=True):
+            assert torch.equal(actual.flatten(2).mT, expected)
 
 
 @pytest.mark.parametrize('residual', ['input', 'normed'])

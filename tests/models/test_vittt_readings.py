@@ -81,27 +81,27 @@ def test_the_gate_is_algorithm_1s_or_eq_11s(kind: str) -> None:
     bare = TTTLinearMixer(16, 2).double()
     bare.load_state_dict(gated.state_dict(), strict=False)
     x = torch.randn(2, 37, 16, dtype=torch.float64)
-    found = []
+    actual = []
     for mixer in (gated, bare):
-        mixer.proj.register_forward_hook(lambda _, inputs, __: found.append(inputs[0]))
+        mixer.proj.register_forward_hook(lambda _, inputs, __: actual.append(inputs[0]))
         mixer(x)
     gate = getattr(nn, kind)()(gated.gate(x))
-    torch.testing.assert_close(found[0], gate * found[1], rtol=0, atol=1e-12)
+    torch.testing.assert_close(actual[0], gate * actual[1], rtol=0, atol=1e-12)
 
 
 def test_the_position_embedding_is_resized_as_the_weights_were_trained() -> None:
     stored = torch.randn(1, 14 * 14, 8)
     grid = stored.transpose(1, 2).unflatten(2, (14, 14))
     arch = dict(embed_dims=8, num_layers=1, num_heads=1, feedforward_channels=8)
-    found = {}
+    actual = {}
     for how, smooth in (('bicubic', False), ('antialiased', True)):
         model = Vittt(arch, img_size=(96, 160), pos_embed_interpolation=how)
         weights = dict(pos_embed=stored)
         model.adapt_weights(weights)
-        found[how] = weights['pos_embed']
+        actual[how] = weights['pos_embed']
         resized = F.interpolate(grid, (6, 10), mode='bicubic', antialias=smooth)
-        torch.testing.assert_close(found[how], resized.flatten(2).transpose(1, 2))
-    assert not torch.allclose(found['bicubic'], found['antialiased'], atol=0.1)
+        torch.testing.assert_close(actual[how], resized.flatten(2).transpose(1, 2))
+    assert not torch.allclose(actual['bicubic'], actual['antialiased'], atol=0.1)
     assert not Vittt(arch).antialias
     with pytest.raises(ValueError, match=r"pos_embed_interpolation='linear'.*bicubic"):
         Vittt(arch, pos_embed_interpolation='linear')

@@ -80,12 +80,12 @@ def test_training_is_finite(name, image, device):
     prepared = Prepared(name, image, training=True)
     reach = max(prepared.reach.backward, largest(tuple(prepared.truth.exact.values())))
     for dtype in TYPES:
-        found = prepared.run(dtype, device)
-        assert found[OUTPUT].isfinite().all()
+        actual = prepared.run(dtype, device)
+        assert actual[OUTPUT].isfinite().all()
         # The gradient behind a BatchNorm of faint maps is beyond fp16, for which there is the scale
         # of the loss.
         if reach < torch.finfo(dtype).max:
-            assert [n for n, x in found.items() if not x.isfinite().all()] == []
+            assert [n for n, x in actual.items() if not x.isfinite().all()] == []
         else:
             assert (image, dtype) == ('faint', torch.float16)
 

@@ -50,10 +50,10 @@ def check(queries, values, device, draws=2):
     module.to(device)
     leaves = {n: x.to(device) for n, x in leaves.items()}
     for dtype in TYPES:
-        found = evaluate(function_of(module, grid, device, dtype), leaves, grad.to(device))
-        assert found[OUTPUT].dtype == dtype
+        actual = evaluate(function_of(module, grid, device, dtype), leaves, grad.to(device))
+        assert actual[OUTPUT].dtype == dtype
         # Places are fp32 in all types.
-        truth.assert_near(found, dtype, types={'centres': torch.float32}, draws=draws)
+        truth.assert_near(actual, dtype, types={'centres': torch.float32}, draws=draws)
 
 
 @pytest.mark.parametrize('device', DEVICES)

@@ -45,10 +45,10 @@ def prepare(name, tokens, change):
 def run(name, tokens, module, leaves, truth, dtype, device):
     function = function_of(MIXERS[name], module.to(device), MAPS[tokens], dtype, device)
     leaves = {n: x.to(device) for n, x in leaves.items()}
-    found = evaluate(function, leaves, truth.grad.float().to(device))
-    assert all(x.isfinite().all() for x in found.values())
-    assert found[OUTPUT].dtype == dtype
-    return found
+    actual = evaluate(function, leaves, truth.grad.float().to(device))
+    assert all(x.isfinite().all() for x in actual.values())
+    assert actual[OUTPUT].dtype == dtype
+    return actual
 
 
 @pytest.mark.parametrize('device', DEVICES)
@@ -64,12 +64,12 @@ def test_finite_and_near(name, extreme, tokens, device):
     for dtype in (torch.float32, torch.bfloat16, HALF):
         if dtype == HALF and met > torch.finfo(HALF).max:
             continue
-        found = run(name, tokens, module, leaves, truth, dtype, device)
+        actual = run(name, tokens, module, leaves, truth, dtype, device)
         # One loud token is all that its own model is trained on, and what is left of its gradients
         # is the difference of equals; of faint ones fp16 keeps no digits.
         if tokens > 1 and not (dtype == HALF and extreme == 'faint'):
             skip = (*STEPS, *SATURATED.get(name, ())) if extreme == 'loud' else STEPS
-            truth.assert_near(found, dtype, cancelling=CANCELLING, skip=skip)
+            truth.assert_near(actual, dtype, cancelling=CANCELLING, skip=skip)
 
 
 @pytest.mark.parametrize('device', DEVICES)
@@ -82,6 +82,6 @@ def test_as_loud_as_fits_fp16(name, device):
             break
     else:
         raise AssertionError(f'{met} is met for tokens of 1/4')
-    found = run(name, 63, module, leaves, truth, HALF, device)
+    actual = run(name, 63, module, leaves, truth, HALF, device)
     skip = (*STEPS, *SATURATED.get(name, ()))
-    truth.assert_near(found, HALF, cancelling=CANCELLING, skip=skip)
+    truth.assert_near(actual, HALF, cancelling=CANCELLING, skip=skip)

@@ -43,8 +43,8 @@ def test_the_error_stays_within_a_few_roundings(tokens):
     exact, state = evaluate(scans.call, inputs, grad), final_state(inputs)
     for dtype in TYPES:
         low = {n: x.to(dtype if n in ('q', 'k', 'v') else torch.float32) for n, x in inputs.items()}
-        found = evaluate(scans.call, low, grad)
-        errors = {n: off(x, exact[n]) for n, x in found.items() if n not in STEPS}
+        actual = evaluate(scans.call, low, grad)
+        errors = {n: off(x, exact[n]) for n, x in actual.items() if n not in STEPS}
         errors['state'] = off(final_state(low), state)
         worst = max(errors.keys() - {OUTPUT, 'state'}, key=errors.get)
         print(

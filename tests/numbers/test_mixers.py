@@ -27,16 +27,16 @@ def check(name: str, tokens: int, device: str, draws: int = 2) -> None:
     module.to(device)
     leaves = {n: v.to(device) for n, v in leaves.items()}
     for dtype in TYPES:
-        found = evaluate(function_of(mixer, module, hw, dtype, device), leaves, grad.to(device))
-        assert found[OUTPUT].dtype == dtype
-        assert all(v.isfinite().all() for v in found.values())
+        actual = evaluate(function_of(mixer, module, hw, dtype, device), leaves, grad.to(device))
+        assert actual[OUTPUT].dtype == dtype
+        assert all(v.isfinite().all() for v in actual.values())
         # The step of a single token is almost all that its output consists of: what the LayerNorm
         # behind it lets through is the ε, and test_ops.py looks at that.
         skip = STEPS if tokens == 1 else ()
         torchs = CONVOLUTIONS if name in T5 and device == 'cpu' else ()
         sums = {n: tokens for n in leaves if n.partition('.')[0] in torchs}
         truth.assert_near(
-            found, dtype, cancelling=CANCELLING, one_by_one=sums, skip=skip, draws=draws
+            actual, dtype, cancelling=CANCELLING, one_by_one=sums, skip=skip, draws=draws
         )
 
 

@@ -98,16 +98,16 @@ def check(module, x, dtype, factor, monkeypatch, title):
     monkeypatch.setenv('TTT_KERNELS_BACKEND', 'triton')
     # As a GradScaler does: the largest scale of the loss that does not overflow.
     for scale in (2**14, 2**10, 2**6) if dtype == FP16 else (1,):
-        found = evaluate(module, x, autocast, scale)
-        if all(x.isfinite().all() for x in found.values()):
+        actual = evaluate(module, x, autocast, scale)
+        if all(x.isfinite().all() for x in actual.values()):
             break
     monkeypatch.setenv('TTT_KERNELS_BACKEND', 'reference')
     expected = evaluate(module, x, autocast, scale)
-    assert found.keys() == exact.keys()
+    assert actual.keys() == exact.keys()
     times, parameters = {}, dict(module.named_parameters())
     error, reference = (
         {n: ((x[n].double() - y).norm() / y.norm()).item() for n, y in exact.items() if y.any()}
-        for x in (found, expected)
+        for x in (actual, expected)
     )
     # A gradient of ⟨dO, O⟩ is known to the rounding of that number: see precision.py.
     loss = UNIT[dtype] * exact[OUTPUT].norm().item()

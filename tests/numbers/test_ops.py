@@ -61,8 +61,8 @@ def check_reference(name, kind, tokens, device='cpu'):
     for dtype in TYPES:
         if (op.name, kind, dtype) == ('ttt_mlp', 'size 100', FP16):
             continue  # without damping, gradients of 1e9 are beside others of 1e4
-        found = evaluate(call, op.cast(inputs, dtype, device), grad.to(device))
-        assert_near(op, truth, found, dtype, kind, tokens)
+        actual = evaluate(call, op.cast(inputs, dtype, device), grad.to(device))
+        assert_near(op, truth, actual, dtype, kind, tokens)
 
 
 def assert_near(op, truth, found, dtype, kind, tokens, roundings=ROUNDINGS_OF_AN_OP, skip=()):
@@ -88,12 +88,12 @@ def check_kernel(
     """
     op, (inputs, call, grad) = OPS[name], prepare(name, kind, hw, options or {}, sizes)
     low = op.cast(inputs, dtype, device)
-    found = evaluate(lambda x: call(x, backend), low, grad.to(device))
+    actual = evaluate(lambda x: call(x, backend), low, grad.to(device))
     if kind in extremes(name):
         # The order of a sum over all tokens decides what is left of a gradient that cancels.
         skip = ('token_scale',) if kind != 'size 1' else ()
         truth = Truth(call, inputs, grad)
-        assert_near(op, truth, found, dtype, kind, hw[0] * hw[1], ROUNDINGS, skip)
+        assert_near(op, truth, actual, dtype, kind, hw[0] * hw[1], ROUNDINGS, skip)
         return
     exact = evaluate(call, inputs, grad)
     same = evaluate(call, op.cast(inputs, dtype), grad)
@@ -101,7 +101,7 @@ def check_kernel(
         return  # results beyond the range of the type
     error, expected = (
         {n: ((x[n].double().cpu() - y).norm() / y.norm()).item() for n, y in exact.items()}
-        for x in (found, same)
+        for x in (actual, same)
     )
     times = {}
     for n in exact:
@@ -236,8 +236,8 @@ def test_loud_fp16_saturates_in_the_scan(kind, apart, cut):
     # that follow.
     cut(1, apart)
     inputs, call, grad = prepare('ttt_linear', kind, (3, 7), {}, {})
-    found = evaluate(lambda x: call(x, 'triton'), OPS['ttt_linear'].cast(inputs, FP16), grad)
-    assert all(x.isfinite().all() for x in found.values())
+    actual = evaluate(lambda x: call(x, 'triton'), OPS['ttt_linear'].cast(inputs, FP16), grad)
+    assert all(x.isfinite().all() for x in actual.values())
 
 
 @pytest.mark.gpu
