@@ -89,7 +89,7 @@ def _alone(path: Path) -> Iterator[None]:
 
 @functools.cache
 def reason(op: str, dtype: torch.dtype, device: torch.device) -> str | None:
-    """Why an op's kernel must not run on a GPU of which nothing is known, or None."""
+    """Reason why an op's kernel must not run on an unknown GPU, or None."""
     if os.environ.get(VARIABLE) == '0':
         return None
     key = fingerprint(op, dtype, device)

@@ -59,7 +59,7 @@ def compare(name: str, dtype: torch.dtype, device: torch.device) -> str | None:
 
 
 def _cast(op: Op, args: Args, dtype: torch.dtype) -> Args:
-    """Tokens in a dtype, other tensors in that of states."""
+    """Tokens in a dtype, other tensors in the dtype of states."""
     state = torch.float64 if dtype == torch.float64 else torch.float32
     return tuple(
         x.to(dtype if name in op.tokens else state)

@@ -56,12 +56,12 @@ def is_eager() -> bool:
 
 
 class Plan(NamedTuple):
-    """What the layout of an eager call decides.
+    """Decisions that follow from the layout of an eager call.
 
     Attributes:
         implementation: Module with the passes of the backend.
         backend: Its name for the registered op.
-        args: The arguments as the op takes them; tensors are replaced by those of the call.
+        args: The arguments as the op takes them; each call puts its own tensors in.
         casts: Dtypes by position, for tensors that autocast casts.
     """
 
@@ -100,7 +100,7 @@ class Op:
         backward: Gradients of the tensors, from the implementation, the results' gradients (None
             where a result is unused), the arguments, what `forward` kept, and which are needed.
         flops: FLOPs of both passes, from the arguments, with shapes for tensors.
-        tokens, steps: Tensors that autocast casts, to its dtype and to that of states.
+        tokens, steps: Tensors that autocast casts to its dtype, and to the dtype of states.
         results: How many results the op has.
         kept: Names of the other tensors that `forward` returns, for the backward pass.
         keeps: Whether `forward` can leave those empty.

@@ -71,7 +71,7 @@ def implicit_attention(mixing: Mixing, queries: Sequence[int]) -> Tensor | None:
 
 
 def softmax_weights(mixing: Mixing) -> Tensor:
-    """Attention `(B, H, T, T)` of an attention of timm."""
+    """Attention `(B, H, T, T)` of one of timm's attentions."""
     heads = mixing.mixer.num_heads
     q, k, _ = (y.unflatten(-1, (heads, -1)).transpose(1, 2) for y in mixing.projected)
     return (q * q.shape[-1] ** -0.5 @ k.mT).softmax(-1)

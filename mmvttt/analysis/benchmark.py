@@ -42,7 +42,7 @@ class Measurement:
     Attributes:
         model: Name of the model.
         attention: 'fused' or 'materialised' (all T² weights of a head are stored, as in the
-            papers' baselines); '' for a model without softmax attention of timm.
+            papers' baselines); '' for a model without timm's softmax attention.
         mode: 'inference', or 'training' (forward and backward).
         batch: Images at once.
         height, width: Image size in pixels.

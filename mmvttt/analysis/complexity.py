@@ -47,7 +47,7 @@ def formula_macs(model: nn.Module, size: tuple[int, int]) -> int | None:
     Blocks of mixer and MLP, and the patch embedding; no norms, local convolutions and heads.
 
     Args:
-        model: A model that has, or is, a Vittt, T⁵ or ViT of timm.
+        model: A model that has, or is, a Vittt, T⁵ or timm ViT.
         size: (height, width) of the image in pixels.
 
     Returns:

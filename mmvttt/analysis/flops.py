@@ -64,7 +64,7 @@ class Cost:
 def count_cost(network: nn.Module, size: tuple[int, int], in_channels: int = 3) -> Cost:
     """Runs one image through a network without computing it, see `fake_copy`.
 
-    The sampling of mmcv's deformable attention, which is no product of matrices, is not counted.
+    The sampling of mmcv's deformable attention is not counted: it is not a product of matrices.
 
     Args:
         network: Takes an image `(1, in_channels, H, W)`. It loses its weights.

@@ -44,7 +44,7 @@ def pooled_features(
     """Features of images by a frozen model, and how they agree with its source's.
 
     Args:
-        model: A plain backbone of mmvttt or a vision transformer of timm, in evaluation mode.
+        model: A plain backbone of mmvttt or a timm vision transformer, in evaluation mode.
         batches: Images `(B, 3, H, W)`.
         source: A model of the same tokens.
 

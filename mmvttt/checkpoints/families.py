@@ -257,7 +257,7 @@ def to_timm(
 
     Args:
         weights: Named tensors without a prefix.
-        model: The model of timm that they are for.
+        model: The timm model that they are for.
         name: Its name in timm's registry, for the errors.
         rename: timm's own `checkpoint_filter_fn` for models of this class.
 

@@ -218,7 +218,7 @@ def classes_of(meta: Any) -> list[str]:
 
 
 def require_same_classes(checkpoint: str | os.PathLike[str], classes: Sequence[str] | None) -> None:
-    """Compares the classes that a checkpoint was trained for with those of a data set.
+    """Compares the classes of a checkpoint with the classes of a data set.
 
     Raises:
         CheckpointMismatchError: A class has another number here.

@@ -108,7 +108,7 @@ def inherit_vit(
     The number of heads is in no tensor: build the model with the source's.
 
     Args:
-        weights: Named tensors of a ViT or DeiT of timm or mmpretrain, under any prefix.
+        weights: Named tensors of a timm or mmpretrain ViT or DeiT, under any prefix.
         model: The T⁵ that they are for; None for one of the source's sizes.
         img_size: Without a model: (height, width) in pixels of the source's grid of positions. It
             matters where that is not square, or has no row for the class token (FlexiViT, at 240).
@@ -117,7 +117,7 @@ def inherit_vit(
     Raises:
         TypeError: The model is not a T⁵.
         CheckpointMismatchError: The source is of another architecture or size.
-        CheckpointError: The source is incomplete or quantised, or its positions are no grid.
+        CheckpointError: The source is incomplete or quantised, or its positions do not form a grid.
     """
     if model is not None and not isinstance(model, T5):
         raise TypeError(
@@ -252,7 +252,7 @@ def inherit_checkpoint(
     """Writes a classifier's checkpoint, `backbone.…` and `head.fc.…`, from a file of a ViT.
 
     Args:
-        source: A file or URL of a ViT or DeiT of timm or mmpretrain; see `read_weights`.
+        source: A file or URL of a timm or mmpretrain ViT or DeiT; see `read_weights`.
         target: The file to write. What is new is not in it.
         ema: Take the averaged weights of the file.
         img_size: See `inherit_vit`.

@@ -227,7 +227,7 @@ def _write_openvino(written: Any, out: Path, notes: dict[str, str]) -> Runs:
         # Again, with what tells whether graph and weights belong together.
         model.set_rt_info(digest_of_weights(graph), ['mmvttt', WEIGHTS])
         openvino.serialize(model, graph)
-        # The graph is renamed last: without it nobody reads the weights.
+        # The graph is renamed last: the weights are useless without it.
         with replacing(out) as new, replacing(out.with_suffix('.bin')) as weights:
             os.replace(graph, new)
             os.replace(graph.with_suffix('.bin'), weights)

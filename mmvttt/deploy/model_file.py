@@ -18,7 +18,7 @@ from ..named_model import NamedModel, image_channels, read_picture
 from .compare import Comparison, Runs, compare
 from .export import export_module
 
-# Compares a network, its file, a batch, and the part of the batch that is no padding.
+# Compares a network, its file, a batch, and the part of the batch without padding.
 Compares = Callable[[nn.Module, Runs, Tensor, Tensor], Iterator[Comparison]]
 
 

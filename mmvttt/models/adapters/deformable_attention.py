@@ -48,7 +48,7 @@ class SamplingGrid(NamedTuple):
     ) -> 'SamplingGrid':
         """The cells of the levels `queries`, one level after the other, on the levels `values`.
 
-        The grids of an image whose sides are no multiples of the largest stride reach over its
+        The grids of an image whose sides are not multiples of the largest stride reach over its
         border by different amounts. A centre is therefore computed in pixels and divided by each
         value level's extent (its stride times its cells), not by one common extent.
         """

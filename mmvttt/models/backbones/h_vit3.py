@@ -160,7 +160,7 @@ class HViT3(nn.Module):
             with the norms of their outputs.
         with_cp: See `PlainBackbone`.
         mixer: Options of `ViT3Mixer`: `scale`, `backend`; or another mixer as a class, a name or
-            `dict(type=…)`, which is told the `rotation` of the map if it declares it in `extras`.
+            `dict(type=…)`, which gets the `rotation` of the map if its `extras` name it.
     """
 
     arch_zoo: Mapping[str, Mapping[str, Sequence[int]]] = {

@@ -312,7 +312,7 @@ class TimmViT(PlainBackbone):
 
 
 def _equal(name: str, given: Any, value: Any) -> bool:
-    """Whether an entry of transformers' config is that of a model, as far as fp32 shows it."""
+    """Whether an entry of transformers' config agrees with a model's, as far as fp32 shows it."""
     if value is None:
         return True
     if name == 'hidden_act':

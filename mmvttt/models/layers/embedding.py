@@ -51,8 +51,8 @@ def resize_positions(
 ) -> Tensor:
     """Resizes a position embedding `(1, prefix + h·w, C)` by bicubic interpolation to another grid.
 
-    It is a product for each side, and so is the gradient; that of torch's interpolation takes
-    longer than a block. The `prefix` rows stay as they are. With `antialias` a smaller grid
+    It is a product for each side, and so is the gradient: the gradient of torch's interpolation
+    takes longer than a block. The `prefix` rows stay as they are. With `antialias` a smaller grid
     averages over its neighbourhood.
     """
     # A condition would restrict an exported program to sizes like its example's.
@@ -73,6 +73,6 @@ def resize_positions(
 def _bicubic(
     old: int, new: int, antialias: bool, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """The matrix `(new, old)` of a bicubic interpolation of one side: that of the identity."""
+    """The matrix `(new, old)` of a bicubic interpolation of one side: the interpolated identity."""
     unit = torch.eye(old, dtype=dtype, device=device)[None, None]
     return F.interpolate(unit, (new, old), mode='bicubic', antialias=antialias)[0, 0]

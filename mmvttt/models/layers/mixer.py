@@ -48,7 +48,7 @@ def resolve_mixer(mixer: Mixer | None, default: Mapping[str, Any]) -> dict[str, 
 def build_mixer(
     config: Mapping[str, Any], embed_dims: int, num_heads: int, extras: Collection[str] = ()
 ) -> tuple[nn.Module, tuple[str, ...]]:
-    """The mixer of a config of `resolve_mixer`, and those of the block's `extras` that it declares.
+    """The mixer of a config of `resolve_mixer`, and the names of `extras` that it declares.
 
     `extras` are names of the block's inputs beyond the tokens and the size of their map.
     """

@@ -107,7 +107,7 @@ def _build(source: str, linearize: Mapping[str, Any], **options: Any) -> nn.Modu
 
 @register_model
 def linear_vit(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """A linearized vision transformer of timm's.
+    """A linearized timm vision transformer.
 
     Args:
         pretrained: Whether to load weights, of the folder or hub that the model comes from.
