@@ -75,7 +75,7 @@ class Mixing:
 
 
 def mixers_of(model: nn.Module) -> dict[str, nn.Module]:
-    """Lists the token mixers of a model by name: ours, other mixers in our blocks, timm's attention."""
+    """Lists the token mixers of a model by name: ours, others in our blocks, timm's attention."""
     mixers: dict[str, nn.Module] = {
         name: m for name, m in model.named_modules() if isinstance(m, _OWN)
     }
