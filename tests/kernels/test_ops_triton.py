@@ -6,6 +6,8 @@ fp32 and fp16 it is. The ops are the rows of ops.py.
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from kernel_testing import RecordedOps, normal, with_gradients
 from op_row import FP16, FP32, FP64
 from ops import OPS
@@ -104,3 +106,24 @@ def test_what_the_kernels_cannot_run_is_named(op, case, message):
     if inputs[op.tokens[0]].numel():
         # By default another implementation runs.
         assert op.call(inputs, case.hw, backend=None, **case.options).isfinite().all()
+
+
+@triton.jit
+def step_of_integers(x, out, OP: tl.constexpr):
+    number = tl.load(x)
+    if OP == 'add':
+        tl.store(out, number + number)
+    elif OP == 'sub':
+        tl.store(out, -2 - number)
+    else:
+        tl.store(out, number * number)
+
+
+@pytest.mark.parametrize(('op', 'fits'), [('add', 2**30), ('sub', 2**31 - 1), ('mul', 46_341)])
+def test_an_index_beyond_its_type_is_seen(op, fits):
+    out, most = torch.zeros(1, dtype=torch.int32), torch.tensor([fits - 1], dtype=torch.int32)
+    step_of_integers[(1,)](most, out, OP=op)
+    expected = {'add': 2**31 - 2, 'sub': -(2**31), 'mul': 46_340**2}[op]
+    assert out.item() == expected
+    with pytest.raises(Exception, match=f'overflow: {op}'):
+        step_of_integers[(1,)](most + 1, out, OP=op)
