@@ -32,11 +32,7 @@ _PARTS = {'attention': r'(^|\.)blocks\.\d+\.(attn|mixer)\.', 'mlp': r'(^|\.)bloc
 
 
 def is_of(part: str | None, name: str) -> bool:
-    """Whether a tensor is of the 'attention' or the 'mlp' of a block; of None is nothing.
-
-    Raises:
-        ValueError: There is no such part.
-    """
+    """Whether a tensor is of the 'attention' or the 'mlp' of a block; of None is nothing."""
     if part is None:
         return False
     if part not in _PARTS:
@@ -111,9 +107,6 @@ def require_parts(
         new: Names that no checkpoint of the source has.
         source: Name of the file, for the message.
         without: A part that may be missing; see `is_of`.
-
-    Raises:
-        CheckpointMismatchError: It lacks a part.
     """
     lost = [*report.missing, *(line.partition(':')[0] for line in report.mismatched)]
     # 'blocks.#.mlp.fc1.weight', the same tensor of all blocks.

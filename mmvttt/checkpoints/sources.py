@@ -48,11 +48,7 @@ def shown(source: str) -> str:
 
 
 def without_password(source: str) -> str:
-    """The file of a URL with a password, downloaded, for what logs its argument; else the source.
-
-    Raises:
-        CheckpointError: It cannot be downloaded.
-    """
+    """The downloaded file of a URL with a password, for logs of the argument; else the source."""
     return source if shown(source) == source else located(source)[0]
 
 
@@ -121,11 +117,7 @@ def _in_folder(folder: Path) -> list[str]:
 
 
 def weight_map(path: str | os.PathLike[str]) -> dict[str, str]:
-    """Tensor → its shard, from the index in the folder of an index or a shard.
-
-    Raises:
-        CheckpointError: The index makes no sense, or names shards outside its folder.
-    """
+    """Tensor → its shard, from the index in the folder of an index or a shard."""
     folder = Path(path).parent
     index = next(folder / n for n in _FILES if n.endswith('.index.json') and (folder / n).is_file())
     try:

@@ -59,9 +59,6 @@ def find_layout(weights: Mapping[str, Tensor], public: bool) -> Layout:
     Args:
         weights: Named tensors.
         public: Whether the names are the public ones, or ours.
-
-    Raises:
-        CheckpointError: If it is none of ViT³, H-ViT³ and T⁵, or the names are of the other kind.
     """
     marks, others = (_PUBLIC_MARKS, _OUR_MARKS) if public else (_OUR_MARKS, _PUBLIC_MARKS)
     marked = sorted((name for name in weights if name.endswith(marks)), key=len)

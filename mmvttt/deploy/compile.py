@@ -39,9 +39,6 @@ def compile_blocks(
             was resumed. None, torch's default, makes one for the first size and one for the others;
             False one for each.
         options: Other options of `torch.compile`: `mode`, `backend`, …
-
-    Raises:
-        UsageError: If the model has no such block.
     """
     blocks = blocks_of(model, names)
     if not blocks:

@@ -88,11 +88,7 @@ def export_module(
 
 
 def require_format(out: str | os.PathLike[str]) -> str:
-    """The suffix of a file to write; checks the file and the packages for its format.
-
-    Raises:
-        UsageError: Another suffix, a missing package, or a file that cannot be written.
-    """
+    """The suffix of a file to write; checks the file and the packages for its format."""
     check_new_file(out)
     suffix = Path(out).suffix
     if suffix not in SUFFIXES:

@@ -69,11 +69,7 @@ class ExportedFile(nn.Module):
         raise NotImplementedError
 
     def forward(self, image: Tensor) -> list[Tensor]:
-        """Preprocessed image `(B, in_channels, H, W)` → the outputs.
-
-        Raises:
-            UsageError: The file was written for images of another size or number.
-        """
+        """Preprocessed image `(B, in_channels, H, W)` → the outputs."""
         fits = (isinstance(a, str) or a == b for a, b in zip(self.shape, image.shape, strict=True))
         if not all(fits):
             raise UsageError(
@@ -85,14 +81,7 @@ class ExportedFile(nn.Module):
 
 
 class OnnxFile(ExportedFile):
-    """A file of ONNX in ONNX Runtime, with as many threads as torch has.
-
-    Args:
-        path: The file.
-
-    Raises:
-        UsageError: onnxruntime is missing, or cannot read the file.
-    """
+    """A file of ONNX in ONNX Runtime, with as many threads as torch has."""
 
     runtime = 'ONNX Runtime'
 
@@ -125,9 +114,6 @@ class OpenVINOFile(ExportedFile):
         precision: 'float32', or 'bfloat16' on a processor that computes in it (AVX-512 BF16, AMX).
         images: Shape `(B, C, H, W)` of the only images that a file of free sizes will take, which
             makes it faster.
-
-    Raises:
-        UsageError: OpenVINO is missing, or cannot read the file; another precision.
     """
 
     runtime = 'OpenVINO'
@@ -245,11 +231,7 @@ def _numbers(values: Any) -> list[float]:
 
 
 def require_openvino() -> None:
-    """Raises an error if OpenVINO is missing.
-
-    Raises:
-        UsageError: It is not installed.
-    """
+    """Raises an error if OpenVINO is missing."""
     try:
         import openvino  # noqa: F401
     except ImportError as error:
@@ -262,9 +244,6 @@ def open_exported(path: str | os.PathLike[str], precision: str = 'float32') -> E
     Args:
         path: The file.
         precision: See `OpenVINOFile`; a file of ONNX has its own.
-
-    Raises:
-        UsageError: Another suffix or precision, a missing package, or a file that cannot be read.
     """
     suffix = os.path.splitext(path)[1]
     if suffix == '.onnx':
